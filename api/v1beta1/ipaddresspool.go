@@ -1,0 +1,86 @@
+package v1beta1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// IPAddressPool is a set of addresses that Services of type LoadBalancer can get.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:scope=Cluster,shortName=ippool,categories=landfall
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
+// +kubebuilder:printcolumn:name="Auto",type=boolean,JSONPath=`.spec.autoAssign`
+// +kubebuilder:printcolumn:name="Assigned4",type=string,JSONPath=`.status.assignedIPv4`
+// +kubebuilder:printcolumn:name="Free4",type=string,JSONPath=`.status.availableIPv4`
+// +kubebuilder:printcolumn:name="Assigned6",type=string,JSONPath=`.status.assignedIPv6`
+// +kubebuilder:printcolumn:name="Free6",type=string,JSONPath=`.status.availableIPv6`
+// +kubebuilder:printcolumn:name="Addresses",type=string,priority=1,JSONPath=`.spec.addresses`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type IPAddressPool struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// +required
+	Spec IPAddressPoolSpec `json:"spec"`
+	// +optional
+	Status IPAddressPoolStatus `json:"status,omitzero"`
+}
+
+// IPAddressPoolSpec says which addresses the pool holds and who gets them.
+type IPAddressPoolSpec struct {
+	// addresses lists what the pool holds: CIDRs (192.0.2.0/28, 2001:db8::/120) and ranges (192.0.2.10-192.0.2.20), of both families if wanted.
+	// A range must end at or after its start, with both ends of one family.
+	//
+	// +required
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=256
+	// +listType=atomic
+	Addresses []AddressRange `json:"addresses"`
+
+	// autoAssign set to false keeps the pool for Services that ask for it or for one of its addresses.
+	//
+	// +optional
+	// +kubebuilder:default=true
+	AutoAssign *bool `json:"autoAssign,omitempty"`
+}
+
+// AddressRange is a CIDR or a range from-to of one address family.
+//
+// +kubebuilder:validation:MinLength=1
+// +kubebuilder:validation:MaxLength=95
+// +kubebuilder:validation:XValidation:rule="self.contains('-') || isCIDR(self.trim())",message="must be a CIDR such as 192.0.2.0/28 or a range such as 192.0.2.10-192.0.2.20"
+// +kubebuilder:validation:XValidation:rule="!self.contains('-') || (self.split('-').size() == 2 && self.split('-').all(a, isIP(a.trim())))",message="both ends of a range must be IP addresses, as in 192.0.2.10-192.0.2.20"
+// +kubebuilder:validation:XValidation:rule="!self.contains('-') || self.split('-').size() != 2 || !self.split('-').all(a, isIP(a.trim())) || ip(self.split('-')[0].trim()).family() == ip(self.split('-')[1].trim()).family()",message="both ends of a range must be of the same address family"
+type AddressRange string
+
+// IPAddressPoolStatus counts the pool's addresses and says whether it hands them out. Counts are decimal strings, as an IPv6
+// range can hold more addresses than an int64.
+type IPAddressPoolStatus struct {
+	// assignedIPv4 counts the IPv4 addresses that Services hold.
+	// +optional
+	AssignedIPv4 string `json:"assignedIPv4,omitempty"`
+	// assignedIPv6 counts the IPv6 addresses that Services hold.
+	// +optional
+	AssignedIPv6 string `json:"assignedIPv6,omitempty"`
+	// availableIPv4 counts the IPv4 addresses that nobody holds.
+	// +optional
+	AvailableIPv4 string `json:"availableIPv4,omitempty"`
+	// availableIPv6 counts the IPv6 addresses that nobody holds.
+	// +optional
+	AvailableIPv6 string `json:"availableIPv6,omitempty"`
+	// conditions: Ready says whether the pool hands out addresses, and if not, why.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// IPAddressPoolList is a list of pools.
+//
+// +kubebuilder:object:root=true
+type IPAddressPoolList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []IPAddressPool `json:"items"`
+}

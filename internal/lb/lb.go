@@ -1,0 +1,268 @@
+// Package lb is the vocabulary that all of Landfall shares: Services, backends, nodes, pools and the reasons for what is refused.
+//
+// It holds values and pure functions only: no I/O, no clock, no logger. Values are parsed once, on their way in, and trusted after.
+package lb
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// Key names a namespaced object.
+type Key struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+}
+
+// String returns namespace/name.
+func (k Key) String() string { return k.Namespace + "/" + k.Name }
+
+// Compare orders keys by namespace, then by name.
+func (k Key) Compare(other Key) int {
+	return cmp.Or(strings.Compare(k.Namespace, other.Namespace), strings.Compare(k.Name, other.Name))
+}
+
+// ParseKey reads namespace/name.
+func ParseKey(s string) (Key, error) {
+	namespace, name, ok := strings.Cut(s, "/")
+	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
+		return Key{}, fmt.Errorf("%q is not namespace/name", s)
+	}
+	return Key{Namespace: namespace, Name: name}, nil
+}
+
+// Protocol is a transport protocol as the Kubernetes API spells it.
+type Protocol string
+
+// The protocols of a Service port.
+const (
+	TCP  Protocol = "TCP"
+	UDP  Protocol = "UDP"
+	SCTP Protocol = "SCTP"
+)
+
+// Lower returns the protocol in lower case, as rules and chain names spell it.
+func (p Protocol) Lower() string { return strings.ToLower(string(p)) }
+
+// Family is an IP address family: "IPv4" or "IPv6", as the Kubernetes API spells it.
+type Family string
+
+// The address families.
+const (
+	IPv4 Family = "IPv4"
+	IPv6 Family = "IPv6"
+)
+
+// FamilyOf returns the family of addr; IPv4-mapped IPv6 addresses count as IPv6, so unmap first.
+func FamilyOf(addr netip.Addr) Family {
+	if addr.Is4() {
+		return IPv4
+	}
+	return IPv6
+}
+
+// TrafficPolicy says which endpoints a frontend may use: externalTrafficPolicy and internalTrafficPolicy.
+type TrafficPolicy string
+
+// The traffic policies.
+const (
+	Cluster TrafficPolicy = "Cluster"
+	Local   TrafficPolicy = "Local"
+)
+
+// ServiceType is spec.type of a Service.
+type ServiceType string
+
+// The Service types that a proxy or an address pool cares about.
+const (
+	ClusterIP    ServiceType = "ClusterIP"
+	NodePort     ServiceType = "NodePort"
+	LoadBalancer ServiceType = "LoadBalancer"
+	ExternalName ServiceType = "ExternalName"
+)
+
+// Service is one Service, reduced to what Landfall uses.
+type Service struct {
+	Key     Key
+	UID     string
+	Version string // metadata.resourceVersion, for writes that must not overwrite newer ones
+	Created time.Time
+	// Deleting is set once the object carries a deletion timestamp.
+	Deleting bool
+
+	Type       ServiceType
+	Class      string // spec.loadBalancerClass; "" when unset
+	ProxyName  string // label service.kubernetes.io/service-proxy-name; "" when unset
+	ClusterIPs []netip.Addr
+	Families   []Family // spec.ipFamilies
+	// ExternalIPs are addresses that an administrator routes to nodes by other means.
+	ExternalIPs         []netip.Addr
+	Ports               []ServicePort
+	ExternalPolicy      TrafficPolicy // Cluster unless the Service says Local
+	InternalPolicy      TrafficPolicy
+	SourceRanges        []netip.Prefix // spec.loadBalancerSourceRanges
+	HealthCheckNodePort uint16         // 0 when there is none
+	AffinityTimeout     time.Duration  // session affinity by client IP; 0 when there is none
+
+	// Request is what the Service asks of the address pools.
+	Request Request
+	// Ingress is status.loadBalancer.ingress: the addresses that the Service holds.
+	Ingress []Ingress
+	// Conditions are those conditions of the status that Landfall owns (type landfall.dev/…).
+	Conditions []Condition
+}
+
+// VIPs returns the addresses of the Service that the nodes must deliver (ipMode Proxy ones are not theirs).
+func (s *Service) VIPs() []netip.Addr {
+	if s.Type != LoadBalancer {
+		return nil
+	}
+	var vips []netip.Addr
+	for _, in := range s.Ingress {
+		if in.Mode != IPModeProxy {
+			vips = append(vips, in.Addr)
+		}
+	}
+	return vips
+}
+
+// ServicePort is one port of a Service.
+type ServicePort struct {
+	Name     string
+	Protocol Protocol
+	Port     uint16
+	NodePort uint16 // 0 when there is none
+}
+
+// Request is what a Service asks for, unparsed, so that a bad request can be refused with the words it was made in.
+type Request struct {
+	// Addresses come from the annotation landfall.dev/loadBalancerIPs or spec.loadBalancerIP.
+	Addresses []string
+	// Pool comes from the annotation landfall.dev/address-pool.
+	Pool string
+}
+
+// IPMode is status.loadBalancer.ingress[].ipMode (KEP-1860).
+type IPMode string
+
+// The IP modes; the empty mode means VIP.
+const (
+	IPModeVIP   IPMode = "VIP"
+	IPModeProxy IPMode = "Proxy"
+)
+
+// Ingress is one address that a Service holds.
+type Ingress struct {
+	Addr netip.Addr
+	Mode IPMode
+}
+
+// Slice is one EndpointSlice of a Service.
+type Slice struct {
+	Key       Key
+	Service   Key
+	Family    Family
+	Ports     []SlicePort
+	Endpoints []Endpoint
+}
+
+// SlicePort is one port that all endpoints of a slice serve.
+type SlicePort struct {
+	Name     string
+	Protocol Protocol
+	Port     uint16
+}
+
+// Endpoint is one endpoint of a slice with its conditions, nil conditions resolved as the API says
+// (nil ready is true, nil serving is ready, nil terminating is false).
+type Endpoint struct {
+	Addr        netip.Addr
+	Node        string // "" when unknown
+	Ready       bool
+	Serving     bool
+	Terminating bool
+}
+
+// Node is one Node object, reduced to what Landfall uses.
+type Node struct {
+	Name      string
+	Addresses []netip.Addr // InternalIP addresses, in the order of the status
+	PodCIDRs  []netip.Prefix
+	Labels    labels.Set
+	// Leaving says why the node is about to go or must not attract external traffic; "" when it stays.
+	Leaving Reason
+}
+
+// Pool is one IPAddressPool.
+type Pool struct {
+	Name       string
+	Created    time.Time
+	Generation int64
+	Labels     labels.Set
+	Ranges     []Range
+	// AutoAssign is false for pools that serve only Services that ask for them.
+	AutoAssign bool
+	// Problem is set when the specification cannot be used although the API server took it.
+	Problem *Refusal
+	// Status is what was last written, so that an unchanged status is not written again.
+	Status PoolStatus
+}
+
+// PoolStatus is the status of an IPAddressPool. Counts are decimal strings, as an IPv6 range can exceed an int64.
+type PoolStatus struct {
+	AssignedIPv4, AssignedIPv6   string
+	AvailableIPv4, AvailableIPv6 string
+	Conditions                   []Condition
+}
+
+// L2Advertisement announces addresses of pools over ARP and NDP.
+type L2Advertisement struct {
+	Name string
+	// Pools are pool names; all pools when both Pools and PoolSelectors are empty.
+	Pools         []string
+	PoolSelectors []labels.Selector
+	// NodeSelectors are alternatives; all nodes when empty.
+	NodeSelectors []labels.Selector
+	// Interfaces are exact interface names; every suitable interface when empty.
+	Interfaces []string
+}
+
+// Condition is a status condition; the writer keeps the transition time of a status that does not change.
+type Condition struct {
+	Type    string
+	Status  bool
+	Reason  Reason
+	Message string
+}
+
+// The condition types on Services and pools.
+const (
+	// ConditionAssigned on a Service: the pools gave it the addresses that it asks for.
+	ConditionAssigned = "landfall.dev/Assigned"
+	// ConditionAnnounced on a Service: a node answers for each of its addresses.
+	ConditionAnnounced = "landfall.dev/Announced"
+	// ConditionReady on a pool: it hands out addresses.
+	ConditionReady = "Ready"
+)
+
+// Annotations that a Service may carry.
+const (
+	AnnotationAddresses = "landfall.dev/loadBalancerIPs"
+	AnnotationPool      = "landfall.dev/address-pool"
+)
+
+// DriverName is the API group, the prefix of annotations and condition types.
+const DriverName = "landfall.dev"
+
+// Claim is what one node says of one VIP to all others.
+type Claim struct {
+	// Reason says why the node does not claim the VIP; empty means that it does: it can deliver it now.
+	Reason Reason `json:"reason,omitempty"`
+	// Answering is set while the node announces the VIP.
+	Answering bool `json:"answering,omitempty"`
+}

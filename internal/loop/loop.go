@@ -1,0 +1,90 @@
+// Package loop runs one step again and again: when poked, when the step asks for it, and after failures.
+//
+// The first poke fires at once; pokes that come while a step runs or within the minimum gap are folded into one. A step that
+// fails is repeated with exponential backoff, sooner when poked.
+package loop
+
+import (
+	"context"
+	"time"
+)
+
+// Step does all that is due. A positive again asks for another run after that time even without a poke.
+// An error is retried with backoff; the step itself reports it.
+type Step func(ctx context.Context) (again time.Duration, err error)
+
+// Options are the times of a Runner; zero values take the defaults.
+type Options struct {
+	Gap        time.Duration // least time between the starts of two runs that pokes cause; default none
+	MinBackoff time.Duration // wait after the first failure; default 100 ms
+	MaxBackoff time.Duration // longest wait after failures; default 10 s
+}
+
+// Runner calls a step from one goroutine.
+type Runner struct {
+	step Step
+	opts Options
+	poke chan struct{}
+}
+
+// New returns a Runner for step. Nothing runs before Run is called; pokes until then are kept.
+func New(step Step, opts Options) *Runner {
+	if opts.MinBackoff == 0 {
+		opts.MinBackoff = 100 * time.Millisecond
+	}
+	if opts.MaxBackoff == 0 {
+		opts.MaxBackoff = 10 * time.Second
+	}
+	return &Runner{step: step, opts: opts, poke: make(chan struct{}, 1)}
+}
+
+// Poke asks for a run. It never blocks.
+func (r *Runner) Poke() {
+	select {
+	case r.poke <- struct{}{}:
+	default:
+	}
+}
+
+// Run runs the step as asked until ctx ends, and returns nil then. It does not run the step before the first poke.
+func (r *Runner) Run(ctx context.Context) error {
+	timer := time.NewTimer(0)
+	timer.Stop()
+	defer timer.Stop()
+	backoff := r.opts.MinBackoff
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-r.poke:
+		case <-timer.C:
+		}
+		timer.Stop()
+		started := time.Now()
+		again, err := r.step(ctx)
+		switch {
+		case err != nil:
+			timer.Reset(backoff)
+			backoff = min(2*backoff, r.opts.MaxBackoff)
+		default:
+			backoff = r.opts.MinBackoff
+			if again > 0 {
+				timer.Reset(again)
+			}
+		}
+		if rest := r.opts.Gap - time.Since(started); rest > 0 && !sleep(ctx, rest) {
+			return nil
+		}
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}

@@ -1,0 +1,96 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// start runs a Runner over step and returns when each run began, relative to now.
+func start(t *testing.T, opts Options, step Step) (runner *Runner, runs *[]time.Duration) {
+	t.Helper()
+	began := time.Now()
+	runs = new([]time.Duration)
+	runner = New(func(ctx context.Context) (time.Duration, error) {
+		*runs = append(*runs, time.Since(began))
+		return step(ctx)
+	}, opts)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- runner.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	return runner, runs
+}
+
+func check(t *testing.T, runs []time.Duration, want ...time.Duration) {
+	t.Helper()
+	if diff := cmp.Diff(want, runs); diff != "" {
+		t.Errorf("runs (-want +got):\n%s", diff)
+	}
+}
+
+func TestFirstPokeFiresAtOnceAndBurstsAreFolded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		runner, runs := start(t, Options{Gap: time.Second}, func(context.Context) (time.Duration, error) { return 0, nil })
+		synctest.Wait()
+		check(t, *runs)
+		time.Sleep(3 * time.Second)
+		for range 100 {
+			runner.Poke()
+			time.Sleep(10 * time.Millisecond)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		check(t, *runs, 3*time.Second, 4*time.Second)
+	})
+}
+
+func TestFailuresAreRetriedWithBackoffAndSoonerWhenPoked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		failures := 4
+		runner, runs := start(t, Options{MinBackoff: time.Second, MaxBackoff: 3 * time.Second}, func(context.Context) (time.Duration, error) {
+			if failures--; failures >= 0 {
+				return 0, errors.New("no luck")
+			}
+			return 0, nil
+		})
+		runner.Poke()
+		time.Sleep(8 * time.Second)
+		runner.Poke()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		check(t, *runs, 0, 1*time.Second, 3*time.Second, 6*time.Second, 8*time.Second)
+
+		failures = 1
+		runner.Poke()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		restart := time.Hour + 8*time.Second
+		check(t, (*runs)[5:], restart, restart+time.Second)
+	})
+}
+
+func TestStepAsksToRunAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		left := 2
+		runner, runs := start(t, Options{}, func(context.Context) (time.Duration, error) {
+			if left--; left >= 0 {
+				return time.Minute, nil
+			}
+			return 0, nil
+		})
+		runner.Poke()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		check(t, *runs, 0, time.Minute, 2*time.Minute)
+	})
+}
