@@ -66,6 +66,16 @@ func FamilyOf(addr netip.Addr) Family {
 	return IPv6
 }
 
+// FamilyPolicy is spec.ipFamilyPolicy: how many families a Service wants, and whether it insists.
+type FamilyPolicy string
+
+// The family policies.
+const (
+	SingleStack      FamilyPolicy = "SingleStack"
+	PreferDualStack  FamilyPolicy = "PreferDualStack"
+	RequireDualStack FamilyPolicy = "RequireDualStack"
+)
+
 // TrafficPolicy says which endpoints a frontend may use: externalTrafficPolicy and internalTrafficPolicy.
 type TrafficPolicy string
 
@@ -95,11 +105,12 @@ type Service struct {
 	// Deleting is set once the object carries a deletion timestamp.
 	Deleting bool
 
-	Type       ServiceType
-	Class      string // spec.loadBalancerClass; "" when unset
-	ProxyName  string // label service.kubernetes.io/service-proxy-name; "" when unset
-	ClusterIPs []netip.Addr
-	Families   []Family // spec.ipFamilies
+	Type         ServiceType
+	Class        string // spec.loadBalancerClass; "" when unset
+	ProxyName    string // label service.kubernetes.io/service-proxy-name; "" when unset
+	ClusterIPs   []netip.Addr
+	Families     []Family     // spec.ipFamilies
+	FamilyPolicy FamilyPolicy // spec.ipFamilyPolicy
 	// ExternalIPs are addresses that an administrator routes to nodes by other means.
 	ExternalIPs         []netip.Addr
 	Ports               []ServicePort
@@ -179,7 +190,7 @@ type SlicePort struct {
 }
 
 // Endpoint is one endpoint of a slice with its conditions, nil conditions resolved as the API says
-// (nil ready is true, nil serving is ready, nil terminating is false).
+// (nil ready and nil serving are true, nil terminating is false).
 type Endpoint struct {
 	Addr        netip.Addr
 	Node        string // "" when unknown
@@ -201,6 +212,7 @@ type Node struct {
 // Pool is one IPAddressPool.
 type Pool struct {
 	Name       string
+	UID        string
 	Created    time.Time
 	Generation int64
 	Labels     labels.Set
@@ -238,6 +250,8 @@ type Condition struct {
 	Status  bool
 	Reason  Reason
 	Message string
+	// Generation is observedGeneration: of which metadata.generation the condition speaks; 0 on objects that have none.
+	Generation int64
 }
 
 // The condition types on Services and pools.

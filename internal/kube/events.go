@@ -1,0 +1,162 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/utils/clock"
+
+	"github.com/landfall-lb/landfall/api/v1beta1"
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// Events that wait for the API server; what comes on top is dropped, as an Event is a courtesy and must hold up nobody.
+const eventQueue = 1000
+
+// Waits between attempts to send an Event while the API server cannot be reached.
+const (
+	minEventRetry = 500 * time.Millisecond
+	maxEventRetry = 30 * time.Second
+)
+
+// Reference names the object that an Event is about.
+type Reference struct {
+	APIVersion, Kind string
+	Namespace, Name  string // no namespace: cluster-scoped
+	UID              string
+}
+
+// ServiceReference refers to a Service.
+func ServiceReference(s lb.Service) Reference {
+	return Reference{APIVersion: "v1", Kind: "Service", Namespace: s.Key.Namespace, Name: s.Key.Name, UID: s.UID}
+}
+
+// PoolReference refers to an IPAddressPool.
+func PoolReference(p lb.Pool) Reference {
+	return Reference{APIVersion: v1beta1.GroupVersion.String(), Kind: "IPAddressPool", Name: p.Name, UID: p.UID}
+}
+
+// NodeReference refers to a Node. Its UID is its name, which is how the kubelet refers to it and kubectl describe finds it.
+func NodeReference(name string) Reference {
+	return Reference{APIVersion: "v1", Kind: "Node", Name: name, UID: name}
+}
+
+// Events sends Events. Repetitions become a count on the first one, and an object that would get too many gets them at a low
+// rate (record.EventCorrelator).
+type Events struct {
+	core       kubernetes.Interface
+	log        *slog.Logger
+	source     corev1.EventSource
+	queue      chan *corev1.Event
+	correlator *record.EventCorrelator
+}
+
+// Events returns a sender that names component, such as landfall-speaker, as its source, and instance (a node's or pod's name) as
+// the source's host. Nothing is sent before Run is called; what comes before is kept.
+func (c *Client) Events(component, instance string) *Events {
+	return newEvents(c.core, c.log, component, instance)
+}
+
+func newEvents(core kubernetes.Interface, log *slog.Logger, component, instance string) *Events {
+	return &Events{
+		core:       core,
+		log:        log,
+		source:     corev1.EventSource{Component: component, Host: instance},
+		queue:      make(chan *corev1.Event, eventQueue),
+		correlator: record.NewEventCorrelator(clock.RealClock{}),
+	}
+}
+
+// Normal reports something good about an object. It never blocks.
+func (e *Events) Normal(about Reference, reason lb.Reason, message string) {
+	e.enqueue(about, corev1.EventTypeNormal, reason, message)
+}
+
+// Warning reports something that somebody may want to change. It never blocks.
+func (e *Events) Warning(about Reference, reason lb.Reason, message string) {
+	e.enqueue(about, corev1.EventTypeWarning, reason, message)
+}
+
+func (e *Events) enqueue(about Reference, eventType string, reason lb.Reason, message string) {
+	select {
+	case e.queue <- e.event(about, eventType, reason, message, time.Now()):
+	default:
+		e.log.Debug("too many Events wait to be sent: dropping one", "about", about.Name, "reason", reason)
+	}
+}
+
+func (e *Events) event(about Reference, eventType string, reason lb.Reason, message string, now time.Time) *corev1.Event {
+	namespace := about.Namespace
+	if namespace == "" {
+		namespace = metav1.NamespaceDefault
+	}
+	return &corev1.Event{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("%s.%x", about.Name, now.UnixNano())},
+		InvolvedObject: corev1.ObjectReference{
+			APIVersion: about.APIVersion, Kind: about.Kind, Namespace: about.Namespace, Name: about.Name, UID: types.UID(about.UID),
+		},
+		Type: eventType, Reason: string(reason), Message: message,
+		Count: 1, FirstTimestamp: metav1.NewTime(now), LastTimestamp: metav1.NewTime(now),
+		Source: e.source, ReportingController: e.source.Component, ReportingInstance: e.source.Host,
+	}
+}
+
+// Run sends Events until ctx ends.
+func (e *Events) Run(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case event := <-e.queue:
+			e.send(ctx, event)
+		}
+	}
+}
+
+// send tries until the API server has answered: an answer that says no is final.
+func (e *Events) send(ctx context.Context, event *corev1.Event) {
+	result, err := e.correlator.EventCorrelate(event)
+	if err != nil || result.Skip {
+		e.log.Debug("leaving out an Event", "about", event.InvolvedObject.Name, "reason", event.Reason, "error", err)
+		return
+	}
+	for wait := minEventRetry; ; wait = min(2*wait, maxEventRetry) {
+		sent, err := e.write(ctx, result)
+		var answer apierrors.APIStatus
+		switch {
+		case err == nil:
+			e.correlator.UpdateState(sent)
+			return
+		case errors.As(err, &answer):
+			e.log.Debug("the API server refuses an Event", "about", event.InvolvedObject.Name, "reason", event.Reason, "error", err)
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+	}
+}
+
+// write counts up the Event of which this one is a repetition, or creates it.
+func (e *Events) write(ctx context.Context, r *record.EventCorrelateResult) (*corev1.Event, error) {
+	events := e.core.CoreV1().Events(r.Event.Namespace)
+	if r.Event.Count > 1 {
+		sent, err := events.Patch(ctx, r.Event.Name, types.StrategicMergePatchType, r.Patch, metav1.PatchOptions{})
+		if !apierrors.IsNotFound(err) {
+			return sent, err
+		}
+		r.Event.ResourceVersion = "" // the first one has expired
+	}
+	return events.Create(ctx, r.Event, metav1.CreateOptions{})
+}

@@ -1,0 +1,128 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+)
+
+// Election says which Lease decides who leads.
+type Election struct {
+	Namespace, Name string
+	// Identity must differ between all candidates, also between two lives of one pod.
+	Identity string
+	// Others may take over LeaseDuration after the last renewal; a leader that could not renew for RenewDeadline stops leading;
+	// RetryPeriod is the time between attempts. They must decrease in this order.
+	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
+}
+
+// Lead calls lead whenever this candidate is the leader, until ctx ends or lead returns an error. The context of lead ends when
+// leadership is lost or ctx ends. The Lease is released only after lead has returned, so that two never lead at a time.
+func (c *Client) Lead(ctx context.Context, e Election, lead func(context.Context) error) error {
+	return runElection(ctx, c.core, c.log, e, lead)
+}
+
+func runElection(ctx context.Context, core kubernetes.Interface, log *slog.Logger, e Election, lead func(context.Context) error) error {
+	log = log.With("lease", e.Namespace+"/"+e.Name, "identity", e.Identity)
+	for ctx.Err() == nil {
+		log.Info("waiting to become the leader")
+		t := term{ctx: ctx, log: log, lead: lead, ended: make(chan struct{})}
+		if err := t.run(core, e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// term is one candidacy: waiting, leading, and the end of both.
+type term struct {
+	ctx  context.Context // ends the candidacy
+	log  *slog.Logger
+	lead func(context.Context) error
+
+	mu      sync.Mutex
+	leading bool
+	over    bool          // no leading begins any more
+	ended   chan struct{} // closed when lead has returned
+	err     error         // what lead returned
+}
+
+// run takes part in the election until the leadership ends. The elector has a context of its own, because it would otherwise
+// release the Lease while lead is still at work.
+func (t *term) run(core kubernetes.Interface, e Election) error {
+	electorCtx, stop := context.WithCancel(context.WithoutCancel(t.ctx))
+	defer stop()
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock: &resourcelock.LeaseLock{
+			LeaseMeta:  metav1.ObjectMeta{Namespace: e.Namespace, Name: e.Name},
+			Client:     core.CoordinationV1(),
+			LockConfig: resourcelock.ResourceLockConfig{Identity: e.Identity},
+		},
+		LeaseDuration: e.LeaseDuration, RenewDeadline: e.RenewDeadline, RetryPeriod: e.RetryPeriod,
+		ReleaseOnCancel: true,
+		Name:            e.Name,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(held context.Context) { t.leads(held, stop) },
+			OnStoppedLeading: func() {},
+			OnNewLeader:      func(identity string) { t.log.Info("there is a leader", "leader", identity) },
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("leader election: %w", err)
+	}
+	unwatch := context.AfterFunc(t.ctx, func() { t.giveUp(stop) })
+	defer unwatch()
+	elector.Run(electorCtx)
+	return t.end()
+}
+
+// leads runs lead while held lasts, then gives the Lease back.
+func (t *term) leads(held context.Context, release func()) {
+	t.mu.Lock()
+	if t.over || held.Err() != nil {
+		t.mu.Unlock()
+		return
+	}
+	t.leading = true
+	t.mu.Unlock()
+
+	ctx, cancel := context.WithCancel(t.ctx)
+	defer cancel()
+	defer context.AfterFunc(held, cancel)()
+	t.err = t.lead(ctx)
+	close(t.ended)
+	release()
+}
+
+// giveUp ends the candidacy of one that is not leading; one that is leads to the end first.
+func (t *term) giveUp(stop func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.over = true
+	if !t.leading {
+		stop()
+	}
+}
+
+// end waits until lead has returned, if it was called.
+func (t *term) end() error {
+	t.mu.Lock()
+	t.over = true
+	leading := t.leading
+	t.mu.Unlock()
+	if !leading {
+		return nil
+	}
+	if t.ctx.Err() == nil {
+		t.log.Info("no longer the leader")
+	}
+	<-t.ended
+	return t.err
+}

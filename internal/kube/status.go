@@ -1,0 +1,213 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/landfall-lb/landfall/api/v1beta1"
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// Status writes the parts of Services' and pools' statuses that Landfall owns, and nothing else of them.
+// It keeps nothing between calls and may be used by several goroutines.
+type Status struct {
+	core     kubernetes.Interface
+	landfall rest.Interface
+	now      func() time.Time
+}
+
+// Status returns a writer; now is the clock for transition times.
+func (c *Client) Status(now func() time.Time) *Status {
+	return &Status{core: c.core, landfall: c.landfall, now: now}
+}
+
+// Condition sets one condition of the Service, as service shows it, and leaves everything else alone. It tells whether it
+// wrote: an equal condition is not written. Writers of other conditions are not disturbed, so it takes no lock on the object's
+// version; a Service of that name that was created anew is not touched.
+func (s *Status) Condition(ctx context.Context, service lb.Service, c lb.Condition) (wrote bool, err error) {
+	if hasCondition(service.Conditions, c) {
+		return false, nil
+	}
+	conditions := []any{s.conditionPatch(service.Conditions, c)}
+	return true, s.patchService(ctx, service, statusPatch{Status: patchedStatus{Conditions: conditions}})
+}
+
+// RemoveCondition takes one condition off the Service, if service shows it, and tells whether it wrote.
+func (s *Status) RemoveCondition(ctx context.Context, service lb.Service, conditionType string) (wrote bool, err error) {
+	if !slices.ContainsFunc(service.Conditions, func(c lb.Condition) bool { return c.Type == conditionType }) {
+		return false, nil
+	}
+	conditions := []any{removedCondition(conditionType)}
+	return true, s.patchService(ctx, service, statusPatch{Status: patchedStatus{Conditions: conditions}})
+}
+
+// Holding is what a Service shall show of its addresses.
+type Holding struct {
+	// Addresses are all that the Service holds, in the order in which they are shown.
+	Addresses []netip.Addr
+	// Condition is set on the Service; nil takes all of Landfall's conditions away.
+	Condition *lb.Condition
+}
+
+// Shows tells whether the Service shows h already, so that there is nothing to write.
+func (h Holding) Shows(service lb.Service) bool {
+	if !slices.Equal(h.Addresses, ingressAddresses(service.Ingress)) {
+		return false
+	}
+	if h.Condition == nil {
+		return len(service.Conditions) == 0
+	}
+	return hasCondition(service.Conditions, *h.Condition)
+}
+
+// Hold writes h into the Service's status. It fails with a conflict (see IsConflict) if the Service has changed since
+// service was read, so that no holding is ever decided on what is no longer so.
+func (s *Status) Hold(ctx context.Context, service lb.Service, h Holding) error {
+	patch := statusPatch{Metadata: patchedMetadata{ResourceVersion: service.Version}}
+	if !slices.Equal(h.Addresses, ingressAddresses(service.Ingress)) {
+		patch.Status.LoadBalancer = ingressPatch(service.Ingress, h.Addresses)
+	}
+	if h.Condition != nil {
+		patch.Status.Conditions = []any{s.conditionPatch(service.Conditions, *h.Condition)}
+	} else {
+		for _, c := range service.Conditions {
+			patch.Status.Conditions = append(patch.Status.Conditions, removedCondition(c.Type))
+		}
+	}
+	return s.patchService(ctx, service, patch)
+}
+
+// Pool writes the status of a pool: counts and conditions. Conditions of other types are kept. It fails with a conflict if
+// another writer comes in between.
+func (s *Status) Pool(ctx context.Context, name string, status lb.PoolStatus) error {
+	var pool v1beta1.IPAddressPool
+	if err := s.landfall.Get().Resource("ipaddresspools").Name(name).Do(ctx).Into(&pool); err != nil {
+		return fmt.Errorf("read pool %s: %w", name, err)
+	}
+	pool.Status.AssignedIPv4, pool.Status.AvailableIPv4 = status.AssignedIPv4, status.AvailableIPv4
+	pool.Status.AssignedIPv6, pool.Status.AvailableIPv6 = status.AssignedIPv6, status.AvailableIPv6
+	for _, c := range status.Conditions {
+		meta.SetStatusCondition(&pool.Status.Conditions, metav1.Condition{
+			Type: c.Type, Status: conditionStatus(c.Status), Reason: string(c.Reason), Message: c.Message,
+			ObservedGeneration: c.Generation, LastTransitionTime: metav1.NewTime(s.now()),
+		})
+	}
+	if err := s.landfall.Put().Resource("ipaddresspools").Name(name).SubResource("status").Body(&pool).Do(ctx).Error(); err != nil {
+		return fmt.Errorf("write status of pool %s: %w", name, err)
+	}
+	return nil
+}
+
+// IsConflict tells whether a write failed because the object has changed, or was created anew, since it was read.
+func IsConflict(err error) bool { return apierrors.IsConflict(err) }
+
+// IsNotFound tells whether a write failed because the object is gone.
+func IsNotFound(err error) bool { return apierrors.IsNotFound(err) }
+
+// statusPatch is a strategic merge patch of a Service: conditions merge by type, everything that is not named stays.
+type statusPatch struct {
+	Metadata patchedMetadata `json:"metadata"`
+	Status   patchedStatus   `json:"status"`
+}
+
+type patchedMetadata struct {
+	UID             string `json:"uid,omitempty"`
+	ResourceVersion string `json:"resourceVersion,omitempty"`
+}
+
+type patchedStatus struct {
+	LoadBalancer *patchedLoadBalancer `json:"loadBalancer,omitempty"`
+	Conditions   []any                `json:"conditions,omitempty"`
+}
+
+// patchedLoadBalancer replaces the list of addresses; null removes it.
+type patchedLoadBalancer struct {
+	Ingress []patchedIngress `json:"ingress"`
+}
+
+type patchedIngress struct {
+	IP     netip.Addr `json:"ip"`
+	IPMode lb.IPMode  `json:"ipMode,omitempty"`
+}
+
+type patchedCondition struct {
+	Type    string                 `json:"type"`
+	Status  metav1.ConditionStatus `json:"status"`
+	Reason  lb.Reason              `json:"reason"`
+	Message string                 `json:"message"`
+	// ObservedGeneration and LastTransitionTime stay as they are when left out.
+	ObservedGeneration int64        `json:"observedGeneration,omitempty"`
+	LastTransitionTime *metav1.Time `json:"lastTransitionTime,omitempty"`
+}
+
+func removedCondition(conditionType string) any {
+	return map[string]string{"$patch": "delete", "type": conditionType}
+}
+
+// conditionPatch names the transition time only if the status changes from what is there.
+func (s *Status) conditionPatch(have []lb.Condition, c lb.Condition) any {
+	patch := patchedCondition{
+		Type: c.Type, Status: conditionStatus(c.Status), Reason: c.Reason, Message: c.Message, ObservedGeneration: c.Generation,
+	}
+	same := slices.ContainsFunc(have, func(h lb.Condition) bool { return h.Type == c.Type && h.Status == c.Status })
+	if !same {
+		now := metav1.NewTime(s.now())
+		patch.LastTransitionTime = &now
+	}
+	return patch
+}
+
+// ingressPatch keeps the mode of an address that was there before.
+func ingressPatch(have []lb.Ingress, addrs []netip.Addr) *patchedLoadBalancer {
+	var patch patchedLoadBalancer
+	for _, addr := range addrs {
+		in := patchedIngress{IP: addr}
+		if i := slices.IndexFunc(have, func(h lb.Ingress) bool { return h.Addr == addr }); i >= 0 {
+			in.IPMode = have[i].Mode
+		}
+		patch.Ingress = append(patch.Ingress, in)
+	}
+	return &patch
+}
+
+func (s *Status) patchService(ctx context.Context, service lb.Service, patch statusPatch) error {
+	patch.Metadata.UID = service.UID
+	body, err := json.Marshal(patch)
+	if err != nil {
+		return fmt.Errorf("encode status of Service %s: %w", service.Key, err)
+	}
+	_, err = s.core.CoreV1().Services(service.Key.Namespace).Patch(ctx, service.Key.Name, types.StrategicMergePatchType, body,
+		metav1.PatchOptions{}, "status")
+	if err != nil {
+		return fmt.Errorf("write status of Service %s: %w", service.Key, err)
+	}
+	return nil
+}
+
+func hasCondition(have []lb.Condition, c lb.Condition) bool { return slices.Contains(have, c) }
+
+func conditionStatus(status bool) metav1.ConditionStatus {
+	if status {
+		return metav1.ConditionTrue
+	}
+	return metav1.ConditionFalse
+}
+
+func ingressAddresses(ingress []lb.Ingress) []netip.Addr {
+	var addrs []netip.Addr
+	for _, in := range ingress {
+		addrs = append(addrs, in.Addr)
+	}
+	return addrs
+}
