@@ -1,0 +1,175 @@
+package links
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/internal/nstest"
+)
+
+func device(index int, name string, flags uint32, tweak ...func(*netlink.LinkAttrs)) netlink.Link {
+	attrs := netlink.LinkAttrs{Index: index, Name: name, RawFlags: flags, HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, byte(index)}}
+	for _, t := range tweak {
+		t(&attrs)
+	}
+	return &netlink.Device{LinkAttrs: attrs}
+}
+
+func address(t *testing.T, index int, cidr string) netlink.Addr {
+	t.Helper()
+	a, err := netlink.ParseAddr(cidr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.LinkIndex = index
+	return *a
+}
+
+func TestTranslate(t *testing.T) {
+	const running = unix.IFF_UP | unix.IFF_RUNNING
+	got := translate([]netlink.Link{
+		device(4, "wg0", running|unix.IFF_NOARP, func(a *netlink.LinkAttrs) { a.HardwareAddr = nil }),
+		device(2, "eth0", running),
+		device(3, "eth1", unix.IFF_UP, func(a *netlink.LinkAttrs) { a.MasterIndex = 7 }),
+		device(1, "lo", running|unix.IFF_LOOPBACK, func(a *netlink.LinkAttrs) { a.HardwareAddr = nil }),
+	}, []netlink.Addr{
+		address(t, 2, "2001:db8::2/64"), address(t, 2, "172.26.236.178/24"), address(t, 1, "127.0.0.1/8"),
+		{LinkIndex: 2}, // an address that we cannot read is left out
+		{LinkIndex: 2, IPNet: &net.IPNet{IP: net.IPv4(10, 0, 0, 1), Mask: net.IPMask{255, 0, 255, 0}}},
+	})
+	want := []Interface{
+		{Index: 2, Name: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 2}, Up: true,
+			Addresses: []netip.Prefix{netip.MustParsePrefix("172.26.236.178/24"), netip.MustParsePrefix("2001:db8::2/64")}},
+		{Index: 3, Name: "eth1", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 3}, Enslaved: true},
+		{Index: 1, Name: "lo", Up: true, Loopback: true, Addresses: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8")}},
+		{Index: 4, Name: "wg0", Up: true, NoARP: true},
+	}
+	if d := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmpopts.EquateEmpty()); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestSubnet(t *testing.T) {
+	i := Interface{Addresses: []netip.Prefix{netip.MustParsePrefix("172.26.236.178/24"), netip.MustParsePrefix("10.0.0.1/32")}}
+	if p, ok := i.Subnet(netip.MustParseAddr("172.26.236.180")); !ok || p.String() != "172.26.236.0/24" {
+		t.Errorf("got %v %v", p, ok)
+	}
+	if p, ok := i.Subnet(netip.MustParseAddr("172.26.237.1")); ok {
+		t.Errorf("172.26.237.1 is in %v", p)
+	}
+}
+
+// Contract clause 7: a netlink dump cut short is not believed.
+func TestContract7InterruptedDumpIsRepeatedNeverBelieved(t *testing.T) {
+	calls := 0
+	got, err := complete(func() ([]int, error) {
+		if calls++; calls < 3 {
+			return []int{1}, netlink.ErrDumpInterrupted
+		}
+		return []int{1, 2, 3}, nil
+	})
+	if err != nil || len(got) != 3 {
+		t.Errorf("got %v, %v after %d calls", got, err, calls)
+	}
+	if got, err := complete(func() ([]int, error) { return []int{1}, netlink.ErrDumpInterrupted }); err == nil || got != nil {
+		t.Errorf("a dump that is interrupted each time gave %v, %v", got, err)
+	}
+	calls = 0
+	if _, err := complete(func() ([]int, error) { calls++; return nil, unix.EPERM }); !errors.Is(err, unix.EPERM) || calls != 1 {
+		t.Errorf("got %v after %d calls", err, calls)
+	}
+}
+
+// Contract clause 7: what is known stays when the kernel cannot be asked.
+func TestContract7KnownInterfacesStayWhenListingFails(t *testing.T) {
+	changes := 0
+	w := New(Options{Log: slog.New(slog.DiscardHandler), Changed: func() { changes++ }})
+	if _, known := w.All(); known {
+		t.Error("interfaces are known before the kernel was asked")
+	}
+	w.list = func() ([]Interface, error) { return []Interface{{Name: "eth0", Index: 2}}, nil }
+	for range 2 {
+		if _, err := w.refresh(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.list = func() ([]Interface, error) { return nil, unix.ENOBUFS }
+	if _, err := w.refresh(); err == nil {
+		t.Error("a failed listing was not reported")
+	}
+	if all, known := w.All(); !known || len(all) != 1 || changes != 1 {
+		t.Errorf("got %v, known %v, %d changes; want eth0, known, 1 change", all, known, changes)
+	}
+}
+
+func TestWatcherFollowsTheKernel(t *testing.T) {
+	a, b := nstest.New(t), nstest.New(t)
+	handle, err := netns.GetFromName(a.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer handle.Close()
+	changed := make(chan struct{}, 1)
+	w := New(Options{Namespace: handle, Log: slog.New(slog.DiscardHandler), Changed: func() {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	}})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- w.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	eth0 := func() Interface {
+		all, _ := w.All()
+		for _, i := range all {
+			if i.Name == "eth0" {
+				return i
+			}
+		}
+		return Interface{}
+	}
+	until := func(what string, cond func(Interface) bool) {
+		t.Helper()
+		deadline := time.After(20 * time.Second)
+		for !cond(eth0()) {
+			select {
+			case <-changed:
+			case <-deadline:
+				t.Fatalf("%s: still %+v", what, eth0())
+			}
+		}
+	}
+	until("loopback only", func(Interface) bool { all, known := w.All(); return known && len(all) == 1 && all[0].Loopback })
+	nstest.Veth(t, a, "eth0", "192.0.2.1/24", b, "eth0", "192.0.2.2/24")
+	until("cable plugged in", func(i Interface) bool {
+		_, ok := i.Subnet(netip.MustParseAddr("192.0.2.9"))
+		return i.Up && ok && len(i.MAC) == 6
+	})
+	b.Run(t, "ip", "link", "set", "eth0", "down")
+	until("carrier lost", func(i Interface) bool { return i.Name == "eth0" && !i.Up })
+	b.Run(t, "ip", "link", "set", "eth0", "up")
+	until("carrier back", func(i Interface) bool { return i.Up })
+	a.Run(t, "ip", "addr", "add", "198.51.100.1/24", "dev", "eth0")
+	until("address added", func(i Interface) bool { _, ok := i.Subnet(netip.MustParseAddr("198.51.100.7")); return ok })
+	a.Run(t, "ip", "link", "set", "eth0", "address", "02:00:00:00:00:99")
+	until("MAC changed", func(i Interface) bool { return i.MAC.String() == "02:00:00:00:00:99" })
+	a.Run(t, "ip", "link", "del", "eth0")
+	until("gone", func(i Interface) bool { return i.Name == "" })
+}

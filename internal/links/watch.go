@@ -1,0 +1,171 @@
+package links
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/internal/loop"
+)
+
+// Times of the watch.
+const (
+	// gap folds the several messages that one change of an interface causes into one listing.
+	gap = 20 * time.Millisecond
+	// resync lists everything even without a message, should one ever be missed.
+	resync = time.Minute
+	// dumps that change under our hands are repeated this often before the loop's backoff takes over.
+	dumpTries = 5
+)
+
+// Options of a Watcher.
+type Options struct {
+	// Namespace to watch; netns.None() is the one of the calling process. The zero value is file descriptor 0: set it.
+	Namespace netns.NsHandle
+	Log       *slog.Logger
+	// Changed is called after something differs, from the watcher's goroutine.
+	Changed func()
+}
+
+// Watcher keeps a picture of the interfaces. The picture stays as it was while the kernel cannot be asked.
+type Watcher struct {
+	opts   Options
+	list   func() ([]Interface, error)
+	runner *loop.Runner
+
+	mu         sync.Mutex
+	interfaces []Interface
+	known      bool
+}
+
+// New returns a Watcher; nothing is asked before Run.
+func New(opts Options) *Watcher {
+	w := &Watcher{opts: opts}
+	w.list = func() ([]Interface, error) { return list(opts.Namespace) }
+	w.runner = loop.New(func(context.Context) (time.Duration, error) { return w.refresh() }, loop.Options{Gap: gap, MaxBackoff: 5 * time.Second})
+	return w
+}
+
+// All returns the interfaces sorted by name, and whether they have been listed at all. Do not change what is returned.
+func (w *Watcher) All() ([]Interface, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.interfaces, w.known
+}
+
+// Run watches until ctx ends.
+func (w *Watcher) Run(ctx context.Context) error {
+	var group errgroup.Group
+	group.Go(func() error { return w.runner.Run(ctx) })
+	group.Go(func() error { return w.subscribe(ctx) })
+	return group.Wait()
+}
+
+// refresh lists all there is and tells of a difference.
+func (w *Watcher) refresh() (time.Duration, error) {
+	interfaces, err := w.list()
+	if err != nil {
+		w.opts.Log.Warn("cannot list the network interfaces; going on with what is known", "error", err)
+		return 0, err
+	}
+	w.mu.Lock()
+	same := w.known && slices.EqualFunc(w.interfaces, interfaces, Interface.Equal)
+	w.interfaces, w.known = interfaces, true
+	w.mu.Unlock()
+	if !same {
+		w.opts.Changed()
+	}
+	return resync, nil
+}
+
+// subscribe pokes the loop at each message of the kernel. A message says only that something changed; what is so now is
+// listed in full, so that a message lost (ENOBUFS) costs a listing and nothing else.
+func (w *Watcher) subscribe(ctx context.Context) error {
+	backoff := 100 * time.Millisecond
+	for ctx.Err() == nil {
+		started := time.Now()
+		err := w.receive(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if time.Since(started) > time.Minute {
+			backoff = 100 * time.Millisecond
+		}
+		w.opts.Log.Warn("the kernel's messages about interfaces ended; subscribing again", "error", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(backoff):
+		}
+		backoff = min(2*backoff, 5*time.Second)
+	}
+	return nil
+}
+
+func (w *Watcher) receive(ctx context.Context) error {
+	socket, err := nl.SubscribeAt(w.opts.Namespace, netns.None(), unix.NETLINK_ROUTE,
+		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
+	if err != nil {
+		return fmt.Errorf("subscribe to interface changes: %w", err)
+	}
+	stop := context.AfterFunc(ctx, socket.Close)
+	defer func() {
+		if stop() {
+			socket.Close()
+		}
+	}()
+	w.runner.Poke() // what changed while nobody listened
+	for {
+		_, _, err := socket.Receive()
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err == nil, errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EINTR):
+			w.runner.Poke()
+		default:
+			return fmt.Errorf("receive interface changes: %w", err)
+		}
+	}
+}
+
+// list asks the kernel for all interfaces and addresses. A dump that was cut short is repeated and never believed.
+func list(ns netns.NsHandle) ([]Interface, error) {
+	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	defer handle.Close()
+	links, err := complete(handle.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list interfaces: %w", err)
+	}
+	addrs, err := complete(func() ([]netlink.Addr, error) { return handle.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	return translate(links, addrs), nil
+}
+
+// complete repeats a dump until it was not interrupted by a change.
+func complete[T any](dump func() ([]T, error)) ([]T, error) {
+	var err error
+	for range dumpTries {
+		var found []T
+		if found, err = dump(); err == nil {
+			return found, nil
+		}
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return nil, err
+		}
+	}
+	return nil, err
+}
