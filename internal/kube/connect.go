@@ -1,0 +1,146 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+
+	"github.com/landfall-lb/landfall/api/v1beta1"
+)
+
+// Client-side limits of requests per second and of a burst. Watches do not count.
+const (
+	qps   = 100
+	burst = 200
+)
+
+// Options say how to reach the API server, and as whom.
+type Options struct {
+	// Kubeconfig is a file; empty means the pod's service account.
+	Kubeconfig string
+	// UserAgent names the program in the API server's logs, and the field manager of what it writes.
+	UserAgent string
+	Log       *slog.Logger
+}
+
+// Client reads and writes one API server. Register watches first, then call Run.
+type Client struct {
+	log       *slog.Logger
+	host      string
+	userAgent string
+	core      kubernetes.Interface
+	coreREST  restGetter
+	landfall  rest.Interface
+
+	mu      sync.Mutex
+	watches []*watch
+	onSync  []func()
+}
+
+// restGetter gives the REST client of each built-in API group.
+type restGetter interface {
+	CoreV1REST() rest.Interface
+	DiscoveryV1REST() rest.Interface
+}
+
+type clientset struct{ *kubernetes.Clientset }
+
+func (c clientset) CoreV1REST() rest.Interface      { return c.CoreV1().RESTClient() }
+func (c clientset) DiscoveryV1REST() rest.Interface { return c.DiscoveryV1().RESTClient() }
+
+// Connect reads the configuration and returns a client; it sends nothing yet.
+func Connect(o Options) (*Client, error) {
+	klog.SetSlogLogger(o.Log)
+	config, err := restConfig(o)
+	if err != nil {
+		return nil, err
+	}
+	httpClient, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", config.Host, err)
+	}
+	core, err := kubernetes.NewForConfigAndClient(config, httpClient)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", config.Host, err)
+	}
+	landfall, err := landfallClient(config, httpClient)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", config.Host, err)
+	}
+	return &Client{log: o.Log, host: config.Host, userAgent: o.UserAgent, core: core, coreREST: clientset{core}, landfall: landfall}, nil
+}
+
+func restConfig(o Options) (*rest.Config, error) {
+	var config *rest.Config
+	var err error
+	if o.Kubeconfig == "" {
+		if config, err = rest.InClusterConfig(); err != nil {
+			return nil, fmt.Errorf("no --kubeconfig given and not in a pod: %w", err)
+		}
+	} else if config, err = clientcmd.BuildConfigFromFlags("", o.Kubeconfig); err != nil {
+		return nil, fmt.Errorf("--kubeconfig %s: %w", o.Kubeconfig, err)
+	}
+	config.UserAgent = o.UserAgent
+	config.QPS, config.Burst = qps, burst
+	config.ContentType = runtime.ContentTypeProtobuf
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	return config, nil
+}
+
+// landfallClient speaks JSON, as the API server has no other encoding for custom resources that we could use.
+func landfallClient(config *rest.Config, httpClient *http.Client) (rest.Interface, error) {
+	scheme := runtime.NewScheme()
+	if err := v1beta1.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	config = rest.CopyConfig(config)
+	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
+	config.APIPath = "/apis"
+	config.GroupVersion = &v1beta1.GroupVersion
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	return rest.RESTClientForConfigAndClient(config, httpClient)
+}
+
+// Host returns the address of the API server.
+func (c *Client) Host() string { return c.host }
+
+// OnSync has f called each time after a full list of some kind has arrived. Call it before Run.
+func (c *Client) OnSync(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.onSync = append(c.onSync, f)
+}
+
+func (c *Client) synced() {
+	c.mu.Lock()
+	onSync := c.onSync
+	c.mu.Unlock()
+	for _, f := range onSync {
+		f()
+	}
+}
+
+// Run keeps all registered tables up to date until ctx ends. While the API server cannot be reached, the tables keep what they hold.
+func (c *Client) Run(ctx context.Context) error {
+	c.mu.Lock()
+	watches := c.watches
+	c.mu.Unlock()
+	var group errgroup.Group
+	for _, w := range watches {
+		group.Go(func() error {
+			w.run(ctx)
+			return nil
+		})
+	}
+	return group.Wait()
+}

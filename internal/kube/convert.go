@@ -1,0 +1,231 @@
+package kube
+
+import (
+	"cmp"
+	"net/netip"
+	"reflect"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/landfall-lb/landfall/api/v1beta1"
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// The API server validates what it stores, so what cannot be parsed here comes from an older server's laxer rules and is left out.
+
+// labelServiceProxyName moves a Service to another proxy.
+const labelServiceProxyName = "service.kubernetes.io/service-proxy-name"
+
+// Taints of a node that is about to go: set by the cluster autoscaler, and by an administrator for a node that has failed.
+const (
+	taintAutoscaler   = "ToBeDeletedByClusterAutoscaler"
+	taintOutOfService = corev1.TaintNodeOutOfService
+)
+
+// keyOf returns the key of a namespaced object.
+func keyOf(o metav1.Object) lb.Key { return lb.Key{Namespace: o.GetNamespace(), Name: o.GetName()} }
+
+func sameService(a, b lb.Service) bool {
+	a.Version, b.Version = "", ""
+	return reflect.DeepEqual(a, b)
+}
+
+func convertService(o *corev1.Service) (lb.Key, lb.Service) {
+	s := lb.Service{
+		Key:                 keyOf(o),
+		UID:                 string(o.UID),
+		Version:             o.ResourceVersion,
+		Created:             o.CreationTimestamp.Time,
+		Deleting:            o.DeletionTimestamp != nil,
+		Type:                lb.ServiceType(o.Spec.Type),
+		Class:               deref(o.Spec.LoadBalancerClass),
+		ProxyName:           o.Labels[labelServiceProxyName],
+		ClusterIPs:          parseAddrs(o.Spec.ClusterIPs),
+		ExternalIPs:         parseAddrs(o.Spec.ExternalIPs),
+		ExternalPolicy:      cmp.Or(lb.TrafficPolicy(o.Spec.ExternalTrafficPolicy), lb.Cluster),
+		InternalPolicy:      cmp.Or(lb.TrafficPolicy(deref(o.Spec.InternalTrafficPolicy)), lb.Cluster),
+		SourceRanges:        parsePrefixes(o.Spec.LoadBalancerSourceRanges),
+		HealthCheckNodePort: uint16(o.Spec.HealthCheckNodePort),
+		Request:             lb.Request{Addresses: requestedAddresses(o), Pool: o.Annotations[lb.AnnotationPool]},
+		Conditions:          convertConditions(o.Status.Conditions, lb.DriverName+"/"),
+	}
+	for _, family := range o.Spec.IPFamilies {
+		s.Families = append(s.Families, lb.Family(family))
+	}
+	if policy := o.Spec.IPFamilyPolicy; policy != nil {
+		s.FamilyPolicy = lb.FamilyPolicy(*policy)
+	}
+	for _, p := range o.Spec.Ports {
+		s.Ports = append(s.Ports, lb.ServicePort{
+			Name: p.Name, Protocol: cmp.Or(lb.Protocol(p.Protocol), lb.TCP), Port: uint16(p.Port), NodePort: uint16(p.NodePort),
+		})
+	}
+	if o.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
+		seconds := int32(corev1.DefaultClientIPServiceAffinitySeconds)
+		if c := o.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
+			seconds = *c.ClientIP.TimeoutSeconds
+		}
+		s.AffinityTimeout = time.Duration(seconds) * time.Second
+	}
+	for _, in := range o.Status.LoadBalancer.Ingress {
+		if addr, err := lb.ParseAddr(in.IP); err == nil {
+			s.Ingress = append(s.Ingress, lb.Ingress{Addr: addr, Mode: lb.IPMode(deref(in.IPMode))})
+		}
+	}
+	return s.Key, s
+}
+
+// requestedAddresses prefers the annotation, which can name an address of each family, to the deprecated field.
+func requestedAddresses(o *corev1.Service) []string {
+	list := cmp.Or(o.Annotations[lb.AnnotationAddresses], o.Spec.LoadBalancerIP)
+	if strings.TrimSpace(list) == "" {
+		return nil
+	}
+	var addresses []string
+	for a := range strings.SplitSeq(list, ",") {
+		addresses = append(addresses, strings.TrimSpace(a))
+	}
+	return addresses
+}
+
+func convertConditions(conditions []metav1.Condition, prefix string) []lb.Condition {
+	var converted []lb.Condition
+	for _, c := range conditions {
+		if strings.HasPrefix(c.Type, prefix) {
+			converted = append(converted, lb.Condition{
+				Type: c.Type, Status: c.Status == metav1.ConditionTrue, Reason: lb.Reason(c.Reason), Message: c.Message, Generation: c.ObservedGeneration,
+			})
+		}
+	}
+	return converted
+}
+
+func convertNode(o *corev1.Node) (string, lb.Node) {
+	n := lb.Node{Name: o.Name, Labels: o.Labels, PodCIDRs: parsePrefixes(o.Spec.PodCIDRs)}
+	for _, a := range o.Status.Addresses {
+		if a.Type == corev1.NodeInternalIP {
+			n.Addresses = append(n.Addresses, parseAddrs([]string{a.Address})...)
+		}
+	}
+	if o.DeletionTimestamp != nil {
+		n.Leaving = lb.ReasonNodeLeaving
+	}
+	for _, taint := range o.Spec.Taints {
+		if taint.Key == taintAutoscaler || taint.Key == taintOutOfService {
+			n.Leaving = lb.ReasonNodeLeaving
+		}
+	}
+	return n.Name, n
+}
+
+func convertSlice(o *discoveryv1.EndpointSlice) lb.Slice {
+	s := lb.Slice{
+		Key:     keyOf(o),
+		Service: lb.Key{Namespace: o.Namespace, Name: o.Labels[discoveryv1.LabelServiceName]},
+		Family:  lb.Family(o.AddressType),
+	}
+	if o.AddressType == discoveryv1.AddressTypeFQDN {
+		return s // nothing to deliver to
+	}
+	for _, p := range o.Ports {
+		if p.Name != nil && p.Port != nil && *p.Port != 0 {
+			protocol := lb.Protocol(cmp.Or(deref(p.Protocol), corev1.ProtocolTCP))
+			s.Ports = append(s.Ports, lb.SlicePort{Name: *p.Name, Protocol: protocol, Port: uint16(*p.Port)})
+		}
+	}
+	for _, ep := range o.Endpoints {
+		if len(ep.Addresses) == 0 {
+			continue
+		}
+		addr, err := lb.ParseAddr(ep.Addresses[0]) // the others were never used by anyone (KEP-752)
+		if err != nil {
+			continue
+		}
+		s.Endpoints = append(s.Endpoints, lb.Endpoint{
+			Addr:        addr,
+			Node:        deref(ep.NodeName),
+			Ready:       ep.Conditions.Ready == nil || *ep.Conditions.Ready,
+			Serving:     ep.Conditions.Serving == nil || *ep.Conditions.Serving,
+			Terminating: deref(ep.Conditions.Terminating),
+		})
+	}
+	return s
+}
+
+func convertPool(o *v1beta1.IPAddressPool) (string, lb.Pool) {
+	p := lb.Pool{
+		Name: o.Name, UID: string(o.UID), Created: o.CreationTimestamp.Time, Generation: o.Generation, Labels: o.Labels,
+		AutoAssign: o.Spec.AutoAssign == nil || *o.Spec.AutoAssign,
+		Status: lb.PoolStatus{
+			AssignedIPv4: o.Status.AssignedIPv4, AssignedIPv6: o.Status.AssignedIPv6,
+			AvailableIPv4: o.Status.AvailableIPv4, AvailableIPv6: o.Status.AvailableIPv6,
+			Conditions: convertConditions(o.Status.Conditions, ""),
+		},
+	}
+	for i, written := range o.Spec.Addresses {
+		r, err := lb.ParseRange(string(written))
+		if err != nil {
+			p.Problem = lb.Refuse(lb.ReasonPoolInvalid, "spec.addresses[%d]: %v", i, err)
+			continue
+		}
+		p.Ranges = append(p.Ranges, r)
+	}
+	return p.Name, p
+}
+
+func convertL2Advertisement(o *v1beta1.L2Advertisement) (string, lb.L2Advertisement) {
+	return o.Name, lb.L2Advertisement{
+		Name:          o.Name,
+		Pools:         o.Spec.IPAddressPools,
+		PoolSelectors: convertSelectors(o.Spec.IPAddressPoolSelectors),
+		NodeSelectors: convertSelectors(o.Spec.NodeSelectors),
+		Interfaces:    o.Spec.Interfaces,
+	}
+}
+
+// convertSelectors keeps the number of selectors: one that cannot be read selects nothing, where leaving it out could select everything.
+func convertSelectors(selectors []metav1.LabelSelector) []labels.Selector {
+	var converted []labels.Selector
+	for _, s := range selectors {
+		selector, err := metav1.LabelSelectorAsSelector(&s)
+		if err != nil {
+			selector = labels.Nothing()
+		}
+		converted = append(converted, selector)
+	}
+	return converted
+}
+
+func parseAddrs(list []string) []netip.Addr {
+	var addrs []netip.Addr
+	for _, s := range list {
+		if addr, err := lb.ParseAddr(s); err == nil { // also leaves out "None"
+			addrs = append(addrs, addr)
+		}
+	}
+	return addrs
+}
+
+func parsePrefixes(list []string) []netip.Prefix {
+	var prefixes []netip.Prefix
+	for _, s := range list {
+		if prefix, err := netip.ParsePrefix(strings.TrimSpace(s)); err == nil {
+			prefixes = append(prefixes, prefix.Masked())
+		}
+	}
+	return prefixes
+}
+
+// deref returns what p points at, or the zero value.
+func deref[T any](p *T) T {
+	if p == nil {
+		var zero T
+		return zero
+	}
+	return *p
+}

@@ -1,0 +1,114 @@
+package kube
+
+import (
+	"maps"
+	"reflect"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// Table is the picture of one kind of object as lb values, kept up to date by a watch. Values are shared: do not change them.
+type Table[K comparable, V any] struct {
+	changed func(K)
+	same    func(a, b V) bool
+
+	mu     sync.RWMutex
+	values map[K]V
+	synced bool
+}
+
+func newTable[K comparable, V any](same func(a, b V) bool, changed func(K)) *Table[K, V] {
+	if same == nil {
+		same = func(a, b V) bool { return reflect.DeepEqual(a, b) }
+	}
+	return &Table[K, V]{changed: changed, same: same, values: map[K]V{}}
+}
+
+// Get returns the value of k, and whether there is one. Before Synced, absent means unknown.
+func (t *Table[K, V]) Get(k K) (V, bool) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	v, ok := t.values[k]
+	return v, ok
+}
+
+// All returns a copy of the table.
+func (t *Table[K, V]) All() map[K]V {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return maps.Clone(t.values)
+}
+
+// Synced tells whether the table has been complete once; it stays so when the API server goes away.
+func (t *Table[K, V]) Synced() bool {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.synced
+}
+
+// put sets or, with ok false, deletes the value of k, and tells of it if it differs.
+func (t *Table[K, V]) put(k K, v V, ok bool) {
+	t.mu.Lock()
+	old, had := t.values[k]
+	if ok {
+		t.values[k] = v
+	} else {
+		delete(t.values, k)
+	}
+	t.mu.Unlock()
+	if had != ok || ok && !t.same(old, v) {
+		t.changed(k)
+	}
+}
+
+// replace sets the whole table and tells of each key that differs.
+func (t *Table[K, V]) replace(values map[K]V) {
+	t.mu.Lock()
+	old := t.values
+	t.values = values
+	t.synced = true
+	t.mu.Unlock()
+	for k, v := range values {
+		if before, ok := old[k]; !ok || !t.same(before, v) {
+			t.changed(k)
+		}
+	}
+	for k := range old {
+		if _, ok := values[k]; !ok {
+			t.changed(k)
+		}
+	}
+}
+
+// objects is the store behind a table with one value per object.
+type objects[K comparable, V any, O runtime.Object] struct {
+	table   *Table[K, V]
+	convert func(O) (K, V)
+}
+
+func (s objects[K, V, O]) Add(obj any) error {
+	k, v := s.convert(obj.(O))
+	s.table.put(k, v, true)
+	return nil
+}
+
+func (s objects[K, V, O]) Update(obj any) error { return s.Add(obj) }
+
+func (s objects[K, V, O]) Delete(obj any) error {
+	k, v := s.convert(obj.(O))
+	s.table.put(k, v, false)
+	return nil
+}
+
+func (s objects[K, V, O]) Replace(list []any, _ string) error {
+	values := make(map[K]V, len(list))
+	for _, obj := range list {
+		k, v := s.convert(obj.(O))
+		values[k] = v
+	}
+	s.table.replace(values)
+	return nil
+}
+
+func (s objects[K, V, O]) Resync() error { return nil }

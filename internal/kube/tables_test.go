@@ -1,0 +1,145 @@
+package kube
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/landfall-lb/landfall/api/v1beta1"
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+func ptr[T any](v T) *T { return &v }
+
+func slice(name, service string, addrs ...string) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: service}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: ptr(""), Port: ptr(int32(80))}},
+	}
+	for _, a := range addrs {
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}})
+	}
+	return s
+}
+
+func TestSlicesAreGroupedByService(t *testing.T) {
+	var changed []string
+	table := newTable[lb.Key, []lb.Slice](nil, func(k lb.Key) { changed = append(changed, k.Name) })
+	store := &sliceStore{table: table, services: map[lb.Key]map[lb.Key]lb.Slice{}, owner: map[lb.Key]lb.Key{}}
+	check := func(step, service string, want []string, changes ...string) {
+		t.Helper()
+		var got []string
+		of, _ := table.Get(lb.Key{Namespace: "default", Name: service})
+		for _, s := range of {
+			got = append(got, s.Key.Name)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: slices of %s (-want +got):\n%s", step, service, diff)
+		}
+		if diff := cmp.Diff(changes, changed); diff != "" {
+			t.Errorf("%s: changes (-want +got):\n%s", step, diff)
+		}
+		changed = nil
+	}
+	store.Replace([]any{slice("a-2", "a", "10.0.0.2"), slice("a-1", "a", "10.0.0.1")}, "1")
+	check("list", "a", []string{"a-1", "a-2"}, "a")
+	store.Update(slice("a-1", "a", "10.0.0.1"))
+	check("no change", "a", []string{"a-1", "a-2"})
+	store.Update(slice("a-1", "b", "10.0.0.1"))
+	check("moved away", "a", []string{"a-2"}, "a", "b")
+	check("moved here", "b", []string{"a-1"})
+	store.Delete(slice("a-1", "b"))
+	check("last one deleted", "b", nil, "b")
+	store.Delete(slice("a-1", "b"))
+	check("deleted twice", "b", nil)
+	store.Replace([]any{slice("c-1", "c", "10.0.0.3")}, "2")
+	if !cmp.Equal(changed, []string{"c", "a"}) {
+		t.Errorf("relist: changes %v", changed)
+	}
+}
+
+func TestConvertSlice(t *testing.T) {
+	o := slice("s", "svc", "192.168.1.1", "192.168.1.2", "not an address")
+	o.Endpoints[1].NodeName = ptr("n1")
+	o.Endpoints[1].Conditions = discoveryv1.EndpointConditions{Ready: ptr(false), Serving: ptr(true), Terminating: ptr(true)}
+	o.Ports = append(o.Ports, discoveryv1.EndpointPort{Name: nil, Port: ptr(int32(1))}, discoveryv1.EndpointPort{Name: ptr("all")})
+	want := lb.Slice{
+		Key: lb.Key{Namespace: "default", Name: "s"}, Service: lb.Key{Namespace: "default", Name: "svc"}, Family: lb.IPv4,
+		Ports: []lb.SlicePort{{Protocol: lb.TCP, Port: 80}},
+		Endpoints: []lb.Endpoint{
+			{Addr: netip.MustParseAddr("192.168.1.1"), Ready: true, Serving: true},
+			{Addr: netip.MustParseAddr("192.168.1.2"), Node: "n1", Serving: true, Terminating: true},
+		},
+	}
+	if diff := cmp.Diff(want, convertSlice(o), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+		t.Errorf("slice (-want +got):\n%s", diff)
+	}
+}
+
+func TestConvertService(t *testing.T) {
+	o := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "my-nginx", Annotations: map[string]string{lb.AnnotationAddresses: "192.0.2.1, 2001:db8::1"}},
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeLoadBalancer, ClusterIPs: []string{"None"}, LoadBalancerIP: "192.0.2.9",
+			LoadBalancerSourceRanges: []string{" 10.1.2.3/8", "rubbish"}, SessionAffinity: corev1.ServiceAffinityClientIP,
+		},
+		Status: corev1.ServiceStatus{
+			LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}, {Hostname: "elsewhere"}, {IP: "192.0.2.2", IPMode: ptr(corev1.LoadBalancerIPModeProxy)}}},
+			Conditions:   []metav1.Condition{{Type: "other/Thing"}, {Type: lb.ConditionAssigned, Status: metav1.ConditionTrue}},
+		},
+	}
+	_, s := convertService(o)
+	if diff := cmp.Diff([]string{"192.0.2.1", "2001:db8::1"}, s.Request.Addresses); diff != "" {
+		t.Errorf("request: %s", diff)
+	}
+	if len(s.ClusterIPs) != 0 || len(s.Ingress) != 2 || len(s.Conditions) != 1 || s.AffinityTimeout.Hours() != 3 || s.InternalPolicy != lb.Cluster {
+		t.Errorf("service: %+v", s)
+	}
+	if got := s.VIPs(); len(got) != 1 || got[0] != netip.MustParseAddr("192.0.2.1") {
+		t.Errorf("VIPs %v, want only the one that is not in mode Proxy", got)
+	}
+	if got := s.SourceRanges; len(got) != 1 || got[0].String() != "10.0.0.0/8" {
+		t.Errorf("source ranges %v", got)
+	}
+}
+
+func TestConvertNode(t *testing.T) {
+	now := metav1.Now()
+	for _, test := range []struct {
+		name    string
+		change  func(*corev1.Node)
+		leaving lb.Reason
+	}{
+		{"stays", func(*corev1.Node) {}, ""},
+		{"cordoned only", func(n *corev1.Node) { n.Spec.Unschedulable = true }, ""},
+		{"autoscaler", func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: taintAutoscaler}} }, lb.ReasonNodeLeaving},
+		{"out of service", func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: taintOutOfService}} }, lb.ReasonNodeLeaving},
+		{"deleted", func(n *corev1.Node) { n.DeletionTimestamp = &now }, lb.ReasonNodeLeaving},
+	} {
+		o := &corev1.Node{Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: "n"}, {Type: corev1.NodeInternalIP, Address: "192.0.2.7"}}}}
+		test.change(o)
+		if _, n := convertNode(o); n.Leaving != test.leaving || len(n.Addresses) != 1 {
+			t.Errorf("%s: %+v", test.name, n)
+		}
+	}
+}
+
+func TestConvertPoolKeepsGoodRangesAndNamesTheBadOne(t *testing.T) {
+	_, p := convertPool(&v1beta1.IPAddressPool{Spec: v1beta1.IPAddressPoolSpec{Addresses: []v1beta1.AddressRange{"192.0.2.0/30", "2001:db8::9-2001:db8::1"}}})
+	if len(p.Ranges) != 1 || p.Problem == nil || p.Problem.Message != `spec.addresses[1]: range "2001:db8::9-2001:db8::1" ends before it starts` || !p.AutoAssign {
+		t.Errorf("pool: %+v, problem %v", p, p.Problem)
+	}
+}
+
+func TestSelectorsThatCannotBeReadSelectNothing(t *testing.T) {
+	bad := metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "k", Operator: "Near"}}}
+	got := convertSelectors([]metav1.LabelSelector{bad})
+	if len(got) != 1 || !got[0].Empty() && got[0].Matches(nil) {
+		t.Errorf("selectors: %v", got)
+	}
+}
