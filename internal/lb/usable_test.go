@@ -1,0 +1,122 @@
+package lb
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+)
+
+// endpoint reads "node:state": states are ready, serving (and terminating), dead (terminating), unready.
+func endpoint(i int, s string) Endpoint {
+	node, state, _ := strings.Cut(s, ":")
+	return Endpoint{
+		Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), Node: node,
+		Ready: state == "ready", Serving: state == "ready" || state == "serving", Terminating: state == "serving" || state == "dead",
+	}
+}
+
+func describe(backends []Backend) string {
+	var words []string
+	for _, b := range backends {
+		words = append(words, fmt.Sprint(b.Addr.Addr().As4()[3]))
+	}
+	return strings.Join(words, " ")
+}
+
+// The usable endpoints of node "here". Numbers are positions in the list of endpoints, from 1.
+var usableCases = []struct {
+	name           string
+	endpoints      string
+	cluster, local string
+	deliverable    map[TrafficPolicy]Reason
+}{
+	{"none", "", "", "", map[TrafficPolicy]Reason{Cluster: ReasonNoBackends, Local: ReasonNoBackends}},
+	{"ready here and there", "here:ready there:ready", "1 2", "1", nil},
+	{"ready there only", "there:ready", "1", "", map[TrafficPolicy]Reason{Local: ReasonNoLocalBackends}},
+	{"node unknown", ":ready", "1", "", map[TrafficPolicy]Reason{Local: ReasonNoLocalBackends}},
+	{"terminating never joins ready", "here:ready here:serving there:ready", "1 3", "1", nil},
+	{"serving anywhere when none is ready", "here:serving there:serving here:dead", "1 2", "1", nil},
+	{"local set falls back on its own, and is forwarded to but not claimed", "here:serving there:ready", "2", "1",
+		map[TrafficPolicy]Reason{Local: ReasonNoLocalBackends}},
+	{"serving there only", "there:serving", "1", "", map[TrafficPolicy]Reason{Local: ReasonNoLocalBackends}},
+	{"dead and unready only", "here:dead there:unready", "", "", map[TrafficPolicy]Reason{Cluster: ReasonNoBackends, Local: ReasonNoBackends}},
+}
+
+// TestContract2LocalMeansLocal runs the one decision by which proxies forward and speakers claim.
+func TestContract2LocalMeansLocal(t *testing.T) {
+	for _, test := range usableCases {
+		t.Run(test.name, func(t *testing.T) {
+			slice := Slice{Family: IPv4, Ports: []SlicePort{{Name: "http", Protocol: TCP, Port: 80}}}
+			for i, s := range strings.Fields(test.endpoints) {
+				slice.Endpoints = append(slice.Endpoints, endpoint(i, s))
+			}
+			u := Choose([]Slice{slice, slice}, "http", TCP, IPv4, "here") // the same endpoints twice, as while slices are rewritten
+			if got := describe(u.For(Cluster)); got != test.cluster {
+				t.Errorf("Cluster: %q, want %q", got, test.cluster)
+			}
+			if got := describe(u.For(Local)); got != test.local {
+				t.Errorf("Local: %q, want %q", got, test.local)
+			}
+			for _, policy := range []TrafficPolicy{Cluster, Local} {
+				d := Delivery{Policy: policy}
+				for _, b := range u.Cluster {
+					if b.Ready {
+						d.Ready++
+					} else {
+						d.Serving++
+					}
+				}
+				for _, b := range u.Local {
+					if b.Ready {
+						d.LocalReady++
+					} else {
+						d.LocalServing++
+					}
+				}
+				if got := d.Deliverable(); got != test.deliverable[policy] {
+					t.Errorf("%s: refused because of %q, want %q", policy, got, test.deliverable[policy])
+				}
+				d.Refusal = Refuse(ReasonNotProgrammed, "the restore failed")
+				if got := d.Deliverable(); got != ReasonNotProgrammed {
+					t.Errorf("%s, not programmed: %q", policy, got)
+				}
+			}
+		})
+	}
+}
+
+func TestChooseTakesOnlyThePortAskedFor(t *testing.T) {
+	ep := Endpoint{Addr: netip.MustParseAddr("10.0.0.1"), Ready: true}
+	slices := []Slice{
+		{Family: IPv4, Ports: []SlicePort{{"dns", UDP, 53}, {"dns", TCP, 5353}, {"metrics", TCP, 9153}}, Endpoints: []Endpoint{ep}},
+		{Family: IPv6, Ports: []SlicePort{{"dns", UDP, 54}}, Endpoints: []Endpoint{{Addr: netip.MustParseAddr("2001:db8::1"), Ready: true}}},
+	}
+	for _, test := range []struct {
+		name     string
+		protocol Protocol
+		family   Family
+		want     string
+	}{
+		{"dns", UDP, IPv4, "10.0.0.1:53"}, {"dns", TCP, IPv4, "10.0.0.1:5353"}, {"dns", UDP, IPv6, "[2001:db8::1]:54"},
+	} {
+		u := Choose(slices, test.name, test.protocol, test.family, "")
+		if len(u.Cluster) != 1 || u.Cluster[0].Addr.String() != test.want || len(u.Local) != 0 {
+			t.Errorf("%s %s %s: %+v, want %s", test.name, test.protocol, test.family, u, test.want)
+		}
+	}
+	if u := Choose(slices, "", TCP, IPv4, ""); len(u.Cluster) != 0 {
+		t.Errorf("an unnamed port matched %+v", u)
+	}
+}
+
+func TestParseKey(t *testing.T) {
+	if k, err := ParseKey("default/my-nginx"); err != nil || k != (Key{"default", "my-nginx"}) || k.String() != "default/my-nginx" {
+		t.Errorf("%v, %v", k, err)
+	}
+	for _, s := range []string{"", "a", "/a", "a/", "a/b/c"} {
+		if _, err := ParseKey(s); err == nil {
+			t.Errorf("%q was taken for a key", s)
+		}
+	}
+}
