@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
 )
 
@@ -48,7 +49,7 @@ func TestTranslate(t *testing.T) {
 		{LinkIndex: 2}, // an address that we cannot read is left out
 		{LinkIndex: 2, IPNet: &net.IPNet{IP: net.IPv4(10, 0, 0, 1), Mask: net.IPMask{255, 0, 255, 0}}},
 	})
-	want := []Interface{
+	want := []lb.Interface{
 		{Index: 2, Name: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 2}, Up: true,
 			Addresses: []netip.Prefix{netip.MustParsePrefix("172.26.236.178/24"), netip.MustParsePrefix("2001:db8::2/64")}},
 		{Index: 3, Name: "eth1", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 3}, Enslaved: true},
@@ -57,16 +58,6 @@ func TestTranslate(t *testing.T) {
 	}
 	if d := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmpopts.EquateEmpty()); d != "" {
 		t.Error(d)
-	}
-}
-
-func TestSubnet(t *testing.T) {
-	i := Interface{Addresses: []netip.Prefix{netip.MustParsePrefix("172.26.236.178/24"), netip.MustParsePrefix("10.0.0.1/32")}}
-	if p, ok := i.Subnet(netip.MustParseAddr("172.26.236.180")); !ok || p.String() != "172.26.236.0/24" {
-		t.Errorf("got %v %v", p, ok)
-	}
-	if p, ok := i.Subnet(netip.MustParseAddr("172.26.237.1")); ok {
-		t.Errorf("172.26.237.1 is in %v", p)
 	}
 }
 
@@ -98,13 +89,13 @@ func TestContract7KnownInterfacesStayWhenListingFails(t *testing.T) {
 	if _, known := w.All(); known {
 		t.Error("interfaces are known before the kernel was asked")
 	}
-	w.list = func() ([]Interface, error) { return []Interface{{Name: "eth0", Index: 2}}, nil }
+	w.list = func() ([]lb.Interface, error) { return []lb.Interface{{Name: "eth0", Index: 2}}, nil }
 	for range 2 {
 		if _, err := w.refresh(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	w.list = func() ([]Interface, error) { return nil, unix.ENOBUFS }
+	w.list = func() ([]lb.Interface, error) { return nil, unix.ENOBUFS }
 	if _, err := w.refresh(); err == nil {
 		t.Error("a failed listing was not reported")
 	}
@@ -136,16 +127,16 @@ func TestWatcherFollowsTheKernel(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	eth0 := func() Interface {
+	eth0 := func() lb.Interface {
 		all, _ := w.All()
 		for _, i := range all {
 			if i.Name == "eth0" {
 				return i
 			}
 		}
-		return Interface{}
+		return lb.Interface{}
 	}
-	until := func(what string, cond func(Interface) bool) {
+	until := func(what string, cond func(lb.Interface) bool) {
 		t.Helper()
 		deadline := time.After(20 * time.Second)
 		for !cond(eth0()) {
@@ -156,20 +147,20 @@ func TestWatcherFollowsTheKernel(t *testing.T) {
 			}
 		}
 	}
-	until("loopback only", func(Interface) bool { all, known := w.All(); return known && len(all) == 1 && all[0].Loopback })
+	until("loopback only", func(lb.Interface) bool { all, known := w.All(); return known && len(all) == 1 && all[0].Loopback })
 	nstest.Veth(t, a, "eth0", "192.0.2.1/24", b, "eth0", "192.0.2.2/24")
-	until("cable plugged in", func(i Interface) bool {
+	until("cable plugged in", func(i lb.Interface) bool {
 		_, ok := i.Subnet(netip.MustParseAddr("192.0.2.9"))
 		return i.Up && ok && len(i.MAC) == 6
 	})
 	b.Run(t, "ip", "link", "set", "eth0", "down")
-	until("carrier lost", func(i Interface) bool { return i.Name == "eth0" && !i.Up })
+	until("carrier lost", func(i lb.Interface) bool { return i.Name == "eth0" && !i.Up })
 	b.Run(t, "ip", "link", "set", "eth0", "up")
-	until("carrier back", func(i Interface) bool { return i.Up })
+	until("carrier back", func(i lb.Interface) bool { return i.Up })
 	a.Run(t, "ip", "addr", "add", "198.51.100.1/24", "dev", "eth0")
-	until("address added", func(i Interface) bool { _, ok := i.Subnet(netip.MustParseAddr("198.51.100.7")); return ok })
+	until("address added", func(i lb.Interface) bool { _, ok := i.Subnet(netip.MustParseAddr("198.51.100.7")); return ok })
 	a.Run(t, "ip", "link", "set", "eth0", "address", "02:00:00:00:00:99")
-	until("MAC changed", func(i Interface) bool { return i.MAC.String() == "02:00:00:00:00:99" })
+	until("MAC changed", func(i lb.Interface) bool { return i.MAC.String() == "02:00:00:00:00:99" })
 	a.Run(t, "ip", "link", "del", "eth0")
-	until("gone", func(i Interface) bool { return i.Name == "" })
+	until("gone", func(i lb.Interface) bool { return i.Name == "" })
 }

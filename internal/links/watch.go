@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
 )
 
@@ -40,24 +41,24 @@ type Options struct {
 // Watcher keeps a picture of the interfaces. The picture stays as it was while the kernel cannot be asked.
 type Watcher struct {
 	opts   Options
-	list   func() ([]Interface, error)
+	list   func() ([]lb.Interface, error)
 	runner *loop.Runner
 
 	mu         sync.Mutex
-	interfaces []Interface
+	interfaces []lb.Interface
 	known      bool
 }
 
 // New returns a Watcher; nothing is asked before Run.
 func New(opts Options) *Watcher {
 	w := &Watcher{opts: opts}
-	w.list = func() ([]Interface, error) { return list(opts.Namespace) }
+	w.list = func() ([]lb.Interface, error) { return list(opts.Namespace) }
 	w.runner = loop.New(func(context.Context) (time.Duration, error) { return w.refresh() }, loop.Options{Gap: gap, MaxBackoff: 5 * time.Second})
 	return w
 }
 
 // All returns the interfaces sorted by name, and whether they have been listed at all. Do not change what is returned.
-func (w *Watcher) All() ([]Interface, bool) {
+func (w *Watcher) All() ([]lb.Interface, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.interfaces, w.known
@@ -79,7 +80,7 @@ func (w *Watcher) refresh() (time.Duration, error) {
 		return 0, err
 	}
 	w.mu.Lock()
-	same := w.known && slices.EqualFunc(w.interfaces, interfaces, Interface.Equal)
+	same := w.known && slices.EqualFunc(w.interfaces, interfaces, lb.Interface.Equal)
 	w.interfaces, w.known = interfaces, true
 	w.mu.Unlock()
 	if !same {
@@ -138,7 +139,7 @@ func (w *Watcher) receive(ctx context.Context) error {
 }
 
 // list asks the kernel for all interfaces and addresses. A dump that was cut short is repeated and never believed.
-func list(ns netns.NsHandle) ([]Interface, error) {
+func list(ns netns.NsHandle) ([]lb.Interface, error) {
 	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink: %w", err)
