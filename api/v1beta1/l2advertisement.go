@@ -5,6 +5,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // L2Advertisement announces the addresses of pools over ARP (IPv4) and NDP (IPv6): one node at a time answers for an address.
 //
 // +kubebuilder:object:root=true
+// +kubebuilder:metadata:annotations="helm.sh/resource-policy=keep"
 // +kubebuilder:resource:scope=Cluster,shortName=l2adv,categories=landfall
 // +kubebuilder:printcolumn:name="Pools",type=string,JSONPath=`.spec.ipAddressPools`
 // +kubebuilder:printcolumn:name="Interfaces",type=string,JSONPath=`.spec.interfaces`
