@@ -1,0 +1,154 @@
+// Landfall-lab builds a cluster on this machine, as root, from a real API server and network namespaces: to look around in,
+// or for the demonstration that "make demo" starts.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/landfall-lb/landfall/e2e/lab"
+	"github.com/landfall-lb/landfall/e2e/lab/podserver"
+)
+
+const usage = `usage:
+  landfall-lab demo [--keep]                show what Landfall does on the cluster of the worked example
+  landfall-lab up [--name NAME] [--bare]    start that cluster and leave it up; --bare without Landfall
+  landfall-lab down [NAME]                  take it down
+  landfall-lab list                         list the labs on this machine
+`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := run(ctx, os.Args[1:], os.Stdout)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		fmt.Print(usage)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "landfall-lab:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string, out io.Writer) error {
+	if len(args) == 0 {
+		return flag.ErrHelp
+	}
+	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	name := flags.String("name", "", "")
+	bare := flags.Bool("bare", false, "")
+	keep := flags.Bool("keep", os.Getenv("KEEP") == "1", "")
+	if err := flags.Parse(args[1:]); err != nil {
+		return err
+	}
+	switch args[0] {
+	case "demo":
+		return demo(ctx, out, lab.Options{Name: *name}, *keep)
+	case "up":
+		return up(ctx, out, lab.Options{Name: *name, NoAgents: *bare})
+	case "down":
+		return down(ctx, out, flags.Arg(0))
+	case "list":
+		return list(out)
+	case podserver.Command:
+		return servePod(ctx, flags.Arg(0))
+	case "help":
+		return flag.ErrHelp
+	default:
+		return fmt.Errorf("no command %q\n%s", args[0], usage)
+	}
+}
+
+func servePod(ctx context.Context, config string) error {
+	var c podserver.Config
+	if err := json.Unmarshal([]byte(config), &c); err != nil {
+		return err
+	}
+	return podserver.Run(ctx, c)
+}
+
+// up starts the seed cluster and leaves it.
+func up(ctx context.Context, out io.Writer, options lab.Options) error {
+	p := newPrinter(out)
+	options.Progress = p.progress
+	cluster := lab.SeedCluster()
+	cluster.Services = append(cluster.Services, lab.SeedService())
+	l, err := lab.Start(ctx, cluster, options)
+	if err != nil {
+		return err
+	}
+	if err := l.Keep(); err != nil {
+		return errors.Join(err, l.Close())
+	}
+	p.section("The lab " + l.Name() + " is up")
+	lookAround(p, l)
+	return nil
+}
+
+// down takes down a lab by name, or the only one there is.
+func down(ctx context.Context, out io.Writer, name string) error {
+	if name == "" {
+		labs, err := lab.List()
+		if err != nil {
+			return err
+		}
+		if len(labs) != 1 {
+			return fmt.Errorf("%d labs on this machine: say which (landfall-lab list)", len(labs))
+		}
+		name = labs[0].Name
+	}
+	if err := lab.Remove(ctx, name); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "%s is gone\n", name)
+	return nil
+}
+
+func list(out io.Writer) error {
+	labs, err := lab.List()
+	for _, l := range labs {
+		state := "left over; the next start removes it"
+		switch {
+		case l.Alive:
+			state = "in use by a running program"
+		case l.Kept:
+			state = "kept"
+		}
+		fmt.Fprintf(out, "%-10s %s\n", l.Name, state)
+	}
+	return err
+}
+
+// lookAround says how to use a lab that stays.
+func lookAround(p *printer, l *lab.Lab) {
+	c := l.Cluster()
+	rows := [][]string{}
+	for _, n := range c.Nodes {
+		role := "worker"
+		if n.ControlPlane {
+			role = "control plane"
+		}
+		rows = append(rows, []string{n.Name, role, n.Addr.String(), "ip netns exec " + l.Namespace(n.Name) + " bash"})
+	}
+	for _, pod := range c.Pods {
+		rows = append(rows, []string{pod.Name, "pod on " + pod.Node, pod.Addr.String(), "ip netns exec " + l.Namespace(pod.Name) + " bash"})
+	}
+	rows = append(rows,
+		[]string{lab.ClientName, "on the nodes' LAN", c.LAN.Client.String(), "ip netns exec " + l.Namespace(lab.ClientName) + " bash"},
+		[]string{lab.FarClientName, "behind the router", c.Far.Client.String(), "ip netns exec " + l.Namespace(lab.FarClientName) + " bash"})
+	p.table(rows)
+	p.line("")
+	p.line("The API server answers on the nodes:")
+	p.line("  ip netns exec %s kubectl --kubeconfig %s get services -A", l.Namespace(c.Nodes[0].Name), l.Kubeconfig())
+	p.line("Rules:  ip netns exec %s iptables-save", l.Namespace(c.Nodes[len(c.Nodes)-1].Name))
+	p.line("Logs:   %s", l.LogFolder())
+	p.line("Down:   go run ./e2e/cmd/landfall-lab down %s", l.Name())
+}

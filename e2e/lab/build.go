@@ -1,0 +1,215 @@
+package lab
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// progressEvery is how often a slow step says that it is still at work.
+const progressEvery = 3 * time.Second
+
+// tool is a program that builds from a module of its own below e2e/, in the version that its go.mod pins.
+type tool struct {
+	Name, Folder, Module, Package string
+	Flags                         func(version string) string // linker flags
+}
+
+var (
+	kubeAPIServer = tool{
+		Name: "kube-apiserver", Folder: "e2e/kubernetes", Module: "k8s.io/kubernetes", Package: "k8s.io/kubernetes/cmd/kube-apiserver",
+		Flags: func(v string) string { return "-s -w -X k8s.io/component-base/version.gitVersion=" + v },
+	}
+	helm = tool{
+		Name: "helm", Folder: "e2e/tools/helm", Module: "helm.sh/helm/v3", Package: "helm.sh/helm/v3/cmd/helm",
+		Flags: func(string) string { return "-s -w" },
+	}
+)
+
+// assetFromEnvironment returns the path of a program in the folder KUBEBUILDER_ASSETS, or "".
+func assetFromEnvironment(program string) string {
+	path := filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), program)
+	if info, err := os.Stat(path); os.Getenv("KUBEBUILDER_ASSETS") == "" || err != nil || info.IsDir() {
+		return ""
+	}
+	return path
+}
+
+// cacheFolder returns where built tools are kept between runs: LANDFALL_CACHE, else landfall in the user's cache folder.
+func cacheFolder() (string, error) {
+	if dir := os.Getenv("LANDFALL_CACHE"); dir != "" {
+		return filepath.Abs(dir)
+	}
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("no folder to keep built tools in; set LANDFALL_CACHE: %w", err)
+	}
+	return filepath.Join(dir, "landfall"), nil
+}
+
+// ensure returns the path of the tool: from KUBEBUILDER_ASSETS, else from the cache folder, else built there.
+func (t tool) ensure(ctx context.Context, repo string, progress func(string)) (string, error) {
+	if path := assetFromEnvironment(t.Name); path != "" {
+		return path, nil
+	}
+	version, err := t.version(repo)
+	if err != nil {
+		return "", err
+	}
+	cache, err := cacheFolder()
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(cache, filepath.Base(t.Folder)+"-"+version)
+	path := filepath.Join(dir, t.Name)
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	unlock, err := waitForFile(ctx, filepath.Join(dir, "lock"), progress)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	if _, err := os.Stat(path); err == nil { // somebody else built it meanwhile
+		return path, nil
+	}
+	partial := path + ".partial"
+	cmd := exec.CommandContext(ctx, "go", "build", "-C", filepath.Join(repo, t.Folder), "-trimpath", "-v", "-ldflags", t.Flags(version), "-o", partial, t.Package)
+	what := fmt.Sprintf("building %s %s (once, kept in %s)", t.Name, version, dir)
+	if err := watched(ctx, progress, what, cmd); err != nil {
+		return "", err
+	}
+	return path, os.Rename(partial, path)
+}
+
+// version reads the pinned version of the tool from its go.mod.
+func (t tool) version(repo string) (string, error) {
+	path := filepath.Join(repo, t.Folder, "go.mod")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(text)) {
+		if fields := strings.Fields(strings.TrimPrefix(line, "require ")); len(fields) >= 2 && fields[0] == t.Module {
+			return fields[1], nil
+		}
+	}
+	return "", fmt.Errorf("%s does not require %s", path, t.Module)
+}
+
+// waitForFile locks path, waiting for whoever holds it.
+func waitForFile(ctx context.Context, path string, progress func(string)) (unlock func(), err error) {
+	for start := time.Now(); ; {
+		f, err := lockFile(path)
+		if err == nil {
+			return func() { f.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, err
+		}
+		progress(fmt.Sprintf("waiting for another build of the same, %s", seconds(time.Since(start))))
+		select {
+		case <-time.After(progressEvery):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// watched runs a slow command and says every few seconds that it is still running. Its output is shown only if it fails.
+func watched(ctx context.Context, progress func(string), what string, cmd *exec.Cmd) error {
+	progress(what)
+	var out outputCounter
+	cmd.Stdout, cmd.Stderr = &out, &out
+	start := time.Now()
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	tick := time.NewTicker(progressEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-done:
+			if err != nil {
+				return fmt.Errorf("%s: %w\n%s", what, errors.Join(err, ctx.Err()), out.tail())
+			}
+			return nil
+		case <-tick.C:
+			progress(fmt.Sprintf("%s: %s%s", what, seconds(time.Since(start)), out.String()))
+		}
+	}
+}
+
+// outputCounter keeps what a command writes and counts its lines.
+type outputCounter struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (o *outputCounter) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+// String says how many lines there are, as one package is printed a line.
+func (o *outputCounter) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if n := bytes.Count(o.text.Bytes(), []byte("\n")); n > 0 {
+		return fmt.Sprintf(", %d lines of output", n)
+	}
+	return ""
+}
+
+// tail returns the last lines.
+func (o *outputCounter) tail() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var lines []string
+	for s := bufio.NewScanner(io.Reader(&o.text)); s.Scan(); {
+		lines = append(lines, s.Text())
+	}
+	var b bytes.Buffer
+	for _, line := range lines[max(0, len(lines)-30):] {
+		fmt.Fprintln(&b, "  "+line)
+	}
+	return b.String()
+}
+
+func seconds(d time.Duration) string { return fmt.Sprintf("%.0f s", d.Seconds()) }
+
+// FindRepository returns the root of the source tree that contains dir: where the module of Landfall has its go.mod.
+func FindRepository(dir string) (string, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	for start := dir; ; dir = filepath.Dir(dir) {
+		text, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+		if err == nil && strings.HasPrefix(string(text), "module "+modulePath+"\n") {
+			return dir, nil
+		}
+		if dir == filepath.Dir(dir) {
+			return "", fmt.Errorf("%s is not inside the source tree of %s", start, modulePath)
+		}
+	}
+}
+
+const modulePath = "github.com/landfall-lb/landfall"

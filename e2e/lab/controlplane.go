@@ -1,0 +1,198 @@
+package lab
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os/exec"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+const apiPort = "6443"
+
+// controlPlane is etcd and the API server, both in the master's namespace.
+type controlPlane struct {
+	lab     *Lab
+	master  Node
+	binary  string
+	ca      *authority
+	admin   *rest.Config
+	etcd    *process
+	server  *process
+	address string // host:port that the API server answers on
+}
+
+func newControlPlane(l *Lab, binary string) (*controlPlane, error) {
+	master := l.cluster.master()
+	c := &controlPlane{lab: l, master: master, binary: binary, address: net.JoinHostPort(master.Addr.String(), apiPort)}
+	now := time.Now()
+	var err error
+	if c.ca, err = newAuthority(now); err != nil {
+		return nil, err
+	}
+	serverCert, serverKey, err := c.ca.issue(now, pkix.Name{CommonName: "kube-apiserver"},
+		[]net.IP{net.IPv4(127, 0, 0, 1), master.Addr.AsSlice(), l.cluster.ServiceNetwork.Masked().Addr().Next().AsSlice()},
+		[]string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"})
+	if err != nil {
+		return nil, err
+	}
+	adminCert, adminKey, err := c.ca.issue(now, pkix.Name{CommonName: "lab-admin", Organization: []string{"system:masters"}}, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	signing, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	signingKey, err := encodeKey(signing)
+	if err != nil {
+		return nil, err
+	}
+	c.admin = &rest.Config{
+		Host:            "https://" + c.address,
+		TLSClientConfig: rest.TLSClientConfig{CAData: c.ca.pem, CertData: adminCert, KeyData: adminKey},
+		QPS:             -1, // a test waits for what it asks for, not for a rate limit
+		Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+			return dialIn(ctx, l.state.namespace(master.Name), &net.Dialer{}, network, address)
+		},
+	}
+	return c, errors.Join(
+		writeFiles(map[string][]byte{
+			l.state.path("ca.crt"):      c.ca.pem,
+			l.state.path("server.crt"):  serverCert,
+			l.state.path("server.key"):  serverKey,
+			l.state.path("signing.key"): signingKey,
+		}),
+		clientcmd.WriteToFile(*c.kubeconfig(&clientcmdapi.AuthInfo{ClientCertificateData: adminCert, ClientKeyData: adminKey}), l.Kubeconfig()),
+	)
+}
+
+// kubeconfig describes the API server to a program on any node.
+func (c *controlPlane) kubeconfig(user *clientcmdapi.AuthInfo) *clientcmdapi.Config {
+	config := clientcmdapi.NewConfig()
+	config.Clusters["lab"] = &clientcmdapi.Cluster{Server: "https://" + c.address, CertificateAuthorityData: c.ca.pem}
+	config.AuthInfos["lab"] = user
+	config.Contexts["lab"] = &clientcmdapi.Context{Cluster: "lab", AuthInfo: "lab"}
+	config.CurrentContext = "lab"
+	return config
+}
+
+// startEtcd starts etcd; the API server waits for it by itself.
+func (c *controlPlane) startEtcd() (err error) {
+	binary := assetFromEnvironment("etcd")
+	if binary == "" {
+		if binary, err = exec.LookPath("etcd"); err != nil {
+			return err
+		}
+	}
+	c.etcd, err = c.lab.startProcess("etcd", command{Host: c.master.Name, Argv: []string{
+		binary, "--data-dir", c.lab.state.path("etcd"), "--unsafe-no-fsync",
+		"--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
+		"--listen-peer-urls", "http://127.0.0.1:2380", "--initial-advertise-peer-urls", "http://127.0.0.1:2380",
+		"--initial-cluster", "default=http://127.0.0.1:2380",
+	}})
+	return err
+}
+
+// start starts the API server and waits until it is ready.
+func (c *controlPlane) start(ctx context.Context, progress func(string)) (err error) {
+	file := c.lab.state.path
+	c.server, err = c.lab.startProcess("kube-apiserver", command{Host: c.master.Name, Argv: []string{
+		c.binary,
+		"--etcd-servers=http://127.0.0.1:2379",
+		"--bind-address=0.0.0.0", "--secure-port=" + apiPort, "--advertise-address=" + c.master.Addr.String(),
+		"--tls-cert-file=" + file("server.crt"), "--tls-private-key-file=" + file("server.key"), "--client-ca-file=" + file("ca.crt"),
+		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + file("signing.key"),
+		"--service-account-signing-key-file=" + file("signing.key"),
+		"--service-cluster-ip-range=" + c.lab.cluster.ServiceNetwork.Masked().String(),
+		"--authorization-mode=RBAC", "--allow-privileged",
+		// No controller-manager creates the default ServiceAccounts here.
+		"--disable-admission-plugins=ServiceAccount",
+	}})
+	if err != nil {
+		return err
+	}
+	client, err := rest.HTTPClientFor(c.admin)
+	if err != nil {
+		return err
+	}
+	defer client.CloseIdleConnections()
+	err = waitFor(ctx, progress, "the API server", time.Minute, func(ctx context.Context) error {
+		if !c.server.running() || !c.etcd.running() {
+			return permanent{errors.New("ended at once")}
+		}
+		return httpOK(ctx, client, c.admin.Host+"/readyz")
+	})
+	if err != nil {
+		return fmt.Errorf("%w\nkube-apiserver: %s\netcd: %s", err, tail(c.lab.logPath("kube-apiserver"), 8), tail(c.lab.logPath("etcd"), 3))
+	}
+	return nil
+}
+
+// StopAPI stops the API server; etcd keeps its data. All else goes on.
+func (l *Lab) StopAPI() error {
+	// After SIGTERM it takes a minute to leave.
+	return l.control.server.kill()
+}
+
+// StartAPI starts the API server after [Lab.StopAPI] and waits until it is ready.
+func (l *Lab) StartAPI(ctx context.Context) error {
+	return l.control.start(ctx, l.progress)
+}
+
+func httpOK(ctx context.Context, client *http.Client, url string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return errors.New(resp.Status)
+	}
+	return nil
+}
+
+// permanent is an error that no wait can mend.
+type permanent struct{ error }
+
+// waitFor calls f until it succeeds, and says every few seconds what it waits for. The last error of f explains a time-out.
+func waitFor(ctx context.Context, progress func(string), what string, limit time.Duration, f func(context.Context) error) error {
+	start := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	said := start
+	for {
+		attempt, stop := context.WithTimeout(ctx, 5*time.Second)
+		err := f(attempt)
+		stop()
+		if err == nil {
+			return nil
+		}
+		if _, ok := errors.AsType[permanent](err); ok {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		if time.Since(said) >= progressEvery {
+			said = time.Now()
+			progress(fmt.Sprintf("waiting for %s: %s", what, seconds(time.Since(start))))
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("%s: not there after %s: %w", what, seconds(time.Since(start)), err)
+		}
+	}
+}

@@ -1,0 +1,161 @@
+package lab
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	applydiscovery "k8s.io/client-go/applyconfigurations/discovery/v1"
+)
+
+// fieldManager is who the lab is to the API server.
+const fieldManager = "landfall-lab"
+
+// createObjects creates the Nodes and Services of the description.
+func (l *Lab) createObjects(ctx context.Context) error {
+	for _, n := range l.cluster.Nodes {
+		if err := l.createNode(ctx, n); err != nil {
+			return fmt.Errorf("node %s: %w", n.Name, err)
+		}
+	}
+	for _, s := range l.cluster.Services {
+		if err := l.AddService(ctx, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *Lab) createNode(ctx context.Context, n Node) error {
+	labels := map[string]string{"kubernetes.io/hostname": n.Name, "kubernetes.io/os": "linux"}
+	var taints []corev1.Taint
+	if n.ControlPlane {
+		// As kubeadm does it: no VIP is announced from there.
+		labels["node-role.kubernetes.io/control-plane"] = ""
+		labels["node.kubernetes.io/exclude-from-external-load-balancers"] = ""
+		taints = []corev1.Taint{{Key: "node-role.kubernetes.io/control-plane", Effect: corev1.TaintEffectNoSchedule}}
+	}
+	maps.Copy(labels, n.Labels)
+	nodes := l.kube.CoreV1().Nodes()
+	node, err := nodes.Create(ctx, &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: labels},
+		Spec:       corev1.NodeSpec{PodCIDR: n.PodNetwork.Masked().String(), PodCIDRs: []string{n.PodNetwork.Masked().String()}, Taints: taints},
+	}, metav1.CreateOptions{FieldManager: fieldManager})
+	if err != nil {
+		return err
+	}
+	// The API server marks a new Node as not ready, for a node controller to clear, which the lab does not have.
+	node.Spec.Taints = taints
+	if node, err = nodes.Update(ctx, node, metav1.UpdateOptions{FieldManager: fieldManager}); err != nil {
+		return err
+	}
+	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: n.Addr.String()}, {Type: corev1.NodeHostName, Address: n.Name}}
+	node.Status.Conditions = []corev1.NodeCondition{{
+		Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady", Message: "the lab says so",
+		LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now(),
+	}}
+	_, err = nodes.UpdateStatus(ctx, node, metav1.UpdateOptions{FieldManager: fieldManager})
+	return err
+}
+
+// AddService creates a Service, and its EndpointSlice from the pods of its app.
+func (l *Lab) AddService(ctx context.Context, s Service) error {
+	object := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name},
+		Spec: corev1.ServiceSpec{
+			Type:                  corev1.ServiceType(s.Type),
+			ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicy(s.ExternalTrafficPolicy),
+		},
+	}
+	if s.App != "" {
+		object.Spec.Selector = map[string]string{"run": s.App}
+	}
+	if s.ClusterIP.IsValid() {
+		object.Spec.ClusterIP = s.ClusterIP.String()
+	}
+	for _, p := range s.Ports {
+		object.Spec.Ports = append(object.Spec.Ports, corev1.ServicePort{
+			Name: p.Name, Protocol: corev1.Protocol(p.Protocol), Port: int32(p.Port), TargetPort: intstr.FromInt32(int32(p.target())), NodePort: int32(p.NodePort),
+		})
+	}
+	if err := l.ensureNamespace(ctx, s.Namespace); err != nil {
+		return err
+	}
+	if _, err := l.kube.CoreV1().Services(s.Namespace).Create(ctx, object, metav1.CreateOptions{FieldManager: fieldManager}); err != nil {
+		return fmt.Errorf("service %s/%s: %w", s.Namespace, s.Name, err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.services[s.Namespace+"/"+s.Name] = s
+	return l.writeSlice(ctx, s)
+}
+
+// RemoveService deletes a Service that [Lab.AddService] created, with its EndpointSlice.
+func (l *Lab) RemoveService(ctx context.Context, namespace, name string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.services, namespace+"/"+name)
+	return errors.Join(
+		l.kube.CoreV1().Services(namespace).Delete(ctx, name, metav1.DeleteOptions{}),
+		l.kube.DiscoveryV1().EndpointSlices(namespace).Delete(ctx, sliceName(name), metav1.DeleteOptions{}))
+}
+
+func (l *Lab) ensureNamespace(ctx context.Context, name string) error {
+	_, err := l.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{FieldManager: fieldManager})
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
+}
+
+// writeSlices writes the EndpointSlices of all Services that select app. The caller holds l.mu.
+func (l *Lab) writeSlices(ctx context.Context, app string) error {
+	var errs []error
+	for _, key := range slices.Sorted(maps.Keys(l.services)) {
+		if s := l.services[key]; s.App == app && app != "" {
+			errs = append(errs, l.writeSlice(ctx, s))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// writeSlice writes what the endpoint controller would: one slice with all pods of the Service's app. The caller holds l.mu.
+func (l *Lab) writeSlice(ctx context.Context, s Service) error {
+	if s.App == "" {
+		return nil
+	}
+	slice := applydiscovery.EndpointSlice(sliceName(s.Name), s.Namespace).
+		WithLabels(map[string]string{discoveryv1.LabelServiceName: s.Name, discoveryv1.LabelManagedBy: fieldManager + ".landfall.dev"}).
+		WithAddressType(discoveryv1.AddressTypeIPv4)
+	for _, p := range s.Ports {
+		slice.WithPorts(applydiscovery.EndpointPort().WithName(p.Name).WithProtocol(corev1.Protocol(p.protocol())).WithPort(int32(p.target())))
+	}
+	for _, name := range slices.Sorted(maps.Keys(l.pods)) {
+		pod := l.pods[name]
+		if pod.App != s.App {
+			continue
+		}
+		slice.WithEndpoints(applydiscovery.Endpoint().WithAddresses(pod.Addr.String()).WithNodeName(pod.Node).
+			WithConditions(applydiscovery.EndpointConditions().WithReady(pod.conditions.Ready).
+				WithServing(pod.conditions.Serving).WithTerminating(pod.conditions.Terminating)))
+	}
+	_, err := l.kube.DiscoveryV1().EndpointSlices(s.Namespace).Apply(ctx, slice, metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
+	if err != nil {
+		return fmt.Errorf("endpoints of %s/%s: %w", s.Namespace, s.Name, err)
+	}
+	return nil
+}
+
+func sliceName(service string) string { return service + "-lab" }
+
+func (p Port) protocol() string { return cmp.Or(p.Protocol, "TCP") }
+
+func (p Port) target() uint16 { return cmp.Or(p.Target, p.Port) }

@@ -1,0 +1,76 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+)
+
+// debianPackages says which package each program comes from that the lab, or the agents in it, start.
+var debianPackages = map[string]string{
+	"ip":        "iproute2",
+	"iptables":  "iptables",
+	"nft":       "nftables",
+	"conntrack": "conntrack",
+	"etcd":      "etcd-server",
+	"setpriv":   "util-linux",
+}
+
+// ensurePrograms finds the programs that the lab needs and installs the packages of those that are missing.
+func ensurePrograms(ctx context.Context, progress func(string)) error {
+	missing := missingPrograms()
+	if len(missing) == 0 {
+		return nil
+	}
+	packages := packagesOf(missing)
+	complaint := fmt.Errorf("missing programs %s: install the packages %s", strings.Join(missing, ", "), strings.Join(packages, " "))
+	if _, err := exec.LookPath("apt-get"); err != nil {
+		return complaint
+	}
+	install := append([]string{"install", "-y", "--no-install-recommends"}, packages...)
+	err := watched(ctx, progress, "installing "+strings.Join(packages, ", "), aptGet(ctx, install...))
+	if err != nil {
+		// A machine that never fetched the lists of packages knows none.
+		err = watched(ctx, progress, "fetching the lists of packages", aptGet(ctx, "update"))
+		err = errors.Join(err, watched(ctx, progress, "installing "+strings.Join(packages, ", "), aptGet(ctx, install...)))
+	}
+	if still := missingPrograms(); len(still) > 0 {
+		return errors.Join(complaint, err)
+	}
+	return nil
+}
+
+func aptGet(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "apt-get", append([]string{"-q", "-o", "DPkg::Lock::Timeout=120"}, args...)...)
+	// RUNLEVEL keeps package scripts from starting a service where there is no systemd.
+	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1")
+	return cmd
+}
+
+func missingPrograms() []string {
+	var missing []string
+	for _, program := range slices.Sorted(maps.Keys(debianPackages)) {
+		if _, err := exec.LookPath(program); err == nil {
+			continue
+		}
+		if program == "etcd" && assetFromEnvironment(program) != "" {
+			continue
+		}
+		missing = append(missing, program)
+	}
+	return missing
+}
+
+func packagesOf(programs []string) []string {
+	var packages []string
+	for _, p := range programs {
+		packages = append(packages, debianPackages[p])
+	}
+	slices.Sort(packages)
+	return slices.Compact(packages)
+}

@@ -1,0 +1,149 @@
+package lab
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/landfall-lb/landfall/e2e/lab/podserver"
+)
+
+// Conditions are the conditions of a pod's endpoint.
+type Conditions struct{ Ready, Serving, Terminating bool }
+
+// The conditions that a pod goes through.
+var (
+	Ready                 = Conditions{Ready: true, Serving: true}
+	NotReady              = Conditions{}
+	ServingTerminating    = Conditions{Serving: true, Terminating: true}
+	NotServingTerminating = Conditions{Terminating: true}
+)
+
+type podState struct {
+	Pod
+	conditions Conditions
+	server     *process
+}
+
+// AddPod makes a pod, starts its server, and adds it, ready, to the EndpointSlices of the Services that select its app.
+func (l *Lab) AddPod(ctx context.Context, p Pod) error {
+	check := l.cluster
+	l.mu.Lock()
+	check.Pods = []Pod{p}
+	for _, other := range l.pods {
+		check.Pods = append(check.Pods, other.Pod)
+	}
+	l.mu.Unlock()
+	if err := check.Validate(); err != nil {
+		return err
+	}
+	if err := l.startPods(ctx, []Pod{p}); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.writeSlices(ctx, p.App)
+}
+
+// RemovePod takes a pod out of the EndpointSlices and then away, server and network, in that order and without a pause.
+func (l *Lab) RemovePod(ctx context.Context, name string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	pod, ok := l.pods[name]
+	if !ok {
+		return fmt.Errorf("no pod %q", name)
+	}
+	delete(l.pods, name)
+	return errors.Join(
+		l.writeSlices(ctx, pod.App),
+		pod.server.kill(),
+		batch(ctx, "", []string{"netns delete " + l.state.namespace(name)}))
+}
+
+// SetConditions changes the conditions of a pod's endpoints: one of [Ready], [NotReady], [ServingTerminating], [NotServingTerminating].
+func (l *Lab) SetConditions(ctx context.Context, name string, conditions Conditions) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	pod, ok := l.pods[name]
+	if !ok {
+		return fmt.Errorf("no pod %q", name)
+	}
+	pod.conditions = conditions
+	return l.writeSlices(ctx, pod.App)
+}
+
+// Pods returns the pods of an app that are there now.
+func (l *Lab) Pods(app string) []Pod {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var pods []Pod
+	for _, p := range l.pods {
+		if p.App == app {
+			pods = append(pods, p.Pod)
+		}
+	}
+	return pods
+}
+
+// startPods makes pods and waits until their servers listen.
+func (l *Lab) startPods(ctx context.Context, pods []Pod) error {
+	for _, p := range pods {
+		if err := l.makeHost(ctx, planPod(p, l.nodes[p.Node])); err != nil {
+			return fmt.Errorf("pod %s: %w", p.Name, err)
+		}
+		config, err := json.Marshal(podserver.Config{Pod: p.Name, Node: p.Node, Addr: p.Addr, TCP: p.TCP, UDP: p.UDP})
+		if err != nil {
+			return err
+		}
+		server, err := l.startProcess("pod-"+p.Name, command{Host: p.Name, Argv: []string{l.options.Tool, podserver.Command, string(config)}})
+		if err != nil {
+			return err
+		}
+		l.mu.Lock()
+		l.pods[p.Name] = &podState{Pod: p, conditions: Ready, server: server}
+		l.mu.Unlock()
+	}
+	for _, p := range pods {
+		if err := l.waitForPod(ctx, p); err != nil {
+			return fmt.Errorf("%w: %s", err, tail(l.logPath("pod-"+p.Name), 3))
+		}
+	}
+	return nil
+}
+
+func (l *Lab) waitForPod(ctx context.Context, p Pod) error {
+	return waitFor(ctx, l.progress, "pod "+p.Name, 20*time.Second, func(ctx context.Context) error {
+		for _, port := range p.TCP {
+			conn, err := l.Dial(ctx, p.Name, "tcp", p.Addr.String()+":"+strconv.Itoa(int(port)))
+			if err != nil {
+				return err
+			}
+			conn.Close()
+		}
+		return nil
+	})
+}
+
+// buildTool builds the program that the pods' servers run from.
+func buildTool(ctx context.Context, repo string, progress func(string)) (string, error) {
+	cache, err := cacheFolder()
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(cache, "bin", "landfall-lab")
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return "", err
+	}
+	unlock, err := waitForFile(ctx, path+".lock", progress)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	return path, watched(ctx, progress, "building the lab's own program", exec.CommandContext(ctx, "go", "build", "-C", repo, "-o", path, "./e2e/cmd/landfall-lab"))
+}

@@ -1,0 +1,234 @@
+package lab
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"time"
+
+	"github.com/landfall-lb/landfall/e2e/lab/podserver"
+)
+
+// requestTimeout is how long a single request may take before it counts as failed.
+const requestTimeout = 2 * time.Second
+
+// Dial opens a connection from a host. address is an IP address and a port.
+func (l *Lab) Dial(ctx context.Context, host, network, address string) (net.Conn, error) {
+	return dialIn(ctx, l.state.namespace(host), &net.Dialer{Timeout: requestTimeout}, network, address)
+}
+
+// HTTPClient returns an HTTP client whose connections begin at a host, each request with one of its own.
+func (l *Lab) HTTPClient(host string) *http.Client {
+	return &http.Client{Timeout: requestTimeout, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			return l.Dial(ctx, host, network, address)
+		},
+	}}
+}
+
+// Ask sends one request to a pod's server from a host, over a new connection, and returns what the pod answers. network is
+// "tcp" or "udp".
+func (l *Lab) Ask(ctx context.Context, host, network string, target netip.AddrPort) (podserver.Answer, error) {
+	var answer podserver.Answer
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	conn, err := l.Dial(ctx, host, network, target.String())
+	if err != nil {
+		return answer, err
+	}
+	defer conn.Close()
+	deadline, _ := ctx.Deadline()
+	if err := conn.SetDeadline(deadline); err != nil {
+		return answer, err
+	}
+	if _, err := conn.Write([]byte("hello\n")); err != nil {
+		return answer, err
+	}
+	line, err := bufio.NewReader(conn).ReadBytes('\n')
+	if err != nil {
+		return answer, err
+	}
+	return answer, json.Unmarshal(line, &answer)
+}
+
+// Spread is how a number of requests came out.
+type Spread struct {
+	// Pods and Sources count the answers by the pod that gave them and by the client's address as that pod saw it.
+	Pods    map[string]int
+	Sources map[netip.Addr]int
+	// SourcesOf has the addresses that each pod saw.
+	SourcesOf map[string]map[netip.Addr]int
+	// Failures are the errors of requests without an answer.
+	Failures []error
+}
+
+// Spread sends n requests one after the other, each over a new connection, and counts who answers.
+func (l *Lab) Spread(ctx context.Context, host, network string, target netip.AddrPort, n int) Spread {
+	s := Spread{Pods: map[string]int{}, Sources: map[netip.Addr]int{}, SourcesOf: map[string]map[netip.Addr]int{}}
+	for range n {
+		answer, err := l.Ask(ctx, host, network, target)
+		if err != nil {
+			s.Failures = append(s.Failures, err)
+			continue
+		}
+		source := answer.Client.Addr()
+		s.Pods[answer.Pod]++
+		s.Sources[source]++
+		if s.SourcesOf[answer.Pod] == nil {
+			s.SourcesOf[answer.Pod] = map[netip.Addr]int{}
+		}
+		s.SourcesOf[answer.Pod][source]++
+	}
+	return s
+}
+
+// Get asks for a page over HTTP from a host and returns its status code and body.
+func (l *Lab) Get(ctx context.Context, host, url string) (code int, body string, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return 0, "", err
+	}
+	resp, err := l.HTTPClient(host).Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	return resp.StatusCode, string(text), err
+}
+
+// Probe is a running series of requests, each over a new connection, at a steady pace. See [Lab.StartProbe].
+type Probe struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+	result Report
+}
+
+// Report is what a probe saw.
+type Report struct {
+	Sent, Answered int
+	// Slow counts answers that took longer than 100 ms, as after a lost first packet.
+	Slow int
+	// Gap is the longest time without an answer, from one answer (or the start) to the next (or the end).
+	Gap time.Duration
+	// Failures counts the requests without an answer by their error.
+	Failures map[string]int
+	// Pods counts answers by pod, Sources by the client's address as the pod saw it.
+	Pods    map[string]int
+	Sources map[netip.Addr]int
+}
+
+// Failed is how many requests got no answer.
+func (r Report) Failed() int { return r.Sent - r.Answered }
+
+// String says it in a line.
+func (r Report) String() string {
+	return fmt.Sprintf("%d of %d answered, %d slow, longest gap %d ms, failures %v", r.Answered, r.Sent, r.Slow, r.Gap.Milliseconds(), r.Failures)
+}
+
+const slowAnswer = 100 * time.Millisecond
+
+// outcome is one request of a probe.
+type outcome struct {
+	began, ended time.Time
+	answer       podserver.Answer
+	err          error
+}
+
+// StartProbe sends a request from host to target every interval, whether or not the ones before were answered, until
+// [Probe.Stop]. network is "tcp" or "udp".
+func (l *Lab) StartProbe(ctx context.Context, host, network string, target netip.AddrPort, interval time.Duration) *Probe {
+	ctx, cancel := context.WithCancel(ctx)
+	p := &Probe{cancel: cancel, done: make(chan struct{})}
+	outcomes := make(chan outcome)
+	go func() {
+		var g group
+		tick := time.NewTicker(interval)
+		defer tick.Stop()
+		for ctx.Err() == nil {
+			g.run(func() error {
+				o := outcome{began: time.Now()}
+				// Not ctx: what is under way when the probe stops runs to its own end.
+				o.answer, o.err = l.Ask(context.WithoutCancel(ctx), host, network, target)
+				o.ended = time.Now()
+				outcomes <- o
+				return nil
+			})
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+			}
+		}
+		_ = g.wait()
+		close(outcomes)
+	}()
+	go func() {
+		defer close(p.done)
+		var all []outcome
+		for o := range outcomes {
+			all = append(all, o)
+		}
+		p.result = summarise(all)
+	}()
+	return p
+}
+
+// Stop ends the probe, waits for the requests that are under way, and returns what it saw.
+func (p *Probe) Stop() Report {
+	p.cancel()
+	<-p.done
+	return p.result
+}
+
+// summarise reads the outcomes of a probe, which come in the order in which they ended.
+func summarise(all []outcome) Report {
+	r := Report{Sent: len(all), Failures: map[string]int{}, Pods: map[string]int{}, Sources: map[netip.Addr]int{}}
+	if len(all) == 0 {
+		return r
+	}
+	first, lastBegan := all[0].began, all[0].began
+	for _, o := range all {
+		if o.began.Before(first) {
+			first = o.began
+		}
+		if o.began.After(lastBegan) {
+			lastBegan = o.began
+		}
+	}
+	heard := first
+	for _, o := range all {
+		if o.err != nil {
+			r.Failures[reasonOf(o.err)]++
+			continue
+		}
+		r.Answered++
+		r.Pods[o.answer.Pod]++
+		r.Sources[o.answer.Client.Addr()]++
+		if o.ended.Sub(o.began) > slowAnswer {
+			r.Slow++
+		}
+		r.Gap = max(r.Gap, o.ended.Sub(heard))
+		heard = o.ended
+	}
+	// If the last requests got no answer, the gap lasts until the probe gave up sending.
+	r.Gap = max(r.Gap, lastBegan.Sub(heard))
+	return r
+}
+
+// reasonOf returns the innermost error, without the ports that differ from one request to the next.
+func reasonOf(err error) string {
+	if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
+		return "timeout"
+	}
+	for inner := errors.Unwrap(err); inner != nil; inner = errors.Unwrap(err) {
+		err = inner
+	}
+	return err.Error()
+}
