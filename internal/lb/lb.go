@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -242,6 +243,15 @@ type L2Advertisement struct {
 	NodeSelectors []labels.Selector
 	// Interfaces are exact interface names; every suitable interface when empty.
 	Interfaces []string
+}
+
+// Selects tells whether the advertisement is for the pool.
+func (a L2Advertisement) Selects(pool Pool) bool {
+	if len(a.Pools) == 0 && len(a.PoolSelectors) == 0 {
+		return true
+	}
+	return slices.Contains(a.Pools, pool.Name) ||
+		slices.ContainsFunc(a.PoolSelectors, func(s labels.Selector) bool { return s.Matches(pool.Labels) })
 }
 
 // Condition is a status condition; the writer keeps the transition time of a status that does not change.

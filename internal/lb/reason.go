@@ -40,6 +40,10 @@ const (
 	ReasonNotOwner        Reason = "NotOwner"        // another claiming node owns the VIP
 	ReasonAnnounced       Reason = "Announced"       // this node answers for the VIP
 	ReasonNoOwner         Reason = "NoOwner"         // no live node claims the VIP
+	ReasonUnheard         Reason = "Unheard"         // the node has not said anything of the VIP yet
+	ReasonNodeUnknown     Reason = "NodeUnknown"     // the API server has no Node object of this node
+	ReasonFamilyUnspoken  Reason = "FamilyUnspoken"  // the speaker does not announce addresses of this family
+	ReasonAnnounceFailed  Reason = "AnnounceFailed"  // the owner cannot answer on any of its interfaces
 )
 
 // Refusal is a Reason with the sentence that explains it: what was refused, the value, and what would be right.

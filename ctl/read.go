@@ -1,0 +1,51 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/kube"
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// world is what the API server knows.
+type world struct {
+	class          string
+	services       map[lb.Key]lb.Service
+	pools          map[string]lb.Pool
+	advertisements map[string]lb.L2Advertisement
+}
+
+// read lists all that the report needs.
+func read(ctx context.Context, client *kube.Client, o options) (world, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	synced := make(chan struct{}, 1)
+	client.OnSync(func() {
+		select {
+		case synced <- struct{}{}:
+		default:
+		}
+	})
+	services := kube.Services(client, "", func(lb.Key) {})
+	pools := kube.Pools(client, func(string) {})
+	advertisements := kube.L2Advertisements(client, func(string) {})
+
+	ended := make(chan error, 1)
+	go func() { ended <- client.Run(ctx) }()
+	defer func() {
+		cancel()
+		<-ended
+	}()
+	deadline := time.After(o.timeout)
+	for !services.Synced() || !pools.Synced() || !advertisements.Synced() {
+		select {
+		case <-synced:
+		case <-ctx.Done():
+			return world{}, ctx.Err()
+		case <-deadline:
+			return world{}, fmt.Errorf("no answer from the API server %s within %s", client.Host(), o.timeout)
+		}
+	}
+	return world{class: o.class, services: services.All(), pools: pools.All(), advertisements: advertisements.All()}, nil
+}

@@ -1,0 +1,158 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// report is the answer of landfallctl status: two tables and a list of what is wrong.
+type report struct {
+	pools, vips [][]string
+	problems    []string
+}
+
+func newReport(w world) report {
+	var r report
+	if len(w.pools) == 0 {
+		r.problem("there is no IPAddressPool: create one, or no Service gets an address")
+	}
+	for _, name := range slices.Sorted(maps.Keys(w.pools)) {
+		r.addPool(w.pools[name], w.advertisements)
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(w.services), lb.Key.Compare) {
+		if s := w.services[key]; s.Type == lb.LoadBalancer && s.Class == w.class {
+			r.addService(s)
+		}
+	}
+	slices.SortStableFunc(r.vips, func(a, b []string) int { return compareAddresses(a[0], b[0]) })
+	return r
+}
+
+func (r *report) problem(format string, args ...any) {
+	r.problems = append(r.problems, fmt.Sprintf(format, args...))
+}
+
+func (r *report) addPool(p lb.Pool, advertisements map[string]lb.L2Advertisement) {
+	ranges := make([]string, len(p.Ranges))
+	for i, one := range p.Ranges {
+		ranges[i] = one.String()
+	}
+	ready, ok := find(p.Status.Conditions, lb.ConditionReady)
+	state := "yes"
+	switch {
+	case !ok:
+		state = "unknown"
+		r.problem("pool %s: the controller has not looked at it yet; is it running?", p.Name)
+	case !ready.Status:
+		state = "no: " + string(ready.Reason)
+		r.problem("pool %s: %s (%s)", p.Name, ready.Message, ready.Reason)
+	}
+	var by []string
+	for _, name := range slices.Sorted(maps.Keys(advertisements)) {
+		if advertisements[name].Selects(p) {
+			by = append(by, name)
+		}
+	}
+	if len(by) == 0 {
+		r.problem("pool %s: no L2Advertisement selects it, so its addresses are not announced (%s)", p.Name, lb.ReasonNoAdvertisement)
+	}
+	r.pools = append(r.pools, []string{
+		p.Name, strings.Join(ranges, ", "),
+		counts(p.Status.AssignedIPv4, p.Status.AssignedIPv6), counts(p.Status.AvailableIPv4, p.Status.AvailableIPv6),
+		state, cmp.Or(strings.Join(by, ", "), "-"),
+	})
+}
+
+// counts joins the figures of both families, leaving out a family that the pool does not have.
+func counts(v4, v6 string) string {
+	var figures []string
+	for _, figure := range []string{v4, v6} {
+		if figure != "" {
+			figures = append(figures, figure)
+		}
+	}
+	return cmp.Or(strings.Join(figures, " + "), "-")
+}
+
+func (r *report) addService(s lb.Service) {
+	assigned, known := find(s.Conditions, lb.ConditionAssigned)
+	switch {
+	case !known:
+		r.problem("service %s: the controller has not looked at it yet; is it running?", s.Key)
+	case !assigned.Status:
+		r.problem("service %s: %s (%s)", s.Key, assigned.Message, assigned.Reason)
+	}
+	vips := s.VIPs()
+	if len(vips) == 0 {
+		r.vips = append(r.vips, []string{"pending", s.Key.String(), string(s.ExternalPolicy), "-"})
+		return
+	}
+	announced, known := find(s.Conditions, lb.ConditionAnnounced)
+	owner := map[netip.Addr]string{}
+	switch {
+	case !known:
+		r.problem("service %s: no speaker has said anything about it yet; are the speakers running?", s.Key)
+	case !announced.Status:
+		r.problem("service %s: %s (%s)", s.Key, announced.Message, announced.Reason)
+	}
+	for _, a := range lb.ParseAnnouncements(announced.Message) {
+		owner[a.VIP] = fmt.Sprintf("%s (%s)", a.Node, a.How)
+	}
+	for _, vip := range vips {
+		r.vips = append(r.vips, []string{vip.String(), s.Key.String(), string(s.ExternalPolicy), cmp.Or(owner[vip], "nobody")})
+	}
+}
+
+func find(conditions []lb.Condition, kind string) (lb.Condition, bool) {
+	i := slices.IndexFunc(conditions, func(c lb.Condition) bool { return c.Type == kind })
+	if i < 0 {
+		return lb.Condition{}, false
+	}
+	return conditions[i], true
+}
+
+// compareAddresses puts addresses in numeric order and what is none after them.
+func compareAddresses(a, b string) int {
+	x, errX := netip.ParseAddr(a)
+	y, errY := netip.ParseAddr(b)
+	if errX != nil || errY != nil {
+		return cmp.Compare(a, b)
+	}
+	return x.Compare(y)
+}
+
+func (r report) print(w io.Writer) error {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	section := func(title []string, rows [][]string, none string) {
+		fmt.Fprintln(table, strings.Join(title, "\t"))
+		for _, row := range rows {
+			fmt.Fprintln(table, strings.Join(row, "\t"))
+		}
+		if len(rows) == 0 {
+			fmt.Fprintln(table, none)
+		}
+		table.Flush()
+		fmt.Fprintln(w)
+	}
+	section([]string{"POOL", "ADDRESSES", "ASSIGNED", "FREE", "READY", "ADVERTISED BY"}, r.pools, "(none)")
+	section([]string{"VIP", "SERVICE", "POLICY", "OWNER"}, r.vips, "(no Service of type LoadBalancer)")
+	if len(r.problems) == 0 {
+		_, err := fmt.Fprintln(w, "Nothing is wrong.")
+		return err
+	}
+	fmt.Fprintln(w, "WRONG")
+	for _, p := range r.problems {
+		if _, err := fmt.Fprintf(w, "- %s\n", p); err != nil {
+			return err
+		}
+	}
+	return nil
+}

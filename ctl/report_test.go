@@ -1,0 +1,122 @@
+package main
+
+import (
+	"bytes"
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+func pool(name, addresses string, ready lb.Condition) lb.Pool {
+	r, err := lb.ParseRange(addresses)
+	if err != nil {
+		panic(err)
+	}
+	return lb.Pool{Name: name, Ranges: []lb.Range{r}, Status: lb.PoolStatus{AssignedIPv4: "1", AvailableIPv4: "19", Conditions: []lb.Condition{ready}}}
+}
+
+func service(name, vip string, conditions ...lb.Condition) lb.Service {
+	s := lb.Service{Key: lb.Key{Namespace: "default", Name: name}, Type: lb.LoadBalancer, ExternalPolicy: lb.Cluster, Conditions: conditions}
+	if vip != "" {
+		s.Ingress = []lb.Ingress{{Addr: netip.MustParseAddr(vip)}}
+	}
+	return s
+}
+
+var (
+	ready    = lb.Condition{Type: lb.ConditionReady, Status: true, Reason: lb.ReasonPoolReady}
+	assigned = lb.Condition{Type: lb.ConditionAssigned, Status: true, Reason: lb.ReasonAssigned}
+)
+
+func announced(message string) lb.Condition {
+	return lb.Condition{Type: lb.ConditionAnnounced, Status: true, Reason: lb.ReasonAnnounced, Message: message}
+}
+
+func worldOf(services []lb.Service, pools ...lb.Pool) world {
+	w := world{services: map[lb.Key]lb.Service{}, pools: map[string]lb.Pool{}, advertisements: map[string]lb.L2Advertisement{
+		"lan": {Name: "lan", Pools: []string{"vmware"}},
+	}}
+	for _, s := range services {
+		w.services[s.Key] = s
+	}
+	for _, p := range pools {
+		w.pools[p.Name] = p
+	}
+	return w
+}
+
+func TestReport(t *testing.T) {
+	vmware := pool("vmware", "172.26.236.180-172.26.236.199", ready)
+	for _, test := range []struct {
+		name string
+		w    world
+		want string
+	}{
+		{
+			name: "all is well",
+			w: worldOf([]lb.Service{
+				service("my-nginx", "172.26.236.180", assigned, announced("172.26.236.180 is announced from k8s-worker-178 (ARP on eth0)")),
+				{Key: lb.Key{Namespace: "default", Name: "kubernetes"}, Type: lb.ClusterIP},
+			}, vmware),
+			want: `POOL    ADDRESSES                      ASSIGNED  FREE  READY  ADVERTISED BY
+vmware  172.26.236.180-172.26.236.199  1         19    yes    lan
+
+VIP             SERVICE           POLICY   OWNER
+172.26.236.180  default/my-nginx  Cluster  k8s-worker-178 (ARP on eth0)
+
+Nothing is wrong.
+`,
+		},
+		{
+			name: "nothing there",
+			w:    worldOf(nil),
+			want: `POOL  ADDRESSES  ASSIGNED  FREE  READY  ADVERTISED BY
+(none)
+
+VIP  SERVICE  POLICY  OWNER
+(no Service of type LoadBalancer)
+
+WRONG
+- there is no IPAddressPool: create one, or no Service gets an address
+`,
+		},
+		{
+			name: "everything wrong",
+			w: worldOf([]lb.Service{
+				service("nobody", "172.26.236.9", assigned, lb.Condition{Type: lb.ConditionAnnounced, Reason: lb.ReasonNoBackends, Message: "no endpoint is usable on any node"}),
+				service("pending", "", lb.Condition{Type: lb.ConditionAssigned, Reason: lb.ReasonPoolExhausted, Message: "all pools are full"}),
+				service("unseen", "172.26.236.10"),
+			}, vmware, pool("younger", "172.26.236.190/32", lb.Condition{Type: lb.ConditionReady, Reason: lb.ReasonPoolOverlaps, Message: "overlaps with pool vmware"})),
+			want: `POOL     ADDRESSES                      ASSIGNED  FREE  READY            ADVERTISED BY
+vmware   172.26.236.180-172.26.236.199  1         19    yes              lan
+younger  172.26.236.190                 1         19    no: Overlapping  -
+
+VIP            SERVICE          POLICY   OWNER
+172.26.236.9   default/nobody   Cluster  nobody
+172.26.236.10  default/unseen   Cluster  nobody
+pending        default/pending  Cluster  -
+
+WRONG
+- pool younger: overlaps with pool vmware (Overlapping)
+- pool younger: no L2Advertisement selects it, so its addresses are not announced (NoAdvertisement)
+- service default/nobody: no endpoint is usable on any node (NoBackends)
+- service default/pending: all pools are full (PoolExhausted)
+- service default/unseen: the controller has not looked at it yet; is it running?
+- service default/unseen: no speaker has said anything about it yet; are the speakers running?
+`,
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var out bytes.Buffer
+			if err := newReport(test.w).print(&out); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.want, out.String()); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}

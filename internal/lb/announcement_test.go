@@ -1,0 +1,24 @@
+package lb
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+)
+
+func TestAnnouncementsReadBack(t *testing.T) {
+	list := []Announcement{
+		{VIP: netip.MustParseAddr("192.0.2.1"), Node: "node-1", How: "ARP on eth0, eth1"},
+		{VIP: netip.MustParseAddr("2001:db8::1"), Node: "node-2"},
+	}
+	message := list[0].String() + "; " + list[1].String()
+	if want := "192.0.2.1 is announced from node-1 (ARP on eth0, eth1); 2001:db8::1 is announced from node-2"; message != want {
+		t.Errorf("message %q, want %q", message, want)
+	}
+	if got := ParseAnnouncements(message); !slices.Equal(got, list) {
+		t.Errorf("read back as %v", got)
+	}
+	if got := ParseAnnouncements("no node claims 192.0.2.1; nobody is announced from here"); got != nil {
+		t.Errorf("prose was read as %v", got)
+	}
+}
