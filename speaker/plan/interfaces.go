@@ -1,0 +1,129 @@
+package plan
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// announceOn returns the interfaces on which the advertisements have this node announce the VIP, sorted.
+func announceOn(f Facts, vip netip.Addr) ([]string, *lb.Refusal) {
+	pools := poolsOf(f.Pools, vip)
+	if len(pools) == 0 {
+		return nil, lb.Refuse(lb.ReasonNoAdvertisement, "%s lies in no IPAddressPool", vip)
+	}
+	var matching, elsewhere []lb.L2Advertisement
+	for _, name := range slices.Sorted(maps.Keys(f.Advertisements)) {
+		switch ad := f.Advertisements[name]; {
+		case !selectsPool(ad, pools):
+		case !selectsNode(ad, *f.Node):
+			elsewhere = append(elsewhere, ad)
+		default:
+			matching = append(matching, ad)
+		}
+	}
+	switch {
+	case len(matching) == 0 && len(elsewhere) > 0:
+		return nil, lb.Refuse(lb.ReasonNoAdvertisement, "L2Advertisement %s does not select node %s", elsewhere[0].Name, f.Self)
+	case len(matching) == 0:
+		return nil, lb.Refuse(lb.ReasonNoAdvertisement, "no L2Advertisement selects IPAddressPool %s", pools[0].Name)
+	}
+	found := map[string]bool{}
+	for _, ad := range matching {
+		for _, i := range f.Interfaces {
+			if suits(ad, i, vip) {
+				found[i.Name] = true
+			}
+		}
+	}
+	if len(found) == 0 {
+		return nil, lb.Refuse(lb.ReasonNoInterface, "%s", noInterface(f, matching, vip))
+	}
+	return slices.Sorted(maps.Keys(found)), nil
+}
+
+func poolsOf(pools map[string]lb.Pool, vip netip.Addr) []lb.Pool {
+	var found []lb.Pool
+	for _, name := range slices.Sorted(maps.Keys(pools)) {
+		if slices.ContainsFunc(pools[name].Ranges, func(r lb.Range) bool { return r.Contains(vip) }) {
+			found = append(found, pools[name])
+		}
+	}
+	return found
+}
+
+func selectsPool(ad lb.L2Advertisement, pools []lb.Pool) bool {
+	if len(ad.Pools) == 0 && len(ad.PoolSelectors) == 0 {
+		return true
+	}
+	for _, pool := range pools {
+		if slices.Contains(ad.Pools, pool.Name) {
+			return true
+		}
+		for _, selector := range ad.PoolSelectors {
+			if selector.Matches(pool.Labels) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func selectsNode(ad lb.L2Advertisement, node lb.Node) bool {
+	if len(ad.NodeSelectors) == 0 {
+		return true
+	}
+	for _, selector := range ad.NodeSelectors {
+		if selector.Matches(node.Labels) {
+			return true
+		}
+	}
+	return false
+}
+
+// suits tells whether the advertisement has the interface answer for the VIP. An interface that is named needs no subnet that
+// contains the VIP: whoever names it knows who asks there.
+func suits(ad lb.L2Advertisement, i lb.Interface, vip netip.Addr) bool {
+	if !i.Up || i.Loopback || i.NoARP || len(i.MAC) == 0 {
+		return false
+	}
+	if len(ad.Interfaces) > 0 {
+		return slices.Contains(ad.Interfaces, i.Name)
+	}
+	_, ok := i.Subnet(vip)
+	return ok && !i.Enslaved
+}
+
+// noInterface explains why none of this node's interfaces suits.
+func noInterface(f Facts, matching []lb.L2Advertisement, vip netip.Addr) string {
+	for _, ad := range matching {
+		if len(ad.Interfaces) > 0 {
+			return fmt.Sprintf("%s has no interface %s, as L2Advertisement %s names it, that is up and speaks ARP",
+				f.Self, strings.Join(ad.Interfaces, " or "), ad.Name)
+		}
+	}
+	var subnets []string
+	for _, i := range f.Interfaces {
+		if i.Loopback || i.Enslaved {
+			continue
+		}
+		for _, p := range i.Addresses {
+			if p.Addr().Is4() == vip.Is4() && !p.Addr().IsLinkLocalUnicast() && len(subnets) < 4 {
+				state := ""
+				if !i.Up {
+					state = ", down"
+				}
+				subnets = append(subnets, fmt.Sprintf("%s%s: %s", i.Name, state, p.Masked()))
+			}
+		}
+	}
+	if len(subnets) == 0 {
+		return fmt.Sprintf("%s has no interface with an address of the family of %s", f.Self, vip)
+	}
+	return fmt.Sprintf("no interface of %s that is up has a subnet that contains %s (%s); an L2Advertisement that names interfaces announces it all the same",
+		f.Self, vip, strings.Join(subnets, "; "))
+}

@@ -1,0 +1,171 @@
+// Package plan decides, for one VIP at a time and from values only, whether this node claims it, who owns it, on which interfaces
+// this node answers for it, and why or why not.
+package plan
+
+import (
+	"net/netip"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// LabelExclude keeps a node out of external load balancing, whatever its value (KEP-1143).
+const LabelExclude = "node.kubernetes.io/exclude-from-external-load-balancers"
+
+// Facts are what one node knows that concerns all VIPs alike.
+type Facts struct {
+	// Self is the name of this node.
+	Self string
+	// Node is this node's object as last seen; nil when the API server has none.
+	Node *lb.Node
+	// Joined is set once this node has met the other speakers or has tried to.
+	Joined bool
+	// Stopping is set once the speaker was told to end.
+	Stopping bool
+	// Gate says why the gate's deliveries cannot be used, ReasonFeedUnknown or ReasonFeedLost; "" when they can.
+	Gate           lb.Reason
+	Pools          map[string]lb.Pool
+	Advertisements map[string]lb.L2Advertisement
+	Interfaces     []lb.Interface
+	// Live are the names of all live nodes, this one included, in any order.
+	Live []string
+}
+
+// Input is what one node knows of one VIP.
+type Input struct {
+	VIP netip.Addr
+	// Holders are the Services that hold the VIP, in order of their keys.
+	Holders []Holder
+	// Claims are the words of other live nodes.
+	Claims map[string]lb.Claim
+	// Answering are the interfaces on which this node answers for the VIP now.
+	Answering []string
+}
+
+// Holder is a Service that holds the VIP, with what the gate says of it.
+type Holder struct {
+	Service lb.Key
+	// Delivery is nil when the gate says nothing.
+	Delivery *lb.Delivery
+}
+
+// Decision is what follows for one VIP.
+type Decision struct {
+	VIP      netip.Addr
+	Services []lb.Key
+	// Refusal says why this node does not claim the VIP; nil when it does.
+	Refusal *lb.Refusal
+	// Owner is the node that shall answer; "" when no live node claims the VIP.
+	Owner string
+	// Reporter is the node that reports on the VIP to the API server: the owner, or who would be it if all live nodes claimed.
+	Reporter string
+	// Answer are the interfaces on which this node answers; none when it does not.
+	Answer []string
+	// Handover is set while this node answers only until the owner does.
+	Handover bool
+	// Rival is set while this node owns the VIP and another one answers for it too.
+	Rival bool
+	// Nodes is the word of each live node, sorted by name.
+	Nodes []NodeWord
+}
+
+// Claim returns what this node says of the VIP to the others; answering is what its actor reports.
+func (d Decision) Claim(answering bool) lb.Claim {
+	claim := lb.Claim{Answering: answering}
+	if d.Refusal != nil {
+		claim.Reason = d.Refusal.Reason
+	}
+	return claim
+}
+
+// Decide plans one VIP.
+func Decide(f Facts, in Input) Decision {
+	d := Decision{VIP: in.VIP}
+	for _, h := range in.Holders {
+		d.Services = append(d.Services, h.Service)
+	}
+	var interfaces []string
+	interfaces, d.Refusal = refuse(f, in)
+	d.Owner = Winner(in.VIP, claimants(f, in, d.Refusal))
+	d.Reporter = d.Owner
+	if d.Owner == "" {
+		d.Reporter = Winner(in.VIP, f.Live)
+	}
+	switch {
+	case d.Owner == f.Self:
+		d.Answer = interfaces
+		for _, claim := range in.Claims {
+			d.Rival = d.Rival || claim.Answering
+		}
+	case handsOver(f, in, d):
+		d.Answer, d.Handover = in.Answering, true
+	}
+	d.Nodes = words(f, in, d)
+	return d
+}
+
+// claimants are the live nodes that claim the VIP. What this node claims is what it has just decided, not what it last told.
+func claimants(f Facts, in Input, own *lb.Refusal) []string {
+	var nodes []string
+	if own == nil {
+		nodes = append(nodes, f.Self)
+	}
+	for node, claim := range in.Claims {
+		if node != f.Self && claim.Reason == "" {
+			nodes = append(nodes, node)
+		}
+	}
+	return nodes
+}
+
+// handsOver tells whether this node, which answers for a VIP that it does not own, goes on with it until it has heard that the
+// owner answers (contract: make before break). It does so only while what still arrives here is delivered.
+func handsOver(f Facts, in Input, d Decision) bool {
+	if len(in.Answering) == 0 || f.Gate != "" || !forwards(in.Holders) {
+		return false
+	}
+	if d.Owner != "" && in.Claims[d.Owner].Answering {
+		return false
+	}
+	if d.Refusal == nil {
+		return true // and so there is another owner
+	}
+	switch d.Refusal.Reason {
+	case lb.ReasonNodeLeaving, lb.ReasonNoLocalBackends:
+		return true // also while there is no owner yet: what is about to go still serves, and nobody else does
+	case lb.ReasonStopping, lb.ReasonNodeExcluded, lb.ReasonNoAdvertisement:
+		return d.Owner != ""
+	}
+	return false
+}
+
+// refuse returns the interfaces on which this node may answer, or why it does not claim the VIP. The order is from what holds for
+// the whole node to what holds for one Service, so that the reason shown is the one to remove first.
+func refuse(f Facts, in Input) ([]string, *lb.Refusal) {
+	switch {
+	case f.Stopping:
+		return nil, lb.Refuse(lb.ReasonStopping, "the speaker on %s is ending", f.Self)
+	case f.Node == nil:
+		return nil, lb.Refuse(lb.ReasonNodeUnknown, "the API server has no Node %s", f.Self)
+	case f.Node.Leaving != "":
+		return nil, lb.Refuse(f.Node.Leaving, "%s: %s", f.Self, Describe(f.Node.Leaving))
+	case excluded(*f.Node):
+		return nil, lb.Refuse(lb.ReasonNodeExcluded, "%s carries the label %s", f.Self, LabelExclude)
+	case !f.Joined:
+		return nil, lb.Refuse(lb.ReasonNotJoined, "the speaker on %s has not met the others yet", f.Self)
+	case in.VIP.Is6():
+		return nil, lb.Refuse(lb.ReasonFamilyUnspoken, "IPv6 addresses are not announced by this version")
+	}
+	interfaces, refusal := announceOn(f, in.VIP)
+	if refusal == nil {
+		refusal = deliverable(f.Gate, in.Holders)
+	}
+	if refusal != nil {
+		return nil, refusal
+	}
+	return interfaces, nil
+}
+
+func excluded(n lb.Node) bool {
+	_, ok := n.Labels[LabelExclude]
+	return ok
+}

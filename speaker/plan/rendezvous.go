@@ -1,0 +1,32 @@
+package plan
+
+import (
+	"hash/fnv"
+	"net/netip"
+)
+
+// Winner returns the node with the highest weight for the VIP (rendezvous hashing, also known as highest random weight): all who
+// know the same nodes pick the same winner, and a node that comes or goes moves only the VIPs that it wins or won. "" without nodes.
+func Winner(vip netip.Addr, nodes []string) string {
+	winner, most := "", uint64(0)
+	for _, node := range nodes {
+		w := weight(vip, node)
+		if winner == "" || w > most || w == most && node < winner {
+			winner, most = node, w
+		}
+	}
+	return winner
+}
+
+// weight must never change between versions: nodes of both would disagree during an upgrade.
+func weight(vip netip.Addr, node string) uint64 {
+	h := fnv.New64a()
+	addr := vip.As16()
+	h.Write(addr[:])
+	h.Write([]byte(node))
+	// FNV leaves neighbours near each other; this finalizer (splitmix64) spreads them over all bits.
+	x := h.Sum64()
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}

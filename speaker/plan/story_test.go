@@ -1,0 +1,241 @@
+package plan
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// cluster is a few speakers that plan one VIP, hear one another and answer as their plans say. Each hears in its own time.
+type cluster struct {
+	nodes map[string]*speaker
+	// dark counts steps after which nobody answered, and doomed steps after which a node answered without forwarding.
+	dark, doomed int
+}
+
+type speaker struct {
+	facts    Facts
+	holders  []Holder
+	said     lb.Claim
+	on       []string            // interfaces that answer
+	heard    map[string]lb.Claim // the last word of each other node that is alive
+	alive    bool
+	sees func(node string) bool // which nodes it can see
+}
+
+func newCluster() *cluster {
+	c := &cluster{nodes: map[string]*speaker{}}
+	for _, name := range []string{w177, w178, w179} {
+		c.nodes[name] = &speaker{
+			facts: facts(name), holders: []Holder{{nginx, delivery(nginx)}}, heard: map[string]lb.Claim{},
+			alive: true, sees: func(string) bool { return true }, said: lb.Claim{Reason: lb.ReasonNotJoined},
+		}
+	}
+	return c
+}
+
+// act lets one node plan and act on what it has heard; its answer is told after it is really given.
+func (c *cluster) act(name string) {
+	s := c.nodes[name]
+	if !s.alive {
+		return
+	}
+	s.facts.Live = nil
+	claims := map[string]lb.Claim{}
+	for other, o := range c.nodes {
+		if !o.alive || !s.sees(other) {
+			delete(s.heard, other)
+			continue
+		}
+		s.facts.Live = append(s.facts.Live, other)
+		if claim, ok := s.heard[other]; ok && other != name {
+			claims[other] = claim
+		}
+	}
+	d := Decide(s.facts, Input{VIP: vip, Holders: s.holders, Claims: claims, Answering: s.on})
+	s.on = d.Answer
+	s.said = d.Claim(len(s.on) > 0)
+	if len(s.on) > 0 && !forwards(s.holders) {
+		c.doomed++
+	}
+	if len(c.answering()) == 0 {
+		c.dark++
+	}
+}
+
+// hear delivers the newest word of one node to another.
+func (c *cluster) hear(to, from string) {
+	if s, o := c.nodes[to], c.nodes[from]; s.alive && o.alive && to != from && s.sees(from) {
+		s.heard[from] = o.said
+	}
+}
+
+func (c *cluster) answering() []string {
+	var names []string
+	for _, name := range slices.Sorted(maps.Keys(c.nodes)) {
+		if s := c.nodes[name]; s.alive && len(s.on) > 0 {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// settle runs steps in the order given, often enough that each node has acted on all words.
+func (c *cluster) settle(order []string) {
+	for range 6 {
+		for _, step := range order {
+			to, from, ok := strings.Cut(step, "<")
+			if ok {
+				c.hear(to, from)
+			} else {
+				c.act(to)
+			}
+		}
+	}
+}
+
+// orders are ways to interleave the steps of three nodes: forth, back, each step twice, and shuffled.
+func orders() map[string][]string {
+	var steps []string
+	for _, n := range []string{w177, w178, w179} {
+		steps = append(steps, n)
+		for _, m := range []string{w177, w178, w179} {
+			steps = append(steps, n+"<"+m)
+		}
+	}
+	reversed := slices.Clone(steps)
+	slices.Reverse(reversed)
+	var twice []string
+	for _, s := range steps {
+		twice = append(twice, s, s)
+	}
+	all := map[string][]string{"in order": steps, "reversed": reversed, "twice": twice}
+	random := rand.New(rand.NewPCG(1, 2))
+	for i := range 20 {
+		shuffled := slices.Clone(steps)
+		random.Shuffle(len(shuffled), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
+		all[fmt.Sprintf("shuffled %d", i)] = shuffled
+	}
+	return all
+}
+
+func TestContractStories(t *testing.T) {
+	owner, second, third := ranking()
+	type step struct {
+		what      string
+		do        func(*cluster)
+		answering []string
+		// unplanned events may leave nobody answering for a while; planned ones may not.
+		unplanned bool
+	}
+	each := func(f func(name string, s *speaker)) func(*cluster) {
+		return func(c *cluster) {
+			for name, s := range c.nodes {
+				f(name, s)
+			}
+		}
+	}
+	crash := func(node string) func(*cluster) {
+		return func(c *cluster) { s := c.nodes[node]; s.alive, s.on, s.heard = false, nil, map[string]lb.Claim{} }
+	}
+	start := func(node string) func(*cluster) {
+		return func(c *cluster) {
+			s := c.nodes[node]
+			s.alive, s.facts.Joined, s.facts.Stopping, s.said = true, true, false, lb.Claim{Reason: lb.ReasonNotJoined}
+		}
+	}
+	gate := func(node string, reason lb.Reason) func(*cluster) {
+		return func(c *cluster) { c.nodes[node].facts.Gate = reason }
+	}
+	pods := func(localReady, localServing map[string]int) func(*cluster) {
+		return each(func(name string, s *speaker) {
+			ready, serving := 0, 0
+			for _, n := range localReady {
+				ready += n
+			}
+			for _, n := range localServing {
+				serving += n
+			}
+			s.holders = []Holder{{nginx, delivery(nginx, local(localReady[name], localServing[name], ready, serving))}}
+		})
+	}
+	for name, story := range map[string][]step{
+		"5: crash and return": {
+			{"crash", crash(owner), []string{second}, true},
+			{"return, the feed not there yet", func(c *cluster) { start(owner)(c); gate(owner, lb.ReasonFeedUnknown)(c) }, []string{second}, false},
+			{"the feed is there", gate(owner, ""), []string{owner}, false},
+		},
+		"6: planned stop and start": {
+			{"SIGTERM", func(c *cluster) { c.nodes[owner].facts.Stopping = true }, []string{second}, false},
+			{"gone", crash(owner), []string{second}, false},
+			{"started, not joined", func(c *cluster) { start(owner)(c); c.nodes[owner].facts.Joined = false }, []string{second}, false},
+			{"joined", func(c *cluster) { c.nodes[owner].facts.Joined = true }, []string{owner}, false},
+		},
+		"5: drain of one node after the other": {
+			{"drain", func(c *cluster) { c.nodes[owner].facts.Node.Leaving = lb.ReasonNodeLeaving }, []string{second}, false},
+			{"label", func(c *cluster) { c.nodes[second].facts.Node.Labels = labels.Set{LabelExclude: ""} }, []string{third}, false},
+			{"label taken off", func(c *cluster) { c.nodes[second].facts.Node.Labels = nil }, []string{second}, false},
+			{"drain over", func(c *cluster) { c.nodes[owner].facts.Node.Leaving = "" }, []string{owner}, false},
+		},
+		"1 and 6: proxy restarts within the hold and after it": {
+			{"within the hold nothing changes", func(*cluster) {}, []string{owner}, false},
+			{"hold is over", gate(owner, lb.ReasonFeedLost), []string{second}, true},
+			{"proxy is back", gate(owner, ""), []string{owner}, false},
+		},
+		"1: rules that are not there attract nothing": {
+			{"rules deleted", func(c *cluster) { c.nodes[owner].holders = []Holder{{nginx, delivery(nginx, unprogrammed)}} }, []string{second}, true},
+			{"repaired", func(c *cluster) { c.nodes[owner].holders = []Holder{{nginx, delivery(nginx)}} }, []string{owner}, false},
+		},
+		"2: rolling update of a Local Service": {
+			{"Local, a pod on the owner and the second", pods(map[string]int{owner: 1, second: 1}, nil), []string{owner}, false},
+			{"the owner's pod terminates", pods(map[string]int{second: 1}, map[string]int{owner: 1}), []string{second}, false},
+			{"and is gone", pods(map[string]int{second: 1}, nil), []string{second}, false},
+			{"a new one on the third, the second's terminates", pods(map[string]int{third: 1}, map[string]int{second: 1}), []string{third}, false},
+			{"back on the owner", pods(map[string]int{owner: 1, third: 1}, nil), []string{owner}, false},
+			{"all terminating at once", pods(nil, map[string]int{owner: 1, third: 1}), []string{owner}, false},
+			{"none left", pods(nil, nil), nil, true},
+			{"one comes", pods(map[string]int{second: 1}, nil), []string{second}, true},
+		},
+		"7: partition": {
+			{"the second sees nobody", func(c *cluster) {
+				for name, s := range c.nodes {
+					s.sees = func(other string) bool { return other == name || name != second && other != second }
+				}
+			}, sorted(owner, second), false},
+			{"healed", each(func(_ string, s *speaker) { s.sees = func(string) bool { return true } }), []string{owner}, false},
+		},
+	} {
+		for kind, order := range orders() {
+			t.Run(name+"/"+kind, func(t *testing.T) {
+				c := newCluster()
+				c.settle(order)
+				if got := c.answering(); !slices.Equal(got, []string{owner}) {
+					t.Fatalf("at first %v answer, want %s", got, owner)
+				}
+				for _, s := range story {
+					c.dark, c.doomed = 0, 0
+					s.do(c)
+					c.settle(order)
+					if got := c.answering(); !slices.Equal(got, s.answering) {
+						t.Fatalf("%s: %v answer, want %v", s.what, got, s.answering)
+					}
+					if c.dark > 0 && !s.unplanned {
+						t.Errorf("%s: nobody answered after %d steps", s.what, c.dark)
+					}
+					if c.doomed > 0 {
+						t.Errorf("%s: a node answered without forwarding after %d steps", s.what, c.doomed)
+					}
+				}
+			})
+		}
+	}
+}
+
+func sorted(names ...string) []string { return slices.Sorted(slices.Values(names)) }

@@ -1,0 +1,194 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// NodeWord is why one node does or does not announce a VIP.
+type NodeWord struct {
+	Node string `json:"node"`
+	// Reason is ReasonAnnounced, ReasonNotOwner, or why the node does not claim the VIP.
+	Reason  lb.Reason `json:"reason"`
+	Message string    `json:"message"`
+	Claims  bool      `json:"claims"`
+	// Answering is set while the node answers, which it may also do during a handover.
+	Answering bool `json:"answering"`
+}
+
+// words explains a decision for each live node. Of the others this node knows the reason only, not the details.
+func words(f Facts, in Input, d Decision) []NodeWord {
+	found := make([]NodeWord, 0, len(f.Live))
+	for _, node := range f.Live {
+		claim, told := in.Claims[node]
+		if node == f.Self {
+			claim, told = d.Claim(len(in.Answering) > 0), true
+		}
+		w := NodeWord{Node: node, Reason: claim.Reason, Claims: told && claim.Reason == "", Answering: claim.Answering}
+		switch {
+		case !told:
+			w.Reason, w.Message = lb.ReasonUnheard, Describe(lb.ReasonUnheard)
+		case claim.Reason != "" && node == f.Self:
+			w.Message = d.Refusal.Message
+		case claim.Reason != "":
+			w.Message = Describe(claim.Reason)
+		case node == d.Owner && claim.Answering:
+			w.Reason, w.Message = lb.ReasonAnnounced, Describe(lb.ReasonAnnounced)
+		case node == d.Owner:
+			w.Reason, w.Message = lb.ReasonAnnounceFailed, "the node owns the address and does not answer for it yet"
+		default:
+			w.Reason, w.Message = lb.ReasonNotOwner, fmt.Sprintf("the node can deliver; %s owns the address", d.Owner)
+		}
+		found = append(found, w)
+	}
+	slices.SortFunc(found, func(a, b NodeWord) int { return strings.Compare(a.Node, b.Node) })
+	return found
+}
+
+// Describe returns the sentence for a reason of which no details are known.
+func Describe(reason lb.Reason) string {
+	switch reason {
+	case lb.ReasonNoAdvertisement:
+		return "no advertisement selects the address on this node"
+	case lb.ReasonNoInterface:
+		return "no suitable interface has a subnet that contains the address"
+	case lb.ReasonFeedUnknown:
+		return "this node's proxy has not said yet what is programmed"
+	case lb.ReasonFeedLost:
+		return "this node's proxy has been away for longer than the hold"
+	case lb.ReasonNotProgrammed:
+		return "this node's kernel does not hold every rule for the address"
+	case lb.ReasonNoBackends:
+		return "no endpoint is usable on any node"
+	case lb.ReasonNoLocalBackends:
+		return "externalTrafficPolicy is Local and no endpoint on this node is usable"
+	case lb.ReasonNodeLeaving:
+		return "the node is about to go"
+	case lb.ReasonNodeExcluded:
+		return "the node carries the label " + LabelExclude
+	case lb.ReasonNodeUnknown:
+		return "the API server has no Node object of this node"
+	case lb.ReasonStopping:
+		return "the speaker is ending"
+	case lb.ReasonNotJoined:
+		return "the speaker has not met the others yet"
+	case lb.ReasonFamilyUnspoken:
+		return "IPv6 addresses are not announced by this version"
+	case lb.ReasonUnheard:
+		return "the node has not said anything of the address yet"
+	case lb.ReasonAnnounced:
+		return "this node answers for the address"
+	}
+	return string(reason)
+}
+
+// Report is what the reporter of a Service writes about it, or nothing when this node is not the reporter or there is nothing certain to say.
+type Report struct {
+	Announced bool
+	Reason    lb.Reason
+	Message   string
+}
+
+// Condition returns the report as a condition.
+func (r Report) Condition() lb.Condition {
+	return lb.Condition{Type: lb.ConditionAnnounced, Status: r.Announced, Reason: r.Reason, Message: r.Message}
+}
+
+// Summarize reports on a Service from the decisions about its VIPs, in the order of its status. The first VIP's reporter speaks for
+// all of them; ok is false on any other node.
+func Summarize(self string, decisions []Decision) (report Report, ok bool) {
+	if len(decisions) == 0 || decisions[0].Reporter != self {
+		return Report{}, false
+	}
+	report = Report{Announced: true, Reason: lb.ReasonAnnounced}
+	var messages []string
+	for _, d := range decisions {
+		reason, message := d.summary(self)
+		messages = append(messages, message)
+		if reason != lb.ReasonAnnounced {
+			report.Announced, report.Reason = false, cmp.Or(skip(report.Reason, lb.ReasonAnnounced), reason)
+		}
+	}
+	report.Message = strings.Join(messages, "; ")
+	return report, true
+}
+
+func skip(reason, unwanted lb.Reason) lb.Reason {
+	if reason == unwanted {
+		return ""
+	}
+	return reason
+}
+
+// summary says in one sentence who announces the VIP, or why nobody does.
+func (d Decision) summary(self string) (lb.Reason, string) {
+	for _, w := range d.Nodes {
+		if w.Node != d.Owner {
+			continue
+		}
+		if w.Reason == lb.ReasonAnnounced {
+			return lb.ReasonAnnounced, fmt.Sprintf("%s is announced from %s%s", d.VIP, d.Owner, d.how(self))
+		}
+		return lb.ReasonAnnounceFailed, fmt.Sprintf("%s cannot be announced from its owner %s: it answers on no interface", d.VIP, d.Owner)
+	}
+	byReason := map[lb.Reason][]string{}
+	for _, w := range d.Nodes {
+		if w.Answering {
+			return lb.ReasonAnnounced, fmt.Sprintf("%s is announced from %s for want of another node, as this one should not: %s", d.VIP, w.Node, w.Reason)
+		}
+		byReason[w.Reason] = append(byReason[w.Reason], w.Node)
+	}
+	reasons := slices.SortedFunc(maps.Keys(byReason), func(a, b lb.Reason) int {
+		return cmp.Or(len(byReason[b])-len(byReason[a]), strings.Compare(string(a), string(b)))
+	})
+	var parts []string
+	for _, r := range reasons {
+		parts = append(parts, fmt.Sprintf("%s on %s", r, some(byReason[r])))
+	}
+	reason := lb.ReasonNoOwner
+	message := fmt.Sprintf("no node announces %s: %s", d.VIP, strings.Join(parts, ", "))
+	if len(reasons) == 1 {
+		reason = reasons[0]
+		message = fmt.Sprintf("no node announces %s: %s", d.VIP, d.sentence(self, reason))
+	}
+	return reason, message
+}
+
+// how adds over what the VIP is announced, which this node knows of itself only.
+func (d Decision) how(self string) string {
+	if d.Owner != self || len(d.Answer) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (%s on %s)", protocol(d.VIP), strings.Join(d.Answer, ", "))
+}
+
+func protocol(vip netip.Addr) string {
+	if vip.Is4() {
+		return "ARP"
+	}
+	return "NDP"
+}
+
+// sentence prefers this node's own details for a reason that all nodes share.
+func (d Decision) sentence(self string, reason lb.Reason) string {
+	for _, w := range d.Nodes {
+		if w.Node == self {
+			return w.Message
+		}
+	}
+	return Describe(reason)
+}
+
+// some names at most three nodes.
+func some(nodes []string) string {
+	if len(nodes) <= 3 {
+		return strings.Join(nodes, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(nodes[:2], ", "), len(nodes)-2)
+}
