@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -22,20 +24,51 @@ const progressEvery = 3 * time.Second
 
 // tool is a program that builds from a module of its own below e2e/, in the version that its go.mod pins.
 type tool struct {
-	Name, Folder, Module, Package string
+	Folder, Module, Package string
 	Flags                         func(version string) string // linker flags
 }
 
-var (
-	kubeAPIServer = tool{
-		Name: "kube-apiserver", Folder: "e2e/kubernetes", Module: "k8s.io/kubernetes", Package: "k8s.io/kubernetes/cmd/kube-apiserver",
+// tools are the programs that the lab, the tests and "make" use, by name.
+var tools = map[string]tool{
+	"kube-apiserver": {
+		Folder: "e2e/kubernetes", Module: "k8s.io/kubernetes", Package: "k8s.io/kubernetes/cmd/kube-apiserver",
 		Flags: func(v string) string { return "-s -w -X k8s.io/component-base/version.gitVersion=" + v },
-	}
-	helm = tool{
-		Name: "helm", Folder: "e2e/tools/helm", Module: "helm.sh/helm/v3", Package: "helm.sh/helm/v3/cmd/helm",
+	},
+	"helm": {
+		Folder: "e2e/tools/helm", Module: "helm.sh/helm/v3", Package: "helm.sh/helm/v3/cmd/helm",
+		Flags: func(v string) string { return "-s -w -X helm.sh/helm/v3/internal/version.version=" + v },
+	},
+	"controller-gen": {
+		Folder: "e2e/tools/controller-gen", Module: "sigs.k8s.io/controller-tools", Package: "sigs.k8s.io/controller-tools/cmd/controller-gen",
 		Flags: func(string) string { return "-s -w" },
+	},
+	"golangci-lint": {
+		Folder: "e2e/tools/golangci-lint", Module: "github.com/golangci/golangci-lint/v2", Package: "github.com/golangci/golangci-lint/v2/cmd/golangci-lint",
+		Flags: func(v string) string { return "-s -w -X main.version=" + v },
+	},
+}
+
+// Tool returns the path of kube-apiserver, helm, controller-gen or golangci-lint, in the version that the go.mod of its folder below
+// e2e/ pins: from the folder KUBEBUILDER_ASSETS, else from the cache folder, else built there. repository is the root of the source
+// tree. progress gets a line every few seconds while it builds.
+func Tool(ctx context.Context, repository, name string, progress func(line string)) (string, error) {
+	t, ok := tools[name]
+	if !ok {
+		return "", fmt.Errorf("no tool %q; there are %s", name, strings.Join(slices.Sorted(maps.Keys(tools)), ", "))
 	}
-)
+	return t.ensure(ctx, name, repository, progress)
+}
+
+// Prepare fetches and builds what tests and the lab need and this machine does not have: Debian packages, kube-apiserver, helm,
+// controller-gen. Later it has nothing to do.
+func Prepare(ctx context.Context, repository string, progress func(line string)) error {
+	errs := []error{ensurePrograms(ctx, progress)}
+	for _, name := range []string{"kube-apiserver", "helm", "controller-gen"} {
+		_, err := Tool(ctx, repository, name, progress)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
 
 // assetFromEnvironment returns the path of a program in the folder KUBEBUILDER_ASSETS, or "".
 func assetFromEnvironment(program string) string {
@@ -58,9 +91,8 @@ func cacheFolder() (string, error) {
 	return filepath.Join(dir, "landfall"), nil
 }
 
-// ensure returns the path of the tool: from KUBEBUILDER_ASSETS, else from the cache folder, else built there.
-func (t tool) ensure(ctx context.Context, repo string, progress func(string)) (string, error) {
-	if path := assetFromEnvironment(t.Name); path != "" {
+func (t tool) ensure(ctx context.Context, name, repo string, progress func(string)) (string, error) {
+	if path := assetFromEnvironment(name); path != "" {
 		return path, nil
 	}
 	version, err := t.version(repo)
@@ -72,7 +104,7 @@ func (t tool) ensure(ctx context.Context, repo string, progress func(string)) (s
 		return "", err
 	}
 	dir := filepath.Join(cache, filepath.Base(t.Folder)+"-"+version)
-	path := filepath.Join(dir, t.Name)
+	path := filepath.Join(dir, name)
 	if _, err := os.Stat(path); err == nil {
 		return path, nil
 	}
@@ -89,7 +121,7 @@ func (t tool) ensure(ctx context.Context, repo string, progress func(string)) (s
 	}
 	partial := path + ".partial"
 	cmd := exec.CommandContext(ctx, "go", "build", "-C", filepath.Join(repo, t.Folder), "-trimpath", "-v", "-ldflags", t.Flags(version), "-o", partial, t.Package)
-	what := fmt.Sprintf("building %s %s (once, kept in %s)", t.Name, version, dir)
+	what := fmt.Sprintf("building %s %s (once, kept in %s)", name, version, dir)
 	if err := watched(ctx, progress, what, cmd); err != nil {
 		return "", err
 	}

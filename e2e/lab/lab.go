@@ -104,7 +104,7 @@ func (l *Lab) prerequisites(ctx context.Context) (t prerequisites, err error) {
 	if err := ensurePrograms(ctx, l.progress); err != nil {
 		return t, err
 	}
-	if t.apiServer, err = kubeAPIServer.ensure(ctx, o.Repository, l.progress); err != nil {
+	if t.apiServer, err = Tool(ctx, o.Repository, "kube-apiserver", l.progress); err != nil {
 		return t, err
 	}
 	if o.Tool == "" {
@@ -115,7 +115,7 @@ func (l *Lab) prerequisites(ctx context.Context) (t prerequisites, err error) {
 	if o.NoAgents {
 		return t, nil
 	}
-	if t.helm, err = helm.ensure(ctx, o.Repository, l.progress); err != nil {
+	if t.helm, err = Tool(ctx, o.Repository, "helm", l.progress); err != nil {
 		return t, err
 	}
 	if o.Programs == "" {

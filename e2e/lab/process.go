@@ -28,7 +28,7 @@ type command struct {
 
 const (
 	minimalPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-	mountScript = `while [ "$1" != -- ]; do mkdir -p "$2" && mount --bind "$1" "$2" || exit 125; shift 2; done; shift; exec "$@"`
+	mountScript = `while [ "$1" != -- ]; do mount --bind "$1" "$2" || exit 125; shift 2; done; shift; exec "$@"`
 )
 
 // argv returns the command line that runs c in a network namespace and a mount namespace of its own, where runDir, unless

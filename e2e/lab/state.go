@@ -128,7 +128,9 @@ func (s *state) keep() error {
 func (s *state) namespace(host string) string { return s.name + "-" + host }
 
 // path returns a path in the lab's folder.
-func (s *state) path(elem ...string) string { return filepath.Join(append([]string{s.dir}, elem...)...) }
+func (s *state) path(elem ...string) string {
+	return filepath.Join(append([]string{s.dir}, elem...)...)
+}
 
 func freeName() (string, error) {
 	for n := 1; ; n++ {

@@ -22,6 +22,9 @@ const usage = `usage:
   landfall-lab up [--name NAME] [--bare]    start that cluster and leave it up; --bare without Landfall
   landfall-lab down [NAME]                  take it down
   landfall-lab list                         list the labs on this machine
+  landfall-lab prepare                      fetch and build what tests and labs need on this machine
+  landfall-lab tool NAME                    print the path of a tool, built if need be: kube-apiserver, helm,
+                                            controller-gen, golangci-lint
 `
 
 func main() {
@@ -58,6 +61,10 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return down(ctx, out, flags.Arg(0))
 	case "list":
 		return list(out)
+	case "prepare":
+		return prepare(ctx, out)
+	case "tool":
+		return tool(ctx, out, flags.Arg(0))
 	case podserver.Command:
 		return servePod(ctx, flags.Arg(0))
 	case "help":
@@ -65,6 +72,28 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	default:
 		return fmt.Errorf("no command %q\n%s", args[0], usage)
 	}
+}
+
+// prepare fetches and builds what is needed and missing.
+func prepare(ctx context.Context, out io.Writer) error {
+	repo, err := lab.FindRepository(".")
+	if err != nil {
+		return err
+	}
+	return lab.Prepare(ctx, repo, newPrinter(out).progress)
+}
+
+// tool prints the path of a tool, and what it takes to build it elsewhere.
+func tool(ctx context.Context, out io.Writer, name string) error {
+	repo, err := lab.FindRepository(".")
+	if err != nil {
+		return err
+	}
+	path, err := lab.Tool(ctx, repo, name, newPrinter(os.Stderr).progress)
+	if err == nil {
+		fmt.Fprintln(out, path)
+	}
+	return err
 }
 
 func servePod(ctx context.Context, config string) error {
