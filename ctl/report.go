@@ -130,29 +130,29 @@ func compareAddresses(a, b string) int {
 }
 
 func (r report) print(w io.Writer) error {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	section := func(title []string, rows [][]string, none string) {
-		fmt.Fprintln(table, strings.Join(title, "\t"))
-		for _, row := range rows {
-			fmt.Fprintln(table, strings.Join(row, "\t"))
-		}
-		if len(rows) == 0 {
-			fmt.Fprintln(table, none)
-		}
-		table.Flush()
-		fmt.Fprintln(w)
-	}
-	section([]string{"POOL", "ADDRESSES", "ASSIGNED", "FREE", "READY", "ADVERTISED BY"}, r.pools, "(none)")
-	section([]string{"VIP", "SERVICE", "POLICY", "OWNER"}, r.vips, "(no Service of type LoadBalancer)")
+	var out strings.Builder
+	writeTable(&out, r.pools, "(none)", "POOL", "ADDRESSES", "ASSIGNED", "FREE", "READY", "ADVERTISED BY")
+	writeTable(&out, r.vips, "(no Service of type LoadBalancer)", "VIP", "SERVICE", "POLICY", "OWNER")
 	if len(r.problems) == 0 {
-		_, err := fmt.Fprintln(w, "Nothing is wrong.")
-		return err
+		fmt.Fprintln(&out, "Nothing is wrong.")
+	} else {
+		fmt.Fprintln(&out, "WRONG")
 	}
-	fmt.Fprintln(w, "WRONG")
 	for _, p := range r.problems {
-		if _, err := fmt.Fprintf(w, "- %s\n", p); err != nil {
-			return err
-		}
+		fmt.Fprintf(&out, "- %s\n", p)
 	}
-	return nil
+	_, err := io.WriteString(w, out.String())
+	return err
+}
+
+func writeTable(out *strings.Builder, rows [][]string, none string, columns ...string) {
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	for _, row := range append([][]string{columns}, rows...) {
+		fmt.Fprintln(table, strings.Join(row, "\t"))
+	}
+	if len(rows) == 0 {
+		fmt.Fprintln(table, none)
+	}
+	_ = table.Flush() // a strings.Builder takes everything
+	fmt.Fprintln(out)
 }

@@ -13,13 +13,11 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-func ptr[T any](v T) *T { return &v }
-
 func slice(name, service string, addrs ...string) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: service}},
 		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: ptr(""), Port: ptr(int32(80))}},
+		Ports:       []discoveryv1.EndpointPort{{Name: new(""), Port: new(int32(80))}},
 	}
 	for _, a := range addrs {
 		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}})
@@ -65,9 +63,9 @@ func TestSlicesAreGroupedByService(t *testing.T) {
 
 func TestConvertSlice(t *testing.T) {
 	o := slice("s", "svc", "192.168.1.1", "192.168.1.2", "not an address")
-	o.Endpoints[1].NodeName = ptr("n1")
-	o.Endpoints[1].Conditions = discoveryv1.EndpointConditions{Ready: ptr(false), Serving: ptr(true), Terminating: ptr(true)}
-	o.Ports = append(o.Ports, discoveryv1.EndpointPort{Name: nil, Port: ptr(int32(1))}, discoveryv1.EndpointPort{Name: ptr("all")})
+	o.Endpoints[1].NodeName = new("n1")
+	o.Endpoints[1].Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)}
+	o.Ports = append(o.Ports, discoveryv1.EndpointPort{Name: nil, Port: new(int32(1))}, discoveryv1.EndpointPort{Name: new("all")})
 	want := lb.Slice{
 		Key: lb.Key{Namespace: "default", Name: "s"}, Service: lb.Key{Namespace: "default", Name: "svc"}, Family: lb.IPv4,
 		Ports: []lb.SlicePort{{Protocol: lb.TCP, Port: 80}},
@@ -89,7 +87,7 @@ func TestConvertService(t *testing.T) {
 			LoadBalancerSourceRanges: []string{" 10.1.2.3/8", "rubbish"}, SessionAffinity: corev1.ServiceAffinityClientIP,
 		},
 		Status: corev1.ServiceStatus{
-			LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}, {Hostname: "elsewhere"}, {IP: "192.0.2.2", IPMode: ptr(corev1.LoadBalancerIPModeProxy)}}},
+			LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}, {Hostname: "elsewhere"}, {IP: "192.0.2.2", IPMode: new(corev1.LoadBalancerIPModeProxy)}}},
 			Conditions:   []metav1.Condition{{Type: "other/Thing"}, {Type: lb.ConditionAssigned, Status: metav1.ConditionTrue}},
 		},
 	}

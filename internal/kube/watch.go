@@ -3,7 +3,6 @@ package kube
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"sync"
@@ -46,7 +45,7 @@ func (p pacedListWatch) WatchWithContext(ctx context.Context, o metav1.ListOptio
 	w, err := p.ListWatch.WatchWithContext(ctx, o)
 	var status interface{ Status() metav1.Status }
 	if err != nil && !errors.As(err, &status) {
-		err = fmt.Errorf("%v", err)
+		err = errors.New(err.Error())
 	}
 	return w, err
 }

@@ -111,7 +111,7 @@ func TestServesUntilTheSignalAndEndsCleanly(t *testing.T) {
 		body, _ := io.ReadAll(resp.Body)
 		return resp.StatusCode, string(body)
 	}
-	var notReady error = errors.New("still waiting")
+	notReady := errors.New("still waiting")
 	p := Program{Name: "prog", Run: func(ctx context.Context, rt *Runtime) error {
 		rt.Ready("rules", func() error { return notReady })
 		if code, body := get("/readyz"); code != 503 || body != "rules: still waiting\n" {
