@@ -21,13 +21,13 @@ type cluster struct {
 }
 
 type speaker struct {
-	facts    Facts
-	holders  []Holder
-	said     lb.Claim
-	on       []string            // interfaces that answer
-	heard    map[string]lb.Claim // the last word of each other node that is alive
-	alive    bool
-	sees func(node string) bool // which nodes it can see
+	facts   Facts
+	holders []Holder
+	said    lb.Claim
+	on      []string            // interfaces that answer
+	heard   map[string]lb.Claim // the last word of each other node that is alive
+	alive   bool
+	sees    func(node string) bool // which nodes it can see
 }
 
 func newCluster() *cluster {

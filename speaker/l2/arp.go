@@ -1,0 +1,153 @@
+package l2
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync/atomic"
+
+	"github.com/mdlayher/arp"
+	"github.com/mdlayher/ethernet"
+	"github.com/mdlayher/packet"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// Drop is why a packet gets no answer.
+type Drop string
+
+// The reasons to leave a packet without an answer; the empty one means that it is answered.
+const (
+	dropNone       Drop = ""
+	dropMalformed  Drop = "malformed"   // not ARP for IPv4 over Ethernet
+	dropNotRequest Drop = "not-request" // a reply
+	dropNotForUs   Drop = "not-for-us"  // neither broadcast nor addressed to this interface: seen because somebody listens to everything
+	dropBadSender  Drop = "bad-sender"  // an answer would go to all, or to ourselves
+	dropAnnounced  Drop = "announced"   // a gratuitous request: somebody tells where an address is, and asks nothing
+	dropNotOurs    Drop = "not-ours"    // this node does not answer for the address
+)
+
+// listenARP opens a socket that sees the ARP packets of an interface; it needs CAP_NET_RAW.
+func listenARP(i lb.Interface) (net.PacketConn, error) {
+	return packet.Listen(&net.Interface{Index: i.Index, Name: i.Name, HardwareAddr: i.MAC}, packet.Raw, int(ethernet.EtherTypeARP), nil)
+}
+
+// answerARP returns the frame that answers a received one (RFC 826), and for which address, or why there is none. An answer carries
+// the interface's own MAC in both headers, so that no switch port has to allow foreign ones.
+func answerARP(frame []byte, own net.HardwareAddr, answers func(netip.Addr) bool) (reply []byte, asked netip.Addr, drop Drop) {
+	var eth ethernet.Frame
+	var request arp.Packet
+	if eth.UnmarshalBinary(frame) != nil || eth.EtherType != ethernet.EtherTypeARP || eth.VLAN != nil {
+		return nil, asked, dropMalformed
+	}
+	if request.UnmarshalBinary(eth.Payload) != nil || request.HardwareType != 1 || request.ProtocolType != uint16(ethernet.EtherTypeIPv4) ||
+		len(request.SenderHardwareAddr) != len(own) || !request.SenderIP.Is4() || !request.TargetIP.Is4() {
+		return nil, asked, dropMalformed
+	}
+	asked = request.TargetIP
+	sender := request.SenderHardwareAddr
+	switch {
+	case request.Operation != arp.OperationRequest:
+		return nil, asked, dropNotRequest
+	case !bytes.Equal(eth.Destination, ethernet.Broadcast) && !bytes.Equal(eth.Destination, own):
+		return nil, asked, dropNotForUs
+	case sender[0]&1 == 1, bytes.Equal(sender, own): // group bit (IEEE 802): also set in the broadcast address
+		return nil, asked, dropBadSender
+	case request.SenderIP == request.TargetIP:
+		return nil, asked, dropAnnounced
+	case !answers(asked):
+		return nil, asked, dropNotOurs
+	}
+	reply, err := encodeARP(arp.OperationReply, own, asked, sender, request.SenderIP, sender)
+	if err != nil {
+		return nil, asked, dropMalformed
+	}
+	return reply, asked, dropNone
+}
+
+// announceARP returns the two gratuitous forms that tell a segment where an address is now: a request as RFC 5227 section 2.3 wants
+// it, and a reply, as some devices heed only one of them.
+func announceARP(own net.HardwareAddr, vip netip.Addr) ([][]byte, error) {
+	request, err := encodeARP(arp.OperationRequest, own, vip, make(net.HardwareAddr, len(own)), vip, ethernet.Broadcast)
+	if err != nil {
+		return nil, err
+	}
+	reply, err := encodeARP(arp.OperationReply, own, vip, ethernet.Broadcast, vip, ethernet.Broadcast)
+	return [][]byte{request, reply}, err
+}
+
+func encodeARP(op arp.Operation, own net.HardwareAddr, sender netip.Addr, targetMAC net.HardwareAddr, target netip.Addr, to net.HardwareAddr) ([]byte, error) {
+	p, err := arp.NewPacket(op, own, sender, targetMAC, target)
+	if err != nil {
+		return nil, err
+	}
+	payload, err := p.MarshalBinary()
+	if err != nil {
+		return nil, err
+	}
+	frame := ethernet.Frame{Destination: to, Source: own, EtherType: ethernet.EtherTypeARP, Payload: payload}
+	return frame.MarshalBinary()
+}
+
+// arpResponder answers ARP on one interface.
+type arpResponder struct {
+	i    lb.Interface
+	conn net.PacketConn
+	stat Stats
+	vips atomic.Pointer[map[netip.Addr]bool]
+}
+
+func newARPResponder(i lb.Interface, listen func(lb.Interface) (net.PacketConn, error), stat Stats) (responder, error) {
+	conn, err := listen(i)
+	if err != nil {
+		return nil, fmt.Errorf("listen for ARP: %w", err)
+	}
+	r := &arpResponder{i: i, conn: conn, stat: stat}
+	r.vips.Store(&map[netip.Addr]bool{})
+	return r, nil
+}
+
+func (r *arpResponder) answer(vips map[netip.Addr]bool) { r.vips.Store(&vips) }
+
+func (r *arpResponder) answers(vip netip.Addr) bool { return (*r.vips.Load())[vip] }
+
+func (r *arpResponder) announce(vip netip.Addr) error {
+	frames, err := announceARP(r.i.MAC, vip)
+	if err != nil {
+		return fmt.Errorf("announce %s: %w", vip, err)
+	}
+	for _, frame := range frames {
+		if _, err := r.conn.WriteTo(frame, &packet.Addr{HardwareAddr: ethernet.Broadcast}); err != nil {
+			return fmt.Errorf("announce %s: %w", vip, err)
+		}
+		r.stat.Gratuitous(r.i.Name, vip)
+	}
+	return nil
+}
+
+func (r *arpResponder) serve() error {
+	buf := make([]byte, 256) // an ARP packet has 42 bytes, 60 with padding
+	for {
+		n, _, err := r.conn.ReadFrom(buf)
+		if err != nil {
+			return fmt.Errorf("receive ARP: %w", err)
+		}
+		reply, asked, drop := answerARP(buf[:n], r.i.MAC, r.answers)
+		if drop != dropNone {
+			r.stat.Dropped(r.i.Name, drop)
+			continue
+		}
+		r.stat.Request(r.i.Name, asked)
+		if _, err := r.conn.WriteTo(reply, &packet.Addr{HardwareAddr: net.HardwareAddr(reply[:6])}); err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return err
+			}
+			continue // a full queue, say: the client asks again
+		}
+		r.stat.Reply(r.i.Name, asked)
+	}
+}
+
+func (r *arpResponder) close() { r.conn.Close() }

@@ -1,0 +1,329 @@
+// Package l2 is the actor that answers ARP for VIPs and announces them when this node takes over.
+//
+// No interface needs to carry a VIP: the kernel does not own it and so never answers by itself, and answering ends at once
+// when a VIP is taken out of what is desired.
+package l2
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
+)
+
+// burst says when after taking over a VIP it is announced. A Linux host heeds the first one at once, even inside its lock time;
+// the others are for packets lost and for devices that were busy.
+var burst = []time.Duration{0, 100 * time.Millisecond, 300 * time.Millisecond, time.Second, 2 * time.Second}
+
+// Waits between attempts to open or to send on an interface that fails.
+const (
+	minRetry = 100 * time.Millisecond
+	maxRetry = 5 * time.Second
+)
+
+// Desired is all that shall be answered.
+type Desired struct {
+	// Interfaces are those that the node has.
+	Interfaces []lb.Interface
+	Answers    map[netip.Addr]Answer
+}
+
+// Answer says where a VIP is answered for.
+type Answer struct {
+	On []string // names of interfaces
+	// Round makes the VIP be announced again when it changes.
+	Round int
+}
+
+// Stats counts what passes. Its methods are called from several goroutines and must not block.
+type Stats interface {
+	Request(iface string, vip netip.Addr)    // somebody asked for a VIP that this node answers for
+	Reply(iface string, vip netip.Addr)      // and was answered
+	Gratuitous(iface string, vip netip.Addr) // an unasked announcement went out
+	Dropped(iface string, why Drop)          // a packet was left without an answer
+}
+
+// Options of an Actor.
+type Options struct {
+	Log *slog.Logger
+	// Listen opens a socket for ARP on an interface; nil opens a packet socket.
+	Listen func(lb.Interface) (net.PacketConn, error)
+	Stats  Stats
+	// Changed is called after Outcome differs, from the actor's goroutine.
+	Changed func()
+}
+
+// Outcome is what is really so.
+type Outcome struct {
+	// Answering are the interfaces on which each VIP is answered for and was announced at least once, sorted.
+	Answering map[netip.Addr][]string
+	// Problems says what is wrong with an interface.
+	Problems map[string]string
+}
+
+// responder answers for VIPs of one family on one interface.
+type responder interface {
+	answer(vips map[netip.Addr]bool) // from now on, exactly these
+	announce(vip netip.Addr) error
+	serve() error // until close
+	close()
+}
+
+// Actor keeps responders and announcements as desired.
+type Actor struct {
+	opts   Options
+	runner *loop.Runner
+	serve  func(func()) // starts a goroutine that Run waits for
+
+	mu      sync.Mutex
+	desired Desired
+	outcome Outcome
+	broken  map[responder]error // those whose serve has ended
+
+	ports map[string]*port // by interface name; only apply touches them
+}
+
+// port is what the actor has on one interface.
+type port struct {
+	i         lb.Interface
+	responder responder                    // nil while it cannot be opened
+	vips      map[netip.Addr]*announcement // those that are answered for
+	problem   error
+	retryAt   time.Time
+	retry     time.Duration
+}
+
+// announcement is the state of one VIP on one interface.
+type announcement struct {
+	round int
+	since time.Time // of the takeover
+	sent  int       // how many of the burst are out
+}
+
+// New returns an Actor that answers for nothing.
+func New(opts Options) *Actor {
+	if opts.Listen == nil {
+		opts.Listen = listenARP
+	}
+	a := &Actor{opts: opts, ports: map[string]*port{}, broken: map[responder]error{}, serve: func(f func()) { go f() }}
+	a.runner = loop.New(func(context.Context) (time.Duration, error) { return a.apply(time.Now()), nil }, loop.Options{})
+	return a
+}
+
+// Set replaces what shall be answered. The actor keeps d.
+func (a *Actor) Set(d Desired) {
+	a.mu.Lock()
+	a.desired = d
+	a.mu.Unlock()
+	a.runner.Poke()
+}
+
+// Outcome returns what is really so. Do not change what is returned.
+func (a *Actor) Outcome() Outcome {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.outcome
+}
+
+// Run answers until ctx ends; then nothing is answered any more.
+func (a *Actor) Run(ctx context.Context) error {
+	var serving sync.WaitGroup
+	a.serve = func(f func()) { serving.Go(f) }
+	err := a.runner.Run(ctx)
+	for _, p := range a.ports {
+		p.shut()
+	}
+	clear(a.ports)
+	serving.Wait()
+	a.publish()
+	return err
+}
+
+// apply makes what is there equal to what is desired, as far as it is possible now, sends what is due of the bursts, and returns
+// when there is more to do; 0 means not before something changes.
+func (a *Actor) apply(now time.Time) time.Duration {
+	a.mu.Lock()
+	desired, broken := a.desired, a.broken
+	a.broken = map[responder]error{}
+	a.mu.Unlock()
+	for name, p := range a.ports {
+		if err, ok := broken[p.responder]; ok && p.responder != nil {
+			a.opts.Log.Warn("cannot answer on an interface", "interface", name, "error", err)
+			p.fail(now, err)
+		}
+	}
+	wanted := byInterface(desired)
+	for name, p := range a.ports {
+		i, ok := find(desired.Interfaces, name)
+		// A port is tied to the interface's index and MAC: another interface of that name, or another MAC, is a new one.
+		if !ok || len(wanted[name]) == 0 || i.Index != p.i.Index || i.MAC.String() != p.i.MAC.String() {
+			p.shut()
+			delete(a.ports, name)
+		}
+	}
+	var next time.Time
+	for _, name := range slices.Sorted(maps.Keys(wanted)) {
+		i, ok := find(desired.Interfaces, name)
+		if !ok {
+			continue // the plan will follow
+		}
+		if a.ports[name] == nil {
+			a.ports[name] = &port{i: i, vips: map[netip.Addr]*announcement{}}
+		}
+		due := a.applyPort(a.ports[name], wanted[name], now)
+		if !due.IsZero() && (next.IsZero() || due.Before(next)) {
+			next = due
+		}
+	}
+	a.publish()
+	if next.IsZero() {
+		return 0
+	}
+	return max(next.Sub(now), time.Millisecond)
+}
+
+// applyPort brings one interface up to date and returns when it is to be looked at again; the zero time means never.
+func (a *Actor) applyPort(p *port, rounds map[netip.Addr]int, now time.Time) time.Time {
+	if now.Before(p.retryAt) {
+		if p.responder != nil {
+			p.withdraw(rounds)
+		}
+		return p.retryAt
+	}
+	if p.responder == nil {
+		opened, err := newARPResponder(p.i, a.opts.Listen, a.opts.Stats)
+		if err != nil {
+			a.opts.Log.Warn("cannot answer on an interface", "interface", p.i.Name, "error", err)
+			p.fail(now, err)
+			return p.retryAt
+		}
+		p.responder = opened
+		a.serve(func() {
+			err := opened.serve()
+			a.mu.Lock()
+			a.broken[opened] = err
+			a.mu.Unlock()
+			a.runner.Poke()
+		})
+	}
+	p.withdraw(rounds)
+	next, err := p.announce(rounds, now)
+	if err != nil {
+		a.opts.Log.Warn("cannot announce on an interface", "interface", p.i.Name, "error", err)
+		p.delay(now, err)
+		return p.retryAt
+	}
+	p.problem, p.retry, p.retryAt = nil, 0, time.Time{}
+	return next
+}
+
+// withdraw ends the answers that are no longer wanted and begins the new ones. Answering starts before the first announcement, so
+// that whoever asks back at once is served.
+func (p *port) withdraw(rounds map[netip.Addr]int) {
+	maps.DeleteFunc(p.vips, func(vip netip.Addr, _ *announcement) bool {
+		_, ok := rounds[vip]
+		return !ok
+	})
+	answer := make(map[netip.Addr]bool, len(rounds))
+	for vip := range rounds {
+		answer[vip] = true
+	}
+	p.responder.answer(answer)
+}
+
+// announce sends what is due of the bursts and returns when the next part is; the zero time means never.
+func (p *port) announce(rounds map[netip.Addr]int, now time.Time) (next time.Time, err error) {
+	for vip, round := range rounds {
+		v := p.vips[vip]
+		if v == nil {
+			v = &announcement{round: round, since: now}
+		} else if v.round != round {
+			v.round, v.since, v.sent = round, now, 0
+		}
+		for v.sent < len(burst) {
+			due := v.since.Add(burst[v.sent])
+			if due.After(now) {
+				if next.IsZero() || due.Before(next) {
+					next = due
+				}
+				break
+			}
+			if err := p.responder.announce(vip); err != nil {
+				return next, err
+			}
+			v.sent++
+			p.vips[vip] = v // recorded after the effect
+		}
+	}
+	return next, nil
+}
+
+// fail closes the port after an error, until it is tried again.
+func (p *port) fail(now time.Time, err error) {
+	p.shut()
+	p.vips = map[netip.Addr]*announcement{}
+	p.delay(now, err)
+}
+
+func (p *port) delay(now time.Time, err error) {
+	p.problem = err
+	p.retry = min(max(2*p.retry, minRetry), maxRetry)
+	p.retryAt = now.Add(p.retry)
+}
+
+func (p *port) shut() {
+	if p.responder != nil {
+		p.responder.close()
+		p.responder = nil
+	}
+}
+
+// publish makes the outcome known, if it differs.
+func (a *Actor) publish() {
+	outcome := Outcome{Answering: map[netip.Addr][]string{}, Problems: map[string]string{}}
+	for _, name := range slices.Sorted(maps.Keys(a.ports)) {
+		p := a.ports[name]
+		if p.problem != nil {
+			outcome.Problems[name] = p.problem.Error()
+		}
+		for vip := range p.vips {
+			outcome.Answering[vip] = append(outcome.Answering[vip], name)
+		}
+	}
+	a.mu.Lock()
+	same := maps.EqualFunc(a.outcome.Answering, outcome.Answering, slices.Equal) && maps.Equal(a.outcome.Problems, outcome.Problems)
+	a.outcome = outcome
+	a.mu.Unlock()
+	if !same && a.opts.Changed != nil {
+		a.opts.Changed()
+	}
+}
+
+// byInterface turns what is desired around: for each interface its VIPs and their rounds.
+func byInterface(d Desired) map[string]map[netip.Addr]int {
+	wanted := map[string]map[netip.Addr]int{}
+	for vip, answer := range d.Answers {
+		for _, name := range answer.On {
+			if wanted[name] == nil {
+				wanted[name] = map[netip.Addr]int{}
+			}
+			wanted[name][vip] = answer.Round
+		}
+	}
+	return wanted
+}
+
+func find(interfaces []lb.Interface, name string) (lb.Interface, bool) {
+	i := slices.IndexFunc(interfaces, func(i lb.Interface) bool { return i.Name == name })
+	if i < 0 {
+		return lb.Interface{}, false
+	}
+	return interfaces[i], true
+}
