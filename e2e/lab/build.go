@@ -25,7 +25,7 @@ const progressEvery = 3 * time.Second
 // tool is a program that builds from a module of its own below e2e/, in the version that its go.mod pins.
 type tool struct {
 	Folder, Module, Package string
-	Flags                         func(version string) string // linker flags
+	Flags                   func(version string) string // linker flags
 }
 
 // tools are the programs that the lab, the tests and "make" use, by name.
@@ -121,7 +121,7 @@ func (t tool) ensure(ctx context.Context, name, repo string, progress func(strin
 	}
 	partial := path + ".partial"
 	cmd := exec.CommandContext(ctx, "go", "build", "-C", filepath.Join(repo, t.Folder), "-trimpath", "-v", "-ldflags", t.Flags(version), "-o", partial, t.Package)
-	what := fmt.Sprintf("building %s %s (once, kept in %s)", name, version, dir)
+	what := fmt.Sprintf("building %s %s, once", name, version)
 	if err := watched(ctx, progress, what, cmd); err != nil {
 		return "", err
 	}
@@ -162,7 +162,8 @@ func waitForFile(ctx context.Context, path string, progress func(string)) (unloc
 	}
 }
 
-// watched runs a slow command and says every few seconds that it is still running. Its output is shown only if it fails.
+// watched runs a slow command and says every few seconds that it is still running, and how many lines it has written ("go build
+// -v" writes one a package). Its output is shown only if it fails.
 func watched(ctx context.Context, progress func(string), what string, cmd *exec.Cmd) error {
 	progress(what)
 	var out outputCounter
@@ -200,12 +201,12 @@ func (o *outputCounter) Write(p []byte) (int, error) {
 	return o.text.Write(p)
 }
 
-// String says how many lines there are, as one package is printed a line.
+// String says how many lines there are.
 func (o *outputCounter) String() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if n := bytes.Count(o.text.Bytes(), []byte("\n")); n > 0 {
-		return fmt.Sprintf(", %d lines of output", n)
+		return fmt.Sprintf(" (%d lines of output)", n)
 	}
 	return ""
 }

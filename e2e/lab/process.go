@@ -56,6 +56,7 @@ func (l *Lab) prepare(ctx context.Context, c command) *exec.Cmd {
 	argv := c.argv(l.state.namespace(c.Host), l.runDir(c.Host))
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Env = append([]string{minimalPath, "HOME=/root", l.state.mark}, c.Env...)
+	cmd.Dir = "/"
 	// A group of its own, so that ^C at the terminal reaches the lab's owner only.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	return cmd

@@ -19,7 +19,8 @@ import (
 
 const usage = `usage:
   landfall-lab demo [--keep]                show what Landfall does on the cluster of the worked example
-  landfall-lab up [--name NAME] [--bare]    start that cluster and leave it up; --bare without Landfall
+  landfall-lab up [--name NAME] [--bare] [--programs DIR]
+                                            start that cluster and leave it up; --bare without Landfall
   landfall-lab down [NAME]                  take it down
   landfall-lab list                         list the labs on this machine
   landfall-lab prepare                      fetch and build what tests and labs need on this machine
@@ -48,6 +49,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.SetOutput(io.Discard)
 	name := flags.String("name", "", "")
 	bare := flags.Bool("bare", false, "")
+	programs := flags.String("programs", "", "")
 	keep := flags.Bool("keep", os.Getenv("KEEP") == "1", "")
 	if err := flags.Parse(args[1:]); err != nil {
 		return err
@@ -56,7 +58,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	case "demo":
 		return demo(ctx, out, lab.Options{Name: *name}, *keep)
 	case "up":
-		return up(ctx, out, lab.Options{Name: *name, NoAgents: *bare})
+		return up(ctx, out, lab.Options{Name: *name, NoAgents: *bare, Programs: *programs})
 	case "down":
 		return down(ctx, out, flags.Arg(0))
 	case "list":
