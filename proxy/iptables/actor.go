@@ -1,0 +1,232 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// Outcome is what is so for one Service.
+type Outcome struct {
+	// Applied is the plan that the kernel has confirmed; without ports when it holds nothing.
+	Applied plan.Service
+	// Err says why the newest plan is not applied; nil when it is, and while nothing has been tried.
+	Err error
+}
+
+// Sync is what one round of writing did, for metrics and logs.
+type Sync struct {
+	Duration time.Duration
+	// Lines were handed to iptables-restore; 0 means that nothing was written.
+	Lines int
+	// Failures counts calls of iptables-restore that failed.
+	Failures int
+	// Verified is set when the rules were compared with the kernel's.
+	Verified bool
+	Err      error
+}
+
+// Deps are what an Actor needs.
+type Deps struct {
+	Log *slog.Logger
+	// Kernels are the families that this node has, Unusable says why it lacks the others.
+	Kernels  map[lb.Family]Kernel
+	Unusable map[lb.Family]error
+	// Verify is how often the rules are compared with the kernel's.
+	Verify time.Duration
+	// Changed is called when there are outcomes to collect; it must not block.
+	Changed func()
+	// Observe is told of each round; may be nil.
+	Observe func(Sync)
+}
+
+// Actor keeps the kernel's rules as wanted.
+type Actor struct {
+	deps   Deps
+	runner *loop.Runner
+
+	mu       sync.Mutex
+	config   *Config
+	named    bool // Set has been called
+	synced   bool
+	pending  map[lb.Key]plan.Service
+	outcomes map[lb.Key]Outcome
+
+	// The rest belongs to the goroutine that runs apply.
+	families []*family
+	read     time.Time // when the kernel's rules were last read
+	said     string    // the last error that was logged
+}
+
+// New returns an Actor that writes nothing before Configure and Set are called.
+func New(deps Deps) *Actor {
+	a := &Actor{deps: deps, pending: map[lb.Key]plan.Service{}, outcomes: map[lb.Key]Outcome{}}
+	a.runner = loop.New(a.step, loop.Options{})
+	for _, name := range []lb.Family{lb.IPv4, lb.IPv6} {
+		f := newFamily(name, deps.Kernels[name])
+		if f.kernel == nil {
+			f.unusable = deps.Unusable[name]
+			if f.unusable == nil {
+				f.unusable = fmt.Errorf("this node has no %s", name)
+			}
+		}
+		a.families = append(a.families, f)
+	}
+	return a
+}
+
+// Configure sets what all rules depend on. It never blocks.
+func (a *Actor) Configure(config Config) {
+	a.mu.Lock()
+	a.config = &config
+	a.mu.Unlock()
+	a.runner.Poke()
+}
+
+// Set says what is wanted for the Services that it names; a plan without ports removes a Service. The first call has to name them all,
+// as what a predecessor left for others is removed then. It never blocks.
+func (a *Actor) Set(services map[lb.Key]plan.Service) {
+	a.mu.Lock()
+	a.named = true
+	maps.Copy(a.pending, services)
+	a.mu.Unlock()
+	a.runner.Poke()
+}
+
+// Outcomes returns what has become known since the last call.
+func (a *Actor) Outcomes() map[lb.Key]Outcome {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	outcomes := a.outcomes
+	a.outcomes = map[lb.Key]Outcome{}
+	return outcomes
+}
+
+// Synced tells whether every Service of the first Set has been tried: from then on, what has no outcome is not in the kernel.
+func (a *Actor) Synced() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.synced
+}
+
+// Run applies until ctx ends. The rules stay in the kernel then.
+func (a *Actor) Run(ctx context.Context) error { return a.runner.Run(ctx) }
+
+func (a *Actor) step(ctx context.Context) (time.Duration, error) {
+	if !a.take() {
+		return 0, nil
+	}
+	started := time.Now()
+	verify := !a.read.IsZero() && started.Sub(a.read) >= a.deps.Verify
+	st, err := a.apply(ctx, verify)
+	if ctx.Err() != nil {
+		return 0, nil
+	}
+	if verify || a.read.IsZero() {
+		a.read = started
+	}
+	a.report(st, err, time.Since(started))
+	return a.deps.Verify, err
+}
+
+// take hands what is pending to the families. It returns false while it is not known what is wanted.
+func (a *Actor) take() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.config == nil || !a.named {
+		return false
+	}
+	for _, f := range a.families {
+		f.configure(*a.config)
+		for key, s := range a.pending {
+			f.set(key, s)
+		}
+	}
+	clear(a.pending)
+	return true
+}
+
+// apply syncs both families and collects their outcomes. A family that fails does not hold back the other.
+func (a *Actor) apply(ctx context.Context, verify bool) (stats, error) {
+	var total stats
+	var errs []error
+	for _, f := range a.families {
+		st, err := f.sync(ctx, verify)
+		total.lines += st.lines
+		total.failures += st.failures
+		total.repaired += st.repaired
+		total.verified = total.verified || st.verified
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", f.family, err))
+		}
+	}
+	a.collect()
+	return total, errors.Join(errs...)
+}
+
+// collect publishes the outcomes of the Services for which something was reported.
+func (a *Actor) collect() {
+	keys := map[lb.Key]bool{}
+	tried := true
+	for _, f := range a.families {
+		maps.Copy(keys, f.reported)
+		clear(f.reported)
+		tried = tried && f.tried
+	}
+	a.mu.Lock()
+	changed := len(keys) > 0 || tried && !a.synced
+	a.synced = tried
+	for key := range keys {
+		a.outcomes[key] = a.outcome(key)
+	}
+	a.mu.Unlock()
+	if changed {
+		a.deps.Changed()
+	}
+}
+
+func (a *Actor) outcome(key lb.Key) Outcome {
+	o := Outcome{Applied: plan.Service{Key: key}}
+	var errs []error
+	for _, f := range a.families {
+		if s, ok := f.held[key]; ok {
+			ports := append(o.Applied.Ports, s.plan.Ports...)
+			o.Applied = s.plan
+			o.Applied.Ports = ports
+		}
+		errs = append(errs, f.failed[key])
+	}
+	o.Err = errors.Join(errs...)
+	return o
+}
+
+// report tells the log of changes, and the observer of each round.
+func (a *Actor) report(st stats, err error, took time.Duration) {
+	saying := ""
+	if err != nil {
+		saying = err.Error()
+	}
+	switch {
+	case err != nil && saying != a.said:
+		a.deps.Log.Warn("iptables rules are not as they should be; trying again", "error", err)
+	case err != nil:
+	case a.said != "":
+		a.deps.Log.Info("iptables rules are as they should be again")
+	case st.repaired > 0:
+		a.deps.Log.Warn("somebody had changed our iptables rules: repaired", "lines", st.repaired, "took", took)
+	case st.lines > 0:
+		a.deps.Log.Debug("wrote iptables rules", "lines", st.lines, "took", took)
+	}
+	a.said = saying
+	if a.deps.Observe != nil {
+		a.deps.Observe(Sync{Duration: took, Lines: st.lines, Failures: st.failures, Verified: st.verified && err == nil, Err: err})
+	}
+}

@@ -1,0 +1,135 @@
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"time"
+
+	goiptables "github.com/coreos/go-iptables/iptables"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// commandTimeout is how long a command may take. A large ruleset needs seconds; waiting for other users of iptables comes on top.
+const (
+	commandTimeout = 60 * time.Second
+	lockWait       = "5" // seconds
+)
+
+// Kernel reads and writes the rules of one address family.
+type Kernel interface {
+	// Save returns the rules of all tables as iptables-save prints them.
+	Save(ctx context.Context) (string, error)
+	// Restore hands input to iptables-restore --noflush.
+	Restore(ctx context.Context, input string) error
+}
+
+// Commands is a Kernel that is reached through the iptables programs.
+type Commands struct {
+	// Save and Restore commands by name, such as iptables-nft-save.
+	save, restore string
+}
+
+var _ Kernel = Commands{}
+
+// Detect finds the programs for a family. Where both variants are installed it takes the one that the node's other agents use, as
+// rules of one variant do not see those of the other; nft when there is no trace of either.
+func Detect(ctx context.Context, family lb.Family) (Commands, error) {
+	name, protocol := "iptables", goiptables.ProtocolIPv4
+	if family == lb.IPv6 {
+		name, protocol = "ip6tables", goiptables.ProtocolIPv6
+	}
+	ipt, err := goiptables.New(goiptables.IPFamily(protocol))
+	if err != nil {
+		return Commands{}, fmt.Errorf("%s: %w", name, err)
+	}
+	if !ipt.HasRandomFully() {
+		v1, v2, v3 := ipt.GetIptablesVersion()
+		return Commands{}, fmt.Errorf("%s %d.%d.%d is too old: 1.6.2 is the oldest that can masquerade at random ports", name, v1, v2, v3)
+	}
+	commands := Commands{save: name + "-save", restore: name + "-restore"}
+	for _, variant := range []string{"-nft", "-legacy"} {
+		c := Commands{save: name + variant + "-save", restore: name + variant + "-restore"}
+		if _, err := exec.LookPath(c.save); err != nil {
+			continue
+		}
+		// Unlike iptables-save -t, this creates no table.
+		if out, err := c.Save(ctx); err == nil && usedByAgents(out) {
+			commands = c
+			break
+		}
+	}
+	if _, err := commands.Save(ctx); err != nil {
+		return Commands{}, err
+	}
+	return commands, nil
+}
+
+// usedByAgents tells whether rules carry traces of the kubelet, kube-proxy, or Landfall.
+func usedByAgents(saved string) bool {
+	for line := range strings.Lines(saved) {
+		for _, trace := range []string{":KUBE-IPTABLES-HINT ", ":KUBE-KUBELET-CANARY ", ":KUBE-PROXY-CANARY ", ":KUBE-SERVICES ", ":" + chainServices + " "} {
+			if strings.HasPrefix(line, trace) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// String names the variant, for logs.
+func (c Commands) String() string { return strings.TrimSuffix(c.restore, "-restore") }
+
+// Save implements Kernel.
+func (c Commands) Save(ctx context.Context) (string, error) {
+	return c.run(ctx, "", c.save)
+}
+
+// Restore implements Kernel.
+func (c Commands) Restore(ctx context.Context, input string) error {
+	// What has begun is finished also when we are asked to end, rather than cut off between two tables.
+	_, err := c.run(context.WithoutCancel(ctx), input, c.restore, "--noflush", "--wait="+lockWait)
+	return err
+}
+
+func (c Commands) run(ctx context.Context, input, name string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, commandTimeout, errors.New("took longer than "+commandTimeout.String()))
+	defer cancel()
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &stdout, &stderr
+	switch err := cmd.Run(); {
+	case err == nil:
+		return stdout.String(), nil
+	case ctx.Err() != nil:
+		return "", fmt.Errorf("%s: %w", name, context.Cause(ctx))
+	default:
+		return "", fmt.Errorf("%s: %w%s", name, err, explain(stderr.String(), input))
+	}
+}
+
+// explain shortens what a command complained about to one line, and adds the line of the input that it names.
+func explain(complaint, input string) string {
+	complaint = strings.Join(strings.Fields(complaint), " ")
+	if complaint == "" {
+		return ""
+	}
+	complaint = ": " + complaint
+	var number int
+	for i := range len(complaint) {
+		if n, _ := fmt.Sscanf(complaint[i:], "line %d", &number); n == 1 {
+			break
+		}
+		if n, _ := fmt.Sscanf(complaint[i:], "line: %d", &number); n == 1 {
+			break
+		}
+	}
+	if lines := strings.Split(input, "\n"); number > 0 && number <= len(lines) && lines[number-1] != "COMMIT" {
+		complaint += fmt.Sprintf(" (%q)", lines[number-1])
+	}
+	return complaint
+}

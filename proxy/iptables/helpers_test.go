@@ -1,0 +1,101 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/nstest"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
+
+func prefixes(list ...string) []netip.Prefix {
+	var all []netip.Prefix
+	for _, s := range list {
+		all = append(all, netip.MustParsePrefix(s))
+	}
+	return all
+}
+
+// endpoints returns one slice of a Service with one port, and endpoints on the nodes that their places in the list name.
+func endpoints(key lb.Key, portName string, protocol lb.Protocol, port uint16, on map[string][]string) []lb.Slice {
+	byFamily := map[lb.Family]*lb.Slice{}
+	for node, addrs := range on {
+		for _, a := range addrs {
+			family := lb.FamilyOf(addr(a))
+			if byFamily[family] == nil {
+				byFamily[family] = &lb.Slice{
+					Key: lb.Key{Namespace: key.Namespace, Name: key.Name + "-" + string(family)}, Service: key, Family: family,
+					Ports: []lb.SlicePort{{Name: portName, Protocol: protocol, Port: port}},
+				}
+			}
+			byFamily[family].Endpoints = append(byFamily[family].Endpoints, lb.Endpoint{Addr: addr(a), Node: node, Ready: true, Serving: true})
+		}
+	}
+	var all []lb.Slice
+	for _, s := range byFamily {
+		all = append(all, *s)
+	}
+	return all
+}
+
+// nsKernel runs iptables in a network namespace.
+type nsKernel struct {
+	t        testing.TB
+	ns       *nstest.NS
+	commands Commands
+}
+
+func (k nsKernel) Save(ctx context.Context) (out string, err error) {
+	k.ns.Do(k.t, func() error {
+		out, err = k.commands.Save(ctx)
+		return nil
+	})
+	return out, err
+}
+
+func (k nsKernel) Restore(ctx context.Context, input string) (err error) {
+	k.ns.Do(k.t, func() error {
+		err = k.commands.Restore(ctx, input)
+		return nil
+	})
+	return err
+}
+
+func variant(family lb.Family, name string) Commands {
+	binary := "iptables-" + name
+	if family == lb.IPv6 {
+		binary = "ip6tables-" + name
+	}
+	return Commands{save: binary + "-save", restore: binary + "-restore"}
+}
+
+// newActor returns an actor without a goroutine: tests call settle.
+func newActor(kernels map[lb.Family]Kernel, config Config) *Actor {
+	a := New(Deps{Log: slog.New(slog.DiscardHandler), Kernels: kernels, Verify: time.Minute, Changed: func() {}})
+	a.Configure(config)
+	return a
+}
+
+// settle does one round.
+func settle(a *Actor, verify bool) error {
+	if !a.take() {
+		return errors.New("nothing is wanted")
+	}
+	_, err := a.apply(context.Background(), verify)
+	return err
+}
+
+func plans(services ...plan.Service) map[lb.Key]plan.Service {
+	all := map[lb.Key]plan.Service{}
+	for _, s := range services {
+		all[s.Key] = s
+	}
+	return all
+}

@@ -1,0 +1,306 @@
+package iptables
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// Detector tells connections that pods of this cluster make from all others. The zero value cannot tell, so all count as pods'.
+type Detector struct {
+	Prefixes  []netip.Prefix // where pods have their addresses; the first of each family counts
+	Interface string         // where pods' packets come in; a + at its end stands for any rest
+}
+
+// Config is what all rules depend on, and no Service.
+type Config struct {
+	Pods          Detector
+	MasqueradeAll bool
+	// MasqueradeBit is the bit of the packet mark that asks for masquerading, 0 to 31.
+	MasqueradeBit int
+	// NodePortAddresses are the addresses of this node at which node ports are served, by family; a family without an entry
+	// serves them at all of the node's addresses.
+	NodePortAddresses map[lb.Family][]netip.Addr
+	// LoopbackNodePorts serves node ports at 127.0.0.1 too, which needs the sysctl route_localnet.
+	LoopbackNodePorts bool
+	// DropInvalid drops packets that conntrack finds invalid: those of a pod would else leave with its own address and end
+	// the client's connection (kubernetes/kubernetes#74839).
+	DropInvalid bool
+}
+
+// chains are rules by chain, each in the form of iptables-save without the leading -A and chain.
+type chains map[string][]string
+
+// tables are the chains of the tables that we write.
+type tables struct{ nat, filter chains }
+
+// entry is a rule that a Service has in a chain that all Services share.
+type entry struct {
+	filter bool // the table: filter, else nat
+	chain  string
+	order  string // places the rule among those of other Services
+	rule   string
+}
+
+// contribution is what one Service brings to the rules of one family.
+type contribution struct {
+	chains  chains // in nat
+	entries []entry
+}
+
+// renderer renders for one address family.
+type renderer struct {
+	config Config
+	family lb.Family
+}
+
+func (r renderer) mark() string { return fmt.Sprintf("0x%x", uint32(1)<<r.config.MasqueradeBit) }
+
+// loopback returns the addresses that stay within the machine.
+func (r renderer) loopback() netip.Prefix {
+	if r.family == lb.IPv4 {
+		return netip.MustParsePrefix("127.0.0.0/8")
+	}
+	return netip.MustParsePrefix("::1/128")
+}
+
+func (r renderer) loopbackNodePorts() bool { return r.config.LoopbackNodePorts && r.family == lb.IPv4 }
+
+// fromPod completes m to match connections from pods, or, with not, from elsewhere. ok is false when these cannot be told apart.
+func (r renderer) fromPod(m rule, not bool) (_ rule, ok bool) {
+	if r.config.Pods.Interface != "" {
+		m.in, m.notIn = r.config.Pods.Interface, not
+		return m, true
+	}
+	for _, p := range r.config.Pods.Prefixes {
+		if lb.FamilyOf(p.Addr()) == r.family {
+			m.src, m.notSrc = p.Masked(), not
+			return m, true
+		}
+	}
+	return m, false
+}
+
+// service renders what a Service brings. Ports of the other family are left out.
+func (r renderer) service(s plan.Service) contribution {
+	c := contribution{chains: chains{}}
+	for _, p := range s.Ports {
+		if p.Family == r.family {
+			r.port(&c, s.Key, p)
+		}
+	}
+	if s.HealthPort != 0 && len(c.entries) > 0 {
+		c.entries = append(c.entries, entry{filter: true, chain: chainNodePorts, order: s.Key.String(), rule: rule{
+			protocol: lb.TCP, comment: s.Key.String() + " health check node port", port: s.HealthPort, target: "ACCEPT",
+		}.String()})
+	}
+	return c
+}
+
+func (r renderer) port(c *contribution, key lb.Key, p plan.Port) {
+	name, end := portName(key, p.Name), suffix(key, p)
+	add := func(chain string, rules ...rule) {
+		for _, rule := range rules {
+			c.chains[chain] = append(c.chains[chain], rule.String())
+		}
+	}
+	usesCluster, usesLocal, isExternal, isFiltered := false, false, false, false
+	for _, f := range p.Frontends {
+		r.frontend(c, key, p, f)
+		switch {
+		case f.Action == plan.Reject:
+			continue
+		case f.Kind != plan.ClusterIP:
+			isExternal, usesCluster = true, true // pods and the node itself reach all endpoints
+			isFiltered = isFiltered || len(f.Sources) > 0
+		}
+		usesCluster = usesCluster || f.Action == plan.ToCluster
+		usesLocal = usesLocal || f.Action == plan.ToLocal
+	}
+	if isFiltered {
+		add(prefixSourceRange+end, r.sourceRanges(p, name, end)...)
+	}
+	if isExternal {
+		add(prefixExternal+end, r.external(p, name, end)...)
+	}
+	used := map[netip.AddrPort]bool{}
+	if usesCluster {
+		add(prefixCluster+end, r.pick(key, p, name, p.Backends.Cluster, plan.ToCluster, used)...)
+	}
+	if usesLocal {
+		add(prefixLocal+end, r.pick(key, p, name, p.Backends.Local, plan.ToLocal, used)...)
+	}
+	for endpoint := range used {
+		add(endpointChain(key, p, endpoint),
+			rule{src: host(endpoint.Addr()), comment: name, target: chainMasquerade}, // hairpin: the pod must not see itself
+			rule{protocol: p.Protocol, comment: name, portless: true, target: "DNAT --to-destination " + endpoint.String()})
+	}
+}
+
+// frontend renders where connections to a frontend go.
+func (r renderer) frontend(c *contribution, key lb.Key, p plan.Port, f plan.Frontend) {
+	name, end := portName(key, p.Name), suffix(key, p)
+	m := rule{protocol: p.Protocol, port: f.Port}
+	if f.Kind != plan.NodePort {
+		m.dst = host(f.Addr)
+	}
+	put := func(filter bool, chain, comment, target string, m rule) {
+		m.comment, m.target = comment, target
+		c.entries = append(c.entries, entry{filter: filter, chain: chain, rule: m.String(), order: fmt.Sprintf("%s %s %s %s", name, p.Protocol, f.Kind, f.Addr)})
+	}
+	refusals, target := chainExternal, prefixExternal+end
+	switch {
+	case f.Kind == plan.ClusterIP:
+		refusals, target = chainServices, prefixCluster+end
+		if f.Action == plan.ToLocal {
+			target = prefixLocal + end
+		}
+	case len(f.Sources) > 0:
+		target = prefixSourceRange + end
+	}
+	switch f.Action {
+	case plan.Reject:
+		for _, m := range r.nodePortMatches(f, m) {
+			put(true, refusals, name+" has no endpoints", r.refuse(p.Protocol), m)
+		}
+		return
+	case plan.Drop:
+		for _, m := range r.nodePortMatches(f, m) {
+			put(true, refusals, name+" has no local endpoints", "DROP", m)
+		}
+		if f.Kind == plan.ClusterIP {
+			return
+		}
+	}
+	chain := chainServices
+	if f.Kind == plan.NodePort {
+		chain = chainNodePorts
+	}
+	put(false, chain, fmt.Sprintf("%s %s", name, words(f.Kind)), target, m)
+	if len(f.Sources) > 0 {
+		put(true, chainFirewall, name+" traffic not accepted by "+prefixSourceRange+end, "DROP", m)
+	}
+}
+
+// words is how the comment of a rule calls a kind of frontend.
+func words(k plan.Kind) string {
+	switch k {
+	case plan.ClusterIP:
+		return "cluster IP"
+	case plan.ExternalIP:
+		return "external IP"
+	case plan.LoadBalancer:
+		return "loadbalancer IP"
+	}
+	return "node port"
+}
+
+// nodePortMatches returns what m matches at the addresses where the frontend is served: m itself unless it is a node port's.
+func (r renderer) nodePortMatches(f plan.Frontend, m rule) []rule {
+	if f.Kind != plan.NodePort {
+		return []rule{m}
+	}
+	var matches []rule
+	for _, at := range r.nodePortAddresses() {
+		m.dst, m.notDst, m.match = at.dst, at.notDst, at.match
+		matches = append(matches, m)
+	}
+	return matches
+}
+
+// nodePortAddresses returns matches for the node's own addresses at which node ports are served.
+func (r renderer) nodePortAddresses() []rule {
+	addrs, limited := r.config.NodePortAddresses[r.family]
+	switch {
+	case limited:
+		var matches []rule
+		for _, addr := range slices.SortedFunc(slices.Values(addrs), netip.Addr.Compare) {
+			matches = append(matches, rule{dst: host(addr)})
+		}
+		return slices.CompactFunc(matches, func(a, b rule) bool { return a.dst == b.dst })
+	case r.loopbackNodePorts():
+		return []rule{{match: toLocalAddress}}
+	default:
+		return []rule{{dst: r.loopback(), notDst: true, match: toLocalAddress}}
+	}
+}
+
+// refuse is the target that tells a client at once. A reset also passes firewalls that swallow ICMP.
+func (r renderer) refuse(p lb.Protocol) string {
+	switch {
+	case p == lb.TCP:
+		return "REJECT --reject-with tcp-reset"
+	case r.family == lb.IPv4:
+		return "REJECT --reject-with icmp-port-unreachable"
+	}
+	return "REJECT --reject-with icmp6-port-unreachable"
+}
+
+// sourceRanges lets those through to EXT who may connect. The ranges are the same for all VIPs of a Service but for the VIP itself
+// as a source, which is matched together with the VIP as destination.
+func (r renderer) sourceRanges(p plan.Port, name, end string) []rule {
+	var rules []rule
+	for _, f := range p.Frontends {
+		for _, source := range f.Sources {
+			m := rule{src: source, comment: name + " " + words(f.Kind), target: prefixExternal + end}
+			if source == host(f.Addr) {
+				m.dst = source
+			}
+			if !slices.Contains(rules, m) {
+				rules = append(rules, m)
+			}
+		}
+	}
+	slices.SortFunc(rules, func(a, b rule) int { return cmp.Or(a.src.Compare(b.src), a.dst.Compare(b.dst)) })
+	return rules
+}
+
+func (r renderer) external(p plan.Port, name, end string) []rule {
+	about := name + " external destinations"
+	if p.External != lb.Local {
+		return []rule{
+			{comment: "masquerade traffic for " + about, target: chainMasquerade},
+			{comment: about, target: prefixCluster + end},
+		}
+	}
+	var rules []rule
+	if m, ok := r.fromPod(rule{comment: "pod traffic for " + about, target: prefixCluster + end}, false); ok {
+		rules = append(rules, m)
+	}
+	rules = append(rules,
+		rule{comment: "masquerade LOCAL traffic for " + about, match: fromLocalAddress, target: chainMasquerade},
+		rule{comment: "route LOCAL traffic for " + about, match: fromLocalAddress, target: prefixCluster + end})
+	if len(p.Backends.Local) > 0 {
+		rules = append(rules, rule{comment: about, target: prefixLocal + end})
+	}
+	return rules
+}
+
+// pick renders the choice among backends: one of n, then one of n-1, and so on.
+func (r renderer) pick(key lb.Key, p plan.Port, name string, backends []lb.Backend, set plan.Action, used map[netip.AddrPort]bool) []rule {
+	var rules []rule
+	for _, f := range p.Frontends {
+		if f.Kind != plan.ClusterIP || f.Action != set {
+			continue
+		}
+		m := rule{dst: host(f.Addr), protocol: p.Protocol, comment: name + " cluster IP", port: f.Port, target: chainMasquerade}
+		if r.config.MasqueradeAll {
+			rules = append(rules, m)
+		} else if m, ok := r.fromPod(m, true); ok {
+			rules = append(rules, m)
+		}
+	}
+	for i, b := range backends {
+		m := rule{comment: fmt.Sprintf("%s -> %s", name, b.Addr), target: endpointChain(key, p, b.Addr)}
+		if left := len(backends) - i; left > 1 {
+			m.match = oneIn(left)
+		}
+		rules = append(rules, m)
+		used[b.Addr] = true
+	}
+	return rules
+}

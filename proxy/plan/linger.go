@@ -1,0 +1,78 @@
+package plan
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// Withdrawn returns the ports of before with the frontends of those VIPs that before holds and now does not, marked as lingering.
+func Withdrawn(before, now Service) []Port {
+	var ports []Port
+	for _, p := range before.Ports {
+		p.Frontends = vipFrontends(p, func(f Frontend) bool { return !f.Lingering && !slices.Contains(now.VIPs, f.Addr) })
+		if len(p.Frontends) > 0 {
+			ports = append(ports, p)
+		}
+	}
+	return ports
+}
+
+func vipFrontends(p Port, want func(Frontend) bool) []Frontend {
+	var frontends []Frontend
+	for _, f := range p.Frontends {
+		if f.Kind == LoadBalancer && want(f) {
+			f.Lingering = true
+			frontends = append(frontends, f)
+		}
+	}
+	return frontends
+}
+
+// WithLingering returns the plan with lingering frontends added to it. Those of a port that the Service still has follow its
+// present backends; a port that is gone keeps its last ones. What the Service serves by itself again does not linger.
+func (s Service) WithLingering(ports []Port) Service {
+	s.Ports = slices.Clone(s.Ports)
+	for _, p := range ports {
+		p.Frontends = slices.DeleteFunc(slices.Clone(p.Frontends), func(f Frontend) bool { return s.Serves(p.Protocol, f.Addr, f.Port) })
+		if len(p.Frontends) == 0 {
+			continue
+		}
+		i := slices.IndexFunc(s.Ports, p.same)
+		if i < 0 {
+			s.Ports = append(s.Ports, p)
+			continue
+		}
+		live := &s.Ports[i]
+		live.Frontends = slices.Clone(live.Frontends)
+		for _, f := range p.Frontends {
+			f.Action = action(live.Backends, live.External)
+			live.Frontends = append(live.Frontends, f)
+		}
+	}
+	return s
+}
+
+// Serves tells whether the plan has a frontend that is not lingering at this address and port.
+func (s Service) Serves(protocol lb.Protocol, addr netip.Addr, port uint16) bool {
+	return slices.ContainsFunc(s.Ports, func(p Port) bool {
+		return p.Protocol == protocol && slices.ContainsFunc(p.Frontends, func(f Frontend) bool {
+			return !f.Lingering && f.Addr == addr && f.Port == port
+		})
+	})
+}
+
+// Yield returns the lingering ports without the frontends that another Service's plan serves now.
+func Yield(ports []Port, other Service) []Port {
+	var left []Port
+	for _, p := range ports {
+		p.Frontends = slices.DeleteFunc(slices.Clone(p.Frontends), func(f Frontend) bool {
+			return other.Serves(p.Protocol, f.Addr, f.Port)
+		})
+		if len(p.Frontends) > 0 {
+			left = append(left, p)
+		}
+	}
+	return left
+}

@@ -1,0 +1,219 @@
+// Package plan decides what a node's kernel shall do for one Service. It is pure: values in, values out.
+package plan
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// Node is what planning has to know about the node that it plans for.
+type Node struct {
+	Name      string
+	Addresses []netip.Addr
+}
+
+// Kind says which field of a Service a frontend comes from.
+type Kind string
+
+// The kinds of frontends.
+const (
+	ClusterIP    Kind = "ClusterIP"
+	ExternalIP   Kind = "ExternalIP"
+	LoadBalancer Kind = "LoadBalancer" // a VIP
+	NodePort     Kind = "NodePort"
+)
+
+// Action says what becomes of a connection to a frontend.
+type Action string
+
+// The actions.
+const (
+	// ToCluster delivers to the port's Backends.Cluster.
+	ToCluster Action = "Cluster"
+	// ToLocal delivers to Backends.Local. On frontends other than the ClusterIP, policy Local concerns who comes from outside
+	// only: pods and the node itself get Backends.Cluster, with ToLocal as with Drop.
+	ToLocal Action = "Local"
+	// Reject refuses, as no endpoint is usable anywhere.
+	Reject Action = "Reject"
+	// Drop is silent, as the policy is Local and only other nodes have usable endpoints: whoever balances in front shall try those.
+	Drop Action = "Drop"
+)
+
+// Frontend is an address and port that clients connect to; the protocol is that of its Port.
+type Frontend struct {
+	Kind Kind
+	Addr netip.Addr // zero for a NodePort, which is reached at the node's own addresses
+	Port uint16
+	// Action is for connections from outside the cluster; see ToLocal for those from inside.
+	Action Action
+	// Sources are who may connect; everybody if empty.
+	Sources []netip.Prefix
+	// Lingering marks a VIP that was taken from the Service, and is kept working while packets may still arrive.
+	Lingering bool
+}
+
+// Port is one port of a Service in one address family.
+type Port struct {
+	Family   lb.Family
+	Name     string
+	Protocol lb.Protocol
+	// External is the policy of all frontends but the ClusterIP.
+	External lb.TrafficPolicy
+	Backends lb.Usable
+	// Serving are all endpoints that still serve, including terminating ones that get no new connections: flows to them
+	// may go on.
+	Serving   []netip.AddrPort
+	Frontends []Frontend
+}
+
+// Service is what the kernel shall do for one Service.
+type Service struct {
+	Key   lb.Key
+	Ports []Port
+	// Policy is the external traffic policy.
+	Policy lb.TrafficPolicy
+	// VIPs are the addresses that the Service holds and the nodes have to deliver, without lingering ones.
+	VIPs []netip.Addr
+	// HealthPort is the healthCheckNodePort; 0 when the Service needs none.
+	HealthPort uint16
+	// Affinity is set when the Service asks for session affinity.
+	Affinity bool
+}
+
+// New plans a Service and its EndpointSlices for a node.
+func New(svc lb.Service, endpoints []lb.Slice, node Node) Service {
+	s := Service{
+		Key:      svc.Key,
+		Policy:   svc.ExternalPolicy,
+		VIPs:     slices.Compact(slices.SortedFunc(slices.Values(svc.VIPs()), netip.Addr.Compare)),
+		Affinity: svc.AffinityTimeout > 0,
+	}
+	if svc.Type == lb.ExternalName {
+		return s
+	}
+	if svc.Type == lb.LoadBalancer && svc.ExternalPolicy == lb.Local {
+		s.HealthPort = svc.HealthCheckNodePort
+	}
+	for _, clusterIP := range svc.ClusterIPs {
+		for _, port := range svc.Ports {
+			s.Ports = append(s.Ports, newPort(svc, s.VIPs, clusterIP, port, endpoints, node))
+		}
+	}
+	return s
+}
+
+func newPort(svc lb.Service, vips []netip.Addr, clusterIP netip.Addr, port lb.ServicePort, endpoints []lb.Slice, node Node) Port {
+	family := lb.FamilyOf(clusterIP)
+	p := Port{
+		Family:   family,
+		Name:     port.Name,
+		Protocol: port.Protocol,
+		External: svc.ExternalPolicy,
+		Backends: lb.Choose(endpoints, port.Name, port.Protocol, family, node.Name),
+		Serving:  serving(endpoints, port, family),
+	}
+	internal, external := action(p.Backends, svc.InternalPolicy), action(p.Backends, svc.ExternalPolicy)
+	p.Frontends = append(p.Frontends, Frontend{Kind: ClusterIP, Addr: clusterIP, Port: port.Port, Action: internal})
+	for _, addr := range svc.ExternalIPs {
+		if lb.FamilyOf(addr) == family {
+			p.Frontends = append(p.Frontends, Frontend{Kind: ExternalIP, Addr: addr, Port: port.Port, Action: external})
+		}
+	}
+	for _, vip := range vips {
+		if lb.FamilyOf(vip) == family {
+			p.Frontends = append(p.Frontends, Frontend{
+				Kind: LoadBalancer, Addr: vip, Port: port.Port, Action: external, Sources: sources(svc.SourceRanges, vip, node),
+			})
+		}
+	}
+	if port.NodePort != 0 && (svc.Type == lb.NodePort || svc.Type == lb.LoadBalancer) {
+		p.Frontends = append(p.Frontends, Frontend{Kind: NodePort, Port: port.NodePort, Action: external})
+	}
+	return p
+}
+
+func action(usable lb.Usable, policy lb.TrafficPolicy) Action {
+	switch {
+	case len(usable.Cluster) == 0:
+		return Reject
+	case policy != lb.Local:
+		return ToCluster
+	case len(usable.Local) == 0:
+		return Drop
+	}
+	return ToLocal
+}
+
+// sources returns who may connect to vip, nil for everybody. A node that may connect can do so with the VIP as its own source
+// address, as it has when the VIP is on one of its interfaces.
+func sources(ranges []netip.Prefix, vip netip.Addr, node Node) []netip.Prefix {
+	var allowed []netip.Prefix
+	nodeAllowed := false
+	for _, r := range ranges {
+		if lb.FamilyOf(r.Addr()) != lb.FamilyOf(vip) {
+			continue
+		}
+		if r.Bits() == 0 {
+			return nil
+		}
+		allowed = append(allowed, r)
+		nodeAllowed = nodeAllowed || slices.ContainsFunc(node.Addresses, r.Contains)
+	}
+	if nodeAllowed {
+		allowed = append(allowed, netip.PrefixFrom(vip, vip.BitLen()))
+	}
+	slices.SortFunc(allowed, netip.Prefix.Compare)
+	return slices.Compact(allowed)
+}
+
+// serving returns the endpoints of a port that serve, whether or not they get new connections.
+func serving(endpoints []lb.Slice, port lb.ServicePort, family lb.Family) []netip.AddrPort {
+	var addrs []netip.AddrPort
+	for _, slice := range endpoints {
+		for _, p := range slice.Ports {
+			if slice.Family != family || p.Name != port.Name || p.Protocol != port.Protocol {
+				continue
+			}
+			for _, ep := range slice.Endpoints {
+				if ep.Ready || ep.Serving {
+					addrs = append(addrs, netip.AddrPortFrom(ep.Addr, p.Port))
+				}
+			}
+		}
+	}
+	slices.SortFunc(addrs, netip.AddrPort.Compare)
+	return slices.Compact(addrs)
+}
+
+// Only returns the plan reduced to one address family.
+func (s Service) Only(family lb.Family) Service {
+	s.Ports = slices.DeleteFunc(slices.Clone(s.Ports), func(p Port) bool { return p.Family != family })
+	return s
+}
+
+// Families returns the address families of the plan's ports.
+func (s Service) Families() []lb.Family {
+	var families []lb.Family
+	for _, p := range s.Ports {
+		if !slices.Contains(families, p.Family) {
+			families = append(families, p.Family)
+		}
+	}
+	return families
+}
+
+// same tells whether two ports stand for the same port of the Service.
+func (p Port) same(other Port) bool {
+	return p.Family == other.Family && p.Name == other.Name && p.Protocol == other.Protocol
+}
+
+// port returns the port of s that stands for the same port as p.
+func (s Service) port(p Port) (Port, bool) {
+	i := slices.IndexFunc(s.Ports, p.same)
+	if i < 0 {
+		return Port{}, false
+	}
+	return s.Ports[i], true
+}
