@@ -61,7 +61,7 @@ func Assign(class string, pools map[string]lb.Pool, services map[lb.Key]lb.Servi
 		s := services[key]
 		ordered = append(ordered, candidate{Service: &s})
 	}
-	slices.SortFunc(ordered, func(a, b candidate) int { return older(a.Service, b.Service) })
+	slices.SortFunc(ordered, func(a, b candidate) int { return Older(a.Service, b.Service) })
 	for i := range ordered {
 		a.register(&ordered[i], class, pending)
 	}
@@ -91,8 +91,8 @@ type candidate struct {
 	duplicate netip.Addr
 }
 
-// older orders Services by age, then by name, which is the order in which they are served.
-func older(a, b *lb.Service) int {
+// Older orders Services by age, then by name, which is the order in which they are served.
+func Older(a, b *lb.Service) int {
 	return cmp.Or(a.Created.Compare(b.Created), a.Key.Compare(b.Key))
 }
 

@@ -7,10 +7,12 @@ import (
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/klog/v2"
 )
 
 // Election says which Lease decides who leads.
@@ -55,16 +57,17 @@ type term struct {
 }
 
 // run takes part in the election until the leadership ends. The elector has a context of its own, because it would otherwise
-// release the Lease while lead is still at work.
+// release the Lease while lead is still at work; and no logger, as it would repeat every failure every RetryPeriod.
 func (t *term) run(core kubernetes.Interface, e Election) error {
-	electorCtx, stop := context.WithCancel(context.WithoutCancel(t.ctx))
+	electorCtx, stop := context.WithCancel(klog.NewContext(context.WithoutCancel(t.ctx), klog.Logger{}))
 	defer stop()
+	lock := &resourcelock.LeaseLock{
+		LeaseMeta:  metav1.ObjectMeta{Namespace: e.Namespace, Name: e.Name},
+		Client:     core.CoordinationV1(),
+		LockConfig: resourcelock.ResourceLockConfig{Identity: e.Identity},
+	}
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: &resourcelock.LeaseLock{
-			LeaseMeta:  metav1.ObjectMeta{Namespace: e.Namespace, Name: e.Name},
-			Client:     core.CoordinationV1(),
-			LockConfig: resourcelock.ResourceLockConfig{Identity: e.Identity},
-		},
+		Lock:          &reportingLock{Interface: lock, log: t.log},
 		LeaseDuration: e.LeaseDuration, RenewDeadline: e.RenewDeadline, RetryPeriod: e.RetryPeriod,
 		ReleaseOnCancel: true,
 		Name:            e.Name,
@@ -125,4 +128,36 @@ func (t *term) end() error {
 	}
 	<-t.ended
 	return t.err
+}
+
+// reportingLock says why the Lease cannot be read or written, at most once in a while. The elector calls it from one goroutine.
+type reportingLock struct {
+	resourcelock.Interface
+	log  *slog.Logger
+	said time.Time
+}
+
+func (l *reportingLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	record, raw, err := l.Interface.Get(ctx)
+	return record, raw, l.report(err)
+}
+
+func (l *reportingLock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	return l.report(l.Interface.Create(ctx, record))
+}
+
+func (l *reportingLock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	return l.report(l.Interface.Update(ctx, record))
+}
+
+// report passes the error on. That there is no Lease yet, or that another candidate was faster, is the normal course.
+func (l *reportingLock) report(err error) error {
+	if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	if now := time.Now(); now.Sub(l.said) >= repeatAfter {
+		l.said = now
+		l.log.Warn("cannot use the Lease", "error", err)
+	}
+	return err
 }

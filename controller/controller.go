@@ -1,0 +1,316 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"reflect"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/landfall-lb/landfall/controller/plan"
+	"github.com/landfall-lb/landfall/internal/kube"
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
+)
+
+const (
+	// Passes are at least this far apart, so that a burst of new Services makes few passes.
+	gap = 20 * time.Millisecond
+	// While the watches have not delivered their first lists, look again after this time.
+	unsynced = 100 * time.Millisecond
+	// Writes that are under way at a time.
+	parallel = 16
+	// A write that takes longer has failed.
+	writeTimeout = 10 * time.Second
+)
+
+// table is what kube.Table offers.
+type table[K comparable, V any] interface {
+	Get(K) (V, bool)
+	All() map[K]V
+	Synced() bool
+}
+
+// statusWriter is what kube.Status offers.
+type statusWriter interface {
+	Hold(ctx context.Context, service lb.Service, h kube.Holding) error
+	Pool(ctx context.Context, name string, status lb.PoolStatus) error
+}
+
+// reporter is what kube.Events offers.
+type reporter interface {
+	Normal(about kube.Reference, reason lb.Reason, message string)
+	Warning(about kube.Reference, reason lb.Reason, message string)
+}
+
+// deps are what a controller works with.
+type deps struct {
+	class    string // loadBalancerClass served
+	services table[lb.Key, lb.Service]
+	pools    table[string, lb.Pool]
+	// catchUp returns once services shows all that was written before the call.
+	catchUp func(ctx context.Context) error
+	status  statusWriter
+	events  reporter
+	metrics *metrics
+	log     *slog.Logger
+	now     func() time.Time
+}
+
+// controller gives addresses to Services while it leads.
+type controller struct {
+	deps
+	runner *loop.Runner
+
+	// What follows belongs to the goroutine that leads, and begins empty with each time of leading.
+
+	// writes are those that the table does not show yet, or that failed.
+	writes map[lb.Key]write
+	// poolWrites are the last ones, by pool.
+	poolWrites map[string]poolWrite
+}
+
+// write is a write of ours to a Service's status.
+type write struct {
+	plan.Pending
+	done    bool   // it took place for sure
+	failure string // why it failed last
+}
+
+// poolWrite is a write of ours to a pool's status, and what the pool showed before.
+type poolWrite struct {
+	before, written lb.PoolStatus
+}
+
+func newController(d deps) *controller {
+	c := &controller{deps: d}
+	c.runner = loop.New(c.step, loop.Options{Gap: gap, MaxBackoff: 5 * time.Second})
+	return c
+}
+
+// poke says that a Service or a pool has changed.
+func (c *controller) poke() { c.runner.Poke() }
+
+// lead gives out addresses until ctx ends. It starts from what the API server holds now: an earlier leader may have written
+// what the watches have not delivered yet, and to decide without it could give an address twice.
+func (c *controller) lead(ctx context.Context) error {
+	c.writes, c.poolWrites = map[lb.Key]write{}, map[string]poolWrite{}
+	c.log.Info("leading: catching up with the API server")
+	if err := c.catchUp(ctx); err != nil {
+		return ignoreEnd(ctx, err)
+	}
+	c.log.Info("leading: giving out addresses")
+	defer c.metrics.forget()
+	c.runner.Poke()
+	return c.runner.Run(ctx)
+}
+
+// ignoreEnd returns nil for an error that comes from the end of ctx.
+func ignoreEnd(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// step decides for all Services and pools, and writes what differs.
+func (c *controller) step(ctx context.Context) (again time.Duration, err error) {
+	if !c.services.Synced() || !c.pools.Synced() {
+		return unsynced, nil
+	}
+	services, pools := c.services.All(), c.pools.All()
+	pending := c.pending(services)
+	started := c.now()
+	p := plan.Assign(c.class, pools, services, pending)
+	c.metrics.planned(p, c.now().Sub(started))
+	err = errors.Join(c.writeServices(ctx, p, services), c.writePools(ctx, p, pools))
+	return 0, ignoreEnd(ctx, err)
+}
+
+// pending forgets the writes that services shows, and returns the others.
+func (c *controller) pending(services map[lb.Key]lb.Service) map[lb.Key]plan.Pending {
+	pending := make(map[lb.Key]plan.Pending, len(c.writes))
+	for key, w := range c.writes {
+		if s, ok := services[key]; ok && w.Covers(s) {
+			pending[key] = w.Pending
+		} else {
+			delete(c.writes, key)
+		}
+	}
+	return pending
+}
+
+// change is a Service with what it shall show.
+type change struct {
+	service lb.Service
+	holding kube.Holding
+}
+
+// changes returns what must be written, oldest Services first.
+func (c *controller) changes(p plan.Plan, services map[lb.Key]lb.Service) []change {
+	var changes []change
+	for key, decision := range p.Services {
+		s := services[key]
+		h := kube.Holding{Addresses: decision.Addresses, Condition: decision.Condition}
+		if w, ok := c.writes[key]; ok && w.done || !ok && h.Shows(s) {
+			continue // a Service that was written is decided anew once the write is seen
+		}
+		changes = append(changes, change{s, h})
+	}
+	slices.SortFunc(changes, func(a, b change) int { return plan.Older(&a.service, &b.service) })
+	return changes
+}
+
+// writeServices writes all changes, several at a time. All of them come from one plan, so their order does not matter for
+// who holds what.
+func (c *controller) writeServices(ctx context.Context, p plan.Plan, services map[lb.Key]lb.Service) error {
+	changes := c.changes(p, services)
+	errs := make([]error, len(changes))
+	var group errgroup.Group
+	group.SetLimit(parallel)
+	for i, ch := range changes {
+		// Noted before it is sent: whatever becomes of it, its addresses are not given to others until the Service is seen again.
+		c.writes[ch.service.Key] = write{
+			Pending: plan.Pending{UID: ch.service.UID, Version: ch.service.Version, Addresses: ch.holding.Addresses},
+			failure: c.writes[ch.service.Key].failure,
+		}
+		group.Go(func() error {
+			ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+			defer cancel()
+			errs[i] = c.status.Hold(ctx, ch.service, ch.holding)
+			return nil
+		})
+	}
+	_ = group.Wait() // no task returns an error
+	var failed []error
+	for i, ch := range changes {
+		if err := c.wrote(ctx, ch, errs[i]); err != nil {
+			failed = append(failed, err)
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// wrote takes note of how a write went, and tells of it if it changed something. The error is one to try again for.
+func (c *controller) wrote(ctx context.Context, ch change, err error) error {
+	key := ch.service.Key
+	c.metrics.wrote("service", err)
+	w := c.writes[key]
+	defer func() { c.writes[key] = w }()
+	switch {
+	case err == nil:
+		w.done = true
+		c.report(ch)
+		return nil
+	case kube.IsNotFound(err):
+		w.done = true // nothing to do but wait until the watch shows it
+		return nil
+	case ctx.Err() != nil:
+	case kube.IsConflict(err):
+		c.log.Debug("the Service has changed meanwhile: deciding again", "service", key)
+	case w.failure != err.Error():
+		w.failure = err.Error()
+		c.log.Warn("cannot write a Service's status, trying again", "service", key, "error", err)
+	}
+	return err
+}
+
+// report logs a change of decision and sends the Event.
+func (c *controller) report(ch change) {
+	about := kube.ServiceReference(ch.service)
+	condition := ch.holding.Condition
+	switch {
+	case condition == nil:
+		c.log.Info("the Service holds nothing of ours any more", "service", ch.service.Key)
+	case condition.Status:
+		c.log.Info("the Service has its address", "service", ch.service.Key, "address", condition.Message)
+		c.events.Normal(about, condition.Reason, condition.Message)
+	default:
+		c.log.Warn("the Service lacks an address", "service", ch.service.Key, "reason", condition.Reason, "message", condition.Message)
+		c.events.Warning(about, condition.Reason, condition.Message)
+	}
+}
+
+// writePools writes the status of each pool that differs from what it shows.
+func (c *controller) writePools(ctx context.Context, p plan.Plan, pools map[string]lb.Pool) error {
+	maps.DeleteFunc(c.poolWrites, func(name string, w poolWrite) bool {
+		// Once the pool shows something else than before the write, it shows the write or what came after.
+		shown, ok := pools[name]
+		return !ok || !reflect.DeepEqual(shown.Status, w.before)
+	})
+	var failed []error
+	for _, name := range slices.Sorted(maps.Keys(p.Pools)) {
+		pool, status := pools[name], p.Pools[name].Status
+		if shows(pool.Status, status) || reflect.DeepEqual(c.poolWrites[name].written, status) {
+			continue
+		}
+		err := c.writePool(ctx, name, status)
+		c.metrics.wrote("pool", err)
+		if err != nil {
+			failed = append(failed, err)
+			continue
+		}
+		c.poolWrites[name] = poolWrite{before: pool.Status, written: status}
+		c.reportPool(pool, status)
+	}
+	return errors.Join(failed...)
+}
+
+func (c *controller) writePool(ctx context.Context, name string, status lb.PoolStatus) error {
+	writeCtx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	err := c.status.Pool(writeCtx, name, status)
+	switch {
+	case err == nil, kube.IsNotFound(err):
+		return nil
+	case ctx.Err() != nil, kube.IsConflict(err):
+	default:
+		c.log.Warn("cannot write a pool's status", "pool", name, "error", err)
+	}
+	return err
+}
+
+// reportPool tells when a pool begins or ceases to hand out addresses; counts are no news.
+func (c *controller) reportPool(pool lb.Pool, status lb.PoolStatus) {
+	for _, condition := range status.Conditions {
+		if slices.Contains(pool.Status.Conditions, condition) {
+			continue
+		}
+		about := kube.PoolReference(pool)
+		if condition.Status {
+			c.log.Info("the pool hands out addresses", "pool", pool.Name)
+			c.events.Normal(about, condition.Reason, condition.Message)
+			continue
+		}
+		c.log.Warn("the pool hands out nothing new", "pool", pool.Name, "reason", condition.Reason, "message", condition.Message)
+		c.events.Warning(about, condition.Reason, condition.Message)
+	}
+}
+
+// shows tells whether have is what want says; conditions of others are not looked at.
+func shows(have, want lb.PoolStatus) bool {
+	for _, condition := range want.Conditions {
+		if !slices.Contains(have.Conditions, condition) {
+			return false
+		}
+	}
+	return have.AssignedIPv4 == want.AssignedIPv4 && have.AvailableIPv4 == want.AvailableIPv4 &&
+		have.AssignedIPv6 == want.AssignedIPv6 && have.AvailableIPv6 == want.AvailableIPv6
+}
+
+// ready returns a check that passes once both tables have been complete.
+func ready(services table[lb.Key, lb.Service], pools table[string, lb.Pool]) func() error {
+	return func() error {
+		switch {
+		case !services.Synced():
+			return errors.New("the Services are not known yet")
+		case !pools.Synced():
+			return errors.New("the IPAddressPools are not known yet")
+		}
+		return nil
+	}
+}
