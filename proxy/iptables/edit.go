@@ -62,13 +62,18 @@ func diff(have, want []string, keep func(rule string) bool) edits {
 	return e
 }
 
-// longestRise marks the rules of have that stay: a longest choice of wanted ones that stand in the wanted order.
+// longestRise marks the rules of have that stay: a longest choice of wanted ones that stand in the wanted order. Rules that stand
+// there twice, which is not our doing, are left out, as a deletion names its rule by its text.
 func longestRise(have []string, index map[string]int) []bool {
+	times := make(map[string]int, len(have))
+	for _, r := range have {
+		times[r]++
+	}
 	var tails []int // tails[n] is the place in have of the smallest end of a rise of n+1 rules
 	before := make([]int, len(have))
 	for i, r := range have {
 		want, ok := index[r]
-		if !ok {
+		if !ok || times[r] > 1 {
 			continue
 		}
 		n, _ := slices.BinarySearchFunc(tails, want, func(tail, want int) int { return index[have[tail]] - want })
