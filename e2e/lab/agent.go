@@ -146,7 +146,7 @@ func (a *Agent) WaitReady(ctx context.Context) error {
 	if a.ready == "" {
 		return nil
 	}
-	err := waitFor(ctx, a.lab.progress, a.Program+" on "+a.Node, 30*time.Second, func(ctx context.Context) error {
+	err := WaitFor(ctx, a.lab.progress, a.Program+" on "+a.Node, 30*time.Second, func(ctx context.Context) error {
 		if !a.Running() {
 			return permanent{errors.New("the process has ended")}
 		}

@@ -158,7 +158,7 @@ func (l *Lab) applyCRDs(ctx context.Context, crds []*unstructured.Unstructured) 
 		}
 	}
 	for _, crd := range crds {
-		err := waitFor(ctx, l.progress, "definition "+crd.GetName(), 30*time.Second, func(ctx context.Context) error {
+		err := WaitFor(ctx, l.progress, "definition "+crd.GetName(), 30*time.Second, func(ctx context.Context) error {
 			got, err := client.Get(ctx, crd.GetName(), metav1.GetOptions{})
 			if err != nil {
 				return err

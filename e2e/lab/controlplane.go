@@ -127,7 +127,7 @@ func (c *controlPlane) start(ctx context.Context, progress func(string)) (err er
 		return err
 	}
 	defer client.CloseIdleConnections()
-	err = waitFor(ctx, progress, "the API server", time.Minute, func(ctx context.Context) error {
+	err = WaitFor(ctx, progress, "the API server", time.Minute, func(ctx context.Context) error {
 		if !c.server.running() || !c.etcd.running() {
 			return permanent{errors.New("ended at once")}
 		}
@@ -169,8 +169,8 @@ func httpOK(ctx context.Context, client *http.Client, url string) error {
 // permanent is an error that no wait can mend.
 type permanent struct{ error }
 
-// waitFor calls f until it succeeds, and says every few seconds what it waits for. The last error of f explains a time-out.
-func waitFor(ctx context.Context, progress func(string), what string, limit time.Duration, f func(context.Context) error) error {
+// WaitFor calls f until it succeeds, and says every few seconds what it waits for. The last error of f explains a time-out.
+func WaitFor(ctx context.Context, progress func(line string), what string, limit time.Duration, f func(context.Context) error) error {
 	start := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

@@ -118,7 +118,7 @@ func (l *Lab) startPods(ctx context.Context, pods []Pod) error {
 }
 
 func (l *Lab) waitForPod(ctx context.Context, p Pod) error {
-	return waitFor(ctx, l.progress, "pod "+p.Name, 20*time.Second, func(ctx context.Context) error {
+	return WaitFor(ctx, l.progress, "pod "+p.Name, 20*time.Second, func(ctx context.Context) error {
 		for _, port := range p.TCP {
 			conn, err := l.Dial(ctx, p.Name, "tcp", p.Addr.String()+":"+strconv.Itoa(int(port)))
 			if err != nil {

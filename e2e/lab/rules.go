@@ -95,7 +95,7 @@ func (w *RuleWatch) Stop(ctx context.Context) ([]RuleChange, error) {
 // sync waits until the monitor has printed what has happened so far, by changing something that it will print.
 func (w *RuleWatch) sync(ctx context.Context) error {
 	name := fmt.Sprintf("%s-%d", canaryTable, time.Now().UnixNano())
-	return waitFor(ctx, w.lab.progress, "nft monitor on "+w.node, 10*time.Second, func(ctx context.Context) error {
+	return WaitFor(ctx, w.lab.progress, "nft monitor on "+w.node, 10*time.Second, func(ctx context.Context) error {
 		if !w.process.running() {
 			return permanent{fmt.Errorf("ended: %s", w.out.String())}
 		}

@@ -56,7 +56,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	switch args[0] {
 	case "demo":
-		return demo(ctx, out, lab.Options{Name: *name}, *keep)
+		return demo(ctx, out, lab.Options{Name: *name, Programs: *programs}, *keep)
 	case "up":
 		return up(ctx, out, lab.Options{Name: *name, NoAgents: *bare, Programs: *programs})
 	case "down":

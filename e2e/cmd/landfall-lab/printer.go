@@ -58,3 +58,12 @@ func (p *printer) table(rows [][]string) {
 		p.line("%s", b.String())
 	}
 }
+
+// promise prints what holds, or returns that it does not.
+func (p *printer) promise(holds bool, format string, args ...any) error {
+	if !holds {
+		return fmt.Errorf("not as promised: "+format, args...)
+	}
+	p.line("✓ "+format, args...)
+	return nil
+}

@@ -1,0 +1,163 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/landfall-lb/landfall/e2e/lab"
+	"github.com/landfall-lb/landfall/internal/lb"
+	speakerplan "github.com/landfall-lb/landfall/speaker/plan"
+)
+
+type delivery = lb.Delivery
+
+// announced returns the owner that the Service's condition names, and the condition's message.
+func (d *story) announced(ctx context.Context) (owner, message string, err error) {
+	svc, err := d.service(ctx)
+	if err != nil {
+		return "", "", err
+	}
+	for _, c := range svc.Status.Conditions {
+		if c.Type != lb.ConditionAnnounced || c.Status != "True" {
+			continue
+		}
+		for _, a := range lb.ParseAnnouncements(c.Message) {
+			if a.VIP == d.vip {
+				return a.Node, c.Message, nil
+			}
+		}
+	}
+	return "", "", fmt.Errorf("conditions: %s", conditions(svc))
+}
+
+func conditions(svc *corev1.Service) string {
+	var all []string
+	for _, c := range svc.Status.Conditions {
+		all = append(all, fmt.Sprintf("%s=%s (%s: %s)", c.Type, c.Status, c.Reason, c.Message))
+	}
+	if len(all) == 0 {
+		return "none"
+	}
+	return strings.Join(all, ", ")
+}
+
+// words asks a node's speaker for the word of each node on the VIP.
+func (d *story) words(ctx context.Context, node string) ([]speakerplan.NodeWord, error) {
+	var status struct {
+		VIPs []struct {
+			VIP   netip.Addr             `json:"vip"`
+			Nodes []speakerplan.NodeWord `json:"nodes"`
+		} `json:"vips"`
+	}
+	if err := d.status(ctx, "speaker", node, &status); err != nil {
+		return nil, err
+	}
+	for _, v := range status.VIPs {
+		if v.VIP == d.vip {
+			return v.Nodes, nil
+		}
+	}
+	return nil, fmt.Errorf("the speaker on %s does not know %s", node, d.vip)
+}
+
+// delivery asks a node's proxy what its kernel is confirmed to do with the VIP.
+func (d *story) delivery(ctx context.Context, node string) (delivery, error) {
+	var status struct {
+		Deliveries []delivery `json:"deliveries"`
+	}
+	if err := d.status(ctx, "proxy", node, &status); err != nil {
+		return delivery{}, err
+	}
+	for _, one := range status.Deliveries {
+		if one.VIP == d.vip {
+			return one, nil
+		}
+	}
+	return delivery{}, fmt.Errorf("the proxy on %s does not know %s", node, d.vip)
+}
+
+func (d *story) status(ctx context.Context, program, node string, into any) error {
+	agent := d.lab.Agent(program, node)
+	if agent == nil {
+		return fmt.Errorf("the chart starts no %s on %s", program, node)
+	}
+	body, err := agent.Get(ctx, "/v1/status")
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal([]byte(body), into)
+}
+
+// answersARP makes the client ask anew who has the VIP, and returns the answer and the node whose interface that is.
+func (d *story) answersARP(ctx context.Context) (mac, node string, err error) {
+	if _, err := d.lab.Exec(ctx, lab.ClientName, "ip", "neigh", "flush", "to", d.vip.String()); err != nil {
+		return "", "", err
+	}
+	if _, err := d.lab.Ask(ctx, lab.ClientName, "tcp", d.target()); err != nil {
+		return "", "", err
+	}
+	out, err := d.lab.Exec(ctx, lab.ClientName, "ip", "neigh", "show", "to", d.vip.String())
+	if err != nil {
+		return "", "", err
+	}
+	fields := strings.Fields(out)
+	at := slices.Index(fields, "lladdr")
+	if at < 0 || at+1 == len(fields) {
+		return "", "", fmt.Errorf("nobody answers ARP for %s: %s", d.vip, out)
+	}
+	mac = fields[at+1]
+	for _, n := range d.lab.Cluster().Nodes {
+		own, err := d.lab.Exec(ctx, n.Name, "cat", "/sys/class/net/eth0/address")
+		if err == nil && strings.TrimSpace(own) == mac {
+			return mac, n.Name, nil
+		}
+	}
+	return "", "", errors.New("no node has the address " + mac)
+}
+
+// health is the answer of a health port.
+type health struct {
+	code           int
+	LocalEndpoints int `json:"localEndpoints"`
+}
+
+func (d *story) health(ctx context.Context, node netip.Addr, port int32) (health, error) {
+	code, body, err := d.lab.Get(ctx, lab.ClientName, fmt.Sprintf("http://%s:%d/", node, port))
+	h := health{code: code}
+	if err != nil {
+		return h, err
+	}
+	return h, json.Unmarshal([]byte(body), &h)
+}
+
+// rule is one rule of a listing, taken apart for reading.
+type rule struct{ chain, rule, comment string }
+
+var commentMatch = regexp.MustCompile(`-m comment --comment ("[^"]*"|\S+) ?`)
+
+// serviceRules picks the rules of the chains with these suffixes, and those that jump to them.
+func serviceRules(listing string, suffixes ...string) []rule {
+	var rules []rule
+	for line := range strings.Lines(listing) {
+		text, ok := strings.CutPrefix(strings.TrimSpace(line), "-A ")
+		if !ok || !slices.ContainsFunc(suffixes, func(s string) bool { return strings.Contains(text, s) }) {
+			continue
+		}
+		chain, text, _ := strings.Cut(text, " ")
+		r := rule{chain: chain}
+		if m := commentMatch.FindStringSubmatch(text); m != nil {
+			r.comment = "# " + strings.Trim(m[1], `"`)
+		}
+		r.rule = strings.TrimSpace(commentMatch.ReplaceAllString(text, ""))
+		rules = append(rules, r)
+	}
+	return rules
+}
