@@ -296,11 +296,11 @@ func privileges(pod corev1.PodSpec, c corev1.Container) []string {
 		args = append(args, "--no-new-privs")
 	}
 	if sc.Capabilities != nil && len(sc.Capabilities.Drop) == 1 && sc.Capabilities.Drop[0] == "ALL" {
-		bounding := "-all"
+		bounding := []string{"-all"}
 		for _, added := range sc.Capabilities.Add {
-			bounding += ",+" + strings.ToLower(strings.TrimPrefix(string(added), "CAP_"))
+			bounding = append(bounding, "+"+strings.ToLower(strings.TrimPrefix(string(added), "CAP_")))
 		}
-		args = append(args, "--inh-caps=-all", "--bounding-set="+bounding)
+		args = append(args, "--inh-caps=-all", "--bounding-set="+strings.Join(bounding, ","))
 	}
 	return args
 }

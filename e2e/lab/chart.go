@@ -234,7 +234,7 @@ func (l *Lab) planAgents(ctx context.Context, c *chart) error {
 	for _, ds := range c.daemonSets {
 		for _, n := range l.cluster.Nodes {
 			if err := l.planPodAgents(ctx, ds.Name, ds.Spec.Template.Spec, n); err != nil {
-				return fmt.Errorf("DaemonSet %s: %w", ds.Name, err)
+				return fmt.Errorf("of DaemonSet %s: %w", ds.Name, err)
 			}
 		}
 	}
@@ -245,7 +245,7 @@ func (l *Lab) planAgents(ctx context.Context, c *chart) error {
 		}
 		for i := range replicas {
 			if err := l.planPodAgents(ctx, d.Name, d.Spec.Template.Spec, l.cluster.Nodes[i%len(l.cluster.Nodes)]); err != nil {
-				return fmt.Errorf("Deployment %s: %w", d.Name, err)
+				return fmt.Errorf("of Deployment %s: %w", d.Name, err)
 			}
 		}
 	}

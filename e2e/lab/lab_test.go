@@ -92,14 +92,12 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
-func pointer[T any](v T) *T { return &v }
-
 func TestPrivileges(t *testing.T) {
 	node := corev1.Container{SecurityContext: &corev1.SecurityContext{
-		RunAsUser: pointer[int64](0), AllowPrivilegeEscalation: pointer(false),
+		RunAsUser: new(int64(0)), AllowPrivilegeEscalation: new(false),
 		Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"NET_ADMIN", "CAP_NET_RAW"}},
 	}}
-	user := corev1.PodSpec{SecurityContext: &corev1.PodSecurityContext{RunAsUser: pointer[int64](65532)}}
+	user := corev1.PodSpec{SecurityContext: &corev1.PodSecurityContext{RunAsUser: new(int64(65532))}}
 	for _, tc := range []struct {
 		name string
 		pod  corev1.PodSpec

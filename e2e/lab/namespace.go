@@ -78,7 +78,7 @@ func setSysctls(namespace string, values map[string]string) error {
 		for key, value := range values {
 			key, optional := strings.CutSuffix(key, "?")
 			err := os.WriteFile(filepath.Join("/proc/sys/net", key), []byte(value), 0)
-			if err != nil && !(optional && errors.Is(err, os.ErrNotExist)) {
+			if err != nil && (!optional || !errors.Is(err, os.ErrNotExist)) {
 				errs = append(errs, fmt.Errorf("sysctl: %w", err))
 			}
 		}

@@ -207,10 +207,15 @@ func (d *story) programmed(ctx context.Context) error {
 		var delivery delivery
 		err := d.wait(ctx, "the rules on "+n.Name, func(ctx context.Context) (err error) {
 			delivery, err = d.delivery(ctx, n.Name)
-			if err == nil && (delivery.Refusal != nil || delivery.Ready != 2) {
-				err = fmt.Errorf("%d ready backends, %v", delivery.Ready, delivery.Refusal)
+			switch {
+			case err != nil:
+				return err
+			case delivery.Refusal != nil:
+				return delivery.Refusal
+			case delivery.Ready != 2:
+				return fmt.Errorf("%d ready backends", delivery.Ready)
 			}
-			return err
+			return nil
 		})
 		if err != nil {
 			return err

@@ -106,7 +106,9 @@ func (c Config) serveHTTP(conn net.Conn, in *bufio.Reader, client netip.AddrPort
 		if err != nil {
 			return
 		}
-		io.Copy(io.Discard, req.Body)
+		if _, err := io.Copy(io.Discard, req.Body); err != nil {
+			return
+		}
 		body := c.answer(client, req.URL.Path)
 		resp := http.Response{
 			StatusCode: http.StatusOK, ProtoMajor: 1, ProtoMinor: 1, Request: req, Close: req.Close,
