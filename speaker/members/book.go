@@ -1,0 +1,163 @@
+package members
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// book holds the last word of each node on each VIP. Merging updates in any order, any number of times, gives the same book.
+type book map[string]*page
+
+// page is what is known of one node.
+type page struct {
+	born, floor uint64
+	entries     map[netip.Addr]entry
+}
+
+// merge takes in an update and returns the VIPs of which something else is known now.
+func (b book) merge(u update) []netip.Addr {
+	p := b[u.node]
+	changed := map[netip.Addr]bool{}
+	switch {
+	case p == nil, p.born < u.born: // a new process: what the old one said is void
+		if p != nil {
+			for vip := range p.entries {
+				changed[vip] = true
+			}
+		}
+		p = &page{born: u.born, entries: map[netip.Addr]entry{}}
+		b[u.node] = p
+	case p.born > u.born:
+		return nil
+	}
+	named := make(map[netip.Addr]bool, len(u.entries))
+	for _, e := range u.entries {
+		named[e.vip] = true
+		old, ok := p.entries[e.vip]
+		if ok && old.seq >= e.seq || !ok && e.seq <= p.floor {
+			continue // the page knows better: it has something newer, or that this is gone
+		}
+		if !ok || old.gone != e.gone || old.claim != e.claim {
+			changed[e.vip] = true
+		}
+		p.entries[e.vip] = e
+	}
+	p.raise(u.floor, named, changed)
+	return slices.SortedFunc(maps.Keys(changed), netip.Addr.Compare)
+}
+
+// raise forgets what an update that is complete up to floor does not name, and the marks of what is gone that it makes needless.
+func (p *page) raise(floor uint64, named, changed map[netip.Addr]bool) {
+	if floor <= p.floor {
+		return
+	}
+	p.floor = floor
+	for vip, e := range p.entries {
+		if e.seq > floor {
+			continue
+		}
+		if !named[vip] && !e.gone {
+			changed[vip] = true
+		}
+		if !named[vip] || e.gone {
+			delete(p.entries, vip)
+		}
+	}
+}
+
+// update returns all that is known of a node.
+func (b book) update(node string) update {
+	p := b[node]
+	u := update{node: node, born: p.born, floor: p.floor}
+	for _, e := range p.entries {
+		u.entries = append(u.entries, e)
+	}
+	slices.SortFunc(u.entries, func(x, y entry) int { return x.vip.Compare(y.vip) })
+	return u
+}
+
+// claim returns what a node says of a VIP, if it says anything.
+func (b book) claim(node string, vip netip.Addr) (lb.Claim, bool) {
+	p := b[node]
+	if p == nil {
+		return lb.Claim{}, false
+	}
+	e, ok := p.entries[vip]
+	return e.claim, ok && !e.gone
+}
+
+// journal is a node's own page: it numbers what the node says.
+type journal struct {
+	node    string
+	born    uint64
+	seq     uint64
+	entries map[netip.Addr]entry
+	pending map[netip.Addr]entry // changes that were not sent yet, with marks of what is gone
+}
+
+func newJournal(node string, born uint64) *journal {
+	return &journal{node: node, born: born, entries: map[netip.Addr]entry{}, pending: map[netip.Addr]entry{}}
+}
+
+// set takes the whole truth and tells whether there is something to send.
+func (j *journal) set(claims map[netip.Addr]lb.Claim) bool {
+	for vip, claim := range claims {
+		if old, ok := j.entries[vip]; !ok || old.claim != claim {
+			j.seq++
+			e := entry{vip: vip, seq: j.seq, claim: claim}
+			j.entries[vip], j.pending[vip] = e, e
+		}
+	}
+	for vip := range j.entries {
+		if _, ok := claims[vip]; !ok {
+			j.seq++
+			delete(j.entries, vip)
+			j.pending[vip] = entry{vip: vip, seq: j.seq, gone: true}
+		}
+	}
+	return len(j.pending) > 0
+}
+
+// full returns the whole page.
+func (j *journal) full() update {
+	u := update{node: j.node, born: j.born, floor: j.seq}
+	for _, e := range j.entries {
+		u.entries = append(u.entries, e)
+	}
+	slices.SortFunc(u.entries, func(x, y entry) int { return x.vip.Compare(y.vip) })
+	return u
+}
+
+// take returns what was not sent yet.
+func (j *journal) take() []entry {
+	var entries []entry
+	for _, e := range j.pending {
+		entries = append(entries, e)
+	}
+	clear(j.pending)
+	slices.SortFunc(entries, func(x, y entry) int { return x.vip.Compare(y.vip) })
+	return entries
+}
+
+// outlive makes this process the newer one of two of the same node, if somebody has heard of another that seems newer: one that
+// ran before the clock was set back. It tells whether that was needed, and everything has to be said again.
+func (j *journal) outlive(u update) bool {
+	if u.node != j.node || u.born < j.born {
+		return false
+	}
+	if u.born == j.born {
+		newest := u.floor
+		for _, e := range u.entries {
+			newest = max(newest, e.seq)
+		}
+		if newest <= j.seq {
+			return false // our own words
+		}
+	}
+	j.born = u.born + 1
+	maps.Copy(j.pending, j.entries)
+	return true
+}

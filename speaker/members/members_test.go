@@ -1,0 +1,428 @@
+package members
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/hashicorp/memberlist"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// cable is the real network with a plug that a test can pull.
+type cable struct {
+	*memberlist.NetTransport
+	pulled  atomic.Bool
+	packets chan *memberlist.Packet
+	streams chan net.Conn
+}
+
+var errPulled = errors.New("the cable is pulled")
+
+func newCable(t *testing.T, addr netip.AddrPort) *cable {
+	transport, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{
+		BindAddrs: []string{addr.Addr().String()}, BindPort: int(addr.Port()), Logger: log.New(logBridge{slog.New(slog.DiscardHandler)}, "", 0),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &cable{NetTransport: transport, packets: make(chan *memberlist.Packet), streams: make(chan net.Conn)}
+	done := make(chan struct{})
+	t.Cleanup(func() { close(done) })
+	go func() {
+		for {
+			select {
+			case p := <-transport.PacketCh():
+				if c.pulled.Load() {
+					continue
+				}
+				select {
+				case c.packets <- p:
+				case <-done:
+					return
+				}
+			case s := <-transport.StreamCh():
+				if c.pulled.Load() {
+					s.Close()
+					continue
+				}
+				select {
+				case c.streams <- s:
+				case <-done:
+					return
+				}
+			case <-done:
+				return
+			}
+		}
+	}()
+	return c
+}
+
+func (c *cable) PacketCh() <-chan *memberlist.Packet { return c.packets }
+func (c *cable) StreamCh() <-chan net.Conn           { return c.streams }
+
+func (c *cable) WriteTo(b []byte, addr string) (time.Time, error) {
+	return c.WriteToAddress(b, memberlist.Address{Addr: addr})
+}
+
+func (c *cable) WriteToAddress(b []byte, a memberlist.Address) (time.Time, error) {
+	if c.pulled.Load() {
+		return time.Now(), nil // lost on the way, as packets are
+	}
+	return c.NetTransport.WriteToAddress(b, a)
+}
+
+func (c *cable) DialTimeout(addr string, timeout time.Duration) (net.Conn, error) {
+	return c.DialAddressTimeout(memberlist.Address{Addr: addr}, timeout)
+}
+
+func (c *cable) DialAddressTimeout(a memberlist.Address, timeout time.Duration) (net.Conn, error) {
+	if c.pulled.Load() {
+		return nil, errPulled
+	}
+	return c.NetTransport.DialAddressTimeout(a, timeout)
+}
+
+// rig is some members on loopback addresses of this process.
+type rig struct {
+	t       *testing.T
+	members map[string]*rigged
+	peers   map[string][]netip.Addr
+}
+
+type rigged struct {
+	*Members
+	cable *cable
+	stop  func() // leaves and waits
+}
+
+// testPort is one for each test process, so that two of them can run side by side.
+func testPort() int { return 20000 + os.Getpid()%20000 }
+
+func newRig(t *testing.T, names ...string) *rig {
+	r := &rig{t: t, members: map[string]*rigged{}, peers: map[string][]netip.Addr{}}
+	for i, name := range names {
+		r.peers[name] = []netip.Addr{netip.AddrFrom4([4]byte{127, 7, 9, byte(i + 1)})}
+	}
+	return r
+}
+
+// start runs a member, which is not told of the others yet.
+func (r *rig) start(name string, tweak ...func(*Options)) *rigged {
+	r.t.Helper()
+	addr := netip.AddrPortFrom(r.peers[name][0], uint16(testPort()))
+	opts := Options{
+		Self: name, BindAddr: addr.Addr(), BindPort: int(addr.Port()), Born: time.Now(),
+		Log: slog.New(slog.DiscardHandler), Changed: func([]netip.Addr) {},
+	}
+	for _, t := range tweak {
+		t(&opts)
+	}
+	c := newCable(r.t, addr)
+	opts.transport = c
+	m := &rigged{Members: New(opts), cable: c}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- m.Run(ctx) }()
+	stopped := false
+	m.stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := <-done; err != nil {
+			r.t.Error(err)
+		}
+	}
+	r.t.Cleanup(m.stop)
+	r.members[name] = m
+	return m
+}
+
+// introduce tells a member which others the API server knows.
+func (r *rig) introduce(name string) {
+	others := map[string][]netip.Addr{}
+	for other, addrs := range r.peers {
+		if other != name {
+			others[other] = addrs
+		}
+	}
+	r.members[name].SetPeers(others)
+}
+
+// cluster starts all, introduces them and waits until they have met.
+func (r *rig) cluster() {
+	r.t.Helper()
+	names := r.names()
+	for _, name := range names {
+		r.start(name)
+		r.introduce(name)
+	}
+	for _, name := range names {
+		r.eventually(name+" sees all", func() bool { return slices.Equal(r.members[name].Live(), names) && r.members[name].Joined() })
+	}
+}
+
+func (r *rig) names() []string {
+	var names []string
+	for name := range r.peers {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func (r *rig) eventually(what string, f func() bool) {
+	r.t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !f(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			r.t.Fatalf("not so: %s", what)
+		}
+	}
+}
+
+func (r *rig) wantClaims(at string, vip netip.Addr, want map[string]lb.Claim) {
+	r.t.Helper()
+	var d string
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(2 * time.Millisecond) {
+		if d = cmp.Diff(want, r.members[at].Claims(vip), cmpopts.EquateEmpty()); d == "" {
+			return
+		}
+		if time.Now().After(deadline) {
+			r.t.Fatalf("at %s: %s", at, d)
+		}
+	}
+}
+
+func TestThreeMembers(t *testing.T) {
+	r := newRig(t, "a", "b", "c")
+	r.cluster()
+	a, b, c := r.members["a"], r.members["b"], r.members["c"]
+
+	a.Set(map[netip.Addr]lb.Claim{vip1: {}, vip2: {Reason: lb.ReasonNotProgrammed}})
+	b.Set(map[netip.Addr]lb.Claim{vip1: {Reason: lb.ReasonNoLocalBackends}})
+	r.wantClaims("c", vip1, map[string]lb.Claim{"a": {}, "b": {Reason: lb.ReasonNoLocalBackends}})
+	r.wantClaims("c", vip2, map[string]lb.Claim{"a": {Reason: lb.ReasonNotProgrammed}})
+	r.wantClaims("a", vip1, map[string]lb.Claim{"b": {Reason: lb.ReasonNoLocalBackends}})
+
+	a.Set(map[netip.Addr]lb.Claim{vip1: {Answering: true}})
+	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {Answering: true}})
+	r.wantClaims("c", vip2, nil)
+
+	// A crash is noticed, and a crashed node's claims count no more.
+	started := time.Now()
+	a.cable.pulled.Store(true)
+	for _, name := range []string{"b", "c"} {
+		r.eventually(name+" notices the crash of a", func() bool { return slices.Equal(r.members[name].Live(), []string{"b", "c"}) })
+	}
+	t.Logf("the crash was known to both others after %v", time.Since(started).Round(time.Millisecond))
+	r.wantClaims("b", vip1, nil)
+
+	// While it was away, words were said on both sides.
+	a.Set(map[netip.Addr]lb.Claim{vip1: {Reason: lb.ReasonFeedLost}})
+	b.Set(map[netip.Addr]lb.Claim{vip1: {Answering: true}})
+	a.cable.pulled.Store(false)
+	for _, name := range r.names() {
+		r.eventually(name+" sees all again", func() bool { return slices.Equal(r.members[name].Live(), r.names()) })
+	}
+	r.wantClaims("c", vip1, map[string]lb.Claim{"a": {Reason: lb.ReasonFeedLost}, "b": {Answering: true}})
+	r.wantClaims("a", vip1, map[string]lb.Claim{"b": {Answering: true}})
+
+	// A graceful leave: the last words arrive, then the node is gone for all.
+	c.Set(map[netip.Addr]lb.Claim{vip1: {Reason: lb.ReasonStopping}})
+	r.wantClaims("a", vip1, map[string]lb.Claim{"b": {Answering: true}, "c": {Reason: lb.ReasonStopping}})
+	c.stop()
+	for _, name := range []string{"a", "b"} {
+		r.eventually(name+" knows that c has left", func() bool { return slices.Equal(r.members[name].Live(), []string{"a", "b"}) })
+	}
+	r.wantClaims("a", vip1, map[string]lb.Claim{"b": {Answering: true}})
+}
+
+// A restarted speaker's old words are void from the moment at which the new process is met.
+func TestRestartedMember(t *testing.T) {
+	r := newRig(t, "a", "b", "c")
+	r.cluster()
+	r.members["a"].Set(map[netip.Addr]lb.Claim{vip1: {Answering: true}, vip2: {}})
+	r.wantClaims("b", vip2, map[string]lb.Claim{"a": {}})
+	r.members["a"].stop()
+	r.start("a")
+	r.introduce("a")
+	r.eventually("a is back", func() bool {
+		return r.members["a"].Joined() && slices.Contains(r.members["b"].Live(), "a") && slices.Contains(r.members["c"].Live(), "a")
+	})
+	r.members["a"].Set(map[netip.Addr]lb.Claim{vip1: {Reason: lb.ReasonFeedUnknown}})
+	for _, name := range []string{"b", "c"} {
+		r.wantClaims(name, vip1, map[string]lb.Claim{"a": {Reason: lb.ReasonFeedUnknown}})
+		r.wantClaims(name, vip2, nil)
+	}
+}
+
+func TestManyClaimsArriveAtALateJoiner(t *testing.T) {
+	r := newRig(t, "a", "b", "c")
+	r.start("a")
+	r.start("b")
+	r.introduce("a")
+	r.introduce("b")
+	claims := map[netip.Addr]lb.Claim{}
+	for i := range 2000 {
+		claims[netip.AddrFrom4([4]byte{10, 9, byte(i >> 8), byte(i)})] = lb.Claim{Answering: i%2 == 0}
+	}
+	r.members["a"].Set(claims)
+	r.members["b"].Set(claims)
+	r.start("c")
+	r.introduce("c")
+	r.eventually("c has met the others", r.members["c"].Joined)
+	for vip, claim := range claims {
+		r.wantClaims("c", vip, map[string]lb.Claim{"a": claim, "b": claim})
+	}
+}
+
+func TestContractNothingIsKnownBeforeJoining(t *testing.T) {
+	r := newRig(t, "a", "b", "c")
+	joined := make(chan struct{}, 10)
+	a := r.start("a", func(o *Options) {
+		o.Changed = func([]netip.Addr) {
+			select {
+			case joined <- struct{}{}:
+			default:
+			}
+		}
+	})
+	if a.Joined() {
+		t.Error("joined before anything was tried")
+	}
+	// The others are down: after a try at each of them, a node is joined, alone.
+	r.introduce("a")
+	<-joined
+	if !a.Joined() || !slices.Equal(a.Live(), []string{"a"}) {
+		t.Errorf("joined %v with %v", a.Joined(), a.Live())
+	}
+	// And a node that is called counts as joined, whether or not it knows whom to call.
+	b := r.start("b")
+	r.eventually("a calls b by itself", b.Joined)
+	if want := []string{"a", "b"}; !slices.Equal(b.Live(), want) {
+		t.Errorf("b sees %v, want %v", b.Live(), want)
+	}
+	// A cluster of one has nobody to wait for.
+	c := r.start("c")
+	c.SetPeers(map[string][]netip.Addr{})
+	r.eventually("a node without others is joined", c.Joined)
+}
+
+func TestEncryption(t *testing.T) {
+	key := func(b byte) func(*Options) {
+		return func(o *Options) { o.Key = slices.Repeat([]byte{b}, 32) }
+	}
+	r := newRig(t, "a", "b", "c")
+	r.start("a", key(1))
+	r.start("b", key(1))
+	c := r.start("c", key(2))
+	for _, name := range r.names() {
+		r.introduce(name)
+	}
+	r.eventually("a and b meet", func() bool { return slices.Equal(r.members["a"].Live(), []string{"a", "b"}) })
+	r.eventually("c has tried all", c.Joined)
+	if got := c.Live(); !slices.Equal(got, []string{"c"}) {
+		t.Errorf("with another key c sees %v", got)
+	}
+}
+
+func TestParseKey(t *testing.T) {
+	bare := []byte("0123456789abcdef0123456789abcde\xff")
+	for _, c := range []struct {
+		in   string
+		want []byte
+	}{
+		{string(bare), bare},
+		{string(bare) + "\n", bare},
+		{"MDEyMzQ1Njc4OWFiY2RlZg==\n", []byte("0123456789abcdef")},
+		{"short", nil},
+		{"", nil},
+	} {
+		got, err := ParseKey([]byte(c.in))
+		if !slices.Equal(got, c.want) || (err == nil) != (c.want != nil) {
+			t.Errorf("%q: got %q, %v", c.in, got, err)
+		}
+	}
+}
+
+func TestRunWaitsForItsAddress(t *testing.T) {
+	addr := netip.AddrPortFrom(netip.MustParseAddr("127.7.9.9"), uint16(testPort()))
+	taken, err := net.Listen("tcp", addr.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	warned := make(chan string, 100)
+	m := New(Options{
+		Self: "a", BindAddr: addr.Addr(), BindPort: int(addr.Port()), Born: time.Now(), Changed: func([]netip.Addr) {},
+		Log: slog.New(slog.NewTextHandler(writerFunc(func(b []byte) { warned <- string(b) }), nil)),
+	})
+	m.SetPeers(map[string][]netip.Addr{})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- m.Run(ctx) }()
+	<-warned
+	if m.Joined() {
+		t.Error("joined without a socket")
+	}
+	taken.Close()
+	for deadline := time.Now().Add(20 * time.Second); !m.Joined(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("not joined after the address became free")
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+type writerFunc func([]byte)
+
+func (f writerFunc) Write(b []byte) (int, error) {
+	f(b)
+	return len(b), nil
+}
+
+func TestLogBridgeLevels(t *testing.T) {
+	var got string
+	bridge := log.New(logBridge{slog.New(slog.NewTextHandler(writerFunc(func(b []byte) { got = string(b) }), &slog.HandlerOptions{
+		Level: slog.LevelDebug, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey {
+				return slog.Attr{}
+			}
+			return a
+		},
+	}))}, "", 0)
+	for _, c := range [][2]string{
+		{"[ERR] memberlist: Conflicting address for x", `level=WARN msg="gossip: Conflicting address for x"`},
+		{"[ERR] memberlist: Failed fallback TCP ping: timeout", `level=DEBUG msg="gossip: Failed fallback TCP ping: timeout"`},
+		{"[DEBUG] memberlist: Stream connection from=1.2.3.4", `level=DEBUG msg="gossip: Stream connection from=1.2.3.4"`},
+		{"[INFO] memberlist: something", `level=INFO msg="gossip: something"`},
+	} {
+		bridge.Print(c[0])
+		if want := c[1] + "\n"; got != want {
+			t.Errorf("%s: got %q, want %q", c[0], got, want)
+		}
+	}
+}
+
+func ExampleParseKey() {
+	_, err := ParseKey([]byte("secret"))
+	fmt.Println(err)
+	// Output: a gossip key is 16, 24 or 32 bytes, bare or in base64; this has 6 bytes
+}

@@ -1,0 +1,207 @@
+package members
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// wireVersion opens every message. A node that meets a newer one leaves the message alone and says so.
+const wireVersion = 1
+
+// update is what is known of one node's claims: changes to them, or all there are up to some point.
+type update struct {
+	node string
+	// born tells a process from the one before it on the same node: nanoseconds since 1970 at its start.
+	born uint64
+	// floor says up to which of the node's changes the entries are complete: of what is older and not in them, nothing is left.
+	floor   uint64
+	entries []entry
+}
+
+// entry is one VIP's claim. Of two entries of the same birth, the one with the higher seq is the newer one.
+type entry struct {
+	vip   netip.Addr
+	seq   uint64
+	gone  bool // the node says nothing of the VIP any more
+	claim lb.Claim
+}
+
+// The bits of an entry's flags. Unknown ones are ignored.
+const (
+	flagIPv6 = 1 << iota
+	flagAnswering
+	flagGone
+)
+
+// appendUpdate encodes one update; a message is the version followed by any number of them:
+//
+//	string node, varint born, varint floor
+//	varint count, strings: the reasons that occur
+//	varint count, entries: byte flags, 4 or 16 bytes address, varint seq, varint reason (0 none, n the nth of the reasons)
+//
+// A string is its length as a varint and its bytes. Addresses that are claimed, the common case, take about 8 bytes.
+func appendUpdate(b []byte, u update) []byte {
+	b = appendString(b, u.node)
+	b = binary.AppendUvarint(b, u.born)
+	b = binary.AppendUvarint(b, u.floor)
+	var reasons []lb.Reason
+	for _, e := range u.entries {
+		if e.claim.Reason != "" && !slices.Contains(reasons, e.claim.Reason) {
+			reasons = append(reasons, e.claim.Reason)
+		}
+	}
+	b = binary.AppendUvarint(b, uint64(len(reasons)))
+	for _, r := range reasons {
+		b = appendString(b, string(r))
+	}
+	b = binary.AppendUvarint(b, uint64(len(u.entries)))
+	for _, e := range u.entries {
+		b = append(b, e.flags())
+		b = append(b, e.vip.AsSlice()...)
+		b = binary.AppendUvarint(b, e.seq)
+		b = binary.AppendUvarint(b, uint64(slices.Index(reasons, e.claim.Reason)+1))
+	}
+	return b
+}
+
+func (e entry) flags() byte {
+	var flags byte
+	if e.vip.Is6() {
+		flags |= flagIPv6
+	}
+	if e.claim.Answering {
+		flags |= flagAnswering
+	}
+	if e.gone {
+		flags |= flagGone
+	}
+	return flags
+}
+
+func appendString(b []byte, s string) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
+}
+
+// encode returns the message that carries the updates.
+func encode(updates ...update) []byte {
+	b := []byte{wireVersion}
+	for _, u := range updates {
+		b = appendUpdate(b, u)
+	}
+	return b
+}
+
+// decode reads a message. It believes nothing that is longer than the message itself.
+func decode(b []byte) ([]update, error) {
+	if len(b) == 0 {
+		return nil, errors.New("empty message")
+	}
+	if b[0] != wireVersion {
+		return nil, fmt.Errorf("message of version %d, this speaker knows version %d", b[0], wireVersion)
+	}
+	r := reader{rest: b[1:]}
+	var updates []update
+	for len(r.rest) > 0 && r.err == nil {
+		updates = append(updates, r.update())
+	}
+	if r.err != nil {
+		return nil, r.err
+	}
+	return updates, nil
+}
+
+// reader takes a message apart. After the first error it returns zero values.
+type reader struct {
+	rest []byte
+	err  error
+}
+
+var errShort = errors.New("message ends early")
+
+func (r *reader) update() update {
+	u := update{node: r.string(), born: r.varint(), floor: r.varint()}
+	reasons := make([]lb.Reason, 0, r.count(1))
+	for range cap(reasons) {
+		reasons = append(reasons, lb.Reason(r.string()))
+	}
+	u.entries = make([]entry, 0, r.count(7)) // flags, address, seq and reason take at least 7 bytes
+	for range cap(u.entries) {
+		u.entries = append(u.entries, r.entry(reasons))
+	}
+	if r.err == nil && u.node == "" {
+		r.err = errors.New("update without a node")
+	}
+	return u
+}
+
+func (r *reader) entry(reasons []lb.Reason) entry {
+	flags := r.bytes(1)
+	if r.err != nil {
+		return entry{}
+	}
+	size := 4
+	if flags[0]&flagIPv6 != 0 {
+		size = 16
+	}
+	vip, _ := netip.AddrFromSlice(r.bytes(size))
+	e := entry{vip: vip, seq: r.varint(), gone: flags[0]&flagGone != 0}
+	e.claim.Answering = flags[0]&flagAnswering != 0
+	switch index := r.varint(); {
+	case index == 0:
+	case index <= uint64(len(reasons)):
+		e.claim.Reason = reasons[index-1]
+	case r.err == nil:
+		r.err = fmt.Errorf("reason %d of %d", index, len(reasons))
+	}
+	return e
+}
+
+// count reads the number of items that each take at least size bytes.
+func (r *reader) count(size int) int {
+	n := r.varint()
+	if n > uint64(len(r.rest)/size) {
+		r.fail(errShort)
+		return 0
+	}
+	return int(n)
+}
+
+func (r *reader) string() string {
+	n := r.varint()
+	if n > uint64(len(r.rest)) {
+		r.fail(errShort)
+		return ""
+	}
+	return string(r.bytes(int(n)))
+}
+
+func (r *reader) varint() uint64 {
+	v, n := binary.Uvarint(r.rest)
+	if n <= 0 {
+		r.fail(errShort)
+		return 0
+	}
+	r.rest = r.rest[n:]
+	return v
+}
+
+func (r *reader) bytes(n int) []byte {
+	if n > len(r.rest) {
+		r.fail(errShort)
+		return nil
+	}
+	b := r.rest[:n]
+	r.rest = r.rest[n:]
+	return b
+}
+
+func (r *reader) fail(err error) {
+	if r.err == nil {
+		r.err, r.rest = err, nil
+	}
+}

@@ -1,0 +1,133 @@
+package members
+
+import (
+	"bytes"
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+var (
+	vip1 = netip.MustParseAddr("172.26.236.180")
+	vip2 = netip.MustParseAddr("172.26.236.181")
+	vip6 = netip.MustParseAddr("2001:db8::180")
+)
+
+func TestWireRoundTrip(t *testing.T) {
+	updates := []update{
+		{node: "k8s-worker-178", born: 1700000000000000000, floor: 9, entries: []entry{
+			{vip: vip1, seq: 3, claim: lb.Claim{Answering: true}},
+			{vip: vip2, seq: 9, claim: lb.Claim{Reason: lb.ReasonNotProgrammed}},
+			{vip: vip6, seq: 1 << 40, claim: lb.Claim{Reason: lb.ReasonStopping, Answering: true}},
+			{vip: netip.MustParseAddr("10.0.0.1"), seq: 4, gone: true},
+		}},
+		{node: "k8s-worker-179", born: 1},
+	}
+	got, err := decode(encode(updates...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(updates, got, cmp.AllowUnexported(update{}, entry{}), cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()); d != "" {
+		t.Error(d)
+	}
+}
+
+// The bytes of a message are the protocol between versions.
+func TestWireBytes(t *testing.T) {
+	got := encode(update{node: "n1", born: 300, floor: 2, entries: []entry{
+		{vip: vip1, seq: 1, claim: lb.Claim{Answering: true}},
+		{vip: vip2, seq: 2, claim: lb.Claim{Reason: "Stopping"}},
+	}})
+	want := []byte{1, 2, 'n', '1', 0xac, 2, 2, 1, 8, 'S', 't', 'o', 'p', 'p', 'i', 'n', 'g', 2,
+		2, 172, 26, 236, 180, 1, 0,
+		0, 172, 26, 236, 181, 2, 1}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestWireRefuses(t *testing.T) {
+	good := encode(update{node: "n1", born: 300, entries: []entry{{vip: vip1, seq: 1, claim: lb.Claim{Reason: "Stopping"}}}})
+	if _, err := decode(good); err != nil {
+		t.Fatal(err)
+	}
+	for n := range good {
+		if n == 1 {
+			continue // the version alone is a message without updates
+		}
+		if _, err := decode(good[:n]); err == nil {
+			t.Errorf("the first %d of %d bytes are taken for a message", n, len(good))
+		}
+	}
+	newer := bytes.Clone(good)
+	newer[0] = 2
+	if _, err := decode(newer); err == nil || err.Error() != "message of version 2, this speaker knows version 1" {
+		t.Errorf("a newer version gives %v", err)
+	}
+	for name, b := range map[string][]byte{
+		"no node":               encode(update{born: 1}),
+		"a reason not listed":   append(bytes.Clone(good[:len(good)-1]), 7),
+		"more entries than fit": {1, 1, 'n', 1, 0, 0, 0xff, 0xff, 0xff, 0xff, 0x0f},
+		"more reasons than fit": {1, 1, 'n', 1, 0, 0xff, 0xff, 0xff, 0xff, 0x0f},
+		"a name longer than it": {1, 0xff, 0xff, 0xff, 0xff, 0x0f, 'n'},
+	} {
+		if u, err := decode(b); err == nil {
+			t.Errorf("%s: decoded as %+v", name, u)
+		}
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	f.Add(encode(update{node: "n1", born: 300, floor: 2, entries: []entry{
+		{vip: vip1, seq: 1, claim: lb.Claim{Answering: true}}, {vip: vip6, seq: 2, claim: lb.Claim{Reason: "Stopping"}}, {vip: vip2, seq: 3, gone: true},
+	}}, update{node: "n2"}))
+	f.Add([]byte{1})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		updates, err := decode(b)
+		if err != nil {
+			return
+		}
+		again, err := decode(encode(updates...))
+		if err != nil {
+			t.Fatalf("what was decoded cannot be encoded and decoded: %v", err)
+		}
+		if d := cmp.Diff(updates, again, cmp.AllowUnexported(update{}, entry{}), cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()); d != "" {
+			t.Fatal(d)
+		}
+		pages := book{}
+		for _, u := range updates {
+			pages.merge(u)
+		}
+	})
+}
+
+func TestSplitFitsIntoPackets(t *testing.T) {
+	u := update{node: "k8s-worker-178", born: 1700000000000000000}
+	addr := netip.MustParseAddr("10.0.0.0")
+	for i := range 1000 {
+		addr = addr.Next()
+		u.entries = append(u.entries, entry{vip: addr, seq: uint64(i + 1), claim: lb.Claim{Reason: lb.ReasonNoLocalBackends}})
+	}
+	pages := book{}
+	messages := split(u)
+	for _, message := range messages {
+		if len(message) > messageSize {
+			t.Errorf("a message of %d bytes", len(message))
+		}
+		updates, err := decode(message)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages.merge(updates[0])
+	}
+	if got := len(pages[u.node].entries); got != 1000 || len(messages) > 12 {
+		t.Errorf("%d entries arrived in %d messages", got, len(messages))
+	}
+	if got := len(split(update{node: "n1", born: 1})); got != 1 {
+		t.Errorf("an empty page goes in %d messages, want 1: it tells that there is a new process", got)
+	}
+}
