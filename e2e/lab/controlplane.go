@@ -172,6 +172,7 @@ type permanent struct{ error }
 // WaitFor calls f until it succeeds, and says every few seconds what it waits for. The last error of f explains a time-out.
 func WaitFor(ctx context.Context, progress func(line string), what string, limit time.Duration, f func(context.Context) error) error {
 	start := time.Now()
+	asked := ctx
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	said := start
@@ -181,6 +182,9 @@ func WaitFor(ctx context.Context, progress func(line string), what string, limit
 		stop()
 		if err == nil {
 			return nil
+		}
+		if asked.Err() != nil {
+			return fmt.Errorf("waiting for %s: %w", what, context.Cause(asked))
 		}
 		if _, ok := errors.AsType[permanent](err); ok {
 			return fmt.Errorf("%s: %w", what, err)

@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 	"os"
@@ -268,5 +269,67 @@ func TestMarkedProcesses(t *testing.T) {
 	}
 	if _, err := markedProcesses(""); err == nil {
 		t.Error("the empty mark was taken")
+	}
+}
+
+// Programs that are missing are installed; where they cannot be, the error names them and their packages.
+func TestEnsurePrograms(t *testing.T) {
+	bin := t.TempDir()
+	t.Setenv("PATH", bin)
+	t.Setenv("KUBEBUILDER_ASSETS", "")
+	silent := func(string) {}
+	program := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\n"+text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"ip", "iptables", "conntrack", "setpriv"} {
+		program(name, "")
+	}
+	err := ensurePrograms(t.Context(), silent)
+	if err == nil || err.Error() != "missing programs etcd, nft: install the packages etcd-server nftables" {
+		t.Errorf("without apt-get: %v", err)
+	}
+	program("apt-get", `echo "E: Unable to locate package etcd-server"; exit 100`)
+	err = ensurePrograms(t.Context(), silent)
+	if err == nil || !strings.Contains(err.Error(), "install the packages etcd-server nftables") || !strings.Contains(err.Error(), "Unable to locate") {
+		t.Errorf("with an apt-get that fails: %v", err)
+	}
+	// One that finds the packages only after an update.
+	program("apt-get", `cd `+bin+`
+case "$*" in
+*update*) : >updated ;;
+*"install -y --no-install-recommends etcd-server nftables") [ -e updated ] || exit 100; for p in etcd nft; do echo >$p; /bin/chmod +x $p; done ;;
+esac`)
+	if err := ensurePrograms(t.Context(), silent); err != nil {
+		t.Errorf("with an apt-get that works: %v", err)
+	}
+}
+
+func TestWaitFor(t *testing.T) {
+	silent := func(string) {}
+	calls := 0
+	err := WaitFor(t.Context(), silent, "a thing", time.Minute, func(context.Context) error {
+		if calls++; calls < 3 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	if err != nil || calls != 3 {
+		t.Errorf("%d calls, %v", calls, err)
+	}
+	err = WaitFor(t.Context(), silent, "a thing", time.Millisecond, func(context.Context) error { return errors.New("reason") })
+	if err == nil || !strings.Contains(err.Error(), "a thing: not there after") || !strings.HasSuffix(err.Error(), "reason") {
+		t.Errorf("too late: %v", err)
+	}
+	err = WaitFor(t.Context(), silent, "a thing", time.Hour, func(context.Context) error { return permanent{errors.New("hopeless")} })
+	if err == nil || err.Error() != "a thing: hopeless" {
+		t.Errorf("permanent: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := WaitFor(ctx, silent, "a thing", time.Hour, func(context.Context) error { return errors.New("no") }); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
 	}
 }

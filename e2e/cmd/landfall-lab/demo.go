@@ -435,7 +435,7 @@ func (d *story) waitLong(ctx context.Context, what string, limit time.Duration, 
 
 // showLogs prints the last lines of each agent, after a failure.
 func (d *story) showLogs() {
-	logs := d.lab.Logs(5)
+	logs := d.lab.Logs(3)
 	for _, name := range slices.Sorted(maps.Keys(logs)) {
 		if strings.HasPrefix(name, "k8s-") && logs[name] != "" {
 			d.line("")

@@ -35,6 +35,9 @@ func main() {
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		fmt.Print(usage)
+	case err != nil && ctx.Err() != nil:
+		fmt.Fprintln(os.Stderr, "landfall-lab: interrupted; what was started is gone again")
+		os.Exit(130)
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "landfall-lab:", err)
 		os.Exit(1)
@@ -177,9 +180,15 @@ func lookAround(p *printer, l *lab.Lab) {
 		[]string{lab.FarClientName, "behind the router", c.Far.Client.String(), "ip netns exec " + l.Namespace(lab.FarClientName) + " bash"})
 	p.table(rows)
 	p.line("")
-	p.line("The API server answers on the nodes:")
-	p.line("  ip netns exec %s kubectl --kubeconfig %s get services -A", l.Namespace(c.Nodes[0].Name), l.Kubeconfig())
-	p.line("Rules:  ip netns exec %s iptables-save", l.Namespace(c.Nodes[len(c.Nodes)-1].Name))
-	p.line("Logs:   %s", l.LogFolder())
-	p.line("Down:   go run ./e2e/cmd/landfall-lab down %s", l.Name())
+	onMaster := "ip netns exec " + l.Namespace(c.Nodes[0].Name)
+	p.table([][]string{
+		{"Status", onMaster + " bin/landfallctl --kubeconfig " + l.Kubeconfig() + " status"},
+		{"Objects", onMaster + " kubectl --kubeconfig " + l.Kubeconfig() + " get services,ipaddresspools -A"},
+		{"Rules", "ip netns exec " + l.Namespace(c.Nodes[len(c.Nodes)-1].Name) + " iptables-save -t nat"},
+		{"Request", "ip netns exec " + l.Namespace(lab.ClientName) + " curl http://172.26.236.180/"},
+		{"Logs", "ls " + l.LogFolder()},
+		{"Take down", "go run ./e2e/cmd/landfall-lab down " + l.Name()},
+	})
+	p.line("")
+	p.line("The kubeconfig works in the nodes' namespaces; agents/ beside it has one for each ServiceAccount.")
 }
