@@ -39,4 +39,3 @@ func waitForLine(t *testing.T, r io.Reader, line string) {
 	}
 	t.Fatalf("ended without the line %q:\n%s", line, seen.String())
 }
-

@@ -87,7 +87,10 @@ func TestServiceLife(t *testing.T) {
 		}},
 		{"another port, and back", func(t *testing.T) {
 			other := netip.AddrPortFrom(seedVIP.Addr(), 8080)
-			updateService(t, l, "my-nginx", func(s *corev1.Service) { s.Spec.Ports[0].Port = 8080; s.Spec.Ports[0].TargetPort = intstr.FromInt32(80) })
+			updateService(t, l, "my-nginx", func(s *corev1.Service) {
+				s.Spec.Ports[0].Port = 8080
+				s.Spec.Ports[0].TargetPort = intstr.FromInt32(80)
+			})
 			wantAnswers(t, l, lab.ClientName, "tcp", other, "my-nginx-1", "my-nginx-2")
 			updateService(t, l, "my-nginx", func(s *corev1.Service) { s.Spec.Ports[0].Port = 80 })
 			wantAnswers(t, l, lab.ClientName, "tcp", seedVIP, "my-nginx-1", "my-nginx-2")
