@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -207,7 +208,7 @@ func TestLeftoversAreRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait() // it was killed
-	if len(namespaces(t, name)) == 0 {
+	if len(namespaces(t, name)) == 0 || len(processesWith(t, "/"+name+"/")) == 0 {
 		t.Fatal("the killed program left nothing to remove")
 	}
 
@@ -219,12 +220,29 @@ func TestLeftoversAreRemoved(t *testing.T) {
 	if err != nil || slices.ContainsFunc(infos, func(i lab.Info) bool { return i.Name == name }) {
 		t.Errorf("labs %v, %v", infos, err)
 	}
-	if out, err := exec.Command("pgrep", "-f", "/"+name+"/").Output(); err == nil {
-		t.Errorf("processes left over: %s", out)
+	if left := processesWith(t, "/"+name+"/"); len(left) > 0 {
+		t.Errorf("processes left over: %q", left)
 	}
 	if _, err := living.Ask(t.Context(), "my-nginx-2", "tcp", firstPod); err != nil {
 		t.Errorf("the living lab was touched: %v", err)
 	}
+}
+
+// processesWith returns the command lines that contain part.
+func processesWith(t *testing.T, part string) []string {
+	t.Helper()
+	paths, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for _, path := range paths {
+		line, err := os.ReadFile(path)
+		if err == nil && strings.Contains(string(line), part) {
+			found = append(found, strings.ReplaceAll(string(line), "\x00", " "))
+		}
+	}
+	return found
 }
 
 func namespaces(t *testing.T, lab string) []string {
