@@ -1,0 +1,240 @@
+// Package gate knows what this node's data plane delivers: from the feed of Landfall's proxy, or, next to another proxy, from the
+// endpoints alone.
+package gate
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// Waits between attempts to connect to the proxy. A proxy that restarts is back in a moment, and connecting to a socket costs nothing.
+const (
+	minRetry = 50 * time.Millisecond
+	maxRetry = time.Second
+)
+
+// Options of a Feed.
+type Options struct {
+	// Dial connects to the proxy.
+	Dial func(context.Context) (net.Conn, error)
+	// Hold is how long the last word of a proxy counts after its connection is lost.
+	Hold time.Duration
+	Log  *slog.Logger
+	// Changed is called with the VIPs of which the proxy says something else now; nil means all. It must not block.
+	Changed func(vips []netip.Addr)
+}
+
+// DialUnix returns a Dial function for a unix socket.
+func DialUnix(path string) func(context.Context) (net.Conn, error) {
+	return func(ctx context.Context) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", path)
+	}
+}
+
+// Feed is the actor that listens to the proxy.
+type Feed struct {
+	opts Options
+
+	mu         sync.Mutex
+	deliveries map[lb.DeliveryKey]lb.Delivery
+	reason     lb.Reason // why the deliveries cannot be used
+	connected  bool      // and a complete message has come over this connection
+	hold       *time.Timer
+}
+
+// NewFeed returns a Feed that knows nothing. It connects once Run is called.
+func NewFeed(opts Options) *Feed {
+	return &Feed{opts: opts, reason: lb.ReasonFeedUnknown}
+}
+
+// Reason says why the deliveries cannot be used: ReasonFeedUnknown before the proxy's first word, ReasonFeedLost when it has been
+// away for longer than the hold, and "" when they can.
+func (f *Feed) Reason() lb.Reason {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.reason
+}
+
+// Connected tells whether the proxy is there now and has said all it knows.
+func (f *Feed) Connected() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.connected
+}
+
+// Delivery returns what the proxy last said of a VIP of a Service, or nil.
+func (f *Feed) Delivery(k lb.DeliveryKey) *lb.Delivery {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	d, ok := f.deliveries[k]
+	if !ok {
+		return nil
+	}
+	return &d
+}
+
+// Run listens until ctx ends.
+func (f *Feed) Run(ctx context.Context) error {
+	defer f.stopHold()
+	wait := minRetry
+	failed := false // to log a failure once, not each try
+	for ctx.Err() == nil {
+		heard, err := f.listen(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if heard {
+			wait, failed = minRetry, false
+			f.opts.Log.Warn("lost the feed of the proxy; what it said still counts for a while", "hold", f.opts.Hold, "error", err)
+		} else if !failed {
+			failed = true
+			f.opts.Log.Info("waiting for the feed of the proxy", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+		wait = min(2*wait, maxRetry)
+	}
+	return nil
+}
+
+// listen connects once and takes in messages until the connection ends. It tells whether there was a complete message.
+func (f *Feed) listen(ctx context.Context) (heard bool, err error) {
+	conn, err := f.opts.Dial(ctx)
+	if err != nil {
+		return false, fmt.Errorf("connect to the proxy: %w", err)
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	err = read(conn, func(m lb.FeedMessage) {
+		if !heard {
+			f.opts.Log.Info("the proxy says what it delivers", "deliveries", len(m.Deliveries))
+		}
+		heard = true
+		f.take(m)
+	})
+	f.lost()
+	return heard, err
+}
+
+// read decodes messages until the stream ends, which is an error too. The first one has to be complete.
+func read(r io.Reader, take func(lb.FeedMessage)) error {
+	decoder := json.NewDecoder(r)
+	for first := true; ; first = false {
+		var m lb.FeedMessage
+		if err := decoder.Decode(&m); errors.Is(err, io.EOF) {
+			return errors.New("the proxy has closed the feed")
+		} else if err != nil {
+			return fmt.Errorf("read the feed: %w", err)
+		}
+		if first && !m.Complete {
+			return errors.New("read the feed: the first message is not complete")
+		}
+		take(m)
+	}
+}
+
+// take makes a message known.
+func (f *Feed) take(m lb.FeedMessage) {
+	f.mu.Lock()
+	f.connected = true
+	if f.hold != nil {
+		f.hold.Stop()
+		f.hold = nil
+	}
+	wasUsable := f.reason == ""
+	f.reason = ""
+	deliveries, changed := merge(f.deliveries, m)
+	f.deliveries = deliveries
+	f.mu.Unlock()
+	switch {
+	case !wasUsable:
+		f.opts.Changed(nil)
+	case len(changed) > 0:
+		f.opts.Changed(changed)
+	}
+}
+
+// merge returns the deliveries after a message, and the VIPs of which something else is said.
+func merge(old map[lb.DeliveryKey]lb.Delivery, m lb.FeedMessage) (map[lb.DeliveryKey]lb.Delivery, []netip.Addr) {
+	deliveries := old
+	changed := map[netip.Addr]bool{}
+	if m.Complete || old == nil {
+		deliveries = make(map[lb.DeliveryKey]lb.Delivery, len(m.Deliveries))
+	}
+	for _, d := range m.Deliveries {
+		if before, ok := old[d.Key()]; !ok || !same(before, d) {
+			changed[d.VIP] = true
+		}
+		deliveries[d.Key()] = d
+	}
+	for _, k := range m.Removed {
+		if _, ok := deliveries[k]; ok {
+			changed[k.VIP] = true
+			delete(deliveries, k)
+		}
+	}
+	if m.Complete {
+		for k := range old {
+			if _, ok := deliveries[k]; !ok {
+				changed[k.VIP] = true
+			}
+		}
+	}
+	return deliveries, slices.SortedFunc(maps.Keys(changed), netip.Addr.Compare)
+}
+
+// same compares by value, the refusal included.
+func same(a, b lb.Delivery) bool {
+	x, y := a.Refusal, b.Refusal
+	a.Refusal, b.Refusal = nil, nil
+	return a == b && (x == nil) == (y == nil) && (x == nil || *x == *y)
+}
+
+// lost starts the hold after a connection has ended.
+func (f *Feed) lost() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.connected = false
+	if f.reason != "" || f.hold != nil {
+		return
+	}
+	var hold *time.Timer
+	hold = time.AfterFunc(f.opts.Hold, func() {
+		f.mu.Lock()
+		over := f.hold == hold // no message came in between
+		if over {
+			f.reason, f.hold = lb.ReasonFeedLost, nil
+		}
+		f.mu.Unlock()
+		if over {
+			f.opts.Log.Warn("the proxy has been away for longer than the hold: nothing is announced any more", "hold", f.opts.Hold)
+			f.opts.Changed(nil)
+		}
+	})
+	f.hold = hold
+}
+
+func (f *Feed) stopHold() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.hold != nil {
+		f.hold.Stop()
+		f.hold = nil
+	}
+}

@@ -1,0 +1,292 @@
+package gate
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+var (
+	vip1  = netip.MustParseAddr("172.26.236.180")
+	vip2  = netip.MustParseAddr("172.26.236.181")
+	nginx = lb.Key{Namespace: "default", Name: "my-nginx"}
+)
+
+func delivery(vip netip.Addr, ready int) lb.Delivery {
+	return lb.Delivery{Service: nginx, VIP: vip, Policy: lb.Cluster, Ready: ready}
+}
+
+// proxy is the other end of a Feed's connections.
+type proxy struct {
+	t    *testing.T
+	conn chan net.Conn // nil: refuses
+}
+
+func (p *proxy) dial(ctx context.Context) (net.Conn, error) {
+	select {
+	case conn := <-p.conn:
+		if conn == nil {
+			return nil, errors.New("connection refused")
+		}
+		return conn, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// accept waits for the next connection and returns the proxy's end.
+func (p *proxy) accept() net.Conn {
+	ours, theirs := net.Pipe()
+	p.conn <- theirs
+	return ours
+}
+
+func (p *proxy) say(conn net.Conn, m lb.FeedMessage) {
+	p.t.Helper()
+	if err := json.NewEncoder(conn).Encode(m); err != nil {
+		p.t.Fatal(err)
+	}
+	synctest.Wait()
+}
+
+// feedTest runs a story against a Feed with a hold of 30 s, in fake time.
+func feedTest(t *testing.T, story func(t *testing.T, p *proxy, f *Feed, changes func() [][]netip.Addr)) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &proxy{t: t, conn: make(chan net.Conn)}
+		var changed [][]netip.Addr
+		f := NewFeed(Options{Dial: p.dial, Hold: 30 * time.Second, Log: slog.New(slog.DiscardHandler), Changed: func(vips []netip.Addr) { changed = append(changed, vips) }})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- f.Run(ctx) }()
+		story(t, p, f, func() [][]netip.Addr {
+			synctest.Wait()
+			was := changed
+			changed = nil
+			return was
+		})
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func want(t *testing.T, f *Feed, reason lb.Reason, connected bool) {
+	t.Helper()
+	synctest.Wait()
+	if f.Reason() != reason || f.Connected() != connected {
+		t.Errorf("reason %q, connected %v; want %q, %v", f.Reason(), f.Connected(), reason, connected)
+	}
+}
+
+func TestContract1NothingIsKnownBeforeTheFirstWord(t *testing.T) {
+	feedTest(t, func(t *testing.T, p *proxy, f *Feed, changes func() [][]netip.Addr) {
+		want(t, f, lb.ReasonFeedUnknown, false)
+		p.conn <- nil
+		conn := p.accept()
+		want(t, f, lb.ReasonFeedUnknown, false)
+		p.say(conn, lb.FeedMessage{Complete: true})
+		want(t, f, "", true)
+		if got := changes(); len(got) != 1 || got[0] != nil {
+			t.Errorf("told of %v, want of everything once", got)
+		}
+		if d := f.Delivery(lb.DeliveryKey{Service: nginx, VIP: vip1}); d != nil {
+			t.Errorf("the proxy said nothing of %v", d)
+		}
+	})
+}
+
+func TestChangesAreTold(t *testing.T) {
+	feedTest(t, func(t *testing.T, p *proxy, f *Feed, changes func() [][]netip.Addr) {
+		conn := p.accept()
+		p.say(conn, lb.FeedMessage{Complete: true, Deliveries: []lb.Delivery{delivery(vip1, 1), delivery(vip2, 1)}})
+		changes()
+		refused := delivery(vip2, 1)
+		refused.Refusal = lb.Refuse(lb.ReasonNotProgrammed, "exit status 4")
+		for i, c := range []struct {
+			m    lb.FeedMessage
+			want [][]netip.Addr
+		}{
+			{lb.FeedMessage{Deliveries: []lb.Delivery{delivery(vip1, 2)}}, [][]netip.Addr{{vip1}}},
+			{lb.FeedMessage{Deliveries: []lb.Delivery{delivery(vip1, 2)}}, nil},
+			{lb.FeedMessage{Deliveries: []lb.Delivery{refused}}, [][]netip.Addr{{vip2}}},
+			{lb.FeedMessage{Deliveries: []lb.Delivery{refused}}, nil},
+			{lb.FeedMessage{Removed: []lb.DeliveryKey{refused.Key()}}, [][]netip.Addr{{vip2}}},
+			{lb.FeedMessage{Removed: []lb.DeliveryKey{refused.Key()}}, nil},
+			{lb.FeedMessage{Complete: true, Deliveries: []lb.Delivery{delivery(vip2, 1)}}, [][]netip.Addr{{vip1, vip2}}},
+		} {
+			p.say(conn, c.m)
+			if d := cmp.Diff(c.want, changes(), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); d != "" {
+				t.Errorf("message %d: %s", i, d)
+			}
+		}
+		if d := f.Delivery(lb.DeliveryKey{Service: nginx, VIP: vip2}); d == nil || *d != delivery(vip2, 1) {
+			t.Errorf("got %v", d)
+		}
+	})
+}
+
+func TestContract6ProxyRestartWithinTheHoldChangesNothing(t *testing.T) {
+	feedTest(t, func(t *testing.T, p *proxy, f *Feed, changes func() [][]netip.Addr) {
+		complete := lb.FeedMessage{Complete: true, Deliveries: []lb.Delivery{delivery(vip1, 1)}}
+		conn := p.accept()
+		p.say(conn, complete)
+		changes()
+		for range 3 {
+			conn.Close()
+			want(t, f, "", false)
+			if d := f.Delivery(lb.DeliveryKey{Service: nginx, VIP: vip1}); d == nil {
+				t.Error("the last word is forgotten")
+			}
+			// The new process takes its time: it connects after 10 s and knows what the kernel holds after 19 more.
+			time.Sleep(10 * time.Second)
+			conn = p.accept()
+			time.Sleep(19 * time.Second)
+			want(t, f, "", false)
+			p.say(conn, complete)
+			want(t, f, "", true)
+		}
+		time.Sleep(time.Hour)
+		want(t, f, "", true)
+		if got := changes(); got != nil {
+			t.Errorf("told of changes: %v", got)
+		}
+	})
+}
+
+func TestContract1FeedLostForLongerThanTheHold(t *testing.T) {
+	feedTest(t, func(t *testing.T, p *proxy, f *Feed, changes func() [][]netip.Addr) {
+		conn := p.accept()
+		p.say(conn, lb.FeedMessage{Complete: true, Deliveries: []lb.Delivery{delivery(vip1, 1)}})
+		changes()
+		conn.Close()
+		time.Sleep(29 * time.Second)
+		want(t, f, "", false)
+		// A connection without a word does not stop the hold, nor does one that is lost again begin it anew.
+		conn = p.accept()
+		conn.Close()
+		time.Sleep(2 * time.Second)
+		want(t, f, lb.ReasonFeedLost, false)
+		if got := changes(); len(got) != 1 || got[0] != nil {
+			t.Errorf("told of %v, want of everything once", got)
+		}
+		conn = p.accept()
+		want(t, f, lb.ReasonFeedLost, false)
+		p.say(conn, lb.FeedMessage{Complete: true})
+		want(t, f, "", true)
+		if got := changes(); len(got) != 1 || got[0] != nil {
+			t.Errorf("told of %v, want of everything once", got)
+		}
+	})
+}
+
+func TestContract7AFeedThatMakesNoSenseIsHeldNotBelieved(t *testing.T) {
+	for name, line := range map[string]string{
+		"not complete at first": `{"deliveries":[]}`,
+		"not JSON":              `hello`,
+		"cut short":             `{"complete":true,"deliveries":[{"service":`,
+		"bad address":           `{"complete":true,"deliveries":[{"vip":"1.2.3"}]}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			feedTest(t, func(t *testing.T, p *proxy, f *Feed, changes func() [][]netip.Addr) {
+				conn := p.accept()
+				p.say(conn, lb.FeedMessage{Complete: true, Deliveries: []lb.Delivery{delivery(vip1, 1)}})
+				conn.Close()
+				changes()
+				conn = p.accept()
+				if _, err := conn.Write([]byte(line + "\n")); err != nil {
+					t.Fatal(err)
+				}
+				conn.Close()
+				want(t, f, "", false)
+				if d := f.Delivery(lb.DeliveryKey{Service: nginx, VIP: vip1}); d == nil || changes() != nil {
+					t.Error("what was known is gone")
+				}
+			})
+		})
+	}
+}
+
+func FuzzRead(f *testing.F) {
+	var seed bytes.Buffer
+	encoder := json.NewEncoder(&seed)
+	_ = encoder.Encode(lb.FeedMessage{Complete: true, Deliveries: []lb.Delivery{delivery(vip1, 1)}})
+	_ = encoder.Encode(lb.FeedMessage{Removed: []lb.DeliveryKey{{Service: nginx, VIP: vip1}}})
+	f.Add(seed.Bytes())
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var known map[lb.DeliveryKey]lb.Delivery
+		first := true
+		if err := read(bytes.NewReader(b), func(m lb.FeedMessage) {
+			if first && !m.Complete {
+				t.Fatal("began with an incomplete message")
+			}
+			first = false
+			known, _ = merge(known, m)
+		}); err == nil {
+			t.Fatal("a feed that ends is no error")
+		}
+	})
+}
+
+func TestDialUnix(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "feed.sock")
+	if _, err := DialUnix(path)(t.Context()); err == nil {
+		t.Error("connected to a socket that is not there")
+	}
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	conn, err := DialUnix(path)(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+}
+
+func TestContract2EndpointsAlone(t *testing.T) {
+	service := lb.Service{Key: nginx, ExternalPolicy: lb.Local, Ports: []lb.ServicePort{{Name: "http", Protocol: lb.TCP, Port: 80}, {Name: "https", Protocol: lb.TCP, Port: 443}}}
+	endpoint := func(addr, node string, ready, terminating bool) lb.Endpoint {
+		return lb.Endpoint{Addr: netip.MustParseAddr(addr), Node: node, Ready: ready, Serving: true, Terminating: terminating}
+	}
+	slice := func(endpoints ...lb.Endpoint) lb.Slice {
+		return lb.Slice{Service: nginx, Family: lb.IPv4, Ports: []lb.SlicePort{{Name: "http", Protocol: lb.TCP, Port: 80}, {Name: "https", Protocol: lb.TCP, Port: 443}}, Endpoints: endpoints}
+	}
+	for _, c := range []struct {
+		name                                     string
+		slices                                   []lb.Slice
+		ready, serving, localReady, localServing int
+		reason                                   lb.Reason
+	}{
+		{"none", nil, 0, 0, 0, 0, lb.ReasonNoBackends},
+		{"here and there", []lb.Slice{slice(endpoint("192.168.1.1", "here", true, false), endpoint("192.168.2.1", "there", true, false))}, 2, 0, 1, 0, ""},
+		{"there", []lb.Slice{slice(endpoint("192.168.2.1", "there", true, false))}, 1, 0, 0, 0, lb.ReasonNoLocalBackends},
+		{"terminating here, ready there", []lb.Slice{slice(endpoint("192.168.1.1", "here", false, true), endpoint("192.168.2.1", "there", true, false))}, 1, 0, 0, 1, lb.ReasonNoLocalBackends},
+		{"terminating here, none ready", []lb.Slice{slice(endpoint("192.168.1.1", "here", false, true))}, 0, 1, 0, 1, ""},
+		{"the other family", []lb.Slice{{Service: nginx, Family: lb.IPv6, Ports: slice().Ports, Endpoints: []lb.Endpoint{endpoint("2001:db8::1", "here", true, false)}}}, 0, 0, 0, 0, lb.ReasonNoBackends},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for _, slicesInOrder := range [][]lb.Slice{c.slices, append(slices.Clone(c.slices), c.slices...)} {
+				got := Endpoints(service, vip1, slicesInOrder, "here")
+				want := lb.Delivery{Service: nginx, VIP: vip1, Policy: lb.Local, Ready: c.ready, Serving: c.serving, LocalReady: c.localReady, LocalServing: c.localServing}
+				if got != want || got.Deliverable() != c.reason {
+					t.Errorf("got %+v, %q; want %+v, %q", got, got.Deliverable(), want, c.reason)
+				}
+			}
+		})
+	}
+}
