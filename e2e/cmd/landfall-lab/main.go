@@ -57,11 +57,16 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if err := flags.Parse(args[1:]); err != nil {
 		return err
 	}
+	self, err := os.Executable() // serves the pods as well
+	if err != nil {
+		return err
+	}
+	options := lab.Options{Name: *name, NoAgents: *bare, Programs: *programs, Tool: self}
 	switch args[0] {
 	case "demo":
-		return demo(ctx, out, lab.Options{Name: *name, Programs: *programs}, *keep)
+		return demo(ctx, out, options, *keep)
 	case "up":
-		return up(ctx, out, lab.Options{Name: *name, NoAgents: *bare, Programs: *programs})
+		return up(ctx, out, options)
 	case "down":
 		return down(ctx, out, flags.Arg(0))
 	case "list":
