@@ -1,0 +1,99 @@
+package health
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// serviceAnswer is the body on a health port, in the form of kube-proxy.
+type serviceAnswer struct {
+	Service struct {
+		Namespace string `json:"namespace"`
+		Name      string `json:"name"`
+	} `json:"service"`
+	LocalEndpoints      int  `json:"localEndpoints"`
+	ServiceProxyHealthy bool `json:"serviceProxyHealthy"`
+}
+
+// answerService answers on the health port of a Service, whatever the path and the method: 200 when the rules in the kernel deliver
+// to a ready endpoint of this node, and the node stays.
+func (a *Actor) answerService(w http.ResponseWriter, at socket) {
+	a.mu.Lock()
+	key, ok := a.byPort[at.port]
+	count := a.state.Services[key].Local[at.family]
+	healthy, leaving := a.healthy(a.deps.Now()), a.state.Leaving
+	a.mu.Unlock()
+	if !ok { // taken away while the request was on its way
+		count = 0
+	}
+	var body serviceAnswer
+	body.Service.Namespace, body.Service.Name = key.Namespace, key.Name
+	body.LocalEndpoints, body.ServiceProxyHealthy = count, healthy
+	w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(count))
+	answer(w, count > 0 && healthy && leaving == "", body)
+}
+
+// nodeAnswer is the body of /healthz and /livez, in the form of kube-proxy.
+type nodeAnswer struct {
+	LastUpdated  time.Time                  `json:"lastUpdated"`
+	CurrentTime  time.Time                  `json:"currentTime"`
+	NodeEligible *bool                      `json:"nodeEligible,omitempty"`
+	Healthy      bool                       `json:"healthy"`
+	Status       map[lb.Family]familyAnswer `json:"status"`
+	// Reason is why the node is not eligible.
+	Reason lb.Reason `json:"reason,omitempty"`
+}
+
+type familyAnswer struct {
+	LastUpdated time.Time `json:"lastUpdated"`
+	Healthy     bool      `json:"healthy"`
+}
+
+func (a *Actor) nodeHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { a.answerNode(w, true) })
+	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) { a.answerNode(w, false) })
+	return mux
+}
+
+// answerNode answers for the node as a whole. Whether the node stays matters to those who send it traffic, not to those who would restart us.
+func (a *Actor) answerNode(w http.ResponseWriter, eligibility bool) {
+	now := a.deps.Now()
+	a.mu.Lock()
+	body := nodeAnswer{LastUpdated: now, CurrentTime: now, Healthy: a.healthy(now), Status: map[lb.Family]familyAnswer{}}
+	for family, oldest := range a.state.Unapplied {
+		status := familyAnswer{LastUpdated: now, Healthy: !a.stale(family, now)}
+		if !status.Healthy {
+			status.LastUpdated = oldest
+			if oldest.Before(body.LastUpdated) {
+				body.LastUpdated = oldest
+			}
+		}
+		body.Status[family] = status
+	}
+	eligible := a.state.Known && a.state.Leaving == ""
+	body.Reason = a.state.Leaving
+	a.mu.Unlock()
+	if !eligibility {
+		body.Reason = ""
+		answer(w, body.Healthy, body)
+		return
+	}
+	body.NodeEligible = &eligible
+	answer(w, body.Healthy && eligible, body)
+}
+
+func answer(w http.ResponseWriter, ok bool, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	if !ok {
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "\t")
+	_ = encoder.Encode(body) // the client has gone
+}

@@ -1,0 +1,247 @@
+// Package health answers load balancers in front of the cluster: on the healthCheckNodePort of each Service that has one, and for
+// the node as a whole on /healthz and /livez (KEP-3836), as kube-proxy does.
+package health
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
+)
+
+// Stale is how old the oldest change may be that is not in the kernel yet, before the proxy counts as unhealthy.
+const Stale = time.Minute
+
+// Service is what the health port of one Service answers.
+type Service struct {
+	Port uint16
+	// Local counts the ready endpoints of this node that the kernel delivers to, for each address family that the Service has.
+	Local map[lb.Family]int
+}
+
+// State is the whole truth.
+type State struct {
+	Services map[lb.Key]Service
+	// Known is set once the node's own Node object has been seen.
+	Known bool
+	// Leaving says why the node shall not attract traffic any more; "" when it shall.
+	Leaving lb.Reason
+	// Unapplied is, for each address family that the proxy serves, when the oldest change came that the kernel has not confirmed;
+	// zero when there is none.
+	Unapplied map[lb.Family]time.Time
+}
+
+// Deps are what an Actor needs.
+type Deps struct {
+	Log *slog.Logger
+	Now func() time.Time
+	// NodeAddress is where /healthz and /livez are served; empty for nowhere.
+	NodeAddress string
+	// Listen opens a socket; net.Listen.
+	Listen func(network, address string) (net.Listener, error)
+	// Failed is told when a Service's port cannot be opened, and with a nil error when it can be again. It must not block.
+	Failed func(service lb.Key, port uint16, err error)
+}
+
+// Actor keeps the servers open that are wanted.
+type Actor struct {
+	deps   Deps
+	runner *loop.Runner
+
+	mu        sync.Mutex
+	state     State
+	addresses map[lb.Family][]netip.Addr
+	byPort    map[uint16]lb.Key
+
+	// The rest belongs to the goroutine that runs apply.
+	servers map[socket]*server
+	failed  map[socket]string
+	serving sync.WaitGroup
+}
+
+// socket is where a server listens: a port of a Service, or the node's health address.
+type socket struct {
+	network, address string
+	family           lb.Family // of a Service's port
+	port             uint16    // 0 for the node's own
+}
+
+type server struct {
+	http     *http.Server
+	listener net.Listener
+	done     chan struct{} // closed when it has ended
+}
+
+// New returns an Actor that serves nothing before Run.
+func New(deps Deps) *Actor {
+	a := &Actor{deps: deps, servers: map[socket]*server{}, failed: map[socket]string{}}
+	a.runner = loop.New(func(context.Context) (time.Duration, error) { return 0, a.apply() }, loop.Options{MaxBackoff: 5 * time.Second})
+	a.runner.Poke()
+	return a
+}
+
+// Set replaces the state. Answers follow at once, servers that open or close a moment later. It never blocks.
+func (a *Actor) Set(state State) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.state = state
+	a.byPort = map[uint16]lb.Key{}
+	for _, key := range slices.SortedFunc(maps.Keys(state.Services), lb.Key.Compare) {
+		port := state.Services[key].Port
+		if _, taken := a.byPort[port]; !taken {
+			a.byPort[port] = key
+		}
+	}
+	a.runner.Poke()
+}
+
+// SetAddresses limits the health ports of Services to these addresses of the node; a family without an entry uses all addresses.
+func (a *Actor) SetAddresses(addresses map[lb.Family][]netip.Addr) {
+	a.mu.Lock()
+	a.addresses = addresses
+	a.mu.Unlock()
+	a.runner.Poke()
+}
+
+// Run serves until ctx ends.
+func (a *Actor) Run(ctx context.Context) error {
+	defer a.closeAll()
+	return a.runner.Run(ctx)
+}
+
+func (a *Actor) closeAll() {
+	for at, s := range a.servers {
+		s.http.Close()
+		delete(a.servers, at)
+	}
+	a.serving.Wait()
+}
+
+// apply opens and closes servers. One that cannot be opened does not hold back the others.
+func (a *Actor) apply() error {
+	wanted := a.wanted()
+	for at, s := range a.servers {
+		ended := false
+		select {
+		case <-s.done:
+			ended = true
+		default:
+		}
+		if _, ok := wanted[at]; !ok || ended {
+			s.http.Close()
+			<-s.done
+			delete(a.servers, at)
+		}
+	}
+	for at := range a.failed {
+		if _, ok := wanted[at]; !ok {
+			delete(a.failed, at)
+		}
+	}
+	var errs []error
+	for at, key := range wanted {
+		if a.servers[at] != nil {
+			continue
+		}
+		err := a.open(at)
+		a.note(at, key, err)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// wanted returns the sockets that shall be open, with the Service that each is for.
+func (a *Actor) wanted() map[socket]lb.Key {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	wanted := map[socket]lb.Key{}
+	if a.deps.NodeAddress != "" {
+		wanted[socket{network: "tcp", address: a.deps.NodeAddress}] = lb.Key{}
+	}
+	for port, key := range a.byPort {
+		for family := range a.state.Services[key].Local {
+			network, addrs := "tcp4", []netip.Addr{netip.IPv4Unspecified()}
+			if family == lb.IPv6 {
+				network, addrs = "tcp6", []netip.Addr{netip.IPv6Unspecified()}
+			}
+			if limited, ok := a.addresses[family]; ok {
+				addrs = limited
+			}
+			for _, addr := range addrs {
+				wanted[socket{network, netip.AddrPortFrom(addr, port).String(), family, port}] = key
+			}
+		}
+	}
+	return wanted
+}
+
+func (a *Actor) open(at socket) error {
+	listener, err := a.deps.Listen(at.network, at.address)
+	if err != nil {
+		return err
+	}
+	var handler http.Handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { a.answerService(w, at) })
+	if at.port == 0 {
+		handler = a.nodeHandler()
+	}
+	s := &server{
+		http: &http.Server{
+			Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second, IdleTimeout: time.Minute,
+			ErrorLog: slog.NewLogLogger(a.deps.Log.Handler(), slog.LevelDebug),
+		},
+		listener: listener,
+		done:     make(chan struct{}),
+	}
+	a.servers[at] = s
+	a.serving.Go(func() {
+		defer close(s.done)
+		if err := s.http.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			a.deps.Log.Warn("a health server ended", "address", at.address, "error", err)
+			a.runner.Poke() // opens it again
+		}
+	})
+	return nil
+}
+
+// note tells of failures and recoveries, each once.
+func (a *Actor) note(at socket, key lb.Key, err error) {
+	said, wasFailed := a.failed[at]
+	switch {
+	case err == nil && !wasFailed, err != nil && wasFailed && said == err.Error():
+		return
+	case err == nil:
+		delete(a.failed, at)
+		a.deps.Log.Info("a health server could be opened at last", "address", at.address)
+	default:
+		a.failed[at] = err.Error()
+		a.deps.Log.Warn("cannot open a health server; trying again", "service", key, "error", err)
+	}
+	if at.port != 0 {
+		a.deps.Failed(key, at.port, err)
+	}
+}
+
+// stale tells whether changes of a family wait for too long.
+func (a *Actor) stale(family lb.Family, now time.Time) bool {
+	oldest := a.state.Unapplied[family]
+	return !oldest.IsZero() && now.Sub(oldest) > Stale
+}
+
+// healthy tells whether no family is stale.
+func (a *Actor) healthy(now time.Time) bool {
+	for family := range a.state.Unapplied {
+		if a.stale(family, now) {
+			return false
+		}
+	}
+	return true
+}

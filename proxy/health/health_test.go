@@ -1,0 +1,254 @@
+package health
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/nstest"
+)
+
+var web = lb.Key{Namespace: "default", Name: "web"}
+
+// bench is an actor in a namespace of its own.
+type bench struct {
+	*Actor
+	t       *testing.T
+	ns      *nstest.NS
+	now     time.Time
+	refuse  error
+	reports []string
+}
+
+func newBench(t *testing.T) *bench {
+	b := &bench{t: t, ns: nstest.New(t), now: time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)}
+	b.Actor = New(Deps{
+		Log: slog.New(slog.DiscardHandler), Now: func() time.Time { return b.now }, NodeAddress: "127.0.0.1:10256",
+		Listen: func(network, address string) (l net.Listener, err error) {
+			if b.refuse != nil {
+				return nil, b.refuse
+			}
+			b.ns.Do(t, func() error { l, err = net.Listen(network, address); return nil })
+			return l, err
+		},
+		Failed: func(key lb.Key, port uint16, err error) {
+			text := "fine"
+			if err != nil {
+				text = err.Error()
+			}
+			b.reports = append(b.reports, key.String()+" "+text)
+		},
+	})
+	t.Cleanup(b.closeAll)
+	return b
+}
+
+func (b *bench) set(s State) {
+	b.t.Helper()
+	b.Set(s)
+	if err := b.apply(); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// get returns the answer of a server, or the error of not reaching it.
+func (b *bench) get(url string) (status int, body map[string]any, header http.Header, err error) {
+	b.t.Helper()
+	var conn net.Conn
+	address, _, _ := strings.Cut(strings.TrimPrefix(url, "http://"), "/")
+	b.ns.Do(b.t, func() error { conn, err = net.Dial("tcp", address); return nil })
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	client := http.Client{Transport: &http.Transport{Dial: func(string, string) (net.Conn, error) { return conn, nil }, DisableKeepAlives: true}}
+	resp, err := client.Get(url)
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if err := json.Unmarshal(text, &body); err != nil && resp.StatusCode != http.StatusNotFound {
+		b.t.Fatalf("body %q: %v", text, err)
+	}
+	return resp.StatusCode, body, resp.Header, nil
+}
+
+func state(local int) State {
+	return State{
+		Services: map[lb.Key]Service{web: {Port: 32000, Local: map[lb.Family]int{lb.IPv4: local, lb.IPv6: local + 1}}},
+		Known:    true, Unapplied: map[lb.Family]time.Time{lb.IPv4: {}, lb.IPv6: {}},
+	}
+}
+
+func TestContract4HealthPort(t *testing.T) {
+	b := newBench(t)
+	change := func(f func(*State)) func() State {
+		return func() State { s := state(3); f(&s); return s }
+	}
+	for _, tt := range []struct {
+		name    string
+		state   func() State
+		url     string
+		status  int
+		local   float64
+		healthy bool
+	}{
+		{"ready endpoints", change(func(*State) {}), "http://127.0.0.1:32000/", 200, 3, true},
+		{"any path", change(func(*State) {}), "http://127.0.0.1:32000/any/path", 200, 3, true},
+		{"the other family has its own count", change(func(*State) {}), "http://[::1]:32000/", 200, 4, true},
+		{"none", func() State { return state(0) }, "http://127.0.0.1:32000/", 503, 0, true},
+		{"node leaves", change(func(s *State) { s.Leaving = lb.ReasonNodeLeaving }), "http://127.0.0.1:32000/", 503, 3, true},
+		{"changes wait for a while", change(func(s *State) { s.Unapplied[lb.IPv4] = b.now.Add(-Stale) }), "http://127.0.0.1:32000/", 200, 3, true},
+		{"changes wait for too long", change(func(s *State) { s.Unapplied[lb.IPv6] = b.now.Add(-Stale - 1) }), "http://127.0.0.1:32000/", 503, 3, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b.set(tt.state())
+			status, body, header, err := b.get(tt.url)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := map[string]any{
+				"service":        map[string]any{"namespace": "default", "name": "web"},
+				"localEndpoints": tt.local, "serviceProxyHealthy": tt.healthy,
+			}
+			if status != tt.status || !reflect.DeepEqual(body, want) {
+				t.Errorf("answer %d %v, want %d %v", status, body, tt.status, want)
+			}
+			for name, value := range map[string]string{
+				"Content-Type": "application/json", "X-Content-Type-Options": "nosniff",
+				"X-Load-Balancing-Endpoint-Weight": string(rune('0' + int(tt.local))),
+			} {
+				if header.Get(name) != value {
+					t.Errorf("%s: %q, want %q", name, header.Get(name), value)
+				}
+			}
+		})
+	}
+}
+
+// Ports open, move to another Service and close; a Service that is gone never gets a 200.
+func TestContract4PortsFollowServices(t *testing.T) {
+	b := newBench(t)
+	b.set(state(1))
+	moved := state(1)
+	moved.Services = map[lb.Key]Service{web: {Port: 32001, Local: map[lb.Family]int{lb.IPv4: 1}}, {Namespace: "default", Name: "other"}: {Port: 32000, Local: map[lb.Family]int{lb.IPv4: 0}}}
+	b.set(moved)
+	if status, body, _, err := b.get("http://127.0.0.1:32000/"); err != nil || status != 503 || body["service"].(map[string]any)["name"] != "other" {
+		t.Errorf("port 32000 answers %d %v %v", status, body, err)
+	}
+	if status, _, _, err := b.get("http://127.0.0.1:32001/"); err != nil || status != 200 {
+		t.Errorf("port 32001 answers %d %v", status, err)
+	}
+	if _, _, _, err := b.get("http://[::1]:32000/"); err == nil {
+		t.Error("the IPv6 port is still open")
+	}
+	b.Set(State{}) // the server is still open when a request comes in
+	if status, _, _, err := b.get("http://127.0.0.1:32001/"); err != nil || status != 503 {
+		t.Errorf("a port without a Service answers %d %v", status, err)
+	}
+	b.set(State{})
+	if _, _, _, err := b.get("http://127.0.0.1:32001/"); err == nil {
+		t.Error("the port is still open")
+	}
+}
+
+func TestPortThatCannotBeOpened(t *testing.T) {
+	b := newBench(t)
+	b.refuse = errors.New("address already in use")
+	b.Set(State{Services: map[lb.Key]Service{web: {Port: 32000, Local: map[lb.Family]int{lb.IPv4: 1}}}})
+	for range 3 {
+		if b.apply() == nil {
+			t.Fatal("no error, so nothing is tried again")
+		}
+	}
+	b.refuse = nil
+	if err := b.apply(); err != nil {
+		t.Fatal(err)
+	}
+	if status, _, _, err := b.get("http://127.0.0.1:32000/"); err != nil || status != 200 {
+		t.Errorf("answer %d %v", status, err)
+	}
+	if want := []string{"default/web address already in use", "default/web fine"}; !reflect.DeepEqual(b.reports, want) {
+		t.Errorf("reports %q, want %q", b.reports, want)
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	b := newBench(t)
+	b.ns.Run(t, "ip", "addr", "add", "192.0.2.7/32", "dev", "lo")
+	b.SetAddresses(map[lb.Family][]netip.Addr{lb.IPv4: {netip.MustParseAddr("192.0.2.7")}})
+	b.set(state(1))
+	if _, _, _, err := b.get("http://192.0.2.7:32000/"); err != nil {
+		t.Error(err)
+	}
+	if _, _, _, err := b.get("http://127.0.0.1:32000/"); err == nil {
+		t.Error("open at an address that was not asked for")
+	}
+}
+
+func TestNodeHealth(t *testing.T) {
+	b := newBench(t)
+	for _, tt := range []struct {
+		name           string
+		change         func(*State)
+		healthz, livez int
+		healthy        bool
+	}{
+		{"fine", func(*State) {}, 200, 200, true},
+		{"own Node not seen", func(s *State) { s.Known = false }, 503, 200, true},
+		{"node leaves", func(s *State) { s.Leaving = lb.ReasonNodeLeaving }, 503, 200, true},
+		{"one family is stale", func(s *State) { s.Unapplied[lb.IPv6] = b.now.Add(-2 * Stale) }, 503, 503, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := state(0)
+			tt.change(&s)
+			b.set(s)
+			status, body, _, err := b.get("http://127.0.0.1:10256/healthz")
+			if err != nil || status != tt.healthz || body["healthy"] != tt.healthy {
+				t.Errorf("healthz: %d %v %v", status, body, err)
+			}
+			if eligible := s.Known && s.Leaving == ""; body["nodeEligible"] != eligible {
+				t.Errorf("healthz: %v, want nodeEligible %v", body, eligible)
+			}
+			if _, ok := body["lastUpdated"]; !ok {
+				t.Errorf("healthz: %v lacks lastUpdated", body)
+			}
+			v4 := body["status"].(map[string]any)["IPv4"].(map[string]any)["healthy"]
+			if v4 != true {
+				t.Errorf("healthz: %v: IPv4 is fine", body)
+			}
+			status, body, _, err = b.get("http://127.0.0.1:10256/livez")
+			if _, ok := body["nodeEligible"]; err != nil || status != tt.livez || ok {
+				t.Errorf("livez: %d %v %v", status, body, err)
+			}
+		})
+	}
+}
+
+// A server that dies by itself is opened again.
+func TestServerThatEndsIsReopened(t *testing.T) {
+	b := newBench(t)
+	b.set(state(1))
+	for _, s := range b.servers {
+		s.listener.Close()
+		<-s.done
+	}
+	if err := b.apply(); err != nil {
+		t.Fatal(err)
+	}
+	if status, _, _, err := b.get("http://127.0.0.1:32000/"); err != nil || status != 200 {
+		t.Errorf("answer %d %v", status, err)
+	}
+}
