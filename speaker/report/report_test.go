@@ -1,0 +1,187 @@
+package report
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+var (
+	nginx = lb.Key{Namespace: "default", Name: "my-nginx"}
+	dns   = lb.Key{Namespace: "kube-system", Name: "dns"}
+)
+
+func announced(from string) *lb.Condition {
+	return &lb.Condition{Type: lb.ConditionAnnounced, Status: true, Reason: lb.ReasonAnnounced, Message: "announced from " + from}
+}
+
+func silent(reason lb.Reason, message string) *lb.Condition {
+	return &lb.Condition{Type: lb.ConditionAnnounced, Reason: reason, Message: message}
+}
+
+// server is an API server that keeps conditions.
+type server struct {
+	mu       sync.Mutex
+	services map[lb.Key]lb.Service
+	fail     error
+	log      []string // writes and Events
+}
+
+func (s *server) get(k lb.Key) (lb.Service, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	service, ok := s.services[k]
+	return service, ok
+}
+
+func (s *server) write(_ context.Context, service lb.Service, c lb.Condition) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fail != nil {
+		return false, s.fail
+	}
+	service.Conditions = []lb.Condition{c}
+	s.services[service.Key] = service
+	s.log = append(s.log, fmt.Sprintf("write %s: %s", service.Key.Name, c.Message))
+	return true, nil
+}
+
+func (s *server) event(service lb.Service, good bool, reason lb.Reason, _ string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.log = append(s.log, fmt.Sprintf("event %s: %s %v", service.Key.Name, reason, good))
+}
+
+func (s *server) set(conditions ...lb.Condition) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.services[nginx] = lb.Service{Key: nginx, Conditions: conditions}
+}
+
+func (s *server) setFail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fail = err
+}
+
+func (s *server) took() []string {
+	synctest.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	was := s.log
+	s.log = nil
+	return was
+}
+
+func story(t *testing.T, f func(t *testing.T, s *server, r *Reporter)) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &server{services: map[lb.Key]lb.Service{nginx: {Key: nginx}, dns: {Key: dns}}}
+		r := New(Options{Log: slog.New(slog.DiscardHandler), Service: s.get, Write: s.write, Event: s.event})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- r.Run(ctx) }()
+		f(t, s, r)
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func want(t *testing.T, s *server, lines ...string) {
+	t.Helper()
+	if d := cmp.Diff(lines, s.took(), cmpopts.EquateEmpty()); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestContract10AChangeIsWrittenOnceItHasLasted(t *testing.T) {
+	story(t, func(t *testing.T, s *server, r *Reporter) {
+		r.Set(nginx, announced("a"))
+		want(t, s)
+		time.Sleep(settleGood)
+		want(t, s, "write my-nginx: announced from a", "event my-nginx: Announced true")
+		for range 100 {
+			r.Set(nginx, announced("a"))
+			time.Sleep(time.Second)
+		}
+		want(t, s) // no write when unchanged
+
+		// A handover passes through "nobody" in a moment; only its end is written.
+		r.Set(nginx, silent(lb.ReasonNoOwner, "nobody"))
+		time.Sleep(settleBad / 2)
+		r.Set(nginx, announced("b"))
+		time.Sleep(time.Minute)
+		want(t, s, "write my-nginx: announced from b", "event my-nginx: Announced true")
+
+		r.Set(nginx, silent(lb.ReasonNoBackends, "no endpoints"))
+		time.Sleep(time.Minute)
+		want(t, s, "write my-nginx: no endpoints", "event my-nginx: NoBackends false")
+		r.Set(nginx, silent(lb.ReasonNoBackends, "no endpoints, in other words"))
+		time.Sleep(time.Minute)
+		want(t, s, "write my-nginx: no endpoints, in other words") // no Event for the same reason
+
+		// What another node reports is not written.
+		r.Set(nginx, announced("c"))
+		r.Set(nginx, nil)
+		time.Sleep(time.Minute)
+		want(t, s)
+	})
+}
+
+func TestWhatTheServiceShowsIsNotWrittenAgain(t *testing.T) {
+	story(t, func(t *testing.T, s *server, r *Reporter) {
+		s.set(*announced("a"))
+		r.Set(nginx, announced("a")) // after a restart of the speaker
+		r.Set(lb.Key{Namespace: "gone", Name: "gone"}, announced("a"))
+		time.Sleep(time.Minute)
+		want(t, s)
+		s.set() // somebody took it away
+		r.Set(nginx, announced("a"))
+		time.Sleep(time.Minute)
+		want(t, s, "write my-nginx: announced from a", "event my-nginx: Announced true")
+	})
+}
+
+func TestContract7WithoutAPIServerReportsWait(t *testing.T) {
+	story(t, func(t *testing.T, s *server, r *Reporter) {
+		s.setFail(errors.New("connection refused"))
+		r.Set(nginx, announced("a"))
+		time.Sleep(time.Hour)
+		r.Set(nginx, announced("b"))
+		r.Set(dns, announced("c"))
+		want(t, s)
+		s.setFail(nil)
+		time.Sleep(time.Minute)
+		want(t, s, "write my-nginx: announced from b", "event my-nginx: Announced true", "write dns: announced from c", "event dns: Announced true")
+	})
+}
+
+// Two nodes that each take themselves for the reporter, as in a partition, write ever more seldom.
+func TestWritersThatDisagreeCalmDown(t *testing.T) {
+	story(t, func(t *testing.T, s *server, r *Reporter) {
+		writes := 0
+		for range 600 {
+			s.set(*announced("the other side"))
+			r.Set(nginx, announced("a"))
+			time.Sleep(time.Second)
+			if slices.Contains(s.took(), "write my-nginx: announced from a") {
+				writes++
+			}
+		}
+		if writes < 5 || writes > 20 {
+			t.Errorf("%d writes in ten minutes", writes)
+		}
+	})
+}
