@@ -1,0 +1,202 @@
+package feed
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+func delivery(service, vip string, ready int) lb.Delivery {
+	return lb.Delivery{Service: lb.Key{Namespace: "default", Name: service}, VIP: netip.MustParseAddr(vip), Policy: lb.Cluster, Ready: ready}
+}
+
+// running is an actor that serves in the background until the test ends or stop is called.
+type running struct {
+	*Actor
+	stop func()
+}
+
+func start(t *testing.T, path string) running {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	a := New(slog.New(slog.DiscardHandler), path)
+	done := make(chan error, 1)
+	go func() { done <- a.Run(ctx) }()
+	stopped := false
+	r := running{a, func() {
+		if !stopped {
+			stopped = true
+			cancel()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+	}}
+	t.Cleanup(r.stop)
+	return r
+}
+
+// reader is a speaker's end of the feed.
+type reader struct {
+	t    *testing.T
+	conn net.Conn
+	in   *bufio.Scanner
+}
+
+func dial(t *testing.T, path string) *reader {
+	t.Helper()
+	for {
+		conn, err := net.Dial("unix", path)
+		if err == nil {
+			t.Cleanup(func() { conn.Close() })
+			in := bufio.NewScanner(conn)
+			in.Buffer(nil, 16<<20)
+			return &reader{t, conn, in}
+		}
+		if t.Context().Err() != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+func (r *reader) next() lb.FeedMessage {
+	r.t.Helper()
+	if !r.in.Scan() {
+		r.t.Fatalf("the feed ended: %v", r.in.Err())
+	}
+	var m lb.FeedMessage
+	if err := json.Unmarshal(r.in.Bytes(), &m); err != nil {
+		r.t.Fatal(err)
+	}
+	return m
+}
+
+func (r *reader) expect(want lb.FeedMessage) {
+	r.t.Helper()
+	if d := cmp.Diff(want, r.next(), cmpopts.EquateComparable(netip.Addr{})); d != "" {
+		r.t.Errorf("message (-want +got):\n%s", d)
+	}
+}
+
+func key(service string) lb.Key { return lb.Key{Namespace: "default", Name: service} }
+
+func TestContract1FeedIsCompleteOrSilent(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "run", "feed.sock")
+	a := start(t, path)
+	early := dial(t, path)
+	one, two := delivery("one", "192.0.2.1", 1), delivery("two", "192.0.2.2", 2)
+	a.Set(key("one"), []lb.Delivery{one})
+	a.Set(key("two"), []lb.Delivery{two})
+	a.Complete()
+	complete := lb.FeedMessage{Complete: true, Deliveries: []lb.Delivery{one, two}}
+	early.expect(complete) // had to wait, and hears nothing partial
+	late := dial(t, path)
+	late.expect(complete)
+
+	refused := one
+	refused.Refusal = lb.Refuse(lb.ReasonNotProgrammed, "no lock")
+	a.Set(key("one"), []lb.Delivery{refused})
+	early.expect(lb.FeedMessage{Deliveries: []lb.Delivery{refused}})
+	a.Set(key("one"), []lb.Delivery{refused}) // no news
+	moved := delivery("two", "192.0.2.3", 2)
+	a.Set(key("two"), []lb.Delivery{moved})
+	early.expect(lb.FeedMessage{Deliveries: []lb.Delivery{moved}, Removed: []lb.DeliveryKey{two.Key()}})
+	a.Set(key("two"), nil)
+	early.expect(lb.FeedMessage{Removed: []lb.DeliveryKey{moved.Key()}})
+	early.conn.Close()
+}
+
+// An empty node has something to say too: that it delivers nothing.
+func TestCompleteAndEmpty(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "feed.sock")
+	a := start(t, path)
+	a.Complete()
+	dial(t, path).expect(lb.FeedMessage{Complete: true})
+}
+
+// A reader that does not read holds up neither the proxy nor other readers, and catches up with what is so in the end.
+func TestSlowReader(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "feed.sock")
+	a := start(t, path)
+	a.Complete()
+	slow, quick := dial(t, path), dial(t, path)
+	slow.expect(lb.FeedMessage{Complete: true})
+	quick.expect(lb.FeedMessage{Complete: true})
+	long := strings.Repeat("x", 10_000)
+	for i := range 2_000 { // far more than socket buffers hold
+		d := delivery("one", "192.0.2.1", i)
+		d.Refusal = lb.Refuse(lb.ReasonNotProgrammed, "%s", long)
+		a.Set(key("one"), []lb.Delivery{d})
+	}
+	for _, r := range []*reader{quick, slow} {
+		for r.next().Deliveries[0].Ready != 1999 {
+		}
+	}
+}
+
+// When the proxy ends, readers see the end of the connection and no word before it.
+func TestContract6StoppingSaysNothing(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "feed.sock")
+	a := start(t, path)
+	a.Set(key("one"), []lb.Delivery{delivery("one", "192.0.2.1", 1)})
+	a.Complete()
+	r := dial(t, path)
+	r.next()
+	a.stop()
+	if r.in.Scan() || r.in.Err() != nil {
+		t.Errorf("a last word: %q, error %v", r.in.Bytes(), r.in.Err())
+	}
+	if _, err := os.Stat(path); !os.IsNotExist(err) {
+		t.Errorf("the socket is still there: %v", err)
+	}
+}
+
+// The file that a killed proxy leaves is in nobody's way; a living proxy is not pushed aside, and is succeeded when it ends.
+func TestContract6SocketOfAPredecessor(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "feed.sock")
+	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.SetUnlinkOnClose(false)
+	dead.Close()
+	living := start(t, path)
+	living.Set(key("living"), []lb.Delivery{delivery("living", "192.0.2.1", 1)})
+	living.Complete()
+	if got := dial(t, path).next(); len(got.Deliveries) != 1 {
+		t.Fatalf("got %+v", got)
+	}
+	if _, err := listen(path); err == nil || !strings.Contains(err.Error(), "another proxy") {
+		t.Errorf("error %v while another one serves", err)
+	}
+	successor := start(t, path)
+	successor.Complete()
+	living.stop()
+	dial(t, path).expect(lb.FeedMessage{Complete: true})
+}
+
+// A socket whose file was removed comes back.
+func TestRemovedSocketComesBack(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "feed.sock")
+	a := start(t, path)
+	a.Complete()
+	dial(t, path).next()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	dial(t, path).expect(lb.FeedMessage{Complete: true})
+}
