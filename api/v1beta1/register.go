@@ -14,6 +14,10 @@ func AddToScheme(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(GroupVersion,
 		&IPAddressPool{}, &IPAddressPoolList{},
 		&L2Advertisement{}, &L2AdvertisementList{},
+		&BGPPeer{}, &BGPPeerList{},
+		&BGPAdvertisement{}, &BGPAdvertisementList{},
+		&BFDProfile{}, &BFDProfileList{},
+		&Community{}, &CommunityList{},
 	)
 	metav1.AddToGroupVersion(scheme, GroupVersion)
 	return nil
