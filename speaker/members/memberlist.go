@@ -26,11 +26,11 @@ const retransmitMult = 4
 //
 // A false alarm takes a node that neither answers probes nor refutes for at least 100+300 ms. On a machine with 2 busy cores a
 // runnable process waits some tens of milliseconds. Being suspected alone changes nothing: suspects count as live.
-func (m *Members) config() *memberlist.Config {
+func (m *Members) config(bind netip.Addr) *memberlist.Config {
 	c := memberlist.DefaultLANConfig()
 	c.Name = m.opts.Self
 	c.Label = "landfall" // keeps other users of memberlist out, such as those of another load balancer on the same nodes
-	c.BindAddr, c.BindPort = m.opts.BindAddr.String(), m.opts.BindPort
+	c.BindAddr, c.BindPort = bind.String(), m.opts.Port
 	c.AdvertiseAddr, c.AdvertisePort = c.BindAddr, c.BindPort
 	c.Transport = m.opts.transport
 	c.SecretKey = m.opts.Key

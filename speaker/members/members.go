@@ -39,9 +39,9 @@ const (
 // Options of Members.
 type Options struct {
 	Self string // this node's name
-	// BindAddr and BindPort are where gossip is spoken, over UDP and TCP, and what the others are told.
-	BindAddr netip.Addr
-	BindPort int
+	// Bind returns the address at which gossip is spoken, over UDP and TCP, and which the others are told. It may wait for it.
+	Bind func(context.Context) (netip.Addr, error)
+	Port int
 	// Key encrypts gossip (AES-GCM); 16, 24 or 32 bytes, or none.
 	Key []byte
 	// Born tells this process from earlier ones on the node: the time of its start.
@@ -68,6 +68,7 @@ type Members struct {
 	greet   map[string]bool             // live nodes that were not told everything yet
 	peers   map[string][]netip.Addr     // other nodes by name, from the API server; nil while unknown
 	joined  bool
+	bind    netip.Addr
 	ml      *memberlist.Memberlist // nil before and after Run
 	stopped bool
 }
@@ -192,12 +193,22 @@ func (m *Members) Run(ctx context.Context) error {
 // start opens the sockets, again and again until it succeeds: the address may come later than the program, and the port may still
 // be held by the one before.
 func (m *Members) start(ctx context.Context) (*memberlist.Memberlist, error) {
+	bind, err := m.opts.Bind(ctx)
+	if ctx.Err() != nil {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find the address for gossip: %w", err)
+	}
+	m.mu.Lock()
+	m.bind = bind
+	m.mu.Unlock()
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
-		ml, err := memberlist.Create(m.config())
+		ml, err := memberlist.Create(m.config(bind))
 		if err == nil {
 			return ml, nil
 		}
-		m.opts.Log.Warn("cannot start gossip; trying again", "address", netip.AddrPortFrom(m.opts.BindAddr, uint16(m.opts.BindPort)), "error", err)
+		m.opts.Log.Warn("cannot start gossip; trying again", "address", netip.AddrPortFrom(bind, uint16(m.opts.Port)), "error", err)
 		select {
 		case <-ctx.Done():
 			return nil, nil
@@ -273,7 +284,7 @@ func split(u update) [][]byte {
 // joinStep calls the nodes that should be members and are not.
 func (m *Members) joinStep(ctx context.Context) (time.Duration, error) {
 	m.mu.Lock()
-	ml, known := m.ml, m.peers != nil
+	ml, known, bind := m.ml, m.peers != nil, m.bind
 	missing := map[string][]netip.Addr{}
 	for name, addrs := range m.peers {
 		if m.live[name] == nil && len(addrs) > 0 {
@@ -290,7 +301,7 @@ func (m *Members) joinStep(ctx context.Context) (time.Duration, error) {
 		if ctx.Err() != nil {
 			break
 		}
-		group.Go(func() error { return m.call(ml, name, missing[name]) })
+		group.Go(func() error { return m.call(ml, bind, name, missing[name]) })
 	}
 	err := group.Wait()
 	if err != nil {
@@ -301,13 +312,13 @@ func (m *Members) joinStep(ctx context.Context) (time.Duration, error) {
 }
 
 // call exchanges states with one node, at the first of its addresses that answers.
-func (m *Members) call(ml *memberlist.Memberlist, name string, addrs []netip.Addr) error {
+func (m *Members) call(ml *memberlist.Memberlist, bind netip.Addr, name string, addrs []netip.Addr) error {
 	var err error
 	for _, addr := range addrs {
-		if addr.Is4() != m.opts.BindAddr.Is4() {
+		if addr.Is4() != bind.Is4() {
 			continue // gossip is bound to an address of one family
 		}
-		target := netip.AddrPortFrom(addr, uint16(m.opts.BindPort)).String()
+		target := netip.AddrPortFrom(addr, uint16(m.opts.Port)).String()
 		if _, err = ml.Join([]string{name + "/" + target}); err == nil {
 			m.meet()
 			return nil

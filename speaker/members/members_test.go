@@ -109,6 +109,10 @@ type rigged struct {
 	stop  func() // leaves and waits
 }
 
+func fixed(addr netip.Addr) func(context.Context) (netip.Addr, error) {
+	return func(context.Context) (netip.Addr, error) { return addr, nil }
+}
+
 // testPort is one for each test process, so that two of them can run side by side.
 func testPort() int { return 20000 + os.Getpid()%20000 }
 
@@ -125,7 +129,7 @@ func (r *rig) start(name string, tweak ...func(*Options)) *rigged {
 	r.t.Helper()
 	addr := netip.AddrPortFrom(r.peers[name][0], uint16(testPort()))
 	opts := Options{
-		Self: name, BindAddr: addr.Addr(), BindPort: int(addr.Port()), Born: time.Now(),
+		Self: name, Bind: fixed(addr.Addr()), Port: int(addr.Port()), Born: time.Now(),
 		Log: slog.New(slog.DiscardHandler), Changed: func([]netip.Addr) {},
 	}
 	for _, t := range tweak {
@@ -368,7 +372,7 @@ func TestRunWaitsForItsAddress(t *testing.T) {
 	}
 	warned := make(chan string, 100)
 	m := New(Options{
-		Self: "a", BindAddr: addr.Addr(), BindPort: int(addr.Port()), Born: time.Now(), Changed: func([]netip.Addr) {},
+		Self: "a", Bind: fixed(addr.Addr()), Port: int(addr.Port()), Born: time.Now(), Changed: func([]netip.Addr) {},
 		Log: slog.New(slog.NewTextHandler(writerFunc(func(b []byte) { warned <- string(b) }), nil)),
 	})
 	m.SetPeers(map[string][]netip.Addr{})

@@ -1,0 +1,197 @@
+// landfall-speaker announces the external addresses of Services from this node, while the node is known to deliver them.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/spf13/pflag"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/landfall-lb/landfall/internal/kube"
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/links"
+	"github.com/landfall-lb/landfall/internal/ops"
+	"github.com/landfall-lb/landfall/speaker/gate"
+	"github.com/landfall-lb/landfall/speaker/l2"
+	"github.com/landfall-lb/landfall/speaker/members"
+	"github.com/landfall-lb/landfall/speaker/report"
+)
+
+const name = "landfall-speaker"
+
+// handoverTimeout bounds how long a speaker that was told to end goes on for the sake of its heirs.
+const handoverTimeout = 5 * time.Second
+
+func main() {
+	var f flags
+	os.Exit(ops.Main(ops.Program{
+		Name:               name,
+		Summary:            "announces the external addresses of Services from this node, while the node is known to deliver them",
+		MetricsBindAddress: ":7481",
+		Flags:              f.add,
+		Run:                f.run,
+	}))
+}
+
+type flags struct {
+	class, gate, feedSocket, bindAddress, gossipKeyFile string
+	bindPort                                            uint16
+	hold                                                time.Duration
+}
+
+func (f *flags) add(set *pflag.FlagSet) {
+	set.StringVar(&f.class, "load-balancer-class", "", "announce Services with this loadBalancerClass only (default: those without one)")
+	set.StringVar(&f.gate, "gate", "proxy", "what a claim rests on: proxy (Landfall's proxy says that the kernel delivers) or none (endpoints only)")
+	set.StringVar(&f.feedSocket, "feed-socket", lb.FeedSocket, "unix socket of the proxy's feed")
+	set.StringVar(&f.bindAddress, "bind-address", "", "address for gossip with the other speakers (default: the Node's InternalIP)")
+	set.Uint16Var(&f.bindPort, "bind-port", 7947, "TCP and UDP port for gossip; the same on all nodes")
+	set.DurationVar(&f.hold, "hold", 30*time.Second, "how long the last word of a proxy counts whose feed is gone")
+	set.StringVar(&f.gossipKeyFile, "gossip-key-file", "", "file with a key of 16, 24 or 32 bytes, bare or in base64, that encrypts gossip (default: not encrypted)")
+}
+
+// check reads what the flags say.
+func (f *flags) check() (bind netip.Addr, key []byte, err error) {
+	if f.gate != "proxy" && f.gate != "none" {
+		return bind, nil, ops.Usagef("--gate: %q is neither proxy nor none", f.gate)
+	}
+	if f.hold < 0 {
+		return bind, nil, ops.Usagef("--hold: %s is negative", f.hold)
+	}
+	if f.bindPort == 0 {
+		return bind, nil, ops.Usagef("--bind-port: 0 is not a port that others could call")
+	}
+	if f.bindAddress != "" {
+		if bind, err = lb.ParseAddr(f.bindAddress); err != nil {
+			return bind, nil, ops.Usagef("--bind-address: %w", err)
+		}
+	}
+	if f.gossipKeyFile != "" {
+		content, err := os.ReadFile(f.gossipKeyFile)
+		if err != nil {
+			return bind, nil, fmt.Errorf("--gossip-key-file: %w", err)
+		}
+		if key, err = members.ParseKey(content); err != nil {
+			return bind, nil, fmt.Errorf("--gossip-key-file %s: %w", f.gossipKeyFile, err)
+		}
+	}
+	return bind, key, nil
+}
+
+func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
+	bind, key, err := f.check()
+	if err != nil {
+		return err
+	}
+	client, err := kube.Connect(kube.Options{Kubeconfig: rt.Kubeconfig, UserAgent: name, Log: rt.Log})
+	if err != nil {
+		return err
+	}
+	s := newSpeaker(rt.NodeName, f.class, rt.Log)
+	services := kube.Services(client, "", s.markService)
+	nodes := kube.Nodes(client, "", s.markNode)
+	s.from = sources{
+		services: services, nodes: nodes,
+		pools:          kube.Pools(client, func(string) { s.markAll() }),
+		advertisements: kube.L2Advertisements(client, func(string) { s.markAll() }),
+	}
+	client.OnSync(s.markSynced)
+
+	watcher := links.New(links.Options{Namespace: netns.None(), Log: rt.Log, Changed: s.markAll})
+	s.from.interfaces = watcher.All
+	talk := members.New(members.Options{
+		Self: rt.NodeName, Bind: bindAddress(bind, rt.NodeName, nodes), Port: int(f.bindPort), Key: key, Born: time.Now(), Log: rt.Log,
+		Changed: s.markVIPs,
+	})
+	s.from.members = talk
+	responder := l2.New(l2.Options{Log: rt.Log, Stats: newPackets(rt.Metrics), Changed: s.runner.Poke})
+	events := client.Events(name, rt.NodeName)
+	reporter := report.New(report.Options{
+		Log: rt.Log, Service: services.Get, Write: client.Status(time.Now).Condition,
+		Event: func(s lb.Service, good bool, reason lb.Reason, message string) {
+			if good {
+				events.Normal(kube.ServiceReference(s), reason, message)
+			} else {
+				events.Warning(kube.ServiceReference(s), reason, message)
+			}
+		},
+	})
+	s.to = sinks{l2: responder, report: reporter}
+	actors := []func(context.Context) error{client.Run, watcher.Run, talk.Run, responder.Run, events.Run, reporter.Run, s.runner.Run}
+	if f.gate == "proxy" {
+		fed := gate.NewFeed(gate.Options{Dial: gate.DialUnix(f.feedSocket), Hold: f.hold, Log: rt.Log, Changed: s.markVIPs})
+		s.from.feed = fed
+		actors = append(actors, fed.Run)
+	} else {
+		s.from.slices = kube.Slices(client, s.markService)
+		rt.Log.Warn("claims rest on endpoints only: whether this node's rules deliver an address is not checked", "gate", f.gate)
+	}
+	rt.Metrics.MustRegister(newCollector(s))
+	rt.Handle("GET /v1/status", http.HandlerFunc(s.serveStatus))
+	rt.Ready("speaker", s.ready)
+
+	rt.Log.Info("starting", "version", ops.BuildVersion(), "node", rt.NodeName, "api", client.Host(), "gate", f.gate, "encrypted", key != nil)
+	return live(ctx, s, actors)
+}
+
+// live runs the actors until one fails or ctx ends; then it first hands over what this node answers for.
+func live(ctx context.Context, s *speaker, actors []func(context.Context) error) error {
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	group, life := errgroup.WithContext(life)
+	for _, run := range actors {
+		group.Go(func() error { return run(life) })
+	}
+	group.Go(func() error {
+		select {
+		case <-ctx.Done():
+			s.handOver(life, handoverTimeout)
+		case <-life.Done():
+		}
+		end()
+		return nil
+	})
+	return group.Wait()
+}
+
+// bindAddress returns the address given or waits for this node's own.
+func bindAddress(given netip.Addr, self string, nodes table[string, lb.Node]) func(context.Context) (netip.Addr, error) {
+	return func(ctx context.Context) (netip.Addr, error) {
+		for ticker := time.NewTicker(100 * time.Millisecond); ; {
+			if given.IsValid() {
+				return given, nil
+			}
+			if node, ok := nodes.Get(self); ok && len(node.Addresses) > 0 {
+				return node.Addresses[0], nil
+			}
+			select {
+			case <-ctx.Done():
+				ticker.Stop()
+				return netip.Addr{}, ctx.Err()
+			case <-ticker.C:
+			}
+		}
+	}
+}
+
+// ready tells why the speaker does not do its work yet, or nil when it does.
+func (s *speaker) ready() error {
+	s.mu.Lock()
+	waiting := s.waiting
+	s.mu.Unlock()
+	switch {
+	case waiting != "":
+		return fmt.Errorf("waiting for %s", waiting)
+	case !s.from.members.Joined():
+		return errors.New("has not met the other speakers yet")
+	case s.from.feed != nil && s.from.feed.Reason() != "":
+		return fmt.Errorf("waiting for the proxy: %s", s.from.feed.Reason())
+	}
+	return nil
+}

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"cmp"
+	"net/netip"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/l2"
+)
+
+// packets counts what the L2 actor sees and sends.
+type packets struct {
+	requests, replies, gratuitous, dropped *prometheus.CounterVec
+}
+
+func newPackets(registry prometheus.Registerer) *packets {
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "landfall_speaker_" + name, Help: help}, labels)
+		registry.MustRegister(c)
+		return c
+	}
+	return &packets{
+		requests:   counter("arp_requests_total", "ARP requests for VIPs that this node answers for.", "interface", "vip"),
+		replies:    counter("arp_replies_total", "ARP replies sent.", "interface", "vip"),
+		gratuitous: counter("gratuitous_total", "Unasked announcements sent.", "interface", "vip"),
+		dropped:    counter("arp_dropped_total", "ARP packets left without an answer.", "interface", "reason"),
+	}
+}
+
+func (p *packets) Request(iface string, vip netip.Addr) {
+	p.requests.WithLabelValues(iface, vip.String()).Inc()
+}
+
+func (p *packets) Reply(iface string, vip netip.Addr) {
+	p.replies.WithLabelValues(iface, vip.String()).Inc()
+}
+
+func (p *packets) Gratuitous(iface string, vip netip.Addr) {
+	p.gratuitous.WithLabelValues(iface, vip.String()).Inc()
+}
+
+func (p *packets) Dropped(iface string, why l2.Drop) {
+	p.dropped.WithLabelValues(iface, string(why)).Inc()
+}
+
+// collector shows the speaker's state as metrics at the time of asking, so that nothing is left over from what was.
+type collector struct {
+	s                                               *speaker
+	announced, claims, members, feedUsable, changes *prometheus.Desc
+}
+
+func newCollector(s *speaker) *collector {
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc("landfall_speaker_"+name, help, labels, nil)
+	}
+	return &collector{
+		s:          s,
+		announced:  desc("announced", "1 for each VIP and Service that this node answers for.", "vip", "service"),
+		claims:     desc("claims", "VIPs by why this node does not claim them; Claimed for those that it does.", "reason"),
+		members:    desc("members", "Live nodes that run a speaker, this one included."),
+		feedUsable: desc("gate_usable", "1 while this node's claims can rest on what its gate says."),
+		changes:    desc("owner_changes_total", "Changes of a VIP's owner, as this node saw them."),
+	}
+}
+
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{c.announced, c.claims, c.members, c.feedUsable, c.changes} {
+		ch <- d
+	}
+}
+
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	answering := c.s.to.l2.Outcome().Answering
+	claims := map[lb.Reason]int{"Claimed": 0}
+	for _, d := range c.s.snapshot() {
+		claims[cmp.Or(d.Claim(false).Reason, "Claimed")]++
+		if len(answering[d.VIP]) == 0 {
+			continue
+		}
+		for _, key := range d.Services {
+			gauge(c.announced, 1, d.VIP.String(), key.String())
+		}
+	}
+	for reason, n := range claims {
+		gauge(c.claims, float64(n), string(reason))
+	}
+	gauge(c.members, float64(len(c.s.from.members.Live())))
+	usable := 1.0
+	if c.s.from.feed != nil && c.s.from.feed.Reason() != "" {
+		usable = 0
+	}
+	gauge(c.feedUsable, usable)
+	c.s.mu.Lock()
+	changes := c.s.ownerChanges
+	c.s.mu.Unlock()
+	ch <- prometheus.MustNewConstMetric(c.changes, prometheus.CounterValue, float64(changes))
+}
