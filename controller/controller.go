@@ -24,6 +24,8 @@ const (
 	unsynced = 100 * time.Millisecond
 	// Writes that are under way at a time.
 	parallel = 16
+	// Counts of pools are written at most this often; what a condition says is written at once.
+	countEvery = 500 * time.Millisecond
 	// A write that takes longer has failed.
 	writeTimeout = 10 * time.Second
 )
@@ -72,6 +74,7 @@ type controller struct {
 	writes map[lb.Key]write
 	// poolWrites are the last ones, by pool.
 	poolWrites map[string]poolWrite
+	counted    time.Time // when counts of pools were last written
 }
 
 // write is a write of ours to a Service's status.
@@ -98,7 +101,7 @@ func (c *controller) poke() { c.runner.Poke() }
 // lead gives out addresses until ctx ends. It starts from what the API server holds now: an earlier leader may have written
 // what the watches have not delivered yet, and to decide without it could give an address twice.
 func (c *controller) lead(ctx context.Context) error {
-	c.writes, c.poolWrites = map[lb.Key]write{}, map[string]poolWrite{}
+	c.writes, c.poolWrites, c.counted = map[lb.Key]write{}, map[string]poolWrite{}, time.Time{}
 	c.log.Info("leading: catching up with the API server")
 	if err := c.catchUp(ctx); err != nil {
 		return ignoreEnd(ctx, err)
@@ -127,8 +130,9 @@ func (c *controller) step(ctx context.Context) (again time.Duration, err error) 
 	started := c.now()
 	p := plan.Assign(c.class, pools, services, pending)
 	c.metrics.planned(p, c.now().Sub(started))
-	err = errors.Join(c.writeServices(ctx, p, services), c.writePools(ctx, p, pools))
-	return 0, ignoreEnd(ctx, err)
+	err = c.writeServices(ctx, p, services)
+	again, poolErr := c.writePools(ctx, p, pools)
+	return again, ignoreEnd(ctx, errors.Join(err, poolErr))
 }
 
 // pending forgets the writes that services shows, and returns the others.
@@ -235,19 +239,25 @@ func (c *controller) report(ch change) {
 	}
 }
 
-// writePools writes the status of each pool that differs from what it shows.
-func (c *controller) writePools(ctx context.Context, p plan.Plan, pools map[string]lb.Pool) error {
+// writePools writes the status of each pool that differs from what it shows. Counts that it is too early for are due again later.
+func (c *controller) writePools(ctx context.Context, p plan.Plan, pools map[string]lb.Pool) (again time.Duration, err error) {
 	maps.DeleteFunc(c.poolWrites, func(name string, w poolWrite) bool {
 		// Once the pool shows something else than before the write, it shows the write or what came after.
 		shown, ok := pools[name]
 		return !ok || !reflect.DeepEqual(shown.Status, w.before)
 	})
+	early := countEvery - c.now().Sub(c.counted)
 	var failed []error
 	for _, name := range slices.Sorted(maps.Keys(p.Pools)) {
 		pool, status := pools[name], p.Pools[name].Status
 		if shows(pool.Status, status) || reflect.DeepEqual(c.poolWrites[name].written, status) {
 			continue
 		}
+		if early > 0 && showsConditions(pool.Status, status) {
+			again = early
+			continue
+		}
+		c.counted = c.now()
 		err := c.writePool(ctx, name, status)
 		c.metrics.wrote("pool", err)
 		if err != nil {
@@ -257,7 +267,7 @@ func (c *controller) writePools(ctx context.Context, p plan.Plan, pools map[stri
 		c.poolWrites[name] = poolWrite{before: pool.Status, written: status}
 		c.reportPool(pool, status)
 	}
-	return errors.Join(failed...)
+	return again, errors.Join(failed...)
 }
 
 func (c *controller) writePool(ctx context.Context, name string, status lb.PoolStatus) error {
@@ -291,15 +301,15 @@ func (c *controller) reportPool(pool lb.Pool, status lb.PoolStatus) {
 	}
 }
 
-// shows tells whether have is what want says; conditions of others are not looked at.
+// shows tells whether have is what want says.
 func shows(have, want lb.PoolStatus) bool {
-	for _, condition := range want.Conditions {
-		if !slices.Contains(have.Conditions, condition) {
-			return false
-		}
-	}
-	return have.AssignedIPv4 == want.AssignedIPv4 && have.AvailableIPv4 == want.AvailableIPv4 &&
+	return showsConditions(have, want) && have.AssignedIPv4 == want.AssignedIPv4 && have.AvailableIPv4 == want.AvailableIPv4 &&
 		have.AssignedIPv6 == want.AssignedIPv6 && have.AvailableIPv6 == want.AvailableIPv6
+}
+
+// showsConditions does not look at conditions that want does not have: they are others'.
+func showsConditions(have, want lb.PoolStatus) bool {
+	return !slices.ContainsFunc(want.Conditions, func(c lb.Condition) bool { return !slices.Contains(have.Conditions, c) })
 }
 
 // ready returns a check that passes once both tables have been complete.

@@ -51,10 +51,10 @@ func parse(s *lb.Service) (want, *lb.Refusal) {
 // decide says what a Service of ours shall hold: what it holds of its families, and, where that is not what it asks for, what can
 // be found instead. What it holds is never given up before there is something else for it.
 func (a *assigner) decide(c *candidate) Decision {
-	w, refusal := parse(c.Service)
+	w, refusal := parse(&c.Service)
 	kept := c.held
-	if len(w.families) > 0 {
-		kept = slices.DeleteFunc(slices.Clone(c.held), func(addr netip.Addr) bool { return !slices.Contains(w.families, lb.FamilyOf(addr)) })
+	if stray := func(addr netip.Addr) bool { return !slices.Contains(w.families, lb.FamilyOf(addr)) }; len(w.families) > 0 && slices.ContainsFunc(kept, stray) {
+		kept = slices.DeleteFunc(slices.Clone(kept), stray)
 	}
 	var note string
 	if refusal == nil {
@@ -148,18 +148,17 @@ func (a *assigner) find(w want, held []netip.Addr, key lb.Key) (found map[lb.Fam
 		return found, "", nil
 	}
 	for _, family := range open {
-		if a.fromOnePool(candidates, []lb.Family{family}, found) {
-			continue
+		if !a.fromOnePool(candidates, []lb.Family{family}, found) && refusal == nil {
+			refusal = refuseFamily(candidates, family, w.pool)
 		}
-		if refusal = refuseFamily(candidates, family, w.pool); w.all {
-			return nil, "", refusal
-		}
-		note = refusal.Message
 	}
-	if len(found) == 0 && len(held) == 0 {
+	if refusal == nil {
+		return found, "", nil
+	}
+	if w.all || len(found) == 0 && len(held) == 0 {
 		return nil, "", refusal
 	}
-	return found, note, nil
+	return found, refusal.Message, nil
 }
 
 // fromOnePool adds an address of each of the families to found, all from the first pool that has them, or adds nothing.

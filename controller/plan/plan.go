@@ -56,20 +56,15 @@ func Assign(class string, pools map[string]lb.Pool, services map[lb.Key]lb.Servi
 		holders: make(map[netip.Addr]lb.Key, len(services)),
 		plan:    Plan{Services: make(map[lb.Key]Decision, len(services)), Pools: make(map[string]PoolPlan, len(pools))},
 	}
-	ordered := make([]candidate, 0, len(services))
-	for key := range services {
-		s := services[key]
-		ordered = append(ordered, candidate{Service: &s})
+	ordered := byAge(services)
+	for _, c := range ordered {
+		a.register(c, class, pending)
 	}
-	slices.SortFunc(ordered, func(a, b candidate) int { return Older(a.Service, b.Service) })
-	for i := range ordered {
-		a.register(&ordered[i], class, pending)
-	}
-	for i := range ordered {
-		switch c := &ordered[i]; {
+	for _, c := range ordered {
+		switch {
 		case c.Deleting:
 			// It holds what it has until it is gone, and nobody cares for its condition.
-		case Ours(c.Service, class):
+		case Ours(&c.Service, class):
 			a.plan.Services[c.Key] = a.decide(c)
 		case c.Type != lb.LoadBalancer && len(c.Conditions) > 0:
 			// Once ours. A Service of another class is left alone, even one that shows our conditions: they may be those of
@@ -85,10 +80,22 @@ func Assign(class string, pools map[string]lb.Pool, services map[lb.Key]lb.Servi
 
 // candidate is a Service with what it holds: all of its addresses, of whatever source.
 type candidate struct {
-	*lb.Service
+	lb.Service
 	held []netip.Addr
 	// duplicate names an address of held that an older Service holds as well.
 	duplicate netip.Addr
+}
+
+// byAge returns the Services oldest first.
+func byAge(services map[lb.Key]lb.Service) []*candidate {
+	all := make([]candidate, 0, len(services)) // one piece of memory for all of them
+	ordered := make([]*candidate, 0, len(services))
+	for _, s := range services {
+		all = append(all, candidate{Service: s})
+		ordered = append(ordered, &all[len(all)-1])
+	}
+	slices.SortFunc(ordered, func(a, b *candidate) int { return Older(&a.Service, &b.Service) })
+	return ordered
 }
 
 // Older orders Services by age, then by name, which is the order in which they are served.
@@ -106,16 +113,19 @@ type assigner struct {
 
 // register notes what a Service holds. Called in order of age.
 func (a *assigner) register(c *candidate, class string, pending map[lb.Key]Pending) {
+	if len(c.Ingress) > 0 {
+		c.held = make([]netip.Addr, 0, len(c.Ingress))
+	}
 	for _, in := range c.Ingress {
 		c.held = append(c.held, in.Addr)
 	}
 	shown := c.held
-	if p, ok := pending[c.Key]; ok && p.Covers(*c.Service) {
+	if p, ok := pending[c.Key]; ok && p.Covers(c.Service) {
 		// Whether the write took place is not known for sure, so what is shown stays taken as well.
 		c.held = p.Addresses
 	}
 	for _, addr := range c.held {
-		if holder := a.take(addr, c.Key); holder != c.Key && Ours(c.Service, class) {
+		if holder := a.take(addr, c.Key); holder != c.Key && Ours(&c.Service, class) {
 			c.duplicate = addr
 		}
 	}

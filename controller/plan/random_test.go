@@ -1,0 +1,105 @@
+package plan
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// TestContract8RandomStories makes up stories: whatever the order of creations, deletions, edits of pools and of requests,
+// and however late writes are seen, no address has two holders and none is taken from a holder that does not ask for another.
+func TestContract8RandomStories(t *testing.T) {
+	for seed := range uint64(300) {
+		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+			r := rand.New(rand.NewPCG(seed, 0))
+			w := newWorld("")
+			for range 40 {
+				before := maps.Clone(w.services)
+				randomChange(r)(w)
+				given := maps.Clone(w.services)
+				p := w.settle(t, r.IntN(2) == 0)
+				w.invariants(t, before, given, askingForAnother(w))
+				oldestFirst(t, w, p)
+				if t.Failed() {
+					t.FailNow()
+				}
+			}
+		})
+	}
+}
+
+func randomChange(r *rand.Rand) change {
+	name := fmt.Sprintf("s%d", r.IntN(12))
+	addr := fmt.Sprintf("10.0.0.%d", r.IntN(16))
+	pools := []string{"a", "b", "c"}
+	switch r.IntN(10) {
+	case 0, 1, 2:
+		return service(name)
+	case 3:
+		return service(name, asks(addr))
+	case 4:
+		return service(name, asks(), asksPool(""))
+	case 5:
+		return service(name, asksPool(pools[r.IntN(3)]))
+	case 6:
+		return noService(name)
+	case 7:
+		return service(name, requireDual)
+	case 8:
+		return noPool(pools[r.IntN(3)])
+	}
+	from := r.IntN(16)
+	ranges := []string{fmt.Sprintf("10.0.0.%d-10.0.0.%d", from, from+r.IntN(6))}
+	if r.IntN(2) == 0 {
+		ranges = append(ranges, fmt.Sprintf("fd00::%x-fd00::%x", from, from+r.IntN(6)))
+	}
+	return poolWith(pools[r.IntN(3)], r.IntN(4) > 0, ranges...)
+}
+
+// askingForAnother names the Services that want another address than the one that they had last.
+func askingForAnother(w *world) []string {
+	var names []string
+	for k, s := range w.services {
+		if s.Request.Pool != "" || len(s.Request.Addresses) > 0 {
+			names = append(names, k.Name)
+		}
+	}
+	return names
+}
+
+// oldestFirst fails if a Service that asks for nothing special waits while a pool has an address for it.
+func oldestFirst(t *testing.T, w *world, p Plan) {
+	t.Helper()
+	taken := map[netip.Addr]bool{}
+	for _, s := range w.services {
+		for _, addr := range addresses(s) {
+			taken[addr] = true
+		}
+	}
+	free := map[lb.Family]bool{}
+	for name, pool := range w.pools {
+		if !pool.AutoAssign || !p.Pools[name].Status.Conditions[0].Status {
+			continue
+		}
+		for _, r := range pool.Ranges {
+			for addr := r.From; r.Contains(addr); addr = addr.Next() {
+				if !taken[addr] {
+					free[r.Family()] = true
+				}
+			}
+		}
+	}
+	for k, s := range w.services {
+		if len(s.Request.Addresses) > 0 || s.Request.Pool != "" || len(addresses(s)) > 0 {
+			continue
+		}
+		if !slices.ContainsFunc(s.Families, func(f lb.Family) bool { return !free[f] }) {
+			t.Errorf("%s waits (%v) although there is room", k, s.Conditions)
+		}
+	}
+}

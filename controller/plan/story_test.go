@@ -1,0 +1,376 @@
+package plan
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// A story is a list of steps that are told to one world; after each comes a pass, and what everybody holds is compared.
+type story struct {
+	name  string
+	class string
+	steps []step
+}
+
+type step struct {
+	name string
+	do   []change
+	// moves names Services that may lose or change addresses in this step.
+	moves []string
+	// want is "address[,address] Reason" by Service, with - for no address; only what differs from the step before, and "gone".
+	want map[string]string
+	// pools is "Reason assigned/available[ assigned6/available6]" by pool, like want.
+	pools map[string]string
+}
+
+type change func(*world)
+
+// world is what an API server would hold.
+type world struct {
+	class    string
+	pools    map[string]lb.Pool
+	services map[lb.Key]lb.Service
+	tick     int
+}
+
+func newWorld(class string) *world {
+	return &world{class: class, pools: map[string]lb.Pool{}, services: map[lb.Key]lb.Service{}}
+}
+
+func (w *world) next() int { w.tick++; return w.tick }
+
+func at(tick int) time.Time { return time.Unix(int64(tick), 0) }
+
+func key(name string) lb.Key { return lb.Key{Namespace: "default", Name: name} }
+
+// newPool makes or edits a pool.
+func newPool(name string, ranges ...string) change { return poolWith(name, true, ranges...) }
+
+func poolWith(name string, auto bool, ranges ...string) change {
+	return func(w *world) {
+		p, ok := w.pools[name]
+		if !ok {
+			p = lb.Pool{Name: name, Created: at(w.next())}
+		}
+		p.AutoAssign, p.Ranges, p.Problem = auto, nil, nil
+		for _, written := range ranges {
+			r, err := lb.ParseRange(written)
+			if err != nil {
+				p.Problem = lb.Refuse(lb.ReasonPoolInvalid, "%v", err)
+				continue
+			}
+			p.Ranges = append(p.Ranges, r)
+		}
+		p.Generation++
+		w.pools[name] = p
+	}
+}
+
+func noPool(name string) change { return func(w *world) { delete(w.pools, name) } }
+
+// service makes a Service of type LoadBalancer and family IPv4, as the tweaks say, or edits it.
+func service(name string, tweaks ...func(*lb.Service)) change {
+	return func(w *world) {
+		s, ok := w.services[key(name)]
+		if !ok {
+			tick := w.next()
+			s = lb.Service{
+				Key: key(name), UID: strconv.Itoa(tick), Created: at(tick), Type: lb.LoadBalancer,
+				Families: []lb.Family{lb.IPv4}, FamilyPolicy: lb.SingleStack, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+			}
+		}
+		for _, tweak := range tweaks {
+			tweak(&s)
+		}
+		s.Version = strconv.Itoa(w.next())
+		w.services[s.Key] = s
+	}
+}
+
+func noService(name string) change { return func(w *world) { delete(w.services, key(name)) } }
+
+func asks(addrs ...string) func(*lb.Service) {
+	return func(s *lb.Service) { s.Request.Addresses = addrs }
+}
+
+func asksPool(name string) func(*lb.Service) { return func(s *lb.Service) { s.Request.Pool = name } }
+
+func holds(addrs ...string) func(*lb.Service) {
+	return func(s *lb.Service) {
+		s.Ingress = nil
+		for _, a := range addrs {
+			s.Ingress = append(s.Ingress, lb.Ingress{Addr: netip.MustParseAddr(a)})
+		}
+	}
+}
+
+func class(name string) func(*lb.Service) { return func(s *lb.Service) { s.Class = name } }
+
+func kind(t lb.ServiceType) func(*lb.Service) { return func(s *lb.Service) { s.Type = t } }
+
+func created(tick int) func(*lb.Service) { return func(s *lb.Service) { s.Created = at(tick) } }
+
+func families(policy lb.FamilyPolicy, fs ...lb.Family) func(*lb.Service) {
+	return func(s *lb.Service) { s.FamilyPolicy, s.Families = policy, fs }
+}
+
+var (
+	requireDual = families(lb.RequireDualStack, lb.IPv4, lb.IPv6)
+	preferDual  = families(lb.PreferDualStack, lb.IPv4, lb.IPv6)
+)
+
+// assign runs a pass several times over maps that were made anew, as their order must not matter.
+func (w *world) assign(t *testing.T, pending map[lb.Key]Pending) Plan {
+	t.Helper()
+	first := Assign(w.class, w.pools, w.services, pending)
+	for range 3 {
+		pools, services := map[string]lb.Pool{}, map[lb.Key]lb.Service{}
+		for _, name := range slices.Backward(slices.Sorted(maps.Keys(w.pools))) {
+			pools[name] = w.pools[name]
+		}
+		for _, k := range slices.SortedFunc(maps.Keys(w.services), func(a, b lb.Key) int { return b.Compare(a) }) {
+			services[k] = w.services[k]
+		}
+		again := Assign(w.class, pools, services, pending)
+		if !reflect.DeepEqual(first, again) {
+			t.Fatalf("the same input gives another plan:\n%v\n%v", first, again)
+		}
+	}
+	return first
+}
+
+// apply writes a decision, as the controller does.
+func (w *world) apply(k lb.Key, d Decision) {
+	s := w.services[k]
+	s.Ingress, s.Conditions = nil, nil
+	for _, addr := range d.Addresses {
+		s.Ingress = append(s.Ingress, lb.Ingress{Addr: addr, Mode: lb.IPModeVIP})
+	}
+	if d.Condition != nil {
+		s.Conditions = []lb.Condition{*d.Condition}
+	}
+	s.Version = strconv.Itoa(w.next())
+	w.services[k] = s
+}
+
+func (w *world) shows(k lb.Key, d Decision) bool {
+	s := w.services[k]
+	var conditions []lb.Condition
+	if d.Condition != nil {
+		conditions = append(conditions, *d.Condition)
+	}
+	return slices.Equal(s.Conditions, conditions) && slices.Equal(addresses(s), d.Addresses)
+}
+
+func addresses(s lb.Service) []netip.Addr {
+	var addrs []netip.Addr
+	for _, in := range s.Ingress {
+		addrs = append(addrs, in.Addr)
+	}
+	return addrs
+}
+
+// settle passes until nothing changes any more. A lagging world sees each write only after another pass that must not undo it.
+func (w *world) settle(t *testing.T, lagging bool) Plan {
+	t.Helper()
+	for range 4 {
+		p := w.assign(t, nil)
+		pending, changed := map[lb.Key]Pending{}, false
+		for k, d := range p.Services {
+			if !w.shows(k, d) {
+				s := w.services[k]
+				pending[k], changed = Pending{UID: s.UID, Version: s.Version, Addresses: d.Addresses}, true
+			}
+		}
+		if !changed {
+			return p
+		}
+		if lagging {
+			again := w.assign(t, pending)
+			for k := range pending {
+				if d := again.Services[k]; !reflect.DeepEqual(d.Addresses, p.Services[k].Addresses) {
+					t.Fatalf("%s: while a write is on its way, the plan changes from %v to %v", k, p.Services[k].Addresses, d.Addresses)
+				}
+			}
+		}
+		for k, d := range p.Services {
+			if !w.shows(k, d) {
+				w.apply(k, d)
+			}
+		}
+	}
+	t.Fatal("the plan does not settle")
+	return Plan{}
+}
+
+// invariants compares what is held with what was held before the step, and with what the step itself made be held.
+func (w *world) invariants(t *testing.T, before, given map[lb.Key]lb.Service, mayMove []string) {
+	t.Helper()
+	holders := map[netip.Addr]lb.Key{}
+	for k, s := range w.services {
+		for _, addr := range addresses(s) {
+			other, twice := holders[addr]
+			if twice && !(slices.Contains(addresses(given[k]), addr) && slices.Contains(addresses(given[other]), addr)) {
+				t.Errorf("%s is held by both %s and %s", addr, k, other)
+			}
+			holders[addr] = k
+		}
+	}
+	for k, was := range before {
+		is, ok := w.services[k]
+		if !ok || is.UID != was.UID || slices.Contains(mayMove, k.Name) {
+			continue
+		}
+		for _, addr := range addresses(was) {
+			if !slices.Contains(addresses(is), addr) {
+				t.Errorf("%s was taken from %s", addr, k)
+			}
+		}
+	}
+}
+
+func (w *world) shownServices() map[string]string {
+	shown := map[string]string{}
+	for k, s := range w.services {
+		var parts []string
+		for _, addr := range addresses(s) {
+			parts = append(parts, addr.String())
+		}
+		text := strings.Join(parts, ",")
+		if text == "" {
+			text = "-"
+		}
+		for _, c := range s.Conditions {
+			text += " " + string(c.Reason)
+			if c.Status != (c.Reason == lb.ReasonAssigned) {
+				text += fmt.Sprintf(" (%v?)", c.Status)
+			}
+		}
+		shown[k.Name] = text
+	}
+	return shown
+}
+
+func shownPools(p Plan) map[string]string {
+	shown := map[string]string{}
+	for name, pp := range p.Pools {
+		s := pp.Status
+		shown[name] = fmt.Sprintf("%s %s/%s", s.Conditions[0].Reason, s.AssignedIPv4, s.AvailableIPv4)
+		if _, ok := pp.Families[lb.IPv6]; ok {
+			shown[name] += fmt.Sprintf(" %s/%s", s.AssignedIPv6, s.AvailableIPv6)
+		}
+	}
+	return shown
+}
+
+// tell runs a story. Duplicated tells each change twice, lagging lets writes be seen late; the result must be the same.
+func tell(t *testing.T, s story, duplicated, lagging bool) {
+	w := newWorld(s.class)
+	want, pools := map[string]string{}, map[string]string{}
+	for _, st := range s.steps {
+		before := maps.Clone(w.services)
+		for _, do := range st.do {
+			do(w)
+		}
+		if duplicated {
+			w.settle(t, lagging)
+			for _, do := range st.do {
+				do(w)
+			}
+		}
+		given := maps.Clone(w.services)
+		p := w.settle(t, lagging)
+		update(want, st.want)
+		update(pools, st.pools)
+		if diff := cmp.Diff(want, w.shownServices()); diff != "" {
+			t.Fatalf("%s: Services (-want +got):\n%s", st.name, diff)
+		}
+		if diff := cmp.Diff(pools, shownPools(p)); len(pools) > 0 && diff != "" {
+			t.Fatalf("%s: pools (-want +got):\n%s", st.name, diff)
+		}
+		w.invariants(t, before, given, st.moves)
+		if t.Failed() {
+			t.Fatalf("after step %q", st.name)
+		}
+	}
+}
+
+func TestContract8Stories(t *testing.T) {
+	for _, s := range stories {
+		for _, duplicated := range []bool{false, true} {
+			for _, lagging := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s/duplicated=%v/lagging=%v", s.name, duplicated, lagging), func(t *testing.T) {
+					tell(t, s, duplicated, lagging)
+				})
+			}
+		}
+	}
+}
+
+// TestMessages pins the sentences that people read.
+func TestMessages(t *testing.T) {
+	w := newWorld("")
+	for _, do := range []change{
+		newPool("small", "10.0.0.1/32"), poolWith("reserved", false, "10.1.0.0/30"), newPool("late", "10.0.0.0/31", "10.7.0.0/24"),
+		service("first"), service("second"), service("third", asks("10.0.0.1")), service("fourth", asks("192.0.2.1")),
+		service("fifth", asks("fd00::1")), service("sixth", asks("x")), service("seventh", asksPool("nope")),
+		service("eighth", asksPool("late")), service("ninth", asks("10.1.0.1")), service("tenth", holds("10.1.0.1")),
+		service("eleventh", holds("192.0.2.7")), service("twelfth", families(lb.SingleStack, lb.IPv6)), service("thirteenth", requireDual, asks("10.1.0.2")),
+		service("fourteenth", holds("10.1.0.3"), preferDual), service("fifteenth", asks("10.1.0.0", "10.1.0.2")),
+	} {
+		do(w)
+	}
+	got := map[string]string{}
+	p := w.settle(t, false)
+	for k, d := range p.Services {
+		got[k.Name] = d.Condition.Message
+	}
+	for name, pool := range p.Pools {
+		got["pool "+name] = pool.Status.Conditions[0].Message
+	}
+	want := map[string]string{
+		"first":         "10.0.0.1 from pool small",
+		"second":        "all IPv4 addresses of pool small are held",
+		"third":         "asks for 10.0.0.1, which Service default/first holds",
+		"fourth":        "asks for 192.0.2.1, which is in no pool",
+		"fifth":         "asks for fd00::1, but its spec.ipFamilies has no IPv6",
+		"sixth":         `asks for "x", which is no IP address`,
+		"seventh":       "asks for pool nope, which does not exist",
+		"eighth":        "pool late hands out nothing new: 10.0.0.1 is also in the older pool small; Services keep what they hold of pool late, and it hands out nothing new",
+		"ninth":         "asks for 10.1.0.1, which Service default/tenth holds",
+		"tenth":         "10.1.0.1 from pool reserved",
+		"eleventh":      "keeps 192.0.2.7, which is in no pool and so is not announced; add it to a pool, or ask for another address",
+		"twelfth":       "no pool that hands out addresses by itself has IPv6 addresses",
+		"thirteenth":    "no pool that hands out addresses by itself has IPv6 addresses",
+		"fourteenth":    "10.1.0.3 from pool reserved; no pool that hands out addresses by itself has IPv6 addresses",
+		"fifteenth":     "asks for both 10.1.0.0 and 10.1.0.2; it can have one address of each family",
+		"pool small":    "hands out addresses",
+		"pool reserved": "hands out addresses to Services that ask for them",
+		"pool late":     "10.0.0.1 is also in the older pool small; Services keep what they hold of pool late, and it hands out nothing new",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// update changes m as a step says.
+func update(m, changes map[string]string) {
+	for name, text := range changes {
+		if text == "gone" {
+			delete(m, name)
+		} else {
+			m[name] = text
+		}
+	}
+}
