@@ -1,0 +1,54 @@
+package bfd
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"golang.org/x/sys/unix"
+)
+
+// priority is that of the engine's thread under SCHED_RR: the least but some, as any is more than that of normal threads, and the
+// kernel's own real-time threads must not wait for us.
+const priority = 5
+
+// raise gives the calling thread real-time priority. Threads and processes that it starts do not inherit it.
+func raise() error {
+	err := unix.SchedSetAttr(0, &unix.SchedAttr{
+		Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: priority, Flags: unix.SCHED_FLAG_RESET_ON_FORK,
+	}, 0)
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("real-time priority: %w (needs CAP_SYS_NICE)", err)
+	} else if err != nil {
+		return fmt.Errorf("real-time priority: %w", err)
+	}
+	return nil
+}
+
+// lockMemory keeps every page that the process has touched in memory, so that the engine never waits for a disk.
+//
+// Only with CAP_IPC_LOCK or without limit: else the limit would make the process run out of memory.
+func lockMemory() error {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err != nil {
+		return fmt.Errorf("lock memory: %w", err)
+	}
+	if limit.Cur != math.MaxUint64 && !capable(unix.CAP_IPC_LOCK) {
+		return fmt.Errorf("lock memory: only %d bytes are allowed (needs CAP_IPC_LOCK)", limit.Cur)
+	}
+	// On fault: Go reserves far more address space than it uses.
+	if err := unix.Mlockall(unix.MCL_CURRENT | unix.MCL_FUTURE | unix.MCL_ONFAULT); err != nil {
+		return fmt.Errorf("lock memory: %w", err)
+	}
+	return nil
+}
+
+// capable tells whether the calling thread has a capability.
+func capable(capability uint) bool {
+	var data [2]unix.CapUserData
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	if unix.Capget(&header, &data[0]) != nil {
+		return false
+	}
+	return data[capability/32].Effective&(1<<(capability%32)) != 0
+}
