@@ -1,0 +1,443 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/l2"
+)
+
+// The rig runs speakers, loop and plan included, in one process: what is around them is made of fakes that behave like the real
+// actors, and a wire that notes at each moment who answers for what.
+
+const (
+	w177 = "k8s-worker-177"
+	w178 = "k8s-worker-178"
+	w179 = "k8s-worker-179"
+)
+
+var (
+	vip1  = netip.MustParseAddr("172.26.236.180")
+	vip2  = netip.MustParseAddr("172.26.236.181")
+	nginx = lb.Key{Namespace: "default", Name: "my-nginx"}
+	other = lb.Key{Namespace: "default", Name: "other"}
+)
+
+// memTable is what a watch would keep.
+type memTable[K comparable, V any] struct {
+	mu      sync.Mutex
+	values  map[K]V
+	synced  bool
+	changed []func(K)
+}
+
+func newTable[K comparable, V any]() *memTable[K, V] {
+	return &memTable[K, V]{values: map[K]V{}, synced: true}
+}
+
+func (t *memTable[K, V]) Get(k K) (V, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	v, ok := t.values[k]
+	return v, ok
+}
+
+func (t *memTable[K, V]) All() map[K]V {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return maps.Clone(t.values)
+}
+
+func (t *memTable[K, V]) Synced() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.synced
+}
+
+func (t *memTable[K, V]) set(k K, v V) {
+	t.mu.Lock()
+	t.values[k] = v
+	t.mu.Unlock()
+	for _, f := range t.changed {
+		f(k)
+	}
+}
+
+func (t *memTable[K, V]) delete(k K) {
+	t.mu.Lock()
+	delete(t.values, k)
+	t.mu.Unlock()
+	for _, f := range t.changed {
+		f(k)
+	}
+}
+
+// api is the API server that all speakers of a rig watch.
+type api struct {
+	services       *memTable[lb.Key, lb.Service]
+	slices         *memTable[lb.Key, []lb.Slice]
+	nodes          *memTable[string, lb.Node]
+	pools          *memTable[string, lb.Pool]
+	advertisements *memTable[string, lb.L2Advertisement]
+}
+
+// rig is a cluster of speakers.
+type rig struct {
+	t     *testing.T
+	api   api
+	nodes map[string]*fakeNode
+	wire  *wire
+}
+
+// wire notes who answers.
+type wire struct {
+	mu      sync.Mutex
+	answers map[netip.Addr]map[string]bool
+	least   map[netip.Addr]int // the least number of nodes that answered at any moment
+}
+
+func (w *wire) set(node string, answers map[netip.Addr]l2.Answer) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for vip := range answers {
+		if w.answers[vip] == nil {
+			w.answers[vip] = map[string]bool{}
+		}
+	}
+	for vip, nodes := range w.answers {
+		if _, ok := answers[vip]; ok {
+			nodes[node] = true
+		} else {
+			delete(nodes, node)
+		}
+		if least, ok := w.least[vip]; ok {
+			w.least[vip] = min(least, len(nodes))
+		}
+	}
+}
+
+// watch begins to note the least number of nodes that answer for the VIP.
+func (w *wire) watch(vip netip.Addr) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.least[vip] = len(w.answers[vip])
+}
+
+func (w *wire) who(vip netip.Addr) []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Sorted(maps.Keys(w.answers[vip]))
+}
+
+// fakeNode is one speaker with the fakes around it.
+type fakeNode struct {
+	*speaker
+	rig *rig
+
+	mu         sync.Mutex
+	live       bool
+	joined     bool
+	claims     map[netip.Addr]lb.Claim
+	peers      map[string][]netip.Addr
+	outcome    map[netip.Addr][]string
+	rounds     map[netip.Addr]int
+	mute       bool // its interface takes no packets
+	gate       lb.Reason
+	deliveries map[lb.DeliveryKey]lb.Delivery
+	reports    map[lb.Key]lb.Condition
+	interfaces []lb.Interface
+	cancel     context.CancelFunc
+	done       chan error
+}
+
+func newRig(t *testing.T) *rig {
+	r := &rig{
+		t: t, nodes: map[string]*fakeNode{}, wire: &wire{answers: map[netip.Addr]map[string]bool{}, least: map[netip.Addr]int{}},
+		api: api{
+			services: newTable[lb.Key, lb.Service](), slices: newTable[lb.Key, []lb.Slice](), nodes: newTable[string, lb.Node](),
+			pools: newTable[string, lb.Pool](), advertisements: newTable[string, lb.L2Advertisement](),
+		},
+	}
+	r.api.pools.set("lan", lb.Pool{Name: "lan", Ranges: []lb.Range{{From: vip1, To: netip.MustParseAddr("172.26.236.199")}}})
+	r.api.advertisements.set("lan", lb.L2Advertisement{Name: "lan"})
+	for i, name := range []string{w177, w178, w179} {
+		addr := netip.AddrFrom4([4]byte{172, 26, 236, byte(177 + i)})
+		r.api.nodes.set(name, lb.Node{Name: name, Addresses: []netip.Addr{addr}})
+		n := &fakeNode{
+			speaker: newSpeaker(name, "", slog.New(slog.DiscardHandler)), rig: r,
+			joined: true, claims: map[netip.Addr]lb.Claim{}, outcome: map[netip.Addr][]string{}, rounds: map[netip.Addr]int{},
+			deliveries: map[lb.DeliveryKey]lb.Delivery{}, reports: map[lb.Key]lb.Condition{},
+			interfaces: []lb.Interface{{Index: 2, Name: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, byte(177 + i)}, Up: true, Addresses: []netip.Prefix{netip.PrefixFrom(addr, 24)}}},
+		}
+		n.from = sources{
+			services: r.api.services, nodes: r.api.nodes, pools: r.api.pools, advertisements: r.api.advertisements,
+			interfaces: func() ([]lb.Interface, bool) {
+				n.mu.Lock()
+				defer n.mu.Unlock()
+				return n.interfaces, n.interfaces != nil
+			},
+			feed: fakeFeed{n}, members: fakeGossip{n},
+		}
+		n.to = sinks{l2: fakeL2{n}, report: fakeReport{n}}
+		r.nodes[name] = n
+	}
+	r.follow()
+	return r
+}
+
+// follow has each speaker told of what changes at the API server.
+func (r *rig) follow() {
+	for _, n := range r.nodes {
+		r.api.services.changed = append(r.api.services.changed, n.markService)
+		r.api.slices.changed = append(r.api.slices.changed, n.markService)
+		r.api.nodes.changed = append(r.api.nodes.changed, n.markNode)
+		r.api.pools.changed = append(r.api.pools.changed, func(string) { n.markAll() })
+		r.api.advertisements.changed = append(r.api.advertisements.changed, func(string) { n.markAll() })
+	}
+}
+
+func (r *rig) start(names ...string) {
+	for _, name := range names {
+		n := r.nodes[name]
+		ctx, cancel := context.WithCancel(context.Background())
+		n.mu.Lock()
+		n.live, n.cancel, n.done = true, cancel, make(chan error, 1)
+		n.mu.Unlock()
+		go func() { n.done <- n.runner.Run(ctx) }()
+		n.markSynced()
+		r.tellAll(nil)
+	}
+	synctest.Wait()
+}
+
+// crash ends a speaker without a word.
+func (r *rig) crash(name string) {
+	n := r.nodes[name]
+	n.cancel()
+	if err := <-n.done; err != nil {
+		r.t.Error(err)
+	}
+	n.mu.Lock()
+	n.live = false
+	n.mu.Unlock()
+	r.wire.set(name, nil)
+	r.tellAll(nil)
+	synctest.Wait()
+}
+
+func (r *rig) end() {
+	for _, name := range slices.Sorted(maps.Keys(r.nodes)) {
+		if n := r.nodes[name]; n.live {
+			r.crash(name)
+		}
+	}
+}
+
+func (r *rig) tellAll(vips []netip.Addr) {
+	for _, n := range r.nodes {
+		n.markVIPs(vips)
+	}
+}
+
+// service makes a Service with VIPs that every node can deliver.
+func (r *rig) service(key lb.Key, vips ...netip.Addr) {
+	for _, n := range r.nodes {
+		for _, vip := range vips {
+			n.deliver(lb.Delivery{Service: key, VIP: vip, Policy: lb.Cluster, Ready: 2, LocalReady: 1})
+		}
+	}
+	s := lb.Service{Key: key, Type: lb.LoadBalancer, ExternalPolicy: lb.Cluster}
+	for _, vip := range vips {
+		s.Ingress = append(s.Ingress, lb.Ingress{Addr: vip})
+	}
+	r.api.services.set(key, s)
+	synctest.Wait()
+}
+
+func (n *fakeNode) deliver(d lb.Delivery) {
+	n.mu.Lock()
+	n.deliveries[d.Key()] = d
+	n.mu.Unlock()
+	n.markVIPs([]netip.Addr{d.VIP})
+}
+
+func (n *fakeNode) setGate(reason lb.Reason) {
+	n.mu.Lock()
+	n.gate = reason
+	n.mu.Unlock()
+	n.markVIPs(nil)
+	synctest.Wait()
+}
+
+func (n *fakeNode) claim(vip netip.Addr) (lb.Claim, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	c, ok := n.claims[vip]
+	return c, ok
+}
+
+func (n *fakeNode) reported(key lb.Key) (lb.Condition, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	c, ok := n.reports[key]
+	return c, ok
+}
+
+type fakeFeed struct{ *fakeNode }
+
+func (f fakeFeed) Reason() lb.Reason {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.gate
+}
+
+func (f fakeFeed) Connected() bool { return f.Reason() == "" }
+
+func (f fakeFeed) Delivery(k lb.DeliveryKey) *lb.Delivery {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if d, ok := f.deliveries[k]; ok {
+		return &d
+	}
+	return nil
+}
+
+type fakeGossip struct{ *fakeNode }
+
+func (g fakeGossip) Set(claims map[netip.Addr]lb.Claim) {
+	g.mu.Lock()
+	same := maps.Equal(g.claims, claims)
+	var changed []netip.Addr
+	for vip := range claims {
+		changed = append(changed, vip)
+	}
+	for vip := range g.claims {
+		changed = append(changed, vip)
+	}
+	g.fakeNode.claims = claims
+	g.mu.Unlock()
+	if same {
+		return
+	}
+	for name, n := range g.rig.nodes {
+		if name != g.self {
+			n.markVIPs(changed)
+		}
+	}
+}
+
+func (g fakeGossip) SetPeers(peers map[string][]netip.Addr) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.fakeNode.peers = peers
+}
+
+func (g fakeGossip) Live() []string {
+	live := []string{g.self}
+	for name, n := range g.rig.nodes {
+		n.mu.Lock()
+		if n.live && name != g.self {
+			live = append(live, name)
+		}
+		n.mu.Unlock()
+	}
+	slices.Sort(live)
+	return live
+}
+
+func (g fakeGossip) Claims(vip netip.Addr) map[string]lb.Claim {
+	claims := map[string]lb.Claim{}
+	for name, n := range g.rig.nodes {
+		n.mu.Lock()
+		if c, ok := n.claims[vip]; ok && n.live && name != g.self {
+			claims[name] = c
+		}
+		n.mu.Unlock()
+	}
+	return claims
+}
+
+func (g fakeGossip) Joined() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.joined
+}
+
+type fakeL2 struct{ *fakeNode }
+
+func (f fakeL2) Set(d l2.Desired) {
+	f.mu.Lock()
+	outcome := map[netip.Addr][]string{}
+	for vip, answer := range d.Answers {
+		if !f.mute {
+			outcome[vip] = answer.On
+		}
+		f.fakeNode.rounds[vip] = answer.Round
+	}
+	same := maps.EqualFunc(f.outcome, outcome, slices.Equal)
+	f.fakeNode.outcome = outcome
+	muted := f.mute
+	f.mu.Unlock()
+	if muted {
+		d.Answers = nil
+	}
+	f.rig.wire.set(f.self, d.Answers)
+	if !same {
+		f.runner.Poke()
+	}
+}
+
+func (f fakeL2) Outcome() l2.Outcome {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return l2.Outcome{Answering: f.outcome}
+}
+
+type fakeReport struct{ *fakeNode }
+
+func (f fakeReport) Set(key lb.Key, c *lb.Condition) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if c == nil {
+		delete(f.reports, key)
+		return
+	}
+	f.reports[key] = *c
+}
+
+func (r *rig) wantAnswers(what string, vip netip.Addr, want ...string) {
+	r.t.Helper()
+	if got := r.wire.who(vip); !slices.Equal(got, want) {
+		r.t.Errorf("%s: %v answer for %s, want %v", what, got, vip, want)
+	}
+}
+
+// stop ends a speaker as SIGTERM does.
+func (r *rig) stop(name string) {
+	n := r.nodes[name]
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() {
+		done <- live(ctx, n.speaker, []func(context.Context) error{func(ctx context.Context) error { <-ctx.Done(); return nil }})
+	}()
+	cancel()
+	if err := <-done; err != nil {
+		r.t.Error(err)
+	}
+}
+
+func inRig(t *testing.T, f func(r *rig)) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		defer r.end()
+		f(r)
+	})
+}

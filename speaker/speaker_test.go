@@ -1,0 +1,337 @@
+package main
+
+import (
+	"encoding/json"
+	"net/http/httptest"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
+)
+
+// ranked are the three workers in the order in which they would own the VIP.
+func ranked(vip netip.Addr) []string {
+	rest := []string{w177, w178, w179}
+	var order []string
+	for len(rest) > 0 {
+		w := plan.Winner(vip, rest)
+		order = append(order, w)
+		rest = slices.DeleteFunc(rest, func(n string) bool { return n == w })
+	}
+	return order
+}
+
+func TestOneNodeAnswersAndReports(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177, w178, w179)
+		r.service(nginx, vip1)
+		owner := ranked(vip1)[0]
+		r.wantAnswers("at first", vip1, owner)
+		for name, n := range r.nodes {
+			claim, ok := n.claim(vip1)
+			if !ok || claim.Reason != "" || claim.Answering != (name == owner) {
+				t.Errorf("%s says %+v", name, claim)
+			}
+			c, ok := n.reported(nginx)
+			if ok != (name == owner) {
+				t.Errorf("%s reports %+v: %v", name, c, ok)
+			}
+			if ok && (!c.Status || c.Message != "172.26.236.180 is announced from "+owner+" (ARP on eth0)") {
+				t.Errorf("%s reports %+v", name, c)
+			}
+		}
+	})
+}
+
+func TestContract5And6SIGTERMHandsOverWithoutAGap(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177, w178, w179)
+		r.service(nginx, vip1)
+		r.service(other, vip2)
+		order := ranked(vip1)
+		r.wire.watch(vip1)
+		r.wire.watch(vip2)
+		started := time.Now()
+		r.stop(order[0])
+		r.wantAnswers("after SIGTERM", vip1, order[1])
+		if took := time.Since(started); took > time.Second {
+			t.Errorf("took %v", took)
+		}
+		if c, _ := r.nodes[order[1]].reported(nginx); !strings.Contains(c.Message, "announced from "+order[1]) {
+			t.Errorf("the heir reports %+v", c)
+		}
+		if c, ok := r.nodes[order[0]].reported(nginx); ok {
+			t.Errorf("who has stopped reports %+v", c)
+		}
+		r.crash(order[0])
+		r.wantAnswers("after the end", vip1, order[1])
+		for vip, least := range r.wire.least {
+			if least == 0 {
+				t.Errorf("for a moment nobody answered for %s", vip)
+			}
+		}
+	})
+}
+
+func TestContract6HandoverIsBounded(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177, w178, w179)
+		r.service(nginx, vip1)
+		order := ranked(vip1)
+		r.nodes[order[1]].mu.Lock()
+		r.nodes[order[1]].mute = true // the heir claims, and cannot answer
+		r.nodes[order[1]].mu.Unlock()
+		started := time.Now()
+		r.stop(order[0])
+		if took := time.Since(started); took != handoverTimeout {
+			t.Errorf("took %v, want %v", took, handoverTimeout)
+		}
+		r.wantAnswers("until the end", vip1, order[0])
+		if c, _ := r.nodes[order[1]].reported(nginx); c.Status || c.Reason != lb.ReasonAnnounceFailed {
+			t.Errorf("the heir reports %+v", c)
+		}
+
+		// Without anybody to hand over to there is nothing to wait for.
+		r.crash(order[0])
+		r.crash(order[1])
+		r.wantAnswers("the last one", vip1, order[2])
+		started = time.Now()
+		r.stop(order[2])
+		if took := time.Since(started); took > time.Second {
+			t.Errorf("a speaker without heirs waited %v", took)
+		}
+	})
+}
+
+func TestContract7NothingIsClaimedBeforeAllIsKnown(t *testing.T) {
+	for what, forget := range map[string]func(*rig, *fakeNode) func(){
+		"the list of Services": func(r *rig, _ *fakeNode) func() {
+			r.api.services.synced = false
+			return func() { r.api.services.synced = true }
+		},
+		"the list of Nodes": func(r *rig, _ *fakeNode) func() {
+			r.api.nodes.synced = false
+			return func() { r.api.nodes.synced = true }
+		},
+		"the list of IPAddressPools": func(r *rig, _ *fakeNode) func() {
+			r.api.pools.synced = false
+			return func() { r.api.pools.synced = true }
+		},
+		"the list of L2Advertisements": func(r *rig, _ *fakeNode) func() {
+			r.api.advertisements.synced = false
+			return func() { r.api.advertisements.synced = true }
+		},
+		"the list of network interfaces": func(_ *rig, n *fakeNode) func() {
+			was := n.interfaces
+			n.interfaces = nil
+			return func() { n.interfaces = was }
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			inRig(t, func(r *rig) {
+				n := r.nodes[w178]
+				remember := forget(r, n)
+				r.start(w178)
+				r.service(nginx, vip1)
+				if err := n.ready(); err == nil || err.Error() != "waiting for "+what {
+					t.Errorf("ready says %v", err)
+				}
+				if c, ok := n.claim(vip1); ok {
+					t.Errorf("claims %+v", c)
+				}
+				if got := n.status(); got.Waiting != what {
+					t.Errorf("waits for %q", got.Waiting)
+				}
+				remember()
+				n.markSynced()
+				synctest.Wait()
+				r.wantAnswers("with everything known", vip1, w178)
+				if err := n.ready(); err != nil {
+					t.Error(err)
+				}
+				if len(n.peers) != 2 {
+					t.Errorf("told to meet %v", n.peers)
+				}
+			})
+		})
+	}
+}
+
+// With the API server gone, what is known goes on, and nodes still take over from one another.
+func TestContract7FailoverWithoutAPIServer(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177, w178, w179)
+		r.service(nginx, vip1)
+		order := ranked(vip1)
+		r.nodes[order[0]].setGate(lb.ReasonFeedLost)
+		r.wantAnswers("the owner's proxy is gone", vip1, order[1])
+		r.crash(order[1])
+		r.wantAnswers("the next one has crashed", vip1, order[2])
+		r.nodes[order[0]].setGate("")
+		r.wantAnswers("the proxy is back", vip1, order[0])
+	})
+}
+
+func TestContract1And3AWithdrawnVIPIsNotAnswered(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177, w178, w179)
+		r.service(nginx, vip1)
+		owner := r.nodes[ranked(vip1)[0]]
+		for _, c := range []struct {
+			what string
+			do   func()
+		}{
+			{"Service deleted", func() { r.api.services.delete(nginx) }},
+			{"type changed", func() { r.api.services.set(nginx, lb.Service{Key: nginx, Type: lb.ClusterIP}) }},
+			{"class changed", func() {
+				s, _ := r.api.services.Get(nginx)
+				s.Class = "example.com/other"
+				r.api.services.set(nginx, s)
+			}},
+			{"address moved", func() { r.service(nginx, vip2) }},
+		} {
+			r.service(nginx, vip1)
+			r.wantAnswers("before: "+c.what, vip1, owner.self)
+			c.do()
+			synctest.Wait()
+			r.wantAnswers(c.what, vip1)
+			if claim, ok := owner.claim(vip1); ok {
+				t.Errorf("%s: still says %+v", c.what, claim)
+			}
+			if _, ok := owner.vips[nginx]; ok != (c.what == "address moved") {
+				t.Errorf("%s: the index has %v", c.what, owner.vips)
+			}
+		}
+		r.api.services.delete(nginx)
+		synctest.Wait()
+		for name, n := range r.nodes {
+			if len(n.holders)+len(n.decisions)+len(n.vips)+len(n.speaker.rounds)+len(n.reports) > 0 {
+				t.Errorf("%s keeps something of what is gone: %v %v %v %v %v", name, n.holders, n.decisions, n.vips, n.speaker.rounds, n.reports)
+			}
+		}
+	})
+}
+
+func TestSharedVIP(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177, w178, w179)
+		r.service(nginx, vip1)
+		r.service(other, vip1)
+		order := ranked(vip1)
+		r.wantAnswers("both programmed", vip1, order[0])
+		d := lb.Delivery{Service: other, VIP: vip1, Policy: lb.Cluster, Ready: 1, Refusal: lb.Refuse(lb.ReasonNotProgrammed, "no")}
+		r.nodes[order[0]].deliver(d)
+		synctest.Wait()
+		r.wantAnswers("one not programmed on the owner", vip1, order[1])
+		r.api.services.delete(other)
+		synctest.Wait()
+		r.wantAnswers("only the other one left", vip1, order[0])
+	})
+}
+
+// An owner that sees that another node answered for its VIP announces it again when that one has stopped.
+func TestAnnouncesAgainAfterARival(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177, w178, w179)
+		r.service(nginx, vip1)
+		order := ranked(vip1)
+		owner, rival := r.nodes[order[0]], r.nodes[order[2]]
+		before := owner.rounds[vip1]
+		rival.mu.Lock()
+		rival.claims = map[netip.Addr]lb.Claim{vip1: {Answering: true}}
+		rival.mu.Unlock()
+		owner.markVIPs([]netip.Addr{vip1})
+		synctest.Wait()
+		during := owner.rounds[vip1]
+		rival.mu.Lock()
+		rival.claims = map[netip.Addr]lb.Claim{vip1: {}}
+		rival.mu.Unlock()
+		owner.markVIPs([]netip.Addr{vip1})
+		synctest.Wait()
+		if after := owner.rounds[vip1]; during == before || after == during {
+			t.Errorf("rounds %d, %d, %d", before, during, after)
+		}
+	})
+}
+
+func TestGateNoneGoesByEndpoints(t *testing.T) {
+	inRig(t, func(r *rig) {
+		for _, n := range r.nodes {
+			n.from.feed, n.from.slices = nil, r.api.slices
+		}
+		r.start(w177, w178, w179)
+		r.service(nginx, vip1)
+		r.wantAnswers("no endpoints", vip1)
+		s, _ := r.api.services.Get(nginx)
+		s.ExternalPolicy = lb.Local
+		s.Ports = []lb.ServicePort{{Protocol: lb.TCP, Port: 80}}
+		r.api.services.set(nginx, s)
+		last := ranked(vip1)[2]
+		r.api.slices.set(nginx, []lb.Slice{{
+			Service: nginx, Family: lb.IPv4, Ports: []lb.SlicePort{{Protocol: lb.TCP, Port: 80}},
+			Endpoints: []lb.Endpoint{{Addr: netip.MustParseAddr("192.168.1.1"), Node: last, Ready: true, Serving: true}},
+		}})
+		synctest.Wait()
+		r.wantAnswers("policy Local, one endpoint", vip1, last)
+		if got := r.nodes[last].status().Gate; got.Kind != "none" || !strings.HasPrefix(got.Checks, "endpoints only") {
+			t.Errorf("status says %+v", got)
+		}
+	})
+}
+
+func TestContract10StatusAndMetrics(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177, w178, w179)
+		r.service(nginx, vip1)
+		r.service(other, vip2)
+		order := ranked(vip1)
+		owner := r.nodes[order[0]]
+		r.nodes[order[1]].deliver(lb.Delivery{Service: nginx, VIP: vip1, Policy: lb.Local, Ready: 1})
+		synctest.Wait()
+
+		recorder := httptest.NewRecorder()
+		owner.serveStatus(recorder, nil)
+		var got status
+		if err := json.Unmarshal(recorder.Body.Bytes(), &got); err != nil {
+			t.Fatal(err)
+		}
+		if len(got.VIPs) != 2 || got.VIPs[0].VIP != vip1 || got.VIPs[0].Owner != order[0] || !slices.Equal(got.VIPs[0].Answering, []string{"eth0"}) {
+			t.Fatalf("got %+v", got.VIPs)
+		}
+		reasons := map[string]lb.Reason{}
+		for _, n := range got.VIPs[0].Nodes {
+			reasons[n.Node] = n.Reason
+			if n.Message == "" {
+				t.Errorf("%s has no sentence", n.Node)
+			}
+		}
+		if reasons[order[0]] != lb.ReasonAnnounced || reasons[order[1]] != lb.ReasonNoLocalBackends || reasons[order[2]] != lb.ReasonNotOwner {
+			t.Errorf("got %v", reasons)
+		}
+
+		registry := prometheus.NewRegistry()
+		registry.MustRegister(newCollector(owner.speaker))
+		want := `
+# HELP landfall_speaker_members Live nodes that run a speaker, this one included.
+# TYPE landfall_speaker_members gauge
+landfall_speaker_members 3
+# HELP landfall_speaker_claims VIPs by why this node does not claim them; Claimed for those that it does.
+# TYPE landfall_speaker_claims gauge
+landfall_speaker_claims{reason="Claimed"} 2
+`
+		if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "landfall_speaker_members", "landfall_speaker_claims"); err != nil {
+			t.Error(err)
+		}
+		if n, err := testutil.GatherAndCount(registry, "landfall_speaker_announced"); err != nil || n != len(owner.outcome) {
+			t.Errorf("%d announced, want %d: %v", n, len(owner.outcome), err)
+		}
+	})
+}
