@@ -101,7 +101,7 @@ func (c *controller) poke() { c.runner.Poke() }
 // lead gives out addresses until ctx ends. It starts from what the API server holds now: an earlier leader may have written
 // what the watches have not delivered yet, and to decide without it could give an address twice.
 func (c *controller) lead(ctx context.Context) error {
-	c.writes, c.poolWrites, c.counted = map[lb.Key]write{}, map[string]poolWrite{}, time.Time{}
+	c.begin()
 	c.log.Info("leading: catching up with the API server")
 	if err := c.catchUp(ctx); err != nil {
 		return ignoreEnd(ctx, err)
@@ -110,6 +110,11 @@ func (c *controller) lead(ctx context.Context) error {
 	defer c.metrics.forget()
 	c.runner.Poke()
 	return c.runner.Run(ctx)
+}
+
+// begin forgets what an earlier time of leading has left.
+func (c *controller) begin() {
+	c.writes, c.poolWrites, c.counted = map[lb.Key]write{}, map[string]poolWrite{}, time.Time{}
 }
 
 // ignoreEnd returns nil for an error that comes from the end of ctx.

@@ -131,6 +131,11 @@ var stories = []story{
 		{name: "asks for both", do: []change{service("g", requireDual, asks("fd00::9", "10.0.0.9"))},
 			want: map[string]string{"g": "10.0.0.9,fd00::9 Assigned"}},
 	}},
+	{name: "the second family from the pool of the first", steps: []step{
+		{name: "although another is older", do: []change{newPool("six", "fd00::/64"), newPool("both", "10.1.0.0/24", "fd01::/64"),
+			service("holds", holds("10.1.0.9"), preferDual), service("asks", requireDual, asks("10.1.0.20")), service("six", families("", lb.IPv6))},
+			want: map[string]string{"holds": "10.1.0.9,fd01:: Assigned", "asks": "10.1.0.20,fd01::1 Assigned", "six": "fd00:: Assigned"}},
+	}},
 	{name: "class and type", steps: []step{
 		{name: "only without class", do: []change{newPool("p", "10.0.0.0/24"), service("ours"), service("theirs", class("x"), holds("10.0.0.0")), service("internal", kind(lb.ClusterIP))},
 			want: map[string]string{"ours": "10.0.0.1 Assigned", "theirs": "10.0.0.0", "internal": "-"}, pools: map[string]string{"p": "Ready 2/254"}},
@@ -159,6 +164,10 @@ var stories = []story{
 		{name: "holds", do: []change{newPool("p", "10.0.0.0/32"), service("a"), service("b")},
 			want: map[string]string{"a": "10.0.0.0 Assigned", "b": "- PoolExhausted"}},
 		{name: "deleting", do: []change{service("a", func(s *lb.Service) { s.Deleting = true })}},
+		{name: "one that is being deleted gets nothing", do: []change{newPool("q", "10.9.0.0/32"), service("c", asksPool("q"), func(s *lb.Service) { s.Deleting = true })},
+			want: map[string]string{"b": "10.9.0.0 Assigned", "c": "-"}},
+		{name: "no more q", do: []change{noService("b"), noPool("q"), service("b")},
+			want: map[string]string{"b": "- PoolExhausted"}},
 		{name: "gone", do: []change{noService("a")}, want: map[string]string{"a": "gone", "b": "10.0.0.0 Assigned"}},
 	}},
 	{name: "no cluster IP yet", steps: []step{

@@ -318,6 +318,34 @@ func TestContract8Stories(t *testing.T) {
 	}
 }
 
+// TestContract8PendingWriteHolds has a Service that looks as if it held nothing, as the write is not seen yet, and another that is
+// older and comes only now, as it was of another type before.
+func TestContract8PendingWriteHolds(t *testing.T) {
+	w := newWorld("")
+	for _, do := range []change{newPool("p", "10.0.0.1-10.0.0.9"), service("young", created(50)), service("old", created(1))} {
+		do(w)
+	}
+	young := w.services[key("young")]
+	written := Pending{UID: young.UID, Version: young.Version, Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}
+	for name, test := range map[string]struct {
+		tweak      func(*Pending)
+		young, old string
+	}{
+		"not seen":                  {func(*Pending) {}, "[10.0.0.1]", "[10.0.0.2]"},
+		"seen, and gone since":      {func(p *Pending) { p.Version = "older" }, "[10.0.0.2]", "[10.0.0.1]"},
+		"of another of its name":    {func(p *Pending) { p.UID = "other" }, "[10.0.0.2]", "[10.0.0.1]"},
+		"nothing held, all refused": {func(p *Pending) { p.Addresses = nil }, "[10.0.0.2]", "[10.0.0.1]"},
+	} {
+		p := written
+		test.tweak(&p)
+		plan := w.assign(t, map[lb.Key]Pending{young.Key: p})
+		got := fmt.Sprint(plan.Services[key("young")].Addresses, plan.Services[key("old")].Addresses)
+		if want := test.young + " " + test.old; got != want {
+			t.Errorf("%s: young and old hold %s, want %s", name, got, want)
+		}
+	}
+}
+
 // TestMessages pins the sentences that people read.
 func TestMessages(t *testing.T) {
 	w := newWorld("")

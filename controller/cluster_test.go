@@ -1,0 +1,336 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/landfall-lb/landfall/internal/kube"
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// cluster is an API server as the controller sees it: objects with versions, writes that conflict when they were decided on an
+// older one, and failures of the next calls.
+type cluster struct {
+	mu       sync.Mutex
+	version  int
+	services map[lb.Key]lb.Service
+	pools    map[string]lb.Pool
+	// failures are used up by the next writes, in order; nil lets one pass.
+	failures []failure
+	// writes lists what took effect.
+	writes []string
+	// history has all addresses that each Service ever held.
+	history map[lb.Key][]netip.Addr
+	// log is what a watch of Services tells, in order.
+	log []event
+}
+
+// event is a new state of a Service.
+type event struct {
+	service lb.Service
+	deleted bool
+}
+
+// failure makes a write fail before it takes effect, or, if late, after.
+type failure func(key lb.Key) (err error, late bool)
+
+func conflict(key lb.Key) (error, bool) {
+	return apierrors.NewConflict(schema.GroupResource{Resource: "services"}, key.Name, errors.New("the object has been modified")), false
+}
+
+func forbidden(key lb.Key) (error, bool) {
+	return apierrors.NewForbidden(schema.GroupResource{Resource: "services"}, key.Name, errors.New("no")), false
+}
+
+func refused(lb.Key) (error, bool) { return errors.New("dial: connection refused"), false }
+
+// lost is an answer that never arrives: the write took place and nobody was told.
+func lost(lb.Key) (error, bool) { return errors.New("read: connection reset by peer"), true }
+
+func newCluster() *cluster {
+	return &cluster{services: map[lb.Key]lb.Service{}, pools: map[string]lb.Pool{}, history: map[lb.Key][]netip.Addr{}}
+}
+
+func (c *cluster) put(s lb.Service) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.store(s)
+}
+
+// store needs the lock.
+func (c *cluster) store(s lb.Service) {
+	c.version++
+	s.Version = strconv.Itoa(c.version)
+	if s.UID == "" {
+		s.UID, s.Created = s.Version, time.Unix(int64(c.version), 0)
+	}
+	c.services[s.Key] = s
+	c.log = append(c.log, event{service: s})
+	for _, in := range s.Ingress {
+		if !slices.Contains(c.history[s.Key], in.Addr) {
+			c.history[s.Key] = append(c.history[s.Key], in.Addr)
+		}
+	}
+}
+
+// touch changes nothing but the version of a Service.
+func (c *cluster) touch(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.store(c.services[key(name)])
+}
+
+func (c *cluster) remove(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.log = append(c.log, event{service: c.services[key(name)], deleted: true})
+	delete(c.services, key(name))
+	delete(c.history, key(name))
+}
+
+func (c *cluster) addPool(name, written string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r, err := lb.ParseRange(written)
+	if err != nil {
+		panic(err)
+	}
+	c.version++
+	c.pools[name] = lb.Pool{Name: name, Created: time.Unix(int64(c.version), 0), Generation: 1, Ranges: []lb.Range{r}, AutoAssign: true}
+}
+
+func (c *cluster) fail(next ...failure) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.failures = next
+}
+
+// failing takes the next failure. It needs the lock.
+func (c *cluster) failing(key lb.Key) (err error, late bool) {
+	if len(c.failures) == 0 {
+		return nil, false
+	}
+	next := c.failures[0]
+	c.failures = c.failures[1:]
+	if next == nil {
+		return nil, false
+	}
+	return next(key)
+}
+
+// Hold implements statusWriter.
+func (c *cluster) Hold(_ context.Context, given lb.Service, h kube.Holding) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	err, late := c.failing(given.Key)
+	if err != nil && !late {
+		return err
+	}
+	s, ok := c.services[given.Key]
+	switch {
+	case !ok:
+		return apierrors.NewNotFound(schema.GroupResource{Resource: "services"}, given.Key.Name)
+	case s.Version != given.Version || s.UID != given.UID:
+		err, _ := conflict(given.Key)
+		return err
+	}
+	s.Ingress, s.Conditions = nil, nil
+	for _, addr := range h.Addresses {
+		s.Ingress = append(s.Ingress, lb.Ingress{Addr: addr, Mode: lb.IPModeVIP})
+	}
+	if h.Condition != nil {
+		s.Conditions = []lb.Condition{*h.Condition}
+	}
+	c.store(s)
+	c.writes = append(c.writes, "service "+s.Key.Name)
+	return err
+}
+
+// Pool implements statusWriter.
+func (c *cluster) Pool(_ context.Context, name string, status lb.PoolStatus) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	err, late := c.failing(lb.Key{Name: name})
+	if err != nil && !late {
+		return err
+	}
+	p, ok := c.pools[name]
+	if !ok {
+		return apierrors.NewNotFound(schema.GroupResource{Resource: "ipaddresspools"}, name)
+	}
+	p.Status = status
+	c.pools[name] = p
+	c.writes = append(c.writes, "pool "+name)
+	return err
+}
+
+func (c *cluster) written() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	written := c.writes
+	c.writes = nil
+	return written
+}
+
+func (c *cluster) holds(name string) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var text string
+	for _, in := range c.services[key(name)].Ingress {
+		text += in.Addr.String() + " "
+	}
+	for _, condition := range c.services[key(name)].Conditions {
+		text += string(condition.Reason)
+	}
+	return text
+}
+
+// check fails if an address has two holders now, or a Service ever had another address than its first.
+func (c *cluster) check(t *testing.T) {
+	t.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	holders := map[netip.Addr]lb.Key{}
+	for k, s := range c.services {
+		for _, in := range s.Ingress {
+			if other, ok := holders[in.Addr]; ok {
+				t.Errorf("%s is held by both %s and %s", in.Addr, k, other)
+			}
+			holders[in.Addr] = k
+		}
+		if len(c.history[k]) > 1 {
+			t.Errorf("%s held %v, one after the other", k, c.history[k])
+		}
+	}
+}
+
+// cached is a watch's picture of one kind: what was there when it was last delivered.
+type cached[K comparable, V any] struct {
+	mu     sync.Mutex
+	values map[K]V
+	synced bool
+}
+
+func (w *cached[K, V]) deliver(values map[K]V) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.values, w.synced = values, true
+}
+
+func (w *cached[K, V]) Get(k K) (V, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	v, ok := w.values[k]
+	return v, ok
+}
+
+func (w *cached[K, V]) All() map[K]V {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return maps.Clone(w.values)
+}
+
+func (w *cached[K, V]) Synced() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.synced
+}
+
+// process is one controller with its own watches.
+type process struct {
+	*controller
+	cluster  *cluster
+	services cached[lb.Key, lb.Service]
+	pools    cached[string, lb.Pool]
+	seen     int // events of the cluster's log that services shows
+	events   []string
+	clock    time.Time
+	ticks    time.Duration // by which the clock goes forward at each look
+}
+
+func newProcess(c *cluster) *process {
+	p := &process{cluster: c, clock: time.Unix(1_000_000, 0), ticks: time.Second}
+	p.controller = newController(deps{
+		services: &p.services, pools: &p.pools, status: c, events: (*eventLog)(&p.events),
+		catchUp: func(context.Context) error { p.deliver(); return nil },
+		metrics: newMetrics(prometheus.NewRegistry()), log: slog.New(slog.DiscardHandler),
+		now: func() time.Time { p.clock = p.clock.Add(p.ticks); return p.clock },
+	})
+	p.begin()
+	return p
+}
+
+// deliver brings the watches up to date.
+func (p *process) deliver() {
+	p.deliverPools()
+	p.deliverServices(len(p.cluster.log))
+}
+
+func (p *process) deliverPools() {
+	p.cluster.mu.Lock()
+	defer p.cluster.mu.Unlock()
+	p.pools.deliver(maps.Clone(p.cluster.pools))
+}
+
+// deliverServices has the watch of Services tell up to n more events.
+func (p *process) deliverServices(n int) {
+	p.cluster.mu.Lock()
+	defer p.cluster.mu.Unlock()
+	services := p.services.All()
+	if services == nil {
+		services = map[lb.Key]lb.Service{}
+	}
+	for ; n > 0 && p.seen < len(p.cluster.log); n-- {
+		e := p.cluster.log[p.seen]
+		p.seen++
+		if e.deleted {
+			delete(services, e.service.Key)
+		} else {
+			services[e.service.Key] = e.service
+		}
+	}
+	p.services.deliver(services)
+}
+
+// settle steps until nothing is left to do.
+func (p *process) settle(t *testing.T) {
+	t.Helper()
+	for range 10 {
+		p.deliver()
+		again, err := p.step(t.Context())
+		p.cluster.check(t)
+		if err == nil && again == 0 && len(p.cluster.written()) == 0 {
+			return
+		}
+	}
+	t.Fatal("there is no end to the writes")
+}
+
+// eventLog keeps Events as "Normal name Reason".
+type eventLog []string
+
+func (l *eventLog) Normal(about kube.Reference, reason lb.Reason, _ string) {
+	*l = append(*l, "Normal "+about.Name+" "+string(reason))
+}
+
+func (l *eventLog) Warning(about kube.Reference, reason lb.Reason, _ string) {
+	*l = append(*l, "Warning "+about.Name+" "+string(reason))
+}
+
+func key(name string) lb.Key { return lb.Key{Namespace: "default", Name: name} }
+
+func service(name string) lb.Service {
+	return lb.Service{Key: key(name), Type: lb.LoadBalancer, Families: []lb.Family{lb.IPv4}, FamilyPolicy: lb.SingleStack}
+}
