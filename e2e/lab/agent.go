@@ -143,23 +143,40 @@ func (a *Agent) current() *process {
 
 // WaitReady waits until the chart's readiness probe succeeds, at most half a minute.
 func (a *Agent) WaitReady(ctx context.Context) error {
+	return a.lab.waitReady(ctx, a.Program+" on "+a.Node, []*Agent{a})
+}
+
+// waitReady waits until all agents are ready. The error is about the first that is not, with the end of its log.
+func (l *Lab) waitReady(ctx context.Context, what string, agents []*Agent) error {
+	ready := 0
+	err := WaitFor(ctx, l.progress, what, 30*time.Second, func(ctx context.Context) error {
+		for ready < len(agents) {
+			if err := agents[ready].probe(ctx); err != nil {
+				return err
+			}
+			ready++
+		}
+		return nil
+	})
+	if err != nil && ready < len(agents) {
+		return fmt.Errorf("%w\n%s", err, tail(l.logPath(agents[ready].Name()), 12))
+	}
+	return err
+}
+
+// probe does once what the kubelet does every few seconds.
+func (a *Agent) probe(ctx context.Context) error {
+	if !a.Running() {
+		return permanent{fmt.Errorf("%s has ended", a.Name())}
+	}
 	if a.ready == "" {
 		return nil
 	}
-	err := WaitFor(ctx, a.lab.progress, a.Program+" on "+a.Node, 30*time.Second, func(ctx context.Context) error {
-		if !a.Running() {
-			return permanent{errors.New("the process has ended")}
-		}
-		code, body, err := a.lab.Get(ctx, a.Node, a.ready)
-		if err == nil && code != http.StatusOK {
-			err = fmt.Errorf("%s: %d %s", a.ready, code, strings.TrimSpace(body))
-		}
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("%w\n%s", err, tail(a.lab.logPath(a.Name()), 12))
+	code, body, err := a.lab.Get(ctx, a.Node, a.ready)
+	if err == nil && code != http.StatusOK {
+		err = fmt.Errorf("%s on %s: %d %s", a.Program, a.Node, code, strings.TrimSpace(body))
 	}
-	return nil
+	return err
 }
 
 // Get asks the agent's own HTTP server for a path, such as /v1/status.

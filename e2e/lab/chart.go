@@ -137,16 +137,12 @@ func (l *Lab) installChart(ctx context.Context, c *chart) error {
 	if l.options.Stopped {
 		return nil
 	}
-	var g group
 	for _, a := range l.agents {
-		g.run(func() error {
-			if err := a.Start(); err != nil {
-				return err
-			}
-			return a.WaitReady(ctx)
-		})
+		if err := a.Start(); err != nil {
+			return err
+		}
 	}
-	return g.wait()
+	return l.waitReady(ctx, "the agents", l.agents)
 }
 
 // applyCRDs applies custom resource definitions and waits until the API server serves them.

@@ -191,7 +191,7 @@ func WaitFor(ctx context.Context, progress func(line string), what string, limit
 		}
 		if time.Since(said) >= progressEvery {
 			said = time.Now()
-			progress(fmt.Sprintf("waiting for %s: %s", what, seconds(time.Since(start))))
+			progress(fmt.Sprintf("waiting for %s: %s (%v)", what, seconds(time.Since(start)), err))
 		}
 		select {
 		case <-time.After(50 * time.Millisecond):
