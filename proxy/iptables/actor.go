@@ -14,14 +14,6 @@ import (
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// Outcome is what is so for one Service.
-type Outcome struct {
-	// Applied is the plan that the kernel has confirmed; without ports when it holds nothing.
-	Applied plan.Service
-	// Err says why the newest plan is not applied; nil when it is, and while nothing has been tried.
-	Err error
-}
-
 // Sync is what one round of writing did, for metrics and logs.
 type Sync struct {
 	Duration time.Duration
@@ -54,11 +46,11 @@ type Actor struct {
 	runner *loop.Runner
 
 	mu       sync.Mutex
-	config   *Config
+	config   *plan.Config
 	named    bool // Set has been called
 	synced   bool
 	pending  map[lb.Key]plan.Service
-	outcomes map[lb.Key]Outcome
+	outcomes map[lb.Key]plan.Outcome
 
 	// The rest belongs to the goroutine that runs apply.
 	families []*family
@@ -68,7 +60,7 @@ type Actor struct {
 
 // New returns an Actor that writes nothing before Configure and Set are called.
 func New(deps Deps) *Actor {
-	a := &Actor{deps: deps, pending: map[lb.Key]plan.Service{}, outcomes: map[lb.Key]Outcome{}}
+	a := &Actor{deps: deps, pending: map[lb.Key]plan.Service{}, outcomes: map[lb.Key]plan.Outcome{}}
 	a.runner = loop.New(a.step, loop.Options{})
 	for _, name := range []lb.Family{lb.IPv4, lb.IPv6} {
 		f := newFamily(name, deps.Kernels[name])
@@ -84,7 +76,7 @@ func New(deps Deps) *Actor {
 }
 
 // Configure sets what all rules depend on. It never blocks.
-func (a *Actor) Configure(config Config) {
+func (a *Actor) Configure(config plan.Config) {
 	a.mu.Lock()
 	a.config = &config
 	a.mu.Unlock()
@@ -102,11 +94,11 @@ func (a *Actor) Set(services map[lb.Key]plan.Service) {
 }
 
 // Outcomes returns what has become known since the last call.
-func (a *Actor) Outcomes() map[lb.Key]Outcome {
+func (a *Actor) Outcomes() map[lb.Key]plan.Outcome {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	outcomes := a.outcomes
-	a.outcomes = map[lb.Key]Outcome{}
+	a.outcomes = map[lb.Key]plan.Outcome{}
 	return outcomes
 }
 
@@ -193,8 +185,8 @@ func (a *Actor) collect() {
 	}
 }
 
-func (a *Actor) outcome(key lb.Key) Outcome {
-	o := Outcome{Applied: plan.Service{Key: key}}
+func (a *Actor) outcome(key lb.Key) plan.Outcome {
+	o := plan.Outcome{Applied: plan.Service{Key: key}}
 	var errs []error
 	for _, f := range a.families {
 		if s, ok := f.held[key]; ok {
@@ -203,6 +195,7 @@ func (a *Actor) outcome(key lb.Key) Outcome {
 			o.Applied.Ports = ports
 		}
 		errs = append(errs, f.failed[key])
+		o.Alone = o.Alone || f.blamed[key]
 	}
 	o.Err = errors.Join(errs...)
 	return o

@@ -68,7 +68,7 @@ func (w world) endpoint(at string) netip.Addr {
 type semantics struct {
 	name     string
 	service  func(w world, s *lb.Service)
-	config   func(w world, c *Config)
+	config   func(w world, c *plan.Config)
 	backends []backend
 	from     string // outside, stranger, pod, node or local (the endpoint itself)
 	to       string // cluster, vip, vip2, external, nodeport, nodeport2 (at the node's other address) or loopback
@@ -83,7 +83,7 @@ type semantics struct {
 func etpLocal(_ world, s *lb.Service) { s.ExternalPolicy = lb.Local }
 func itpLocal(_ world, s *lb.Service) { s.InternalPolicy = lb.Local }
 func ranged(w world, s *lb.Service)   { s.SourceRanges = []netip.Prefix{host(w.outside)} }
-func blind(_ world, c *Config)        { c.Pods = Detector{} }
+func blind(_ world, c *plan.Config)   { c.Pods = plan.Detector{} }
 
 // cases are those of service-semantics section 4 that concern rules, by their numbers there.
 func cases() []semantics {
@@ -100,7 +100,7 @@ func cases() []semantics {
 		{name: "9 ITP Local and VIP", service: itpLocal, from: "pod", to: "vip", want: "local remote", snat: true},
 		{name: "12 no detector, outside to ClusterIP", config: blind, from: "outside", to: "cluster", want: "local remote"},
 		{name: "12 no detector, pod to VIP with ETP Local", config: blind, service: etpLocal, from: "pod", to: "vip", want: "local"},
-		{name: "13 masqueradeAll", config: func(_ world, c *Config) { c.MasqueradeAll = true }, from: "pod", to: "cluster", want: "local remote", snat: true},
+		{name: "13 masqueradeAll", config: func(_ world, c *plan.Config) { c.MasqueradeAll = true }, from: "pod", to: "cluster", want: "local remote", snat: true},
 		{name: "20 source ranges, listed", service: ranged, from: "outside", to: "vip", want: "local remote", snat: true},
 		{name: "20 source ranges, unlisted", service: ranged, from: "stranger", to: "vip", want: "drop"},
 		{name: "20 source ranges, pod", service: ranged, from: "pod", to: "vip", want: "drop"},
@@ -132,11 +132,11 @@ func cases() []semantics {
 		{name: "18 UDP to a TCP port", service: func(_ world, s *lb.Service) { s.Ports = s.Ports[:1] }, from: "outside", to: "vip", udp: true, want: "none"},
 		{name: "15 localhost to node port", from: "node", to: "loopback", only: lb.IPv4, want: "local remote", snat: true},
 		{name: "15 localhost to node port, IPv6", from: "node", to: "loopback", only: lb.IPv6, want: "none"},
-		{name: "15 localhost to node port, off", config: func(_ world, c *Config) { c.LoopbackNodePorts = false }, from: "node", to: "loopback", want: "none"},
-		{name: "pods by interface", config: func(_ world, c *Config) { c.Pods = Detector{Interface: "pod+"} }, from: "pod", to: "cluster", want: "local remote"},
-		{name: "pods by interface, outside", config: func(_ world, c *Config) { c.Pods = Detector{Interface: "pod+"} }, from: "outside", to: "cluster", want: "local remote", snat: true},
-		{name: "pods by interface, pod to VIP with ETP Local", service: etpLocal, config: func(_ world, c *Config) { c.Pods = Detector{Interface: "pod+"} }, from: "pod", to: "vip", want: "local remote"},
-		{name: "another mark", config: func(_ world, c *Config) { c.MasqueradeBit = 31 }, from: "outside", to: "vip", want: "local remote", snat: true},
+		{name: "15 localhost to node port, off", config: func(_ world, c *plan.Config) { c.LoopbackNodePorts = false }, from: "node", to: "loopback", want: "none"},
+		{name: "pods by interface", config: func(_ world, c *plan.Config) { c.Pods = plan.Detector{Interface: "pod+"} }, from: "pod", to: "cluster", want: "local remote"},
+		{name: "pods by interface, outside", config: func(_ world, c *plan.Config) { c.Pods = plan.Detector{Interface: "pod+"} }, from: "outside", to: "cluster", want: "local remote", snat: true},
+		{name: "pods by interface, pod to VIP with ETP Local", service: etpLocal, config: func(_ world, c *plan.Config) { c.Pods = plan.Detector{Interface: "pod+"} }, from: "pod", to: "vip", want: "local remote"},
+		{name: "another mark", config: func(_ world, c *plan.Config) { c.MasqueradeBit = 31 }, from: "outside", to: "vip", want: "local remote", snat: true},
 	}
 	for _, to := range []string{"vip", "external", "nodeport"} {
 		for _, from := range []string{"outside", "pod", "node"} {
@@ -158,7 +158,7 @@ func cases() []semantics {
 	return all
 }
 
-func nodePortsAtNode(w world, c *Config) {
+func nodePortsAtNode(w world, c *plan.Config) {
 	c.NodePortAddresses = map[lb.Family][]netip.Addr{w.family: {w.node}}
 }
 
@@ -168,7 +168,7 @@ const (
 )
 
 // plan returns the case's Service as the node plans it, and the configuration of its rules.
-func (c semantics) plan(w world) (plan.Service, Config) {
+func (c semantics) plan(w world) (plan.Service, plan.Config) {
 	svc := lb.Service{
 		Key: lb.Key{Namespace: "test", Name: "web"}, Type: lb.LoadBalancer,
 		ClusterIPs: []netip.Addr{w.clusterIP}, ExternalIPs: []netip.Addr{w.external},
@@ -196,7 +196,7 @@ func (c semantics) plan(w world) (plan.Service, Config) {
 		}
 		slice.Endpoints = append(slice.Endpoints, lb.Endpoint{Addr: w.endpoint(b.at), Node: node, Ready: b.ready, Serving: b.serving, Terminating: b.terminating})
 	}
-	config := Config{Pods: Detector{Prefixes: []netip.Prefix{w.pods}}, MasqueradeBit: 14, LoopbackNodePorts: true, DropInvalid: true}
+	config := plan.Config{Pods: plan.Detector{Prefixes: []netip.Prefix{w.pods}}, MasqueradeBit: 14, LoopbackNodePorts: true, DropInvalid: true}
 	if c.config != nil {
 		c.config(w, &config)
 	}

@@ -53,7 +53,7 @@ func newFamily(name lb.Family, kernel Kernel) *family {
 }
 
 // configure takes what all rules depend on. A change makes every Service dirty.
-func (f *family) configure(config Config) {
+func (f *family) configure(config plan.Config) {
 	if f.configured && reflect.DeepEqual(f.config, config) {
 		return
 	}

@@ -77,7 +77,7 @@ func variant(family lb.Family, name string) Commands {
 }
 
 // newActor returns an actor without a goroutine: tests call settle.
-func newActor(kernels map[lb.Family]Kernel, config Config) *Actor {
+func newActor(kernels map[lb.Family]Kernel, config plan.Config) *Actor {
 	a := New(Deps{Log: slog.New(slog.DiscardHandler), Kernels: kernels, Verify: time.Minute, Changed: func() {}})
 	a.Configure(config)
 	return a

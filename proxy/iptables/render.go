@@ -10,28 +10,6 @@ import (
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// Detector tells connections that pods of this cluster make from all others. The zero value cannot tell, so all count as pods'.
-type Detector struct {
-	Prefixes  []netip.Prefix // where pods have their addresses; the first of each family counts
-	Interface string         // where pods' packets come in; a + at its end stands for any rest
-}
-
-// Config is what all rules depend on, and no Service.
-type Config struct {
-	Pods          Detector
-	MasqueradeAll bool
-	// MasqueradeBit is the bit of the packet mark that asks for masquerading, 0 to 31.
-	MasqueradeBit int
-	// NodePortAddresses are the addresses of this node at which node ports are served, by family; a family without an entry
-	// serves them at all of the node's addresses.
-	NodePortAddresses map[lb.Family][]netip.Addr
-	// LoopbackNodePorts serves node ports at 127.0.0.1 too, which needs the sysctl route_localnet.
-	LoopbackNodePorts bool
-	// DropInvalid drops packets that conntrack finds invalid: those of a pod would else leave with its own address and end
-	// the client's connection (kubernetes/kubernetes#74839).
-	DropInvalid bool
-}
-
 // chains are rules by chain, each in the form of iptables-save without the leading -A and chain.
 type chains map[string][]string
 
@@ -54,7 +32,7 @@ type contribution struct {
 
 // renderer renders for one address family.
 type renderer struct {
-	config Config
+	config plan.Config
 	family lb.Family
 }
 

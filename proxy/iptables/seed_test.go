@@ -73,8 +73,8 @@ func seed(nginx func(*lb.Service)) map[lb.Key]plan.Service {
 	)
 }
 
-var seedConfig = Config{
-	Pods: Detector{Prefixes: prefixes("192.168.0.0/16", "fd00:10::/56")}, MasqueradeBit: 14, LoopbackNodePorts: true, DropInvalid: true,
+var seedConfig = plan.Config{
+	Pods: plan.Detector{Prefixes: prefixes("192.168.0.0/16", "fd00:10::/56")}, MasqueradeBit: 14, LoopbackNodePorts: true, DropInvalid: true,
 }
 
 // The rules of the seed cluster, as the kernel prints them back, stand in golden files; both variants of iptables agree on them.

@@ -1,0 +1,313 @@
+// landfall-proxy programs this node's kernel to forward the connections to Services, and says what the kernel is known to deliver.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/internal/kube"
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/links"
+	"github.com/landfall-lb/landfall/internal/ops"
+	"github.com/landfall-lb/landfall/proxy/conntrack"
+	"github.com/landfall-lb/landfall/proxy/feed"
+	"github.com/landfall-lb/landfall/proxy/health"
+	"github.com/landfall-lb/landfall/proxy/iptables"
+)
+
+const name = "landfall-proxy"
+
+// verifyEvery is how often the rules are compared with the kernel's.
+const verifyEvery = 15 * time.Second
+
+// reasonHealthPort is the Event that kube-proxy has for a health port that cannot be opened.
+const reasonHealthPort lb.Reason = "FailedToStartServiceHealthcheck"
+
+func main() {
+	var f flags
+	os.Exit(ops.Main(ops.Program{
+		Name:               name,
+		Summary:            "programs this node's kernel to forward the connections to Services, and says what the kernel is known to deliver",
+		MetricsBindAddress: ":7482",
+		Flags:              f.add,
+		Run:                f.run,
+	}))
+}
+
+func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
+	set, err := f.settings()
+	if err != nil {
+		return err
+	}
+	client, err := kube.Connect(kube.Options{Kubeconfig: rt.Kubeconfig, UserAgent: name, Log: rt.Log})
+	if err != nil {
+		return err
+	}
+	kernels, unusable, err := detect(ctx, rt.Log)
+	if err != nil {
+		return err
+	}
+	set.prepareKernel(rt.Log)
+	flows, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
+	if err != nil {
+		return fmt.Errorf("open a netlink socket for conntrack: %w", err)
+	}
+	defer flows.Close()
+
+	p := newProxy(rt.NodeName, set, families(kernels), rt.Log, time.Now)
+	metrics := newMetrics(rt.Metrics)
+	events := client.Events(name, rt.NodeName)
+	watcher := links.New(links.Options{Namespace: netns.None(), Log: rt.Log, Changed: p.runner.Poke})
+	services := kube.Services(client, f.serviceSelector(), p.mark)
+	p.from = sources{
+		services: services, slices: kube.Slices(client, p.mark), nodes: kube.Nodes(client, rt.NodeName, func(string) { p.runner.Poke() }),
+		interfaces: watcher.All,
+	}
+	client.OnSync(p.runner.Poke)
+	rules := iptables.New(iptables.Deps{
+		Log: rt.Log, Kernels: kernels, Unusable: unusable, Verify: verifyEvery, Changed: p.runner.Poke, Observe: metrics.sync,
+	})
+	cutter := conntrack.New(conntrack.Deps{Log: rt.Log, Table: conntrack.Netlink{Handle: flows}, Deleted: metrics.cut, Local: func() ([]netip.Addr, error) {
+		interfaces, ok := watcher.All()
+		if !ok {
+			return nil, errors.New("the network interfaces have not been listed yet")
+		}
+		return localAddresses(interfaces), nil
+	}})
+	checks := health.New(health.Deps{
+		Log: rt.Log, Now: time.Now, NodeAddress: f.healthzAddress(), Listen: net.Listen,
+		Failed: func(key lb.Key, port uint16, err error) {
+			if svc, ok := services.Get(key); ok && err != nil {
+				events.Warning(kube.ServiceReference(svc), reasonHealthPort, fmt.Sprintf("node %s failed to start healthcheck on port %d: %v", rt.NodeName, port, err))
+			}
+		},
+	})
+	offer := feed.New(rt.Log, f.feedSocket)
+	p.to = sinks{
+		rules: rules, flows: cutter, health: checks, feed: offer, latency: metrics.latency,
+		warn: func(s lb.Service, reason lb.Reason, message string) {
+			events.Warning(kube.ServiceReference(s), reason, message)
+		},
+	}
+	rt.Metrics.MustRegister(newCollector(p, offer.Readers))
+	rt.Handle("GET /v1/status", http.HandlerFunc(p.serveStatus))
+	rt.Ready("proxy", p.ready)
+
+	rt.Log.Info("starting", "version", ops.BuildVersion(), "node", rt.NodeName, "api", client.Host(), "mode", "iptables", "families", p.families)
+	group, ctx := errgroup.WithContext(ctx)
+	for _, run := range []func(context.Context) error{
+		client.Run, watcher.Run, events.Run, rules.Run, cutter.Run, checks.Run, offer.Run, p.runner.Run,
+	} {
+		group.Go(func() error { return run(ctx) })
+	}
+	return group.Wait()
+}
+
+// detect finds out which address families the node's iptables serves. One is enough.
+func detect(ctx context.Context, log *slog.Logger) (map[lb.Family]iptables.Kernel, map[lb.Family]error, error) {
+	kernels, unusable := map[lb.Family]iptables.Kernel{}, map[lb.Family]error{}
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		commands, err := iptables.Detect(ctx, family)
+		if err != nil {
+			unusable[family] = fmt.Errorf("this node cannot serve %s: %w", family, err)
+			log.Warn("a family is not served", "family", family, "error", err)
+			continue
+		}
+		log.Info("writing rules", "family", family, "with", commands)
+		kernels[family] = commands
+	}
+	if len(kernels) == 0 {
+		return nil, nil, fmt.Errorf("--mode=iptables: %w", errors.Join(unusable[lb.IPv4], unusable[lb.IPv6]))
+	}
+	return kernels, unusable, nil
+}
+
+func families(kernels map[lb.Family]iptables.Kernel) []lb.Family {
+	var all []lb.Family
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		if kernels[family] != nil {
+			all = append(all, family)
+		}
+	}
+	return all
+}
+
+// Files of the kernel.
+const (
+	routeLocalnet = "/proc/sys/net/ipv4/conf/all/route_localnet"
+	beLiberal     = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal"
+)
+
+// prepareKernel switches on what node ports at 127.0.0.1 need, and looks whether conntrack finds packets invalid.
+func (s *settings) prepareKernel(log *slog.Logger) {
+	if s.loopbackNodePorts {
+		if err := switchOn(routeLocalnet); err != nil {
+			s.loopbackNodePorts = false
+			log.Warn("node ports are not reached at 127.0.0.1", "error", err)
+		}
+	}
+	liberal, err := os.ReadFile(beLiberal)
+	s.dropInvalid = err != nil || strings.TrimSpace(string(liberal)) != "1"
+}
+
+// switchOn writes 1 to a kernel parameter, unless it is there already: it may be read-only for us, and right.
+func switchOn(file string) error {
+	if now, err := os.ReadFile(file); err == nil && strings.TrimSpace(string(now)) == "1" {
+		return nil
+	}
+	return os.WriteFile(file, []byte("1\n"), 0o644)
+}
+
+// ready tells why the proxy does not do its work yet, or nil when it does.
+func (p *proxy) ready() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.waiting != "":
+		return fmt.Errorf("waiting for %s", p.waiting)
+	case !p.complete:
+		return errors.New("the kernel has not confirmed the rules yet")
+	}
+	return nil
+}
+
+type flags struct {
+	mode, clusterCIDR, detectLocalMode, podBridge, podPrefix string
+	nodePortAddresses                                        []string
+	masqueradeAll                                            bool
+	masqueradeBit                                            int
+	healthzBindAddress, serviceProxyName, feedSocket         string
+	drain                                                    time.Duration
+}
+
+func (f *flags) add(set *pflag.FlagSet) {
+	set.StringVar(&f.mode, "mode", "auto", "how rules are written: auto, iptables or nftables")
+	set.StringVar(&f.clusterCIDR, "cluster-cidr", "", "the pods' network, or one of each family with a comma between them; with --detect-local-mode=ClusterCIDR")
+	set.StringVar(&f.detectLocalMode, "detect-local-mode", "ClusterCIDR",
+		"how to tell connections from pods: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix")
+	set.StringVar(&f.podBridge, "pod-bridge-interface", "", "the pods' bridge; with --detect-local-mode=BridgeInterface")
+	set.StringVar(&f.podPrefix, "pod-interface-name-prefix", "", "what names of the pods' interfaces start with; with --detect-local-mode=InterfaceNamePrefix")
+	set.StringSliceVar(&f.nodePortAddresses, "nodeport-addresses", nil,
+		"networks of the node's addresses that serve node ports, or primary for the Node's InternalIPs (default: all addresses)")
+	set.BoolVar(&f.masqueradeAll, "masquerade-all", false, "masquerade all that goes to a cluster IP")
+	set.IntVar(&f.masqueradeBit, "masquerade-bit", 14, "bit of the packet mark that asks for masquerading, 0 to 31")
+	set.StringVar(&f.healthzBindAddress, "healthz-bind-address", "0.0.0.0:10256", `address:port that serves the node's /healthz and /livez; "" or 0 serves none`)
+	set.StringVar(&f.serviceProxyName, "service-proxy-name", "", "serve only Services whose label service.kubernetes.io/service-proxy-name has this value (default: those without that label)")
+	set.StringVar(&f.feedSocket, "feed-socket", lb.FeedSocket, "unix socket where the speaker learns what the kernel delivers")
+	set.DurationVar(&f.drain, "drain-time", 5*time.Second, "how long an external address works on after it was taken from its Service")
+}
+
+const labelServiceProxyName = "service.kubernetes.io/service-proxy-name"
+
+func (f *flags) serviceSelector() string {
+	if f.serviceProxyName == "" {
+		return "!" + labelServiceProxyName
+	}
+	return labelServiceProxyName + "=" + f.serviceProxyName
+}
+
+func (f *flags) healthzAddress() string {
+	if f.healthzBindAddress == "0" {
+		return ""
+	}
+	return f.healthzBindAddress
+}
+
+// settings reads what the flags say.
+func (f *flags) settings() (settings, error) {
+	s := settings{masqueradeAll: f.masqueradeAll, masqueradeBit: f.masqueradeBit, drain: f.drain}
+	switch f.mode {
+	case "auto", "iptables":
+	case "nftables":
+		return s, ops.Usagef("--mode=nftables: this version has no nftables mode yet; use iptables or auto")
+	default:
+		return s, ops.Usagef("--mode: %q is none of auto, iptables, nftables", f.mode)
+	}
+	if f.masqueradeBit < 0 || f.masqueradeBit > 31 {
+		return s, ops.Usagef("--masquerade-bit: %d is not between 0 and 31", f.masqueradeBit)
+	}
+	if f.drain < 0 {
+		return s, ops.Usagef("--drain-time: %s is negative", f.drain)
+	}
+	if address := f.healthzAddress(); address != "" {
+		if _, err := netip.ParseAddrPort(address); err != nil && !strings.HasPrefix(address, ":") {
+			return s, ops.Usagef("--healthz-bind-address: %q is not address:port", address)
+		}
+	}
+	if err := f.detector(&s); err != nil {
+		return s, err
+	}
+	return s, f.nodePorts(&s)
+}
+
+func (f *flags) detector(s *settings) error {
+	switch f.detectLocalMode {
+	case "ClusterCIDR":
+		for cidr := range strings.SplitSeq(f.clusterCIDR, ",") {
+			if strings.TrimSpace(cidr) == "" {
+				continue // none: pods cannot be told from others
+			}
+			network, err := netip.ParsePrefix(strings.TrimSpace(cidr))
+			if err != nil {
+				return ops.Usagef("--cluster-cidr: %q is not a CIDR", cidr)
+			}
+			s.pods.Prefixes = append(s.pods.Prefixes, network.Masked())
+		}
+	case "NodeCIDR":
+		s.nodeCIDR = true
+	case "BridgeInterface":
+		if f.podBridge == "" {
+			return ops.Usagef("--detect-local-mode=BridgeInterface needs --pod-bridge-interface")
+		}
+		s.pods.Interface = f.podBridge
+	case "InterfaceNamePrefix":
+		if f.podPrefix == "" {
+			return ops.Usagef("--detect-local-mode=InterfaceNamePrefix needs --pod-interface-name-prefix")
+		}
+		s.pods.Interface = f.podPrefix + "+"
+	default:
+		return ops.Usagef("--detect-local-mode: %q is none of ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix", f.detectLocalMode)
+	}
+	const longest = unix.IFNAMSIZ - 1
+	if len(s.pods.Interface) > longest || strings.ContainsAny(s.pods.Interface, " \t\n/!\"'") {
+		return ops.Usagef("%q is not a name of an interface", s.pods.Interface)
+	}
+	return nil
+}
+
+// nodePorts reads --nodeport-addresses. Node ports are reached at 127.0.0.1 too, unless IPv4 networks are given without it.
+func (f *flags) nodePorts(s *settings) error {
+	loopback := netip.MustParsePrefix("127.0.0.0/8")
+	limited := false
+	for _, word := range f.nodePortAddresses {
+		word = strings.TrimSpace(word)
+		if word == "primary" {
+			s.primary, limited = true, true
+			continue
+		}
+		network, err := netip.ParsePrefix(word)
+		if err != nil {
+			return ops.Usagef("--nodeport-addresses: %q is neither a CIDR nor primary", word)
+		}
+		network = network.Masked()
+		s.nodePorts = append(s.nodePorts, network)
+		limited = limited || network.Addr().Is4()
+		s.loopbackNodePorts = s.loopbackNodePorts || network.Overlaps(loopback)
+	}
+	s.loopbackNodePorts = s.loopbackNodePorts || !limited
+	return nil
+}

@@ -1,0 +1,147 @@
+package main
+
+import (
+	"encoding/json"
+	"maps"
+	"net/http"
+	"net/netip"
+	"slices"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// status is what /v1/status shows.
+type status struct {
+	Node string `json:"node"`
+	Mode string `json:"mode"`
+	// Waiting names what the proxy needs before it writes any rule; absent once it has it.
+	Waiting string `json:"waiting,omitempty"`
+	// Ready is set once the kernel has confirmed the rules of all Services.
+	Ready    bool            `json:"ready"`
+	Leaving  lb.Reason       `json:"leaving,omitempty"`
+	Services []serviceStatus `json:"services"`
+}
+
+// The states of a Service.
+const (
+	stateApplied = "applied" // the kernel holds the newest rules
+	statePending = "pending" // newer rules are under way
+	stateFailed  = "failed"  // the kernel did not take them
+)
+
+type serviceStatus struct {
+	Service string       `json:"service"`
+	State   string       `json:"state"`
+	Error   string       `json:"error,omitempty"`
+	Ports   []portStatus `json:"ports"`
+	VIPs    []vipStatus  `json:"vips,omitempty"`
+	// HealthPort is the healthCheckNodePort, LocalReady what it counts for each family.
+	HealthPort uint16            `json:"healthPort,omitempty"`
+	LocalReady map[lb.Family]int `json:"localReady,omitempty"`
+}
+
+type portStatus struct {
+	Family    lb.Family        `json:"family"`
+	Name      string           `json:"name,omitempty"`
+	Protocol  lb.Protocol      `json:"protocol"`
+	Policy    lb.TrafficPolicy `json:"policy"`
+	Frontends []frontendStatus `json:"frontends"`
+	Backends  []backendStatus  `json:"backends"`
+}
+
+type frontendStatus struct {
+	Kind      plan.Kind      `json:"kind"`
+	Address   *netip.Addr    `json:"address,omitempty"`
+	Port      uint16         `json:"port"`
+	Action    plan.Action    `json:"action"`
+	Sources   []netip.Prefix `json:"sources,omitempty"`
+	Lingering bool           `json:"lingering,omitempty"`
+}
+
+type backendStatus struct {
+	Address netip.AddrPort `json:"address"`
+	Local   bool           `json:"local,omitempty"`
+	Ready   bool           `json:"ready"`
+}
+
+type vipStatus struct {
+	VIP        netip.Addr `json:"vip"`
+	Programmed bool       `json:"programmed"`
+	// Reason says why this node does not deliver the VIP, Message explains it.
+	Reason  lb.Reason `json:"reason,omitempty"`
+	Message string    `json:"message,omitempty"`
+	// The endpoints that the kernel delivers to, on this node and everywhere.
+	LocalReady   int `json:"localReady"`
+	LocalServing int `json:"localServing"`
+	Ready        int `json:"ready"`
+	Serving      int `json:"serving"`
+}
+
+func (p *proxy) status() status {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	st := status{Node: p.self, Mode: "iptables", Waiting: p.waiting, Ready: p.complete, Leaving: p.facts.leaving, Services: []serviceStatus{}}
+	for _, key := range slices.SortedFunc(maps.Keys(p.records), lb.Key.Compare) {
+		st.Services = append(st.Services, p.records[key].status())
+	}
+	return st
+}
+
+func (r *record) status() serviceStatus {
+	st := serviceStatus{
+		Service: r.planned.Key.String(), State: stateApplied, Ports: []portStatus{}, HealthPort: r.planned.HealthPort,
+		LocalReady: plan.Health(r.planned, r.applied),
+	}
+	switch {
+	case r.failure != nil:
+		st.State, st.Error = stateFailed, r.failure.Error()
+	case len(r.since) > 0:
+		st.State = statePending
+	}
+	for _, port := range r.planned.Ports {
+		st.Ports = append(st.Ports, describe(port))
+	}
+	for _, d := range plan.Report(r.planned, r.applied, r.failure) {
+		v := vipStatus{
+			VIP: d.VIP, Programmed: d.Refusal == nil, Reason: d.Deliverable(),
+			LocalReady: d.LocalReady, LocalServing: d.LocalServing, Ready: d.Ready, Serving: d.Serving,
+		}
+		if d.Refusal != nil {
+			v.Message = d.Refusal.Message
+		}
+		st.VIPs = append(st.VIPs, v)
+	}
+	return st
+}
+
+func describe(port plan.Port) portStatus {
+	st := portStatus{
+		Family: port.Family, Name: port.Name, Protocol: port.Protocol, Policy: port.External,
+		Frontends: []frontendStatus{}, Backends: []backendStatus{},
+	}
+	for _, f := range port.Frontends {
+		frontend := frontendStatus{Kind: f.Kind, Port: f.Port, Action: f.Action, Sources: f.Sources, Lingering: f.Lingering}
+		if f.Addr.IsValid() {
+			frontend.Address = &f.Addr
+		}
+		st.Frontends = append(st.Frontends, frontend)
+	}
+	all := slices.Clone(port.Backends.Cluster)
+	for _, b := range port.Backends.Local {
+		if !slices.Contains(all, b) {
+			all = append(all, b)
+		}
+	}
+	for _, b := range all {
+		st.Backends = append(st.Backends, backendStatus{Address: b.Addr, Local: b.Local, Ready: b.Ready})
+	}
+	return st
+}
+
+func (p *proxy) serveStatus(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	_ = encoder.Encode(p.status()) // the client has gone
+}
