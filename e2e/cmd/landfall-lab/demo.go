@@ -210,8 +210,8 @@ func (d *story) programmed(ctx context.Context) error {
 			switch {
 			case err != nil:
 				return err
-			case delivery.Refusal != nil:
-				return delivery.Refusal
+			case !delivery.Programmed:
+				return errors.New(delivery.Message)
 			case delivery.Ready != 2:
 				return fmt.Errorf("%d ready backends", delivery.Ready)
 			}

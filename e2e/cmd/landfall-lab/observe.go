@@ -17,8 +17,6 @@ import (
 	speakerplan "github.com/landfall-lb/landfall/speaker/plan"
 )
 
-type delivery = lb.Delivery
-
 // announced returns the owner that the Service's condition names, and the condition's message.
 func (d *story) announced(ctx context.Context) (owner, message string, err error) {
 	svc, err := d.service(ctx)
@@ -68,17 +66,30 @@ func (d *story) words(ctx context.Context, node string) ([]speakerplan.NodeWord,
 	return nil, fmt.Errorf("the speaker on %s does not know %s", node, d.vip)
 }
 
+// delivery is what a proxy says of a VIP.
+type delivery struct {
+	VIP        netip.Addr `json:"vip"`
+	Programmed bool       `json:"programmed"`
+	Message    string     `json:"message"`
+	LocalReady int        `json:"localReady"`
+	Ready      int        `json:"ready"`
+}
+
 // delivery asks a node's proxy what its kernel is confirmed to do with the VIP.
 func (d *story) delivery(ctx context.Context, node string) (delivery, error) {
 	var status struct {
-		Deliveries []delivery `json:"deliveries"`
+		Services []struct {
+			VIPs []delivery `json:"vips"`
+		} `json:"services"`
 	}
 	if err := d.status(ctx, "proxy", node, &status); err != nil {
 		return delivery{}, err
 	}
-	for _, one := range status.Deliveries {
-		if one.VIP == d.vip {
-			return one, nil
+	for _, service := range status.Services {
+		for _, vip := range service.VIPs {
+			if vip.VIP == d.vip {
+				return vip, nil
+			}
 		}
 	}
 	return delivery{}, fmt.Errorf("the proxy on %s does not know %s", node, d.vip)
@@ -141,9 +152,16 @@ func (d *story) health(ctx context.Context, node netip.Addr, port int32) (health
 // rule is one rule of a listing, taken apart for reading.
 type rule struct{ chain, rule, comment string }
 
+func (r rule) rank() int {
+	return slices.IndexFunc(chainOrder, func(prefix string) bool { return strings.HasPrefix(r.chain, prefix) })
+}
+
 var commentMatch = regexp.MustCompile(`-m comment --comment ("[^"]*"|\S+) ?`)
 
-// serviceRules picks the rules of the chains with these suffixes, and those that jump to them.
+// chainOrder is the order in which a packet comes through the chains.
+var chainOrder = []string{"LF-SERVICES", "LF-NODEPORTS", "LF-FW", "LF-EXT", "LF-SVC", "LF-SVL", "LF-SEP"}
+
+// serviceRules picks the rules of the chains with these suffixes, and those that jump to them, in the order of a packet's way.
 func serviceRules(listing string, suffixes ...string) []rule {
 	var rules []rule
 	for line := range strings.Lines(listing) {
@@ -159,5 +177,6 @@ func serviceRules(listing string, suffixes ...string) []rule {
 		r.rule = strings.TrimSpace(commentMatch.ReplaceAllString(text, ""))
 		rules = append(rules, r)
 	}
+	slices.SortStableFunc(rules, func(a, b rule) int { return a.rank() - b.rank() })
 	return rules
 }

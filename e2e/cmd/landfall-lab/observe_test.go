@@ -10,6 +10,7 @@ import (
 func TestServiceRules(t *testing.T) {
 	got := serviceRules(`*nat
 :LF-SVC-AAA - [0:0]
+-A LF-SEP-CCC -j RETURN
 -A LF-SERVICES -d 10.0.0.1/32 -p tcp -m comment --comment "default/x: cluster IP" -m tcp --dport 80 -j LF-SVC-AAA
 -A LF-SERVICES -d 10.0.0.2/32 -p tcp -m comment --comment "default/y: cluster IP" -m tcp --dport 80 -j LF-SVC-BBB
 -A LF-SVC-AAA -m comment --comment plain -j LF-SEP-CCC
@@ -20,6 +21,7 @@ COMMIT
 		{"LF-SERVICES", "-d 10.0.0.1/32 -p tcp -m tcp --dport 80 -j LF-SVC-AAA", "# default/x: cluster IP"},
 		{"LF-SVC-AAA", "-j LF-SEP-CCC", "# plain"},
 		{"LF-SVC-AAA", "-j RETURN", ""},
+		{"LF-SEP-CCC", "-j RETURN", ""},
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(rule{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
