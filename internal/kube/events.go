@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -58,6 +59,7 @@ type Events struct {
 	source     corev1.EventSource
 	queue      chan *corev1.Event
 	correlator *record.EventCorrelator
+	sequence   atomic.Uint32 // tells Events of one moment apart in their names
 }
 
 // Events returns a sender that names component, such as landfall-speaker, as its source, and instance (a node's or pod's name) as
@@ -100,7 +102,7 @@ func (e *Events) event(about Reference, eventType string, reason lb.Reason, mess
 		namespace = metav1.NamespaceDefault
 	}
 	return &corev1.Event{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("%s.%x", about.Name, now.UnixNano())},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("%s.%x.%x", about.Name, now.UnixNano(), e.sequence.Add(1))},
 		InvolvedObject: corev1.ObjectReference{
 			APIVersion: about.APIVersion, Kind: about.Kind, Namespace: about.Namespace, Name: about.Name, UID: types.UID(about.UID),
 		},

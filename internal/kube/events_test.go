@@ -1,0 +1,152 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+var webReference = ServiceReference(lb.Service{Key: lb.Key{Namespace: "shop", Name: "web"}, UID: "uid-1"})
+
+// runEvents runs a sender on core while f runs.
+func runEvents(t *testing.T, core *fake.Clientset, f func(*Events)) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		events := newEvents(core, slog.New(slog.DiscardHandler), "landfall-controller", "pod-1")
+		ended := make(chan error)
+		go func() { ended <- events.Run(ctx) }()
+		f(events)
+		synctest.Wait()
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func sentEvents(t *testing.T, core *fake.Clientset) map[string]corev1.Event {
+	t.Helper()
+	list, err := core.CoreV1().Events("").List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]corev1.Event{}
+	for _, e := range list.Items {
+		all[e.Reason+": "+e.Message] = e
+	}
+	return all
+}
+
+func TestEvents(t *testing.T) {
+	core := fake.NewClientset()
+	runEvents(t, core, func(e *Events) {
+		e.Normal(webReference, lb.ReasonAssigned, "10.0.0.1 from pool p")
+		e.Warning(PoolReference(lb.Pool{Name: "p", UID: "uid-2"}), lb.ReasonPoolOverlaps, "it overlaps")
+		e.Warning(NodeReference("n1"), lb.ReasonNoOwner, "nobody")
+	})
+	got := sentEvents(t, core)
+	if len(got) != 3 {
+		t.Fatalf("sent %d Events: %v", len(got), got)
+	}
+	e := got["Assigned: 10.0.0.1 from pool p"]
+	about := corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: "shop", Name: "web", UID: "uid-1"}
+	if e.Namespace != "shop" || e.InvolvedObject != about || e.Type != corev1.EventTypeNormal || e.Source.Component != "landfall-controller" || e.Source.Host != "pod-1" {
+		t.Errorf("of a Service: %+v", e)
+	}
+	e = got["Overlapping: it overlaps"]
+	about = corev1.ObjectReference{APIVersion: "landfall.dev/v1beta1", Kind: "IPAddressPool", Name: "p", UID: "uid-2"}
+	if e.Namespace != metav1.NamespaceDefault || e.InvolvedObject != about || e.Type != corev1.EventTypeWarning {
+		t.Errorf("of a pool: %+v", e)
+	}
+}
+
+func TestRepeatedEventsBecomeACount(t *testing.T) {
+	core := fake.NewClientset()
+	runEvents(t, core, func(e *Events) {
+		for range 5 {
+			e.Warning(webReference, lb.ReasonPoolExhausted, "full")
+			time.Sleep(time.Second)
+		}
+	})
+	got := sentEvents(t, core)
+	if e := got["PoolExhausted: full"]; len(got) != 1 || e.Count != 5 {
+		t.Errorf("sent %v", got)
+	}
+}
+
+func TestAnObjectGetsEventsAtALowRate(t *testing.T) {
+	core := fake.NewClientset()
+	runEvents(t, core, func(e *Events) {
+		for i := range 500 {
+			e.Warning(webReference, lb.ReasonPoolExhausted, fmt.Sprint(i))
+		}
+	})
+	if n := len(core.Actions()); n > 50 {
+		t.Errorf("%d writes for 500 Events of one object", n)
+	}
+}
+
+// TestEventsWaitForTheAPIServer tells an API server that cannot be reached from one that says no.
+func TestEventsWaitForTheAPIServer(t *testing.T) {
+	for name, test := range map[string]struct {
+		failure  error
+		attempts int
+		sent     []string
+	}{
+		"unreachable": {errors.New("dial: connection refused"), 4, []string{"Assigned: a", "Assigned: b"}},
+		"refused":     {apierrors.NewForbidden(corev1.Resource("events"), "", nil), 2, []string{"Assigned: b"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			core := fake.NewClientset()
+			attempts, failures := 0, 2
+			if name == "refused" {
+				failures = 1
+			}
+			core.PrependReactor("create", "events", func(clienttesting.Action) (bool, runtime.Object, error) {
+				attempts++
+				return attempts <= failures, nil, test.failure
+			})
+			runEvents(t, core, func(e *Events) {
+				e.Normal(webReference, lb.ReasonAssigned, "a")
+				e.Normal(webReference, lb.ReasonAssigned, "b")
+				time.Sleep(time.Minute)
+			})
+			got := sentEvents(t, core)
+			for _, want := range test.sent {
+				if _, ok := got[want]; !ok {
+					t.Errorf("%q was not sent", want)
+				}
+			}
+			if len(got) != len(test.sent) || attempts != test.attempts {
+				t.Errorf("sent %v in %d attempts, want %d", got, attempts, test.attempts)
+			}
+		})
+	}
+}
+
+// TestEventsNeverBlock has nobody send, and then an end while an attempt is made again and again.
+func TestEventsNeverBlock(t *testing.T) {
+	core := fake.NewClientset()
+	core.PrependReactor("create", "events", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, errors.New("dial: connection refused")
+	})
+	runEvents(t, core, func(e *Events) {
+		for range 3 * eventQueue {
+			e.Normal(webReference, lb.ReasonAssigned, "a")
+		}
+		time.Sleep(5 * time.Minute)
+	})
+}

@@ -1,0 +1,83 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+func versioned(name, version string) *corev1.Service {
+	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, ResourceVersion: version}}
+}
+
+// TestContract8CatchUp waits until a watch has delivered all that there was at the beginning.
+func TestContract8CatchUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core := fake.NewClientset(versioned("a", "10"), versioned("b", "9"), versioned("gone", "8"))
+		failures := 2
+		core.PrependReactor("list", "services", func(clienttesting.Action) (bool, runtime.Object, error) {
+			failures--
+			return failures >= 0, nil, errors.New("dial: connection refused")
+		})
+		status := &Status{core: core, now: time.Now}
+		table := newTable(sameService, func(lb.Key) {})
+		done := make(chan error, 1)
+		go func() { done <- status.CatchUp(t.Context(), table) }()
+		waits := func(why string) {
+			t.Helper()
+			time.Sleep(10 * time.Second)
+			select {
+			case err := <-done:
+				t.Fatalf("%s: did not wait: %v", why, err)
+			default:
+			}
+		}
+		put := func(name, version string) {
+			k, s := convertService(versioned(name, version))
+			table.put(k, s, true)
+		}
+		waits("nothing is known")
+		put("a", "9") // as text, this is above 10
+		put("b", "9")
+		waits("a is old")
+		put("a", "11")
+		waits("one is not known")
+		if err := core.CoreV1().Services("default").Delete(t.Context(), "gone", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		waits("the first list has not arrived") // put is no list
+		values := table.All()
+		table.replace(values)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestCatchUpEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core := fake.NewClientset(versioned("a", "10"))
+		status := &Status{core: core, now: time.Now}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := status.CatchUp(ctx, newTable(sameService, func(lb.Key) {})); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("returned %v", err)
+		}
+		core.PrependReactor("list", "services", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, nil, errors.New("dial: connection refused")
+		})
+		if err := status.CatchUp(ctx, newTable(sameService, func(lb.Key) {})); err == nil {
+			t.Error("no error without an API server")
+		}
+	})
+}

@@ -1,0 +1,180 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+// candidate takes part in elections on one fake API server.
+type candidate struct {
+	leading atomic.Bool
+	ended   chan error
+	stop    context.CancelFunc
+}
+
+// office counts who leads at a time.
+type office struct {
+	core    *fake.Clientset
+	leaders atomic.Int32
+	most    atomic.Int32
+	log     *slog.Logger
+}
+
+func newOffice() *office {
+	return &office{core: fake.NewClientset(), log: slog.New(slog.DiscardHandler)}
+}
+
+// run lets a candidate lead until it may no longer, and then take as long as slow to stop.
+func (o *office) run(ctx context.Context, identity string, slow time.Duration) *candidate {
+	ctx, stop := context.WithCancel(ctx)
+	c := &candidate{ended: make(chan error, 1), stop: stop}
+	e := Election{Namespace: "ns", Name: "lease", Identity: identity, LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second}
+	go func() {
+		c.ended <- runElection(ctx, o.core, o.log, e, func(ctx context.Context) error {
+			o.most.Store(max(o.most.Load(), o.leaders.Add(1)))
+			c.leading.Store(true)
+			<-ctx.Done()
+			c.leading.Store(false)
+			time.Sleep(slow)
+			o.leaders.Add(-1)
+			return nil
+		})
+	}()
+	return c
+}
+
+func (c *candidate) end(t *testing.T) {
+	t.Helper()
+	c.stop()
+	if err := <-c.ended; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestOneLeadsAndHandsOverAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOffice()
+		a := o.run(t.Context(), "a", 3*time.Second)
+		time.Sleep(time.Second)
+		b := o.run(t.Context(), "b", 0)
+		time.Sleep(time.Minute)
+		if !a.leading.Load() || b.leading.Load() {
+			t.Fatalf("a leads: %v, b leads: %v", a.leading.Load(), b.leading.Load())
+		}
+		started := time.Now()
+		a.end(t) // takes 3 s, in which b must wait
+		if took := time.Since(started); took != 3*time.Second {
+			t.Errorf("ended after %v", took)
+		}
+		time.Sleep(5 * time.Second) // much less than the Lease lasts: it was released
+		if !b.leading.Load() {
+			t.Error("b does not lead after a has ended")
+		}
+		b.end(t)
+		if o.most.Load() != 1 {
+			t.Errorf("%d led at a time", o.most.Load())
+		}
+		lease, err := o.core.CoordinationV1().Leases("ns").Get(t.Context(), "lease", metav1.GetOptions{})
+		if err != nil || *lease.Spec.HolderIdentity != "" {
+			t.Errorf("the Lease is not released: %v, %v", lease, err)
+		}
+	})
+}
+
+// TestLostLeadershipEndsTheWork cuts the leader off: it must stop before others may take over, and come back when it can.
+func TestLostLeadershipEndsTheWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOffice()
+		var down atomic.Bool
+		o.core.PrependReactor("*", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return down.Load(), nil, errors.New("dial: connection refused")
+		})
+		a := o.run(t.Context(), "a", 0)
+		time.Sleep(time.Minute)
+		if !a.leading.Load() {
+			t.Fatal("a does not lead")
+		}
+		down.Store(true)
+		time.Sleep(14 * time.Second)
+		if a.leading.Load() {
+			t.Error("a still leads although its Lease is about to run out")
+		}
+		down.Store(false)
+		time.Sleep(30 * time.Second)
+		if !a.leading.Load() {
+			t.Error("a does not lead again")
+		}
+		a.end(t)
+	})
+}
+
+func TestAFailureOfTheWorkEndsTheElection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOffice()
+		broken := errors.New("broken")
+		e := Election{Namespace: "ns", Name: "lease", Identity: "a", LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second}
+		err := runElection(t.Context(), o.core, o.log, e, func(context.Context) error { return broken })
+		if !errors.Is(err, broken) {
+			t.Errorf("returned %v", err)
+		}
+	})
+}
+
+func TestEndWhileWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOffice()
+		identity, seconds, taken := "other", int32(3600), metav1.NowMicro()
+		_, err := o.core.CoordinationV1().Leases("ns").Create(t.Context(), &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "lease"},
+			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &identity, LeaseDurationSeconds: &seconds, AcquireTime: &taken, RenewTime: &taken},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := o.run(t.Context(), "a", 0)
+		time.Sleep(10 * time.Second)
+		a.end(t)
+		if o.most.Load() != 0 {
+			t.Error("led although another holds the Lease")
+		}
+	})
+}
+
+func TestElectionSettingsAreChecked(t *testing.T) {
+	o := newOffice()
+	err := runElection(t.Context(), o.core, o.log, Election{Namespace: "ns", Name: "lease", Identity: "a"}, nil)
+	if err == nil {
+		t.Error("no error for a Lease that lasts 0 s")
+	}
+}
+
+// TestLeaseFailuresAreSaidOnceInAWhile names what is wrong, such as a missing permission, and does not repeat it every 2 s.
+func TestLeaseFailuresAreSaidOnceInAWhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOffice()
+		var log strings.Builder
+		o.log = slog.New(slog.NewTextHandler(&log, nil))
+		o.core.PrependReactor("*", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewForbidden(coordinationv1.Resource("leases"), "lease", nil)
+		})
+		a := o.run(t.Context(), "a", 0)
+		time.Sleep(70 * time.Second)
+		a.end(t)
+		if n := strings.Count(log.String(), "forbidden"); n < 2 || n > 4 {
+			t.Errorf("said %d times in 70 s:\n%s", n, log.String())
+		}
+	})
+}

@@ -1,0 +1,290 @@
+package kube
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/landfall-lb/landfall/api/v1beta1"
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+var (
+	before = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	now    = before.Add(time.Hour)
+)
+
+// testService shows an address in a mode of its own, a condition of ours and one of somebody else.
+func testService() *corev1.Service {
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", UID: "uid-1", ResourceVersion: "7"},
+		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer},
+		Status: corev1.ServiceStatus{
+			LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{
+				{IP: "10.0.0.1", IPMode: new(corev1.LoadBalancerIPModeProxy)},
+			}},
+			Conditions: []metav1.Condition{
+				{Type: "example.com/Theirs", Status: metav1.ConditionTrue, Reason: "Theirs", LastTransitionTime: metav1.NewTime(before)},
+				{Type: lb.ConditionAssigned, Status: metav1.ConditionTrue, Reason: "Assigned", Message: "10.0.0.1 from pool p", LastTransitionTime: metav1.NewTime(before)},
+			},
+		},
+	}
+}
+
+// newStatus returns a writer on a fake API server that holds o, and a function that returns what it holds and how many patches came.
+func newStatus(t *testing.T, o *corev1.Service) (*Status, func() (*corev1.Service, int)) {
+	core := fake.NewClientset(o)
+	return &Status{core: core, now: func() time.Time { return now }}, func() (*corev1.Service, int) {
+		t.Helper()
+		got, err := core.CoreV1().Services(o.Namespace).Get(t.Context(), o.Name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		for _, action := range core.Actions() {
+			if action.GetVerb() == "patch" {
+				n++
+				if action.GetSubresource() != "status" {
+					t.Errorf("patched %q, want the status", action.GetSubresource())
+				}
+			}
+		}
+		return got, n
+	}
+}
+
+func TestConditionTouchesNothingElse(t *testing.T) {
+	o := testService()
+	status, get := newStatus(t, o)
+	_, service := convertService(o)
+	announced := lb.Condition{Type: lb.ConditionAnnounced, Status: true, Reason: lb.ReasonAnnounced, Message: "10.0.0.1 is announced from a"}
+	if wrote, err := status.Condition(t.Context(), service, announced); err != nil || !wrote {
+		t.Fatalf("wrote %v, %v", wrote, err)
+	}
+	got, _ := get()
+	want := testService()
+	want.Status.Conditions = append(want.Status.Conditions, metav1.Condition{
+		Type: lb.ConditionAnnounced, Status: metav1.ConditionTrue, Reason: "Announced", Message: announced.Message, LastTransitionTime: metav1.NewTime(now),
+	})
+	if diff := cmp.Diff(byType(want.Status.Conditions), byType(got.Status.Conditions)); diff != "" {
+		t.Errorf("conditions (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(want.Status.LoadBalancer, got.Status.LoadBalancer); diff != "" {
+		t.Errorf("addresses (-want +got):\n%s", diff)
+	}
+
+	// Another message is no transition, another status is.
+	later := now.Add(time.Hour)
+	status.now = func() time.Time { return later }
+	for _, step := range []struct {
+		condition lb.Condition
+		at        time.Time
+		wrote     bool
+	}{
+		{announced, now, false},
+		{lb.Condition{Type: lb.ConditionAnnounced, Status: true, Reason: lb.ReasonAnnounced, Message: "10.0.0.1 is announced from b"}, now, true},
+		{lb.Condition{Type: lb.ConditionAnnounced, Reason: lb.ReasonNoOwner, Message: "nobody"}, later, true},
+	} {
+		_, service = convertService(got)
+		if wrote, err := status.Condition(t.Context(), service, step.condition); err != nil || wrote != step.wrote {
+			t.Fatalf("%q: wrote %v, %v", step.condition.Message, wrote, err)
+		}
+		got, _ = get()
+		c := byType(got.Status.Conditions)[lb.ConditionAnnounced]
+		if c.Message != step.condition.Message || !c.LastTransitionTime.Time.Equal(step.at) {
+			t.Errorf("%q since %v, want %q since %v", c.Message, c.LastTransitionTime, step.condition.Message, step.at)
+		}
+	}
+	_, service = convertService(got)
+	for _, want := range []bool{true, false} {
+		if wrote, err := status.RemoveCondition(t.Context(), service, lb.ConditionAnnounced); err != nil || wrote != want {
+			t.Errorf("removal: wrote %v, %v; want %v", wrote, err, want)
+		}
+		got, _ = get()
+		_, service = convertService(got)
+	}
+	if diff := cmp.Diff(byType(testService().Status.Conditions), byType(got.Status.Conditions)); diff != "" {
+		t.Errorf("after removal (-want +got):\n%s", diff)
+	}
+}
+
+func byType(conditions []metav1.Condition) map[string]metav1.Condition {
+	all := map[string]metav1.Condition{}
+	for _, c := range conditions {
+		c.LastTransitionTime = metav1.NewTime(c.LastTransitionTime.UTC())
+		all[c.Type] = c
+	}
+	return all
+}
+
+func TestHold(t *testing.T) {
+	assigned := lb.Condition{Type: lb.ConditionAssigned, Status: true, Reason: lb.ReasonAssigned, Message: "two"}
+	addrs := func(s ...string) (addrs []netip.Addr) {
+		for _, a := range s {
+			addrs = append(addrs, netip.MustParseAddr(a))
+		}
+		return addrs
+	}
+	for name, test := range map[string]struct {
+		holding    Holding
+		ingress    []corev1.LoadBalancerIngress
+		conditions []string
+	}{
+		"another address": {
+			Holding{addrs("10.0.0.1", "fd00::1"), &assigned},
+			[]corev1.LoadBalancerIngress{{IP: "10.0.0.1", IPMode: new(corev1.LoadBalancerIPModeProxy)}, {IP: "fd00::1"}},
+			[]string{"example.com/Theirs=Theirs", "landfall.dev/Assigned=Assigned"},
+		},
+		"a refusal": {
+			Holding{addrs("10.0.0.1"), &lb.Condition{Type: lb.ConditionAssigned, Reason: lb.ReasonDuplicate}},
+			[]corev1.LoadBalancerIngress{{IP: "10.0.0.1", IPMode: new(corev1.LoadBalancerIPModeProxy)}},
+			[]string{"example.com/Theirs=Theirs", "landfall.dev/Assigned=Duplicate"},
+		},
+		"nothing of ours": {Holding{}, nil, []string{"example.com/Theirs=Theirs"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			status, get := newStatus(t, testService())
+			_, service := convertService(testService())
+			if test.holding.Shows(service) {
+				t.Error("shown already?")
+			}
+			if err := status.Hold(t.Context(), service, test.holding); err != nil {
+				t.Fatal(err)
+			}
+			got, _ := get()
+			if diff := cmp.Diff(test.ingress, got.Status.LoadBalancer.Ingress); diff != "" {
+				t.Errorf("addresses (-want +got):\n%s", diff)
+			}
+			var conditions []string
+			for _, c := range got.Status.Conditions {
+				conditions = append(conditions, c.Type+"="+c.Reason)
+			}
+			if diff := cmp.Diff(test.conditions, conditions); diff != "" {
+				t.Errorf("conditions (-want +got):\n%s", diff)
+			}
+			if _, service := convertService(got); !test.holding.Shows(service) {
+				t.Errorf("not shown after it was written: %+v", service)
+			}
+		})
+	}
+}
+
+// TestContract8HoldNamesTheVersion keeps a second controller, or a lagging watch, from overwriting what it has not seen.
+func TestContract8HoldNamesTheVersion(t *testing.T) {
+	_, service := convertService(testService())
+	var metadata struct {
+		Metadata struct{ UID, ResourceVersion string }
+	}
+	core := fake.NewClientset(testService())
+	core.PrependReactor("patch", "services", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if err := json.Unmarshal(action.(clienttesting.PatchAction).GetPatch(), &metadata); err != nil {
+			t.Error(err)
+		}
+		return true, nil, apierrors.NewConflict(corev1.Resource("services"), "web", nil)
+	})
+	status := &Status{core: core, now: time.Now}
+	err := status.Hold(t.Context(), service, Holding{})
+	if !IsConflict(err) || IsNotFound(err) {
+		t.Errorf("error %v is not told as a conflict", err)
+	}
+	if metadata.Metadata.UID != "uid-1" || metadata.Metadata.ResourceVersion != "7" {
+		t.Errorf("the patch is for %+v", metadata.Metadata)
+	}
+	metadata.Metadata.ResourceVersion = ""
+	_, _ = status.Condition(t.Context(), service, lb.Condition{Type: lb.ConditionAnnounced})
+	if metadata.Metadata.UID != "uid-1" || metadata.Metadata.ResourceVersion != "" {
+		t.Errorf("the patch of a condition is for %+v; a version would make writers of different conditions fail for nothing", metadata.Metadata)
+	}
+}
+
+// poolAPI holds one pool.
+type poolAPI struct {
+	t        *testing.T
+	pool     v1beta1.IPAddressPool
+	conflict bool
+}
+
+func (a *poolAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	switch r.Method + " " + r.URL.Path {
+	case "GET /apis/landfall.dev/v1beta1/ipaddresspools/p":
+	case "PUT /apis/landfall.dev/v1beta1/ipaddresspools/p/status":
+		if a.conflict {
+			w.WriteHeader(http.StatusConflict)
+			_ = json.NewEncoder(w).Encode(apierrors.NewConflict(v1beta1.GroupVersion.WithResource("ipaddresspools").GroupResource(), "p", nil).Status())
+			return
+		}
+		if err := json.NewDecoder(r.Body).Decode(&a.pool); err != nil {
+			a.t.Error(err)
+		}
+	default:
+		http.NotFound(w, r)
+		return
+	}
+	_ = json.NewEncoder(w).Encode(a.pool)
+}
+
+func TestPoolStatusKeepsWhatIsNotOurs(t *testing.T) {
+	theirs := metav1.Condition{Type: "example.com/Theirs", Status: metav1.ConditionTrue, Reason: "Theirs", LastTransitionTime: metav1.NewTime(before)}
+	api := &poolAPI{t: t, pool: v1beta1.IPAddressPool{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "landfall.dev/v1beta1", Kind: "IPAddressPool"},
+		ObjectMeta: metav1.ObjectMeta{Name: "p", ResourceVersion: "7"},
+		Spec:       v1beta1.IPAddressPoolSpec{Addresses: []v1beta1.AddressRange{"10.0.0.0/24"}},
+		Status:     v1beta1.IPAddressPoolStatus{AssignedIPv4: "1", Conditions: []metav1.Condition{theirs}},
+	}}
+	server := httptest.NewServer(api)
+	defer server.Close()
+	client, err := landfallClient(&rest.Config{Host: server.URL}, http.DefaultClient)
+	if err != nil {
+		t.Fatal(err)
+	}
+	status := &Status{landfall: client, now: func() time.Time { return now }}
+	write := lb.PoolStatus{
+		AssignedIPv4: "2", AvailableIPv4: "254", AssignedIPv6: "0", AvailableIPv6: "18446744073709551616",
+		Conditions: []lb.Condition{{Type: lb.ConditionReady, Status: true, Reason: lb.ReasonPoolReady, Message: "hands out addresses", Generation: 3}},
+	}
+	if err := status.Pool(t.Context(), "p", write); err != nil {
+		t.Fatal(err)
+	}
+	want := v1beta1.IPAddressPoolStatus{
+		AssignedIPv4: "2", AvailableIPv4: "254", AssignedIPv6: "0", AvailableIPv6: "18446744073709551616",
+		Conditions: []metav1.Condition{theirs, {
+			Type: lb.ConditionReady, Status: metav1.ConditionTrue, Reason: "Ready", Message: "hands out addresses", ObservedGeneration: 3,
+			LastTransitionTime: metav1.NewTime(now),
+		}},
+	}
+	got := api.pool.Status
+	for i := range got.Conditions {
+		got.Conditions[i].LastTransitionTime = metav1.NewTime(got.Conditions[i].LastTransitionTime.UTC())
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	if api.pool.ResourceVersion != "7" {
+		t.Errorf("written on version %q", api.pool.ResourceVersion)
+	}
+	_, pool := convertPool(&api.pool)
+	write.Conditions = append([]lb.Condition{{Type: theirs.Type, Status: true, Reason: "Theirs"}}, write.Conditions...)
+	if diff := cmp.Diff(write, pool.Status); diff != "" {
+		t.Errorf("read back (-want +got):\n%s", diff)
+	}
+	if err := status.Pool(t.Context(), "q", write); !IsNotFound(err) {
+		t.Errorf("a pool that is gone: %v", err)
+	}
+	api.conflict = true
+	if err := status.Pool(t.Context(), "p", write); !IsConflict(err) {
+		t.Errorf("a pool that has changed: %v", err)
+	}
+}
