@@ -25,6 +25,10 @@ import (
 const (
 	// joinEvery is how often nodes that are known to the API server and not members are called.
 	joinEvery = 3 * time.Second
+	// joinAlone is how long a node that has just started goes on calling, every joinSoon, before it believes that it is alone: its
+	// network may not be ready yet, and those that start together with it need a moment.
+	joinAlone = 2 * time.Second
+	joinSoon  = 200 * time.Millisecond
 	// joinsAtOnce bounds the calls to nodes that may all be down.
 	joinsAtOnce = 16
 	// leaveTimeout bounds how long a leaving node waits until it has told the others.
@@ -68,6 +72,7 @@ type Members struct {
 	greet   map[string]bool             // live nodes that were not told everything yet
 	peers   map[string][]netip.Addr     // other nodes by name, from the API server; nil while unknown
 	joined  bool
+	alone   time.Time // when this node may believe that it is alone; set by the first calls
 	bind    netip.Addr
 	ml      *memberlist.Memberlist // nil before and after Run
 	stopped bool
@@ -153,7 +158,7 @@ func (m *Members) Claims(vip netip.Addr) map[string]lb.Claim {
 	return claims
 }
 
-// Joined tells whether this node has met another one, or has tried all that it knows of and is alone.
+// Joined tells whether this node has met another one, or has called all that it knows of for a while and is alone.
 func (m *Members) Joined() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -303,12 +308,24 @@ func (m *Members) joinStep(ctx context.Context) (time.Duration, error) {
 		}
 		group.Go(func() error { return m.call(ml, bind, name, missing[name]) })
 	}
-	err := group.Wait()
-	if err != nil {
+	if err := group.Wait(); err != nil {
 		m.opts.Log.Debug("not all nodes can be reached by gossip", "error", err)
+	}
+	if len(missing) > 0 && m.hope(time.Now()) {
+		return joinSoon, nil
 	}
 	m.meet()
 	return joinEvery, nil
+}
+
+// hope tells whether a node that has met nobody yet should go on calling before it takes itself for the only one.
+func (m *Members) hope(now time.Time) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.alone.IsZero() {
+		m.alone = now.Add(joinAlone)
+	}
+	return !m.joined && now.Before(m.alone)
 }
 
 // call exchanges states with one node, at the first of its addresses that answers.

@@ -309,7 +309,7 @@ func TestContractNothingIsKnownBeforeJoining(t *testing.T) {
 	if a.Joined() {
 		t.Error("joined before anything was tried")
 	}
-	// The others are down: after a try at each of them, a node is joined, alone.
+	// The others are down: after some calls to each of them, a node is joined, alone.
 	r.introduce("a")
 	<-joined
 	if !a.Joined() || !slices.Equal(a.Live(), []string{"a"}) {
