@@ -28,6 +28,9 @@ const (
 	calm     = 5 * time.Minute
 	// writeTimeout bounds one write.
 	writeTimeout = 10 * time.Second
+	// minRetry and maxRetry are the waits after a failure, whatever else there is to write.
+	minRetry = time.Second
+	maxRetry = 30 * time.Second
 )
 
 // Options of a Reporter.
@@ -48,6 +51,10 @@ type Reporter struct {
 
 	mu     sync.Mutex
 	wanted map[lb.Key]*item
+
+	// Only apply touches these.
+	retryAt time.Time
+	retry   time.Duration
 }
 
 // item is what shall be written to one Service.
@@ -62,9 +69,7 @@ type item struct {
 // New returns a Reporter that reports nothing.
 func New(opts Options) *Reporter {
 	r := &Reporter{opts: opts, wanted: map[lb.Key]*item{}}
-	r.runner = loop.New(func(ctx context.Context) (time.Duration, error) { return r.apply(ctx, time.Now()) }, loop.Options{
-		Gap: 50 * time.Millisecond, MinBackoff: time.Second, MaxBackoff: 30 * time.Second,
-	})
+	r.runner = loop.New(func(ctx context.Context) (time.Duration, error) { return r.apply(ctx, time.Now()), nil }, loop.Options{Gap: 50 * time.Millisecond})
 	return r
 }
 
@@ -97,12 +102,15 @@ func (r *Reporter) set(now time.Time, key lb.Key, condition *lb.Condition) {
 func (r *Reporter) Run(ctx context.Context) error { return r.runner.Run(ctx) }
 
 // apply writes what is due and returns when there is more to do; 0 means not before something is set.
-func (r *Reporter) apply(ctx context.Context, now time.Time) (time.Duration, error) {
+func (r *Reporter) apply(ctx context.Context, now time.Time) time.Duration {
+	if now.Before(r.retryAt) {
+		return r.retryAt.Sub(now)
+	}
 	var errs []error
 	var next time.Time
 	for _, key := range r.keys() {
 		if ctx.Err() != nil {
-			return 0, nil
+			return 0
 		}
 		condition, at, ok := r.next(key)
 		if !ok {
@@ -121,14 +129,26 @@ func (r *Reporter) apply(ctx context.Context, now time.Time) (time.Duration, err
 			}
 		}
 	}
-	if err := errors.Join(errs...); err != nil {
-		r.opts.Log.Warn("cannot write whether addresses are announced; trying again", "error", err)
-		return 0, err
+	if err := errors.Join(errs...); err != nil && ctx.Err() == nil {
+		r.fail(now, err)
+		return r.retry
 	}
+	r.retry = 0
 	if next.IsZero() {
-		return 0, nil
+		return 0
 	}
-	return max(next.Sub(now), time.Millisecond), nil
+	return max(next.Sub(now), time.Millisecond)
+}
+
+// fail puts off all writes for a while. A row of failures is logged once.
+func (r *Reporter) fail(now time.Time, err error) {
+	level := slog.LevelDebug
+	if r.retry == 0 {
+		level = slog.LevelWarn
+	}
+	r.opts.Log.Log(context.Background(), level, "cannot write whether addresses are announced; trying again until it works", "error", err)
+	r.retry = min(max(2*r.retry, minRetry), maxRetry)
+	r.retryAt = now.Add(r.retry)
 }
 
 func (r *Reporter) keys() []lb.Key {
