@@ -53,8 +53,8 @@ func (m *metrics) cut(n int) { m.flows.Add(float64(n)) }
 
 // collector shows the proxy's state as metrics at the time of asking.
 type collector struct {
-	p                                         *proxy
-	readers                                   func() int
+	p                                        *proxy
+	readers                                  func() int
 	services, vips, pending, speakers, ready *prometheus.Desc
 }
 
@@ -68,7 +68,7 @@ func newCollector(p *proxy, readers func() int) *collector {
 		vips:     desc("vips", "VIPs by why this node cannot deliver them; Deliverable for those that it can.", "reason"),
 		pending:  desc("oldest_unapplied_change_age_seconds", "Age of the oldest change that is not in the kernel; 0 when all are.", "family"),
 		speakers: desc("feed_readers", "Speakers that are connected to the feed."),
-		ready:   desc("ready", "1 once the kernel has confirmed the rules of all Services."),
+		ready:    desc("ready", "1 once the kernel has confirmed the rules of all Services."),
 	}
 }
 
