@@ -21,7 +21,7 @@ help: ## show this list
 build: $(PROGRAMS:%=bin/%) ## build the four programs into bin/
 
 .PHONY: $(PROGRAMS:%=bin/%)
-bin/landfall-%:
+bin/landfall-controller bin/landfall-speaker bin/landfall-proxy: bin/landfall-%:
 	@CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $@ ./$*
 bin/landfallctl:
 	@CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $@ ./ctl
