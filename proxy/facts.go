@@ -28,6 +28,7 @@ type settings struct {
 // facts are what is known of this node.
 type facts struct {
 	self    string
+	object  lb.Node // as last seen
 	node    plan.Node
 	config  plan.Config
 	known   bool // the Node object has been seen
@@ -38,9 +39,16 @@ func (f facts) samePlans(other facts) bool { return reflect.DeepEqual(f.node, ot
 
 func (f facts) sameRules(other facts) bool { return reflect.DeepEqual(f.config, other.config) }
 
-// facts reads what is known of the node called self. waiting names what is missing before any rule can be right.
-func (s settings) facts(self string, from sources) (f facts, waiting string) {
+// facts reads what is known of the node called self. waiting names what is missing before any rule can be right. A Node object that
+// is deleted stays as it was last seen (before): the rules go on.
+func (s settings) facts(self string, from sources, before facts) (f facts, waiting string) {
 	node, ok := from.nodes.Get(self)
+	if !ok {
+		node = before.object
+		if before.object.Name != "" {
+			node.Leaving = lb.ReasonNodeLeaving
+		}
+	}
 	interfaces, listed := from.interfaces()
 	switch {
 	case !from.services.Synced():
@@ -55,7 +63,7 @@ func (s settings) facts(self string, from sources) (f facts, waiting string) {
 		return f, "the network interfaces"
 	}
 	f = facts{
-		self: self, node: plan.Node{Name: self, Addresses: node.Addresses}, known: ok, leaving: node.Leaving,
+		self: self, object: node, node: plan.Node{Name: self, Addresses: node.Addresses}, known: ok, leaving: node.Leaving,
 		config: plan.Config{
 			Pods: s.pods, MasqueradeAll: s.masqueradeAll, MasqueradeBit: s.masqueradeBit, DropInvalid: s.dropInvalid,
 			LoopbackNodePorts: s.loopbackNodePorts, NodePortAddresses: s.nodePortAddresses(node, interfaces),

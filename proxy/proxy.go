@@ -151,7 +151,7 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.now()
-	facts, waiting := p.settings.facts(p.self, p.from)
+	facts, waiting := p.settings.facts(p.self, p.from, p.facts)
 	if waiting != p.waiting {
 		p.waiting = waiting
 		if waiting != "" {

@@ -189,7 +189,9 @@ func TestContract3WithdrawnVIPsLinger(t *testing.T) {
 }
 
 func TestReport(t *testing.T) {
-	plan := func(endpoints string, change ...func(*lb.Service)) Service { return New(service(change...), slice(endpoints), here) }
+	plan := func(endpoints string, change ...func(*lb.Service)) Service {
+		return New(service(change...), slice(endpoints), here)
+	}
 	type counts struct{ localReady, localServing, ready, serving int }
 	failed := errors.New("no lock")
 	secondPort := func(s *lb.Service) {

@@ -1,0 +1,555 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/health"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// fakeTable is a table that the test fills.
+type fakeTable[K comparable, V any] struct {
+	values map[K]V
+	synced bool
+}
+
+func newTable[K comparable, V any]() *fakeTable[K, V] { return &fakeTable[K, V]{values: map[K]V{}} }
+
+func (f *fakeTable[K, V]) Get(k K) (V, bool) { v, ok := f.values[k]; return v, ok }
+func (f *fakeTable[K, V]) All() map[K]V      { return maps.Clone(f.values) }
+func (f *fakeTable[K, V]) Synced() bool      { return f.synced }
+
+// fakeRules takes plans and confirms them when the test says so.
+type fakeRules struct {
+	log      *[]string
+	config   plan.Config
+	wanted   map[lb.Key]plan.Service
+	outcomes map[lb.Key]plan.Outcome
+	synced   bool
+	sets     int
+}
+
+func (f *fakeRules) Configure(c plan.Config) { f.config = c }
+func (f *fakeRules) Synced() bool            { return f.synced }
+
+func (f *fakeRules) Set(s map[lb.Key]plan.Service) {
+	f.sets++
+	maps.Copy(f.wanted, s)
+	for key := range s {
+		*f.log = append(*f.log, "rules "+key.Name)
+	}
+}
+
+func (f *fakeRules) Outcomes() map[lb.Key]plan.Outcome {
+	o := f.outcomes
+	f.outcomes = map[lb.Key]plan.Outcome{}
+	return o
+}
+
+// confirm lets the kernel hold all that is wanted.
+func (f *fakeRules) confirm() {
+	for key, s := range f.wanted {
+		f.outcomes[key] = plan.Outcome{Applied: s}
+	}
+	f.synced = true
+}
+
+type fakeFlows struct{ applied map[lb.Key]plan.Service }
+
+func (f *fakeFlows) Set(s map[lb.Key]plan.Service) { maps.Copy(f.applied, s) }
+
+type fakeHealth struct {
+	state     health.State
+	addresses map[lb.Family][]netip.Addr
+}
+
+func (f *fakeHealth) Set(s health.State)                        { f.state = s }
+func (f *fakeHealth) SetAddresses(a map[lb.Family][]netip.Addr) { f.addresses = a }
+
+type fakeFeed struct {
+	log      *[]string
+	all      map[lb.DeliveryKey]lb.Delivery
+	complete bool
+}
+
+func (f *fakeFeed) Complete() { f.complete = true }
+
+func (f *fakeFeed) Set(key lb.Key, deliveries []lb.Delivery) {
+	*f.log = append(*f.log, "feed "+key.Name)
+	maps.DeleteFunc(f.all, func(k lb.DeliveryKey, _ lb.Delivery) bool { return k.Service == key })
+	for _, d := range deliveries {
+		f.all[d.Key()] = d
+	}
+}
+
+// bench is a proxy among fakes, with a clock of its own.
+type bench struct {
+	*proxy
+	t        *testing.T
+	clock    time.Time
+	services *fakeTable[lb.Key, lb.Service]
+	slices   *fakeTable[lb.Key, []lb.Slice]
+	nodes    *fakeTable[string, lb.Node]
+	rules    *fakeRules
+	flows    *fakeFlows
+	health   *fakeHealth
+	feed     *fakeFeed
+	warnings []string
+	latency  []time.Duration
+	order    []string // of what was told to feed and rules
+}
+
+func newBench(t *testing.T, change ...func(*settings)) *bench {
+	b := &bench{
+		t: t, clock: time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC),
+		services: newTable[lb.Key, lb.Service](), slices: newTable[lb.Key, []lb.Slice](), nodes: newTable[string, lb.Node](),
+		flows: &fakeFlows{applied: map[lb.Key]plan.Service{}}, health: &fakeHealth{},
+	}
+	b.rules = &fakeRules{log: &b.order, wanted: map[lb.Key]plan.Service{}, outcomes: map[lb.Key]plan.Outcome{}}
+	b.feed = &fakeFeed{log: &b.order, all: map[lb.DeliveryKey]lb.Delivery{}}
+	set := settings{drain: 5 * time.Second, masqueradeBit: 14}
+	for _, f := range change {
+		f(&set)
+	}
+	b.proxy = newProxy("here", set, []lb.Family{lb.IPv4, lb.IPv6}, slog.New(slog.DiscardHandler), func() time.Time { return b.clock })
+	b.from = sources{b.services, b.slices, b.nodes, func() ([]lb.Interface, bool) {
+		return []lb.Interface{{Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("172.31.0.1/24"), netip.MustParsePrefix("10.9.0.1/24")}}}, true
+	}}
+	b.to = sinks{
+		rules: b.rules, flows: b.flows, health: b.health, feed: b.feed,
+		warn: func(s lb.Service, reason lb.Reason, message string) {
+			b.warnings = append(b.warnings, fmt.Sprint(s.Key.Name, " ", reason, " ", message))
+		},
+		latency: func(d time.Duration) { b.latency = append(b.latency, d) },
+	}
+	b.nodes.values["here"] = lb.Node{Name: "here", Addresses: []netip.Addr{netip.MustParseAddr("172.31.0.1")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.200.1.0/24")}}
+	return b
+}
+
+// run does one step and returns when the next is due.
+func (b *bench) run() time.Duration {
+	b.t.Helper()
+	again, err := b.step(b.t.Context())
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return again
+}
+
+func (b *bench) synced() {
+	b.services.synced, b.slices.synced, b.nodes.synced = true, true, true
+}
+
+func key(name string) lb.Key { return lb.Key{Namespace: "default", Name: name} }
+
+// put creates or changes a Service with a VIP and ready endpoints on this node.
+func (b *bench) put(name, vip string, endpoints ...string) {
+	b.services.values[key(name)] = lb.Service{
+		Key: key(name), UID: name, Type: lb.LoadBalancer, ExternalPolicy: lb.Local, InternalPolicy: lb.Cluster, HealthCheckNodePort: 32000,
+		ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}, Ports: []lb.ServicePort{{Protocol: lb.TCP, Port: 80}},
+		Ingress: []lb.Ingress{{Addr: netip.MustParseAddr(vip)}},
+	}
+	slice := lb.Slice{Service: key(name), Family: lb.IPv4, Ports: []lb.SlicePort{{Protocol: lb.TCP, Port: 8080}}}
+	for _, e := range endpoints {
+		slice.Endpoints = append(slice.Endpoints, lb.Endpoint{Addr: netip.MustParseAddr(e), Node: "here", Ready: true, Serving: true})
+	}
+	b.slices.values[key(name)] = []lb.Slice{slice}
+	b.mark(key(name))
+}
+
+func (b *bench) delete(name string) {
+	delete(b.services.values, key(name))
+	delete(b.slices.values, key(name))
+	b.mark(key(name))
+}
+
+// delivery returns what the feed says of a VIP, as "local counts", "refused" or "".
+func (b *bench) delivery(name, vip string) string {
+	d, ok := b.feed.all[lb.DeliveryKey{Service: key(name), VIP: netip.MustParseAddr(vip)}]
+	switch {
+	case !ok:
+		return ""
+	case d.Refusal != nil:
+		return "refused"
+	}
+	return fmt.Sprint(d.LocalReady)
+}
+
+func (b *bench) expectDelivery(name, vip, want string) {
+	b.t.Helper()
+	if got := b.delivery(name, vip); got != want {
+		b.t.Errorf("the feed says %q of %s, want %q", got, vip, want)
+	}
+}
+
+// frontends returns the VIPs of which the rules of a Service are wanted; lingering ones end in a question mark.
+func (b *bench) frontends(name string) string {
+	var all []string
+	for _, p := range b.rules.wanted[key(name)].Ports {
+		for _, f := range p.Frontends {
+			if f.Kind == plan.LoadBalancer {
+				all = append(all, f.Addr.String()+map[bool]string{true: "?"}[f.Lingering])
+			}
+		}
+	}
+	return strings.Join(all, " ")
+}
+
+func (b *bench) expectFrontends(name, want string) {
+	b.t.Helper()
+	if got := b.frontends(name); got != want {
+		b.t.Errorf("rules of %s for %q, want %q", name, got, want)
+	}
+}
+
+func TestContract7NothingIsWrittenBeforeAllIsKnown(t *testing.T) {
+	b := newBench(t)
+	b.put("web", "192.0.2.1", "10.200.1.2")
+	for _, know := range []func(){
+		func() {}, func() { b.services.synced = true }, func() { b.services.synced, b.slices.synced = false, true },
+	} {
+		know()
+		b.run()
+		if b.rules.sets != 0 || b.feed.complete || len(b.feed.all) > 0 {
+			t.Fatalf("%d writes, feed %v", b.rules.sets, b.feed.all)
+		}
+		if b.ready() == nil {
+			t.Error("ready")
+		}
+	}
+	b.synced()
+	b.run()
+	if len(b.rules.wanted) != 1 || b.feed.complete {
+		t.Errorf("wanted %v, feed complete %v", b.rules.wanted, b.feed.complete)
+	}
+}
+
+func TestNodeCIDRWaitsForTheNode(t *testing.T) {
+	b := newBench(t, func(s *settings) { s.nodeCIDR = true })
+	node := b.nodes.values["here"]
+	delete(b.nodes.values, "here")
+	b.synced()
+	b.run()
+	if b.rules.sets != 0 {
+		t.Fatal("wrote without knowing the pods' network")
+	}
+	b.nodes.values["here"] = node
+	b.run()
+	if !reflect.DeepEqual(b.rules.config.Pods.Prefixes, node.PodCIDRs) {
+		t.Errorf("pods' networks %v", b.rules.config.Pods.Prefixes)
+	}
+}
+
+func TestContract1OnlyWhatIsConfirmedIsSaid(t *testing.T) {
+	b := newBench(t)
+	b.put("web", "192.0.2.1", "10.200.1.2")
+	b.synced()
+	b.run()
+	b.expectDelivery("web", "192.0.2.1", "refused")
+	if b.health.state.Services[key("web")].Local[lb.IPv4] != 0 {
+		t.Error("the health port counts what the kernel does not have")
+	}
+	b.clock = b.clock.Add(time.Second)
+	b.rules.confirm()
+	b.run()
+	b.expectDelivery("web", "192.0.2.1", "1")
+	if !b.feed.complete || b.ready() != nil || b.health.state.Services[key("web")].Local[lb.IPv4] != 1 {
+		t.Errorf("complete %v, ready %v, health %v", b.feed.complete, b.ready(), b.health.state)
+	}
+	if !slices.Equal(b.latency, []time.Duration{time.Second}) {
+		t.Errorf("latency %v", b.latency)
+	}
+	if _, ok := b.flows.applied[key("web")]; !ok {
+		t.Error("conntrack was not told")
+	}
+}
+
+// Contract 4, too: what goes counts no more at once, what comes counts once it is confirmed, and nothing flaps in between.
+func TestContract4CountsFollowEndpoints(t *testing.T) {
+	b := newBench(t)
+	b.put("web", "192.0.2.1", "10.200.1.2", "10.200.1.3")
+	b.synced()
+	b.run()
+	b.rules.confirm()
+	b.run()
+	b.put("web", "192.0.2.1", "10.200.1.3", "10.200.1.4")
+	b.order = nil
+	b.run()
+	b.expectDelivery("web", "192.0.2.1", "1")
+	if got := b.health.state.Services[key("web")].Local[lb.IPv4]; got != 1 {
+		t.Errorf("health counts %d", got)
+	}
+	if want := []string{"feed web", "rules web"}; !slices.Equal(b.order, want) {
+		t.Errorf("order %v, want %v", b.order, want)
+	}
+	b.rules.confirm()
+	b.run()
+	b.expectDelivery("web", "192.0.2.1", "2")
+}
+
+func TestContract3VIPsOutliveTheirAnnouncement(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		do   func(b *bench)
+		live string // the VIP after
+	}{
+		{"Service deleted", func(b *bench) { b.delete("web") }, ""},
+		{"VIP changed", func(b *bench) { b.put("web", "192.0.2.2", "10.200.1.2") }, "192.0.2.2 "},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b := newBench(t)
+			b.put("web", "192.0.2.1", "10.200.1.2")
+			b.synced()
+			b.run()
+			b.rules.confirm()
+			b.run()
+			tt.do(b)
+			if again := b.run(); again != 5*time.Second {
+				t.Errorf("next step in %s", again)
+			}
+			b.expectDelivery("web", "192.0.2.1", "")
+			b.expectFrontends("web", tt.live+"192.0.2.1?")
+			b.rules.confirm()
+			b.clock = b.clock.Add(5*time.Second - 1)
+			b.run()
+			b.expectFrontends("web", tt.live+"192.0.2.1?")
+			b.clock = b.clock.Add(1)
+			if again := b.run(); again != 0 {
+				t.Errorf("next step in %s", again)
+			}
+			b.expectFrontends("web", strings.TrimSpace(tt.live))
+			b.rules.confirm()
+			b.run()
+			if _, known := b.records[key("web")]; known != (tt.live != "") {
+				t.Errorf("known: %v", known)
+			}
+		})
+	}
+}
+
+// A VIP that comes back, to its Service or to another one, does not linger any more.
+func TestLingeringYieldsToTheLiving(t *testing.T) {
+	b := newBench(t)
+	b.put("web", "192.0.2.1", "10.200.1.2")
+	b.synced()
+	b.run()
+	b.rules.confirm()
+	b.delete("web")
+	b.run()
+	b.expectFrontends("web", "192.0.2.1?")
+	b.put("other", "192.0.2.1", "10.200.1.9")
+	b.run()
+	b.expectFrontends("web", "")
+	b.expectFrontends("other", "192.0.2.1")
+	b.delete("other")
+	b.run()
+	b.expectFrontends("other", "192.0.2.1?")
+	b.put("other", "192.0.2.1", "10.200.1.9")
+	b.run()
+	b.expectFrontends("other", "192.0.2.1")
+	// The other way round: the VIP is taken over first.
+	b.put("web", "192.0.2.7", "10.200.1.2")
+	b.run()
+	b.put("other", "192.0.2.7", "10.200.1.9")
+	b.run()
+	b.delete("web")
+	b.run()
+	b.expectFrontends("web", "")
+	b.expectFrontends("other", "192.0.2.7 192.0.2.1?")
+}
+
+func TestContract10FailuresAreSaid(t *testing.T) {
+	b := newBench(t)
+	b.put("web", "192.0.2.1", "10.200.1.2")
+	b.synced()
+	b.run()
+	for range 3 { // tried again and again
+		b.rules.outcomes[key("web")] = plan.Outcome{Applied: plan.Service{Key: key("web")}, Err: errors.New("no lock"), Alone: true}
+		b.rules.synced = true
+		b.clock = b.clock.Add(time.Hour)
+		b.run()
+	}
+	b.expectDelivery("web", "192.0.2.1", "refused")
+	if want := []string{"web NotProgrammed here: the kernel did not take the rules: no lock"}; !slices.Equal(b.warnings, want) {
+		t.Errorf("warnings %q, want %q", b.warnings, want)
+	}
+	if st := b.status().Services[0]; st.State != stateFailed || st.VIPs[0].Reason != lb.ReasonNotProgrammed || !strings.Contains(st.VIPs[0].Message, "no lock") {
+		t.Errorf("status %+v", st)
+	}
+	if !b.health.state.Unapplied[lb.IPv4].IsZero() {
+		t.Error("one Service's own failure makes the node unhealthy")
+	}
+	b.rules.confirm()
+	b.run()
+	b.expectDelivery("web", "192.0.2.1", "1")
+}
+
+// A failure that is no Service's own makes the node unhealthy in the end.
+func TestUnappliedChangesAreTold(t *testing.T) {
+	b := newBench(t)
+	b.put("web", "192.0.2.1", "10.200.1.2")
+	start := b.clock
+	b.synced()
+	b.run()
+	b.clock = b.clock.Add(time.Minute)
+	b.rules.outcomes[key("web")] = plan.Outcome{Applied: plan.Service{Key: key("web")}, Err: errors.New("no lock")}
+	b.put("web", "192.0.2.1", "10.200.1.3") // a newer change does not make it younger
+	b.run()
+	if got := b.health.state.Unapplied; got[lb.IPv4] != start || !got[lb.IPv6].IsZero() {
+		t.Errorf("unapplied %v, want IPv4 since %s", got, start)
+	}
+	b.rules.confirm()
+	b.run()
+	if got := b.health.state.Unapplied[lb.IPv4]; !got.IsZero() {
+		t.Errorf("unapplied since %s although all is confirmed", got)
+	}
+}
+
+func TestContract4LeavingNode(t *testing.T) {
+	b := newBench(t)
+	b.synced()
+	b.run()
+	if !b.health.state.Known || b.health.state.Leaving != "" {
+		t.Errorf("health %+v", b.health.state)
+	}
+	node := b.nodes.values["here"]
+	node.Leaving = lb.ReasonNodeLeaving
+	b.nodes.values["here"] = node
+	b.run()
+	if b.health.state.Leaving != lb.ReasonNodeLeaving {
+		t.Errorf("health %+v", b.health.state)
+	}
+	delete(b.nodes.values, "here")
+	b.run()
+	if b.health.state.Known || b.health.state.Leaving != lb.ReasonNodeLeaving {
+		t.Errorf("the Node was deleted; health %+v", b.health.state)
+	}
+}
+
+func TestNodePortAddresses(t *testing.T) {
+	at := func(addrs ...string) []netip.Addr {
+		all := []netip.Addr{}
+		for _, a := range addrs {
+			all = append(all, netip.MustParseAddr(a))
+		}
+		return all
+	}
+	for _, tt := range []struct {
+		flag     string
+		want     map[lb.Family][]netip.Addr
+		loopback bool
+	}{
+		{"", nil, true},
+		{"10.0.0.0/8", map[lb.Family][]netip.Addr{lb.IPv4: at("10.9.0.1")}, false},
+		{"172.31.0.0/16,127.0.0.0/8", map[lb.Family][]netip.Addr{lb.IPv4: at("172.31.0.1")}, true},
+		{"192.0.2.0/24", map[lb.Family][]netip.Addr{lb.IPv4: at()}, false},
+		{"primary", map[lb.Family][]netip.Addr{lb.IPv4: at("172.31.0.1")}, false},
+		{"2001:db8::/32", map[lb.Family][]netip.Addr{lb.IPv6: at()}, true},
+	} {
+		f := flags{mode: "auto", detectLocalMode: "ClusterCIDR", nodePortAddresses: strings.Split(tt.flag, ",")}
+		if tt.flag == "" {
+			f.nodePortAddresses = nil
+		}
+		set, err := f.settings()
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := newBench(t, func(s *settings) { *s = set })
+		b.synced()
+		b.run()
+		if got := b.rules.config; !reflect.DeepEqual(got.NodePortAddresses, tt.want) || got.LoopbackNodePorts != tt.loopback {
+			t.Errorf("%q: addresses %v, loopback %v; want %v, %v", tt.flag, got.NodePortAddresses, got.LoopbackNodePorts, tt.want, tt.loopback)
+		}
+		if !reflect.DeepEqual(b.health.addresses, tt.want) {
+			t.Errorf("%q: health ports at %v", tt.flag, b.health.addresses)
+		}
+	}
+}
+
+func TestBadFlags(t *testing.T) {
+	for flag, change := range map[string]func(*flags){
+		"--mode=nftables: this version has no nftables mode yet": func(f *flags) { f.mode = "nftables" },
+		"--mode: \"ipvs\"":                      func(f *flags) { f.mode = "ipvs" },
+		"--masquerade-bit":                      func(f *flags) { f.masqueradeBit = 32 },
+		"--drain-time":                          func(f *flags) { f.drain = -1 },
+		"--cluster-cidr: \"10.0.0.0/33\"":       func(f *flags) { f.clusterCIDR = "10.0.0.0/8,10.0.0.0/33" },
+		"--detect-local-mode: \"x\"":            func(f *flags) { f.detectLocalMode = "x" },
+		"needs --pod-bridge-interface":          func(f *flags) { f.detectLocalMode = "BridgeInterface" },
+		"needs --pod-interface-name-prefix":     func(f *flags) { f.detectLocalMode = "InterfaceNamePrefix" },
+		"\"a b\" is not a name of an interface": func(f *flags) { f.detectLocalMode, f.podBridge = "BridgeInterface", "a b" },
+		"--nodeport-addresses: \"x\"":           func(f *flags) { f.nodePortAddresses = []string{"x"} },
+		"--healthz-bind-address: \"localhost\"": func(f *flags) { f.healthzBindAddress = "localhost" },
+	} {
+		f := flags{mode: "auto", detectLocalMode: "ClusterCIDR", healthzBindAddress: "0.0.0.0:10256"}
+		change(&f)
+		if _, err := f.settings(); err == nil || !strings.Contains(err.Error(), flag) {
+			t.Errorf("error %v does not say %q", err, flag)
+		}
+	}
+}
+
+// Stories of random changes, confirmations and failures end in the plans of a fresh start, whatever the order and however often told.
+func TestRandomStoriesEndAsAFreshStart(t *testing.T) {
+	for seed := range uint64(50) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		b := newBench(t)
+		b.synced()
+		for range 60 {
+			name := fmt.Sprint("svc-", r.IntN(4))
+			switch r.IntN(6) {
+			case 0:
+				b.delete(name)
+			case 1:
+				b.rules.confirm()
+			case 2:
+				b.rules.outcomes[key(name)] = plan.Outcome{Applied: b.rules.wanted[key(name)], Err: errors.New("no"), Alone: r.IntN(2) == 0}
+			default:
+				b.put(name, fmt.Sprint("192.0.2.", r.IntN(3)), fmt.Sprint("10.200.1.", r.IntN(3)+2))
+			}
+			b.clock = b.clock.Add(time.Duration(r.IntN(3000)) * time.Millisecond)
+			for range r.IntN(3) {
+				b.run()
+			}
+		}
+		b.clock = b.clock.Add(time.Minute)
+		b.run()
+		b.clock = b.clock.Add(time.Minute)
+		b.run()
+		b.rules.confirm()
+		b.run()
+		fresh := newBench(t)
+		fresh.services.values, fresh.slices.values = b.services.values, b.slices.values
+		fresh.synced()
+		fresh.run()
+		fresh.rules.confirm()
+		fresh.run()
+		maps.DeleteFunc(b.rules.wanted, func(_ lb.Key, s plan.Service) bool { return len(s.Ports) == 0 })
+		same := cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{}, netip.Prefix{})
+		if d := cmp.Diff(fresh.rules.wanted, b.rules.wanted, same); d != "" {
+			t.Errorf("seed %d: plans (-fresh +got):\n%s", seed, d)
+		}
+		if d := cmp.Diff(fresh.feed.all, b.feed.all, same); d != "" {
+			t.Errorf("seed %d: feed (-fresh +got):\n%s", seed, d)
+		}
+		if d := cmp.Diff(fresh.health.state, b.health.state, same); d != "" {
+			t.Errorf("seed %d: health (-fresh +got):\n%s", seed, d)
+		}
+		if len(b.records) != len(fresh.records) {
+			t.Errorf("seed %d: %d records, want %d", seed, len(b.records), len(fresh.records))
+		}
+	}
+}
