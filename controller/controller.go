@@ -20,8 +20,6 @@ import (
 const (
 	// Passes are at least this far apart, so that a burst of new Services makes few passes.
 	gap = 20 * time.Millisecond
-	// While the watches have not delivered their first lists, look again after this time.
-	unsynced = 100 * time.Millisecond
 	// Writes that are under way at a time.
 	parallel = 16
 	// Counts of pools are written at most this often; what a condition says is written at once.
@@ -95,7 +93,7 @@ func newController(d deps) *controller {
 	return c
 }
 
-// poke says that a Service or a pool has changed.
+// poke says that a Service or a pool has changed, or that all of a kind are known now.
 func (c *controller) poke() { c.runner.Poke() }
 
 // lead gives out addresses until ctx ends. It starts from what the API server holds now: an earlier leader may have written
@@ -128,7 +126,7 @@ func ignoreEnd(ctx context.Context, err error) error {
 // step decides for all Services and pools, and writes what differs.
 func (c *controller) step(ctx context.Context) (again time.Duration, err error) {
 	if !c.services.Synced() || !c.pools.Synced() {
-		return unsynced, nil
+		return 0, nil // called again when they are
 	}
 	services, pools := c.services.All(), c.pools.All()
 	pending := c.pending(services)

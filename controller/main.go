@@ -90,6 +90,7 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 		catchUp: func(ctx context.Context) error { return status.CatchUp(ctx, services) },
 		status:  status, events: events, metrics: newMetrics(rt.Metrics), log: rt.Log, now: time.Now,
 	})
+	client.OnSync(c.poke)
 	rt.Ready("watches", ready(services, pools))
 
 	group, ctx := errgroup.WithContext(ctx)

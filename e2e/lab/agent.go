@@ -235,7 +235,7 @@ func (l *Lab) serviceAccount(ctx context.Context, name string) (account, error) 
 }
 
 // newAgent translates a container for the lab.
-func (l *Lab) newAgent(owner string, pod corev1.PodSpec, c corev1.Container, n Node, acc account) (*Agent, error) {
+func (l *Lab) newAgent(ctx context.Context, owner string, pod corev1.PodSpec, c corev1.Container, n Node, acc account) (*Agent, error) {
 	a := &Agent{Program: c.Name, Node: n.Name, lab: l, grace: 30 * time.Second, mounts: map[string]string{}}
 	if pod.TerminationGracePeriodSeconds != nil {
 		a.grace = time.Duration(*pod.TerminationGracePeriodSeconds) * time.Second
@@ -252,7 +252,7 @@ func (l *Lab) newAgent(owner string, pod corev1.PodSpec, c corev1.Container, n N
 		argv = append(argv, expand(arg, env))
 	}
 	a.spec = command{Host: n.Name, Argv: argv, Env: append(env, l.options.Env[c.Name]...), Privileges: privileges(pod, c)}
-	if a.spec.Mounts, err = l.containerMounts(owner, pod, c, n, acc); err != nil {
+	if a.spec.Mounts, err = l.containerMounts(ctx, owner, pod, c, n, acc); err != nil {
 		return nil, err
 	}
 	for _, m := range a.spec.Mounts {
@@ -324,7 +324,7 @@ func privileges(pod corev1.PodSpec, c corev1.Container) []string {
 
 // containerMounts returns the container's mounts. Those of the pod's own volumes are folders that live as long as the lab;
 // paths of the host are the node's below /run, and the machine's elsewhere.
-func (l *Lab) containerMounts(owner string, pod corev1.PodSpec, c corev1.Container, n Node, acc account) ([]mount, error) {
+func (l *Lab) containerMounts(ctx context.Context, owner string, pod corev1.PodSpec, c corev1.Container, n Node, acc account) ([]mount, error) {
 	volumes := map[string]corev1.Volume{}
 	for _, v := range pod.Volumes {
 		volumes[v.Name] = v
@@ -349,6 +349,11 @@ func (l *Lab) containerMounts(owner string, pod corev1.PodSpec, c corev1.Contain
 					return nil, err
 				}
 			}
+		case v.Secret != nil:
+			var err error
+			if from, err = l.secretFolder(ctx, owner+"-"+n.Name, m.Name, v.Secret); err != nil {
+				return nil, fmt.Errorf("volume %s: %w", m.Name, err)
+			}
 		default:
 			return nil, fmt.Errorf("volume %s: the lab does not know this kind", m.Name)
 		}
@@ -360,6 +365,24 @@ func (l *Lab) containerMounts(owner string, pod corev1.PodSpec, c corev1.Contain
 		}
 	}
 	return mounts, nil
+}
+
+// secretFolder writes the items of a Secret that a volume names into a folder.
+func (l *Lab) secretFolder(ctx context.Context, pod, volume string, source *corev1.SecretVolumeSource) (string, error) {
+	secret, err := l.kube.CoreV1().Secrets(Namespace).Get(ctx, source.SecretName, metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	folder := l.state.path("volumes", pod, volume)
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return "", err
+	}
+	for _, item := range source.Items {
+		if err := os.WriteFile(filepath.Join(folder, item.Path), secret.Data[item.Key], 0o400); err != nil {
+			return "", err
+		}
+	}
+	return folder, nil
 }
 
 // makePath makes what a hostPath volume of a type that creates would make.

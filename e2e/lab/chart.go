@@ -264,7 +264,7 @@ func (l *Lab) planPodAgents(ctx context.Context, owner string, spec corev1.PodSp
 		if l.Agent(container.Name, n.Name) != nil {
 			return fmt.Errorf("two containers named %s on %s", container.Name, n.Name)
 		}
-		a, err := l.newAgent(owner, spec, container, n, account)
+		a, err := l.newAgent(ctx, owner, spec, container, n, account)
 		if err != nil {
 			return fmt.Errorf("container %s: %w", container.Name, err)
 		}

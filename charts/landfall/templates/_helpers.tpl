@@ -63,3 +63,7 @@ readinessProbe:
   periodSeconds: 5
   timeoutSeconds: 5
 {{- end -}}
+
+{{- define "landfall.gossipSecret" -}}
+{{- .Values.speaker.gossip.existingSecret | default (printf "%s-gossip" (include "landfall.fullname" .)) -}}
+{{- end -}}
