@@ -368,7 +368,10 @@ func (d *story) nodeDies(ctx context.Context) error {
 		{strconv.Itoa(report.Sent), strconv.Itoa(report.Answered), strconv.Itoa(report.Slow), strconv.Itoa(report.Failed()), fmt.Sprintf("%d ms", report.Gap.Milliseconds())},
 	})
 	d.line("")
-	return d.promise(d.owner != old && d.podOn(d.owner) != "", "%s answers for %s now", d.owner, d.vip)
+	if err := d.promise(d.owner != old && d.podOn(d.owner) != "", "%s answers for %s now", d.owner, d.vip); err != nil {
+		return err
+	}
+	return d.lab.Heal(ctx, old)
 }
 
 // spread prints how requests came out.

@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 
 	"github.com/landfall-lb/landfall/e2e/lab"
@@ -132,15 +133,16 @@ func up(ctx context.Context, out io.Writer, options lab.Options) error {
 	return nil
 }
 
-// down takes down a lab by name, or the only one there is.
+// down takes down a lab by name, or the only one that was kept or left over.
 func down(ctx context.Context, out io.Writer, name string) error {
 	if name == "" {
 		labs, err := lab.List()
 		if err != nil {
 			return err
 		}
+		labs = slices.DeleteFunc(labs, func(l lab.Info) bool { return l.Alive })
 		if len(labs) != 1 {
-			return fmt.Errorf("%d labs on this machine: say which (landfall-lab list)", len(labs))
+			return fmt.Errorf("%d labs on this machine that no program uses: say which (landfall-lab list)", len(labs))
 		}
 		name = labs[0].Name
 	}
