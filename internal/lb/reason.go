@@ -40,6 +40,7 @@ const (
 	ReasonNotOwner        Reason = "NotOwner"        // another claiming node owns the VIP
 	ReasonAnnounced       Reason = "Announced"       // this node answers for the VIP
 	ReasonNoOwner         Reason = "NoOwner"         // no live node claims the VIP
+	ReasonNoAddress       Reason = "NoAddress"       // the Service holds no address any more
 	ReasonUnheard         Reason = "Unheard"         // the node has not said anything of the VIP yet
 	ReasonNodeUnknown     Reason = "NodeUnknown"     // the API server has no Node object of this node
 	ReasonFamilyUnspoken  Reason = "FamilyUnspoken"  // the speaker does not announce addresses of this family
@@ -59,3 +60,28 @@ func (r *Refusal) Error() string { return r.Message }
 func Refuse(reason Reason, format string, args ...any) *Refusal {
 	return &Refusal{Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
+
+// Reasons around BGP: why a node has no session with a peer, or a peer does not hear a route.
+const (
+	ReasonPeerInvalid        Reason = "PeerInvalid"        // the peer's specification cannot be used
+	ReasonPeerDuplicate      Reason = "PeerDuplicate"      // an older BGPPeer is for the same address or interface on this node
+	ReasonNotEstablished     Reason = "NotEstablished"     // the session is not up
+	ReasonSourceMissing      Reason = "SourceMissing"      // the node does not have the peer's sourceAddress
+	ReasonInterfaceMissing   Reason = "InterfaceMissing"   // the node does not have the peer's interface, or it is down
+	ReasonSecretMissing      Reason = "SecretMissing"      // the Secret with the password is not there, or has none
+	ReasonSecretElsewhere    Reason = "SecretElsewhere"    // the Secret with the password is in another namespace
+	ReasonProfileMissing     Reason = "ProfileMissing"     // the BFDProfile is not there, so that nothing watches the path
+	ReasonBFDDown            Reason = "BFDDown"            // BFD says that the path to the peer is lost
+	ReasonFamilyNotOffered   Reason = "FamilyNotOffered"   // the session does not carry routes of the VIP's family
+	ReasonNoNextHop          Reason = "NoNextHop"          // the node has no address of the route's family for the peer to send to
+	ReasonUnknownPeer        Reason = "UnknownPeer"        // an advertisement names a peer that is not there
+	ReasonUnknownPool        Reason = "UnknownPool"        // an advertisement names a pool that is not there
+	ReasonUnknownCommunity   Reason = "UnknownCommunity"   // an advertisement uses a name that no Community object defines
+	ReasonCommunityAmbiguous Reason = "CommunityAmbiguous" // Community objects define a name differently
+	ReasonAttributeConflict  Reason = "AttributeConflict"  // an older advertisement gives the same prefix another attribute
+	ReasonAggregateOutside   Reason = "AggregateOutside"   // the aggregate reaches beyond the ranges of the pool
+	ReasonAggregateLocal     Reason = "AggregateLocal"     // the aggregate attracts traffic that policy Local does not let every node deliver
+	ReasonAttributeUnsent    Reason = "AttributeUnsent"    // no peer of the kind that hears the attribute hears the advertisement
+	ReasonAdvertisementReady Reason = "Ready"              // all that the advertisement asks for can be done
+	ReasonGracefulShutdown   Reason = "GracefulShutdown"   // the route is still announced, as one that is about to go
+)

@@ -1,0 +1,264 @@
+// Package router starts real routers in network namespaces, FRR or BIRD, and asks them what they see. It serves the tests of the
+// BGP and BFD actors and the lab.
+package router
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// startTime is how long a router may take until it answers.
+const startTime = 20 * time.Second
+
+// ErrMissing is returned when the router's programs are not installed (Debian packages frr and bird2).
+var ErrMissing = errors.New("the router's programs are not installed")
+
+// Options of a router.
+type Options struct {
+	// Namespace is the name of a network namespace under /run/netns.
+	Namespace string
+	// Dir is an empty folder for the router's files. Paths of sockets are limited to 108 bytes.
+	Dir string
+	// Config is the configuration of bgpd, or of BIRD.
+	Config string
+	// Zebra and BFD are the configurations of FRR's zebra and bfdd; bfdd runs only if BFD is not empty.
+	Zebra, BFD string
+}
+
+// Router is a running router.
+type Router struct {
+	o       Options
+	ask     func(command string) []string // the command line that asks the router
+	daemons []daemon
+	running map[string]*exec.Cmd
+}
+
+type daemon struct {
+	name string
+	argv []string
+}
+
+// find looks where Debian puts daemons, which is not in everyone's path.
+func find(program string) (string, error) {
+	for _, dir := range []string{"/usr/lib/frr", "/usr/sbin", "/usr/bin", "/sbin", "/bin"} {
+		path := filepath.Join(dir, program)
+		if _, err := os.Stat(path); err == nil {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("%w: no %s", ErrMissing, program)
+}
+
+// StartFRR starts zebra and bgpd, and bfdd if it is wanted.
+func StartFRR(ctx context.Context, o Options) (*Router, error) {
+	vtysh, err := find("vtysh")
+	if err != nil {
+		return nil, err
+	}
+	if err := giveToFRR(o.Dir); err != nil {
+		return nil, err
+	}
+	r := &Router{o: o, running: map[string]*exec.Cmd{}}
+	r.ask = func(command string) []string { return []string{vtysh, "--vty_socket", o.Dir, "-c", command} }
+	configs := map[string]string{"zebra": o.Zebra, "bgpd": o.Config, "bfdd": o.BFD}
+	for _, name := range []string{"zebra", "bfdd", "bgpd"} {
+		if name == "bfdd" && o.BFD == "" {
+			continue
+		}
+		program, err := find(name)
+		if err != nil {
+			return nil, err
+		}
+		config := filepath.Join(o.Dir, name+".conf")
+		if err := os.WriteFile(config, []byte(configs[name]+"\n"), 0o644); err != nil {
+			return nil, err
+		}
+		argv := []string{program, "-f", config, "-i", filepath.Join(o.Dir, name+".pid"),
+			"-z", filepath.Join(o.Dir, "zserv.api"), "--vty_socket", o.Dir, "-P", "0", "--log", "file:" + filepath.Join(o.Dir, name+".log")}
+		if name == "bfdd" {
+			argv = append(argv, "--bfdctl", filepath.Join(o.Dir, "bfdd.sock"))
+		}
+		r.daemons = append(r.daemons, daemon{name, argv})
+	}
+	return r, r.start(ctx, "show bgp summary")
+}
+
+// giveToFRR makes the user that FRR's daemons run as the owner of dir.
+func giveToFRR(dir string) error {
+	frr, err := user.Lookup("frr")
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrMissing, err)
+	}
+	uid, errUID := strconv.Atoi(frr.Uid)
+	gid, errGID := strconv.Atoi(frr.Gid)
+	return errors.Join(errUID, errGID, os.Chown(dir, uid, gid), os.Chmod(dir, 0o755))
+}
+
+// StartBIRD starts BIRD 2.
+func StartBIRD(ctx context.Context, o Options) (*Router, error) {
+	bird, err := find("bird")
+	if err != nil {
+		return nil, err
+	}
+	birdc, err := find("birdc")
+	if err != nil {
+		return nil, err
+	}
+	config, socket := filepath.Join(o.Dir, "bird.conf"), filepath.Join(o.Dir, "bird.ctl")
+	if err := os.WriteFile(config, []byte(o.Config), 0o644); err != nil {
+		return nil, err
+	}
+	r := &Router{o: o, running: map[string]*exec.Cmd{}}
+	r.ask = func(command string) []string {
+		return append([]string{birdc, "-r", "-s", socket}, strings.Fields(command)...)
+	}
+	r.daemons = []daemon{{"bird", []string{bird, "-f", "-c", config, "-s", socket, "-P", filepath.Join(o.Dir, "bird.pid")}}}
+	return r, r.start(ctx, "show status")
+}
+
+func (r *Router) start(ctx context.Context, probe string) error {
+	for _, d := range r.daemons {
+		if err := r.launch(d); err != nil {
+			r.Close()
+			return err
+		}
+	}
+	deadline := time.Now().Add(startTime)
+	for {
+		_, err := r.Ask(ctx, probe)
+		if err == nil {
+			return nil
+		}
+		if time.Now().After(deadline) || ctx.Err() != nil {
+			logs := r.Logs()
+			r.Close()
+			return fmt.Errorf("the router does not answer: %w\n%s", err, logs)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// launch starts a daemon in the namespace. nsenter becomes the daemon, so that its process ID is the daemon's.
+func (r *Router) launch(d daemon) error {
+	out, err := os.OpenFile(filepath.Join(r.o.Dir, d.name+".out"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	cmd := exec.Command("nsenter", append([]string{"--net=/run/netns/" + r.o.Namespace, "--"}, d.argv...)...)
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: 0}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start %s: %w", d.name, err)
+	}
+	r.running[d.name] = cmd
+	return nil
+}
+
+// Ask gives the router a command and returns its answer.
+func (r *Router) Ask(ctx context.Context, command string) (string, error) {
+	argv := r.ask(command)
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("%s: %w: %s%s", command, err, out.String(), errs.String())
+	}
+	return out.String(), nil
+}
+
+// JSON gives FRR a command that answers in JSON, and decodes the answer.
+func (r *Router) JSON(ctx context.Context, command string, into any) error {
+	answer, err := r.Ask(ctx, command)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal([]byte(answer), into); err != nil {
+		return fmt.Errorf("%s: %w: %s", command, err, answer)
+	}
+	return nil
+}
+
+// Configure gives FRR lines of configuration.
+func (r *Router) Configure(ctx context.Context, lines ...string) error {
+	argv := r.ask("configure terminal")
+	for _, line := range lines {
+		argv = append(argv, "-c", line)
+	}
+	if out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput(); err != nil {
+		return fmt.Errorf("configure %q: %w: %s", lines, err, out)
+	}
+	return nil
+}
+
+// Signal sends a signal to all daemons: SIGSTOP freezes the router, SIGCONT thaws it.
+func (r *Router) Signal(sig syscall.Signal) error {
+	var errs []error
+	for _, cmd := range r.running {
+		errs = append(errs, cmd.Process.Signal(sig))
+	}
+	return errors.Join(errs...)
+}
+
+// Kill ends one daemon, or all if name is empty, at once, as a crash does.
+func (r *Router) Kill(name string) {
+	for n, cmd := range r.running {
+		if name == "" || n == name {
+			cmd.Process.Kill() //nolint:errcheck // one that is gone already is as good
+			cmd.Wait()         //nolint:errcheck // how it ended is known
+			delete(r.running, n)
+		}
+	}
+}
+
+// Launch starts the daemons again that are not running.
+func (r *Router) Launch(ctx context.Context) error {
+	for _, d := range r.daemons {
+		if r.running[d.name] == nil {
+			if err := r.launch(d); err != nil {
+				return err
+			}
+		}
+	}
+	probe := "show bgp summary"
+	if r.daemons[0].name == "bird" {
+		probe = "show status"
+	}
+	for deadline := time.Now().Add(startTime); ; time.Sleep(20 * time.Millisecond) {
+		_, err := r.Ask(ctx, probe)
+		if err == nil {
+			return nil
+		}
+		if time.Now().After(deadline) || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// Close ends the router.
+func (r *Router) Close() { r.Kill("") }
+
+// Logs returns what the daemons have written.
+func (r *Router) Logs() string {
+	var all strings.Builder
+	files, _ := filepath.Glob(filepath.Join(r.o.Dir, "*.[lo][ou][gt]"))
+	slices.Sort(files)
+	for _, f := range files {
+		if b, err := os.ReadFile(f); err == nil && len(b) > 0 {
+			fmt.Fprintf(&all, "%s:\n%s\n", filepath.Base(f), b)
+		}
+	}
+	return all.String()
+}

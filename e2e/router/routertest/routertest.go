@@ -1,0 +1,68 @@
+// Package routertest starts routers for tests.
+package routertest
+
+import (
+	"errors"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/e2e/router"
+	"github.com/landfall-lb/landfall/internal/nstest"
+)
+
+// FRR starts FRR in a namespace until the test ends. Without FRR on the machine the test is skipped.
+func FRR(t testing.TB, ns *nstest.NS, o router.Options) *router.Router {
+	t.Helper()
+	o.Namespace, o.Dir = ns.Name, dir(t)
+	r, err := router.StartFRR(t.Context(), o)
+	return running(t, r, err)
+}
+
+// BIRD starts BIRD in a namespace until the test ends. Without BIRD on the machine the test is skipped.
+func BIRD(t testing.TB, ns *nstest.NS, config string) *router.Router {
+	t.Helper()
+	r, err := router.StartBIRD(t.Context(), router.Options{Namespace: ns.Name, Dir: dir(t), Config: config})
+	return running(t, r, err)
+}
+
+// dir returns a folder with a path short enough for sockets.
+func dir(t testing.TB) string {
+	d, err := os.MkdirTemp("", "lfr")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(d) })
+	return d
+}
+
+func running(t testing.TB, r *router.Router, err error) *router.Router {
+	t.Helper()
+	if errors.Is(err, router.ErrMissing) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the router's logs:\n%s", r.Logs())
+		}
+		r.Close()
+	})
+	return r
+}
+
+// Eventually calls f until it succeeds, and fails the test with its last error if that takes longer than limit.
+func Eventually(t testing.TB, what string, limit time.Duration, f func() error) {
+	t.Helper()
+	for deadline := time.Now().Add(limit); ; time.Sleep(20 * time.Millisecond) {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within %v: %v", what, limit, err)
+		}
+	}
+}

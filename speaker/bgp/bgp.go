@@ -1,0 +1,158 @@
+// Package bgp is the actor that keeps BGP sessions with routers and announces routes over them.
+//
+// It is a speaker that only announces: it opens connections and never listens, it installs no route that it hears and passes none
+// on, it selects nothing. What a peer shall hear is stated whole with Set; each session works out what to send, from what is on
+// the wire already. Messages are encoded and decoded by the packet library of GoBGP, of which no type leaves the package;
+// docs/bgp.md says why not more of GoBGP is used.
+package bgp
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
+)
+
+// Options of an Actor.
+type Options struct {
+	Log *slog.Logger
+	// Hostname is told to peers that want to know it (FQDN capability); "" for none.
+	Hostname string
+	// Changed is called after Statuses differs in more than its counters, from several goroutines. It must not block.
+	Changed func()
+	// Dial opens a connection; nil opens a TCP connection.
+	Dial func(context.Context, Target) (net.Conn, error)
+	// Discover finds the link-local address of the router on an interface and calls found whenever it differs, until ctx ends;
+	// nil does so by router advertisements.
+	Discover func(ctx context.Context, iface string, found func(netip.Addr)) error
+}
+
+// Actor keeps sessions as desired.
+type Actor struct {
+	opts   Options
+	runner *loop.Runner
+	start  func(func()) // starts a goroutine that Run waits for
+
+	mu       sync.Mutex
+	desired  map[string]lb.BGPSession
+	sessions map[string]*session
+	ending   map[string]*session // deconfigured, saying goodbye
+}
+
+// What ends all sessions, as the cause of their contexts.
+var (
+	errDeconfigured = errors.New("the peer is no longer configured")
+	errStopping     = errors.New("the speaker is stopping")
+)
+
+// New returns an Actor without sessions.
+func New(opts Options) *Actor {
+	if opts.Dial == nil {
+		opts.Dial = dial
+	}
+	if opts.Discover == nil {
+		opts.Discover = discover
+	}
+	if opts.Changed == nil {
+		opts.Changed = func() {}
+	}
+	a := &Actor{opts: opts, sessions: map[string]*session{}, ending: map[string]*session{}, start: func(f func()) { go f() }}
+	a.runner = loop.New(func(ctx context.Context) (time.Duration, error) { a.apply(ctx); return 0, nil }, loop.Options{})
+	return a
+}
+
+// Set replaces all sessions and routes, by the name of the peer. The actor keeps desired and what is in it. The first Set should
+// wait until all routes are known that a predecessor of this process may have announced: a router that kept them over a graceful
+// restart drops those that are not announced again right after the session is back.
+func (a *Actor) Set(desired map[string]lb.BGPSession) {
+	a.mu.Lock()
+	a.desired = desired
+	a.mu.Unlock()
+	a.runner.Poke()
+}
+
+// Run keeps the sessions until ctx ends. Then sessions with graceful restart end without a word, so that their peers keep the
+// routes for a successor; all others are told. For an end for good, Set an empty map and wait until Statuses is empty.
+func (a *Actor) Run(ctx context.Context) error {
+	var running sync.WaitGroup
+	a.start = func(f func()) { running.Go(f) }
+	err := a.runner.Run(ctx)
+	running.Wait()
+	return err
+}
+
+// apply starts, changes and ends sessions. It does not wait for any of it.
+func (a *Actor) apply(ctx context.Context) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for name, s := range a.sessions {
+		if _, ok := a.desired[name]; !ok {
+			delete(a.sessions, name)
+			a.ending[name] = s
+			s.end(errDeconfigured)
+		}
+	}
+	for name, d := range a.desired {
+		if s, ok := a.sessions[name]; ok {
+			s.set(d)
+			continue
+		}
+		if _, ok := a.ending[name]; ok {
+			continue // apply runs again when it has ended
+		}
+		a.launch(ctx, name, d)
+	}
+}
+
+func (a *Actor) launch(ctx context.Context, name string, d lb.BGPSession) {
+	s := newSession(name, a.opts, d)
+	// The session outlives ctx by its goodbye, and so gets the end of ctx as a cause of its own.
+	own, end := context.WithCancelCause(context.WithoutCancel(ctx))
+	s.end = end
+	unlink := context.AfterFunc(ctx, func() { end(errStopping) })
+	a.sessions[name] = s
+	a.start(func() {
+		s.run(own)
+		unlink()
+		a.mu.Lock()
+		if a.ending[name] == s {
+			delete(a.ending, name)
+		}
+		a.mu.Unlock()
+		a.opts.Changed()
+		a.runner.Poke()
+	})
+}
+
+// Statuses returns the state of each session, by peer; those that are saying goodbye are among them.
+func (a *Actor) Statuses() map[string]Status {
+	a.mu.Lock()
+	sessions := maps.Clone(a.ending)
+	maps.Copy(sessions, a.sessions)
+	a.mu.Unlock()
+	statuses := make(map[string]Status, len(sessions))
+	for name, s := range sessions {
+		statuses[name] = s.snapshot()
+	}
+	return statuses
+}
+
+// Announced returns the peers to which the prefix is announced now, in no order.
+func (a *Actor) Announced(prefix netip.Prefix) []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var peers []string
+	for name, s := range a.sessions {
+		if s.announces(prefix) {
+			peers = append(peers, name)
+		}
+	}
+	return peers
+}

@@ -1,0 +1,110 @@
+package bgp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/mdlayher/ndp"
+	"golang.org/x/net/ipv6"
+)
+
+// Times of router advertisements. A router tells of itself soon after it hears of us, whatever its own interval.
+const (
+	firstAdvertisements = 4
+	quickInterval       = 500 * time.Millisecond
+	slowInterval        = 10 * time.Second
+)
+
+var allNodes, allRouters = netip.MustParseAddr("ff02::1"), netip.MustParseAddr("ff02::2")
+
+// discover finds the router on an interface by its router advertisements, and makes this node known to it in the same way, as
+// routers with unnumbered sessions expect. What is sent has a router lifetime of 0: nobody takes this node as a default router.
+func discover(ctx context.Context, iface string, found func(netip.Addr)) error {
+	i, err := net.InterfaceByName(iface)
+	if err != nil {
+		return fmt.Errorf("interface %s: %w", iface, err)
+	}
+	conn, own, err := ndp.Listen(i, ndp.LinkLocal)
+	if err != nil {
+		return fmt.Errorf("interface %s: %w", iface, err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	unlink := context.AfterFunc(ctx, func() { conn.SetReadDeadline(time.Unix(1, 0)) })
+	defer unlink()
+	if err := errors.Join(conn.SetControlMessage(ipv6.FlagHopLimit, true), conn.JoinGroup(allRouters)); err != nil {
+		conn.Close()
+		return fmt.Errorf("interface %s: join all routers: %w", iface, err)
+	}
+	asked := make(chan struct{}, 1)
+	var sending sync.WaitGroup
+	var failed error
+	sending.Go(func() {
+		failed = advertise(ctx, conn, i, asked)
+		cancel()
+	})
+	err = listen(conn, own, iface, asked, found)
+	cancel()
+	sending.Wait()
+	conn.Close()
+	if failed != nil {
+		err = failed
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return nil
+	}
+	return fmt.Errorf("interface %s: %w", iface, err)
+}
+
+// advertise sends router advertisements until ctx ends: some quickly, then one in a while and one for each solicitation.
+func advertise(ctx context.Context, conn *ndp.Conn, i *net.Interface, asked <-chan struct{}) error {
+	message := &ndp.RouterAdvertisement{Options: []ndp.Option{&ndp.LinkLayerAddress{Direction: ndp.Source, Addr: i.HardwareAddr}}}
+	for n := 0; ; n++ {
+		if err := conn.WriteTo(message, nil, allNodes); err != nil {
+			return fmt.Errorf("send a router advertisement: %w", err)
+		}
+		interval := slowInterval
+		if n < firstAdvertisements {
+			interval = quickInterval
+			// The router's answer to a solicitation tells its address without waiting for its own time.
+			if err := conn.WriteTo(&ndp.RouterSolicitation{}, nil, allRouters); err != nil {
+				return fmt.Errorf("send a router solicitation: %w", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-asked:
+		case <-time.After(interval):
+		}
+	}
+}
+
+// listen reports the senders of router advertisements until the connection's deadline passes.
+func listen(conn *ndp.Conn, own netip.Addr, iface string, asked chan struct{}, found func(netip.Addr)) error {
+	for {
+		m, control, from, err := conn.ReadFrom()
+		if err != nil {
+			return err
+		}
+		if control == nil || control.HopLimit != ndp.HopLimit {
+			continue // from beyond the link (RFC 4861 section 6.1)
+		}
+		from = from.WithZone("")
+		if !from.IsLinkLocalUnicast() || from == own.WithZone("") {
+			continue
+		}
+		switch m.(type) {
+		case *ndp.RouterAdvertisement:
+			found(from.WithZone(iface))
+		case *ndp.RouterSolicitation:
+			poke(asked)
+		}
+	}
+}

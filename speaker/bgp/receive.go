@@ -1,0 +1,238 @@
+package bgp
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// maxLearned bounds how many of the peer's routes are kept, and maxShown how many are shown.
+const (
+	maxLearned = 10000
+	maxShown   = 100
+)
+
+// receive reads messages until one of them, or the lack of them, ends the session.
+func (c *connection) receive() error {
+	for {
+		c.deadline(c.n.HoldTime)
+		if c.closing.Load() {
+			return nil
+		}
+		m, err := c.next()
+		if err != nil {
+			return err
+		}
+		switch m.kind {
+		case bgp.BGP_MSG_KEEPALIVE:
+		case bgp.BGP_MSG_UPDATE:
+			err = c.heardUpdate(m.body)
+		case bgp.BGP_MSG_ROUTE_REFRESH:
+			err = c.heardRefresh(m.body)
+		case bgp.BGP_MSG_NOTIFICATION:
+			return received(m.body)
+		default:
+			err = fault(bgp.BGP_ERROR_FSM_ERROR, subUnexpectedUp, []byte{m.kind}, "the peer sends a message of type %d", m.kind)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// heardRefresh answers a wish to hear a family again (RFC 2918). One for a family that was not negotiated is ignored.
+func (c *connection) heardRefresh(body []byte) error {
+	if len(body) != 4 {
+		return fault(bgp.BGP_ERROR_ROUTE_REFRESH_MESSAGE_ERROR, 1, nil, "a ROUTE-REFRESH of %d octets", len(body))
+	}
+	if body[3] == bgp.SAFI_UNICAST && body[2] == 0 { // the octet between is used by RFC 7313, which we do not offer
+		select {
+		case c.refresh <- binary.BigEndian.Uint16(body):
+		default: // more wishes than families: what is queued already covers it
+		}
+	}
+	return nil
+}
+
+func familyOf(afi uint16) lb.Family {
+	switch afi {
+	case bgp.AFI_IP:
+		return lb.IPv4
+	case bgp.AFI_IP6:
+		return lb.IPv6
+	}
+	return ""
+}
+
+// heardUpdate checks an UPDATE and keeps its routes if they are accepted. Faults that do not make the rest unreadable concern
+// only the routes in the message (RFC 7606), which are nothing to us.
+func (c *connection) heardUpdate(body []byte) error {
+	c.s.count(func(n *Counters) { n.UpdatesIn++ })
+	u, usable, err := parseUpdate(body, c.n, !c.d.Internal(c.n.PeerASN))
+	if err != nil {
+		return err
+	}
+	if c.s.want().AcceptRoutes {
+		c.s.learn(learned(u, usable))
+	}
+	return nil
+}
+
+// parseUpdate returns the message, and whether its routes can be used.
+func parseUpdate(body []byte, n Negotiated, external bool) (u *bgp.BGPUpdate, usable bool, fatal error) {
+	defer func() {
+		if r := recover(); r != nil {
+			fatal = fault(bgp.BGP_ERROR_UPDATE_MESSAGE_ERROR, bgp.BGP_ERROR_SUB_MALFORMED_ATTRIBUTE_LIST, nil, "cannot be decoded: %v", r)
+		}
+	}()
+	u = &bgp.BGPUpdate{}
+	err := u.DecodeFromBytes(body)
+	if err == nil {
+		families := map[bgp.RouteFamily]bgp.BGPAddPathMode{}
+		for _, f := range n.Families {
+			families[routeFamily(f)] = bgp.BGP_ADD_PATH_NONE
+		}
+		_, err = bgp.ValidateUpdateMsg(u, families, external, false, true)
+	}
+	if err == nil {
+		return u, true, nil
+	}
+	var m *bgp.MessageError
+	if errors.As(err, &m) && (m.ErrorHandling != bgp.ERROR_HANDLING_SESSION_RESET || m.TypeCode == 0) {
+		return u, false, nil // type code 0: of a family that was not negotiated
+	}
+	return nil, false, faultOf(err)
+}
+
+// learned returns what an UPDATE changes: a route that is not valid is withdrawn.
+func learned(u *bgp.BGPUpdate, usable bool) map[netip.Prefix]ReceivedRoute {
+	changes := map[netip.Prefix]ReceivedRoute{}
+	put := func(n bgp.AddrPrefixInterface, r ReceivedRoute) {
+		if p, ok := prefixOf(n); ok {
+			r.Prefix = p
+			changes[p] = r
+		}
+	}
+	var route ReceivedRoute
+	if usable {
+		route = describe(u.PathAttributes)
+	}
+	for _, n := range u.WithdrawnRoutes {
+		put(n, ReceivedRoute{})
+	}
+	for _, n := range u.NLRI {
+		put(n, route)
+	}
+	for _, a := range u.PathAttributes {
+		switch a := a.(type) {
+		case *bgp.PathAttributeMpUnreachNLRI:
+			for _, n := range a.Value {
+				put(n, ReceivedRoute{})
+			}
+		case *bgp.PathAttributeMpReachNLRI:
+			for _, n := range a.Value {
+				put(n, route)
+			}
+		}
+	}
+	return changes
+}
+
+// describe returns the attributes in words. The next hop is valid for all routes that are in use.
+func describe(attributes []bgp.PathAttributeInterface) ReceivedRoute {
+	var r ReceivedRoute
+	for _, a := range attributes {
+		switch a := a.(type) {
+		case *bgp.PathAttributeNextHop:
+			r.NextHop, _ = netip.AddrFromSlice(a.Value)
+		case *bgp.PathAttributeMpReachNLRI:
+			r.NextHop, _ = netip.AddrFromSlice(a.Nexthop)
+		case *bgp.PathAttributeAsPath:
+			r.ASPath = bgp.AsPathString(a)
+		case *bgp.PathAttributeCommunities:
+			for _, v := range a.Value {
+				r.Communities = append(r.Communities, lb.Community{A: v >> 16, B: v & 0xffff}.String())
+			}
+		case *bgp.PathAttributeLargeCommunities:
+			for _, v := range a.Values {
+				r.Communities = append(r.Communities, lb.Community{Large: true, A: v.ASN, B: v.LocalData1, C: v.LocalData2}.String())
+			}
+		}
+	}
+	r.NextHop = r.NextHop.Unmap()
+	return r
+}
+
+// accept begins or ends to keep the peer's routes. To have those that it has sent before, it is asked to send them again.
+func (c *connection) accept(routes bool) error {
+	if routes == c.accepting {
+		return nil
+	}
+	c.accepting = routes
+	c.s.unlearn()
+	if !routes || !c.n.RouteRefresh {
+		return nil
+	}
+	for _, f := range c.n.Families {
+		afi, _ := bgp.RouteFamilyToAfiSafi(routeFamily(f))
+		if err := c.write(routeRefresh(afi)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// nextHops returns the next hop of each negotiated family's routes.
+func nextHops(d lb.BGPSession, n Negotiated) map[lb.Family]netip.Addr {
+	hops := map[lb.Family]netip.Addr{}
+	own := n.Local.Addr().WithZone("")
+	for _, f := range n.Families {
+		other := d.NextHop4
+		if f == lb.IPv6 {
+			other = d.NextHop6
+		}
+		switch {
+		case lb.FamilyOf(own) == f, f == lb.IPv4 && n.ExtendedNextHop:
+			hops[f] = own
+		case other.IsValid():
+			hops[f] = other
+		}
+	}
+	return hops
+}
+
+// refusals says why routes are held back.
+func (c *connection) refusals(d lb.BGPSession, held map[lb.Family]int) map[lb.Family]lb.Refusal {
+	var refusals map[lb.Family]lb.Refusal
+	for f, count := range held {
+		if refusals == nil {
+			refusals = map[lb.Family]lb.Refusal{}
+		}
+		refusals[f] = refusal(d, c.n, f, count)
+	}
+	return refusals
+}
+
+func refusal(d lb.BGPSession, n Negotiated, f lb.Family, count int) lb.Refusal {
+	routes := fmt.Sprintf("%d %s routes cannot be sent", count, f)
+	for _, common := range n.Families {
+		if common != f {
+			continue
+		}
+		if f == lb.IPv4 {
+			return *lb.Refuse(lb.ReasonNoNextHop, "%s: the peer cannot take an IPv6 next hop for them (RFC 8950), and the node has no IPv4 address", routes)
+		}
+		return *lb.Refuse(lb.ReasonNoNextHop, "%s: the node has no IPv6 address for a next hop", routes)
+	}
+	for _, offered := range d.Families {
+		if offered == f {
+			return *lb.Refuse(lb.ReasonFamilyNotOffered, "%s: the peer does not take routes of that family; activate it there", routes)
+		}
+	}
+	return *lb.Refuse(lb.ReasonFamilyNotOffered, "%s: the session is for the other family; set dualStackAddressFamily, or add a peer with an %s address", routes, f)
+}

@@ -1,0 +1,176 @@
+package bgp
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// What happens to a session is recorded here, after it has happened.
+
+// enter records the state on the way up.
+func (s *session) enter(state State) {
+	s.mu.Lock()
+	s.status.State, s.status.Since = state, time.Now()
+	s.mu.Unlock()
+	s.opts.Changed()
+}
+
+// established records that the session is up.
+func (s *session) established(c *connection) {
+	s.restarted = true
+	n := c.n
+	s.mu.Lock()
+	s.status.State, s.status.Since = Established, time.Now()
+	s.status.Reason = ""
+	s.status.Negotiated = &n
+	s.heard = map[netip.Prefix]announced{}
+	s.flushedVersion = -1
+	s.mu.Unlock()
+	s.log.Info("BGP session established", "address", n.Peer, "asn", n.PeerASN, "holdTime", n.HoldTime, "families", n.Families,
+		"gracefulRestart", n.GracefulRestart)
+	s.opts.Changed()
+}
+
+func (s *session) renegotiated(n Negotiated) {
+	s.mu.Lock()
+	s.status.Negotiated = &n
+	s.mu.Unlock()
+	s.opts.Changed()
+}
+
+// lost records the end of a connection.
+func (s *session) lost(wasUp bool, err error) {
+	if !wasUp {
+		s.failed(lb.ReasonNotEstablished, err)
+		return
+	}
+	s.mu.Lock()
+	s.status.Flaps++
+	s.mu.Unlock()
+	s.down(reasonOf(err), err)
+	s.log.Warn("BGP session lost", "error", err)
+}
+
+func reasonOf(err error) lb.Reason {
+	if errors.Is(err, errBFDDown) {
+		return lb.ReasonBFDDown
+	}
+	return lb.ReasonNotEstablished
+}
+
+// failed records an attempt that came to nothing. Only what differs from the last failure is logged.
+func (s *session) failed(reason lb.Reason, err error) {
+	s.mu.Lock()
+	same := s.status.LastError == err.Error() && s.status.Reason == reason
+	s.mu.Unlock()
+	s.down(reason, err)
+	if !same {
+		s.log.Warn("BGP session cannot be established", "error", err)
+	}
+}
+
+// waiting records that there is nothing yet to connect to.
+func (s *session) waiting(why string) { s.failed(lb.ReasonNotEstablished, errors.New(why)) }
+
+func (s *session) down(reason lb.Reason, err error) {
+	now := time.Now()
+	s.mu.Lock()
+	if s.status.State != Idle {
+		s.status.State, s.status.Since = Idle, now
+	}
+	s.status.Reason = reason
+	if !errors.Is(err, context.Canceled) {
+		s.status.LastError, s.status.LastErrorAt = err.Error(), now
+	}
+	s.status.Negotiated, s.status.Held = nil, nil
+	s.heard, s.learned = nil, nil
+	s.flushedVersion = -1
+	s.mu.Unlock()
+	s.opts.Changed()
+}
+
+func (s *session) count(f func(*Counters)) {
+	s.mu.Lock()
+	f(&s.status.Counters)
+	s.mu.Unlock()
+}
+
+// flushed records what the peer has heard, as of that version of what it shall.
+func (s *session) flushed(out outgoing, version int, held map[lb.Family]lb.Refusal) {
+	s.mu.Lock()
+	changed := len(out.messages) > 0 || s.flushedVersion != s.version && version == s.version || !maps.Equal(held, s.status.Held)
+	maps.Copy(s.heard, out.set)
+	for _, p := range out.gone {
+		delete(s.heard, p)
+	}
+	s.status.Held = held
+	s.flushedVersion = version
+	s.mu.Unlock()
+	if changed {
+		s.opts.Changed()
+	}
+}
+
+// forget makes the next flush send all routes of a family again.
+func (s *session) forget(f lb.Family) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for p := range s.heard {
+		if lb.FamilyOf(p.Addr()) == f {
+			s.heard[p] = announced{} // equal to no route, and yet to be withdrawn if it is not wanted
+		}
+	}
+}
+
+// learn records changes to what the peer announces.
+func (s *session) learn(changes map[netip.Prefix]ReceivedRoute) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.learned == nil {
+		s.learned = map[netip.Prefix]ReceivedRoute{}
+	}
+	for p, r := range changes {
+		if !r.NextHop.IsValid() {
+			delete(s.learned, p)
+		} else if _, known := s.learned[p]; known || len(s.learned) < maxLearned {
+			s.learned[p] = r
+		}
+	}
+}
+
+func (s *session) unlearn() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.learned = nil
+}
+
+// snapshot returns the status with what it summarizes.
+func (s *session) snapshot() Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	status := s.status
+	status.Synced = status.State == Established && s.flushedVersion == s.version
+	status.Prefixes = len(s.heard)
+	status.Received = len(s.learned)
+	for _, p := range slices.SortedFunc(maps.Keys(s.learned), netip.Prefix.Compare) {
+		if len(status.Routes) == maxShown {
+			break
+		}
+		status.Routes = append(status.Routes, s.learned[p])
+	}
+	return status
+}
+
+// announces tells whether the peer has heard of the prefix.
+func (s *session) announces(p netip.Prefix) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, ok := s.heard[p]
+	return ok
+}

@@ -1,0 +1,267 @@
+package bgp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// Waits before attempts to connect. They double from the least up to the session's ConnectTime; after a session that was
+// established, only up to maxFlapWait, so that a router that restarts is served soon.
+const (
+	minWait     = 250 * time.Millisecond
+	maxFlapWait = 2 * time.Second
+	// calm is how long a session must have been up for its loss to count as the first.
+	calm = 30 * time.Second
+)
+
+// session is one peer: its goroutine connects, speaks and tries again, until it is ended.
+type session struct {
+	name string
+	opts Options
+	log  *slog.Logger
+	end  context.CancelCauseFunc // ends the goroutine, with errDeconfigured or errStopping
+	// routes is poked when what the peer shall hear, or another option that can change in place, differs.
+	routes chan struct{}
+	// redo is poked when a waiting session should try again.
+	redo chan struct{}
+
+	mu      sync.Mutex
+	desired lb.BGPSession
+	// version counts the values of desired, flushedVersion is the one that the peer has heard; -1 for none.
+	version, flushedVersion int
+	router                  netip.Addr              // found on the interface of an unnumbered session
+	attempt                 context.CancelCauseFunc // ends the current attempt, with a *changeError or errBFDDown; nil between attempts
+	status                  Status
+	heard                   map[netip.Prefix]announced // what the peer has heard over the current connection
+	learned                 map[netip.Prefix]ReceivedRoute
+
+	restarted bool // a session was established since the speaker started; only run touches it
+}
+
+var errBFDDown = errors.New("BFD says that the path to the peer is lost")
+
+// changeError ends a connection because of an option that only a new one can have.
+type changeError struct {
+	what string
+	// foreign is set when the peer or our identity is another one, so that nothing of the old session may outlive it.
+	foreign bool
+}
+
+func (e *changeError) Error() string { return "configuration changed: " + e.what }
+
+func newSession(name string, opts Options, d lb.BGPSession) *session {
+	return &session{
+		name: name, opts: opts, log: opts.Log.With("peer", name), desired: d,
+		routes: make(chan struct{}, 1), redo: make(chan struct{}, 1),
+		status: Status{State: Idle, Since: time.Now(), Reason: lb.ReasonNotEstablished}, flushedVersion: -1,
+	}
+}
+
+func poke(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// set replaces what is desired. What can change in place does; otherwise the current connection ends.
+func (s *session) set(d lb.BGPSession) {
+	s.mu.Lock()
+	before := s.desired
+	s.desired = d
+	s.version++
+	change := difference(before, d)
+	attempt := s.attempt
+	s.mu.Unlock()
+	switch {
+	case d.BFDDown && !before.BFDDown && attempt != nil:
+		attempt(errBFDDown)
+	case change != nil && attempt != nil:
+		attempt(change)
+	}
+	if change != nil || before.BFDDown && !d.BFDDown {
+		poke(s.redo)
+	}
+	poke(s.routes)
+}
+
+// difference returns the options that differ and that a connection cannot change, or nil.
+func difference(a, b lb.BGPSession) *changeError {
+	for _, option := range []struct {
+		what    string
+		same    bool
+		foreign bool
+	}{
+		{"AS number", a.LocalASN == b.LocalASN && a.PeerASN == b.PeerASN && a.Dynamic == b.Dynamic, true},
+		{"peer address", a.Addr == b.Addr && a.Port == b.Port && a.Interface == b.Interface, true},
+		{"router ID", a.RouterID == b.RouterID, true},
+		{"graceful restart", a.GracefulRestart == b.GracefulRestart, true},
+		{"source address", a.Source == b.Source, false},
+		{"hold time", a.HoldTime == b.HoldTime, false},
+		{"password", a.Password == b.Password, false},
+		{"multihop", a.MultiHop == b.MultiHop, false},
+		{"address families", slices.Equal(a.Families, b.Families), false},
+	} {
+		if !option.same {
+			return &changeError{option.what, option.foreign}
+		}
+	}
+	return nil
+}
+
+func (s *session) want() lb.BGPSession {
+	d, _ := s.wantVersion()
+	return d
+}
+
+func (s *session) wantVersion() (lb.BGPSession, int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.desired, s.version
+}
+
+// run keeps the session until ctx ends.
+func (s *session) run(ctx context.Context) {
+	var discovery sync.WaitGroup
+	defer discovery.Wait()
+	watched, stop := "", func() {}
+	defer func() { stop() }()
+	wait := minWait
+	for ctx.Err() == nil {
+		if d := s.want(); d.Interface != watched {
+			stop()
+			stop = s.watchInterface(ctx, &discovery, d.Interface)
+			watched = d.Interface
+		}
+		up, err := s.try(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		most := max(s.want().ConnectTime, minWait)
+		switch {
+		case up >= calm:
+			wait = minWait
+		case up > 0:
+			most = min(most, maxFlapWait)
+		}
+		var change *changeError
+		if errors.As(err, &change) {
+			continue // at once
+		}
+		s.pause(ctx, min(wait, most))
+		wait = min(2*wait, most)
+	}
+}
+
+// watchInterface looks for the router on an interface until the returned function is called.
+func (s *session) watchInterface(ctx context.Context, group *sync.WaitGroup, iface string) (stop func()) {
+	s.mu.Lock()
+	s.router = netip.Addr{}
+	s.mu.Unlock()
+	if iface == "" {
+		return func() {}
+	}
+	ctx, stop = context.WithCancel(ctx)
+	group.Go(func() {
+		for ctx.Err() == nil {
+			if err := s.opts.Discover(ctx, iface, s.found); err != nil && ctx.Err() == nil {
+				s.found(netip.Addr{})
+				s.failed(lb.ReasonInterfaceMissing, err)
+				sleep(ctx, time.Second)
+			}
+		}
+	})
+	return stop
+}
+
+// found takes the address of the router on the interface.
+func (s *session) found(addr netip.Addr) {
+	s.mu.Lock()
+	before, attempt := s.router, s.attempt
+	s.router = addr
+	s.mu.Unlock()
+	if addr == before {
+		return
+	}
+	if attempt != nil && before.IsValid() && addr.IsValid() {
+		attempt(&changeError{what: "the router on the interface is " + addr.String()})
+	}
+	poke(s.redo)
+}
+
+// pause waits for about that time, or until there is a reason to go on.
+func (s *session) pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d*3/4 + rand.N(d/2))
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	case <-s.redo:
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// try makes one connection and keeps it as long as it lasts. It returns how long the session was established, and why it ended.
+func (s *session) try(ctx context.Context) (up time.Duration, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	select {
+	case <-s.redo: // what it was for is in what is desired now
+	default:
+	}
+	s.mu.Lock()
+	d, router := s.desired, s.router
+	s.attempt = cancel
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		s.attempt = nil
+		s.mu.Unlock()
+	}()
+	if d.BFDDown {
+		s.failed(lb.ReasonBFDDown, errBFDDown)
+		return 0, s.hold(ctx)
+	}
+	if d.Interface != "" && !router.IsValid() {
+		s.waiting(fmt.Sprintf("no router has advertised itself on interface %s yet", d.Interface))
+		return 0, s.hold(ctx)
+	}
+	s.enter(Connect)
+	conn, err := s.opts.Dial(ctx, targetOf(d, router))
+	if err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			err = cause
+		}
+		s.failed(lb.ReasonNotEstablished, err)
+		return 0, err
+	}
+	c := newConnection(s, conn, d)
+	up, err = c.run(ctx)
+	s.lost(up > 0, err)
+	return up, err
+}
+
+// hold waits for what the session needs before it can connect.
+func (s *session) hold(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-s.redo:
+		return &changeError{what: "what was waited for is there"}
+	}
+}

@@ -1,0 +1,80 @@
+package bgp
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// State of a session, as RFC 4271 section 8.2.2 names it. Active does not occur, as a session never waits for the peer to connect.
+type State string
+
+// The states.
+const (
+	Idle        State = "Idle"
+	Connect     State = "Connect"
+	OpenSent    State = "OpenSent"
+	OpenConfirm State = "OpenConfirm"
+	Established State = "Established"
+)
+
+// Status is what is really so of one session.
+type Status struct {
+	State State     `json:"state"`
+	Since time.Time `json:"since"`
+	// Reason and LastError say why the session is not, or was last not, established. LastError names codes of NOTIFICATION messages
+	// as RFC 4271 does.
+	Reason      lb.Reason `json:"reason,omitempty"`
+	LastError   string    `json:"lastError,omitempty"`
+	LastErrorAt time.Time `json:"lastErrorAt,omitzero"`
+	// Flaps counts how often the session was lost.
+	Flaps int `json:"flaps"`
+	// Negotiated is nil unless the session is established.
+	Negotiated *Negotiated `json:"negotiated,omitempty"`
+	// Synced is set when all that the peer shall hear is on the wire, and nothing else.
+	Synced bool `json:"synced"`
+	// Prefixes is how many prefixes the peer hears.
+	Prefixes int `json:"prefixes"`
+	// Held are routes that cannot be sent over this session, by family, with the reason.
+	Held map[lb.Family]lb.Refusal `json:"held,omitempty"`
+	// Received is how many prefixes the peer announces, if it may; Routes are the first of them.
+	Received int             `json:"received"`
+	Routes   []ReceivedRoute `json:"routes,omitempty"`
+	Counters Counters        `json:"counters"`
+}
+
+// Negotiated is what both ends of a session have agreed on.
+type Negotiated struct {
+	PeerASN         uint32         `json:"peerASN"`
+	PeerID          netip.Addr     `json:"peerRouterID"`
+	Local           netip.AddrPort `json:"local"`
+	Peer            netip.AddrPort `json:"peer"`
+	Families        []lb.Family    `json:"families"`
+	HoldTime        time.Duration  `json:"holdTime"`
+	KeepaliveTime   time.Duration  `json:"keepaliveTime"`
+	FourOctetASN    bool           `json:"fourOctetASN"`
+	RouteRefresh    bool           `json:"routeRefresh"`
+	ExtendedNextHop bool           `json:"extendedNextHop"`
+	// GracefulRestart is set when the peer keeps routes while the speaker restarts, for as long as RestartTime.
+	GracefulRestart bool          `json:"gracefulRestart"`
+	RestartTime     time.Duration `json:"restartTime,omitzero"`
+}
+
+// ReceivedRoute is a route that the peer announces. It is shown and used for nothing.
+type ReceivedRoute struct {
+	Prefix      netip.Prefix `json:"prefix"`
+	NextHop     netip.Addr   `json:"nextHop"`
+	ASPath      string       `json:"asPath"`
+	Communities []string     `json:"communities,omitempty"`
+}
+
+// Counters count messages and bytes since the session was configured.
+type Counters struct {
+	MessagesIn  uint64 `json:"messagesIn"`
+	MessagesOut uint64 `json:"messagesOut"`
+	UpdatesIn   uint64 `json:"updatesIn"`
+	UpdatesOut  uint64 `json:"updatesOut"`
+	BytesIn     uint64 `json:"bytesIn"`
+	BytesOut    uint64 `json:"bytesOut"`
+}
