@@ -290,12 +290,23 @@ func (s *speaker) index(key lb.Key, vips map[netip.Addr]bool) {
 			s.holders[vip] = slices.Insert(s.holders[vip], i, key)
 		}
 	}
-	if len(now) == 0 {
-		delete(s.vips, key)
-		s.to.report.Set(key, nil)
-	} else {
+	if len(now) > 0 {
 		s.vips[key] = now
+		return
 	}
+	delete(s.vips, key)
+	s.to.report.Set(key, s.farewell(key))
+}
+
+// farewell corrects what a Service shows that has lost its addresses; nil when it shows nothing wrong or another node corrects it.
+func (s *speaker) farewell(key lb.Key) *lb.Condition {
+	service, ok := s.from.services.Get(key)
+	stale := slices.ContainsFunc(service.Conditions, func(c lb.Condition) bool { return c.Type == lb.ConditionAnnounced })
+	if !ok || !stale || s.stopping || service.Type != lb.LoadBalancer || service.Class != s.class ||
+		plan.Winner(netip.Addr{}, s.from.members.Live()) != s.self {
+		return nil
+	}
+	return &lb.Condition{Type: lb.ConditionAnnounced, Reason: lb.ReasonNoAddress, Message: "the Service holds no address"}
 }
 
 func (s *speaker) facts() plan.Facts {
@@ -378,6 +389,10 @@ func (s *speaker) act(facts plan.Facts) {
 
 // report says what is to be written to a Service, if it is for this node to say.
 func (s *speaker) report(key lb.Key) {
+	if len(s.vips[key]) == 0 {
+		s.to.report.Set(key, s.farewell(key))
+		return
+	}
 	var decisions []plan.Decision
 	for _, vip := range s.vips[key] {
 		decisions = append(decisions, s.decisions[vip])

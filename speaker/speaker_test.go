@@ -220,6 +220,34 @@ func TestContract1And3AWithdrawnVIPIsNotAnswered(t *testing.T) {
 	})
 }
 
+func TestContract10AServiceWithoutAddressesIsNotShownAsAnnounced(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177, w178, w179)
+		r.service(nginx, vip1)
+		c, _ := r.nodes[ranked(vip1)[0]].reported(nginx)
+		s, _ := r.api.services.Get(nginx)
+		s.Conditions, s.Ingress = []lb.Condition{c}, nil
+		r.api.services.set(nginx, s)
+		r.api.services.set(other, lb.Service{Key: other, Type: lb.LoadBalancer}) // one that never had any
+		synctest.Wait()
+		writers := 0
+		for _, n := range r.nodes {
+			if c, ok := n.reported(nginx); ok {
+				writers++
+				if c.Status || c.Reason != lb.ReasonNoAddress {
+					t.Errorf("%s reports %+v", n.self, c)
+				}
+			}
+			if c, ok := n.reported(other); ok {
+				t.Errorf("%s reports %+v", n.self, c)
+			}
+		}
+		if writers != 1 {
+			t.Errorf("%d nodes report, want one", writers)
+		}
+	})
+}
+
 func TestSharedVIP(t *testing.T) {
 	inRig(t, func(r *rig) {
 		r.start(w177, w178, w179)
