@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -122,7 +123,7 @@ func TestContract8AnAddressHasOneHolder(t *testing.T) {
 	t.Run("a full pool serves oldest first when space appears", func(t *testing.T) {
 		createService(t, l, "second", nil)
 		wantAddresses(t, l, "second", "172.26.236.181")
-		for _, name := range []string{"third", "fourth"} {
+		for _, name := range []string{"third", "waiting"} { // of one second, perhaps: then the name decides
 			createService(t, l, name, nil)
 			wantCondition(t, l, name, "landfall.dev/Assigned", "False", "PoolExhausted", "small")
 		}
@@ -130,13 +131,13 @@ func TestContract8AnAddressHasOneHolder(t *testing.T) {
 			t.Fatal(err)
 		}
 		wantAddresses(t, l, "third", "172.26.236.180")
-		if got, err := addressesOf(ctx, l, "fourth"); err != nil || len(got) > 0 {
+		if got, err := addressesOf(ctx, l, "waiting"); err != nil || len(got) > 0 {
 			t.Errorf("the younger Service got %v, %v", got, err)
 		}
 		if err := l.ApplyYAML(ctx, pool("small", "172.26.236.180-172.26.236.182")); err != nil {
 			t.Fatal(err)
 		}
-		wantAddresses(t, l, "fourth", "172.26.236.182")
+		wantAddresses(t, l, "waiting", "172.26.236.182")
 	})
 
 	t.Run("overlapping pools keep what they hold, and the younger hands out nothing new", func(t *testing.T) {
@@ -147,17 +148,17 @@ func TestContract8AnAddressHasOneHolder(t *testing.T) {
 		wantPool(t, l, "small", "True", "Ready", "")
 		createService(t, l, "late", nil)
 		wantCondition(t, l, "late", "landfall.dev/Assigned", "False", "PoolExhausted", "small")
-		wantAddresses(t, l, "fourth", "172.26.236.182")
+		wantAddresses(t, l, "waiting", "172.26.236.182")
 	})
 
 	t.Run("restarts and a change of leader move nothing", func(t *testing.T) {
-		want := map[string]string{"second": "172.26.236.181", "third": "172.26.236.180", "fourth": "172.26.236.182"}
+		want := map[string]string{"second": "172.26.236.181", "third": "172.26.236.180", "waiting": "172.26.236.182"}
 		for _, end := range []func(*lab.Agent) error{(*lab.Agent).Kill, (*lab.Agent).Stop} {
 			for _, a := range l.Agents("controller") {
 				if err := end(a); err != nil {
 					t.Fatal(err)
 				}
-				if err := a.Start(); err != nil {
+				if err := errors.Join(a.Start(), a.WaitReady(ctx)); err != nil {
 					t.Fatal(err)
 				}
 			}
