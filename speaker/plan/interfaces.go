@@ -19,7 +19,7 @@ func announceOn(f Facts, vip netip.Addr) ([]string, *lb.Refusal) {
 	var matching, elsewhere []lb.L2Advertisement
 	for _, name := range slices.Sorted(maps.Keys(f.Advertisements)) {
 		switch ad := f.Advertisements[name]; {
-		case !selectsPool(ad, pools):
+		case !slices.ContainsFunc(pools, ad.Selects):
 		case !selectsNode(ad, *f.Node):
 			elsewhere = append(elsewhere, ad)
 		default:
@@ -54,23 +54,6 @@ func poolsOf(pools map[string]lb.Pool, vip netip.Addr) []lb.Pool {
 		}
 	}
 	return found
-}
-
-func selectsPool(ad lb.L2Advertisement, pools []lb.Pool) bool {
-	if len(ad.Pools) == 0 && len(ad.PoolSelectors) == 0 {
-		return true
-	}
-	for _, pool := range pools {
-		if slices.Contains(ad.Pools, pool.Name) {
-			return true
-		}
-		for _, selector := range ad.PoolSelectors {
-			if selector.Matches(pool.Labels) {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 func selectsNode(ad lb.L2Advertisement, node lb.Node) bool {

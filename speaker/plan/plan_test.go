@@ -331,6 +331,15 @@ func TestContract10WordsAndSummary(t *testing.T) {
 		t.Errorf("got %+v, want %+v", report, want)
 	}
 
+	// A node that is out by itself does not hide what keeps the others from announcing.
+	in.Claims[third] = lb.Claim{Reason: lb.ReasonNodeExcluded}
+	report, _ = Summarize(owner, []Decision{Decide(facts(owner), in)})
+	want = Report{Reason: lb.ReasonNoBackends, Message: "no node announces 172.26.236.180: default/my-nginx: no endpoint is usable on any node (" +
+		"NoBackends on " + owner + ", " + second + ", NodeExcluded on " + third + ")"}
+	if report != want {
+		t.Errorf("got %+v, want %+v", report, want)
+	}
+
 	report, _ = Summarize(owner, []Decision{Decide(facts(owner), input())})
 	if report.Announced || report.Reason != lb.ReasonAnnounceFailed {
 		t.Errorf("an owner that does not answer is reported as %+v", report)

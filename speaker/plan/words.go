@@ -151,13 +151,30 @@ func (d Decision) summary(self string) (lb.Reason, string) {
 	for _, r := range reasons {
 		parts = append(parts, fmt.Sprintf("%s on %s", r, some(byReason[r])))
 	}
-	reason := lb.ReasonNoOwner
-	message := fmt.Sprintf("no node announces %s: %s", d.VIP, strings.Join(parts, ", "))
-	if len(reasons) == 1 {
-		reason = reasons[0]
-		message = fmt.Sprintf("no node announces %s: %s", d.VIP, d.sentence(self, reason))
+	why := strings.Join(parts, ", ")
+	reason := onlyObstacle(reasons)
+	if reason != lb.ReasonNoOwner {
+		why = d.sentence(self, reason)
+		if len(reasons) > 1 {
+			why += " (" + strings.Join(parts, ", ") + ")"
+		}
 	}
-	return reason, message
+	return reason, fmt.Sprintf("no node announces %s: %s", d.VIP, why)
+}
+
+// onlyObstacle returns the one reason that stands in the way, or ReasonNoOwner if there are several. Nodes that are out by
+// themselves, whatever the VIP, do not hide what keeps the others from announcing it.
+func onlyObstacle(reasons []lb.Reason) lb.Reason {
+	if len(reasons) == 1 {
+		return reasons[0]
+	}
+	others := slices.DeleteFunc(slices.Clone(reasons), func(r lb.Reason) bool {
+		return r == lb.ReasonNodeExcluded || r == lb.ReasonNodeLeaving || r == lb.ReasonStopping
+	})
+	if len(others) == 1 {
+		return others[0]
+	}
+	return lb.ReasonNoOwner
 }
 
 // how adds over what the VIP is announced, which this node knows of itself only.
