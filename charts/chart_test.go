@@ -1,0 +1,417 @@
+package charts
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	yamlutil "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
+)
+
+const kubeVersion = "1.35.4" // helm built from its module thinks of a very old one
+
+// helm is the program in LANDFALL_HELM, or the one that the lab builds from the pinned module.
+var helm = sync.OnceValues(func() (string, error) {
+	if path := os.Getenv("LANDFALL_HELM"); path != "" {
+		return path, nil
+	}
+	cmd := exec.Command("go", "run", "./e2e/cmd/landfall-lab", "tool", "helm")
+	cmd.Dir = ".."
+	out, err := cmd.Output()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		return "", errors.New(string(exit.Stderr))
+	}
+	return strings.TrimSpace(string(out)), err
+})
+
+// run calls helm and returns what it prints.
+func run(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	path, err := helm()
+	if err != nil {
+		t.Fatalf("no helm: %v", err)
+	}
+	cmd := exec.CommandContext(t.Context(), path, args...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return "", errors.New(stderr.String() + stdout.String())
+	}
+	return stdout.String(), nil
+}
+
+func template(t *testing.T, set ...string) (string, error) {
+	t.Helper()
+	args := []string{"template", "landfall", "landfall", "--namespace", "landfall-system", "--kube-version", kubeVersion}
+	for _, s := range set {
+		args = append(args, "--set-json", s)
+	}
+	return run(t, args...)
+}
+
+// rendered has each object by kind and name.
+type rendered map[string]json.RawMessage
+
+func render(t *testing.T, set ...string) rendered {
+	t.Helper()
+	text, err := template(t, set...)
+	if err != nil {
+		t.Fatalf("%v: %v", set, err)
+	}
+	objects := rendered{}
+	decoder := yamlutil.NewYAMLOrJSONDecoder(strings.NewReader(text), 4096)
+	for {
+		var raw json.RawMessage
+		if err := decoder.Decode(&raw); errors.Is(err, io.EOF) {
+			return objects
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		var meta struct {
+			Kind     string
+			Metadata struct{ Name string }
+		}
+		if err := json.Unmarshal(raw, &meta); err != nil || meta.Kind == "" {
+			continue
+		}
+		id := meta.Kind + " " + meta.Metadata.Name
+		if _, ok := objects[id]; ok {
+			t.Errorf("%s is rendered twice", id)
+		}
+		objects[id] = raw
+	}
+}
+
+// as decodes an object, refusing fields that its kind does not have.
+func as[T any](t *testing.T, objects rendered, id string) T {
+	t.Helper()
+	var object T
+	raw, ok := objects[id]
+	if !ok {
+		t.Fatalf("no %s among %v", id, ids(objects))
+	}
+	if err := yaml.UnmarshalStrict(raw, &object); err != nil {
+		t.Fatalf("%s: %v", id, err)
+	}
+	return object
+}
+
+func ids(objects rendered) []string {
+	var all []string
+	for id := range objects {
+		all = append(all, id)
+	}
+	slices.Sort(all)
+	return all
+}
+
+func container(t *testing.T, pod corev1.PodSpec, name string) corev1.Container {
+	t.Helper()
+	i := slices.IndexFunc(pod.Containers, func(c corev1.Container) bool { return c.Name == name })
+	if i < 0 {
+		t.Fatalf("no container %s", name)
+	}
+	return pod.Containers[i]
+}
+
+func TestLint(t *testing.T) {
+	if out, err := run(t, "lint", "--strict", "landfall"); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	objects := render(t)
+	var others []string
+	for _, id := range ids(objects) {
+		if !strings.HasPrefix(id, "CustomResourceDefinition ") {
+			others = append(others, id)
+		}
+	}
+	want := []string{
+		"ClusterRole landfall-controller", "ClusterRole landfall-proxy", "ClusterRole landfall-speaker", "ClusterRole landfall-view",
+		"ClusterRoleBinding landfall-controller", "ClusterRoleBinding landfall-proxy", "ClusterRoleBinding landfall-speaker",
+		"DaemonSet landfall-node", "Deployment landfall-controller", "PodDisruptionBudget landfall-controller",
+		"Role landfall-controller", "RoleBinding landfall-controller", "Secret landfall-gossip",
+		"ServiceAccount landfall-controller", "ServiceAccount landfall-node",
+	}
+	if diff := cmp.Diff(want, others); diff != "" {
+		t.Errorf("objects (-want +got):\n%s", diff)
+	}
+}
+
+// TestDefinitionsAreUpgradedAndKept checks that every definition that is generated is rendered, so that upgrades bring new schemas, and
+// that none goes with the release.
+func TestDefinitionsAreUpgradedAndKept(t *testing.T) {
+	files, err := filepath.Glob("landfall/charts/crds/templates/landfall.dev_*.yaml")
+	if err != nil || len(files) < 2 {
+		t.Fatalf("definitions: %v, %v", files, err)
+	}
+	objects := render(t)
+	for _, file := range files {
+		plural := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(file), "landfall.dev_"), ".yaml")
+		var crd struct {
+			Metadata struct{ Annotations map[string]string }
+		}
+		if err := json.Unmarshal(objects["CustomResourceDefinition "+plural+".landfall.dev"], &crd); err != nil {
+			t.Errorf("%s: %v", plural, err)
+		}
+		if crd.Metadata.Annotations["helm.sh/resource-policy"] != "keep" {
+			t.Errorf("%s would be deleted with the release, and all objects with it", plural)
+		}
+	}
+	for _, id := range ids(render(t, "crds.enabled=false")) {
+		if strings.HasPrefix(id, "CustomResourceDefinition ") {
+			t.Errorf("crds.enabled=false renders %s", id)
+		}
+	}
+}
+
+// TestPrivileges pins what the pods may do to their nodes.
+func TestPrivileges(t *testing.T) {
+	objects := render(t)
+	node := as[appsv1.DaemonSet](t, objects, "DaemonSet landfall-node").Spec.Template.Spec
+	controller := as[appsv1.Deployment](t, objects, "Deployment landfall-controller").Spec.Template.Spec
+	if !node.HostNetwork || controller.HostNetwork {
+		t.Errorf("host network: node %v, controller %v", node.HostNetwork, controller.HostNetwork)
+	}
+	if sc := controller.SecurityContext; sc.RunAsNonRoot == nil || !*sc.RunAsNonRoot {
+		t.Error("the controller may run as root")
+	}
+	for name, want := range map[string][]corev1.Capability{"controller": nil, "speaker": {"NET_RAW"}, "proxy": {"NET_ADMIN", "NET_RAW"}} {
+		pod := node
+		if name == "controller" {
+			pod = controller
+		}
+		if pod.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+			t.Errorf("%s: seccomp profile %v", name, pod.SecurityContext.SeccompProfile)
+		}
+		sc := container(t, pod, name).SecurityContext
+		if sc.Privileged != nil || *sc.AllowPrivilegeEscalation || !*sc.ReadOnlyRootFilesystem || !slices.Equal(sc.Capabilities.Drop, []corev1.Capability{"ALL"}) {
+			t.Errorf("%s: %+v", name, sc)
+		}
+		if diff := cmp.Diff(want, sc.Capabilities.Add); diff != "" {
+			t.Errorf("%s: capabilities (-want +got):\n%s", name, diff)
+		}
+	}
+	for _, v := range node.Volumes {
+		if v.HostPath != nil && v.HostPath.Path != "/run/xtables.lock" {
+			t.Errorf("the node pod mounts %s of the host", v.HostPath.Path)
+		}
+	}
+}
+
+// TestRights pins what each program may do to the cluster; "resource:verbs".
+func TestRights(t *testing.T) {
+	objects := render(t)
+	for role, want := range map[string][]string{
+		"controller": {"events:create,patch", "ipaddresspools/status:update", "ipaddresspools:get,list,watch", "services/status:patch", "services:list,watch"},
+		"proxy":      {"endpointslices:list,watch", "events:create,patch", "nodes:list,watch", "services:list,watch"},
+	} {
+		if diff := cmp.Diff(want, rights(as[rbacv1.ClusterRole](t, objects, "ClusterRole landfall-"+role).Rules)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", role, diff)
+		}
+	}
+	for _, right := range rights(as[rbacv1.ClusterRole](t, objects, "ClusterRole landfall-speaker").Rules) {
+		resource, verbs, _ := strings.Cut(right, ":")
+		if verbs != "list,watch" && !strings.HasSuffix(resource, "/status") && resource != "events" || strings.Contains(resource, "secrets") {
+			t.Errorf("the speaker may do this in the whole cluster: %s", right)
+		}
+	}
+	lease := rights(as[rbacv1.Role](t, objects, "Role landfall-controller").Rules)
+	if diff := cmp.Diff([]string{"leases:create", "leases:get,update"}, lease); diff != "" {
+		t.Errorf("the controller in its namespace (-want +got):\n%s", diff)
+	}
+}
+
+func rights(rules []rbacv1.PolicyRule) []string {
+	var all []string
+	for _, rule := range rules {
+		for _, resource := range rule.Resources {
+			all = append(all, resource+":"+strings.Join(rule.Verbs, ","))
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// TestValuesReachThePrograms sets values and looks for the arguments that they are to become.
+func TestValuesReachThePrograms(t *testing.T) {
+	for _, test := range []struct {
+		set     []string
+		program string
+		want    []string
+		absent  []string
+	}{
+		{nil, "proxy", []string{"--mode=auto", "--feed-socket=/run/landfall/feed.sock", "--detect-local-mode=ClusterCIDR"}, []string{"--nodeport-addresses", "--pod-bridge-interface"}},
+		{nil, "speaker", []string{"--gate=proxy", "--feed-socket=/run/landfall/feed.sock", "--gossip-key-file=/run/secrets/landfall/gossip/key"}, nil},
+		{nil, "controller", []string{"--leader-elect=true", "--namespace=landfall-system", "--load-balancer-class="}, nil},
+		{[]string{`loadBalancerClass="example.com/x"`}, "controller", []string{"--load-balancer-class=example.com/x"}, nil},
+		{[]string{`loadBalancerClass="example.com/x"`}, "speaker", []string{"--load-balancer-class=example.com/x"}, nil},
+		{[]string{`logLevel="warn"`, `proxy.logLevel="debug"`}, "proxy", []string{"--log-level=debug"}, nil},
+		{[]string{`logLevel="warn"`, `proxy.logLevel="debug"`}, "speaker", []string{"--log-level=warn"}, nil},
+		{[]string{"proxy.enabled=false"}, "speaker", []string{"--gate=none"}, nil},
+		{[]string{`speaker.gate="none"`, "speaker.gossip.encrypt=false"}, "speaker", []string{"--gate=none"}, []string{"--gossip-key-file"}},
+		{[]string{`proxy.nodePortAddresses=["10.0.0.0/8","primary"]`, "proxy.masqueradeAll=true", `proxy.clusterCIDR="10.0.0.0/8,fd00::/48"`}, "proxy",
+			[]string{"--nodeport-addresses=10.0.0.0/8,primary", "--masquerade-all=true", "--cluster-cidr=10.0.0.0/8,fd00::/48"}, nil},
+		{[]string{`proxy.extraArgs=["--x=y"]`, "proxy.metricsPort=9000"}, "proxy", []string{"--x=y", "--metrics-bind-address=:9000"}, nil},
+	} {
+		objects := render(t, test.set...)
+		pod := as[appsv1.DaemonSet](t, objects, "DaemonSet landfall-node").Spec.Template.Spec
+		if test.program == "controller" {
+			pod = as[appsv1.Deployment](t, objects, "Deployment landfall-controller").Spec.Template.Spec
+		}
+		args := container(t, pod, test.program).Args
+		for _, want := range test.want {
+			if !slices.Contains(args, want) {
+				t.Errorf("%v: the %s is not started with %s: %v", test.set, test.program, want, args)
+			}
+		}
+		for _, absent := range test.absent {
+			if slices.ContainsFunc(args, func(arg string) bool { return strings.HasPrefix(arg, absent) }) {
+				t.Errorf("%v: the %s is started with %s", test.set, test.program, absent)
+			}
+		}
+	}
+}
+
+// TestAPIServerAddress must reach all pods, as the address of default/kubernetes works only once a proxy runs.
+func TestAPIServerAddress(t *testing.T) {
+	objects := render(t, `kubernetesServiceHost="10.0.0.1"`, "kubernetesServicePort=443")
+	node := as[appsv1.DaemonSet](t, objects, "DaemonSet landfall-node").Spec.Template.Spec
+	controller := as[appsv1.Deployment](t, objects, "Deployment landfall-controller").Spec.Template.Spec
+	for _, c := range slices.Concat(node.Containers, controller.Containers) {
+		for _, want := range []corev1.EnvVar{{Name: "KUBERNETES_SERVICE_HOST", Value: "10.0.0.1"}, {Name: "KUBERNETES_SERVICE_PORT", Value: "443"}} {
+			if !slices.Contains(c.Env, want) {
+				t.Errorf("%s: no %v", c.Name, want)
+			}
+		}
+	}
+}
+
+func TestOptionalParts(t *testing.T) {
+	for _, test := range []struct {
+		set             []string
+		present, absent []string
+	}{
+		{[]string{"controller.replicas=1"}, nil, []string{"PodDisruptionBudget landfall-controller"}},
+		{[]string{"speaker.enabled=false"}, []string{"DaemonSet landfall-node"}, []string{"ClusterRole landfall-speaker", "Secret landfall-gossip"}},
+		{[]string{"proxy.enabled=false"}, []string{"DaemonSet landfall-node"}, []string{"ClusterRole landfall-proxy"}},
+		{[]string{"proxy.enabled=false", "speaker.enabled=false"}, []string{"Deployment landfall-controller"}, []string{"DaemonSet landfall-node", "ServiceAccount landfall-node"}},
+		{[]string{"rbac.create=false"}, nil, []string{"ServiceAccount landfall-node", "ClusterRole landfall-view", "Role landfall-controller"}},
+		{[]string{"podMonitor.enabled=true"}, []string{"PodMonitor landfall-controller", "PodMonitor landfall-node"}, nil},
+		{[]string{`speaker.gossip.existingSecret="mine"`}, nil, []string{"Secret landfall-gossip"}},
+		{[]string{`fullnameOverride="lf"`}, []string{"DaemonSet lf-node", "Secret lf-gossip", "ClusterRole lf-proxy"}, []string{"DaemonSet landfall-node"}},
+	} {
+		objects := render(t, test.set...)
+		for _, id := range test.present {
+			if _, ok := objects[id]; !ok {
+				t.Errorf("%v: no %s", test.set, id)
+			}
+		}
+		for _, id := range test.absent {
+			if _, ok := objects[id]; ok {
+				t.Errorf("%v: %s", test.set, id)
+			}
+		}
+	}
+}
+
+// TestWrongValuesAreRefused shows that the schema is closed at every level.
+func TestWrongValuesAreRefused(t *testing.T) {
+	for set, want := range map[string]string{
+		"proxyy.mode=1":                         "proxyy",
+		"proxy.mod=1":                           "mod",
+		`proxy.mode="ipvs"`:                     "/proxy/mode",
+		`proxy.clusterCIDR="10.0.0.0"`:          "/proxy/clusterCIDR",
+		"proxy.masqueradeBit=32":                "/proxy/masqueradeBit",
+		`speaker.gate="kube-proxy"`:             "/speaker/gate",
+		`speaker.hold="30"`:                     "/speaker/hold",
+		"speaker.gossip.key=1":                  "key",
+		"controller.leaderElect.leaseSeconds=1": "leaseSeconds",
+		`controller.replicas="two"`:             "/controller/replicas",
+		"node.hostNetwork=false":                "hostNetwork",
+		`image.digest="latest"`:                 "/image/digest",
+		"image.name=1":                          "name",
+		"crds.install=1":                        "install",
+		"podMonitor.namespace=1":                "namespace",
+		`logLevel="trace"`:                      "/logLevel",
+		"rbac.clusterAdmin=true":                "clusterAdmin",
+	} {
+		if _, err := template(t, set); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want a refusal that names %s", set, err, want)
+		}
+	}
+	if _, err := template(t, "proxy.enabled=false", `speaker.gate="proxy"`); err == nil || !strings.Contains(err.Error(), "speaker.gate=none") {
+		t.Errorf("a gate that nothing opens: %v", err)
+	}
+}
+
+// TestSchemaHasNothingThatValuesLack finds values that are no longer there, and levels that would take a misspelt one.
+func TestSchemaHasNothingThatValuesLack(t *testing.T) {
+	var values map[string]any
+	var schema schemaNode
+	for file, into := range map[string]any{"landfall/values.yaml": &values, "landfall/values.schema.json": &schema} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := yaml.Unmarshal(text, into); err != nil {
+			t.Fatal(err)
+		}
+	}
+	schema.compare(t, "", values)
+}
+
+type schemaNode struct {
+	Properties           map[string]schemaNode `json:"properties"`
+	AdditionalProperties any                   `json:"additionalProperties"`
+}
+
+func (n schemaNode) compare(t *testing.T, path string, values map[string]any) {
+	t.Helper()
+	if n.AdditionalProperties != false {
+		t.Errorf("%s/ is open", path)
+	}
+	for name, sub := range n.Properties {
+		value, ok := values[name]
+		if !ok && name != "global" { // helm's own
+			t.Errorf("%s/%s is in the schema, not in the values", path, name)
+		}
+		if nested, ok := value.(map[string]any); ok && sub.Properties != nil {
+			sub.compare(t, path+"/"+name, nested)
+		}
+	}
+}
+
+// TestGracePeriod must leave the speaker time to hand over and the proxy time to drain.
+func TestGracePeriod(t *testing.T) {
+	spec := as[appsv1.DaemonSet](t, render(t), "DaemonSet landfall-node").Spec
+	if grace := spec.Template.Spec.TerminationGracePeriodSeconds; grace == nil || *grace < 15 {
+		t.Errorf("grace period: %v", grace)
+	}
+	if spec.UpdateStrategy.RollingUpdate.MaxUnavailable.IntValue() != 1 {
+		t.Errorf("update strategy: %+v", spec.UpdateStrategy)
+	}
+	for _, c := range spec.Template.Spec.Containers {
+		if c.LivenessProbe.HTTPGet.Path != "/healthz" || c.ReadinessProbe.HTTPGet.Path != "/readyz" {
+			t.Errorf("%s: probes %v, %v", c.Name, c.LivenessProbe, c.ReadinessProbe)
+		}
+	}
+	if len(spec.Template.Spec.Tolerations) != 1 || spec.Template.Spec.Tolerations[0] != (corev1.Toleration{Operator: corev1.TolerationOpExists}) {
+		t.Errorf("tolerations: %v", spec.Template.Spec.Tolerations)
+	}
+}

@@ -1,0 +1,2 @@
+// Package charts tests the Helm chart.
+package charts
