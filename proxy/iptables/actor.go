@@ -40,6 +40,9 @@ type Deps struct {
 	Observe func(Sync)
 }
 
+// verifyShare keeps verification to one part in so many of a core, as reading a large ruleset takes seconds.
+const verifyShare = 50
+
 // Actor keeps the kernel's rules as wanted.
 type Actor struct {
 	deps   Deps
@@ -54,8 +57,9 @@ type Actor struct {
 
 	// The rest belongs to the goroutine that runs apply.
 	families []*family
-	read     time.Time // when the kernel's rules were last read
-	said     string    // the last error that was logged
+	read     time.Time     // when the kernel's rules were last read
+	interval time.Duration // until they are read again
+	said     string        // the last error that was logged
 }
 
 // New returns an Actor that writes nothing before Configure and Set are called.
@@ -117,16 +121,17 @@ func (a *Actor) step(ctx context.Context) (time.Duration, error) {
 		return 0, nil
 	}
 	started := time.Now()
-	verify := !a.read.IsZero() && started.Sub(a.read) >= a.deps.Verify
+	verify := !a.read.IsZero() && started.Sub(a.read) >= a.interval
 	st, err := a.apply(ctx, verify)
 	if ctx.Err() != nil {
 		return 0, nil
 	}
+	took := time.Since(started)
 	if verify || a.read.IsZero() {
-		a.read = started
+		a.read, a.interval = started, max(a.deps.Verify, verifyShare*took)
 	}
-	a.report(st, err, time.Since(started))
-	return a.deps.Verify, err
+	a.report(st, err, took)
+	return a.interval, err
 }
 
 // take hands what is pending to the families. It returns false while it is not known what is wanted.

@@ -258,6 +258,10 @@ func (f *family) script(keys []lb.Key) string {
 // are in place. Chains to which they jump stay with them.
 func (f *family) unconfirmed(keys []lb.Key) map[string]bool {
 	keep := map[string]bool{}
+	named := make(map[lb.Key]bool, len(keys))
+	for _, key := range keys {
+		named[key] = true
+	}
 	var visit func(chain string)
 	visit = func(chain string) {
 		rules, ok := f.have.nat[chain]
@@ -272,7 +276,7 @@ func (f *family) unconfirmed(keys []lb.Key) map[string]bool {
 		}
 	}
 	for key := range f.dirty {
-		if _, held := f.held[key]; held || slices.Contains(keys, key) {
+		if _, held := f.held[key]; held || named[key] {
 			continue
 		}
 		for _, p := range f.want[key].plan.Ports {

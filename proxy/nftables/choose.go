@@ -1,0 +1,146 @@
+package nftables
+
+import (
+	"encoding/binary"
+	"hash/fnv"
+)
+
+// Scheduler is a way of choosing a backend for a new connection.
+type Scheduler string
+
+// The schedulers. The zero value is Random.
+const (
+	// Random gives each backend the same chance.
+	Random Scheduler = "random"
+	// RoundRobin goes through the backends in turn.
+	RoundRobin Scheduler = "round-robin"
+	// SourceHash sends the same client address to the same backend, on every node. A change of one backend moves few clients.
+	SourceHash Scheduler = "source-hash"
+	// Maglev sends a connection, told by its client address and port, to the same backend on every node. A change of one
+	// backend moves few connections ("Maglev: A Fast and Reliable Software Network Load Balancer", NSDI 2016, section 3.4).
+	Maglev Scheduler = "maglev"
+)
+
+// A frontend's backends are numbered, and a rule draws a number. As the rules are constant, each knows only draws from a fixed
+// range: a class. A number is the frontend's class times 10,000 plus a place in it, so that a rule of another class finds
+// nothing. Numbers of the set for policy Local, and of schedulers other than Random, are told apart by what they add:
+//
+//	30002        the third of exactly three
+//	80004        the fifth of up to eight: draws of 5 to 7 find nothing and are repeated
+//	30_1021_0007 slot 7 of the 1021 that Maglev fills, 31_1021_0007 the same for policy Local
+const (
+	classFactor   = 10_000
+	localNumbers  = 100_000_000
+	methodNumbers = 1_000_000_000
+	// maxBackends is how many backends of a frontend can be reached.
+	maxBackends = 8192
+	// exactClasses are the classes that have a draw of exactly their size.
+	exactClasses = 4
+)
+
+// drawClasses returns the sizes from which backends are drawn at random, smallest first.
+func drawClasses() []uint32 {
+	var sizes []uint32
+	for n := uint32(1); n <= exactClasses; n++ {
+		sizes = append(sizes, n)
+	}
+	for n := uint32(2 * exactClasses); n <= maxBackends; n *= 2 {
+		sizes = append(sizes, n)
+	}
+	return sizes
+}
+
+// drawClass returns the class for n backends, 1 to maxBackends: a draw finds a backend with certainty or with more than even chance.
+func drawClass(n int) uint32 {
+	size := uint32(2 * exactClasses)
+	if n <= exactClasses {
+		return uint32(n)
+	}
+	for uint32(n) > size {
+		size *= 2
+	}
+	return size
+}
+
+// slotClasses are the sizes of slot tables. They are primes, as Maglev's permutations need, and so that frontends that take turns
+// at one round-robin counter do not always meet the same slots.
+var slotClasses = []uint32{127, 1021, 8191}
+
+// slotClass returns the table size for n backends, 2 or more: large enough to keep their shares within some 5 % of each other, as
+// long as there are at most 400.
+func slotClass(n int) uint32 {
+	for _, size := range slotClasses {
+		if uint32(20*n) <= size {
+			return size
+		}
+	}
+	return slotClasses[len(slotClasses)-1]
+}
+
+// method returns the digit by which numbers of a scheduler are told apart.
+func (s Scheduler) method() uint32 {
+	switch s {
+	case RoundRobin:
+		return 1
+	case SourceHash:
+		return 2
+	case Maglev:
+		return 3
+	}
+	return 0
+}
+
+// numbers returns the number of place 0 in a class.
+func numbers(s Scheduler, local bool, class uint32) uint32 {
+	n := s.method()*methodNumbers + class*classFactor
+	if local {
+		n += localNumbers
+	}
+	return n
+}
+
+// slots fills a table of the given prime size with indexes of backends. How, depends on nothing but the backends.
+func slots(s Scheduler, backends []backend, size uint32) []uint16 {
+	table := make([]uint16, size)
+	if s == RoundRobin {
+		for i := range table {
+			table[i] = uint16(i % len(backends))
+		}
+		return table
+	}
+	const free = ^uint16(0)
+	for i := range table {
+		table[i] = free
+	}
+	// Each backend in turn takes the next free slot of a permutation of its own, which starts at offset and goes on by skip.
+	type walk struct{ next, skip uint32 }
+	walks := make([]walk, len(backends))
+	for i, b := range backends {
+		h := b.hash()
+		walks[i] = walk{next: uint32(h % uint64(size)), skip: uint32(h>>32%uint64(size-1)) + 1}
+	}
+	for filled := uint32(0); ; {
+		for i := range walks {
+			for table[walks[i].next] != free {
+				walks[i].next = (walks[i].next + walks[i].skip) % size
+			}
+			table[walks[i].next] = uint16(i)
+			if filled++; filled == size {
+				return table
+			}
+		}
+	}
+}
+
+// hash is the same on every node and in every release: it decides where connections go.
+func (b backend) hash() uint64 {
+	h := fnv.New64a()
+	h.Write(binary.BigEndian.AppendUint16(append([]byte(nil), b.addr[:]...), b.port))
+	x := h.Sum64()
+	// The finalizer of MurmurHash3, as FNV alone hardly moves the high bits when only the last bytes differ.
+	x ^= x >> 33
+	x *= 0xff51afd7ed558ccd
+	x ^= x >> 33
+	x *= 0xc4ceb9fe1a85ec53
+	return x ^ x>>33
+}

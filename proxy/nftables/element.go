@@ -1,0 +1,135 @@
+package nftables
+
+import (
+	"cmp"
+	"net/netip"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// setID is one of the sets and maps that hold what Services bring. Their names are in the ruleset.
+type setID uint8
+
+const (
+	// setClusterIPs are addresses that belong to Services alone: what is not served there is refused.
+	setClusterIPs setID = iota
+	// setExternal are frontends at addresses that may have other uses: VIPs, external IPs and node ports.
+	setExternal
+	// setLocal are those external frontends whose policy is Local.
+	setLocal
+	// setRestricted are frontends with source ranges, which are in setSourceRanges.
+	setRestricted
+	setSourceRanges
+	// setSilent are cluster IPs that are not answered, as their policy is Local and only other nodes have endpoints.
+	setSilent
+	// setMany and setManyLocal are frontends whose backends are drawn by classes: a draw may miss and has to be repeated.
+	setMany
+	setManyLocal
+	// setScheduled are frontends that have slots instead of draws.
+	setScheduled
+	// setHairpin are pairs of the same address: an endpoint that is sent to itself.
+	setHairpin
+	// setBackends are the maps from frontend and number to backend, one for each protocol.
+	setBackends
+	// setAffinity are frontends with session affinity, in one set for each protocol and timeout.
+	setAffinity
+)
+
+// protocol is a transport protocol by its number in the IP header (IANA protocol numbers).
+type protocol uint8
+
+const (
+	tcp  protocol = 6
+	udp  protocol = 17
+	sctp protocol = 132
+)
+
+var protocols = []protocol{tcp, udp, sctp}
+
+func protocolOf(p lb.Protocol) (protocol, bool) {
+	switch p {
+	case lb.TCP:
+		return tcp, true
+	case lb.UDP:
+		return udp, true
+	case lb.SCTP:
+		return sctp, true
+	}
+	return 0, false
+}
+
+func (p protocol) String() string {
+	switch p {
+	case tcp:
+		return "tcp"
+	case udp:
+		return "udp"
+	}
+	return "sctp"
+}
+
+// address is an IP address in a form that is small, comparable and free of pointers: IPv4 in the first four bytes.
+type address [16]byte
+
+func addressOf(a netip.Addr) (x address) {
+	copy(x[:], a.AsSlice())
+	return x
+}
+
+// ip returns the address in its family.
+func (a address) ip(family lb.Family) netip.Addr {
+	if family == lb.IPv4 {
+		return netip.AddrFrom4([4]byte(a[:4]))
+	}
+	return netip.AddrFrom16(a)
+}
+
+// frontend is what clients connect to.
+type frontend struct {
+	addr     address
+	port     uint16
+	protocol protocol
+}
+
+// element is what makes an element of one of our sets different from all others. Fields that the set does not have are zero.
+type element struct {
+	frontend
+	set setID
+	// bits is the length of the prefix in setSourceRanges.
+	bits uint8
+	// number says which backend, in setBackends, see draw; the timeout in seconds, in setAffinity.
+	number uint32
+	// source is the prefix's address in setSourceRanges.
+	source address
+}
+
+// backend is what an element of setBackends leads to; the zero value in all other sets.
+type backend struct {
+	addr address
+	port uint16
+}
+
+// entry is an element with what it leads to.
+type entry struct {
+	element
+	to backend
+}
+
+func (f frontend) compare(other frontend) int {
+	return cmp.Or(compareAddresses(f.addr, other.addr), cmp.Compare(f.protocol, other.protocol), cmp.Compare(f.port, other.port))
+}
+
+// compare orders elements by set, so that those of one set travel together, and then by what a reader would look for.
+func (e element) compare(other element) int {
+	return cmp.Or(cmp.Compare(e.set, other.set), e.frontend.compare(other.frontend), cmp.Compare(e.number, other.number),
+		compareAddresses(e.source, other.source), cmp.Compare(e.bits, other.bits))
+}
+
+func compareAddresses(a, b address) int {
+	for i := range a {
+		if a[i] != b[i] {
+			return cmp.Compare(a[i], b[i])
+		}
+	}
+	return 0
+}

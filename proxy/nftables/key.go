@@ -1,0 +1,149 @@
+package nftables
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+	"strconv"
+	"strings"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// addressBytes is how long addresses of a family are.
+func addressBytes(family lb.Family) int {
+	if family == lb.IPv6 {
+		return 16
+	}
+	return 4
+}
+
+// appendKey appends the key of an element as the kernel has it: each field padded to four bytes. source is the address in the
+// key of setSourceRanges.
+func (e element) appendKey(b []byte, family lb.Family, source address) []byte {
+	n := addressBytes(family)
+	b = append(b, e.addr[:n]...)
+	switch e.set {
+	case setClusterIPs:
+		return b
+	case setHairpin:
+		return append(b, e.addr[:n]...)
+	case setBackends:
+		b = appendPort(b, e.port)
+		return binary.NativeEndian.AppendUint32(b, e.number)
+	case setAffinity:
+		return appendPort(b, e.port)
+	}
+	b = append(b, byte(e.protocol), 0, 0, 0)
+	b = appendPort(b, e.port)
+	if e.set == setSourceRanges {
+		b = append(b, source[:n]...)
+	}
+	return b
+}
+
+func appendPort(b []byte, port uint16) []byte {
+	return append(binary.BigEndian.AppendUint16(b, port), 0, 0)
+}
+
+// lastSource returns the last address of a source range.
+func (e element) lastSource(family lb.Family) address {
+	last := e.source
+	for i := int(e.bits); i < 8*addressBytes(family); i++ {
+		last[i/8] |= 0x80 >> (i % 8)
+	}
+	return last
+}
+
+func (b backend) append(buf []byte, family lb.Family) []byte {
+	return appendPort(append(buf, b.addr[:addressBytes(family)]...), b.port)
+}
+
+// setOf tells what the elements of a set with this name are; what it returns has only the set, protocol and timeout. ok is false
+// for a set that is not one of ours with elements of ours.
+func setOf(name string) (e element, ok bool) {
+	for id, plain := range plainSets {
+		if name == plain {
+			e.set = setID(id)
+			return e, true
+		}
+	}
+	prefix, rest, _ := strings.Cut(name, "-")
+	for _, p := range protocols {
+		if prefix == p.String() {
+			e.protocol = p
+		}
+	}
+	if e.protocol == 0 {
+		return e, false
+	}
+	if rest == "backends" {
+		e.set = setBackends
+		return e, true
+	}
+	seconds, found := strings.CutPrefix(rest, "affinity-")
+	n, err := strconv.ParseUint(seconds, 10, 32)
+	e.set, e.number = setAffinity, uint32(n)
+	return e, found && err == nil
+}
+
+// decode reads an element of the set that of stands for. last and value are nil where there are none.
+func decode(of element, family lb.Family, key, last, value []byte) (entry, error) {
+	e := entry{element: of}
+	n := addressBytes(family)
+	want := map[setID]int{setClusterIPs: n, setHairpin: 2 * n, setBackends: n + 8, setAffinity: n + 4, setSourceRanges: 2*n + 8}[of.set]
+	if want == 0 {
+		want = n + 8
+	}
+	if len(key) != want || of.set == setBackends && len(value) != n+4 {
+		return e, fmt.Errorf("an element of %s has %d bytes of key and %d of value", of.setName(), len(key), len(value))
+	}
+	copy(e.addr[:], key[:n])
+	rest := key[n:]
+	switch of.set {
+	case setClusterIPs:
+	case setHairpin:
+		if string(key[:n]) != string(rest) {
+			return e, fmt.Errorf("an element of %s is no pair", of.setName())
+		}
+	case setBackends:
+		e.port, e.number = binary.BigEndian.Uint16(rest), binary.NativeEndian.Uint32(rest[4:])
+		copy(e.to.addr[:], value[:n])
+		e.to.port = binary.BigEndian.Uint16(value[n:])
+	case setAffinity:
+		e.port = binary.BigEndian.Uint16(rest)
+	default:
+		e.protocol, e.port = protocol(rest[0]), binary.BigEndian.Uint16(rest[4:])
+		if of.set == setSourceRanges {
+			return e, e.decodeRange(rest[8:], last, n)
+		}
+	}
+	return e, nil
+}
+
+// decodeRange reads the prefix of a source range from its first address and the key at its end.
+func (e *entry) decodeRange(first, last []byte, n int) error {
+	if last == nil {
+		last = append(make([]byte, n+8), first...)
+	}
+	if len(last) != 2*n+8 {
+		return fmt.Errorf("the end of a source range has %d bytes", len(last))
+	}
+	copy(e.source[:], first)
+	last = last[n+8:]
+	e.bits = uint8(8 * n)
+	for i := range n {
+		if different := first[i] ^ last[i]; different != 0 {
+			e.bits = uint8(8*i + bits.LeadingZeros8(different))
+			break
+		}
+	}
+	family := lb.IPv4
+	if n > 4 {
+		family = lb.IPv6
+	}
+	if end := e.lastSource(family); string(end[:n]) != string(last) {
+		return fmt.Errorf("a source range is no prefix")
+	}
+	return nil
+}

@@ -1,0 +1,245 @@
+package nftables
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// TableName is the name of our tables, one in the family ip and one in ip6.
+const TableName = "landfall"
+
+// Hook priorities, just ahead of kube-proxy's, which are those of iptables: dstnat, srcnat and filter (linux/netfilter_ipv4.h).
+const (
+	priorityDestination = -101
+	prioritySource      = 99
+	priorityFilter      = -1
+)
+
+// A ruleset is all of a table but the elements. It depends on the configuration and on which affinity timeouts there are.
+type ruleset struct {
+	family lb.Family
+	sets   []set
+	chains []chain
+}
+
+// chain is a chain with its rules; hook is nil for one that is only jumped to.
+type chain struct {
+	name  string
+	hook  *hook
+	rules []rule
+}
+
+// hook is where the kernel enters a chain.
+type hook struct {
+	kind     string // nat or filter
+	number   uint32
+	priority int32
+}
+
+// rule is what nft would show on one line.
+type rule struct {
+	comment string
+	exprs   []expr.Any
+}
+
+// Chains.
+const (
+	chainServices  = "services"
+	chainCluster   = "cluster-ip"
+	chainExternal  = "external"
+	chainLocal     = "external-local"
+	chainMarked    = "masqueraded"
+	chainPick      = "pick"
+	chainPickLocal = "pick-local"
+	chainRefuse    = "refuse"
+	chainAffinity  = "affinity"
+)
+
+// Where more than exactClasses backends are drawn from, a draw finds one with more than even chance: it is repeated as long as
+// the chance to find none is below one in 2^(repeats*again).
+const (
+	repeats = 4
+	again   = 8
+)
+
+// newRuleset renders the rules for one family. Timeouts are those of the affinity sets, in seconds.
+func newRuleset(family lb.Family, config plan.Config, timeouts []uint32) ruleset {
+	b := builder{family: family}
+	r := ruleset{family: family, sets: newSets(family, timeouts)}
+	services := []rule{
+		b.rule("", b.in(setClusterIPs), jumpTo(expr.VerdictGoto, chainCluster)),
+		b.rule("", b.in(setExternal), jumpTo(expr.VerdictGoto, chainExternal)),
+	}
+	r.add(chainServices, services...)
+	r.add(chainCluster, b.cluster(config)...)
+	r.add(chainExternal,
+		b.rule("source ranges", b.in(setRestricted), b.notFromRange(), verdict(expr.VerdictDrop)),
+		b.rule("", b.in(setLocal), jumpTo(expr.VerdictGoto, chainLocal)),
+		b.rule("", jumpTo(expr.VerdictGoto, chainMarked)))
+	r.add(chainLocal, b.external(config)...)
+	r.add(chainMarked, b.rule("", setMark(config.MasqueradeBit)), b.rule("", jumpTo(expr.VerdictGoto, chainPick)))
+	r.picks(b)
+	r.add(chainRefuse,
+		b.rule("", b.isProtocol(tcp), reject(unix.NFT_REJECT_TCP_RST, 0)),
+		b.rule("", b.unreachable()))
+	r.hooks(b, config, timeouts)
+	return r
+}
+
+func (r *ruleset) add(name string, rules ...rule) {
+	r.chains = append(r.chains, chain{name: name, rules: rules})
+}
+
+// picks adds the chains that choose a backend. What they do not find has none, or is being changed at this very moment: a
+// packet may meet sets from before and after a transaction, hence one more pass before it is refused.
+func (r *ruleset) picks(b builder) {
+	for _, local := range []bool{false, true} {
+		suffix, many, last := "", setMany, []rule{
+			b.rule("policy Local, endpoints only elsewhere", b.in(setSilent), verdict(expr.VerdictDrop)),
+			b.rule("", jumpTo(expr.VerdictGoto, chainRefuse)),
+		}
+		if local {
+			suffix, many, last = "-local", setManyLocal, []rule{b.rule("policy Local, endpoints only elsewhere", verdict(expr.VerdictDrop))}
+		}
+		pass, draw, slot, more := "pass"+suffix, "draw"+suffix, "slot"+suffix, "again"+suffix
+		pick := []rule{b.rule("", jumpTo(expr.VerdictJump, pass))}
+		for range repeats {
+			pick = append(pick, b.rule("", b.in(many), jumpTo(expr.VerdictJump, more)))
+		}
+		pick = append(pick, b.rule("", jumpTo(expr.VerdictJump, pass)))
+		r.add("pick"+suffix, append(pick, last...)...)
+		r.add(pass,
+			b.rule("", jumpTo(expr.VerdictJump, draw)),
+			b.rule("", b.in(setScheduled), jumpTo(expr.VerdictJump, slot)))
+		var repeat, draws, slots []rule
+		for range again {
+			repeat = append(repeat, b.rule("", jumpTo(expr.VerdictJump, draw)))
+		}
+		for _, p := range protocols {
+			draws = append(draws, b.rule("", b.isProtocol(p), jumpTo(expr.VerdictGoto, p.String()+"-"+draw)))
+			slots = append(slots, b.rule("", b.isProtocol(p), jumpTo(expr.VerdictGoto, p.String()+"-"+slot)))
+		}
+		r.add(more, repeat...)
+		r.add(draw, draws...)
+		r.add(slot, slots...)
+		for _, p := range protocols {
+			r.add(p.String()+"-"+draw, b.draws(p, local)...)
+			r.add(p.String()+"-"+slot, b.slots(p, local)...)
+		}
+	}
+}
+
+// cluster renders what happens to connections to a cluster IP.
+func (b builder) cluster(config plan.Config) []rule {
+	pick := b.rule("", jumpTo(expr.VerdictGoto, chainPick))
+	if config.MasqueradeAll {
+		return []rule{b.rule("", jumpTo(expr.VerdictGoto, chainMarked))}
+	}
+	if match := b.fromPod(config.Pods, true); match != nil {
+		return []rule{b.rule("not from a pod", match, jumpTo(expr.VerdictGoto, chainMarked)), pick}
+	}
+	return []rule{pick}
+}
+
+// external renders what happens to connections to external frontends with policy Local: pods and the node itself reach all
+// endpoints, others only those of this node.
+func (b builder) external(config plan.Config) []rule {
+	var rules []rule
+	if match := b.fromPod(config.Pods, false); match != nil {
+		rules = append(rules, b.rule("from a pod", match, jumpTo(expr.VerdictGoto, chainPick)))
+	}
+	return append(rules,
+		b.rule("from the node itself", b.fromNode(), jumpTo(expr.VerdictGoto, chainMarked)),
+		b.rule("", jumpTo(expr.VerdictGoto, chainPickLocal)))
+}
+
+// draws renders the draws at random, after the look at who has been here before.
+func (b builder) draws(p protocol, local bool) []rule {
+	rules := []rule{b.rule("known client", b.isProtocol(p), b.client(), b.lookup(p.String()+"-sticky"), b.dnat())}
+	for _, class := range drawClasses() {
+		rules = append(rules, b.choose(p, b.random(class, numbers(Random, local, class))))
+	}
+	return rules
+}
+
+// slots renders the draws of slots. Round-robin comes last, so that others do not move its counters.
+func (b builder) slots(p protocol, local bool) []rule {
+	var rules []rule
+	for _, s := range []Scheduler{SourceHash, Maglev, RoundRobin} {
+		for _, class := range slotClasses {
+			first := numbers(s, local, class)
+			switch s {
+			case SourceHash:
+				rules = append(rules, b.choose(p, b.hashed(b.source(), class, first)))
+			case Maglev:
+				rules = append(rules, b.choose(p, b.hashed(append(b.source(), fieldSourcePort), class, first)))
+			case RoundRobin:
+				rules = append(rules, b.choose(p, b.turn(class, first)))
+			}
+		}
+	}
+	return rules
+}
+
+// choose renders "send to the backend with this number, if there is one".
+func (b builder) choose(p protocol, number exprs) rule {
+	return b.rule("", b.isProtocol(p), b.key(fieldDestination, fieldPort), number, b.lookup(p.String()+"-backends"), b.dnat())
+}
+
+// hooks adds the chains that the kernel enters.
+func (r *ruleset) hooks(b builder, config plan.Config, timeouts []uint32) {
+	var affinity []rule
+	for _, seconds := range timeouts {
+		for _, p := range protocols {
+			affinity = append(affinity, b.remember(p, seconds))
+		}
+	}
+	r.add(chainAffinity, affinity...)
+	remember := b.rule("", isTranslated(), jumpTo(expr.VerdictJump, chainAffinity))
+	toServices := b.rule("", jumpTo(expr.VerdictGoto, chainServices))
+	r.hook("prerouting", "nat", unix.NF_INET_PRE_ROUTING, priorityDestination, toServices)
+	r.hook("output", "nat", unix.NF_INET_LOCAL_OUT, priorityDestination, toServices)
+	r.hook("input", "nat", unix.NF_INET_LOCAL_IN, prioritySource, remember)
+	r.hook("postrouting", "nat", unix.NF_INET_POST_ROUTING, prioritySource,
+		remember,
+		b.rule("", hasMark(config.MasqueradeBit), clearMark(config.MasqueradeBit), masquerade()),
+		b.rule("hairpin", isTranslated(), b.in(setHairpin), masquerade()))
+	if config.DropInvalid {
+		r.hook("forward", "filter", unix.NF_INET_FORWARD, priorityFilter, b.rule("", isInvalid(), verdict(expr.VerdictDrop)))
+	}
+}
+
+func (r *ruleset) hook(name, kind string, number uint32, priority int32, rules ...rule) {
+	r.chains = append(r.chains, chain{name: name, hook: &hook{kind: kind, number: number, priority: priority}, rules: rules})
+}
+
+// affinitySet is the name of the set of frontends of a protocol with an affinity timeout.
+func affinitySet(p protocol, seconds uint32) string { return fmt.Sprintf("%s-affinity-%d", p, seconds) }
+
+// stickyMap is the name of the map from client and frontend to backend.
+func stickyMap(p protocol) string { return p.String() + "-sticky" }
+
+// setName returns the name of the set that an element is in.
+func (e element) setName() string {
+	switch e.set {
+	case setBackends:
+		return e.protocol.String() + "-backends"
+	case setAffinity:
+		return affinitySet(e.protocol, e.number)
+	}
+	return plainSets[e.set]
+}
+
+var plainSets = [...]string{
+	setClusterIPs: "cluster-ips", setExternal: "external", setLocal: "local", setRestricted: "restricted", setSourceRanges: "source-ranges",
+	setSilent: "silent", setMany: "many", setManyLocal: "many-local", setScheduled: "scheduled", setHairpin: "hairpin",
+}
+
+// isState tells whether a set holds what packets write, which is not for us to compare.
+func isState(name string) bool { return strings.HasSuffix(name, "-sticky") }
