@@ -41,6 +41,7 @@ type session struct {
 	link    link   // nil while it cannot be opened
 	port    uint16 // that packets were sent from last
 	trouble string // with the link
+	tooFar  string // that the peer seems to be
 
 	since         time.Time
 	ups, failures uint64
@@ -151,6 +152,7 @@ func (e *engine) apply(desired map[Key]Profile, now time.Time) {
 			s.machine.profile = profile
 			e.take(s, s.machine.enabled(now), Packet{}, false, now)
 		case stays && s.machine.profile != profile:
+			s.tooFar = ""
 			m, p, send := s.machine.configured(profile, now, e.actor.opts.random())
 			e.take(s, m, p, send, now)
 		}
@@ -266,7 +268,10 @@ func (e *engine) problem(s *session) string {
 	if hearing := e.listeners[s.key.listener()]; hearing != "" {
 		return hearing
 	}
-	return s.trouble
+	if s.trouble != "" {
+		return s.trouble
+	}
+	return s.tooFar
 }
 
 // receive takes all packets that are there, and returns until when all that came have been taken.
@@ -299,6 +304,9 @@ func (e *engine) deliver(d *datagram, now time.Time) {
 		return
 	}
 	s.counters.received.Add(1)
+	if s.tooFar != "" {
+		s.tooFar, e.changed = "", true
+	}
 	m, reply, send := s.machine.received(p, d.at, now, e.actor.opts.random())
 	e.take(s, m, reply, send, now)
 }
@@ -325,11 +333,23 @@ func (e *engine) find(p *Packet, d *datagram) (*session, Drop) {
 	s := e.sessions[i]
 	switch {
 	case d.ttl < minTTL(s.key, s.machine.profile):
+		e.far(s, d.ttl)
 		return nil, DropTTL
 	case p.Authenticated:
 		return nil, DropAuthentication
 	}
 	return s, dropNone
+}
+
+// far notes, while the session is not up, that its packets travel further than they may; or start with less than 255, as BIRD's do
+// on several hops.
+func (e *engine) far(s *session, ttl int) {
+	if s.machine.state == Up || s.tooFar != "" {
+		return
+	}
+	s.tooFar = fmt.Sprintf("packets of the peer arrive with TTL %d, and the least that is heeded is %d", ttl, minTTL(s.key, s.machine.profile))
+	e.changed = true
+	e.actor.report(change{key: s.key, problem: s.tooFar})
 }
 
 // owns tells whether a packet is for the session: by its discriminator alone once the peer knows it, as the peer's address and

@@ -1,0 +1,130 @@
+package bfd
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/nstest"
+)
+
+// behindRouters returns a namespace, one two cables away, and has a third forward between them: 192.0.2.1 and 2001:db8:1::1 to
+// 198.51.100.2 and 2001:db8:2::2.
+func behindRouter(t *testing.T) (a, b *nstest.NS) {
+	t.Helper()
+	a, b = nstest.New(t), nstest.New(t)
+	middle := nstest.New(t)
+	nstest.Veth(t, a, "eth0", "192.0.2.1/24", middle, "left", "192.0.2.254/24")
+	nstest.Veth(t, b, "eth0", "198.51.100.2/24", middle, "right", "198.51.100.254/24")
+	middle.Run(t, "sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
+	for _, side := range []struct {
+		ns           *nstest.NS
+		addr, router string
+		link, via    string
+	}{{a, "2001:db8:1::1/64", "2001:db8:1::fe", "left", "192.0.2.254"}, {b, "2001:db8:2::2/64", "2001:db8:2::fe", "right", "198.51.100.254"}} {
+		side.ns.Run(t, "ip", "addr", "add", side.addr, "dev", "eth0", "nodad")
+		middle.Run(t, "ip", "addr", "add", side.router+"/64", "dev", side.link, "nodad")
+		side.ns.Run(t, "ip", "route", "add", "default", "via", side.via)
+		side.ns.Run(t, "ip", "route", "add", "default", "via", side.router)
+	}
+	return a, b
+}
+
+// paths are the ways to a router, as seen from both ends.
+var paths = []struct {
+	name   string
+	lay    func(*testing.T) (a, b *nstest.NS)
+	key    Key
+	router wanted
+}{
+	{"IPv4", cable, Key{Peer: addr("192.0.2.2")}, wanted{peer: "192.0.2.1", local: "192.0.2.2", device: "eth0"}},
+	{"IPv6", cable, Key{Peer: addr("2001:db8::2"), Local: addr("2001:db8::1")}, wanted{peer: "2001:db8::1", local: "2001:db8::2", device: "eth0"}},
+	{"unnumbered", cable, Key{Peer: addr("fe80::2%eth0")}, wanted{peer: "fe80::1", local: "fe80::2", device: "eth0"}},
+	{"multihop IPv4", behindRouter, Key{Peer: addr("198.51.100.2"), Multihop: true},
+		wanted{peer: "192.0.2.1", local: "198.51.100.2", multihop: true}},
+	{"multihop IPv6", behindRouter, Key{Peer: addr("2001:db8:2::2"), Local: addr("2001:db8:1::1"), Multihop: true},
+		wanted{peer: "2001:db8:1::1", local: "2001:db8:2::2", multihop: true}},
+}
+
+// TestRouters has sessions with the programs that routers run. Theirs: transmit 40 ms, receive 60 ms, multiplier 4.
+func TestRouters(t *testing.T) {
+	for kind, startRouter := range kinds {
+		for _, path := range paths {
+			t.Run(kind+" "+path.name, func(t *testing.T) {
+				a, b := path.lay(t)
+				r := startRouter(t, b, []wanted{path.router})
+				us := start(t, a, Options{})
+				profile := Profile{TransmitInterval: 50 * time.Millisecond, ReceiveInterval: 70 * time.Millisecond, DetectMultiplier: 5}
+				if kind == "BIRD" && path.key.Multihop {
+					profile.MinimumTTL = 63 // it sends with 64
+				}
+				us.Set(map[Key]Profile{path.key: profile})
+
+				o := us.until(path.key, "up at the agreed timers", func(o Outcome) bool { return settled(o) && o.DetectionTime == 280*time.Millisecond })
+				if o.TransmitInterval != 60*time.Millisecond || o.RemoteMultiplier != 4 || o.RemoteReceiveInterval != 60*time.Millisecond {
+					t.Errorf("what was agreed: %+v", o)
+				}
+				sees(t, r, kind, profile)
+
+				// Slower, then faster, without going down.
+				for _, other := range []Profile{
+					{TransmitInterval: 90 * time.Millisecond, ReceiveInterval: 120 * time.Millisecond, DetectMultiplier: 3},
+					{TransmitInterval: 60 * time.Millisecond, ReceiveInterval: 60 * time.Millisecond, DetectMultiplier: 6},
+				} {
+					other.MinimumTTL = profile.MinimumTTL
+					us.Set(map[Key]Profile{path.key: other})
+					us.until(path.key, "at the new timers", func(o Outcome) bool {
+						return o.TransmitInterval == other.TransmitInterval && o.DetectionTime == 4*other.ReceiveInterval
+					})
+					sees(t, r, kind, other)
+				}
+				if o := us.Outcomes()[path.key]; o.Ups != 1 || o.State != Up {
+					t.Errorf("the session did not stay up over other timers: %+v", o)
+				}
+
+				us.Set(nil)
+				waitFor(t, "the router to see our goodbye", func() bool {
+					seen := r.peers()
+					return len(seen) == 1 && !seen[0].Up && (kind != "FRR" || seen[0].Diagnostic == "administratively down")
+				})
+				us.Set(map[Key]Profile{path.key: profile})
+				us.until(path.key, "up again", settled)
+
+				began := time.Now()
+				r.kill()
+				o = us.until(path.key, "down", func(o Outcome) bool { return o.State == Down })
+				if took := time.Since(began); took > 5*time.Second {
+					t.Errorf("took %v", took)
+				}
+				if o.Diagnostic != DetectionExpired || o.Failures != 1 || o.LastDown.Administrative {
+					t.Errorf("a killed router is seen as %+v", o)
+				}
+				if h := us.Health(); h.Lost > 0 || len(h.Dropped) > 0 {
+					t.Errorf("%+v", h)
+				}
+			})
+		}
+	}
+}
+
+// sees waits for the router to show our session up, with our profile.
+func sees(t *testing.T, r router, kind string, p Profile) {
+	t.Helper()
+	want := view{Up: true, Transmit: int(p.TransmitInterval.Milliseconds()), Receive: int(p.ReceiveInterval.Milliseconds()), Multiplier: int(p.DetectMultiplier), Diagnostic: "ok"}
+	if kind == "BIRD" { // which shows what comes of it
+		want = view{Up: true, Interval: max(40*time.Millisecond, p.ReceiveInterval), Timeout: time.Duration(p.DetectMultiplier) * max(60*time.Millisecond, p.TransmitInterval)}
+	}
+	var seen []view
+	defer func() {
+		if t.Failed() {
+			t.Logf("want %+v, last seen %+v", want, seen)
+		}
+	}()
+	waitFor(t, fmt.Sprintf("%s to show what we said", kind), func() bool {
+		seen = r.peers()
+		return len(seen) == 1 && view{
+			Up: seen[0].Up, Diagnostic: seen[0].Diagnostic, Transmit: seen[0].Transmit, Receive: seen[0].Receive,
+			Multiplier: seen[0].Multiplier, Interval: seen[0].Interval, Timeout: seen[0].Timeout,
+		} == want
+	})
+}
