@@ -480,6 +480,14 @@ func buildPrograms(ctx context.Context, repo string, progress func(string)) (str
 	cmd := exec.CommandContext(ctx, "make", "-C", repo, "--no-print-directory", "build")
 	// "make demo" runs the lab: what it hands down is not for this make.
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "MAKE") || strings.HasPrefix(e, "MFLAGS=") })
-	err := watched(ctx, progress, "building Landfall's programs", cmd)
-	return filepath.Join(repo, "bin"), err
+	bin := filepath.Join(repo, "bin")
+	if err := os.MkdirAll(bin, 0o755); err != nil {
+		return "", err
+	}
+	unlock, err := waitForFile(ctx, filepath.Join(bin, ".lock"), progress) // tests of several packages run at the same time
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	return bin, watched(ctx, progress, "building Landfall's programs", cmd)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -31,7 +32,14 @@ func (l *Lab) createObjects(ctx context.Context) error {
 			return err
 		}
 	}
-	return nil
+	// The API server is ready before it has made its own Service.
+	return WaitFor(ctx, l.progress, "default/kubernetes", 20*time.Second, func(ctx context.Context) error {
+		if _, err := l.kube.CoreV1().Services("default").Get(ctx, "kubernetes", metav1.GetOptions{}); err != nil {
+			return err
+		}
+		_, err := l.kube.DiscoveryV1().EndpointSlices("default").Get(ctx, "kubernetes", metav1.GetOptions{})
+		return err
+	})
 }
 
 func (l *Lab) createNode(ctx context.Context, n Node) error {

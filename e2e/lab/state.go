@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -180,22 +181,42 @@ func removeState(ctx context.Context, name string) error {
 func killMarked(ctx context.Context, mark string) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
+	killed := map[int]bool{}
 	for {
 		pids, err := markedProcesses(mark)
-		if err != nil || len(pids) == 0 {
+		if err != nil {
 			return err
 		}
 		for _, pid := range pids {
+			killed[pid] = true
 			if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
 				return fmt.Errorf("kill %d: %w", pid, err)
 			}
 		}
+		// A process that dies loses its environment first, while threads of it may still write files.
+		maps.DeleteFunc(killed, func(pid int, _ bool) bool { return hasEnded(pid) })
+		if len(pids) == 0 && len(killed) == 0 {
+			return nil
+		}
 		select {
 		case <-time.After(20 * time.Millisecond):
 		case <-ctx.Done():
-			return fmt.Errorf("processes %v do not end: %w", pids, ctx.Err())
+			return fmt.Errorf("processes %v do not end: %w", slices.Sorted(maps.Keys(killed)), ctx.Err())
 		}
 	}
+}
+
+// hasEnded says whether nothing of a process runs any more: it is gone, or only waits for its parent to notice.
+func hasEnded(pid int) bool {
+	dir := filepath.Join("/proc", strconv.Itoa(pid))
+	threads, err := os.ReadDir(filepath.Join(dir, "task"))
+	if err != nil {
+		return true
+	}
+	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
+	// pid (name) state …, and the name may hold anything.
+	state := stat[bytes.LastIndexByte(stat, ')')+1:]
+	return err != nil || len(threads) <= 1 && bytes.HasPrefix(bytes.TrimSpace(state), []byte("Z"))
 }
 
 func markedProcesses(mark string) ([]int, error) {
