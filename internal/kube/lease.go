@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -150,9 +151,9 @@ func (l *reportingLock) Update(ctx context.Context, record resourcelock.LeaderEl
 	return l.report(l.Interface.Update(ctx, record))
 }
 
-// report passes the error on. That there is no Lease yet, or that another candidate was faster, is the normal course.
+// report passes the error on. That there is no Lease yet, that another candidate was faster or that the term ends is the normal course.
 func (l *reportingLock) report(err error) error {
-	if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
+	if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || errors.Is(err, context.Canceled) {
 		return err
 	}
 	if now := time.Now(); now.Sub(l.said) >= repeatAfter {
