@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -187,14 +188,14 @@ func (c *cluster) written() []string {
 func (c *cluster) holds(name string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var text string
+	var words []string
 	for _, in := range c.services[key(name)].Ingress {
-		text += in.Addr.String() + " "
+		words = append(words, in.Addr.String())
 	}
 	for _, condition := range c.services[key(name)].Conditions {
-		text += string(condition.Reason)
+		words = append(words, string(condition.Reason))
 	}
-	return text
+	return strings.Join(words, " ")
 }
 
 // check fails if an address has two holders now, or a Service ever had another address than its first.

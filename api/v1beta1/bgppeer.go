@@ -37,7 +37,7 @@ type BGPPeer struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.password) || !has(self.passwordSecret)",message="set only one of password and passwordSecret"
 // +kubebuilder:validation:XValidation:rule="!has(self.holdTime) || !has(self.keepaliveTime) || duration(self.holdTime).getSeconds() == 0 || duration(self.keepaliveTime) < duration(self.holdTime)",message="keepaliveTime must be less than holdTime; a third of it is usual"
 // +kubebuilder:validation:XValidation:rule="!has(self.holdTime) || !has(self.keepaliveTime) || duration(self.holdTime).getSeconds() != 0",message="keepaliveTime has no meaning with a holdTime of 0s, which switches keepalives off; leave it out"
-// +kubebuilder:validation:XValidation:rule="!has(self.vrf) || self.vrf == ''",message="sessions inside a VRF are not supported; leave vrf out and reach the peer over the node's main routing table"
+// +kubebuilder:validation:XValidation:rule="!has(self.vrf) || size(self.vrf) == 0",message="sessions inside a VRF are not supported; leave vrf out and reach the peer over the node's main routing table"
 type BGPPeerSpec struct {
 	// myASN is the AS number of the cluster's nodes, of 4 bytes.
 	//
