@@ -59,7 +59,9 @@ image: ## build the container image with docker
 
 .PHONY: demo
 demo: require-root ## the worked example, told step by step; KEEP=1 leaves its lab up
-	@$(LAB) demo
+	@go build -v -o bin/landfall-lab ./e2e/cmd/landfall-lab 2>&1 | { n=0; while IFS= read -r line; do \
+		if [[ $$line == *[!a-zA-Z0-9_./-]* ]]; then echo "$$line"; elif (( ++n % 20 == 0 )); then echo "  building the lab: $$n packages"; fi; done; }
+	@bin/landfall-lab demo
 
 .PHONY: bench
 bench: ## Go benchmarks of plans, diffs and renderers, with allocations

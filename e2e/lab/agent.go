@@ -247,7 +247,11 @@ func (l *Lab) newAgent(ctx context.Context, owner string, pod corev1.PodSpec, c 
 	if len(c.Command) == 0 {
 		return nil, errors.New("no command: the lab does not know the image's entry point")
 	}
-	argv := []string{l.state.path("bin", filepath.Base(c.Command[0]))}
+	program, err := l.program(filepath.Base(c.Command[0]))
+	if err != nil {
+		return nil, err
+	}
+	argv := []string{program}
 	for _, arg := range append(append(c.Command[1:], c.Args...), l.options.Args[c.Name]...) {
 		argv = append(argv, expand(arg, env))
 	}
@@ -440,25 +444,14 @@ func readinessURL(c corev1.Container, n Node) (string, error) {
 	return "http://" + net.JoinHostPort(n.Addr.String(), strconv.Itoa(port)) + get.Path, nil
 }
 
-// copyPrograms copies the programs into the lab, as an image would hold them: a later build does not touch a running lab, and
-// programs that do not run as root can read them.
-func (l *Lab) copyPrograms() error {
-	if err := os.MkdirAll(l.state.path("bin"), 0o755); err != nil {
-		return err
+// program copies a program into the lab, as an image would hold it, and returns its path there: a later build does not touch a running
+// lab, and programs that do not run as root can read it.
+func (l *Lab) program(name string) (string, error) {
+	path := l.state.path("bin", name)
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
 	}
-	found, err := filepath.Glob(filepath.Join(l.options.Programs, "landfall*"))
-	if err != nil {
-		return err
-	}
-	if len(found) == 0 {
-		return fmt.Errorf("no programs of Landfall in %s", l.options.Programs)
-	}
-	for _, path := range found {
-		if err := copyFile(path, l.state.path("bin", filepath.Base(path))); err != nil {
-			return err
-		}
-	}
-	return nil
+	return path, copyFile(filepath.Join(l.options.Programs, name), path)
 }
 
 func copyFile(from, to string) error {

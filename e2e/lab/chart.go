@@ -128,9 +128,6 @@ func (l *Lab) installChart(ctx context.Context, c *chart) error {
 	if err := l.Apply(ctx, c.others...); err != nil {
 		return fmt.Errorf("apply the chart: %w", err)
 	}
-	if err := l.copyPrograms(); err != nil {
-		return err
-	}
 	if err := l.planAgents(ctx, c); err != nil {
 		return err
 	}

@@ -126,7 +126,7 @@ func (l *Lab) prerequisites(ctx context.Context) (t prerequisites, err error) {
 
 // build makes everything, the control plane first, as it takes longest to be ready.
 func (l *Lab) build(ctx context.Context, t prerequisites) (err error) {
-	for _, dir := range []string{"logs", "etcd", "agents"} {
+	for _, dir := range []string{"logs", "etcd", "agents", "bin"} {
 		if err := os.MkdirAll(l.state.path(dir), 0o755); err != nil {
 			return err
 		}
