@@ -73,24 +73,22 @@ func familyOf(afi uint16) lb.Family {
 // only the routes in the message (RFC 7606), which are nothing to us.
 func (c *connection) heardUpdate(body []byte) error {
 	c.s.count(func(n *Counters) { n.UpdatesIn++ })
-	u, usable, err := parseUpdate(body, c.n, !c.d.Internal(c.n.PeerASN))
+	changes, err := parseUpdate(body, c.n, !c.d.Internal(c.n.PeerASN), c.s.want().AcceptRoutes)
 	if err != nil {
 		return err
 	}
-	if c.s.want().AcceptRoutes {
-		c.s.learn(learned(u, usable))
-	}
+	c.s.learn(changes)
 	return nil
 }
 
-// parseUpdate returns the message, and whether its routes can be used.
-func parseUpdate(body []byte, n Negotiated, external bool) (u *bgp.BGPUpdate, usable bool, fatal error) {
+// parseUpdate returns what an UPDATE changes, if that is to be kept, or the fault that ends the session.
+func parseUpdate(body []byte, n Negotiated, external, keep bool) (changes map[netip.Prefix]ReceivedRoute, fatal error) {
 	defer func() {
 		if r := recover(); r != nil {
 			fatal = fault(bgp.BGP_ERROR_UPDATE_MESSAGE_ERROR, bgp.BGP_ERROR_SUB_MALFORMED_ATTRIBUTE_LIST, nil, "cannot be decoded: %v", r)
 		}
 	}()
-	u = &bgp.BGPUpdate{}
+	u := &bgp.BGPUpdate{}
 	err := u.DecodeFromBytes(body)
 	if err == nil {
 		families := map[bgp.RouteFamily]bgp.BGPAddPathMode{}
@@ -99,14 +97,14 @@ func parseUpdate(body []byte, n Negotiated, external bool) (u *bgp.BGPUpdate, us
 		}
 		_, err = bgp.ValidateUpdateMsg(u, families, external, false, true)
 	}
-	if err == nil {
-		return u, true, nil
-	}
 	var m *bgp.MessageError
-	if errors.As(err, &m) && (m.ErrorHandling != bgp.ERROR_HANDLING_SESSION_RESET || m.TypeCode == 0) {
-		return u, false, nil // type code 0: of a family that was not negotiated
+	if err != nil && (!errors.As(err, &m) || m.ErrorHandling == bgp.ERROR_HANDLING_SESSION_RESET && m.TypeCode != 0) {
+		return nil, faultOf(err) // type code 0: of a family that was not negotiated
 	}
-	return nil, false, faultOf(err)
+	if !keep {
+		return nil, nil
+	}
+	return learned(u, err == nil), nil
 }
 
 // learned returns what an UPDATE changes: a route that is not valid is withdrawn.

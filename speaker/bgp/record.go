@@ -130,6 +130,9 @@ func (s *session) forget(f lb.Family) {
 
 // learn records changes to what the peer announces.
 func (s *session) learn(changes map[netip.Prefix]ReceivedRoute) {
+	if len(changes) == 0 {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.learned == nil {
