@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -92,6 +93,20 @@ func (r *reader) expect(want lb.FeedMessage) {
 	}
 }
 
+// expectSilence fails the test if anything is said within a moment.
+func (r *reader) expectSilence() {
+	r.t.Helper()
+	if err := r.conn.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+		r.t.Fatal(err)
+	}
+	if n, err := r.conn.Read(make([]byte, 1)); n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		r.t.Fatalf("read %d bytes, error %v; want silence", n, err)
+	}
+	if err := r.conn.SetReadDeadline(time.Time{}); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
 func key(service string) lb.Key { return lb.Key{Namespace: "default", Name: service} }
 
 func TestContract1FeedIsCompleteOrSilent(t *testing.T) {
@@ -101,6 +116,7 @@ func TestContract1FeedIsCompleteOrSilent(t *testing.T) {
 	one, two := delivery("one", "192.0.2.1", 1), delivery("two", "192.0.2.2", 2)
 	a.Set(key("one"), []lb.Delivery{one})
 	a.Set(key("two"), []lb.Delivery{two})
+	early.expectSilence()
 	a.Complete()
 	complete := lb.FeedMessage{Complete: true, Deliveries: []lb.Delivery{one, two}}
 	early.expect(complete) // had to wait, and hears nothing partial

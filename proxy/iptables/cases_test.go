@@ -76,6 +76,8 @@ type semantics struct {
 	// want are the endpoints that get connections, or one of reject, drop and none.
 	want string
 	snat bool
+	// own gives the node the VIP as an address of its own.
+	own bool
 	// only limits the case to one family.
 	only lb.Family
 }
@@ -103,6 +105,9 @@ func cases() []semantics {
 		{name: "13 masqueradeAll", config: func(_ world, c *plan.Config) { c.MasqueradeAll = true }, from: "pod", to: "cluster", want: "local remote", snat: true},
 		{name: "20 source ranges, listed", service: ranged, from: "outside", to: "vip", want: "local remote", snat: true},
 		{name: "20 source ranges, unlisted", service: ranged, from: "stranger", to: "vip", want: "drop"},
+		{name: "20 source ranges, listed, VIP on the node", own: true, service: ranged, from: "outside", to: "vip", want: "local remote", snat: true},
+		{name: "20 source ranges, unlisted, VIP on the node", own: true, service: ranged, from: "stranger", to: "vip", want: "drop"},
+		{name: "16 no endpoints, VIP on the node", own: true, backends: []backend{}, from: "outside", to: "vip", want: "reject"},
 		{name: "20 source ranges, pod", service: ranged, from: "pod", to: "vip", want: "drop"},
 		{name: "20 source ranges and node port", service: ranged, from: "stranger", to: "nodeport", want: "local remote", snat: true},
 		{name: "20 source ranges and external IP", service: ranged, from: "stranger", to: "external", want: "local remote", snat: true},
@@ -261,6 +266,9 @@ func TestPacketWalk(t *testing.T) {
 			t: t, hooks: r.hooks(), marks: r.mark(),
 			rules: r.ruleset([]contribution{r.service(service)}),
 			local: []netip.Addr{w.node, w.node2, w.loopback.Addr()},
+		}
+		if c.own {
+			walk.local = append(walk.local, w.vip)
 		}
 		in := map[string]string{"outside": "eth0", "stranger": "eth0", "pod": "podc", "local": "poda"}[c.from]
 		ends, masqueraded := walk.fate(packet{

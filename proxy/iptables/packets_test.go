@@ -163,6 +163,11 @@ func TestPackets(t *testing.T) {
 					if err := settle(a, false); err != nil {
 						t.Fatal(err)
 					}
+					if c.own {
+						vip := fmt.Sprintf("%s/%d", w.vip, w.vip.BitLen())
+						s.node.Run(t, "ip", "addr", "add", vip, "dev", "lo")
+						defer s.node.Run(t, "ip", "addr", "del", vip, "dev", "lo")
+					}
 					// Left-over flows would bypass the rules under test.
 					s.node.Run(t, "conntrack", "-F")
 					s.check(t, c)

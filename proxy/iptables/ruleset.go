@@ -26,9 +26,10 @@ func (r renderer) hooks() tables {
 			"POSTROUTING": {jump("landfall postrouting rules", "", chainPostrouting)},
 		},
 		filter: chains{
-			"INPUT":   {firewall, healthPorts, external},
-			"FORWARD": {firewall, forward, services, external},
-			"OUTPUT":  {firewall, services, external}, // a node that connects is refused as fast as anybody
+			// What has no endpoint is refused before the firewall could drop it in silence.
+			"INPUT":   {healthPorts, external, firewall},
+			"FORWARD": {forward, services, external, firewall},
+			"OUTPUT":  {services, external, firewall}, // a node that connects is refused as fast as anybody
 		},
 	}
 	if r.loopbackNodePorts() {
