@@ -297,11 +297,13 @@ func TestRuleWatch(t *testing.T) {
 	}
 }
 
-func mustExec(t *testing.T, l *lab.Lab, host string, argv ...string) {
+func mustExec(t *testing.T, l *lab.Lab, host string, argv ...string) string {
 	t.Helper()
-	if _, err := l.Exec(t.Context(), host, argv...); err != nil {
+	out, err := l.Exec(t.Context(), host, argv...)
+	if err != nil {
 		t.Fatal(err)
 	}
+	return out
 }
 
 // A description that cannot be built is refused before anything is made.

@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -39,6 +40,15 @@ func TestServiceLife(t *testing.T) {
 			wantAnswers(t, l, "k8s-worker-177", "tcp", seedClusterIP, "my-nginx-1", "my-nginx-2")
 			wantAnswers(t, l, "my-nginx-1", "udp", dnsVIP, "coredns-1", "coredns-2")
 			wantAnswers(t, l, "my-nginx-2", "tcp", dnsVIP, "coredns-1", "coredns-2")
+		}},
+		{"landfallctl shows the owner and finds nothing wrong", func(t *testing.T) {
+			ctl := filepath.Join(buildAll(t), "landfallctl")
+			out, err := l.Exec(ctx, "k8s-master-176", ctl, "status", "--kubeconfig="+l.Kubeconfig())
+			for _, want := range []string{"172.26.236.180-172.26.236.199", "default/my-nginx", ownerOf(t, l) + " (ARP on eth0)", "Nothing is wrong."} {
+				if err != nil || !strings.Contains(out, want) {
+					t.Errorf("%v; %q is not in\n%s", err, want, out)
+				}
+			}
 		}},
 		{"a pod more changes only this Service's chains", func(t *testing.T) {
 			watch, err := l.WatchRules(ctx, "k8s-worker-177")
