@@ -251,7 +251,9 @@ func masquerade() exprs { return exprs{&expr.Masq{FullyRandom: true}} }
 const statusTranslated = 1 << 5 // IPS_DST_NAT of linux/netfilter/nf_conntrack_common.h
 
 // isTranslated matches packets of flows whose destination has been translated.
-func isTranslated() exprs { return hasBit(&expr.Ct{Register: register(0), Key: expr.CtKeySTATUS}, statusTranslated) }
+func isTranslated() exprs {
+	return hasBit(&expr.Ct{Register: register(0), Key: expr.CtKeySTATUS}, statusTranslated)
+}
 
 func isInvalid() exprs {
 	return hasBit(&expr.Ct{Register: register(0), Key: expr.CtKeySTATE}, expr.CtStateBitINVALID)

@@ -100,7 +100,7 @@ func numbers(s Scheduler, local bool, class uint32) uint32 {
 }
 
 // slots fills a table of the given prime size with indexes of backends. How, depends on nothing but the backends.
-func slots(s Scheduler, backends []backend, size uint32) []uint16 {
+func slots(s Scheduler, backends []target, size uint32) []uint16 {
 	table := make([]uint16, size)
 	if s == RoundRobin {
 		for i := range table {
@@ -133,7 +133,7 @@ func slots(s Scheduler, backends []backend, size uint32) []uint16 {
 }
 
 // hash is the same on every node and in every release: it decides where connections go.
-func (b backend) hash() uint64 {
+func (b target) hash() uint64 {
 	h := fnv.New64a()
 	h.Write(binary.BigEndian.AppendUint16(append([]byte(nil), b.addr[:]...), b.port))
 	x := h.Sum64()

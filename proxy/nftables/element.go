@@ -29,7 +29,7 @@ const (
 	setScheduled
 	// setHairpin are pairs of the same address: an endpoint that is sent to itself.
 	setHairpin
-	// setBackends are the maps from frontend and number to backend, one for each protocol.
+	// setBackends are the maps from frontend and number to target, one for each protocol.
 	setBackends
 	// setAffinity are frontends with session affinity, in one set for each protocol and timeout.
 	setAffinity
@@ -103,8 +103,8 @@ type element struct {
 	source address
 }
 
-// backend is what an element of setBackends leads to; the zero value in all other sets.
-type backend struct {
+// target is what an element of setBackends leads to; the zero value in all other sets.
+type target struct {
 	addr address
 	port uint16
 }
@@ -112,7 +112,7 @@ type backend struct {
 // entry is an element with what it leads to.
 type entry struct {
 	element
-	to backend
+	to target
 }
 
 func (f frontend) compare(other frontend) int {

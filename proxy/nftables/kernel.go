@@ -25,7 +25,7 @@ type state struct {
 	exists   bool
 	sets     map[string]shape
 	chains   map[string]chainState
-	elements map[element]backend
+	elements map[element]target
 	// strays are elements in our sets that we cannot have put there.
 	strays []stray
 }
@@ -49,7 +49,7 @@ type stray struct {
 type client struct {
 	addr     address
 	frontend frontend
-	to       backend
+	to       target
 }
 
 // change is a transaction. Elements are removed before others are added.
@@ -73,7 +73,7 @@ type netlinkKernel struct {
 }
 
 func (k netlinkKernel) commit(c change) error {
-	m := messages{family: k.family}
+	m := messages{family: k.family, table: TableName}
 	m.begin()
 	if c.rules != nil {
 		if err := m.install(c); err != nil {
@@ -142,7 +142,7 @@ func (m *messages) install(c change) error {
 
 func (m *messages) removeKey(set string, key, last []byte) {
 	m.message(subsystem|unix.NFT_MSG_DELSETELEM, 0, "remove from "+set, func() {
-		m.text(unix.NFTA_SET_ELEM_LIST_TABLE, TableName)
+		m.text(unix.NFTA_SET_ELEM_LIST_TABLE, m.table)
 		m.text(unix.NFTA_SET_ELEM_LIST_SET, set)
 		m.nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
 			m.nested(unix.NFTA_LIST_ELEM, func() {
@@ -183,13 +183,26 @@ func (c chain) hooked(h hook) bool {
 
 // get is a message that asks for a listing of what is in our table.
 func (k netlinkKernel) list(kind uint16, body func(*messages)) *messages {
-	m := &messages{family: k.family}
+	m := &messages{family: k.family, table: TableName}
 	m.message(subsystem|kind, unix.NLM_F_DUMP, "list", func() { body(m) })
 	return m
 }
 
-func (k netlinkKernel) load() (state, error) {
-	st := state{sets: map[string]shape{}, chains: map[string]chainState{}, elements: map[element]backend{}}
+// loadTries is how often a listing that was interrupted is repeated before the loop's backoff takes over. Every transaction on the
+// machine interrupts.
+const loadTries = 10
+
+func (k netlinkKernel) load() (st state, err error) {
+	for range loadTries {
+		if st, err = k.read(); !errors.Is(err, errInterrupted) {
+			return st, err
+		}
+	}
+	return st, err
+}
+
+func (k netlinkKernel) read() (state, error) {
+	st := state{sets: map[string]shape{}, chains: map[string]chainState{}, elements: map[element]target{}}
 	inTable := func(kind uint16) func(*messages) { return func(m *messages) { m.text(kind, TableName) } }
 	// Every listing passes each object's table on, as not every kernel sorts out those of others.
 	ours := func(data []byte) bool { return string(attribute(data, 1)) == TableName+"\x00" }
@@ -252,7 +265,7 @@ func (k netlinkKernel) load() (state, error) {
 // elements lists the elements of a set.
 func (k netlinkKernel) elements(name string, each func(key, last, value []byte)) error {
 	request := k.list(unix.NFT_MSG_GETSETELEM, func(m *messages) {
-		m.text(unix.NFTA_SET_ELEM_LIST_TABLE, TableName)
+		m.text(unix.NFTA_SET_ELEM_LIST_TABLE, m.table)
 		m.text(unix.NFTA_SET_ELEM_LIST_SET, name)
 	})
 	return k.socket.dump(request, func(data []byte) error {

@@ -55,7 +55,7 @@ func (e element) lastSource(family lb.Family) address {
 	return last
 }
 
-func (b backend) append(buf []byte, family lb.Family) []byte {
+func (b target) append(buf []byte, family lb.Family) []byte {
 	return appendPort(append(buf, b.addr[:addressBytes(family)]...), b.port)
 }
 

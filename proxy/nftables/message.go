@@ -15,6 +15,7 @@ import (
 // messages are netlink messages in the form in which they are sent (RFC 3549; linux/netfilter/nfnetlink.h and nf_tables.h).
 type messages struct {
 	family lb.Family
+	table  string
 	buf    []byte
 	// about says of each message what it is for, by its place.
 	about []string
@@ -101,16 +102,16 @@ func (m *messages) nested(kind uint16, body func()) {
 }
 
 func (m *messages) addTable() {
-	m.message(subsystem|unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, "add the table", func() { m.text(unix.NFTA_TABLE_NAME, TableName) })
+	m.message(subsystem|unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, "add the table", func() { m.text(unix.NFTA_TABLE_NAME, m.table) })
 }
 
 func (m *messages) removeTable() {
-	m.message(subsystem|unix.NFT_MSG_DELTABLE, 0, "remove the table", func() { m.text(unix.NFTA_TABLE_NAME, TableName) })
+	m.message(subsystem|unix.NFT_MSG_DELTABLE, 0, "remove the table", func() { m.text(unix.NFTA_TABLE_NAME, m.table) })
 }
 
 func (m *messages) addSet(s set) {
 	m.message(subsystem|unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, "add set "+s.name, func() {
-		m.text(unix.NFTA_SET_TABLE, TableName)
+		m.text(unix.NFTA_SET_TABLE, m.table)
 		m.text(unix.NFTA_SET_NAME, s.name)
 		m.number(unix.NFTA_SET_ID, uint32(len(m.about)))
 		m.number(unix.NFTA_SET_FLAGS, s.flags)
@@ -161,14 +162,14 @@ func fieldBytes(family lb.Family, f field) uint32 {
 
 func (m *messages) removeSet(name string) {
 	m.message(subsystem|unix.NFT_MSG_DELSET, 0, "remove set "+name, func() {
-		m.text(unix.NFTA_SET_TABLE, TableName)
+		m.text(unix.NFTA_SET_TABLE, m.table)
 		m.text(unix.NFTA_SET_NAME, name)
 	})
 }
 
 func (m *messages) addChain(c chain) {
 	m.message(subsystem|unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, "add chain "+c.name, func() {
-		m.text(unix.NFTA_CHAIN_TABLE, TableName)
+		m.text(unix.NFTA_CHAIN_TABLE, m.table)
 		m.text(unix.NFTA_CHAIN_NAME, c.name)
 		if c.hook == nil {
 			return
@@ -185,20 +186,20 @@ func (m *messages) addChain(c chain) {
 
 func (m *messages) removeChain(name string) {
 	m.message(subsystem|unix.NFT_MSG_DELCHAIN, 0, "remove chain "+name, func() {
-		m.text(unix.NFTA_CHAIN_TABLE, TableName)
+		m.text(unix.NFTA_CHAIN_TABLE, m.table)
 		m.text(unix.NFTA_CHAIN_NAME, name)
 	})
 }
 
 // removeRules removes all rules of the table.
 func (m *messages) removeRules() {
-	m.message(subsystem|unix.NFT_MSG_DELRULE, 0, "remove the rules", func() { m.text(unix.NFTA_RULE_TABLE, TableName) })
+	m.message(subsystem|unix.NFT_MSG_DELRULE, 0, "remove the rules", func() { m.text(unix.NFTA_RULE_TABLE, m.table) })
 }
 
 func (m *messages) addRule(chain string, r rule) error {
 	var err error
 	m.message(subsystem|unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, "add a rule to chain "+chain, func() {
-		m.text(unix.NFTA_RULE_TABLE, TableName)
+		m.text(unix.NFTA_RULE_TABLE, m.table)
 		m.text(unix.NFTA_RULE_CHAIN, chain)
 		var body []byte
 		if body, err = r.encode(m.nfproto()); err != nil {
@@ -214,13 +215,29 @@ func (m *messages) addRule(chain string, r rule) error {
 func (r rule) encode(nfproto byte) ([]byte, error) {
 	var list messages
 	for _, e := range r.exprs {
-		data, err := expr.Marshal(nfproto, e)
+		data, err := encodeExpr(nfproto, e)
 		if err != nil {
 			return nil, fmt.Errorf("encode %T: %w", e, err)
 		}
 		list.attr(unix.NLA_F_NESTED|unix.NFTA_LIST_ELEM, data)
 	}
 	return list.buf, nil
+}
+
+// encodeExpr is expr.Marshal, but for the addresses of a flow: that leaves out their direction, without which the kernel refuses them.
+func encodeExpr(nfproto byte, e expr.Any) ([]byte, error) {
+	ct, ok := e.(*expr.Ct)
+	if !ok || ct.Key < unix.NFT_CT_SRC_IP || ct.Key > unix.NFT_CT_DST_IP6 {
+		return expr.Marshal(nfproto, e)
+	}
+	var m messages
+	m.text(unix.NFTA_EXPR_NAME, "ct")
+	m.nested(unix.NFTA_EXPR_DATA, func() {
+		m.number(unix.NFTA_CT_KEY, uint32(ct.Key))
+		m.number(unix.NFTA_CT_DREG, ct.Register)
+		m.attr(unix.NFTA_CT_DIRECTION, []byte{byte(ct.Direction)})
+	})
+	return m.buf, nil
 }
 
 // userdata is what the kernel keeps with a rule for us and for nft: the comment that nft prints, and, under a type that nft
@@ -250,7 +267,7 @@ func (m *messages) elements(kind, flags uint16, about string, entries []entry, v
 		name := entries[0].setName()
 		n := 0
 		m.message(kind, flags, about+name, func() {
-			m.text(unix.NFTA_SET_ELEM_LIST_TABLE, TableName)
+			m.text(unix.NFTA_SET_ELEM_LIST_TABLE, m.table)
 			m.text(unix.NFTA_SET_ELEM_LIST_SET, name)
 			list := m.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 			for n < len(entries) && entries[n].sameSet(entries[0].element) && len(m.buf)-list < listLimit {

@@ -23,7 +23,7 @@ const DefaultAffinityTimeout = 3 * time.Hour
 // service is what one Service brings to one family.
 type service struct {
 	key   lb.Key
-	plan  plan.Service
+	input Service
 	parts []part
 	// shared are elements that other Services may bring too: they stay as long as one does.
 	shared []element
@@ -58,7 +58,7 @@ func newRenderer(family lb.Family, config plan.Config) renderer {
 
 // service renders a Service whose plan holds only ports of the renderer's family.
 func (r renderer) service(key lb.Key, s Service) *service {
-	out := &service{key: key, plan: s.Service, seconds: uint32(s.AffinityTimeout / time.Second)}
+	out := &service{key: key, input: s, seconds: uint32(s.AffinityTimeout / time.Second)}
 	for _, p := range s.Ports {
 		protocol, ok := protocolOf(p.Protocol)
 		if !ok {
@@ -83,6 +83,9 @@ func (r renderer) service(key lb.Key, s Service) *service {
 				out.share(element{set: setHairpin, frontend: frontend{addr: addressOf(b.Addr.Addr())}})
 			}
 		}
+	}
+	for i := range out.parts {
+		slices.SortFunc(out.parts[i].entries, inOrder)
 	}
 	return out
 }
@@ -157,9 +160,9 @@ func (w *writer) add(set setID) {
 
 // backends adds the choice among backends, under the numbers for policy Local or the others.
 func (w *writer) backends(all []lb.Backend, scheduler Scheduler, local bool) {
-	targets := make([]backend, 0, len(all))
+	targets := make([]target, 0, len(all))
 	for _, b := range all {
-		targets = append(targets, backend{addr: addressOf(b.Addr.Addr()), port: b.Addr.Port()})
+		targets = append(targets, target{addr: addressOf(b.Addr.Addr()), port: b.Addr.Port()})
 	}
 	if len(targets) == 0 {
 		return
@@ -175,12 +178,12 @@ func (w *writer) backends(all []lb.Backend, scheduler Scheduler, local bool) {
 	}
 	first := numbers(scheduler, local, class)
 	w.entries = slices.Grow(w.entries, int(class))
-	for i, target := range slots(scheduler, targets, class) {
-		w.number(first+uint32(i), targets[target])
+	for i, place := range slots(scheduler, targets, class) {
+		w.number(first+uint32(i), targets[place])
 	}
 }
 
-func (w *writer) draws(targets []backend, local bool) {
+func (w *writer) draws(targets []target, local bool) {
 	class := drawClass(len(targets))
 	switch {
 	case class > exactClasses && local:
@@ -189,12 +192,12 @@ func (w *writer) draws(targets []backend, local bool) {
 		w.add(setMany)
 	}
 	first := numbers(Random, local, class)
-	for i, target := range targets {
-		w.number(first+uint32(i), target)
+	for i, to := range targets {
+		w.number(first+uint32(i), to)
 	}
 }
 
-func (w *writer) number(n uint32, to backend) {
+func (w *writer) number(n uint32, to target) {
 	w.entries = append(w.entries, entry{element: element{set: setBackends, frontend: w.at, number: n}, to: to})
 }
 
@@ -209,4 +212,20 @@ func outermost(prefixes []netip.Prefix) []netip.Prefix {
 		}
 	}
 	return outer
+}
+
+// WithAddresses returns config with the node's own addresses as those that serve node ports, in families in which config does not
+// limit them. Loopback addresses are left out: connections to them cannot be answered.
+func WithAddresses(config plan.Config, own []netip.Addr) plan.Config {
+	addresses := map[lb.Family][]netip.Addr{}
+	for _, addr := range own {
+		if !addr.IsLoopback() {
+			addresses[lb.FamilyOf(addr)] = append(addresses[lb.FamilyOf(addr)], addr)
+		}
+	}
+	for family, limited := range config.NodePortAddresses {
+		addresses[family] = limited
+	}
+	config.NodePortAddresses = addresses
+	return config
 }

@@ -26,6 +26,8 @@ type ruleset struct {
 	family lb.Family
 	sets   []set
 	chains []chain
+	// timeouts are those of session affinity, in seconds and in order.
+	timeouts []uint32
 }
 
 // chain is a chain with its rules; hook is nil for one that is only jumped to.
@@ -71,7 +73,7 @@ const (
 // newRuleset renders the rules for one family. Timeouts are those of the affinity sets, in seconds.
 func newRuleset(family lb.Family, config plan.Config, timeouts []uint32) ruleset {
 	b := builder{family: family}
-	r := ruleset{family: family, sets: newSets(family, timeouts)}
+	r := ruleset{family: family, sets: newSets(family, timeouts), timeouts: timeouts}
 	services := []rule{
 		b.rule("", b.in(setClusterIPs), jumpTo(expr.VerdictGoto, chainCluster)),
 		b.rule("", b.in(setExternal), jumpTo(expr.VerdictGoto, chainExternal)),
@@ -222,7 +224,7 @@ func (r *ruleset) hook(name, kind string, number uint32, priority int32, rules .
 // affinitySet is the name of the set of frontends of a protocol with an affinity timeout.
 func affinitySet(p protocol, seconds uint32) string { return fmt.Sprintf("%s-affinity-%d", p, seconds) }
 
-// stickyMap is the name of the map from client and frontend to backend.
+// stickyMap is the name of the map from client and frontend to target.
 func stickyMap(p protocol) string { return p.String() + "-sticky" }
 
 // setName returns the name of the set that an element is in.

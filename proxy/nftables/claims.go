@@ -1,0 +1,121 @@
+package nftables
+
+import (
+	"slices"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// claims are what is wanted: the Services, and whose each frontend is when several want it.
+type claims struct {
+	renderer
+	want map[lb.Key]*service
+	// owners says whose a frontend is, rivals who else wants it.
+	owners map[frontend]*service
+	rivals map[frontend][]*service
+	// dirty are the Services for which something has changed.
+	dirty map[lb.Key]bool
+	// timeouts counts who needs an affinity timeout, in seconds.
+	timeouts map[uint32]int
+}
+
+func newClaims(family lb.Family) claims {
+	return claims{
+		renderer: renderer{family: family}, want: map[lb.Key]*service{}, owners: map[frontend]*service{}, rivals: map[frontend][]*service{},
+		dirty: map[lb.Key]bool{}, timeouts: map[uint32]int{},
+	}
+}
+
+// count counts an affinity timeout that is needed by so many more.
+func (c *claims) count(s *service, by int) {
+	if s == nil || s.seconds == 0 {
+		return
+	}
+	if c.timeouts[s.seconds] += by; c.timeouts[s.seconds] == 0 {
+		delete(c.timeouts, s.seconds)
+	}
+}
+
+// set takes what is wanted for one Service; a plan without ports of this family stands for nothing.
+func (c *claims) set(key lb.Key, s Service) {
+	s.Service = s.Only(c.family)
+	c.dirty[key] = true
+	old := c.want[key]
+	delete(c.want, key)
+	c.count(old, -1)
+	if old != nil {
+		for _, p := range old.parts {
+			c.unclaim(p.frontend, old)
+		}
+	}
+	if len(s.Ports) == 0 {
+		return
+	}
+	now := c.service(key, s)
+	c.want[key] = now
+	c.count(now, 1)
+	for _, p := range now.parts {
+		c.claim(p.frontend, now)
+	}
+}
+
+// render renders all Services again.
+func (c *claims) render(r renderer) {
+	c.renderer = r
+	for key, s := range c.want {
+		c.set(key, s.input)
+	}
+}
+
+// owns tells whether the frontend is the Service's.
+func (c *claims) owns(key lb.Key, f frontend) bool {
+	owner := c.owners[f]
+	return owner != nil && owner.key == key
+}
+
+// claim notes that a Service wants a frontend. One that lingers yields, and else the lesser name wins, so that it does not depend
+// on who came first.
+func (c *claims) claim(f frontend, s *service) {
+	owner := c.owners[f]
+	if owner == nil {
+		c.owners[f] = s
+		return
+	}
+	if s.precedes(owner, f) {
+		c.owners[f], s = s, owner
+		c.dirty[s.key] = true
+	}
+	c.rivals[f] = append(c.rivals[f], s)
+}
+
+func (c *claims) unclaim(f frontend, s *service) {
+	rivals := c.rivals[f]
+	if c.owners[f] == s {
+		delete(c.owners, f)
+		if len(rivals) == 0 {
+			return
+		}
+		s = slices.MinFunc(rivals, func(a, b *service) int {
+			if a.precedes(b, f) {
+				return -1
+			}
+			return 1
+		})
+		c.owners[f], c.dirty[s.key] = s, true
+	}
+	rivals = slices.DeleteFunc(rivals, func(other *service) bool { return other == s })
+	if c.rivals[f] = rivals; len(rivals) == 0 {
+		delete(c.rivals, f)
+	}
+}
+
+func (s *service) precedes(other *service, f frontend) bool {
+	if a, b := s.lingers(f), other.lingers(f); a != b {
+		return b
+	}
+	return s.key.Compare(other.key) < 0
+}
+
+func (s *service) lingers(f frontend) bool {
+	return slices.ContainsFunc(s.parts, func(p part) bool { return p.frontend == f && p.lingering })
+}

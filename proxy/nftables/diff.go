@@ -1,0 +1,149 @@
+package nftables
+
+import (
+	"slices"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// held is what the kernel is known to hold.
+type held struct {
+	// parts are the elements that belong to one frontend, in order.
+	parts map[frontend][]entry
+	// shared are the elements that Services may share.
+	shared map[element]bool
+}
+
+// newHeld sorts what was read.
+func newHeld(elements map[element]target) held {
+	h := held{parts: map[frontend][]entry{}, shared: map[element]bool{}}
+	for e, to := range elements {
+		if e.isShared() {
+			h.shared[e] = true
+			continue
+		}
+		h.parts[e.frontend] = append(h.parts[e.frontend], entry{e, to})
+	}
+	for _, entries := range h.parts {
+		slices.SortFunc(entries, inOrder)
+	}
+	return h
+}
+
+func inOrder(a, b entry) int { return a.compare(b.element) }
+
+// isShared tells whether an element can be several Services'.
+func (e element) isShared() bool { return e.set == setClusterIPs || e.set == setHairpin }
+
+// diff collects what makes the kernel hold what is wanted, for some Services or frontends.
+type diff struct {
+	from held
+	// users counts the Services, of those that are held, that share an element.
+	users map[element]int
+
+	add, remove []entry
+	// What is so once that has happened:
+	parts    map[frontend][]entry
+	shares   map[element]int // by how many there are more users
+	services map[lb.Key]*service
+	// loses is set when a frontend with session affinity loses backends.
+	loses bool
+}
+
+func newDiff(from held, users map[element]int) *diff {
+	return &diff{from: from, users: users, parts: map[frontend][]entry{}, shares: map[element]int{}, services: map[lb.Key]*service{}}
+}
+
+// operations returns how many elements there are to add and remove so far.
+func (d *diff) operations() int { return len(d.add) + len(d.remove) }
+
+// service adds what changes when a Service becomes what it shall be.
+func (d *diff) service(key lb.Key, old, now *service, c *claims) {
+	if old != nil {
+		for _, p := range old.parts {
+			if c.owners[p.frontend] == nil {
+				d.part(p.frontend, nil)
+			}
+		}
+		d.share(old.shared, -1)
+	}
+	if now != nil {
+		for _, p := range now.parts {
+			if c.owns(key, p.frontend) {
+				d.part(p.frontend, p.entries)
+			}
+		}
+		d.share(now.shared, 1)
+	}
+	d.services[key] = now
+}
+
+// part adds what makes a frontend's elements as wanted.
+func (d *diff) part(f frontend, want []entry) {
+	have := d.from.parts[f]
+	d.parts[f] = want
+	affine := slices.ContainsFunc(have, func(e entry) bool { return e.set == setAffinity })
+	for len(have) > 0 || len(want) > 0 {
+		order := 0
+		switch {
+		case len(have) == 0:
+			order = 1
+		case len(want) == 0:
+			order = -1
+		default:
+			order = inOrder(have[0], want[0])
+		}
+		switch {
+		case order < 0:
+			d.remove, have = append(d.remove, have[0]), have[1:]
+			d.loses = d.loses || affine
+		case order > 0:
+			d.add, want = append(d.add, want[0]), want[1:]
+		default:
+			if have[0].to != want[0].to {
+				d.remove, d.add = append(d.remove, have[0]), append(d.add, want[0])
+				d.loses = d.loses || affine
+			}
+			have, want = have[1:], want[1:]
+		}
+	}
+}
+
+func (d *diff) share(elements []element, by int) {
+	for _, e := range elements {
+		d.shares[e] += by
+	}
+}
+
+// change returns the transaction.
+func (d *diff) change() change {
+	c := change{add: d.add, remove: d.remove}
+	for e, by := range d.shares {
+		switch used := d.users[e]+by > 0; {
+		case used && !d.from.shared[e]:
+			c.add = append(c.add, entry{element: e})
+		case !used && d.from.shared[e]:
+			c.remove = append(c.remove, entry{element: e})
+		}
+	}
+	slices.SortFunc(c.add, inOrder)
+	slices.SortFunc(c.remove, inOrder)
+	return c
+}
+
+// happened notes in h and users what is so once the transaction has been confirmed.
+func (d *diff) happened(h held, users map[element]int) {
+	for f, entries := range d.parts {
+		if h.parts[f] = entries; len(entries) == 0 {
+			delete(h.parts, f)
+		}
+	}
+	for e, by := range d.shares {
+		if users[e] += by; users[e] > 0 {
+			h.shared[e] = true
+			continue
+		}
+		delete(users, e)
+		delete(h.shared, e)
+	}
+}
