@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -144,7 +145,7 @@ func wantAnswers(t *testing.T, l *lab.Lab, from, network string, target netip.Ad
 		}
 		slices.Sort(got)
 		if len(s.Failures) > 0 || !slices.Equal(got, pods) {
-			return fmt.Errorf("answers by %v, failures %v", s.Pods, errors.Join(s.Failures...))
+			return fmt.Errorf("answers by %v, failures %q", s.Pods, s.Failures)
 		}
 		return nil
 	})
@@ -155,9 +156,12 @@ func wantAnswers(t *testing.T, l *lab.Lab, from, network string, target netip.Ad
 func wantRefused(t *testing.T, l *lab.Lab, from string, target netip.AddrPort) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("%s is refused at %s", from, target), func() error {
-		_, err := l.Ask(t.Context(), from, "tcp", target)
-		if err == nil || !strings.Contains(err.Error(), "refused") {
-			return fmt.Errorf("it got %v", err)
+		answer, err := l.Ask(t.Context(), from, "tcp", target)
+		switch {
+		case err == nil:
+			return fmt.Errorf("it is answered by %s", answer.Pod)
+		case !errors.Is(err, syscall.ECONNREFUSED):
+			return fmt.Errorf("instead: %w", err)
 		}
 		return nil
 	})

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -248,11 +249,9 @@ func wantOwnerAmong(t *testing.T, l *lab.Lab, nodes ...string) {
 	t.Helper()
 	eventually(t, "the owner is one of "+strings.Join(nodes, ", "), func() error {
 		owner := ownerOf(t, l)
-		for _, node := range nodes {
-			if node == owner {
-				return nil
-			}
+		if !slices.Contains(nodes, owner) {
+			return fmt.Errorf("it is %s", owner)
 		}
-		return fmt.Errorf("it is %s", owner)
+		return nil
 	})
 }
