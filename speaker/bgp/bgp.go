@@ -29,8 +29,8 @@ type Options struct {
 	Changed func()
 	// Dial opens a connection; nil opens a TCP connection.
 	Dial func(context.Context, Target) (net.Conn, error)
-	// Discover finds the link-local address of the router on an interface and calls found whenever it differs, until ctx ends;
-	// nil does so by router advertisements.
+	// Discover finds the link-local address of the router on an interface and calls found with it, and with no valid address while it
+	// knows none, until ctx ends; nil does so by router advertisements.
 	Discover func(ctx context.Context, iface string, found func(netip.Addr)) error
 }
 

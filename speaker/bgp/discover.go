@@ -42,6 +42,7 @@ func discover(ctx context.Context, iface string, found func(netip.Addr)) error {
 		conn.Close()
 		return fmt.Errorf("interface %s: join all routers: %w", iface, err)
 	}
+	found(netip.Addr{})
 	asked := make(chan struct{}, 1)
 	var sending sync.WaitGroup
 	var failed error

@@ -1,12 +1,15 @@
 package bgp
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
 	"maps"
 	"net"
 	"net/netip"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -39,10 +42,6 @@ func (l lan) start(t testing.TB) (*Actor, func()) {
 		Dial: func(ctx context.Context, target Target) (conn net.Conn, err error) {
 			l.node.Do(t, func() error { conn, err = dial(ctx, target); return nil })
 			return conn, err
-		},
-		Discover: func(ctx context.Context, iface string, found func(netip.Addr)) (err error) {
-			l.node.Do(t, func() error { err = discover(ctx, iface, found); return nil })
-			return err
 		},
 	})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -82,10 +81,16 @@ func routes(list ...string) map[netip.Prefix]lb.Route {
 	return m
 }
 
-func set(a *Actor, d lb.BGPSession) { a.Set(map[string]lb.BGPSession{"tor": d}) }
+// speaker is an actor, here or in a process of its own.
+type speaker interface {
+	Set(map[string]lb.BGPSession)
+	Statuses() map[string]Status
+}
+
+func set(a speaker, d lb.BGPSession) { a.Set(map[string]lb.BGPSession{"tor": d}) }
 
 // eventually waits for f to find nothing wrong with the status of the session.
-func eventually(t testing.TB, a *Actor, what string, f func(Status) bool) Status {
+func eventually(t testing.TB, a speaker, what string, f func(Status) bool) Status {
 	t.Helper()
 	var last Status
 	routertest.Eventually(t, what, limit, func() error {
@@ -105,12 +110,12 @@ type path struct {
 	ASPath struct {
 		String string `json:"string"`
 	} `json:"aspath"`
-	Metric          *uint32                `json:"metric"`
-	LocalPref       *uint32                `json:"locPrf"`
-	LocalPreference *uint32                `json:"localPref"`
-	Origin          string                 `json:"origin"`
-	Valid           bool                   `json:"valid"`
-	Stale           bool                   `json:"stale"`
+	Metric          *uint32                 `json:"metric"`
+	LocalPref       *uint32                 `json:"locPrf"`
+	LocalPreference *uint32                 `json:"localPref"`
+	Origin          string                  `json:"origin"`
+	Valid           bool                    `json:"valid"`
+	Stale           bool                    `json:"stale"`
 	Community       struct{ String string } `json:"community"`
 	LargeCommunity  struct{ String string } `json:"largeCommunity"`
 	NextHops        []struct {
@@ -194,5 +199,36 @@ func TestFRRHearsAndForgetsRoutes(t *testing.T) {
 	wantPrefixes(t, r, "ipv4")
 	if got := a.Statuses()["tor"]; got.State != Idle || got.Prefixes != 0 {
 		t.Errorf("after the end: %+v", got)
+	}
+}
+
+// connectThrough makes the router of l a plain forwarder to another cable, at whose end is the router of far, as 10.9.0.2.
+func connectThrough(t testing.TB, l, far lan) {
+	nstest.Veth(t, l.router, "eth1", "10.9.0.1/24", far.router, "eth1", "10.9.0.2/24")
+	l.router.Run(t, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+	l.node.Run(t, "ip", "route", "add", "10.9.0.0/24", "via", "10.0.0.2")
+	far.router.Run(t, "ip", "addr", "flush", "dev", "eth0")
+	far.router.Run(t, "ip", "route", "add", "10.0.0.0/24", "via", "10.9.0.1")
+}
+
+// watchRoutes records changes of the router's routes to addr until the returned function is called, which returns them.
+func watchRoutes(t testing.TB, l lan, addr string) func() string {
+	monitor := exec.Command("ip", "-n", l.router.Name, "-o", "monitor", "route")
+	var out bytes.Buffer
+	monitor.Stdout = &out
+	if err := monitor.Start(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(300 * time.Millisecond) // until it listens
+	return func() string {
+		monitor.Process.Signal(os.Interrupt)
+		monitor.Wait()
+		var lines []string
+		for line := range strings.Lines(out.String()) {
+			if strings.Contains(line, addr) {
+				lines = append(lines, line)
+			}
+		}
+		return strings.Join(lines, "")
 	}
 }

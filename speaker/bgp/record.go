@@ -75,9 +75,6 @@ func (s *session) failed(reason lb.Reason, err error) {
 	}
 }
 
-// waiting records that there is nothing yet to connect to.
-func (s *session) waiting(why string) { s.failed(lb.ReasonNotEstablished, errors.New(why)) }
-
 func (s *session) down(reason lb.Reason, err error) {
 	now := time.Now()
 	s.mu.Lock()

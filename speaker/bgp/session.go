@@ -39,6 +39,7 @@ type session struct {
 	// version counts the values of desired, flushedVersion is the one that the peer has heard; -1 for none.
 	version, flushedVersion int
 	router                  netip.Addr              // found on the interface of an unnumbered session
+	trouble                 error                   // why none can be found
 	attempt                 context.CancelCauseFunc // ends the current attempt, with a *changeError or errBFDDown; nil between attempts
 	status                  Status
 	heard                   map[netip.Prefix]announced // what the peer has heard over the current connection
@@ -165,7 +166,7 @@ func (s *session) run(ctx context.Context) {
 // watchInterface looks for the router on an interface until the returned function is called.
 func (s *session) watchInterface(ctx context.Context, group *sync.WaitGroup, iface string) (stop func()) {
 	s.mu.Lock()
-	s.router = netip.Addr{}
+	s.router, s.trouble = netip.Addr{}, nil
 	s.mu.Unlock()
 	if iface == "" {
 		return func() {}
@@ -174,8 +175,10 @@ func (s *session) watchInterface(ctx context.Context, group *sync.WaitGroup, ifa
 	group.Go(func() {
 		for ctx.Err() == nil {
 			if err := s.opts.Discover(ctx, iface, s.found); err != nil && ctx.Err() == nil {
-				s.found(netip.Addr{})
-				s.failed(lb.ReasonInterfaceMissing, err)
+				s.mu.Lock()
+				s.router, s.trouble = netip.Addr{}, err // a session that is up may go on
+				s.mu.Unlock()
+				poke(s.redo)
 				sleep(ctx, time.Second)
 			}
 		}
@@ -183,19 +186,18 @@ func (s *session) watchInterface(ctx context.Context, group *sync.WaitGroup, ifa
 	return stop
 }
 
-// found takes the address of the router on the interface.
+// found takes the address of the router on the interface; not valid as long as there is none.
 func (s *session) found(addr netip.Addr) {
 	s.mu.Lock()
 	before, attempt := s.router, s.attempt
-	s.router = addr
+	s.router, s.trouble = addr, nil
 	s.mu.Unlock()
-	if addr == before {
-		return
-	}
-	if attempt != nil && before.IsValid() && addr.IsValid() {
+	if attempt != nil && before.IsValid() && addr != before {
 		attempt(&changeError{what: "the router on the interface is " + addr.String()})
 	}
-	poke(s.redo)
+	if addr != before || !addr.IsValid() {
+		poke(s.redo)
+	}
 }
 
 // pause waits for about that time, or until there is a reason to go on.
@@ -225,7 +227,7 @@ func (s *session) try(ctx context.Context) (up time.Duration, err error) {
 	default:
 	}
 	s.mu.Lock()
-	d, router := s.desired, s.router
+	d, router, trouble := s.desired, s.router, s.trouble
 	s.attempt = cancel
 	s.mu.Unlock()
 	defer func() {
@@ -238,7 +240,11 @@ func (s *session) try(ctx context.Context) (up time.Duration, err error) {
 		return 0, s.hold(ctx)
 	}
 	if d.Interface != "" && !router.IsValid() {
-		s.waiting(fmt.Sprintf("no router has advertised itself on interface %s yet", d.Interface))
+		if trouble != nil {
+			s.failed(lb.ReasonInterfaceMissing, trouble)
+		} else {
+			s.failed(lb.ReasonNotEstablished, fmt.Errorf("no router has advertised itself on interface %s yet", d.Interface))
+		}
 		return 0, s.hold(ctx)
 	}
 	s.enter(Connect)
