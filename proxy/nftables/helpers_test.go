@@ -45,3 +45,7 @@ func (a *Actor) settle(t testing.TB, services map[lb.Key]Service) stats {
 	}
 	return st
 }
+
+var seedConfig = plan.Config{
+	Pods: plan.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("fd00:10::/56")}}, MasqueradeBit: 14, DropInvalid: true,
+}
