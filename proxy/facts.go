@@ -80,7 +80,7 @@ func (s settings) nodePortAddresses(node lb.Node, interfaces []lb.Interface) map
 	limited := map[lb.Family][]netip.Addr{}
 	add := func(addr netip.Addr) {
 		family := lb.FamilyOf(addr)
-		if addr.IsLoopback() && !(family == lb.IPv4 && s.loopbackNodePorts) {
+		if addr.IsLoopback() && (family != lb.IPv4 || !s.loopbackNodePorts) {
 			return // could not be answered
 		}
 		if !slices.Contains(limited[family], addr) {

@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"maps"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -59,9 +60,7 @@ func TestContract6RightRulesAreNeverRemoved(t *testing.T) {
 		if i%10 == 5 { // a restart in between
 			a = newActor(map[lb.Family]Kernel{lb.IPv4: kernel}, seedConfig)
 			all := plans(s)
-			for key, s := range steady {
-				all[key] = s
-			}
+			maps.Copy(all, steady)
 			a.Set(all)
 			if err := settle(a, false); err != nil {
 				t.Error(err)

@@ -75,14 +75,14 @@ func show(s Service) string {
 			if f.Addr.IsValid() {
 				at = netip.AddrPortFrom(f.Addr, f.Port).String()
 			}
-			line := fmt.Sprintf("%s %s/%s %s", f.Kind, at, p.Protocol.Lower(), f.Action)
+			words := []string{string(f.Kind), at + "/" + p.Protocol.Lower(), string(f.Action)}
 			for _, source := range f.Sources {
-				line += " from " + source.String()
+				words = append(words, "from", source.String())
 			}
 			if f.Lingering {
-				line += " lingering"
+				words = append(words, "lingering")
 			}
-			lines = append(lines, line)
+			lines = append(lines, strings.Join(words, " "))
 		}
 	}
 	return strings.Join(lines, "\n")
