@@ -49,7 +49,7 @@ func convertService(o *corev1.Service) (lb.Key, lb.Service) {
 		ExternalIPs:         parseAddrs(o.Spec.ExternalIPs),
 		ExternalPolicy:      cmp.Or(lb.TrafficPolicy(o.Spec.ExternalTrafficPolicy), lb.Cluster),
 		InternalPolicy:      cmp.Or(lb.TrafficPolicy(deref(o.Spec.InternalTrafficPolicy)), lb.Cluster),
-		SourceRanges:        parsePrefixes(o.Spec.LoadBalancerSourceRanges),
+		SourceRanges:        sourceRanges(o.Spec.LoadBalancerSourceRanges),
 		HealthCheckNodePort: uint16(o.Spec.HealthCheckNodePort),
 		Request:             lb.Request{Addresses: requestedAddresses(o), Pool: o.Annotations[lb.AnnotationPool]},
 		Conditions:          convertConditions(o.Status.Conditions, lb.DriverName+"/"),
@@ -216,6 +216,17 @@ func parsePrefixes(list []string) []netip.Prefix {
 	for _, s := range list {
 		if prefix, err := netip.ParsePrefix(strings.TrimSpace(s)); err == nil {
 			prefixes = append(prefixes, prefix.Masked())
+		}
+	}
+	return prefixes
+}
+
+// sourceRanges reads who may connect. A range that cannot be read admits nobody, where leaving it out could admit everybody.
+func sourceRanges(list []string) []netip.Prefix {
+	prefixes := parsePrefixes(list)
+	if len(prefixes) < len(list) {
+		for _, nobody := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+			prefixes = append(prefixes, netip.PrefixFrom(nobody, nobody.BitLen()))
 		}
 	}
 	return prefixes

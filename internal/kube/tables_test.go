@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
 
@@ -101,8 +102,8 @@ func TestConvertService(t *testing.T) {
 	if got := s.VIPs(); len(got) != 1 || got[0] != netip.MustParseAddr("192.0.2.1") {
 		t.Errorf("VIPs %v, want only the one that is not in mode Proxy", got)
 	}
-	if got := s.SourceRanges; len(got) != 1 || got[0].String() != "10.0.0.0/8" {
-		t.Errorf("source ranges %v", got)
+	if got := fmt.Sprint(s.SourceRanges); got != "[10.0.0.0/8 0.0.0.0/32 ::/128]" {
+		t.Errorf("source ranges %v, want the readable one, and nobody for the other", got)
 	}
 }
 
