@@ -3,11 +3,13 @@ package bgp
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
 	"os"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
@@ -26,6 +28,9 @@ const (
 	// writeSize is about how many bytes are given to the kernel at once.
 	writeSize = 64 << 10
 )
+
+// errClosed says little: what the peer said before it closed, perhaps over a connection before, says more.
+var errClosed = errors.New("the peer closed the connection")
 
 // connection is one TCP connection and the session on it.
 type connection struct {
@@ -137,9 +142,10 @@ func (c *connection) next() (message, error) {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return m, fault(bgp.BGP_ERROR_HOLD_TIMER_EXPIRED, 0, nil, "nothing heard for the hold time")
 	}
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return m, errors.New("the peer closed the connection")
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) {
+		return m, errClosed
 	}
+	err = plain(err)
 	if err == nil {
 		c.s.count(func(n *Counters) {
 			n.MessagesIn++
@@ -221,6 +227,15 @@ func (c *connection) flush() error {
 	return nil
 }
 
+// plain leaves addresses out of an error: their ports differ each time, and the peer is known.
+func plain(err error) error {
+	var op *net.OpError
+	if errors.As(err, &op) {
+		return fmt.Errorf("%s: %w", op.Op, op.Err)
+	}
+	return err
+}
+
 func (c *connection) endOfRIBs() error {
 	var all []byte
 	for _, f := range c.n.Families {
@@ -241,7 +256,7 @@ func (c *connection) write(b []byte) error {
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			return fault(codeSendHoldTimer, 0, nil, "the peer has not taken what was sent for %v", limit)
 		}
-		return err
+		return plain(err)
 	}
 	messages, updates := countMessages(b)
 	c.s.count(func(n *Counters) {

@@ -1,6 +1,7 @@
 package bgp
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"github.com/landfall-lb/landfall/e2e/router"
 	"github.com/landfall-lb/landfall/e2e/router/routertest"
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/nstest"
 )
 
 const frrInternal = `router bgp 64500
@@ -21,6 +23,7 @@ const frrInternal = `router bgp 64500
 
 // Each attribute is seen to arrive, and what is for the other kind of peer is seen not to.
 func TestFRRSeesAttributes(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name, config string
 		change       func(*lb.BGPSession)
@@ -46,6 +49,7 @@ func TestFRRSeesAttributes(t *testing.T) {
 		{"dynamic, internal", frrInternal, func(d *lb.BGPSession) { d.PeerASN, d.Dynamic = 0, lb.InternalASN }, lb.Route{LocalPref: 300}, "", 300, 0, "", ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
 			l := newLAN(t)
 			r := routertest.FRR(t, l.router, router.Options{Config: test.config})
 			a, _ := l.start(t)
@@ -88,6 +92,7 @@ func TestFRRSeesAttributes(t *testing.T) {
 
 // Routes of each family over sessions of each family, with the next hop that FRR sees.
 func TestFRRFamiliesAndNextHops(t *testing.T) {
+	t.Parallel()
 	v6 := netip.MustParseAddr("fd00::2")
 	both := []lb.Family{lb.IPv4, lb.IPv6}
 	overV6 := "router bgp 64501\n bgp router-id 10.0.0.2\n no bgp ebgp-requires-policy\n no bgp default ipv4-unicast\n neighbor fd00::1 remote-as 64500\n%s"
@@ -121,6 +126,7 @@ func TestFRRFamiliesAndNextHops(t *testing.T) {
 			func(d *lb.BGPSession) { d.Addr, d.Families = v6, both }, "", "fd00::1", lb.IPv4, lb.ReasonNoNextHop},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
 			l := newLAN(t)
 			r := routertest.FRR(t, l.router, router.Options{Config: test.config})
 			a, _ := l.start(t)
@@ -155,6 +161,7 @@ func TestFRRFamiliesAndNextHops(t *testing.T) {
 
 // An unnumbered session finds the router by its advertisements, and the router finds the node.
 func TestFRRUnnumbered(t *testing.T) {
+	t.Parallel()
 	l := newLAN(t)
 	l.node.Run(t, "ip", "addr", "flush", "dev", "eth0", "scope", "global")
 	l.router.Run(t, "ip", "addr", "flush", "dev", "eth0", "scope", "global")
@@ -199,6 +206,7 @@ func TestFRRUnnumbered(t *testing.T) {
 }
 
 func TestUnnumberedSaysWhatIsMissing(t *testing.T) {
+	t.Parallel()
 	l := newLAN(t)
 	a := startAgent(t, l.node)
 	unnumbered := func(name string) lb.BGPSession {
@@ -215,6 +223,7 @@ func TestUnnumberedSaysWhatIsMissing(t *testing.T) {
 }
 
 func TestFRRPasswords(t *testing.T) {
+	t.Parallel()
 	l := newLAN(t)
 	routertest.FRR(t, l.router, router.Options{Config: frrExternal + " neighbor 10.0.0.1 password right\n neighbor fd00::1 remote-as 64500\n neighbor fd00::1 password right\n address-family ipv6 unicast\n  neighbor fd00::1 activate\n exit-address-family\n"})
 	a, _ := l.start(t)
@@ -240,6 +249,7 @@ func TestFRRPasswords(t *testing.T) {
 
 // A session over another router needs multihop, and multihop is what lets packets live that long.
 func TestFRRMultihop(t *testing.T) {
+	t.Parallel()
 	l := newLAN(t)
 	far := newLAN(t) // its node's namespace is the far end of a second cable
 	connectThrough(t, l, far)
@@ -258,6 +268,7 @@ func TestFRRMultihop(t *testing.T) {
 }
 
 func TestFRRHoldTime(t *testing.T) {
+	t.Parallel()
 	l := newLAN(t)
 	r := routertest.FRR(t, l.router, router.Options{Config: frrExternal + " neighbor 10.0.0.1 timers 2 6\n"})
 	a, _ := l.start(t)
@@ -277,6 +288,7 @@ func TestFRRHoldTime(t *testing.T) {
 
 // What FRR says of a wrong AS number, on either side, is shown.
 func TestFRRWrongASN(t *testing.T) {
+	t.Parallel()
 	l := newLAN(t)
 	routertest.FRR(t, l.router, router.Options{Config: frrExternal})
 	a, _ := l.start(t)
@@ -291,6 +303,7 @@ func TestFRRWrongASN(t *testing.T) {
 }
 
 func TestFRRSourceAddress(t *testing.T) {
+	t.Parallel()
 	l := newLAN(t)
 	l.node.Run(t, "ip", "addr", "add", "10.0.0.7/24", "dev", "eth0")
 	routertest.FRR(t, l.router, router.Options{Config: strings.ReplaceAll(frrExternal, "10.0.0.1", "10.0.0.7")})
@@ -307,6 +320,7 @@ func TestFRRSourceAddress(t *testing.T) {
 // The routes of an agent that restarts stay at the router, marked as stale until it has them again; those of one that ends for
 // good, or that are not announced again, do not.
 func TestFRRGracefulRestart(t *testing.T) {
+	t.Parallel()
 	l := newLAN(t)
 	r := routertest.FRR(t, l.router, router.Options{Config: frrExternal + " neighbor 10.0.0.1 graceful-restart-helper\n bgp graceful-restart stalepath-time 60\n"})
 	graceful := func(list ...string) lb.BGPSession {
@@ -365,8 +379,104 @@ func TestFRRGracefulRestart(t *testing.T) {
 	}
 }
 
+// An agent that crashes says nothing either. Its successor is another process, on another connection.
+func TestFRRKeepsTheRoutesOfACrashedAgent(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	r := routertest.FRR(t, l.router, router.Options{Config: frrExternal + " neighbor 10.0.0.1 graceful-restart-helper\n"})
+	graceful := external(func(d *lb.BGPSession) { d.GracefulRestart, d.Routes = true, routes("192.0.2.1/32") })
+	first := startAgent(t, l.node)
+	set(first, graceful)
+	eventually(t, first, "in step", synced)
+	routertest.Eventually(t, "route in the kernel", limit, func() error {
+		if l.router.Run(t, "ip", "route", "show", "192.0.2.1") == "" {
+			return errors.New("none")
+		}
+		return nil
+	})
+	gone := watchRoutes(t, l, "192.0.2.1")
+	for range 3 {
+		first.kill()
+		routertest.Eventually(t, "stale", limit, func() error {
+			p, err := frrPath(t, r, "192.0.2.1/32")
+			if err == nil && !p.Stale {
+				err = fmt.Errorf("path %+v", p)
+			}
+			return err
+		})
+		first = startAgent(t, l.node)
+		set(first, graceful)
+		eventually(t, first, "in step", synced)
+		routertest.Eventually(t, "not stale", limit, func() error {
+			p, err := frrPath(t, r, "192.0.2.1/32")
+			if err == nil && p.Stale {
+				err = fmt.Errorf("path %+v", p)
+			}
+			return err
+		})
+	}
+	if lines := gone(); lines != "" {
+		t.Errorf("the route changed in the router's kernel:\n%s", lines)
+	}
+	first.Set(nil)
+	wantPrefixes(t, r, "ipv4")
+}
+
+// Two routers and two nodes: each router has both nodes as next hops of a VIP in its kernel, and follows when one withdraws.
+func TestFRRPairWithECMP(t *testing.T) {
+	t.Parallel()
+	lan := newBridgedLAN(t, "node-1", "node-2", "tor-1", "tor-2")
+	for i, ns := range []*nstest.NS{lan[2], lan[3]} {
+		routertest.FRR(t, ns, router.Options{Config: fmt.Sprintf(`router bgp 64501
+ bgp router-id 10.0.0.%d
+ no bgp ebgp-requires-policy
+ neighbor nodes peer-group
+ neighbor nodes remote-as external
+ bgp listen range 10.0.0.0/24 peer-group nodes
+`, i+3)})
+	}
+	var agents []*agent
+	want := func(i int, list ...string) map[string]lb.BGPSession {
+		sessions := map[string]lb.BGPSession{}
+		for n := range 2 {
+			sessions[fmt.Sprintf("tor-%d", n+1)] = external(func(d *lb.BGPSession) {
+				d.LocalASN = 64500 // both nodes: ECMP needs paths of one AS, or the router's leave to mix them
+				d.RouterID = netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)})
+				d.Addr, d.Routes = netip.AddrFrom4([4]byte{10, 0, 0, byte(n + 3)}), routes(list...)
+			})
+		}
+		return sessions
+	}
+	for i := range 2 {
+		agents = append(agents, startAgent(t, lan[i]))
+		agents[i].Set(want(i, "192.0.2.1/32", "192.0.2.2/32"))
+	}
+	hops := func(vip string, nodes ...string) {
+		t.Helper()
+		for _, ns := range lan[2:] {
+			routertest.Eventually(t, "next hops of "+vip, limit, func() error {
+				table := ns.Run(t, "ip", "route", "show", vip)
+				for _, n := range []string{"10.0.0.1", "10.0.0.2"} {
+					if slices.Contains(nodes, n) != strings.Contains(table, "via "+n+" ") {
+						return fmt.Errorf("%q, want %v", table, nodes)
+					}
+				}
+				return nil
+			})
+		}
+	}
+	hops("192.0.2.1", "10.0.0.1", "10.0.0.2")
+	agents[0].Set(want(0, "192.0.2.2/32"))
+	hops("192.0.2.1", "10.0.0.2")
+	hops("192.0.2.2", "10.0.0.1", "10.0.0.2")
+	agents[1].kill()
+	hops("192.0.2.1")
+	hops("192.0.2.2", "10.0.0.1")
+}
+
 // Faults of the router.
 func TestFRRFaults(t *testing.T) {
+	t.Parallel()
 	l := newLAN(t)
 	r := routertest.FRR(t, l.router, router.Options{Config: frrExternal})
 	a, _ := l.start(t)
@@ -433,6 +543,7 @@ func TestFRRFaults(t *testing.T) {
 }
 
 func TestFRRRoutesAreShownAndNeverUsed(t *testing.T) {
+	t.Parallel()
 	l := newLAN(t)
 	routertest.FRR(t, l.router, router.Options{Config: frrExternal + " network 203.0.113.0/24\n no bgp network import-check\n neighbor 10.0.0.1 default-originate\n"})
 	a, _ := l.start(t)

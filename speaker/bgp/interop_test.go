@@ -232,3 +232,18 @@ func watchRoutes(t testing.TB, l lan, addr string) func() string {
 		return strings.Join(lines, "")
 	}
 }
+
+// newBridgedLAN joins hosts by a switch; their addresses are 10.0.0.1/24 and so on.
+func newBridgedLAN(t testing.TB, names ...string) []*nstest.NS {
+	bridge := nstest.New(t)
+	bridge.Run(t, "ip", "link", "add", "br0", "type", "bridge")
+	bridge.Run(t, "ip", "link", "set", "br0", "up")
+	var hosts []*nstest.NS
+	for i, name := range names {
+		host := nstest.New(t)
+		nstest.Veth(t, host, "eth0", fmt.Sprintf("10.0.0.%d/24", i+1), bridge, name, "")
+		bridge.Run(t, "ip", "link", "set", name, "master", "br0")
+		hosts = append(hosts, host)
+	}
+	return hosts
+}

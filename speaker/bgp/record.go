@@ -31,6 +31,7 @@ func (s *session) established(c *connection) {
 	s.status.Negotiated = &n
 	s.heard = map[netip.Prefix]announced{}
 	s.flushedVersion = -1
+	s.logged, s.told = map[string]bool{}, nil
 	s.mu.Unlock()
 	s.log.Info("BGP session established", "address", n.Peer, "asn", n.PeerASN, "holdTime", n.HoldTime, "families", n.Families,
 		"gracefulRestart", n.GracefulRestart)
@@ -64,15 +65,20 @@ func reasonOf(err error) lb.Reason {
 	return lb.ReasonNotEstablished
 }
 
-// failed records an attempt that came to nothing. Only what differs from the last failure is logged.
+// failed records an attempt that came to nothing. What recurs is logged once.
 func (s *session) failed(reason lb.Reason, err error) {
 	s.mu.Lock()
-	same := s.status.LastError == err.Error() && s.status.Reason == reason
+	logged := s.logged[err.Error()]
+	s.logged[err.Error()] = true
+	told := s.told
 	s.mu.Unlock()
-	s.down(reason, err)
-	if !same {
+	if !logged {
 		s.log.Warn("BGP session cannot be established", "error", err)
 	}
+	if told != nil && errors.Is(err, errClosed) {
+		err = told
+	}
+	s.down(reason, err)
 }
 
 func (s *session) down(reason lb.Reason, err error) {
@@ -82,6 +88,9 @@ func (s *session) down(reason lb.Reason, err error) {
 		s.status.State, s.status.Since = Idle, now
 	}
 	s.status.Reason = reason
+	if p := (*peerError)(nil); errors.As(err, &p) {
+		s.told = p
+	}
 	if !errors.Is(err, context.Canceled) {
 		s.status.LastError, s.status.LastErrorAt = err.Error(), now
 	}

@@ -44,6 +44,9 @@ type session struct {
 	status                  Status
 	heard                   map[netip.Prefix]announced // what the peer has heard over the current connection
 	learned                 map[netip.Prefix]ReceivedRoute
+	// logged are the failures since the session was last established or changed that were logged, told what the peer has said since.
+	logged map[string]bool
+	told   error
 
 	restarted bool // a session was established since the speaker started; only run touches it
 }
@@ -63,7 +66,7 @@ func newSession(name string, opts Options, d lb.BGPSession) *session {
 	return &session{
 		name: name, opts: opts, log: opts.Log.With("peer", name), desired: d,
 		routes: make(chan struct{}, 1), redo: make(chan struct{}, 1),
-		status: Status{State: Idle, Since: time.Now(), Reason: lb.ReasonNotEstablished}, flushedVersion: -1,
+		status: Status{State: Idle, Since: time.Now(), Reason: lb.ReasonNotEstablished}, flushedVersion: -1, logged: map[string]bool{},
 	}
 }
 
@@ -81,6 +84,9 @@ func (s *session) set(d lb.BGPSession) {
 	s.desired = d
 	s.version++
 	change := difference(before, d)
+	if change != nil {
+		s.logged, s.told = map[string]bool{}, nil
+	}
 	attempt := s.attempt
 	s.mu.Unlock()
 	switch {
