@@ -10,6 +10,9 @@ import (
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
+// labelZone is the well-known label that says in which zone a node is.
+const labelZone = "topology.kubernetes.io/zone"
+
 // settings are what the flags say about rules.
 type settings struct {
 	// pods tells pods' connections from others; its prefixes come from the Node when nodeCIDR is set.
@@ -63,7 +66,7 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 		return f, "the network interfaces"
 	}
 	f = facts{
-		self: self, object: node, node: plan.Node{Name: self, Addresses: node.Addresses}, known: ok, leaving: node.Leaving,
+		self: self, object: node, node: plan.Node{Name: self, Zone: node.Labels[labelZone], Addresses: node.Addresses}, known: ok, leaving: node.Leaving,
 		config: plan.Config{
 			Pods: s.pods, MasqueradeAll: s.masqueradeAll, MasqueradeBit: s.masqueradeBit, DropInvalid: s.dropInvalid,
 			LoopbackNodePorts: s.loopbackNodePorts, NodePortAddresses: s.nodePortAddresses(node, interfaces),

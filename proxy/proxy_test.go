@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/health"
@@ -550,6 +551,23 @@ func TestRandomStoriesEndAsAFreshStart(t *testing.T) {
 		}
 		if len(b.records) != len(fresh.records) {
 			t.Errorf("seed %d: %d records, want %d", seed, len(b.records), len(fresh.records))
+		}
+	}
+}
+
+func TestTheZoneOfTheNodeIsFollowed(t *testing.T) {
+	b := newBench(t)
+	b.put("web", "192.0.2.1", "10.200.1.2", "10.200.1.3")
+	b.slices.values[key("web")][0].Endpoints[0].ForZones = []string{"a"}
+	b.slices.values[key("web")][0].Endpoints[1].ForZones = []string{"b"}
+	b.synced()
+	for zone, want := range map[string]int{"": 2, "a": 1, "c": 2} {
+		node := b.nodes.values["here"]
+		node.Labels = labels.Set{labelZone: zone}
+		b.nodes.values["here"] = node
+		b.run()
+		if got := b.rules.wanted[key("web")].Ports[0].Backends; len(got.Cluster) != want || len(got.Local) != 2 {
+			t.Errorf("zone %q: %d endpoints for policy Cluster and %d for Local, want %d and 2", zone, len(got.Cluster), len(got.Local), want)
 		}
 	}
 }

@@ -146,13 +146,22 @@ func convertSlice(o *discoveryv1.EndpointSlice) lb.Slice {
 		if err != nil {
 			continue
 		}
-		s.Endpoints = append(s.Endpoints, lb.Endpoint{
+		endpoint := lb.Endpoint{
 			Addr:        addr,
 			Node:        deref(ep.NodeName),
 			Ready:       ep.Conditions.Ready == nil || *ep.Conditions.Ready,
 			Serving:     ep.Conditions.Serving == nil || *ep.Conditions.Serving,
 			Terminating: deref(ep.Conditions.Terminating),
-		})
+		}
+		if hints := ep.Hints; hints != nil {
+			for _, zone := range hints.ForZones {
+				endpoint.ForZones = append(endpoint.ForZones, zone.Name)
+			}
+			for _, node := range hints.ForNodes {
+				endpoint.ForNodes = append(endpoint.ForNodes, node.Name)
+			}
+		}
+		s.Endpoints = append(s.Endpoints, endpoint)
 	}
 	return s
 }

@@ -66,13 +66,14 @@ func TestConvertSlice(t *testing.T) {
 	o := slice("s", "svc", "192.168.1.1", "192.168.1.2", "not an address")
 	o.Endpoints[1].NodeName = new("n1")
 	o.Endpoints[1].Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)}
+	o.Endpoints[1].Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "a"}, {Name: "b"}}, ForNodes: []discoveryv1.ForNode{{Name: "n1"}}}
 	o.Ports = append(o.Ports, discoveryv1.EndpointPort{Name: nil, Port: new(int32(1))}, discoveryv1.EndpointPort{Name: new("all")})
 	want := lb.Slice{
 		Key: lb.Key{Namespace: "default", Name: "s"}, Service: lb.Key{Namespace: "default", Name: "svc"}, Family: lb.IPv4,
 		Ports: []lb.SlicePort{{Protocol: lb.TCP, Port: 80}},
 		Endpoints: []lb.Endpoint{
 			{Addr: netip.MustParseAddr("192.168.1.1"), Ready: true, Serving: true},
-			{Addr: netip.MustParseAddr("192.168.1.2"), Node: "n1", Serving: true, Terminating: true},
+			{Addr: netip.MustParseAddr("192.168.1.2"), Node: "n1", Serving: true, Terminating: true, ForZones: []string{"a", "b"}, ForNodes: []string{"n1"}},
 		},
 	}
 	if diff := cmp.Diff(want, convertSlice(o), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {

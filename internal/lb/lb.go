@@ -198,6 +198,9 @@ type Endpoint struct {
 	Ready       bool
 	Serving     bool
 	Terminating bool
+	// ForZones and ForNodes are the topology hints: where clients should use the endpoint (KEP-2433, KEP-3015). None if empty.
+	ForZones []string
+	ForNodes []string
 }
 
 // Node is one Node object, reduced to what Landfall uses.

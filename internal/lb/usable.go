@@ -18,16 +18,22 @@ type Backend struct {
 // Usable says which endpoints of one Service port a node may use. It is the one decision that the proxy forwards by,
 // the health port answers by and the speaker claims by.
 type Usable struct {
-	// Cluster is the set for policy Cluster: the ready endpoints anywhere, or, when there is none, those that still
-	// serve while they terminate (KEP-1669). Sorted by address.
+	// Cluster is the set for policy Cluster: the ready endpoints anywhere, or those of them that are meant for this node or its
+	// zone; or, when none is ready, those that still serve while they terminate (KEP-1669). Sorted by address.
 	Cluster []Backend
-	// Local is the same choice among the endpoints of this node, for policy Local.
+	// Local is the choice among the endpoints of this node, for policy Local, whatever the hints.
 	Local []Backend
 }
 
-// Choose decides which of the slices' endpoints are usable on node for the port called name, in one address family.
-func Choose(all []Slice, name string, protocol Protocol, family Family, node string) Usable {
-	var ready, serving []Backend
+// Place is where the node is that chooses.
+type Place struct {
+	Node string
+	Zone string // "" when unknown
+}
+
+// Choose decides which of the slices' endpoints are usable at a place for the port called name, in one address family.
+func Choose(all []Slice, name string, protocol Protocol, family Family, at Place) Usable {
+	var ready, serving []candidate
 	for _, slice := range all {
 		if slice.Family != family {
 			continue
@@ -37,21 +43,44 @@ func Choose(all []Slice, name string, protocol Protocol, family Family, node str
 				continue
 			}
 			for _, ep := range slice.Endpoints {
-				b := Backend{Addr: netip.AddrPortFrom(ep.Addr, port.Port), Local: ep.Node != "" && ep.Node == node, Ready: ep.Ready}
+				b := Backend{Addr: netip.AddrPortFrom(ep.Addr, port.Port), Local: ep.Node != "" && ep.Node == at.Node, Ready: ep.Ready}
 				switch {
 				case ep.Ready:
-					ready = append(ready, b)
+					ready = append(ready, candidate{b, ep.ForZones, ep.ForNodes})
 				case ep.Serving && ep.Terminating:
-					serving = append(serving, b)
+					serving = append(serving, candidate{Backend: b})
 				}
 			}
 		}
 	}
 	ready, serving = distinct(ready), distinct(serving)
+	everywhere := func(candidate) bool { return true }
+	isLocal := func(c candidate) bool { return c.Local }
 	return Usable{
-		Cluster: firstNonEmpty(ready, serving),
-		Local:   firstNonEmpty(onlyLocal(ready), onlyLocal(serving)),
+		Cluster: firstNonEmpty(those(ready, near(ready, at)), those(serving, everywhere)),
+		Local:   firstNonEmpty(those(ready, isLocal), those(serving, isLocal)),
 	}
+}
+
+// candidate is an endpoint with its hints.
+type candidate struct {
+	Backend
+	zones, nodes []string
+}
+
+// near returns which of the ready endpoints are meant for a place. Hints count only when each endpoint has them and one names the
+// place, so that a node whose zone has no endpoint, or that meets a slice from before hints, still reaches all. Hints for nodes come
+// before those for zones (KEP-3015).
+func near(ready []candidate, at Place) func(candidate) bool {
+	forNode := func(c candidate) bool { return slices.Contains(c.nodes, at.Node) }
+	forZone := func(c candidate) bool { return slices.Contains(c.zones, at.Zone) }
+	switch {
+	case at.Node != "" && !slices.ContainsFunc(ready, func(c candidate) bool { return len(c.nodes) == 0 }) && slices.ContainsFunc(ready, forNode):
+		return forNode
+	case at.Zone != "" && !slices.ContainsFunc(ready, func(c candidate) bool { return len(c.zones) == 0 }) && slices.ContainsFunc(ready, forZone):
+		return forZone
+	}
+	return func(candidate) bool { return true }
 }
 
 // For returns the set that policy allows.
@@ -63,19 +92,20 @@ func (u Usable) For(policy TrafficPolicy) []Backend {
 }
 
 // distinct sorts by address and drops repetitions: an endpoint may stand in two slices for a while.
-func distinct(backends []Backend) []Backend {
-	slices.SortFunc(backends, func(a, b Backend) int { return a.Addr.Compare(b.Addr) })
-	return slices.CompactFunc(backends, func(a, b Backend) bool { return a.Addr == b.Addr })
+func distinct(all []candidate) []candidate {
+	slices.SortStableFunc(all, func(a, b candidate) int { return a.Addr.Compare(b.Addr) })
+	return slices.CompactFunc(all, func(a, b candidate) bool { return a.Addr == b.Addr })
 }
 
-func onlyLocal(backends []Backend) []Backend {
-	var local []Backend
-	for _, b := range backends {
-		if b.Local {
-			local = append(local, b)
+// those returns the backends that are wanted.
+func those(all []candidate, wanted func(candidate) bool) []Backend {
+	var backends []Backend
+	for _, c := range all {
+		if wanted(c) {
+			backends = append(backends, c.Backend)
 		}
 	}
-	return local
+	return backends
 }
 
 func firstNonEmpty(a, b []Backend) []Backend {

@@ -11,6 +11,7 @@ import (
 // Node is what planning has to know about the node that it plans for.
 type Node struct {
 	Name      string
+	Zone      string // "" when unknown
 	Addresses []netip.Addr
 }
 
@@ -111,7 +112,7 @@ func newPort(svc lb.Service, vips []netip.Addr, clusterIP netip.Addr, port lb.Se
 		Name:     port.Name,
 		Protocol: port.Protocol,
 		External: svc.ExternalPolicy,
-		Backends: lb.Choose(endpoints, port.Name, port.Protocol, family, node.Name),
+		Backends: lb.Choose(endpoints, port.Name, port.Protocol, family, lb.Place{Node: node.Name, Zone: node.Zone}),
 		Serving:  serving(endpoints, port, family),
 	}
 	internal, external := action(p.Backends, svc.InternalPolicy), action(p.Backends, svc.ExternalPolicy)

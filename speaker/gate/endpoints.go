@@ -12,7 +12,7 @@ func Endpoints(s lb.Service, vip netip.Addr, slices []lb.Slice, node string) lb.
 	d := lb.Delivery{Service: s.Key, VIP: vip, Policy: s.ExternalPolicy}
 	var all, local counter
 	for _, port := range s.Ports {
-		usable := lb.Choose(slices, port.Name, port.Protocol, lb.FamilyOf(vip), node)
+		usable := lb.Choose(slices, port.Name, port.Protocol, lb.FamilyOf(vip), lb.Place{Node: node})
 		all.add(usable.Cluster)
 		local.add(usable.Local)
 	}
