@@ -232,9 +232,6 @@ func (p *proxy) planLive(key lb.Key, now time.Time) {
 		live = plan.New(svc, endpoints, p.facts.node)
 		r.service = svc
 	}
-	if live.Affinity && !r.live.Affinity {
-		p.log.Warn("session affinity is not honoured yet: connections are spread over all endpoints", "service", key)
-	}
 	if gone := plan.Withdrawn(r.live, live); len(gone) > 0 && p.settings.drain > 0 {
 		r.lingers = append(r.lingers, lingering{ports: gone, until: now.Add(p.settings.drain)})
 	}

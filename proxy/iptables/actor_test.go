@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -70,6 +71,9 @@ func random(r *rand.Rand, n int) plan.Service {
 	}
 	if r.IntN(3) == 0 {
 		svc.SourceRanges = prefixes("203.0.113.0/24", "2001:db8:1::/64")
+	}
+	if r.IntN(3) == 0 {
+		svc.AffinityTimeout = pick(r, time.Minute, time.Hour)
 	}
 	on := map[string][]string{}
 	for i := range r.IntN(5) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/plan"
@@ -68,7 +69,7 @@ func (r renderer) service(s plan.Service) contribution {
 	c := contribution{chains: chains{}}
 	for _, p := range s.Ports {
 		if p.Family == r.family {
-			r.port(&c, s.Key, p)
+			r.port(&c, s.Key, p, s.AffinityTimeout)
 		}
 	}
 	if s.HealthPort != 0 && len(c.entries) > 0 {
@@ -79,7 +80,7 @@ func (r renderer) service(s plan.Service) contribution {
 	return c
 }
 
-func (r renderer) port(c *contribution, key lb.Key, p plan.Port) {
+func (r renderer) port(c *contribution, key lb.Key, p plan.Port, affinity time.Duration) {
 	name, end := portName(key, p.Name), suffix(key, p)
 	add := func(chain string, rules ...rule) {
 		for _, rule := range rules {
@@ -107,16 +108,44 @@ func (r renderer) port(c *contribution, key lb.Key, p plan.Port) {
 	}
 	used := map[netip.AddrPort]bool{}
 	if usesCluster {
-		add(prefixCluster+end, r.pick(key, p, name, p.Backends.Cluster, plan.ToCluster, used)...)
+		use(used, p.Backends.Cluster)
+		add(prefixCluster+end, r.pick(key, p, name, p.Backends.Cluster, plan.ToCluster, affinity)...)
 	}
 	if usesLocal {
-		add(prefixLocal+end, r.pick(key, p, name, p.Backends.Local, plan.ToLocal, used)...)
+		use(used, p.Backends.Local)
+		add(prefixLocal+end, r.pick(key, p, name, p.Backends.Local, plan.ToLocal, affinity)...)
 	}
 	for endpoint := range used {
-		add(endpointChain(key, p, endpoint),
-			rule{src: host(endpoint.Addr()), comment: name, target: chainMasquerade}, // hairpin: the pod must not see itself
-			rule{protocol: p.Protocol, comment: name, portless: true, target: "DNAT --to-destination " + endpoint.String()})
+		chain := endpointChain(key, p, endpoint)
+		deliver := rule{protocol: p.Protocol, comment: name, portless: true, target: "DNAT --to-destination " + endpoint.String()}
+		if affinity > 0 {
+			deliver.match = r.remember(chain)
+		}
+		add(chain, rule{src: host(endpoint.Addr()), comment: name, target: chainMasquerade}, deliver) // hairpin: the pod must not see itself
 	}
+}
+
+func use(used map[netip.AddrPort]bool, backends []lb.Backend) {
+	for _, b := range backends {
+		used[b.Addr] = true
+	}
+}
+
+// remember notes the client in a list of the endpoint's own; it matches always.
+func (r renderer) remember(chain string) string { return "-m recent --set " + r.list(chain) }
+
+// remembered matches a client that was noted less than timeout ago. A list holds the 100 clients that came last, unless the node's
+// administrator has given the kernel's module xt_recent a larger ip_list_tot.
+func (r renderer) remembered(chain string, timeout time.Duration) string {
+	return fmt.Sprintf("-m recent --rcheck --seconds %d --reap %s", int(timeout/time.Second), r.list(chain))
+}
+
+func (r renderer) list(chain string) string {
+	mask := "255.255.255.255"
+	if r.family == lb.IPv6 {
+		mask = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"
+	}
+	return fmt.Sprintf("--name %s --mask %s --rsource", chain, mask)
 }
 
 // frontend renders where connections to a frontend go.
@@ -258,8 +287,8 @@ func (r renderer) external(p plan.Port, name, end string) []rule {
 	return rules
 }
 
-// pick renders the choice among backends: one of n, then one of n-1, and so on.
-func (r renderer) pick(key lb.Key, p plan.Port, name string, backends []lb.Backend, set plan.Action, used map[netip.AddrPort]bool) []rule {
+// pick renders the choice among backends: the one that the client had before, with affinity; else one of n, then one of n-1, and so on.
+func (r renderer) pick(key lb.Key, p plan.Port, name string, backends []lb.Backend, set plan.Action, affinity time.Duration) []rule {
 	var rules []rule
 	for _, f := range p.Frontends {
 		if f.Kind != plan.ClusterIP || f.Action != set {
@@ -272,13 +301,22 @@ func (r renderer) pick(key lb.Key, p plan.Port, name string, backends []lb.Backe
 			rules = append(rules, m)
 		}
 	}
+	to := func(b lb.Backend) rule {
+		return rule{comment: fmt.Sprintf("%s -> %s", name, b.Addr), target: endpointChain(key, p, b.Addr)}
+	}
+	if affinity > 0 {
+		for _, b := range backends {
+			m := to(b)
+			m.match = r.remembered(m.target, affinity)
+			rules = append(rules, m)
+		}
+	}
 	for i, b := range backends {
-		m := rule{comment: fmt.Sprintf("%s -> %s", name, b.Addr), target: endpointChain(key, p, b.Addr)}
+		m := to(b)
 		if left := len(backends) - i; left > 1 {
 			m.match = oneIn(left)
 		}
 		rules = append(rules, m)
-		used[b.Addr] = true
 	}
 	return rules
 }

@@ -189,6 +189,11 @@ func (w walker) matches(r string, p packet) (matches, maybe bool) {
 		case "--probability":
 			take()
 			maybe = true
+		case "--rcheck": // the client may be known
+			maybe = true
+		case "--set", "--reap", "--rsource":
+		case "--seconds", "--name", "--mask":
+			take()
 		case "-j":
 			return true, maybe
 		default:

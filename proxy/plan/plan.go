@@ -4,6 +4,7 @@ package plan
 import (
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
@@ -81,6 +82,9 @@ type Service struct {
 	HealthPort uint16
 	// Affinity is set when the Service asks for session affinity.
 	Affinity bool
+	// AffinityTimeout is how long a client address gets the same backend after its last new connection to a port, in whole
+	// seconds; 0 for no affinity.
+	AffinityTimeout time.Duration
 }
 
 // New plans a Service and its EndpointSlices for a node.
@@ -89,7 +93,7 @@ func New(svc lb.Service, endpoints []lb.Slice, node Node) Service {
 		Key:      svc.Key,
 		Policy:   svc.ExternalPolicy,
 		VIPs:     slices.Compact(slices.SortedFunc(slices.Values(svc.VIPs()), netip.Addr.Compare)),
-		Affinity: svc.AffinityTimeout > 0,
+		Affinity: svc.AffinityTimeout > 0, AffinityTimeout: svc.AffinityTimeout,
 	}
 	if svc.Type == lb.ExternalName {
 		return s

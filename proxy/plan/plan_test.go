@@ -304,8 +304,10 @@ func TestOrderDoesNotMatter(t *testing.T) {
 	}
 }
 
-func TestAffinityIsNoted(t *testing.T) {
-	if !New(service(func(s *lb.Service) { s.AffinityTimeout = time.Hour }), nil, here).Affinity {
-		t.Error("not noted")
+func TestAffinity(t *testing.T) {
+	with := New(service(func(s *lb.Service) { s.AffinityTimeout = time.Hour }), nil, here)
+	without := New(service(), nil, here)
+	if !with.Affinity || with.AffinityTimeout != time.Hour || SameRules(with, without, lb.IPv4) {
+		t.Errorf("%+v, taken for the same as without affinity: %v", with, SameRules(with, without, lb.IPv4))
 	}
 }
