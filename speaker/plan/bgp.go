@@ -1,0 +1,137 @@
+package plan
+
+import (
+	"net/netip"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// BGPFacts are what one node knows that concerns its BGP sessions and all routes alike.
+type BGPFacts struct {
+	Peers          map[string]lb.Peer
+	Advertisements map[string]lb.BGPAdvertisement
+	Communities    map[string]lb.CommunityNames
+	Profiles       map[string]lb.BFDProfile
+	// Passwords are those of Secrets in Namespace, the one that Landfall runs in, by the Secret's name.
+	Passwords map[string]string
+	Namespace string
+	// BFDDown are the peers to which BFD says that the path is lost.
+	BFDDown map[string]bool
+}
+
+// BGPInput is what one node knows of one VIP, for BGP.
+type BGPInput struct {
+	VIP netip.Addr
+	// Holders are the Services that hold the VIP, in order of their keys, and Labels the labels of each.
+	Holders []Holder
+	Labels  []labels.Set
+	// Announced is set while some peer hears of the VIP from this node.
+	Announced bool
+	// Converged is set once the VIP has been in graceful shutdown for as long as routers may take to choose other routes.
+	Converged bool
+}
+
+// BGPDecision is what follows for this node.
+type BGPDecision struct {
+	// Sessions are what the actor shall have, by peer.
+	Sessions map[string]lb.BGPSession
+	// Peers has a decision for each peer that selects this node.
+	Peers map[string]PeerDecision
+	VIPs  map[netip.Addr]BGPVIP
+}
+
+// PeerDecision says whether the node has a session with a peer.
+type PeerDecision struct {
+	// Refusal says why not; nil when it has.
+	Refusal *lb.Refusal
+	// Warning says what the session cannot do that was asked for; nil when all is well.
+	Warning *lb.Refusal
+	// Profile are the parameters of the BFD session that goes with it; nil for none.
+	Profile *lb.BFDProfile
+}
+
+// BGPVIP says what becomes of one VIP.
+type BGPVIP struct {
+	// Refusal says why the node does not announce the VIP, or why it is about to end; nil when it announces it.
+	Refusal *lb.Refusal
+	// Leaving is set while the VIP is still announced, in graceful shutdown (RFC 8326): routers choose other routes, and what
+	// arrives meanwhile is delivered. The caller sets Converged when that has lasted long enough.
+	Leaving bool
+	// Prefixes are announced for the VIP, to at least one peer, sorted.
+	Prefixes []netip.Prefix
+	// Words say for each advertisement and peer that does not take it why, as far as that is not what everyone expects.
+	Words []BGPWord
+}
+
+// BGPWord is why a VIP that the node can deliver is not announced by an advertisement, or to a peer.
+type BGPWord struct {
+	Advertisement string     `json:"advertisement"`
+	Peer          string     `json:"peer,omitempty"`
+	Reason        lb.Reason  `json:"reason"`
+	Message       string     `json:"message"`
+	VIP           netip.Addr `json:"-"`
+}
+
+// DecideBGP plans all sessions of a node and all that its peers hear.
+func DecideBGP(f Facts, b BGPFacts, vips []BGPInput) BGPDecision {
+	d := BGPDecision{VIPs: make(map[netip.Addr]BGPVIP, len(vips))}
+	d.Sessions, d.Peers = sessions(f, b)
+	r := newRoutes(f, b, d.Sessions, len(vips))
+	node := refuseNode(f)
+	for _, in := range vips {
+		v := standing(f.Gate, node, in)
+		if v.Refusal == nil || v.Leaving {
+			r.add(in, &v)
+		}
+		d.VIPs[in.VIP] = v
+	}
+	for name, s := range d.Sessions {
+		s.Routes = r.routes(name)
+		d.Sessions[name] = s
+	}
+	return d
+}
+
+// standing decides whether a node announces a VIP: by the same claim as over ARP, but for what concerns ARP only. Every node that
+// claims announces. A planned end is a graceful one as long as what arrives is still delivered.
+func standing(gate lb.Reason, node *lb.Refusal, in BGPInput) BGPVIP {
+	refusal := node
+	if refusal == nil {
+		refusal = deliverable(gate, in.Holders)
+	}
+	v := BGPVIP{Refusal: refusal}
+	if refusal != nil && in.Announced && !in.Converged && gate == "" && forwards(in.Holders) {
+		switch refusal.Reason {
+		case lb.ReasonStopping, lb.ReasonNodeLeaving, lb.ReasonNodeExcluded, lb.ReasonNoLocalBackends:
+			v.Leaving = true
+		}
+	}
+	return v
+}
+
+// refuseNode says why a node announces nothing over BGP at all.
+func refuseNode(f Facts) *lb.Refusal {
+	switch {
+	case f.Stopping:
+		return lb.Refuse(lb.ReasonStopping, "the speaker on %s is ending", f.Self)
+	case f.Node == nil:
+		return lb.Refuse(lb.ReasonNodeUnknown, "the API server has no Node %s", f.Self)
+	case f.Node.Leaving != "":
+		return lb.Refuse(f.Node.Leaving, "%s: %s", f.Self, Describe(f.Node.Leaving))
+	case excluded(*f.Node):
+		return lb.Refuse(lb.ReasonNodeExcluded, "%s carries the label %s", f.Self, LabelExclude)
+	}
+	return nil
+}
+
+// anyMatches tells whether one of alternatives matches; none is no restriction.
+func anyMatches(selectors []labels.Selector, set labels.Set) bool {
+	for _, s := range selectors {
+		if s.Matches(set) {
+			return true
+		}
+	}
+	return len(selectors) == 0
+}

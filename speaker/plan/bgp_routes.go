@@ -1,0 +1,288 @@
+package plan
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// maxCommunities bounds the communities of one route, so that they fit into a message.
+const maxCommunities = 255
+
+// advertisement is a BGPAdvertisement that can be used as it is, or not.
+type advertisement struct {
+	lb.BGPAdvertisement
+	index       int
+	communities []lb.Community
+	problem     *lb.Refusal
+	// peers are the sessions that hear it, sorted.
+	peers []string
+}
+
+// routes collects what each peer hears.
+type routes struct {
+	self     string
+	pools    []announcedPool // by name
+	sessions map[string]lb.BGPSession
+	found    map[string]map[netip.Prefix]int // by peer; what is announced for a prefix, as an index of mixes
+	mixes    []mix
+	joined   map[joining]int // which mix a mix becomes
+}
+
+// announcedPool is a pool with its advertisements, oldest first.
+type announcedPool struct {
+	lb.Pool
+	ads []*advertisement
+}
+
+// mix is what prefixes are announced for. Many prefixes share one; the first is for nothing.
+type mix struct {
+	ads []*advertisement // oldest first
+	// steady is set when a prefix is announced for at least one VIP that is not in graceful shutdown.
+	steady bool
+}
+
+// joining is a mix that an advertisement of one more VIP joins.
+type joining struct {
+	mix, advertisement int
+	steady             bool
+}
+
+func newRoutes(f Facts, b BGPFacts, sessions map[string]lb.BGPSession, size int) *routes {
+	r := &routes{self: f.Self, sessions: sessions, found: make(map[string]map[netip.Prefix]int, len(sessions)), mixes: make([]mix, 1), joined: map[joining]int{}}
+	peers := slices.Sorted(maps.Keys(sessions))
+	for _, name := range peers {
+		r.found[name] = make(map[netip.Prefix]int, size)
+	}
+	var ads []*advertisement
+	for _, ad := range advertisementsByAge(b.Advertisements) {
+		if f.Node == nil || !anyMatches(ad.NodeSelectors, f.Node.Labels) {
+			continue
+		}
+		a := &advertisement{BGPAdvertisement: ad, index: len(ads)}
+		a.communities, a.problem = resolve(ad, b.Communities)
+		for _, peer := range peers {
+			if len(ad.Peers) == 0 || slices.Contains(ad.Peers, peer) {
+				a.peers = append(a.peers, peer)
+			}
+		}
+		ads = append(ads, a)
+	}
+	for _, name := range slices.Sorted(maps.Keys(f.Pools)) {
+		p := announcedPool{Pool: f.Pools[name]}
+		for _, a := range ads {
+			if a.SelectsPool(p.Pool) {
+				p.ads = append(p.ads, a)
+			}
+		}
+		r.pools = append(r.pools, p)
+	}
+	return r
+}
+
+// join returns the mix that m becomes when a VIP is announced by an advertisement.
+func (r *routes) join(m int, a *advertisement, steady bool) int {
+	key := joining{m, a.index, steady}
+	if to, ok := r.joined[key]; ok {
+		return to
+	}
+	next := mix{ads: r.mixes[m].ads, steady: r.mixes[m].steady || steady}
+	if !slices.Contains(next.ads, a) {
+		next.ads = slices.SortedFunc(slices.Values(append(slices.Clone(next.ads), a)), func(a, b *advertisement) int { return cmp.Compare(a.index, b.index) })
+	}
+	to := slices.IndexFunc(r.mixes, func(o mix) bool { return o.steady == next.steady && slices.Equal(o.ads, next.ads) })
+	if to < 0 {
+		to = len(r.mixes)
+		r.mixes = append(r.mixes, next)
+	}
+	r.joined[key] = to
+	return to
+}
+
+// advertisementsByAge sorts so that the older of two that disagree comes first.
+func advertisementsByAge(ads map[string]lb.BGPAdvertisement) []lb.BGPAdvertisement {
+	return slices.SortedFunc(maps.Values(ads), func(a, b lb.BGPAdvertisement) int {
+		return cmp.Or(a.Created.Compare(b.Created), strings.Compare(a.Name, b.Name))
+	})
+}
+
+// resolve looks up the communities of an advertisement. One that is not known stops the advertisement: a community often says that
+// a route must not go too far.
+func resolve(ad lb.BGPAdvertisement, objects map[string]lb.CommunityNames) ([]lb.Community, *lb.Refusal) {
+	var list []lb.Community
+	for _, written := range ad.Communities {
+		c, refusal := resolveOne(written, objects)
+		if refusal != nil {
+			return nil, refusal
+		}
+		list = append(list, c)
+	}
+	return list, nil
+}
+
+func resolveOne(written string, objects map[string]lb.CommunityNames) (lb.Community, *lb.Refusal) {
+	if strings.Contains(written, ":") {
+		c, err := lb.ParseCommunity(written)
+		if err != nil {
+			return c, lb.Refuse(lb.ReasonUnknownCommunity, "%v", err)
+		}
+		return c, nil
+	}
+	if c, ok := lb.WellKnownCommunity(written); ok {
+		return c, nil
+	}
+	var found []string
+	var value lb.Community
+	for _, name := range slices.Sorted(maps.Keys(objects)) {
+		c, ok := objects[name].Values[written]
+		switch {
+		case !ok:
+			continue
+		case len(found) > 0 && c != value:
+			return c, lb.Refuse(lb.ReasonCommunityAmbiguous, "community %s is %s in Community %s and %s in Community %s; delete one of them",
+				written, value, found[0], c, name)
+		}
+		found, value = append(found, name), c
+	}
+	if len(found) == 0 {
+		return value, lb.Refuse(lb.ReasonUnknownCommunity, "no Community object defines the name %s", written)
+	}
+	return value, nil
+}
+
+// add announces a VIP, and says so in v, or why not.
+func (r *routes) add(in BGPInput, v *BGPVIP) {
+	pool, selected := "", false
+	for _, p := range r.pools {
+		if !contains(p.Pool, in.VIP) {
+			continue
+		}
+		pool = cmp.Or(pool, p.Name)
+		for _, a := range p.ads {
+			if len(a.ServiceSelectors) == 0 || slices.ContainsFunc(in.Labels, func(l labels.Set) bool { return anyMatches(a.ServiceSelectors, l) }) {
+				selected = true
+				r.announce(in, a, p.Pool, v)
+			}
+		}
+	}
+	switch {
+	case pool == "":
+		v.refuse(lb.Refuse(lb.ReasonNoAdvertisement, "%s lies in no IPAddressPool", in.VIP))
+	case !selected:
+		v.refuse(lb.Refuse(lb.ReasonNoAdvertisement, "no BGPAdvertisement selects IPAddressPool %s, the Service and node %s", pool, r.self))
+	case len(v.Prefixes) == 0:
+		v.Leaving = false
+		if v.Refusal == nil && len(v.Words) > 0 {
+			v.Refusal = &lb.Refusal{Reason: v.Words[0].Reason, Message: v.Words[0].Message}
+		}
+	}
+	slices.SortFunc(v.Prefixes, netip.Prefix.Compare)
+}
+
+func contains(pool lb.Pool, addr netip.Addr) bool {
+	for _, r := range pool.Ranges {
+		if r.Contains(addr) {
+			return true
+		}
+	}
+	return false
+}
+
+func (v *BGPVIP) refuse(refusal *lb.Refusal) {
+	v.Refusal, v.Leaving = refusal, false
+}
+
+// announce announces a VIP by one advertisement.
+func (r *routes) announce(in BGPInput, a *advertisement, pool lb.Pool, v *BGPVIP) {
+	word := func(peer string, refusal *lb.Refusal) {
+		v.Words = append(v.Words, BGPWord{VIP: in.VIP, Advertisement: a.Name, Peer: peer, Reason: refusal.Reason, Message: refusal.Message})
+	}
+	prefix := a.Aggregate(in.VIP)
+	refusal := a.problem
+	if refusal == nil {
+		refusal = outside(prefix, in.VIP, pool)
+	}
+	if refusal == nil && len(a.peers) == 0 {
+		refusal = lb.Refuse(lb.ReasonUnknownPeer, "no BGPPeer that selects node %s hears BGPAdvertisement %s", r.self, a.Name)
+	}
+	if refusal != nil {
+		word("", refusal)
+		return
+	}
+	family := lb.FamilyOf(in.VIP)
+	for _, peer := range a.peers {
+		if !slices.Contains(r.sessions[peer].Families, family) {
+			word(peer, lb.Refuse(lb.ReasonFamilyNotOffered, "the session with BGPPeer %s does not carry %s routes; set dualStackAddressFamily, or add a peer with an %s address", peer, family, family))
+			continue
+		}
+		r.found[peer][prefix] = r.join(r.found[peer][prefix], a, v.Refusal == nil)
+		if !slices.Contains(v.Prefixes, prefix) {
+			v.Prefixes = append(v.Prefixes, prefix)
+		}
+	}
+}
+
+// outside refuses an aggregate that attracts traffic for addresses that are not the pool's.
+func outside(prefix netip.Prefix, vip netip.Addr, pool lb.Pool) *lb.Refusal {
+	if prefix.IsSingleIP() {
+		return nil
+	}
+	aggregate, err := lb.ParseRange(prefix.String())
+	if err != nil {
+		return lb.Refuse(lb.ReasonAggregateOutside, "%v", err)
+	}
+	for _, r := range pool.Ranges {
+		if r.Contains(vip) && r.Contains(aggregate.From) && r.Contains(aggregate.To) {
+			return nil
+		}
+	}
+	return lb.Refuse(lb.ReasonAggregateOutside,
+		"%s, the aggregate for %s, reaches beyond the ranges of IPAddressPool %s; use a longer aggregationLength, or a range that contains it", prefix, vip, pool.Name)
+}
+
+// routes returns what a peer hears.
+func (r *routes) routes(peer string) map[netip.Prefix]lb.Route {
+	made := make([]lb.Route, len(r.mixes))
+	for i, m := range r.mixes[1:] {
+		made[i+1] = m.route()
+	}
+	all := make(map[netip.Prefix]lb.Route, len(r.found[peer]))
+	for prefix, m := range r.found[peer] {
+		all[prefix] = made[m]
+	}
+	return all
+}
+
+// route joins the attributes of advertisements: communities are added up, of the others the oldest that sets one decides.
+func (o mix) route() lb.Route {
+	route := lb.Route{LocalPref: lb.DefaultLocalPref}
+	prefSet := false
+	for _, a := range o.ads {
+		if a.LocalPref != nil && !prefSet {
+			route.LocalPref, prefSet = *a.LocalPref, true
+		}
+		if a.MED != nil && !route.HasMED {
+			route.MED, route.HasMED = *a.MED, true
+		}
+		if route.Prepend == 0 {
+			route.Prepend = a.Prepend
+		}
+		route.Communities = append(route.Communities, a.communities...)
+	}
+	if !o.steady {
+		route.LocalPref = 0 // RFC 8326 section 4.2
+		route.Communities = append(route.Communities, lb.GracefulShutdown)
+	}
+	slices.SortFunc(route.Communities, lb.Community.Compare)
+	route.Communities = slices.Compact(route.Communities)
+	if len(route.Communities) > maxCommunities {
+		route.Communities = route.Communities[:maxCommunities]
+	}
+	return route
+}
