@@ -19,6 +19,7 @@ import (
 type resource struct {
 	client        rest.Interface
 	name          string // plural, as in the URL
+	namespace     string // "" for all, and for objects without
 	example       runtime.Object
 	labelSelector string
 	fieldSelector string
@@ -26,7 +27,7 @@ type resource struct {
 
 // register adds a watch on r that fills store once Run is called.
 func (c *Client) register(r resource, store cache.ReflectorStore) {
-	lw := cache.NewFilteredListWatchFromClient(r.client, r.name, metav1.NamespaceAll, func(o *metav1.ListOptions) {
+	lw := cache.NewFilteredListWatchFromClient(r.client, r.name, r.namespace, func(o *metav1.ListOptions) {
 		o.LabelSelector, o.FieldSelector = r.labelSelector, r.fieldSelector
 	})
 	watch := &watch{log: c.log, host: c.host, resource: r.name}

@@ -151,7 +151,7 @@ func TestBGPRoutes(t *testing.T) {
 		{"IPv6 over sessions of IPv4", []func(*bgpWorld){vipsOf(heldVIP("fd01::1", "web", lb.Cluster, 0))}, "tor-1: ; tor-2: ", lb.ReasonFamilyNotOffered,
 			[]string{"set dualStackAddressFamily"}},
 		{"attributes", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) {
-			a.LocalPref, a.MED, a.Prepend = ptr(uint32(200)), ptr(uint32(0)), 2
+			a.LocalPref, a.MED, a.Prepend = new(uint32(200)), new(uint32(0)), 2
 			a.Communities = []string{"no-export", "64500:1", "large:1:2:3", "64500:1"}
 		})}, "tor-1: 192.0.2.1/32 lp 200 med 0 prepend 2 64500:1 65535:65281 large:1:2:3; tor-2: 192.0.2.1/32 lp 200 med 0 prepend 2 64500:1 65535:65281 large:1:2:3", "", nil},
 		{"one peer", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.Peers = []string{"tor-2"} })}, "tor-1: ; tor-2: 192.0.2.1/32", "", nil},
@@ -166,10 +166,10 @@ func TestBGPRoutes(t *testing.T) {
 		{"this Service", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.ServiceSelectors = selector("app=web") })}, "tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32", "", nil},
 		{"two advertisements: communities add up, the older one's other attributes hold", []func(*bgpWorld){
 			withAd(func(a *lb.BGPAdvertisement) {
-				a.LocalPref, a.Communities = ptr(uint32(200)), []string{"64500:1"}
+				a.LocalPref, a.Communities = new(uint32(200)), []string{"64500:1"}
 			}),
 			also(bgpAd("also", young, func(a *lb.BGPAdvertisement) {
-				a.LocalPref, a.MED, a.Communities, a.Peers = ptr(uint32(300)), ptr(uint32(7)), []string{"64500:2"}, []string{"tor-1"}
+				a.LocalPref, a.MED, a.Communities, a.Peers = new(uint32(300)), new(uint32(7)), []string{"64500:2"}, []string{"tor-1"}
 			})),
 		}, "tor-1: 192.0.2.1/32 lp 200 med 7 64500:1 64500:2; tor-2: 192.0.2.1/32 lp 200 64500:1", "", nil},
 		{"address and aggregate", []func(*bgpWorld){also(bgpAd("wide", young, func(a *lb.BGPAdvertisement) {
@@ -419,21 +419,21 @@ func TestCheckBGP(t *testing.T) {
 		{"aggregate with a Local Service beside others", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.AggregationLength = 28 })}, two, "all", false, lb.ReasonAggregateLocal,
 			"192.0.2.0/28 attracts traffic for 192.0.2.2 to nodes that cannot deliver it, as Service default/dns has externalTrafficPolicy Local"},
 		{"aggregate with a Local Service alone", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.AggregationLength = 28 })}, two[1:], "all", true, lb.ReasonAdvertisementReady, ""},
-		{"localPref for external peers", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.LocalPref = ptr(uint32(1)) })}, two, "all", true, lb.ReasonAttributeUnsent, "localPref is for internal peers"},
-		{"localPref for internal peers", []func(*bgpWorld){internal, withAd(func(a *lb.BGPAdvertisement) { a.LocalPref = ptr(uint32(1)) })}, two, "all", true, lb.ReasonAdvertisementReady, ""},
+		{"localPref for external peers", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.LocalPref = new(uint32(1)) })}, two, "all", true, lb.ReasonAttributeUnsent, "localPref is for internal peers"},
+		{"localPref for internal peers", []func(*bgpWorld){internal, withAd(func(a *lb.BGPAdvertisement) { a.LocalPref = new(uint32(1)) })}, two, "all", true, lb.ReasonAdvertisementReady, ""},
 		{"prepending for internal peers", []func(*bgpWorld){internal, withAd(func(a *lb.BGPAdvertisement) { a.Prepend = 1 })}, two, "all", true, lb.ReasonAttributeUnsent, "asPathPrepend is for external peers"},
-		{"conflict: the younger one is marked", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.LocalPref = ptr(uint32(200)) }),
-			also(bgpAd("young", young, func(a *lb.BGPAdvertisement) { a.LocalPref = ptr(uint32(300)) }))}, two, "young", false, lb.ReasonAttributeConflict,
+		{"conflict: the younger one is marked", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.LocalPref = new(uint32(200)) }),
+			also(bgpAd("young", young, func(a *lb.BGPAdvertisement) { a.LocalPref = new(uint32(300)) }))}, two, "young", false, lb.ReasonAttributeConflict,
 			"localPref of 192.0.2.1/32 is 200 by the older BGPAdvertisement all, which holds, and 300 by this one"},
-		{"conflict: the older one is not", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.MED = ptr(uint32(200)) }),
-			also(bgpAd("young", young, func(a *lb.BGPAdvertisement) { a.MED = ptr(uint32(300)) }))}, two, "all", true, lb.ReasonAdvertisementReady, ""},
-		{"no conflict: other peers", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.MED, a.Peers = ptr(uint32(200)), []string{"tor-1"} }),
-			also(bgpAd("young", young, func(a *lb.BGPAdvertisement) { a.MED, a.Peers = ptr(uint32(300)), []string{"tor-2"} }))}, two, "young", true, lb.ReasonAdvertisementReady, ""},
-		{"no conflict: other nodes", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.MED, a.NodeSelectors = ptr(uint32(200)), selector("rack=a") }),
-			also(bgpAd("young", young, func(a *lb.BGPAdvertisement) { a.MED, a.NodeSelectors = ptr(uint32(300)), selector("rack=b") }))}, two, "young", true, lb.ReasonAdvertisementReady, ""},
-		{"no conflict: only one says", []func(*bgpWorld){also(bgpAd("young", young, func(a *lb.BGPAdvertisement) { a.MED = ptr(uint32(300)) }))}, two, "young", true, lb.ReasonAdvertisementReady, ""},
-		{"no conflict: other Services", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.MED, a.ServiceSelectors = ptr(uint32(200)), selector("app=web") }),
-			also(bgpAd("young", young, func(a *lb.BGPAdvertisement) { a.MED, a.ServiceSelectors = ptr(uint32(300)), selector("app=dns") }))}, two, "young", true, lb.ReasonAdvertisementReady, ""},
+		{"conflict: the older one is not", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.MED = new(uint32(200)) }),
+			also(bgpAd("young", young, func(a *lb.BGPAdvertisement) { a.MED = new(uint32(300)) }))}, two, "all", true, lb.ReasonAdvertisementReady, ""},
+		{"no conflict: other peers", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.MED, a.Peers = new(uint32(200)), []string{"tor-1"} }),
+			also(bgpAd("young", young, func(a *lb.BGPAdvertisement) { a.MED, a.Peers = new(uint32(300)), []string{"tor-2"} }))}, two, "young", true, lb.ReasonAdvertisementReady, ""},
+		{"no conflict: other nodes", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.MED, a.NodeSelectors = new(uint32(200)), selector("rack=a") }),
+			also(bgpAd("young", young, func(a *lb.BGPAdvertisement) { a.MED, a.NodeSelectors = new(uint32(300)), selector("rack=b") }))}, two, "young", true, lb.ReasonAdvertisementReady, ""},
+		{"no conflict: only one says", []func(*bgpWorld){also(bgpAd("young", young, func(a *lb.BGPAdvertisement) { a.MED = new(uint32(300)) }))}, two, "young", true, lb.ReasonAdvertisementReady, ""},
+		{"no conflict: other Services", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.MED, a.ServiceSelectors = new(uint32(200)), selector("app=web") }),
+			also(bgpAd("young", young, func(a *lb.BGPAdvertisement) { a.MED, a.ServiceSelectors = new(uint32(300)), selector("app=dns") }))}, two, "young", true, lb.ReasonAdvertisementReady, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			w := newBGPWorld(test.change...)

@@ -1,0 +1,244 @@
+package kube
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/landfall-lb/landfall/api/v1beta1"
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// Defaults of BGPPeers.
+const (
+	defaultHoldTime    = 90 * time.Second
+	defaultConnectTime = 10 * time.Second
+	bgpPort            = 179
+)
+
+// Defaults of BFDProfiles, as the schema has them.
+const (
+	defaultBFDInterval   = 300
+	defaultBFDMultiplier = 3
+	defaultBFDMinimumTTL = 254
+)
+
+// BGPPeers watches the BGPPeers.
+func BGPPeers(c *Client, changed func(name string)) *Table[string, lb.Peer] {
+	table := newTable[string, lb.Peer](nil, changed)
+	c.register(resource{client: c.landfall, name: "bgppeers", example: &v1beta1.BGPPeer{}},
+		objects[string, lb.Peer, *v1beta1.BGPPeer]{table, convertBGPPeer})
+	return table
+}
+
+// BGPAdvertisements watches the BGPAdvertisements.
+func BGPAdvertisements(c *Client, changed func(name string)) *Table[string, lb.BGPAdvertisement] {
+	table := newTable[string, lb.BGPAdvertisement](nil, changed)
+	c.register(resource{client: c.landfall, name: "bgpadvertisements", example: &v1beta1.BGPAdvertisement{}},
+		objects[string, lb.BGPAdvertisement, *v1beta1.BGPAdvertisement]{table, convertBGPAdvertisement})
+	return table
+}
+
+// BFDProfiles watches the BFDProfiles.
+func BFDProfiles(c *Client, changed func(name string)) *Table[string, lb.BFDProfile] {
+	table := newTable[string, lb.BFDProfile](nil, changed)
+	c.register(resource{client: c.landfall, name: "bfdprofiles", example: &v1beta1.BFDProfile{}},
+		objects[string, lb.BFDProfile, *v1beta1.BFDProfile]{table, convertBFDProfile})
+	return table
+}
+
+// Communities watches the Communities.
+func Communities(c *Client, changed func(name string)) *Table[string, lb.CommunityNames] {
+	table := newTable[string, lb.CommunityNames](nil, changed)
+	c.register(resource{client: c.landfall, name: "communities", example: &v1beta1.Community{}},
+		objects[string, lb.CommunityNames, *v1beta1.Community]{table, convertCommunity})
+	return table
+}
+
+// Passwords watches the Secrets of type kubernetes.io/basic-auth in a namespace, and keeps of each the password, by the Secret's name.
+func Passwords(c *Client, namespace string, changed func(name string)) *Table[string, string] {
+	table := newTable[string, string](nil, changed)
+	c.register(resource{
+		client: c.coreREST.CoreV1REST(), name: "secrets", namespace: namespace, example: &corev1.Secret{},
+		fieldSelector: fields.OneTermEqualSelector("type", string(corev1.SecretTypeBasicAuth)).String(),
+	}, objects[string, string, *corev1.Secret]{table, func(o *corev1.Secret) (string, string) {
+		return o.Name, string(o.Data[corev1.BasicAuthPasswordKey])
+	}})
+	return table
+}
+
+func convertBGPPeer(o *v1beta1.BGPPeer) (string, lb.Peer) {
+	s := o.Spec
+	p := lb.Peer{
+		Name: o.Name, Created: o.CreationTimestamp.Time,
+		LocalASN: uint32(s.MyASN), PeerASN: uint32(deref(s.PeerASN)), Dynamic: lb.DynamicASN(s.DynamicASN),
+		Interface: s.Interface, Port: uint16(cmp.Or(s.PeerPort, bgpPort)), ConnectTime: cmp.Or(duration(s.ConnectTime), defaultConnectTime),
+		KeepaliveTime: duration(s.KeepaliveTime), Password: s.Password, NodeSelectors: convertSelectors(s.NodeSelectors), BFDProfile: s.BFDProfile,
+		MultiHop: s.EBGPMultiHop, GracefulRestart: s.EnableGracefulRestart, DualStack: s.DualStackAddressFamily, AcceptRoutes: s.AcceptRoutes,
+	}
+	if s.LocalASN != nil {
+		p.LocalASN = uint32(*s.LocalASN)
+	}
+	switch {
+	case s.HoldTime != nil:
+		p.HoldTime = s.HoldTime.Duration
+	case p.KeepaliveTime > 0:
+		p.HoldTime = min(3*p.KeepaliveTime, 65535*time.Second)
+	default:
+		p.HoldTime = defaultHoldTime
+	}
+	if s.PasswordSecret != nil {
+		p.PasswordSecret = &lb.Key{Namespace: s.PasswordSecret.Namespace, Name: s.PasswordSecret.Name}
+	}
+	for _, field := range []struct {
+		name, value string
+		parsed      interface{ UnmarshalText([]byte) error }
+	}{{"peerAddress", s.PeerAddress, &p.Addr}, {"sourceAddress", s.SourceAddress, &p.Source}, {"routerID", s.RouterID, &p.RouterID}} {
+		if field.value == "" {
+			continue
+		}
+		if err := field.parsed.UnmarshalText([]byte(field.value)); err != nil {
+			p.Problem = lb.Refuse(lb.ReasonPeerInvalid, "spec.%s: %q is not an IP address", field.name, field.value)
+		}
+	}
+	p.Addr, p.Source = p.Addr.Unmap(), p.Source.Unmap()
+	for _, n := range o.Status.Nodes {
+		if p.Status == nil {
+			p.Status = map[string]lb.PeerNode{}
+		}
+		p.Status[n.Name] = lb.PeerNode{State: n.State, Reason: lb.Reason(n.Reason), Message: n.Message}
+	}
+	return p.Name, p
+}
+
+func duration(d *metav1.Duration) time.Duration {
+	if d == nil {
+		return 0
+	}
+	return d.Duration
+}
+
+func convertBGPAdvertisement(o *v1beta1.BGPAdvertisement) (string, lb.BGPAdvertisement) {
+	s := o.Spec
+	a := lb.BGPAdvertisement{
+		Name: o.Name, Generation: o.Generation, Created: o.CreationTimestamp.Time,
+		Pools: s.IPAddressPools, PoolSelectors: convertSelectors(s.IPAddressPoolSelectors),
+		ServiceSelectors: convertSelectors(s.ServiceSelectors), NodeSelectors: convertSelectors(s.NodeSelectors), Peers: s.Peers,
+		AggregationLength: 32, AggregationLengthV6: 128, LocalPref: number(s.LocalPref), MED: number(s.MED), Prepend: int(s.ASPathPrepend),
+		Conditions: convertConditions(o.Status.Conditions, ""),
+	}
+	if s.AggregationLength != nil {
+		a.AggregationLength = int(*s.AggregationLength)
+	}
+	if s.AggregationLengthV6 != nil {
+		a.AggregationLengthV6 = int(*s.AggregationLengthV6)
+	}
+	for _, c := range s.Communities {
+		a.Communities = append(a.Communities, string(c))
+	}
+	return a.Name, a
+}
+
+func number(v *int64) *uint32 {
+	if v == nil {
+		return nil
+	}
+	n := uint32(*v)
+	return &n
+}
+
+func convertBFDProfile(o *v1beta1.BFDProfile) (string, lb.BFDProfile) {
+	s := o.Spec
+	milliseconds := func(v *int32) time.Duration {
+		return time.Duration(cmp.Or(deref(v), defaultBFDInterval)) * time.Millisecond
+	}
+	return o.Name, lb.BFDProfile{
+		Name: o.Name, Receive: milliseconds(s.ReceiveInterval), Transmit: milliseconds(s.TransmitInterval),
+		Multiplier: uint8(cmp.Or(deref(s.DetectMultiplier), defaultBFDMultiplier)), Passive: s.PassiveMode,
+		MinimumTTL: uint8(cmp.Or(deref(s.MinimumTTL), defaultBFDMinimumTTL)),
+	}
+}
+
+func convertCommunity(o *v1beta1.Community) (string, lb.CommunityNames) {
+	names := lb.CommunityNames{Name: o.Name, Values: map[string]lb.Community{}}
+	for i, alias := range o.Spec.Communities {
+		c, err := lb.ParseCommunity(alias.Value)
+		if err != nil {
+			names.Problem = lb.Refuse(lb.ReasonUnknownCommunity, "spec.communities[%d]: %v", i, err)
+			continue
+		}
+		names.Values[alias.Name] = c
+	}
+	return names.Name, names
+}
+
+// PeerNode writes what a node says of its session into the status of a BGPPeer, or takes it back if word is nil. Each node owns its
+// entry (server-side apply), so that nodes never overwrite one another.
+func (s *Status) PeerNode(ctx context.Context, peer, node string, word *lb.PeerNode) error {
+	object := map[string]any{
+		"apiVersion": v1beta1.GroupVersion.String(), "kind": "BGPPeer", "metadata": map[string]any{"name": peer},
+		"status": map[string]any{},
+	}
+	if word != nil {
+		object["status"] = v1beta1.BGPPeerStatus{Nodes: []v1beta1.BGPPeerNode{{
+			Name: node, State: word.State, Since: metav1.NewTime(s.now()), Reason: string(word.Reason), Message: word.Message,
+		}}}
+	}
+	body, err := json.Marshal(object)
+	if err != nil {
+		return fmt.Errorf("encode status of BGPPeer %s: %w", peer, err)
+	}
+	err = s.landfall.Patch(types.ApplyPatchType).Resource("bgppeers").Name(peer).SubResource("status").
+		Param("fieldManager", "landfall-speaker/"+node).Param("force", "true").Body(body).Do(ctx).Error()
+	if err != nil {
+		return fmt.Errorf("write status of BGPPeer %s: %w", peer, err)
+	}
+	return nil
+}
+
+// DropPeerNodes takes the words of nodes that are gone out of the status of a BGPPeer. It fails with a conflict if another writer
+// comes in between.
+func (s *Status) DropPeerNodes(ctx context.Context, peer string, nodes []string) error {
+	var o v1beta1.BGPPeer
+	if err := s.landfall.Get().Resource("bgppeers").Name(peer).Do(ctx).Into(&o); err != nil {
+		return fmt.Errorf("read BGPPeer %s: %w", peer, err)
+	}
+	before := len(o.Status.Nodes)
+	o.Status.Nodes = slices.DeleteFunc(o.Status.Nodes, func(n v1beta1.BGPPeerNode) bool { return slices.Contains(nodes, n.Name) })
+	if len(o.Status.Nodes) == before {
+		return nil
+	}
+	if err := s.landfall.Put().Resource("bgppeers").Name(peer).SubResource("status").Body(&o).Do(ctx).Error(); err != nil {
+		return fmt.Errorf("write status of BGPPeer %s: %w", peer, err)
+	}
+	return nil
+}
+
+// BGPAdvertisement writes a condition of a BGPAdvertisement, unless have shows it already, and tells whether it wrote. Conditions of
+// other types are kept. It fails with a conflict if another writer comes in between.
+func (s *Status) BGPAdvertisement(ctx context.Context, have lb.BGPAdvertisement, c lb.Condition) (wrote bool, err error) {
+	if hasCondition(have.Conditions, c) {
+		return false, nil
+	}
+	var o v1beta1.BGPAdvertisement
+	if err := s.landfall.Get().Resource("bgpadvertisements").Name(have.Name).Do(ctx).Into(&o); err != nil {
+		return false, fmt.Errorf("read BGPAdvertisement %s: %w", have.Name, err)
+	}
+	meta.SetStatusCondition(&o.Status.Conditions, metav1.Condition{
+		Type: c.Type, Status: conditionStatus(c.Status), Reason: string(c.Reason), Message: c.Message,
+		ObservedGeneration: c.Generation, LastTransitionTime: metav1.NewTime(s.now()),
+	})
+	if err := s.landfall.Put().Resource("bgpadvertisements").Name(have.Name).SubResource("status").Body(&o).Do(ctx).Error(); err != nil {
+		return false, fmt.Errorf("write status of BGPAdvertisement %s: %w", have.Name, err)
+	}
+	return true, nil
+}
