@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"cmp"
+	"encoding/binary"
 	"net/netip"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -116,20 +117,28 @@ type entry struct {
 }
 
 func (f frontend) compare(other frontend) int {
+	if f == other {
+		return 0
+	}
 	return cmp.Or(compareAddresses(f.addr, other.addr), cmp.Compare(f.protocol, other.protocol), cmp.Compare(f.port, other.port))
 }
 
-// compare orders elements by set, so that those of one set travel together, and then by what a reader would look for.
+// compare orders elements by set, so that those of one set of the kernel travel together, and then by what a reader would look for.
 func (e element) compare(other element) int {
-	return cmp.Or(cmp.Compare(e.set, other.set), e.frontend.compare(other.frontend), cmp.Compare(e.number, other.number),
-		compareAddresses(e.source, other.source), cmp.Compare(e.bits, other.bits))
+	switch {
+	case e.set != other.set:
+		return cmp.Compare(e.set, other.set)
+	case e.set == setBackends || e.set == setAffinity:
+		if c := cmp.Compare(e.protocol, other.protocol); c != 0 {
+			return c
+		}
+		if e.set == setAffinity && e.number != other.number {
+			return cmp.Compare(e.number, other.number)
+		}
+	}
+	return cmp.Or(e.frontend.compare(other.frontend), cmp.Compare(e.number, other.number), compareAddresses(e.source, other.source), cmp.Compare(e.bits, other.bits))
 }
 
 func compareAddresses(a, b address) int {
-	for i := range a {
-		if a[i] != b[i] {
-			return cmp.Compare(a[i], b[i])
-		}
-	}
-	return 0
+	return cmp.Or(cmp.Compare(binary.BigEndian.Uint64(a[:8]), binary.BigEndian.Uint64(b[:8])), cmp.Compare(binary.BigEndian.Uint64(a[8:]), binary.BigEndian.Uint64(b[8:])))
 }

@@ -52,7 +52,7 @@ type walker struct {
 	ranges [][2]string
 	// numbers are the numbers that are in maps of backends, by the rest of the key.
 	numbers map[string][]uint32
-	local  []netip.Addr // the node's own addresses
+	local   []netip.Addr // the node's own addresses
 }
 
 func newWalker(t *testing.T, rules ruleset, local []netip.Addr, services ...*service) *walker {
@@ -493,7 +493,7 @@ func TestRandomSpreadIsEven(t *testing.T) {
 		clear(walk.numbers)
 		at := frontend{addr: addressOf(w.clusterIP), port: servicePort, protocol: tcp}
 		writer := writer{at: at}
-		writer.backends(manyBackends(n), Random, false)
+		writer.backends(manyBackends(lb.IPv4, n), Random, false)
 		for _, e := range writer.entries {
 			walk.insert(e)
 		}
@@ -512,10 +512,15 @@ func TestRandomSpreadIsEven(t *testing.T) {
 	}
 }
 
-func manyBackends(n int) []lb.Backend {
+func manyBackends(family lb.Family, n int) []lb.Backend {
+	first := addr("10.1.0.0")
+	if family == lb.IPv6 {
+		first = addr("fd00:1::")
+	}
 	var all []lb.Backend
-	for i := range n {
-		all = append(all, lb.Backend{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 8080), Ready: true})
+	for range n {
+		all = append(all, lb.Backend{Addr: netip.AddrPortFrom(first, 8080), Ready: true})
+		first = first.Next()
 	}
 	return all
 }

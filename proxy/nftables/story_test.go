@@ -1,0 +1,456 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/nstest"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// randomService returns a Service in some state. Some share frontends with others.
+func randomService(r *rand.Rand, i int) Service {
+	key := lb.Key{Namespace: "test", Name: fmt.Sprint("service-", i)}
+	svc := lb.Service{
+		Key: key, Type: lb.LoadBalancer, ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
+		ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 0, byte(i + 1)})},
+		Ports:      []lb.ServicePort{{Name: "a", Protocol: lb.TCP, Port: 80, NodePort: uint16(30000 + i)}},
+	}
+	pick := func(n int) bool { return r.IntN(n) == 0 }
+	if pick(2) {
+		svc.ClusterIPs = append(svc.ClusterIPs, netip.MustParseAddr(fmt.Sprintf("fd00:96::%x", i+1)))
+	}
+	if pick(2) {
+		svc.Ports = append(svc.Ports, lb.ServicePort{Name: "b", Protocol: lb.UDP, Port: 80, NodePort: uint16(30100 + r.IntN(4))})
+	}
+	if pick(3) {
+		svc.ExternalIPs = append(svc.ExternalIPs, netip.AddrFrom4([4]byte{198, 51, 100, byte(r.IntN(4))}))
+	}
+	if pick(2) {
+		svc.Ingress = append(svc.Ingress, lb.Ingress{Addr: netip.AddrFrom4([4]byte{203, 0, 113, byte(i)})})
+	}
+	if pick(3) {
+		svc.ExternalPolicy = lb.Local
+	}
+	if pick(5) {
+		svc.InternalPolicy = lb.Local
+	}
+	if pick(4) {
+		svc.SourceRanges = randomRanges(r)
+	}
+	var slices []lb.Slice
+	for n, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		s := lb.Slice{Key: lb.Key{Namespace: "test", Name: fmt.Sprint(key.Name, n)}, Service: key, Family: family, Ports: []lb.SlicePort{
+			{Name: "a", Protocol: lb.TCP, Port: 8080}, {Name: "b", Protocol: lb.UDP, Port: uint16(5000 + r.IntN(2))},
+		}}
+		first := []netip.Addr{addr("192.168.0.1"), addr("fd00:10::1")}[n]
+		at := first
+		for range r.IntN(12) {
+			at = at.Next()
+			place := []string{localNode, "there"}[r.IntN(2)]
+			s.Endpoints = append(s.Endpoints, lb.Endpoint{Addr: at, Node: place, Ready: !pick(6), Serving: true, Terminating: pick(6)})
+		}
+		slices = append(slices, s)
+	}
+	out := Service{Service: plan.New(svc, slices, plan.Node{Name: localNode})}
+	if pick(4) {
+		out.AffinityTimeout = time.Duration(1+r.IntN(3)) * time.Hour
+	}
+	if pick(12) {
+		out.Scheduler = []Scheduler{RoundRobin, SourceHash, Maglev}[r.IntN(3)]
+	}
+	return out
+}
+
+func randomRanges(r *rand.Rand) []netip.Prefix {
+	ranges := []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, byte(r.IntN(4)), 0}), 24), netip.MustParsePrefix("192.0.0.0/16")}
+	return ranges[:1+r.IntN(2)]
+}
+
+func randomConfig(r *rand.Rand) plan.Config {
+	c := seedConfig
+	c.DropInvalid = r.IntN(2) == 0
+	c.NodePortAddresses = map[lb.Family][]netip.Addr{lb.IPv4: []netip.Addr{addr("172.31.0.1"), addr("172.31.0.4")}[:r.IntN(3)], lb.IPv6: {addr("fd31::1")}}
+	return c
+}
+
+// story makes random changes, some of them several at once, some twice, and checks now and then that the result is that of a fresh
+// start.
+func story(t *testing.T, seed uint64, steps int, actor func() *Actor, fresh func() *Actor) {
+	r := rand.New(rand.NewPCG(seed, 1))
+	a := actor()
+	now := map[lb.Key]Service{}
+	config := randomConfig(r)
+	a.Configure(config)
+	for i := range steps {
+		changed := map[lb.Key]Service{}
+		for range 1 + r.IntN(3) {
+			s := randomService(r, r.IntN(20))
+			if key := s.Key; r.IntN(4) == 0 {
+				delete(now, key)
+				changed[key] = Service{}
+			} else {
+				now[key], changed[key] = s, s
+			}
+		}
+		if r.IntN(20) == 0 {
+			config = randomConfig(r)
+			a.Configure(config)
+		}
+		for range 1 + r.IntN(2) {
+			a.SetServices(changed)
+		}
+		if r.IntN(4) > 0 {
+			a.take() // the next changes are taken together with these
+			_, _ = a.apply(t.Context(), r.IntN(30) == 0)
+		}
+		if i%(steps/6) == 0 || i == steps-1 {
+			settled(t, a)
+			want := fresh()
+			want.Configure(config)
+			want.SetServices(now)
+			settled(t, want)
+			same(t, want, a)
+		}
+		if t.Failed() {
+			t.Fatalf("after step %d of seed %d", i, seed)
+		}
+		if r.IntN(100) == 0 {
+			a = actor() // a restart
+			a.Configure(config)
+			a.SetServices(now)
+		}
+	}
+}
+
+// settled applies until there is nothing left to do.
+func settled(t *testing.T, a *Actor) {
+	t.Helper()
+	a.take()
+	for range 30 {
+		if _, err := a.apply(t.Context(), false); err == nil {
+			return
+		}
+	}
+	_, err := a.apply(t.Context(), false)
+	t.Fatalf("never comes to rest: %v", err)
+}
+
+// same compares what the kernels of two actors hold.
+func same(t *testing.T, want, got *Actor) {
+	t.Helper()
+	for i, table := range want.tables {
+		a, err := table.kernel.load()
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := got.tables[i].kernel.load()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if reflect.DeepEqual(a, b) {
+			continue
+		}
+		if d := cmp.Diff(a, b, cmp.AllowUnexported(state{}, element{}, frontend{}, target{}, shape{}, chainState{}, hook{}), cmpopts.EquateEmpty()); d != "" {
+			t.Errorf("%s is not as after a fresh start (-fresh +is):\n%.4000s", table.family, d)
+		}
+	}
+}
+
+func fakeActor(kernels map[lb.Family]kernel) *Actor {
+	return newActor(Deps{Log: slog.New(slog.DiscardHandler), Changed: func() {}}, kernels)
+}
+
+func fakeKernels() map[lb.Family]kernel {
+	return map[lb.Family]kernel{lb.IPv4: newFakeKernel(lb.IPv4), lb.IPv6: newFakeKernel(lb.IPv6)}
+}
+
+// Contract clause 6.
+func TestContract6RandomStoriesEndAsAFreshStart(t *testing.T) {
+	for seed := range uint64(8) {
+		kernels := fakeKernels()
+		story(t, seed, 400, func() *Actor { return fakeActor(kernels) }, func() *Actor { return fakeActor(fakeKernels()) })
+	}
+}
+
+// Contract clause 6, with a real kernel.
+func TestContract6RandomStoriesInTheKernel(t *testing.T) {
+	ns, other := nstest.New(t), nstest.New(t)
+	story(t, 1, 1500, func() *Actor { return newTestActor(t, ns) }, func() *Actor {
+		other.Run(t, "nft", "flush", "ruleset")
+		return newTestActor(t, other)
+	})
+}
+
+// Contract clause 1: whatever fails on the way, what is said to be applied is in the kernel, and in the end all is as it should be.
+func TestContract1RandomFailures(t *testing.T) {
+	for seed := range uint64(15) {
+		r := rand.New(rand.NewPCG(seed, 2))
+		four, six := newFakeKernel(lb.IPv4), newFakeKernel(lb.IPv6)
+		a := fakeActor(map[lb.Family]kernel{lb.IPv4: four, lb.IPv6: six})
+		config := randomConfig(r)
+		a.Configure(config)
+		now := map[lb.Key]Service{}
+		a.SetServices(now)
+		outcomes := map[lb.Key]plan.Outcome{}
+		for range 200 {
+			s := randomService(r, r.IntN(20))
+			now[s.Key] = s
+			a.SetServices(map[lb.Key]Service{s.Key: s})
+			for _, k := range []*fakeKernel{four, six} {
+				k.refuse, k.loadErr, k.unanswered = nil, nil, nil
+				switch r.IntN(8) {
+				case 0:
+					k.refuse = poisoned(uint16(30000 + r.IntN(20)))
+				case 1:
+					k.loadErr = errors.New("no listing")
+				case 2:
+					k.unanswered = []bool{r.IntN(2) == 0, r.IntN(2) == 0}
+				case 3:
+					k.wipe()
+				case 4:
+					k.refuse = func(change) error { return errPoison }
+				}
+			}
+			a.take()
+			_, err := a.apply(t.Context(), r.IntN(3) == 0)
+			for key, o := range a.Outcomes() {
+				outcomes[key] = o
+			}
+			if err == nil && r.IntN(4) == 0 {
+				_, _ = a.apply(t.Context(), true)
+				for key, o := range a.Outcomes() {
+					outcomes[key] = o
+				}
+				if four.loadErr == nil && six.loadErr == nil {
+					confirm(t, a, outcomes, config)
+				}
+			}
+			if t.Failed() {
+				t.Fatalf("seed %d", seed)
+			}
+		}
+		for _, k := range []*fakeKernel{four, six} {
+			k.refuse, k.loadErr, k.unanswered = nil, nil, nil
+		}
+		a.tables[0].known, a.tables[1].known = false, false
+		settled(t, a)
+		want := fakeActor(fakeKernels())
+		want.Configure(config)
+		want.SetServices(now)
+		settled(t, want)
+		same(t, want, a)
+		for key, o := range a.Outcomes() {
+			outcomes[key] = o
+		}
+		confirm(t, a, outcomes, config)
+	}
+}
+
+// confirm checks that the kernels hold what the outcomes say.
+func confirm(t *testing.T, a *Actor, outcomes map[lb.Key]plan.Outcome, config plan.Config) {
+	t.Helper()
+	for _, table := range a.tables {
+		st, err := table.kernel.load()
+		if err != nil {
+			continue
+		}
+		for key, o := range outcomes {
+			s := Service{Service: o.Applied.Only(table.family)}
+			if held := table.applied[key]; held != nil {
+				s.Scheduler, s.AffinityTimeout = held.input.Scheduler, held.input.AffinityTimeout
+			}
+			rendered := newRenderer(table.family, config).service(key, s)
+			for _, p := range rendered.parts {
+				for _, e := range p.entries {
+					if to, ok := st.elements[e.element]; !ok || to != e.to {
+						t.Fatalf("%s is said to be applied, but the kernel has %v, %v for %+v", key, to, ok, e)
+					}
+				}
+			}
+		}
+	}
+}
+
+// One Service that the kernel does not take holds back nobody, and is taken as soon as it can be.
+func TestPoisonedServiceHoldsBackNobody(t *testing.T) {
+	four := newFakeKernel(lb.IPv4)
+	four.refuse = poisoned(30007)
+	a := newActor(Deps{
+		Log: slog.New(slog.DiscardHandler), Changed: func() {}, Unusable: map[lb.Family]error{lb.IPv6: errors.New("IPv6 is off")},
+	}, map[lb.Family]kernel{lb.IPv4: four})
+	a.Configure(WithAddresses(seedConfig, []netip.Addr{addr("172.31.0.1")}))
+	all := map[lb.Key]Service{}
+	for i := range 30 {
+		s := simpleService(i, 2)
+		all[s.Key] = s
+	}
+	a.SetServices(all)
+	a.take()
+	if _, err := a.apply(t.Context(), false); !errors.Is(err, errPoison) {
+		t.Fatalf("error %v", err)
+	}
+	for key, o := range a.Outcomes() {
+		if bad := key == all[simpleService(7, 2).Key].Key; bad != (o.Err != nil) || bad != o.Alone || bad == (len(o.Applied.Ports) > 0) {
+			t.Errorf("%s: error %v, alone %v, %d ports applied", key, o.Err, o.Alone, len(o.Applied.Ports))
+		}
+	}
+	// The next rounds try it alone.
+	before := four.commits
+	s := simpleService(3, 1)
+	a.SetServices(map[lb.Key]Service{s.Key: s})
+	a.take()
+	_, _ = a.apply(t.Context(), false)
+	if o := a.Outcomes()[s.Key]; o.Err != nil || len(o.Applied.Ports[0].Backends.Cluster) != 1 {
+		t.Errorf("another Service's change: %+v", o)
+	}
+	if n := four.commits - before; n > 4 {
+		t.Errorf("%d transactions for one change beside a poisoned Service", n)
+	}
+	four.refuse = nil
+	settled(t, a)
+	if o := a.Outcomes()[all[simpleService(7, 2).Key].Key]; o.Err != nil || o.Alone || len(o.Applied.Ports) == 0 {
+		t.Errorf("after it is well again: %+v", o)
+	}
+}
+
+// simpleService has a cluster IP and a node port, and so many backends.
+func simpleService(i, backends int) Service {
+	key := lb.Key{Namespace: "test", Name: fmt.Sprint("service-", i)}
+	svc := lb.Service{
+		Key: key, Type: lb.NodePort, ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
+		ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)})},
+		Ports:      []lb.ServicePort{{Protocol: lb.TCP, Port: 80, NodePort: uint16(30000 + i)}},
+	}
+	s := lb.Slice{Key: key, Service: key, Family: lb.IPv4, Ports: []lb.SlicePort{{Protocol: lb.TCP, Port: 8080}}}
+	for j := range backends {
+		s.Endpoints = append(s.Endpoints, lb.Endpoint{Addr: netip.AddrFrom4([4]byte{192, 168, byte(i), byte(j + 1)}), Ready: true})
+	}
+	return Service{Service: plan.New(svc, []lb.Slice{s}, plan.Node{Name: localNode})}
+}
+
+// A frontend that two Services want is served for one of them, the same after each start, and the other's outcome says so.
+func TestContestedFrontend(t *testing.T) {
+	for _, order := range [][]int{{1, 2}, {2, 1}} {
+		a := fakeActor(fakeKernels())
+		a.Configure(WithAddresses(seedConfig, []netip.Addr{addr("172.31.0.1")}))
+		services := map[int]Service{1: simpleService(1, 1), 2: simpleService(2, 2)}
+		services[2].Ports[0].Frontends[1].Port = 30001 // the other's node port
+		for _, i := range order {
+			a.SetServices(map[lb.Key]Service{services[i].Key: services[i]})
+			settled(t, a)
+		}
+		o := a.Outcomes()
+		first, second := o[services[1].Key], o[services[2].Key]
+		if first.Err != nil || len(first.Applied.Ports[0].Frontends) != 2 {
+			t.Errorf("order %v: the one: %+v", order, first)
+		}
+		if second.Err == nil || !second.Alone || len(second.Applied.Ports[0].Frontends) != 1 {
+			t.Errorf("order %v: the other: %+v", order, second)
+		}
+		at := frontend{addr: addressOf(addr("172.31.0.1")), port: 30001, protocol: tcp}
+		if got := affine(append(a.tables[0].have.parts[at], entry{element: element{set: setAffinity}})); len(got) != 1 {
+			t.Errorf("order %v: the frontend has %d backends", order, len(got))
+		}
+		a.SetServices(map[lb.Key]Service{services[1].Key: {}})
+		settled(t, a)
+		if second := a.Outcomes()[services[2].Key]; second.Err != nil || len(second.Applied.Ports[0].Frontends) != 2 {
+			t.Errorf("order %v: the heir: %+v", order, second)
+		}
+	}
+}
+
+// Transactions are small, at a cold start too, so that none blocks the kernel for long.
+func TestColdStartIsSplit(t *testing.T) {
+	kernels := fakeKernels()
+	a := fakeActor(kernels)
+	a.Configure(seedConfig)
+	all := map[lb.Key]Service{}
+	for i := range 5000 {
+		s := simpleService(i, 2)
+		all[s.Key] = s
+	}
+	a.SetServices(all)
+	settled(t, a)
+	four := kernels[lb.IPv4].(*fakeKernel)
+	if four.largest > 2*maxOperations || four.commits > 20 {
+		t.Errorf("%d transactions, the largest of %d elements", four.commits, four.largest)
+	}
+	// The same again in another process, and removal.
+	before := four.commits
+	b := fakeActor(kernels)
+	b.Configure(seedConfig)
+	b.SetServices(all)
+	settled(t, b)
+	if four.commits != before {
+		t.Errorf("%d transactions for what is there already", four.commits-before)
+	}
+	c := fakeActor(kernels)
+	c.Configure(seedConfig)
+	c.SetServices(nil)
+	settled(t, c)
+	if len(four.state.elements) != 0 || four.largest > 2*maxOperations {
+		t.Errorf("%d elements left, the largest transaction was of %d", len(four.state.elements), four.largest)
+	}
+}
+
+// What a predecessor left for Services that are wanted stays until it can be replaced, even when the kernel refuses ours.
+func TestContract6PredecessorsElementsStayWhileOursAreRefused(t *testing.T) {
+	kernels := fakeKernels()
+	a := fakeActor(kernels)
+	a.Configure(seedConfig)
+	s, other := simpleService(1, 2), simpleService(2, 2)
+	a.SetServices(map[lb.Key]Service{s.Key: s, other.Key: other})
+	settled(t, a)
+	four := kernels[lb.IPv4].(*fakeKernel)
+	four.refuse = poisoned(80)
+	b := fakeActor(kernels)
+	b.Configure(seedConfig)
+	now := simpleService(1, 3)
+	b.SetServices(map[lb.Key]Service{now.Key: now})
+	b.take()
+	if _, err := b.apply(t.Context(), false); err == nil {
+		t.Fatal("no error")
+	}
+	at := frontend{addr: addressOf(addr("10.96.0.1")), port: 80, protocol: tcp}
+	gone := frontend{addr: addressOf(addr("10.96.0.2")), port: 80, protocol: tcp}
+	count := map[frontend]int{}
+	for e := range four.state.elements {
+		count[e.frontend]++
+	}
+	if count[at] != 2 || count[gone] != 0 {
+		t.Errorf("%d elements of the Service that is wanted, want 2; %d of the one that is not, want 0", count[at], count[gone])
+	}
+	if _, ok := four.state.elements[element{set: setClusterIPs, frontend: frontend{addr: at.addr}}]; !ok {
+		t.Error("its cluster IP is gone")
+	}
+}
+
+func TestNothingIsWrittenBeforeItIsKnownWhatIsWanted(t *testing.T) {
+	kernels := fakeKernels()
+	a := fakeActor(kernels)
+	if again, err := a.step(context.Background()); again != 0 || err != nil {
+		t.Errorf("step: %v, %v", again, err)
+	}
+	a.Configure(seedConfig)
+	_, _ = a.step(context.Background())
+	if n := kernels[lb.IPv4].(*fakeKernel).commits; n != 0 || a.Synced() {
+		t.Errorf("%d transactions, synced %v", n, a.Synced())
+	}
+	a.SetServices(nil)
+	_, _ = a.step(context.Background())
+	if n := kernels[lb.IPv4].(*fakeKernel).commits; n != 1 || !a.Synced() {
+		t.Errorf("%d transactions, synced %v", n, a.Synced())
+	}
+}
