@@ -28,16 +28,19 @@ type Options struct {
 	now    func() time.Time
 	random func() uint32
 	open   func() (wire, error)
+	// What Process replaces.
+	raise func() error
+	note  func(change)
 }
 
-// Actor keeps BFD sessions.
+// Actor keeps BFD sessions in this process. A busy one is better served by Process.
 type Actor struct {
 	opts    Options
 	desired atomic.Pointer[map[Key]Profile]
 	shown   atomic.Pointer[[]shown]
 	health  atomic.Pointer[Health]
 	stats   stats
-	changes chan change // to be logged, by another thread: a log may block
+	changes chan change // to be noted, by another thread: a log may block
 
 	mu   sync.Mutex // guards wake
 	wake func()     // nil while Run does not run
@@ -65,13 +68,13 @@ type stats struct {
 	lost       atomic.Uint64
 }
 
-// change is a session's change of state, for the log.
+// change is what the log tells of a session: that its state changed, or what its problem is.
 type change struct {
-	key      Key
-	from, to State
-	diag     Diagnostic
-	remote   Diagnostic
-	problem  string
+	Key              Key
+	From, To         State
+	Diagnostic       Diagnostic
+	RemoteDiagnostic Diagnostic
+	Problem          string
 }
 
 // New returns an Actor without sessions.
@@ -90,6 +93,12 @@ func New(opts Options) *Actor {
 	}
 	if opts.open == nil {
 		opts.open = func() (wire, error) { return newKernel() }
+	}
+	if opts.raise == nil {
+		opts.raise = raiseThread
+	}
+	if opts.note == nil {
+		opts.note = func(c change) { c.log(opts.Log) }
 	}
 	a := &Actor{opts: opts, changes: make(chan change, 64)}
 	a.desired.Store(&map[Key]Profile{})
@@ -141,7 +150,11 @@ func (a *Actor) Health() Health {
 // one does not answer.
 func (a *Actor) Run(ctx context.Context) error {
 	var logging sync.WaitGroup
-	logging.Go(a.log)
+	logging.Go(func() {
+		for c := range a.changes {
+			a.opts.note(c)
+		}
+	})
 	defer logging.Wait()
 	ended := make(chan error)
 	go func() {
@@ -183,22 +196,24 @@ func (a *Actor) harden() {
 	for _, step := range []struct {
 		do   func() error
 		done *bool
-	}{{raise, &h.RealTime}, {lockMemory, &h.MemoryLocked}} {
+	}{{a.opts.raise, &h.RealTime}, {lockMemory, &h.MemoryLocked}} {
 		err := step.do()
 		*step.done = err == nil
 		if err == nil {
 			continue
 		}
-		a.opts.Log.Warn("BFD may report false failures while the node is busy", "reason", err)
 		if h.Problem != "" {
 			h.Problem += "; "
 		}
 		h.Problem += err.Error()
 	}
+	if h.Problem != "" {
+		a.opts.Log.Warn("BFD may see or cause false failures while the node is busy", "reason", h.Problem)
+	}
 	a.health.Store(&h)
 }
 
-// report hands a change to the log, and forgets it if that has too much to do.
+// report hands a change to the log, and forgets it if the log is far behind.
 func (a *Actor) report(c change) {
 	select {
 	case a.changes <- c:
@@ -206,15 +221,12 @@ func (a *Actor) report(c change) {
 	}
 }
 
-// log writes what the engine must not wait for.
-func (a *Actor) log() {
-	for c := range a.changes {
-		log := a.opts.Log.With("peer", c.key.String())
-		switch {
-		case c.problem != "":
-			log.Warn("BFD session cannot be kept", "reason", c.problem)
-		default:
-			log.Info("BFD session changed", "from", c.from.String(), "to", c.to.String(), "diagnostic", c.diag.String(), "remoteDiagnostic", c.remote.String())
-		}
+func (c change) log(log *slog.Logger) {
+	log = log.With("peer", c.Key.String())
+	if c.Problem != "" {
+		log.Warn("BFD session cannot be kept", "reason", c.Problem)
+		return
 	}
+	log.Info("BFD session changed", "from", c.From.String(), "to", c.To.String(),
+		"diagnostic", c.Diagnostic.String(), "remoteDiagnostic", c.RemoteDiagnostic.String())
 }

@@ -259,7 +259,7 @@ func (e *engine) troubled(s *session, err error, now time.Time) {
 	}
 	if text := err.Error(); text != s.trouble {
 		s.trouble, e.changed = text, true
-		e.actor.report(change{key: s.key, problem: text})
+		e.actor.report(change{Key: s.key, Problem: text})
 	}
 }
 
@@ -349,7 +349,7 @@ func (e *engine) far(s *session, ttl int) {
 	}
 	s.tooFar = fmt.Sprintf("packets of the peer arrive with TTL %d, and the least that is heeded is %d", ttl, minTTL(s.key, s.machine.profile))
 	e.changed = true
-	e.actor.report(change{key: s.key, problem: s.tooFar})
+	e.actor.report(change{Key: s.key, Problem: s.tooFar})
 }
 
 // owns tells whether a packet is for the session: by its discriminator alone once the peer knows it, as the peer's address and
@@ -380,7 +380,7 @@ func (e *engine) take(s *session, m machine, p Packet, send bool, now time.Time)
 		return
 	}
 	s.since = now
-	e.actor.report(change{key: s.key, from: was.state, to: m.state, diag: m.diag, remote: m.remoteDiag})
+	e.actor.report(change{Key: s.key, From: was.state, To: m.state, Diagnostic: m.diag, RemoteDiagnostic: m.remoteDiag})
 	if m.state == Up {
 		s.ups++
 	}

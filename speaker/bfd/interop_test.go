@@ -8,7 +8,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/nstest"
 )
 
-// behindRouters returns a namespace, one two cables away, and has a third forward between them: 192.0.2.1 and 2001:db8:1::1 to
+// behindRouter returns a namespace, one two cables away, and has a third forward between them: 192.0.2.1 and 2001:db8:1::1 to
 // 198.51.100.2 and 2001:db8:2::2.
 func behindRouter(t *testing.T) (a, b *nstest.NS) {
 	t.Helper()
@@ -46,30 +46,31 @@ var paths = []struct {
 		wanted{peer: "2001:db8:1::1", local: "2001:db8:2::2", multihop: true}},
 }
 
-// TestRouters has sessions with the programs that routers run. Theirs: transmit 40 ms, receive 60 ms, multiplier 4.
+// TestRouters has sessions with the programs that routers run. Theirs: transmit 100 ms, receive 150 ms, multiplier 4.
 func TestRouters(t *testing.T) {
 	for kind, startRouter := range kinds {
 		for _, path := range paths {
 			t.Run(kind+" "+path.name, func(t *testing.T) {
+				t.Parallel()
 				a, b := path.lay(t)
 				r := startRouter(t, b, []wanted{path.router})
 				us := start(t, a, Options{})
-				profile := Profile{TransmitInterval: 50 * time.Millisecond, ReceiveInterval: 70 * time.Millisecond, DetectMultiplier: 5}
+				profile := Profile{TransmitInterval: 125 * ms, ReceiveInterval: 175 * ms, DetectMultiplier: 5}
 				if kind == "BIRD" && path.key.Multihop {
 					profile.MinimumTTL = 63 // it sends with 64
 				}
 				us.Set(map[Key]Profile{path.key: profile})
 
-				o := us.until(path.key, "up at the agreed timers", func(o Outcome) bool { return settled(o) && o.DetectionTime == 280*time.Millisecond })
-				if o.TransmitInterval != 60*time.Millisecond || o.RemoteMultiplier != 4 || o.RemoteReceiveInterval != 60*time.Millisecond {
+				o := us.until(path.key, "up at the agreed timers", func(o Outcome) bool { return settled(o) && o.DetectionTime == 700*ms })
+				if o.TransmitInterval != 150*ms || o.RemoteMultiplier != 4 || o.RemoteReceiveInterval != 150*ms {
 					t.Errorf("what was agreed: %+v", o)
 				}
 				sees(t, r, kind, profile)
 
 				// Slower, then faster, without going down.
 				for _, other := range []Profile{
-					{TransmitInterval: 90 * time.Millisecond, ReceiveInterval: 120 * time.Millisecond, DetectMultiplier: 3},
-					{TransmitInterval: 60 * time.Millisecond, ReceiveInterval: 60 * time.Millisecond, DetectMultiplier: 6},
+					{TransmitInterval: 225 * ms, ReceiveInterval: 300 * ms, DetectMultiplier: 3},
+					{TransmitInterval: 150 * ms, ReceiveInterval: 150 * ms, DetectMultiplier: 6},
 				} {
 					other.MinimumTTL = profile.MinimumTTL
 					us.Set(map[Key]Profile{path.key: other})
@@ -107,12 +108,44 @@ func TestRouters(t *testing.T) {
 	}
 }
 
+// TestRoutersTrouble has routers freeze, go on, and take the session down themselves. We are passive, which must not matter.
+func TestRoutersTrouble(t *testing.T) {
+	for kind, startRouter := range kinds {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			a, b := cable(t)
+			r := startRouter(t, b, []wanted{{peer: left, local: right, device: "eth0"}})
+			us := start(t, a, Options{})
+			us.Set(map[Key]Profile{toRight: {TransmitInterval: 150 * ms, ReceiveInterval: 150 * ms, Passive: true}})
+			us.until(toRight, "settled", settled)
+
+			r.freeze()
+			o := us.until(toRight, "down", func(o Outcome) bool { return o.State == Down })
+			if o.Failures != 1 || o.LastDown.Diagnostic != DetectionExpired {
+				t.Errorf("frozen: %+v", o)
+			}
+			r.thaw()
+			us.until(toRight, "settled again", settled)
+
+			frr, ok := r.(*frr)
+			if !ok {
+				return
+			}
+			frr.shutDown()
+			o = us.until(toRight, "told", func(o Outcome) bool { return o.State == Down })
+			if o.RemoteState != AdminDown || o.Failures != 1 || !o.LastDown.Administrative {
+				t.Errorf("shut down: %+v; %+v", o, o.LastDown)
+			}
+		})
+	}
+}
+
 // sees waits for the router to show our session up, with our profile.
 func sees(t *testing.T, r router, kind string, p Profile) {
 	t.Helper()
 	want := view{Up: true, Transmit: int(p.TransmitInterval.Milliseconds()), Receive: int(p.ReceiveInterval.Milliseconds()), Multiplier: int(p.DetectMultiplier), Diagnostic: "ok"}
 	if kind == "BIRD" { // which shows what comes of it
-		want = view{Up: true, Interval: max(40*time.Millisecond, p.ReceiveInterval), Timeout: time.Duration(p.DetectMultiplier) * max(60*time.Millisecond, p.TransmitInterval)}
+		want = view{Up: true, Interval: max(100*ms, p.ReceiveInterval), Timeout: time.Duration(p.DetectMultiplier) * max(150*ms, p.TransmitInterval)}
 	}
 	var seen []view
 	defer func() {

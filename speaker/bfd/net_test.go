@@ -2,44 +2,88 @@ package bfd
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/nstest"
 )
 
-// running is an Actor that runs in a namespace.
+// keeper is what Actor and Process have in common.
+type keeper interface {
+	Set(map[Key]Profile)
+	Run(context.Context) error
+	Outcomes() map[Key]Outcome
+	Health() Health
+}
+
+// running is an actor that runs in a namespace.
 type running struct {
-	*Actor
-	t       *testing.T
+	keeper
+	t       testing.TB
 	changed chan struct{}
 	stop    func() // ends Run and waits for it; may be called again
 }
 
-// start runs an Actor in a namespace until the test ends.
-func start(t *testing.T, ns *nstest.NS, opts Options) *running {
+// start runs an Actor in a namespace until the test ends. Its thread does the given things first.
+func start(t testing.TB, ns *nstest.NS, opts Options, first ...func() error) *running {
 	t.Helper()
 	var handle netns.NsHandle
 	ns.Do(t, func() (err error) { handle, err = netns.Get(); return err })
+	t.Cleanup(func() { handle.Close() })
+	opts.open = func() (wire, error) {
+		if err := netns.Set(handle); err != nil { // on the engine's thread, which ends with it
+			return nil, err
+		}
+		for _, do := range first {
+			if err := do(); err != nil {
+				return nil, err
+			}
+		}
+		return newKernel()
+	}
+	return begin(t, ns, opts, func(opts Options) keeper { return New(opts) })
+}
+
+// startProcess runs a Process in a namespace until the test ends.
+func startProcess(t testing.TB, ns *nstest.NS, opts Options) (_ *running, pid func() int) {
+	t.Helper()
+	var child atomic.Pointer[os.Process]
+	r := begin(t, ns, opts, func(opts Options) keeper {
+		p := NewProcess(opts)
+		p.start = func(cmd *exec.Cmd) error {
+			ns.Do(t, cmd.Start)
+			child.Store(cmd.Process)
+			return nil
+		}
+		return p
+	})
+	return r, func() int { return child.Load().Pid }
+}
+
+func begin(t testing.TB, ns *nstest.NS, opts Options, build func(Options) keeper) *running {
 	r := &running{t: t, changed: make(chan struct{}, 1)}
-	opts.Log = slog.New(slog.NewTextHandler(t.Output(), nil)).With("in", ns.Name)
+	if _, benchmark := t.(*testing.B); !benchmark {
+		opts.Log = slog.New(slog.NewTextHandler(t.Output(), nil)).With("in", ns.Name)
+	}
 	opts.Changed = func() {
 		select {
 		case r.changed <- struct{}{}:
 		default:
 		}
 	}
-	opts.open = func() (wire, error) {
-		if err := netns.Set(handle); err != nil { // on the engine's thread, which ends with it
-			return nil, err
-		}
-		return newKernel()
-	}
-	r.Actor = New(opts)
+	r.keeper = build(opts)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
@@ -49,7 +93,7 @@ func start(t *testing.T, ns *nstest.NS, opts Options) *running {
 		}
 	}()
 	r.stop = func() { cancel(); <-ended }
-	t.Cleanup(func() { r.stop(); handle.Close() })
+	t.Cleanup(r.stop)
 	return r
 }
 
@@ -118,5 +162,218 @@ func TestSessionsOverACable(t *testing.T) {
 	}
 	if h := right.Health(); len(h.Dropped) > 0 || h.Lost > 0 {
 		t.Errorf("%+v", h)
+	}
+}
+
+// TestWhatIsOnTheWire looks at packets as a peer's kernel does.
+func TestWhatIsOnTheWire(t *testing.T) {
+	a, b := cable(t)
+	for name, key := range map[string]Key{
+		"IPv4":          {Peer: addr("192.0.2.2")},
+		"IPv4 multihop": {Peer: addr("192.0.2.2"), Local: addr("192.0.2.1"), Multihop: true},
+		"IPv6":          {Peer: addr("2001:db8::2"), Local: addr("2001:db8::1"), Interface: "eth0"},
+		"link-local":    {Peer: addr("fe80::2%eth0"), Local: addr("fe80::1")},
+	} {
+		var w *kernel
+		b.Do(t, func() (err error) { w, err = newKernel(); return errors.Join(err, w.listen(key.listener())) })
+		us := start(t, a, Options{})
+		us.Set(map[Key]Profile{key: {}})
+		began := time.Now()
+		var got []datagram
+		for len(got) == 0 {
+			w.wait(time.Now().Add(20 * time.Second))
+			got, _ = w.receive(time.Now())
+			if time.Since(began) > 20*time.Second {
+				t.Fatalf("%s: nothing comes", name)
+			}
+		}
+		d := got[0]
+		if d.ttl != 255 || d.device == 0 || d.to != key.Peer.WithZone("") || d.listener != key.listener() || key.Local.IsValid() && d.from != key.Local {
+			t.Errorf("%s: %+v", name, d)
+		}
+		if d.at.Before(began) || d.at.After(time.Now()) {
+			t.Errorf("%s: began at %v, arrived at %v, now %v", name, began, d.at, time.Now())
+		}
+		want := Packet{State: Down, DetectMultiplier: 3, DesiredMinTx: time.Second, RequiredMinRx: 300 * ms}
+		p, drop := decode(d.payload)
+		if p.MyDiscriminator == 0 || drop != dropNone {
+			t.Errorf("%s: %+v, dropped: %v", name, p, drop)
+		}
+		if p.MyDiscriminator = 0; p != want {
+			t.Errorf("%s: %+v", name, p)
+		}
+		us.stop()
+		w.close()
+	}
+}
+
+// loopback returns a wire, and a link to it.
+func loopback(t *testing.T) (*kernel, link) {
+	key := Key{Peer: addr("127.0.0.1")}
+	var w *kernel
+	var l link
+	nstest.New(t).Do(t, func() (err error) {
+		if w, err = newKernel(); err != nil {
+			return err
+		}
+		if err = w.listen(key.listener()); err == nil {
+			l, err = w.dial(key, 0, func() uint32 { return 1 })
+		}
+		return err
+	})
+	t.Cleanup(func() { l.close(); w.close() })
+	return w, l
+}
+
+// TestArrivalIsKeptWhilePacketsWait reads packets long after they came, and after others were lost.
+func TestArrivalIsKeptWhilePacketsWait(t *testing.T) {
+	w, l := loopback(t)
+	if l.sourcePort() < minSourcePort {
+		t.Errorf("source port %d", l.sourcePort())
+	}
+	w.receive(time.Now())
+	if err := l.send(sample); err != nil {
+		t.Fatal(err)
+	}
+	sent := time.Now()
+	time.Sleep(50 * ms)
+	got, horizon := w.receive(time.Now())
+	if len(got) != 1 || got[0].at.After(sent) || got[0].lost || horizon.Before(sent) {
+		t.Errorf("sent until %v, received %+v, horizon %v", sent, got, horizon)
+	}
+
+	if err := unix.SetsockoptInt(w.sockets[0].fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 0); err != nil {
+		t.Fatal(err)
+	}
+	for range 100 {
+		_ = l.send(sample)
+	}
+	got, _ = w.receive(time.Now())
+	_ = l.send(sample) // which tells of those before it that found no room
+	after, _ := w.receive(time.Now())
+	if len(got) == 0 || len(got) > 50 || len(after) != 1 || !after[0].lost {
+		t.Errorf("of 100 packets %d came, then %+v", len(got), after)
+	}
+}
+
+func TestArrival(t *testing.T) {
+	drained, now := epoch, epoch.Add(100*ms)
+	for _, test := range []struct {
+		name string
+		age  time.Duration
+		want time.Time
+	}{
+		{"just now", 0, now},
+		{"a while ago", 30 * ms, now.Add(-30 * ms)},
+		{"the clock was set forward", time.Hour, drained},
+		{"the clock was set back", -time.Hour, now},
+	} {
+		if got := arrival(now, test.age, drained); !got.Equal(test.want) {
+			t.Errorf("%s: %v, want %v", test.name, got, test.want)
+		}
+	}
+}
+
+// TestOverload has more packets waiting than are taken at once: the horizon is that of the last one taken.
+func TestOverload(t *testing.T) {
+	w, l := loopback(t)
+	for range batch + 1 {
+		_ = l.send(sample)
+	}
+	now := time.Now()
+	got, horizon := w.receive(now)
+	if len(got) != batch || !horizon.Equal(got[batch-1].at) || !horizon.Before(now) {
+		t.Errorf("%d packets, horizon %v before now", len(got), now.Sub(horizon))
+	}
+	if got, horizon = w.receive(now); len(got) != 1 || !horizon.Equal(now) {
+		t.Errorf("then %d packets, horizon %v before now", len(got), now.Sub(horizon))
+	}
+}
+
+// TestTroubleOnTheCable takes away what a session stands on, and gives it back.
+func TestTroubleOnTheCable(t *testing.T) {
+	a, b := cable(t)
+	us, them := start(t, a, Options{}), start(t, b, Options{})
+	key := Key{Peer: addr("192.0.2.2"), Local: addr("192.0.2.1"), Interface: "eth0"}
+	them.Set(map[Key]Profile{toLeft: fast})
+	problem := func(text string) func(Outcome) bool {
+		return func(o Outcome) bool { return strings.Contains(o.Problem, text) }
+	}
+
+	a.Run(t, "ip", "addr", "del", "192.0.2.1/24", "dev", "eth0")
+	us.Set(map[Key]Profile{key: fast})
+	us.until(key, "without its address", problem("bind to 192.0.2.1"))
+	a.Run(t, "ip", "addr", "add", "192.0.2.1/24", "dev", "eth0")
+	us.until(key, "up", isUp)
+
+	a.Run(t, "ip", "link", "del", "eth0")
+	us.until(key, "without its interface", problem("eth0"))
+	nstest.Veth(t, a, "eth0", "192.0.2.1/24", b, "eth0", "192.0.2.2/24")
+	us.until(key, "up on the new interface", func(o Outcome) bool { return isUp(o) && o.Problem == "" })
+	them.until(toLeft, "up", isUp)
+
+	a.Run(t, "ip", "link", "set", "eth0", "down")
+	them.until(toLeft, "down", func(o Outcome) bool { return o.State == Down })
+	us.until(key, "down", func(o Outcome) bool { return o.State == Down })
+	a.Run(t, "ip", "link", "set", "eth0", "up")
+	us.until(key, "up again", isUp)
+}
+
+func TestPortInUse(t *testing.T) {
+	a, b := cable(t)
+	var other *kernel
+	a.Do(t, func() (err error) { other, err = newKernel(); return errors.Join(err, other.listen(listener{})) })
+	us, them := start(t, a, Options{}), start(t, b, Options{})
+	us.Set(map[Key]Profile{toRight: fast})
+	them.Set(map[Key]Profile{toLeft: fast})
+	us.until(toRight, "without its port", func(o Outcome) bool { return o.Problem == "listen on UDP port 3784: address already in use" })
+	other.close()
+	us.until(toRight, "up", func(o Outcome) bool { return isUp(o) && o.Problem == "" })
+}
+
+// TestAcrossARouter has packets travel further than the sessions allow, and then not.
+func TestAcrossARouter(t *testing.T) {
+	a, b := behindRouter(t)
+	us, them := start(t, a, Options{}), start(t, b, Options{})
+	single, multi := Key{Peer: addr("198.51.100.2")}, Key{Peer: addr("198.51.100.2"), Multihop: true}
+	us.Set(map[Key]Profile{single: fast, multi: fast})
+	them.Set(map[Key]Profile{{Peer: addr("192.0.2.1")}: fast, {Peer: addr("192.0.2.1"), Multihop: true}: fast})
+	us.until(multi, "up", isUp)
+	us.until(single, "told that it is too far", func(o Outcome) bool { return strings.Contains(o.Problem, "TTL 254") && o.State == Down })
+}
+
+// TestJunk is for what anybody may send to the port.
+func TestJunk(t *testing.T) {
+	a, b := cable(t)
+	us, them := start(t, a, Options{}), start(t, b, Options{})
+	us.Set(map[Key]Profile{toRight: fast})
+	them.Set(map[Key]Profile{toLeft: fast})
+	us.until(toRight, "settled", settled)
+	var l link
+	b.Do(t, func() (err error) {
+		l, err = new(kernel).dial(toLeft, 0, func() uint32 { return 77 })
+		return err
+	})
+	defer l.close()
+	random := rand.New(rand.NewPCG(1, 2))
+	for i := range 20000 {
+		junk := slices.Clone(sample)
+		for range random.IntN(6) {
+			junk[random.IntN(len(junk))] = byte(random.Uint32())
+		}
+		_ = l.send(junk[:random.IntN(len(junk)+1)])
+		if i%100 == 0 {
+			time.Sleep(ms)
+		}
+	}
+	waitFor(t, "the junk to be counted", func() bool {
+		h, n := us.Health(), uint64(0)
+		for _, count := range h.Dropped {
+			n += count
+		}
+		return n > 15000 && h.Dropped[DropShort] > 0 && h.Dropped[DropNoSession] > 0
+	})
+	if o := us.Outcomes()[toRight]; o.State != Up || o.Failures > 0 {
+		t.Errorf("%+v; %+v", o, us.Health())
 	}
 }

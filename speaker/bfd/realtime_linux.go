@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 )
@@ -12,11 +14,29 @@ import (
 // kernel's own real-time threads must not wait for us.
 const priority = 5
 
-// raise gives the calling thread real-time priority. Threads and processes that it starts do not inherit it.
-func raise() error {
-	err := unix.SchedSetAttr(0, &unix.SchedAttr{
-		Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: priority, Flags: unix.SCHED_FLAG_RESET_ON_FORK,
-	}, 0)
+// raiseThread gives the calling thread real-time priority. Threads and processes that it starts do not inherit it.
+func raiseThread() error { return raise(0, unix.SCHED_FLAG_RESET_ON_FORK) }
+
+// raiseProcess gives all threads of this process real-time priority, those that it will start included: for one that does nothing else.
+func raiseProcess() error {
+	threads, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		return fmt.Errorf("real-time priority: %w", err)
+	}
+	for _, thread := range threads {
+		id, err := strconv.Atoi(thread.Name())
+		if err != nil {
+			continue
+		}
+		if err := raise(id, 0); err != nil && !errors.Is(err, unix.ESRCH) { // it may have ended meanwhile
+			return err
+		}
+	}
+	return nil
+}
+
+func raise(thread int, flags uint64) error {
+	err := unix.SchedSetAttr(thread, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: priority, Flags: flags}, 0)
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("real-time priority: %w (needs CAP_SYS_NICE)", err)
 	} else if err != nil {

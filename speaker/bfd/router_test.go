@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/landfall-lb/landfall/internal/nstest"
 )
 
@@ -19,6 +21,9 @@ import (
 type router interface {
 	// peers returns the router's own view of its sessions.
 	peers() []view
+	// freeze and thaw stop the program and let it go on.
+	freeze()
+	thaw()
 	// kill ends the program without a last word.
 	kill()
 }
@@ -54,22 +59,30 @@ func program(t *testing.T, debian string, paths ...string) string {
 	return ""
 }
 
-// run starts a program in a namespace and ends it with the test. The function that it returns ends it at once.
-func run(t *testing.T, ns *nstest.NS, args ...string) (kill func()) {
+// daemon is a program in a namespace.
+type daemon struct{ cmd *exec.Cmd }
+
+func (d *daemon) freeze() { _ = d.cmd.Process.Signal(unix.SIGSTOP) }
+func (d *daemon) thaw()   { _ = d.cmd.Process.Signal(unix.SIGCONT) }
+
+func (d *daemon) kill() {
+	if d.cmd.ProcessState == nil {
+		_ = d.cmd.Process.Kill()
+		_ = d.cmd.Wait()
+	}
+}
+
+// run starts a program in a namespace and ends it with the test.
+func run(t *testing.T, ns *nstest.NS, args ...string) *daemon {
 	t.Helper()
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Stdout, cmd.Stderr = t.Output(), t.Output()
 	ns.Do(t, cmd.Start)
-	killed := false
-	kill = func() {
-		if !killed {
-			killed = true
-			_ = cmd.Process.Kill()
-			_ = cmd.Wait()
-		}
-	}
-	t.Cleanup(kill)
-	return kill
+	// As punctual as we are, where that is allowed: else a busy machine makes it fail the test.
+	_ = unix.SchedSetAttr(cmd.Process.Pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: 1}, 0)
+	d := &daemon{cmd}
+	t.Cleanup(d.kill)
+	return d
 }
 
 func write(t *testing.T, path, text string) {
@@ -80,30 +93,20 @@ func write(t *testing.T, path, text string) {
 }
 
 type frr struct {
-	t     *testing.T
-	vtysh string
-	dir   string
-	end   func()
+	*daemon
+	t          *testing.T
+	vtysh, dir string
+	peer       string // as the configuration names the first
 }
 
-// startFRR starts zebra and bfdd with transmit interval 40 ms, receive interval 60 ms, multiplier 4.
+// startFRR starts zebra and bfdd with transmit interval 100 ms, receive interval 150 ms, multiplier 4.
 func startFRR(t *testing.T, ns *nstest.NS, sessions []wanted) router {
 	vtysh := program(t, "frr", "vtysh")
 	zebra, bfdd := program(t, "frr", "/usr/lib/frr/zebra"), program(t, "frr", "/usr/lib/frr/bfdd")
 	dir := directory(t, "frr")
-	conf := "bfd\n profile fast\n  transmit-interval 40\n  receive-interval 60\n  detect-multiplier 4\n !\n"
+	conf := "bfd\n profile fast\n  transmit-interval 100\n  receive-interval 150\n  detect-multiplier 4\n !\n"
 	for _, s := range sessions {
-		conf += " peer " + s.peer
-		if s.multihop {
-			conf += " multihop"
-		}
-		if s.local != "" {
-			conf += " local-address " + s.local
-		}
-		if s.device != "" {
-			conf += " interface " + s.device
-		}
-		conf += "\n  profile fast\n !\n"
+		conf += " " + s.frr() + "\n  profile fast\n !\n"
 	}
 	path := func(name string) string { return filepath.Join(dir, name) }
 	write(t, path("zebra.conf"), "")
@@ -113,8 +116,8 @@ func startFRR(t *testing.T, ns *nstest.NS, sessions []wanted) router {
 	}
 	run(t, ns, append([]string{zebra}, common("zebra")...)...)
 	waitFor(t, "zebra's socket", func() bool { _, err := os.Stat(path("zserv.api")); return err == nil })
-	end := run(t, ns, append([]string{bfdd, "--bfdctl", path("bfdd.sock")}, common("bfdd")...)...)
-	r := &frr{t: t, vtysh: vtysh, dir: dir, end: end}
+	d := run(t, ns, append([]string{bfdd, "--bfdctl", path("bfdd.sock")}, common("bfdd")...)...)
+	r := &frr{daemon: d, t: t, vtysh: vtysh, dir: dir, peer: sessions[0].frr()}
 	waitFor(t, "bfdd", func() bool { _, err := r.show(); return err == nil })
 	return r
 }
@@ -139,7 +142,28 @@ func directory(t *testing.T, name string) string {
 	return dir
 }
 
-func (r *frr) kill() { r.end() }
+// frr is the session in the words of FRR's configuration.
+func (s wanted) frr() string {
+	text := "peer " + s.peer
+	if s.multihop {
+		text += " multihop"
+	}
+	if s.local != "" {
+		text += " local-address " + s.local
+	}
+	if s.device != "" {
+		text += " interface " + s.device
+	}
+	return text
+}
+
+// shutDown takes the session down administratively. BIRD 2.0 cannot: it falls silent when it is told to end.
+func (r *frr) shutDown() {
+	out, err := exec.Command(r.vtysh, "--vty_socket", r.dir, "-d", "bfdd", "-c", "configure", "-c", "bfd", "-c", r.peer, "-c", "shutdown").CombinedOutput()
+	if err != nil || len(out) > 0 {
+		r.t.Errorf("vtysh: %v: %s", err, out)
+	}
+}
 
 func (r *frr) show() ([]map[string]any, error) {
 	out, err := exec.Command(r.vtysh, "--vty_socket", r.dir, "-d", "bfdd", "-c", "show bfd peers json").CombinedOutput()
@@ -168,17 +192,17 @@ func (r *frr) peers() []view {
 }
 
 type bird struct {
+	*daemon
 	t           *testing.T
 	birdc, sock string
-	end         func()
 }
 
-// startBIRD starts BIRD with transmit interval 40 ms, receive interval 60 ms, multiplier 4.
+// startBIRD starts BIRD with transmit interval 100 ms, receive interval 150 ms, multiplier 4.
 func startBIRD(t *testing.T, ns *nstest.NS, sessions []wanted) router {
 	program(t, "bird2", "bird")
 	dir := directory(t, "bird")
 	r := &bird{t: t, birdc: program(t, "bird2", "birdc"), sock: filepath.Join(dir, "ctl")}
-	const timers = "{ min tx interval 40 ms; min rx interval 60 ms; idle tx interval 1 s; multiplier 4; };"
+	const timers = "{ min tx interval 100 ms; min rx interval 150 ms; idle tx interval 1 s; multiplier 4; };"
 	conf := "router id 203.0.113.9;\nlog stderr all;\nprotocol device {}\nprotocol bfd {\n interface \"*\" " + timers + "\n multihop " + timers + "\n"
 	for _, s := range sessions {
 		conf += " neighbor " + s.peer
@@ -194,12 +218,10 @@ func startBIRD(t *testing.T, ns *nstest.NS, sessions []wanted) router {
 		conf += ";\n"
 	}
 	write(t, filepath.Join(dir, "bird.conf"), conf+"}\n")
-	r.end = run(t, ns, program(t, "bird2", "bird"), "-f", "-c", filepath.Join(dir, "bird.conf"), "-s", r.sock)
+	r.daemon = run(t, ns, program(t, "bird2", "bird"), "-f", "-c", filepath.Join(dir, "bird.conf"), "-s", r.sock)
 	waitFor(t, "BIRD", func() bool { return exec.Command(r.birdc, "-s", r.sock, "show", "status").Run() == nil })
 	return r
 }
-
-func (r *bird) kill() { r.end() }
 
 // peers reads lines as `192.0.2.1   eth0   Up   2026-01-02   0.060   0.180`.
 func (r *bird) peers() []view {

@@ -1,0 +1,156 @@
+package bfd
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestProcess(t *testing.T) {
+	a, b := cable(t)
+	us, pid := startProcess(t, a, Options{})
+	them := start(t, b, Options{})
+	them.Set(map[Key]Profile{toLeft: fast})
+	us.Set(map[Key]Profile{toRight: fast, {}: {}})
+	us.until(toRight, "settled", settled)
+	them.until(toLeft, "settled", settled)
+	if o := us.Outcomes()[Key{}]; o.Refused == nil || o.Refused.Reason != ReasonPeerInvalid {
+		t.Errorf("a bad key: %+v", o)
+	}
+	if h := us.Health(); h.RealTime == (h.Problem != "") {
+		t.Errorf("%+v", h)
+	}
+
+	slower := fast
+	slower.ReceiveInterval = 80 * ms
+	us.Set(map[Key]Profile{toRight: slower})
+	them.until(toLeft, "slower", func(o Outcome) bool { return o.TransmitInterval == 80*ms })
+
+	us.Set(nil)
+	them.until(toLeft, "told", func(o Outcome) bool { return o.RemoteState == AdminDown })
+	us.Set(map[Key]Profile{toRight: fast})
+	us.until(toRight, "settled again", settled)
+	before := us.Outcomes()[toRight]
+
+	first := pid()
+	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	us.until(toRight, "without a process", func(o Outcome) bool {
+		return o.State == Down && strings.Contains(o.Problem, "signal: killed") || pid() != first
+	})
+	o := us.until(toRight, "up with another process", func(o Outcome) bool { return settled(o) && o.Ups > before.Ups && pid() != first })
+	if o.Failures < before.Failures || o.Received < before.Received || o.Problem != "" {
+		t.Errorf("before: %+v, with the next process: %+v", before, o)
+	}
+	them.until(toLeft, "settled", settled)
+
+	failures := them.Outcomes()[toLeft].Failures
+	us.stop()
+	if o := them.until(toLeft, "told of the end", func(o Outcome) bool { return o.State != Up }); o.RemoteState != AdminDown || o.Failures != failures {
+		t.Errorf("the end is seen as %+v", o)
+	}
+	waitFor(t, "the process to be gone", func() bool { return syscall.Kill(pid(), 0) != nil })
+}
+
+// TestProcessOutlivesNobody is for when the program is killed: the peers are told that it was on purpose, as BGP tells them the rest.
+func TestProcessOutlivesNobody(t *testing.T) {
+	a, b := cable(t)
+	in, out, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	them := start(t, b, Options{})
+	them.Set(map[Key]Profile{toLeft: fast})
+	cmd := processCommand()
+	cmd.Stdin = in
+	a.Do(t, cmd.Start)
+	in.Close()
+	if _, err := out.WriteString(`{"Sessions":[{"Key":{"Peer":"192.0.2.2"},"Profile":{}}]}`); err != nil {
+		t.Fatal(err)
+	}
+	them.until(toLeft, "up", isUp)
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil { // of a group, which is meant for the program
+		t.Fatal(err)
+	}
+	time.Sleep(50 * ms)
+	if o := them.Outcomes()[toLeft]; o.State != Up {
+		t.Errorf("a signal ends it: %+v", o)
+	}
+	out.Close() // as the kernel does when the program is gone
+	if o := them.until(toLeft, "told", func(o Outcome) bool { return o.State != Up }); o.RemoteState != AdminDown || o.Failures != 0 {
+		t.Errorf("the end of the program is seen as %+v", o)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestPunctuality looks at the kernel's word on what was asked for.
+func TestPunctuality(t *testing.T) {
+	ns, _ := cable(t)
+	realTime := func(pid string) (n, all int) {
+		threads, err := os.ReadDir("/proc/" + pid + "/task")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, thread := range threads {
+			id, _ := strconv.Atoi(thread.Name())
+			if attr, err := unix.SchedGetAttr(id, 0); err == nil && attr.Policy == unix.SCHED_RR {
+				n++
+			}
+		}
+		return n, len(threads)
+	}
+	a := start(t, ns, Options{})
+	a.Set(map[Key]Profile{toRight: fast})
+	a.until(toRight, "there", func(Outcome) bool { return true })
+	h := a.Health()
+	if !h.RealTime {
+		t.Skip("not granted: " + h.Problem)
+	}
+	if n, _ := realTime("self"); n != 1 {
+		t.Errorf("%d threads have real-time priority", n)
+	}
+	a.stop()
+	waitFor(t, "the thread to end", func() bool { n, _ := realTime("self"); return n == 0 })
+
+	p, pid := startProcess(t, ns, Options{})
+	p.Set(map[Key]Profile{toRight: fast})
+	p.until(toRight, "there", func(Outcome) bool { return p.Health().RealTime })
+	if n, all := realTime(strconv.Itoa(pid())); n != all {
+		t.Errorf("%d of the %d threads of the process have real-time priority", n, all)
+	}
+}
+
+// TestNothingIsGranted drops the capabilities of the engine's thread.
+func TestNothingIsGranted(t *testing.T) {
+	a, b := cable(t)
+	us, them := start(t, a, Options{}, dropCapabilities), start(t, b, Options{})
+	us.Set(map[Key]Profile{toRight: fast})
+	them.Set(map[Key]Profile{toLeft: fast})
+	us.until(toRight, "up", isUp)
+	h := us.Health()
+	if h.RealTime || !strings.Contains(h.Problem, "CAP_SYS_NICE") {
+		t.Errorf("%+v", h)
+	}
+}
+
+// dropCapabilities takes from the calling thread what it may do to others.
+func dropCapabilities() error {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return err
+	}
+	for _, c := range []uint{unix.CAP_SYS_NICE, unix.CAP_IPC_LOCK, unix.CAP_NET_ADMIN} {
+		data[c/32].Effective &^= 1 << (c % 32)
+		data[c/32].Permitted &^= 1 << (c % 32)
+	}
+	return unix.Capset(&header, &data[0])
+}
