@@ -1,11 +1,11 @@
 package main
 
 import (
+	"maps"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/iptables"
 )
 
@@ -82,26 +82,16 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	states := map[string]int{stateApplied: 0, statePending: 0, stateFailed: 0}
-	reasons := map[lb.Reason]int{}
-	for _, s := range c.p.status().Services {
-		states[s.State]++
-		for _, v := range s.VIPs {
-			if v.Reason == "" {
-				v.Reason = "Deliverable"
-			}
-			reasons[v.Reason]++
-		}
-	}
-	for state, n := range states {
-		gauge(c.services, float64(n), state)
-	}
-	for reason, n := range reasons {
-		gauge(c.vips, float64(n), string(reason))
-	}
 	c.p.mu.Lock()
 	oldest, complete, now := c.p.unapplied(), c.p.complete, c.p.now()
+	states, vips := maps.Clone(c.p.counts.states), maps.Clone(c.p.counts.vips)
 	c.p.mu.Unlock()
+	for _, state := range []string{stateApplied, statePending, stateFailed} {
+		gauge(c.services, float64(states[state]), state)
+	}
+	for reason, n := range vips {
+		gauge(c.vips, float64(n), string(reason))
+	}
 	for family, since := range oldest {
 		age := 0.0
 		if !since.IsZero() {

@@ -45,7 +45,8 @@ type sinks struct {
 		Set(map[lb.Key]plan.Service)
 	}
 	health interface {
-		Set(health.State)
+		Set(lb.Key, health.Service)
+		SetNode(health.Node)
 		SetAddresses(map[lb.Family][]netip.Addr)
 	}
 	feed interface {
@@ -82,27 +83,10 @@ type proxy struct {
 	waiting  string // what is needed before anything can be planned; "" once it is there
 	facts    facts
 	complete bool // the feed is
-}
-
-// record is what the proxy knows of one Service.
-type record struct {
-	service lb.Service
-	live    plan.Service // what the API server asks for
-	planned plan.Service // with what lingers
-	lingers []lingering
-	applied plan.Service
-	failure error
-	alone   bool // the failure is this Service's own
-	// since is when the oldest change came that the kernel has not confirmed, by family.
-	since map[lb.Family]time.Time
-	// warned is the last failure that was reported.
-	warned string
-}
-
-// lingering are frontends of VIPs that were taken away.
-type lingering struct {
-	ports []plan.Port
-	until time.Time
+	counts   counts
+	// unconfirmed are the Services with changes that the kernel has not confirmed.
+	unconfirmed map[lb.Key]bool
+	lingers     lingers
 }
 
 // gap folds bursts of changes into one step.
@@ -112,6 +96,7 @@ func newProxy(self string, settings settings, families []lb.Family, log *slog.Lo
 	p := &proxy{
 		self: self, settings: settings, families: families, log: log, now: now,
 		dirty: map[lb.Key]time.Time{}, records: map[lb.Key]*record{}, waiting: "the first step",
+		counts: newCounts(), unconfirmed: map[lb.Key]bool{}, lingers: newLingers(),
 	}
 	p.runner = loop.New(p.step, loop.Options{Gap: gap})
 	return p
@@ -146,7 +131,7 @@ func (p *proxy) takeDirty() map[lb.Key]time.Time {
 	return dirty
 }
 
-// step does all that is due.
+// step does all that is due. It costs what has changed, not what there is.
 func (p *proxy) step(context.Context) (time.Duration, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -162,19 +147,21 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 		return 0, nil // unknown is not absent: whatever a predecessor wrote stays
 	}
 	p.learn(facts, now)
-	touched := p.plan(p.takeDirty(), now)
+	dirty := p.takeDirty()
+	touched := p.plan(dirty, now)
 	p.announce(touched) // before the rules: what goes is withdrawn first
 	p.apply(touched)
 	confirmed := p.collect(now)
 	p.announce(confirmed)
-	p.reportHealth()
+	p.to.health.SetNode(health.Node{Known: p.facts.known, Leaving: p.facts.leaving, Unapplied: p.unapplied()})
 	if !p.complete && p.to.rules.Synced() {
 		p.complete = true
 		p.log.Info("the kernel holds what is wanted", "services", len(p.records))
 		p.to.feed.Complete()
 	}
-	p.forget(now)
-	return p.nextLinger(now), nil
+	forget(p, dirty)
+	forget(p, confirmed)
+	return p.lingers.next(now), nil
 }
 
 // learn takes over what is known of the node.
@@ -190,31 +177,26 @@ func (p *proxy) learn(f facts, now time.Time) {
 	}
 }
 
-// plan plans the dirty Services, and those on which their plans bear. It returns what changed.
+// plan plans the dirty Services, and those on which their plans bear, which become dirty too. It returns those whose plans changed.
 func (p *proxy) plan(dirty map[lb.Key]time.Time, now time.Time) map[lb.Key]bool {
-	for key, r := range p.records {
-		if slices.ContainsFunc(r.lingers, func(l lingering) bool { return !now.Before(l.until) }) {
-			r.lingers = slices.DeleteFunc(r.lingers, func(l lingering) bool { return !now.Before(l.until) })
-			if _, ok := dirty[key]; !ok {
-				dirty[key] = now
-			}
-		}
-	}
 	for _, key := range slices.SortedFunc(maps.Keys(dirty), lb.Key.Compare) {
 		p.planLive(key, now)
 	}
-	p.yield(dirty, now)
+	for _, key := range p.lingers.changed(now) {
+		if _, ok := dirty[key]; !ok {
+			dirty[key] = now
+		}
+	}
 	touched := map[lb.Key]bool{}
 	for key, since := range dirty {
 		r := p.records[key]
 		planned := r.live
-		for _, l := range r.lingers {
-			planned = planned.WithLingering(l.ports)
+		for _, ports := range p.lingers.of(key) {
+			planned = planned.WithLingering(ports)
 		}
-		if !p.replan(r, planned, since) {
-			continue
+		if p.replan(r, planned, since) {
+			touched[key] = true
 		}
-		touched[key] = true
 	}
 	return touched
 }
@@ -223,8 +205,9 @@ func (p *proxy) plan(dirty map[lb.Key]time.Time, now time.Time) map[lb.Key]bool 
 func (p *proxy) planLive(key lb.Key, now time.Time) {
 	r := p.records[key]
 	if r == nil {
-		r = &record{live: plan.Service{Key: key}, planned: plan.Service{Key: key}, applied: plan.Service{Key: key}, since: map[lb.Family]time.Time{}}
+		r = &record{live: plan.Service{Key: key}, planned: plan.Service{Key: key}, applied: plan.Service{Key: key}}
 		p.records[key] = r
+		p.counts.add(r, 1)
 	}
 	live := plan.Service{Key: key}
 	if svc, ok := p.from.services.Get(key); ok {
@@ -233,60 +216,38 @@ func (p *proxy) planLive(key lb.Key, now time.Time) {
 		r.service = svc
 	}
 	if gone := plan.Withdrawn(r.live, live); len(gone) > 0 && p.settings.drain > 0 {
-		r.lingers = append(r.lingers, lingering{ports: gone, until: now.Add(p.settings.drain)})
+		p.lingers.add(key, gone, now.Add(p.settings.drain))
 	}
+	p.lingers.live(r.live, live)
 	r.live = live
-}
-
-// yield ends the lingering of frontends that some Service serves now. Services that lose some become dirty.
-func (p *proxy) yield(dirty map[lb.Key]time.Time, now time.Time) {
-	for key, r := range p.records {
-		for i, l := range r.lingers {
-			left := l.ports
-			for _, other := range p.records {
-				left = plan.Yield(left, other.live)
-			}
-			if count(left) == count(l.ports) {
-				continue
-			}
-			r.lingers[i].ports = left
-			if _, ok := dirty[key]; !ok {
-				dirty[key] = now
-			}
-		}
-		r.lingers = slices.DeleteFunc(r.lingers, func(l lingering) bool { return len(l.ports) == 0 })
-	}
-}
-
-func count(ports []plan.Port) int {
-	n := 0
-	for _, port := range ports {
-		n += len(port.Frontends)
-	}
-	return n
 }
 
 // replan notes a new plan, and returns whether it differs from the one before.
 func (p *proxy) replan(r *record, planned plan.Service, since time.Time) bool {
 	same := planned.Policy == r.planned.Policy && slices.Equal(planned.VIPs, r.planned.VIPs)
-	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+	for i, family := range allFamilies {
 		if plan.SameRules(r.planned, planned, family) {
 			continue
 		}
 		same = false
-		if r.since[family].IsZero() {
-			r.since[family] = since
+		if r.since[i].IsZero() {
+			r.since[i] = since
+			p.unconfirmed[planned.Key] = true
 		}
 	}
 	r.planned = planned
 	return !same
 }
 
-// announce tells the feed what is so for the named Services.
+// announce tells the feed and the health servers what is so for the named Services.
 func (p *proxy) announce(keys map[lb.Key]bool) {
 	for key := range keys {
 		r := p.records[key]
-		p.to.feed.Set(key, plan.Report(r.planned, r.applied, r.failure))
+		p.counts.add(r, -1)
+		r.deliveries = plan.Report(r.planned, r.applied, r.failure)
+		p.counts.add(r, 1)
+		p.to.feed.Set(key, r.deliveries)
+		p.to.health.Set(key, health.Service{Port: r.planned.HealthPort, Local: plan.Health(r.planned, r.applied)})
 	}
 }
 
@@ -311,15 +272,23 @@ func (p *proxy) collect(now time.Time) map[lb.Key]bool {
 			continue // forgotten
 		}
 		keys[key] = true
+		p.counts.add(r, -1)
 		r.applied, r.failure, r.alone = o.Applied, o.Err, o.Alone
 		flows[key] = o.Applied
-		for family, since := range r.since {
-			if plan.SameRules(r.planned, r.applied, family) {
-				p.to.latency(now.Sub(since))
-				delete(r.since, family)
+		for i, family := range allFamilies {
+			if !r.since[i].IsZero() && plan.SameRules(r.planned, r.applied, family) {
+				p.to.latency(now.Sub(r.since[i]))
+				r.since[i] = time.Time{}
 			}
 		}
+		if !r.pending() {
+			delete(p.unconfirmed, key)
+		}
+		p.counts.add(r, 1)
 		p.warn(r)
+	}
+	if len(p.unconfirmed) == 0 {
+		p.unconfirmed = map[lb.Key]bool{} // a map that was large once is slow to go through for ever
 	}
 	if len(flows) > 0 {
 		p.to.flows.Set(flows)
@@ -339,51 +308,22 @@ func (p *proxy) warn(r *record) {
 	r.warned = said
 }
 
-// reportHealth tells the health servers what is so.
-func (p *proxy) reportHealth() {
-	state := health.State{
-		Services: map[lb.Key]health.Service{}, Known: p.facts.known, Leaving: p.facts.leaving, Unapplied: p.unapplied(),
-	}
-	for key, r := range p.records {
-		if local := plan.Health(r.planned, r.applied); len(local) > 0 {
-			state.Services[key] = health.Service{Port: r.planned.HealthPort, Local: local}
-		}
-	}
-	p.to.health.Set(state)
-}
-
 // unapplied returns, for each family of the node, when the oldest change came that is not in the kernel; zero if there is none. A
 // Service that fails by itself does not count, as it would else turn away the traffic of all others.
 func (p *proxy) unapplied() map[lb.Family]time.Time {
 	oldest := map[lb.Family]time.Time{}
-	for _, family := range p.families {
-		oldest[family] = time.Time{}
-		for _, r := range p.records {
-			if since := r.since[family]; !since.IsZero() && !r.alone && (oldest[family].IsZero() || since.Before(oldest[family])) {
-				oldest[family] = since
+	for i, family := range allFamilies {
+		if !slices.Contains(p.families, family) {
+			continue
+		}
+		var at time.Time
+		for key := range p.unconfirmed {
+			r := p.records[key]
+			if since := r.since[i]; !since.IsZero() && !r.alone && (at.IsZero() || since.Before(at)) {
+				at = since
 			}
 		}
+		oldest[family] = at
 	}
 	return oldest
-}
-
-// forget drops Services that are gone from everywhere.
-func (p *proxy) forget(time.Time) {
-	maps.DeleteFunc(p.records, func(key lb.Key, r *record) bool {
-		_, exists := p.from.services.Get(key)
-		return !exists && len(r.planned.Ports)+len(r.applied.Ports)+len(r.since)+len(r.lingers) == 0 && r.failure == nil
-	})
-}
-
-// nextLinger returns how long to wait until something stops lingering; 0 when nothing lingers.
-func (p *proxy) nextLinger(now time.Time) time.Duration {
-	var next time.Duration
-	for _, r := range p.records {
-		for _, l := range r.lingers {
-			if wait := max(l.until.Sub(now), time.Millisecond); next == 0 || wait < next {
-				next = wait
-			}
-		}
-	}
-	return next
 }

@@ -74,11 +74,23 @@ type fakeFlows struct{ applied map[lb.Key]plan.Service }
 func (f *fakeFlows) Set(s map[lb.Key]plan.Service) { maps.Copy(f.applied, s) }
 
 type fakeHealth struct {
-	state     health.State
+	state     healthState
 	addresses map[lb.Family][]netip.Addr
 }
 
-func (f *fakeHealth) Set(s health.State)                        { f.state = s }
+type healthState struct {
+	Services map[lb.Key]health.Service
+	health.Node
+}
+
+func (f *fakeHealth) Set(key lb.Key, s health.Service) {
+	f.state.Services[key] = s
+	if len(s.Local) == 0 {
+		delete(f.state.Services, key)
+	}
+}
+
+func (f *fakeHealth) SetNode(n health.Node)                     { f.state.Node = n }
 func (f *fakeHealth) SetAddresses(a map[lb.Family][]netip.Addr) { f.addresses = a }
 
 type fakeFeed struct {
@@ -118,7 +130,7 @@ func newBench(t *testing.T, change ...func(*settings)) *bench {
 	b := &bench{
 		t: t, clock: time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC),
 		services: newTable[lb.Key, lb.Service](), slices: newTable[lb.Key, []lb.Slice](), nodes: newTable[string, lb.Node](),
-		flows: &fakeFlows{applied: map[lb.Key]plan.Service{}}, health: &fakeHealth{},
+		flows: &fakeFlows{applied: map[lb.Key]plan.Service{}}, health: &fakeHealth{state: healthState{Services: map[lb.Key]health.Service{}}},
 	}
 	b.rules = &fakeRules{log: &b.order, wanted: map[lb.Key]plan.Service{}, outcomes: map[lb.Key]plan.Outcome{}}
 	b.feed = &fakeFeed{log: &b.order, all: map[lb.DeliveryKey]lb.Delivery{}}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"maps"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -80,24 +79,26 @@ type vipStatus struct {
 
 func (p *proxy) status() status {
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	st := status{Node: p.self, Mode: "iptables", Waiting: p.waiting, Ready: p.complete, Leaving: p.facts.leaving, Services: []serviceStatus{}}
-	for _, key := range slices.SortedFunc(maps.Keys(p.records), lb.Key.Compare) {
-		st.Services = append(st.Services, p.records[key].status())
+	records := make([]record, 0, len(p.records)) // copies: the step goes on while they are described
+	for _, r := range p.records {
+		records = append(records, *r)
+	}
+	p.mu.Unlock()
+	slices.SortFunc(records, func(a, b record) int { return a.planned.Key.Compare(b.planned.Key) })
+	for _, r := range records {
+		st.Services = append(st.Services, r.status())
 	}
 	return st
 }
 
 func (r *record) status() serviceStatus {
 	st := serviceStatus{
-		Service: r.planned.Key.String(), State: stateApplied, Ports: []portStatus{}, HealthPort: r.planned.HealthPort,
+		Service: r.planned.Key.String(), State: r.state(), Ports: []portStatus{}, HealthPort: r.planned.HealthPort,
 		LocalReady: plan.Health(r.planned, r.applied),
 	}
-	switch {
-	case r.failure != nil:
-		st.State, st.Error = stateFailed, r.failure.Error()
-	case len(r.since) > 0:
-		st.State = statePending
+	if r.failure != nil {
+		st.Error = r.failure.Error()
 	}
 	for _, port := range r.planned.Ports {
 		st.Ports = append(st.Ports, describe(port))

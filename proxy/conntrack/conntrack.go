@@ -47,11 +47,12 @@ type Actor struct {
 	deps   Deps
 	runner *loop.Runner
 
-	mu      sync.Mutex
-	applied map[lb.Key]plan.Service
-	// left are frontends that Services have left since the last pass that succeeded.
-	left map[frontend]bool
-	due  bool
+	mu sync.Mutex
+	// applied are the UDP frontends of each Service, by are the Services of each UDP frontend with the addresses that may answer.
+	applied map[lb.Key]map[frontend][]netip.AddrPort
+	by      map[frontend]map[lb.Key][]netip.AddrPort
+	// suspect are the frontends to which there may be flows that have to go, since the last pass that succeeded.
+	suspect map[frontend]bool
 }
 
 // frontend is a UDP frontend; without an address it is a node port.
@@ -62,7 +63,10 @@ type frontend struct {
 
 // New returns an Actor.
 func New(deps Deps) *Actor {
-	a := &Actor{deps: deps, applied: map[lb.Key]plan.Service{}, left: map[frontend]bool{}}
+	a := &Actor{
+		deps: deps, applied: map[lb.Key]map[frontend][]netip.AddrPort{}, by: map[frontend]map[lb.Key][]netip.AddrPort{},
+		suspect: map[frontend]bool{},
+	}
 	a.runner = loop.New(func(context.Context) (time.Duration, error) { return 0, a.apply() }, loop.Options{Gap: gap})
 	return a
 }
@@ -72,23 +76,40 @@ func (a *Actor) Set(applied map[lb.Key]plan.Service) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for key, now := range applied {
-		before := frontends(a.applied[key])
-		after := frontends(now)
-		if len(before)+len(after) > 0 {
-			a.due = true
+		before, after := a.applied[key], frontends(now)
+		for f, allowed := range before {
+			if still, ok := after[f]; !ok || lost(allowed, still) {
+				a.suspect[f] = true
+			}
+			delete(a.by[f], key)
+			if len(a.by[f]) == 0 {
+				delete(a.by, f)
+			}
 		}
-		for f := range before {
-			a.left[f] = true
+		for f, allowed := range after {
+			// Where nobody answered before, packets may have gone out as they were, and would go on doing so.
+			if len(before[f]) == 0 {
+				a.suspect[f] = true
+			}
+			if a.by[f] == nil {
+				a.by[f] = map[lb.Key][]netip.AddrPort{}
+			}
+			a.by[f][key] = allowed
 		}
-		if len(now.Ports) == 0 {
+		if len(after) == 0 {
 			delete(a.applied, key)
 		} else {
-			a.applied[key] = now
+			a.applied[key] = after
 		}
 	}
-	if a.due {
+	if len(a.suspect) > 0 {
 		a.runner.Poke()
 	}
+}
+
+// lost tells whether something of before is not in now.
+func lost(before, now []netip.AddrPort) bool {
+	return slices.ContainsFunc(before, func(at netip.AddrPort) bool { return !slices.Contains(now, at) })
 }
 
 // Run works until ctx ends.
@@ -111,30 +132,24 @@ func frontends(s plan.Service) map[frontend][]netip.AddrPort {
 // apply makes one pass.
 func (a *Actor) apply() error {
 	a.mu.Lock()
-	if !a.due {
-		a.mu.Unlock()
-		return nil
-	}
-	a.due = false
-	allowed := map[frontend][]netip.AddrPort{}
-	for f := range a.left {
+	suspect := a.suspect
+	a.suspect = map[frontend]bool{}
+	allowed := make(map[frontend][]netip.AddrPort, len(suspect))
+	for f := range suspect {
 		allowed[f] = nil
-	}
-	for _, s := range a.applied {
-		for f, by := range frontends(s) { // another Service may have taken over what one has left
+		for _, by := range a.by[f] { // another Service may have taken over what one has left
 			allowed[f] = slices.Concat(allowed[f], by)
 		}
 	}
-	left := a.left
-	a.left = map[frontend]bool{}
 	a.mu.Unlock()
-
+	if len(suspect) == 0 {
+		return nil
+	}
 	err := a.cut(allowed)
 	if err != nil {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		a.due = true
-		maps.Copy(a.left, left)
+		maps.Copy(a.suspect, suspect)
 		a.deps.Log.Warn("cannot cut UDP flows to backends that are gone; trying again", "error", err)
 	}
 	return err

@@ -40,13 +40,27 @@ type Actor struct {
 	mu       sync.Mutex
 	complete bool
 	all      deliveries
-	changed  chan struct{} // closed, and replaced, at each change
-	readers  int
+	readers  map[*subscriber]bool
+}
+
+// subscriber is one connection.
+type subscriber struct {
+	// changed are the Services of which it has to hear.
+	changed map[lb.Key]bool
+	// wake holds a token while there may be something to say.
+	wake chan struct{}
+}
+
+func (r *subscriber) poke() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
 }
 
 // New returns an Actor for a socket at path. Readers hear nothing before Complete is called.
 func New(log *slog.Logger, path string) *Actor {
-	return &Actor{log: log, path: path, all: deliveries{}, changed: make(chan struct{})}
+	return &Actor{log: log, path: path, all: deliveries{}, readers: map[*subscriber]bool{}}
 }
 
 // Set says all that is so for one Service. It never blocks.
@@ -61,16 +75,21 @@ func (a *Actor) Set(service lb.Key, now []lb.Delivery) {
 	default:
 		a.all[service] = slices.Clone(now)
 	}
-	a.wake()
+	for r := range a.readers {
+		if r.changed != nil { // else it hears everything first
+			r.changed[service] = true
+		}
+		r.poke()
+	}
 }
 
 // Complete says that everything has been said once, so that readers may be told. It never blocks.
 func (a *Actor) Complete() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !a.complete {
-		a.complete = true
-		a.wake()
+	a.complete = true
+	for r := range a.readers {
+		r.poke()
 	}
 }
 
@@ -78,12 +97,7 @@ func (a *Actor) Complete() {
 func (a *Actor) Readers() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.readers
-}
-
-func (a *Actor) wake() {
-	close(a.changed)
-	a.changed = make(chan struct{})
+	return len(a.readers)
 }
 
 func equal(a, b []lb.Delivery) bool { return slices.EqualFunc(a, b, same) }
@@ -94,11 +108,24 @@ func same(a, b lb.Delivery) bool {
 	return a == b && (refusalA == nil) == (refusalB == nil) && (refusalA == nil || *refusalA == *refusalB)
 }
 
-// look returns all deliveries, whether they are complete, and what tells of the next change.
-func (a *Actor) look() (all deliveries, complete bool, changed <-chan struct{}) {
+// news returns what has become of Services since a reader was last asked for: of all of them at first. It returns false before
+// everything has been said once.
+func (a *Actor) news(r *subscriber) (deliveries, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return maps.Clone(a.all), a.complete, a.changed
+	if !a.complete {
+		return nil, false
+	}
+	if r.changed == nil {
+		r.changed = map[lb.Key]bool{}
+		return maps.Clone(a.all), true
+	}
+	now := make(deliveries, len(r.changed))
+	for key := range r.changed {
+		now[key] = a.all[key]
+	}
+	r.changed = map[lb.Key]bool{}
+	return now, true
 }
 
 // Run serves until ctx ends. Readers are left without a word then: that the proxy ends does not mean that the kernel no longer delivers.
@@ -199,8 +226,10 @@ func listen(path string) (*net.UnixListener, error) {
 
 // serveReader writes to one reader until it goes or ctx ends.
 func (a *Actor) serveReader(ctx context.Context, conn net.Conn) {
-	a.count(1)
-	defer a.count(-1)
+	r := &subscriber{wake: make(chan struct{}, 1)}
+	r.poke()
+	a.count(r, true)
+	defer a.count(r, false)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
@@ -210,61 +239,70 @@ func (a *Actor) serveReader(ctx context.Context, conn net.Conn) {
 		_, _ = io.Copy(io.Discard, conn) // nothing is expected but the end
 		cancel()
 	}()
-	if err := a.write(ctx, conn); err != nil && ctx.Err() == nil {
+	if err := a.write(ctx, conn, r); err != nil && ctx.Err() == nil {
 		a.log.Warn("a reader of the feed is cut off", "error", err)
 	}
 }
 
-func (a *Actor) count(n int) {
+func (a *Actor) count(r *subscriber, there bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.readers += n
+	if there {
+		a.readers[r] = true
+	} else {
+		delete(a.readers, r)
+	}
 }
 
 // write sends everything once it is complete, and each change after.
-func (a *Actor) write(ctx context.Context, conn net.Conn) error {
+func (a *Actor) write(ctx context.Context, conn net.Conn, r *subscriber) error {
 	var told deliveries // nil before the complete message
 	encoder := json.NewEncoder(conn)
 	for {
-		all, complete, changed := a.look()
-		if message, news := compose(told, all); complete && news {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-r.wake:
+		}
+		now, complete := a.news(r)
+		if !complete {
+			continue
+		}
+		message, news := compose(told, now)
+		if news {
 			if err := conn.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
 				return err
 			}
 			if err := encoder.Encode(message); err != nil {
 				return err
 			}
-			told = all
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-changed:
+		if told == nil {
+			told = deliveries{}
+		}
+		maps.Copy(told, now)
+		maps.DeleteFunc(now, func(_ lb.Key, d []lb.Delivery) bool { return len(d) > 0 })
+		for key := range now {
+			delete(told, key)
 		}
 	}
 }
 
-// compose returns the message that takes a reader from told to all, and whether there is anything to say.
-func compose(told, all deliveries) (lb.FeedMessage, bool) {
-	change := delta.Diff(told, all, equal)
+// compose returns the message that tells a reader what is so now for some Services, of which it was told before, and whether there
+// is anything to say.
+func compose(told, now deliveries) (lb.FeedMessage, bool) {
 	message := lb.FeedMessage{Complete: told == nil}
-	for _, now := range change.Add {
-		message.Deliveries = append(message.Deliveries, now...)
-	}
-	for service, now := range change.Change {
-		inner := delta.Diff(byKey(told[service]), byKey(now), same)
-		message.Deliveries = slices.AppendSeq(message.Deliveries, maps.Values(inner.Add))
-		message.Deliveries = slices.AppendSeq(message.Deliveries, maps.Values(inner.Change))
-		message.Removed = slices.AppendSeq(message.Removed, maps.Keys(inner.Remove))
-	}
-	for _, before := range change.Remove {
-		message.Removed = slices.AppendSeq(message.Removed, maps.Keys(byKey(before)))
+	for service, after := range now {
+		change := delta.Diff(byKey(told[service]), byKey(after), same)
+		message.Deliveries = slices.AppendSeq(message.Deliveries, maps.Values(change.Add))
+		message.Deliveries = slices.AppendSeq(message.Deliveries, maps.Values(change.Change))
+		message.Removed = slices.AppendSeq(message.Removed, maps.Keys(change.Remove))
 	}
 	slices.SortFunc(message.Deliveries, lb.Delivery.Compare)
 	slices.SortFunc(message.Removed, func(a, b lb.DeliveryKey) int {
 		return lb.Delivery{Service: a.Service, VIP: a.VIP}.Compare(lb.Delivery{Service: b.Service, VIP: b.VIP})
 	})
-	return message, message.Complete || !change.Empty()
+	return message, message.Complete || len(message.Deliveries)+len(message.Removed) > 0
 }
 
 func byKey(list []lb.Delivery) map[lb.DeliveryKey]lb.Delivery {

@@ -23,13 +23,14 @@ type serviceAnswer struct {
 // to a ready endpoint of this node, and the node stays.
 func (a *Actor) answerService(w http.ResponseWriter, at socket) {
 	a.mu.Lock()
-	key, ok := a.byPort[at.port]
-	count := a.state.Services[key].Local[at.family]
-	healthy, leaving := a.healthy(a.deps.Now()), a.state.Leaving
-	a.mu.Unlock()
-	if !ok { // taken away while the request was on its way
-		count = 0
+	var key lb.Key
+	count := 0 // when it was taken away while the request was on its way
+	if keys := a.byPort[at.port]; len(keys) > 0 {
+		key = keys[0]
+		count = a.services[key].Local[at.family]
 	}
+	healthy, leaving := a.healthy(a.deps.Now()), a.node.Leaving
+	a.mu.Unlock()
 	var body serviceAnswer
 	body.Service.Namespace, body.Service.Name = key.Namespace, key.Name
 	body.LocalEndpoints, body.ServiceProxyHealthy = count, healthy
@@ -65,7 +66,7 @@ func (a *Actor) answerNode(w http.ResponseWriter, eligibility bool) {
 	now := a.deps.Now()
 	a.mu.Lock()
 	body := nodeAnswer{LastUpdated: now, CurrentTime: now, Healthy: a.healthy(now), Status: map[lb.Family]familyAnswer{}}
-	for family, oldest := range a.state.Unapplied {
+	for family, oldest := range a.node.Unapplied {
 		status := familyAnswer{LastUpdated: now, Healthy: !a.stale(family, now)}
 		if !status.Healthy {
 			status.LastUpdated = oldest
@@ -75,8 +76,8 @@ func (a *Actor) answerNode(w http.ResponseWriter, eligibility bool) {
 		}
 		body.Status[family] = status
 	}
-	eligible := a.state.Known && a.state.Leaving == ""
-	body.Reason = a.state.Leaving
+	eligible := a.node.Known && a.node.Leaving == ""
+	body.Reason = a.node.Leaving
 	a.mu.Unlock()
 	if !eligibility {
 		body.Reason = ""

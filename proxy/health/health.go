@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -28,9 +27,8 @@ type Service struct {
 	Local map[lb.Family]int
 }
 
-// State is the whole truth.
-type State struct {
-	Services map[lb.Key]Service
+// Node is what the node's own health server answers.
+type Node struct {
 	// Known is set once the node's own Node object has been seen.
 	Known bool
 	// Leaving says why the node shall not attract traffic any more; "" when it shall.
@@ -58,9 +56,10 @@ type Actor struct {
 	runner *loop.Runner
 
 	mu        sync.Mutex
-	state     State
+	node      Node
+	services  map[lb.Key]Service
+	byPort    map[uint16][]lb.Key // in order; the first one has the port
 	addresses map[lb.Family][]netip.Addr
-	byPort    map[uint16]lb.Key
 
 	// The rest belongs to the goroutine that runs apply.
 	servers map[socket]*server
@@ -83,25 +82,57 @@ type server struct {
 
 // New returns an Actor that serves nothing before Run.
 func New(deps Deps) *Actor {
-	a := &Actor{deps: deps, servers: map[socket]*server{}, failed: map[socket]string{}}
+	a := &Actor{
+		deps: deps, services: map[lb.Key]Service{}, byPort: map[uint16][]lb.Key{}, servers: map[socket]*server{}, failed: map[socket]string{},
+	}
 	a.runner = loop.New(func(context.Context) (time.Duration, error) { return 0, a.apply() }, loop.Options{MaxBackoff: 5 * time.Second})
 	a.runner.Poke()
 	return a
 }
 
-// Set replaces the state. Answers follow at once, servers that open or close a moment later. It never blocks.
-func (a *Actor) Set(state State) {
+// SetNode says what is so for the node. Answers follow at once. It never blocks.
+func (a *Actor) SetNode(node Node) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.state = state
-	a.byPort = map[uint16]lb.Key{}
-	for _, key := range slices.SortedFunc(maps.Keys(state.Services), lb.Key.Compare) {
-		port := state.Services[key].Port
-		if _, taken := a.byPort[port]; !taken {
-			a.byPort[port] = key
+	a.node = node
+}
+
+// Set says what is so for one Service; one without families needs no port. Answers follow at once, servers that open or close a
+// moment later. It never blocks.
+func (a *Actor) Set(key lb.Key, now Service) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	before := a.services[key]
+	if len(now.Local) == 0 {
+		delete(a.services, key)
+	} else {
+		a.services[key] = now
+	}
+	if needs(before, now) && needs(now, before) {
+		return // only counts can differ
+	}
+	if len(before.Local) > 0 {
+		a.byPort[before.Port] = slices.DeleteFunc(a.byPort[before.Port], func(k lb.Key) bool { return k == key })
+		if len(a.byPort[before.Port]) == 0 {
+			delete(a.byPort, before.Port)
 		}
 	}
+	if len(now.Local) > 0 {
+		keys := append(a.byPort[now.Port], key)
+		slices.SortFunc(keys, lb.Key.Compare)
+		a.byPort[now.Port] = keys
+	}
 	a.runner.Poke()
+}
+
+// needs tells whether b has all the servers that a needs.
+func needs(a, b Service) bool {
+	for family := range a.Local {
+		if _, ok := b.Local[family]; !ok {
+			return false
+		}
+	}
+	return a.Port == b.Port || len(a.Local) == 0
 }
 
 // SetAddresses limits the health ports of Services to these addresses of the node; a family without an entry uses all addresses.
@@ -167,8 +198,9 @@ func (a *Actor) wanted() map[socket]lb.Key {
 	if a.deps.NodeAddress != "" {
 		wanted[socket{network: "tcp", address: a.deps.NodeAddress}] = lb.Key{}
 	}
-	for port, key := range a.byPort {
-		for family := range a.state.Services[key].Local {
+	for port, keys := range a.byPort {
+		key := keys[0]
+		for family := range a.services[key].Local {
 			network, addrs := "tcp4", []netip.Addr{netip.IPv4Unspecified()}
 			if family == lb.IPv6 {
 				network, addrs = "tcp6", []netip.Addr{netip.IPv6Unspecified()}
@@ -232,13 +264,13 @@ func (a *Actor) note(at socket, key lb.Key, err error) {
 
 // stale tells whether changes of a family wait for too long.
 func (a *Actor) stale(family lb.Family, now time.Time) bool {
-	oldest := a.state.Unapplied[family]
+	oldest := a.node.Unapplied[family]
 	return !oldest.IsZero() && now.Sub(oldest) > Stale
 }
 
 // healthy tells whether no family is stale.
 func (a *Actor) healthy(now time.Time) bool {
-	for family := range a.state.Unapplied {
+	for family := range a.node.Unapplied {
 		if a.stale(family, now) {
 			return false
 		}

@@ -27,6 +27,7 @@ type bench struct {
 	now     time.Time
 	refuse  error
 	reports []string
+	told    State
 }
 
 func newBench(t *testing.T) *bench {
@@ -52,9 +53,29 @@ func newBench(t *testing.T) *bench {
 	return b
 }
 
+// State is all that an actor is told.
+type State struct {
+	Services map[lb.Key]Service
+	Node
+}
+
+// tell tells the actor what differs from what it was told before.
+func (b *bench) tell(s State) {
+	b.SetNode(s.Node)
+	for key := range b.told.Services {
+		if _, ok := s.Services[key]; !ok {
+			b.Set(key, Service{})
+		}
+	}
+	for key, service := range s.Services {
+		b.Set(key, service)
+	}
+	b.told = s
+}
+
 func (b *bench) set(s State) {
 	b.t.Helper()
-	b.Set(s)
+	b.tell(s)
 	if err := b.apply(); err != nil {
 		b.t.Fatal(err)
 	}
@@ -88,7 +109,7 @@ func (b *bench) get(url string) (status int, body map[string]any, header http.He
 func state(local int) State {
 	return State{
 		Services: map[lb.Key]Service{web: {Port: 32000, Local: map[lb.Family]int{lb.IPv4: local, lb.IPv6: local + 1}}},
-		Known:    true, Unapplied: map[lb.Family]time.Time{lb.IPv4: {}, lb.IPv6: {}},
+		Node:     Node{Known: true, Unapplied: map[lb.Family]time.Time{lb.IPv4: {}, lb.IPv6: {}}},
 	}
 }
 
@@ -154,7 +175,7 @@ func TestContract4PortsFollowServices(t *testing.T) {
 	if _, _, _, err := b.get("http://[::1]:32000/"); err == nil {
 		t.Error("the IPv6 port is still open")
 	}
-	b.Set(State{}) // the server is still open when a request comes in
+	b.tell(State{}) // the server is still open when a request comes in
 	if status, _, _, err := b.get("http://127.0.0.1:32001/"); err != nil || status != 503 {
 		t.Errorf("a port without a Service answers %d %v", status, err)
 	}
@@ -167,7 +188,7 @@ func TestContract4PortsFollowServices(t *testing.T) {
 func TestPortThatCannotBeOpened(t *testing.T) {
 	b := newBench(t)
 	b.refuse = errors.New("address already in use")
-	b.Set(State{Services: map[lb.Key]Service{web: {Port: 32000, Local: map[lb.Family]int{lb.IPv4: 1}}}})
+	b.tell(State{Services: map[lb.Key]Service{web: {Port: 32000, Local: map[lb.Family]int{lb.IPv4: 1}}}})
 	for range 3 {
 		if b.apply() == nil {
 			t.Fatal("no error, so nothing is tried again")

@@ -147,7 +147,7 @@ func (a *Actor) take() bool {
 			f.set(key, s)
 		}
 	}
-	clear(a.pending)
+	a.pending = map[lb.Key]plan.Service{}
 	return true
 }
 
@@ -175,7 +175,7 @@ func (a *Actor) collect() {
 	tried := true
 	for _, f := range a.families {
 		maps.Copy(keys, f.reported)
-		clear(f.reported)
+		f.reported = map[lb.Key]bool{}
 		tried = tried && f.tried
 	}
 	a.mu.Lock()

@@ -63,12 +63,12 @@ func (s Service) Serves(protocol lb.Protocol, addr netip.Addr, port uint16) bool
 	})
 }
 
-// Yield returns the lingering ports without the frontends that another Service's plan serves now.
-func Yield(ports []Port, other Service) []Port {
+// Yield returns the lingering ports without the frontends that some Service serves now.
+func Yield(ports []Port, serves func(protocol lb.Protocol, addr netip.Addr, port uint16) bool) []Port {
 	var left []Port
 	for _, p := range ports {
 		p.Frontends = slices.DeleteFunc(slices.Clone(p.Frontends), func(f Frontend) bool {
-			return other.Serves(p.Protocol, f.Addr, f.Port)
+			return serves(p.Protocol, f.Addr, f.Port)
 		})
 		if len(p.Frontends) > 0 {
 			left = append(left, p)

@@ -173,10 +173,10 @@ func TestContract3WithdrawnVIPsLinger(t *testing.T) {
 		t.Errorf("the VIP came back: %s", again)
 	}
 	other := New(service(func(s *lb.Service) { s.Key.Name = "other" }), slice("9 here"), here)
-	if left := Yield(ports, other); len(left) != 0 {
+	if left := Yield(ports, other.Serves); len(left) != 0 {
 		t.Errorf("another Service has the VIP, and these still linger: %v", left)
 	}
-	if left := Yield(ports, New(service(func(s *lb.Service) { s.Ports[0].Port = 443 }), nil, here)); len(left) != 1 {
+	if left := Yield(ports, New(service(func(s *lb.Service) { s.Ports[0].Port = 443 }), nil, here).Serves); len(left) != 1 {
 		t.Errorf("another Service has another port of the VIP: %v", left)
 	}
 	if ports := Withdrawn(before, New(service(func(s *lb.Service) { s.Ports[0].Port = 8080 }), slice("1 here"), here)); len(ports) != 0 {

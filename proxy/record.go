@@ -1,0 +1,81 @@
+package main
+
+import (
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// allFamilies are the places of the address families in arrays.
+var allFamilies = [2]lb.Family{lb.IPv4, lb.IPv6}
+
+// record is what the proxy knows of one Service.
+type record struct {
+	service lb.Service
+	live    plan.Service // what the API server asks for
+	planned plan.Service // with what lingers
+	applied plan.Service
+	failure error
+	alone   bool // the failure is this Service's own
+	// since is when the oldest change came that the kernel has not confirmed, by family; zero when there is none.
+	since [2]time.Time
+	// warned is the last failure that was reported.
+	warned string
+	// deliveries are what was last told of the VIPs.
+	deliveries []lb.Delivery
+}
+
+func (r *record) pending() bool { return !r.since[0].IsZero() || !r.since[1].IsZero() }
+
+// state tells whether the newest rules are in the kernel.
+func (r *record) state() string {
+	switch {
+	case r.failure != nil:
+		return stateFailed
+	case r.pending():
+		return statePending
+	}
+	return stateApplied
+}
+
+// forget drops those of the named Services that are gone from everywhere.
+func forget[V any](p *proxy, keys map[lb.Key]V) {
+	for key := range keys {
+		r := p.records[key]
+		if r == nil {
+			continue
+		}
+		if _, exists := p.from.services.Get(key); exists || r.pending() || r.failure != nil {
+			continue
+		}
+		if len(r.planned.Ports)+len(r.applied.Ports)+len(p.lingers.of(key)) == 0 {
+			p.counts.add(r, -1)
+			delete(p.records, key)
+		}
+	}
+}
+
+// counts are kept along, so that metrics need no look at all Services.
+type counts struct {
+	states map[string]int
+	vips   map[lb.Reason]int // Deliverable for those that this node can deliver
+}
+
+const deliverable lb.Reason = "Deliverable"
+
+func newCounts() counts { return counts{states: map[string]int{}, vips: map[lb.Reason]int{}} }
+
+// add counts a record, or with n = -1 counts it no more, which has to happen before it changes.
+func (c counts) add(r *record, n int) {
+	c.states[r.state()] += n
+	for _, d := range r.deliveries {
+		reason := d.Deliverable()
+		if reason == "" {
+			reason = deliverable
+		}
+		if c.vips[reason] += n; c.vips[reason] == 0 {
+			delete(c.vips, reason)
+		}
+	}
+}
