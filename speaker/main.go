@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"path"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -26,6 +28,9 @@ import (
 
 const name = "landfall-speaker"
 
+// excluded are the interfaces that container networks make: nobody asks there for an external address.
+const excluded = "docker*,cbr*,dummy*,virbr*,lxcbr*,veth*,cali*,tunl*,flannel*,cilium*,kube-ipvs*,cni*,nodelocaldns*,lxc*"
+
 // handoverTimeout bounds how long a speaker that was told to end goes on for the sake of its heirs.
 const handoverTimeout = 5 * time.Second
 
@@ -43,7 +48,8 @@ func main() {
 type flags struct {
 	class, gate, feedSocket, bindAddress, gossipKeyFile string
 	bindPort                                            uint16
-	hold                                                time.Duration
+	hold, restartHold                                   time.Duration
+	options                                             options
 }
 
 func (f *flags) add(set *pflag.FlagSet) {
@@ -53,6 +59,9 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.StringVar(&f.bindAddress, "bind-address", "", "address for gossip with the other speakers (default: the Node's InternalIP)")
 	set.Uint16Var(&f.bindPort, "bind-port", 7947, "TCP and UDP port for gossip; the same on all nodes")
 	set.DurationVar(&f.hold, "hold", 30*time.Second, "how long the last word of a proxy counts whose feed is gone")
+	set.DurationVar(&f.restartHold, "restart-hold", 5*time.Second, "how long the addresses of a node are kept for it whose speaker has ended without a word while the node is there; 0 for not at all")
+	set.StringSliceVar(&f.options.exclude, "exclude-interfaces", strings.Split(excluded, ","), "shell patterns of interfaces that answer only where an L2Advertisement names them")
+	set.BoolVar(&f.options.cordonDrains, "drain-on-cordon", false, "give the addresses of a node away that is cordoned")
 	set.StringVar(&f.gossipKeyFile, "gossip-key-file", "", "file with a key of 16, 24 or 32 bytes, bare or in base64, that encrypts gossip (default: not encrypted)")
 }
 
@@ -63,6 +72,14 @@ func (f *flags) check() (bind netip.Addr, key []byte, err error) {
 	}
 	if f.hold < 0 {
 		return bind, nil, ops.Usagef("--hold: %s is negative", f.hold)
+	}
+	if f.restartHold < 0 {
+		return bind, nil, ops.Usagef("--restart-hold: %s is negative", f.restartHold)
+	}
+	for _, pattern := range f.options.exclude {
+		if _, err := path.Match(pattern, ""); err != nil {
+			return bind, nil, ops.Usagef("--exclude-interfaces: %q: %w", pattern, err)
+		}
 	}
 	if f.bindPort == 0 {
 		return bind, nil, ops.Usagef("--bind-port: 0 is not a port that others could call")
@@ -94,7 +111,8 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		return err
 	}
 	s := newSpeaker(rt.NodeName, f.class, rt.Log)
-	services := kube.Services(client, "", s.markService)
+	s.opts = f.options
+	services := kube.LabelledServices(client, s.markService)
 	nodes := kube.Nodes(client, "", s.markNode)
 	s.from = sources{
 		services: services, nodes: nodes,
@@ -106,7 +124,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	watcher := links.New(links.Options{Namespace: netns.None(), Log: rt.Log, Changed: s.markAll})
 	s.from.interfaces = watcher.All
 	talk := members.New(members.Options{
-		Self: rt.NodeName, Bind: bindAddress(bind, rt.NodeName, nodes), Port: int(f.bindPort), Key: key, Born: time.Now(), Log: rt.Log,
+		Self: rt.NodeName, Bind: bindAddress(bind, rt.NodeName, nodes), Port: int(f.bindPort), Key: key, Born: time.Now(), Hold: f.restartHold, Log: rt.Log,
 		Changed: s.markVIPs,
 	})
 	s.from.members = talk

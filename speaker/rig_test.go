@@ -365,6 +365,8 @@ func (g fakeGossip) Claims(vip netip.Addr) map[string]lb.Claim {
 	return claims
 }
 
+func (g fakeGossip) Former(netip.Addr) bool { return false }
+
 func (g fakeGossip) Joined() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -46,6 +46,7 @@ type gossip interface {
 	SetPeers(map[string][]netip.Addr)
 	Live() []string
 	Claims(netip.Addr) map[string]lb.Claim
+	Former(netip.Addr) bool
 	Joined() bool
 }
 
@@ -64,6 +65,7 @@ type sinks struct {
 type speaker struct {
 	self  string
 	class string // loadBalancerClass of the Services that are ours
+	opts  options
 	log   *slog.Logger
 	from  sources
 	to    sinks
@@ -81,9 +83,16 @@ type speaker struct {
 	decisions    map[netip.Addr]plan.Decision
 	answering    map[netip.Addr][]string // as the L2 actor last said
 	rounds       map[netip.Addr]int
+	fresh        map[netip.Addr]time.Time // VIPs that were first seen a moment ago, until when they count as fresh
 	stopping     bool
 	waiting      string // what the speaker waits for before its first plan; "" once it has planned
 	ownerChanges int
+}
+
+// options are what an administrator may choose.
+type options struct {
+	exclude      []string // shell patterns of interfaces that answer only when named
+	cordonDrains bool
 }
 
 // dirt names what has to be planned again.
@@ -98,9 +107,9 @@ func newSpeaker(self, class string, log *slog.Logger) *speaker {
 	s := &speaker{
 		self: self, class: class, log: log, waiting: "the API server",
 		vips: map[lb.Key][]netip.Addr{}, holders: map[netip.Addr][]lb.Key{}, decisions: map[netip.Addr]plan.Decision{},
-		answering: map[netip.Addr][]string{}, rounds: map[netip.Addr]int{},
+		answering: map[netip.Addr][]string{}, rounds: map[netip.Addr]int{}, fresh: map[netip.Addr]time.Time{},
 	}
-	s.runner = loop.New(func(context.Context) (time.Duration, error) { s.step(); return 0, nil }, loop.Options{})
+	s.runner = loop.New(func(context.Context) (time.Duration, error) { return s.step(time.Now()), nil }, loop.Options{})
 	return s
 }
 
@@ -169,14 +178,18 @@ func (s *speaker) stop() {
 	s.markAll()
 }
 
-// step plans all that is dirty. Until everything is known that a plan needs, nothing is claimed: unknown is not absent.
-func (s *speaker) step() {
+// freshFor is how long a VIP counts as fresh: longer than a change takes from the API server to each node's kernel.
+const freshFor = time.Second
+
+// step plans all that is dirty. Until everything is known that a plan needs, nothing is claimed: unknown is not absent. It returns
+// when to look again even if nothing changes; 0 for not at all.
+func (s *speaker) step(now time.Time) time.Duration {
 	s.meet()
 	if waiting := s.missing(); waiting != "" {
 		s.mu.Lock()
 		s.waiting = waiting
 		s.mu.Unlock()
-		return // what is dirty stays so
+		return 0 // what is dirty stays so
 	}
 	s.dirtyMu.Lock()
 	dirty := s.dirty
@@ -188,6 +201,7 @@ func (s *speaker) step() {
 	dirty.all = dirty.all || s.waiting != ""
 	s.waiting = ""
 	vips := s.gather(dirty)
+	again := s.ripen(now, vips)
 	facts := s.facts()
 	touched := map[lb.Key]bool{}
 	for vip := range vips {
@@ -203,6 +217,26 @@ func (s *speaker) step() {
 	for key := range touched {
 		s.report(key)
 	}
+	return again
+}
+
+// ripen notes which VIPs are fresh, adds those that no longer are to vips, and returns when the next one ripens.
+func (s *speaker) ripen(now time.Time, vips map[netip.Addr]bool) time.Duration {
+	var next time.Duration
+	for vip := range vips {
+		if _, known := s.decisions[vip]; !known && len(s.holders[vip]) > 0 {
+			s.fresh[vip] = now.Add(freshFor)
+		}
+	}
+	for vip, until := range s.fresh {
+		if wait := until.Sub(now); wait <= 0 {
+			vips[vip] = true
+			delete(s.fresh, vip)
+		} else if next == 0 || wait < next {
+			next = wait
+		}
+	}
+	return next
 }
 
 // meet tells the actor which nodes there are, which needs nothing but the list of them.
@@ -314,6 +348,7 @@ func (s *speaker) facts() plan.Facts {
 	f := plan.Facts{
 		Self: s.self, Joined: s.from.members.Joined(), Stopping: s.stopping, Pools: s.from.pools.All(),
 		Advertisements: s.from.advertisements.All(), Interfaces: interfaces, Live: s.from.members.Live(),
+		Exclude: s.opts.exclude, CordonDrains: s.opts.cordonDrains,
 	}
 	if node, ok := s.from.nodes.Get(s.self); ok {
 		f.Node = &node
@@ -332,9 +367,14 @@ func (s *speaker) decide(facts plan.Facts, vip netip.Addr) {
 		delete(s.rounds, vip)
 		return
 	}
-	in := plan.Input{VIP: vip, Claims: s.from.members.Claims(vip), Answering: s.answering[vip]}
+	in := plan.Input{VIP: vip, Claims: s.from.members.Claims(vip), Answering: s.answering[vip], Former: s.from.members.Former(vip)}
+	if len(in.Answering) > 0 || slices.ContainsFunc(slices.Collect(maps.Values(in.Claims)), func(c lb.Claim) bool { return c.Answering }) {
+		delete(s.fresh, vip) // from now on, whoever can shall step in at once
+	}
+	_, in.Fresh = s.fresh[vip]
 	for _, key := range keys {
-		in.Holders = append(in.Holders, plan.Holder{Service: key, Delivery: s.delivery(key, vip)})
+		service, _ := s.from.services.Get(key)
+		in.Holders = append(in.Holders, plan.Holder{Service: key, Labels: service.Labels, Delivery: s.delivery(key, vip)})
 	}
 	before, had := s.decisions[vip]
 	now := plan.Decide(facts, in)

@@ -32,11 +32,25 @@ type L2AdvertisementSpec struct {
 	// +listType=atomic
 	IPAddressPoolSelectors []metav1.LabelSelector `json:"ipAddressPoolSelectors,omitempty"`
 
+	// serviceSelectors choose the Services whose addresses are announced by their labels; one match is enough, none stands for all Services.
+	// +optional
+	// +kubebuilder:validation:MaxItems=64
+	// +listType=atomic
+	ServiceSelectors []metav1.LabelSelector `json:"serviceSelectors,omitempty"`
+
 	// nodeSelectors choose the nodes that may announce by their labels; one match is enough, none stands for all nodes.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	// +listType=atomic
 	NodeSelectors []metav1.LabelSelector `json:"nodeSelectors,omitempty"`
+
+	// preferredNodes choose nodes that shall rather answer than others. The weights of all entries that select a node add up. Among the
+	// nodes that can deliver an address, the heaviest answers, and takes over from a lighter one. Without entries, an address stays
+	// where it is as long as it is served well there.
+	// +optional
+	// +kubebuilder:validation:MaxItems=64
+	// +listType=atomic
+	PreferredNodes []PreferredNode `json:"preferredNodes,omitempty"`
 
 	// interfaces are the names of the network interfaces that answer; none stands for each interface with a subnet that contains the address.
 	// +optional
@@ -45,6 +59,17 @@ type L2AdvertisementSpec struct {
 	// +kubebuilder:validation:items:MaxLength=15
 	// +listType=set
 	Interfaces []string `json:"interfaces,omitempty"`
+}
+
+// PreferredNode adds a weight to nodes.
+type PreferredNode struct {
+	// weight is added to the weight of the nodes that nodeSelector selects.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100
+	Weight int32 `json:"weight"`
+
+	// nodeSelector chooses nodes by their labels; the empty selector selects all.
+	NodeSelector metav1.LabelSelector `json:"nodeSelector"`
 }
 
 // L2AdvertisementList is a list of advertisements.

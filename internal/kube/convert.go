@@ -105,6 +105,13 @@ func convertConditions(conditions []metav1.Condition, prefix string) []lb.Condit
 	return converted
 }
 
+// convertLabelledService keeps the Service's labels, for those who select by them.
+func convertLabelledService(o *corev1.Service) (lb.Key, lb.Service) {
+	key, s := convertService(o)
+	s.Labels = o.Labels
+	return key, s
+}
+
 func convertNode(o *corev1.Node) (string, lb.Node) {
 	n := lb.Node{Name: o.Name, Labels: o.Labels, PodCIDRs: parsePrefixes(o.Spec.PodCIDRs)}
 	for _, a := range o.Status.Addresses {
@@ -120,6 +127,7 @@ func convertNode(o *corev1.Node) (string, lb.Node) {
 			n.Leaving = lb.ReasonNodeLeaving
 		}
 	}
+	n.Cordoned = o.Spec.Unschedulable
 	return n.Name, n
 }
 
@@ -188,13 +196,19 @@ func convertPool(o *v1beta1.IPAddressPool) (string, lb.Pool) {
 }
 
 func convertL2Advertisement(o *v1beta1.L2Advertisement) (string, lb.L2Advertisement) {
-	return o.Name, lb.L2Advertisement{
-		Name:          o.Name,
-		Pools:         o.Spec.IPAddressPools,
-		PoolSelectors: convertSelectors(o.Spec.IPAddressPoolSelectors),
-		NodeSelectors: convertSelectors(o.Spec.NodeSelectors),
-		Interfaces:    o.Spec.Interfaces,
+	ad := lb.L2Advertisement{
+		Name:             o.Name,
+		Pools:            o.Spec.IPAddressPools,
+		PoolSelectors:    convertSelectors(o.Spec.IPAddressPoolSelectors),
+		ServiceSelectors: convertSelectors(o.Spec.ServiceSelectors),
+		NodeSelectors:    convertSelectors(o.Spec.NodeSelectors),
+		Interfaces:       o.Spec.Interfaces,
 	}
+	for _, p := range o.Spec.PreferredNodes {
+		selector := convertSelectors([]metav1.LabelSelector{p.NodeSelector})[0]
+		ad.Preferred = append(ad.Preferred, lb.Preference{Weight: uint16(p.Weight), Nodes: selector})
+	}
+	return o.Name, ad
 }
 
 // convertSelectors keeps the number of selectors: one that cannot be read selects nothing, where leaving it out could select everything.

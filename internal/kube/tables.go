@@ -20,6 +20,14 @@ func Services(c *Client, labelSelector string, changed func(lb.Key)) *Table[lb.K
 	return table
 }
 
+// LabelledServices watches all Services, with their labels.
+func LabelledServices(c *Client, changed func(lb.Key)) *Table[lb.Key, lb.Service] {
+	table := newTable(sameService, changed)
+	c.register(resource{client: c.coreREST.CoreV1REST(), name: "services", example: &corev1.Service{}},
+		objects[lb.Key, lb.Service, *corev1.Service]{table, convertLabelledService})
+	return table
+}
+
 // Nodes watches the Node called name, or all Nodes if it is empty.
 func Nodes(c *Client, name string, changed func(name string)) *Table[string, lb.Node] {
 	table := newTable[string, lb.Node](nil, changed)

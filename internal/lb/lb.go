@@ -123,6 +123,8 @@ type Service struct {
 
 	// Request is what the Service asks of the address pools.
 	Request Request
+	// Labels are the object's own; only tables that say so fill them.
+	Labels labels.Set
 	// Ingress is status.loadBalancer.ingress: the addresses that the Service holds.
 	Ingress []Ingress
 	// Conditions are those conditions of the status that Landfall owns (type landfall.dev/…).
@@ -211,6 +213,8 @@ type Node struct {
 	Labels    labels.Set
 	// Leaving says why the node is about to go or must not attract external traffic; "" when it stays.
 	Leaving Reason
+	// Cordoned is set for a node that takes no new pods (spec.unschedulable).
+	Cordoned bool
 }
 
 // Pool is one IPAddressPool.
@@ -242,10 +246,20 @@ type L2Advertisement struct {
 	// Pools are pool names; all pools when both Pools and PoolSelectors are empty.
 	Pools         []string
 	PoolSelectors []labels.Selector
+	// ServiceSelectors are alternatives; all Services when empty.
+	ServiceSelectors []labels.Selector
 	// NodeSelectors are alternatives; all nodes when empty.
 	NodeSelectors []labels.Selector
+	// Preferred are nodes that shall rather answer than others.
+	Preferred []Preference
 	// Interfaces are exact interface names; every suitable interface when empty.
 	Interfaces []string
+}
+
+// Preference adds to the weight of the nodes that it selects.
+type Preference struct {
+	Weight uint16 // 1 to 100
+	Nodes  labels.Selector
 }
 
 // Selects tells whether the advertisement is for the pool.
@@ -285,11 +299,3 @@ const (
 
 // DriverName is the API group, the prefix of annotations and condition types.
 const DriverName = "landfall.dev"
-
-// Claim is what one node says of one VIP to all others.
-type Claim struct {
-	// Reason says why the node does not claim the VIP; empty means that it does: it can deliver it now.
-	Reason Reason `json:"reason,omitempty"`
-	// Answering is set while the node announces the VIP.
-	Answering bool `json:"answering,omitempty"`
-}

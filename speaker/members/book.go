@@ -79,10 +79,10 @@ func (b book) update(node string) update {
 	return u
 }
 
-// claim returns what a node says of a VIP, if it says anything.
-func (b book) claim(node string, vip netip.Addr) (lb.Claim, bool) {
+// claim returns what a node says of a VIP, if it says anything. What it said in a life before the one that began at born is void.
+func (b book) claim(node string, vip netip.Addr, born uint64) (lb.Claim, bool) {
 	p := b[node]
-	if p == nil {
+	if p == nil || p.born < born {
 		return lb.Claim{}, false
 	}
 	e, ok := p.entries[vip]

@@ -18,7 +18,7 @@ func known(b book) map[string]map[netip.Addr]lb.Claim {
 	for node, p := range b {
 		all[node] = map[netip.Addr]lb.Claim{}
 		for vip := range p.entries {
-			if claim, ok := b.claim(node, vip); ok {
+			if claim, ok := b.claim(node, vip, 0); ok {
 				all[node][vip] = claim
 			}
 		}

@@ -2,6 +2,7 @@ package members
 
 import (
 	"context"
+	"encoding/binary"
 	"log"
 	"log/slog"
 	"net/netip"
@@ -61,7 +62,18 @@ func (b broadcast) UniqueBroadcast()                      {}
 // delegate is what memberlist asks and tells about claims. It calls from several goroutines.
 type delegate struct{ m *Members }
 
-func (d delegate) NodeMeta(int) []byte { return nil }
+// NodeMeta tells this process from the one before it on the node, so that what that one said is not taken for this one's words.
+func (d delegate) NodeMeta(int) []byte {
+	return binary.BigEndian.AppendUint64(nil, uint64(d.m.opts.Born.UnixNano()))
+}
+
+// bornOf is when the process began that speaks for the member; 0 if it does not say.
+func bornOf(n *memberlist.Node) uint64 {
+	if n == nil || len(n.Meta) != 8 {
+		return 0
+	}
+	return binary.BigEndian.Uint64(n.Meta)
+}
 
 func (d delegate) GetBroadcasts(overhead, limit int) [][]byte {
 	return d.m.queue.GetBroadcasts(overhead, limit)
@@ -74,7 +86,7 @@ func (d delegate) NotifyMsg(b []byte) {
 	}
 }
 
-// LocalState is this node's page and those of the live others.
+// LocalState is this node's page, those of the live others, and what is held for those that are expected back.
 func (d delegate) LocalState(bool) []byte {
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
@@ -82,6 +94,12 @@ func (d delegate) LocalState(bool) []byte {
 	for name := range d.m.live {
 		if d.m.book[name] != nil {
 			updates = append(updates, d.m.book.update(name))
+		}
+	}
+	now := time.Now()
+	for name, h := range d.m.held {
+		if now.Before(h.until) {
+			updates = append(updates, h.update(name))
 		}
 	}
 	return encode(updates...)
@@ -104,6 +122,7 @@ func (m *Members) learn(b []byte) bool {
 	m.mu.Lock()
 	for _, u := range updates {
 		if u.node == m.opts.Self {
+			m.remember(u, time.Now())
 			again = m.own.outlive(u) || again
 			continue
 		}
@@ -128,29 +147,54 @@ func (e events) NotifyJoin(n *memberlist.Node) {
 	}
 	node := *n
 	e.m.mu.Lock()
-	e.m.live[n.Name], e.m.greet[n.Name] = &node, true
+	e.m.renew(&node)
+	e.m.greet[n.Name] = true
 	e.m.mu.Unlock()
 	e.m.opts.Log.Info("node is live", "member", n.Name, "address", n.Address())
 	e.m.send.Poke()
 	e.m.opts.Changed(nil)
 }
 
+// NotifyLeave gets a node that has taken its leave, or that answers nobody. Of the latter it is found out whether only its speaker
+// has ended; until then it counts as live.
 func (e events) NotifyLeave(n *memberlist.Node) {
 	if n.Name == e.m.opts.Self {
 		return
 	}
+	node := *n
 	e.m.mu.Lock()
-	delete(e.m.live, n.Name)
-	delete(e.m.greet, n.Name)
 	ending := e.m.stopped
+	check := n.State != memberlist.StateLeft && e.m.opts.Hold > 0 && !ending
+	if check {
+		e.m.fallen[n.Name] = &node
+	} else {
+		e.m.bury(n.Name)
+	}
 	e.m.mu.Unlock()
+	if check {
+		e.m.watch.Poke()
+		return
+	}
 	if !ending {
 		e.m.opts.Log.Info("node is gone", "member", n.Name, "address", n.Address())
 	}
 	e.m.opts.Changed(nil)
 }
 
-func (e events) NotifyUpdate(*memberlist.Node) {}
+// NotifyUpdate gets a node whose speaker was started anew before anybody missed it.
+func (e events) NotifyUpdate(n *memberlist.Node) {
+	if n.Name == e.m.opts.Self {
+		return
+	}
+	node := *n
+	e.m.mu.Lock()
+	e.m.renew(&node)
+	e.m.greet[n.Name] = true
+	e.m.mu.Unlock()
+	e.m.send.Poke()
+	e.m.watch.Poke()
+	e.m.opts.Changed(nil)
+}
 
 // logBridge passes memberlist's log lines on. Its levels say how bad something is for the library: a node that does not answer is
 // its daily work.

@@ -50,6 +50,9 @@ type Options struct {
 	Key []byte
 	// Born tells this process from earlier ones on the node: the time of its start.
 	Born time.Time
+	// Hold is how long what a node answers for is kept for it after its speaker has ended without a word, while the node itself is
+	// still there; 0 for not at all.
+	Hold time.Duration
 	Log  *slog.Logger
 	// Changed is called with the VIPs of which another node says something else now; nil means that nodes came or went, or that
 	// Joined changed. It must not block, and may be called from any goroutine.
@@ -63,6 +66,7 @@ type Members struct {
 	opts  Options
 	send  *loop.Runner
 	join  *loop.Runner
+	watch *loop.Runner
 	queue memberlist.TransmitLimitedQueue
 
 	mu      sync.Mutex
@@ -70,7 +74,10 @@ type Members struct {
 	book    book                        // of the other nodes
 	live    map[string]*memberlist.Node // other nodes
 	greet   map[string]bool             // live nodes that were not told everything yet
-	peers   map[string][]netip.Addr     // other nodes by name, from the API server; nil while unknown
+	fallen  map[string]*memberlist.Node // live nodes of which it is to be found out what has become of them
+	held    map[string]hold
+	former  hold                    // what this node's speaker answered for in the life before this one
+	peers   map[string][]netip.Addr // other nodes by name, from the API server; nil while unknown
 	joined  bool
 	alone   time.Time // when this node may believe that it is alone; set by the first calls
 	bind    netip.Addr
@@ -84,11 +91,13 @@ func New(opts Options) *Members {
 		opts: opts,
 		own:  newJournal(opts.Self, uint64(opts.Born.UnixNano())),
 		book: book{}, live: map[string]*memberlist.Node{}, greet: map[string]bool{},
+		fallen: map[string]*memberlist.Node{}, held: map[string]hold{},
 	}
 	m.queue.NumNodes = func() int { return len(m.Live()) }
 	m.queue.RetransmitMult = retransmitMult
 	m.send = loop.New(m.sendStep, loop.Options{})
 	m.join = loop.New(m.joinStep, loop.Options{})
+	m.watch = loop.New(m.watchStep, loop.Options{})
 	return m
 }
 
@@ -129,20 +138,19 @@ func (m *Members) SetPeers(peers map[string][]netip.Addr) {
 	m.join.Poke()
 }
 
-// Live returns the names of the live nodes, this one included, sorted.
+// Live returns the names of the live nodes, this one included, sorted. Those whose speakers are expected back are among them.
 func (m *Members) Live() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return slices.Sorted(func(yield func(string) bool) {
-		if !yield(m.opts.Self) {
-			return
+	names := append(slices.Collect(maps.Keys(m.live)), m.opts.Self)
+	now := time.Now()
+	for name, h := range m.held {
+		if m.live[name] == nil && now.Before(h.until) {
+			names = append(names, name)
 		}
-		for name := range m.live {
-			if !yield(name) {
-				return
-			}
-		}
-	})
+	}
+	slices.Sort(names)
+	return names
 }
 
 // Claims returns what the other live nodes say of a VIP.
@@ -150,8 +158,15 @@ func (m *Members) Claims(vip netip.Addr) map[string]lb.Claim {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	claims := map[string]lb.Claim{}
-	for name := range m.live {
-		if claim, ok := m.book.claim(name, vip); ok {
+	for name, node := range m.live {
+		if claim, ok := m.book.claim(name, vip, bornOf(node)); ok {
+			claims[name] = claim
+		}
+	}
+	now := time.Now()
+	for name, h := range m.held {
+		said, ok := claims[name]
+		if claim, held := h.claim(vip, now); held && (!ok || starting(said)) {
 			claims[name] = claim
 		}
 	}
@@ -179,6 +194,7 @@ func (m *Members) Run(ctx context.Context) error {
 	var group errgroup.Group
 	group.Go(func() error { return m.send.Run(ctx) })
 	group.Go(func() error { return m.join.Run(ctx) })
+	group.Go(func() error { return m.watch.Run(ctx) })
 	err = group.Wait()
 	if _, sendErr := m.sendStep(context.Background()); sendErr != nil {
 		m.opts.Log.Debug("last words were not sent", "error", sendErr)

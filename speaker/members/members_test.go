@@ -169,11 +169,11 @@ func (r *rig) introduce(name string) {
 }
 
 // cluster starts all, introduces them and waits until they have met.
-func (r *rig) cluster() {
+func (r *rig) cluster(tweak ...func(*Options)) {
 	r.t.Helper()
 	names := r.names()
 	for _, name := range names {
-		r.start(name)
+		r.start(name, tweak...)
 		r.introduce(name)
 	}
 	for _, name := range names {

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 
@@ -36,13 +37,15 @@ const (
 	flagIPv6 = 1 << iota
 	flagAnswering
 	flagGone
+	flagWeighted
 )
 
 // appendUpdate encodes one update; a message is the version followed by any number of them:
 //
 //	string node, varint born, varint floor
 //	varint count, strings: the reasons that occur
-//	varint count, entries: byte flags, 4 or 16 bytes address, varint seq, varint reason (0 none, n the nth of the reasons)
+//	varint count, entries: byte flags, 4 or 16 bytes address, varint seq, varint reason (0 none, n the nth of the reasons), and
+//	a varint weight if the flags say so
 //
 // A string is its length as a varint and its bytes. Addresses that are claimed, the common case, take about 8 bytes.
 func appendUpdate(b []byte, u update) []byte {
@@ -65,6 +68,9 @@ func appendUpdate(b []byte, u update) []byte {
 		b = append(b, e.vip.AsSlice()...)
 		b = binary.AppendUvarint(b, e.seq)
 		b = binary.AppendUvarint(b, uint64(slices.Index(reasons, e.claim.Reason)+1))
+		if e.claim.Weight > 0 {
+			b = binary.AppendUvarint(b, uint64(e.claim.Weight))
+		}
 	}
 	return b
 }
@@ -79,6 +85,9 @@ func (e entry) flags() byte {
 	}
 	if e.gone {
 		flags |= flagGone
+	}
+	if e.claim.Weight > 0 {
+		flags |= flagWeighted
 	}
 	return flags
 }
@@ -157,6 +166,13 @@ func (r *reader) entry(reasons []lb.Reason) entry {
 		e.claim.Reason = reasons[index-1]
 	case r.err == nil:
 		r.err = fmt.Errorf("reason %d of %d", index, len(reasons))
+	}
+	if flags[0]&flagWeighted != 0 {
+		weight := r.varint()
+		if weight > math.MaxUint16 {
+			r.fail(fmt.Errorf("weight %d", weight))
+		}
+		e.claim.Weight = uint16(weight)
 	}
 	return e
 }

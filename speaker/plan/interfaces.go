@@ -4,22 +4,28 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"path"
 	"slices"
 	"strings"
+
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// announceOn returns the interfaces on which the advertisements have this node announce the VIP, sorted.
-func announceOn(f Facts, vip netip.Addr) ([]string, *lb.Refusal) {
+// announceOn returns the interfaces on which the advertisements have this node announce the VIP, sorted, and how much they prefer it.
+func announceOn(f Facts, in Input) (place, *lb.Refusal) {
+	vip := in.VIP
 	pools := poolsOf(f.Pools, vip)
 	if len(pools) == 0 {
-		return nil, lb.Refuse(lb.ReasonNoAdvertisement, "%s lies in no IPAddressPool", vip)
+		return place{}, lb.Refuse(lb.ReasonNoAdvertisement, "%s lies in no IPAddressPool", vip)
 	}
-	var matching, elsewhere []lb.L2Advertisement
+	var matching, elsewhere, others []lb.L2Advertisement
 	for _, name := range slices.Sorted(maps.Keys(f.Advertisements)) {
 		switch ad := f.Advertisements[name]; {
 		case !slices.ContainsFunc(pools, ad.Selects):
+		case !selectsService(ad, in.Holders):
+			others = append(others, ad)
 		case !selectsNode(ad, *f.Node):
 			elsewhere = append(elsewhere, ad)
 		default:
@@ -28,22 +34,24 @@ func announceOn(f Facts, vip netip.Addr) ([]string, *lb.Refusal) {
 	}
 	switch {
 	case len(matching) == 0 && len(elsewhere) > 0:
-		return nil, lb.Refuse(lb.ReasonNoAdvertisement, "L2Advertisement %s does not select node %s", elsewhere[0].Name, f.Self)
+		return place{}, lb.Refuse(lb.ReasonNoAdvertisement, "L2Advertisement %s does not select node %s", elsewhere[0].Name, f.Self)
+	case len(matching) == 0 && len(others) > 0:
+		return place{}, lb.Refuse(lb.ReasonNoAdvertisement, "L2Advertisement %s does not select the Service", others[0].Name)
 	case len(matching) == 0:
-		return nil, lb.Refuse(lb.ReasonNoAdvertisement, "no L2Advertisement selects IPAddressPool %s", pools[0].Name)
+		return place{}, lb.Refuse(lb.ReasonNoAdvertisement, "no L2Advertisement selects IPAddressPool %s", pools[0].Name)
 	}
 	found := map[string]bool{}
 	for _, ad := range matching {
 		for _, i := range f.Interfaces {
-			if suits(ad, i, vip) {
+			if suits(ad, i, vip) && (len(ad.Interfaces) > 0 || !matchesAny(f.Exclude, i.Name)) {
 				found[i.Name] = true
 			}
 		}
 	}
 	if len(found) == 0 {
-		return nil, lb.Refuse(lb.ReasonNoInterface, "%s", noInterface(f, matching, vip))
+		return place{}, lb.Refuse(lb.ReasonNoInterface, "%s", noInterface(f, matching, vip))
 	}
-	return slices.Sorted(maps.Keys(found)), nil
+	return place{interfaces: slices.Sorted(maps.Keys(found)), weight: weightOf(matching, *f.Node)}, nil
 }
 
 func poolsOf(pools map[string]lb.Pool, vip netip.Addr) []lb.Pool {
@@ -54,6 +62,28 @@ func poolsOf(pools map[string]lb.Pool, vip netip.Addr) []lb.Pool {
 		}
 	}
 	return found
+}
+
+// selectsService tells whether the advertisement is for a Service that holds the VIP; one of several that share it is enough.
+func selectsService(ad lb.L2Advertisement, holders []Holder) bool {
+	return len(ad.ServiceSelectors) == 0 || slices.ContainsFunc(holders, func(h Holder) bool {
+		return slices.ContainsFunc(ad.ServiceSelectors, func(s labels.Selector) bool { return s.Matches(h.Labels) })
+	})
+}
+
+// weightOf is how much the advertisements prefer the node: as much as that which prefers it most.
+func weightOf(ads []lb.L2Advertisement, node lb.Node) uint16 {
+	var most uint16
+	for _, ad := range ads {
+		var sum uint16
+		for _, p := range ad.Preferred {
+			if p.Nodes.Matches(node.Labels) {
+				sum += p.Weight
+			}
+		}
+		most = max(most, sum)
+	}
+	return most
 }
 
 func selectsNode(ad lb.L2Advertisement, node lb.Node) bool {
@@ -81,6 +111,14 @@ func suits(ad lb.L2Advertisement, i lb.Interface, vip netip.Addr) bool {
 	return ok && !i.Enslaved
 }
 
+// matchesAny tells whether one of the shell patterns matches the name. Patterns are checked where they come in.
+func matchesAny(patterns []string, name string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool {
+		ok, err := path.Match(p, name)
+		return ok && err == nil
+	})
+}
+
 // noInterface explains why none of this node's interfaces suits.
 func noInterface(f Facts, matching []lb.L2Advertisement, vip netip.Addr) string {
 	for _, ad := range matching {
@@ -91,7 +129,7 @@ func noInterface(f Facts, matching []lb.L2Advertisement, vip netip.Addr) string 
 	}
 	var subnets []string
 	for _, i := range f.Interfaces {
-		if i.Loopback || i.Enslaved {
+		if i.Loopback || i.Enslaved || matchesAny(f.Exclude, i.Name) {
 			continue
 		}
 		for _, p := range i.Addresses {

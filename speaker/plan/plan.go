@@ -5,6 +5,8 @@ package plan
 import (
 	"net/netip"
 
+	"k8s.io/apimachinery/pkg/labels"
+
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
@@ -26,6 +28,10 @@ type Facts struct {
 	Pools          map[string]lb.Pool
 	Advertisements map[string]lb.L2Advertisement
 	Interfaces     []lb.Interface
+	// Exclude are shell patterns of interface names that answer only where an advertisement names them.
+	Exclude []string
+	// CordonDrains makes a node that takes no new pods give its VIPs away.
+	CordonDrains bool
 	// Live are the names of all live nodes, this one included, in any order.
 	Live []string
 }
@@ -39,11 +45,17 @@ type Input struct {
 	Claims map[string]lb.Claim
 	// Answering are the interfaces on which this node answers for the VIP now.
 	Answering []string
+	// Former is set when this node's speaker was started anew a moment ago and answered for the VIP before, so that the others wait
+	// for it.
+	Former bool
+	// Fresh is set for a moment after this node has first seen the VIP: other nodes may see it a little later.
+	Fresh bool
 }
 
 // Holder is a Service that holds the VIP, with what the gate says of it.
 type Holder struct {
 	Service lb.Key
+	Labels  labels.Set
 	// Delivery is nil when the gate says nothing.
 	Delivery *lb.Delivery
 }
@@ -62,6 +74,8 @@ type Decision struct {
 	Answer []string
 	// Handover is set while this node answers only until the owner does.
 	Handover bool
+	// Weight is how much this node is preferred for the VIP.
+	Weight uint16
 	// Rival is set while this node owns the VIP and another one answers for it too.
 	Rival bool
 	// Nodes is the word of each live node, sorted by name.
@@ -70,7 +84,7 @@ type Decision struct {
 
 // Claim returns what this node says of the VIP to the others; answering is what its actor reports.
 func (d Decision) Claim(answering bool) lb.Claim {
-	claim := lb.Claim{Answering: answering}
+	claim := lb.Claim{Answering: answering, Weight: d.Weight}
 	if d.Refusal != nil {
 		claim.Reason = d.Refusal.Reason
 	}
@@ -83,16 +97,17 @@ func Decide(f Facts, in Input) Decision {
 	for _, h := range in.Holders {
 		d.Services = append(d.Services, h.Service)
 	}
-	var interfaces []string
-	interfaces, d.Refusal = refuse(f, in)
-	d.Owner = Winner(in.VIP, claimants(f, in, d.Refusal))
+	var place place
+	place, d.Refusal = refuse(f, in)
+	d.Weight = place.weight
+	d.Owner = Elect(in.VIP, claimants(f, in, d))
 	d.Reporter = d.Owner
 	if d.Owner == "" {
 		d.Reporter = Winner(in.VIP, f.Live)
 	}
 	switch {
 	case d.Owner == f.Self:
-		d.Answer = interfaces
+		d.Answer = place.interfaces
 		for _, claim := range in.Claims {
 			d.Rival = d.Rival || claim.Answering
 		}
@@ -104,14 +119,34 @@ func Decide(f Facts, in Input) Decision {
 }
 
 // claimants are the live nodes that claim the VIP. What this node claims is what it has just decided, not what it last told.
-func claimants(f Facts, in Input, own *lb.Refusal) []string {
-	var nodes []string
-	if own == nil {
-		nodes = append(nodes, f.Self)
-	}
+func claimants(f Facts, in Input, d Decision) []Candidate {
+	var nodes []Candidate
+	served := false
 	for node, claim := range in.Claims {
 		if node != f.Self && claim.Reason == "" {
-			nodes = append(nodes, node)
+			nodes = append(nodes, Candidate{Node: node, Weight: claim.Weight, Answering: claim.Answering})
+			served = served || claim.Answering
+		}
+	}
+	if d.Refusal == nil {
+		answering := len(in.Answering) > 0 || in.Former && !served
+		nodes = append(nodes, Candidate{Node: f.Self, Weight: d.Weight, Answering: answering})
+	}
+	if in.Fresh && !served {
+		nodes = append(nodes, expected(f, in)...)
+	}
+	return nodes
+}
+
+// expected are the live nodes that may claim a fresh VIP in a moment. They count as if they did, lest the node that happens to be the
+// first with each new VIP owns all of them for good.
+func expected(f Facts, in Input) []Candidate {
+	var nodes []Candidate
+	for _, node := range f.Live {
+		claim, told := in.Claims[node]
+		soon := !told || claim.Reason == lb.ReasonNotJoined || claim.Reason == lb.ReasonFeedUnknown || claim.Reason == lb.ReasonNotProgrammed
+		if node != f.Self && soon {
+			nodes = append(nodes, Candidate{Node: node, Weight: claim.Weight})
 		}
 	}
 	return nodes
@@ -138,31 +173,39 @@ func handsOver(f Facts, in Input, d Decision) bool {
 	return false
 }
 
-// refuse returns the interfaces on which this node may answer, or why it does not claim the VIP. The order is from what holds for
+// place is where, and how much preferred, this node may answer.
+type place struct {
+	interfaces []string
+	weight     uint16
+}
+
+// refuse returns where this node may answer, or why it does not claim the VIP. The order is from what holds for
 // the whole node to what holds for one Service, so that the reason shown is the one to remove first.
-func refuse(f Facts, in Input) ([]string, *lb.Refusal) {
+func refuse(f Facts, in Input) (place, *lb.Refusal) {
 	switch {
 	case f.Stopping:
-		return nil, lb.Refuse(lb.ReasonStopping, "the speaker on %s is ending", f.Self)
+		return place{}, lb.Refuse(lb.ReasonStopping, "the speaker on %s is ending", f.Self)
 	case f.Node == nil:
-		return nil, lb.Refuse(lb.ReasonNodeUnknown, "the API server has no Node %s", f.Self)
+		return place{}, lb.Refuse(lb.ReasonNodeUnknown, "the API server has no Node %s", f.Self)
 	case f.Node.Leaving != "":
-		return nil, lb.Refuse(f.Node.Leaving, "%s: %s", f.Self, Describe(f.Node.Leaving))
+		return place{}, lb.Refuse(f.Node.Leaving, "%s: %s", f.Self, Describe(f.Node.Leaving))
 	case excluded(*f.Node):
-		return nil, lb.Refuse(lb.ReasonNodeExcluded, "%s carries the label %s", f.Self, LabelExclude)
+		return place{}, lb.Refuse(lb.ReasonNodeExcluded, "%s carries the label %s", f.Self, LabelExclude)
+	case f.CordonDrains && f.Node.Cordoned:
+		return place{}, lb.Refuse(lb.ReasonNodeLeaving, "%s is cordoned", f.Self)
 	case !f.Joined:
-		return nil, lb.Refuse(lb.ReasonNotJoined, "the speaker on %s has not met the others yet", f.Self)
+		return place{}, lb.Refuse(lb.ReasonNotJoined, "the speaker on %s has not met the others yet", f.Self)
 	case in.VIP.Is6():
-		return nil, lb.Refuse(lb.ReasonFamilyUnspoken, "IPv6 addresses are not announced by this version")
+		return place{}, lb.Refuse(lb.ReasonFamilyUnspoken, "IPv6 addresses are not announced by this version")
 	}
-	interfaces, refusal := announceOn(f, in.VIP)
+	where, refusal := announceOn(f, in)
 	if refusal == nil {
 		refusal = deliverable(f.Gate, in.Holders)
 	}
 	if refusal != nil {
-		return nil, refusal
+		return place{}, refusal
 	}
-	return interfaces, nil
+	return where, nil
 }
 
 func excluded(n lb.Node) bool {

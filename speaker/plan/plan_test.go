@@ -75,7 +75,7 @@ func unprogrammed(d *lb.Delivery) {
 }
 
 func input(tweak ...func(*Input)) Input {
-	in := Input{VIP: vip, Holders: []Holder{{nginx, delivery(nginx)}}}
+	in := Input{VIP: vip, Holders: []Holder{{Service: nginx, Delivery: delivery(nginx)}}}
 	for _, t := range tweak {
 		t(&in)
 	}
@@ -86,7 +86,7 @@ func held(deliveries ...*lb.Delivery) func(*Input) {
 	return func(in *Input) {
 		in.Holders = nil
 		for _, d := range deliveries {
-			in.Holders = append(in.Holders, Holder{d.Service, d})
+			in.Holders = append(in.Holders, Holder{Service: d.Service, Delivery: d})
 		}
 	}
 }
@@ -238,6 +238,11 @@ func ranking() (owner, second, third string) {
 func TestContract5MakeBeforeBreak(t *testing.T) {
 	owner, second, _ := ranking()
 	answering := func(in *Input) { in.Answering = []string{"eth0"} }
+	former := func(in *Input) { in.Former = true }
+	fresh := func(in *Input) { in.Fresh = true }
+	preferred := func(f *Facts) {
+		f.Advertisements["lan"] = lb.L2Advertisement{Name: "lan", Preferred: []lb.Preference{{Weight: 10, Nodes: labels.Everything()}}}
+	}
 	others := func(node string, claim lb.Claim) func(*Input) {
 		return func(in *Input) { in.Claims = map[string]lb.Claim{node: claim} }
 	}
@@ -250,10 +255,18 @@ func TestContract5MakeBeforeBreak(t *testing.T) {
 		handover bool
 		rival    bool
 	}{
-		{name: "owner takes over at once, while the old one still answers", self: owner, input: []func(*Input){others(second, lb.Claim{Answering: true})}, answer: true, rival: true},
+		{name: "who would have won leaves alone what is served well", self: owner, input: []func(*Input){others(second, lb.Claim{Answering: true})}},
+		{name: "unless it is preferred, and takes over at once", self: owner, facts: preferred, input: []func(*Input){others(second, lb.Claim{Answering: true})}, answer: true, rival: true},
+		{name: "unless who serves it is about to stop", self: owner, input: []func(*Input){others(second, lb.Claim{Answering: true, Reason: lb.ReasonStopping})}, answer: true, rival: true},
+		{name: "of two that answer, one wins", self: owner, input: []func(*Input){answering, others(second, lb.Claim{Answering: true})}, answer: true, rival: true},
+		{name: "who is expected back is waited for", self: owner, input: []func(*Input){others(second, lb.Claim{Answering: true, Held: true})}, rival: false},
+		{name: "who is back goes on where it was", self: second, input: []func(*Input){former, others(owner, lb.Claim{})}, answer: true},
+		{name: "unless another one serves it by now", self: second, input: []func(*Input){former, others(owner, lb.Claim{Answering: true})}},
+		{name: "a fresh address is left to the winner that has not heard of it", self: second, input: []func(*Input){fresh}},
+		{name: "a fresh address is taken when the winner cannot", self: second, input: []func(*Input){fresh, others(owner, lb.Claim{Reason: lb.ReasonNoLocalBackends})}, answer: true},
 		{name: "not owner and not answering", self: second, input: []func(*Input){others(owner, lb.Claim{})}},
-		{name: "old owner goes on until the new one answers", self: second, input: []func(*Input){answering, others(owner, lb.Claim{})}, answer: true, handover: true},
-		{name: "old owner ends once the new one answers", self: second, input: []func(*Input){answering, others(owner, lb.Claim{Answering: true})}},
+		{name: "old owner goes on until the new one answers", self: second, input: []func(*Input){answering, others(owner, lb.Claim{Weight: 1})}, answer: true, handover: true},
+		{name: "old owner ends once the new one answers", self: second, input: []func(*Input){answering, others(owner, lb.Claim{Answering: true, Weight: 1})}},
 		{name: "stopping, the heir does not answer yet", self: owner, facts: func(f *Facts) { f.Stopping = true },
 			input: []func(*Input){answering, others(second, lb.Claim{})}, answer: true, handover: true},
 		{name: "stopping, the heir answers", self: owner, facts: func(f *Facts) { f.Stopping = true }, input: []func(*Input){answering, others(second, lb.Claim{Answering: true})}},

@@ -18,6 +18,32 @@ func Winner(vip netip.Addr, nodes []string) string {
 	return winner
 }
 
+// Candidate is a node that claims a VIP.
+type Candidate struct {
+	Node string
+	// Weight is how much the node is preferred.
+	Weight uint16
+	// Answering is set for a node that answers for the VIP already.
+	Answering bool
+}
+
+// Elect returns which candidate owns the VIP: of the heaviest, one that answers already, as a VIP that is served well is not moved;
+// else the winner. "" without candidates.
+func Elect(vip netip.Addr, candidates []Candidate) string {
+	var best []string
+	var top Candidate
+	for _, c := range candidates {
+		switch {
+		case len(best) > 0 && (c.Weight < top.Weight || c.Weight == top.Weight && !c.Answering && top.Answering):
+			continue
+		case len(best) == 0 || c.Weight != top.Weight || c.Answering != top.Answering:
+			best, top = nil, c
+		}
+		best = append(best, c.Node)
+	}
+	return Winner(vip, best)
+}
+
 // weight must never change between versions: nodes of both would disagree during an upgrade.
 func weight(vip netip.Addr, node string) uint64 {
 	h := fnv.New64a()

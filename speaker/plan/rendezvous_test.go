@@ -106,3 +106,28 @@ func TestRendezvousWeightsAreFixed(t *testing.T) {
 		}
 	}
 }
+
+func TestElect(t *testing.T) {
+	nodes := []string{"n1", "n2", "n3"}
+	winner := Winner(vip, nodes)
+	for _, c := range []struct {
+		name       string
+		candidates []Candidate
+		want       string
+	}{
+		{"nobody", nil, ""},
+		{"the winner", []Candidate{{Node: "n1"}, {Node: "n2"}, {Node: "n3"}}, winner},
+		{"one that answers stays", []Candidate{{Node: "n1", Answering: true}, {Node: "n2"}, {Node: "n3"}}, "n1"},
+		{"of all that answer the winner", []Candidate{{Node: "n1", Answering: true}, {Node: "n2", Answering: true}, {Node: "n3", Answering: true}}, winner},
+		{"the heaviest takes over", []Candidate{{Node: "n1", Answering: true}, {Node: "n2"}, {Node: "n3", Weight: 1}}, "n3"},
+		{"of the heaviest, the one that answers", []Candidate{{Node: "n1", Weight: 5}, {Node: "n2", Weight: 5, Answering: true}, {Node: "n3", Weight: 4, Answering: true}}, "n2"},
+	} {
+		reversed := slices.Clone(c.candidates)
+		slices.Reverse(reversed)
+		for _, candidates := range [][]Candidate{c.candidates, reversed} {
+			if got := Elect(vip, candidates); got != c.want {
+				t.Errorf("%s: %s, want %s", c.name, got, c.want)
+			}
+		}
+	}
+}

@@ -38,6 +38,8 @@ func words(f Facts, in Input, d Decision) []NodeWord {
 			w.Message = d.Refusal.Message
 		case claim.Reason != "":
 			w.Message = Describe(claim.Reason)
+		case node == d.Owner && claim.Held:
+			w.Reason, w.Message = lb.ReasonAnnounced, "the node's speaker has ended a moment ago and is expected back; the node still forwards"
 		case node == d.Owner && claim.Answering:
 			w.Reason, w.Message = lb.ReasonAnnounced, Describe(lb.ReasonAnnounced)
 		case node == d.Owner:

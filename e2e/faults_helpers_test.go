@@ -1,0 +1,334 @@
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netns"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/landfall-lb/landfall/e2e/lab"
+	"github.com/landfall-lb/landfall/e2e/lab/labtest"
+)
+
+// traffic is what runs while something happens: new connections all the time, and long-lived ones that send a byte now and then.
+type traffic struct {
+	l     *lab.Lab
+	probe *lab.Probe
+	flows *flows
+}
+
+const (
+	newEvery  = 10 * time.Millisecond
+	longLived = 100
+	byteEvery = 100 * time.Millisecond
+)
+
+// startTraffic begins with the long-lived connections, so that all of them stand when it returns.
+func startTraffic(t *testing.T, l *lab.Lab, target netip.AddrPort) *traffic {
+	t.Helper()
+	f := startFlows(t, l, target, longLived)
+	return &traffic{l: l, flows: f, probe: l.StartProbe(t.Context(), lab.ClientName, "tcp", target, newEvery)}
+}
+
+// stop ends the traffic and reports on it: new connections, and how many of the long-lived ones were lost.
+func (r *traffic) stop(t *testing.T) (lab.Report, int) {
+	t.Helper()
+	report, lost := r.probe.Stop(), r.flows.stop()
+	t.Logf("new connections: %s; long-lived: %d of %d lost", report, lost, longLived)
+	return report, lost
+}
+
+// wantLossless ends the traffic and fails the test if a new connection failed, or a long-lived one was lost although the address
+// did not move.
+func (r *traffic) wantLossless(t *testing.T, moved bool) {
+	t.Helper()
+	report, lost := r.stop(t)
+	if report.Answered == 0 || report.Failed() > 0 {
+		t.Errorf("new connections were lost: %s", report)
+	}
+	if lost > 0 && !moved {
+		t.Errorf("%d long-lived connections were lost", lost)
+	}
+}
+
+// flows are long-lived connections. One is lost when it gets no answer within a few seconds, or is cut off.
+type flows struct {
+	cancel context.CancelFunc
+	group  sync.WaitGroup
+	lost   atomic.Int32
+}
+
+func startFlows(t *testing.T, l *lab.Lab, target netip.AddrPort, n int) *flows {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	f := &flows{cancel: cancel}
+	t.Cleanup(cancel)
+	for i := range n {
+		conn, err := l.Dial(ctx, lab.ClientName, "tcp", target.String())
+		if err != nil {
+			t.Fatalf("long-lived connection %d: %v", i, err)
+		}
+		f.group.Go(func() {
+			defer conn.Close()
+			if err := talk(ctx, conn); err != nil {
+				f.lost.Add(1)
+			}
+		})
+	}
+	return f
+}
+
+// talk sends a line, which takes the pods' server to answer, again and again until ctx ends.
+func talk(ctx context.Context, conn net.Conn) error {
+	in := bufio.NewReader(conn)
+	tick := time.NewTicker(byteEvery)
+	defer tick.Stop()
+	for {
+		if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+			return err
+		}
+		if _, err := conn.Write([]byte("\n")); err != nil {
+			return err
+		}
+		if _, err := in.ReadString('\n'); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+func (f *flows) stop() int {
+	f.cancel()
+	f.group.Wait()
+	return int(f.lost.Load())
+}
+
+// vipView is what a speaker's /v1/status says of one VIP.
+type vipView struct {
+	VIP       netip.Addr `json:"vip"`
+	Owner     string     `json:"owner"`
+	Answering []string   `json:"answering"`
+}
+
+// views returns what a node's speaker says of each VIP.
+func views(ctx context.Context, l *lab.Lab, node string) (map[netip.Addr]vipView, error) {
+	text, err := l.Agent("speaker", node).Get(ctx, "/v1/status")
+	if err != nil {
+		return nil, err
+	}
+	var status struct {
+		VIPs []vipView `json:"vips"`
+	}
+	if err := json.Unmarshal([]byte(text), &status); err != nil {
+		return nil, fmt.Errorf("status of %s: %w", node, err)
+	}
+	found := map[netip.Addr]vipView{}
+	for _, v := range status.VIPs {
+		found[v.VIP] = v
+	}
+	return found, nil
+}
+
+// answerers returns the nodes that answer for a VIP now, of those whose speakers run.
+func answerers(t *testing.T, l *lab.Lab, vip netip.Addr) []string {
+	t.Helper()
+	var nodes []string
+	for _, a := range l.Agents("speaker") {
+		if !a.Running() {
+			continue
+		}
+		seen, err := views(t.Context(), l, a.Node)
+		if err == nil && len(seen[vip].Answering) > 0 {
+			nodes = append(nodes, a.Node)
+		}
+	}
+	return nodes
+}
+
+// answerer waits until exactly one node answers for a VIP, and returns it.
+func answerer(t *testing.T, l *lab.Lab, vip netip.Addr) (node string) {
+	t.Helper()
+	eventually(t, "one node answers for "+vip.String(), func() error {
+		nodes := answerers(t, l, vip)
+		if len(nodes) != 1 {
+			return fmt.Errorf("those who answer: %v", nodes)
+		}
+		node = nodes[0]
+		return nil
+	})
+	return node
+}
+
+// wantAnswererAmong waits until exactly one node answers, one of the given ones, and returns it.
+func wantAnswererAmong(t *testing.T, l *lab.Lab, vip netip.Addr, want ...string) (node string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("one of %v answers for %s", want, vip), func() error {
+		nodes := answerers(t, l, vip)
+		if len(nodes) != 1 || len(without(nodes, want)) > 0 {
+			return fmt.Errorf("those who answer: %v", nodes)
+		}
+		node = nodes[0]
+		return nil
+	})
+	return node
+}
+
+// otherThan returns the nodes but one.
+func otherThan(l *lab.Lab, node string) []string {
+	var nodes []string
+	for _, n := range l.Cluster().Nodes {
+		if n.Name != node {
+			nodes = append(nodes, n.Name)
+		}
+	}
+	return nodes
+}
+
+// worker returns a node that is neither the given one nor that of the API server.
+func worker(l *lab.Lab, not string) string {
+	for _, n := range l.Cluster().Nodes {
+		if n.Name != not && !n.ControlPlane {
+			return n.Name
+		}
+	}
+	return ""
+}
+
+// workers returns the nodes that take part in external load balancing: all but those of the control plane, as kubeadm labels them.
+func workers(l *lab.Lab) []string {
+	var nodes []string
+	for _, n := range l.Cluster().Nodes {
+		if !n.ControlPlane {
+			nodes = append(nodes, n.Name)
+		}
+	}
+	return nodes
+}
+
+func patchNode(t *testing.T, l *lab.Lab, node, patch string) {
+	t.Helper()
+	eventually(t, "patch "+node, func() error {
+		_, err := l.Kube().CoreV1().Nodes().Patch(t.Context(), node, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
+		return err
+	})
+}
+
+func setLocal(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	updateService(t, l, "my-nginx", func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal })
+}
+
+// movePod plays one step of a rolling update as deployments and kubelets do it: the new pod is ready, then the old one terminates,
+// still serving for its grace period, and is gone after it.
+func movePod(t *testing.T, l *lab.Lab, from string, to lab.Pod, grace time.Duration) {
+	t.Helper()
+	if err := l.AddPod(t.Context(), to); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(200 * time.Millisecond)
+	if err := l.SetConditions(t.Context(), from, lab.ServingTerminating); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(grace)
+	if err := l.RemovePod(t.Context(), from); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// podOn describes a pod of my-nginx on a node, at the given last byte of the node's pod network.
+func podOn(l *lab.Lab, node, name string, last byte) lab.Pod {
+	for _, n := range l.Cluster().Nodes {
+		if n.Name == node {
+			b := n.PodNetwork.Addr().As4()
+			b[3] = last
+			return lab.Pod{Name: name, Node: node, Addr: netip.AddrFrom4(b), App: "my-nginx", TCP: []uint16{80}, UDP: []uint16{80}}
+		}
+	}
+	return lab.Pod{}
+}
+
+// restart ends an agent and starts it again after a pause.
+func restart(t *testing.T, a *lab.Agent, end func(*lab.Agent) error, pause time.Duration) {
+	t.Helper()
+	if err := end(a); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(pause)
+	if err := a.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.WaitReady(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// labWith starts the seed cluster with a pool and its advertisement.
+func labWith(t *testing.T, options lab.Options) *lab.Lab {
+	t.Helper()
+	l := labtest.Start(t, lab.SeedCluster(), options)
+	if err := l.ApplyYAML(t.Context(), poolAndAdvertisement); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// askUDP sends n datagrams from one source port and counts those without an answer, and answers of another pod than the given one.
+func askUDP(t *testing.T, l *lab.Lab, from, target netip.AddrPort, pod string, n int) (lost, wrong int) {
+	t.Helper()
+	ns, err := netns.GetFromName(l.Namespace(lab.ClientName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	var conn *net.UDPConn
+	opened := make(chan error)
+	go func() { // a thread of its own, which ends with the goroutine: it is in another namespace
+		runtime.LockOSThread()
+		if err := netns.Set(ns); err != nil {
+			opened <- err
+			return
+		}
+		var err error
+		conn, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(from), net.UDPAddrFromAddrPort(target))
+		opened <- err
+	}()
+	if err := <-opened; err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	buf := make([]byte, 2048)
+	for range n {
+		_ = conn.SetDeadline(time.Now().Add(time.Second))
+		if _, err := conn.Write([]byte("hello")); err != nil {
+			lost++
+			continue
+		}
+		size, err := conn.Read(buf)
+		if err != nil {
+			lost++
+			continue
+		}
+		var answer struct{ Pod string }
+		if json.Unmarshal(buf[:size], &answer) != nil || answer.Pod != pod {
+			wrong++
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return lost, wrong
+}

@@ -1,0 +1,221 @@
+package members
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// A speaker that is killed does not take its node with it: the kernel there still forwards, and clients that know the way go on.
+// So what it answered for is held for a while, in the hope that it is back before anybody has to ask for the way. Its node is
+// known to be alive by its kernel, which refuses a connection to the port of the speaker that is gone. A node that has crashed,
+// is cut off or frozen refuses nothing, and is not waited for.
+
+const (
+	// refusalTimeout bounds the wait for that refusal. A kernel says it at once, however busy its programs are.
+	refusalTimeout = 50 * time.Millisecond
+	// refusalEvery is how often a node that is waited for is looked at, as it may go down after its speaker.
+	refusalEvery = 200 * time.Millisecond
+)
+
+// hold is what one life of a speaker answered for.
+type hold struct {
+	born   uint64
+	claims map[netip.Addr]entry
+	until  time.Time
+	node   *memberlist.Node // where to look whether the node is still there; nil if that is known otherwise
+}
+
+// holdOf keeps what a page says to be answered for.
+func holdOf(p *page, until time.Time) hold {
+	h := hold{born: p.born, claims: map[netip.Addr]entry{}, until: until}
+	for vip, e := range p.entries {
+		if !e.gone && e.claim.Answering && e.claim.Reason == "" {
+			h.claims[vip] = e
+		}
+	}
+	return h
+}
+
+// claim is what is held of a VIP.
+func (h hold) claim(vip netip.Addr, now time.Time) (lb.Claim, bool) {
+	e, ok := h.claims[vip]
+	if !ok || !now.Before(h.until) {
+		return lb.Claim{}, false
+	}
+	return lb.Claim{Answering: true, Weight: e.claim.Weight, Held: true}, true
+}
+
+// update is what tells a speaker that comes back what it answered for.
+func (h hold) update(node string) update {
+	u := update{node: node, born: h.born}
+	u.entries = slices.SortedFunc(maps.Values(h.claims), func(x, y entry) int { return x.vip.Compare(y.vip) })
+	return u
+}
+
+// starting tells whether a claim is one that a speaker makes on its way to answering again.
+func starting(c lb.Claim) bool {
+	switch c.Reason {
+	case "":
+		return !c.Answering
+	case lb.ReasonNotJoined, lb.ReasonFeedUnknown, lb.ReasonNotProgrammed:
+		return true
+	}
+	return false
+}
+
+// renew notes a live member. If it is another process than the one whose words are known, those are held. It needs mu.
+func (m *Members) renew(n *memberlist.Node) {
+	delete(m.fallen, n.Name)
+	m.live[n.Name] = n
+	if p := m.book[n.Name]; p != nil && p.born < bornOf(n) {
+		m.keep(n.Name, p, time.Now())
+	}
+}
+
+// bury forgets a member. It needs mu.
+func (m *Members) bury(name string) {
+	delete(m.live, name)
+	delete(m.greet, name)
+	delete(m.fallen, name)
+}
+
+// keep begins to hold what a life of a speaker answered for, once for each life. It needs mu.
+func (m *Members) keep(name string, p *page, now time.Time) {
+	if h, ok := m.held[name]; ok && h.born >= p.born {
+		return
+	}
+	m.held[name] = holdOf(p, now.Add(m.opts.Hold))
+	m.watch.Poke()
+}
+
+// remember takes in what others know of the life of this speaker before this one. It needs mu.
+func (m *Members) remember(u update, now time.Time) {
+	if u.born >= m.own.born || u.born <= m.former.born || m.opts.Hold == 0 {
+		return
+	}
+	p := &page{born: u.born, entries: map[netip.Addr]entry{}}
+	for _, e := range u.entries {
+		p.entries[e.vip] = e
+	}
+	m.former = holdOf(p, now.Add(m.opts.Hold))
+}
+
+// Former tells whether this node's speaker answered for the VIP before it was started anew, a moment ago.
+func (m *Members) Former(vip netip.Addr) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	_, ok := m.former.claim(vip, time.Now())
+	return ok
+}
+
+// watchStep finds out what has become of members that answer nobody, looks after those that are waited for, and ends holds.
+func (m *Members) watchStep(ctx context.Context) (time.Duration, error) {
+	now := time.Now()
+	m.mu.Lock()
+	fallen := maps.Clone(m.fallen)
+	waitedFor := map[string]hold{}
+	for name, h := range m.held {
+		if m.live[name] == nil && h.node != nil && now.Before(h.until) {
+			waitedFor[name] = h
+		}
+	}
+	m.mu.Unlock()
+	var group sync.WaitGroup
+	for name, node := range fallen {
+		group.Go(func() { m.settle(name, node, refuses(ctx, node)) })
+	}
+	for name, h := range waitedFor {
+		group.Go(func() {
+			if there, _ := reaches(ctx, h.node); !there {
+				m.abandon(name, h.born)
+			}
+		})
+	}
+	group.Wait()
+	next := m.expire(time.Now())
+	if len(waitedFor) > 0 || len(fallen) > 0 {
+		next = min(next, refusalEvery)
+	}
+	return next, nil
+}
+
+// settle notes what was found out about a member that had answered nobody.
+func (m *Members) settle(name string, node *memberlist.Node, refused bool) {
+	m.mu.Lock()
+	if m.fallen[name] != node {
+		m.mu.Unlock()
+		return // back, or gone another way
+	}
+	m.bury(name)
+	if p := m.book[name]; refused && p != nil {
+		m.keep(name, p, time.Now())
+		if h := m.held[name]; h.born == p.born {
+			h.node = node
+			m.held[name] = h
+		}
+	}
+	m.mu.Unlock()
+	m.opts.Log.Info("node is gone", "member", name, "address", node.Address(), "only its speaker", refused)
+	m.opts.Changed(nil)
+}
+
+// abandon ends a hold, as the node has followed its speaker.
+func (m *Members) abandon(name string, born uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if h := m.held[name]; h.born == born && m.live[name] == nil {
+		h.until = time.Time{}
+		m.held[name] = h
+	}
+}
+
+// expire tells of what is held no longer, and returns when the next hold ends.
+func (m *Members) expire(now time.Time) time.Duration {
+	var next time.Duration
+	var changed []netip.Addr
+	m.mu.Lock()
+	for name, h := range m.held {
+		switch {
+		case now.Before(h.until):
+			if wait := h.until.Sub(now); next == 0 || wait < next {
+				next = wait
+			}
+		case len(h.claims) > 0:
+			changed = slices.AppendSeq(changed, maps.Keys(h.claims))
+			m.held[name] = hold{born: h.born, until: h.until} // so that the same life is not held again
+		}
+	}
+	m.mu.Unlock()
+	if len(changed) > 0 {
+		m.opts.Changed(changed)
+	}
+	return next
+}
+
+// refuses tells whether the kernel of a node refuses connections to its speaker, which means that only the speaker is gone.
+func refuses(ctx context.Context, node *memberlist.Node) bool {
+	there, accepts := reaches(ctx, node)
+	return there && !accepts
+}
+
+// reaches tells whether there is a node, and whether something accepts connections there.
+func reaches(ctx context.Context, node *memberlist.Node) (there, accepts bool) {
+	dialer := net.Dialer{Timeout: refusalTimeout}
+	conn, err := dialer.DialContext(ctx, "tcp", node.Address())
+	if err == nil {
+		conn.Close()
+		return true, true
+	}
+	return errors.Is(err, syscall.ECONNREFUSED), false
+}

@@ -1,0 +1,70 @@
+package members
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// kill ends a member without a word, while its node stays: the port is closed.
+func (m *rigged) kill(t *testing.T) {
+	m.cable.pulled.Store(true)
+	if err := m.cable.NetTransport.Shutdown(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func holding(d time.Duration) func(*Options) { return func(o *Options) { o.Hold = d } }
+
+// What a killed speaker answered for is held for it, until it answers again.
+func TestContract6AKilledSpeakerIsWaitedFor(t *testing.T) {
+	r := newRig(t, "a", "b", "c")
+	r.cluster(holding(time.Minute))
+	r.members["a"].Set(map[netip.Addr]lb.Claim{vip1: {Answering: true, Weight: 7}, vip2: {}})
+	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {Answering: true, Weight: 7}})
+	r.wantClaims("c", vip1, map[string]lb.Claim{"a": {Answering: true, Weight: 7}})
+	r.members["a"].kill(t)
+	waited := map[string]lb.Claim{"a": {Answering: true, Weight: 7, Held: true}}
+	for _, name := range []string{"b", "c"} {
+		r.wantClaims(name, vip1, waited)
+		r.wantClaims(name, vip2, nil)
+		if got := r.members[name].Live(); !slices.Equal(got, []string{"a", "b", "c"}) {
+			t.Errorf("%s sees %v", name, got)
+		}
+	}
+	r.members["a"].stop()
+	a := r.start("a", holding(time.Minute))
+	r.introduce("a")
+	r.eventually("a knows what it answered for", func() bool { return a.Joined() && a.Former(vip1) })
+	if a.Former(vip2) {
+		t.Error("a believes that it answered for an address that it only claimed")
+	}
+	a.Set(map[netip.Addr]lb.Claim{vip1: {Reason: lb.ReasonFeedUnknown}, vip2: {}})
+	r.wantClaims("b", vip2, map[string]lb.Claim{"a": {}})
+	r.wantClaims("b", vip1, waited)
+	a.Set(map[netip.Addr]lb.Claim{vip1: {Answering: true}})
+	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {Answering: true}})
+	a.Set(map[netip.Addr]lb.Claim{vip1: {Reason: lb.ReasonNodeLeaving}})
+	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {Reason: lb.ReasonNodeLeaving}})
+}
+
+// Nobody is waited for longer than the hold, nor at all when the node does not refuse connections.
+func TestTheHoldEnds(t *testing.T) {
+	r := newRig(t, "a", "b", "c")
+	r.cluster(holding(300 * time.Millisecond))
+	for _, name := range []string{"a", "b"} {
+		r.members[name].Set(map[netip.Addr]lb.Claim{vip1: {Answering: true}})
+	}
+	r.wantClaims("c", vip1, map[string]lb.Claim{"a": {Answering: true}, "b": {Answering: true}})
+	r.members["a"].cable.pulled.Store(true)
+	r.wantClaims("c", vip1, map[string]lb.Claim{"b": {Answering: true}})
+	r.members["b"].kill(t)
+	r.wantClaims("c", vip1, map[string]lb.Claim{"b": {Answering: true, Held: true}})
+	r.wantClaims("c", vip1, nil)
+	if got := r.members["c"].Live(); !slices.Equal(got, []string{"c"}) {
+		t.Errorf("c sees %v", got)
+	}
+}
