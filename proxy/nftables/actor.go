@@ -184,7 +184,7 @@ func (a *Actor) take() bool {
 			t.set(key, s)
 		}
 	}
-	clear(a.pending)
+	a.pending = map[lb.Key]Service{} // clearing a map costs what it once held, also later
 	return true
 }
 
@@ -213,7 +213,7 @@ func (a *Actor) collect() {
 	tried := true
 	for _, t := range a.tables {
 		maps.Copy(keys, t.reported)
-		clear(t.reported)
+		t.reported = map[lb.Key]bool{}
 		tried = tried && t.tried
 	}
 	a.mu.Lock()

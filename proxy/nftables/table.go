@@ -105,6 +105,9 @@ func (t *table) sync(ctx context.Context, verify bool) (stats, error) {
 	for _, key := range failing {
 		errs = append(errs, t.attempt(ctx, []lb.Key{key}, &st))
 	}
+	if len(t.dirty) == 0 {
+		t.dirty = map[lb.Key]bool{} // going through a map costs what it once held
+	}
 	if ctx.Err() == nil {
 		t.tried = true
 		errs = append(errs, t.prune(&st), t.prepare(false, &st), t.forget(&st))
@@ -122,7 +125,7 @@ func (t *table) refuseAll() {
 			delete(t.failed, key)
 		}
 	}
-	clear(t.dirty)
+	t.dirty = map[lb.Key]bool{}
 }
 
 func (t *table) fail(keys []lb.Key, err error) {

@@ -1,0 +1,186 @@
+package nftables
+
+import (
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/nstest"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// clusterService is the i-th of many Services with a cluster IP and two backends; version changes one of them.
+func clusterService(i, backends, version int) Service {
+	key := lb.Key{Namespace: "default", Name: fmt.Sprint("service-", i)}
+	svc := lb.Service{
+		Key: key, Type: lb.ClusterIP, ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
+		ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96 + byte(i>>16), byte(i >> 8), byte(i)})},
+		Ports:      []lb.ServicePort{{Protocol: lb.TCP, Port: 80}},
+	}
+	s := lb.Slice{Key: key, Service: key, Family: lb.IPv4, Ports: []lb.SlicePort{{Protocol: lb.TCP, Port: 8080}}}
+	for j := range backends {
+		at := netip.AddrFrom4([4]byte{10, byte(j), byte(i >> 8), byte(i)})
+		if j == 0 && version > 0 {
+			at = netip.AddrFrom4([4]byte{10, byte(200 + version%47), byte(i >> 8), byte(i)})
+		}
+		s.Endpoints = append(s.Endpoints, lb.Endpoint{Addr: at, Ready: true, Serving: true})
+	}
+	return Service{Service: plan.New(svc, []lb.Slice{s}, plan.Node{Name: localNode})}
+}
+
+func BenchmarkRender(b *testing.B) {
+	r := newRenderer(lb.IPv4, seedConfig)
+	for name, s := range map[string]Service{"2 backends": clusterService(1, 2, 0), "100 backends": clusterService(1, 100, 0)} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				r.service(s.Key, s)
+			}
+		})
+	}
+	b.Run("maglev", func(b *testing.B) {
+		s := clusterService(1, 2, 0)
+		s.Scheduler = Maglev
+		b.ReportAllocs()
+		for b.Loop() {
+			r.service(s.Key, s)
+		}
+	})
+}
+
+var sizes = []int{1000, 10000, 30000}
+
+// One Service of many changes one of its backends: what it takes to find out what to write.
+func BenchmarkDiff(b *testing.B) {
+	for _, size := range sizes {
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			a := benchActor(b, size, fakeKernels())
+			t := a.tables[0]
+			i := 0
+			b.ReportAllocs()
+			for b.Loop() {
+				i++
+				s := clusterService(i%size, 2, i)
+				t.set(s.Key, s)
+				d := t.newDiff()
+				d.service(s.Key, t.applied[s.Key], t.want[s.Key], &t.claims)
+				if d.change().empty() {
+					b.Fatal("nothing to do")
+				}
+			}
+		})
+	}
+}
+
+// One Service of many changes one of its backends, until the kernel has confirmed it.
+func BenchmarkApply(b *testing.B) {
+	for _, change := range []string{"replace", "add and remove"} {
+		for _, size := range sizes {
+			b.Run(fmt.Sprintf("%s/%d", change, size), func(b *testing.B) {
+				ns := nstest.New(b)
+				n := dial(b, ns)
+				a := benchActor(b, size, map[lb.Family]kernel{lb.IPv4: netlinkKernel{family: lb.IPv4, socket: n.commands}})
+				var took []time.Duration
+				i := 0
+				b.ReportAllocs()
+				for b.Loop() {
+					i++
+					s := clusterService(i*7919%size, 2, i)
+					if change != "replace" {
+						s = clusterService((i-1)/2*7919%size, 2+i%2, 0)
+					}
+					started := time.Now()
+					a.SetServices(map[lb.Key]Service{s.Key: s})
+					a.take()
+					if st, err := a.apply(b.Context(), false); err != nil || st.transactions != 1 {
+						b.Fatalf("%+v, %v", st, err)
+					}
+					a.Outcomes()
+					took = append(took, time.Since(started))
+				}
+				slices.Sort(took)
+				b.ReportMetric(float64(took[len(took)/2].Nanoseconds()), "p50-ns")
+				b.ReportMetric(float64(took[len(took)*99/100].Nanoseconds()), "p99-ns")
+			})
+		}
+	}
+}
+
+func benchActor(b *testing.B, size int, kernels map[lb.Family]kernel) *Actor {
+	a := newActor(Deps{Log: slog.New(slog.DiscardHandler), Changed: func() {}}, kernels)
+	a.Configure(seedConfig)
+	a.SetServices(clusterServices(size))
+	a.take()
+	if _, err := a.apply(b.Context(), false); err != nil {
+		b.Fatal(err)
+	}
+	a.Outcomes()
+	return a
+}
+
+func clusterServices(size int) map[lb.Key]Service {
+	all := make(map[lb.Key]Service, size)
+	for i := range size {
+		s := clusterService(i, 2, 0)
+		all[s.Key] = s
+	}
+	return all
+}
+
+// Everything at once into an empty kernel, and over one that has it already.
+func BenchmarkColdStart(b *testing.B) {
+	for _, size := range []int{5000, 10000} {
+		all := clusterServices(size)
+		start := func(b *testing.B, ns *nstest.NS) {
+			n := dial(b, ns)
+			a := newActor(Deps{Log: slog.New(slog.DiscardHandler), Changed: func() {}}, map[lb.Family]kernel{lb.IPv4: netlinkKernel{family: lb.IPv4, socket: n.commands}})
+			a.Configure(seedConfig)
+			a.SetServices(all)
+			a.take()
+			if _, err := a.apply(b.Context(), false); err != nil {
+				b.Fatal(err)
+			}
+		}
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				b.StopTimer()
+				ns := nstest.New(b)
+				b.StartTimer()
+				start(b, ns)
+			}
+		})
+		b.Run(fmt.Sprint(size, "/again"), func(b *testing.B) {
+			ns := nstest.New(b)
+			start(b, ns)
+			b.ReportAllocs()
+			for b.Loop() {
+				start(b, ns)
+			}
+			b.ReportMetric(residentMiB(), "MiB-resident")
+		})
+	}
+}
+
+// residentMiB is what the process occupies after a collection.
+func residentMiB() float64 {
+	runtime.GC()
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(status)) {
+		var kib float64
+		if n, _ := fmt.Sscanf(line, "VmRSS: %f kB", &kib); n == 1 {
+			return kib / 1024
+		}
+	}
+	return 0
+}
