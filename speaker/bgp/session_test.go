@@ -3,7 +3,9 @@ package bgp
 import (
 	"encoding/binary"
 	"errors"
+	"math/rand/v2"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -465,6 +467,27 @@ func TestGracefulRestart(t *testing.T) {
 	})
 }
 
+// A peer that is taken away and put back has a new session when the old one has said goodbye.
+func TestPeerGoesAndComesBack(t *testing.T) {
+	inBubble(t, "at once", func(t *testing.T, p *fakePeer, a *Actor) {
+		d := external(func(d *lb.BGPSession) { d.Routes = routes("192.0.2.1/32") })
+		set(a, d)
+		p.establish(routerOpen())
+		p.readUpdates()
+		a.Set(nil)
+		synctest.Wait()
+		set(a, d)
+		if s := status(a); s.Synced {
+			t.Errorf("in step with what it was not told yet: %+v", s)
+		}
+		p.wantNotification(6, 3)
+		p.establish(routerOpen())
+		if updates, _ := p.readUpdates(); len(updates) != 1 || !status(a).Synced || status(a).Flaps != 0 {
+			t.Errorf("%d UPDATEs, %+v", len(updates), status(a))
+		}
+	})
+}
+
 func TestDynamicASN(t *testing.T) {
 	for _, test := range []struct {
 		dynamic lb.DynamicASN
@@ -589,6 +612,65 @@ func TestReceivedRoutesAreShownOnlyWhenAccepted(t *testing.T) {
 		synctest.Wait()
 		if s := status(a); s.Received != 0 {
 			t.Errorf("refused again: %+v", s)
+		}
+	})
+}
+
+// A peer may send anything, at any time: the actor neither falls over nor waits for ever, what it says in return is a whole message,
+// and afterwards it serves a router that behaves.
+func TestHostilePeer(t *testing.T) {
+	valid := [][]byte{
+		routerOpen().serialize(), keepalive(), routeRefresh(bgp.AFI_IP), endOfRIB(lb.IPv4), notification{6, 2, shutdownText("x")}.serialize(),
+	}
+	e := encoding{localASN: 64501, fourOctets: true, nextHops: map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("10.0.0.2"), lb.IPv6: netip.MustParseAddr("fd00::2")}}
+	valid = append(valid, e.outgoing(nil, map[netip.Prefix]lb.Route{
+		netip.MustParsePrefix("203.0.113.0/24"): {Communities: []lb.Community{{A: 1}, {Large: true}}, HasMED: true}, netip.MustParsePrefix("fd02::/64"): {},
+	}).messages...)
+	inBubble(t, "1,000 connections", func(t *testing.T, p *fakePeer, a *Actor) {
+		random := rand.New(rand.NewPCG(1, 2))
+		set(a, external(func(d *lb.BGPSession) { d.AcceptRoutes, d.Routes = true, routes("192.0.2.1/32") }))
+		for range 1000 {
+			p.accept()
+			p.want(bgp.BGP_MSG_OPEN)
+			if random.IntN(4) > 0 {
+				p.write(routerOpen().serialize())
+				p.want(bgp.BGP_MSG_KEEPALIVE)
+			}
+			if random.IntN(4) > 0 {
+				p.conn.Write(keepalive())
+			}
+			drained := make(chan struct{})
+			go func() {
+				defer close(drained)
+				for r := (&reader{from: p.conn}); ; {
+					if _, err := r.next(); err != nil {
+						var f *protocolError
+						if errors.As(err, &f) {
+							t.Errorf("the actor sends rubbish: %v", f.why)
+						}
+						return
+					}
+				}
+			}()
+			for range 1 + random.IntN(5) {
+				m := slices.Clone(valid[random.IntN(len(valid))])
+				for range random.IntN(4) {
+					m[random.IntN(len(m))] = byte(random.Uint32())
+				}
+				if random.IntN(8) == 0 {
+					m = m[:random.IntN(len(m))]
+				}
+				p.conn.SetWriteDeadline(time.Now().Add(time.Minute)) // beyond all that the actor waits for
+				if _, err := p.conn.Write(m); errors.Is(err, os.ErrDeadlineExceeded) {
+					t.Fatal("the actor neither reads nor closes")
+				}
+			}
+			p.conn.Close()
+			<-drained
+		}
+		p.establish(routerOpen())
+		if updates, _ := p.readUpdates(); len(updates) != 1 {
+			t.Errorf("%d UPDATEs", len(updates))
 		}
 	})
 }
