@@ -134,7 +134,10 @@ func (a *Actor) launch(ctx context.Context, name string, d lb.BGPSession) {
 // Statuses returns the state of each session, by peer; those that are saying goodbye are among them.
 func (a *Actor) Statuses() map[string]Status {
 	a.mu.Lock()
-	sessions := maps.Clone(a.ending)
+	sessions, ending := maps.Clone(a.ending), map[string]bool{}
+	for name := range a.ending {
+		ending[name] = true
+	}
 	maps.Copy(sessions, a.sessions)
 	a.mu.Unlock()
 	statuses := make(map[string]Status, len(sessions))

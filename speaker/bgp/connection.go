@@ -66,8 +66,8 @@ func addrPort(a net.Addr) netip.AddrPort {
 // run has the session from the handshake to the goodbye. It returns how long it was established, and why it ended.
 func (c *connection) run(ctx context.Context) (up time.Duration, err error) {
 	unlink := context.AfterFunc(ctx, func() {
-		c.conn.SetReadDeadline(time.Unix(1, 0))
-		c.conn.SetWriteDeadline(time.Now().Add(goodbyeTime))
+		_ = c.conn.SetReadDeadline(time.Unix(1, 0))
+		_ = c.conn.SetWriteDeadline(time.Now().Add(goodbyeTime))
 	})
 	defer unlink()
 	err = c.handshake(ctx)
@@ -133,7 +133,7 @@ func (c *connection) deadline(limit time.Duration) {
 	if limit > 0 {
 		at = time.Now().Add(limit)
 	}
-	c.conn.SetReadDeadline(at)
+	_ = c.conn.SetReadDeadline(at)
 }
 
 // next reads a message. Silence for longer than the deadline is the end of the hold time.
@@ -250,7 +250,7 @@ func (c *connection) write(b []byte) error {
 	if limit == 0 {
 		limit = writeTime
 	}
-	c.conn.SetWriteDeadline(time.Now().Add(limit))
+	_ = c.conn.SetWriteDeadline(time.Now().Add(limit))
 	if _, err := c.conn.Write(b); err != nil {
 		c.broken = true
 		if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -302,10 +302,10 @@ func (c *connection) lastWord(err error) *notification {
 func (c *connection) goodbye(n *notification) {
 	c.closing.Store(true)
 	if n != nil && !c.broken {
-		c.conn.SetWriteDeadline(time.Now().Add(goodbyeTime))
+		_ = c.conn.SetWriteDeadline(time.Now().Add(goodbyeTime))
 		_, err := c.conn.Write(n.serialize())
 		if half, ok := c.conn.(interface{ CloseWrite() error }); ok && err == nil && half.CloseWrite() == nil {
-			c.conn.SetReadDeadline(time.Now().Add(goodbyeTime))
+			_ = c.conn.SetReadDeadline(time.Now().Add(goodbyeTime))
 			c.wait()
 			io.Copy(io.Discard, c.conn) //nolint:errcheck // how the peer goes does not matter any more
 		}

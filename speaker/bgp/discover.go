@@ -36,7 +36,7 @@ func discover(ctx context.Context, iface string, found func(netip.Addr)) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	unlink := context.AfterFunc(ctx, func() { conn.SetReadDeadline(time.Unix(1, 0)) })
+	unlink := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer unlink()
 	if err := errors.Join(conn.SetControlMessage(ipv6.FlagHopLimit, true), conn.JoinGroup(allRouters)); err != nil {
 		conn.Close()

@@ -97,11 +97,11 @@ func TestFRRFamiliesAndNextHops(t *testing.T) {
 	both := []lb.Family{lb.IPv4, lb.IPv6}
 	overV6 := "router bgp 64501\n bgp router-id 10.0.0.2\n no bgp ebgp-requires-policy\n no bgp default ipv4-unicast\n neighbor fd00::1 remote-as 64500\n%s"
 	activate := func(neighbor string, families ...string) string {
-		s := ""
+		var s strings.Builder
 		for _, f := range families {
-			s += fmt.Sprintf(" address-family %s unicast\n  neighbor %s activate\n exit-address-family\n", f, neighbor)
+			fmt.Fprintf(&s, " address-family %s unicast\n  neighbor %s activate\n exit-address-family\n", f, neighbor)
 		}
-		return s
+		return s.String()
 	}
 	for _, test := range []struct {
 		name, config string

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
 
@@ -218,19 +219,13 @@ func (c *connection) refusals(d lb.BGPSession, held map[lb.Family]int) map[lb.Fa
 
 func refusal(d lb.BGPSession, n Negotiated, f lb.Family, count int) lb.Refusal {
 	routes := fmt.Sprintf("%d %s routes cannot be sent", count, f)
-	for _, common := range n.Families {
-		if common != f {
-			continue
-		}
-		if f == lb.IPv4 {
-			return *lb.Refuse(lb.ReasonNoNextHop, "%s: the peer cannot take an IPv6 next hop for them (RFC 8950), and the node has no IPv4 address", routes)
-		}
+	switch {
+	case slices.Contains(n.Families, f) && f == lb.IPv4:
+		return *lb.Refuse(lb.ReasonNoNextHop, "%s: the peer cannot take an IPv6 next hop for them (RFC 8950), and the node has no IPv4 address", routes)
+	case slices.Contains(n.Families, f):
 		return *lb.Refuse(lb.ReasonNoNextHop, "%s: the node has no IPv6 address for a next hop", routes)
-	}
-	for _, offered := range d.Families {
-		if offered == f {
-			return *lb.Refuse(lb.ReasonFamilyNotOffered, "%s: the peer does not take routes of that family; activate it there", routes)
-		}
+	case slices.Contains(d.Families, f):
+		return *lb.Refuse(lb.ReasonFamilyNotOffered, "%s: the peer does not take routes of that family; activate it there", routes)
 	}
 	return *lb.Refuse(lb.ReasonFamilyNotOffered, "%s: the session is for the other family; set dualStackAddressFamily, or add a peer with an %s address", routes, f)
 }

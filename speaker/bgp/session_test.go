@@ -425,7 +425,6 @@ func TestGracefulRestart(t *testing.T) {
 		p.readUpdates()
 		go stop()
 		p.wantClosed()
-		stop = func() {}
 	})
 	inBubble(t, "a change of options is no reason to forget", func(t *testing.T, p *fakePeer, a *Actor) {
 		set(a, graceful)

@@ -25,8 +25,6 @@ type bgpWorld struct {
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
-func ptr[T any](v T) *T { return &v }
-
 func selector(s string) []labels.Selector {
 	parsed, err := labels.Parse(s)
 	if err != nil {
@@ -103,20 +101,21 @@ func heard(d BGPDecision) string {
 		var list []string
 		for _, p := range slices.SortedFunc(maps.Keys(d.Sessions[name].Routes), netip.Prefix.Compare) {
 			r := d.Sessions[name].Routes[p]
-			s := p.String()
+			var s strings.Builder
+			s.WriteString(p.String())
 			if r.LocalPref != lb.DefaultLocalPref {
-				s += fmt.Sprint(" lp ", r.LocalPref)
+				fmt.Fprint(&s, " lp ", r.LocalPref)
 			}
 			if r.HasMED {
-				s += fmt.Sprint(" med ", r.MED)
+				fmt.Fprint(&s, " med ", r.MED)
 			}
 			if r.Prepend > 0 {
-				s += fmt.Sprint(" prepend ", r.Prepend)
+				fmt.Fprint(&s, " prepend ", r.Prepend)
 			}
 			for _, c := range r.Communities {
-				s += " " + c.String()
+				fmt.Fprint(&s, " ", c)
 			}
-			list = append(list, s)
+			list = append(list, s.String())
 		}
 		peers = append(peers, name+": "+strings.Join(list, ", "))
 	}
@@ -214,13 +213,9 @@ func TestBGPRoutes(t *testing.T) {
 			if reason != test.reason || v.Leaving {
 				t.Errorf("refused because of %q, leaving %v, want %q", reason, v.Leaving, test.reason)
 			}
-			said := ""
-			for _, word := range v.Words {
-				said += word.Message + "\n"
-			}
 			for _, want := range test.words {
-				if !strings.Contains(said, want) {
-					t.Errorf("words %q, want %q", said, want)
+				if !slices.ContainsFunc(v.Words, func(w BGPWord) bool { return strings.Contains(w.Message, want) }) {
+					t.Errorf("words %+v, want %q", v.Words, want)
 				}
 			}
 			slices.Reverse(w.vips)
