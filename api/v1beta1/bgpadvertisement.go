@@ -26,7 +26,7 @@ type BGPAdvertisement struct {
 
 // BGPAdvertisementSpec says which addresses are announced, by which nodes, to which peers and with which attributes. Empty
 // selectors do not restrict. Where several advertisements announce the same prefix to a peer, its communities are theirs together;
-// a localPref, med or asPathPrepend on which they differ is refused.
+// of a localPref, med or asPathPrepend on which they differ the older advertisement's holds, and the younger one is marked.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.serviceSelectors) || self.serviceSelectors.size() == 0 || ((!has(self.aggregationLength) || self.aggregationLength == 32) && (!has(self.aggregationLengthV6) || self.aggregationLengthV6 == 128))",message="serviceSelectors cannot be combined with aggregation: an aggregate also attracts the traffic of Services that are not selected"
 type BGPAdvertisementSpec struct {

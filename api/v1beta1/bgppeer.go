@@ -72,6 +72,7 @@ type BGPPeerSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=45
 	// +kubebuilder:validation:XValidation:rule="isIP(self)",message="must be an IP address such as 192.0.2.1 or 2001:db8::1"
+	// +kubebuilder:validation:XValidation:rule="!isIP(self) || !ip(self).isLinkLocalUnicast()",message="a link-local address says nothing without its link; set interface instead"
 	PeerAddress string `json:"peerAddress,omitempty"`
 
 	// interface is the node's interface to the peer, which is found by its router advertisements (unnumbered, RFC 8950). The node

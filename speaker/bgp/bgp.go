@@ -42,6 +42,7 @@ type Actor struct {
 
 	mu       sync.Mutex
 	desired  map[string]lb.BGPSession
+	applied  bool // the sessions know of desired
 	sessions map[string]*session
 	ending   map[string]*session // deconfigured, saying goodbye
 }
@@ -73,7 +74,7 @@ func New(opts Options) *Actor {
 // restart drops those that are not announced again right after the session is back.
 func (a *Actor) Set(desired map[string]lb.BGPSession) {
 	a.mu.Lock()
-	a.desired = desired
+	a.desired, a.applied = desired, false
 	a.mu.Unlock()
 	a.runner.Poke()
 }
@@ -92,6 +93,7 @@ func (a *Actor) Run(ctx context.Context) error {
 func (a *Actor) apply(ctx context.Context) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.applied = true
 	for name, s := range a.sessions {
 		if _, ok := a.desired[name]; !ok {
 			delete(a.sessions, name)
@@ -131,7 +133,8 @@ func (a *Actor) launch(ctx context.Context, name string, d lb.BGPSession) {
 	})
 }
 
-// Statuses returns the state of each session, by peer; those that are saying goodbye are among them.
+// Statuses returns the state of each session, by peer; those that are saying goodbye are among them. None is Synced that has not
+// followed the last Set, or whose name another one bears that still says goodbye.
 func (a *Actor) Statuses() map[string]Status {
 	a.mu.Lock()
 	sessions, ending := maps.Clone(a.ending), map[string]bool{}
@@ -139,10 +142,13 @@ func (a *Actor) Statuses() map[string]Status {
 		ending[name] = true
 	}
 	maps.Copy(sessions, a.sessions)
+	applied := a.applied
 	a.mu.Unlock()
 	statuses := make(map[string]Status, len(sessions))
 	for name, s := range sessions {
-		statuses[name] = s.snapshot()
+		status := s.snapshot()
+		status.Synced = status.Synced && applied && !ending[name]
+		statuses[name] = status
 	}
 	return statuses
 }

@@ -44,13 +44,14 @@ type connection struct {
 	refresh     chan uint16   // AFIs of which the peer wants to hear all again
 	closing     atomic.Bool   // what is still received is of no interest
 	received    chan struct{} // closed when receive has returned; nil before it is started
+	failed      chan error    // what receive has returned
 	broken      bool          // a write has failed, perhaps within a message
 	accepting   bool          // routes of the peer are kept
 }
 
 func newConnection(s *session, conn net.Conn, d lb.BGPSession) *connection {
 	return &connection{
-		s: s, conn: conn, d: d, from: reader{from: conn}, refresh: make(chan uint16, 8), accepting: d.AcceptRoutes,
+		s: s, conn: conn, d: d, from: reader{from: conn}, refresh: make(chan uint16, 8), failed: make(chan error, 1), accepting: d.AcceptRoutes,
 		local: addrPort(conn.LocalAddr()), peer: addrPort(conn.RemoteAddr()),
 	}
 }
@@ -76,6 +77,7 @@ func (c *connection) run(ctx context.Context) (up time.Duration, err error) {
 		c.s.established(c)
 		err = c.serve(ctx)
 		up = max(time.Since(began), 1)
+		err = c.better(err)
 	}
 	if cause := context.Cause(ctx); cause != nil {
 		err = cause
@@ -157,11 +159,10 @@ func (c *connection) next() (message, error) {
 
 // serve keeps an established session until it fails or ctx ends.
 func (c *connection) serve(ctx context.Context) error {
-	failed := make(chan error, 1)
 	c.received = make(chan struct{})
 	go func() {
 		defer close(c.received)
-		failed <- c.receive()
+		c.failed <- c.receive()
 	}()
 	var alive *time.Ticker
 	var tick <-chan time.Time
@@ -193,7 +194,7 @@ func (c *connection) serve(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case err := <-failed:
+		case err := <-c.failed:
 			return err
 		case <-tick:
 			if err := c.write(keepalive()); err != nil {
@@ -276,6 +277,22 @@ func countMessages(b []byte) (messages, updates uint64) {
 		b = b[int(b[markerLength])<<8|int(b[markerLength+1]):]
 	}
 	return messages, updates
+}
+
+// better waits a moment for what the peer has said, where a write has failed only because the peer has closed the connection.
+func (c *connection) better(err error) error {
+	var f *protocolError
+	if !c.broken || errors.As(err, &f) {
+		return err
+	}
+	select {
+	case said := <-c.failed:
+		if said != nil {
+			return said
+		}
+	case <-time.After(goodbyeTime):
+	}
+	return err
 }
 
 // lastWord returns what the peer shall be told of the end, or nil when it has said so itself or shall keep our routes.

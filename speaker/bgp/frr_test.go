@@ -314,7 +314,9 @@ func TestFRRSourceAddress(t *testing.T) {
 		t.Errorf("negotiated %+v", s.Negotiated)
 	}
 	set(a, external(func(d *lb.BGPSession) { d.Source = netip.MustParseAddr("10.0.0.8") }))
-	eventually(t, a, "not ours", func(s Status) bool { return strings.Contains(s.LastError, "cannot assign requested address") })
+	eventually(t, a, "not ours", func(s Status) bool {
+		return strings.Contains(s.LastError, "cannot assign requested address") && s.Reason == lb.ReasonSourceMissing
+	})
 }
 
 // The routes of an agent that restarts stay at the router, marked as stale until it has them again; those of one that ends for
@@ -418,7 +420,18 @@ func TestFRRKeepsTheRoutesOfACrashedAgent(t *testing.T) {
 	if lines := gone(); lines != "" {
 		t.Errorf("the route changed in the router's kernel:\n%s", lines)
 	}
-	first.Set(nil)
+	// A drain and then power-off, or a crash: there is nothing that could go stale.
+	graceful.Routes = nil
+	set(first, graceful)
+	wantPrefixes(t, r, "ipv4")
+	first.kill()
+	routertest.Eventually(t, "session lost", limit, func() error {
+		answer, err := r.Ask(t.Context(), "show bgp summary")
+		if err == nil && !strings.Contains(answer, "Active") && !strings.Contains(answer, "Connect") {
+			err = errors.New(answer)
+		}
+		return err
+	})
 	wantPrefixes(t, r, "ipv4")
 }
 

@@ -193,6 +193,17 @@ func TestFRRHearsAndForgetsRoutes(t *testing.T) {
 	if peers := a.Announced(netip.MustParsePrefix("192.0.2.1/32")); !slices.Equal(peers, []string{"tor"}) {
 		t.Errorf("announced to %v", peers)
 	}
+	var summary struct {
+		IPv4 struct {
+			Peers map[string]struct{ Hostname string } `json:"peers"`
+		} `json:"ipv4Unicast"`
+	}
+	if err := r.JSON(t.Context(), "show bgp summary json", &summary); err != nil || summary.IPv4.Peers["10.0.0.1"].Hostname != "node-1" {
+		t.Errorf("summary %+v, %v", summary, err)
+	}
+	if sockets := l.node.Run(t, "ss", "-Hltn"); sockets != "" {
+		t.Errorf("the node listens:\n%s", sockets)
+	}
 	set(a, external(func(d *lb.BGPSession) { d.Routes = routes("192.0.2.2/32", "192.0.2.3/32") }))
 	wantPrefixes(t, r, "ipv4", "192.0.2.2/32", "192.0.2.3/32")
 	stop()

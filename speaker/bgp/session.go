@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -259,7 +260,11 @@ func (s *session) try(ctx context.Context) (up time.Duration, err error) {
 		if cause := context.Cause(ctx); cause != nil {
 			err = cause
 		}
-		s.failed(lb.ReasonNotEstablished, err)
+		reason := lb.ReasonNotEstablished
+		if errors.Is(err, syscall.EADDRNOTAVAIL) {
+			reason = lb.ReasonSourceMissing
+		}
+		s.failed(reason, err)
 		return 0, err
 	}
 	c := newConnection(s, conn, d)
