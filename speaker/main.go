@@ -131,7 +131,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	responder := l2.New(l2.Options{Log: rt.Log, Stats: newPackets(rt.Metrics), Changed: s.runner.Poke})
 	events := client.Events(name, rt.NodeName)
 	reporter := report.New(report.Options{
-		Log: rt.Log, Service: services.Get, Write: client.Status(time.Now).Condition,
+		Log: rt.Log, Service: services.Get, Write: client.Status(time.Now).Conditions,
 		Event: func(s lb.Service, good bool, reason lb.Reason, message string) {
 			if good {
 				events.Normal(kube.ServiceReference(s), reason, message)

@@ -365,6 +365,10 @@ func (g fakeGossip) Claims(vip netip.Addr) map[string]lb.Claim {
 	return claims
 }
 
+func (f fakeFeed) Tell(lb.FeedNotice) {}
+
+func (g fakeGossip) Dead() []string { return nil }
+
 func (g fakeGossip) Former(netip.Addr) bool { return false }
 
 func (g fakeGossip) Joined() bool {

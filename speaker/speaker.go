@@ -39,6 +39,7 @@ type feed interface {
 	Reason() lb.Reason
 	Connected() bool
 	Delivery(lb.DeliveryKey) *lb.Delivery
+	Tell(lb.FeedNotice)
 }
 
 type gossip interface {
@@ -47,6 +48,7 @@ type gossip interface {
 	Live() []string
 	Claims(netip.Addr) map[string]lb.Claim
 	Former(netip.Addr) bool
+	Dead() []string
 	Joined() bool
 }
 
@@ -185,6 +187,9 @@ const freshFor = time.Second
 // when to look again even if nothing changes; 0 for not at all.
 func (s *speaker) step(now time.Time) time.Duration {
 	s.meet()
+	if s.from.feed != nil {
+		s.from.feed.Tell(lb.FeedNotice{Dead: s.from.members.Dead()})
+	}
 	if waiting := s.missing(); waiting != "" {
 		s.mu.Lock()
 		s.waiting = waiting

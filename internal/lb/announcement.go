@@ -13,6 +13,27 @@ type Announcement struct {
 	How  string // such as "ARP on eth0"; "" when only the owner itself knows
 }
 
+// ConditionServing on a Service: each of its addresses is answered for by a node whose kernel is confirmed to deliver it to a usable
+// endpoint. It follows ConditionAnnounced, but for an address that its last node still answers for while it should not any more.
+const ConditionServing = "landfall.dev/Serving"
+
+// Reasons of ConditionServing and ConditionAnnounced.
+const (
+	ReasonServing Reason = "Serving" // the address is announced by a node that delivers it
+	ReasonParting Reason = "Parting" // the node that answers should not any more, and there is no other
+)
+
+// Serving returns the condition Serving that goes with the condition Announced.
+func Serving(announced Condition) Condition {
+	c := announced
+	c.Type = ConditionServing
+	c.Status = announced.Status && announced.Reason == ReasonAnnounced
+	if c.Status {
+		c.Reason = ReasonServing
+	}
+	return c
+}
+
 const announcedFrom = " is announced from "
 
 // String returns "192.0.2.1 is announced from node-1 (ARP on eth0)".

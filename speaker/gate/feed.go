@@ -23,6 +23,8 @@ import (
 const (
 	minRetry = 50 * time.Millisecond
 	maxRetry = time.Second
+	// writeTimeout bounds how long the proxy may take to listen.
+	writeTimeout = 5 * time.Second
 )
 
 // Options of a Feed.
@@ -53,11 +55,48 @@ type Feed struct {
 	reason     lb.Reason // why the deliveries cannot be used
 	connected  bool      // and a complete message has come over this connection
 	hold       *time.Timer
+	notice     lb.FeedNotice
+	told       chan struct{} // closed, and replaced, when the notice changes
 }
 
 // NewFeed returns a Feed that knows nothing. It connects once Run is called.
 func NewFeed(opts Options) *Feed {
-	return &Feed{opts: opts, reason: lb.ReasonFeedUnknown}
+	return &Feed{opts: opts, reason: lb.ReasonFeedUnknown, told: make(chan struct{})}
+}
+
+// Tell replaces what the proxy is told. It never blocks.
+func (f *Feed) Tell(n lb.FeedNotice) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if slices.Equal(f.notice.Dead, n.Dead) {
+		return
+	}
+	f.notice = n
+	close(f.told)
+	f.told = make(chan struct{})
+}
+
+// speak writes each notice to the proxy until the connection fails or ctx ends. Nothing is written before there is something to say.
+func (f *Feed) speak(ctx context.Context, conn net.Conn) {
+	said := lb.FeedNotice{}
+	encoder := json.NewEncoder(conn)
+	for {
+		f.mu.Lock()
+		notice, changed := f.notice, f.told
+		f.mu.Unlock()
+		if !slices.Equal(said.Dead, notice.Dead) {
+			if conn.SetWriteDeadline(time.Now().Add(writeTimeout)) != nil || encoder.Encode(notice) != nil {
+				conn.Close() // the reader notices, and connects anew
+				return
+			}
+			said = notice
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		}
+	}
 }
 
 // Reason says why the deliveries cannot be used: ReasonFeedUnknown before the proxy's first word, ReasonFeedLost when it has been
@@ -121,6 +160,11 @@ func (f *Feed) listen(ctx context.Context) (heard bool, err error) {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
+	var speaking sync.WaitGroup
+	defer speaking.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	speaking.Go(func() { f.speak(ctx, conn) })
 	err = read(conn, func(m lb.FeedMessage) {
 		if !heard {
 			f.opts.Log.Info("the proxy says what it delivers", "deliveries", len(m.Deliveries))

@@ -77,6 +77,7 @@ func starting(c lb.Claim) bool {
 // renew notes a live member. If it is another process than the one whose words are known, those are held. It needs mu.
 func (m *Members) renew(n *memberlist.Node) {
 	delete(m.fallen, n.Name)
+	delete(m.dead, n.Name)
 	m.live[n.Name] = n
 	if p := m.book[n.Name]; p != nil && p.born < bornOf(n) {
 		m.keep(n.Name, p, time.Now())
@@ -158,6 +159,9 @@ func (m *Members) settle(name string, node *memberlist.Node, refused bool) {
 		return // back, or gone another way
 	}
 	m.bury(name)
+	if !refused {
+		m.dead[name] = true
+	}
 	if p := m.book[name]; refused && p != nil {
 		m.keep(name, p, time.Now())
 		if h := m.held[name]; h.born == p.born {
@@ -177,7 +181,20 @@ func (m *Members) abandon(name string, born uint64) {
 	if h := m.held[name]; h.born == born && m.live[name] == nil {
 		h.until = time.Time{}
 		m.held[name] = h
+		m.dead[name] = true
 	}
+}
+
+// Dead returns the nodes that have gone without taking their leave and whose kernels do not answer either, sorted. If this node does
+// not see a majority of the speakers, it may be this node that is cut off, and none are returned.
+func (m *Members) Dead() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	seen := 1 + len(m.live)
+	if 2*seen <= seen+len(m.dead) {
+		return nil
+	}
+	return slices.Sorted(maps.Keys(m.dead))
 }
 
 // expire tells of what is held no longer, and returns when the next hold ends.

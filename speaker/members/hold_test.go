@@ -61,6 +61,8 @@ func TestTheHoldEnds(t *testing.T) {
 	r.wantClaims("c", vip1, map[string]lb.Claim{"a": {Answering: true}, "b": {Answering: true}})
 	r.members["a"].cable.pulled.Store(true)
 	r.wantClaims("c", vip1, map[string]lb.Claim{"b": {Answering: true}})
+	r.eventually("c calls a dead", func() bool { return slices.Equal(r.members["c"].Dead(), []string{"a"}) })
+	r.eventually("a, which sees no majority, calls nobody dead", func() bool { return len(r.members["a"].Live()) == 1 && r.members["a"].Dead() == nil })
 	r.members["b"].kill(t)
 	r.wantClaims("c", vip1, map[string]lb.Claim{"b": {Answering: true, Held: true}})
 	r.wantClaims("c", vip1, nil)

@@ -76,6 +76,7 @@ type Members struct {
 	greet   map[string]bool             // live nodes that were not told everything yet
 	fallen  map[string]*memberlist.Node // live nodes of which it is to be found out what has become of them
 	held    map[string]hold
+	dead    map[string]bool         // nodes that have gone with their kernels
 	former  hold                    // what this node's speaker answered for in the life before this one
 	peers   map[string][]netip.Addr // other nodes by name, from the API server; nil while unknown
 	joined  bool
@@ -91,7 +92,7 @@ func New(opts Options) *Members {
 		opts: opts,
 		own:  newJournal(opts.Self, uint64(opts.Born.UnixNano())),
 		book: book{}, live: map[string]*memberlist.Node{}, greet: map[string]bool{},
-		fallen: map[string]*memberlist.Node{}, held: map[string]hold{},
+		fallen: map[string]*memberlist.Node{}, held: map[string]hold{}, dead: map[string]bool{},
 	}
 	m.queue.NumNodes = func() int { return len(m.Live()) }
 	m.queue.RetransmitMult = retransmitMult
@@ -132,6 +133,11 @@ func (m *Members) SetPeers(peers map[string][]netip.Addr) {
 	for node := range m.book { // what nodes said that have left the cluster
 		if _, ok := peers[node]; !ok && m.live[node] == nil {
 			delete(m.book, node)
+		}
+	}
+	for node := range m.dead {
+		if _, ok := peers[node]; !ok {
+			delete(m.dead, node)
 		}
 	}
 	m.mu.Unlock()

@@ -113,19 +113,16 @@ func Summarize(self string, decisions []Decision) (report Report, ok bool) {
 	for _, d := range decisions {
 		reason, message := d.summary(self)
 		messages = append(messages, message)
-		if reason != lb.ReasonAnnounced {
-			report.Announced, report.Reason = false, cmp.Or(skip(report.Reason, lb.ReasonAnnounced), reason)
+		switch {
+		case reason == lb.ReasonAnnounced:
+		case reason == lb.ReasonParting && report.Announced:
+			report.Reason = reason
+		case reason != lb.ReasonParting && report.Announced:
+			report.Announced, report.Reason = false, reason
 		}
 	}
 	report.Message = strings.Join(messages, "; ")
 	return report, true
-}
-
-func skip(reason, unwanted lb.Reason) lb.Reason {
-	if reason == unwanted {
-		return ""
-	}
-	return reason
 }
 
 // summary says in one sentence who announces the VIP, or why nobody does.
@@ -142,7 +139,7 @@ func (d Decision) summary(self string) (lb.Reason, string) {
 	byReason := map[lb.Reason][]string{}
 	for _, w := range d.Nodes {
 		if w.Answering {
-			return lb.ReasonAnnounced, fmt.Sprintf("%s is announced from %s for want of another node, as this one should not: %s", d.VIP, w.Node, w.Reason)
+			return lb.ReasonParting, fmt.Sprintf("%s is announced from %s for want of another node, as this one should not: %s", d.VIP, w.Node, w.Reason)
 		}
 		byReason[w.Reason] = append(byReason[w.Reason], w.Node)
 	}

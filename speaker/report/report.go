@@ -1,5 +1,5 @@
-// Package report is the actor that writes to Services whether their addresses are announced, and from where: a condition, and an
-// Event when it changes. It writes a change once it has lasted, and never the same twice.
+// Package report is the actor that writes to Services whether their addresses are announced, and from where: the conditions Announced and
+// Serving, and an Event when they change. It writes a change once it has lasted, and never the same twice.
 package report
 
 import (
@@ -38,8 +38,8 @@ type Options struct {
 	Log *slog.Logger
 	// Service returns a Service as last seen.
 	Service func(lb.Key) (lb.Service, bool)
-	// Write sets a condition on a Service and tells whether there was anything to write.
-	Write func(context.Context, lb.Service, lb.Condition) (wrote bool, err error)
+	// Write sets conditions on a Service, in one write, and tells whether there was anything to write.
+	Write func(context.Context, lb.Service, ...lb.Condition) (wrote bool, err error)
 	// Event reports a change on a Service; good ones and those that somebody may want to do something about.
 	Event func(s lb.Service, good bool, reason lb.Reason, message string)
 }
@@ -194,7 +194,7 @@ func (r *Reporter) write(ctx context.Context, now time.Time, key lb.Key, conditi
 	}
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	wrote, err := r.opts.Write(ctx, service, condition)
+	wrote, err := r.opts.Write(ctx, service, condition, lb.Serving(condition))
 	if err != nil {
 		return err
 	}
@@ -225,9 +225,9 @@ func worthAnEvent(before *lb.Condition, now lb.Condition) bool {
 	return before.Status != now.Status || before.Reason != now.Reason || now.Status && before.Message != now.Message
 }
 
+// shows tells whether a Service shows a condition, and the one that goes with it.
 func shows(s lb.Service, c lb.Condition) bool {
-	before := find(s, c.Type)
-	return before != nil && *before == c
+	return slices.Contains(s.Conditions, c) && slices.Contains(s.Conditions, lb.Serving(c))
 }
 
 func find(s lb.Service, conditionType string) *lb.Condition {

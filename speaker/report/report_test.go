@@ -45,13 +45,14 @@ func (s *server) get(k lb.Key) (lb.Service, bool) {
 	return service, ok
 }
 
-func (s *server) write(_ context.Context, service lb.Service, c lb.Condition) (bool, error) {
+func (s *server) write(_ context.Context, service lb.Service, conditions ...lb.Condition) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.fail != nil {
 		return false, s.fail
 	}
-	service.Conditions = []lb.Condition{c}
+	c := conditions[0]
+	service.Conditions = conditions
 	s.services[service.Key] = service
 	s.log = append(s.log, fmt.Sprintf("write %s: %s", service.Key.Name, c.Message))
 	return true, nil
@@ -66,6 +67,9 @@ func (s *server) event(service lb.Service, good bool, reason lb.Reason, _ string
 func (s *server) set(conditions ...lb.Condition) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for _, c := range conditions {
+		conditions = append(conditions, lb.Serving(c))
+	}
 	s.services[nginx] = lb.Service{Key: nginx, Conditions: conditions}
 }
 
