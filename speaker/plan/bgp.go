@@ -19,6 +19,9 @@ type BGPFacts struct {
 	Namespace string
 	// BFDDown are the peers to which BFD says that the path is lost.
 	BFDDown map[string]bool
+	// Restarting is set, while the speaker stops, when a successor is expected soon: peers that keep its routes over a graceful
+	// restart go on hearing them as ever.
+	Restarting bool
 }
 
 // BGPInput is what one node knows of one VIP, for BGP.
@@ -80,10 +83,14 @@ func DecideBGP(f Facts, b BGPFacts, vips []BGPInput) BGPDecision {
 	d.Sessions, d.Peers = sessions(f, b)
 	r := newRoutes(f, b, d.Sessions, len(vips))
 	node := refuseNode(f)
+	successor := f
+	successor.Stopping = false
+	restarts := f.Stopping && b.Restarting && refuseNode(successor) == nil
 	for _, in := range vips {
 		v := standing(f.Gate, node, in)
-		if v.Refusal == nil || v.Leaving {
-			r.add(in, &v)
+		kept := restarts && standing(f.Gate, nil, in).Refusal == nil
+		if v.Refusal == nil || v.Leaving || kept {
+			r.add(in, &v, kept)
 		}
 		d.VIPs[in.VIP] = v
 	}

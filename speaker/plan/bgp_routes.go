@@ -156,9 +156,9 @@ func resolveOne(written string, objects map[string]lb.CommunityNames) (lb.Commun
 	return value, nil
 }
 
-// add announces a VIP, and says so in v, or why not.
-func (r *routes) add(in BGPInput, v *BGPVIP) {
-	pool, selected := "", false
+// add announces a VIP, and says so in v, or why not. With kept set, peers with graceful restart hear it as ever.
+func (r *routes) add(in BGPInput, v *BGPVIP, kept bool) {
+	pool, selected, leaving := "", false, false
 	for _, p := range r.pools {
 		if !contains(p.Pool, in.VIP) {
 			continue
@@ -167,7 +167,7 @@ func (r *routes) add(in BGPInput, v *BGPVIP) {
 		for _, a := range p.ads {
 			if len(a.ServiceSelectors) == 0 || slices.ContainsFunc(in.Labels, func(l labels.Set) bool { return anyMatches(a.ServiceSelectors, l) }) {
 				selected = true
-				r.announce(in, a, p.Pool, v)
+				leaving = r.announce(in, a, p.Pool, v, kept) || leaving
 			}
 		}
 	}
@@ -182,6 +182,7 @@ func (r *routes) add(in BGPInput, v *BGPVIP) {
 			v.Refusal = &lb.Refusal{Reason: v.Words[0].Reason, Message: v.Words[0].Message}
 		}
 	}
+	v.Leaving = v.Leaving && leaving
 	slices.SortFunc(v.Prefixes, netip.Prefix.Compare)
 }
 
@@ -198,8 +199,8 @@ func (v *BGPVIP) refuse(refusal *lb.Refusal) {
 	v.Refusal, v.Leaving = refusal, false
 }
 
-// announce announces a VIP by one advertisement.
-func (r *routes) announce(in BGPInput, a *advertisement, pool lb.Pool, v *BGPVIP) {
+// announce announces a VIP by one advertisement, and tells whether some peer hears that it is about to go.
+func (r *routes) announce(in BGPInput, a *advertisement, pool lb.Pool, v *BGPVIP, kept bool) (leaving bool) {
 	word := func(peer string, refusal *lb.Refusal) {
 		v.Words = append(v.Words, BGPWord{VIP: in.VIP, Advertisement: a.Name, Peer: peer, Reason: refusal.Reason, Message: refusal.Message})
 	}
@@ -213,7 +214,7 @@ func (r *routes) announce(in BGPInput, a *advertisement, pool lb.Pool, v *BGPVIP
 	}
 	if refusal != nil {
 		word("", refusal)
-		return
+		return false
 	}
 	family := lb.FamilyOf(in.VIP)
 	for _, peer := range a.peers {
@@ -221,11 +222,17 @@ func (r *routes) announce(in BGPInput, a *advertisement, pool lb.Pool, v *BGPVIP
 			word(peer, lb.Refuse(lb.ReasonFamilyNotOffered, "the session with BGPPeer %s does not carry %s routes; set dualStackAddressFamily, or add a peer with an %s address", peer, family, family))
 			continue
 		}
-		r.found[peer][prefix] = r.join(r.found[peer][prefix], a, v.Refusal == nil)
+		steady := v.Refusal == nil || kept && r.sessions[peer].GracefulRestart
+		if !steady && !v.Leaving {
+			continue
+		}
+		leaving = leaving || !steady
+		r.found[peer][prefix] = r.join(r.found[peer][prefix], a, steady)
 		if !slices.Contains(v.Prefixes, prefix) {
 			v.Prefixes = append(v.Prefixes, prefix)
 		}
 	}
+	return leaving
 }
 
 // outside refuses an aggregate that attracts traffic for addresses that are not the pool's.

@@ -277,6 +277,38 @@ func TestContract5PlannedEndsOverBGPAreGraceful(t *testing.T) {
 	}
 }
 
+// A speaker that expects a successor leaves its routes with the peers that keep them, and takes them back gracefully from the others.
+func TestContract6RestartsKeepRoutesAtGracefulPeers(t *testing.T) {
+	for _, test := range []struct {
+		name                           string
+		change                         func(*bgpWorld)
+		announced, converged, restarts bool
+		want                           string
+		leaving                        bool
+	}{
+		{"at first", nil, true, false, true, "tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32 lp 0 65535:0", true},
+		{"converged", nil, true, true, true, "tor-1: 192.0.2.1/32; tor-2: ", false},
+		{"for good", nil, true, false, false, "tor-1: 192.0.2.1/32 lp 0 65535:0; tor-2: 192.0.2.1/32 lp 0 65535:0", true},
+		{"the node leaves too", func(w *bgpWorld) { w.facts.Node.Leaving = lb.ReasonNodeLeaving }, true, false, true,
+			"tor-1: 192.0.2.1/32 lp 0 65535:0; tor-2: 192.0.2.1/32 lp 0 65535:0", true},
+		{"what cannot be delivered goes", func(w *bgpWorld) { w.vips[0].Holders[0].Delivery = nil }, true, false, true, "tor-1: ; tor-2: ", false},
+		{"only graceful peers: nothing to wait for", func(w *bgpWorld) { delete(w.bgp.Peers, "tor-2") }, true, false, true, "tor-1: 192.0.2.1/32", false},
+	} {
+		w := newBGPWorld(func(w *bgpWorld) {
+			w.bgp.Peers["tor-1"] = bgpPeer("tor-1", "10.0.0.2", func(p *lb.Peer) { p.GracefulRestart = true })
+		})
+		if test.change != nil {
+			test.change(w)
+		}
+		w.facts.Stopping, w.bgp.Restarting = true, test.restarts
+		w.vips[0].Announced, w.vips[0].Converged = test.announced, test.converged
+		d := w.decide()
+		if got := heard(d); got != test.want || d.VIPs[addr("192.0.2.1")].Leaving != test.leaving {
+			t.Errorf("%s: heard %q, leaving %v; want %q, %v", test.name, got, d.VIPs[addr("192.0.2.1")].Leaving, test.want, test.leaving)
+		}
+	}
+}
+
 // An aggregate is about to go only when all that it is announced for is.
 func TestAggregatesLeaveWithTheirLastVIP(t *testing.T) {
 	w := newBGPWorld(withAd(func(a *lb.BGPAdvertisement) { a.AggregationLength, a.Peers = 28, []string{"tor-1"} }),
