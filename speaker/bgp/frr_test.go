@@ -439,14 +439,15 @@ func TestFRRKeepsTheRoutesOfACrashedAgent(t *testing.T) {
 func TestFRRPairWithECMP(t *testing.T) {
 	t.Parallel()
 	lan := newBridgedLAN(t, "node-1", "node-2", "tor-1", "tor-2")
+	var routers []*router.Router
 	for i, ns := range []*nstest.NS{lan[2], lan[3]} {
-		routertest.FRR(t, ns, router.Options{Config: fmt.Sprintf(`router bgp 64501
+		routers = append(routers, routertest.FRR(t, ns, router.Options{Config: fmt.Sprintf(`router bgp 64501
  bgp router-id 10.0.0.%d
  no bgp ebgp-requires-policy
  neighbor nodes peer-group
  neighbor nodes remote-as external
  bgp listen range 10.0.0.0/24 peer-group nodes
-`, i+3)})
+`, i+3)}))
 	}
 	var agents []*agent
 	want := func(i int, list ...string) map[string]lb.BGPSession {
@@ -479,6 +480,19 @@ func TestFRRPairWithECMP(t *testing.T) {
 		}
 	}
 	hops("192.0.2.1", "10.0.0.1", "10.0.0.2")
+	// On a planned end the routers move away while the route is still there, and so is who serves what is under way.
+	leaving := want(0, "192.0.2.1/32", "192.0.2.2/32")
+	for _, s := range leaving {
+		s.Routes[netip.MustParsePrefix("192.0.2.1/32")] = lb.Route{Communities: []lb.Community{lb.GracefulShutdown}}
+	}
+	agents[0].Set(leaving)
+	hops("192.0.2.1", "10.0.0.2")
+	hops("192.0.2.2", "10.0.0.1", "10.0.0.2")
+	for _, r := range routers {
+		if answer, err := r.Ask(t.Context(), "show bgp ipv4 unicast 192.0.2.1/32"); err != nil || strings.Count(answer, "from 10.0.0.") != 2 {
+			t.Errorf("the router has not kept both paths: %v\n%s", err, answer)
+		}
+	}
 	agents[0].Set(want(0, "192.0.2.2/32"))
 	hops("192.0.2.1", "10.0.0.2")
 	hops("192.0.2.2", "10.0.0.1", "10.0.0.2")

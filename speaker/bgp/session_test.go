@@ -3,6 +3,7 @@ package bgp
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
@@ -672,4 +674,68 @@ func TestHostilePeer(t *testing.T) {
 			t.Errorf("%d UPDATEs", len(updates))
 		}
 	})
+}
+
+func TestMetricsAndWords(t *testing.T) {
+	inBubble(t, "as the session goes", func(t *testing.T, p *fakePeer, a *Actor) {
+		value := func(name, labels string) string {
+			t.Helper()
+			registry := prometheus.NewPedanticRegistry()
+			registry.MustRegister(a)
+			families, err := registry.Gather()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range families {
+				for _, m := range f.GetMetric() {
+					if s := fmt.Sprint(m.GetLabel()); f.GetName() == name && strings.Contains(s, labels) {
+						return fmt.Sprint(m.GetGauge().GetValue() + m.GetCounter().GetValue())
+					}
+				}
+			}
+			return ""
+		}
+		p.dials <- errors.New("connection refused")
+		set(a, external(func(d *lb.BGPSession) {
+			d.Families, d.Routes = []lb.Family{lb.IPv4, lb.IPv6}, routes("192.0.2.1/32", "192.0.2.2/32", "fd01::1/128")
+		}))
+		synctest.Wait()
+		if got, want := status(a).Word(), (lb.PeerNode{State: "Idle", Reason: lb.ReasonNotEstablished, Message: "connection refused"}); got != want {
+			t.Errorf("word %+v, want %+v", got, want)
+		}
+		if up := value("landfall_bgp_session_up", "tor"); up != "0" {
+			t.Errorf("up: %s", up)
+		}
+		p.establish(dualOpen())
+		p.readUpdates()
+		if got := status(a).Word(); got.State != "Established" || got.Reason != lb.ReasonNoNextHop {
+			t.Errorf("word %+v", got)
+		}
+		for name, want := range map[string]string{
+			"landfall_bgp_session_up": "1", "landfall_bgp_session_flaps_total": "0", "landfall_bgp_prefixes_announced": "2", "landfall_bgp_prefixes_received": "0",
+		} {
+			if got := value(name, "tor"); got != want {
+				t.Errorf("%s: %s, want %s", name, got, want)
+			}
+		}
+		if got := value("landfall_bgp_updates_total", "out"); got != "1" {
+			t.Errorf("UPDATEs sent: %s", got)
+		}
+		p.conn.Close()
+		synctest.Wait()
+		if got := value("landfall_bgp_session_flaps_total", "tor"); got != "1" {
+			t.Errorf("flaps: %s", got)
+		}
+	})
+}
+
+// trap is a message that the packet library falls over.
+type trap struct{ bgp.BGPBody }
+
+func (trap) DecodeFromBytes([]byte, ...*bgp.MarshallingOption) error { panic("index out of range") }
+
+func TestWhatThePacketLibraryFallsOverIsMalformed(t *testing.T) {
+	if err := decode(trap{}, nil); err == nil || !strings.Contains(err.Error(), "index out of range") {
+		t.Errorf("%v", err)
+	}
 }

@@ -44,6 +44,21 @@ type Status struct {
 	Counters Counters        `json:"counters"`
 }
 
+// Word is the status in the form that a BGPPeer shows. It does not change while an attempt to connect goes through its states, so
+// that a router that is away is not written about again and again.
+func (s Status) Word() lb.PeerNode {
+	if s.State != Established {
+		return lb.PeerNode{State: string(Idle), Reason: s.Reason, Message: s.LastError}
+	}
+	word := lb.PeerNode{State: string(Established)}
+	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+		if held, ok := s.Held[f]; ok {
+			word.Reason, word.Message = held.Reason, held.Message
+		}
+	}
+	return word
+}
+
 // Negotiated is what both ends of a session have agreed on.
 type Negotiated struct {
 	PeerASN         uint32         `json:"peerASN"`
