@@ -218,7 +218,7 @@ func TestPrivileges(t *testing.T) {
 func TestRights(t *testing.T) {
 	objects := render(t)
 	for role, want := range map[string][]string{
-		"controller": {"events:create,patch", "ipaddresspools/status:update", "ipaddresspools:get,list,watch", "services/status:patch", "services:list,watch"},
+		"controller": {"events:create,patch", "ipaddresspools/status:update", "ipaddresspools:get,list,watch", "namespaces:list,watch", "nodes:list,watch", "services/status:patch", "services:list,watch"},
 		"proxy":      {"endpointslices:list,watch", "events:create,patch", "nodes:list,watch", "services:list,watch"},
 	} {
 		if diff := cmp.Diff(want, rights(as[rbacv1.ClusterRole](t, objects, "ClusterRole landfall-"+role).Rules)); diff != "" {

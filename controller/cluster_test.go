@@ -255,6 +255,8 @@ type process struct {
 	cluster  *cluster
 	services cached[lb.Key, lb.Service]
 	pools    cached[string, lb.Pool]
+	nodes    cached[string, lb.Node]
+	spaces   cached[string, lb.Namespace]
 	seen     int // events of the cluster's log that services shows
 	events   []string
 	clock    time.Time
@@ -264,11 +266,13 @@ type process struct {
 func newProcess(c *cluster) *process {
 	p := &process{cluster: c, clock: time.Unix(1_000_000, 0), ticks: time.Second}
 	p.controller = newController(deps{
-		services: &p.services, pools: &p.pools, status: c, events: (*eventLog)(&p.events),
+		services: &p.services, pools: &p.pools, nodes: &p.nodes, namespaces: &p.spaces, status: c, events: (*eventLog)(&p.events),
 		catchUp: func(context.Context) error { p.deliver(); return nil },
 		metrics: newMetrics(prometheus.NewRegistry()), log: slog.New(slog.DiscardHandler),
 		now: func() time.Time { p.clock = p.clock.Add(p.ticks); return p.clock },
 	})
+	p.nodes.deliver(nil)
+	p.spaces.deliver(nil)
 	p.begin()
 	return p
 }
@@ -283,6 +287,7 @@ func (p *process) deliverPools() {
 	p.cluster.mu.Lock()
 	defer p.cluster.mu.Unlock()
 	p.pools.deliver(maps.Clone(p.cluster.pools))
+	p.factChanged("")
 }
 
 // deliverServices has the watch of Services tell up to n more events.
@@ -296,6 +301,7 @@ func (p *process) deliverServices(n int) {
 	for ; n > 0 && p.seen < len(p.cluster.log); n-- {
 		e := p.cluster.log[p.seen]
 		p.seen++
+		p.serviceChanged(e.service.Key)
 		if e.deleted {
 			delete(services, e.service.Key)
 		} else {

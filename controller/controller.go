@@ -7,6 +7,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -49,9 +50,11 @@ type reporter interface {
 
 // deps are what a controller works with.
 type deps struct {
-	class    string // loadBalancerClass served
-	services table[lb.Key, lb.Service]
-	pools    table[string, lb.Pool]
+	config     plan.Config
+	services   table[lb.Key, lb.Service]
+	pools      table[string, lb.Pool]
+	namespaces table[string, lb.Namespace]
+	nodes      table[string, lb.Node]
 	// catchUp returns once services shows all that was written before the call.
 	catchUp func(ctx context.Context) error
 	status  statusWriter
@@ -66,8 +69,18 @@ type controller struct {
 	deps
 	runner *loop.Runner
 
+	mu sync.Mutex
+	// changed are the Services that the table tells of since the last step, nil for one that does not lead; factsChanged is set by all that is no Service.
+	changed      map[lb.Key]bool
+	factsChanged bool
+
 	// What follows belongs to the goroutine that leads, and begins empty with each time of leading.
 
+	book *plan.Book
+	// known is set once the book has all that the tables hold.
+	known bool
+	// again are the Services to look at anew, as a write failed.
+	again map[lb.Key]bool
 	// writes are those that the table does not show yet, or that failed.
 	writes map[lb.Key]write
 	// poolWrites are the last ones, by pool.
@@ -93,13 +106,32 @@ func newController(d deps) *controller {
 	return c
 }
 
-// poke says that a Service or a pool has changed, or that all of a kind are known now.
+// poke says that all of a kind are known now.
 func (c *controller) poke() { c.runner.Poke() }
+
+// serviceChanged says that a Service has changed.
+func (c *controller) serviceChanged(key lb.Key) {
+	c.mu.Lock()
+	if c.changed != nil {
+		c.changed[key] = true
+	}
+	c.mu.Unlock()
+	c.runner.Poke()
+}
+
+// factChanged says that a pool, a namespace or a node has changed.
+func (c *controller) factChanged(string) {
+	c.mu.Lock()
+	c.factsChanged = true
+	c.mu.Unlock()
+	c.runner.Poke()
+}
 
 // lead gives out addresses until ctx ends. It starts from what the API server holds now: an earlier leader may have written
 // what the watches have not delivered yet, and to decide without it could give an address twice.
 func (c *controller) lead(ctx context.Context) error {
 	c.begin()
+	defer c.remember(nil)
 	c.log.Info("leading: catching up with the API server")
 	if err := c.catchUp(ctx); err != nil {
 		return ignoreEnd(ctx, err)
@@ -112,7 +144,16 @@ func (c *controller) lead(ctx context.Context) error {
 
 // begin forgets what an earlier time of leading has left.
 func (c *controller) begin() {
+	c.remember(map[lb.Key]bool{})
+	c.book, c.known, c.again = plan.NewBook(c.config), false, map[lb.Key]bool{}
 	c.writes, c.poolWrites, c.counted = map[lb.Key]write{}, map[string]poolWrite{}, time.Time{}
+}
+
+// remember has changes noted in keys, or with nil forgotten.
+func (c *controller) remember(keys map[lb.Key]bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.changed = keys
 }
 
 // ignoreEnd returns nil for an error that comes from the end of ctx.
@@ -123,32 +164,65 @@ func ignoreEnd(ctx context.Context, err error) error {
 	return err
 }
 
-// step decides for all Services and pools, and writes what differs.
+// step decides for all Services that a change concerns, and for all pools, and writes what differs.
 func (c *controller) step(ctx context.Context) (again time.Duration, err error) {
-	if !c.services.Synced() || !c.pools.Synced() {
+	if !c.services.Synced() || !c.pools.Synced() || !c.namespaces.Synced() || !c.nodes.Synced() {
 		return 0, nil // called again when they are
 	}
-	services, pools := c.services.All(), c.pools.All()
-	pending := c.pending(services)
 	started := c.now()
-	p := plan.Assign(c.class, pools, services, pending)
-	c.metrics.planned(p, c.now().Sub(started))
-	err = c.writeServices(ctx, p, services)
-	again, poolErr := c.writePools(ctx, p, pools)
+	c.tell(started)
+	p := c.book.Plan(started)
+	c.metrics.planned(p.Pools, c.book.Summary(), c.now().Sub(started))
+	err = c.writeServices(ctx, p)
+	again, poolErr := c.writePools(ctx, p, c.pools.All())
+	if next := c.book.Next(); !next.IsZero() {
+		again = soonest(again, max(next.Sub(c.now()), time.Millisecond))
+	}
 	return again, ignoreEnd(ctx, errors.Join(err, poolErr))
 }
 
-// pending forgets the writes that services shows, and returns the others.
-func (c *controller) pending(services map[lb.Key]lb.Service) map[lb.Key]plan.Pending {
-	pending := make(map[lb.Key]plan.Pending, len(c.writes))
-	for key, w := range c.writes {
-		if s, ok := services[key]; ok && w.Covers(s) {
-			pending[key] = w.Pending
-		} else {
-			delete(c.writes, key)
+// soonest returns the lesser of two waits, of which the first may be zero for none.
+func soonest(a, b time.Duration) time.Duration {
+	if a == 0 {
+		return b
+	}
+	return min(a, b)
+}
+
+// tell tells the book of all that has changed since the last step.
+func (c *controller) tell(now time.Time) {
+	c.mu.Lock()
+	keys, facts := c.changed, c.factsChanged
+	c.changed, c.factsChanged = map[lb.Key]bool{}, false
+	c.mu.Unlock()
+	maps.Copy(keys, c.again)
+	c.again = map[lb.Key]bool{}
+	if facts || !c.known {
+		c.book.SetPools(c.pools.All(), c.nodes.All())
+		c.book.SetNamespaces(c.namespaces.All())
+	}
+	if !c.known {
+		c.known = true
+		for _, p := range c.pools.All() {
+			c.book.Keep(p.Status.Released)
+		}
+		for key := range c.services.All() {
+			keys[key] = true
 		}
 	}
-	return pending
+	for key := range keys {
+		s, ok := c.services.Get(key)
+		w := c.writes[key]
+		if !ok || !w.Covers(s) {
+			delete(c.writes, key) // what is shown now is newer than the write
+			w = write{}
+		}
+		if ok {
+			c.book.Set(s, w.Pending, now)
+		} else {
+			c.book.Delete(key, now)
+		}
+	}
 }
 
 // change is a Service with what it shall show.
@@ -157,12 +231,13 @@ type change struct {
 	holding kube.Holding
 }
 
-// changes returns what must be written, oldest Services first.
-func (c *controller) changes(p plan.Plan, services map[lb.Key]lb.Service) []change {
+// changes returns what must be written, oldest Services first. A write is decided on the Service as the book knows it, also where the
+// table has a newer one: it will then be refused, and decided anew.
+func (c *controller) changes(p plan.Plan) []change {
 	var changes []change
 	for key, decision := range p.Services {
-		s := services[key]
-		h := kube.Holding{Addresses: decision.Addresses, Condition: decision.Condition}
+		s := c.book.Service(key)
+		h := kube.Holding{Addresses: decision.Addresses, Mode: decision.Mode, Condition: decision.Condition}
 		if w, ok := c.writes[key]; ok && w.done || !ok && h.Shows(s) {
 			continue // a Service that was written is decided anew once the write is seen
 		}
@@ -174,8 +249,8 @@ func (c *controller) changes(p plan.Plan, services map[lb.Key]lb.Service) []chan
 
 // writeServices writes all changes, several at a time. All of them come from one plan, so their order does not matter for
 // who holds what.
-func (c *controller) writeServices(ctx context.Context, p plan.Plan, services map[lb.Key]lb.Service) error {
-	changes := c.changes(p, services)
+func (c *controller) writeServices(ctx context.Context, p plan.Plan) error {
+	changes := c.changes(p)
 	errs := make([]error, len(changes))
 	var group errgroup.Group
 	group.SetLimit(parallel)
@@ -207,7 +282,12 @@ func (c *controller) wrote(ctx context.Context, ch change, err error) error {
 	key := ch.service.Key
 	c.metrics.wrote("service", err)
 	w := c.writes[key]
-	defer func() { c.writes[key] = w }()
+	defer func() {
+		c.writes[key] = w
+		if !w.done {
+			c.again[key] = true
+		}
+	}()
 	switch {
 	case err == nil:
 		w.done = true
@@ -287,27 +367,29 @@ func (c *controller) writePool(ctx context.Context, name string, status lb.PoolS
 	return err
 }
 
-// reportPool tells when a pool begins or ceases to hand out addresses; counts are no news.
+// reportPool tells when a pool begins or ceases to hand out addresses or to have any; counts are no news.
 func (c *controller) reportPool(pool lb.Pool, status lb.PoolStatus) {
+	about := kube.PoolReference(pool)
 	for _, condition := range status.Conditions {
-		if slices.Contains(pool.Status.Conditions, condition) {
-			continue
-		}
-		about := kube.PoolReference(pool)
-		if condition.Status {
+		i := slices.IndexFunc(pool.Status.Conditions, func(have lb.Condition) bool { return have.Type == condition.Type })
+		before := i >= 0 && pool.Status.Conditions[i].Status
+		switch ready := condition.Type == lb.ConditionReady; {
+		case i >= 0 && before == condition.Status && pool.Status.Conditions[i].Message == condition.Message:
+		case condition.Status != ready && ready, condition.Status && condition.Type == lb.ConditionExhausted:
+			c.log.Warn("the pool hands out nothing new", "pool", pool.Name, "reason", condition.Reason, "message", condition.Message)
+			c.events.Warning(about, condition.Reason, condition.Message)
+		case ready, condition.Type == lb.ConditionExhausted && before:
 			c.log.Info("the pool hands out addresses", "pool", pool.Name)
 			c.events.Normal(about, condition.Reason, condition.Message)
-			continue
 		}
-		c.log.Warn("the pool hands out nothing new", "pool", pool.Name, "reason", condition.Reason, "message", condition.Message)
-		c.events.Warning(about, condition.Reason, condition.Message)
 	}
 }
 
 // shows tells whether have is what want says.
 func shows(have, want lb.PoolStatus) bool {
 	return showsConditions(have, want) && have.AssignedIPv4 == want.AssignedIPv4 && have.AvailableIPv4 == want.AvailableIPv4 &&
-		have.AssignedIPv6 == want.AssignedIPv6 && have.AvailableIPv6 == want.AvailableIPv6
+		have.AssignedIPv6 == want.AssignedIPv6 && have.AvailableIPv6 == want.AvailableIPv6 &&
+		slices.Equal(have.Released, want.Released)
 }
 
 // showsConditions does not look at conditions that want does not have: they are others'.
@@ -315,14 +397,18 @@ func showsConditions(have, want lb.PoolStatus) bool {
 	return !slices.ContainsFunc(want.Conditions, func(c lb.Condition) bool { return !slices.Contains(have.Conditions, c) })
 }
 
-// ready returns a check that passes once both tables have been complete.
-func ready(services table[lb.Key, lb.Service], pools table[string, lb.Pool]) func() error {
+// ready returns a check that passes once the tables have been complete.
+func ready(d deps) func() error {
 	return func() error {
 		switch {
-		case !services.Synced():
+		case !d.services.Synced():
 			return errors.New("the Services are not known yet")
-		case !pools.Synced():
+		case !d.pools.Synced():
 			return errors.New("the IPAddressPools are not known yet")
+		case !d.namespaces.Synced():
+			return errors.New("the Namespaces are not known yet")
+		case !d.nodes.Synced():
+			return errors.New("the Nodes are not known yet")
 		}
 		return nil
 	}

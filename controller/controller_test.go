@@ -30,7 +30,7 @@ func TestServicesGetAddressesAndEventsOnce(t *testing.T) {
 	}
 	want := []string{
 		"Warning a NoPool", "Warning b NoPool",
-		"Normal a Assigned", "Warning b PoolExhausted", "Normal p Ready",
+		"Normal a Assigned", "Warning b PoolExhausted", "Normal p Ready", "Warning p PoolExhausted",
 	}
 	if diff := cmp.Diff(want, p.events); diff != "" {
 		t.Errorf("Events (-want +got):\n%s", diff)
@@ -70,11 +70,11 @@ func TestNothingIsDecidedBeforeAllIsKnown(t *testing.T) {
 	if got := c.written(); len(got) > 0 {
 		t.Errorf("written %v", got)
 	}
-	if err := ready(&p.services, &p.pools)(); err == nil {
+	if err := ready(p.deps)(); err == nil {
 		t.Error("ready although pools are not known")
 	}
 	p.deliver()
-	if err := ready(&p.services, &p.pools)(); err != nil {
+	if err := ready(p.deps)(); err != nil {
 		t.Errorf("not ready: %v", err)
 	}
 }
@@ -372,13 +372,15 @@ landfall_controller_services_pending{reason="PoolExhausted"} 1
 }
 
 func TestFlags(t *testing.T) {
-	good := options{leaderElect: true, leaseDuration: 15 * time.Second, renewDeadline: 10 * time.Second, retryPeriod: 2 * time.Second}
+	good := options{outside: keep, duplicates: keep, leaderElect: true, leaseDuration: 15 * time.Second, renewDeadline: 10 * time.Second, retryPeriod: 2 * time.Second}
 	for name, test := range map[string]struct {
 		tweak func(*options)
 		want  string
 	}{
 		"defaults":         {func(*options) {}, ""},
-		"no election":      {func(o *options) { *o = options{} }, ""},
+		"no election":      {func(o *options) { *o = options{outside: keep, duplicates: keep} }, ""},
+		"outside":          {func(o *options) { o.outside = "drop" }, "--when-outside"},
+		"duplicate":        {func(o *options) { o.duplicates = "" }, "--when-duplicate"},
 		"no retry period":  {func(o *options) { o.retryPeriod = 0 }, "--leader-elect-retry-period"},
 		"deadline too low": {func(o *options) { o.renewDeadline = 2 * time.Second }, "--leader-elect-renew-deadline"},
 		"lease too short":  {func(o *options) { o.leaseDuration = 10 * time.Second }, "--leader-elect-lease-duration"},

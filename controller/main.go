@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/landfall-lb/landfall/controller/plan"
 	"github.com/landfall-lb/landfall/internal/kube"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/ops"
@@ -17,12 +18,27 @@ import (
 
 const name = "landfall-controller"
 
+// What becomes of an address that should not be where it is.
+const (
+	keep = "keep"
+	move = "move"
+)
+
+// Client-side limits: a burst of Services is written as fast as the API server takes it, within its own limits per client.
+const (
+	qps   = 500
+	burst = 1000
+)
+
 // leaseName is also named in the chart's Role.
 const leaseName = name
 
 type options struct {
 	class, namespace                          string
 	leaderElect                               bool
+	metallb                                   bool
+	outside, duplicates                       string
+	never                                     []string
 	leaseDuration, renewDeadline, retryPeriod time.Duration
 }
 
@@ -45,6 +61,10 @@ func (o *options) add(flags *pflag.FlagSet) {
 	flags.StringVar(&o.class, "load-balancer-class", "", "serve only Services with this spec.loadBalancerClass (default: only those without one)")
 	flags.StringVar(&o.namespace, "namespace", namespace, "namespace of the Lease (default: $POD_NAMESPACE, else landfall-system)")
 	flags.BoolVar(&o.leaderElect, "leader-elect", true, "wait to be the leader before giving out addresses; false is safe only for a single controller")
+	flags.BoolVar(&o.metallb, "metallb-annotations", true, "read annotations of metallb.io and metallb.universe.tf where those of landfall.dev are not set")
+	flags.StringVar(&o.outside, "when-outside", keep, "what becomes of an address that no pool contains any more: keep or move; a Service's annotation "+lb.AnnotationWhenOutside+" comes first")
+	flags.StringVar(&o.duplicates, "when-duplicate", keep, "what becomes of an address that an older Service holds as well, as after a restore: keep or move")
+	flags.StringSliceVar(&o.never, "never-assign", nil, "CIDRs and ranges that no pool hands out, such as the gateway; addresses of Nodes never are")
 	flags.DurationVar(&o.leaseDuration, "leader-elect-lease-duration", 15*time.Second, "others take over when a leader has not renewed for this long")
 	flags.DurationVar(&o.renewDeadline, "leader-elect-renew-deadline", 10*time.Second, "a leader that could not renew for this long stops leading")
 	flags.DurationVar(&o.retryPeriod, "leader-elect-retry-period", 2*time.Second, "time between attempts to become or stay the leader")
@@ -53,6 +73,10 @@ func (o *options) add(flags *pflag.FlagSet) {
 // check finds what the flags' types cannot.
 func (o *options) check() error {
 	switch {
+	case o.outside != keep && o.outside != move:
+		return ops.Usagef("--when-outside: %q is neither keep nor move", o.outside)
+	case o.duplicates != keep && o.duplicates != move:
+		return ops.Usagef("--when-duplicate: %q is neither keep nor move", o.duplicates)
 	case !o.leaderElect:
 		return nil
 	case o.retryPeriod <= 0:
@@ -65,6 +89,23 @@ func (o *options) check() error {
 	return nil
 }
 
+// config is what the flags say about who gets what.
+func (o *options) config() (plan.Config, error) {
+	c := plan.Config{Class: o.class, MoveOutside: o.outside == move, MoveDuplicates: o.duplicates == move}
+	for _, written := range o.never {
+		if addr, err := lb.ParseAddr(written); err == nil {
+			c.Never = append(c.Never, lb.Range{From: addr, To: addr})
+			continue
+		}
+		r, err := lb.ParseRange(written)
+		if err != nil {
+			return c, ops.Usagef("--never-assign: %v", err)
+		}
+		c.Never = append(c.Never, r)
+	}
+	return c, nil
+}
+
 func run(ctx context.Context, rt *ops.Runtime, o options) error {
 	if err := o.check(); err != nil {
 		return err
@@ -72,7 +113,11 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 	if len(rt.Args) > 0 {
 		return ops.Usagef("unexpected argument %q", rt.Args[0])
 	}
-	client, err := kube.Connect(kube.Options{Kubeconfig: rt.Kubeconfig, UserAgent: name, Log: rt.Log})
+	config, err := o.config()
+	if err != nil {
+		return err
+	}
+	client, err := kube.Connect(kube.Options{Kubeconfig: rt.Kubeconfig, UserAgent: name, Log: rt.Log, QPS: qps, Burst: burst})
 	if err != nil {
 		return err
 	}
@@ -81,17 +126,19 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 		return err
 	}
 	var c *controller
-	services := kube.Services(client, "", func(lb.Key) { c.poke() })
-	pools := kube.Pools(client, func(string) { c.poke() })
+	services := kube.RequestingServices(client, o.metallb, func(key lb.Key) { c.serviceChanged(key) })
+	changed := func(name string) { c.factChanged(name) }
 	status := client.Status(time.Now)
 	events := client.Events(name, host)
-	c = newController(deps{
-		class: o.class, services: services, pools: pools,
+	d := deps{
+		config: config, services: services,
+		pools: kube.Pools(client, changed), namespaces: kube.Namespaces(client, changed), nodes: kube.Nodes(client, "", changed),
 		catchUp: func(ctx context.Context) error { return status.CatchUp(ctx, services) },
 		status:  status, events: events, metrics: newMetrics(rt.Metrics), log: rt.Log, now: time.Now,
-	})
+	}
+	c = newController(d)
 	client.OnSync(c.poke)
-	rt.Ready("watches", ready(services, pools))
+	rt.Ready("watches", ready(d))
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return client.Run(ctx) })

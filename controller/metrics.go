@@ -1,9 +1,7 @@
 package main
 
 import (
-	"maps"
 	"math/big"
-	"slices"
 	"sync"
 	"time"
 
@@ -34,7 +32,7 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 		}),
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "landfall_controller_assign_duration_seconds",
-			Help:    "Time to decide for all Services.",
+			Help:    "Time to decide for all Services that a change concerns.",
 			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 8),
 		}),
 	}
@@ -43,13 +41,13 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 }
 
 // planned takes note of a plan.
-func (m *metrics) planned(p plan.Plan, took time.Duration) {
+func (m *metrics) planned(pools map[string]plan.PoolPlan, services plan.Summary, took time.Duration) {
 	m.duration.Observe(took.Seconds())
-	m.last.set(p)
+	m.last.set(pools, &services)
 }
 
 // forget drops what only a leader knows.
-func (m *metrics) forget() { m.last.set(plan.Plan{}) }
+func (m *metrics) forget() { m.last.set(nil, nil) }
 
 // wrote counts a write.
 func (m *metrics) wrote(kind string, err error) {
@@ -79,14 +77,15 @@ var (
 
 // lastPlan turns the last plan into metrics when they are asked for.
 type lastPlan struct {
-	mu   sync.Mutex
-	plan plan.Plan
+	mu       sync.Mutex
+	pools    map[string]plan.PoolPlan
+	services *plan.Summary // nil for one that does not lead
 }
 
-func (l *lastPlan) set(p plan.Plan) {
+func (l *lastPlan) set(pools map[string]plan.PoolPlan, services *plan.Summary) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.plan = p
+	l.pools, l.services = pools, services
 }
 
 // Describe implements prometheus.Collector.
@@ -99,18 +98,21 @@ func (l *lastPlan) Describe(descs chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (l *lastPlan) Collect(out chan<- prometheus.Metric) {
 	l.mu.Lock()
-	p := l.plan
+	pools, services := l.pools, l.services
 	l.mu.Unlock()
 	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
 		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
 	}
-	for name, pool := range p.Pools {
+	for name, pool := range pools {
 		for family, usage := range pool.Families {
 			total, _ := new(big.Float).SetInt(usage.Total).Float64()
 			gauge(descTotal, total, name, string(family))
 			gauge(descAssigned, float64(usage.Assigned), name, string(family))
 		}
 		for _, condition := range pool.Status.Conditions {
+			if condition.Type != lb.ConditionReady {
+				continue
+			}
 			ready := 0.0
 			if condition.Status {
 				ready = 1
@@ -118,27 +120,11 @@ func (l *lastPlan) Collect(out chan<- prometheus.Metric) {
 			gauge(descReady, ready, name, string(condition.Reason))
 		}
 	}
-	if p.Services == nil {
+	if services == nil {
 		return
 	}
-	assigned, pending := countServices(slices.Collect(maps.Values(p.Services)))
-	gauge(descServices, float64(assigned))
-	for reason, n := range pending {
+	gauge(descServices, float64(services.Assigned))
+	for reason, n := range services.Pending {
 		gauge(descPending, float64(n), string(reason))
 	}
-}
-
-// countServices counts those that have what they ask for, and the others by reason.
-func countServices(decisions []plan.Decision) (assigned int, pending map[lb.Reason]int) {
-	pending = map[lb.Reason]int{}
-	for _, d := range decisions {
-		switch {
-		case d.Condition == nil:
-		case d.Condition.Status:
-			assigned++
-		default:
-			pending[d.Condition.Reason]++
-		}
-	}
-	return assigned, pending
 }

@@ -16,8 +16,9 @@ import (
 	"github.com/landfall-lb/landfall/e2e/lab/labtest"
 )
 
+// pool describes a pool whose freed addresses are free for everybody at once.
 func pool(name, addresses string) string {
-	return fmt.Sprintf("apiVersion: landfall.dev/v1beta1\nkind: IPAddressPool\nmetadata: {name: %s}\nspec: {addresses: [%s]}\n", name, addresses)
+	return fmt.Sprintf("apiVersion: landfall.dev/v1beta1\nkind: IPAddressPool\nmetadata: {name: %s}\nspec: {addresses: [%s], quarantine: 0s}\n", name, addresses)
 }
 
 // createService creates a Service of type LoadBalancer without pods in namespace default.

@@ -15,6 +15,8 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:printcolumn:name="Free4",type=string,JSONPath=`.status.availableIPv4`
 // +kubebuilder:printcolumn:name="Assigned6",type=string,JSONPath=`.status.assignedIPv6`
 // +kubebuilder:printcolumn:name="Free6",type=string,JSONPath=`.status.availableIPv6`
+// +kubebuilder:printcolumn:name="Exhausted",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Exhausted")].status`
+// +kubebuilder:printcolumn:name="Overlapping",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Overlapping")].status`
 // +kubebuilder:printcolumn:name="Addresses",type=string,priority=1,JSONPath=`.spec.addresses`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type IPAddressPool struct {
@@ -43,6 +45,91 @@ type IPAddressPoolSpec struct {
 	// +optional
 	// +kubebuilder:default=true
 	AutoAssign *bool `json:"autoAssign,omitempty"`
+
+	// excludedAddresses are never handed out, in the form of addresses. Whoever holds one keeps it.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxItems=256
+	// +listType=atomic
+	ExcludedAddresses []AddressRange `json:"excludedAddresses,omitempty"`
+
+	// avoidBuggyIPs excludes IPv4 addresses that end in .0 or .255, which some old devices take for those of networks.
+	//
+	// +optional
+	AvoidBuggyIPs bool `json:"avoidBuggyIPs,omitempty"`
+
+	// serviceAllocation restricts the pool to some Services and has them served from it before they are from pools without it.
+	//
+	// +optional
+	ServiceAllocation *ServiceAllocation `json:"serviceAllocation,omitempty"`
+
+	// addressesPerNamespace limits how many addresses of one family the Services of one namespace hold of this pool. No limit if unset.
+	//
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	AddressesPerNamespace int32 `json:"addressesPerNamespace,omitempty"`
+
+	// reservations keep addresses of the pool for a Service, or for those of a namespace, whether or not it exists.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxItems=256
+	// +listType=atomic
+	Reservations []Reservation `json:"reservations,omitempty"`
+
+	// quarantine is how long a freed address is kept for the Service that held it: if that is created again within this time it
+	// gets the address back, and until then no stranger meets its clients. 0s for not at all, forever for ever.
+	//
+	// +optional
+	// +kubebuilder:default="60s"
+	// +kubebuilder:validation:MaxLength=16
+	// +kubebuilder:validation:XValidation:rule="self.matches('^(forever|([0-9]+(h|m|s))+)$')",message="must be a time such as 60s or 24h, or forever"
+	Quarantine string `json:"quarantine,omitempty"`
+}
+
+// ServiceAllocation selects Services: those in one of the namespaces that also match one of serviceSelectors.
+type ServiceAllocation struct {
+	// priority orders the pools that may serve a Service: the lowest first, and 0 or unset last. Among equals the oldest pool comes first.
+	//
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Priority int32 `json:"priority,omitempty"`
+	// namespaces are names; together with namespaceSelectors, every namespace if both are empty.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxItems=256
+	// +listType=set
+	Namespaces []string `json:"namespaces,omitempty"`
+	// namespaceSelectors are alternatives: labels of namespaces.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxItems=64
+	// +listType=atomic
+	NamespaceSelectors []metav1.LabelSelector `json:"namespaceSelectors,omitempty"`
+	// serviceSelectors are alternatives: labels of Services. Every Service if empty.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxItems=64
+	// +listType=atomic
+	ServiceSelectors []metav1.LabelSelector `json:"serviceSelectors,omitempty"`
+}
+
+// Reservation keeps addresses for a Service, or for those of a namespace.
+type Reservation struct {
+	// addresses is one address with its prefix length, a CIDR or a range.
+	//
+	// +required
+	Addresses AddressRange `json:"addresses"`
+	// namespace of the Services that may have the addresses.
+	//
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Namespace string `json:"namespace"`
+	// name of the Service that may have the addresses; any in the namespace if empty.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	Name string `json:"name,omitempty"`
 }
 
 // AddressRange is a CIDR or a range from-to of one address family.
@@ -69,17 +156,31 @@ type IPAddressPoolStatus struct {
 	// assignedIPv6 counts the IPv6 addresses that Services hold.
 	// +optional
 	AssignedIPv6 string `json:"assignedIPv6,omitempty"`
-	// availableIPv4 counts the IPv4 addresses that nobody holds.
+	// availableIPv4 counts the IPv4 addresses that can be handed out to anybody now: not held, kept, reserved or excluded.
 	// +optional
 	AvailableIPv4 string `json:"availableIPv4,omitempty"`
-	// availableIPv6 counts the IPv6 addresses that nobody holds.
+	// availableIPv6 counts the IPv6 addresses that can be handed out to anybody now.
 	// +optional
 	AvailableIPv6 string `json:"availableIPv6,omitempty"`
-	// conditions: Ready says whether the pool hands out addresses, and if not, why.
+	// released are freed addresses that spec.quarantine keeps for the Services that held them; the newest 1,000.
+	// +optional
+	// +listType=atomic
+	Released []ReleasedAddress `json:"released,omitempty"`
+	// conditions: Ready says whether the pool hands out addresses, Overlapping whether it shares some with another pool, and
+	// Exhausted whether it has none left of a family.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// ReleasedAddress is a freed address that is kept for the Service that held it.
+type ReleasedAddress struct {
+	Address   string `json:"address"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	// at is when it was freed.
+	At metav1.Time `json:"at"`
 }
 
 // IPAddressPoolList is a list of pools.

@@ -10,7 +10,7 @@ import (
 
 // benchWorld has n Services and one pool of a /16, all of whose holders hold the lowest addresses.
 func benchWorld(n, holders int) (map[string]lb.Pool, map[lb.Key]lb.Service) {
-	w := newWorld("")
+	w := newWorld(Config{})
 	newPool("p", "10.0.0.0/15")(w)
 	addr := netip.MustParseAddr("10.0.0.0")
 	for i := range n {
@@ -31,7 +31,7 @@ func BenchmarkAssign(b *testing.B) {
 				pools, services := benchWorld(n, holders)
 				b.ReportAllocs()
 				for b.Loop() {
-					Assign("", pools, services, nil)
+					Assign(Input{Pools: pools, Services: services})
 				}
 			})
 		}
@@ -40,13 +40,13 @@ func BenchmarkAssign(b *testing.B) {
 
 // BenchmarkAssignFull has many Services that wait for a full pool: each must be refused without a search.
 func BenchmarkAssignFull(b *testing.B) {
-	w := newWorld("")
+	w := newWorld(Config{})
 	newPool("p", "10.0.0.0/24")(w)
 	for i := range 10_000 {
 		service(fmt.Sprint(i))(w)
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		Assign("", w.pools, w.services, nil)
+		Assign(w.input(nil))
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
@@ -17,7 +18,7 @@ func TestContract8RandomStories(t *testing.T) {
 	for seed := range uint64(300) {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 0))
-			w := newWorld("")
+			w := newWorld(Config{})
 			for range 40 {
 				before := maps.Clone(w.services)
 				randomChange(r)(w)
@@ -34,6 +35,9 @@ func TestContract8RandomStories(t *testing.T) {
 }
 
 func randomChange(r *rand.Rand) change {
+	if r.IntN(4) == 0 {
+		return randomRule(r)
+	}
 	name := fmt.Sprintf("s%d", r.IntN(12))
 	addr := fmt.Sprintf("10.0.0.%d", r.IntN(16))
 	pools := []string{"a", "b", "c"}
@@ -61,6 +65,50 @@ func randomChange(r *rand.Rand) change {
 	return poolWith(pools[r.IntN(3)], r.IntN(4) > 0, ranges...)
 }
 
+// randomRule changes what the first form of this test did not know of: sharing, rules of pools, time.
+func randomRule(r *rand.Rand) change {
+	name := fmt.Sprintf("s%d", r.IntN(12))
+	edit := func(f func(*lb.Pool)) change {
+		pool := []string{"a", "b", "c"}[r.IntN(3)]
+		return func(w *world) {
+			if p, ok := w.pools[pool]; ok {
+				f(&p)
+				p.Generation++
+				w.pools[pool] = p
+			}
+		}
+	}
+	switch r.IntN(9) {
+	case 0:
+		return service(name, shares("k"+fmt.Sprint(r.IntN(2)), uint16(80+r.IntN(2))))
+	case 1:
+		return service(name, shares("k", uint16(80+r.IntN(3))), local(fmt.Sprint(r.IntN(2))))
+	case 2:
+		return edit(func(p *lb.Pool) { p.Quarantine = time.Duration(r.IntN(3)-1) * 30 * time.Second })
+	case 3:
+		return edit(func(p *lb.Pool) { p.PerNamespace = r.IntN(4) })
+	case 4:
+		return edit(func(p *lb.Pool) {
+			p.Allocation = &lb.Allocation{Priority: r.IntN(3), Namespaces: []string{[]string{"default", "other"}[r.IntN(2)]}}
+		})
+	case 5:
+		return edit(func(p *lb.Pool) {
+			p.Allocation, p.Excluded, p.Reservations, p.AvoidBuggy = nil, nil, nil, r.IntN(2) == 0
+		})
+	case 6:
+		addr := netip.MustParseAddr(fmt.Sprintf("10.0.0.%d", r.IntN(16)))
+		return edit(func(p *lb.Pool) {
+			p.Excluded = append(slices.Clone(p.Excluded), lb.Range{From: addr, To: addr})
+		})
+	case 7:
+		addr := netip.MustParseAddr(fmt.Sprintf("10.0.0.%d", r.IntN(16)))
+		return edit(func(p *lb.Pool) {
+			p.Reservations = append(slices.Clone(p.Reservations), lb.Reservation{Range: lb.Range{From: addr, To: addr}, Namespace: "default", Name: name})
+		})
+	}
+	return pass(time.Duration(r.IntN(40)) * time.Second)
+}
+
 // askingForAnother names the Services that want another address than the one that they had last.
 func askingForAnother(w *world) []string {
 	var names []string
@@ -81,8 +129,10 @@ func oldestFirst(t *testing.T, w *world, p Plan) {
 			taken[addr] = true
 		}
 	}
-	free := map[lb.Family]bool{}
+	free, ruled := map[lb.Family]bool{}, false
 	for name, pool := range w.pools {
+		// Rules and quarantine have reasons of their own to let a Service wait.
+		ruled = ruled || pool.Quarantine != 0 || pool.PerNamespace > 0 || pool.Allocation != nil || pool.AvoidBuggy || len(pool.Excluded)+len(pool.Reservations) > 0
 		if !pool.AutoAssign || !p.Pools[name].Status.Conditions[0].Status {
 			continue
 		}
@@ -95,7 +145,7 @@ func oldestFirst(t *testing.T, w *world, p Plan) {
 		}
 	}
 	for k, s := range w.services {
-		if len(s.Request.Addresses) > 0 || s.Request.Pool != "" || len(addresses(s)) > 0 {
+		if ruled || len(s.Request.Addresses) > 0 || s.Request.Pool != "" || len(addresses(s)) > 0 {
 			continue
 		}
 		if !slices.ContainsFunc(s.Families, func(f lb.Family) bool { return !free[f] }) {

@@ -38,12 +38,13 @@ func FuzzSpaces(f *testing.F) {
 				naive[name][byte(x)] = true
 			}
 		}
-		ps := newPools(all)
+		ps := newPools(all, nil)
 		isTaken := map[byte]bool{}
 		for _, x := range taken {
 			if !isTaken[x] {
 				isTaken[x] = true
-				ps.count(address(x))
+				ps.assigned(address(x), 1)
+				ps.occupied(address(x), true)
 			}
 		}
 		for x := range 256 {

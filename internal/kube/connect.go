@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -22,6 +23,9 @@ import (
 const (
 	qps   = 100
 	burst = 200
+	// Of Events, which have limits of their own, so that they never hold up anything.
+	eventQPS   = 50
+	eventBurst = 100
 )
 
 // Options say how to reach the API server, and as whom.
@@ -31,6 +35,9 @@ type Options struct {
 	// UserAgent names the program in the API server's logs, and the field manager of what it writes.
 	UserAgent string
 	Log       *slog.Logger
+	// QPS and Burst limit requests per second; 100 and 200 if zero.
+	QPS   float32
+	Burst int
 }
 
 // Client reads and writes one API server. Register watches first, then call Run.
@@ -39,6 +46,7 @@ type Client struct {
 	host      string
 	userAgent string
 	core      kubernetes.Interface
+	events    kubernetes.Interface // the same with limits for Events
 	coreREST  restGetter
 	landfall  rest.Interface
 
@@ -73,11 +81,17 @@ func Connect(o Options) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", config.Host, err)
 	}
+	forEvents := rest.CopyConfig(config)
+	forEvents.QPS, forEvents.Burst = eventQPS, eventBurst
+	events, err := kubernetes.NewForConfigAndClient(forEvents, httpClient)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", config.Host, err)
+	}
 	landfall, err := landfallClient(config, httpClient)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", config.Host, err)
 	}
-	return &Client{log: o.Log, host: config.Host, userAgent: o.UserAgent, core: core, coreREST: clientset{core}, landfall: landfall}, nil
+	return &Client{log: o.Log, host: config.Host, userAgent: o.UserAgent, core: core, events: events, coreREST: clientset{core}, landfall: landfall}, nil
 }
 
 func restConfig(o Options) (*rest.Config, error) {
@@ -91,7 +105,7 @@ func restConfig(o Options) (*rest.Config, error) {
 		return nil, fmt.Errorf("--kubeconfig %s: %w", o.Kubeconfig, err)
 	}
 	config.UserAgent = o.UserAgent
-	config.QPS, config.Burst = qps, burst
+	config.QPS, config.Burst = cmp.Or(o.QPS, qps), cmp.Or(o.Burst, burst)
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	return config, nil

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"reflect"
 	"strings"
@@ -51,6 +52,7 @@ func convertService(o *corev1.Service) (lb.Key, lb.Service) {
 		InternalPolicy:      cmp.Or(lb.TrafficPolicy(deref(o.Spec.InternalTrafficPolicy)), lb.Cluster),
 		SourceRanges:        sourceRanges(o.Spec.LoadBalancerSourceRanges),
 		HealthCheckNodePort: uint16(o.Spec.HealthCheckNodePort),
+		Scheduler:           o.Annotations[lb.AnnotationScheduler],
 		Request:             lb.Request{Addresses: requestedAddresses(o), Pool: o.Annotations[lb.AnnotationPool]},
 		Conditions:          convertConditions(o.Status.Conditions, lb.DriverName+"/"),
 	}
@@ -80,9 +82,39 @@ func convertService(o *corev1.Service) (lb.Key, lb.Service) {
 	return s.Key, s
 }
 
+// convertRequestingService also fills what only the assignment of addresses needs. With metallb, MetalLB's annotations count where
+// Landfall's own are not set.
+func convertRequestingService(o *corev1.Service, metallb bool) (lb.Key, lb.Service) {
+	key, s := convertService(o)
+	s.Labels = o.Labels
+	annotation := func(name string) string {
+		value := o.Annotations[name]
+		if suffix := strings.TrimPrefix(name, lb.DriverName); metallb {
+			value = cmp.Or(value, o.Annotations["metallb.io"+suffix], o.Annotations["metallb.universe.tf"+suffix])
+		}
+		return strings.TrimSpace(value)
+	}
+	s.Request = lb.Request{
+		Addresses: splitAddresses(cmp.Or(annotation(lb.AnnotationAddresses), o.Spec.LoadBalancerIP)),
+		Pool:      annotation(lb.AnnotationPool), Share: annotation(lb.AnnotationShare),
+		PerFamily: o.Annotations[lb.AnnotationPerFamily], Mode: o.Annotations[lb.AnnotationMode], WhenOutside: o.Annotations[lb.AnnotationWhenOutside],
+	}
+	if s.Request.Share != "" {
+		s.Request.Selector = labels.Set(o.Spec.Selector).String()
+	}
+	return key, s
+}
+
+func convertNamespace(o *corev1.Namespace) (string, lb.Namespace) {
+	return o.Name, lb.Namespace{Name: o.Name, Labels: o.Labels}
+}
+
 // requestedAddresses prefers the annotation, which can name an address of each family, to the deprecated field.
 func requestedAddresses(o *corev1.Service) []string {
-	list := cmp.Or(o.Annotations[lb.AnnotationAddresses], o.Spec.LoadBalancerIP)
+	return splitAddresses(cmp.Or(o.Annotations[lb.AnnotationAddresses], o.Spec.LoadBalancerIP))
+}
+
+func splitAddresses(list string) []string {
 	if strings.TrimSpace(list) == "" {
 		return nil
 	}
@@ -137,6 +169,9 @@ func convertSlice(o *discoveryv1.EndpointSlice) lb.Slice {
 		Service: lb.Key{Namespace: o.Namespace, Name: o.Labels[discoveryv1.LabelServiceName]},
 		Family:  lb.Family(o.AddressType),
 	}
+	if at, err := time.Parse(time.RFC3339Nano, o.Annotations[corev1.EndpointsLastChangeTriggerTime]); err == nil {
+		s.Triggered = at
+	}
 	if o.AddressType == discoveryv1.AddressTypeFQDN {
 		return s // nothing to deliver to
 	}
@@ -177,22 +212,71 @@ func convertSlice(o *discoveryv1.EndpointSlice) lb.Slice {
 func convertPool(o *v1beta1.IPAddressPool) (string, lb.Pool) {
 	p := lb.Pool{
 		Name: o.Name, UID: string(o.UID), Created: o.CreationTimestamp.Time, Generation: o.Generation, Labels: o.Labels,
-		AutoAssign: o.Spec.AutoAssign == nil || *o.Spec.AutoAssign,
+		AutoAssign: o.Spec.AutoAssign == nil || *o.Spec.AutoAssign, AvoidBuggy: o.Spec.AvoidBuggyIPs,
+		PerNamespace: int(o.Spec.AddressesPerNamespace),
 		Status: lb.PoolStatus{
 			AssignedIPv4: o.Status.AssignedIPv4, AssignedIPv6: o.Status.AssignedIPv6,
 			AvailableIPv4: o.Status.AvailableIPv4, AvailableIPv6: o.Status.AvailableIPv6,
+			Released:   convertReleased(o.Status.Released),
 			Conditions: convertConditions(o.Status.Conditions, ""),
 		},
 	}
-	for i, written := range o.Spec.Addresses {
+	parse := func(field string, written v1beta1.AddressRange) (lb.Range, bool) {
 		r, err := lb.ParseRange(string(written))
 		if err != nil {
-			p.Problem = lb.Refuse(lb.ReasonPoolInvalid, "spec.addresses[%d]: %v", i, err)
-			continue
+			p.Problem = lb.Refuse(lb.ReasonPoolInvalid, "spec.%s: %v", field, err)
 		}
-		p.Ranges = append(p.Ranges, r)
+		return r, err == nil
+	}
+	for i, written := range o.Spec.Addresses {
+		if r, ok := parse(fmt.Sprintf("addresses[%d]", i), written); ok {
+			p.Ranges = append(p.Ranges, r)
+		}
+	}
+	for i, written := range o.Spec.ExcludedAddresses {
+		if r, ok := parse(fmt.Sprintf("excludedAddresses[%d]", i), written); ok {
+			p.Excluded = append(p.Excluded, r)
+		}
+	}
+	for i, reserved := range o.Spec.Reservations {
+		if r, ok := parse(fmt.Sprintf("reservations[%d].addresses", i), reserved.Addresses); ok {
+			p.Reservations = append(p.Reservations, lb.Reservation{Range: r, Namespace: reserved.Namespace, Name: reserved.Name})
+		}
+	}
+	if a := o.Spec.ServiceAllocation; a != nil {
+		p.Allocation = &lb.Allocation{
+			Priority: int(a.Priority), Namespaces: a.Namespaces,
+			NamespaceSelectors: convertSelectors(a.NamespaceSelectors), ServiceSelectors: convertSelectors(a.ServiceSelectors),
+		}
+	}
+	var err error
+	if p.Quarantine, err = parseQuarantine(o.Spec.Quarantine); err != nil {
+		p.Problem = lb.Refuse(lb.ReasonPoolInvalid, "spec.quarantine: %v", err)
 	}
 	return p.Name, p
+}
+
+// defaultQuarantine is what the API server fills in, and holds for objects that were stored before it did.
+const defaultQuarantine = time.Minute
+
+func parseQuarantine(written string) (time.Duration, error) {
+	switch written {
+	case "":
+		return defaultQuarantine, nil
+	case "forever":
+		return -1, nil
+	}
+	return time.ParseDuration(written)
+}
+
+func convertReleased(released []v1beta1.ReleasedAddress) []lb.Released {
+	var converted []lb.Released
+	for _, r := range released {
+		if addr, err := lb.ParseAddr(r.Address); err == nil {
+			converted = append(converted, lb.Released{Addr: addr, Service: lb.Key{Namespace: r.Namespace, Name: r.Name}, At: r.At.UTC()})
+		}
+	}
+	return converted
 }
 
 func convertL2Advertisement(o *v1beta1.L2Advertisement) (string, lb.L2Advertisement) {

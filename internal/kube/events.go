@@ -65,7 +65,7 @@ type Events struct {
 // Events returns a sender that names component, such as landfall-speaker, as its source, and instance (a node's or pod's name) as
 // the source's host. Nothing is sent before Run is called; what comes before is kept.
 func (c *Client) Events(component, instance string) *Events {
-	return newEvents(c.core, c.log, component, instance)
+	return newEvents(c.events, c.log, component, instance)
 }
 
 func newEvents(core kubernetes.Interface, log *slog.Logger, component, instance string) *Events {

@@ -56,13 +56,15 @@ func (s *Status) RemoveCondition(ctx context.Context, service lb.Service, condit
 type Holding struct {
 	// Addresses are all that the Service holds, in the order in which they are shown.
 	Addresses []netip.Addr
+	// Mode is the ipMode of the addresses; "" leaves that of an address as it is.
+	Mode lb.IPMode
 	// Condition is set on the Service; nil takes all of Landfall's conditions away.
 	Condition *lb.Condition
 }
 
 // Shows tells whether the Service shows h already, so that there is nothing to write.
 func (h Holding) Shows(service lb.Service) bool {
-	if !slices.Equal(h.Addresses, ingressAddresses(service.Ingress)) {
+	if !h.showsAddresses(service) {
 		return false
 	}
 	if h.Condition == nil {
@@ -71,12 +73,17 @@ func (h Holding) Shows(service lb.Service) bool {
 	return hasCondition(service.Conditions, *h.Condition)
 }
 
+func (h Holding) showsAddresses(service lb.Service) bool {
+	return slices.Equal(h.Addresses, ingressAddresses(service.Ingress)) &&
+		!slices.ContainsFunc(service.Ingress, func(in lb.Ingress) bool { return h.Mode != "" && in.Mode != h.Mode })
+}
+
 // Hold writes h into the Service's status. It fails with a conflict (see IsConflict) if the Service has changed since
 // service was read, so that no holding is ever decided on what is no longer so.
 func (s *Status) Hold(ctx context.Context, service lb.Service, h Holding) error {
 	patch := statusPatch{Metadata: patchedMetadata{ResourceVersion: service.Version}}
-	if !slices.Equal(h.Addresses, ingressAddresses(service.Ingress)) {
-		patch.Status.LoadBalancer = ingressPatch(service.Ingress, h.Addresses)
+	if !h.showsAddresses(service) {
+		patch.Status.LoadBalancer = ingressPatch(service.Ingress, h)
 	}
 	if h.Condition != nil {
 		patch.Status.Conditions = []any{s.conditionPatch(service.Conditions, *h.Condition)}
@@ -97,6 +104,12 @@ func (s *Status) Pool(ctx context.Context, name string, status lb.PoolStatus) er
 	}
 	pool.Status.AssignedIPv4, pool.Status.AvailableIPv4 = status.AssignedIPv4, status.AvailableIPv4
 	pool.Status.AssignedIPv6, pool.Status.AvailableIPv6 = status.AssignedIPv6, status.AvailableIPv6
+	pool.Status.Released = nil
+	for _, r := range status.Released {
+		pool.Status.Released = append(pool.Status.Released, v1beta1.ReleasedAddress{
+			Address: r.Addr.String(), Namespace: r.Service.Namespace, Name: r.Service.Name, At: metav1.NewTime(r.At),
+		})
+	}
 	for _, c := range status.Conditions {
 		meta.SetStatusCondition(&pool.Status.Conditions, metav1.Condition{
 			Type: c.Type, Status: conditionStatus(c.Status), Reason: string(c.Reason), Message: c.Message,
@@ -168,12 +181,12 @@ func (s *Status) conditionPatch(have []lb.Condition, c lb.Condition) any {
 	return patch
 }
 
-// ingressPatch keeps the mode of an address that was there before.
-func ingressPatch(have []lb.Ingress, addrs []netip.Addr) *patchedLoadBalancer {
+// ingressPatch keeps the mode of an address that was there before, unless h says one.
+func ingressPatch(have []lb.Ingress, h Holding) *patchedLoadBalancer {
 	var patch patchedLoadBalancer
-	for _, addr := range addrs {
-		in := patchedIngress{IP: addr}
-		if i := slices.IndexFunc(have, func(h lb.Ingress) bool { return h.Addr == addr }); i >= 0 {
+	for _, addr := range h.Addresses {
+		in := patchedIngress{IP: addr, IPMode: h.Mode}
+		if i := slices.IndexFunc(have, func(was lb.Ingress) bool { return was.Addr == addr }); i >= 0 && in.IPMode == "" {
 			in.IPMode = have[i].Mode
 		}
 		patch.Ingress = append(patch.Ingress, in)

@@ -143,12 +143,12 @@ func TestHold(t *testing.T) {
 		conditions []string
 	}{
 		"another address": {
-			Holding{addrs("10.0.0.1", "fd00::1"), &assigned},
+			Holding{Addresses: addrs("10.0.0.1", "fd00::1"), Condition: &assigned},
 			[]corev1.LoadBalancerIngress{{IP: "10.0.0.1", IPMode: new(corev1.LoadBalancerIPModeProxy)}, {IP: "fd00::1"}},
 			[]string{"example.com/Theirs=Theirs", "landfall.dev/Assigned=Assigned"},
 		},
 		"a refusal": {
-			Holding{addrs("10.0.0.1"), &lb.Condition{Type: lb.ConditionAssigned, Reason: lb.ReasonDuplicate}},
+			Holding{Addresses: addrs("10.0.0.1"), Condition: &lb.Condition{Type: lb.ConditionAssigned, Reason: lb.ReasonDuplicate}},
 			[]corev1.LoadBalancerIngress{{IP: "10.0.0.1", IPMode: new(corev1.LoadBalancerIPModeProxy)}},
 			[]string{"example.com/Theirs=Theirs", "landfall.dev/Assigned=Duplicate"},
 		},

@@ -28,6 +28,23 @@ func LabelledServices(c *Client, changed func(lb.Key)) *Table[lb.Key, lb.Service
 	return table
 }
 
+// RequestingServices watches all Services, also with what only the assignment of addresses needs. With metallb, MetalLB's annotations
+// count where Landfall's own are not set.
+func RequestingServices(c *Client, metallb bool, changed func(lb.Key)) *Table[lb.Key, lb.Service] {
+	table := newTable(sameService, changed)
+	c.register(resource{client: c.coreREST.CoreV1REST(), name: "services", example: &corev1.Service{}},
+		objects[lb.Key, lb.Service, *corev1.Service]{table, func(o *corev1.Service) (lb.Key, lb.Service) { return convertRequestingService(o, metallb) }})
+	return table
+}
+
+// Namespaces watches the Namespaces.
+func Namespaces(c *Client, changed func(name string)) *Table[string, lb.Namespace] {
+	table := newTable[string, lb.Namespace](nil, changed)
+	c.register(resource{client: c.coreREST.CoreV1REST(), name: "namespaces", example: &corev1.Namespace{}},
+		objects[string, lb.Namespace, *corev1.Namespace]{table, convertNamespace})
+	return table
+}
+
 // Nodes watches the Node called name, or all Nodes if it is empty.
 func Nodes(c *Client, name string, changed func(name string)) *Table[string, lb.Node] {
 	table := newTable[string, lb.Node](nil, changed)

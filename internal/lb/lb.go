@@ -120,6 +120,7 @@ type Service struct {
 	SourceRanges        []netip.Prefix // spec.loadBalancerSourceRanges
 	HealthCheckNodePort uint16         // 0 when there is none
 	AffinityTimeout     time.Duration  // session affinity by client IP; 0 when there is none
+	Scheduler           string         // annotation landfall.dev/scheduler; "" when unset
 
 	// Request is what the Service asks of the address pools.
 	Request Request
@@ -159,6 +160,18 @@ type Request struct {
 	Addresses []string
 	// Pool comes from the annotation landfall.dev/address-pool.
 	Pool string
+	// The rest is filled only by tables that say so.
+
+	// Share is the key by which Services share an address, from the annotation landfall.dev/allow-shared-ip.
+	Share string
+	// Selector is the Service's own selector in one canonical form, kept where Share is set; "" when it has none.
+	Selector string
+	// PerFamily comes from the annotation landfall.dev/addresses-per-family.
+	PerFamily string
+	// Mode comes from the annotation landfall.dev/ip-mode.
+	Mode string
+	// WhenOutside comes from the annotation landfall.dev/when-outside.
+	WhenOutside string
 }
 
 // IPMode is status.loadBalancer.ingress[].ipMode (KEP-1860).
@@ -183,6 +196,8 @@ type Slice struct {
 	Family    Family
 	Ports     []SlicePort
 	Endpoints []Endpoint
+	// Triggered is when the change came about for which the slice was written last, as its writer says; zero when it does not.
+	Triggered time.Time
 }
 
 // SlicePort is one port that all endpoints of a slice serve.
@@ -227,17 +242,60 @@ type Pool struct {
 	Ranges     []Range
 	// AutoAssign is false for pools that serve only Services that ask for them.
 	AutoAssign bool
+	// Excluded are never handed out.
+	Excluded []Range
+	// AvoidBuggy excludes IPv4 addresses that end in .0 or .255.
+	AvoidBuggy bool
+	// Allocation restricts and orders the pool; nil for a pool that serves every Service.
+	Allocation *Allocation
+	// PerNamespace limits the addresses of one family that the Services of one namespace hold; 0 for no limit.
+	PerNamespace int
+	Reservations []Reservation
+	// Quarantine is how long a freed address is kept for the Service that held it; negative for ever.
+	Quarantine time.Duration
 	// Problem is set when the specification cannot be used although the API server took it.
 	Problem *Refusal
 	// Status is what was last written, so that an unchanged status is not written again.
 	Status PoolStatus
 }
 
+// Allocation says which Services a pool serves, and before which other pools.
+type Allocation struct {
+	// Priority orders pools, the lowest first and 0 last.
+	Priority int
+	// Namespaces and NamespaceSelectors are alternatives; every namespace when both are empty.
+	Namespaces         []string
+	NamespaceSelectors []labels.Selector
+	// ServiceSelectors are alternatives; every Service when empty.
+	ServiceSelectors []labels.Selector
+}
+
+// Reservation keeps addresses of a pool for one Service, or, with an empty Name, for those of a namespace.
+type Reservation struct {
+	Range           Range
+	Namespace, Name string
+}
+
+// Released is an address that is kept for the Service that held it last.
+type Released struct {
+	Addr    netip.Addr
+	Service Key
+	At      time.Time // when it was freed; whole seconds, UTC
+}
+
+// Namespace is one Namespace.
+type Namespace struct {
+	Name   string
+	Labels labels.Set
+}
+
 // PoolStatus is the status of an IPAddressPool. Counts are decimal strings, as an IPv6 range can exceed an int64.
 type PoolStatus struct {
 	AssignedIPv4, AssignedIPv6   string
 	AvailableIPv4, AvailableIPv6 string
-	Conditions                   []Condition
+	// Released are the freed addresses that are kept for a while, by address.
+	Released   []Released
+	Conditions []Condition
 }
 
 // L2Advertisement announces addresses of pools over ARP and NDP.
@@ -289,13 +347,30 @@ const (
 	ConditionAnnounced = "landfall.dev/Announced"
 	// ConditionReady on a pool: it hands out addresses.
 	ConditionReady = "Ready"
+	// ConditionOverlapping on a pool: it shares addresses with another pool.
+	ConditionOverlapping = "Overlapping"
+	// ConditionExhausted on a pool: it has no address of some family left to hand out.
+	ConditionExhausted = "Exhausted"
 )
 
 // Annotations that a Service may carry.
 const (
 	AnnotationAddresses = "landfall.dev/loadBalancerIPs"
 	AnnotationPool      = "landfall.dev/address-pool"
+	// AnnotationScheduler says how proxies choose a backend for a new connection: random, round-robin, source-hash or maglev.
+	AnnotationScheduler = "landfall.dev/scheduler"
+	// AnnotationShare holds a key: Services with the same key share addresses where their ports allow it.
+	AnnotationShare = "landfall.dev/allow-shared-ip"
+	// AnnotationPerFamily asks for this many addresses of each family, 1 to MaxPerFamily.
+	AnnotationPerFamily = "landfall.dev/addresses-per-family"
+	// AnnotationMode asks for an ipMode, VIP or Proxy.
+	AnnotationMode = "landfall.dev/ip-mode"
+	// AnnotationWhenOutside says what becomes of an address that no pool contains any more: keep or move.
+	AnnotationWhenOutside = "landfall.dev/when-outside"
 )
+
+// MaxPerFamily limits how many addresses of one family a Service can ask for.
+const MaxPerFamily = 16
 
 // DriverName is the API group, the prefix of annotations and condition types.
 const DriverName = "landfall.dev"

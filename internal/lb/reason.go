@@ -22,6 +22,16 @@ const (
 	ReasonPoolReady      Reason = "Ready"          // the pool hands out addresses
 	ReasonNoClusterIP    Reason = "NoClusterIP"    // the API server has not given the Service a cluster IP yet
 	ReasonFamilyUnserved Reason = "FamilyUnserved" // no pool has addresses of a family that the Service requires
+
+	ReasonRequestInvalid  Reason = "RequestInvalid"  // an annotation of the Service cannot be read
+	ReasonAddressExcluded Reason = "AddressExcluded" // the address asked for is never handed out
+	ReasonAddressReserved Reason = "AddressReserved" // the address asked for is reserved for others
+	ReasonAddressKept     Reason = "AddressKept"     // the address asked for is kept for the Service that held it last
+	ReasonSharingRefused  Reason = "SharingRefused"  // the Service cannot share the address asked for with its holder
+	ReasonPoolNotAllowed  Reason = "PoolNotAllowed"  // the pool does not serve this Service
+	ReasonQuotaExceeded   Reason = "QuotaExceeded"   // the namespace holds as many addresses as the pool allows it
+	ReasonPoolApart       Reason = "Apart"           // the pool shares no address with another
+	ReasonPoolAvailable   Reason = "Available"       // the pool has addresses left
 )
 
 // Reasons around announcements: why a node does not claim a VIP, or claims it and does not own it.

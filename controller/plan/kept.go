@@ -1,0 +1,123 @@
+package plan
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// maxReleased bounds how many kept addresses a pool's status lists, the newest, so that the object stays small. A controller that
+// takes over knows only of those.
+const maxReleased = 1000
+
+// keptAddresses are free addresses that are kept for the Services that held them last.
+type keptAddresses struct {
+	at map[netip.Addr]lb.Released
+	of map[lb.Key][]netip.Addr
+	// next is not after the moment when the first of them is free for everybody; zero when none ever is.
+	next time.Time
+	// lists are by pool; nil when they are to be made anew.
+	lists map[string][]lb.Released
+}
+
+func (k *keptAddresses) add(r lb.Released, ps *pools) {
+	k.remove(r.Addr)
+	k.at[r.Addr] = r
+	k.of[r.Service] = append(k.of[r.Service], r.Addr)
+	k.lists = nil
+	k.until(r, ps)
+}
+
+// remove forgets addr, and tells whether it was kept.
+func (k *keptAddresses) remove(addr netip.Addr) bool {
+	r, ok := k.at[addr]
+	if !ok {
+		return false
+	}
+	delete(k.at, addr)
+	k.lists = nil
+	if left := slices.DeleteFunc(k.of[r.Service], func(a netip.Addr) bool { return a == addr }); len(left) > 0 {
+		k.of[r.Service] = left
+	} else {
+		delete(k.of, r.Service)
+	}
+	return true
+}
+
+// until takes into account when r is free for everybody, and returns it; false when it never is.
+func (k *keptAddresses) until(r lb.Released, ps *pools) (time.Time, bool) {
+	end, ok := keptUntil(r, ps)
+	if ok && (k.next.IsZero() || end.Before(k.next)) {
+		k.next = end
+	}
+	return end, ok
+}
+
+// keptUntil returns when r is free for everybody, and false when it never is.
+func keptUntil(r lb.Released, ps *pools) (time.Time, bool) {
+	p := ps.of(r.Addr)
+	switch {
+	case p == nil:
+		return r.At, true
+	case p.Quarantine < 0:
+		return time.Time{}, false
+	}
+	return r.At.Add(p.Quarantine), true
+}
+
+// reschedule works next out anew, after a change of pools.
+func (k *keptAddresses) reschedule(ps *pools) {
+	k.next, k.lists = time.Time{}, nil
+	for _, r := range k.at {
+		k.until(r, ps)
+	}
+}
+
+// expired returns what is free for everybody now.
+func (k *keptAddresses) expired(now time.Time, ps *pools) []netip.Addr {
+	if k.next.IsZero() || now.Before(k.next) {
+		return nil
+	}
+	k.next = time.Time{}
+	var free []netip.Addr
+	for addr, r := range k.at {
+		if end, ok := keptUntil(r, ps); ok && !now.Before(end) {
+			free = append(free, addr)
+		} else {
+			k.until(r, ps)
+		}
+	}
+	return free
+}
+
+// list returns what is kept of a pool, by address, the newest if there are many.
+func (k *keptAddresses) list(pool string, ps *pools) []lb.Released {
+	if k.lists == nil {
+		k.lists = map[string][]lb.Released{}
+		for addr, r := range k.at {
+			if p := ps.of(addr); p != nil {
+				k.lists[p.Name] = append(k.lists[p.Name], r)
+			}
+		}
+		for name, list := range k.lists {
+			k.lists[name] = newest(list)
+		}
+	}
+	return k.lists[pool]
+}
+
+func newest(list []lb.Released) []lb.Released {
+	if len(list) > maxReleased {
+		slices.SortFunc(list, func(a, b lb.Released) int {
+			if order := b.At.Compare(a.At); order != 0 {
+				return order
+			}
+			return a.Addr.Compare(b.Addr)
+		})
+		list = slices.Clone(list[:maxReleased])
+	}
+	slices.SortFunc(list, func(a, b lb.Released) int { return a.Addr.Compare(b.Addr) })
+	return list
+}
