@@ -80,7 +80,9 @@ func (b *Book) SetPools(pools map[string]lb.Pool, nodes map[string]lb.Node) {
 		}
 	}
 	for addr := range b.kept.at {
-		b.pools.occupied(addr, true)
+		if len(b.holders[addr]) == 0 {
+			b.pools.occupied(addr, true)
+		}
 	}
 	b.kept.reschedule(b.pools)
 	for _, e := range b.entries {
@@ -122,6 +124,10 @@ func (b *Book) Set(s lb.Service, pending Pending, now time.Time) {
 			b.share(addr, s.Request.Share)
 		}
 		b.touch(addr) // ports and keys decide whether the others may share it
+	}
+	for _, in := range s.Ingress {
+		// Not earlier: until its status says that it has the address, another controller must go on keeping it.
+		b.kept.remove(in.Addr)
 	}
 	b.dirty[e] = true
 }
@@ -260,7 +266,7 @@ func (b *Book) take(e *entry, addr netip.Addr) {
 	holders := b.holders[addr]
 	if len(holders) == 0 {
 		b.pools.assigned(addr, 1)
-		if !b.kept.remove(addr) && b.pools.occupied(addr, true) {
+		if _, kept := b.kept.at[addr]; !kept && b.pools.occupied(addr, true) {
 			b.freed = true // not free, but those who wait do so for another reason now
 		}
 	} else {
@@ -294,7 +300,9 @@ func (b *Book) drop(e *entry, addr netip.Addr, key string, now time.Time) {
 	}
 	delete(b.holders, addr)
 	b.pools.assigned(addr, -1)
-	if pool := b.pools.of(addr); pool != nil && pool.Quarantine != 0 {
+	if _, kept := b.kept.at[addr]; kept {
+		// It was to be given, and was never seen to be.
+	} else if pool := b.pools.of(addr); pool != nil && pool.Quarantine != 0 {
 		b.kept.add(lb.Released{Addr: addr, Service: e.Key, At: now.UTC().Truncate(time.Second)}, b.pools)
 	} else {
 		b.pools.occupied(addr, false)
@@ -305,8 +313,10 @@ func (b *Book) drop(e *entry, addr netip.Addr, key string, now time.Time) {
 // unkeep makes an address free for everybody.
 func (b *Book) unkeep(addr netip.Addr) {
 	b.kept.remove(addr)
-	b.pools.occupied(addr, false)
-	b.freed = true
+	if len(b.holders[addr]) == 0 {
+		b.pools.occupied(addr, false)
+		b.freed = true
+	}
 }
 
 // busy tells whether addr cannot be given to just anybody.

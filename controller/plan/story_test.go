@@ -282,7 +282,7 @@ func (w *world) compare(t *testing.T, p Plan) {
 		case decided && !reflect.DeepEqual(mine, d):
 			t.Fatalf("%s: the book decides %v %v, a new process %v %v", k, mine.Addresses, mine.Condition, d.Addresses, d.Condition)
 		case !decided && !w.shows(k, d):
-			t.Fatalf("%s: the book decides nothing, as it shows %v %v; a new process %v %v", k, addresses(w.services[k]), w.services[k].Conditions, d.Addresses, d.Condition)
+			t.Fatalf("tick %d: %s: the book decides nothing, as it shows %v %v; a new process %v %v", w.tick, k, addresses(w.services[k]), w.services[k].Conditions, d.Addresses, d.Condition)
 		}
 	}
 	if diff := cmp.Diff(shownPools(all), shownPools(p)); diff != "" {
