@@ -1,16 +1,18 @@
-// Package l2 is the actor that answers ARP for VIPs and announces them when this node takes over.
+// Package l2 is the actor that answers ARP and NDP for VIPs and announces them when this node takes over.
 //
 // No interface needs to carry a VIP: the kernel does not own it and so never answers by itself, and answering ends at once
 // when a VIP is taken out of what is desired.
 package l2
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"maps"
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -55,7 +57,9 @@ type Options struct {
 	Log *slog.Logger
 	// Listen opens a socket for ARP on an interface; nil opens a packet socket.
 	Listen func(lb.Interface) (net.PacketConn, error)
-	Stats  Stats
+	// ListenNDP is the same for NDP.
+	ListenNDP func(lb.Interface) (NDPSocket, error)
+	Stats     Stats
 	// Changed is called after Outcome differs, from the actor's goroutine.
 	Changed func()
 }
@@ -87,12 +91,23 @@ type Actor struct {
 	outcome Outcome
 	broken  map[responder]error // those whose serve has ended
 
-	ports map[string]*port // by interface name; only apply touches them
+	ports map[place]*port // only apply touches them
+}
+
+// place is where VIPs of one family are answered for.
+type place struct {
+	iface  string
+	family lb.Family
+}
+
+func (p place) compare(other place) int {
+	return cmp.Or(strings.Compare(p.iface, other.iface), strings.Compare(string(p.family), string(other.family)))
 }
 
 // port is what the actor has on one interface.
 type port struct {
 	i         lb.Interface
+	family    lb.Family
 	responder responder                    // nil while it cannot be opened
 	vips      map[netip.Addr]*announcement // those that are answered for
 	problem   error
@@ -112,7 +127,10 @@ func New(opts Options) *Actor {
 	if opts.Listen == nil {
 		opts.Listen = listenARP
 	}
-	a := &Actor{opts: opts, ports: map[string]*port{}, broken: map[responder]error{}, serve: func(f func()) { go f() }}
+	if opts.ListenNDP == nil {
+		opts.ListenNDP = listenNDP
+	}
+	a := &Actor{opts: opts, ports: map[place]*port{}, broken: map[responder]error{}, serve: func(f func()) { go f() }}
 	a.runner = loop.New(func(context.Context) (time.Duration, error) { return a.apply(time.Now()), nil }, loop.Options{})
 	return a
 }
@@ -153,31 +171,31 @@ func (a *Actor) apply(now time.Time) time.Duration {
 	desired, broken := a.desired, a.broken
 	a.broken = map[responder]error{}
 	a.mu.Unlock()
-	for name, p := range a.ports {
+	for at, p := range a.ports {
 		if err, ok := broken[p.responder]; ok && p.responder != nil {
-			a.opts.Log.Warn("cannot answer on an interface", "interface", name, "error", err)
+			a.opts.Log.Warn("cannot answer on an interface", "interface", at.iface, "error", err)
 			p.fail(now, err)
 		}
 	}
-	wanted := byInterface(desired)
-	for name, p := range a.ports {
-		i, ok := find(desired.Interfaces, name)
+	wanted := byPlace(desired)
+	for at, p := range a.ports {
+		i, ok := find(desired.Interfaces, at.iface)
 		// A port is tied to the interface's index and MAC: another interface of that name, or another MAC, is a new one.
-		if !ok || len(wanted[name]) == 0 || i.Index != p.i.Index || i.MAC.String() != p.i.MAC.String() {
+		if !ok || len(wanted[at]) == 0 || i.Index != p.i.Index || i.MAC.String() != p.i.MAC.String() {
 			p.shut()
-			delete(a.ports, name)
+			delete(a.ports, at)
 		}
 	}
 	var next time.Time
-	for _, name := range slices.Sorted(maps.Keys(wanted)) {
-		i, ok := find(desired.Interfaces, name)
+	for _, at := range slices.SortedFunc(maps.Keys(wanted), place.compare) {
+		i, ok := find(desired.Interfaces, at.iface)
 		if !ok {
 			continue // the plan will follow
 		}
-		if a.ports[name] == nil {
-			a.ports[name] = &port{i: i, vips: map[netip.Addr]*announcement{}}
+		if a.ports[at] == nil {
+			a.ports[at] = &port{i: i, family: at.family, vips: map[netip.Addr]*announcement{}}
 		}
-		due := a.applyPort(a.ports[name], wanted[name], now)
+		due := a.applyPort(a.ports[at], wanted[at], now)
 		if !due.IsZero() && (next.IsZero() || due.Before(next)) {
 			next = due
 		}
@@ -198,7 +216,7 @@ func (a *Actor) applyPort(p *port, rounds map[netip.Addr]int, now time.Time) tim
 		return p.retryAt
 	}
 	if p.responder == nil {
-		opened, err := newARPResponder(p.i, a.opts.Listen, a.opts.Stats)
+		opened, err := a.open(p)
 		if err != nil {
 			a.opts.Log.Warn("cannot answer on an interface", "interface", p.i.Name, "error", err)
 			p.fail(now, err)
@@ -222,6 +240,13 @@ func (a *Actor) applyPort(p *port, rounds map[netip.Addr]int, now time.Time) tim
 	}
 	p.problem, p.retry, p.retryAt = nil, 0, time.Time{}
 	return next
+}
+
+func (a *Actor) open(p *port) (responder, error) {
+	if p.family == lb.IPv6 {
+		return newNDPResponder(p.i, a.opts.ListenNDP, a.opts.Stats)
+	}
+	return newARPResponder(p.i, a.opts.Listen, a.opts.Stats)
 }
 
 // withdraw ends the answers that are no longer wanted and begins the new ones. Answering starts before the first announcement, so
@@ -288,8 +313,8 @@ func (p *port) shut() {
 // publish makes the outcome known, if it differs.
 func (a *Actor) publish() {
 	outcome := Outcome{Answering: map[netip.Addr][]string{}, Problems: map[string]string{}}
-	for _, name := range slices.Sorted(maps.Keys(a.ports)) {
-		p := a.ports[name]
+	for _, at := range slices.SortedFunc(maps.Keys(a.ports), place.compare) {
+		name, p := at.iface, a.ports[at]
 		if p.problem != nil {
 			outcome.Problems[name] = p.problem.Error()
 		}
@@ -306,15 +331,16 @@ func (a *Actor) publish() {
 	}
 }
 
-// byInterface turns what is desired around: for each interface its VIPs and their rounds.
-func byInterface(d Desired) map[string]map[netip.Addr]int {
-	wanted := map[string]map[netip.Addr]int{}
+// byPlace turns what is desired around: for each place its VIPs and their rounds.
+func byPlace(d Desired) map[place]map[netip.Addr]int {
+	wanted := map[place]map[netip.Addr]int{}
 	for vip, answer := range d.Answers {
 		for _, name := range answer.On {
-			if wanted[name] == nil {
-				wanted[name] = map[netip.Addr]int{}
+			at := place{name, lb.FamilyOf(vip)}
+			if wanted[at] == nil {
+				wanted[at] = map[netip.Addr]int{}
 			}
-			wanted[name][vip] = answer.Round
+			wanted[at][vip] = answer.Round
 		}
 	}
 	return wanted

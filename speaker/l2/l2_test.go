@@ -187,7 +187,7 @@ func TestContract1WithdrawalIsImmediate(t *testing.T) {
 	a.Set(desire(interfaces, map[netip.Addr]Answer{vip: {On: []string{"eth0"}}, other: {On: []string{"eth0"}}}))
 	a.apply(now)
 	s.announced()
-	responder := a.ports["eth0"].responder.(*arpResponder)
+	responder := a.ports[place{"eth0", lb.IPv4}].responder.(*arpResponder)
 	a.Set(desire(interfaces, map[netip.Addr]Answer{other: {On: []string{"eth0"}}}))
 	now = now.Add(burst[1])
 	a.apply(now)

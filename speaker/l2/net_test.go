@@ -67,6 +67,12 @@ func (l *lan) node(t *testing.T, addr string) *node {
 			return nil
 		})
 		return conn, err
+	}, ListenNDP: func(i lb.Interface) (conn NDPSocket, err error) {
+		n.ns.Do(t, func() error {
+			conn, err = listenNDP(i)
+			return nil
+		})
+		return inside{conn, n.ns, t}, err
 	}})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
@@ -78,6 +84,21 @@ func (l *lan) node(t *testing.T, addr string) *node {
 		}
 	})
 	return n
+}
+
+// inside joins groups in a namespace.
+type inside struct {
+	NDPSocket
+	ns *nstest.NS
+	t  *testing.T
+}
+
+func (s inside) Join(group netip.Addr) (leave func(), err error) {
+	s.ns.Do(s.t, func() error {
+		leave, err = s.NDPSocket.Join(group)
+		return nil
+	})
+	return leave, err
 }
 
 // iface reads what the kernel says of the node's eth0.

@@ -195,8 +195,6 @@ func refuse(f Facts, in Input) (place, *lb.Refusal) {
 		return place{}, lb.Refuse(lb.ReasonNodeLeaving, "%s is cordoned", f.Self)
 	case !f.Joined:
 		return place{}, lb.Refuse(lb.ReasonNotJoined, "the speaker on %s has not met the others yet", f.Self)
-	case in.VIP.Is6():
-		return place{}, lb.Refuse(lb.ReasonFamilyUnspoken, "IPv6 addresses are not announced by this version")
 	}
 	where, refusal := announceOn(f, in)
 	if refusal == nil {

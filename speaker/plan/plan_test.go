@@ -118,7 +118,10 @@ func TestContract1And2And10ClaimOrTypedReason(t *testing.T) {
 		{name: "node leaving", facts: func(f *Facts) { f.Node.Leaving = lb.ReasonNodeLeaving }, want: lb.ReasonNodeLeaving},
 		{name: "node excluded", facts: func(f *Facts) { f.Node.Labels = labels.Set{LabelExclude: ""} }, want: lb.ReasonNodeExcluded},
 		{name: "not joined", facts: func(f *Facts) { f.Joined = false }, want: lb.ReasonNotJoined},
-		{name: "IPv6", input: func(in *Input) { in.VIP = netip.MustParseAddr("2001:db8::1") }, want: lb.ReasonFamilyUnspoken},
+		{name: "IPv6", facts: func(f *Facts) {
+			f.Pools["six"] = pool("six", "2001:db8::1", "2001:db8::9")
+			f.Interfaces = []lb.Interface{eth0(func(i *lb.Interface) { i.Addresses = append(i.Addresses, netip.MustParsePrefix("2001:db8::178/64")) })}
+		}, input: func(in *Input) { in.VIP = netip.MustParseAddr("2001:db8::1") }},
 
 		{name: "no pool", facts: func(f *Facts) { f.Pools = nil }, want: lb.ReasonNoAdvertisement},
 		{name: "outside the pools", facts: func(f *Facts) { f.Pools["lan"] = pool("lan", "172.26.236.190", "172.26.236.199") }, want: lb.ReasonNoAdvertisement},

@@ -81,7 +81,7 @@ func Describe(reason lb.Reason) string {
 	case lb.ReasonNotJoined:
 		return "the speaker has not met the others yet"
 	case lb.ReasonFamilyUnspoken:
-		return "IPv6 addresses are not announced by this version"
+		return "the node's speaker does not announce addresses of this family"
 	case lb.ReasonUnheard:
 		return "the node has not said anything of the address yet"
 	case lb.ReasonAnnounced:

@@ -1,0 +1,274 @@
+package l2
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+
+	"github.com/mdlayher/ethernet"
+	"github.com/mdlayher/ndp"
+	"github.com/mdlayher/packet"
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// Sizes and numbers of IPv6 (RFC 8200) and ICMPv6 (RFC 4443).
+const (
+	ethernetHeader = 14
+	ipv6Header     = 40
+	protocolICMPv6 = 58
+	solicitation   = 135
+	hopLimit       = 255 // what has passed no router
+)
+
+var allNodes = netip.MustParseAddr("ff02::1")
+
+// NDPSocket sees the neighbour solicitations of an interface, also those sent to an address that the kernel does not own, which it
+// would not hand to any other kind of socket: by these a client that knows the way makes sure that it still leads there (RFC 4861, 7.3).
+type NDPSocket interface {
+	net.PacketConn
+	// Join has the interface, and switches that listen to MLD, let a multicast group through until leave is called.
+	Join(group netip.Addr) (leave func(), err error)
+}
+
+type ndpSocket struct {
+	net.PacketConn
+	index int
+}
+
+// listenNDP opens a socket for the solicitations of an interface; it needs CAP_NET_RAW.
+func listenNDP(i lb.Interface) (NDPSocket, error) {
+	filter, err := bpf.Assemble([]bpf.Instruction{
+		bpf.LoadAbsolute{Off: ethernetHeader + 6, Size: 1}, // next header
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: protocolICMPv6, SkipTrue: 3},
+		bpf.LoadAbsolute{Off: ethernetHeader + ipv6Header, Size: 1}, // type
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: solicitation, SkipTrue: 1},
+		bpf.RetConstant{Val: 4096},
+		bpf.RetConstant{Val: 0},
+	})
+	if err != nil {
+		return nil, err
+	}
+	conn, err := packet.Listen(&net.Interface{Index: i.Index, Name: i.Name, HardwareAddr: i.MAC}, packet.Raw, int(ethernet.EtherTypeIPv6), &packet.Config{Filter: filter})
+	if err != nil {
+		return nil, err
+	}
+	return ndpSocket{conn, i.Index}, nil
+}
+
+// Join uses a socket for each group, as the kernel bounds the groups of one.
+func (s ndpSocket) Join(group netip.Addr) (func(), error) {
+	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open a socket for %s: %w", group, err)
+	}
+	if err := unix.SetsockoptIPv6Mreq(fd, unix.IPPROTO_IPV6, unix.IPV6_JOIN_GROUP, &unix.IPv6Mreq{Multiaddr: group.As16(), Interface: uint32(s.index)}); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("join %s: %w", group, err)
+	}
+	return func() { unix.Close(fd) }, nil
+}
+
+// answerNDP returns the frame that answers a received solicitation (RFC 4861, 7.2.4), and for which address, or why there is none.
+func answerNDP(frame []byte, own net.HardwareAddr, answers func(netip.Addr) bool) (reply []byte, asked netip.Addr, drop Drop) {
+	var eth ethernet.Frame
+	if eth.UnmarshalBinary(frame) != nil || eth.EtherType != ethernet.EtherTypeIPv6 || eth.VLAN != nil {
+		return nil, asked, dropMalformed
+	}
+	source, destination, body, ok := icmp(eth.Payload)
+	if !ok || body[0] != solicitation || body[1] != 0 || len(own) != 6 {
+		return nil, asked, dropMalformed
+	}
+	message, err := ndp.ParseMessage(body)
+	question, isQuestion := message.(*ndp.NeighborSolicitation)
+	if err != nil || !isQuestion {
+		return nil, asked, dropMalformed
+	}
+	asked = question.TargetAddress
+	group := eth.Destination[0] == 0x33 && eth.Destination[1] == 0x33
+	switch {
+	case asked.IsMulticast():
+		return nil, asked, dropMalformed
+	case !group && !bytes.Equal(eth.Destination, own):
+		return nil, asked, dropNotForUs
+	case bytes.Equal(eth.Source, own), eth.Source[0]&1 == 1, source.IsMulticast(), !destination.IsMulticast() && destination != asked:
+		return nil, asked, dropBadSender
+	case !answers(asked):
+		return nil, asked, dropNotOurs
+	case source.IsUnspecified(): // somebody is about to take the address for himself (RFC 4862, 5.4)
+		reply, err = advertise(own, asked, false, allNodes, multicastMAC(allNodes))
+	default:
+		to := eth.Source
+		for _, option := range question.Options {
+			if l, ok := option.(*ndp.LinkLayerAddress); ok && l.Direction == ndp.Source && len(l.Addr) == 6 && l.Addr[0]&1 == 0 {
+				to = l.Addr
+			}
+		}
+		reply, err = advertise(own, asked, true, source, to)
+	}
+	if err != nil {
+		return nil, asked, dropMalformed
+	}
+	return reply, asked, dropNone
+}
+
+// icmp takes an ICMPv6 message out of an IPv6 packet that has passed no router, has no other headers, and a right checksum.
+func icmp(b []byte) (source, destination netip.Addr, body []byte, ok bool) {
+	if len(b) < ipv6Header || b[0]>>4 != 6 || b[6] != protocolICMPv6 || b[7] != hopLimit {
+		return source, destination, nil, false
+	}
+	size := int(binary.BigEndian.Uint16(b[4:]))
+	if size < 8 || len(b) < ipv6Header+size {
+		return source, destination, nil, false
+	}
+	body = b[ipv6Header : ipv6Header+size]
+	source, destination = netip.AddrFrom16([16]byte(b[8:24])), netip.AddrFrom16([16]byte(b[24:40]))
+	sum := uint32(size) + protocolICMPv6
+	for _, part := range [][]byte{b[8:40], body} {
+		for i, octet := range part {
+			sum += uint32(octet) << (8 * (1 - i%2))
+		}
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return source, destination, body, sum == 0xffff
+}
+
+// advertise returns a frame that says where an address is: an answer, or, if it is not solicited, news for all.
+func advertise(own net.HardwareAddr, vip netip.Addr, solicited bool, to netip.Addr, mac net.HardwareAddr) ([]byte, error) {
+	body, err := ndp.MarshalMessageChecksum(&ndp.NeighborAdvertisement{
+		Solicited: solicited, Override: true, TargetAddress: vip,
+		Options: []ndp.Option{&ndp.LinkLayerAddress{Direction: ndp.Target, Addr: own}},
+	}, vip, to)
+	if err != nil {
+		return nil, err
+	}
+	header := make([]byte, ipv6Header, ipv6Header+len(body))
+	header[0] = 6 << 4
+	binary.BigEndian.PutUint16(header[4:], uint16(len(body)))
+	header[6], header[7] = protocolICMPv6, hopLimit
+	copy(header[8:], vip.AsSlice())
+	copy(header[24:], to.AsSlice())
+	frame := ethernet.Frame{Destination: mac, Source: own, EtherType: ethernet.EtherTypeIPv6, Payload: append(header, body...)}
+	return frame.MarshalBinary()
+}
+
+// multicastMAC returns the link-layer address of a multicast group (RFC 2464, section 7).
+func multicastMAC(group netip.Addr) net.HardwareAddr {
+	b := group.As16()
+	return append(net.HardwareAddr{0x33, 0x33}, b[12:]...)
+}
+
+// ndpResponder answers NDP on one interface.
+type ndpResponder struct {
+	i    lb.Interface
+	conn NDPSocket
+	stat Stats
+	vips atomic.Pointer[map[netip.Addr]bool]
+
+	mu     sync.Mutex
+	groups map[netip.Addr]func() // those joined, with what leaves them
+	failed error                 // why some could not be joined
+}
+
+func newNDPResponder(i lb.Interface, listen func(lb.Interface) (NDPSocket, error), stat Stats) (responder, error) {
+	conn, err := listen(i)
+	if err != nil {
+		return nil, fmt.Errorf("listen for NDP: %w", err)
+	}
+	r := &ndpResponder{i: i, conn: conn, stat: stat, groups: map[netip.Addr]func(){}}
+	r.vips.Store(&map[netip.Addr]bool{})
+	return r, nil
+}
+
+// answer also joins the groups in which the VIPs are asked for.
+func (r *ndpResponder) answer(vips map[netip.Addr]bool) {
+	r.vips.Store(&vips)
+	wanted := map[netip.Addr]bool{}
+	for vip := range vips {
+		if group, err := ndp.SolicitedNodeMulticast(vip); err == nil {
+			wanted[group] = true
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failed = nil
+	for group := range wanted {
+		if r.groups[group] != nil {
+			continue
+		}
+		leave, err := r.conn.Join(group)
+		if err != nil {
+			r.failed = err
+			continue
+		}
+		r.groups[group] = leave
+	}
+	for group, leave := range r.groups {
+		if !wanted[group] {
+			leave()
+			delete(r.groups, group)
+		}
+	}
+}
+
+func (r *ndpResponder) answers(vip netip.Addr) bool { return (*r.vips.Load())[vip] }
+
+func (r *ndpResponder) announce(vip netip.Addr) error {
+	r.mu.Lock()
+	err := r.failed
+	r.mu.Unlock()
+	if err != nil {
+		return err // nobody who asks would be heard
+	}
+	frame, err := advertise(r.i.MAC, vip, false, allNodes, multicastMAC(allNodes))
+	if err == nil {
+		_, err = r.conn.WriteTo(frame, &packet.Addr{HardwareAddr: multicastMAC(allNodes)})
+	}
+	if err != nil {
+		return fmt.Errorf("announce %s: %w", vip, err)
+	}
+	r.stat.Gratuitous(r.i.Name, vip)
+	return nil
+}
+
+func (r *ndpResponder) serve() error {
+	buf := make([]byte, 2048)
+	for {
+		n, _, err := r.conn.ReadFrom(buf)
+		if err != nil {
+			return fmt.Errorf("receive NDP: %w", err)
+		}
+		reply, asked, drop := answerNDP(buf[:n], r.i.MAC, r.answers)
+		if drop != dropNone {
+			r.stat.Dropped(r.i.Name, drop)
+			continue
+		}
+		r.stat.Request(r.i.Name, asked)
+		if _, err := r.conn.WriteTo(reply, &packet.Addr{HardwareAddr: net.HardwareAddr(reply[:6])}); err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return err
+			}
+			continue
+		}
+		r.stat.Reply(r.i.Name, asked)
+	}
+}
+
+func (r *ndpResponder) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for group, leave := range r.groups {
+		leave()
+		delete(r.groups, group)
+	}
+	r.conn.Close()
+}
