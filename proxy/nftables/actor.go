@@ -105,10 +105,7 @@ func (a *Actor) Configure(config plan.Config) {
 func (a *Actor) Set(services map[lb.Key]plan.Service) {
 	all := make(map[lb.Key]Service, len(services))
 	for key, s := range services {
-		all[key] = Service{Service: s}
-		if s.Affinity {
-			all[key] = Service{Service: s, AffinityTimeout: DefaultAffinityTimeout}
-		}
+		all[key] = Service{Service: s, AffinityTimeout: s.AffinityTimeout}
 	}
 	a.SetServices(all)
 }

@@ -37,10 +37,14 @@ func variety() map[lb.Key]Service {
 			w := worldOf(family)
 			c := semantics{}
 			tweak(&c, &s)
-			for range i {
-				w.clusterIP, w.vip2, w.external = w.clusterIP.Next(), w.vip2.Next(), w.external.Next()
+			apart := func(a netip.Addr, by int) netip.Addr {
+				b := a.AsSlice()
+				b[len(b)-1] += byte(by)
+				a, _ = netip.AddrFromSlice(b)
+				return a
 			}
-			w.vip = w.vip2.Next().Next().Next().Next().Next().Next().Next().Next().Next()
+			w.clusterIP = apart(w.clusterIP, i)
+			w.vip, w.vip2, w.external = apart(w.vip, 50+3*i), apart(w.vip, 51+3*i), apart(w.vip, 52+3*i)
 			p, _ := c.plan(w)
 			for j := range p.Ports {
 				for k := range p.Ports[j].Frontends {

@@ -17,9 +17,6 @@ type Service struct {
 	Scheduler       Scheduler
 }
 
-// DefaultAffinityTimeout is what the Kubernetes API sets when a Service does not say.
-const DefaultAffinityTimeout = 3 * time.Hour
-
 // service is what one Service brings to one family.
 type service struct {
 	key   lb.Key

@@ -78,6 +78,8 @@ type stats struct {
 	failures     int // of transactions
 	repaired     int // elements, and rulesets, that others had changed
 	verified     bool
+	// foreign is set when what was found to differ was changed by others.
+	foreign bool
 }
 
 // sync makes the kernel hold what is wanted. With verify, or when it is not known, it reads what the kernel holds first.
@@ -159,12 +161,12 @@ func (t *table) prepare(verify bool, st *stats) error {
 			loaded.elements, loaded.strays = nil, nil
 		}
 	}
-	foreign := t.known && verify // what differs now was changed by somebody else
-	if foreign && !right && t.rules != nil {
+	st.foreign = t.known && verify
+	if st.foreign && !right && t.rules != nil {
 		st.repaired++
 	}
 	t.rules, t.known, t.unpruned, t.have = &wanted, true, true, newHeld(loaded.elements)
-	if err := t.repair(loaded.strays, foreign, st); err != nil {
+	if err := t.repair(loaded.strays, st); err != nil {
 		t.withdraw(err)
 		return fmt.Errorf("repair what is applied: %w", err)
 	}
@@ -182,7 +184,7 @@ func (t *table) retimed() bool {
 }
 
 // repair makes the kernel hold again all that is applied. What is there of other frontends stays, as long as somebody wants them.
-func (t *table) repair(strays []stray, foreign bool, st *stats) error {
+func (t *table) repair(strays []stray, st *stats) error {
 	d := t.newDiff()
 	for key, s := range t.applied {
 		for _, p := range s.parts {
@@ -199,7 +201,7 @@ func (t *table) repair(strays []stray, foreign bool, st *stats) error {
 	if c.empty() {
 		return nil
 	}
-	if foreign {
+	if st.foreign {
 		st.repaired += len(c.add) + len(c.remove) + len(c.strays)
 	}
 	if err := t.commitInParts(c, st); err != nil {
@@ -381,6 +383,9 @@ func (t *table) prune(st *stats) error {
 	c := d.change()
 	if c.empty() {
 		return nil
+	}
+	if st.foreign {
+		st.repaired += len(c.remove)
 	}
 	if err := t.commitInParts(c, st); err != nil {
 		t.known = false

@@ -1,0 +1,297 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"reflect"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/nstest"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// run runs an actor that keeps a few Services until the test ends.
+func run(t *testing.T, ns *nstest.NS, services map[lb.Key]Service) (repairs *atomic.Int64, changed chan struct{}, a *Actor) {
+	repairs, changed = new(atomic.Int64), make(chan struct{}, 1)
+	n := dial(t, ns)
+	a = New(Deps{
+		Log: slog.New(slog.DiscardHandler), Kernel: n,
+		Changed: func() {
+			select {
+			case changed <- struct{}{}:
+			default:
+			}
+		},
+		Observe: func(s Sync) { repairs.Add(int64(s.Repaired)) },
+	})
+	a.Configure(bothAddresses(seedConfig))
+	a.SetServices(services)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- a.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	for !a.Synced() {
+		<-changed
+	}
+	return repairs, changed, a
+}
+
+// Contract clause 6: what others do to our tables is noticed and undone, also without a look at regular times.
+func TestContract6DriftIsRepaired(t *testing.T) {
+	ns := nstest.New(t)
+	repairs, _, _ := run(t, ns, variety())
+	n := dial(t, ns)
+	held := func() (all [2]state) {
+		for i, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+			var err error
+			if all[i], err = (netlinkKernel{family, n.commands}).load(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return all
+	}
+	want := held()
+	for _, damage := range [][]string{
+		{"delete", "table", "ip", TableName},
+		{"delete", "table", "ip6", TableName},
+		{"flush", "ruleset"},
+		{"flush", "table", "ip", TableName},
+		{"flush", "chain", "ip", TableName, "services"},
+		{"flush", "map", "ip", TableName, "tcp-backends"},
+		{"flush", "set", "ip6", TableName, "hairpin"},
+		{"insert", "rule", "ip", TableName, "services", "accept"},
+		{"add", "rule", "ip", TableName, "tcp-draw", "drop"},
+		{"add", "chain", "ip", TableName, "theirs"},
+		{"add", "set", "ip", TableName, "theirs", "{ type ipv4_addr ; }"},
+		{"delete", "element", "ip", TableName, "cluster-ips", "{ 10.96.0.1 }"},
+		{"add", "element", "ip", TableName, "cluster-ips", "{ 192.0.2.77 }"},
+		{"add", "element", "ip", TableName, "hairpin", "{ 192.0.2.77 . 192.0.2.78 }"},
+		{"add", "element", "ip", TableName, "external", "{ 192.0.2.77 . tcp . 80 }"},
+		{"add", "element", "ip", TableName, "source-ranges", "{ 192.0.2.77 . tcp . 80 . 10.0.0.1-10.0.0.7 }"},
+		{"add", "element", "ip", TableName, "tcp-backends", "{ 10.96.0.1 . 80 . 10000 : 192.0.2.77 . 8080 }"},
+	} {
+		t.Run(strings.Join(damage, " "), func(t *testing.T) {
+			before := repairs.Load()
+			ns.Run(t, "nft", damage...)
+			deadline := time.Now().Add(10 * time.Second)
+			for repairs.Load() == before || !reflect.DeepEqual(held(), want) {
+				if time.Now().After(deadline) {
+					t.Fatal("not repaired")
+				}
+				time.Sleep(20 * time.Millisecond)
+			}
+		})
+	}
+}
+
+// What others do in tables of their own, and what packets write into ours, disturbs nobody.
+func TestOnlyOurTablesDisturb(t *testing.T) {
+	ns := nstest.New(t)
+	n := dial(t, ns)
+	var disturbed atomic.Int64
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() {
+		done <- n.watch(ctx, slog.New(slog.DiscardHandler), func() { disturbed.Add(1) })
+	}()
+	a := newActor(Deps{Log: slog.New(slog.DiscardHandler), Changed: func() {}}, map[lb.Family]kernel{lb.IPv4: netlinkKernel{lb.IPv4, n.commands}})
+	a.Configure(seedConfig)
+	a.settle(t, variety())
+	a.settle(t, map[lb.Key]Service{})
+	ns.Run(t, "nft", "add", "table", "ip", "theirs")
+	ns.Run(t, "nft", "add", "chain", "ip", "theirs", "landfall")
+	ns.Run(t, "nft", "add", "table", "inet", TableName)
+	ns.Run(t, "nft", "add", "element", "ip", TableName, "tcp-sticky", "{ 192.0.2.1 . 10.96.0.1 . 80 : 192.0.2.7 . 8080 }")
+	ns.Run(t, "nft", "delete", "element", "ip", TableName, "tcp-sticky", "{ 192.0.2.1 . 10.96.0.1 . 80 }")
+	time.Sleep(2 * settle)
+	if n := disturbed.Load(); n != 0 {
+		t.Errorf("disturbed %d times", n)
+	}
+	ns.Run(t, "nft", "delete", "table", "ip", TableName)
+	for deadline := time.Now().Add(10 * time.Second); disturbed.Load() == 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the end of our table disturbs nobody")
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// Contract clause 6: a start over a table that holds the right elements changes nothing, not even for a moment.
+func TestContract6RestartChangesNothing(t *testing.T) {
+	ns := nstest.New(t)
+	a := newTestActor(t, ns)
+	a.Configure(bothAddresses(seedConfig))
+	a.settle(t, variety())
+	before := ns.Run(t, "nft", "-a", "list", "ruleset")
+	b := newTestActor(t, ns)
+	b.Configure(bothAddresses(seedConfig))
+	if st := b.settle(t, variety()); st.transactions != 0 {
+		t.Errorf("%+v", st)
+	}
+	if ns.Run(t, "nft", "-a", "list", "ruleset") != before {
+		t.Error("the ruleset, with its handles, is another one")
+	}
+	for key, o := range b.Outcomes() {
+		if o.Err != nil || len(o.Applied.Ports) == 0 {
+			t.Errorf("%s: %+v", key, o)
+		}
+	}
+}
+
+// A successor with other rules, or another configuration, replaces rules and keeps elements.
+func TestOtherRulesKeepElements(t *testing.T) {
+	ns := nstest.New(t)
+	a := newTestActor(t, ns)
+	a.Configure(bothAddresses(seedConfig))
+	a.settle(t, variety())
+	elements := func() string { return ns.Run(t, "nft", "-a", "list", "map", "ip", TableName, "tcp-backends") }
+	before := elements()
+	other := bothAddresses(seedConfig)
+	other.MasqueradeBit, other.DropInvalid, other.Pods = 15, false, plan.Detector{Interface: "cni0"}
+	a.Configure(other)
+	if st := a.settle(t, nil); st.operations != 0 || st.transactions != 2 {
+		t.Errorf("%+v", st)
+	}
+	if elements() != before {
+		t.Error("elements were written anew")
+	}
+	if out := ns.Run(t, "nft", "list", "ruleset"); !strings.Contains(out, `iifname != "cni0" goto masqueraded`) || !strings.Contains(out, "0x00008000") || strings.Contains(out, "ct state invalid") {
+		t.Error("the rules are not those of the new configuration")
+	}
+}
+
+// A set of another type under a name of ours, as no release of ours makes it, does not stop the actor.
+func TestForeignSetIsReplaced(t *testing.T) {
+	ns := nstest.New(t)
+	ns.Run(t, "nft", "add", "table", "ip", TableName)
+	ns.Run(t, "nft", "add", "set", "ip", TableName, "external", "{ type ipv4_addr ; }")
+	ns.Run(t, "nft", "add", "element", "ip", TableName, "external", "{ 192.0.2.1 }")
+	a := newTestActor(t, ns)
+	a.settle(t, variety())
+	other := nstest.New(t)
+	b := newTestActor(t, other)
+	b.settle(t, variety())
+	same(t, b, a)
+}
+
+func TestCleanupRemovesOnlyOurs(t *testing.T) {
+	ns := nstest.New(t)
+	ns.Run(t, "nft", "add", "table", "ip", "theirs")
+	ns.Run(t, "nft", "add", "table", "inet", TableName)
+	a := newTestActor(t, ns)
+	a.settle(t, variety())
+	for range 2 {
+		if err := Cleanup(a.deps.Kernel); err != nil {
+			t.Error(err)
+		}
+		if got := strings.Fields(ns.Run(t, "nft", "list", "tables")); strings.Join(got, " ") != "table ip theirs table inet landfall" {
+			t.Errorf("left are %v", got)
+		}
+	}
+}
+
+func TestProbeChangesNothing(t *testing.T) {
+	ns := nstest.New(t)
+	n := dial(t, ns)
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		if err := Probe(n, family); err != nil {
+			t.Error(err)
+		}
+	}
+	if out := ns.Run(t, "nft", "list", "ruleset"); out != "" {
+		t.Errorf("left is %s", out)
+	}
+}
+
+// What the kernel refuses is reported with what was asked, and has not happened.
+func TestRefusalIsReported(t *testing.T) {
+	ns := nstest.New(t)
+	a := newTestActor(t, ns)
+	s := simpleService(1, 2)
+	a.settle(t, map[lb.Key]Service{s.Key: s})
+	k := a.tables[0].kernel
+	before, err := k.load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := frontend{addr: addressOf(addr("10.96.0.9")), port: 80, protocol: tcp}
+	gone := entry{element: element{set: setBackends, frontend: at, number: 10000}}
+	for name, test := range map[string]struct {
+		change change
+		errno  error
+		about  string
+	}{
+		"remove what is not there": {change{add: []entry{{element: element{set: setExternal, frontend: at}}}, remove: []entry{gone}}, unix.ENOENT, "remove from tcp-backends"},
+		"add what is there": {change{add: []entry{{element: element{set: setClusterIPs, frontend: frontend{addr: addressOf(addr("10.96.0.1"))}}}}}, nil, ""},
+		"overlapping ranges": {change{add: []entry{
+			{element: element{set: setSourceRanges, frontend: at, bits: 8, source: addressOf(addr("10.0.0.0"))}},
+			{element: element{set: setSourceRanges, frontend: at, bits: 16, source: addressOf(addr("10.1.0.0"))}},
+		}}, unix.EEXIST, "add to source-ranges"},
+		"add to no set": {change{add: []entry{{element: element{set: setAffinity, frontend: at, number: 5}}}}, unix.ENOENT, "add to tcp-affinity-5"},
+	} {
+		err := k.commit(test.change)
+		if name == "add what is there" {
+			test.errno, test.about = unix.EEXIST, "add to cluster-ips"
+		}
+		if !errors.Is(err, test.errno) || !strings.Contains(fmt.Sprint(err), test.about) {
+			t.Errorf("%s: error %v, want %v about %q", name, err, test.errno, test.about)
+		}
+	}
+	after, err := k.load()
+	if err != nil || len(after.elements) != len(before.elements) {
+		t.Errorf("%d elements, then %d; %v", len(before.elements), len(after.elements), err)
+	}
+}
+
+// Ranges come back from the kernel as the prefixes that they were.
+func TestRangesReadBack(t *testing.T) {
+	ns := nstest.New(t)
+	for family, prefixes := range map[lb.Family][]string{
+		lb.IPv4: {"10.0.0.0/8", "192.0.2.1/32", "128.0.0.0/1", "192.0.2.128/25"}, lb.IPv6: {"2001:db8::/32", "2001:db9::1/128", "8000::/1", "fd00::/127"},
+	} {
+		a := newTestActor(t, ns)
+		a.settle(t, map[lb.Key]Service{})
+		k := netlinkKernel{family, a.deps.Kernel.commands}
+		want := map[element]bool{}
+		var c change
+		for i, p := range prefixes {
+			prefix := netip.MustParsePrefix(p)
+			e := element{set: setSourceRanges, frontend: frontend{addr: addressOf(prefix.Addr()), port: uint16(i), protocol: tcp}, source: addressOf(prefix.Addr()), bits: uint8(prefix.Bits())}
+			want[e] = true
+			c.add = append(c.add, entry{element: e})
+		}
+		if err := k.commit(c); err != nil {
+			t.Fatal(err)
+		}
+		st, err := k.load()
+		if err != nil || len(st.strays) > 0 {
+			t.Fatalf("%v, strays %v", err, st.strays)
+		}
+		for e := range st.elements {
+			if !want[e] {
+				t.Errorf("read %+v", e)
+			}
+			delete(want, e)
+		}
+		if len(want) > 0 {
+			t.Errorf("not read: %+v", want)
+		}
+	}
+}

@@ -1,0 +1,236 @@
+package nftables
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// three is a case's Service with the named endpoints ready.
+func three(w world, scheduler Scheduler, timeout time.Duration, at ...string) (Service, plan.Config) {
+	c := semantics{backends: []backend{}}
+	for _, name := range at {
+		c.backends = append(c.backends, backend{at: name, ready: true, serving: true})
+	}
+	p, config := c.plan(w)
+	return Service{Service: p, Scheduler: scheduler, AffinityTimeout: timeout}, WithAddresses(config, []netip.Addr{w.node, w.node2})
+}
+
+// A client keeps its endpoint, per frontend, over restarts and changes of others, until the endpoint goes or the time is over.
+func TestSessionAffinity(t *testing.T) {
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		t.Run(string(family), func(t *testing.T) {
+			w := worldOf(family)
+			s := newSite(t, w)
+			a := newTestActor(t, s.node)
+			everywhere := []string{"local", "local2", "remote"}
+			apply := func(a *Actor, timeout time.Duration, at ...string) {
+				service, config := three(w, Random, timeout, at...)
+				a.Configure(config)
+				a.settle(t, map[lb.Key]Service{service.Key: service})
+			}
+			apply(a, 3*time.Hour, everywhere...)
+			cases := []semantics{
+				{from: "pod", to: "cluster"}, {from: "outside", to: "vip"}, {from: "outside", to: "nodeport"}, {from: "stranger", to: "vip"},
+				{from: "node", to: "external"}, {from: "pod", to: "cluster", udp: true}, {from: "outside", to: "vip", udp: true},
+			}
+			has := map[int]string{}
+			check := func(when string, stays func(i int) bool) {
+				t.Helper()
+				for i, c := range cases {
+					for n := range 6 {
+						at, _, err := s.ask(c.from, c, long)
+						if err != nil {
+							t.Fatalf("%s: %+v: %v", when, c, err)
+						}
+						if has[i] == "" || n == 0 && !stays(i) {
+							has[i] = at
+						}
+						if at != has[i] {
+							t.Fatalf("%s: %s to %s was sent to %s, before to %s", when, c.from, c.to, at, has[i])
+						}
+					}
+				}
+			}
+			always := func(int) bool { return true }
+			check("at first", always)
+			a = newTestActor(t, s.node)
+			apply(a, 3*time.Hour, everywhere...)
+			check("after a restart", always)
+			gone := netip.AddrPortFrom(w.local2, backendPort).String()
+			before := maps.Clone(has)
+			apply(a, 3*time.Hour, "local", "remote")
+			s.node.Run(t, "conntrack", "-F")
+			check("after an endpoint went", func(i int) bool { return before[i] != gone })
+			for i := range cases {
+				if has[i] == gone {
+					t.Errorf("%+v is still sent to an endpoint that is gone", cases[i])
+				}
+			}
+			apply(a, 3*time.Hour, everywhere...)
+			check("after one came", always)
+			if known, err := a.table(family).kernel.clients(); err != nil || len(known) < 5 {
+				t.Errorf("remembered are %v, %v", known, err)
+			}
+			// Without affinity nobody is remembered, and everybody is sent everywhere.
+			apply(a, 0, everywhere...)
+			if known, err := a.table(family).kernel.clients(); err != nil || len(known) > 0 {
+				t.Errorf("still remembered are %v, %v", known, err)
+			}
+			apply(a, time.Second, everywhere...)
+			clear(has)
+			if _, _, err := s.ask("pod", cases[0], long); err != nil {
+				t.Fatal(err)
+			}
+			for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+				known, err := a.table(family).kernel.clients()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if len(known) == 0 {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Fatalf("a second has passed, and still remembered are %v", known)
+				}
+			}
+		})
+	}
+}
+
+func (a *Actor) table(family lb.Family) *table {
+	return a.tables[slices.IndexFunc(a.tables, func(t *table) bool { return t.family == family })]
+}
+
+// Where the source decides, the kernel decides as the walker says: so all nodes decide the same, and so will the next release.
+func TestHashesAreTheKernels(t *testing.T) {
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		for _, scheduler := range []Scheduler{SourceHash, Maglev} {
+			t.Run(fmt.Sprint(family, "/", scheduler), func(t *testing.T) {
+				w := worldOf(family)
+				s := newSite(t, w)
+				a := newTestActor(t, s.node)
+				service, config := three(w, scheduler, 0, "local", "local2", "remote")
+				a.Configure(config)
+				a.settle(t, map[lb.Key]Service{service.Key: service})
+				c := semantics{from: "pod", to: "cluster", scheduler: scheduler, backends: []backend{
+					{at: "local", ready: true, serving: true}, {at: "local2", ready: true, serving: true}, {at: "remote", ready: true, serving: true},
+				}}
+				walk := walkOf(t, w, c)
+				seen := map[string]bool{}
+				for port := range uint16(40) {
+					p := c.packet(w)
+					p.src = netip.AddrPortFrom(p.src.Addr(), 41000+port)
+					shares, _ := walk.fate(p)
+					got := s.dial(t, "pod", p.src, p.dst)
+					if shares[got] != 1 {
+						t.Errorf("port %d was sent to %s, by the walker to %v", port, got, shares)
+					}
+					seen[got] = true
+				}
+				if want := map[Scheduler]int{SourceHash: 1, Maglev: 3}[scheduler]; len(seen) != want {
+					t.Errorf("40 connections of one client reached %d endpoints, want %d", len(seen), want)
+				}
+			})
+		}
+	}
+}
+
+// dial connects from an address and port and returns who answers.
+func (s site) dial(t *testing.T, from string, src, dst netip.AddrPort) string {
+	t.Helper()
+	var answer [256]byte
+	n := 0
+	s.at[from].Do(t, func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), long)
+		defer cancel()
+		d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(src)}
+		conn, err := d.DialContext(ctx, "tcp", dst.String())
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		n, err = conn.Read(answer[:])
+		return err
+	})
+	backend := answer[:n]
+	return string(backend[:slices.Index(backend, ' ')])
+}
+
+// Round-robin takes turns.
+func TestRoundRobinTakesTurns(t *testing.T) {
+	w := worldOf(lb.IPv4)
+	s := newSite(t, w)
+	a := newTestActor(t, s.node)
+	service, config := three(w, RoundRobin, 0, "local", "local2", "remote")
+	a.Configure(config)
+	a.settle(t, map[lb.Key]Service{service.Key: service})
+	var order []string
+	for i := range 30 {
+		order = append(order, s.dial(t, "pod", netip.AddrPortFrom(w.pod, 42000+uint16(i)), netip.AddrPortFrom(w.clusterIP, servicePort)))
+	}
+	for i := 3; i < len(order); i++ {
+		if order[i] != order[i-3] || order[i] == order[i-1] {
+			t.Fatalf("not in turn: %v", order)
+		}
+	}
+}
+
+// Contract clause 6: no connection is refused while endpoints that stay are joined and left by others, in any way of choosing. A
+// packet may be looked at while a transaction happens: it must find an endpoint all the same.
+func TestContract6NoConnectionIsRefusedWhileEndpointsChange(t *testing.T) {
+	w := worldOf(lb.IPv4)
+	s := newSite(t, w)
+	a := newTestActor(t, s.node)
+	apply := func(scheduler Scheduler, at ...string) {
+		service, config := three(w, scheduler, 0, at...)
+		a.Configure(config)
+		a.settle(t, map[lb.Key]Service{service.Key: service})
+	}
+	apply(Random, "local")
+	stop := make(chan struct{})
+	var connections, changes atomic.Int64
+	var group sync.WaitGroup
+	var failed sync.Once
+	for _, to := range []netip.AddrPort{netip.AddrPortFrom(w.clusterIP, servicePort), netip.AddrPortFrom(w.vip, servicePort)} {
+		group.Go(func() {
+			s.at["pod"].Do(t, func() error {
+				for {
+					select {
+					case <-stop:
+						return nil
+					default:
+					}
+					conn, err := net.DialTimeout("tcp", to.String(), long)
+					if err != nil {
+						failed.Do(func() { t.Errorf("after %d connections and %d changes: %v", connections.Load(), changes.Load(), err) })
+						return nil
+					}
+					// A reset instead of a farewell leaves no port waiting.
+					_ = conn.(*net.TCPConn).SetLinger(0)
+					conn.Close()
+					connections.Add(1)
+				}
+			})
+		})
+	}
+	sets := [][]string{{"local"}, {"local", "local2"}, {"local", "local2", "remote"}, {"local", "remote"}}
+	schedulers := []Scheduler{Random, Maglev, Random, RoundRobin, SourceHash}
+	for i := 0; i < 1500 && !t.Failed(); i++ {
+		apply(schedulers[i/4%len(schedulers)], sets[i%len(sets)]...)
+		changes.Add(1)
+	}
+	close(stop)
+	group.Wait()
+	t.Logf("%d connections during %d changes", connections.Load(), changes.Load())
+}
