@@ -3,6 +3,7 @@ package bfd
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -21,7 +22,8 @@ type engine struct {
 	actor *Actor
 	wire  wire
 
-	applied   *map[Key]Profile // what was desired when it was last looked at
+	looked    *map[Key]Profile // what was desired when it was last looked at
+	applied   map[Key]Profile
 	sessions  []*session
 	refused   map[Key]*lb.Refusal
 	listeners map[listener]string // those that are needed, and why they are not open, or ""
@@ -60,8 +62,8 @@ func (e *engine) run(ctx context.Context) {
 		e.punctuality(now, until)
 		switch desired := e.actor.desired.Load(); {
 		case ctx.Err() == nil:
-			if desired != e.applied {
-				e.applied = desired
+			if desired != e.looked {
+				e.looked = desired
 				e.apply(*desired, now)
 			}
 		case end.IsZero():
@@ -138,6 +140,10 @@ func earliest(a, b time.Time) time.Time {
 
 // apply makes the sessions those that are desired.
 func (e *engine) apply(desired map[Key]Profile, now time.Time) {
+	if maps.Equal(desired, e.applied) {
+		return // said again: nothing changes, and nobody is told that it did
+	}
+	e.applied = desired
 	wanted := e.sift(desired)
 	for _, s := range e.sessions {
 		profile, stays := wanted[s.key]

@@ -3,6 +3,7 @@ package bfd
 import (
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -454,6 +455,70 @@ func TestKeyCheck(t *testing.T) {
 	} {
 		if refused := test.key.check(); (refused != nil) != test.refused {
 			t.Errorf("%s: %v", test.key, refused)
+		}
+	}
+}
+
+// TestInvariants drives a machine through random events, of peers that keep to no rule.
+func TestInvariants(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	durations := []time.Duration{0, 10 * ms, 50 * ms, time.Second, time.Minute, math.MaxUint32 * time.Microsecond}
+	profile := func() Profile {
+		return Profile{
+			TransmitInterval: durations[1+random.IntN(4)], ReceiveInterval: durations[1+random.IntN(4)],
+			DetectMultiplier: uint8(2 + random.IntN(4)), Passive: random.IntN(4) == 0,
+		}.withDefaults()
+	}
+	flag := func() bool { return random.IntN(3) == 0 }
+	for range 300 {
+		now := epoch
+		m := newMachine(profile(), 1, now)
+		for range 300 {
+			var p Packet
+			var send bool
+			was := m
+			switch event := random.IntN(40); {
+			case event == 0:
+				m, p, send = m.configured(profile(), now, random.Uint32())
+			case event == 1:
+				m, p, send = m.disabled(now, random.Uint32())
+			case event == 2 && m.state == AdminDown:
+				m = m.enabled(now)
+			case event < 5 && !m.detectAt.IsZero():
+				now = m.detectAt
+				m, p, send = m.expired(now, random.Uint32())
+			case event < 20 && !m.nextTx.IsZero():
+				if now.Before(m.nextTx) {
+					now = m.nextTx
+				}
+				m, p, send = m.due(now, random.Uint32())
+			default:
+				now = now.Add(time.Duration(random.IntN(int(20 * ms))))
+				m, p, send = after(m, Packet{
+					State: State(random.IntN(4)), Poll: flag(), Final: flag(), Demand: flag(), DetectMultiplier: uint8(1 + random.IntN(255)),
+					MyDiscriminator: 2, DesiredMinTx: durations[random.IntN(6)], RequiredMinRx: durations[random.IntN(6)],
+				}, now)
+			}
+			for what, wrong := range map[string]bool{
+				"up without a peer":                      (m.state == Up || m.state == Init) && m.remoteDiscr == 0,
+				"up without an end":                      (m.state == Up || m.state == Init) && m.detectAt.IsZero(),
+				"goes on after a stop":                   was.state == AdminDown && m.state != AdminDown && m.state != Down,
+				"AdminDown without diagnostic":           m.state == AdminDown && m.diag != AdministrativelyDown,
+				"fast while not up":                      m.state != Up && m.said.tx < slow,
+				"not what the profile says, and no poll": m.said != m.wanted() && !m.polling && m.state != AdminDown,
+				"used differs from said, and no poll":    m.used != m.said && !m.polling && m.state != AdminDown,
+				"polls nobody":                           m.polling && m.remoteDiscr == 0,
+				"periodic but never":                     m.periodic() == m.nextTx.IsZero(),
+				"poll and final":                         send && p.Poll && p.Final,
+				"says another state":                     send && p.State != m.state,
+				"says other timers":                      send && (p.DesiredMinTx != m.said.tx || p.RequiredMinRx != m.said.rx),
+				"asks for demand or echo":                send && (p.Demand || p.EchoRx != 0 || p.ControlPlane || p.Authenticated),
+				"changes state and does not say so":      m.state != was.state && !send && was.state != AdminDown && (!m.profile.Passive || was.remoteDiscr != 0),
+			} {
+				if wrong {
+					t.Fatalf("%s:\nwas %+v\nis  %+v\nsends %v %+v", what, was, m, send, p)
+				}
+			}
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -18,8 +19,8 @@ import (
 // Process keeps sessions in a process of its own: the same program, started anew; see ProcessMain.
 //
 // However high the priority of a thread, it waits for the others of its process: for a place to run Go, and whenever the garbage
-// collector stops the world, which takes as long as the slowest normal thread on a busy node. What that does to sessions of 50 ms × 3 is
-// measured in docs/bfd.md. The process ends when this one does, whichever way, and takes the sessions down administratively then.
+// collector stops the world, for the slowest normal thread of a busy node. docs/bfd.md has what that does to sessions of 50 ms × 3.
+// The process ends when this one does, whichever way, and takes the sessions down administratively then.
 type Process struct {
 	opts  Options
 	start func(*exec.Cmd) error
@@ -72,15 +73,19 @@ func NewProcess(opts Options) *Process {
 // Set is that of Actor.
 func (p *Process) Set(sessions map[Key]Profile) {
 	p.mu.Lock()
+	same := maps.Equal(p.desired, sessions)
 	p.desired = sessions
 	p.mu.Unlock()
+	if same {
+		return
+	}
 	select {
 	case p.poked <- struct{}{}:
 	default:
 	}
 }
 
-// Outcomes is that of Actor. Counters may be a few seconds old.
+// Outcomes is that of Actor. Do not change what is returned. Counters may be a few seconds old.
 func (p *Process) Outcomes() map[Key]Outcome {
 	p.mu.Lock()
 	defer p.mu.Unlock()
