@@ -16,12 +16,17 @@ import (
 
 const usage = `Usage:
   landfallctl status    pools, addresses, who announces them, and what is wrong; exits with 1 when something is
+  landfallctl migrate metallb [-f FILE]...
+                        Landfall's equivalent of MetalLB's objects, in the cluster or in files, and what has none
+  landfallctl import NAME -f FILE
+                        an IPAddressPool for a list: on each line an address, CIDR or range, and NAMESPACE/SERVICE to reserve it
 
 Without --kubeconfig it uses the service account of the pod it runs in, else $KUBECONFIG, else ~/.kube/config.`
 
 type options struct {
 	class   string
 	timeout time.Duration
+	files   []string
 }
 
 func main() {
@@ -32,6 +37,7 @@ func main() {
 		Usage:   usage,
 		Flags: func(f *pflag.FlagSet) {
 			f.StringVar(&o.class, "load-balancer-class", "", "the class that the controller serves (default: Services without a class)")
+			f.StringArrayVarP(&o.files, "filename", "f", nil, "file to read for migrate and import; - for the standard input")
 			f.DurationVar(&o.timeout, "timeout", 15*time.Second, "how long to wait for the API server")
 		},
 		Run: func(ctx context.Context, rt *ops.Runtime) error { return run(ctx, rt, o) },
@@ -39,12 +45,22 @@ func main() {
 }
 
 func run(ctx context.Context, rt *ops.Runtime, o options) error {
-	switch {
-	case len(rt.Args) == 0:
-		return ops.Usagef("say what to do: landfallctl status")
-	case rt.Args[0] != "status":
-		return ops.Usagef("%q is no command of landfallctl; there is: status", rt.Args[0])
-	case len(rt.Args) > 1:
+	if len(rt.Args) == 0 {
+		return ops.Usagef("say what to do: landfallctl status, migrate or import")
+	}
+	switch rt.Args[0] {
+	case "status":
+		return runStatus(ctx, rt, o)
+	case "migrate":
+		return runMigrate(ctx, rt, o)
+	case "import":
+		return runImport(rt, o)
+	}
+	return ops.Usagef("%q is no command of landfallctl; there are: status, migrate, import", rt.Args[0])
+}
+
+func runStatus(ctx context.Context, rt *ops.Runtime, o options) error {
+	if len(rt.Args) > 1 {
 		return ops.Usagef("status takes no arguments, not %q", rt.Args[1])
 	}
 	client, err := kube.Connect(kube.Options{Kubeconfig: kubeconfig(rt.Kubeconfig), UserAgent: "landfallctl", Log: rt.Log})

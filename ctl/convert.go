@@ -1,0 +1,125 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/landfall-lb/landfall/internal/kube"
+	"github.com/landfall-lb/landfall/internal/ops"
+)
+
+// metallbResources are MetalLB's kinds as the API server serves them, and the Services that hold addresses.
+var metallbResources = []string{
+	"/apis/metallb.io/v1beta1/ipaddresspools", "/apis/metallb.io/v1beta1/l2advertisements", "/apis/metallb.io/v1beta1/bgpadvertisements",
+	"/apis/metallb.io/v1beta2/bgppeers", "/apis/metallb.io/v1beta1/bfdprofiles", "/apis/metallb.io/v1beta1/communities", "/api/v1/services",
+}
+
+// runMigrate prints Landfall's equivalent of MetalLB's objects.
+func runMigrate(ctx context.Context, rt *ops.Runtime, o options) error {
+	if len(rt.Args) != 2 || rt.Args[1] != "metallb" {
+		return ops.Usagef("say what to migrate from: landfallctl migrate metallb")
+	}
+	var objects []object
+	var err error
+	if len(o.files) > 0 {
+		objects, err = fromFiles(o.files)
+	} else {
+		objects, err = fromCluster(ctx, rt, o)
+	}
+	if err != nil {
+		return err
+	}
+	m := migrate(objects)
+	if len(m.objects) == 0 {
+		return errors.New("there is no object of MetalLB (metallb.io)")
+	}
+	return m.print(rt.Stdout)
+}
+
+// runImport prints a pool for a list of addresses.
+func runImport(rt *ops.Runtime, o options) error {
+	if len(rt.Args) != 2 || len(o.files) != 1 {
+		return ops.Usagef("say what the pool is called and where the list is: landfallctl import NAME -f FILE")
+	}
+	r, err := open(o.files[0])
+	if err != nil {
+		return err
+	}
+	defer func() { _ = r.Close() }() // only read
+	pool, err := importList(rt.Args[1], r)
+	if err != nil {
+		return fmt.Errorf("%s: %w", o.files[0], err)
+	}
+	return migration{objects: []manifest{pool}}.print(rt.Stdout)
+}
+
+// open opens a file, or with - the standard input.
+func open(name string) (io.ReadCloser, error) {
+	if name == "-" {
+		return io.NopCloser(os.Stdin), nil
+	}
+	return os.Open(name)
+}
+
+func fromFiles(names []string) ([]object, error) {
+	var all []object
+	for _, name := range names {
+		r, err := open(name)
+		if err != nil {
+			return nil, err
+		}
+		objects, err := decodeObjects(r)
+		_ = r.Close() // only read
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		all = append(all, objects...)
+	}
+	return all, nil
+}
+
+func fromCluster(ctx context.Context, rt *ops.Runtime, o options) ([]object, error) {
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	client, err := kube.Connect(kube.Options{Kubeconfig: kubeconfig(rt.Kubeconfig), UserAgent: "landfallctl", Log: rt.Log})
+	if err != nil {
+		return nil, err
+	}
+	var all []object
+	for _, path := range metallbResources {
+		raw, err := client.Raw(ctx, path)
+		if err != nil {
+			return nil, err
+		}
+		objects, err := decodeObjects(bytes.NewReader(raw))
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		all = append(all, objects...)
+	}
+	return all, nil
+}
+
+// print writes the notes as comments, then the objects, ready for kubectl apply.
+func (m migration) print(w io.Writer) error {
+	var out bytes.Buffer
+	for _, note := range m.notes {
+		fmt.Fprintf(&out, "# %s\n", note)
+	}
+	for _, o := range m.objects {
+		text, err := yaml.Marshal(o)
+		if err != nil {
+			return err
+		}
+		out.WriteString("---\n")
+		out.Write(text)
+	}
+	_, err := w.Write(out.Bytes())
+	return err
+}

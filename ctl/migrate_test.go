@@ -1,0 +1,116 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const metallbObjects = `
+apiVersion: metallb.io/v1beta1
+kind: IPAddressPool
+metadata: {name: lan, namespace: metallb-system, labels: {zone: a}}
+spec:
+  addresses: [172.26.236.180-172.26.236.199]
+  avoidBuggyIPs: true
+  serviceAllocation: {priority: 50, namespaces: [web], odd: 1}
+  somethingNew: 7
+---
+apiVersion: v1
+kind: List
+items:
+- apiVersion: metallb.io/v1beta1
+  kind: L2Advertisement
+  metadata: {name: lan, namespace: metallb-system}
+  spec: {ipAddressPools: [lan], interfaces: [eth0]}
+- apiVersion: v1
+  kind: Service
+  metadata: {name: stray, namespace: web}
+  status: {loadBalancer: {ingress: [{ip: 10.0.0.9}]}}
+- apiVersion: v1
+  kind: Service
+  metadata: {name: fine, namespace: web}
+  status: {loadBalancer: {ingress: [{ip: 172.26.236.180}]}}
+- apiVersion: metallb.io/v1beta1
+  kind: ServiceL2Status
+  metadata: {name: l2-x}
+- apiVersion: metallb.io/v1beta1
+  kind: AddressPool
+  metadata: {name: old}
+---
+apiVersion: metallb.io/v1beta1
+kind: IPAddressPool
+metadata: {name: lan, namespace: other}
+spec: {addresses: [10.1.0.0/24]}
+`
+
+func TestMigrate(t *testing.T) {
+	objects, err := decodeObjects(strings.NewReader(metallbObjects))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := migrate(objects).print(&out); err != nil {
+		t.Fatal(err)
+	}
+	want := `# IPAddressPool lan: spec.serviceAllocation.odd (1) has no equivalent and is left out
+# IPAddressPool lan: spec.somethingNew (7) has no equivalent and is left out
+# IPAddressPool lan is in namespaces metallb-system and other; Landfall's are not in namespaces, so only the first is taken over: rename one
+# AddressPool old has no equivalent
+# Service web/stray holds 10.0.0.9, which is in none of the pools: it keeps the address, but no node will announce it
+---
+apiVersion: landfall.dev/v1beta1
+kind: IPAddressPool
+metadata:
+  labels:
+    zone: a
+  name: lan
+spec:
+  addresses:
+  - 172.26.236.180-172.26.236.199
+  avoidBuggyIPs: true
+  serviceAllocation:
+    namespaces:
+    - web
+    priority: 50
+---
+apiVersion: landfall.dev/v1beta1
+kind: L2Advertisement
+metadata:
+  name: lan
+spec:
+  interfaces:
+  - eth0
+  ipAddressPools:
+  - lan
+`
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestImport(t *testing.T) {
+	pool, err := importList("old", strings.NewReader("# from the sheet\n192.0.2.7\n192.0.2.10 - 192.0.2.12 web/front\n2001:db8::1, web/ # all of web\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]any{
+		"addresses": []any{"192.0.2.7/32", "192.0.2.10-192.0.2.12", "2001:db8::1/128"},
+		"reservations": []any{
+			map[string]any{"addresses": "192.0.2.10-192.0.2.12", "namespace": "web", "name": "front"},
+			map[string]any{"addresses": "2001:db8::1/128", "namespace": "web"},
+		},
+	}
+	if diff := cmp.Diff(want, pool.Spec); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	for list, want := range map[string]string{
+		"192.0.2.1\nnonsense\n": `line 2: "nonsense"`, "192.0.2.1 web\n": "line 1:", "192.0.2.1 a/b c\n": "line 1:", "# none\n": "no address",
+	} {
+		if _, err := importList("x", strings.NewReader(list)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", list, err, want)
+		}
+	}
+}
