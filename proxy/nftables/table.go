@@ -147,12 +147,13 @@ func (t *table) prepare(verify bool, st *stats) error {
 		return fmt.Errorf("read the table %s: %w", TableName, err)
 	}
 	st.verified = true
+	st.foreign = t.known && verify
 	wanted := newRuleset(t.family, t.config, slices.Sorted(maps.Keys(t.timeouts)))
 	right, keep := wanted.compare(loaded)
 	if !right {
 		if err := t.commit(change{rules: &wanted, have: loaded, replace: !keep}, st); err != nil {
 			t.known = false
-			if !loaded.exists {
+			if st.foreign || !loaded.exists { // else the rules of before are still there
 				t.withdraw(err)
 			}
 			return fmt.Errorf("write the rules: %w", err)
@@ -161,7 +162,6 @@ func (t *table) prepare(verify bool, st *stats) error {
 			loaded.elements, loaded.strays = nil, nil
 		}
 	}
-	st.foreign = t.known && verify
 	if st.foreign && !right && t.rules != nil {
 		st.repaired++
 	}

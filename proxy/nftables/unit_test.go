@@ -1,0 +1,334 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// Each number of backends has a class of its size, or one that a draw hits with more than even chance; no two rules draw the same
+// numbers.
+func TestClasses(t *testing.T) {
+	for n := 1; n <= maxBackends; n++ {
+		class := int(drawClass(n))
+		if class < n || n > exactClasses && class >= 2*n || n <= exactClasses && class != n || !slices.Contains(drawClasses(), uint32(class)) {
+			t.Fatalf("%d backends have class %d", n, class)
+		}
+	}
+	type span struct{ first, last uint32 }
+	var spans []span
+	for _, local := range []bool{false, true} {
+		for _, class := range drawClasses() {
+			spans = append(spans, span{numbers(Random, local, class), numbers(Random, local, class) + class - 1})
+		}
+		for _, s := range []Scheduler{RoundRobin, SourceHash, Maglev} {
+			for _, class := range slotClasses {
+				spans = append(spans, span{numbers(s, local, class), numbers(s, local, class) + class - 1})
+			}
+		}
+	}
+	slices.SortFunc(spans, func(a, b span) int { return int(int64(a.first) - int64(b.first)) })
+	for i := 1; i < len(spans); i++ {
+		if spans[i].first <= spans[i-1].last {
+			t.Errorf("numbers %v and %v overlap", spans[i-1], spans[i])
+		}
+	}
+}
+
+const maglevOfThree = "[43 42 42] 537210"
+
+func targets(n int) []target {
+	var all []target
+	for _, b := range manyBackends(lb.IPv4, n) {
+		all = append(all, target{addr: addressOf(b.Addr.Addr()), port: b.Addr.Port()})
+	}
+	return all
+}
+
+// Slots are shared out evenly, and one backend more or less moves few of them.
+func TestSlotsAreEvenAndStable(t *testing.T) {
+	for _, n := range []int{2, 3, 6, 20, 51, 400} {
+		size := slotClass(n)
+		share := float64(size) / float64(n)
+		for _, s := range []Scheduler{RoundRobin, Maglev} {
+			counts := make([]int, n)
+			for _, i := range slots(s, targets(n), size) {
+				counts[i]++
+			}
+			if least, most := slices.Min(counts), slices.Max(counts); float64(most-least) > share*0.06+1 {
+				t.Errorf("%s: %d backends in %d slots get %d to %d", s, n, size, least, most)
+			}
+		}
+		all := targets(n + 1)
+		before, after := slots(Maglev, all[:n], size), slots(Maglev, all, size)
+		moved := 0
+		for i := range before {
+			if before[i] != after[i] {
+				moved++
+			}
+		}
+		// Those of the newcomer have to move; Maglev moves some more.
+		if float64(moved) > float64(size)/float64(n+1)+0.25*float64(size) {
+			t.Errorf("a backend more than %d moves %d of %d slots", n, moved, size)
+		}
+	}
+}
+
+// The table for these backends shall never change: nodes of different releases have to agree. Computed with this code once.
+func TestMaglevIsTheSameInAllReleases(t *testing.T) {
+	counts, sum := [3]int{}, 0
+	for i, b := range slots(Maglev, targets(3), 127) {
+		counts[b]++
+		sum = (sum*31 + int(b)*(i+1)) % 1_000_003
+	}
+	if got := fmt.Sprint(counts, " ", sum); got != maglevOfThree {
+		t.Errorf("got %s, want %s", got, maglevOfThree)
+	}
+}
+
+func TestOutermost(t *testing.T) {
+	in := []netip.Prefix{}
+	for _, s := range []string{"10.0.0.0/8", "10.1.0.0/16", "10.1.0.0/16", "192.0.2.0/24", "192.0.2.7/24", "2001:db8::/32", "2001:db8:1::/48"} {
+		in = append(in, netip.MustParsePrefix(s))
+	}
+	if got := fmt.Sprint(outermost(in)); got != "[10.0.0.0/8 192.0.2.0/24 2001:db8::/32]" {
+		t.Error(got)
+	}
+}
+
+// Keys and values survive the way to the kernel's form and back, in every set and both families.
+func TestElementsSurviveEncoding(t *testing.T) {
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		at := addressOf(addr("10.1.2.3"))
+		source := addressOf(addr("10.0.0.0"))
+		if family == lb.IPv6 {
+			at, source = addressOf(addr("2001:db8::3")), addressOf(addr("2001:db8::"))
+		}
+		f := frontend{addr: at, port: 443, protocol: udp}
+		for id := range plainSets {
+			e := element{set: setID(id), frontend: f}
+			switch e.set {
+			case setClusterIPs, setHairpin:
+				e.frontend = frontend{addr: at}
+			case setSourceRanges:
+				e.source, e.bits = source, 8
+			}
+			testEncoding(t, family, entry{element: e})
+		}
+		testEncoding(t, family, entry{element: element{set: setBackends, frontend: f, number: 30002}, to: target{addr: at, port: 8080}})
+		testEncoding(t, family, entry{element: element{set: setAffinity, frontend: f, number: 10800}})
+	}
+}
+
+func testEncoding(t *testing.T, family lb.Family, e entry) {
+	t.Helper()
+	of, ok := setOf(e.setName())
+	if !ok {
+		t.Fatalf("%s is not known as a set of ours", e.setName())
+	}
+	var last, value []byte
+	if e.set == setSourceRanges {
+		last = e.appendKey(nil, family, e.lastSource(family))
+	}
+	if e.set == setBackends {
+		value = e.to.append(nil, family)
+	}
+	if got, err := decode(of, family, e.appendKey(nil, family, e.source), last, value); err != nil || got != e {
+		t.Errorf("%s %s: %+v came back as %+v, %v", family, e.setName(), e, got, err)
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	for _, name := range []string{"cluster-ips", "source-ranges", "hairpin", "tcp-backends", "udp-affinity-60", "tcp-sticky"} {
+		f.Add(name, false, make([]byte, 16), make([]byte, 16), make([]byte, 8))
+		f.Add(name, true, make([]byte, 40), make([]byte, 40), make([]byte, 20))
+	}
+	f.Fuzz(func(t *testing.T, name string, six bool, key, last, value []byte) {
+		family := lb.IPv4
+		if six {
+			family = lb.IPv6
+		}
+		of, ok := setOf(name)
+		if !ok {
+			return
+		}
+		e, err := decode(of, family, key, last, value)
+		if err != nil {
+			return
+		}
+		again, err := decode(of, family, e.appendKey(nil, family, e.source), e.appendKey(nil, family, e.lastSource(family)), e.to.append(nil, family))
+		if of.set != setBackends {
+			again.to = e.to
+		}
+		if err != nil || again != e {
+			t.Errorf("%+v came back as %+v, %v", e, again, err)
+		}
+	})
+}
+
+func FuzzMessages(f *testing.F) {
+	m := messages{family: lb.IPv4, table: TableName}
+	m.begin()
+	m.addTable()
+	m.addElements([]entry{{element: element{set: setExternal}}})
+	m.end()
+	f.Add(m.buf)
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		disturbing(b)
+		_ = split(b, func(m netlinkMessage) error {
+			_ = m.failure()
+			if len(m.data) > 4 {
+				readShape(m.data[4:])
+				readHook(m.data[4:])
+				text(attribute(m.data[4:], 1))
+			}
+			return nil
+		})
+	})
+}
+
+// Contract clause 1: what others took away, and the kernel does not take back, is not programmed.
+func TestContract1LostRulesAreNotProgrammed(t *testing.T) {
+	for name, damage := range map[string]func(*fakeKernel){
+		"table gone": (*fakeKernel).wipe,
+		"rule gone": func(k *fakeKernel) {
+			c := k.state.chains["services"]
+			c.rules = c.rules[1:]
+			k.state.chains["services"] = c
+		},
+		"elements gone": func(k *fakeKernel) { clear(k.state.elements) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			kernels := fakeKernels()
+			a := fakeActor(kernels)
+			a.Configure(seedConfig)
+			s := simpleService(1, 2)
+			a.SetServices(map[lb.Key]Service{s.Key: s})
+			settled(t, a)
+			if o := a.Outcomes()[s.Key]; o.Err != nil || len(o.Applied.Ports) != 1 {
+				t.Fatalf("at first: %+v", o)
+			}
+			four := kernels[lb.IPv4].(*fakeKernel)
+			damage(four)
+			four.refuse = func(change) error { return errPoison }
+			if _, err := a.apply(t.Context(), true); !errors.Is(err, errPoison) {
+				t.Errorf("error %v", err)
+			}
+			if o := a.Outcomes()[s.Key]; !errors.Is(o.Err, errPoison) || o.Alone || len(o.Applied.Ports) > 0 {
+				t.Errorf("then: %+v", o)
+			}
+			four.refuse = nil
+			settled(t, a)
+			if o := a.Outcomes()[s.Key]; o.Err != nil || len(o.Applied.Ports) != 1 {
+				t.Errorf("in the end: %+v", o)
+			}
+			want := fakeActor(fakeKernels())
+			want.Configure(seedConfig)
+			want.SetServices(map[lb.Key]Service{s.Key: s})
+			settled(t, want)
+			same(t, want, a)
+		})
+	}
+}
+
+// Contract clause 7: a listing that fails says nothing of what is there.
+func TestContract7FailedListingChangesNothing(t *testing.T) {
+	kernels := fakeKernels()
+	a := fakeActor(kernels)
+	a.Configure(seedConfig)
+	s := simpleService(1, 2)
+	a.SetServices(map[lb.Key]Service{s.Key: s})
+	settled(t, a)
+	a.Outcomes()
+	four := kernels[lb.IPv4].(*fakeKernel)
+	before := four.commits
+	four.loadErr = errInterrupted
+	if _, err := a.apply(t.Context(), true); !errors.Is(err, errInterrupted) {
+		t.Errorf("error %v", err)
+	}
+	if o := a.Outcomes(); len(o) > 0 || four.commits != before {
+		t.Errorf("%d transactions, outcomes %v", four.commits-before, o)
+	}
+	four.loadErr = nil
+	settled(t, a)
+	if four.commits != before {
+		t.Errorf("%d transactions for nothing", four.commits-before)
+	}
+}
+
+// A failure is tried again after 100 ms, 200 ms and so on; what the kernel holds is read from time to time.
+func TestRetriesAndVerification(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		four := newFakeKernel(lb.IPv4)
+		started := time.Now()
+		var tried []time.Duration
+		four.refuse = func(change) error {
+			tried = append(tried, time.Since(started))
+			if len(tried) < 4 {
+				return errPoison
+			}
+			return nil
+		}
+		var seen []Sync
+		a := newActor(Deps{
+			Log: slog.New(slog.DiscardHandler), Changed: func() {}, Verify: time.Minute, Observe: func(s Sync) { seen = append(seen, s) },
+			Unusable: map[lb.Family]error{lb.IPv6: errors.New("IPv6 is off")},
+		}, map[lb.Family]kernel{lb.IPv4: four})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- a.runner.Run(ctx) }()
+		a.Configure(seedConfig)
+		a.SetServices(nil)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		ms := time.Millisecond
+		if want := []time.Duration{0, 100 * ms, 300 * ms, 700 * ms}; !slices.Equal(tried, want) {
+			t.Errorf("tried after %v, want %v", tried, want)
+		}
+		four.wipe()
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if last := seen[len(seen)-2]; !four.state.exists || last.Repaired == 0 || !last.Verified {
+			t.Errorf("after two minutes the table is there: %v; %+v", four.state.exists, last)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestErrorsSayWhatWasAsked(t *testing.T) {
+	m := netlinkMessage{kind: unix.NLMSG_ERROR, data: []byte{0xef, 0xff, 0xff, 0xff}} // -17
+	if err := m.failure(); !errors.Is(err, unix.EEXIST) {
+		t.Error(err)
+	}
+	if err := (netlinkMessage{data: make([]byte, 4)}).failure(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestUnusableFamily(t *testing.T) {
+	off := errors.New("IPv6 is off")
+	a := newActor(Deps{Log: slog.New(slog.DiscardHandler), Changed: func() {}, Unusable: map[lb.Family]error{lb.IPv6: off}},
+		map[lb.Family]kernel{lb.IPv4: newFakeKernel(lb.IPv4)})
+	a.Configure(bothAddresses(seedConfig))
+	a.SetServices(variety())
+	settled(t, a)
+	for key, o := range a.Outcomes() {
+		if !errors.Is(o.Err, off) && len(variety()[key].Only(lb.IPv6).Ports) > 0 || len(o.Applied.Only(lb.IPv4).Ports) == 0 || len(o.Applied.Only(lb.IPv6).Ports) > 0 {
+			t.Errorf("%s: %v, %d ports", key, o.Err, len(o.Applied.Ports))
+		}
+	}
+}
