@@ -180,6 +180,15 @@ func ourRules(t *testing.T, l *lab.Lab, node string) []string {
 			rules = append(rules, strings.TrimSpace(line))
 		}
 	}
+	// In nftables mode they are the rules and elements of a table.
+	if text, err = l.Exec(t.Context(), node, "nft", "--stateless", "list", "ruleset"); err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ = strings.Cut(text, "table ip landfall {")
+	text, _, _ = strings.Cut(text, "\n}")
+	for rule := range strings.FieldsFuncSeq(text, func(r rune) bool { return r == ',' || r == '\n' }) {
+		rules = append(rules, strings.TrimSpace(rule))
+	}
 	slices.Sort(rules)
 	return rules
 }
@@ -192,7 +201,7 @@ func wantRulesOfFreshStart(t *testing.T, l *lab.Lab, node string) {
 	if err := proxy.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	for _, command := range []string{"iptables -t nat -F", "iptables -t nat -X", "iptables -F", "iptables -X"} {
+	for _, command := range []string{"iptables -t nat -F", "iptables -t nat -X", "iptables -F", "iptables -X", "nft add table ip landfall", "nft delete table ip landfall"} {
 		mustExec(t, l, node, strings.Fields(command)...)
 	}
 	if err := proxy.Start(); err != nil {

@@ -68,7 +68,7 @@ func loaded(n int) (*proxy, *fakeTable[lb.Key, []lb.Slice]) {
 	p.to = sinks{
 		rules: &confirming{outcomes: map[lb.Key]plan.Outcome{}}, flows: &fakeFlows{applied: map[lb.Key]plan.Service{}},
 		health: health.New(health.Deps{Log: log, Now: time.Now}), feed: feed.New(log, ""),
-		warn: func(lb.Service, lb.Reason, string) {}, latency: func(time.Duration) {},
+		warn: func(lb.Service, lb.Reason, string) {}, latency: func(time.Duration) {}, programmed: func(time.Duration) {},
 	}
 	for i := range n {
 		key, low := benchKey(i), [2]byte{byte(i >> 8), byte(i)}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/nftables"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -26,16 +27,21 @@ type settings struct {
 	masqueradeBit     int
 	dropInvalid       bool
 	drain             time.Duration
+	scheduler         plan.Scheduler
+	// allAddresses lists the node's addresses where node ports are not limited, for rules that cannot ask the kernel.
+	allAddresses bool
 }
 
 // facts are what is known of this node.
 type facts struct {
-	self    string
-	object  lb.Node // as last seen
-	node    plan.Node
-	config  plan.Config
-	known   bool // the Node object has been seen
-	leaving lb.Reason
+	self   string
+	object lb.Node // as last seen
+	node   plan.Node
+	config plan.Config
+	// healthAddresses limit where the health ports of Services are served.
+	healthAddresses map[lb.Family][]netip.Addr
+	known           bool // the Node object has been seen
+	leaving         lb.Reason
 }
 
 func (f facts) samePlans(other facts) bool { return reflect.DeepEqual(f.node, other.node) }
@@ -71,6 +77,10 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 			Pods: s.pods, MasqueradeAll: s.masqueradeAll, MasqueradeBit: s.masqueradeBit, DropInvalid: s.dropInvalid,
 			LoopbackNodePorts: s.loopbackNodePorts, NodePortAddresses: s.nodePortAddresses(node, interfaces),
 		},
+	}
+	f.healthAddresses = f.config.NodePortAddresses
+	if s.allAddresses {
+		f.config = nftables.WithAddresses(f.config, stable(localAddresses(interfaces)))
 	}
 	if s.nodeCIDR {
 		f.config.Pods.Prefixes = node.PodCIDRs
@@ -112,6 +122,14 @@ func (s settings) nodePortAddresses(node lb.Node, interfaces []lb.Interface) map
 		return nil
 	}
 	return limited
+}
+
+// stable leaves out link-local IPv6 addresses, of which each interface of a pod brings one: nobody is told to connect to them, and all
+// rules would change with every pod. The rest is sorted.
+func stable(addrs []netip.Addr) []netip.Addr {
+	addrs = slices.DeleteFunc(addrs, func(addr netip.Addr) bool { return addr.Is6() && addr.IsLinkLocalUnicast() })
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return slices.Compact(addrs)
 }
 
 // localAddresses returns the addresses of the interfaces.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/ops"
+	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
 type flags struct {
@@ -19,10 +20,12 @@ type flags struct {
 	masqueradeBit                                            int
 	healthzBindAddress, serviceProxyName, feedSocket         string
 	drain                                                    time.Duration
+	scheduler                                                string
+	cleanup                                                  bool
 }
 
 func (f *flags) add(set *pflag.FlagSet) {
-	set.StringVar(&f.mode, "mode", "auto", "how rules are written: auto, iptables or nftables")
+	set.StringVar(&f.mode, "mode", "auto", "how rules are written: nftables, iptables, or auto for nftables where the kernel can")
 	set.StringVar(&f.clusterCIDR, "cluster-cidr", "", "the pods' network, or one of each family with a comma between them; with --detect-local-mode=ClusterCIDR")
 	set.StringVar(&f.detectLocalMode, "detect-local-mode", "ClusterCIDR",
 		"how to tell connections from pods: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix")
@@ -36,6 +39,9 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.StringVar(&f.serviceProxyName, "service-proxy-name", "", "serve only Services whose label service.kubernetes.io/service-proxy-name has this value (default: those without that label)")
 	set.StringVar(&f.feedSocket, "feed-socket", lb.FeedSocket, "unix socket where the speaker learns what the kernel delivers")
 	set.DurationVar(&f.drain, "drain-time", 5*time.Second, "how long an external address works on after it was taken from its Service")
+	set.StringVar(&f.scheduler, "scheduler", string(plan.Random),
+		"how a backend is chosen for Services without the annotation "+lb.AnnotationScheduler+": random, round-robin, source-hash or maglev; iptables can only random")
+	set.BoolVar(&f.cleanup, "cleanup", false, "remove all rules of Landfall from this node and exit, as the argument cleanup does")
 }
 
 const labelServiceProxyName = "service.kubernetes.io/service-proxy-name"
@@ -58,12 +64,15 @@ func (f *flags) healthzAddress() string {
 func (f *flags) settings() (settings, error) {
 	s := settings{masqueradeAll: f.masqueradeAll, masqueradeBit: f.masqueradeBit, drain: f.drain}
 	switch f.mode {
-	case "auto", "iptables":
-	case "nftables":
-		return s, ops.Usagef("--mode=nftables: this version has no nftables mode yet; use iptables or auto")
+	case modeAuto, modeIptables, modeNftables:
 	default:
 		return s, ops.Usagef("--mode: %q is none of auto, iptables, nftables", f.mode)
 	}
+	scheduler, ok := plan.ParseScheduler(f.scheduler)
+	if !ok {
+		return s, ops.Usagef("--scheduler: %q is none of random, round-robin, source-hash, maglev", f.scheduler)
+	}
+	s.scheduler = scheduler
 	if f.masqueradeBit < 0 || f.masqueradeBit > 31 {
 		return s, ops.Usagef("--masquerade-bit: %d is not between 0 and 31", f.masqueradeBit)
 	}

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -25,13 +26,9 @@ import (
 	"github.com/landfall-lb/landfall/proxy/conntrack"
 	"github.com/landfall-lb/landfall/proxy/feed"
 	"github.com/landfall-lb/landfall/proxy/health"
-	"github.com/landfall-lb/landfall/proxy/iptables"
 )
 
 const name = "landfall-proxy"
-
-// verifyEvery is how often the rules are compared with the kernel's.
-const verifyEvery = 15 * time.Second
 
 // reasonHealthPort is the Event that kube-proxy has for a health port that cannot be opened.
 const reasonHealthPort lb.Reason = "FailedToStartServiceHealthcheck"
@@ -48,6 +45,13 @@ func main() {
 }
 
 func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
+	if f.cleanup || slices.Equal(rt.Args, []string{"cleanup"}) {
+		if err := cleanup(ctx); err != nil {
+			return fmt.Errorf("clean up: %w", err)
+		}
+		rt.Log.Info("removed all rules of Landfall from this node")
+		return nil
+	}
 	set, err := f.settings()
 	if err != nil {
 		return err
@@ -56,18 +60,20 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	if err != nil {
 		return err
 	}
-	kernels, unusable, err := detect(ctx, rt.Log)
+	kernel, err := open(ctx, f.mode, rt.Log)
 	if err != nil {
 		return err
 	}
-	set.prepareKernel(rt.Log)
+	defer kernel.close()
+	set.prepareKernel(rt.Log, kernel.mode)
 	flows, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
 	if err != nil {
 		return fmt.Errorf("open a netlink socket for conntrack: %w", err)
 	}
 	defer flows.Close()
 
-	p := newProxy(rt.NodeName, set, families(kernels), rt.Log, time.Now)
+	p := newProxy(rt.NodeName, set, kernel.families, rt.Log, time.Now)
+	p.mode = kernel.mode
 	metrics := newMetrics(rt.Metrics)
 	events := client.Events(name, rt.NodeName)
 	watcher := links.New(links.Options{Namespace: netns.None(), Log: rt.Log, Changed: p.runner.Poke})
@@ -77,9 +83,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		interfaces: watcher.All,
 	}
 	client.OnSync(p.runner.Poke)
-	rules := iptables.New(iptables.Deps{
-		Log: rt.Log, Kernels: kernels, Unusable: unusable, Verify: verifyEvery, Changed: p.runner.Poke, Observe: metrics.sync,
-	})
+	rules := kernel.dialect(rt.Log, p.runner.Poke, metrics, set.scheduler)
 	cutter := conntrack.New(conntrack.Deps{Log: rt.Log, Table: conntrack.Netlink{Handle: flows}, Deleted: metrics.cut, Local: func() ([]netip.Addr, error) {
 		interfaces, ok := watcher.All()
 		if !ok {
@@ -97,7 +101,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	})
 	offer := feed.New(rt.Log, f.feedSocket)
 	p.to = sinks{
-		rules: rules, flows: cutter, health: checks, feed: offer, latency: metrics.latency,
+		rules: rules, flows: cutter, health: checks, feed: offer, latency: metrics.latency, programmed: metrics.programmed,
 		warn: func(s lb.Service, reason lb.Reason, message string) {
 			events.Warning(kube.ServiceReference(s), reason, message)
 		},
@@ -106,43 +110,22 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	rt.Handle("GET /v1/status", http.HandlerFunc(p.serveStatus))
 	rt.Ready("proxy", p.ready)
 
-	rt.Log.Info("starting", "version", ops.BuildVersion(), "node", rt.NodeName, "api", client.Host(), "mode", "iptables", "families", p.families)
+	rt.Log.Info("starting", "version", ops.BuildVersion(), "node", rt.NodeName, "api", client.Host(), "mode", kernel.mode, "families", p.families)
 	group, ctx := errgroup.WithContext(ctx)
 	for _, run := range []func(context.Context) error{
 		client.Run, watcher.Run, events.Run, rules.Run, cutter.Run, checks.Run, offer.Run, p.runner.Run,
+		func(ctx context.Context) error {
+			select {
+			case <-ctx.Done():
+			case <-p.settled:
+				kernel.leaveOther(ctx, rt.Log)
+			}
+			return nil
+		},
 	} {
 		group.Go(func() error { return run(ctx) })
 	}
 	return group.Wait()
-}
-
-// detect finds out which address families the node's iptables serves. One is enough.
-func detect(ctx context.Context, log *slog.Logger) (map[lb.Family]iptables.Kernel, map[lb.Family]error, error) {
-	kernels, unusable := map[lb.Family]iptables.Kernel{}, map[lb.Family]error{}
-	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
-		commands, err := iptables.Detect(ctx, family)
-		if err != nil {
-			unusable[family] = fmt.Errorf("this node cannot serve %s: %w", family, err)
-			log.Warn("a family is not served", "family", family, "error", err)
-			continue
-		}
-		log.Info("writing rules", "family", family, "with", commands)
-		kernels[family] = commands
-	}
-	if len(kernels) == 0 {
-		return nil, nil, fmt.Errorf("--mode=iptables: %w", errors.Join(unusable[lb.IPv4], unusable[lb.IPv6]))
-	}
-	return kernels, unusable, nil
-}
-
-func families(kernels map[lb.Family]iptables.Kernel) []lb.Family {
-	var all []lb.Family
-	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
-		if kernels[family] != nil {
-			all = append(all, family)
-		}
-	}
-	return all
 }
 
 // Files of the kernel.
@@ -152,7 +135,11 @@ const (
 )
 
 // prepareKernel switches on what node ports at 127.0.0.1 need, and looks whether conntrack finds packets invalid.
-func (s *settings) prepareKernel(log *slog.Logger) {
+func (s *settings) prepareKernel(log *slog.Logger, mode string) {
+	if mode == modeNftables {
+		// As with kube-proxy: what keeps packets from outside away from 127.0.0.0/8 would need rules ahead of everybody's.
+		s.loopbackNodePorts, s.allAddresses = false, true
+	}
 	if s.loopbackNodePorts {
 		if err := switchOn(routeLocalnet); err != nil {
 			s.loopbackNodePorts = false

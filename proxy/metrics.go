@@ -2,50 +2,71 @@ package main
 
 import (
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/landfall-lb/landfall/proxy/iptables"
+	"github.com/landfall-lb/landfall/proxy/nftables"
 )
 
 // metrics count what the actors do.
 type metrics struct {
 	duration, programming prometheus.Histogram
+	network               prometheus.Histogram
 	failures, flows       prometheus.Counter
-	lines                 prometheus.Counter
+	lines, elements       prometheus.Counter
 	verified              prometheus.Gauge
 }
 
 func newMetrics(registry prometheus.Registerer) *metrics {
 	m := &metrics{
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "landfall_proxy_sync_duration_seconds", Help: "Time of one round of writing rules, those without anything to write included.",
+			Name: "landfall_proxy_sync_proxy_rules_duration_seconds", Help: "Time of one round of writing rules, those without anything to write included.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
 		}),
 		programming: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "landfall_proxy_programming_latency_seconds", Help: "Time from a change that came from the API server to its rules being confirmed by the kernel.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 17),
 		}),
-		failures: prometheus.NewCounter(prometheus.CounterOpts{Name: "landfall_proxy_sync_failures_total", Help: "Writes of rules that the kernel refused."}),
-		lines:    prometheus.NewCounter(prometheus.CounterOpts{Name: "landfall_proxy_written_lines_total", Help: "Lines handed to iptables-restore."}),
-		flows:    prometheus.NewCounter(prometheus.CounterOpts{Name: "landfall_proxy_flows_cut_total", Help: "UDP flows cut because their backend or frontend is gone."}),
+		network: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "landfall_proxy_network_programming_duration_seconds",
+			Help: "Time from a change of a pod, as the EndpointSlice says, to its rules being confirmed by the kernel.",
+			Buckets: slices.Concat(prometheus.ExponentialBuckets(0.001, 2, 8), prometheus.LinearBuckets(0.25, 0.25, 3), prometheus.LinearBuckets(1, 1, 59),
+				prometheus.LinearBuckets(60, 5, 12), prometheus.LinearBuckets(120, 30, 7)),
+		}),
+		failures: prometheus.NewCounter(prometheus.CounterOpts{Name: "landfall_proxy_sync_proxy_rules_failures_total", Help: "Writes of rules that the kernel refused."}),
+		lines:    prometheus.NewCounter(prometheus.CounterOpts{Name: "landfall_proxy_sync_proxy_rules_iptables_lines_total", Help: "Lines handed to iptables-restore."}),
+		elements: prometheus.NewCounter(prometheus.CounterOpts{Name: "landfall_proxy_sync_proxy_rules_nftables_elements_total", Help: "Elements added to and removed from nftables."}),
+		flows:    prometheus.NewCounter(prometheus.CounterOpts{Name: "landfall_proxy_conntrack_reconciler_deleted_entries_total", Help: "UDP flows cut because their backend or frontend is gone."}),
 		verified: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "landfall_proxy_rules_last_verified_timestamp_seconds", Help: "When the rules were last found, or made, as they should be by a look at the kernel.",
 		}),
 	}
-	registry.MustRegister(m.duration, m.programming, m.failures, m.lines, m.flows, m.verified)
+	registry.MustRegister(m.duration, m.programming, m.network, m.failures, m.lines, m.elements, m.flows, m.verified)
 	return m
 }
 
-func (m *metrics) sync(s iptables.Sync) {
-	m.duration.Observe(s.Duration.Seconds())
-	m.failures.Add(float64(s.Failures))
+func (m *metrics) iptables(s iptables.Sync) {
 	m.lines.Add(float64(s.Lines))
-	if s.Verified {
+	m.sync(s.Duration, s.Failures, s.Verified)
+}
+
+func (m *metrics) nftables(s nftables.Sync) {
+	m.elements.Add(float64(s.Operations))
+	m.sync(s.Duration, s.Failures, s.Verified)
+}
+
+func (m *metrics) sync(took time.Duration, failures int, verified bool) {
+	m.duration.Observe(took.Seconds())
+	m.failures.Add(float64(failures))
+	if verified {
 		m.verified.SetToCurrentTime()
 	}
 }
+
+func (m *metrics) programmed(d time.Duration) { m.network.Observe(d.Seconds()) }
 
 func (m *metrics) latency(d time.Duration) { m.programming.Observe(d.Seconds()) }
 

@@ -57,6 +57,8 @@ type sinks struct {
 	warn func(s lb.Service, reason lb.Reason, message string)
 	// latency is told how long it took from a change to its confirmation by the kernel.
 	latency func(time.Duration)
+	// programmed is told the same from the change's own time, if that is known.
+	programmed func(time.Duration)
 }
 
 // proxy is the loop that owns the state: it plans the Services of which something has changed, tells the actors, and tells others
@@ -71,7 +73,11 @@ type proxy struct {
 	from     sources
 	to       sinks
 
+	mode   string
+	began  time.Time
 	runner *loop.Runner
+	// settled is closed once the kernel holds what is wanted for the first time.
+	settled chan struct{}
 
 	// dirty are the Services that have changed, since when; the watches add to it.
 	dirtyMu sync.Mutex
@@ -95,7 +101,7 @@ const gap = 10 * time.Millisecond
 func newProxy(self string, settings settings, families []lb.Family, log *slog.Logger, now func() time.Time) *proxy {
 	p := &proxy{
 		self: self, settings: settings, families: families, log: log, now: now,
-		dirty: map[lb.Key]time.Time{}, records: map[lb.Key]*record{}, waiting: "the first step",
+		settled: make(chan struct{}), began: now(), dirty: map[lb.Key]time.Time{}, records: map[lb.Key]*record{}, waiting: "the first step",
 		counts: newCounts(), unconfirmed: map[lb.Key]bool{}, lingers: newLingers(),
 	}
 	p.runner = loop.New(p.step, loop.Options{Gap: gap})
@@ -158,6 +164,7 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 		p.complete = true
 		p.log.Info("the kernel holds what is wanted", "services", len(p.records))
 		p.to.feed.Complete()
+		close(p.settled)
 	}
 	forget(p, dirty)
 	forget(p, confirmed)
@@ -170,7 +177,7 @@ func (p *proxy) learn(f facts, now time.Time) {
 	p.facts = f
 	if first || !f.sameRules(before) {
 		p.to.rules.Configure(f.config)
-		p.to.health.SetAddresses(f.config.NodePortAddresses)
+		p.to.health.SetAddresses(f.healthAddresses)
 	}
 	if first || !f.samePlans(before) {
 		p.markAll(now)
@@ -196,6 +203,8 @@ func (p *proxy) plan(dirty map[lb.Key]time.Time, now time.Time) map[lb.Key]bool 
 		}
 		if p.replan(r, planned, since) {
 			touched[key] = true
+		} else if !r.pending() {
+			r.programming = time.Time{} // it changed nothing here
 		}
 	}
 	return touched
@@ -213,6 +222,7 @@ func (p *proxy) planLive(key lb.Key, now time.Time) {
 	if svc, ok := p.from.services.Get(key); ok {
 		endpoints, _ := p.from.slices.Get(key)
 		live = plan.New(svc, endpoints, p.facts.node)
+		r.trigger(endpoints, p.began)
 		r.service = svc
 	}
 	if gone := plan.Withdrawn(r.live, live); len(gone) > 0 && p.settings.drain > 0 {
@@ -283,6 +293,10 @@ func (p *proxy) collect(now time.Time) map[lb.Key]bool {
 		}
 		if !r.pending() {
 			delete(p.unconfirmed, key)
+			if !r.programming.IsZero() {
+				p.to.programmed(now.Sub(r.programming))
+				r.programming = time.Time{}
+			}
 		}
 		p.counts.add(r, 1)
 		p.warn(r)

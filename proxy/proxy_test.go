@@ -123,7 +123,9 @@ type bench struct {
 	feed     *fakeFeed
 	warnings []string
 	latency  []time.Duration
-	order    []string // of what was told to feed and rules
+	// programmed are latencies from a change's own time
+	programmed []time.Duration
+	order      []string // of what was told to feed and rules
 }
 
 func newBench(t *testing.T, change ...func(*settings)) *bench {
@@ -147,7 +149,8 @@ func newBench(t *testing.T, change ...func(*settings)) *bench {
 		warn: func(s lb.Service, reason lb.Reason, message string) {
 			b.warnings = append(b.warnings, fmt.Sprint(s.Key.Name, " ", reason, " ", message))
 		},
-		latency: func(d time.Duration) { b.latency = append(b.latency, d) },
+		latency:    func(d time.Duration) { b.latency = append(b.latency, d) },
+		programmed: func(d time.Duration) { b.programmed = append(b.programmed, d) },
 	}
 	b.nodes.values["here"] = lb.Node{Name: "here", Addresses: []netip.Addr{netip.MustParseAddr("172.31.0.1")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.200.1.0/24")}}
 	return b
@@ -495,7 +498,7 @@ func TestNodePortAddresses(t *testing.T) {
 
 func TestBadFlags(t *testing.T) {
 	for flag, change := range map[string]func(*flags){
-		"--mode=nftables: this version has no nftables mode yet": func(f *flags) { f.mode = "nftables" },
+		"--scheduler: \"best\"":                 func(f *flags) { f.scheduler = "best" },
 		"--mode: \"ipvs\"":                      func(f *flags) { f.mode = "ipvs" },
 		"--masquerade-bit":                      func(f *flags) { f.masqueradeBit = 32 },
 		"--drain-time":                          func(f *flags) { f.drain = -1 },
@@ -581,5 +584,27 @@ func TestTheZoneOfTheNodeIsFollowed(t *testing.T) {
 		if got := b.rules.wanted[key("web")].Ports[0].Backends; len(got.Cluster) != want || len(got.Local) != 2 {
 			t.Errorf("zone %q: %d endpoints for policy Cluster and %d for Local, want %d and 2", zone, len(got.Cluster), len(got.Local), want)
 		}
+	}
+}
+
+// The time from a pod's change to its rules, by the clock of whoever wrote the slice.
+func TestProgrammingTime(t *testing.T) {
+	b := newBench(t)
+	change := func(ago time.Duration, endpoints ...string) {
+		b.put("web", "192.0.2.1", endpoints...)
+		b.slices.values[key("web")][0].Triggered = b.clock.Add(-ago)
+		b.run()
+		b.rules.confirm()
+		b.clock = b.clock.Add(time.Second)
+		b.run()
+	}
+	b.synced()
+	change(time.Hour, "10.200.1.2") // before the proxy began
+	change(500*time.Millisecond, "10.200.1.2", "10.200.1.3")
+	change(500*time.Millisecond, "10.200.1.2", "10.200.1.3") // changes no rule
+	b.mark(key("web"))
+	b.run()
+	if want := []time.Duration{1500 * time.Millisecond}; !slices.Equal(b.programmed, want) {
+		t.Errorf("%v, want %v", b.programmed, want)
 	}
 }

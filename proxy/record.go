@@ -20,6 +20,9 @@ type record struct {
 	alone   bool // the failure is this Service's own
 	// since is when the oldest change came that the kernel has not confirmed, by family; zero when there is none.
 	since [2]time.Time
+	// triggered is the newest change of the endpoints, as those who made it say; programming is the oldest one that the kernel has
+	// not confirmed, zero when there is none.
+	triggered, programming time.Time
 	// warned is the last failure that was reported.
 	warned string
 	// deliveries are what was last told of the VIPs.
@@ -76,6 +79,19 @@ func (c counts) add(r *record, n int) {
 		}
 		if c.vips[reason] += n; c.vips[reason] == 0 {
 			delete(c.vips, reason)
+		}
+	}
+}
+
+// trigger notes changes of the endpoints. Those from before the proxy began to look are not its own to answer for.
+func (r *record) trigger(endpoints []lb.Slice, began time.Time) {
+	for _, slice := range endpoints {
+		if !slice.Triggered.After(r.triggered) {
+			continue
+		}
+		r.triggered = slice.Triggered
+		if r.programming.IsZero() && slice.Triggered.After(began) {
+			r.programming = slice.Triggered
 		}
 	}
 }

@@ -79,7 +79,7 @@ type vipStatus struct {
 
 func (p *proxy) status() status {
 	p.mu.Lock()
-	st := status{Node: p.self, Mode: "iptables", Waiting: p.waiting, Ready: p.complete, Leaving: p.facts.leaving, Services: []serviceStatus{}}
+	st := status{Node: p.self, Mode: p.mode, Waiting: p.waiting, Ready: p.complete, Leaving: p.facts.leaving, Services: []serviceStatus{}}
 	records := make([]record, 0, len(p.records)) // copies: the step goes on while they are described
 	for _, r := range p.records {
 		records = append(records, *r)

@@ -2,6 +2,7 @@ package lab
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,11 +47,14 @@ func (l *Lab) chartValues() map[string]any {
 		// No kube-proxy delivers the address of default/kubernetes before Landfall's proxy runs.
 		"kubernetesServiceHost": l.control.master.Addr.String(),
 		"kubernetesServicePort": 6443,
-		"proxy":                 map[string]any{"clusterCIDR": l.cluster.PodNetwork.String()},
+		"proxy":                 map[string]any{"clusterCIDR": l.cluster.PodNetwork.String(), "mode": proxyMode()},
 		// One is enough where nothing evicts it; a test of the leader election asks for more.
 		"controller": map[string]any{"replicas": 1},
 	}
 }
+
+// proxyMode is how the proxies write rules: as $LANDFALL_LAB_PROXY_MODE says, auto if it is not set. Tests are run in each mode.
+func proxyMode() string { return cmp.Or(os.Getenv("LANDFALL_LAB_PROXY_MODE"), "auto") }
 
 // renderChart renders the chart with helm.
 func (l *Lab) renderChart(ctx context.Context, helm string) (*chart, error) {

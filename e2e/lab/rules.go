@@ -51,7 +51,11 @@ type RuleWatch struct {
 	out     bytes.Buffer
 }
 
-const canaryTable = "landfall-lab-canary"
+const (
+	canaryTable = "landfall-lab-canary"
+	// probeTable is what a proxy tries the kernel with when it starts; it adds and deletes it in one transaction.
+	probeTable = "landfall-probe"
+)
 
 // WatchRules records each change to a node's rules from now on, whoever makes it, through iptables (in its nf_tables variant,
 // which is the default) or nft. What replaces rules by the same rules shows as well: it is how a test sees that rules that are
@@ -116,7 +120,7 @@ func parseMonitor(text string) []RuleChange {
 	var changes []RuleChange
 	for s := bufio.NewScanner(strings.NewReader(text)); s.Scan(); {
 		f := strings.Fields(s.Text())
-		if len(f) < 4 || !slices.Contains([]string{"add", "create", "insert", "replace", "delete"}, f[0]) || strings.HasPrefix(f[3], canaryTable) {
+		if len(f) < 4 || !slices.Contains([]string{"add", "create", "insert", "replace", "delete"}, f[0]) || strings.HasPrefix(f[3], canaryTable) || f[3] == probeTable {
 			continue
 		}
 		c := RuleChange{Add: f[0] != "delete", What: f[1], Table: f[3], Text: s.Text()}

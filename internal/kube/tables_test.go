@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -68,8 +69,9 @@ func TestConvertSlice(t *testing.T) {
 	o.Endpoints[1].Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)}
 	o.Endpoints[1].Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "a"}, {Name: "b"}}, ForNodes: []discoveryv1.ForNode{{Name: "n1"}}}
 	o.Ports = append(o.Ports, discoveryv1.EndpointPort{Name: nil, Port: new(int32(1))}, discoveryv1.EndpointPort{Name: new("all")})
+	o.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: "2026-05-01T12:00:00.25Z"}
 	want := lb.Slice{
-		Key: lb.Key{Namespace: "default", Name: "s"}, Service: lb.Key{Namespace: "default", Name: "svc"}, Family: lb.IPv4,
+		Triggered: time.Date(2026, 5, 1, 12, 0, 0, 250_000_000, time.UTC), Key: lb.Key{Namespace: "default", Name: "s"}, Service: lb.Key{Namespace: "default", Name: "svc"}, Family: lb.IPv4,
 		Ports: []lb.SlicePort{{Protocol: lb.TCP, Port: 80}},
 		Endpoints: []lb.Endpoint{
 			{Addr: netip.MustParseAddr("192.168.1.1"), Ready: true, Serving: true},

@@ -7,7 +7,10 @@ import (
 	"log/slog"
 	"maps"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
@@ -34,6 +37,8 @@ type Deps struct {
 	Unusable map[lb.Family]error
 	// Verify is how often the rules are compared with the kernel's.
 	Verify time.Duration
+	// Watcher tells of changes that others make; may be nil.
+	Watcher *Watcher
 	// Changed is called when there are outcomes to collect; it must not block.
 	Changed func()
 	// Observe is told of each round; may be nil.
@@ -43,10 +48,18 @@ type Deps struct {
 // verifyShare keeps verification to one part in so many of a core, as reading a large ruleset takes seconds.
 const verifyShare = 50
 
+// The same when somebody goes on changing our rules: reading them over and over would leave no time to write.
+const (
+	minPause   = 200 * time.Millisecond
+	pauseShare = 5
+)
+
 // Actor keeps the kernel's rules as wanted.
 type Actor struct {
 	deps   Deps
 	runner *loop.Runner
+	// disturbed is set when others have changed our rules.
+	disturbed atomic.Bool
 
 	mu       sync.Mutex
 	config   *plan.Config
@@ -59,6 +72,7 @@ type Actor struct {
 	families []*family
 	read     time.Time     // when the kernel's rules were last read
 	interval time.Duration // until they are read again
+	pause    time.Duration // until they may be read again because they were changed
 	said     string        // the last error that was logged
 }
 
@@ -114,24 +128,53 @@ func (a *Actor) Synced() bool {
 }
 
 // Run applies until ctx ends. The rules stay in the kernel then.
-func (a *Actor) Run(ctx context.Context) error { return a.runner.Run(ctx) }
+func (a *Actor) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return a.runner.Run(ctx) })
+	if a.deps.Watcher != nil {
+		group.Go(func() error {
+			return a.deps.Watcher.run(ctx, func() {
+				a.disturbed.Store(true)
+				a.runner.Poke()
+			})
+		})
+	}
+	return group.Wait()
+}
 
 func (a *Actor) step(ctx context.Context) (time.Duration, error) {
 	if !a.take() {
 		return 0, nil
 	}
 	started := time.Now()
-	verify := !a.read.IsZero() && started.Sub(a.read) >= a.interval
+	verify, again := a.due(started)
+	if verify {
+		a.disturbed.Store(false)
+	}
 	st, err := a.apply(ctx, verify)
 	if ctx.Err() != nil {
 		return 0, nil
 	}
 	took := time.Since(started)
 	if verify || a.read.IsZero() {
-		a.read, a.interval = started, max(a.deps.Verify, verifyShare*took)
+		a.read, a.interval, a.pause = started, max(a.deps.Verify, verifyShare*took), max(minPause, pauseShare*took)
+		again = a.interval
 	}
 	a.report(st, err, took)
-	return a.interval, err
+	return again, err
+}
+
+// due tells whether the kernel's rules have to be read now, or else how long to wait for that.
+func (a *Actor) due(now time.Time) (bool, time.Duration) {
+	if a.read.IsZero() {
+		return false, 0 // they are read in any case
+	}
+	wait := a.interval
+	if a.disturbed.Load() {
+		wait = min(a.interval, a.pause)
+	}
+	wait -= now.Sub(a.read)
+	return wait <= 0, max(wait, time.Millisecond)
 }
 
 // take hands what is pending to the families. It returns false while it is not known what is wanted.

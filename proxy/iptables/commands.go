@@ -32,6 +32,8 @@ type Kernel interface {
 type Commands struct {
 	// Save and Restore commands by name, such as iptables-nft-save.
 	save, restore string
+	// started is told of each process that writes; may be nil.
+	started func(pid int)
 }
 
 var _ Kernel = Commands{}
@@ -81,6 +83,18 @@ func usedByAgents(saved string) bool {
 	return false
 }
 
+// Watched returns commands whose writing w takes for ours.
+func (c Commands) Watched(w *Watcher) Commands {
+	c.started = w.started
+	return c
+}
+
+// Legacy tells whether they are of the legacy variant, whose changes nobody is told of.
+func (c Commands) Legacy(ctx context.Context) bool {
+	out, err := c.run(ctx, "", c.restore, "--version")
+	return err == nil && strings.Contains(out, "legacy")
+}
+
 // String names the variant, for logs.
 func (c Commands) String() string { return strings.TrimSuffix(c.restore, "-restore") }
 
@@ -102,7 +116,14 @@ func (c Commands) run(ctx context.Context, input, name string, args ...string) (
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &stdout, &stderr
-	switch err := cmd.Run(); {
+	err := cmd.Start()
+	if err == nil {
+		if c.started != nil && input != "" {
+			c.started(cmd.Process.Pid)
+		}
+		err = cmd.Wait()
+	}
+	switch {
 	case err == nil:
 		return stdout.String(), nil
 	case ctx.Err() != nil:

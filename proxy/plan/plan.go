@@ -85,6 +85,28 @@ type Service struct {
 	// AffinityTimeout is how long a client address gets the same backend after its last new connection to a port, in whole
 	// seconds; 0 for no affinity.
 	AffinityTimeout time.Duration
+	// Scheduler is what the Service asks for; "" for the node's default.
+	Scheduler Scheduler
+}
+
+// Scheduler is a way of choosing a backend for a new connection. Those but Random need nftables.
+type Scheduler string
+
+// The schedulers.
+const (
+	Random     Scheduler = "random"
+	RoundRobin Scheduler = "round-robin"
+	SourceHash Scheduler = "source-hash" // the same client has the same backend
+	Maglev     Scheduler = "maglev"      // all nodes agree, and a change of one backend moves few connections
+)
+
+// ParseScheduler reads the name of a scheduler; "" stays as it is.
+func ParseScheduler(name string) (Scheduler, bool) {
+	switch s := Scheduler(name); s {
+	case "", Random, RoundRobin, SourceHash, Maglev:
+		return s, true
+	}
+	return "", false
 }
 
 // New plans a Service and its EndpointSlices for a node.
@@ -95,6 +117,7 @@ func New(svc lb.Service, endpoints []lb.Slice, node Node) Service {
 		VIPs:     slices.Compact(slices.SortedFunc(slices.Values(svc.VIPs()), netip.Addr.Compare)),
 		Affinity: svc.AffinityTimeout > 0, AffinityTimeout: svc.AffinityTimeout,
 	}
+	s.Scheduler, _ = ParseScheduler(svc.Scheduler)
 	if svc.Type == lb.ExternalName {
 		return s
 	}

@@ -1,0 +1,55 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+)
+
+// Cleanup removes our chains, and the jumps to them, of both families, from each variant of iptables that is installed. It touches
+// nothing else, and does nothing where iptables is not installed.
+func Cleanup(ctx context.Context) error {
+	var errs []error
+	for _, name := range []string{"iptables", "ip6tables"} {
+		found := false
+		for _, variant := range []string{"-nft", "-legacy", ""} {
+			c := Commands{save: name + variant + "-save", restore: name + variant + "-restore"}
+			if _, err := exec.LookPath(c.save); err != nil || variant == "" && found {
+				continue
+			}
+			found = true
+			if err := cleanup(ctx, c); err != nil {
+				errs = append(errs, fmt.Errorf("%s%s: %w", name, variant, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// cleanup removes what is ours from one variant.
+func cleanup(ctx context.Context, kernel Kernel) error {
+	saved, err := kernel.Save(ctx)
+	if err != nil {
+		return err
+	}
+	have, err := parseSave(saved)
+	if err != nil {
+		return err
+	}
+	none := func(have chains) chains { // no jumps in any built-in chain
+		hooks := chains{}
+		for chain := range have {
+			if !strings.HasPrefix(chain, prefix) {
+				hooks[chain] = nil
+			}
+		}
+		return hooks
+	}
+	input := script(have, tables{}, tables{nat: none(have.nat), filter: none(have.filter)}, nil)
+	if input == "" {
+		return nil
+	}
+	return kernel.Restore(ctx, input)
+}

@@ -1,0 +1,224 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/iptables"
+	"github.com/landfall-lb/landfall/proxy/nftables"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// The modes.
+const (
+	modeAuto     = "auto"
+	modeIptables = "iptables"
+	modeNftables = "nftables"
+)
+
+// How often the rules are compared with the kernel's, if nobody is seen to change them.
+const (
+	verifyIptables = 15 * time.Second
+	verifyLegacy   = 1500 * time.Millisecond // nobody is told of changes; a large ruleset is read less often
+	verifyNftables = 5 * time.Minute
+)
+
+// kernel is the way to this node's rules, in the mode that was chosen.
+type kernel struct {
+	mode     string
+	families []lb.Family
+	unusable map[lb.Family]error // why the node lacks the other families
+	commands map[lb.Family]iptables.Kernel
+	watcher  *iptables.Watcher // nil where nobody is told of changes
+	verify   time.Duration
+	netlink  *nftables.Netlink
+}
+
+// open finds out what this node's kernel can do. One family is enough.
+func open(ctx context.Context, mode string, log *slog.Logger) (kernel, error) {
+	if mode != modeIptables {
+		k, err := openNftables(mode)
+		switch {
+		case err == nil:
+			k.report(log)
+			return k, nil
+		case mode == modeNftables:
+			return k, fmt.Errorf("--mode=nftables: %w", err)
+		}
+		log.Info("nftables cannot be used here: using iptables", "reason", err)
+	}
+	k, err := openIptables(ctx, log)
+	if err != nil {
+		return k, fmt.Errorf("--mode=iptables: %w", err)
+	}
+	k.report(log)
+	return k, nil
+}
+
+func (k kernel) report(log *slog.Logger) {
+	for family, err := range k.unusable {
+		log.Warn("a family is not served", "family", family, "error", err)
+	}
+}
+
+func openIptables(ctx context.Context, log *slog.Logger) (kernel, error) {
+	k := kernel{mode: modeIptables, unusable: map[lb.Family]error{}, commands: map[lb.Family]iptables.Kernel{}, verify: verifyLegacy}
+	watcher, err := iptables.NewWatcher()
+	if err != nil {
+		log.Info("changes that others make to rules are noticed only by looking", "reason", err)
+	}
+	for _, family := range allFamilies {
+		commands, err := iptables.Detect(ctx, family)
+		if err != nil {
+			k.unusable[family] = fmt.Errorf("this node cannot serve %s: %w", family, err)
+			continue
+		}
+		log.Info("writing rules", "family", family, "with", commands)
+		if watcher != nil && !commands.Legacy(ctx) {
+			k.watcher, k.verify = watcher, verifyIptables
+			commands = commands.Watched(watcher)
+		}
+		k.commands[family] = commands
+		k.families = append(k.families, family)
+	}
+	if watcher != nil && k.watcher == nil {
+		watcher.Close()
+	}
+	if len(k.families) == 0 {
+		return k, errors.Join(k.unusable[lb.IPv4], k.unusable[lb.IPv6])
+	}
+	return k, nil
+}
+
+// oldest is the first release of Linux whose nftables have all that is needed; kube-proxy asks for the same. Older ones may take
+// the rules and then not do what they say, so that without being told to we do not try.
+const oldest = "5.13"
+
+func openNftables(mode string) (kernel, error) {
+	k := kernel{mode: modeNftables, unusable: map[lb.Family]error{}}
+	if release := release(); mode == modeAuto && older(release, oldest) {
+		return k, fmt.Errorf("Linux %s is older than %s", release, oldest)
+	}
+	way, err := nftables.Dial()
+	if err != nil {
+		return k, err
+	}
+	for _, family := range allFamilies {
+		if err := nftables.Probe(way, family); err != nil {
+			k.unusable[family] = err
+			continue
+		}
+		k.families = append(k.families, family)
+	}
+	if len(k.families) == 0 {
+		way.Close()
+		return k, errors.Join(k.unusable[lb.IPv4], k.unusable[lb.IPv6])
+	}
+	k.netlink = way
+	return k, nil
+}
+
+func (k kernel) close() {
+	if k.netlink != nil {
+		k.netlink.Close()
+	}
+	if k.watcher != nil {
+		k.watcher.Close()
+	}
+}
+
+// release returns what uname -r prints.
+func release() string {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return ""
+	}
+	return unix.ByteSliceToString(name.Release[:])
+}
+
+// older tells whether the release of Linux is before another, by the first two numbers. What cannot be read is not older.
+func older(release, than string) bool {
+	var major, minor, wantMajor, wantMinor int
+	if n, _ := fmt.Sscanf(release, "%d.%d", &major, &minor); n < 2 {
+		return false
+	}
+	_, _ = fmt.Sscanf(than, "%d.%d", &wantMajor, &wantMinor)
+	return major < wantMajor || major == wantMajor && minor < wantMinor
+}
+
+// runner is a dialect that works until ctx ends.
+type runner interface {
+	dialect
+	Run(ctx context.Context) error
+}
+
+// dialect returns what writes rules.
+func (k kernel) dialect(log *slog.Logger, changed func(), m *metrics, scheduler plan.Scheduler) runner {
+	if k.mode == modeIptables {
+		return iptables.New(iptables.Deps{
+			Log: log, Kernels: k.commands, Unusable: k.unusable, Verify: k.verify, Watcher: k.watcher, Changed: changed, Observe: m.iptables,
+		})
+	}
+	return elements{scheduler: scheduler, Actor: nftables.New(nftables.Deps{
+		Log: log, Kernel: k.netlink, Unusable: k.unusable, Verify: verifyNftables, Changed: changed, Observe: m.nftables,
+	})}
+}
+
+// elements fits the writer of nftables behind dialect.
+type elements struct {
+	*nftables.Actor
+	scheduler plan.Scheduler // of Services that do not name one
+}
+
+// Set implements dialect.
+func (e elements) Set(services map[lb.Key]plan.Service) {
+	all := make(map[lb.Key]nftables.Service, len(services))
+	for key, s := range services {
+		scheduler := s.Scheduler
+		if scheduler == "" {
+			scheduler = e.scheduler
+		}
+		all[key] = nftables.Service{Service: s, AffinityTimeout: s.AffinityTimeout, Scheduler: nftables.Scheduler(scheduler)}
+	}
+	e.SetServices(all)
+}
+
+// leaveOther removes what a predecessor wrote in the mode that is not ours, once ours serves. It is not worth ending for.
+func (k kernel) leaveOther(ctx context.Context, log *slog.Logger) {
+	var err error
+	if k.mode == modeNftables {
+		err = iptables.Cleanup(ctx)
+	} else {
+		err = cleanupNftables()
+	}
+	if err != nil {
+		log.Warn("cannot remove what was written in another mode", "error", err)
+	}
+}
+
+func cleanupNftables() error {
+	way, err := nftables.Dial()
+	if err != nil {
+		return err
+	}
+	defer way.Close()
+	return nftables.Cleanup(way)
+}
+
+// cleanup removes all that is ours, whichever mode wrote it, and nothing else.
+func cleanup(ctx context.Context) error {
+	var errs []error
+	if err := iptables.Cleanup(ctx); err != nil {
+		errs = append(errs, fmt.Errorf("iptables: %w", err))
+	}
+	if err := cleanupNftables(); err != nil {
+		errs = append(errs, fmt.Errorf("nftables: %w", err))
+	}
+	return errors.Join(errs...)
+}
