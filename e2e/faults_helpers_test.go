@@ -146,7 +146,7 @@ func views(ctx context.Context, l *lab.Lab, node string) (map[netip.Addr]vipView
 }
 
 // answerers returns the nodes that answer for a VIP now, of those whose speakers run.
-func answerers(t *testing.T, l *lab.Lab, vip netip.Addr) []string {
+func answerers(t testing.TB, l *lab.Lab, vip netip.Addr) []string {
 	t.Helper()
 	var nodes []string
 	for _, a := range l.Agents("speaker") {
@@ -162,7 +162,7 @@ func answerers(t *testing.T, l *lab.Lab, vip netip.Addr) []string {
 }
 
 // answerer waits until exactly one node answers for a VIP, and returns it.
-func answerer(t *testing.T, l *lab.Lab, vip netip.Addr) (node string) {
+func answerer(t testing.TB, l *lab.Lab, vip netip.Addr) (node string) {
 	t.Helper()
 	eventually(t, "one node answers for "+vip.String(), func() error {
 		nodes := answerers(t, l, vip)
@@ -176,7 +176,7 @@ func answerer(t *testing.T, l *lab.Lab, vip netip.Addr) (node string) {
 }
 
 // wantAnswererAmong waits until exactly one node answers, one of the given ones, and returns it.
-func wantAnswererAmong(t *testing.T, l *lab.Lab, vip netip.Addr, want ...string) (node string) {
+func wantAnswererAmong(t testing.TB, l *lab.Lab, vip netip.Addr, want ...string) (node string) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("one of %v answers for %s", want, vip), func() error {
 		nodes := answerers(t, l, vip)

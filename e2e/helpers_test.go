@@ -12,7 +12,7 @@ import (
 const patience = 30 * time.Second
 
 // eventually calls f until it succeeds and fails the test with its last error.
-func eventually(t *testing.T, what string, f func() error) {
+func eventually(t testing.TB, what string, f func() error) {
 	t.Helper()
 	deadline := time.Now().Add(patience)
 	for {

@@ -48,7 +48,7 @@ func main() {
 type flags struct {
 	class, gate, feedSocket, bindAddress, gossipKeyFile string
 	bindPort                                            uint16
-	hold, restartHold                                   time.Duration
+	hold, restartHold, announceEvery                    time.Duration
 	options                                             options
 }
 
@@ -61,6 +61,7 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.DurationVar(&f.hold, "hold", 30*time.Second, "how long the last word of a proxy counts whose feed is gone")
 	set.DurationVar(&f.restartHold, "restart-hold", 5*time.Second, "how long the addresses of a node are kept for it whose speaker has ended without a word while the node is there; 0 for not at all")
 	set.StringSliceVar(&f.options.exclude, "exclude-interfaces", strings.Split(excluded, ","), "shell patterns of interfaces that answer only where an L2Advertisement names them")
+	set.DurationVar(&f.announceEvery, "announce-every", 0, "how often addresses are announced again while they stay, against switches that forget them; 0 for never")
 	set.BoolVar(&f.options.cordonDrains, "drain-on-cordon", false, "give the addresses of a node away that is cordoned")
 	set.StringVar(&f.gossipKeyFile, "gossip-key-file", "", "file with a key of 16, 24 or 32 bytes, bare or in base64, that encrypts gossip (default: not encrypted)")
 }
@@ -75,6 +76,9 @@ func (f *flags) check() (bind netip.Addr, key []byte, err error) {
 	}
 	if f.restartHold < 0 {
 		return bind, nil, ops.Usagef("--restart-hold: %s is negative", f.restartHold)
+	}
+	if f.announceEvery != 0 && f.announceEvery < time.Second {
+		return bind, nil, ops.Usagef("--announce-every: %s is neither 0 nor at least 1s", f.announceEvery)
 	}
 	for _, pattern := range f.options.exclude {
 		if _, err := path.Match(pattern, ""); err != nil {
@@ -128,7 +132,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		Changed: s.markVIPs,
 	})
 	s.from.members = talk
-	responder := l2.New(l2.Options{Log: rt.Log, Stats: newPackets(rt.Metrics), Changed: s.runner.Poke})
+	responder := l2.New(l2.Options{Log: rt.Log, Repeat: f.announceEvery, Stats: newPackets(rt.Metrics), Changed: s.runner.Poke})
 	events := client.Events(name, rt.NodeName)
 	reporter := report.New(report.Options{
 		Log: rt.Log, Service: services.Get, Write: client.Status(time.Now).Conditions,

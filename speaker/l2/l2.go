@@ -59,7 +59,9 @@ type Options struct {
 	Listen func(lb.Interface) (net.PacketConn, error)
 	// ListenNDP is the same for NDP.
 	ListenNDP func(lb.Interface) (NDPSocket, error)
-	Stats     Stats
+	// Repeat is how often a VIP is announced again while it stays, for switches that forget where a quiet address is; 0 for never.
+	Repeat time.Duration
+	Stats  Stats
 	// Changed is called after Outcome differs, from the actor's goroutine.
 	Changed func()
 }
@@ -119,7 +121,16 @@ type port struct {
 type announcement struct {
 	round int
 	since time.Time // of the takeover
-	sent  int       // how many of the burst are out
+	sent  int       // how many are out, of the burst and after it
+	last  time.Time // when the last one went out
+}
+
+// due returns when the next announcement goes out.
+func (v *announcement) due(repeat time.Duration) time.Time {
+	if v.sent < len(burst) {
+		return v.since.Add(burst[v.sent])
+	}
+	return v.last.Add(repeat)
 }
 
 // New returns an Actor that answers for nothing.
@@ -232,7 +243,7 @@ func (a *Actor) applyPort(p *port, rounds map[netip.Addr]int, now time.Time) tim
 		})
 	}
 	p.withdraw(rounds)
-	next, err := p.announce(rounds, now)
+	next, err := p.announce(rounds, now, a.opts.Repeat)
 	if err != nil {
 		a.opts.Log.Warn("cannot announce on an interface", "interface", p.i.Name, "error", err)
 		p.delay(now, err)
@@ -264,7 +275,7 @@ func (p *port) withdraw(rounds map[netip.Addr]int) {
 }
 
 // announce sends what is due of the bursts and returns when the next part is; the zero time means never.
-func (p *port) announce(rounds map[netip.Addr]int, now time.Time) (next time.Time, err error) {
+func (p *port) announce(rounds map[netip.Addr]int, now time.Time, repeat time.Duration) (next time.Time, err error) {
 	for vip, round := range rounds {
 		v := p.vips[vip]
 		if v == nil {
@@ -272,8 +283,8 @@ func (p *port) announce(rounds map[netip.Addr]int, now time.Time) (next time.Tim
 		} else if v.round != round {
 			v.round, v.since, v.sent = round, now, 0
 		}
-		for v.sent < len(burst) {
-			due := v.since.Add(burst[v.sent])
+		for v.sent < len(burst) || repeat > 0 {
+			due := v.due(repeat)
 			if due.After(now) {
 				if next.IsZero() || due.Before(next) {
 					next = due
@@ -283,7 +294,7 @@ func (p *port) announce(rounds map[netip.Addr]int, now time.Time) (next time.Tim
 			if err := p.responder.announce(vip); err != nil {
 				return next, err
 			}
-			v.sent++
+			v.sent, v.last = v.sent+1, now
 			p.vips[vip] = v // recorded after the effect
 		}
 	}

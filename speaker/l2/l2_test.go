@@ -310,3 +310,27 @@ func TestRun(t *testing.T) {
 		wantOutcome(t, a, nil)
 	})
 }
+
+// With Repeat, what stays is announced again and again after the burst.
+func TestRepeatedAnnouncements(t *testing.T) {
+	s := newSegment()
+	a, interfaces := newTestActor(s, nil), []lb.Interface{iface("eth0", 2, 1)}
+	defer stopServing(a)
+	a.opts.Repeat = time.Minute
+	now := time.Unix(0, 0)
+	a.Set(desire(interfaces, map[netip.Addr]Answer{vip: {On: []string{"eth0"}}}))
+	for range burst {
+		now = now.Add(a.apply(now))
+	}
+	s.announced()
+	for range 3 {
+		again := a.apply(now)
+		if len(s.announced()) != 1 {
+			t.Error("not announced again when due")
+		}
+		if again != time.Minute {
+			t.Errorf("due again in %v", again)
+		}
+		now = now.Add(again)
+	}
+}

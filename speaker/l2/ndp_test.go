@@ -174,7 +174,8 @@ func TestClientResolvesOverNDP(t *testing.T) {
 	second.answerFor()
 	eventually(t, "it has stopped", func() bool { return len(second.actor.Outcome().Answering) == 0 })
 	l.client.Run(t, "ip", "-6", "neigh", "flush", "all")
-	eventually(t, "the client finds nobody", func() bool { knock(); return strings.Contains(neighbour(), "FAILED") })
+	knock()
+	eventually(t, "the client finds nobody", func() bool { return strings.Contains(neighbour(), "FAILED") })
 }
 
 // A group that cannot be joined is a problem of the interface: nobody who asks would be heard.
