@@ -140,7 +140,7 @@ var ruleStories = []story{
 		{name: "Local beside Cluster, and Local beside Local only with one selector", do: []change{
 			service("l", shares("l", 80), local("app=x")), service("m", shares("l", 81), local("app=x")), service("n", shares("l", 82), local("app=y")),
 			service("o", shares("l", 83)), service("q", shares("l", 84), local(""))},
-			want: map[string]string{"l": "10.0.0.4 Assigned", "m": "10.0.0.4 Assigned", "n": "10.0.0.5 Assigned", "o": "10.0.0.4 Assigned", "q": "10.0.0.6 Assigned"},
+			want:  map[string]string{"l": "10.0.0.4 Assigned", "m": "10.0.0.4 Assigned", "n": "10.0.0.5 Assigned", "o": "10.0.0.4 Assigned", "q": "10.0.0.6 Assigned"},
 			pools: map[string]string{"p": "Ready 7/249"}},
 		{name: "one gives its port up", do: []change{service("a", shares("k", 90))}, want: map[string]string{"h": "10.0.0.0 Assigned"}},
 		{name: "ports that collide later: the younger is told, nobody moves", do: []change{service("a", shares("k", 81))},
