@@ -21,7 +21,7 @@ type flags struct {
 	healthzBindAddress, serviceProxyName, feedSocket         string
 	drain                                                    time.Duration
 	scheduler                                                string
-	cleanup                                                  bool
+	cleanup, liberal                                         bool
 }
 
 func (f *flags) add(set *pflag.FlagSet) {
@@ -41,6 +41,7 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.DurationVar(&f.drain, "drain-time", 5*time.Second, "how long an external address works on after it was taken from its Service")
 	set.StringVar(&f.scheduler, "scheduler", string(plan.Random),
 		"how a backend is chosen for Services without the annotation "+lb.AnnotationScheduler+": random, round-robin, source-hash or maglev; iptables can only random")
+	set.BoolVar(&f.liberal, "conntrack-tcp-be-liberal", false, "let conntrack take TCP packets outside of the window for valid, for networks with asymmetric routes")
 	set.BoolVar(&f.cleanup, "cleanup", false, "remove all rules of Landfall from this node and exit, as the argument cleanup does")
 }
 

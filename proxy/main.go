@@ -35,10 +35,14 @@ const reasonHealthPort lb.Reason = "FailedToStartServiceHealthcheck"
 
 func main() {
 	var f flags
+	metrics := ":7482"
+	if slices.Contains(os.Args, "cleanup") || slices.Contains(os.Args, "--cleanup") {
+		metrics = "" // where a proxy may still be running
+	}
 	os.Exit(ops.Main(ops.Program{
 		Name:               name,
 		Summary:            "programs this node's kernel to forward the connections to Services, and says what the kernel is known to deliver",
-		MetricsBindAddress: ":7482",
+		MetricsBindAddress: metrics,
 		Flags:              f.add,
 		Run:                f.run,
 	}))
@@ -65,6 +69,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		return err
 	}
 	defer kernel.close()
+	setConntrack(conntrackFolder, conntrackHashFile, cores(), f.liberal, rt.Log)
 	set.prepareKernel(rt.Log, kernel.mode)
 	flows, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
 	if err != nil {
