@@ -168,3 +168,45 @@ func TestMergeLeavesItsArgumentAlone(t *testing.T) {
 		t.Errorf("the argument has become %v", given)
 	}
 }
+
+// FuzzOpen compares what is left of ranges after exclusions, and how many of that are buggy, with one bit per address.
+func FuzzOpen(f *testing.F) {
+	f.Add([]byte{0, 255}, []byte{5, 9, 7, 12, 255, 255}, true)
+	f.Add([]byte{240, 250, 3, 3}, []byte{0, 255}, false)
+	f.Add([]byte{10, 20, 15, 30}, []byte{10, 10, 30, 30, 20, 21}, true)
+	f.Fuzz(func(t *testing.T, given, cut []byte, avoidBuggy bool) {
+		read := func(spec []byte) (ranges []lb.Range, naive map[byte]bool) {
+			naive = map[byte]bool{}
+			for ; len(spec) >= 2; spec = spec[2:] {
+				if spec[1] < spec[0] || !sameEnd(spec[0], spec[1]) {
+					continue
+				}
+				ranges = append(ranges, lb.Range{From: fuzzAddress(spec[0], false), To: fuzzAddress(spec[1], false)})
+				for x := int(spec[0]); x <= int(spec[1]); x++ {
+					naive[byte(x)] = true
+				}
+			}
+			return ranges, naive
+		}
+		ranges, has := read(given)
+		excluded, without := read(cut)
+		if len(ranges) == 0 || len(ranges) > 40 || len(excluded) > 40 {
+			return
+		}
+		s := newSpace(ranges, excluded, avoidBuggy)
+		total := int64(0)
+		for x := range 256 {
+			addr := fuzzAddress(byte(x), false)
+			want := has[byte(x)] && !without[byte(x)] && !(avoidBuggy && (x == 0 || x == 255))
+			if want {
+				total++
+			}
+			if s.offers(addr) != want {
+				t.Errorf("%s is offered: %v, want %v", addr, !want, want)
+			}
+		}
+		if s.usage.Total.Int64() != total {
+			t.Errorf("%s addresses, want %d", s.usage.Total, total)
+		}
+	})
+}
