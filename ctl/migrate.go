@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -45,7 +46,7 @@ func decodeObjects(r io.Reader) ([]object, error) {
 	for {
 		var o object
 		switch err := decoder.Decode(&o); {
-		case err == io.EOF:
+		case errors.Is(err, io.EOF):
 			return objects, nil
 		case err != nil:
 			return nil, err

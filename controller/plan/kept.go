@@ -30,11 +30,10 @@ func (k *keptAddresses) add(r lb.Released, ps *pools) {
 	k.until(r, ps)
 }
 
-// remove forgets addr, and tells whether it was kept.
-func (k *keptAddresses) remove(addr netip.Addr) bool {
+func (k *keptAddresses) remove(addr netip.Addr) {
 	r, ok := k.at[addr]
 	if !ok {
-		return false
+		return
 	}
 	delete(k.at, addr)
 	k.lists = nil
@@ -43,7 +42,6 @@ func (k *keptAddresses) remove(addr netip.Addr) bool {
 	} else {
 		delete(k.of, r.Service)
 	}
-	return true
 }
 
 // until takes into account when r is free for everybody, and returns it; false when it never is.

@@ -120,7 +120,7 @@ func contains(ranges []lb.Range, addr netip.Addr) bool {
 
 // offers tells whether addr can be handed out to anybody.
 func (s *space) offers(addr netip.Addr) bool {
-	return contains(s.open, addr) && !(s.avoidBuggy && buggy(addr))
+	return contains(s.open, addr) && (!s.avoidBuggy || !buggy(addr))
 }
 
 // occupied notes that addr has become busy, or is so no longer.
@@ -158,7 +158,7 @@ func (s *space) free(busy func(netip.Addr) bool) (netip.Addr, bool) {
 	}
 	for s.at < len(s.open) {
 		for ; s.open[s.at].Contains(s.next); s.next = s.next.Next() {
-			if !busy(s.next) && !(s.avoidBuggy && buggy(s.next)) {
+			if !busy(s.next) && (!s.avoidBuggy || !buggy(s.next)) {
 				return s.next, true
 			}
 		}
