@@ -79,8 +79,20 @@ func (m *Members) renew(n *memberlist.Node) {
 	delete(m.fallen, n.Name)
 	delete(m.dead, n.Name)
 	m.live[n.Name] = n
-	if p := m.book[n.Name]; p != nil && p.born < bornOf(n) {
+	switch p := m.book[n.Name]; {
+	case p == nil:
+	case p.born < bornOf(n):
 		m.keep(n.Name, p, time.Now())
+	case m.held[n.Name].born == p.born:
+		delete(m.held, n.Name) // a false alarm: this life goes on
+	}
+}
+
+// spend sees to it that what a member has said up to now is never held: it has taken its leave, or its node has gone with it, and
+// others have taken over. It needs mu.
+func (m *Members) spend(name string) {
+	if p := m.book[name]; p != nil && m.held[name].born < p.born {
+		m.held[name] = hold{born: p.born}
 	}
 }
 
@@ -161,6 +173,7 @@ func (m *Members) settle(name string, node *memberlist.Node, refused bool) {
 	m.bury(name)
 	if !refused {
 		m.dead[name] = true
+		m.spend(name)
 	}
 	if p := m.book[name]; refused && p != nil {
 		m.keep(name, p, time.Now())

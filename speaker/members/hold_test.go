@@ -70,3 +70,24 @@ func TestTheHoldEnds(t *testing.T) {
 		t.Errorf("c sees %v", got)
 	}
 }
+
+// What a node said before it crashed is not held when it comes back: others have taken over long since.
+func TestACrashedNodeThatReturnsIsNotWaitedFor(t *testing.T) {
+	r := newRig(t, "a", "b", "c")
+	r.cluster(holding(time.Minute))
+	r.members["a"].Set(map[netip.Addr]lb.Claim{vip1: {Answering: true}})
+	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {Answering: true}})
+	r.members["a"].cable.pulled.Store(true)
+	r.wantClaims("b", vip1, nil)
+	r.members["a"].stop()
+	a := r.start("a", holding(time.Minute))
+	r.introduce("a")
+	r.eventually("a is back", func() bool {
+		if got := r.members["b"].Claims(vip1); len(got) > 0 {
+			t.Fatalf("b takes %v for what a says", got)
+		}
+		return a.Joined() && slices.Contains(r.members["b"].Live(), "a") && slices.Equal(a.Live(), r.names())
+	})
+	a.Set(map[netip.Addr]lb.Claim{vip1: {}})
+	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {}})
+}

@@ -169,6 +169,7 @@ func (e events) NotifyLeave(n *memberlist.Node) {
 		e.m.fallen[n.Name] = &node
 	} else {
 		e.m.bury(n.Name)
+		e.m.spend(n.Name)
 	}
 	e.m.mu.Unlock()
 	if check {
