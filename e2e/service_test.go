@@ -176,19 +176,17 @@ func TestContract6RestartsAreInvisible(t *testing.T) {
 		for _, end := range []struct {
 			name string
 			end  func(*lab.Agent) error
-			// lossless is set where no connection may fail.
-			lossless bool
 		}{
-			{"stopped", (*lab.Agent).Stop, true},
-			{"killed", (*lab.Agent).Kill, program != "speaker"},
+			{"stopped", (*lab.Agent).Stop},
+			{"killed", (*lab.Agent).Kill},
 		} {
-			t.Run(program+" "+end.name, func(t *testing.T) { testRestart(t, l, program, end.end, end.lossless) })
+			t.Run(program+" "+end.name, func(t *testing.T) { testRestart(t, l, program, end.end) })
 		}
 	}
 	wantAddresses(t, l, "my-nginx", "172.26.236.180")
 }
 
-func testRestart(t *testing.T, l *lab.Lab, program string, end func(*lab.Agent) error, lossless bool) {
+func testRestart(t *testing.T, l *lab.Lab, program string, end func(*lab.Agent) error) {
 	ctx := t.Context()
 	owner := ownerOf(t, l)
 	agents := l.Agents(program)
@@ -217,8 +215,15 @@ func testRestart(t *testing.T, l *lab.Lab, program string, end func(*lab.Agent) 
 	time.Sleep(time.Second)
 	report := probe.Stop()
 	t.Log(report)
-	if report.Answered == 0 || lossless && report.Failed() > 0 {
-		t.Errorf("connections were lost: %s", report)
+	if report.Answered == 0 {
+		t.Errorf("nothing was answered: %s", report)
+	}
+	for why, n := range report.Failures {
+		// An address that moves takes the connections that are open at that moment to a node that does not know them.
+		if program == "speaker" && strings.Contains(why, "reset") && n <= 2 {
+			continue
+		}
+		t.Errorf("%d connections were lost: %s", n, why)
 	}
 	changes, err := watch.Stop(ctx)
 	if err != nil {

@@ -25,7 +25,7 @@ type flags struct {
 }
 
 func (f *flags) add(set *pflag.FlagSet) {
-	set.StringVar(&f.mode, "mode", "auto", "how rules are written: nftables, iptables, or auto for nftables where the kernel can")
+	set.StringVar(&f.mode, "mode", "auto", "how rules are written: iptables, nftables, or auto for iptables and, where a node has none, nftables")
 	set.StringVar(&f.clusterCIDR, "cluster-cidr", "", "the pods' network, or one of each family with a comma between them; with --detect-local-mode=ClusterCIDR")
 	set.StringVar(&f.detectLocalMode, "detect-local-mode", "ClusterCIDR",
 		"how to tell connections from pods: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix")

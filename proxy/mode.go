@@ -40,22 +40,24 @@ type kernel struct {
 	netlink  *nftables.Netlink
 }
 
-// open finds out what this node's kernel can do. One family is enough.
+// open finds out what this node's kernel can do. One family is enough. Left to itself it takes iptables, the mode that is proven
+// best so far, and nftables where there are no iptables.
 func open(ctx context.Context, mode string, log *slog.Logger) (kernel, error) {
-	if mode != modeIptables {
-		k, err := openNftables(mode)
-		switch {
-		case err == nil:
-			k.report(log)
-			return k, nil
-		case mode == modeNftables:
-			return k, fmt.Errorf("--mode=nftables: %w", err)
+	k, err := kernel{}, error(nil)
+	if mode != modeNftables {
+		if k, err = openIptables(ctx, log); err != nil {
+			err = fmt.Errorf("--mode=iptables: %w", err)
 		}
-		log.Info("nftables cannot be used here: using iptables", "reason", err)
 	}
-	k, err := openIptables(ctx, log)
+	if mode == modeNftables || mode == modeAuto && err != nil {
+		var nftErr error
+		if k, nftErr = openNftables(mode); nftErr != nil {
+			return k, errors.Join(err, fmt.Errorf("--mode=nftables: %w", nftErr))
+		}
+		err = nil
+	}
 	if err != nil {
-		return k, fmt.Errorf("--mode=iptables: %w", err)
+		return k, err
 	}
 	k.report(log)
 	return k, nil
@@ -103,7 +105,7 @@ const oldest = "5.13"
 func openNftables(mode string) (kernel, error) {
 	k := kernel{mode: modeNftables, unusable: map[lb.Family]error{}}
 	if release := release(); mode == modeAuto && older(release, oldest) {
-		return k, fmt.Errorf("Linux %s is older than %s", release, oldest)
+		return k, fmt.Errorf("the kernel, Linux %s, is older than %s", release, oldest)
 	}
 	way, err := nftables.Dial()
 	if err != nil {
