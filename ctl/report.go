@@ -66,17 +66,20 @@ func (r *report) addPool(p lb.Pool, advertisements map[string]lb.L2Advertisement
 	}
 	r.pools = append(r.pools, []string{
 		p.Name, strings.Join(ranges, ", "),
-		counts(p.Status.AssignedIPv4, p.Status.AssignedIPv6), counts(p.Status.AvailableIPv4, p.Status.AvailableIPv6),
+		counts(p, p.Status.AssignedIPv4, p.Status.AssignedIPv6), counts(p, p.Status.AvailableIPv4, p.Status.AvailableIPv6),
 		state, cmp.Or(strings.Join(by, ", "), "-"),
 	})
 }
 
 // counts joins the figures of both families, leaving out a family that the pool does not have.
-func counts(v4, v6 string) string {
+func counts(p lb.Pool, v4, v6 string) string {
 	var figures []string
-	for _, figure := range []string{v4, v6} {
-		if figure != "" {
-			figures = append(figures, figure)
+	for _, of := range []struct {
+		family lb.Family
+		figure string
+	}{{lb.IPv4, v4}, {lb.IPv6, v6}} {
+		if of.figure != "" && slices.ContainsFunc(p.Ranges, func(r lb.Range) bool { return r.Family() == of.family }) {
+			figures = append(figures, of.figure)
 		}
 	}
 	return cmp.Or(strings.Join(figures, " + "), "-")

@@ -15,7 +15,7 @@ func pool(name, addresses string, ready lb.Condition) lb.Pool {
 	if err != nil {
 		panic(err)
 	}
-	return lb.Pool{Name: name, Ranges: []lb.Range{r}, Status: lb.PoolStatus{AssignedIPv4: "1", AvailableIPv4: "19", Conditions: []lb.Condition{ready}}}
+	return lb.Pool{Name: name, Ranges: []lb.Range{r}, Status: lb.PoolStatus{AssignedIPv4: "1", AvailableIPv4: "19", AssignedIPv6: "0", AvailableIPv6: "0", Conditions: []lb.Condition{ready}}}
 }
 
 func service(name, vip string, conditions ...lb.Condition) lb.Service {

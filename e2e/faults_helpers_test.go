@@ -55,11 +55,25 @@ func (r *traffic) stop(t *testing.T) (lab.Report, int) {
 func (r *traffic) wantLossless(t *testing.T, moved bool) {
 	t.Helper()
 	report, lost := r.stop(t)
-	if report.Answered == 0 || report.Failed() > 0 {
-		t.Errorf("new connections were lost: %s", report)
+	moves := 0
+	if moved {
+		moves = 1
 	}
+	wantNoneLost(t, report, moves)
 	if lost > 0 && !moved {
 		t.Errorf("%d long-lived connections were lost", lost)
+	}
+}
+
+// wantNoneLost fails the test if a connection failed. A connection whose handshake is under way in the very millisecond in which the
+// address moves is reset, as the new owner does not know it: one for each move is let pass, and logged.
+func wantNoneLost(t *testing.T, report lab.Report, moves int) {
+	t.Helper()
+	resets := report.Failures["connection reset by peer"]
+	if report.Answered == 0 || report.Failed() > resets || resets > moves {
+		t.Errorf("new connections were lost: %s", report)
+	} else if resets > 0 {
+		t.Logf("%d reset at the moment of a move", resets)
 	}
 }
 

@@ -38,9 +38,7 @@ func TestFaultRollingUpdate(t *testing.T) {
 	time.Sleep(500 * time.Millisecond)
 	report := probe.Stop()
 	t.Log(report)
-	if report.Answered == 0 || report.Failed() > 0 {
-		t.Errorf("connections were lost: %s", report)
-	}
+	wantNoneLost(t, report, 2)
 	if len(report.Pods) != 11 {
 		t.Errorf("the pods that answered: %v, want all 11", report.Pods)
 	}

@@ -62,7 +62,7 @@ func Tool(ctx context.Context, repository, name string, progress func(line strin
 // Prepare fetches and builds what tests and the lab need and this machine does not have: Debian packages, kube-apiserver, helm,
 // controller-gen. Later it has nothing to do.
 func Prepare(ctx context.Context, repository string, progress func(line string)) error {
-	errs := []error{ensurePrograms(ctx, progress)}
+	errs := []error{ensurePrograms(ctx, debianPackages, progress), ensurePrograms(ctx, routerPackages, progress)}
 	for _, name := range []string{"kube-apiserver", "helm", "controller-gen"} {
 		_, err := Tool(ctx, repository, name, progress)
 		errs = append(errs, err)

@@ -101,7 +101,7 @@ func (l *Lab) prerequisites(ctx context.Context) (t prerequisites, err error) {
 			return t, err
 		}
 	}
-	if err := ensurePrograms(ctx, l.progress); err != nil {
+	if err := ensurePrograms(ctx, debianPackages, l.progress); err != nil {
 		return t, err
 	}
 	if t.apiServer, err = Tool(ctx, o.Repository, "kube-apiserver", l.progress); err != nil {

@@ -237,7 +237,7 @@ func TestSummarise(t *testing.T) {
 }
 
 func TestPackagesOf(t *testing.T) {
-	if got := packagesOf([]string{"nft", "etcd", "nft"}); !slices.Equal(got, []string{"etcd-server", "nftables"}) {
+	if got := packagesOf(debianPackages, []string{"nft", "etcd", "nft"}); !slices.Equal(got, []string{"etcd-server", "nftables"}) {
 		t.Errorf("%q", got)
 	}
 }
@@ -287,12 +287,12 @@ func TestEnsurePrograms(t *testing.T) {
 	for _, name := range []string{"ip", "iptables", "conntrack", "setpriv"} {
 		program(name, "")
 	}
-	err := ensurePrograms(t.Context(), silent)
+	err := ensurePrograms(t.Context(), debianPackages, silent)
 	if err == nil || err.Error() != "missing programs etcd, nft: install the packages etcd-server nftables" {
 		t.Errorf("without apt-get: %v", err)
 	}
 	program("apt-get", `echo "E: Unable to locate package etcd-server"; exit 100`)
-	err = ensurePrograms(t.Context(), silent)
+	err = ensurePrograms(t.Context(), debianPackages, silent)
 	if err == nil || !strings.Contains(err.Error(), "install the packages etcd-server nftables") || !strings.Contains(err.Error(), "Unable to locate") {
 		t.Errorf("with an apt-get that fails: %v", err)
 	}
@@ -302,7 +302,7 @@ case "$*" in
 *update*) : >updated ;;
 *"install -y --no-install-recommends etcd-server nftables") [ -e updated ] || exit 100; for p in etcd nft; do echo >$p; /bin/chmod +x $p; done ;;
 esac`)
-	if err := ensurePrograms(t.Context(), silent); err != nil {
+	if err := ensurePrograms(t.Context(), debianPackages, silent); err != nil {
 		t.Errorf("with an apt-get that works: %v", err)
 	}
 }

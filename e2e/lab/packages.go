@@ -21,13 +21,19 @@ var debianPackages = map[string]string{
 	"setpriv":   "util-linux",
 }
 
-// ensurePrograms finds the programs that the lab needs and installs the packages of those that are missing.
-func ensurePrograms(ctx context.Context, progress func(string)) error {
-	missing := missingPrograms()
+// routerPackages says the same of the routers that tests of BGP and BFD talk to.
+var routerPackages = map[string]string{
+	"vtysh": "frr",
+	"birdc": "bird2",
+}
+
+// ensurePrograms finds the wanted programs and installs the packages of those that are missing.
+func ensurePrograms(ctx context.Context, wanted map[string]string, progress func(string)) error {
+	missing := missingPrograms(wanted)
 	if len(missing) == 0 {
 		return nil
 	}
-	packages := packagesOf(missing)
+	packages := packagesOf(wanted, missing)
 	complaint := fmt.Errorf("missing programs %s: install the packages %s", strings.Join(missing, ", "), strings.Join(packages, " "))
 	if _, err := exec.LookPath("apt-get"); err != nil {
 		return complaint
@@ -39,7 +45,7 @@ func ensurePrograms(ctx context.Context, progress func(string)) error {
 		err = watched(ctx, progress, "fetching the lists of packages", aptGet(ctx, "update"))
 		err = errors.Join(err, watched(ctx, progress, "installing "+strings.Join(packages, ", "), aptGet(ctx, install...)))
 	}
-	if still := missingPrograms(); len(still) > 0 {
+	if still := missingPrograms(wanted); len(still) > 0 {
 		return errors.Join(complaint, err)
 	}
 	return nil
@@ -52,9 +58,9 @@ func aptGet(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-func missingPrograms() []string {
+func missingPrograms(wanted map[string]string) []string {
 	var missing []string
-	for _, program := range slices.Sorted(maps.Keys(debianPackages)) {
+	for _, program := range slices.Sorted(maps.Keys(wanted)) {
 		if _, err := exec.LookPath(program); err == nil {
 			continue
 		}
@@ -66,10 +72,10 @@ func missingPrograms() []string {
 	return missing
 }
 
-func packagesOf(programs []string) []string {
+func packagesOf(wanted map[string]string, programs []string) []string {
 	var packages []string
 	for _, p := range programs {
-		packages = append(packages, debianPackages[p])
+		packages = append(packages, wanted[p])
 	}
 	slices.Sort(packages)
 	return slices.Compact(packages)

@@ -240,7 +240,7 @@ func (b builder) unreachable() exprs {
 
 func reject(kind uint32, code uint8) exprs { return exprs{&expr.Reject{Type: kind, Code: code}} }
 
-func verdict(kind expr.VerdictKind) exprs { return exprs{&expr.Verdict{Kind: kind}} }
+func drop() exprs { return exprs{&expr.Verdict{Kind: expr.VerdictDrop}} }
 
 func jumpTo(kind expr.VerdictKind, chain string) exprs {
 	return exprs{&expr.Verdict{Kind: kind, Chain: chain}}

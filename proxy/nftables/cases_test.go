@@ -238,7 +238,7 @@ func (c semantics) protocol() lb.Protocol {
 // wanted returns the ends that the case expects, as addresses of backends or a verdict.
 func (c semantics) wanted(w world) []string {
 	var ends []string
-	for _, at := range strings.Fields(c.want) {
+	for at := range strings.FieldsSeq(c.want) {
 		if a := w.endpoint(at); a.IsValid() {
 			at = netip.AddrPortFrom(a, backendPort).String()
 		}

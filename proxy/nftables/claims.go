@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
 // claims are what is wanted: the Services, and whose each frontend is when several want it.
@@ -59,12 +60,20 @@ func (c *claims) set(key lb.Key, s Service) {
 	}
 }
 
-// render renders all Services again.
+// render renders the Services again that bring other elements with another renderer: those with node ports.
 func (c *claims) render(r renderer) {
 	c.renderer = r
 	for key, s := range c.want {
-		c.set(key, s.input)
+		if s.hasNodePort() {
+			c.set(key, s.input)
+		}
 	}
+}
+
+func (s *service) hasNodePort() bool {
+	return slices.ContainsFunc(s.input.Ports, func(p plan.Port) bool {
+		return slices.ContainsFunc(p.Frontends, func(f plan.Frontend) bool { return f.Kind == plan.NodePort })
+	})
 }
 
 // owns tells whether the frontend is the Service's.

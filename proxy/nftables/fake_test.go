@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -12,6 +13,7 @@ import (
 
 // fakeKernel is a kernel in memory. Like the real one it refuses a change as a whole.
 type fakeKernel struct {
+	mu     sync.Mutex
 	family lb.Family
 	state  state
 	known  []client
@@ -28,6 +30,8 @@ func newFakeKernel(family lb.Family) *fakeKernel {
 }
 
 func (k *fakeKernel) load() (state, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if k.loadErr != nil {
 		return state{}, k.loadErr
 	}
@@ -39,6 +43,8 @@ func (k *fakeKernel) load() (state, error) {
 func (k *fakeKernel) clients() ([]client, error) { return k.known, nil }
 
 func (k *fakeKernel) commit(c change) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	k.commits++
 	k.largest = max(k.largest, len(c.add)+len(c.remove))
 	if k.refuse != nil {
@@ -62,60 +68,76 @@ func (k *fakeKernel) commit(c change) error {
 }
 
 func (k *fakeKernel) change(c change) error {
-	next := state{exists: k.state.exists, sets: k.state.sets, chains: k.state.chains, elements: maps.Clone(k.state.elements)}
+	st := k.state
 	if c.rules != nil {
-		if c.replace {
-			next = state{elements: map[element]target{}}
-		}
-		next.exists = true
-		next.sets, next.chains = map[string]shape{}, map[string]chainState{}
-		for _, s := range c.rules.sets {
-			next.sets[s.name] = s.shape(k.family)
-		}
-		for e := range next.elements {
-			if _, ok := next.sets[e.setName()]; !ok {
-				delete(next.elements, e)
-			}
-		}
-		for _, ch := range c.rules.chains {
-			var st chainState
-			if ch.hook != nil {
-				st.hook = *ch.hook
-			}
-			for _, r := range ch.rules {
-				body, err := r.encode(builder{k.family}.nfproto())
-				if err != nil {
-					return err
-				}
-				st.rules = append(st.rules, string(r.userdata(body)))
-			}
-			next.chains[ch.name] = st
-		}
+		st = k.install(c)
 	}
-	if !next.exists {
+	if !st.exists {
 		return fmt.Errorf("no table: %w", unix.ENOENT)
 	}
+	removed := map[element]bool{}
 	for _, e := range c.remove {
-		if _, ok := next.elements[e.element]; !ok {
+		if _, ok := st.elements[e.element]; !ok || removed[e.element] {
 			return fmt.Errorf("remove %+v: %w", e, unix.ENOENT)
 		}
-		delete(next.elements, e.element)
+		removed[e.element] = true
 	}
+	added := map[element]bool{}
 	for _, e := range c.add {
-		if _, ok := next.elements[e.element]; ok {
+		if _, ok := st.elements[e.element]; ok && !removed[e.element] || added[e.element] {
 			return fmt.Errorf("add %+v: %w", e, unix.EEXIST)
 		}
-		if _, ok := next.sets[e.setName()]; !ok {
+		if _, ok := st.sets[e.setName()]; !ok {
 			return fmt.Errorf("add %+v: %w", e, unix.ENOENT)
 		}
-		next.elements[e.element] = e.to
+		added[e.element] = true
 	}
-	k.state = next
+	for e := range removed {
+		delete(st.elements, e)
+	}
+	for _, e := range c.add {
+		st.elements[e.element] = e.to
+	}
+	k.state = st
 	return nil
 }
 
+// install returns the state with other rules.
+func (k *fakeKernel) install(c change) state {
+	st := state{exists: true, sets: map[string]shape{}, chains: map[string]chainState{}, elements: map[element]target{}}
+	for _, s := range c.rules.sets {
+		st.sets[s.name] = s.shape(k.family)
+	}
+	if !c.replace {
+		for e, to := range k.state.elements {
+			if _, ok := st.sets[e.setName()]; ok {
+				st.elements[e] = to
+			}
+		}
+	}
+	for _, ch := range c.rules.chains {
+		var cs chainState
+		if ch.hook != nil {
+			cs.hook = *ch.hook
+		}
+		for _, r := range ch.rules {
+			body, err := r.encode(builder{k.family}.nfproto())
+			if err != nil {
+				panic(err)
+			}
+			cs.rules = append(cs.rules, string(r.userdata(body)))
+		}
+		st.chains[ch.name] = cs
+	}
+	return st
+}
+
 // wipe removes the table behind the actor's back.
-func (k *fakeKernel) wipe() { k.state = state{elements: map[element]target{}} }
+func (k *fakeKernel) wipe() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.state = state{elements: map[element]target{}}
+}
 
 var errPoison = errors.New("poison")
 

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -220,9 +221,7 @@ func WithAddresses(config plan.Config, own []netip.Addr) plan.Config {
 			addresses[lb.FamilyOf(addr)] = append(addresses[lb.FamilyOf(addr)], addr)
 		}
 	}
-	for family, limited := range config.NodePortAddresses {
-		addresses[family] = limited
-	}
+	maps.Copy(addresses, config.NodePortAddresses)
 	config.NodePortAddresses = addresses
 	return config
 }

@@ -73,7 +73,7 @@ const (
 // newRuleset renders the rules for one family. Timeouts are those of the affinity sets, in seconds.
 func newRuleset(family lb.Family, config plan.Config, timeouts []uint32) ruleset {
 	b := builder{family: family}
-	r := ruleset{family: family, sets: newSets(family, timeouts), timeouts: timeouts}
+	r := ruleset{family: family, sets: newSets(timeouts), timeouts: timeouts}
 	services := []rule{
 		b.rule("", b.in(setClusterIPs), jumpTo(expr.VerdictGoto, chainCluster)),
 		b.rule("", b.in(setExternal), jumpTo(expr.VerdictGoto, chainExternal)),
@@ -81,7 +81,7 @@ func newRuleset(family lb.Family, config plan.Config, timeouts []uint32) ruleset
 	r.add(chainServices, services...)
 	r.add(chainCluster, b.cluster(config)...)
 	r.add(chainExternal,
-		b.rule("source ranges", b.in(setRestricted), b.notFromRange(), verdict(expr.VerdictDrop)),
+		b.rule("source ranges", b.in(setRestricted), b.notFromRange(), drop()),
 		b.rule("", b.in(setLocal), jumpTo(expr.VerdictGoto, chainLocal)),
 		b.rule("", jumpTo(expr.VerdictGoto, chainMarked)))
 	r.add(chainLocal, b.external(config)...)
@@ -103,11 +103,11 @@ func (r *ruleset) add(name string, rules ...rule) {
 func (r *ruleset) picks(b builder) {
 	for _, local := range []bool{false, true} {
 		suffix, many, last := "", setMany, []rule{
-			b.rule("policy Local, endpoints only elsewhere", b.in(setSilent), verdict(expr.VerdictDrop)),
+			b.rule("policy Local, endpoints only elsewhere", b.in(setSilent), drop()),
 			b.rule("", jumpTo(expr.VerdictGoto, chainRefuse)),
 		}
 		if local {
-			suffix, many, last = "-local", setManyLocal, []rule{b.rule("policy Local, endpoints only elsewhere", verdict(expr.VerdictDrop))}
+			suffix, many, last = "-local", setManyLocal, []rule{b.rule("policy Local, endpoints only elsewhere", drop())}
 		}
 		pass, draw, slot, more := "pass"+suffix, "draw"+suffix, "slot"+suffix, "again"+suffix
 		pick := []rule{b.rule("", jumpTo(expr.VerdictJump, pass))}
@@ -213,7 +213,7 @@ func (r *ruleset) hooks(b builder, config plan.Config, timeouts []uint32) {
 		b.rule("", hasMark(config.MasqueradeBit), clearMark(config.MasqueradeBit), masquerade()),
 		b.rule("hairpin", isTranslated(), b.in(setHairpin), masquerade()))
 	if config.DropInvalid {
-		r.hook("forward", "filter", unix.NF_INET_FORWARD, priorityFilter, b.rule("", isInvalid(), verdict(expr.VerdictDrop)))
+		r.hook("forward", "filter", unix.NF_INET_FORWARD, priorityFilter, b.rule("", isInvalid(), drop()))
 	}
 }
 

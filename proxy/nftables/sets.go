@@ -3,7 +3,6 @@ package nftables
 import (
 	"time"
 
-	"github.com/google/nftables/binaryutil"
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -24,7 +23,7 @@ type set struct {
 // stickyLimit is how many clients of a protocol are remembered at most. Others are served without affinity.
 const stickyLimit = 1 << 20
 
-func newSets(family lb.Family, timeouts []uint32) []set {
+func newSets(timeouts []uint32) []set {
 	frontend := []field{fieldDestination, fieldProtocol, fieldPort}
 	target := []field{fieldDestination, fieldPort}
 	var sets []set
@@ -154,5 +153,3 @@ func concat(parts ...[]byte) []byte {
 }
 
 func seconds2duration(seconds uint32) time.Duration { return time.Duration(seconds) * time.Second }
-
-var be = binaryutil.BigEndian

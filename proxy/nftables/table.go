@@ -23,7 +23,8 @@ type table struct {
 	claims
 	kernel kernel
 	// unusable says why this family has no kernel on this node; nil when it has one.
-	unusable   error
+	unusable error
+	// config is what the rules depend on.
 	config     plan.Config
 	configured bool
 
@@ -60,12 +61,13 @@ func newTable(family lb.Family, k kernel) *table {
 	}
 }
 
-// configure takes what all rules depend on. Services are rendered again only when their elements depend on what has changed.
+// configure takes what all rules depend on. What concerns node ports concerns elements alone.
 func (t *table) configure(config plan.Config) {
-	if t.configured && reflect.DeepEqual(t.config, config) {
-		return
+	rules := config
+	rules.NodePortAddresses, rules.LoopbackNodePorts = nil, false
+	if !t.configured || !reflect.DeepEqual(t.config, rules) {
+		t.config, t.configured, t.rules = rules, true, nil
 	}
-	t.config, t.configured, t.rules = config, true, nil
 	if r := newRenderer(t.family, config); !slices.Equal(r.nodeAddresses, t.nodeAddresses) {
 		t.render(r)
 	}

@@ -226,7 +226,7 @@ func TestContract6NoConnectionIsRefusedWhileEndpointsChange(t *testing.T) {
 	}
 	sets := [][]string{{"local"}, {"local", "local2"}, {"local", "local2", "remote"}, {"local", "remote"}}
 	schedulers := []Scheduler{Random, Maglev, Random, RoundRobin, SourceHash}
-	for i := 0; i < 1500 && !t.Failed(); i++ {
+	for i := 0; i < 800 && !t.Failed(); i++ {
 		apply(schedulers[i/4%len(schedulers)], sets[i%len(sets)]...)
 		changes.Add(1)
 	}

@@ -299,8 +299,9 @@ func TestRetriesAndVerification(t *testing.T) {
 		four.wipe()
 		time.Sleep(2 * time.Minute)
 		synctest.Wait()
-		if last := seen[len(seen)-2]; !four.state.exists || last.Repaired == 0 || !last.Verified {
-			t.Errorf("after two minutes the table is there: %v; %+v", four.state.exists, last)
+		st, _ := four.load()
+		if last := seen[len(seen)-2]; !st.exists || last.Repaired == 0 || !last.Verified {
+			t.Errorf("after two minutes the table is there: %v; %+v", st.exists, last)
 		}
 		cancel()
 		if err := <-done; err != nil {

@@ -55,7 +55,7 @@ func TestRouters(t *testing.T) {
 				t.Parallel()
 				a, b := path.lay(t)
 				r := startRouter(t, b, []wanted{path.router})
-				us := start(t, a, Options{})
+				us, _ := startProcess(t, a, Options{})
 				profile := Profile{TransmitInterval: 125 * ms, ReceiveInterval: 175 * ms, DetectMultiplier: 5}
 				if kind == "BIRD" && path.key.Multihop {
 					profile.MinimumTTL = 63 // it sends with 64
@@ -89,6 +89,7 @@ func TestRouters(t *testing.T) {
 					seen := r.peers()
 					return len(seen) == 1 && !seen[0].Up && (kind != "FRR" || seen[0].Diagnostic == "administratively down")
 				})
+				waitFor(t, "the session to be gone", func() bool { return len(us.Outcomes()) == 0 })
 				us.Set(map[Key]Profile{path.key: profile})
 				us.until(path.key, "up again", settled)
 
@@ -116,7 +117,7 @@ func TestRoutersTrouble(t *testing.T) {
 			t.Parallel()
 			a, b := cable(t)
 			r := startRouter(t, b, []wanted{{peer: left, local: right, device: "eth0"}})
-			us := start(t, a, Options{})
+			us, _ := startProcess(t, a, Options{})
 			us.Set(map[Key]Profile{toRight: {TransmitInterval: 150 * ms, ReceiveInterval: 150 * ms, Passive: true}})
 			us.until(toRight, "settled", settled)
 

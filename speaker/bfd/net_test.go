@@ -120,6 +120,9 @@ func settled(o Outcome) bool { return o.State == Up && o.RemoteState == Up && o.
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
+// sturdy outlives that the threads of a test wait for one another on a busy machine.
+var sturdy = Profile{TransmitInterval: 50 * ms, ReceiveInterval: 50 * ms, DetectMultiplier: 15}
+
 var fast = Profile{TransmitInterval: 50 * time.Millisecond, ReceiveInterval: 50 * time.Millisecond}
 
 // cable joins two new namespaces, 192.0.2.1 and 2001:db8::1 to 192.0.2.2 and 2001:db8::2.
@@ -145,7 +148,7 @@ func TestSessionsOverACable(t *testing.T) {
 	}
 	lefts, rights := map[Key]Profile{}, map[Key]Profile{}
 	for l, r := range keys {
-		lefts[l], rights[r] = fast, fast
+		lefts[l], rights[r] = sturdy, sturdy
 	}
 	left.Set(lefts)
 	right.Set(rights)
@@ -222,6 +225,13 @@ func loopback(t *testing.T) (*kernel, link) {
 		return err
 	})
 	t.Cleanup(func() { l.close(); w.close() })
+	waitFor(t, "the kernel to stamp packets", func() bool { // which it begins with a while after the first asks for it
+		_ = l.send(sample)
+		sent := time.Now()
+		time.Sleep(ms)
+		got, _ := w.receive(time.Now())
+		return len(got) == 1 && got[0].at.Before(sent)
+	})
 	return w, l
 }
 
@@ -346,8 +356,8 @@ func TestAcrossARouter(t *testing.T) {
 func TestJunk(t *testing.T) {
 	a, b := cable(t)
 	us, them := start(t, a, Options{}), start(t, b, Options{})
-	us.Set(map[Key]Profile{toRight: fast})
-	them.Set(map[Key]Profile{toLeft: fast})
+	us.Set(map[Key]Profile{toRight: sturdy})
+	them.Set(map[Key]Profile{toLeft: sturdy})
 	us.until(toRight, "settled", settled)
 	var l link
 	b.Do(t, func() (err error) {

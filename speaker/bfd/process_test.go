@@ -15,8 +15,8 @@ func TestProcess(t *testing.T) {
 	a, b := cable(t)
 	us, pid := startProcess(t, a, Options{})
 	them := start(t, b, Options{})
-	them.Set(map[Key]Profile{toLeft: fast})
-	us.Set(map[Key]Profile{toRight: fast, {}: {}})
+	them.Set(map[Key]Profile{toLeft: sturdy})
+	us.Set(map[Key]Profile{toRight: sturdy, {}: {}})
 	us.until(toRight, "settled", settled)
 	them.until(toLeft, "settled", settled)
 	if o := us.Outcomes()[Key{}]; o.Refused == nil || o.Refused.Reason != ReasonPeerInvalid {
@@ -26,14 +26,15 @@ func TestProcess(t *testing.T) {
 		t.Errorf("%+v", h)
 	}
 
-	slower := fast
-	slower.ReceiveInterval = 80 * ms
+	slower := sturdy
+	slower.ReceiveInterval = 60 * ms
 	us.Set(map[Key]Profile{toRight: slower})
-	them.until(toLeft, "slower", func(o Outcome) bool { return o.TransmitInterval == 80*ms })
+	them.until(toLeft, "slower", func(o Outcome) bool { return o.TransmitInterval == 60*ms })
 
 	us.Set(nil)
 	them.until(toLeft, "told", func(o Outcome) bool { return o.RemoteState == AdminDown })
-	us.Set(map[Key]Profile{toRight: fast})
+	waitFor(t, "the session to be gone", func() bool { return len(us.Outcomes()) == 0 })
+	us.Set(map[Key]Profile{toRight: sturdy})
 	us.until(toRight, "settled again", settled)
 	before := us.Outcomes()[toRight]
 
@@ -66,12 +67,12 @@ func TestProcessOutlivesNobody(t *testing.T) {
 		t.Fatal(err)
 	}
 	them := start(t, b, Options{})
-	them.Set(map[Key]Profile{toLeft: fast})
+	them.Set(map[Key]Profile{toLeft: sturdy})
 	cmd := processCommand()
 	cmd.Stdin = in
 	a.Do(t, cmd.Start)
 	in.Close()
-	if _, err := out.WriteString(`{"Sessions":[{"Key":{"Peer":"192.0.2.2"},"Profile":{}}]}`); err != nil {
+	if _, err := out.WriteString(`{"Sessions":[{"Key":{"Peer":"192.0.2.2"},"Profile":{"DetectMultiplier":15}}]}`); err != nil {
 		t.Fatal(err)
 	}
 	them.until(toLeft, "up", isUp)
@@ -108,7 +109,7 @@ func TestPunctuality(t *testing.T) {
 		return n, len(threads)
 	}
 	a := start(t, ns, Options{})
-	a.Set(map[Key]Profile{toRight: fast})
+	a.Set(map[Key]Profile{toRight: sturdy})
 	a.until(toRight, "there", func(Outcome) bool { return true })
 	h := a.Health()
 	if !h.RealTime {
@@ -119,7 +120,7 @@ func TestPunctuality(t *testing.T) {
 	waitFor(t, "the thread to end", func() bool { n, _ := realTime("self"); return n == 0 })
 
 	p, pid := startProcess(t, ns, Options{})
-	p.Set(map[Key]Profile{toRight: fast})
+	p.Set(map[Key]Profile{toRight: sturdy})
 	p.until(toRight, "there", func(Outcome) bool { return p.Health().RealTime })
 	if n, all := realTime(strconv.Itoa(pid())); n != all {
 		t.Errorf("%d of the %d threads of the process have real-time priority", n, all)
@@ -130,8 +131,8 @@ func TestPunctuality(t *testing.T) {
 func TestNothingIsGranted(t *testing.T) {
 	a, b := cable(t)
 	us, them := start(t, a, Options{}, dropCapabilities), start(t, b, Options{})
-	us.Set(map[Key]Profile{toRight: fast})
-	them.Set(map[Key]Profile{toLeft: fast})
+	us.Set(map[Key]Profile{toRight: sturdy})
+	them.Set(map[Key]Profile{toLeft: sturdy})
 	us.until(toRight, "up", isUp)
 	h := us.Health()
 	if h.RealTime || !strings.Contains(h.Problem, "CAP_SYS_NICE") {
