@@ -13,6 +13,9 @@ LAB := go run ./e2e/cmd/landfall-lab
 PACKAGES = $(shell go list ./... | grep -v '/landfall/e2e')
 NET_PACKAGES = $(shell go list -f '{{range .TestImports}}{{if eq . "github.com/landfall-lb/landfall/internal/nstest"}}{{$$.ImportPath}} {{end}}{{end}}{{range .XTestImports}}{{if eq . "github.com/landfall-lb/landfall/internal/nstest"}}{{$$.ImportPath}} {{end}}{{end}}' ./... | tr ' ' '\n' | sort -u | grep -v '/landfall/e2e')
 
+# Says every few seconds that something slow, which is silent by itself, is at work.
+BEAT = ( while sleep 5; do echo "  $(1): $$SECONDS s"; done ) & trap "kill $$!" EXIT
+
 .PHONY: help
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,17 +34,17 @@ test: test-unit test-net test-e2e ## run every test; as root, as it makes networ
 
 .PHONY: test-unit
 test-unit: ## tests of packages, without a cluster; those that need root skip without it
-	$(LAB) prepare
-	go test -race $(PACKAGES)
+	@$(call BEAT,preparing); $(LAB) prepare
+	@$(call BEAT,testing packages); go test -race $(PACKAGES)
 
 .PHONY: test-net
 test-net: require-root ## only the packages with tests against real kernels, in throw-away network namespaces
-	$(LAB) prepare
-	go test -race $(NET_PACKAGES)
+	@$(call BEAT,preparing); $(LAB) prepare
+	@$(call BEAT,testing against the kernel); go test -race $(NET_PACKAGES)
 
 .PHONY: test-e2e
 test-e2e: require-root ## end-to-end cases in the lab: a real API server, nodes as network namespaces, real clients
-	go test -timeout 30m -v ./e2e/...
+	@$(call BEAT,testing in the lab); go test -p 1 -timeout 30m -v ./e2e/...
 
 .PHONY: lint
 lint: ## vet, golangci-lint, helm lint, and generated files that are not stale

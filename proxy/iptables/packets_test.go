@@ -130,11 +130,10 @@ func (s site) ask(from string, c semantics, patience time.Duration) (backend str
 			return err
 		}
 		if c.udp {
-			if _, err = conn.Write([]byte("hello")); err != nil {
-				return nil
-			}
+			n, err = askUDP(conn, answer[:], deadline)
+		} else {
+			n, err = conn.Read(answer[:])
 		}
-		n, err = conn.Read(answer[:])
 		return nil
 	})
 	if err != nil {
@@ -142,6 +141,26 @@ func (s site) ask(from string, c semantics, patience time.Duration) (backend str
 	}
 	backend, seen, _ := strings.Cut(string(answer[:n]), " ")
 	return backend, netip.MustParseAddrPort(seen).Addr(), nil
+}
+
+// askUDP asks again and again: a datagram can be lost, and the kernel limits how many refusals it sends.
+func askUDP(conn net.Conn, answer []byte, deadline time.Time) (int, error) {
+	for {
+		if _, err := conn.Write([]byte("hello")); err != nil {
+			return 0, err
+		}
+		again := time.Now().Add(500 * time.Millisecond)
+		if deadline.Before(again) {
+			again = deadline
+		}
+		if err := conn.SetReadDeadline(again); err != nil {
+			return 0, err
+		}
+		n, err := conn.Read(answer)
+		if !errors.Is(err, os.ErrDeadlineExceeded) || !time.Now().Before(deadline) {
+			return n, err
+		}
+	}
 }
 
 // Each case with real packets through a real kernel.
