@@ -50,7 +50,11 @@ func ParseAnnouncements(message string) []Announcement {
 	var list []Announcement
 	for part := range strings.SplitSeq(message, "; ") {
 		vip, from, ok := strings.Cut(part, announcedFrom)
-		node, how, _ := strings.Cut(strings.TrimSuffix(from, ")"), " (")
+		node, rest, _ := strings.Cut(from, " ")
+		how := ""
+		if inner, ok := strings.CutPrefix(rest, "("); ok {
+			how = strings.TrimSuffix(inner, ")")
+		}
 		addr, err := netip.ParseAddr(vip)
 		if ok && err == nil {
 			list = append(list, Announcement{VIP: addr, Node: node, How: how})

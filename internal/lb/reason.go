@@ -93,5 +93,4 @@ const (
 	ReasonAggregateLocal     Reason = "AggregateLocal"     // the aggregate attracts traffic that policy Local does not let every node deliver
 	ReasonAttributeUnsent    Reason = "AttributeUnsent"    // no peer of the kind that hears the attribute hears the advertisement
 	ReasonAdvertisementReady Reason = "Ready"              // all that the advertisement asks for can be done
-	ReasonGracefulShutdown   Reason = "GracefulShutdown"   // the route is still announced, as one that is about to go
 )

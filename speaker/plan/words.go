@@ -132,7 +132,7 @@ func (d Decision) summary(self string) (lb.Reason, string) {
 			continue
 		}
 		if w.Reason == lb.ReasonAnnounced {
-			return lb.ReasonAnnounced, fmt.Sprintf("%s is announced from %s%s", d.VIP, d.Owner, d.how(self))
+			return lb.ReasonAnnounced, lb.Announcement{VIP: d.VIP, Node: d.Owner, How: d.how(self)}.String()
 		}
 		return lb.ReasonAnnounceFailed, fmt.Sprintf("%s cannot be announced from its owner %s: it answers on no interface", d.VIP, d.Owner)
 	}
@@ -176,12 +176,12 @@ func onlyObstacle(reasons []lb.Reason) lb.Reason {
 	return lb.ReasonNoOwner
 }
 
-// how adds over what the VIP is announced, which this node knows of itself only.
+// how says over what the VIP is announced, which this node knows of itself only.
 func (d Decision) how(self string) string {
 	if d.Owner != self || len(d.Answer) == 0 {
 		return ""
 	}
-	return fmt.Sprintf(" (%s on %s)", protocol(d.VIP), strings.Join(d.Answer, ", "))
+	return fmt.Sprintf("%s on %s", protocol(d.VIP), strings.Join(d.Answer, ", "))
 }
 
 func protocol(vip netip.Addr) string {
