@@ -44,7 +44,7 @@ test-net: require-root ## only the packages with tests against real kernels, in 
 
 .PHONY: test-e2e
 test-e2e: require-root ## end-to-end cases in the lab: a real API server, nodes as network namespaces, real clients
-	@$(call BEAT,testing in the lab); go test -p 1 -timeout 30m -v ./e2e/...
+	@$(call BEAT,testing in the lab); go test -p 1 -timeout 45m -v ./e2e/...
 
 .PHONY: lint
 lint: ## vet, golangci-lint, helm lint, and generated files that are not stale
@@ -60,14 +60,27 @@ generate: ## deepcopy functions and CRDs from api/
 image: ## build the container image with docker
 	docker build --build-arg VERSION=$(VERSION) -t $(IMAGE) .
 
-.PHONY: demo
-demo: require-root ## the worked example, told step by step; KEEP=1 leaves its lab up
+.PHONY: demo demo-bgp
+demo: ## the worked example, told step by step; KEEP=1 leaves its lab up
+demo-bgp: ## the same behind two routers that speak BGP
+demo demo-bgp: require-root
 	@go build -v -o bin/landfall-lab ./e2e/cmd/landfall-lab 2>&1 | { n=0; while IFS= read -r line; do \
 		if [[ $$line == *[!a-zA-Z0-9_./-]* ]]; then echo "$$line"; elif (( ++n % 20 == 0 )); then echo "  building the lab: $$n packages"; fi; done; }
-	@bin/landfall-lab demo
+	@bin/landfall-lab $@
 
 .PHONY: bench
-bench: ## Go benchmarks of plans, diffs and renderers, with allocations
+bench: bench-proxy bench-faults bench-go ## every figure: half an hour or so, best on a quiet machine
+
+.PHONY: bench-proxy
+bench-proxy: require-root ## Landfall's proxy beside kube-proxy, as a table and in bench.json; ARGS="-services 1000" and the like
+	@go run ./e2e/bench -json bench.json $(ARGS)
+
+.PHONY: bench-faults
+bench-faults: require-root ## the longest time without an answer in faults of nodes; COUNT=50 sets how many
+	go test -run '^$$' -bench . -benchtime $(or $(COUNT),10)x -timeout 60m ./e2e
+
+.PHONY: bench-go
+bench-go: ## Go benchmarks of plans, diffs, renderers and actors, with allocations
 	go test -run '^$$' -bench . -benchmem $(PACKAGES)
 
 .PHONY: require-root

@@ -145,7 +145,7 @@ func TestDefaults(t *testing.T) {
 		"ClusterRole landfall-controller", "ClusterRole landfall-proxy", "ClusterRole landfall-speaker", "ClusterRole landfall-view",
 		"ClusterRoleBinding landfall-controller", "ClusterRoleBinding landfall-proxy", "ClusterRoleBinding landfall-speaker",
 		"DaemonSet landfall-node", "Deployment landfall-controller", "PodDisruptionBudget landfall-controller",
-		"Role landfall-controller", "RoleBinding landfall-controller", "Secret landfall-gossip",
+		"Role landfall-controller", "Role landfall-speaker", "RoleBinding landfall-controller", "RoleBinding landfall-speaker", "Secret landfall-gossip",
 		"ServiceAccount landfall-controller", "ServiceAccount landfall-node",
 	}
 	if diff := cmp.Diff(want, others); diff != "" {
@@ -191,7 +191,7 @@ func TestPrivileges(t *testing.T) {
 	if sc := controller.SecurityContext; sc.RunAsNonRoot == nil || !*sc.RunAsNonRoot {
 		t.Error("the controller may run as root")
 	}
-	for name, want := range map[string][]corev1.Capability{"controller": nil, "speaker": {"NET_RAW"}, "proxy": {"NET_ADMIN", "NET_RAW"}} {
+	for name, want := range map[string][]corev1.Capability{"controller": nil, "speaker": {"IPC_LOCK", "NET_ADMIN", "NET_RAW", "SYS_NICE"}, "proxy": {"NET_ADMIN", "NET_RAW"}} {
 		pod := node
 		if name == "controller" {
 			pod = controller
@@ -207,9 +207,27 @@ func TestPrivileges(t *testing.T) {
 			t.Errorf("%s: capabilities (-want +got):\n%s", name, diff)
 		}
 	}
-	for _, v := range node.Volumes {
-		if v.HostPath != nil && v.HostPath.Path != "/run/xtables.lock" {
-			t.Errorf("the node pod mounts %s of the host", v.HostPath.Path)
+	for _, tt := range []struct {
+		set  []string
+		want []string
+	}{
+		{nil, []string{"/run/xtables.lock", "/proc/sys/net"}},
+		{[]string{"proxy.setKernelParameters=false"}, []string{"/run/xtables.lock"}},
+	} {
+		var paths []string
+		pod := as[appsv1.DaemonSet](t, render(t, tt.set...), "DaemonSet landfall-node").Spec.Template.Spec
+		for _, v := range pod.Volumes {
+			if v.HostPath != nil {
+				paths = append(paths, v.HostPath.Path)
+			}
+		}
+		if diff := cmp.Diff(tt.want, paths); diff != "" {
+			t.Errorf("%v: what the node pod mounts of the host (-want +got):\n%s", tt.set, diff)
+		}
+		for _, m := range container(t, pod, "speaker").VolumeMounts {
+			if m.Name == "proc-sys-net" {
+				t.Error("the speaker can set kernel parameters")
+			}
 		}
 	}
 }
@@ -219,20 +237,38 @@ func TestRights(t *testing.T) {
 	objects := render(t)
 	for role, want := range map[string][]string{
 		"controller": {"events:create,patch", "ipaddresspools/status:update", "ipaddresspools:get,list,watch", "namespaces:list,watch", "nodes:list,watch", "services/status:patch", "services:list,watch"},
-		"proxy":      {"endpointslices:list,watch", "events:create,patch", "nodes:list,watch", "services:list,watch"},
+		"proxy":      {"endpointslices:list,watch", "events:create,patch", "nodes:list,watch", "servicecidrs:list,watch", "services:list,watch"},
 	} {
 		if diff := cmp.Diff(want, rights(as[rbacv1.ClusterRole](t, objects, "ClusterRole landfall-"+role).Rules)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", role, diff)
 		}
 	}
-	for _, right := range rights(as[rbacv1.ClusterRole](t, objects, "ClusterRole landfall-speaker").Rules) {
+	speaker := rights(as[rbacv1.ClusterRole](t, objects, "ClusterRole landfall-speaker").Rules)
+	for _, right := range speaker {
 		resource, verbs, _ := strings.Cut(right, ":")
-		if verbs != "list,watch" && !strings.HasSuffix(resource, "/status") && resource != "events" || strings.Contains(resource, "secrets") {
+		if !strings.HasSuffix(verbs, "list,watch") && !strings.HasSuffix(resource, "/status") && resource != "events" || strings.Contains(resource, "secrets") {
 			t.Errorf("the speaker may do this in the whole cluster: %s", right)
 		}
 	}
+	for _, right := range []string{
+		"bgppeers:get,list,watch", "bgppeers/status:patch,update", "bgpadvertisements:get,list,watch", "bgpadvertisements/status:update",
+		"bfdprofiles:list,watch", "communities:list,watch",
+	} {
+		if !slices.Contains(speaker, right) {
+			t.Errorf("the speaker may not do %s: %v", right, speaker)
+		}
+	}
+	own := as[rbacv1.Role](t, objects, "Role landfall-speaker").Rules
+	if diff := cmp.Diff([]string{"configmaps:create", "configmaps:list,watch,patch", "daemonsets:list,watch", "leases:create", "leases:get,update", "secrets:list,watch"}, rights(own)); diff != "" {
+		t.Errorf("the speaker in its namespace (-want +got):\n%s", diff)
+	}
+	for _, rule := range own {
+		if rule.Resources[0] == "daemonsets" && !slices.Equal(rule.ResourceNames, []string{"landfall-node"}) {
+			t.Errorf("the speaker may watch the DaemonSets %v", rule.ResourceNames)
+		}
+	}
 	lease := rights(as[rbacv1.Role](t, objects, "Role landfall-controller").Rules)
-	if diff := cmp.Diff([]string{"leases:create", "leases:get,update"}, lease); diff != "" {
+	if diff := cmp.Diff([]string{"configmaps:list,watch", "leases:create", "leases:get,update"}, lease); diff != "" {
 		t.Errorf("the controller in its namespace (-want +got):\n%s", diff)
 	}
 }
@@ -257,16 +293,23 @@ func TestValuesReachThePrograms(t *testing.T) {
 		absent  []string
 	}{
 		{nil, "proxy", []string{"--mode=auto", "--feed-socket=/run/landfall/feed.sock", "--detect-local-mode=ClusterCIDR"}, []string{"--nodeport-addresses", "--pod-bridge-interface"}},
-		{nil, "speaker", []string{"--gate=proxy", "--feed-socket=/run/landfall/feed.sock", "--gossip-key-file=/run/secrets/landfall/gossip/key"}, nil},
+		{nil, "speaker", []string{"--gate=proxy", "--feed-socket=/run/landfall/feed.sock", "--gossip-key-file=/run/secrets/landfall/gossip/key", "--on-address-conflict=refuse"}, []string{"--exclude-interfaces"}},
+		{[]string{`speaker.excludeInterfaces=["veth*","eno9"]`, `speaker.onAddressConflict="announce"`}, "speaker", []string{"--exclude-interfaces=veth*,eno9", "--on-address-conflict=announce"}, nil},
+		{[]string{"speaker.excludeInterfaces=[]"}, "speaker", []string{"--exclude-interfaces="}, nil},
 		{nil, "controller", []string{"--leader-elect=true", "--namespace=landfall-system", "--load-balancer-class="}, nil},
 		{[]string{`loadBalancerClass="example.com/x"`}, "controller", []string{"--load-balancer-class=example.com/x"}, nil},
 		{[]string{`loadBalancerClass="example.com/x"`}, "speaker", []string{"--load-balancer-class=example.com/x"}, nil},
 		{[]string{`logLevel="warn"`, `proxy.logLevel="debug"`}, "proxy", []string{"--log-level=debug"}, nil},
 		{[]string{`logLevel="warn"`, `proxy.logLevel="debug"`}, "speaker", []string{"--log-level=warn"}, nil},
 		{[]string{"proxy.enabled=false"}, "speaker", []string{"--gate=none"}, nil},
+		{nil, "speaker", []string{"--namespace=landfall-system", "--daemonset=landfall-node", "--bgp-convergence=3s"}, nil},
+		{[]string{`speaker.bgpConvergence="10s"`}, "speaker", []string{"--bgp-convergence=10s"}, nil},
 		{[]string{`speaker.gate="none"`, "speaker.gossip.encrypt=false"}, "speaker", []string{"--gate=none"}, []string{"--gossip-key-file"}},
 		{[]string{`proxy.nodePortAddresses=["10.0.0.0/8","primary"]`, "proxy.masqueradeAll=true", `proxy.clusterCIDR="10.0.0.0/8,fd00::/48"`}, "proxy",
 			[]string{"--nodeport-addresses=10.0.0.0/8,primary", "--masquerade-all=true", "--cluster-cidr=10.0.0.0/8,fd00::/48"}, nil},
+		{nil, "proxy", []string{"--scheduler=random", "--conntrack-tcp-be-liberal=false", "--proc-sys-net=/run/proc-sys-net"}, nil},
+		{[]string{`proxy.scheduler="maglev"`, "proxy.conntrackTCPBeLiberal=true", "proxy.setKernelParameters=false"}, "proxy",
+			[]string{"--scheduler=maglev", "--conntrack-tcp-be-liberal=true"}, []string{"--proc-sys-net"}},
 		{[]string{`proxy.extraArgs=["--x=y"]`, "proxy.metricsPort=9000"}, "proxy", []string{"--x=y", "--metrics-bind-address=:9000"}, nil},
 	} {
 		objects := render(t, test.set...)
@@ -336,6 +379,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		"proxyy.mode=1":                         "proxyy",
 		"proxy.mod=1":                           "mod",
 		`proxy.mode="ipvs"`:                     "/proxy/mode",
+		`proxy.scheduler="lc"`:                  "/proxy/scheduler",
 		`proxy.clusterCIDR="10.0.0.0"`:          "/proxy/clusterCIDR",
 		"proxy.masqueradeBit=32":                "/proxy/masqueradeBit",
 		`speaker.gate="kube-proxy"`:             "/speaker/gate",

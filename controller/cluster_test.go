@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -10,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -36,6 +38,10 @@ type cluster struct {
 	history map[lb.Key][]netip.Addr
 	// log is what a watch of Services tells, in order.
 	log []event
+	// stalled are writes that have timed out for those who sent them, and that arrive yet.
+	stalled []func()
+	// before is called before each write that a controller sends; nil for nothing.
+	before func()
 }
 
 // event is a new state of a Service.
@@ -59,6 +65,20 @@ func refused(lb.Key) (error, bool) { return errors.New("dial: connection refused
 
 // lost is an answer that never arrives: the write took place and nobody was told.
 func lost(lb.Key) (error, bool) { return errors.New("read: connection reset by peer"), true }
+
+var errStalled = errors.New("context deadline exceeded")
+
+// stall is a write that is under way for longer than anybody waits.
+func stall(lb.Key) (error, bool) { return errStalled, false }
+
+// arrive lets the stalled write i take effect, if what it was decided on still holds.
+func (c *cluster) arrive(i int) {
+	c.mu.Lock()
+	write := c.stalled[i]
+	c.stalled = slices.Delete(c.stalled, i, i+1)
+	c.mu.Unlock()
+	write()
+}
 
 func newCluster() *cluster {
 	return &cluster{services: map[lb.Key]lb.Service{}, pools: map[string]lb.Pool{}, history: map[lb.Key][]netip.Addr{}}
@@ -109,13 +129,34 @@ func (c *cluster) addPool(name, written string) {
 		panic(err)
 	}
 	c.version++
-	c.pools[name] = lb.Pool{Name: name, Created: time.Unix(int64(c.version), 0), Generation: 1, Ranges: []lb.Range{r}, AutoAssign: true}
+	c.pools[name] = lb.Pool{Name: name, Version: strconv.Itoa(c.version), Created: time.Unix(int64(c.version), 0), Generation: 1, Ranges: []lb.Range{r}, AutoAssign: true}
 }
 
 func (c *cluster) fail(next ...failure) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.failures = next
+}
+
+// snapshot returns what brings the cluster back to the present state, versions included.
+func (c *cluster) snapshot() (restore func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	version, services, pools := c.version, maps.Clone(c.services), maps.Clone(c.pools)
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		for key, s := range c.services {
+			if _, ok := services[key]; !ok {
+				c.log = append(c.log, event{service: s, deleted: true})
+				delete(c.history, key)
+			}
+		}
+		for _, s := range services {
+			c.log = append(c.log, event{service: s})
+		}
+		c.version, c.services, c.pools = version, services, pools
+	}
 }
 
 // failing takes the next failure. It needs the lock.
@@ -132,10 +173,20 @@ func (c *cluster) failing(key lb.Key) (err error, late bool) {
 }
 
 // Hold implements statusWriter.
-func (c *cluster) Hold(_ context.Context, given lb.Service, h kube.Holding) error {
+func (c *cluster) Hold(ctx context.Context, given lb.Service, h kube.Holding) error {
+	if c.before != nil {
+		c.before()
+	}
+	return c.hold(ctx, given, h)
+}
+
+func (c *cluster) hold(ctx context.Context, given lb.Service, h kube.Holding) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	err, late := c.failing(given.Key)
+	if errors.Is(err, errStalled) {
+		c.stalled = append(c.stalled, func() { _ = c.hold(ctx, given, h) })
+	}
 	if err != nil && !late {
 		return err
 	}
@@ -160,21 +211,40 @@ func (c *cluster) Hold(_ context.Context, given lb.Service, h kube.Holding) erro
 }
 
 // Pool implements statusWriter.
-func (c *cluster) Pool(_ context.Context, name string, status lb.PoolStatus) error {
+func (c *cluster) Pool(ctx context.Context, given lb.Pool, status lb.PoolStatus) (string, error) {
+	if c.before != nil {
+		c.before()
+	}
+	return c.pool(ctx, given, status)
+}
+
+func (c *cluster) pool(ctx context.Context, given lb.Pool, status lb.PoolStatus) (string, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	name := given.Name
 	err, late := c.failing(lb.Key{Name: name})
+	if errors.Is(err, errStalled) {
+		c.stalled = append(c.stalled, func() { _, _ = c.pool(ctx, given, status) })
+	}
 	if err != nil && !late {
-		return err
+		return "", err
 	}
 	p, ok := c.pools[name]
-	if !ok {
-		return apierrors.NewNotFound(schema.GroupResource{Resource: "ipaddresspools"}, name)
+	switch {
+	case !ok:
+		return "", apierrors.NewNotFound(schema.GroupResource{Resource: "ipaddresspools"}, name)
+	case p.Version != given.Version:
+		err, _ := conflict(lb.Key{Name: name})
+		if kube.Older(p.Version, given.Version) {
+			err = fmt.Errorf("%w: %w", kube.ErrWentBack, err)
+		}
+		return "", err
 	}
-	p.Status = status
+	c.version++
+	p.Status, p.Version = status, strconv.Itoa(c.version)
 	c.pools[name] = p
 	c.writes = append(c.writes, "pool "+name)
-	return err
+	return p.Version, err
 }
 
 func (c *cluster) written() []string {
@@ -257,22 +327,28 @@ type process struct {
 	pools    cached[string, lb.Pool]
 	nodes    cached[string, lb.Node]
 	spaces   cached[string, lb.Namespace]
+	around   cached[string, map[string]string]
 	seen     int // events of the cluster's log that services shows
 	events   []string
 	clock    time.Time
 	ticks    time.Duration // by which the clock goes forward at each look
 }
 
+// processes gives each its own identity.
+var processes atomic.Int64
+
 func newProcess(c *cluster) *process {
 	p := &process{cluster: c, clock: time.Unix(1_000_000, 0), ticks: time.Second}
 	p.controller = newController(deps{
-		services: &p.services, pools: &p.pools, nodes: &p.nodes, namespaces: &p.spaces, status: c, events: (*eventLog)(&p.events),
-		catchUp: func(context.Context) error { p.deliver(); return nil },
+		services: &p.services, pools: &p.pools, nodes: &p.nodes, namespaces: &p.spaces, around: &p.around, status: c, events: (*eventLog)(&p.events),
+		catchUp:  func(context.Context) error { p.deliverServices(len(c.log)); return nil },
+		parallel: 1, identity: fmt.Sprintf("process-%d", processes.Add(1)),
 		metrics: newMetrics(prometheus.NewRegistry()), log: slog.New(slog.DiscardHandler),
 		now: func() time.Time { p.clock = p.clock.Add(p.ticks); return p.clock },
 	})
 	p.nodes.deliver(nil)
 	p.spaces.deliver(nil)
+	p.around.deliver(nil)
 	p.begin()
 	return p
 }
@@ -309,6 +385,15 @@ func (p *process) deliverServices(n int) {
 		}
 	}
 	p.services.deliver(services)
+}
+
+// takeOver brings the watches up to date and catches up, as at the beginning of a time of leading.
+func (p *process) takeOver(t *testing.T) {
+	t.Helper()
+	p.deliver()
+	if err := p.catchUpWithOthers(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // settle steps until nothing is left to do.

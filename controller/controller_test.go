@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
+	"net/netip"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -30,7 +30,7 @@ func TestServicesGetAddressesAndEventsOnce(t *testing.T) {
 	}
 	want := []string{
 		"Warning a NoPool", "Warning b NoPool",
-		"Normal a Assigned", "Warning b PoolExhausted", "Normal p Ready", "Warning p PoolExhausted",
+		"Normal p Ready", "Warning p PoolExhausted", "Normal a Assigned", "Warning b PoolExhausted",
 	}
 	if diff := cmp.Diff(want, p.events); diff != "" {
 		t.Errorf("Events (-want +got):\n%s", diff)
@@ -59,6 +59,49 @@ func TestNothingIsWrittenWhenNothingChanges(t *testing.T) {
 	if got := c.written(); len(got) > 0 || len(p.events) > 0 || len(restarted.events) > 0 {
 		t.Errorf("written %v, Events %v, after a restart %v", got, p.events, restarted.events)
 	}
+}
+
+// TestNothingIsWrittenInAnIdleHour leads for an hour in which watches tell of everything again each minute, and of nothing new.
+func TestNothingIsWrittenInAnIdleHour(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster()
+		p := newProcess(c)
+		p.now = time.Now
+		c.addPool("p", "10.0.0.0/30")
+		for i := range 6 { // two of them wait
+			c.put(service(fmt.Sprint(i)))
+		}
+		p.deliver()
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- p.lead(ctx) }()
+		for range 5 {
+			time.Sleep(time.Second)
+			p.deliver()
+			p.poke()
+		}
+		synctest.Wait()
+		if got := c.written(); len(got) < 6 {
+			t.Errorf("written at first: %v", got)
+		}
+		events := len(p.events)
+		for range 60 {
+			time.Sleep(time.Minute)
+			p.deliver()
+			for key := range c.services {
+				p.serviceChanged(key)
+			}
+			p.factChanged("")
+		}
+		synctest.Wait()
+		if got := c.written(); len(got) > 0 || len(p.events) > events {
+			t.Errorf("written in the hour: %v, and Events %v", got, p.events[events:])
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func TestNothingIsDecidedBeforeAllIsKnown(t *testing.T) {
@@ -93,10 +136,10 @@ func TestContract8FailedWrites(t *testing.T) {
 					c.put(internal)
 					c.put(service("a"))
 					c.put(service("b"))
-					p.deliver()
+					p.takeOver(t)
 					c.fail(append(make([]failure, position), f)...)
 					_, err := p.step(t.Context())
-					if position < 3 && err == nil { // two Services and the pool
+					if position < 3 && err == nil { // the pool and two Services
 						t.Error("the failure is not reported, and so not tried again")
 					}
 					c.check(t)
@@ -137,7 +180,7 @@ func TestContract8WriteNotSeenBack(t *testing.T) {
 	old.Type = lb.ClusterIP
 	c.put(old)
 	c.put(service("young"))
-	p.deliver()
+	p.takeOver(t)
 	becomesLoadBalancer(c, "old") // before the write, so that the watch tells of it before that
 	step(t, p)
 	if got := c.holds("young"); got != "10.0.0.1 Assigned" {
@@ -179,7 +222,7 @@ func TestContract8LeaderChange(t *testing.T) {
 		c.addPool("p", "10.0.0.0/24")
 		c.put(service("a"))
 		c.put(service("b"))
-		old.deliver()
+		old.takeOver(t)
 		young.deliver()
 		step(t, old)
 		first := c.holds("a") + c.holds("b")
@@ -220,6 +263,57 @@ func TestContract8LeaderChange(t *testing.T) {
 	})
 }
 
+// TestContract8Restored has etcd restored from a snapshot while a controller leads. All versions are lower than before, also than
+// that of the pool on which claims were to be made next.
+func TestContract8Restored(t *testing.T) {
+	for name, seen := range map[string]bool{"writes were seen": true, "a write was not seen": false} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster()
+			p := newProcess(c)
+			c.addPool("p", "10.0.0.0/24")
+			c.put(service("a"))
+			p.settle(t)
+			first := c.holds("a")
+			c.put(service("b"))
+			p.deliver()
+			restore := c.snapshot()
+			if seen {
+				p.settle(t)
+				for range 5 { // so that the versions are far ahead
+					c.put(service("later"))
+					p.settle(t)
+					c.remove("later")
+					p.settle(t)
+				}
+			} else {
+				step(t, p)
+			}
+			if got := c.holds("b"); got != "10.0.0.1 Assigned" {
+				t.Fatalf("b holds %q", got)
+			}
+			restore()
+			// First it acts on what was there before.
+			_, _ = p.step(t.Context())
+			c.check(t)
+			c.put(service("new"))
+			for range 10 {
+				p.deliver()
+				_, _ = p.step(t.Context()) // errors are tried again for
+				c.check(t)
+			}
+			p.settle(t)
+			if got := c.holds("a"); got != first {
+				t.Errorf("a holds %q, before %q", got, first)
+			}
+			for _, name := range []string{"b", "new"} {
+				if got := c.holds(name); !strings.HasSuffix(got, " Assigned") {
+					t.Errorf("%s holds %q", name, got)
+				}
+			}
+		})
+	}
+}
+
 // TestLeadingEndsWhileCatchingUp must not be an error: the process may be asked to end at any time.
 func TestLeadingEndsWhileCatchingUp(t *testing.T) {
 	p := newProcess(newCluster())
@@ -235,62 +329,19 @@ func TestLeadingEndsWhileCatchingUp(t *testing.T) {
 	}
 }
 
-// TestContract8RandomRestarts drives processes that lead in turn, with watches that are late and writes that fail.
-func TestContract8RandomRestarts(t *testing.T) {
-	failures := []failure{conflict, refused, lost, forbidden, nil}
-	for seed := range uint64(200) {
-		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
-			r := rand.New(rand.NewPCG(seed, 1))
-			c := newCluster()
-			c.addPool("p", "10.0.0.0/28")
-			p := newProcess(c)
-			p.deliver()
-			var internal []string
-			for i := range 60 {
-				switch r.IntN(10) {
-				case 0, 1, 2:
-					s := service(fmt.Sprintf("s%d", i))
-					if r.IntN(2) == 0 {
-						s.Type = lb.ClusterIP
-						internal = append(internal, s.Key.Name)
-					}
-					c.put(s)
-				case 8, 9:
-					if len(internal) > 0 {
-						becomesLoadBalancer(c, internal[0])
-						internal = internal[1:]
-					}
-				case 3:
-					c.fail(failures[r.IntN(len(failures))], failures[r.IntN(len(failures))])
-				case 4, 5:
-					p.deliverServices(1 + r.IntN(4))
-				case 6: // crash, and another takes over: from what is there now
-					p = newProcess(c)
-					p.deliver()
-				case 7:
-					p.deliver()
-				}
-				_, _ = p.step(t.Context())
-				c.check(t)
-				if t.Failed() {
-					t.FailNow()
-				}
-			}
-			c.fail()
-			p.settle(t)
-		})
-	}
-}
-
-// TestCountsArePaced has Services come faster than counts are worth a write each.
+// TestCountsArePaced has Services go faster than counts are worth a write each.
 func TestCountsArePaced(t *testing.T) {
 	c := newCluster()
 	p := newProcess(c)
-	p.ticks = time.Millisecond
 	c.addPool("p", "10.0.0.0/24")
+	for i := range 40 {
+		c.put(service(fmt.Sprint(i)))
+	}
+	p.settle(t)
+	p.ticks = time.Millisecond
 	pools := 0
 	for i := range 20 {
-		c.put(service(fmt.Sprint(i)))
+		c.remove(fmt.Sprint(i))
 		p.deliver()
 		again, err := p.step(t.Context())
 		if err != nil {
@@ -326,6 +377,35 @@ func TestTypeChangeAndDeletionFreeTheAddress(t *testing.T) {
 	p.settle(t)
 	if got := []string{c.holds("a"), c.holds("c"), c.holds("d")}; cmp.Diff([]string{"", "10.0.0.1 Assigned", "10.0.0.0 Assigned"}, got) != "" {
 		t.Errorf("a, c, d hold %q", got)
+	}
+}
+
+// TestGatewaysAreNotHandedOut has a speaker tell of its gateway when a Service holds that already, and when the node has gone.
+func TestGatewaysAreNotHandedOut(t *testing.T) {
+	c := newCluster()
+	p := newProcess(c)
+	c.addPool("p", "10.0.0.0/29")
+	c.put(service("early"))
+	p.settle(t)
+	p.nodes.deliver(map[string]lb.Node{"n": {Name: "n", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.2")}}})
+	told := map[string]string{"n": "10.0.0.0 the network address\n10.0.0.1 the gateway\n", "gone": "10.0.0.3 the gateway\n"}
+	p.around.deliver(map[string]map[string]string{lb.SurroundingsConfigMap: told})
+	p.factChanged("")
+	c.put(service("late"))
+	asking := service("asking")
+	asking.Request.Addresses = []string{"10.0.0.1"}
+	c.put(asking)
+	p.settle(t)
+	if got := []string{c.holds("early"), c.holds("late"), c.holds("asking")}; cmp.Diff([]string{"10.0.0.0 AddressExcluded", "10.0.0.3 Assigned", "AddressExcluded"}, got) != "" {
+		t.Errorf("early, late and asking hold %q", got)
+	}
+	want := "asks for 10.0.0.1, which is the gateway of node n"
+	if got := c.services[key("asking")].Conditions[0].Message; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	want = "hands out addresses, but not 10.0.0.0 (the network address of node n), 10.0.0.1 (the gateway of node n), 10.0.0.2 (an address of node n)"
+	if got := c.pools["p"].Status.Conditions[0].Message; got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
 

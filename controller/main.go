@@ -28,6 +28,8 @@ const (
 const (
 	qps   = 500
 	burst = 1000
+	// Writes of Services that are under way at a time.
+	parallel = 16
 )
 
 // leaseName is also named in the chart's Role.
@@ -59,12 +61,12 @@ func (o *options) add(flags *pflag.FlagSet) {
 		namespace = "landfall-system"
 	}
 	flags.StringVar(&o.class, "load-balancer-class", "", "serve only Services with this spec.loadBalancerClass (default: only those without one)")
-	flags.StringVar(&o.namespace, "namespace", namespace, "namespace of the Lease (default: $POD_NAMESPACE, else landfall-system)")
-	flags.BoolVar(&o.leaderElect, "leader-elect", true, "wait to be the leader before giving out addresses; false is safe only for a single controller")
+	flags.StringVar(&o.namespace, "namespace", namespace, "namespace of the Lease and of the ConfigMap "+lb.SurroundingsConfigMap+" (default: $POD_NAMESPACE, else landfall-system)")
+	flags.BoolVar(&o.leaderElect, "leader-elect", true, "wait to be the leader before giving out addresses; without, controllers side by side give no address out twice, but get in each other's way")
 	flags.BoolVar(&o.metallb, "metallb-annotations", true, "read annotations of metallb.io and metallb.universe.tf where those of landfall.dev are not set")
 	flags.StringVar(&o.outside, "when-outside", keep, "what becomes of an address that no pool contains any more: keep or move; a Service's annotation "+lb.AnnotationWhenOutside+" comes first")
 	flags.StringVar(&o.duplicates, "when-duplicate", keep, "what becomes of an address that an older Service holds as well, as after a restore: keep or move")
-	flags.StringSliceVar(&o.never, "never-assign", nil, "CIDRs and ranges that no pool hands out, such as the gateway; addresses of Nodes never are")
+	flags.StringSliceVar(&o.never, "never-assign", nil, "CIDRs and ranges that no pool hands out; addresses of Nodes, and the gateways that their speakers know of, never are")
 	flags.DurationVar(&o.leaseDuration, "leader-elect-lease-duration", 15*time.Second, "others take over when a leader has not renewed for this long")
 	flags.DurationVar(&o.renewDeadline, "leader-elect-renew-deadline", 10*time.Second, "a leader that could not renew for this long stops leading")
 	flags.DurationVar(&o.retryPeriod, "leader-elect-retry-period", 2*time.Second, "time between attempts to become or stay the leader")
@@ -125,6 +127,7 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 	if err != nil {
 		return err
 	}
+	identity := host + "_" + rand.Text()[:8]
 	var c *controller
 	services := kube.RequestingServices(client, o.metallb, func(key lb.Key) { c.serviceChanged(key) })
 	changed := func(name string) { c.factChanged(name) }
@@ -133,8 +136,10 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 	d := deps{
 		config: config, services: services,
 		pools: kube.Pools(client, changed), namespaces: kube.Namespaces(client, changed), nodes: kube.Nodes(client, "", changed),
+		around:  kube.Surroundings(client, o.namespace, changed),
 		catchUp: func(ctx context.Context) error { return status.CatchUp(ctx, services) },
 		status:  status, events: events, metrics: newMetrics(rt.Metrics), log: rt.Log, now: time.Now,
+		identity: identity, parallel: parallel,
 	}
 	c = newController(d)
 	client.OnSync(c.poke)
@@ -148,7 +153,7 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 			return c.lead(ctx)
 		}
 		return client.Lead(ctx, kube.Election{
-			Namespace: o.namespace, Name: leaseName, Identity: host + "_" + rand.Text()[:8],
+			Namespace: o.namespace, Name: leaseName, Identity: identity,
 			LeaseDuration: o.leaseDuration, RenewDeadline: o.renewDeadline, RetryPeriod: o.retryPeriod,
 		}, c.lead)
 	})

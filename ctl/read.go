@@ -15,6 +15,8 @@ type world struct {
 	services       map[lb.Key]lb.Service
 	pools          map[string]lb.Pool
 	advertisements map[string]lb.L2Advertisement
+	routed         map[string]lb.BGPAdvertisement
+	peers          map[string]lb.Peer
 }
 
 // read lists all that the report needs.
@@ -30,6 +32,8 @@ func read(ctx context.Context, client *kube.Client, o options) (world, error) {
 	services := kube.Services(client, "", func(lb.Key) {})
 	pools := kube.Pools(client, func(string) {})
 	advertisements := kube.L2Advertisements(client, func(string) {})
+	routed := kube.BGPAdvertisements(client, func(string) {})
+	peers := kube.BGPPeers(client, func(string) {})
 
 	ended := make(chan error, 1)
 	go func() { ended <- client.Run(ctx) }()
@@ -38,7 +42,7 @@ func read(ctx context.Context, client *kube.Client, o options) (world, error) {
 		<-ended
 	}()
 	deadline := time.After(o.timeout)
-	for !services.Synced() || !pools.Synced() || !advertisements.Synced() {
+	for !services.Synced() || !pools.Synced() || !advertisements.Synced() || !routed.Synced() || !peers.Synced() {
 		select {
 		case <-synced:
 		case <-ctx.Done():
@@ -47,5 +51,7 @@ func read(ctx context.Context, client *kube.Client, o options) (world, error) {
 			return world{}, fmt.Errorf("no answer from the API server %s within %s", client.Host(), o.timeout)
 		}
 	}
-	return world{class: o.class, services: services.All(), pools: pools.All(), advertisements: advertisements.All()}, nil
+	return world{
+		class: o.class, services: services.All(), pools: pools.All(), advertisements: advertisements.All(), routed: routed.All(), peers: peers.All(),
+	}, nil
 }

@@ -13,10 +13,10 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// report is the answer of landfallctl status: two tables and a list of what is wrong.
+// report is the answer of landfallctl status: tables and a list of what is wrong.
 type report struct {
-	pools, vips [][]string
-	problems    []string
+	pools, vips, peers [][]string
+	problems           []string
 }
 
 func newReport(w world) report {
@@ -25,11 +25,19 @@ func newReport(w world) report {
 		r.problem("there is no IPAddressPool: create one, or no Service gets an address")
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.pools)) {
-		r.addPool(w.pools[name], w.advertisements)
+		r.addPool(w.pools[name], w)
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(w.services), lb.Key.Compare) {
 		if s := w.services[key]; s.Type == lb.LoadBalancer && s.Class == w.class {
 			r.addService(s)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(w.peers)) {
+		r.addPeer(w.peers[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(w.routed)) {
+		if c, ok := find(w.routed[name].Conditions, lb.ConditionReady); ok && !c.Status {
+			r.problem("BGPAdvertisement %s: %s (%s)", name, c.Message, c.Reason)
 		}
 	}
 	slices.SortStableFunc(r.vips, func(a, b []string) int { return compareAddresses(a[0], b[0]) })
@@ -40,7 +48,7 @@ func (r *report) problem(format string, args ...any) {
 	r.problems = append(r.problems, fmt.Sprintf(format, args...))
 }
 
-func (r *report) addPool(p lb.Pool, advertisements map[string]lb.L2Advertisement) {
+func (r *report) addPool(p lb.Pool, w world) {
 	ranges := make([]string, len(p.Ranges))
 	for i, one := range p.Ranges {
 		ranges[i] = one.String()
@@ -56,13 +64,18 @@ func (r *report) addPool(p lb.Pool, advertisements map[string]lb.L2Advertisement
 		r.problem("pool %s: %s (%s)", p.Name, ready.Message, ready.Reason)
 	}
 	var by []string
-	for _, name := range slices.Sorted(maps.Keys(advertisements)) {
-		if advertisements[name].Selects(p) {
+	for _, name := range slices.Sorted(maps.Keys(w.advertisements)) {
+		if w.advertisements[name].Selects(p) {
 			by = append(by, name)
 		}
 	}
+	for _, name := range slices.Sorted(maps.Keys(w.routed)) {
+		if w.routed[name].SelectsPool(p) {
+			by = append(by, name+" (BGP)")
+		}
+	}
 	if len(by) == 0 {
-		r.problem("pool %s: no L2Advertisement selects it, so its addresses are not announced (%s)", p.Name, lb.ReasonNoAdvertisement)
+		r.problem("pool %s: no L2Advertisement or BGPAdvertisement selects it, so its addresses are not announced (%s)", p.Name, lb.ReasonNoAdvertisement)
 	}
 	r.pools = append(r.pools, []string{
 		p.Name, strings.Join(ranges, ", "),
@@ -99,7 +112,7 @@ func (r *report) addService(s lb.Service) {
 		return
 	}
 	announced, known := find(s.Conditions, lb.ConditionAnnounced)
-	owner := map[netip.Addr]string{}
+	owner := map[netip.Addr][]string{}
 	switch {
 	case !known:
 		r.problem("service %s: no speaker has said anything about it yet; are the speakers running?", s.Key)
@@ -107,11 +120,37 @@ func (r *report) addService(s lb.Service) {
 		r.problem("service %s: %s (%s)", s.Key, announced.Message, announced.Reason)
 	}
 	for _, a := range lb.ParseAnnouncements(announced.Message) {
-		owner[a.VIP] = fmt.Sprintf("%s (%s)", a.Node, a.How)
+		owner[a.VIP] = append(owner[a.VIP], fmt.Sprintf("%s (%s)", a.Node, a.How))
 	}
 	for _, vip := range vips {
-		r.vips = append(r.vips, []string{vip.String(), s.Key.String(), string(s.ExternalPolicy), cmp.Or(owner[vip], "nobody")})
+		r.vips = append(r.vips, []string{vip.String(), s.Key.String(), string(s.ExternalPolicy), cmp.Or(strings.Join(owner[vip], "; "), "nobody")})
 	}
+}
+
+// addPeer says how many of the nodes' sessions with a router are up, and why the others are not.
+func (r *report) addPeer(p lb.Peer) {
+	up := 0
+	nodes := slices.Sorted(maps.Keys(p.Status))
+	for _, node := range nodes {
+		word := p.Status[node]
+		if word.State == "Established" {
+			up++
+		}
+		if word.Reason != "" {
+			r.problem("BGPPeer %s on %s is %s: %s (%s)", p.Name, node, word.State, cmp.Or(word.Message, "not up yet"), word.Reason)
+		}
+	}
+	if len(nodes) == 0 {
+		r.problem("BGPPeer %s: no speaker has said anything about it yet; do its nodeSelectors select a node, and are the speakers running?", p.Name)
+	}
+	at, asn := "on "+p.Interface, string(p.Dynamic)
+	if p.Addr.IsValid() {
+		at = netip.AddrPortFrom(p.Addr, p.Port).String()
+	}
+	if p.PeerASN != 0 {
+		asn = fmt.Sprint(p.PeerASN)
+	}
+	r.peers = append(r.peers, []string{p.Name, at, asn, fmt.Sprintf("%d of %d", up, len(nodes))})
 }
 
 func find(conditions []lb.Condition, kind string) (lb.Condition, bool) {
@@ -136,6 +175,9 @@ func (r report) print(w io.Writer) error {
 	var out strings.Builder
 	writeTable(&out, r.pools, "(none)", "POOL", "ADDRESSES", "ASSIGNED", "FREE", "READY", "ADVERTISED BY")
 	writeTable(&out, r.vips, "(no Service of type LoadBalancer)", "VIP", "SERVICE", "POLICY", "OWNER")
+	if len(r.peers) > 0 {
+		writeTable(&out, r.peers, "", "BGP PEER", "ADDRESS", "ASN", "SESSIONS UP")
+	}
 	if len(r.problems) == 0 {
 		fmt.Fprintln(&out, "Nothing is wrong.")
 	} else {

@@ -71,6 +71,41 @@ Nothing is wrong.
 `,
 		},
 		{
+			name: "routers",
+			w: func() world {
+				w := worldOf([]lb.Service{
+					service("my-nginx", "172.26.236.180", assigned, announced("172.26.236.180 is announced from k8s-worker-178 (ARP on eth0); "+
+						"172.26.236.180 is announced from k8s-worker-177, k8s-worker-178 (BGP to tor-1)")),
+				}, vmware)
+				w.routed = map[string]lb.BGPAdvertisement{"all": {Name: "all", Conditions: []lb.Condition{
+					{Type: lb.ConditionReady, Reason: lb.ReasonUnknownPeer, Message: "there is no BGPPeer tor-9"},
+				}}}
+				w.peers = map[string]lb.Peer{
+					"tor-1": {Name: "tor-1", Addr: netip.MustParseAddr("172.26.236.2"), Port: 179, PeerASN: 64501, Status: map[string]lb.PeerNode{
+						"k8s-worker-177": {State: "Established"}, "k8s-worker-178": {State: "Established", Message: "BFD is Up"},
+						"k8s-worker-179": {State: "Idle", Reason: lb.ReasonNotEstablished, Message: "connection refused"},
+					}},
+					"tor-2": {Name: "tor-2", Interface: "eth1", Dynamic: lb.ExternalASN},
+				}
+				return w
+			}(),
+			want: `POOL    ADDRESSES                      ASSIGNED  FREE  READY  ADVERTISED BY
+vmware  172.26.236.180-172.26.236.199  1         19    yes    lan, all (BGP)
+
+VIP             SERVICE           POLICY   OWNER
+172.26.236.180  default/my-nginx  Cluster  k8s-worker-178 (ARP on eth0); k8s-worker-177, k8s-worker-178 (BGP to tor-1)
+
+BGP PEER  ADDRESS           ASN       SESSIONS UP
+tor-1     172.26.236.2:179  64501     2 of 3
+tor-2     on eth1           external  0 of 0
+
+WRONG
+- BGPPeer tor-1 on k8s-worker-179 is Idle: connection refused (NotEstablished)
+- BGPPeer tor-2: no speaker has said anything about it yet; do its nodeSelectors select a node, and are the speakers running?
+- BGPAdvertisement all: there is no BGPPeer tor-9 (UnknownPeer)
+`,
+		},
+		{
 			name: "nothing there",
 			w:    worldOf(nil),
 			want: `POOL  ADDRESSES  ASSIGNED  FREE  READY  ADVERTISED BY
@@ -101,7 +136,7 @@ pending        default/pending  Cluster  -
 
 WRONG
 - pool younger: overlaps with pool vmware (Overlapping)
-- pool younger: no L2Advertisement selects it, so its addresses are not announced (NoAdvertisement)
+- pool younger: no L2Advertisement or BGPAdvertisement selects it, so its addresses are not announced (NoAdvertisement)
 - service default/nobody: no endpoint is usable on any node (NoBackends)
 - service default/pending: all pools are full (PoolExhausted)
 - service default/unseen: the controller has not looked at it yet; is it running?

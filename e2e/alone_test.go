@@ -58,8 +58,9 @@ func macOf(t *testing.T, l *lab.Lab) string {
 }
 
 // Contract 7: without an API server everything known goes on, failover between nodes included.
-func TestContract7StaticallyStable(t *testing.T) {
-	l := startProduct(t)
+func TestContract7StaticallyStable(t *testing.T) { inEachMode(t, testStaticallyStable) }
+
+func testStaticallyStable(t *testing.T, l *lab.Lab) {
 	ctx := t.Context()
 	wantAnswers(t, l, lab.ClientName, "tcp", seedVIP, "my-nginx-1", "my-nginx-2")
 	rules := ourRules(t, l, "k8s-worker-177")

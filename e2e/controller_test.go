@@ -4,13 +4,8 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"math/rand/v2"
-	"net/netip"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -76,6 +71,26 @@ func withoutNodePorts(s *corev1.Service) {
 	s.Spec.AllocateLoadBalancerNodePorts = &no
 }
 
+// wantManyReservations has the API server look at pools with the most pairs that the rule for reservations looks at, of the longest
+// CIDRs and found last, and with more.
+func wantManyReservations(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	for _, n := range []struct{ addresses, reservations int }{{32, 256}, {256, 32}, {256, 256}} {
+		var addresses, reservations []string
+		for i := range n.addresses {
+			addresses = append(addresses, fmt.Sprintf("'2001:0db8:%04x:0000:0000:0000:0000:0000/112'", i))
+		}
+		for i := range n.reservations {
+			reservations = append(reservations, fmt.Sprintf("{addresses: '2001:0db8:%04x:0000:0000:0000:0000:%04x/128', namespace: a}", n.addresses-1, i))
+		}
+		err := l.ApplyYAML(t.Context(), "apiVersion: landfall.dev/v1beta1\nkind: IPAddressPool\nmetadata: {name: large}\nspec: {autoAssign: false, addresses: ["+
+			strings.Join(addresses, ", ")+"], reservations: ["+strings.Join(reservations, ", ")+"]}\n")
+		if err != nil {
+			t.Errorf("%d ranges with %d reservations: %.300v", n.addresses, n.reservations, err)
+		}
+	}
+}
+
 // The rules of pools as the API server takes them, and what they do.
 func TestContract8RulesOfPools(t *testing.T) {
 	l := labtest.Start(t, lab.SeedCluster(), lab.Options{})
@@ -84,6 +99,7 @@ func TestContract8RulesOfPools(t *testing.T) {
 		"quarantine":  {`{addresses: [10.0.0.0/24], quarantine: soon}`, "must be a time such as 60s or 24h, or forever"},
 		"excluded":    {`{addresses: [10.0.0.0/24], excludedAddresses: [10.0.0.9-10.0.0.1]}`, "swap the two addresses"},
 		"reservation": {`{addresses: [10.0.0.0/24], reservations: [{addresses: 10.0.0.1, namespace: a}]}`, "must be a CIDR such as"},
+		"outside":     {`{addresses: [10.0.0.0/24, "fd00::/120"], reservations: [{addresses: 10.0.0.1/32, namespace: a}, {addresses: 10.0.1.0/30, namespace: a}]}`, "each reservation must have addresses of spec.addresses"},
 		"nobody":      {`{addresses: [10.0.0.0/24], reservations: [{addresses: 10.0.0.1/32}]}`, "namespace: Required value"},
 		"quota":       {`{addresses: [10.0.0.0/24], addressesPerNamespace: -1}`, "should be greater than or equal to 1"},
 		"priority":    {`{addresses: [10.0.0.0/24], serviceAllocation: {priority: -1}}`, "should be greater than or equal to 0"},
@@ -93,6 +109,7 @@ func TestContract8RulesOfPools(t *testing.T) {
 			t.Errorf("%s: %v, want a refusal with %q", name, err, test.refused)
 		}
 	}
+	wantManyReservations(t, l)
 	if err := l.ApplyYAML(ctx, `apiVersion: landfall.dev/v1beta1
 kind: IPAddressPool
 metadata: {name: general}
@@ -109,6 +126,19 @@ spec:
 `); err != nil {
 		t.Fatal(err)
 	}
+	// What the nodes and the network have is nobody's, and the pool says so.
+	if err := l.ApplyYAML(ctx, `apiVersion: landfall.dev/v1beta1
+kind: IPAddressPool
+metadata: {name: edge}
+spec: {addresses: [172.26.236.0/31], autoAssign: false}
+`); err != nil {
+		t.Fatal(err)
+	}
+	wantPool(t, l, "edge", "True", "Ready", "but not 172.26.236.0 (the network address of node k8s-master-176), 172.26.236.1 (the gateway of node k8s-master-176)")
+	createService(t, l, "asks-for-the-gateway", func(s *corev1.Service) {
+		s.Annotations = map[string]string{"landfall.dev/loadBalancerIPs": "172.26.236.1"}
+	})
+	wantCondition(t, l, "asks-for-the-gateway", "landfall.dev/Assigned", "False", "AddressExcluded", "172.26.236.1, which is the gateway of node")
 	gold := func(s *corev1.Service) { s.Labels = map[string]string{"tier": "gold"} }
 	createService(t, l, "a-node-has-176-to-179", nil)
 	wantAddresses(t, l, "a-node-has-176-to-179", "172.26.236.180")
@@ -156,6 +186,17 @@ spec:
 	})
 }
 
+// createBare creates a Service without node ports, for tests that create many.
+func createBare(ctx context.Context, l *lab.Lab, name string) error {
+	s := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Port: 80}}},
+	}
+	withoutNodePorts(s)
+	_, err := l.Kube().CoreV1().Services("default").Create(ctx, s, metav1.CreateOptions{})
+	return err
+}
+
 // 500 Services at once. The figure is only logged; docs/ipam.md has it.
 func TestControllerServesABurst(t *testing.T) {
 	l := labtest.Start(t, lab.SeedCluster(), lab.Options{})
@@ -168,12 +209,7 @@ func TestControllerServesABurst(t *testing.T) {
 	group.SetLimit(16)
 	for i := range n {
 		group.Go(func() error {
-			no := false
-			_, err := l.Kube().CoreV1().Services("default").Create(t.Context(), &corev1.Service{
-				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("burst-%d", i)},
-				Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Port: 80}}, AllocateLoadBalancerNodePorts: &no},
-			}, metav1.CreateOptions{})
-			return err
+			return createBare(t.Context(), l, fmt.Sprintf("burst-%d", i))
 		})
 	}
 	if err := group.Wait(); err != nil {
@@ -234,47 +270,4 @@ func TestContract8ControllerKills(t *testing.T) {
 		}
 	}
 	wantAllHeld(t, l, "comes-", min(kills, 30))
-}
-
-// A cluster whose Services have addresses from MetalLB moves to Landfall's objects, and no address changes.
-func TestMigrationFromMetalLBKeepsAddresses(t *testing.T) {
-	l := labtest.Start(t, lab.SeedCluster(), lab.Options{})
-	ctx := t.Context()
-	want := map[string]string{"one": "172.26.236.185", "two": "172.26.236.180", "three": "172.26.236.199"}
-	for name, addr := range want {
-		createService(t, l, name, nil)
-		s, err := l.Kube().CoreV1().Services("default").Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: addr}}
-		s.ResourceVersion = ""
-		if _, err := l.Kube().CoreV1().Services("default").UpdateStatus(ctx, s, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	file := filepath.Join(t.TempDir(), "metallb.yaml")
-	if err := os.WriteFile(file, []byte(`
-apiVersion: metallb.io/v1beta1
-kind: IPAddressPool
-metadata: {name: lan, namespace: metallb-system}
-spec: {addresses: [172.26.236.180-172.26.236.199]}
----
-apiVersion: metallb.io/v1beta1
-kind: L2Advertisement
-metadata: {name: lan, namespace: metallb-system}
-`), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.CommandContext(ctx, filepath.Join(buildAll(t), "landfallctl"), "migrate", "metallb", "-f", file).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := l.ApplyYAML(ctx, string(out)); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range slices.Sorted(maps.Keys(want)) {
-		wantCondition(t, l, name, "landfall.dev/Assigned", "True", "Assigned", netip.MustParseAddr(want[name]).String()+" from pool lan")
-		wantAddresses(t, l, name, want[name])
-	}
 }

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"syscall"
 	"testing"
 	"time"
@@ -13,15 +14,17 @@ import (
 // the fault would show nothing.
 type guard struct {
 	name    string
-	without []string // arguments of the speaker that take the guard out; none if the fault itself goes past it
+	without []string // arguments of a program that take the guard out; none if the fault itself goes past it
+	of      string   // that program; the speaker if empty
 	// damage commits the fault on a lab without Services and counts what it does. guarded tells whether the guard is in place.
 	damage func(t *testing.T, l *lab.Lab, guarded bool) int
 }
 
 var guards = []guard{
-	{"gate", []string{"--gate=none"}, damageUnprogrammed},
-	{"hold", []string{"--restart-hold=0s"}, damageKilled},
-	{"handover", nil, damageStopped},
+	{"gate", []string{"--gate=none"}, "", damageUnprogrammed},
+	{"hold", []string{"--restart-hold=0s"}, "", damageKilled},
+	{"handover", nil, "", damageStopped},
+	{"rescue", []string{"--rescue=false"}, "proxy", damageMoved},
 }
 
 func TestFaultsShowWithoutTheGuards(t *testing.T) {
@@ -33,7 +36,7 @@ func TestFaultsShowWithoutTheGuards(t *testing.T) {
 				}
 			})
 			t.Run("taken out", func(t *testing.T) {
-				l := labWith(t, lab.Options{Args: map[string][]string{"speaker": g.without}})
+				l := labWith(t, lab.Options{Args: map[string][]string{cmp.Or(g.of, "speaker"): g.without}})
 				if damage := g.damage(t, l, false); damage == 0 {
 					t.Error("no damage: the fault shows nothing")
 				}
@@ -105,4 +108,16 @@ func damageStopped(t *testing.T, l *lab.Lab, guarded bool) int {
 		t.Fatal(err)
 	}
 	return twice
+}
+
+// damageMoved moves an address by a label, and counts long-lived connections that were lost.
+func damageMoved(t *testing.T, l *lab.Lab, _ bool) int {
+	seedService(t, l)
+	was := answerer(t, l, seedVIP.Addr())
+	flows := startFlows(t, l, seedVIP, 20)
+	time.Sleep(300 * time.Millisecond)
+	patchNode(t, l, was, `{"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":""}}}`)
+	wantAnswererAmong(t, l, seedVIP.Addr(), otherThan(l, was)...)
+	time.Sleep(time.Second)
+	return flows.stop()
 }

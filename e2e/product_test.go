@@ -35,7 +35,21 @@ var seedVIP = netip.MustParseAddrPort("172.26.236.180:80")
 // startProduct starts the seed cluster with Landfall, a pool, its advertisement, and the Service of the worked example.
 func startProduct(t *testing.T) *lab.Lab {
 	t.Helper()
-	l := labtest.Start(t, lab.SeedCluster(), lab.Options{})
+	return startProductWith(t, lab.Options{})
+}
+
+// inEachMode runs a test with proxies in nftables and in iptables mode.
+func inEachMode(t *testing.T, run func(t *testing.T, l *lab.Lab)) {
+	for _, mode := range []string{"nftables", "iptables"} {
+		t.Run(mode, func(t *testing.T) {
+			run(t, startProductWith(t, lab.Options{Values: map[string]any{"proxy": map[string]any{"mode": mode}}}))
+		})
+	}
+}
+
+func startProductWith(t *testing.T, options lab.Options) *lab.Lab {
+	t.Helper()
+	l := labtest.Start(t, lab.SeedCluster(), options)
 	if err := l.ApplyYAML(t.Context(), poolAndAdvertisement); err != nil {
 		t.Fatal(err)
 	}

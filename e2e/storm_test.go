@@ -27,8 +27,9 @@ type storm struct {
 const stormSteps = 60
 
 // After a storm of changes and kills the cluster is as a fresh start would make it, and no address was ever moved or held twice.
-func TestStorm(t *testing.T) {
-	l := startProduct(t)
+func TestStorm(t *testing.T) { inEachMode(t, testStorm) }
+
+func testStorm(t *testing.T, l *lab.Lab) {
 	ctx := t.Context()
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)

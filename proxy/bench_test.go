@@ -61,13 +61,14 @@ func benchKey(i int) lb.Key { return lb.Key{Namespace: "bench", Name: fmt.Sprint
 // loaded returns a proxy with n Services of policy Local, each with a VIP, a health port and two endpoints.
 func loaded(n int) (*proxy, *fakeTable[lb.Key, []lb.Slice]) {
 	services, slices, nodes := newTable[lb.Key, lb.Service](), newTable[lb.Key, []lb.Slice](), newTable[string, lb.Node]()
-	services.synced, slices.synced, nodes.synced = true, true, true
+	networks := newTable[string, []netip.Prefix]()
+	services.synced, slices.synced, nodes.synced, networks.synced = true, true, true, true
 	log := slog.New(slog.DiscardHandler)
 	p := newProxy("here", settings{drain: 5 * time.Second, masqueradeBit: 14}, []lb.Family{lb.IPv4}, log, time.Now)
-	p.from = sources{services, slices, nodes, func() ([]lb.Interface, bool) { return nil, true }}
+	p.from = sources{services, slices, nodes, func() ([]lb.Interface, bool) { return nil, true }, func() (lb.FeedNotice, bool) { return lb.FeedNotice{}, false }, networks}
 	p.to = sinks{
 		rules: &confirming{outcomes: map[lb.Key]plan.Outcome{}}, flows: &fakeFlows{applied: map[lb.Key]plan.Service{}},
-		health: health.New(health.Deps{Log: log, Now: time.Now}), feed: feed.New(log, ""),
+		health: health.New(health.Deps{Log: log, Now: time.Now}), feed: feed.New(log, "", func() {}),
 		warn: func(lb.Service, lb.Reason, string) {}, latency: func(time.Duration) {}, programmed: func(time.Duration) {},
 	}
 	for i := range n {

@@ -26,6 +26,7 @@ type settings struct {
 	masqueradeAll     bool
 	masqueradeBit     int
 	dropInvalid       bool
+	answerPing        bool
 	drain             time.Duration
 	scheduler         plan.Scheduler
 	// allAddresses lists the node's addresses where node ports are not limited, for rules that cannot ask the kernel.
@@ -64,6 +65,8 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 		return f, "the Services"
 	case !from.slices.Synced():
 		return f, "the EndpointSlices"
+	case !from.networks.Synced():
+		return f, "the ServiceCIDRs"
 	case s.nodeCIDR && len(node.PodCIDRs) == 0:
 		return f, "the pod networks in the Node " + self
 	case s.primary && len(node.Addresses) == 0:
@@ -75,7 +78,8 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 		self: self, object: node, node: plan.Node{Name: self, Zone: node.Labels[labelZone], Addresses: node.Addresses}, known: ok, leaving: node.Leaving,
 		config: plan.Config{
 			Pods: s.pods, MasqueradeAll: s.masqueradeAll, MasqueradeBit: s.masqueradeBit, DropInvalid: s.dropInvalid,
-			LoopbackNodePorts: s.loopbackNodePorts, NodePortAddresses: s.nodePortAddresses(node, interfaces),
+			LoopbackNodePorts: s.loopbackNodePorts, AnswerPing: s.answerPing, ServiceNetworks: serviceNetworks(from.networks.All()),
+			NodePortAddresses: s.nodePortAddresses(node, interfaces),
 		},
 	}
 	f.healthAddresses = f.config.NodePortAddresses
@@ -86,6 +90,16 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 		f.config.Pods.Prefixes = node.PodCIDRs
 	}
 	return f, ""
+}
+
+// serviceNetworks returns the networks of all ServiceCIDRs in a stable order.
+func serviceNetworks(all map[string][]netip.Prefix) []netip.Prefix {
+	var networks []netip.Prefix
+	for _, of := range all {
+		networks = append(networks, of...)
+	}
+	slices.SortFunc(networks, netip.Prefix.Compare)
+	return slices.Compact(networks)
 }
 
 // nodePortAddresses returns the node's addresses that serve node ports, for the families that are limited.

@@ -20,12 +20,12 @@ type flags struct {
 	masqueradeBit                                            int
 	healthzBindAddress, serviceProxyName, feedSocket         string
 	drain                                                    time.Duration
-	scheduler                                                string
-	cleanup, liberal                                         bool
+	scheduler, procSysNet                                    string
+	cleanup, liberal, answerPing, rescue                     bool
 }
 
 func (f *flags) add(set *pflag.FlagSet) {
-	set.StringVar(&f.mode, "mode", "auto", "how rules are written: iptables, nftables, or auto for iptables and, where a node has none, nftables")
+	set.StringVar(&f.mode, "mode", "auto", "how rules are written: nftables, iptables, or auto for nftables where the kernel can (Linux 5.13 or later), else iptables")
 	set.StringVar(&f.clusterCIDR, "cluster-cidr", "", "the pods' network, or one of each family with a comma between them; with --detect-local-mode=ClusterCIDR")
 	set.StringVar(&f.detectLocalMode, "detect-local-mode", "ClusterCIDR",
 		"how to tell connections from pods: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix")
@@ -42,6 +42,9 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.StringVar(&f.scheduler, "scheduler", string(plan.Random),
 		"how a backend is chosen for Services without the annotation "+lb.AnnotationScheduler+": random, round-robin, source-hash or maglev; iptables can only random")
 	set.BoolVar(&f.liberal, "conntrack-tcp-be-liberal", false, "let conntrack take TCP packets outside of the window for valid, for networks with asymmetric routes")
+	set.BoolVar(&f.answerPing, "answer-ping", true, "answer pings to VIPs and external IPs that this node delivers; cluster IPs never answer")
+	set.StringVar(&f.procSysNet, "proc-sys-net", "/proc/sys/net", "folder of the kernel's network parameters, for containers that see /proc/sys read-only")
+	set.BoolVar(&f.rescue, "rescue", true, "hand packets of TCP connections to an external address that this node does not know to the node that announced it before")
 	set.BoolVar(&f.cleanup, "cleanup", false, "remove all rules of Landfall from this node and exit, as the argument cleanup does")
 }
 
@@ -63,7 +66,7 @@ func (f *flags) healthzAddress() string {
 
 // settings reads what the flags say.
 func (f *flags) settings() (settings, error) {
-	s := settings{masqueradeAll: f.masqueradeAll, masqueradeBit: f.masqueradeBit, drain: f.drain}
+	s := settings{masqueradeAll: f.masqueradeAll, masqueradeBit: f.masqueradeBit, drain: f.drain, answerPing: f.answerPing}
 	switch f.mode {
 	case modeAuto, modeIptables, modeNftables:
 	default:

@@ -5,19 +5,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
 	"os"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/kube"
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -26,6 +24,8 @@ import (
 	"github.com/landfall-lb/landfall/proxy/conntrack"
 	"github.com/landfall-lb/landfall/proxy/feed"
 	"github.com/landfall-lb/landfall/proxy/health"
+	"github.com/landfall-lb/landfall/proxy/plan"
+	"github.com/landfall-lb/landfall/proxy/rescue"
 )
 
 const name = "landfall-proxy"
@@ -48,7 +48,13 @@ func main() {
 	}))
 }
 
+// gcPercent has garbage collected earlier than usual: most of the memory is held for good, and a proxy runs on every node.
+const gcPercent = 25
+
 func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
 	if f.cleanup || slices.Equal(rt.Args, []string{"cleanup"}) {
 		if err := cleanup(ctx); err != nil {
 			return fmt.Errorf("clean up: %w", err)
@@ -69,27 +75,36 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		return err
 	}
 	defer kernel.close()
-	setConntrack(conntrackFolder, conntrackHashFile, cores(), f.liberal, rt.Log)
-	set.prepareKernel(rt.Log, kernel.mode)
-	flows, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
+	parameters := kernelParameters{f.procSysNet, rt.Log}
+	parameters.conntrack(cores(), f.liberal)
+	set.prepareKernel(parameters, kernel.mode)
+	if kernel.mode == modeIptables && set.scheduler != plan.Random {
+		rt.Log.Warn("iptables mode spreads connections at random; other schedulers need --mode=nftables", "scheduler", set.scheduler)
+	}
+	flows, err := conntrack.Open()
 	if err != nil {
-		return fmt.Errorf("open a netlink socket for conntrack: %w", err)
+		return err
 	}
 	defer flows.Close()
+	neighbours, err := rescue.Open()
+	if err != nil {
+		return err
+	}
+	defer neighbours.Close()
 
 	p := newProxy(rt.NodeName, set, kernel.families, rt.Log, time.Now)
 	p.mode = kernel.mode
 	metrics := newMetrics(rt.Metrics)
 	events := client.Events(name, rt.NodeName)
 	watcher := links.New(links.Options{Namespace: netns.None(), Log: rt.Log, Changed: p.runner.Poke})
-	services := kube.Services(client, f.serviceSelector(), p.mark)
+	services := kube.Services(client, f.serviceSelector(), metrics.counting(metrics.services, p.mark))
 	p.from = sources{
-		services: services, slices: kube.Slices(client, p.mark), nodes: kube.Nodes(client, rt.NodeName, func(string) { p.runner.Poke() }),
-		interfaces: watcher.All,
+		services: services, slices: kube.Slices(client, metrics.counting(metrics.endpoints, p.mark)), nodes: kube.Nodes(client, rt.NodeName, func(string) { p.runner.Poke() }),
+		interfaces: watcher.All, networks: kube.ServiceNetworks(client, func(string) { p.runner.Poke() }),
 	}
 	client.OnSync(p.runner.Poke)
 	rules := kernel.dialect(rt.Log, p.runner.Poke, metrics, set.scheduler)
-	cutter := conntrack.New(conntrack.Deps{Log: rt.Log, Table: conntrack.Netlink{Handle: flows}, Deleted: metrics.cut, Local: func() ([]netip.Addr, error) {
+	cutter := conntrack.New(conntrack.Deps{Log: rt.Log, Table: flows, Deleted: metrics.cut, Local: func() ([]netip.Addr, error) {
 		interfaces, ok := watcher.All()
 		if !ok {
 			return nil, errors.New("the network interfaces have not been listed yet")
@@ -97,28 +112,30 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		return localAddresses(interfaces), nil
 	}})
 	checks := health.New(health.Deps{
-		Log: rt.Log, Now: time.Now, NodeAddress: f.healthzAddress(), Listen: net.Listen,
+		Log: rt.Log, Now: time.Now, NodeAddress: f.healthzAddress(), Listen: net.Listen, Answered: metrics.answered,
 		Failed: func(key lb.Key, port uint16, err error) {
 			if svc, ok := services.Get(key); ok && err != nil {
 				events.Warning(kube.ServiceReference(svc), reasonHealthPort, fmt.Sprintf("node %s failed to start healthcheck on port %d: %v", rt.NodeName, port, err))
 			}
 		},
 	})
-	offer := feed.New(rt.Log, f.feedSocket)
+	offer := feed.New(rt.Log, f.feedSocket, p.runner.Poke)
+	p.from.notice = offer.Notice
+	rescuer := rescue.New(rescue.Deps{Log: rt.Log, Kernel: neighbours, Families: f.rescueFamilies(kernel.families, rt.Log)})
 	p.to = sinks{
-		rules: rules, flows: cutter, health: checks, feed: offer, latency: metrics.latency, programmed: metrics.programmed,
+		rules: rules, flows: cutter, health: checks, feed: offer, rescue: rescuer, latency: metrics.latency, programmed: metrics.programmed,
 		warn: func(s lb.Service, reason lb.Reason, message string) {
 			events.Warning(kube.ServiceReference(s), reason, message)
 		},
 	}
-	rt.Metrics.MustRegister(newCollector(p, offer.Readers))
+	rt.Metrics.MustRegister(newCollector(p, offer.Readers), rescued(rescuer), rescueTargets(rescuer))
 	rt.Handle("GET /v1/status", http.HandlerFunc(p.serveStatus))
 	rt.Ready("proxy", p.ready)
 
 	rt.Log.Info("starting", "version", ops.BuildVersion(), "node", rt.NodeName, "api", client.Host(), "mode", kernel.mode, "families", p.families)
 	group, ctx := errgroup.WithContext(ctx)
 	for _, run := range []func(context.Context) error{
-		client.Run, watcher.Run, events.Run, rules.Run, cutter.Run, checks.Run, offer.Run, p.runner.Run,
+		client.Run, watcher.Run, events.Run, rules.Run, cutter.Run, checks.Run, offer.Run, rescuer.Run, p.runner.Run,
 		func(ctx context.Context) error {
 			select {
 			case <-ctx.Done():
@@ -133,34 +150,21 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	return group.Wait()
 }
 
-// Files of the kernel.
-const (
-	routeLocalnet = "/proc/sys/net/ipv4/conf/all/route_localnet"
-	beLiberal     = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal"
-)
-
 // prepareKernel switches on what node ports at 127.0.0.1 need, and looks whether conntrack finds packets invalid.
-func (s *settings) prepareKernel(log *slog.Logger, mode string) {
+func (s *settings) prepareKernel(parameters kernelParameters, mode string) {
 	if mode == modeNftables {
 		// As with kube-proxy: what keeps packets from outside away from 127.0.0.0/8 would need rules ahead of everybody's.
 		s.loopbackNodePorts, s.allAddresses = false, true
 	}
-	if s.loopbackNodePorts {
-		if err := switchOn(routeLocalnet); err != nil {
-			s.loopbackNodePorts = false
-			log.Warn("node ports are not reached at 127.0.0.1", "error", err)
-		}
+	if s.loopbackNodePorts && !parameters.switchOn(routeLocalnet) {
+		s.loopbackNodePorts = false
+		parameters.log.Warn("node ports are not reached at 127.0.0.1")
 	}
-	liberal, err := os.ReadFile(beLiberal)
-	s.dropInvalid = err != nil || strings.TrimSpace(string(liberal)) != "1"
-}
-
-// switchOn writes 1 to a kernel parameter, unless it is there already: it may be read-only for us, and right.
-func switchOn(file string) error {
-	if now, err := os.ReadFile(file); err == nil && strings.TrimSpace(string(now)) == "1" {
-		return nil
+	s.dropInvalid = !parameters.on(parameterLiberal)
+	if names := parameters.redirecting(); len(names) > 0 {
+		parameters.log.Warn("clients on the subnet of a Service's address get ICMP redirects, and may miss the first refusals of UDP; set send_redirects=0 "+
+			"below net.ipv4.conf, for all and for these interfaces", "interfaces", strings.Join(names, " "))
 	}
-	return os.WriteFile(file, []byte("1\n"), 0o644)
 }
 
 // ready tells why the proxy does not do its work yet, or nil when it does.

@@ -3,67 +3,128 @@ package main
 import (
 	"maps"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/iptables"
 	"github.com/landfall-lb/landfall/proxy/nftables"
 )
 
-// metrics count what the actors do.
+// metrics count what the actors do. The names are kube-proxy's, with landfall_proxy_ in place of kubeproxy_.
 type metrics struct {
-	duration, programming prometheus.Histogram
-	network               prometheus.Histogram
-	failures, flows       prometheus.Counter
-	lines, elements       prometheus.Counter
-	verified              prometheus.Gauge
+	duration, full, partial prometheus.Histogram
+	programming, network    prometheus.Histogram
+	// Counters of failures: of calls of iptables-restore, those among them that named only what had changed, and of transactions.
+	restores, partialRestores, transactions prometheus.Counter
+	lines, elements, flows                  prometheus.Counter
+	services, endpoints                     prometheus.Counter
+	verified, synced, queued                prometheus.Gauge
+	rules                                   *prometheus.GaugeVec
+	healthz, livez                          *prometheus.CounterVec
 }
 
 func newMetrics(registry prometheus.Registerer) *metrics {
-	m := &metrics{
-		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "landfall_proxy_sync_proxy_rules_duration_seconds", Help: "Time of one round of writing rules, those without anything to write included.",
-			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
-		}),
-		programming: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "landfall_proxy_programming_latency_seconds", Help: "Time from a change that came from the API server to its rules being confirmed by the kernel.",
-			Buckets: prometheus.ExponentialBuckets(0.001, 2, 17),
-		}),
-		network: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "landfall_proxy_network_programming_duration_seconds",
-			Help: "Time from a change of a pod, as the EndpointSlice says, to its rules being confirmed by the kernel.",
-			Buckets: slices.Concat(prometheus.ExponentialBuckets(0.001, 2, 8), prometheus.LinearBuckets(0.25, 0.25, 3), prometheus.LinearBuckets(1, 1, 59),
-				prometheus.LinearBuckets(60, 5, 12), prometheus.LinearBuckets(120, 30, 7)),
-		}),
-		failures: prometheus.NewCounter(prometheus.CounterOpts{Name: "landfall_proxy_sync_proxy_rules_failures_total", Help: "Writes of rules that the kernel refused."}),
-		lines:    prometheus.NewCounter(prometheus.CounterOpts{Name: "landfall_proxy_sync_proxy_rules_iptables_lines_total", Help: "Lines handed to iptables-restore."}),
-		elements: prometheus.NewCounter(prometheus.CounterOpts{Name: "landfall_proxy_sync_proxy_rules_nftables_elements_total", Help: "Elements added to and removed from nftables."}),
-		flows:    prometheus.NewCounter(prometheus.CounterOpts{Name: "landfall_proxy_conntrack_reconciler_deleted_entries_total", Help: "UDP flows cut because their backend or frontend is gone."}),
-		verified: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "landfall_proxy_rules_last_verified_timestamp_seconds", Help: "When the rules were last found, or made, as they should be by a look at the kernel.",
-		}),
+	const rounds = "sync_proxy_rules_"
+	histogram := func(name, help string, buckets []float64) prometheus.Histogram {
+		h := prometheus.NewHistogram(prometheus.HistogramOpts{Name: prefix + name, Help: help, Buckets: buckets})
+		registry.MustRegister(h)
+		return h
 	}
-	registry.MustRegister(m.duration, m.programming, m.network, m.failures, m.lines, m.elements, m.flows, m.verified)
+	counter := func(name, help string) prometheus.Counter {
+		c := prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + name, Help: help})
+		registry.MustRegister(c)
+		return c
+	}
+	gauge := func(name, help string) prometheus.Gauge {
+		g := prometheus.NewGauge(prometheus.GaugeOpts{Name: prefix + name, Help: help})
+		registry.MustRegister(g)
+		return g
+	}
+	answers := func(path string) *prometheus.CounterVec {
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "proxy_" + path + "_total", Help: "Answers on /" + path + "."}, []string{"code"})
+		registry.MustRegister(c)
+		return c
+	}
+	short := prometheus.ExponentialBuckets(0.001, 2, 15)
+	m := &metrics{
+		duration: histogram(rounds+"duration_seconds", "Time of one round of writing rules, those without anything to write included.", short),
+		full:     histogram("sync_full_proxy_rules_duration_seconds", "Time of a round that compared all rules with the kernel's.", short),
+		partial:  histogram("sync_partial_proxy_rules_duration_seconds", "Time of a round that wrote only what had changed.", short),
+		programming: histogram("programming_latency_seconds", "Time from a change that came from the API server to its rules being confirmed by the kernel.",
+			prometheus.ExponentialBuckets(0.001, 2, 17)),
+		network: histogram("network_programming_duration_seconds", "Time from a change of a pod, as the EndpointSlice says, to its rules being confirmed by the kernel.",
+			slices.Concat(prometheus.ExponentialBuckets(0.001, 2, 8), prometheus.LinearBuckets(0.25, 0.25, 3), prometheus.LinearBuckets(1, 1, 59),
+				prometheus.LinearBuckets(60, 5, 12), prometheus.LinearBuckets(120, 30, 7))),
+		restores:        counter(rounds+"iptables_restore_failures_total", "Calls of iptables-restore that failed."),
+		partialRestores: counter(rounds+"iptables_partial_restore_failures_total", "Those among them that named only what had changed."),
+		transactions:    counter(rounds+"nftables_sync_failures_total", "Transactions that the kernel refused."),
+		lines:           counter(rounds+"iptables_lines_total", "Lines handed to iptables-restore."),
+		elements:        counter(rounds+"nftables_elements_total", "Elements added to and removed from nftables."),
+		services:        counter(rounds+"service_changes_total", "Changes of Services that came from the API server."),
+		endpoints:       counter(rounds+"endpoint_changes_total", "Changes of EndpointSlices that came from the API server."),
+		flows:           counter("conntrack_reconciler_deleted_entries_total", "UDP flows cut because their backend or frontend is gone."),
+		verified:        gauge("rules_last_verified_timestamp_seconds", "When the rules were last found, or made, as they should be by a look at the kernel."),
+		synced:          gauge(rounds+"last_timestamp_seconds", "When the last round ended that left nothing to write."),
+		queued:          gauge(rounds+"last_queued_timestamp_seconds", "When the last change came from the API server."),
+		rules: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: prefix + rounds + "iptables_total", Help: "Rules of ours in iptables."},
+			[]string{"table"}),
+		healthz: answers("healthz"), livez: answers("livez"),
+	}
+	registry.MustRegister(m.rules)
 	return m
 }
 
+// prefix begins the names of all metrics.
+const prefix = "landfall_proxy_"
+
 func (m *metrics) iptables(s iptables.Sync) {
 	m.lines.Add(float64(s.Lines))
-	m.sync(s.Duration, s.Failures, s.Verified)
+	m.restores.Add(float64(s.Failures))
+	m.partialRestores.Add(float64(s.Partial))
+	for table, n := range s.Rules {
+		m.rules.WithLabelValues(table).Set(float64(n))
+	}
+	m.sync(s.Duration, s.Verified, s.Err)
 }
 
 func (m *metrics) nftables(s nftables.Sync) {
 	m.elements.Add(float64(s.Operations))
-	m.sync(s.Duration, s.Failures, s.Verified)
+	m.transactions.Add(float64(s.Failures))
+	m.sync(s.Duration, s.Verified, s.Err)
 }
 
-func (m *metrics) sync(took time.Duration, failures int, verified bool) {
+func (m *metrics) sync(took time.Duration, verified bool, err error) {
 	m.duration.Observe(took.Seconds())
-	m.failures.Add(float64(failures))
 	if verified {
+		m.full.Observe(took.Seconds())
 		m.verified.SetToCurrentTime()
+	} else {
+		m.partial.Observe(took.Seconds())
 	}
+	if err == nil {
+		m.synced.SetToCurrentTime()
+	}
+}
+
+// counting counts changes of one kind on their way.
+func (m *metrics) counting(changes prometheus.Counter, changed func(lb.Key)) func(lb.Key) {
+	return func(key lb.Key) {
+		changes.Inc()
+		m.queued.SetToCurrentTime()
+		changed(key)
+	}
+}
+
+// answered counts an answer on /healthz or /livez.
+func (m *metrics) answered(path string, code int) {
+	vec := m.livez
+	if path == "/healthz" {
+		vec = m.healthz
+	}
+	vec.WithLabelValues(strconv.Itoa(code)).Inc()
 }
 
 func (m *metrics) programmed(d time.Duration) { m.network.Observe(d.Seconds()) }
@@ -77,11 +138,12 @@ type collector struct {
 	p                                        *proxy
 	readers                                  func() int
 	services, vips, pending, speakers, ready *prometheus.Desc
+	changes, noLocal, advised                *prometheus.Desc
 }
 
 func newCollector(p *proxy, readers func() int) *collector {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
-		return prometheus.NewDesc("landfall_proxy_"+name, help, labels, nil)
+		return prometheus.NewDesc(prefix+name, help, labels, nil)
 	}
 	return &collector{
 		p: p, readers: readers,
@@ -89,12 +151,15 @@ func newCollector(p *proxy, readers func() int) *collector {
 		vips:     desc("vips", "VIPs by why this node cannot deliver them; Deliverable for those that it can.", "reason"),
 		pending:  desc("oldest_unapplied_change_age_seconds", "Age of the oldest change that is not in the kernel; 0 when all are.", "family"),
 		speakers: desc("feed_readers", "Speakers that are connected to the feed."),
+		changes:  desc("sync_proxy_rules_changes_pending", "Services with changes that are not in the kernel."),
+		noLocal:  desc("sync_proxy_rules_no_local_endpoints_total", "Services that policy Local makes drop connections here, as only other nodes have endpoints.", "traffic_policy"),
+		advised:  desc("services_not_as_asked", "Services that ask for something that this proxy does not follow; the Events and /v1/status say what."),
 		ready:    desc("ready", "1 once the kernel has confirmed the rules of all Services."),
 	}
 }
 
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.services, c.vips, c.pending, c.speakers, c.ready} {
+	for _, d := range []*prometheus.Desc{c.services, c.vips, c.pending, c.speakers, c.ready, c.changes, c.noLocal, c.advised} {
 		ch <- d
 	}
 }
@@ -106,7 +171,13 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	c.p.mu.Lock()
 	oldest, complete, now := c.p.unapplied(), c.p.complete, c.p.now()
 	states, vips := maps.Clone(c.p.counts.states), maps.Clone(c.p.counts.vips)
+	internal, external, advised := c.p.counts.noLocal[policyInternal], c.p.counts.noLocal[policyExternal], c.p.counts.advised[true]
+	changes := len(c.p.unconfirmed)
 	c.p.mu.Unlock()
+	gauge(c.changes, float64(changes))
+	gauge(c.noLocal, float64(internal), policyInternal)
+	gauge(c.noLocal, float64(external), policyExternal)
+	gauge(c.advised, float64(advised))
 	for _, state := range []string{stateApplied, statePending, stateFailed} {
 		gauge(c.services, float64(states[state]), state)
 	}

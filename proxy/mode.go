@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"github.com/landfall-lb/landfall/proxy/iptables"
 	"github.com/landfall-lb/landfall/proxy/nftables"
 	"github.com/landfall-lb/landfall/proxy/plan"
+	"github.com/landfall-lb/landfall/proxy/rescue"
 )
 
 // The modes.
@@ -29,6 +31,9 @@ const (
 	verifyNftables = 5 * time.Minute
 )
 
+// batchIptables is how many Services iptables-nft writes at once. The legacy variant replaces whole tables in any case.
+const batchIptables = 500
+
 // kernel is the way to this node's rules, in the mode that was chosen.
 type kernel struct {
 	mode     string
@@ -36,31 +41,51 @@ type kernel struct {
 	unusable map[lb.Family]error // why the node lacks the other families
 	commands map[lb.Family]iptables.Kernel
 	watcher  *iptables.Watcher // nil where nobody is told of changes
+	batch    int               // Services that are written at once; 0 for all
 	verify   time.Duration
 	netlink  *nftables.Netlink
 }
 
-// open finds out what this node's kernel can do. One family is enough. Left to itself it takes iptables, the mode that is proven
-// best so far, and nftables where there are no iptables.
+// open finds out what this node's kernel can do. One family is enough. Left to itself it takes nftables, where a change costs what it
+// changes however many Services there are, and iptables where these serve a family that nftables cannot.
 func open(ctx context.Context, mode string, log *slog.Logger) (kernel, error) {
-	k, err := kernel{}, error(nil)
-	if mode != modeNftables {
-		if k, err = openIptables(ctx, log); err != nil {
-			err = fmt.Errorf("--mode=iptables: %w", err)
-		}
-	}
-	if mode == modeNftables || mode == modeAuto && err != nil {
-		var nftErr error
-		if k, nftErr = openNftables(mode); nftErr != nil {
-			return k, errors.Join(err, fmt.Errorf("--mode=nftables: %w", nftErr))
-		}
-		err = nil
+	var k kernel
+	var err error
+	why := "as --mode says"
+	switch mode {
+	case modeNftables:
+		k, err = openNftables(mode)
+	case modeIptables:
+		k, err = openIptables(ctx, log)
+	default:
+		k, why, err = choose(func() (kernel, error) { return openNftables(mode) }, func() (kernel, error) { return openIptables(ctx, log) })
 	}
 	if err != nil {
-		return k, err
+		return k, fmt.Errorf("--mode=%s: %w", mode, err)
 	}
+	log.Info("the mode in which rules are written", "mode", k.mode, "why", why)
 	k.report(log)
 	return k, nil
+}
+
+// choose takes nftables unless iptables serve more families, and says why.
+func choose(openNftables, openIptables func() (kernel, error)) (k kernel, why string, err error) {
+	k, err = openNftables()
+	if err == nil && len(k.families) == len(allFamilies) {
+		return k, "the kernel takes the rules of nftables for both families", nil
+	}
+	short := cmp.Or(err, errors.Join(k.unusable[lb.IPv4], k.unusable[lb.IPv6]))
+	other, otherErr := openIptables()
+	switch {
+	case otherErr == nil && (err != nil || len(other.families) > len(k.families)):
+		k.close()
+		return other, fmt.Sprintf("nftables cannot be used: %v", short), nil
+	case err != nil:
+		return k, "", errors.Join(fmt.Errorf("nftables: %w", err), fmt.Errorf("iptables: %w", otherErr))
+	case otherErr == nil:
+		other.close()
+	}
+	return k, "iptables serve no more families", nil
 }
 
 func (k kernel) report(log *slog.Logger) {
@@ -82,9 +107,12 @@ func openIptables(ctx context.Context, log *slog.Logger) (kernel, error) {
 			continue
 		}
 		log.Info("writing rules", "family", family, "with", commands)
-		if watcher != nil && !commands.Legacy(ctx) {
-			k.watcher, k.verify = watcher, verifyIptables
-			commands = commands.Watched(watcher)
+		if !commands.Legacy(ctx) {
+			k.batch = batchIptables
+			if watcher != nil {
+				k.watcher, k.verify = watcher, verifyIptables
+				commands = commands.Watched(watcher)
+			}
 		}
 		k.commands[family] = commands
 		k.families = append(k.families, family)
@@ -164,7 +192,7 @@ type runner interface {
 func (k kernel) dialect(log *slog.Logger, changed func(), m *metrics, scheduler plan.Scheduler) runner {
 	if k.mode == modeIptables {
 		return iptables.New(iptables.Deps{
-			Log: log, Kernels: k.commands, Unusable: k.unusable, Verify: k.verify, Watcher: k.watcher, Changed: changed, Observe: m.iptables,
+			Log: log, Kernels: k.commands, Unusable: k.unusable, Batch: k.batch, Verify: k.verify, Watcher: k.watcher, Changed: changed, Observe: m.iptables,
 		})
 	}
 	return elements{scheduler: scheduler, Actor: nftables.New(nftables.Deps{
@@ -220,6 +248,9 @@ func cleanup(ctx context.Context) error {
 		errs = append(errs, fmt.Errorf("iptables: %w", err))
 	}
 	if err := cleanupNftables(); err != nil {
+		errs = append(errs, fmt.Errorf("nftables: %w", err))
+	}
+	if err := rescue.Cleanup(); err != nil {
 		errs = append(errs, fmt.Errorf("nftables: %w", err))
 	}
 	return errors.Join(errs...)

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -13,12 +14,14 @@ import (
 	"github.com/landfall-lb/landfall/internal/loop"
 	"github.com/landfall-lb/landfall/proxy/health"
 	"github.com/landfall-lb/landfall/proxy/plan"
+	"github.com/landfall-lb/landfall/proxy/rescue"
 )
 
 // table is what the API server has of one kind.
 type table[K comparable, V any] interface {
 	Get(K) (V, bool)
 	All() map[K]V
+	Keys() []K
 	Synced() bool
 }
 
@@ -28,6 +31,8 @@ type sources struct {
 	slices     table[lb.Key, []lb.Slice]
 	nodes      table[string, lb.Node]
 	interfaces func() ([]lb.Interface, bool)
+	notice     func() (lb.FeedNotice, bool)  // what the speaker says, if it is there
+	networks   table[string, []netip.Prefix] // of cluster IPs
 }
 
 // dialect is what writes rules.
@@ -43,6 +48,7 @@ type sinks struct {
 	rules dialect
 	flows interface {
 		Set(map[lb.Key]plan.Service)
+		Complete()
 	}
 	health interface {
 		Set(lb.Key, health.Service)
@@ -52,6 +58,10 @@ type sinks struct {
 	feed interface {
 		Set(lb.Key, []lb.Delivery)
 		Complete()
+	}
+	// rescue hands over packets of connections that this node does not know.
+	rescue interface {
+		Set(rescue.Wanted)
 	}
 	// warn reports something wrong with a Service.
 	warn func(s lb.Service, reason lb.Reason, message string)
@@ -93,6 +103,8 @@ type proxy struct {
 	// unconfirmed are the Services with changes that the kernel has not confirmed.
 	unconfirmed map[lb.Key]bool
 	lingers     lingers
+	dead        map[string]bool             // nodes, as the speaker says
+	former      map[netip.Addr][]netip.Addr // where VIPs were, as speakers have said
 }
 
 // gap folds bursts of changes into one step.
@@ -122,7 +134,7 @@ func (p *proxy) mark(key lb.Key) {
 func (p *proxy) markAll(at time.Time) {
 	p.dirtyMu.Lock()
 	defer p.dirtyMu.Unlock()
-	for key := range p.from.services.All() {
+	for _, key := range p.from.services.Keys() {
 		if _, ok := p.dirty[key]; !ok {
 			p.dirty[key] = at
 		}
@@ -153,17 +165,20 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 		return 0, nil // unknown is not absent: whatever a predecessor wrote stays
 	}
 	p.learn(facts, now)
+	p.hear(now)
 	dirty := p.takeDirty()
 	touched := p.plan(dirty, now)
 	p.announce(touched) // before the rules: what goes is withdrawn first
 	p.apply(touched)
+	synced := p.to.rules.Synced() // asked before what became known is taken, so that all of it is
 	confirmed := p.collect(now)
 	p.announce(confirmed)
 	p.to.health.SetNode(health.Node{Known: p.facts.known, Leaving: p.facts.leaving, Unapplied: p.unapplied()})
-	if !p.complete && p.to.rules.Synced() {
+	if !p.complete && synced {
 		p.complete = true
 		p.log.Info("the kernel holds what is wanted", "services", len(p.records))
 		p.to.feed.Complete()
+		p.to.flows.Complete()
 		close(p.settled)
 	}
 	forget(p, dirty)
@@ -221,15 +236,17 @@ func (p *proxy) planLive(key lb.Key, now time.Time) {
 	live := plan.Service{Key: key}
 	if svc, ok := p.from.services.Get(key); ok {
 		endpoints, _ := p.from.slices.Get(key)
-		live = plan.New(svc, endpoints, p.facts.node)
+		live = plan.New(svc, lb.Without(endpoints, p.dead), p.facts.node)
 		r.trigger(endpoints, p.began)
-		r.service = svc
+		p.advise(r, svc)
 	}
 	if gone := plan.Withdrawn(r.live, live); len(gone) > 0 && p.settings.drain > 0 {
 		p.lingers.add(key, gone, now.Add(p.settings.drain))
 	}
 	p.lingers.live(r.live, live)
-	r.live = live
+	if !reflect.DeepEqual(r.live, live) { // else they are worth keeping once
+		r.live = live
+	}
 }
 
 // replan notes a new plan, and returns whether it differs from the one before.
@@ -316,8 +333,10 @@ func (p *proxy) warn(r *record) {
 	if r.failure != nil {
 		said = r.failure.Error()
 	}
-	if said != "" && said != r.warned && r.service.UID != "" {
-		p.to.warn(r.service, lb.ReasonNotProgrammed, p.self+": the kernel did not take the rules: "+said)
+	if said != "" && said != r.warned {
+		if svc, ok := p.from.services.Get(r.planned.Key); ok {
+			p.to.warn(svc, lb.ReasonNotProgrammed, p.self+": the kernel did not take the rules: "+said)
+		}
 	}
 	r.warned = said
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/health"
 	"github.com/landfall-lb/landfall/proxy/plan"
+	"github.com/landfall-lb/landfall/proxy/rescue"
 )
 
 // fakeTable is a table that the test fills.
@@ -32,6 +33,7 @@ func newTable[K comparable, V any]() *fakeTable[K, V] { return &fakeTable[K, V]{
 
 func (f *fakeTable[K, V]) Get(k K) (V, bool) { v, ok := f.values[k]; return v, ok }
 func (f *fakeTable[K, V]) All() map[K]V      { return maps.Clone(f.values) }
+func (f *fakeTable[K, V]) Keys() []K         { return slices.Collect(maps.Keys(f.values)) }
 func (f *fakeTable[K, V]) Synced() bool      { return f.synced }
 
 // fakeRules takes plans and confirms them when the test says so.
@@ -71,6 +73,8 @@ func (f *fakeRules) confirm() {
 
 type fakeFlows struct{ applied map[lb.Key]plan.Service }
 
+func (f *fakeFlows) Complete() {}
+
 func (f *fakeFlows) Set(s map[lb.Key]plan.Service) { maps.Copy(f.applied, s) }
 
 type fakeHealth struct {
@@ -109,6 +113,10 @@ func (f *fakeFeed) Set(key lb.Key, deliveries []lb.Delivery) {
 	}
 }
 
+type fakeRescue struct{ wanted *rescue.Wanted }
+
+func (f *fakeRescue) Set(w rescue.Wanted) { f.wanted = &w }
+
 // bench is a proxy among fakes, with a clock of its own.
 type bench struct {
 	*proxy
@@ -117,10 +125,14 @@ type bench struct {
 	services *fakeTable[lb.Key, lb.Service]
 	slices   *fakeTable[lb.Key, []lb.Slice]
 	nodes    *fakeTable[string, lb.Node]
+	networks *fakeTable[string, []netip.Prefix]
 	rules    *fakeRules
 	flows    *fakeFlows
 	health   *fakeHealth
 	feed     *fakeFeed
+	notice   lb.FeedNotice
+	mute     bool // there is no speaker
+	rescue   fakeRescue
 	warnings []string
 	latency  []time.Duration
 	// programmed are latencies from a change's own time
@@ -131,7 +143,7 @@ type bench struct {
 func newBench(t *testing.T, change ...func(*settings)) *bench {
 	b := &bench{
 		t: t, clock: time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC),
-		services: newTable[lb.Key, lb.Service](), slices: newTable[lb.Key, []lb.Slice](), nodes: newTable[string, lb.Node](),
+		services: newTable[lb.Key, lb.Service](), slices: newTable[lb.Key, []lb.Slice](), nodes: newTable[string, lb.Node](), networks: newTable[string, []netip.Prefix](),
 		flows: &fakeFlows{applied: map[lb.Key]plan.Service{}}, health: &fakeHealth{state: healthState{Services: map[lb.Key]health.Service{}}},
 	}
 	b.rules = &fakeRules{log: &b.order, wanted: map[lb.Key]plan.Service{}, outcomes: map[lb.Key]plan.Outcome{}}
@@ -143,9 +155,9 @@ func newBench(t *testing.T, change ...func(*settings)) *bench {
 	b.proxy = newProxy("here", set, []lb.Family{lb.IPv4, lb.IPv6}, slog.New(slog.DiscardHandler), func() time.Time { return b.clock })
 	b.from = sources{b.services, b.slices, b.nodes, func() ([]lb.Interface, bool) {
 		return []lb.Interface{{Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("172.31.0.1/24"), netip.MustParsePrefix("10.9.0.1/24")}}}, true
-	}}
+	}, func() (lb.FeedNotice, bool) { return b.notice, !b.mute }, b.networks}
 	b.to = sinks{
-		rules: b.rules, flows: b.flows, health: b.health, feed: b.feed,
+		rules: b.rules, flows: b.flows, health: b.health, feed: b.feed, rescue: &b.rescue,
 		warn: func(s lb.Service, reason lb.Reason, message string) {
 			b.warnings = append(b.warnings, fmt.Sprint(s.Key.Name, " ", reason, " ", message))
 		},
@@ -167,7 +179,7 @@ func (b *bench) run() time.Duration {
 }
 
 func (b *bench) synced() {
-	b.services.synced, b.slices.synced, b.nodes.synced = true, true, true
+	b.services.synced, b.slices.synced, b.nodes.synced, b.networks.synced = true, true, true, true
 }
 
 func key(name string) lb.Key { return lb.Key{Namespace: "default", Name: name} }
@@ -291,6 +303,25 @@ func TestContract1OnlyWhatIsConfirmedIsSaid(t *testing.T) {
 	}
 	if _, ok := b.flows.applied[key("web")]; !ok {
 		t.Error("conntrack was not told")
+	}
+}
+
+// The health port goes when the policy becomes Cluster, and comes back with Local.
+func TestContract4HealthPortFollowsThePolicy(t *testing.T) {
+	b := newBench(t)
+	b.synced()
+	for i, policy := range []lb.TrafficPolicy{lb.Local, lb.Cluster, lb.Local} {
+		b.put("web", "192.0.2.1", "10.200.1.2")
+		svc := b.services.values[key("web")]
+		svc.ExternalPolicy = policy
+		b.services.values[key("web")] = svc
+		b.run()
+		b.rules.confirm()
+		b.run()
+		got, open := b.health.state.Services[key("web")]
+		if open != (policy == lb.Local) || open && (got.Port != 32000 || got.Local[lb.IPv4] != 1) {
+			t.Errorf("step %d, policy %s: %+v, open %v", i, policy, got, open)
+		}
 	}
 }
 
@@ -607,4 +638,85 @@ func TestProgrammingTime(t *testing.T) {
 	if want := []time.Duration{1500 * time.Millisecond}; !slices.Equal(b.programmed, want) {
 		t.Errorf("%v, want %v", b.programmed, want)
 	}
+}
+
+// What a Service asks for and does not get is said once, and counted while it is so.
+func TestContract10UnknownSchedulersAreSaid(t *testing.T) {
+	b := newBench(t)
+	b.mode = modeIptables
+	b.synced()
+	ask := func(scheduler string) {
+		t.Helper()
+		b.put("web", "198.51.100.1", "10.200.1.1")
+		svc := b.services.values[key("web")]
+		svc.Scheduler = scheduler
+		b.services.values[key("web")] = svc
+		for range 2 {
+			b.mark(key("web"))
+			b.run()
+		}
+	}
+	for _, tt := range []struct {
+		scheduler, mode, want string
+	}{
+		{"", modeIptables, ""},
+		{"random", modeIptables, ""},
+		{"least-connections", modeIptables, `web SchedulerIgnored here: annotation landfall.dev/scheduler: "least-connections" is none of random, round-robin, source-hash, maglev; the node's default is used`},
+		{"maglev", modeIptables, `web SchedulerIgnored here: annotation landfall.dev/scheduler: "maglev" needs a proxy in nftables mode; in iptables mode connections are spread at random`},
+		{"maglev", modeNftables, ""},
+		{"rr", modeNftables, `web SchedulerIgnored here: annotation landfall.dev/scheduler: "rr" is none of random, round-robin, source-hash, maglev; the node's default is used`},
+	} {
+		b.mode, b.warnings = tt.mode, nil
+		ask(tt.scheduler)
+		if got := strings.Join(b.warnings, "; "); got != tt.want {
+			t.Errorf("%q in mode %s: warned %q, want %q", tt.scheduler, tt.mode, got, tt.want)
+		}
+		counted := 0
+		if tt.want != "" {
+			counted = 1
+		}
+		if n := b.counts.advised[true]; n != counted {
+			t.Errorf("%q in mode %s: %d Services counted, want %d", tt.scheduler, tt.mode, n, counted)
+		}
+	}
+	b.delete("web")
+	b.run()
+}
+
+// The metrics count each Service as what it is, whatever it was before.
+func TestCountsFollowServices(t *testing.T) {
+	b := newBench(t)
+	b.synced()
+	check := func(states map[string]int, external int) {
+		t.Helper()
+		for _, state := range []string{stateApplied, statePending, stateFailed} {
+			if got := b.counts.states[state]; got != states[state] {
+				t.Errorf("%d Services are %s, want %d", got, state, states[state])
+			}
+		}
+		if got := b.counts.noLocal[policyExternal]; got != external {
+			t.Errorf("%d Services without local endpoints, want %d", got, external)
+		}
+	}
+	for i := range 3 {
+		b.put("web", "198.51.100.1", fmt.Sprintf("10.200.1.%d", i+1))
+		b.put("api", "198.51.100.2", "10.200.1.9")
+		if i == 1 {
+			slice := b.slices.values[key("web")][0]
+			slice.Endpoints[0].Node = "there"
+		}
+		b.run()
+		check(map[string]int{statePending: 2 - min(i, 1), stateApplied: min(i, 1)}, i%2)
+		b.rules.confirm()
+		b.run()
+		check(map[string]int{stateApplied: 2}, i%2)
+	}
+	b.delete("web")
+	for range 2 { // its address lingers at first
+		b.run()
+		b.rules.confirm()
+		b.run()
+		b.clock = b.clock.Add(time.Minute)
+	}
+	check(map[string]int{stateApplied: 1}, 0)
 }

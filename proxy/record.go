@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -12,7 +13,6 @@ var allFamilies = [2]lb.Family{lb.IPv4, lb.IPv6}
 
 // record is what the proxy knows of one Service.
 type record struct {
-	service lb.Service
 	live    plan.Service // what the API server asks for
 	planned plan.Service // with what lingers
 	applied plan.Service
@@ -24,7 +24,10 @@ type record struct {
 	// not confirmed, zero when there is none.
 	triggered, programming time.Time
 	// warned is the last failure that was reported.
-	warned string
+	warned  string
+	counted counted
+	// advice says what of the Service's wishes is not followed; "" when all is.
+	advice string
 	// deliveries are what was last told of the VIPs.
 	deliveries []lb.Delivery
 }
@@ -61,26 +64,70 @@ func forget[V any](p *proxy, keys map[lb.Key]V) {
 
 // counts are kept along, so that metrics need no look at all Services.
 type counts struct {
-	states map[string]int
-	vips   map[lb.Reason]int // Deliverable for those that this node can deliver
+	states  map[string]int
+	vips    map[lb.Reason]int // Deliverable for those that this node can deliver
+	noLocal map[string]int    // Services that drop by policy, as only other nodes have endpoints, by internal and external
+	advised map[bool]int      // whether something that a Service asks for is not followed
 }
 
 const deliverable lb.Reason = "Deliverable"
 
-func newCounts() counts { return counts{states: map[string]int{}, vips: map[lb.Reason]int{}} }
+// The policies that noLocal tells apart.
+const (
+	policyInternal = "internal"
+	policyExternal = "external"
+)
 
-// add counts a record, or with n = -1 counts it no more, which has to happen before it changes.
+func newCounts() counts {
+	return counts{states: map[string]int{}, vips: map[lb.Reason]int{}, noLocal: map[string]int{}, advised: map[bool]int{}}
+}
+
+// counted is as what a record was counted.
+type counted struct {
+	state   string
+	vips    []lb.Reason
+	noLocal map[string]bool
+	advised bool
+}
+
+// add counts a record as it is, or with n = -1 no more as what it was counted.
 func (c counts) add(r *record, n int) {
-	c.states[r.state()] += n
-	for _, d := range r.deliveries {
-		reason := d.Deliverable()
-		if reason == "" {
-			reason = deliverable
-		}
+	if n > 0 {
+		r.counted = r.count()
+	}
+	c.states[r.counted.state] += n
+	c.advised[r.counted.advised] += n
+	for policy := range r.counted.noLocal {
+		c.noLocal[policy] += n
+	}
+	for _, reason := range r.counted.vips {
 		if c.vips[reason] += n; c.vips[reason] == 0 {
 			delete(c.vips, reason)
 		}
 	}
+}
+
+func (r *record) count() counted {
+	now := counted{state: r.state(), advised: r.advice != ""}
+	for _, d := range r.deliveries {
+		now.vips = append(now.vips, cmp.Or(d.Deliverable(), deliverable))
+	}
+	for _, port := range r.planned.Ports {
+		for _, f := range port.Frontends {
+			if f.Action != plan.Drop {
+				continue
+			}
+			if now.noLocal == nil {
+				now.noLocal = map[string]bool{}
+			}
+			policy := policyExternal
+			if f.Kind == plan.ClusterIP {
+				policy = policyInternal
+			}
+			now.noLocal[policy] = true
+		}
+	}
+	return now
 }
 
 // trigger notes changes of the endpoints. Those from before the proxy began to look are not its own to answer for.

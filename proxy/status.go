@@ -30,11 +30,13 @@ const (
 )
 
 type serviceStatus struct {
-	Service string       `json:"service"`
-	State   string       `json:"state"`
-	Error   string       `json:"error,omitempty"`
-	Ports   []portStatus `json:"ports"`
-	VIPs    []vipStatus  `json:"vips,omitempty"`
+	Service string `json:"service"`
+	State   string `json:"state"`
+	Error   string `json:"error,omitempty"`
+	// Advice says what of the Service's wishes is not followed.
+	Advice string       `json:"advice,omitempty"`
+	Ports  []portStatus `json:"ports"`
+	VIPs   []vipStatus  `json:"vips,omitempty"`
 	// HealthPort is the healthCheckNodePort, LocalReady what it counts for each family.
 	HealthPort uint16            `json:"healthPort,omitempty"`
 	LocalReady map[lb.Family]int `json:"localReady,omitempty"`
@@ -94,7 +96,7 @@ func (p *proxy) status() status {
 
 func (r *record) status() serviceStatus {
 	st := serviceStatus{
-		Service: r.planned.Key.String(), State: r.state(), Ports: []portStatus{}, HealthPort: r.planned.HealthPort,
+		Service: r.planned.Key.String(), State: r.state(), Advice: r.advice, Ports: []portStatus{}, HealthPort: r.planned.HealthPort,
 		LocalReady: plan.Health(r.planned, r.applied),
 	}
 	if r.failure != nil {

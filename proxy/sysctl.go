@@ -11,43 +11,85 @@ import (
 	"strings"
 )
 
+// kernelParameters are the files below /proc/sys/net. A container sees those read-only, unless it has the host's mounted elsewhere.
+type kernelParameters struct {
+	folder string
+	log    *slog.Logger
+}
+
 // What kube-proxy makes of conntrack's limits: room for every connection of a node, and no flow kept for days after its ends are gone.
 const (
-	conntrackFolder   = "/proc/sys/net/netfilter"
-	conntrackPerCore  = 32 * 1024
-	conntrackMost     = 1 << 20
-	conntrackLeast    = 128 * 1024
-	establishedLimit  = 24 * 60 * 60 // seconds
-	closeWaitLimit    = 60 * 60      // seconds
-	parameterMax      = "nf_conntrack_max"
-	parameterTimeout  = "nf_conntrack_tcp_timeout_established"
-	parameterWait     = "nf_conntrack_tcp_timeout_close_wait"
-	parameterLiberal  = "nf_conntrack_tcp_be_liberal"
-	conntrackHashFile = "/sys/module/nf_conntrack/parameters/hashsize"
+	conntrackPerCore = 32 * 1024
+	conntrackMost    = 1 << 20
+	conntrackLeast   = 128 * 1024
+	establishedLimit = 24 * 60 * 60 // seconds
+	closeWaitLimit   = 60 * 60      // seconds
+
+	conntrackFolder  = "netfilter"
+	parameterMax     = conntrackFolder + "/nf_conntrack_max"
+	parameterBuckets = conntrackFolder + "/nf_conntrack_buckets"
+	parameterTimeout = conntrackFolder + "/nf_conntrack_tcp_timeout_established"
+	parameterWait    = conntrackFolder + "/nf_conntrack_tcp_timeout_close_wait"
+	parameterLiberal = conntrackFolder + "/nf_conntrack_tcp_be_liberal"
+
+	interfaceFolder   = "ipv4/conf"
+	routeLocalnet     = interfaceFolder + "/all/route_localnet"
+	parameterRedirect = "send_redirects"
 )
 
-// setConntrack writes conntrack's parameters. What cannot be written stays as it is, and the log says so: a container may see
-// them read-only, and the node's administrator has set them.
-func setConntrack(folder, hashFile string, cores int, liberal bool, log *slog.Logger) {
+// set writes a parameter that is wrong now. What cannot be written stays as it is, and the log says so: a container may see it
+// read-only, and the node's administrator has set it.
+func (k kernelParameters) set(name string, value int, wrong func(now int) bool) bool {
+	err := write(filepath.Join(k.folder, name), value, wrong)
+	if err != nil {
+		k.log.Info("a kernel parameter stays as it is", "parameter", "net/"+name, "wanted", value, "reason", err)
+	}
+	return err == nil
+}
+
+// on tells whether a parameter is there and 1.
+func (k kernelParameters) on(name string) bool {
+	text, err := os.ReadFile(filepath.Join(k.folder, name))
+	return err == nil && strings.TrimSpace(string(text)) == "1"
+}
+
+func (k kernelParameters) switchOn(name string) bool {
+	return k.set(name, 1, func(now int) bool { return now != 1 })
+}
+
+// conntrack writes conntrack's parameters.
+func (k kernelParameters) conntrack(cores int, liberal bool) {
 	most := max(min(conntrackPerCore*cores, conntrackMost), conntrackLeast)
-	raise := func(now int) bool { return now < most }
 	limit := func(seconds int) func(int) bool { return func(now int) bool { return now > seconds } }
-	set := func(file string, value int, wrong func(now int) bool) bool {
-		err := write(file, value, wrong)
-		if err != nil {
-			log.Info("a kernel parameter stays as it is", "wanted", value, "reason", err)
-		}
-		return err == nil
-	}
 	// The table is the whole machine's, so whoever may not set the limit keeps away from it too.
-	if set(filepath.Join(folder, parameterMax), most, raise) {
-		set(hashFile, most/4, func(now int) bool { return now < most/4 })
+	if k.set(parameterMax, most, func(now int) bool { return now < most }) {
+		k.set(parameterBuckets, most/4, func(now int) bool { return now < most/4 })
 	}
-	set(filepath.Join(folder, parameterTimeout), establishedLimit, limit(establishedLimit))
-	set(filepath.Join(folder, parameterWait), closeWaitLimit, func(now int) bool { return now != closeWaitLimit })
+	k.set(parameterTimeout, establishedLimit, limit(establishedLimit))
+	k.set(parameterWait, closeWaitLimit, func(now int) bool { return now != closeWaitLimit })
 	if liberal {
-		set(filepath.Join(folder, parameterLiberal), 1, func(now int) bool { return now != 1 })
+		k.switchOn(parameterLiberal)
 	}
+}
+
+// redirecting returns the interfaces on which Linux sends ICMP redirects. Where a client has a VIP on its own subnet and so comes in
+// and would go out at one interface, it gets one ahead of a refusal; the first refusals of UDP are lost on
+// it then.
+func (k kernelParameters) redirecting() []string {
+	all := k.on(interfaceFolder + "/all/" + parameterRedirect)
+	entries, err := os.ReadDir(filepath.Join(k.folder, interfaceFolder))
+	if err != nil {
+		return nil
+	}
+	var names []string
+	for _, e := range entries {
+		switch name := e.Name(); {
+		case name == "all" || name == "default" || name == "lo":
+		case all || k.on(filepath.Join(interfaceFolder, name, parameterRedirect)):
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // write sets a parameter that is wrong now.

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/landfall-lb/landfall/internal/nstest"
 )
 
 func TestConntrackParameters(t *testing.T) {
@@ -22,14 +24,17 @@ func TestConntrackParameters(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			folder := t.TempDir()
-			files := map[string]string{"hashsize": tt.hash, parameterMax: tt.most, parameterTimeout: tt.established, parameterWait: tt.wait, parameterLiberal: tt.closed}
+			if err := os.Mkdir(filepath.Join(folder, conntrackFolder), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			files := map[string]string{parameterBuckets: tt.hash, parameterMax: tt.most, parameterTimeout: tt.established, parameterWait: tt.wait, parameterLiberal: tt.closed}
 			for name, value := range files {
 				before, _, _ := strings.Cut(value, "/")
 				if err := os.WriteFile(filepath.Join(folder, name), []byte(before+"\n"), 0o600); err != nil {
 					t.Fatal(err)
 				}
 			}
-			setConntrack(folder, filepath.Join(folder, "hashsize"), tt.cores, tt.liberal, slog.New(slog.DiscardHandler))
+			kernelParameters{folder, slog.New(slog.DiscardHandler)}.conntrack(tt.cores, tt.liberal)
 			for name, value := range files {
 				_, want, _ := strings.Cut(value, "/")
 				if got, err := os.ReadFile(filepath.Join(folder, name)); err != nil || strings.TrimSpace(string(got)) != want {
@@ -42,10 +47,58 @@ func TestConntrackParameters(t *testing.T) {
 
 func TestConntrackParametersThatCannotBeSet(t *testing.T) {
 	var said bytes.Buffer
-	setConntrack("/nowhere", "/nowhere/hashsize", 2, true, slog.New(slog.NewTextHandler(&said, nil)))
+	kernelParameters{"/nowhere", slog.New(slog.NewTextHandler(&said, nil))}.conntrack(2, true)
 	for _, name := range []string{parameterMax, parameterTimeout, parameterWait, parameterLiberal} {
 		if !strings.Contains(said.String(), name) {
 			t.Errorf("the log does not say that %s was not set:\n%s", name, said.String())
 		}
 	}
+}
+
+// As in a container: /proc/sys is read-only, the host's folder is mounted elsewhere, and of root's powers two are left.
+func TestParametersAreSetFromAContainer(t *testing.T) {
+	ns := nstest.New(t)
+	const script = `set -e
+		mount --bind /proc/sys/net "$1"
+		mount -o remount,bind,ro /proc/sys 2>/dev/null || { mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys; }
+		setpriv --no-new-privs --inh-caps=-all --bounding-set=-all,+net_admin,+net_raw sh -c '
+			! echo 1 2>/dev/null > /proc/sys/net/ipv4/conf/all/route_localnet || { echo not read-only; exit 1; }
+			echo 1 > "$0/ipv4/conf/all/route_localnet"
+			echo 1 > "$0/netfilter/nf_conntrack_tcp_be_liberal"' "$1"`
+	ns.Run(t, "unshare", "--mount", "sh", "-c", script, "sh", t.TempDir())
+	for _, name := range []string{"ipv4/conf/all/route_localnet", "netfilter/nf_conntrack_tcp_be_liberal"} {
+		if got := strings.TrimSpace(ns.Run(t, "cat", "/proc/sys/net/"+name)); got != "1" {
+			t.Errorf("%s is %s", name, got)
+		}
+	}
+}
+
+func TestRedirectingInterfaces(t *testing.T) {
+	folder := t.TempDir()
+	write := func(name, value string) {
+		t.Helper()
+		file := filepath.Join(folder, interfaceFolder, name, parameterRedirect)
+		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(value+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func(want string) {
+		t.Helper()
+		if got := strings.Join(kernelParameters{folder: folder}.redirecting(), " "); got != want {
+			t.Errorf("redirects are sent at %q, want %q", got, want)
+		}
+	}
+	check("")
+	for name, value := range map[string]string{"all": "0", "default": "1", "lo": "1", "eth0": "1", "eth1": "0"} {
+		write(name, value)
+	}
+	check("eth0")
+	write("all", "1")
+	check("eth0 eth1")
+	write("all", "0")
+	write("eth0", "0")
+	check("")
 }

@@ -2,6 +2,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,10 +21,13 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/links"
 	"github.com/landfall-lb/landfall/internal/ops"
+	"github.com/landfall-lb/landfall/speaker/bfd"
+	"github.com/landfall-lb/landfall/speaker/bgp"
 	"github.com/landfall-lb/landfall/speaker/gate"
 	"github.com/landfall-lb/landfall/speaker/l2"
 	"github.com/landfall-lb/landfall/speaker/members"
 	"github.com/landfall-lb/landfall/speaker/report"
+	"github.com/landfall-lb/landfall/speaker/witness"
 )
 
 const name = "landfall-speaker"
@@ -35,6 +39,7 @@ const excluded = "docker*,cbr*,dummy*,virbr*,lxcbr*,veth*,cali*,tunl*,flannel*,c
 const handoverTimeout = 5 * time.Second
 
 func main() {
+	bfd.ProcessMain() // does not return where this is the process that keeps the BFD sessions
 	var f flags
 	os.Exit(ops.Main(ops.Program{
 		Name:               name,
@@ -47,12 +52,14 @@ func main() {
 
 type flags struct {
 	class, gate, feedSocket, bindAddress, gossipKeyFile string
+	namespace, daemonSet, onConflict                    string
 	bindPort                                            uint16
 	hold, restartHold, announceEvery                    time.Duration
 	options                                             options
 }
 
 func (f *flags) add(set *pflag.FlagSet) {
+	addNamespace(set, &f.namespace)
 	set.StringVar(&f.class, "load-balancer-class", "", "announce Services with this loadBalancerClass only (default: those without one)")
 	set.StringVar(&f.gate, "gate", "proxy", "what a claim rests on: proxy (Landfall's proxy says that the kernel delivers) or none (endpoints only)")
 	set.StringVar(&f.feedSocket, "feed-socket", lb.FeedSocket, "unix socket of the proxy's feed")
@@ -61,8 +68,11 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.DurationVar(&f.hold, "hold", 30*time.Second, "how long the last word of a proxy counts whose feed is gone")
 	set.DurationVar(&f.restartHold, "restart-hold", 5*time.Second, "how long the addresses of a node are kept for it whose speaker has ended without a word while the node is there; 0 for not at all")
 	set.StringSliceVar(&f.options.exclude, "exclude-interfaces", strings.Split(excluded, ","), "shell patterns of interfaces that answer only where an L2Advertisement names them")
+	set.StringVar(&f.onConflict, "on-address-conflict", string(lb.RefuseOnConflict), "what becomes of an address that a device uses which is no node: refuse (it is not announced) or announce; a Service says otherwise by the annotation "+lb.AnnotationOnConflict)
 	set.DurationVar(&f.announceEvery, "announce-every", 0, "how often addresses are announced again while they stay, against switches that forget them; 0 for never")
 	set.BoolVar(&f.options.cordonDrains, "drain-on-cordon", false, "give the addresses of a node away that is cordoned")
+	set.DurationVar(&f.options.convergence, "bgp-convergence", 3*time.Second, "how long routes are announced with GRACEFUL_SHUTDOWN before a planned withdrawal, while routers choose others")
+	set.StringVar(&f.daemonSet, "daemonset", "", "DaemonSet in the namespace that runs the speaker: when it is gone, the speaker ends for good and BGP peers keep no routes (default: always expect a successor)")
 	set.StringVar(&f.gossipKeyFile, "gossip-key-file", "", "file with a key of 16, 24 or 32 bytes, bare or in base64, that encrypts gossip (default: not encrypted)")
 }
 
@@ -77,8 +87,14 @@ func (f *flags) check() (bind netip.Addr, key []byte, err error) {
 	if f.restartHold < 0 {
 		return bind, nil, ops.Usagef("--restart-hold: %s is negative", f.restartHold)
 	}
+	if f.options.onConflict, err = lb.ParseOnConflict(f.onConflict); err != nil {
+		return bind, nil, ops.Usagef("--on-address-conflict: %w", err)
+	}
 	if f.announceEvery != 0 && f.announceEvery < time.Second {
 		return bind, nil, ops.Usagef("--announce-every: %s is neither 0 nor at least 1s", f.announceEvery)
+	}
+	if f.options.convergence < 0 {
+		return bind, nil, ops.Usagef("--bgp-convergence: %s is negative", f.options.convergence)
 	}
 	for _, pattern := range f.options.exclude {
 		if _, err := path.Match(pattern, ""); err != nil {
@@ -110,6 +126,9 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	if err != nil {
 		return err
 	}
+	if err := prefer(); err != nil {
+		rt.Log.Info("the speaker works at normal priority: on a busy node others may take it for gone", "error", err)
+	}
 	client, err := kube.Connect(kube.Options{Kubeconfig: rt.Kubeconfig, UserAgent: name, Log: rt.Log})
 	if err != nil {
 		return err
@@ -122,6 +141,14 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		services: services, nodes: nodes,
 		pools:          kube.Pools(client, func(string) { s.markAll() }),
 		advertisements: kube.L2Advertisements(client, func(string) { s.markAll() }),
+	}
+	s.from.routes = routeSources{
+		peers: kube.BGPPeers(client, s.markRoutes), advertisements: kube.BGPAdvertisements(client, s.markRoutes),
+		communities: kube.Communities(client, s.markRoutes), profiles: kube.BFDProfiles(client, s.markRoutes),
+		passwords: kube.Passwords(client, f.namespace, s.markRoutes), namespace: f.namespace,
+	}
+	if f.daemonSet != "" {
+		s.from.daemonSet = kube.DaemonSet(client, f.namespace, f.daemonSet, func(string) { s.runner.Poke() })
 	}
 	client.OnSync(s.markSynced)
 
@@ -144,8 +171,30 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 			}
 		},
 	})
-	s.to = sinks{l2: responder, report: reporter}
-	actors := []func(context.Context) error{client.Run, watcher.Run, talk.Run, responder.Run, events.Run, reporter.Run, s.runner.Run}
+	sessions := bgp.New(bgp.Options{Log: rt.Log, Hostname: rt.NodeName, Changed: s.runner.Poke})
+	rt.Metrics.MustRegister(sessions)
+	watches := bfd.NewProcess(bfd.Options{Log: rt.Log, Changed: s.runner.Poke})
+	objects := report.NewObjects(rt.Log)
+	status := client.Status(time.Now)
+	s.to = sinks{
+		l2: responder, report: reporter, routes: routeSinks{bgp: sessions, bfd: watches}, objects: objects,
+		writers: writers{
+			peerNode: status.PeerNode, drop: status.DropPeerNodes, advertisement: status.BGPAdvertisement,
+			event: func(p lb.Peer, good bool, reason lb.Reason, message string) {
+				if good {
+					events.Normal(kube.PeerReference(p), reason, message)
+				} else {
+					events.Warning(kube.PeerReference(p), reason, message)
+				}
+			},
+		},
+	}
+	seen := witness.New(witness.Options{Lease: client.Witnesses(f.namespace, leaseName), Log: rt.Log, Changed: s.runner.Poke})
+	s.to.witness = seen
+	around := newSurroundings(client, rt, f.namespace, nodes, watcher.All)
+	actors := []func(context.Context) error{
+		around.Run, client.Run, watcher.Run, talk.Run, responder.Run, events.Run, reporter.Run, s.runner.Run, seen.Run, sessions.Run, watches.Run, objects.Run,
+	}
 	if f.gate == "proxy" {
 		fed := gate.NewFeed(gate.Options{Dial: gate.DialUnix(f.feedSocket), Hold: f.hold, Log: rt.Log, Changed: s.markVIPs})
 		s.from.feed = fed
@@ -154,7 +203,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		s.from.slices = kube.Slices(client, s.markService)
 		rt.Log.Warn("claims rest on endpoints only: whether this node's rules deliver an address is not checked", "gate", f.gate)
 	}
-	rt.Metrics.MustRegister(newCollector(s))
+	rt.Metrics.MustRegister(newCollector(s), newPathCollector(s))
 	rt.Handle("GET /v1/status", http.HandlerFunc(s.serveStatus))
 	rt.Ready("speaker", s.ready)
 
@@ -205,7 +254,7 @@ func bindAddress(given netip.Addr, self string, nodes table[string, lb.Node]) fu
 // ready tells why the speaker does not do its work yet, or nil when it does.
 func (s *speaker) ready() error {
 	s.mu.Lock()
-	waiting := s.waiting
+	waiting := cmp.Or(s.waiting, s.routing.waiting)
 	s.mu.Unlock()
 	switch {
 	case waiting != "":

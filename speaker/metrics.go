@@ -48,7 +48,8 @@ func (p *packets) Dropped(iface string, why l2.Drop) {
 // collector shows the speaker's state as metrics at the time of asking, so that nothing is left over from what was.
 type collector struct {
 	s                                               *speaker
-	announced, claims, members, feedUsable, changes *prometheus.Desc
+	announced, claims, reasons, conflicts           *prometheus.Desc
+	members, missing, majority, feedUsable, changes *prometheus.Desc
 }
 
 func newCollector(s *speaker) *collector {
@@ -57,16 +58,20 @@ func newCollector(s *speaker) *collector {
 	}
 	return &collector{
 		s:          s,
-		announced:  desc("announced", "1 for each VIP and Service that this node answers for.", "vip", "service"),
+		announced:  desc("announced", "1 for each VIP and Service that this node answers for, or that BGP peers hear of from it.", "vip", "service"),
 		claims:     desc("claims", "VIPs by why this node does not claim them; Claimed for those that it does.", "reason"),
+		reasons:    desc("vip_reason", "1 for each VIP and why this node does or does not announce it.", "vip", "reason"),
+		missing:    desc("members_missing", "Nodes whose speaker has stopped answering without taking its leave."),
+		majority:   desc("majority", "1 while this node sees most of the speakers that it has met."),
 		members:    desc("members", "Live nodes that run a speaker, this one included."),
 		feedUsable: desc("gate_usable", "1 while this node's claims can rest on what its gate says."),
 		changes:    desc("owner_changes_total", "Changes of a VIP's owner, as this node saw them."),
+		conflicts:  desc("address_conflict", "1 for each device that uses a VIP and is no node that runs a speaker, as this node sees it.", "vip", "interface", "mac"),
 	}
 }
 
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.announced, c.claims, c.members, c.feedUsable, c.changes} {
+	for _, d := range []*prometheus.Desc{c.announced, c.claims, c.reasons, c.members, c.missing, c.majority, c.feedUsable, c.changes, c.conflicts} {
 		ch <- d
 	}
 }
@@ -78,8 +83,16 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	answering := c.s.to.l2.Outcome().Answering
 	claims := map[lb.Reason]int{"Claimed": 0}
 	for _, d := range c.s.snapshot() {
-		claims[cmp.Or(d.Claim(false).Reason, "Claimed")]++
-		if len(answering[d.VIP]) == 0 {
+		claims[cmp.Or(d.Obstacle(), "Claimed")]++
+		for _, w := range d.Nodes {
+			if w.Node == c.s.self {
+				gauge(c.reasons, 1, d.VIP.String(), string(w.Reason))
+			}
+		}
+		for _, stranger := range d.Strangers {
+			gauge(c.conflicts, 1, d.VIP.String(), stranger.Interface, stranger.MAC)
+		}
+		if len(answering[d.VIP]) == 0 && len(d.Routed.Peers) == 0 {
 			continue
 		}
 		for _, key := range d.Services {
@@ -89,14 +102,20 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for reason, n := range claims {
 		gauge(c.claims, float64(n), string(reason))
 	}
-	gauge(c.members, float64(len(c.s.from.members.Live())))
-	usable := 1.0
-	if c.s.from.feed != nil && c.s.from.feed.Reason() != "" {
-		usable = 0
-	}
-	gauge(c.feedUsable, usable)
+	members := c.s.membersStatus()
+	gauge(c.members, float64(len(members.Live)))
+	gauge(c.missing, float64(len(members.Missing)))
+	gauge(c.majority, truth(members.Majority))
+	gauge(c.feedUsable, truth(c.s.from.feed == nil || c.s.from.feed.Reason() == ""))
 	c.s.mu.Lock()
 	changes := c.s.ownerChanges
 	c.s.mu.Unlock()
 	ch <- prometheus.MustNewConstMetric(c.changes, prometheus.CounterValue, float64(changes))
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
 }

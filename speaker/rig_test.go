@@ -10,9 +10,13 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/bfd"
 	"github.com/landfall-lb/landfall/speaker/l2"
+	"github.com/landfall-lb/landfall/speaker/report"
+	"github.com/landfall-lb/landfall/speaker/witness"
 )
 
 // The rig runs speakers, loop and plan included, in one process: what is around them is made of fakes that behave like the real
@@ -87,14 +91,23 @@ type api struct {
 	nodes          *memTable[string, lb.Node]
 	pools          *memTable[string, lb.Pool]
 	advertisements *memTable[string, lb.L2Advertisement]
+
+	peers       *memTable[string, lb.Peer]
+	bgpAds      *memTable[string, lb.BGPAdvertisement]
+	communities *memTable[string, lb.CommunityNames]
+	profiles    *memTable[string, lb.BFDProfile]
+	passwords   *memTable[string, string]
 }
 
 // rig is a cluster of speakers.
 type rig struct {
-	t     *testing.T
+	t     testing.TB
 	api   api
 	nodes map[string]*fakeNode
 	wire  *wire
+
+	leaseMu sync.Mutex
+	lease   *lb.Witness
 }
 
 // wire notes who answers.
@@ -149,21 +162,34 @@ type fakeNode struct {
 	peers      map[string][]netip.Addr
 	outcome    map[netip.Addr][]string
 	rounds     map[netip.Addr]int
+	macs       []string
+	sees       func(node string) bool // nil: all
+	apiless    bool                   // cannot read the Lease
+	probed     map[netip.Addr]bool
+	strangers  map[netip.Addr][]lb.Stranger
+	ours       map[string]bool
+	slow       bool // probing takes until finish is called
 	mute       bool // its interface takes no packets
 	gate       lb.Reason
 	deliveries map[lb.DeliveryKey]lb.Delivery
 	reports    map[lb.Key]lb.Condition
 	interfaces []lb.Interface
+	daemonSet  *memTable[string, bool]
+	routers    *fakeRouters
+	bfd        *fakeBFD
+	objects    *fakeObjects
 	cancel     context.CancelFunc
 	done       chan error
 }
 
-func newRig(t *testing.T) *rig {
+func newRig(t testing.TB) *rig {
 	r := &rig{
 		t: t, nodes: map[string]*fakeNode{}, wire: &wire{answers: map[netip.Addr]map[string]bool{}, least: map[netip.Addr]int{}},
 		api: api{
 			services: newTable[lb.Key, lb.Service](), slices: newTable[lb.Key, []lb.Slice](), nodes: newTable[string, lb.Node](),
 			pools: newTable[string, lb.Pool](), advertisements: newTable[string, lb.L2Advertisement](),
+			peers: newTable[string, lb.Peer](), bgpAds: newTable[string, lb.BGPAdvertisement](), communities: newTable[string, lb.CommunityNames](),
+			profiles: newTable[string, lb.BFDProfile](), passwords: newTable[string, string](),
 		},
 	}
 	r.api.pools.set("lan", lb.Pool{Name: "lan", Ranges: []lb.Range{{From: vip1, To: netip.MustParseAddr("172.26.236.199")}}})
@@ -185,8 +211,20 @@ func newRig(t *testing.T) *rig {
 				return n.interfaces, n.interfaces != nil
 			},
 			feed: fakeFeed{n}, members: fakeGossip{n},
+			routes: routeSources{
+				peers: r.api.peers, advertisements: r.api.bgpAds, communities: r.api.communities, profiles: r.api.profiles,
+				passwords: r.api.passwords, namespace: "landfall-system",
+			},
 		}
-		n.to = sinks{l2: fakeL2{n}, report: fakeReport{n}}
+		n.routers = &fakeRouters{node: n, up: map[string]bool{}, heard: map[string]map[netip.Prefix]lb.Route{}}
+		n.bfd = &fakeBFD{node: n, outcomes: map[bfd.Key]bfd.Outcome{}}
+		n.objects = &fakeObjects{node: n, jobs: map[string]report.Job{}}
+		n.to = sinks{
+			l2: fakeL2{n}, report: fakeReport{n}, witness: &fakeWitness{fakeNode: n}, routes: routeSinks{bgp: n.routers, bfd: n.bfd}, objects: n.objects, writers: n.objects.writers(),
+		}
+		n.daemonSet = newTable[string, bool]()
+		n.daemonSet.set("landfall-node", true)
+		n.opts.convergence = 3 * time.Second
 		r.nodes[name] = n
 	}
 	r.follow()
@@ -201,6 +239,11 @@ func (r *rig) follow() {
 		r.api.nodes.changed = append(r.api.nodes.changed, n.markNode)
 		r.api.pools.changed = append(r.api.pools.changed, func(string) { n.markAll() })
 		r.api.advertisements.changed = append(r.api.advertisements.changed, func(string) { n.markAll() })
+		r.api.peers.changed = append(r.api.peers.changed, n.markRoutes)
+		r.api.bgpAds.changed = append(r.api.bgpAds.changed, n.markRoutes)
+		r.api.communities.changed = append(r.api.communities.changed, n.markRoutes)
+		r.api.profiles.changed = append(r.api.profiles.changed, n.markRoutes)
+		r.api.passwords.changed = append(r.api.passwords.changed, n.markRoutes)
 	}
 }
 
@@ -344,7 +387,7 @@ func (g fakeGossip) Live() []string {
 	live := []string{g.self}
 	for name, n := range g.rig.nodes {
 		n.mu.Lock()
-		if n.live && name != g.self {
+		if n.live && name != g.self && (g.sees == nil || g.sees(name)) {
 			live = append(live, name)
 		}
 		n.mu.Unlock()
@@ -357,12 +400,30 @@ func (g fakeGossip) Claims(vip netip.Addr) map[string]lb.Claim {
 	claims := map[string]lb.Claim{}
 	for name, n := range g.rig.nodes {
 		n.mu.Lock()
-		if c, ok := n.claims[vip]; ok && n.live && name != g.self {
+		if c, ok := n.claims[vip]; ok && n.live && name != g.self && (g.sees == nil || g.sees(name)) {
 			claims[name] = c
 		}
 		n.mu.Unlock()
 	}
 	return claims
+}
+
+func (g fakeGossip) SetMACs(macs []string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.fakeNode.macs = macs
+}
+
+func (g fakeGossip) MACs() map[string]bool {
+	all := map[string]bool{}
+	for _, n := range g.rig.nodes {
+		n.mu.Lock()
+		for _, mac := range n.macs {
+			all[mac] = true
+		}
+		n.mu.Unlock()
+	}
+	return all
 }
 
 func (f fakeFeed) Tell(lb.FeedNotice) {}
@@ -388,7 +449,14 @@ func (f fakeL2) Set(d l2.Desired) {
 		}
 		f.fakeNode.rounds[vip] = answer.Round
 	}
-	same := maps.EqualFunc(f.outcome, outcome, slices.Equal)
+	probed := map[netip.Addr]bool{}
+	for vip := range d.Probes {
+		if !f.slow {
+			probed[vip] = true
+		}
+	}
+	same := maps.EqualFunc(f.outcome, outcome, slices.Equal) && maps.Equal(f.probed, probed)
+	f.probed, f.ours = probed, d.Ours
 	f.fakeNode.outcome = outcome
 	muted := f.mute
 	f.mu.Unlock()
@@ -404,7 +472,47 @@ func (f fakeL2) Set(d l2.Desired) {
 func (f fakeL2) Outcome() l2.Outcome {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return l2.Outcome{Answering: f.outcome}
+	return l2.Outcome{Answering: f.outcome, Probed: f.probed, Strangers: f.strangers}
+}
+
+func (g fakeGossip) Known() []string {
+	return slices.Sorted(maps.Keys(g.rig.nodes))
+}
+
+// fakeWitness keeps what a node makes of the Lease, which all nodes share.
+type fakeWitness struct {
+	*fakeNode
+	desired witness.Desired
+}
+
+func (f *fakeWitness) Set(d witness.Desired) {
+	f.mu.Lock()
+	f.desired = d
+	f.mu.Unlock()
+	if !d.Tell || d.Rank > 0 {
+		return
+	}
+	f.rig.leaseMu.Lock()
+	same := f.rig.lease != nil && f.rig.lease.Same(d.Says)
+	f.rig.lease = &d.Says
+	f.rig.leaseMu.Unlock()
+	if !same {
+		for _, n := range f.rig.nodes {
+			n.runner.Poke()
+		}
+	}
+}
+
+func (f *fakeWitness) Outcome() (lb.Witness, bool) {
+	f.mu.Lock()
+	heed := f.desired.Heed && !f.apiless
+	f.mu.Unlock()
+	f.rig.leaseMu.Lock()
+	defer f.rig.leaseMu.Unlock()
+	if !heed || f.rig.lease == nil {
+		return lb.Witness{}, false
+	}
+	return *f.rig.lease, true
 }
 
 type fakeReport struct{ *fakeNode }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/netip"
+	"slices"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/plan"
@@ -18,6 +19,7 @@ type status struct {
 	Gate       gateStatus        `json:"gate"`
 	Members    membersStatus     `json:"members"`
 	Interfaces []interfaceStatus `json:"interfaces"`
+	BGP        bgpStatus         `json:"bgp"`
 	VIPs       []vipStatus       `json:"vips"`
 }
 
@@ -33,6 +35,15 @@ type gateStatus struct {
 type membersStatus struct {
 	Joined bool     `json:"joined"`
 	Live   []string `json:"live"`
+	// Missing have stopped answering without taking their leave; Dead are those of them whose kernels do not answer either.
+	Missing []string `json:"missing,omitempty"`
+	Dead    []string `json:"dead,omitempty"`
+	// Strange are nodes of the cluster on which no speaker has been met.
+	Strange []string `json:"withoutSpeaker,omitempty"`
+	// Majority is set while the live ones are most of those that are live or missing.
+	Majority bool `json:"majority"`
+	// Elsewhere is what a majority that this node does not see says of itself over the API server.
+	Elsewhere *lb.Witness `json:"elsewhere,omitempty"`
 }
 
 type interfaceStatus struct {
@@ -48,25 +59,32 @@ type vipStatus struct {
 	Services []string   `json:"services"`
 	Owner    string     `json:"owner,omitempty"`
 	// Answering are this node's interfaces that answer for the VIP now.
-	Answering []string        `json:"answering,omitempty"`
-	Handover  bool            `json:"handover,omitempty"`
+	Answering []string `json:"answering,omitempty"`
+	Handover  bool     `json:"handover,omitempty"`
+	// Probing is set while this node asks whether somebody else uses the VIP.
+	Probing bool `json:"probing,omitempty"`
+	// Strangers are the devices that use the VIP and are no nodes that run a speaker, as this node sees them.
+	Strangers []lb.Stranger   `json:"strangers,omitempty"`
 	Nodes     []plan.NodeWord `json:"nodes"`
+	// Routes is what becomes of the VIP over BGP on this node; absent where no BGPAdvertisement is for it.
+	Routes *routeStatus `json:"routes,omitempty"`
 }
 
 func (s *speaker) status() status {
 	interfaces, _ := s.from.interfaces()
 	outcome := s.to.l2.Outcome()
 	st := status{
-		Node: s.self, Gate: s.gateStatus(), Members: membersStatus{Joined: s.from.members.Joined(), Live: s.from.members.Live()},
-		Interfaces: []interfaceStatus{}, VIPs: []vipStatus{},
+		Node: s.self, Gate: s.gateStatus(), Members: s.membersStatus(),
+		Interfaces: []interfaceStatus{}, BGP: s.bgpStatus(), VIPs: []vipStatus{},
 	}
+	routes := s.routeStatus()
 	for _, i := range interfaces {
 		st.Interfaces = append(st.Interfaces, interfaceStatus{
 			Name: i.Name, MAC: i.MAC.String(), Up: i.Up, Addresses: i.Addresses, Problem: outcome.Problems[i.Name],
 		})
 	}
 	for _, d := range s.snapshot() {
-		v := vipStatus{VIP: d.VIP, Owner: d.Owner, Answering: outcome.Answering[d.VIP], Handover: d.Handover, Nodes: d.Nodes}
+		v := vipStatus{VIP: d.VIP, Owner: d.Owner, Answering: outcome.Answering[d.VIP], Handover: d.Handover, Probing: len(d.Probe) > 0, Strangers: d.Strangers, Nodes: d.Nodes, Routes: routes[d.VIP]}
 		for _, key := range d.Services {
 			v.Services = append(v.Services, key.String())
 		}
@@ -75,6 +93,26 @@ func (s *speaker) status() status {
 	s.mu.Lock()
 	st.Waiting, st.Stopping = s.waiting, s.stopping
 	s.mu.Unlock()
+	return st
+}
+
+func (s *speaker) membersStatus() membersStatus {
+	live, known := s.from.members.Live(), s.from.members.Known()
+	st := membersStatus{Joined: s.from.members.Joined(), Live: live, Dead: s.from.members.Dead(), Majority: plan.QuorumOf(s.self, live, known).Majority}
+	for _, node := range known {
+		if !slices.Contains(live, node) {
+			st.Missing = append(st.Missing, node)
+		}
+	}
+	for node := range s.from.nodes.All() {
+		if !slices.Contains(known, node) {
+			st.Strange = append(st.Strange, node)
+		}
+	}
+	slices.Sort(st.Strange)
+	if said, heard := s.to.witness.Outcome(); heard && !st.Majority {
+		st.Elsewhere = &said
+	}
 	return st
 }
 

@@ -30,6 +30,11 @@ type IPAddressPool struct {
 }
 
 // IPAddressPoolSpec says which addresses the pool holds and who gets them.
+//
+// The rule looks at CIDRs only, of which two are apart unless one contains the other: CEL has no order of addresses for ranges. It is
+// left out where it would cost more than the API server allows one call.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.reservations) || self.addresses.size() * self.reservations.size() > 8192 || self.addresses.exists(a, !isCIDR(a.trim())) || [self.addresses.map(a, cidr(a.trim()))].all(pool, self.reservations.filter(r, isCIDR(r.addresses.trim())).map(r, cidr(r.addresses.trim())).all(c, pool.exists(a, a.containsCIDR(c) || c.containsCIDR(a))))",message="each reservation must have addresses of spec.addresses: one is wholly outside of them",fieldPath=".reservations"
 type IPAddressPoolSpec struct {
 	// addresses lists what the pool holds: CIDRs (192.0.2.0/28, 2001:db8::/120) and ranges (192.0.2.10-192.0.2.20), of both families if wanted.
 	// A range must end at or after its start, with both ends of one family.
@@ -166,6 +171,14 @@ type IPAddressPoolStatus struct {
 	// +optional
 	// +listType=atomic
 	Released []ReleasedAddress `json:"released,omitempty"`
+	// claims are addresses on their way to Services: what a controller writes here before it writes the Service, so that no other
+	// controller, were there one at the same time, gives them away.
+	// +optional
+	// +listType=atomic
+	Claims []AddressClaim `json:"claims,omitempty"`
+	// writer is the controller that claimed addresses last.
+	// +optional
+	Writer string `json:"writer,omitempty"`
 	// conditions: Ready says whether the pool hands out addresses, Overlapping whether it shares some with another pool, and
 	// Exhausted whether it has none left of a family.
 	// +optional
@@ -181,6 +194,15 @@ type ReleasedAddress struct {
 	Name      string `json:"name"`
 	// at is when it was freed.
 	At metav1.Time `json:"at"`
+}
+
+// AddressClaim are addresses on their way to a Service, decided on one version of it and void for any other.
+type AddressClaim struct {
+	Namespace       string   `json:"namespace"`
+	Name            string   `json:"name"`
+	UID             string   `json:"uid"`
+	ResourceVersion string   `json:"resourceVersion"`
+	Addresses       []string `json:"addresses"`
 }
 
 // IPAddressPoolList is a list of pools.

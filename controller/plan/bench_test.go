@@ -57,7 +57,7 @@ func BenchmarkChange(b *testing.B) {
 	for _, n := range []int{100, 1_000, 10_000, 100_000} {
 		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
 			pools, services := benchWorld(n, n)
-			book := NewBook(Config{})
+			book := NewBook(Config{}, 0)
 			book.SetPools(pools, nil)
 			for _, s := range services {
 				book.Set(s, Pending{}, time.Time{})
@@ -88,5 +88,46 @@ func BenchmarkFill(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		Assign(w.input(nil))
+	}
+}
+
+// BenchmarkEdit edits a pool, or has another Node, while 20,000 Services hold addresses of one pool and one of another.
+func BenchmarkEdit(b *testing.B) {
+	pools, services := benchWorld(20_000, 20_000)
+	other := pools["p"]
+	other.Name, other.Ranges = "other", []lb.Range{{From: netip.MustParseAddr("192.0.2.0"), To: netip.MustParseAddr("192.0.2.9")}}
+	pools["other"] = other
+	for name, edit := range map[string]func(generation int64) map[string]lb.Node{
+		"the pool of 20,000": func(g int64) map[string]lb.Node {
+			p := pools["p"]
+			p.Generation = g
+			pools["p"] = p
+			return nil
+		},
+		"the other pool": func(g int64) map[string]lb.Node {
+			p := pools["other"]
+			p.Generation = g
+			pools["other"] = p
+			return nil
+		},
+		"a node": func(g int64) map[string]lb.Node {
+			return map[string]lb.Node{"n": {Name: "n", Addresses: []netip.Addr{netip.AddrFrom4([4]byte{198, 51, 100, byte(g)})}}}
+		},
+	} {
+		b.Run(name, func(b *testing.B) {
+			book := NewBook(Config{}, len(services))
+			book.SetPools(pools, nil)
+			for _, s := range services {
+				book.Set(s, Pending{}, time.Time{})
+			}
+			book.Plan(time.Time{})
+			generation := pools["p"].Generation
+			b.ReportAllocs()
+			for b.Loop() {
+				generation++
+				book.SetPools(pools, edit(generation))
+				book.Plan(time.Time{})
+			}
+		})
 	}
 }

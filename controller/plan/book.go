@@ -1,7 +1,7 @@
 package plan
 
 import (
-	"maps"
+	"cmp"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -26,16 +26,14 @@ type Book struct {
 	asking map[netip.Addr]map[*entry]bool
 	kept   keptAddresses
 
-	dirty, waiting map[*entry]bool
+	// dirty are those to be decided, as far as their own mark still says so. Lists, not maps: a map that was once large takes
+	// as long to go through as it did then.
+	dirty []*entry
+	// waiting are those that lack something, each at its place.
+	waiting []*entry
 	// freed is set when those who wait may have a chance.
 	freed   bool
 	summary Summary
-}
-
-// Summary counts the Services that are ours.
-type Summary struct {
-	Assigned int               // those that have what they ask for
-	Pending  map[lb.Reason]int // the others
 }
 
 // entry is one Service.
@@ -46,30 +44,36 @@ type entry struct {
 	// taken is all that nobody else can have because of it: held, what its status still shows, and what others route to it.
 	taken []netip.Addr
 	asks  []netip.Addr // what it waits for by name, as in Book.asking
+	born  int64        // when it was created, in seconds: numbers are compared faster than times
+	dirty bool         // it is in Book.dirty
+	place int          // in Book.waiting, counted from 1; 0 when it does not wait
 	// reason is what it is counted under in the summary; "" when it is not counted.
 	reason lb.Reason
 }
 
-// NewBook returns an empty book. SetPools must be called before the first plan.
-func NewBook(config Config) *Book {
+// NewBook returns an empty book with room for some Services, to be filled at once. SetPools must be called before the first plan.
+func NewBook(config Config, services int) *Book {
 	b := &Book{
-		config: config, entries: map[lb.Key]*entry{}, holders: map[netip.Addr][]*entry{}, shares: map[string]map[netip.Addr]bool{},
-		asking: map[netip.Addr]map[*entry]bool{}, dirty: map[*entry]bool{}, waiting: map[*entry]bool{},
+		config: config, entries: make(map[lb.Key]*entry, services), holders: make(map[netip.Addr][]*entry, services), shares: map[string]map[netip.Addr]bool{},
+		asking:  map[netip.Addr]map[*entry]bool{},
 		kept:    keptAddresses{at: map[netip.Addr]lb.Released{}, of: map[lb.Key][]netip.Addr{}},
 		summary: Summary{Pending: map[lb.Reason]int{}},
 	}
-	b.pools = newPools(nil, nil)
+	b.pools = newPools(nil, never{})
 	return b
 }
 
-// SetPools replaces the pools and the nodes, whose addresses are not handed out. All Services are decided anew, unless nothing
-// differs but the pools' statuses and the rest of the nodes.
+// SetPools replaces the pools and the nodes, whose addresses and gateways are not handed out. Decided anew are those who wait, and
+// those that have to do with a pool that differs in more than its status, or with an address that is handed out no more, or again.
 func (b *Book) SetPools(pools map[string]lb.Pool, nodes map[string]lb.Node) {
-	never := append(nodeAddresses(nodes), others(b.config.Never)...)
-	if slices.Equal(never, b.pools.never) && b.pools.same(pools) {
+	never := newNever(nodes, b.config.Never)
+	changed := b.pools.changed(pools)
+	if slices.Equal(never.ranges, b.pools.never.ranges) && len(changed) == 0 {
 		return
 	}
+	before := b.pools
 	b.pools = newPools(pools, never)
+	b.freed = true
 	for addr, holders := range b.holders {
 		b.pools.assigned(addr, 1)
 		b.pools.occupied(addr, true)
@@ -78,6 +82,9 @@ func (b *Book) SetPools(pools map[string]lb.Pool, nodes map[string]lb.Node) {
 				b.pools.used(addr, e.Key.Namespace, 1)
 			}
 		}
+		if before.never.theirs[addr] != never.theirs[addr] || len(changed) > 0 && (before.containedIn(addr, changed) || b.pools.containedIn(addr, changed)) {
+			b.touch(addr)
+		}
 	}
 	for addr := range b.kept.at {
 		if len(b.holders[addr]) == 0 {
@@ -85,8 +92,13 @@ func (b *Book) SetPools(pools map[string]lb.Pool, nodes map[string]lb.Node) {
 		}
 	}
 	b.kept.reschedule(b.pools)
+	if len(changed) == 0 {
+		return
+	}
 	for _, e := range b.entries {
-		b.dirty[e] = true
+		if e.Request.Pool != "" && changed[e.Request.Pool] {
+			b.mark(e)
+		}
 	}
 }
 
@@ -109,7 +121,7 @@ func (b *Book) Set(s lb.Service, pending Pending, now time.Time) {
 	}
 	before, key := e.taken, e.Request.Share
 	b.freed = b.freed || key != "" || s.Request.Share != "" // whatever has changed may let others share
-	e.Service = s
+	e.Service, e.born = s, s.Created.Unix()
 	e.held, e.taken = holding(&s, pending)
 	for _, addr := range e.taken {
 		if !slices.Contains(before, addr) {
@@ -129,7 +141,7 @@ func (b *Book) Set(s lb.Service, pending Pending, now time.Time) {
 		// Not earlier: until its status says that it has the address, another controller must go on keeping it.
 		b.kept.remove(in.Addr)
 	}
-	b.dirty[e] = true
+	b.mark(e)
 }
 
 // holding returns what a Service holds and all that is taken because of it.
@@ -140,17 +152,20 @@ func holding(s *lb.Service, pending Pending) (held, taken []netip.Addr) {
 	for _, in := range s.Ingress {
 		held = append(held, in.Addr)
 	}
-	taken = held
+	taken = union(nil, held) // each once, whatever somebody has written into the status
 	if pending.UID != "" && pending.Covers(*s) {
 		// Whether the write took place is not known for sure, so what is shown stays taken as well.
 		held = pending.Addresses
-		taken = union(held, taken)
+		taken = union(union(held, pending.Perhaps), taken)
 	}
 	return held, union(taken, s.ExternalIPs)
 }
 
 // union returns the addresses of a, then those of b that are not in a; it changes neither.
 func union(a, b []netip.Addr) []netip.Addr {
+	if len(a) == 0 && len(b) < 2 {
+		return slices.Clip(b)
+	}
 	all := a[:len(a):len(a)]
 	for _, addr := range b {
 		if !slices.Contains(all, addr) {
@@ -168,6 +183,14 @@ func (b *Book) Service(key lb.Key) lb.Service {
 	return lb.Service{}
 }
 
+// Pool names the pool in whose status an address is claimed: the oldest that contains it; "" when none does.
+func (b *Book) Pool(addr netip.Addr) string {
+	if p := b.pools.of(addr); p != nil {
+		return p.Name
+	}
+	return ""
+}
+
 // Delete tells that a Service is gone.
 func (b *Book) Delete(key lb.Key, now time.Time) {
 	e := b.entries[key]
@@ -180,7 +203,7 @@ func (b *Book) Delete(key lb.Key, now time.Time) {
 	}
 	b.count(e, "")
 	b.wait(e, nil, false)
-	delete(b.dirty, e)
+	e.dirty = false
 }
 
 // Keep tells of addresses that an earlier controller has seen become free.
@@ -212,22 +235,28 @@ func (b *Book) Plan(now time.Time) Plan {
 	return p
 }
 
+// mark has e decided in the next plan.
+func (b *Book) mark(e *entry) {
+	if !e.dirty {
+		e.dirty = true
+		b.dirty = append(b.dirty, e)
+	}
+}
+
 // due returns those to decide now, oldest first.
 func (b *Book) due() []*entry {
-	due := make([]*entry, 0, len(b.dirty))
-	for e := range b.dirty {
-		due = append(due, e)
-	}
 	if b.freed {
-		for e := range b.waiting {
-			if !b.dirty[e] {
-				due = append(due, e)
-			}
+		for _, e := range b.waiting {
+			b.mark(e)
 		}
 	}
 	b.freed = false
-	clear(b.dirty)
-	slices.SortFunc(due, func(x, y *entry) int { return Older(&x.Service, &y.Service) })
+	due := slices.DeleteFunc(b.dirty, func(e *entry) bool { return !e.dirty }) // deleted meanwhile
+	b.dirty = nil
+	for _, e := range due {
+		e.dirty = false
+	}
+	slices.SortFunc(due, func(x, y *entry) int { return cmp.Or(cmp.Compare(x.born, y.born), Older(&x.Service, &y.Service)) })
 	return due
 }
 
@@ -253,152 +282,5 @@ func (b *Book) settled(e *entry) {
 	b.wait(e, nil, false)
 }
 
-// Summary counts the Services by what was decided last.
-func (b *Book) Summary() Summary {
-	return Summary{Assigned: b.summary.Assigned, Pending: maps.Clone(b.summary.Pending)}
-}
-
 // Next returns when something becomes free by the mere passing of time; zero when nothing does.
 func (b *Book) Next() time.Time { return b.kept.next }
-
-// take notes that e has addr.
-func (b *Book) take(e *entry, addr netip.Addr) {
-	holders := b.holders[addr]
-	if len(holders) == 0 {
-		b.pools.assigned(addr, 1)
-		if _, kept := b.kept.at[addr]; !kept && b.pools.occupied(addr, true) {
-			b.freed = true // not free, but those who wait do so for another reason now
-		}
-	} else {
-		b.touch(addr)
-	}
-	if !hasNamespace(holders, e.Key.Namespace) && b.pools.used(addr, e.Key.Namespace, 1) {
-		b.freed = true // likewise
-	}
-	i, _ := slices.BinarySearchFunc(holders, e, func(x, y *entry) int { return Older(&x.Service, &y.Service) })
-	b.holders[addr] = slices.Insert(holders, i, e)
-	b.share(addr, e.Request.Share)
-	b.freed = b.freed || e.Request.Share != "" // to be shared by those who wait
-	for waiter := range b.asking[addr] {
-		b.dirty[waiter] = true
-	}
-}
-
-// drop notes that e, whose sharing key was key, has addr no longer.
-func (b *Book) drop(e *entry, addr netip.Addr, key string, now time.Time) {
-	holders := slices.DeleteFunc(b.holders[addr], func(h *entry) bool { return h == e })
-	b.holders[addr] = holders
-	b.unshare(addr, key)
-	if !hasNamespace(holders, e.Key.Namespace) {
-		b.pools.used(addr, e.Key.Namespace, -1)
-		b.freed = true // the namespace has room again
-	}
-	b.touch(addr)
-	if len(holders) > 0 {
-		b.freed = true // a port of a shared address may be free
-		return
-	}
-	delete(b.holders, addr)
-	b.pools.assigned(addr, -1)
-	if _, kept := b.kept.at[addr]; kept {
-		// It was to be given, and was never seen to be.
-	} else if pool := b.pools.of(addr); pool != nil && pool.Quarantine != 0 {
-		b.kept.add(lb.Released{Addr: addr, Service: e.Key, At: now.UTC().Truncate(time.Second)}, b.pools)
-	} else {
-		b.pools.occupied(addr, false)
-	}
-	b.freed = true // also by what is kept: it is free for the one that had it
-}
-
-// unkeep makes an address free for everybody.
-func (b *Book) unkeep(addr netip.Addr) {
-	b.kept.remove(addr)
-	if len(b.holders[addr]) == 0 {
-		b.pools.occupied(addr, false)
-		b.freed = true
-	}
-}
-
-// busy tells whether addr cannot be given to just anybody.
-func (b *Book) busy(addr netip.Addr) bool {
-	if len(b.holders[addr]) > 0 {
-		return true
-	}
-	_, kept := b.kept.at[addr]
-	return kept
-}
-
-// touch has all that hold addr decided anew.
-func (b *Book) touch(addr netip.Addr) {
-	for _, e := range b.holders[addr] {
-		b.dirty[e] = true
-	}
-}
-
-func (b *Book) share(addr netip.Addr, key string) {
-	if key == "" {
-		return
-	}
-	if b.shares[key] == nil {
-		b.shares[key] = map[netip.Addr]bool{}
-	}
-	b.shares[key][addr] = true
-}
-
-// unshare takes addr from the addresses of key, unless another holder of it has that key.
-func (b *Book) unshare(addr netip.Addr, key string) {
-	if key == "" || slices.ContainsFunc(b.holders[addr], func(e *entry) bool { return e.Request.Share == key }) {
-		return
-	}
-	delete(b.shares[key], addr)
-	if len(b.shares[key]) == 0 {
-		delete(b.shares, key)
-	}
-}
-
-// count puts e under another reason in the summary, "" for none.
-func (b *Book) count(e *entry, reason lb.Reason) {
-	switch e.reason {
-	case "":
-	case lb.ReasonAssigned:
-		b.summary.Assigned--
-	default:
-		if b.summary.Pending[e.reason]--; b.summary.Pending[e.reason] == 0 {
-			delete(b.summary.Pending, e.reason)
-		}
-	}
-	switch e.reason = reason; reason {
-	case "":
-	case lb.ReasonAssigned:
-		b.summary.Assigned++
-	default:
-		b.summary.Pending[reason]++
-	}
-}
-
-// wait notes whether e waits for something, and for which addresses by name.
-func (b *Book) wait(e *entry, asks []netip.Addr, waits bool) {
-	for _, addr := range e.asks {
-		delete(b.asking[addr], e)
-		if len(b.asking[addr]) == 0 {
-			delete(b.asking, addr)
-		}
-	}
-	e.asks = nil
-	if !waits {
-		delete(b.waiting, e)
-		return
-	}
-	b.waiting[e] = true
-	e.asks = asks
-	for _, addr := range asks {
-		if b.asking[addr] == nil {
-			b.asking[addr] = map[*entry]bool{}
-		}
-		b.asking[addr][e] = true
-	}
-}
-
-func hasNamespace(entries []*entry, namespace string) bool {
-	return slices.ContainsFunc(entries, func(e *entry) bool { return e.Key.Namespace == namespace })
-}

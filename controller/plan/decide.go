@@ -18,17 +18,18 @@ func (b *Book) decide(e *entry) Decision {
 	var note string
 	if refusal == nil {
 		var found []netip.Addr
-		needs := b.needs(e, w, kept)
+		var room [2]need
+		needs := b.needs(room[:0], e, w, kept)
 		found, note, refusal = b.find(e, w, needs, kept)
 		if refusal == nil {
 			kept = replaced(kept, w, needs, found)
 		}
 		for _, addr := range found {
 			if !slices.Contains(e.taken, addr) {
-				e.taken = union(e.taken, []netip.Addr{addr})
 				b.take(e, addr)
 			}
 		}
+		e.taken = union(e.taken, found)
 	}
 	e.held = kept
 	duplicate := b.duplicate(e, kept)
@@ -38,9 +39,8 @@ func (b *Book) decide(e *entry) Decision {
 	return Decision{Addresses: kept, Mode: w.mode, Condition: &condition}
 }
 
-// needs compares what e holds with what it wants, family by family.
-func (b *Book) needs(e *entry, w want, held []netip.Addr) []need {
-	needs := make([]need, 0, len(w.families))
+// needs adds to needs what e lacks of what it wants, family by family.
+func (b *Book) needs(needs []need, e *entry, w want, held []netip.Addr) []need {
 	for _, family := range w.families {
 		needs = append(needs, w.need(family, held, func(addr netip.Addr) bool { return b.satisfies(e, w, addr) }))
 	}
@@ -50,7 +50,7 @@ func (b *Book) needs(e *entry, w want, held []netip.Addr) []need {
 // satisfies tells whether e, which does not ask for another address by name, is to stay with the one that it holds.
 func (b *Book) satisfies(e *entry, w want, addr netip.Addr) bool {
 	in := b.pools.of(addr)
-	if in == nil && (w.move || b.config.MoveOutside && e.Request.WhenOutside == "") {
+	if (in == nil || b.pools.never.theirs[addr] != "") && (w.move || b.config.MoveOutside && e.Request.WhenOutside == "") {
 		return false
 	}
 	if b.config.MoveDuplicates && b.duplicate(e, []netip.Addr{addr}) != nil {
@@ -67,6 +67,9 @@ func (b *Book) satisfies(e *entry, w want, addr netip.Addr) bool {
 
 // replaced returns what is held after what was found is added, in the place of what is held of its family but not asked for.
 func replaced(held []netip.Addr, w want, needs []need, found []netip.Addr) []netip.Addr {
+	if len(held) == 0 && len(needs) == 1 {
+		return found
+	}
 	var addrs, last []netip.Addr
 	changed := false
 	for _, n := range needs {
@@ -107,7 +110,8 @@ func replaced(held []netip.Addr, w want, needs []need, found []netip.Addr) []net
 // find returns an address for each that is missing, without taking it. The note says what a Service that only prefers
 // two families has to do without.
 func (b *Book) find(e *entry, w want, needs []need, held []netip.Addr) (found []netip.Addr, note string, refusal *lb.Refusal) {
-	var open []lb.Family
+	var room [2]lb.Family // as most ask for no more
+	open := room[:0]
 	for _, n := range needs {
 		for _, asked := range n.asked {
 			if refusal := b.checkAsked(asked, w.pool, e); refusal != nil {
@@ -151,7 +155,7 @@ func (b *Book) find(e *entry, w want, needs []need, held []netip.Addr) (found []
 // fromOnePool adds an address of each of the families to found, all from the first pool that has them, or tells that there is none.
 func (b *Book) fromOnePool(e *entry, candidates []*pool, families []lb.Family, found []netip.Addr) ([]netip.Addr, bool) {
 	for _, p := range candidates {
-		picked := slices.Clone(found)
+		picked := slices.Clip(found)
 		for _, family := range families {
 			addr, ok := b.pick(e, p, family, picked)
 			if !ok {
@@ -204,28 +208,38 @@ func (p *pool) full(e *entry, family lb.Family, picked []netip.Addr) bool {
 
 // own returns an address of p that is free for e only.
 func (b *Book) own(e *entry, p *pool, family lb.Family, picked []netip.Addr) (netip.Addr, bool) {
-	free := func(addr netip.Addr) bool {
-		r, kept := b.kept.at[addr]
-		return len(b.holders[addr]) == 0 && (!kept || r.Service == e.Key) && !slices.Contains(picked, addr) && b.pools.neverAssigned(addr) == ""
-	}
-	for _, addr := range slices.SortedFunc(slices.Values(b.kept.of[e.Key]), netip.Addr.Compare) {
-		if lb.FamilyOf(addr) == family && p.spaces[family].offers(addr) && free(addr) {
-			return addr, true
+	if kept := b.kept.of[e.Key]; len(kept) > 0 {
+		for _, addr := range slices.SortedFunc(slices.Values(kept), netip.Addr.Compare) {
+			if lb.FamilyOf(addr) == family && (p.spaces[family].offers(addr) || p.reservedFor(e, addr)) && len(b.holders[addr]) == 0 && !slices.Contains(picked, addr) {
+				return addr, true
+			}
 		}
 	}
 	for _, named := range []bool{true, false} { // those for this Service before those for all of its namespace
-		for _, r := range p.Reservations {
-			if r.Range.Family() != family || r.Namespace != e.Key.Namespace || named != (r.Name == e.Key.Name) || !named && r.Name != "" {
+		for i, r := range p.Reservations {
+			if r.Range.Family() != family || !forService(r, e) || named != (r.Name != "") {
 				continue
 			}
-			for addr := r.Range.From; r.Range.Contains(addr); addr = addr.Next() {
-				if p.contains(addr) && !inRanges(p.Excluded, addr) && free(addr) {
-					return addr, true
-				}
+			if addr, ok := p.reserved[i].free(func(addr netip.Addr) bool { return b.busy(addr) || slices.Contains(picked, addr) }); ok {
+				return addr, true
 			}
 		}
 	}
 	return netip.Addr{}, false
+}
+
+// reservedFor tells whether a reservation offers addr to e.
+func (p *pool) reservedFor(e *entry, addr netip.Addr) bool {
+	for i, r := range p.Reservations {
+		if forService(r, e) && p.reserved[i].offers(addr) {
+			return true
+		}
+	}
+	return false
+}
+
+func forService(r lb.Reservation, e *entry) bool {
+	return r.Namespace == e.Key.Namespace && (r.Name == "" || r.Name == e.Key.Name)
 }
 
 func inRanges(ranges []lb.Range, addr netip.Addr) bool {
@@ -238,7 +252,7 @@ func (b *Book) checkAsked(addr netip.Addr, named string, e *entry) *lb.Refusal {
 	if refusal != nil {
 		return refusal
 	}
-	if what := b.pools.neverAssigned(addr); in != nil && what != "" {
+	if what := b.pools.never.what(addr); in != nil && what != "" {
 		return lb.Refuse(lb.ReasonAddressExcluded, "asks for %s, which is %s", addr, what)
 	}
 	switch {
@@ -289,7 +303,7 @@ func (b *Book) checkRules(e *entry, p *pool, addr netip.Addr) *lb.Refusal {
 		return lb.Refuse(lb.ReasonAddressExcluded, "asks for %s, which spec.avoidBuggyIPs of pool %s excludes", addr, p.Name)
 	}
 	for _, r := range p.Reservations {
-		if r.Range.Contains(addr) && (r.Namespace != e.Key.Namespace || r.Name != "" && r.Name != e.Key.Name) {
+		if r.Range.Contains(addr) && !forService(r, e) {
 			return lb.Refuse(lb.ReasonAddressReserved, "asks for %s, which pool %s reserves for %s", addr, p.Name, r.Namespace+"/"+orAll(r.Name))
 		}
 	}

@@ -36,11 +36,13 @@ type Input struct {
 	Now        time.Time
 }
 
-// Pending is a write of our own that the picture of the Services may not show yet.
+// Pending is a write, of our own or claimed by another controller, that the picture of the Services may not show yet.
 type Pending struct {
 	UID       string // of the Service
 	Version   string // of the Service that the write was decided on
 	Addresses []netip.Addr
+	// Perhaps are others that the Service may turn out to hold, as another controller has claimed them for it.
+	Perhaps []netip.Addr
 }
 
 // Covers tells whether s is still what the write was decided on, and so cannot show the write. As soon as the Service is seen in
@@ -81,7 +83,7 @@ func Older(a, b *lb.Service) int {
 
 // Assign decides for all Services at once.
 func Assign(in Input) Plan {
-	b := NewBook(in.Config)
+	b := NewBook(in.Config, len(in.Services))
 	b.SetPools(in.Pools, in.Nodes)
 	b.SetNamespaces(in.Namespaces)
 	for _, p := range in.Pools {

@@ -3,11 +3,9 @@ package plan
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/labels"
@@ -19,10 +17,16 @@ import (
 type pool struct {
 	lb.Pool
 	spaces map[lb.Family]*space
+	// reserved are the addresses of each of the pool's reservations.
+	reserved []*space
 	// refusal says why the pool hands out nothing new; nil when it does.
 	refusal *lb.Refusal
 	// overlap says with which other pool it shares addresses; "" when with none.
 	overlap, overlapWith string
+	// without names addresses of the pool that no pool hands out; "" when there are none.
+	without string
+	// stray names a reservation that is not, or not all, of the pool's addresses; "" when there is none.
+	stray string
 	// byNamespace counts the addresses that the Services of a namespace hold.
 	byNamespace map[namespaceFamily]int
 }
@@ -40,7 +44,7 @@ type pools struct {
 	pinned, general []*pool
 	byName          map[string]*pool
 	index           []indexed
-	never           []neverRange
+	never           never
 	// selectNamespaces is set when a pool selects namespaces by labels.
 	selectNamespaces bool
 }
@@ -53,35 +57,10 @@ type indexed struct {
 	maxTo netip.Addr
 }
 
-// neverRange is what no pool hands out.
-type neverRange struct {
-	lb.Range
-	what string
-}
-
-// nodeAddresses are never handed out: a node would lose its own address to a Service.
-func nodeAddresses(nodes map[string]lb.Node) []neverRange {
-	var never []neverRange
-	for _, name := range slices.Sorted(maps.Keys(nodes)) {
-		for _, addr := range nodes[name].Addresses {
-			never = append(never, neverRange{lb.Range{From: addr, To: addr}, "an address of node " + name})
-		}
-	}
-	return never
-}
-
-func others(ranges []lb.Range) []neverRange {
-	var never []neverRange
-	for _, r := range ranges {
-		never = append(never, neverRange{r, "excluded by the controller's --never-assign"})
-	}
-	return never
-}
-
-func newPools(all map[string]lb.Pool, never []neverRange) *pools {
+func newPools(all map[string]lb.Pool, never never) *pools {
 	ps := &pools{byName: make(map[string]*pool, len(all)), never: never}
 	var excluded []lb.Range
-	for _, n := range never {
+	for _, n := range never.ranges {
 		excluded = append(excluded, n.Range)
 	}
 	for name := range all {
@@ -95,6 +74,11 @@ func newPools(all map[string]lb.Pool, never []neverRange) *pools {
 				p.spaces[family] = newSpace(ranges, ofFamily(cut, family), p.AvoidBuggy)
 			}
 		}
+		for _, r := range p.Reservations {
+			p.reserved = append(p.reserved, reservedSpace(p, r, excluded))
+		}
+		p.without = never.among(p.Ranges)
+		p.stray = strayReservation(p)
 		ps.ordered = append(ps.ordered, p)
 		ps.byName[name] = p
 	}
@@ -117,19 +101,59 @@ func newPools(all map[string]lb.Pool, never []neverRange) *pools {
 	return ps
 }
 
-// same tells whether all is made of the same specifications.
-func (ps *pools) same(all map[string]lb.Pool) bool {
-	if len(all) != len(ps.ordered) {
-		return false
-	}
-	for _, p := range ps.ordered {
-		other, ok := all[p.Name]
-		other.Status = p.Status
-		if !ok || !reflect.DeepEqual(other, p.Pool) {
-			return false
+// reservedSpace returns the addresses of p that r offers: none outside of p, excluded, or reserved for others as well.
+func reservedSpace(p *pool, r lb.Reservation, excluded []lb.Range) *space {
+	family := r.Range.Family()
+	cut := slices.Concat(subtract([]lb.Range{r.Range}, merge(ofFamily(p.Ranges, family))), ofFamily(excluded, family), ofFamily(p.Excluded, family))
+	for _, other := range p.Reservations {
+		if other.Range.Overlaps(r.Range) && (other.Namespace != r.Namespace || other.Name != "" && other.Name != r.Name) {
+			cut = append(cut, other.Range)
 		}
 	}
-	return true
+	return newSpace([]lb.Range{r.Range}, cut, false)
+}
+
+// strayReservation names the first reservation with addresses that the pool does not have. The API server refuses only CIDRs that
+// are wholly outside, as its CEL library has no order of addresses.
+func strayReservation(p *pool) string {
+	for i, r := range p.Reservations {
+		rest := subtract([]lb.Range{r.Range}, merge(ofFamily(p.Ranges, r.Range.Family())))
+		if len(rest) > 0 {
+			return fmt.Sprintf("spec.reservations[%d] for %s/%s has no effect on %s, which spec.addresses does not contain", i, r.Namespace, orAll(r.Name), rest[0])
+		}
+	}
+	return ""
+}
+
+// changed names the pools whose specifications are not those that ps is made of, and those that are gone.
+func (ps *pools) changed(all map[string]lb.Pool) map[string]bool {
+	changed := map[string]bool{}
+	for _, p := range ps.ordered {
+		if _, ok := all[p.Name]; !ok {
+			changed[p.Name] = true
+		}
+	}
+	for name, other := range all {
+		p := ps.byName[name]
+		if p == nil {
+			changed[name] = true
+			continue
+		}
+		other.Status, other.Version = p.Status, p.Version
+		if !reflect.DeepEqual(other, p.Pool) {
+			changed[name] = true
+		}
+	}
+	return changed
+}
+
+// containedIn tells whether one of the pools named contains addr.
+func (ps *pools) containedIn(addr netip.Addr, names map[string]bool) (found bool) {
+	ps.containing(addr, func(p *pool) bool {
+		found = names[p.Name]
+		return !found
+	})
+	return found
 }
 
 // rank is the priority, with 0 last.
@@ -254,6 +278,9 @@ func (ps *pools) occupied(addr netip.Addr, busy bool) (exhausted bool) {
 	ps.containing(addr, func(p *pool) bool {
 		s := p.spaces[lb.FamilyOf(addr)]
 		s.occupied(addr, busy)
+		if !busy {
+			p.giveBackReserved(addr)
+		}
 		exhausted = exhausted || s.exhausted()
 		return true
 	})
@@ -282,19 +309,19 @@ func (ps *pools) giveBack(addrs []netip.Addr) {
 			if s := p.spaces[lb.FamilyOf(addr)]; s.offers(addr) {
 				s.giveBack(addr)
 			}
+			p.giveBackReserved(addr)
 			return true
 		})
 	}
 }
 
-// neverAssigned says what addr is that no pool hands out, or "".
-func (ps *pools) neverAssigned(addr netip.Addr) string {
-	for _, n := range ps.never {
-		if n.Contains(addr) {
-			return n.what
+// giveBackReserved has searches in reservations find addr again.
+func (p *pool) giveBackReserved(addr netip.Addr) {
+	for _, s := range p.reserved {
+		if s.offers(addr) {
+			s.giveBack(addr)
 		}
 	}
-	return ""
 }
 
 func (p *pool) contains(addr netip.Addr) bool {
@@ -313,59 +340,4 @@ func (p *pool) serves(e *entry, namespaces map[string]lb.Namespace) bool {
 		slices.ContainsFunc(a.NamespaceSelectors, func(s labels.Selector) bool { return s.Matches(namespace) })
 	return inNamespace && (len(a.ServiceSelectors) == 0 ||
 		slices.ContainsFunc(a.ServiceSelectors, func(s labels.Selector) bool { return s.Matches(e.Labels) }))
-}
-
-// plan returns what the pool shall show.
-func (p *pool) plan(released []lb.Released) PoolPlan {
-	plan := PoolPlan{Families: make(map[lb.Family]Usage, len(p.spaces)), Status: lb.PoolStatus{Released: released}}
-	for family, s := range p.spaces {
-		plan.Families[family] = s.usage
-	}
-	figures := func(family lb.Family) (assigned, available string) {
-		u, ok := plan.Families[family]
-		if !ok {
-			return "0", "0"
-		}
-		return strconv.Itoa(u.Assigned), u.Available().String()
-	}
-	plan.Status.AssignedIPv4, plan.Status.AvailableIPv4 = figures(lb.IPv4)
-	plan.Status.AssignedIPv6, plan.Status.AvailableIPv6 = figures(lb.IPv6)
-	plan.Status.Conditions = []lb.Condition{p.ready(), p.overlapping(), p.exhausted()}
-	return plan
-}
-
-func (p *pool) ready() lb.Condition {
-	c := lb.Condition{Type: lb.ConditionReady, Generation: p.Generation}
-	switch {
-	case p.refusal != nil:
-		c.Reason, c.Message = p.refusal.Reason, p.refusal.Message
-	case p.AutoAssign && p.Allocation != nil:
-		c.Status, c.Reason, c.Message = true, lb.ReasonPoolReady, "hands out addresses to the Services that spec.serviceAllocation selects"
-	case p.AutoAssign:
-		c.Status, c.Reason, c.Message = true, lb.ReasonPoolReady, "hands out addresses"
-	default:
-		c.Status, c.Reason, c.Message = true, lb.ReasonPoolReady, "hands out addresses to Services that ask for them"
-	}
-	return c
-}
-
-func (p *pool) overlapping() lb.Condition {
-	if p.overlap == "" {
-		return lb.Condition{Type: lb.ConditionOverlapping, Reason: lb.ReasonPoolApart, Message: "no other pool has any of its addresses", Generation: p.Generation}
-	}
-	return lb.Condition{Type: lb.ConditionOverlapping, Status: true, Reason: lb.ReasonPoolOverlaps, Message: p.overlap, Generation: p.Generation}
-}
-
-// exhausted has figures only once there is nothing left, as they would change all the time before.
-func (p *pool) exhausted() lb.Condition {
-	var none []string
-	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
-		if s := p.spaces[family]; s != nil && s.exhausted() {
-			none = append(none, fmt.Sprintf("none of %s %s addresses is left (Services hold %d)", s.usage.Total, family, s.usage.Assigned))
-		}
-	}
-	if len(none) == 0 {
-		return lb.Condition{Type: lb.ConditionExhausted, Reason: lb.ReasonPoolAvailable, Message: "has addresses left", Generation: p.Generation}
-	}
-	return lb.Condition{Type: lb.ConditionExhausted, Status: true, Reason: lb.ReasonPoolExhausted, Message: strings.Join(none, "; "), Generation: p.Generation}
 }

@@ -5,7 +5,9 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"os"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -15,10 +17,19 @@ import (
 // TestContract8RandomStories makes up stories: whatever the order of creations, deletions, edits of pools and of requests,
 // and however late writes are seen, no address has two holders and none is taken from a holder that does not ask for another.
 func TestContract8RandomStories(t *testing.T) {
-	for seed := range uint64(300) {
+	runs, start := uint64(2000), uint64(0)
+	if testing.Short() {
+		runs = 200
+	}
+	if n, err := strconv.ParseUint(os.Getenv("LANDFALL_SEED"), 10, 64); err == nil {
+		start = n
+	}
+	t.Logf("seeds %d to %d; LANDFALL_SEED begins elsewhere, -run %s/seed=N repeats one", start, start+runs-1, t.Name())
+	for seed := start; seed < start+runs; seed++ {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 0))
 			w := newWorld(Config{})
+			w.repeats = r.IntN(2)
 			for range 40 {
 				before := maps.Clone(w.services)
 				randomChange(r)(w)
@@ -78,7 +89,12 @@ func randomRule(r *rand.Rand) change {
 			}
 		}
 	}
-	switch r.IntN(9) {
+	switch r.IntN(10) {
+	case 8:
+		addr := netip.MustParseAddr(fmt.Sprintf("10.0.0.%d", r.IntN(16)))
+		return func(w *world) {
+			w.nodes["n"] = lb.Node{Name: "n", Unassignable: []lb.Unassignable{{Addr: addr, What: "the gateway"}}}
+		}
 	case 0:
 		return service(name, shares("k"+fmt.Sprint(r.IntN(2)), uint16(80+r.IntN(2))))
 	case 1:
@@ -129,7 +145,7 @@ func oldestFirst(t *testing.T, w *world, p Plan) {
 			taken[addr] = true
 		}
 	}
-	free, ruled := map[lb.Family]bool{}, false
+	free, ruled := map[lb.Family]bool{}, len(w.nodes) > 0
 	for name, pool := range w.pools {
 		// Rules and quarantine have reasons of their own to let a Service wait.
 		ruled = ruled || pool.Quarantine != 0 || pool.PerNamespace > 0 || pool.Allocation != nil || pool.AvoidBuggy || len(pool.Excluded)+len(pool.Reservations) > 0

@@ -113,6 +113,24 @@ var ruleStories = []story{
 		{name: "goes", do: []change{noService("mine")}, want: map[string]string{"mine": "gone", "d": "- AddressReserved"}, pools: map[string]string{"p": "Ready 2/0"}},
 		{name: "comes again", do: []change{service("mine")}, want: map[string]string{"mine": "10.0.0.1 Assigned", "d": "- AddressTaken"}, pools: map[string]string{"p": "Ready 3/0"}},
 	}},
+	{name: "a reserved range", steps: []step{
+		{name: "serves its own, the lowest first", do: []change{newPool("p", "10.0.0.0/29"), edit("p", func(p *lb.Pool) {
+			p.Reservations = []lb.Reservation{{Range: parsed("10.0.0.0/30"), Namespace: "default"}, {Range: parsed("10.0.0.2/31"), Namespace: "default", Name: "mine"}}
+			p.Excluded = []lb.Range{parsed("10.0.0.1/32")}
+		}), service("a"), service("mine"), service("b"), service("c")},
+			want: map[string]string{"a": "10.0.0.0 Assigned", "mine": "10.0.0.2 Assigned", "b": "10.0.0.4 Assigned", "c": "10.0.0.5 Assigned"}},
+		{name: "what is freed is found again", do: []change{noService("a"), noService("b"), service("d")},
+			want: map[string]string{"a": "gone", "b": "gone", "d": "10.0.0.0 Assigned"}},
+		{name: "what is kept is found first", do: []change{edit("p", func(p *lb.Pool) { p.Quarantine = time.Minute }), noService("mine")}, want: map[string]string{"mine": "gone"}},
+		{name: "comes again", do: []change{service("mine")}, want: map[string]string{"mine": "10.0.0.2 Assigned"}},
+	}},
+	// More addresses than anybody could look at one by one, none of which is to be had.
+	{name: "reserved ranges without an address to give", steps: []step{
+		{name: "excluded, and outside of the pool", do: []change{newPool("p", "fd00:0:0:1::/64", "fd00:0:0:2::/127"), edit("p", func(p *lb.Pool) {
+			p.Reservations = []lb.Reservation{{Range: parsed("fd00:0:0:1::/64"), Namespace: "default"}, {Range: parsed("fd00:0:0:3::/64"), Namespace: "default"}}
+			p.Excluded = []lb.Range{parsed("fd00:0:0:1::/64")}
+		}), service("a", families(lb.SingleStack, lb.IPv6))}, want: map[string]string{"a": "fd00:0:0:2:: Assigned"}},
+	}},
 	{name: "quarantine", steps: []step{
 		{name: "two hold", do: []change{newPool("p", "10.0.0.0/31"), edit("p", func(p *lb.Pool) { p.Quarantine = time.Minute }), service("a"), service("b")},
 			want: map[string]string{"a": "10.0.0.0 Assigned", "b": "10.0.0.1 Assigned"}},

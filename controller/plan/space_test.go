@@ -38,7 +38,7 @@ func FuzzSpaces(f *testing.F) {
 				naive[name][byte(x)] = true
 			}
 		}
-		ps := newPools(all, nil)
+		ps := newPools(all, never{})
 		isTaken := map[byte]bool{}
 		for _, x := range taken {
 			if !isTaken[x] {

@@ -47,6 +47,7 @@ type world struct {
 	services   map[lb.Key]lb.Service
 	tick       int
 	now        time.Time
+	repeats    int // how often each pass is repeated over other maps
 	// book is told of each change, as that of a controller.
 	book *Book
 	told map[lb.Key]lb.Service
@@ -55,7 +56,7 @@ type world struct {
 func newWorld(config Config) *world {
 	return &world{
 		config: config, pools: map[string]lb.Pool{}, namespaces: map[string]lb.Namespace{}, nodes: map[string]lb.Node{},
-		services: map[lb.Key]lb.Service{}, now: at(1_000_000), book: NewBook(config), told: map[lb.Key]lb.Service{},
+		services: map[lb.Key]lb.Service{}, now: at(1_000_000), repeats: 3, book: NewBook(config, 0), told: map[lb.Key]lb.Service{},
 	}
 }
 
@@ -160,7 +161,7 @@ var (
 func (w *world) assign(t *testing.T, pending map[lb.Key]Pending) Plan {
 	t.Helper()
 	first := Assign(w.input(pending))
-	for range 3 {
+	for range w.repeats {
 		pools, services := map[string]lb.Pool{}, map[lb.Key]lb.Service{}
 		for _, name := range slices.Backward(slices.Sorted(maps.Keys(w.pools))) {
 			pools[name] = w.pools[name]
@@ -285,7 +286,8 @@ func (w *world) compare(t *testing.T, p Plan) {
 			t.Fatalf("tick %d: %s: the book decides nothing, as it shows %v %v; a new process %v %v", w.tick, k, addresses(w.services[k]), w.services[k].Conditions, d.Addresses, d.Condition)
 		}
 	}
-	if diff := cmp.Diff(shownPools(all), shownPools(p)); diff != "" {
+	if a, b := shownPools(all), shownPools(p); !maps.Equal(a, b) {
+		diff := cmp.Diff(a, b)
 		t.Fatalf("pools (-new process +book):\n%s", diff)
 	}
 }
@@ -463,6 +465,17 @@ func TestMessages(t *testing.T) {
 		"pool small":    "hands out addresses",
 		"pool reserved": "hands out addresses to Services that ask for them",
 		"pool late":     "10.0.0.1 is also in the older pool small; Services keep what they hold of pool late, and it hands out nothing new",
+	}
+	edited := w.pools["small"]
+	edited.Reservations = []lb.Reservation{{Range: lb.Range{From: netip.MustParseAddr("10.0.0.0"), To: netip.MustParseAddr("10.0.0.1")}, Namespace: "default"}}
+	w.pools["small"] = edited
+	status := w.settle(t, false).Pools["small"].Status
+	wantReady := "hands out addresses; spec.reservations[0] for default/* has no effect on 10.0.0.0, which spec.addresses does not contain"
+	if got := status.Conditions[0].Message; got != wantReady {
+		t.Errorf("a stray reservation: %q", got)
+	}
+	if got, want := status.Conditions[2].Message, "none of 0 IPv4 addresses is left (Services hold 1)"; got != want {
+		t.Errorf("Exhausted: %q, want %q", got, want)
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)

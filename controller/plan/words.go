@@ -55,13 +55,22 @@ func refuseFamily(e *entry, candidates []*pool, family lb.Family, named string) 
 // condition says in one sentence what came out for a Service.
 func (b *Book) condition(addrs []netip.Addr, duplicate *duplicated, note string, refusal *lb.Refusal) lb.Condition {
 	condition := lb.Condition{Type: lb.ConditionAssigned}
-	var from, outside []string
+	var outside, never []string
+	var room [64]byte
+	from := room[:0]
 	for _, addr := range addrs {
-		if p := b.pools.of(addr); p != nil {
-			from = append(from, addr.String()+" from pool "+p.Name)
-		} else {
+		p := b.pools.of(addr)
+		if p == nil {
 			outside = append(outside, addr.String())
+			continue
 		}
+		if what := b.pools.never.theirs[addr]; what != "" {
+			never = append(never, addr.String()+", which is "+what)
+		}
+		if len(from) > 0 {
+			from = append(from, ", "...)
+		}
+		from = append(append(addr.AppendTo(from), " from pool "...), p.Name...)
 	}
 	switch {
 	case refusal != nil && len(addrs) == 0:
@@ -74,11 +83,14 @@ func (b *Book) condition(addrs []netip.Addr, duplicate *duplicated, note string,
 		refusal = lb.Refuse(lb.ReasonHeldOutside, "keeps %s, which is in no pool and so is not announced; add it to a pool, or ask for another address",
 			strings.Join(outside, ", "))
 	}
+	if refusal == nil && len(never) > 0 {
+		refusal = lb.Refuse(lb.ReasonAddressExcluded, "keeps %s; ask for another address", strings.Join(never, ", "))
+	}
 	if refusal != nil {
 		condition.Reason, condition.Message = refusal.Reason, refusal.Message
 		return condition
 	}
-	condition.Status, condition.Reason, condition.Message = true, lb.ReasonAssigned, strings.Join(from, ", ")
+	condition.Status, condition.Reason, condition.Message = true, lb.ReasonAssigned, string(from)
 	if note != "" {
 		condition.Message += "; " + note
 	}

@@ -197,6 +197,28 @@ func (a *Agent) SetProgram(path string) {
 	a.spec.Argv = append([]string{path}, a.spec.Argv[1:]...)
 }
 
+// SetFlag lets later starts have a flag with another value, as an upgrade with other values does.
+func (a *Agent) SetFlag(name, value string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	argv := slices.DeleteFunc(slices.Clone(a.spec.Argv), func(arg string) bool { return strings.HasPrefix(arg, "--"+name+"=") })
+	a.spec.Argv = append(argv, "--"+name+"="+value)
+}
+
+// Run runs the agent's program with other arguments in a container like the agent's, until it ends, and returns what it wrote: what
+// "kubectl exec" does.
+func (a *Agent) Run(ctx context.Context, args ...string) (string, error) {
+	a.mu.Lock()
+	c := a.spec
+	a.mu.Unlock()
+	c.Argv = append([]string{c.Argv[0]}, args...)
+	out, err := a.lab.prepare(ctx, c).CombinedOutput()
+	if err != nil {
+		return string(out), fmt.Errorf("%s %s: %w: %s", a.Name(), strings.Join(args, " "), err, strings.TrimSpace(string(out)))
+	}
+	return string(out), nil
+}
+
 // program copies a program into the lab, as an image would hold it, and returns its path there: a later build does not touch a running
 // lab, and programs that do not run as root can read it.
 func (l *Lab) program(name string) (string, error) {

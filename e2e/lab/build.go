@@ -34,6 +34,10 @@ var tools = map[string]tool{
 		Folder: "e2e/kubernetes", Module: "k8s.io/kubernetes", Package: "k8s.io/kubernetes/cmd/kube-apiserver",
 		Flags: func(v string) string { return "-s -w -X k8s.io/component-base/version.gitVersion=" + v },
 	},
+	"kube-proxy": {
+		Folder: "e2e/kubernetes", Module: "k8s.io/kubernetes", Package: "k8s.io/kubernetes/cmd/kube-proxy",
+		Flags: func(v string) string { return "-s -w -X k8s.io/component-base/version.gitVersion=" + v },
+	},
 	"helm": {
 		Folder: "e2e/tools/helm", Module: "helm.sh/helm/v3", Package: "helm.sh/helm/v3/cmd/helm",
 		Flags: func(v string) string { return "-s -w -X helm.sh/helm/v3/internal/version.version=" + v },
@@ -48,9 +52,9 @@ var tools = map[string]tool{
 	},
 }
 
-// Tool returns the path of kube-apiserver, helm, controller-gen or golangci-lint, in the version that the go.mod of its folder below
-// e2e/ pins: from the folder KUBEBUILDER_ASSETS, else from the cache folder, else built there. repository is the root of the source
-// tree. progress gets a line every few seconds while it builds.
+// Tool returns the path of kube-apiserver, kube-proxy, helm, controller-gen or golangci-lint, in the version that the go.mod of its
+// folder below e2e/ pins: from the folder KUBEBUILDER_ASSETS, else from the cache folder, else built there. repository is the root of
+// the source tree. progress gets a line every few seconds while it builds.
 func Tool(ctx context.Context, repository, name string, progress func(line string)) (string, error) {
 	t, ok := tools[name]
 	if !ok {
@@ -59,11 +63,11 @@ func Tool(ctx context.Context, repository, name string, progress func(line strin
 	return t.ensure(ctx, name, repository, progress)
 }
 
-// Prepare fetches and builds what tests and the lab need and this machine does not have: Debian packages, kube-apiserver, helm,
-// controller-gen. Later it has nothing to do.
+// Prepare fetches and builds what tests and the lab need and this machine does not have: Debian packages, kube-apiserver,
+// kube-proxy, helm, controller-gen. Later it has nothing to do.
 func Prepare(ctx context.Context, repository string, progress func(line string)) error {
 	errs := []error{ensurePrograms(ctx, debianPackages, progress), ensurePrograms(ctx, routerPackages, progress)}
-	for _, name := range []string{"kube-apiserver", "helm", "controller-gen"} {
+	for _, name := range []string{"kube-apiserver", "kube-proxy", "helm", "controller-gen"} {
 		_, err := Tool(ctx, repository, name, progress)
 		errs = append(errs, err)
 	}

@@ -47,7 +47,7 @@ func (l *Lab) chartValues() map[string]any {
 		// No kube-proxy delivers the address of default/kubernetes before Landfall's proxy runs.
 		"kubernetesServiceHost": l.control.master.Addr.String(),
 		"kubernetesServicePort": 6443,
-		"proxy":                 map[string]any{"clusterCIDR": l.cluster.PodNetwork.String(), "mode": proxyMode()},
+		"proxy":                 map[string]any{"clusterCIDR": joined(l.cluster.prefixes(l.cluster.PodNetwork)), "mode": proxyMode()},
 		// One is enough where nothing evicts it; a test of the leader election asks for more.
 		"controller": map[string]any{"replicas": 1},
 	}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+
+	corev1 "k8s.io/api/core/v1"
 )
 
 // Cluster describes a lab: what stands where, with which addresses. A description is a plain value; [SeedCluster] gives
@@ -16,6 +18,11 @@ type Cluster struct {
 	PodNetwork netip.Prefix
 	// ServiceNetwork is where the API server takes cluster IPs from.
 	ServiceNetwork netip.Prefix
+	// DualStack gives IPv6 beside IPv4 to everything: each address has the twin that [Twin] returns, and cluster IPs of IPv6 come
+	// from [ServiceNetwork6]. Networks must then have lengths that are multiples of 8.
+	DualStack bool
+	// ToR are the routers that speak BGP with the nodes; the zero value is a plain router.
+	ToR ToR
 	// Nodes are the nodes; the first control-plane node runs etcd and the API server.
 	Nodes []Node
 	// Pods are there from the start. More come with [Lab.AddPod].
@@ -63,7 +70,9 @@ type Service struct {
 	Type string
 	// ExternalTrafficPolicy is Cluster or Local; empty for the API's default.
 	ExternalTrafficPolicy string
-	Ports                 []Port
+	// IPFamilies are IPv4, IPv6 or both, the first one first; empty for the API's default, which is IPv4 alone.
+	IPFamilies []corev1.IPFamily
+	Ports      []Port
 }
 
 // Port is one port of a Service.
@@ -157,7 +166,23 @@ func (c Cluster) Validate() error {
 		}
 		addrs[addr] = name
 	}
-	claim(RouterName, c.LAN.Router, c.LAN.Prefix)
+	if c.DualStack {
+		for _, p := range c.networks() {
+			if p.Bits()%8 != 0 {
+				bad("%s: a network with a twin of IPv6 needs a length that is a multiple of 8", p)
+			}
+		}
+	}
+	if err := c.ToR.validate(); err != nil {
+		errs = append(errs, err)
+	}
+	for i, addr := range c.gateways(c.LAN) {
+		name := RouterName
+		if i > 0 {
+			name = torName(i)
+		}
+		claim(name, addr, c.LAN.Prefix)
+	}
 	claim(ClientName, c.LAN.Client, c.LAN.Prefix)
 	claim(FarClientName, c.Far.Client, c.Far.Prefix)
 	names[switchName] = true

@@ -10,7 +10,9 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"os/exec"
+	"strings"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -114,7 +116,7 @@ func (c *controlPlane) start(ctx context.Context, progress func(string)) (err er
 		"--tls-cert-file=" + file("server.crt"), "--tls-private-key-file=" + file("server.key"), "--client-ca-file=" + file("ca.crt"),
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + file("signing.key"),
 		"--service-account-signing-key-file=" + file("signing.key"),
-		"--service-cluster-ip-range=" + c.lab.cluster.ServiceNetwork.Masked().String(),
+		"--service-cluster-ip-range=" + joined(c.lab.cluster.serviceNetworks()),
 		"--authorization-mode=RBAC", "--allow-privileged",
 		// No controller-manager creates the default ServiceAccounts here.
 		"--disable-admission-plugins=ServiceAccount",
@@ -137,6 +139,15 @@ func (c *controlPlane) start(ctx context.Context, progress func(string)) (err er
 		return fmt.Errorf("%w\nkube-apiserver: %s\netcd: %s", err, tail(c.lab.logPath("kube-apiserver"), 8), tail(c.lab.logPath("etcd"), 3))
 	}
 	return nil
+}
+
+// joined lists networks as flags take them.
+func joined(networks []netip.Prefix) string {
+	var all []string
+	for _, p := range networks {
+		all = append(all, p.String())
+	}
+	return strings.Join(all, ",")
 }
 
 // StopAPI stops the API server; etcd keeps its data. All else goes on.

@@ -49,6 +49,7 @@ type Lab struct {
 	kube     kubernetes.Interface
 	dynamic  dynamic.Interface
 	agents   []*Agent
+	routers  []*Router
 	kept     bool
 
 	nodes map[string]Node
@@ -103,6 +104,11 @@ func (l *Lab) prerequisites(ctx context.Context) (t prerequisites, err error) {
 	}
 	if err := ensurePrograms(ctx, debianPackages, l.progress); err != nil {
 		return t, err
+	}
+	if l.cluster.ToR.Count > 0 {
+		if err := ensurePrograms(ctx, routerPackages, l.progress); err != nil {
+			return t, err
+		}
 	}
 	if t.apiServer, err = Tool(ctx, o.Repository, "kube-apiserver", l.progress); err != nil {
 		return t, err
@@ -162,6 +168,7 @@ func (l *Lab) build(ctx context.Context, t prerequisites) (err error) {
 		}
 		return l.startPods(ctx, l.cluster.Pods)
 	})
+	g.run(func() error { return l.startRouters(ctx) })
 	var chart *chart
 	if !l.options.NoAgents {
 		g.run(func() (err error) {

@@ -58,6 +58,36 @@ func TestPlanNode(t *testing.T) {
 	}
 }
 
+// With two families each address, network and route has its twin.
+func TestPlanNodeDualStack(t *testing.T) {
+	c := SeedCluster()
+	c.DualStack = true
+	if err := c.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	own, _ := planNode(c, c.Nodes[1]).commands(func(host string) string { return "x-" + host })
+	want := []string{
+		"addr add 172.26.236.177/24 broadcast + dev eth0",
+		"addr add fd00:172:26:236::177/64 nodad dev eth0",
+		"addr add 192.168.177.254/24 broadcast + dev cni0",
+		"addr add fd00:192:168:177::254/64 nodad dev cni0",
+		"route add default via 172.26.236.1",
+		"route add default via fd00:172:26:236::1",
+		"route add 192.168.176.0/24 via 172.26.236.176",
+		"route add fd00:192:168:176::/64 via fd00:172:26:236::176",
+	}
+	if diff := cmp.Diff(want, own[5:5+len(want)]); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if got := joined(c.prefixes(c.PodNetwork)); got != "192.168.0.0/16,fd00:192:168::/48" {
+		t.Errorf("pod networks %s", got)
+	}
+	c.PodNetwork = netip.MustParsePrefix("192.168.0.0/15")
+	if err := c.Validate(); err == nil || !strings.Contains(err.Error(), "192.168.0.0/15") {
+		t.Errorf("a network without a twin: %v", err)
+	}
+}
+
 func TestPortNames(t *testing.T) {
 	seen := map[string]string{}
 	for _, host := range []string{"client", "router", "k8s-worker-177", "k8s-worker-178", "a-pod-with-a-very-long-name-1", "a-pod-with-a-very-long-name-2"} {

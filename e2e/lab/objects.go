@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,6 +20,9 @@ import (
 
 // fieldManager is who the lab is to the API server.
 const fieldManager = "landfall-lab"
+
+// sliceManager is the value of the label that says who writes an EndpointSlice.
+const sliceManager = fieldManager + ".landfall.dev"
 
 // createObjects creates the Nodes and Services of the description.
 func (l *Lab) createObjects(ctx context.Context) error {
@@ -55,7 +59,7 @@ func (l *Lab) createNode(ctx context.Context, n Node) error {
 	nodes := l.kube.CoreV1().Nodes()
 	node, err := nodes.Create(ctx, &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: labels},
-		Spec:       corev1.NodeSpec{PodCIDR: n.PodNetwork.Masked().String(), PodCIDRs: []string{n.PodNetwork.Masked().String()}, Taints: taints},
+		Spec:       corev1.NodeSpec{PodCIDR: n.PodNetwork.Masked().String(), PodCIDRs: strings.Split(joined(l.cluster.prefixes(n.PodNetwork)), ","), Taints: taints},
 	}, metav1.CreateOptions{FieldManager: fieldManager})
 	if err != nil {
 		return err
@@ -65,7 +69,10 @@ func (l *Lab) createNode(ctx context.Context, n Node) error {
 	if node, err = nodes.Update(ctx, node, metav1.UpdateOptions{FieldManager: fieldManager}); err != nil {
 		return err
 	}
-	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: n.Addr.String()}, {Type: corev1.NodeHostName, Address: n.Name}}
+	for _, addr := range l.cluster.addresses(n.Addr) {
+		node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: addr.String()})
+	}
+	node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeHostName, Address: n.Name})
 	node.Status.Conditions = []corev1.NodeCondition{{
 		Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady", Message: "the lab says so",
 		LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now(),
@@ -81,10 +88,14 @@ func (l *Lab) AddService(ctx context.Context, s Service) error {
 		Spec: corev1.ServiceSpec{
 			Type:                  corev1.ServiceType(s.Type),
 			ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicy(s.ExternalTrafficPolicy),
+			IPFamilies:            s.IPFamilies,
 		},
 	}
 	if s.App != "" {
 		object.Spec.Selector = map[string]string{"run": s.App}
+	}
+	if len(s.IPFamilies) == 2 {
+		object.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicyRequireDualStack)
 	}
 	if s.ClusterIP.IsValid() {
 		object.Spec.ClusterIP = s.ClusterIP.String()
@@ -113,7 +124,9 @@ func (l *Lab) RemoveService(ctx context.Context, namespace, name string) error {
 	delete(l.services, namespace+"/"+name)
 	return errors.Join(
 		l.kube.CoreV1().Services(namespace).Delete(ctx, name, metav1.DeleteOptions{}),
-		l.kube.DiscoveryV1().EndpointSlices(namespace).Delete(ctx, sliceName(name), metav1.DeleteOptions{}))
+		l.kube.DiscoveryV1().EndpointSlices(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{
+			LabelSelector: discoveryv1.LabelServiceName + "=" + name + "," + discoveryv1.LabelManagedBy + "=" + sliceManager,
+		}))
 }
 
 func (l *Lab) ensureNamespace(ctx context.Context, name string) error {
@@ -135,14 +148,23 @@ func (l *Lab) writeSlices(ctx context.Context, app string) error {
 	return errors.Join(errs...)
 }
 
-// writeSlice writes what the endpoint controller would: one slice with all pods of the Service's app. The caller holds l.mu.
+// writeSlice writes what the endpoint controller would: a slice for each family, with all pods of the Service's app. The caller
+// holds l.mu.
 func (l *Lab) writeSlice(ctx context.Context, s Service) error {
 	if s.App == "" {
 		return nil
 	}
-	slice := applydiscovery.EndpointSlice(sliceName(s.Name), s.Namespace).
-		WithLabels(map[string]string{discoveryv1.LabelServiceName: s.Name, discoveryv1.LabelManagedBy: fieldManager + ".landfall.dev"}).
-		WithAddressType(discoveryv1.AddressTypeIPv4)
+	var errs []error
+	for _, family := range s.families() {
+		errs = append(errs, l.writeSliceOf(ctx, s, family))
+	}
+	return errors.Join(errs...)
+}
+
+func (l *Lab) writeSliceOf(ctx context.Context, s Service, family corev1.IPFamily) error {
+	slice := applydiscovery.EndpointSlice(sliceName(s.Name, family), s.Namespace).
+		WithLabels(map[string]string{discoveryv1.LabelServiceName: s.Name, discoveryv1.LabelManagedBy: sliceManager}).
+		WithAddressType(discoveryv1.AddressType(family))
 	for _, p := range s.Ports {
 		slice.WithPorts(applydiscovery.EndpointPort().WithName(p.Name).WithProtocol(corev1.Protocol(p.protocol())).WithPort(int32(p.target())))
 	}
@@ -151,7 +173,7 @@ func (l *Lab) writeSlice(ctx context.Context, s Service) error {
 		if pod.App != s.App {
 			continue
 		}
-		slice.WithEndpoints(applydiscovery.Endpoint().WithAddresses(pod.Addr.String()).WithNodeName(pod.Node).
+		slice.WithEndpoints(applydiscovery.Endpoint().WithAddresses(pod.address(family).String()).WithNodeName(pod.Node).
 			WithConditions(applydiscovery.EndpointConditions().WithReady(pod.conditions.Ready).
 				WithServing(pod.conditions.Serving).WithTerminating(pod.conditions.Terminating)))
 	}
@@ -162,7 +184,17 @@ func (l *Lab) writeSlice(ctx context.Context, s Service) error {
 	return nil
 }
 
-func sliceName(service string) string { return service + "-lab" }
+func sliceName(service string, family corev1.IPFamily) string {
+	return service + "-lab-" + strings.ToLower(string(family))
+}
+
+// families returns the families that the Service's cluster IPs are of.
+func (s Service) families() []corev1.IPFamily {
+	if len(s.IPFamilies) == 0 {
+		return []corev1.IPFamily{corev1.IPv4Protocol}
+	}
+	return s.IPFamilies
+}
 
 func (p Port) protocol() string { return cmp.Or(p.Protocol, "TCP") }
 

@@ -5,10 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"time"
 
 	"github.com/landfall-lb/landfall/e2e/lab/podserver"
@@ -94,10 +94,10 @@ func (l *Lab) Pods(app string) []Pod {
 // startPods makes pods and waits until their servers listen.
 func (l *Lab) startPods(ctx context.Context, pods []Pod) error {
 	for _, p := range pods {
-		if err := l.makeHost(ctx, planPod(p, l.nodes[p.Node])); err != nil {
+		if err := l.makeHost(ctx, planPod(l.cluster, p, l.nodes[p.Node])); err != nil {
 			return fmt.Errorf("pod %s: %w", p.Name, err)
 		}
-		config, err := json.Marshal(podserver.Config{Pod: p.Name, Node: p.Node, Addr: p.Addr, TCP: p.TCP, UDP: p.UDP})
+		config, err := json.Marshal(podserver.Config{Pod: p.Name, Node: p.Node, Addrs: l.cluster.addresses(p.Addr), TCP: p.TCP, UDP: p.UDP})
 		if err != nil {
 			return err
 		}
@@ -120,11 +120,13 @@ func (l *Lab) startPods(ctx context.Context, pods []Pod) error {
 func (l *Lab) waitForPod(ctx context.Context, p Pod) error {
 	return WaitFor(ctx, l.progress, "pod "+p.Name, 20*time.Second, func(ctx context.Context) error {
 		for _, port := range p.TCP {
-			conn, err := l.Dial(ctx, p.Name, "tcp", p.Addr.String()+":"+strconv.Itoa(int(port)))
-			if err != nil {
-				return err
+			for _, addr := range l.cluster.addresses(p.Addr) {
+				conn, err := l.Dial(ctx, p.Name, "tcp", netip.AddrPortFrom(addr, port).String())
+				if err != nil {
+					return err
+				}
+				conn.Close()
 			}
-			conn.Close()
 		}
 		return nil
 	})

@@ -3,7 +3,10 @@ package lab
 import (
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"net/netip"
+	"slices"
+	"strings"
 )
 
 // Names of the hosts that are neither nodes nor pods.
@@ -36,44 +39,50 @@ type cable struct {
 	Hairpin bool
 }
 
-// planLAN returns the hosts that are no nodes: the switch with a bridge for each segment, the router and the two clients.
+// planLAN returns the hosts that are no nodes: the switch with a bridge for each segment, the routers and the two clients.
 func planLAN(c Cluster) []hostPlan {
-	return []hostPlan{{
+	plans := []hostPlan{{
 		Name:    switchName,
 		Bridges: []string{"lan", "far"},
 		// A switch does not filter what passes through it, and has no address.
 		Sysctls: map[string]string{"bridge/bridge-nf-call-iptables?": "0", "bridge/bridge-nf-call-ip6tables?": "0", "ipv6/conf/all/disable_ipv6?": "1"},
-	}, {
-		Name:    RouterName,
-		Cables:  []cable{{Iface: "eth0", To: switchName, Bridge: "lan"}, {Iface: "eth1", To: switchName, Bridge: "far"}},
-		Config:  []string{addrAdd(c.LAN.Router, c.LAN.Prefix, "eth0"), addrAdd(c.Far.Router, c.Far.Prefix, "eth1")},
-		Sysctls: map[string]string{"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding?": "1", "ipv4/conf/all/send_redirects": "0"},
-	},
-		planClient(ClientName, c.LAN, "lan"),
-		planClient(FarClientName, c.Far, "far"),
+	}}
+	far := c.gateways(c.Far)
+	for i, addr := range c.gateways(c.LAN) {
+		name := RouterName
+		if c.ToR.Count > 0 {
+			name = torName(i)
+		}
+		plans = append(plans, hostPlan{
+			Name:    name,
+			Cables:  []cable{{Iface: torLAN, To: switchName, Bridge: "lan"}, {Iface: torFar, To: switchName, Bridge: "far"}},
+			Config:  slices.Concat(c.addrAdd(addr, c.LAN.Prefix, torLAN), c.addrAdd(far[i], c.Far.Prefix, torFar)),
+			Sysctls: sysctls(map[string]string{"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding?": "1", "ipv4/conf/all/send_redirects": "0"}),
+		})
 	}
+	return append(plans, c.planClient(ClientName, c.LAN, "lan"), c.planClient(FarClientName, c.Far, "far"))
 }
 
-func planClient(name string, segment Network, bridge string) hostPlan {
+func (c Cluster) planClient(name string, segment Network, bridge string) hostPlan {
 	return hostPlan{
 		Name:   name,
 		Cables: []cable{{Iface: "eth0", To: switchName, Bridge: bridge}},
-		Config: []string{addrAdd(segment.Client, segment.Prefix, "eth0"), "route add default via " + segment.Router.String()},
+		Config: append(c.addrAdd(segment.Client, segment.Prefix, "eth0"), c.defaultRoutes(c.gateways(segment))...),
 		// A client that opens a connection every few milliseconds must not run out of ports.
-		Sysctls: map[string]string{"ipv4/tcp_tw_reuse": "1", "ipv4/ip_local_port_range": "10000 65000"},
+		Sysctls: sysctls(map[string]string{"ipv4/tcp_tw_reuse": "1", "ipv4/ip_local_port_range": "10000 65000"}),
 	}
 }
 
 // planNode returns what makes a node: the LAN interface, the bridge for pods, and routes to the other nodes' pods.
 func planNode(c Cluster, n Node) hostPlan {
-	config := []string{
-		addrAdd(n.Addr, c.LAN.Prefix, "eth0"),
-		addrAdd(n.Gateway(), n.PodNetwork, PodBridge),
-		"route add default via " + c.LAN.Router.String(),
-	}
+	config := slices.Concat(c.addrAdd(n.Addr, c.LAN.Prefix, "eth0"), c.addrAdd(n.Gateway(), n.PodNetwork, PodBridge), c.defaultRoutes(c.gateways(c.LAN)))
 	for _, other := range c.Nodes {
-		if other.Name != n.Name {
-			config = append(config, fmt.Sprintf("route add %s via %s", other.PodNetwork.Masked(), other.Addr))
+		if other.Name == n.Name {
+			continue
+		}
+		via := c.addresses(other.Addr)
+		for i, to := range c.prefixes(other.PodNetwork) {
+			config = append(config, fmt.Sprintf("route add %s via %s", to, via[i]))
 		}
 	}
 	return hostPlan{
@@ -81,23 +90,37 @@ func planNode(c Cluster, n Node) hostPlan {
 		Bridges: []string{PodBridge},
 		Cables:  []cable{{Iface: "eth0", To: switchName, Bridge: "lan"}},
 		Config:  config,
-		Sysctls: map[string]string{
+		Sysctls: sysctls(map[string]string{
 			"ipv4/ip_forward":                  "1",
 			"ipv6/conf/all/forwarding?":        "1",
 			"ipv4/conf/all/send_redirects":     "0",
 			"bridge/bridge-nf-call-iptables?":  "1", // what the CNI bridge plugins ask for
 			"bridge/bridge-nf-call-ip6tables?": "1",
-		},
+		}),
 	}
 }
 
 // planPod returns what makes a pod: one interface on its node's bridge.
-func planPod(p Pod, n Node) hostPlan {
+func planPod(c Cluster, p Pod, n Node) hostPlan {
 	return hostPlan{
-		Name:   p.Name,
-		Cables: []cable{{Iface: "eth0", To: n.Name, Bridge: PodBridge, Hairpin: true}},
-		Config: []string{addrAdd(p.Addr, n.PodNetwork, "eth0"), "route add default via " + n.Gateway().String()},
+		Name:    p.Name,
+		Cables:  []cable{{Iface: "eth0", To: n.Name, Bridge: PodBridge, Hairpin: true}},
+		Config:  append(c.addrAdd(p.Addr, n.PodNetwork, "eth0"), c.defaultRoutes([]netip.Addr{n.Gateway()})...),
+		Sysctls: sysctls(nil),
 	}
+}
+
+// sysctls returns what each host with addresses has, and more.
+func sysctls(more map[string]string) map[string]string {
+	all := map[string]string{
+		// Nobody else has its addresses: nothing need wait until that is sure.
+		"ipv6/conf/default/accept_dad?": "0", "ipv6/conf/all/accept_dad?": "0",
+		// Where there are several ways each connection takes one of them and stays on it, also when it sends something again: client and
+		// router are one machine here, and share the hash of a connection, which no real ones do.
+		"ipv4/fib_multipath_hash_policy?": "1", "ipv6/fib_multipath_hash_policy?": "1", "core/txrehash?": "0",
+	}
+	maps.Copy(all, more)
+	return all
 }
 
 // commands returns what to run in the host's own namespace, and, by host, what to run in those that its cables lead to.
@@ -130,6 +153,32 @@ func portName(host, iface string) string {
 	return fmt.Sprintf("veth%08x", h.Sum32())
 }
 
-func addrAdd(a netip.Addr, in netip.Prefix, dev string) string {
-	return fmt.Sprintf("addr add %s/%d broadcast + dev %s", a, in.Bits(), dev)
+// addrAdd returns the commands that give an interface an address, and its twin.
+func (c Cluster) addrAdd(addr netip.Addr, in netip.Prefix, dev string) []string {
+	var commands []string
+	networks := c.prefixes(in)
+	for i, a := range c.addresses(addr) {
+		how := "broadcast +"
+		if a.Is6() {
+			how = "nodad"
+		}
+		commands = append(commands, fmt.Sprintf("addr add %s/%d %s dev %s", a, networks[i].Bits(), how, dev))
+	}
+	return commands
+}
+
+// defaultRoutes returns the commands that make routers, and their twins, the ways out.
+func (c Cluster) defaultRoutes(routers []netip.Addr) []string {
+	var commands []string
+	for family := range c.addresses(routers[0]) {
+		var hops []string
+		for _, router := range routers {
+			hops = append(hops, "via "+c.addresses(router)[family].String())
+		}
+		if len(hops) > 1 {
+			hops[0] = "nexthop " + hops[0]
+		}
+		commands = append(commands, "route add default "+strings.Join(hops, " nexthop "))
+	}
+	return commands
 }

@@ -33,6 +33,10 @@ type Options struct {
 	Dir string
 	// Config is the configuration of bgpd, or of BIRD.
 	Config string
+	// RealTime gives the program that speaks BFD real-time priority: in a real router that is hardware, or has a processor of its own.
+	RealTime bool
+	// Env are variables (NAME=VALUE) for the router's programs, besides those of this process.
+	Env []string
 	// Zebra and BFD are the configurations of FRR's zebra and bfdd; bfdd runs only if BFD is not empty.
 	Zebra, BFD string
 }
@@ -122,18 +126,16 @@ func StartBIRD(ctx context.Context, o Options) (*Router, error) {
 	}
 	r := &Router{o: o, running: map[string]*exec.Cmd{}}
 	r.ask = func(command string) []string {
-		return append([]string{birdc, "-r", "-s", socket}, strings.Fields(command)...)
+		return append([]string{birdc, "-s", socket}, strings.Fields(command)...)
 	}
 	r.daemons = []daemon{{"bird", []string{bird, "-f", "-c", config, "-s", socket, "-P", filepath.Join(o.Dir, "bird.pid")}}}
 	return r, r.start(ctx, "show status")
 }
 
 func (r *Router) start(ctx context.Context, probe string) error {
-	for _, d := range r.daemons {
-		if err := r.launch(d); err != nil {
-			r.Close()
-			return err
-		}
+	if err := r.launchAll(ctx); err != nil {
+		r.Close()
+		return err
 	}
 	deadline := time.Now().Add(startTime)
 	for {
@@ -150,6 +152,31 @@ func (r *Router) start(ctx context.Context, probe string) error {
 	}
 }
 
+// launchAll starts the daemons that are not running. FRR's others look for zebra's socket once, and again only ten seconds later: they are
+// started when it is there.
+func (r *Router) launchAll(ctx context.Context) error {
+	for _, d := range r.daemons {
+		if r.running[d.name] != nil {
+			continue
+		}
+		socket := filepath.Join(r.o.Dir, "zserv.api")
+		if d.name == "zebra" {
+			_ = os.Remove(socket) // of one that was killed
+		}
+		if err := r.launch(d); err != nil {
+			return err
+		}
+		for deadline := time.Now().Add(startTime); d.name == "zebra"; time.Sleep(5 * time.Millisecond) {
+			if _, err := os.Stat(socket); err == nil {
+				break
+			} else if time.Now().After(deadline) || ctx.Err() != nil {
+				return fmt.Errorf("zebra has no socket: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
 // launch starts a daemon in the namespace. nsenter becomes the daemon, so that its process ID is the daemon's.
 func (r *Router) launch(d daemon) error {
 	out, err := os.OpenFile(filepath.Join(r.o.Dir, d.name+".out"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -157,8 +184,13 @@ func (r *Router) launch(d daemon) error {
 		return err
 	}
 	defer out.Close()
-	cmd := exec.Command("nsenter", append([]string{"--net=/run/netns/" + r.o.Namespace, "--"}, d.argv...)...)
+	argv := d.argv
+	if r.o.RealTime && (d.name == "bfdd" || d.name == "bird") {
+		argv = append([]string{"chrt", "--rr", "10"}, argv...)
+	}
+	cmd := exec.Command("nsenter", append([]string{"--net=/run/netns/" + r.o.Namespace, "--"}, argv...)...)
 	cmd.Stdout, cmd.Stderr = out, out
+	cmd.Env = append(os.Environ(), r.o.Env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: 0}
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", d.name, err)
@@ -225,12 +257,8 @@ func (r *Router) Kill(name string) {
 
 // Launch starts the daemons again that are not running.
 func (r *Router) Launch(ctx context.Context) error {
-	for _, d := range r.daemons {
-		if r.running[d.name] == nil {
-			if err := r.launch(d); err != nil {
-				return err
-			}
-		}
+	if err := r.launchAll(ctx); err != nil {
+		return err
 	}
 	probe := "show bgp summary"
 	if r.daemons[0].name == "bird" {

@@ -79,7 +79,7 @@ func Passwords(c *Client, namespace string, changed func(name string)) *Table[st
 func convertBGPPeer(o *v1beta1.BGPPeer) (string, lb.Peer) {
 	s := o.Spec
 	p := lb.Peer{
-		Name: o.Name, Created: o.CreationTimestamp.Time,
+		Name: o.Name, UID: string(o.UID), Created: o.CreationTimestamp.Time,
 		LocalASN: uint32(s.MyASN), PeerASN: uint32(deref(s.PeerASN)), Dynamic: lb.DynamicASN(s.DynamicASN),
 		Interface: s.Interface, Port: uint16(cmp.Or(s.PeerPort, bgpPort)), ConnectTime: cmp.Or(duration(s.ConnectTime), defaultConnectTime),
 		KeepaliveTime: duration(s.KeepaliveTime), Password: s.Password, NodeSelectors: convertSelectors(s.NodeSelectors), BFDProfile: s.BFDProfile,

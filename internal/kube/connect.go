@@ -59,12 +59,16 @@ type Client struct {
 type restGetter interface {
 	CoreV1REST() rest.Interface
 	DiscoveryV1REST() rest.Interface
+	AppsV1REST() rest.Interface
+	NetworkingV1REST() rest.Interface
 }
 
 type clientset struct{ *kubernetes.Clientset }
 
-func (c clientset) CoreV1REST() rest.Interface      { return c.CoreV1().RESTClient() }
-func (c clientset) DiscoveryV1REST() rest.Interface { return c.DiscoveryV1().RESTClient() }
+func (c clientset) CoreV1REST() rest.Interface       { return c.CoreV1().RESTClient() }
+func (c clientset) DiscoveryV1REST() rest.Interface  { return c.DiscoveryV1().RESTClient() }
+func (c clientset) AppsV1REST() rest.Interface       { return c.AppsV1().RESTClient() }
+func (c clientset) NetworkingV1REST() rest.Interface { return c.NetworkingV1().RESTClient() }
 
 // Connect reads the configuration and returns a client; it sends nothing yet.
 func Connect(o Options) (*Client, error) {

@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"strings"
 	"time"
+	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -29,7 +30,12 @@ const (
 )
 
 // keyOf returns the key of a namespaced object.
-func keyOf(o metav1.Object) lb.Key { return lb.Key{Namespace: o.GetNamespace(), Name: o.GetName()} }
+func keyOf(o metav1.Object) lb.Key {
+	return lb.Key{Namespace: common(o.GetNamespace()), Name: o.GetName()}
+}
+
+// common returns the one copy of a string that many objects have.
+func common[S ~string](s S) S { return S(unique.Make(string(s)).Value()) }
 
 func sameService(a, b lb.Service) bool {
 	a.Version, b.Version = "", ""
@@ -43,13 +49,13 @@ func convertService(o *corev1.Service) (lb.Key, lb.Service) {
 		Version:             o.ResourceVersion,
 		Created:             o.CreationTimestamp.Time,
 		Deleting:            o.DeletionTimestamp != nil,
-		Type:                lb.ServiceType(o.Spec.Type),
-		Class:               deref(o.Spec.LoadBalancerClass),
+		Type:                lb.ServiceType(common(o.Spec.Type)),
+		Class:               common(deref(o.Spec.LoadBalancerClass)),
 		ProxyName:           o.Labels[labelServiceProxyName],
 		ClusterIPs:          parseAddrs(o.Spec.ClusterIPs),
 		ExternalIPs:         parseAddrs(o.Spec.ExternalIPs),
-		ExternalPolicy:      cmp.Or(lb.TrafficPolicy(o.Spec.ExternalTrafficPolicy), lb.Cluster),
-		InternalPolicy:      cmp.Or(lb.TrafficPolicy(deref(o.Spec.InternalTrafficPolicy)), lb.Cluster),
+		ExternalPolicy:      cmp.Or(lb.TrafficPolicy(common(o.Spec.ExternalTrafficPolicy)), lb.Cluster),
+		InternalPolicy:      cmp.Or(lb.TrafficPolicy(common(deref(o.Spec.InternalTrafficPolicy))), lb.Cluster),
 		SourceRanges:        sourceRanges(o.Spec.LoadBalancerSourceRanges),
 		HealthCheckNodePort: uint16(o.Spec.HealthCheckNodePort),
 		Scheduler:           o.Annotations[lb.AnnotationScheduler],
@@ -57,14 +63,14 @@ func convertService(o *corev1.Service) (lb.Key, lb.Service) {
 		Conditions:          convertConditions(o.Status.Conditions, lb.DriverName+"/"),
 	}
 	for _, family := range o.Spec.IPFamilies {
-		s.Families = append(s.Families, lb.Family(family))
+		s.Families = append(s.Families, lb.Family(common(family)))
 	}
 	if policy := o.Spec.IPFamilyPolicy; policy != nil {
-		s.FamilyPolicy = lb.FamilyPolicy(*policy)
+		s.FamilyPolicy = lb.FamilyPolicy(common(*policy))
 	}
 	for _, p := range o.Spec.Ports {
 		s.Ports = append(s.Ports, lb.ServicePort{
-			Name: p.Name, Protocol: cmp.Or(lb.Protocol(p.Protocol), lb.TCP), Port: uint16(p.Port), NodePort: uint16(p.NodePort),
+			Name: common(p.Name), Protocol: cmp.Or(lb.Protocol(common(p.Protocol)), lb.TCP), Port: uint16(p.Port), NodePort: uint16(p.NodePort),
 		})
 	}
 	if o.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
@@ -76,7 +82,7 @@ func convertService(o *corev1.Service) (lb.Key, lb.Service) {
 	}
 	for _, in := range o.Status.LoadBalancer.Ingress {
 		if addr, err := lb.ParseAddr(in.IP); err == nil {
-			s.Ingress = append(s.Ingress, lb.Ingress{Addr: addr, Mode: lb.IPMode(deref(in.IPMode))})
+			s.Ingress = append(s.Ingress, lb.Ingress{Addr: addr, Mode: lb.IPMode(common(deref(in.IPMode)))})
 		}
 	}
 	return s.Key, s
@@ -140,7 +146,7 @@ func convertConditions(conditions []metav1.Condition, prefix string) []lb.Condit
 // convertLabelledService keeps the Service's labels, for those who select by them.
 func convertLabelledService(o *corev1.Service) (lb.Key, lb.Service) {
 	key, s := convertService(o)
-	s.Labels = o.Labels
+	s.Labels, s.OnConflict = o.Labels, o.Annotations[lb.AnnotationOnConflict]
 	return key, s
 }
 
@@ -167,7 +173,7 @@ func convertSlice(o *discoveryv1.EndpointSlice) lb.Slice {
 	s := lb.Slice{
 		Key:     keyOf(o),
 		Service: lb.Key{Namespace: o.Namespace, Name: o.Labels[discoveryv1.LabelServiceName]},
-		Family:  lb.Family(o.AddressType),
+		Family:  lb.Family(common(o.AddressType)),
 	}
 	if at, err := time.Parse(time.RFC3339Nano, o.Annotations[corev1.EndpointsLastChangeTriggerTime]); err == nil {
 		s.Triggered = at
@@ -177,8 +183,8 @@ func convertSlice(o *discoveryv1.EndpointSlice) lb.Slice {
 	}
 	for _, p := range o.Ports {
 		if p.Name != nil && p.Port != nil && *p.Port != 0 {
-			protocol := lb.Protocol(cmp.Or(deref(p.Protocol), corev1.ProtocolTCP))
-			s.Ports = append(s.Ports, lb.SlicePort{Name: *p.Name, Protocol: protocol, Port: uint16(*p.Port)})
+			protocol := cmp.Or(lb.Protocol(common(deref(p.Protocol))), lb.TCP)
+			s.Ports = append(s.Ports, lb.SlicePort{Name: common(*p.Name), Protocol: protocol, Port: uint16(*p.Port)})
 		}
 	}
 	for _, ep := range o.Endpoints {
@@ -191,17 +197,17 @@ func convertSlice(o *discoveryv1.EndpointSlice) lb.Slice {
 		}
 		endpoint := lb.Endpoint{
 			Addr:        addr,
-			Node:        deref(ep.NodeName),
+			Node:        common(deref(ep.NodeName)),
 			Ready:       ep.Conditions.Ready == nil || *ep.Conditions.Ready,
 			Serving:     ep.Conditions.Serving == nil || *ep.Conditions.Serving,
 			Terminating: deref(ep.Conditions.Terminating),
 		}
 		if hints := ep.Hints; hints != nil {
 			for _, zone := range hints.ForZones {
-				endpoint.ForZones = append(endpoint.ForZones, zone.Name)
+				endpoint.ForZones = append(endpoint.ForZones, common(zone.Name))
 			}
 			for _, node := range hints.ForNodes {
-				endpoint.ForNodes = append(endpoint.ForNodes, node.Name)
+				endpoint.ForNodes = append(endpoint.ForNodes, common(node.Name))
 			}
 		}
 		s.Endpoints = append(s.Endpoints, endpoint)
@@ -211,13 +217,15 @@ func convertSlice(o *discoveryv1.EndpointSlice) lb.Slice {
 
 func convertPool(o *v1beta1.IPAddressPool) (string, lb.Pool) {
 	p := lb.Pool{
-		Name: o.Name, UID: string(o.UID), Created: o.CreationTimestamp.Time, Generation: o.Generation, Labels: o.Labels,
+		Name: o.Name, UID: string(o.UID), Created: o.CreationTimestamp.Time, Generation: o.Generation, Version: o.ResourceVersion, Labels: o.Labels,
 		AutoAssign: o.Spec.AutoAssign == nil || *o.Spec.AutoAssign, AvoidBuggy: o.Spec.AvoidBuggyIPs,
 		PerNamespace: int(o.Spec.AddressesPerNamespace),
 		Status: lb.PoolStatus{
 			AssignedIPv4: o.Status.AssignedIPv4, AssignedIPv6: o.Status.AssignedIPv6,
 			AvailableIPv4: o.Status.AvailableIPv4, AvailableIPv6: o.Status.AvailableIPv6,
 			Released:   convertReleased(o.Status.Released),
+			Claims:     convertClaims(o.Status.Claims),
+			Writer:     o.Status.Writer,
 			Conditions: convertConditions(o.Status.Conditions, ""),
 		},
 	}
@@ -275,6 +283,16 @@ func convertReleased(released []v1beta1.ReleasedAddress) []lb.Released {
 		if addr, err := lb.ParseAddr(r.Address); err == nil {
 			converted = append(converted, lb.Released{Addr: addr, Service: lb.Key{Namespace: r.Namespace, Name: r.Name}, At: r.At.UTC()})
 		}
+	}
+	return converted
+}
+
+func convertClaims(claims []v1beta1.AddressClaim) []lb.PoolClaim {
+	var converted []lb.PoolClaim
+	for _, c := range claims {
+		converted = append(converted, lb.PoolClaim{
+			Service: lb.Key{Namespace: c.Namespace, Name: c.Name}, UID: c.UID, Version: c.ResourceVersion, Addresses: parseAddrs(c.Addresses),
+		})
 	}
 	return converted
 }

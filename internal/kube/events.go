@@ -46,6 +46,11 @@ func PoolReference(p lb.Pool) Reference {
 	return Reference{APIVersion: v1beta1.GroupVersion.String(), Kind: "IPAddressPool", Name: p.Name, UID: p.UID}
 }
 
+// PeerReference refers to a BGPPeer.
+func PeerReference(p lb.Peer) Reference {
+	return Reference{APIVersion: v1beta1.GroupVersion.String(), Kind: "BGPPeer", Name: p.Name, UID: p.UID}
+}
+
 // NodeReference refers to a Node. Its UID is its name, which is how the kubelet refers to it and kubectl describe finds it.
 func NodeReference(name string) Reference {
 	return Reference{APIVersion: "v1", Kind: "Node", Name: name, UID: name}

@@ -18,30 +18,33 @@ const (
 )
 
 // CatchUp returns nil once table, filled by Services, shows each Service at least as new as it was when CatchUp was called. A watch
-// alone does not tell: it may lag behind by any time. It asks again while the API server cannot be reached; an error means that ctx ended.
+// alone does not tell: it may lag behind by any time, or show what was there before etcd was restored, in versions newer than all of
+// now. It asks again while the API server cannot be reached; an error means that ctx ended.
 func (s *Status) CatchUp(ctx context.Context, table *Table[lb.Key, lb.Service]) error {
-	behind, err := s.listServices(ctx)
+	behind, latest, err := s.listServices(ctx)
 	if err != nil {
 		return err
 	}
 	next := time.Now().Add(listEvery)
 	for {
-		dropShown(behind, table)
+		dropShown(behind, latest, table)
 		if len(behind) == 0 && table.Synced() {
 			return nil
 		}
 		if time.Now().After(next) {
 			// What was deleted meanwhile will never be shown.
-			now, err := s.listServices(ctx)
+			now, version, err := s.listServices(ctx)
 			if err != nil {
 				return err
 			}
 			for key := range behind {
 				if _, ok := now[key]; !ok {
 					delete(behind, key)
+				} else if Older(now[key], behind[key]) {
+					behind[key] = now[key]
 				}
 			}
-			next = time.Now().Add(listEvery)
+			latest, next = version, time.Now().Add(listEvery)
 		}
 		if err := wait(ctx, lookEvery); err != nil {
 			return err
@@ -49,17 +52,18 @@ func (s *Status) CatchUp(ctx context.Context, table *Table[lb.Key, lb.Service]) 
 	}
 }
 
-// dropShown removes from behind what table shows at that version or a newer one.
-func dropShown(behind map[lb.Key]string, table *Table[lb.Key, lb.Service]) {
+// dropShown removes from behind what table shows at that version or a newer one, up to the latest that the API server is known to have made.
+func dropShown(behind map[lb.Key]string, latest string, table *Table[lb.Key, lb.Service]) {
 	for key, version := range behind {
-		if shown, ok := table.Get(key); ok && !older(shown.Version, version) {
+		shown, ok := table.Get(key)
+		if ok && (shown.Version == version || !Older(shown.Version, version) && !Older(latest, shown.Version)) {
 			delete(behind, key)
 		}
 	}
 }
 
-// older tells whether version a of an object comes before b. Resource versions are numbers that grow (KEP-5504).
-func older(a, b string) bool {
+// Older tells whether resource version a of an object comes before b. Resource versions are numbers that grow (KEP-5504).
+func Older(a, b string) bool {
 	order, err := resourceversion.CompareResourceVersion(a, b)
 	if err != nil {
 		return a != b
@@ -67,8 +71,8 @@ func older(a, b string) bool {
 	return order < 0
 }
 
-// listServices returns the version of each Service as the API server's storage has it now, not one of its caches.
-func (s *Status) listServices(ctx context.Context) (map[lb.Key]string, error) {
+// listServices returns the version of each Service as the API server's storage has it now, not one of its caches, and that of the whole.
+func (s *Status) listServices(ctx context.Context) (versions map[lb.Key]string, latest string, err error) {
 	for {
 		list, err := s.core.CoreV1().Services(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 		if err == nil {
@@ -76,10 +80,10 @@ func (s *Status) listServices(ctx context.Context) (map[lb.Key]string, error) {
 			for i := range list.Items {
 				versions[keyOf(&list.Items[i])] = list.Items[i].ResourceVersion
 			}
-			return versions, nil
+			return versions, list.ResourceVersion, nil
 		}
 		if waitErr := wait(ctx, time.Second); waitErr != nil {
-			return nil, fmt.Errorf("list Services: %w", err)
+			return nil, "", fmt.Errorf("list Services: %w", err)
 		}
 	}
 }

@@ -20,10 +20,50 @@ func versioned(name, version string) *corev1.Service {
 	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, ResourceVersion: version}}
 }
 
+// atVersion has lists carry the version that latest points to.
+func atVersion(core *fake.Clientset, latest *string) {
+	core.PrependReactor("list", "services", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		o, err := core.Tracker().List(action.GetResource(), corev1.SchemeGroupVersion.WithKind("Service"), action.GetNamespace())
+		if list, ok := o.(*corev1.ServiceList); ok {
+			list.ResourceVersion = *latest
+		}
+		return true, o, err
+	})
+}
+
+// TestContract8CatchUpAfterRestore: what the watch showed before etcd was restored has higher versions than all that there is now.
+func TestContract8CatchUpAfterRestore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		latest := "12"
+		core := fake.NewClientset(versioned("a", "10"), versioned("b", "11"))
+		atVersion(core, &latest)
+		status := &Status{core: core, now: time.Now}
+		table := newTable(sameService, func(lb.Key) {})
+		k, a := convertService(versioned("a", "90"))
+		l, b := convertService(versioned("b", "11"))
+		table.replace(map[lb.Key]lb.Service{k: a, l: b})
+		done := make(chan error, 1)
+		go func() { done <- status.CatchUp(t.Context(), table) }()
+		time.Sleep(10 * time.Second)
+		select {
+		case err := <-done:
+			t.Fatalf("took what was there before for what there is: %v", err)
+		default:
+		}
+		a.Version = "10"
+		table.put(k, a, true)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestContract8CatchUp waits until a watch has delivered all that there was at the beginning.
 func TestContract8CatchUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		latest := "12"
 		core := fake.NewClientset(versioned("a", "10"), versioned("b", "9"), versioned("gone", "8"))
+		atVersion(core, &latest)
 		failures := 2
 		core.PrependReactor("list", "services", func(clienttesting.Action) (bool, runtime.Object, error) {
 			failures--

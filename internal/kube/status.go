@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -95,32 +96,51 @@ func (s *Status) Hold(ctx context.Context, service lb.Service, h Holding) error 
 	return s.patchService(ctx, service, patch)
 }
 
-// Pool writes the status of a pool: counts and conditions. Conditions of other types are kept. It fails with a conflict if
-// another writer comes in between.
-func (s *Status) Pool(ctx context.Context, name string, status lb.PoolStatus) error {
-	var pool v1beta1.IPAddressPool
-	if err := s.landfall.Get().Resource("ipaddresspools").Name(name).Do(ctx).Into(&pool); err != nil {
-		return fmt.Errorf("read pool %s: %w", name, err)
+// Pool writes the status of a pool as Landfall owns it; conditions of other types are kept. It fails with a conflict if the pool
+// has changed since pool was read, which is an ErrWentBack too if the API server has an older one, and returns the version that
+// the write has made.
+func (s *Status) Pool(ctx context.Context, pool lb.Pool, status lb.PoolStatus) (version string, err error) {
+	var o v1beta1.IPAddressPool
+	if err := s.landfall.Get().Resource("ipaddresspools").Name(pool.Name).Do(ctx).Into(&o); err != nil {
+		return "", fmt.Errorf("read pool %s: %w", pool.Name, err)
 	}
-	pool.Status.AssignedIPv4, pool.Status.AvailableIPv4 = status.AssignedIPv4, status.AvailableIPv4
-	pool.Status.AssignedIPv6, pool.Status.AvailableIPv6 = status.AssignedIPv6, status.AvailableIPv6
-	pool.Status.Released = nil
+	if o.ResourceVersion != pool.Version {
+		conflict := apierrors.NewConflict(v1beta1.GroupVersion.WithResource("ipaddresspools").GroupResource(), pool.Name, errors.New("it has changed meanwhile"))
+		if Older(o.ResourceVersion, pool.Version) {
+			return "", fmt.Errorf("%w: %w", ErrWentBack, conflict)
+		}
+		return "", conflict
+	}
+	o.Status.AssignedIPv4, o.Status.AvailableIPv4 = status.AssignedIPv4, status.AvailableIPv4
+	o.Status.AssignedIPv6, o.Status.AvailableIPv6 = status.AssignedIPv6, status.AvailableIPv6
+	o.Status.Released, o.Status.Claims, o.Status.Writer = nil, nil, status.Writer
 	for _, r := range status.Released {
-		pool.Status.Released = append(pool.Status.Released, v1beta1.ReleasedAddress{
+		o.Status.Released = append(o.Status.Released, v1beta1.ReleasedAddress{
 			Address: r.Addr.String(), Namespace: r.Service.Namespace, Name: r.Service.Name, At: metav1.NewTime(r.At),
 		})
 	}
+	for _, c := range status.Claims {
+		claim := v1beta1.AddressClaim{Namespace: c.Service.Namespace, Name: c.Service.Name, UID: c.UID, ResourceVersion: c.Version}
+		for _, addr := range c.Addresses {
+			claim.Addresses = append(claim.Addresses, addr.String())
+		}
+		o.Status.Claims = append(o.Status.Claims, claim)
+	}
 	for _, c := range status.Conditions {
-		meta.SetStatusCondition(&pool.Status.Conditions, metav1.Condition{
+		meta.SetStatusCondition(&o.Status.Conditions, metav1.Condition{
 			Type: c.Type, Status: conditionStatus(c.Status), Reason: string(c.Reason), Message: c.Message,
 			ObservedGeneration: c.Generation, LastTransitionTime: metav1.NewTime(s.now()),
 		})
 	}
-	if err := s.landfall.Put().Resource("ipaddresspools").Name(name).SubResource("status").Body(&pool).Do(ctx).Error(); err != nil {
-		return fmt.Errorf("write status of pool %s: %w", name, err)
+	var written v1beta1.IPAddressPool
+	if err := s.landfall.Put().Resource("ipaddresspools").Name(pool.Name).SubResource("status").Body(&o).Do(ctx).Into(&written); err != nil {
+		return "", fmt.Errorf("write status of pool %s: %w", pool.Name, err)
 	}
-	return nil
+	return written.ResourceVersion, nil
 }
+
+// ErrWentBack is a conflict with an object older than one that was there before: etcd was restored from a snapshot.
+var ErrWentBack = errors.New("the API server holds an older state than before")
 
 // IsConflict tells whether a write failed because the object has changed, or was created anew, since it was read.
 func IsConflict(err error) bool { return apierrors.IsConflict(err) }

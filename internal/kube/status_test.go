@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -252,14 +253,17 @@ func TestPoolStatusKeepsWhatIsNotOurs(t *testing.T) {
 	}
 	status := &Status{landfall: client, now: func() time.Time { return now }}
 	write := lb.PoolStatus{
-		AssignedIPv4: "2", AvailableIPv4: "254", AssignedIPv6: "0", AvailableIPv6: "18446744073709551616",
+		AssignedIPv4: "2", AvailableIPv4: "254", AssignedIPv6: "0", AvailableIPv6: "18446744073709551616", Writer: "me",
+		Claims:     []lb.PoolClaim{{Service: lb.Key{Namespace: "ns", Name: "s"}, UID: "u", Version: "5", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}},
 		Conditions: []lb.Condition{{Type: lb.ConditionReady, Status: true, Reason: lb.ReasonPoolReady, Message: "hands out addresses", Generation: 3}},
 	}
-	if err := status.Pool(t.Context(), "p", write); err != nil {
-		t.Fatal(err)
+	read := lb.Pool{Name: "p", Version: "7"}
+	if version, err := status.Pool(t.Context(), read, write); err != nil || version != "7" {
+		t.Fatal(version, err)
 	}
 	want := v1beta1.IPAddressPoolStatus{
-		AssignedIPv4: "2", AvailableIPv4: "254", AssignedIPv6: "0", AvailableIPv6: "18446744073709551616",
+		AssignedIPv4: "2", AvailableIPv4: "254", AssignedIPv6: "0", AvailableIPv6: "18446744073709551616", Writer: "me",
+		Claims: []v1beta1.AddressClaim{{Namespace: "ns", Name: "s", UID: "u", ResourceVersion: "5", Addresses: []string{"10.0.0.1"}}},
 		Conditions: []metav1.Condition{theirs, {
 			Type: lb.ConditionReady, Status: metav1.ConditionTrue, Reason: "Ready", Message: "hands out addresses", ObservedGeneration: 3,
 			LastTransitionTime: metav1.NewTime(now),
@@ -277,14 +281,17 @@ func TestPoolStatusKeepsWhatIsNotOurs(t *testing.T) {
 	}
 	_, pool := convertPool(&api.pool)
 	write.Conditions = append([]lb.Condition{{Type: theirs.Type, Status: true, Reason: "Theirs"}}, write.Conditions...)
-	if diff := cmp.Diff(write, pool.Status); diff != "" {
+	if diff := cmp.Diff(write, pool.Status, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 		t.Errorf("read back (-want +got):\n%s", diff)
 	}
-	if err := status.Pool(t.Context(), "q", write); !IsNotFound(err) {
+	if _, err := status.Pool(t.Context(), lb.Pool{Name: "q", Version: "7"}, write); !IsNotFound(err) {
 		t.Errorf("a pool that is gone: %v", err)
 	}
+	if _, err := status.Pool(t.Context(), lb.Pool{Name: "p", Version: "6"}, write); !IsConflict(err) {
+		t.Errorf("a pool that was read earlier: %v", err)
+	}
 	api.conflict = true
-	if err := status.Pool(t.Context(), "p", write); !IsConflict(err) {
+	if _, err := status.Pool(t.Context(), read, write); !IsConflict(err) {
 		t.Errorf("a pool that has changed: %v", err)
 	}
 }

@@ -3,9 +3,11 @@ package kube
 import (
 	"maps"
 	"reflect"
+	"slices"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/cache"
 )
 
 // Table is the picture of one kind of object as lb values, kept up to date by a watch. Values are shared: do not change them.
@@ -45,6 +47,13 @@ func (t *Table[K, V]) Synced() bool {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	return t.synced
+}
+
+// Keys returns the keys of the table in any order.
+func (t *Table[K, V]) Keys() []K {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return slices.Collect(maps.Keys(t.values))
 }
 
 // put sets or, with ok false, deletes the value of k, and tells of it if it differs.
@@ -87,6 +96,25 @@ type objects[K comparable, V any, O runtime.Object] struct {
 	convert func(O) (K, V)
 }
 
+// entry is what a store keeps of an object.
+type entry[K comparable, V any] struct {
+	key   K
+	value V
+}
+
+// Transformer has the first list held as entries until its last object has come: they take a fraction of the objects.
+func (s objects[K, V, O]) Transformer() cache.TransformFunc {
+	return func(obj any) (any, error) { return s.entry(obj), nil }
+}
+
+func (s objects[K, V, O]) entry(obj any) *entry[K, V] {
+	if e, ok := obj.(*entry[K, V]); ok {
+		return e
+	}
+	k, v := s.convert(obj.(O))
+	return &entry[K, V]{k, v}
+}
+
 func (s objects[K, V, O]) Add(obj any) error {
 	k, v := s.convert(obj.(O))
 	s.table.put(k, v, true)
@@ -104,8 +132,8 @@ func (s objects[K, V, O]) Delete(obj any) error {
 func (s objects[K, V, O]) Replace(list []any, _ string) error {
 	values := make(map[K]V, len(list))
 	for _, obj := range list {
-		k, v := s.convert(obj.(O))
-		values[k] = v
+		e := s.entry(obj)
+		values[e.key] = e.value
 	}
 	s.table.replace(values)
 	return nil

@@ -1,12 +1,15 @@
 package kube
 
 import (
-	"maps"
+	"net/netip"
 	"slices"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/landfall-lb/landfall/api/v1beta1"
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -20,7 +23,7 @@ func Services(c *Client, labelSelector string, changed func(lb.Key)) *Table[lb.K
 	return table
 }
 
-// LabelledServices watches all Services, with their labels.
+// LabelledServices watches all Services, with their labels and what else speakers want to know.
 func LabelledServices(c *Client, changed func(lb.Key)) *Table[lb.Key, lb.Service] {
 	table := newTable(sameService, changed)
 	c.register(resource{client: c.coreREST.CoreV1REST(), name: "services", example: &corev1.Service{}},
@@ -56,6 +59,27 @@ func Nodes(c *Client, name string, changed func(name string)) *Table[string, lb.
 	return table
 }
 
+// DaemonSet watches one DaemonSet. The table has it, by its name, while it is there to stay.
+func DaemonSet(c *Client, namespace, name string, changed func(name string)) *Table[string, bool] {
+	table := newTable[string, bool](nil, changed)
+	c.register(resource{
+		client: c.coreREST.AppsV1REST(), name: "daemonsets", namespace: namespace, example: &appsv1.DaemonSet{},
+		fieldSelector: fields.OneTermEqualSelector("metadata.name", name).String(),
+	}, objects[string, bool, *appsv1.DaemonSet]{table, func(o *appsv1.DaemonSet) (string, bool) { return o.Name, o.DeletionTimestamp == nil }})
+	return table
+}
+
+// ServiceNetworks watches the ServiceCIDRs (networking.k8s.io/v1, Kubernetes 1.33): the networks that cluster IPs are taken from, by
+// the object's name. Where there are none, or we may not see them, the table is empty.
+func ServiceNetworks(c *Client, changed func(name string)) *Table[string, []netip.Prefix] {
+	table := newTable[string, []netip.Prefix](nil, changed)
+	c.register(resource{client: c.coreREST.NetworkingV1REST(), name: "servicecidrs", example: &networkingv1.ServiceCIDR{}, optional: true},
+		objects[string, []netip.Prefix, *networkingv1.ServiceCIDR]{table, func(o *networkingv1.ServiceCIDR) (string, []netip.Prefix) {
+			return o.Name, parsePrefixes(o.Spec.CIDRs)
+		}})
+	return table
+}
+
 // Pools watches the IPAddressPools.
 func Pools(c *Client, changed func(name string)) *Table[string, lb.Pool] {
 	table := newTable[string, lb.Pool](nil, changed)
@@ -78,26 +102,37 @@ func Slices(c *Client, changed func(service lb.Key)) *Table[lb.Key, []lb.Slice] 
 	c.register(resource{
 		client: c.coreREST.DiscoveryV1REST(), name: "endpointslices", example: &discoveryv1.EndpointSlice{},
 		labelSelector: "!service.kubernetes.io/headless," + discoveryv1.LabelServiceName,
-	}, &sliceStore{table: table, services: map[lb.Key]map[lb.Key]lb.Slice{}, owner: map[lb.Key]lb.Key{}})
+	}, &sliceStore{table: table, owner: map[lb.Key]lb.Key{}})
 	return table
 }
 
-// sliceStore is the store behind the table of EndpointSlices, which groups them by Service. The reflector calls it from one goroutine.
+// sliceStore is the store behind the table of EndpointSlices, which groups them by Service, in the order of their keys. The reflector
+// calls it from one goroutine.
 type sliceStore struct {
-	table    *Table[lb.Key, []lb.Slice]
-	services map[lb.Key]map[lb.Key]lb.Slice // by Service, then by the slice's own key
-	owner    map[lb.Key]lb.Key              // from the slice to its Service, as its label can change
+	table *Table[lb.Key, []lb.Slice]
+	owner map[lb.Key]lb.Key // from the slice to its Service, as its label can change
+}
+
+// Transformer has the first list held as lb values, as that of objects does.
+func (s *sliceStore) Transformer() cache.TransformFunc {
+	return func(obj any) (any, error) { return s.slice(obj), nil }
+}
+
+func (s *sliceStore) slice(obj any) *lb.Slice {
+	if slice, ok := obj.(*lb.Slice); ok {
+		return slice
+	}
+	slice := convertSlice(obj.(*discoveryv1.EndpointSlice))
+	return &slice
 }
 
 func (s *sliceStore) Add(obj any) error {
-	slice := convertSlice(obj.(*discoveryv1.EndpointSlice))
-	before, had := s.owner[slice.Key]
-	if had && before != slice.Service {
-		s.remove(slice.Key)
-		s.publish(before)
+	slice := s.slice(obj)
+	if before, had := s.owner[slice.Key]; had && before != slice.Service {
+		s.publish(before, s.without(before, slice.Key))
 	}
-	s.insert(slice)
-	s.publish(slice.Service)
+	s.owner[slice.Key] = slice.Service
+	s.publish(slice.Service, inOrder(append(s.without(slice.Service, slice.Key), *slice)))
 	return nil
 }
 
@@ -106,21 +141,22 @@ func (s *sliceStore) Update(obj any) error { return s.Add(obj) }
 func (s *sliceStore) Delete(obj any) error {
 	key := keyOf(obj.(*discoveryv1.EndpointSlice))
 	if service, ok := s.owner[key]; ok {
-		s.remove(key)
-		s.publish(service)
+		delete(s.owner, key)
+		s.publish(service, s.without(service, key))
 	}
 	return nil
 }
 
 func (s *sliceStore) Replace(list []any, _ string) error {
-	clear(s.services)
-	clear(s.owner)
+	s.owner = make(map[lb.Key]lb.Key, len(list))
+	values := make(map[lb.Key][]lb.Slice, len(list))
 	for _, obj := range list {
-		s.insert(convertSlice(obj.(*discoveryv1.EndpointSlice)))
+		slice := s.slice(obj)
+		s.owner[slice.Key] = slice.Service
+		values[slice.Service] = append(values[slice.Service], *slice)
 	}
-	values := make(map[lb.Key][]lb.Slice, len(s.services))
-	for service := range s.services {
-		values[service] = s.of(service)
+	for _, of := range values {
+		inOrder(of)
 	}
 	s.table.replace(values)
 	return nil
@@ -128,29 +164,23 @@ func (s *sliceStore) Replace(list []any, _ string) error {
 
 func (s *sliceStore) Resync() error { return nil }
 
-func (s *sliceStore) insert(slice lb.Slice) {
-	if s.services[slice.Service] == nil {
-		s.services[slice.Service] = map[lb.Key]lb.Slice{}
+// without returns a copy of the slices of a Service, as the table's own are shared, without one of them.
+func (s *sliceStore) without(service, key lb.Key) []lb.Slice {
+	of, _ := s.table.Get(service)
+	copied := make([]lb.Slice, 0, len(of)+1)
+	for _, slice := range of {
+		if slice.Key != key {
+			copied = append(copied, slice)
+		}
 	}
-	s.services[slice.Service][slice.Key] = slice
-	s.owner[slice.Key] = slice.Service
+	return copied
 }
 
-func (s *sliceStore) remove(key lb.Key) {
-	service := s.owner[key]
-	delete(s.owner, key)
-	delete(s.services[service], key)
-	if len(s.services[service]) == 0 {
-		delete(s.services, service)
-	}
+func inOrder(of []lb.Slice) []lb.Slice {
+	slices.SortFunc(of, func(a, b lb.Slice) int { return a.Key.Compare(b.Key) })
+	return of
 }
 
-// of returns the slices of a Service in a stable order.
-func (s *sliceStore) of(service lb.Key) []lb.Slice {
-	return slices.SortedFunc(maps.Values(s.services[service]), func(a, b lb.Slice) int { return a.Key.Compare(b.Key) })
-}
-
-func (s *sliceStore) publish(service lb.Key) {
-	of := s.of(service)
+func (s *sliceStore) publish(service lb.Key, of []lb.Slice) {
 	s.table.put(service, of, len(of) > 0)
 }

@@ -30,7 +30,7 @@ func slice(name, service string, addrs ...string) *discoveryv1.EndpointSlice {
 func TestSlicesAreGroupedByService(t *testing.T) {
 	var changed []string
 	table := newTable[lb.Key, []lb.Slice](nil, func(k lb.Key) { changed = append(changed, k.Name) })
-	store := &sliceStore{table: table, services: map[lb.Key]map[lb.Key]lb.Slice{}, owner: map[lb.Key]lb.Key{}}
+	store := &sliceStore{table: table, owner: map[lb.Key]lb.Key{}}
 	check := func(step, service string, want []string, changes ...string) {
 		t.Helper()
 		var got []string
@@ -57,7 +57,11 @@ func TestSlicesAreGroupedByService(t *testing.T) {
 	check("last one deleted", "b", nil, "b")
 	store.Delete(slice("a-1", "b"))
 	check("deleted twice", "b", nil)
-	store.Replace([]any{slice("c-1", "c", "10.0.0.3")}, "2")
+	streamed, err := store.Transformer()(slice("c-1", "c", "10.0.0.3"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	store.Replace([]any{streamed}, "2")
 	if !cmp.Equal(changed, []string{"c", "a"}) {
 		t.Errorf("relist: changes %v", changed)
 	}

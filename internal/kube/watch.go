@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
@@ -23,27 +24,48 @@ type resource struct {
 	example       runtime.Object
 	labelSelector string
 	fieldSelector string
+	// optional is set for what not every API server has: its absence counts as an empty list.
+	optional bool
 }
 
 // register adds a watch on r that fills store once Run is called.
-func (c *Client) register(r resource, store cache.ReflectorStore) {
-	lw := cache.NewFilteredListWatchFromClient(r.client, r.name, r.namespace, func(o *metav1.ListOptions) {
-		o.LabelSelector, o.FieldSelector = r.labelSelector, r.fieldSelector
-	})
+func (c *Client) register(r resource, store cache.TransformingStore) {
 	watch := &watch{log: c.log, host: c.host, resource: r.name}
-	watch.reflector = cache.NewReflectorWithOptions(pacedListWatch{lw}, r.example,
-		reportingStore{ReflectorStore: store, watch: watch, client: c}, cache.ReflectorOptions{Name: r.name})
+	if r.optional {
+		watch.absent = func(why error) {
+			if watch.given() {
+				return
+			}
+			c.log.Info("going on without what the API server does not show", "watch", r.name, "reason", why)
+			_ = store.Replace(nil, "")
+			c.synced()
+		}
+	}
+	watch.reflector = cache.NewReflectorWithOptions(pacedListWatch{r}, r.example,
+		reportingStore{TransformingStore: store, watch: watch, client: c}, cache.ReflectorOptions{Name: r.name})
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.watches = append(c.watches, watch)
 }
 
-// pacedListWatch hides from the reflector that a connection was refused, as it would then retry at a pace of its own, up to
-// a minute apart; so every failure comes back to watch.run.
-type pacedListWatch struct{ *cache.ListWatch }
+// pacedListWatch sends each request once, so that every failure comes back at once to watch.run, or to the reflector if it has a
+// better question. Without that, a client that knows a version newer than all of the API server, as etcd was restored, asks for it
+// ten times more before it asks for what there is; and the reflector would retry a refused connection at a pace of its own, up to a
+// minute apart.
+type pacedListWatch struct{ resource }
+
+func (p pacedListWatch) request(o metav1.ListOptions) *rest.Request {
+	o.LabelSelector, o.FieldSelector = p.labelSelector, p.fieldSelector
+	return p.client.Get().Namespace(p.namespace).Resource(p.name).VersionedParams(&o, metav1.ParameterCodec).MaxRetries(0)
+}
+
+func (p pacedListWatch) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+	return p.request(o).Do(ctx).Get()
+}
 
 func (p pacedListWatch) WatchWithContext(ctx context.Context, o metav1.ListOptions) (apiwatch.Interface, error) {
-	w, err := p.ListWatch.WatchWithContext(ctx, o)
+	o.Watch = true
+	w, err := p.request(o).Watch(ctx)
 	var status interface{ Status() metav1.Status }
 	if err != nil && !errors.As(err, &status) {
 		err = errors.New(err.Error())
@@ -51,15 +73,24 @@ func (p pacedListWatch) WatchWithContext(ctx context.Context, o metav1.ListOptio
 	return w, err
 }
 
+// List and Watch are of the interface, but the reflector has a context.
+func (p pacedListWatch) List(o metav1.ListOptions) (runtime.Object, error) {
+	return p.ListWithContext(context.Background(), o)
+}
+
+func (p pacedListWatch) Watch(o metav1.ListOptions) (apiwatch.Interface, error) {
+	return p.WatchWithContext(context.Background(), o)
+}
+
 // reportingStore tells the watch and the client's user when a full list has arrived.
 type reportingStore struct {
-	cache.ReflectorStore
+	cache.TransformingStore
 	watch  *watch
 	client *Client
 }
 
 func (s reportingStore) Replace(list []any, version string) error {
-	err := s.ReflectorStore.Replace(list, version)
+	err := s.TransformingStore.Replace(list, version)
 	s.watch.reached()
 	s.client.synced()
 	return err
@@ -72,8 +103,12 @@ type watch struct {
 	resource  string
 	reflector *cache.Reflector
 
+	// absent makes the list empty, unless there is one; nil if the resource must be there.
+	absent func(why error)
+
 	mu       sync.Mutex
 	failures int
+	complete bool // there is a list, be it that of what is absent
 	said     time.Time
 }
 
@@ -82,6 +117,7 @@ const (
 	minRetry    = 200 * time.Millisecond
 	maxRetry    = 5 * time.Second
 	repeatAfter = 30 * time.Second
+	absentRetry = time.Minute // of what the API server does not have
 )
 
 func (w *watch) run(ctx context.Context) {
@@ -90,9 +126,15 @@ func (w *watch) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
+		retry := absentRetry
+		if w.absent != nil && (apierrors.IsNotFound(err) || apierrors.IsForbidden(err)) {
+			w.absent(err)
+		} else {
+			retry = w.failed(err)
+		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(w.failed(err)):
+		case <-time.After(retry):
 		}
 	}
 }
@@ -119,5 +161,14 @@ func (w *watch) reached() {
 	if w.failures > 0 {
 		w.log.Info("the API server answers", "server", w.host, "watch", w.resource)
 	}
-	w.failures, w.said = 0, time.Time{}
+	w.failures, w.said, w.complete = 0, time.Time{}, true
+}
+
+// given tells whether there is a list already, and notes that from now on there is one.
+func (w *watch) given() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	before := w.complete
+	w.complete = true
+	return before
 }

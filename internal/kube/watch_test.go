@@ -7,14 +7,18 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -24,13 +28,33 @@ import (
 type fakeAPI struct {
 	mu       sync.Mutex
 	down     bool
+	streams  bool // the first list (KEP-3157)
 	services []corev1.Service
 	events   chan metav1.WatchEvent
+	newest   int // version of the whole, 0 for 1 or with streams 9; what asks for a newer one is refused
+	refused  int // requests for a newer version than there is
+}
+
+// tooLarge answers as an API server does of which a version is wanted that it does not have, after some waiting.
+func (f *fakeAPI) tooLarge(w http.ResponseWriter, r *http.Request) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if wanted, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion")); f.newest == 0 || wanted <= f.newest {
+		return false
+	}
+	f.refused++
+	status := apierrors.NewTimeoutError("Too large resource version", 1).ErrStatus
+	status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
+	status.Details.Causes = []metav1.StatusCause{{Type: metav1.CauseTypeResourceVersionTooLarge, Message: "Too large resource version"}}
+	w.Header().Set("Retry-After", "1")
+	w.WriteHeader(int(status.Code))
+	json.NewEncoder(w).Encode(status)
+	return true
 }
 
 func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.mu.Lock()
-	down, services := f.down, f.services
+	down, streams, services, newest := f.down, f.streams, f.services, f.newest
 	f.mu.Unlock()
 	w.Header().Set("Content-Type", "application/json")
 	switch {
@@ -38,26 +62,40 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "down", http.StatusServiceUnavailable)
 	case r.URL.Path != "/api/v1/services":
 		http.NotFound(w, r)
+	case f.tooLarge(w, r):
+	case r.URL.Query().Get("sendInitialEvents") != "" && streams:
+		last := corev1.Service{TypeMeta: metav1.TypeMeta{Kind: "Service", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{
+			ResourceVersion: strconv.Itoa(max(newest, 9)), Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"},
+		}}
+		for _, s := range services {
+			json.NewEncoder(w).Encode(map[string]any{"type": "ADDED", "object": s})
+		}
+		json.NewEncoder(w).Encode(map[string]any{"type": "BOOKMARK", "object": last})
+		f.watch(w, r)
 	case r.URL.Query().Get("sendInitialEvents") != "":
 		w.WriteHeader(http.StatusUnprocessableEntity)
 		json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Reason: metav1.StatusReasonInvalid, Code: 422})
 	case r.URL.Query().Get("watch") != "":
-		w.(http.Flusher).Flush()
-		for {
-			select {
-			case event, ok := <-f.events:
-				if !ok {
-					return
-				}
-				json.NewEncoder(w).Encode(event)
-				w.(http.Flusher).Flush()
-			case <-r.Context().Done():
-				return
-			}
-		}
+		f.watch(w, r)
 	default:
 		json.NewEncoder(w).Encode(corev1.ServiceList{TypeMeta: metav1.TypeMeta{Kind: "ServiceList", APIVersion: "v1"},
-			ListMeta: metav1.ListMeta{ResourceVersion: "1"}, Items: services})
+			ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(max(newest, 1))}, Items: services})
+	}
+}
+
+func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request) {
+	w.(http.Flusher).Flush()
+	for {
+		select {
+		case event, ok := <-f.events:
+			if !ok {
+				return
+			}
+			json.NewEncoder(w).Encode(event)
+			w.(http.Flusher).Flush()
+		case <-r.Context().Done():
+			return
+		}
 	}
 }
 
@@ -157,6 +195,126 @@ func TestTableFollowsTheServerAndOutlivesIt(t *testing.T) {
 	expectChanges(t, changes, "c")
 	if len(table.All()) != 1 {
 		t.Errorf("table: %v", table.All())
+	}
+}
+
+// TestTableFollowsTheServerBack has etcd restored from a snapshot: all versions are lower than what the client has seen.
+func TestTableFollowsTheServerBack(t *testing.T) {
+	for _, streams := range []bool{false, true} {
+		api := &fakeAPI{streams: streams, newest: 100, services: []corev1.Service{service("a", "90", 80), service("b", "95", 81)}, events: make(chan metav1.WatchEvent)}
+		server := httptest.NewServer(api)
+		defer server.Close()
+		client := newClient(t, server.URL)
+		changes := make(chan string, 100)
+		table := Services(client, "", func(k lb.Key) { changes <- k.Name })
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- client.Run(ctx) }()
+		expectChanges(t, changes, "a", "b")
+
+		api.setDown(true)
+		close(api.events)
+		time.Sleep(300 * time.Millisecond)
+		api.mu.Lock()
+		api.newest, api.services, api.events = 50, []corev1.Service{service("a", "40", 70), service("c", "45", 82)}, make(chan metav1.WatchEvent)
+		api.down = false
+		api.mu.Unlock()
+		expectChanges(t, changes, "a", "b", "c")
+		if a, _ := table.Get(lb.Key{Namespace: "default", Name: "a"}); a.Version != "40" {
+			t.Errorf("streams %v: a has version %q", streams, a.Version)
+		}
+		api.events <- event(t, "MODIFIED", service("c", "51", 83))
+		expectChanges(t, changes, "c")
+		api.mu.Lock()
+		// Once for the stream and, where there is none, once for the list.
+		if api.refused > 2 || api.refused == 0 {
+			t.Errorf("streams %v: asked %d times for a version that there is not", streams, api.refused)
+		}
+		api.mu.Unlock()
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A first list that is streamed gives the same table as one that comes as a whole.
+func TestTableTakesAStreamedList(t *testing.T) {
+	services := []corev1.Service{service("a", "1", 80), service("b", "1", 81)}
+	services[0].Spec.ClusterIPs, services[0].Annotations = []string{"10.96.0.1"}, map[string]string{lb.AnnotationScheduler: "maglev"}
+	tables := map[bool]map[lb.Key]lb.Service{}
+	for _, streams := range []bool{false, true} {
+		api := &fakeAPI{streams: streams, services: services, events: make(chan metav1.WatchEvent)}
+		server := httptest.NewServer(api)
+		defer server.Close()
+		client := newClient(t, server.URL)
+		changes := make(chan string, 100)
+		table := Services(client, "", func(k lb.Key) { changes <- k.Name })
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- client.Run(ctx) }()
+		expectChanges(t, changes, "a", "b")
+		tables[streams] = table.All()
+		api.events <- event(t, "MODIFIED", service("b", "3", 99))
+		expectChanges(t, changes, "b")
+		if b, _ := table.Get(lb.Key{Namespace: "default", Name: "b"}); b.Ports[0].Port != 99 {
+			t.Errorf("streamed: %v: b is %+v after a change", streams, b)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+	if diff := cmp.Diff(tables[false], tables[true], cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" || len(tables[true]) != 2 {
+		t.Errorf("streamed %v (-whole +streamed):\n%s", tables[true], diff)
+	}
+}
+
+// An API server without ServiceCIDRs (before Kubernetes 1.33), or one that does not show them, holds nobody up.
+func TestOptionalTable(t *testing.T) {
+	for _, code := range []int{http.StatusNotFound, http.StatusForbidden, http.StatusOK} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			switch q := r.URL.Query(); {
+			case r.URL.Path != "/apis/networking.k8s.io/v1/servicecidrs" || code != http.StatusOK:
+				w.WriteHeader(code)
+				json.NewEncoder(w).Encode(metav1.Status{
+					TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Code: int32(code),
+					Reason: map[int]metav1.StatusReason{http.StatusNotFound: metav1.StatusReasonNotFound, http.StatusForbidden: metav1.StatusReasonForbidden}[code],
+				})
+			case q.Get("sendInitialEvents") != "":
+				w.WriteHeader(http.StatusUnprocessableEntity)
+				json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Reason: metav1.StatusReasonInvalid, Code: 422})
+			case q.Get("watch") != "":
+				w.(http.Flusher).Flush()
+				<-r.Context().Done()
+			default:
+				json.NewEncoder(w).Encode(networkingv1.ServiceCIDRList{
+					TypeMeta: metav1.TypeMeta{Kind: "ServiceCIDRList", APIVersion: "networking.k8s.io/v1"}, ListMeta: metav1.ListMeta{ResourceVersion: "1"},
+					Items: []networkingv1.ServiceCIDR{{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/12", "fd00::/112"}}}},
+				})
+			}
+		}))
+		client := newClient(t, server.URL)
+		synced := make(chan struct{}, 100)
+		client.OnSync(func() { synced <- struct{}{} })
+		table := ServiceNetworks(client, func(string) {})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- client.Run(ctx) }()
+		await(t, synced)
+		want := map[string][]netip.Prefix{}
+		if code == http.StatusOK {
+			want["kubernetes"] = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd00::/112")}
+		}
+		if diff := cmp.Diff(want, table.All(), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" || !table.Synced() {
+			t.Errorf("status %d: synced %v; (-want +got):\n%s", code, table.Synced(), diff)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		server.Close()
 	}
 }
 

@@ -9,8 +9,8 @@ import (
 // people and landfallctl read it.
 type Announcement struct {
 	VIP  netip.Addr
-	Node string
-	How  string // such as "ARP on eth0"; "" when only the owner itself knows
+	Node string // over BGP, several: "node-1, node-2"
+	How  string // such as "ARP on eth0" or "BGP to tor-1, tor-2"; "" when only the owner itself knows
 }
 
 // ConditionServing on a Service: each of its addresses is answered for by a node whose kernel is confirmed to deliver it to a usable
@@ -50,11 +50,9 @@ func ParseAnnouncements(message string) []Announcement {
 	var list []Announcement
 	for part := range strings.SplitSeq(message, "; ") {
 		vip, from, ok := strings.Cut(part, announcedFrom)
-		node, rest, _ := strings.Cut(from, " ")
-		how := ""
-		if inner, ok := strings.CutPrefix(rest, "("); ok {
-			how = strings.TrimSuffix(inner, ")")
-		}
+		node, how, _ := strings.Cut(from, " (")
+		node, _, _ = strings.Cut(node, " for want of") // ReasonParting
+		how = strings.TrimSuffix(how, ")")
 		addr, err := netip.ParseAddr(vip)
 		if ok && err == nil {
 			list = append(list, Announcement{VIP: addr, Node: node, How: how})

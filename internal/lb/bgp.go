@@ -24,6 +24,7 @@ const (
 // Peer is one BGPPeer: a router, and how nodes speak to it.
 type Peer struct {
 	Name    string
+	UID     string
 	Created time.Time
 	// LocalASN is the AS number of the node towards this peer: localASN, or else myASN.
 	LocalASN uint32

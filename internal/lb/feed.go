@@ -9,6 +9,9 @@ type FeedMessage struct {
 	Complete   bool          `json:"complete,omitempty"`
 	Deliveries []Delivery    `json:"deliveries,omitempty"`
 	Removed    []DeliveryKey `json:"removed,omitempty"`
+	// Beat is how long it takes, in milliseconds, until the next message comes, even one without content; 0 for no promise. See
+	// FeedSilence.
+	Beat int `json:"beat,omitempty"`
 }
 
 // DeliveryKey names a Delivery: one VIP of one Service.

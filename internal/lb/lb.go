@@ -126,6 +126,8 @@ type Service struct {
 	Request Request
 	// Labels are the object's own; only tables that say so fill them.
 	Labels labels.Set
+	// OnConflict is the annotation landfall.dev/on-address-conflict, unparsed; filled where Labels are.
+	OnConflict string
 	// Ingress is status.loadBalancer.ingress: the addresses that the Service holds.
 	Ingress []Ingress
 	// Conditions are those conditions of the status that Landfall owns (type landfall.dev/…).
@@ -230,6 +232,8 @@ type Node struct {
 	Leaving Reason
 	// Cordoned is set for a node that takes no new pods (spec.unschedulable).
 	Cordoned bool
+	// Unassignable are what the node's speaker tells of its networks; only the controller fills it.
+	Unassignable []Unassignable
 }
 
 // Pool is one IPAddressPool.
@@ -238,6 +242,7 @@ type Pool struct {
 	UID        string
 	Created    time.Time
 	Generation int64
+	Version    string // metadata.resourceVersion
 	Labels     labels.Set
 	Ranges     []Range
 	// AutoAssign is false for pools that serve only Services that ask for them.
@@ -289,12 +294,23 @@ type Namespace struct {
 	Labels labels.Set
 }
 
+// PoolClaim is the word of a controller that it is about to give addresses to a Service. It is void once the Service has another
+// version, as the write was decided on this one, and no longer needed once the Service shows the addresses.
+type PoolClaim struct {
+	Service      Key
+	UID, Version string
+	Addresses    []netip.Addr // all that the Service shall hold
+}
+
 // PoolStatus is the status of an IPAddressPool. Counts are decimal strings, as an IPv6 range can exceed an int64.
 type PoolStatus struct {
 	AssignedIPv4, AssignedIPv6   string
 	AvailableIPv4, AvailableIPv6 string
 	// Released are the freed addresses that are kept for a while, by address.
-	Released   []Released
+	Released []Released
+	// Claims are addresses on their way to Services. Writer is the controller that claimed last; "" when none ever has.
+	Claims     []PoolClaim
+	Writer     string
 	Conditions []Condition
 }
 
@@ -367,6 +383,8 @@ const (
 	AnnotationMode = "landfall.dev/ip-mode"
 	// AnnotationWhenOutside says what becomes of an address that no pool contains any more: keep or move.
 	AnnotationWhenOutside = "landfall.dev/when-outside"
+	// AnnotationOnConflict says what becomes of addresses that somebody else uses: refuse or announce.
+	AnnotationOnConflict = "landfall.dev/on-address-conflict"
 )
 
 // MaxPerFamily limits how many addresses of one family a Service can ask for.

@@ -20,6 +20,9 @@ func TestWithout(t *testing.T) {
 		{"one of two", []Slice{{Endpoints: []Endpoint{ep(1, "a", true)}}, {Endpoints: []Endpoint{ep(2, "b", true)}}}, map[string]bool{"a": true}, 1},
 		{"all of them: fail open", []Slice{{Endpoints: []Endpoint{ep(1, "a", true), ep(2, "a", true)}}}, map[string]bool{"a": true}, 2},
 		{"the others are not ready: fail open", []Slice{{Endpoints: []Endpoint{ep(1, "a", true), ep(2, "b", false)}}}, map[string]bool{"a": true}, 2},
+		{"one family has none left: it keeps all", []Slice{
+			{Family: IPv4, Endpoints: []Endpoint{ep(1, "a", true), ep(2, "b", true)}}, {Family: IPv6, Endpoints: []Endpoint{ep(1, "a", true)}},
+		}, map[string]bool{"a": true}, 2},
 		{"unknown nodes live", []Slice{{Endpoints: []Endpoint{ep(1, "", true), ep(2, "a", true)}}}, map[string]bool{"a": true}, 1},
 	} {
 		got := 0

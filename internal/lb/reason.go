@@ -55,6 +55,13 @@ const (
 	ReasonNodeUnknown     Reason = "NodeUnknown"     // the API server has no Node object of this node
 	ReasonFamilyUnspoken  Reason = "FamilyUnspoken"  // the speaker does not announce addresses of this family
 	ReasonAnnounceFailed  Reason = "AnnounceFailed"  // the owner cannot answer on any of its interfaces
+
+	ReasonSchedulerIgnored Reason = "SchedulerIgnored" // a proxy does not choose backends in the way that the Service asks for
+	ReasonProbing          Reason = "Probing"          // the owner asks whether somebody else uses the VIP, before it is first announced
+	ReasonAddressConflict  Reason = "AddressConflict"  // a device that is no node of ours uses the VIP, so it is not announced
+	ReasonMissing          Reason = "Missing"          // the node's speaker has stopped answering the others without taking its leave
+	ReasonYielded          Reason = "Yielded"          // a majority of the speakers, which the node does not see, answers for the VIP
+	ReasonContested        Reason = "Contested"        // the VIP is announced, and a device that is no node of ours uses it too
 )
 
 // Refusal is a Reason with the sentence that explains it: what was refused, the value, and what would be right.
@@ -75,6 +82,7 @@ func Refuse(reason Reason, format string, args ...any) *Refusal {
 const (
 	ReasonPeerInvalid        Reason = "PeerInvalid"        // the peer's specification cannot be used
 	ReasonPeerDuplicate      Reason = "PeerDuplicate"      // an older BGPPeer is for the same address or interface on this node
+	ReasonEstablished        Reason = "Established"        // the session is up
 	ReasonNotEstablished     Reason = "NotEstablished"     // the session is not up
 	ReasonSourceMissing      Reason = "SourceMissing"      // the node does not have the peer's sourceAddress
 	ReasonInterfaceMissing   Reason = "InterfaceMissing"   // the node does not have the peer's interface, or it is down

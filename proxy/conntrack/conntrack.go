@@ -1,5 +1,6 @@
-// Package conntrack cuts UDP flows that still go to backends which are gone. UDP has no end of a connection that would do it: a
-// client that keeps its port, such as a DNS resolver, would go on hitting a dead address.
+// Package conntrack cuts flows that still go to backends which are gone. UDP has no end of a connection that would do it: a client that
+// keeps its port, such as a DNS resolver, would go on hitting a dead address. An association of SCTP lasts for days. And a ping that goes
+// on would be answered, or not, as when it began. TCP is left alone: its ends notice.
 package conntrack
 
 import (
@@ -13,23 +14,41 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// gap is the least time between two passes, as each reads the whole table.
-const gap = time.Second
+const (
+	// gap is the least time between two passes.
+	gap = 500 * time.Millisecond
+	// maxQuestions is how many questions are worth as many walks of the kernel through its table. Instead of more, all flows are listed.
+	maxQuestions = 8
+	// answerWithin is how long the kernel may take.
+	answerWithin = 20 * time.Second
+)
 
-// Flow is one UDP flow: where the client sent, and who answers.
+// Flow is one flow: where the client sent, and who answers. Those of ICMP have no ports.
 type Flow struct {
+	Protocol uint8 // IANA protocol number
 	To, From netip.AddrPort
+}
+
+// About says which flows are in question: those of a protocol to To, of which From answers, or, if that is not set, anybody. The zero
+// value stands for all.
+type About Flow
+
+func (q About) covers(f Flow) bool {
+	return q == About{} || q.Protocol == f.Protocol && q.To == f.To && (q.From == f.From || !q.From.IsValid())
 }
 
 // Table is the kernel's table of flows.
 type Table interface {
-	// DeleteUDP deletes the UDP flows of a family for which gone is true, and returns how many.
-	DeleteUDP(family lb.Family, gone func(Flow) bool) (int, error)
+	// Delete deletes the flows in question for which gone is true, which it is for all of them unless all flows are in question. It
+	// returns how many, as far as the kernel tells.
+	Delete(about About, gone func(Flow) bool) (int, error)
 }
 
 // Deps are what an Actor needs.
@@ -48,24 +67,45 @@ type Actor struct {
 	runner *loop.Runner
 
 	mu sync.Mutex
-	// applied are the UDP frontends of each Service, by are the Services of each UDP frontend with the addresses that may answer.
+	// applied are the frontends of each Service, by are the Services of each frontend with the addresses that may answer.
 	applied map[lb.Key]map[frontend][]netip.AddrPort
 	by      map[frontend]map[lb.Key][]netip.AddrPort
-	// suspect are the frontends to which there may be flows that have to go, since the last pass that succeeded.
-	suspect map[frontend]bool
+	// suspect are the frontends to which there may be flows that have to go, since the last pass that succeeded, by who answers them.
+	suspect map[frontend]answerers
+	// complete is set once what a predecessor may have left is known to be among suspect.
+	complete bool
 }
 
-// frontend is a UDP frontend; without an address it is a node port.
+// frontend is one whose flows are cut; without an address it is a node port. One of ICMP stands for the pings to an address: it is
+// there, with itself as who answers, while the node answers them.
 type frontend struct {
-	family lb.Family
-	at     netip.AddrPort
+	family   lb.Family
+	protocol uint8
+	at       netip.AddrPort
 }
+
+func (f frontend) isPing() bool {
+	return f.protocol == unix.IPPROTO_ICMP || f.protocol == unix.IPPROTO_ICMPV6
+}
+
+func ping(family lb.Family, addr netip.Addr) frontend {
+	if family == lb.IPv6 {
+		return frontend{family, unix.IPPROTO_ICMPV6, netip.AddrPortFrom(addr, 0)}
+	}
+	return frontend{family, unix.IPPROTO_ICMP, netip.AddrPortFrom(addr, 0)}
+}
+
+// answerers are who answers flows. The zero address stands for nobody: the flow went on as it came.
+type answerers map[netip.AddrPort]bool
+
+// anybody stands for whoever it is.
+var anybody = netip.AddrPortFrom(netip.IPv6Unspecified(), 0)
 
 // New returns an Actor.
 func New(deps Deps) *Actor {
 	a := &Actor{
 		deps: deps, applied: map[lb.Key]map[frontend][]netip.AddrPort{}, by: map[frontend]map[lb.Key][]netip.AddrPort{},
-		suspect: map[frontend]bool{},
+		suspect: map[frontend]answerers{},
 	}
 	a.runner = loop.New(func(context.Context) (time.Duration, error) { return 0, a.apply() }, loop.Options{Gap: gap})
 	return a
@@ -78,8 +118,10 @@ func (a *Actor) Set(applied map[lb.Key]plan.Service) {
 	for key, now := range applied {
 		before, after := a.applied[key], frontends(now)
 		for f, allowed := range before {
-			if still, ok := after[f]; !ok || lost(allowed, still) {
-				a.suspect[f] = true
+			for _, by := range allowed {
+				if !slices.Contains(after[f], by) {
+					a.doubt(f, by)
+				}
 			}
 			delete(a.by[f], key)
 			if len(a.by[f]) == 0 {
@@ -87,9 +129,12 @@ func (a *Actor) Set(applied map[lb.Key]plan.Service) {
 			}
 		}
 		for f, allowed := range after {
-			// Where nobody answered before, packets may have gone out as they were, and would go on doing so.
-			if len(before[f]) == 0 {
-				a.suspect[f] = true
+			switch {
+			case len(before[f]) > 0:
+			case !a.complete:
+				a.doubt(f, anybody)
+			default: // packets may have gone out as they were, and would go on doing so
+				a.doubt(f, netip.AddrPort{})
 			}
 			if a.by[f] == nil {
 				a.by[f] = map[lb.Key][]netip.AddrPort{}
@@ -107,23 +152,42 @@ func (a *Actor) Set(applied map[lb.Key]plan.Service) {
 	}
 }
 
-// lost tells whether something of before is not in now.
-func lost(before, now []netip.AddrPort) bool {
-	return slices.ContainsFunc(before, func(at netip.AddrPort) bool { return !slices.Contains(now, at) })
+// doubt notes that flows to f may have to go that by answers. Of pings it is not known who does.
+func (a *Actor) doubt(f frontend, by netip.AddrPort) {
+	if f.isPing() {
+		by = anybody
+	}
+	if a.suspect[f] == nil {
+		a.suspect[f] = answerers{}
+	}
+	a.suspect[f][by] = true
+}
+
+// Complete says that Set has named all that there was at the start. Before, a predecessor's flows are looked for at every frontend.
+func (a *Actor) Complete() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.complete = true
 }
 
 // Run works until ctx ends.
 func (a *Actor) Run(ctx context.Context) error { return a.runner.Run(ctx) }
 
-// frontends returns the UDP frontends of a plan, each with the addresses that may answer.
+// frontends returns the frontends of a plan whose flows are cut, each with the addresses that may answer.
 func frontends(s plan.Service) map[frontend][]netip.AddrPort {
 	all := map[frontend][]netip.AddrPort{}
 	for _, p := range s.Ports {
-		if p.Protocol != lb.UDP {
-			continue
-		}
 		for _, f := range p.Frontends {
-			all[frontend{p.Family, netip.AddrPortFrom(f.Addr, f.Port)}] = p.Serving
+			switch p.Protocol {
+			case lb.UDP:
+				all[frontend{p.Family, unix.IPPROTO_UDP, netip.AddrPortFrom(f.Addr, f.Port)}] = p.Serving
+			case lb.SCTP:
+				all[frontend{p.Family, unix.IPPROTO_SCTP, netip.AddrPortFrom(f.Addr, f.Port)}] = p.Serving
+			}
+			if f.AnswersPing() {
+				at := ping(p.Family, f.Addr)
+				all[at] = []netip.AddrPort{at.at}
+			}
 		}
 	}
 	return all
@@ -133,7 +197,7 @@ func frontends(s plan.Service) map[frontend][]netip.AddrPort {
 func (a *Actor) apply() error {
 	a.mu.Lock()
 	suspect := a.suspect
-	a.suspect = map[frontend]bool{}
+	a.suspect = map[frontend]answerers{}
 	allowed := make(map[frontend][]netip.AddrPort, len(suspect))
 	for f := range suspect {
 		allowed[f] = nil
@@ -145,18 +209,23 @@ func (a *Actor) apply() error {
 	if len(suspect) == 0 {
 		return nil
 	}
-	err := a.cut(allowed)
+	err := a.cut(suspect, allowed)
 	if err != nil {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		maps.Copy(a.suspect, suspect)
-		a.deps.Log.Warn("cannot cut UDP flows to backends that are gone; trying again", "error", err)
+		for f, by := range suspect {
+			if a.suspect[f] == nil {
+				a.suspect[f] = answerers{}
+			}
+			maps.Copy(a.suspect[f], by)
+		}
+		a.deps.Log.Warn("cannot cut flows to backends that are gone; trying again", "error", err)
 	}
 	return err
 }
 
 // cut deletes the flows to frontends in allowed that nobody answers who may.
-func (a *Actor) cut(allowed map[frontend][]netip.AddrPort) error {
+func (a *Actor) cut(suspect map[frontend]answerers, allowed map[frontend][]netip.AddrPort) error {
 	local := map[netip.Addr]bool{}
 	addrs, err := a.deps.Local()
 	if err != nil {
@@ -166,35 +235,73 @@ func (a *Actor) cut(allowed map[frontend][]netip.AddrPort) error {
 		local[addr] = true
 	}
 	var errs []error
-	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
-		if !concerns(allowed, family) {
-			continue
-		}
-		n, err := a.deps.Table.DeleteUDP(family, func(f Flow) bool {
-			by, ok := allowed[frontend{family, f.To}]
-			if !ok && local[f.To.Addr()] {
-				by, ok = allowed[frontend{family, netip.AddrPortFrom(netip.Addr{}, f.To.Port())}]
-			}
-			return ok && !slices.Contains(by, f.From)
-		})
+	total := 0
+	for _, about := range questions(suspect, allowed, local) {
+		n, err := a.deps.Table.Delete(about, func(f Flow) bool { return gone(f, allowed, local) })
 		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", family, err))
+			errs = append(errs, err)
 		}
-		if n > 0 {
-			a.deps.Log.Info("cut UDP flows to backends that are gone", "family", family, "flows", n)
-			if a.deps.Deleted != nil {
-				a.deps.Deleted(n)
-			}
+		total += n
+	}
+	if total > 0 {
+		a.deps.Log.Info("cut flows to backends that are gone", "flows", total)
+		if a.deps.Deleted != nil {
+			a.deps.Deleted(total)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func concerns(allowed map[frontend][]netip.AddrPort, family lb.Family) bool {
-	for f := range allowed {
-		if f.family == family {
-			return true
+// gone tells whether a flow has to go: to a frontend in allowed, and answered by somebody who may not.
+func gone(f Flow, allowed map[frontend][]netip.AddrPort, local map[netip.Addr]bool) bool {
+	to := frontend{lb.FamilyOf(f.To.Addr()), f.Protocol, f.To}
+	by, ok := allowed[to]
+	if to.isPing() {
+		answered := f.From.Addr() != f.To.Addr() // by the node: else it was left as it came
+		return ok && answered != (len(by) > 0)
+	}
+	if !ok && local[f.To.Addr()] {
+		to.at = netip.AddrPortFrom(netip.Addr{}, f.To.Port())
+		by, ok = allowed[to]
+	}
+	return ok && !slices.Contains(by, f.From)
+}
+
+// questions returns what to ask to find all flows that have to go. As long as it is known who answers them, and they are few, it is
+// about nothing else.
+func questions(suspect map[frontend]answerers, allowed map[frontend][]netip.AddrPort, local map[netip.Addr]bool) []About {
+	var all []About
+	for f, answerers := range suspect {
+		to := []netip.AddrPort{f.at}
+		if !f.at.Addr().IsValid() {
+			to = nil
+			for addr := range local {
+				at := netip.AddrPortFrom(addr, f.at.Port())
+				if _, other := allowed[frontend{f.family, f.protocol, at}]; !other && lb.FamilyOf(addr) == f.family {
+					to = append(to, at)
+				}
+			}
+		}
+		for by := range answerers {
+			if slices.Contains(allowed[f], by) {
+				continue
+			}
+			for _, at := range to {
+				from := by
+				switch {
+				case f.isPing():
+					from = netip.AddrPort{}
+				case by == anybody:
+					return []About{{}}
+				case !by.IsValid():
+					from = at
+				}
+				all = append(all, About{f.protocol, at, from})
+			}
+		}
+		if len(all) > maxQuestions {
+			return []About{{}}
 		}
 	}
-	return false
+	return all
 }

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"maps"
@@ -34,13 +33,15 @@ type deliveries map[lb.Key][]lb.Delivery
 
 // Actor serves the feed.
 type Actor struct {
-	log  *slog.Logger
-	path string
+	log     *slog.Logger
+	path    string
+	changed func()
 
 	mu       sync.Mutex
 	complete bool
 	all      deliveries
 	readers  map[*subscriber]bool
+	notices  int // that have come
 }
 
 // subscriber is one connection.
@@ -49,6 +50,9 @@ type subscriber struct {
 	changed map[lb.Key]bool
 	// wake holds a token while there may be something to say.
 	wake chan struct{}
+	// notice is the last one from this reader, nil if none counts; number tells when it came.
+	notice *lb.FeedNotice
+	number int
 }
 
 func (r *subscriber) poke() {
@@ -58,9 +62,10 @@ func (r *subscriber) poke() {
 	}
 }
 
-// New returns an Actor for a socket at path. Readers hear nothing before Complete is called.
-func New(log *slog.Logger, path string) *Actor {
-	return &Actor{log: log, path: path, all: deliveries{}, readers: map[*subscriber]bool{}}
+// New returns an Actor for a socket at path. Readers hear nothing before Complete is called. changed is called when Notice may return
+// something else; it must not block.
+func New(log *slog.Logger, path string, changed func()) *Actor {
+	return &Actor{log: log, path: path, changed: changed, all: deliveries{}, readers: map[*subscriber]bool{}}
 }
 
 // Set says all that is so for one Service. It never blocks.
@@ -229,6 +234,7 @@ func (a *Actor) serveReader(ctx context.Context, conn net.Conn) {
 	r := &subscriber{wake: make(chan struct{}, 1)}
 	r.poke()
 	a.count(r, true)
+	defer a.take(r, nil)
 	defer a.count(r, false)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -236,7 +242,9 @@ func (a *Actor) serveReader(ctx context.Context, conn net.Conn) {
 	defer stop()
 	defer conn.Close()
 	go func() { // ends with conn
-		_, _ = io.Copy(io.Discard, conn) // nothing is expected but the end
+		if err := a.hear(conn, r); err != nil && ctx.Err() == nil {
+			a.log.Warn("a reader of the feed is cut off", "error", err)
+		}
 		cancel()
 	}()
 	if err := a.write(ctx, conn, r); err != nil && ctx.Err() == nil {
@@ -258,18 +266,24 @@ func (a *Actor) count(r *subscriber, there bool) {
 func (a *Actor) write(ctx context.Context, conn net.Conn, r *subscriber) error {
 	var told deliveries // nil before the complete message
 	encoder := json.NewEncoder(conn)
+	beat := time.NewTicker(lb.FeedBeat)
+	defer beat.Stop()
 	for {
+		due := false
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-r.wake:
+		case <-beat.C:
+			due = true
 		}
 		now, complete := a.news(r)
 		if !complete {
 			continue
 		}
 		message, news := compose(told, now)
-		if news {
+		if news || due {
+			message.Beat = int(lb.FeedBeat.Milliseconds())
 			if err := conn.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
 				return err
 			}

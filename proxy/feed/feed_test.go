@@ -27,17 +27,24 @@ func delivery(service, vip string, ready int) lb.Delivery {
 // running is an actor that serves in the background until the test ends or stop is called.
 type running struct {
 	*Actor
-	stop func()
+	changes chan struct{} // holds a token after the notice has changed
+	stop    func()
 }
 
 func start(t *testing.T, path string) running {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	a := New(slog.New(slog.DiscardHandler), path)
+	changes := make(chan struct{}, 1)
+	a := New(slog.New(slog.DiscardHandler), path, func() {
+		select {
+		case changes <- struct{}{}:
+		default:
+		}
+	})
 	done := make(chan error, 1)
 	go func() { done <- a.Run(ctx) }()
 	stopped := false
-	r := running{a, func() {
+	r := running{a, changes, func() {
 		if !stopped {
 			stopped = true
 			cancel()
@@ -83,6 +90,10 @@ func (r *reader) next() lb.FeedMessage {
 	if err := json.Unmarshal(r.in.Bytes(), &m); err != nil {
 		r.t.Fatal(err)
 	}
+	if m.Beat != int(lb.FeedBeat.Milliseconds()) {
+		r.t.Errorf("a message promises a beat of %d ms", m.Beat)
+	}
+	m.Beat = 0
 	return m
 }
 

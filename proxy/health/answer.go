@@ -35,7 +35,8 @@ func (a *Actor) answerService(w http.ResponseWriter, at socket) {
 	body.Service.Namespace, body.Service.Name = key.Namespace, key.Name
 	body.LocalEndpoints, body.ServiceProxyHealthy = count, healthy
 	w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(count))
-	answer(w, count > 0 && healthy && leaving == "", body)
+	text, _ := json.MarshalIndent(body, "", "\t") // cannot fail
+	answer(w, code(count > 0 && healthy && leaving == ""), text)
 }
 
 // nodeAnswer is the body of /healthz and /livez, in the form of kube-proxy.
@@ -79,22 +80,30 @@ func (a *Actor) answerNode(w http.ResponseWriter, eligibility bool) {
 	eligible := a.node.Known && a.node.Leaving == ""
 	body.Reason = a.node.Leaving
 	a.mu.Unlock()
-	if !eligibility {
+	path, ok := "/livez", body.Healthy
+	if eligibility {
+		path, ok = "/healthz", body.Healthy && eligible
+		body.NodeEligible = &eligible
+	} else {
 		body.Reason = ""
-		answer(w, body.Healthy, body)
-		return
 	}
-	body.NodeEligible = &eligible
-	answer(w, body.Healthy && eligible, body)
+	if a.deps.Answered != nil {
+		a.deps.Answered(path, code(ok))
+	}
+	text, _ := json.Marshal(body) // cannot fail
+	answer(w, code(ok), text)
 }
 
-func answer(w http.ResponseWriter, ok bool, body any) {
+func code(ok bool) int {
+	if ok {
+		return http.StatusOK
+	}
+	return http.StatusServiceUnavailable
+}
+
+func answer(w http.ResponseWriter, code int, body []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	if !ok {
-		w.WriteHeader(http.StatusServiceUnavailable)
-	}
-	encoder := json.NewEncoder(w)
-	encoder.SetIndent("", "\t")
-	_ = encoder.Encode(body) // the client has gone
+	w.WriteHeader(code)
+	_, _ = w.Write(body) // the client has gone
 }

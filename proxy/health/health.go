@@ -46,6 +46,8 @@ type Deps struct {
 	NodeAddress string
 	// Listen opens a socket; net.Listen.
 	Listen func(network, address string) (net.Listener, error)
+	// Answered is told of each answer on /healthz and /livez; may be nil.
+	Answered func(path string, code int)
 	// Failed is told when a Service's port cannot be opened, and with a nil error when it can be again. It must not block.
 	Failed func(service lb.Key, port uint16, err error)
 }
@@ -265,7 +267,7 @@ func (a *Actor) note(at socket, key lb.Key, err error) {
 // stale tells whether changes of a family wait for too long.
 func (a *Actor) stale(family lb.Family, now time.Time) bool {
 	oldest := a.node.Unapplied[family]
-	return !oldest.IsZero() && now.Sub(oldest) > Stale
+	return !oldest.IsZero() && now.Sub(oldest) >= Stale
 }
 
 // healthy tells whether no family is stale.

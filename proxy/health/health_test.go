@@ -3,12 +3,14 @@ package health
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -27,6 +29,7 @@ type bench struct {
 	now     time.Time
 	refuse  error
 	reports []string
+	answers []string
 	told    State
 }
 
@@ -41,6 +44,7 @@ func newBench(t *testing.T) *bench {
 			b.ns.Do(t, func() error { l, err = net.Listen(network, address); return nil })
 			return l, err
 		},
+		Answered: func(path string, code int) { b.answers = append(b.answers, fmt.Sprint(path, " ", code)) },
 		Failed: func(key lb.Key, port uint16, err error) {
 			text := "fine"
 			if err != nil {
@@ -131,8 +135,8 @@ func TestContract4HealthPort(t *testing.T) {
 		{"the other family has its own count", change(func(*State) {}), "http://[::1]:32000/", 200, 4, true},
 		{"none", func() State { return state(0) }, "http://127.0.0.1:32000/", 503, 0, true},
 		{"node leaves", change(func(s *State) { s.Leaving = lb.ReasonNodeLeaving }), "http://127.0.0.1:32000/", 503, 3, true},
-		{"changes wait for a while", change(func(s *State) { s.Unapplied[lb.IPv4] = b.now.Add(-Stale) }), "http://127.0.0.1:32000/", 200, 3, true},
-		{"changes wait for too long", change(func(s *State) { s.Unapplied[lb.IPv6] = b.now.Add(-Stale - 1) }), "http://127.0.0.1:32000/", 503, 3, false},
+		{"changes wait for a while", change(func(s *State) { s.Unapplied[lb.IPv4] = b.now.Add(1 - Stale) }), "http://127.0.0.1:32000/", 200, 3, true},
+		{"changes wait for too long", change(func(s *State) { s.Unapplied[lb.IPv6] = b.now.Add(-Stale) }), "http://127.0.0.1:32000/", 503, 3, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			b.set(tt.state())
@@ -255,6 +259,55 @@ func TestNodeHealth(t *testing.T) {
 				t.Errorf("livez: %d %v %v", status, body, err)
 			}
 		})
+	}
+}
+
+// The bodies are kube-proxy's to the letter, as some who ask read them with less than a parser; the method is of no concern.
+func TestBodies(t *testing.T) {
+	b := newBench(t)
+	ask := func(method, url string) string {
+		var answer string
+		b.ns.Do(t, func() error {
+			address := strings.TrimPrefix(url, "http://")
+			address, _, _ = strings.Cut(address, "/")
+			conn, err := net.Dial("tcp", address)
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			fmt.Fprintf(conn, "%s /%s HTTP/1.0\r\n\r\n", method, url[strings.LastIndex(url, "/")+1:])
+			text, err := io.ReadAll(conn)
+			_, answer, _ = strings.Cut(string(text), "\r\n\r\n")
+			return err
+		})
+		return answer
+	}
+	leaving := state(2)
+	leaving.Leaving = lb.ReasonNodeLeaving
+	stale := state(2)
+	stale.Unapplied[lb.IPv6] = b.now.Add(-2 * Stale)
+	const fine, at, then = `{"lastUpdated":"2026-05-01T12:00:00Z","healthy":true}`, `"2026-05-01T12:00:00Z"`, `"2026-05-01T11:58:00Z"`
+	for _, tt := range []struct {
+		name        string
+		state       State
+		method, url string
+		want        string
+	}{
+		{"service", state(2), "GET", "http://127.0.0.1:32000/", "{\n\t\"service\": {\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": 2,\n\t\"serviceProxyHealthy\": true\n}"},
+		{"service, another method", state(0), "POST", "http://127.0.0.1:32000/x", "{\n\t\"service\": {\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": 0,\n\t\"serviceProxyHealthy\": true\n}"},
+		{"healthz", state(2), "GET", "http://127.0.0.1:10256/healthz", `{"lastUpdated":` + at + `,"currentTime":` + at + `,"nodeEligible":true,"healthy":true,"status":{"IPv4":` + fine + `,"IPv6":` + fine + `}}`},
+		{"healthz, node leaves", leaving, "GET", "http://127.0.0.1:10256/healthz", `{"lastUpdated":` + at + `,"currentTime":` + at + `,"nodeEligible":false,"healthy":true,"status":{"IPv4":` + fine + `,"IPv6":` + fine + `},"reason":"NodeLeaving"}`},
+		{"livez, node leaves", leaving, "HEAD", "http://127.0.0.1:10256/livez", ""},
+		{"livez", leaving, "GET", "http://127.0.0.1:10256/livez", `{"lastUpdated":` + at + `,"currentTime":` + at + `,"healthy":true,"status":{"IPv4":` + fine + `,"IPv6":` + fine + `}}`},
+		{"livez, a family waits", stale, "GET", "http://127.0.0.1:10256/livez", `{"lastUpdated":` + then + `,"currentTime":` + at + `,"healthy":false,"status":{"IPv4":` + fine + `,"IPv6":{"lastUpdated":` + then + `,"healthy":false}}}`},
+	} {
+		b.set(tt.state)
+		if got := ask(tt.method, tt.url); got != tt.want {
+			t.Errorf("%s: %s\nwant %s", tt.name, got, tt.want)
+		}
+	}
+	if want := []string{"/healthz 200", "/healthz 503", "/livez 200", "/livez 200", "/livez 503"}; !slices.Equal(b.answers, want) {
+		t.Errorf("counted %q, want %q", b.answers, want)
 	}
 }
 

@@ -22,8 +22,10 @@ type Sync struct {
 	Duration time.Duration
 	// Lines were handed to iptables-restore; 0 means that nothing was written.
 	Lines int
-	// Failures counts calls of iptables-restore that failed.
-	Failures int
+	// Failures counts calls of iptables-restore that failed, Partial those among them that named only what had changed.
+	Failures, Partial int
+	// Rules is how many rules of ours each table holds, of both families.
+	Rules map[string]int
 	// Verified is set when the rules were compared with the kernel's.
 	Verified bool
 	Err      error
@@ -35,6 +37,8 @@ type Deps struct {
 	// Kernels are the families that this node has, Unusable says why it lacks the others.
 	Kernels  map[lb.Family]Kernel
 	Unusable map[lb.Family]error
+	// Batch is how many Services one call of iptables-restore writes at most; 0 for any number.
+	Batch int
 	// Verify is how often the rules are compared with the kernel's.
 	Verify time.Duration
 	// Watcher tells of changes that others make; may be nil.
@@ -82,6 +86,7 @@ func New(deps Deps) *Actor {
 	a.runner = loop.New(a.step, loop.Options{})
 	for _, name := range []lb.Family{lb.IPv4, lb.IPv6} {
 		f := newFamily(name, deps.Kernels[name])
+		f.batch = deps.Batch
 		if f.kernel == nil {
 			f.unusable = deps.Unusable[name]
 			if f.unusable == nil {
@@ -202,6 +207,7 @@ func (a *Actor) apply(ctx context.Context, verify bool) (stats, error) {
 		st, err := f.sync(ctx, verify)
 		total.lines += st.lines
 		total.failures += st.failures
+		total.partial += st.partial
 		total.repaired += st.repaired
 		total.verified = total.verified || st.verified
 		if err != nil {
@@ -268,6 +274,13 @@ func (a *Actor) report(st stats, err error, took time.Duration) {
 	}
 	a.said = saying
 	if a.deps.Observe != nil {
-		a.deps.Observe(Sync{Duration: took, Lines: st.lines, Failures: st.failures, Verified: st.verified && err == nil, Err: err})
+		rules := map[string]int{}
+		for _, f := range a.families {
+			rules["nat"] += f.size.nat
+			rules["filter"] += f.size.filter
+		}
+		a.deps.Observe(Sync{
+			Duration: took, Lines: st.lines, Failures: st.failures, Partial: st.partial, Rules: rules, Verified: st.verified && err == nil, Err: err,
+		})
 	}
 }

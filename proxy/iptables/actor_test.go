@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net/netip"
 	"strings"
@@ -27,12 +28,12 @@ type spy struct {
 	failSaves int
 }
 
-func (s *spy) Save(ctx context.Context) (string, error) {
+func (s *spy) Save(ctx context.Context, read func(io.Reader) error) error {
 	if s.failSaves > 0 {
 		s.failSaves--
-		return "", errors.New("the save is refused")
+		return errors.New("the save is refused")
 	}
-	return s.Kernel.Save(ctx)
+	return s.Kernel.Save(ctx, read)
 }
 
 func (s *spy) Restore(ctx context.Context, input string) error {

@@ -7,20 +7,21 @@ import (
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/cases"
 )
 
 // Session affinity with real packets: a client stays with its backend for as long as that is usable, or until the time is over.
 func TestSessionAffinity(t *testing.T) {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(string(family), func(t *testing.T) {
-			w := worldOf(family)
-			s := newSite(t, w)
-			kernel := nsKernel{t, s.node, variant(family, "nft")}
+			w := cases.WorldOf(family)
+			s := cases.NewSite(t, w)
+			kernel := nsKernel{t, s.Node, variant(family, "nft")}
 			a := newActor(map[lb.Family]Kernel{family: kernel}, seedConfig)
-			program := func(timeout time.Duration, backends []backend) {
+			program := func(timeout time.Duration, backends []cases.Backend) {
 				t.Helper()
-				c := semantics{backends: backends, service: func(_ world, s *lb.Service) { s.AffinityTimeout = timeout }}
-				service, config := c.plan(w)
+				c := cases.Case{Backends: backends, Service: func(_ cases.World, s *lb.Service) { s.AffinityTimeout = timeout }}
+				service, config := c.Plan(w)
 				a.Configure(config)
 				a.Set(plans(service))
 				if err := settle(a, false); err != nil {
@@ -30,27 +31,29 @@ func TestSessionAffinity(t *testing.T) {
 					t.Errorf("what was written reads back otherwise: %v\n%s", err, input)
 				}
 			}
-			ask := func(c semantics) string {
+			ask := func(c cases.Case) string {
 				t.Helper()
-				got, _, err := s.ask(c.from, c, long)
+				got, _, err := s.Ask(c, cases.Long)
 				if err != nil {
 					t.Fatal(err)
 				}
 				return got
 			}
-			vip, cluster := semantics{from: "outside", to: "vip"}, semantics{from: "outside", to: "cluster"}
+			vip, cluster := cases.Case{From: "outside", To: "vip"}, cases.Case{From: "outside", To: "cluster"}
+			here, there := cases.Backend{At: "local", Ready: true, Serving: true}, cases.Backend{At: "remote", Ready: true, Serving: true}
+			bothReady := []cases.Backend{here, there}
 			program(time.Hour, bothReady)
 			first := ask(vip)
 			for range 12 {
-				for _, c := range []semantics{vip, cluster} { // the client has one backend at all frontends of the port
+				for _, c := range []cases.Case{vip, cluster} { // the client has one backend at all frontends of the port
 					if got := ask(c); got != first {
-						t.Fatalf("%s at %s, then %s", first, c.to, got)
+						t.Fatalf("%s at %s, then %s", first, c.To, got)
 					}
 				}
 			}
-			other := onlyThere
-			if strings.HasPrefix(first, w.remote.String()) || strings.HasPrefix(first, "["+w.remote.String()) {
-				other = onlyLocal
+			other := bothReady[1:]
+			if strings.HasPrefix(first, w.Remote.String()) || strings.HasPrefix(first, "["+w.Remote.String()) {
+				other = bothReady[:1]
 			}
 			program(time.Hour, other) // its backend is gone
 			moved := ask(vip)
@@ -82,7 +85,8 @@ func repair(a *Actor, family lb.Family) (string, error) {
 			if err := f.read(context.Background(), &stats{}, false); err != nil {
 				return "", err
 			}
-			return f.script(nil), nil
+			input, _ := script(*f.have, f.all(nil), f.hooks(), leftovers{})
+			return input, nil
 		}
 	}
 	return "", nil

@@ -30,11 +30,7 @@ func Cleanup(ctx context.Context) error {
 
 // cleanup removes what is ours from one variant.
 func cleanup(ctx context.Context, kernel Kernel) error {
-	saved, err := kernel.Save(ctx)
-	if err != nil {
-		return err
-	}
-	have, err := parseSave(saved)
+	have, err := readSave(ctx, kernel)
 	if err != nil {
 		return err
 	}
@@ -47,7 +43,7 @@ func cleanup(ctx context.Context, kernel Kernel) error {
 		}
 		return hooks
 	}
-	input := script(have, tables{}, tables{nat: none(have.nat), filter: none(have.filter)}, nil)
+	input, _ := script(have, tables{}, tables{nat: none(have.nat), filter: none(have.filter)}, leftovers{})
 	if input == "" {
 		return nil
 	}

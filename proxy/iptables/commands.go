@@ -1,10 +1,11 @@
 package iptables
 
 import (
-	"bytes"
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os/exec"
 	"strings"
 	"time"
@@ -22,8 +23,9 @@ const (
 
 // Kernel reads and writes the rules of one address family.
 type Kernel interface {
-	// Save returns the rules of all tables as iptables-save prints them.
-	Save(ctx context.Context) (string, error)
+	// Save hands over the rules of all tables as iptables-save prints them, while it does. What was read before an error counts
+	// for nothing.
+	Save(ctx context.Context, read func(io.Reader) error) error
 	// Restore hands input to iptables-restore --noflush.
 	Restore(ctx context.Context, input string) error
 }
@@ -60,27 +62,34 @@ func Detect(ctx context.Context, family lb.Family) (Commands, error) {
 			continue
 		}
 		// Unlike iptables-save -t, this creates no table.
-		if out, err := c.Save(ctx); err == nil && usedByAgents(out) {
+		used := false
+		err := c.Save(ctx, func(out io.Reader) (err error) {
+			used, err = usedByAgents(out)
+			return err
+		})
+		if err == nil && used {
 			commands = c
 			break
 		}
 	}
-	if _, err := commands.Save(ctx); err != nil {
+	if err := commands.Save(ctx, func(io.Reader) error { return nil }); err != nil {
 		return Commands{}, err
 	}
 	return commands, nil
 }
 
 // usedByAgents tells whether rules carry traces of the kubelet, kube-proxy, or Landfall.
-func usedByAgents(saved string) bool {
-	for line := range strings.Lines(saved) {
+func usedByAgents(saved io.Reader) (bool, error) {
+	scanner := bufio.NewScanner(saved)
+	scanner.Buffer(nil, maxLine)
+	for scanner.Scan() {
 		for _, trace := range []string{":KUBE-IPTABLES-HINT ", ":KUBE-KUBELET-CANARY ", ":KUBE-PROXY-CANARY ", ":KUBE-SERVICES ", ":" + chainServices + " "} {
-			if strings.HasPrefix(line, trace) {
-				return true
+			if strings.HasPrefix(scanner.Text(), trace) {
+				return true, nil
 			}
 		}
 	}
-	return false
+	return false, scanner.Err()
 }
 
 // Watched returns commands whose writing w takes for ours.
@@ -91,45 +100,55 @@ func (c Commands) Watched(w *Watcher) Commands {
 
 // Legacy tells whether they are of the legacy variant, whose changes nobody is told of.
 func (c Commands) Legacy(ctx context.Context) bool {
-	out, err := c.run(ctx, "", c.restore, "--version")
-	return err == nil && strings.Contains(out, "legacy")
+	var version []byte
+	err := c.run(ctx, "", func(out io.Reader) (err error) {
+		version, err = io.ReadAll(out)
+		return err
+	}, c.restore, "--version")
+	return err == nil && strings.Contains(string(version), "legacy")
 }
 
 // String names the variant, for logs.
 func (c Commands) String() string { return strings.TrimSuffix(c.restore, "-restore") }
 
 // Save implements Kernel.
-func (c Commands) Save(ctx context.Context) (string, error) {
-	return c.run(ctx, "", c.save)
+func (c Commands) Save(ctx context.Context, read func(io.Reader) error) error {
+	return c.run(ctx, "", read, c.save)
 }
 
 // Restore implements Kernel.
 func (c Commands) Restore(ctx context.Context, input string) error {
 	// What has begun is finished also when we are asked to end, rather than cut off between two tables.
-	_, err := c.run(context.WithoutCancel(ctx), input, c.restore, "--noflush", "--wait="+lockWait)
-	return err
+	return c.run(context.WithoutCancel(ctx), input, func(io.Reader) error { return nil }, c.restore, "--noflush", "--wait="+lockWait)
 }
 
-func (c Commands) run(ctx context.Context, input, name string, args ...string) (string, error) {
+// run starts a command, and returns when it has ended and read has taken what it wants of what it prints.
+func (c Commands) run(ctx context.Context, input string, read func(io.Reader) error, name string, args ...string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, commandTimeout, errors.New("took longer than "+commandTimeout.String()))
 	defer cancel()
-	var stdout, stderr bytes.Buffer
+	var stderr strings.Builder
 	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &stdout, &stderr
-	err := cmd.Start()
+	cmd.Stdin, cmd.Stderr = strings.NewReader(input), &stderr
+	var readErr error
+	stdout, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
 	if err == nil {
 		if c.started != nil && input != "" {
 			c.started(cmd.Process.Pid)
 		}
+		readErr = read(stdout)
+		_, _ = io.Copy(io.Discard, stdout) // what nobody wants must not hold it up; if this fails, so does the command
 		err = cmd.Wait()
 	}
 	switch {
 	case err == nil:
-		return stdout.String(), nil
+		return readErr
 	case ctx.Err() != nil:
-		return "", fmt.Errorf("%s: %w", name, context.Cause(ctx))
+		return fmt.Errorf("%s: %w", name, context.Cause(ctx))
 	default:
-		return "", fmt.Errorf("%s: %w%s", name, err, explain(stderr.String(), input))
+		return fmt.Errorf("%s: %w%s", name, err, explain(stderr.String(), input))
 	}
 }
 

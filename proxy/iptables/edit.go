@@ -15,6 +15,8 @@ type edits struct {
 	inserts []insert
 	// stale go last.
 	stale []string
+	// kept are not wanted and stay.
+	kept bool
 }
 
 type insert struct {
@@ -43,6 +45,8 @@ func diff(have, want []string, keep func(rule string) bool) edits {
 			continue
 		case !wanted && (keep == nil || !keep(r)):
 			e.stale = append(e.stale, r)
+		case !wanted:
+			e.kept = true
 		}
 		rest = append(rest, r)
 	}
@@ -109,22 +113,39 @@ func (e edits) write(chain string, first, last *strings.Builder) {
 	}
 }
 
-// script returns the input for iptables-restore that turns have into want; empty when there is nothing to do. have holds our own
-// chains and the built-in ones, want only our own ones; hooks are our jumps in the built-in ones.
+// result returns what have becomes.
+func (e edits) result(have []string) []string {
+	without := func(rules, gone []string) []string {
+		rules = slices.Clone(rules)
+		for _, r := range gone {
+			if i := slices.Index(rules, r); i >= 0 {
+				rules = slices.Delete(rules, i, i+1)
+			}
+		}
+		return rules
+	}
+	rules := without(have, e.moved)
+	for _, in := range e.inserts {
+		rules = slices.Insert(rules, in.at-1, in.rule)
+	}
+	return without(rules, e.stale)
+}
+
+// script returns the input for iptables-restore that turns have into want, empty when there is nothing to do, and what is there then.
+// have holds our own chains and the built-in ones, want only our own ones; hooks are our jumps in the built-in ones. All may be
+// parts: chains that are in neither of have and want are not looked at.
 //
 // Both tables change in a transaction of their own, so their order matters: refusals come before the rules that deliver are
 // taken away, and go after those that deliver are there.
 //
-// keep are chains of nat that stay although they are not wanted, with the rules that jump to them: a Service whose new rules are
-// not in place yet may need them.
-func script(have, want, hooks tables, keep map[string]bool) string {
+// keep is what stays in nat although it is not wanted.
+func script(have, want, hooks tables, keep leftovers) (string, tables) {
 	var s strings.Builder
-	natFirst, natLast := changes(have.nat, want.nat, hooks.nat, keep)
-	filterFirst, filterLast := changes(have.filter, want.filter, hooks.filter, nil)
-	writeTable(&s, "filter", filterFirst)
-	writeTable(&s, "nat", natFirst+natLast)
-	writeTable(&s, "filter", filterLast)
-	return s.String()
+	nat, filter := changes(have.nat, want.nat, hooks.nat, keep), changes(have.filter, want.filter, hooks.filter, leftovers{})
+	writeTable(&s, "filter", filter.first.String())
+	writeTable(&s, "nat", nat.first.String()+nat.last.String())
+	writeTable(&s, "filter", filter.last.String())
+	return s.String(), tables{nat: nat.now, filter: filter.now}
 }
 
 func writeTable(s *strings.Builder, table, lines string) {
@@ -133,41 +154,95 @@ func writeTable(s *strings.Builder, table, lines string) {
 	}
 }
 
-func changes(have, want, hooks chains, keep map[string]bool) (before, after string) {
-	var first, last strings.Builder
+// changeset is how a table is changed: what must come before stale rules go, what removes them, and what is there then.
+type changeset struct {
+	first, last strings.Builder
+	now         chains
+}
+
+func changes(have, want, hooks chains, keep leftovers) *changeset {
+	c := &changeset{now: chains{}}
+	for chain, rules := range have {
+		if !strings.HasPrefix(chain, prefix) {
+			c.now[chain] = rules
+		}
+	}
+	keepRule := func(rule string) bool { return keep.chains[target(rule)] || keep.ways[target(rule)] }
 	names := slices.Sorted(maps.Keys(want))
 	for _, chain := range names {
 		if _, ok := have[chain]; !ok {
-			fmt.Fprintf(&first, ":%s - [0:0]\n", chain)
+			fmt.Fprintf(&c.first, ":%s - [0:0]\n", chain)
 		}
 	}
 	for _, chain := range names {
-		diff(have[chain], want[chain], func(rule string) bool { return keep[target(rule)] }).write(chain, &first, &last)
+		if ofOne(chain) {
+			c.edit(chain, have[chain], want[chain], nil) // nobody else's rules have a place there
+		} else {
+			c.edit(chain, have[chain], want[chain], keepRule)
+		}
 	}
 	for _, chain := range slices.Sorted(maps.Keys(hooks)) {
-		writeHooks(&first, chain, have[chain], hooks[chain])
+		c.now[chain] = writeHooks(&c.first, chain, have[chain], hooks[chain])
 	}
 	var stale []string
-	for chain := range have {
-		if _, ok := want[chain]; !ok && strings.HasPrefix(chain, prefix) && !keep[chain] {
+	for _, chain := range slices.Sorted(maps.Keys(have)) {
+		_, wanted := want[chain]
+		switch {
+		case wanted || !strings.HasPrefix(chain, prefix):
+		case keep.chains[chain]:
+			c.now[chain] = have[chain]
+		case keep.ways[chain]:
+			c.edit(chain, have[chain], nil, keepRule)
+		default:
 			stale = append(stale, chain)
 		}
 	}
-	slices.Sort(stale)
 	for _, chain := range stale {
-		fmt.Fprintf(&last, "-F %s\n", chain)
+		fmt.Fprintf(&c.last, "-F %s\n", chain)
 	}
 	for _, chain := range stale {
-		fmt.Fprintf(&last, "-X %s\n", chain)
+		fmt.Fprintf(&c.last, "-X %s\n", chain)
 	}
-	return first.String(), last.String()
+	return c
+}
+
+// edit turns the rules of a chain into others.
+func (c *changeset) edit(chain string, have, want []string, keep func(rule string) bool) {
+	e := diff(have, want, keep)
+	e.write(chain, &c.first, &c.last)
+	c.now[chain] = want
+	if e.kept {
+		c.now[chain] = e.result(have)
+	}
+}
+
+// leftovers are what a predecessor wrote for Services whose own rules are not in place yet.
+type leftovers struct {
+	chains map[string]bool // stay as they are, with the rules that jump to them
+	ways   map[string]bool // lead there from chains that are wanted, and keep only such rules
+}
+
+// newLeftovers returns what stays of have so that the given chains, which are not wanted, are still reached.
+func newLeftovers(have, want chains, keep map[string]bool) leftovers {
+	l := leftovers{chains: keep, ways: map[string]bool{}}
+	if len(keep) == 0 {
+		return l
+	}
+	for chain, rules := range have {
+		_, wanted := want[chain]
+		if !wanted && strings.HasPrefix(chain, prefix) && slices.ContainsFunc(rules, func(r string) bool { return keep[target(r)] }) {
+			l.ways[chain] = true
+		}
+	}
+	return l
 }
 
 // writeHooks puts our jumps to the front of a built-in chain, unless they are all there, in order, and ahead of kube-proxy's:
-// between us and others, whoever came first stays first, as two that both insist would never rest.
-func writeHooks(s *strings.Builder, chain string, have, hooks []string) {
+// between us and others, whoever came first stays first, as two that both insist would never rest. It returns
+// what the chain holds then.
+func writeHooks(s *strings.Builder, chain string, have, hooks []string) []string {
 	if hooksRight(have, hooks) {
-		return
+		return have
 	}
 	for _, r := range have {
 		if strings.HasPrefix(target(r), prefix) {
@@ -177,6 +252,8 @@ func writeHooks(s *strings.Builder, chain string, have, hooks []string) {
 	for i, r := range hooks {
 		fmt.Fprintf(s, "-I %s %d %s\n", chain, i+1, r)
 	}
+	others := slices.DeleteFunc(slices.Clone(have), func(r string) bool { return strings.HasPrefix(target(r), prefix) })
+	return append(slices.Clone(hooks), others...)
 }
 
 func hooksRight(have, hooks []string) bool {

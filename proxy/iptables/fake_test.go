@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
@@ -37,13 +38,13 @@ func newFakeKernel() *fakeKernel {
 	}}
 }
 
-func (k *fakeKernel) Save(context.Context) (string, error) {
+func (k *fakeKernel) Save(_ context.Context, read func(io.Reader) error) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.saves++
 	if k.fail != nil {
 		if err := k.fail("save"); err != nil {
-			return "", err
+			return err
 		}
 	}
 	var b strings.Builder
@@ -61,7 +62,7 @@ func (k *fakeKernel) Save(context.Context) (string, error) {
 		}
 		b.WriteString("COMMIT\n")
 	}
-	return b.String(), nil
+	return read(strings.NewReader(b.String()))
 }
 
 func (k *fakeKernel) Restore(_ context.Context, input string) error {
@@ -157,7 +158,12 @@ func TestContract1RandomFailures(t *testing.T) {
 			}
 			return nil
 		}
-		a := newActor(map[lb.Family]Kernel{lb.IPv4: k}, seedConfig)
+		start := func() *Actor {
+			a := newActor(map[lb.Family]Kernel{lb.IPv4: k}, seedConfig)
+			a.families[0].batch = int(seed % 4)
+			return a
+		}
+		a := start()
 		a.Set(nil)
 		final, said := map[lb.Key]plan.Service{}, map[lb.Key]plan.Outcome{}
 		for range 60 {
@@ -168,7 +174,7 @@ func TestContract1RandomFailures(t *testing.T) {
 			final[s.Key] = s
 			a.Set(plans(s))
 			if r.IntN(10) == 0 {
-				a = newActor(map[lb.Family]Kernel{lb.IPv4: k}, seedConfig)
+				a = start()
 				a.Set(final)
 				clear(said)
 			}
@@ -184,6 +190,9 @@ func TestContract1RandomFailures(t *testing.T) {
 			if err := settle(a, false); err != nil {
 				t.Fatalf("seed %d: %v", seed, err)
 			}
+		}
+		if f := a.families[0]; f.size.nat != ours(k.tables["nat"]) || f.size.filter != ours(k.tables["filter"]) {
+			t.Errorf("seed %d: counted %+v rules, there are %d and %d", seed, f.size, ours(k.tables["nat"]), ours(k.tables["filter"]))
 		}
 		maps.Copy(said, a.Outcomes())
 		for key, s := range final {

@@ -22,8 +22,12 @@ type service struct {
 // family keeps the rules of one address family. One goroutine owns it.
 type family struct {
 	kernel Kernel
+	// batch is how many Services one call of iptables-restore writes at most; 0 for any number.
+	batch int
 	renderer
 	configured bool
+	// fixed are the rules that depend on no Service.
+	fixed tables
 	// unusable says why this family has no kernel on this node; nil when it has one.
 	unusable error
 
@@ -38,15 +42,23 @@ type family struct {
 	dirty map[lb.Key]bool
 	// tried is set once what the kernel holds was known, and all that was wanted then has been tried.
 	tried bool
+	// shared are the rules of held Services in the chains that they share.
+	shared shared
 	// have is what the kernel holds; nil when that is not known.
 	have *tables
+	// size counts our rules in what the kernel was last known to hold.
+	size struct{ nat, filter int }
+	// whole is set when any chain may differ from what is wanted. Else only those can of which Services are dirty.
+	whole bool
+	// leftovers stay for Services that are not held yet.
+	leftovers leftovers
 	// reported is set for Services whose outcome has to be told.
 	reported map[lb.Key]bool
 }
 
 func newFamily(name lb.Family, kernel Kernel) *family {
 	return &family{
-		kernel: kernel, renderer: renderer{family: name},
+		kernel: kernel, renderer: renderer{family: name}, shared: shared{},
 		want: map[lb.Key]service{}, held: map[lb.Key]service{}, failed: map[lb.Key]error{}, blamed: map[lb.Key]bool{},
 		dirty: map[lb.Key]bool{}, reported: map[lb.Key]bool{},
 	}
@@ -57,7 +69,8 @@ func (f *family) configure(config plan.Config) {
 	if f.configured && reflect.DeepEqual(f.config, config) {
 		return
 	}
-	f.config, f.configured = config, true
+	f.config, f.configured, f.whole = config, true, true
+	f.fixed = f.base()
 	for key, s := range f.want {
 		f.want[key] = service{s.plan, f.service(s.plan)}
 		f.dirty[key] = true
@@ -79,6 +92,7 @@ func (f *family) set(key lb.Key, s plan.Service) {
 type stats struct {
 	lines    int // written to iptables-restore
 	failures int // of iptables-restore
+	partial  int // those that named only what had changed
 	repaired int // lines that it takes to undo what others did to our rules
 	verified bool
 }
@@ -105,17 +119,44 @@ func (f *family) sync(ctx context.Context, verify bool) (stats, error) {
 			fresh = append(fresh, key)
 		}
 	}
-	err := f.attempt(ctx, fresh, &st)
-	if errors.As(err, new(generalError)) || ctx.Err() != nil {
-		return st, err
+	var errs []error
+	for _, keys := range f.batches(fresh) {
+		err := f.attempt(ctx, keys, &st)
+		if errors.As(err, new(generalError)) || ctx.Err() != nil {
+			return st, err
+		}
+		errs = append(errs, err)
 	}
 	// Those that failed before are tried one by one, so that they hold nobody back.
-	errs := []error{err}
 	for _, key := range blamed {
 		errs = append(errs, f.attempt(ctx, []lb.Key{key}, &st))
 	}
+	if len(f.leftovers.chains) > 0 {
+		f.whole = true
+		errs = append(errs, f.attempt(ctx, nil, &st))
+	}
 	f.tried = true
+	if len(f.dirty) == 0 {
+		f.dirty = map[lb.Key]bool{} // a map that was large once is slow to go through for ever
+	}
 	return st, errors.Join(errs...)
+}
+
+// batches divides Services among calls of iptables-restore. iptables-nft takes a time that grows with the square of the number of
+// chains that it is given. What is right in the kernel already costs nothing and comes first, with all that concerns no Service.
+func (f *family) batches(keys []lb.Key) [][]lb.Key {
+	if f.batch == 0 || len(keys) <= f.batch {
+		return [][]lb.Key{keys}
+	}
+	var right, rest []lb.Key
+	for _, key := range keys {
+		if s, ok := f.want[key]; ok && f.whole && f.intact(s.rules) {
+			right = append(right, key)
+		} else {
+			rest = append(rest, key)
+		}
+	}
+	return append([][]lb.Key{right}, slices.Collect(slices.Chunk(rest, f.batch))...)
 }
 
 // generalError is a failure for which no Service is to blame.
@@ -138,18 +179,23 @@ func (f *family) refuseAll() {
 
 // read learns what the kernel holds.
 func (f *family) read(ctx context.Context, st *stats, verify bool) error {
-	saved, err := f.kernel.Save(ctx)
+	have, err := readSave(ctx, f.kernel)
 	if err != nil {
 		return err
 	}
-	have, err := parseSave(saved)
-	if err != nil {
-		return err
+	for _, service := range f.want { // what is as wanted is worth keeping once
+		for chain, rules := range service.rules.chains {
+			if slices.Equal(have.nat[chain], rules) {
+				have.nat[chain] = rules
+			}
+		}
 	}
-	f.have = &have
+	f.have, f.whole = &have, true
 	st.verified = true
 	if verify && f.tried {
-		st.repaired = strings.Count(f.script(nil), "\n")
+		want := f.all(nil)
+		repair, _ := script(have, want, f.hooks(), newLeftovers(have.nat, want.nat, f.unconfirmed(nil)))
+		st.repaired = strings.Count(repair, "\n")
 	}
 	return nil
 }
@@ -203,57 +249,6 @@ func (f *family) blame(ctx context.Context, keys []lb.Key, err error, st *stats)
 	return errors.Join(errs...)
 }
 
-// apply makes one call of iptables-restore for the named Services. The others stay as they are.
-func (f *family) apply(ctx context.Context, keys []lb.Key, st *stats) error {
-	if f.have == nil {
-		if err := f.read(ctx, st, false); err != nil {
-			return err
-		}
-	}
-	if input := f.script(keys); input != "" {
-		if err := f.kernel.Restore(ctx, input); err != nil {
-			st.failures++
-			f.have = nil
-			return err
-		}
-		st.lines += strings.Count(input, "\n")
-		f.record(keys)
-	}
-	for _, key := range keys {
-		if s, ok := f.want[key]; ok {
-			f.held[key] = s
-		} else {
-			delete(f.held, key)
-		}
-		delete(f.failed, key)
-		delete(f.blamed, key)
-		delete(f.dirty, key)
-		f.reported[key] = true
-	}
-	return nil
-}
-
-// target returns the rules with the named Services as wanted and all others as they are held.
-func (f *family) target(keys []lb.Key) tables {
-	services := maps.Clone(f.held)
-	for _, key := range keys {
-		if s, ok := f.want[key]; ok {
-			services[key] = s
-		} else {
-			delete(services, key)
-		}
-	}
-	contributions := make([]contribution, 0, len(services))
-	for _, s := range services {
-		contributions = append(contributions, s.rules)
-	}
-	return f.ruleset(contributions)
-}
-
-func (f *family) script(keys []lb.Key) string {
-	return script(*f.have, f.target(keys), f.hooks(), f.unconfirmed(keys))
-}
-
 // unconfirmed returns the chains that a predecessor left for Services that are wanted but not held: they go on serving until ours
 // are in place. Chains to which they jump stay with them.
 func (f *family) unconfirmed(keys []lb.Key) map[string]bool {
@@ -288,33 +283,6 @@ func (f *family) unconfirmed(keys []lb.Key) map[string]bool {
 	return keep
 }
 
-// record notes what the kernel holds after a restore succeeded.
-func (f *family) record(keys []lb.Key) {
-	if len(f.unconfirmed(keys)) > 0 {
-		f.have = nil // ours and a predecessor's rules are mixed: read them when they matter
-		return
-	}
-	want, hooks := f.target(keys), f.hooks()
-	f.have = &tables{nat: hooked(f.have.nat, want.nat, hooks.nat), filter: hooked(f.have.filter, want.filter, hooks.filter)}
-}
-
-// hooked returns what a table holds once our own chains are as wanted and the built-in ones have our jumps.
-func hooked(have, want, hooks chains) chains {
-	now := maps.Clone(want)
-	for chain, rules := range have {
-		if !strings.HasPrefix(chain, prefix) {
-			now[chain] = rules
-		}
-	}
-	for chain, jumps := range hooks {
-		if !hooksRight(now[chain], jumps) {
-			others := slices.DeleteFunc(slices.Clone(now[chain]), func(r string) bool { return strings.HasPrefix(target(r), prefix) })
-			now[chain] = append(slices.Clone(jumps), others...)
-		}
-	}
-	return now
-}
-
 // fail notes why Services are not as wanted.
 func (f *family) fail(keys []lb.Key, err error) {
 	for _, key := range keys {
@@ -329,7 +297,7 @@ func (f *family) distrust(ctx context.Context, err error, st *stats) {
 		return // not known: nothing is said
 	}
 	whole := true
-	hooks, base := f.hooks(), f.base()
+	hooks, base := f.hooks(), f.fixed
 	for table, pair := range map[*chains][2]chains{&f.have.nat: {hooks.nat, base.nat}, &f.have.filter: {hooks.filter, base.filter}} {
 		for chain, jumps := range pair[0] {
 			whole = whole && hooksRight((*table)[chain], jumps)
@@ -344,6 +312,7 @@ func (f *family) distrust(ctx context.Context, err error, st *stats) {
 			continue
 		}
 		delete(f.held, key)
+		f.shared.add(s.rules.entries, -1, map[place]bool{})
 		f.dirty[key] = true
 		f.fail([]lb.Key{key}, err)
 	}
@@ -357,11 +326,7 @@ func (f *family) intact(c contribution) bool {
 		}
 	}
 	for _, e := range c.entries {
-		in := f.have.nat
-		if e.filter {
-			in = f.have.filter
-		}
-		if !slices.Contains(in[e.chain], e.rule) {
+		if !slices.Contains(e.in(*f.have)[e.chain], e.rule) {
 			return false
 		}
 	}

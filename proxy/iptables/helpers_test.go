@@ -3,6 +3,7 @@ package iptables
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net/netip"
 	"testing"
@@ -10,8 +11,13 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
+	"github.com/landfall-lb/landfall/proxy/cases"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
+
+var onlyThere = []cases.Backend{{At: "remote", Ready: true, Serving: true}}
+
+func etpLocal(_ cases.World, s *lb.Service) { s.ExternalPolicy = lb.Local }
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
@@ -52,12 +58,12 @@ type nsKernel struct {
 	commands Commands
 }
 
-func (k nsKernel) Save(ctx context.Context) (out string, err error) {
+func (k nsKernel) Save(ctx context.Context, read func(io.Reader) error) (err error) {
 	k.ns.Do(k.t, func() error {
-		out, err = k.commands.Save(ctx)
+		err = k.commands.Save(ctx, read)
 		return nil
 	})
-	return out, err
+	return err
 }
 
 func (k nsKernel) Restore(ctx context.Context, input string) (err error) {

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/base32"
 	"net/netip"
+	"strings"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/plan"
@@ -20,6 +21,7 @@ const (
 	chainFirewall     = prefix + "PROXY-FIREWALL"
 	chainMartians     = prefix + "FIREWALL"
 	chainForward      = prefix + "FORWARD"
+	chainEcho         = prefix + "ECHO" // addresses that answer ping
 	chainMasquerade   = prefix + "MARK-MASQ"
 	chainPostrouting  = prefix + "POSTROUTING"
 	prefixCluster     = prefix + "SVC-" // the endpoints of policy Cluster
@@ -28,6 +30,16 @@ const (
 	prefixSourceRange = prefix + "FW-"  // who may connect to a VIP
 	prefixEndpoint    = prefix + "SEP-"
 )
+
+// ofOne tells whether a chain is a single Service's.
+func ofOne(chain string) bool {
+	for _, own := range []string{prefixCluster, prefixLocal, prefixExternal, prefixSourceRange, prefixEndpoint} {
+		if strings.HasPrefix(chain, own) {
+			return true
+		}
+	}
+	return false
+}
 
 // portName names a Service port as rules' comments do. The colon stays when the port has no name.
 func portName(key lb.Key, name string) string { return key.String() + ":" + name }

@@ -7,25 +7,28 @@ import (
 	"testing"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/cases"
 )
 
 // Each table changes at once, but not both together. In between, no connection may meet silence: it is delivered, as before or as
 // after, or refused.
 func TestContract9NoSilenceBetweenTheTables(t *testing.T) {
-	w := worldOf(lb.IPv4)
-	states := map[string]semantics{
+	w := cases.WorldOf(lb.IPv4)
+	nobody := []cases.Backend{}
+	ranged := func(w cases.World, s *lb.Service) { s.SourceRanges = []netip.Prefix{cases.Host(w.Outside)} }
+	states := map[string]cases.Case{
 		"endpoints":    {},
-		"no endpoints": {backends: []backend{}},
-		"terminating":  {backends: []backend{going("local", true)}},
-		"ranges":       {service: ranged},
-		"none, ranges": {service: ranged, backends: []backend{}},
+		"no endpoints": {Backends: nobody},
+		"terminating":  {Backends: []cases.Backend{{At: "local", Serving: true, Terminating: true}}},
+		"ranges":       {Service: ranged},
+		"none, ranges": {Service: ranged, Backends: nobody},
 	}
 	for from, before := range states {
 		for to, after := range states {
 			for _, at := range []string{"vip", "cluster", "nodeport", "external"} {
 				k := newFakeKernel()
 				a := newActor(map[lb.Family]Kernel{lb.IPv4: k}, seedConfig)
-				service, config := before.plan(w)
+				service, config := before.Plan(w)
 				a.Configure(config)
 				a.Set(plans(service))
 				if err := settle(a, false); err != nil {
@@ -34,7 +37,7 @@ func TestContract9NoSilenceBetweenTheTables(t *testing.T) {
 				recorder := &spy{Kernel: k}
 				a.families[0].kernel = recorder
 				now, next := k.tables["nat"], k.tables["filter"]
-				service, _ = after.plan(w)
+				service, _ = after.Plan(w)
 				a.Set(plans(service))
 				if err := settle(a, false); err != nil {
 					t.Fatal(err)
@@ -51,9 +54,9 @@ func TestContract9NoSilenceBetweenTheTables(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					walk := walker{t: t, rules: tables{nat: now, filter: next}, marks: "0x4000", local: []netip.Addr{w.node}}
+					walk := walker{t: t, rules: tables{nat: now, filter: next}, marks: "0x4000", local: []netip.Addr{w.Node}}
 					ends, _ := walk.fate(packet{
-						src: netip.AddrPortFrom(w.outside, 40000), dst: semantics{to: at}.destination(w), in: "eth0", protocol: lb.TCP,
+						src: netip.AddrPortFrom(w.Outside, 40000), dst: cases.Case{To: at}.Destination(w), in: "eth0", protocol: lb.TCP,
 					})
 					if slices.Contains(ends, "none") || slices.Contains(ends, "drop") || len(ends) == 0 {
 						t.Errorf("from %s to %s, at %s: ends at %v after\n%s", from, to, at, ends, section)

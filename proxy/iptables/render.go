@@ -17,12 +17,10 @@ type chains map[string][]string
 // tables are the chains of the tables that we write.
 type tables struct{ nat, filter chains }
 
-// entry is a rule that a Service has in a chain that all Services share.
+// entry is a rule that a Service has in a chain that Services share.
 type entry struct {
-	filter bool // the table: filter, else nat
-	chain  string
-	order  string // places the rule among those of other Services
-	rule   string
+	place
+	rule string
 }
 
 // contribution is what one Service brings to the rules of one family.
@@ -73,11 +71,27 @@ func (r renderer) service(s plan.Service) contribution {
 		}
 	}
 	if s.HealthPort != 0 && len(c.entries) > 0 {
-		c.entries = append(c.entries, entry{filter: true, chain: chainNodePorts, order: s.Key.String(), rule: rule{
+		c.put(place{filter: true, chain: chainNodePorts}, rule{
 			protocol: lb.TCP, comment: s.Key.String() + " health check node port", port: s.HealthPort, target: "ACCEPT",
-		}.String()})
+		})
 	}
 	return c
+}
+
+// put adds a rule to a chain that Services share.
+func (c *contribution) put(at place, r rule) {
+	var jump string
+	root := at
+	switch {
+	case r.dst.IsValid() && !r.notDst && r.dst.IsSingleIP():
+		at.chain, jump = byAddress(at.chain, r.dst.Addr())
+	case !at.filter && r.port != 0:
+		at.chain, jump = byPort(at.chain, r.protocol, r.port)
+	}
+	if jump != "" {
+		c.entries = append(c.entries, entry{root, jump})
+	}
+	c.entries = append(c.entries, entry{at, r.String()})
 }
 
 func (r renderer) port(c *contribution, key lb.Key, p plan.Port, affinity time.Duration) {
@@ -157,7 +171,7 @@ func (r renderer) frontend(c *contribution, key lb.Key, p plan.Port, f plan.Fron
 	}
 	put := func(filter bool, chain, comment, target string, m rule) {
 		m.comment, m.target = comment, target
-		c.entries = append(c.entries, entry{filter: filter, chain: chain, rule: m.String(), order: fmt.Sprintf("%s %s %s %s", name, p.Protocol, f.Kind, f.Addr)})
+		c.put(place{filter, chain}, m)
 	}
 	refusals, target := chainExternal, prefixExternal+end
 	switch {
@@ -182,6 +196,9 @@ func (r renderer) frontend(c *contribution, key lb.Key, p plan.Port, f plan.Fron
 		if f.Kind == plan.ClusterIP {
 			return
 		}
+	}
+	if r.config.AnswerPing && f.AnswersPing() {
+		c.put(place{chain: chainEcho}, rule{dst: host(f.Addr), target: "REDIRECT"})
 	}
 	chain := chainServices
 	if f.Kind == plan.NodePort {

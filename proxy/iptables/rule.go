@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
-	"strings"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
@@ -25,42 +24,41 @@ type rule struct {
 
 // String returns the rule without the leading -A and chain.
 func (r rule) String() string {
-	var b strings.Builder
-	writePrefix(&b, "-s", r.src, r.notSrc)
-	writePrefix(&b, "-d", r.dst, r.notDst)
+	b := make([]byte, 0, 512) // more than a rule has: what is returned is kept, and takes no more than its length
+	b = appendPrefix(b, "-s", r.src, r.notSrc)
+	b = appendPrefix(b, "-d", r.dst, r.notDst)
 	if r.in != "" {
 		if r.notIn {
-			b.WriteString("! ")
+			b = append(b, "! "...)
 		}
-		fmt.Fprintf(&b, "-i %s ", r.in)
+		b = fmt.Appendf(b, "-i %s ", r.in)
 	}
 	if r.protocol != "" {
-		fmt.Fprintf(&b, "-p %s ", r.protocol.Lower())
+		b = fmt.Appendf(b, "-p %s ", r.protocol.Lower())
 	}
 	if r.comment != "" {
-		fmt.Fprintf(&b, "-m comment --comment %q ", r.comment)
+		b = fmt.Appendf(b, "-m comment --comment %q ", r.comment)
 	}
 	if r.match != "" {
-		b.WriteString(r.match + " ")
+		b = append(append(b, r.match...), ' ')
 	}
 	switch {
 	case r.port != 0:
-		fmt.Fprintf(&b, "-m %s --dport %d ", r.protocol.Lower(), r.port)
+		b = fmt.Appendf(b, "-m %s --dport %d ", r.protocol.Lower(), r.port)
 	case r.portless:
-		fmt.Fprintf(&b, "-m %s ", r.protocol.Lower())
+		b = fmt.Appendf(b, "-m %s ", r.protocol.Lower())
 	}
-	b.WriteString("-j " + r.target)
-	return b.String()
+	return string(append(append(b, "-j "...), r.target...))
 }
 
-func writePrefix(b *strings.Builder, flag string, p netip.Prefix, not bool) {
+func appendPrefix(b []byte, flag string, p netip.Prefix, not bool) []byte {
 	if !p.IsValid() {
-		return
+		return b
 	}
 	if not {
-		b.WriteString("! ")
+		b = append(b, "! "...)
 	}
-	fmt.Fprintf(b, "%s %s ", flag, p)
+	return append(p.AppendTo(append(append(b, flag...), ' ')), ' ')
 }
 
 // host returns the prefix that contains only addr.
@@ -68,8 +66,10 @@ func host(addr netip.Addr) netip.Prefix { return netip.PrefixFrom(addr, addr.Bit
 
 // Matches that rules share.
 const (
-	toLocalAddress   = "-m addrtype --dst-type LOCAL"
-	fromLocalAddress = "-m addrtype --src-type LOCAL"
+	toLocalAddress = "-m addrtype --dst-type LOCAL"
+	// Not LOCAL.
+	notToLocalAddress = "-m addrtype ! --dst-type LOCAL"
+	fromLocalAddress  = "-m addrtype --src-type LOCAL"
 )
 
 // oneIn matches one of n packets at random. The kernel keeps the probability as a fraction of 2^31, which is what is printed.

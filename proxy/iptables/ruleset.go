@@ -1,9 +1,9 @@
 package iptables
 
 import (
-	"cmp"
-	"maps"
 	"slices"
+
+	"github.com/landfall-lb/landfall/internal/lb"
 )
 
 const newConnections = "-m conntrack --ctstate NEW"
@@ -40,8 +40,8 @@ func (r renderer) hooks() tables {
 	return t
 }
 
-// base returns our own chains with the rules that do not depend on any Service. The node port jump, which has to be the last
-// rule of its chain, is left to ruleset.
+// base returns our own chains with the rules that do not depend on any Service. What comes after
+// those that do is left to last.
 func (r renderer) base() tables {
 	mark := r.mark()
 	t := tables{
@@ -67,6 +67,11 @@ func (r renderer) base() tables {
 			},
 		},
 	}
+	if r.config.AnswerPing {
+		// Addresses of Services are in a chain of their own, which only pings walk through.
+		t.nat[chainServices] = []string{r.echoRequests(rule{comment: "landfall: addresses of Services answer ping", target: chainEcho})}
+		t.nat[chainEcho] = []string{}
+	}
 	if r.config.DropInvalid {
 		t.filter[chainForward] = slices.Insert(t.filter[chainForward], 0,
 			rule{match: "-m conntrack --ctstate INVALID", target: "DROP"}.String())
@@ -80,6 +85,15 @@ func (r renderer) base() tables {
 	return t
 }
 
+// echoRequests renders a rule for the questions of pings.
+func (r renderer) echoRequests(to rule) string {
+	to.protocol, to.match = "ICMP", "-m icmp --icmp-type 8"
+	if r.family == lb.IPv6 {
+		to.protocol, to.match = "IPV6-ICMP", "-m icmp6 --icmpv6-type 128"
+	}
+	return to.String()
+}
+
 // hook renders a jump from a built-in chain: there the connection state is matched first.
 func (r rule) hook() string {
 	s := ""
@@ -90,42 +104,24 @@ func (r rule) hook() string {
 	return s + r.String()
 }
 
-// ruleset returns all of our chains for the given Services.
-func (r renderer) ruleset(services []contribution) tables {
-	t := r.base()
-	byChain := map[bool]map[string][]entry{false: {}, true: {}}
-	for _, c := range services {
-		maps.Copy(t.nat, c.chains)
-		for _, e := range c.entries {
-			byChain[e.filter][e.chain] = append(byChain[e.filter][e.chain], e)
-		}
-	}
-	for filter, entries := range byChain {
-		into := t.nat
-		if filter {
-			into = t.filter
-		}
-		for chain, list := range entries {
-			slices.SortFunc(list, func(a, b entry) int { return cmp.Or(cmp.Compare(a.order, b.order), cmp.Compare(a.rule, b.rule)) })
-			for _, e := range list {
-				into[chain] = append(into[chain], e.rule)
+// last returns the rules that come after all Services' ones in a chain.
+func (r renderer) last(at place) []string {
+	var rules []string
+	switch at {
+	case place{filter: true, chain: chainServices}:
+		for _, p := range r.config.ServiceNetworks { // still for one of them, after all translation
+			if lb.FamilyOf(p.Addr()) == r.family {
+				rules = append(rules, rule{dst: p.Masked(), comment: "landfall: cluster IP or port that no Service has", match: notToLocalAddress, target: "DROP"}.String())
 			}
-			into[chain] = unique(into[chain])
 		}
+		return rules
+	case place{chain: chainServices}:
+	default:
+		return nil
 	}
 	for _, at := range r.nodePortAddresses() {
 		at.comment, at.target = "landfall service node ports; NOTE: this must be the last rule in this chain", chainNodePorts
-		t.nat[chainServices] = append(t.nat[chainServices], at.String())
+		rules = append(rules, at.String())
 	}
-	return t
-}
-
-// unique drops repetitions, which two Services with the same address and port would cause.
-func unique(rules []string) []string {
-	seen := make(map[string]bool, len(rules))
-	return slices.DeleteFunc(rules, func(rule string) bool {
-		repeated := seen[rule]
-		seen[rule] = true
-		return repeated
-	})
+	return rules
 }

@@ -2,18 +2,32 @@ package iptables
 
 import (
 	"bufio"
+	"context"
 	"fmt"
+	"io"
 	"strings"
 )
 
-// parseSave reads what iptables-save printed. Of each table it keeps our own chains and the built-in ones.
+// maxLine is longer than any rule.
+const maxLine = 1 << 20
+
+// readSave reads what the kernel holds while it is being printed.
+func readSave(ctx context.Context, kernel Kernel) (t tables, err error) {
+	err = kernel.Save(ctx, func(out io.Reader) error {
+		t, err = parseSave(out)
+		return err
+	})
+	return t, err
+}
+
+// parseSave reads what iptables-save prints. Of each table it keeps our own chains and the built-in ones.
 // An output that breaks off is an error: what is missing in it is not missing in the kernel.
-func parseSave(out string) (tables, error) {
+func parseSave(out io.Reader) (tables, error) {
 	t := tables{nat: chains{}, filter: chains{}}
 	var in chains // nil inside a table that is not ours
 	table := ""
-	scanner := bufio.NewScanner(strings.NewReader(out))
-	scanner.Buffer(nil, 1<<20)
+	scanner := bufio.NewScanner(out)
+	scanner.Buffer(nil, maxLine)
 	for scanner.Scan() {
 		line := scanner.Text()
 		switch {

@@ -115,11 +115,7 @@ func TestSeedClusterListing(t *testing.T) {
 // listing returns the kernel's rules, ours and our jumps, in a stable order.
 func listing(t *testing.T, kernel Kernel) string {
 	t.Helper()
-	saved, err := kernel.Save(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	have, err := parseSave(saved)
+	have, err := readSave(t.Context(), kernel)
 	if err != nil {
 		t.Fatal(err)
 	}

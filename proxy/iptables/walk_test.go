@@ -1,9 +1,9 @@
 package iptables
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -17,6 +17,7 @@ type packet struct {
 	protocol lb.Protocol
 	mark     bool
 	dnat     netip.AddrPort
+	invalid  bool // conntrack finds it so, and nat does not see it
 }
 
 // walker interprets rules as iptables-save prints them. It stops the test at anything that it does not know.
@@ -41,7 +42,11 @@ func (w walker) fate(p packet) (ends []string, masqueraded bool) {
 	if p.in == "" {
 		first, second = "OUTPUT", "OUTPUT"
 	}
-	for _, e := range w.chain(w.hooks.nat, w.rules.nat, first, p) {
+	translated := []end{{p: p}}
+	if !p.invalid {
+		translated = w.chain(w.hooks.nat, w.rules.nat, first, p)
+	}
+	for _, e := range translated {
 		to := e.p.dst
 		if e.p.dnat.IsValid() {
 			to = e.p.dnat
@@ -158,7 +163,7 @@ func (w walker) matches(r string, p packet) (matches, maybe bool) {
 		case "-s":
 			ok = require(netip.MustParsePrefix(take()).Contains(p.src.Addr()))
 		case "-d":
-			ok = require(netip.MustParsePrefix(take()).Contains(p.dst.Addr()))
+			ok = require(masked(take(), p.dst.Addr()))
 		case "-i":
 			name := take()
 			if wild, isWild := strings.CutSuffix(name, "+"); isWild {
@@ -171,7 +176,12 @@ func (w walker) matches(r string, p packet) (matches, maybe bool) {
 		case "-m":
 			take()
 		case "--dport":
-			ok = require(fmt.Sprint(p.dst.Port()) == take())
+			first, last, isRange := strings.Cut(take(), ":")
+			if !isRange {
+				last = first
+			}
+			port := int(p.dst.Port())
+			ok = require(atoi(w.t, first) <= port && port <= atoi(w.t, last))
 		case "--dst-type":
 			take() // LOCAL
 			ok = require(slices.Contains(w.local, p.dst.Addr()) || p.dst.Addr().IsLoopback())
@@ -183,7 +193,7 @@ func (w walker) matches(r string, p packet) (matches, maybe bool) {
 			ok = require(p.mark)
 		case "--ctstate":
 			states := strings.Split(take(), ",")
-			ok = require(slices.Contains(states, "NEW") || slices.Contains(states, "DNAT") && p.dnat.IsValid())
+			ok = require(slices.Contains(states, "NEW") && !p.invalid || slices.Contains(states, "INVALID") && p.invalid || slices.Contains(states, "DNAT") && p.dnat.IsValid())
 		case "--mode":
 			take()
 		case "--probability":
@@ -203,6 +213,33 @@ func (w walker) matches(r string, p packet) (matches, maybe bool) {
 			return false, false
 		}
 	}
+}
+
+// masked tells whether addr is what a rule matches, which may be an address with a mask of any form.
+func masked(match string, addr netip.Addr) bool {
+	at, mask, _ := strings.Cut(match, "/")
+	bits, err := netip.ParseAddr(mask)
+	if err != nil {
+		return netip.MustParsePrefix(match).Contains(addr)
+	}
+	want, have, by := netip.MustParseAddr(at).As16(), addr.As16(), bits.As16()
+	for i := range by {
+		if addr.Is4() && i < 12 {
+			continue
+		}
+		if have[i]&by[i] != want[i] {
+			return false
+		}
+	}
+	return bits.Is4() == addr.Is4()
+}
+
+func atoi(t *testing.T, s string) int {
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
 }
 
 func stripComment(r string) string {

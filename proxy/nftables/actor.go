@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -114,7 +115,11 @@ func (a *Actor) Set(services map[lb.Key]plan.Service) {
 func (a *Actor) SetServices(services map[lb.Key]Service) {
 	a.mu.Lock()
 	a.named = true
-	maps.Copy(a.pending, services)
+	if len(a.pending) == 0 && len(services) > 0 {
+		a.pending = maps.Clone(services)
+	} else {
+		maps.Copy(a.pending, services)
+	}
 	a.mu.Unlock()
 	a.runner.Poke()
 }
@@ -232,9 +237,10 @@ func (a *Actor) outcome(key lb.Key) plan.Outcome {
 	for _, t := range a.tables {
 		applied, f := t.outcome(key)
 		if applied != nil {
-			ports := append(o.Applied.Ports, applied.Ports...)
-			o.Applied = *applied
-			o.Applied.Ports = ports
+			ports := o.Applied.Ports
+			if o.Applied = *applied; len(ports) > 0 { // else they are shared with what is kept
+				o.Applied.Ports = slices.Concat(ports, applied.Ports)
+			}
 		}
 		if f.err != nil {
 			errs = append(errs, f.err)

@@ -1,6 +1,8 @@
 package nftables
 
 import (
+	"math"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -27,7 +29,9 @@ const (
 	fieldOriginalSource // as the client sent it
 	fieldOriginalDestination
 	fieldOriginalPort
-	fieldNumber // of a backend
+	fieldNumber         // of a backend
+	fieldClient         // a hash of the source
+	fieldOriginalClient // a hash of the source as the client sent it
 )
 
 // builder makes rules for one family.
@@ -89,10 +93,25 @@ func (b builder) load(f field, word uint32) expr.Any {
 func (b builder) keyAt(word uint32, fields ...field) (exprs, uint32) {
 	var list exprs
 	for _, f := range fields {
-		list = append(list, b.load(f, word))
+		switch f {
+		case fieldClient:
+			list = append(list, b.clientHash(fieldSource, word)...)
+		case fieldOriginalClient:
+			list = append(list, b.clientHash(fieldOriginalSource, word)...)
+		default:
+			list = append(list, b.load(f, word))
+		}
 		word += b.words(f)
 	}
 	return list, word
+}
+
+// clientHash loads a hash of an address.
+func (b builder) clientHash(of field, word uint32) exprs {
+	return exprs{b.load(of, hashWord), &expr.Hash{
+		SourceRegister: register(hashWord), DestRegister: register(word), Length: 4 * b.words(of), Modulus: math.MaxUint32, Seed: hashSeed,
+		Type: expr.HashTypeJenkins,
+	}}
 }
 
 // key loads fields as the key of a set.
@@ -105,7 +124,7 @@ func (b builder) key(fields ...field) exprs {
 func (b builder) in(id setID) exprs {
 	fields := []field{fieldDestination, fieldProtocol, fieldPort}
 	switch id {
-	case setClusterIPs:
+	case setClusterIPs, setEcho:
 		fields = fields[:1]
 	case setHairpin:
 		fields = []field{fieldSource, fieldDestination}
@@ -118,15 +137,22 @@ func (b builder) notFromRange() exprs {
 		&expr.Lookup{SourceRegister: register(0), SetName: plainSets[setSourceRanges], Invert: true})
 }
 
-// client is the key of the maps that remember clients.
-func (b builder) client() exprs { return b.key(fieldSource, fieldDestination, fieldPort) }
-
-// lookup replaces the key by what the map has for it.
-func (b builder) lookup(name string) exprs {
-	return exprs{&expr.Lookup{SourceRegister: register(0), SetName: name, IsDestRegSet: true, DestRegister: register(0)}}
+// knownClient sends a client that is remembered to its backend.
+func (b builder) knownClient(p protocol) rule {
+	list := append(b.key(stickyKey(b.family)...), b.lookup(stickyMap(p), 0))
+	if b.family == lb.IPv6 {
+		port, _ := b.keyAt(b.words(fieldDestination), fieldDestination, fieldPort)
+		list = append(append(list, port...), b.lookup(p.String()+"-ports", b.words(fieldDestination)))
+	}
+	return b.rule("known client", b.isProtocol(p), list, b.dnat())
 }
 
-// dnat sends to the address and port that a lookup has found.
+// lookup replaces the key that starts at a register of four bytes by what the map has for it.
+func (b builder) lookup(name string, word uint32) expr.Any {
+	return &expr.Lookup{SourceRegister: register(word), SetName: name, IsDestRegSet: true, DestRegister: register(word)}
+}
+
+// dnat sends to the address and port that lookups have found.
 func (b builder) dnat() exprs {
 	return exprs{&expr.NAT{
 		Type: expr.NATTypeDestNAT, Family: uint32(b.nfproto()), RegAddrMin: register(0), RegProtoMin: register(b.words(fieldDestination)),
@@ -172,11 +198,16 @@ func (b builder) hashed(fields []field, modulus, first uint32) exprs {
 func (b builder) remember(p protocol, seconds uint32) rule {
 	gate, _ := b.keyAt(0, fieldOriginalDestination, fieldOriginalPort)
 	gate = append(gate, &expr.Lookup{SourceRegister: register(0), SetName: affinitySet(p, seconds)})
-	key, end := b.keyAt(0, fieldOriginalSource, fieldOriginalDestination, fieldOriginalPort)
-	if b.family == lb.IPv4 {
-		end = 4 // nft starts values at the next 16 bytes
+	original := map[field]field{
+		fieldSource: fieldOriginalSource, fieldClient: fieldOriginalClient, fieldDestination: fieldOriginalDestination, fieldPort: fieldOriginalPort,
 	}
-	value, _ := b.keyAt(end, fieldDestination, fieldPort)
+	var fields []field
+	for _, f := range stickyKey(b.family) {
+		fields = append(fields, original[f])
+	}
+	key, end := b.keyAt(0, fields...)
+	end = (end + 3) &^ 3 // nft starts values at the next 16 bytes
+	value, _ := b.keyAt(end, newSticky(b.family, p).value...)
 	update := &expr.Dynset{
 		SrcRegKey: register(0), SrcRegData: register(end), SetName: stickyMap(p), Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: seconds2duration(seconds),
 	}
@@ -203,18 +234,37 @@ func (b builder) fromPod(pods plan.Detector, not bool) exprs {
 		if lb.FamilyOf(p.Addr()) != b.family {
 			continue
 		}
-		network := p.Masked().Addr().AsSlice()
-		mask := make([]byte, len(network))
-		for i := range p.Bits() {
-			mask[i/8] |= 0x80 >> (i % 8)
-		}
-		list := b.key(fieldSource)
-		if p.Bits() < p.Addr().BitLen() {
-			list = append(list, &expr.Bitwise{SourceRegister: register(0), DestRegister: register(0), Len: uint32(len(mask)), Mask: mask, Xor: make([]byte, len(mask))})
-		}
-		return append(list, &expr.Cmp{Op: op, Register: register(0), Data: network})
+		return b.inNetwork(fieldSource, p, op)
 	}
 	return nil
+}
+
+// inNetwork matches packets with an address in a network, or, with CmpOpNeq, elsewhere.
+func (b builder) inNetwork(f field, p netip.Prefix, op expr.CmpOp) exprs {
+	network := p.Masked().Addr().AsSlice()
+	mask := make([]byte, len(network))
+	for i := range p.Bits() {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+	list := b.key(f)
+	if p.Bits() < p.Addr().BitLen() {
+		list = append(list, &expr.Bitwise{SourceRegister: register(0), DestRegister: register(0), Len: uint32(len(mask)), Mask: mask, Xor: make([]byte, len(mask))})
+	}
+	return append(list, &expr.Cmp{Op: op, Register: register(0), Data: network})
+}
+
+// unserved renders the drop of connections to cluster IPs that nobody has translated. An address that the node itself has is somebody's.
+func (b builder) unserved(networks []netip.Prefix) []rule {
+	var rules []rule
+	for _, p := range networks {
+		if lb.FamilyOf(p.Addr()) == b.family {
+			rules = append(rules, b.rule("cluster IP that no Service has", b.inNetwork(fieldDestination, p, expr.CmpOpEq), exprs{
+				&expr.Fib{Register: register(0), FlagDADDR: true, ResultADDRTYPE: true},
+				&expr.Cmp{Op: expr.CmpOpNeq, Register: register(0), Data: host32(unix.RTN_LOCAL)},
+			}, drop()))
+		}
+	}
+	return rules
 }
 
 // fromNode matches packets whose source is one of the node's addresses.
@@ -245,6 +295,22 @@ func drop() exprs { return exprs{&expr.Verdict{Kind: expr.VerdictDrop}} }
 func jumpTo(kind expr.VerdictKind, chain string) exprs {
 	return exprs{&expr.Verdict{Kind: kind, Chain: chain}}
 }
+
+// isEchoRequest matches the question of a ping (RFC 792, RFC 4443 section 4.1).
+func (b builder) isEchoRequest() exprs {
+	protocol, request := byte(unix.IPPROTO_ICMP), byte(8)
+	if b.family == lb.IPv6 {
+		protocol, request = unix.IPPROTO_ICMPV6, 128
+	}
+	return exprs{
+		b.load(fieldProtocol, 0), &expr.Cmp{Op: expr.CmpOpEq, Register: register(0), Data: []byte{protocol}},
+		&expr.Payload{DestRegister: register(0), Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: register(0), Data: []byte{request}},
+	}
+}
+
+// redirect sends to an address of the interface where the packet came in.
+func redirect() exprs { return exprs{&expr.Redir{}} }
 
 func masquerade() exprs { return exprs{&expr.Masq{FullyRandom: true}} }
 

@@ -11,15 +11,15 @@ type held struct {
 	// parts are the elements that belong to one frontend, in order.
 	parts map[frontend][]entry
 	// shared are the elements that Services may share.
-	shared map[element]bool
+	shared map[common]bool
 }
 
 // newHeld sorts what was read.
 func newHeld(elements map[element]target) held {
-	h := held{parts: map[frontend][]entry{}, shared: map[element]bool{}}
+	h := held{parts: map[frontend][]entry{}, shared: map[common]bool{}}
 	for e, to := range elements {
 		if e.isShared() {
-			h.shared[e] = true
+			h.shared[common{e.addr, e.set}] = true
 			continue
 		}
 		h.parts[e.frontend] = append(h.parts[e.frontend], entry{e, to})
@@ -33,25 +33,27 @@ func newHeld(elements map[element]target) held {
 func inOrder(a, b entry) int { return a.compare(b.element) }
 
 // isShared tells whether an element can be several Services'.
-func (e element) isShared() bool { return e.set == setClusterIPs || e.set == setHairpin }
+func (e element) isShared() bool {
+	return e.set == setClusterIPs || e.set == setEcho || e.set == setHairpin
+}
 
 // diff collects what makes the kernel hold what is wanted, for some Services or frontends.
 type diff struct {
 	from held
 	// users counts the Services, of those that are held, that share an element.
-	users map[element]int
+	users map[common]int
 
 	add, remove []entry
 	// What is so once that has happened:
 	parts    map[frontend][]entry
-	shares   map[element]int // by how many there are more users
+	shares   map[common]int // by how many there are more users
 	services map[lb.Key]*service
-	// loses is set when a frontend with session affinity loses backends.
+	// loses is set when a frontend with session affinity loses backends, for all or for some clients.
 	loses bool
 }
 
-func newDiff(from held, users map[element]int) *diff {
-	return &diff{from: from, users: users, parts: map[frontend][]entry{}, shares: map[element]int{}, services: map[lb.Key]*service{}}
+func newDiff(from held, users map[common]int) *diff {
+	return &diff{from: from, users: users, parts: map[frontend][]entry{}, shares: map[common]int{}, services: map[lb.Key]*service{}}
 }
 
 // operations returns how many elements there are to add and remove so far.
@@ -98,6 +100,8 @@ func (d *diff) part(f frontend, want []entry) {
 			d.remove, have = append(d.remove, have[0]), have[1:]
 			d.loses = d.loses || affine
 		case order > 0:
+			// With policy Local, those from outside lose all backends elsewhere.
+			d.loses = d.loses || affine && want[0].set == setLocal
 			d.add, want = append(d.add, want[0]), want[1:]
 		default:
 			if have[0].to != want[0].to {
@@ -109,7 +113,7 @@ func (d *diff) part(f frontend, want []entry) {
 	}
 }
 
-func (d *diff) share(elements []element, by int) {
+func (d *diff) share(elements []common, by int) {
 	for _, e := range elements {
 		d.shares[e] += by
 	}
@@ -121,9 +125,9 @@ func (d *diff) change() change {
 	for e, by := range d.shares {
 		switch used := d.users[e]+by > 0; {
 		case used && !d.from.shared[e]:
-			c.add = append(c.add, entry{element: e})
+			c.add = append(c.add, entry{element: e.element()})
 		case !used && d.from.shared[e]:
-			c.remove = append(c.remove, entry{element: e})
+			c.remove = append(c.remove, entry{element: e.element()})
 		}
 	}
 	slices.SortFunc(c.add, inOrder)
@@ -132,7 +136,7 @@ func (d *diff) change() change {
 }
 
 // happened notes in h and users what is so once the transaction has been confirmed.
-func (d *diff) happened(h held, users map[element]int) {
+func (d *diff) happened(h held, users map[common]int) {
 	for f, entries := range d.parts {
 		if h.parts[f] = entries; len(entries) == 0 {
 			delete(h.parts, f)

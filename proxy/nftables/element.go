@@ -28,12 +28,17 @@ const (
 	setManyLocal
 	// setScheduled are frontends that have slots instead of draws.
 	setScheduled
+	// setEcho are addresses that answer echo requests.
+	setEcho
 	// setHairpin are pairs of the same address: an endpoint that is sent to itself.
 	setHairpin
 	// setBackends are the maps from frontend and number to target, one for each protocol.
 	setBackends
 	// setAffinity are frontends with session affinity, in one set for each protocol and timeout.
 	setAffinity
+	// setPorts are the maps from frontend to the port of all its backends, one for each protocol, where clients are remembered
+	// with addresses alone.
+	setPorts
 )
 
 // protocol is a transport protocol by its number in the IP header (IANA protocol numbers).
@@ -104,7 +109,15 @@ type element struct {
 	source address
 }
 
-// target is what an element of setBackends leads to; the zero value in all other sets.
+// common is an element that Services may share, by what it has.
+type common struct {
+	addr address
+	set  setID
+}
+
+func (c common) element() element { return element{set: c.set, frontend: frontend{addr: c.addr}} }
+
+// target is what an element of setBackends leads to; of setPorts, it has the port alone, and in all other sets it is zero.
 type target struct {
 	addr address
 	port uint16
@@ -128,7 +141,7 @@ func (e element) compare(other element) int {
 	switch {
 	case e.set != other.set:
 		return cmp.Compare(e.set, other.set)
-	case e.set == setBackends || e.set == setAffinity:
+	case e.perProtocol():
 		if c := cmp.Compare(e.protocol, other.protocol); c != 0 {
 			return c
 		}
@@ -137,6 +150,11 @@ func (e element) compare(other element) int {
 		}
 	}
 	return cmp.Or(e.frontend.compare(other.frontend), cmp.Compare(e.number, other.number), compareAddresses(e.source, other.source), cmp.Compare(e.bits, other.bits))
+}
+
+// perProtocol tells whether the set is there once for each protocol.
+func (e element) perProtocol() bool {
+	return e.set == setBackends || e.set == setAffinity || e.set == setPorts
 }
 
 func compareAddresses(a, b address) int {

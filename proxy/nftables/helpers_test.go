@@ -7,8 +7,20 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
+	"github.com/landfall-lb/landfall/proxy/cases"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
+
+const localNode = cases.Here
+
+var (
+	onlyThere = []cases.Backend{{At: "remote", Ready: true, Serving: true}}
+	twoHere   = []cases.Backend{{At: "local", Ready: true, Serving: true}, {At: "local2", Ready: true, Serving: true}, onlyThere[0]}
+)
+
+func etpLocal(_ cases.World, s *lb.Service) { s.ExternalPolicy = lb.Local }
+func itpLocal(_ cases.World, s *lb.Service) { s.InternalPolicy = lb.Local }
+func ranged(w cases.World, s *lb.Service)   { s.SourceRanges = []netip.Prefix{cases.Host(w.Outside)} }
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
@@ -47,5 +59,6 @@ func (a *Actor) settle(t testing.TB, services map[lb.Key]Service) stats {
 }
 
 var seedConfig = plan.Config{
-	Pods: plan.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("fd00:10::/56")}}, MasqueradeBit: 14, DropInvalid: true,
+	Pods: plan.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("fd00:10::/56")}}, MasqueradeBit: 14, DropInvalid: true, AnswerPing: true,
+	ServiceNetworks: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd00:10:96::/112")},
 }

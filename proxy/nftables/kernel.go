@@ -45,8 +45,10 @@ type stray struct {
 	key, last []byte
 }
 
-// client is who a map for session affinity remembers, and where it sends him.
+// client is who a map for session affinity remembers, by the key there, and where it sends him. In IPv6 the target has no port and
+// the client no address.
 type client struct {
+	key      string
 	addr     address
 	frontend frontend
 	to       target
@@ -84,7 +86,7 @@ func (k netlinkKernel) commit(c change) error {
 		m.removeKey(s.set, s.key, s.last)
 	}
 	for _, f := range c.forget {
-		m.removeKey(stickyMap(f.frontend.protocol), f.key(k.family), nil)
+		m.removeKey(stickyMap(f.frontend.protocol), []byte(f.key), nil)
 	}
 	m.removeElements(c.remove)
 	m.addElements(c.add)
@@ -289,18 +291,11 @@ func (k netlinkKernel) elements(name string, each func(key, last, value []byte))
 
 func (k netlinkKernel) clients() ([]client, error) {
 	var all []client
-	n := addressBytes(k.family)
 	for _, p := range protocols {
 		err := k.elements(stickyMap(p), func(key, _, value []byte) {
-			if len(key) != 2*n+4 || len(value) != n+4 {
-				return
+			if c, ok := decodeClient(k.family, p, key, value); ok {
+				all = append(all, c)
 			}
-			c := client{frontend: frontend{protocol: p, port: binary.BigEndian.Uint16(key[2*n:])}}
-			copy(c.addr[:], key[:n])
-			copy(c.frontend.addr[:], key[n:2*n])
-			copy(c.to.addr[:], value[:n])
-			c.to.port = binary.BigEndian.Uint16(value[n:])
-			all = append(all, c)
 		})
 		if errors.Is(err, unix.ENOENT) {
 			continue // no table, so nobody is remembered
@@ -310,12 +305,6 @@ func (k netlinkKernel) clients() ([]client, error) {
 		}
 	}
 	return all, nil
-}
-
-// key is the client's key in a map of clients.
-func (c client) key(family lb.Family) []byte {
-	n := addressBytes(family)
-	return appendPort(append(append([]byte(nil), c.addr[:n]...), c.frontend.addr[:n]...), c.frontend.port)
 }
 
 func readShape(data []byte) shape {

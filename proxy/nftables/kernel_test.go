@@ -77,12 +77,12 @@ func TestContract6DriftIsRepaired(t *testing.T) {
 		{"add", "rule", "ip", TableName, "tcp-draw", "drop"},
 		{"add", "chain", "ip", TableName, "theirs"},
 		{"add", "set", "ip", TableName, "theirs", "{ type ipv4_addr ; }"},
-		{"delete", "element", "ip", TableName, "cluster-ips", "{ 10.96.0.1 }"},
+		{"delete", "element", "ip", TableName, "cluster-ips", "{ 10.96.0.40 }"},
 		{"add", "element", "ip", TableName, "cluster-ips", "{ 192.0.2.77 }"},
 		{"add", "element", "ip", TableName, "hairpin", "{ 192.0.2.77 . 192.0.2.78 }"},
 		{"add", "element", "ip", TableName, "external", "{ 192.0.2.77 . tcp . 80 }"},
 		{"add", "element", "ip", TableName, "source-ranges", "{ 192.0.2.77 . tcp . 80 . 10.0.0.1-10.0.0.7 }"},
-		{"add", "element", "ip", TableName, "tcp-backends", "{ 10.96.0.1 . 80 . 10000 : 192.0.2.77 . 8080 }"},
+		{"add", "element", "ip", TableName, "tcp-backends", "{ 10.96.0.40 . 80 . 10000 : 192.0.2.77 . 8080 }"},
 	} {
 		t.Run(strings.Join(damage, " "), func(t *testing.T) {
 			ns.Run(t, "nft", damage...)

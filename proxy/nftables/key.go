@@ -24,14 +24,14 @@ func (e element) appendKey(b []byte, family lb.Family, source address) []byte {
 	n := addressBytes(family)
 	b = append(b, e.addr[:n]...)
 	switch e.set {
-	case setClusterIPs:
+	case setClusterIPs, setEcho:
 		return b
 	case setHairpin:
 		return append(b, e.addr[:n]...)
 	case setBackends:
 		b = appendPort(b, e.port)
 		return binary.NativeEndian.AppendUint32(b, e.number)
-	case setAffinity:
+	case setAffinity, setPorts:
 		return appendPort(b, e.port)
 	}
 	b = append(b, byte(e.protocol), 0, 0, 0)
@@ -59,6 +59,17 @@ func (b target) append(buf []byte, family lb.Family) []byte {
 	return appendPort(append(buf, b.addr[:addressBytes(family)]...), b.port)
 }
 
+// appendValue appends what the element leads to as the kernel has it; nothing in a set that is no map.
+func (e entry) appendValue(buf []byte, family lb.Family) []byte {
+	switch e.set {
+	case setBackends:
+		return e.to.append(buf, family)
+	case setPorts:
+		return binary.BigEndian.AppendUint16(buf, e.to.port)
+	}
+	return buf
+}
+
 // setOf tells what the elements of a set with this name are; what it returns has only the set, protocol and timeout. ok is false
 // for a set that is not one of ours with elements of ours.
 func setOf(name string) (e element, ok bool) {
@@ -77,8 +88,12 @@ func setOf(name string) (e element, ok bool) {
 	if e.protocol == 0 {
 		return e, false
 	}
-	if rest == "backends" {
+	switch rest {
+	case "backends":
 		e.set = setBackends
+		return e, true
+	case "ports":
+		e.set = setPorts
 		return e, true
 	}
 	seconds, found := strings.CutPrefix(rest, "affinity-")
@@ -91,17 +106,18 @@ func setOf(name string) (e element, ok bool) {
 func decode(of element, family lb.Family, key, last, value []byte) (entry, error) {
 	e := entry{element: of}
 	n := addressBytes(family)
-	want := map[setID]int{setClusterIPs: n, setHairpin: 2 * n, setBackends: n + 8, setAffinity: n + 4, setSourceRanges: 2*n + 8}[of.set]
+	want := map[setID]int{setClusterIPs: n, setEcho: n, setHairpin: 2 * n, setBackends: n + 8, setAffinity: n + 4, setPorts: n + 4, setSourceRanges: 2*n + 8}[of.set]
 	if want == 0 {
 		want = n + 8
 	}
-	if len(key) != want || of.set == setBackends && len(value) != n+4 {
+	valued := map[setID]int{setBackends: n + 4, setPorts: 2}[of.set]
+	if len(key) != want || valued > 0 && len(value) != valued {
 		return e, fmt.Errorf("an element of %s has %d bytes of key and %d of value", of.setName(), len(key), len(value))
 	}
 	copy(e.addr[:], key[:n])
 	rest := key[n:]
 	switch of.set {
-	case setClusterIPs:
+	case setClusterIPs, setEcho:
 	case setHairpin:
 		if string(key[:n]) != string(rest) {
 			return e, fmt.Errorf("an element of %s is no pair", of.setName())
@@ -110,6 +126,8 @@ func decode(of element, family lb.Family, key, last, value []byte) (entry, error
 		e.port, e.number = binary.BigEndian.Uint16(rest), binary.NativeEndian.Uint32(rest[4:])
 		copy(e.to.addr[:], value[:n])
 		e.to.port = binary.BigEndian.Uint16(value[n:])
+	case setPorts:
+		e.port, e.to.port = binary.BigEndian.Uint16(rest), binary.BigEndian.Uint16(value)
 	case setAffinity:
 		e.port = binary.BigEndian.Uint16(rest)
 	default:
@@ -146,4 +164,24 @@ func (e *entry) decodeRange(first, last []byte, n int) error {
 		return fmt.Errorf("a source range is no prefix")
 	}
 	return nil
+}
+
+// decodeClient reads an element of the map that remembers clients of a protocol, see newSticky; ok is false for what is none.
+func decodeClient(family lb.Family, p protocol, key, value []byte) (c client, ok bool) {
+	n := addressBytes(family)
+	want, at, port := 2*n+4, n, 2*n
+	if family == lb.IPv6 {
+		want, at, port = n+8, 8, 4
+	}
+	if len(key) != want || len(value) < n || family == lb.IPv4 && len(value) != n+4 {
+		return c, false
+	}
+	c = client{key: string(key), frontend: frontend{protocol: p, port: binary.BigEndian.Uint16(key[port:])}}
+	copy(c.frontend.addr[:], key[at:at+n])
+	copy(c.to.addr[:], value[:n])
+	if family == lb.IPv4 {
+		copy(c.addr[:], key[:n])
+		c.to.port = binary.BigEndian.Uint16(value[n:])
+	}
+	return c, true
 }

@@ -285,12 +285,10 @@ func (e element) sameSet(other element) bool {
 	switch {
 	case e.set != other.set:
 		return false
-	case e.set == setBackends:
-		return e.protocol == other.protocol
 	case e.set == setAffinity:
 		return e.protocol == other.protocol && e.number == other.number
 	}
-	return true
+	return !e.perProtocol() || e.protocol == other.protocol
 }
 
 func (m *messages) element(e entry, values bool) {
@@ -299,8 +297,8 @@ func (m *messages) element(e entry, values bool) {
 	if e.set == setSourceRanges {
 		m.value(keyEnd, func() { m.buf = e.appendKey(m.buf, m.family, e.lastSource(m.family)) })
 	}
-	if values && e.set == setBackends {
-		m.value(unix.NFTA_SET_ELEM_DATA, func() { m.buf = e.to.append(m.buf, m.family) })
+	if values && (e.set == setBackends || e.set == setPorts) {
+		m.value(unix.NFTA_SET_ELEM_DATA, func() { m.buf = e.appendValue(m.buf, m.family) })
 	}
 	m.close(elem)
 }
@@ -314,6 +312,7 @@ func (m *messages) value(kind uint16, body func()) {
 	binary.NativeEndian.PutUint16(m.buf[inner+2:], unix.NFTA_DATA_VALUE) // it holds bytes, no attributes
 	body()
 	m.close(inner)
+	m.pad()
 	m.close(outer)
 }
 

@@ -24,7 +24,7 @@ type service struct {
 	input Service
 	parts []part
 	// shared are elements that other Services may bring too: they stay as long as one does.
-	shared []element
+	shared []common
 	// seconds is the affinity timeout; 0 for none.
 	seconds uint32
 }
@@ -71,14 +71,17 @@ func (r renderer) service(key lb.Key, s Service) *service {
 				at := frontend{addr: addressOf(addr), port: f.Port, protocol: protocol}
 				out.put(part{frontend: at, lingering: f.Lingering, entries: r.frontend(at, p, f, s.Scheduler, out.seconds)})
 			}
+			if f.AnswersPing() {
+				out.share(common{addressOf(f.Addr), setEcho})
+			}
 			if f.Kind == plan.ClusterIP {
-				out.share(element{set: setClusterIPs, frontend: frontend{addr: addressOf(f.Addr)}})
+				out.share(common{addressOf(f.Addr), setClusterIPs})
 			}
 		}
 		for _, b := range slices.Concat(p.Backends.Cluster, p.Backends.Local) {
 			// Endpoints of other nodes come back to themselves from here only when their address is kept.
 			if b.Local || p.External == lb.Local {
-				out.share(element{set: setHairpin, frontend: frontend{addr: addressOf(b.Addr.Addr())}})
+				out.share(common{addressOf(b.Addr.Addr()), setHairpin})
 			}
 		}
 	}
@@ -104,7 +107,7 @@ func (s *service) put(p part) {
 	}
 }
 
-func (s *service) share(e element) {
+func (s *service) share(e common) {
 	if !slices.Contains(s.shared, e) {
 		s.shared = append(s.shared, e)
 	}
@@ -113,6 +116,10 @@ func (s *service) share(e element) {
 // frontend renders one frontend. One without endpoints brings nothing that leads anywhere: what finds no backend is refused.
 func (r renderer) frontend(at frontend, p plan.Port, f plan.Frontend, scheduler Scheduler, seconds uint32) []entry {
 	w := writer{at: at}
+	port, samePort := onePort(p.Backends)
+	if r.family == lb.IPv6 && seconds > 0 && !samePort {
+		seconds, scheduler = 0, SourceHash // clients can only be remembered with an address; this keeps nearly all of them where they are
+	}
 	if f.Kind != plan.ClusterIP {
 		w.add(setExternal)
 	}
@@ -142,8 +149,23 @@ func (r renderer) frontend(at frontend, p plan.Port, f plan.Frontend, scheduler 
 	}
 	if seconds > 0 {
 		w.entries = append(w.entries, entry{element: element{set: setAffinity, frontend: at, number: seconds}})
+		if r.family == lb.IPv6 {
+			w.entries = append(w.entries, entry{element: element{set: setPorts, frontend: at}, to: target{port: port}})
+		}
 	}
 	return w.entries
+}
+
+// onePort returns the port that all backends have, and whether there is one.
+func onePort(u lb.Usable) (uint16, bool) {
+	var port uint16
+	for _, b := range slices.Concat(u.Cluster, u.Local) {
+		if port != 0 && b.Addr.Port() != port {
+			return 0, false
+		}
+		port = b.Addr.Port()
+	}
+	return port, true
 }
 
 // writer collects the elements of one frontend.

@@ -19,6 +19,8 @@ const (
 	priorityDestination = -101
 	prioritySource      = 99
 	priorityFilter      = -1
+	// priorityUnserved is behind everybody's translation. A chain of type nat is not entered once a connection has been translated.
+	priorityUnserved = -90
 )
 
 // A ruleset is all of a table but the elements. It depends on the configuration and on which affinity timeouts there are.
@@ -61,6 +63,9 @@ const (
 	chainPickLocal = "pick-local"
 	chainRefuse    = "refuse"
 	chainAffinity  = "affinity"
+	// Those of connections to cluster IPs that no Service has.
+	chainUnserved       = "unserved"
+	chainUnservedOutput = "unserved-output"
 )
 
 // Where more than exactClasses backends are drawn from, a draw finds one with more than even chance: it is repeated as long as
@@ -73,10 +78,13 @@ const (
 // newRuleset renders the rules for one family. Timeouts are those of the affinity sets, in seconds.
 func newRuleset(family lb.Family, config plan.Config, timeouts []uint32) ruleset {
 	b := builder{family: family}
-	r := ruleset{family: family, sets: newSets(timeouts), timeouts: timeouts}
+	r := ruleset{family: family, sets: newSets(family, timeouts), timeouts: timeouts}
 	services := []rule{
 		b.rule("", b.in(setClusterIPs), jumpTo(expr.VerdictGoto, chainCluster)),
 		b.rule("", b.in(setExternal), jumpTo(expr.VerdictGoto, chainExternal)),
+	}
+	if config.AnswerPing {
+		services = append(services, b.rule("ping", b.isEchoRequest(), b.in(setEcho), redirect()))
 	}
 	r.add(chainServices, services...)
 	r.add(chainCluster, b.cluster(config)...)
@@ -86,7 +94,7 @@ func newRuleset(family lb.Family, config plan.Config, timeouts []uint32) ruleset
 		b.rule("", jumpTo(expr.VerdictGoto, chainMarked)))
 	r.add(chainLocal, b.external(config)...)
 	r.add(chainMarked, b.rule("", setMark(config.MasqueradeBit)), b.rule("", jumpTo(expr.VerdictGoto, chainPick)))
-	r.picks(b)
+	r.picks(b, len(timeouts) > 0)
 	r.add(chainRefuse,
 		b.rule("", b.isProtocol(tcp), reject(unix.NFT_REJECT_TCP_RST, 0)),
 		b.rule("", b.unreachable()))
@@ -100,7 +108,7 @@ func (r *ruleset) add(name string, rules ...rule) {
 
 // picks adds the chains that choose a backend. What they do not find has none, or is being changed at this very moment: a
 // packet may meet sets from before and after a transaction, hence one more pass before it is refused.
-func (r *ruleset) picks(b builder) {
+func (r *ruleset) picks(b builder, sticky bool) {
 	for _, local := range []bool{false, true} {
 		suffix, many, last := "", setMany, []rule{
 			b.rule("policy Local, endpoints only elsewhere", b.in(setSilent), drop()),
@@ -131,7 +139,7 @@ func (r *ruleset) picks(b builder) {
 		r.add(draw, draws...)
 		r.add(slot, slots...)
 		for _, p := range protocols {
-			r.add(p.String()+"-"+draw, b.draws(p, local)...)
+			r.add(p.String()+"-"+draw, b.draws(p, local, sticky)...)
 			r.add(p.String()+"-"+slot, b.slots(p, local)...)
 		}
 	}
@@ -161,9 +169,12 @@ func (b builder) external(config plan.Config) []rule {
 		b.rule("", jumpTo(expr.VerdictGoto, chainPickLocal)))
 }
 
-// draws renders the draws at random, after the look at who has been here before.
-func (b builder) draws(p protocol, local bool) []rule {
-	rules := []rule{b.rule("known client", b.isProtocol(p), b.client(), b.lookup(p.String()+"-sticky"), b.dnat())}
+// draws renders the draws at random, after the look at who has been here before if anybody is remembered (sticky).
+func (b builder) draws(p protocol, local, sticky bool) []rule {
+	var rules []rule
+	if sticky {
+		rules = append(rules, b.knownClient(p))
+	}
 	for _, class := range drawClasses() {
 		rules = append(rules, b.choose(p, b.random(class, numbers(Random, local, class))))
 	}
@@ -191,7 +202,7 @@ func (b builder) slots(p protocol, local bool) []rule {
 
 // choose renders "send to the backend with this number, if there is one".
 func (b builder) choose(p protocol, number exprs) rule {
-	return b.rule("", b.isProtocol(p), b.key(fieldDestination, fieldPort), number, b.lookup(p.String()+"-backends"), b.dnat())
+	return b.rule("", b.isProtocol(p), b.key(fieldDestination, fieldPort), number, exprs{b.lookup(p.String()+"-backends", 0)}, b.dnat())
 }
 
 // hooks adds the chains that the kernel enters.
@@ -202,16 +213,23 @@ func (r *ruleset) hooks(b builder, config plan.Config, timeouts []uint32) {
 			affinity = append(affinity, b.remember(p, seconds))
 		}
 	}
-	r.add(chainAffinity, affinity...)
-	remember := b.rule("", isTranslated(), jumpTo(expr.VerdictJump, chainAffinity))
+	// Without session affinity there is no hook for it.
+	var remember []rule
+	if len(timeouts) > 0 {
+		r.add(chainAffinity, affinity...)
+		remember = []rule{b.rule("", isTranslated(), jumpTo(expr.VerdictJump, chainAffinity))}
+		r.hook("input", "nat", unix.NF_INET_LOCAL_IN, prioritySource, remember...)
+	}
 	toServices := b.rule("", jumpTo(expr.VerdictGoto, chainServices))
 	r.hook("prerouting", "nat", unix.NF_INET_PRE_ROUTING, priorityDestination, toServices)
 	r.hook("output", "nat", unix.NF_INET_LOCAL_OUT, priorityDestination, toServices)
-	r.hook("input", "nat", unix.NF_INET_LOCAL_IN, prioritySource, remember)
-	r.hook("postrouting", "nat", unix.NF_INET_POST_ROUTING, prioritySource,
-		remember,
+	r.hook("postrouting", "nat", unix.NF_INET_POST_ROUTING, prioritySource, append(remember,
 		b.rule("", hasMark(config.MasqueradeBit), clearMark(config.MasqueradeBit), masquerade()),
-		b.rule("hairpin", isTranslated(), b.in(setHairpin), masquerade()))
+		b.rule("hairpin", isTranslated(), b.in(setHairpin), masquerade()))...)
+	if unserved := b.unserved(config.ServiceNetworks); len(unserved) > 0 {
+		r.hook(chainUnserved, "nat", unix.NF_INET_PRE_ROUTING, priorityUnserved, unserved...)
+		r.hook(chainUnservedOutput, "nat", unix.NF_INET_LOCAL_OUT, priorityUnserved, unserved...)
+	}
 	if config.DropInvalid {
 		r.hook("forward", "filter", unix.NF_INET_FORWARD, priorityFilter, b.rule("", isInvalid(), drop()))
 	}
@@ -232,6 +250,8 @@ func (e element) setName() string {
 	switch e.set {
 	case setBackends:
 		return e.protocol.String() + "-backends"
+	case setPorts:
+		return e.protocol.String() + "-ports"
 	case setAffinity:
 		return affinitySet(e.protocol, e.number)
 	}
@@ -240,7 +260,7 @@ func (e element) setName() string {
 
 var plainSets = [...]string{
 	setClusterIPs: "cluster-ips", setExternal: "external", setLocal: "local", setRestricted: "restricted", setSourceRanges: "source-ranges",
-	setSilent: "silent", setMany: "many", setManyLocal: "many-local", setScheduled: "scheduled", setHairpin: "hairpin",
+	setSilent: "silent", setMany: "many", setManyLocal: "many-local", setScheduled: "scheduled", setEcho: "echo", setHairpin: "hairpin",
 }
 
 // isState tells whether a set holds what packets write, which is not for us to compare.

@@ -23,14 +23,14 @@ type set struct {
 // stickyLimit is how many clients of a protocol are remembered at most. Others are served without affinity.
 const stickyLimit = 1 << 20
 
-func newSets(timeouts []uint32) []set {
+func newSets(family lb.Family, timeouts []uint32) []set {
 	frontend := []field{fieldDestination, fieldProtocol, fieldPort}
 	target := []field{fieldDestination, fieldPort}
 	var sets []set
 	for id, name := range plainSets {
 		s := set{name: name, key: frontend}
 		switch setID(id) {
-		case setClusterIPs:
+		case setClusterIPs, setEcho:
 			s.key = frontend[:1]
 		case setHairpin:
 			s.key = []field{fieldSource, fieldDestination}
@@ -42,12 +42,38 @@ func newSets(timeouts []uint32) []set {
 	for _, p := range protocols {
 		sets = append(sets,
 			set{name: p.String() + "-backends", flags: unix.NFT_SET_MAP, key: []field{fieldDestination, fieldPort, fieldNumber}, value: target, typeOf: p},
-			set{name: stickyMap(p), flags: unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, key: []field{fieldSource, fieldDestination, fieldPort}, value: target, size: stickyLimit})
+			newSticky(family, p))
+		if family == lb.IPv6 {
+			sets = append(sets, set{name: p.String() + "-ports", flags: unix.NFT_SET_MAP, key: target, value: []field{fieldPort}})
+		}
 		for _, seconds := range timeouts {
 			sets = append(sets, set{name: affinitySet(p, seconds), key: target})
 		}
 	}
 	return sets
+}
+
+// newSticky defines the map that remembers clients of a protocol. For IPv4 it holds them as they are. The registers of nft 1.0.6 have
+// no room for that in IPv6: it aborts when it reads an "update @map" whose key or value has a field that starts behind 16 bytes. So a
+// client is there by a hash, behind which frontend and backend are exact: clients that share one also share a backend, no more. The
+// port of the backends is in a map of its own.
+func newSticky(family lb.Family, p protocol) set {
+	s := set{
+		name: stickyMap(p), flags: unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, size: stickyLimit,
+		key: stickyKey(family), value: []field{fieldDestination, fieldPort},
+	}
+	if family == lb.IPv6 {
+		s.value, s.typeOf = s.value[:1], p
+	}
+	return s
+}
+
+// stickyKey is what clients are looked up by.
+func stickyKey(family lb.Family) []field {
+	if family == lb.IPv6 {
+		return []field{fieldClient, fieldPort, fieldDestination}
+	}
+	return []field{fieldSource, fieldDestination, fieldPort}
 }
 
 // setConcat is NFT_SET_CONCAT of linux/netfilter/nf_tables.h: each field of a key has a range of its own.
@@ -73,7 +99,7 @@ func typeNumber(family lb.Family, fields []field) uint32 {
 			n |= typeProto
 		case fieldPort:
 			n |= typePort
-		case fieldNumber:
+		case fieldNumber, fieldClient:
 			n |= typeInteger
 		default:
 			if family == lb.IPv6 {
@@ -86,8 +112,11 @@ func typeNumber(family lb.Family, fields []field) uint32 {
 	return n
 }
 
-// length returns how many bytes the fields take in a set: each is padded to four.
+// length returns how many bytes the fields take in a set: each of several is padded to four.
 func length(family lb.Family, fields []field) uint32 {
+	if len(fields) == 1 {
+		return fieldBytes(family, fields[0])
+	}
 	var words uint32
 	for _, f := range fields {
 		words += builder{family}.words(f)
@@ -131,9 +160,12 @@ func (s set) typeOfFields(family lb.Family, fields []field) []byte {
 			}
 		case fieldPort:
 			part = payload(map[protocol]uint32{tcp: 8, udp: 6, sctp: 10}[s.typeOf], destinationPort)
-		case fieldNumber:
+		case fieldNumber, fieldClient: // nft 1.0.6 crashes on a hash here, and takes it for a number of any kind
 			part = concat(tlv(expression, host32(isNumgen)), tlv(data, concat(
 				tlv(numgenType, host32(unix.NFT_NG_RANDOM)), tlv(numgenMod, host32(2)), tlv(numgenOf, host32(0)))))
+		}
+		if len(fields) == 1 {
+			return part
 		}
 		parts = append(parts, tlv(byte(i), part)...)
 	}

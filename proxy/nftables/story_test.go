@@ -355,8 +355,8 @@ func TestContestedFrontend(t *testing.T) {
 			t.Errorf("order %v: the other: %+v", order, second)
 		}
 		at := frontend{addr: addressOf(addr("172.31.0.1")), port: 30001, protocol: tcp}
-		if got := affine(append(a.tables[0].have.parts[at], entry{element: element{set: setAffinity}})); len(got) != 1 {
-			t.Errorf("order %v: the frontend has %d backends", order, len(got))
+		if got := a.tables[0].affine(append(a.tables[0].have.parts[at], entry{element: element{set: setAffinity}})); len(got.all) != 1 {
+			t.Errorf("order %v: the frontend has %d backends", order, len(got.all))
 		}
 		a.SetServices(map[lb.Key]Service{services[1].Key: {}})
 		settled(t, a)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"reflect"
 	"slices"
 
@@ -30,7 +31,7 @@ type table struct {
 
 	// applied are the Services whose elements the kernel has confirmed, users how many of them share an element.
 	applied map[lb.Key]*service
-	users   map[element]int
+	users   map[common]int
 	// failed says why what is wanted for a Service is not applied.
 	failed map[lb.Key]failure
 	// have is what the kernel holds, when known is set.
@@ -56,7 +57,7 @@ type failure struct {
 
 func newTable(family lb.Family, k kernel) *table {
 	return &table{
-		claims: newClaims(family), kernel: k, applied: map[lb.Key]*service{}, users: map[element]int{},
+		claims: newClaims(family), kernel: k, applied: map[lb.Key]*service{}, users: map[common]int{},
 		failed: map[lb.Key]failure{}, reported: map[lb.Key]bool{}, stale: true,
 	}
 }
@@ -368,7 +369,7 @@ func (t *table) prune(st *stats) error {
 			d.part(f, nil)
 		}
 	}
-	wanted := map[element]bool{}
+	wanted := map[common]bool{}
 	for key := range t.dirty {
 		if s := t.want[key]; s != nil {
 			for _, e := range s.shared {
@@ -397,7 +398,7 @@ func (t *table) prune(st *stats) error {
 	return nil
 }
 
-// forget makes the kernel forget clients whose backend their frontend no longer has.
+// forget makes the kernel forget clients whose backend their frontend no longer has for them.
 func (t *table) forget(st *stats) error {
 	if !t.stale || !t.known {
 		return nil
@@ -406,15 +407,15 @@ func (t *table) forget(st *stats) error {
 	if err != nil {
 		return fmt.Errorf("read who is remembered: %w", err)
 	}
-	valid := map[frontend]map[target]bool{}
+	valid := map[frontend]affinity{}
 	var gone []client
 	for _, c := range clients {
 		backends, ok := valid[c.frontend]
 		if !ok {
-			backends = affine(t.have.parts[c.frontend])
+			backends = t.affine(t.have.parts[c.frontend])
 			valid[c.frontend] = backends
 		}
-		if !backends[c.to] {
+		if !backends.all[c.to] || backends.local != nil && !backends.local[c.to] && !t.isPod(c.addr) {
 			gone = append(gone, c)
 		}
 	}
@@ -432,20 +433,44 @@ func (t *table) forget(st *stats) error {
 	return nil
 }
 
-// affine returns the backends to which a frontend's clients may be remembered.
-func affine(entries []entry) map[target]bool {
-	backends := map[target]bool{}
-	affinity := false
+// affinity are the backends to which a frontend's clients may be remembered; without session affinity there are none.
+type affinity struct {
+	all map[target]bool
+	// local are those for clients from outside when the policy is Local; nil when it is not.
+	local map[target]bool
+}
+
+// affine returns the backends in the form in which clients are remembered with them.
+func (t *table) affine(entries []entry) affinity {
+	backends, local := map[target]bool{}, map[target]bool{}
+	sticky, isLocal := false, false
 	for _, e := range entries {
 		switch e.set {
 		case setAffinity:
-			affinity = true
+			sticky = true
+		case setLocal:
+			isLocal = true
 		case setBackends:
+			if t.family == lb.IPv6 {
+				e.to.port = 0
+			}
 			backends[e.to] = true
+			if e.number%methodNumbers >= localNumbers {
+				local[e.to] = true
+			}
 		}
 	}
-	if !affinity {
-		return nil
+	switch {
+	case !sticky:
+		return affinity{}
+	case !isLocal:
+		local = nil
 	}
-	return backends
+	return affinity{backends, local}
+}
+
+// isPod tells whether a client is known to be a pod. One that is not may be taken for one from outside, as all IPv6 clients are, of which
+// only a hash is known: it is sent anywhere once more.
+func (t *table) isPod(client address) bool {
+	return slices.ContainsFunc(t.config.Pods.Prefixes, func(p netip.Prefix) bool { return p.Contains(client.ip(t.family)) })
 }

@@ -13,26 +13,27 @@ import (
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/cases"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
 // three is a case's Service with the named endpoints ready.
-func three(w world, scheduler Scheduler, timeout time.Duration, at ...string) (Service, plan.Config) {
-	c := semantics{backends: []backend{}}
+func three(w cases.World, scheduler Scheduler, timeout time.Duration, at ...string) (Service, plan.Config) {
+	c := cases.Case{Backends: []cases.Backend{}}
 	for _, name := range at {
-		c.backends = append(c.backends, backend{at: name, ready: true, serving: true})
+		c.Backends = append(c.Backends, cases.Backend{At: name, Ready: true, Serving: true})
 	}
-	p, config := c.plan(w)
-	return Service{Service: p, Scheduler: scheduler, AffinityTimeout: timeout}, WithAddresses(config, []netip.Addr{w.node, w.node2})
+	p, config := c.Plan(w)
+	return Service{Service: p, Scheduler: scheduler, AffinityTimeout: timeout}, WithAddresses(config, []netip.Addr{w.Node, w.Node2})
 }
 
 // A client keeps its endpoint, per frontend, over restarts and changes of others, until the endpoint goes or the time is over.
 func TestSessionAffinity(t *testing.T) {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(string(family), func(t *testing.T) {
-			w := worldOf(family)
-			s := newSite(t, w)
-			a := newTestActor(t, s.node)
+			w := cases.WorldOf(family)
+			s := cases.NewSite(t, w)
+			a := newTestActor(t, s.Node)
 			everywhere := []string{"local", "local2", "remote"}
 			apply := func(a *Actor, timeout time.Duration, at ...string) {
 				service, config := three(w, Random, timeout, at...)
@@ -40,16 +41,16 @@ func TestSessionAffinity(t *testing.T) {
 				a.settle(t, map[lb.Key]Service{service.Key: service})
 			}
 			apply(a, 3*time.Hour, everywhere...)
-			cases := []semantics{
-				{from: "pod", to: "cluster"}, {from: "outside", to: "vip"}, {from: "outside", to: "nodeport"}, {from: "stranger", to: "vip"},
-				{from: "node", to: "external"}, {from: "pod", to: "cluster", udp: true}, {from: "outside", to: "vip", udp: true},
+			table := []cases.Case{
+				{From: "pod", To: "cluster"}, {From: "outside", To: "vip"}, {From: "outside", To: "nodeport"}, {From: "stranger", To: "vip"},
+				{From: "node", To: "external"}, {From: "pod", To: "cluster", Protocol: lb.UDP}, {From: "outside", To: "vip", Protocol: lb.UDP},
 			}
 			has := map[int]string{}
 			check := func(when string, stays func(i int) bool) {
 				t.Helper()
-				for i, c := range cases {
+				for i, c := range table {
 					for n := range 6 {
-						at, _, err := s.ask(c.from, c, long)
+						at, _, err := s.Ask(c, cases.Long)
 						if err != nil {
 							t.Fatalf("%s: %+v: %v", when, c, err)
 						}
@@ -57,24 +58,24 @@ func TestSessionAffinity(t *testing.T) {
 							has[i] = at
 						}
 						if at != has[i] {
-							t.Fatalf("%s: %s to %s was sent to %s, before to %s", when, c.from, c.to, at, has[i])
+							t.Fatalf("%s: %s to %s was sent to %s, before to %s", when, c.From, c.To, at, has[i])
 						}
 					}
 				}
 			}
 			always := func(int) bool { return true }
 			check("at first", always)
-			a = newTestActor(t, s.node)
+			a = newTestActor(t, s.Node)
 			apply(a, 3*time.Hour, everywhere...)
 			check("after a restart", always)
-			gone := netip.AddrPortFrom(w.local2, backendPort).String()
+			gone := func(at string) bool { return netip.MustParseAddrPort(at).Addr() == w.Local2 }
 			before := maps.Clone(has)
 			apply(a, 3*time.Hour, "local", "remote")
-			s.node.Run(t, "conntrack", "-F")
-			check("after an endpoint went", func(i int) bool { return before[i] != gone })
-			for i := range cases {
-				if has[i] == gone {
-					t.Errorf("%+v is still sent to an endpoint that is gone", cases[i])
+			s.Node.Run(t, "conntrack", "-F")
+			check("after an endpoint went", func(i int) bool { return !gone(before[i]) })
+			for i := range table {
+				if gone(has[i]) {
+					t.Errorf("%+v is still sent to an endpoint that is gone", table[i])
 				}
 			}
 			apply(a, 3*time.Hour, everywhere...)
@@ -89,7 +90,7 @@ func TestSessionAffinity(t *testing.T) {
 			}
 			apply(a, time.Second, everywhere...)
 			clear(has)
-			if _, _, err := s.ask("pod", cases[0], long); err != nil {
+			if _, _, err := s.Ask(table[0], cases.Long); err != nil {
 				t.Fatal(err)
 			}
 			for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(100 * time.Millisecond) {
@@ -108,6 +109,37 @@ func TestSessionAffinity(t *testing.T) {
 	}
 }
 
+// Contract clause 2: a client that was sent to another node before the policy became Local is not sent there any more; a pod is.
+func TestContract2AffinityEndsWhereThePolicyBecomesLocal(t *testing.T) {
+	w := cases.WorldOf(lb.IPv4)
+	s := cases.NewSite(t, w)
+	a := newTestActor(t, s.Node)
+	remote, local := netip.AddrPortFrom(w.Remote, cases.BackendPort(lb.TCP)).String(), netip.AddrPortFrom(w.Local, cases.BackendPort(lb.TCP)).String()
+	for _, step := range []struct {
+		at           []cases.Backend
+		policy       func(cases.World, *lb.Service)
+		outside, pod string
+	}{
+		{onlyThere, nil, remote, remote},
+		{twoHere[:1], etpLocal, local, local},
+		{onlyThere, nil, remote, remote},
+		{[]cases.Backend{twoHere[0], onlyThere[0]}, etpLocal, local, remote},
+	} {
+		service, config := serviceOf(w, cases.Case{Backends: step.at, Service: step.policy})
+		service.AffinityTimeout = time.Hour
+		a.Configure(config)
+		a.settle(t, map[lb.Key]Service{service.Key: service})
+		for range 4 {
+			for from, want := range map[string]string{"outside": step.outside, "pod": step.pod} {
+				got, _, err := s.Ask(cases.Case{From: from, To: "vip"}, cases.Long)
+				if err != nil || got != want {
+					t.Fatalf("%s with endpoints %v is sent to %s, %v; want %s", from, step.at, got, err, want)
+				}
+			}
+		}
+	}
+}
+
 func (a *Actor) table(family lb.Family) *table {
 	return a.tables[slices.IndexFunc(a.tables, func(t *table) bool { return t.family == family })]
 }
@@ -117,22 +149,22 @@ func TestHashesAreTheKernels(t *testing.T) {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		for _, scheduler := range []Scheduler{SourceHash, Maglev} {
 			t.Run(fmt.Sprint(family, "/", scheduler), func(t *testing.T) {
-				w := worldOf(family)
-				s := newSite(t, w)
-				a := newTestActor(t, s.node)
+				w := cases.WorldOf(family)
+				s := cases.NewSite(t, w)
+				a := newTestActor(t, s.Node)
 				service, config := three(w, scheduler, 0, "local", "local2", "remote")
 				a.Configure(config)
 				a.settle(t, map[lb.Key]Service{service.Key: service})
-				c := semantics{from: "pod", to: "cluster", scheduler: scheduler, backends: []backend{
-					{at: "local", ready: true, serving: true}, {at: "local2", ready: true, serving: true}, {at: "remote", ready: true, serving: true},
+				c := cases.Case{From: "pod", To: "cluster", Scheduler: plan.Scheduler(scheduler), Backends: []cases.Backend{
+					{At: "local", Ready: true, Serving: true}, {At: "local2", Ready: true, Serving: true}, {At: "remote", Ready: true, Serving: true},
 				}}
 				walk := walkOf(t, w, c)
 				seen := map[string]bool{}
 				for port := range uint16(40) {
-					p := c.packet(w)
+					p := packetOf(w, c)
 					p.src = netip.AddrPortFrom(p.src.Addr(), 41000+port)
 					shares, _ := walk.fate(p)
-					got := s.dial(t, "pod", p.src, p.dst)
+					got := dialFrom(t, s, "pod", p.src, p.dst)
 					if shares[got] != 1 {
 						t.Errorf("port %d was sent to %s, by the walker to %v", port, got, shares)
 					}
@@ -146,13 +178,13 @@ func TestHashesAreTheKernels(t *testing.T) {
 	}
 }
 
-// dial connects from an address and port and returns who answers.
-func (s site) dial(t *testing.T, from string, src, dst netip.AddrPort) string {
+// dialFrom connects from an address and port and returns who answers.
+func dialFrom(t *testing.T, s *cases.Site, from string, src, dst netip.AddrPort) string {
 	t.Helper()
 	var answer [256]byte
 	n := 0
-	s.at[from].Do(t, func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), long)
+	s.At[from].Do(t, func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), cases.Long)
 		defer cancel()
 		d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(src)}
 		conn, err := d.DialContext(ctx, "tcp", dst.String())
@@ -169,15 +201,15 @@ func (s site) dial(t *testing.T, from string, src, dst netip.AddrPort) string {
 
 // Round-robin takes turns.
 func TestRoundRobinTakesTurns(t *testing.T) {
-	w := worldOf(lb.IPv4)
-	s := newSite(t, w)
-	a := newTestActor(t, s.node)
+	w := cases.WorldOf(lb.IPv4)
+	s := cases.NewSite(t, w)
+	a := newTestActor(t, s.Node)
 	service, config := three(w, RoundRobin, 0, "local", "local2", "remote")
 	a.Configure(config)
 	a.settle(t, map[lb.Key]Service{service.Key: service})
 	var order []string
 	for i := range 30 {
-		order = append(order, s.dial(t, "pod", netip.AddrPortFrom(w.pod, 42000+uint16(i)), netip.AddrPortFrom(w.clusterIP, servicePort)))
+		order = append(order, dialFrom(t, s, "pod", netip.AddrPortFrom(w.Pod, 42000+uint16(i)), netip.AddrPortFrom(w.ClusterIP, cases.ServicePort)))
 	}
 	for i := 3; i < len(order); i++ {
 		if order[i] != order[i-3] || order[i] == order[i-1] {
@@ -189,9 +221,9 @@ func TestRoundRobinTakesTurns(t *testing.T) {
 // Contract clause 6: no connection is refused while endpoints that stay are joined and left by others, in any way of choosing. A
 // packet may be looked at while a transaction happens: it must find an endpoint all the same.
 func TestContract6NoConnectionIsRefusedWhileEndpointsChange(t *testing.T) {
-	w := worldOf(lb.IPv4)
-	s := newSite(t, w)
-	a := newTestActor(t, s.node)
+	w := cases.WorldOf(lb.IPv4)
+	s := cases.NewSite(t, w)
+	a := newTestActor(t, s.Node)
 	apply := func(scheduler Scheduler, at ...string) {
 		service, config := three(w, scheduler, 0, at...)
 		a.Configure(config)
@@ -202,16 +234,16 @@ func TestContract6NoConnectionIsRefusedWhileEndpointsChange(t *testing.T) {
 	var connections, changes atomic.Int64
 	var group sync.WaitGroup
 	var failed sync.Once
-	for _, to := range []netip.AddrPort{netip.AddrPortFrom(w.clusterIP, servicePort), netip.AddrPortFrom(w.vip, servicePort)} {
+	for _, to := range []netip.AddrPort{netip.AddrPortFrom(w.ClusterIP, cases.ServicePort), netip.AddrPortFrom(w.VIP, cases.ServicePort)} {
 		group.Go(func() {
-			s.at["pod"].Do(t, func() error {
+			s.At["pod"].Do(t, func() error {
 				for {
 					select {
 					case <-stop:
 						return nil
 					default:
 					}
-					conn, err := net.DialTimeout("tcp", to.String(), long)
+					conn, err := net.DialTimeout("tcp", to.String(), cases.Long)
 					if err != nil {
 						failed.Do(func() { t.Errorf("after %d connections and %d changes: %v", connections.Load(), changes.Load(), err) })
 						return nil

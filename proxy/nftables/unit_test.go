@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/cases"
 )
 
 // Each number of backends has a class of its size, or one that a draw hits with more than even chance; no two rules draw the same
@@ -118,7 +119,7 @@ func TestElementsSurviveEncoding(t *testing.T) {
 		for id := range plainSets {
 			e := element{set: setID(id), frontend: f}
 			switch e.set {
-			case setClusterIPs, setHairpin:
+			case setClusterIPs, setEcho, setHairpin:
 				e.frontend = frontend{addr: at}
 			case setSourceRanges:
 				e.source, e.bits = source, 8
@@ -127,6 +128,7 @@ func TestElementsSurviveEncoding(t *testing.T) {
 		}
 		testEncoding(t, family, entry{element: element{set: setBackends, frontend: f, number: 30002}, to: target{addr: at, port: 8080}})
 		testEncoding(t, family, entry{element: element{set: setAffinity, frontend: f, number: 10800}})
+		testEncoding(t, family, entry{element: element{set: setPorts, frontend: f}, to: target{port: 8080}})
 	}
 }
 
@@ -136,20 +138,17 @@ func testEncoding(t *testing.T, family lb.Family, e entry) {
 	if !ok {
 		t.Fatalf("%s is not known as a set of ours", e.setName())
 	}
-	var last, value []byte
+	var last []byte
 	if e.set == setSourceRanges {
 		last = e.appendKey(nil, family, e.lastSource(family))
 	}
-	if e.set == setBackends {
-		value = e.to.append(nil, family)
-	}
-	if got, err := decode(of, family, e.appendKey(nil, family, e.source), last, value); err != nil || got != e {
+	if got, err := decode(of, family, e.appendKey(nil, family, e.source), last, e.appendValue(nil, family)); err != nil || got != e {
 		t.Errorf("%s %s: %+v came back as %+v, %v", family, e.setName(), e, got, err)
 	}
 }
 
 func FuzzDecode(f *testing.F) {
-	for _, name := range []string{"cluster-ips", "source-ranges", "hairpin", "tcp-backends", "udp-affinity-60", "tcp-sticky"} {
+	for _, name := range []string{"cluster-ips", "source-ranges", "hairpin", "tcp-backends", "tcp-ports", "udp-affinity-60", "tcp-sticky"} {
 		f.Add(name, false, make([]byte, 16), make([]byte, 16), make([]byte, 8))
 		f.Add(name, true, make([]byte, 40), make([]byte, 40), make([]byte, 20))
 	}
@@ -166,8 +165,8 @@ func FuzzDecode(f *testing.F) {
 		if err != nil {
 			return
 		}
-		again, err := decode(of, family, e.appendKey(nil, family, e.source), e.appendKey(nil, family, e.lastSource(family)), e.to.append(nil, family))
-		if of.set != setBackends {
+		again, err := decode(of, family, e.appendKey(nil, family, e.source), e.appendKey(nil, family, e.lastSource(family)), e.appendValue(nil, family))
+		if of.set != setBackends && of.set != setPorts {
 			again.to = e.to
 		}
 		if err != nil || again != e {
@@ -330,6 +329,27 @@ func TestUnusableFamily(t *testing.T) {
 	for key, o := range a.Outcomes() {
 		if !errors.Is(o.Err, off) && len(variety()[key].Only(lb.IPv6).Ports) > 0 || len(o.Applied.Only(lb.IPv4).Ports) == 0 || len(o.Applied.Only(lb.IPv6).Ports) > 0 {
 			t.Errorf("%s: %v, %d ports", key, o.Err, len(o.Applied.Ports))
+		}
+	}
+}
+
+// IPv6 clients are remembered with the address of their backend alone. Where ports differ, they are sent where a hash says.
+func TestIPv6AffinityNeedsOnePort(t *testing.T) {
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		for _, second := range []uint16{8080, 8081} {
+			w := cases.WorldOf(family)
+			service, config := three(w, Random, time.Hour, "local", "local2")
+			port := &service.Ports[0]
+			port.Backends.Cluster[1].Addr = netip.AddrPortFrom(port.Backends.Cluster[1].Addr.Addr(), second)
+			f := newRenderer(family, config).frontend(frontend{addr: addressOf(w.VIP), port: 80, protocol: tcp}, *port, port.Frontends[1], Random, 3600)
+			has := map[setID]bool{}
+			for _, e := range f {
+				has[e.set] = true
+			}
+			remembered := family == lb.IPv4 || second == 8080
+			if has[setAffinity] != remembered || has[setScheduled] == remembered || has[setPorts] != (remembered && family == lb.IPv6) {
+				t.Errorf("%s, ports 8080 and %d: elements in the sets %v", family, second, has)
+			}
 		}
 	}
 }

@@ -4,18 +4,19 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
-	"math"
 	"math/bits"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/cases"
+	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
 // packet is the first one of a connection on its way through the node's rules.
@@ -31,6 +32,7 @@ type packet struct {
 	remembered       netip.AddrPort
 	rememberedFor    netip.AddrPort
 	rememberedMillis int64
+	invalid          bool // conntrack finds it so, and chains of type nat do not see it
 }
 
 // draw is a number that can be any of so many, from first on; none if of is 0.
@@ -62,7 +64,7 @@ func newWalker(t *testing.T, rules ruleset, local []netip.Addr, services ...*ser
 	}
 	for _, s := range services {
 		for _, e := range s.shared {
-			w.insert(entry{element: e})
+			w.insert(entry{element: e.element()})
 		}
 		for _, p := range s.parts {
 			for _, e := range p.entries {
@@ -86,7 +88,7 @@ func (w *walker) insert(e entry) {
 	if _, twice := set[key]; twice {
 		w.t.Fatalf("element %+v is there twice", e)
 	}
-	set[key] = string(e.to.append(nil, w.family))
+	set[key] = string(e.appendValue(nil, w.family))
 	if e.set == setBackends {
 		rest := e.setName() + key[:len(key)-4]
 		w.numbers[rest] = append(w.numbers[rest], e.number)
@@ -101,7 +103,17 @@ func (w *walker) fate(p packet) (shares map[string]float64, masqueraded bool) {
 		first = "output"
 	}
 	shares = map[string]float64{}
-	for _, before := range w.chain(first, way{packet: p, chance: 1}) {
+	translated := []way{{packet: p, chance: 1}}
+	if !p.invalid {
+		translated = w.chain(first, translated[0])
+		late := map[string]string{"prerouting": chainUnserved, "output": chainUnservedOutput}[first]
+		for i, each := range translated {
+			if each.verdict == "" { // what is translated is done with NAT
+				translated[i] = w.chain(late, each)[0]
+			}
+		}
+	}
+	for _, before := range translated {
 		second := []string{"forward", "postrouting"}
 		switch isLocal := slices.Contains(w.local, before.dst.Addr()); {
 		case isLocal && p.in != "":
@@ -110,6 +122,9 @@ func (w *walker) fate(p packet) (shares map[string]float64, masqueraded bool) {
 			second = []string{"postrouting", "input"}
 		case p.in == "":
 			second = []string{"postrouting"}
+		}
+		if p.invalid {
+			second = []string{"forward"}
 		}
 		ways := []way{before}
 		for _, hook := range second {
@@ -227,11 +242,14 @@ func (w *walker) expr(e expr.Any, p way) (matched, missed []way) {
 	case *expr.Ct:
 		p.store(e.Register, w.ct(e, p))
 	case *expr.Fib:
-		if !e.FlagSADDR || !e.ResultADDRTYPE {
+		if e.FlagSADDR == e.FlagDADDR || !e.ResultADDRTYPE {
 			w.t.Fatalf("unknown %+v", e)
 		}
-		kind := uint32(unix.RTN_UNICAST)
-		if slices.Contains(w.local, p.src.Addr()) {
+		kind, addr := uint32(unix.RTN_UNICAST), p.src.Addr()
+		if e.FlagDADDR {
+			addr = p.dst.Addr()
+		}
+		if slices.Contains(w.local, addr) {
 			kind = unix.RTN_LOCAL
 		}
 		p.store(e.Register, host32(kind))
@@ -308,6 +326,9 @@ func (w *walker) meta(e *expr.Meta, p way) []way {
 func (w *walker) ct(e *expr.Ct, p way) []byte {
 	switch e.Key {
 	case expr.CtKeySTATE:
+		if p.invalid {
+			return host32(expr.CtStateBitINVALID)
+		}
 		return host32(expr.CtStateBitNEW)
 	case expr.CtKeySTATUS:
 		if p.originalDst.IsValid() {
@@ -431,73 +452,45 @@ func jhash(k []byte, seed uint32) uint32 {
 }
 
 // walkOf renders a case for the walker.
-func walkOf(t *testing.T, w world, c semantics) *walker {
-	service, config := c.plan(w)
-	config = WithAddresses(config, []netip.Addr{w.node, w.node2})
-	rendered := newRenderer(w.family, config).service(service.Key, Service{Service: service.Only(w.family), Scheduler: c.scheduler})
-	local := []netip.Addr{w.node, w.node2, w.loopback.Addr()}
-	if c.own {
-		local = append(local, w.vip)
+func walkOf(t *testing.T, w cases.World, c cases.Case) *walker {
+	service, config := serviceOf(w, c)
+	service.Service = service.Only(w.Family)
+	var timeouts []uint32
+	if service.AffinityTimeout > 0 {
+		timeouts = []uint32{uint32(service.AffinityTimeout / time.Second)}
 	}
-	return newWalker(t, newRuleset(w.family, config, nil), local, rendered)
+	rendered := newRenderer(w.Family, config).service(service.Key, service)
+	return newWalker(t, newRuleset(w.Family, config, timeouts), c.LocalAddresses(w), rendered)
 }
 
-// packet returns the first packet of the case's connection.
-func (c semantics) packet(w world) packet {
-	in := map[string]string{"outside": "eth0", "stranger": "eth0", "pod": "podc", "local": "poda"}[c.from]
-	protocol, _ := protocolOf(c.protocol())
-	return packet{src: netip.AddrPortFrom(c.source(w), 40000), dst: c.destination(w), in: in, protocol: protocol}
+// serviceOf plans a case as the mode does.
+func serviceOf(w cases.World, c cases.Case) (Service, plan.Config) {
+	service, config := c.Plan(w)
+	return Service{Service: service, AffinityTimeout: service.AffinityTimeout, Scheduler: Scheduler(service.Scheduler)},
+		WithAddresses(config, []netip.Addr{w.Node, w.Node2})
 }
 
-// Each case, walked through the rendered rules and elements.
-func TestPacketWalk(t *testing.T) {
-	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
-		for _, c := range append(cases(), ownCases()...) {
-			if c.only != "" && c.only != family {
-				continue
-			}
-			t.Run(string(family)+"/"+c.name, func(t *testing.T) {
-				w := worldOf(family)
-				walk := walkOf(t, w, c)
-				ends, total, masqueraded := map[string]bool{}, 0.0, false
-				const sources = 60 // where the source decides, many
-				for port := range sources {
-					p := c.packet(w)
-					p.src = netip.AddrPortFrom(p.src.Addr(), uint16(40000+port))
-					shares, snat := walk.fate(p)
-					masqueraded = masqueraded || snat
-					for end, share := range shares {
-						ends[end] = true
-						total += share
-					}
-				}
-				want := map[string]bool{}
-				for _, end := range c.wanted(w) {
-					want[end] = true
-				}
-				if d := cmp.Diff(want, ends); d != "" || masqueraded != c.snat || math.Abs(total-sources) > 0.01 {
-					t.Errorf("ends (-want +got):\n%s\nmasqueraded %v, want %v; %.3f of %d accounted for", d, masqueraded, c.snat, total, sources)
-				}
-			})
-		}
-	}
+// packetOf returns the first packet of the case's connection.
+func packetOf(w cases.World, c cases.Case) packet {
+	protocol, _ := protocolOf(c.Transport())
+	return packet{src: netip.AddrPortFrom(c.Source(w), 40000), dst: c.Destination(w), in: c.Interface(), protocol: protocol, invalid: c.Invalid}
 }
 
 // Every number of backends is spread evenly by random draws.
 func TestRandomSpreadIsEven(t *testing.T) {
-	for _, n := range []int{1, 2, 3, 4, 5, 7, 8, 9, 33, 100, 1000} {
-		w := worldOf(lb.IPv4)
-		c := semantics{from: "pod", to: "cluster"}
+	for _, n := range []int{1, 2, 3, 4, 5, 7, 8, 9, 33, 100, 1500} {
+		w := cases.WorldOf(lb.IPv4)
+		c := cases.Case{From: "pod", To: "cluster"}
 		walk := walkOf(t, w, c)
 		walk.sets["tcp-backends"] = map[string]string{}
 		clear(walk.numbers)
-		at := frontend{addr: addressOf(w.clusterIP), port: servicePort, protocol: tcp}
+		at := frontend{addr: addressOf(w.ClusterIP), port: cases.ServicePort, protocol: tcp}
 		writer := writer{at: at}
 		writer.backends(manyBackends(lb.IPv4, n), Random, false)
 		for _, e := range writer.entries {
 			walk.insert(e)
 		}
-		shares, _ := walk.fate(c.packet(w))
+		shares, _ := walk.fate(packetOf(w, c))
 		if len(shares) != n && len(shares) != n+1 {
 			t.Errorf("%d backends: %d ends", n, len(shares))
 		}

@@ -144,7 +144,7 @@ func Cleanup(n *Netlink) error {
 func Probe(n *Netlink, family lb.Family) error {
 	m := messages{family: family, table: TableName + "-probe"}
 	m.begin()
-	rules := newRuleset(family, plan.Config{DropInvalid: true}, []uint32{1})
+	rules := newRuleset(family, plan.Config{DropInvalid: true, AnswerPing: true}, []uint32{1})
 	if err := m.install(change{rules: &rules}); err != nil {
 		return err
 	}

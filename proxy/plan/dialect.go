@@ -28,6 +28,11 @@ type Config struct {
 	// DropInvalid drops packets that conntrack finds invalid: those of a pod would else leave with its own address and end
 	// the client's connection (kubernetes/kubernetes#74839).
 	DropInvalid bool
+	// ServiceNetworks are those that the cluster takes its cluster IPs from, as far as they are known. New connections that are still
+	// for an address in there, whatever has been translated, are for no Service: they are dropped rather than sent who knows where.
+	ServiceNetworks []netip.Prefix
+	// AnswerPing has the node answer echo requests to the addresses that it delivers, see Frontend.AnswersPing.
+	AnswerPing bool
 }
 
 // Outcome is what is so for one Service.

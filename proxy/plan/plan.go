@@ -2,6 +2,7 @@
 package plan
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -56,6 +57,12 @@ type Frontend struct {
 	Lingering bool
 }
 
+// AnswersPing tells whether the frontend's address answers echo requests on this node: an address of the Service's own that is
+// delivered from here to who comes from outside. One that is not stays silent, as who pings it wants to know just that.
+func (f Frontend) AnswersPing() bool {
+	return (f.Kind == LoadBalancer || f.Kind == ExternalIP) && (f.Action == ToCluster || f.Action == ToLocal)
+}
+
 // Port is one port of a Service in one address family.
 type Port struct {
 	Family   lb.Family
@@ -107,6 +114,17 @@ func ParseScheduler(name string) (Scheduler, bool) {
 		return s, true
 	}
 	return "", false
+}
+
+// SchedulerIgnored says why a proxy in one of its modes does not choose backends as a Service asks for, "" if it does.
+func SchedulerIgnored(asked string, onlyRandom bool) string {
+	switch scheduler, ok := ParseScheduler(asked); {
+	case !ok:
+		return fmt.Sprintf("annotation %s: %q is none of %s, %s, %s, %s; the node's default is used", lb.AnnotationScheduler, asked, Random, RoundRobin, SourceHash, Maglev)
+	case onlyRandom && scheduler != "" && scheduler != Random:
+		return fmt.Sprintf("annotation %s: %q needs a proxy in nftables mode; in iptables mode connections are spread at random", lb.AnnotationScheduler, asked)
+	}
+	return ""
 }
 
 // New plans a Service and its EndpointSlices for a node.
@@ -215,9 +233,13 @@ func serving(endpoints []lb.Slice, port lb.ServicePort, family lb.Family) []neti
 	return slices.Compact(addrs)
 }
 
-// Only returns the plan reduced to one address family.
+// Only returns the plan reduced to one address family. One that has no other shares its ports.
 func (s Service) Only(family lb.Family) Service {
-	s.Ports = slices.DeleteFunc(slices.Clone(s.Ports), func(p Port) bool { return p.Family != family })
+	other := func(p Port) bool { return p.Family != family }
+	if !slices.ContainsFunc(s.Ports, other) {
+		return s
+	}
+	s.Ports = slices.DeleteFunc(slices.Clone(s.Ports), other)
 	return s
 }
 

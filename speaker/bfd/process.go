@@ -60,8 +60,12 @@ const (
 	processMark = "LANDFALL_BFD_PROCESS" // set in the environment of the process
 	counting    = 5 * time.Second        // between reports without a change, for the counters
 	patience    = 3 * time.Second        // with a process that shall end
-	minBackoff  = 100 * time.Millisecond // between attempts to start it
-	maxBackoff  = 5 * time.Second
+	// linger is for how long the process keeps the sessions after its program has ended, or has let go of it. The BGP sessions that they
+	// watch end at the same moment, and a router must hear of those first: one that is told by BFD, even of an administrative end, drops
+	// the routes that it would keep for the program's next start (seen of FRR 8.4).
+	linger     = 200 * time.Millisecond
+	minBackoff = 100 * time.Millisecond // between attempts to start it
+	maxBackoff = 5 * time.Second
 )
 
 // NewProcess returns a Process without sessions. The program must call ProcessMain.
@@ -99,10 +103,13 @@ func (p *Process) Health() Health {
 	return p.health
 }
 
-// Run is that of Actor. It starts the process again when it ends before ctx does.
+// Run is that of Actor. It starts the process with the first session, and again when it ends before ctx does.
 func (p *Process) Run(ctx context.Context) error {
 	if os.Getenv(processMark) != "" {
 		return errors.New("bfd: this is the process for the sessions, which the program has not turned into: it must call ProcessMain")
+	}
+	if !p.asked(ctx) {
+		return nil
 	}
 	backoff := minBackoff
 	for ctx.Err() == nil {
@@ -122,6 +129,23 @@ func (p *Process) Run(ctx context.Context) error {
 		backoff = min(2*backoff, maxBackoff)
 	}
 	return nil
+}
+
+// asked waits for the first session, and tells whether it came before the end of ctx.
+func (p *Process) asked(ctx context.Context) bool {
+	for {
+		p.mu.Lock()
+		n := len(p.desired)
+		p.mu.Unlock()
+		if n > 0 {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-p.poked:
+		}
+	}
 }
 
 // serve runs the process once, and returns why it ended.
@@ -311,6 +335,7 @@ func keepFor(in io.Reader, out io.Writer) error {
 		for {
 			var next order
 			if orders.Decode(&next) != nil {
+				time.Sleep(linger)
 				return
 			}
 			a.Set(next.desired())

@@ -135,7 +135,12 @@ func (a *Actor) launch(ctx context.Context, name string, d lb.BGPSession) {
 
 // Statuses returns the state of each session, by peer; those that are saying goodbye are among them. None is Synced that has not
 // followed the last Set, or whose name another one bears that still says goodbye.
-func (a *Actor) Statuses() map[string]Status {
+func (a *Actor) Statuses() map[string]Status { return a.statuses(true) }
+
+// Brief returns Statuses without the routes that peers announce, which takes less time.
+func (a *Actor) Brief() map[string]Status { return a.statuses(false) }
+
+func (a *Actor) statuses(learned bool) map[string]Status {
 	a.mu.Lock()
 	sessions, ending := maps.Clone(a.ending), map[string]bool{}
 	for name := range a.ending {
@@ -146,7 +151,7 @@ func (a *Actor) Statuses() map[string]Status {
 	a.mu.Unlock()
 	statuses := make(map[string]Status, len(sessions))
 	for name, s := range sessions {
-		status := s.snapshot()
+		status := s.snapshot(learned)
 		status.Synced = status.Synced && applied && !ending[name]
 		statuses[name] = status
 	}

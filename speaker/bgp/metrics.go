@@ -24,7 +24,7 @@ func (a *Actor) Describe(out chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (a *Actor) Collect(out chan<- prometheus.Metric) {
-	for peer, s := range a.Statuses() {
+	for peer, s := range a.Brief() {
 		up := 0.0
 		if s.State == Established {
 			up = 1

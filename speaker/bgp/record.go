@@ -159,14 +159,17 @@ func (s *session) unlearn() {
 	s.learned = nil
 }
 
-// snapshot returns the status with what it summarizes.
-func (s *session) snapshot() Status {
+// snapshot returns the status with what it summarizes, and with some of what the peer announces if learned is set.
+func (s *session) snapshot(learned bool) Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	status := s.status
 	status.Synced = status.State == Established && s.flushedVersion == s.version
 	status.Prefixes = len(s.heard)
 	status.Received = len(s.learned)
+	if !learned {
+		return status
+	}
 	for _, p := range slices.SortedFunc(maps.Keys(s.learned), netip.Prefix.Compare) {
 		if len(status.Routes) == maxShown {
 			break

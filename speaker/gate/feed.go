@@ -12,6 +12,7 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -55,48 +56,13 @@ type Feed struct {
 	reason     lb.Reason // why the deliveries cannot be used
 	connected  bool      // and a complete message has come over this connection
 	hold       *time.Timer
-	notice     lb.FeedNotice
-	told       chan struct{} // closed, and replaced, when the notice changes
+	notice     *lb.FeedNotice // nil before Tell
+	told       chan struct{}  // closed, and replaced, when the notice changes
 }
 
 // NewFeed returns a Feed that knows nothing. It connects once Run is called.
 func NewFeed(opts Options) *Feed {
 	return &Feed{opts: opts, reason: lb.ReasonFeedUnknown, told: make(chan struct{})}
-}
-
-// Tell replaces what the proxy is told. It never blocks.
-func (f *Feed) Tell(n lb.FeedNotice) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if slices.Equal(f.notice.Dead, n.Dead) {
-		return
-	}
-	f.notice = n
-	close(f.told)
-	f.told = make(chan struct{})
-}
-
-// speak writes each notice to the proxy until the connection fails or ctx ends. Nothing is written before there is something to say.
-func (f *Feed) speak(ctx context.Context, conn net.Conn) {
-	said := lb.FeedNotice{}
-	encoder := json.NewEncoder(conn)
-	for {
-		f.mu.Lock()
-		notice, changed := f.notice, f.told
-		f.mu.Unlock()
-		if !slices.Equal(said.Dead, notice.Dead) {
-			if conn.SetWriteDeadline(time.Now().Add(writeTimeout)) != nil || encoder.Encode(notice) != nil {
-				conn.Close() // the reader notices, and connects anew
-				return
-			}
-			said = notice
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-changed:
-		}
-	}
 }
 
 // Reason says why the deliveries cannot be used: ReasonFeedUnknown before the proxy's first word, ReasonFeedLost when it has been
@@ -160,6 +126,7 @@ func (f *Feed) listen(ctx context.Context) (heard bool, err error) {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
+	var silence time.Duration
 	var speaking sync.WaitGroup
 	defer speaking.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -171,8 +138,17 @@ func (f *Feed) listen(ctx context.Context) (heard bool, err error) {
 		}
 		heard = true
 		f.take(m)
+		if m.Beat > 0 {
+			silence = lb.FeedSilence(m.Beat)
+		}
+		if silence > 0 {
+			_ = conn.SetReadDeadline(time.Now().Add(silence)) // fails only once the connection has, which reading tells
+		}
 	})
 	f.lost()
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = fmt.Errorf("the proxy has been silent for %s: %w", silence, err)
+	}
 	return heard, err
 }
 

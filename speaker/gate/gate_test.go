@@ -5,11 +5,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -47,10 +49,11 @@ func (p *proxy) dial(ctx context.Context) (net.Conn, error) {
 	}
 }
 
-// accept waits for the next connection and returns the proxy's end.
+// accept waits for the next connection and returns the proxy's end, where whatever comes is read.
 func (p *proxy) accept() net.Conn {
 	ours, theirs := net.Pipe()
 	p.conn <- theirs
+	go func() { _, _ = io.Copy(io.Discard, ours) }()
 	return ours
 }
 
@@ -66,13 +69,20 @@ func (p *proxy) say(conn net.Conn, m lb.FeedMessage) {
 func feedTest(t *testing.T, story func(t *testing.T, p *proxy, f *Feed, changes func() [][]netip.Addr)) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &proxy{t: t, conn: make(chan net.Conn)}
+		var mu sync.Mutex
 		var changed [][]netip.Addr
-		f := NewFeed(Options{Dial: p.dial, Hold: 30 * time.Second, Log: slog.New(slog.DiscardHandler), Changed: func(vips []netip.Addr) { changed = append(changed, vips) }})
+		f := NewFeed(Options{Dial: p.dial, Hold: 30 * time.Second, Log: slog.New(slog.DiscardHandler), Changed: func(vips []netip.Addr) {
+			mu.Lock()
+			defer mu.Unlock()
+			changed = append(changed, vips)
+		}})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- f.Run(ctx) }()
 		story(t, p, f, func() [][]netip.Addr {
 			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
 			was := changed
 			changed = nil
 			return was

@@ -7,11 +7,12 @@ import (
 	"net"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// The proxy is told of dead nodes, again after a new connection, and nothing while there is nothing to say.
+// The proxy is told of dead nodes, and again after a new connection.
 func TestTheProxyIsToldOfDeadNodes(t *testing.T) {
 	conns := make(chan net.Conn)
 	f := NewFeed(Options{Log: slog.New(slog.DiscardHandler), Changed: func([]netip.Addr) {}, Dial: func(ctx context.Context) (net.Conn, error) {
@@ -34,19 +35,63 @@ func TestTheProxyIsToldOfDeadNodes(t *testing.T) {
 	}
 	proxy := <-conns
 	in := bufio.NewReader(proxy)
+	heard(in, `{"same":true,"beat":2000}`) // it is there, and does not know anything yet
+	f.Tell(lb.FeedNotice{})
+	heard(in, `{"beat":2000}`)
 	f.Tell(lb.FeedNotice{})
 	f.Tell(lb.FeedNotice{Dead: []string{"a", "b"}})
-	heard(in, `{"dead":["a","b"]}`)
+	heard(in, `{"beat":2000,"dead":["a","b"]}`)
 	f.Tell(lb.FeedNotice{Dead: []string{"b"}})
-	heard(in, `{"dead":["b"]}`)
+	heard(in, `{"beat":2000,"dead":["b"]}`)
 	proxy.Close()
 	proxy = <-conns
 	in = bufio.NewReader(proxy)
-	heard(in, `{"dead":["b"]}`)
+	heard(in, `{"beat":2000,"dead":["b"]}`)
+	vip, node := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("172.26.236.177")
+	f.Tell(lb.FeedNotice{Former: map[netip.Addr][]netip.Addr{vip: {node}}})
+	heard(in, `{"beat":2000,"former":{"192.0.2.1":["172.26.236.177"]}}`)
 	f.Tell(lb.FeedNotice{})
-	heard(in, `{"dead":null}`)
+	heard(in, `{"beat":2000}`)
+	heard(in, `{"same":true,"beat":2000}`) // a moment later
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
+}
+
+// A proxy that hangs keeps its socket open. It is left after a while, and what it said counts for the hold.
+func TestAProxyThatHangsIsNoticed(t *testing.T) {
+	feedTest(t, func(t *testing.T, p *proxy, f *Feed, changes func() [][]netip.Addr) {
+		conn := p.accept()
+		beat := int(lb.FeedBeat.Milliseconds())
+		p.say(conn, lb.FeedMessage{Complete: true, Deliveries: []lb.Delivery{delivery(vip1, 1)}, Beat: beat})
+		changes()
+		for range 10 { // it lives, and has nothing to say
+			time.Sleep(lb.FeedBeat)
+			p.say(conn, lb.FeedMessage{Beat: beat})
+		}
+		want(t, f, "", true)
+		time.Sleep(lb.FeedSilence(beat) - time.Second)
+		want(t, f, "", true)
+		time.Sleep(2 * time.Second)
+		want(t, f, "", false)
+		p.accept() // the kernel accepts, the proxy says nothing
+		time.Sleep(28 * time.Second)
+		want(t, f, "", false)
+		if got := changes(); got != nil {
+			t.Errorf("told of changes: %v", got)
+		}
+		time.Sleep(2 * time.Second)
+		want(t, f, lb.ReasonFeedLost, false)
+	})
+}
+
+// A proxy of a version that promises no beat may be silent.
+func TestAProxyWithoutABeatMayBeSilent(t *testing.T) {
+	feedTest(t, func(t *testing.T, p *proxy, f *Feed, changes func() [][]netip.Addr) {
+		conn := p.accept()
+		p.say(conn, lb.FeedMessage{Complete: true, Deliveries: []lb.Delivery{delivery(vip1, 1)}})
+		time.Sleep(time.Hour)
+		want(t, f, "", true)
+	})
 }

@@ -34,37 +34,62 @@ func listenARP(i lb.Interface) (net.PacketConn, error) {
 	return packet.Listen(&net.Interface{Index: i.Index, Name: i.Name, HardwareAddr: i.MAC}, packet.Raw, int(ethernet.EtherTypeARP), nil)
 }
 
-// answerARP returns the frame that answers a received one (RFC 826), and for which address, or why there is none. An answer carries
+// arpFrame is a received packet.
+type arpFrame struct {
+	ethernet.Frame
+	arp.Packet
+}
+
+// readARP takes a frame apart.
+func readARP(b []byte) (f arpFrame, ok bool) {
+	if f.Frame.UnmarshalBinary(b) != nil || f.EtherType != ethernet.EtherTypeARP || f.VLAN != nil {
+		return f, false
+	}
+	if f.Packet.UnmarshalBinary(f.Payload) != nil || f.HardwareType != 1 || f.ProtocolType != uint16(ethernet.EtherTypeIPv4) ||
+		len(f.SenderHardwareAddr) != 6 || !f.SenderIP.Is4() || !f.TargetIP.Is4() {
+		return f, false
+	}
+	return f, true
+}
+
+// answer returns the frame that answers a received one (RFC 826), and for which address, or why there is none. An answer carries
 // the interface's own MAC in both headers, so that no switch port has to allow foreign ones.
-func answerARP(frame []byte, own net.HardwareAddr, answers func(netip.Addr) bool) (reply []byte, asked netip.Addr, drop Drop) {
-	var eth ethernet.Frame
-	var request arp.Packet
-	if eth.UnmarshalBinary(frame) != nil || eth.EtherType != ethernet.EtherTypeARP || eth.VLAN != nil {
-		return nil, asked, dropMalformed
-	}
-	if request.UnmarshalBinary(eth.Payload) != nil || request.HardwareType != 1 || request.ProtocolType != uint16(ethernet.EtherTypeIPv4) ||
-		len(request.SenderHardwareAddr) != len(own) || !request.SenderIP.Is4() || !request.TargetIP.Is4() {
-		return nil, asked, dropMalformed
-	}
-	asked = request.TargetIP
-	sender := request.SenderHardwareAddr
+func (f arpFrame) answer(own net.HardwareAddr, answers func(netip.Addr) bool) (reply []byte, asked netip.Addr, drop Drop) {
+	asked = f.TargetIP
+	sender := f.SenderHardwareAddr
 	switch {
-	case request.Operation != arp.OperationRequest:
+	case len(own) != len(sender):
+		return nil, asked, dropMalformed
+	case f.Operation != arp.OperationRequest:
 		return nil, asked, dropNotRequest
-	case !bytes.Equal(eth.Destination, ethernet.Broadcast) && !bytes.Equal(eth.Destination, own):
+	case !bytes.Equal(f.Destination, ethernet.Broadcast) && !bytes.Equal(f.Destination, own):
 		return nil, asked, dropNotForUs
 	case sender[0]&1 == 1, bytes.Equal(sender, own): // group bit (IEEE 802): also set in the broadcast address
 		return nil, asked, dropBadSender
-	case request.SenderIP == request.TargetIP:
+	case f.SenderIP == f.TargetIP:
 		return nil, asked, dropAnnounced
 	case !answers(asked):
 		return nil, asked, dropNotOurs
 	}
-	reply, err := encodeARP(arp.OperationReply, own, asked, sender, request.SenderIP, sender)
+	reply, err := encodeARP(arp.OperationReply, own, asked, sender, f.SenderIP, sender)
 	if err != nil {
 		return nil, asked, dropMalformed
 	}
 	return reply, asked, dropNone
+}
+
+// uses returns which address another device uses, as the packet shows: that of its sender. Also a probe for an address that this node
+// is about to use itself counts, as two who probe at a time must not both go on (RFC 5227, 2.1.1).
+func (f arpFrame) uses(own net.HardwareAddr, heeded map[netip.Addr]bool) (vip netip.Addr, mac net.HardwareAddr, ok bool) {
+	mac = f.SenderHardwareAddr
+	if bytes.Equal(mac, own) || mac[0]&1 == 1 {
+		return vip, nil, false
+	}
+	if _, ok := heeded[f.SenderIP]; ok {
+		return f.SenderIP, mac, true
+	}
+	answered, ok := heeded[f.TargetIP]
+	return f.TargetIP, mac, ok && !answered && f.Operation == arp.OperationRequest && f.SenderIP.IsUnspecified()
 }
 
 // announceARP returns the two gratuitous forms that tell a segment where an address is now: a request as RFC 5227 section 2.3 wants
@@ -76,6 +101,11 @@ func announceARP(own net.HardwareAddr, vip netip.Addr) ([][]byte, error) {
 	}
 	reply, err := encodeARP(arp.OperationReply, own, vip, ethernet.Broadcast, vip, ethernet.Broadcast)
 	return [][]byte{request, reply}, err
+}
+
+// probeARP returns the question whether somebody uses an address, which changes nobody's memory of where it is (RFC 5227 section 1.1).
+func probeARP(own net.HardwareAddr, vip netip.Addr) ([]byte, error) {
+	return encodeARP(arp.OperationRequest, own, netip.IPv4Unspecified(), make(net.HardwareAddr, len(own)), vip, ethernet.Broadcast)
 }
 
 func encodeARP(op arp.Operation, own net.HardwareAddr, sender netip.Addr, targetMAC net.HardwareAddr, target netip.Addr, to net.HardwareAddr) ([]byte, error) {
@@ -96,15 +126,16 @@ type arpResponder struct {
 	i    lb.Interface
 	conn net.PacketConn
 	stat Stats
+	seen func(netip.Addr, net.HardwareAddr) // takes note of a device that uses a VIP
 	vips atomic.Pointer[map[netip.Addr]bool]
 }
 
-func newARPResponder(i lb.Interface, listen func(lb.Interface) (net.PacketConn, error), stat Stats) (responder, error) {
+func newARPResponder(i lb.Interface, listen func(lb.Interface) (net.PacketConn, error), stat Stats, seen func(netip.Addr, net.HardwareAddr)) (responder, error) {
 	conn, err := listen(i)
 	if err != nil {
 		return nil, fmt.Errorf("listen for ARP: %w", err)
 	}
-	r := &arpResponder{i: i, conn: conn, stat: stat}
+	r := &arpResponder{i: i, conn: conn, stat: stat, seen: seen}
 	r.vips.Store(&map[netip.Addr]bool{})
 	return r, nil
 }
@@ -127,6 +158,17 @@ func (r *arpResponder) announce(vip netip.Addr) error {
 	return nil
 }
 
+func (r *arpResponder) probe(vip netip.Addr) error {
+	frame, err := probeARP(r.i.MAC, vip)
+	if err == nil {
+		_, err = r.conn.WriteTo(frame, &packet.Addr{HardwareAddr: ethernet.Broadcast})
+	}
+	if err != nil {
+		return fmt.Errorf("probe %s: %w", vip, err)
+	}
+	return nil
+}
+
 func (r *arpResponder) serve() error {
 	buf := make([]byte, 256) // an ARP packet has 42 bytes, 60 with padding
 	for {
@@ -134,7 +176,15 @@ func (r *arpResponder) serve() error {
 		if err != nil {
 			return fmt.Errorf("receive ARP: %w", err)
 		}
-		reply, asked, drop := answerARP(buf[:n], r.i.MAC, r.answers)
+		frame, ok := readARP(buf[:n])
+		if !ok {
+			r.stat.Dropped(r.i.Name, dropMalformed)
+			continue
+		}
+		if vip, mac, ok := frame.uses(r.i.MAC, *r.vips.Load()); ok {
+			r.seen(vip, mac)
+		}
+		reply, asked, drop := frame.answer(r.i.MAC, r.answers)
 		if drop != dropNone {
 			r.stat.Dropped(r.i.Name, drop)
 			continue

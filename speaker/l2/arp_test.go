@@ -43,6 +43,14 @@ func ask(tweak ...func(*question)) []byte {
 	return frame
 }
 
+func answerARP(b []byte, own net.HardwareAddr, answers func(netip.Addr) bool) ([]byte, netip.Addr, Drop) {
+	f, ok := readARP(b)
+	if !ok {
+		return nil, netip.Addr{}, dropMalformed
+	}
+	return f.answer(own, answers)
+}
+
 func TestContract1AnswersOnlyWhatItShould(t *testing.T) {
 	other := netip.MustParseAddr("172.26.236.181")
 	for _, c := range []struct {

@@ -35,6 +35,10 @@ type Desired struct {
 	// Interfaces are those that the node has.
 	Interfaces []lb.Interface
 	Answers    map[netip.Addr]Answer
+	// Probes names the interfaces on which it is to be found out whether a VIP that is not answered for has another holder.
+	Probes map[netip.Addr][]string
+	// Ours are the MAC addresses of all nodes that run a speaker; who uses another one is a stranger.
+	Ours map[string]bool
 }
 
 // Answer says where a VIP is answered for.
@@ -72,13 +76,23 @@ type Outcome struct {
 	Answering map[netip.Addr][]string
 	// Problems says what is wrong with an interface.
 	Problems map[string]string
+	// Probed are those of the VIPs to be probed whose probing has come to an end once on each of their interfaces.
+	Probed map[netip.Addr]bool
+	// Strangers are the devices that use a VIP which is answered for or probed, as they were seen lately; sorted.
+	Strangers map[netip.Addr][]lb.Stranger
+}
+
+func (o Outcome) equal(other Outcome) bool {
+	return maps.EqualFunc(o.Answering, other.Answering, slices.Equal) && maps.Equal(o.Problems, other.Problems) &&
+		maps.Equal(o.Probed, other.Probed) && maps.EqualFunc(o.Strangers, other.Strangers, slices.Equal)
 }
 
 // responder answers for VIPs of one family on one interface.
 type responder interface {
-	answer(vips map[netip.Addr]bool) // from now on, exactly these
+	answer(vips map[netip.Addr]bool) // from now on, exactly these are heeded: true answered for, false only looked after
 	announce(vip netip.Addr) error
-	serve() error // until close
+	probe(vip netip.Addr) error // ask who holds the VIP
+	serve() error               // until close
 	close()
 }
 
@@ -92,6 +106,7 @@ type Actor struct {
 	desired Desired
 	outcome Outcome
 	broken  map[responder]error // those whose serve has ended
+	seen    sightings
 
 	ports map[place]*port // only apply touches them
 }
@@ -112,6 +127,7 @@ type port struct {
 	family    lb.Family
 	responder responder                    // nil while it cannot be opened
 	vips      map[netip.Addr]*announcement // those that are answered for
+	probes    map[netip.Addr]*probing
 	problem   error
 	retryAt   time.Time
 	retry     time.Duration
@@ -123,6 +139,8 @@ type announcement struct {
 	since time.Time // of the takeover
 	sent  int       // how many are out, of the burst and after it
 	last  time.Time // when the last one went out
+	// defended is when it was last announced against a stranger.
+	defended time.Time
 }
 
 // due returns when the next announcement goes out.
@@ -141,7 +159,7 @@ func New(opts Options) *Actor {
 	if opts.ListenNDP == nil {
 		opts.ListenNDP = listenNDP
 	}
-	a := &Actor{opts: opts, ports: map[place]*port{}, broken: map[responder]error{}, serve: func(f func()) { go f() }}
+	a := &Actor{opts: opts, ports: map[place]*port{}, broken: map[responder]error{}, seen: sightings{}, serve: func(f func()) { go f() }}
 	a.runner = loop.New(func(context.Context) (time.Duration, error) { return a.apply(time.Now()), nil }, loop.Options{})
 	return a
 }
@@ -181,6 +199,9 @@ func (a *Actor) apply(now time.Time) time.Duration {
 	a.mu.Lock()
 	desired, broken := a.desired, a.broken
 	a.broken = map[responder]error{}
+	wanted := byPlace(desired)
+	a.seen.forget(now, desired.Ours, wanted)
+	seen := a.seen.copy()
 	a.mu.Unlock()
 	for at, p := range a.ports {
 		if err, ok := broken[p.responder]; ok && p.responder != nil {
@@ -188,11 +209,10 @@ func (a *Actor) apply(now time.Time) time.Duration {
 			p.fail(now, err)
 		}
 	}
-	wanted := byPlace(desired)
 	for at, p := range a.ports {
 		i, ok := find(desired.Interfaces, at.iface)
 		// A port is tied to the interface's index and MAC: another interface of that name, or another MAC, is a new one.
-		if !ok || len(wanted[at]) == 0 || i.Index != p.i.Index || i.MAC.String() != p.i.MAC.String() {
+		if !ok || wanted[at].empty() || i.Index != p.i.Index || i.MAC.String() != p.i.MAC.String() {
 			p.shut()
 			delete(a.ports, at)
 		}
@@ -204,12 +224,10 @@ func (a *Actor) apply(now time.Time) time.Duration {
 			continue // the plan will follow
 		}
 		if a.ports[at] == nil {
-			a.ports[at] = &port{i: i, family: at.family, vips: map[netip.Addr]*announcement{}}
+			a.ports[at] = &port{i: i, family: at.family, vips: map[netip.Addr]*announcement{}, probes: map[netip.Addr]*probing{}}
 		}
-		due := a.applyPort(a.ports[at], wanted[at], now)
-		if !due.IsZero() && (next.IsZero() || due.Before(next)) {
-			next = due
-		}
+		next = earlier(next, a.applyPort(a.ports[at], wanted[at], seen[at], now))
+		next = earlier(next, seen[at].end())
 	}
 	a.publish()
 	if next.IsZero() {
@@ -219,10 +237,10 @@ func (a *Actor) apply(now time.Time) time.Duration {
 }
 
 // applyPort brings one interface up to date and returns when it is to be looked at again; the zero time means never.
-func (a *Actor) applyPort(p *port, rounds map[netip.Addr]int, now time.Time) time.Time {
+func (a *Actor) applyPort(p *port, w work, seen seenOn, now time.Time) time.Time {
 	if now.Before(p.retryAt) {
 		if p.responder != nil {
-			p.withdraw(rounds)
+			p.withdraw(w)
 		}
 		return p.retryAt
 	}
@@ -242,8 +260,16 @@ func (a *Actor) applyPort(p *port, rounds map[netip.Addr]int, now time.Time) tim
 			a.runner.Poke()
 		})
 	}
-	p.withdraw(rounds)
-	next, err := p.announce(rounds, now, a.opts.Repeat)
+	p.withdraw(w)
+	next, err := p.announce(w.rounds, now, a.opts.Repeat)
+	if err == nil {
+		err = p.defend(seen, now)
+	}
+	if err == nil {
+		var due time.Time
+		due, err = p.probe(w, seen, now)
+		next = earlier(next, due)
+	}
 	if err != nil {
 		a.opts.Log.Warn("cannot announce on an interface", "interface", p.i.Name, "error", err)
 		p.delay(now, err)
@@ -255,23 +281,26 @@ func (a *Actor) applyPort(p *port, rounds map[netip.Addr]int, now time.Time) tim
 
 func (a *Actor) open(p *port) (responder, error) {
 	if p.family == lb.IPv6 {
-		return newNDPResponder(p.i, a.opts.ListenNDP, a.opts.Stats)
+		return newNDPResponder(p.i, a.opts.ListenNDP, a.opts.Stats, a.seenOn(p))
 	}
-	return newARPResponder(p.i, a.opts.Listen, a.opts.Stats)
+	return newARPResponder(p.i, a.opts.Listen, a.opts.Stats, a.seenOn(p))
 }
 
 // withdraw ends the answers that are no longer wanted and begins the new ones. Answering starts before the first announcement, so
 // that whoever asks back at once is served.
-func (p *port) withdraw(rounds map[netip.Addr]int) {
+func (p *port) withdraw(w work) {
 	maps.DeleteFunc(p.vips, func(vip netip.Addr, _ *announcement) bool {
-		_, ok := rounds[vip]
+		_, ok := w.rounds[vip]
 		return !ok
 	})
-	answer := make(map[netip.Addr]bool, len(rounds))
-	for vip := range rounds {
-		answer[vip] = true
+	heeded := make(map[netip.Addr]bool, len(w.rounds)+len(w.probes))
+	for vip := range w.probes {
+		heeded[vip] = false
 	}
-	p.responder.answer(answer)
+	for vip := range w.rounds {
+		heeded[vip] = true
+	}
+	p.responder.answer(heeded)
 }
 
 // announce sends what is due of the bursts and returns when the next part is; the zero time means never.
@@ -286,9 +315,7 @@ func (p *port) announce(rounds map[netip.Addr]int, now time.Time, repeat time.Du
 		for v.sent < len(burst) || repeat > 0 {
 			due := v.due(repeat)
 			if due.After(now) {
-				if next.IsZero() || due.Before(next) {
-					next = due
-				}
+				next = earlier(next, due)
 				break
 			}
 			if err := p.responder.announce(vip); err != nil {
@@ -304,7 +331,7 @@ func (p *port) announce(rounds map[netip.Addr]int, now time.Time, repeat time.Du
 // fail closes the port after an error, until it is tried again.
 func (p *port) fail(now time.Time, err error) {
 	p.shut()
-	p.vips = map[netip.Addr]*announcement{}
+	p.vips, p.probes = map[netip.Addr]*announcement{}, map[netip.Addr]*probing{}
 	p.delay(now, err)
 }
 
@@ -334,27 +361,13 @@ func (a *Actor) publish() {
 		}
 	}
 	a.mu.Lock()
-	same := maps.EqualFunc(a.outcome.Answering, outcome.Answering, slices.Equal) && maps.Equal(a.outcome.Problems, outcome.Problems)
+	outcome.Probed, outcome.Strangers = a.probed(a.desired.Probes), a.seen.strangers()
+	same := a.outcome.equal(outcome)
 	a.outcome = outcome
 	a.mu.Unlock()
 	if !same && a.opts.Changed != nil {
 		a.opts.Changed()
 	}
-}
-
-// byPlace turns what is desired around: for each place its VIPs and their rounds.
-func byPlace(d Desired) map[place]map[netip.Addr]int {
-	wanted := map[place]map[netip.Addr]int{}
-	for vip, answer := range d.Answers {
-		for _, name := range answer.On {
-			at := place{name, lb.FamilyOf(vip)}
-			if wanted[at] == nil {
-				wanted[at] = map[netip.Addr]int{}
-			}
-			wanted[at][vip] = answer.Round
-		}
-	}
-	return wanted
 }
 
 func find(interfaces []lb.Interface, name string) (lb.Interface, bool) {

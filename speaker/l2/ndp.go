@@ -25,12 +25,13 @@ const (
 	ipv6Header     = 40
 	protocolICMPv6 = 58
 	solicitation   = 135
+	advertisement  = 136
 	hopLimit       = 255 // what has passed no router
 )
 
 var allNodes = netip.MustParseAddr("ff02::1")
 
-// NDPSocket sees the neighbour solicitations of an interface, also those sent to an address that the kernel does not own, which it
+// NDPSocket sees the neighbour solicitations and advertisements of an interface, also those sent to an address that the kernel does not own, which it
 // would not hand to any other kind of socket: by these a client that knows the way makes sure that it still leads there (RFC 4861, 7.3).
 type NDPSocket interface {
 	net.PacketConn
@@ -43,13 +44,14 @@ type ndpSocket struct {
 	index int
 }
 
-// listenNDP opens a socket for the solicitations of an interface; it needs CAP_NET_RAW.
+// listenNDP opens a socket for the solicitations and advertisements of an interface; it needs CAP_NET_RAW.
 func listenNDP(i lb.Interface) (NDPSocket, error) {
 	filter, err := bpf.Assemble([]bpf.Instruction{
 		bpf.LoadAbsolute{Off: ethernetHeader + 6, Size: 1}, // next header
-		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: protocolICMPv6, SkipTrue: 3},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: protocolICMPv6, SkipTrue: 4},
 		bpf.LoadAbsolute{Off: ethernetHeader + ipv6Header, Size: 1}, // type
-		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: solicitation, SkipTrue: 1},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: solicitation, SkipTrue: 1},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: advertisement, SkipTrue: 1},
 		bpf.RetConstant{Val: 4096},
 		bpf.RetConstant{Val: 0},
 	})
@@ -76,47 +78,92 @@ func (s ndpSocket) Join(group netip.Addr) (func(), error) {
 	return func() { unix.Close(fd) }, nil
 }
 
-// answerNDP returns the frame that answers a received solicitation (RFC 4861, 7.2.4), and for which address, or why there is none.
-func answerNDP(frame []byte, own net.HardwareAddr, answers func(netip.Addr) bool) (reply []byte, asked netip.Addr, drop Drop) {
-	var eth ethernet.Frame
-	if eth.UnmarshalBinary(frame) != nil || eth.EtherType != ethernet.EtherTypeIPv6 || eth.VLAN != nil {
-		return nil, asked, dropMalformed
+// ndpFrame is a received solicitation or advertisement.
+type ndpFrame struct {
+	ethernet.Frame
+	source, destination netip.Addr
+	message             ndp.Message
+}
+
+// readNDP takes a frame apart.
+func readNDP(b []byte) (f ndpFrame, ok bool) {
+	if f.Frame.UnmarshalBinary(b) != nil || f.EtherType != ethernet.EtherTypeIPv6 || f.VLAN != nil {
+		return f, false
 	}
-	source, destination, body, ok := icmp(eth.Payload)
-	if !ok || body[0] != solicitation || body[1] != 0 || len(own) != 6 {
-		return nil, asked, dropMalformed
+	var body []byte
+	f.source, f.destination, body, ok = icmp(f.Payload)
+	if !ok || body[0] != solicitation && body[0] != advertisement || body[1] != 0 {
+		return f, false
 	}
-	message, err := ndp.ParseMessage(body)
-	question, isQuestion := message.(*ndp.NeighborSolicitation)
-	if err != nil || !isQuestion {
-		return nil, asked, dropMalformed
+	var err error
+	f.message, err = ndp.ParseMessage(body)
+	return f, err == nil
+}
+
+// answer returns the frame that answers a received solicitation (RFC 4861, 7.2.4), and for which address, or why there is none.
+func (f ndpFrame) answer(own net.HardwareAddr, answers func(netip.Addr) bool) (reply []byte, asked netip.Addr, drop Drop) {
+	question, ok := f.message.(*ndp.NeighborSolicitation)
+	if !ok {
+		return nil, asked, dropNotRequest
 	}
 	asked = question.TargetAddress
-	group := eth.Destination[0] == 0x33 && eth.Destination[1] == 0x33
+	group := f.Destination[0] == 0x33 && f.Destination[1] == 0x33
 	switch {
-	case asked.IsMulticast():
+	case asked.IsMulticast(), len(own) != 6:
 		return nil, asked, dropMalformed
-	case !group && !bytes.Equal(eth.Destination, own):
+	case !group && !bytes.Equal(f.Destination, own):
 		return nil, asked, dropNotForUs
-	case bytes.Equal(eth.Source, own), eth.Source[0]&1 == 1, source.IsMulticast(), !destination.IsMulticast() && destination != asked:
+	case bytes.Equal(f.Source, own), f.Source[0]&1 == 1, f.source.IsMulticast(), !f.destination.IsMulticast() && f.destination != asked:
 		return nil, asked, dropBadSender
 	case !answers(asked):
 		return nil, asked, dropNotOurs
-	case source.IsUnspecified(): // somebody is about to take the address for himself (RFC 4862, 5.4)
-		reply, err = advertise(own, asked, false, allNodes, multicastMAC(allNodes))
-	default:
-		to := eth.Source
-		for _, option := range question.Options {
-			if l, ok := option.(*ndp.LinkLayerAddress); ok && l.Direction == ndp.Source && len(l.Addr) == 6 && l.Addr[0]&1 == 0 {
-				to = l.Addr
-			}
-		}
-		reply, err = advertise(own, asked, true, source, to)
 	}
+	to, mac, solicited := f.source, f.Source, true
+	if f.source.IsUnspecified() { // somebody is about to take the address for himself (RFC 4862, 5.4)
+		to, mac, solicited = allNodes, multicastMAC(allNodes), false
+	} else if given := linkLayer(question.Options, ndp.Source); given != nil {
+		mac = given
+	}
+	reply, err := advertise(own, asked, solicited, to, mac)
 	if err != nil {
 		return nil, asked, dropMalformed
 	}
 	return reply, asked, dropNone
+}
+
+// linkLayer returns the link-layer address that the options name, if it is one of a single device.
+func linkLayer(options []ndp.Option, direction ndp.Direction) net.HardwareAddr {
+	for _, option := range options {
+		if l, ok := option.(*ndp.LinkLayerAddress); ok && l.Direction == direction && len(l.Addr) == 6 && l.Addr[0]&1 == 0 {
+			return l.Addr
+		}
+	}
+	return nil
+}
+
+// uses returns which address another device uses, as the packet shows: the one that it advertises, or from which it sends. Also one that
+// it is about to use counts, if this node is about to use it itself (RFC 4862, 5.4.3).
+func (f ndpFrame) uses(own net.HardwareAddr, heeded map[netip.Addr]bool) (vip netip.Addr, mac net.HardwareAddr, ok bool) {
+	mac = f.Source
+	if bytes.Equal(mac, own) || mac[0]&1 == 1 {
+		return vip, nil, false
+	}
+	switch m := f.message.(type) {
+	case *ndp.NeighborAdvertisement:
+		if given := linkLayer(m.Options, ndp.Target); given != nil {
+			mac = given
+		}
+		_, ok = heeded[m.TargetAddress]
+		return m.TargetAddress, mac, ok && !bytes.Equal(mac, own)
+	case *ndp.NeighborSolicitation:
+		if f.source.IsUnspecified() {
+			answered, ok := heeded[m.TargetAddress]
+			return m.TargetAddress, mac, ok && !answered
+		}
+		_, ok = heeded[f.source]
+		return f.source, mac, ok
+	}
+	return vip, nil, false
 }
 
 // icmp takes an ICMPv6 message out of an IPv6 packet that has passed no router, has no other headers, and a right checksum.
@@ -151,14 +198,34 @@ func advertise(own net.HardwareAddr, vip netip.Addr, solicited bool, to netip.Ad
 	if err != nil {
 		return nil, err
 	}
+	return encodeNDP(own, mac, vip, to, body)
+}
+
+// encodeNDP wraps an ICMPv6 message.
+func encodeNDP(own, mac net.HardwareAddr, source, destination netip.Addr, body []byte) ([]byte, error) {
 	header := make([]byte, ipv6Header, ipv6Header+len(body))
 	header[0] = 6 << 4
 	binary.BigEndian.PutUint16(header[4:], uint16(len(body)))
 	header[6], header[7] = protocolICMPv6, hopLimit
-	copy(header[8:], vip.AsSlice())
-	copy(header[24:], to.AsSlice())
+	copy(header[8:], source.AsSlice())
+	copy(header[24:], destination.AsSlice())
 	frame := ethernet.Frame{Destination: mac, Source: own, EtherType: ethernet.EtherTypeIPv6, Payload: append(header, body...)}
 	return frame.MarshalBinary()
+}
+
+// probeNDP returns the question whether somebody uses an address (RFC 4862, 5.4.2), and the MAC address to send it to.
+func probeNDP(own net.HardwareAddr, vip netip.Addr) (frame []byte, to net.HardwareAddr, err error) {
+	group, err := ndp.SolicitedNodeMulticast(vip)
+	if err != nil {
+		return nil, nil, err
+	}
+	body, err := ndp.MarshalMessageChecksum(&ndp.NeighborSolicitation{TargetAddress: vip}, netip.IPv6Unspecified(), group)
+	if err != nil {
+		return nil, nil, err
+	}
+	to = multicastMAC(group)
+	frame, err = encodeNDP(own, to, netip.IPv6Unspecified(), group, body)
+	return frame, to, err
 }
 
 // multicastMAC returns the link-layer address of a multicast group (RFC 2464, section 7).
@@ -172,6 +239,7 @@ type ndpResponder struct {
 	i    lb.Interface
 	conn NDPSocket
 	stat Stats
+	seen func(netip.Addr, net.HardwareAddr) // takes note of a device that uses a VIP
 	vips atomic.Pointer[map[netip.Addr]bool]
 
 	mu     sync.Mutex
@@ -179,12 +247,12 @@ type ndpResponder struct {
 	failed error                 // why some could not be joined
 }
 
-func newNDPResponder(i lb.Interface, listen func(lb.Interface) (NDPSocket, error), stat Stats) (responder, error) {
+func newNDPResponder(i lb.Interface, listen func(lb.Interface) (NDPSocket, error), stat Stats, seen func(netip.Addr, net.HardwareAddr)) (responder, error) {
 	conn, err := listen(i)
 	if err != nil {
 		return nil, fmt.Errorf("listen for NDP: %w", err)
 	}
-	r := &ndpResponder{i: i, conn: conn, stat: stat, groups: map[netip.Addr]func(){}}
+	r := &ndpResponder{i: i, conn: conn, stat: stat, seen: seen, groups: map[netip.Addr]func(){}}
 	r.vips.Store(&map[netip.Addr]bool{})
 	return r, nil
 }
@@ -240,6 +308,17 @@ func (r *ndpResponder) announce(vip netip.Addr) error {
 	return nil
 }
 
+func (r *ndpResponder) probe(vip netip.Addr) error {
+	frame, to, err := probeNDP(r.i.MAC, vip)
+	if err == nil {
+		_, err = r.conn.WriteTo(frame, &packet.Addr{HardwareAddr: to})
+	}
+	if err != nil {
+		return fmt.Errorf("probe %s: %w", vip, err)
+	}
+	return nil
+}
+
 func (r *ndpResponder) serve() error {
 	buf := make([]byte, 2048)
 	for {
@@ -247,7 +326,15 @@ func (r *ndpResponder) serve() error {
 		if err != nil {
 			return fmt.Errorf("receive NDP: %w", err)
 		}
-		reply, asked, drop := answerNDP(buf[:n], r.i.MAC, r.answers)
+		frame, ok := readNDP(buf[:n])
+		if !ok {
+			r.stat.Dropped(r.i.Name, dropMalformed)
+			continue
+		}
+		if vip, mac, ok := frame.uses(r.i.MAC, *r.vips.Load()); ok {
+			r.seen(vip, mac)
+		}
+		reply, asked, drop := frame.answer(r.i.MAC, r.answers)
 		if drop != dropNone {
 			r.stat.Dropped(r.i.Name, drop)
 			continue

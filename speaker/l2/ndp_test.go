@@ -63,6 +63,14 @@ func group(t testing.TB, vip netip.Addr) netip.Addr {
 	return g
 }
 
+func answerNDP(b []byte, own net.HardwareAddr, answers func(netip.Addr) bool) ([]byte, netip.Addr, Drop) {
+	f, ok := readNDP(b)
+	if !ok {
+		return nil, netip.Addr{}, dropMalformed
+	}
+	return f.answer(own, answers)
+}
+
 func TestAnswerNDP(t *testing.T) {
 	g := group(t, vip6)
 	asked := solicit{source: client6, destination: g, target: vip6, to: multicastMAC(g), option: true}
@@ -180,7 +188,7 @@ func TestClientResolvesOverNDP(t *testing.T) {
 
 // A group that cannot be joined is a problem of the interface: nobody who asks would be heard.
 func TestAGroupThatCannotBeJoined(t *testing.T) {
-	r, err := newNDPResponder(lb.Interface{Name: "eth0", MAC: ownMAC}, func(lb.Interface) (NDPSocket, error) { return deaf{}, nil }, &counts{})
+	r, err := newNDPResponder(lb.Interface{Name: "eth0", MAC: ownMAC}, func(lb.Interface) (NDPSocket, error) { return deaf{}, nil }, &counts{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,6 +3,7 @@ package l2
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"strings"
@@ -21,10 +22,11 @@ type lan struct {
 	client *nstest.NS
 	hub    *nstest.NS
 	nodes  int
+	ours   map[string]bool // MAC addresses of the nodes
 }
 
 func newLAN(t *testing.T) *lan {
-	l := &lan{client: nstest.New(t), hub: nstest.New(t)}
+	l := &lan{client: nstest.New(t), hub: nstest.New(t), ours: map[string]bool{}}
 	l.hub.Run(t, "ip", "link", "add", "br0", "type", "bridge")
 	l.hub.Run(t, "ip", "link", "set", "br0", "up")
 	l.plug(t, l.client, "172.26.236.9/24")
@@ -51,6 +53,7 @@ func (c *counts) Dropped(_ string, why Drop) {
 
 // node is a machine on the LAN whose actor runs until the test ends.
 type node struct {
+	lan   *lan
 	ns    *nstest.NS
 	i     lb.Interface
 	actor *Actor
@@ -58,9 +61,10 @@ type node struct {
 }
 
 func (l *lan) node(t *testing.T, addr string) *node {
-	n := &node{ns: nstest.New(t)}
+	n := &node{ns: nstest.New(t), lan: l}
 	l.plug(t, n.ns, addr)
 	n.i = n.iface(t)
+	l.ours[n.i.MAC.String()] = true
 	n.actor = New(Options{Log: slog.New(slog.DiscardHandler), Stats: &n.stats, Listen: func(i lb.Interface) (conn net.PacketConn, err error) {
 		n.ns.Do(t, func() error {
 			conn, err = listenARP(i)
@@ -120,7 +124,16 @@ func (n *node) answerFor(vips ...netip.Addr) {
 	for _, v := range vips {
 		answers[v] = Answer{On: []string{"eth0"}}
 	}
-	n.actor.Set(Desired{Interfaces: []lb.Interface{n.i}, Answers: answers})
+	n.actor.Set(Desired{Interfaces: []lb.Interface{n.i}, Answers: answers, Ours: maps.Clone(n.lan.ours)})
+}
+
+// probe has the node ask who holds the VIPs.
+func (n *node) probe(vips ...netip.Addr) {
+	probes := map[netip.Addr][]string{}
+	for _, v := range vips {
+		probes[v] = []string{"eth0"}
+	}
+	n.actor.Set(Desired{Interfaces: []lb.Interface{n.i}, Probes: probes, Ours: maps.Clone(n.lan.ours)})
 }
 
 // knock makes the client's kernel look for the address; that nobody listens there does not matter.

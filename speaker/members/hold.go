@@ -18,8 +18,8 @@ import (
 
 // A speaker that is killed does not take its node with it: the kernel there still forwards, and clients that know the way go on.
 // So what it answered for is held for a while, in the hope that it is back before anybody has to ask for the way. Its node is
-// known to be alive by its kernel, which refuses a connection to the port of the speaker that is gone. A node that has crashed,
-// is cut off or frozen refuses nothing, and is not waited for.
+// known to be alive by its kernel, which refuses a connection to the port of the speaker that is gone. The same holds for a speaker that
+// gets no processor for a while: its kernel accepts the connection. A node that has crashed, is cut off or frozen says nothing, and is not waited for.
 
 const (
 	// refusalTimeout bounds the wait for that refusal. A kernel says it at once, however busy its programs are.
@@ -74,11 +74,12 @@ func starting(c lb.Claim) bool {
 	return false
 }
 
-// renew notes a live member. If it is another process than the one whose words are known, those are held. It needs mu.
-func (m *Members) renew(n *memberlist.Node) {
+// arrive notes a live member. If it is another process than the one whose words are known, those are held. It needs mu.
+func (m *Members) arrive(n *memberlist.Node) {
 	delete(m.fallen, n.Name)
 	delete(m.dead, n.Name)
 	m.live[n.Name] = n
+	m.macs[n.Name], m.met[n.Name] = metaOf(n).macs, true
 	switch p := m.book[n.Name]; {
 	case p == nil:
 	case p.born < bornOf(n):
@@ -146,11 +147,14 @@ func (m *Members) watchStep(ctx context.Context) (time.Duration, error) {
 	m.mu.Unlock()
 	var group sync.WaitGroup
 	for name, node := range fallen {
-		group.Go(func() { m.settle(name, node, refuses(ctx, node)) })
+		group.Go(func() {
+			there, _ := m.opts.reaches(ctx, node)
+			m.settle(name, node, there)
+		})
 	}
 	for name, h := range waitedFor {
 		group.Go(func() {
-			if there, _ := reaches(ctx, h.node); !there {
+			if there, _ := m.opts.reaches(ctx, h.node); !there {
 				m.abandon(name, h.born)
 			}
 		})
@@ -163,19 +167,20 @@ func (m *Members) watchStep(ctx context.Context) (time.Duration, error) {
 	return next, nil
 }
 
-// settle notes what was found out about a member that had answered nobody.
-func (m *Members) settle(name string, node *memberlist.Node, refused bool) {
+// settle notes what was found out about a member that had answered nobody: whether its kernel is there. One that accepts connections has a
+// speaker that gets no processor for a while, that hangs or that has just been started anew; it is waited for like one that was killed.
+func (m *Members) settle(name string, node *memberlist.Node, there bool) {
 	m.mu.Lock()
 	if m.fallen[name] != node {
 		m.mu.Unlock()
 		return // back, or gone another way
 	}
 	m.bury(name)
-	if !refused {
+	if !there {
 		m.dead[name] = true
 		m.spend(name)
 	}
-	if p := m.book[name]; refused && p != nil {
+	if p := m.book[name]; there && p != nil {
 		m.keep(name, p, time.Now())
 		if h := m.held[name]; h.born == p.born {
 			h.node = node
@@ -183,7 +188,7 @@ func (m *Members) settle(name string, node *memberlist.Node, refused bool) {
 		}
 	}
 	m.mu.Unlock()
-	m.opts.Log.Info("node is gone", "member", name, "address", node.Address(), "only its speaker", refused)
+	m.opts.Log.Info("node is gone", "member", name, "address", node.Address(), "only its speaker", there)
 	m.opts.Changed(nil)
 }
 
@@ -233,19 +238,21 @@ func (m *Members) expire(now time.Time) time.Duration {
 	return next
 }
 
-// refuses tells whether the kernel of a node refuses connections to its speaker, which means that only the speaker is gone.
-func refuses(ctx context.Context, node *memberlist.Node) bool {
-	there, accepts := reaches(ctx, node)
-	return there && !accepts
-}
-
 // reaches tells whether there is a node, and whether something accepts connections there.
 func reaches(ctx context.Context, node *memberlist.Node) (there, accepts bool) {
-	dialer := net.Dialer{Timeout: refusalTimeout}
-	conn, err := dialer.DialContext(ctx, "tcp", node.Address())
-	if err == nil {
-		conn.Close()
-		return true, true
+	for {
+		began := time.Now()
+		dialer := net.Dialer{Timeout: refusalTimeout}
+		conn, err := dialer.DialContext(ctx, "tcp", node.Address())
+		switch {
+		case err == nil:
+			conn.Close()
+			return true, true
+		case errors.Is(err, syscall.ECONNREFUSED):
+			return true, false
+		case ctx.Err() != nil || time.Since(began) < 2*refusalTimeout:
+			return false, false
+		}
+		// It was this program that got no processor for so long: the answer may have been there all the time.
 	}
-	return errors.Is(err, syscall.ECONNREFUSED), false
 }

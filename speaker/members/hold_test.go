@@ -1,17 +1,20 @@
 package members
 
 import (
+	"context"
 	"net/netip"
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/hashicorp/memberlist"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
 // kill ends a member without a word, while its node stays: the port is closed.
 func (m *rigged) kill(t *testing.T) {
-	m.cable.pulled.Store(true)
+	m.cable.hangs.Store(true)
 	if err := m.cable.NetTransport.Shutdown(); err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +54,22 @@ func TestContract6AKilledSpeakerIsWaitedFor(t *testing.T) {
 	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {Reason: lb.ReasonNodeLeaving}})
 }
 
-// Nobody is waited for longer than the hold, nor at all when the node does not refuse connections.
+// A speaker that hangs is waited for like one that was killed, as its kernel still accepts connections; when it goes on, it was never gone.
+func TestABusySpeakerIsWaitedFor(t *testing.T) {
+	r := newRig(t, "a", "b", "c")
+	r.cluster(holding(time.Minute))
+	r.members["a"].Set(map[netip.Addr]lb.Claim{vip1: {Answering: true}})
+	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {Answering: true}})
+	r.members["a"].cable.hangs.Store(true)
+	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {Answering: true, Held: true}})
+	if dead := r.members["b"].Dead(); len(dead) > 0 {
+		t.Errorf("b takes %v for dead", dead)
+	}
+	r.members["a"].cable.hangs.Store(false)
+	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {Answering: true}})
+}
+
+// Nobody is waited for longer than the hold, nor at all when the node says nothing.
 func TestTheHoldEnds(t *testing.T) {
 	r := newRig(t, "a", "b", "c")
 	r.cluster(holding(300 * time.Millisecond))
@@ -68,6 +86,19 @@ func TestTheHoldEnds(t *testing.T) {
 	r.wantClaims("c", vip1, nil)
 	if got := r.members["c"].Live(); !slices.Equal(got, []string{"c"}) {
 		t.Errorf("c sees %v", got)
+	}
+}
+
+// A speaker that is not heard, while its kernel accepts connections to it, is not that of a dead node: it hangs, or is about to end.
+func TestASpeakerThatHangsIsNotDead(t *testing.T) {
+	r := newRig(t, "a", "b", "c")
+	r.cluster(holding(500*time.Millisecond), func(o *Options) {
+		o.reaches = func(context.Context, *memberlist.Node) (there, accepts bool) { return true, true }
+	})
+	r.members["a"].cable.pulled.Store(true)
+	r.eventually("c has lost a", func() bool { return slices.Equal(r.members["c"].Live(), []string{"b", "c"}) })
+	if dead := r.members["c"].Dead(); dead != nil {
+		t.Errorf("dead are %v", dead)
 	}
 }
 

@@ -2,7 +2,6 @@ package members
 
 import (
 	"context"
-	"encoding/binary"
 	"log"
 	"log/slog"
 	"net/netip"
@@ -62,17 +61,11 @@ func (b broadcast) UniqueBroadcast()                      {}
 // delegate is what memberlist asks and tells about claims. It calls from several goroutines.
 type delegate struct{ m *Members }
 
-// NodeMeta tells this process from the one before it on the node, so that what that one said is not taken for this one's words.
-func (d delegate) NodeMeta(int) []byte {
-	return binary.BigEndian.AppendUint64(nil, uint64(d.m.opts.Born.UnixNano()))
-}
-
-// bornOf is when the process began that speaks for the member; 0 if it does not say.
-func bornOf(n *memberlist.Node) uint64 {
-	if n == nil || len(n.Meta) != 8 {
-		return 0
-	}
-	return binary.BigEndian.Uint64(n.Meta)
+// NodeMeta is what each member knows of this node from the first moment on.
+func (d delegate) NodeMeta(limit int) []byte {
+	d.m.mu.Lock()
+	defer d.m.mu.Unlock()
+	return meta{born: uint64(d.m.opts.Born.UnixNano()), macs: d.m.ownMACs}.encode(limit)
 }
 
 func (d delegate) GetBroadcasts(overhead, limit int) [][]byte {
@@ -147,7 +140,7 @@ func (e events) NotifyJoin(n *memberlist.Node) {
 	}
 	node := *n
 	e.m.mu.Lock()
-	e.m.renew(&node)
+	e.m.arrive(&node)
 	e.m.greet[n.Name] = true
 	e.m.mu.Unlock()
 	e.m.opts.Log.Info("node is live", "member", n.Name, "address", n.Address())
@@ -164,6 +157,9 @@ func (e events) NotifyLeave(n *memberlist.Node) {
 	node := *n
 	e.m.mu.Lock()
 	ending := e.m.stopped
+	if n.State == memberlist.StateLeft {
+		delete(e.m.met, n.Name)
+	}
 	check := n.State != memberlist.StateLeft && e.m.opts.Hold > 0 && !ending
 	if check {
 		e.m.fallen[n.Name] = &node
@@ -182,14 +178,14 @@ func (e events) NotifyLeave(n *memberlist.Node) {
 	e.m.opts.Changed(nil)
 }
 
-// NotifyUpdate gets a node whose speaker was started anew before anybody missed it.
+// NotifyUpdate gets a node whose speaker was started anew before anybody missed it, or that has other MAC addresses now.
 func (e events) NotifyUpdate(n *memberlist.Node) {
 	if n.Name == e.m.opts.Self {
 		return
 	}
 	node := *n
 	e.m.mu.Lock()
-	e.m.renew(&node)
+	e.m.arrive(&node)
 	e.m.greet[n.Name] = true
 	e.m.mu.Unlock()
 	e.m.send.Poke()

@@ -59,6 +59,8 @@ type Options struct {
 	Changed func(vips []netip.Addr)
 	// transport replaces the network in tests.
 	transport memberlist.Transport
+	// reaches tells whether there is a node, and whether something accepts connections where its speaker should be. Tests replace it.
+	reaches func(context.Context, *memberlist.Node) (there, accepts bool)
 }
 
 // Members is the actor.
@@ -67,6 +69,7 @@ type Members struct {
 	send  *loop.Runner
 	join  *loop.Runner
 	watch *loop.Runner
+	renew *loop.Runner
 	queue memberlist.TransmitLimitedQueue
 
 	mu      sync.Mutex
@@ -80,6 +83,9 @@ type Members struct {
 	former  hold                    // what this node's speaker answered for in the life before this one
 	peers   map[string][]netip.Addr // other nodes by name, from the API server; nil while unknown
 	joined  bool
+	met     map[string]bool     // nodes that have been members, without those that have left
+	macs    map[string][]string // of the other nodes, by name, also of those that have gone
+	ownMACs []string
 	alone   time.Time // when this node may believe that it is alone; set by the first calls
 	bind    netip.Addr
 	ml      *memberlist.Memberlist // nil before and after Run
@@ -88,17 +94,21 @@ type Members struct {
 
 // New returns Members that know nobody. Nothing is opened before Run.
 func New(opts Options) *Members {
+	if opts.reaches == nil {
+		opts.reaches = reaches
+	}
 	m := &Members{
 		opts: opts,
 		own:  newJournal(opts.Self, uint64(opts.Born.UnixNano())),
 		book: book{}, live: map[string]*memberlist.Node{}, greet: map[string]bool{},
-		fallen: map[string]*memberlist.Node{}, held: map[string]hold{}, dead: map[string]bool{},
+		fallen: map[string]*memberlist.Node{}, held: map[string]hold{}, dead: map[string]bool{}, macs: map[string][]string{}, met: map[string]bool{},
 	}
 	m.queue.NumNodes = func() int { return len(m.Live()) }
 	m.queue.RetransmitMult = retransmitMult
 	m.send = loop.New(m.sendStep, loop.Options{})
 	m.join = loop.New(m.joinStep, loop.Options{})
 	m.watch = loop.New(m.watchStep, loop.Options{})
+	m.renew = loop.New(m.renewStep, loop.Options{})
 	return m
 }
 
@@ -140,6 +150,16 @@ func (m *Members) SetPeers(peers map[string][]netip.Addr) {
 			delete(m.dead, node)
 		}
 	}
+	for node := range m.macs {
+		if _, ok := peers[node]; !ok && m.live[node] == nil {
+			delete(m.macs, node)
+		}
+	}
+	for node := range m.met {
+		if _, ok := peers[node]; !ok && m.live[node] == nil {
+			delete(m.met, node)
+		}
+	}
 	m.mu.Unlock()
 	m.join.Poke()
 }
@@ -152,6 +172,21 @@ func (m *Members) Live() []string {
 	now := time.Now()
 	for name, h := range m.held {
 		if m.live[name] == nil && now.Before(h.until) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Known returns the names of the nodes that this one sees and of those that it misses: which it has met, are nodes of the cluster still, and
+// have not taken their leave. Sorted.
+func (m *Members) Known() []string {
+	names := m.Live()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for name := range m.met {
+		if !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}
@@ -201,6 +236,7 @@ func (m *Members) Run(ctx context.Context) error {
 	group.Go(func() error { return m.send.Run(ctx) })
 	group.Go(func() error { return m.join.Run(ctx) })
 	group.Go(func() error { return m.watch.Run(ctx) })
+	group.Go(func() error { return m.renew.Run(ctx) })
 	err = group.Wait()
 	if _, sendErr := m.sendStep(context.Background()); sendErr != nil {
 		m.opts.Log.Debug("last words were not sent", "error", sendErr)

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -24,7 +25,8 @@ import (
 // cable is the real network with a plug that a test can pull.
 type cable struct {
 	*memberlist.NetTransport
-	pulled  atomic.Bool
+	pulled  atomic.Bool // nothing passes
+	hangs   atomic.Bool // nothing passes either, and the kernel is alive
 	packets chan *memberlist.Packet
 	streams chan net.Conn
 }
@@ -45,7 +47,7 @@ func newCable(t *testing.T, addr netip.AddrPort) *cable {
 		for {
 			select {
 			case p := <-transport.PacketCh():
-				if c.pulled.Load() {
+				if c.silent() {
 					continue
 				}
 				select {
@@ -54,7 +56,7 @@ func newCable(t *testing.T, addr netip.AddrPort) *cable {
 					return
 				}
 			case s := <-transport.StreamCh():
-				if c.pulled.Load() {
+				if c.silent() {
 					s.Close()
 					continue
 				}
@@ -71,6 +73,8 @@ func newCable(t *testing.T, addr netip.AddrPort) *cable {
 	return c
 }
 
+func (c *cable) silent() bool { return c.pulled.Load() || c.hangs.Load() }
+
 func (c *cable) PacketCh() <-chan *memberlist.Packet { return c.packets }
 func (c *cable) StreamCh() <-chan net.Conn           { return c.streams }
 
@@ -79,7 +83,7 @@ func (c *cable) WriteTo(b []byte, addr string) (time.Time, error) {
 }
 
 func (c *cable) WriteToAddress(b []byte, a memberlist.Address) (time.Time, error) {
-	if c.pulled.Load() {
+	if c.silent() {
 		return time.Now(), nil // lost on the way, as packets are
 	}
 	return c.NetTransport.WriteToAddress(b, a)
@@ -90,7 +94,7 @@ func (c *cable) DialTimeout(addr string, timeout time.Duration) (net.Conn, error
 }
 
 func (c *cable) DialAddressTimeout(a memberlist.Address, timeout time.Duration) (net.Conn, error) {
-	if c.pulled.Load() {
+	if c.silent() {
 		return nil, errPulled
 	}
 	return c.NetTransport.DialAddressTimeout(a, timeout)
@@ -101,6 +105,7 @@ type rig struct {
 	t       *testing.T
 	members map[string]*rigged
 	peers   map[string][]netip.Addr
+	cables  sync.Map // by name
 }
 
 type rigged struct {
@@ -137,6 +142,10 @@ func (r *rig) start(name string, tweak ...func(*Options)) *rigged {
 	}
 	c := newCable(r.t, addr)
 	opts.transport = c
+	r.cables.Store(name, c)
+	if opts.reaches == nil {
+		opts.reaches = r.reaches(c)
+	}
 	m := &rigged{Members: New(opts), cable: c}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -155,6 +164,17 @@ func (r *rig) start(name string, tweak ...func(*Options)) *rigged {
 	r.t.Cleanup(m.stop)
 	r.members[name] = m
 	return m
+}
+
+// reaches is the real one, but for cables that are pulled.
+func (r *rig) reaches(own *cable) func(context.Context, *memberlist.Node) (there, accepts bool) {
+	return func(ctx context.Context, node *memberlist.Node) (there, accepts bool) {
+		there, accepts = reaches(ctx, node)
+		if to, ok := r.cables.Load(node.Name); accepts && (own.pulled.Load() || ok && to.(*cable).pulled.Load()) {
+			return false, false
+		}
+		return there, accepts
+	}
 }
 
 // introduce tells a member which others the API server knows.

@@ -38,42 +38,58 @@ const (
 	flagAnswering
 	flagGone
 	flagWeighted
+	flagRouted
 )
 
 // appendUpdate encodes one update; a message is the version followed by any number of them:
 //
 //	string node, varint born, varint floor
-//	varint count, strings: the reasons that occur
-//	varint count, entries: byte flags, 4 or 16 bytes address, varint seq, varint reason (0 none, n the nth of the reasons), and
-//	a varint weight if the flags say so
+//	varint count, strings: the reasons and lists of peers that occur
+//	varint count, entries: byte flags, 4 or 16 bytes address, varint seq, varint reason (0 none, n the nth of the strings); if the
+//	flags say so a varint weight; and if they say so varints for the list of peers and the reason of its own that BGP has
 //
 // A string is its length as a varint and its bytes. Addresses that are claimed, the common case, take about 8 bytes.
 func appendUpdate(b []byte, u update) []byte {
 	b = appendString(b, u.node)
 	b = binary.AppendUvarint(b, u.born)
 	b = binary.AppendUvarint(b, u.floor)
-	var reasons []lb.Reason
-	for _, e := range u.entries {
-		if e.claim.Reason != "" && !slices.Contains(reasons, e.claim.Reason) {
-			reasons = append(reasons, e.claim.Reason)
-		}
+	words := u.words()
+	b = binary.AppendUvarint(b, uint64(len(words)))
+	for _, w := range words {
+		b = appendString(b, w)
 	}
-	b = binary.AppendUvarint(b, uint64(len(reasons)))
-	for _, r := range reasons {
-		b = appendString(b, string(r))
-	}
+	index := func(word string) uint64 { return uint64(slices.Index(words, word) + 1) }
 	b = binary.AppendUvarint(b, uint64(len(u.entries)))
 	for _, e := range u.entries {
 		b = append(b, e.flags())
 		b = append(b, e.vip.AsSlice()...)
 		b = binary.AppendUvarint(b, e.seq)
-		b = binary.AppendUvarint(b, uint64(slices.Index(reasons, e.claim.Reason)+1))
+		b = binary.AppendUvarint(b, index(string(e.claim.Reason)))
 		if e.claim.Weight > 0 {
 			b = binary.AppendUvarint(b, uint64(e.claim.Weight))
+		}
+		if e.routed() {
+			b = binary.AppendUvarint(b, index(e.claim.Routes))
+			b = binary.AppendUvarint(b, index(string(e.claim.Unrouted)))
 		}
 	}
 	return b
 }
+
+// words are the strings that occur in the entries, each once.
+func (u update) words() []string {
+	var words []string
+	for _, e := range u.entries {
+		for _, w := range []string{string(e.claim.Reason), e.claim.Routes, string(e.claim.Unrouted)} {
+			if w != "" && !slices.Contains(words, w) {
+				words = append(words, w)
+			}
+		}
+	}
+	return words
+}
+
+func (e entry) routed() bool { return e.claim.Routes != "" || e.claim.Unrouted != "" }
 
 func (e entry) flags() byte {
 	var flags byte
@@ -88,6 +104,9 @@ func (e entry) flags() byte {
 	}
 	if e.claim.Weight > 0 {
 		flags |= flagWeighted
+	}
+	if e.routed() {
+		flags |= flagRouted
 	}
 	return flags
 }
@@ -134,13 +153,13 @@ var errShort = errors.New("message ends early")
 
 func (r *reader) update() update {
 	u := update{node: r.string(), born: r.varint(), floor: r.varint()}
-	reasons := make([]lb.Reason, 0, r.count(1))
-	for range cap(reasons) {
-		reasons = append(reasons, lb.Reason(r.string()))
+	words := make([]string, 0, r.count(1))
+	for range cap(words) {
+		words = append(words, r.string())
 	}
 	u.entries = make([]entry, 0, r.count(7)) // flags, address, seq and reason take at least 7 bytes
 	for range cap(u.entries) {
-		u.entries = append(u.entries, r.entry(reasons))
+		u.entries = append(u.entries, r.entry(words))
 	}
 	if r.err == nil && u.node == "" {
 		r.err = errors.New("update without a node")
@@ -148,7 +167,7 @@ func (r *reader) update() update {
 	return u
 }
 
-func (r *reader) entry(reasons []lb.Reason) entry {
+func (r *reader) entry(words []string) entry {
 	flags := r.bytes(1)
 	if r.err != nil {
 		return entry{}
@@ -160,13 +179,7 @@ func (r *reader) entry(reasons []lb.Reason) entry {
 	vip, _ := netip.AddrFromSlice(r.bytes(size))
 	e := entry{vip: vip, seq: r.varint(), gone: flags[0]&flagGone != 0}
 	e.claim.Answering = flags[0]&flagAnswering != 0
-	switch index := r.varint(); {
-	case index == 0:
-	case index <= uint64(len(reasons)):
-		e.claim.Reason = reasons[index-1]
-	case r.err == nil:
-		r.err = fmt.Errorf("reason %d of %d", index, len(reasons))
-	}
+	e.claim.Reason = lb.Reason(r.word(words))
 	if flags[0]&flagWeighted != 0 {
 		weight := r.varint()
 		if weight > math.MaxUint16 {
@@ -174,7 +187,23 @@ func (r *reader) entry(reasons []lb.Reason) entry {
 		}
 		e.claim.Weight = uint16(weight)
 	}
+	if flags[0]&flagRouted != 0 {
+		e.claim.Routes = r.word(words)
+		e.claim.Unrouted = lb.Reason(r.word(words))
+	}
 	return e
+}
+
+// word reads which of the words is meant; 0 is none.
+func (r *reader) word(words []string) string {
+	switch index := r.varint(); {
+	case index == 0:
+	case index <= uint64(len(words)):
+		return words[index-1]
+	case r.err == nil:
+		r.err = fmt.Errorf("word %d of %d", index, len(words))
+	}
+	return ""
 }
 
 // count reads the number of items that each take at least size bytes.

@@ -57,6 +57,8 @@ type PeerDecision struct {
 
 // BGPVIP says what becomes of one VIP.
 type BGPVIP struct {
+	// Selected is set when a BGPAdvertisement is for the VIP on this node, whatever else keeps it from being announced.
+	Selected bool
 	// Refusal says why the node does not announce the VIP, or why it is about to end; nil when it announces it.
 	Refusal *lb.Refusal
 	// Leaving is set while the VIP is still announced, in graceful shutdown (RFC 8326): routers choose other routes, and what
@@ -89,6 +91,7 @@ func DecideBGP(f Facts, b BGPFacts, vips []BGPInput) BGPDecision {
 	for _, in := range vips {
 		v := standing(f.Gate, node, in)
 		kept := restarts && standing(f.Gate, nil, in).Refusal == nil
+		v.Selected = r.selects(in)
 		if v.Refusal == nil || v.Leaving || kept {
 			r.add(in, &v, kept)
 		}
@@ -129,6 +132,8 @@ func refuseNode(f Facts) *lb.Refusal {
 		return lb.Refuse(f.Node.Leaving, "%s: %s", f.Self, Describe(f.Node.Leaving))
 	case excluded(*f.Node):
 		return lb.Refuse(lb.ReasonNodeExcluded, "%s carries the label %s", f.Self, LabelExclude)
+	case f.CordonDrains && f.Node.Cordoned:
+		return lb.Refuse(lb.ReasonNodeLeaving, "%s is cordoned", f.Self)
 	}
 	return nil
 }

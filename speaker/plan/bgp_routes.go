@@ -156,6 +156,20 @@ func resolveOne(written string, objects map[string]lb.CommunityNames) (lb.Commun
 	return value, nil
 }
 
+// selects tells whether an advertisement is for the VIP on this node.
+func (r *routes) selects(in BGPInput) bool {
+	for _, p := range r.pools {
+		if contains(p.Pool, in.VIP) && slices.ContainsFunc(p.ads, func(a *advertisement) bool { return a.selects(in) }) {
+			return true
+		}
+	}
+	return false
+}
+
+func (a *advertisement) selects(in BGPInput) bool {
+	return len(a.ServiceSelectors) == 0 || slices.ContainsFunc(in.Labels, func(l labels.Set) bool { return anyMatches(a.ServiceSelectors, l) })
+}
+
 // add announces a VIP, and says so in v, or why not. With kept set, peers with graceful restart hear it as ever.
 func (r *routes) add(in BGPInput, v *BGPVIP, kept bool) {
 	pool, selected, leaving := "", false, false
@@ -165,7 +179,7 @@ func (r *routes) add(in BGPInput, v *BGPVIP, kept bool) {
 		}
 		pool = cmp.Or(pool, p.Name)
 		for _, a := range p.ads {
-			if len(a.ServiceSelectors) == 0 || slices.ContainsFunc(in.Labels, func(l labels.Set) bool { return anyMatches(a.ServiceSelectors, l) }) {
+			if a.selects(in) {
 				selected = true
 				leaving = r.announce(in, a, p.Pool, v, kept) || leaving
 			}

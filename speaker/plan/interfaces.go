@@ -119,6 +119,23 @@ func matchesAny(patterns []string, name string) bool {
 	})
 }
 
+// MACs returns the link-layer addresses under which this node may answer, by which the others tell it from strangers; sorted.
+func MACs(f Facts) []string {
+	named := map[string]bool{}
+	for _, ad := range f.Advertisements {
+		for _, name := range ad.Interfaces {
+			named[name] = true
+		}
+	}
+	macs := map[string]bool{}
+	for _, i := range f.Interfaces {
+		if len(i.MAC) > 0 && !i.Loopback && (named[i.Name] || !matchesAny(f.Exclude, i.Name)) {
+			macs[i.MAC.String()] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(macs))
+}
+
 // noInterface explains why none of this node's interfaces suits.
 func noInterface(f Facts, matching []lb.L2Advertisement, vip netip.Addr) string {
 	for _, ad := range matching {

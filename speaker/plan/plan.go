@@ -32,8 +32,12 @@ type Facts struct {
 	Exclude []string
 	// CordonDrains makes a node that takes no new pods give its VIPs away.
 	CordonDrains bool
+	// OnConflict is what becomes of a VIP that somebody else uses, unless its Service says.
+	OnConflict lb.OnConflict
 	// Live are the names of all live nodes, this one included, in any order.
 	Live []string
+	// Missing are the names of nodes that were live and have not taken their leave, in any order.
+	Missing []string
 }
 
 // Input is what one node knows of one VIP.
@@ -48,14 +52,26 @@ type Input struct {
 	// Former is set when this node's speaker was started anew a moment ago and answered for the VIP before, so that the others wait
 	// for it.
 	Former bool
+	// Routed is what has become of the VIP over BGP.
+	Routed Routed
 	// Fresh is set for a moment after this node has first seen the VIP: other nodes may see it a little later.
 	Fresh bool
+	// Elsewhere is set while a majority of the speakers, of which this node sees none, answers for the VIP.
+	Elsewhere bool
+	// Served is set once a node of ours has answered for the VIP, as far as this node has heard.
+	Served bool
+	// Probed is set once this node has asked on its interfaces whether somebody else uses the VIP.
+	Probed bool
+	// Strangers are those who use it, as seen lately.
+	Strangers []lb.Stranger
 }
 
 // Holder is a Service that holds the VIP, with what the gate says of it.
 type Holder struct {
 	Service lb.Key
 	Labels  labels.Set
+	// OnConflict is what the Service asks for; see lb.AnnotationOnConflict.
+	OnConflict string
 	// Delivery is nil when the gate says nothing.
 	Delivery *lb.Delivery
 }
@@ -72,14 +88,31 @@ type Decision struct {
 	Reporter string
 	// Answer are the interfaces on which this node answers; none when it does not.
 	Answer []string
+	// Probe are the interfaces on which this node asks whether somebody else uses the VIP.
+	Probe []string
+	// Strangers are those who do.
+	Strangers []lb.Stranger
 	// Handover is set while this node answers only until the owner does.
 	Handover bool
 	// Weight is how much this node is preferred for the VIP.
 	Weight uint16
 	// Rival is set while this node owns the VIP and another one answers for it too.
 	Rival bool
+	// Routed is what has become of the VIP over BGP on this node.
+	Routed Routed
 	// Nodes is the word of each live node, sorted by name.
 	Nodes []NodeWord
+}
+
+// Obstacle says why this node neither claims the VIP nor announces a route for it; "" when it does one or the other.
+func (d Decision) Obstacle() lb.Reason {
+	switch {
+	case d.Refusal == nil || d.Routed.steady():
+		return ""
+	case d.Refusal.Reason == lb.ReasonNoAdvertisement && d.Routed.Refusal != nil:
+		return d.Routed.Refusal.Reason // the VIP is for BGP only
+	}
+	return d.Refusal.Reason
 }
 
 // Claim returns what this node says of the VIP to the others; answering is what its actor reports.
@@ -88,24 +121,39 @@ func (d Decision) Claim(answering bool) lb.Claim {
 	if d.Refusal != nil {
 		claim.Reason = d.Refusal.Reason
 	}
+	d.Routed.claim(&claim)
 	return claim
 }
 
 // Decide plans one VIP.
 func Decide(f Facts, in Input) Decision {
-	d := Decision{VIP: in.VIP}
+	d := Decision{VIP: in.VIP, Routed: in.Routed, Strangers: in.Strangers}
 	for _, h := range in.Holders {
 		d.Services = append(d.Services, h.Service)
 	}
 	var place place
 	place, d.Refusal = refuse(f, in)
+	if d.Refusal == nil {
+		d.Refusal = conflict(f, in)
+	}
+	if d.Refusal == nil && in.Elsewhere {
+		d.Refusal = lb.Refuse(lb.ReasonYielded, "%s is cut off from a majority of the speakers, which answers for %s", f.Self, in.VIP)
+	}
 	d.Weight = place.weight
 	d.Owner = Elect(in.VIP, claimants(f, in, d))
 	d.Reporter = d.Owner
 	if d.Owner == "" {
-		d.Reporter = Winner(in.VIP, f.Live)
+		d.Reporter = Winner(in.VIP, reporters(f, in, d))
+	}
+	if d.Refusal != nil && d.Refusal.Reason == lb.ReasonYielded {
+		d.Reporter = "" // the others do
+	}
+	if probes(f, in, d) {
+		d.Probe = place.interfaces
 	}
 	switch {
+	case d.Owner == f.Self && !in.Served && !in.Probed:
+		// Nobody of ours has ever answered, so there is time to ask.
 	case d.Owner == f.Self:
 		d.Answer = place.interfaces
 		for _, claim := range in.Claims {

@@ -75,7 +75,7 @@ func unprogrammed(d *lb.Delivery) {
 }
 
 func input(tweak ...func(*Input)) Input {
-	in := Input{VIP: vip, Holders: []Holder{{Service: nginx, Delivery: delivery(nginx)}}}
+	in := Input{VIP: vip, Probed: true, Holders: []Holder{{Service: nginx, Delivery: delivery(nginx)}}}
 	for _, t := range tweak {
 		t(&in)
 	}

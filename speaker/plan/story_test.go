@@ -59,7 +59,7 @@ func (c *cluster) act(name string) {
 			claims[other] = claim
 		}
 	}
-	d := Decide(s.facts, Input{VIP: vip, Holders: s.holders, Claims: claims, Answering: s.on})
+	d := Decide(s.facts, Input{VIP: vip, Probed: true, Holders: s.holders, Claims: claims, Answering: s.on})
 	s.on = d.Answer
 	s.said = d.Claim(len(s.on) > 0)
 	if len(s.on) > 0 && !forwards(s.holders) {

@@ -18,11 +18,15 @@ type NodeWord struct {
 	Reason  lb.Reason `json:"reason"`
 	Message string    `json:"message"`
 	Claims  bool      `json:"claims"`
-	// Answering is set while the node answers, which it may also do during a handover.
+	// Answering is set while the node answers, or BGP peers hear of the VIP from it, which may also be so during a handover.
 	Answering bool `json:"answering"`
+	// Peers are the BGP peers that hear of the VIP from the node, joined by ", ".
+	Peers string `json:"peers,omitempty"`
+	// Routed is set while peers hear of the VIP from the node and go on to.
+	Routed bool `json:"routed,omitempty"`
 }
 
-// words explains a decision for each live node. Of the others this node knows the reason only, not the details.
+// words explains a decision for each node that is live or missing. Of the others this node knows the reason only, not the details.
 func words(f Facts, in Input, d Decision) []NodeWord {
 	found := make([]NodeWord, 0, len(f.Live))
 	for _, node := range f.Live {
@@ -42,15 +46,42 @@ func words(f Facts, in Input, d Decision) []NodeWord {
 			w.Reason, w.Message = lb.ReasonAnnounced, "the node's speaker has ended a moment ago and is expected back; the node still forwards"
 		case node == d.Owner && claim.Answering:
 			w.Reason, w.Message = lb.ReasonAnnounced, Describe(lb.ReasonAnnounced)
+			if node == f.Self && len(d.Strangers) > 0 {
+				w.Message += ", which " + named(d.Strangers) + " uses too"
+			}
+		case node == d.Owner && len(d.Probe) > 0:
+			w.Reason, w.Message = lb.ReasonProbing, Describe(lb.ReasonProbing)
 		case node == d.Owner:
 			w.Reason, w.Message = lb.ReasonAnnounceFailed, "the node owns the address and does not answer for it yet"
 		default:
 			w.Reason, w.Message = lb.ReasonNotOwner, fmt.Sprintf("the node can deliver; %s owns the address", d.Owner)
 		}
+		w.addRoutes(claim, node == d.Owner)
+		if w.Reason == claim.Unrouted && node == f.Self && d.Routed.Refusal != nil {
+			w.Message = d.Routed.Refusal.Message
+		}
 		found = append(found, w)
+	}
+	for _, node := range f.Missing {
+		found = append(found, NodeWord{Node: node, Reason: lb.ReasonMissing, Message: Describe(lb.ReasonMissing)})
 	}
 	slices.SortFunc(found, func(a, b NodeWord) int { return strings.Compare(a.Node, b.Node) })
 	return found
+}
+
+// addRoutes adds to the word of a node what it has said of BGP. Where no L2Advertisement is for the VIP, that is all there is to say.
+func (w *NodeWord) addRoutes(claim lb.Claim, owner bool) {
+	w.Peers, w.Routed = claim.Routes, claim.Routes != "" && claim.Unrouted == ""
+	w.Answering = w.Answering || claim.Routes != ""
+	switch {
+	case w.Routed && owner:
+		w.Message += ", and announces a route to it to " + claim.Routes
+	case w.Routed:
+		w.Claims = true
+		w.Reason, w.Message = lb.ReasonAnnounced, "the node announces a route to the address to "+claim.Routes
+	case claim.Reason == lb.ReasonNoAdvertisement && claim.Unrouted != "":
+		w.Reason, w.Message = claim.Unrouted, Describe(claim.Unrouted)
+	}
 }
 
 // Describe returns the sentence for a reason of which no details are known.
@@ -84,6 +115,16 @@ func Describe(reason lb.Reason) string {
 		return "the node's speaker does not announce addresses of this family"
 	case lb.ReasonUnheard:
 		return "the node has not said anything of the address yet"
+	case lb.ReasonNotEstablished:
+		return "no BGP session of the node is up over which a peer could hear of the address"
+	case lb.ReasonMissing:
+		return "the node's speaker has stopped answering the others"
+	case lb.ReasonYielded:
+		return "the node is cut off from a majority of the speakers, which answers for the address"
+	case lb.ReasonProbing:
+		return "the node asks whether somebody else uses the address before it announces it for the first time"
+	case lb.ReasonAddressConflict:
+		return "a device that is no node with a speaker uses the address"
 	case lb.ReasonAnnounced:
 		return "this node answers for the address"
 	}
@@ -115,9 +156,10 @@ func Summarize(self string, decisions []Decision) (report Report, ok bool) {
 		messages = append(messages, message)
 		switch {
 		case reason == lb.ReasonAnnounced:
-		case reason == lb.ReasonParting && report.Announced:
+		case !report.Announced:
+		case reason == lb.ReasonParting, reason == lb.ReasonContested:
 			report.Reason = reason
-		case reason != lb.ReasonParting && report.Announced:
+		default:
 			report.Announced, report.Reason = false, reason
 		}
 	}
@@ -127,12 +169,49 @@ func Summarize(self string, decisions []Decision) (report Report, ok bool) {
 
 // summary says in one sentence who announces the VIP, or why nobody does.
 func (d Decision) summary(self string) (lb.Reason, string) {
+	routes := d.routes()
+	switch {
+	case len(routes) == 0:
+		return d.answers(self)
+	case d.Owner == "":
+		return lb.ReasonAnnounced, strings.Join(routes, "; ")
+	}
+	_, answers := d.answers(self)
+	return lb.ReasonAnnounced, answers + "; " + strings.Join(routes, "; ")
+}
+
+// routes says from which nodes which peers hear of the VIP, for as long as it stays so.
+func (d Decision) routes() []string {
+	byPeers := map[string][]string{}
+	for _, w := range d.Nodes {
+		if w.Routed {
+			byPeers[w.Peers] = append(byPeers[w.Peers], w.Node)
+		}
+	}
+	var found []string
+	for _, peers := range slices.SortedFunc(maps.Keys(byPeers), func(a, b string) int {
+		return cmp.Or(len(byPeers[b])-len(byPeers[a]), strings.Compare(a, b))
+	}) {
+		found = append(found, lb.Announcement{VIP: d.VIP, Node: some(byPeers[peers], maxRouting), How: "BGP to " + peers}.String())
+	}
+	return found
+}
+
+// answers says who answers ARP and NDP for the VIP, or why nobody does.
+func (d Decision) answers(self string) (lb.Reason, string) {
 	for _, w := range d.Nodes {
 		if w.Node != d.Owner {
 			continue
 		}
 		if w.Reason == lb.ReasonAnnounced {
-			return lb.ReasonAnnounced, lb.Announcement{VIP: d.VIP, Node: d.Owner, How: d.how(self)}.String()
+			announcement := lb.Announcement{VIP: d.VIP, Node: d.Owner, How: d.how(self)}.String()
+			if d.Owner == self && len(d.Strangers) > 0 {
+				return lb.ReasonContested, fmt.Sprintf("%s; %s is in use by %s, too, which is no node that runs a speaker", announcement, d.VIP, named(d.Strangers))
+			}
+			return lb.ReasonAnnounced, announcement
+		}
+		if w.Reason == lb.ReasonProbing {
+			return w.Reason, fmt.Sprintf("%s is not announced yet: %s asks whether somebody else uses it", d.VIP, d.Owner)
 		}
 		return lb.ReasonAnnounceFailed, fmt.Sprintf("%s cannot be announced from its owner %s: it answers on no interface", d.VIP, d.Owner)
 	}
@@ -148,7 +227,7 @@ func (d Decision) summary(self string) (lb.Reason, string) {
 	})
 	var parts []string
 	for _, r := range reasons {
-		parts = append(parts, fmt.Sprintf("%s on %s", r, some(byReason[r])))
+		parts = append(parts, fmt.Sprintf("%s on %s", r, some(byReason[r], 3)))
 	}
 	why := strings.Join(parts, ", ")
 	reason := onlyObstacle(reasons)
@@ -168,7 +247,7 @@ func onlyObstacle(reasons []lb.Reason) lb.Reason {
 		return reasons[0]
 	}
 	others := slices.DeleteFunc(slices.Clone(reasons), func(r lb.Reason) bool {
-		return r == lb.ReasonNodeExcluded || r == lb.ReasonNodeLeaving || r == lb.ReasonStopping
+		return r == lb.ReasonNodeExcluded || r == lb.ReasonNodeLeaving || r == lb.ReasonStopping || r == lb.ReasonMissing
 	})
 	if len(others) == 1 {
 		return others[0]
@@ -194,17 +273,20 @@ func protocol(vip netip.Addr) string {
 // sentence prefers this node's own details for a reason that all nodes share.
 func (d Decision) sentence(self string, reason lb.Reason) string {
 	for _, w := range d.Nodes {
-		if w.Node == self {
+		if w.Node == self && w.Reason == reason {
 			return w.Message
 		}
 	}
 	return Describe(reason)
 }
 
-// some names at most three nodes.
-func some(nodes []string) string {
-	if len(nodes) <= 3 {
+// maxRouting is how many nodes are named that announce routes.
+const maxRouting = 8
+
+// some names at most that many nodes.
+func some(nodes []string, most int) string {
+	if len(nodes) <= most {
 		return strings.Join(nodes, ", ")
 	}
-	return fmt.Sprintf("%s and %d more", strings.Join(nodes[:2], ", "), len(nodes)-2)
+	return fmt.Sprintf("%s and %d more", strings.Join(nodes[:most-1], ", "), len(nodes)-most+1)
 }

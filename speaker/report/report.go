@@ -212,7 +212,7 @@ func (r *Reporter) write(ctx context.Context, now time.Time, key lb.Key, conditi
 	}
 	r.mu.Unlock()
 	if before := find(service, condition.Type); wrote && worthAnEvent(before, condition) {
-		r.opts.Event(service, condition.Status, condition.Reason, condition.Message)
+		r.opts.Event(service, condition.Status && condition.Reason != lb.ReasonContested, condition.Reason, condition.Message)
 	}
 	return nil
 }

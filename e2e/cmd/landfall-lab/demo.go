@@ -19,40 +19,47 @@ import (
 
 // The worked example's promises.
 const (
-	promisedAddress = "172.26.236.180"
-	serviceSuffix   = "BEPXDJBUHFCSYIC3"
-	firstSuffix     = "KXZ7A5GCKOVBKJL6" // of the endpoint 192.168.189.131:80
-	secondSuffix    = "IQE2HBJHR23S7HKO" // of the endpoint 192.168.100.1:80
-	requests        = 200
-	probeEvery      = 10 * time.Millisecond
+	serviceSuffix = "BEPXDJBUHFCSYIC3"
+	firstSuffix   = "KXZ7A5GCKOVBKJL6" // of the endpoint 192.168.189.131:80
+	secondSuffix  = "IQE2HBJHR23S7HKO" // of the endpoint 192.168.100.1:80
+	requests      = 200
+	probeEvery    = 10 * time.Millisecond
 	// recovery is how long the demo waits for another node to take over. It is not what is promised, which is well under a second,
 	// as the demo also runs on machines that are busy with other things; the gap that is printed is what counts.
 	recovery = 15 * time.Second
 )
 
-const manifest = `apiVersion: landfall.dev/v1beta1
-kind: IPAddressPool
-metadata: {name: lan}
-spec:
-  addresses: [172.26.236.180-172.26.236.199]
----
-apiVersion: landfall.dev/v1beta1
-kind: L2Advertisement
-metadata: {name: lan}
-spec:
-  ipAddressPools: [lan]
-`
+// tale is what a demo is about: one of the ways in which addresses are announced.
+type tale struct {
+	opening string
+	cluster lab.Cluster
+	// manifest is what an administrator applies, and address what the Service then gets.
+	manifest, address string
+	// values are chart values.
+	values map[string]any
+	// client is the host that requests come from.
+	client string
+	steps  func(*story) []step
+}
+
+type step struct {
+	title string
+	run   func(context.Context) error
+}
+
+// tales are the demos by name.
+var tales = map[string]func() tale{"demo": l2Tale, "demo-bgp": bgpTale}
 
 // demo tells the worked example, step by step, and returns the first thing that was not as promised.
-func demo(ctx context.Context, out io.Writer, options lab.Options, keep bool) (err error) {
+func demo(ctx context.Context, out io.Writer, t tale, options lab.Options, keep bool) (err error) {
 	p := newPrinter(out)
-	options.Progress = p.progress
-	p.section("A cluster of virtual machines, without a cloud's load balancer")
-	l, err := lab.Start(ctx, lab.SeedCluster(), options)
+	options.Progress, options.Values = p.progress, t.values
+	p.section(t.opening)
+	l, err := lab.Start(ctx, t.cluster, options)
 	if err != nil {
 		return err
 	}
-	d := &story{printer: p, lab: l}
+	d := &story{printer: p, lab: l, tale: t}
 	err = d.tell(ctx)
 	if err != nil {
 		d.showLogs()
@@ -71,26 +78,14 @@ func demo(ctx context.Context, out io.Writer, options lab.Options, keep bool) (e
 // story is what the demo knows while it goes on.
 type story struct {
 	*printer
+	tale
 	lab   *lab.Lab
 	vip   netip.Addr
 	owner string
 }
 
 func (d *story) tell(ctx context.Context) error {
-	steps := []struct {
-		title string
-		run   func(context.Context) error
-	}{
-		{"", d.cluster},
-		{"A pool of addresses, and a Service that wants one", d.address},
-		{"Which node answers for it, and why", d.ownership},
-		{"Which nodes have it programmed", d.programmed},
-		{"The rules of the Service on k8s-worker-177, which has no pod of it", d.chains},
-		{"externalTrafficPolicy: Cluster - any node, any pod", d.clusterPolicy},
-		{"externalTrafficPolicy: Local - the client's address is kept", d.localPolicy},
-		{"The owner's node dies", d.nodeDies},
-	}
-	for _, step := range steps {
+	for _, step := range d.steps(d) {
 		if step.title != "" {
 			d.section(step.title)
 		}
@@ -102,8 +97,8 @@ func (d *story) tell(ctx context.Context) error {
 	return nil
 }
 
-// cluster shows what is there.
-func (d *story) cluster(context.Context) error {
+// showCluster shows what is there.
+func (d *story) showCluster(context.Context) error {
 	c := d.lab.Cluster()
 	rows := [][]string{{"NODE", "ADDRESS", "PODS", ""}}
 	for _, n := range c.Nodes {
@@ -122,16 +117,23 @@ func (d *story) cluster(context.Context) error {
 	d.table(rows)
 	d.line("")
 	d.line("On each node: landfall-speaker and landfall-proxy, as the chart's DaemonSet starts them.")
-	d.line("A client at %s on the nodes' LAN, another at %s behind a router.", c.LAN.Client, c.Far.Client)
+	if len(d.lab.Routers()) == 0 {
+		d.line("A client at %s on the nodes' LAN, another at %s behind a router.", c.LAN.Client, c.Far.Client)
+		return nil
+	}
+	for _, r := range d.lab.Routers() {
+		d.line("%s at %s: %s, AS %d.", r.Name, r.Addr, c.ToR.Kind, c.ToR.ASN)
+	}
+	d.line("A client at %s behind them, which spreads its connections over both.", c.Far.Client)
 	return nil
 }
 
-// address applies the pool and the Service and waits for the address.
-func (d *story) address(ctx context.Context) error {
-	for line := range strings.Lines(manifest) {
+// showAddress applies the manifest and the Service and waits for the address.
+func (d *story) showAddress(ctx context.Context) error {
+	for line := range strings.Lines(d.manifest) {
 		d.line("│ %s", strings.TrimRight(line, "\n"))
 	}
-	if err := d.lab.ApplyYAML(ctx, manifest); err != nil {
+	if err := d.lab.ApplyYAML(ctx, d.manifest); err != nil {
 		return err
 	}
 	s := lab.SeedService()
@@ -164,37 +166,7 @@ func (d *story) address(ctx context.Context) error {
 		{"default/my-nginx", string(svc.Spec.Type), svc.Spec.ClusterIP, d.vip.String(), fmt.Sprintf("%d:%d/TCP", svc.Spec.Ports[0].Port, svc.Spec.Ports[0].NodePort)},
 	})
 	d.line("")
-	return d.promise(d.vip.String() == promisedAddress, "the Service has %s, the pool's first address (after %d ms)", d.vip, took.Milliseconds())
-}
-
-// ownership shows who answers for the address: by the Service's condition, and by what the client learns on the wire.
-func (d *story) ownership(ctx context.Context) error {
-	var said string
-	err := d.wait(ctx, "an owner of "+d.vip.String(), func(ctx context.Context) (err error) {
-		d.owner, said, err = d.announced(ctx)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	d.line("The Service's condition landfall.dev/Announced: %s", said)
-	d.line("")
-	words, err := d.words(ctx, d.owner)
-	if err != nil {
-		return err
-	}
-	rows := [][]string{{"NODE", "", "WHY"}}
-	for _, w := range words {
-		rows = append(rows, []string{w.Node, string(w.Reason), w.Message})
-	}
-	d.table(rows)
-	d.line("")
-	d.line("Among the nodes that claim the address, the one with the highest hash of (address, node) owns it.")
-	mac, node, err := d.answersARP(ctx)
-	if err != nil {
-		return err
-	}
-	return d.promise(node == d.owner, "on the wire, %s is at %s: eth0 of %s", d.vip, mac, node)
+	return d.promise(d.vip.String() == d.address, "the Service has %s, the pool's first address (after %d ms)", d.vip, took.Milliseconds())
 }
 
 // programmed shows which nodes' kernels hold the rules.
@@ -248,63 +220,29 @@ func (d *story) chains(ctx context.Context) error {
 }
 
 // clusterPolicy sends requests with policy Cluster.
-func (d *story) clusterPolicy(ctx context.Context) error {
-	spread := d.lab.Spread(ctx, lab.ClientName, "tcp", d.target(), requests)
+func (d *story) clusterPolicy(ctx context.Context) (lab.Spread, error) {
+	spread := d.lab.Spread(ctx, d.client, "tcp", d.target(), requests)
 	d.spread(spread)
 	if err := d.answered(spread, requests); err != nil {
-		return err
+		return spread, err
 	}
 	one, two := spread.Pods["my-nginx-1"], spread.Pods["my-nginx-2"]
 	// With 200 fair draws, fewer than 60 for one pod comes once in a hundred million runs.
 	if err := d.promise(one+two == requests && min(one, two) >= 60, "both pods get their share: %d and %d", one, two); err != nil {
-		return err
+		return spread, err
 	}
-	client := d.lab.Cluster().LAN.Client
-	if err := d.promise(spread.Sources[client] == 0, "the client's address %s is hidden behind the node's: what policy Cluster costs", client); err != nil {
-		return err
-	}
-	far := d.lab.Spread(ctx, lab.FarClientName, "tcp", d.target(), 20)
-	return d.promise(len(far.Failures) == 0, "20 of 20 requests from %s come through the router", d.lab.Cluster().Far.Client)
+	client := d.clientAddr()
+	return spread, d.promise(spread.Sources[client] == 0, "the client's address %s is hidden behind the node's: what policy Cluster costs", client)
 }
 
-// localPolicy switches the policy, shows the health ports and sends requests again.
-func (d *story) localPolicy(ctx context.Context) error {
+// setLocal switches the policy, and shows the health ports.
+func (d *story) setLocal(ctx context.Context) error {
 	patch := []byte(`{"spec":{"externalTrafficPolicy":"Local"}}`)
 	svc, err := d.lab.Kube().CoreV1().Services("default").Patch(ctx, "my-nginx", types.MergePatchType, patch, metav1.PatchOptions{})
 	if err != nil {
 		return err
 	}
-	if err := d.healthPorts(ctx, svc.Spec.HealthCheckNodePort); err != nil {
-		return err
-	}
-	// The owner moves if it has no pod.
-	err = d.wait(ctx, "an owner with a pod", func(ctx context.Context) (err error) {
-		if d.owner, _, err = d.announced(ctx); err != nil {
-			return err
-		}
-		_, onWire, err := d.answersARP(ctx)
-		if err == nil && (onWire != d.owner || d.podOn(d.owner) == "") {
-			err = fmt.Errorf("%s owns the address, %s answers", d.owner, onWire)
-		}
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	d.line("")
-	d.line("%s owns %s.", d.owner, d.vip)
-	d.line("")
-	spread := d.lab.Spread(ctx, lab.ClientName, "tcp", d.target(), requests)
-	d.spread(spread)
-	if err := d.answered(spread, requests); err != nil {
-		return err
-	}
-	pod := d.podOn(d.owner)
-	if err := d.promise(spread.Pods[pod] == requests, "all of them by %s, the pod on %s", pod, d.owner); err != nil {
-		return err
-	}
-	client := d.lab.Cluster().LAN.Client
-	return d.promise(spread.Sources[client] == requests, "each with the client's own address, %s", client)
+	return d.healthPorts(ctx, svc.Spec.HealthCheckNodePort)
 }
 
 // healthPorts shows what each node's health port answers to a load balancer that probes it.
@@ -333,40 +271,18 @@ func (d *story) healthPorts(ctx context.Context, port int32) error {
 	return d.promise(true, "200 where a pod is, 503 elsewhere")
 }
 
-// nodeDies cuts the owner off and measures what a client sees.
-func (d *story) nodeDies(ctx context.Context) error {
-	old := d.owner
-	d.line("A client opens a new connection every %d ms. Then %s is cut off, without a word to anybody.", probeEvery.Milliseconds(), old)
-	d.line("")
-	probe := d.lab.StartProbe(ctx, lab.ClientName, "tcp", d.target(), probeEvery)
-	defer probe.Stop()
-	pause(ctx, time.Second)
-	if err := d.lab.Cut(ctx, old); err != nil {
-		return err
-	}
-	err := d.waitLong(ctx, "another owner", recovery, func(ctx context.Context) error {
-		answer, err := d.lab.Ask(ctx, lab.ClientName, "tcp", d.target())
-		if err == nil && answer.Node == old {
-			err = errors.New("the old owner's pod still answers")
-		}
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	pause(ctx, time.Second)
-	report := probe.Stop()
-	_, d.owner, err = d.answersARP(ctx)
-	if err != nil {
-		return err
-	}
+// report shows what a client that opens connections all the time has seen.
+func (d *story) report(r lab.Report) {
 	d.table([][]string{
-		{"NEW CONNECTIONS", "ANSWERED", "SLOWER THAN 100 ms", "WITHOUT ANSWER", "LONGEST GAP"},
-		{strconv.Itoa(report.Sent), strconv.Itoa(report.Answered), strconv.Itoa(report.Slow), strconv.Itoa(report.Failed()), fmt.Sprintf("%d ms", report.Gap.Milliseconds())},
+		{"NEW CONNECTIONS", "ANSWERED", "SLOWER THAN 100 ms", "WITHOUT ANSWER", "HIT FOR", "LONGEST GAP"},
+		{strconv.Itoa(r.Sent), strconv.Itoa(r.Answered), strconv.Itoa(r.Slow), strconv.Itoa(r.Failed()), fmt.Sprintf("%d ms", r.Hit.Milliseconds()), fmt.Sprintf("%d ms", r.Gap.Milliseconds())},
 	})
 	d.line("")
-	if err := d.promise(d.owner != old && d.podOn(d.owner) != "", "%s answers for %s now", d.owner, d.vip); err != nil {
-		return err
+}
+
+func (d *story) clientAddr() netip.Addr {
+	if d.client == lab.FarClientName {
+		return d.lab.Cluster().Far.Client
 	}
-	return d.lab.Heal(ctx, old)
+	return d.lab.Cluster().LAN.Client
 }

@@ -20,13 +20,14 @@ import (
 
 const usage = `usage:
   landfall-lab demo [--keep]                show what Landfall does on the cluster of the worked example
+  landfall-lab demo-bgp [--keep]            the same behind two routers that speak BGP
   landfall-lab up [--name NAME] [--bare] [--programs DIR]
                                             start that cluster and leave it up; --bare without Landfall
   landfall-lab down [NAME]                  take it down
   landfall-lab list                         list the labs on this machine
   landfall-lab prepare                      fetch and build what tests and labs need on this machine
-  landfall-lab tool NAME                    print the path of a tool, built if need be: kube-apiserver, helm,
-                                            controller-gen, golangci-lint
+  landfall-lab tool NAME                    print the path of a tool, built if need be: kube-apiserver, kube-proxy,
+                                            helm, controller-gen, golangci-lint
 `
 
 func main() {
@@ -64,8 +65,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	options := lab.Options{Name: *name, NoAgents: *bare, Programs: *programs, Tool: self}
 	switch args[0] {
-	case "demo":
-		return demo(ctx, out, options, *keep)
+	case "demo", "demo-bgp":
+		return demo(ctx, out, tales[args[0]](), options, *keep)
 	case "up":
 		return up(ctx, out, options)
 	case "down":
@@ -185,14 +186,19 @@ func lookAround(p *printer, l *lab.Lab) {
 	rows = append(rows,
 		[]string{lab.ClientName, "on the nodes' LAN", c.LAN.Client.String(), "ip netns exec " + l.Namespace(lab.ClientName) + " bash"},
 		[]string{lab.FarClientName, "behind the router", c.Far.Client.String(), "ip netns exec " + l.Namespace(lab.FarClientName) + " bash"})
+	client, request := lab.ClientName, "172.26.236.180"
+	for _, r := range l.Routers() {
+		client, request = lab.FarClientName, "203.0.113.180"
+		rows = append(rows, []string{r.Name, "router", r.Addr.String(), "vtysh --vty_socket " + r.Dir})
+	}
 	p.table(rows)
 	p.line("")
 	onMaster := "ip netns exec " + l.Namespace(c.Nodes[0].Name)
 	p.table([][]string{
 		{"Status", onMaster + " bin/landfallctl --kubeconfig " + l.Kubeconfig() + " status"},
 		{"Objects", onMaster + " kubectl --kubeconfig " + l.Kubeconfig() + " get services,ipaddresspools -A"},
-		{"Rules", "ip netns exec " + l.Namespace(c.Nodes[len(c.Nodes)-1].Name) + " iptables-save -t nat"},
-		{"Request", "ip netns exec " + l.Namespace(lab.ClientName) + " curl http://172.26.236.180/"},
+		{"Rules", "ip netns exec " + l.Namespace(c.Nodes[len(c.Nodes)-1].Name) + " nft list ruleset"},
+		{"Request", "ip netns exec " + l.Namespace(client) + " curl http://" + request + "/"},
 		{"Logs", "ls " + l.LogFolder()},
 		{"Take down", "go run ./e2e/cmd/landfall-lab down " + l.Name()},
 	})

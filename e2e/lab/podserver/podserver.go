@@ -25,11 +25,11 @@ const Command = "pod"
 
 // Config says who the pod is and where it listens.
 type Config struct {
-	Pod  string     `json:"pod"`
-	Node string     `json:"node"`
-	Addr netip.Addr `json:"addr"`
-	TCP  []uint16   `json:"tcp,omitempty"`
-	UDP  []uint16   `json:"udp,omitempty"`
+	Pod   string       `json:"pod"`
+	Node  string       `json:"node"`
+	Addrs []netip.Addr `json:"addrs"`
+	TCP   []uint16     `json:"tcp,omitempty"`
+	UDP   []uint16     `json:"udp,omitempty"`
 }
 
 // Answer is what the server says.
@@ -45,21 +45,23 @@ type Answer struct {
 // Run serves until ctx ends or a port cannot be listened on.
 func Run(ctx context.Context, c Config) error {
 	g, ctx := errgroup.WithContext(ctx)
-	for _, port := range c.TCP {
-		l, err := net.Listen("tcp", netip.AddrPortFrom(c.Addr, port).String())
-		if err != nil {
-			return err
+	for _, addr := range c.Addrs {
+		for _, port := range c.TCP {
+			l, err := net.Listen("tcp", netip.AddrPortFrom(addr, port).String())
+			if err != nil {
+				return err
+			}
+			context.AfterFunc(ctx, func() { l.Close() })
+			g.Go(func() error { return c.serveTCP(l) })
 		}
-		context.AfterFunc(ctx, func() { l.Close() })
-		g.Go(func() error { return c.serveTCP(l) })
-	}
-	for _, port := range c.UDP {
-		conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(c.Addr, port)))
-		if err != nil {
-			return err
+		for _, port := range c.UDP {
+			conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, port)))
+			if err != nil {
+				return err
+			}
+			context.AfterFunc(ctx, func() { conn.Close() })
+			g.Go(func() error { return c.serveUDP(conn) })
 		}
-		context.AfterFunc(ctx, func() { conn.Close() })
-		g.Go(func() error { return c.serveUDP(conn) })
 	}
 	if err := g.Wait(); err != nil && ctx.Err() == nil {
 		return err

@@ -1,0 +1,79 @@
+package plan
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// plan returns what the pool shall show.
+func (p *pool) plan(released []lb.Released) PoolPlan {
+	plan := PoolPlan{Families: make(map[lb.Family]Usage, len(p.spaces)), Status: lb.PoolStatus{Released: released}}
+	for family, s := range p.spaces {
+		plan.Families[family] = s.usage
+	}
+	figures := func(family lb.Family) (assigned, available string) {
+		u, ok := plan.Families[family]
+		if !ok {
+			return "0", "0"
+		}
+		return strconv.Itoa(u.Assigned), u.Available().String()
+	}
+	plan.Status.AssignedIPv4, plan.Status.AvailableIPv4 = figures(lb.IPv4)
+	plan.Status.AssignedIPv6, plan.Status.AvailableIPv6 = figures(lb.IPv6)
+	plan.Status.Conditions = []lb.Condition{p.ready(), p.overlapping(), p.exhausted()}
+	return plan
+}
+
+func (p *pool) ready() lb.Condition {
+	c := lb.Condition{Type: lb.ConditionReady, Generation: p.Generation}
+	switch {
+	case p.refusal != nil:
+		c.Reason, c.Message = p.refusal.Reason, p.refusal.Message
+		return c
+	case p.AutoAssign && p.Allocation != nil:
+		c.Message = "hands out addresses to the Services that spec.serviceAllocation selects"
+	case p.AutoAssign:
+		c.Message = "hands out addresses"
+	default:
+		c.Message = "hands out addresses to Services that ask for them"
+	}
+	c.Status, c.Reason = true, lb.ReasonPoolReady
+	if p.without != "" {
+		c.Message += ", but not " + p.without
+	}
+	if p.stray != "" {
+		c.Message += "; " + p.stray
+	}
+	return c
+}
+
+func (p *pool) overlapping() lb.Condition {
+	if p.overlap == "" {
+		return lb.Condition{Type: lb.ConditionOverlapping, Reason: lb.ReasonPoolApart, Message: "no other pool has any of its addresses", Generation: p.Generation}
+	}
+	return lb.Condition{Type: lb.ConditionOverlapping, Status: true, Reason: lb.ReasonPoolOverlaps, Message: p.overlap, Generation: p.Generation}
+}
+
+func (p *pool) exhausted() lb.Condition {
+	var figures []string
+	none := false
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		s := p.spaces[family]
+		switch {
+		case s == nil:
+		case s.exhausted():
+			none = true
+			figures = append(figures, fmt.Sprintf("none of %s %s addresses is left (Services hold %d)", s.usage.Total, family, s.usage.Assigned))
+		default:
+			figures = append(figures, fmt.Sprintf("%s of %s %s addresses are left (Services hold %d)", s.usage.Available(), s.usage.Total, family, s.usage.Assigned))
+		}
+	}
+	c := lb.Condition{Type: lb.ConditionExhausted, Reason: lb.ReasonPoolAvailable, Message: strings.Join(figures, "; "), Generation: p.Generation}
+	if none {
+		c.Status, c.Reason = true, lb.ReasonPoolExhausted
+	}
+	return c
+}

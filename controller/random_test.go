@@ -1,0 +1,121 @@
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"testing"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// seeds runs f with n seeds, a tenth of them with -short. They begin at 0 or at $LANDFALL_SEED; -run NAME/seed=N repeats one of them.
+func seeds(t *testing.T, n int, f func(t *testing.T, r *rand.Rand)) {
+	t.Helper()
+	if testing.Short() {
+		n /= 10
+	}
+	start, err := strconv.ParseUint(os.Getenv("LANDFALL_SEED"), 10, 64)
+	if err != nil {
+		start = 0
+	}
+	t.Logf("seeds %d to %d", start, start+uint64(n)-1)
+	for seed := start; seed < start+uint64(n); seed++ {
+		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) { f(t, rand.New(rand.NewPCG(seed, 1))) })
+	}
+}
+
+// TestContract8RandomRestarts drives processes that lead in turn, with watches that are late and writes that fail.
+func TestContract8RandomRestarts(t *testing.T) {
+	seeds(t, 2000, func(t *testing.T, r *rand.Rand) { randomRun(t, r, 1) })
+}
+
+// TestContract8RandomTogether has two or three controllers lead at the same time, as the Lease should prevent: they are slow, see late
+// what the others write, and what they have sent may arrive when they have long given up.
+func TestContract8RandomTogether(t *testing.T) {
+	seeds(t, 3000, func(t *testing.T, r *rand.Rand) { randomRun(t, r, 2+r.IntN(2)) })
+}
+
+func randomRun(t *testing.T, r *rand.Rand, controllers int) {
+	failures := []failure{conflict, refused, lost, forbidden, stall, stall, stall, nil, nil}
+	c := newCluster()
+	c.addPool("p", "10.0.0.0/28")
+	c.before = func() {
+		// What was sent earlier arrives at any time, also between two writes of another controller.
+		if len(c.stalled) > 0 && r.IntN(3) == 0 {
+			c.arrive(r.IntN(len(c.stalled)))
+		}
+	}
+	processes := make([]*process, controllers)
+	for i := range processes {
+		processes[i] = newProcess(c)
+		processes[i].deliver()
+	}
+	var internal, all []string
+	for i := range 60 {
+		which := r.IntN(controllers)
+		p := processes[which]
+		switch r.IntN(14) {
+		case 0, 1, 2:
+			s := service(fmt.Sprintf("s%d", i))
+			if r.IntN(2) == 0 {
+				s.Type = lb.ClusterIP
+				internal = append(internal, s.Key.Name)
+			}
+			all = append(all, s.Key.Name)
+			c.put(s)
+		case 3:
+			if len(all) > 0 && r.IntN(2) == 0 {
+				c.remove(all[0])
+				all = all[1:]
+			}
+		case 4, 5:
+			if len(internal) > 0 {
+				if _, ok := c.services[key(internal[0])]; ok {
+					becomesLoadBalancer(c, internal[0])
+				}
+				internal = internal[1:]
+			}
+		case 6, 7:
+			c.fail(failures[r.IntN(len(failures))], failures[r.IntN(len(failures))], failures[r.IntN(len(failures))])
+		case 8:
+			p.deliverServices(1 + r.IntN(4))
+		case 9: // crash, and another takes over: from what is there now
+			processes[which] = newProcess(c)
+			processes[which].deliver()
+		case 10:
+			p.deliver()
+		case 11:
+			p.deliverPools()
+		case 12:
+			if len(c.stalled) > 0 {
+				c.arrive(r.IntN(len(c.stalled)))
+			}
+		case 13:
+			if len(all) > 0 {
+				c.touch(all[r.IntN(len(all))])
+			}
+		}
+		_, _ = processes[r.IntN(controllers)].step(t.Context())
+		c.check(t)
+		if t.Failed() {
+			t.FailNow()
+		}
+	}
+	c.fail()
+	for len(c.stalled) > 0 {
+		c.arrive(0)
+		c.check(t)
+	}
+	for range 3 {
+		for _, p := range processes {
+			p.settle(t)
+		}
+	}
+	for k, s := range c.services {
+		if len(c.services) <= 16 && s.Type == lb.LoadBalancer && len(s.Ingress) == 0 {
+			t.Errorf("%s has no address in the end: %v", k, s.Conditions)
+		}
+	}
+}

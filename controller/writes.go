@@ -1,0 +1,111 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/landfall-lb/landfall/controller/plan"
+	"github.com/landfall-lb/landfall/internal/kube"
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// change is a Service with what it shall show.
+type change struct {
+	service lb.Service
+	holding kube.Holding
+	claims  map[string]lb.PoolClaim // by pool, for what it adds
+}
+
+// changes returns what must be written, oldest Services first. A write is decided on the Service as the book knows it, also where the
+// table has a newer one: it will then be refused, and decided anew.
+func (c *controller) changes(p plan.Plan) []change {
+	var changes []change
+	for key, decision := range p.Services {
+		s := c.book.Service(key)
+		h := kube.Holding{Addresses: decision.Addresses, Mode: decision.Mode, Condition: decision.Condition}
+		if w, ok := c.writes[key]; ok && w.done || !ok && h.Shows(s) {
+			continue // a Service that was written is decided anew once the write is seen
+		}
+		changes = append(changes, change{service: s, holding: h})
+	}
+	slices.SortFunc(changes, func(a, b change) int { return plan.Older(&a.service, &b.service) })
+	return changes
+}
+
+// writeServices writes all changes, several at a time. All of them come from one plan, so their order does not matter for
+// who holds what.
+func (c *controller) writeServices(ctx context.Context, changes []change) error {
+	errs := make([]error, len(changes))
+	var group errgroup.Group
+	group.SetLimit(c.parallel)
+	for i, ch := range changes {
+		// Noted before it is sent: whatever becomes of it, its addresses are not given to others until the Service is seen again.
+		c.writes[ch.service.Key] = write{
+			Pending: plan.Pending{UID: ch.service.UID, Version: ch.service.Version, Addresses: ch.holding.Addresses, Perhaps: c.perhaps(ch)},
+			failure: c.writes[ch.service.Key].failure,
+			claims:  c.keepClaims(ch),
+		}
+		group.Go(func() error {
+			ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+			defer cancel()
+			errs[i] = c.status.Hold(ctx, ch.service, ch.holding)
+			return nil
+		})
+	}
+	_ = group.Wait() // no task returns an error
+	var failed []error
+	for i, ch := range changes {
+		if err := c.wrote(ctx, ch, errs[i]); err != nil {
+			failed = append(failed, err)
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// wrote takes note of how a write went, and tells of it if it changed something. The error is one to try again for.
+func (c *controller) wrote(ctx context.Context, ch change, err error) error {
+	key := ch.service.Key
+	c.metrics.wrote("service", err)
+	w := c.writes[key]
+	defer func() {
+		c.writes[key] = w
+		if !w.done {
+			c.again[key] = true
+		}
+	}()
+	switch {
+	case err == nil:
+		w.done = true
+		c.report(ch)
+		return nil
+	case kube.IsNotFound(err):
+		w.done = true // nothing to do but wait until the watch shows it
+		return nil
+	case ctx.Err() != nil:
+	case kube.IsConflict(err):
+		c.log.Debug("the Service has changed meanwhile: deciding again", "service", key)
+	case w.failure != err.Error():
+		w.failure = err.Error()
+		c.log.Warn("cannot write a Service's status, trying again", "service", key, "error", err)
+	}
+	return err
+}
+
+// report logs a change of decision and sends the Event.
+func (c *controller) report(ch change) {
+	about := kube.ServiceReference(ch.service)
+	condition := ch.holding.Condition
+	switch {
+	case condition == nil:
+		c.log.Info("the Service holds nothing of ours any more", "service", ch.service.Key)
+	case condition.Status:
+		c.log.Info("the Service has its address", "service", ch.service.Key, "address", condition.Message)
+		c.events.Normal(about, condition.Reason, condition.Message)
+	default:
+		c.log.Warn("the Service lacks an address", "service", ch.service.Key, "reason", condition.Reason, "message", condition.Message)
+		c.events.Warning(about, condition.Reason, condition.Message)
+	}
+}

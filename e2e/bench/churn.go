@@ -1,0 +1,169 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+)
+
+const (
+	churnNode = "churn"
+	bareNode  = "bare"
+	// limit is how long a change may take until the run is given up.
+	limit = 2 * time.Minute
+	// burstSize is how many changes are ahead of the one that is measured.
+	burstSize = 200
+	// apart is the time between changes: more than the second that kube-proxy lets pass between two syncs by default, so that what is
+	// measured is how long a sync takes and not how long it is put off.
+	apart = 1100 * time.Millisecond
+)
+
+// churn measures one contender at a number of Services: from start to the last answer, changes, memory and CPU.
+func (b *bench) churn(ctx context.Context, c contender, services int) (row churnRow, err error) {
+	row = churnRow{Proxy: c.name, Services: services}
+	if err := b.flush(ctx, churnNode); err != nil {
+		return row, err
+	}
+	from, err := newProber(b.lab.Namespace(clientPod))
+	if err != nil {
+		return row, err
+	}
+	defer from.close()
+	if err := b.fleet.point(ctx, target, endpoint(b.fleet.podAddress(podA), churnNode)); err != nil {
+		return row, err
+	}
+	p, err := b.startProxy(c, churnNode)
+	if err != nil {
+		return row, err
+	}
+	defer func() {
+		p.stop()
+		if err != nil {
+			err = fmt.Errorf("%w; it said: %s", err, p.log.String())
+		}
+	}()
+	for name, address := range b.fleet.addresses {
+		if err := from.wait(ctx, address, "", p.started.Add(limit)); err != nil {
+			return row, fmt.Errorf("start: %s: %w", name, err)
+		}
+	}
+	row.Start = milliseconds(time.Since(p.started))
+	if err := settle(ctx, p); err != nil {
+		return row, err
+	}
+	before, err := p.cpu()
+	if err != nil {
+		return row, err
+	}
+	row.StartCPU = before
+	for _, measure := range []struct {
+		into  *quantiles
+		times int
+		once  func(context.Context, *prober, int) (time.Duration, error)
+	}{
+		{&row.Change, b.changes, b.change},
+		{&row.New, b.newServices, b.newService},
+		{&row.Behind, b.bursts, b.behind},
+	} {
+		var took []time.Duration
+		for i := range measure.times {
+			d, err := measure.once(ctx, from, i)
+			if err != nil {
+				return row, err
+			}
+			took = append(took, d)
+			time.Sleep(apart)
+		}
+		*measure.into = quantilesOf(took)
+	}
+	if err := settle(ctx, p); err != nil {
+		return row, err
+	}
+	after, err := p.cpu()
+	if err != nil {
+		return row, err
+	}
+	row.CPU = after - before
+	row.Memory, err = p.peakMemory()
+	return row, err
+}
+
+// settle waits until the proxy has nothing left to do.
+func settle(ctx context.Context, p *proxy) error {
+	last := -1.0
+	for quiet := 0; quiet < 3; {
+		now, err := p.cpu()
+		if err != nil {
+			return err
+		}
+		if quiet++; now-last > 0.02 {
+			quiet = 0
+		}
+		last = now
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(500 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+// change moves the target to its other pod, and returns the time from the API server's answer to the first answer of that pod.
+func (b *bench) change(ctx context.Context, from *prober, _ int) (time.Duration, error) {
+	return b.moveTarget(ctx, from, func() error { return nil })
+}
+
+// behind does so after many other changes.
+func (b *bench) behind(ctx context.Context, from *prober, _ int) (time.Duration, error) {
+	return b.moveTarget(ctx, from, func() error { return b.fleet.burst(ctx, min(burstSize, b.fleet.size-1)) })
+}
+
+func (b *bench) moveTarget(ctx context.Context, from *prober, first func() error) (time.Duration, error) {
+	answer, err := from.ask(b.fleet.addresses[target])
+	if err != nil {
+		return 0, err
+	}
+	to := podA
+	if answer == podA {
+		to = podB
+	}
+	if err := first(); err != nil {
+		return 0, err
+	}
+	asked := time.Now()
+	if err := b.fleet.point(ctx, target, endpoint(b.fleet.podAddress(to), churnNode)); err != nil {
+		return 0, err
+	}
+	err = from.wait(ctx, b.fleet.addresses[target], to, asked.Add(limit))
+	return time.Since(asked), err
+}
+
+// newService creates a Service whose endpoints are there, and returns the time to its first answer.
+func (b *bench) newService(ctx context.Context, from *prober, _ int) (time.Duration, error) {
+	name := fmt.Sprintf("new-%d", b.fleet.serial.Add(1))
+	if err := b.fleet.createSlice(ctx, name, endpoint(b.fleet.podAddress(podA), churnNode)); err != nil {
+		return 0, err
+	}
+	asked := time.Now()
+	address, err := b.fleet.createService(ctx, name)
+	if err != nil {
+		return 0, err
+	}
+	if err := from.wait(ctx, address, "", asked.Add(limit)); err != nil {
+		return 0, err
+	}
+	took := time.Since(asked)
+	return took, b.fleet.remove(ctx, name)
+}
+
+func quantilesOf(took []time.Duration) (q quantiles) {
+	if len(took) == 0 {
+		return q
+	}
+	slices.Sort(took)
+	return quantiles{P50: milliseconds(took[len(took)/2]), Max: milliseconds(took[len(took)-1])}
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// contender is a proxy in one of its modes.
+type contender struct{ name, program, mode string }
+
+var all = []contender{
+	{"landfall-nftables", "landfall", "nftables"},
+	{"landfall-iptables", "landfall", "iptables"},
+	{"kube-proxy-nftables", "kube-proxy", "nftables"},
+	{"kube-proxy-iptables", "kube-proxy", "iptables"},
+}
+
+func contenderNames() (names []string) {
+	for _, c := range all {
+		names = append(names, c.name)
+	}
+	return names
+}
+
+func (b *bench) contenders() []contender {
+	return slices.DeleteFunc(slices.Clone(all), func(c contender) bool { return !slices.Contains(b.proxies, c.name) })
+}
+
+func buildProxy(ctx context.Context, repository string) (string, error) {
+	dir, err := os.MkdirTemp("", "landfall-bench")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "landfall-proxy")
+	cmd := exec.CommandContext(ctx, "go", "build", "-C", repository, "-trimpath", "-ldflags=-s -w", "-o", path, "./proxy")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build the proxy: %w: %s", err, out)
+	}
+	return path, nil
+}
+
+// proxy is a contender that runs on a node.
+type proxy struct {
+	contender
+	cmd     *exec.Cmd
+	log     bytes.Buffer
+	started time.Time
+}
+
+// startProxy starts a contender on a node of the lab.
+func (b *bench) startProxy(c contender, node string) (*proxy, error) {
+	network := b.lab.Cluster().PodNetwork.String()
+	argv := []string{"ip", "netns", "exec", b.lab.Namespace(node), b.programs[c.program]}
+	switch c.program {
+	case "landfall":
+		argv = append(argv, "--mode="+c.mode, "--kubeconfig="+b.lab.Kubeconfig(), "--node-name="+node, "--cluster-cidr="+network,
+			"--feed-socket="+filepath.Join(filepath.Dir(b.programs["landfall"]), node+".sock"), "--log-level=warn")
+	default:
+		// The limits of conntrack are the machine's, which is not kube-proxy's here. All else is as it comes.
+		argv = append(argv, "--proxy-mode="+c.mode, "--kubeconfig="+b.lab.Kubeconfig(), "--hostname-override="+node, "--cluster-cidr="+network,
+			"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0s", "--conntrack-tcp-timeout-close-wait=0s")
+	}
+	p := &proxy{contender: c, cmd: exec.Command(argv[0], argv[1:]...), started: time.Now()}
+	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
+	p.cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL, Setpgid: true}
+	return p, p.cmd.Start()
+}
+
+// stop ends the proxy and leaves its rules.
+func (p *proxy) stop() {
+	_ = p.cmd.Process.Signal(unix.SIGTERM)
+	ended := time.AfterFunc(10*time.Second, func() { _ = p.cmd.Process.Kill() })
+	_ = p.cmd.Wait()
+	ended.Stop()
+}
+
+// flush makes a node one without rules, as a reboot would.
+func (b *bench) flush(ctx context.Context, node string) error {
+	if _, err := b.lab.Exec(ctx, node, "nft", "flush", "ruleset"); err != nil {
+		return err
+	}
+	_, _ = b.lab.Exec(ctx, node, "conntrack", "-F") // fails if there is no entry
+	return nil
+}
+
+// cpu is the processor time of the proxy and of the programs that it has run to their end, in seconds.
+func (p *proxy) cpu() (float64, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+	if err != nil {
+		return 0, err
+	}
+	_, after, _ := strings.Cut(string(text), ") ")
+	fields := strings.Fields(after)
+	var ticks float64
+	for _, field := range fields[11:15] { // utime, stime, cutime, cstime
+		n, err := strconv.ParseFloat(field, 64)
+		if err != nil {
+			return 0, err
+		}
+		ticks += n
+	}
+	const ticksPerSecond = 100
+	return ticks / ticksPerSecond, nil
+}
+
+// peakMemory is the largest resident size so far, in MiB.
+func (p *proxy) peakMemory() (float64, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	if err != nil {
+		return 0, err
+	}
+	_, after, found := strings.Cut(string(text), "VmHWM:")
+	if !found {
+		return 0, fmt.Errorf("no VmHWM of %s", p.name)
+	}
+	kib, err := strconv.ParseFloat(strings.Fields(after)[0], 64)
+	return kib / 1024, err
+}

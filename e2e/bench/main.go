@@ -1,0 +1,192 @@
+// Bench measures Landfall's proxy beside kube-proxy: the same API server, the same Services, the same network namespaces, one run.
+// It prints a table, and the same figures as JSON.
+//
+//	go run ./e2e/bench -services 1000,5000 -json figures.json
+//
+// What it measures is described in docs/bench.md.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/e2e/lab"
+)
+
+// Commands of the helpers that this program starts in the namespaces of clients and pods.
+const (
+	loadCommand  = "load"
+	serveCommand = "serve"
+)
+
+type options struct {
+	services    []int
+	proxies     []string
+	json        string
+	seconds     int
+	rounds      int
+	noChurn     bool
+	noLoad      bool
+	quickAbove  int
+	changes     int
+	newServices int
+	bursts      int
+}
+
+func main() {
+	if err := start(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func start(args []string) error {
+	if len(args) > 0 && args[0] == loadCommand {
+		return load(args[1:])
+	}
+	if len(args) > 0 && args[0] == serveCommand {
+		return serve(args[1:])
+	}
+	o, err := parse(args)
+	if err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
+	defer stop()
+	return run(ctx, o)
+}
+
+func parse(args []string) (o options, err error) {
+	set := flag.NewFlagSet("bench", flag.ContinueOnError)
+	sizes := set.String("services", "1000,5000,10000", "numbers of Services to measure at, in rising order")
+	proxies := set.String("proxies", strings.Join(contenderNames(), ","), "which proxies to measure")
+	set.StringVar(&o.json, "json", "", "file for the figures as JSON")
+	set.IntVar(&o.quickAbove, "landfall-only-above", 5000, "above so many Services kube-proxy is left out, as it takes minutes")
+	set.IntVar(&o.changes, "changes", 20, "endpoint changes to measure")
+	set.IntVar(&o.newServices, "new", 10, "new Services to measure")
+	set.IntVar(&o.bursts, "bursts", 3, "changes behind 200 others to measure")
+	set.IntVar(&o.seconds, "load-seconds", 3, "length of one measurement of new connections")
+	set.IntVar(&o.rounds, "load-rounds", 5, "measurements of new connections of each kind; the median counts")
+	set.BoolVar(&o.noChurn, "no-churn", false, "leave out how fast changes are programmed")
+	set.BoolVar(&o.noLoad, "no-load", false, "leave out new connections per second")
+	if err := set.Parse(args); err != nil {
+		return o, err
+	}
+	for word := range strings.SplitSeq(*sizes, ",") {
+		n, err := strconv.Atoi(word)
+		if err != nil || n < 1 || n > 50000 {
+			return o, fmt.Errorf("-services: %q is not a number from 1 to 50000", word)
+		}
+		o.services = append(o.services, n)
+	}
+	if !slices.IsSorted(o.services) {
+		return o, errors.New("-services: want them in rising order")
+	}
+	o.proxies = strings.Split(*proxies, ",")
+	for _, name := range o.proxies {
+		if !slices.Contains(contenderNames(), name) {
+			return o, fmt.Errorf("-proxies: %q is none of %s", name, strings.Join(contenderNames(), ", "))
+		}
+	}
+	return o, nil
+}
+
+func progress(line string) { fmt.Fprintln(os.Stderr, time.Now().Format(time.TimeOnly), line) }
+
+// bench is a run.
+type bench struct {
+	options
+	lab       *lab.Lab
+	programs  map[string]string // path by program
+	self      string            // path of this program
+	fleet     *fleet
+	connected map[string][]float64 // new connections per second, by measurement
+	report    report
+}
+
+func run(ctx context.Context, o options) (err error) {
+	b := &bench{options: o, programs: map[string]string{}, connected: map[string][]float64{}}
+	if b.self, err = os.Executable(); err != nil {
+		return err
+	}
+	repository, err := lab.FindRepository(".")
+	if err != nil {
+		return err
+	}
+	if slices.ContainsFunc(b.contenders(), func(c contender) bool { return c.program == "kube-proxy" }) {
+		if b.programs["kube-proxy"], err = lab.Tool(ctx, repository, "kube-proxy", progress); err != nil {
+			return err
+		}
+	}
+	if b.programs["landfall"], err = buildProxy(ctx, repository); err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(filepath.Dir(b.programs["landfall"])) }()
+	if b.lab, err = lab.Start(ctx, b.cluster(), lab.Options{NoAgents: true, Repository: repository, Progress: progress}); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.lab.Close()) }()
+	b.fleet = newFleet(b.lab)
+	if err := b.fleet.createTarget(ctx); err != nil {
+		return err
+	}
+	if err := b.measure(ctx); err != nil {
+		return err
+	}
+	b.report.print(os.Stdout)
+	if o.json == "" {
+		return nil
+	}
+	text, err := json.MarshalIndent(b.report, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(o.json, append(text, '\n'), 0o644)
+}
+
+// measure goes through the numbers of Services, and measures connections when there is one Service and when there are most.
+func (b *bench) measure(ctx context.Context) error {
+	if !b.noLoad {
+		if err := b.prepareLoad(ctx); err != nil {
+			return fmt.Errorf("connections: %w", err)
+		}
+	}
+	for _, n := range b.services {
+		if err := b.fleet.grow(ctx, n); err != nil {
+			return fmt.Errorf("create %d Services: %w", n, err)
+		}
+		if b.noChurn {
+			continue
+		}
+		for _, c := range b.contenders() {
+			if n > b.quickAbove && c.program != "landfall" {
+				continue
+			}
+			row, err := b.churn(ctx, c, n)
+			if err != nil {
+				return fmt.Errorf("%s at %d Services: %w", c.name, n, err)
+			}
+			b.report.Churn = append(b.report.Churn, row)
+			progress(row.String())
+		}
+	}
+	if b.noLoad {
+		return nil
+	}
+	if err := b.connections(ctx); err != nil {
+		return fmt.Errorf("connections: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,115 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// prober asks pods' servers from one network namespace, each time over a new connection, and gives up early: what is not
+// programmed yet is silent, and TCP would ask again only after a second.
+type prober struct{ jobs chan func() }
+
+const (
+	connectTimeout = 4 * time.Millisecond
+	answerTimeout  = 100 * time.Millisecond
+	pause          = 500 * time.Microsecond
+)
+
+func newProber(namespace string) (*prober, error) {
+	p := &prober{jobs: make(chan func())}
+	entered := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		if err := enter(namespace); err != nil {
+			entered <- err
+			return
+		}
+		close(entered)
+		for job := range p.jobs {
+			job()
+		}
+	}()
+	return p, <-entered
+}
+
+func (p *prober) close() { close(p.jobs) }
+
+func enter(namespace string) error {
+	file, err := os.Open(filepath.Join("/run/netns", namespace))
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	return unix.Setns(int(file.Fd()), unix.CLONE_NEWNET)
+}
+
+// ask returns the name of the pod that answers.
+func (p *prober) ask(address netip.AddrPort) (pod string, err error) {
+	done := make(chan struct{})
+	p.jobs <- func() {
+		pod, err = ask(address)
+		close(done)
+	}
+	<-done
+	return pod, err
+}
+
+// wait asks until pod answers, or any if pod is empty.
+func (p *prober) wait(ctx context.Context, address netip.AddrPort, pod string, until time.Time) (err error) {
+	for time.Now().Before(until) && ctx.Err() == nil {
+		var answer string
+		if answer, err = p.ask(address); err == nil && (pod == "" || pod == answer) {
+			return nil
+		}
+		if err == nil {
+			err = fmt.Errorf("%s answers", answer)
+		}
+		time.Sleep(pause)
+	}
+	return errors.Join(ctx.Err(), err)
+}
+
+func ask(address netip.AddrPort) (string, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return "", err
+	}
+	defer unix.Close(fd)
+	// A blocking connect ends after the time-out of sends.
+	set := func(option int, d time.Duration) {
+		tv := unix.NsecToTimeval(d.Nanoseconds())
+		_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, option, &tv)
+	}
+	set(unix.SO_SNDTIMEO, connectTimeout)
+	set(unix.SO_RCVTIMEO, answerTimeout)
+	if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: address.Addr().As4(), Port: int(address.Port())}); err != nil {
+		return "", fmt.Errorf("connect: %w", err)
+	}
+	if _, err := unix.Write(fd, []byte("hello\n")); err != nil {
+		return "", err
+	}
+	var line []byte
+	buffer := make([]byte, 512)
+	for !bytes.ContainsRune(line, '\n') {
+		n, err := unix.Read(fd, buffer)
+		if err != nil {
+			return "", fmt.Errorf("answer: %w", err)
+		}
+		if n == 0 {
+			return "", errors.New("answer: closed")
+		}
+		line = append(line, buffer[:n]...)
+	}
+	var answer struct{ Pod string }
+	return answer.Pod, json.Unmarshal(line, &answer)
+}

@@ -1,0 +1,205 @@
+package e2e
+
+import (
+	"fmt"
+	"maps"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/landfall-lb/landfall/e2e/lab"
+	"github.com/landfall-lb/landfall/e2e/lab/labtest"
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/cases"
+)
+
+// judged is a case of the table, or one that is about how objects are read.
+type judged struct {
+	cases.Case
+	change func(w cases.World, s *corev1.Service, e *discoveryv1.EndpointSlice)
+}
+
+// reading are cases of what only the API's objects have.
+func reading() []judged {
+	both := cases.Case{From: "outside", To: "vip", Want: "local remote", SNAT: true}
+	named := func(c cases.Case, name, want string, change func(w cases.World, s *corev1.Service, e *discoveryv1.EndpointSlice)) judged {
+		if c.Name = name; want != "" {
+			c.Want, c.SNAT = want, false
+		}
+		return judged{c, change}
+	}
+	stranger := both
+	stranger.From = "stranger"
+	return []judged{
+		named(both, "44 a slice with the label headless", "reject", func(_ cases.World, _ *corev1.Service, e *discoveryv1.EndpointSlice) {
+			e.Labels[corev1.IsHeadlessService] = ""
+		}),
+		named(both, "a Service of another proxy", "none", func(_ cases.World, s *corev1.Service, _ *discoveryv1.EndpointSlice) {
+			s.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "other"}
+		}),
+		named(both, "22 a blank before a range, listed", "", func(w cases.World, s *corev1.Service, _ *discoveryv1.EndpointSlice) {
+			s.Spec.LoadBalancerSourceRanges = []string{" " + cases.Host(w.Outside).String()}
+		}),
+		named(stranger, "22 a blank before a range, unlisted", "drop", func(w cases.World, s *corev1.Service, _ *discoveryv1.EndpointSlice) {
+			s.Spec.LoadBalancerSourceRanges = []string{" " + cases.Host(w.Outside).String()}
+		}),
+		named(both, "conditions that are not told", "", func(_ cases.World, _ *corev1.Service, e *discoveryv1.EndpointSlice) {
+			for i := range e.Endpoints {
+				e.Endpoints[i].Conditions = discoveryv1.EndpointConditions{}
+			}
+		}),
+	}
+}
+
+// sample leaves out what Kubernetes cannot be told, or what takes a kernel parameter.
+func sample(w cases.World) []judged {
+	all := reading()
+	for i, c := range cases.For(w.Family, false) {
+		switch {
+		case w.Family == lb.IPv6 && i%3 > 0, // to save time
+			c.Transport() == lb.SCTP, c.Own,
+			strings.Contains(c.Name, "liberal"), strings.HasPrefix(c.Name, "42 "), strings.HasSuffix(c.Name, ", off"):
+			continue
+		}
+		all = append(all, judged{Case: c})
+	}
+	return all
+}
+
+// documented are the differences from kube-proxy, by mode and the case's name, with what kube-proxy does. They are those of the table in
+// docs/proxy.md.
+var documented = map[string]map[string]string{
+	"iptables": {
+		"16 no endpoints, node to vip":      cases.Silence,
+		"16 no endpoints, node to external": cases.Silence,
+	},
+	"nftables": {
+		"INVALID from a pod": cases.Passed,
+	},
+}
+
+// kube-proxy is the judge: on the same objects of the same API server, in the same namespaces, each packet ends as with it in the same
+// mode, but for differences that are documented.
+func TestJudge(t *testing.T) {
+	cluster := lab.SeedCluster()
+	cluster.DualStack, cluster.Pods, cluster.Services = true, nil, nil
+	cluster.Nodes = cluster.Nodes[:1]
+	l := labtest.Start(t, cluster, lab.Options{NoAgents: true})
+	_, err := l.Kube().CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: judgeNamespace}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	programs := judgePrograms(t)
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		t.Run(string(family), func(t *testing.T) {
+			w := cases.WorldOf(family)
+			o := &contest{site: cases.NewSite(t, w), kubeconfig: l.Kubeconfig(), programs: programs, folder: t.TempDir()}
+			connect(t, l, o.site)
+			put := &objects{kube: l.Kube(), world: w}
+			for _, mode := range []string{"iptables", "nftables"} {
+				t.Run(mode, func(t *testing.T) {
+					theirs := o.answers(t, put, contender{"kube-proxy", mode}, sample(w))
+					ours := o.answers(t, put, contender{"landfall", mode}, sample(w))
+					judge(t, mode, theirs, ours)
+				})
+			}
+		})
+	}
+}
+
+func judge(t *testing.T, mode string, theirs, ours map[string]cases.Seen) {
+	t.Helper()
+	differences := 0
+	for _, name := range slices.Sorted(maps.Keys(ours)) {
+		their, known := documented[mode][name]
+		switch {
+		case known && theirs[name].Ends != their:
+			t.Errorf("%s: kube-proxy: %s; the documentation says %s", name, theirs[name], their)
+		case !known && theirs[name] != ours[name]:
+			t.Errorf("%s: kube-proxy: %s; Landfall: %s", name, theirs[name], ours[name])
+		case known && theirs[name] == ours[name]:
+			t.Errorf("%s: documented as different, but both: %s", name, ours[name])
+		case known:
+			differences++
+		}
+	}
+	t.Logf("%d cases, %d of them different as documented", len(ours), differences)
+}
+
+// answers runs a contender and returns what becomes of each case's packets.
+func (o *contest) answers(t *testing.T, put *objects, who contender, all []judged) map[string]cases.Seen {
+	t.Helper()
+	seen := map[string]cases.Seen{}
+	key := func(c judged) string {
+		_, config := c.Plan(o.site.World)
+		return c.Zone + fmt.Sprintf("%+v", config)
+	}
+	slices.SortStableFunc(all, func(a, b judged) int { return strings.Compare(key(a), key(b)) })
+	running, stop := "", func() {}
+	for _, c := range all {
+		if k := key(c); k != running {
+			stop()
+			put.putNode(t, c.Zone)
+			_, config := c.Plan(o.site.World)
+			running, stop = k, o.run(t, who, config)
+			// kube-proxy may write its rules before it knows the node's zone, and once more after.
+			o.wait(t, put.mark(t))
+			time.Sleep(500 * time.Millisecond)
+		}
+		o.wait(t, put.put(t, c))
+		o.site.Forget(t)
+		if who.program == "kube-proxy" && documented[who.mode][c.Name] == cases.Silence {
+			c.Want = "drop" // no need to wait for long
+		}
+		seen[c.Name] = o.site.Look(t, c.Case)
+	}
+	stop()
+	return seen
+}
+
+// connect lets the node of the site reach the API server.
+func connect(t *testing.T, l *lab.Lab, s *cases.Site) {
+	t.Helper()
+	master := l.Cluster().Nodes[0]
+	cable := "site-" + string(lb.FamilyOf(s.World.Node))
+	// The other family's site may not be gone altogether.
+	_ = exec.CommandContext(t.Context(), "ip", "-n", l.Namespace(master.Name), "addr", "flush", "to", "10.255.255.0/30").Run()
+	for _, command := range []string{
+		fmt.Sprintf("ip link add api0 netns %s type veth peer name %s netns %s", s.Node.Name, cable, l.Namespace(master.Name)),
+		fmt.Sprintf("ip -n %s addr add 10.255.255.1/30 dev %s", l.Namespace(master.Name), cable),
+		fmt.Sprintf("ip -n %s link set %s up", l.Namespace(master.Name), cable),
+		fmt.Sprintf("ip -n %s addr add 10.255.255.2/30 dev api0", s.Node.Name),
+		fmt.Sprintf("ip -n %s link set api0 up", s.Node.Name),
+		fmt.Sprintf("ip -n %s route add %s/32 via 10.255.255.1", s.Node.Name, master.Addr),
+	} {
+		argv := strings.Fields(command)
+		if out, err := exec.CommandContext(t.Context(), argv[0], argv[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", command, err, out)
+		}
+	}
+}
+
+// judgePrograms builds both proxies.
+func judgePrograms(t *testing.T) map[string]string {
+	t.Helper()
+	repository, err := lab.FindRepository(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	judge, err := lab.Tool(t.Context(), repository, "kube-proxy", func(line string) { t.Log(line) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours := filepath.Join(t.TempDir(), "landfall-proxy")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-C", repository, "-o", ours, "./proxy").CombinedOutput(); err != nil {
+		t.Fatalf("build the proxy: %v\n%s", err, out)
+	}
+	return map[string]string{"kube-proxy": judge, "landfall": ours}
+}

@@ -1,0 +1,37 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+)
+
+// SnapshotEtcd keeps what etcd holds now, for [Lab.RestoreEtcd]. The API server is away for a moment.
+func (l *Lab) SnapshotEtcd(ctx context.Context) error {
+	return l.withoutEtcd(ctx, func() error {
+		return errors.Join(os.RemoveAll(l.state.path("snapshot")), os.CopyFS(l.state.path("snapshot"), os.DirFS(l.state.path("etcd"))))
+	})
+}
+
+// RestoreEtcd makes etcd hold what it held at [Lab.SnapshotEtcd], revisions included, as an administrator may do after a disaster.
+func (l *Lab) RestoreEtcd(ctx context.Context) error {
+	return l.withoutEtcd(ctx, func() error {
+		return errors.Join(os.RemoveAll(l.state.path("etcd")), os.CopyFS(l.state.path("etcd"), os.DirFS(l.state.path("snapshot"))),
+			os.Chmod(l.state.path("etcd"), 0o700))
+	})
+}
+
+// withoutEtcd stops the API server and etcd, calls f, and starts them again.
+func (l *Lab) withoutEtcd(ctx context.Context, f func() error) error {
+	if err := errors.Join(l.control.server.kill(), l.control.etcd.kill()); err != nil {
+		return err
+	}
+	if err := f(); err != nil {
+		return fmt.Errorf("etcd's data: %w", err)
+	}
+	if err := l.control.startEtcd(); err != nil {
+		return err
+	}
+	return l.control.start(ctx, l.progress)
+}

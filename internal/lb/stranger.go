@@ -1,0 +1,32 @@
+package lb
+
+import "fmt"
+
+// OnConflict says what becomes of a VIP that somebody else uses before Landfall has ever announced it.
+type OnConflict string
+
+// The choices.
+const (
+	RefuseOnConflict   OnConflict = "refuse"   // it is not announced
+	AnnounceOnConflict OnConflict = "announce" // it is announced all the same
+)
+
+// ParseOnConflict reads a choice; "" stands for refuse.
+func ParseOnConflict(s string) (OnConflict, error) {
+	switch c := OnConflict(s); c {
+	case "":
+		return RefuseOnConflict, nil
+	case RefuseOnConflict, AnnounceOnConflict:
+		return c, nil
+	}
+	return RefuseOnConflict, fmt.Errorf("%q is neither refuse nor announce", s)
+}
+
+// Stranger is a device that uses a VIP and is no node that runs a speaker.
+type Stranger struct {
+	Interface string `json:"interface"` // the node's, on which it was seen
+	MAC       string `json:"mac"`
+}
+
+// String returns "02:00:00:00:00:09 on eth0".
+func (s Stranger) String() string { return s.MAC + " on " + s.Interface }

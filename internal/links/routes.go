@@ -1,0 +1,57 @@
+package links
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Gateway is a next hop of a default route in the main table.
+type Gateway struct {
+	Addr      netip.Addr
+	Interface int // index of the interface that it is behind
+}
+
+// Gateways asks the kernel for the next hops of all default routes; netns.None() is the namespace of the calling process.
+func Gateways(ns netns.NsHandle) ([]Gateway, error) {
+	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	defer handle.Close()
+	// With no destination in the filter's mask, all of the table come; the default ones are told apart below.
+	routes, err := complete(func() ([]netlink.Route, error) {
+		return handle.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
+	}
+	return gateways(routes), nil
+}
+
+func gateways(routes []netlink.Route) []Gateway {
+	var found []Gateway
+	add := func(link int, ip []byte, via netlink.Destination) {
+		if v, ok := via.(*netlink.Via); ok && len(ip) == 0 {
+			ip = v.Addr // an IPv4 route over an IPv6 next hop (RFC 5549)
+		}
+		if addr, ok := netip.AddrFromSlice(ip); ok {
+			found = append(found, Gateway{Addr: addr.Unmap(), Interface: link})
+		}
+	}
+	for _, r := range routes {
+		if r.Dst != nil {
+			if ones, _ := r.Dst.Mask.Size(); ones > 0 || !r.Dst.IP.IsUnspecified() {
+				continue
+			}
+		}
+		add(r.LinkIndex, r.Gw, r.Via)
+		for _, hop := range r.MultiPath {
+			add(hop.LinkIndex, hop.Gw, hop.Via)
+		}
+	}
+	return found
+}

@@ -1,0 +1,211 @@
+package conntrack
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/internal/nstest"
+)
+
+// open opens the table of a namespace.
+func open(t testing.TB, ns *nstest.NS) Netlink {
+	t.Helper()
+	var n Netlink
+	ns.Do(t, func() (err error) {
+		n, err = Open()
+		return err
+	})
+	t.Cleanup(n.Close)
+	return n
+}
+
+// make makes a flow in the kernel's table, from a client to f.To, answered by f.From.
+func (n Netlink) make(client netip.AddrPort, f Flow) error {
+	inet := uint8(unix.AF_INET)
+	if f.To.Addr().Is6() {
+		inet = unix.AF_INET6
+	}
+	tuple := func(kind int, from, to netip.AddrPort) []byte {
+		b := nl.NewRtAttr(kind|unix.NLA_F_NESTED, nil)
+		ip := b.AddRtAttr(nl.CTA_TUPLE_IP|unix.NLA_F_NESTED, nil)
+		source, destination := nl.CTA_IP_V4_SRC, nl.CTA_IP_V4_DST
+		if inet == unix.AF_INET6 {
+			source, destination = nl.CTA_IP_V6_SRC, nl.CTA_IP_V6_DST
+		}
+		ip.AddRtAttr(source, from.Addr().AsSlice())
+		ip.AddRtAttr(destination, to.Addr().AsSlice())
+		transport := b.AddRtAttr(nl.CTA_TUPLE_PROTO|unix.NLA_F_NESTED, nil)
+		transport.AddRtAttr(attrProtocol, []byte{f.Protocol})
+		transport.AddRtAttr(attrSourcePort, binary.BigEndian.AppendUint16(nil, from.Port()))
+		transport.AddRtAttr(attrPort, binary.BigEndian.AppendUint16(nil, to.Port()))
+		return b.Serialize()
+	}
+	const timeout, protocolInfo, infoSCTP = 7, 4, 3 // CTA_TIMEOUT, CTA_PROTOINFO, CTA_PROTOINFO_SCTP
+	all := slices.Concat(tuple(nl.CTA_TUPLE_ORIG, client, f.To), tuple(nl.CTA_TUPLE_REPLY, f.From, client),
+		nl.NewRtAttr(timeout, binary.BigEndian.AppendUint32(nil, 600)).Serialize())
+	if f.Protocol == unix.IPPROTO_SCTP {
+		info := nl.NewRtAttr(protocolInfo|unix.NLA_F_NESTED, nil)
+		sctp := info.AddRtAttr(infoSCTP|unix.NLA_F_NESTED, nil)
+		const established = 4
+		sctp.AddRtAttr(1, []byte{established})
+		sctp.AddRtAttr(2, binary.BigEndian.AppendUint32(nil, 1))
+		sctp.AddRtAttr(3, binary.BigEndian.AppendUint32(nil, 1))
+		all = append(all, info.Serialize()...)
+	}
+	_, err := n.request(inet, unix.NFNL_SUBSYS_CTNETLINK<<8, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, all).Execute(unix.NETLINK_NETFILTER, 0)
+	return err
+}
+
+// The kernel's own table: exactly the flows that are meant go.
+func TestKernelTable(t *testing.T) {
+	ns := nstest.New(t)
+	n := open(t, ns)
+	at := netip.MustParseAddrPort
+	for i, f := range []Flow{
+		{unix.IPPROTO_UDP, at("10.96.0.10:53"), at("192.168.1.2:5353")},
+		{unix.IPPROTO_UDP, at("10.96.0.10:53"), at("192.168.1.3:5353")},
+		{unix.IPPROTO_UDP, at("10.96.0.10:54"), at("192.168.1.3:5353")},
+		{unix.IPPROTO_UDP, at("10.96.0.11:53"), at("192.168.1.3:5353")},
+		{unix.IPPROTO_SCTP, at("10.96.0.10:53"), at("192.168.1.3:5353")},
+		{unix.IPPROTO_TCP, at("10.96.0.10:53"), at("192.168.1.3:5353")},
+		{unix.IPPROTO_UDP, at("[fd00::10]:53"), at("[fd00::3]:5353")},
+	} {
+		client := netip.AddrPortFrom(netip.MustParseAddr("172.31.0.2"), uint16(4000+i))
+		if f.To.Addr().Is6() {
+			client = netip.AddrPortFrom(netip.MustParseAddr("fd31::2"), uint16(4000+i))
+		}
+		if err := n.make(client, f); err != nil {
+			t.Fatalf("%v: %v", f, err)
+		}
+	}
+	for _, tt := range []struct {
+		about About
+		want  int
+	}{
+		{About{unix.IPPROTO_UDP, at("10.96.0.10:53"), at("192.168.1.3:5353")}, 1},
+		{About{unix.IPPROTO_UDP, at("10.96.0.10:53"), at("192.168.1.3:5353")}, 0},
+		{About{unix.IPPROTO_SCTP, at("10.96.0.10:53"), netip.AddrPort{}}, 1},
+		{About{unix.IPPROTO_UDP, at("[fd00::10]:53"), at("[fd00::3]:5353")}, 1},
+		{About{}, 2},
+	} {
+		gone := func(f Flow) bool {
+			return f.Protocol != unix.IPPROTO_TCP && f.From.Addr() != at("192.168.1.2:0").Addr()
+		}
+		if got, err := n.Delete(tt.about, gone); err != nil || got != tt.want {
+			t.Errorf("%v: deleted %d, error %v, want %d", tt.about, got, err, tt.want)
+		}
+	}
+	left := ns.Run(t, "conntrack", "-L")
+	if lines := strings.Count(left, "dport=53 "); lines != 2 || !strings.Contains(left, "src=192.168.1.2") || !strings.Contains(left, "tcp") {
+		t.Errorf("left are\n%s", left)
+	}
+}
+
+// In a large table too, exactly the flows that are meant go, whoever looks for them.
+func TestLargeTable(t *testing.T) {
+	ns := nstest.New(t)
+	n := open(t, ns)
+	to, other := netip.MustParseAddrPort("10.96.0.10:53"), netip.MustParseAddrPort("10.96.0.11:53")
+	to6 := netip.MustParseAddrPort("[fd00::10]:53")
+	stays, goes := netip.MustParseAddrPort("192.168.1.2:5353"), netip.MustParseAddrPort("192.168.1.3:5353")
+	goes6 := netip.MustParseAddrPort("[fd00::3]:5353")
+	fill(t, n, smallTable+100, func(i int) Flow {
+		return []Flow{{unix.IPPROTO_UDP, to, stays}, {unix.IPPROTO_UDP, to, goes}, {unix.IPPROTO_UDP, other, goes}, {unix.IPPROTO_TCP, to, goes}, {unix.IPPROTO_UDP, to6, goes6}}[i%5]
+	})
+	count := func() string { return strings.TrimSpace(ns.Run(t, "conntrack", "-C")) }
+	for _, tt := range []struct {
+		about About
+		left  string
+	}{
+		{About{unix.IPPROTO_UDP, to, goes}, "8080"},
+		{About{unix.IPPROTO_UDP, to, goes}, "8080"},
+	} {
+		if _, err := n.Delete(tt.about, func(f Flow) bool { return Flow(tt.about) == f }); err != nil {
+			t.Fatal(err)
+		}
+		if left := count(); left != tt.left {
+			t.Errorf("%v: %s are left, want %s", tt.about, left, tt.left)
+		}
+	}
+	fill(t, n, smallTable, func(int) Flow {
+		return Flow{unix.IPPROTO_UDP, netip.MustParseAddrPort("10.96.0.12:53"), netip.MustParseAddrPort("192.168.1.9:53")}
+	})
+	v6 := About{unix.IPPROTO_UDP, to6, goes6}
+	if got, err := n.Delete(v6, func(f Flow) bool { return Flow(v6) == f }); err != nil || got != (smallTable+100)/5 {
+		t.Errorf("%v: deleted %d, error %v", v6, got, err)
+	}
+	if left := count(); left != "16060" {
+		t.Errorf("%s are left", left)
+	}
+}
+
+// fill makes flows of clients that are all different.
+func fill(t testing.TB, n Netlink, flows int, of func(i int) Flow) {
+	t.Helper()
+	for i := range flows {
+		f := of(i)
+		addr := netip.AddrFrom4([4]byte{172, byte(i >> 16), byte(i >> 8), byte(i)})
+		if f.To.Addr().Is6() {
+			addr = netip.AddrFrom16([16]byte{0xfd, 1, 13: byte(i >> 16), 14: byte(i >> 8), 15: byte(i)})
+		}
+		if err := n.make(netip.AddrPortFrom(addr, 4000), f); err != nil {
+			t.Fatal(fmt.Errorf("flow %d: %w", i, err))
+		}
+	}
+}
+
+// The kernel sends only what is asked for.
+func TestKernelFilters(t *testing.T) {
+	ns := nstest.New(t)
+	n := open(t, ns)
+	backend := netip.MustParseAddrPort("192.168.1.3:5353")
+	fill(t, n, 100, func(i int) Flow {
+		return Flow{unix.IPPROTO_UDP, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 0, byte(i)}), 53), backend}
+	})
+	sent := 0
+	about := About{unix.IPPROTO_UDP, netip.MustParseAddrPort("10.96.0.7:53"), backend}
+	err := n.request(unix.AF_INET, getFlow, unix.NLM_F_DUMP, about.filter()).ExecuteIter(unix.NETLINK_NETFILTER, 0, func([]byte) bool {
+		sent++
+		return true
+	})
+	if err != nil || sent != 1 {
+		t.Errorf("%d flows came, error %v; want 1 of 100", sent, err)
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	f.Add([]byte{})
+	f.Add(append(make([]byte, nl.SizeofNfgenmsg), About{unix.IPPROTO_UDP, netip.MustParseAddrPort("10.96.0.7:53"), netip.AddrPort{}}.filter()...))
+	f.Fuzz(func(t *testing.T, msg []byte) {
+		if _, ok := decode(msg); ok && len(identity(msg)) == 0 {
+			t.Error("a flow without an identity")
+		}
+	})
+}
+
+// Questions in a table that is nearly as full as Linux lets it be by default.
+func BenchmarkFullTable(b *testing.B) {
+	ns := nstest.New(b)
+	n := open(b, ns)
+	backend := netip.MustParseAddrPort("192.168.1.3:5353")
+	fill(b, n, 250_000, func(i int) Flow {
+		return Flow{unix.IPPROTO_UDP, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, byte(i % 16), byte(i % 256)}), 53), backend}
+	})
+	for name, about := range map[string]About{"few": {unix.IPPROTO_UDP, netip.MustParseAddrPort("10.96.99.99:53"), backend}, "all": {}} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if got, err := n.Delete(about, func(Flow) bool { return false }); err != nil || got != 0 {
+					b.Fatal(got, err)
+				}
+			}
+		})
+	}
+}

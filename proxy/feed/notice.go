@@ -1,0 +1,131 @@
+package feed
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// Bounds of what a speaker may say: more than any cluster has.
+const (
+	maxLine   = 8 << 20
+	maxDead   = 10000
+	maxName   = 253 // of a Node (RFC 1123)
+	maxVIPs   = 65536
+	maxFormer = 16 // nodes for each VIP
+)
+
+// Notice returns what the speaker says now: the last word of all that are connected; false if there is none.
+func (a *Actor) Notice() (lb.FeedNotice, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var last *subscriber
+	for r := range a.readers {
+		if r.notice != nil && (last == nil || r.number > last.number) {
+			last = r
+		}
+	}
+	if last == nil {
+		return lb.FeedNotice{}, false
+	}
+	return *last.notice, true
+}
+
+// take notes what a reader says; nil when nothing of what it said counts any more.
+func (a *Actor) take(r *subscriber, n *lb.FeedNotice) {
+	a.mu.Lock()
+	changed := r.notice != n
+	if changed {
+		a.notices++
+		r.notice, r.number = n, a.notices
+	}
+	a.mu.Unlock()
+	if changed {
+		a.changed()
+	}
+}
+
+// hear takes in notices until the connection ends, or a reader that has promised to speak is silent for too long. Once something makes
+// no sense, it listens no more, but the reader is told on what the kernel delivers.
+func (a *Actor) hear(conn net.Conn, r *subscriber) error {
+	lines := bufio.NewScanner(conn)
+	lines.Buffer(nil, maxLine)
+	silence := time.Duration(0)
+	for lines.Scan() {
+		n, err := decode(lines.Bytes())
+		if err != nil {
+			a.ignore(conn, r, err)
+			return nil
+		}
+		if n.Beat > 0 {
+			silence = lb.FeedSilence(n.Beat)
+		}
+		if silence > 0 {
+			if err := conn.SetReadDeadline(time.Now().Add(silence)); err != nil {
+				return err
+			}
+		}
+		if !n.Same {
+			a.take(r, &n)
+		}
+	}
+	switch err := lines.Err(); {
+	case errors.Is(err, bufio.ErrTooLong):
+		a.ignore(conn, r, err)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("it has been silent for %s", silence)
+	}
+	return nil
+}
+
+// ignore forgets what a reader has said, and waits for its end.
+func (a *Actor) ignore(conn net.Conn, r *subscriber, reason error) {
+	a.log.Warn("what a reader of the feed says makes no sense and is ignored", "error", reason)
+	a.take(r, nil)
+	if conn.SetReadDeadline(time.Time{}) == nil {
+		_, _ = io.Copy(io.Discard, conn)
+	}
+}
+
+// decode reads one line.
+func decode(line []byte) (lb.FeedNotice, error) {
+	var n lb.FeedNotice
+	if err := json.Unmarshal(line, &n); err != nil {
+		return lb.FeedNotice{}, fmt.Errorf("read a notice: %w", err)
+	}
+	if n.Beat < 0 || n.Beat > int(time.Hour.Milliseconds()) {
+		return lb.FeedNotice{}, fmt.Errorf("read a notice: a beat of %d ms", n.Beat)
+	}
+	if len(n.Dead) > maxDead || len(n.Gone) > maxDead || len(n.Former) > maxVIPs {
+		return lb.FeedNotice{}, fmt.Errorf("read a notice: %d dead nodes and %d moved addresses are too many", len(n.Dead), len(n.Former))
+	}
+	for _, node := range n.Dead {
+		if node == "" || len(node) > maxName {
+			return lb.FeedNotice{}, fmt.Errorf("read a notice: %q is not a name of a node", node)
+		}
+	}
+	for _, addr := range n.Gone {
+		if !addr.IsValid() {
+			return lb.FeedNotice{}, errors.New("read a notice: an empty address")
+		}
+	}
+	for vip, nodes := range n.Former {
+		if len(nodes) > maxFormer {
+			return lb.FeedNotice{}, fmt.Errorf("read a notice: %d nodes for %s are too many", len(nodes), vip)
+		}
+		for _, addr := range append([]netip.Addr{vip}, nodes...) {
+			if !addr.IsValid() || addr.Zone() != "" || addr.Is4In6() || addr.Is4() != vip.Is4() {
+				return lb.FeedNotice{}, fmt.Errorf("read a notice: %q cannot be an address for %s", addr, vip)
+			}
+		}
+	}
+	return n, nil
+}

@@ -1,0 +1,143 @@
+package feed
+
+import (
+	"encoding/json"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+func (r *reader) say(line string) {
+	r.t.Helper()
+	if _, err := r.conn.Write([]byte(line + "\n")); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// expectDead waits until these nodes count as dead.
+func (r running) expectDead(t *testing.T, want ...string) {
+	t.Helper()
+	for {
+		n, ok := r.Notice()
+		if slices.Equal(n.Dead, want) {
+			if !ok && len(want) > 0 {
+				t.Errorf("nobody has said %v", want)
+			}
+			return
+		}
+		select {
+		case <-r.changes:
+		case <-time.After(10 * time.Second):
+			t.Fatalf("dead are %v, want %v", n.Dead, want)
+		}
+	}
+}
+
+func TestWhatASpeakerSaysCountsWhileItIsThere(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "feed.sock")
+	a := start(t, path)
+	one := dial(t, path)
+	one.say(`{"dead":["a","b"]}`)
+	a.expectDead(t, "a", "b")
+	one.say(`{"dead":["b"],"beat":2000,"later":"versions say more"}`)
+	a.expectDead(t, "b")
+	one.say(`{"same":true}`)
+	two := dial(t, path) // its successor, which knows nothing yet
+	a.expectDead(t, "b")
+	two.say(`{"dead":["c"]}`)
+	a.expectDead(t, "c")
+	two.conn.Close()
+	a.expectDead(t, "b")
+	one.conn.Close()
+	a.expectDead(t)
+}
+
+// Nonsense is not believed, and the speaker still hears what is delivered.
+func TestContract7NonsenseFromASpeakerIsIgnored(t *testing.T) {
+	for name, line := range map[string]string{
+		"no JSON":             `dead: a`,
+		"another type":        `{"dead":"a"}`,
+		"no name":             `{"dead":[""]}`,
+		"a long name":         `{"dead":["` + strings.Repeat("a", 300) + `"]}`,
+		"no address":          `{"former":{"192.0.2.1":["here"]}}`,
+		"an empty one":        `{"gone":[""]}`,
+		"an empty address":    `{"former":{"192.0.2.1":[""]}}`,
+		"another family":      `{"former":{"192.0.2.1":["2001:db8::1"]}}`,
+		"a zone":              `{"former":{"fe80::1":["fe80::2%eth0"]}}`,
+		"too many nodes":      `{"former":{"192.0.2.1":["192.0.2.2"` + strings.Repeat(`,"192.0.2.2"`, 20) + `]}}`,
+		"a line without end":  `{"dead":["a"]}` + strings.Repeat(" ", maxLine+1),
+		"a beat of days":      `{"beat":100000000}`,
+		"a beat before times": `{"beat":-1}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "feed.sock")
+			a := start(t, path)
+			r := dial(t, path)
+			r.say(`{"dead":["x"]}`)
+			a.expectDead(t, "x")
+			r.say(line)
+			a.expectDead(t)
+			a.Complete()
+			r.expect(lb.FeedMessage{Complete: true})
+		})
+	}
+}
+
+// A speaker that hangs keeps its socket open.
+func TestASpeakerThatHangsIsNoticed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "feed.sock")
+	a := start(t, path)
+	r := dial(t, path)
+	r.say(`{"dead":["x"],"beat":20}`)
+	a.expectDead(t, "x")
+	a.expectDead(t)
+	if r.in.Scan() {
+		t.Errorf("it hears %q", r.in.Bytes())
+	}
+}
+
+// A speaker hears from a proxy that has nothing to say.
+func TestBeat(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "feed.sock")
+	a := start(t, path)
+	a.Complete()
+	r := dial(t, path)
+	r.expect(lb.FeedMessage{Complete: true})
+	r.expect(lb.FeedMessage{})
+	r.expect(lb.FeedMessage{})
+}
+
+func FuzzDecode(f *testing.F) {
+	f.Add([]byte(`{"dead":["k8s-worker-177"],"beat":2000}`))
+	f.Add([]byte(`{"same":true,"beat":2000}`))
+	f.Add([]byte(`{"former":{"192.0.2.1":["172.26.236.177"],"2001:db8::1":["2001:db8::177"]}}`))
+	f.Fuzz(func(t *testing.T, line []byte) {
+		n, err := decode(line)
+		if err != nil {
+			return
+		}
+		if len(n.Dead) > maxDead || slices.Contains(n.Dead, "") || n.Beat < 0 {
+			t.Errorf("%q is taken for %+v", line, n)
+		}
+		for vip, nodes := range n.Former {
+			for _, node := range nodes {
+				if !vip.IsValid() || net.ParseIP(node.String()) == nil || lb.FamilyOf(vip) != lb.FamilyOf(node) {
+					t.Errorf("%q is taken for %+v", line, n)
+				}
+			}
+		}
+		text, err := json.Marshal(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := decode(text)
+		if err != nil || !slices.Equal(again.Dead, n.Dead) || len(again.Former) != len(n.Former) {
+			t.Errorf("%q is read as %+v, and that as %+v, %v", line, n, again, err)
+		}
+	})
+}

@@ -1,0 +1,326 @@
+package rescue
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/nstest"
+)
+
+// lan is a client and two nodes, each of which delivers the VIPs to a pod of its own.
+type lan struct {
+	client, a, b *nstest.NS
+	macA, macB   string
+}
+
+// Addresses of the lan by family.
+type addresses struct{ client, a, b, vip string }
+
+var (
+	v4 = addresses{"10.0.0.9", "10.0.0.1", "10.0.0.2", "10.0.0.100"}
+	v6 = addresses{"fd00::9", "fd00::1", "fd00::2", "fd00::100"}
+)
+
+func newLAN(t *testing.T) lan {
+	t.Helper()
+	l := lan{client: nstest.New(t), a: nstest.New(t), b: nstest.New(t)}
+	sw := nstest.New(t)
+	sw.Run(t, "ip", "link", "add", "lan", "type", "bridge", "forward_delay", "0", "mcast_snooping", "0")
+	sw.Run(t, "ip", "link", "set", "lan", "up")
+	for i, host := range []*nstest.NS{l.client, l.a, l.b} {
+		port := fmt.Sprintf("port%d", i)
+		number := []int{9, 1, 2}[i]
+		nstest.Veth(t, host, "eth0", fmt.Sprintf("10.0.0.%d/24", number), sw, port, "")
+		host.Run(t, "ip", "addr", "add", fmt.Sprintf("fd00::%d/64", number), "dev", "eth0", "nodad")
+		sw.Run(t, "ip", "link", "set", port, "master", "lan")
+	}
+	for i, node := range []*nstest.NS{l.a, l.b} {
+		pod := nstest.New(t)
+		nstest.Veth(t, node, "pod0", fmt.Sprintf("10.1.%d.1/24", i), pod, "eth0", fmt.Sprintf("10.1.%d.2/24", i))
+		node.Run(t, "ip", "addr", "add", fmt.Sprintf("fd01:%d::1/64", i), "dev", "pod0", "nodad")
+		pod.Run(t, "ip", "addr", "add", fmt.Sprintf("fd01:%d::2/64", i), "dev", "eth0", "nodad")
+		pod.Run(t, "ip", "route", "add", "default", "via", fmt.Sprintf("10.1.%d.1", i))
+		pod.Run(t, "ip", "route", "add", "default", "via", fmt.Sprintf("fd01:%d::1", i))
+		node.Run(t, "sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1", "net.ipv4.conf.all.rp_filter=1")
+		nft(t, node, fmt.Sprintf(`
+			table ip test {
+				chain pre { type nat hook prerouting priority -101; ip daddr 10.0.0.100 tcp dport 80 dnat to 10.1.%[1]d.2:80; }
+				chain tidy { type filter hook forward priority -1; ct state invalid drop; }
+			}
+			table ip6 test {
+				chain pre { type nat hook prerouting priority -101; ip6 daddr fd00::100 tcp dport 80 dnat to [fd01:%[1]d::2]:80; }
+				chain tidy { type filter hook forward priority -1; ct state invalid drop; }
+			}`, i))
+		serve(t, pod)
+	}
+	l.macA, l.macB = macOf(t, l.a), macOf(t, l.b)
+	return l
+}
+
+func macOf(t *testing.T, ns *nstest.NS) (mac string) {
+	ns.Do(t, func() error {
+		i, err := net.InterfaceByName("eth0")
+		if err == nil {
+			mac = i.HardwareAddr.String()
+		}
+		return err
+	})
+	return mac
+}
+
+func nft(t *testing.T, ns *nstest.NS, text string) {
+	t.Helper()
+	ns.Do(t, func() error {
+		cmd := exec.Command("nft", "-f", "-")
+		cmd.Stdin = strings.NewReader(text)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("nft: %w: %s", err, out)
+		}
+		return nil
+	})
+}
+
+// serve answers each byte with the same.
+func serve(t *testing.T, pod *nstest.NS) {
+	t.Helper()
+	var listener net.Listener
+	pod.Do(t, func() (err error) {
+		listener, err = net.Listen("tcp", ":80")
+		return err
+	})
+	t.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				_, _ = io.Copy(conn, conn)
+				conn.Close()
+			}()
+		}
+	}()
+}
+
+// point lets the client send what is for the VIP to a node, as if that had announced it.
+func (l lan) point(t *testing.T, vip, mac string) {
+	l.client.Run(t, "ip", "neigh", "replace", vip, "lladdr", mac, "dev", "eth0")
+}
+
+func (l lan) dial(t *testing.T, vip string, n int) (conns []net.Conn) {
+	t.Helper()
+	for range n {
+		var conn net.Conn
+		l.client.Do(t, func() (err error) {
+			for range 10 { // the first packets may meet addresses that are still to be resolved
+				if conn, err = net.DialTimeout("tcp", net.JoinHostPort(vip, "80"), 5*time.Second); err == nil {
+					break
+				}
+				time.Sleep(500 * time.Millisecond)
+			}
+			return err
+		})
+		t.Cleanup(func() { conn.Close() })
+		conns = append(conns, conn)
+	}
+	return conns
+}
+
+// lost counts connections that do not work any more.
+func lost(conns []net.Conn) (n int) {
+	for _, conn := range conns {
+		_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+		if _, err := conn.Write([]byte("x")); err != nil {
+			n++
+		} else if _, err := io.ReadFull(conn, make([]byte, 1)); err != nil {
+			n++
+		}
+	}
+	return n
+}
+
+// rescuer is an actor for a node.
+func rescuer(t *testing.T, node *nstest.NS) *Actor {
+	t.Helper()
+	var kernel Kernel
+	node.Do(t, func() (err error) {
+		kernel, err = Open()
+		return err
+	})
+	t.Cleanup(kernel.Close)
+	return New(Deps{Log: slog.New(slog.DiscardHandler), Kernel: kernel, Families: []lb.Family{lb.IPv4, lb.IPv6}})
+}
+
+// want lets an actor apply until it has as many targets.
+func want(t *testing.T, node *nstest.NS, a *Actor, w Wanted, targets int) {
+	t.Helper()
+	a.Set(w)
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		node.Do(t, a.apply)
+		if a.Targets() == targets {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d targets, want %d", a.Targets(), targets)
+		}
+	}
+}
+
+func from(pairs ...string) Wanted {
+	w := Wanted{Former: map[netip.Addr][]netip.Addr{}}
+	for i := 0; i < len(pairs); i += 2 {
+		w.Former[netip.MustParseAddr(pairs[i])] = []netip.Addr{netip.MustParseAddr(pairs[i+1])}
+	}
+	return w
+}
+
+func TestContract5ConnectionsSurviveAMove(t *testing.T) {
+	l := newLAN(t)
+	for _, at := range []addresses{v4, v6} {
+		l.point(t, at.vip, l.macA)
+		without := l.dial(t, at.vip, 10)
+		l.point(t, at.vip, l.macB)
+		if n := lost(without); n != len(without) {
+			t.Fatalf("%d of %d connections are lost in a move without a rescue: the test shows nothing", n, len(without))
+		}
+	}
+	ra, rb := rescuer(t, l.a), rescuer(t, l.b)
+	// Each would hand over to the other, as both nodes may be where a connection is known.
+	want(t, l.a, ra, from(v4.vip, v4.b, v6.vip, v6.b), 2)
+	want(t, l.b, rb, from(v4.vip, v4.a, v6.vip, v6.a), 2)
+	for _, at := range []addresses{v4, v6} {
+		l.point(t, at.vip, l.macA)
+		old := l.dial(t, at.vip, 50)
+		idle := l.dial(t, at.vip, 5)
+		l.point(t, at.vip, l.macB)
+		if n := lost(old) + lost(old); n > 0 {
+			t.Errorf("%d of %d connections were lost", n, len(old))
+		}
+		newer := l.dial(t, at.vip, 50)
+		l.point(t, at.vip, l.macA) // and back
+		if n := lost(old) + lost(newer) + lost(idle); n > 0 {
+			t.Errorf("%d connections were lost on the way back", n)
+		}
+		// Closing works the same way.
+		l.point(t, at.vip, l.macB)
+		for _, conn := range old {
+			conn.Close()
+		}
+		established := func() string {
+			return l.a.Run(t, "conntrack", "-L", "-p", "tcp", "-d", at.vip, "--state", "ESTABLISHED", "-f", map[bool]string{true: "ipv4", false: "ipv6"}[at == v4])
+		}
+		for deadline := time.Now().Add(5 * time.Second); strings.Count(established(), "ESTABLISHED") > len(idle)+10; time.Sleep(50 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Errorf("connections that were closed are still there:\n%s", established())
+				break
+			}
+		}
+	}
+	l.b.Do(t, rb.apply)
+	if rb.Packets() < 200 {
+		t.Errorf("%d packets are said to have been handed over", rb.Packets())
+	}
+}
+
+// What nobody knows is refused, and does not go round between nodes that would each hand it to the other.
+func TestContract9UnknownConnectionsAreRefused(t *testing.T) {
+	l := newLAN(t)
+	l.point(t, v4.vip, l.macA)
+	conns := l.dial(t, v4.vip, 5)
+	ra, rb := rescuer(t, l.a), rescuer(t, l.b)
+	want(t, l.a, ra, from(v4.vip, v4.b), 1)
+	want(t, l.b, rb, from(v4.vip, v4.a), 1)
+	l.a.Run(t, "conntrack", "-F")
+	nft(t, l.a, "flush chain ip test pre\nadd rule ip test pre ip daddr 10.0.0.100 tcp dport 80 dnat to 10.1.0.2:81") // where nobody knows it either
+	l.point(t, v4.vip, l.macB)
+	began := time.Now()
+	if n := lost(conns); n != len(conns) {
+		t.Errorf("%d of %d connections were lost that nobody knows", n, len(conns))
+	}
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("they were refused after %v", took)
+	}
+	l.b.Do(t, rb.apply)
+	if rb.Packets() > 50 {
+		t.Errorf("%d packets were handed over for %d connections: they go round", rb.Packets(), len(conns))
+	}
+}
+
+// Connections to a node that is gone are refused, whether the speaker says so or the kernel finds out; the rules go with the last target.
+func TestContract9ConnectionsOfADeadNodeAreRefused(t *testing.T) {
+	for _, told := range []bool{true, false} {
+		l := newLAN(t)
+		l.b.Run(t, "sysctl", "-qw", "net.ipv4.neigh.eth0.base_reachable_time_ms=500", "net.ipv4.neigh.eth0.delay_first_probe_time=1", "net.ipv4.neigh.eth0.retrans_time_ms=100")
+		l.point(t, v4.vip, l.macA)
+		conns := l.dial(t, v4.vip, 5)
+		rb := rescuer(t, l.b)
+		want(t, l.b, rb, from(v4.vip, v4.a), 1)
+		l.point(t, v4.vip, l.macB)
+		if n := lost(conns); n > 0 {
+			t.Fatalf("%d connections were lost", n)
+		}
+		l.a.Run(t, "ip", "link", "set", "eth0", "down")
+		w := from(v4.vip, v4.a)
+		if told {
+			w = Wanted{Gone: w.Former[netip.MustParseAddr(v4.vip)]}
+		}
+		want(t, l.b, rb, w, 0)
+		if n := lost(conns); n != len(conns) {
+			t.Errorf("told %v: %d of %d connections were lost", told, n, len(conns))
+		}
+		if out := l.b.Run(t, "nft", "list", "tables"); strings.Contains(out, tableName) {
+			t.Errorf("left behind:\n%s", out)
+		}
+	}
+}
+
+// A proxy that starts anew, or whose rules somebody takes away, has them as before; and nft can read them.
+func TestContract6RulesOutliveTheProxyAndAreRepaired(t *testing.T) {
+	l := newLAN(t)
+	l.point(t, v4.vip, l.macA)
+	conns := l.dial(t, v4.vip, 5)
+	want(t, l.b, rescuer(t, l.b), from(v4.vip, v4.a, v6.vip, v6.a), 2)
+	l.point(t, v4.vip, l.macB)
+	if n := lost(conns); n > 0 {
+		t.Fatalf("%d connections were lost", n)
+	}
+	handles := func() string {
+		return l.b.Run(t, "nft", "-a", "list", "chain", "ip", tableName, chainStrays) + l.b.Run(t, "nft", "-a", "list", "chain", "ip6", tableName, chainStrays)
+	}
+	right := handles()
+	want(t, l.b, rescuer(t, l.b), from(v4.vip, v4.a, v6.vip, v6.a), 2)
+	if now := handles(); now != right {
+		t.Errorf("what was right was written anew:\n%s", now)
+	}
+	// The next one has a speaker that does not know where the VIP has been.
+	next := rescuer(t, l.b)
+	want(t, l.b, next, Wanted{}, 2)
+	if n := lost(conns); n > 0 {
+		t.Errorf("%d connections were lost with a new proxy", n)
+	}
+	time.Sleep(200 * time.Millisecond) // the last of their packets, delayed acknowledgements, are through
+	for _, family := range []string{"ip", "ip6"} {
+		text := l.b.Run(t, "nft", "list", "table", family, tableName)
+		l.b.Run(t, "nft", "delete", "table", family, tableName)
+		nft(t, l.b, text)
+		l.b.Run(t, "nft", "flush", "chain", family, tableName, chainStrays)
+	}
+	want(t, l.b, next, from(v4.vip, v4.a, v6.vip, v6.a), 2)
+	if n := lost(conns); n > 0 {
+		t.Errorf("%d connections were lost after a repair", n)
+	}
+	l.b.Do(t, Cleanup)
+	l.b.Do(t, Cleanup)
+	if out := l.b.Run(t, "nft", "list", "tables"); strings.Contains(out, tableName) {
+		t.Errorf("left behind:\n%s", out)
+	}
+}

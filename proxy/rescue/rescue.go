@@ -1,0 +1,213 @@
+// Package rescue hands packets of TCP connections that this node does not know to the node that may hold them, instead of having them
+// answered with a reset: when an address has moved, its connections are still known where it was. A packet goes over as it is, and
+// the other node's connection tracking takes it from there; answers go straight to the client.
+package rescue
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
+)
+
+// Wanted is what the speaker says.
+type Wanted struct {
+	// Former are the nodes that may hold connections to a VIP, by their addresses of the VIP's family, likeliest first.
+	Former map[netip.Addr][]netip.Addr
+	// Gone are nodes that hold nothing any more.
+	Gone []netip.Addr
+}
+
+// Deps are what an Actor needs.
+type Deps struct {
+	Log    *slog.Logger
+	Kernel Kernel
+	// Families are those that this node has.
+	Families []lb.Family
+}
+
+// lookEvery is how often to see whether the targets are still there, and the rules.
+const lookEvery = 2 * time.Second
+
+// kernel is what an Actor needs of the node; Kernel outside of tests.
+type kernel interface {
+	load(family lb.Family, all bool) (held, error)
+	write(lb.Family, table, held) error
+	remove(lb.Family) error
+	neighbors(lb.Family, []netip.Addr) (map[netip.Addr]neighbor, error)
+}
+
+// Actor keeps the rules. Without a word of a speaker it leaves what is there: unknown is not absent.
+type Actor struct {
+	log      *slog.Logger
+	kernel   kernel
+	families []lb.Family
+	runner   *loop.Runner
+
+	mu     sync.Mutex
+	wanted *Wanted
+
+	// The rest belongs to the goroutine that runs apply.
+	written map[lb.Family]table
+	known   map[netip.Addr]neighbor // nodes as they last were
+	counted map[netip.Addr]uint64
+	said    string // the last error that was logged
+
+	packets atomic.Uint64
+	targets atomic.Int64
+}
+
+// New returns an Actor that does nothing before Set is called.
+func New(deps Deps) *Actor { return newActor(deps.Log, deps.Kernel, deps.Families) }
+
+func newActor(log *slog.Logger, k kernel, families []lb.Family) *Actor {
+	a := &Actor{log: log, kernel: k, families: families, written: map[lb.Family]table{}, known: map[netip.Addr]neighbor{}, counted: map[netip.Addr]uint64{}}
+	a.runner = loop.New(a.step, loop.Options{})
+	return a
+}
+
+// Set replaces what is wanted. It never blocks.
+func (a *Actor) Set(w Wanted) {
+	a.mu.Lock()
+	a.wanted = &w
+	a.mu.Unlock()
+	a.runner.Poke()
+}
+
+// Packets returns how many were handed over, and Targets to how many nodes some would be.
+func (a *Actor) Packets() uint64 { return a.packets.Load() }
+
+// Targets returns to how many nodes packets would be handed over.
+func (a *Actor) Targets() int { return int(a.targets.Load()) }
+
+// Run works until ctx ends. The rules stay in the kernel then.
+func (a *Actor) Run(ctx context.Context) error { return a.runner.Run(ctx) }
+
+func (a *Actor) step(context.Context) (time.Duration, error) {
+	err := a.apply()
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	switch {
+	case text == a.said:
+	case err != nil:
+		a.log.Warn("connections of addresses that have moved cannot be handed to where they are known; trying again", "error", err)
+	default:
+		a.log.Info("connections of addresses that have moved can be handed over again")
+	}
+	a.said = text
+	if a.idle() {
+		return 0, err
+	}
+	return lookEvery, err
+}
+
+// apply makes the kernel hold what is wanted. A family that fails does not hold back the other.
+func (a *Actor) apply() error {
+	a.mu.Lock()
+	w := a.wanted
+	a.mu.Unlock()
+	if w == nil {
+		return nil
+	}
+	var errs []error
+	targets := 0
+	for _, family := range a.families {
+		n, err := a.sync(family, *w)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", family, err))
+		}
+		targets += n
+	}
+	a.targets.Store(int64(targets))
+	return errors.Join(errs...)
+}
+
+// idle tells whether there is nothing to look after.
+func (a *Actor) idle() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.wanted == nil || len(a.wanted.Former) == 0 && a.targets.Load() == 0
+}
+
+// sync does so for one family, and returns how many targets there are.
+func (a *Actor) sync(family lb.Family, w Wanted) (int, error) {
+	before, known := a.written[family]
+	have, err := a.kernel.load(family, !known)
+	if err != nil {
+		return 0, err
+	}
+	a.count(have)
+	sent := slices.SortedFunc(maps.Keys(have.sent), netip.Addr.Compare)
+	nodes := candidates(family, w, sent)
+	neighbors, err := a.kernel.neighbors(family, nodes)
+	if err != nil {
+		return len(have.sent), err
+	}
+	for _, node := range nodes {
+		if n, ok := neighbors[node]; ok && (n.there || n.gone) {
+			a.known[node] = n
+		} else if last, ok := a.known[node]; ok {
+			neighbors[node] = last // the kernel forgets whom it has not needed for long
+		}
+	}
+	want := choose(family, w, neighbors, sent)
+	if !known {
+		before = have.table // by a predecessor, whose work is left alone if it is right
+	}
+	if before.equal(want) && same(have, want) {
+		a.written[family] = want
+		return len(want.targets), nil
+	}
+	if err := a.kernel.write(family, want, have); err != nil {
+		delete(a.written, family)
+		// It may be what somebody else has made of the table; the connections in mind go with it.
+		return 0, errors.Join(err, a.kernel.remove(family))
+	}
+	a.written[family] = want
+	a.log.Debug("wrote where connections may be known", "family", family, "nodes", len(want.targets))
+	return len(want.targets), nil
+}
+
+// count adds up packets since the last look.
+func (a *Actor) count(have held) {
+	for node, n := range have.sent {
+		before := a.counted[node]
+		if n < before {
+			before = 0 // it was written anew
+		}
+		a.packets.Add(n - before)
+		a.counted[node] = n
+	}
+}
+
+// same tells whether the kernel has the rules of a table, going by their number.
+func same(have held, want table) bool {
+	if len(want.targets) == 0 {
+		return !have.exists
+	}
+	rules := len(headerOf(lb.IPv4).strayRules(slices.Collect(maps.Keys(want.targets)), want))
+	return have.chain == rules && maps.EqualFunc(have.sent, want.targets, func(uint64, []netip.Addr) bool { return true })
+}
+
+// candidates are the nodes of which something has to be known.
+func candidates(family lb.Family, w Wanted, sent []netip.Addr) []netip.Addr {
+	nodes := slices.Clone(sent)
+	for vip, former := range w.Former {
+		if lb.FamilyOf(vip) == family {
+			nodes = append(nodes, former...)
+		}
+	}
+	slices.SortFunc(nodes, netip.Addr.Compare)
+	return slices.Compact(nodes)
+}

@@ -1,0 +1,169 @@
+package rescue
+
+import (
+	"errors"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
+
+func there(last byte) neighbor { return neighbor{mac: mac{2, 0, 0, 0, 0, last}, there: true} }
+
+func TestChoose(t *testing.T) {
+	vip1, vip2, vip6 := addr("192.0.2.1"), addr("192.0.2.2"), addr("2001:db8::1")
+	a, b, c, a6 := addr("10.0.0.1"), addr("10.0.0.2"), addr("10.0.0.3"), addr("fd00::1")
+	all := map[netip.Addr]neighbor{a: there(1), b: there(2), c: there(3), a6: there(1)}
+	dead := maps.Clone(all)
+	dead[a] = neighbor{mac: mac{2, 0, 0, 0, 0, 1}, gone: true}
+	type formers = map[netip.Addr][]netip.Addr
+	for _, test := range []struct {
+		name      string
+		family    lb.Family
+		w         Wanted
+		neighbors map[netip.Addr]neighbor
+		sent      []netip.Addr
+		targets   formers
+		peers     []byte
+	}{
+		{"nothing", lb.IPv4, Wanted{}, all, nil, formers{}, nil},
+		{"one family", lb.IPv4, Wanted{Former: formers{vip1: {a}, vip6: {a6}}}, all, nil, formers{a: {vip1}}, []byte{1}},
+		{"the other family", lb.IPv6, Wanted{Former: formers{vip1: {a}, vip6: {a6}}}, all, nil, formers{a6: {vip6}}, []byte{1}},
+		{"the likeliest, and packets of all come over", lb.IPv4, Wanted{Former: formers{vip1: {b, a}, vip2: {b}}}, all, nil, formers{b: {vip1, vip2}}, []byte{1, 2}},
+		{"not there yet", lb.IPv4, Wanted{Former: formers{vip1: {a}}}, nil, nil, formers{}, nil},
+		{"the likeliest answers no more", lb.IPv4, Wanted{Former: formers{vip1: {a, b}}}, dead, nil, formers{b: {vip1}}, []byte{2}},
+		{"the likeliest is said to be gone", lb.IPv4, Wanted{Former: formers{vip1: {a, b}}, Gone: []netip.Addr{a}}, all, nil, formers{b: {vip1}}, []byte{2}},
+		{"what was sent goes on", lb.IPv4, Wanted{Former: formers{vip1: {b}}}, all, []netip.Addr{a, b}, formers{a: nil, b: {vip1}}, []byte{1, 2}},
+		{"unknown is not absent", lb.IPv4, Wanted{}, nil, []netip.Addr{a}, formers{a: nil}, nil},
+		{"until the node is gone", lb.IPv4, Wanted{}, dead, []netip.Addr{a}, formers{}, nil},
+		{"or said to be", lb.IPv4, Wanted{Gone: []netip.Addr{a}}, all, []netip.Addr{a}, formers{}, nil},
+	} {
+		got := choose(test.family, test.w, test.neighbors, test.sent)
+		var peers []byte
+		for _, peer := range got.peers {
+			peers = append(peers, peer[5])
+		}
+		if d := cmp.Diff(test.targets, got.targets, cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()); d != "" || !slices.Equal(peers, test.peers) {
+			t.Errorf("%s: peers %v, want %v; targets (-want +got):\n%s", test.name, peers, test.peers, d)
+		}
+	}
+}
+
+func TestChooseIsBounded(t *testing.T) {
+	w := Wanted{Former: map[netip.Addr][]netip.Addr{}}
+	neighbors := map[netip.Addr]neighbor{}
+	var sent []netip.Addr
+	for i := range byte(200) {
+		node := netip.AddrFrom4([4]byte{10, 0, 0, i})
+		neighbors[node] = there(i)
+		w.Former[netip.AddrFrom4([4]byte{192, 0, 2, i})] = []netip.Addr{node}
+		sent = append(sent, netip.AddrFrom4([4]byte{10, 0, 1, i}))
+	}
+	if got := choose(lb.IPv4, w, neighbors, sent); len(got.targets) != maxTargets {
+		t.Errorf("%d targets", len(got.targets))
+	}
+}
+
+// fakeKernel has one family's table in memory.
+type fakeKernel struct {
+	have      held
+	table     table
+	neighbor  map[netip.Addr]neighbor
+	fail      error // of the next write
+	writes    int
+	removed   int
+	lastAsked []netip.Addr
+}
+
+func (k *fakeKernel) load(_ lb.Family, all bool) (held, error) {
+	have := k.have
+	if all {
+		have.table = k.table
+	}
+	have.sent = maps.Clone(have.sent)
+	return have, nil
+}
+
+func (k *fakeKernel) write(_ lb.Family, want table, _ held) error {
+	k.writes++
+	if err := k.fail; err != nil {
+		k.fail = nil
+		return err
+	}
+	k.table = want
+	k.have = held{exists: len(want.targets) > 0, sent: map[netip.Addr]uint64{}}
+	nodes := slices.Collect(maps.Keys(want.targets))
+	for _, node := range nodes {
+		k.have.sent[node] = 0
+	}
+	if len(nodes) > 0 {
+		k.have.chain = len(headerOf(lb.IPv4).strayRules(nodes, want))
+	}
+	return nil
+}
+
+func (k *fakeKernel) remove(lb.Family) error {
+	k.removed++
+	k.have, k.table = held{}, table{}
+	return nil
+}
+
+func (k *fakeKernel) neighbors(_ lb.Family, nodes []netip.Addr) (map[netip.Addr]neighbor, error) {
+	k.lastAsked = nodes
+	return maps.Clone(k.neighbor), nil
+}
+
+func TestActor(t *testing.T) {
+	k := &fakeKernel{neighbor: map[netip.Addr]neighbor{addr("10.0.0.1"): there(1)}}
+	a := newActor(slog.New(slog.DiscardHandler), k, []lb.Family{lb.IPv4})
+	step := func(writes int) {
+		t.Helper()
+		if _, err := a.step(t.Context()); err != nil {
+			t.Log(err)
+		}
+		if k.writes != writes {
+			t.Errorf("%d writes, want %d", k.writes, writes)
+		}
+	}
+	step(0) // nothing is known
+	w := from("192.0.2.1", "10.0.0.1")
+	a.Set(w)
+	k.fail = errors.New("no such expression")
+	step(1)
+	step(2) // again, after the failure
+	step(2) // all is well
+	if a.Targets() != 1 || k.removed != 1 {
+		t.Errorf("%d targets, %d removed", a.Targets(), k.removed)
+	}
+	k.have.sent[addr("10.0.0.1")] = 7
+	step(2)
+	k.have.sent[addr("10.0.0.1")] = 9
+	step(2)
+	k.have.sent[addr("10.0.0.1")] = 1 // somebody has written it anew
+	step(2)
+	if a.Packets() != 10 {
+		t.Errorf("%d packets", a.Packets())
+	}
+	next := newActor(slog.New(slog.DiscardHandler), k, []lb.Family{lb.IPv4})
+	next.Set(w)
+	if _, err := next.step(t.Context()); err != nil || k.writes != 2 {
+		t.Errorf("a successor wrote what was right: %v", err)
+	}
+	k.have = held{} // somebody has taken it away
+	step(3)
+	k.neighbor = map[netip.Addr]neighbor{} // the kernel has forgotten the node
+	step(3)
+	a.Set(Wanted{Gone: []netip.Addr{addr("10.0.0.1")}})
+	step(4)
+	if k.have.exists || a.Targets() != 0 {
+		t.Error("the table is still there")
+	}
+}

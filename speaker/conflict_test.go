@@ -1,0 +1,129 @@
+package main
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+var stranger = lb.Stranger{Interface: "eth0", MAC: "02:00:00:00:99:99"}
+
+// see has each node's interface see, or no longer see, a stranger at the VIP.
+func (r *rig) see(vip netip.Addr, strangers ...lb.Stranger) {
+	for _, n := range r.nodes {
+		n.mu.Lock()
+		n.strangers = map[netip.Addr][]lb.Stranger{}
+		if len(strangers) > 0 {
+			n.strangers[vip] = strangers
+		}
+		n.mu.Unlock()
+		n.runner.Poke()
+	}
+	synctest.Wait()
+}
+
+func (r *rig) slow(slow bool) {
+	for _, n := range r.nodes {
+		n.mu.Lock()
+		n.slow = slow
+		n.mu.Unlock()
+		n.markAll()
+	}
+	synctest.Wait()
+}
+
+func TestNewAddressIsProbedAndATakeoverIsNot(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.slow(true)
+		r.start(w177, w178, w179)
+		r.service(nginx, vip1)
+		r.wantAnswers("while the owner asks", vip1)
+		r.slow(false)
+		order := ranked(vip1)
+		r.wantAnswers("after it", vip1, order[0])
+
+		// From here on probing would never end.
+		r.slow(true)
+		r.crash(order[0])
+		r.wantAnswers("after a crash", vip1, order[1])
+	})
+}
+
+func TestForeignHolderIsReportedAndKeepsItsAddress(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.slow(true)
+		r.start(w177, w178, w179)
+		r.service(nginx, vip1)
+		r.see(vip1, stranger)
+		r.wantAnswers("while somebody else has it", vip1)
+		reports := 0
+		for name, n := range r.nodes {
+			if claim, _ := n.claim(vip1); claim.Reason != lb.ReasonAddressConflict {
+				t.Errorf("%s says %+v", name, claim)
+			}
+			c, ok := n.reported(nginx)
+			if !ok {
+				continue
+			}
+			reports++
+			if c.Status || c.Reason != lb.ReasonAddressConflict || !strings.Contains(c.Message, "172.26.236.180 is in use by 02:00:00:00:99:99 on eth0") {
+				t.Errorf("%s reports %+v", name, c)
+			}
+			if st := n.status().VIPs[0]; len(st.Strangers) != 1 || !st.Probing {
+				t.Errorf("status %+v", st)
+			}
+			want := `landfall_speaker_address_conflict{interface="eth0",mac="02:00:00:00:99:99",vip="172.26.236.180"} 1`
+			registry := prometheus.NewRegistry()
+			registry.MustRegister(newCollector(n.speaker))
+			if err := testutil.GatherAndCompare(registry, strings.NewReader("# HELP landfall_speaker_address_conflict 1 for each device that uses a VIP and is no node that runs a speaker, as this node sees it.\n# TYPE landfall_speaker_address_conflict gauge\n"+want+"\n"), "landfall_speaker_address_conflict"); err != nil {
+				t.Error(err)
+			}
+		}
+		if reports != 1 {
+			t.Errorf("%d nodes report", reports)
+		}
+
+		// It goes; the address is ours.
+		r.see(vip1)
+		r.slow(false)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		owner := ranked(vip1)[0]
+		r.wantAnswers("when it has gone", vip1, owner)
+
+		// It comes back: now the address is defended, and that is reported.
+		r.see(vip1, stranger)
+		r.wantAnswers("when it is back", vip1, owner)
+		if c, _ := r.nodes[owner].reported(nginx); !c.Status || c.Reason != lb.ReasonContested || !strings.Contains(c.Message, stranger.MAC) {
+			t.Errorf("reports %+v", c)
+		}
+	})
+}
+
+// Each node knows the MAC addresses of all others, or it would take them for strangers.
+func TestNodesKnowOneAnother(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177, w178, w179)
+		r.service(nginx, vip1)
+		r.service(other, vip2)
+		for name, n := range r.nodes {
+			if len(n.macs) != 1 {
+				t.Errorf("%s tells %v", name, n.macs)
+			}
+			n.markAll()
+		}
+		synctest.Wait()
+		for name, n := range r.nodes {
+			if len(n.ours) != 3 {
+				t.Errorf("%s knows %v", name, n.ours)
+			}
+		}
+	})
+}

@@ -1,0 +1,245 @@
+package l2
+
+import (
+	"cmp"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// Before a VIP is announced for the first time the segment is asked whether somebody uses it (RFC 5227 section 2.1, RFC 4862 section
+// 5.4). The RFCs let a host that comes up ask for several seconds; the address of a new Service is asked for three times in a shorter
+// row, which a device that is awake answers within milliseconds. One that was asleep is noticed later, by what it sends.
+const (
+	probeCount = 3
+	probeEvery = 200 * time.Millisecond
+	// probeAgain is how often a VIP with another holder is asked for, to learn of the end of that.
+	probeAgain = 5 * time.Second
+	// sightingLasts is how long a holder counts that does not show up any more: two of these questions.
+	sightingLasts = 12 * time.Second
+	// defendInterval is the least time between two announcements against another holder: DEFEND_INTERVAL of RFC 5227 section 1.1.
+	defendInterval = 10 * time.Second
+	// noticeEvery bounds how often a holder that sends all the time wakes the actor.
+	noticeEvery = time.Second
+	// strangersKept bounds how many holders of one VIP are remembered: whoever makes up addresses must not fill the memory.
+	strangersKept = 8
+)
+
+// work is what is to be done on one port.
+type work struct {
+	rounds map[netip.Addr]int  // of the VIPs to be answered for
+	probes map[netip.Addr]bool // VIPs to be probed
+}
+
+func (w work) empty() bool { return len(w.rounds)+len(w.probes) == 0 }
+
+func (w work) heeds(vip netip.Addr) bool {
+	_, answered := w.rounds[vip]
+	return answered || w.probes[vip]
+}
+
+// byPlace turns what is desired around: for each place its VIPs.
+func byPlace(d Desired) map[place]work {
+	wanted := map[place]work{}
+	at := func(name string, vip netip.Addr) work {
+		where := place{name, lb.FamilyOf(vip)}
+		if wanted[where].rounds == nil {
+			wanted[where] = work{rounds: map[netip.Addr]int{}, probes: map[netip.Addr]bool{}}
+		}
+		return wanted[where]
+	}
+	for vip, answer := range d.Answers {
+		for _, name := range answer.On {
+			at(name, vip).rounds[vip] = answer.Round
+		}
+	}
+	for vip, names := range d.Probes {
+		for _, name := range names {
+			at(name, vip).probes[vip] = true
+		}
+	}
+	return wanted
+}
+
+// probing is a row of questions for one VIP on one interface, and the one after it.
+type probing struct {
+	since time.Time // the beginning of the row
+	step  int       // how many questions are out; one more when the last of them could have been answered
+	asked bool      // a row has come to its end
+}
+
+// due returns when the next step is.
+func (v *probing) due() time.Time {
+	if v.step > probeCount {
+		return v.since.Add(probeAgain)
+	}
+	return v.since.Add(time.Duration(v.step) * probeEvery)
+}
+
+// probe sends what is due of the questions and returns when the next one is; the zero time means never.
+func (p *port) probe(w work, seen seenOn, now time.Time) (next time.Time, err error) {
+	due := maps.Clone(w.probes)
+	for vip := range seen {
+		due[vip] = true
+	}
+	maps.DeleteFunc(p.probes, func(vip netip.Addr, _ *probing) bool { return !due[vip] })
+	for vip := range due {
+		v := p.probes[vip]
+		if v == nil {
+			v = &probing{since: now}
+			p.probes[vip] = v
+		}
+		for !v.due().After(now) {
+			switch {
+			case v.step > probeCount:
+				v.since, v.step = now, 0
+				continue
+			case v.step == probeCount:
+				v.asked = true
+			default:
+				if err := p.responder.probe(vip); err != nil {
+					return next, err
+				}
+			}
+			v.step++
+		}
+		next = earlier(next, v.due())
+	}
+	return next, nil
+}
+
+// defend announces the VIPs that somebody else has used since they were last defended, seldom enough that two who both defend do not
+// flood the segment (RFC 5227 section 2.4, case c).
+func (p *port) defend(seen seenOn, now time.Time) error {
+	for vip, holders := range seen {
+		v := p.vips[vip]
+		if v == nil || now.Before(v.defended.Add(defendInterval)) || !slices.ContainsFunc(slices.Collect(maps.Values(holders)), v.defended.Before) {
+			continue
+		}
+		if err := p.responder.announce(vip); err != nil {
+			return err
+		}
+		v.defended = now
+	}
+	return nil
+}
+
+// sightings are the devices that were seen to use VIPs, by MAC address, and when last.
+type sightings map[place]seenOn
+
+type seenOn map[netip.Addr]map[string]time.Time
+
+// end is when the first of the sightings counts no more, if nothing renews it; the zero time without any.
+func (s seenOn) end() (at time.Time) {
+	for _, holders := range s {
+		for _, last := range holders {
+			at = earlier(at, last.Add(sightingLasts))
+		}
+	}
+	return at
+}
+
+// seenOn returns what takes note of a device that uses a VIP on the port. It is called from the responder's goroutine.
+func (a *Actor) seenOn(p *port) func(netip.Addr, net.HardwareAddr) {
+	at := place{p.i.Name, p.family}
+	return func(vip netip.Addr, mac net.HardwareAddr) {
+		now := time.Now()
+		a.mu.Lock()
+		news := !a.desired.Ours[mac.String()] && a.seen.note(at, vip, mac.String(), now)
+		a.mu.Unlock()
+		if news {
+			a.runner.Poke()
+		}
+	}
+}
+
+// note takes in a sighting and tells whether somebody should look at it.
+func (s sightings) note(at place, vip netip.Addr, mac string, now time.Time) bool {
+	if s[at] == nil {
+		s[at] = seenOn{}
+	}
+	if s[at][vip] == nil {
+		s[at][vip] = map[string]time.Time{}
+	}
+	holders := s[at][vip]
+	last, known := holders[mac]
+	if known && now.Before(last.Add(noticeEvery)) || !known && len(holders) >= strangersKept {
+		return false
+	}
+	holders[mac] = now
+	return true
+}
+
+// forget leaves out what is too old, what is about VIPs that nobody looks after, and who has turned out to be ours.
+func (s sightings) forget(now time.Time, ours map[string]bool, wanted map[place]work) {
+	for at, vips := range s {
+		for vip, holders := range vips {
+			maps.DeleteFunc(holders, func(mac string, last time.Time) bool {
+				return ours[mac] || !now.Before(last.Add(sightingLasts)) || !wanted[at].heeds(vip)
+			})
+			if len(holders) == 0 {
+				delete(vips, vip)
+			}
+		}
+		if len(vips) == 0 {
+			delete(s, at)
+		}
+	}
+}
+
+func (s sightings) copy() sightings {
+	c := sightings{}
+	for at, vips := range s {
+		c[at] = seenOn{}
+		for vip, holders := range vips {
+			c[at][vip] = maps.Clone(holders)
+		}
+	}
+	return c
+}
+
+// strangers lists the sightings by VIP.
+func (s sightings) strangers() map[netip.Addr][]lb.Stranger {
+	found := map[netip.Addr][]lb.Stranger{}
+	for at, vips := range s {
+		for vip, holders := range vips {
+			for mac := range holders {
+				found[vip] = append(found[vip], lb.Stranger{Interface: at.iface, MAC: mac})
+			}
+		}
+	}
+	for _, list := range found {
+		slices.SortFunc(list, func(a, b lb.Stranger) int {
+			return cmp.Or(strings.Compare(a.Interface, b.Interface), strings.Compare(a.MAC, b.MAC))
+		})
+	}
+	return found
+}
+
+// probed tells which VIPs were probed in full. Where nothing can be sent nothing can be found out, and nothing be announced either.
+func (a *Actor) probed(probes map[netip.Addr][]string) map[netip.Addr]bool {
+	done := map[netip.Addr]bool{}
+	for vip, names := range probes {
+		open := slices.ContainsFunc(names, func(name string) bool {
+			p := a.ports[place{name, lb.FamilyOf(vip)}]
+			return p == nil || p.problem == nil && (p.probes[vip] == nil || !p.probes[vip].asked)
+		})
+		if !open {
+			done[vip] = true
+		}
+	}
+	return done
+}
+
+// earlier returns the earlier of two times, of which the zero one means never.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}

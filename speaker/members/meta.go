@@ -1,0 +1,94 @@
+package members
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"slices"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+)
+
+// meta is what a node says of itself: when its process began, which tells it from the one before on the node, so that what that one
+// said is not taken for this one's words; and the MAC addresses under which it may answer, which tell it from strangers.
+type meta struct {
+	born uint64 // nanoseconds since 1970; 0 unknown
+	macs []string
+}
+
+// Sizes in the encoded form: 8 bytes for born, then 6 for each MAC address.
+const (
+	bornSize = 8
+	macSize  = 6
+)
+
+// encode leaves out MAC addresses that do not fit into limit.
+func (m meta) encode(limit int) []byte {
+	b := binary.BigEndian.AppendUint64(nil, m.born)
+	for _, text := range m.macs {
+		if mac, err := net.ParseMAC(text); err == nil && len(mac) == macSize && len(b)+macSize <= limit {
+			b = append(b, mac...)
+		}
+	}
+	return b
+}
+
+func metaOf(n *memberlist.Node) meta {
+	if n == nil || len(n.Meta) < bornSize {
+		return meta{}
+	}
+	m := meta{born: binary.BigEndian.Uint64(n.Meta)}
+	for rest := n.Meta[bornSize:]; len(rest) >= macSize; rest = rest[macSize:] {
+		m.macs = append(m.macs, net.HardwareAddr(rest[:macSize]).String())
+	}
+	return m
+}
+
+// bornOf is when the process began that speaks for the member; 0 if it does not say.
+func bornOf(n *memberlist.Node) uint64 { return metaOf(n).born }
+
+// SetMACs replaces the MAC addresses under which this node may answer; sorted.
+func (m *Members) SetMACs(macs []string) {
+	m.mu.Lock()
+	same := slices.Equal(m.ownMACs, macs)
+	m.ownMACs = macs
+	m.mu.Unlock()
+	if !same {
+		m.renew.Poke()
+	}
+}
+
+// MACs returns the MAC addresses of all nodes of ours that this one has met, itself included.
+func (m *Members) MACs() map[string]bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := map[string]bool{}
+	for _, mac := range m.ownMACs {
+		all[mac] = true
+	}
+	for _, macs := range m.macs {
+		for _, mac := range macs {
+			all[mac] = true
+		}
+	}
+	return all
+}
+
+// renewTimeout bounds the wait until the others have been told of new MAC addresses.
+const renewTimeout = time.Second
+
+// renewStep tells the others about this node's MAC addresses.
+func (m *Members) renewStep(context.Context) (time.Duration, error) {
+	m.mu.Lock()
+	ml := m.ml
+	m.mu.Unlock()
+	if ml == nil {
+		return 0, nil
+	}
+	if err := ml.UpdateNode(renewTimeout); err != nil {
+		return 0, fmt.Errorf("tell the others about this node's MAC addresses: %w", err)
+	}
+	return 0, nil
+}

@@ -1,0 +1,92 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// A VIP that no node of ours has answered for is looked for before it is announced: its owner asks, and so does each other node that
+// could be the owner once one has found somebody. What one of ours has answered for is taken over without a question, as that would
+// lengthen a failure, and is defended against whoever comes later.
+
+// conflict tells why this node does not claim a VIP that it could deliver: somebody else has it.
+func conflict(f Facts, in Input) *lb.Refusal {
+	if in.Served || len(in.Strangers) == 0 {
+		return nil
+	}
+	policy, advice := onConflict(f, in.Holders)
+	if policy == lb.AnnounceOnConflict {
+		return nil
+	}
+	return lb.Refuse(lb.ReasonAddressConflict, "%s is in use by %s, which is no node that runs a speaker%s", in.VIP, named(in.Strangers), advice)
+}
+
+// onConflict is what the Services on the VIP ask for, of which one that insists is enough, or else what holds for all.
+func onConflict(f Facts, holders []Holder) (policy lb.OnConflict, advice string) {
+	policy = f.OnConflict
+	for _, h := range holders {
+		if h.OnConflict == "" {
+			continue
+		}
+		asked, err := lb.ParseOnConflict(h.OnConflict)
+		if err != nil {
+			advice = fmt.Sprintf("; annotation %s of %s: %s", lb.AnnotationOnConflict, h.Service, err)
+			continue
+		}
+		if asked == lb.AnnounceOnConflict {
+			return asked, ""
+		}
+		policy = asked
+	}
+	return policy, advice
+}
+
+// probes tells whether this node looks for other holders of the VIP.
+func probes(f Facts, in Input, d Decision) bool {
+	switch {
+	case in.Served:
+		return false
+	case d.Refusal != nil:
+		return d.Refusal.Reason == lb.ReasonAddressConflict // to learn of its end
+	case d.Owner == f.Self:
+		return !in.Probed
+	}
+	for _, claim := range in.Claims {
+		if claim.Reason == lb.ReasonAddressConflict {
+			return true
+		}
+	}
+	return false
+}
+
+// reporters are the nodes one of which reports on a VIP that has no owner: those who know of a conflict, as only they know with whom,
+// else all.
+func reporters(f Facts, in Input, d Decision) []string {
+	var knowing []string
+	for _, node := range f.Live {
+		reason := in.Claims[node].Reason
+		if node == f.Self {
+			reason = d.Claim(false).Reason
+		}
+		if reason == lb.ReasonAddressConflict {
+			knowing = append(knowing, node)
+		}
+	}
+	if len(knowing) > 0 {
+		return knowing
+	}
+	return f.Live
+}
+
+// named lists devices in a sentence.
+func named(strangers []lb.Stranger) string {
+	var list []string
+	for _, s := range strangers {
+		list = append(list, s.String())
+	}
+	slices.Sort(list)
+	return strings.Join(list, " and ")
+}

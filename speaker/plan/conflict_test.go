@@ -1,0 +1,132 @@
+package plan
+
+import (
+	"net"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+func TestAddressConflicts(t *testing.T) {
+	stranger := []lb.Stranger{{Interface: "eth0", MAC: "02:00:00:00:00:09"}}
+	insists := func(in *Input) { in.Holders[0].OnConflict = "announce" }
+	for _, c := range []struct {
+		name    string
+		facts   func(*Facts)
+		input   func(*Input)
+		answers bool
+		probes  bool
+		reason  lb.Reason // why this node does not claim
+		summary lb.Reason
+		true    bool
+	}{
+		{name: "a new address is probed first", probes: true, summary: lb.ReasonProbing},
+		{name: "and announced then", input: func(in *Input) { in.Probed = true }, answers: true, summary: lb.ReasonAnnounceFailed},
+		{name: "what one of ours has answered for is taken over at once", input: func(in *Input) { in.Served = true }, answers: true, summary: lb.ReasonAnnounceFailed},
+		{name: "somebody else has it", input: func(in *Input) { in.Strangers = stranger }, probes: true, reason: lb.ReasonAddressConflict, summary: lb.ReasonAddressConflict},
+		{name: "found while probing, not only after it", input: func(in *Input) { in.Strangers, in.Probed = stranger, true }, probes: true, reason: lb.ReasonAddressConflict, summary: lb.ReasonAddressConflict},
+		{name: "the Service insists: probed all the same, to be reported", input: func(in *Input) { in.Strangers = stranger; insists(in) }, probes: true, summary: lb.ReasonProbing},
+		{name: "and announced after it", input: func(in *Input) {
+			in.Strangers, in.Served, in.Answering = stranger, true, []string{"eth0"}
+			insists(in)
+		}, answers: true, summary: lb.ReasonContested, true: true},
+		{name: "all Services insist", facts: func(f *Facts) { f.OnConflict = lb.AnnounceOnConflict }, input: func(in *Input) { in.Strangers, in.Probed = stranger, true }, answers: true, summary: lb.ReasonAnnounceFailed},
+		{name: "but this one", facts: func(f *Facts) { f.OnConflict = lb.AnnounceOnConflict }, input: func(in *Input) {
+			in.Strangers, in.Probed, in.Holders[0].OnConflict = stranger, true, "refuse"
+		}, probes: true, reason: lb.ReasonAddressConflict, summary: lb.ReasonAddressConflict},
+		{name: "it comes when we answer: defended and reported", input: func(in *Input) {
+			in.Strangers, in.Served, in.Answering = stranger, true, []string{"eth0"}
+		}, answers: true, summary: lb.ReasonContested, true: true},
+		{name: "what this node cannot deliver anyway is not probed", input: func(in *Input) { unprogrammed(in.Holders[0].Delivery) }, reason: lb.ReasonNotProgrammed, summary: lb.ReasonNotProgrammed},
+		{name: "another node probes", input: func(in *Input) { in.Claims = map[string]lb.Claim{w179: {Weight: 9}} }},
+		{name: "another node has found somebody", input: func(in *Input) {
+			in.Claims = map[string]lb.Claim{w179: {Reason: lb.ReasonAddressConflict}, w177: {Weight: 9}}
+		}, probes: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f, in := facts(w178), input(func(in *Input) { in.Probed = false })
+			if c.facts != nil {
+				c.facts(&f)
+			}
+			if c.input != nil {
+				c.input(&in)
+			}
+			f.Live = []string{w178}
+			for node := range in.Claims {
+				f.Live = append(f.Live, node)
+			}
+			d := Decide(f, in)
+			if got := d.Claim(false).Reason; got != c.reason {
+				t.Errorf("reason %q, want %q", got, c.reason)
+			}
+			if (len(d.Answer) > 0) != c.answers || (len(d.Probe) > 0) != c.probes {
+				t.Errorf("answers on %v, probes on %v", d.Answer, d.Probe)
+			}
+			r, ok := Summarize(w178, []Decision{d})
+			if ok != (c.summary != "") || r.Reason != c.summary || r.Announced != c.true {
+				t.Errorf("reports %+v: %v", r, ok)
+			}
+			conflict := r.Reason == lb.ReasonAddressConflict || r.Reason == lb.ReasonContested
+			if conflict && !strings.Contains(r.Message, "02:00:00:00:00:09 on eth0") {
+				t.Errorf("message %q does not name the other holder", r.Message)
+			}
+			if r.Reason == lb.ReasonContested {
+				if list := lb.ParseAnnouncements(r.Message); len(list) != 1 || list[0].Node != w178 {
+					t.Errorf("message %q is read as %v", r.Message, list)
+				}
+				if lb.Serving(r.Condition()).Status {
+					t.Error("serving, while somebody else may get the traffic")
+				}
+			}
+		})
+	}
+}
+
+// Of several nodes one reports on a conflict that knows the other holder.
+func TestWhoReportsAConflict(t *testing.T) {
+	for _, knowing := range []string{w177, w178, w179} {
+		in := input(func(in *Input) {
+			in.Probed = false
+			in.Claims = map[string]lb.Claim{w177: {Reason: lb.ReasonNodeExcluded}, w179: {Reason: lb.ReasonNodeExcluded}}
+			in.Claims[knowing] = lb.Claim{Reason: lb.ReasonAddressConflict}
+			delete(in.Claims, w178)
+			in.Strangers = []lb.Stranger{{Interface: "eth0", MAC: "02:00:00:00:00:09"}}
+		})
+		f := facts(w178, func(f *Facts) {
+			if knowing != w178 {
+				f.Node.Labels = map[string]string{LabelExclude: ""}
+			}
+		})
+		f.Live = []string{w177, w178, w179}
+		if d := Decide(f, in); d.Reporter != knowing {
+			t.Errorf("%s reports, want %s", d.Reporter, knowing)
+		}
+	}
+}
+
+func TestBadChoiceOnConflictIsNamed(t *testing.T) {
+	in := input(func(in *Input) {
+		in.Holders[0].OnConflict = "yes"
+		in.Strangers = []lb.Stranger{{Interface: "eth0", MAC: "02:00:00:00:00:09"}}
+	})
+	d := Decide(facts(w178), in)
+	if d.Refusal == nil || !strings.Contains(d.Refusal.Message, `annotation landfall.dev/on-address-conflict of default/my-nginx: "yes" is neither refuse nor announce`) {
+		t.Errorf("%+v", d.Refusal)
+	}
+}
+
+func TestMACs(t *testing.T) {
+	named := func(name string, mac byte) lb.Interface {
+		return lb.Interface{Name: name, MAC: net.HardwareAddr{2, 0, 0, 0, 0, mac}}
+	}
+	f := Facts{
+		Interfaces:     []lb.Interface{named("eth0", 2), named("eth1", 1), named("bond0", 1), named("veth1", 3), named("veth2", 4), {Name: "tun0"}, {Name: "lo", Loopback: true, MAC: net.HardwareAddr{0, 0, 0, 0, 0, 0}}},
+		Exclude:        []string{"veth*"},
+		Advertisements: map[string]lb.L2Advertisement{"lab": {Interfaces: []string{"veth2"}}},
+	}
+	if got, want := MACs(f), []string{"02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:04"}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}

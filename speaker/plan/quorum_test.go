@@ -1,0 +1,58 @@
+package plan
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+func TestQuorum(t *testing.T) {
+	for _, c := range []struct {
+		self, live, known string
+		want              Quorum
+	}{
+		{"a", "a", "a", Quorum{Majority: true}},
+		{"b", "abc", "abc", Quorum{Majority: true, Rank: 1}},
+		{"b", "bc", "abc", Quorum{Lost: true, Majority: true}},
+		{"a", "a", "abc", Quorum{Lost: true}},
+		{"a", "a", "ab", Quorum{Lost: true, Majority: true}}, // of two halves, the one with the first
+		{"b", "b", "ab", Quorum{Lost: true}},
+		{"c", "cd", "abcd", Quorum{Lost: true}},
+		{"d", "ad", "abcd", Quorum{Lost: true, Majority: true, Rank: 1}},
+	} {
+		if got := QuorumOf(c.self, strings.Split(c.live, ""), strings.Split(c.known, "")); got != c.want {
+			t.Errorf("%s sees %s of %s: %+v, want %+v", c.self, c.live, c.known, got, c.want)
+		}
+	}
+}
+
+// Whatever way a cluster falls apart, no two parts take themselves for the majority.
+func TestAtMostOneMajority(t *testing.T) {
+	known := strings.Split("abcdef", "")
+	for split := range 1 << len(known) {
+		var parts [2][]string
+		for i, node := range known {
+			parts[split>>i&1] = append(parts[split>>i&1], node)
+		}
+		majorities := 0
+		for _, part := range parts {
+			if len(part) > 0 && QuorumOf(part[0], part, known).Majority {
+				majorities++
+			}
+		}
+		if majorities != 1 {
+			t.Errorf("%v: %d majorities", parts, majorities)
+		}
+	}
+}
+
+func TestYielding(t *testing.T) {
+	in := input(func(in *Input) { in.Served, in.Answering, in.Elsewhere = true, []string{"eth0"}, true })
+	f := facts(w178)
+	f.Live = []string{w178}
+	d := Decide(f, in)
+	if d.Refusal == nil || d.Refusal.Reason != lb.ReasonYielded || len(d.Answer)+len(d.Probe) > 0 || d.Reporter != "" {
+		t.Errorf("%+v", d)
+	}
+}

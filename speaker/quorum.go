@@ -1,0 +1,85 @@
+package main
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
+	"github.com/landfall-lb/landfall/speaker/witness"
+)
+
+// leaseName is the Lease by which the two sides of a partition hear of one another. The chart's roles name it.
+const leaseName = "landfall-speaker"
+
+// quorum is what the loop makes of the speakers that it misses.
+type quorum struct {
+	plan.Quorum
+	live    []string
+	missing []string
+	others  lb.Witness // what a majority says that this node does not see
+	heard   bool
+	until   time.Time // how long a node that sees a majority again goes on yielding
+}
+
+// reunion is how long that is: time for the others' newest claims to arrive. Before, the node would go by what they said before they were parted.
+const reunion = 2 * time.Second
+
+// gather looks at who is there, and marks all VIPs when a majority elsewhere has said something new. It returns when to look again.
+func (q *quorum) gather(s *speaker, now time.Time, vips map[netip.Addr]bool) (again time.Duration) {
+	q.live = s.from.members.Live()
+	known := s.from.members.Known()
+	q.Quorum = plan.QuorumOf(s.self, q.live, known)
+	q.missing = slices.DeleteFunc(known, func(node string) bool { return slices.Contains(q.live, node) })
+	said, heard := s.to.witness.Outcome()
+	switch {
+	case !q.Majority && heard:
+		q.until = now.Add(reunion)
+	case q.Majority && q.heard && now.Before(q.until):
+		said, heard, again = q.others, true, q.until.Sub(now)
+	default:
+		heard = false
+	}
+	if heard != q.heard || heard && !said.Same(q.others) {
+		for vip := range s.holders {
+			vips[vip] = true
+		}
+		s.log.Info("speakers that this node does not see are heard of over the API server", "heard", heard, "from", said.Node, "live", said.Live)
+	}
+	q.others, q.heard = said, heard
+	return again
+}
+
+// elsewhere tells whether a majority that this node does not see answers for the VIP.
+func (q *quorum) elsewhere(self string, vip netip.Addr) bool {
+	return q.heard && q.others.Serves(self, vip)
+}
+
+// desired is what the node makes of the Lease: it reads it while it sees no majority, and renews it while it sees one and misses somebody.
+func (q *quorum) desired(s *speaker) witness.Desired {
+	switch {
+	case s.stopping || !q.Lost:
+		return witness.Desired{}
+	case !q.Majority:
+		return witness.Desired{Heed: true}
+	case q.Rank >= witnesses:
+		return witness.Desired{}
+	}
+	return witness.Desired{Tell: true, Rank: q.Rank, Says: lb.Witness{Node: s.self, Live: q.live, Unserved: unserved(s.decisions)}}
+}
+
+// witnesses is how many nodes stand by to renew the Lease, one for the other.
+const witnesses = 3
+
+// unserved are the VIPs that no node answers for which this one sees; sorted.
+func unserved(decisions map[netip.Addr]plan.Decision) []netip.Addr {
+	var vips []netip.Addr
+	for vip, d := range decisions {
+		if !slices.ContainsFunc(d.Nodes, func(w plan.NodeWord) bool { return w.Answering }) {
+			vips = append(vips, vip)
+		}
+	}
+	slices.SortFunc(vips, netip.Addr.Compare)
+	return vips
+}

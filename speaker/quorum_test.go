@@ -1,0 +1,137 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// part separates one node from the others, both ways.
+func (r *rig) part(apart string) {
+	for name, n := range r.nodes {
+		n.mu.Lock()
+		n.sees = func(other string) bool { return (other == apart) == (name == apart) }
+		n.mu.Unlock()
+	}
+	r.tellAll(nil)
+	synctest.Wait()
+}
+
+func (r *rig) join() {
+	for _, n := range r.nodes {
+		n.mu.Lock()
+		n.sees = nil
+		n.mu.Unlock()
+	}
+	r.tellAll(nil)
+	synctest.Wait()
+}
+
+func TestMinorityYields(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177, w178, w179)
+		r.service(nginx, vip1)
+		order := ranked(vip1)
+		apart := r.nodes[order[0]]
+		apart.apiless = true
+		r.part(order[0])
+		// It cannot know better: two answer, and both forward.
+		want := []string{order[0], order[1]}
+		if want[0] > want[1] {
+			want[0], want[1] = want[1], want[0]
+		}
+		r.wantAnswers("while the minority does not reach the API server", vip1, want...)
+
+		apart.mu.Lock()
+		apart.apiless = false
+		apart.mu.Unlock()
+		r.tellAll(nil)
+		synctest.Wait()
+		r.wantAnswers("when it hears of the majority", vip1, order[1])
+		if c, ok := apart.reported(nginx); ok {
+			t.Errorf("who has yielded reports %+v", c)
+		}
+
+		r.join()
+		r.wantAnswers("when all see one another", vip1, order[1])
+		time.Sleep(reunion)
+		synctest.Wait()
+		r.wantAnswers("after a while", vip1, order[1])
+		if d := apart.snapshot()[0]; d.Refusal != nil {
+			t.Errorf("%+v", d.Refusal)
+		}
+	})
+}
+
+// What the majority cannot deliver, the minority goes on with.
+func TestMinorityKeepsWhatNobodyElseServes(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177, w178, w179)
+		r.service(nginx, vip1)
+		order := ranked(vip1)
+		for _, name := range order[1:] {
+			r.nodes[name].deliver(lb.Delivery{Service: nginx, VIP: vip1, Policy: lb.Local, Ready: 1})
+		}
+		r.part(order[0])
+		r.wantAnswers("a Local Service with its pod on the lonely node", vip1, order[0])
+	})
+}
+
+// Without a majority that says so, those who are left go on: most of the nodes may really be gone.
+func TestLastNodeGoesOn(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177, w178, w179)
+		r.service(nginx, vip1)
+		order := ranked(vip1)
+		r.crash(order[0])
+		r.crash(order[1])
+		// What the two said while they were a majority counts no more.
+		r.leaseMu.Lock()
+		r.lease = nil
+		r.leaseMu.Unlock()
+		r.tellAll(nil)
+		synctest.Wait()
+		r.wantAnswers("the last node", vip1, order[2])
+	})
+}
+
+func TestMissingNodesAreNamed(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177, w178, w179)
+		r.service(nginx, vip1)
+		order := ranked(vip1)
+		r.crash(order[0])
+		heir := r.nodes[order[1]]
+		st := heir.status()
+		if len(st.Members.Missing) != 1 || st.Members.Missing[0] != order[0] || !st.Members.Majority {
+			t.Errorf("members %+v", st.Members)
+		}
+		for _, w := range st.VIPs[0].Nodes {
+			if want := map[string]lb.Reason{order[0]: lb.ReasonMissing, order[1]: lb.ReasonAnnounced, order[2]: lb.ReasonNotOwner}[w.Node]; w.Reason != want {
+				t.Errorf("%s: %s, want %s", w.Node, w.Reason, want)
+			}
+		}
+		registry := prometheus.NewRegistry()
+		registry.MustRegister(newCollector(heir.speaker))
+		want := `# HELP landfall_speaker_majority 1 while this node sees most of the speakers that it has met.
+# TYPE landfall_speaker_majority gauge
+landfall_speaker_majority 1
+# HELP landfall_speaker_members_missing Nodes whose speaker has stopped answering without taking its leave.
+# TYPE landfall_speaker_members_missing gauge
+landfall_speaker_members_missing 1
+# HELP landfall_speaker_vip_reason 1 for each VIP and why this node does or does not announce it.
+# TYPE landfall_speaker_vip_reason gauge
+landfall_speaker_vip_reason{reason="Announced",vip="172.26.236.180"} 1
+`
+		names := []string{"landfall_speaker_majority", "landfall_speaker_members_missing", "landfall_speaker_vip_reason"}
+		if err := testutil.GatherAndCompare(registry, strings.NewReader(want), names...); err != nil {
+			t.Error(err)
+		}
+	})
+}

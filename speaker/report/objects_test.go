@@ -1,0 +1,123 @@
+package report
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// objectRig runs an Objects and notes what it writes, when.
+type objectRig struct {
+	*Objects
+	began time.Time
+
+	mu    sync.Mutex // guards what follows
+	wrote []string
+	fail  error
+}
+
+func inObjects(t *testing.T, f func(r *objectRig)) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &objectRig{Objects: NewObjects(slog.New(slog.DiscardHandler)), began: time.Now()}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- r.Run(ctx) }()
+		f(r)
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func (r *objectRig) want(words ...string) {
+	jobs := map[string]Job{}
+	for _, word := range words {
+		jobs[word[:1]] = Job{Word: word, Do: func(context.Context) error {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.wrote = append(r.wrote, time.Since(r.began).Round(100*time.Millisecond).String()+" "+word)
+			return r.fail
+		}}
+	}
+	r.Set(jobs)
+}
+
+func (r *objectRig) check(t *testing.T, want ...string) {
+	t.Helper()
+	synctest.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !slices.Equal(r.wrote, want) {
+		t.Errorf("wrote %q, want %q", r.wrote, want)
+	}
+	r.wrote = nil
+}
+
+func (r *objectRig) failWith(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fail = err
+}
+
+func TestObjectsWritesWhatLasts(t *testing.T) {
+	inObjects(t, func(r *objectRig) {
+		r.want("a1", "b1")
+		time.Sleep(200 * time.Millisecond)
+		r.want("a2", "b1") // a1 did not last
+		time.Sleep(400 * time.Millisecond)
+		r.check(t, "300ms b1", "500ms a2")
+		for range 5 {
+			r.want("a2", "b1") // what was written and does not show yet is not written again at once
+			time.Sleep(time.Second)
+		}
+		r.check(t)
+		r.want() // it shows
+		if !r.Idle() {
+			t.Error("not idle")
+		}
+		time.Sleep(time.Minute)
+		r.check(t)
+		r.want("a2") // somebody has changed it
+		time.Sleep(time.Second)
+		r.check(t, "1m5.9s a2")
+		time.Sleep(11 * time.Second)
+		r.check(t, "1m15.9s a2") // it still does not show
+	})
+}
+
+func TestObjectsIsSlowerWithWhatKeepsChanging(t *testing.T) {
+	inObjects(t, func(r *objectRig) {
+		for i := range 600 {
+			r.want([]string{"a1", "a2"}[i/5%2])
+			time.Sleep(100 * time.Millisecond)
+		}
+		synctest.Wait()
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if n := len(r.wrote); n < 10 || n > 20 {
+			t.Errorf("%d writes in a minute", n)
+		}
+	})
+}
+
+func TestObjectsTriesAgainAndGoesOnPastAFailure(t *testing.T) {
+	inObjects(t, func(r *objectRig) {
+		r.failWith(errors.New("conflict"))
+		r.want("a1", "b1")
+		time.Sleep(time.Second)
+		r.check(t, "300ms a1", "300ms b1")
+		r.failWith(nil)
+		time.Sleep(time.Second)
+		r.check(t, "1.3s a1", "1.3s b1")
+		r.failWith(context.DeadlineExceeded) // the API server is away: the others would wait as long
+		r.want("a2", "b2")
+		time.Sleep(2 * time.Second)
+		r.check(t, "2.3s a2", "3.3s a2")
+	})
+}

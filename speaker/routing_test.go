@@ -1,0 +1,572 @@
+package main
+
+import (
+	"encoding/json"
+	"net/http/httptest"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/bfd"
+)
+
+var (
+	tor1 = netip.MustParseAddr("172.26.236.2")
+	tor2 = netip.MustParseAddr("172.26.236.3")
+)
+
+func graceful(p *lb.Peer) { p.GracefulRestart = true }
+
+// onlyBGP takes away what makes nodes answer ARP.
+func (r *rig) onlyBGP() {
+	r.api.advertisements.delete("lan")
+	synctest.Wait()
+}
+
+func (r *rig) wantTold(what, node, want string) {
+	r.t.Helper()
+	if got := r.nodes[node].routers.told(); got != want {
+		r.t.Errorf("%s: the peers of %s have heard %q\nwant %q", what, node, got, want)
+	}
+}
+
+const (
+	up1   = "tor-1 +172.26.236.180/32 lp 100 []"
+	down1 = "tor-1 -172.26.236.180/32"
+	bye1  = "tor-1 +172.26.236.180/32 lp 0 [65535:0]"
+)
+
+func TestRoutesWithoutL2AreAnnouncedFromEachNodeAndReported(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.onlyBGP()
+		r.start(w177, w178, w179)
+		r.tor("tor-1", "172.26.236.2", nil)
+		r.tor("tor-2", "172.26.236.3", nil)
+		r.service(nginx, vip1)
+		for _, name := range []string{w177, w178, w179} {
+			r.wantTold("at first", name, up1+"; tor-2 +172.26.236.180/32 lp 100 []")
+		}
+		r.wantAnswers("no L2Advertisement", vip1)
+		reporter := ranked(vip1)[0]
+		for name, n := range r.nodes {
+			c, ok := n.reported(nginx)
+			if ok != (name == reporter) {
+				t.Errorf("%s reports %+v", name, c)
+			}
+			want := "172.26.236.180 is announced from k8s-worker-177, k8s-worker-178, k8s-worker-179 (BGP to tor-1, tor-2)"
+			if ok && (!c.Status || c.Reason != lb.ReasonAnnounced || c.Message != want || !lb.Serving(c).Status) {
+				t.Errorf("%s reports %+v", name, c)
+			}
+		}
+
+		// A node that cannot deliver it is left out; when none can, the reason is that of BGP and not that nothing answers ARP.
+		undeliverable := lb.Delivery{Service: nginx, VIP: vip1, Policy: lb.Local, Ready: 1}
+		r.nodes[w178].deliver(undeliverable)
+		r.wantTold("no local backend", w178, down1+"; tor-2 -172.26.236.180/32")
+		if c, _ := r.nodes[reporter].reported(nginx); !strings.HasPrefix(c.Message, "172.26.236.180 is announced from k8s-worker-177, k8s-worker-179 (BGP") {
+			t.Errorf("reported %+v", c)
+		}
+		for _, name := range []string{w177, w179} {
+			r.nodes[name].deliver(undeliverable)
+		}
+		time.Sleep(10 * time.Millisecond)
+		synctest.Wait()
+		if c, _ := r.nodes[reporter].reported(nginx); c.Status || c.Reason != lb.ReasonNoLocalBackends || !strings.Contains(c.Message, "externalTrafficPolicy Local") {
+			t.Errorf("reported %+v", c)
+		}
+	})
+}
+
+func TestL2AndBGPSideBySide(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177, w178, w179)
+		r.tor("tor-1", "172.26.236.2", nil)
+		r.service(nginx, vip1)
+		for _, name := range []string{w177, w178, w179} {
+			r.wantTold("at first", name, up1)
+		}
+		owner := ranked(vip1)[0]
+		r.wantAnswers("both", vip1, owner)
+		c, _ := r.nodes[owner].reported(nginx)
+		want := "172.26.236.180 is announced from " + owner + " (ARP on eth0); " +
+			"172.26.236.180 is announced from k8s-worker-177, k8s-worker-178, k8s-worker-179 (BGP to tor-1)"
+		if !c.Status || c.Message != want {
+			t.Errorf("reported %+v", c)
+		}
+		// A router that goes takes nothing from those that ask by ARP.
+		for _, n := range r.nodes {
+			n.routers.connect("tor-1", false)
+		}
+		if c, _ := r.nodes[owner].reported(nginx); c.Message != "172.26.236.180 is announced from "+owner+" (ARP on eth0)" {
+			t.Errorf("reported %+v", c)
+		}
+	})
+}
+
+func TestContract6NothingIsSaidToRoutersBeforeAllIsKnown(t *testing.T) {
+	secret := lb.Key{Name: "tor"}
+	for what, forget := range map[string]func(*rig, *fakeNode) func(){
+		"the list of BGPPeers": func(r *rig, _ *fakeNode) func() {
+			r.api.peers.synced = false
+			return func() { r.api.peers.synced = true }
+		},
+		"the list of BGPAdvertisements": func(r *rig, _ *fakeNode) func() {
+			r.api.bgpAds.synced = false
+			return func() { r.api.bgpAds.synced = true }
+		},
+		"the list of Communities": func(r *rig, _ *fakeNode) func() {
+			r.api.communities.synced = false
+			return func() { r.api.communities.synced = true }
+		},
+		"the list of BFDProfiles": func(r *rig, _ *fakeNode) func() {
+			r.api.profiles.synced = false
+			return func() { r.api.profiles.synced = true }
+		},
+		"the list of Secrets in namespace landfall-system": func(r *rig, _ *fakeNode) func() {
+			r.api.passwords.synced = false
+			return func() { r.api.passwords.synced = true }
+		},
+		"the proxy's first word": func(_ *rig, n *fakeNode) func() {
+			n.setGate(lb.ReasonFeedUnknown)
+			return func() { n.setGate("") }
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			inRig(t, func(r *rig) {
+				n := r.nodes[w178]
+				r.api.passwords.set("tor", "secret")
+				r.tor("tor-1", "172.26.236.2", func(p *lb.Peer) { p.PasswordSecret = &secret })
+				remember := forget(r, n)
+				r.start(w178)
+				r.service(nginx, vip1)
+				if got := n.routers.told(); got != "" || n.routers.sets != 0 {
+					t.Errorf("the peers have heard %q by %d calls", got, n.routers.sets)
+				}
+				if err := n.ready(); err == nil || err.Error() != "waiting for "+what && n.gate == "" {
+					t.Errorf("ready says %v", err)
+				}
+				if got := n.status().BGP.Waiting; got != what {
+					t.Errorf("the status says %q", got)
+				}
+				r.wantAnswers("L2 does not wait for BGP", vip1, map[bool][]string{true: {w178}}[n.gate == ""]...)
+				remember()
+				n.markSynced()
+				r.wantTold("known", w178, up1)
+			})
+		})
+	}
+}
+
+func TestContract6ARestartIsNotHeardByGracefulPeersAndPlannedForOthers(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.onlyBGP()
+		r.start(w177)
+		r.tor("tor-1", "172.26.236.2", graceful)
+		r.tor("tor-2", "172.26.236.3", nil)
+		r.service(nginx, vip1)
+		r.nodes[w177].routers.told()
+		started := time.Now()
+		r.stop(w177)
+		r.wantTold("SIGTERM", w177, "tor-2 +172.26.236.180/32 lp 0 [65535:0]; tor-2 -172.26.236.180/32")
+		if took := time.Since(started); took < 3*time.Second || took > 4*time.Second {
+			t.Errorf("took %v", took)
+		}
+	})
+	inRig(t, func(r *rig) {
+		r.start(w177)
+		r.tor("tor-1", "172.26.236.2", graceful)
+		r.service(nginx, vip1)
+		r.nodes[w177].routers.told()
+		started := time.Now()
+		r.stop(w177)
+		if took := time.Since(started); took > time.Second {
+			t.Errorf("nobody but graceful peers, and it took %v", took)
+		}
+		r.wantTold("SIGTERM", w177, "")
+	})
+}
+
+func TestAnEndForGoodLeavesNothingAtRouters(t *testing.T) {
+	for what, end := range map[string]func(r *rig, n *fakeNode){
+		"uninstalled": func(_ *rig, n *fakeNode) {
+			n.from.daemonSet = n.daemonSet
+			n.runner.Poke()
+			synctest.Wait()
+			n.daemonSet.delete("landfall-node")
+		},
+		"the node is about to go": func(r *rig, n *fakeNode) {
+			node, _ := r.api.nodes.Get(n.self)
+			node.Leaving = lb.ReasonNodeLeaving
+			r.api.nodes.set(n.self, node)
+		},
+	} {
+		inRig(t, func(r *rig) {
+			r.onlyBGP()
+			r.start(w177)
+			r.tor("tor-1", "172.26.236.2", graceful)
+			r.service(nginx, vip1)
+			n := r.nodes[w177]
+			n.objects.write()
+			if p, _ := r.api.peers.Get("tor-1"); p.Status[w177].State != "Established" {
+				t.Errorf("%s: status %+v", what, p.Status)
+			}
+			n.routers.told()
+			end(r, n)
+			go func() {
+				time.Sleep(3500 * time.Millisecond)
+				n.objects.write()
+			}()
+			r.stop(w177)
+			time.Sleep(time.Second)
+			r.wantTold(what, w177, bye1+"; "+down1+"; tor-1 is left")
+			if p, _ := r.api.peers.Get("tor-1"); len(p.Status) != 0 {
+				t.Errorf("%s: status %+v", what, p.Status)
+			}
+		})
+	}
+	inRig(t, func(r *rig) { // what was never seen is not gone
+		r.start(w177)
+		r.tor("tor-1", "172.26.236.2", graceful)
+		r.service(nginx, vip1)
+		n := r.nodes[w177]
+		n.from.daemonSet = newTable[string, bool]()
+		n.runner.Poke()
+		n.routers.told()
+		r.stop(w177)
+		r.wantTold("SIGTERM under another name", w177, "")
+	})
+}
+
+func TestContract5PlannedWithdrawalsAreToldAhead(t *testing.T) {
+	for what, c := range map[string]struct{ end, back func(r *rig, n *fakeNode) }{
+		"drain": {
+			func(r *rig, n *fakeNode) {
+				r.api.nodes.set(n.self, lb.Node{Name: n.self, Leaving: lb.ReasonNodeLeaving})
+			},
+			func(r *rig, n *fakeNode) { r.api.nodes.set(n.self, lb.Node{Name: n.self}) },
+		},
+		"cordon, where that drains": {
+			func(r *rig, n *fakeNode) {
+				n.opts.cordonDrains = true
+				r.api.nodes.set(n.self, lb.Node{Name: n.self, Cordoned: true})
+			},
+			func(r *rig, n *fakeNode) { r.api.nodes.set(n.self, lb.Node{Name: n.self}) },
+		},
+		"the last local backend is terminating": {
+			func(_ *rig, n *fakeNode) {
+				n.deliver(lb.Delivery{Service: nginx, VIP: vip1, Policy: lb.Local, Ready: 1, LocalServing: 1, Serving: 1})
+			},
+			func(_ *rig, n *fakeNode) {
+				n.deliver(lb.Delivery{Service: nginx, VIP: vip1, Policy: lb.Local, Ready: 2, LocalReady: 1})
+			},
+		},
+	} {
+		inRig(t, func(r *rig) {
+			r.onlyBGP()
+			r.start(w177)
+			r.tor("tor-1", "172.26.236.2", graceful)
+			r.service(nginx, vip1)
+			n := r.nodes[w177]
+			r.wantTold(what, w177, up1)
+			c.end(r, n)
+			r.wantTold(what+": at once", w177, bye1)
+			if got := n.status().VIPs[0].Routes; got == nil || !got.Leaving {
+				t.Errorf("%s: status %+v", what, got)
+			}
+			if c, _ := n.reported(nginx); c.Reason != lb.ReasonParting || lb.Serving(c).Status {
+				t.Errorf("%s: reported %+v", what, c)
+			}
+			time.Sleep(2900 * time.Millisecond)
+			r.wantTold(what+": until routers have converged", w177, "")
+			time.Sleep(100 * time.Millisecond)
+			r.wantTold(what+": then", w177, down1)
+			time.Sleep(time.Minute)
+			r.wantTold(what+": and stays so", w177, "")
+			c.back(r, n)
+			r.wantTold(what+": over", w177, up1)
+			c.end(r, n)
+			r.wantTold(what+": again", w177, bye1)
+			c.back(r, n)
+			r.wantTold(what+": taken back in time", w177, up1)
+			time.Sleep(time.Minute)
+			r.wantTold(what+": taken back for good", w177, "")
+		})
+	}
+}
+
+func TestContract1UnplannedEndsAreWithdrawnAtOnce(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177)
+		r.tor("tor-1", "172.26.236.2", graceful)
+		r.service(nginx, vip1)
+		r.service(other, vip2)
+		n := r.nodes[w177]
+		n.routers.told()
+		n.setGate(lb.ReasonFeedLost)
+		r.wantTold("the proxy is lost", w177, down1+"; tor-1 -172.26.236.181/32")
+		n.setGate("")
+		r.wantTold("the proxy is back", w177, up1+"; tor-1 +172.26.236.181/32 lp 100 []")
+		n.deliver(lb.Delivery{Service: nginx, VIP: vip1, Policy: lb.Cluster, Ready: 1, Refusal: lb.Refuse(lb.ReasonNotProgrammed, "no")})
+		r.wantTold("one is not programmed", w177, down1)
+	})
+}
+
+func TestNothingIsSetWithoutAChange(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177)
+		r.tor("tor-1", "172.26.236.2", func(p *lb.Peer) { p.BFDProfile = "fast" })
+		r.api.profiles.set("fast", lb.BFDProfile{Name: "fast", Receive: 50 * time.Millisecond, Transmit: 50 * time.Millisecond, Multiplier: 3})
+		r.service(nginx, vip1)
+		n := r.nodes[w177]
+		n.routers.told()
+		sets, watches := n.routers.sets, n.bfd.sets
+		for range 10 {
+			n.markAll()
+			n.markVIPs([]netip.Addr{vip1})
+			n.markRoutes("")
+			time.Sleep(time.Second)
+			synctest.Wait()
+		}
+		if n.routers.sets != sets || n.bfd.sets != watches {
+			t.Errorf("set %d and %d more times", n.routers.sets-sets, n.bfd.sets-watches)
+		}
+	})
+}
+
+func TestBFDTakesThePeerDown(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.onlyBGP()
+		r.start(w177)
+		r.tor("tor-1", "172.26.236.2", func(p *lb.Peer) { p.BFDProfile = "fast" })
+		r.service(nginx, vip1)
+		n := r.nodes[w177]
+		if p := n.status().BGP.Peers[0]; p.Warning == nil || p.Warning.Reason != lb.ReasonProfileMissing || p.BFD != nil {
+			t.Errorf("without the profile: %+v", p)
+		}
+		r.api.profiles.set("fast", lb.BFDProfile{Name: "fast", Receive: 50 * time.Millisecond, Transmit: 60 * time.Millisecond, Multiplier: 3, Passive: true, MinimumTTL: 200})
+		synctest.Wait()
+		key := bfd.Key{Peer: tor1}
+		want := bfd.Profile{ReceiveInterval: 50 * time.Millisecond, TransmitInterval: 60 * time.Millisecond, DetectMultiplier: 3, Passive: true, MinimumTTL: 200}
+		if len(n.bfd.desired) != 1 || n.bfd.desired[key] != want {
+			t.Fatalf("desired %v", n.bfd.desired)
+		}
+		r.wantTold("not up yet", w177, up1)
+		n.bfd.change(key, func(o *bfd.Outcome) { o.State, o.Ups = bfd.Up, 1 })
+		r.wantTold("up", w177, "")
+		n.objects.write()
+		if p, _ := r.api.peers.Get("tor-1"); p.Status[w177] != (lb.PeerNode{State: "Established", Message: "BFD is Up"}) {
+			t.Errorf("status %+v", p.Status)
+		}
+
+		n.bfd.change(key, func(o *bfd.Outcome) { o.State, o.RemoteState = bfd.Down, bfd.AdminDown })
+		r.wantTold("the peer has switched it off", w177, "")
+		n.bfd.change(key, func(o *bfd.Outcome) { o.State, o.RemoteState = bfd.Up, bfd.Up })
+
+		n.bfd.change(key, func(o *bfd.Outcome) {
+			o.State, o.RemoteState, o.Failures, o.Diagnostic = bfd.Down, bfd.Down, 1, bfd.DetectionExpired
+		})
+		r.wantTold("lost", w177, "tor-1 is lost")
+		st := n.status().BGP.Peers[0]
+		if st.BFD == nil || st.BFD.State != "Down" || !st.BFD.HoldsDown || st.BFD.Diagnostic != "Control Detection Time Expired" || st.Session.Reason != lb.ReasonBFDDown {
+			t.Errorf("status %+v %+v", st.BFD, st.Session)
+		}
+		if c, _ := n.reported(nginx); c.Status || c.Reason != lb.ReasonNotEstablished {
+			t.Errorf("reported %+v", c)
+		}
+		time.Sleep(10 * time.Second)
+		r.wantTold("still lost", w177, "")
+		n.bfd.change(key, func(o *bfd.Outcome) { o.State, o.RemoteState = bfd.Up, bfd.Up })
+		r.wantTold("up again", w177, up1)
+
+		n.bfd.change(key, func(o *bfd.Outcome) { o.Failures++ }) // down and up before anybody looked
+		time.Sleep(3 * time.Second)
+		r.wantTold("a short loss", w177, "tor-1 is lost; "+up1)
+
+		n.bfd.change(key, func(o *bfd.Outcome) { o.State, o.RemoteState = bfd.Down, bfd.Down; o.Failures++ })
+		time.Sleep(lostFor + time.Second)
+		r.wantTold("a router whose BFD was ended", w177, "tor-1 is lost; "+up1)
+
+		r.api.peers.delete("tor-1")
+		synctest.Wait()
+		if len(n.bfd.desired) != 0 {
+			t.Errorf("desired %v", n.bfd.desired)
+		}
+	})
+}
+
+func TestPathKeys(t *testing.T) {
+	interfaces := []lb.Interface{{Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("172.26.236.177/24")}}}
+	far := netip.MustParseAddr("10.9.9.9")
+	direct := &watch{key: bfd.Key{Peer: tor1}}
+	for what, c := range map[string]struct {
+		session    lb.BGPSession
+		before     *watch
+		interfaces []lb.Interface
+		want       bfd.Key
+	}{
+		"on the link":                  {lb.BGPSession{Addr: tor1}, nil, interfaces, bfd.Key{Peer: tor1}},
+		"multihop asked for":           {lb.BGPSession{Addr: tor1, MultiHop: true}, nil, interfaces, bfd.Key{Peer: tor1, Multihop: true}},
+		"internal, behind a router":    {lb.BGPSession{Addr: far}, nil, interfaces, bfd.Key{Peer: far, Multihop: true}},
+		"with a source":                {lb.BGPSession{Addr: tor1, Source: tor2}, nil, interfaces, bfd.Key{Peer: tor1, Local: tor2}},
+		"the interface is gone":        {lb.BGPSession{Addr: tor1}, direct, nil, bfd.Key{Peer: tor1}},
+		"unnumbered, not known yet":    {lb.BGPSession{Interface: "eth1"}, nil, interfaces, bfd.Key{}},
+		"unnumbered, of another link":  {lb.BGPSession{Interface: "eth1"}, direct, interfaces, bfd.Key{}},
+		"unnumbered, known for a time": {lb.BGPSession{Interface: "eth1"}, &watch{key: bfd.Key{Peer: netip.MustParseAddr("fe80::1%eth1")}}, nil, bfd.Key{Peer: netip.MustParseAddr("fe80::1%eth1")}},
+	} {
+		got, ok := pathKey(c.session, nil, c.before, c.interfaces)
+		if got != c.want || ok != (c.want != bfd.Key{}) {
+			t.Errorf("%s: %v, want %v", what, got, c.want)
+		}
+	}
+}
+
+func TestContract10PeersAndAdvertisementsSayWhatIsWrong(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177, w178, w179)
+		r.tor("tor-1", "172.26.236.2", func(p *lb.Peer) {
+			p.Status = map[string]lb.PeerNode{"gone": {State: "Established"}, w178: {State: "Idle"}}
+		})
+		r.tor("tor-2", "172.26.236.3", func(p *lb.Peer) { p.PasswordSecret = &lb.Key{Name: "missing"} })
+		r.api.bgpAds.set("wide", lb.BGPAdvertisement{Name: "wide", Generation: 7, AggregationLength: 20, AggregationLengthV6: 128, Communities: []string{"nowhere"}})
+		r.service(nginx, vip1)
+		time.Sleep(3 * time.Second)
+		for _, n := range r.nodes {
+			n.objects.write()
+		}
+		time.Sleep(3 * time.Second)
+		p, _ := r.api.peers.Get("tor-1")
+		if len(p.Status) != 3 || p.Status[w178].State != "Established" {
+			t.Errorf("tor-1: %+v", p.Status)
+		}
+		p, _ = r.api.peers.Get("tor-2")
+		if len(p.Status) != 3 || p.Status[w178].State != "Refused" || p.Status[w178].Reason != lb.ReasonSecretMissing {
+			t.Errorf("tor-2: %+v", p.Status)
+		}
+		ad, _ := r.api.bgpAds.Get("wide")
+		if len(ad.Conditions) != 1 || ad.Conditions[0].Status || ad.Conditions[0].Reason != lb.ReasonUnknownCommunity || ad.Conditions[0].Generation != 7 {
+			t.Errorf("wide: %+v", ad.Conditions)
+		}
+		if ad, _ = r.api.bgpAds.Get("all"); len(ad.Conditions) != 1 || !ad.Conditions[0].Status {
+			t.Errorf("all: %+v", ad.Conditions)
+		}
+		for name, n := range r.nodes {
+			synctest.Wait()
+			if len(n.objects.jobs) > 0 {
+				t.Errorf("%s goes on writing: %v", name, n.objects.jobs)
+			}
+		}
+
+		// An aggregate over a Service with policy Local is marked, and the mark goes with its cause.
+		r.api.bgpAds.set("wide", lb.BGPAdvertisement{Name: "wide", AggregationLength: 30, AggregationLengthV6: 128})
+		r.service(other, netip.MustParseAddr("172.26.236.182"))
+		r.service(nginx, netip.MustParseAddr("172.26.236.181"))
+		s, _ := r.api.services.Get(nginx)
+		s.ExternalPolicy = lb.Local
+		r.api.services.set(nginx, s)
+		time.Sleep(3 * time.Second)
+		for _, n := range r.nodes {
+			n.objects.write()
+		}
+		if ad, _ := r.api.bgpAds.Get("wide"); len(ad.Conditions) != 1 || ad.Conditions[0].Reason != lb.ReasonAggregateLocal {
+			t.Errorf("wide: %+v", ad.Conditions)
+		}
+		s.ExternalPolicy = lb.Cluster
+		r.api.services.set(nginx, s)
+		time.Sleep(3 * time.Second)
+		for _, n := range r.nodes {
+			n.objects.write()
+		}
+		if ad, _ := r.api.bgpAds.Get("wide"); len(ad.Conditions) != 1 || ad.Conditions[0].Reason != lb.ReasonAdvertisementReady {
+			t.Errorf("wide: %+v", ad.Conditions)
+		}
+	})
+}
+
+func TestSessionChangesAreEvents(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177)
+		r.tor("tor-1", "172.26.236.2", nil)
+		n := r.nodes[w177]
+		n.routers.connect("tor-1", false)
+		n.routers.connect("tor-1", false)
+		n.routers.connect("tor-1", true)
+		want := []string{
+			"tor-1 true Established the session with k8s-worker-177 is established",
+			"tor-1 false NotEstablished the session with k8s-worker-177 is lost: connection refused",
+			"tor-1 true Established the session with k8s-worker-177 is established",
+		}
+		if !slices.Equal(n.objects.events, want) {
+			t.Errorf("events %q", n.objects.events)
+		}
+	})
+}
+
+func TestAggregateStaysWithItsLastVIP(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.onlyBGP()
+		r.api.bgpAds.set("all", lb.BGPAdvertisement{Name: "all", AggregationLength: 30, AggregationLengthV6: 128})
+		r.start(w177)
+		r.tor("tor-1", "172.26.236.2", nil)
+		a, b := netip.MustParseAddr("172.26.236.184"), netip.MustParseAddr("172.26.236.185")
+		r.service(nginx, a)
+		r.wantTold("one", w177, "tor-1 +172.26.236.184/30 lp 100 []")
+		r.service(other, b)
+		r.wantTold("two", w177, "")
+		r.api.services.delete(nginx)
+		r.wantTold("the other one is left", w177, "")
+		if c, _ := r.nodes[w177].reported(other); !c.Status {
+			t.Errorf("reported %+v", c)
+		}
+		r.api.services.delete(other)
+		r.wantTold("none is left", w177, "tor-1 -172.26.236.184/30")
+	})
+}
+
+func TestBGPStatusAndMetrics(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.onlyBGP()
+		r.api.profiles.set("fast", lb.BFDProfile{Name: "fast", Receive: 50 * time.Millisecond, Transmit: 50 * time.Millisecond, Multiplier: 3})
+		r.start(w177)
+		r.tor("tor-1", "172.26.236.2", func(p *lb.Peer) { p.BFDProfile = "fast" })
+		r.service(nginx, vip1)
+		n := r.nodes[w177]
+		n.routers.told()
+		n.bfd.change(bfd.Key{Peer: tor1}, func(o *bfd.Outcome) { o.State, o.DetectionTime = bfd.Up, 150*time.Millisecond })
+		recorder := httptest.NewRecorder()
+		n.serveStatus(recorder, nil)
+		var got status
+		if err := json.Unmarshal(recorder.Body.Bytes(), &got); err != nil {
+			t.Fatal(err)
+		}
+		if len(got.BGP.Peers) != 1 || got.BGP.Peers[0].BFD.State != "Up" || got.BGP.Peers[0].BFD.DetectionTime != "150ms" || got.BGP.Peers[0].Session.State != "Established" {
+			t.Errorf("%s", recorder.Body)
+		}
+		routes := got.VIPs[0].Routes
+		if routes == nil || !slices.Equal(routes.Peers, []string{"tor-1"}) || len(routes.Prefixes) != 1 {
+			t.Errorf("%s", recorder.Body)
+		}
+		registry := prometheus.NewPedanticRegistry()
+		registry.MustRegister(newPathCollector(n.speaker), newCollector(n.speaker))
+		want := `
+# HELP landfall_speaker_announced 1 for each VIP and Service that this node answers for, or that BGP peers hear of from it.
+# TYPE landfall_speaker_announced gauge
+landfall_speaker_announced{service="default/my-nginx",vip="172.26.236.180"} 1
+# HELP landfall_bfd_session_up Whether the BFD session with the BGP peer is Up.
+# TYPE landfall_bfd_session_up gauge
+landfall_bfd_session_up{peer="tor-1"} 1
+# HELP landfall_bfd_detection_seconds Silence after which the path to the peer counts as lost; 0 while the peer is not heard.
+# TYPE landfall_bfd_detection_seconds gauge
+landfall_bfd_detection_seconds{peer="tor-1"} 0.15
+`
+		if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "landfall_bfd_session_up", "landfall_bfd_detection_seconds", "landfall_speaker_announced"); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,49 @@
+package main
+
+import (
+	"context"
+	"os"
+
+	"github.com/spf13/pflag"
+	"github.com/vishvananda/netns"
+
+	"github.com/landfall-lb/landfall/internal/kube"
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/links"
+	"github.com/landfall-lb/landfall/internal/ops"
+	"github.com/landfall-lb/landfall/speaker/surroundings"
+)
+
+// addNamespace adds --namespace.
+func addNamespace(set *pflag.FlagSet, namespace *string) {
+	where := os.Getenv("POD_NAMESPACE")
+	if where == "" {
+		where = "landfall-system"
+	}
+	set.StringVar(namespace, "namespace", where, "namespace of the Secrets with BGP passwords, and of the ConfigMap "+lb.SurroundingsConfigMap+", which tells the controller of gateways (default: $POD_NAMESPACE, else landfall-system)")
+}
+
+// newSurroundings returns the actor that tells the controller of this node's gateways.
+func newSurroundings(client *kube.Client, rt *ops.Runtime, namespace string, nodes table[string, lb.Node], interfaces func() ([]lb.Interface, bool)) *surroundings.Surroundings {
+	var actor *surroundings.Surroundings
+	shown := kube.Surroundings(client, namespace, func(string) { actor.Poke() })
+	actor = surroundings.New(surroundings.Options{
+		Node: rt.NodeName, Log: rt.Log, Interfaces: interfaces,
+		Gateways: func() ([]links.Gateway, error) { return links.Gateways(netns.None()) },
+		Shown: func() (map[string]string, bool) {
+			data, _ := shown.Get(lb.SurroundingsConfigMap)
+			return data, shown.Synced()
+		},
+		Exists: func() func(string) bool {
+			if !nodes.Synced() {
+				return nil
+			}
+			return func(node string) bool { _, ok := nodes.Get(node); return ok }
+		},
+		Write: func(ctx context.Context, entries map[string]*string) error {
+			return client.TellSurroundings(ctx, namespace, entries)
+		},
+	})
+	client.OnSync(actor.Poke)
+	return actor
+}

@@ -1,0 +1,184 @@
+// Package witness is the actor by which speakers that a partition has separated hear of one another: those that see a majority renew a
+// Lease while they miss somebody, those that do not read it.
+package witness
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
+)
+
+// Times of the actor.
+const (
+	// tellEvery is how often the Lease is renewed, as often as those of leader elections are; what is news is told after tellSoon.
+	tellEvery = 2 * time.Second
+	tellSoon  = 500 * time.Millisecond
+	// stepIn is how long after the last renewal the next in rank renews the Lease instead of the first, which may not reach the API server.
+	stepIn = 3 * time.Second
+	// heedEvery is how often the Lease is read, and lasts how long a renewal counts: three of them may fail.
+	heedEvery = time.Second
+	lasts     = 3 * tellEvery
+	// timeout bounds one request.
+	timeout = 2 * time.Second
+)
+
+// Desired is what the node makes of the Lease. The zero value leaves it alone.
+type Desired struct {
+	// Tell has the node renew the Lease, if nobody before it in rank does: 0 is the first.
+	Tell bool
+	Rank int
+	Says lb.Witness
+	// Heed has it read the Lease.
+	Heed bool
+}
+
+// Lease is where witnesses write.
+type Lease interface {
+	Read(context.Context) (said lb.Witness, version string, err error)
+	Write(ctx context.Context, says lb.Witness, version string) (newVersion string, err error)
+}
+
+// Options of an Actor.
+type Options struct {
+	Lease Lease
+	Log   *slog.Logger
+	// Changed is called after Outcome differs, from the actor's goroutine.
+	Changed func()
+}
+
+// Actor keeps the Lease.
+type Actor struct {
+	opts   Options
+	runner *loop.Runner
+
+	mu      sync.Mutex
+	desired Desired
+	outcome lb.Witness
+	fresh   bool
+
+	// Only apply touches these.
+	known   bool // version is what was read or written last
+	version string
+	said    lb.Witness
+	renewed time.Time // when the Lease was last seen to be written, by this node's clock
+	told    time.Time // when this node last wrote
+	failing bool
+}
+
+// New returns an Actor that leaves the Lease alone.
+func New(opts Options) *Actor {
+	a := &Actor{opts: opts}
+	a.runner = loop.New(func(ctx context.Context) (time.Duration, error) { return a.apply(ctx, time.Now()), nil }, loop.Options{Gap: 100 * time.Millisecond})
+	return a
+}
+
+// Set replaces what the node makes of the Lease.
+func (a *Actor) Set(d Desired) {
+	a.mu.Lock()
+	same := a.desired.Tell == d.Tell && a.desired.Rank == d.Rank && a.desired.Heed == d.Heed && a.desired.Says.Same(d.Says)
+	a.desired = d
+	a.mu.Unlock()
+	if !same {
+		a.runner.Poke()
+	}
+}
+
+// Outcome returns what those say that see a majority, if they have said it lately and the node is to heed it.
+func (a *Actor) Outcome() (said lb.Witness, fresh bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.outcome, a.fresh
+}
+
+// Run keeps the Lease until ctx ends.
+func (a *Actor) Run(ctx context.Context) error { return a.runner.Run(ctx) }
+
+// apply does what is due and returns when there is more; 0 means not before something is set.
+func (a *Actor) apply(ctx context.Context, now time.Time) time.Duration {
+	a.mu.Lock()
+	d := a.desired
+	a.mu.Unlock()
+	var next time.Duration
+	switch {
+	case d.Heed:
+		a.report(a.read(ctx, now))
+		next = heedEvery
+	case d.Tell:
+		next = a.tell(ctx, now, d)
+	default:
+		a.known, a.renewed = false, time.Time{} // what was read long ago shows nothing
+	}
+	a.publish(d.Heed && !a.renewed.IsZero() && now.Before(a.renewed.Add(lasts)))
+	return next
+}
+
+// read notes what the Lease says, and whether it was written since it was last looked at. Only that shows that somebody is at work now: clocks
+// differ, and the Lease stays when those who wrote it have gone.
+func (a *Actor) read(ctx context.Context, now time.Time) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	said, version, err := a.opts.Lease.Read(ctx)
+	if err != nil {
+		return err
+	}
+	if a.known && version != a.version {
+		a.renewed = now
+	}
+	a.known, a.version, a.said = true, version, said
+	return nil
+}
+
+// tell renews the Lease when it is this node's turn, and returns when to look again.
+func (a *Actor) tell(ctx context.Context, now time.Time, d Desired) time.Duration {
+	if due := a.told.Add(tellEvery); a.known && now.Before(due) && a.said.Same(d.Says) {
+		return due.Sub(now)
+	}
+	if soon := a.told.Add(tellSoon); now.Before(soon) {
+		return soon.Sub(now)
+	}
+	was := a.known
+	if err := a.read(ctx, now); err != nil {
+		a.report(err)
+		return tellEvery
+	}
+	if !was {
+		a.renewed = now // those before this one get their time
+	}
+	if wait := a.renewed.Add(time.Duration(d.Rank) * stepIn).Sub(now); d.Rank > 0 && wait > 0 && a.said.Node != d.Says.Node {
+		return min(wait, tellEvery)
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	says := d.Says
+	says.At = now
+	version, err := a.opts.Lease.Write(ctx, says, a.version)
+	a.report(err)
+	a.told = now
+	if err == nil {
+		a.version, a.said, a.renewed = version, says, now
+	}
+	return tellEvery
+}
+
+// report logs the first of a row of failures. That another was faster shows that the Lease is renewed.
+func (a *Actor) report(err error) {
+	if err != nil && !a.failing {
+		a.opts.Log.Warn("cannot use the Lease by which the two sides of a partition hear of one another; trying again", "error", err)
+	}
+	a.failing = err != nil
+}
+
+// publish makes known what was read.
+func (a *Actor) publish(fresh bool) {
+	a.mu.Lock()
+	same := a.fresh == fresh && (!fresh || a.outcome.Same(a.said))
+	a.fresh, a.outcome = fresh, a.said
+	a.mu.Unlock()
+	if !same && a.opts.Changed != nil {
+		a.opts.Changed()
+	}
+}

@@ -1,0 +1,189 @@
+package witness
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"strconv"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+var vip = netip.MustParseAddr("192.0.2.1")
+
+// lease is what the API server has.
+type lease struct {
+	mu      sync.Mutex
+	said    lb.Witness
+	version int
+	writes  map[string]int
+	reads   int
+	down    bool
+}
+
+var errDown = errors.New("connection refused")
+
+func (l *lease) Read(context.Context) (lb.Witness, string, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.down {
+		return lb.Witness{}, "", errDown
+	}
+	l.reads++
+	if l.version == 0 {
+		return lb.Witness{}, "", nil
+	}
+	return l.said, strconv.Itoa(l.version), nil
+}
+
+func (l *lease) Write(_ context.Context, says lb.Witness, version string) (string, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.down {
+		return "", errDown
+	}
+	if want := strconv.Itoa(l.version); version != want && (l.version > 0 || version != "") {
+		return "", errors.New("conflict")
+	}
+	l.version++
+	l.said = says
+	l.writes[says.Node]++
+	return strconv.Itoa(l.version), nil
+}
+
+// written returns how often each node has written since the last call.
+func (l *lease) written() map[string]int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	was := l.writes
+	l.writes = map[string]int{}
+	return was
+}
+
+func (l *lease) set(f func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f()
+}
+
+func tells(node string, rank int, unserved ...netip.Addr) Desired {
+	return Desired{Tell: true, Rank: rank, Says: lb.Witness{Node: node, Live: []string{"a", "b"}, Unserved: unserved}}
+}
+
+func inBubble(t *testing.T, f func(l *lease, start func() *Actor)) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &lease{writes: map[string]int{}}
+		ctx, cancel := context.WithCancel(context.Background())
+		var group sync.WaitGroup
+		f(l, func() *Actor {
+			a := New(Options{Lease: l, Log: slog.New(slog.DiscardHandler)})
+			group.Go(func() {
+				if err := a.Run(ctx); err != nil {
+					t.Error(err)
+				}
+			})
+			return a
+		})
+		cancel()
+		group.Wait()
+	})
+}
+
+func TestMinorityHearsOfTheMajority(t *testing.T) {
+	inBubble(t, func(l *lease, start func() *Actor) {
+		majority, minority := start(), start()
+		minority.Set(Desired{Heed: true})
+		time.Sleep(10 * time.Second)
+		if _, fresh := minority.Outcome(); fresh {
+			t.Error("heard of somebody, while there is nobody")
+		}
+		majority.Set(tells("a", 0))
+		time.Sleep(2 * time.Second)
+		said, fresh := minority.Outcome()
+		if !fresh || said.Node != "a" || !said.Serves("c", vip) {
+			t.Errorf("after it has told: %+v, %v", said, fresh)
+		}
+		majority.Set(tells("a", 0, vip))
+		time.Sleep(2 * time.Second)
+		if said, _ := minority.Outcome(); said.Serves("c", vip) {
+			t.Errorf("after it has lost the address: %+v", said)
+		}
+		time.Sleep(time.Minute)
+		if _, fresh := minority.Outcome(); !fresh {
+			t.Error("the majority is there still")
+		}
+
+		// The majority ends: what stays in the Lease counts no more.
+		majority.Set(Desired{})
+		time.Sleep(lasts + 2*heedEvery)
+		if _, fresh := minority.Outcome(); fresh {
+			t.Error("nobody is there any more")
+		}
+		// And one who comes to it now is not fooled by what it finds.
+		late := start()
+		late.Set(Desired{Heed: true})
+		time.Sleep(10 * time.Second)
+		if _, fresh := late.Outcome(); fresh {
+			t.Error("an old Lease counts")
+		}
+	})
+}
+
+func TestTheAPIServerGoes(t *testing.T) {
+	inBubble(t, func(l *lease, start func() *Actor) {
+		majority, minority := start(), start()
+		majority.Set(tells("a", 0))
+		minority.Set(Desired{Heed: true})
+		time.Sleep(10 * time.Second)
+		l.set(func() { l.down = true })
+		time.Sleep(lasts + 2*heedEvery)
+		if _, fresh := minority.Outcome(); fresh {
+			t.Error("heard without an API server")
+		}
+		l.set(func() { l.down = false })
+		time.Sleep(5 * time.Second)
+		if _, fresh := minority.Outcome(); !fresh {
+			t.Error("not heard, although it is back")
+		}
+	})
+}
+
+func TestOneTellsAndAnotherStepsIn(t *testing.T) {
+	inBubble(t, func(l *lease, start func() *Actor) {
+		first, second := start(), start()
+		first.Set(tells("a", 0))
+		second.Set(tells("b", 1))
+		time.Sleep(time.Minute + 50*time.Millisecond) // no timer of theirs ends just then
+		if w := l.written(); w["b"] > 0 || w["a"] < 25 || w["a"] > 35 {
+			t.Errorf("writes in a minute: %v", w)
+		}
+		first.Set(Desired{}) // it does not reach the API server
+		time.Sleep(20 * time.Second)
+		if w := l.written(); w["b"] < 5 || w["a"] > 0 {
+			t.Errorf("writes in 20 s without the first: %v", w)
+		}
+		first.Set(tells("a", 0))
+		time.Sleep(10 * time.Second)
+		l.written()
+		time.Sleep(time.Minute)
+		if w := l.written(); w["b"] > 0 || w["a"] < 25 {
+			t.Errorf("writes in a minute with the first again: %v", w)
+		}
+	})
+}
+
+func TestTheLeaseIsLeftAloneWithoutNeed(t *testing.T) {
+	inBubble(t, func(l *lease, start func() *Actor) {
+		a := start()
+		a.Set(Desired{})
+		time.Sleep(time.Minute)
+		if l.reads > 0 || len(l.writes) > 0 {
+			t.Errorf("%d reads, writes %v", l.reads, l.writes)
+		}
+	})
+}
