@@ -44,6 +44,7 @@ test-net: require-root ## only the packages with tests against real kernels, in 
 
 .PHONY: test-e2e
 test-e2e: require-root ## end-to-end cases in the lab: a real API server, nodes as network namespaces, real clients
+	@$(call BEAT,preparing); $(LAB) prepare
 	@$(call BEAT,testing in the lab); go test -p 1 -timeout 45m -v ./e2e/...
 
 .PHONY: lint

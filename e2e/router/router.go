@@ -17,13 +17,12 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // startTime is how long a router may take until it answers.
 const startTime = 20 * time.Second
-
-// ErrMissing is returned when the router's programs are not installed (Debian packages frr and bird2).
-var ErrMissing = errors.New("the router's programs are not installed")
 
 // Options of a router.
 type Options struct {
@@ -33,11 +32,12 @@ type Options struct {
 	Dir string
 	// Config is the configuration of bgpd, or of BIRD.
 	Config string
-	// RealTime gives the program that speaks BFD real-time priority: in a real router that is hardware, or has a processor of its own.
+	// RealTime gives the program that speaks BFD real-time priority, where the system allows it: in a real router that is hardware, or has a
+	// processor of its own.
 	RealTime bool
 	// Env are variables (NAME=VALUE) for the router's programs, besides those of this process.
 	Env []string
-	// Zebra and BFD are the configurations of FRR's zebra and bfdd; bfdd runs only if BFD is not empty.
+	// Zebra and BFD are the configurations of FRR's zebra and bfdd. bfdd runs only if BFD is not empty, and bgpd only if Config is not.
 	Zebra, BFD string
 }
 
@@ -45,6 +45,7 @@ type Options struct {
 type Router struct {
 	o       Options
 	ask     func(command string) []string // the command line that asks the router
+	probe   string                        // a command that it answers when all that it needs is there
 	daemons []daemon
 	running map[string]*exec.Cmd
 }
@@ -62,10 +63,10 @@ func find(program string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", fmt.Errorf("%w: no %s", ErrMissing, program)
+	return "", fmt.Errorf("no %s: install the Debian packages frr and bird2, as landfall-lab prepare does", program)
 }
 
-// StartFRR starts zebra and bgpd, and bfdd if it is wanted.
+// StartFRR starts zebra, and those of bgpd and bfdd that are wanted.
 func StartFRR(ctx context.Context, o Options) (*Router, error) {
 	vtysh, err := find("vtysh")
 	if err != nil {
@@ -74,11 +75,14 @@ func StartFRR(ctx context.Context, o Options) (*Router, error) {
 	if err := giveToFRR(o.Dir); err != nil {
 		return nil, err
 	}
-	r := &Router{o: o, running: map[string]*exec.Cmd{}}
+	r := &Router{o: o, running: map[string]*exec.Cmd{}, probe: "show bgp summary"}
+	if o.Config == "" {
+		r.probe = "show bfd peers"
+	}
 	r.ask = func(command string) []string { return []string{vtysh, "--vty_socket", o.Dir, "-c", command} }
 	configs := map[string]string{"zebra": o.Zebra, "bgpd": o.Config, "bfdd": o.BFD}
 	for _, name := range []string{"zebra", "bfdd", "bgpd"} {
-		if name == "bfdd" && o.BFD == "" {
+		if name != "zebra" && configs[name] == "" {
 			continue
 		}
 		program, err := find(name)
@@ -96,14 +100,14 @@ func StartFRR(ctx context.Context, o Options) (*Router, error) {
 		}
 		r.daemons = append(r.daemons, daemon{name, argv})
 	}
-	return r, r.start(ctx, "show bgp summary")
+	return r, r.start(ctx)
 }
 
 // giveToFRR makes the user that FRR's daemons run as the owner of dir.
 func giveToFRR(dir string) error {
 	frr, err := user.Lookup("frr")
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrMissing, err)
+		return err
 	}
 	uid, errUID := strconv.Atoi(frr.Uid)
 	gid, errGID := strconv.Atoi(frr.Gid)
@@ -124,32 +128,22 @@ func StartBIRD(ctx context.Context, o Options) (*Router, error) {
 	if err := os.WriteFile(config, []byte(o.Config), 0o644); err != nil {
 		return nil, err
 	}
-	r := &Router{o: o, running: map[string]*exec.Cmd{}}
+	r := &Router{o: o, running: map[string]*exec.Cmd{}, probe: "show status"}
 	r.ask = func(command string) []string {
 		return append([]string{birdc, "-s", socket}, strings.Fields(command)...)
 	}
 	r.daemons = []daemon{{"bird", []string{bird, "-f", "-c", config, "-s", socket, "-P", filepath.Join(o.Dir, "bird.pid")}}}
-	return r, r.start(ctx, "show status")
+	return r, r.start(ctx)
 }
 
-func (r *Router) start(ctx context.Context, probe string) error {
-	if err := r.launchAll(ctx); err != nil {
+// start starts the router, and ends it if it does not answer.
+func (r *Router) start(ctx context.Context) error {
+	err := r.Launch(ctx)
+	if err != nil {
+		err = fmt.Errorf("%w\n%s", err, r.Logs())
 		r.Close()
-		return err
 	}
-	deadline := time.Now().Add(startTime)
-	for {
-		_, err := r.Ask(ctx, probe)
-		if err == nil {
-			return nil
-		}
-		if time.Now().After(deadline) || ctx.Err() != nil {
-			logs := r.Logs()
-			r.Close()
-			return fmt.Errorf("the router does not answer: %w\n%s", err, logs)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+	return err
 }
 
 // launchAll starts the daemons that are not running. FRR's others look for zebra's socket once, and again only ten seconds later: they are
@@ -184,16 +178,15 @@ func (r *Router) launch(d daemon) error {
 		return err
 	}
 	defer out.Close()
-	argv := d.argv
-	if r.o.RealTime && (d.name == "bfdd" || d.name == "bird") {
-		argv = append([]string{"chrt", "--rr", "10"}, argv...)
-	}
-	cmd := exec.Command("nsenter", append([]string{"--net=/run/netns/" + r.o.Namespace, "--"}, argv...)...)
+	cmd := exec.Command("nsenter", append([]string{"--net=/run/netns/" + r.o.Namespace, "--"}, d.argv...)...)
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.Env = append(os.Environ(), r.o.Env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: 0}
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", d.name, err)
+	}
+	if r.o.RealTime && (d.name == "bfdd" || d.name == "bird") {
+		_ = unix.SchedSetAttr(cmd.Process.Pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: 10}, 0)
 	}
 	r.running[d.name] = cmd
 	return nil
@@ -255,22 +248,18 @@ func (r *Router) Kill(name string) {
 	}
 }
 
-// Launch starts the daemons again that are not running.
+// Launch starts the daemons that are not running, and waits until the router answers.
 func (r *Router) Launch(ctx context.Context) error {
 	if err := r.launchAll(ctx); err != nil {
 		return err
 	}
-	probe := "show bgp summary"
-	if r.daemons[0].name == "bird" {
-		probe = "show status"
-	}
 	for deadline := time.Now().Add(startTime); ; time.Sleep(20 * time.Millisecond) {
-		_, err := r.Ask(ctx, probe)
+		_, err := r.Ask(ctx, r.probe)
 		if err == nil {
 			return nil
 		}
 		if time.Now().After(deadline) || ctx.Err() != nil {
-			return err
+			return fmt.Errorf("the router does not answer: %w", err)
 		}
 	}
 }

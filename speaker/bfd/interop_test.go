@@ -3,9 +3,13 @@ package bfd
 import (
 	"fmt"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/e2e/router"
 	"github.com/landfall-lb/landfall/internal/nstest"
 )
 
@@ -49,12 +53,12 @@ var paths = []struct {
 
 // TestRouters has sessions with the programs that routers run. Theirs: transmit 100 ms, receive 150 ms, multiplier 4.
 func TestRouters(t *testing.T) {
-	for kind, startRouter := range kinds {
+	for kind, program := range kinds {
 		for _, path := range paths {
 			t.Run(kind+" "+path.name, func(t *testing.T) {
 				t.Parallel()
 				a, b := path.lay(t)
-				r := startRouter(t, b, []wanted{path.router})
+				r := program.start(t, b, path.router)
 				us, _ := startProcess(t, a, Options{})
 				profile := Profile{TransmitInterval: 125 * ms, ReceiveInterval: 175 * ms, DetectMultiplier: 5}
 				if kind == "BIRD" && path.key.Multihop {
@@ -86,7 +90,7 @@ func TestRouters(t *testing.T) {
 
 				us.Set(nil)
 				waitFor(t, "the router to see our goodbye", func() bool {
-					seen := r.peers()
+					seen := program.views(t, r)
 					return len(seen) == 1 && !seen[0].Up && (kind != "FRR" || seen[0].Diagnostic == "administratively down")
 				})
 				waitFor(t, "the session to be gone", func() bool { return len(us.Outcomes()) == 0 })
@@ -94,7 +98,7 @@ func TestRouters(t *testing.T) {
 				us.until(path.key, "up again", settled)
 
 				began := time.Now()
-				r.kill()
+				r.Kill(program.program)
 				o = us.until(path.key, "down", func(o Outcome) bool { return o.State == Down })
 				if took := time.Since(began); took > 5*time.Second {
 					t.Errorf("took %v", took)
@@ -112,28 +116,35 @@ func TestRouters(t *testing.T) {
 
 // TestRoutersTrouble has routers freeze, go on, and take the session down themselves. We are passive, which must not matter.
 func TestRoutersTrouble(t *testing.T) {
-	for kind, startRouter := range kinds {
+	for kind, program := range kinds {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			a, b := cable(t)
-			r := startRouter(t, b, []wanted{{peer: left, local: right, device: "eth0"}})
+			session := wanted{peer: left, local: right, device: "eth0"}
+			r := program.start(t, b, session)
 			us, _ := startProcess(t, a, Options{})
 			us.Set(map[Key]Profile{toRight: {TransmitInterval: 150 * ms, ReceiveInterval: 150 * ms, Passive: true}})
 			us.until(toRight, "settled", settled)
+			signal := func(sig syscall.Signal) {
+				if err := r.Signal(sig); err != nil {
+					t.Error(err)
+				}
+			}
 
-			r.freeze()
+			signal(unix.SIGSTOP)
 			o := us.until(toRight, "down", func(o Outcome) bool { return o.State == Down })
 			if o.Failures != 1 || o.LastDown.Diagnostic != DetectionExpired {
 				t.Errorf("frozen: %+v", o)
 			}
-			r.thaw()
+			signal(unix.SIGCONT)
 			us.until(toRight, "settled again", settled)
 
-			frr, ok := r.(*frr)
-			if !ok {
+			if kind == "BIRD" { // it cannot take a session down: it falls silent when it is told to end
 				return
 			}
-			frr.shutDown()
+			if err := r.Configure(t.Context(), "bfd", session.frr(), "shutdown"); err != nil {
+				t.Error(err)
+			}
 			o = us.until(toRight, "told", func(o Outcome) bool { return o.State == Down })
 			if o.RemoteState != AdminDown || o.Failures != 1 || !o.LastDown.Administrative {
 				t.Errorf("shut down: %+v; %+v", o, o.LastDown)
@@ -143,7 +154,7 @@ func TestRoutersTrouble(t *testing.T) {
 }
 
 // sees waits for the router to show our session up, with our profile.
-func sees(t *testing.T, r router, kind string, p Profile) {
+func sees(t *testing.T, r *router.Router, kind string, p Profile) {
 	t.Helper()
 	want := view{
 		Up: true, Diagnostic: "ok",
@@ -159,10 +170,7 @@ func sees(t *testing.T, r router, kind string, p Profile) {
 		}
 	}()
 	waitFor(t, fmt.Sprintf("%s to show what we said", kind), func() bool {
-		seen = r.peers()
-		for i := range seen {
-			seen[i].Peer = ""
-		}
+		seen = kinds[kind].views(t, r)
 		return slices.Equal(seen, []view{want})
 	})
 }

@@ -2,7 +2,7 @@
 package routertest
 
 import (
-	"errors"
+	"context"
 	"os"
 	"testing"
 	"time"
@@ -11,19 +11,33 @@ import (
 	"github.com/landfall-lb/landfall/internal/nstest"
 )
 
-// FRR starts FRR in a namespace until the test ends. Without FRR on the machine the test is skipped.
+// FRR starts FRR in a namespace until the test ends.
 func FRR(t testing.TB, ns *nstest.NS, o router.Options) *router.Router {
 	t.Helper()
-	o.Namespace, o.Dir = ns.Name, dir(t)
-	r, err := router.StartFRR(t.Context(), o)
-	return running(t, r, err)
+	return Start(t, ns, router.StartFRR, o)
 }
 
-// BIRD starts BIRD in a namespace until the test ends. Without BIRD on the machine the test is skipped.
+// BIRD starts BIRD in a namespace until the test ends.
 func BIRD(t testing.TB, ns *nstest.NS, config string) *router.Router {
 	t.Helper()
-	r, err := router.StartBIRD(t.Context(), router.Options{Namespace: ns.Name, Dir: dir(t), Config: config})
-	return running(t, r, err)
+	return Start(t, ns, router.StartBIRD, router.Options{Config: config})
+}
+
+// Start starts a router of either kind in a namespace until the test ends. One that is not installed fails the test.
+func Start(t testing.TB, ns *nstest.NS, start func(context.Context, router.Options) (*router.Router, error), o router.Options) *router.Router {
+	t.Helper()
+	o.Namespace, o.Dir = ns.Name, dir(t)
+	r, err := start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the router's logs:\n%s", r.Logs())
+		}
+		r.Close()
+	})
+	return r
 }
 
 // dir returns a folder with a path short enough for sockets.
@@ -38,23 +52,6 @@ func dir(t testing.TB) string {
 		}
 	})
 	return d
-}
-
-func running(t testing.TB, r *router.Router, err error) *router.Router {
-	t.Helper()
-	if errors.Is(err, router.ErrMissing) {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("the router's logs:\n%s", r.Logs())
-		}
-		r.Close()
-	})
-	return r
 }
 
 // Eventually calls f until it succeeds, and fails the test with its last error if that takes longer than limit.
