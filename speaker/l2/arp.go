@@ -2,31 +2,15 @@ package l2
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"sync/atomic"
 
 	"github.com/mdlayher/arp"
 	"github.com/mdlayher/ethernet"
 	"github.com/mdlayher/packet"
 
 	"github.com/landfall-lb/landfall/internal/lb"
-)
-
-// Drop is why a packet gets no answer.
-type Drop string
-
-// The reasons to leave a packet without an answer; the empty one means that it is answered.
-const (
-	dropNone       Drop = ""
-	dropMalformed  Drop = "malformed"   // not ARP for IPv4 over Ethernet
-	dropNotRequest Drop = "not-request" // a reply
-	dropNotForUs   Drop = "not-for-us"  // neither broadcast nor addressed to this interface: seen because somebody listens to everything
-	dropBadSender  Drop = "bad-sender"  // an answer would go to all, or to ourselves
-	dropAnnounced  Drop = "announced"   // a gratuitous request: somebody tells where an address is, and asks nothing
-	dropNotOurs    Drop = "not-ours"    // this node does not answer for the address
 )
 
 // listenARP opens a socket that sees the ARP packets of an interface; it needs CAP_NET_RAW.
@@ -122,82 +106,25 @@ func encodeARP(op arp.Operation, own net.HardwareAddr, sender netip.Addr, target
 }
 
 // arpResponder answers ARP on one interface.
-type arpResponder struct {
-	i    lb.Interface
-	conn net.PacketConn
-	stat Stats
-	seen func(netip.Addr, net.HardwareAddr) // takes note of a device that uses a VIP
-	vips atomic.Pointer[map[netip.Addr]bool]
-}
+type arpResponder struct{ base }
 
 func newARPResponder(i lb.Interface, listen func(lb.Interface) (net.PacketConn, error), stat Stats, seen func(netip.Addr, net.HardwareAddr)) (responder, error) {
 	conn, err := listen(i)
 	if err != nil {
 		return nil, fmt.Errorf("listen for ARP: %w", err)
 	}
-	r := &arpResponder{i: i, conn: conn, stat: stat, seen: seen}
-	r.vips.Store(&map[netip.Addr]bool{})
-	return r, nil
+	return &arpResponder{base{i: i, conn: conn, stat: stat, seen: seen}}, nil
 }
-
-func (r *arpResponder) answer(vips map[netip.Addr]bool) { r.vips.Store(&vips) }
-
-func (r *arpResponder) answers(vip netip.Addr) bool { return (*r.vips.Load())[vip] }
 
 func (r *arpResponder) announce(vip netip.Addr) error {
 	frames, err := announceARP(r.i.MAC, vip)
-	if err != nil {
-		return fmt.Errorf("announce %s: %w", vip, err)
-	}
-	for _, frame := range frames {
-		if _, err := r.conn.WriteTo(frame, &packet.Addr{HardwareAddr: ethernet.Broadcast}); err != nil {
-			return fmt.Errorf("announce %s: %w", vip, err)
-		}
-		r.stat.Gratuitous(r.i.Name, vip)
-	}
-	return nil
+	return r.sendNews(vip, frames, err)
 }
 
 func (r *arpResponder) probe(vip netip.Addr) error {
 	frame, err := probeARP(r.i.MAC, vip)
-	if err == nil {
-		_, err = r.conn.WriteTo(frame, &packet.Addr{HardwareAddr: ethernet.Broadcast})
-	}
-	if err != nil {
-		return fmt.Errorf("probe %s: %w", vip, err)
-	}
-	return nil
+	return r.sendProbe(vip, frame, err)
 }
 
-func (r *arpResponder) serve() error {
-	buf := make([]byte, 256) // an ARP packet has 42 bytes, 60 with padding
-	for {
-		n, _, err := r.conn.ReadFrom(buf)
-		if err != nil {
-			return fmt.Errorf("receive ARP: %w", err)
-		}
-		frame, ok := readARP(buf[:n])
-		if !ok {
-			r.stat.Dropped(r.i.Name, dropMalformed)
-			continue
-		}
-		if vip, mac, ok := frame.uses(r.i.MAC, *r.vips.Load()); ok {
-			r.seen(vip, mac)
-		}
-		reply, asked, drop := frame.answer(r.i.MAC, r.answers)
-		if drop != dropNone {
-			r.stat.Dropped(r.i.Name, drop)
-			continue
-		}
-		r.stat.Request(r.i.Name, asked)
-		if _, err := r.conn.WriteTo(reply, &packet.Addr{HardwareAddr: net.HardwareAddr(reply[:6])}); err != nil {
-			if errors.Is(err, net.ErrClosed) {
-				return err
-			}
-			continue // a full queue, say: the client asks again
-		}
-		r.stat.Reply(r.i.Name, asked)
-	}
-}
-
-func (r *arpResponder) close() { r.conn.Close() }
+// serve has room for the 42 bytes of an ARP packet, 60 with padding.
+func (r *arpResponder) serve() error { return serve(&r.base, "ARP", 256, readARP) }

@@ -42,14 +42,20 @@ func TestWhatShowsThatAnARPAddressIsUsed(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			frame, ok := readARP(c.frame)
-			if !ok {
-				t.Fatal("cannot be read")
-			}
-			used, mac, ok := frame.uses(own, map[netip.Addr]bool{vip: c.answers})
-			if ok != c.want || ok && (used != vip || !bytes.Equal(mac, theirs)) {
-				t.Errorf("%v at %v: %v, want %v", used, mac, ok, c.want)
-			}
+			wantUse(t, frame, ok, own, vip, c.answers, c.want, theirs)
 		})
+	}
+}
+
+// wantUse looks whether a frame that could be read shows that the device with a MAC address uses a VIP.
+func wantUse(t *testing.T, f frame, read bool, own net.HardwareAddr, vip netip.Addr, answers, want bool, mac net.HardwareAddr) {
+	t.Helper()
+	if !read {
+		t.Fatal("cannot be read")
+	}
+	used, by, ok := f.uses(own, map[netip.Addr]bool{vip: answers})
+	if ok != want || ok && (used != vip || !bytes.Equal(by, mac)) {
+		t.Errorf("%v at %v: %v, want %v", used, by, ok, want)
 	}
 }
 
@@ -64,7 +70,7 @@ func TestWhatShowsThatAnNDPAddressIsUsed(t *testing.T) {
 		t.Fatal(err)
 	}
 	probe := solicit{source: netip.IPv6Unspecified(), destination: g, target: vip6, to: multicastMAC(g)}
-	ours, _, err := probeNDP(ownMAC, vip6)
+	ours, err := probeNDP(ownMAC, vip6)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,13 +91,7 @@ func TestWhatShowsThatAnNDPAddressIsUsed(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			frame, ok := readNDP(c.frame)
-			if !ok {
-				t.Fatal("cannot be read")
-			}
-			used, mac, ok := frame.uses(ownMAC, map[netip.Addr]bool{vip6: c.answers})
-			if ok != c.want || ok && (used != vip6 || !bytes.Equal(mac, clientMAC)) {
-				t.Errorf("%v at %v: %v, want %v", used, mac, ok, c.want)
-			}
+			wantUse(t, frame, ok, ownMAC, vip6, c.answers, c.want, clientMAC)
 		})
 	}
 }
@@ -109,11 +109,14 @@ func TestProbeBytes(t *testing.T) {
 	if d := cmp.Diff(want, frame[:42]); d != "" {
 		t.Error(d)
 	}
-	frame, to, err := probeNDP(ownMAC, vip6)
-	if err != nil || to.String() != "33:33:ff:00:01:80" {
-		t.Fatalf("to %v: %v", to, err)
+	frame, err = probeNDP(ownMAC, vip6)
+	if err != nil {
+		t.Fatal(err)
 	}
 	read, ok := readNDP(frame)
+	if read.Destination.String() != "33:33:ff:00:01:80" {
+		t.Errorf("to %v", read.Destination)
+	}
 	question, isQuestion := read.message.(*ndp.NeighborSolicitation)
 	if !ok || !isQuestion || !read.source.IsUnspecified() || read.destination != group(t, vip6) || question.TargetAddress != vip6 || len(question.Options) > 0 {
 		t.Errorf("%+v", read)

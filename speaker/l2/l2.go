@@ -87,15 +87,6 @@ func (o Outcome) equal(other Outcome) bool {
 		maps.Equal(o.Probed, other.Probed) && maps.EqualFunc(o.Strangers, other.Strangers, slices.Equal)
 }
 
-// responder answers for VIPs of one family on one interface.
-type responder interface {
-	answer(vips map[netip.Addr]bool) // from now on, exactly these are heeded: true answered for, false only looked after
-	announce(vip netip.Addr) error
-	probe(vip netip.Addr) error // ask who holds the VIP
-	serve() error               // until close
-	close()
-}
-
 // Actor keeps responders and announcements as desired.
 type Actor struct {
 	opts   Options

@@ -3,12 +3,10 @@ package l2
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"sync"
-	"sync/atomic"
 
 	"github.com/mdlayher/ethernet"
 	"github.com/mdlayher/ndp"
@@ -213,19 +211,17 @@ func encodeNDP(own, mac net.HardwareAddr, source, destination netip.Addr, body [
 	return frame.MarshalBinary()
 }
 
-// probeNDP returns the question whether somebody uses an address (RFC 4862, 5.4.2), and the MAC address to send it to.
-func probeNDP(own net.HardwareAddr, vip netip.Addr) (frame []byte, to net.HardwareAddr, err error) {
+// probeNDP returns the question whether somebody uses an address (RFC 4862, 5.4.2).
+func probeNDP(own net.HardwareAddr, vip netip.Addr) ([]byte, error) {
 	group, err := ndp.SolicitedNodeMulticast(vip)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	body, err := ndp.MarshalMessageChecksum(&ndp.NeighborSolicitation{TargetAddress: vip}, netip.IPv6Unspecified(), group)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	to = multicastMAC(group)
-	frame, err = encodeNDP(own, to, netip.IPv6Unspecified(), group, body)
-	return frame, to, err
+	return encodeNDP(own, multicastMAC(group), netip.IPv6Unspecified(), group, body)
 }
 
 // multicastMAC returns the link-layer address of a multicast group (RFC 2464, section 7).
@@ -236,11 +232,8 @@ func multicastMAC(group netip.Addr) net.HardwareAddr {
 
 // ndpResponder answers NDP on one interface.
 type ndpResponder struct {
-	i    lb.Interface
-	conn NDPSocket
-	stat Stats
-	seen func(netip.Addr, net.HardwareAddr) // takes note of a device that uses a VIP
-	vips atomic.Pointer[map[netip.Addr]bool]
+	base
+	join func(group netip.Addr) (leave func(), err error)
 
 	mu     sync.Mutex
 	groups map[netip.Addr]func() // those joined, with what leaves them
@@ -252,14 +245,12 @@ func newNDPResponder(i lb.Interface, listen func(lb.Interface) (NDPSocket, error
 	if err != nil {
 		return nil, fmt.Errorf("listen for NDP: %w", err)
 	}
-	r := &ndpResponder{i: i, conn: conn, stat: stat, seen: seen, groups: map[netip.Addr]func(){}}
-	r.vips.Store(&map[netip.Addr]bool{})
-	return r, nil
+	return &ndpResponder{base: base{i: i, conn: conn, stat: stat, seen: seen}, join: conn.Join, groups: map[netip.Addr]func(){}}, nil
 }
 
 // answer also joins the groups in which the VIPs are asked for.
 func (r *ndpResponder) answer(vips map[netip.Addr]bool) {
-	r.vips.Store(&vips)
+	r.base.answer(vips)
 	wanted := map[netip.Addr]bool{}
 	for vip := range vips {
 		if group, err := ndp.SolicitedNodeMulticast(vip); err == nil {
@@ -273,7 +264,7 @@ func (r *ndpResponder) answer(vips map[netip.Addr]bool) {
 		if r.groups[group] != nil {
 			continue
 		}
-		leave, err := r.conn.Join(group)
+		leave, err := r.join(group)
 		if err != nil {
 			r.failed = err
 			continue
@@ -288,8 +279,6 @@ func (r *ndpResponder) answer(vips map[netip.Addr]bool) {
 	}
 }
 
-func (r *ndpResponder) answers(vip netip.Addr) bool { return (*r.vips.Load())[vip] }
-
 func (r *ndpResponder) announce(vip netip.Addr) error {
 	r.mu.Lock()
 	err := r.failed
@@ -298,57 +287,15 @@ func (r *ndpResponder) announce(vip netip.Addr) error {
 		return err // nobody who asks would be heard
 	}
 	frame, err := advertise(r.i.MAC, vip, false, allNodes, multicastMAC(allNodes))
-	if err == nil {
-		_, err = r.conn.WriteTo(frame, &packet.Addr{HardwareAddr: multicastMAC(allNodes)})
-	}
-	if err != nil {
-		return fmt.Errorf("announce %s: %w", vip, err)
-	}
-	r.stat.Gratuitous(r.i.Name, vip)
-	return nil
+	return r.sendNews(vip, [][]byte{frame}, err)
 }
 
 func (r *ndpResponder) probe(vip netip.Addr) error {
-	frame, to, err := probeNDP(r.i.MAC, vip)
-	if err == nil {
-		_, err = r.conn.WriteTo(frame, &packet.Addr{HardwareAddr: to})
-	}
-	if err != nil {
-		return fmt.Errorf("probe %s: %w", vip, err)
-	}
-	return nil
+	frame, err := probeNDP(r.i.MAC, vip)
+	return r.sendProbe(vip, frame, err)
 }
 
-func (r *ndpResponder) serve() error {
-	buf := make([]byte, 2048)
-	for {
-		n, _, err := r.conn.ReadFrom(buf)
-		if err != nil {
-			return fmt.Errorf("receive NDP: %w", err)
-		}
-		frame, ok := readNDP(buf[:n])
-		if !ok {
-			r.stat.Dropped(r.i.Name, dropMalformed)
-			continue
-		}
-		if vip, mac, ok := frame.uses(r.i.MAC, *r.vips.Load()); ok {
-			r.seen(vip, mac)
-		}
-		reply, asked, drop := frame.answer(r.i.MAC, r.answers)
-		if drop != dropNone {
-			r.stat.Dropped(r.i.Name, drop)
-			continue
-		}
-		r.stat.Request(r.i.Name, asked)
-		if _, err := r.conn.WriteTo(reply, &packet.Addr{HardwareAddr: net.HardwareAddr(reply[:6])}); err != nil {
-			if errors.Is(err, net.ErrClosed) {
-				return err
-			}
-			continue
-		}
-		r.stat.Reply(r.i.Name, asked)
-	}
-}
+func (r *ndpResponder) serve() error { return serve(&r.base, "NDP", 2048, readNDP) }
 
 func (r *ndpResponder) close() {
 	r.mu.Lock()
@@ -357,5 +304,5 @@ func (r *ndpResponder) close() {
 		leave()
 		delete(r.groups, group)
 	}
-	r.conn.Close()
+	r.base.close()
 }

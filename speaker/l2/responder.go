@@ -1,0 +1,128 @@
+package l2
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync/atomic"
+
+	"github.com/mdlayher/packet"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// Drop is why a packet gets no answer.
+type Drop string
+
+// The reasons to leave a packet without an answer; the empty one means that it is answered.
+const (
+	dropNone       Drop = ""
+	dropMalformed  Drop = "malformed"   // not ARP for IPv4 over Ethernet, nor a solicitation or advertisement
+	dropNotRequest Drop = "not-request" // a reply
+	dropNotForUs   Drop = "not-for-us"  // neither broadcast nor addressed to this interface: seen because somebody listens to everything
+	dropBadSender  Drop = "bad-sender"  // an answer would go to all, or to ourselves
+	dropAnnounced  Drop = "announced"   // a gratuitous request: somebody tells where an address is, and asks nothing
+	dropNotOurs    Drop = "not-ours"    // this node does not answer for the address
+)
+
+// responder answers for VIPs of one family on one interface.
+type responder interface {
+	answer(vips map[netip.Addr]bool) // from now on, exactly these are heeded: true answered for, false only looked after
+	announce(vip netip.Addr) error
+	probe(vip netip.Addr) error // ask who holds the VIP
+	serve() error               // until close
+	close()
+}
+
+// frame is a received packet.
+type frame interface {
+	// answer returns the frame that answers it, and for which address, or why there is none.
+	answer(own net.HardwareAddr, answers func(netip.Addr) bool) (reply []byte, asked netip.Addr, drop Drop)
+	// uses returns which of the heeded addresses another device uses, as the packet shows.
+	uses(own net.HardwareAddr, heeded map[netip.Addr]bool) (vip netip.Addr, mac net.HardwareAddr, ok bool)
+}
+
+// base is what the responders have in common.
+type base struct {
+	i    lb.Interface
+	conn net.PacketConn
+	stat Stats
+	seen func(netip.Addr, net.HardwareAddr) // takes note of a device that uses a VIP
+	vips atomic.Pointer[map[netip.Addr]bool]
+}
+
+func (b *base) answer(vips map[netip.Addr]bool) { b.vips.Store(&vips) }
+
+func (b *base) heeded() map[netip.Addr]bool {
+	if vips := b.vips.Load(); vips != nil {
+		return *vips
+	}
+	return nil
+}
+
+func (b *base) answers(vip netip.Addr) bool { return b.heeded()[vip] }
+
+func (b *base) close() { b.conn.Close() }
+
+// send sends a frame to the address that stands in it.
+func (b *base) send(frame []byte) error {
+	_, err := b.conn.WriteTo(frame, &packet.Addr{HardwareAddr: net.HardwareAddr(frame[:6])})
+	return err
+}
+
+// sendProbe sends a question for a VIP, unless it could not be made.
+func (b *base) sendProbe(vip netip.Addr, frame []byte, err error) error {
+	if err == nil {
+		err = b.send(frame)
+	}
+	if err != nil {
+		return fmt.Errorf("probe %s: %w", vip, err)
+	}
+	return nil
+}
+
+// sendNews sends announcements of a VIP, unless they could not be made.
+func (b *base) sendNews(vip netip.Addr, frames [][]byte, err error) error {
+	for i := 0; err == nil && i < len(frames); i++ {
+		if err = b.send(frames[i]); err == nil {
+			b.stat.Gratuitous(b.i.Name, vip)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("announce %s: %w", vip, err)
+	}
+	return nil
+}
+
+// serve answers frames of a protocol, up to a size, that read can take apart.
+func serve[F frame](b *base, protocol string, size int, read func([]byte) (F, bool)) error {
+	buf := make([]byte, size)
+	for {
+		n, _, err := b.conn.ReadFrom(buf)
+		if err != nil {
+			return fmt.Errorf("receive %s: %w", protocol, err)
+		}
+		frame, ok := read(buf[:n])
+		if !ok {
+			b.stat.Dropped(b.i.Name, dropMalformed)
+			continue
+		}
+		if vip, mac, ok := frame.uses(b.i.MAC, b.heeded()); ok {
+			b.seen(vip, mac)
+		}
+		reply, asked, drop := frame.answer(b.i.MAC, b.answers)
+		if drop != dropNone {
+			b.stat.Dropped(b.i.Name, drop)
+			continue
+		}
+		b.stat.Request(b.i.Name, asked)
+		if err := b.send(reply); err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return err
+			}
+			continue // a full queue, say: the client asks again
+		}
+		b.stat.Reply(b.i.Name, asked)
+	}
+}
