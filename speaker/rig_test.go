@@ -355,19 +355,22 @@ func (f fakeFeed) Delivery(k lb.DeliveryKey) *lb.Delivery {
 
 type fakeGossip struct{ *fakeNode }
 
-func (g fakeGossip) Set(claims map[netip.Addr]lb.Claim) {
+func (g fakeGossip) Set(changes map[netip.Addr]*lb.Claim) {
 	g.mu.Lock()
-	same := maps.Equal(g.claims, claims)
 	var changed []netip.Addr
-	for vip := range claims {
-		changed = append(changed, vip)
+	for vip, claim := range changes {
+		old, ok := g.fakeNode.claims[vip]
+		switch {
+		case claim == nil && ok:
+			delete(g.fakeNode.claims, vip)
+			changed = append(changed, vip)
+		case claim != nil && (!ok || old != *claim):
+			g.fakeNode.claims[vip] = *claim
+			changed = append(changed, vip)
+		}
 	}
-	for vip := range g.claims {
-		changed = append(changed, vip)
-	}
-	g.fakeNode.claims = claims
 	g.mu.Unlock()
-	if same {
+	if len(changed) == 0 {
 		return
 	}
 	for name, n := range g.rig.nodes {

@@ -47,7 +47,7 @@ type feed interface {
 }
 
 type gossip interface {
-	Set(map[netip.Addr]lb.Claim)
+	Set(map[netip.Addr]*lb.Claim)
 	SetPeers(map[string][]netip.Addr)
 	Live() []string
 	Claims(netip.Addr) map[string]lb.Claim
@@ -100,7 +100,9 @@ type speaker struct {
 	vips         map[lb.Key][]netip.Addr // of each of our Services
 	holders      map[netip.Addr][]lb.Key // the Services on each VIP, sorted
 	decisions    map[netip.Addr]plan.Decision
-	answering    map[netip.Addr][]string // as the L2 actor last said
+	answering    map[netip.Addr][]string  // as the L2 actor last said
+	answers      map[netip.Addr]l2.Answer // what it is to answer for, and to probe
+	probes       map[netip.Addr][]string
 	rounds       map[netip.Addr]int
 	conflicts    conflicts
 	quorum       quorum
@@ -134,7 +136,7 @@ func newSpeaker(self, class string, log *slog.Logger) *speaker {
 	s := &speaker{
 		self: self, class: class, log: log, waiting: "the API server",
 		vips: map[lb.Key][]netip.Addr{}, holders: map[netip.Addr][]lb.Key{}, decisions: map[netip.Addr]plan.Decision{},
-		answering: map[netip.Addr][]string{}, rounds: map[netip.Addr]int{}, fresh: map[netip.Addr]time.Time{}, routing: newRouting(),
+		answering: map[netip.Addr][]string{}, answers: map[netip.Addr]l2.Answer{}, probes: map[netip.Addr][]string{}, rounds: map[netip.Addr]int{}, fresh: map[netip.Addr]time.Time{}, routing: newRouting(),
 		conflicts: conflicts{served: map[netip.Addr]bool{}}, formers: formers{},
 	}
 	s.runner = loop.New(func(context.Context) (time.Duration, error) { return s.step(time.Now()), nil }, loop.Options{})

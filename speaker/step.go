@@ -67,7 +67,7 @@ func (s *speaker) step(now time.Time) time.Duration {
 		}
 	}
 	s.tell() // before it is acted upon: the proxy has to know where a VIP comes from
-	s.act(facts)
+	s.act(facts, dirty.all, vips)
 	for key := range touched {
 		s.report(key)
 	}
@@ -263,20 +263,37 @@ func (s *speaker) logChange(before, now plan.Decision) {
 	}
 }
 
-// act tells the actors what follows from all decisions.
-func (s *speaker) act(facts plan.Facts) {
-	claims := make(map[netip.Addr]lb.Claim, len(s.decisions))
-	answers, probes := map[netip.Addr]l2.Answer{}, map[netip.Addr][]string{}
-	for vip, d := range s.decisions {
-		claims[vip] = d.Claim(len(s.answering[vip]) > 0)
-		if len(d.Answer) > 0 {
-			answers[vip] = l2.Answer{On: d.Answer, Round: s.rounds[vip]}
-		} else if len(d.Probe) > 0 {
-			probes[vip] = d.Probe
+// act tells the actors what follows from the decisions on the VIPs; with all set, interfaces may differ as well.
+func (s *speaker) act(facts plan.Facts, all bool, vips map[netip.Addr]bool) {
+	claims := make(map[netip.Addr]*lb.Claim, len(vips))
+	work := all
+	for vip := range vips {
+		claims[vip] = nil
+		d, ok := s.decisions[vip]
+		if ok {
+			claim := d.Claim(len(s.answering[vip]) > 0)
+			claims[vip] = &claim
 		}
+		work = s.assign(d, vip) || work
 	}
 	s.from.members.SetMACs(plan.MACs(facts))
 	s.to.witness.Set(s.quorum.desired(s))
-	s.to.l2.Set(l2.Desired{Interfaces: facts.Interfaces, Answers: answers, Probes: probes, Ours: s.from.members.MACs()})
+	if work {
+		s.to.l2.Set(l2.Desired{Interfaces: facts.Interfaces, Answers: maps.Clone(s.answers), Probes: maps.Clone(s.probes), Ours: s.from.members.MACs()})
+	}
 	s.from.members.Set(claims)
+}
+
+// assign notes what the L2 actor has to do for a VIP, and tells whether that is something new.
+func (s *speaker) assign(d plan.Decision, vip netip.Addr) bool {
+	was, probed := s.answers[vip], s.probes[vip]
+	delete(s.answers, vip)
+	delete(s.probes, vip)
+	if len(d.Answer) > 0 {
+		s.answers[vip] = l2.Answer{On: d.Answer, Round: s.rounds[vip]}
+	} else if len(d.Probe) > 0 {
+		s.probes[vip] = d.Probe
+	}
+	is := s.answers[vip]
+	return !slices.Equal(was.On, is.On) || was.Round != is.Round || !slices.Equal(probed, s.probes[vip])
 }

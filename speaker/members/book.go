@@ -102,20 +102,19 @@ func newJournal(node string, born uint64) *journal {
 	return &journal{node: node, born: born, entries: map[netip.Addr]entry{}, pending: map[netip.Addr]entry{}}
 }
 
-// set takes the whole truth and tells whether there is something to send.
-func (j *journal) set(claims map[netip.Addr]lb.Claim) bool {
-	for vip, claim := range claims {
-		if old, ok := j.entries[vip]; !ok || old.claim != claim {
-			j.seq++
-			e := entry{vip: vip, seq: j.seq, claim: claim}
-			j.entries[vip], j.pending[vip] = e, e
-		}
-	}
-	for vip := range j.entries {
-		if _, ok := claims[vip]; !ok {
+// set takes what is said anew of some VIPs, nil for nothing any more, and tells whether there is something to send.
+func (j *journal) set(changes map[netip.Addr]*lb.Claim) bool {
+	for vip, claim := range changes {
+		old, ok := j.entries[vip]
+		switch {
+		case claim == nil && ok:
 			j.seq++
 			delete(j.entries, vip)
 			j.pending[vip] = entry{vip: vip, seq: j.seq, gone: true}
+		case claim != nil && (!ok || old.claim != *claim):
+			j.seq++
+			e := entry{vip: vip, seq: j.seq, claim: *claim}
+			j.entries[vip], j.pending[vip] = e, e
 		}
 	}
 	return len(j.pending) > 0

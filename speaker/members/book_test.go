@@ -26,6 +26,18 @@ func known(b book) map[string]map[netip.Addr]lb.Claim {
 	return all
 }
 
+// whole is the change after which a node says just what claims has.
+func whole(j *journal, claims map[netip.Addr]lb.Claim) map[netip.Addr]*lb.Claim {
+	changes := map[netip.Addr]*lb.Claim{}
+	for vip := range j.entries {
+		changes[vip] = nil
+	}
+	for vip, claim := range claims {
+		changes[vip] = &claim
+	}
+	return changes
+}
+
 // A node's life as the messages that come of it: changes, full states, and a second process.
 func history(t *testing.T) (updates []update, final map[netip.Addr]lb.Claim) {
 	t.Helper()
@@ -41,7 +53,7 @@ func history(t *testing.T) (updates []update, final map[netip.Addr]lb.Claim) {
 	for born := range 2 {
 		j := newJournal("n1", uint64(born+1))
 		for _, claims := range steps {
-			j.set(claims)
+			j.set(whole(j, claims))
 			updates = append(updates, update{node: j.node, born: j.born, entries: j.take()})
 			updates = append(updates, j.full())
 		}
@@ -143,11 +155,11 @@ func TestMergeTellsWhatChanged(t *testing.T) {
 func TestContract6OutlivesAnEarlierProcessFromTheFuture(t *testing.T) {
 	others := book{}
 	before := newJournal("n1", 1000)
-	before.set(map[netip.Addr]lb.Claim{vip1: {Answering: true}})
+	before.set(whole(before, map[netip.Addr]lb.Claim{vip1: {Answering: true}}))
 	others.merge(before.full())
 
 	after := newJournal("n1", 500)
-	after.set(map[netip.Addr]lb.Claim{vip2: {}})
+	after.set(whole(after, map[netip.Addr]lb.Claim{vip2: {}}))
 	after.take()
 	if after.outlive(after.full()) {
 		t.Error("a process fights its own words")

@@ -26,7 +26,7 @@ func holding(d time.Duration) func(*Options) { return func(o *Options) { o.Hold 
 func TestContract6AKilledSpeakerIsWaitedFor(t *testing.T) {
 	r := newRig(t, "a", "b", "c")
 	r.cluster(holding(time.Minute))
-	r.members["a"].Set(map[netip.Addr]lb.Claim{vip1: {Answering: true, Weight: 7}, vip2: {}})
+	r.members["a"].say(map[netip.Addr]lb.Claim{vip1: {Answering: true, Weight: 7}, vip2: {}})
 	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {Answering: true, Weight: 7}})
 	r.wantClaims("c", vip1, map[string]lb.Claim{"a": {Answering: true, Weight: 7}})
 	r.members["a"].kill(t)
@@ -45,12 +45,12 @@ func TestContract6AKilledSpeakerIsWaitedFor(t *testing.T) {
 	if a.Former(vip2) {
 		t.Error("a believes that it answered for an address that it only claimed")
 	}
-	a.Set(map[netip.Addr]lb.Claim{vip1: {Reason: lb.ReasonFeedUnknown}, vip2: {}})
+	a.say(map[netip.Addr]lb.Claim{vip1: {Reason: lb.ReasonFeedUnknown}, vip2: {}})
 	r.wantClaims("b", vip2, map[string]lb.Claim{"a": {}})
 	r.wantClaims("b", vip1, waited)
-	a.Set(map[netip.Addr]lb.Claim{vip1: {Answering: true}})
+	a.say(map[netip.Addr]lb.Claim{vip1: {Answering: true}})
 	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {Answering: true}})
-	a.Set(map[netip.Addr]lb.Claim{vip1: {Reason: lb.ReasonNodeLeaving}})
+	a.say(map[netip.Addr]lb.Claim{vip1: {Reason: lb.ReasonNodeLeaving}})
 	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {Reason: lb.ReasonNodeLeaving}})
 }
 
@@ -58,7 +58,7 @@ func TestContract6AKilledSpeakerIsWaitedFor(t *testing.T) {
 func TestABusySpeakerIsWaitedFor(t *testing.T) {
 	r := newRig(t, "a", "b", "c")
 	r.cluster(holding(time.Minute))
-	r.members["a"].Set(map[netip.Addr]lb.Claim{vip1: {Answering: true}})
+	r.members["a"].say(map[netip.Addr]lb.Claim{vip1: {Answering: true}})
 	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {Answering: true}})
 	r.members["a"].cable.hangs.Store(true)
 	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {Answering: true, Held: true}})
@@ -74,7 +74,7 @@ func TestTheHoldEnds(t *testing.T) {
 	r := newRig(t, "a", "b", "c")
 	r.cluster(holding(300 * time.Millisecond))
 	for _, name := range []string{"a", "b"} {
-		r.members[name].Set(map[netip.Addr]lb.Claim{vip1: {Answering: true}})
+		r.members[name].say(map[netip.Addr]lb.Claim{vip1: {Answering: true}})
 	}
 	r.wantClaims("c", vip1, map[string]lb.Claim{"a": {Answering: true}, "b": {Answering: true}})
 	r.members["a"].cable.pulled.Store(true)
@@ -106,7 +106,7 @@ func TestASpeakerThatHangsIsNotDead(t *testing.T) {
 func TestACrashedNodeThatReturnsIsNotWaitedFor(t *testing.T) {
 	r := newRig(t, "a", "b", "c")
 	r.cluster(holding(time.Minute))
-	r.members["a"].Set(map[netip.Addr]lb.Claim{vip1: {Answering: true}})
+	r.members["a"].say(map[netip.Addr]lb.Claim{vip1: {Answering: true}})
 	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {Answering: true}})
 	r.members["a"].cable.pulled.Store(true)
 	r.wantClaims("b", vip1, nil)
@@ -119,6 +119,6 @@ func TestACrashedNodeThatReturnsIsNotWaitedFor(t *testing.T) {
 		}
 		return a.Joined() && slices.Contains(r.members["b"].Live(), "a") && slices.Equal(a.Live(), r.names())
 	})
-	a.Set(map[netip.Addr]lb.Claim{vip1: {}})
+	a.say(map[netip.Addr]lb.Claim{vip1: {}})
 	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {}})
 }

@@ -126,10 +126,10 @@ func ParseKey(b []byte) ([]byte, error) {
 	return nil, fmt.Errorf("a gossip key is 16, 24 or 32 bytes, bare or in base64; this has %d bytes", len(b))
 }
 
-// Set replaces what this node says of each VIP.
-func (m *Members) Set(claims map[netip.Addr]lb.Claim) {
+// Set replaces what this node says of some VIPs; nil stands for nothing any more.
+func (m *Members) Set(changes map[netip.Addr]*lb.Claim) {
 	m.mu.Lock()
-	poke := m.own.set(claims)
+	poke := m.own.set(changes)
 	m.mu.Unlock()
 	if poke {
 		m.send.Poke()
@@ -298,12 +298,17 @@ func (m *Members) sendStep(context.Context) (time.Duration, error) {
 		}
 	}
 	clear(m.greet)
-	full := m.own.full()
+	var full update
+	if len(newcomers) > 0 {
+		full = m.own.full()
+	}
 	m.mu.Unlock()
-	// To a newcomer the page goes in parts, so none of them may say that it is complete. Even an empty one tells of the new process.
-	full.floor = 0
-	for _, message := range split(full) {
-		sendTo(ml, newcomers, message)
+	if len(newcomers) > 0 {
+		// To a newcomer the page goes in parts, so none of them may say that it is complete. Even an empty one tells of the new process.
+		full.floor = 0
+		for _, message := range split(full) {
+			sendTo(ml, newcomers, message)
+		}
 	}
 	if len(changes.entries) == 0 {
 		return 0, nil

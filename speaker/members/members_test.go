@@ -114,6 +114,14 @@ type rigged struct {
 	stop  func() // leaves and waits
 }
 
+// say makes claims all that the node says.
+func (r *rigged) say(claims map[netip.Addr]lb.Claim) {
+	r.mu.Lock()
+	changes := whole(r.own, claims)
+	r.mu.Unlock()
+	r.Set(changes)
+}
+
 func fixed(addr netip.Addr) func(context.Context) (netip.Addr, error) {
 	return func(context.Context) (netip.Addr, error) { return addr, nil }
 }
@@ -237,13 +245,13 @@ func TestThreeMembers(t *testing.T) {
 	r.cluster()
 	a, b, c := r.members["a"], r.members["b"], r.members["c"]
 
-	a.Set(map[netip.Addr]lb.Claim{vip1: {}, vip2: {Reason: lb.ReasonNotProgrammed}})
-	b.Set(map[netip.Addr]lb.Claim{vip1: {Reason: lb.ReasonNoLocalBackends}})
+	a.say(map[netip.Addr]lb.Claim{vip1: {}, vip2: {Reason: lb.ReasonNotProgrammed}})
+	b.say(map[netip.Addr]lb.Claim{vip1: {Reason: lb.ReasonNoLocalBackends}})
 	r.wantClaims("c", vip1, map[string]lb.Claim{"a": {}, "b": {Reason: lb.ReasonNoLocalBackends}})
 	r.wantClaims("c", vip2, map[string]lb.Claim{"a": {Reason: lb.ReasonNotProgrammed}})
 	r.wantClaims("a", vip1, map[string]lb.Claim{"b": {Reason: lb.ReasonNoLocalBackends}})
 
-	a.Set(map[netip.Addr]lb.Claim{vip1: {Answering: true}})
+	a.say(map[netip.Addr]lb.Claim{vip1: {Answering: true}})
 	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {Answering: true}})
 	r.wantClaims("c", vip2, nil)
 
@@ -257,8 +265,8 @@ func TestThreeMembers(t *testing.T) {
 	r.wantClaims("b", vip1, nil)
 
 	// While it was away, words were said on both sides.
-	a.Set(map[netip.Addr]lb.Claim{vip1: {Reason: lb.ReasonFeedLost}})
-	b.Set(map[netip.Addr]lb.Claim{vip1: {Answering: true}})
+	a.say(map[netip.Addr]lb.Claim{vip1: {Reason: lb.ReasonFeedLost}})
+	b.say(map[netip.Addr]lb.Claim{vip1: {Answering: true}})
 	a.cable.pulled.Store(false)
 	for _, name := range r.names() {
 		r.eventually(name+" sees all again", func() bool { return slices.Equal(r.members[name].Live(), r.names()) })
@@ -267,7 +275,7 @@ func TestThreeMembers(t *testing.T) {
 	r.wantClaims("a", vip1, map[string]lb.Claim{"b": {Answering: true}})
 
 	// A graceful leave: the last words arrive, then the node is gone for all.
-	c.Set(map[netip.Addr]lb.Claim{vip1: {Reason: lb.ReasonStopping}})
+	c.say(map[netip.Addr]lb.Claim{vip1: {Reason: lb.ReasonStopping}})
 	r.wantClaims("a", vip1, map[string]lb.Claim{"b": {Answering: true}, "c": {Reason: lb.ReasonStopping}})
 	c.stop()
 	for _, name := range []string{"a", "b"} {
@@ -280,7 +288,7 @@ func TestThreeMembers(t *testing.T) {
 func TestRestartedMember(t *testing.T) {
 	r := newRig(t, "a", "b", "c")
 	r.cluster()
-	r.members["a"].Set(map[netip.Addr]lb.Claim{vip1: {Answering: true}, vip2: {}})
+	r.members["a"].say(map[netip.Addr]lb.Claim{vip1: {Answering: true}, vip2: {}})
 	r.wantClaims("b", vip2, map[string]lb.Claim{"a": {}})
 	r.members["a"].stop()
 	r.start("a")
@@ -288,7 +296,7 @@ func TestRestartedMember(t *testing.T) {
 	r.eventually("a is back", func() bool {
 		return r.members["a"].Joined() && slices.Contains(r.members["b"].Live(), "a") && slices.Contains(r.members["c"].Live(), "a")
 	})
-	r.members["a"].Set(map[netip.Addr]lb.Claim{vip1: {Reason: lb.ReasonFeedUnknown}})
+	r.members["a"].say(map[netip.Addr]lb.Claim{vip1: {Reason: lb.ReasonFeedUnknown}})
 	for _, name := range []string{"b", "c"} {
 		r.wantClaims(name, vip1, map[string]lb.Claim{"a": {Reason: lb.ReasonFeedUnknown}})
 		r.wantClaims(name, vip2, nil)
@@ -305,8 +313,8 @@ func TestManyClaimsArriveAtALateJoiner(t *testing.T) {
 	for i := range 2000 {
 		claims[netip.AddrFrom4([4]byte{10, 9, byte(i >> 8), byte(i)})] = lb.Claim{Answering: i%2 == 0}
 	}
-	r.members["a"].Set(claims)
-	r.members["b"].Set(claims)
+	r.members["a"].say(claims)
+	r.members["b"].say(claims)
 	r.start("c")
 	r.introduce("c")
 	r.eventually("c has met the others", r.members["c"].Joined)
