@@ -193,7 +193,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	s.to.witness = seen
 	around := newSurroundings(client, rt, f.namespace, nodes, watcher.All)
 	actors := []func(context.Context) error{
-		around.Run, client.Run, watcher.Run, talk.Run, responder.Run, events.Run, reporter.Run, s.runner.Run, seen.Run, sessions.Run, watches.Run, objects.Run,
+		around.Run, client.Run, watcher.Run, talk.Run, responder.Run, events.Run, reporter.Run, s.runner.Run, seen.Run, outlived(sessions.Run, watches.Run), objects.Run,
 	}
 	if f.gate == "proxy" {
 		fed := gate.NewFeed(gate.Options{Dial: gate.DialUnix(f.feedSocket), Hold: f.hold, Log: rt.Log, Changed: s.markVIPs})
@@ -229,6 +229,19 @@ func live(ctx context.Context, s *speaker, actors []func(context.Context) error)
 		return nil
 	})
 	return group.Wait()
+}
+
+// outlived runs an actor, and another that goes on until the first has ended: BFD, as a router that hears of the end by it before BGP sessions
+// are closed drops the routes that it would keep over a graceful restart.
+func outlived(first, last func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		ctx, end := context.WithCancel(ctx)
+		after, endLast := context.WithCancel(context.WithoutCancel(ctx))
+		var group errgroup.Group
+		group.Go(func() error { defer endLast(); return first(ctx) })
+		group.Go(func() error { defer end(); return last(after) })
+		return group.Wait()
+	}
 }
 
 // bindAddress returns the address given or waits for this node's own.

@@ -61,9 +61,9 @@ const (
 	counting    = 5 * time.Second        // between reports without a change, for the counters
 	patience    = 3 * time.Second        // with a process that shall end
 	// linger is for how long the process keeps the sessions after its program has ended, or has let go of it. The BGP sessions that they
-	// watch end at the same moment, and a router must hear of those first: one that is told by BFD, even of an administrative end, drops
-	// the routes that it would keep for the program's next start (seen of FRR 8.4).
-	linger     = 200 * time.Millisecond
+	// watch end before, at a crash at the same moment, and a router must hear of those first: one that is told by BFD, even of an
+	// administrative end, drops the routes that it would keep for the program's next start (seen of FRR 8.4).
+	linger     = 500 * time.Millisecond
 	minBackoff = 100 * time.Millisecond // between attempts to start it
 	maxBackoff = 5 * time.Second
 )

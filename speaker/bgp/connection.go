@@ -314,15 +314,18 @@ func (c *connection) lastWord(err error) *notification {
 	return nil
 }
 
-// goodbye closes the connection, after a last word if there is one. The peer gets time to read it: a connection that is closed
-// while it holds unread data is reset, and the word would be lost.
+// goodbye closes the connection, after a last word if there is one. The peer gets time to read it and to close its own side: a connection
+// that is closed while it holds unread data is reset, and the word would be lost. Without a word, to a peer that keeps our routes, it has
+// noticed by then: one that hears of our end by BFD first drops them.
 func (c *connection) goodbye(n *notification) {
 	c.closing.Store(true)
-	if n != nil && !c.broken {
-		_ = c.conn.SetWriteDeadline(time.Now().Add(goodbyeTime))
-		_, err := c.conn.Write(n.serialize())
+	if established := c.received != nil; !c.broken && (n != nil || established) {
+		_ = c.conn.SetDeadline(time.Now().Add(goodbyeTime))
+		var err error
+		if n != nil {
+			_, err = c.conn.Write(n.serialize())
+		}
 		if half, ok := c.conn.(interface{ CloseWrite() error }); ok && err == nil && half.CloseWrite() == nil {
-			_ = c.conn.SetReadDeadline(time.Now().Add(goodbyeTime))
 			c.wait()
 			io.Copy(io.Discard, c.conn) //nolint:errcheck // how the peer goes does not matter any more
 		}

@@ -1,10 +1,13 @@
 package bgp
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -469,6 +472,44 @@ func TestGracefulRestart(t *testing.T) {
 }
 
 // A peer that is taken away and put back has a new session when the old one has said goodbye.
+// A router that keeps the routes of a speaker that stops has seen the end of the session before Run returns, and BFD goes down.
+func TestGracefulEndWaitsForThePeer(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	a := New(Options{Log: slog.New(slog.DiscardHandler), Dial: func(ctx context.Context, _ Target) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", listener.Addr().String())
+	}})
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	done := make(chan error, 1)
+	go func() { done <- a.Run(ctx) }()
+	p := newFakePeer(t)
+	open := routerOpen()
+	open.capabilities = append(open.capabilities, bgp.NewCapGracefulRestart(false, false, 120, nil))
+	set(a, external(func(d *lb.BGPSession) { d.GracefulRestart, d.Routes = true, routes("192.0.2.1/32") }))
+	conn, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.conns <- conn
+	p.establish(open)
+	p.readUpdates()
+	stop()
+	p.wantClosed()
+	select {
+	case <-done:
+		t.Error("the actor has ended before its peer has closed the session")
+	case <-time.After(goodbyeTime / 10):
+	}
+	conn.Close()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
 func TestPeerGoesAndComesBack(t *testing.T) {
 	inBubble(t, "at once", func(t *testing.T, p *fakePeer, a *Actor) {
 		d := external(func(d *lb.BGPSession) { d.Routes = routes("192.0.2.1/32") })
