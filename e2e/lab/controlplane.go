@@ -129,7 +129,7 @@ func (c *controlPlane) start(ctx context.Context, progress func(string)) (err er
 		return err
 	}
 	defer client.CloseIdleConnections()
-	err = WaitFor(ctx, progress, "the API server", time.Minute, func(ctx context.Context) error {
+	err = WaitFor(ctx, progress, "the API server", 3*time.Minute, func(ctx context.Context) error {
 		if !c.server.running() || !c.etcd.running() {
 			return permanent{errors.New("ended at once")}
 		}

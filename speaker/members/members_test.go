@@ -115,11 +115,11 @@ type rigged struct {
 }
 
 // say makes claims all that the node says.
-func (r *rigged) say(claims map[netip.Addr]lb.Claim) {
-	r.mu.Lock()
-	changes := whole(r.own, claims)
-	r.mu.Unlock()
-	r.Set(changes)
+func (m *rigged) say(claims map[netip.Addr]lb.Claim) {
+	m.mu.Lock()
+	changes := whole(m.own, claims)
+	m.mu.Unlock()
+	m.Set(changes)
 }
 
 func fixed(addr netip.Addr) func(context.Context) (netip.Addr, error) {
