@@ -9,9 +9,6 @@ type Delta[K comparable, V any] struct {
 	Remove map[K]V
 }
 
-// Empty tells whether there is nothing to do.
-func (d Delta[K, V]) Empty() bool { return len(d.Add)+len(d.Change)+len(d.Remove) == 0 }
-
 // Diff returns what makes have equal to want.
 func Diff[K comparable, V any](have, want map[K]V, equal func(a, b V) bool) Delta[K, V] {
 	d := Delta[K, V]{Add: map[K]V{}, Change: map[K]V{}, Remove: map[K]V{}}

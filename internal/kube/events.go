@@ -51,11 +51,6 @@ func PeerReference(p lb.Peer) Reference {
 	return Reference{APIVersion: v1beta1.GroupVersion.String(), Kind: "BGPPeer", Name: p.Name, UID: p.UID}
 }
 
-// NodeReference refers to a Node. Its UID is its name, which is how the kubelet refers to it and kubectl describe finds it.
-func NodeReference(name string) Reference {
-	return Reference{APIVersion: "v1", Kind: "Node", Name: name, UID: name}
-}
-
 // Events sends Events. Repetitions become a count on the first one, and an object that would get too many gets them at a low
 // rate (record.EventCorrelator).
 type Events struct {

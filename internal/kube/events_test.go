@@ -55,7 +55,7 @@ func TestEvents(t *testing.T) {
 	runEvents(t, core, func(e *Events) {
 		e.Normal(webReference, lb.ReasonAssigned, "10.0.0.1 from pool p")
 		e.Warning(PoolReference(lb.Pool{Name: "p", UID: "uid-2"}), lb.ReasonPoolOverlaps, "it overlaps")
-		e.Warning(NodeReference("n1"), lb.ReasonNoOwner, "nobody")
+		e.Warning(PeerReference(lb.Peer{Name: "n1", UID: "uid-3"}), lb.ReasonNoOwner, "nobody")
 	})
 	got := sentEvents(t, core)
 	if len(got) != 3 {

@@ -5,7 +5,6 @@ package lb
 
 import (
 	"cmp"
-	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -26,15 +25,6 @@ func (k Key) String() string { return k.Namespace + "/" + k.Name }
 // Compare orders keys by namespace, then by name.
 func (k Key) Compare(other Key) int {
 	return cmp.Or(strings.Compare(k.Namespace, other.Namespace), strings.Compare(k.Name, other.Name))
-}
-
-// ParseKey reads namespace/name.
-func ParseKey(s string) (Key, error) {
-	namespace, name, ok := strings.Cut(s, "/")
-	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
-		return Key{}, fmt.Errorf("%q is not namespace/name", s)
-	}
-	return Key{Namespace: namespace, Name: name}, nil
 }
 
 // Protocol is a transport protocol as the Kubernetes API spells it.

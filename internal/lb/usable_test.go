@@ -153,14 +153,3 @@ func TestChooseTakesOnlyThePortAskedFor(t *testing.T) {
 		t.Errorf("an unnamed port matched %+v", u)
 	}
 }
-
-func TestParseKey(t *testing.T) {
-	if k, err := ParseKey("default/my-nginx"); err != nil || k != (Key{"default", "my-nginx"}) || k.String() != "default/my-nginx" {
-		t.Errorf("%v, %v", k, err)
-	}
-	for _, s := range []string{"", "a", "/a", "a/", "a/b/c"} {
-		if _, err := ParseKey(s); err == nil {
-			t.Errorf("%q was taken for a key", s)
-		}
-	}
-}

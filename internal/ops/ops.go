@@ -65,9 +65,6 @@ func (rt *Runtime) Handle(pattern string, handler http.Handler) {
 // Ready adds a check to /readyz: the program is ready when no check returns an error. The check must not block.
 func (rt *Runtime) Ready(name string, check func() error) { rt.server.ready.add(name, check) }
 
-// Live adds a check to /healthz. It must not depend on other programs or the API server.
-func (rt *Runtime) Live(name string, check func() error) { rt.server.live.add(name, check) }
-
 // Main runs the program with the arguments of the process and returns its exit code.
 func Main(p Program) int {
 	return p.main(os.Args[1:], os.LookupEnv, os.Stdout, os.Stderr)
