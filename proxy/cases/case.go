@@ -29,6 +29,8 @@ type Case struct {
 	Backends []Backend
 	From     string      // outside, stranger, pod, node or local (the endpoint itself)
 	To       string      // cluster, vip, vip2, external, nodeport, nodeport2 (at the node's other address), loopback, client (outside) or unallocated
+	// Also are other destinations of the Service that the same client connects to in turn, and ends where it ends at To.
+	Also     []string
 	Protocol lb.Protocol // TCP if ""
 	// Want are the endpoints that get connections, or one of reject, drop and none: none of ours, so that nothing is done to it.
 	Want string
@@ -132,6 +134,18 @@ func (c Case) Destination(w World) netip.AddrPort {
 		return netip.AddrPortFrom(w.Outside, clientPort)
 	}
 	return netip.AddrPortFrom(map[string]netip.Addr{"cluster": w.ClusterIP, "vip": w.VIP, "vip2": w.VIP2, "external": w.External, "unallocated": w.Unallocated}[c.To], ServicePort)
+}
+
+// Legs returns the case once for each destination.
+func (c Case) Legs() []Case {
+	legs := []Case{c}
+	for _, to := range c.Also {
+		leg := c
+		leg.To, leg.Also = to, nil
+		legs = append(legs, leg)
+	}
+	legs[0].Also = nil
+	return legs
 }
 
 // Transport returns the protocol of the connection.

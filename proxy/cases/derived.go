@@ -102,6 +102,10 @@ func derived() []Case {
 		{Name: "affinity, outside to VIP", Service: sticky, Sticky: true, From: "outside", To: "vip", Want: "local remote", SNAT: true},
 		{Name: "affinity, UDP", Service: sticky, Sticky: true, From: "outside", To: "nodeport", Protocol: lb.UDP, Want: "local remote", SNAT: true},
 		{Name: "affinity, ETP Local", Service: both(etpLocal, sticky), Backends: twoHere, Sticky: true, From: "outside", To: "vip", Want: "local local2"},
+		{Name: "affinity, the same endpoint at all addresses", Service: sticky, Sticky: true, From: "outside", To: "vip", Also: []string{"nodeport", "cluster", "external", "vip2"}, Want: "local remote", SNAT: true},
+		{Name: "affinity, the same endpoint at all addresses, pod", Service: both(etpLocal, sticky), Sticky: true, From: "pod", To: "cluster", Also: []string{"vip", "nodeport", "external"}, Want: "local remote"},
+		{Name: "affinity, ETP Local, the same endpoint at all addresses", Service: both(etpLocal, sticky), Backends: twoHere, Sticky: true, From: "outside", To: "nodeport", Also: []string{"vip", "external"}, Want: "local local2"},
+		{Name: "affinity, the same endpoint at all addresses, UDP", Service: sticky, Sticky: true, From: "outside", To: "cluster", Also: []string{"vip", "nodeport2"}, Protocol: lb.UDP, Want: "local remote", SNAT: true},
 		{Name: "affinity without endpoints", Service: sticky, Backends: nobody, From: "outside", To: "vip", Want: "reject"},
 		// What conntrack finds invalid.
 		{Name: "INVALID from a pod", Invalid: true, From: "pod", To: "client", Want: "drop"},

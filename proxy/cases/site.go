@@ -286,11 +286,12 @@ func (s *Site) Look(t *testing.T, c Case) Seen {
 	want := c.Ends(s.World)
 	seen := Seen{}
 	var ends []string
+	legs := c.Legs()
 	for i := 0; i < 8 || i < 200 && len(ends) < len(want) && !c.Sticky; i++ {
-		backend, saw, err := s.Ask(c, patience)
+		backend, saw, err := s.Ask(legs[i%len(legs)], patience)
 		switch {
 		case err != nil && len(ends) > 0:
-			t.Fatalf("after answers from %v: %v", ends, err)
+			t.Fatalf("after answers from %v, to %s: %v", ends, legs[i%len(legs)].To, err)
 		case errors.Is(err, syscall.ECONNREFUSED):
 			return Seen{Ends: Refused}
 		case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded), errors.Is(err, syscall.EHOSTUNREACH):

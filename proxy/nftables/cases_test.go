@@ -1,8 +1,10 @@
 package nftables
 
 import (
+	"maps"
 	"math"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -18,6 +20,10 @@ func TestPacketWalk(t *testing.T) {
 		for _, c := range cases.For(family, true) {
 			t.Run(string(family)+"/"+c.Name, func(t *testing.T) {
 				walk := walkOf(t, w, c)
+				if c.Sticky {
+					walkSticky(t, w, c, walk)
+					return
+				}
 				ends, total, masqueraded := map[string]bool{}, 0.0, false
 				const sources = 60 // where the source decides, many
 				for port := range sources {
@@ -39,6 +45,40 @@ func TestPacketWalk(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// walkSticky walks many clients that are not remembered yet: each ends at one endpoint, and at the same one wherever it connects to.
+func walkSticky(t *testing.T, w cases.World, c cases.Case, walk *walker) {
+	t.Helper()
+	reached := map[string]bool{}
+	client := c.Source(w)
+	for port := range uint16(60) {
+		for slices.Contains(c.LocalAddresses(w), client) { // the node is a client of another kind
+			client = client.Next()
+		}
+		at := ""
+		for _, leg := range c.Legs() {
+			p := packetOf(w, leg)
+			p.src = netip.AddrPortFrom(client, 40000+port)
+			shares, masqueraded := walk.fate(p)
+			if len(shares) != 1 || masqueraded != c.SNAT {
+				t.Fatalf("%s to %s ends at %v, masqueraded %v", client, leg.To, shares, masqueraded)
+			}
+			for end := range shares {
+				if at == "" {
+					at = end
+				}
+				if end != at {
+					t.Errorf("%s: at %s, and at %s when it connects to %s", client, at, end, leg.To)
+				}
+			}
+		}
+		reached[at] = true
+		client = client.Next()
+	}
+	if ends := slices.Sorted(maps.Keys(reached)); !slices.Equal(ends, c.Ends(w)) {
+		t.Errorf("clients end at %v, want %v", ends, c.Ends(w))
 	}
 }
 

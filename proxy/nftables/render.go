@@ -117,8 +117,11 @@ func (s *service) share(e common) {
 func (r renderer) frontend(at frontend, p plan.Port, f plan.Frontend, scheduler Scheduler, seconds uint32) []entry {
 	w := writer{at: at}
 	port, samePort := onePort(p.Backends)
-	if r.family == lb.IPv6 && seconds > 0 && !samePort {
-		seconds, scheduler = 0, SourceHash // clients can only be remembered with an address; this keeps nearly all of them where they are
+	if seconds > 0 {
+		scheduler = SourceHash // a client is remembered at each frontend by itself; this gives it the same endpoint at all of them
+	}
+	if r.family == lb.IPv6 && !samePort {
+		seconds = 0 // clients can only be remembered with an address; the hash keeps nearly all of them where they are
 	}
 	if f.Kind != plan.ClusterIP {
 		w.add(setExternal)

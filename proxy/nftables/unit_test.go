@@ -333,7 +333,7 @@ func TestUnusableFamily(t *testing.T) {
 	}
 }
 
-// IPv6 clients are remembered with the address of their backend alone. Where ports differ, they are sent where a hash says.
+// IPv6 clients are remembered with the address of their backend alone. Where ports differ, they are only sent where a hash says.
 func TestIPv6AffinityNeedsOnePort(t *testing.T) {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		for _, second := range []uint16{8080, 8081} {
@@ -347,7 +347,7 @@ func TestIPv6AffinityNeedsOnePort(t *testing.T) {
 				has[e.set] = true
 			}
 			remembered := family == lb.IPv4 || second == 8080
-			if has[setAffinity] != remembered || has[setScheduled] == remembered || has[setPorts] != (remembered && family == lb.IPv6) {
+			if has[setAffinity] != remembered || !has[setScheduled] || has[setPorts] != (remembered && family == lb.IPv6) {
 				t.Errorf("%s, ports 8080 and %d: elements in the sets %v", family, second, has)
 			}
 		}
