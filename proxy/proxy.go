@@ -107,8 +107,9 @@ type proxy struct {
 	former      map[netip.Addr][]netip.Addr // where VIPs were, as speakers have said
 }
 
-// gap folds bursts of changes into one step.
-const gap = 10 * time.Millisecond
+// gap folds bursts of changes into one step. It is short, as a new Service and its slice come a few milliseconds apart, and the second
+// of them would wait for the rest of it. What takes long is folded by those who do it: they take all that has come in the meantime.
+const gap = time.Millisecond
 
 func newProxy(self string, settings settings, families []lb.Family, log *slog.Logger, now func() time.Time) *proxy {
 	p := &proxy{
