@@ -20,10 +20,11 @@ type quorum struct {
 	missing []string
 	others  lb.Witness // what a majority says that this node does not see
 	heard   bool
-	until   time.Time // how long a node that sees a majority again goes on yielding
+	parted  bool
+	until   time.Time // how long a node that sees a majority again counts as parted, and goes on yielding
 }
 
-// reunion is how long that is: time for the others' newest claims to arrive. Before, the node would go by what they said before they were parted.
+// reunion is how long that is: time for the newest claims of all to arrive. Before, the nodes would go by what was said before they were parted.
 const reunion = 2 * time.Second
 
 // gather looks at who is there, and marks all VIPs when a majority elsewhere has said something new. It returns when to look again.
@@ -33,21 +34,27 @@ func (q *quorum) gather(s *speaker, now time.Time, vips map[netip.Addr]bool) (ag
 	q.Quorum = plan.QuorumOf(s.self, q.live, known)
 	q.missing = slices.DeleteFunc(known, func(node string) bool { return slices.Contains(q.live, node) })
 	said, heard := s.to.witness.Outcome()
-	switch {
-	case !q.Majority && heard:
+	if !q.Majority {
 		q.until = now.Add(reunion)
-	case q.Majority && q.heard && now.Before(q.until):
-		said, heard, again = q.others, true, q.until.Sub(now)
-	default:
-		heard = false
 	}
-	if heard != q.heard || heard && !said.Same(q.others) {
+	parted := now.Before(q.until)
+	if q.Majority {
+		heard = q.heard && parted
+		said = q.others
+		if parted {
+			again = q.until.Sub(now)
+		}
+	}
+	news := heard != q.heard || heard && !said.Same(q.others)
+	if news || parted != q.parted {
 		for vip := range s.holders {
 			vips[vip] = true
 		}
+	}
+	if news {
 		s.log.Info("speakers that this node does not see are heard of over the API server", "heard", heard, "from", said.Node, "live", said.Live)
 	}
-	q.others, q.heard = said, heard
+	q.others, q.heard, q.parted = said, heard, parted
 	return again
 }
 

@@ -69,6 +69,34 @@ func TestMinorityYields(t *testing.T) {
 	})
 }
 
+// Without an API server to tell them, two answer; when they meet again the one goes on that was with the majority.
+func TestHealWithoutAPIServer(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177, w178, w179)
+		r.service(nginx, vip1)
+		order := ranked(vip1)
+		for _, n := range r.nodes {
+			n.apiless = true
+		}
+		r.part(order[0])
+		if got := r.wire.who(vip1); len(got) != 2 {
+			t.Fatalf("%v answer", got)
+		}
+		r.wire.watch(vip1)
+		r.join()
+		r.wantAnswers("when all see one another", vip1, order[1])
+		time.Sleep(reunion)
+		synctest.Wait()
+		r.wantAnswers("after a while", vip1, order[1])
+		if claim, ok := r.nodes[order[1]].claim(vip1); !ok || claim.Parted {
+			t.Errorf("it says %+v", claim)
+		}
+		if least := r.wire.least[vip1]; least < 1 {
+			t.Error("for a moment nobody answered")
+		}
+	})
+}
+
 // What the majority cannot deliver, the minority goes on with.
 func TestMinorityKeepsWhatNobodyElseServes(t *testing.T) {
 	inRig(t, func(r *rig) {

@@ -193,7 +193,7 @@ func (s *speaker) facts() plan.Facts {
 	interfaces, _ := s.from.interfaces()
 	f := plan.Facts{
 		Self: s.self, Joined: s.from.members.Joined(), Stopping: s.stopping, Pools: s.from.pools.All(),
-		Advertisements: s.from.advertisements.All(), Interfaces: interfaces, Live: s.quorum.live, Missing: s.quorum.missing,
+		Advertisements: s.from.advertisements.All(), Interfaces: interfaces, Live: s.quorum.live, Missing: s.quorum.missing, Parted: s.quorum.parted,
 		Exclude: s.opts.exclude, CordonDrains: s.opts.cordonDrains, OnConflict: s.opts.onConflict,
 	}
 	if node, ok := s.from.nodes.Get(s.self); ok {

@@ -13,6 +13,11 @@ type Claim struct {
 	// Unrouted says why no peer hears of the VIP although a BGPAdvertisement is for it, or, with Routes, why they soon hear of it no
 	// more; empty when all is well or when BGP is not for the VIP.
 	Unrouted Reason `json:"unrouted,omitempty"`
+	// Parted is set while the node announces the VIP and sees no majority of the speakers, or has seen none a moment ago: others may have
+	// served the VIP meanwhile, and go on.
+	Parted bool `json:"parted,omitempty"`
 	// Held is set for what a node said before its speaker ended, while it is expected back. It is never sent.
 	Held bool `json:"-"`
+	// Stale is set for what a node said before it was lost, when it has just been found again and has said nothing else yet. It is never sent.
+	Stale bool `json:"-"`
 }

@@ -68,6 +68,15 @@ func (p *page) raise(floor uint64, named, changed map[netip.Addr]bool) {
 	}
 }
 
+// newest numbers the last change that is known.
+func (p *page) newest() uint64 {
+	newest := p.floor
+	for _, e := range p.entries {
+		newest = max(newest, e.seq)
+	}
+	return newest
+}
+
 // update returns all that is known of a node.
 func (b book) update(node string) update {
 	p := b[node]

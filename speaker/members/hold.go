@@ -2,13 +2,10 @@ package members
 
 import (
 	"context"
-	"errors"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/hashicorp/memberlist"
@@ -19,10 +16,11 @@ import (
 // A speaker that is killed does not take its node with it: the kernel there still forwards, and clients that know the way go on.
 // So what it answered for is held for a while, in the hope that it is back before anybody has to ask for the way. Its node is
 // known to be alive by its kernel, which refuses a connection to the port of the speaker that is gone. The same holds for a speaker that
-// gets no processor for a while: its kernel accepts the connection. A node that has crashed, is cut off or frozen says nothing, and is not waited for.
+// gets no processor for a while: its kernel accepts the connection; and for one whose gossip a packet filter drops: its kernel answers ping. A
+// node that has crashed, is cut off or frozen says nothing, and is not waited for.
 
 const (
-	// refusalTimeout bounds the wait for that refusal. A kernel says it at once, however busy its programs are.
+	// refusalTimeout bounds the wait for that refusal, and for an answer to ping. A kernel says it at once, however busy its programs are.
 	refusalTimeout = 50 * time.Millisecond
 	// refusalEvery is how often a node that is waited for is looked at, as it may go down after its speaker.
 	refusalEvery = 200 * time.Millisecond
@@ -53,7 +51,7 @@ func (h hold) claim(vip netip.Addr, now time.Time) (lb.Claim, bool) {
 	if !ok || !now.Before(h.until) {
 		return lb.Claim{}, false
 	}
-	return lb.Claim{Answering: true, Weight: e.claim.Weight, Held: true}, true
+	return lb.Claim{Answering: true, Weight: e.claim.Weight, Parted: e.claim.Parted, Held: true}, true
 }
 
 // update is what tells a speaker that comes back what it answered for.
@@ -61,6 +59,21 @@ func (h hold) update(node string) update {
 	u := update{node: node, born: h.born}
 	u.entries = slices.SortedFunc(maps.Values(h.claims), func(x, y entry) int { return x.vip.Compare(y.vip) })
 	return u
+}
+
+// found is a node that was lost and has come back in the same life. It went on meanwhile, and what is known of it is what it said before,
+// newest at last.
+type found struct {
+	born, newest uint64
+	until        time.Time
+}
+
+// staleFor is how long it may take until that is replaced. Later, the node has had nothing else to say.
+const staleFor = time.Second
+
+// before tells whether what a page says of a VIP is from before.
+func (f found) before(p *page, vip netip.Addr, now time.Time) bool {
+	return p.born == f.born && p.entries[vip].seq <= f.newest && now.Before(f.until)
 }
 
 // starting tells whether a claim is one that a speaker makes on its way to answering again.
@@ -76,9 +89,14 @@ func starting(c lb.Claim) bool {
 
 // arrive notes a live member. If it is another process than the one whose words are known, those are held. It needs mu.
 func (m *Members) arrive(n *memberlist.Node) {
+	lost := m.live[n.Name] == nil && m.met[n.Name]
 	delete(m.fallen, n.Name)
 	delete(m.dead, n.Name)
 	m.live[n.Name] = n
+	if p := m.book[n.Name]; lost && p != nil {
+		m.found[n.Name] = found{p.born, p.newest(), time.Now().Add(staleFor)}
+		m.watch.Poke()
+	}
 	m.macs[n.Name], m.met[n.Name] = metaOf(n).macs, true
 	switch p := m.book[n.Name]; {
 	case p == nil:
@@ -100,6 +118,7 @@ func (m *Members) spend(name string) {
 // bury forgets a member. It needs mu.
 func (m *Members) bury(name string) {
 	delete(m.live, name)
+	delete(m.found, name)
 	delete(m.greet, name)
 	delete(m.fallen, name)
 }
@@ -231,28 +250,21 @@ func (m *Members) expire(now time.Time) time.Duration {
 			m.held[name] = hold{born: h.born, until: h.until} // so that the same life is not held again
 		}
 	}
+	for name, f := range m.found {
+		if wait := f.until.Sub(now); wait > 0 {
+			if next == 0 || wait < next {
+				next = wait
+			}
+			continue
+		}
+		delete(m.found, name)
+		if p := m.book[name]; p != nil {
+			changed = slices.AppendSeq(changed, maps.Keys(p.entries))
+		}
+	}
 	m.mu.Unlock()
 	if len(changed) > 0 {
 		m.opts.Changed(changed)
 	}
 	return next
-}
-
-// reaches tells whether there is a node, and whether something accepts connections there.
-func reaches(ctx context.Context, node *memberlist.Node) (there, accepts bool) {
-	for {
-		began := time.Now()
-		dialer := net.Dialer{Timeout: refusalTimeout}
-		conn, err := dialer.DialContext(ctx, "tcp", node.Address())
-		switch {
-		case err == nil:
-			conn.Close()
-			return true, true
-		case errors.Is(err, syscall.ECONNREFUSED):
-			return true, false
-		case ctx.Err() != nil || time.Since(began) < 2*refusalTimeout:
-			return false, false
-		}
-		// It was this program that got no processor for so long: the answer may have been there all the time.
-	}
 }

@@ -2,6 +2,7 @@ package members
 
 import (
 	"context"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"testing"
@@ -121,4 +122,38 @@ func TestACrashedNodeThatReturnsIsNotWaitedFor(t *testing.T) {
 	})
 	a.say(map[netip.Addr]lb.Claim{vip1: {}})
 	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {}})
+}
+
+// A node that was lost and comes back in the same life has gone on meanwhile: what it said before shows nothing until it has spoken again, or has
+// had the time to.
+func TestWhatALostNodeHasSaidIsStale(t *testing.T) {
+	m := New(Options{Self: "b", Log: slog.New(slog.DiscardHandler), Changed: func([]netip.Addr) {}})
+	a := &memberlist.Node{Name: "a", Meta: meta{born: 7}.encode(memberlist.MetaMaxSize)}
+	answers := lb.Claim{Answering: true}
+	said := func(seq uint64, vip netip.Addr, claim lb.Claim) {
+		m.learn(encode(update{node: "a", born: 7, entries: []entry{{vip: vip, seq: seq, claim: claim}}}))
+	}
+	want := func(what string, first, second lb.Claim) {
+		t.Helper()
+		if one, two := m.Claims(vip1)["a"], m.Claims(vip2)["a"]; one != first || two != second {
+			t.Errorf("%s: %+v and %+v", what, one, two)
+		}
+	}
+	m.arrive(a)
+	said(1, vip1, answers)
+	said(2, vip2, answers)
+	want("it has come", answers, answers)
+	m.bury("a")
+	m.arrive(a)
+	f := m.found["a"]
+	f.until = f.until.Add(time.Hour) // so that it does not matter how long this takes
+	m.found["a"] = f
+	stale := lb.Claim{Answering: true, Stale: true}
+	want("it has come back", stale, stale)
+	said(2, vip2, answers) // by somebody who has not heard more of it either
+	want("an old word comes late", stale, stale)
+	said(3, vip1, lb.Claim{Reason: lb.ReasonYielded})
+	want("it has spoken", lb.Claim{Reason: lb.ReasonYielded}, stale)
+	m.expire(f.until)
+	want("after a while", lb.Claim{Reason: lb.ReasonYielded}, answers)
 }

@@ -80,6 +80,7 @@ type Members struct {
 	fallen  map[string]*memberlist.Node // live nodes of which it is to be found out what has become of them
 	held    map[string]hold
 	dead    map[string]bool         // nodes that have gone with their kernels
+	found   map[string]found        // nodes that were lost and have just come back
 	former  hold                    // what this node's speaker answered for in the life before this one
 	peers   map[string][]netip.Addr // other nodes by name, from the API server; nil while unknown
 	joined  bool
@@ -102,6 +103,7 @@ func New(opts Options) *Members {
 		own:  newJournal(opts.Self, uint64(opts.Born.UnixNano())),
 		book: book{}, live: map[string]*memberlist.Node{}, greet: map[string]bool{},
 		fallen: map[string]*memberlist.Node{}, held: map[string]hold{}, dead: map[string]bool{}, macs: map[string][]string{}, met: map[string]bool{},
+		found: map[string]found{},
 	}
 	m.queue.NumNodes = func() int { return len(m.Live()) }
 	m.queue.RetransmitMult = retransmitMult
@@ -199,12 +201,13 @@ func (m *Members) Claims(vip netip.Addr) map[string]lb.Claim {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	claims := map[string]lb.Claim{}
+	now := time.Now()
 	for name, node := range m.live {
 		if claim, ok := m.book.claim(name, vip, bornOf(node)); ok {
+			claim.Stale = m.found[name].before(m.book[name], vip, now)
 			claims[name] = claim
 		}
 	}
-	now := time.Now()
 	for name, h := range m.held {
 		said, ok := claims[name]
 		if claim, held := h.claim(vip, now); held && (!ok || starting(said)) {

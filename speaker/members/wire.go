@@ -39,6 +39,7 @@ const (
 	flagGone
 	flagWeighted
 	flagRouted
+	flagParted
 )
 
 // appendUpdate encodes one update; a message is the version followed by any number of them:
@@ -107,6 +108,9 @@ func (e entry) flags() byte {
 	}
 	if e.routed() {
 		flags |= flagRouted
+	}
+	if e.claim.Parted {
+		flags |= flagParted
 	}
 	return flags
 }
@@ -178,7 +182,7 @@ func (r *reader) entry(words []string) entry {
 	}
 	vip, _ := netip.AddrFromSlice(r.bytes(size))
 	e := entry{vip: vip, seq: r.varint(), gone: flags[0]&flagGone != 0}
-	e.claim.Answering = flags[0]&flagAnswering != 0
+	e.claim.Answering, e.claim.Parted = flags[0]&flagAnswering != 0, flags[0]&flagParted != 0
 	e.claim.Reason = lb.Reason(r.word(words))
 	if flags[0]&flagWeighted != 0 {
 		weight := r.varint()

@@ -20,7 +20,7 @@ var (
 func TestWireRoundTrip(t *testing.T) {
 	updates := []update{
 		{node: "k8s-worker-178", born: 1700000000000000000, floor: 9, entries: []entry{
-			{vip: vip1, seq: 3, claim: lb.Claim{Answering: true, Weight: 300}},
+			{vip: vip1, seq: 3, claim: lb.Claim{Answering: true, Weight: 300, Parted: true}},
 			{vip: vip2, seq: 9, claim: lb.Claim{Reason: lb.ReasonNotProgrammed}},
 			{vip: vip6, seq: 1 << 40, claim: lb.Claim{Reason: lb.ReasonStopping, Answering: true}},
 			{vip: netip.MustParseAddr("10.0.0.1"), seq: 4, gone: true},

@@ -38,6 +38,8 @@ type Facts struct {
 	Live []string
 	// Missing are the names of nodes that were live and have not taken their leave, in any order.
 	Missing []string
+	// Parted is set while this node sees no majority of the speakers, and for a moment after.
+	Parted bool
 }
 
 // Input is what one node knows of one VIP.
@@ -96,6 +98,8 @@ type Decision struct {
 	Handover bool
 	// Weight is how much this node is preferred for the VIP.
 	Weight uint16
+	// Parted is that of the facts.
+	Parted bool
 	// Rival is set while this node owns the VIP and another one answers for it too.
 	Rival bool
 	// Routed is what has become of the VIP over BGP on this node.
@@ -117,7 +121,7 @@ func (d Decision) Obstacle() lb.Reason {
 
 // Claim returns what this node says of the VIP to the others; answering is what its actor reports.
 func (d Decision) Claim(answering bool) lb.Claim {
-	claim := lb.Claim{Answering: answering, Weight: d.Weight}
+	claim := lb.Claim{Answering: answering, Weight: d.Weight, Parted: d.Parted && answering}
 	if d.Refusal != nil {
 		claim.Reason = d.Refusal.Reason
 	}
@@ -127,7 +131,7 @@ func (d Decision) Claim(answering bool) lb.Claim {
 
 // Decide plans one VIP.
 func Decide(f Facts, in Input) Decision {
-	d := Decision{VIP: in.VIP, Routed: in.Routed, Strangers: in.Strangers}
+	d := Decision{VIP: in.VIP, Routed: in.Routed, Strangers: in.Strangers, Parted: f.Parted}
 	for _, h := range in.Holders {
 		d.Services = append(d.Services, h.Service)
 	}
@@ -172,13 +176,13 @@ func claimants(f Facts, in Input, d Decision) []Candidate {
 	served := false
 	for node, claim := range in.Claims {
 		if node != f.Self && claim.Reason == "" {
-			nodes = append(nodes, Candidate{Node: node, Weight: claim.Weight, Answering: claim.Answering})
+			nodes = append(nodes, Candidate{Node: node, Weight: claim.Weight, Answering: claim.Answering, Parted: claim.Parted})
 			served = served || claim.Answering
 		}
 	}
 	if d.Refusal == nil {
 		answering := len(in.Answering) > 0 || in.Former && !served
-		nodes = append(nodes, Candidate{Node: f.Self, Weight: d.Weight, Answering: answering})
+		nodes = append(nodes, Candidate{Node: f.Self, Weight: d.Weight, Answering: answering, Parted: f.Parted})
 	}
 	if in.Fresh && !served {
 		nodes = append(nodes, expected(f, in)...)
@@ -201,12 +205,13 @@ func expected(f Facts, in Input) []Candidate {
 }
 
 // handsOver tells whether this node, which answers for a VIP that it does not own, goes on with it until it has heard that the
-// owner answers (contract: make before break). It does so only while what still arrives here is delivered.
+// owner answers (contract: make before break). What an owner that has just been found again said before may not be so any more. It does so only
+// while what still arrives here is delivered.
 func handsOver(f Facts, in Input, d Decision) bool {
 	if len(in.Answering) == 0 || f.Gate != "" || !forwards(in.Holders) {
 		return false
 	}
-	if d.Owner != "" && in.Claims[d.Owner].Answering {
+	if owner := in.Claims[d.Owner]; d.Owner != "" && owner.Answering && !owner.Stale {
 		return false
 	}
 	if d.Refusal == nil {

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"hash/fnv"
 	"net/netip"
 )
@@ -25,18 +26,35 @@ type Candidate struct {
 	Weight uint16
 	// Answering is set for a node that answers for the VIP already.
 	Answering bool
+	// Parted is set for one that does and was cut off from the majority: see lb.Claim.
+	Parted bool
 }
 
-// Elect returns which candidate owns the VIP: of the heaviest, one that answers already, as a VIP that is served well is not moved;
-// else the winner. "" without candidates.
+// compare puts the better candidate first.
+func (c Candidate) compare(other Candidate) int {
+	rank := func(c Candidate) int {
+		switch {
+		case !c.Answering:
+			return 2
+		case c.Parted:
+			return 1
+		}
+		return 0
+	}
+	return cmp.Or(cmp.Compare(other.Weight, c.Weight), cmp.Compare(rank(c), rank(other)))
+}
+
+// Elect returns which candidate owns the VIP: of the heaviest, one that answers already, as a VIP that is served well is not moved, and
+// of those one that was with the majority; else the winner. "" without candidates.
 func Elect(vip netip.Addr, candidates []Candidate) string {
 	var best []string
 	var top Candidate
 	for _, c := range candidates {
-		switch {
-		case len(best) > 0 && (c.Weight < top.Weight || c.Weight == top.Weight && !c.Answering && top.Answering):
+		order := c.compare(top)
+		if len(best) > 0 && order > 0 {
 			continue
-		case len(best) == 0 || c.Weight != top.Weight || c.Answering != top.Answering:
+		}
+		if len(best) == 0 || order < 0 {
 			best, top = nil, c
 		}
 		best = append(best, c.Node)

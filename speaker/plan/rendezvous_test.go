@@ -121,6 +121,8 @@ func TestElect(t *testing.T) {
 		{"of all that answer the winner", []Candidate{{Node: "n1", Answering: true}, {Node: "n2", Answering: true}, {Node: "n3", Answering: true}}, winner},
 		{"the heaviest takes over", []Candidate{{Node: "n1", Answering: true}, {Node: "n2"}, {Node: "n3", Weight: 1}}, "n3"},
 		{"of the heaviest, the one that answers", []Candidate{{Node: "n1", Weight: 5}, {Node: "n2", Weight: 5, Answering: true}, {Node: "n3", Weight: 4, Answering: true}}, "n2"},
+		{"of those that answer, one that was with the majority", []Candidate{{Node: "n1", Answering: true, Parted: true}, {Node: "n2", Answering: true}, {Node: "n3"}}, "n2"},
+		{"one that was not is better than none", []Candidate{{Node: "n1"}, {Node: "n2"}, {Node: "n3", Answering: true, Parted: true}}, "n3"},
 	} {
 		reversed := slices.Clone(c.candidates)
 		slices.Reverse(reversed)

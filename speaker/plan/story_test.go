@@ -26,16 +26,17 @@ type speaker struct {
 	said    lb.Claim
 	on      []string            // interfaces that answer
 	heard   map[string]lb.Claim // the last word of each other node that is alive
+	lost    map[string]bool     // those whose last word is from before they were out of sight
 	alive   bool
 	sees    func(node string) bool // which nodes it can see
 }
 
-func newCluster() *cluster {
+func newCluster(names ...string) *cluster {
 	c := &cluster{nodes: map[string]*speaker{}}
-	for _, name := range []string{w177, w178, w179} {
+	for _, name := range names {
 		c.nodes[name] = &speaker{
 			facts: facts(name), holders: []Holder{{Service: nginx, Delivery: delivery(nginx)}}, heard: map[string]lb.Claim{},
-			alive: true, sees: func(string) bool { return true }, said: lb.Claim{Reason: lb.ReasonNotJoined},
+			lost: map[string]bool{}, alive: true, sees: func(string) bool { return true }, said: lb.Claim{Reason: lb.ReasonNotJoined},
 		}
 	}
 	return c
@@ -50,15 +51,21 @@ func (c *cluster) act(name string) {
 	s.facts.Live = nil
 	claims := map[string]lb.Claim{}
 	for other, o := range c.nodes {
-		if !o.alive || !s.sees(other) {
+		switch {
+		case !o.alive:
 			delete(s.heard, other)
+			continue
+		case !s.sees(other):
+			s.lost[other] = true
 			continue
 		}
 		s.facts.Live = append(s.facts.Live, other)
 		if claim, ok := s.heard[other]; ok && other != name {
+			claim.Stale = s.lost[other]
 			claims[other] = claim
 		}
 	}
+	s.facts.Parted = s.facts.Parted || len(s.lost) > 0 && !c.majority(s)
 	d := Decide(s.facts, Input{VIP: vip, Probed: true, Holders: s.holders, Claims: claims, Answering: s.on})
 	s.on = d.Answer
 	s.said = d.Claim(len(s.on) > 0)
@@ -74,7 +81,20 @@ func (c *cluster) act(name string) {
 func (c *cluster) hear(to, from string) {
 	if s, o := c.nodes[to], c.nodes[from]; s.alive && o.alive && to != from && s.sees(from) {
 		s.heard[from] = o.said
+		delete(s.lost, from)
 	}
+}
+
+// majority tells whether a node sees most of those that are alive.
+func (c *cluster) majority(s *speaker) bool {
+	var known []string
+	for name, o := range c.nodes {
+		if o.alive {
+			known = append(known, name)
+		}
+	}
+	slices.Sort(known)
+	return QuorumOf(s.facts.Self, slices.Sorted(slices.Values(s.facts.Live)), known).Majority
 }
 
 func (c *cluster) answering() []string {
@@ -101,12 +121,12 @@ func (c *cluster) settle(order []string) {
 	}
 }
 
-// orders are ways to interleave the steps of three nodes: forth, back, each step twice, and shuffled.
-func orders() map[string][]string {
+// orders are ways to interleave the steps of nodes: forth, back, each step twice, and some that are shuffled.
+func orders(shuffles int, names ...string) map[string][]string {
 	var steps []string
-	for _, n := range []string{w177, w178, w179} {
+	for _, n := range names {
 		steps = append(steps, n)
-		for _, m := range []string{w177, w178, w179} {
+		for _, m := range names {
 			steps = append(steps, n+"<"+m)
 		}
 	}
@@ -118,7 +138,7 @@ func orders() map[string][]string {
 	}
 	all := map[string][]string{"in order": steps, "reversed": reversed, "twice": twice}
 	random := rand.New(rand.NewPCG(1, 2))
-	for i := range 20 {
+	for i := range shuffles {
 		shuffled := slices.Clone(steps)
 		random.Shuffle(len(shuffled), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
 		all[fmt.Sprintf("shuffled %d", i)] = shuffled
@@ -216,10 +236,19 @@ func TestContractStories(t *testing.T) {
 			}, sorted(owner, second), false},
 			{"healed", each(func(_ string, s *speaker) { s.sees = func(string) bool { return true } }), []string{owner}, false},
 		},
+		"7: partition around the owner": {
+			{"the owner sees nobody", func(c *cluster) {
+				for name, s := range c.nodes {
+					s.sees = func(other string) bool { return other == name || name != owner && other != owner }
+				}
+			}, sorted(owner, second), false},
+			{"healed", each(func(_ string, s *speaker) { s.sees = func(string) bool { return true } }), []string{second}, false},
+			{"later", each(func(_ string, s *speaker) { s.facts.Parted = false }), []string{second}, false},
+		},
 	} {
-		for kind, order := range orders() {
+		for kind, order := range orders(20, w177, w178, w179) {
 			t.Run(name+"/"+kind, func(t *testing.T) {
-				c := newCluster()
+				c := newCluster(w177, w178, w179)
 				c.settle([]string{owner}) // the first to come stays
 				c.settle(order)
 				if got := c.answering(); !slices.Equal(got, []string{owner}) {
@@ -240,6 +269,53 @@ func TestContractStories(t *testing.T) {
 					}
 				}
 			})
+		}
+	}
+}
+
+// When the two sides of a partition meet again, the owner of the majority goes on, of two halves that of the first: whoever answered before they
+// were parted, whichever way the hash goes, and without a word of the API server. At no moment does nobody answer.
+func TestContract7HealKeepsTheOwnerOfTheMajority(t *testing.T) {
+	names := []string{w177, w178, w179, "k8s-worker-180"}
+	all := orders(7, names...)
+	for split := 1; split < 1<<len(names)-1; split++ {
+		side := map[string]bool{}
+		for i, name := range names {
+			side[name] = split>>i&1 == 1
+		}
+		for _, first := range names {
+			for kind, order := range all {
+				c := newCluster(names...)
+				c.settle([]string{first})
+				for _, name := range names {
+					c.hear(name, first)
+				}
+				c.settle(order)
+				for name, s := range c.nodes {
+					s.sees = func(other string) bool { return side[other] == side[name] }
+				}
+				c.settle(order)
+				apart := c.answering()
+				if len(apart) != 2 || side[apart[0]] == side[apart[1]] || !slices.Contains(apart, first) {
+					t.Fatalf("%v are on one side: %v answer, %s did before (%s)", side, apart, first, kind)
+				}
+				want := apart[0]
+				if s := c.nodes[apart[1]]; c.majority(s) {
+					want = apart[1]
+				}
+				for _, s := range c.nodes {
+					s.sees = func(string) bool { return true }
+				}
+				c.dark = 0
+				c.settle(order)
+				for _, s := range c.nodes {
+					s.facts.Parted = false // it was a moment ago
+				}
+				c.settle(order)
+				if got := c.answering(); !slices.Equal(got, []string{want}) || c.dark > 0 {
+					t.Fatalf("%v were on one side and %v answered: healed, %v answer, want %s; nobody did after %d steps (%s)", side, apart, got, want, c.dark, kind)
+				}
+			}
 		}
 	}
 }

@@ -1,0 +1,54 @@
+package e2e
+
+import (
+	"testing"
+
+	"github.com/landfall-lb/landfall/e2e/lab"
+)
+
+// dropGossip cuts a node off from the other speakers, but not from anything else: what arrives is dropped (INPUT), what leaves (OUTPUT), or both.
+func dropGossip(t *testing.T, l *lab.Lab, node string, chains ...string) {
+	t.Helper()
+	filterGossip(t, l, node, "-I", chains)
+}
+
+// passGossip undoes it.
+func passGossip(t *testing.T, l *lab.Lab, node string, chains ...string) {
+	t.Helper()
+	filterGossip(t, l, node, "-D", chains)
+}
+
+func filterGossip(t *testing.T, l *lab.Lab, node, action string, chains []string) {
+	t.Helper()
+	for _, chain := range chains {
+		for _, protocol := range []string{"tcp", "udp"} {
+			for _, port := range []string{"--dport", "--sport"} {
+				mustExec(t, l, node, "iptables", action, chain, "-p", protocol, port, "7947", "-j", "DROP")
+			}
+		}
+	}
+}
+
+// TestFaultPartition cuts off the gossip of the node that answers, and nothing else, in one direction and in both. As it is there, the others wait
+// for its speaker as for one that was killed. Then two answer, and whoever does forwards, and hands what it does not know to the other: no
+// connection is lost. As both sides reach the API server, the one without a majority yields after a few seconds.
+func TestFaultPartition(t *testing.T) {
+	l := startProduct(t)
+	wantAnswers(t, l, lab.ClientName, "tcp", seedVIP, "my-nginx-1", "my-nginx-2")
+	for _, chains := range [][]string{{"INPUT"}, {"OUTPUT"}, {"INPUT", "OUTPUT"}} {
+		owner := answerer(t, l, seedVIP.Addr())
+		probe := l.StartProbe(t.Context(), lab.ClientName, "tcp", seedVIP, newEvery)
+		dropGossip(t, l, owner, chains...)
+		heir := wantAnswererAmong(t, l, seedVIP.Addr(), otherThan(l, owner)...)
+		wantReason(t, l, owner, seedVIP.Addr(), "Yielded")
+		wantCondition(t, l, "my-nginx", "landfall.dev/Announced", "True", "Announced", "from "+heir)
+		passGossip(t, l, owner, chains...)
+		waitTogether(t, l)
+		if now := answerer(t, l, seedVIP.Addr()); now != heir {
+			t.Errorf("%s answers, and %s did so well", now, heir)
+		}
+		report := probe.Stop()
+		t.Logf("%v dropped on %s, %s took over: %s", chains, owner, heir, report)
+		wantNoneLost(t, report)
+	}
+}

@@ -1,0 +1,93 @@
+package members
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+
+	"github.com/landfall-lb/landfall/internal/nstest"
+)
+
+func TestReaches(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := uint16(listener.Addr().(*net.TCPAddr).Port)
+	node := &memberlist.Node{Addr: net.IPv4(127, 0, 0, 1), Port: port}
+	if there, accepts := reaches(t.Context(), node); !there || !accepts {
+		t.Errorf("a port that is open: there %v, accepts %v", there, accepts)
+	}
+	listener.Close()
+	if there, accepts := reaches(t.Context(), node); !there || accepts {
+		t.Errorf("a port that is closed: there %v, accepts %v", there, accepts)
+	}
+	node.Addr = net.ParseIP("100::1") // nobody's (RFC 6666)
+	if there, accepts := reaches(t.Context(), node); there || accepts {
+		t.Errorf("no node: there %v, accepts %v", there, accepts)
+	}
+}
+
+// A packet filter that drops gossip, or a queue that is full, does not make a dead node.
+func TestAPortThatIsSilentIsNotADeadNode(t *testing.T) {
+	nstest.New(t) // the right to ask, or the test is skipped
+	socket, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(socket)
+	if err := syscall.Bind(socket, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Listen(socket, 0); err != nil { // and nobody accepts
+		t.Fatal(err)
+	}
+	name, err := syscall.Getsockname(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := &memberlist.Node{Addr: net.IPv4(127, 0, 0, 1), Port: uint16(name.(*syscall.SockaddrInet4).Port)}
+	for range 8 {
+		conn, err := net.DialTimeout("tcp", node.Address(), 200*time.Millisecond)
+		if err != nil {
+			if there, accepts := reaches(t.Context(), node); !there || accepts {
+				t.Errorf("there %v, accepts %v", there, accepts)
+			}
+			return
+		}
+		defer conn.Close()
+	}
+	t.Fatal("the queue does not fill")
+}
+
+func TestPing(t *testing.T) {
+	a, b := nstest.New(t), nstest.New(t)
+	nstest.Veth(t, a, "eth0", "172.26.236.177/24", b, "eth0", "172.26.236.178/24")
+	a.Run(t, "ip", "addr", "add", "fd00::177/64", "dev", "eth0", "nodad")
+	b.Run(t, "ip", "addr", "add", "fd00::178/64", "dev", "eth0", "nodad")
+	asks := func(to string) (answered bool) {
+		a.Do(t, func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			answered = ping(ctx, netip.MustParseAddr(to).AsSlice())
+			return nil
+		})
+		return answered
+	}
+	for _, to := range []string{"172.26.236.178", "fd00::178"} {
+		if !asks(to) {
+			t.Errorf("%s does not answer", to)
+		}
+	}
+	b.Run(t, "ip", "link", "set", "eth0", "down")
+	for _, to := range []string{"172.26.236.178", "fd00::178"} {
+		if asks(to) {
+			t.Errorf("%s answers, and its link is down", to)
+		}
+	}
+}
