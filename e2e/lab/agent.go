@@ -252,10 +252,5 @@ func buildPrograms(ctx context.Context, repo string, progress func(string)) (str
 	if err := os.MkdirAll(bin, 0o755); err != nil {
 		return "", err
 	}
-	unlock, err := waitForFile(ctx, filepath.Join(bin, ".lock"), progress) // tests of several packages run at the same time
-	if err != nil {
-		return "", err
-	}
-	defer unlock()
-	return bin, watched(ctx, progress, "building Landfall's programs", cmd)
+	return bin, buildOnce(ctx, filepath.Join(bin, "programs"), "building Landfall's programs", cmd, progress)
 }

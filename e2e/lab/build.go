@@ -74,6 +74,34 @@ func Prepare(ctx context.Context, repository string, progress func(line string))
 	return errors.Join(errs...)
 }
 
+// built has what this process has built: a second lab of a test's process starts from the same sources.
+var built struct {
+	mu    sync.Mutex
+	paths map[string]bool
+}
+
+// buildOnce runs a command that builds path, unless this process has done so. Processes wait for one another.
+func buildOnce(ctx context.Context, path, what string, cmd *exec.Cmd, progress func(string)) error {
+	built.mu.Lock()
+	defer built.mu.Unlock()
+	if built.paths[path] {
+		return nil
+	}
+	unlock, err := waitForFile(ctx, path+".lock", progress)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := watched(ctx, progress, what, cmd); err != nil {
+		return err
+	}
+	if built.paths == nil {
+		built.paths = map[string]bool{}
+	}
+	built.paths[path] = true
+	return nil
+}
+
 // assetFromEnvironment returns the path of a program in the folder KUBEBUILDER_ASSETS, or "".
 func assetFromEnvironment(program string) string {
 	path := filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), program)

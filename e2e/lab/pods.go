@@ -142,10 +142,5 @@ func buildTool(ctx context.Context, repo string, progress func(string)) (string,
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return "", err
 	}
-	unlock, err := waitForFile(ctx, path+".lock", progress)
-	if err != nil {
-		return "", err
-	}
-	defer unlock()
-	return path, watched(ctx, progress, "building the lab's own program", exec.CommandContext(ctx, "go", "build", "-C", repo, "-o", path, "./e2e/cmd/landfall-lab"))
+	return path, buildOnce(ctx, path, "building the lab's own program", exec.CommandContext(ctx, "go", "build", "-C", repo, "-o", path, "./e2e/cmd/landfall-lab"), progress)
 }
