@@ -70,7 +70,7 @@ demo demo-bgp: require-root
 	@bin/landfall-lab $@
 
 .PHONY: bench
-bench: bench-proxy bench-faults bench-go ## every figure: half an hour or so, best on a quiet machine
+bench: bench-proxy bench-faults bench-go ## every figure: the better part of an hour, best on a quiet machine
 
 .PHONY: bench-proxy
 bench-proxy: require-root ## Landfall's proxy beside kube-proxy, as a table and in bench.json; ARGS="-services 1000" and the like
