@@ -27,8 +27,8 @@ type Case struct {
 	Zone string
 	// Backends are the endpoints; nil for one ready here and one there.
 	Backends []Backend
-	From     string      // outside, stranger, pod, node or local (the endpoint itself)
-	To       string      // cluster, vip, vip2, external, nodeport, nodeport2 (at the node's other address), loopback, client (outside) or unallocated
+	From     string // outside, stranger, pod, node or local (the endpoint itself)
+	To       string // cluster, vip, vip2, external, nodeport, nodeport2 (at the node's other address), loopback, client (outside) or unallocated
 	// Also are other destinations of the Service that the same client connects to in turn, and ends where it ends at To.
 	Also     []string
 	Protocol lb.Protocol // TCP if ""

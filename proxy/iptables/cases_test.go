@@ -38,15 +38,22 @@ func TestPackets(t *testing.T) {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(string(family), func(t *testing.T) {
 			s := cases.NewSite(t, cases.WorldOf(family))
-			a := newActor(map[lb.Family]Kernel{family: nsKernel{t, s.Node, variant(family, "nft")}}, seedConfig)
-			s.Run(t, cases.For(family, false), func(t *testing.T, c cases.Case) {
-				service, config := c.Plan(s.World)
-				a.Configure(config)
-				a.Set(plans(service))
-				if err := settle(a, false); err != nil {
-					t.Fatal(err)
-				}
-			})
+			s.Run(t, cases.For(family, false), program(t, s))
 		})
+	}
+}
+
+// program starts an actor on the site's node, and returns what puts a case into the kernel.
+func program(t *testing.T, s *cases.Site) func(*testing.T, cases.Case) {
+	family := s.World.Family
+	a := newActor(map[lb.Family]Kernel{family: nsKernel{t, s.Node, variant(family, "nft")}}, seedConfig)
+	return func(t *testing.T, c cases.Case) {
+		t.Helper()
+		service, config := c.Plan(s.World)
+		a.Configure(config)
+		a.Set(plans(service))
+		if err := settle(a, false); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

@@ -87,12 +87,18 @@ func TestPackets(t *testing.T) {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(string(family), func(t *testing.T) {
 			s := cases.NewSite(t, cases.WorldOf(family))
-			a := newTestActor(t, s.Node)
-			s.Run(t, cases.For(family, true), func(t *testing.T, c cases.Case) {
-				service, config := serviceOf(s.World, c)
-				a.Configure(config)
-				a.settle(t, map[lb.Key]Service{service.Key: service})
-			})
+			s.Run(t, cases.For(family, true), program(t, s))
 		})
+	}
+}
+
+// program starts an actor on the site's node, and returns what puts a case into the kernel.
+func program(t *testing.T, s *cases.Site) func(*testing.T, cases.Case) {
+	a := newTestActor(t, s.Node)
+	return func(t *testing.T, c cases.Case) {
+		t.Helper()
+		service, config := serviceOf(s.World, c)
+		a.Configure(config)
+		a.settle(t, map[lb.Key]Service{service.Key: service})
 	}
 }
