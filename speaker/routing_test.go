@@ -113,26 +113,11 @@ func TestL2AndBGPSideBySide(t *testing.T) {
 func TestContract6NothingIsSaidToRoutersBeforeAllIsKnown(t *testing.T) {
 	secret := lb.Key{Name: "tor"}
 	for what, forget := range map[string]func(*rig, *fakeNode) func(){
-		"the list of BGPPeers": func(r *rig, _ *fakeNode) func() {
-			r.api.peers.synced = false
-			return func() { r.api.peers.synced = true }
-		},
-		"the list of BGPAdvertisements": func(r *rig, _ *fakeNode) func() {
-			r.api.bgpAds.synced = false
-			return func() { r.api.bgpAds.synced = true }
-		},
-		"the list of Communities": func(r *rig, _ *fakeNode) func() {
-			r.api.communities.synced = false
-			return func() { r.api.communities.synced = true }
-		},
-		"the list of BFDProfiles": func(r *rig, _ *fakeNode) func() {
-			r.api.profiles.synced = false
-			return func() { r.api.profiles.synced = true }
-		},
-		"the list of Secrets in namespace landfall-system": func(r *rig, _ *fakeNode) func() {
-			r.api.passwords.synced = false
-			return func() { r.api.passwords.synced = true }
-		},
+		"the list of BGPPeers":                             unsynced(func(r *rig) *bool { return &r.api.peers.synced }),
+		"the list of BGPAdvertisements":                    unsynced(func(r *rig) *bool { return &r.api.bgpAds.synced }),
+		"the list of Communities":                          unsynced(func(r *rig) *bool { return &r.api.communities.synced }),
+		"the list of BFDProfiles":                          unsynced(func(r *rig) *bool { return &r.api.profiles.synced }),
+		"the list of Secrets in namespace landfall-system": unsynced(func(r *rig) *bool { return &r.api.passwords.synced }),
 		"the proxy's first word": func(_ *rig, n *fakeNode) func() {
 			n.setGate(lb.ReasonFeedUnknown)
 			return func() { n.setGate("") }

@@ -111,24 +111,20 @@ func TestContract6HandoverIsBounded(t *testing.T) {
 	})
 }
 
+// unsynced has a table not know yet whether it has seen everything.
+func unsynced(synced func(*rig) *bool) (forget func(*rig, *fakeNode) (remember func())) {
+	return func(r *rig, _ *fakeNode) func() {
+		*synced(r) = false
+		return func() { *synced(r) = true }
+	}
+}
+
 func TestContract7NothingIsClaimedBeforeAllIsKnown(t *testing.T) {
 	for what, forget := range map[string]func(*rig, *fakeNode) func(){
-		"the list of Services": func(r *rig, _ *fakeNode) func() {
-			r.api.services.synced = false
-			return func() { r.api.services.synced = true }
-		},
-		"the list of Nodes": func(r *rig, _ *fakeNode) func() {
-			r.api.nodes.synced = false
-			return func() { r.api.nodes.synced = true }
-		},
-		"the list of IPAddressPools": func(r *rig, _ *fakeNode) func() {
-			r.api.pools.synced = false
-			return func() { r.api.pools.synced = true }
-		},
-		"the list of L2Advertisements": func(r *rig, _ *fakeNode) func() {
-			r.api.advertisements.synced = false
-			return func() { r.api.advertisements.synced = true }
-		},
+		"the list of Services":         unsynced(func(r *rig) *bool { return &r.api.services.synced }),
+		"the list of Nodes":            unsynced(func(r *rig) *bool { return &r.api.nodes.synced }),
+		"the list of IPAddressPools":   unsynced(func(r *rig) *bool { return &r.api.pools.synced }),
+		"the list of L2Advertisements": unsynced(func(r *rig) *bool { return &r.api.advertisements.synced }),
 		"the list of network interfaces": func(_ *rig, n *fakeNode) func() {
 			was := n.interfaces
 			n.interfaces = nil
