@@ -20,6 +20,7 @@ type quorum struct {
 	missing []string
 	others  lb.Witness // what a majority says that this node does not see
 	heard   bool
+	apart   bool // as of the last look
 	parted  bool
 	until   time.Time // how long a node that sees a majority again counts as parted, and goes on yielding
 }
@@ -34,9 +35,10 @@ func (q *quorum) gather(s *speaker, now time.Time, vips map[netip.Addr]bool) (ag
 	q.Quorum = plan.QuorumOf(s.self, q.live, known)
 	q.missing = slices.DeleteFunc(known, func(node string) bool { return slices.Contains(q.live, node) })
 	said, heard := s.to.witness.Outcome()
-	if !q.Majority {
-		q.until = now.Add(reunion)
+	if !q.Majority || q.apart {
+		q.until = now.Add(reunion) // from the first look at which they are together again, as nothing may have called for one in between
 	}
+	q.apart = !q.Majority
 	parted := now.Before(q.until)
 	if q.Majority {
 		heard = q.heard && parted

@@ -58,7 +58,11 @@ func TestMinorityYields(t *testing.T) {
 			t.Errorf("who has yielded reports %+v", c)
 		}
 
+		time.Sleep(time.Minute) // in which nothing happens
 		r.join()
+		if d := apart.snapshot()[0]; d.Refusal == nil || d.Refusal.Reason != lb.ReasonYielded {
+			t.Error("it does not wait for what the others have to say")
+		}
 		r.wantAnswers("when all see one another", vip1, order[1])
 		time.Sleep(reunion)
 		synctest.Wait()
@@ -82,6 +86,7 @@ func TestHealWithoutAPIServer(t *testing.T) {
 		if got := r.wire.who(vip1); len(got) != 2 {
 			t.Fatalf("%v answer", got)
 		}
+		time.Sleep(time.Minute) // in which nothing happens
 		r.wire.watch(vip1)
 		r.join()
 		r.wantAnswers("when all see one another", vip1, order[1])
