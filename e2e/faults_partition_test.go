@@ -1,7 +1,10 @@
 package e2e
 
 import (
+	"fmt"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/landfall-lb/landfall/e2e/lab"
 )
@@ -51,4 +54,40 @@ func TestFaultPartition(t *testing.T) {
 		t.Logf("%v dropped on %s, %s took over: %s", chains, owner, heir, report)
 		wantNoneLost(t, report)
 	}
+}
+
+// TestFaultPartitionWithoutAPIServer does so while nobody can tell the two sides of one another: both answer, and both forward. When they meet again, the
+// owner on the side of the majority goes on.
+func TestFaultPartitionWithoutAPIServer(t *testing.T) {
+	l := labWith(t, lab.Options{Args: map[string][]string{"speaker": {"--restart-hold=1s"}}})
+	seedService(t, l)
+	wantAnswers(t, l, lab.ClientName, "tcp", seedVIP, "my-nginx-1", "my-nginx-2")
+	owner := answerer(t, l, seedVIP.Addr())
+	if err := l.StopAPI(); err != nil {
+		t.Fatal(err)
+	}
+	probe := l.StartProbe(t.Context(), lab.ClientName, "tcp", seedVIP, newEvery)
+	dropGossip(t, l, owner, "INPUT", "OUTPUT")
+	var both []string
+	eventually(t, "each side answers", func() error {
+		if both = answerers(t, l, seedVIP.Addr()); len(both) != 2 || !slices.Contains(both, owner) {
+			return fmt.Errorf("those who answer: %v", both)
+		}
+		return nil
+	})
+	time.Sleep(2 * time.Second)
+	passGossip(t, l, owner, "INPUT", "OUTPUT")
+	waitTogether(t, l)
+	heir := wantAnswererAmong(t, l, seedVIP.Addr(), without(both, []string{owner})...)
+	report := probe.Stop()
+	t.Logf("%s was cut off, %v answered, and then %s: %s", owner, both, heir, report)
+	// A client that asks for the address meanwhile may turn from one to the other. The one that was cut off has never heard that the other answers,
+	// and refuses what it does not know. Nothing may be met by silence.
+	if report.Answered == 0 || report.Failed() > report.Failures["connection reset by peer"] {
+		t.Errorf("connections were met by silence: %s", report)
+	}
+	if err := l.StartAPI(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wantCondition(t, l, "my-nginx", "landfall.dev/Announced", "True", "Announced", "from "+heir)
 }
