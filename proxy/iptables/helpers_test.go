@@ -11,13 +11,8 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
-	"github.com/landfall-lb/landfall/proxy/cases"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
-
-var onlyThere = []cases.Backend{{At: "remote", Ready: true, Serving: true}}
-
-func etpLocal(_ cases.World, s *lb.Service) { s.ExternalPolicy = lb.Local }
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
