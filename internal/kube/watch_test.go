@@ -198,18 +198,30 @@ func TestTableFollowsTheServerAndOutlivesIt(t *testing.T) {
 	}
 }
 
+// follow has a table follow the Services of an API server, and says which have changed. stop ends that.
+func follow(t *testing.T, api *fakeAPI) (table *Table[lb.Key, lb.Service], changes chan string, stop func()) {
+	t.Helper()
+	server := httptest.NewServer(api)
+	t.Cleanup(server.Close)
+	client := newClient(t, server.URL)
+	changes = make(chan string, 100)
+	table = Services(client, "", func(k lb.Key) { changes <- k.Name })
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- client.Run(ctx) }()
+	return table, changes, func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestTableFollowsTheServerBack has etcd restored from a snapshot: all versions are lower than what the client has seen.
 func TestTableFollowsTheServerBack(t *testing.T) {
 	for _, streams := range []bool{false, true} {
 		api := &fakeAPI{streams: streams, newest: 100, services: []corev1.Service{service("a", "90", 80), service("b", "95", 81)}, events: make(chan metav1.WatchEvent)}
-		server := httptest.NewServer(api)
-		defer server.Close()
-		client := newClient(t, server.URL)
-		changes := make(chan string, 100)
-		table := Services(client, "", func(k lb.Key) { changes <- k.Name })
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error)
-		go func() { ended <- client.Run(ctx) }()
+		table, changes, stop := follow(t, api)
 		expectChanges(t, changes, "a", "b")
 
 		api.setDown(true)
@@ -231,10 +243,7 @@ func TestTableFollowsTheServerBack(t *testing.T) {
 			t.Errorf("streams %v: asked %d times for a version that there is not", streams, api.refused)
 		}
 		api.mu.Unlock()
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		stop()
 	}
 }
 
@@ -245,14 +254,7 @@ func TestTableTakesAStreamedList(t *testing.T) {
 	tables := map[bool]map[lb.Key]lb.Service{}
 	for _, streams := range []bool{false, true} {
 		api := &fakeAPI{streams: streams, services: services, events: make(chan metav1.WatchEvent)}
-		server := httptest.NewServer(api)
-		defer server.Close()
-		client := newClient(t, server.URL)
-		changes := make(chan string, 100)
-		table := Services(client, "", func(k lb.Key) { changes <- k.Name })
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error)
-		go func() { ended <- client.Run(ctx) }()
+		table, changes, stop := follow(t, api)
 		expectChanges(t, changes, "a", "b")
 		tables[streams] = table.All()
 		api.events <- event(t, "MODIFIED", service("b", "3", 99))
@@ -260,10 +262,7 @@ func TestTableTakesAStreamedList(t *testing.T) {
 		if b, _ := table.Get(lb.Key{Namespace: "default", Name: "b"}); b.Ports[0].Port != 99 {
 			t.Errorf("streamed: %v: b is %+v after a change", streams, b)
 		}
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		stop()
 	}
 	if diff := cmp.Diff(tables[false], tables[true], cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" || len(tables[true]) != 2 {
 		t.Errorf("streamed %v (-whole +streamed):\n%s", tables[true], diff)
