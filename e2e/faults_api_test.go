@@ -3,6 +3,7 @@ package e2e
 import (
 	"errors"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -25,35 +26,54 @@ func podsBesideAPI(t testing.TB, l *lab.Lab) {
 	}
 }
 
+// apiAway is for how long the API server is away in each of the parts of a test: a second, or as LANDFALL_API_AWAY says, such as 1m.
+func apiAway(t *testing.T) time.Duration {
+	t.Helper()
+	text, set := os.LookupEnv("LANDFALL_API_AWAY")
+	if !set {
+		return time.Second
+	}
+	away, err := time.ParseDuration(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return away
+}
+
 // TestFaultWithoutAPIServer commits faults while the API server is away: everything that the nodes know goes on, and when it is back it
 // hears of what has become of it.
 func TestFaultWithoutAPIServer(t *testing.T) {
+	away := apiAway(t)
 	l := startProduct(t)
 	podsBesideAPI(t, l)
 	wantAnswers(t, l, lab.ClientName, "tcp", seedVIP, "my-nginx-3", "my-nginx-4")
 	first := answerer(t, l, seedVIP.Addr())
+	rules := seedRules(t, l, first)
 	run := startTraffic(t, l, seedVIP)
 	if err := l.StopAPI(); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(time.Second)
+	time.Sleep(away)
 	// A proxy that starts now knows nothing, and touches nothing.
 	other := l.Agent("proxy", worker(l, first))
 	if err := errors.Join(other.Kill(), other.Start()); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(time.Second)
+	time.Sleep(away)
 	if now := answerer(t, l, seedVIP.Addr()); now != first {
 		t.Errorf("%s answers, it was %s, and nothing but the API server and another node's proxy has gone", now, first)
 	}
 	run.wantLossless(t)
+	if now := seedRules(t, l, first); now != rules {
+		t.Errorf("the rules of my-nginx were:\n%s\nthey are:\n%s", rules, now)
+	}
 
 	run = startTraffic(t, l, seedVIP)
 	if err := l.Agent("speaker", first).Stop(); err != nil {
 		t.Fatal(err)
 	}
 	second := wantAnswererAmong(t, l, seedVIP.Addr(), without(workers(l), []string{first})...)
-	time.Sleep(500 * time.Millisecond)
+	time.Sleep(away)
 	run.wantLossless(t)
 
 	probe := l.StartProbe(t.Context(), lab.ClientName, "tcp", seedVIP, newEvery)
@@ -65,11 +85,15 @@ func TestFaultWithoutAPIServer(t *testing.T) {
 	if report.Gap > crashBound {
 		t.Errorf("nobody took over for %v", report.Gap)
 	}
+	run = startTraffic(t, l, seedVIP)
+	time.Sleep(away)
+	run.wantLossless(t)
 
 	if err := l.StartAPI(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	wantCondition(t, l, "my-nginx", "landfall.dev/Announced", "True", "Announced", "from "+third)
+	wantAddresses(t, l, "my-nginx", seedVIP.Addr().String())
 	revive(t, l, second)
 	if err := l.Agent("speaker", first).Start(); err != nil {
 		t.Fatal(err)
