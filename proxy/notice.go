@@ -14,8 +14,8 @@ import (
 func (p *proxy) hear(now time.Time) {
 	n, ok := p.from.notice()
 	if ok {
-		p.former = succeed(p.former, n.Former)
-		p.to.rescue.Set(rescue.Wanted{Former: p.former, Gone: n.Gone})
+		p.former, p.ring = succeed(p.former, n.Former), succeed(p.ring, n.Ring)
+		p.to.rescue.Set(rescue.Wanted{Former: p.former, Ring: p.ring, Gone: n.Gone})
 	}
 	dead := make(map[string]bool, len(n.Dead))
 	for _, node := range n.Dead {
@@ -46,7 +46,7 @@ func (p *proxy) hear(now time.Time) {
 	}
 }
 
-// succeed returns where VIPs were before: what is said of each now, or else what was said of it before.
+// succeed returns where connections to VIPs may be known: what is said of each now, or else what was said of it before.
 func succeed(before, now map[netip.Addr][]netip.Addr) map[netip.Addr][]netip.Addr {
 	former := make(map[netip.Addr][]netip.Addr, len(now))
 	for vip, nodes := range now {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -108,4 +109,17 @@ func TestContract7WithoutASpeakerAddressesAreWhereTheyWere(t *testing.T) {
 	b.notice = lb.FeedNotice{}
 	b.run()
 	want()
+	// It is the same with rings.
+	for _, says := range []struct{ says, want map[netip.Addr][]netip.Addr }{
+		{map[netip.Addr][]netip.Addr{vip: {node, other}}, map[netip.Addr][]netip.Addr{vip: {node, other}}},
+		{map[netip.Addr][]netip.Addr{vip: {}}, map[netip.Addr][]netip.Addr{vip: {node, other}}},
+		{map[netip.Addr][]netip.Addr{vip: {other}}, map[netip.Addr][]netip.Addr{vip: {other}}},
+		{nil, nil},
+	} {
+		b.notice = lb.FeedNotice{Ring: says.says}
+		b.run()
+		if got := b.rescue.wanted.Ring; !maps.EqualFunc(got, says.want, slices.Equal) {
+			t.Errorf("%v is said: the ring is %v, want %v", says.says, got, says.want)
+		}
+	}
 }

@@ -105,6 +105,7 @@ type proxy struct {
 	lingers     lingers
 	dead        map[string]bool             // nodes, as the speaker says
 	former      map[netip.Addr][]netip.Addr // where VIPs were, as speakers have said
+	ring        map[netip.Addr][]netip.Addr // which other nodes have those that routers spread, as speakers have said
 }
 
 // gap folds bursts of changes into one step. It is short, as a new Service and its slice come a few milliseconds apart, and the second

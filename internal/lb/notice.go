@@ -6,8 +6,8 @@ import (
 )
 
 // FeedNotice is one line (JSON, ended by a newline) that a speaker writes to its proxy over the feed's socket: all that it knows now,
-// after which the one before counts no more. When the connection ends, nobody counts as dead any more; Former counts until the next
-// speaker says something else.
+// after which the one before counts no more. When the connection ends, nobody counts as dead any more; Former and Ring count until the
+// next speaker says something else.
 type FeedNotice struct {
 	// Same is set when all is as the notice before said, or nothing is known yet; all else is left out then.
 	Same bool `json:"same,omitempty"`
@@ -22,7 +22,15 @@ type FeedNotice struct {
 	// that announce it, or did before, the likeliest first. Their kernels forward, whether or not their agents run. A VIP without any is one of which this speaker knows none:
 	// what an earlier one said of it goes on.
 	Former map[netip.Addr][]netip.Addr `json:"former,omitempty"`
+	// Ring has, for each VIP that routers spread over nodes, the other nodes that announce it or did so lately: in the order of their
+	// addresses, which are of the VIP's family, from the one behind this node's on and once round. Each of them may hold connections to
+	// the VIP, so a packet that nobody knows goes round. Former does not count for a VIP that is here. A VIP without any goes on with those
+	// that an earlier speaker has named.
+	Ring map[netip.Addr][]netip.Addr `json:"ring,omitempty"`
 }
+
+// MaxRing is how many nodes a ring names at most, and so through how many hands a packet goes.
+const MaxRing = 16
 
 // Both ends of the feed say something at least every FeedBeat, so that one that hangs is told from one that has nothing to say.
 const (

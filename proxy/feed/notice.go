@@ -16,11 +16,11 @@ import (
 
 // Bounds of what a speaker may say: more than any cluster has.
 const (
-	maxLine   = 8 << 20
+	maxLine   = 32 << 20
 	maxDead   = 10000
 	maxName   = 253 // of a Node (RFC 1123)
 	maxVIPs   = 65536
-	maxFormer = 16 // nodes for each VIP
+	maxFormer = lb.MaxRing // nodes for each VIP
 )
 
 // Notice returns what the speaker says now: the last word of all that are connected; false if there is none.
@@ -104,8 +104,8 @@ func decode(line []byte) (lb.FeedNotice, error) {
 	if n.Beat < 0 || n.Beat > int(time.Hour.Milliseconds()) {
 		return lb.FeedNotice{}, fmt.Errorf("read a notice: a beat of %d ms", n.Beat)
 	}
-	if len(n.Dead) > maxDead || len(n.Gone) > maxDead || len(n.Former) > maxVIPs {
-		return lb.FeedNotice{}, fmt.Errorf("read a notice: %d dead nodes and %d moved addresses are too many", len(n.Dead), len(n.Former))
+	if len(n.Dead) > maxDead || len(n.Gone) > maxDead || len(n.Former) > maxVIPs || len(n.Ring) > maxVIPs {
+		return lb.FeedNotice{}, fmt.Errorf("read a notice: %d dead nodes and %d moved addresses are too many", len(n.Dead), max(len(n.Former), len(n.Ring)))
 	}
 	for _, node := range n.Dead {
 		if node == "" || len(node) > maxName {
@@ -117,15 +117,20 @@ func decode(line []byte) (lb.FeedNotice, error) {
 			return lb.FeedNotice{}, errors.New("read a notice: an empty address")
 		}
 	}
-	for vip, nodes := range n.Former {
+	return n, errors.Join(checkNodes(n.Former), checkNodes(n.Ring))
+}
+
+// checkNodes says what is wrong with the nodes that are named for VIPs.
+func checkNodes(of map[netip.Addr][]netip.Addr) error {
+	for vip, nodes := range of {
 		if len(nodes) > maxFormer {
-			return lb.FeedNotice{}, fmt.Errorf("read a notice: %d nodes for %s are too many", len(nodes), vip)
+			return fmt.Errorf("read a notice: %d nodes for %s are too many", len(nodes), vip)
 		}
 		for _, addr := range append([]netip.Addr{vip}, nodes...) {
 			if !addr.IsValid() || addr.Zone() != "" || addr.Is4In6() || addr.Is4() != vip.Is4() {
-				return lb.FeedNotice{}, fmt.Errorf("read a notice: %q cannot be an address for %s", addr, vip)
+				return fmt.Errorf("read a notice: %q cannot be an address for %s", addr, vip)
 			}
 		}
 	}
-	return n, nil
+	return nil
 }

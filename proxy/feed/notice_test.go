@@ -70,6 +70,8 @@ func TestContract7NonsenseFromASpeakerIsIgnored(t *testing.T) {
 		"another family":      `{"former":{"192.0.2.1":["2001:db8::1"]}}`,
 		"a zone":              `{"former":{"fe80::1":["fe80::2%eth0"]}}`,
 		"too many nodes":      `{"former":{"192.0.2.1":["192.0.2.2"` + strings.Repeat(`,"192.0.2.2"`, 20) + `]}}`,
+		"another in a ring":   `{"ring":{"192.0.2.1":["2001:db8::1"]}}`,
+		"too long a ring":     `{"ring":{"192.0.2.1":["192.0.2.2"` + strings.Repeat(`,"192.0.2.2"`, 20) + `]}}`,
 		"a line without end":  `{"dead":["a"]}` + strings.Repeat(" ", maxLine+1),
 		"a beat of days":      `{"beat":100000000}`,
 		"a beat before times": `{"beat":-1}`,
@@ -116,6 +118,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add([]byte(`{"dead":["k8s-worker-177"],"beat":2000}`))
 	f.Add([]byte(`{"same":true,"beat":2000}`))
 	f.Add([]byte(`{"former":{"192.0.2.1":["172.26.236.177"],"2001:db8::1":["2001:db8::177"]}}`))
+	f.Add([]byte(`{"ring":{"192.0.2.1":["172.26.236.177","172.26.236.178"]}}`))
 	f.Fuzz(func(t *testing.T, line []byte) {
 		n, err := decode(line)
 		if err != nil {
@@ -136,7 +139,7 @@ func FuzzDecode(f *testing.F) {
 			t.Fatal(err)
 		}
 		again, err := decode(text)
-		if err != nil || !slices.Equal(again.Dead, n.Dead) || len(again.Former) != len(n.Former) {
+		if err != nil || !slices.Equal(again.Dead, n.Dead) || len(again.Former) != len(n.Former) || len(again.Ring) != len(n.Ring) {
 			t.Errorf("%q is read as %+v, and that as %+v, %v", line, n, again, err)
 		}
 	})

@@ -27,6 +27,9 @@ type table struct {
 	targets map[netip.Addr][]netip.Addr
 	// peers are where packets come from that another node has handed over.
 	peers []mac
+	// ring are those of the VIPs whose packets go on round a ring, sorted, and hops how many hands they may pass through.
+	ring []netip.Addr
+	hops int
 }
 
 // maxTargets bounds the rules that a stray packet meets.
@@ -34,40 +37,87 @@ const maxTargets = 64
 
 // choose decides on the rules of one family. sent are the nodes to which packets were handed before.
 func choose(family lb.Family, w Wanted, neighbors map[netip.Addr]neighbor, sent []netip.Addr) table {
-	t := table{targets: map[netip.Addr][]netip.Addr{}}
-	peers := map[mac]bool{}
-	gone := func(node netip.Addr) bool { return neighbors[node].gone || slices.Contains(w.Gone, node) }
-	for _, vip := range slices.SortedFunc(maps.Keys(w.Former), netip.Addr.Compare) {
-		if lb.FamilyOf(vip) != family {
-			continue
+	c := chooser{w: w, neighbors: neighbors, peers: map[mac]bool{}, table: table{targets: map[netip.Addr][]netip.Addr{}}}
+	vips := map[netip.Addr]bool{}
+	for _, of := range []map[netip.Addr][]netip.Addr{w.Former, w.Ring} {
+		for vip := range of {
+			vips[vip] = vips[vip] || lb.FamilyOf(vip) == family
 		}
-		found := false
-		for _, node := range w.Former[vip] {
-			n := neighbors[node]
-			if !n.there || gone(node) {
-				continue // a node whose MAC address is not known could hand the packet back
-			}
-			peers[n.mac] = true
-			_, known := t.targets[node]
-			if !found && (known || len(t.targets) < maxTargets) {
-				t.targets[node] = append(t.targets[node], vip)
-				found = true
-			}
+	}
+	for _, vip := range slices.SortedFunc(maps.Keys(vips), netip.Addr.Compare) {
+		switch {
+		case !vips[vip]:
+		case len(w.Ring[vip]) > 0:
+			c.onRing(vip)
+		default:
+			c.moved(vip)
 		}
 	}
 	for _, node := range sent {
-		if _, known := t.targets[node]; known || gone(node) || len(t.targets) >= maxTargets {
+		if _, known := c.targets[node]; known || c.gone(node) || len(c.targets) >= maxTargets {
 			continue
 		}
-		t.targets[node] = nil
+		c.targets[node] = nil
 		if n := neighbors[node]; n.there {
-			peers[n.mac] = true
+			c.peers[n.mac] = true
 		}
 	}
-	t.peers = slices.SortedFunc(maps.Keys(peers), mac.compare)
-	return t
+	c.table.peers = slices.SortedFunc(maps.Keys(c.peers), mac.compare)
+	return c.table
+}
+
+// chooser makes a table.
+type chooser struct {
+	w         Wanted
+	neighbors map[netip.Addr]neighbor
+	peers     map[mac]bool
+	table
+}
+
+func (c *chooser) gone(node netip.Addr) bool {
+	return c.neighbors[node].gone || slices.Contains(c.w.Gone, node)
+}
+
+// reachable tells whether packets can be handed to a node now.
+func (c *chooser) reachable(node netip.Addr) bool { return c.neighbors[node].there && !c.gone(node) }
+
+// aim makes a node the target for a VIP, if there is room for it.
+func (c *chooser) aim(vip, node netip.Addr) bool {
+	if _, known := c.targets[node]; !known && len(c.targets) >= maxTargets {
+		return false
+	}
+	c.targets[node] = append(c.targets[node], vip)
+	return true
+}
+
+// moved hands what is for a VIP to the likeliest of its former owners.
+func (c *chooser) moved(vip netip.Addr) {
+	found := false
+	for _, node := range c.w.Former[vip] {
+		if !c.reachable(node) {
+			continue // a node whose MAC address is not known could hand the packet back
+		}
+		c.peers[c.neighbors[node].mac] = true
+		found = found || c.aim(vip, node)
+	}
+}
+
+// onRing hands what is for a VIP to the next node that is there, and lets it go on to as many as there may be.
+func (c *chooser) onRing(vip netip.Addr) {
+	found, hops := false, 0
+	for _, node := range c.w.Ring[vip] {
+		found = found || c.reachable(node) && c.aim(vip, node)
+		if !c.gone(node) {
+			hops++ // it may be reachable from others
+		}
+	}
+	if found {
+		c.ring = append(c.ring, vip)
+		c.hops = max(c.hops, min(hops, maxHops))
+	}
 }
 
 func (t table) equal(other table) bool {
-	return maps.EqualFunc(t.targets, other.targets, slices.Equal) && slices.Equal(t.peers, other.peers)
+	return maps.EqualFunc(t.targets, other.targets, slices.Equal) && slices.Equal(t.peers, other.peers) &&
+		slices.Equal(t.ring, other.ring) && t.hops == other.hops
 }

@@ -39,6 +39,7 @@ type held struct {
 	// sent are the nodes of which connections may be remembered, with the packets that were handed to each.
 	sent  map[netip.Addr]uint64
 	chain int // rules in the chain of strays
+	hops  int // as they say
 	// table is what the rules were made from, if that was asked for.
 	table table
 }
@@ -84,26 +85,19 @@ func (Kernel) load(family lb.Family, all bool) (held, error) {
 		have.sent[node] = packets(rules)
 	}
 	if rules, err := c.GetRules(h.table(), h.strays()); err == nil {
-		have.chain = len(rules)
+		have.chain, have.hops = len(rules), hopsOf(rules)
 	}
 	if all {
-		have.table = h.read(c, have.sent)
+		have.table = h.read(c, have)
 	}
 	return have, nil
 }
 
 // read reads what rules were made from. What cannot be read is as if it were not there, and will be written.
-func (h header) read(c *nftables.Conn, sent map[netip.Addr]uint64) table {
-	t := table{targets: map[netip.Addr][]netip.Addr{}}
-	for node := range sent {
-		elements, _ := c.GetSetElements(h.vips(node))
-		t.targets[node] = nil
-		for _, e := range elements {
-			if vip, ok := netip.AddrFromSlice(e.Key); ok {
-				t.targets[node] = append(t.targets[node], vip)
-			}
-		}
-		slices.SortFunc(t.targets[node], netip.Addr.Compare)
+func (h header) read(c *nftables.Conn, have held) table {
+	t := table{targets: map[netip.Addr][]netip.Addr{}, ring: addressesIn(c, h.ring()), hops: have.hops}
+	for node := range have.sent {
+		t.targets[node] = addressesIn(c, h.vips(node))
 	}
 	elements, _ := c.GetSetElements(h.peers())
 	for _, e := range elements {
@@ -113,6 +107,18 @@ func (h header) read(c *nftables.Conn, sent map[netip.Addr]uint64) table {
 	}
 	slices.SortFunc(t.peers, mac.compare)
 	return t
+}
+
+// addressesIn reads a set, sorted.
+func addressesIn(c *nftables.Conn, set *nftables.Set) (addrs []netip.Addr) {
+	elements, _ := c.GetSetElements(set)
+	for _, e := range elements {
+		if addr, ok := netip.AddrFromSlice(e.Key); ok {
+			addrs = append(addrs, addr)
+		}
+	}
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return addrs
 }
 
 func packets(rules []*nftables.Rule) uint64 {
@@ -158,12 +164,9 @@ func (Kernel) write(family lb.Family, want table, have held) error {
 		peers = append(peers, nftables.SetElement{Key: slices.Clone(peer[:])})
 	}
 	fill(h.peers(), peers)
+	fill(h.ring(), elementsOf(want.ring))
 	for _, node := range nodes {
-		var vips []nftables.SetElement
-		for _, vip := range want.targets[node] {
-			vips = append(vips, nftables.SetElement{Key: vip.AsSlice()})
-		}
-		fill(h.vips(node), vips)
+		fill(h.vips(node), elementsOf(want.targets[node]))
 		if _, there := have.sent[node]; there {
 			continue
 		}
@@ -180,6 +183,14 @@ func (Kernel) write(family lb.Family, want table, have held) error {
 		}
 	}
 	return errors.Join(append(errs, c.Flush())...)
+}
+
+func elementsOf(addrs []netip.Addr) []nftables.SetElement {
+	elements := make([]nftables.SetElement, len(addrs))
+	for i, addr := range addrs {
+		elements[i].Key = addr.AsSlice()
+	}
+	return elements
 }
 
 // add makes a chain with these rules.

@@ -31,18 +31,28 @@ var (
 
 func newLAN(t *testing.T) lan {
 	t.Helper()
-	l := lan{client: nstest.New(t), a: nstest.New(t), b: nstest.New(t)}
+	client, nodes := newHosts(t, 2)
+	return lan{client: client, a: nodes[0], b: nodes[1], macA: macOf(t, nodes[0]), macB: macOf(t, nodes[1])}
+}
+
+// newHosts makes a client (10.0.0.9, fd00::9) and nodes (10.0.0.1 and so on, fd00::1 and so on), each of which delivers the VIPs to a
+// pod of its own.
+func newHosts(t *testing.T, n int) (client *nstest.NS, nodes []*nstest.NS) {
+	t.Helper()
 	sw := nstest.New(t)
 	sw.Run(t, "ip", "link", "add", "lan", "type", "bridge", "forward_delay", "0", "mcast_snooping", "0")
 	sw.Run(t, "ip", "link", "set", "lan", "up")
-	for i, host := range []*nstest.NS{l.client, l.a, l.b} {
-		port := fmt.Sprintf("port%d", i)
-		number := []int{9, 1, 2}[i]
+	plug := func(number int) *nstest.NS {
+		host, port := nstest.New(t), fmt.Sprintf("port%d", number)
 		nstest.Veth(t, host, "eth0", fmt.Sprintf("10.0.0.%d/24", number), sw, port, "")
 		host.Run(t, "ip", "addr", "add", fmt.Sprintf("fd00::%d/64", number), "dev", "eth0", "nodad")
 		sw.Run(t, "ip", "link", "set", port, "master", "lan")
+		return host
 	}
-	for i, node := range []*nstest.NS{l.a, l.b} {
+	client = plug(9)
+	for i := range n {
+		node := plug(i + 1)
+		nodes = append(nodes, node)
 		pod := nstest.New(t)
 		nstest.Veth(t, node, "pod0", fmt.Sprintf("10.1.%d.1/24", i), pod, "eth0", fmt.Sprintf("10.1.%d.2/24", i))
 		node.Run(t, "ip", "addr", "add", fmt.Sprintf("fd01:%d::1/64", i), "dev", "pod0", "nodad")
@@ -61,8 +71,7 @@ func newLAN(t *testing.T) lan {
 			}`, i))
 		serve(t, pod)
 	}
-	l.macA, l.macB = macOf(t, l.a), macOf(t, l.b)
-	return l
+	return client, nodes
 }
 
 func macOf(t *testing.T, ns *nstest.NS) (mac string) {

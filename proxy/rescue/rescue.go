@@ -23,6 +23,9 @@ import (
 type Wanted struct {
 	// Former are the nodes that may hold connections to a VIP, by their addresses of the VIP's family, likeliest first.
 	Former map[netip.Addr][]netip.Addr
+	// Ring are the other nodes that may hold connections to a VIP which routers spread over nodes, in the order of the ring from this
+	// node on. Of a VIP that has such, Former does not count.
+	Ring map[netip.Addr][]netip.Addr
 	// Gone are nodes that hold nothing any more.
 	Gone []netip.Addr
 }
@@ -35,8 +38,13 @@ type Deps struct {
 	Families []lb.Family
 }
 
-// lookEvery is how often to see whether the targets are still there, and the rules.
-const lookEvery = 2 * time.Second
+// lookEvery is how often to see whether the targets are still there, and the rules. A node that has just been named and asked for is looked
+// for more often at first: a VIP may be about to move.
+const (
+	lookEvery = 2 * time.Second
+	lookSoon  = 20 * time.Millisecond
+	soonLooks = 10
+)
 
 // kernel is what an Actor needs of the node; Kernel outside of tests.
 type kernel interface {
@@ -59,6 +67,7 @@ type Actor struct {
 	// The rest belongs to the goroutine that runs apply.
 	written map[lb.Family]table
 	known   map[netip.Addr]neighbor // nodes as they last were
+	asked   map[netip.Addr]int      // how often nodes were looked for of which nothing is known
 	counted map[netip.Addr]uint64
 	said    string // the last error that was logged
 
@@ -70,7 +79,7 @@ type Actor struct {
 func New(deps Deps) *Actor { return newActor(deps.Log, deps.Kernel, deps.Families) }
 
 func newActor(log *slog.Logger, k kernel, families []lb.Family) *Actor {
-	a := &Actor{log: log, kernel: k, families: families, written: map[lb.Family]table{}, known: map[netip.Addr]neighbor{}, counted: map[netip.Addr]uint64{}}
+	a := &Actor{log: log, kernel: k, families: families, written: map[lb.Family]table{}, known: map[netip.Addr]neighbor{}, asked: map[netip.Addr]int{}, counted: map[netip.Addr]uint64{}}
 	a.runner = loop.New(a.step, loop.Options{})
 	return a
 }
@@ -106,8 +115,11 @@ func (a *Actor) step(context.Context) (time.Duration, error) {
 		a.log.Info("connections of addresses that have moved can be handed over again")
 	}
 	a.said = text
-	if a.idle() {
+	switch {
+	case a.idle():
 		return 0, err
+	case a.expecting():
+		return lookSoon, err
 	}
 	return lookEvery, err
 }
@@ -137,7 +149,17 @@ func (a *Actor) apply() error {
 func (a *Actor) idle() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.wanted == nil || len(a.wanted.Former) == 0 && a.targets.Load() == 0
+	return a.wanted == nil || len(a.wanted.Former) == 0 && len(a.wanted.Ring) == 0 && a.targets.Load() == 0
+}
+
+// expecting tells whether a node that was asked for may answer any moment.
+func (a *Actor) expecting() bool {
+	for _, n := range a.asked {
+		if n < soonLooks {
+			return true
+		}
+	}
+	return false
 }
 
 // sync does so for one family, and returns how many targets there are.
@@ -157,10 +179,14 @@ func (a *Actor) sync(family lb.Family, w Wanted) (int, error) {
 	for _, node := range nodes {
 		if n, ok := neighbors[node]; ok && (n.there || n.gone) {
 			a.known[node] = n
+			delete(a.asked, node)
 		} else if last, ok := a.known[node]; ok {
 			neighbors[node] = last // the kernel forgets whom it has not needed for long
+		} else {
+			a.asked[node]++
 		}
 	}
+	maps.DeleteFunc(a.asked, func(node netip.Addr, _ int) bool { return lb.FamilyOf(node) == family && !slices.Contains(nodes, node) })
 	want := choose(family, w, neighbors, sent)
 	if !known {
 		before = have.table // by a predecessor, whose work is left alone if it is right
@@ -197,17 +223,24 @@ func same(have held, want table) bool {
 		return !have.exists
 	}
 	rules := len(headerOf(lb.IPv4).strayRules(slices.Collect(maps.Keys(want.targets)), want))
-	return have.chain == rules && maps.EqualFunc(have.sent, want.targets, func(uint64, []netip.Addr) bool { return true })
+	return have.chain == rules && have.hops == want.hops && maps.EqualFunc(have.sent, want.targets, func(uint64, []netip.Addr) bool { return true })
 }
 
 // candidates are the nodes of which something has to be known.
 func candidates(family lb.Family, w Wanted, sent []netip.Addr) []netip.Addr {
-	nodes := slices.Clone(sent)
-	for vip, former := range w.Former {
-		if lb.FamilyOf(vip) == family {
-			nodes = append(nodes, former...)
+	found := map[netip.Addr]bool{}
+	for _, of := range []map[netip.Addr][]netip.Addr{w.Former, w.Ring} {
+		for vip, all := range of {
+			if lb.FamilyOf(vip) != family {
+				continue
+			}
+			for _, node := range all {
+				found[node] = true
+			}
 		}
 	}
-	slices.SortFunc(nodes, netip.Addr.Compare)
-	return slices.Compact(nodes)
+	for _, node := range sent {
+		found[node] = true
+	}
+	return slices.SortedFunc(maps.Keys(found), netip.Addr.Compare)
 }

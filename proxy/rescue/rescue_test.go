@@ -105,7 +105,7 @@ func (k *fakeKernel) write(_ lb.Family, want table, _ held) error {
 		k.have.sent[node] = 0
 	}
 	if len(nodes) > 0 {
-		k.have.chain = len(headerOf(lb.IPv4).strayRules(nodes, want))
+		k.have.chain, k.have.hops = len(headerOf(lb.IPv4).strayRules(nodes, want)), want.hops
 	}
 	return nil
 }

@@ -19,6 +19,7 @@ const (
 	tableName   = "landfall-rescue"
 	chainStrays = "strays"
 	setPeers    = "peers"
+	setRing     = "ring"
 	prefixTo    = "to-"
 	prefixVIPs  = "vips-"
 	prefixFlows = "flows-"
@@ -28,6 +29,14 @@ const (
 const (
 	flowTimeout = time.Hour
 	maxFlows    = 131072 // for each target; about 16 MiB if a flood fills it
+)
+
+// A packet that goes round a ring has its TTL set by the node that began it, to spent and as many more as hands it may pass through: each of them
+// takes one away, as dup does that. At spent it goes no further. Only what is outside of spent to spent+maxHops is ever set, so nothing goes round
+// for ever, whatever the nodes think of the ring. No client's packets come with such a TTL: they begin with 64, 128 or 255 and pass through few routers.
+const (
+	spent   = 200
+	maxHops = lb.MaxRing
 )
 
 func name(prefix string, node netip.Addr) string { return prefix + hex.EncodeToString(node.AsSlice()) }
@@ -72,6 +81,10 @@ func (h header) peers() *nftables.Set {
 	return &nftables.Set{Table: h.table(), Name: setPeers, KeyType: nftables.TypeEtherAddr}
 }
 
+func (h header) ring() *nftables.Set {
+	return &nftables.Set{Table: h.table(), Name: setRing, KeyType: h.address}
+}
+
 func (h header) flows(node netip.Addr) *nftables.Set {
 	return &nftables.Set{
 		Table: h.table(), Name: name(prefixFlows, node), Dynamic: true, HasTimeout: true, Timeout: flowTimeout, Size: maxFlows,
@@ -114,6 +127,10 @@ func compare(op expr.CmpOp, data ...byte) expr.Any {
 	return &expr.Cmp{Op: op, Register: unix.NFT_REG_1, Data: data}
 }
 
+func outside(from, to byte) expr.Any {
+	return &expr.Range{Op: expr.CmpOpNeq, Register: unix.NFT_REG_1, FromData: []byte{from}, ToData: []byte{to}}
+}
+
 func mask(mask ...byte) expr.Any {
 	return &expr.Bitwise{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: uint32(len(mask)), Mask: mask, Xor: make([]byte, len(mask))}
 }
@@ -142,6 +159,59 @@ func (h header) flow() exprs {
 
 func in(set string) exprs { return exprs{&expr.Lookup{SourceRegister: unix.NFT_REG_1, SetName: set}} }
 
+func notIn(set string) exprs {
+	return exprs{&expr.Lookup{SourceRegister: unix.NFT_REG_1, SetName: set, Invert: true}}
+}
+
+// dst loads where a packet is for, and ttl its TTL.
+func (h header) dst() exprs {
+	return exprs{load(unix.NFT_REG_1, expr.PayloadBaseNetworkHeader, h.dest, h.size)}
+}
+
+func (h header) ttl() expr.Any { return load(unix.NFT_REG_1, expr.PayloadBaseNetworkHeader, h.hops, 1) }
+
+// setTTL is what nft makes of "ip ttl set" and "ip6 hoplimit set".
+func (h header) setTTL(ttl byte) exprs {
+	if h.family == nftables.TableFamilyIPv6 {
+		return exprs{
+			&expr.Immediate{Register: unix.NFT_REG_1, Data: []byte{ttl}},
+			&expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: unix.NFT_REG_1, Base: expr.PayloadBaseNetworkHeader, Offset: h.hops, Len: 1},
+		}
+	}
+	const checksum = 10 // in the header
+	return exprs{
+		load(unix.NFT_REG_1, expr.PayloadBaseNetworkHeader, h.hops, 2),
+		&expr.Bitwise{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: 2, Mask: []byte{0, 255}, Xor: []byte{ttl, 0}},
+		&expr.Payload{
+			OperationType: expr.PayloadWrite, SourceRegister: unix.NFT_REG_1, Base: expr.PayloadBaseNetworkHeader, Offset: h.hops, Len: 2,
+			CsumType: expr.CsumTypeInet, CsumOffset: checksum,
+		},
+	}
+}
+
+// hopsOf reads back from the rules how many hands a packet may pass through; 0 if no rule says so.
+func hopsOf(rules []*nftables.Rule) int {
+	for _, r := range rules {
+		for i, e := range r.Exprs {
+			write, ok := e.(*expr.Payload)
+			if !ok || write.OperationType != expr.PayloadWrite || i == 0 {
+				continue
+			}
+			var value []byte
+			switch before := r.Exprs[i-1].(type) {
+			case *expr.Bitwise:
+				value = before.Xor
+			case *expr.Immediate:
+				value = before.Data
+			}
+			if len(value) > 0 {
+				return int(value[0]) - spent
+			}
+		}
+	}
+	return 0
+}
+
 // Bits of a TCP header and of conntrack's states (linux/netfilter/nf_conntrack_common.h).
 const (
 	fin, syn, rst  = 1, 2, 4
@@ -157,20 +227,21 @@ func (h header) strayRules(nodes []netip.Addr, t table) []exprs {
 		join(flags(expr.CmpOpNeq, syn), accept),
 		// Conntrack finds the end of an unknown connection invalid, and what is out of the window of a known one.
 		join(state(expr.CmpOpNeq, invalid), flags(expr.CmpOpEq, fin|rst), accept),
-		{load(unix.NFT_REG_1, expr.PayloadBaseNetworkHeader, h.hops, 1), compare(expr.CmpOpLt, 2), accept[0]},
+		{h.ttl(), compare(expr.CmpOpLt, 2), accept[0]},
+		{h.ttl(), compare(expr.CmpOpEq, spent), accept[0]},
+		join(h.dst(), in(setRing), exprs{h.ttl(), outside(spent, spent+maxHops)}, h.setTTL(byte(spent+t.hops))),
 	}
 	for _, node := range nodes {
 		rules = append(rules, join(h.flow(), in(name(prefixFlows, node)), verdict(expr.VerdictGoto, name(prefixTo, node))))
 	}
-	// What another node has handed over and nobody knows is not handed on, lest it go round in circles.
+	// What another node has handed over and nobody knows is not handed on, lest it go round in circles. Round a ring it goes until it is spent.
 	rules = append(rules, join(exprs{
 		&expr.Meta{Key: expr.MetaKeyIIFTYPE, Register: unix.NFT_REG_1}, compare(expr.CmpOpEq, binaryutil.NativeEndian.PutUint16(unix.ARPHRD_ETHER)...),
 		load(unix.NFT_REG_1, expr.PayloadBaseLLHeader, 6, 6),
-	}, in(setPeers), accept))
+	}, in(setPeers), h.dst(), notIn(setRing), accept))
 	for _, node := range nodes {
 		if len(t.targets[node]) > 0 {
-			rules = append(rules, join(exprs{load(unix.NFT_REG_1, expr.PayloadBaseNetworkHeader, h.dest, h.size)}, in(name(prefixVIPs, node)),
-				verdict(expr.VerdictGoto, name(prefixTo, node))))
+			rules = append(rules, join(h.dst(), in(name(prefixVIPs, node)), verdict(expr.VerdictGoto, name(prefixTo, node))))
 		}
 	}
 	return rules

@@ -1,0 +1,393 @@
+package rescue
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/nstest"
+)
+
+func TestChooseOnARing(t *testing.T) {
+	vip1, vip2 := addr("192.0.2.1"), addr("192.0.2.2")
+	a, b, c := addr("10.0.0.1"), addr("10.0.0.2"), addr("10.0.0.3")
+	all := map[netip.Addr]neighbor{a: there(1), b: there(2), c: there(3)}
+	type nodes = map[netip.Addr][]netip.Addr
+	many := nodes{vip1: {a}}
+	for i := range byte(lb.MaxRing + 4) {
+		many[vip1] = append(many[vip1], netip.AddrFrom4([4]byte{10, 0, 1, i}))
+	}
+	for _, test := range []struct {
+		name      string
+		w         Wanted
+		neighbors map[netip.Addr]neighbor
+		targets   nodes
+		ring      []netip.Addr
+		hops      int
+		peers     []byte
+	}{
+		{"the next one, and as many hands as there are nodes", Wanted{Ring: nodes{vip1: {b, c, a}}}, all, nodes{b: {vip1}}, []netip.Addr{vip1}, 3, nil},
+		{"one that is gone", Wanted{Ring: nodes{vip1: {b, c, a}}, Gone: []netip.Addr{b}}, all, nodes{c: {vip1}}, []netip.Addr{vip1}, 2, nil},
+		{"one that does not answer yet", Wanted{Ring: nodes{vip1: {b, c}}}, map[netip.Addr]neighbor{c: there(3)}, nodes{c: {vip1}}, []netip.Addr{vip1}, 2, nil},
+		{"the longest of several", Wanted{Ring: nodes{vip1: {b}, vip2: {b, c}}}, all, nodes{b: {vip1, vip2}}, []netip.Addr{vip1, vip2}, 2, nil},
+		{"none there", Wanted{Ring: nodes{vip1: {b, c}}}, nil, nodes{}, nil, 0, nil},
+		{"the ring, not a former owner", Wanted{Former: nodes{vip1: {a}}, Ring: nodes{vip1: {b}}}, all, nodes{b: {vip1}}, []netip.Addr{vip1}, 1, nil},
+		{"a former owner where the ring is empty", Wanted{Former: nodes{vip1: {a}}, Ring: nodes{vip1: nil}}, all, nodes{a: {vip1}}, nil, 0, []byte{1}},
+		{"both kinds side by side", Wanted{Former: nodes{vip1: {b}}, Ring: nodes{vip2: {b, c}}}, all, nodes{b: {vip1, vip2}}, []netip.Addr{vip2}, 2, []byte{2}},
+		{"no further than this", Wanted{Ring: many}, all, nodes{a: {vip1}}, []netip.Addr{vip1}, maxHops, nil},
+	} {
+		got := choose(lb.IPv4, test.w, test.neighbors, nil)
+		var peers []byte
+		for _, peer := range got.peers {
+			peers = append(peers, peer[5])
+		}
+		if d := cmp.Diff(test.targets, got.targets, cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()); d != "" ||
+			!slices.Equal(got.ring, test.ring) || got.hops != test.hops || !slices.Equal(peers, test.peers) {
+			t.Errorf("%s: ring %v, %d hops, peers %v; targets (-want +got):\n%s", test.name, got.ring, got.hops, peers, d)
+		}
+	}
+}
+
+// rack is a client and nodes of which each has an actor.
+type rack struct {
+	lan
+	nodes  []*nstest.NS
+	actors []*Actor
+	macs   []string
+}
+
+func newRack(t *testing.T, n int) *rack {
+	t.Helper()
+	r := &rack{}
+	r.client, r.nodes = newHosts(t, n)
+	for _, node := range r.nodes {
+		r.actors = append(r.actors, rescuer(t, node))
+		r.macs = append(r.macs, macOf(t, node))
+	}
+	return r
+}
+
+// around is a ring of nodes by number, for both VIPs.
+func around(numbers ...int) Wanted {
+	w := Wanted{Ring: map[netip.Addr][]netip.Addr{}}
+	for _, i := range numbers {
+		for _, at := range []addresses{v4, v6} {
+			node := addr(strings.TrimSuffix(at.a, "1") + strconv.Itoa(i+1))
+			w.Ring[addr(at.vip)] = append(w.Ring[addr(at.vip)], node)
+		}
+	}
+	return w
+}
+
+// set gives a node's actor what it shall have, and lets it apply until it hands packets to the first node for each VIP.
+func (r *rack) set(t *testing.T, i int, w Wanted) {
+	t.Helper()
+	r.actors[i].Set(w)
+	done := func() bool {
+		r.nodes[i].Do(t, r.actors[i].apply)
+		for _, of := range []map[netip.Addr][]netip.Addr{w.Ring, w.Former} {
+			for vip, nodes := range of {
+				if !slices.Contains(r.actors[i].written[lb.FamilyOf(vip)].targets[nodes[0]], vip) {
+					return false
+				}
+			}
+		}
+		return true
+	}
+	for deadline := time.Now().Add(10 * time.Second); !done(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("node %d has %+v, want %+v", i, r.actors[i].written, w)
+		}
+	}
+}
+
+// all gives each node the ring of all others.
+func (r *rack) all(t *testing.T) {
+	t.Helper()
+	for i := range r.nodes {
+		var next []int
+		for k := 1; k < len(r.nodes); k++ {
+			next = append(next, (i+k)%len(r.nodes))
+		}
+		r.set(t, i, around(next...))
+	}
+}
+
+// packets is how many have been handed over by all nodes.
+func (r *rack) packets(t *testing.T) (sum int) {
+	t.Helper()
+	for i, node := range r.nodes {
+		node.Do(t, r.actors[i].apply)
+		sum += int(r.actors[i].Packets())
+	}
+	return sum
+}
+
+// A connection is found wherever it is, and it goes on if what it goes through changes.
+func TestContract5ConnectionsAreFoundRoundTheRing(t *testing.T) {
+	r := newRack(t, 5)
+	r.point(t, v4.vip, r.macs[3])
+	conns := r.dial(t, v4.vip, 5)
+	r.point(t, v4.vip, r.macs[0])
+	if n := lost(conns); n != len(conns) {
+		t.Fatalf("%d of %d connections are lost without a ring: the test shows nothing", n, len(conns))
+	}
+	r.all(t)
+	for _, at := range []addresses{v4, v6} {
+		held := make([][]net.Conn, len(r.nodes))
+		for i := range r.nodes {
+			r.point(t, at.vip, r.macs[i])
+			held[i] = r.dial(t, at.vip, 10)
+		}
+		for to := range r.nodes {
+			r.point(t, at.vip, r.macs[to])
+			for from, conns := range held {
+				if n := lost(conns) + lost(conns); n > 0 {
+					t.Errorf("%s: %d connections of node %d were lost at node %d", at.vip, n, from, to)
+				}
+			}
+		}
+	}
+	// One that sits between is taken out.
+	r.point(t, v4.vip, r.macs[4])
+	conns = r.dial(t, v4.vip, 10)
+	r.point(t, v4.vip, r.macs[0])
+	if n := lost(conns); n > 0 {
+		t.Errorf("%d connections were lost", n)
+	}
+	r.nodes[1].Run(t, "ip", "link", "set", "eth0", "down")
+	w := around(1, 2, 3, 4)
+	w.Gone = []netip.Addr{addr("10.0.0.2"), addr("fd00::2")}
+	r.actors[0].Set(w)
+	r.nodes[0].Do(t, r.actors[0].apply)
+	if n := lost(conns); n > 0 {
+		t.Errorf("%d connections were lost when a node between was gone", n)
+	}
+}
+
+// What nobody knows goes round once, and is refused once.
+func TestContract9WhatNobodyOnARingKnowsIsRefused(t *testing.T) {
+	r := newRack(t, 4)
+	r.all(t)
+	r.client.Run(t, "sysctl", "-qw", "net.ipv4.tcp_timestamps=0")
+	for _, at := range []addresses{v4, v6} {
+		r.point(t, at.vip, r.macs[2])
+		conns := r.dial(t, at.vip, 5)
+		r.nodes[2].Run(t, "conntrack", "-F")
+		r.point(t, at.vip, r.macs[0])
+		before, resets := r.packets(t), r.resets(t)
+		began := time.Now()
+		if n := lost(conns); n != len(conns) {
+			t.Errorf("%d of %d connections were lost that nobody knows", n, len(conns))
+		}
+		if took := time.Since(began); took > 5*time.Second {
+			t.Errorf("they were refused after %v", took)
+		}
+		if n := r.packets(t) - before; n != len(conns)*(len(r.nodes)-1) {
+			t.Errorf("%s: %d packets were handed over for %d connections among %d nodes", at.vip, n, len(conns), len(r.nodes))
+		}
+		if n := r.resets(t) - resets; n != len(conns) {
+			t.Errorf("%s: %d resets for %d connections", at.vip, n, len(conns))
+		}
+	}
+}
+
+// resets is how many the client has been sent.
+func (r *rack) resets(t *testing.T) (n int) {
+	t.Helper()
+	for line := range strings.Lines(r.client.Run(t, "nstat", "-asz", "TcpEstabResets")) {
+		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == "TcpEstabResets" {
+			n, _ = strconv.Atoi(fields[1])
+		}
+	}
+	return n
+}
+
+// A proxy that starts anew leaves alone what is right, nft can read it, and it is repaired.
+func TestContract6ARingOutlivesTheProxyAndIsRepaired(t *testing.T) {
+	r := newRack(t, 3)
+	r.all(t)
+	node := r.nodes[0]
+	handles := func() string {
+		return node.Run(t, "nft", "-a", "list", "chain", "ip", tableName, chainStrays) + node.Run(t, "nft", "-a", "list", "chain", "ip6", tableName, chainStrays)
+	}
+	right := handles()
+	r.actors[0] = rescuer(t, node)
+	r.set(t, 0, around(1, 2))
+	if now := handles(); now != right {
+		t.Errorf("what was right was written anew:\n%s\nit was\n%s", now, right)
+	}
+	for _, family := range []string{"ip", "ip6"} {
+		text := node.Run(t, "nft", "list", "table", family, tableName)
+		node.Run(t, "nft", "delete", "table", family, tableName)
+		nft(t, node, text)
+	}
+	check := func(what string) {
+		t.Helper()
+		for _, at := range []addresses{v4, v6} {
+			r.point(t, at.vip, r.macs[2])
+			conns := r.dial(t, at.vip, 5)
+			r.point(t, at.vip, r.macs[0])
+			if n := lost(conns); n > 0 {
+				t.Errorf("%s: %d connections were lost", what, n)
+			}
+		}
+	}
+	check("as nft has written it")
+	node.Run(t, "nft", "flush", "set", "ip", tableName, setRing)
+	node.Run(t, "nft", "flush", "chain", "ip", tableName, chainStrays)
+	node.Run(t, "nft", "delete", "table", "ip6", tableName)
+	r.set(t, 0, around(1, 2))
+	check("repaired")
+}
+
+// Nodes that think differently of the ring do not send packets round for ever, with or without connections in mind.
+func TestContract9RingsThatDisagreeEnd(t *testing.T) {
+	for name, views := range map[string][]Wanted{
+		"to and fro":               {around(1), around(0), around(0, 1), around(0)},
+		"backward and forward":     {around(1, 2, 3), around(0, 3, 2), around(3, 0, 1), around(2, 1, 0)},
+		"a former owner":           {from(v4.vip, "10.0.0.2", v6.vip, "fd00::2"), around(0, 2), around(1), around(0)},
+		"former owners and a ring": {from(v4.vip, "10.0.0.2", v6.vip, "fd00::2"), from(v4.vip, "10.0.0.3", v6.vip, "fd00::3"), around(0), around(0)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRack(t, 4)
+			for i := range r.nodes {
+				r.set(t, i, views[i])
+			}
+			for _, at := range []addresses{v4, v6} {
+				for first := range r.nodes[:2] {
+					r.point(t, at.vip, r.macs[3])
+					conns := r.dial(t, at.vip, 2)
+					for _, node := range r.nodes {
+						node.Run(t, "conntrack", "-F")
+					}
+					nft(t, r.nodes[3], silent) // where nobody knows them either
+					before := r.packets(t)
+					r.point(t, at.vip, r.macs[first])
+					for range 2 { // the second finds them in mind
+						for _, conn := range conns {
+							_, _ = conn.Write([]byte("x"))
+						}
+						time.Sleep(50 * time.Millisecond)
+					}
+					if n := r.packets(t) - before; n > 8*len(conns)*(maxHops+4) {
+						t.Errorf("%s from node %d on: %d packets for %d connections", at.vip, first, n, len(conns))
+					}
+					nft(t, r.nodes[3], loud)
+				}
+			}
+		})
+	}
+}
+
+// Rules that have a pod's connections refused without a word, so that the client goes on sending, and that end this.
+var (
+	silent = fmt.Sprintf("table ip quiet { chain pre { type filter hook postrouting priority 300; ip saddr %[1]s drop; }; };"+
+		"table ip6 quiet { chain pre { type filter hook postrouting priority 300; ip6 saddr %[2]s drop; }; }", v4.vip, v6.vip)
+	loud = "delete table ip quiet; delete table ip6 quiet"
+)
+
+// far puts a client behind the rack's, which becomes a router that spreads the VIPs over nodes.
+func (r *rack) far(t *testing.T) (client *nstest.NS, spread func(nodes ...int)) {
+	t.Helper()
+	client = nstest.New(t)
+	router := r.client
+	nstest.Veth(t, router, "far0", "10.9.0.1/24", client, "eth0", "10.9.0.2/24")
+	router.Run(t, "ip", "addr", "add", "fd09::1/64", "dev", "far0", "nodad")
+	client.Run(t, "ip", "addr", "add", "fd09::2/64", "dev", "eth0", "nodad")
+	client.Run(t, "ip", "route", "add", "default", "via", "10.9.0.1")
+	client.Run(t, "ip", "route", "add", "default", "via", "fd09::1")
+	router.Run(t, "sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1",
+		"net.ipv4.fib_multipath_hash_policy=1", "net.ipv6.fib_multipath_hash_policy=1")
+	for _, node := range r.nodes {
+		node.Run(t, "ip", "route", "add", "default", "via", "10.0.0.9")
+		node.Run(t, "ip", "route", "add", "default", "via", "fd00::9")
+	}
+	return client, func(nodes ...int) {
+		for _, at := range []addresses{v4, v6} {
+			args := []string{"route", "replace", at.vip}
+			for _, i := range nodes {
+				args = append(args, "nexthop", "via", strings.TrimSuffix(at.a, "1")+strconv.Itoa(i+1))
+			}
+			router.Run(t, "ip", args...)
+		}
+	}
+}
+
+// New and long-lived connections go on while a router changes the nodes that it spreads them over.
+func TestContract5ARouterThatChangesItsNodesLosesNothing(t *testing.T) {
+	r := newRack(t, 4)
+	client, spread := r.far(t)
+	r.all(t)
+	spread(0, 1, 2, 3)
+	dial := func(vip string) (net.Conn, error) {
+		var conn net.Conn
+		var err error
+		client.Do(t, func() error {
+			conn, err = net.DialTimeout("tcp", net.JoinHostPort(vip, "80"), 10*time.Second)
+			return nil
+		})
+		return conn, err
+	}
+	var held []net.Conn
+	for _, at := range []addresses{v4, v6} {
+		for range 40 {
+			conn, err := dial(at.vip)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			held = append(held, conn)
+		}
+	}
+	stop, done := make(chan struct{}), make(chan []error)
+	for _, at := range []addresses{v4, v6} {
+		go func() {
+			var errs []error
+			for {
+				select {
+				case <-stop:
+					done <- errs
+					return
+				default:
+				}
+				conn, err := dial(at.vip)
+				if err == nil {
+					if n := lost([]net.Conn{conn}); n > 0 {
+						err = fmt.Errorf("a new connection from %s was lost", conn.LocalAddr())
+					}
+					conn.Close()
+				}
+				if err != nil {
+					errs = append(errs, err)
+				}
+			}
+		}()
+	}
+	for range 5 {
+		for _, nodes := range [][]int{{0, 1, 2}, {1, 2}, {0, 1, 2, 3}, {3}, {0, 3}, {0, 1, 2, 3}} {
+			spread(nodes...)
+			if n := lost(held); n > 0 {
+				t.Errorf("%d of %d connections were lost when the nodes became %v", n, len(held), nodes)
+			}
+		}
+	}
+	close(stop)
+	for range 2 {
+		for _, err := range <-done {
+			t.Error(err)
+		}
+	}
+	if n := r.packets(t); n < len(held) {
+		t.Errorf("only %d packets were handed over: the test shows nothing", n)
+	}
+}
