@@ -214,11 +214,16 @@ func (m *Members) settle(name string, node *memberlist.Node, there bool) {
 // abandon ends a hold, as the node has followed its speaker.
 func (m *Members) abandon(name string, born uint64) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	if h := m.held[name]; h.born == born && m.live[name] == nil {
+	h := m.held[name]
+	ours := h.born == born && m.live[name] == nil
+	if ours {
 		h.until = time.Time{}
 		m.held[name] = h
 		m.dead[name] = true
+	}
+	m.mu.Unlock()
+	if ours {
+		m.opts.Changed(nil) // it counts as dead, whether or not it had answered for something
 	}
 }
 
