@@ -57,6 +57,8 @@ func addressOf(node lb.Node, family lb.Family) (netip.Addr, bool) {
 // tell says to the proxy what it has to know of other nodes. It needs mu.
 func (s *speaker) tell() {
 	if s.from.feed != nil {
-		s.from.feed.Tell(s.formers.notice(maps.Keys(s.decisions), s.from.members.Dead(), s.from.nodes.All()))
+		notice := s.formers.notice(maps.Keys(s.decisions), s.from.members.Dead(), s.from.nodes.All())
+		notice.Ring = s.rings.all()
+		s.from.feed.Tell(notice)
 	}
 }

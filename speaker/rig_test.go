@@ -168,8 +168,10 @@ type fakeNode struct {
 	probed     map[netip.Addr]bool
 	strangers  map[netip.Addr][]lb.Stranger
 	ours       map[string]bool
-	slow       bool // probing takes until finish is called
-	mute       bool // its interface takes no packets
+	dead       []string      // as gossip finds
+	notice     lb.FeedNotice // as the proxy was last told
+	slow       bool          // probing takes until finish is called
+	mute       bool          // its interface takes no packets
 	gate       lb.Reason
 	deliveries map[lb.DeliveryKey]lb.Delivery
 	reports    map[lb.Key]lb.Condition
@@ -429,9 +431,17 @@ func (g fakeGossip) MACs() map[string]bool {
 	return all
 }
 
-func (f fakeFeed) Tell(lb.FeedNotice) {}
+func (f fakeFeed) Tell(n lb.FeedNotice) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.notice = n
+}
 
-func (g fakeGossip) Dead() []string { return nil }
+func (g fakeGossip) Dead() []string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.dead
+}
 
 func (g fakeGossip) Former(netip.Addr) bool { return false }
 

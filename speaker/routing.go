@@ -86,6 +86,8 @@ func (s *speaker) unrouted(facts plan.Facts) string {
 		return "the list of Communities"
 	case !from.profiles.Synced():
 		return "the list of BFDProfiles"
+	case !facts.Joined:
+		return "the other speakers" // to know where connections are that routers move here
 	case facts.Gate == lb.ReasonFeedUnknown:
 		return "the proxy's first word"
 	}

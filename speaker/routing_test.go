@@ -12,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/bfd"
@@ -553,5 +554,31 @@ landfall_bfd_detection_seconds{peer="tor-1"} 0.15
 		if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "landfall_bfd_session_up", "landfall_bfd_detection_seconds", "landfall_speaker_announced"); err != nil {
 			t.Error(err)
 		}
+	})
+}
+
+// A BGPPeer that selects the node no more is told so at once, with graceful restart too: it would wait for a successor otherwise.
+func TestAPeerThatSelectsTheNodeNoMoreIsLeft(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.onlyBGP()
+		for _, name := range []string{w177, w178} {
+			node, _ := r.api.nodes.Get(name)
+			node.Labels = map[string]string{"rack": name}
+			r.api.nodes.set(name, node)
+		}
+		r.start(w177, w178)
+		r.tor("tor-1", "172.26.236.2", graceful)
+		r.service(nginx, vip1)
+		r.wantTold("at first", w177, up1)
+		r.wantTold("at first", w178, up1)
+		p, _ := r.api.peers.Get("tor-1")
+		selector, err := labels.Parse("rack=" + w177)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.NodeSelectors = []labels.Selector{selector}
+		r.api.peers.set("tor-1", p)
+		r.wantTold("selected", w177, "")
+		r.wantTold("not selected", w178, "tor-1 is left")
 	})
 }

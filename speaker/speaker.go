@@ -108,6 +108,7 @@ type speaker struct {
 	quorum       quorum
 	fresh        map[netip.Addr]time.Time // VIPs that were first seen a moment ago, until when they count as fresh
 	formers      formers
+	rings        rings
 	stopping     bool
 	waiting      string // what the speaker waits for before its first plan; "" once it has planned
 	ownerChanges int
@@ -137,7 +138,7 @@ func newSpeaker(self, class string, log *slog.Logger) *speaker {
 		self: self, class: class, log: log, waiting: "the API server",
 		vips: map[lb.Key][]netip.Addr{}, holders: map[netip.Addr][]lb.Key{}, decisions: map[netip.Addr]plan.Decision{},
 		answering: map[netip.Addr][]string{}, answers: map[netip.Addr]l2.Answer{}, probes: map[netip.Addr][]string{}, rounds: map[netip.Addr]int{}, fresh: map[netip.Addr]time.Time{}, routing: newRouting(),
-		conflicts: conflicts{served: map[netip.Addr]bool{}}, formers: formers{},
+		conflicts: conflicts{served: map[netip.Addr]bool{}}, formers: formers{}, rings: newRings(self),
 	}
 	s.runner = loop.New(func(context.Context) (time.Duration, error) { return s.step(time.Now()), nil }, loop.Options{})
 	return s

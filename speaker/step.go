@@ -61,7 +61,7 @@ func (s *speaker) step(now time.Time) time.Duration {
 		for _, key := range s.decisions[vip].Services {
 			touched[key] = true
 		}
-		s.decide(facts, vip)
+		s.decide(now, facts, vip)
 		for _, key := range s.decisions[vip].Services {
 			touched[key] = true
 		}
@@ -99,10 +99,15 @@ func (s *speaker) meet() {
 	due := s.dirty.peers && s.from.nodes.Synced()
 	s.dirty.peers = s.dirty.peers && !due
 	s.dirtyMu.Unlock()
+	var others map[string][]netip.Addr
 	if due {
 		s.routing.words.due = true
-		s.from.members.SetPeers(peers(s.from.nodes.All(), s.self))
+		others = peers(s.from.nodes.All(), s.self)
+		s.from.members.SetPeers(others)
 	}
+	s.mu.Lock()
+	s.rings.meet(s.from.nodes, s.from.members.Dead(), others)
+	s.mu.Unlock()
 }
 
 // missing says what a plan needs and is not known yet.
@@ -206,13 +211,14 @@ func (s *speaker) facts() plan.Facts {
 }
 
 // decide plans one VIP and notes what follows.
-func (s *speaker) decide(facts plan.Facts, vip netip.Addr) {
+func (s *speaker) decide(now time.Time, facts plan.Facts, vip netip.Addr) {
 	keys, ok := s.holders[vip]
 	if !ok {
 		delete(s.decisions, vip)
 		delete(s.rounds, vip)
 		s.conflicts.forget(vip)
 		delete(s.formers, vip)
+		s.rings.forget(vip)
 		return
 	}
 	in := plan.Input{VIP: vip, Claims: s.from.members.Claims(vip), Answering: s.answering[vip], Former: s.from.members.Former(vip), Routed: s.routed(vip)}
@@ -224,18 +230,20 @@ func (s *speaker) decide(facts plan.Facts, vip netip.Addr) {
 	s.conflicts.fill(&in)
 	in.Elsewhere = s.quorum.elsewhere(s.self, vip)
 	before, had := s.decisions[vip]
-	now := plan.Decide(facts, in)
-	if before.Rival != now.Rival {
+	next := plan.Decide(facts, in)
+	if before.Rival != next.Rival {
 		s.rounds[vip]++ // clients may have listened to the other one last
 	}
-	if had && before.Owner != now.Owner {
+	if had && before.Owner != next.Owner {
 		s.ownerChanges++
 	}
-	s.decisions[vip] = now
-	s.conflicts.record(now)
-	s.formers.note(vip, in.Claims, now.Owner)
-	s.logChange(before, now)
-	s.logConflict(before, now)
+	s.decisions[vip] = next
+	s.conflicts.record(next)
+	s.formers.note(vip, in.Claims, next.Owner)
+	possible := s.routing.waiting != "" || s.routing.book.VIP(vip).Selected
+	s.rings.note(now, vip, in.Claims, len(in.Routed.Peers) > 0, possible)
+	s.logChange(before, next)
+	s.logConflict(before, next)
 }
 
 // delivery returns what the gate says of a VIP of a Service.
