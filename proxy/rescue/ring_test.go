@@ -178,7 +178,10 @@ func TestContract5ConnectionsAreFoundRoundTheRing(t *testing.T) {
 func TestContract9WhatNobodyOnARingKnowsIsRefused(t *testing.T) {
 	r := newRack(t, 4)
 	r.all(t)
-	r.client.Run(t, "sysctl", "-qw", "net.ipv4.tcp_timestamps=0")
+	for _, family := range []string{"ip", "ip6"} { // as with policy Local and no endpoint here
+		r.nodes[3].Run(t, "nft", "flush", "chain", family, "test", "pre")
+		r.nodes[3].Run(t, "nft", "add", "rule", family, "test", "pre", family, "daddr", map[string]string{"ip": v4.vip, "ip6": v6.vip}[family], "drop")
+	}
 	for _, at := range []addresses{v4, v6} {
 		r.point(t, at.vip, r.macs[2])
 		conns := r.dial(t, at.vip, 5)

@@ -228,6 +228,8 @@ func (h header) strayRules(nodes []netip.Addr, t table) []exprs {
 		// Conntrack finds the end of an unknown connection invalid, and what is out of the window of a known one.
 		join(state(expr.CmpOpNeq, invalid), flags(expr.CmpOpEq, fin|rst), accept),
 		{h.ttl(), compare(expr.CmpOpLt, 2), accept[0]},
+		// Not left to what delivers here: with policy Local and no endpoint that would be silence.
+		join(isTCP(expr.CmpOpEq), h.dst(), in(setRing), exprs{h.ttl(), compare(expr.CmpOpEq, spent), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}),
 		{h.ttl(), compare(expr.CmpOpEq, spent), accept[0]},
 		join(h.dst(), in(setRing), exprs{h.ttl(), outside(spent, spent+maxHops)}, h.setTTL(byte(spent+t.hops))),
 	}
