@@ -44,7 +44,8 @@ func apiAway(t *testing.T) time.Duration {
 // hears of what has become of it.
 func TestFaultWithoutAPIServer(t *testing.T) {
 	away := apiAway(t)
-	l := startProduct(t)
+	// A hold that is over before the last part, so that a proxy that waits is seen to be waited for.
+	l := startProductWith(t, lab.Options{Args: map[string][]string{"speaker": {"--hold=2s"}}})
 	podsBesideAPI(t, l)
 	wantAnswers(t, l, lab.ClientName, "tcp", seedVIP, "my-nginx-3", "my-nginx-4")
 	first := answerer(t, l, seedVIP.Addr())

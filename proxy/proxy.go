@@ -58,6 +58,7 @@ type sinks struct {
 	feed interface {
 		Set(lb.Key, []lb.Delivery)
 		Complete()
+		Wait(bool)
 	}
 	// rescue hands over packets of connections that this node does not know.
 	rescue interface {
@@ -163,6 +164,7 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 			p.log.Info("no rule is written before all is known", "waiting for", waiting)
 		}
 	}
+	p.to.feed.Wait(waiting != "")
 	if waiting != "" {
 		return 0, nil // unknown is not absent: whatever a predecessor wrote stays
 	}

@@ -101,9 +101,12 @@ type fakeFeed struct {
 	log      *[]string
 	all      map[lb.DeliveryKey]lb.Delivery
 	complete bool
+	waiting  bool
 }
 
 func (f *fakeFeed) Complete() { f.complete = true }
+
+func (f *fakeFeed) Wait(waiting bool) { f.waiting = waiting }
 
 func (f *fakeFeed) Set(key lb.Key, deliveries []lb.Delivery) {
 	*f.log = append(*f.log, "feed "+key.Name)
@@ -252,8 +255,8 @@ func TestContract7NothingIsWrittenBeforeAllIsKnown(t *testing.T) {
 	} {
 		know()
 		b.run()
-		if b.rules.sets != 0 || b.feed.complete || len(b.feed.all) > 0 {
-			t.Fatalf("%d writes, feed %v", b.rules.sets, b.feed.all)
+		if b.rules.sets != 0 || b.feed.complete || len(b.feed.all) > 0 || !b.feed.waiting {
+			t.Fatalf("%d writes, feed %v, waiting %v", b.rules.sets, b.feed.all, b.feed.waiting)
 		}
 		if b.ready() == nil {
 			t.Error("ready")
@@ -261,8 +264,8 @@ func TestContract7NothingIsWrittenBeforeAllIsKnown(t *testing.T) {
 	}
 	b.synced()
 	b.run()
-	if len(b.rules.wanted) != 1 || b.feed.complete {
-		t.Errorf("wanted %v, feed complete %v", b.rules.wanted, b.feed.complete)
+	if len(b.rules.wanted) != 1 || b.feed.complete || b.feed.waiting {
+		t.Errorf("wanted %v, feed complete %v, waiting %v", b.rules.wanted, b.feed.complete, b.feed.waiting)
 	}
 }
 

@@ -9,6 +9,9 @@ type FeedMessage struct {
 	Complete   bool          `json:"complete,omitempty"`
 	Deliveries []Delivery    `json:"deliveries,omitempty"`
 	Removed    []DeliveryKey `json:"removed,omitempty"`
+	// Waiting is set, with Beat and nothing else, while the proxy has started and does not know the whole cluster yet, as without an API
+	// server: the kernel has what a predecessor has programmed, so what that one said goes on counting.
+	Waiting bool `json:"waiting,omitempty"`
 	// Beat is how long it takes, in milliseconds, until the next message comes, even one without content; 0 for no promise. See
 	// FeedSilence.
 	Beat int `json:"beat,omitempty"`

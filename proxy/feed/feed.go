@@ -39,6 +39,7 @@ type Actor struct {
 
 	mu       sync.Mutex
 	complete bool
+	waiting  bool // before that: for lack of knowledge
 	all      deliveries
 	readers  map[*subscriber]bool
 	notices  int // that have come
@@ -98,6 +99,19 @@ func (a *Actor) Complete() {
 	}
 }
 
+// Wait says whether the kernel is left as it is until the cluster is known; readers hear of it before Complete is called. It never blocks.
+func (a *Actor) Wait(waiting bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.waiting == waiting {
+		return
+	}
+	a.waiting = waiting
+	for r := range a.readers {
+		r.poke()
+	}
+}
+
 // Readers returns how many are connected.
 func (a *Actor) Readers() int {
 	a.mu.Lock()
@@ -113,24 +127,24 @@ func same(a, b lb.Delivery) bool {
 	return a == b && (refusalA == nil) == (refusalB == nil) && (refusalA == nil || *refusalA == *refusalB)
 }
 
-// news returns what has become of Services since a reader was last asked for: of all of them at first. It returns false before
-// everything has been said once.
-func (a *Actor) news(r *subscriber) (deliveries, bool) {
+// news returns what has become of Services since a reader was last asked for: of all of them at first. complete is false before
+// everything has been said once, and waiting then tells whether that is for lack of knowledge.
+func (a *Actor) news(r *subscriber) (now deliveries, complete, waiting bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.complete {
-		return nil, false
+		return nil, false, a.waiting
 	}
 	if r.changed == nil {
 		r.changed = map[lb.Key]bool{}
-		return maps.Clone(a.all), true
+		return maps.Clone(a.all), true, false
 	}
-	now := make(deliveries, len(r.changed))
+	now = make(deliveries, len(r.changed))
 	for key := range r.changed {
 		now[key] = a.all[key]
 	}
 	r.changed = map[lb.Key]bool{}
-	return now, true
+	return now, true, false
 }
 
 // Run serves until ctx ends. Readers are left without a word then: that the proxy ends does not mean that the kernel no longer delivers.
@@ -277,11 +291,14 @@ func (a *Actor) write(ctx context.Context, conn net.Conn, r *subscriber) error {
 		case <-beat.C:
 			due = true
 		}
-		now, complete := a.news(r)
-		if !complete {
+		now, complete, waiting := a.news(r)
+		if !complete && !waiting {
 			continue
 		}
-		message, news := compose(told, now)
+		message, news := lb.FeedMessage{Waiting: true}, true
+		if complete {
+			message, news = compose(told, now)
+		}
 		if news || due {
 			message.Beat = int(lb.FeedBeat.Milliseconds())
 			if err := conn.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
@@ -290,6 +307,9 @@ func (a *Actor) write(ctx context.Context, conn net.Conn, r *subscriber) error {
 			if err := encoder.Encode(message); err != nil {
 				return err
 			}
+		}
+		if !complete {
+			continue
 		}
 		if told == nil {
 			told = deliveries{}

@@ -147,6 +147,21 @@ func TestContract1FeedIsCompleteOrSilent(t *testing.T) {
 	early.conn.Close()
 }
 
+// A proxy that waits for the API server says that much, and no more once it goes to work.
+func TestContract7AProxyThatWaitsSaysSo(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "feed.sock")
+	a := start(t, path)
+	r := dial(t, path)
+	r.expectSilence()
+	a.Wait(true)
+	r.expect(lb.FeedMessage{Waiting: true})
+	dial(t, path).expect(lb.FeedMessage{Waiting: true})
+	a.Wait(false)
+	r.expectSilence()
+	a.Complete()
+	r.expect(lb.FeedMessage{Complete: true})
+}
+
 // An empty node has something to say too: that it delivers nothing.
 func TestCompleteAndEmpty(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "feed.sock")

@@ -133,11 +133,16 @@ func (f *Feed) listen(ctx context.Context) (heard bool, err error) {
 	defer cancel()
 	speaking.Go(func() { f.speak(ctx, conn) })
 	err = read(conn, func(m lb.FeedMessage) {
-		if !heard {
+		switch {
+		case m.Waiting:
+			f.wait()
+		case !heard:
 			f.opts.Log.Info("the proxy says what it delivers", "deliveries", len(m.Deliveries))
+			fallthrough
+		default:
+			heard = true
+			f.take(m)
 		}
-		heard = true
-		f.take(m)
 		if m.Beat > 0 {
 			silence = lb.FeedSilence(m.Beat)
 		}
@@ -152,20 +157,33 @@ func (f *Feed) listen(ctx context.Context) (heard bool, err error) {
 	return heard, err
 }
 
-// read decodes messages until the stream ends, which is an error too. The first one has to be complete.
+// read decodes messages until the stream ends, which is an error too. The first one that does not only say that the proxy waits has to
+// be complete.
 func read(r io.Reader, take func(lb.FeedMessage)) error {
 	decoder := json.NewDecoder(r)
-	for first := true; ; first = false {
+	for first := true; ; {
 		var m lb.FeedMessage
 		if err := decoder.Decode(&m); errors.Is(err, io.EOF) {
 			return errors.New("the proxy has closed the feed")
 		} else if err != nil {
 			return fmt.Errorf("read the feed: %w", err)
 		}
-		if first && !m.Complete {
+		if first && !m.Waiting && !m.Complete {
 			return errors.New("read the feed: the first message is not complete")
 		}
+		first = first && m.Waiting
 		take(m)
+	}
+}
+
+// wait has what an earlier proxy said go on: a new one is there, which leaves the kernel as it is until it knows the cluster.
+func (f *Feed) wait() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.hold != nil {
+		f.hold.Stop()
+		f.hold = nil
+		f.opts.Log.Info("the proxy has started anew and waits for the API server: what the one before it said goes on")
 	}
 }
 

@@ -95,3 +95,32 @@ func TestAProxyWithoutABeatMayBeSilent(t *testing.T) {
 		want(t, f, "", true)
 	})
 }
+
+// A proxy that has started anew without an API server leaves the kernel as it is: what the one before it said counts while it lives.
+func TestContract7AProxyThatWaitsHoldsWhatWasSaid(t *testing.T) {
+	feedTest(t, func(t *testing.T, p *proxy, f *Feed, changes func() [][]netip.Addr) {
+		beat := int(lb.FeedBeat.Milliseconds())
+		waits := func(conn net.Conn, times int) {
+			for range times {
+				p.say(conn, lb.FeedMessage{Waiting: true, Beat: beat})
+				time.Sleep(lb.FeedBeat)
+			}
+		}
+		conn := p.accept()
+		waits(conn, 10) // it has said nothing yet that could count
+		want(t, f, lb.ReasonFeedUnknown, false)
+		p.say(conn, lb.FeedMessage{Complete: true, Deliveries: []lb.Delivery{delivery(vip1, 1)}, Beat: beat})
+		time.Sleep(time.Second)
+		conn.Close()
+		changes()
+		conn = p.accept()
+		waits(conn, 100)
+		want(t, f, "", false)
+		if got := changes(); got != nil {
+			t.Errorf("told of changes: %v", got)
+		}
+		conn.Close()
+		time.Sleep(31 * time.Second)
+		want(t, f, lb.ReasonFeedLost, false)
+	})
+}
