@@ -13,8 +13,9 @@ import (
 // not know, if it is this node that clients turn to. It is noted all the time, so that the proxy is ready before the VIP moves here.
 type formers map[netip.Addr]string
 
-// note takes in what other nodes say of a VIP, and who owns it.
-func (f formers) note(vip netip.Addr, claims map[string]lb.Claim, owner string) {
+// note takes in what other nodes say of a VIP, and who owns it, and tells whether another node is the former now.
+func (f formers) note(vip netip.Addr, claims map[string]lb.Claim, owner string) (changed bool) {
+	before := f[vip]
 	var answering []string
 	for node, claim := range claims {
 		if claim.Answering {
@@ -27,6 +28,7 @@ func (f formers) note(vip netip.Addr, claims map[string]lb.Claim, owner string) 
 	case len(answering) > 0 && !slices.Contains(answering, f[vip]):
 		f[vip] = slices.Min(answering)
 	}
+	return f[vip] != before
 }
 
 // notice is what the proxy is told: of each VIP, even if nobody is known to have answered for it, so that what an earlier speaker said
@@ -54,9 +56,10 @@ func addressOf(node lb.Node, family lb.Family) (netip.Addr, bool) {
 	return node.Addresses[i], true
 }
 
-// tell says to the proxy what it has to know of other nodes. It needs mu.
+// tell says to the proxy what it has to know of other nodes, if that differs. It needs mu.
 func (s *speaker) tell() {
-	if s.from.feed != nil {
+	if s.from.feed != nil && (s.untold || s.rings.told == nil) {
+		s.untold = false
 		notice := s.formers.notice(maps.Keys(s.decisions), s.from.members.Dead(), s.from.nodes.All())
 		notice.Ring = s.rings.all()
 		s.from.feed.Tell(notice)

@@ -33,12 +33,12 @@ type ring struct {
 
 func newRings(self string) rings { return rings{self: self, of: map[netip.Addr]*ring{}} }
 
-// meet takes in which nodes there are, and which of them are dead.
-func (r *rings) meet(nodes table[string, lb.Node], dead []string, peers map[string][]netip.Addr) {
+// meet takes in which nodes there are, and which of them are dead, and tells whether that differs.
+func (r *rings) meet(nodes table[string, lb.Node], dead []string, peers map[string][]netip.Addr) (changed bool) {
 	same := slices.Equal(r.dead, dead) && (peers == nil || maps.EqualFunc(r.peers, peers, slices.Equal))
 	r.nodes, r.dead = nodes, dead
 	if same {
-		return
+		return false
 	}
 	if peers != nil {
 		r.peers = peers
@@ -46,6 +46,7 @@ func (r *rings) meet(nodes table[string, lb.Node], dead []string, peers map[stri
 	for vip, ring := range r.of {
 		r.arrange(vip, ring)
 	}
+	return true
 }
 
 // note takes in what other nodes say of a VIP, and whether this one announces it over BGP. With possible set, BGP is for the VIP, as far as

@@ -109,6 +109,7 @@ type speaker struct {
 	fresh        map[netip.Addr]time.Time // VIPs that were first seen a moment ago, until when they count as fresh
 	formers      formers
 	rings        rings
+	untold       bool // formers, nodes or VIPs are other ones than the proxy was told of
 	stopping     bool
 	waiting      string // what the speaker waits for before its first plan; "" once it has planned
 	ownerChanges int
@@ -138,7 +139,7 @@ func newSpeaker(self, class string, log *slog.Logger) *speaker {
 		self: self, class: class, log: log, waiting: "the API server",
 		vips: map[lb.Key][]netip.Addr{}, holders: map[netip.Addr][]lb.Key{}, decisions: map[netip.Addr]plan.Decision{},
 		answering: map[netip.Addr][]string{}, answers: map[netip.Addr]l2.Answer{}, probes: map[netip.Addr][]string{}, rounds: map[netip.Addr]int{}, fresh: map[netip.Addr]time.Time{}, routing: newRouting(),
-		conflicts: conflicts{served: map[netip.Addr]bool{}}, formers: formers{}, rings: newRings(self),
+		conflicts: conflicts{served: map[netip.Addr]bool{}}, formers: formers{}, rings: newRings(self), untold: true,
 	}
 	s.runner = loop.New(func(context.Context) (time.Duration, error) { return s.step(time.Now()), nil }, loop.Options{})
 	return s

@@ -106,7 +106,7 @@ func (s *speaker) meet() {
 		s.from.members.SetPeers(others)
 	}
 	s.mu.Lock()
-	s.rings.meet(s.from.nodes, s.from.members.Dead(), others)
+	s.untold = s.rings.meet(s.from.nodes, s.from.members.Dead(), others) || s.untold
 	s.mu.Unlock()
 }
 
@@ -219,6 +219,7 @@ func (s *speaker) decide(now time.Time, facts plan.Facts, vip netip.Addr) {
 		s.conflicts.forget(vip)
 		delete(s.formers, vip)
 		s.rings.forget(vip)
+		s.untold = true
 		return
 	}
 	in := plan.Input{VIP: vip, Claims: s.from.members.Claims(vip), Answering: s.answering[vip], Former: s.from.members.Former(vip), Routed: s.routed(vip)}
@@ -239,7 +240,7 @@ func (s *speaker) decide(now time.Time, facts plan.Facts, vip netip.Addr) {
 	}
 	s.decisions[vip] = next
 	s.conflicts.record(next)
-	s.formers.note(vip, in.Claims, next.Owner)
+	s.untold = s.formers.note(vip, in.Claims, next.Owner) || !had || s.untold
 	possible := s.routing.waiting != "" || s.routing.book.VIP(vip).Selected
 	s.rings.note(now, vip, in.Claims, len(in.Routed.Peers) > 0, possible)
 	s.logChange(before, next)
