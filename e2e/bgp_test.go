@@ -88,10 +88,10 @@ func TestBGPFaults(t *testing.T) {
 		{"planned drain and back", plannedDrain},
 		{"agents restarted and upgraded", agentsRestarted},
 		{"agents killed and back", agentsKilled},
+		{"rolling update of a Local Service", localRollingUpdate},
 		{"session reset by the router, 20 times", sessionFlaps},
 		{"router frozen", routerFrozen},
 		{"router restarted", routerRestarted},
-		{"rolling update of a Local Service", localRollingUpdate},
 		// The pods must survive what follows, which is about how the routers learn of it.
 		{"the pods move away", func(t *testing.T, l *lab.Lab) { podsOnMaster(t, l) }},
 		{"drain, then power-off", drainThenPowerOff},
@@ -152,7 +152,7 @@ func plannedDrain(t *testing.T, l *lab.Lab) {
 	time.Sleep(500 * time.Millisecond)
 	patchNode(t, l, bgpNode, excluded(false))
 	back(t, l)
-	wantNoneLostFar(t, probes, 4)
+	wantNoneLostFar(t, probes, 2)
 }
 
 func agentsRestarted(t *testing.T, l *lab.Lab) {
@@ -274,8 +274,10 @@ func crashWithoutBFD(t *testing.T, l *lab.Lab) {
 	}
 	eventually(t, "sessions with a hold time of 3 s", func() error {
 		for _, r := range l.Routers() {
-			if out := ask(t, r, "show bgp neighbors 172.26.236.177"); !strings.Contains(out, "Hold time is 3 seconds") || !strings.Contains(out, "BGP state = Established") {
-				return fmt.Errorf("%s: %s", r.Name, out)
+			for _, node := range []string{"172.26.236.177", "fd00:172:26:236::177"} { // its routes of a session that is down may be kept, stale
+				if out := ask(t, r, "show bgp neighbors "+node); !strings.Contains(out, "Hold time is 3 seconds") || !strings.Contains(out, "BGP state = Established") {
+					return fmt.Errorf("%s: %s", r.Name, out)
+				}
 			}
 		}
 		return nil
