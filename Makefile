@@ -35,12 +35,12 @@ test: test-unit test-net test-e2e ## run every test; as root, as it makes networ
 .PHONY: test-unit
 test-unit: ## tests of packages, without a cluster; those that need root skip without it
 	@$(call BEAT,preparing); $(LAB) prepare
-	@$(call BEAT,testing packages); go test -race $(PACKAGES)
+	@$(call BEAT,testing packages); go test -race -timeout 30m $(PACKAGES)
 
 .PHONY: test-net
 test-net: require-root ## only the packages with tests against real kernels, in throw-away network namespaces
 	@$(call BEAT,preparing); $(LAB) prepare
-	@$(call BEAT,testing against the kernel); go test -race $(NET_PACKAGES)
+	@$(call BEAT,testing against the kernel); go test -race -timeout 30m $(NET_PACKAGES)
 
 .PHONY: test-e2e
 test-e2e: require-root ## end-to-end cases in the lab: a real API server, nodes as network namespaces, real clients

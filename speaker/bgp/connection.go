@@ -66,11 +66,12 @@ func addrPort(a net.Addr) netip.AddrPort {
 
 // run has the session from the handshake to the goodbye. It returns how long it was established, and why it ended.
 func (c *connection) run(ctx context.Context) (up time.Duration, err error) {
+	interrupted := make(chan struct{})
 	unlink := context.AfterFunc(ctx, func() {
+		defer close(interrupted)
 		_ = c.conn.SetReadDeadline(time.Unix(1, 0))
 		_ = c.conn.SetWriteDeadline(time.Now().Add(goodbyeTime))
 	})
-	defer unlink()
 	err = c.handshake(ctx)
 	if err == nil {
 		began := time.Now()
@@ -81,6 +82,9 @@ func (c *connection) run(ctx context.Context) (up time.Duration, err error) {
 	}
 	if cause := context.Cause(ctx); cause != nil {
 		err = cause
+	}
+	if !unlink() {
+		<-interrupted // its deadlines are not for the goodbye
 	}
 	c.goodbye(c.lastWord(err))
 	return up, err
@@ -320,13 +324,15 @@ func (c *connection) lastWord(err error) *notification {
 func (c *connection) goodbye(n *notification) {
 	c.closing.Store(true)
 	if established := c.received != nil; !c.broken && (n != nil || established) {
-		_ = c.conn.SetDeadline(time.Now().Add(goodbyeTime))
+		_ = c.conn.SetWriteDeadline(time.Now().Add(goodbyeTime))
 		var err error
 		if n != nil {
 			_, err = c.conn.Write(n.serialize())
 		}
 		if half, ok := c.conn.(interface{ CloseWrite() error }); ok && err == nil && half.CloseWrite() == nil {
+			_ = c.conn.SetReadDeadline(time.Unix(1, 0)) // receive is to end, and this to read on
 			c.wait()
+			_ = c.conn.SetReadDeadline(time.Now().Add(goodbyeTime))
 			io.Copy(io.Discard, c.conn) //nolint:errcheck // how the peer goes does not matter any more
 		}
 	}

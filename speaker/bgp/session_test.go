@@ -501,7 +501,7 @@ func TestGracefulEndWaitsForThePeer(t *testing.T) {
 	p.wantClosed()
 	select {
 	case <-done:
-		t.Error("the actor has ended before its peer has closed the session")
+		t.Fatal("the actor has ended before its peer has closed the session")
 	case <-time.After(goodbyeTime / 10):
 	}
 	conn.Close()
