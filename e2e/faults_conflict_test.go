@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -50,7 +51,7 @@ func TestFaultAddressInUse(t *testing.T) {
 	waitAnnounced(t, l, "my-nginx", vip.String())
 	take("add")
 	// Whoever it asks for hears who asks.
-	mustExec(t, l, lab.ClientName, "sh", "-c", "arping -q -c 1 -i eth0 -S "+vip.String()+" 172.26.236.77 || true")
+	askUDP(t, l, netip.AddrPortFrom(vip, 0), netip.MustParseAddrPort("172.26.236.77:9"), "nobody", 1)
 	wantCondition(t, l, "my-nginx", "landfall.dev/Announced", "True", "Contested", mac)
 	wantEvent(t, l, "my-nginx", "Contested", mac)
 	take("del")
