@@ -133,13 +133,12 @@ func (f *Feed) listen(ctx context.Context) (heard bool, err error) {
 	defer cancel()
 	speaking.Go(func() { f.speak(ctx, conn) })
 	err = read(conn, func(m lb.FeedMessage) {
-		switch {
-		case m.Waiting:
+		if m.Waiting {
 			f.wait()
-		case !heard:
-			f.opts.Log.Info("the proxy says what it delivers", "deliveries", len(m.Deliveries))
-			fallthrough
-		default:
+		} else {
+			if !heard {
+				f.opts.Log.Info("the proxy says what it delivers", "deliveries", len(m.Deliveries))
+			}
 			heard = true
 			f.take(m)
 		}
@@ -180,9 +179,7 @@ func read(r io.Reader, take func(lb.FeedMessage)) error {
 func (f *Feed) wait() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.hold != nil {
-		f.hold.Stop()
-		f.hold = nil
+	if f.endHold() {
 		f.opts.Log.Info("the proxy has started anew and waits for the API server: what the one before it said goes on")
 	}
 }
@@ -191,10 +188,7 @@ func (f *Feed) wait() {
 func (f *Feed) take(m lb.FeedMessage) {
 	f.mu.Lock()
 	f.connected = true
-	if f.hold != nil {
-		f.hold.Stop()
-		f.hold = nil
-	}
+	f.endHold()
 	wasUsable := f.reason == ""
 	f.reason = ""
 	deliveries, changed := merge(f.deliveries, m)
@@ -271,8 +265,15 @@ func (f *Feed) lost() {
 func (f *Feed) stopHold() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.hold != nil {
-		f.hold.Stop()
-		f.hold = nil
+	f.endHold()
+}
+
+// endHold ends the hold and tells whether there was one. It needs mu.
+func (f *Feed) endHold() bool {
+	if f.hold == nil {
+		return false
 	}
+	f.hold.Stop()
+	f.hold = nil
+	return true
 }
