@@ -37,6 +37,8 @@ type Options struct {
 	RealTime bool
 	// Env are variables (NAME=VALUE) for the router's programs, besides those of this process.
 	Env []string
+	// NoListen keeps FRR's bgpd from listening: it opens all sessions by itself.
+	NoListen bool
 	// Zebra and BFD are the configurations of FRR's zebra and bfdd. bfdd runs only if BFD is not empty, and bgpd only if Config is not.
 	Zebra, BFD string
 }
@@ -95,6 +97,9 @@ func StartFRR(ctx context.Context, o Options) (*Router, error) {
 		}
 		argv := []string{program, "-f", config, "-i", filepath.Join(o.Dir, name+".pid"),
 			"-z", filepath.Join(o.Dir, "zserv.api"), "--vty_socket", o.Dir, "-P", "0", "--log", "file:" + filepath.Join(o.Dir, name+".log")}
+		if name == "bgpd" && o.NoListen {
+			argv = append(argv, "-p", "0")
+		}
 		if name == "bfdd" {
 			argv = append(argv, "--bfdctl", filepath.Join(o.Dir, "bfdd.sock"))
 		}

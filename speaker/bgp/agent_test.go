@@ -19,6 +19,9 @@ import (
 // agentVariable makes the test binary an agent: a process with an actor that does as it reads on its standard input.
 const agentVariable = "LANDFALL_TEST_BGP_AGENT"
 
+// listenVariable is where it listens.
+const listenVariable = "LANDFALL_TEST_BGP_LISTEN"
+
 func TestMain(m *testing.M) {
 	if os.Getenv(agentVariable) != "" {
 		runAgent()
@@ -30,7 +33,9 @@ func TestMain(m *testing.M) {
 // runAgent reads what is desired, one line each, and writes the statuses in return, until its input ends.
 func runAgent() {
 	changed := make(chan struct{}, 1)
-	a := New(Options{Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Hostname: "node-1", Changed: func() { poke(changed) }})
+	a := New(Options{
+		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Hostname: "node-1", Changed: func() { poke(changed) }, Listen: os.Getenv(listenVariable),
+	})
 	ctx, cancel := context.WithCancel(context.Background())
 	var group sync.WaitGroup
 	group.Go(func() { a.Run(ctx) })
@@ -65,9 +70,11 @@ type agent struct {
 	statuses map[string]Status
 }
 
-func startAgent(t testing.TB, ns *nstest.NS) *agent {
+func startAgent(t testing.TB, ns *nstest.NS) *agent { return startListeningAgent(t, ns, "") }
+
+func startListeningAgent(t testing.TB, ns *nstest.NS, listen string) *agent {
 	a := &agent{cmd: exec.Command("nsenter", "--net=/run/netns/"+ns.Name, "--", os.Args[0])}
-	a.cmd.Env = append(os.Environ(), agentVariable+"=1")
+	a.cmd.Env = append(os.Environ(), agentVariable+"=1", listenVariable+"="+listen)
 	a.cmd.Stderr = t.Output()
 	in, errIn := a.cmd.StdinPipe()
 	out, errOut := a.cmd.StdoutPipe()

@@ -1,7 +1,7 @@
 // Package bgp is the actor that keeps BGP sessions with routers and announces routes over them.
 //
-// It is a speaker that only announces: it opens connections and never listens, it installs no route that it hears and passes none
-// on, it selects nothing. What a peer shall hear is stated whole with Set; each session works out what to send, from what is on
+// It is a speaker that only announces: it opens connections and listens only where asked to, it installs no route that it hears and
+// passes none on, it selects nothing. What a peer shall hear is stated whole with Set; each session works out what to send, from what is on
 // the wire already. Messages are encoded and decoded by the packet library of GoBGP, of which no type leaves the package;
 // docs/bgp.md says why not more of GoBGP is used.
 package bgp
@@ -27,6 +27,8 @@ type Options struct {
 	Hostname string
 	// Changed is called after Statuses differs in more than its counters, from several goroutines. It must not block.
 	Changed func()
+	// Listen is the address and port at which peers may connect (see CheckListen); "" for no socket at all.
+	Listen string
 	// Dial opens a connection; nil opens a TCP connection.
 	Dial func(context.Context, Target) (net.Conn, error)
 	// Discover finds the link-local address of the router on an interface and calls found with it, and with no valid address while it
@@ -36,9 +38,10 @@ type Options struct {
 
 // Actor keeps sessions as desired.
 type Actor struct {
-	opts   Options
-	runner *loop.Runner
-	start  func(func()) // starts a goroutine that Run waits for
+	opts     Options
+	runner   *loop.Runner
+	start    func(func()) // starts a goroutine that Run waits for
+	listener *listener    // nil for none
 
 	mu       sync.Mutex
 	desired  map[string]lb.BGPSession
@@ -66,6 +69,9 @@ func New(opts Options) *Actor {
 	}
 	a := &Actor{opts: opts, sessions: map[string]*session{}, ending: map[string]*session{}, start: func(f func()) { go f() }}
 	a.runner = loop.New(func(ctx context.Context) (time.Duration, error) { a.apply(ctx); return 0, nil }, loop.Options{})
+	if opts.Listen != "" {
+		a.listener = newListener(a)
+	}
 	return a
 }
 
@@ -84,6 +90,9 @@ func (a *Actor) Set(desired map[string]lb.BGPSession) {
 func (a *Actor) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	a.start = func(f func()) { running.Go(f) }
+	if a.listener != nil {
+		running.Go(func() { a.listener.run(ctx) })
+	}
 	err := a.runner.Run(ctx)
 	running.Wait()
 	return err
@@ -111,10 +120,12 @@ func (a *Actor) apply(ctx context.Context) {
 		}
 		a.launch(ctx, name, d)
 	}
+	a.listener.refresh()
 }
 
 func (a *Actor) launch(ctx context.Context, name string, d lb.BGPSession) {
 	s := newSession(name, a.opts, d)
+	s.moved = a.listener.refresh
 	// The session outlives ctx by its goodbye, and so gets the end of ctx as a cause of its own.
 	own, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	s.end = end

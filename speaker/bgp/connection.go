@@ -45,13 +45,20 @@ type connection struct {
 	closing     atomic.Bool   // what is still received is of no interest
 	received    chan struct{} // closed when receive has returned; nil before it is started
 	failed      chan error    // what receive has returned
-	broken      bool          // a write has failed, perhaps within a message
+	broken      bool          // a write has failed, perhaps within a message, or nobody is there to read
 	accepting   bool          // routes of the peer are kept
+
+	incoming   bool                    // the peer has opened it
+	restarting bool                    // no session was established yet since the speaker started
+	cancel     context.CancelCauseFunc // ends it, with errCollision or errReplaced
+	asks       chan<- *connection      // takes it when it asks for leave to go on to its next state
+	leave      chan struct{}           // gives leave
 }
 
 func newConnection(s *session, conn net.Conn, d lb.BGPSession) *connection {
 	return &connection{
 		s: s, conn: conn, d: d, from: reader{from: conn}, refresh: make(chan uint16, 8), failed: make(chan error, 1), accepting: d.AcceptRoutes,
+		leave: make(chan struct{}, 1),
 		local: addrPort(conn.LocalAddr()), peer: addrPort(conn.RemoteAddr()),
 	}
 }
@@ -74,6 +81,9 @@ func (c *connection) run(ctx context.Context) (up time.Duration, err error) {
 	})
 	err = c.handshake(ctx)
 	if err == nil {
+		err = c.ask(ctx)
+	}
+	if err == nil {
 		began := time.Now()
 		c.s.established(c)
 		err = c.serve(ctx)
@@ -86,17 +96,32 @@ func (c *connection) run(ctx context.Context) (up time.Duration, err error) {
 	if !unlink() {
 		<-interrupted // its deadlines are not for the goodbye
 	}
+	c.broken = c.broken || errors.Is(err, errReplaced)
 	c.goodbye(c.lastWord(err))
 	return up, err
+}
+
+// ask waits for leave to go on.
+func (c *connection) ask(ctx context.Context) error {
+	select {
+	case c.asks <- c:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	select {
+	case <-c.leave:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // handshake exchanges OPEN messages and their confirmations.
 func (c *connection) handshake(ctx context.Context) error {
 	v6 := c.local.Addr().Is6()
-	if err := c.write(open(c.d, c.s.opts.Hostname, !c.s.restarted, v6)); err != nil {
+	if err := c.write(open(c.d, c.s.opts.Hostname, c.restarting, v6)); err != nil {
 		return err
 	}
-	c.s.enter(OpenSent)
 	m, err := c.expect(ctx, bgp.BGP_MSG_OPEN, openTime, subUnexpectedOpenSent)
 	if err != nil {
 		return err
@@ -105,12 +130,14 @@ func (c *connection) handshake(ctx context.Context) error {
 	if refusal != nil {
 		return refusal
 	}
-	c.n, c.n.Local, c.n.Peer = n, c.local, c.peer
+	c.n, c.n.Local, c.n.Peer, c.n.Incoming = n, c.local, c.peer, c.incoming
 	c.endOfRIB = n.GracefulRestart
+	if err := c.ask(ctx); err != nil {
+		return err
+	}
 	if err := c.write(keepalive()); err != nil {
 		return err
 	}
-	c.s.enter(OpenConfirm)
 	_, err = c.expect(ctx, bgp.BGP_MSG_KEEPALIVE, n.HoldTime, subUnexpectedConfirm)
 	return err
 }

@@ -55,13 +55,7 @@ func dial(ctx context.Context, t Target) (net.Conn, error) {
 	dialer := net.Dialer{
 		Timeout:   t.Timeout,
 		KeepAlive: -1, // BGP has its own
-		Control: func(_, _ string, c syscall.RawConn) error {
-			var failed error
-			if err := c.Control(func(fd uintptr) { failed = t.prepare(int(fd)) }); err != nil {
-				return err
-			}
-			return failed
-		},
+		Control:   func(_, _ string, c syscall.RawConn) error { return control(c, t.prepare) },
 	}
 	if t.Source.IsValid() {
 		dialer.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(t.Source, 0))
@@ -74,7 +68,34 @@ func dial(ctx context.Context, t Target) (net.Conn, error) {
 	return conn, err
 }
 
-// prepare sets the options of a socket before it connects.
+// admits tells whether a connection that somebody has opened is between the addresses of the session.
+func (t Target) admits(conn net.Conn) bool {
+	return addrPort(conn.RemoteAddr()).Addr() == t.Peer.Addr() && (!t.Source.IsValid() || addrPort(conn.LocalAddr()).Addr() == t.Source)
+}
+
+// adopt sets the options of a connection that the peer has opened.
+func (t Target) adopt(conn net.Conn) error {
+	socket, ok := conn.(syscall.Conn)
+	if !ok {
+		return nil // in memory
+	}
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return control(raw, t.prepare)
+}
+
+// control calls f with the file descriptor of a socket.
+func control(c syscall.RawConn, f func(fd int) error) error {
+	var failed error
+	if err := c.Control(func(fd uintptr) { failed = f(int(fd)) }); err != nil {
+		return err
+	}
+	return failed
+}
+
+// prepare sets the options of a socket before it connects, or when it was accepted.
 func (t Target) prepare(fd int) error {
 	level, ttl, class := unix.IPPROTO_IP, unix.IP_TTL, unix.IP_TOS
 	if t.Peer.Addr().Is6() {
@@ -91,25 +112,28 @@ func (t Target) prepare(fd int) error {
 	if t.Password == "" {
 		return nil
 	}
-	if err := unix.SetsockoptTCPMD5Sig(fd, unix.IPPROTO_TCP, unix.TCP_MD5SIG, t.signature()); err != nil {
+	return sign(fd, t.Peer.Addr(), t.Password)
+}
+
+// sign sets the password for MD5 signatures (RFC 2385) of what a socket exchanges with a peer; "" removes it. A link-local peer is
+// found by its address alone.
+func sign(fd int, peer netip.Addr, password string) error {
+	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+	if err != nil {
+		return fmt.Errorf("set the MD5 password: %w", err)
+	}
+	sig := &unix.TCPMD5Sig{Keylen: uint16(len(password))}
+	sig.Addr.Family = uint16(domain)
+	copy(sig.Key[:], password)
+	if domain == unix.AF_INET {
+		v4 := peer.As4()
+		copy(sig.Addr.Data[2:], v4[:]) // after the port
+	} else {
+		v6 := peer.As16()              // one of IPv4 in its IPv6 form, as sockets for both families want it
+		copy(sig.Addr.Data[6:], v6[:]) // after the port and the flow label
+	}
+	if err := unix.SetsockoptTCPMD5Sig(fd, unix.IPPROTO_TCP, unix.TCP_MD5SIG, sig); err != nil {
 		return fmt.Errorf("set the MD5 password: %w", err)
 	}
 	return nil
-}
-
-// signature is the key of RFC 2385 for the peer. A link-local peer is found by its address alone.
-func (t Target) signature() *unix.TCPMD5Sig {
-	sig := &unix.TCPMD5Sig{Keylen: uint16(len(t.Password))}
-	copy(sig.Key[:], t.Password)
-	addr := t.Peer.Addr()
-	if addr.Is4() {
-		sig.Addr.Family = unix.AF_INET
-		v4 := addr.As4()
-		copy(sig.Addr.Data[2:], v4[:]) // after the port
-		return sig
-	}
-	sig.Addr.Family = unix.AF_INET6
-	v6 := addr.As16()
-	copy(sig.Addr.Data[6:], v6[:]) // after the port and the flow label
-	return sig
 }

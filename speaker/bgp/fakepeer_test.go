@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -26,13 +28,21 @@ type pipe struct {
 func (p pipe) LocalAddr() net.Addr  { return p.local }
 func (p pipe) RemoteAddr() net.Addr { return p.remote }
 
+// deaf is one whose far end has gone without a word, as in a power failure: what is sent is lost, and no end ever comes.
+type deaf struct{ pipe }
+
+func (deaf) CloseWrite() error { return nil }
+
 // fakePeer is the far end of sessions: the test plays the router.
 type fakePeer struct {
 	t     *testing.T
 	conns chan net.Conn // connections that the actor has opened
 	dials chan error    // what dialing answers; a nil error connects. None: it connects.
-	asked []Target
 	conn  net.Conn
+	deaf  bool // the connections that the actor opens are
+
+	mu    sync.Mutex
+	asked []Target
 }
 
 func newFakePeer(t *testing.T) *fakePeer {
@@ -40,7 +50,9 @@ func newFakePeer(t *testing.T) *fakePeer {
 }
 
 func (p *fakePeer) dial(ctx context.Context, target Target) (net.Conn, error) {
+	p.mu.Lock()
 	p.asked = append(p.asked, target)
+	p.mu.Unlock()
 	select {
 	case err := <-p.dials:
 		if err != nil {
@@ -56,10 +68,21 @@ func (p *fakePeer) dial(ctx context.Context, target Target) (net.Conn, error) {
 	}
 	select {
 	case p.conns <- far:
-		return pipe{near, addr(local), net.TCPAddrFromAddrPort(target.Peer)}, nil
+		conn := pipe{near, addr(local), net.TCPAddrFromAddrPort(target.Peer)}
+		if p.deaf {
+			return deaf{conn}, nil
+		}
+		return conn, nil
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
+}
+
+// targets are those that the actor has dialed.
+func (p *fakePeer) targets() []Target {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.asked)
 }
 
 // start runs an actor against the fake peer; stop ends it.
@@ -74,6 +97,22 @@ func (p *fakePeer) start() (a *Actor, stop func()) {
 			p.t.Errorf("Run: %v", err)
 		}
 	}
+}
+
+// calls opens a connection to the actor, from the router's own address. It returns the router's end, as a peer of its own.
+func (p *fakePeer) calls(a *Actor) *fakePeer {
+	p.t.Helper()
+	far, taken := p.callsFrom(a, "10.0.0.2:50000", "10.0.0.1:179")
+	if !taken {
+		p.t.Fatal("the connection is not taken")
+	}
+	return &fakePeer{t: p.t, conn: far}
+}
+
+func (p *fakePeer) callsFrom(a *Actor, from, to string) (far net.Conn, taken bool) {
+	near, far := net.Pipe()
+	addr := func(s string) net.Addr { return net.TCPAddrFromAddrPort(netip.MustParseAddrPort(s)) }
+	return far, a.offer(pipe{near, addr(to), addr(from)})
 }
 
 // accept takes the next connection of the actor.

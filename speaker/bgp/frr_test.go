@@ -319,6 +319,65 @@ func TestFRRSourceAddress(t *testing.T) {
 	})
 }
 
+// A router that opens the sessions itself, as it listens nowhere; and one that both listens and connects.
+func TestFRRConnects(t *testing.T) {
+	t.Parallel()
+	neighbor := func(neighbor, remote string) string {
+		return fmt.Sprintf("router bgp 64501\n bgp router-id 10.0.0.2\n no bgp ebgp-requires-policy\n neighbor %[1]s %[2]s\n"+
+			" neighbor %[1]s password secret\n neighbor %[1]s timers connect 1\n address-family ipv6 unicast\n  neighbor %[1]s activate\n exit-address-family\n", neighbor, remote)
+	}
+	for _, test := range []struct {
+		name, listen, config string
+		change               func(*lb.BGPSession)
+		both                 bool
+	}{
+		{"IPv4", ":179", neighbor("10.0.0.1", "remote-as 64500"), nil, false},
+		{"IPv4, at one address", "10.0.0.1:179", neighbor("10.0.0.1", "remote-as 64500"), func(d *lb.BGPSession) { d.Source = netip.MustParseAddr("10.0.0.1") }, false},
+		{"IPv6", "[::]:179", neighbor("fd00::1", "remote-as 64500"), func(d *lb.BGPSession) { d.Addr = netip.MustParseAddr("fd00::2") }, false},
+		{"unnumbered", ":179", neighbor("eth0", "interface remote-as external"), func(d *lb.BGPSession) { d.Addr, d.Interface = netip.Addr{}, "eth0" }, false},
+		{"both connect", ":179", neighbor("10.0.0.1", "remote-as 64500"), nil, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			l := newLAN(t)
+			r := routertest.FRR(t, l.router, router.Options{Config: test.config, NoListen: !test.both})
+			a := startListeningAgent(t, l.node, test.listen)
+			d := external(func(d *lb.BGPSession) {
+				d.Password, d.Families, d.NextHop6 = "secret", []lb.Family{lb.IPv4, lb.IPv6}, netip.MustParseAddr("fd00::1")
+				d.NextHop4, d.Routes = netip.MustParseAddr("10.0.0.1"), routes("192.0.2.1/32", "fd01::1/128")
+				if test.change != nil {
+					test.change(d)
+				}
+			})
+			set(a, d)
+			s := eventually(t, a, "in step", synced)
+			if !test.both && !s.Negotiated.Incoming {
+				t.Errorf("negotiated %+v", s.Negotiated)
+			}
+			wantPrefixes(t, r, "ipv4", "192.0.2.1/32")
+			wantPrefixes(t, r, "ipv6", "fd01::1/128")
+			if test.both {
+				for range 5 {
+					before := a.Statuses()["tor"].Flaps
+					if _, err := r.Ask(t.Context(), "clear bgp *"); err != nil {
+						t.Fatal(err)
+					}
+					eventually(t, a, "back", func(s Status) bool { return s.Synced && s.Flaps > before })
+				}
+				r.Kill("bgpd")
+				eventually(t, a, "lost", func(s Status) bool { return s.State != Established })
+				if err := r.Launch(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				eventually(t, a, "back after a crash", synced)
+				wantPrefixes(t, r, "ipv4", "192.0.2.1/32")
+			}
+			a.Set(nil)
+			wantPrefixes(t, r, "ipv4")
+		})
+	}
+}
+
 // The routes of an agent that restarts stay at the router, marked as stale until it has them again; those of one that ends for
 // good, or that are not announced again, do not.
 func TestFRRGracefulRestart(t *testing.T) {

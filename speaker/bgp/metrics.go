@@ -12,24 +12,26 @@ var (
 	receivedMetric  = prometheus.NewDesc("landfall_bgp_prefixes_received", "Prefixes that the peer announces and that are kept to be shown.", perPeer, nil)
 	messagesMetric  = prometheus.NewDesc("landfall_bgp_messages_total", "Messages to and from the peer.", []string{"peer", "direction"}, nil)
 	updatesMetric   = prometheus.NewDesc("landfall_bgp_updates_total", "UPDATE messages to and from the peer.", []string{"peer", "direction"}, nil)
+	listeningMetric = prometheus.NewDesc("landfall_bgp_listening", "Whether peers can connect to the address of --bgp-listen.", nil, nil)
+	strangersMetric = prometheus.NewDesc("landfall_bgp_connections_refused_total", "Connections to the address of --bgp-listen that were closed at once, as they are of no session.", nil, nil)
 	bytesMetric     = prometheus.NewDesc("landfall_bgp_bytes_total", "Bytes of messages to and from the peer.", []string{"peer", "direction"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (a *Actor) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{upMetric, flapsMetric, announcedMetric, receivedMetric, messagesMetric, updatesMetric, bytesMetric} {
+	for _, d := range []*prometheus.Desc{upMetric, flapsMetric, announcedMetric, receivedMetric, messagesMetric, updatesMetric, bytesMetric, listeningMetric, strangersMetric} {
 		out <- d
 	}
 }
 
 // Collect implements prometheus.Collector.
 func (a *Actor) Collect(out chan<- prometheus.Metric) {
+	if l := a.listener; l != nil {
+		out <- prometheus.MustNewConstMetric(listeningMetric, prometheus.GaugeValue, number(l.listening.Load()))
+		out <- prometheus.MustNewConstMetric(strangersMetric, prometheus.CounterValue, float64(l.strangers.Load()))
+	}
 	for peer, s := range a.Brief() {
-		up := 0.0
-		if s.State == Established {
-			up = 1
-		}
-		out <- prometheus.MustNewConstMetric(upMetric, prometheus.GaugeValue, up, peer)
+		out <- prometheus.MustNewConstMetric(upMetric, prometheus.GaugeValue, number(s.State == Established), peer)
 		out <- prometheus.MustNewConstMetric(flapsMetric, prometheus.CounterValue, float64(s.Flaps), peer)
 		out <- prometheus.MustNewConstMetric(announcedMetric, prometheus.GaugeValue, float64(s.Prefixes), peer)
 		out <- prometheus.MustNewConstMetric(receivedMetric, prometheus.GaugeValue, float64(s.Received), peer)
@@ -45,4 +47,11 @@ func (a *Actor) Collect(out chan<- prometheus.Metric) {
 			out <- prometheus.MustNewConstMetric(m.desc, prometheus.CounterValue, float64(m.out), peer, "out")
 		}
 	}
+}
+
+func number(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
 }

@@ -80,6 +80,7 @@ const (
 	subPeerDeconfigured    = 3
 	subAdministrativeStop  = 2
 	subConfigurationChange = 6
+	subCollision           = 7  // RFC 4486
 	subBFDDown             = 10 // RFC 9384
 	subUnexpectedOpenSent  = 1  // RFC 6608
 	subUnexpectedConfirm   = 2

@@ -16,14 +16,24 @@ import (
 // enter records the state on the way up.
 func (s *session) enter(state State) {
 	s.mu.Lock()
-	s.status.State, s.status.Since = state, time.Now()
+	same := s.status.State == state
+	if !same {
+		s.status.State, s.status.Since = state, time.Now()
+	}
 	s.mu.Unlock()
-	s.opts.Changed()
+	if !same {
+		s.opts.Changed()
+	}
+}
+
+func (s *session) state() State {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.status.State
 }
 
 // established records that the session is up.
 func (s *session) established(c *connection) {
-	s.restarted = true
 	n := c.n
 	s.mu.Lock()
 	s.status.State, s.status.Since = Established, time.Now()
@@ -33,7 +43,7 @@ func (s *session) established(c *connection) {
 	s.flushedVersion = -1
 	s.logged, s.told = map[string]bool{}, nil
 	s.mu.Unlock()
-	s.log.Info("BGP session established", "address", n.Peer, "asn", n.PeerASN, "holdTime", n.HoldTime, "families", n.Families,
+	s.log.Info("BGP session established", "address", n.Peer, "incoming", n.Incoming, "asn", n.PeerASN, "holdTime", n.HoldTime, "families", n.Families,
 		"gracefulRestart", n.GracefulRestart)
 	s.opts.Changed()
 }
@@ -45,12 +55,8 @@ func (s *session) renegotiated(n Negotiated) {
 	s.opts.Changed()
 }
 
-// lost records the end of a connection.
-func (s *session) lost(wasUp bool, err error) {
-	if !wasUp {
-		s.failed(lb.ReasonNotEstablished, err)
-		return
-	}
+// lost records the end of an established connection.
+func (s *session) lost(err error) {
 	s.mu.Lock()
 	s.status.Flaps++
 	s.mu.Unlock()

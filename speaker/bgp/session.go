@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -24,7 +24,7 @@ const (
 	calm = 30 * time.Second
 )
 
-// session is one peer: its goroutine connects, speaks and tries again, until it is ended.
+// session is one peer: its goroutine makes one attempt after the other to speak with it, until it is ended.
 type session struct {
 	name string
 	opts Options
@@ -34,6 +34,10 @@ type session struct {
 	routes chan struct{}
 	// redo is poked when a waiting session should try again.
 	redo chan struct{}
+	// incoming has connections that the peer has opened, until over is closed.
+	incoming chan net.Conn
+	over     chan struct{}
+	moved    func() // called when router may be another one; it must not block
 
 	mu      sync.Mutex
 	desired lb.BGPSession
@@ -41,7 +45,7 @@ type session struct {
 	version, flushedVersion int
 	router                  netip.Addr              // found on the interface of an unnumbered session
 	trouble                 error                   // why none can be found
-	attempt                 context.CancelCauseFunc // ends the current attempt, with a *changeError or errBFDDown; nil between attempts
+	abort                   context.CancelCauseFunc // ends the current attempt, with a *changeError or errBFDDown; nil between attempts
 	status                  Status
 	heard                   map[netip.Prefix]announced // what the peer has heard over the current connection
 	learned                 map[netip.Prefix]ReceivedRoute
@@ -66,7 +70,7 @@ func (e *changeError) Error() string { return "configuration changed: " + e.what
 func newSession(name string, opts Options, d lb.BGPSession) *session {
 	return &session{
 		name: name, opts: opts, log: opts.Log.With("peer", name), desired: d,
-		routes: make(chan struct{}, 1), redo: make(chan struct{}, 1),
+		routes: make(chan struct{}, 1), redo: make(chan struct{}, 1), incoming: make(chan net.Conn), over: make(chan struct{}), moved: func() {},
 		status: Status{State: Idle, Since: time.Now(), Reason: lb.ReasonNotEstablished}, flushedVersion: -1, logged: map[string]bool{},
 	}
 }
@@ -88,13 +92,13 @@ func (s *session) set(d lb.BGPSession) {
 	if change != nil {
 		s.logged, s.told = map[string]bool{}, nil
 	}
-	attempt := s.attempt
+	abort := s.abort
 	s.mu.Unlock()
 	switch {
-	case d.BFDDown && !before.BFDDown && attempt != nil:
-		attempt(errBFDDown)
-	case change != nil && attempt != nil:
-		attempt(change)
+	case d.BFDDown && !before.BFDDown && abort != nil:
+		abort(errBFDDown)
+	case change != nil && abort != nil:
+		abort(change)
 	}
 	if change != nil || before.BFDDown && !d.BFDDown {
 		poke(s.redo)
@@ -144,13 +148,21 @@ func (s *session) run(ctx context.Context) {
 	watched, stop := "", func() {}
 	defer func() { stop() }()
 	wait := minWait
+	var due time.Time     // when to connect next
+	var incoming net.Conn // what the peer has opened before
+	defer func() {
+		close(s.over)
+		if incoming != nil {
+			incoming.Close()
+		}
+	}()
 	for ctx.Err() == nil {
 		if d := s.want(); d.Interface != watched {
 			stop()
 			stop = s.watchInterface(ctx, &discovery, d.Interface)
 			watched = d.Interface
 		}
-		up, err := s.try(ctx)
+		up, err := s.try(ctx, incoming)
 		if ctx.Err() != nil {
 			return
 		}
@@ -163,10 +175,15 @@ func (s *session) run(ctx context.Context) {
 		}
 		var change *changeError
 		if errors.As(err, &change) {
+			incoming = nil
 			continue // at once
 		}
-		s.pause(ctx, min(wait, most))
-		wait = min(2*wait, most)
+		if incoming == nil || up > 0 { // what the peer begins, and what comes to nothing, does not put off what we do
+			d := min(wait, most)
+			due = time.Now().Add(d*3/4 + rand.N(d/2))
+			wait = min(2*wait, most)
+		}
+		incoming = s.pause(ctx, due)
 	}
 }
 
@@ -175,6 +192,7 @@ func (s *session) watchInterface(ctx context.Context, group *sync.WaitGroup, ifa
 	s.mu.Lock()
 	s.router, s.trouble = netip.Addr{}, nil
 	s.mu.Unlock()
+	s.moved()
 	if iface == "" {
 		return func() {}
 	}
@@ -185,6 +203,7 @@ func (s *session) watchInterface(ctx context.Context, group *sync.WaitGroup, ifa
 				s.mu.Lock()
 				s.router, s.trouble = netip.Addr{}, err // a session that is up may go on
 				s.mu.Unlock()
+				s.moved()
 				poke(s.redo)
 				sleep(ctx, time.Second)
 			}
@@ -196,26 +215,48 @@ func (s *session) watchInterface(ctx context.Context, group *sync.WaitGroup, ifa
 // found takes the address of the router on the interface; not valid as long as there is none.
 func (s *session) found(addr netip.Addr) {
 	s.mu.Lock()
-	before, attempt := s.router, s.attempt
+	before, abort := s.router, s.abort
 	s.router, s.trouble = addr, nil
 	s.mu.Unlock()
-	if attempt != nil && before.IsValid() && addr != before {
-		attempt(&changeError{what: "the router on the interface is " + addr.String()})
+	s.moved()
+	if abort != nil && before.IsValid() && addr != before {
+		abort(&changeError{what: "the router on the interface is " + addr.String()})
 	}
 	if addr != before || !addr.IsValid() {
 		poke(s.redo)
 	}
 }
 
-// pause waits for about that time, or until there is a reason to go on.
-func (s *session) pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d*3/4 + rand.N(d/2))
+// target returns where the session is had now; its address is not valid as long as that of an unnumbered peer is not known.
+func (s *session) target() Target {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return targetOf(s.desired, s.router)
+}
+
+// offer hands over a connection that the peer has opened, and returns false when the session has ended. It does not wait: the
+// session's goroutine always listens.
+func (s *session) offer(conn net.Conn) bool {
+	select {
+	case s.incoming <- conn:
+		return true
+	case <-s.over:
+		return false
+	}
+}
+
+// pause waits until it is due to connect, until there is another reason to go on, or for a connection of the peer, which it returns.
+func (s *session) pause(ctx context.Context, due time.Time) net.Conn {
+	timer := time.NewTimer(time.Until(due))
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 	case <-timer.C:
 	case <-s.redo:
+	case conn := <-s.incoming:
+		return conn
 	}
+	return nil
 }
 
 func sleep(ctx context.Context, d time.Duration) {
@@ -225,8 +266,9 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// try makes one connection and keeps it as long as it lasts. It returns how long the session was established, and why it ended.
-func (s *session) try(ctx context.Context) (up time.Duration, err error) {
+// try makes one attempt and keeps the session as long as it lasts: with the connection that the peer has opened, if there is one. It
+// returns how long the session was established, and why it ended.
+func (s *session) try(ctx context.Context, incoming net.Conn) (up time.Duration, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	select {
@@ -235,50 +277,48 @@ func (s *session) try(ctx context.Context) (up time.Duration, err error) {
 	}
 	s.mu.Lock()
 	d, router, trouble := s.desired, s.router, s.trouble
-	s.attempt = cancel
+	s.abort = cancel
 	s.mu.Unlock()
 	defer func() {
 		s.mu.Lock()
-		s.attempt = nil
+		s.abort = nil
 		s.mu.Unlock()
 	}()
-	if d.BFDDown {
-		s.failed(lb.ReasonBFDDown, errBFDDown)
-		return 0, s.hold(ctx)
-	}
-	if d.Interface != "" && !router.IsValid() {
-		if trouble != nil {
-			s.failed(lb.ReasonInterfaceMissing, trouble)
-		} else {
-			s.failed(lb.ReasonNotEstablished, fmt.Errorf("no router has advertised itself on interface %s yet", d.Interface))
+	if reason, err := obstacle(d, router, trouble); err != nil {
+		if incoming != nil {
+			incoming.Close()
 		}
+		s.failed(reason, err)
 		return 0, s.hold(ctx)
 	}
 	s.enter(Connect)
-	conn, err := s.opts.Dial(ctx, targetOf(d, router))
-	if err != nil {
-		if cause := context.Cause(ctx); cause != nil {
-			err = cause
-		}
-		reason := lb.ReasonNotEstablished
-		if errors.Is(err, syscall.EADDRNOTAVAIL) {
-			reason = lb.ReasonSourceMissing
-		}
-		s.failed(reason, err)
-		return 0, err
-	}
-	c := newConnection(s, conn, d)
-	up, err = c.run(ctx)
-	s.lost(up > 0, err)
-	return up, err
+	return newAttempt(s, d, targetOf(d, router)).run(ctx, incoming)
 }
 
-// hold waits for what the session needs before it can connect.
+// obstacle returns what the session lacks before anybody can connect.
+func obstacle(d lb.BGPSession, router netip.Addr, trouble error) (lb.Reason, error) {
+	switch {
+	case d.BFDDown:
+		return lb.ReasonBFDDown, errBFDDown
+	case d.Interface == "" || router.IsValid():
+		return "", nil
+	case trouble != nil:
+		return lb.ReasonInterfaceMissing, trouble
+	}
+	return lb.ReasonNotEstablished, fmt.Errorf("no router has advertised itself on interface %s yet", d.Interface)
+}
+
+// hold waits for what the session needs before it can connect. Meanwhile it is Idle, and refuses what the peer opens (RFC 4271
+// section 8.2.2).
 func (s *session) hold(ctx context.Context) error {
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-s.redo:
-		return &changeError{what: "what was waited for is there"}
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-s.redo:
+			return &changeError{what: "what was waited for is there"}
+		case conn := <-s.incoming:
+			conn.Close()
+		}
 	}
 }

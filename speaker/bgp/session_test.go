@@ -305,7 +305,7 @@ func TestOptionsChangeInPlaceOrResetOneSession(t *testing.T) {
 			if s := status(a); s.LastError != test.reset || s.State == Idle {
 				t.Errorf("status %+v", s)
 			}
-			if last := p.asked[len(p.asked)-1]; last.Password != d.Password || last.Peer.Port() != d.Port {
+			if last := p.targets()[len(p.targets())-1]; last.Password != d.Password || last.Peer.Port() != d.Port {
 				t.Errorf("dialed %+v", last)
 			}
 		})
@@ -369,8 +369,8 @@ func TestBFDDownHoldsTheSessionDown(t *testing.T) {
 		set(a, d)
 		p.wantNotification(6, 10)
 		time.Sleep(time.Hour)
-		if s := status(a); s.State != Idle || s.Reason != lb.ReasonBFDDown || len(p.asked) != 1 {
-			t.Errorf("after %d dials: %+v", len(p.asked), s)
+		if s := status(a); s.State != Idle || s.Reason != lb.ReasonBFDDown || len(p.targets()) != 1 {
+			t.Errorf("after %d dials: %+v", len(p.targets()), s)
 		}
 		d.BFDDown = false
 		set(a, d)
@@ -384,8 +384,8 @@ func TestBFDDownHoldsTheSessionDown(t *testing.T) {
 		d := external(func(d *lb.BGPSession) { d.BFDDown = true })
 		set(a, d)
 		time.Sleep(time.Hour)
-		if len(p.asked) != 0 {
-			t.Errorf("%d dials", len(p.asked))
+		if len(p.targets()) != 0 {
+			t.Errorf("%d dials", len(p.targets()))
 		}
 		d.BFDDown = false
 		set(a, d)
@@ -576,8 +576,8 @@ func TestAttemptsToConnect(t *testing.T) {
 		set(a, external(func(d *lb.BGPSession) { d.ConnectTime = 8 * time.Second }))
 		p.establish(routerOpen())
 		// 0.25 + 0.5 + 1 + 2 + 4 + 8 * 5 seconds, give or take a quarter
-		if took := time.Since(began); took < 35*time.Second || took > 60*time.Second || len(p.asked) != 11 {
-			t.Errorf("%d attempts in %v", len(p.asked), took)
+		if took := time.Since(began); took < 35*time.Second || took > 60*time.Second || len(p.targets()) != 11 {
+			t.Errorf("%d attempts in %v", len(p.targets()), took)
 		}
 	})
 	inBubble(t, "20 flaps in a minute", func(t *testing.T, p *fakePeer, a *Actor) {

@@ -7,7 +7,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// State of a session, as RFC 4271 section 8.2.2 names it. Active does not occur, as a session never waits for the peer to connect.
+// State of a session, as RFC 4271 section 8.2.2 names it. Active does not occur: between
+// attempts a session is Idle, though a connection of the peer then begins one.
 type State string
 
 // The states.
@@ -61,16 +62,18 @@ func (s Status) Word() lb.PeerNode {
 
 // Negotiated is what both ends of a session have agreed on.
 type Negotiated struct {
-	PeerASN         uint32         `json:"peerASN"`
-	PeerID          netip.Addr     `json:"peerRouterID"`
-	Local           netip.AddrPort `json:"local"`
-	Peer            netip.AddrPort `json:"peer"`
-	Families        []lb.Family    `json:"families"`
-	HoldTime        time.Duration  `json:"holdTime"`
-	KeepaliveTime   time.Duration  `json:"keepaliveTime"`
-	FourOctetASN    bool           `json:"fourOctetASN"`
-	RouteRefresh    bool           `json:"routeRefresh"`
-	ExtendedNextHop bool           `json:"extendedNextHop"`
+	PeerASN uint32         `json:"peerASN"`
+	PeerID  netip.Addr     `json:"peerRouterID"`
+	Local   netip.AddrPort `json:"local"`
+	Peer    netip.AddrPort `json:"peer"`
+	// Incoming is set when the peer has opened the connection.
+	Incoming        bool          `json:"incoming"`
+	Families        []lb.Family   `json:"families"`
+	HoldTime        time.Duration `json:"holdTime"`
+	KeepaliveTime   time.Duration `json:"keepaliveTime"`
+	FourOctetASN    bool          `json:"fourOctetASN"`
+	RouteRefresh    bool          `json:"routeRefresh"`
+	ExtendedNextHop bool          `json:"extendedNextHop"`
 	// GracefulRestart is set when the peer keeps routes while the speaker restarts, for as long as RestartTime.
 	GracefulRestart bool          `json:"gracefulRestart"`
 	RestartTime     time.Duration `json:"restartTime,omitzero"`

@@ -1,0 +1,242 @@
+package bgp
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Waits before attempts to listen. They double from the least to the most.
+const (
+	minListenWait = 250 * time.Millisecond
+	maxListenWait = 10 * time.Second
+	// strangerEvery is how often a connection from an unknown address is logged at most.
+	strangerEvery = time.Minute
+)
+
+// listener takes the connections that peers open. One goroutine owns it.
+type listener struct {
+	address string
+	log     *slog.Logger
+	// offer gives a connection to the session that it is for, if there is one; passwords are those of the peers, by address.
+	offer     func(net.Conn) bool
+	passwords func() map[netip.Addr]string
+	changed   chan struct{} // poked when passwords may return others
+	listening atomic.Bool
+	strangers atomic.Uint64 // connections that no session expects
+	quiet     time.Time     // until when a stranger is not worth a line
+	logged    string        // the last failure
+}
+
+// CheckListen tells what is wrong with an address for Options.Listen.
+func CheckListen(address string) error {
+	host, port, err := net.SplitHostPort(address)
+	if n, wrong := strconv.ParseUint(port, 10, 16); err == nil && (wrong != nil || n == 0) {
+		err = fmt.Errorf("%q is not a port from 1 to 65535", port)
+	}
+	if addr, wrong := netip.ParseAddr(host); err == nil && host != "" && (wrong != nil || addr.IsMulticast()) {
+		err = fmt.Errorf("%q is not an address of a node", host)
+	}
+	if err != nil {
+		return fmt.Errorf("%q is not an address and a port such as :179, 10.0.0.1:179 or [::]:1179: %w", address, err)
+	}
+	return nil
+}
+
+func newListener(a *Actor) *listener {
+	return &listener{
+		address: a.opts.Listen, log: a.opts.Log.With("address", a.opts.Listen), offer: a.offer, passwords: a.passwords, changed: make(chan struct{}, 1),
+	}
+}
+
+// refresh makes the listener look at the passwords again, if there is a listener.
+func (l *listener) refresh() {
+	if l != nil {
+		poke(l.changed)
+	}
+}
+
+// run listens until ctx ends. An address that is in use, or that the node does not have, is tried again.
+func (l *listener) run(ctx context.Context) {
+	for wait := minListenWait; ctx.Err() == nil; wait = min(2*wait, maxListenWait) {
+		socket, err := l.open(ctx)
+		if err == nil {
+			l.log.Info("listening for BGP peers")
+			l.logged, wait = "", minListenWait
+			l.listening.Store(true)
+			err = l.serve(ctx, socket)
+			l.listening.Store(false)
+		}
+		if ctx.Err() == nil {
+			l.failed("cannot listen for BGP peers, so that sessions only begin from here", err)
+			sleep(ctx, wait)
+		}
+	}
+}
+
+// failed logs what recurs once.
+func (l *listener) failed(what string, err error) {
+	if l.logged != err.Error() {
+		l.logged = err.Error()
+		l.log.Warn(what, "error", err)
+	}
+}
+
+func (l *listener) open(ctx context.Context) (*net.TCPListener, error) {
+	config := net.ListenConfig{
+		KeepAlive: -1, // BGP has its own
+		Control:   func(network, _ string, c syscall.RawConn) error { return control(c, markControl(network)) },
+	}
+	config.SetMultipathTCP(false) // it knows no MD5 signatures
+	socket, err := config.Listen(ctx, l.network(), l.address)
+	if err != nil {
+		return nil, err
+	}
+	return socket.(*net.TCPListener), nil
+}
+
+// network keeps 0.0.0.0 to IPv4; :: and no address are for both families.
+func (l *listener) network() string {
+	if at, err := netip.ParseAddrPort(l.address); err == nil && at.Addr().Is4() {
+		return "tcp4"
+	}
+	return "tcp"
+}
+
+// markControl gives answers to peers that connect the traffic class of what follows.
+func markControl(network string) func(fd int) error {
+	return func(fd int) error {
+		err := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TOS, classControl)
+		if err == nil && network == "tcp6" {
+			err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_TCLASS, classControl)
+		}
+		if err != nil {
+			return fmt.Errorf("set the traffic class: %w", err)
+		}
+		return nil
+	}
+}
+
+// serve takes connections until the socket fails or ctx ends.
+func (l *listener) serve(ctx context.Context, socket *net.TCPListener) error {
+	accepted, failed := make(chan net.Conn), make(chan error, 1)
+	var accepting sync.WaitGroup
+	defer accepting.Wait()
+	defer socket.Close()
+	accepting.Go(func() {
+		for {
+			conn, err := socket.Accept()
+			if err != nil {
+				failed <- err
+				return
+			}
+			select {
+			case accepted <- conn:
+			case <-ctx.Done():
+				conn.Close()
+			}
+		}
+	})
+	signed := map[netip.Addr]string{}
+	l.sign(socket, signed)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-failed:
+			return plain(err)
+		case <-l.changed:
+			l.sign(socket, signed)
+		case conn := <-accepted:
+			l.take(conn)
+		}
+	}
+}
+
+// sign makes the kernel demand the signatures of exactly those peers that have a password; signed are those of which it does already.
+// A peer of which it cannot is not let in for that: the session sets the password of its connection as well.
+func (l *listener) sign(socket *net.TCPListener, signed map[netip.Addr]string) {
+	want := l.passwords()
+	set := func(fd int) (failed error) {
+		for peer := range signed {
+			if _, ok := want[peer]; !ok {
+				_ = sign(fd, peer, "") // it was set, so that it can be removed
+				delete(signed, peer)
+			}
+		}
+		for peer, password := range want {
+			if signed[peer] == password || peer.Is6() && l.network() == "tcp4" {
+				continue
+			}
+			if err := sign(fd, peer, password); err != nil {
+				failed = fmt.Errorf("peer %s: %w", peer, err)
+				continue
+			}
+			signed[peer] = password
+		}
+		return failed
+	}
+	raw, err := socket.SyscallConn()
+	if err == nil {
+		err = control(raw, set)
+	}
+	if err != nil {
+		l.failed("a BGP peer with a password cannot connect", err)
+	}
+}
+
+// take hands a connection on, or closes it.
+func (l *listener) take(conn net.Conn) {
+	if l.offer(conn) {
+		return
+	}
+	conn.Close()
+	total := l.strangers.Add(1)
+	if now := time.Now(); now.After(l.quiet) {
+		l.quiet = now.Add(strangerEvery)
+		l.log.Warn("closed a connection to the BGP port that is of no session", "from", conn.RemoteAddr(), "to", conn.LocalAddr(), "soFar", total)
+	}
+}
+
+// offer gives a connection to the session that it is for, and returns false if there is none. Of several with one router, it is the
+// first by name.
+func (a *Actor) offer(conn net.Conn) bool {
+	for _, s := range a.byName() {
+		if s.target().admits(conn) {
+			return s.offer(conn)
+		}
+	}
+	return false
+}
+
+// passwords returns the passwords of all peers that have one, by address.
+func (a *Actor) passwords() map[netip.Addr]string {
+	all := map[netip.Addr]string{}
+	for _, s := range a.byName() {
+		if t := s.target(); t.Password != "" && t.Peer.Addr().IsValid() {
+			all[t.Peer.Addr().WithZone("")] = t.Password
+		}
+	}
+	return all
+}
+
+func (a *Actor) byName() []*session {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var all []*session
+	for _, name := range slices.Sorted(maps.Keys(a.sessions)) {
+		all = append(all, a.sessions[name])
+	}
+	return all
+}
