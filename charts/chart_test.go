@@ -207,6 +207,14 @@ func TestPrivileges(t *testing.T) {
 			t.Errorf("%s: capabilities (-want +got):\n%s", name, diff)
 		}
 	}
+	for listen, want := range map[string][]corev1.Capability{
+		":179": {"IPC_LOCK", "NET_ADMIN", "NET_BIND_SERVICE", "NET_RAW", "SYS_NICE"}, "[::]:1179": {"IPC_LOCK", "NET_ADMIN", "NET_RAW", "SYS_NICE"},
+	} {
+		pod := as[appsv1.DaemonSet](t, render(t, "speaker.bgpListen=\""+listen+"\""), "DaemonSet landfall-node").Spec.Template.Spec
+		if diff := cmp.Diff(want, container(t, pod, "speaker").SecurityContext.Capabilities.Add); diff != "" {
+			t.Errorf("bgpListen %s: capabilities (-want +got):\n%s", listen, diff)
+		}
+	}
 	for _, tt := range []struct {
 		set  []string
 		want []string
@@ -303,7 +311,8 @@ func TestValuesReachThePrograms(t *testing.T) {
 		{[]string{`logLevel="warn"`, `proxy.logLevel="debug"`}, "speaker", []string{"--log-level=warn"}, nil},
 		{[]string{"proxy.enabled=false"}, "speaker", []string{"--gate=none"}, nil},
 		{nil, "speaker", []string{"--namespace=landfall-system", "--daemonset=landfall-node", "--bgp-convergence=3s"}, nil},
-		{[]string{`speaker.bgpConvergence="10s"`}, "speaker", []string{"--bgp-convergence=10s"}, nil},
+		{[]string{`speaker.bgpConvergence="10s"`}, "speaker", []string{"--bgp-convergence=10s"}, []string{"--bgp-listen"}},
+		{[]string{`speaker.bgpListen="10.0.0.1:179"`}, "speaker", []string{"--bgp-listen=10.0.0.1:179"}, nil},
 		{[]string{`speaker.gate="none"`, "speaker.gossip.encrypt=false"}, "speaker", []string{"--gate=none"}, []string{"--gossip-key-file"}},
 		{[]string{`proxy.nodePortAddresses=["10.0.0.0/8","primary"]`, "proxy.masqueradeAll=true", `proxy.clusterCIDR="10.0.0.0/8,fd00::/48"`}, "proxy",
 			[]string{"--nodeport-addresses=10.0.0.0/8,primary", "--masquerade-all=true", "--cluster-cidr=10.0.0.0/8,fd00::/48"}, nil},
@@ -384,6 +393,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		"proxy.masqueradeBit=32":                "/proxy/masqueradeBit",
 		`speaker.gate="kube-proxy"`:             "/speaker/gate",
 		`speaker.hold="30"`:                     "/speaker/hold",
+		`speaker.bgpListen="179"`:               "/speaker/bgpListen",
 		"speaker.gossip.key=1":                  "key",
 		"controller.leaderElect.leaseSeconds=1": "leaseSeconds",
 		`controller.replicas="two"`:             "/controller/replicas",

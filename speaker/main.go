@@ -52,7 +52,7 @@ func main() {
 
 type flags struct {
 	class, gate, feedSocket, bindAddress, gossipKeyFile string
-	namespace, daemonSet, onConflict                    string
+	namespace, daemonSet, onConflict, bgpListen         string
 	bindPort                                            uint16
 	hold, restartHold, announceEvery                    time.Duration
 	options                                             options
@@ -72,6 +72,7 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.DurationVar(&f.announceEvery, "announce-every", 0, "how often addresses are announced again while they stay, against switches that forget them; 0 for never")
 	set.BoolVar(&f.options.cordonDrains, "drain-on-cordon", false, "give the addresses of a node away that is cordoned")
 	set.DurationVar(&f.options.convergence, "bgp-convergence", 3*time.Second, "how long routes are announced with GRACEFUL_SHUTDOWN before a planned withdrawal, while routers choose others")
+	set.StringVar(&f.bgpListen, "bgp-listen", "", "address and port at which BGP peers may connect, such as :179, 10.0.0.1:179 or [::]:1179 (default: none, the speaker opens all sessions itself)")
 	set.StringVar(&f.daemonSet, "daemonset", "", "DaemonSet in the namespace that runs the speaker: when it is gone, the speaker ends for good and BGP peers keep no routes (default: always expect a successor)")
 	set.StringVar(&f.gossipKeyFile, "gossip-key-file", "", "file with a key of 16, 24 or 32 bytes, bare or in base64, that encrypts gossip (default: not encrypted)")
 }
@@ -95,6 +96,11 @@ func (f *flags) check() (bind netip.Addr, key []byte, err error) {
 	}
 	if f.options.convergence < 0 {
 		return bind, nil, ops.Usagef("--bgp-convergence: %s is negative", f.options.convergence)
+	}
+	if f.bgpListen != "" {
+		if err := bgp.CheckListen(f.bgpListen); err != nil {
+			return bind, nil, ops.Usagef("--bgp-listen: %w", err)
+		}
 	}
 	for _, pattern := range f.options.exclude {
 		if _, err := path.Match(pattern, ""); err != nil {
@@ -171,7 +177,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 			}
 		},
 	})
-	sessions := bgp.New(bgp.Options{Log: rt.Log, Hostname: rt.NodeName, Changed: s.runner.Poke})
+	sessions := bgp.New(bgp.Options{Log: rt.Log, Hostname: rt.NodeName, Listen: f.bgpListen, Changed: s.runner.Poke})
 	rt.Metrics.MustRegister(sessions)
 	watches := bfd.NewProcess(bfd.Options{Log: rt.Log, Changed: s.runner.Poke})
 	objects := report.NewObjects(rt.Log)

@@ -25,8 +25,8 @@ type BGPPeer struct {
 	Status BGPPeerStatus `json:"status,omitzero"`
 }
 
-// BGPPeerSpec says how to reach the router, from which nodes, and with which options. A node opens the TCP connection itself and
-// never listens, so that it can live beside another BGP speaker on the node.
+// BGPPeerSpec says how to reach the router, from which nodes, and with which options. A node opens the TCP connection itself. It
+// listens only where the speaker's flag --bgp-listen says so, as another BGP speaker may live on the node.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.peerASN) != has(self.dynamicASN)",message="set exactly one of peerASN and dynamicASN"
 // +kubebuilder:validation:XValidation:rule="has(self.peerAddress) != has(self.interface)",message="set exactly one of peerAddress and interface"
