@@ -37,7 +37,7 @@ func TestPlanNode(t *testing.T) {
 	own, others := planNode(c, c.Nodes[1]).commands(func(host string) string { return "x-" + host })
 	wantOwn := []string{
 		"link set lo up",
-		"link add cni0 type bridge forward_delay 0 stp_state 0",
+		"link add cni0 address 02:00:00:00:00:fe type bridge forward_delay 0 stp_state 0",
 		"link set cni0 up",
 		"link add eth0 type veth peer name " + portName("k8s-worker-177", "eth0") + " netns x-switch",
 		"link set eth0 up",

@@ -110,6 +110,10 @@ func planPod(c Cluster, p Pod, n Node) hostPlan {
 	}
 }
 
+// bridgeAddress is the MAC address of each bridge, none of which sees another. The CNI plugins give theirs one too: a bridge
+// without takes the least of its ports', which changes as pods come and go, and for seconds other pods go on sending to the one before.
+const bridgeAddress = "02:00:00:00:00:fe"
+
 // sysctls returns what each host with addresses has, and more.
 func sysctls(more map[string]string) map[string]string {
 	all := map[string]string{
@@ -128,7 +132,7 @@ func sysctls(more map[string]string) map[string]string {
 func (h hostPlan) commands(ns func(host string) string) (own []string, others map[string][]string) {
 	own = append(own, "link set lo up")
 	for _, b := range h.Bridges {
-		own = append(own, "link add "+b+" type bridge forward_delay 0 stp_state 0", "link set "+b+" up")
+		own = append(own, "link add "+b+" address "+bridgeAddress+" type bridge forward_delay 0 stp_state 0", "link set "+b+" up")
 	}
 	others = map[string][]string{}
 	for _, c := range h.Cables {
