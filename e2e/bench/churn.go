@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -60,19 +61,19 @@ func (b *bench) churn(ctx context.Context, c contender, services int) (row churn
 	for _, measure := range []struct {
 		into  *quantiles
 		times int
-		once  func(context.Context, *prober, int) (time.Duration, error)
+		once  func(context.Context, *prober, int) (span, error)
 	}{
 		{&row.Change, b.changes, b.change},
 		{&row.New, b.newServices, b.newService},
 		{&row.Behind, b.bursts, b.behind},
 	} {
-		var took []time.Duration
+		var took []span
 		for i := range measure.times {
-			d, err := measure.once(ctx, from, i)
+			s, err := measure.once(ctx, from, i)
 			if err != nil {
 				return row, err
 			}
-			took = append(took, d)
+			took = append(took, s)
 			time.Sleep(apart)
 		}
 		*measure.into = quantilesOf(took)
@@ -110,60 +111,75 @@ func settle(ctx context.Context, p *proxy) error {
 	return nil
 }
 
-// change moves the target to its other pod, and returns the time from the API server's answer to the first answer of that pod.
-func (b *bench) change(ctx context.Context, from *prober, _ int) (time.Duration, error) {
+// span is how long something took from the call of the API server on.
+type span struct {
+	call  time.Duration // until the API server had answered
+	whole time.Duration // until a client had the first right answer
+}
+
+// change moves the target to its other pod, and waits for the first answer of that pod.
+func (b *bench) change(ctx context.Context, from *prober, _ int) (span, error) {
 	return b.moveTarget(ctx, from, func() error { return nil })
 }
 
 // behind does so after many other changes.
-func (b *bench) behind(ctx context.Context, from *prober, _ int) (time.Duration, error) {
+func (b *bench) behind(ctx context.Context, from *prober, _ int) (span, error) {
 	return b.moveTarget(ctx, from, func() error { return b.fleet.burst(ctx, min(burstSize, b.fleet.size-1)) })
 }
 
-func (b *bench) moveTarget(ctx context.Context, from *prober, first func() error) (time.Duration, error) {
+func (b *bench) moveTarget(ctx context.Context, from *prober, first func() error) (s span, err error) {
 	answer, err := from.ask(b.fleet.addresses[target])
 	if err != nil {
-		return 0, err
+		return s, err
 	}
 	to := podA
 	if answer == podA {
 		to = podB
 	}
 	if err := first(); err != nil {
-		return 0, err
+		return s, err
 	}
 	asked := time.Now()
 	if err := b.fleet.point(ctx, target, endpoint(b.fleet.podAddress(to), churnNode)); err != nil {
-		return 0, err
+		return s, err
 	}
+	s.call = time.Since(asked)
 	err = from.wait(ctx, b.fleet.addresses[target], to, asked.Add(limit))
-	return time.Since(asked), err
+	s.whole = time.Since(asked)
+	return s, err
 }
 
-// newService creates a Service whose endpoints are there, and returns the time to its first answer.
-func (b *bench) newService(ctx context.Context, from *prober, _ int) (time.Duration, error) {
+// newService creates a Service whose endpoints are there, and waits for its first answer.
+func (b *bench) newService(ctx context.Context, from *prober, _ int) (s span, err error) {
 	name := fmt.Sprintf("new-%d", b.fleet.serial.Add(1))
 	if err := b.fleet.createSlice(ctx, name, endpoint(b.fleet.podAddress(podA), churnNode)); err != nil {
-		return 0, err
+		return s, err
 	}
 	asked := time.Now()
 	address, err := b.fleet.createService(ctx, name)
 	if err != nil {
-		return 0, err
+		return s, err
 	}
+	s.call = time.Since(asked)
 	if err := from.wait(ctx, address, "", asked.Add(limit)); err != nil {
-		return 0, err
+		return s, err
 	}
-	took := time.Since(asked)
-	return took, b.fleet.remove(ctx, name)
+	s.whole = time.Since(asked)
+	return s, b.fleet.remove(ctx, name)
 }
 
-func quantilesOf(took []time.Duration) (q quantiles) {
+func quantilesOf(took []span) (q quantiles) {
 	if len(took) == 0 {
 		return q
 	}
-	slices.Sort(took)
-	return quantiles{P50: milliseconds(took[len(took)/2]), Max: milliseconds(took[len(took)-1])}
+	median := func(of func(span) time.Duration) time.Duration {
+		slices.SortFunc(took, func(a, b span) int { return cmp.Compare(of(a), of(b)) })
+		return of(took[len(took)/2])
+	}
+	q.Call = milliseconds(median(func(s span) time.Duration { return s.call }))
+	q.P50 = milliseconds(median(func(s span) time.Duration { return s.whole }))
+	q.Max = milliseconds(took[len(took)-1].whole)
+	return q
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
