@@ -79,31 +79,28 @@ func startMany(t testing.TB, n int) *many {
 	return m
 }
 
-// wait waits until one node answers for each address, and notes which.
+// wait waits until one node answers for each address, and notes which. It asks the speakers for little until it is so, as they share the
+// machine.
 func (m *many) wait(t testing.TB, atMost time.Duration) {
 	t.Helper()
 	err := lab.WaitFor(t.Context(), func(string) {}, "all addresses are answered for by one node", atMost, func(ctx context.Context) error {
-		owner := map[netip.Addr]string{}
+		announced := 0
 		for _, a := range m.l.Agents("speaker") {
 			if !a.Running() {
 				continue
 			}
-			seen, err := views(ctx, m.l, a.Node)
+			page, err := a.Get(ctx, "/metrics")
 			if err != nil {
 				return err
 			}
-			for vip, v := range seen {
-				if len(v.Answering) == 0 {
-					continue
-				}
-				if other, two := owner[vip]; two {
-					return fmt.Errorf("%s and %s answer for %s", other, a.Node, vip)
-				}
-				owner[vip] = a.Node
-			}
+			announced += strings.Count(page, "\nlandfall_speaker_announced{")
 		}
-		if len(owner) != m.vips {
-			return fmt.Errorf("%d of %d are answered for", len(owner), m.vips)
+		if announced != m.vips {
+			return fmt.Errorf("%d are announced, want %d", announced, m.vips)
+		}
+		owner, err := m.owners(ctx)
+		if err != nil {
+			return err
 		}
 		m.owner = owner
 		return nil
@@ -111,6 +108,33 @@ func (m *many) wait(t testing.TB, atMost time.Duration) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// owners returns the one node that answers for each address, an error if it is not one.
+func (m *many) owners(ctx context.Context) (map[netip.Addr]string, error) {
+	owner := map[netip.Addr]string{}
+	for _, a := range m.l.Agents("speaker") {
+		if !a.Running() {
+			continue
+		}
+		seen, err := views(ctx, m.l, a.Node)
+		if err != nil {
+			return nil, err
+		}
+		for vip, v := range seen {
+			if len(v.Answering) == 0 {
+				continue
+			}
+			if other, two := owner[vip]; two {
+				return nil, fmt.Errorf("%s and %s answer for %s", other, a.Node, vip)
+			}
+			owner[vip] = a.Node
+		}
+	}
+	if len(owner) != m.vips {
+		return nil, fmt.Errorf("%d of %d are answered for", len(owner), m.vips)
+	}
+	return owner, nil
 }
 
 func (m *many) perNode() map[string]int {
