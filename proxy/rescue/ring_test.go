@@ -394,3 +394,56 @@ func TestContract5ARouterThatChangesItsNodesLosesNothing(t *testing.T) {
 		t.Errorf("only %d packets were handed over: the test shows nothing", n)
 	}
 }
+
+// A node on the way that knows a former connection of the same ports does not keep what belongs to the one of now.
+func TestContract5AFormerConnectionOfTheSamePortsIsNotTakenForIt(t *testing.T) {
+	r := newRack(t, 4)
+	r.all(t)
+	const port = 1080
+	dial := func(vip string) net.Conn {
+		t.Helper()
+		var conn net.Conn
+		r.client.Do(t, func() (err error) {
+			d := net.Dialer{LocalAddr: &net.TCPAddr{Port: port}, Timeout: 5 * time.Second}
+			conn, err = d.Dial("tcp", net.JoinHostPort(vip, "80"))
+			return err
+		})
+		if n := lost([]net.Conn{conn}); n > 0 {
+			t.Fatalf("a new connection to %s was lost", vip)
+		}
+		return conn
+	}
+	for _, at := range []addresses{v4, v6} {
+		for former := range r.nodes {
+			r.point(t, at.vip, r.macs[former])
+			conn := dial(at.vip)
+			if err := conn.(*net.TCPConn).SetLinger(0); err != nil { // a reset, after which the port is free
+				t.Fatal(err)
+			}
+			conn.Close()
+		}
+		r.point(t, at.vip, r.macs[3])
+		conn := dial(at.vip)
+		for to := range r.nodes {
+			r.point(t, at.vip, r.macs[to])
+			if n := lost([]net.Conn{conn}); n > 0 {
+				t.Errorf("%s: the connection was lost at node %d", at.vip, to)
+			}
+		}
+		// Who may know it is not overruled by those who do not.
+		r.nodes[3].Run(t, "conntrack", "-F")
+		r.point(t, at.vip, r.macs[0])
+		resets := r.resets(t)
+		if _, err := conn.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(500 * time.Millisecond)
+		if n := r.resets(t) - resets; n != 0 {
+			t.Errorf("%s: %d resets of a connection that some nodes may know", at.vip, n)
+		}
+		if err := conn.(*net.TCPConn).SetLinger(0); err != nil {
+			t.Fatal(err)
+		}
+		conn.Close()
+	}
+}

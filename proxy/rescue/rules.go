@@ -34,9 +34,14 @@ const (
 // A packet that goes round a ring has its TTL set by the node that began it, to spent and as many more as hands it may pass through: each of them
 // takes one away, as dup does that. At spent it goes no further. Only what is outside of spent to spent+maxHops is ever set, so nothing goes round
 // for ever, whatever the nodes think of the ring. No client's packets come with such a TTL: they begin with 64, 128 or 255 and pass through few routers.
+//
+// A node may take a packet for one of a former connection of the same ports, which conntrack knows for minutes after its end. Outside of the
+// window of that one it is invalid, but it may belong to a connection that another node knows, or to one of this node after all. So it goes on,
+// and what all of this holds for has the bits of doubt changed: at spent^doubt it goes no further either, and nothing is refused.
 const (
 	spent   = 200
 	maxHops = lb.MaxRing
+	doubt   = 0x60
 )
 
 func name(prefix string, node netip.Addr) string { return prefix + hex.EncodeToString(node.AsSlice()) }
@@ -127,8 +132,9 @@ func compare(op expr.CmpOp, data ...byte) expr.Any {
 	return &expr.Cmp{Op: op, Register: unix.NFT_REG_1, Data: data}
 }
 
-func outside(from, to byte) expr.Any {
-	return &expr.Range{Op: expr.CmpOpNeq, Register: unix.NFT_REG_1, FromData: []byte{from}, ToData: []byte{to}}
+// span matches what is in (CmpOpEq) or outside of (CmpOpNeq) from to to.
+func span(op expr.CmpOp, from, to byte) expr.Any {
+	return &expr.Range{Op: op, Register: unix.NFT_REG_1, FromData: []byte{from}, ToData: []byte{to}}
 }
 
 func mask(mask ...byte) expr.Any {
@@ -171,17 +177,24 @@ func (h header) dst() exprs {
 func (h header) ttl() expr.Any { return load(unix.NFT_REG_1, expr.PayloadBaseNetworkHeader, h.hops, 1) }
 
 // setTTL is what nft makes of "ip ttl set" and "ip6 hoplimit set".
-func (h header) setTTL(ttl byte) exprs {
+func (h header) setTTL(ttl byte) exprs { return h.editTTL(0, ttl) }
+
+// editTTL keeps the bits of the TTL that are in keep, and then changes those in flip.
+func (h header) editTTL(keep, flip byte) exprs {
 	if h.family == nftables.TableFamilyIPv6 {
-		return exprs{
-			&expr.Immediate{Register: unix.NFT_REG_1, Data: []byte{ttl}},
-			&expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: unix.NFT_REG_1, Base: expr.PayloadBaseNetworkHeader, Offset: h.hops, Len: 1},
+		edit := []expr.Any{
+			h.ttl(),
+			&expr.Bitwise{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: 1, Mask: []byte{keep}, Xor: []byte{flip}},
 		}
+		if keep == 0 {
+			edit = []expr.Any{&expr.Immediate{Register: unix.NFT_REG_1, Data: []byte{flip}}}
+		}
+		return append(edit, &expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: unix.NFT_REG_1, Base: expr.PayloadBaseNetworkHeader, Offset: h.hops, Len: 1})
 	}
 	const checksum = 10 // in the header
 	return exprs{
 		load(unix.NFT_REG_1, expr.PayloadBaseNetworkHeader, h.hops, 2),
-		&expr.Bitwise{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: 2, Mask: []byte{0, 255}, Xor: []byte{ttl, 0}},
+		&expr.Bitwise{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: 2, Mask: []byte{keep, 255}, Xor: []byte{flip, 0}},
 		&expr.Payload{
 			OperationType: expr.PayloadWrite, SourceRegister: unix.NFT_REG_1, Base: expr.PayloadBaseNetworkHeader, Offset: h.hops, Len: 2,
 			CsumType: expr.CsumTypeInet, CsumOffset: checksum,
@@ -220,18 +233,25 @@ const (
 
 // strayRules tells strays apart. All but the first packets of connections, which have a SYN, and strays are through after one rule.
 func (h header) strayRules(nodes []netip.Addr, t table) []exprs {
-	accept := verdict(expr.VerdictAccept, "")
+	accept, drop := verdict(expr.VerdictAccept, ""), verdict(expr.VerdictDrop, "")
+	// Conntrack finds the end of an unknown connection invalid, and what is out of the window of a known one.
+	doubtful := join(state(expr.CmpOpNeq, invalid), flags(expr.CmpOpEq, fin|rst))
+	isSpent := exprs{h.ttl(), compare(expr.CmpOpEq, spent)}
 	rules := []exprs{
 		join(state(expr.CmpOpEq, invalid|fresh), accept),
 		join(isTCP(expr.CmpOpNeq), accept),
 		join(flags(expr.CmpOpNeq, syn), accept),
-		// Conntrack finds the end of an unknown connection invalid, and what is out of the window of a known one.
-		join(state(expr.CmpOpNeq, invalid), flags(expr.CmpOpEq, fin|rst), accept),
+		join(doubtful, h.dst(), notIn(setRing), accept),
 		{h.ttl(), compare(expr.CmpOpLt, 2), accept[0]},
+		join(h.dst(), in(setRing), exprs{
+			h.ttl(), span(expr.CmpOpNeq, spent, spent+maxHops), span(expr.CmpOpNeq, spent^doubt, spent^doubt+maxHops),
+		}, h.setTTL(byte(spent+t.hops))),
+		join(h.dst(), in(setRing), exprs{h.ttl(), compare(expr.CmpOpEq, spent^doubt)}, drop),
+		join(doubtful, isSpent, drop),
+		join(doubtful, exprs{h.ttl(), span(expr.CmpOpEq, spent, spent+maxHops)}, h.editTTL(255, doubt)),
 		// Not left to what delivers here: with policy Local and no endpoint that would be silence.
-		join(isTCP(expr.CmpOpEq), h.dst(), in(setRing), exprs{h.ttl(), compare(expr.CmpOpEq, spent), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}),
-		{h.ttl(), compare(expr.CmpOpEq, spent), accept[0]},
-		join(h.dst(), in(setRing), exprs{h.ttl(), outside(spent, spent+maxHops)}, h.setTTL(byte(spent+t.hops))),
+		join(isTCP(expr.CmpOpEq), h.dst(), in(setRing), isSpent, exprs{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}),
+		join(isSpent, accept),
 	}
 	for _, node := range nodes {
 		rules = append(rules, join(h.flow(), in(name(prefixFlows, node)), verdict(expr.VerdictGoto, name(prefixTo, node))))
