@@ -131,11 +131,12 @@ func (r renderer) port(c *contribution, key lb.Key, p plan.Port, affinity time.D
 	}
 	for endpoint := range used {
 		chain := endpointChain(key, p, endpoint)
-		deliver := rule{protocol: p.Protocol, comment: name, portless: true, target: "DNAT --to-destination " + endpoint.String()}
+		// Without comments, as these are half of all rules: the rules that jump here name the Service.
+		deliver := rule{protocol: p.Protocol, portless: true, target: "DNAT --to-destination " + endpoint.String()}
 		if affinity > 0 {
 			deliver.match = r.remember(chain)
 		}
-		add(chain, rule{src: host(endpoint.Addr()), comment: name, target: chainMasquerade}, deliver) // hairpin: the pod must not see itself
+		add(chain, rule{src: host(endpoint.Addr()), target: chainMasquerade}, deliver) // hairpin: the pod must not see itself
 	}
 }
 
