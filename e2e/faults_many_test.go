@@ -6,10 +6,13 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/landfall-lb/landfall/e2e/lab"
 	"github.com/landfall-lb/landfall/e2e/lab/labtest"
@@ -67,15 +70,21 @@ func startMany(t testing.TB, n int) *many {
 	if err := l.ApplyYAML(t.Context(), manyPool); err != nil {
 		t.Fatal(err)
 	}
+	var g errgroup.Group
+	g.SetLimit(8)
 	for i := range n {
-		s := lab.SeedService()
-		s.Name, s.ClusterIP, s.Ports[0].NodePort = fmt.Sprintf("many-%d", i), netip.Addr{}, 0
-		if err := l.AddService(t.Context(), s); err != nil {
-			t.Fatal(err)
-		}
+		g.Go(func() error {
+			s := lab.SeedService()
+			s.Name, s.ClusterIP, s.Ports = fmt.Sprintf("many-%d", i), netip.Addr{}, slices.Clone(s.Ports)
+			s.Ports[0].NodePort = 0
+			return l.AddService(t.Context(), s)
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
 	}
 	m := &many{l: l, vips: n}
-	m.wait(t, 5*time.Minute)
+	m.wait(t, 10*time.Minute)
 	return m
 }
 

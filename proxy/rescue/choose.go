@@ -11,6 +11,8 @@ import (
 // mac is a link-layer address of Ethernet.
 type mac [6]byte
 
+func (m mac) bytes() []byte { return m[:] }
+
 func (m mac) compare(other mac) int { return slices.Compare(m[:], other[:]) }
 
 // neighbor is what the kernel knows of an address on the same LAN.
@@ -120,4 +122,10 @@ func (c *chooser) onRing(vip netip.Addr) {
 func (t table) equal(other table) bool {
 	return maps.EqualFunc(t.targets, other.targets, slices.Equal) && slices.Equal(t.peers, other.peers) &&
 		slices.Equal(t.ring, other.ring) && t.hops == other.hops
+}
+
+// sameRules tells whether other differs in elements of sets at most.
+func (t table) sameRules(other table) bool {
+	some := func(a, b []netip.Addr) bool { return (len(a) > 0) == (len(b) > 0) }
+	return t.hops == other.hops && maps.EqualFunc(t.targets, other.targets, some)
 }

@@ -136,8 +136,9 @@ func packets(rules []*nftables.Rule) uint64 {
 // most elements in a message
 const most = 500
 
-// write makes one family's table as wanted, in one transaction. Connections to targets that stay are kept in mind.
-func (Kernel) write(family lb.Family, want table, have held) error {
+// write makes one family's table as wanted, in one transaction. Connections to targets that stay are kept in mind. With before, which is what the
+// table was made from, it writes only what differs.
+func (Kernel) write(family lb.Family, before *table, want table, have held) error {
 	c, err := conn()
 	if err != nil {
 		return err
@@ -149,31 +150,41 @@ func (Kernel) write(family lb.Family, want table, have held) error {
 		}
 		return c.Flush()
 	}
+	var was table
+	if before != nil && have.exists {
+		was = *before
+	} else {
+		before = nil
+	}
 	c.AddTable(h.table())
 	nodes := slices.SortedFunc(maps.Keys(want.targets), netip.Addr.Compare)
 	var errs []error
-	fill := func(set *nftables.Set, elements []nftables.SetElement) {
+	fill := func(set *nftables.Set, was, now []string) {
 		errs = append(errs, c.AddSet(set, nil))
-		c.FlushSet(set)
-		for part := range slices.Chunk(elements, most) {
+		if before == nil {
+			c.FlushSet(set)
+			was = nil
+		}
+		for part := range slices.Chunk(missing(now, was), most) {
+			errs = append(errs, c.SetDeleteElements(set, part))
+		}
+		for part := range slices.Chunk(missing(was, now), most) {
 			errs = append(errs, c.SetAddElements(set, part))
 		}
 	}
-	var peers []nftables.SetElement
-	for _, peer := range want.peers {
-		peers = append(peers, nftables.SetElement{Key: slices.Clone(peer[:])})
-	}
-	fill(h.peers(), peers)
-	fill(h.ring(), elementsOf(want.ring))
+	fill(h.peers(), keysOf(was.peers, mac.bytes), keysOf(want.peers, mac.bytes))
+	fill(h.ring(), keysOf(was.ring, netip.Addr.AsSlice), keysOf(want.ring, netip.Addr.AsSlice))
 	for _, node := range nodes {
-		fill(h.vips(node), elementsOf(want.targets[node]))
+		fill(h.vips(node), keysOf(was.targets[node], netip.Addr.AsSlice), keysOf(want.targets[node], netip.Addr.AsSlice))
 		if _, there := have.sent[node]; there {
 			continue
 		}
 		errs = append(errs, c.AddSet(h.flows(node), nil))
 		add(c, h.to(node), h.toRules(node))
 	}
-	add(c, h.strays(), h.strayRules(nodes, want))
+	if before == nil || !was.sameRules(want) {
+		add(c, h.strays(), h.strayRules(nodes, want))
+	}
 	for node := range have.sent {
 		if _, wanted := want.targets[node]; !wanted {
 			c.FlushChain(h.to(node))
@@ -185,10 +196,24 @@ func (Kernel) write(family lb.Family, want table, have held) error {
 	return errors.Join(append(errs, c.Flush())...)
 }
 
-func elementsOf(addrs []netip.Addr) []nftables.SetElement {
-	elements := make([]nftables.SetElement, len(addrs))
-	for i, addr := range addrs {
-		elements[i].Key = addr.AsSlice()
+func keysOf[T any](all []T, bytes func(T) []byte) []string {
+	keys := make([]string, len(all))
+	for i, one := range all {
+		keys[i] = string(bytes(one))
+	}
+	return keys
+}
+
+// missing returns the elements of all that are not among some.
+func missing(some, all []string) (elements []nftables.SetElement) {
+	among := make(map[string]bool, len(some))
+	for _, key := range some {
+		among[key] = true
+	}
+	for _, key := range all {
+		if !among[key] {
+			elements = append(elements, nftables.SetElement{Key: []byte(key)})
+		}
 	}
 	return elements
 }

@@ -44,12 +44,14 @@ const (
 	lookEvery = 2 * time.Second
 	lookSoon  = 20 * time.Millisecond
 	soonLooks = 10
+	// gap is the least time between two looks that changes cause: each costs as much as there are VIPs, and they may come by the hundred.
+	gap = 50 * time.Millisecond
 )
 
 // kernel is what an Actor needs of the node; Kernel outside of tests.
 type kernel interface {
 	load(family lb.Family, all bool) (held, error)
-	write(lb.Family, table, held) error
+	write(family lb.Family, before *table, want table, have held) error
 	remove(lb.Family) error
 	neighbors(lb.Family, []netip.Addr) (map[netip.Addr]neighbor, error)
 }
@@ -66,6 +68,8 @@ type Actor struct {
 
 	// The rest belongs to the goroutine that runs apply.
 	written map[lb.Family]table
+	have    map[lb.Family]held      // as the kernel was last seen, or has been made since
+	looked  time.Time               // when that was
 	known   map[netip.Addr]neighbor // nodes as they last were
 	asked   map[netip.Addr]int      // how often nodes were looked for of which nothing is known
 	counted map[netip.Addr]uint64
@@ -79,8 +83,8 @@ type Actor struct {
 func New(deps Deps) *Actor { return newActor(deps.Log, deps.Kernel, deps.Families) }
 
 func newActor(log *slog.Logger, k kernel, families []lb.Family) *Actor {
-	a := &Actor{log: log, kernel: k, families: families, written: map[lb.Family]table{}, known: map[netip.Addr]neighbor{}, asked: map[netip.Addr]int{}, counted: map[netip.Addr]uint64{}}
-	a.runner = loop.New(a.step, loop.Options{})
+	a := &Actor{log: log, kernel: k, families: families, written: map[lb.Family]table{}, have: map[lb.Family]held{}, known: map[netip.Addr]neighbor{}, asked: map[netip.Addr]int{}, counted: map[netip.Addr]uint64{}}
+	a.runner = loop.New(a.step, loop.Options{Gap: gap})
 	return a
 }
 
@@ -102,6 +106,9 @@ func (a *Actor) Targets() int { return int(a.targets.Load()) }
 func (a *Actor) Run(ctx context.Context) error { return a.runner.Run(ctx) }
 
 func (a *Actor) step(context.Context) (time.Duration, error) {
+	if rest := lookEvery - time.Since(a.looked); rest > 0 && !a.expecting() && a.adjust() {
+		return rest, nil
+	}
 	err := a.apply()
 	text := ""
 	if err != nil {
@@ -142,7 +149,57 @@ func (a *Actor) apply() error {
 		targets += n
 	}
 	a.targets.Store(int64(targets))
+	a.looked = time.Now()
 	return errors.Join(errs...)
+}
+
+// adjust is apply without a look at the kernel, for when what is wanted may have changed since the last look and nothing else. It tells whether
+// what is known sufficed.
+func (a *Actor) adjust() bool {
+	a.mu.Lock()
+	w := a.wanted
+	a.mu.Unlock()
+	if w == nil {
+		return false
+	}
+	targets := 0
+	for _, family := range a.families {
+		before, written := a.written[family]
+		have, seen := a.have[family]
+		if !written || !seen {
+			return false
+		}
+		sent := slices.SortedFunc(maps.Keys(have.sent), netip.Addr.Compare)
+		for _, node := range candidates(family, *w, sent) {
+			if _, ok := a.known[node]; !ok {
+				return false
+			}
+		}
+		want := choose(family, *w, a.known, sent)
+		if !before.equal(want) && a.write(family, &before, want, have) != nil {
+			return false
+		}
+		targets += len(want.targets)
+	}
+	a.targets.Store(int64(targets))
+	return true
+}
+
+// write makes the kernel hold a table, and notes that.
+func (a *Actor) write(family lb.Family, before *table, want table, have held) error {
+	delete(a.have, family)
+	if err := a.kernel.write(family, before, want, have); err != nil {
+		delete(a.written, family)
+		// It may be what somebody else has made of the table; the connections in mind go with it.
+		return errors.Join(err, a.kernel.remove(family))
+	}
+	sent := map[netip.Addr]uint64{}
+	for node := range want.targets {
+		sent[node] = have.sent[node]
+	}
+	a.written[family], a.have[family] = want, held{exists: len(want.targets) > 0, sent: sent}
+	a.log.Debug("wrote where connections may be known", "family", family, "nodes", len(want.targets))
+	return nil
 }
 
 // idle tells whether there is nothing to look after.
@@ -192,16 +249,12 @@ func (a *Actor) sync(family lb.Family, w Wanted) (int, error) {
 		before = have.table // by a predecessor, whose work is left alone if it is right
 	}
 	if before.equal(want) && same(have, want) {
-		a.written[family] = want
+		a.written[family], a.have[family] = want, have
 		return len(want.targets), nil
 	}
-	if err := a.kernel.write(family, want, have); err != nil {
-		delete(a.written, family)
-		// It may be what somebody else has made of the table; the connections in mind go with it.
-		return 0, errors.Join(err, a.kernel.remove(family))
+	if err := a.write(family, nil, want, have); err != nil {
+		return 0, err
 	}
-	a.written[family] = want
-	a.log.Debug("wrote where connections may be known", "family", family, "nodes", len(want.targets))
 	return len(want.targets), nil
 }
 

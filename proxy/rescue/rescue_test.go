@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -78,12 +79,14 @@ type fakeKernel struct {
 	table     table
 	neighbor  map[netip.Addr]neighbor
 	fail      error // of the next write
+	loads     int
 	writes    int
 	removed   int
 	lastAsked []netip.Addr
 }
 
 func (k *fakeKernel) load(_ lb.Family, all bool) (held, error) {
+	k.loads++
 	have := k.have
 	if all {
 		have.table = k.table
@@ -92,7 +95,7 @@ func (k *fakeKernel) load(_ lb.Family, all bool) (held, error) {
 	return have, nil
 }
 
-func (k *fakeKernel) write(_ lb.Family, want table, _ held) error {
+func (k *fakeKernel) write(_ lb.Family, _ *table, want table, _ held) error {
 	k.writes++
 	if err := k.fail; err != nil {
 		k.fail = nil
@@ -126,6 +129,7 @@ func TestActor(t *testing.T) {
 	a := newActor(slog.New(slog.DiscardHandler), k, []lb.Family{lb.IPv4})
 	step := func(writes int) {
 		t.Helper()
+		a.looked = time.Time{} // it is time for a look
 		if _, err := a.step(t.Context()); err != nil {
 			t.Log(err)
 		}
@@ -165,5 +169,41 @@ func TestActor(t *testing.T) {
 	step(4)
 	if k.have.exists || a.Targets() != 0 {
 		t.Error("the table is still there")
+	}
+}
+
+// A change of what is wanted among nodes that are known needs no look at the kernel; a new node, or a write that fails, does.
+func TestAChangeNeedsNoLook(t *testing.T) {
+	vip1, vip2, a, b := addr("192.0.2.1"), addr("192.0.2.2"), addr("10.0.0.1"), addr("10.0.0.2")
+	k := &fakeKernel{neighbor: map[netip.Addr]neighbor{a: there(1), b: there(2)}}
+	actor := newActor(slog.New(slog.DiscardHandler), k, []lb.Family{lb.IPv4})
+	step := func(looks bool, former map[netip.Addr][]netip.Addr) {
+		t.Helper()
+		loads := k.loads
+		actor.Set(Wanted{Former: former})
+		if _, err := actor.step(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := k.loads > loads; got != looks {
+			t.Errorf("%v: looked %v, want %v", former, got, looks)
+		}
+		for vip, nodes := range former {
+			if !slices.Contains(k.table.targets[nodes[0]], vip) {
+				t.Errorf("%s is not handed to %s: %v", vip, nodes[0], k.table.targets)
+			}
+		}
+	}
+	step(true, map[netip.Addr][]netip.Addr{vip1: {a}})
+	step(false, map[netip.Addr][]netip.Addr{vip1: {a}, vip2: {a}})
+	step(true, map[netip.Addr][]netip.Addr{vip1: {a}, vip2: {b}})
+	step(false, map[netip.Addr][]netip.Addr{vip1: {b}, vip2: {b}})
+	k.fail = errors.New("no")
+	step(true, map[netip.Addr][]netip.Addr{vip1: {b}, vip2: {a}})
+	k.have.chain-- // somebody else's doing, which is seen at the next look
+	actor.looked = actor.looked.Add(-lookEvery)
+	writes := k.writes
+	step(true, map[netip.Addr][]netip.Addr{vip1: {b}, vip2: {a}})
+	if k.writes != writes+1 {
+		t.Error("it was not put right")
 	}
 }

@@ -2,6 +2,8 @@ package rescue
 
 import (
 	"fmt"
+	"maps"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
@@ -445,5 +447,43 @@ func TestContract5AFormerConnectionOfTheSamePortsIsNotTakenForIt(t *testing.T) {
 			t.Fatal(err)
 		}
 		conn.Close()
+	}
+}
+
+// What is written in steps is in the kernel as if it had been written at once.
+func TestContract6StepsEndWhereOneWriteDoes(t *testing.T) {
+	r := newRack(t, 4)
+	node, actor := r.nodes[0], r.actors[0]
+	r.set(t, 0, around(1, 2, 3)) // so that all are known
+	r.set(t, 0, around(2, 3, 1))
+	r.set(t, 0, around(3, 1, 2))
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 40 {
+		var pairs []string
+		for range random.IntN(20) {
+			last := strconv.Itoa(random.IntN(30) + 100)
+			pairs = append(pairs, "10.0.0."+last, "10.0.0."+strconv.Itoa(2+random.IntN(3)), "fd00::"+last, "fd00::"+strconv.Itoa(2+random.IntN(3)))
+		}
+		w := from(pairs...)
+		others := []int{1, 2, 3}
+		random.Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
+		w.Ring = around(others[:random.IntN(4)]...).Ring
+		actor.Set(w)
+		node.Do(t, func() error {
+			if !actor.adjust() {
+				t.Error("what is known did not suffice")
+			}
+			for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+				have, err := actor.kernel.load(family, true)
+				if err != nil {
+					return err
+				}
+				want := choose(family, w, actor.known, slices.SortedFunc(maps.Keys(have.sent), netip.Addr.Compare))
+				if !same(have, want) || have.exists && !have.table.equal(want) {
+					t.Errorf("%s: %+v, want %+v", family, have, want)
+				}
+			}
+			return nil
+		})
 	}
 }
