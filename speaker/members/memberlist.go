@@ -41,6 +41,8 @@ func (m *Members) config(bind netip.Addr) *memberlist.Config {
 	c.GossipInterval, c.GossipNodes = 50*time.Millisecond, 3
 	c.RetransmitMult = retransmitMult
 	c.PushPullInterval = 15 * time.Second
+	// Compression has a table of its own made for each packet, of which there are some for each claim; what is said is short.
+	c.EnableCompression = false
 	c.TCPTimeout = 2 * time.Second
 	c.DeadNodeReclaimTime = time.Second // a node that comes back may have another address
 	c.HandoffQueueDepth = 4096
