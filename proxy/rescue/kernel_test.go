@@ -333,3 +333,56 @@ func TestContract6RulesOutliveTheProxyAndAreRepaired(t *testing.T) {
 		t.Errorf("left behind:\n%s", out)
 	}
 }
+
+// A node that knows a former connection of the same ports does not keep what belongs to the one of now, which the former owner knows.
+func TestContract5AFormerConnectionIsNotTakenForAMovedOne(t *testing.T) {
+	l := newLAN(t)
+	ra, rb := rescuer(t, l.a), rescuer(t, l.b)
+	want(t, l.a, ra, from(v4.vip, v4.b, v6.vip, v6.b), 2)
+	want(t, l.b, rb, from(v4.vip, v4.a, v6.vip, v6.a), 2)
+	for _, at := range []addresses{v4, v6} {
+		l.point(t, at.vip, l.macB)
+		reset(t, l.dialFrom(t, 1080, at.vip))
+		l.point(t, at.vip, l.macA)
+		conn := l.dialFrom(t, 1080, at.vip)
+		l.point(t, at.vip, l.macB)
+		if n := lost([]net.Conn{conn}); n > 0 {
+			t.Errorf("%s: the connection was lost", at.vip)
+		}
+		// Who may know it is not overruled by the one who does not.
+		l.a.Run(t, "conntrack", "-F")
+		resets := l.resets(t)
+		if _, err := conn.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(500 * time.Millisecond)
+		if n := l.resets(t) - resets; n != 0 {
+			t.Errorf("%s: %d resets of a connection that a node may know", at.vip, n)
+		}
+		reset(t, conn)
+	}
+}
+
+// dialFrom opens a connection from a port, and makes sure that it works.
+func (l lan) dialFrom(t *testing.T, port int, vip string) net.Conn {
+	t.Helper()
+	var conn net.Conn
+	l.client.Do(t, func() (err error) {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{Port: port}, Timeout: 5 * time.Second}
+		conn, err = d.Dial("tcp", net.JoinHostPort(vip, "80"))
+		return err
+	})
+	if n := lost([]net.Conn{conn}); n > 0 {
+		t.Fatalf("a new connection to %s was lost", vip)
+	}
+	return conn
+}
+
+// reset ends a connection with a reset, after which its port is free.
+func reset(t *testing.T, conn net.Conn) {
+	t.Helper()
+	if err := conn.(*net.TCPConn).SetLinger(0); err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+}

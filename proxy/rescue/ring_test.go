@@ -207,9 +207,9 @@ func TestContract9WhatNobodyOnARingKnowsIsRefused(t *testing.T) {
 }
 
 // resets is how many the client has been sent.
-func (r *rack) resets(t *testing.T) (n int) {
+func (l lan) resets(t *testing.T) (n int) {
 	t.Helper()
-	for line := range strings.Lines(r.client.Run(t, "nstat", "-asz", "TcpEstabResets")) {
+	for line := range strings.Lines(l.client.Run(t, "nstat", "-asz", "TcpEstabResets")) {
 		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == "TcpEstabResets" {
 			n, _ = strconv.Atoi(fields[1])
 		}
@@ -401,31 +401,13 @@ func TestContract5ARouterThatChangesItsNodesLosesNothing(t *testing.T) {
 func TestContract5AFormerConnectionOfTheSamePortsIsNotTakenForIt(t *testing.T) {
 	r := newRack(t, 4)
 	r.all(t)
-	const port = 1080
-	dial := func(vip string) net.Conn {
-		t.Helper()
-		var conn net.Conn
-		r.client.Do(t, func() (err error) {
-			d := net.Dialer{LocalAddr: &net.TCPAddr{Port: port}, Timeout: 5 * time.Second}
-			conn, err = d.Dial("tcp", net.JoinHostPort(vip, "80"))
-			return err
-		})
-		if n := lost([]net.Conn{conn}); n > 0 {
-			t.Fatalf("a new connection to %s was lost", vip)
-		}
-		return conn
-	}
 	for _, at := range []addresses{v4, v6} {
 		for former := range r.nodes {
 			r.point(t, at.vip, r.macs[former])
-			conn := dial(at.vip)
-			if err := conn.(*net.TCPConn).SetLinger(0); err != nil { // a reset, after which the port is free
-				t.Fatal(err)
-			}
-			conn.Close()
+			reset(t, r.dialFrom(t, 1080, at.vip))
 		}
 		r.point(t, at.vip, r.macs[3])
-		conn := dial(at.vip)
+		conn := r.dialFrom(t, 1080, at.vip)
 		for to := range r.nodes {
 			r.point(t, at.vip, r.macs[to])
 			if n := lost([]net.Conn{conn}); n > 0 {
@@ -443,10 +425,7 @@ func TestContract5AFormerConnectionOfTheSamePortsIsNotTakenForIt(t *testing.T) {
 		if n := r.resets(t) - resets; n != 0 {
 			t.Errorf("%s: %d resets of a connection that some nodes may know", at.vip, n)
 		}
-		if err := conn.(*net.TCPConn).SetLinger(0); err != nil {
-			t.Fatal(err)
-		}
-		conn.Close()
+		reset(t, conn)
 	}
 }
 

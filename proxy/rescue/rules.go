@@ -237,30 +237,37 @@ func (h header) strayRules(nodes []netip.Addr, t table) []exprs {
 	// Conntrack finds the end of an unknown connection invalid, and what is out of the window of a known one.
 	doubtful := join(state(expr.CmpOpNeq, invalid), flags(expr.CmpOpEq, fin|rst))
 	isSpent := exprs{h.ttl(), compare(expr.CmpOpEq, spent)}
+	isSpentInDoubt := exprs{h.ttl(), compare(expr.CmpOpEq, spent^doubt)}
+	notInDoubt := exprs{h.ttl(), span(expr.CmpOpNeq, spent^doubt, spent^doubt+maxHops)}
+	fromPeer := join(exprs{
+		&expr.Meta{Key: expr.MetaKeyIIFTYPE, Register: unix.NFT_REG_1}, compare(expr.CmpOpEq, binaryutil.NativeEndian.PutUint16(unix.ARPHRD_ETHER)...),
+		load(unix.NFT_REG_1, expr.PayloadBaseLLHeader, 6, 6),
+	}, in(setPeers))
 	rules := []exprs{
 		join(state(expr.CmpOpEq, invalid|fresh), accept),
 		join(isTCP(expr.CmpOpNeq), accept),
 		join(flags(expr.CmpOpNeq, syn), accept),
-		join(doubtful, h.dst(), notIn(setRing), accept),
 		{h.ttl(), compare(expr.CmpOpLt, 2), accept[0]},
-		join(h.dst(), in(setRing), exprs{
-			h.ttl(), span(expr.CmpOpNeq, spent, spent+maxHops), span(expr.CmpOpNeq, spent^doubt, spent^doubt+maxHops),
-		}, h.setTTL(byte(spent+t.hops))),
-		join(h.dst(), in(setRing), exprs{h.ttl(), compare(expr.CmpOpEq, spent^doubt)}, drop),
-		join(doubtful, isSpent, drop),
-		join(doubtful, exprs{h.ttl(), span(expr.CmpOpEq, spent, spent+maxHops)}, h.editTTL(255, doubt)),
+		join(h.dst(), in(setRing), exprs{h.ttl(), span(expr.CmpOpNeq, spent, spent+maxHops)}, notInDoubt, h.setTTL(byte(spent+t.hops))),
+		join(doubtful, h.dst(), in(setRing), isSpent, drop),
+		join(doubtful, h.dst(), in(setRing), exprs{h.ttl(), span(expr.CmpOpEq, spent, spent+maxHops)}, h.editTTL(255, doubt)),
+	}
+	for _, node := range nodes { // a former owner is the only one to ask
+		rules = append(rules, join(doubtful, h.dst(), in(name(prefixVIPs, node)), notInDoubt, h.setTTL(spent^doubt+1)))
+	}
+	rules = append(rules,
+		join(h.dst(), in(setRing), isSpentInDoubt, drop),
+		join(fromPeer, isSpentInDoubt, drop),
+		join(doubtful, notInDoubt, accept), // of no VIP
 		// Not left to what delivers here: with policy Local and no endpoint that would be silence.
 		join(isTCP(expr.CmpOpEq), h.dst(), in(setRing), isSpent, exprs{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}),
 		join(isSpent, accept),
-	}
+	)
 	for _, node := range nodes {
 		rules = append(rules, join(h.flow(), in(name(prefixFlows, node)), verdict(expr.VerdictGoto, name(prefixTo, node))))
 	}
 	// What another node has handed over and nobody knows is not handed on, lest it go round in circles. Round a ring it goes until it is spent.
-	rules = append(rules, join(exprs{
-		&expr.Meta{Key: expr.MetaKeyIIFTYPE, Register: unix.NFT_REG_1}, compare(expr.CmpOpEq, binaryutil.NativeEndian.PutUint16(unix.ARPHRD_ETHER)...),
-		load(unix.NFT_REG_1, expr.PayloadBaseLLHeader, 6, 6),
-	}, in(setPeers), h.dst(), notIn(setRing), accept))
+	rules = append(rules, join(fromPeer, h.dst(), notIn(setRing), accept))
 	for _, node := range nodes {
 		if len(t.targets[node]) > 0 {
 			rules = append(rules, join(h.dst(), in(name(prefixVIPs, node)), verdict(expr.VerdictGoto, name(prefixTo, node))))
