@@ -351,14 +351,7 @@ func TestContract5AFormerConnectionIsNotTakenForAMovedOne(t *testing.T) {
 		}
 		// Who may know it is not overruled by the one who does not.
 		l.a.Run(t, "conntrack", "-F")
-		resets := l.resets(t)
-		if _, err := conn.Write([]byte("x")); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(500 * time.Millisecond)
-		if n := l.resets(t) - resets; n != 0 {
-			t.Errorf("%s: %d resets of a connection that a node may know", at.vip, n)
-		}
+		l.wantNoReset(t, conn)
 		reset(t, conn)
 	}
 }
@@ -378,6 +371,19 @@ func (l lan) dialFrom(t *testing.T, port int, vip string) net.Conn {
 		t.Fatalf("a new connection to %s was lost", vip)
 	}
 	return conn
+}
+
+// wantNoReset sends something over a connection and fails the test if it is answered with a reset.
+func (l lan) wantNoReset(t *testing.T, conn net.Conn) {
+	t.Helper()
+	resets := l.resets(t)
+	if _, err := conn.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(500 * time.Millisecond)
+	if n := l.resets(t) - resets; n != 0 {
+		t.Errorf("%s: %d resets of a connection that a node may know", conn.RemoteAddr(), n)
+	}
 }
 
 // reset ends a connection with a reset, after which its port is free.

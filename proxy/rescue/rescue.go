@@ -96,6 +96,13 @@ func (a *Actor) Set(w Wanted) {
 	a.runner.Poke()
 }
 
+// want returns what was set last, nil before.
+func (a *Actor) want() *Wanted {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.wanted
+}
+
 // Packets returns how many were handed over, and Targets to how many nodes some would be.
 func (a *Actor) Packets() uint64 { return a.packets.Load() }
 
@@ -133,9 +140,7 @@ func (a *Actor) step(context.Context) (time.Duration, error) {
 
 // apply makes the kernel hold what is wanted. A family that fails does not hold back the other.
 func (a *Actor) apply() error {
-	a.mu.Lock()
-	w := a.wanted
-	a.mu.Unlock()
+	w := a.want()
 	if w == nil {
 		return nil
 	}
@@ -156,9 +161,7 @@ func (a *Actor) apply() error {
 // adjust is apply without a look at the kernel, for when what is wanted may have changed since the last look and nothing else. It tells whether
 // what is known sufficed.
 func (a *Actor) adjust() bool {
-	a.mu.Lock()
-	w := a.wanted
-	a.mu.Unlock()
+	w := a.want()
 	if w == nil {
 		return false
 	}
@@ -204,9 +207,8 @@ func (a *Actor) write(family lb.Family, before *table, want table, have held) er
 
 // idle tells whether there is nothing to look after.
 func (a *Actor) idle() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.wanted == nil || len(a.wanted.Former) == 0 && len(a.wanted.Ring) == 0 && a.targets.Load() == 0
+	w := a.want()
+	return w == nil || len(w.Former) == 0 && len(w.Ring) == 0 && a.targets.Load() == 0
 }
 
 // expecting tells whether a node that was asked for may answer any moment.
