@@ -3,6 +3,7 @@ package bgp
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -63,8 +64,8 @@ func startListening(t *testing.T, address string) *Actor {
 	return a
 }
 
-// gauge returns a metric without labels.
-func gauge(t *testing.T, a *Actor, name string) float64 {
+// metric returns the value of the first gauge or counter of that name that has a label or value like this one.
+func metric(t *testing.T, a *Actor, name, label string) float64 {
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
 	registry.MustRegister(a)
@@ -73,18 +74,20 @@ func gauge(t *testing.T, a *Actor, name string) float64 {
 		t.Fatal(err)
 	}
 	for _, f := range families {
-		if f.GetName() == name {
-			return f.GetMetric()[0].GetGauge().GetValue() + f.GetMetric()[0].GetCounter().GetValue()
+		for _, m := range f.GetMetric() {
+			if f.GetName() == name && strings.Contains(fmt.Sprint(m.GetLabel()), label) {
+				return m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			}
 		}
 	}
-	t.Fatalf("no metric %s", name)
+	t.Fatalf("no metric %s with %q", name, label)
 	return 0
 }
 
 func waitForGauge(t *testing.T, a *Actor, name string, want float64) {
 	t.Helper()
 	routertest.Eventually(t, name, limit, func() error {
-		if gauge(t, a, name) != want {
+		if metric(t, a, name, "") != want {
 			return errors.New("has another value")
 		}
 		return nil
@@ -97,7 +100,7 @@ func TestListenerWaitsForItsAddress(t *testing.T) {
 	a := startListening(t, ":"+port)
 	set(a, external(func(d *lb.BGPSession) { d.Addr = netip.MustParseAddr("127.0.0.9") }))
 	eventually(t, a, "attempts", func(s Status) bool { return s.LastError == "connection refused" })
-	if gauge(t, a, "landfall_bgp_listening") != 0 {
+	if metric(t, a, "landfall_bgp_listening", "") != 0 {
 		t.Error("listens")
 	}
 	free()
@@ -168,10 +171,10 @@ func TestListenerPasswords(t *testing.T) {
 			check("no password", "", "other")
 			with("right")
 			check("a password again", "right", "")
-			before := gauge(t, a, "landfall_bgp_connections_refused_total")
+			before := metric(t, a, "landfall_bgp_connections_refused_total", "")
 			a.Set(nil)
 			routertest.Eventually(t, "no peer", limit, func() error {
-				if greeted(""); gauge(t, a, "landfall_bgp_connections_refused_total") == before {
+				if greeted(""); metric(t, a, "landfall_bgp_connections_refused_total", "") == before {
 					return errors.New("the kernel still wants a password")
 				}
 				return nil

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
@@ -719,22 +718,9 @@ func TestHostilePeer(t *testing.T) {
 
 func TestMetricsAndWords(t *testing.T) {
 	inBubble(t, "as the session goes", func(t *testing.T, p *fakePeer, a *Actor) {
-		value := func(name, labels string) string {
+		value := func(name, label string) string {
 			t.Helper()
-			registry := prometheus.NewPedanticRegistry()
-			registry.MustRegister(a)
-			families, err := registry.Gather()
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, f := range families {
-				for _, m := range f.GetMetric() {
-					if s := fmt.Sprint(m.GetLabel()); f.GetName() == name && strings.Contains(s, labels) {
-						return fmt.Sprint(m.GetGauge().GetValue() + m.GetCounter().GetValue())
-					}
-				}
-			}
-			return ""
+			return fmt.Sprint(metric(t, a, name, label))
 		}
 		p.dials <- errors.New("connection refused")
 		set(a, external(func(d *lb.BGPSession) {
