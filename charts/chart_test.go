@@ -142,10 +142,12 @@ func TestDefaults(t *testing.T) {
 		}
 	}
 	want := []string{
-		"ClusterRole landfall-controller", "ClusterRole landfall-proxy", "ClusterRole landfall-speaker", "ClusterRole landfall-view",
+		"ClusterRole landfall-controller", "ClusterRole landfall-proxy", "ClusterRole landfall-speaker",
+		"ClusterRole landfall-view",
 		"ClusterRoleBinding landfall-controller", "ClusterRoleBinding landfall-proxy", "ClusterRoleBinding landfall-speaker",
 		"DaemonSet landfall-node", "Deployment landfall-controller", "PodDisruptionBudget landfall-controller",
-		"Role landfall-controller", "Role landfall-speaker", "RoleBinding landfall-controller", "RoleBinding landfall-speaker", "Secret landfall-gossip",
+		"Role landfall-controller", "Role landfall-speaker", "RoleBinding landfall-controller",
+		"RoleBinding landfall-speaker", "Secret landfall-gossip",
 		"ServiceAccount landfall-controller", "ServiceAccount landfall-node",
 	}
 	if diff := cmp.Diff(want, others); diff != "" {
@@ -153,8 +155,8 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// TestDefinitionsAreUpgradedAndKept checks that every definition that is generated is rendered, so that upgrades bring new schemas, and
-// that none goes with the release.
+// TestDefinitionsAreUpgradedAndKept checks that every definition that is generated is rendered, so
+// that upgrades bring new schemas, and that none goes with the release.
 func TestDefinitionsAreUpgradedAndKept(t *testing.T) {
 	files, err := filepath.Glob("landfall/charts/crds/templates/landfall.dev_*.yaml")
 	if err != nil || len(files) < 2 {
@@ -191,7 +193,8 @@ func TestPrivileges(t *testing.T) {
 	if sc := controller.SecurityContext; sc.RunAsNonRoot == nil || !*sc.RunAsNonRoot {
 		t.Error("the controller may run as root")
 	}
-	for name, want := range map[string][]corev1.Capability{"controller": nil, "speaker": {"IPC_LOCK", "NET_ADMIN", "NET_RAW", "SYS_NICE"}, "proxy": {"NET_ADMIN", "NET_RAW"}} {
+	for name, want := range map[string][]corev1.Capability{"controller": nil,
+		"speaker": {"IPC_LOCK", "NET_ADMIN", "NET_RAW", "SYS_NICE"}, "proxy": {"NET_ADMIN", "NET_RAW"}} {
 		pod := node
 		if name == "controller" {
 			pod = controller
@@ -200,7 +203,8 @@ func TestPrivileges(t *testing.T) {
 			t.Errorf("%s: seccomp profile %v", name, pod.SecurityContext.SeccompProfile)
 		}
 		sc := container(t, pod, name).SecurityContext
-		if sc.Privileged != nil || *sc.AllowPrivilegeEscalation || !*sc.ReadOnlyRootFilesystem || !slices.Equal(sc.Capabilities.Drop, []corev1.Capability{"ALL"}) {
+		if sc.Privileged != nil || *sc.AllowPrivilegeEscalation || !*sc.ReadOnlyRootFilesystem ||
+			!slices.Equal(sc.Capabilities.Drop, []corev1.Capability{"ALL"}) {
 			t.Errorf("%s: %+v", name, sc)
 		}
 		if diff := cmp.Diff(want, sc.Capabilities.Add); diff != "" {
@@ -208,9 +212,11 @@ func TestPrivileges(t *testing.T) {
 		}
 	}
 	for listen, want := range map[string][]corev1.Capability{
-		":179": {"IPC_LOCK", "NET_ADMIN", "NET_BIND_SERVICE", "NET_RAW", "SYS_NICE"}, "[::]:1179": {"IPC_LOCK", "NET_ADMIN", "NET_RAW", "SYS_NICE"},
+		":179":      {"IPC_LOCK", "NET_ADMIN", "NET_BIND_SERVICE", "NET_RAW", "SYS_NICE"},
+		"[::]:1179": {"IPC_LOCK", "NET_ADMIN", "NET_RAW", "SYS_NICE"},
 	} {
-		pod := as[appsv1.DaemonSet](t, render(t, "speaker.bgpListen=\""+listen+"\""), "DaemonSet landfall-node").Spec.Template.Spec
+		pod := as[appsv1.DaemonSet](t, render(t, "speaker.bgpListen=\""+listen+"\""),
+			"DaemonSet landfall-node").Spec.Template.Spec
 		if diff := cmp.Diff(want, container(t, pod, "speaker").SecurityContext.Capabilities.Add); diff != "" {
 			t.Errorf("bgpListen %s: capabilities (-want +got):\n%s", listen, diff)
 		}
@@ -244,22 +250,27 @@ func TestPrivileges(t *testing.T) {
 func TestRights(t *testing.T) {
 	objects := render(t)
 	for role, want := range map[string][]string{
-		"controller": {"events:create,patch", "ipaddresspools/status:update", "ipaddresspools:get,list,watch", "namespaces:list,watch", "nodes:list,watch", "services/status:patch", "services:list,watch"},
-		"proxy":      {"endpointslices:list,watch", "events:create,patch", "nodes:list,watch", "servicecidrs:list,watch", "services:list,watch"},
+		"controller": {"events:create,patch", "ipaddresspools/status:update", "ipaddresspools:get,list,watch",
+			"namespaces:list,watch", "nodes:list,watch", "services/status:patch", "services:list,watch"},
+		"proxy": {"endpointslices:list,watch", "events:create,patch", "nodes:list,watch", "servicecidrs:list,watch",
+			"services:list,watch"},
 	} {
-		if diff := cmp.Diff(want, rights(as[rbacv1.ClusterRole](t, objects, "ClusterRole landfall-"+role).Rules)); diff != "" {
+		if diff := cmp.Diff(
+			want, rights(as[rbacv1.ClusterRole](t, objects, "ClusterRole landfall-"+role).Rules)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", role, diff)
 		}
 	}
 	speaker := rights(as[rbacv1.ClusterRole](t, objects, "ClusterRole landfall-speaker").Rules)
 	for _, right := range speaker {
 		resource, verbs, _ := strings.Cut(right, ":")
-		if !strings.HasSuffix(verbs, "list,watch") && !strings.HasSuffix(resource, "/status") && resource != "events" || strings.Contains(resource, "secrets") {
+		if !strings.HasSuffix(verbs, "list,watch") && !strings.HasSuffix(resource, "/status") && resource != "events" ||
+			strings.Contains(resource, "secrets") {
 			t.Errorf("the speaker may do this in the whole cluster: %s", right)
 		}
 	}
 	for _, right := range []string{
-		"bgppeers:get,list,watch", "bgppeers/status:patch,update", "bgpadvertisements:get,list,watch", "bgpadvertisements/status:update",
+		"bgppeers:get,list,watch", "bgppeers/status:patch,update", "bgpadvertisements:get,list,watch",
+		"bgpadvertisements/status:update",
 		"bfdprofiles:list,watch", "communities:list,watch",
 	} {
 		if !slices.Contains(speaker, right) {
@@ -267,7 +278,8 @@ func TestRights(t *testing.T) {
 		}
 	}
 	own := as[rbacv1.Role](t, objects, "Role landfall-speaker").Rules
-	if diff := cmp.Diff([]string{"configmaps:create", "configmaps:list,watch,patch", "daemonsets:list,watch", "leases:create", "leases:get,update", "secrets:list,watch"}, rights(own)); diff != "" {
+	if diff := cmp.Diff([]string{"configmaps:create", "configmaps:list,watch,patch", "daemonsets:list,watch",
+		"leases:create", "leases:get,update", "secrets:list,watch"}, rights(own)); diff != "" {
 		t.Errorf("the speaker in its namespace (-want +got):\n%s", diff)
 	}
 	for _, rule := range own {
@@ -300,9 +312,13 @@ func TestValuesReachThePrograms(t *testing.T) {
 		want    []string
 		absent  []string
 	}{
-		{nil, "proxy", []string{"--mode=auto", "--feed-socket=/run/landfall/feed.sock", "--detect-local-mode=ClusterCIDR"}, []string{"--nodeport-addresses", "--pod-bridge-interface"}},
-		{nil, "speaker", []string{"--gate=proxy", "--feed-socket=/run/landfall/feed.sock", "--gossip-key-file=/run/secrets/landfall/gossip/key", "--on-address-conflict=refuse"}, []string{"--exclude-interfaces"}},
-		{[]string{`speaker.excludeInterfaces=["veth*","eno9"]`, `speaker.onAddressConflict="announce"`}, "speaker", []string{"--exclude-interfaces=veth*,eno9", "--on-address-conflict=announce"}, nil},
+		{nil, "proxy", []string{"--mode=auto", "--feed-socket=/run/landfall/feed.sock", "--detect-local-mode=ClusterCIDR"},
+			[]string{"--nodeport-addresses", "--pod-bridge-interface"}},
+		{nil, "speaker", []string{"--gate=proxy", "--feed-socket=/run/landfall/feed.sock",
+			"--gossip-key-file=/run/secrets/landfall/gossip/key", "--on-address-conflict=refuse"},
+			[]string{"--exclude-interfaces"}},
+		{[]string{`speaker.excludeInterfaces=["veth*","eno9"]`, `speaker.onAddressConflict="announce"`}, "speaker",
+			[]string{"--exclude-interfaces=veth*,eno9", "--on-address-conflict=announce"}, nil},
 		{[]string{"speaker.excludeInterfaces=[]"}, "speaker", []string{"--exclude-interfaces="}, nil},
 		{nil, "controller", []string{"--leader-elect=true", "--namespace=landfall-system", "--load-balancer-class="}, nil},
 		{[]string{`loadBalancerClass="example.com/x"`}, "controller", []string{"--load-balancer-class=example.com/x"}, nil},
@@ -313,13 +329,18 @@ func TestValuesReachThePrograms(t *testing.T) {
 		{nil, "speaker", []string{"--namespace=landfall-system", "--daemonset=landfall-node", "--bgp-convergence=3s"}, nil},
 		{[]string{`speaker.bgpConvergence="10s"`}, "speaker", []string{"--bgp-convergence=10s"}, []string{"--bgp-listen"}},
 		{[]string{`speaker.bgpListen="10.0.0.1:179"`}, "speaker", []string{"--bgp-listen=10.0.0.1:179"}, nil},
-		{[]string{`speaker.gate="none"`, "speaker.gossip.encrypt=false"}, "speaker", []string{"--gate=none"}, []string{"--gossip-key-file"}},
-		{[]string{`proxy.nodePortAddresses=["10.0.0.0/8","primary"]`, "proxy.masqueradeAll=true", `proxy.clusterCIDR="10.0.0.0/8,fd00::/48"`}, "proxy",
-			[]string{"--nodeport-addresses=10.0.0.0/8,primary", "--masquerade-all=true", "--cluster-cidr=10.0.0.0/8,fd00::/48"}, nil},
-		{nil, "proxy", []string{"--scheduler=random", "--conntrack-tcp-be-liberal=false", "--proc-sys-net=/run/proc-sys-net"}, nil},
+		{[]string{`speaker.gate="none"`, "speaker.gossip.encrypt=false"}, "speaker", []string{"--gate=none"},
+			[]string{"--gossip-key-file"}},
+		{[]string{`proxy.nodePortAddresses=["10.0.0.0/8","primary"]`, "proxy.masqueradeAll=true",
+			`proxy.clusterCIDR="10.0.0.0/8,fd00::/48"`}, "proxy",
+			[]string{"--nodeport-addresses=10.0.0.0/8,primary", "--masquerade-all=true", "--cluster-cidr=10.0.0.0/8,fd00::/48"},
+			nil},
+		{nil, "proxy", []string{"--scheduler=random", "--conntrack-tcp-be-liberal=false", "--proc-sys-net=/run/proc-sys-net"},
+			nil},
 		{[]string{`proxy.scheduler="maglev"`, "proxy.conntrackTCPBeLiberal=true", "proxy.setKernelParameters=false"}, "proxy",
 			[]string{"--scheduler=maglev", "--conntrack-tcp-be-liberal=true"}, []string{"--proc-sys-net"}},
-		{[]string{`proxy.extraArgs=["--x=y"]`, "proxy.metricsPort=9000"}, "proxy", []string{"--x=y", "--metrics-bind-address=:9000"}, nil},
+		{[]string{`proxy.extraArgs=["--x=y"]`, "proxy.metricsPort=9000"}, "proxy",
+			[]string{"--x=y", "--metrics-bind-address=:9000"}, nil},
 	} {
 		objects := render(t, test.set...)
 		pod := as[appsv1.DaemonSet](t, objects, "DaemonSet landfall-node").Spec.Template.Spec
@@ -340,13 +361,15 @@ func TestValuesReachThePrograms(t *testing.T) {
 	}
 }
 
-// TestAPIServerAddress must reach all pods, as the address of default/kubernetes works only once a proxy runs.
+// TestAPIServerAddress must reach all pods, as the address of default/kubernetes works only once a
+// proxy runs.
 func TestAPIServerAddress(t *testing.T) {
 	objects := render(t, `kubernetesServiceHost="10.0.0.1"`, "kubernetesServicePort=443")
 	node := as[appsv1.DaemonSet](t, objects, "DaemonSet landfall-node").Spec.Template.Spec
 	controller := as[appsv1.Deployment](t, objects, "Deployment landfall-controller").Spec.Template.Spec
 	for _, c := range slices.Concat(node.Containers, controller.Containers) {
-		for _, want := range []corev1.EnvVar{{Name: "KUBERNETES_SERVICE_HOST", Value: "10.0.0.1"}, {Name: "KUBERNETES_SERVICE_PORT", Value: "443"}} {
+		for _, want := range []corev1.EnvVar{{Name: "KUBERNETES_SERVICE_HOST", Value: "10.0.0.1"},
+			{Name: "KUBERNETES_SERVICE_PORT", Value: "443"}} {
 			if !slices.Contains(c.Env, want) {
 				t.Errorf("%s: no %v", c.Name, want)
 			}
@@ -360,13 +383,17 @@ func TestOptionalParts(t *testing.T) {
 		present, absent []string
 	}{
 		{[]string{"controller.replicas=1"}, nil, []string{"PodDisruptionBudget landfall-controller"}},
-		{[]string{"speaker.enabled=false"}, []string{"DaemonSet landfall-node"}, []string{"ClusterRole landfall-speaker", "Secret landfall-gossip"}},
+		{[]string{"speaker.enabled=false"}, []string{"DaemonSet landfall-node"},
+			[]string{"ClusterRole landfall-speaker", "Secret landfall-gossip"}},
 		{[]string{"proxy.enabled=false"}, []string{"DaemonSet landfall-node"}, []string{"ClusterRole landfall-proxy"}},
-		{[]string{"proxy.enabled=false", "speaker.enabled=false"}, []string{"Deployment landfall-controller"}, []string{"DaemonSet landfall-node", "ServiceAccount landfall-node"}},
-		{[]string{"rbac.create=false"}, nil, []string{"ServiceAccount landfall-node", "ClusterRole landfall-view", "Role landfall-controller"}},
+		{[]string{"proxy.enabled=false", "speaker.enabled=false"}, []string{"Deployment landfall-controller"},
+			[]string{"DaemonSet landfall-node", "ServiceAccount landfall-node"}},
+		{[]string{"rbac.create=false"}, nil, []string{"ServiceAccount landfall-node", "ClusterRole landfall-view",
+			"Role landfall-controller"}},
 		{[]string{"podMonitor.enabled=true"}, []string{"PodMonitor landfall-controller", "PodMonitor landfall-node"}, nil},
 		{[]string{`speaker.gossip.existingSecret="mine"`}, nil, []string{"Secret landfall-gossip"}},
-		{[]string{`fullnameOverride="lf"`}, []string{"DaemonSet lf-node", "Secret lf-gossip", "ClusterRole lf-proxy"}, []string{"DaemonSet landfall-node"}},
+		{[]string{`fullnameOverride="lf"`}, []string{"DaemonSet lf-node", "Secret lf-gossip", "ClusterRole lf-proxy"},
+			[]string{"DaemonSet landfall-node"}},
 	} {
 		objects := render(t, test.set...)
 		for _, id := range test.present {
@@ -409,12 +436,14 @@ func TestWrongValuesAreRefused(t *testing.T) {
 			t.Errorf("%s: %v, want a refusal that names %s", set, err, want)
 		}
 	}
-	if _, err := template(t, "proxy.enabled=false", `speaker.gate="proxy"`); err == nil || !strings.Contains(err.Error(), "speaker.gate=none") {
+	if _, err := template(t, "proxy.enabled=false", `speaker.gate="proxy"`); err == nil ||
+		!strings.Contains(err.Error(), "speaker.gate=none") {
 		t.Errorf("a gate that nothing opens: %v", err)
 	}
 }
 
-// TestSchemaHasNothingThatValuesLack finds values that are no longer there, and levels that would take a misspelt one.
+// TestSchemaHasNothingThatValuesLack finds values that are no longer there, and levels that would
+// take a misspelt one.
 func TestSchemaHasNothingThatValuesLack(t *testing.T) {
 	var values map[string]any
 	var schema schemaNode
@@ -465,7 +494,8 @@ func TestGracePeriod(t *testing.T) {
 			t.Errorf("%s: probes %v, %v", c.Name, c.LivenessProbe, c.ReadinessProbe)
 		}
 	}
-	if len(spec.Template.Spec.Tolerations) != 1 || spec.Template.Spec.Tolerations[0] != (corev1.Toleration{Operator: corev1.TolerationOpExists}) {
+	if len(spec.Template.Spec.Tolerations) != 1 ||
+		spec.Template.Spec.Tolerations[0] != (corev1.Toleration{Operator: corev1.TolerationOpExists}) {
 		t.Errorf("tolerations: %v", spec.Template.Spec.Tolerations)
 	}
 }

@@ -12,28 +12,33 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// The Lease makes sure that one controller leads, as far as clocks and networks behave: a write may arrive late, a process may
-// sleep and go on, and a second Landfall may be installed. Claims make sure that even then no address goes to two Services.
+// The Lease makes sure that one controller leads, as far as clocks and networks behave: a write may
+// arrive late, a process may sleep and go on, and a second Landfall may be installed. Claims make
+// sure that even then no address goes to two Services.
 //
-// Before a Service is given an address, that is claimed in the status of the pool that has it. The write of the status is
-// conditional on the version of the pool that the controller has, which is one of two: that which its own last claim made, or one
-// that it read before it caught up with all Services. So all that others have given away of that pool until then is known, be it
-// from a Service's status or from their claims; and whatever they claim after changes the version. A claim is dropped once the
-// Service shows another version than the write was decided on, as that write will then be refused for ever.
+// Before a Service is given an address, that is claimed in the status of the pool that has it. The
+// write of the status is conditional on the version of the pool that the controller has, which is
+// one of two: that which its own last claim made, or one that it read before it caught up with all
+// Services. So all that others have given away of that pool until then is known, be it from a
+// Service's status or from their claims; and whatever they claim after changes the version. A claim
+// is dropped once the Service shows another version than the write was decided on, as that write
+// will then be refused for ever.
 
 // maxClaims bounds the claims in a pool's status, so that the object stays small.
 const maxClaims = 500
 
 // registry is what is known of the claims of one pool.
 type registry struct {
-	// caughtUp is a version of the pool that was read before the controller last caught up with the Services.
+	// caughtUp is a version of the pool that was read before the controller last caught up with the
+	// Services.
 	caughtUp string
 	// version is that which the last write of ours has made.
 	version string
 	claims  []lb.PoolClaim // those that it has
 }
 
-// base returns the version of a pool on which claims may be made; false when the controller has to catch up first.
+// base returns the version of a pool on which claims may be made; false when the controller has to
+// catch up first.
 func (c *controller) base(pool lb.Pool) (string, bool) {
 	r := c.registries[pool.Name]
 	switch {
@@ -47,7 +52,8 @@ func (c *controller) base(pool lb.Pool) (string, bool) {
 	return pool.Version, r.caughtUp == pool.Version
 }
 
-// catchUpWithOthers makes base return a version for all pools as they are now, and takes note of what others have claimed.
+// catchUpWithOthers makes base return a version for all pools as they are now, and takes note of
+// what others have claimed.
 func (c *controller) catchUpWithOthers(ctx context.Context) error {
 	pools := c.pools.All() // before
 	if err := c.catchUp(ctx); err != nil {
@@ -57,7 +63,8 @@ func (c *controller) catchUpWithOthers(ctx context.Context) error {
 		if _, ok := c.base(pool); ok {
 			continue
 		}
-		// What others have claimed is not claimed by this controller: they may change their mind as long as it is not the last writer.
+		// What others have claimed is not claimed by this controller: they may change their mind as long
+		// as it is not the last writer.
 		c.registries[name] = &registry{caughtUp: pool.Version}
 		c.disown(name)
 		for _, claim := range pool.Status.Claims {
@@ -67,7 +74,8 @@ func (c *controller) catchUpWithOthers(ctx context.Context) error {
 	return nil
 }
 
-// disown forgets what was adopted of a pool and never sent by this controller: whoever claimed it may have changed their mind since.
+// disown forgets what was adopted of a pool and never sent by this controller: whoever claimed it
+// may have changed their mind since.
 func (c *controller) disown(pool string) {
 	for key, w := range c.writes {
 		if _, ok := w.claims[pool]; !ok || !w.adopted {
@@ -80,7 +88,8 @@ func (c *controller) disown(pool string) {
 	}
 }
 
-// adopt takes a claim of another controller for a write of which nobody knows whether it takes place.
+// adopt takes a claim of another controller for a write of which nobody knows whether it takes
+// place.
 func (c *controller) adopt(pool string, claim lb.PoolClaim) {
 	s, ok := c.services.Get(claim.Service)
 	if !ok || s.UID != claim.UID || s.Version != claim.Version {
@@ -103,15 +112,17 @@ func (c *controller) adopt(pool string, claim lb.PoolClaim) {
 	c.again[claim.Service] = true
 }
 
-// claim claims what the changes add to Services, and returns those changes for which that is done. The others are to be decided
-// again: with an error after a while, else at once.
-func (c *controller) claim(ctx context.Context, p plan.Plan, pools map[string]lb.Pool, changes []change) ([]change, error) {
+// claim claims what the changes add to Services, and returns those changes for which that is done.
+// The others are to be decided again: with an error after a while, else at once.
+func (c *controller) claim(ctx context.Context, p plan.Plan, pools map[string]lb.Pool,
+	changes []change) ([]change, error) {
 	wanted := map[string][]lb.PoolClaim{} // new ones, by pool
 	for i, ch := range changes {
 		claim := c.claimOf(ch)
 		for _, name := range c.poolsOfNew(ch) {
 			if _, ok := c.base(pools[name]); !ok {
-				c.log.Info("addresses may have been given out by another controller: catching up", "pool", name, "writer", pools[name].Status.Writer)
+				c.log.Info("addresses may have been given out by another controller: catching up", "pool", name, "writer",
+					pools[name].Status.Writer)
 				c.retry(changes)
 				return nil, c.catchUpWithOthers(ctx)
 			}
@@ -167,7 +178,8 @@ func (c *controller) allClaimed(ch change) bool {
 	return true
 }
 
-// claimOf returns the claim for a change: all that the Service may turn out to hold, should an earlier write still take place.
+// claimOf returns the claim for a change: all that the Service may turn out to hold, should an
+// earlier write still take place.
 func (c *controller) claimOf(ch change) lb.PoolClaim {
 	return lb.PoolClaim{
 		Service: ch.service.Key, UID: ch.service.UID, Version: ch.service.Version,
@@ -181,7 +193,8 @@ func (c *controller) perhaps(ch change) []netip.Addr {
 	if !w.Covers(ch.service) {
 		return nil
 	}
-	return slices.DeleteFunc(slices.Concat(w.Addresses, w.Perhaps), func(addr netip.Addr) bool { return slices.Contains(ch.holding.Addresses, addr) })
+	return slices.DeleteFunc(slices.Concat(w.Addresses, w.Perhaps),
+		func(addr netip.Addr) bool { return slices.Contains(ch.holding.Addresses, addr) })
 }
 
 // poolsOfNew names the pools of the addresses that a change adds to what the Service shows.
@@ -203,7 +216,8 @@ func (c *controller) claimed(pool string, claim lb.PoolClaim) bool {
 	return r != nil && slices.ContainsFunc(r.claims, func(have lb.PoolClaim) bool { return sameClaim(have, claim) })
 }
 
-// keepClaims returns the claims of a change, and those of earlier writes to the same version of the Service.
+// keepClaims returns the claims of a change, and those of earlier writes to the same version of the
+// Service.
 func (c *controller) keepClaims(ch change) map[string]lb.PoolClaim {
 	w := c.writes[ch.service.Key]
 	if len(w.claims) == 0 || !w.Covers(ch.service) {

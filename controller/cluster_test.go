@@ -23,8 +23,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// cluster is an API server as the controller sees it: objects with versions, writes that conflict when they were decided on an
-// older one, and failures of the next calls.
+// cluster is an API server as the controller sees it: objects with versions, writes that conflict
+// when they were decided on an older one, and failures of the next calls.
 type cluster struct {
 	mu       sync.Mutex
 	version  int
@@ -54,7 +54,8 @@ type event struct {
 type failure func(key lb.Key) (err error, late bool)
 
 func conflict(key lb.Key) (error, bool) {
-	return apierrors.NewConflict(schema.GroupResource{Resource: "services"}, key.Name, errors.New("the object has been modified")), false
+	return apierrors.NewConflict(schema.GroupResource{Resource: "services"}, key.Name,
+		errors.New("the object has been modified")), false
 }
 
 func forbidden(key lb.Key) (error, bool) {
@@ -129,7 +130,8 @@ func (c *cluster) addPool(name, written string) {
 		panic(err)
 	}
 	c.version++
-	c.pools[name] = lb.Pool{Name: name, Version: strconv.Itoa(c.version), Created: time.Unix(int64(c.version), 0), Generation: 1, Ranges: []lb.Range{r}, AutoAssign: true}
+	c.pools[name] = lb.Pool{Name: name, Version: strconv.Itoa(c.version), Created: time.Unix(int64(c.version), 0),
+		Generation: 1, Ranges: []lb.Range{r}, AutoAssign: true}
 }
 
 func (c *cluster) fail(next ...failure) {
@@ -268,7 +270,8 @@ func (c *cluster) holds(name string) string {
 	return strings.Join(words, " ")
 }
 
-// check fails if an address has two holders now, or a Service ever had another address than its first.
+// check fails if an address has two holders now, or a Service ever had another address than its
+// first.
 func (c *cluster) check(t *testing.T) {
 	t.Helper()
 	c.mu.Lock()
@@ -340,7 +343,8 @@ var processes atomic.Int64
 func newProcess(c *cluster) *process {
 	p := &process{cluster: c, clock: time.Unix(1_000_000, 0), ticks: time.Second}
 	p.controller = newController(deps{
-		services: &p.services, pools: &p.pools, nodes: &p.nodes, namespaces: &p.spaces, around: &p.around, status: c, events: (*eventLog)(&p.events),
+		services: &p.services, pools: &p.pools, nodes: &p.nodes, namespaces: &p.spaces, around: &p.around, status: c,
+		events:   (*eventLog)(&p.events),
 		catchUp:  func(context.Context) error { p.deliverServices(len(c.log)); return nil },
 		parallel: 1, identity: fmt.Sprintf("process-%d", processes.Add(1)),
 		metrics: newMetrics(prometheus.NewRegistry()), log: slog.New(slog.DiscardHandler),

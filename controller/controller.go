@@ -50,7 +50,8 @@ type deps struct {
 	pools      table[string, lb.Pool]
 	namespaces table[string, lb.Namespace]
 	nodes      table[string, lb.Node]
-	// around has what speakers tell of the networks of their nodes, by node, under the name of the ConfigMap.
+	// around has what speakers tell of the networks of their nodes, by node, under the name of the
+	// ConfigMap.
 	around table[string, map[string]string]
 	// catchUp returns once services shows all that was written before the call.
 	catchUp func(ctx context.Context) error
@@ -71,7 +72,8 @@ type controller struct {
 	runner *loop.Runner
 
 	mu sync.Mutex
-	// changed are the Services that the table tells of since the last step, nil for one that does not lead; factsChanged is set by all that is no Service.
+	// changed are the Services that the table tells of since the last step, nil for one that does not
+	// lead; factsChanged is set by all that is no Service.
 	changed      map[lb.Key]bool
 	factsChanged bool
 
@@ -134,8 +136,9 @@ func (c *controller) factChanged(string) {
 	c.runner.Poke()
 }
 
-// lead gives out addresses until ctx ends. It starts from what the API server holds now: an earlier leader may have written
-// what the watches have not delivered yet, and to decide without it could give an address twice.
+// lead gives out addresses until ctx ends. It starts from what the API server holds now: an earlier
+// leader may have written what the watches have not delivered yet, and to decide without it could
+// give an address twice.
 func (c *controller) lead(ctx context.Context) error {
 	c.begin()
 	defer c.remember(nil)
@@ -149,8 +152,8 @@ func (c *controller) lead(ctx context.Context) error {
 	return c.runner.Run(ctx)
 }
 
-// startOver begins anew, as one that has just become the leader: etcd was restored from a snapshot, so that what was written
-// may not be there, and the versions that were to come of it never will.
+// startOver begins anew, as one that has just become the leader: etcd was restored from a snapshot,
+// so that what was written may not be there, and the versions that were to come of it never will.
 func (c *controller) startOver(ctx context.Context) error {
 	c.log.Warn("the API server holds an older state than before: catching up")
 	c.begin()

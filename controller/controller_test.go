@@ -61,7 +61,8 @@ func TestNothingIsWrittenWhenNothingChanges(t *testing.T) {
 	}
 }
 
-// TestNothingIsWrittenInAnIdleHour leads for an hour in which watches tell of everything again each minute, and of nothing new.
+// TestNothingIsWrittenInAnIdleHour leads for an hour in which watches tell of everything again each
+// minute, and of nothing new.
 func TestNothingIsWrittenInAnIdleHour(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster()
@@ -122,9 +123,11 @@ func TestNothingIsDecidedBeforeAllIsKnown(t *testing.T) {
 	}
 }
 
-// TestContract8FailedWrites fails each of the first writes in each way, while watches are up to date, late, or late with other changes.
+// TestContract8FailedWrites fails each of the first writes in each way, while watches are up to
+// date, late, or late with other changes.
 func TestContract8FailedWrites(t *testing.T) {
-	for name, f := range map[string]failure{"conflict": conflict, "forbidden": forbidden, "connection refused": refused, "answer lost": lost} {
+	for name, f := range map[string]failure{"conflict": conflict, "forbidden": forbidden, "connection refused": refused,
+		"answer lost": lost} {
 		for position := range 4 {
 			for _, late := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s/write=%d/late=%v", name, position, late), func(t *testing.T) {
@@ -170,8 +173,8 @@ func becomesLoadBalancer(c *cluster, name string) {
 	c.put(s)
 }
 
-// TestContract8WriteNotSeenBack has an older Service ask for an address just when a younger one was given the first, which the
-// watch does not show yet: what is on its way counts as held.
+// TestContract8WriteNotSeenBack has an older Service ask for an address just when a younger one was
+// given the first, which the watch does not show yet: what is on its way counts as held.
 func TestContract8WriteNotSeenBack(t *testing.T) {
 	c := newCluster()
 	p := newProcess(c)
@@ -263,8 +266,8 @@ func TestContract8LeaderChange(t *testing.T) {
 	})
 }
 
-// TestContract8Restored has etcd restored from a snapshot while a controller leads. All versions are lower than before, also than
-// that of the pool on which claims were to be made next.
+// TestContract8Restored has etcd restored from a snapshot while a controller leads. All versions
+// are lower than before, also than that of the pool on which claims were to be made next.
 func TestContract8Restored(t *testing.T) {
 	for name, seen := range map[string]bool{"writes were seen": true, "a write was not seen": false} {
 		t.Run(name, func(t *testing.T) {
@@ -375,12 +378,14 @@ func TestTypeChangeAndDeletionFreeTheAddress(t *testing.T) {
 	c.put(a)
 	c.remove("b")
 	p.settle(t)
-	if got := []string{c.holds("a"), c.holds("c"), c.holds("d")}; cmp.Diff([]string{"", "10.0.0.1 Assigned", "10.0.0.0 Assigned"}, got) != "" {
+	if got := []string{c.holds("a"), c.holds("c"),
+		c.holds("d")}; cmp.Diff([]string{"", "10.0.0.1 Assigned", "10.0.0.0 Assigned"}, got) != "" {
 		t.Errorf("a, c, d hold %q", got)
 	}
 }
 
-// TestGatewaysAreNotHandedOut has a speaker tell of its gateway when a Service holds that already, and when the node has gone.
+// TestGatewaysAreNotHandedOut has a speaker tell of its gateway when a Service holds that already,
+// and when the node has gone.
 func TestGatewaysAreNotHandedOut(t *testing.T) {
 	c := newCluster()
 	p := newProcess(c)
@@ -388,7 +393,8 @@ func TestGatewaysAreNotHandedOut(t *testing.T) {
 	c.put(service("early"))
 	p.settle(t)
 	p.nodes.deliver(map[string]lb.Node{"n": {Name: "n", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.2")}}})
-	told := map[string]string{"n": "10.0.0.0 the network address\n10.0.0.1 the gateway\n", "gone": "10.0.0.3 the gateway\n"}
+	told := map[string]string{"n": "10.0.0.0 the network address\n10.0.0.1 the gateway\n",
+		"gone": "10.0.0.3 the gateway\n"}
 	p.around.deliver(map[string]map[string]string{lb.SurroundingsConfigMap: told})
 	p.factChanged("")
 	c.put(service("late"))
@@ -396,14 +402,17 @@ func TestGatewaysAreNotHandedOut(t *testing.T) {
 	asking.Request.Addresses = []string{"10.0.0.1"}
 	c.put(asking)
 	p.settle(t)
-	if got := []string{c.holds("early"), c.holds("late"), c.holds("asking")}; cmp.Diff([]string{"10.0.0.0 AddressExcluded", "10.0.0.3 Assigned", "AddressExcluded"}, got) != "" {
+	if got := []string{c.holds("early"), c.holds("late"),
+		c.holds("asking")}; cmp.Diff([]string{"10.0.0.0 AddressExcluded", "10.0.0.3 Assigned", "AddressExcluded"},
+		got) != "" {
 		t.Errorf("early, late and asking hold %q", got)
 	}
 	want := "asks for 10.0.0.1, which is the gateway of node n"
 	if got := c.services[key("asking")].Conditions[0].Message; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	want = "hands out addresses, but not 10.0.0.0 (the network address of node n), 10.0.0.1 (the gateway of node n), 10.0.0.2 (an address of node n)"
+	want = "hands out addresses, but not 10.0.0.0 (the network address of node n), 10.0.0.1 (the gateway of node n), " +
+		"10.0.0.2 (an address of node n)"
 	if got := c.pools["p"].Status.Conditions[0].Message; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
@@ -452,7 +461,8 @@ landfall_controller_services_pending{reason="PoolExhausted"} 1
 }
 
 func TestFlags(t *testing.T) {
-	good := options{outside: keep, duplicates: keep, leaderElect: true, leaseDuration: 15 * time.Second, renewDeadline: 10 * time.Second, retryPeriod: 2 * time.Second}
+	good := options{outside: keep, duplicates: keep, leaderElect: true, leaseDuration: 15 * time.Second,
+		renewDeadline: 10 * time.Second, retryPeriod: 2 * time.Second}
 	for name, test := range map[string]struct {
 		tweak func(*options)
 		want  string

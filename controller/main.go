@@ -24,7 +24,8 @@ const (
 	move = "move"
 )
 
-// Client-side limits: a burst of Services is written as fast as the API server takes it, within its own limits per client.
+// Client-side limits: a burst of Services is written as fast as the API server takes it, within its
+// own limits per client.
 const (
 	qps   = 500
 	burst = 1000
@@ -60,16 +61,30 @@ func (o *options) add(flags *pflag.FlagSet) {
 	if namespace == "" {
 		namespace = "landfall-system"
 	}
-	flags.StringVar(&o.class, "load-balancer-class", "", "serve only Services with this spec.loadBalancerClass (default: only those without one)")
-	flags.StringVar(&o.namespace, "namespace", namespace, "namespace of the Lease and of the ConfigMap "+lb.SurroundingsConfigMap+" (default: $POD_NAMESPACE, else landfall-system)")
-	flags.BoolVar(&o.leaderElect, "leader-elect", true, "wait to be the leader before giving out addresses; without, controllers side by side give no address out twice, but get in each other's way")
-	flags.BoolVar(&o.metallb, "metallb-annotations", true, "read annotations of metallb.io and metallb.universe.tf where those of landfall.dev are not set")
-	flags.StringVar(&o.outside, "when-outside", keep, "what becomes of an address that no pool contains any more: keep or move; a Service's annotation "+lb.AnnotationWhenOutside+" comes first")
-	flags.StringVar(&o.duplicates, "when-duplicate", keep, "what becomes of an address that an older Service holds as well, as after a restore: keep or move")
-	flags.StringSliceVar(&o.never, "never-assign", nil, "CIDRs and ranges that no pool hands out; addresses of Nodes, and the gateways that their speakers know of, never are")
-	flags.DurationVar(&o.leaseDuration, "leader-elect-lease-duration", 15*time.Second, "others take over when a leader has not renewed for this long")
-	flags.DurationVar(&o.renewDeadline, "leader-elect-renew-deadline", 10*time.Second, "a leader that could not renew for this long stops leading")
-	flags.DurationVar(&o.retryPeriod, "leader-elect-retry-period", 2*time.Second, "time between attempts to become or stay the leader")
+	flags.StringVar(&o.class, "load-balancer-class", "",
+		"serve only Services with this spec.loadBalancerClass (default: only those without one)")
+	flags.StringVar(&o.namespace, "namespace", namespace,
+		"namespace of the Lease and of the ConfigMap "+lb.SurroundingsConfigMap+
+			" (default: $POD_NAMESPACE, else landfall-system)")
+	flags.BoolVar(&o.leaderElect, "leader-elect", true,
+		"wait to be the leader before giving out addresses; without, controllers side by side give no address out twice, "+
+			"but get in each other's way")
+	flags.BoolVar(&o.metallb, "metallb-annotations", true,
+		"read annotations of metallb.io and metallb.universe.tf where those of landfall.dev are not set")
+	flags.StringVar(&o.outside, "when-outside", keep,
+		"what becomes of an address that no pool contains any more: keep or move; a Service's annotation "+
+			lb.AnnotationWhenOutside+" comes first")
+	flags.StringVar(&o.duplicates, "when-duplicate", keep,
+		"what becomes of an address that an older Service holds as well, as after a restore: keep or move")
+	flags.StringSliceVar(&o.never, "never-assign", nil,
+		"CIDRs and ranges that no pool hands out; addresses of Nodes, and the gateways that their speakers know of, never "+
+			"are")
+	flags.DurationVar(&o.leaseDuration, "leader-elect-lease-duration", 15*time.Second,
+		"others take over when a leader has not renewed for this long")
+	flags.DurationVar(&o.renewDeadline, "leader-elect-renew-deadline", 10*time.Second,
+		"a leader that could not renew for this long stops leading")
+	flags.DurationVar(&o.retryPeriod, "leader-elect-retry-period", 2*time.Second,
+		"time between attempts to become or stay the leader")
 }
 
 // check finds what the flags' types cannot.
@@ -84,9 +99,11 @@ func (o *options) check() error {
 	case o.retryPeriod <= 0:
 		return ops.Usagef("--leader-elect-retry-period: %v is not positive", o.retryPeriod)
 	case o.renewDeadline <= o.retryPeriod*6/5:
-		return ops.Usagef("--leader-elect-renew-deadline: %v is not more than 1.2 times --leader-elect-retry-period (%v)", o.renewDeadline, o.retryPeriod)
+		return ops.Usagef("--leader-elect-renew-deadline: %v is not more than 1.2 times --leader-elect-retry-period (%v)",
+			o.renewDeadline, o.retryPeriod)
 	case o.leaseDuration <= o.renewDeadline:
-		return ops.Usagef("--leader-elect-lease-duration: %v is not more than --leader-elect-renew-deadline (%v)", o.leaseDuration, o.renewDeadline)
+		return ops.Usagef("--leader-elect-lease-duration: %v is not more than --leader-elect-renew-deadline (%v)",
+			o.leaseDuration, o.renewDeadline)
 	}
 	return nil
 }
@@ -119,7 +136,8 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 	if err != nil {
 		return err
 	}
-	client, err := kube.Connect(kube.Options{Kubeconfig: rt.Kubeconfig, UserAgent: name, Log: rt.Log, QPS: qps, Burst: burst})
+	client, err := kube.Connect(kube.Options{Kubeconfig: rt.Kubeconfig, UserAgent: name, Log: rt.Log, QPS: qps,
+		Burst: burst})
 	if err != nil {
 		return err
 	}
@@ -135,7 +153,8 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 	events := client.Events(name, host)
 	d := deps{
 		config: config, services: services,
-		pools: kube.Pools(client, changed), namespaces: kube.Namespaces(client, changed), nodes: kube.Nodes(client, "", changed),
+		pools: kube.Pools(client, changed), namespaces: kube.Namespaces(client, changed),
+		nodes:   kube.Nodes(client, "", changed),
 		around:  kube.Surroundings(client, o.namespace, changed),
 		catchUp: func(ctx context.Context) error { return status.CatchUp(ctx, services) },
 		status:  status, events: events, metrics: newMetrics(rt.Metrics), log: rt.Log, now: time.Now,

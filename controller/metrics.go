@@ -12,7 +12,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// metrics are the controller's. Those of pools and Services come from the last plan, and only from the controller that leads.
+// metrics are the controller's. Those of pools and Services come from the last plan, and only from
+// the controller that leads.
 type metrics struct {
 	writes    *prometheus.CounterVec
 	conflicts prometheus.Counter

@@ -13,10 +13,13 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// writePools writes the status of each pool that differs from what it shows. Counts that it is too early for are due again later.
-func (c *controller) writePools(ctx context.Context, p plan.Plan, pools map[string]lb.Pool) (again time.Duration, err error) {
+// writePools writes the status of each pool that differs from what it shows. Counts that it is too
+// early for are due again later.
+func (c *controller) writePools(ctx context.Context, p plan.Plan,
+	pools map[string]lb.Pool) (again time.Duration, err error) {
 	maps.DeleteFunc(c.poolWrites, func(name string, w poolWrite) bool {
-		// Once the pool shows something else than before the write, it shows the write or what came after.
+		// Once the pool shows something else than before the write, it shows the write or what came
+		// after.
 		shown, ok := pools[name]
 		return !ok || !reflect.DeepEqual(shown.Status, w.before)
 	})
@@ -48,8 +51,8 @@ func (c *controller) writePools(ctx context.Context, p plan.Plan, pools map[stri
 	return again, errors.Join(failed...)
 }
 
-// writePool writes a pool's status on the version on which claims may be made, if there is one: then the writer may claim on the
-// version that this makes too.
+// writePool writes a pool's status on the version on which claims may be made, if there is one:
+// then the writer may claim on the version that this makes too.
 func (c *controller) writePool(ctx context.Context, pool lb.Pool, status lb.PoolStatus) error {
 	shown := pool
 	base, ok := c.base(pool)
@@ -74,7 +77,8 @@ func (c *controller) writePool(ctx context.Context, pool lb.Pool, status lb.Pool
 	return err
 }
 
-// reportPool tells when a pool begins or ceases to hand out addresses or to have any; counts are no news.
+// reportPool tells when a pool begins or ceases to hand out addresses or to have any; counts are no
+// news.
 func (c *controller) reportPool(pool lb.Pool, status lb.PoolStatus) {
 	about := kube.PoolReference(pool)
 	shown := pool.Status.Conditions
@@ -87,7 +91,8 @@ func (c *controller) reportPool(pool lb.Pool, status lb.PoolStatus) {
 		switch ready := condition.Type == lb.ConditionReady; {
 		case i >= 0 && before == condition.Status && (shown[i].Message == condition.Message || !ready):
 		case condition.Status != ready && ready, condition.Status && condition.Type == lb.ConditionExhausted:
-			c.log.Warn("the pool hands out nothing new", "pool", pool.Name, "reason", condition.Reason, "message", condition.Message)
+			c.log.Warn("the pool hands out nothing new", "pool", pool.Name, "reason", condition.Reason, "message",
+				condition.Message)
 			c.events.Warning(about, condition.Reason, condition.Message)
 		case ready, condition.Type == lb.ConditionExhausted && before:
 			c.log.Info("the pool hands out addresses", "pool", pool.Name)
@@ -104,7 +109,8 @@ func shows(have, want lb.PoolStatus) bool {
 		!slices.ContainsFunc(want.Conditions, func(c lb.Condition) bool { return !slices.Contains(have.Conditions, c) })
 }
 
-// showsConditions tells whether all that differs are figures. It does not look at conditions that want does not have: they are others'.
+// showsConditions tells whether all that differs are figures. It does not look at conditions that
+// want does not have: they are others'.
 func showsConditions(have, want lb.PoolStatus) bool {
 	return !slices.ContainsFunc(want.Conditions, func(c lb.Condition) bool {
 		return !slices.ContainsFunc(have.Conditions, func(h lb.Condition) bool {

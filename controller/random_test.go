@@ -10,7 +10,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// seeds runs f with n seeds, a tenth of them with -short. They begin at 0 or at $LANDFALL_SEED; -run NAME/seed=N repeats one of them.
+// seeds runs f with n seeds, a tenth of them with -short. They begin at 0 or at $LANDFALL_SEED;
+// -run NAME/seed=N repeats one of them.
 func seeds(t *testing.T, n int, f func(t *testing.T, r *rand.Rand)) {
 	t.Helper()
 	if testing.Short() {
@@ -26,13 +27,15 @@ func seeds(t *testing.T, n int, f func(t *testing.T, r *rand.Rand)) {
 	}
 }
 
-// TestContract8RandomRestarts drives processes that lead in turn, with watches that are late and writes that fail.
+// TestContract8RandomRestarts drives processes that lead in turn, with watches that are late and
+// writes that fail.
 func TestContract8RandomRestarts(t *testing.T) {
 	seeds(t, 2000, func(t *testing.T, r *rand.Rand) { randomRun(t, r, 1) })
 }
 
-// TestContract8RandomTogether has two or three controllers lead at the same time, as the Lease should prevent: they are slow, see late
-// what the others write, and what they have sent may arrive when they have long given up.
+// TestContract8RandomTogether has two or three controllers lead at the same time, as the Lease
+// should prevent: they are slow, see late what the others write, and what they have sent may arrive
+// when they have long given up.
 func TestContract8RandomTogether(t *testing.T) {
 	seeds(t, 3000, func(t *testing.T, r *rand.Rand) { randomRun(t, r, 2+r.IntN(2)) })
 }

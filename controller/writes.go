@@ -19,8 +19,9 @@ type change struct {
 	claims  map[string]lb.PoolClaim // by pool, for what it adds
 }
 
-// changes returns what must be written, oldest Services first. A write is decided on the Service as the book knows it, also where the
-// table has a newer one: it will then be refused, and decided anew.
+// changes returns what must be written, oldest Services first. A write is decided on the Service as
+// the book knows it, also where the table has a newer one: it will then be refused, and decided
+// anew.
 func (c *controller) changes(p plan.Plan) []change {
 	var changes []change
 	for key, decision := range p.Services {
@@ -35,16 +36,18 @@ func (c *controller) changes(p plan.Plan) []change {
 	return changes
 }
 
-// writeServices writes all changes, several at a time. All of them come from one plan, so their order does not matter for
-// who holds what.
+// writeServices writes all changes, several at a time. All of them come from one plan, so their
+// order does not matter for who holds what.
 func (c *controller) writeServices(ctx context.Context, changes []change) error {
 	errs := make([]error, len(changes))
 	var group errgroup.Group
 	group.SetLimit(c.parallel)
 	for i, ch := range changes {
-		// Noted before it is sent: whatever becomes of it, its addresses are not given to others until the Service is seen again.
+		// Noted before it is sent: whatever becomes of it, its addresses are not given to others until
+		// the Service is seen again.
 		c.writes[ch.service.Key] = write{
-			Pending: plan.Pending{UID: ch.service.UID, Version: ch.service.Version, Addresses: ch.holding.Addresses, Perhaps: c.perhaps(ch)},
+			Pending: plan.Pending{UID: ch.service.UID, Version: ch.service.Version, Addresses: ch.holding.Addresses,
+				Perhaps: c.perhaps(ch)},
 			failure: c.writes[ch.service.Key].failure,
 			claims:  c.keepClaims(ch),
 		}
@@ -65,7 +68,8 @@ func (c *controller) writeServices(ctx context.Context, changes []change) error 
 	return errors.Join(failed...)
 }
 
-// wrote takes note of how a write went, and tells of it if it changed something. The error is one to try again for.
+// wrote takes note of how a write went, and tells of it if it changed something. The error is one
+// to try again for.
 func (c *controller) wrote(ctx context.Context, ch change, err error) error {
 	key := ch.service.Key
 	c.metrics.wrote("service", err)
@@ -105,7 +109,8 @@ func (c *controller) report(ch change) {
 		c.log.Info("the Service has its address", "service", ch.service.Key, "address", condition.Message)
 		c.events.Normal(about, condition.Reason, condition.Message)
 	default:
-		c.log.Warn("the Service lacks an address", "service", ch.service.Key, "reason", condition.Reason, "message", condition.Message)
+		c.log.Warn("the Service lacks an address", "service", ch.service.Key, "reason", condition.Reason, "message",
+			condition.Message)
 		c.events.Warning(about, condition.Reason, condition.Message)
 	}
 }

@@ -14,10 +14,13 @@ import (
 	"github.com/landfall-lb/landfall/internal/ops"
 )
 
-// metallbResources are MetalLB's kinds as the API server serves them, and the Services that hold addresses.
+// metallbResources are MetalLB's kinds as the API server serves them, and the Services that hold
+// addresses.
 var metallbResources = []string{
-	"/apis/metallb.io/v1beta1/ipaddresspools", "/apis/metallb.io/v1beta1/l2advertisements", "/apis/metallb.io/v1beta1/bgpadvertisements",
-	"/apis/metallb.io/v1beta2/bgppeers", "/apis/metallb.io/v1beta1/bfdprofiles", "/apis/metallb.io/v1beta1/communities", "/api/v1/services",
+	"/apis/metallb.io/v1beta1/ipaddresspools", "/apis/metallb.io/v1beta1/l2advertisements",
+	"/apis/metallb.io/v1beta1/bgpadvertisements",
+	"/apis/metallb.io/v1beta2/bgppeers", "/apis/metallb.io/v1beta1/bfdprofiles", "/apis/metallb.io/v1beta1/communities",
+	"/api/v1/services",
 }
 
 // runMigrate prints Landfall's equivalent of MetalLB's objects.

@@ -9,8 +9,9 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// importList makes a pool of a plain list: on each line an address, CIDR or range, and if wanted the Service (namespace/name) or the
-// namespace (namespace/) that it is reserved for. What follows a # is a comment.
+// importList makes a pool of a plain list: on each line an address, CIDR or range, and if wanted
+// the Service (namespace/name) or the namespace (namespace/) that it is reserved for. What follows
+// a # is a comment.
 func importList(name string, r io.Reader) (manifest, error) {
 	var addresses, reservations []any
 	lines := bufio.NewScanner(r)

@@ -1,4 +1,5 @@
-// Command landfallctl shows what Landfall does in a cluster, and what is wrong. As kubectl-landfall it is a plugin of kubectl.
+// Command landfallctl shows what Landfall does in a cluster, and what is wrong. As kubectl-landfall
+// it is a plugin of kubectl.
 package main
 
 import (
@@ -36,7 +37,8 @@ func main() {
 		Summary: "shows what Landfall does in a cluster, and what is wrong.",
 		Usage:   usage,
 		Flags: func(f *pflag.FlagSet) {
-			f.StringVar(&o.class, "load-balancer-class", "", "the class that the controller serves (default: Services without a class)")
+			f.StringVar(&o.class, "load-balancer-class", "",
+				"the class that the controller serves (default: Services without a class)")
 			f.StringArrayVarP(&o.files, "filename", "f", nil, "file to read for migrate and import; - for the standard input")
 			f.DurationVar(&o.timeout, "timeout", 15*time.Second, "how long to wait for the API server")
 		},
@@ -81,7 +83,8 @@ func runStatus(ctx context.Context, rt *ops.Runtime, o options) error {
 	return nil
 }
 
-// kubeconfig returns the path to use: what was asked for, else what kubectl would use outside of a pod.
+// kubeconfig returns the path to use: what was asked for, else what kubectl would use outside of a
+// pod.
 func kubeconfig(asked string) string {
 	if asked != "" || os.Getenv("KUBERNETES_SERVICE_HOST") != "" {
 		return asked

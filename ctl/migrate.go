@@ -62,8 +62,8 @@ func decodeObjects(r io.Reader) ([]object, error) {
 	}
 }
 
-// kinds are those that exist in both projects, with Landfall's specification, in the order in which they are written. Most of
-// Landfall's fields have MetalLB's names on purpose.
+// kinds are those that exist in both projects, with Landfall's specification, in the order in which
+// they are written. Most of Landfall's fields have MetalLB's names on purpose.
 var kinds = []struct {
 	name string
 	spec any
@@ -96,17 +96,21 @@ type manifestMetadata struct {
 }
 
 func newManifest(kind, name string, labels map[string]string, spec map[string]any) manifest {
-	return manifest{APIVersion: v1beta1.GroupVersion.String(), Kind: kind, Metadata: manifestMetadata{name, labels}, Spec: spec}
+	return manifest{APIVersion: v1beta1.GroupVersion.String(), Kind: kind, Metadata: manifestMetadata{name, labels},
+		Spec: spec}
 }
 
-// migrate turns MetalLB's objects into Landfall's. Services among the objects are only looked at: what they hold stays with them.
+// migrate turns MetalLB's objects into Landfall's. Services among the objects are only looked at:
+// what they hold stays with them.
 func migrate(objects []object) migration {
 	var m migration
 	names := map[string]string{}
 	for _, kind := range kinds {
 		for _, o := range sorted(objects, kind.name) {
 			if namespace, twice := names[kind.name+o.Metadata.Name]; twice {
-				m.note("%s %s is in namespaces %s and %s; Landfall's are not in namespaces, so only the first is taken over: rename one", kind.name, o.Metadata.Name, namespace, o.Metadata.Namespace)
+				m.note(
+					"%s %s is in namespaces %s and %s; Landfall's are not in namespaces, so only the first is taken over: rename one",
+					kind.name, o.Metadata.Name, namespace, o.Metadata.Namespace)
 				continue
 			}
 			names[kind.name+o.Metadata.Name] = o.Metadata.Namespace
@@ -138,12 +142,14 @@ func sorted(objects []object, kind string) []object {
 		}
 	}
 	slices.SortStableFunc(of, func(a, b object) int {
-		return cmp.Or(strings.Compare(a.Metadata.Name, b.Metadata.Name), strings.Compare(a.Metadata.Namespace, b.Metadata.Namespace))
+		return cmp.Or(strings.Compare(a.Metadata.Name, b.Metadata.Name),
+			strings.Compare(a.Metadata.Namespace, b.Metadata.Namespace))
 	})
 	return of
 }
 
-// foreign tells whether o configures MetalLB in a way of its own. Statuses are written by MetalLB itself and need no mention.
+// foreign tells whether o configures MetalLB in a way of its own. Statuses are written by MetalLB
+// itself and need no mention.
 func foreign(o object) bool {
 	for _, kind := range kinds {
 		if o.Kind == kind.name {
@@ -166,7 +172,8 @@ func (m *migration) known(what, path string, t reflect.Type, given map[string]an
 		for field.Kind() == reflect.Pointer {
 			field = field.Elem()
 		}
-		if nested, isMap := given[name].(map[string]any); isMap && field.Kind() == reflect.Struct && strings.HasSuffix(field.PkgPath(), "landfall/api/v1beta1") {
+		if nested, isMap := given[name].(map[string]any); isMap && field.Kind() == reflect.Struct &&
+			strings.HasSuffix(field.PkgPath(), "landfall/api/v1beta1") {
 			kept[name] = m.known(what, path+"."+name, field, nested)
 		} else {
 			kept[name] = given[name]
@@ -204,7 +211,8 @@ func (m *migration) checkServices(objects []object) {
 				continue
 			}
 			if !slices.ContainsFunc(ranges, func(r lb.Range) bool { return r.Contains(addr) }) {
-				m.note("Service %s/%s holds %s, which is in none of the pools: it keeps the address, but no node will announce it", o.Metadata.Namespace, o.Metadata.Name, addr)
+				m.note("Service %s/%s holds %s, which is in none of the pools: it keeps the address, but no node will announce it",
+					o.Metadata.Namespace, o.Metadata.Name, addr)
 			}
 		}
 	}

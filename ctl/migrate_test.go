@@ -92,7 +92,9 @@ spec:
 }
 
 func TestImport(t *testing.T) {
-	pool, err := importList("old", strings.NewReader("# from the sheet\n192.0.2.7\n192.0.2.10 - 192.0.2.12 web/front\n2001:db8::1, web/ # all of web\n"))
+	pool, err := importList(
+		"old",
+		strings.NewReader("# from the sheet\n192.0.2.7\n192.0.2.10 - 192.0.2.12 web/front\n2001:db8::1, web/ # all of web\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +109,8 @@ func TestImport(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	for list, want := range map[string]string{
-		"192.0.2.1\nnonsense\n": `line 2: "nonsense"`, "192.0.2.1 web\n": "line 1:", "192.0.2.1 a/b c\n": "line 1:", "# none\n": "no address",
+		"192.0.2.1\nnonsense\n": `line 2: "nonsense"`, "192.0.2.1 web\n": "line 1:", "192.0.2.1 a/b c\n": "line 1:",
+		"# none\n": "no address",
 	} {
 		if _, err := importList("x", strings.NewReader(list)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", list, err, want)

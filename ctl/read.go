@@ -52,6 +52,7 @@ func read(ctx context.Context, client *kube.Client, o options) (world, error) {
 		}
 	}
 	return world{
-		class: o.class, services: services.All(), pools: pools.All(), advertisements: advertisements.All(), routed: routed.All(), peers: peers.All(),
+		class: o.class, services: services.All(), pools: pools.All(), advertisements: advertisements.All(),
+		routed: routed.All(), peers: peers.All(),
 	}, nil
 }

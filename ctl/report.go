@@ -75,7 +75,8 @@ func (r *report) addPool(p lb.Pool, w world) {
 		}
 	}
 	if len(by) == 0 {
-		r.problem("pool %s: no L2Advertisement or BGPAdvertisement selects it, so its addresses are not announced (%s)", p.Name, lb.ReasonNoAdvertisement)
+		r.problem("pool %s: no L2Advertisement or BGPAdvertisement selects it, so its addresses are not announced (%s)",
+			p.Name, lb.ReasonNoAdvertisement)
 	}
 	r.pools = append(r.pools, []string{
 		p.Name, strings.Join(ranges, ", "),
@@ -123,7 +124,8 @@ func (r *report) addService(s lb.Service) {
 		owner[a.VIP] = append(owner[a.VIP], fmt.Sprintf("%s (%s)", a.Node, a.How))
 	}
 	for _, vip := range vips {
-		r.vips = append(r.vips, []string{vip.String(), s.Key.String(), string(s.ExternalPolicy), cmp.Or(strings.Join(owner[vip], "; "), "nobody")})
+		r.vips = append(r.vips, []string{vip.String(), s.Key.String(), string(s.ExternalPolicy),
+			cmp.Or(strings.Join(owner[vip], "; "), "nobody")})
 	}
 }
 
@@ -137,11 +139,14 @@ func (r *report) addPeer(p lb.Peer) {
 			up++
 		}
 		if word.Reason != "" {
-			r.problem("BGPPeer %s on %s is %s: %s (%s)", p.Name, node, word.State, cmp.Or(word.Message, "not up yet"), word.Reason)
+			r.problem("BGPPeer %s on %s is %s: %s (%s)", p.Name, node, word.State, cmp.Or(word.Message, "not up yet"),
+				word.Reason)
 		}
 	}
 	if len(nodes) == 0 {
-		r.problem("BGPPeer %s: no speaker has said anything about it yet; do its nodeSelectors select a node, and are the speakers running?", p.Name)
+		r.problem(
+			"BGPPeer %s: no speaker has said anything about it yet; do its nodeSelectors select a node, and are the speakers "+
+				"running?", p.Name)
 	}
 	at, asn := "on "+p.Interface, string(p.Dynamic)
 	if p.Addr.IsValid() {

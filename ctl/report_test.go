@@ -15,11 +15,14 @@ func pool(name, addresses string, ready lb.Condition) lb.Pool {
 	if err != nil {
 		panic(err)
 	}
-	return lb.Pool{Name: name, Ranges: []lb.Range{r}, Status: lb.PoolStatus{AssignedIPv4: "1", AvailableIPv4: "19", AssignedIPv6: "0", AvailableIPv6: "0", Conditions: []lb.Condition{ready}}}
+	return lb.Pool{Name: name, Ranges: []lb.Range{r},
+		Status: lb.PoolStatus{AssignedIPv4: "1", AvailableIPv4: "19", AssignedIPv6: "0", AvailableIPv6: "0",
+			Conditions: []lb.Condition{ready}}}
 }
 
 func service(name, vip string, conditions ...lb.Condition) lb.Service {
-	s := lb.Service{Key: lb.Key{Namespace: "default", Name: name}, Type: lb.LoadBalancer, ExternalPolicy: lb.Cluster, Conditions: conditions}
+	s := lb.Service{Key: lb.Key{Namespace: "default", Name: name}, Type: lb.LoadBalancer, ExternalPolicy: lb.Cluster,
+		Conditions: conditions}
 	if vip != "" {
 		s.Ingress = []lb.Ingress{{Addr: netip.MustParseAddr(vip)}}
 	}
@@ -36,9 +39,10 @@ func announced(message string) lb.Condition {
 }
 
 func worldOf(services []lb.Service, pools ...lb.Pool) world {
-	w := world{services: map[lb.Key]lb.Service{}, pools: map[string]lb.Pool{}, advertisements: map[string]lb.L2Advertisement{
-		"lan": {Name: "lan", Pools: []string{"vmware"}},
-	}}
+	w := world{services: map[lb.Key]lb.Service{}, pools: map[string]lb.Pool{},
+		advertisements: map[string]lb.L2Advertisement{
+			"lan": {Name: "lan", Pools: []string{"vmware"}},
+		}}
 	for _, s := range services {
 		w.services[s.Key] = s
 	}
@@ -58,7 +62,8 @@ func TestReport(t *testing.T) {
 		{
 			name: "all is well",
 			w: worldOf([]lb.Service{
-				service("my-nginx", "172.26.236.180", assigned, announced("172.26.236.180 is announced from k8s-worker-178 (ARP on eth0)")),
+				service("my-nginx", "172.26.236.180", assigned,
+					announced("172.26.236.180 is announced from k8s-worker-178 (ARP on eth0)")),
 				{Key: lb.Key{Namespace: "default", Name: "kubernetes"}, Type: lb.ClusterIP},
 			}, vmware),
 			want: `POOL    ADDRESSES                      ASSIGNED  FREE  READY  ADVERTISED BY
@@ -74,17 +79,19 @@ Nothing is wrong.
 			name: "routers",
 			w: func() world {
 				w := worldOf([]lb.Service{
-					service("my-nginx", "172.26.236.180", assigned, announced("172.26.236.180 is announced from k8s-worker-178 (ARP on eth0); "+
-						"172.26.236.180 is announced from k8s-worker-177, k8s-worker-178 (BGP to tor-1)")),
+					service("my-nginx", "172.26.236.180", assigned,
+						announced("172.26.236.180 is announced from k8s-worker-178 (ARP on eth0); "+
+							"172.26.236.180 is announced from k8s-worker-177, k8s-worker-178 (BGP to tor-1)")),
 				}, vmware)
 				w.routed = map[string]lb.BGPAdvertisement{"all": {Name: "all", Conditions: []lb.Condition{
 					{Type: lb.ConditionReady, Reason: lb.ReasonUnknownPeer, Message: "there is no BGPPeer tor-9"},
 				}}}
 				w.peers = map[string]lb.Peer{
-					"tor-1": {Name: "tor-1", Addr: netip.MustParseAddr("172.26.236.2"), Port: 179, PeerASN: 64501, Status: map[string]lb.PeerNode{
-						"k8s-worker-177": {State: "Established"}, "k8s-worker-178": {State: "Established", Message: "BFD is Up"},
-						"k8s-worker-179": {State: "Idle", Reason: lb.ReasonNotEstablished, Message: "connection refused"},
-					}},
+					"tor-1": {Name: "tor-1", Addr: netip.MustParseAddr("172.26.236.2"), Port: 179, PeerASN: 64501,
+						Status: map[string]lb.PeerNode{
+							"k8s-worker-177": {State: "Established"}, "k8s-worker-178": {State: "Established", Message: "BFD is Up"},
+							"k8s-worker-179": {State: "Idle", Reason: lb.ReasonNotEstablished, Message: "connection refused"},
+						}},
 					"tor-2": {Name: "tor-2", Interface: "eth1", Dynamic: lb.ExternalASN},
 				}
 				return w
@@ -121,10 +128,15 @@ WRONG
 		{
 			name: "everything wrong",
 			w: worldOf([]lb.Service{
-				service("nobody", "172.26.236.9", assigned, lb.Condition{Type: lb.ConditionAnnounced, Reason: lb.ReasonNoBackends, Message: "no endpoint is usable on any node"}),
-				service("pending", "", lb.Condition{Type: lb.ConditionAssigned, Reason: lb.ReasonPoolExhausted, Message: "all pools are full"}),
+				service("nobody", "172.26.236.9", assigned,
+					lb.Condition{Type: lb.ConditionAnnounced, Reason: lb.ReasonNoBackends,
+						Message: "no endpoint is usable on any node"}),
+				service("pending", "", lb.Condition{Type: lb.ConditionAssigned, Reason: lb.ReasonPoolExhausted,
+					Message: "all pools are full"}),
 				service("unseen", "172.26.236.10"),
-			}, vmware, pool("younger", "172.26.236.190/32", lb.Condition{Type: lb.ConditionReady, Reason: lb.ReasonPoolOverlaps, Message: "overlaps with pool vmware"})),
+			}, vmware,
+				pool("younger", "172.26.236.190/32", lb.Condition{Type: lb.ConditionReady, Reason: lb.ReasonPoolOverlaps,
+					Message: "overlaps with pool vmware"})),
 			want: `POOL     ADDRESSES                      ASSIGNED  FREE  READY            ADVERTISED BY
 vmware   172.26.236.180-172.26.236.199  1         19    yes              lan
 younger  172.26.236.190                 1         19    no: Overlapping  -

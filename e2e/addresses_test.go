@@ -18,7 +18,9 @@ import (
 
 // pool describes a pool whose freed addresses are free for everybody at once.
 func pool(name, addresses string) string {
-	return fmt.Sprintf("apiVersion: landfall.dev/v1beta1\nkind: IPAddressPool\nmetadata: {name: %s}\nspec: {addresses: [%s], quarantine: 0s}\n", name, addresses)
+	return fmt.Sprintf(
+		"apiVersion: landfall.dev/v1beta1\nkind: IPAddressPool\nmetadata: {name: %s}\nspec: {addresses: [%s], quarantine: "+
+			"0s}\n", name, addresses)
 }
 
 // createService creates a Service of type LoadBalancer without pods in namespace default.
@@ -39,7 +41,8 @@ func createService(t *testing.T, l *lab.Lab, name string, change func(*corev1.Se
 // wantPool waits for the Ready condition of a pool.
 func wantPool(t *testing.T, l *lab.Lab, name, status, reason, text string) {
 	t.Helper()
-	pools := l.Dynamic().Resource(schema.GroupVersionResource{Group: "landfall.dev", Version: "v1beta1", Resource: "ipaddresspools"})
+	pools := l.Dynamic().Resource(schema.GroupVersionResource{Group: "landfall.dev", Version: "v1beta1",
+		Resource: "ipaddresspools"})
 	eventually(t, "pool "+name+" is "+status, func() error {
 		o, err := pools.Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {
@@ -59,7 +62,8 @@ func wantPool(t *testing.T, l *lab.Lab, name, status, reason, text string) {
 func wantEvent(t *testing.T, l *lab.Lab, service, reason, text string) {
 	t.Helper()
 	eventually(t, "Event "+reason+" about "+service, func() error {
-		list, err := l.Kube().CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + service})
+		list, err := l.Kube().CoreV1().Events("default").List(t.Context(),
+			metav1.ListOptions{FieldSelector: "involvedObject.name=" + service})
 		if err != nil {
 			return err
 		}
@@ -93,16 +97,19 @@ func TestBadPoolsAreRefused(t *testing.T) {
 		switch {
 		case test.Refused == "" && err != nil:
 			t.Errorf("%q: %v", test.Value, err)
-		case test.Refused != "" && (err == nil || !strings.Contains(err.Error(), test.Refused) || !strings.Contains(err.Error(), "spec.addresses[0]")):
+		case test.Refused != "" &&
+			(err == nil || !strings.Contains(err.Error(), test.Refused) || !strings.Contains(err.Error(), "spec.addresses[0]")):
 			t.Errorf("%q: %v, want a refusal that names spec.addresses[0] and says %q", test.Value, err, test.Refused)
 		}
 	}
-	if err := l.ApplyYAML(t.Context(), pool("empty", "")); err == nil || !strings.Contains(err.Error(), "spec.addresses in body should have at least 1 items") {
+	if err := l.ApplyYAML(t.Context(), pool("empty", "")); err == nil ||
+		!strings.Contains(err.Error(), "spec.addresses in body should have at least 1 items") {
 		t.Errorf("no addresses: %v", err)
 	}
 }
 
-// Addresses over the life of pools and controllers: contract 8 and 10 as an administrator sees them.
+// Addresses over the life of pools and controllers: contract 8 and 10 as an administrator sees
+// them.
 func TestContract8AnAddressHasOneHolder(t *testing.T) {
 	l := labtest.Start(t, lab.SeedCluster(), lab.Options{})
 	ctx := t.Context()
@@ -164,7 +171,8 @@ func TestContract8AnAddressHasOneHolder(t *testing.T) {
 				}
 			}
 		}
-		// A new Service that asks for a free address outside the full pool's reach shows that somebody leads again.
+		// A new Service that asks for a free address outside the full pool's reach shows that somebody
+		// leads again.
 		if err := l.ApplyYAML(ctx, pool("third-pool", "172.26.236.195/32")); err != nil {
 			t.Fatal(err)
 		}

@@ -13,7 +13,8 @@ import (
 
 // The speaker without a proxy: with the gate "none" it announces by endpoints alone, and says so.
 func TestSpeakerWithoutProxy(t *testing.T) {
-	l := labtest.Start(t, lab.SeedCluster(), lab.Options{Values: map[string]any{"proxy": map[string]any{"enabled": false}}})
+	l := labtest.Start(t, lab.SeedCluster(),
+		lab.Options{Values: map[string]any{"proxy": map[string]any{"enabled": false}}})
 	if len(l.Agents("proxy")) > 0 || len(l.Agents("speaker")) != len(l.Cluster().Nodes) {
 		t.Fatalf("%d proxies, %d speakers", len(l.Agents("proxy")), len(l.Agents("speaker")))
 	}
@@ -32,7 +33,8 @@ func TestSpeakerWithoutProxy(t *testing.T) {
 
 // The proxy without a speaker: Services work, and nobody announces.
 func TestProxyWithoutSpeaker(t *testing.T) {
-	l := labtest.Start(t, lab.SeedCluster(), lab.Options{Values: map[string]any{"speaker": map[string]any{"enabled": false}}})
+	l := labtest.Start(t, lab.SeedCluster(),
+		lab.Options{Values: map[string]any{"speaker": map[string]any{"enabled": false}}})
 	if len(l.Agents("speaker")) > 0 {
 		t.Fatal("there are speakers")
 	}
@@ -45,7 +47,8 @@ func TestProxyWithoutSpeaker(t *testing.T) {
 
 var errSameNode = errors.New("the same one answers")
 
-// macOf returns the MAC address that the near client finds for the VIP when it asks anew; "" if nobody answers.
+// macOf returns the MAC address that the near client finds for the VIP when it asks anew; "" if
+// nobody answers.
 func macOf(t *testing.T, l *lab.Lab) string {
 	t.Helper()
 	_, _ = l.Exec(t.Context(), lab.ClientName, "ip", "neigh", "flush", "to", seedVIP.Addr().String())

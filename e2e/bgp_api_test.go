@@ -25,7 +25,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// What one object around BGP shows to be wrong is refused by the API server itself, in words that name the fix.
+// What one object around BGP shows to be wrong is refused by the API server itself, in words that
+// name the fix.
 func TestBadBGPObjectsAreRefused(t *testing.T) {
 	var cases []struct {
 		Kind    string          `json:"kind"`
@@ -41,7 +42,8 @@ func TestBadBGPObjectsAreRefused(t *testing.T) {
 	}
 	l := labtest.Start(t, lab.SeedCluster(), lab.Options{Stopped: true})
 	for i, test := range cases {
-		object := fmt.Sprintf("apiVersion: landfall.dev/v1beta1\nkind: %s\nmetadata: {name: case-%d}\nspec: %s\n", test.Kind, i, test.Spec)
+		object := fmt.Sprintf("apiVersion: landfall.dev/v1beta1\nkind: %s\nmetadata: {name: case-%d}\nspec: %s\n", test.Kind,
+			i, test.Spec)
 		err := l.ApplyYAML(t.Context(), object)
 		switch {
 		case test.Refused == "" && err != nil:
@@ -52,7 +54,8 @@ func TestBadBGPObjectsAreRefused(t *testing.T) {
 	}
 }
 
-// Each node owns its entry in the status of a BGPPeer, and passwords come from Secrets of one namespace and type only.
+// Each node owns its entry in the status of a BGPPeer, and passwords come from Secrets of one
+// namespace and type only.
 func TestBGPObjectsAreReadAndTheirStatusWritten(t *testing.T) {
 	l := labtest.Start(t, lab.SeedCluster(), lab.Options{Stopped: true})
 	ctx := t.Context()
@@ -91,12 +94,14 @@ stringData: {password: secret}
 	if err != nil {
 		t.Fatal(err)
 	}
-	client, err := kube.Connect(kube.Options{Kubeconfig: kubeconfigFromHere(t, l), UserAgent: "test", Log: slog.New(slog.DiscardHandler)})
+	client, err := kube.Connect(kube.Options{Kubeconfig: kubeconfigFromHere(t, l), UserAgent: "test",
+		Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ignore := func(string) {}
-	peers, ads, profiles := kube.BGPPeers(client, ignore), kube.BGPAdvertisements(client, ignore), kube.BFDProfiles(client, ignore)
+	peers, ads, profiles := kube.BGPPeers(client, ignore), kube.BGPAdvertisements(client, ignore),
+		kube.BFDProfiles(client, ignore)
 	communities, passwords := kube.Communities(client, ignore), kube.Passwords(client, "default", ignore)
 	go client.Run(ctx)
 	eventually(t, "tables", func() error {
@@ -104,7 +109,8 @@ stringData: {password: secret}
 		profile, _ := profiles.Get("fast")
 		names, _ := communities.Get("ours")
 		ad, ok := ads.Get("all")
-		if all := passwords.All(); peer.PeerASN != 64501 || profile.Transmit != 50*time.Millisecond || profile.Multiplier != 3 ||
+		if all := passwords.All(); peer.PeerASN != 64501 || profile.Transmit != 50*time.Millisecond ||
+			profile.Multiplier != 3 ||
 			names.Values["gold"].B != 100 || !ok || ad.AggregationLength != 32 || len(all) != 1 || all["tor"] != "secret" {
 			return fmt.Errorf("%+v %+v %+v %+v %+v", peer, profile, names, ad, passwords.All())
 		}
@@ -123,11 +129,13 @@ stringData: {password: secret}
 	}
 	up := lb.PeerNode{State: "Established"}
 	refused := lb.PeerNode{State: "Refused", Reason: lb.ReasonSecretMissing, Message: "there is no Secret"}
-	if err := errors.Join(status.PeerNode(ctx, "tor", "node-1", &up), status.PeerNode(ctx, "tor", "node-2", &refused), status.PeerNode(ctx, "tor", "node-3", &up)); err != nil {
+	if err := errors.Join(status.PeerNode(ctx, "tor", "node-1", &up), status.PeerNode(ctx, "tor", "node-2", &refused),
+		status.PeerNode(ctx, "tor", "node-3", &up)); err != nil {
 		t.Fatal(err)
 	}
 	words(map[string]lb.PeerNode{"node-1": up, "node-2": refused, "node-3": up})
-	if err := errors.Join(status.PeerNode(ctx, "tor", "node-1", nil), status.PeerNode(ctx, "tor", "node-2", &up)); err != nil {
+	if err := errors.Join(status.PeerNode(ctx, "tor", "node-1", nil),
+		status.PeerNode(ctx, "tor", "node-2", &up)); err != nil {
 		t.Fatal(err)
 	}
 	words(map[string]lb.PeerNode{"node-2": up, "node-3": up})
@@ -139,7 +147,8 @@ stringData: {password: secret}
 		t.Errorf("a peer that is not there: %v", err)
 	}
 
-	ready := lb.Condition{Type: lb.ConditionReady, Reason: lb.ReasonUnknownPeer, Message: "there is no BGPPeer x", Generation: 1}
+	ready := lb.Condition{Type: lb.ConditionReady, Reason: lb.ReasonUnknownPeer, Message: "there is no BGPPeer x",
+		Generation: 1}
 	ad, _ := ads.Get("all")
 	if wrote, err := status.BGPAdvertisement(ctx, ad, ready); err != nil || !wrote {
 		t.Fatalf("wrote %v, %v", wrote, err)
@@ -155,7 +164,8 @@ stringData: {password: secret}
 	}
 }
 
-// kubeconfigFromHere forwards a port of this machine to the lab's API server, and returns an administrator's kubeconfig that uses it.
+// kubeconfigFromHere forwards a port of this machine to the lab's API server, and returns an
+// administrator's kubeconfig that uses it.
 func kubeconfigFromHere(t *testing.T, l *lab.Lab) string {
 	t.Helper()
 	server, err := url.Parse(l.RESTConfig().Host)
@@ -193,7 +203,8 @@ func kubeconfigFromHere(t *testing.T, l *lab.Lab) string {
 	}
 	there := fmt.Sprintf("server: https://%s\n    tls-server-name: %s", listener.Addr(), server.Hostname())
 	path := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(path, []byte(strings.Replace(string(config), "server: "+server.String(), there, 1)), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte(strings.Replace(string(config), "server: "+server.String(), there, 1)),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	return path

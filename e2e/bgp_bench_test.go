@@ -8,13 +8,15 @@ import (
 	"github.com/landfall-lb/landfall/e2e/lab"
 )
 
-// BenchmarkBGPCrash takes away one of three nodes behind a pair of routers with BFD of 50 ms × 3, again and again, and reports for how long
-// new connections were hit, a third of which go to that node, and when both routers' kernels sent nothing there any more.
-// 50 of them take some five minutes: go test -run '^$' -bench BGPCrash -benchtime 50x -timeout 30m ./e2e
+// BenchmarkBGPCrash takes away one of three nodes behind a pair of routers with BFD of 50 ms × 3,
+// again and again, and reports for how long new connections were hit, a third of which go to that
+// node, and when both routers' kernels sent nothing there any more. 50 of them take some five
+// minutes: go test -run '^$' -bench BGPCrash -benchtime 50x -timeout 30m ./e2e
 func BenchmarkBGPCrash(b *testing.B) {
 	for _, kind := range []string{lab.FRR, lab.BIRD} {
 		b.Run(kind, func(b *testing.B) {
-			l := startBGP(b, lab.ToR{Kind: kind, Count: 2, ASN: 64501, NodeASN: 64500, BFD: 50 * time.Millisecond}, false, ", bfdProfile: fast, enableGracefulRestart: true")
+			l := startBGP(b, lab.ToR{Kind: kind, Count: 2, ASN: 64501, NodeASN: 64500, BFD: 50 * time.Millisecond}, false,
+				", bfdProfile: fast, enableGracefulRestart: true")
 			podsOnMaster(b, l)
 			nodes := workers(l)
 			var hits, routes []time.Duration

@@ -70,7 +70,8 @@ func fieldCases() []fieldCase {
 			name: "communities by number and by name, MED and prepending, to an external router",
 			ad:   `med: 50, asPathPrepend: 2, communities: ["64500:100", gold, no-export, "large:64500:1:2", wide]`,
 			shows: map[string][]string{fieldPath: {
-				"64500 64500 64500\n", "metric 50", "Community: 64500:100 64500:777 no-export", "Large Community: 64500:1:2 64500:7:7", "from 172.26.236.177",
+				"64500 64500 64500\n", "metric 50", "Community: 64500:100 64500:777 no-export",
+				"Large Community: 64500:1:2 64500:7:7", "from 172.26.236.177",
 			}},
 		},
 		{
@@ -82,15 +83,18 @@ func fieldCases() []fieldCase {
 			}},
 		},
 		{
-			name: "aggregation of both families, IPv6 over an IPv4 session", peer: `dualStackAddressFamily: true`, ad: `aggregationLength: 29, aggregationLengthV6: 126`,
-			shows:  map[string][]string{fieldTable: {"203.0.113.176/29"}, fieldTable6: {"fd00:203:0:113::180/126", "fd00:172:26:236::177"}},
+			name: "aggregation of both families, IPv6 over an IPv4 session", peer: `dualStackAddressFamily: true`,
+			ad: `aggregationLength: 29, aggregationLengthV6: 126`,
+			shows: map[string][]string{fieldTable: {"203.0.113.176/29"},
+				fieldTable6: {"fd00:203:0:113::180/126", "fd00:172:26:236::177"}},
 			absent: map[string][]string{fieldTable: {"/32"}, fieldTable6: {"/128"}},
 		},
 		{
 			name: "local preference, to an internal router, by localASN", peer: `localASN: 64501`, ad: `localPref: 300`,
-			router: []string{fieldBGP, "neighbor nodes remote-as 64501"}, restore: []string{fieldBGP, "neighbor nodes remote-as 64500"},
-			shows:  map[string][]string{fieldPath: {"localpref 300", "internal", "Local"}},
-			absent: map[string][]string{fieldPath: {"64500"}},
+			router:  []string{fieldBGP, "neighbor nodes remote-as 64501"},
+			restore: []string{fieldBGP, "neighbor nodes remote-as 64500"},
+			shows:   map[string][]string{fieldPath: {"localpref 300", "internal", "Local"}},
+			absent:  map[string][]string{fieldPath: {"64500"}},
 		},
 		{
 			name: "hold time", peer: `holdTime: 30s, keepaliveTime: 7s`,
@@ -103,8 +107,9 @@ func fieldCases() []fieldCase {
 					t.Fatal(err)
 				}
 			},
-			router: []string{fieldBGP, "neighbor 172.26.236.250 peer-group nodes"}, restore: []string{fieldBGP, "no neighbor 172.26.236.250"},
-			shows: map[string][]string{"show bgp neighbors 172.26.236.250 json": {established, `"remoteRouterId":"9.9.9.9"`}},
+			router:  []string{fieldBGP, "neighbor 172.26.236.250 peer-group nodes"},
+			restore: []string{fieldBGP, "no neighbor 172.26.236.250"},
+			shows:   map[string][]string{"show bgp neighbors 172.26.236.250 json": {established, `"remoteRouterId":"9.9.9.9"`}},
 		},
 		{
 			name: "a wrong password", peer: `password: wrong`, state: "Idle", says: "MD5",
@@ -125,7 +130,8 @@ func fieldCases() []fieldCase {
 			shows: map[string][]string{fieldNeighbor: {established}},
 		},
 		{
-			name: "an AS number that is not the node's own", peer: `dynamicASN: internal`, state: "Idle", says: "dynamicASN internal",
+			name: "an AS number that is not the node's own", peer: `dynamicASN: internal`, state: "Idle",
+			says:   "dynamicASN internal",
 			absent: map[string][]string{fieldNeighbor: {established}},
 		},
 		{
@@ -134,7 +140,8 @@ func fieldCases() []fieldCase {
 		},
 		{
 			name: "IPv4 over an IPv6 session", peer: `peerAddress: "fd00:172:26:236::1", dualStackAddressFamily: true`,
-			shows: map[string][]string{fieldTable: {"203.0.113.176/32", "172.26.236.177"}, fieldTable6: {"fd00:203:0:113::180/128"}},
+			shows: map[string][]string{fieldTable: {"203.0.113.176/32", "172.26.236.177"},
+				fieldTable6: {"fd00:203:0:113::180/128"}},
 		},
 		{
 			name: "BFD with the profile's timers", peer: `bfdProfile: odd`, says: "BFD is Up",
@@ -188,7 +195,8 @@ func fieldCases() []fieldCase {
 	}
 }
 
-// restartSeenByRouter ends the speaker as a crash does: the router keeps the route, as a stale one, until the next speaker announces it.
+// restartSeenByRouter ends the speaker as a crash does: the router keeps the route, as a stale one,
+// until the next speaker announces it.
 func restartSeenByRouter(t *testing.T, l *lab.Lab) {
 	shows := map[string][]string{fieldPath: {"valid"}}
 	wantOnRouter(t, l, shows, nil)
@@ -237,7 +245,8 @@ func compareAnswer(t *testing.T, l *lab.Lab, command string, words []string, wan
 	return nil
 }
 
-// Each field of the objects around BGP has its effect at the router, from the API server to FRR's own view.
+// Each field of the objects around BGP has its effect at the router, from the API server to FRR's
+// own view.
 func TestBGPFieldsReachTheRouter(t *testing.T) {
 	cluster := lab.SeedCluster()
 	cluster.DualStack = true
@@ -290,7 +299,8 @@ func TestBGPFieldsReachTheRouter(t *testing.T) {
 // objects are the peer and the advertisement of the case.
 func (c fieldCase) objects() string {
 	peer := "myASN: 64500, nodeSelectors: [{matchLabels: {kubernetes.io/hostname: " + fieldNode + "}}]"
-	for unless, field := range map[string]string{"dynamicASN:": "peerASN: 64501", "peerAddress:": "peerAddress: 172.26.236.1"} {
+	for unless, field := range map[string]string{"dynamicASN:": "peerASN: 64501",
+		"peerAddress:": "peerAddress: 172.26.236.1"} {
 		if !strings.Contains(c.peer, unless) {
 			peer += ", " + field
 		}
@@ -303,10 +313,12 @@ func (c fieldCase) objects() string {
 		"apiVersion: landfall.dev/v1beta1\nkind: BGPAdvertisement\nmetadata: {name: routed}\nspec: {%s}\n", peer, c.ad)
 }
 
-// wantPeer waits until the status of the peer shows a state and words for the one node that is to have a session.
+// wantPeer waits until the status of the peer shows a state and words for the one node that is to
+// have a session.
 func wantPeer(t *testing.T, l *lab.Lab, state, says string) {
 	t.Helper()
-	peers := l.Dynamic().Resource(schema.GroupVersionResource{Group: "landfall.dev", Version: "v1beta1", Resource: "bgppeers"})
+	peers := l.Dynamic().Resource(schema.GroupVersionResource{Group: "landfall.dev", Version: "v1beta1",
+		Resource: "bgppeers"})
 	eventually(t, "the peer's status", func() error {
 		o, err := peers.Get(t.Context(), "tor", metav1.GetOptions{})
 		if err != nil {
@@ -314,7 +326,9 @@ func wantPeer(t *testing.T, l *lab.Lab, state, says string) {
 		}
 		nodes, _, _ := unstructured.NestedSlice(o.Object, "status", "nodes")
 		text := fmt.Sprint(nodes)
-		if len(nodes) != 1 || !slices.Contains(strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(" []", r) }), "state:"+state) || !strings.Contains(text, says) {
+		if len(nodes) != 1 ||
+			!slices.Contains(strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(" []", r) }),
+				"state:"+state) || !strings.Contains(text, says) {
 			return fmt.Errorf("it shows %s, want %s and %q", text, state, says)
 		}
 		return nil

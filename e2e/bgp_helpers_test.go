@@ -38,7 +38,8 @@ metadata: {name: fast}
 spec: {transmitInterval: 50, receiveInterval: 50, detectMultiplier: 3}
 `
 
-// bgpPeers are the objects for the lab's ToR routers: a session for each router, and each family of the cluster. spec is added to each.
+// bgpPeers are the objects for the lab's ToR routers: a session for each router, and each family of
+// the cluster. spec is added to each.
 func bgpPeers(c lab.Cluster, spec string) string {
 	var b strings.Builder
 	router := c.LAN.Router
@@ -48,7 +49,10 @@ func bgpPeers(c lab.Cluster, spec string) string {
 			addrs["-v6"] = lab.Twin(router)
 		}
 		for suffix, addr := range addrs {
-			fmt.Fprintf(&b, "---\napiVersion: landfall.dev/v1beta1\nkind: BGPPeer\nmetadata: {name: tor-%d%s}\nspec: {myASN: %d, peerASN: %d, peerAddress: \"%s\"%s}\n",
+			fmt.Fprintf(
+				&b,
+				"---\napiVersion: landfall.dev/v1beta1\nkind: BGPPeer\nmetadata: {name: tor-%d%s}\nspec: {myASN: %d, peerASN: "+
+					"%d, peerAddress: \"%s\"%s}\n",
 				i, suffix, c.ToR.NodeASN, c.ToR.ASN, addr, spec)
 		}
 		router = router.Next()
@@ -56,8 +60,8 @@ func bgpPeers(c lab.Cluster, spec string) string {
 	return b.String()
 }
 
-// startBGP starts the seed cluster behind ToR routers, with sessions to all of them and the Service of the worked example, and waits
-// until all workers are in the routers' kernels.
+// startBGP starts the seed cluster behind ToR routers, with sessions to all of them and the Service
+// of the worked example, and waits until all workers are in the routers' kernels.
 func startBGP(t testing.TB, tor lab.ToR, dual bool, spec string) *lab.Lab {
 	t.Helper()
 	cluster := lab.SeedCluster()
@@ -94,7 +98,8 @@ func bgpVIPs(l *lab.Lab) []netip.AddrPort {
 // host is the prefix of one address.
 func host(vip netip.Addr) netip.Prefix { return netip.PrefixFrom(vip, vip.BitLen()) }
 
-// routed says whether the kernels of all routers spread a prefix over exactly these nodes, in the order of their names.
+// routed says whether the kernels of all routers spread a prefix over exactly these nodes, in the
+// order of their names.
 func routed(t testing.TB, l *lab.Lab, prefix netip.Prefix, nodes ...string) error {
 	t.Helper()
 	var errs []error
@@ -115,7 +120,8 @@ func wantRouted(t testing.TB, l *lab.Lab, vip netip.Addr, nodes ...string) {
 	eventually(t, fmt.Sprintf("%s is routed to %v", vip, nodes), func() error { return routed(t, l, host(vip), nodes...) })
 }
 
-// startFar begins new connections from the client behind the routers to each address of the Service.
+// startFar begins new connections from the client behind the routers to each address of the
+// Service.
 func startFar(t testing.TB, l *lab.Lab) []*lab.Probe {
 	t.Helper()
 	var probes []*lab.Probe
@@ -125,9 +131,10 @@ func startFar(t testing.TB, l *lab.Lab) []*lab.Probe {
 	return probes
 }
 
-// wantNoneLostFar ends the probes and fails the test if a connection failed. moves is how often the routers have changed the nodes that
-// they spread an address over: each time, FRR 8.4 takes the IPv6 route out of its kernel before it puts the new one in, and who comes in
-// that very moment is told by the router that there is none.
+// wantNoneLostFar ends the probes and fails the test if a connection failed. moves is how often the
+// routers have changed the nodes that they spread an address over: each time, FRR 8.4 takes the
+// IPv6 route out of its kernel before it puts the new one in, and who comes in that very moment is
+// told by the router that there is none.
 func wantNoneLostFar(t *testing.T, probes []*lab.Probe, moves int) {
 	t.Helper()
 	for i, p := range probes {
@@ -183,7 +190,8 @@ func ask(t testing.TB, r *lab.Router, command string) string {
 	return out
 }
 
-// watchRoutes watches the routes to the Service's addresses in the routers' kernels. What it returns ends that, and returns the changes.
+// watchRoutes watches the routes to the Service's addresses in the routers' kernels. What it
+// returns ends that, and returns the changes.
 func watchRoutes(t testing.TB, l *lab.Lab) func() []string {
 	t.Helper()
 	var ends []func() []string

@@ -14,8 +14,9 @@ import (
 	"github.com/landfall-lb/landfall/e2e/lab"
 )
 
-// TestBGPRouters has each kind of router, alone and as a pair, internal and external, with IPv4 and with both families: all of them spread
-// the Service's addresses over the nodes that deliver them, and clients behind them are answered.
+// TestBGPRouters has each kind of router, alone and as a pair, internal and external, with IPv4 and
+// with both families: all of them spread the Service's addresses over the nodes that deliver them,
+// and clients behind them are answered.
 func TestBGPRouters(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -24,9 +25,11 @@ func TestBGPRouters(t *testing.T) {
 		spec string
 	}{
 		{"FRR, one, internal", lab.ToR{Kind: lab.FRR, Count: 1, ASN: 64500, NodeASN: 64500}, false, ""},
-		{"BIRD, one, external, with a password", lab.ToR{Kind: lab.BIRD, Count: 1, ASN: 4200000001, NodeASN: 64500, Password: "secret"}, false,
+		{"BIRD, one, external, with a password",
+			lab.ToR{Kind: lab.BIRD, Count: 1, ASN: 4200000001, NodeASN: 64500, Password: "secret"}, false,
 			", password: secret"},
-		{"BIRD, two, internal, both families, BFD", lab.ToR{Kind: lab.BIRD, Count: 2, ASN: 64500, NodeASN: 64500, BFD: 50 * time.Millisecond}, true,
+		{"BIRD, two, internal, both families, BFD",
+			lab.ToR{Kind: lab.BIRD, Count: 2, ASN: 64500, NodeASN: 64500, BFD: 50 * time.Millisecond}, true,
 			", bfdProfile: fast"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -61,7 +64,8 @@ func TestBGPRouters(t *testing.T) {
 	}
 }
 
-var bgpAdvertisements = schema.GroupVersionResource{Group: "landfall.dev", Version: "v1beta1", Resource: "bgpadvertisements"}
+var bgpAdvertisements = schema.GroupVersionResource{Group: "landfall.dev", Version: "v1beta1",
+	Resource: "bgpadvertisements"}
 
 // excluded is a patch that takes a node out of external load balancing, or back in.
 func excluded(yes bool) string {
@@ -72,11 +76,13 @@ func excluded(yes bool) string {
 	return fmt.Sprintf(`{"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":%s}}}`, value)
 }
 
-// bgpNode is the node that things happen to. It has no pod of the Service, so that only the way there is what matters.
+// bgpNode is the node that things happen to. It has no pod of the Service, so that only the way
+// there is what matters.
 const bgpNode = "k8s-worker-177"
 
-// TestBGPFaults plays what may happen to a cluster behind a pair of routers, while clients of both families open new connections
-// through both of them. What is planned loses none; how long gaps are after a crash is logged, and measured by BenchmarkBGPCrash.
+// TestBGPFaults plays what may happen to a cluster behind a pair of routers, while clients of both
+// families open new connections through both of them. What is planned loses none; how long gaps are
+// after a crash is logged, and measured by BenchmarkBGPCrash.
 func TestBGPFaults(t *testing.T) {
 	tor := lab.ToR{Kind: lab.FRR, Count: 2, ASN: 64501, NodeASN: 64500, BFD: 50 * time.Millisecond}
 	l := startBGP(t, tor, true, ", bfdProfile: fast, enableGracefulRestart: true, holdTime: 9s")
@@ -102,7 +108,8 @@ func TestBGPFaults(t *testing.T) {
 	}
 }
 
-// back waits until the routers spread the Service's addresses over all workers, away until it is all but that of the faults.
+// back waits until the routers spread the Service's addresses over all workers, away until it is
+// all but that of the faults.
 func back(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	for _, vip := range bgpVIPs(l) {
@@ -129,10 +136,12 @@ spec: {ipAddressPools: [routed], aggregationLength: 30, communities: ["64500:30"
 	}
 	aggregate := netip.MustParsePrefix("203.0.113.180/30")
 	eventually(t, "the routers have the aggregate", func() error { return routed(t, l, aggregate, workers(l)...) })
-	if out := ask(t, l.Routers()[0], "show bgp ipv4 unicast "+aggregate.String()); strings.Count(out, "Community: 64500:30") != 3 {
+	if out := ask(t, l.Routers()[0], "show bgp ipv4 unicast "+aggregate.String()); strings.Count(out,
+		"Community: 64500:30") != 3 {
 		t.Errorf("not three times community 64500:30:\n%s", out)
 	}
-	if err := l.Dynamic().Resource(bgpAdvertisements).Delete(t.Context(), "aggregate", metav1.DeleteOptions{}); err != nil {
+	if err := l.Dynamic().Resource(bgpAdvertisements).Delete(t.Context(), "aggregate",
+		metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the aggregate is gone", func() error { return routed(t, l, aggregate) })
@@ -143,7 +152,8 @@ func plannedDrain(t *testing.T, l *lab.Lab) {
 	probes := startFar(t, l)
 	patchNode(t, l, bgpNode, excluded(true))
 	eventually(t, "the routers are told of the end", func() error {
-		if out := ask(t, l.Routers()[0], "show bgp ipv4 unicast "+host(bgpVIP.Addr()).String()); !strings.Contains(out, "graceful-shutdown") {
+		if out := ask(t, l.Routers()[0], "show bgp ipv4 unicast "+host(bgpVIP.Addr()).String()); !strings.Contains(out,
+			"graceful-shutdown") {
 			return fmt.Errorf("no community graceful-shutdown:\n%s", out)
 		}
 		return nil
@@ -211,7 +221,9 @@ func localRollingUpdate(t *testing.T, l *lab.Lab) {
 	}
 	time.Sleep(500 * time.Millisecond)
 	wantNoneLostFar(t, probes, 8)
-	updateService(t, l, "my-nginx", func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster })
+	updateService(
+		t, l, "my-nginx",
+		func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster })
 	back(t, l)
 }
 
@@ -245,7 +257,8 @@ func forgotten(t *testing.T, l *lab.Lab) error {
 	t.Helper()
 	for _, r := range l.Routers() {
 		for _, family := range []string{"ipv4", "ipv6"} {
-			if out := ask(t, r, "show bgp "+family+" unicast"); strings.Contains(out, "236.177") || strings.Contains(out, "236::177") {
+			if out := ask(t, r, "show bgp "+family+" unicast"); strings.Contains(out, "236.177") ||
+				strings.Contains(out, "236::177") {
 				return fmt.Errorf("%s has routes of %s:\n%s", r.Name, bgpNode, out)
 			}
 		}
@@ -274,8 +287,10 @@ func crashWithoutBFD(t *testing.T, l *lab.Lab) {
 	}
 	eventually(t, "sessions with a hold time of 3 s", func() error {
 		for _, r := range l.Routers() {
-			for _, node := range []string{"172.26.236.177", "fd00:172:26:236::177"} { // its routes of a session that is down may be kept, stale
-				if out := ask(t, r, "show bgp neighbors "+node); !strings.Contains(out, "Hold time is 3 seconds") || !strings.Contains(out, "BGP state = Established") {
+			// its routes of a session that is down may be kept, stale
+			for _, node := range []string{"172.26.236.177", "fd00:172:26:236::177"} {
+				if out := ask(t, r, "show bgp neighbors "+node); !strings.Contains(out, "Hold time is 3 seconds") ||
+					!strings.Contains(out, "BGP state = Established") {
 					return fmt.Errorf("%s: %s", r.Name, out)
 				}
 			}
@@ -311,8 +326,9 @@ func podsOnMaster(t testing.TB, l *lab.Lab) {
 	time.Sleep(500 * time.Millisecond)
 }
 
-// routerFault breaks the second router, waits until it routes again, and logs what clients have seen: the half of them that goes through
-// it has no other way, as here nothing beyond the routers learns of it.
+// routerFault breaks the second router, waits until it routes again, and logs what clients have
+// seen: the half of them that goes through it has no other way, as here nothing beyond the routers
+// learns of it.
 func routerFault(t *testing.T, l *lab.Lab, fault func(*lab.Router) error) {
 	t.Helper()
 	probes := startFar(t, l)

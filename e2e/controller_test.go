@@ -71,8 +71,8 @@ func withoutNodePorts(s *corev1.Service) {
 	s.Spec.AllocateLoadBalancerNodePorts = &no
 }
 
-// wantManyReservations has the API server look at pools with the most pairs that the rule for reservations looks at, of the longest
-// CIDRs and found last, and with more.
+// wantManyReservations has the API server look at pools with the most pairs that the rule for
+// reservations looks at, of the longest CIDRs and found last, and with more.
 func wantManyReservations(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	for _, n := range []struct{ addresses, reservations int }{{32, 256}, {256, 32}, {256, 256}} {
@@ -81,10 +81,15 @@ func wantManyReservations(t *testing.T, l *lab.Lab) {
 			addresses = append(addresses, fmt.Sprintf("'2001:0db8:%04x:0000:0000:0000:0000:0000/112'", i))
 		}
 		for i := range n.reservations {
-			reservations = append(reservations, fmt.Sprintf("{addresses: '2001:0db8:%04x:0000:0000:0000:0000:%04x/128', namespace: a}", n.addresses-1, i))
+			reservations = append(
+				reservations,
+				fmt.Sprintf("{addresses: '2001:0db8:%04x:0000:0000:0000:0000:%04x/128', namespace: a}", n.addresses-1, i))
 		}
-		err := l.ApplyYAML(t.Context(), "apiVersion: landfall.dev/v1beta1\nkind: IPAddressPool\nmetadata: {name: large}\nspec: {autoAssign: false, addresses: ["+
-			strings.Join(addresses, ", ")+"], reservations: ["+strings.Join(reservations, ", ")+"]}\n")
+		err := l.ApplyYAML(
+			t.Context(),
+			"apiVersion: landfall.dev/v1beta1\nkind: IPAddressPool\nmetadata: {name: large}\nspec: {autoAssign: false, "+
+				"addresses: ["+
+				strings.Join(addresses, ", ")+"], reservations: ["+strings.Join(reservations, ", ")+"]}\n")
 		if err != nil {
 			t.Errorf("%d ranges with %d reservations: %.300v", n.addresses, n.reservations, err)
 		}
@@ -96,15 +101,18 @@ func TestContract8RulesOfPools(t *testing.T) {
 	l := labtest.Start(t, lab.SeedCluster(), lab.Options{})
 	ctx := t.Context()
 	for name, test := range map[string]struct{ spec, refused string }{
-		"quarantine":  {`{addresses: [10.0.0.0/24], quarantine: soon}`, "must be a time such as 60s or 24h, or forever"},
-		"excluded":    {`{addresses: [10.0.0.0/24], excludedAddresses: [10.0.0.9-10.0.0.1]}`, "swap the two addresses"},
-		"reservation": {`{addresses: [10.0.0.0/24], reservations: [{addresses: 10.0.0.1, namespace: a}]}`, "must be a CIDR such as"},
-		"outside":     {`{addresses: [10.0.0.0/24, "fd00::/120"], reservations: [{addresses: 10.0.0.1/32, namespace: a}, {addresses: 10.0.1.0/30, namespace: a}]}`, "each reservation must have addresses of spec.addresses"},
-		"nobody":      {`{addresses: [10.0.0.0/24], reservations: [{addresses: 10.0.0.1/32}]}`, "namespace: Required value"},
-		"quota":       {`{addresses: [10.0.0.0/24], addressesPerNamespace: -1}`, "should be greater than or equal to 1"},
-		"priority":    {`{addresses: [10.0.0.0/24], serviceAllocation: {priority: -1}}`, "should be greater than or equal to 0"},
+		"quarantine": {`{addresses: [10.0.0.0/24], quarantine: soon}`, "must be a time such as 60s or 24h, or forever"},
+		"excluded":   {`{addresses: [10.0.0.0/24], excludedAddresses: [10.0.0.9-10.0.0.1]}`, "swap the two addresses"},
+		"reservation": {`{addresses: [10.0.0.0/24], reservations: [{addresses: 10.0.0.1, namespace: a}]}`,
+			"must be a CIDR such as"},
+		"outside": {
+			`{addresses: [10.0.0.0/24, "fd00::/120"], reservations: [{addresses: 10.0.0.1/32, namespace: a}, {addresses: 10.0.1.0/30, namespace: a}]}`, "each reservation must have addresses of spec.addresses"},
+		"nobody":   {`{addresses: [10.0.0.0/24], reservations: [{addresses: 10.0.0.1/32}]}`, "namespace: Required value"},
+		"quota":    {`{addresses: [10.0.0.0/24], addressesPerNamespace: -1}`, "should be greater than or equal to 1"},
+		"priority": {`{addresses: [10.0.0.0/24], serviceAllocation: {priority: -1}}`, "should be greater than or equal to 0"},
 	} {
-		err := l.ApplyYAML(ctx, "apiVersion: landfall.dev/v1beta1\nkind: IPAddressPool\nmetadata: {name: bad}\nspec: "+test.spec+"\n")
+		err := l.ApplyYAML(ctx, "apiVersion: landfall.dev/v1beta1\nkind: IPAddressPool\nmetadata: {name: bad}\nspec: "+
+			test.spec+"\n")
 		if err == nil || !strings.Contains(err.Error(), test.refused) {
 			t.Errorf("%s: %v, want a refusal with %q", name, err, test.refused)
 		}
@@ -134,11 +142,15 @@ spec: {addresses: [172.26.236.0/31], autoAssign: false}
 `); err != nil {
 		t.Fatal(err)
 	}
-	wantPool(t, l, "edge", "True", "Ready", "but not 172.26.236.0 (the network address of node k8s-master-176), 172.26.236.1 (the gateway of node k8s-master-176)")
+	wantPool(
+		t, l, "edge", "True", "Ready",
+		"but not 172.26.236.0 (the network address of node k8s-master-176), 172.26.236.1 (the gateway of node "+
+			"k8s-master-176)")
 	createService(t, l, "asks-for-the-gateway", func(s *corev1.Service) {
 		s.Annotations = map[string]string{"landfall.dev/loadBalancerIPs": "172.26.236.1"}
 	})
-	wantCondition(t, l, "asks-for-the-gateway", "landfall.dev/Assigned", "False", "AddressExcluded", "172.26.236.1, which is the gateway of node")
+	wantCondition(t, l, "asks-for-the-gateway", "landfall.dev/Assigned", "False", "AddressExcluded",
+		"172.26.236.1, which is the gateway of node")
 	gold := func(s *corev1.Service) { s.Labels = map[string]string{"tier": "gold"} }
 	createService(t, l, "a-node-has-176-to-179", nil)
 	wantAddresses(t, l, "a-node-has-176-to-179", "172.26.236.180")
@@ -150,7 +162,8 @@ spec: {addresses: [172.26.236.0/31], autoAssign: false}
 	wantAddresses(t, l, "shiny", "172.26.236.190")
 	createService(t, l, "precious", gold)
 	wantAddresses(t, l, "precious", "172.26.236.195")
-	createService(t, l, "sneaky", func(s *corev1.Service) { s.Annotations = map[string]string{"metallb.io/address-pool": "gold"} })
+	createService(
+		t, l, "sneaky", func(s *corev1.Service) { s.Annotations = map[string]string{"metallb.io/address-pool": "gold"} })
 	wantCondition(t, l, "sneaky", "landfall.dev/Assigned", "False", "PoolNotAllowed", "gold")
 	for i, name := range []string{"shared-a", "shared-b"} {
 		createService(t, l, name, func(s *corev1.Service) {
@@ -166,7 +179,8 @@ spec: {addresses: [172.26.236.0/31], autoAssign: false}
 	})
 	wantAddresses(t, l, "two", "172.26.236.192", "172.26.236.193")
 	s, err := l.Kube().CoreV1().Services("default").Get(ctx, "two", metav1.GetOptions{})
-	if err != nil || s.Status.LoadBalancer.Ingress[0].IPMode == nil || *s.Status.LoadBalancer.Ingress[0].IPMode != corev1.LoadBalancerIPModeProxy {
+	if err != nil || s.Status.LoadBalancer.Ingress[0].IPMode == nil ||
+		*s.Status.LoadBalancer.Ingress[0].IPMode != corev1.LoadBalancerIPModeProxy {
 		t.Errorf("%v: ingress %+v, want ipMode Proxy", err, s.Status.LoadBalancer.Ingress)
 	}
 	t.Run("delete and create again: the quarantine keeps the address, across a restart", func(t *testing.T) {
@@ -217,10 +231,12 @@ func TestControllerServesABurst(t *testing.T) {
 	}
 	created := time.Now()
 	wantAllHeld(t, l, "burst-", n)
-	t.Logf("all %d Services hold addresses %v after the last create call", n, time.Since(created).Round(10*time.Millisecond))
+	t.Logf("all %d Services hold addresses %v after the last create call", n,
+		time.Since(created).Round(10*time.Millisecond))
 }
 
-// TestContract8ControllerKills kills the controller at random moments while Services come and go: 60 times, or LANDFALL_KILLS times.
+// TestContract8ControllerKills kills the controller at random moments while Services come and go:
+// 60 times, or LANDFALL_KILLS times.
 func TestContract8ControllerKills(t *testing.T) {
 	kills := 60
 	if n, err := strconv.Atoi(os.Getenv("LANDFALL_KILLS")); err == nil {
@@ -242,7 +258,8 @@ func TestContract8ControllerKills(t *testing.T) {
 	for i := range kills {
 		createService(t, l, fmt.Sprintf("comes-%d", i), withoutNodePorts)
 		if i >= 30 {
-			if err := l.Kube().CoreV1().Services("default").Delete(ctx, fmt.Sprintf("comes-%d", i-30), metav1.DeleteOptions{}); err != nil {
+			if err := l.Kube().CoreV1().Services("default").Delete(ctx, fmt.Sprintf("comes-%d", i-30),
+				metav1.DeleteOptions{}); err != nil {
 				t.Fatal(err)
 			}
 		}

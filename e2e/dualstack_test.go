@@ -26,8 +26,9 @@ spec: {ipAddressPools: [lan]}
 
 var seedVIP6 = netip.AddrPortFrom(lab.Twin(seedVIP.Addr()), seedVIP.Port())
 
-// TestDualStack has a Service with an address of each family, which clients on the LAN reach by ARP and NDP and others through the
-// router. When the node dies that answers for the one of IPv6, another takes over.
+// TestDualStack has a Service with an address of each family, which clients on the LAN reach by ARP
+// and NDP and others through the router. When the node dies that answers for the one of IPv6,
+// another takes over.
 func TestDualStack(t *testing.T) {
 	cluster := lab.SeedCluster()
 	cluster.DualStack = true

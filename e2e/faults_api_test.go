@@ -11,7 +11,8 @@ import (
 	"github.com/landfall-lb/landfall/e2e/lab"
 )
 
-// podsBesideAPI moves the pods of the seed cluster to the node of the API server, so that they survive what is done to the workers.
+// podsBesideAPI moves the pods of the seed cluster to the node of the API server, so that they
+// survive what is done to the workers.
 func podsBesideAPI(t testing.TB, l *lab.Lab) {
 	t.Helper()
 	for _, pod := range []string{"my-nginx-3", "my-nginx-4"} {
@@ -26,7 +27,8 @@ func podsBesideAPI(t testing.TB, l *lab.Lab) {
 	}
 }
 
-// apiAway is for how long the API server is away in each of the parts of a test: a second, or as LANDFALL_API_AWAY says, such as 1m.
+// apiAway is for how long the API server is away in each of the parts of a test: a second, or as
+// LANDFALL_API_AWAY says, such as 1m.
 func apiAway(t *testing.T) time.Duration {
 	t.Helper()
 	text, set := os.LookupEnv("LANDFALL_API_AWAY")
@@ -40,8 +42,8 @@ func apiAway(t *testing.T) time.Duration {
 	return away
 }
 
-// TestFaultWithoutAPIServer commits faults while the API server is away: everything that the nodes know goes on, and when it is back it
-// hears of what has become of it.
+// TestFaultWithoutAPIServer commits faults while the API server is away: everything that the nodes
+// know goes on, and when it is back it hears of what has become of it.
 func TestFaultWithoutAPIServer(t *testing.T) {
 	away := apiAway(t)
 	// A hold that is over before the last part, so that a proxy that waits is seen to be waited for.
@@ -105,7 +107,8 @@ func TestFaultWithoutAPIServer(t *testing.T) {
 	}
 }
 
-// TestFaultEtcdRestored puts etcd back to an older state: no address changes, no rule of what was there then goes, no connection is lost.
+// TestFaultEtcdRestored puts etcd back to an older state: no address changes, no rule of what was
+// there then goes, no connection is lost.
 func TestFaultEtcdRestored(t *testing.T) {
 	l := startProduct(t)
 	podsBesideAPI(t, l)

@@ -27,9 +27,10 @@ func clusterOf(n int) lab.Cluster {
 	return c
 }
 
-// BenchmarkCrash takes away the node that answers, again and again, and reports the longest time without an answer of each crash. Each
-// worker has a pod of the Service, so that each crash takes one of them along. 50 of them take some ten minutes:
-// go test -run '^$' -bench Crash -benchtime 50x -timeout 60m ./e2e
+// BenchmarkCrash takes away the node that answers, again and again, and reports the longest time
+// without an answer of each crash. Each worker has a pod of the Service, so that each crash takes
+// one of them along. 50 of them take some ten minutes: go test -run '^$' -bench Crash -benchtime
+// 50x -timeout 60m ./e2e
 func BenchmarkCrash(b *testing.B) {
 	for _, c := range []struct {
 		name         string
@@ -76,8 +77,9 @@ func reportGaps(b *testing.B, gaps []time.Duration) {
 // busyLoops is how many programs fight for the processors while false alarms are counted.
 const busyLoops = 8
 
-// BenchmarkFalseAlarms counts, over ten seconds each, how often a speaker takes another for gone while busy loops of the same priority run
-// beside them. Six minutes of it: go test -run '^$' -bench FalseAlarms -benchtime 36x -timeout 30m ./e2e
+// BenchmarkFalseAlarms counts, over ten seconds each, how often a speaker takes another for gone
+// while busy loops of the same priority run beside them. Six minutes of it: go test -run '^$'
+// -bench FalseAlarms -benchtime 36x -timeout 30m ./e2e
 func BenchmarkFalseAlarms(b *testing.B) {
 	l := labtest.Start(b, clusterOf(9), lab.Options{Progress: func(string) {}})
 	if err := l.ApplyYAML(b.Context(), poolAndAdvertisement); err != nil {

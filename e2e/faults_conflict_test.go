@@ -11,8 +11,9 @@ import (
 	"github.com/landfall-lb/landfall/e2e/lab"
 )
 
-// TestFaultAddressInUse gives a Service an address that a machine on the LAN uses: it keeps it, and the Service says with whom it
-// collides. Once it has gone the address is announced; when it comes back, the address is defended, and that is said too.
+// TestFaultAddressInUse gives a Service an address that a machine on the LAN uses: it keeps it, and
+// the Service says with whom it collides. Once it has gone the address is announced; when it comes
+// back, the address is defended, and that is said too.
 func TestFaultAddressInUse(t *testing.T) {
 	l := labWith(t, lab.Options{})
 	mac := strings.TrimSpace(mustExec(t, l, lab.ClientName, "cat", "/sys/class/net/eth0/address"))
@@ -31,7 +32,8 @@ func TestFaultAddressInUse(t *testing.T) {
 		t.Errorf("%v answer for an address that somebody else uses", nodes)
 	}
 	wantEvent(t, l, "my-nginx", "AddressConflict", mac)
-	wantOnSpeakers(t, l, "/metrics", fmt.Sprintf(`landfall_speaker_address_conflict{interface="eth0",mac="%s",vip="%s"} 1`, mac, vip))
+	wantOnSpeakers(t, l, "/metrics", fmt.Sprintf(`landfall_speaker_address_conflict{interface="eth0",mac="%s",vip="%s"} 1`,
+		mac, vip))
 	wantOnSpeakers(t, l, "/v1/status", `"reason": "AddressConflict"`)
 
 	setAnnotation := func(value string) {

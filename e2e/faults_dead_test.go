@@ -10,8 +10,9 @@ import (
 	"github.com/landfall-lb/landfall/e2e/lab/labtest"
 )
 
-// TestFaultCrashWithEndpoints takes away the node that answers, together with the pods on it: once another node answers, no
-// connection is sent to the dead pods, long before the API server knows that they are gone; and they are back when the node is.
+// TestFaultCrashWithEndpoints takes away the node that answers, together with the pods on it: once
+// another node answers, no connection is sent to the dead pods, long before the API server knows
+// that they are gone; and they are back when the node is.
 func TestFaultCrashWithEndpoints(t *testing.T) {
 	l := startProduct(t)
 	spreadPods(t, l)
@@ -56,8 +57,9 @@ func spreadPods(t testing.TB, l *lab.Lab) {
 	}
 }
 
-// TestFaultHungProxy freezes the proxy of the node that answers, which keeps its socket open: what is in the kernel goes on, what is
-// announced as well until the hold is over, and then another node takes over.
+// TestFaultHungProxy freezes the proxy of the node that answers, which keeps its socket open: what
+// is in the kernel goes on, what is announced as well until the hold is over, and then another node
+// takes over.
 func TestFaultHungProxy(t *testing.T) {
 	l := labWith(t, lab.Options{Args: map[string][]string{"speaker": {"--hold=3s"}}})
 	seedService(t, l)
@@ -81,9 +83,10 @@ func TestFaultHungProxy(t *testing.T) {
 	}
 }
 
-// BenchmarkCrashWithEndpoints takes away the node that answers, and one of three pods with it, again and again. It reports the longest
-// time without an answer of each crash, and how many connections failed later than a second after it. 50 of them take some 10 minutes:
-// go test -run '^$' -bench CrashWithEndpoints -benchtime 50x -timeout 30m ./e2e
+// BenchmarkCrashWithEndpoints takes away the node that answers, and one of three pods with it,
+// again and again. It reports the longest time without an answer of each crash, and how many
+// connections failed later than a second after it. 50 of them take some 10 minutes: go test -run
+// '^$' -bench CrashWithEndpoints -benchtime 50x -timeout 30m ./e2e
 func BenchmarkCrashWithEndpoints(b *testing.B) {
 	l := labtest.Start(b, lab.SeedCluster(), lab.Options{Progress: func(string) {}})
 	if err := l.ApplyYAML(b.Context(), poolAndAdvertisement); err != nil {

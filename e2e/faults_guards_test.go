@@ -9,14 +9,16 @@ import (
 	"github.com/landfall-lb/landfall/e2e/lab"
 )
 
-// guard is something that keeps addresses from being black holes, with a fault that it guards against. The damage that the fault does
-// is counted with the guard in place, where there must be none, and with it taken out, where there must be some: or else the test of
-// the fault would show nothing.
+// guard is something that keeps addresses from being black holes, with a fault that it guards
+// against. The damage that the fault does is counted with the guard in place, where there must be
+// none, and with it taken out, where there must be some: or else the test of the fault would show
+// nothing.
 type guard struct {
 	name    string
 	without []string // arguments of a program that take the guard out; none if the fault itself goes past it
 	of      string   // that program; the speaker if empty
-	// damage commits the fault on a lab without Services and counts what it does. guarded tells whether the guard is in place.
+	// damage commits the fault on a lab without Services and counts what it does. guarded tells
+	// whether the guard is in place.
 	damage func(t *testing.T, l *lab.Lab, guarded bool) int
 }
 
@@ -53,7 +55,8 @@ func seedService(t *testing.T, l *lab.Lab) {
 	waitAnnounced(t, l, "my-nginx", "172.26.236.180")
 }
 
-// damageUnprogrammed freezes two proxies, so that their kernels do not hold the rules of a new Service, and counts failed connections.
+// damageUnprogrammed freezes two proxies, so that their kernels do not hold the rules of a new
+// Service, and counts failed connections.
 func damageUnprogrammed(t *testing.T, l *lab.Lab, _ bool) int {
 	for _, node := range []string{"k8s-worker-178", "k8s-worker-179"} {
 		proxy := l.Agent("proxy", node)
@@ -82,8 +85,9 @@ func damageKilled(t *testing.T, l *lab.Lab, _ bool) int {
 	return 0
 }
 
-// damageStopped ends the speaker that answers for good, by SIGTERM or, without a handover, by SIGKILL, while a client that does not know the way
-// asks for it again and again. It counts how often that one had to ask twice, which Linux does after a second.
+// damageStopped ends the speaker that answers for good, by SIGTERM or, without a handover, by
+// SIGKILL, while a client that does not know the way asks for it again and again. It counts how
+// often that one had to ask twice, which Linux does after a second.
 func damageStopped(t *testing.T, l *lab.Lab, guarded bool) int {
 	seedService(t, l)
 	was := answerer(t, l, seedVIP.Addr())
@@ -100,7 +104,8 @@ func damageStopped(t *testing.T, l *lab.Lab, guarded bool) int {
 	for began := time.Now(); time.Since(began) < 3*time.Second; {
 		_, _ = l.Exec(t.Context(), lab.ClientName, "ip", "neigh", "flush", "to", seedVIP.Addr().String())
 		asked := time.Now()
-		if _, err := l.Ask(t.Context(), lab.ClientName, "tcp", seedVIP); err != nil || time.Since(asked) > 900*time.Millisecond {
+		if _, err := l.Ask(t.Context(), lab.ClientName, "tcp", seedVIP); err != nil ||
+			time.Since(asked) > 900*time.Millisecond {
 			twice++
 		}
 	}

@@ -22,7 +22,8 @@ import (
 	"github.com/landfall-lb/landfall/e2e/lab/labtest"
 )
 
-// traffic is what runs while something happens: new connections all the time, and long-lived ones that send a byte now and then.
+// traffic is what runs while something happens: new connections all the time, and long-lived ones
+// that send a byte now and then.
 type traffic struct {
 	l     *lab.Lab
 	probe *lab.Probe
@@ -35,16 +36,18 @@ const (
 	byteEvery = 100 * time.Millisecond
 )
 
-// startTraffic begins with the long-lived connections, so that all of them stand when it returns. New ones come from another client:
-// their many ports are those of long-lived ones before long, and a node that has seen a connection end takes a packet of the next one
-// with the same port for a late one.
+// startTraffic begins with the long-lived connections, so that all of them stand when it returns.
+// New ones come from another client: their many ports are those of long-lived ones before long, and
+// a node that has seen a connection end takes a packet of the next one with the same port for a
+// late one.
 func startTraffic(t *testing.T, l *lab.Lab, target netip.AddrPort) *traffic {
 	t.Helper()
 	f := startFlows(t, l, target, longLived)
 	return &traffic{l: l, flows: f, probe: l.StartProbe(t.Context(), lab.FarClientName, "tcp", target, newEvery)}
 }
 
-// stop ends the traffic and reports on it: new connections, and how many of the long-lived ones were lost.
+// stop ends the traffic and reports on it: new connections, and how many of the long-lived ones
+// were lost.
 func (r *traffic) stop(t *testing.T) (lab.Report, int) {
 	t.Helper()
 	report, lost := r.probe.Stop(), r.flows.stop()
@@ -70,7 +73,8 @@ func wantNoneLost(t *testing.T, report lab.Report) {
 	}
 }
 
-// flows are long-lived connections. One is lost when it gets no answer within a few seconds, or is cut off.
+// flows are long-lived connections. One is lost when it gets no answer within a few seconds, or is
+// cut off.
 type flows struct {
 	cancel context.CancelFunc
 	group  sync.WaitGroup
@@ -222,7 +226,8 @@ func worker(l *lab.Lab, not string) string {
 	return ""
 }
 
-// workers returns the nodes that take part in external load balancing: all but those of the control plane, as kubeadm labels them.
+// workers returns the nodes that take part in external load balancing: all but those of the control
+// plane, as kubeadm labels them.
 func workers(l *lab.Lab) []string {
 	var nodes []string
 	for _, n := range l.Cluster().Nodes {
@@ -236,18 +241,20 @@ func workers(l *lab.Lab) []string {
 func patchNode(t *testing.T, l *lab.Lab, node, patch string) {
 	t.Helper()
 	eventually(t, "patch "+node, func() error {
-		_, err := l.Kube().CoreV1().Nodes().Patch(t.Context(), node, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
+		_, err := l.Kube().CoreV1().Nodes().Patch(t.Context(), node, types.StrategicMergePatchType, []byte(patch),
+			metav1.PatchOptions{})
 		return err
 	})
 }
 
 func setLocal(t *testing.T, l *lab.Lab) {
 	t.Helper()
-	updateService(t, l, "my-nginx", func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal })
+	updateService(
+		t, l, "my-nginx", func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal })
 }
 
-// movePod plays one step of a rolling update as deployments and kubelets do it: the new pod is ready, then the old one terminates,
-// still serving for its grace period, and is gone after it.
+// movePod plays one step of a rolling update as deployments and kubelets do it: the new pod is
+// ready, then the old one terminates, still serving for its grace period, and is gone after it.
 func movePod(t *testing.T, l *lab.Lab, from string, to lab.Pod, grace time.Duration) {
 	t.Helper()
 	if err := l.AddPod(t.Context(), to); err != nil {
@@ -269,7 +276,8 @@ func podOn(l *lab.Lab, node, name string, last byte) lab.Pod {
 		if n.Name == node {
 			b := n.PodNetwork.Addr().As4()
 			b[3] = last
-			return lab.Pod{Name: name, Node: node, Addr: netip.AddrFrom4(b), App: "my-nginx", TCP: []uint16{80}, UDP: []uint16{80}}
+			return lab.Pod{Name: name, Node: node, Addr: netip.AddrFrom4(b), App: "my-nginx", TCP: []uint16{80},
+				UDP: []uint16{80}}
 		}
 	}
 	return lab.Pod{}
@@ -300,7 +308,8 @@ func labWith(t *testing.T, options lab.Options) *lab.Lab {
 	return l
 }
 
-// askUDP sends n datagrams from one source port and counts those without an answer, and answers of another pod than the given one.
+// askUDP sends n datagrams from one source port and counts those without an answer, and answers of
+// another pod than the given one.
 func askUDP(t *testing.T, l *lab.Lab, from, target netip.AddrPort, pod string, n int) (lost, wrong int) {
 	t.Helper()
 	ns, err := netns.GetFromName(l.Namespace(lab.ClientName))

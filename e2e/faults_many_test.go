@@ -33,7 +33,8 @@ spec: {interfaces: [eth0]}
 // manyNodes is over how many nodes many addresses are spread.
 const manyNodes = 9
 
-// TestFaultManyAddresses spreads many addresses over nine nodes and takes one node away: only its addresses move.
+// TestFaultManyAddresses spreads many addresses over nine nodes and takes one node away: only its
+// addresses move.
 func TestFaultManyAddresses(t *testing.T) {
 	many := startMany(t, 90)
 	// So few are not even. That 1,000 are, is shown by the plan's tests and by BenchmarkManyAddresses.
@@ -43,10 +44,11 @@ func TestFaultManyAddresses(t *testing.T) {
 	many.crashOne(t)
 }
 
-// BenchmarkManyAddresses spreads 1,000 addresses over nine nodes, takes one node away, and reports the balance, the time until all
-// addresses are answered for again, and what gossip and the speakers cost. It takes a quarter of an hour on two cores, most of it for the agents
-// of all nodes to follow the 1,000 Services that are created.
-// go test -run '^$' -bench ManyAddresses -benchtime 1x -timeout 30m ./e2e
+// BenchmarkManyAddresses spreads 1,000 addresses over nine nodes, takes one node away, and reports
+// the balance, the time until all addresses are answered for again, and what gossip and the
+// speakers cost. It takes a quarter of an hour on two cores, most of it for the agents of all nodes
+// to follow the 1,000 Services that are created. go test -run '^$' -bench ManyAddresses -benchtime
+// 1x -timeout 30m ./e2e
 func BenchmarkManyAddresses(b *testing.B) {
 	many := startMany(b, 1000)
 	b.ReportMetric(100*many.unevenness(), "%-from-even")
@@ -89,32 +91,33 @@ func startMany(t testing.TB, n int) *many {
 	return m
 }
 
-// wait waits until one node answers for each address, and notes which. It asks the speakers for little until it is so, as they share the
-// machine.
+// wait waits until one node answers for each address, and notes which. It asks the speakers for
+// little until it is so, as they share the machine.
 func (m *many) wait(t testing.TB, atMost time.Duration) {
 	t.Helper()
-	err := lab.WaitFor(t.Context(), func(string) {}, "all addresses are answered for by one node", atMost, func(ctx context.Context) error {
-		announced := 0
-		for _, a := range m.l.Agents("speaker") {
-			if !a.Running() {
-				continue
+	err := lab.WaitFor(t.Context(), func(string) {}, "all addresses are answered for by one node", atMost,
+		func(ctx context.Context) error {
+			announced := 0
+			for _, a := range m.l.Agents("speaker") {
+				if !a.Running() {
+					continue
+				}
+				page, err := a.Get(ctx, "/metrics")
+				if err != nil {
+					return err
+				}
+				announced += strings.Count(page, "\nlandfall_speaker_announced{")
 			}
-			page, err := a.Get(ctx, "/metrics")
+			if announced != m.vips {
+				return fmt.Errorf("%d are announced, want %d", announced, m.vips)
+			}
+			owner, err := m.owners(ctx)
 			if err != nil {
 				return err
 			}
-			announced += strings.Count(page, "\nlandfall_speaker_announced{")
-		}
-		if announced != m.vips {
-			return fmt.Errorf("%d are announced, want %d", announced, m.vips)
-		}
-		owner, err := m.owners(ctx)
-		if err != nil {
-			return err
-		}
-		m.owner = owner
-		return nil
-	})
+			m.owner = owner
+			return nil
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,7 +170,8 @@ func (m *many) unevenness() (most float64) {
 	return most
 }
 
-// crashOne takes the first worker away and returns how long it took until all addresses were answered for again. Only its own have moved.
+// crashOne takes the first worker away and returns how long it took until all addresses were
+// answered for again. Only its own have moved.
 func (m *many) crashOne(t testing.TB) time.Duration {
 	t.Helper()
 	lost := workers(m.l)[0]

@@ -9,7 +9,8 @@ import (
 	"github.com/landfall-lb/landfall/e2e/lab"
 )
 
-// dropGossip cuts a node off from the other speakers, but not from anything else: what arrives is dropped (INPUT), what leaves (OUTPUT), or both.
+// dropGossip cuts a node off from the other speakers, but not from anything else: what arrives is
+// dropped (INPUT), what leaves (OUTPUT), or both.
 func dropGossip(t *testing.T, l *lab.Lab, node string, chains ...string) {
 	t.Helper()
 	filterGossip(t, l, node, "-I", chains)
@@ -32,9 +33,11 @@ func filterGossip(t *testing.T, l *lab.Lab, node, action string, chains []string
 	}
 }
 
-// TestFaultPartition cuts off the gossip of the node that answers, and nothing else, in one direction and in both. As it is there, the others wait
-// for its speaker as for one that was killed. Then two answer, and whoever does forwards, and hands what it does not know to the other: no
-// connection is lost. As both sides reach the API server, the one without a majority yields after a few seconds.
+// TestFaultPartition cuts off the gossip of the node that answers, and nothing else, in one
+// direction and in both. As it is there, the others wait for its speaker as for one that was
+// killed. Then two answer, and whoever does forwards, and hands what it does not know to the other:
+// no connection is lost. As both sides reach the API server, the one without a majority yields
+// after a few seconds.
 func TestFaultPartition(t *testing.T) {
 	l := startProduct(t)
 	wantAnswers(t, l, lab.ClientName, "tcp", seedVIP, "my-nginx-1", "my-nginx-2")
@@ -44,7 +47,9 @@ func TestFaultPartition(t *testing.T) {
 		dropGossip(t, l, owner, chains...)
 		heir := wantAnswererAmong(t, l, seedVIP.Addr(), otherThan(l, owner)...)
 		wantReason(t, l, owner, seedVIP.Addr(), "Yielded")
-		if i == 0 { // both sides may have written it: each time that happens the next word comes later, after a minute in the end
+		// both sides may have written it: each time that happens the next word comes later, after a
+		// minute in the end
+		if i == 0 {
 			wantCondition(t, l, "my-nginx", "landfall.dev/Announced", "True", "Announced", "from "+heir)
 		}
 		passGossip(t, l, owner, chains...)
@@ -58,8 +63,9 @@ func TestFaultPartition(t *testing.T) {
 	}
 }
 
-// TestFaultPartitionWithoutAPIServer does so while nobody can tell the two sides of one another: both answer, and both forward. When they meet again, the
-// owner on the side of the majority goes on.
+// TestFaultPartitionWithoutAPIServer does so while nobody can tell the two sides of one another:
+// both answer, and both forward. When they meet again, the owner on the side of the majority goes
+// on.
 func TestFaultPartitionWithoutAPIServer(t *testing.T) {
 	l := labWith(t, lab.Options{Args: map[string][]string{"speaker": {"--restart-hold=1s"}}})
 	seedService(t, l)
@@ -83,8 +89,9 @@ func TestFaultPartitionWithoutAPIServer(t *testing.T) {
 	heir := wantAnswererAmong(t, l, seedVIP.Addr(), without(both, []string{owner})...)
 	report := probe.Stop()
 	t.Logf("%s was cut off, %v answered, and then %s: %s", owner, both, heir, report)
-	// A client that asks for the address meanwhile may turn from one to the other. The one that was cut off has never heard that the other answers,
-	// and refuses what it does not know. Nothing may be met by silence.
+	// A client that asks for the address meanwhile may turn from one to the other. The one that was
+	// cut off has never heard that the other answers, and refuses what it does not know. Nothing may
+	// be met by silence.
 	if report.Answered == 0 || report.Failed() > report.Failures["connection reset by peer"] {
 		t.Errorf("connections were met by silence: %s", report)
 	}

@@ -8,9 +8,10 @@ import (
 	"github.com/landfall-lb/landfall/e2e/lab"
 )
 
-// TestFaultMovesLoseNothing moves an address in each planned way, with a new connection every 5 ms and long-lived ones that were
-// opened before any of the moves: packets that arrive at a node which does not know their connection are handed to the one that does.
-// The new connections come from another client, as their many ports are those of long-lived ones before long, and a node that has
+// TestFaultMovesLoseNothing moves an address in each planned way, with a new connection every 5 ms
+// and long-lived ones that were opened before any of the moves: packets that arrive at a node which
+// does not know their connection are handed to the one that does. The new connections come from
+// another client, as their many ports are those of long-lived ones before long, and a node that has
 // seen a connection end takes a packet of the next one with the same port for a late one.
 func TestFaultMovesLoseNothing(t *testing.T) {
 	l := startProduct(t)
@@ -58,7 +59,8 @@ func TestFaultMovesLoseNothing(t *testing.T) {
 				heir := wantAnswererAmong(t, l, seedVIP.Addr(), otherThan(l, was)...)
 				time.Sleep(1500 * time.Millisecond)
 				way.end(was)
-				eventually(t, "the speaker of "+was+" is there", func() error { return l.Agent("speaker", was).WaitReady(t.Context()) })
+				eventually(t, "the speaker of "+was+" is there",
+					func() error { return l.Agent("speaker", was).WaitReady(t.Context()) })
 				time.Sleep(500 * time.Millisecond)
 				report, lost := probe.Stop(), own.stop()
 				t.Logf("%s to %s: %s; long-lived: %d of 20 lost", was, heir, report, lost)

@@ -12,8 +12,9 @@ import (
 	"github.com/landfall-lb/landfall/e2e/lab"
 )
 
-// The fault catalogue: what may happen to a cluster, each with a client that opens a new connection every few milliseconds and one
-// with long-lived connections. Counts are asserted; how long gaps are is logged here and measured by benchmarks.
+// The fault catalogue: what may happen to a cluster, each with a client that opens a new connection
+// every few milliseconds and one with long-lived connections. Counts are asserted; how long gaps
+// are is logged here and measured by benchmarks.
 
 // TestFaultRollingUpdate moves the one pod of a Service with policy Local over all nodes.
 func TestFaultRollingUpdate(t *testing.T) {
@@ -50,7 +51,8 @@ func TestFaultRollingUpdate(t *testing.T) {
 	}
 }
 
-// TestFaultPlanned does what administrators and upgrades do, to the owner of an address and to another node.
+// TestFaultPlanned does what administrators and upgrades do, to the owner of an address and to
+// another node.
 func TestFaultPlanned(t *testing.T) {
 	l := labWith(t, lab.Options{Values: map[string]any{"speaker": map[string]any{"drainOnCordon": true}}})
 	seedService(t, l)
@@ -209,7 +211,8 @@ func waitTogether(t testing.TB, l *lab.Lab) {
 	})
 }
 
-// crashBound is when another node must have taken over, however busy the machine is. What it really takes is measured elsewhere.
+// crashBound is when another node must have taken over, however busy the machine is. What it really
+// takes is measured elsewhere.
 const crashBound = 5 * time.Second
 
 // heirOf waits until one other node answers. One that is frozen cannot be asked.
@@ -259,8 +262,9 @@ func TestFaultCrash(t *testing.T) {
 	}
 }
 
-// TestFaultScale lets the only pod of a Local Service come and go on changing nodes: from the moment that the Service says that it is
-// served, nothing is lost, over TCP and over UDP from one and the same source port.
+// TestFaultScale lets the only pod of a Local Service come and go on changing nodes: from the
+// moment that the Service says that it is served, nothing is lost, over TCP and over UDP from one
+// and the same source port.
 func TestFaultScale(t *testing.T) {
 	l := labWith(t, lab.Options{})
 	service := lab.SeedService()
@@ -297,7 +301,8 @@ func TestFaultScale(t *testing.T) {
 	}
 }
 
-// TestFaultRulesDeleted takes the rules away under the node that answers: they are repaired, or another node takes over.
+// TestFaultRulesDeleted takes the rules away under the node that answers: they are repaired, or
+// another node takes over.
 func TestFaultRulesDeleted(t *testing.T) {
 	l := startProduct(t)
 	owner := answerer(t, l, seedVIP.Addr())

@@ -21,13 +21,14 @@ var (
 	yamlBlock  = regexp.MustCompile("(?ms)^```yaml\n(.*?)^```$")
 	hereDoc    = regexp.MustCompile(`(?ms)^kubectl apply -f - <<EOF\n(.*?)^EOF$`)
 	mergePatch = regexp.MustCompile(`(?s)kubectl -n ([a-z-]+) patch daemonset ([a-z-]+) --type merge -p '(.*?)'`)
-	// A helm command may go on behind a backslash at the end of a line; a value that ends in … stands for any.
+	// A helm command may go on behind a backslash at the end of a line; a value that ends in … stands
+	// for any.
 	helmCommand = regexp.MustCompile("helm (?:install|upgrade) landfall (?:[^\n`\\\\]|\\\\\n)*")
 	helmValue   = regexp.MustCompile("--set ([A-Za-z0-9.]+=[^ `\n…]+)")
 )
 
-// What the guides have their readers type does not rot: manifests are taken by the API server, values by the chart, patches by what they
-// are for.
+// What the guides have their readers type does not rot: manifests are taken by the API server,
+// values by the chart, patches by what they are for.
 func TestGuides(t *testing.T) {
 	repository, err := lab.FindRepository(".")
 	if err != nil {
@@ -44,7 +45,8 @@ func TestGuides(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files = append(files, filepath.Join(repository, "README.md"), filepath.Join(repository, "charts/landfall/templates/NOTES.txt"))
+	files = append(files, filepath.Join(repository, "README.md"),
+		filepath.Join(repository, "charts/landfall/templates/NOTES.txt"))
 	counts := map[string]int{}
 	for _, file := range files {
 		content, err := os.ReadFile(file)
@@ -97,7 +99,8 @@ func checkHelm(t *testing.T, guide, helm, repository string, args []string) {
 	}
 }
 
-// checkPatch patches a DaemonSet as kubeadm makes it for kube-proxy, and looks that it asks for other nodes than before.
+// checkPatch patches a DaemonSet as kubeadm makes it for kube-proxy, and looks that it asks for
+// other nodes than before.
 func checkPatch(t *testing.T, l *lab.Lab, namespace, name, patch string) {
 	t.Helper()
 	labels := map[string]string{"k8s-app": name}
@@ -109,8 +112,9 @@ func checkPatch(t *testing.T, l *lab.Lab, namespace, name, patch string) {
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: labels},
 				Spec: corev1.PodSpec{
-					HostNetwork: true, NodeSelector: map[string]string{corev1.LabelOSStable: "linux"}, Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-					Containers: []corev1.Container{{Name: name, Image: "registry.k8s.io/kube-proxy:v1.35.4"}},
+					HostNetwork: true, NodeSelector: map[string]string{corev1.LabelOSStable: "linux"},
+					Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+					Containers:  []corev1.Container{{Name: name, Image: "registry.k8s.io/kube-proxy:v1.35.4"}},
 				},
 			},
 		},
@@ -118,12 +122,14 @@ func checkPatch(t *testing.T, l *lab.Lab, namespace, name, patch string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	patched, err := sets.Patch(t.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{FieldValidation: metav1.FieldValidationStrict})
+	patched, err := sets.Patch(t.Context(), name, types.MergePatchType, []byte(patch),
+		metav1.PatchOptions{FieldValidation: metav1.FieldValidationStrict})
 	if err != nil {
 		t.Fatalf("patch %s: %v", patch, err)
 	}
 	spec := patched.Spec.Template.Spec
-	if spec.Affinity == nil || spec.Affinity.NodeAffinity == nil || spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil || len(spec.Containers) != 1 {
+	if spec.Affinity == nil || spec.Affinity.NodeAffinity == nil ||
+		spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil || len(spec.Containers) != 1 {
 		t.Errorf("%s after the patch: %+v", name, spec)
 	}
 }

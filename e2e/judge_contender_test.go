@@ -70,12 +70,14 @@ func (o *contest) run(t *testing.T, who contender, config plan.Config) (stop fun
 // kubeProxyConfig writes kube-proxy's configuration for what a case's rules depend on.
 func (o *contest) kubeProxyConfig(t *testing.T, mode string, config plan.Config) string {
 	t.Helper()
-	dialect := map[string]any{"masqueradeAll": config.MasqueradeAll, "masqueradeBit": config.MasqueradeBit, "minSyncPeriod": "50ms"}
+	dialect := map[string]any{"masqueradeAll": config.MasqueradeAll, "masqueradeBit": config.MasqueradeBit,
+		"minSyncPeriod": "50ms"}
 	c := map[string]any{
 		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
 		"mode": mode, "hostnameOverride": cases.Here, "clientConnection": map[string]any{"kubeconfig": o.kubeconfig},
 		"nodePortAddresses": o.nodePortAddresses(config, mode == "nftables"), mode: dialect,
-		"conntrack":          map[string]any{"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+		"conntrack": map[string]any{"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s",
+			"tcpCloseWaitTimeout": "0s"},
 		"healthzBindAddress": "127.0.0.1:10256", "metricsBindAddress": "127.0.0.1:10249",
 	}
 	if mode == "iptables" {
@@ -83,7 +85,8 @@ func (o *contest) kubeProxyConfig(t *testing.T, mode string, config plan.Config)
 	}
 	switch pods := config.Pods; {
 	case strings.HasSuffix(pods.Interface, "+"):
-		c["detectLocalMode"], c["detectLocal"] = "InterfaceNamePrefix", map[string]any{"interfaceNamePrefix": strings.TrimSuffix(pods.Interface, "+")}
+		c["detectLocalMode"], c["detectLocal"] = "InterfaceNamePrefix",
+			map[string]any{"interfaceNamePrefix": strings.TrimSuffix(pods.Interface, "+")}
 	case pods.Interface != "":
 		c["detectLocalMode"], c["detectLocal"] = "BridgeInterface", map[string]any{"bridgeInterface": pods.Interface}
 	default:
@@ -102,13 +105,17 @@ func (o *contest) kubeProxyConfig(t *testing.T, mode string, config plan.Config)
 
 func (o *contest) landfallFlags(mode string, config plan.Config) []string {
 	flags := []string{
-		"--mode=" + mode, "--kubeconfig=" + o.kubeconfig, "--node-name=" + cases.Here, "--feed-socket=" + filepath.Join(o.folder, "feed.sock"),
-		"--metrics-bind-address=0", "--healthz-bind-address=0", "--drain-time=0s", fmt.Sprint("--masquerade-bit=", config.MasqueradeBit),
-		fmt.Sprint("--masquerade-all=", config.MasqueradeAll), "--nodeport-addresses=" + strings.Join(o.nodePortAddresses(config, false), ","),
+		"--mode=" + mode, "--kubeconfig=" + o.kubeconfig, "--node-name=" + cases.Here,
+		"--feed-socket=" + filepath.Join(o.folder, "feed.sock"),
+		"--metrics-bind-address=0", "--healthz-bind-address=0", "--drain-time=0s",
+		fmt.Sprint("--masquerade-bit=", config.MasqueradeBit),
+		fmt.Sprint("--masquerade-all=", config.MasqueradeAll),
+		"--nodeport-addresses=" + strings.Join(o.nodePortAddresses(config, false), ","),
 	}
 	switch pods := config.Pods; {
 	case strings.HasSuffix(pods.Interface, "+"):
-		flags = append(flags, "--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix="+strings.TrimSuffix(pods.Interface, "+"))
+		flags = append(flags, "--detect-local-mode=InterfaceNamePrefix",
+			"--pod-interface-name-prefix="+strings.TrimSuffix(pods.Interface, "+"))
 	case pods.Interface != "":
 		flags = append(flags, "--detect-local-mode=BridgeInterface", "--pod-bridge-interface="+pods.Interface)
 	default:
@@ -117,7 +124,8 @@ func (o *contest) landfallFlags(mode string, config plan.Config) []string {
 	return flags
 }
 
-// nodePortAddresses are networks of the addresses that serve node ports; nil for all. kube-proxy's nftables mode has to be told so.
+// nodePortAddresses are networks of the addresses that serve node ports; nil for all. kube-proxy's
+// nftables mode has to be told so.
 func (o *contest) nodePortAddresses(config plan.Config, tell bool) []string {
 	var networks []string
 	for family, addrs := range config.NodePortAddresses {
@@ -142,7 +150,8 @@ func join(prefixes []netip.Prefix) string {
 	return strings.Join(words, ",")
 }
 
-// wait asks the marker's port until it answers: then all that was written before it is in the rules.
+// wait asks the marker's port until it answers: then all that was written before it is in the
+// rules.
 func (o *contest) wait(t *testing.T, at netip.AddrPort) {
 	t.Helper()
 	deadline := time.Now().Add(patience)

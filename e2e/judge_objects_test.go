@@ -27,13 +27,15 @@ type objects struct {
 
 const judgeNamespace = "test"
 
-// put makes a case's Service and slice the only ones, but for the marker, and returns where the marker answers once they are known.
+// put makes a case's Service and slice the only ones, but for the marker, and returns where the
+// marker answers once they are known.
 func (o *objects) put(t *testing.T, c judged) netip.AddrPort {
 	t.Helper()
 	ctx := t.Context()
 	service, slice := c.objects(o.world)
 	services, endpoints := o.kube.CoreV1().Services(judgeNamespace), o.kube.DiscoveryV1().EndpointSlices(judgeNamespace)
-	for _, err := range []error{services.Delete(ctx, service.Name, metav1.DeleteOptions{}), endpoints.Delete(ctx, slice.Name, metav1.DeleteOptions{})} {
+	for _, err := range []error{services.Delete(ctx, service.Name, metav1.DeleteOptions{}),
+		endpoints.Delete(ctx, slice.Name, metav1.DeleteOptions{})} {
 		if err != nil && !apierrors.IsNotFound(err) {
 			t.Fatal(err)
 		}
@@ -54,14 +56,15 @@ func (o *objects) put(t *testing.T, c judged) netip.AddrPort {
 	return o.mark(t)
 }
 
-// mark gives the marker another port. It answers there once a proxy knows it from its Service and its slice, of which each comes after
-// what was written to the same kind before.
+// mark gives the marker another port. It answers there once a proxy knows it from its Service and
+// its slice, of which each comes after what was written to the same kind before.
 func (o *objects) mark(t *testing.T) netip.AddrPort {
 	t.Helper()
 	o.serial++
 	addr := o.world.ClusterIP.Next()
 	c := cases.Case{Service: func(_ cases.World, s *lb.Service) {
-		s.Key.Name, s.Type, s.ClusterIPs, s.ExternalIPs, s.Ingress = "marker-"+strings.ToLower(string(o.world.Family)), lb.ClusterIP, []netip.Addr{addr}, nil, nil
+		s.Key.Name, s.Type, s.ClusterIPs, s.ExternalIPs, s.Ingress = "marker-"+strings.ToLower(string(o.world.Family)),
+			lb.ClusterIP, []netip.Addr{addr}, nil, nil
 		s.Ports = []lb.ServicePort{{Name: fmt.Sprint("m", o.serial), Protocol: lb.TCP, Port: 1000 + o.serial}}
 	}, Backends: []cases.Backend{{At: "local", Ready: true, Serving: true}}}
 	service, slice := judged{Case: c}.objects(o.world)
@@ -92,7 +95,8 @@ func (o *objects) putNode(t *testing.T, zone string) {
 	nodes := o.kube.CoreV1().Nodes()
 	node, err := nodes.Get(t.Context(), cases.Here, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		node, err = nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: cases.Here}}, metav1.CreateOptions{})
+		node, err = nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: cases.Here}},
+			metav1.CreateOptions{})
 	}
 	if err == nil {
 		node.Labels = map[string]string{}
@@ -170,14 +174,16 @@ func toService(svc lb.Service) *corev1.Service {
 	if svc.AffinityTimeout > 0 {
 		seconds := int32(svc.AffinityTimeout / time.Second)
 		s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
-		s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &seconds}}
+		s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{
+			ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &seconds}}
 	}
 	return s
 }
 
 func toSlice(in lb.Slice) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: judgeNamespace, Name: in.Key.Name, Labels: map[string]string{discoveryv1.LabelServiceName: in.Service.Name}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: judgeNamespace, Name: in.Key.Name,
+			Labels: map[string]string{discoveryv1.LabelServiceName: in.Service.Name}},
 		AddressType: discoveryv1.AddressType(in.Family),
 	}
 	for _, p := range in.Ports {

@@ -29,7 +29,8 @@ type judged struct {
 // reading are cases of what only the API's objects have.
 func reading() []judged {
 	both := cases.Case{From: "outside", To: "vip", Want: "local remote", SNAT: true}
-	named := func(c cases.Case, name, want string, change func(w cases.World, s *corev1.Service, e *discoveryv1.EndpointSlice)) judged {
+	named := func(c cases.Case, name, want string,
+		change func(w cases.World, s *corev1.Service, e *discoveryv1.EndpointSlice)) judged {
 		if c.Name = name; want != "" {
 			c.Want, c.SNAT = want, false
 		}
@@ -38,18 +39,22 @@ func reading() []judged {
 	stranger := both
 	stranger.From = "stranger"
 	return []judged{
-		named(both, "44 a slice with the label headless", "reject", func(_ cases.World, _ *corev1.Service, e *discoveryv1.EndpointSlice) {
-			e.Labels[corev1.IsHeadlessService] = ""
-		}),
-		named(both, "a Service of another proxy", "none", func(_ cases.World, s *corev1.Service, _ *discoveryv1.EndpointSlice) {
-			s.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "other"}
-		}),
-		named(both, "22 a blank before a range, listed", "", func(w cases.World, s *corev1.Service, _ *discoveryv1.EndpointSlice) {
-			s.Spec.LoadBalancerSourceRanges = []string{" " + cases.Host(w.Outside).String()}
-		}),
-		named(stranger, "22 a blank before a range, unlisted", "drop", func(w cases.World, s *corev1.Service, _ *discoveryv1.EndpointSlice) {
-			s.Spec.LoadBalancerSourceRanges = []string{" " + cases.Host(w.Outside).String()}
-		}),
+		named(both, "44 a slice with the label headless", "reject",
+			func(_ cases.World, _ *corev1.Service, e *discoveryv1.EndpointSlice) {
+				e.Labels[corev1.IsHeadlessService] = ""
+			}),
+		named(both, "a Service of another proxy", "none",
+			func(_ cases.World, s *corev1.Service, _ *discoveryv1.EndpointSlice) {
+				s.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "other"}
+			}),
+		named(both, "22 a blank before a range, listed", "",
+			func(w cases.World, s *corev1.Service, _ *discoveryv1.EndpointSlice) {
+				s.Spec.LoadBalancerSourceRanges = []string{" " + cases.Host(w.Outside).String()}
+			}),
+		named(stranger, "22 a blank before a range, unlisted", "drop",
+			func(w cases.World, s *corev1.Service, _ *discoveryv1.EndpointSlice) {
+				s.Spec.LoadBalancerSourceRanges = []string{" " + cases.Host(w.Outside).String()}
+			}),
 		named(both, "conditions that are not told", "", func(_ cases.World, _ *corev1.Service, e *discoveryv1.EndpointSlice) {
 			for i := range e.Endpoints {
 				e.Endpoints[i].Conditions = discoveryv1.EndpointConditions{}
@@ -73,8 +78,8 @@ func sample(w cases.World) []judged {
 	return all
 }
 
-// documented are the differences from kube-proxy, by mode and the case's name, with what kube-proxy does. They are those of the table in
-// docs/proxy.md.
+// documented are the differences from kube-proxy, by mode and the case's name, with what kube-proxy
+// does. They are those of the table in docs/proxy.md.
 var documented = map[string]map[string]string{
 	"iptables": {
 		"16 no endpoints, node to vip":      cases.Silence,
@@ -85,14 +90,15 @@ var documented = map[string]map[string]string{
 	},
 }
 
-// kube-proxy is the judge: on the same objects of the same API server, in the same namespaces, each packet ends as with it in the same
-// mode, but for differences that are documented.
+// kube-proxy is the judge: on the same objects of the same API server, in the same namespaces, each
+// packet ends as with it in the same mode, but for differences that are documented.
 func TestJudge(t *testing.T) {
 	cluster := lab.SeedCluster()
 	cluster.DualStack, cluster.Pods, cluster.Services = true, nil, nil
 	cluster.Nodes = cluster.Nodes[:1]
 	l := labtest.Start(t, cluster, lab.Options{NoAgents: true})
-	_, err := l.Kube().CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: judgeNamespace}}, metav1.CreateOptions{})
+	_, err := l.Kube().CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: judgeNamespace}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,9 +176,11 @@ func connect(t *testing.T, l *lab.Lab, s *cases.Site) {
 	master := l.Cluster().Nodes[0]
 	cable := "site-" + string(lb.FamilyOf(s.World.Node))
 	// The other family's site may not be gone altogether.
-	_ = exec.CommandContext(t.Context(), "ip", "-n", l.Namespace(master.Name), "addr", "flush", "to", "10.255.255.0/30").Run()
+	_ = exec.CommandContext(t.Context(), "ip", "-n", l.Namespace(master.Name), "addr", "flush", "to",
+		"10.255.255.0/30").Run()
 	for _, command := range []string{
-		fmt.Sprintf("ip link add api0 netns %s type veth peer name %s netns %s", s.Node.Name, cable, l.Namespace(master.Name)),
+		fmt.Sprintf("ip link add api0 netns %s type veth peer name %s netns %s", s.Node.Name, cable,
+			l.Namespace(master.Name)),
 		fmt.Sprintf("ip -n %s addr add 10.255.255.1/30 dev %s", l.Namespace(master.Name), cable),
 		fmt.Sprintf("ip -n %s link set %s up", l.Namespace(master.Name), cable),
 		fmt.Sprintf("ip -n %s addr add 10.255.255.2/30 dev api0", s.Node.Name),
@@ -198,7 +206,8 @@ func judgePrograms(t *testing.T) map[string]string {
 		t.Fatal(err)
 	}
 	ours := filepath.Join(t.TempDir(), "landfall-proxy")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-C", repository, "-o", ours, "./proxy").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-C", repository, "-o", ours,
+		"./proxy").CombinedOutput(); err != nil {
 		t.Fatalf("build the proxy: %v\n%s", err, out)
 	}
 	return map[string]string{"kube-proxy": judge, "landfall": ours}

@@ -20,7 +20,8 @@ import (
 // The worked example's first pod, which is on worker-178.
 var firstPod = netip.MustParseAddrPort("192.168.189.131:80")
 
-// Without Landfall, the lab itself: each host reaches each pod by its own address, TCP and UDP, and the pod sees who asks.
+// Without Landfall, the lab itself: each host reaches each pod by its own address, TCP and UDP, and
+// the pod sees who asks.
 func TestLabNetwork(t *testing.T) {
 	l := labtest.Start(t, lab.SeedCluster(), lab.Options{NoAgents: true})
 	ctx := t.Context()
@@ -49,14 +50,16 @@ func TestLabNetwork(t *testing.T) {
 	}
 	t.Run("HTTP", func(t *testing.T) {
 		code, body, err := l.Get(ctx, "k8s-worker-177", "http://192.168.189.131/index.html")
-		if err != nil || code != 200 || !strings.Contains(body, `"pod":"my-nginx-1"`) || !strings.Contains(body, "/index.html") {
+		if err != nil || code != 200 || !strings.Contains(body, `"pod":"my-nginx-1"`) ||
+			!strings.Contains(body, "/index.html") {
 			t.Errorf("%d %q %v", code, body, err)
 		}
 	})
 	t.Run("clients reach nodes", func(t *testing.T) {
 		// Nobody listens: a reset from the right host is the proof of the path.
 		for _, client := range []string{lab.ClientName, lab.FarClientName} {
-			if _, err := l.Dial(ctx, client, "tcp", "172.26.236.179:9"); err == nil || !strings.Contains(err.Error(), "refused") {
+			if _, err := l.Dial(ctx, client, "tcp", "172.26.236.179:9"); err == nil ||
+				!strings.Contains(err.Error(), "refused") {
 				t.Errorf("from %s: %v, want a refusal", client, err)
 			}
 		}
@@ -113,7 +116,8 @@ func TestLabObjects(t *testing.T) {
 	}
 	wantEndpoints(t, l, "192.168.100.1 k8s-worker-179 true", "192.168.189.131 k8s-worker-178 true")
 
-	third := lab.Pod{Name: "my-nginx-3", Node: "k8s-worker-177", Addr: netip.MustParseAddr("192.168.177.31"), App: "my-nginx", TCP: []uint16{80}}
+	third := lab.Pod{Name: "my-nginx-3", Node: "k8s-worker-177", Addr: netip.MustParseAddr("192.168.177.31"),
+		App: "my-nginx", TCP: []uint16{80}}
 	if err := l.AddPod(ctx, third); err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +148,8 @@ func TestLabObjects(t *testing.T) {
 
 func wantEndpoints(t *testing.T, l *lab.Lab, want ...string) {
 	t.Helper()
-	list, err := l.Kube().DiscoveryV1().EndpointSlices("default").List(t.Context(), metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=my-nginx"})
+	list, err := l.Kube().DiscoveryV1().EndpointSlices("default").List(t.Context(),
+		metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=my-nginx"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,7 +187,8 @@ func TestLabsSideBySide(t *testing.T) {
 	}
 }
 
-// A program that is killed leaves its lab behind; the next start removes it, and does not touch the labs of living programs.
+// A program that is killed leaves its lab behind; the next start removes it, and does not touch the
+// labs of living programs.
 func TestLeftoversAreRemoved(t *testing.T) {
 	if name := os.Getenv("LANDFALL_TEST_ABANDON"); name != "" {
 		if _, err := lab.Start(t.Context(), lab.SeedCluster(), lab.Options{Name: name, NoAgents: true}); err != nil {
@@ -276,7 +282,8 @@ func TestRuleWatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustExec(t, l, node, "iptables-save")
-	mustExec(t, l, node, "sh", "-c", `printf '*nat\n:LF-ONE -\n-A LF-ONE -j RETURN\nCOMMIT\n' | iptables-restore --noflush`)
+	mustExec(
+		t, l, node, "sh", "-c", `printf '*nat\n:LF-ONE -\n-A LF-ONE -j RETURN\nCOMMIT\n' | iptables-restore --noflush`)
 	changes, err := watch.Stop(ctx)
 	if err != nil {
 		t.Fatal(err)
@@ -312,12 +319,14 @@ func TestBadDescription(t *testing.T) {
 		t.Skip("the lab makes network namespaces: needs root")
 	}
 	c := lab.SeedCluster()
-	c.Pods = append(c.Pods, lab.Pod{Name: "stray", Node: "nowhere"}, lab.Pod{Name: "my-nginx-1", Node: "k8s-worker-177", Addr: netip.MustParseAddr("10.0.0.1")})
+	c.Pods = append(c.Pods, lab.Pod{Name: "stray", Node: "nowhere"},
+		lab.Pod{Name: "my-nginx-1", Node: "k8s-worker-177", Addr: netip.MustParseAddr("10.0.0.1")})
 	_, err := lab.Start(t.Context(), c, lab.Options{})
 	if err == nil {
 		t.Fatal("it was built")
 	}
-	for _, want := range []string{`no node "nowhere"`, `"my-nginx-1": empty or used twice`, "10.0.0.1 is not in 192.168.177.0/24"} {
+	for _, want := range []string{`no node "nowhere"`, `"my-nginx-1": empty or used twice`,
+		"10.0.0.1 is not in 192.168.177.0/24"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: want it to say %q", err, want)
 		}

@@ -18,12 +18,13 @@ import (
 
 // metallbKinds are the kinds that MetalLB serves, with the version that its own objects have.
 var metallbKinds = map[string]string{
-	"IPAddressPool": "v1beta1", "L2Advertisement": "v1beta1", "BGPAdvertisement": "v1beta1", "BGPPeer": "v1beta2", "BFDProfile": "v1beta1",
+	"IPAddressPool": "v1beta1", "L2Advertisement": "v1beta1", "BGPAdvertisement": "v1beta1", "BGPPeer": "v1beta2",
+	"BFDProfile":      "v1beta1",
 	"ServiceL2Status": "v1beta1",
 }
 
-// metallbCRDs describes MetalLB's kinds as far as an API server needs it to store them: any content will do. The kind Community is left out, as in
-// clusters with an older MetalLB.
+// metallbCRDs describes MetalLB's kinds as far as an API server needs it to store them: any content
+// will do. The kind Community is left out, as in clusters with an older MetalLB.
 func metallbCRDs() string {
 	var all strings.Builder
 	for _, kind := range slices.Sorted(maps.Keys(metallbKinds)) {
@@ -74,7 +75,8 @@ kind: ServiceL2Status
 metadata: {name: l2-abcde, namespace: metallb-system}
 `
 
-// A cluster whose Services have addresses from MetalLB moves to Landfall's objects as docs/migrate-metallb.md says, and no address changes.
+// A cluster whose Services have addresses from MetalLB moves to Landfall's objects as
+// docs/migrate-metallb.md says, and no address changes.
 func TestMigrationFromMetalLBKeepsAddresses(t *testing.T) {
 	l := labtest.Start(t, lab.SeedCluster(), lab.Options{Stopped: true})
 	ctx := t.Context()
@@ -112,7 +114,8 @@ func TestMigrationFromMetalLBKeepsAddresses(t *testing.T) {
 
 	// 1. Translate.
 	master := l.Cluster().Nodes[0].Name
-	out, err := l.Exec(ctx, master, filepath.Join(buildAll(t), "landfallctl"), "--kubeconfig", l.Kubeconfig(), "migrate", "metallb")
+	out, err := l.Exec(ctx, master, filepath.Join(buildAll(t), "landfallctl"), "--kubeconfig", l.Kubeconfig(), "migrate",
+		"metallb")
 	if err != nil {
 		t.Fatal(err)
 	}

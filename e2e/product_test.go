@@ -32,7 +32,8 @@ spec: {ipAddressPools: [vmware]}
 
 var seedVIP = netip.MustParseAddrPort("172.26.236.180:80")
 
-// startProduct starts the seed cluster with Landfall, a pool, its advertisement, and the Service of the worked example.
+// startProduct starts the seed cluster with Landfall, a pool, its advertisement, and the Service of
+// the worked example.
 func startProduct(t *testing.T) *lab.Lab {
 	t.Helper()
 	return startProductWith(t, lab.Options{})
@@ -146,7 +147,8 @@ func updateService(t *testing.T, l *lab.Lab, name string, change func(*corev1.Se
 	})
 }
 
-// wantAnswers waits until requests from a client to target are all answered, by exactly the given pods, and the source check holds.
+// wantAnswers waits until requests from a client to target are all answered, by exactly the given
+// pods, and the source check holds.
 func wantAnswers(t *testing.T, l *lab.Lab, from, network string, target netip.AddrPort, pods ...string) lab.Spread {
 	t.Helper()
 	var s lab.Spread
@@ -181,7 +183,8 @@ func wantRefused(t *testing.T, l *lab.Lab, from string, target netip.AddrPort) {
 	})
 }
 
-// ourRules returns a node's Landfall rules, sorted: where their order matters, they say so by their probabilities.
+// ourRules returns a node's Landfall rules, sorted: where their order matters, they say so by their
+// probabilities.
 func ourRules(t *testing.T, l *lab.Lab, node string) []string {
 	t.Helper()
 	text, err := l.Rules(t.Context(), node)
@@ -215,7 +218,8 @@ func wantRulesOfFreshStart(t *testing.T, l *lab.Lab, node string) {
 	if err := proxy.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	for _, command := range []string{"iptables -t nat -F", "iptables -t nat -X", "iptables -F", "iptables -X", "nft add table ip landfall", "nft delete table ip landfall"} {
+	for _, command := range []string{"iptables -t nat -F", "iptables -t nat -X", "iptables -F", "iptables -X",
+		"nft add table ip landfall", "nft delete table ip landfall"} {
 		mustExec(t, l, node, strings.Fields(command)...)
 	}
 	if err := proxy.Start(); err != nil {
@@ -229,7 +233,8 @@ func wantRulesOfFreshStart(t *testing.T, l *lab.Lab, node string) {
 		if slices.Equal(before, after) {
 			return nil
 		}
-		return fmt.Errorf("only before: %s\nonly after: %s", strings.Join(without(before, after), "\n"), strings.Join(without(after, before), "\n"))
+		return fmt.Errorf("only before: %s\nonly after: %s", strings.Join(without(before, after), "\n"),
+			strings.Join(without(after, before), "\n"))
 	})
 }
 

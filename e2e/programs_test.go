@@ -14,7 +14,8 @@ import (
 )
 
 var programs = map[string]string{
-	"landfall-controller": "./controller", "landfall-speaker": "./speaker", "landfall-proxy": "./proxy", "landfallctl": "./ctl",
+	"landfall-controller": "./controller", "landfall-speaker": "./speaker", "landfall-proxy": "./proxy",
+	"landfallctl": "./ctl",
 }
 
 // buildAll builds the programs and returns their folder.
@@ -35,7 +36,8 @@ func buildAll(t *testing.T) string {
 	return dir
 }
 
-// Whatever a person gets wrong at the start ends with one clear line and a non-zero status, never with a stack trace.
+// Whatever a person gets wrong at the start ends with one clear line and a non-zero status, never
+// with a stack trace.
 func TestBadStartsAreOneClearLine(t *testing.T) {
 	dir := buildAll(t)
 	broken := filepath.Join(t.TempDir(), "kubeconfig")
@@ -56,7 +58,8 @@ func TestBadStartsAreOneClearLine(t *testing.T) {
 			{"unknown flag", []string{"--no-such-flag"}, 2, "unknown flag: --no-such-flag"},
 			{"bad level", []string{"--log-level=loud"}, 2, `--log-level: "loud" is none of`},
 			{"bad address", []string{"--metrics-bind-address=nowhere"}, 2, `"nowhere" is not address:port`},
-			{"no kubeconfig", []string{"--metrics-bind-address=0", "--kubeconfig=/nonexistent"}, 1, "/nonexistent: no such file"},
+			{"no kubeconfig", []string{"--metrics-bind-address=0", "--kubeconfig=/nonexistent"}, 1,
+				"/nonexistent: no such file"},
 			{"broken kubeconfig", []string{"--metrics-bind-address=0", "--kubeconfig=" + broken}, 1, broken},
 		} {
 			t.Run(name+"/"+test.what, func(t *testing.T) {
@@ -70,7 +73,8 @@ func TestBadStartsAreOneClearLine(t *testing.T) {
 				if got := cmd.ProcessState.ExitCode(); got != test.code {
 					t.Errorf("exit status %d, want %d", got, test.code)
 				}
-				if lines := strings.Split(strings.TrimSpace(stderr.String()), "\n"); len(lines) != 1 || !strings.Contains(lines[0], test.want) {
+				if lines := strings.Split(strings.TrimSpace(stderr.String()), "\n"); len(lines) != 1 ||
+					!strings.Contains(lines[0], test.want) {
 					t.Errorf("it said %q, want one line with %q", stderr.String(), test.want)
 				}
 			})
@@ -78,7 +82,8 @@ func TestBadStartsAreOneClearLine(t *testing.T) {
 	}
 }
 
-// Without an API server the agents say what they wait for and go on trying; SIGTERM ends them cleanly.
+// Without an API server the agents say what they wait for and go on trying; SIGTERM ends them
+// cleanly.
 func TestWithoutAPIServerAgentsWait(t *testing.T) {
 	dir := buildAll(t)
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
@@ -90,14 +95,16 @@ func TestWithoutAPIServerAgentsWait(t *testing.T) {
 	for name, args := range map[string][]string{
 		"landfall-controller": nil,
 		"landfall-speaker":    {"--gate=none", "--bind-address=127.0.0.1", "--bind-port=17947"},
-		"landfall-proxy":      {"--healthz-bind-address=127.0.0.1:0", "--feed-socket=" + filepath.Join(t.TempDir(), "feed.sock")},
+		"landfall-proxy": {"--healthz-bind-address=127.0.0.1:0",
+			"--feed-socket=" + filepath.Join(t.TempDir(), "feed.sock")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			stderr, err := os.CreateTemp(t.TempDir(), "")
 			if err != nil {
 				t.Fatal(err)
 			}
-			cmd := exec.CommandContext(t.Context(), filepath.Join(dir, name), append(args, "--kubeconfig="+kubeconfig, "--metrics-bind-address=0")...)
+			cmd := exec.CommandContext(t.Context(), filepath.Join(dir, name),
+				append(args, "--kubeconfig="+kubeconfig, "--metrics-bind-address=0")...)
 			cmd.Stderr = stderr
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
@@ -132,7 +139,8 @@ func TestWithoutAPIServerAgentsWait(t *testing.T) {
 		})
 	}
 	t.Run("landfallctl", func(t *testing.T) {
-		out, err := exec.CommandContext(t.Context(), filepath.Join(dir, "landfallctl"), "status", "--timeout=1s", "--kubeconfig="+kubeconfig).CombinedOutput()
+		out, err := exec.CommandContext(t.Context(), filepath.Join(dir, "landfallctl"), "status", "--timeout=1s",
+			"--kubeconfig="+kubeconfig).CombinedOutput()
 		if err == nil || !strings.Contains(string(out), "no answer from the API server http://127.0.0.1:9 within 1s") {
 			t.Errorf("%v: %s", err, out)
 		}

@@ -8,7 +8,8 @@ import (
 	"github.com/landfall-lb/landfall/e2e/lab"
 )
 
-// TestFaultRollingUpdateCluster replaces the pods behind a VIP with policy Cluster, one on each of two nodes, again and again.
+// TestFaultRollingUpdateCluster replaces the pods behind a VIP with policy Cluster, one on each of
+// two nodes, again and again.
 func TestFaultRollingUpdateCluster(t *testing.T) {
 	l := startProduct(t)
 	pods := map[string]string{"k8s-worker-178": "my-nginx-1", "k8s-worker-179": "my-nginx-2"}

@@ -22,7 +22,8 @@ var (
 	dnsVIP        = netip.MustParseAddrPort("10.96.0.10:53")
 )
 
-// The life of the worked example's Service: each change shows on the wire, and at the end the rules are those of a fresh start.
+// The life of the worked example's Service: each change shows on the wire, and at the end the rules
+// are those of a fresh start.
 func TestServiceLife(t *testing.T) { inEachMode(t, testServiceLife) }
 
 func testServiceLife(t *testing.T, l *lab.Lab) {
@@ -47,7 +48,8 @@ func testServiceLife(t *testing.T, l *lab.Lab) {
 			network := l.Cluster().ServiceNetwork.String() // as the API server has it in a ServiceCIDR
 			for _, node := range l.Cluster().Nodes {
 				if !slices.ContainsFunc(ourRules(t, l, node.Name), func(rule string) bool {
-					return strings.Contains(rule, network) && strings.HasSuffix(strings.ToLower(rule), "drop") || strings.Contains(rule, network+" fib daddr type != local drop")
+					return strings.Contains(rule, network) && strings.HasSuffix(strings.ToLower(rule), "drop") ||
+						strings.Contains(rule, network+" fib daddr type != local drop")
 				}) {
 					t.Errorf("%s has no rule that drops what is for %s", node.Name, network)
 				}
@@ -59,7 +61,8 @@ func testServiceLife(t *testing.T, l *lab.Lab) {
 		{"landfallctl shows the owner and finds nothing wrong", func(t *testing.T) {
 			ctl := filepath.Join(buildAll(t), "landfallctl")
 			out, err := l.Exec(ctx, "k8s-master-176", ctl, "status", "--kubeconfig="+l.Kubeconfig())
-			for _, want := range []string{"172.26.236.180-172.26.236.199", "default/my-nginx", ownerOf(t, l) + " (ARP on eth0)", "Nothing is wrong."} {
+			for _, want := range []string{"172.26.236.180-172.26.236.199", "default/my-nginx", ownerOf(t, l) + " (ARP on eth0)",
+				"Nothing is wrong."} {
 				if err != nil || !strings.Contains(out, want) {
 					t.Errorf("%v; %q is not in\n%s", err, want, out)
 				}
@@ -70,7 +73,8 @@ func testServiceLife(t *testing.T, l *lab.Lab) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := l.AddPod(ctx, lab.Pod{Name: "my-nginx-3", Node: "k8s-worker-177", Addr: netip.MustParseAddr("192.168.177.3"), App: "my-nginx", TCP: []uint16{80}}); err != nil {
+			if err := l.AddPod(ctx, lab.Pod{Name: "my-nginx-3", Node: "k8s-worker-177",
+				Addr: netip.MustParseAddr("192.168.177.3"), App: "my-nginx", TCP: []uint16{80}}); err != nil {
 				t.Fatal(err)
 			}
 			wantAnswers(t, l, lab.ClientName, "tcp", seedVIP, "my-nginx-1", "my-nginx-2", "my-nginx-3")
@@ -80,10 +84,12 @@ func testServiceLife(t *testing.T, l *lab.Lab) {
 			}
 			for _, c := range changes {
 				if c.Table == "landfall" && c.What == "element" && (strings.Contains(c.Text, "10.106.189.218") ||
-					strings.Contains(c.Text, "31428") || strings.Contains(c.Text, "172.26.236.180") || strings.Contains(c.Text, "192.168.177.3")) {
+					strings.Contains(c.Text, "31428") || strings.Contains(c.Text, "172.26.236.180") ||
+					strings.Contains(c.Text, "192.168.177.3")) {
 					continue // in nftables mode: elements of the Service
 				}
-				if !strings.HasPrefix(c.Chain, "LF-SVC-BEPXDJBUHFCSYIC3") && !strings.HasPrefix(c.Chain, "LF-SVL-BEPXDJBUHFCSYIC3") &&
+				if !strings.HasPrefix(c.Chain, "LF-SVC-BEPXDJBUHFCSYIC3") &&
+					!strings.HasPrefix(c.Chain, "LF-SVL-BEPXDJBUHFCSYIC3") &&
 					!strings.HasPrefix(c.Chain, "LF-EXT-BEPXDJBUHFCSYIC3") && !strings.HasPrefix(c.Chain, "LF-SEP-") {
 					t.Errorf("changed beside the Service: %+v", c)
 				}
@@ -93,12 +99,15 @@ func testServiceLife(t *testing.T, l *lab.Lab) {
 			}
 		}},
 		{"policy Local keeps the client's address and the health ports tell where pods are", func(t *testing.T) {
-			updateService(t, l, "my-nginx", func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal })
+			updateService(
+				t, l, "my-nginx",
+				func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal })
 			s, err := l.Kube().CoreV1().Services("default").Get(ctx, "my-nginx", metav1.GetOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
-			for node, want := range map[string]int{"k8s-master-176": 503, "k8s-worker-177": 200, "k8s-worker-178": 200, "k8s-worker-179": 200} {
+			for node, want := range map[string]int{"k8s-master-176": 503, "k8s-worker-177": 200, "k8s-worker-178": 200,
+				"k8s-worker-179": 200} {
 				wantHealth(t, l, node, s.Spec.HealthCheckNodePort, want)
 			}
 			if err := l.RemovePod(ctx, "my-nginx-3"); err != nil {
@@ -111,7 +120,9 @@ func testServiceLife(t *testing.T, l *lab.Lab) {
 			if spread.Sources[l.Cluster().LAN.Client] != 20 {
 				t.Errorf("sources %v, want the client's own address only", spread.Sources)
 			}
-			updateService(t, l, "my-nginx", func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster })
+			updateService(
+				t, l, "my-nginx",
+				func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster })
 			wantAnswers(t, l, lab.ClientName, "tcp", seedVIP, "my-nginx-1", "my-nginx-2")
 		}},
 		{"another port, and back", func(t *testing.T) {
@@ -157,7 +168,8 @@ func testServiceLife(t *testing.T, l *lab.Lab) {
 				for _, node := range l.Cluster().Nodes {
 					for _, rule := range ourRules(t, l, node.Name) {
 						if strings.Contains(rule, "my-nginx") || strings.Contains(rule, "BEPXDJBUHFCSYIC3") ||
-							strings.Contains(rule, seedVIP.Addr().String()+" ") || strings.Contains(rule, seedClusterIP.Addr().String()+" ") {
+							strings.Contains(rule, seedVIP.Addr().String()+" ") ||
+							strings.Contains(rule, seedClusterIP.Addr().String()+" ") {
 							return fmt.Errorf("%s has %s", node.Name, rule)
 						}
 					}
@@ -181,8 +193,8 @@ func testServiceLife(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// TestRestartsAreInvisible is contract 6 for each of the programs: ended and killed under traffic, nothing that is right is touched,
-// and afterwards all is as before.
+// TestRestartsAreInvisible is contract 6 for each of the programs: ended and killed under traffic,
+// nothing that is right is touched, and afterwards all is as before.
 func TestContract6RestartsAreInvisible(t *testing.T) { inEachMode(t, testRestarts) }
 
 func testRestarts(t *testing.T, l *lab.Lab) {
@@ -241,7 +253,10 @@ func testRestart(t *testing.T, l *lab.Lab, program string, end func(*lab.Agent) 
 		t.Fatal(err)
 	}
 	// Where an address is announced from now is noted where it was before.
-	changes = slices.DeleteFunc(changes, func(c lab.RuleChange) bool { return c.Add && c.Table == "landfall-rescue" && program == "speaker" })
+	changes = slices.DeleteFunc(changes, func(c lab.RuleChange) bool {
+		return c.Add && c.Table == "landfall-rescue" &&
+			program == "speaker"
+	})
 	if len(changes) > 0 {
 		t.Errorf("rules that were right were touched: %+v", changes)
 	}
@@ -260,7 +275,8 @@ func wantHealth(t *testing.T, l *lab.Lab, node string, port int32, want int) {
 		}
 	}
 	eventually(t, "health port of "+node, func() error {
-		code, body, err := l.Get(t.Context(), lab.ClientName, "http://"+netip.AddrPortFrom(netip.MustParseAddr(address), uint16(port)).String()+"/")
+		code, body, err := l.Get(t.Context(), lab.ClientName,
+			"http://"+netip.AddrPortFrom(netip.MustParseAddr(address), uint16(port)).String()+"/")
 		if err == nil && code != want {
 			err = fmt.Errorf("status %d, want %d: %s", code, want, body)
 		}

@@ -16,7 +16,8 @@ import (
 	"github.com/landfall-lb/landfall/e2e/lab"
 )
 
-// storm changes Services and pods at random while programs are stopped and killed at random, and notes who holds which address.
+// storm changes Services and pods at random while programs are stopped and killed at random, and
+// notes who holds which address.
 type storm struct {
 	l      *lab.Lab
 	random *rand.Rand
@@ -26,7 +27,8 @@ type storm struct {
 
 const stormSteps = 60
 
-// After a storm of changes and kills the cluster is as a fresh start would make it, and no address was ever moved or held twice.
+// After a storm of changes and kills the cluster is as a fresh start would make it, and no address
+// was ever moved or held twice.
 func TestStorm(t *testing.T) { inEachMode(t, testStorm) }
 
 func testStorm(t *testing.T, l *lab.Lab) {
@@ -47,7 +49,8 @@ func testStorm(t *testing.T, l *lab.Lab) {
 	s.calm(t)
 	for name, address := range s.holders {
 		waitAnnounced(t, l, name, address)
-		wantAnswers(t, l, lab.ClientName, "tcp", netip.AddrPortFrom(netip.MustParseAddr(address), 80), "my-nginx-1", "my-nginx-2")
+		wantAnswers(t, l, lab.ClientName, "tcp", netip.AddrPortFrom(netip.MustParseAddr(address), 80), "my-nginx-1",
+			"my-nginx-2")
 	}
 	time.Sleep(settle)
 	for _, node := range l.Cluster().Nodes {
@@ -62,7 +65,8 @@ func (s *storm) step(ctx context.Context) (what string, err error) {
 	switch s.random.IntN(6) {
 	case 0:
 		what = "create " + name
-		err = s.l.AddService(ctx, lab.Service{Namespace: "default", Name: name, App: "my-nginx", Type: "LoadBalancer", Ports: []lab.Port{{Port: 80}}})
+		err = s.l.AddService(ctx, lab.Service{Namespace: "default", Name: name, App: "my-nginx", Type: "LoadBalancer",
+			Ports: []lab.Port{{Port: 80}}})
 		if apierrors.IsAlreadyExists(err) {
 			err = nil
 		}
@@ -83,7 +87,8 @@ func (s *storm) step(ctx context.Context) (what string, err error) {
 		})
 	case 3:
 		what = "another port for " + name
-		err = s.change(ctx, name, func(svc *corev1.Service) { svc.Spec.Ports[0].Port = 8161 - svc.Spec.Ports[0].Port }) // 80 and 8081
+		// 80 and 8081
+		err = s.change(ctx, name, func(svc *corev1.Service) { svc.Spec.Ports[0].Port = 8161 - svc.Spec.Ports[0].Port })
 	case 4:
 		pod := fmt.Sprintf("my-nginx-%d", 1+s.random.IntN(2))
 		what = "another state for " + pod

@@ -32,12 +32,13 @@ const (
 	clusterVIP   = "172.26.236.181:80"
 )
 
-// Landfall's proxy takes a running node over from kube-proxy, as docs/migrate-kube-proxy.md says, and gives it back. Connections that
-// stand go on, and of a stream of new ones none is lost.
+// Landfall's proxy takes a running node over from kube-proxy, as docs/migrate-kube-proxy.md says,
+// and gives it back. Connections that stand go on, and of a stream of new ones none is lost.
 func TestTakeOverFromKubeProxy(t *testing.T) {
 	for _, mode := range []string{"nftables", "iptables"} {
 		t.Run("Landfall "+mode, func(t *testing.T) {
-			l := labtest.Start(t, lab.SeedCluster(), lab.Options{Stopped: true, Values: map[string]any{"proxy": map[string]any{"mode": mode}}})
+			l := labtest.Start(t, lab.SeedCluster(),
+				lab.Options{Stopped: true, Values: map[string]any{"proxy": map[string]any{"mode": mode}}})
 			healthPort := takeoverServices(t, l)
 			for _, kube := range []string{"iptables", "nftables"} {
 				t.Run("kube-proxy "+kube, func(t *testing.T) {
@@ -55,14 +56,15 @@ func TestTakeOverFromKubeProxy(t *testing.T) {
 	}
 }
 
-// A proxy that is started in its other mode takes over from itself: nothing is lost, the rules of the mode before go, and those of
-// others stay.
+// A proxy that is started in its other mode takes over from itself: nothing is lost, the rules of
+// the mode before go, and those of others stay.
 func TestContract6SwitchOfModes(t *testing.T) {
 	l := labtest.Start(t, lab.SeedCluster(), lab.Options{Stopped: true})
 	takeoverServices(t, l)
 	o := &takeover{l: l, ours: l.Agent("proxy", takeoverNode)}
 	defer o.leave(t)
-	foreign := []string{"iptables -t nat -N MINE", "iptables -t nat -A POSTROUTING -j MINE", "nft add table ip mine", "nft add chain ip mine one"}
+	foreign := []string{"iptables -t nat -N MINE", "iptables -t nat -A POSTROUTING -j MINE", "nft add table ip mine",
+		"nft add chain ip mine one"}
 	for _, command := range foreign {
 		mustExec(t, l, takeoverNode, strings.Fields(command)...)
 	}
@@ -85,14 +87,16 @@ func TestContract6SwitchOfModes(t *testing.T) {
 		}
 		eventually(t, "only rules of "+mode, func() error {
 			rules := o.rules(t)
-			for _, other := range map[string][]string{"iptables": {"table ip landfall", "table ip6 landfall"}, "nftables": {"LF-"}}[mode] {
+			for _, other := range map[string][]string{"iptables": {"table ip landfall", "table ip6 landfall"},
+				"nftables": {"LF-"}}[mode] {
 				if strings.Contains(rules, other) {
 					return errors.New("there is still " + other)
 				}
 			}
 			return nil
 		})
-		if rules := o.rules(t); !strings.Contains(rules, ":MINE ") || !strings.Contains(rules, "-A POSTROUTING -j MINE") || !strings.Contains(rules, "table ip mine") {
+		if rules := o.rules(t); !strings.Contains(rules, ":MINE ") || !strings.Contains(rules, "-A POSTROUTING -j MINE") ||
+			!strings.Contains(rules, "table ip mine") {
 			t.Errorf("in mode %s: rules of others are gone:\n%s", mode, rules)
 		}
 		o.wantBackendsFollow(t)
@@ -103,10 +107,12 @@ func TestContract6SwitchOfModes(t *testing.T) {
 // rules lists the node's rules of iptables, and the names of its tables.
 func (o *takeover) rules(t *testing.T) string {
 	t.Helper()
-	return mustExec(t, o.l, takeoverNode, "iptables-save") + mustExec(t, o.l, takeoverNode, "ip6tables-save") + mustExec(t, o.l, takeoverNode, "nft", "list", "tables")
+	return mustExec(t, o.l, takeoverNode, "iptables-save") + mustExec(t, o.l, takeoverNode, "ip6tables-save") + mustExec(t,
+		o.l, takeoverNode, "nft", "list", "tables")
 }
 
-// takeoverServices makes a Service of each policy with a VIP that leads to the node, and returns the health port of the one.
+// takeoverServices makes a Service of each policy with a VIP that leads to the node, and returns
+// the health port of the one.
 func takeoverServices(t *testing.T, l *lab.Lab) (healthPort int32) {
 	t.Helper()
 	local, cluster := lab.SeedService(), lab.SeedService()
@@ -212,7 +218,8 @@ func (o *takeover) startKubeProxy(t *testing.T) {
 			return err
 		}
 		for line := range strings.Lines(text) {
-			if strings.HasPrefix(line, `kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"}`) && !strings.HasSuffix(strings.TrimSpace(line), " 0") {
+			if strings.HasPrefix(line, `kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"}`) &&
+				!strings.HasSuffix(strings.TrimSpace(line), " 0") {
 				return nil
 			}
 		}
@@ -248,12 +255,13 @@ func (o *takeover) wantHealthPorts(t *testing.T, who string) {
 	}
 }
 
-// wantNoRules fails the test if rules of a program are left: chains of iptables with a prefix, or a table of nftables. kube-proxy leaves
-// KUBE-FIREWALL, which is the kubelet's, too.
+// wantNoRules fails the test if rules of a program are left: chains of iptables with a prefix, or a
+// table of nftables. kube-proxy leaves KUBE-FIREWALL, which is the kubelet's, too.
 func (o *takeover) wantNoRules(t *testing.T, prefix, table string) {
 	t.Helper()
 	for line := range strings.Lines(o.rules(t)) {
-		if strings.Contains(line, prefix) && !strings.Contains(line, "KUBE-FIREWALL") || strings.Contains(line, "table ip "+table) || strings.Contains(line, "table ip6 "+table) {
+		if strings.Contains(line, prefix) && !strings.Contains(line, "KUBE-FIREWALL") ||
+			strings.Contains(line, "table ip "+table) || strings.Contains(line, "table ip6 "+table) {
 			t.Errorf("left over: %s", strings.TrimSpace(line))
 		}
 	}

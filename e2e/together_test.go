@@ -17,10 +17,12 @@ import (
 	"github.com/landfall-lb/landfall/e2e/lab/labtest"
 )
 
-// TestContract8TwoControllersAtOnce has all controllers lead at the same time, which the Lease is there to prevent. They are held and killed
-// at random moments while Services come and go: no address has two holders, and none changes.
+// TestContract8TwoControllersAtOnce has all controllers lead at the same time, which the Lease is
+// there to prevent. They are held and killed at random moments while Services come and go: no
+// address has two holders, and none changes.
 func TestContract8TwoControllersAtOnce(t *testing.T) {
-	l := labtest.Start(t, lab.SeedCluster(), lab.Options{Values: map[string]any{"controller": map[string]any{"replicas": 2}}})
+	l := labtest.Start(t, lab.SeedCluster(),
+		lab.Options{Values: map[string]any{"controller": map[string]any{"replicas": 2}}})
 	ctx := t.Context()
 	agents := l.Agents("controller")
 	if len(agents) < 2 {
@@ -103,8 +105,9 @@ func TestContract8TwoControllersAtOnce(t *testing.T) {
 	}
 }
 
-// TestNothingIsWrittenWhenIdle looks at all objects that Landfall writes, but for the Lease: none changes and no Event comes while nothing
-// happens, when all watches begin anew, and when the controllers are restarted.
+// TestNothingIsWrittenWhenIdle looks at all objects that Landfall writes, but for the Lease: none
+// changes and no Event comes while nothing happens, when all watches begin anew, and when the
+// controllers are restarted.
 func TestNothingIsWrittenWhenIdle(t *testing.T) {
 	l := labtest.Start(t, lab.SeedCluster(), lab.Options{})
 	ctx := t.Context()
@@ -131,8 +134,10 @@ spec: {}
 		t.Helper()
 		all := map[string]string{}
 		for _, kind := range []schema.GroupVersionResource{
-			{Version: "v1", Resource: "services"}, {Version: "v1", Resource: "events"}, {Version: "v1", Resource: "configmaps"}, {Version: "v1", Resource: "nodes"},
-			{Group: "landfall.dev", Version: "v1beta1", Resource: "ipaddresspools"}, {Group: "landfall.dev", Version: "v1beta1", Resource: "l2advertisements"},
+			{Version: "v1", Resource: "services"}, {Version: "v1", Resource: "events"}, {Version: "v1", Resource: "configmaps"},
+			{Version: "v1", Resource: "nodes"},
+			{Group: "landfall.dev", Version: "v1beta1", Resource: "ipaddresspools"},
+			{Group: "landfall.dev", Version: "v1beta1", Resource: "l2advertisements"},
 		} {
 			list, err := l.Dynamic().Resource(kind).List(ctx, metav1.ListOptions{})
 			if err != nil {

@@ -17,6 +17,7 @@ func (p *proxy) advise(r *record, svc lb.Service) {
 	if advice == "" {
 		return
 	}
-	p.log.Warn("a Service asks for what is not followed", "service", svc.Key, "reason", lb.ReasonSchedulerIgnored, "message", advice)
+	p.log.Warn("a Service asks for what is not followed", "service", svc.Key, "reason", lb.ReasonSchedulerIgnored,
+		"message", advice)
 	p.to.warn(svc, lb.ReasonSchedulerIgnored, p.self+": "+advice)
 }

@@ -32,7 +32,8 @@ func (c *confirming) Outcomes() map[lb.Key]plan.Outcome {
 	return o
 }
 
-// BenchmarkStep is an endpoint that comes or goes among many Services, from the watch to what is told of it, without the kernel.
+// BenchmarkStep is an endpoint that comes or goes among many Services, from the watch to what is
+// told of it, without the kernel.
 func BenchmarkStep(b *testing.B) {
 	for _, n := range []int{1000, 10_000, 30_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
@@ -58,14 +59,16 @@ func BenchmarkStep(b *testing.B) {
 
 func benchKey(i int) lb.Key { return lb.Key{Namespace: "bench", Name: fmt.Sprintf("svc-%05d", i)} }
 
-// loaded returns a proxy with n Services of policy Local, each with a VIP, a health port and two endpoints.
+// loaded returns a proxy with n Services of policy Local, each with a VIP, a health port and two
+// endpoints.
 func loaded(n int) (*proxy, *fakeTable[lb.Key, []lb.Slice]) {
 	services, slices, nodes := newTable[lb.Key, lb.Service](), newTable[lb.Key, []lb.Slice](), newTable[string, lb.Node]()
 	networks := newTable[string, []netip.Prefix]()
 	services.synced, slices.synced, nodes.synced, networks.synced = true, true, true, true
 	log := slog.New(slog.DiscardHandler)
 	p := newProxy("here", settings{drain: 5 * time.Second, masqueradeBit: 14}, []lb.Family{lb.IPv4}, log, time.Now)
-	p.from = sources{services, slices, nodes, func() ([]lb.Interface, bool) { return nil, true }, func() (lb.FeedNotice, bool) { return lb.FeedNotice{}, false }, networks}
+	p.from = sources{services, slices, nodes, func() ([]lb.Interface, bool) { return nil, true },
+		func() (lb.FeedNotice, bool) { return lb.FeedNotice{}, false }, networks}
 	p.to = sinks{
 		rules: &confirming{outcomes: map[lb.Key]plan.Outcome{}}, flows: &fakeFlows{applied: map[lb.Key]plan.Service{}},
 		health: health.New(health.Deps{Log: log, Now: time.Now}), feed: feed.New(log, "", func() {}),
@@ -74,9 +77,11 @@ func loaded(n int) (*proxy, *fakeTable[lb.Key, []lb.Slice]) {
 	for i := range n {
 		key, low := benchKey(i), [2]byte{byte(i >> 8), byte(i)}
 		services.values[key] = lb.Service{
-			Key: key, Type: lb.LoadBalancer, ExternalPolicy: lb.Local, InternalPolicy: lb.Cluster, HealthCheckNodePort: uint16(i + 1),
-			ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, low[0], low[1]})}, Ports: []lb.ServicePort{{Protocol: lb.TCP, Port: 80}},
-			Ingress: []lb.Ingress{{Addr: netip.AddrFrom4([4]byte{172, 20, low[0], low[1]})}},
+			Key: key, Type: lb.LoadBalancer, ExternalPolicy: lb.Local, InternalPolicy: lb.Cluster,
+			HealthCheckNodePort: uint16(i + 1),
+			ClusterIPs:          []netip.Addr{netip.AddrFrom4([4]byte{10, 96, low[0], low[1]})},
+			Ports:               []lb.ServicePort{{Protocol: lb.TCP, Port: 80}},
+			Ingress:             []lb.Ingress{{Addr: netip.AddrFrom4([4]byte{172, 20, low[0], low[1]})}},
 		}
 		slices.values[key] = []lb.Slice{{
 			Service: key, Family: lb.IPv4, Ports: []lb.SlicePort{{Protocol: lb.TCP, Port: 8080}},

@@ -19,7 +19,8 @@ type settings struct {
 	// pods tells pods' connections from others; its prefixes come from the Node when nodeCIDR is set.
 	pods     plan.Detector
 	nodeCIDR bool
-	// nodePorts limits node ports to local addresses in these networks; primary adds the Node's own addresses.
+	// nodePorts limits node ports to local addresses in these networks; primary adds the Node's own
+	// addresses.
 	nodePorts         []netip.Prefix
 	primary           bool
 	loopbackNodePorts bool
@@ -29,7 +30,8 @@ type settings struct {
 	answerPing        bool
 	drain             time.Duration
 	scheduler         plan.Scheduler
-	// allAddresses lists the node's addresses where node ports are not limited, for rules that cannot ask the kernel.
+	// allAddresses lists the node's addresses where node ports are not limited, for rules that cannot
+	// ask the kernel.
 	allAddresses bool
 }
 
@@ -49,8 +51,8 @@ func (f facts) samePlans(other facts) bool { return reflect.DeepEqual(f.node, ot
 
 func (f facts) sameRules(other facts) bool { return reflect.DeepEqual(f.config, other.config) }
 
-// facts reads what is known of the node called self. waiting names what is missing before any rule can be right. A Node object that
-// is deleted stays as it was last seen (before): the rules go on.
+// facts reads what is known of the node called self. waiting names what is missing before any rule
+// can be right. A Node object that is deleted stays as it was last seen (before): the rules go on.
 func (s settings) facts(self string, from sources, before facts) (f facts, waiting string) {
 	node, ok := from.nodes.Get(self)
 	if !ok {
@@ -75,10 +77,12 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 		return f, "the network interfaces"
 	}
 	f = facts{
-		self: self, object: node, node: plan.Node{Name: self, Zone: node.Labels[labelZone], Addresses: node.Addresses}, known: ok, leaving: node.Leaving,
+		self: self, object: node, node: plan.Node{Name: self, Zone: node.Labels[labelZone], Addresses: node.Addresses},
+		known: ok, leaving: node.Leaving,
 		config: plan.Config{
 			Pods: s.pods, MasqueradeAll: s.masqueradeAll, MasqueradeBit: s.masqueradeBit, DropInvalid: s.dropInvalid,
-			LoopbackNodePorts: s.loopbackNodePorts, AnswerPing: s.answerPing, ServiceNetworks: serviceNetworks(from.networks.All()),
+			LoopbackNodePorts: s.loopbackNodePorts, AnswerPing: s.answerPing,
+			ServiceNetworks:   serviceNetworks(from.networks.All()),
 			NodePortAddresses: s.nodePortAddresses(node, interfaces),
 		},
 	}
@@ -102,7 +106,8 @@ func serviceNetworks(all map[string][]netip.Prefix) []netip.Prefix {
 	return slices.Compact(networks)
 }
 
-// nodePortAddresses returns the node's addresses that serve node ports, for the families that are limited.
+// nodePortAddresses returns the node's addresses that serve node ports, for the families that are
+// limited.
 func (s settings) nodePortAddresses(node lb.Node, interfaces []lb.Interface) map[lb.Family][]netip.Addr {
 	limited := map[lb.Family][]netip.Addr{}
 	add := func(addr netip.Addr) {
@@ -138,8 +143,8 @@ func (s settings) nodePortAddresses(node lb.Node, interfaces []lb.Interface) map
 	return limited
 }
 
-// stable leaves out link-local IPv6 addresses, of which each interface of a pod brings one: nobody is told to connect to them, and all
-// rules would change with every pod. The rest is sorted.
+// stable leaves out link-local IPv6 addresses, of which each interface of a pod brings one: nobody
+// is told to connect to them, and all rules would change with every pod. The rest is sorted.
 func stable(addrs []netip.Addr) []netip.Addr {
 	addrs = slices.DeleteFunc(addrs, func(addr netip.Addr) bool { return addr.Is6() && addr.IsLinkLocalUnicast() })
 	slices.SortFunc(addrs, netip.Addr.Compare)

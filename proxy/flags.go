@@ -25,27 +25,46 @@ type flags struct {
 }
 
 func (f *flags) add(set *pflag.FlagSet) {
-	set.StringVar(&f.mode, "mode", "auto", "how rules are written: nftables, iptables, or auto for nftables where the kernel can (Linux 5.13 or later), else iptables")
-	set.StringVar(&f.clusterCIDR, "cluster-cidr", "", "the pods' network, or one of each family with a comma between them; with --detect-local-mode=ClusterCIDR")
+	set.StringVar(
+		&f.mode, "mode", "auto",
+		"how rules are written: nftables, iptables, or auto for nftables where the kernel can (Linux 5.13 or later), else "+
+			"iptables")
+	set.StringVar(&f.clusterCIDR, "cluster-cidr", "",
+		"the pods' network, or one of each family with a comma between them; with --detect-local-mode=ClusterCIDR")
 	set.StringVar(&f.detectLocalMode, "detect-local-mode", "ClusterCIDR",
 		"how to tell connections from pods: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix")
 	set.StringVar(&f.podBridge, "pod-bridge-interface", "", "the pods' bridge; with --detect-local-mode=BridgeInterface")
-	set.StringVar(&f.podPrefix, "pod-interface-name-prefix", "", "what names of the pods' interfaces start with; with --detect-local-mode=InterfaceNamePrefix")
+	set.StringVar(&f.podPrefix, "pod-interface-name-prefix", "",
+		"what names of the pods' interfaces start with; with --detect-local-mode=InterfaceNamePrefix")
 	set.StringSliceVar(&f.nodePortAddresses, "nodeport-addresses", nil,
-		"networks of the node's addresses that serve node ports, or primary for the Node's InternalIPs (default: all addresses)")
+		"networks of the node's addresses that serve node ports, or primary for the Node's InternalIPs (default: all "+
+			"addresses)")
 	set.BoolVar(&f.masqueradeAll, "masquerade-all", false, "masquerade all that goes to a cluster IP")
 	set.IntVar(&f.masqueradeBit, "masquerade-bit", 14, "bit of the packet mark that asks for masquerading, 0 to 31")
-	set.StringVar(&f.healthzBindAddress, "healthz-bind-address", "0.0.0.0:10256", `address:port that serves the node's /healthz and /livez; "" or 0 serves none`)
-	set.StringVar(&f.serviceProxyName, "service-proxy-name", "", "serve only Services whose label service.kubernetes.io/service-proxy-name has this value (default: those without that label)")
-	set.StringVar(&f.feedSocket, "feed-socket", lb.FeedSocket, "unix socket where the speaker learns what the kernel delivers")
-	set.DurationVar(&f.drain, "drain-time", 5*time.Second, "how long an external address works on after it was taken from its Service")
+	set.StringVar(&f.healthzBindAddress, "healthz-bind-address", "0.0.0.0:10256",
+		`address:port that serves the node's /healthz and /livez; "" or 0 serves none`)
+	set.StringVar(&f.serviceProxyName, "service-proxy-name", "",
+		"serve only Services whose label service.kubernetes.io/service-proxy-name has this value (default: those without "+
+			"that label)")
+	set.StringVar(&f.feedSocket, "feed-socket", lb.FeedSocket,
+		"unix socket where the speaker learns what the kernel delivers")
+	set.DurationVar(&f.drain, "drain-time", 5*time.Second,
+		"how long an external address works on after it was taken from its Service")
 	set.StringVar(&f.scheduler, "scheduler", string(plan.Random),
-		"how a backend is chosen for Services without the annotation "+lb.AnnotationScheduler+": random, round-robin, source-hash or maglev; iptables can only random")
-	set.BoolVar(&f.liberal, "conntrack-tcp-be-liberal", false, "let conntrack take TCP packets outside of the window for valid, for networks with asymmetric routes")
-	set.BoolVar(&f.answerPing, "answer-ping", true, "answer pings to VIPs and external IPs that this node delivers; cluster IPs never answer")
-	set.StringVar(&f.procSysNet, "proc-sys-net", "/proc/sys/net", "folder of the kernel's network parameters, for containers that see /proc/sys read-only")
-	set.BoolVar(&f.rescue, "rescue", true, "hand packets of TCP connections to an external address that this node does not know to the node that announced it before")
-	set.BoolVar(&f.cleanup, "cleanup", false, "remove all rules of Landfall from this node and exit, as the argument cleanup does")
+		"how a backend is chosen for Services without the annotation "+lb.AnnotationScheduler+
+			": random, round-robin, source-hash or maglev; iptables can only random")
+	set.BoolVar(&f.liberal, "conntrack-tcp-be-liberal", false,
+		"let conntrack take TCP packets outside of the window for valid, for networks with asymmetric routes")
+	set.BoolVar(&f.answerPing, "answer-ping", true,
+		"answer pings to VIPs and external IPs that this node delivers; cluster IPs never answer")
+	set.StringVar(&f.procSysNet, "proc-sys-net", "/proc/sys/net",
+		"folder of the kernel's network parameters, for containers that see /proc/sys read-only")
+	set.BoolVar(
+		&f.rescue, "rescue", true,
+		"hand packets of TCP connections to an external address that this node does not know to the node that announced it "+
+			"before")
+	set.BoolVar(&f.cleanup, "cleanup", false,
+		"remove all rules of Landfall from this node and exit, as the argument cleanup does")
 }
 
 const labelServiceProxyName = "service.kubernetes.io/service-proxy-name"
@@ -120,7 +139,8 @@ func (f *flags) detector(s *settings) error {
 		}
 		s.pods.Interface = f.podPrefix + "+"
 	default:
-		return ops.Usagef("--detect-local-mode: %q is none of ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix", f.detectLocalMode)
+		return ops.Usagef("--detect-local-mode: %q is none of ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix",
+			f.detectLocalMode)
 	}
 	const longest = unix.IFNAMSIZ - 1
 	if len(s.pods.Interface) > longest || strings.ContainsAny(s.pods.Interface, " \t\n/!\"'") {
@@ -129,7 +149,8 @@ func (f *flags) detector(s *settings) error {
 	return nil
 }
 
-// nodePorts reads --nodeport-addresses. Node ports are reached at 127.0.0.1 too, unless IPv4 networks are given without it.
+// nodePorts reads --nodeport-addresses. Node ports are reached at 127.0.0.1 too, unless IPv4
+// networks are given without it.
 func (f *flags) nodePorts(s *settings) error {
 	loopback := netip.MustParsePrefix("127.0.0.0/8")
 	limited := false

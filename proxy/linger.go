@@ -8,8 +8,8 @@ import (
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// lingers are the frontends of VIPs that were taken from Services, kept working for a while as packets may still arrive, unless
-// a Service serves them again.
+// lingers are the frontends of VIPs that were taken from Services, kept working for a while as
+// packets may still arrive, unless a Service serves them again.
 type lingers struct {
 	services map[lb.Key][]lingering
 	// due are the ends of lingering, the earliest first: all last equally long.
@@ -83,7 +83,8 @@ func (l *lingers) of(key lb.Key) [][]plan.Port {
 	return all
 }
 
-// changed ends what has lingered for long enough, and what is served again, and returns the Services concerned.
+// changed ends what has lingered for long enough, and what is served again, and returns the
+// Services concerned.
 func (l *lingers) changed(now time.Time) []lb.Key {
 	var keys []lb.Key
 	for len(l.due) > 0 && !now.Before(l.due[0].at) {

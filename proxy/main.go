@@ -1,4 +1,5 @@
-// landfall-proxy programs this node's kernel to forward the connections to Services, and says what the kernel is known to deliver.
+// landfall-proxy programs this node's kernel to forward the connections to Services, and says what
+// the kernel is known to deliver.
 package main
 
 import (
@@ -40,15 +41,17 @@ func main() {
 		metrics = "" // where a proxy may still be running
 	}
 	os.Exit(ops.Main(ops.Program{
-		Name:               name,
-		Summary:            "programs this node's kernel to forward the connections to Services, and says what the kernel is known to deliver",
+		Name: name,
+		Summary: "programs this node's kernel to forward the connections to Services, and says what the kernel " +
+			"is known to deliver",
 		MetricsBindAddress: metrics,
 		Flags:              f.add,
 		Run:                f.run,
 	}))
 }
 
-// gcPercent has garbage collected earlier than usual: most of the memory is held for good, and a proxy runs on every node.
+// gcPercent has garbage collected earlier than usual: most of the memory is held for good, and a
+// proxy runs on every node.
 const gcPercent = 25
 
 func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
@@ -79,7 +82,8 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	parameters.conntrack(cores(), f.liberal)
 	set.prepareKernel(parameters, kernel.mode)
 	if kernel.mode == modeIptables && set.scheduler != plan.Random {
-		rt.Log.Warn("iptables mode spreads connections at random; other schedulers need --mode=nftables", "scheduler", set.scheduler)
+		rt.Log.Warn("iptables mode spreads connections at random; other schedulers need --mode=nftables", "scheduler",
+			set.scheduler)
 	}
 	flows, err := conntrack.Open()
 	if err != nil {
@@ -99,31 +103,36 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	watcher := links.New(links.Options{Namespace: netns.None(), Log: rt.Log, Changed: p.runner.Poke})
 	services := kube.Services(client, f.serviceSelector(), metrics.counting(metrics.services, p.mark))
 	p.from = sources{
-		services: services, slices: kube.Slices(client, metrics.counting(metrics.endpoints, p.mark)), nodes: kube.Nodes(client, rt.NodeName, func(string) { p.runner.Poke() }),
+		services: services, slices: kube.Slices(client, metrics.counting(metrics.endpoints, p.mark)),
+		nodes:      kube.Nodes(client, rt.NodeName, func(string) { p.runner.Poke() }),
 		interfaces: watcher.All, networks: kube.ServiceNetworks(client, func(string) { p.runner.Poke() }),
 	}
 	client.OnSync(p.runner.Poke)
 	rules := kernel.dialect(rt.Log, p.runner.Poke, metrics, set.scheduler)
-	cutter := conntrack.New(conntrack.Deps{Log: rt.Log, Table: flows, Deleted: metrics.cut, Local: func() ([]netip.Addr, error) {
-		interfaces, ok := watcher.All()
-		if !ok {
-			return nil, errors.New("the network interfaces have not been listed yet")
-		}
-		return localAddresses(interfaces), nil
-	}})
+	cutter := conntrack.New(conntrack.Deps{Log: rt.Log, Table: flows, Deleted: metrics.cut,
+		Local: func() ([]netip.Addr, error) {
+			interfaces, ok := watcher.All()
+			if !ok {
+				return nil, errors.New("the network interfaces have not been listed yet")
+			}
+			return localAddresses(interfaces), nil
+		}})
 	checks := health.New(health.Deps{
 		Log: rt.Log, Now: time.Now, NodeAddress: f.healthzAddress(), Listen: net.Listen, Answered: metrics.answered,
 		Failed: func(key lb.Key, port uint16, err error) {
 			if svc, ok := services.Get(key); ok && err != nil {
-				events.Warning(kube.ServiceReference(svc), reasonHealthPort, fmt.Sprintf("node %s failed to start healthcheck on port %d: %v", rt.NodeName, port, err))
+				events.Warning(kube.ServiceReference(svc), reasonHealthPort,
+					fmt.Sprintf("node %s failed to start healthcheck on port %d: %v", rt.NodeName, port, err))
 			}
 		},
 	})
 	offer := feed.New(rt.Log, f.feedSocket, p.runner.Poke)
 	p.from.notice = offer.Notice
-	rescuer := rescue.New(rescue.Deps{Log: rt.Log, Kernel: neighbours, Families: f.rescueFamilies(kernel.families, rt.Log)})
+	rescuer := rescue.New(rescue.Deps{Log: rt.Log, Kernel: neighbours,
+		Families: f.rescueFamilies(kernel.families, rt.Log)})
 	p.to = sinks{
-		rules: rules, flows: cutter, health: checks, feed: offer, rescue: rescuer, latency: metrics.latency, programmed: metrics.programmed,
+		rules: rules, flows: cutter, health: checks, feed: offer, rescue: rescuer, latency: metrics.latency,
+		programmed: metrics.programmed,
 		warn: func(s lb.Service, reason lb.Reason, message string) {
 			events.Warning(kube.ServiceReference(s), reason, message)
 		},
@@ -132,7 +141,8 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	rt.Handle("GET /v1/status", http.HandlerFunc(p.serveStatus))
 	rt.Ready("proxy", p.ready)
 
-	rt.Log.Info("starting", "version", ops.BuildVersion(), "node", rt.NodeName, "api", client.Host(), "mode", kernel.mode, "families", p.families)
+	rt.Log.Info("starting", "version", ops.BuildVersion(), "node", rt.NodeName, "api", client.Host(), "mode", kernel.mode,
+		"families", p.families)
 	group, ctx := errgroup.WithContext(ctx)
 	for _, run := range []func(context.Context) error{
 		client.Run, watcher.Run, events.Run, rules.Run, cutter.Run, checks.Run, offer.Run, rescuer.Run, p.runner.Run,
@@ -150,10 +160,12 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	return group.Wait()
 }
 
-// prepareKernel switches on what node ports at 127.0.0.1 need, and looks whether conntrack finds packets invalid.
+// prepareKernel switches on what node ports at 127.0.0.1 need, and looks whether conntrack finds
+// packets invalid.
 func (s *settings) prepareKernel(parameters kernelParameters, mode string) {
 	if mode == modeNftables {
-		// As with kube-proxy: what keeps packets from outside away from 127.0.0.0/8 would need rules ahead of everybody's.
+		// As with kube-proxy: what keeps packets from outside away from 127.0.0.0/8 would need rules
+		// ahead of everybody's.
 		s.loopbackNodePorts, s.allAddresses = false, true
 	}
 	if s.loopbackNodePorts && !parameters.switchOn(routeLocalnet) {
@@ -162,8 +174,10 @@ func (s *settings) prepareKernel(parameters kernelParameters, mode string) {
 	}
 	s.dropInvalid = !parameters.on(parameterLiberal)
 	if names := parameters.redirecting(); len(names) > 0 {
-		parameters.log.Warn("clients on the subnet of a Service's address get ICMP redirects, and may miss the first refusals of UDP; set send_redirects=0 "+
-			"below net.ipv4.conf, for all and for these interfaces", "interfaces", strings.Join(names, " "))
+		parameters.log.Warn(
+			"clients on the subnet of a Service's address get ICMP redirects, and may miss the first refusals of UDP; set "+
+				"send_redirects=0 "+
+				"below net.ipv4.conf, for all and for these interfaces", "interfaces", strings.Join(names, " "))
 	}
 }
 

@@ -13,11 +13,13 @@ import (
 	"github.com/landfall-lb/landfall/proxy/nftables"
 )
 
-// metrics count what the actors do. The names are kube-proxy's, with landfall_proxy_ in place of kubeproxy_.
+// metrics count what the actors do. The names are kube-proxy's, with landfall_proxy_ in place of
+// kubeproxy_.
 type metrics struct {
 	duration, full, partial prometheus.Histogram
 	programming, network    prometheus.Histogram
-	// Counters of failures: of calls of iptables-restore, those among them that named only what had changed, and of transactions.
+	// Counters of failures: of calls of iptables-restore, those among them that named only what had
+	// changed, and of transactions.
 	restores, partialRestores, transactions prometheus.Counter
 	lines, elements, flows                  prometheus.Counter
 	services, endpoints                     prometheus.Counter
@@ -44,32 +46,43 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 		return g
 	}
 	answers := func(path string) *prometheus.CounterVec {
-		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "proxy_" + path + "_total", Help: "Answers on /" + path + "."}, []string{"code"})
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "proxy_" + path + "_total",
+			Help: "Answers on /" + path + "."}, []string{"code"})
 		registry.MustRegister(c)
 		return c
 	}
 	short := prometheus.ExponentialBuckets(0.001, 2, 15)
 	m := &metrics{
-		duration: histogram(rounds+"duration_seconds", "Time of one round of writing rules, those without anything to write included.", short),
-		full:     histogram("sync_full_proxy_rules_duration_seconds", "Time of a round that compared all rules with the kernel's.", short),
-		partial:  histogram("sync_partial_proxy_rules_duration_seconds", "Time of a round that wrote only what had changed.", short),
-		programming: histogram("programming_latency_seconds", "Time from a change that came from the API server to its rules being confirmed by the kernel.",
+		duration: histogram(rounds+"duration_seconds",
+			"Time of one round of writing rules, those without anything to write included.", short),
+		full: histogram("sync_full_proxy_rules_duration_seconds",
+			"Time of a round that compared all rules with the kernel's.", short),
+		partial: histogram("sync_partial_proxy_rules_duration_seconds", "Time of a round that wrote only what had changed.",
+			short),
+		programming: histogram("programming_latency_seconds",
+			"Time from a change that came from the API server to its rules being confirmed by the kernel.",
 			prometheus.ExponentialBuckets(0.001, 2, 17)),
-		network: histogram("network_programming_duration_seconds", "Time from a change of a pod, as the EndpointSlice says, to its rules being confirmed by the kernel.",
-			slices.Concat(prometheus.ExponentialBuckets(0.001, 2, 8), prometheus.LinearBuckets(0.25, 0.25, 3), prometheus.LinearBuckets(1, 1, 59),
+		network: histogram("network_programming_duration_seconds",
+			"Time from a change of a pod, as the EndpointSlice says, to its rules being confirmed by the kernel.",
+			slices.Concat(prometheus.ExponentialBuckets(0.001, 2, 8), prometheus.LinearBuckets(0.25, 0.25, 3),
+				prometheus.LinearBuckets(1, 1, 59),
 				prometheus.LinearBuckets(60, 5, 12), prometheus.LinearBuckets(120, 30, 7))),
-		restores:        counter(rounds+"iptables_restore_failures_total", "Calls of iptables-restore that failed."),
-		partialRestores: counter(rounds+"iptables_partial_restore_failures_total", "Those among them that named only what had changed."),
-		transactions:    counter(rounds+"nftables_sync_failures_total", "Transactions that the kernel refused."),
-		lines:           counter(rounds+"iptables_lines_total", "Lines handed to iptables-restore."),
-		elements:        counter(rounds+"nftables_elements_total", "Elements added to and removed from nftables."),
-		services:        counter(rounds+"service_changes_total", "Changes of Services that came from the API server."),
-		endpoints:       counter(rounds+"endpoint_changes_total", "Changes of EndpointSlices that came from the API server."),
-		flows:           counter("conntrack_reconciler_deleted_entries_total", "UDP flows cut because their backend or frontend is gone."),
-		verified:        gauge("rules_last_verified_timestamp_seconds", "When the rules were last found, or made, as they should be by a look at the kernel."),
-		synced:          gauge(rounds+"last_timestamp_seconds", "When the last round ended that left nothing to write."),
-		queued:          gauge(rounds+"last_queued_timestamp_seconds", "When the last change came from the API server."),
-		rules: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: prefix + rounds + "iptables_total", Help: "Rules of ours in iptables."},
+		restores: counter(rounds+"iptables_restore_failures_total", "Calls of iptables-restore that failed."),
+		partialRestores: counter(rounds+"iptables_partial_restore_failures_total",
+			"Those among them that named only what had changed."),
+		transactions: counter(rounds+"nftables_sync_failures_total", "Transactions that the kernel refused."),
+		lines:        counter(rounds+"iptables_lines_total", "Lines handed to iptables-restore."),
+		elements:     counter(rounds+"nftables_elements_total", "Elements added to and removed from nftables."),
+		services:     counter(rounds+"service_changes_total", "Changes of Services that came from the API server."),
+		endpoints:    counter(rounds+"endpoint_changes_total", "Changes of EndpointSlices that came from the API server."),
+		flows: counter("conntrack_reconciler_deleted_entries_total",
+			"UDP flows cut because their backend or frontend is gone."),
+		verified: gauge("rules_last_verified_timestamp_seconds",
+			"When the rules were last found, or made, as they should be by a look at the kernel."),
+		synced: gauge(rounds+"last_timestamp_seconds", "When the last round ended that left nothing to write."),
+		queued: gauge(rounds+"last_queued_timestamp_seconds", "When the last change came from the API server."),
+		rules: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: prefix + rounds + "iptables_total",
+			Help: "Rules of ours in iptables."},
 			[]string{"table"}),
 		healthz: answers("healthz"), livez: answers("livez"),
 	}
@@ -149,17 +162,22 @@ func newCollector(p *proxy, readers func() int) *collector {
 		p: p, readers: readers,
 		services: desc("services", "Services by whether their newest rules are in the kernel.", "state"),
 		vips:     desc("vips", "VIPs by why this node cannot deliver them; Deliverable for those that it can.", "reason"),
-		pending:  desc("oldest_unapplied_change_age_seconds", "Age of the oldest change that is not in the kernel; 0 when all are.", "family"),
+		pending: desc("oldest_unapplied_change_age_seconds",
+			"Age of the oldest change that is not in the kernel; 0 when all are.", "family"),
 		speakers: desc("feed_readers", "Speakers that are connected to the feed."),
 		changes:  desc("sync_proxy_rules_changes_pending", "Services with changes that are not in the kernel."),
-		noLocal:  desc("sync_proxy_rules_no_local_endpoints_total", "Services that policy Local makes drop connections here, as only other nodes have endpoints.", "traffic_policy"),
-		advised:  desc("services_not_as_asked", "Services that ask for something that this proxy does not follow; the Events and /v1/status say what."),
-		ready:    desc("ready", "1 once the kernel has confirmed the rules of all Services."),
+		noLocal: desc("sync_proxy_rules_no_local_endpoints_total",
+			"Services that policy Local makes drop connections here, as only other nodes have endpoints.", "traffic_policy"),
+		advised: desc(
+			"services_not_as_asked",
+			"Services that ask for something that this proxy does not follow; the Events and /v1/status say what."),
+		ready: desc("ready", "1 once the kernel has confirmed the rules of all Services."),
 	}
 }
 
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.services, c.vips, c.pending, c.speakers, c.ready, c.changes, c.noLocal, c.advised} {
+	for _, d := range []*prometheus.Desc{c.services, c.vips, c.pending, c.speakers, c.ready, c.changes, c.noLocal,
+		c.advised} {
 		ch <- d
 	}
 }
@@ -171,7 +189,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	c.p.mu.Lock()
 	oldest, complete, now := c.p.unapplied(), c.p.complete, c.p.now()
 	states, vips := maps.Clone(c.p.counts.states), maps.Clone(c.p.counts.vips)
-	internal, external, advised := c.p.counts.noLocal[policyInternal], c.p.counts.noLocal[policyExternal], c.p.counts.advised[true]
+	internal, external, advised := c.p.counts.noLocal[policyInternal], c.p.counts.noLocal[policyExternal],
+		c.p.counts.advised[true]
 	changes := len(c.p.unconfirmed)
 	c.p.mu.Unlock()
 	gauge(c.changes, float64(changes))

@@ -31,7 +31,8 @@ const (
 	verifyNftables = 5 * time.Minute
 )
 
-// batchIptables is how many Services iptables-nft writes at once. The legacy variant replaces whole tables in any case.
+// batchIptables is how many Services iptables-nft writes at once. The legacy variant replaces whole
+// tables in any case.
 const batchIptables = 500
 
 // kernel is the way to this node's rules, in the mode that was chosen.
@@ -46,8 +47,9 @@ type kernel struct {
 	netlink  *nftables.Netlink
 }
 
-// open finds out what this node's kernel can do. One family is enough. Left to itself it takes nftables, where a change costs what it
-// changes however many Services there are, and iptables where these serve a family that nftables cannot.
+// open finds out what this node's kernel can do. One family is enough. Left to itself it takes
+// nftables, where a change costs what it changes however many Services there are, and iptables
+// where these serve a family that nftables cannot.
 func open(ctx context.Context, mode string, log *slog.Logger) (kernel, error) {
 	var k kernel
 	var err error
@@ -58,7 +60,8 @@ func open(ctx context.Context, mode string, log *slog.Logger) (kernel, error) {
 	case modeIptables:
 		k, err = openIptables(ctx, log)
 	default:
-		k, why, err = choose(func() (kernel, error) { return openNftables(mode) }, func() (kernel, error) { return openIptables(ctx, log) })
+		k, why, err = choose(func() (kernel, error) { return openNftables(mode) },
+			func() (kernel, error) { return openIptables(ctx, log) })
 	}
 	if err != nil {
 		return k, fmt.Errorf("--mode=%s: %w", mode, err)
@@ -95,7 +98,8 @@ func (k kernel) report(log *slog.Logger) {
 }
 
 func openIptables(ctx context.Context, log *slog.Logger) (kernel, error) {
-	k := kernel{mode: modeIptables, unusable: map[lb.Family]error{}, commands: map[lb.Family]iptables.Kernel{}, verify: verifyLegacy}
+	k := kernel{mode: modeIptables, unusable: map[lb.Family]error{}, commands: map[lb.Family]iptables.Kernel{},
+		verify: verifyLegacy}
 	watcher, err := iptables.NewWatcher()
 	if err != nil {
 		log.Info("changes that others make to rules are noticed only by looking", "reason", err)
@@ -126,8 +130,9 @@ func openIptables(ctx context.Context, log *slog.Logger) (kernel, error) {
 	return k, nil
 }
 
-// oldest is the first release of Linux whose nftables have all that is needed; kube-proxy asks for the same. Older ones may take
-// the rules and then not do what they say, so that without being told to we do not try.
+// oldest is the first release of Linux whose nftables have all that is needed; kube-proxy asks for
+// the same. Older ones may take the rules and then not do what they say, so that without being told
+// to we do not try.
 const oldest = "5.13"
 
 func openNftables(mode string) (kernel, error) {
@@ -172,7 +177,8 @@ func release() string {
 	return unix.ByteSliceToString(name.Release[:])
 }
 
-// older tells whether the release of Linux is before another, by the first two numbers. What cannot be read is not older.
+// older tells whether the release of Linux is before another, by the first two numbers. What cannot
+// be read is not older.
 func older(release, than string) bool {
 	var major, minor, wantMajor, wantMinor int
 	if n, _ := fmt.Sscanf(release, "%d.%d", &major, &minor); n < 2 {
@@ -192,7 +198,8 @@ type runner interface {
 func (k kernel) dialect(log *slog.Logger, changed func(), m *metrics, scheduler plan.Scheduler) runner {
 	if k.mode == modeIptables {
 		return iptables.New(iptables.Deps{
-			Log: log, Kernels: k.commands, Unusable: k.unusable, Batch: k.batch, Verify: k.verify, Watcher: k.watcher, Changed: changed, Observe: m.iptables,
+			Log: log, Kernels: k.commands, Unusable: k.unusable, Batch: k.batch, Verify: k.verify, Watcher: k.watcher,
+			Changed: changed, Observe: m.iptables,
 		})
 	}
 	return elements{scheduler: scheduler, Actor: nftables.New(nftables.Deps{
@@ -219,7 +226,8 @@ func (e elements) Set(services map[lb.Key]plan.Service) {
 	e.SetServices(all)
 }
 
-// leaveOther removes what a predecessor wrote in the mode that is not ours, once ours serves. It is not worth ending for.
+// leaveOther removes what a predecessor wrote in the mode that is not ours, once ours serves. It is
+// not worth ending for.
 func (k kernel) leaveOther(ctx context.Context, log *slog.Logger) {
 	var err error
 	if k.mode == modeNftables {

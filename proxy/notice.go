@@ -9,8 +9,9 @@ import (
 	"github.com/landfall-lb/landfall/proxy/rescue"
 )
 
-// hear takes over what the speaker says now, and makes the Services dirty that have endpoints on a node of which it says something
-// else than before. Without a speaker nobody is dead, and addresses are as they were: those that have moved stay where they are.
+// hear takes over what the speaker says now, and makes the Services dirty that have endpoints on a
+// node of which it says something else than before. Without a speaker nobody is dead, and addresses
+// are as they were: those that have moved stay where they are.
 func (p *proxy) hear(now time.Time) {
 	n, ok := p.from.notice()
 	if ok {
@@ -46,7 +47,8 @@ func (p *proxy) hear(now time.Time) {
 	}
 }
 
-// succeed returns where connections to VIPs may be known: what is said of each now, or else what was said of it before.
+// succeed returns where connections to VIPs may be known: what is said of each now, or else what
+// was said of it before.
 func succeed(before, now map[netip.Addr][]netip.Addr) map[netip.Addr][]netip.Addr {
 	former := make(map[netip.Addr][]netip.Addr, len(now))
 	for vip, nodes := range now {

@@ -20,7 +20,8 @@ func (b *bench) spread(name, vip string, endpoints ...string) {
 	slice := b.slices.values[key(name)][0]
 	for _, e := range endpoints {
 		addr, node, _ := strings.Cut(e, " ")
-		slice.Endpoints = append(slice.Endpoints, lb.Endpoint{Addr: netip.MustParseAddr(addr), Node: node, Ready: true, Serving: true})
+		slice.Endpoints = append(slice.Endpoints,
+			lb.Endpoint{Addr: netip.MustParseAddr(addr), Node: node, Ready: true, Serving: true})
 	}
 	b.slices.values[key(name)] = []lb.Slice{slice}
 	b.mark(key(name))
@@ -37,7 +38,8 @@ func (b *bench) expectBackends(name, want string) {
 	}
 }
 
-// What a dead node has is delivered to no more, at once, and again when the node is back or the speaker is gone.
+// What a dead node has is delivered to no more, at once, and again when the node is back or the
+// speaker is gone.
 func TestDeadNodesLoseTheirBackends(t *testing.T) {
 	b := newBench(t)
 	b.spread("web", "192.0.2.1", "10.200.1.2 here", "10.200.2.2 there", "10.200.3.2 far")

@@ -72,8 +72,8 @@ type sinks struct {
 	programmed func(time.Duration)
 }
 
-// proxy is the loop that owns the state: it plans the Services of which something has changed, tells the actors, and tells others
-// what the kernel has confirmed.
+// proxy is the loop that owns the state: it plans the Services of which something has changed,
+// tells the actors, and tells others what the kernel has confirmed.
 type proxy struct {
 	self     string
 	settings settings
@@ -109,15 +109,17 @@ type proxy struct {
 	ring        map[netip.Addr][]netip.Addr // which other nodes have those that routers spread, as speakers have said
 }
 
-// gap folds bursts of changes into one step. It is short, as a new Service and its slice come a few milliseconds apart, and the second
-// of them would wait for the rest of it. What takes long is folded by those who do it: they take all that has come in the meantime.
+// gap folds bursts of changes into one step. It is short, as a new Service and its slice come a few
+// milliseconds apart, and the second of them would wait for the rest of it. What takes long is
+// folded by those who do it: they take all that has come in the meantime.
 const gap = time.Millisecond
 
 func newProxy(self string, settings settings, families []lb.Family, log *slog.Logger, now func() time.Time) *proxy {
 	p := &proxy{
 		self: self, settings: settings, families: families, log: log, now: now,
-		settled: make(chan struct{}), began: now(), dirty: map[lb.Key]time.Time{}, records: map[lb.Key]*record{}, waiting: "the first step",
-		counts: newCounts(), unconfirmed: map[lb.Key]bool{}, lingers: newLingers(),
+		settled: make(chan struct{}), began: now(), dirty: map[lb.Key]time.Time{}, records: map[lb.Key]*record{},
+		waiting: "the first step",
+		counts:  newCounts(), unconfirmed: map[lb.Key]bool{}, lingers: newLingers(),
 	}
 	p.runner = loop.New(p.step, loop.Options{Gap: gap})
 	return p
@@ -203,7 +205,8 @@ func (p *proxy) learn(f facts, now time.Time) {
 	}
 }
 
-// plan plans the dirty Services, and those on which their plans bear, which become dirty too. It returns those whose plans changed.
+// plan plans the dirty Services, and those on which their plans bear, which become dirty too. It
+// returns those whose plans changed.
 func (p *proxy) plan(dirty map[lb.Key]time.Time, now time.Time) map[lb.Key]bool {
 	for _, key := range slices.SortedFunc(maps.Keys(dirty), lb.Key.Compare) {
 		p.planLive(key, now)
@@ -282,7 +285,8 @@ func (p *proxy) announce(keys map[lb.Key]bool) {
 	}
 }
 
-// apply hands new plans to the kernel's writer. The first call names all Services, even if there are none.
+// apply hands new plans to the kernel's writer. The first call names all Services, even if there
+// are none.
 func (p *proxy) apply(keys map[lb.Key]bool) {
 	changes := make(map[lb.Key]plan.Service, len(keys))
 	for key := range keys {
@@ -345,8 +349,9 @@ func (p *proxy) warn(r *record) {
 	r.warned = said
 }
 
-// unapplied returns, for each family of the node, when the oldest change came that is not in the kernel; zero if there is none. A
-// Service that fails by itself does not count, as it would else turn away the traffic of all others.
+// unapplied returns, for each family of the node, when the oldest change came that is not in the
+// kernel; zero if there is none. A Service that fails by itself does not count, as it would else
+// turn away the traffic of all others.
 func (p *proxy) unapplied() map[lb.Family]time.Time {
 	oldest := map[lb.Family]time.Time{}
 	for i, family := range allFamilies {

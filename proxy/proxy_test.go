@@ -146,8 +146,10 @@ type bench struct {
 func newBench(t *testing.T, change ...func(*settings)) *bench {
 	b := &bench{
 		t: t, clock: time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC),
-		services: newTable[lb.Key, lb.Service](), slices: newTable[lb.Key, []lb.Slice](), nodes: newTable[string, lb.Node](), networks: newTable[string, []netip.Prefix](),
-		flows: &fakeFlows{applied: map[lb.Key]plan.Service{}}, health: &fakeHealth{state: healthState{Services: map[lb.Key]health.Service{}}},
+		services: newTable[lb.Key, lb.Service](), slices: newTable[lb.Key, []lb.Slice](), nodes: newTable[string, lb.Node](),
+		networks: newTable[string, []netip.Prefix](),
+		flows:    &fakeFlows{applied: map[lb.Key]plan.Service{}},
+		health:   &fakeHealth{state: healthState{Services: map[lb.Key]health.Service{}}},
 	}
 	b.rules = &fakeRules{log: &b.order, wanted: map[lb.Key]plan.Service{}, outcomes: map[lb.Key]plan.Outcome{}}
 	b.feed = &fakeFeed{log: &b.order, all: map[lb.DeliveryKey]lb.Delivery{}}
@@ -155,9 +157,12 @@ func newBench(t *testing.T, change ...func(*settings)) *bench {
 	for _, f := range change {
 		f(&set)
 	}
-	b.proxy = newProxy("here", set, []lb.Family{lb.IPv4, lb.IPv6}, slog.New(slog.DiscardHandler), func() time.Time { return b.clock })
+	b.proxy = newProxy("here", set, []lb.Family{lb.IPv4, lb.IPv6}, slog.New(slog.DiscardHandler),
+		func() time.Time { return b.clock })
 	b.from = sources{b.services, b.slices, b.nodes, func() ([]lb.Interface, bool) {
-		return []lb.Interface{{Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("172.31.0.1/24"), netip.MustParsePrefix("10.9.0.1/24")}}}, true
+		return []lb.Interface{
+			{Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("172.31.0.1/24"),
+				netip.MustParsePrefix("10.9.0.1/24")}}}, true
 	}, func() (lb.FeedNotice, bool) { return b.notice, !b.mute }, b.networks}
 	b.to = sinks{
 		rules: b.rules, flows: b.flows, health: b.health, feed: b.feed, rescue: &b.rescue,
@@ -167,7 +172,8 @@ func newBench(t *testing.T, change ...func(*settings)) *bench {
 		latency:    func(d time.Duration) { b.latency = append(b.latency, d) },
 		programmed: func(d time.Duration) { b.programmed = append(b.programmed, d) },
 	}
-	b.nodes.values["here"] = lb.Node{Name: "here", Addresses: []netip.Addr{netip.MustParseAddr("172.31.0.1")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.200.1.0/24")}}
+	b.nodes.values["here"] = lb.Node{Name: "here", Addresses: []netip.Addr{netip.MustParseAddr("172.31.0.1")},
+		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.200.1.0/24")}}
 	return b
 }
 
@@ -190,13 +196,16 @@ func key(name string) lb.Key { return lb.Key{Namespace: "default", Name: name} }
 // put creates or changes a Service with a VIP and ready endpoints on this node.
 func (b *bench) put(name, vip string, endpoints ...string) {
 	b.services.values[key(name)] = lb.Service{
-		Key: key(name), UID: name, Type: lb.LoadBalancer, ExternalPolicy: lb.Local, InternalPolicy: lb.Cluster, HealthCheckNodePort: 32000,
-		ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}, Ports: []lb.ServicePort{{Protocol: lb.TCP, Port: 80}},
-		Ingress: []lb.Ingress{{Addr: netip.MustParseAddr(vip)}},
+		Key: key(name), UID: name, Type: lb.LoadBalancer, ExternalPolicy: lb.Local, InternalPolicy: lb.Cluster,
+		HealthCheckNodePort: 32000,
+		ClusterIPs:          []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+		Ports:               []lb.ServicePort{{Protocol: lb.TCP, Port: 80}},
+		Ingress:             []lb.Ingress{{Addr: netip.MustParseAddr(vip)}},
 	}
 	slice := lb.Slice{Service: key(name), Family: lb.IPv4, Ports: []lb.SlicePort{{Protocol: lb.TCP, Port: 8080}}}
 	for _, e := range endpoints {
-		slice.Endpoints = append(slice.Endpoints, lb.Endpoint{Addr: netip.MustParseAddr(e), Node: "here", Ready: true, Serving: true})
+		slice.Endpoints = append(slice.Endpoints,
+			lb.Endpoint{Addr: netip.MustParseAddr(e), Node: "here", Ready: true, Serving: true})
 	}
 	b.slices.values[key(name)] = []lb.Slice{slice}
 	b.mark(key(name))
@@ -227,7 +236,8 @@ func (b *bench) expectDelivery(name, vip, want string) {
 	}
 }
 
-// frontends returns the VIPs of which the rules of a Service are wanted; lingering ones end in a question mark.
+// frontends returns the VIPs of which the rules of a Service are wanted; lingering ones end in a
+// question mark.
 func (b *bench) frontends(name string) string {
 	var all []string
 	for _, p := range b.rules.wanted[key(name)].Ports {
@@ -328,7 +338,8 @@ func TestContract4HealthPortFollowsThePolicy(t *testing.T) {
 	}
 }
 
-// Contract 4, too: what goes counts no more at once, what comes counts once it is confirmed, and nothing flaps in between.
+// Contract 4, too: what goes counts no more at once, what comes counts once it is confirmed, and
+// nothing flaps in between.
 func TestContract4CountsFollowEndpoints(t *testing.T) {
 	b := newBench(t)
 	b.put("web", "192.0.2.1", "10.200.1.2", "10.200.1.3")
@@ -428,16 +439,19 @@ func TestContract10FailuresAreSaid(t *testing.T) {
 	b.synced()
 	b.run()
 	for range 3 { // tried again and again
-		b.rules.outcomes[key("web")] = plan.Outcome{Applied: plan.Service{Key: key("web")}, Err: errors.New("no lock"), Alone: true}
+		b.rules.outcomes[key("web")] = plan.Outcome{Applied: plan.Service{Key: key("web")}, Err: errors.New("no lock"),
+			Alone: true}
 		b.rules.synced = true
 		b.clock = b.clock.Add(time.Hour)
 		b.run()
 	}
 	b.expectDelivery("web", "192.0.2.1", "refused")
-	if want := []string{"web NotProgrammed here: the kernel did not take the rules: no lock"}; !slices.Equal(b.warnings, want) {
+	if want := []string{"web NotProgrammed here: the kernel did not take the rules: no lock"}; !slices.Equal(b.warnings,
+		want) {
 		t.Errorf("warnings %q, want %q", b.warnings, want)
 	}
-	if st := b.status().Services[0]; st.State != stateFailed || st.VIPs[0].Reason != lb.ReasonNotProgrammed || !strings.Contains(st.VIPs[0].Message, "no lock") {
+	if st := b.status().Services[0]; st.State != stateFailed || st.VIPs[0].Reason != lb.ReasonNotProgrammed ||
+		!strings.Contains(st.VIPs[0].Message, "no lock") {
 		t.Errorf("status %+v", st)
 	}
 	if !b.health.state.Unapplied[lb.IPv4].IsZero() {
@@ -522,7 +536,8 @@ func TestNodePortAddresses(t *testing.T) {
 		b.synced()
 		b.run()
 		if got := b.rules.config; !reflect.DeepEqual(got.NodePortAddresses, tt.want) || got.LoopbackNodePorts != tt.loopback {
-			t.Errorf("%q: addresses %v, loopback %v; want %v, %v", tt.flag, got.NodePortAddresses, got.LoopbackNodePorts, tt.want, tt.loopback)
+			t.Errorf("%q: addresses %v, loopback %v; want %v, %v", tt.flag, got.NodePortAddresses, got.LoopbackNodePorts,
+				tt.want, tt.loopback)
 		}
 		if !reflect.DeepEqual(b.health.addresses, tt.want) {
 			t.Errorf("%q: health ports at %v", tt.flag, b.health.addresses)
@@ -552,7 +567,8 @@ func TestBadFlags(t *testing.T) {
 	}
 }
 
-// Stories of random changes, confirmations and failures end in the plans of a fresh start, whatever the order and however often told.
+// Stories of random changes, confirmations and failures end in the plans of a fresh start, whatever
+// the order and however often told.
 func TestRandomStoriesEndAsAFreshStart(t *testing.T) {
 	for seed := range uint64(50) {
 		r := rand.New(rand.NewPCG(seed, 3))
@@ -566,7 +582,8 @@ func TestRandomStoriesEndAsAFreshStart(t *testing.T) {
 			case 1:
 				b.rules.confirm()
 			case 2:
-				b.rules.outcomes[key(name)] = plan.Outcome{Applied: b.rules.wanted[key(name)], Err: errors.New("no"), Alone: r.IntN(2) == 0}
+				b.rules.outcomes[key(name)] = plan.Outcome{Applied: b.rules.wanted[key(name)], Err: errors.New("no"),
+					Alone: r.IntN(2) == 0}
 			default:
 				b.put(name, fmt.Sprint("192.0.2.", r.IntN(3)), fmt.Sprint("10.200.1.", r.IntN(3)+2))
 			}
@@ -616,7 +633,8 @@ func TestTheZoneOfTheNodeIsFollowed(t *testing.T) {
 		b.nodes.values["here"] = node
 		b.run()
 		if got := b.rules.wanted[key("web")].Ports[0].Backends; len(got.Cluster) != want || len(got.Local) != 2 {
-			t.Errorf("zone %q: %d endpoints for policy Cluster and %d for Local, want %d and 2", zone, len(got.Cluster), len(got.Local), want)
+			t.Errorf("zone %q: %d endpoints for policy Cluster and %d for Local, want %d and 2", zone, len(got.Cluster),
+				len(got.Local), want)
 		}
 	}
 }
@@ -664,10 +682,16 @@ func TestContract10UnknownSchedulersAreSaid(t *testing.T) {
 	}{
 		{"", modeIptables, ""},
 		{"random", modeIptables, ""},
-		{"least-connections", modeIptables, `web SchedulerIgnored here: annotation landfall.dev/scheduler: "least-connections" is none of random, round-robin, source-hash, maglev; the node's default is used`},
-		{"maglev", modeIptables, `web SchedulerIgnored here: annotation landfall.dev/scheduler: "maglev" needs a proxy in nftables mode; in iptables mode connections are spread at random`},
+		{
+			"least-connections", modeIptables,
+			`web SchedulerIgnored here: annotation landfall.dev/scheduler: "least-connections" is none of random, round-robin, source-hash, maglev; the node's default is used`},
+		{
+			"maglev", modeIptables,
+			`web SchedulerIgnored here: annotation landfall.dev/scheduler: "maglev" needs a proxy in nftables mode; in iptables mode connections are spread at random`},
 		{"maglev", modeNftables, ""},
-		{"rr", modeNftables, `web SchedulerIgnored here: annotation landfall.dev/scheduler: "rr" is none of random, round-robin, source-hash, maglev; the node's default is used`},
+		{
+			"rr", modeNftables,
+			`web SchedulerIgnored here: annotation landfall.dev/scheduler: "rr" is none of random, round-robin, source-hash, maglev; the node's default is used`},
 	} {
 		b.mode, b.warnings = tt.mode, nil
 		ask(tt.scheduler)

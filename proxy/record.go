@@ -18,10 +18,11 @@ type record struct {
 	applied plan.Service
 	failure error
 	alone   bool // the failure is this Service's own
-	// since is when the oldest change came that the kernel has not confirmed, by family; zero when there is none.
+	// since is when the oldest change came that the kernel has not confirmed, by family; zero when
+	// there is none.
 	since [2]time.Time
-	// triggered is the newest change of the endpoints, as those who made it say; programming is the oldest one that the kernel has
-	// not confirmed, zero when there is none.
+	// triggered is the newest change of the endpoints, as those who made it say; programming is the
+	// oldest one that the kernel has not confirmed, zero when there is none.
 	triggered, programming time.Time
 	// warned is the last failure that was reported.
 	warned  string
@@ -130,7 +131,8 @@ func (r *record) count() counted {
 	return now
 }
 
-// trigger notes changes of the endpoints. Those from before the proxy began to look are not its own to answer for.
+// trigger notes changes of the endpoints. Those from before the proxy began to look are not its own
+// to answer for.
 func (r *record) trigger(endpoints []lb.Slice, began time.Time) {
 	for _, slice := range endpoints {
 		if !slice.Triggered.After(r.triggered) {

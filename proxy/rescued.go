@@ -9,8 +9,8 @@ import (
 	"github.com/landfall-lb/landfall/proxy/rescue"
 )
 
-// rescueFamilies returns in which families packets of unknown connections are handed over. Where that is switched off, what a
-// predecessor has left is removed.
+// rescueFamilies returns in which families packets of unknown connections are handed over. Where
+// that is switched off, what a predecessor has left is removed.
 func (f *flags) rescueFamilies(families []lb.Family, log *slog.Logger) []lb.Family {
 	if f.rescue {
 		return families
@@ -23,12 +23,14 @@ func (f *flags) rescueFamilies(families []lb.Family, log *slog.Logger) []lb.Fami
 
 func rescued(a *rescue.Actor) prometheus.Collector {
 	return prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Name: "landfall_proxy_rescued_packets_total", Help: "Packets of unknown connections that were handed to the node that may hold them.",
+		Name: "landfall_proxy_rescued_packets_total",
+		Help: "Packets of unknown connections that were handed to the node that may hold them.",
 	}, func() float64 { return float64(a.Packets()) })
 }
 
 func rescueTargets(a *rescue.Actor) prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "landfall_proxy_rescue_targets", Help: "Nodes, counted for each family, to which packets of unknown connections would be handed.",
+		Name: "landfall_proxy_rescue_targets",
+		Help: "Nodes, counted for each family, to which packets of unknown connections would be handed.",
 	}, func() float64 { return float64(a.Targets()) })
 }

@@ -81,7 +81,8 @@ type vipStatus struct {
 
 func (p *proxy) status() status {
 	p.mu.Lock()
-	st := status{Node: p.self, Mode: p.mode, Waiting: p.waiting, Ready: p.complete, Leaving: p.facts.leaving, Services: []serviceStatus{}}
+	st := status{Node: p.self, Mode: p.mode, Waiting: p.waiting, Ready: p.complete, Leaving: p.facts.leaving,
+		Services: []serviceStatus{}}
 	records := make([]record, 0, len(p.records)) // copies: the step goes on while they are described
 	for _, r := range p.records {
 		records = append(records, *r)
@@ -96,7 +97,8 @@ func (p *proxy) status() status {
 
 func (r *record) status() serviceStatus {
 	st := serviceStatus{
-		Service: r.planned.Key.String(), State: r.state(), Advice: r.advice, Ports: []portStatus{}, HealthPort: r.planned.HealthPort,
+		Service: r.planned.Key.String(), State: r.state(), Advice: r.advice, Ports: []portStatus{},
+		HealthPort: r.planned.HealthPort,
 		LocalReady: plan.Health(r.planned, r.applied),
 	}
 	if r.failure != nil {

@@ -11,13 +11,15 @@ import (
 	"strings"
 )
 
-// kernelParameters are the files below /proc/sys/net. A container sees those read-only, unless it has the host's mounted elsewhere.
+// kernelParameters are the files below /proc/sys/net. A container sees those read-only, unless it
+// has the host's mounted elsewhere.
 type kernelParameters struct {
 	folder string
 	log    *slog.Logger
 }
 
-// What kube-proxy makes of conntrack's limits: room for every connection of a node, and no flow kept for days after its ends are gone.
+// What kube-proxy makes of conntrack's limits: room for every connection of a node, and no flow
+// kept for days after its ends are gone.
 const (
 	conntrackPerCore = 32 * 1024
 	conntrackMost    = 1 << 20
@@ -37,8 +39,8 @@ const (
 	parameterRedirect = "send_redirects"
 )
 
-// set writes a parameter that is wrong now. What cannot be written stays as it is, and the log says so: a container may see it
-// read-only, and the node's administrator has set it.
+// set writes a parameter that is wrong now. What cannot be written stays as it is, and the log says
+// so: a container may see it read-only, and the node's administrator has set it.
 func (k kernelParameters) set(name string, value int, wrong func(now int) bool) bool {
 	err := write(filepath.Join(k.folder, name), value, wrong)
 	if err != nil {
@@ -72,9 +74,9 @@ func (k kernelParameters) conntrack(cores int, liberal bool) {
 	}
 }
 
-// redirecting returns the interfaces on which Linux sends ICMP redirects. Where a client has a VIP on its own subnet and so comes in
-// and would go out at one interface, it gets one ahead of a refusal; the first refusals of UDP are lost on
-// it then.
+// redirecting returns the interfaces on which Linux sends ICMP redirects. Where a client has a VIP
+// on its own subnet and so comes in and would go out at one interface, it gets one ahead of a
+// refusal; the first refusals of UDP are lost on it then.
 func (k kernelParameters) redirecting() []string {
 	all := k.on(interfaceFolder + "/all/" + parameterRedirect)
 	entries, err := os.ReadDir(filepath.Join(k.folder, interfaceFolder))

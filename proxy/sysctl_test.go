@@ -20,14 +20,16 @@ func TestConntrackParameters(t *testing.T) {
 	}{
 		{"a small node", 2, false, "65536/131072", "16384/32768", "432000/86400", "60/3600", "0/0"},
 		{"a large node, be liberal", 64, true, "65536/1048576", "16384/262144", "432000/86400", "3600/3600", "0/1"},
-		{"more is left alone, and so are shorter times", 2, false, "999999/999999", "99999/99999", "600/600", "3600/3600", "1/1"},
+		{"more is left alone, and so are shorter times", 2, false, "999999/999999", "99999/99999", "600/600", "3600/3600",
+			"1/1"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			folder := t.TempDir()
 			if err := os.Mkdir(filepath.Join(folder, conntrackFolder), 0o700); err != nil {
 				t.Fatal(err)
 			}
-			files := map[string]string{parameterBuckets: tt.hash, parameterMax: tt.most, parameterTimeout: tt.established, parameterWait: tt.wait, parameterLiberal: tt.closed}
+			files := map[string]string{parameterBuckets: tt.hash, parameterMax: tt.most, parameterTimeout: tt.established,
+				parameterWait: tt.wait, parameterLiberal: tt.closed}
 			for name, value := range files {
 				before, _, _ := strings.Cut(value, "/")
 				if err := os.WriteFile(filepath.Join(folder, name), []byte(before+"\n"), 0o600); err != nil {
@@ -55,7 +57,8 @@ func TestConntrackParametersThatCannotBeSet(t *testing.T) {
 	}
 }
 
-// As in a container: /proc/sys is read-only, the host's folder is mounted elsewhere, and of root's powers two are left.
+// As in a container: /proc/sys is read-only, the host's folder is mounted elsewhere, and of root's
+// powers two are left.
 func TestParametersAreSetFromAContainer(t *testing.T) {
 	ns := nstest.New(t)
 	const script = `set -e

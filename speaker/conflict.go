@@ -45,7 +45,8 @@ func (c *conflicts) fill(in *plan.Input) {
 	in.Served, in.Probed, in.Strangers = c.served[in.VIP], c.probed[in.VIP], c.strangers[in.VIP]
 }
 
-// record notes what follows from a decision: a VIP that is about to be answered for is not probed again if that takes a while.
+// record notes what follows from a decision: a VIP that is about to be answered for is not probed
+// again if that takes a while.
 func (c *conflicts) record(d plan.Decision) {
 	if len(d.Answer) > 0 {
 		c.served[d.VIP] = true
@@ -63,5 +64,6 @@ func (s *speaker) logConflict(before, now plan.Decision) {
 		s.log.Info("nobody else uses the address any more", "vip", now.VIP)
 		return
 	}
-	s.log.Warn("somebody else uses the address", "vip", now.VIP, "strangers", now.Strangers, "announced", len(now.Answer) > 0)
+	s.log.Warn("somebody else uses the address", "vip", now.VIP, "strangers", now.Strangers, "announced",
+		len(now.Answer) > 0)
 }

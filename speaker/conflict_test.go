@@ -73,7 +73,8 @@ func TestForeignHolderIsReportedAndKeepsItsAddress(t *testing.T) {
 				continue
 			}
 			reports++
-			if c.Status || c.Reason != lb.ReasonAddressConflict || !strings.Contains(c.Message, "172.26.236.180 is in use by 02:00:00:00:99:99 on eth0") {
+			if c.Status || c.Reason != lb.ReasonAddressConflict ||
+				!strings.Contains(c.Message, "172.26.236.180 is in use by 02:00:00:00:99:99 on eth0") {
 				t.Errorf("%s reports %+v", name, c)
 			}
 			if st := n.status().VIPs[0]; len(st.Strangers) != 1 || !st.Probing {
@@ -82,7 +83,11 @@ func TestForeignHolderIsReportedAndKeepsItsAddress(t *testing.T) {
 			want := `landfall_speaker_address_conflict{interface="eth0",mac="02:00:00:00:99:99",vip="172.26.236.180"} 1`
 			registry := prometheus.NewRegistry()
 			registry.MustRegister(newCollector(n.speaker))
-			if err := testutil.GatherAndCompare(registry, strings.NewReader("# HELP landfall_speaker_address_conflict 1 for each device that uses a VIP and is no node that runs a speaker, as this node sees it.\n# TYPE landfall_speaker_address_conflict gauge\n"+want+"\n"), "landfall_speaker_address_conflict"); err != nil {
+			if err := testutil.GatherAndCompare(registry,
+				strings.NewReader(
+					"# HELP landfall_speaker_address_conflict 1 for each device that uses a VIP and is no node that runs a speaker, "+
+						"as this node sees it.\n# TYPE landfall_speaker_address_conflict gauge\n"+want+"\n"),
+				"landfall_speaker_address_conflict"); err != nil {
 				t.Error(err)
 			}
 		}
@@ -101,7 +106,8 @@ func TestForeignHolderIsReportedAndKeepsItsAddress(t *testing.T) {
 		// It comes back: now the address is defended, and that is reported.
 		r.see(vip1, stranger)
 		r.wantAnswers("when it is back", vip1, owner)
-		if c, _ := r.nodes[owner].reported(nginx); !c.Status || c.Reason != lb.ReasonContested || !strings.Contains(c.Message, stranger.MAC) {
+		if c, _ := r.nodes[owner].reported(nginx); !c.Status || c.Reason != lb.ReasonContested ||
+			!strings.Contains(c.Message, stranger.MAC) {
 			t.Errorf("reports %+v", c)
 		}
 	})

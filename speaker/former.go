@@ -9,11 +9,13 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// formers are, for each VIP, the other node that answered for it last: the one that may hold connections to it which this node does
-// not know, if it is this node that clients turn to. It is noted all the time, so that the proxy is ready before the VIP moves here.
+// formers are, for each VIP, the other node that answered for it last: the one that may hold
+// connections to it which this node does not know, if it is this node that clients turn to. It is
+// noted all the time, so that the proxy is ready before the VIP moves here.
 type formers map[netip.Addr]string
 
-// note takes in what other nodes say of a VIP, and who owns it, and tells whether another node is the former now.
+// note takes in what other nodes say of a VIP, and who owns it, and tells whether another node is
+// the former now.
 func (f formers) note(vip netip.Addr, claims map[string]lb.Claim, owner string) (changed bool) {
 	before := f[vip]
 	var answering []string
@@ -31,8 +33,8 @@ func (f formers) note(vip netip.Addr, claims map[string]lb.Claim, owner string) 
 	return f[vip] != before
 }
 
-// notice is what the proxy is told: of each VIP, even if nobody is known to have answered for it, so that what an earlier speaker said
-// goes on.
+// notice is what the proxy is told: of each VIP, even if nobody is known to have answered for it,
+// so that what an earlier speaker said goes on.
 func (f formers) notice(vips iter.Seq[netip.Addr], dead []string, nodes map[string]lb.Node) lb.FeedNotice {
 	n := lb.FeedNotice{Dead: dead, Former: map[netip.Addr][]netip.Addr{}}
 	for _, name := range dead {

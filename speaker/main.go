@@ -1,4 +1,5 @@
-// landfall-speaker announces the external addresses of Services from this node, while the node is known to deliver them.
+// landfall-speaker announces the external addresses of Services from this node, while the node is
+// known to deliver them.
 package main
 
 import (
@@ -32,7 +33,8 @@ import (
 
 const name = "landfall-speaker"
 
-// excluded are the interfaces that container networks make: nobody asks there for an external address.
+// excluded are the interfaces that container networks make: nobody asks there for an external
+// address.
 const excluded = "docker*,cbr*,dummy*,virbr*,lxcbr*,veth*,cali*,tunl*,flannel*,cilium*,kube-ipvs*,cni*,nodelocaldns*,lxc*"
 
 // handoverTimeout bounds how long a speaker that was told to end goes on for the sake of its heirs.
@@ -42,8 +44,9 @@ func main() {
 	bfd.ProcessMain() // does not return where this is the process that keeps the BFD sessions
 	var f flags
 	os.Exit(ops.Main(ops.Program{
-		Name:               name,
-		Summary:            "announces the external addresses of Services from this node, while the node is known to deliver them",
+		Name: name,
+		Summary: "announces the external addresses of Services from this node, while the node is known to " +
+			"deliver them",
 		MetricsBindAddress: ":7481",
 		Flags:              f.add,
 		Run:                f.run,
@@ -60,21 +63,37 @@ type flags struct {
 
 func (f *flags) add(set *pflag.FlagSet) {
 	addNamespace(set, &f.namespace)
-	set.StringVar(&f.class, "load-balancer-class", "", "announce Services with this loadBalancerClass only (default: those without one)")
-	set.StringVar(&f.gate, "gate", "proxy", "what a claim rests on: proxy (Landfall's proxy says that the kernel delivers) or none (endpoints only)")
+	set.StringVar(&f.class, "load-balancer-class", "",
+		"announce Services with this loadBalancerClass only (default: those without one)")
+	set.StringVar(
+		&f.gate, "gate", "proxy",
+		"what a claim rests on: proxy (Landfall's proxy says that the kernel delivers) or none (endpoints only)")
 	set.StringVar(&f.feedSocket, "feed-socket", lb.FeedSocket, "unix socket of the proxy's feed")
-	set.StringVar(&f.bindAddress, "bind-address", "", "address for gossip with the other speakers (default: the Node's InternalIP)")
+	set.StringVar(&f.bindAddress, "bind-address", "",
+		"address for gossip with the other speakers (default: the Node's InternalIP)")
 	set.Uint16Var(&f.bindPort, "bind-port", 7947, "TCP and UDP port for gossip; the same on all nodes")
 	set.DurationVar(&f.hold, "hold", 30*time.Second, "how long the last word of a proxy counts whose feed is gone")
-	set.DurationVar(&f.restartHold, "restart-hold", 5*time.Second, "how long the addresses of a node are kept for it whose speaker has ended without a word while the node is there; 0 for not at all")
-	set.StringSliceVar(&f.options.exclude, "exclude-interfaces", strings.Split(excluded, ","), "shell patterns of interfaces that answer only where an L2Advertisement names them")
-	set.StringVar(&f.onConflict, "on-address-conflict", string(lb.RefuseOnConflict), "what becomes of an address that a device uses which is no node: refuse (it is not announced) or announce; a Service says otherwise by the annotation "+lb.AnnotationOnConflict)
-	set.DurationVar(&f.announceEvery, "announce-every", 0, "how often addresses are announced again while they stay, against switches that forget them; 0 for never")
+	set.DurationVar(&f.restartHold, "restart-hold", 5*time.Second,
+		"how long the addresses of a node are kept for it whose speaker has ended without a word while the node is there; "+
+			"0 for not at all")
+	set.StringSliceVar(&f.options.exclude, "exclude-interfaces", strings.Split(excluded, ","),
+		"shell patterns of interfaces that answer only where an L2Advertisement names them")
+	set.StringVar(&f.onConflict, "on-address-conflict", string(lb.RefuseOnConflict),
+		"what becomes of an address that a device uses which is no node: refuse (it is not announced) or announce; a "+
+			"Service says otherwise by the annotation "+lb.AnnotationOnConflict)
+	set.DurationVar(&f.announceEvery, "announce-every", 0,
+		"how often addresses are announced again while they stay, against switches that forget them; 0 for never")
 	set.BoolVar(&f.options.cordonDrains, "drain-on-cordon", false, "give the addresses of a node away that is cordoned")
-	set.DurationVar(&f.options.convergence, "bgp-convergence", 3*time.Second, "how long routes are announced with GRACEFUL_SHUTDOWN before a planned withdrawal, while routers choose others")
-	set.StringVar(&f.bgpListen, "bgp-listen", "", "address and port at which BGP peers may connect, such as :179, 10.0.0.1:179 or [::]:1179 (default: none, the speaker opens all sessions itself)")
-	set.StringVar(&f.daemonSet, "daemonset", "", "DaemonSet in the namespace that runs the speaker: when it is gone, the speaker ends for good and BGP peers keep no routes (default: always expect a successor)")
-	set.StringVar(&f.gossipKeyFile, "gossip-key-file", "", "file with a key of 16, 24 or 32 bytes, bare or in base64, that encrypts gossip (default: not encrypted)")
+	set.DurationVar(&f.options.convergence, "bgp-convergence", 3*time.Second,
+		"how long routes are announced with GRACEFUL_SHUTDOWN before a planned withdrawal, while routers choose others")
+	set.StringVar(&f.bgpListen, "bgp-listen", "",
+		"address and port at which BGP peers may connect, such as :179, 10.0.0.1:179 or [::]:1179 (default: none, the "+
+			"speaker opens all sessions itself)")
+	set.StringVar(&f.daemonSet, "daemonset", "",
+		"DaemonSet in the namespace that runs the speaker: when it is gone, the speaker ends for good and BGP peers keep "+
+			"no routes (default: always expect a successor)")
+	set.StringVar(&f.gossipKeyFile, "gossip-key-file", "",
+		"file with a key of 16, 24 or 32 bytes, bare or in base64, that encrypts gossip (default: not encrypted)")
 }
 
 // check reads what the flags say.
@@ -161,11 +180,13 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	watcher := links.New(links.Options{Namespace: netns.None(), Log: rt.Log, Changed: s.markAll})
 	s.from.interfaces = watcher.All
 	talk := members.New(members.Options{
-		Self: rt.NodeName, Bind: bindAddress(bind, rt.NodeName, nodes), Port: int(f.bindPort), Key: key, Born: time.Now(), Hold: f.restartHold, Log: rt.Log,
+		Self: rt.NodeName, Bind: bindAddress(bind, rt.NodeName, nodes), Port: int(f.bindPort), Key: key, Born: time.Now(),
+		Hold: f.restartHold, Log: rt.Log,
 		Changed: s.markVIPs,
 	})
 	s.from.members = talk
-	responder := l2.New(l2.Options{Log: rt.Log, Repeat: f.announceEvery, Stats: newPackets(rt.Metrics), Changed: s.runner.Poke})
+	responder := l2.New(l2.Options{Log: rt.Log, Repeat: f.announceEvery, Stats: newPackets(rt.Metrics),
+		Changed: s.runner.Poke})
 	events := client.Events(name, rt.NodeName)
 	reporter := report.New(report.Options{
 		Log: rt.Log, Service: services.Get, Write: client.Status(time.Now).Conditions,
@@ -195,11 +216,13 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 			},
 		},
 	}
-	seen := witness.New(witness.Options{Lease: client.Witnesses(f.namespace, leaseName), Log: rt.Log, Changed: s.runner.Poke})
+	seen := witness.New(witness.Options{Lease: client.Witnesses(f.namespace, leaseName), Log: rt.Log,
+		Changed: s.runner.Poke})
 	s.to.witness = seen
 	around := newSurroundings(client, rt, f.namespace, nodes, watcher.All)
 	actors := []func(context.Context) error{
-		around.Run, client.Run, watcher.Run, talk.Run, responder.Run, events.Run, reporter.Run, s.runner.Run, seen.Run, outlived(sessions.Run, watches.Run), objects.Run,
+		around.Run, client.Run, watcher.Run, talk.Run, responder.Run, events.Run, reporter.Run, s.runner.Run, seen.Run,
+		outlived(sessions.Run, watches.Run), objects.Run,
 	}
 	if f.gate == "proxy" {
 		fed := gate.NewFeed(gate.Options{Dial: gate.DialUnix(f.feedSocket), Hold: f.hold, Log: rt.Log, Changed: s.markVIPs})
@@ -207,17 +230,20 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		actors = append(actors, fed.Run)
 	} else {
 		s.from.slices = kube.Slices(client, s.markService)
-		rt.Log.Warn("claims rest on endpoints only: whether this node's rules deliver an address is not checked", "gate", f.gate)
+		rt.Log.Warn("claims rest on endpoints only: whether this node's rules deliver an address is not checked", "gate",
+			f.gate)
 	}
 	rt.Metrics.MustRegister(newCollector(s), newPathCollector(s))
 	rt.Handle("GET /v1/status", http.HandlerFunc(s.serveStatus))
 	rt.Ready("speaker", s.ready)
 
-	rt.Log.Info("starting", "version", ops.BuildVersion(), "node", rt.NodeName, "api", client.Host(), "gate", f.gate, "encrypted", key != nil)
+	rt.Log.Info("starting", "version", ops.BuildVersion(), "node", rt.NodeName, "api", client.Host(), "gate", f.gate,
+		"encrypted", key != nil)
 	return live(ctx, s, actors)
 }
 
-// live runs the actors until one fails or ctx ends; then it first hands over what this node answers for.
+// live runs the actors until one fails or ctx ends; then it first hands over what this node answers
+// for.
 func live(ctx context.Context, s *speaker, actors []func(context.Context) error) error {
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
@@ -237,8 +263,9 @@ func live(ctx context.Context, s *speaker, actors []func(context.Context) error)
 	return group.Wait()
 }
 
-// outlived runs an actor, and another that goes on until the first has ended: BFD, as a router that hears of the end by it before BGP sessions
-// are closed drops the routes that it would keep over a graceful restart.
+// outlived runs an actor, and another that goes on until the first has ended: BFD, as a router that
+// hears of the end by it before BGP sessions are closed drops the routes that it would keep over a
+// graceful restart.
 func outlived(first, last func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		ctx, end := context.WithCancel(ctx)
@@ -251,7 +278,8 @@ func outlived(first, last func(context.Context) error) func(context.Context) err
 }
 
 // bindAddress returns the address given or waits for this node's own.
-func bindAddress(given netip.Addr, self string, nodes table[string, lb.Node]) func(context.Context) (netip.Addr, error) {
+func bindAddress(given netip.Addr, self string,
+	nodes table[string, lb.Node]) func(context.Context) (netip.Addr, error) {
 	return func(ctx context.Context) (netip.Addr, error) {
 		for ticker := time.NewTicker(100 * time.Millisecond); ; {
 			if given.IsValid() {

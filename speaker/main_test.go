@@ -7,7 +7,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// TestListenAddress must be said to be wrong by the name of the flag, with the value and one that would be right.
+// TestListenAddress must be said to be wrong by the name of the flag, with the value and one that
+// would be right.
 func TestListenAddress(t *testing.T) {
 	check := func(args ...string) error {
 		var f flags
@@ -25,7 +26,8 @@ func TestListenAddress(t *testing.T) {
 		}
 	}
 	err := check("--bgp-listen=node-1:179")
-	if err == nil || !strings.HasPrefix(err.Error(), `--bgp-listen: "node-1:179" is not an address and a port such as :179`) {
+	if err == nil ||
+		!strings.HasPrefix(err.Error(), `--bgp-listen: "node-1:179" is not an address and a port such as :179`) {
 		t.Errorf("%v", err)
 	}
 }

@@ -45,7 +45,8 @@ func (p *packets) Dropped(iface string, why l2.Drop) {
 	p.dropped.WithLabelValues(iface, string(why)).Inc()
 }
 
-// collector shows the speaker's state as metrics at the time of asking, so that nothing is left over from what was.
+// collector shows the speaker's state as metrics at the time of asking, so that nothing is left
+// over from what was.
 type collector struct {
 	s                                               *speaker
 	announced, claims, reasons, conflicts           *prometheus.Desc
@@ -57,8 +58,10 @@ func newCollector(s *speaker) *collector {
 		return prometheus.NewDesc("landfall_speaker_"+name, help, labels, nil)
 	}
 	return &collector{
-		s:          s,
-		announced:  desc("announced", "1 for each VIP and Service that this node answers for, or that BGP peers hear of from it.", "vip", "service"),
+		s: s,
+		announced: desc(
+			"announced", "1 for each VIP and Service that this node answers for, or that BGP peers hear of from it.", "vip",
+			"service"),
 		claims:     desc("claims", "VIPs by why this node does not claim them; Claimed for those that it does.", "reason"),
 		reasons:    desc("vip_reason", "1 for each VIP and why this node does or does not announce it.", "vip", "reason"),
 		missing:    desc("members_missing", "Nodes whose speaker has stopped answering without taking its leave."),
@@ -66,12 +69,15 @@ func newCollector(s *speaker) *collector {
 		members:    desc("members", "Live nodes that run a speaker, this one included."),
 		feedUsable: desc("gate_usable", "1 while this node's claims can rest on what its gate says."),
 		changes:    desc("owner_changes_total", "Changes of a VIP's owner, as this node saw them."),
-		conflicts:  desc("address_conflict", "1 for each device that uses a VIP and is no node that runs a speaker, as this node sees it.", "vip", "interface", "mac"),
+		conflicts: desc(
+			"address_conflict", "1 for each device that uses a VIP and is no node that runs a speaker, as this node sees it.",
+			"vip", "interface", "mac"),
 	}
 }
 
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.announced, c.claims, c.reasons, c.members, c.missing, c.majority, c.feedUsable, c.changes, c.conflicts} {
+	for _, d := range []*prometheus.Desc{c.announced, c.claims, c.reasons, c.members, c.missing, c.majority, c.feedUsable,
+		c.changes, c.conflicts} {
 		ch <- d
 	}
 }

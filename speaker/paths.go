@@ -10,8 +10,8 @@ import (
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
-// lostFor is how long a peer at the most is held down whose path BFD has lost: a peer that goes on without BFD, as when its daemon was
-// ended, must not stay unreachable.
+// lostFor is how long a peer at the most is held down whose path BFD has lost: a peer that goes on
+// without BFD, as when its daemon was ended, must not stay unreachable.
 const lostFor = 30 * time.Second
 
 // paths are the BFD sessions that watch the paths to BGP peers.
@@ -26,8 +26,8 @@ type watch struct {
 	lost     time.Time // until when the peer is held down; zero: it is not
 }
 
-// judge notes the paths that BFD has lost or has again. Only a rise of its failures counts: what was never up, and what the peer has
-// switched off, says nothing of the w.
+// judge notes the paths that BFD has lost or has again. Only a rise of its failures counts: what
+// was never up, and what the peer has switched off, says nothing of the w.
 func (p *paths) judge(now time.Time, outcomes map[bfd.Key]bfd.Outcome) {
 	for _, w := range p.by {
 		o, ok := outcomes[w.key]
@@ -69,8 +69,10 @@ func (p *paths) again(now time.Time) time.Duration {
 	return next
 }
 
-// plan takes the sessions that shall be from what is planned for BGP, and tells whether they differ.
-func (p *paths) plan(book *plan.BGPBook, brief map[string]bgp.Status, interfaces []lb.Interface, outcomes map[bfd.Key]bfd.Outcome) (changed bool) {
+// plan takes the sessions that shall be from what is planned for BGP, and tells whether they
+// differ.
+func (p *paths) plan(book *plan.BGPBook, brief map[string]bgp.Status, interfaces []lb.Interface,
+	outcomes map[bfd.Key]bfd.Outcome) (changed bool) {
 	next := make(map[string]*watch, len(p.by))
 	for name, d := range book.Peers() {
 		if d.Profile == nil || d.Refusal != nil {
@@ -98,7 +100,8 @@ func (p *paths) plan(book *plan.BGPBook, brief map[string]bgp.Status, interfaces
 	return changed
 }
 
-// pathKey is the BFD session for a BGP session; ok is false as long as the address of an unnumbered peer is not known.
+// pathKey is the BFD session for a BGP session; ok is false as long as the address of an unnumbered
+// peer is not known.
 func pathKey(s lb.BGPSession, n *bgp.Negotiated, before *watch, interfaces []lb.Interface) (key bfd.Key, ok bool) {
 	if s.Interface != "" {
 		switch {

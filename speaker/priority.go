@@ -8,11 +8,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// niceness is that of the speaker: ahead of what else runs on the node, as a speaker that gets no processor for half a second is taken for
-// gone, and well behind what is real-time.
+// niceness is that of the speaker: ahead of what else runs on the node, as a speaker that gets no
+// processor for half a second is taken for gone, and well behind what is real-time.
 const niceness = -15
 
-// prefer raises the priority of all threads of this process, and so of those that they will start. It needs CAP_SYS_NICE.
+// prefer raises the priority of all threads of this process, and so of those that they will start.
+// It needs CAP_SYS_NICE.
 func prefer() error {
 	for range 2 { // a thread may start another while they are listed
 		threads, err := os.ReadDir("/proc/self/task")

@@ -10,7 +10,8 @@ import (
 	"github.com/landfall-lb/landfall/speaker/witness"
 )
 
-// leaseName is the Lease by which the two sides of a partition hear of one another. The chart's roles name it.
+// leaseName is the Lease by which the two sides of a partition hear of one another. The chart's
+// roles name it.
 const leaseName = "landfall-speaker"
 
 // quorum is what the loop makes of the speakers that it misses.
@@ -25,10 +26,12 @@ type quorum struct {
 	until   time.Time // how long a node that sees a majority again counts as parted, and goes on yielding
 }
 
-// reunion is how long that is: time for the newest claims of all to arrive. Before, the nodes would go by what was said before they were parted.
+// reunion is how long that is: time for the newest claims of all to arrive. Before, the nodes would
+// go by what was said before they were parted.
 const reunion = 2 * time.Second
 
-// gather looks at who is there, and marks all VIPs when a majority elsewhere has said something new. It returns when to look again.
+// gather looks at who is there, and marks all VIPs when a majority elsewhere has said something
+// new. It returns when to look again.
 func (q *quorum) gather(s *speaker, now time.Time, vips map[netip.Addr]bool) (again time.Duration) {
 	q.live = s.from.members.Live()
 	known := s.from.members.Known()
@@ -36,7 +39,9 @@ func (q *quorum) gather(s *speaker, now time.Time, vips map[netip.Addr]bool) (ag
 	q.missing = slices.DeleteFunc(known, func(node string) bool { return slices.Contains(q.live, node) })
 	said, heard := s.to.witness.Outcome()
 	if !q.Majority || q.apart {
-		q.until = now.Add(reunion) // from the first look at which they are together again, as nothing may have called for one in between
+		// from the first look at which they are together again, as nothing may have called for one in
+		// between
+		q.until = now.Add(reunion)
 	}
 	q.apart = !q.Majority
 	parted := now.Before(q.until)
@@ -54,7 +59,8 @@ func (q *quorum) gather(s *speaker, now time.Time, vips map[netip.Addr]bool) (ag
 		}
 	}
 	if news {
-		s.log.Info("speakers that this node does not see are heard of over the API server", "heard", heard, "from", said.Node, "live", said.Live)
+		s.log.Info("speakers that this node does not see are heard of over the API server", "heard", heard, "from", said.Node,
+			"live", said.Live)
 	}
 	q.others, q.heard, q.parted = said, heard, parted
 	return again
@@ -65,7 +71,8 @@ func (q *quorum) elsewhere(self string, vip netip.Addr) bool {
 	return q.heard && q.others.Serves(self, vip)
 }
 
-// desired is what the node makes of the Lease: it reads it while it sees no majority, and renews it while it sees one and misses somebody.
+// desired is what the node makes of the Lease: it reads it while it sees no majority, and renews it
+// while it sees one and misses somebody.
 func (q *quorum) desired(s *speaker) witness.Desired {
 	switch {
 	case s.stopping || !q.Lost:
@@ -75,7 +82,8 @@ func (q *quorum) desired(s *speaker) witness.Desired {
 	case q.Rank >= witnesses:
 		return witness.Desired{}
 	}
-	return witness.Desired{Tell: true, Rank: q.Rank, Says: lb.Witness{Node: s.self, Live: q.live, Unserved: unserved(s.decisions)}}
+	return witness.Desired{Tell: true, Rank: q.Rank,
+		Says: lb.Witness{Node: s.self, Live: q.live, Unserved: unserved(s.decisions)}}
 }
 
 // witnesses is how many nodes stand by to renew the Lease, one for the other.

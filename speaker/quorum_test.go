@@ -73,7 +73,8 @@ func TestMinorityYields(t *testing.T) {
 	})
 }
 
-// Without an API server to tell them, two answer; when they meet again the one goes on that was with the majority.
+// Without an API server to tell them, two answer; when they meet again the one goes on that was
+// with the majority.
 func TestHealWithoutAPIServer(t *testing.T) {
 	inRig(t, func(r *rig) {
 		r.start(w177, w178, w179)
@@ -146,7 +147,8 @@ func TestMissingNodesAreNamed(t *testing.T) {
 			t.Errorf("members %+v", st.Members)
 		}
 		for _, w := range st.VIPs[0].Nodes {
-			if want := map[string]lb.Reason{order[0]: lb.ReasonMissing, order[1]: lb.ReasonAnnounced, order[2]: lb.ReasonNotOwner}[w.Node]; w.Reason != want {
+			if want := map[string]lb.Reason{order[0]: lb.ReasonMissing, order[1]: lb.ReasonAnnounced,
+				order[2]: lb.ReasonNotOwner}[w.Node]; w.Reason != want {
 				t.Errorf("%s: %s, want %s", w.Node, w.Reason, want)
 			}
 		}

@@ -8,7 +8,8 @@ import (
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
-// farewell corrects what a Service shows that has lost its addresses; nil when it shows nothing wrong or another node corrects it.
+// farewell corrects what a Service shows that has lost its addresses; nil when it shows nothing
+// wrong or another node corrects it.
 func (s *speaker) farewell(key lb.Key) *lb.Condition {
 	service, ok := s.from.services.Get(key)
 	stale := slices.ContainsFunc(service.Conditions, func(c lb.Condition) bool { return c.Type == lb.ConditionAnnounced })

@@ -17,7 +17,8 @@ import (
 	"github.com/landfall-lb/landfall/speaker/report"
 )
 
-// fakeRouters are the routers of one node, and the actor that speaks to them: what is Set is heard after a moment by those that are up.
+// fakeRouters are the routers of one node, and the actor that speaks to them: what is Set is heard
+// after a moment by those that are up.
 type fakeRouters struct {
 	node *fakeNode
 
@@ -120,7 +121,8 @@ func (f *fakeRouters) Brief() map[string]bgp.Status {
 	defer f.mu.Unlock()
 	statuses := map[string]bgp.Status{}
 	for name, d := range f.desired {
-		s := bgp.Status{State: bgp.Idle, Since: f.since[name], Reason: lb.ReasonNotEstablished, LastError: "connection refused"}
+		s := bgp.Status{State: bgp.Idle, Since: f.since[name], Reason: lb.ReasonNotEstablished,
+			LastError: "connection refused"}
 		switch {
 		case f.heard[name] != nil:
 			s = bgp.Status{State: bgp.Established, Since: f.since[name], Synced: f.flushed, Prefixes: len(f.heard[name])}
@@ -273,7 +275,8 @@ func (f *fakeObjects) writers() writers {
 // tor makes a router that all nodes speak to, and announces all pools to it.
 func (r *rig) tor(name, address string, change func(*lb.Peer)) {
 	p := lb.Peer{
-		Name: name, LocalASN: 64500, PeerASN: 64501, Addr: netip.MustParseAddr(address), Port: 179, HoldTime: 90 * time.Second,
+		Name: name, LocalASN: 64500, PeerASN: 64501, Addr: netip.MustParseAddr(address), Port: 179,
+		HoldTime:    90 * time.Second,
 		ConnectTime: 10 * time.Second,
 	}
 	if change != nil {

@@ -19,8 +19,9 @@ import (
 	"github.com/landfall-lb/landfall/speaker/witness"
 )
 
-// The rig runs speakers, loop and plan included, in one process: what is around them is made of fakes that behave like the real
-// actors, and a wire that notes at each moment who answers for what.
+// The rig runs speakers, loop and plan included, in one process: what is around them is made of
+// fakes that behave like the real actors, and a wire that notes at each moment who answers for
+// what.
 
 const (
 	w177 = "k8s-worker-177"
@@ -186,15 +187,18 @@ type fakeNode struct {
 
 func newRig(t testing.TB) *rig {
 	r := &rig{
-		t: t, nodes: map[string]*fakeNode{}, wire: &wire{answers: map[netip.Addr]map[string]bool{}, least: map[netip.Addr]int{}},
+		t: t, nodes: map[string]*fakeNode{},
+		wire: &wire{answers: map[netip.Addr]map[string]bool{}, least: map[netip.Addr]int{}},
 		api: api{
 			services: newTable[lb.Key, lb.Service](), slices: newTable[lb.Key, []lb.Slice](), nodes: newTable[string, lb.Node](),
 			pools: newTable[string, lb.Pool](), advertisements: newTable[string, lb.L2Advertisement](),
-			peers: newTable[string, lb.Peer](), bgpAds: newTable[string, lb.BGPAdvertisement](), communities: newTable[string, lb.CommunityNames](),
-			profiles: newTable[string, lb.BFDProfile](), passwords: newTable[string, string](),
+			peers: newTable[string, lb.Peer](), bgpAds: newTable[string, lb.BGPAdvertisement](),
+			communities: newTable[string, lb.CommunityNames](),
+			profiles:    newTable[string, lb.BFDProfile](), passwords: newTable[string, string](),
 		},
 	}
-	r.api.pools.set("lan", lb.Pool{Name: "lan", Ranges: []lb.Range{{From: vip1, To: netip.MustParseAddr("172.26.236.199")}}})
+	r.api.pools.set("lan", lb.Pool{Name: "lan",
+		Ranges: []lb.Range{{From: vip1, To: netip.MustParseAddr("172.26.236.199")}}})
 	r.api.advertisements.set("lan", lb.L2Advertisement{Name: "lan"})
 	for i, name := range []string{w177, w178, w179} {
 		addr := netip.AddrFrom4([4]byte{172, 26, 236, byte(177 + i)})
@@ -203,7 +207,8 @@ func newRig(t testing.TB) *rig {
 			speaker: newSpeaker(name, "", slog.New(slog.DiscardHandler)), rig: r,
 			joined: true, claims: map[netip.Addr]lb.Claim{}, outcome: map[netip.Addr][]string{}, rounds: map[netip.Addr]int{},
 			deliveries: map[lb.DeliveryKey]lb.Delivery{}, reports: map[lb.Key]lb.Condition{},
-			interfaces: []lb.Interface{{Index: 2, Name: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, byte(177 + i)}, Up: true, Addresses: []netip.Prefix{netip.PrefixFrom(addr, 24)}}},
+			interfaces: []lb.Interface{{Index: 2, Name: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, byte(177 + i)}, Up: true,
+				Addresses: []netip.Prefix{netip.PrefixFrom(addr, 24)}}},
 		}
 		n.from = sources{
 			services: r.api.services, nodes: r.api.nodes, pools: r.api.pools, advertisements: r.api.advertisements,
@@ -222,7 +227,8 @@ func newRig(t testing.TB) *rig {
 		n.bfd = &fakeBFD{node: n, outcomes: map[bfd.Key]bfd.Outcome{}}
 		n.objects = &fakeObjects{node: n, jobs: map[string]report.Job{}}
 		n.to = sinks{
-			l2: fakeL2{n}, report: fakeReport{n}, witness: &fakeWitness{fakeNode: n}, routes: routeSinks{bgp: n.routers, bfd: n.bfd}, objects: n.objects, writers: n.objects.writers(),
+			l2: fakeL2{n}, report: fakeReport{n}, witness: &fakeWitness{fakeNode: n},
+			routes: routeSinks{bgp: n.routers, bfd: n.bfd}, objects: n.objects, writers: n.objects.writers(),
 		}
 		n.daemonSet = newTable[string, bool]()
 		n.daemonSet.set("landfall-node", true)
@@ -553,7 +559,8 @@ func (r *rig) stop(name string) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() {
-		done <- live(ctx, n.speaker, []func(context.Context) error{func(ctx context.Context) error { <-ctx.Done(); return nil }})
+		done <- live(
+			ctx, n.speaker, []func(context.Context) error{func(ctx context.Context) error { <-ctx.Done(); return nil }})
 	}()
 	cancel()
 	if err := <-done; err != nil {

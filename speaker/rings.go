@@ -9,11 +9,13 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// ringMemory is how long a node stays in the ring that announces a VIP no more: as long as the proxies remember a silent connection.
+// ringMemory is how long a node stays in the ring that announces a VIP no more: as long as the
+// proxies remember a silent connection.
 const ringMemory = time.Hour
 
-// rings are, for each VIP that routers spread over nodes, the other nodes that may hold connections to it: when the set of nodes changes that
-// announce it, routers move connections also between nodes that stay. All is noted all the time, so that the proxy is ready before that happens.
+// rings are, for each VIP that routers spread over nodes, the other nodes that may hold connections
+// to it: when the set of nodes changes that announce it, routers move connections also between
+// nodes that stay. All is noted all the time, so that the proxy is ready before that happens.
 type rings struct {
 	self  string
 	nodes table[string, lb.Node]
@@ -49,8 +51,8 @@ func (r *rings) meet(nodes table[string, lb.Node], dead []string, peers map[stri
 	return true
 }
 
-// note takes in what other nodes say of a VIP, and whether this one announces it over BGP. With possible set, BGP is for the VIP, as far as
-// is known.
+// note takes in what other nodes say of a VIP, and whether this one announces it over BGP. With
+// possible set, BGP is for the VIP, as far as is known.
 func (r *rings) note(now time.Time, vip netip.Addr, claims map[string]lb.Claim, own, possible bool) {
 	k := r.of[vip]
 	if k == nil {

@@ -11,7 +11,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// wantRing fails the test unless the proxy of a node is told this ring for vip1: the last numbers of addresses, or "none".
+// wantRing fails the test unless the proxy of a node is told this ring for vip1: the last numbers
+// of addresses, or "none".
 func (r *rig) wantRing(what, node, want string) {
 	r.t.Helper()
 	synctest.Wait()
@@ -93,7 +94,8 @@ func TestContract5TheProxyIsToldTheRing(t *testing.T) {
 	})
 }
 
-// A VIP that is announced both ways has one ring of all who do either, so that no node hands its packets on by another view.
+// A VIP that is announced both ways has one ring of all who do either, so that no node hands its
+// packets on by another view.
 func TestTheRingOfAVIPThatIsAnnouncedBothWays(t *testing.T) {
 	inRig(t, func(r *rig) {
 		r.start(w177, w178, w179)

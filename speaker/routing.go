@@ -66,13 +66,15 @@ type departure struct {
 
 func newRouting() routing {
 	return routing{
-		waiting: "the API server", heard: map[netip.Addr][]string{}, pending: map[netip.Addr]bool{}, leaving: map[netip.Addr]*departure{},
-		paths: paths{by: map[string]*watch{}}, words: words{},
+		waiting: "the API server", heard: map[netip.Addr][]string{}, pending: map[netip.Addr]bool{},
+		leaving: map[netip.Addr]*departure{},
+		paths:   paths{by: map[string]*watch{}}, words: words{},
 	}
 }
 
-// unrouted says what a plan of routes needs and is not known yet. Until then no session is opened: a router that has kept the routes of
-// this speaker's predecessor drops those that it does not hear again.
+// unrouted says what a plan of routes needs and is not known yet. Until then no session is opened:
+// a router that has kept the routes of this speaker's predecessor drops those that it does not hear
+// again.
 func (s *speaker) unrouted(facts plan.Facts) string {
 	from := s.from.routes
 	switch {
@@ -99,8 +101,9 @@ func (s *speaker) unrouted(facts plan.Facts) string {
 	return ""
 }
 
-// route plans what BGP peers hear, tells the actors, and adds the VIPs to vips of which something else is so than before. With all set,
-// more may have changed than the VIPs in vips. It returns when to look again; 0 for not at all.
+// route plans what BGP peers hear, tells the actors, and adds the VIPs to vips of which something
+// else is so than before. With all set, more may have changed than the VIPs in vips. It returns
+// when to look again; 0 for not at all.
 func (s *speaker) route(now time.Time, facts plan.Facts, all bool, vips map[netip.Addr]bool) time.Duration {
 	r := &s.routing
 	if r.waiting = s.unrouted(facts); r.waiting != "" {
@@ -232,7 +235,8 @@ func (s *speaker) routeAgain(now time.Time) time.Duration {
 	return next
 }
 
-// sooner returns the lesser of two waits, of which 0 is for ever; a wait that is over already is as short as can be.
+// sooner returns the lesser of two waits, of which 0 is for ever; a wait that is over already is as
+// short as can be.
 func sooner(a, b time.Duration) time.Duration {
 	if b <= 0 {
 		b = time.Nanosecond
@@ -246,8 +250,10 @@ func sooner(a, b time.Duration) time.Duration {
 func (s *speaker) routeFacts() plan.BGPFacts {
 	from := s.from.routes
 	return plan.BGPFacts{
-		Peers: from.peers.All(), Advertisements: from.advertisements.All(), Communities: from.communities.All(), Profiles: from.profiles.All(),
-		Passwords: from.passwords.All(), Namespace: from.namespace, BFDDown: s.routing.paths.lost(), Restarting: s.routing.restarting,
+		Peers: from.peers.All(), Advertisements: from.advertisements.All(), Communities: from.communities.All(),
+		Profiles:  from.profiles.All(),
+		Passwords: from.passwords.All(), Namespace: from.namespace, BFDDown: s.routing.paths.lost(),
+		Restarting: s.routing.restarting,
 	}
 }
 
@@ -271,7 +277,8 @@ func (s *speaker) holdersOf(keys []lb.Key, vip netip.Addr) []plan.Holder {
 	var holders []plan.Holder
 	for _, key := range keys {
 		service, _ := s.from.services.Get(key)
-		holders = append(holders, plan.Holder{Service: key, Labels: labels.Set(service.Labels), Delivery: s.delivery(key, vip), OnConflict: service.OnConflict})
+		holders = append(holders, plan.Holder{Service: key, Labels: labels.Set(service.Labels),
+			Delivery: s.delivery(key, vip), OnConflict: service.OnConflict})
 	}
 	return holders
 }
@@ -284,7 +291,8 @@ func (s *speaker) routed(vip netip.Addr) plan.Routed {
 	return s.routing.book.VIP(vip).Routed(slices.Clone(s.routing.heard[vip]))
 }
 
-// routesQuiet tells whether nothing is on its way to any peer, and no end of an announcement has to be waited for, after stop.
+// routesQuiet tells whether nothing is on its way to any peer, and no end of an announcement has to
+// be waited for, after stop.
 func (s *speaker) routesQuiet() bool {
 	r := &s.routing
 	if r.waiting != "" {

@@ -10,27 +10,32 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// BenchmarkOneClaimEnds ends the claim of one VIP among 5,000 that two peers hear of, and has it again. It reports how long it takes
-// from the proxy's word until the BGP actor is told, which then needs what BenchmarkOneChange of speaker/bgp reports.
+// BenchmarkOneClaimEnds ends the claim of one VIP among 5,000 that two peers hear of, and has it
+// again. It reports how long it takes from the proxy's word until the BGP actor is told, which then
+// needs what BenchmarkOneChange of speaker/bgp reports.
 func BenchmarkOneClaimEnds(b *testing.B) {
 	const count = 5000
 	r := newRig(b)
 	n := r.nodes[w178]
 	r.api.advertisements.delete("lan")
-	r.api.pools.set("lan", lb.Pool{Name: "lan", Ranges: []lb.Range{{From: netip.MustParseAddr("10.0.0.0"), To: netip.MustParseAddr("10.0.255.255")}}})
+	r.api.pools.set("lan", lb.Pool{Name: "lan",
+		Ranges: []lb.Range{{From: netip.MustParseAddr("10.0.0.0"), To: netip.MustParseAddr("10.0.255.255")}}})
 	r.api.bgpAds.set("all", lb.BGPAdvertisement{Name: "all", AggregationLength: 32, AggregationLengthV6: 128})
 	for name, addr := range map[string]netip.Addr{"tor-1": tor1, "tor-2": tor2} {
 		n.routers.up[name] = true
 		r.api.peers.set(name, lb.Peer{Name: name, LocalASN: 64500, PeerASN: 64501, Addr: addr, Port: 179})
 	}
 	word := func(i int, refusal *lb.Refusal) lb.Delivery {
-		key := lb.Key{Namespace: "default", Name: "s" + string(rune('0'+i%10)) + netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}).String()}
-		return lb.Delivery{Service: key, VIP: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), Policy: lb.Cluster, Ready: 2, Refusal: refusal}
+		key := lb.Key{Namespace: "default", Name: "s" + string(rune('0'+i%10)) +
+			netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}).String()}
+		return lb.Delivery{Service: key, VIP: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), Policy: lb.Cluster,
+			Ready: 2, Refusal: refusal}
 	}
 	for i := range count {
 		d := word(i, nil)
 		n.deliveries[d.Key()] = d
-		r.api.services.values[d.Service] = lb.Service{Key: d.Service, Type: lb.LoadBalancer, Ingress: []lb.Ingress{{Addr: d.VIP}}}
+		r.api.services.values[d.Service] = lb.Service{Key: d.Service, Type: lb.LoadBalancer,
+			Ingress: []lb.Ingress{{Addr: d.VIP}}}
 	}
 	n.live = true
 	ctx, cancel := context.WithCancel(context.Background())

@@ -67,11 +67,13 @@ func TestRoutesWithoutL2AreAnnouncedFromEachNodeAndReported(t *testing.T) {
 			}
 		}
 
-		// A node that cannot deliver it is left out; when none can, the reason is that of BGP and not that nothing answers ARP.
+		// A node that cannot deliver it is left out; when none can, the reason is that of BGP and not
+		// that nothing answers ARP.
 		undeliverable := lb.Delivery{Service: nginx, VIP: vip1, Policy: lb.Local, Ready: 1}
 		r.nodes[w178].deliver(undeliverable)
 		r.wantTold("no local backend", w178, down1+"; tor-2 -172.26.236.180/32")
-		if c, _ := r.nodes[reporter].reported(nginx); !strings.HasPrefix(c.Message, "172.26.236.180 is announced from k8s-worker-177, k8s-worker-179 (BGP") {
+		if c, _ := r.nodes[reporter].reported(nginx); !strings.HasPrefix(c.Message,
+			"172.26.236.180 is announced from k8s-worker-177, k8s-worker-179 (BGP") {
 			t.Errorf("reported %+v", c)
 		}
 		for _, name := range []string{w177, w179} {
@@ -79,7 +81,8 @@ func TestRoutesWithoutL2AreAnnouncedFromEachNodeAndReported(t *testing.T) {
 		}
 		time.Sleep(10 * time.Millisecond)
 		synctest.Wait()
-		if c, _ := r.nodes[reporter].reported(nginx); c.Status || c.Reason != lb.ReasonNoLocalBackends || !strings.Contains(c.Message, "externalTrafficPolicy Local") {
+		if c, _ := r.nodes[reporter].reported(nginx); c.Status || c.Reason != lb.ReasonNoLocalBackends ||
+			!strings.Contains(c.Message, "externalTrafficPolicy Local") {
 			t.Errorf("reported %+v", c)
 		}
 	})
@@ -299,7 +302,8 @@ func TestContract1UnplannedEndsAreWithdrawnAtOnce(t *testing.T) {
 		r.wantTold("the proxy is lost", w177, down1+"; tor-1 -172.26.236.181/32")
 		n.setGate("")
 		r.wantTold("the proxy is back", w177, up1+"; tor-1 +172.26.236.181/32 lp 100 []")
-		n.deliver(lb.Delivery{Service: nginx, VIP: vip1, Policy: lb.Cluster, Ready: 1, Refusal: lb.Refuse(lb.ReasonNotProgrammed, "no")})
+		n.deliver(lb.Delivery{Service: nginx, VIP: vip1, Policy: lb.Cluster, Ready: 1,
+			Refusal: lb.Refuse(lb.ReasonNotProgrammed, "no")})
 		r.wantTold("one is not programmed", w177, down1)
 	})
 }
@@ -308,7 +312,8 @@ func TestNothingIsSetWithoutAChange(t *testing.T) {
 	inRig(t, func(r *rig) {
 		r.start(w177)
 		r.tor("tor-1", "172.26.236.2", func(p *lb.Peer) { p.BFDProfile = "fast" })
-		r.api.profiles.set("fast", lb.BFDProfile{Name: "fast", Receive: 50 * time.Millisecond, Transmit: 50 * time.Millisecond, Multiplier: 3})
+		r.api.profiles.set("fast", lb.BFDProfile{Name: "fast", Receive: 50 * time.Millisecond,
+			Transmit: 50 * time.Millisecond, Multiplier: 3})
 		r.service(nginx, vip1)
 		n := r.nodes[w177]
 		n.routers.told()
@@ -336,10 +341,12 @@ func TestBFDTakesThePeerDown(t *testing.T) {
 		if p := n.status().BGP.Peers[0]; p.Warning == nil || p.Warning.Reason != lb.ReasonProfileMissing || p.BFD != nil {
 			t.Errorf("without the profile: %+v", p)
 		}
-		r.api.profiles.set("fast", lb.BFDProfile{Name: "fast", Receive: 50 * time.Millisecond, Transmit: 60 * time.Millisecond, Multiplier: 3, Passive: true, MinimumTTL: 200})
+		r.api.profiles.set("fast", lb.BFDProfile{Name: "fast", Receive: 50 * time.Millisecond,
+			Transmit: 60 * time.Millisecond, Multiplier: 3, Passive: true, MinimumTTL: 200})
 		synctest.Wait()
 		key := bfd.Key{Peer: tor1}
-		want := bfd.Profile{ReceiveInterval: 50 * time.Millisecond, TransmitInterval: 60 * time.Millisecond, DetectMultiplier: 3, Passive: true, MinimumTTL: 200}
+		want := bfd.Profile{ReceiveInterval: 50 * time.Millisecond, TransmitInterval: 60 * time.Millisecond,
+			DetectMultiplier: 3, Passive: true, MinimumTTL: 200}
 		if len(n.bfd.desired) != 1 || n.bfd.desired[key] != want {
 			t.Fatalf("desired %v", n.bfd.desired)
 		}
@@ -360,7 +367,8 @@ func TestBFDTakesThePeerDown(t *testing.T) {
 		})
 		r.wantTold("lost", w177, "tor-1 is lost")
 		st := n.status().BGP.Peers[0]
-		if st.BFD == nil || st.BFD.State != "Down" || !st.BFD.HoldsDown || st.BFD.Diagnostic != "Control Detection Time Expired" || st.Session.Reason != lb.ReasonBFDDown {
+		if st.BFD == nil || st.BFD.State != "Down" || !st.BFD.HoldsDown ||
+			st.BFD.Diagnostic != "Control Detection Time Expired" || st.Session.Reason != lb.ReasonBFDDown {
 			t.Errorf("status %+v %+v", st.BFD, st.Session)
 		}
 		if c, _ := n.reported(nginx); c.Status || c.Reason != lb.ReasonNotEstablished {
@@ -397,14 +405,18 @@ func TestPathKeys(t *testing.T) {
 		interfaces []lb.Interface
 		want       bfd.Key
 	}{
-		"on the link":                  {lb.BGPSession{Addr: tor1}, nil, interfaces, bfd.Key{Peer: tor1}},
-		"multihop asked for":           {lb.BGPSession{Addr: tor1, MultiHop: true}, nil, interfaces, bfd.Key{Peer: tor1, Multihop: true}},
-		"internal, behind a router":    {lb.BGPSession{Addr: far}, nil, interfaces, bfd.Key{Peer: far, Multihop: true}},
-		"with a source":                {lb.BGPSession{Addr: tor1, Source: tor2}, nil, interfaces, bfd.Key{Peer: tor1, Local: tor2}},
-		"the interface is gone":        {lb.BGPSession{Addr: tor1}, direct, nil, bfd.Key{Peer: tor1}},
-		"unnumbered, not known yet":    {lb.BGPSession{Interface: "eth1"}, nil, interfaces, bfd.Key{}},
-		"unnumbered, of another link":  {lb.BGPSession{Interface: "eth1"}, direct, interfaces, bfd.Key{}},
-		"unnumbered, known for a time": {lb.BGPSession{Interface: "eth1"}, &watch{key: bfd.Key{Peer: netip.MustParseAddr("fe80::1%eth1")}}, nil, bfd.Key{Peer: netip.MustParseAddr("fe80::1%eth1")}},
+		"on the link": {lb.BGPSession{Addr: tor1}, nil, interfaces, bfd.Key{Peer: tor1}},
+		"multihop asked for": {lb.BGPSession{Addr: tor1, MultiHop: true}, nil, interfaces,
+			bfd.Key{Peer: tor1, Multihop: true}},
+		"internal, behind a router": {lb.BGPSession{Addr: far}, nil, interfaces, bfd.Key{Peer: far, Multihop: true}},
+		"with a source": {lb.BGPSession{Addr: tor1, Source: tor2}, nil, interfaces,
+			bfd.Key{Peer: tor1, Local: tor2}},
+		"the interface is gone":       {lb.BGPSession{Addr: tor1}, direct, nil, bfd.Key{Peer: tor1}},
+		"unnumbered, not known yet":   {lb.BGPSession{Interface: "eth1"}, nil, interfaces, bfd.Key{}},
+		"unnumbered, of another link": {lb.BGPSession{Interface: "eth1"}, direct, interfaces, bfd.Key{}},
+		"unnumbered, known for a time": {lb.BGPSession{Interface: "eth1"},
+			&watch{key: bfd.Key{Peer: netip.MustParseAddr("fe80::1%eth1")}}, nil,
+			bfd.Key{Peer: netip.MustParseAddr("fe80::1%eth1")}},
 	} {
 		got, ok := pathKey(c.session, nil, c.before, c.interfaces)
 		if got != c.want || ok != (c.want != bfd.Key{}) {
@@ -420,7 +432,8 @@ func TestContract10PeersAndAdvertisementsSayWhatIsWrong(t *testing.T) {
 			p.Status = map[string]lb.PeerNode{"gone": {State: "Established"}, w178: {State: "Idle"}}
 		})
 		r.tor("tor-2", "172.26.236.3", func(p *lb.Peer) { p.PasswordSecret = &lb.Key{Name: "missing"} })
-		r.api.bgpAds.set("wide", lb.BGPAdvertisement{Name: "wide", Generation: 7, AggregationLength: 20, AggregationLengthV6: 128, Communities: []string{"nowhere"}})
+		r.api.bgpAds.set("wide", lb.BGPAdvertisement{Name: "wide", Generation: 7, AggregationLength: 20,
+			AggregationLengthV6: 128, Communities: []string{"nowhere"}})
 		r.service(nginx, vip1)
 		time.Sleep(3 * time.Second)
 		for _, n := range r.nodes {
@@ -436,7 +449,8 @@ func TestContract10PeersAndAdvertisementsSayWhatIsWrong(t *testing.T) {
 			t.Errorf("tor-2: %+v", p.Status)
 		}
 		ad, _ := r.api.bgpAds.Get("wide")
-		if len(ad.Conditions) != 1 || ad.Conditions[0].Status || ad.Conditions[0].Reason != lb.ReasonUnknownCommunity || ad.Conditions[0].Generation != 7 {
+		if len(ad.Conditions) != 1 || ad.Conditions[0].Status || ad.Conditions[0].Reason != lb.ReasonUnknownCommunity ||
+			ad.Conditions[0].Generation != 7 {
 			t.Errorf("wide: %+v", ad.Conditions)
 		}
 		if ad, _ = r.api.bgpAds.Get("all"); len(ad.Conditions) != 1 || !ad.Conditions[0].Status {
@@ -469,7 +483,8 @@ func TestContract10PeersAndAdvertisementsSayWhatIsWrong(t *testing.T) {
 		for _, n := range r.nodes {
 			n.objects.write()
 		}
-		if ad, _ := r.api.bgpAds.Get("wide"); len(ad.Conditions) != 1 || ad.Conditions[0].Reason != lb.ReasonAdvertisementReady {
+		if ad, _ := r.api.bgpAds.Get("wide"); len(ad.Conditions) != 1 ||
+			ad.Conditions[0].Reason != lb.ReasonAdvertisementReady {
 			t.Errorf("wide: %+v", ad.Conditions)
 		}
 	})
@@ -518,7 +533,8 @@ func TestAggregateStaysWithItsLastVIP(t *testing.T) {
 func TestBGPStatusAndMetrics(t *testing.T) {
 	inRig(t, func(r *rig) {
 		r.onlyBGP()
-		r.api.profiles.set("fast", lb.BFDProfile{Name: "fast", Receive: 50 * time.Millisecond, Transmit: 50 * time.Millisecond, Multiplier: 3})
+		r.api.profiles.set("fast", lb.BFDProfile{Name: "fast", Receive: 50 * time.Millisecond,
+			Transmit: 50 * time.Millisecond, Multiplier: 3})
 		r.start(w177)
 		r.tor("tor-1", "172.26.236.2", func(p *lb.Peer) { p.BFDProfile = "fast" })
 		r.service(nginx, vip1)
@@ -531,7 +547,8 @@ func TestBGPStatusAndMetrics(t *testing.T) {
 		if err := json.Unmarshal(recorder.Body.Bytes(), &got); err != nil {
 			t.Fatal(err)
 		}
-		if len(got.BGP.Peers) != 1 || got.BGP.Peers[0].BFD.State != "Up" || got.BGP.Peers[0].BFD.DetectionTime != "150ms" || got.BGP.Peers[0].Session.State != "Established" {
+		if len(got.BGP.Peers) != 1 || got.BGP.Peers[0].BFD.State != "Up" || got.BGP.Peers[0].BFD.DetectionTime != "150ms" ||
+			got.BGP.Peers[0].Session.State != "Established" {
 			t.Errorf("%s", recorder.Body)
 		}
 		routes := got.VIPs[0].Routes
@@ -551,13 +568,15 @@ landfall_bfd_session_up{peer="tor-1"} 1
 # TYPE landfall_bfd_detection_seconds gauge
 landfall_bfd_detection_seconds{peer="tor-1"} 0.15
 `
-		if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "landfall_bfd_session_up", "landfall_bfd_detection_seconds", "landfall_speaker_announced"); err != nil {
+		if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "landfall_bfd_session_up",
+			"landfall_bfd_detection_seconds", "landfall_speaker_announced"); err != nil {
 			t.Error(err)
 		}
 	})
 }
 
-// A BGPPeer that selects the node no more is told so at once, with graceful restart too: it would wait for a successor otherwise.
+// A BGPPeer that selects the node no more is told so at once, with graceful restart too: it would
+// wait for a successor otherwise.
 func TestAPeerThatSelectsTheNodeNoMoreIsLeft(t *testing.T) {
 	inRig(t, func(r *rig) {
 		r.onlyBGP()

@@ -35,7 +35,8 @@ type sources struct {
 	feed           feed   // nil unless the gate is the proxy
 	members        gossip // live nodes and their claims
 	routes         routeSources
-	// daemonSet has what started the speaker, by name, as long as it is there to stay; nil when nobody can know.
+	// daemonSet has what started the speaker, by name, as long as it is there to stay; nil when nobody
+	// can know.
 	daemonSet table[string, bool]
 }
 
@@ -80,7 +81,8 @@ type sinks struct {
 	writers writers
 }
 
-// speaker is the loop that owns the state: it plans the VIPs of which something has changed, and tells the actors.
+// speaker is the loop that owns the state: it plans the VIPs of which something has changed, and
+// tells the actors.
 type speaker struct {
 	self  string
 	class string // loadBalancerClass of the Services that are ours
@@ -138,7 +140,8 @@ func newSpeaker(self, class string, log *slog.Logger) *speaker {
 	s := &speaker{
 		self: self, class: class, log: log, waiting: "the API server",
 		vips: map[lb.Key][]netip.Addr{}, holders: map[netip.Addr][]lb.Key{}, decisions: map[netip.Addr]plan.Decision{},
-		answering: map[netip.Addr][]string{}, answers: map[netip.Addr]l2.Answer{}, probes: map[netip.Addr][]string{}, rounds: map[netip.Addr]int{}, fresh: map[netip.Addr]time.Time{}, routing: newRouting(),
+		answering: map[netip.Addr][]string{}, answers: map[netip.Addr]l2.Answer{}, probes: map[netip.Addr][]string{},
+		rounds: map[netip.Addr]int{}, fresh: map[netip.Addr]time.Time{}, routing: newRouting(),
 		conflicts: conflicts{served: map[netip.Addr]bool{}}, formers: formers{}, rings: newRings(self), untold: true,
 	}
 	s.runner = loop.New(func(context.Context) (time.Duration, error) { return s.step(time.Now()), nil }, loop.Options{})
@@ -181,7 +184,8 @@ func (s *speaker) markVIPs(vips []netip.Addr) {
 	})
 }
 
-// markNode takes a change of a Node: the others are to be met, this one decides whether anything is claimed.
+// markNode takes a change of a Node: the others are to be met, this one decides whether anything is
+// claimed.
 func (s *speaker) markNode(name string) {
 	if name == s.self {
 		s.markAll()

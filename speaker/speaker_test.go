@@ -210,7 +210,8 @@ func TestContract1And3AWithdrawnVIPIsNotAnswered(t *testing.T) {
 		synctest.Wait()
 		for name, n := range r.nodes {
 			if len(n.holders)+len(n.decisions)+len(n.vips)+len(n.speaker.rounds)+len(n.reports) > 0 {
-				t.Errorf("%s keeps something of what is gone: %v %v %v %v %v", name, n.holders, n.decisions, n.vips, n.speaker.rounds, n.reports)
+				t.Errorf("%s keeps something of what is gone: %v %v %v %v %v", name, n.holders, n.decisions, n.vips,
+					n.speaker.rounds, n.reports)
 			}
 		}
 	})
@@ -251,7 +252,8 @@ func TestSharedVIP(t *testing.T) {
 		r.service(other, vip1)
 		order := ranked(vip1)
 		r.wantAnswers("both programmed", vip1, order[0])
-		d := lb.Delivery{Service: other, VIP: vip1, Policy: lb.Cluster, Ready: 1, Refusal: lb.Refuse(lb.ReasonNotProgrammed, "no")}
+		d := lb.Delivery{Service: other, VIP: vip1, Policy: lb.Cluster, Ready: 1,
+			Refusal: lb.Refuse(lb.ReasonNotProgrammed, "no")}
 		r.nodes[order[0]].deliver(d)
 		synctest.Wait()
 		r.wantAnswers("one not programmed on the owner", vip1, order[1])
@@ -261,7 +263,8 @@ func TestSharedVIP(t *testing.T) {
 	})
 }
 
-// An owner that sees that another node answered for its VIP announces it again when that one has stopped.
+// An owner that sees that another node answered for its VIP announces it again when that one has
+// stopped.
 func TestAnnouncesAgainAfterARival(t *testing.T) {
 	inRig(t, func(r *rig) {
 		r.start(w177, w178, w179)
@@ -327,7 +330,8 @@ func TestContract10StatusAndMetrics(t *testing.T) {
 		if err := json.Unmarshal(recorder.Body.Bytes(), &got); err != nil {
 			t.Fatal(err)
 		}
-		if len(got.VIPs) != 2 || got.VIPs[0].VIP != vip1 || got.VIPs[0].Owner != order[0] || !slices.Equal(got.VIPs[0].Answering, []string{"eth0"}) {
+		if len(got.VIPs) != 2 || got.VIPs[0].VIP != vip1 || got.VIPs[0].Owner != order[0] ||
+			!slices.Equal(got.VIPs[0].Answering, []string{"eth0"}) {
 			t.Fatalf("got %+v", got.VIPs)
 		}
 		reasons := map[string]lb.Reason{}
@@ -337,7 +341,8 @@ func TestContract10StatusAndMetrics(t *testing.T) {
 				t.Errorf("%s has no sentence", n.Node)
 			}
 		}
-		if reasons[order[0]] != lb.ReasonAnnounced || reasons[order[1]] != lb.ReasonNoLocalBackends || reasons[order[2]] != lb.ReasonNotOwner {
+		if reasons[order[0]] != lb.ReasonAnnounced || reasons[order[1]] != lb.ReasonNoLocalBackends ||
+			reasons[order[2]] != lb.ReasonNotOwner {
 			t.Errorf("got %v", reasons)
 		}
 
@@ -351,7 +356,8 @@ landfall_speaker_members 3
 # TYPE landfall_speaker_claims gauge
 landfall_speaker_claims{reason="Claimed"} 2
 `
-		if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "landfall_speaker_members", "landfall_speaker_claims"); err != nil {
+		if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "landfall_speaker_members",
+			"landfall_speaker_claims"); err != nil {
 			t.Error(err)
 		}
 		if n, err := testutil.GatherAndCount(registry, "landfall_speaker_announced"); err != nil || n != len(owner.outcome) {

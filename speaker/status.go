@@ -35,7 +35,8 @@ type gateStatus struct {
 type membersStatus struct {
 	Joined bool     `json:"joined"`
 	Live   []string `json:"live"`
-	// Missing have stopped answering without taking their leave; Dead are those of them whose kernels do not answer either.
+	// Missing have stopped answering without taking their leave; Dead are those of them whose kernels
+	// do not answer either.
 	Missing []string `json:"missing,omitempty"`
 	Dead    []string `json:"dead,omitempty"`
 	// Strange are nodes of the cluster on which no speaker has been met.
@@ -63,10 +64,12 @@ type vipStatus struct {
 	Handover  bool     `json:"handover,omitempty"`
 	// Probing is set while this node asks whether somebody else uses the VIP.
 	Probing bool `json:"probing,omitempty"`
-	// Strangers are the devices that use the VIP and are no nodes that run a speaker, as this node sees them.
+	// Strangers are the devices that use the VIP and are no nodes that run a speaker, as this node
+	// sees them.
 	Strangers []lb.Stranger   `json:"strangers,omitempty"`
 	Nodes     []plan.NodeWord `json:"nodes"`
-	// Routes is what becomes of the VIP over BGP on this node; absent where no BGPAdvertisement is for it.
+	// Routes is what becomes of the VIP over BGP on this node; absent where no BGPAdvertisement is for
+	// it.
 	Routes *routeStatus `json:"routes,omitempty"`
 }
 
@@ -84,7 +87,8 @@ func (s *speaker) status() status {
 		})
 	}
 	for _, d := range s.snapshot() {
-		v := vipStatus{VIP: d.VIP, Owner: d.Owner, Answering: outcome.Answering[d.VIP], Handover: d.Handover, Probing: len(d.Probe) > 0, Strangers: d.Strangers, Nodes: d.Nodes, Routes: routes[d.VIP]}
+		v := vipStatus{VIP: d.VIP, Owner: d.Owner, Answering: outcome.Answering[d.VIP], Handover: d.Handover,
+			Probing: len(d.Probe) > 0, Strangers: d.Strangers, Nodes: d.Nodes, Routes: routes[d.VIP]}
 		for _, key := range d.Services {
 			v.Services = append(v.Services, key.String())
 		}
@@ -98,7 +102,8 @@ func (s *speaker) status() status {
 
 func (s *speaker) membersStatus() membersStatus {
 	live, known := s.from.members.Live(), s.from.members.Known()
-	st := membersStatus{Joined: s.from.members.Joined(), Live: live, Dead: s.from.members.Dead(), Majority: plan.QuorumOf(s.self, live, known).Majority}
+	st := membersStatus{Joined: s.from.members.Joined(), Live: live, Dead: s.from.members.Dead(),
+		Majority: plan.QuorumOf(s.self, live, known).Majority}
 	for _, node := range known {
 		if !slices.Contains(live, node) {
 			st.Missing = append(st.Missing, node)
@@ -118,7 +123,8 @@ func (s *speaker) membersStatus() membersStatus {
 
 func (s *speaker) gateStatus() gateStatus {
 	if s.from.feed == nil {
-		return gateStatus{Kind: "none", Checks: "endpoints only: whether the node's rules deliver the address is not known", Connected: true}
+		return gateStatus{Kind: "none", Checks: "endpoints only: whether the node's rules deliver the address is not known",
+			Connected: true}
 	}
 	return gateStatus{
 		Kind: "proxy", Checks: "the kernel of this node holds every rule of the address, as its proxy says",

@@ -98,7 +98,8 @@ func (s *speaker) bgpStatus() bgpStatus {
 	}
 	if len(r.paths.by) > 0 {
 		h := s.to.routes.bfd.Health()
-		st.BFD = &bfdHealth{RealTime: h.RealTime, MemoryLocked: h.MemoryLocked, Problem: h.Problem, LatestWake: h.LatestWake.String(), Lost: h.Lost}
+		st.BFD = &bfdHealth{RealTime: h.RealTime, MemoryLocked: h.MemoryLocked, Problem: h.Problem,
+			LatestWake: h.LatestWake.String(), Lost: h.Lost}
 	}
 	return st
 }
@@ -108,13 +109,15 @@ func describe(w watch, o bfd.Outcome) *pathStatus {
 		Session: w.key.String(), State: o.State.String(), RemoteState: o.RemoteState.String(), Since: o.Since,
 		Diagnostic: o.Diagnostic.String(), RemoteDiagnostic: o.RemoteDiagnostic.String(),
 		TransmitInterval: o.TransmitInterval.String(), DetectionTime: o.DetectionTime.String(),
-		RemoteTransmit: o.RemoteTransmitInterval.String(), RemoteReceive: o.RemoteReceiveInterval.String(), RemoteMultiplier: o.RemoteMultiplier,
-		Failures: o.Failures, Refused: o.Refused, Ignored: o.Ignored, Problem: o.Problem, HoldsDown: !w.lost.IsZero(),
+		RemoteTransmit: o.RemoteTransmitInterval.String(), RemoteReceive: o.RemoteReceiveInterval.String(),
+		RemoteMultiplier: o.RemoteMultiplier,
+		Failures:         o.Failures, Refused: o.Refused, Ignored: o.Ignored, Problem: o.Problem, HoldsDown: !w.lost.IsZero(),
 	}
 	if o.LastDown != nil {
 		p.LastDown = &lastDown{
-			At: o.LastDown.At, Diagnostic: o.LastDown.Diagnostic.String(), RemoteDiagnostic: o.LastDown.RemoteDiagnostic.String(),
-			Administrative: o.LastDown.Administrative,
+			At: o.LastDown.At, Diagnostic: o.LastDown.Diagnostic.String(),
+			RemoteDiagnostic: o.LastDown.RemoteDiagnostic.String(),
+			Administrative:   o.LastDown.Administrative,
 		}
 	}
 	return p
@@ -128,7 +131,8 @@ func (s *speaker) routeStatus() map[netip.Addr]*routeStatus {
 	for vip, v := range s.routing.book.VIPs() {
 		if v.Selected {
 			routed := s.routed(vip)
-			all[vip] = &routeStatus{Prefixes: v.Prefixes, Peers: routed.Peers, Leaving: v.Leaving, Refusal: routed.Refusal, Words: v.Words}
+			all[vip] = &routeStatus{Prefixes: v.Prefixes, Peers: routed.Peers, Leaving: v.Leaving, Refusal: routed.Refusal,
+				Words: v.Words}
 		}
 	}
 	return all
@@ -146,11 +150,14 @@ func newPathCollector(s *speaker) *pathCollector {
 		return prometheus.NewDesc("landfall_bfd_"+name, help, labels, nil)
 	}
 	return &pathCollector{
-		s:          s,
-		up:         desc("session_up", "Whether the BFD session with the BGP peer is Up.", "peer"),
-		failures:   desc("session_failures_total", "How often the path to the peer was lost, other than by administration.", "peer"),
-		packets:    desc("packets_total", "BFD packets to and from the peer.", "peer", "direction"),
-		detection:  desc("detection_seconds", "Silence after which the path to the peer counts as lost; 0 while the peer is not heard.", "peer"),
+		s:  s,
+		up: desc("session_up", "Whether the BFD session with the BGP peer is Up.", "peer"),
+		failures: desc("session_failures_total", "How often the path to the peer was lost, other than by administration.",
+			"peer"),
+		packets: desc("packets_total", "BFD packets to and from the peer.", "peer", "direction"),
+		detection: desc(
+			"detection_seconds", "Silence after which the path to the peer counts as lost; 0 while the peer is not heard.",
+			"peer"),
 		realTime:   desc("real_time", "1 if the BFD process has real-time priority and its memory locked."),
 		latestWake: desc("latest_wake_seconds", "The longest that the BFD process was late for anything."),
 		dropped:    desc("dropped_packets_total", "BFD packets that were not heeded, by reason.", "reason"),
@@ -160,7 +167,8 @@ func newPathCollector(s *speaker) *pathCollector {
 
 // Describe implements prometheus.Collector.
 func (c *pathCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.up, c.failures, c.packets, c.detection, c.realTime, c.latestWake, c.dropped, c.overrun} {
+	for _, d := range []*prometheus.Desc{c.up, c.failures, c.packets, c.detection, c.realTime, c.latestWake, c.dropped,
+		c.overrun} {
 		ch <- d
 	}
 }

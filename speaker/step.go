@@ -22,11 +22,12 @@ func peers(nodes map[string]lb.Node, self string) map[string][]netip.Addr {
 	return others
 }
 
-// freshFor is how long a VIP counts as fresh: longer than a change takes from the API server to each node's kernel.
+// freshFor is how long a VIP counts as fresh: longer than a change takes from the API server to
+// each node's kernel.
 const freshFor = time.Second
 
-// step plans all that is dirty. Until everything is known that a plan needs, nothing is claimed: unknown is not absent. It returns
-// when to look again even if nothing changes; 0 for not at all.
+// step plans all that is dirty. Until everything is known that a plan needs, nothing is claimed:
+// unknown is not absent. It returns when to look again even if nothing changes; 0 for not at all.
 func (s *speaker) step(now time.Time) time.Duration {
 	s.meet()
 	if waiting := s.missing(); waiting != "" {
@@ -74,7 +75,8 @@ func (s *speaker) step(now time.Time) time.Duration {
 	return again
 }
 
-// ripen notes which VIPs are fresh, adds those that no longer are to vips, and returns when the next one ripens.
+// ripen notes which VIPs are fresh, adds those that no longer are to vips, and returns when the
+// next one ripens.
 func (s *speaker) ripen(now time.Time, vips map[netip.Addr]bool) time.Duration {
 	var next time.Duration
 	for vip := range vips {
@@ -198,7 +200,8 @@ func (s *speaker) facts() plan.Facts {
 	interfaces, _ := s.from.interfaces()
 	f := plan.Facts{
 		Self: s.self, Joined: s.from.members.Joined(), Stopping: s.stopping, Pools: s.from.pools.All(),
-		Advertisements: s.from.advertisements.All(), Interfaces: interfaces, Live: s.quorum.live, Missing: s.quorum.missing, Parted: s.quorum.parted,
+		Advertisements: s.from.advertisements.All(), Interfaces: interfaces, Live: s.quorum.live, Missing: s.quorum.missing,
+		Parted:  s.quorum.parted,
 		Exclude: s.opts.exclude, CordonDrains: s.opts.cordonDrains, OnConflict: s.opts.onConflict,
 	}
 	if node, ok := s.from.nodes.Get(s.self); ok {
@@ -222,8 +225,10 @@ func (s *speaker) decide(now time.Time, facts plan.Facts, vip netip.Addr) {
 		s.untold = true
 		return
 	}
-	in := plan.Input{VIP: vip, Claims: s.from.members.Claims(vip), Answering: s.answering[vip], Former: s.from.members.Former(vip), Routed: s.routed(vip)}
-	if len(in.Answering) > 0 || slices.ContainsFunc(slices.Collect(maps.Values(in.Claims)), func(c lb.Claim) bool { return c.Answering }) {
+	in := plan.Input{VIP: vip, Claims: s.from.members.Claims(vip), Answering: s.answering[vip],
+		Former: s.from.members.Former(vip), Routed: s.routed(vip)}
+	if len(in.Answering) > 0 ||
+		slices.ContainsFunc(slices.Collect(maps.Values(in.Claims)), func(c lb.Claim) bool { return c.Answering }) {
 		delete(s.fresh, vip) // from now on, whoever can shall step in at once
 	}
 	_, in.Fresh = s.fresh[vip]
@@ -266,13 +271,15 @@ func (s *speaker) logChange(before, now plan.Decision) {
 	was, is := before.Obstacle(), now.Obstacle()
 	switch {
 	case before.Owner != now.Owner && (now.Owner == s.self || before.Owner == s.self):
-		s.log.Info("owner changes", "vip", now.VIP, "from", before.Owner, "to", now.Owner, "interfaces", now.Answer, "handover", now.Handover, "reason", is)
+		s.log.Info("owner changes", "vip", now.VIP, "from", before.Owner, "to", now.Owner, "interfaces", now.Answer,
+			"handover", now.Handover, "reason", is)
 	case before.Owner != now.Owner || was != is:
 		s.log.Debug("decision changes", "vip", now.VIP, "owner", now.Owner, "reason", is)
 	}
 }
 
-// act tells the actors what follows from the decisions on the VIPs; with all set, interfaces may differ as well.
+// act tells the actors what follows from the decisions on the VIPs; with all set, interfaces may
+// differ as well.
 func (s *speaker) act(facts plan.Facts, all bool, vips map[netip.Addr]bool) {
 	claims := make(map[netip.Addr]*lb.Claim, len(vips))
 	work := all
@@ -288,7 +295,8 @@ func (s *speaker) act(facts plan.Facts, all bool, vips map[netip.Addr]bool) {
 	s.from.members.SetMACs(plan.MACs(facts))
 	s.to.witness.Set(s.quorum.desired(s))
 	if work {
-		s.to.l2.Set(l2.Desired{Interfaces: facts.Interfaces, Answers: maps.Clone(s.answers), Probes: maps.Clone(s.probes), Ours: s.from.members.MACs()})
+		s.to.l2.Set(l2.Desired{Interfaces: facts.Interfaces, Answers: maps.Clone(s.answers), Probes: maps.Clone(s.probes),
+			Ours: s.from.members.MACs()})
 	}
 	s.from.members.Set(claims)
 }

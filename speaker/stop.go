@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// stop makes the speaker hand over all VIPs. With restarting, a successor is expected on this node, for which BGP peers may keep routes.
+// stop makes the speaker hand over all VIPs. With restarting, a successor is expected on this node,
+// for which BGP peers may keep routes.
 func (s *speaker) stop(restarting bool) {
 	s.mu.Lock()
 	s.stopping, s.routing.restarting = true, restarting
@@ -13,8 +14,9 @@ func (s *speaker) stop(restarting bool) {
 	s.markAll()
 }
 
-// handOver stops the speaker and waits until the heirs answer, or nobody else claims, and routers have had the time to choose other
-// routes; or until the time is over. At an end for good, it then ends all BGP sessions, so that no router waits for a successor.
+// handOver stops the speaker and waits until the heirs answer, or nobody else claims, and routers
+// have had the time to choose other routes; or until the time is over. At an end for good, it then
+// ends all BGP sessions, so that no router waits for a successor.
 func (s *speaker) handOver(ctx context.Context, timeout time.Duration) {
 	forGood := s.forGood()
 	s.stop(!forGood)
@@ -24,7 +26,8 @@ func (s *speaker) handOver(ctx context.Context, timeout time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if !until(ctx, s.quiet) {
-		s.log.Warn("ending although not all addresses were taken over", "still answering for", len(s.to.l2.Outcome().Answering))
+		s.log.Warn("ending although not all addresses were taken over", "still answering for",
+			len(s.to.l2.Outcome().Answering))
 	}
 	if !forGood {
 		return

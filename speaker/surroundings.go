@@ -20,11 +20,14 @@ func addNamespace(set *pflag.FlagSet, namespace *string) {
 	if where == "" {
 		where = "landfall-system"
 	}
-	set.StringVar(namespace, "namespace", where, "namespace of the Secrets with BGP passwords, and of the ConfigMap "+lb.SurroundingsConfigMap+", which tells the controller of gateways (default: $POD_NAMESPACE, else landfall-system)")
+	set.StringVar(namespace, "namespace", where,
+		"namespace of the Secrets with BGP passwords, and of the ConfigMap "+lb.SurroundingsConfigMap+
+			", which tells the controller of gateways (default: $POD_NAMESPACE, else landfall-system)")
 }
 
 // newSurroundings returns the actor that tells the controller of this node's gateways.
-func newSurroundings(client *kube.Client, rt *ops.Runtime, namespace string, nodes table[string, lb.Node], interfaces func() ([]lb.Interface, bool)) *surroundings.Surroundings {
+func newSurroundings(client *kube.Client, rt *ops.Runtime, namespace string, nodes table[string, lb.Node],
+	interfaces func() ([]lb.Interface, bool)) *surroundings.Surroundings {
 	var actor *surroundings.Surroundings
 	shown := kube.Surroundings(client, namespace, func(string) { actor.Poke() })
 	actor = surroundings.New(surroundings.Options{

@@ -15,14 +15,17 @@ import (
 	"github.com/landfall-lb/landfall/speaker/report"
 )
 
-// What the speaker says of BGP at the API server: each node its word on each BGPPeer, and one of all nodes the rest.
+// What the speaker says of BGP at the API server: each node its word on each BGPPeer, and one of
+// all nodes the rest.
 
-// checkEvery is the least time between two looks at what is wrong with advertisements, which goes through all Services.
+// checkEvery is the least time between two looks at what is wrong with advertisements, which goes
+// through all Services.
 const checkEvery = time.Second
 
 // writers write into the status of objects.
 type writers struct {
-	// peerNode writes the word of a node on a peer, or takes it back if it is nil; drop takes back those of nodes that are gone.
+	// peerNode writes the word of a node on a peer, or takes it back if it is nil; drop takes back
+	// those of nodes that are gone.
 	peerNode      func(ctx context.Context, peer, node string, word *lb.PeerNode) error
 	drop          func(ctx context.Context, peer string, nodes []string) error
 	advertisement func(context.Context, lb.BGPAdvertisement, lb.Condition) (wrote bool, err error)
@@ -141,8 +144,9 @@ func (s *speaker) announceSessions(before, now map[string]bgp.Status) {
 	}
 }
 
-// checkAdvertisements looks for what is wrong with advertisements, and for words of nodes that are gone, where this node is the one to
-// report it. It returns when the next look is due; 0 for not before something changes.
+// checkAdvertisements looks for what is wrong with advertisements, and for words of nodes that are
+// gone, where this node is the one to report it. It returns when the next look is due; 0 for not
+// before something changes.
 func (s *speaker) checkAdvertisements(now time.Time, facts plan.Facts) time.Duration {
 	w := &s.routing.words
 	if !w.due {
@@ -174,7 +178,8 @@ func (s *speaker) held() []plan.BGPHeld {
 	for key, vips := range s.vips {
 		service, _ := s.from.services.Get(key)
 		for _, vip := range vips {
-			held = append(held, plan.BGPHeld{VIP: vip, Service: key, Labels: service.Labels, Local: service.ExternalPolicy == lb.Local})
+			held = append(held, plan.BGPHeld{VIP: vip, Service: key, Labels: service.Labels,
+				Local: service.ExternalPolicy == lb.Local})
 		}
 	}
 	return held

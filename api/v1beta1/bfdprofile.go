@@ -20,12 +20,13 @@ type BFDProfile struct {
 	Spec BFDProfileSpec `json:"spec,omitzero"`
 }
 
-// BFDProfileSpec holds the parameters of asynchronous mode. A path counts as lost after the detection multiplier times the interval
-// that both ends agree on: 900 ms by default.
+// BFDProfileSpec holds the parameters of asynchronous mode. A path counts as lost after the
+// detection multiplier times the interval that both ends agree on: 900 ms by default.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.echoMode) || !self.echoMode",message="the echo function is not supported; leave echoMode out and lower transmitInterval and receiveInterval instead"
 type BFDProfileSpec struct {
-	// receiveInterval is the least time between received packets that the node asks for, in milliseconds.
+	// receiveInterval is the least time between received packets that the node asks for, in
+	// milliseconds.
 	// +optional
 	// +kubebuilder:default=300
 	// +kubebuilder:validation:Minimum=10
@@ -50,7 +51,8 @@ type BFDProfileSpec struct {
 	// +optional
 	PassiveMode bool `json:"passiveMode,omitempty"`
 
-	// minimumTtl is the least time to live that packets of a multihop session may arrive with. Default 254: one router between.
+	// minimumTtl is the least time to live that packets of a multihop session may arrive with. Default
+	// 254: one router between.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=254

@@ -2,7 +2,8 @@ package v1beta1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// BGPAdvertisement announces the addresses of pools to BGP peers: from each node that can deliver an address.
+// BGPAdvertisement announces the addresses of pools to BGP peers: from each node that can deliver
+// an address.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -24,13 +25,15 @@ type BGPAdvertisement struct {
 	Status BGPAdvertisementStatus `json:"status,omitzero"`
 }
 
-// BGPAdvertisementSpec says which addresses are announced, by which nodes, to which peers and with which attributes. Empty
-// selectors do not restrict. Where several advertisements announce the same prefix to a peer, its communities are theirs together;
-// of a localPref, med or asPathPrepend on which they differ the older advertisement's holds, and the younger one is marked.
+// BGPAdvertisementSpec says which addresses are announced, by which nodes, to which peers and with
+// which attributes. Empty selectors do not restrict. Where several advertisements announce the same
+// prefix to a peer, its communities are theirs together; of a localPref, med or asPathPrepend on
+// which they differ the older advertisement's holds, and the younger one is marked.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.serviceSelectors) || self.serviceSelectors.size() == 0 || ((!has(self.aggregationLength) || self.aggregationLength == 32) && (!has(self.aggregationLengthV6) || self.aggregationLengthV6 == 128))",message="serviceSelectors cannot be combined with aggregation: an aggregate also attracts the traffic of Services that are not selected"
 type BGPAdvertisementSpec struct {
-	// ipAddressPools names the pools whose addresses are announced. Together with ipAddressPoolSelectors; both empty stand for all pools.
+	// ipAddressPools names the pools whose addresses are announced. Together with
+	// ipAddressPoolSelectors; both empty stand for all pools.
 	// +optional
 	// +kubebuilder:validation:MaxItems=256
 	// +listType=set
@@ -42,13 +45,15 @@ type BGPAdvertisementSpec struct {
 	// +listType=atomic
 	IPAddressPoolSelectors []metav1.LabelSelector `json:"ipAddressPoolSelectors,omitempty"`
 
-	// serviceSelectors choose Services by their labels; one match is enough, none stands for all Services.
+	// serviceSelectors choose Services by their labels; one match is enough, none stands for all
+	// Services.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	// +listType=atomic
 	ServiceSelectors []metav1.LabelSelector `json:"serviceSelectors,omitempty"`
 
-	// nodeSelectors choose the nodes that announce by their labels; one match is enough, none stands for all nodes.
+	// nodeSelectors choose the nodes that announce by their labels; one match is enough, none stands
+	// for all nodes.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	// +listType=atomic
@@ -60,8 +65,9 @@ type BGPAdvertisementSpec struct {
 	// +listType=set
 	Peers []string `json:"peers,omitempty"`
 
-	// aggregationLength is the length of the IPv4 prefix that is announced for an address, while the node can deliver at least one
-	// address inside. The prefix must lie within one range of the pool. Default 32, the address alone.
+	// aggregationLength is the length of the IPv4 prefix that is announced for an address, while the
+	// node can deliver at least one address inside. The prefix must lie within one range of the pool.
+	// Default 32, the address alone.
 	// +optional
 	// +kubebuilder:default=32
 	// +kubebuilder:validation:Minimum=1
@@ -75,7 +81,8 @@ type BGPAdvertisementSpec struct {
 	// +kubebuilder:validation:Maximum=128
 	AggregationLengthV6 *int32 `json:"aggregationLengthV6,omitempty"`
 
-	// localPref is LOCAL_PREF towards internal peers, the higher the better. Default 100. External peers never see it.
+	// localPref is LOCAL_PREF towards internal peers, the higher the better. Default 100. External
+	// peers never see it.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=4294967295
@@ -87,14 +94,15 @@ type BGPAdvertisementSpec struct {
 	// +kubebuilder:validation:Maximum=4294967295
 	MED *int64 `json:"med,omitempty"`
 
-	// asPathPrepend is how many more times the nodes' AS number stands in the path that external peers see.
+	// asPathPrepend is how many more times the nodes' AS number stands in the path that external peers
+	// see.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=32
 	ASPathPrepend int32 `json:"asPathPrepend,omitempty"`
 
-	// communities are attached to the routes: 64512:100, large:64512:1:2, a well-known name such as no-export, or a name that an
-	// object Community defines.
+	// communities are attached to the routes: 64512:100, large:64512:1:2, a well-known name such as
+	// no-export, or a name that an object Community defines.
 	// +optional
 	// +kubebuilder:validation:MaxItems=63
 	// +listType=set
@@ -112,7 +120,8 @@ type CommunityReference string
 
 // BGPAdvertisementStatus says whether the advertisement can be used as written.
 type BGPAdvertisementStatus struct {
-	// conditions: Ready says whether everything that the advertisement asks for can be done, and if not, what to change.
+	// conditions: Ready says whether everything that the advertisement asks for can be done, and if
+	// not, what to change.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

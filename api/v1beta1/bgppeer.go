@@ -25,8 +25,9 @@ type BGPPeer struct {
 	Status BGPPeerStatus `json:"status,omitzero"`
 }
 
-// BGPPeerSpec says how to reach the router, from which nodes, and with which options. A node opens the TCP connection itself. It
-// listens only where the speaker's flag --bgp-listen says so, as another BGP speaker may live on the node.
+// BGPPeerSpec says how to reach the router, from which nodes, and with which options. A node opens
+// the TCP connection itself. It listens only where the speaker's flag --bgp-listen says so, as
+// another BGP speaker may live on the node.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.peerASN) != has(self.dynamicASN)",message="set exactly one of peerASN and dynamicASN"
 // +kubebuilder:validation:XValidation:rule="has(self.peerAddress) != has(self.interface)",message="set exactly one of peerAddress and interface"
@@ -46,8 +47,8 @@ type BGPPeerSpec struct {
 	// +kubebuilder:validation:Maximum=4294967295
 	MyASN int64 `json:"myASN"`
 
-	// localASN stands in for myASN towards this peer, in the session and in the paths of routes (as "local-as … no-prepend replace-as"
-	// of other implementations).
+	// localASN stands in for myASN towards this peer, in the session and in the paths of routes (as
+	// "local-as … no-prepend replace-as" of other implementations).
 	//
 	// +optional
 	// +kubebuilder:validation:Minimum=1
@@ -61,7 +62,8 @@ type BGPPeerSpec struct {
 	// +kubebuilder:validation:Maximum=4294967295
 	PeerASN *int64 `json:"peerASN,omitempty"`
 
-	// dynamicASN takes the AS number that the peer states: internal if it must be the node's own, external if it must be another one.
+	// dynamicASN takes the AS number that the peer states: internal if it must be the node's own,
+	// external if it must be another one.
 	//
 	// +optional
 	// +kubebuilder:validation:Enum=internal;external
@@ -75,8 +77,9 @@ type BGPPeerSpec struct {
 	// +kubebuilder:validation:XValidation:rule="!isIP(self) || !ip(self).isLinkLocalUnicast()",message="a link-local address says nothing without its link; set interface instead"
 	PeerAddress string `json:"peerAddress,omitempty"`
 
-	// interface is the node's interface to the peer, which is found by its router advertisements (unnumbered, RFC 8950). The node
-	// sends router advertisements of its own there, which make it nobody's default router.
+	// interface is the node's interface to the peer, which is found by its router advertisements
+	// (unnumbered, RFC 8950). The node sends router advertisements of its own there, which make it
+	// nobody's default router.
 	//
 	// +optional
 	// +kubebuilder:validation:MinLength=1
@@ -91,41 +94,46 @@ type BGPPeerSpec struct {
 	// +kubebuilder:validation:Maximum=65535
 	PeerPort int32 `json:"peerPort,omitempty"`
 
-	// sourceAddress is the node's address of the session. A node that does not have it opens no session and says so in the status.
+	// sourceAddress is the node's address of the session. A node that does not have it opens no
+	// session and says so in the status.
 	//
 	// +optional
 	// +kubebuilder:validation:MaxLength=45
 	// +kubebuilder:validation:XValidation:rule="isIP(self)",message="must be an IP address of the node"
 	SourceAddress string `json:"sourceAddress,omitempty"`
 
-	// routerID is the BGP identifier of the nodes. It should be set only with nodeSelectors that choose one node; by default each node
-	// takes its first InternalIP of IPv4, or a number made of its name when it has none.
+	// routerID is the BGP identifier of the nodes. It should be set only with nodeSelectors that
+	// choose one node; by default each node takes its first InternalIP of IPv4, or a number made of
+	// its name when it has none.
 	//
 	// +optional
 	// +kubebuilder:validation:MaxLength=15
 	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip(self).family() == 4 && self != '0.0.0.0'",message="must have the form of an IPv4 address other than 0.0.0.0"
 	RouterID string `json:"routerID,omitempty"`
 
-	// holdTime is how long a silent peer is trusted, in whole seconds: 0s for ever, else at least 3s. The session takes the lesser of
-	// the two peers' times. Default 90s.
+	// holdTime is how long a silent peer is trusted, in whole seconds: 0s for ever, else at least 3s.
+	// The session takes the lesser of the two peers' times. Default 90s.
 	//
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self).getMilliseconds() % 1000 == 0 && (duration(self).getSeconds() == 0 || (duration(self).getSeconds() >= 3 && duration(self).getSeconds() <= 65535))",message="must be 0s, or whole seconds from 3s to 65535s (RFC 4271 4.2)"
 	HoldTime *metav1.Duration `json:"holdTime,omitempty"`
 
-	// keepaliveTime is the time between keepalives, in whole seconds. Default a third of the negotiated hold time.
+	// keepaliveTime is the time between keepalives, in whole seconds. Default a third of the
+	// negotiated hold time.
 	//
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self).getMilliseconds() % 1000 == 0 && duration(self).getSeconds() >= 1 && duration(self).getSeconds() <= 21845",message="must be whole seconds from 1s to 21845s"
 	KeepaliveTime *metav1.Duration `json:"keepaliveTime,omitempty"`
 
-	// connectTime is the longest time between attempts to connect, in whole seconds; the first attempts come sooner. Default 10s.
+	// connectTime is the longest time between attempts to connect, in whole seconds; the first
+	// attempts come sooner. Default 10s.
 	//
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self).getMilliseconds() % 1000 == 0 && duration(self).getSeconds() >= 1 && duration(self).getSeconds() <= 65535",message="must be whole seconds from 1s to 65535s"
 	ConnectTime *metav1.Duration `json:"connectTime,omitempty"`
 
-	// nodeSelectors choose the nodes that open a session by their labels; one match is enough, none stands for all nodes.
+	// nodeSelectors choose the nodes that open a session by their labels; one match is enough, none
+	// stands for all nodes.
 	//
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
@@ -139,18 +147,21 @@ type BGPPeerSpec struct {
 	// +kubebuilder:validation:MaxLength=80
 	Password string `json:"password,omitempty"`
 
-	// passwordSecret names a Secret of type kubernetes.io/basic-auth whose key password protects the session by TCP MD5 signatures.
+	// passwordSecret names a Secret of type kubernetes.io/basic-auth whose key password protects the
+	// session by TCP MD5 signatures.
 	//
 	// +optional
 	PasswordSecret *PasswordSecret `json:"passwordSecret,omitempty"`
 
-	// bfdProfile names the BFDProfile of a BFD session that watches the path to the peer; none without.
+	// bfdProfile names the BFDProfile of a BFD session that watches the path to the peer; none
+	// without.
 	//
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	BFDProfile string `json:"bfdProfile,omitempty"`
 
-	// enableGracefulRestart keeps the routes at the peer over a restart of the node's speaker (RFC 4724).
+	// enableGracefulRestart keeps the routes at the peer over a restart of the node's speaker (RFC
+	// 4724).
 	//
 	// +optional
 	EnableGracefulRestart bool `json:"enableGracefulRestart,omitempty"`
@@ -160,13 +171,14 @@ type BGPPeerSpec struct {
 	// +optional
 	EBGPMultiHop bool `json:"ebgpMultiHop,omitempty"`
 
-	// dualStackAddressFamily offers routes of both address families over the session, not only of the family of its addresses.
-	// Unnumbered sessions always do.
+	// dualStackAddressFamily offers routes of both address families over the session, not only of the
+	// family of its addresses. Unnumbered sessions always do.
 	//
 	// +optional
 	DualStackAddressFamily bool `json:"dualStackAddressFamily,omitempty"`
 
-	// acceptRoutes keeps the routes that the peer sends and shows them in the speaker's status. They are never installed or passed on.
+	// acceptRoutes keeps the routes that the peer sends and shows them in the speaker's status. They
+	// are never installed or passed on.
 	//
 	// +optional
 	AcceptRoutes bool `json:"acceptRoutes,omitempty"`
@@ -177,7 +189,8 @@ type BGPPeerSpec struct {
 	VRF string `json:"vrf,omitempty"`
 }
 
-// PasswordSecret names a Secret in the namespace that Landfall runs in, so that its speakers need to read Secrets nowhere else.
+// PasswordSecret names a Secret in the namespace that Landfall runs in, so that its speakers need
+// to read Secrets nowhere else.
 type PasswordSecret struct {
 	// name of the Secret.
 	//
@@ -208,7 +221,8 @@ type BGPPeerNode struct {
 	// name of the node.
 	// +required
 	Name string `json:"name"`
-	// state is the state of the session as RFC 4271 names it, or Refused when the node does not open one.
+	// state is the state of the session as RFC 4271 names it, or Refused when the node does not open
+	// one.
 	// +required
 	State string `json:"state"`
 	// since is when the state was reached.

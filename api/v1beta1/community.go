@@ -17,7 +17,8 @@ type Community struct {
 	Spec CommunitySpec `json:"spec,omitzero"`
 }
 
-// CommunitySpec is a list of named communities. A name that several objects define differently is refused where it is used.
+// CommunitySpec is a list of named communities. A name that several objects define differently is
+// refused where it is used.
 type CommunitySpec struct {
 	// communities are the names and what they stand for.
 	// +optional

@@ -22,7 +22,8 @@ func TestGeneratedFilesAreFresh(t *testing.T) {
 	compare(t, filepath.Join(generated, "crds"), crds, "*.yaml")
 }
 
-// controllerGen is the program in LANDFALL_CONTROLLER_GEN, or the one that the lab builds from the pinned module.
+// controllerGen is the program in LANDFALL_CONTROLLER_GEN, or the one that the lab builds from the
+// pinned module.
 func controllerGen(t *testing.T) string {
 	t.Helper()
 	if path := os.Getenv("LANDFALL_CONTROLLER_GEN"); path != "" {

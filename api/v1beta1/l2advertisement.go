@@ -2,7 +2,8 @@ package v1beta1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// L2Advertisement announces the addresses of pools over ARP (IPv4) and NDP (IPv6): one node at a time answers for an address.
+// L2Advertisement announces the addresses of pools over ARP (IPv4) and NDP (IPv6): one node at a
+// time answers for an address.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:metadata:annotations="helm.sh/resource-policy=keep"
@@ -18,9 +19,11 @@ type L2Advertisement struct {
 	Spec L2AdvertisementSpec `json:"spec,omitzero"`
 }
 
-// L2AdvertisementSpec says which addresses are announced, by which nodes, on which interfaces. Empty fields do not restrict.
+// L2AdvertisementSpec says which addresses are announced, by which nodes, on which interfaces.
+// Empty fields do not restrict.
 type L2AdvertisementSpec struct {
-	// ipAddressPools names the pools whose addresses are announced. Together with ipAddressPoolSelectors; both empty stand for all pools.
+	// ipAddressPools names the pools whose addresses are announced. Together with
+	// ipAddressPoolSelectors; both empty stand for all pools.
 	// +optional
 	// +kubebuilder:validation:MaxItems=256
 	// +listType=set
@@ -32,27 +35,31 @@ type L2AdvertisementSpec struct {
 	// +listType=atomic
 	IPAddressPoolSelectors []metav1.LabelSelector `json:"ipAddressPoolSelectors,omitempty"`
 
-	// serviceSelectors choose the Services whose addresses are announced by their labels; one match is enough, none stands for all Services.
+	// serviceSelectors choose the Services whose addresses are announced by their labels; one match is
+	// enough, none stands for all Services.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	// +listType=atomic
 	ServiceSelectors []metav1.LabelSelector `json:"serviceSelectors,omitempty"`
 
-	// nodeSelectors choose the nodes that may announce by their labels; one match is enough, none stands for all nodes.
+	// nodeSelectors choose the nodes that may announce by their labels; one match is enough, none
+	// stands for all nodes.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	// +listType=atomic
 	NodeSelectors []metav1.LabelSelector `json:"nodeSelectors,omitempty"`
 
-	// preferredNodes choose nodes that shall rather answer than others. The weights of all entries that select a node add up. Among the
-	// nodes that can deliver an address, the heaviest answers, and takes over from a lighter one. Without entries, an address stays
-	// where it is as long as it is served well there.
+	// preferredNodes choose nodes that shall rather answer than others. The weights of all entries
+	// that select a node add up. Among the nodes that can deliver an address, the heaviest answers,
+	// and takes over from a lighter one. Without entries, an address stays where it is as long as it
+	// is served well there.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	// +listType=atomic
 	PreferredNodes []PreferredNode `json:"preferredNodes,omitempty"`
 
-	// interfaces are the names of the network interfaces that answer; none stands for each interface with a subnet that contains the address.
+	// interfaces are the names of the network interfaces that answer; none stands for each interface
+	// with a subnet that contains the address.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MinLength=1

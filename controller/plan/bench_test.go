@@ -39,7 +39,8 @@ func BenchmarkAssign(b *testing.B) {
 	}
 }
 
-// BenchmarkAssignFull has many Services that wait for a full pool: each must be refused without a search.
+// BenchmarkAssignFull has many Services that wait for a full pool: each must be refused without a
+// search.
 func BenchmarkAssignFull(b *testing.B) {
 	w := newWorld(Config{})
 	newPool("p", "10.0.0.0/24")(w)
@@ -91,11 +92,13 @@ func BenchmarkFill(b *testing.B) {
 	}
 }
 
-// BenchmarkEdit edits a pool, or has another Node, while 20,000 Services hold addresses of one pool and one of another.
+// BenchmarkEdit edits a pool, or has another Node, while 20,000 Services hold addresses of one pool
+// and one of another.
 func BenchmarkEdit(b *testing.B) {
 	pools, services := benchWorld(20_000, 20_000)
 	other := pools["p"]
-	other.Name, other.Ranges = "other", []lb.Range{{From: netip.MustParseAddr("192.0.2.0"), To: netip.MustParseAddr("192.0.2.9")}}
+	other.Name, other.Ranges = "other",
+		[]lb.Range{{From: netip.MustParseAddr("192.0.2.0"), To: netip.MustParseAddr("192.0.2.9")}}
 	pools["other"] = other
 	for name, edit := range map[string]func(generation int64) map[string]lb.Node{
 		"the pool of 20,000": func(g int64) map[string]lb.Node {

@@ -10,15 +10,17 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// Book knows who holds what, so that a change costs what it touches and not what there is. It is told of each change, then asked
-// for a plan, which decides for the Services that the changes concern: those that changed, those that share an address with
-// one, and, once something became free, those that wait.
+// Book knows who holds what, so that a change costs what it touches and not what there is. It is
+// told of each change, then asked for a plan, which decides for the Services that the changes
+// concern: those that changed, those that share an address with one, and, once something became
+// free, those that wait.
 type Book struct {
 	config     Config
 	namespaces map[string]lb.Namespace
 	pools      *pools
 	entries    map[lb.Key]*entry
-	// holders has, for each address that must not be given to a stranger, all that have it, oldest first.
+	// holders has, for each address that must not be given to a stranger, all that have it, oldest
+	// first.
 	holders map[netip.Addr][]*entry
 	// shares has the addresses that Services with a sharing key hold, by key.
 	shares map[string]map[netip.Addr]bool
@@ -26,8 +28,8 @@ type Book struct {
 	asking map[netip.Addr]map[*entry]bool
 	kept   keptAddresses
 
-	// dirty are those to be decided, as far as their own mark still says so. Lists, not maps: a map that was once large takes
-	// as long to go through as it did then.
+	// dirty are those to be decided, as far as their own mark still says so. Lists, not maps: a map
+	// that was once large takes as long to go through as it did then.
 	dirty []*entry
 	// waiting are those that lack something, each at its place.
 	waiting []*entry
@@ -41,7 +43,8 @@ type entry struct {
 	lb.Service
 	// held is what it holds: what its status shows, or what was decided since.
 	held []netip.Addr
-	// taken is all that nobody else can have because of it: held, what its status still shows, and what others route to it.
+	// taken is all that nobody else can have because of it: held, what its status still shows, and
+	// what others route to it.
 	taken []netip.Addr
 	asks  []netip.Addr // what it waits for by name, as in Book.asking
 	born  int64        // when it was created, in seconds: numbers are compared faster than times
@@ -51,10 +54,12 @@ type entry struct {
 	reason lb.Reason
 }
 
-// NewBook returns an empty book with room for some Services, to be filled at once. SetPools must be called before the first plan.
+// NewBook returns an empty book with room for some Services, to be filled at once. SetPools must be
+// called before the first plan.
 func NewBook(config Config, services int) *Book {
 	b := &Book{
-		config: config, entries: make(map[lb.Key]*entry, services), holders: make(map[netip.Addr][]*entry, services), shares: map[string]map[netip.Addr]bool{},
+		config: config, entries: make(map[lb.Key]*entry, services), holders: make(map[netip.Addr][]*entry, services),
+		shares:  map[string]map[netip.Addr]bool{},
 		asking:  map[netip.Addr]map[*entry]bool{},
 		kept:    keptAddresses{at: map[netip.Addr]lb.Released{}, of: map[lb.Key][]netip.Addr{}},
 		summary: Summary{Pending: map[lb.Reason]int{}},
@@ -63,8 +68,9 @@ func NewBook(config Config, services int) *Book {
 	return b
 }
 
-// SetPools replaces the pools and the nodes, whose addresses and gateways are not handed out. Decided anew are those who wait, and
-// those that have to do with a pool that differs in more than its status, or with an address that is handed out no more, or again.
+// SetPools replaces the pools and the nodes, whose addresses and gateways are not handed out.
+// Decided anew are those who wait, and those that have to do with a pool that differs in more than
+// its status, or with an address that is handed out no more, or again.
 func (b *Book) SetPools(pools map[string]lb.Pool, nodes map[string]lb.Node) {
 	never := newNever(nodes, b.config.Never)
 	changed := b.pools.changed(pools)
@@ -82,7 +88,8 @@ func (b *Book) SetPools(pools map[string]lb.Pool, nodes map[string]lb.Node) {
 				b.pools.used(addr, e.Key.Namespace, 1)
 			}
 		}
-		if before.never.theirs[addr] != never.theirs[addr] || len(changed) > 0 && (before.containedIn(addr, changed) || b.pools.containedIn(addr, changed)) {
+		if before.never.theirs[addr] != never.theirs[addr] || len(changed) > 0 &&
+			(before.containedIn(addr, changed) || b.pools.containedIn(addr, changed)) {
 			b.touch(addr)
 		}
 	}
@@ -138,7 +145,8 @@ func (b *Book) Set(s lb.Service, pending Pending, now time.Time) {
 		b.touch(addr) // ports and keys decide whether the others may share it
 	}
 	for _, in := range s.Ingress {
-		// Not earlier: until its status says that it has the address, another controller must go on keeping it.
+		// Not earlier: until its status says that it has the address, another controller must go on
+		// keeping it.
 		b.kept.remove(in.Addr)
 	}
 	b.mark(e)
@@ -183,7 +191,8 @@ func (b *Book) Service(key lb.Key) lb.Service {
 	return lb.Service{}
 }
 
-// Pool names the pool in whose status an address is claimed: the oldest that contains it; "" when none does.
+// Pool names the pool in whose status an address is claimed: the oldest that contains it; "" when
+// none does.
 func (b *Book) Pool(addr netip.Addr) string {
 	if p := b.pools.of(addr); p != nil {
 		return p.Name
@@ -256,7 +265,8 @@ func (b *Book) due() []*entry {
 	for _, e := range due {
 		e.dirty = false
 	}
-	slices.SortFunc(due, func(x, y *entry) int { return cmp.Or(cmp.Compare(x.born, y.born), Older(&x.Service, &y.Service)) })
+	slices.SortFunc(
+		due, func(x, y *entry) int { return cmp.Or(cmp.Compare(x.born, y.born), Older(&x.Service, &y.Service)) })
 	return due
 }
 
@@ -268,8 +278,9 @@ func (b *Book) decision(e *entry) (Decision, bool) {
 	case Ours(&e.Service, b.config.Class):
 		return b.decide(e), true
 	case e.Type != lb.LoadBalancer && len(e.Conditions) > 0:
-		// Once ours. A Service of another class is left alone, even one that shows our conditions: they may be those of
-		// another controller like this one, and an API server does not let a class change.
+		// Once ours. A Service of another class is left alone, even one that shows our conditions: they
+		// may be those of another controller like this one, and an API server does not let a class
+		// change.
 		b.settled(e)
 		return Decision{}, true
 	}

@@ -7,12 +7,16 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// decide says what a Service of ours shall hold: what it holds of its families, and, where that is not what it asks for, what can
-// be found instead. What it holds is never given up before there is something else for it.
+// decide says what a Service of ours shall hold: what it holds of its families, and, where that is
+// not what it asks for, what can be found instead. What it holds is never given up before there is
+// something else for it.
 func (b *Book) decide(e *entry) Decision {
 	w, refusal := parse(&e.Service)
 	kept := e.held
-	if stray := func(addr netip.Addr) bool { return !slices.Contains(w.families, lb.FamilyOf(addr)) }; len(w.families) > 0 && slices.ContainsFunc(kept, stray) {
+	if stray := func(addr netip.Addr) bool {
+		return !slices.Contains(w.families,
+			lb.FamilyOf(addr))
+	}; len(w.families) > 0 && slices.ContainsFunc(kept, stray) {
 		kept = slices.DeleteFunc(slices.Clone(kept), stray)
 	}
 	var note string
@@ -47,7 +51,8 @@ func (b *Book) needs(needs []need, e *entry, w want, held []netip.Addr) []need {
 	return needs
 }
 
-// satisfies tells whether e, which does not ask for another address by name, is to stay with the one that it holds.
+// satisfies tells whether e, which does not ask for another address by name, is to stay with the
+// one that it holds.
 func (b *Book) satisfies(e *entry, w want, addr netip.Addr) bool {
 	in := b.pools.of(addr)
 	if (in == nil || b.pools.never.theirs[addr] != "") && (w.move || b.config.MoveOutside && e.Request.WhenOutside == "") {
@@ -59,13 +64,15 @@ func (b *Book) satisfies(e *entry, w want, addr netip.Addr) bool {
 	if w.pool == "" {
 		return true
 	}
-	// Who asks for another pool than that of its address is to move there. An address that is in no pool any more is
-	// kept: pools were edited, and no edit of a pool takes an address from its holder.
+	// Who asks for another pool than that of its address is to move there. An address that is in no
+	// pool any more is kept: pools were edited, and no edit of a pool takes an address from its
+	// holder.
 	p := b.pools.byName[w.pool]
 	return p != nil && (p.contains(addr) || in == nil)
 }
 
-// replaced returns what is held after what was found is added, in the place of what is held of its family but not asked for.
+// replaced returns what is held after what was found is added, in the place of what is held of its
+// family but not asked for.
 func replaced(held []netip.Addr, w want, needs []need, found []netip.Addr) []netip.Addr {
 	if len(held) == 0 && len(needs) == 1 {
 		return found
@@ -107,9 +114,10 @@ func replaced(held []netip.Addr, w want, needs []need, found []netip.Addr) []net
 	return append(addrs, last...)
 }
 
-// find returns an address for each that is missing, without taking it. The note says what a Service that only prefers
-// two families has to do without.
-func (b *Book) find(e *entry, w want, needs []need, held []netip.Addr) (found []netip.Addr, note string, refusal *lb.Refusal) {
+// find returns an address for each that is missing, without taking it. The note says what a Service
+// that only prefers two families has to do without.
+func (b *Book) find(e *entry, w want, needs []need,
+	held []netip.Addr) (found []netip.Addr, note string, refusal *lb.Refusal) {
 	var room [2]lb.Family // as most ask for no more
 	open := room[:0]
 	for _, n := range needs {
@@ -152,8 +160,10 @@ func (b *Book) find(e *entry, w want, needs []need, held []netip.Addr) (found []
 	return found, refusal.Message, nil
 }
 
-// fromOnePool adds an address of each of the families to found, all from the first pool that has them, or tells that there is none.
-func (b *Book) fromOnePool(e *entry, candidates []*pool, families []lb.Family, found []netip.Addr) ([]netip.Addr, bool) {
+// fromOnePool adds an address of each of the families to found, all from the first pool that has
+// them, or tells that there is none.
+func (b *Book) fromOnePool(e *entry, candidates []*pool, families []lb.Family,
+	found []netip.Addr) ([]netip.Addr, bool) {
 	for _, p := range candidates {
 		picked := slices.Clip(found)
 		for _, family := range families {
@@ -171,7 +181,8 @@ func (b *Book) fromOnePool(e *entry, candidates []*pool, families []lb.Family, f
 	return nil, false
 }
 
-// pick returns the address of p that e gets next: one that is kept or reserved for it, one that it can share, or the lowest free one.
+// pick returns the address of p that e gets next: one that is kept or reserved for it, one that it
+// can share, or the lowest free one.
 func (b *Book) pick(e *entry, p *pool, family lb.Family, picked []netip.Addr) (netip.Addr, bool) {
 	s := p.spaces[family]
 	if s == nil {
@@ -192,7 +203,8 @@ func (b *Book) pick(e *entry, p *pool, family lb.Family, picked []netip.Addr) (n
 	return s.free(func(addr netip.Addr) bool { return b.busy(addr) || slices.Contains(picked, addr) })
 }
 
-// full tells whether the namespace of e has all addresses of the family that the pool allows it, with those of picked.
+// full tells whether the namespace of e has all addresses of the family that the pool allows it,
+// with those of picked.
 func (p *pool) full(e *entry, family lb.Family, picked []netip.Addr) bool {
 	if p.PerNamespace == 0 {
 		return false
@@ -210,7 +222,8 @@ func (p *pool) full(e *entry, family lb.Family, picked []netip.Addr) bool {
 func (b *Book) own(e *entry, p *pool, family lb.Family, picked []netip.Addr) (netip.Addr, bool) {
 	if kept := b.kept.of[e.Key]; len(kept) > 0 {
 		for _, addr := range slices.SortedFunc(slices.Values(kept), netip.Addr.Compare) {
-			if lb.FamilyOf(addr) == family && (p.spaces[family].offers(addr) || p.reservedFor(e, addr)) && len(b.holders[addr]) == 0 && !slices.Contains(picked, addr) {
+			if lb.FamilyOf(addr) == family && (p.spaces[family].offers(addr) || p.reservedFor(e, addr)) &&
+				len(b.holders[addr]) == 0 && !slices.Contains(picked, addr) {
 				return addr, true
 			}
 		}
@@ -220,7 +233,10 @@ func (b *Book) own(e *entry, p *pool, family lb.Family, picked []netip.Addr) (ne
 			if r.Range.Family() != family || !forService(r, e) || named != (r.Name != "") {
 				continue
 			}
-			if addr, ok := p.reserved[i].free(func(addr netip.Addr) bool { return b.busy(addr) || slices.Contains(picked, addr) }); ok {
+			if addr, ok := p.reserved[i].free(func(addr netip.Addr) bool {
+				return b.busy(addr) ||
+					slices.Contains(picked, addr)
+			}); ok {
 				return addr, true
 			}
 		}
@@ -270,7 +286,8 @@ func (b *Book) checkAsked(addr netip.Addr, named string, e *entry) *lb.Refusal {
 	return b.checkRules(e, ready, addr)
 }
 
-// poolsFor returns the oldest pool that contains addr and one that hands it out, both the one asked for by name if there is one.
+// poolsFor returns the oldest pool that contains addr and one that hands it out, both the one asked
+// for by name if there is one.
 func (b *Book) poolsFor(addr netip.Addr, named string) (in, ready *pool, refusal *lb.Refusal) {
 	if named == "" {
 		in = b.pools.of(addr)
@@ -298,13 +315,15 @@ func (b *Book) checkRules(e *entry, p *pool, addr netip.Addr) *lb.Refusal {
 	case !p.serves(e, b.namespaces):
 		return refuseNotAllowed(p)
 	case inRanges(p.Excluded, addr):
-		return lb.Refuse(lb.ReasonAddressExcluded, "asks for %s, which spec.excludedAddresses of pool %s excludes", addr, p.Name)
+		return lb.Refuse(lb.ReasonAddressExcluded, "asks for %s, which spec.excludedAddresses of pool %s excludes", addr,
+			p.Name)
 	case p.AvoidBuggy && buggy(addr):
 		return lb.Refuse(lb.ReasonAddressExcluded, "asks for %s, which spec.avoidBuggyIPs of pool %s excludes", addr, p.Name)
 	}
 	for _, r := range p.Reservations {
 		if r.Range.Contains(addr) && !forService(r, e) {
-			return lb.Refuse(lb.ReasonAddressReserved, "asks for %s, which pool %s reserves for %s", addr, p.Name, r.Namespace+"/"+orAll(r.Name))
+			return lb.Refuse(lb.ReasonAddressReserved, "asks for %s, which pool %s reserves for %s", addr, p.Name,
+				r.Namespace+"/"+orAll(r.Name))
 		}
 	}
 	// Within a namespace, a successor may take over at once by asking for the address.
@@ -313,7 +332,8 @@ func (b *Book) checkRules(e *entry, p *pool, addr netip.Addr) *lb.Refusal {
 		if !ends {
 			return lb.Refuse(lb.ReasonAddressKept, "asks for %s, which is kept for Service %s, its last holder", addr, r.Service)
 		}
-		return lb.Refuse(lb.ReasonAddressKept, "asks for %s, which is kept for Service %s, its last holder, until %s", addr, r.Service, until.UTC().Format("2006-01-02 15:04:05 MST"))
+		return lb.Refuse(lb.ReasonAddressKept, "asks for %s, which is kept for Service %s, its last holder, until %s", addr,
+			r.Service, until.UTC().Format("2006-01-02 15:04:05 MST"))
 	}
 	if family := lb.FamilyOf(addr); p.full(e, family, nil) && !hasNamespace(b.holders[addr], e.Key.Namespace) {
 		return refuseQuota(e, p, family)
@@ -346,7 +366,11 @@ func (b *Book) candidates(e *entry, w want) ([]*pool, *lb.Refusal) {
 		return nil, lb.Refuse(lb.ReasonNoPool, "there is no IPAddressPool")
 	}
 	if len(b.pools.pinned)+len(b.pools.general) == 0 {
-		return nil, lb.Refuse(lb.ReasonNoPool, "no IPAddressPool hands out addresses to Services that do not ask for one; name one in the annotation %s", lb.AnnotationPool)
+		return nil,
+			lb.Refuse(
+				lb.ReasonNoPool,
+				"no IPAddressPool hands out addresses to Services that do not ask for one; name one in the annotation %s",
+				lb.AnnotationPool)
 	}
 	candidates := b.pools.general
 	for _, p := range slices.Backward(b.pools.pinned) {
@@ -355,12 +379,14 @@ func (b *Book) candidates(e *entry, w want) ([]*pool, *lb.Refusal) {
 		}
 	}
 	if len(candidates) == 0 {
-		return nil, lb.Refuse(lb.ReasonNoPool, "no IPAddressPool is for this Service: spec.serviceAllocation of each selects others")
+		return nil,
+			lb.Refuse(lb.ReasonNoPool, "no IPAddressPool is for this Service: spec.serviceAllocation of each selects others")
 	}
 	return candidates, nil
 }
 
-// preferred puts the pool of the addresses that the Service has, or that are kept for it, before the others.
+// preferred puts the pool of the addresses that the Service has, or that are kept for it, before
+// the others.
 func (b *Book) preferred(e *entry, candidates []*pool, held, found []netip.Addr) []*pool {
 	kept := b.kept.of[e.Key]
 	for _, addrs := range [][]netip.Addr{found, held, kept} {

@@ -8,15 +8,16 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// maxReleased bounds how many kept addresses a pool's status lists, the newest, so that the object stays small. A controller that
-// takes over knows only of those.
+// maxReleased bounds how many kept addresses a pool's status lists, the newest, so that the object
+// stays small. A controller that takes over knows only of those.
 const maxReleased = 1000
 
 // keptAddresses are free addresses that are kept for the Services that held them last.
 type keptAddresses struct {
 	at map[netip.Addr]lb.Released
 	of map[lb.Key][]netip.Addr
-	// next is not after the moment when the first of them is free for everybody; zero when none ever is.
+	// next is not after the moment when the first of them is free for everybody; zero when none ever
+	// is.
 	next time.Time
 	// lists are by pool; nil when they are to be made anew.
 	lists map[string][]lb.Released

@@ -9,10 +9,12 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// The model of the protocol between controllers and the API server: three Services, two addresses, two controllers of which one
-// leads at a time. Everything that can happen happens in every order: Services come, go and change, watches deliver late and out of
-// order between objects, writes land late, are refused or get lost with or without effect, leaders crash and hand over. What the model takes for
-// granted: no write of a leader that has ended lands after the next has caught up (a write times out after 10 s, a Lease after 15 s).
+// The model of the protocol between controllers and the API server: three Services, two addresses,
+// two controllers of which one leads at a time. Everything that can happen happens in every order:
+// Services come, go and change, watches deliver late and out of order between objects, writes land
+// late, are refused or get lost with or without effect, leaders crash and hand over. What the model
+// takes for granted: no write of a leader that has ended lands after the next has caught up (a
+// write times out after 10 s, a Lease after 15 s).
 const (
 	modelServices    = 3
 	modelControllers = 2
@@ -52,7 +54,8 @@ func (m model) lead(leader int8) model {
 // step is what the controller does in one pass, with the plan that it really uses.
 func (m model) step() model {
 	in := Input{
-		Pools:    map[string]lb.Pool{"p": {Name: "p", AutoAssign: true, Ranges: []lb.Range{{From: modelAddr(1), To: modelAddr(2)}}}},
+		Pools: map[string]lb.Pool{"p": {Name: "p", AutoAssign: true,
+			Ranges: []lb.Range{{From: modelAddr(1), To: modelAddr(2)}}}},
 		Services: map[lb.Key]lb.Service{}, Pending: map[lb.Key]Pending{},
 	}
 	for i, c := range m.cache {
@@ -60,7 +63,8 @@ func (m model) step() model {
 			m.writes[i] = modelWrite{}
 			continue
 		}
-		s := lb.Service{Key: key(strconv.Itoa(i)), UID: "u", Version: fmt.Sprint(c.version), Created: at(i), Type: lb.LoadBalancer, Families: []lb.Family{lb.IPv4}}
+		s := lb.Service{Key: key(strconv.Itoa(i)), UID: "u", Version: fmt.Sprint(c.version), Created: at(i),
+			Type: lb.LoadBalancer, Families: []lb.Family{lb.IPv4}}
 		if c.addr > 0 {
 			s.Ingress = []lb.Ingress{{Addr: modelAddr(c.addr)}}
 		}

@@ -13,8 +13,8 @@ import (
 // never is what no pool hands out.
 type never struct {
 	ranges []neverRange
-	// theirs has the addresses that nodes and gateways have: a Service that holds one is in their way. named has what the
-	// configuration keeps from newcomers only.
+	// theirs has the addresses that nodes and gateways have: a Service that holds one is in their way.
+	// named has what the configuration keeps from newcomers only.
 	theirs map[netip.Addr]string
 	named  []neverRange
 }
@@ -24,8 +24,9 @@ type neverRange struct {
 	what string
 }
 
-// newNever collects the addresses of nodes, what their speakers tell of their networks, and what the configuration names. A node would
-// lose its own address to a Service, and all of a network its gateway.
+// newNever collects the addresses of nodes, what their speakers tell of their networks, and what
+// the configuration names. A node would lose its own address to a Service, and all of a network its
+// gateway.
 func newNever(nodes map[string]lb.Node, named []lb.Range) never {
 	n := never{theirs: map[netip.Addr]string{}}
 	names := slices.Sorted(maps.Keys(nodes))

@@ -1,8 +1,9 @@
 // Package plan decides which Service holds which addresses, and says why one gets none.
 //
-// It is a pure function of the pools, the Services and our own writes that have not been seen back: no clock, no I/O. What a
-// Service holds is read from its status, so a pass can be repeated at any time, by any process: holders come first and keep what
-// they have, newcomers are then served oldest first. Assign is that function; Book gives the same answers change by change.
+// It is a pure function of the pools, the Services and our own writes that have not been seen back:
+// no clock, no I/O. What a Service holds is read from its status, so a pass can be repeated at any
+// time, by any process: holders come first and keep what they have, newcomers are then served
+// oldest first. Assign is that function; Book gives the same answers change by change.
 package plan
 
 import (
@@ -17,9 +18,11 @@ import (
 type Config struct {
 	// Class is the loadBalancerClass served, "" for Services without one.
 	Class string
-	// MoveOutside gives a Service whose address no pool contains any more another one, instead of only saying so.
+	// MoveOutside gives a Service whose address no pool contains any more another one, instead of only
+	// saying so.
 	MoveOutside bool
-	// MoveDuplicates gives the younger of two Services with one address another one, instead of only saying so.
+	// MoveDuplicates gives the younger of two Services with one address another one, instead of only
+	// saying so.
 	MoveDuplicates bool
 	// Never are addresses that no pool hands out: gateways and the like.
 	Never []lb.Range
@@ -36,17 +39,20 @@ type Input struct {
 	Now        time.Time
 }
 
-// Pending is a write, of our own or claimed by another controller, that the picture of the Services may not show yet.
+// Pending is a write, of our own or claimed by another controller, that the picture of the Services
+// may not show yet.
 type Pending struct {
 	UID       string // of the Service
 	Version   string // of the Service that the write was decided on
 	Addresses []netip.Addr
-	// Perhaps are others that the Service may turn out to hold, as another controller has claimed them for it.
+	// Perhaps are others that the Service may turn out to hold, as another controller has claimed them
+	// for it.
 	Perhaps []netip.Addr
 }
 
-// Covers tells whether s is still what the write was decided on, and so cannot show the write. As soon as the Service is seen in
-// another version, that version is newer and shows whether the write took place.
+// Covers tells whether s is still what the write was decided on, and so cannot show the write. As
+// soon as the Service is seen in another version, that version is newer and shows whether the write
+// took place.
 func (p Pending) Covers(s lb.Service) bool { return p.UID == s.UID && p.Version == s.Version }
 
 // Decision is what one Service shall hold and show.
@@ -55,7 +61,8 @@ type Decision struct {
 	Addresses []netip.Addr
 	// Mode is the ipMode of the addresses; "" leaves it as it is.
 	Mode lb.IPMode
-	// Condition says whether the Service has what it asks for; nil on a Service that is to lose all that is ours.
+	// Condition says whether the Service has what it asks for; nil on a Service that is to lose all
+	// that is ours.
 	Condition *lb.Condition
 }
 
@@ -73,7 +80,8 @@ type PoolPlan struct {
 	Families map[lb.Family]Usage
 }
 
-// Ours tells whether a controller for class serves s: Services of exactly that class, and without a class those that have none.
+// Ours tells whether a controller for class serves s: Services of exactly that class, and without a
+// class those that have none.
 func Ours(s *lb.Service, class string) bool { return s.Type == lb.LoadBalancer && s.Class == class }
 
 // Older orders Services by age, then by name, which is the order in which they are served.

@@ -52,9 +52,11 @@ func (p *pool) ready() lb.Condition {
 
 func (p *pool) overlapping() lb.Condition {
 	if p.overlap == "" {
-		return lb.Condition{Type: lb.ConditionOverlapping, Reason: lb.ReasonPoolApart, Message: "no other pool has any of its addresses", Generation: p.Generation}
+		return lb.Condition{Type: lb.ConditionOverlapping, Reason: lb.ReasonPoolApart,
+			Message: "no other pool has any of its addresses", Generation: p.Generation}
 	}
-	return lb.Condition{Type: lb.ConditionOverlapping, Status: true, Reason: lb.ReasonPoolOverlaps, Message: p.overlap, Generation: p.Generation}
+	return lb.Condition{Type: lb.ConditionOverlapping, Status: true, Reason: lb.ReasonPoolOverlaps, Message: p.overlap,
+		Generation: p.Generation}
 }
 
 func (p *pool) exhausted() lb.Condition {
@@ -66,12 +68,15 @@ func (p *pool) exhausted() lb.Condition {
 		case s == nil:
 		case s.exhausted():
 			none = true
-			figures = append(figures, fmt.Sprintf("none of %s %s addresses is left (Services hold %d)", s.usage.Total, family, s.usage.Assigned))
+			figures = append(figures, fmt.Sprintf("none of %s %s addresses is left (Services hold %d)", s.usage.Total, family,
+				s.usage.Assigned))
 		default:
-			figures = append(figures, fmt.Sprintf("%s of %s %s addresses are left (Services hold %d)", s.usage.Available(), s.usage.Total, family, s.usage.Assigned))
+			figures = append(figures, fmt.Sprintf("%s of %s %s addresses are left (Services hold %d)", s.usage.Available(),
+				s.usage.Total, family, s.usage.Assigned))
 		}
 	}
-	c := lb.Condition{Type: lb.ConditionExhausted, Reason: lb.ReasonPoolAvailable, Message: strings.Join(figures, "; "), Generation: p.Generation}
+	c := lb.Condition{Type: lb.ConditionExhausted, Reason: lb.ReasonPoolAvailable, Message: strings.Join(figures, "; "),
+		Generation: p.Generation}
 	if none {
 		c.Status, c.Reason = true, lb.ReasonPoolExhausted
 	}

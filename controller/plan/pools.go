@@ -25,7 +25,8 @@ type pool struct {
 	overlap, overlapWith string
 	// without names addresses of the pool that no pool hands out; "" when there are none.
 	without string
-	// stray names a reservation that is not, or not all, of the pool's addresses; "" when there is none.
+	// stray names a reservation that is not, or not all, of the pool's addresses; "" when there is
+	// none.
 	stray string
 	// byNamespace counts the addresses that the Services of a namespace hold.
 	byNamespace map[namespaceFamily]int
@@ -39,8 +40,8 @@ type namespaceFamily struct {
 // pools are all pools, oldest first, with an index from addresses to pools.
 type pools struct {
 	ordered []*pool
-	// pinned hand out addresses by themselves to the Services that they select, general ones to every Service. In the order in which
-	// they are asked.
+	// pinned hand out addresses by themselves to the Services that they select, general ones to every
+	// Service. In the order in which they are asked.
 	pinned, general []*pool
 	byName          map[string]*pool
 	index           []indexed
@@ -53,7 +54,8 @@ type pools struct {
 type indexed struct {
 	lb.Range
 	pool *pool
-	// maxTo is the highest end of this range and all before it: where it is below an address, no earlier range contains that.
+	// maxTo is the highest end of this range and all before it: where it is below an address, no
+	// earlier range contains that.
 	maxTo netip.Addr
 }
 
@@ -64,7 +66,8 @@ func newPools(all map[string]lb.Pool, never never) *pools {
 		excluded = append(excluded, n.Range)
 	}
 	for name := range all {
-		p := &pool{Pool: all[name], spaces: map[lb.Family]*space{}, refusal: all[name].Problem, byNamespace: map[namespaceFamily]int{}}
+		p := &pool{Pool: all[name], spaces: map[lb.Family]*space{}, refusal: all[name].Problem,
+			byNamespace: map[namespaceFamily]int{}}
 		cut := slices.Concat(excluded, p.Excluded)
 		for _, r := range p.Reservations {
 			cut = append(cut, r.Range)
@@ -101,10 +104,12 @@ func newPools(all map[string]lb.Pool, never never) *pools {
 	return ps
 }
 
-// reservedSpace returns the addresses of p that r offers: none outside of p, excluded, or reserved for others as well.
+// reservedSpace returns the addresses of p that r offers: none outside of p, excluded, or reserved
+// for others as well.
 func reservedSpace(p *pool, r lb.Reservation, excluded []lb.Range) *space {
 	family := r.Range.Family()
-	cut := slices.Concat(subtract([]lb.Range{r.Range}, merge(ofFamily(p.Ranges, family))), ofFamily(excluded, family), ofFamily(p.Excluded, family))
+	cut := slices.Concat(subtract([]lb.Range{r.Range}, merge(ofFamily(p.Ranges, family))), ofFamily(excluded, family),
+		ofFamily(p.Excluded, family))
 	for _, other := range p.Reservations {
 		if other.Range.Overlaps(r.Range) && (other.Namespace != r.Namespace || other.Name != "" && other.Name != r.Name) {
 			cut = append(cut, other.Range)
@@ -113,19 +118,21 @@ func reservedSpace(p *pool, r lb.Reservation, excluded []lb.Range) *space {
 	return newSpace([]lb.Range{r.Range}, cut, false)
 }
 
-// strayReservation names the first reservation with addresses that the pool does not have. The API server refuses only CIDRs that
-// are wholly outside, as its CEL library has no order of addresses.
+// strayReservation names the first reservation with addresses that the pool does not have. The API
+// server refuses only CIDRs that are wholly outside, as its CEL library has no order of addresses.
 func strayReservation(p *pool) string {
 	for i, r := range p.Reservations {
 		rest := subtract([]lb.Range{r.Range}, merge(ofFamily(p.Ranges, r.Range.Family())))
 		if len(rest) > 0 {
-			return fmt.Sprintf("spec.reservations[%d] for %s/%s has no effect on %s, which spec.addresses does not contain", i, r.Namespace, orAll(r.Name), rest[0])
+			return fmt.Sprintf("spec.reservations[%d] for %s/%s has no effect on %s, which spec.addresses does not contain", i,
+				r.Namespace, orAll(r.Name), rest[0])
 		}
 	}
 	return ""
 }
 
-// changed names the pools whose specifications are not those that ps is made of, and those that are gone.
+// changed names the pools whose specifications are not those that ps is made of, and those that are
+// gone.
 func (ps *pools) changed(all map[string]lb.Pool) map[string]bool {
 	changed := map[string]bool{}
 	for _, p := range ps.ordered {
@@ -193,7 +200,8 @@ func (ps *pools) buildIndex() {
 	}
 }
 
-// refuseOverlaps lets only the oldest of pools that share addresses hand out new ones: whoever came later does so by mistake.
+// refuseOverlaps lets only the oldest of pools that share addresses hand out new ones: whoever came
+// later does so by mistake.
 func (ps *pools) refuseOverlaps() {
 	type overlap struct {
 		older  *pool
@@ -218,14 +226,16 @@ func (ps *pools) refuseOverlaps() {
 	}
 	for p, o := range found {
 		if o.older.overlap == "" || olderPool(p, ps.byName[o.older.overlapWith]) < 0 {
-			o.older.overlap, o.older.overlapWith = fmt.Sprintf("%s is also in the younger pool %s, which hands out nothing new", o.shared, p.Name), p.Name
+			o.older.overlap, o.older.overlapWith = fmt.Sprintf("%s is also in the younger pool %s, which hands out nothing new",
+				o.shared, p.Name), p.Name
 		}
 	}
 	for p, o := range found {
 		p.overlap = fmt.Sprintf("%s is also in the older pool %s", o.shared, o.older.Name)
 		if p.refusal == nil {
 			p.refusal = lb.Refuse(lb.ReasonPoolOverlaps,
-				"%s is also in the older pool %s; Services keep what they hold of pool %s, and it hands out nothing new", o.shared, o.older.Name, p.Name)
+				"%s is also in the older pool %s; Services keep what they hold of pool %s, and it hands out nothing new", o.shared,
+				o.older.Name, p.Name)
 		}
 	}
 }
@@ -237,7 +247,8 @@ func lowest(a, b netip.Addr) netip.Addr {
 	return b
 }
 
-// containing calls yield for each pool that contains addr, in no particular order, until it returns false.
+// containing calls yield for each pool that contains addr, in no particular order, until it returns
+// false.
 func (ps *pools) containing(addr netip.Addr, yield func(*pool) bool) {
 	after, _ := slices.BinarySearchFunc(ps.index, addr, func(e indexed, addr netip.Addr) int {
 		if addr.Less(e.From) {
@@ -264,7 +275,8 @@ func (ps *pools) of(addr netip.Addr) *pool {
 	return oldest
 }
 
-// assigned notes in all pools that contain addr that a Service holds it, or with -1 that none does any longer.
+// assigned notes in all pools that contain addr that a Service holds it, or with -1 that none does
+// any longer.
 func (ps *pools) assigned(addr netip.Addr, by int) {
 	ps.containing(addr, func(p *pool) bool {
 		p.spaces[lb.FamilyOf(addr)].usage.Assigned += by
@@ -272,8 +284,8 @@ func (ps *pools) assigned(addr netip.Addr, by int) {
 	})
 }
 
-// occupied notes in all pools that contain addr that it cannot be given to just anybody, or that it can again. It tells whether
-// one of them has nothing left now.
+// occupied notes in all pools that contain addr that it cannot be given to just anybody, or that it
+// can again. It tells whether one of them has nothing left now.
 func (ps *pools) occupied(addr netip.Addr, busy bool) (exhausted bool) {
 	ps.containing(addr, func(p *pool) bool {
 		s := p.spaces[lb.FamilyOf(addr)]
@@ -287,8 +299,8 @@ func (ps *pools) occupied(addr netip.Addr, busy bool) (exhausted bool) {
 	return exhausted
 }
 
-// used notes in all pools that contain addr that a namespace has it, or with -1 that it has not any longer. It tells whether the
-// namespace has now as many as one of them allows it.
+// used notes in all pools that contain addr that a namespace has it, or with -1 that it has not any
+// longer. It tells whether the namespace has now as many as one of them allows it.
 func (ps *pools) used(addr netip.Addr, namespace string, by int) (full bool) {
 	ps.containing(addr, func(p *pool) bool {
 		k := namespaceFamily{namespace, lb.FamilyOf(addr)}

@@ -14,8 +14,9 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// TestContract8RandomStories makes up stories: whatever the order of creations, deletions, edits of pools and of requests,
-// and however late writes are seen, no address has two holders and none is taken from a holder that does not ask for another.
+// TestContract8RandomStories makes up stories: whatever the order of creations, deletions, edits of
+// pools and of requests, and however late writes are seen, no address has two holders and none is
+// taken from a holder that does not ask for another.
 func TestContract8RandomStories(t *testing.T) {
 	runs, start := uint64(2000), uint64(0)
 	if testing.Short() {
@@ -76,7 +77,8 @@ func randomChange(r *rand.Rand) change {
 	return poolWith(pools[r.IntN(3)], r.IntN(4) > 0, ranges...)
 }
 
-// randomRule changes what the first form of this test did not know of: sharing, rules of pools, time.
+// randomRule changes what the first form of this test did not know of: sharing, rules of pools,
+// time.
 func randomRule(r *rand.Rand) change {
 	name := fmt.Sprintf("s%d", r.IntN(12))
 	edit := func(f func(*lb.Pool)) change {
@@ -119,7 +121,8 @@ func randomRule(r *rand.Rand) change {
 	case 7:
 		addr := netip.MustParseAddr(fmt.Sprintf("10.0.0.%d", r.IntN(16)))
 		return edit(func(p *lb.Pool) {
-			p.Reservations = append(slices.Clone(p.Reservations), lb.Reservation{Range: lb.Range{From: addr, To: addr}, Namespace: "default", Name: name})
+			p.Reservations = append(slices.Clone(p.Reservations),
+				lb.Reservation{Range: lb.Range{From: addr, To: addr}, Namespace: "default", Name: name})
 		})
 	}
 	return pass(time.Duration(r.IntN(40)) * time.Second)
@@ -136,7 +139,8 @@ func askingForAnother(w *world) []string {
 	return names
 }
 
-// oldestFirst fails if a Service that asks for nothing special waits while a pool has an address for it.
+// oldestFirst fails if a Service that asks for nothing special waits while a pool has an address
+// for it.
 func oldestFirst(t *testing.T, w *world, p Plan) {
 	t.Helper()
 	taken := map[netip.Addr]bool{}
@@ -148,7 +152,8 @@ func oldestFirst(t *testing.T, w *world, p Plan) {
 	free, ruled := map[lb.Family]bool{}, len(w.nodes) > 0
 	for name, pool := range w.pools {
 		// Rules and quarantine have reasons of their own to let a Service wait.
-		ruled = ruled || pool.Quarantine != 0 || pool.PerNamespace > 0 || pool.Allocation != nil || pool.AvoidBuggy || len(pool.Excluded)+len(pool.Reservations) > 0
+		ruled = ruled || pool.Quarantine != 0 || pool.PerNamespace > 0 || pool.Allocation != nil || pool.AvoidBuggy ||
+			len(pool.Excluded)+len(pool.Reservations) > 0
 		if !pool.AutoAssign || !p.Pools[name].Status.Conditions[0].Status {
 			continue
 		}

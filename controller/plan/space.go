@@ -27,8 +27,9 @@ type space struct {
 	open       []lb.Range // those that can be handed out to anybody, likewise
 	avoidBuggy bool
 	usage      Usage
-	// All addresses before next, which is in the open range with index at, are busy, or on the heap of those that became free since.
-	// So a search goes on where the last one ended, and looks at each address once.
+	// All addresses before next, which is in the open range with index at, are busy, or on the heap of
+	// those that became free since. So a search goes on where the last one ended, and looks at each
+	// address once.
 	at       int
 	next     netip.Addr
 	released addrHeap
@@ -50,7 +51,8 @@ func newSpace(ranges, excluded []lb.Range, avoidBuggy bool) *space {
 	return s
 }
 
-// merge returns the same addresses as disjoint ranges in ascending order. It does not change its argument.
+// merge returns the same addresses as disjoint ranges in ascending order. It does not change its
+// argument.
 func merge(ranges []lb.Range) []lb.Range {
 	sorted := slices.SortedFunc(slices.Values(ranges), func(a, b lb.Range) int { return a.From.Compare(b.From) })
 	var merged []lb.Range

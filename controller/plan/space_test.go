@@ -9,8 +9,9 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// FuzzSpaces compares ranges, index, counts and search of several pools with one bit per address. Addresses are the low byte of
-// 10.0.0.x or of fd00::x, with the highest ones moved to the end of the address space, where counting up overflows.
+// FuzzSpaces compares ranges, index, counts and search of several pools with one bit per address.
+// Addresses are the low byte of 10.0.0.x or of fd00::x, with the highest ones moved to the end of
+// the address space, where counting up overflows.
 func FuzzSpaces(f *testing.F) {
 	f.Add([]byte{0, 3, 9, 1, 7, 12, 2, 200, 255}, []byte{3, 4, 8, 255}, true)
 	f.Add([]byte{0, 0, 255, 1, 0, 255}, []byte{}, false)
@@ -169,7 +170,8 @@ func TestMergeLeavesItsArgumentAlone(t *testing.T) {
 	}
 }
 
-// FuzzOpen compares what is left of ranges after exclusions, and how many of that are buggy, with one bit per address.
+// FuzzOpen compares what is left of ranges after exclusions, and how many of that are buggy, with
+// one bit per address.
 func FuzzOpen(f *testing.F) {
 	f.Add([]byte{0, 255}, []byte{5, 9, 7, 12, 255, 255}, true)
 	f.Add([]byte{240, 250, 3, 3}, []byte{0, 255}, false)

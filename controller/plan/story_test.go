@@ -17,7 +17,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// A story is a list of steps that are told to one world; after each comes a pass, and what everybody holds is compared.
+// A story is a list of steps that are told to one world; after each comes a pass, and what
+// everybody holds is compared.
 type story struct {
 	name   string
 	class  string
@@ -30,7 +31,8 @@ type step struct {
 	do   []change
 	// moves names Services that may lose or change addresses in this step.
 	moves []string
-	// want is "address[,address] Reason" by Service, with - for no address; only what differs from the step before, and "gone".
+	// want is "address[,address] Reason" by Service, with - for no address; only what differs from the
+	// step before, and "gone".
 	want map[string]string
 	// pools is "Reason assigned/available[ assigned6/available6]" by pool, like want.
 	pools map[string]string
@@ -56,7 +58,8 @@ type world struct {
 func newWorld(config Config) *world {
 	return &world{
 		config: config, pools: map[string]lb.Pool{}, namespaces: map[string]lb.Namespace{}, nodes: map[string]lb.Node{},
-		services: map[lb.Key]lb.Service{}, now: at(1_000_000), repeats: 3, book: NewBook(config, 0), told: map[lb.Key]lb.Service{},
+		services: map[lb.Key]lb.Service{}, now: at(1_000_000), repeats: 3, book: NewBook(config, 0),
+		told: map[lb.Key]lb.Service{},
 	}
 }
 
@@ -102,7 +105,8 @@ func service(name string, tweaks ...func(*lb.Service)) change {
 			tick := w.next()
 			s = lb.Service{
 				Key: key(name), UID: strconv.Itoa(tick), Created: at(tick), Type: lb.LoadBalancer,
-				Families: []lb.Family{lb.IPv4}, FamilyPolicy: lb.SingleStack, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+				Families: []lb.Family{lb.IPv4}, FamilyPolicy: lb.SingleStack,
+				ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
 			}
 		}
 		for _, tweak := range tweaks {
@@ -180,7 +184,8 @@ func (w *world) assign(t *testing.T, pending map[lb.Key]Pending) Plan {
 }
 
 func (w *world) input(pending map[lb.Key]Pending) Input {
-	return Input{Config: w.config, Pools: w.pools, Namespaces: w.namespaces, Nodes: w.nodes, Services: w.services, Pending: pending, Now: w.now}
+	return Input{Config: w.config, Pools: w.pools, Namespaces: w.namespaces, Nodes: w.nodes, Services: w.services,
+		Pending: pending, Now: w.now}
 }
 
 // tellBook tells the book of what has changed and returns its plan.
@@ -233,7 +238,8 @@ func addresses(s lb.Service) []netip.Addr {
 	return addrs
 }
 
-// settle passes until nothing changes any more. A lagging world sees each write only after another pass that must not undo it.
+// settle passes until nothing changes any more. A lagging world sees each write only after another
+// pass that must not undo it.
 func (w *world) settle(t *testing.T, lagging bool) Plan {
 	t.Helper()
 	for range 4 {
@@ -259,7 +265,8 @@ func (w *world) settle(t *testing.T, lagging bool) Plan {
 			again := w.assign(t, pending)
 			for k := range pending {
 				if d := again.Services[k]; !reflect.DeepEqual(d.Addresses, p.Services[k].Addresses) {
-					t.Fatalf("%s: while a write is on its way, the plan changes from %v to %v", k, p.Services[k].Addresses, d.Addresses)
+					t.Fatalf("%s: while a write is on its way, the plan changes from %v to %v", k, p.Services[k].Addresses,
+						d.Addresses)
 				}
 			}
 		}
@@ -273,7 +280,8 @@ func (w *world) settle(t *testing.T, lagging bool) Plan {
 	return Plan{}
 }
 
-// compare has a process that knows only what is stored decide as well: it must come to the same result.
+// compare has a process that knows only what is stored decide as well: it must come to the same
+// result.
 func (w *world) compare(t *testing.T, p Plan) {
 	t.Helper()
 	all := w.assign(t, nil)
@@ -281,9 +289,11 @@ func (w *world) compare(t *testing.T, p Plan) {
 		mine, decided := p.Services[k]
 		switch {
 		case decided && !reflect.DeepEqual(mine, d):
-			t.Fatalf("%s: the book decides %v %v, a new process %v %v", k, mine.Addresses, mine.Condition, d.Addresses, d.Condition)
+			t.Fatalf("%s: the book decides %v %v, a new process %v %v", k, mine.Addresses, mine.Condition, d.Addresses,
+				d.Condition)
 		case !decided && !w.shows(k, d):
-			t.Fatalf("tick %d: %s: the book decides nothing, as it shows %v %v; a new process %v %v", w.tick, k, addresses(w.services[k]), w.services[k].Conditions, d.Addresses, d.Condition)
+			t.Fatalf("tick %d: %s: the book decides nothing, as it shows %v %v; a new process %v %v", w.tick, k,
+				addresses(w.services[k]), w.services[k].Conditions, d.Addresses, d.Condition)
 		}
 	}
 	if a, b := shownPools(all), shownPools(p); !maps.Equal(a, b) {
@@ -292,14 +302,16 @@ func (w *world) compare(t *testing.T, p Plan) {
 	}
 }
 
-// invariants compares what is held with what was held before the step, and with what the step itself made be held.
+// invariants compares what is held with what was held before the step, and with what the step
+// itself made be held.
 func (w *world) invariants(t *testing.T, before, given map[lb.Key]lb.Service, mayMove []string) {
 	t.Helper()
 	holders := map[netip.Addr]lb.Key{}
 	for k, s := range w.services {
 		for _, addr := range addresses(s) {
 			other, twice := holders[addr]
-			if twice && (s.Request.Share == "" || s.Request.Share != w.services[other].Request.Share) && (!slices.Contains(addresses(given[k]), addr) || !slices.Contains(addresses(given[other]), addr)) {
+			if twice && (s.Request.Share == "" || s.Request.Share != w.services[other].Request.Share) &&
+				(!slices.Contains(addresses(given[k]), addr) || !slices.Contains(addresses(given[other]), addr)) {
 				t.Errorf("%s is held by both %s and %s", addr, k, other)
 			}
 			holders[addr] = k
@@ -352,7 +364,8 @@ func shownPools(p Plan) map[string]string {
 	return shown
 }
 
-// tell runs a story. Duplicated tells each change twice, lagging lets writes be seen late; the result must be the same.
+// tell runs a story. Duplicated tells each change twice, lagging lets writes be seen late; the
+// result must be the same.
 func tell(t *testing.T, s story, duplicated, lagging bool) {
 	s.config.Class = s.class
 	w := newWorld(s.config)
@@ -397,11 +410,12 @@ func TestContract8Stories(t *testing.T) {
 	}
 }
 
-// TestContract8PendingWriteHolds has a Service that looks as if it held nothing, as the write is not seen yet, and another that is
-// older and comes only now, as it was of another type before.
+// TestContract8PendingWriteHolds has a Service that looks as if it held nothing, as the write is
+// not seen yet, and another that is older and comes only now, as it was of another type before.
 func TestContract8PendingWriteHolds(t *testing.T) {
 	w := newWorld(Config{})
-	for _, do := range []change{newPool("p", "10.0.0.1-10.0.0.9"), service("young", created(50)), service("old", created(1))} {
+	for _, do := range []change{newPool("p", "10.0.0.1-10.0.0.9"), service("young", created(50)),
+		service("old", created(1))} {
 		do(w)
 	}
 	young := w.services[key("young")]
@@ -429,11 +443,13 @@ func TestContract8PendingWriteHolds(t *testing.T) {
 func TestMessages(t *testing.T) {
 	w := newWorld(Config{})
 	for _, do := range []change{
-		newPool("small", "10.0.0.1/32"), poolWith("reserved", false, "10.1.0.0/30"), newPool("late", "10.0.0.0/31", "10.7.0.0/24"),
+		newPool("small", "10.0.0.1/32"), poolWith("reserved", false, "10.1.0.0/30"),
+		newPool("late", "10.0.0.0/31", "10.7.0.0/24"),
 		service("first"), service("second"), service("third", asks("10.0.0.1")), service("fourth", asks("192.0.2.1")),
 		service("fifth", asks("fd00::1")), service("sixth", asks("x")), service("seventh", asksPool("nope")),
 		service("eighth", asksPool("late")), service("ninth", asks("10.1.0.1")), service("tenth", holds("10.1.0.1")),
-		service("eleventh", holds("192.0.2.7")), service("twelfth", families(lb.SingleStack, lb.IPv6)), service("thirteenth", requireDual, asks("10.1.0.2")),
+		service("eleventh", holds("192.0.2.7")), service("twelfth", families(lb.SingleStack, lb.IPv6)),
+		service("thirteenth", requireDual, asks("10.1.0.2")),
 		service("fourteenth", holds("10.1.0.3"), preferDual), service("fifteenth", asks("10.1.0.0", "10.1.0.2")),
 	} {
 		do(w)
@@ -447,30 +463,36 @@ func TestMessages(t *testing.T) {
 		got["pool "+name] = pool.Status.Conditions[0].Message
 	}
 	want := map[string]string{
-		"first":         "10.0.0.1 from pool small",
-		"second":        "all IPv4 addresses of pool small are held",
-		"third":         "asks for 10.0.0.1, which Service default/first holds",
-		"fourth":        "asks for 192.0.2.1, which is in no pool",
-		"fifth":         "asks for fd00::1, but its spec.ipFamilies has no IPv6",
-		"sixth":         `asks for "x", which is no IP address`,
-		"seventh":       "asks for pool nope, which does not exist",
-		"eighth":        "pool late hands out nothing new: 10.0.0.1 is also in the older pool small; Services keep what they hold of pool late, and it hands out nothing new",
-		"ninth":         "asks for 10.1.0.1, which Service default/tenth holds",
-		"tenth":         "10.1.0.1 from pool reserved",
-		"eleventh":      "keeps 192.0.2.7, which is in no pool and so is not announced; add it to a pool, or ask for another address",
-		"twelfth":       "no pool that hands out addresses by itself has IPv6 addresses",
-		"thirteenth":    "no pool that hands out addresses by itself has IPv6 addresses",
-		"fourteenth":    "10.1.0.3 from pool reserved; no pool that hands out addresses by itself has IPv6 addresses",
-		"fifteenth":     "asks for both 10.1.0.0 and 10.1.0.2; it can have one address of each family, unless annotation landfall.dev/addresses-per-family asks for more",
+		"first":   "10.0.0.1 from pool small",
+		"second":  "all IPv4 addresses of pool small are held",
+		"third":   "asks for 10.0.0.1, which Service default/first holds",
+		"fourth":  "asks for 192.0.2.1, which is in no pool",
+		"fifth":   "asks for fd00::1, but its spec.ipFamilies has no IPv6",
+		"sixth":   `asks for "x", which is no IP address`,
+		"seventh": "asks for pool nope, which does not exist",
+		"eighth": "pool late hands out nothing new: 10.0.0.1 is also in the older pool small; Services keep what " +
+			"they hold of pool late, and it hands out nothing new",
+		"ninth": "asks for 10.1.0.1, which Service default/tenth holds",
+		"tenth": "10.1.0.1 from pool reserved",
+		"eleventh": "keeps 192.0.2.7, which is in no pool and so is not announced; add it to a pool, or ask for " +
+			"another address",
+		"twelfth":    "no pool that hands out addresses by itself has IPv6 addresses",
+		"thirteenth": "no pool that hands out addresses by itself has IPv6 addresses",
+		"fourteenth": "10.1.0.3 from pool reserved; no pool that hands out addresses by itself has IPv6 addresses",
+		"fifteenth": "asks for both 10.1.0.0 and 10.1.0.2; it can have one address of each family, unless annotation " +
+			"landfall.dev/addresses-per-family asks for more",
 		"pool small":    "hands out addresses",
 		"pool reserved": "hands out addresses to Services that ask for them",
-		"pool late":     "10.0.0.1 is also in the older pool small; Services keep what they hold of pool late, and it hands out nothing new",
+		"pool late": "10.0.0.1 is also in the older pool small; Services keep what they hold of pool late, and it " +
+			"hands out nothing new",
 	}
 	edited := w.pools["small"]
-	edited.Reservations = []lb.Reservation{{Range: lb.Range{From: netip.MustParseAddr("10.0.0.0"), To: netip.MustParseAddr("10.0.0.1")}, Namespace: "default"}}
+	edited.Reservations = []lb.Reservation{
+		{Range: lb.Range{From: netip.MustParseAddr("10.0.0.0"), To: netip.MustParseAddr("10.0.0.1")}, Namespace: "default"}}
 	w.pools["small"] = edited
 	status := w.settle(t, false).Pools["small"].Status
-	wantReady := "hands out addresses; spec.reservations[0] for default/* has no effect on 10.0.0.0, which spec.addresses does not contain"
+	wantReady := "hands out addresses; spec.reservations[0] for default/* has no effect on 10.0.0.0, which " +
+		"spec.addresses does not contain"
 	if got := status.Conditions[0].Message; got != wantReady {
 		t.Errorf("a stray reservation: %q", got)
 	}

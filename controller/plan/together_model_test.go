@@ -9,14 +9,16 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// The model of claims (see controller/claims.go): two addresses, and two controllers that both lead all the time. Services come and
-// go, watches deliver late and in any order between objects, writes of Services arrive at any time or never, answers get lost,
-// controllers crash and lose all that they remember, others edit the Services and the pool: each of it as often as it likes.
-// Nothing is taken for granted of clocks and of the Lease.
+// The model of claims (see controller/claims.go): two addresses, and two controllers that both lead
+// all the time. Services come and go, watches deliver late and in any order between objects, writes
+// of Services arrive at any time or never, answers get lost, controllers crash and lose all that
+// they remember, others edit the Services and the pool: each of it as often as it likes. Nothing is
+// taken for granted of clocks and of the Lease.
 //
-// Versions are only ever asked whether they are the present one, so the model has no numbers of them. What can be of no effect any
-// more is dropped, and controllers are in no order. So there are finitely many states, and all of them are explored. One
-// goroutine does it all, so the race detector, with which it takes thrice the time, is kept out.
+// Versions are only ever asked whether they are the present one, so the model has no numbers of
+// them. What can be of no effect any more is dropped, and controllers are in no order. So there are
+// finitely many states, and all of them are explored. One goroutine does it all, so the race
+// detector, with which it takes thrice the time, is kept out.
 
 // togetherServices is the number of Services.
 const togetherServices = 2
@@ -34,7 +36,8 @@ type tService struct {
 	addr    int8 // 0: none
 }
 
-// tClaim is a claim, and also a write that a controller remembers. It is for the version of the Service that its owner sees.
+// tClaim is a claim, and also a write that a controller remembers. It is for the version of the
+// Service that its owner sees.
 type tClaim struct {
 	there   bool
 	addr    int8
@@ -98,7 +101,8 @@ func (e *explorer) decide(c *tController) [togetherServices]int8 {
 		return known
 	}
 	in := Input{
-		Pools:    map[string]lb.Pool{"p": {Name: "p", AutoAssign: true, Ranges: []lb.Range{{From: modelAddr(1), To: modelAddr(2)}}}},
+		Pools: map[string]lb.Pool{"p": {Name: "p", AutoAssign: true,
+			Ranges: []lb.Range{{From: modelAddr(1), To: modelAddr(2)}}}},
 		Services: map[lb.Key]lb.Service{}, Pending: map[lb.Key]Pending{},
 	}
 	for i, s := range c.cache {
@@ -106,7 +110,8 @@ func (e *explorer) decide(c *tController) [togetherServices]int8 {
 			continue
 		}
 		// The one of the higher number is the older, so that both orders occur.
-		service := lb.Service{Key: key(strconv.Itoa(i)), UID: "u", Version: "1", Created: at(9 - i), Type: lb.LoadBalancer, Families: []lb.Family{lb.IPv4}}
+		service := lb.Service{Key: key(strconv.Itoa(i)), UID: "u", Version: "1", Created: at(9 - i), Type: lb.LoadBalancer,
+			Families: []lb.Family{lb.IPv4}}
 		if s.addr > 0 {
 			service.Ingress = []lb.Ingress{{Addr: modelAddr(s.addr)}}
 		}
@@ -239,7 +244,8 @@ func (m *together) crash(i int) {
 	}
 }
 
-// step is one pass of controller i, with all that can come of it. Writes that change no address are left out: to others they are edits.
+// step is one pass of controller i, with all that can come of it. Writes that change no address are
+// left out: to others they are edits.
 //
 //go:norace
 func (e *explorer) step(all []together, m together, i int) []together {
@@ -290,8 +296,8 @@ func (e *explorer) step(all []together, m together, i int) []together {
 	return append(all, m)
 }
 
-// next returns all that can happen next. What a controller is shown concerns no one but itself, so that is put off until it acts or
-// the object changes again.
+// next returns all that can happen next. What a controller is shown concerns no one but itself, so
+// that is put off until it acts or the object changes again.
 //
 //go:norace
 func (e *explorer) next(all []together, m together) []together {
@@ -302,7 +308,8 @@ func (e *explorer) next(all []together, m together) []together {
 		}
 	}
 	for s := range m.api {
-		shown := shownOrNot([]together{m}, func(n *together) bool { return n.seeService(0, s) }, func(n *together) bool { return n.seeService(1, s) })
+		shown := shownOrNot([]together{m}, func(n *together) bool { return n.seeService(0, s) },
+			func(n *together) bool { return n.seeService(1, s) })
 		put := func(to tService) {
 			add(shown, func(n *together) {
 				n.serviceChanged(s)
@@ -323,7 +330,8 @@ func (e *explorer) next(all []together, m together) []together {
 			}
 		}
 	}
-	shown := shownOrNot([]together{m}, func(n *together) bool { return n.seePool(0) }, func(n *together) bool { return n.seePool(1) })
+	shown := shownOrNot([]together{m}, func(n *together) bool { return n.seePool(0) },
+		func(n *together) bool { return n.seePool(1) })
 	if e.edits { // this also stands for counts that another controller writes
 		add(shown, (*together).poolChanged)
 	}
@@ -338,7 +346,8 @@ func (e *explorer) next(all []together, m together) []together {
 				all = append(all, e.catchUp(n, i))
 				continue
 			}
-			for _, n := range shownOrNot([]together{n}, func(n *together) bool { return n.seeService(i, 0) }, func(n *together) bool { return n.seeService(i, 1) }) {
+			for _, n := range shownOrNot([]together{n}, func(n *together) bool { return n.seeService(i, 0) },
+				func(n *together) bool { return n.seeService(i, 1) }) {
 				all = e.step(all, n, i)
 			}
 		}
@@ -377,7 +386,8 @@ func (m *together) broken(before *together) string {
 	return ""
 }
 
-// togetherState is a state in few bytes, the same for two states that differ by the order of controllers only.
+// togetherState is a state in few bytes, the same for two states that differ by the order of
+// controllers only.
 type togetherState [3]uint64
 
 // packer puts small numbers into a word.
@@ -468,7 +478,8 @@ func (e *explorer) explore() (states int, broken string) {
 	return len(seen), ""
 }
 
-// TestContract8ModelTogether explores every state that the model can reach; with -short, those without edits by others.
+// TestContract8ModelTogether explores every state that the model can reach; with -short, those
+// without edits by others.
 func TestContract8ModelTogether(t *testing.T) {
 	e := explorer{edits: !testing.Short()}
 	states, broken := e.explore()
@@ -478,7 +489,8 @@ func TestContract8ModelTogether(t *testing.T) {
 	t.Logf("%d states, %d decisions", states, len(e.decisions))
 }
 
-// TestContract8ModelTogetherFindsFlaws has controllers break each rule of the protocol: the model can fail.
+// TestContract8ModelTogetherFindsFlaws has controllers break each rule of the protocol: the model
+// can fail.
 func TestContract8ModelTogetherFindsFlaws(t *testing.T) {
 	for f := actsOnForeign; f <= claimsAnywhere; f++ {
 		e := explorer{edits: true, flaw: f}

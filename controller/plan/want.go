@@ -33,14 +33,18 @@ func (w want) asks() []netip.Addr {
 
 // parse reads what the Service asks for. Also a want with a refusal tells the families.
 func parse(s *lb.Service) (want, *lb.Refusal) {
-	w := want{families: s.Families, all: s.FamilyPolicy != lb.PreferDualStack, pool: s.Request.Pool, mode: lb.IPMode(s.Request.Mode)}
+	w := want{families: s.Families, all: s.FamilyPolicy != lb.PreferDualStack, pool: s.Request.Pool,
+		mode: lb.IPMode(s.Request.Mode)}
 	if len(w.families) == 0 {
 		for _, ip := range s.ClusterIPs {
 			w.families = append(w.families, lb.FamilyOf(ip))
 		}
 	}
 	if len(w.families) == 0 {
-		return w, lb.Refuse(lb.ReasonNoClusterIP, "waiting for the API server to give the Service a cluster IP, which tells its address families")
+		return w,
+			lb.Refuse(
+				lb.ReasonNoClusterIP,
+				"waiting for the API server to give the Service a cluster IP, which tells its address families")
 	}
 	if refusal := w.parseAnnotations(s.Request); refusal != nil {
 		return w, refusal
@@ -59,12 +63,14 @@ func (w *want) parseAnnotations(r lb.Request) *lb.Refusal {
 	case "", "keep", "move":
 		w.move = r.WhenOutside == "move"
 	default:
-		return lb.Refuse(lb.ReasonRequestInvalid, "annotation %s is %q; it can be keep or move", lb.AnnotationWhenOutside, r.WhenOutside)
+		return lb.Refuse(lb.ReasonRequestInvalid, "annotation %s is %q; it can be keep or move", lb.AnnotationWhenOutside,
+			r.WhenOutside)
 	}
 	if r.PerFamily != "" {
 		n, err := strconv.Atoi(r.PerFamily)
 		if err != nil || n < 1 || n > lb.MaxPerFamily {
-			return lb.Refuse(lb.ReasonRequestInvalid, "annotation %s is %q; it can be a number from 1 to %d", lb.AnnotationPerFamily, r.PerFamily, lb.MaxPerFamily)
+			return lb.Refuse(lb.ReasonRequestInvalid, "annotation %s is %q; it can be a number from 1 to %d",
+				lb.AnnotationPerFamily, r.PerFamily, lb.MaxPerFamily)
 		}
 		w.count = n
 	}
@@ -85,10 +91,13 @@ func (w *want) parseAddresses(r lb.Request) *lb.Refusal {
 		case slices.Contains(asked, addr):
 			continue
 		case len(asked) == 1 && w.count == 0:
-			return lb.Refuse(lb.ReasonAddressInvalid, "asks for both %s and %s; it can have one address of each family, unless annotation %s asks for more",
+			return lb.Refuse(lb.ReasonAddressInvalid,
+				"asks for both %s and %s; it can have one address of each family, unless annotation %s asks for more",
 				asked[0], addr, lb.AnnotationPerFamily)
 		case w.count > 0 && len(asked) == w.count:
-			return lb.Refuse(lb.ReasonAddressInvalid, "asks for more than %d %s addresses by name, which is what annotation %s says", w.count, family, lb.AnnotationPerFamily)
+			return lb.Refuse(lb.ReasonAddressInvalid,
+				"asks for more than %d %s addresses by name, which is what annotation %s says", w.count, family,
+				lb.AnnotationPerFamily)
 		}
 		if w.addr == nil {
 			w.addr = map[lb.Family][]netip.Addr{}
@@ -107,7 +116,8 @@ type need struct {
 	open   int          // lacking, any will do
 }
 
-// need compares what is held with what is wanted of a family. ok tells whether an address will do where none is asked for by name.
+// need compares what is held with what is wanted of a family. ok tells whether an address will do
+// where none is asked for by name.
 func (w want) need(family lb.Family, held []netip.Addr, ok func(netip.Addr) bool) need {
 	n := need{family: family}
 	asked, total := w.addr[family], max(w.count, 1)

@@ -17,11 +17,13 @@ func refuseNotReady(p *pool) *lb.Refusal {
 }
 
 func refuseNotAllowed(p *pool) *lb.Refusal {
-	return lb.Refuse(lb.ReasonPoolNotAllowed, "pool %s is not for this Service: its spec.serviceAllocation selects others", p.Name)
+	return lb.Refuse(lb.ReasonPoolNotAllowed, "pool %s is not for this Service: its spec.serviceAllocation selects others",
+		p.Name)
 }
 
 func refuseQuota(e *entry, p *pool, family lb.Family) *lb.Refusal {
-	return lb.Refuse(lb.ReasonQuotaExceeded, "namespace %s holds as many %s addresses of pool %s as that allows each namespace: %d (spec.addressesPerNamespace)",
+	return lb.Refuse(lb.ReasonQuotaExceeded,
+		"namespace %s holds as many %s addresses of pool %s as that allows each namespace: %d (spec.addressesPerNamespace)",
 		e.Key.Namespace, family, p.Name, p.PerNamespace)
 }
 
@@ -77,10 +79,13 @@ func (b *Book) condition(addrs []netip.Addr, duplicate *duplicated, note string,
 	case refusal != nil:
 		refusal = lb.Refuse(refusal.Reason, "%s; keeps %s", refusal.Message, join(addrs))
 	case duplicate != nil:
-		refusal = lb.Refuse(lb.ReasonDuplicate, "%s is held by the older Service %s as well, %s; delete and create this Service, or ask for another address",
+		refusal = lb.Refuse(
+			lb.ReasonDuplicate,
+			"%s is held by the older Service %s as well, %s; delete and create this Service, or ask for another address",
 			duplicate.addr, duplicate.older.Key, duplicate.why)
 	case len(outside) > 0:
-		refusal = lb.Refuse(lb.ReasonHeldOutside, "keeps %s, which is in no pool and so is not announced; add it to a pool, or ask for another address",
+		refusal = lb.Refuse(lb.ReasonHeldOutside,
+			"keeps %s, which is in no pool and so is not announced; add it to a pool, or ask for another address",
 			strings.Join(outside, ", "))
 	}
 	if refusal == nil && len(never) > 0 {

@@ -15,12 +15,14 @@ const (
 	limit = 2 * time.Minute
 	// burstSize is how many changes are ahead of the one that is measured.
 	burstSize = 200
-	// apart is the time between changes: more than the second that kube-proxy lets pass between two syncs by default, so that what is
-	// measured is how long a sync takes and not how long it is put off.
+	// apart is the time between changes: more than the second that kube-proxy lets pass between two
+	// syncs by default, so that what is measured is how long a sync takes and not how long it is put
+	// off.
 	apart = 1100 * time.Millisecond
 )
 
-// churn measures one contender at a number of Services: from start to the last answer, changes, memory and CPU.
+// churn measures one contender at a number of Services: from start to the last answer, changes,
+// memory and CPU.
 func (b *bench) churn(ctx context.Context, c contender, services int) (row churnRow, err error) {
 	row = churnRow{Proxy: c.name, Services: services}
 	if err := b.flush(ctx, churnNode); err != nil {

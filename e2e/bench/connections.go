@@ -22,8 +22,9 @@ const (
 	loadPort  = 8080
 )
 
-// loadNode is a node with one pod, whose rules are those that one proxy wrote when there was a certain number of Services. Each has
-// two Services of its own, with its own pod as their endpoint and one policy each, so that no measurement crosses another node.
+// loadNode is a node with one pod, whose rules are those that one proxy wrote when there was a
+// certain number of Services. Each has two Services of its own, with its own pod as their endpoint
+// and one policy each, so that no measurement crosses another node.
 type loadNode struct {
 	name      string
 	contender contender // none on the bare node
@@ -59,10 +60,12 @@ func (b *bench) cluster() lab.Cluster {
 	add := func(name string, pods ...string) {
 		n := byte(len(c.Nodes))
 		c.Nodes = append(c.Nodes, lab.Node{
-			Name: name, Addr: netip.AddrFrom4([4]byte{172, 26, 236, 100 + n}), PodNetwork: netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 168, n, 0}), 24),
+			Name: name, Addr: netip.AddrFrom4([4]byte{172, 26, 236, 100 + n}),
+			PodNetwork: netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 168, n, 0}), 24),
 		})
 		for i, pod := range pods {
-			c.Pods = append(c.Pods, lab.Pod{Name: pod, Node: name, Addr: netip.AddrFrom4([4]byte{192, 168, n, byte(10 + i)}), TCP: []uint16{80}})
+			c.Pods = append(c.Pods, lab.Pod{Name: pod, Node: name, Addr: netip.AddrFrom4([4]byte{192, 168, n, byte(10 + i)}),
+				TCP: []uint16{80}})
 		}
 	}
 	add(churnNode, clientPod, podA, podB)
@@ -77,7 +80,8 @@ func (b *bench) cluster() lab.Cluster {
 
 func podOf(node string) string { return node + "-pod" }
 
-// prepareLoad creates the Services of the connections and lets each proxy write its rules while there are few others.
+// prepareLoad creates the Services of the connections and lets each proxy write its rules while
+// there are few others.
 func (b *bench) prepareLoad(ctx context.Context) error {
 	for _, n := range b.loadNodes() {
 		if n.contender.name == "" {
@@ -93,14 +97,16 @@ func (b *bench) prepareLoad(ctx context.Context) error {
 }
 
 // createVIP creates a Service of type LoadBalancer that has a node's pod as its only endpoint.
-func (f *fleet) createVIP(ctx context.Context, node string, policy corev1.ServiceExternalTrafficPolicy, vip netip.Addr) error {
+func (f *fleet) createVIP(
+	ctx context.Context, node string, policy corev1.ServiceExternalTrafficPolicy, vip netip.Addr) error {
 	name := node + "-" + strings.ToLower(string(policy))
 	if err := f.createSliceAt(ctx, name, loadPort, endpoint(f.podAddress(podOf(node)), node)); err != nil {
 		return err
 	}
 	service, err := f.lab.Kube().CoreV1().Services(namespace).Create(ctx, &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, ExternalTrafficPolicy: policy, Ports: []corev1.ServicePort{{Port: loadPort}}},
+		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, ExternalTrafficPolicy: policy,
+			Ports: []corev1.ServicePort{{Port: loadPort}}},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		return err
@@ -110,7 +116,8 @@ func (f *fleet) createVIP(ctx context.Context, node string, policy corev1.Servic
 	return err
 }
 
-// program starts the proxies of some nodes, waits until they have written their rules and ends them; the rules stay.
+// program starts the proxies of some nodes, waits until they have written their rules and ends
+// them; the rules stay.
 func (b *bench) program(ctx context.Context, which func(loadNode) bool) error {
 	for _, n := range b.loadNodes() {
 		if n.contender.name == "" || !which(n) {
@@ -141,8 +148,9 @@ func (b *bench) awaitRules(ctx context.Context, n loadNode, p *proxy) error {
 	return settle(ctx, p)
 }
 
-// connections measures new connections per second through each node's VIPs, and to a pod of the node without rules. The rounds go
-// through all of them in turn, so that a slow moment of the machine meets each.
+// connections measures new connections per second through each node's VIPs, and to a pod of the
+// node without rules. The rounds go through all of them in turn, so that a slow moment of the
+// machine meets each.
 func (b *bench) connections(ctx context.Context) error {
 	if err := b.program(ctx, func(n loadNode) bool { return n.full }); err != nil {
 		return err
@@ -185,7 +193,8 @@ func (b *bench) connections(ctx context.Context) error {
 	}
 	for name, rates := range b.connected {
 		slices.Sort(rates)
-		b.report.Connections = append(b.report.Connections, connectionRow{Path: name, PerSecond: rates[len(rates)/2], Min: rates[0], Max: rates[len(rates)-1]})
+		b.report.Connections = append(b.report.Connections,
+			connectionRow{Path: name, PerSecond: rates[len(rates)/2], Min: rates[0], Max: rates[len(rates)-1]})
 	}
 	slices.SortFunc(b.report.Connections, func(a, b connectionRow) int { return strings.Compare(a.Path, b.Path) })
 	return nil
@@ -205,10 +214,12 @@ func (b *bench) connectTo(ctx context.Context, n loadNode, label string, address
 			node = candidate.Addr
 		}
 	}
-	if _, err := b.lab.Exec(ctx, lab.ClientName, "ip", "route", "replace", address.String(), "via", node.String()); err != nil {
+	if _, err := b.lab.Exec(ctx, lab.ClientName, "ip", "route", "replace", address.String(), "via",
+		node.String()); err != nil {
 		return err
 	}
-	out, err := b.lab.Exec(ctx, lab.ClientName, b.self, loadCommand, "-target", netip.AddrPortFrom(address, loadPort).String(), "-seconds", strconv.Itoa(b.seconds))
+	out, err := b.lab.Exec(ctx, lab.ClientName, b.self, loadCommand, "-target",
+		netip.AddrPortFrom(address, loadPort).String(), "-seconds", strconv.Itoa(b.seconds))
 	if err != nil {
 		return err
 	}

@@ -64,11 +64,14 @@ func (b *bench) startProxy(c contender, node string) (*proxy, error) {
 	argv := []string{"ip", "netns", "exec", b.lab.Namespace(node), b.programs[c.program]}
 	switch c.program {
 	case "landfall":
-		argv = append(argv, "--mode="+c.mode, "--kubeconfig="+b.lab.Kubeconfig(), "--node-name="+node, "--cluster-cidr="+network,
+		argv = append(argv, "--mode="+c.mode, "--kubeconfig="+b.lab.Kubeconfig(), "--node-name="+node,
+			"--cluster-cidr="+network,
 			"--feed-socket="+filepath.Join(filepath.Dir(b.programs["landfall"]), node+".sock"), "--log-level=warn")
 	default:
-		// The limits of conntrack are the machine's, which is not kube-proxy's here. All else is as it comes.
-		argv = append(argv, "--proxy-mode="+c.mode, "--kubeconfig="+b.lab.Kubeconfig(), "--hostname-override="+node, "--cluster-cidr="+network,
+		// The limits of conntrack are the machine's, which is not kube-proxy's here. All else is as it
+		// comes.
+		argv = append(argv, "--proxy-mode="+c.mode, "--kubeconfig="+b.lab.Kubeconfig(), "--hostname-override="+node,
+			"--cluster-cidr="+network,
 			"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0s", "--conntrack-tcp-timeout-close-wait=0s")
 	}
 	p := &proxy{contender: c, cmd: exec.Command(argv[0], argv[1:]...), started: time.Now()}
@@ -94,7 +97,8 @@ func (b *bench) flush(ctx context.Context, node string) error {
 	return nil
 }
 
-// cpu is the processor time of the proxy and of the programs that it has run to their end, in seconds.
+// cpu is the processor time of the proxy and of the programs that it has run to their end, in
+// seconds.
 func (p *proxy) cpu() (float64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
 	if err != nil {

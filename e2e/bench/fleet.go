@@ -19,7 +19,8 @@ import (
 const (
 	namespace = "bench"
 	target    = "target"
-	// sentinels are Services spread evenly among all others, which answer: a start is over when all of them do.
+	// sentinels are Services spread evenly among all others, which answer: a start is over when all of
+	// them do.
 	sentinels = 20
 )
 
@@ -50,10 +51,12 @@ func (f *fleet) podAddress(name string) string {
 
 func endpoint(address, node string) discoveryv1.Endpoint {
 	yes, no := true, false
-	return discoveryv1.Endpoint{Addresses: []string{address}, NodeName: &node, Conditions: discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes, Terminating: &no}}
+	return discoveryv1.Endpoint{Addresses: []string{address}, NodeName: &node,
+		Conditions: discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes, Terminating: &no}}
 }
 
-// create makes a Service and its slice, the slice first, so that the Service has endpoints from its first moment.
+// create makes a Service and its slice, the slice first, so that the Service has endpoints from its
+// first moment.
 func (f *fleet) create(ctx context.Context, name string, endpoints ...discoveryv1.Endpoint) (netip.AddrPort, error) {
 	if err := f.createSlice(ctx, name, endpoints...); err != nil {
 		return netip.AddrPort{}, err
@@ -93,7 +96,8 @@ func (f *fleet) remove(ctx context.Context, name string) error {
 }
 
 func (f *fleet) createTarget(ctx context.Context) error {
-	_, err := f.lab.Kube().CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	_, err := f.lab.Kube().CoreV1().Namespaces().Create(ctx,
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
 	if err != nil {
 		return err
 	}
@@ -130,7 +134,8 @@ func (f *fleet) placeSentinels(ctx context.Context) error {
 		if f.addresses[name], err = netip.ParseAddrPort(service.Spec.ClusterIP + ":80"); err != nil {
 			return err
 		}
-		if err := f.point(ctx, name, endpoint(f.podAddress(podA), churnNode), endpoint(f.podAddress(podB), churnNode)); err != nil {
+		if err := f.point(ctx, name, endpoint(f.podAddress(podA), churnNode),
+			endpoint(f.podAddress(podB), churnNode)); err != nil {
 			return err
 		}
 	}
@@ -150,7 +155,8 @@ func (f *fleet) point(ctx context.Context, name string, endpoints ...discoveryv1
 	if err != nil {
 		return err
 	}
-	_, err = f.lab.Kube().DiscoveryV1().EndpointSlices(namespace).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+	_, err = f.lab.Kube().DiscoveryV1().EndpointSlices(namespace).Patch(ctx, name, types.MergePatchType, patch,
+		metav1.PatchOptions{})
 	return err
 }
 

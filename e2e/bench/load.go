@@ -13,8 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// load opens connections one after the other from a number of threads, sends a byte over each, waits for one and resets the
-// connection, so that no port stays in use. It prints how many a second were answered, and how many failed.
+// load opens connections one after the other from a number of threads, sends a byte over each,
+// waits for one and resets the connection, so that no port stays in use. It prints how many a
+// second were answered, and how many failed.
 func load(args []string) error {
 	set := flag.NewFlagSet(loadCommand, flag.ContinueOnError)
 	target := set.String("target", "", "address and port")

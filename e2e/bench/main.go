@@ -1,5 +1,5 @@
-// Bench measures Landfall's proxy beside kube-proxy: the same API server, the same Services, the same network namespaces, one run.
-// It prints a table, and the same figures as JSON.
+// Bench measures Landfall's proxy beside kube-proxy: the same API server, the same Services, the
+// same network namespaces, one run. It prints a table, and the same figures as JSON.
 //
 //	go run ./e2e/bench -services 1000,5000 -json figures.json
 //
@@ -73,7 +73,8 @@ func parse(args []string) (o options, err error) {
 	sizes := set.String("services", "1000,5000,10000", "numbers of Services to measure at, in rising order")
 	proxies := set.String("proxies", strings.Join(contenderNames(), ","), "which proxies to measure")
 	set.StringVar(&o.json, "json", "", "file for the figures as JSON")
-	set.IntVar(&o.quickAbove, "landfall-only-above", 5000, "above so many Services kube-proxy is left out, as it takes minutes")
+	set.IntVar(&o.quickAbove, "landfall-only-above", 5000,
+		"above so many Services kube-proxy is left out, as it takes minutes")
 	set.IntVar(&o.changes, "changes", 20, "endpoint changes to measure")
 	set.IntVar(&o.newServices, "new", 10, "new Services to measure")
 	set.IntVar(&o.bursts, "bursts", 3, "changes behind 200 others to measure")
@@ -134,7 +135,8 @@ func run(ctx context.Context, o options) (err error) {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(filepath.Dir(b.programs["landfall"])) }()
-	if b.lab, err = lab.Start(ctx, b.cluster(), lab.Options{NoAgents: true, Repository: repository, Progress: progress}); err != nil {
+	if b.lab, err = lab.Start(ctx, b.cluster(),
+		lab.Options{NoAgents: true, Repository: repository, Progress: progress}); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.lab.Close()) }()
@@ -156,7 +158,8 @@ func run(ctx context.Context, o options) (err error) {
 	return os.WriteFile(o.json, append(text, '\n'), 0o644)
 }
 
-// measure goes through the numbers of Services, and measures connections when there is one Service and when there are most.
+// measure goes through the numbers of Services, and measures connections when there is one Service
+// and when there are most.
 func (b *bench) measure(ctx context.Context) error {
 	if !b.noLoad {
 		if err := b.prepareLoad(ctx); err != nil {

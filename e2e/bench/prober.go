@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// prober asks pods' servers from one network namespace, each time over a new connection, and gives up early: what is not
-// programmed yet is silent, and TCP would ask again only after a second.
+// prober asks pods' servers from one network namespace, each time over a new connection, and gives
+// up early: what is not programmed yet is silent, and TCP would ask again only after a second.
 type prober struct{ jobs chan func() }
 
 const (
@@ -89,7 +89,8 @@ func ask(address netip.AddrPort) (string, error) {
 		return "", fmt.Errorf("connect: %w", err)
 	}
 	tv := unix.NsecToTimeval(answerTimeout.Nanoseconds())
-	if err := errors.Join(unix.SetNonblock(fd, false), unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv)); err != nil {
+	if err := errors.Join(unix.SetNonblock(fd, false),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv)); err != nil {
 		return "", err
 	}
 	if _, err := unix.Write(fd, []byte("hello\n")); err != nil {
@@ -111,7 +112,8 @@ func ask(address netip.AddrPort) (string, error) {
 	return answer.Pod, json.Unmarshal(line, &answer)
 }
 
-// connect gives up after connectTimeout. A blocking connect would do so at ticks of the kernel's clock, which may be twice as late.
+// connect gives up after connectTimeout. A blocking connect would do so at ticks of the kernel's
+// clock, which may be twice as late.
 func connect(fd int, address netip.AddrPort) error {
 	err := unix.Connect(fd, &unix.SockaddrInet4{Addr: address.Addr().As4(), Port: int(address.Port())})
 	if !errors.Is(err, unix.EINPROGRESS) {

@@ -12,8 +12,8 @@ type report struct {
 	Connections []connectionRow `json:"connections,omitempty"`
 }
 
-// quantiles are in milliseconds, from the call of the API server to the first right answer. Call is the median until the API server itself
-// had answered, which no proxy can do anything about.
+// quantiles are in milliseconds, from the call of the API server to the first right answer. Call is
+// the median until the API server itself had answered, which no proxy can do anything about.
 type quantiles struct {
 	P50  float64 `json:"p50_ms"`
 	Max  float64 `json:"max_ms"`
@@ -28,20 +28,22 @@ type churnRow struct {
 	Services int    `json:"services"`
 	// Start is from the start of the process to the first answers of all sentinels, in milliseconds.
 	Start float64 `json:"start_ms"`
-	// Change, New and Behind are from the call of the API server to the first right answer: a change of endpoints, a new Service, and
-	// a change of endpoints after 200 others.
+	// Change, New and Behind are from the call of the API server to the first right answer: a change
+	// of endpoints, a new Service, and a change of endpoints after 200 others.
 	Change quantiles `json:"change"`
 	New    quantiles `json:"new_service"`
 	Behind quantiles `json:"behind_200"`
 	// Memory is the peak of the resident size, in MiB.
 	Memory float64 `json:"peak_rss_mib"`
-	// StartCPU and CPU are processor seconds up to the end of the first sync, and for all changes after it.
+	// StartCPU and CPU are processor seconds up to the end of the first sync, and for all changes
+	// after it.
 	StartCPU float64 `json:"start_cpu_s"`
 	CPU      float64 `json:"churn_cpu_s"`
 }
 
 func (r churnRow) String() string {
-	return fmt.Sprintf("%d Services, %s: start %.0f ms, change %s ms, new %s ms, behind 200 %s ms, %.0f MiB, CPU %.2f + %.2f s",
+	return fmt.Sprintf(
+		"%d Services, %s: start %.0f ms, change %s ms, new %s ms, behind 200 %s ms, %.0f MiB, CPU %.2f + %.2f s",
 		r.Services, r.Proxy, r.Start, r.Change, r.New, r.Behind, r.Memory, r.StartCPU, r.CPU)
 }
 
@@ -57,7 +59,10 @@ func (r report) print(w io.Writer) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	defer func() { _ = t.Flush() }()
 	if len(r.Churn) > 0 {
-		fmt.Fprintln(t, "Services\tproxy\tstart ms\tchange ms p50/max (API's p50)\tnew Service ms\tbehind 200 ms\tpeak MiB\tCPU s start\tCPU s changes")
+		fmt.Fprintln(
+			t,
+			"Services\tproxy\tstart ms\tchange ms p50/max (API's p50)\tnew Service ms\tbehind 200 ms\tpeak MiB\tCPU s "+
+				"start\tCPU s changes")
 		for _, row := range r.Churn {
 			fmt.Fprintf(t, "%d\t%s\t%.0f\t%s\t%s\t%s\t%.0f\t%.2f\t%.2f\n",
 				row.Services, row.Proxy, row.Start, row.Change, row.New, row.Behind, row.Memory, row.StartCPU, row.CPU)

@@ -16,8 +16,9 @@ import (
 	"time"
 )
 
-// Agent is one container of the chart on one node: a process in the node's network namespace, with the arguments, variables,
-// volumes, capabilities, user and ServiceAccount that the chart gives it. Its methods may be called from several goroutines.
+// Agent is one container of the chart on one node: a process in the node's network namespace, with
+// the arguments, variables, volumes, capabilities, user and ServiceAccount that the chart gives it.
+// Its methods may be called from several goroutines.
 type Agent struct {
 	// Program is the container's name: controller, speaker or proxy.
 	Program string
@@ -80,8 +81,8 @@ func (a *Agent) Start() error {
 	return err
 }
 
-// Stop sends SIGTERM and waits until the process has ended. A process that outlives the pod's grace period is killed. That, and
-// an exit status other than 0, is an error.
+// Stop sends SIGTERM and waits until the process has ended. A process that outlives the pod's grace
+// period is killed. That, and an exit status other than 0, is an error.
 func (a *Agent) Stop() error {
 	return a.end(func(p *process) error { return p.stop(a.grace) })
 }
@@ -100,7 +101,8 @@ func (a *Agent) end(how func(*process) error) error {
 	return nil
 }
 
-// Restart stops the agent and starts it again, as a rolling update does, and waits until it is ready.
+// Restart stops the agent and starts it again, as a rolling update does, and waits until it is
+// ready.
 func (a *Agent) Restart(ctx context.Context) error {
 	if err := a.Stop(); err != nil {
 		return err
@@ -137,7 +139,8 @@ func (a *Agent) WaitReady(ctx context.Context) error {
 	return a.lab.waitReady(ctx, a.Program+" on "+a.Node, []*Agent{a})
 }
 
-// waitReady waits until all agents are ready. The error is about the first that is not, with the end of its log.
+// waitReady waits until all agents are ready. The error is about the first that is not, with the
+// end of its log.
 func (l *Lab) waitReady(ctx context.Context, what string, agents []*Agent) error {
 	ready := 0
 	err := WaitFor(ctx, l.progress, what, 30*time.Second, func(ctx context.Context) error {
@@ -201,12 +204,13 @@ func (a *Agent) SetProgram(path string) {
 func (a *Agent) SetFlag(name, value string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	argv := slices.DeleteFunc(slices.Clone(a.spec.Argv), func(arg string) bool { return strings.HasPrefix(arg, "--"+name+"=") })
+	argv := slices.DeleteFunc(slices.Clone(a.spec.Argv),
+		func(arg string) bool { return strings.HasPrefix(arg, "--"+name+"=") })
 	a.spec.Argv = append(argv, "--"+name+"="+value)
 }
 
-// Run runs the agent's program with other arguments in a container like the agent's, until it ends, and returns what it wrote: what
-// "kubectl exec" does.
+// Run runs the agent's program with other arguments in a container like the agent's, until it ends,
+// and returns what it wrote: what "kubectl exec" does.
 func (a *Agent) Run(ctx context.Context, args ...string) (string, error) {
 	a.mu.Lock()
 	c := a.spec
@@ -214,13 +218,14 @@ func (a *Agent) Run(ctx context.Context, args ...string) (string, error) {
 	c.Argv = append([]string{c.Argv[0]}, args...)
 	out, err := a.lab.prepare(ctx, c).CombinedOutput()
 	if err != nil {
-		return string(out), fmt.Errorf("%s %s: %w: %s", a.Name(), strings.Join(args, " "), err, strings.TrimSpace(string(out)))
+		return string(out),
+			fmt.Errorf("%s %s: %w: %s", a.Name(), strings.Join(args, " "), err, strings.TrimSpace(string(out)))
 	}
 	return string(out), nil
 }
 
-// program copies a program into the lab, as an image would hold it, and returns its path there: a later build does not touch a running
-// lab, and programs that do not run as root can read it.
+// program copies a program into the lab, as an image would hold it, and returns its path there: a
+// later build does not touch a running lab, and programs that do not run as root can read it.
 func (l *Lab) program(name string) (string, error) {
 	path := l.state.path("bin", name)
 	if _, err := os.Stat(path); err == nil {
@@ -247,7 +252,8 @@ func copyFile(from, to string) error {
 func buildPrograms(ctx context.Context, repo string, progress func(string)) (string, error) {
 	cmd := exec.CommandContext(ctx, "make", "-C", repo, "--no-print-directory", "build")
 	// "make demo" runs the lab: what it hands down is not for this make.
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "MAKE") || strings.HasPrefix(e, "MFLAGS=") })
+	cmd.Env = slices.DeleteFunc(os.Environ(),
+		func(e string) bool { return strings.HasPrefix(e, "MAKE") || strings.HasPrefix(e, "MFLAGS=") })
 	bin := filepath.Join(repo, "bin")
 	if err := os.MkdirAll(bin, 0o755); err != nil {
 		return "", err

@@ -22,7 +22,8 @@ import (
 // progressEvery is how often a slow step says that it is still at work.
 const progressEvery = 3 * time.Second
 
-// tool is a program that builds from a module of its own below e2e/, in the version that its go.mod pins.
+// tool is a program that builds from a module of its own below e2e/, in the version that its go.mod
+// pins.
 type tool struct {
 	Folder, Module, Package string
 	Flags                   func(version string) string // linker flags
@@ -43,18 +44,21 @@ var tools = map[string]tool{
 		Flags: func(v string) string { return "-s -w -X helm.sh/helm/v3/internal/version.version=" + v },
 	},
 	"controller-gen": {
-		Folder: "e2e/tools/controller-gen", Module: "sigs.k8s.io/controller-tools", Package: "sigs.k8s.io/controller-tools/cmd/controller-gen",
-		Flags: func(string) string { return "-s -w" },
+		Folder: "e2e/tools/controller-gen", Module: "sigs.k8s.io/controller-tools",
+		Package: "sigs.k8s.io/controller-tools/cmd/controller-gen",
+		Flags:   func(string) string { return "-s -w" },
 	},
 	"golangci-lint": {
-		Folder: "e2e/tools/golangci-lint", Module: "github.com/golangci/golangci-lint/v2", Package: "github.com/golangci/golangci-lint/v2/cmd/golangci-lint",
-		Flags: func(v string) string { return "-s -w -X main.version=" + v },
+		Folder: "e2e/tools/golangci-lint", Module: "github.com/golangci/golangci-lint/v2",
+		Package: "github.com/golangci/golangci-lint/v2/cmd/golangci-lint",
+		Flags:   func(v string) string { return "-s -w -X main.version=" + v },
 	},
 }
 
-// Tool returns the path of kube-apiserver, kube-proxy, helm, controller-gen or golangci-lint, in the version that the go.mod of its
-// folder below e2e/ pins: from the folder KUBEBUILDER_ASSETS, else from the cache folder, else built there. repository is the root of
-// the source tree. progress gets a line every few seconds while it builds.
+// Tool returns the path of kube-apiserver, kube-proxy, helm, controller-gen or golangci-lint, in
+// the version that the go.mod of its folder below e2e/ pins: from the folder KUBEBUILDER_ASSETS,
+// else from the cache folder, else built there. repository is the root of the source tree. progress
+// gets a line every few seconds while it builds.
 func Tool(ctx context.Context, repository, name string, progress func(line string)) (string, error) {
 	t, ok := tools[name]
 	if !ok {
@@ -63,8 +67,8 @@ func Tool(ctx context.Context, repository, name string, progress func(line strin
 	return t.ensure(ctx, name, repository, progress)
 }
 
-// Prepare fetches and builds what tests and the lab need and this machine does not have: Debian packages, kube-apiserver,
-// kube-proxy, helm, controller-gen. Later it has nothing to do.
+// Prepare fetches and builds what tests and the lab need and this machine does not have: Debian
+// packages, kube-apiserver, kube-proxy, helm, controller-gen. Later it has nothing to do.
 func Prepare(ctx context.Context, repository string, progress func(line string)) error {
 	errs := []error{ensurePrograms(ctx, debianPackages, progress), ensurePrograms(ctx, routerPackages, progress)}
 	for _, name := range []string{"kube-apiserver", "kube-proxy", "helm", "controller-gen"} {
@@ -74,13 +78,15 @@ func Prepare(ctx context.Context, repository string, progress func(line string))
 	return errors.Join(errs...)
 }
 
-// built has what this process has built: a second lab of a test's process starts from the same sources.
+// built has what this process has built: a second lab of a test's process starts from the same
+// sources.
 var built struct {
 	mu    sync.Mutex
 	paths map[string]bool
 }
 
-// buildOnce runs a command that builds path, unless this process has done so. Processes wait for one another.
+// buildOnce runs a command that builds path, unless this process has done so. Processes wait for
+// one another.
 func buildOnce(ctx context.Context, path, what string, cmd *exec.Cmd, progress func(string)) error {
 	built.mu.Lock()
 	defer built.mu.Unlock()
@@ -111,7 +117,8 @@ func assetFromEnvironment(program string) string {
 	return path
 }
 
-// cacheFolder returns where built tools are kept between runs: LANDFALL_CACHE, else landfall in the user's cache folder.
+// cacheFolder returns where built tools are kept between runs: LANDFALL_CACHE, else landfall in the
+// user's cache folder.
 func cacheFolder() (string, error) {
 	if dir := os.Getenv("LANDFALL_CACHE"); dir != "" {
 		return filepath.Abs(dir)
@@ -152,7 +159,8 @@ func (t tool) ensure(ctx context.Context, name, repo string, progress func(strin
 		return path, nil
 	}
 	partial := path + ".partial"
-	cmd := exec.CommandContext(ctx, "go", "build", "-C", filepath.Join(repo, t.Folder), "-trimpath", "-v", "-ldflags", t.Flags(version), "-o", partial, t.Package)
+	cmd := exec.CommandContext(ctx, "go", "build", "-C", filepath.Join(repo, t.Folder), "-trimpath", "-v", "-ldflags",
+		t.Flags(version), "-o", partial, t.Package)
 	what := fmt.Sprintf("building %s %s, once", name, version)
 	if err := watched(ctx, progress, what, cmd); err != nil {
 		return "", err
@@ -194,8 +202,8 @@ func waitForFile(ctx context.Context, path string, progress func(string)) (unloc
 	}
 }
 
-// watched runs a slow command and says every few seconds that it is still running, and how many lines it has written ("go build
-// -v" writes one a package). Its output is shown only if it fails.
+// watched runs a slow command and says every few seconds that it is still running, and how many
+// lines it has written ("go build -v" writes one a package). Its output is shown only if it fails.
 func watched(ctx context.Context, progress func(string), what string, cmd *exec.Cmd) error {
 	progress(what)
 	var out outputCounter
@@ -260,7 +268,8 @@ func (o *outputCounter) tail() string {
 
 func seconds(d time.Duration) string { return fmt.Sprintf("%.0f s", d.Seconds()) }
 
-// FindRepository returns the root of the source tree that contains dir: where the module of Landfall has its go.mod.
+// FindRepository returns the root of the source tree that contains dir: where the module of
+// Landfall has its go.mod.
 func FindRepository(dir string) (string, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {

@@ -40,7 +40,8 @@ func newAuthority(now time.Time) (*authority, error) {
 }
 
 // issue returns a certificate and its key, as PEM.
-func (a *authority) issue(now time.Time, subject pkix.Name, addresses []net.IP, names []string) (cert, key []byte, err error) {
+func (a *authority) issue(now time.Time, subject pkix.Name, addresses []net.IP,
+	names []string) (cert, key []byte, err error) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, nil, err

@@ -41,19 +41,22 @@ type chart struct {
 	deployments  []appsv1.Deployment
 }
 
-// chartValues are the values that fit the chart to the lab, as an administrator of such a cluster would set them.
+// chartValues are the values that fit the chart to the lab, as an administrator of such a cluster
+// would set them.
 func (l *Lab) chartValues() map[string]any {
 	return map[string]any{
 		// No kube-proxy delivers the address of default/kubernetes before Landfall's proxy runs.
 		"kubernetesServiceHost": l.control.master.Addr.String(),
 		"kubernetesServicePort": 6443,
-		"proxy":                 map[string]any{"clusterCIDR": joined(l.cluster.prefixes(l.cluster.PodNetwork)), "mode": proxyMode()},
+		"proxy": map[string]any{"clusterCIDR": joined(l.cluster.prefixes(l.cluster.PodNetwork)),
+			"mode": proxyMode()},
 		// One is enough where nothing evicts it; a test of the leader election asks for more.
 		"controller": map[string]any{"replicas": 1},
 	}
 }
 
-// proxyMode is how the proxies write rules: as $LANDFALL_LAB_PROXY_MODE says, auto if it is not set. Tests are run in each mode.
+// proxyMode is how the proxies write rules: as $LANDFALL_LAB_PROXY_MODE says, auto if it is not
+// set. Tests are run in each mode.
 func proxyMode() string { return cmp.Or(os.Getenv("LANDFALL_LAB_PROXY_MODE"), "auto") }
 
 // renderChart renders the chart with helm.
@@ -178,7 +181,8 @@ func (l *Lab) applyCRDs(ctx context.Context, crds []*unstructured.Unstructured) 
 	return nil
 }
 
-// Apply applies objects of any kind (server-side, unknown fields refused), as "kubectl apply --server-side" does.
+// Apply applies objects of any kind (server-side, unknown fields refused), as "kubectl apply
+// --server-side" does.
 func (l *Lab) Apply(ctx context.Context, objects ...*unstructured.Unstructured) error {
 	groups, err := restmapper.GetAPIGroupResources(l.kube.Discovery())
 	if err != nil {
@@ -225,8 +229,9 @@ func apply(ctx context.Context, client dynamic.ResourceInterface, object *unstru
 	return nil
 }
 
-// planAgents makes an agent of each container that a kubelet would start: those of a DaemonSet on each node that its selector
-// matches, those of a Deployment on as many nodes as it has replicas, the control plane first.
+// planAgents makes an agent of each container that a kubelet would start: those of a DaemonSet on
+// each node that its selector matches, those of a Deployment on as many nodes as it has replicas,
+// the control plane first.
 func (l *Lab) planAgents(ctx context.Context, c *chart) error {
 	for _, ds := range c.daemonSets {
 		for _, n := range l.cluster.Nodes {

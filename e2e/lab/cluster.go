@@ -9,8 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Cluster describes a lab: what stands where, with which addresses. A description is a plain value; [SeedCluster] gives
-// one, a test changes what it needs, [Start] builds it.
+// Cluster describes a lab: what stands where, with which addresses. A description is a plain value;
+// [SeedCluster] gives one, a test changes what it needs, [Start] builds it.
 type Cluster struct {
 	// LAN is the network of the nodes and the near client, Far the one behind the router.
 	LAN, Far Network
@@ -18,8 +18,9 @@ type Cluster struct {
 	PodNetwork netip.Prefix
 	// ServiceNetwork is where the API server takes cluster IPs from.
 	ServiceNetwork netip.Prefix
-	// DualStack gives IPv6 beside IPv4 to everything: each address has the twin that [Twin] returns, and cluster IPs of IPv6 come
-	// from [ServiceNetwork6]. Networks must then have lengths that are multiples of 8.
+	// DualStack gives IPv6 beside IPv4 to everything: each address has the twin that [Twin] returns,
+	// and cluster IPs of IPv6 come from [ServiceNetwork6]. Networks must then have lengths that are
+	// multiples of 8.
 	DualStack bool
 	// ToR are the routers that speak BGP with the nodes; the zero value is a plain router.
 	ToR ToR
@@ -42,14 +43,15 @@ type Network struct {
 type Node struct {
 	Name string
 	Addr netip.Addr
-	// PodNetwork is the node's share of the cluster's pod network. Its last address but one (.254 of a /24) is the bridge's,
-	// which is the pods' gateway.
+	// PodNetwork is the node's share of the cluster's pod network. Its last address but one (.254 of a
+	// /24) is the bridge's, which is the pods' gateway.
 	PodNetwork   netip.Prefix
 	ControlPlane bool
 	Labels       map[string]string
 }
 
-// Pod is one pod: a network namespace behind its node's bridge, with a small server in it that says who it is.
+// Pod is one pod: a network namespace behind its node's bridge, with a small server in it that says
+// who it is.
 type Pod struct {
 	Name string
 	Node string
@@ -70,7 +72,8 @@ type Service struct {
 	Type string
 	// ExternalTrafficPolicy is Cluster or Local; empty for the API's default.
 	ExternalTrafficPolicy string
-	// IPFamilies are IPv4, IPv6 or both, the first one first; empty for the API's default, which is IPv4 alone.
+	// IPFamilies are IPv4, IPv6 or both, the first one first; empty for the API's default, which is
+	// IPv4 alone.
 	IPFamilies []corev1.IPFamily
 	Ports      []Port
 }
@@ -84,9 +87,10 @@ type Port struct {
 	NodePort uint16 // 0 lets the API server choose, if the Service's type has one
 }
 
-// SeedCluster returns the VMware cluster of the project's worked example, address for address: a control-plane node and
-// three workers on 172.26.236.0/24, the Service default/my-nginx with two pods, and kube-dns. The API server adds
-// default/kubernetes itself. my-nginx is left out of Services when it is not wanted from the start: see [SeedService].
+// SeedCluster returns the VMware cluster of the project's worked example, address for address: a
+// control-plane node and three workers on 172.26.236.0/24, the Service default/my-nginx with two
+// pods, and kube-dns. The API server adds default/kubernetes itself. my-nginx is left out of
+// Services when it is not wanted from the start: see [SeedService].
 func SeedCluster() Cluster {
 	node := func(n byte, name string) Node {
 		return Node{
@@ -95,7 +99,8 @@ func SeedCluster() Cluster {
 			PodNetwork: netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 168, n, 0}), 24),
 		}
 	}
-	master, w177, w178, w179 := node(176, "k8s-master-176"), node(177, "k8s-worker-177"), node(178, "k8s-worker-178"), node(179, "k8s-worker-179")
+	master, w177, w178, w179 := node(176, "k8s-master-176"), node(177, "k8s-worker-177"), node(178, "k8s-worker-178"),
+		node(179, "k8s-worker-179")
 	master.ControlPlane = true
 	// The worked example's pods are in these networks.
 	w178.PodNetwork = netip.MustParsePrefix("192.168.189.0/24")
@@ -116,10 +121,14 @@ func SeedCluster() Cluster {
 		ServiceNetwork: netip.MustParsePrefix("10.96.0.0/12"),
 		Nodes:          []Node{master, w177, w178, w179},
 		Pods: []Pod{
-			{Name: "my-nginx-1", Node: w178.Name, Addr: netip.MustParseAddr("192.168.189.131"), App: "my-nginx", TCP: []uint16{80}},
-			{Name: "my-nginx-2", Node: w179.Name, Addr: netip.MustParseAddr("192.168.100.1"), App: "my-nginx", TCP: []uint16{80}},
-			{Name: "coredns-1", Node: master.Name, Addr: netip.MustParseAddr("192.168.176.10"), App: "kube-dns", TCP: []uint16{53, 9153}, UDP: []uint16{53}},
-			{Name: "coredns-2", Node: w177.Name, Addr: netip.MustParseAddr("192.168.177.10"), App: "kube-dns", TCP: []uint16{53, 9153}, UDP: []uint16{53}},
+			{Name: "my-nginx-1", Node: w178.Name, Addr: netip.MustParseAddr("192.168.189.131"), App: "my-nginx",
+				TCP: []uint16{80}},
+			{Name: "my-nginx-2", Node: w179.Name, Addr: netip.MustParseAddr("192.168.100.1"), App: "my-nginx",
+				TCP: []uint16{80}},
+			{Name: "coredns-1", Node: master.Name, Addr: netip.MustParseAddr("192.168.176.10"), App: "kube-dns",
+				TCP: []uint16{53, 9153}, UDP: []uint16{53}},
+			{Name: "coredns-2", Node: w177.Name, Addr: netip.MustParseAddr("192.168.177.10"), App: "kube-dns",
+				TCP: []uint16{53, 9153}, UDP: []uint16{53}},
 		},
 		Services: []Service{{
 			Namespace: "kube-system", Name: "kube-dns", App: "kube-dns", ClusterIP: netip.MustParseAddr("10.96.0.10"),
@@ -128,7 +137,8 @@ func SeedCluster() Cluster {
 	}
 }
 
-// SeedService returns default/my-nginx of the worked example: type LoadBalancer, cluster IP 10.106.189.218, node port 31428.
+// SeedService returns default/my-nginx of the worked example: type LoadBalancer, cluster IP
+// 10.106.189.218, node port 31428.
 func SeedService() Service {
 	return Service{
 		Namespace: "default", Name: "my-nginx", App: "my-nginx", Type: "LoadBalancer",
@@ -137,8 +147,9 @@ func SeedService() Service {
 	}
 }
 
-// Gateway returns the address of the node's bridge, the pods' way out: the last of the pod network but the broadcast
-// address. Not the first as most bridge plugins have it, since a pod of the worked example has that one.
+// Gateway returns the address of the node's bridge, the pods' way out: the last of the pod network
+// but the broadcast address. Not the first as most bridge plugins have it, since a pod of the
+// worked example has that one.
 func (n Node) Gateway() netip.Addr {
 	last := n.PodNetwork.Masked().Addr().AsSlice()
 	for bit := n.PodNetwork.Bits(); bit < len(last)*8; bit++ {

@@ -19,11 +19,13 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// account is a ServiceAccount as a pod gets it: a folder with a token that the API server has issued and its certificate.
+// account is a ServiceAccount as a pod gets it: a folder with a token that the API server has
+// issued and its certificate.
 type account struct{ Name, Folder string }
 
-// serviceAccount asks the API server for a token of a ServiceAccount that the chart has made, so that what an agent may do is
-// what the chart's roles say. A kubeconfig with that token is written beside it, for a person to start a program by hand.
+// serviceAccount asks the API server for a token of a ServiceAccount that the chart has made, so
+// that what an agent may do is what the chart's roles say. A kubeconfig with that token is written
+// beside it, for a person to start a program by hand.
 func (l *Lab) serviceAccount(ctx context.Context, name string) (account, error) {
 	acc := account{Name: name, Folder: l.state.path("agents", name)}
 	if _, err := os.Stat(acc.Folder); err == nil {
@@ -31,24 +33,29 @@ func (l *Lab) serviceAccount(ctx context.Context, name string) (account, error) 
 	}
 	day := int64((24 * time.Hour).Seconds())
 	token, err := l.kube.CoreV1().ServiceAccounts(Namespace).CreateToken(ctx, name,
-		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &day}}, metav1.CreateOptions{})
+		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &day}},
+		metav1.CreateOptions{})
 	if err != nil {
 		return acc, fmt.Errorf("token of ServiceAccount %s: %w", name, err)
 	}
 	if err := os.Mkdir(acc.Folder, 0o755); err != nil {
 		return acc, err
 	}
-	for file, content := range map[string][]byte{"token": []byte(token.Status.Token), "ca.crt": l.control.ca.pem, "namespace": []byte(Namespace)} {
+	for file, content := range map[string][]byte{"token": []byte(token.Status.Token), "ca.crt": l.control.ca.pem,
+		"namespace": []byte(Namespace)} {
 		// Readable by all, as in a pod: the programs do not all run as root.
 		if err := os.WriteFile(filepath.Join(acc.Folder, file), content, 0o644); err != nil {
 			return acc, err
 		}
 	}
-	return acc, clientcmd.WriteToFile(*l.control.kubeconfig(&clientcmdapi.AuthInfo{Token: token.Status.Token}), acc.Folder+".kubeconfig")
+	return acc,
+		clientcmd.WriteToFile(*l.control.kubeconfig(&clientcmdapi.AuthInfo{Token: token.Status.Token}),
+			acc.Folder+".kubeconfig")
 }
 
 // newAgent translates a container for the lab.
-func (l *Lab) newAgent(ctx context.Context, owner string, pod corev1.PodSpec, c corev1.Container, n Node, acc account) (*Agent, error) {
+func (l *Lab) newAgent(ctx context.Context, owner string, pod corev1.PodSpec, c corev1.Container, n Node,
+	acc account) (*Agent, error) {
 	a := &Agent{Program: c.Name, Node: n.Name, lab: l, grace: 30 * time.Second, mounts: map[string]string{}}
 	if pod.TerminationGracePeriodSeconds != nil {
 		a.grace = time.Duration(*pod.TerminationGracePeriodSeconds) * time.Second
@@ -79,7 +86,8 @@ func (l *Lab) newAgent(ctx context.Context, owner string, pod corev1.PodSpec, c 
 	return a, err
 }
 
-// containerEnv returns the container's variables, with the fields of the pod that they refer to filled in.
+// containerEnv returns the container's variables, with the fields of the pod that they refer to
+// filled in.
 func containerEnv(c corev1.Container, n Node, acc account) ([]string, error) {
 	fields := map[string]string{
 		"spec.nodeName": n.Name, "spec.serviceAccountName": acc.Name, "metadata.namespace": Namespace,
@@ -139,9 +147,11 @@ func privileges(pod corev1.PodSpec, c corev1.Container) []string {
 	return args
 }
 
-// containerMounts returns the container's mounts. Those of the pod's own volumes are folders that live as long as the lab;
-// paths of the host are the node's below /run, and the machine's elsewhere.
-func (l *Lab) containerMounts(ctx context.Context, owner string, pod corev1.PodSpec, c corev1.Container, n Node, acc account) ([]mount, error) {
+// containerMounts returns the container's mounts. Those of the pod's own volumes are folders that
+// live as long as the lab; paths of the host are the node's below /run, and the machine's
+// elsewhere.
+func (l *Lab) containerMounts(ctx context.Context, owner string, pod corev1.PodSpec, c corev1.Container, n Node,
+	acc account) ([]mount, error) {
 	volumes := map[string]corev1.Volume{}
 	for _, v := range pod.Volumes {
 		volumes[v.Name] = v
@@ -217,7 +227,8 @@ func makePath(path string, kind *corev1.HostPathType) error {
 	return os.MkdirAll(path, 0o755)
 }
 
-// makeMountPoint makes the path that m covers, which must be below the node's own /run: the lab makes no folders on the machine.
+// makeMountPoint makes the path that m covers, which must be below the node's own /run: the lab
+// makes no folders on the machine.
 func (l *Lab) makeMountPoint(m mount, n Node) error {
 	rest, ok := strings.CutPrefix(m.To, "/run/")
 	if !ok {

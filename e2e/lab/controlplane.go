@@ -44,11 +44,13 @@ func newControlPlane(l *Lab, binary string) (*controlPlane, error) {
 	}
 	serverCert, serverKey, err := c.ca.issue(now, pkix.Name{CommonName: "kube-apiserver"},
 		[]net.IP{net.IPv4(127, 0, 0, 1), master.Addr.AsSlice(), l.cluster.ServiceNetwork.Masked().Addr().Next().AsSlice()},
-		[]string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"})
+		[]string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc",
+			"kubernetes.default.svc.cluster.local"})
 	if err != nil {
 		return nil, err
 	}
-	adminCert, adminKey, err := c.ca.issue(now, pkix.Name{CommonName: "lab-admin", Organization: []string{"system:masters"}}, nil, nil)
+	adminCert, adminKey, err := c.ca.issue(now,
+		pkix.Name{CommonName: "lab-admin", Organization: []string{"system:masters"}}, nil, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -75,7 +77,8 @@ func newControlPlane(l *Lab, binary string) (*controlPlane, error) {
 			l.state.path("server.key"):  serverKey,
 			l.state.path("signing.key"): signingKey,
 		}),
-		clientcmd.WriteToFile(*c.kubeconfig(&clientcmdapi.AuthInfo{ClientCertificateData: adminCert, ClientKeyData: adminKey}), l.Kubeconfig()),
+		clientcmd.WriteToFile(
+			*c.kubeconfig(&clientcmdapi.AuthInfo{ClientCertificateData: adminCert, ClientKeyData: adminKey}), l.Kubeconfig()),
 	)
 }
 
@@ -113,7 +116,8 @@ func (c *controlPlane) start(ctx context.Context, progress func(string)) (err er
 		c.binary,
 		"--etcd-servers=http://127.0.0.1:2379",
 		"--bind-address=0.0.0.0", "--secure-port=" + apiPort, "--advertise-address=" + c.master.Addr.String(),
-		"--tls-cert-file=" + file("server.crt"), "--tls-private-key-file=" + file("server.key"), "--client-ca-file=" + file("ca.crt"),
+		"--tls-cert-file=" + file("server.crt"), "--tls-private-key-file=" + file("server.key"),
+		"--client-ca-file=" + file("ca.crt"),
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + file("signing.key"),
 		"--service-account-signing-key-file=" + file("signing.key"),
 		"--service-cluster-ip-range=" + joined(c.lab.cluster.serviceNetworks()),
@@ -136,7 +140,8 @@ func (c *controlPlane) start(ctx context.Context, progress func(string)) (err er
 		return httpOK(ctx, client, c.admin.Host+"/readyz")
 	})
 	if err != nil {
-		return fmt.Errorf("%w\nkube-apiserver: %s\netcd: %s", err, tail(c.lab.logPath("kube-apiserver"), 8), tail(c.lab.logPath("etcd"), 3))
+		return fmt.Errorf("%w\nkube-apiserver: %s\netcd: %s", err, tail(c.lab.logPath("kube-apiserver"), 8),
+			tail(c.lab.logPath("etcd"), 3))
 	}
 	return nil
 }
@@ -180,8 +185,11 @@ func httpOK(ctx context.Context, client *http.Client, url string) error {
 // permanent is an error that no wait can mend.
 type permanent struct{ error }
 
-// WaitFor calls f until it succeeds, and says every few seconds what it waits for. The last error of f explains a time-out.
-func WaitFor(ctx context.Context, progress func(line string), what string, limit time.Duration, f func(context.Context) error) error {
+// WaitFor calls f until it succeeds, and says every few seconds what it waits for. The last error
+// of f explains a time-out.
+func WaitFor(
+	ctx context.Context, progress func(line string), what string, limit time.Duration,
+	f func(context.Context) error) error {
 	start := time.Now()
 	asked := ctx
 	ctx, cancel := context.WithTimeout(ctx, limit)

@@ -7,11 +7,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// ServiceNetwork6 is where the API server of a cluster with two families takes cluster IPs of IPv6 from.
+// ServiceNetwork6 is where the API server of a cluster with two families takes cluster IPs of IPv6
+// from.
 var ServiceNetwork6 = netip.MustParsePrefix("fd00:10:96::/112")
 
-// Twin returns the IPv6 address that goes with an IPv4 address in a cluster with two families, written with the same digits:
-// fd00:172:26:236::177 goes with 172.26.236.177.
+// Twin returns the IPv6 address that goes with an IPv4 address in a cluster with two families,
+// written with the same digits: fd00:172:26:236::177 goes with 172.26.236.177.
 func Twin(addr netip.Addr) netip.Addr {
 	twin := netip.MustParseAddr("fd00::").As16()
 	for i, b := range addr.As4() {
@@ -25,7 +26,8 @@ func Twin(addr netip.Addr) netip.Addr {
 	return netip.AddrFrom16(twin)
 }
 
-// TwinPrefix returns the IPv6 network that the twins of a network's addresses are in. Its length must be 8, 16 or 24.
+// TwinPrefix returns the IPv6 network that the twins of a network's addresses are in. Its length
+// must be 8, 16 or 24.
 func TwinPrefix(p netip.Prefix) netip.Prefix {
 	return netip.PrefixFrom(Twin(p.Masked().Addr()), 16+2*p.Bits())
 }

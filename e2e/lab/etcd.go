@@ -7,17 +7,21 @@ import (
 	"os"
 )
 
-// SnapshotEtcd keeps what etcd holds now, for [Lab.RestoreEtcd]. The API server is away for a moment.
+// SnapshotEtcd keeps what etcd holds now, for [Lab.RestoreEtcd]. The API server is away for a
+// moment.
 func (l *Lab) SnapshotEtcd(ctx context.Context) error {
 	return l.withoutEtcd(ctx, func() error {
-		return errors.Join(os.RemoveAll(l.state.path("snapshot")), os.CopyFS(l.state.path("snapshot"), os.DirFS(l.state.path("etcd"))))
+		return errors.Join(os.RemoveAll(l.state.path("snapshot")),
+			os.CopyFS(l.state.path("snapshot"), os.DirFS(l.state.path("etcd"))))
 	})
 }
 
-// RestoreEtcd makes etcd hold what it held at [Lab.SnapshotEtcd], revisions included, as an administrator may do after a disaster.
+// RestoreEtcd makes etcd hold what it held at [Lab.SnapshotEtcd], revisions included, as an
+// administrator may do after a disaster.
 func (l *Lab) RestoreEtcd(ctx context.Context) error {
 	return l.withoutEtcd(ctx, func() error {
-		return errors.Join(os.RemoveAll(l.state.path("etcd")), os.CopyFS(l.state.path("etcd"), os.DirFS(l.state.path("snapshot"))),
+		return errors.Join(os.RemoveAll(l.state.path("etcd")),
+			os.CopyFS(l.state.path("etcd"), os.DirFS(l.state.path("snapshot"))),
 			os.Chmod(l.state.path("etcd"), 0o700))
 	})
 }

@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// Cut cuts a node off the LAN without its noticing, as when its hypervisor or its switch dies: its interface stays up, nothing
-// arrives any more in either direction.
+// Cut cuts a node off the LAN without its noticing, as when its hypervisor or its switch dies: its
+// interface stays up, nothing arrives any more in either direction.
 func (l *Lab) Cut(ctx context.Context, node string) error {
 	return l.port(ctx, node, "link set %s nomaster")
 }

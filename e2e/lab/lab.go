@@ -15,13 +15,15 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Options say how to start a lab. The zero value starts all of Landfall on a lab named lf1 (or the next free number).
+// Options say how to start a lab. The zero value starts all of Landfall on a lab named lf1 (or the
+// next free number).
 type Options struct {
 	// Name is the prefix of the lab's network namespaces: a letter, then up to 9 letters and digits.
 	Name string
 	// Repository is the root of the source tree; empty for the one around the working directory.
 	Repository string
-	// Programs is the folder with landfall-controller, landfall-speaker and landfall-proxy; empty for "make build" and bin/.
+	// Programs is the folder with landfall-controller, landfall-speaker and landfall-proxy; empty for
+	// "make build" and bin/.
 	Programs string
 	// Tool is the program landfall-lab, which the pods' servers run from; empty builds it.
 	Tool string
@@ -35,7 +37,8 @@ type Options struct {
 	Args map[string][]string
 	// Env are further variables (NAME=VALUE) by container name.
 	Env map[string][]string
-	// Progress gets a line for each slow step, and again every few seconds while it lasts; nil drops them.
+	// Progress gets a line for each slow step, and again every few seconds while it lasts; nil drops
+	// them.
 	Progress func(line string)
 }
 
@@ -59,9 +62,9 @@ type Lab struct {
 	services map[string]Service
 }
 
-// Start builds the cluster and returns when the API server, the pods' servers and the agents are ready. It needs root. What
-// it needs and does not find it installs (Debian packages) or builds (kube-apiserver, helm), which takes minutes once.
-// On an error nothing is left behind.
+// Start builds the cluster and returns when the API server, the pods' servers and the agents are
+// ready. It needs root. What it needs and does not find it installs (Debian packages) or builds
+// (kube-apiserver, helm), which takes minutes once. On an error nothing is left behind.
 func Start(ctx context.Context, cluster Cluster, options Options) (_ *Lab, err error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("the lab makes network namespaces: run it as root")
@@ -247,10 +250,12 @@ func (l *Lab) Cluster() Cluster { return l.cluster }
 // Namespace returns the name of a host's network namespace, for ip netns exec.
 func (l *Lab) Namespace(host string) string { return l.state.namespace(host) }
 
-// Kubeconfig returns the path of an administrator's kubeconfig. It works inside the namespaces of the nodes.
+// Kubeconfig returns the path of an administrator's kubeconfig. It works inside the namespaces of
+// the nodes.
 func (l *Lab) Kubeconfig() string { return l.state.path("admin.kubeconfig") }
 
-// RESTConfig returns an administrator's configuration for client-go, which reaches the API server from outside the lab.
+// RESTConfig returns an administrator's configuration for client-go, which reaches the API server
+// from outside the lab.
 func (l *Lab) RESTConfig() *rest.Config { return rest.CopyConfig(l.control.admin) }
 
 // Kube returns a client with an administrator's rights.

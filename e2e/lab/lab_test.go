@@ -31,7 +31,8 @@ func TestSeedCluster(t *testing.T) {
 	}
 }
 
-// Every interface that a plan refers to by its far end is cabled there, under a name that the kernel takes.
+// Every interface that a plan refers to by its far end is cabled there, under a name that the
+// kernel takes.
 func TestPlanNode(t *testing.T) {
 	c := SeedCluster()
 	own, others := planNode(c, c.Nodes[1]).commands(func(host string) string { return "x-" + host })
@@ -90,7 +91,8 @@ func TestPlanNodeDualStack(t *testing.T) {
 
 func TestPortNames(t *testing.T) {
 	seen := map[string]string{}
-	for _, host := range []string{"client", "router", "k8s-worker-177", "k8s-worker-178", "a-pod-with-a-very-long-name-1", "a-pod-with-a-very-long-name-2"} {
+	for _, host := range []string{"client", "router", "k8s-worker-177", "k8s-worker-178", "a-pod-with-a-very-long-name-1",
+		"a-pod-with-a-very-long-name-2"} {
 		for _, iface := range []string{"eth0", "eth1"} {
 			name := portName(host, iface)
 			if len(name) > 15 || seen[name] != "" {
@@ -126,7 +128,8 @@ func TestCommandLine(t *testing.T) {
 func TestPrivileges(t *testing.T) {
 	node := corev1.Container{SecurityContext: &corev1.SecurityContext{
 		RunAsUser: new(int64(0)), AllowPrivilegeEscalation: new(false),
-		Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"NET_ADMIN", "CAP_NET_RAW"}},
+		Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"},
+			Add: []corev1.Capability{"NET_ADMIN", "CAP_NET_RAW"}},
 	}}
 	user := corev1.PodSpec{SecurityContext: &corev1.PodSecurityContext{RunAsUser: new(int64(65532))}}
 	for _, tc := range []struct {
@@ -147,7 +150,9 @@ func TestPrivileges(t *testing.T) {
 
 func TestContainerEnv(t *testing.T) {
 	c := corev1.Container{Env: []corev1.EnvVar{
-		{Name: "NODE_NAME", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "spec.nodeName"}}},
+		{
+			Name:      "NODE_NAME",
+			ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "spec.nodeName"}}},
 		{Name: "WHERE", Value: "on $(NODE_NAME)"},
 	}}
 	node := SeedCluster().Nodes[0]
@@ -172,7 +177,8 @@ func TestReadinessURL(t *testing.T) {
 		{intstr.FromString("metrics"), "http://172.26.236.178:7481/readyz"},
 		{intstr.FromString("other"), ""},
 	} {
-		c.ReadinessProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/readyz", Port: tc.port}}}
+		c.ReadinessProbe = &corev1.Probe{
+			ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/readyz", Port: tc.port}}}
 		if got, err := readinessURL(c, node); got != tc.want || (err == nil) != (tc.want != "") {
 			t.Errorf("%s: %q, %v, want %q", tc.port.String(), got, err, tc.want)
 		}
@@ -199,7 +205,8 @@ metadata: {name: node}
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(c.crds) != 1 || len(c.others) != 2 || len(c.daemonSets) != 1 || c.daemonSets[0].Spec.Template.Spec.Containers[0].Name != "proxy" {
+	if len(c.crds) != 1 || len(c.others) != 2 || len(c.daemonSets) != 1 ||
+		c.daemonSets[0].Spec.Template.Spec.Containers[0].Name != "proxy" {
 		t.Errorf("%+v", c)
 	}
 	if _, err := parseChart(strings.NewReader("a: [")); err == nil {
@@ -252,7 +259,8 @@ func TestSummarise(t *testing.T) {
 		{"nothing", nil, 0, 0, 0, 0},
 		{"steady", []outcome{ok(0, 1), ok(10, 11), ok(20, 21)}, 3, 0, 0, 10 * time.Millisecond},
 		{"a hole", []outcome{ok(0, 1), failed(10, 400), ok(500, 501), ok(510, 511)}, 3, 0, 1, 500 * time.Millisecond},
-		{"a first packet lost", []outcome{ok(0, 1), ok(300, 301), ok(10, 1010), ok(20, 1020)}, 4, 2, 0, 709 * time.Millisecond},
+		{"a first packet lost", []outcome{ok(0, 1), ok(300, 301), ok(10, 1010), ok(20, 1020)}, 4, 2, 0,
+			709 * time.Millisecond},
 		{"never again", []outcome{ok(0, 1), failed(10, 500), failed(300, 800)}, 1, 0, 2, 299 * time.Millisecond},
 		{"never", []outcome{failed(0, 500), failed(100, 600)}, 0, 0, 2, 100 * time.Millisecond},
 	} {
@@ -267,7 +275,8 @@ func TestSummarise(t *testing.T) {
 }
 
 func TestPackagesOf(t *testing.T) {
-	if got := packagesOf(debianPackages, []string{"nft", "etcd", "nft"}); !slices.Equal(got, []string{"etcd-server", "nftables"}) {
+	if got := packagesOf(debianPackages, []string{"nft", "etcd", "nft"}); !slices.Equal(got,
+		[]string{"etcd-server", "nftables"}) {
 		t.Errorf("%q", got)
 	}
 }
@@ -302,7 +311,8 @@ func TestMarkedProcesses(t *testing.T) {
 	}
 }
 
-// Programs that are missing are installed; where they cannot be, the error names them and their packages.
+// Programs that are missing are installed; where they cannot be, the error names them and their
+// packages.
 func TestEnsurePrograms(t *testing.T) {
 	bin := t.TempDir()
 	t.Setenv("PATH", bin)
@@ -323,7 +333,8 @@ func TestEnsurePrograms(t *testing.T) {
 	}
 	program("apt-get", `echo "E: Unable to locate package etcd-server"; exit 100`)
 	err = ensurePrograms(t.Context(), debianPackages, silent)
-	if err == nil || !strings.Contains(err.Error(), "install the packages etcd-server nftables") || !strings.Contains(err.Error(), "Unable to locate") {
+	if err == nil || !strings.Contains(err.Error(), "install the packages etcd-server nftables") ||
+		!strings.Contains(err.Error(), "Unable to locate") {
 		t.Errorf("with an apt-get that fails: %v", err)
 	}
 	// One that finds the packages only after an update.
@@ -349,17 +360,21 @@ func TestWaitFor(t *testing.T) {
 	if err != nil || calls != 3 {
 		t.Errorf("%d calls, %v", calls, err)
 	}
-	err = WaitFor(t.Context(), silent, "a thing", time.Millisecond, func(context.Context) error { return errors.New("reason") })
-	if err == nil || !strings.Contains(err.Error(), "a thing: not there after") || !strings.HasSuffix(err.Error(), "reason") {
+	err = WaitFor(t.Context(), silent, "a thing", time.Millisecond,
+		func(context.Context) error { return errors.New("reason") })
+	if err == nil || !strings.Contains(err.Error(), "a thing: not there after") ||
+		!strings.HasSuffix(err.Error(), "reason") {
 		t.Errorf("too late: %v", err)
 	}
-	err = WaitFor(t.Context(), silent, "a thing", time.Hour, func(context.Context) error { return permanent{errors.New("hopeless")} })
+	err = WaitFor(t.Context(), silent, "a thing", time.Hour,
+		func(context.Context) error { return permanent{errors.New("hopeless")} })
 	if err == nil || err.Error() != "a thing: hopeless" {
 		t.Errorf("permanent: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := WaitFor(ctx, silent, "a thing", time.Hour, func(context.Context) error { return errors.New("no") }); !errors.Is(err, context.Canceled) {
+	if err := WaitFor(ctx, silent, "a thing", time.Hour,
+		func(context.Context) error { return errors.New("no") }); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 }

@@ -16,10 +16,12 @@ import (
 
 const namespaceFolder = "/run/netns" // where iproute2 keeps named network namespaces
 
-// inNamespace runs f on a thread that is in the named network namespace. Sockets that f opens stay in it.
+// inNamespace runs f on a thread that is in the named network namespace. Sockets that f opens stay
+// in it.
 func inNamespace(name string, f func() error) error {
 	errc := make(chan error, 1)
-	// A goroutine of its own: if the thread cannot go back it ends locked, and the runtime throws the thread away.
+	// A goroutine of its own: if the thread cannot go back it ends locked, and the runtime throws the
+	// thread away.
 	go func() {
 		runtime.LockOSThread()
 		home, err := os.Open("/proc/thread-self/ns/net")
@@ -47,7 +49,8 @@ func inNamespace(name string, f func() error) error {
 	return <-errc
 }
 
-// dialIn opens a connection from the named network namespace. address must be an IP address and a port.
+// dialIn opens a connection from the named network namespace. address must be an IP address and a
+// port.
 func dialIn(ctx context.Context, namespace string, dialer *net.Dialer, network, address string) (net.Conn, error) {
 	var conn net.Conn
 	err := inNamespace(namespace, func() (err error) {
@@ -57,7 +60,8 @@ func dialIn(ctx context.Context, namespace string, dialer *net.Dialer, network, 
 	return conn, err
 }
 
-// batch runs iproute2 commands, one a line, in the named network namespace; the empty name is the caller's own.
+// batch runs iproute2 commands, one a line, in the named network namespace; the empty name is the
+// caller's own.
 func batch(ctx context.Context, namespace string, commands []string) error {
 	args := []string{"-batch", "-"}
 	if namespace != "" {
@@ -71,7 +75,8 @@ func batch(ctx context.Context, namespace string, commands []string) error {
 	return nil
 }
 
-// setSysctls writes to /proc/sys/net as the named namespace sees it. Keys are paths below it; a key that ends in ? may be missing.
+// setSysctls writes to /proc/sys/net as the named namespace sees it. Keys are paths below it; a key
+// that ends in ? may be missing.
 func setSysctls(namespace string, values map[string]string) error {
 	return inNamespace(namespace, func() error {
 		var errs []error

@@ -59,18 +59,21 @@ func (l *Lab) createNode(ctx context.Context, n Node) error {
 	nodes := l.kube.CoreV1().Nodes()
 	node, err := nodes.Create(ctx, &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: labels},
-		Spec:       corev1.NodeSpec{PodCIDR: n.PodNetwork.Masked().String(), PodCIDRs: strings.Split(joined(l.cluster.prefixes(n.PodNetwork)), ","), Taints: taints},
+		Spec: corev1.NodeSpec{PodCIDR: n.PodNetwork.Masked().String(),
+			PodCIDRs: strings.Split(joined(l.cluster.prefixes(n.PodNetwork)), ","), Taints: taints},
 	}, metav1.CreateOptions{FieldManager: fieldManager})
 	if err != nil {
 		return err
 	}
-	// The API server marks a new Node as not ready, for a node controller to clear, which the lab does not have.
+	// The API server marks a new Node as not ready, for a node controller to clear, which the lab does
+	// not have.
 	node.Spec.Taints = taints
 	if node, err = nodes.Update(ctx, node, metav1.UpdateOptions{FieldManager: fieldManager}); err != nil {
 		return err
 	}
 	for _, addr := range l.cluster.addresses(n.Addr) {
-		node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: addr.String()})
+		node.Status.Addresses = append(node.Status.Addresses,
+			corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: addr.String()})
 	}
 	node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeHostName, Address: n.Name})
 	node.Status.Conditions = []corev1.NodeCondition{{
@@ -102,13 +105,15 @@ func (l *Lab) AddService(ctx context.Context, s Service) error {
 	}
 	for _, p := range s.Ports {
 		object.Spec.Ports = append(object.Spec.Ports, corev1.ServicePort{
-			Name: p.Name, Protocol: corev1.Protocol(p.Protocol), Port: int32(p.Port), TargetPort: intstr.FromInt32(int32(p.target())), NodePort: int32(p.NodePort),
+			Name: p.Name, Protocol: corev1.Protocol(p.Protocol), Port: int32(p.Port),
+			TargetPort: intstr.FromInt32(int32(p.target())), NodePort: int32(p.NodePort),
 		})
 	}
 	if err := l.ensureNamespace(ctx, s.Namespace); err != nil {
 		return err
 	}
-	if _, err := l.kube.CoreV1().Services(s.Namespace).Create(ctx, object, metav1.CreateOptions{FieldManager: fieldManager}); err != nil {
+	if _, err := l.kube.CoreV1().Services(s.Namespace).Create(ctx, object,
+		metav1.CreateOptions{FieldManager: fieldManager}); err != nil {
 		return fmt.Errorf("service %s/%s: %w", s.Namespace, s.Name, err)
 	}
 	l.mu.Lock()
@@ -130,7 +135,8 @@ func (l *Lab) RemoveService(ctx context.Context, namespace, name string) error {
 }
 
 func (l *Lab) ensureNamespace(ctx context.Context, name string) error {
-	_, err := l.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{FieldManager: fieldManager})
+	_, err := l.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
+		metav1.CreateOptions{FieldManager: fieldManager})
 	if apierrors.IsAlreadyExists(err) {
 		return nil
 	}
@@ -148,8 +154,8 @@ func (l *Lab) writeSlices(ctx context.Context, app string) error {
 	return errors.Join(errs...)
 }
 
-// writeSlice writes what the endpoint controller would: a slice for each family, with all pods of the Service's app. The caller
-// holds l.mu.
+// writeSlice writes what the endpoint controller would: a slice for each family, with all pods of
+// the Service's app. The caller holds l.mu.
 func (l *Lab) writeSlice(ctx context.Context, s Service) error {
 	if s.App == "" {
 		return nil
@@ -166,7 +172,9 @@ func (l *Lab) writeSliceOf(ctx context.Context, s Service, family corev1.IPFamil
 		WithLabels(map[string]string{discoveryv1.LabelServiceName: s.Name, discoveryv1.LabelManagedBy: sliceManager}).
 		WithAddressType(discoveryv1.AddressType(family))
 	for _, p := range s.Ports {
-		slice.WithPorts(applydiscovery.EndpointPort().WithName(p.Name).WithProtocol(corev1.Protocol(p.protocol())).WithPort(int32(p.target())))
+		slice.WithPorts(
+			applydiscovery.EndpointPort().WithName(p.Name).WithProtocol(corev1.Protocol(p.protocol())).WithPort(
+				int32(p.target())))
 	}
 	for _, name := range slices.Sorted(maps.Keys(l.pods)) {
 		pod := l.pods[name]
@@ -177,7 +185,8 @@ func (l *Lab) writeSliceOf(ctx context.Context, s Service, family corev1.IPFamil
 			WithConditions(applydiscovery.EndpointConditions().WithReady(pod.conditions.Ready).
 				WithServing(pod.conditions.Serving).WithTerminating(pod.conditions.Terminating)))
 	}
-	_, err := l.kube.DiscoveryV1().EndpointSlices(s.Namespace).Apply(ctx, slice, metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
+	_, err := l.kube.DiscoveryV1().EndpointSlices(s.Namespace).Apply(ctx, slice,
+		metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
 	if err != nil {
 		return fmt.Errorf("endpoints of %s/%s: %w", s.Namespace, s.Name, err)
 	}

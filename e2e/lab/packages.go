@@ -11,7 +11,8 @@ import (
 	"strings"
 )
 
-// debianPackages says which package each program comes from that the lab, or the agents in it, start.
+// debianPackages says which package each program comes from that the lab, or the agents in it,
+// start.
 var debianPackages = map[string]string{
 	"ip":        "iproute2",
 	"iptables":  "iptables",
@@ -34,7 +35,8 @@ func ensurePrograms(ctx context.Context, wanted map[string]string, progress func
 		return nil
 	}
 	packages := packagesOf(wanted, missing)
-	complaint := fmt.Errorf("missing programs %s: install the packages %s", strings.Join(missing, ", "), strings.Join(packages, " "))
+	complaint := fmt.Errorf("missing programs %s: install the packages %s", strings.Join(missing, ", "),
+		strings.Join(packages, " "))
 	if _, err := exec.LookPath("apt-get"); err != nil {
 		return complaint
 	}

@@ -31,7 +31,8 @@ type podState struct {
 	server     *process
 }
 
-// AddPod makes a pod, starts its server, and adds it, ready, to the EndpointSlices of the Services that select its app.
+// AddPod makes a pod, starts its server, and adds it, ready, to the EndpointSlices of the Services
+// that select its app.
 func (l *Lab) AddPod(ctx context.Context, p Pod) error {
 	check := l.cluster
 	l.mu.Lock()
@@ -51,7 +52,8 @@ func (l *Lab) AddPod(ctx context.Context, p Pod) error {
 	return l.writeSlices(ctx, p.App)
 }
 
-// RemovePod takes a pod out of the EndpointSlices and then away, server and network, in that order and without a pause.
+// RemovePod takes a pod out of the EndpointSlices and then away, server and network, in that order
+// and without a pause.
 func (l *Lab) RemovePod(ctx context.Context, name string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -66,7 +68,8 @@ func (l *Lab) RemovePod(ctx context.Context, name string) error {
 		batch(ctx, "", []string{"netns delete " + l.state.namespace(name)}))
 }
 
-// SetConditions changes the conditions of a pod's endpoints: one of [Ready], [NotReady], [ServingTerminating], [NotServingTerminating].
+// SetConditions changes the conditions of a pod's endpoints: one of [Ready], [NotReady],
+// [ServingTerminating], [NotServingTerminating].
 func (l *Lab) SetConditions(ctx context.Context, name string, conditions Conditions) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -97,11 +100,13 @@ func (l *Lab) startPods(ctx context.Context, pods []Pod) error {
 		if err := l.makeHost(ctx, planPod(l.cluster, p, l.nodes[p.Node])); err != nil {
 			return fmt.Errorf("pod %s: %w", p.Name, err)
 		}
-		config, err := json.Marshal(podserver.Config{Pod: p.Name, Node: p.Node, Addrs: l.cluster.addresses(p.Addr), TCP: p.TCP, UDP: p.UDP})
+		config, err := json.Marshal(podserver.Config{Pod: p.Name, Node: p.Node, Addrs: l.cluster.addresses(p.Addr),
+			TCP: p.TCP, UDP: p.UDP})
 		if err != nil {
 			return err
 		}
-		server, err := l.startProcess("pod-"+p.Name, command{Host: p.Name, Argv: []string{l.options.Tool, podserver.Command, string(config)}})
+		server, err := l.startProcess("pod-"+p.Name,
+			command{Host: p.Name, Argv: []string{l.options.Tool, podserver.Command, string(config)}})
 		if err != nil {
 			return err
 		}
@@ -142,5 +147,7 @@ func buildTool(ctx context.Context, repo string, progress func(string)) (string,
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return "", err
 	}
-	return path, buildOnce(ctx, path, "building the lab's own program", exec.CommandContext(ctx, "go", "build", "-C", repo, "-o", path, "./e2e/cmd/landfall-lab"), progress)
+	return path,
+		buildOnce(ctx, path, "building the lab's own program",
+			exec.CommandContext(ctx, "go", "build", "-C", repo, "-o", path, "./e2e/cmd/landfall-lab"), progress)
 }

@@ -31,8 +31,9 @@ const (
 	mountScript = `while [ "$1" != -- ]; do mount --bind "$1" "$2" || exit 125; shift 2; done; shift; exec "$@"`
 )
 
-// argv returns the command line that runs c in a network namespace and a mount namespace of its own, where runDir, unless
-// empty, stands for /run. Each link of the chain replaces itself by the next, so that the process ID stays that of the program.
+// argv returns the command line that runs c in a network namespace and a mount namespace of its
+// own, where runDir, unless empty, stands for /run. Each link of the chain replaces itself by the
+// next, so that the process ID stays that of the program.
 func (c command) argv(namespace, runDir string) []string {
 	argv := []string{"ip", "netns", "exec", namespace}
 	mounts := c.Mounts
@@ -62,8 +63,8 @@ func (l *Lab) prepare(ctx context.Context, c command) *exec.Cmd {
 	return cmd
 }
 
-// runDir returns the folder that processes on a host see as /run. Nodes have one each, as on machines of their own: the lock
-// of iptables and the sockets between agents are there.
+// runDir returns the folder that processes on a host see as /run. Nodes have one each, as on
+// machines of their own: the lock of iptables and the sockets between agents are there.
 func (l *Lab) runDir(host string) string {
 	if _, ok := l.nodes[host]; ok {
 		return l.state.path("run", host)
@@ -158,7 +159,8 @@ func tail(path string, n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// Exec runs a program on a host (a node, a pod, or one of [ClientName], [FarClientName], [RouterName]) and returns its output.
+// Exec runs a program on a host (a node, a pod, or one of [ClientName], [FarClientName],
+// [RouterName]) and returns its output.
 func (l *Lab) Exec(ctx context.Context, host string, argv ...string) (string, error) {
 	out, err := l.prepare(ctx, command{Host: host, Argv: argv}).CombinedOutput()
 	if err != nil {

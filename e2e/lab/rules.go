@@ -15,7 +15,8 @@ import (
 // counters matches what changes in a listing without a change of rules.
 var counters = regexp.MustCompile(`\[\d+:\d+\]`)
 
-// Rules lists a node's rules as iptables-save prints them, without counters, times and comments of the listing itself.
+// Rules lists a node's rules as iptables-save prints them, without counters, times and comments of
+// the listing itself.
 func (l *Lab) Rules(ctx context.Context, node string) (string, error) {
 	out, err := l.Exec(ctx, node, "iptables-save")
 	if err != nil {
@@ -53,13 +54,14 @@ type RuleWatch struct {
 
 const (
 	canaryTable = "landfall-lab-canary"
-	// probeTable is what a proxy tries the kernel with when it starts; it adds and deletes it in one transaction.
+	// probeTable is what a proxy tries the kernel with when it starts; it adds and deletes it in one
+	// transaction.
 	probeTable = "landfall-probe"
 )
 
-// WatchRules records each change to a node's rules from now on, whoever makes it, through iptables (in its nf_tables variant,
-// which is the default) or nft. What replaces rules by the same rules shows as well: it is how a test sees that rules that are
-// right are left alone.
+// WatchRules records each change to a node's rules from now on, whoever makes it, through iptables
+// (in its nf_tables variant, which is the default) or nft. What replaces rules by the same rules
+// shows as well: it is how a test sees that rules that are right are left alone.
 func (l *Lab) WatchRules(ctx context.Context, node string) (*RuleWatch, error) {
 	w := &RuleWatch{lab: l, node: node}
 	cmd := l.prepare(context.Background(), command{Host: node, Argv: []string{"nft", "monitor"}})
@@ -96,7 +98,8 @@ func (w *RuleWatch) Stop(ctx context.Context) ([]RuleChange, error) {
 	return parseMonitor(w.out.String()), err
 }
 
-// sync waits until the monitor has printed what has happened so far, by changing something that it will print.
+// sync waits until the monitor has printed what has happened so far, by changing something that it
+// will print.
 func (w *RuleWatch) sync(ctx context.Context) error {
 	name := fmt.Sprintf("%s-%d", canaryTable, time.Now().UnixNano())
 	return WaitFor(ctx, w.lab.progress, "nft monitor on "+w.node, 10*time.Second, func(ctx context.Context) error {
@@ -120,7 +123,8 @@ func parseMonitor(text string) []RuleChange {
 	var changes []RuleChange
 	for s := bufio.NewScanner(strings.NewReader(text)); s.Scan(); {
 		f := strings.Fields(s.Text())
-		if len(f) < 4 || !slices.Contains([]string{"add", "create", "insert", "replace", "delete"}, f[0]) || strings.HasPrefix(f[3], canaryTable) || f[3] == probeTable {
+		if len(f) < 4 || !slices.Contains([]string{"add", "create", "insert", "replace", "delete"}, f[0]) ||
+			strings.HasPrefix(f[3], canaryTable) || f[3] == probeTable {
 			continue
 		}
 		c := RuleChange{Add: f[0] != "delete", What: f[1], Table: f[3], Text: s.Text()}

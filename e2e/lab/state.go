@@ -20,12 +20,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stateRoot holds a folder per lab. Its owner holds a lock on the folder's file "lock" for as long as it lives; a folder whose
-// lock is free is a leftover, unless it holds a file "kept".
+// stateRoot holds a folder per lab. Its owner holds a lock on the folder's file "lock" for as long
+// as it lives; a folder whose lock is free is a leftover, unless it holds a file "kept".
 const stateRoot = "/var/lib/landfall-lab"
 
-// tokenVariable is in the environment of every process that a lab starts, with a value of its own. It is how a later run
-// finds the processes of a lab whose owner was killed, and no others.
+// tokenVariable is in the environment of every process that a lab starts, with a value of its own.
+// It is how a later run finds the processes of a lab whose owner was killed, and no others.
 const tokenVariable = "LANDFALL_LAB"
 
 var validName = regexp.MustCompile(`^[a-z][a-z0-9]{0,9}$`)
@@ -47,8 +47,8 @@ type Info struct {
 	Alive bool
 }
 
-// claimState takes a name and a folder for a new lab, after removing the leftovers of labs whose owner was killed.
-// The empty name stands for the first free of lf1, lf2, …
+// claimState takes a name and a folder for a new lab, after removing the leftovers of labs whose
+// owner was killed. The empty name stands for the first free of lf1, lf2, …
 func claimState(ctx context.Context, name string) (*state, error) {
 	if name != "" && !validName.MatchString(name) {
 		return nil, fmt.Errorf("name %q: want a letter, then up to 9 letters and digits, in lower case", name)
@@ -177,7 +177,8 @@ func removeState(ctx context.Context, name string) error {
 	return errors.Join(append(errs, os.RemoveAll(dir))...)
 }
 
-// killMarked kills the processes that carry mark in their environment and waits until they are gone.
+// killMarked kills the processes that carry mark in their environment and waits until they are
+// gone.
 func killMarked(ctx context.Context, mark string) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -206,7 +207,8 @@ func killMarked(ctx context.Context, mark string) error {
 	}
 }
 
-// hasEnded says whether nothing of a process runs any more: it is gone, or only waits for its parent to notice.
+// hasEnded says whether nothing of a process runs any more: it is gone, or only waits for its
+// parent to notice.
 func hasEnded(pid int) bool {
 	dir := filepath.Join("/proc", strconv.Itoa(pid))
 	threads, err := os.ReadDir(filepath.Join(dir, "task"))

@@ -20,7 +20,8 @@ const (
 // PodBridge is the name of the bridge that a node's pods are plugged into.
 const PodBridge = "cni0"
 
-// hostPlan is what makes one host: iproute2 commands to run in its network namespace, then its cables, then addresses and routes.
+// hostPlan is what makes one host: iproute2 commands to run in its network namespace, then its
+// cables, then addresses and routes.
 type hostPlan struct {
 	Name    string
 	Bridges []string
@@ -35,17 +36,20 @@ type hostPlan struct {
 type cable struct {
 	Iface      string
 	To, Bridge string
-	// Hairpin lets the port send back what it received, so that a pod reaches itself through a Service.
+	// Hairpin lets the port send back what it received, so that a pod reaches itself through a
+	// Service.
 	Hairpin bool
 }
 
-// planLAN returns the hosts that are no nodes: the switch with a bridge for each segment, the routers and the two clients.
+// planLAN returns the hosts that are no nodes: the switch with a bridge for each segment, the
+// routers and the two clients.
 func planLAN(c Cluster) []hostPlan {
 	plans := []hostPlan{{
 		Name:    switchName,
 		Bridges: []string{"lan", "far"},
 		// A switch does not filter what passes through it, and has no address.
-		Sysctls: map[string]string{"bridge/bridge-nf-call-iptables?": "0", "bridge/bridge-nf-call-ip6tables?": "0", "ipv6/conf/all/disable_ipv6?": "1"},
+		Sysctls: map[string]string{"bridge/bridge-nf-call-iptables?": "0", "bridge/bridge-nf-call-ip6tables?": "0",
+			"ipv6/conf/all/disable_ipv6?": "1"},
 	}}
 	far := c.gateways(c.Far)
 	for i, addr := range c.gateways(c.LAN) {
@@ -54,10 +58,11 @@ func planLAN(c Cluster) []hostPlan {
 			name = torName(i)
 		}
 		plans = append(plans, hostPlan{
-			Name:    name,
-			Cables:  []cable{{Iface: torLAN, To: switchName, Bridge: "lan"}, {Iface: torFar, To: switchName, Bridge: "far"}},
-			Config:  slices.Concat(c.addrAdd(addr, c.LAN.Prefix, torLAN), c.addrAdd(far[i], c.Far.Prefix, torFar)),
-			Sysctls: sysctls(map[string]string{"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding?": "1", "ipv4/conf/all/send_redirects": "0"}),
+			Name:   name,
+			Cables: []cable{{Iface: torLAN, To: switchName, Bridge: "lan"}, {Iface: torFar, To: switchName, Bridge: "far"}},
+			Config: slices.Concat(c.addrAdd(addr, c.LAN.Prefix, torLAN), c.addrAdd(far[i], c.Far.Prefix, torFar)),
+			Sysctls: sysctls(map[string]string{"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding?": "1",
+				"ipv4/conf/all/send_redirects": "0"}),
 		})
 	}
 	return append(plans, c.planClient(ClientName, c.LAN, "lan"), c.planClient(FarClientName, c.Far, "far"))
@@ -73,9 +78,11 @@ func (c Cluster) planClient(name string, segment Network, bridge string) hostPla
 	}
 }
 
-// planNode returns what makes a node: the LAN interface, the bridge for pods, and routes to the other nodes' pods.
+// planNode returns what makes a node: the LAN interface, the bridge for pods, and routes to the
+// other nodes' pods.
 func planNode(c Cluster, n Node) hostPlan {
-	config := slices.Concat(c.addrAdd(n.Addr, c.LAN.Prefix, "eth0"), c.addrAdd(n.Gateway(), n.PodNetwork, PodBridge), c.defaultRoutes(c.gateways(c.LAN)))
+	config := slices.Concat(c.addrAdd(n.Addr, c.LAN.Prefix, "eth0"), c.addrAdd(n.Gateway(), n.PodNetwork, PodBridge),
+		c.defaultRoutes(c.gateways(c.LAN)))
 	for _, other := range c.Nodes {
 		if other.Name == n.Name {
 			continue
@@ -110,8 +117,9 @@ func planPod(c Cluster, p Pod, n Node) hostPlan {
 	}
 }
 
-// bridgeAddress is the MAC address of each bridge, none of which sees another. The CNI plugins give theirs one too: a bridge
-// without takes the least of its ports', which changes as pods come and go, and for seconds other pods go on sending to the one before.
+// bridgeAddress is the MAC address of each bridge, none of which sees another. The CNI plugins give
+// theirs one too: a bridge without takes the least of its ports', which changes as pods come and
+// go, and for seconds other pods go on sending to the one before.
 const bridgeAddress = "02:00:00:00:00:fe"
 
 // sysctls returns what each host with addresses has, and more.
@@ -119,25 +127,28 @@ func sysctls(more map[string]string) map[string]string {
 	all := map[string]string{
 		// Nobody else has its addresses: nothing need wait until that is sure.
 		"ipv6/conf/default/accept_dad?": "0", "ipv6/conf/all/accept_dad?": "0",
-		// Where there are several ways each connection takes one of them and stays on it, also when it sends something again: client and
-		// router are one machine here, and share the hash of a connection, which no real ones do.
+		// Where there are several ways each connection takes one of them and stays on it, also when it
+		// sends something again: client and router are one machine here, and share the hash of a
+		// connection, which no real ones do.
 		"ipv4/fib_multipath_hash_policy?": "1", "ipv6/fib_multipath_hash_policy?": "1", "core/txrehash?": "0",
 	}
 	maps.Copy(all, more)
 	return all
 }
 
-// commands returns what to run in the host's own namespace, and, by host, what to run in those that its cables lead to.
-// ns names the namespace of a host.
+// commands returns what to run in the host's own namespace, and, by host, what to run in those that
+// its cables lead to. ns names the namespace of a host.
 func (h hostPlan) commands(ns func(host string) string) (own []string, others map[string][]string) {
 	own = append(own, "link set lo up")
 	for _, b := range h.Bridges {
-		own = append(own, "link add "+b+" address "+bridgeAddress+" type bridge forward_delay 0 stp_state 0", "link set "+b+" up")
+		own = append(own, "link add "+b+" address "+bridgeAddress+" type bridge forward_delay 0 stp_state 0",
+			"link set "+b+" up")
 	}
 	others = map[string][]string{}
 	for _, c := range h.Cables {
 		port := portName(h.Name, c.Iface)
-		own = append(own, fmt.Sprintf("link add %s type veth peer name %s netns %s", c.Iface, port, ns(c.To)), "link set "+c.Iface+" up")
+		own = append(own, fmt.Sprintf("link add %s type veth peer name %s netns %s", c.Iface, port, ns(c.To)),
+			"link set "+c.Iface+" up")
 		others[c.To] = append(others[c.To], fmt.Sprintf("link set %s master %s", port, c.Bridge))
 		if c.Hairpin {
 			others[c.To] = append(others[c.To], fmt.Sprintf("link set %s type bridge_slave hairpin on", port))
@@ -147,7 +158,8 @@ func (h hostPlan) commands(ns func(host string) string) (own []string, others ma
 	return append(own, h.Config...), others
 }
 
-// portName names the far end of a host's cable: unique where it is, and not longer than the kernel's 15 characters.
+// portName names the far end of a host's cable: unique where it is, and not longer than the
+// kernel's 15 characters.
 func portName(host, iface string) string {
 	if name := host + "." + iface; len(name) <= 15 {
 		return name

@@ -23,16 +23,18 @@ const (
 	BIRD = "BIRD"
 )
 
-// ToR describes the routers at the top of the nodes' rack, which speak BGP with all nodes and stand between them and the far client.
-// The zero value is a plain router that speaks nothing.
+// ToR describes the routers at the top of the nodes' rack, which speak BGP with all nodes and stand
+// between them and the far client. The zero value is a plain router that speaks nothing.
 type ToR struct {
 	// Kind is [FRR] or [BIRD]; empty for the plain router.
 	Kind string
-	// Count is 1, or 2 for a pair: hosts tor-1 and tor-2, both of which clients and nodes spread their connections over.
+	// Count is 1, or 2 for a pair: hosts tor-1 and tor-2, both of which clients and nodes spread their
+	// connections over.
 	Count int
 	// ASN is the routers' AS number, NodeASN the nodes'. The same number makes it iBGP.
 	ASN, NodeASN uint32
-	// BFD is the interval of BFD's packets, three of which must be missing until a node counts as lost; 0 for no BFD.
+	// BFD is the interval of BFD's packets, three of which must be missing until a node counts as
+	// lost; 0 for no BFD.
 	BFD time.Duration
 	// HoldTime is what the routers propose, in whole seconds; 0 for 90 s.
 	HoldTime time.Duration
@@ -48,7 +50,8 @@ const torLAN, torFar = "eth0", "eth1"
 // torName names a ToR router, the first of which is 0.
 func torName(i int) string { return fmt.Sprintf("tor-%d", i+1) }
 
-// gateways returns the ways out of a segment: the plain router, or all ToR routers, at addresses that follow one another.
+// gateways returns the ways out of a segment: the plain router, or all ToR routers, at addresses
+// that follow one another.
 func (c Cluster) gateways(segment Network) []netip.Addr {
 	all := []netip.Addr{segment.Router}
 	for len(all) < c.ToR.Count {
@@ -118,7 +121,8 @@ func (c Cluster) frrConfig(i int) router.Options {
 	o := router.Options{Config: b.String(), Zebra: "hostname " + torName(i)}
 	if t.BFD != 0 {
 		ms := t.BFD.Milliseconds()
-		o.BFD = fmt.Sprintf("bfd\n profile nodes\n  transmit-interval %d\n  receive-interval %d\n  detect-multiplier 3\n", ms, ms)
+		o.BFD = fmt.Sprintf("bfd\n profile nodes\n  transmit-interval %d\n  receive-interval %d\n  detect-multiplier 3\n", ms,
+			ms)
 	}
 	return o
 }
@@ -171,10 +175,12 @@ func (c Cluster) birdConfig(i int) router.Options {
 	return router.Options{Config: b.String()}
 }
 
-// Router is a ToR router of a lab. What it answers to commands, and how it is restarted and frozen, is its [router.Router]'s.
+// Router is a ToR router of a lab. What it answers to commands, and how it is restarted and frozen,
+// is its [router.Router]'s.
 type Router struct {
 	*router.Router
-	// Name is the host's name, Addr its address on the nodes' LAN, Dir where its programs have their sockets and logs.
+	// Name is the host's name, Addr its address on the nodes' LAN, Dir where its programs have their
+	// sockets and logs.
 	Name string
 	Addr netip.Addr
 	Dir  string
@@ -210,7 +216,8 @@ func (l *Lab) startRouters(ctx context.Context) error {
 	return nil
 }
 
-// NextHops returns where the router's kernel sends packets for exactly this prefix, in order: none without a route that BGP has made.
+// NextHops returns where the router's kernel sends packets for exactly this prefix, in order: none
+// without a route that BGP has made.
 func (r *Router) NextHops(ctx context.Context, prefix netip.Prefix) ([]netip.Addr, error) {
 	family := "-4"
 	if prefix.Addr().Is6() {
@@ -247,7 +254,8 @@ func (r *Router) NextHops(ctx context.Context, prefix netip.Prefix) ([]netip.Add
 	return hops, nil
 }
 
-// Nodes returns the nodes that the router's kernel spreads packets for this prefix over, in the order of their names.
+// Nodes returns the nodes that the router's kernel spreads packets for this prefix over, in the
+// order of their names.
 func (r *Router) Nodes(ctx context.Context, prefix netip.Prefix) ([]string, error) {
 	hops, err := r.NextHops(ctx, prefix)
 	if err != nil {
@@ -255,7 +263,8 @@ func (r *Router) Nodes(ctx context.Context, prefix netip.Prefix) ([]string, erro
 	}
 	var nodes []string
 	for _, hop := range hops {
-		at := slices.IndexFunc(r.lab.cluster.Nodes, func(n Node) bool { return slices.Contains(r.lab.cluster.addresses(n.Addr), hop) })
+		at := slices.IndexFunc(r.lab.cluster.Nodes,
+			func(n Node) bool { return slices.Contains(r.lab.cluster.addresses(n.Addr), hop) })
 		if at < 0 {
 			return nil, fmt.Errorf("%s: %s goes by %s, which is no node", r.Name, prefix, hop)
 		}
@@ -265,7 +274,8 @@ func (r *Router) Nodes(ctx context.Context, prefix netip.Prefix) ([]string, erro
 	return nodes, nil
 }
 
-// Freeze stops the router's programs for a while, as when its processor has no time for them. Its kernel goes on forwarding.
+// Freeze stops the router's programs for a while, as when its processor has no time for them. Its
+// kernel goes on forwarding.
 func (r *Router) Freeze(ctx context.Context, length time.Duration) error {
 	if err := r.Signal(syscall.SIGSTOP); err != nil {
 		return err
@@ -277,8 +287,8 @@ func (r *Router) Freeze(ctx context.Context, length time.Duration) error {
 	return r.Signal(syscall.SIGCONT)
 }
 
-// WatchRoutes watches the routes of a family (-4 or -6) in the router's kernel. What it returns ends that, and returns the changes, in the
-// words of "ip monitor".
+// WatchRoutes watches the routes of a family (-4 or -6) in the router's kernel. What it returns
+// ends that, and returns the changes, in the words of "ip monitor".
 func (r *Router) WatchRoutes(ctx context.Context, family string) (func() []string, error) {
 	var seen bytes.Buffer
 	cmd := r.lab.prepare(ctx, command{Host: r.Name, Argv: []string{"ip", "-oneline", family, "monitor", "route"}})

@@ -64,7 +64,8 @@ func TestToRConfigurations(t *testing.T) {
 	}{
 		{"eBGP", ToR{ASN: 64501, NodeASN: 64500}, false},
 		{"iBGP", ToR{ASN: 64500, NodeASN: 64500}, true},
-		{"all options", ToR{ASN: 4200000001, NodeASN: 4200000000, BFD: 50 * time.Millisecond, HoldTime: 9 * time.Second, Password: "secret"}, true},
+		{"all options", ToR{ASN: 4200000001, NodeASN: 4200000000, BFD: 50 * time.Millisecond, HoldTime: 9 * time.Second,
+			Password: "secret"}, true},
 	} {
 		for _, kind := range []string{FRR, BIRD} {
 			t.Run(kind+" "+test.name, func(t *testing.T) {
@@ -91,7 +92,8 @@ func TestToRConfigurations(t *testing.T) {
 				if logs := r.Logs(); strings.Contains(logs, "Unknown command") || strings.Contains(logs, "% ") {
 					t.Errorf("complaints:\n%s", logs)
 				}
-				if want := fmt.Sprintf("transmit-interval %d", tor.BFD.Milliseconds()); tor.BFD != 0 && !strings.Contains(running, want) {
+				if want := fmt.Sprintf("transmit-interval %d", tor.BFD.Milliseconds()); tor.BFD != 0 &&
+					!strings.Contains(running, want) {
 					t.Errorf("no %q in\n%s", want, running)
 				}
 			})

@@ -23,7 +23,8 @@ func (l *Lab) Dial(ctx context.Context, host, network, address string) (net.Conn
 	return dialIn(ctx, l.state.namespace(host), &net.Dialer{Timeout: requestTimeout}, network, address)
 }
 
-// HTTPClient returns an HTTP client whose connections begin at a host, each request with one of its own.
+// HTTPClient returns an HTTP client whose connections begin at a host, each request with one of its
+// own.
 func (l *Lab) HTTPClient(host string) *http.Client {
 	return &http.Client{Timeout: requestTimeout, Transport: &http.Transport{
 		DisableKeepAlives: true,
@@ -33,8 +34,8 @@ func (l *Lab) HTTPClient(host string) *http.Client {
 	}}
 }
 
-// Ask sends one request to a pod's server from a host, over a new connection, and returns what the pod answers. network is
-// "tcp" or "udp".
+// Ask sends one request to a pod's server from a host, over a new connection, and returns what the
+// pod answers. network is "tcp" or "udp".
 func (l *Lab) Ask(ctx context.Context, host, network string, target netip.AddrPort) (podserver.Answer, error) {
 	var answer podserver.Answer
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
@@ -60,7 +61,8 @@ func (l *Lab) Ask(ctx context.Context, host, network string, target netip.AddrPo
 
 // Spread is how a number of requests came out.
 type Spread struct {
-	// Pods and Sources count the answers by the pod that gave them and by the client's address as that pod saw it.
+	// Pods and Sources count the answers by the pod that gave them and by the client's address as that
+	// pod saw it.
 	Pods    map[string]int
 	Sources map[netip.Addr]int
 	// SourcesOf has the addresses that each pod saw.
@@ -104,7 +106,8 @@ func (l *Lab) Get(ctx context.Context, host, url string) (code int, body string,
 	return resp.StatusCode, string(text), err
 }
 
-// Probe is a running series of requests, each over a new connection, at a steady pace. See [Lab.StartProbe].
+// Probe is a running series of requests, each over a new connection, at a steady pace. See
+// [Lab.StartProbe].
 type Probe struct {
 	cancel context.CancelFunc
 	done   chan struct{}
@@ -116,11 +119,13 @@ type Report struct {
 	Sent, Answered int
 	// Slow counts answers that took longer than 100 ms, as after a lost first packet.
 	Slow int
-	// Gap is the longest time without an answer, from one answer (or the start) to the next (or the end).
+	// Gap is the longest time without an answer, from one answer (or the start) to the next (or the
+	// end).
 	Gap time.Duration
-	// Hit is for how long requests were hit: from the beginning of the first that took 500 ms or got no answer to that of the last. Where
-	// a part of them goes another way, and there is no gap, this is what an outage costs. A first packet that is lost is sent again after
-	// a second; a busy machine alone makes answers later than 100 ms, but hardly than this.
+	// Hit is for how long requests were hit: from the beginning of the first that took 500 ms or got
+	// no answer to that of the last. Where a part of them goes another way, and there is no gap, this
+	// is what an outage costs. A first packet that is lost is sent again after a second; a busy
+	// machine alone makes answers later than 100 ms, but hardly than this.
 	Hit time.Duration
 	// Failures counts the requests without an answer by their error.
 	Failures map[string]int
@@ -150,9 +155,10 @@ type outcome struct {
 	err          error
 }
 
-// StartProbe sends a request from host to target every interval, whether or not the ones before were answered, until
-// [Probe.Stop]. network is "tcp" or "udp".
-func (l *Lab) StartProbe(ctx context.Context, host, network string, target netip.AddrPort, interval time.Duration) *Probe {
+// StartProbe sends a request from host to target every interval, whether or not the ones before
+// were answered, until [Probe.Stop]. network is "tcp" or "udp".
+func (l *Lab) StartProbe(
+	ctx context.Context, host, network string, target netip.AddrPort, interval time.Duration) *Probe {
 	ctx, cancel := context.WithCancel(ctx)
 	p := &Probe{cancel: cancel, done: make(chan struct{})}
 	outcomes := make(chan outcome)

@@ -1,5 +1,5 @@
-// Package router starts real routers in network namespaces, FRR or BIRD, and asks them what they see. It serves the tests of the
-// BGP and BFD actors and the lab.
+// Package router starts real routers in network namespaces, FRR or BIRD, and asks them what they
+// see. It serves the tests of the BGP and BFD actors and the lab.
 package router
 
 import (
@@ -32,14 +32,15 @@ type Options struct {
 	Dir string
 	// Config is the configuration of bgpd, or of BIRD.
 	Config string
-	// RealTime gives the program that speaks BFD real-time priority, where the system allows it: in a real router that is hardware, or has a
-	// processor of its own.
+	// RealTime gives the program that speaks BFD real-time priority, where the system allows it: in a
+	// real router that is hardware, or has a processor of its own.
 	RealTime bool
 	// Env are variables (NAME=VALUE) for the router's programs, besides those of this process.
 	Env []string
 	// NoListen keeps FRR's bgpd from listening: it opens all sessions by itself.
 	NoListen bool
-	// Zebra and BFD are the configurations of FRR's zebra and bfdd. bfdd runs only if BFD is not empty, and bgpd only if Config is not.
+	// Zebra and BFD are the configurations of FRR's zebra and bfdd. bfdd runs only if BFD is not
+	// empty, and bgpd only if Config is not.
 	Zebra, BFD string
 }
 
@@ -96,7 +97,8 @@ func StartFRR(ctx context.Context, o Options) (*Router, error) {
 			return nil, err
 		}
 		argv := []string{program, "-f", config, "-i", filepath.Join(o.Dir, name+".pid"),
-			"-z", filepath.Join(o.Dir, "zserv.api"), "--vty_socket", o.Dir, "-P", "0", "--log", "file:" + filepath.Join(o.Dir, name+".log")}
+			"-z", filepath.Join(o.Dir, "zserv.api"), "--vty_socket", o.Dir, "-P", "0", "--log",
+			"file:" + filepath.Join(o.Dir, name+".log")}
 		if name == "bgpd" && o.NoListen {
 			argv = append(argv, "-p", "0")
 		}
@@ -137,7 +139,8 @@ func StartBIRD(ctx context.Context, o Options) (*Router, error) {
 	r.ask = func(command string) []string {
 		return append([]string{birdc, "-s", socket}, strings.Fields(command)...)
 	}
-	r.daemons = []daemon{{"bird", []string{bird, "-f", "-c", config, "-s", socket, "-P", filepath.Join(o.Dir, "bird.pid")}}}
+	r.daemons = []daemon{
+		{"bird", []string{bird, "-f", "-c", config, "-s", socket, "-P", filepath.Join(o.Dir, "bird.pid")}}}
 	return r, r.start(ctx)
 }
 
@@ -151,8 +154,8 @@ func (r *Router) start(ctx context.Context) error {
 	return err
 }
 
-// launchAll starts the daemons that are not running. FRR's others look for zebra's socket once, and again only ten seconds later: they are
-// started when it is there.
+// launchAll starts the daemons that are not running. FRR's others look for zebra's socket once, and
+// again only ten seconds later: they are started when it is there.
 func (r *Router) launchAll(ctx context.Context) error {
 	for _, d := range r.daemons {
 		if r.running[d.name] != nil {
@@ -176,7 +179,8 @@ func (r *Router) launchAll(ctx context.Context) error {
 	return nil
 }
 
-// launch starts a daemon in the namespace. nsenter becomes the daemon, so that its process ID is the daemon's.
+// launch starts a daemon in the namespace. nsenter becomes the daemon, so that its process ID is
+// the daemon's.
 func (r *Router) launch(d daemon) error {
 	out, err := os.OpenFile(filepath.Join(r.o.Dir, d.name+".out"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -191,7 +195,8 @@ func (r *Router) launch(d daemon) error {
 		return fmt.Errorf("start %s: %w", d.name, err)
 	}
 	if r.o.RealTime && (d.name == "bfdd" || d.name == "bird") {
-		_ = unix.SchedSetAttr(cmd.Process.Pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: 10}, 0)
+		_ = unix.SchedSetAttr(cmd.Process.Pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR,
+			Priority: 10}, 0)
 	}
 	r.running[d.name] = cmd
 	return nil

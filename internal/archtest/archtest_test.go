@@ -1,4 +1,5 @@
-// Package archtest holds the house rules that a compiler cannot check: which package may import which, and what a pure package may use.
+// Package archtest holds the house rules that a compiler cannot check: which package may import
+// which, and what a pure package may use.
 package archtest
 
 import (
@@ -49,8 +50,8 @@ func packages(t *testing.T) []listed {
 // A rule says what the packages it is for must not import.
 type rule struct {
 	reason string
-	// for tells whether the rule is for the package, forbidden whether that package must not import the other.
-	// Packages of this module come without the module's path.
+	// for tells whether the rule is for the package, forbidden whether that package must not import
+	// the other. Packages of this module come without the module's path.
 	applies   func(pkg string) bool
 	forbidden func(pkg, imported string) bool
 }
@@ -101,7 +102,8 @@ var rules = []rule{
 		},
 	},
 	{
-		reason:  "a decision must be testable as a value: plans and the vocabulary do no I/O and know no logger and no chance",
+		reason: "a decision must be testable as a value: plans and the vocabulary do no I/O and know no logger and no " +
+			"chance",
 		applies: isPure,
 		forbidden: func(pkg, imported string) bool {
 			if standard(imported) {
@@ -212,12 +214,14 @@ func TestPurePackagesKnowNoClockAndNoNetwork(t *testing.T) {
 	}
 }
 
-// impure tells whether the expression reaches for the clock, or for more of package net than the type of a MAC address.
+// impure tells whether the expression reaches for the clock, or for more of package net than the
+// type of a MAC address.
 func impure(sel *ast.SelectorExpr) bool {
 	clock := []string{"Now", "Since", "Until", "After", "AfterFunc", "Sleep", "NewTimer", "NewTicker", "Tick"}
 	pkg, ok := sel.X.(*ast.Ident)
 	if !ok {
 		return false
 	}
-	return pkg.Name == "time" && slices.Contains(clock, sel.Sel.Name) || pkg.Name == "net" && sel.Sel.Name != "HardwareAddr"
+	return pkg.Name == "time" && slices.Contains(clock, sel.Sel.Name) || pkg.Name == "net" &&
+		sel.Sel.Name != "HardwareAddr"
 }

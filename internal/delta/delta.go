@@ -3,7 +3,8 @@ package delta
 
 // Delta is the difference between two maps.
 type Delta[K comparable, V any] struct {
-	// Add holds what is wanted and not there, Change what is wanted otherwise than it is there (the wanted values).
+	// Add holds what is wanted and not there, Change what is wanted otherwise than it is there (the
+	// wanted values).
 	Add, Change map[K]V
 	// Remove holds what is there and not wanted (the values that are there).
 	Remove map[K]V

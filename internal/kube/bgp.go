@@ -64,7 +64,8 @@ func Communities(c *Client, changed func(name string)) *Table[string, lb.Communi
 	return table
 }
 
-// Passwords watches the Secrets of type kubernetes.io/basic-auth in a namespace, and keeps of each the password, by the Secret's name.
+// Passwords watches the Secrets of type kubernetes.io/basic-auth in a namespace, and keeps of each
+// the password, by the Secret's name.
 func Passwords(c *Client, namespace string, changed func(name string)) *Table[string, string] {
 	table := newTable[string, string](nil, changed)
 	c.register(resource{
@@ -81,9 +82,12 @@ func convertBGPPeer(o *v1beta1.BGPPeer) (string, lb.Peer) {
 	p := lb.Peer{
 		Name: o.Name, UID: string(o.UID), Created: o.CreationTimestamp.Time,
 		LocalASN: uint32(s.MyASN), PeerASN: uint32(deref(s.PeerASN)), Dynamic: lb.DynamicASN(s.DynamicASN),
-		Interface: s.Interface, Port: uint16(cmp.Or(s.PeerPort, bgpPort)), ConnectTime: cmp.Or(duration(s.ConnectTime), defaultConnectTime),
-		KeepaliveTime: duration(s.KeepaliveTime), Password: s.Password, NodeSelectors: convertSelectors(s.NodeSelectors), BFDProfile: s.BFDProfile,
-		MultiHop: s.EBGPMultiHop, GracefulRestart: s.EnableGracefulRestart, DualStack: s.DualStackAddressFamily, AcceptRoutes: s.AcceptRoutes,
+		Interface: s.Interface, Port: uint16(cmp.Or(s.PeerPort, bgpPort)),
+		ConnectTime:   cmp.Or(duration(s.ConnectTime), defaultConnectTime),
+		KeepaliveTime: duration(s.KeepaliveTime), Password: s.Password, NodeSelectors: convertSelectors(s.NodeSelectors),
+		BFDProfile: s.BFDProfile,
+		MultiHop:   s.EBGPMultiHop, GracefulRestart: s.EnableGracefulRestart, DualStack: s.DualStackAddressFamily,
+		AcceptRoutes: s.AcceptRoutes,
 	}
 	if s.LocalASN != nil {
 		p.LocalASN = uint32(*s.LocalASN)
@@ -102,7 +106,8 @@ func convertBGPPeer(o *v1beta1.BGPPeer) (string, lb.Peer) {
 	for _, field := range []struct {
 		name, value string
 		parsed      interface{ UnmarshalText([]byte) error }
-	}{{"peerAddress", s.PeerAddress, &p.Addr}, {"sourceAddress", s.SourceAddress, &p.Source}, {"routerID", s.RouterID, &p.RouterID}} {
+	}{{"peerAddress", s.PeerAddress, &p.Addr}, {"sourceAddress", s.SourceAddress, &p.Source},
+		{"routerID", s.RouterID, &p.RouterID}} {
 		if field.value == "" {
 			continue
 		}
@@ -132,8 +137,10 @@ func convertBGPAdvertisement(o *v1beta1.BGPAdvertisement) (string, lb.BGPAdverti
 	a := lb.BGPAdvertisement{
 		Name: o.Name, Generation: o.Generation, Created: o.CreationTimestamp.Time,
 		Pools: s.IPAddressPools, PoolSelectors: convertSelectors(s.IPAddressPoolSelectors),
-		ServiceSelectors: convertSelectors(s.ServiceSelectors), NodeSelectors: convertSelectors(s.NodeSelectors), Peers: s.Peers,
-		AggregationLength: 32, AggregationLengthV6: 128, LocalPref: number(s.LocalPref), MED: number(s.MED), Prepend: int(s.ASPathPrepend),
+		ServiceSelectors: convertSelectors(s.ServiceSelectors), NodeSelectors: convertSelectors(s.NodeSelectors),
+		Peers:             s.Peers,
+		AggregationLength: 32, AggregationLengthV6: 128, LocalPref: number(s.LocalPref), MED: number(s.MED),
+		Prepend:    int(s.ASPathPrepend),
 		Conditions: convertConditions(o.Status.Conditions, ""),
 	}
 	if s.AggregationLength != nil {
@@ -181,8 +188,9 @@ func convertCommunity(o *v1beta1.Community) (string, lb.CommunityNames) {
 	return names.Name, names
 }
 
-// PeerNode writes what a node says of its session into the status of a BGPPeer, or takes it back if word is nil. Each node owns its
-// entry (server-side apply), so that nodes never overwrite one another.
+// PeerNode writes what a node says of its session into the status of a BGPPeer, or takes it back if
+// word is nil. Each node owns its entry (server-side apply), so that nodes never overwrite one
+// another.
 func (s *Status) PeerNode(ctx context.Context, peer, node string, word *lb.PeerNode) error {
 	object := map[string]any{
 		"apiVersion": v1beta1.GroupVersion.String(), "kind": "BGPPeer", "metadata": map[string]any{"name": peer},
@@ -205,15 +213,16 @@ func (s *Status) PeerNode(ctx context.Context, peer, node string, word *lb.PeerN
 	return nil
 }
 
-// DropPeerNodes takes the words of nodes that are gone out of the status of a BGPPeer. It fails with a conflict if another writer
-// comes in between.
+// DropPeerNodes takes the words of nodes that are gone out of the status of a BGPPeer. It fails
+// with a conflict if another writer comes in between.
 func (s *Status) DropPeerNodes(ctx context.Context, peer string, nodes []string) error {
 	var o v1beta1.BGPPeer
 	if err := s.landfall.Get().Resource("bgppeers").Name(peer).Do(ctx).Into(&o); err != nil {
 		return fmt.Errorf("read BGPPeer %s: %w", peer, err)
 	}
 	before := len(o.Status.Nodes)
-	o.Status.Nodes = slices.DeleteFunc(o.Status.Nodes, func(n v1beta1.BGPPeerNode) bool { return slices.Contains(nodes, n.Name) })
+	o.Status.Nodes = slices.DeleteFunc(o.Status.Nodes,
+		func(n v1beta1.BGPPeerNode) bool { return slices.Contains(nodes, n.Name) })
 	if len(o.Status.Nodes) == before {
 		return nil
 	}
@@ -223,9 +232,11 @@ func (s *Status) DropPeerNodes(ctx context.Context, peer string, nodes []string)
 	return nil
 }
 
-// BGPAdvertisement writes a condition of a BGPAdvertisement, unless have shows it already, and tells whether it wrote. Conditions of
-// other types are kept. It fails with a conflict if another writer comes in between.
-func (s *Status) BGPAdvertisement(ctx context.Context, have lb.BGPAdvertisement, c lb.Condition) (wrote bool, err error) {
+// BGPAdvertisement writes a condition of a BGPAdvertisement, unless have shows it already, and
+// tells whether it wrote. Conditions of other types are kept. It fails with a conflict if another
+// writer comes in between.
+func (s *Status) BGPAdvertisement(ctx context.Context, have lb.BGPAdvertisement,
+	c lb.Condition) (wrote bool, err error) {
 	if hasCondition(have.Conditions, c) {
 		return false, nil
 	}

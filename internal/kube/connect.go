@@ -95,7 +95,8 @@ func Connect(o Options) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", config.Host, err)
 	}
-	return &Client{log: o.Log, host: config.Host, userAgent: o.UserAgent, core: core, events: events, coreREST: clientset{core}, landfall: landfall}, nil
+	return &Client{log: o.Log, host: config.Host, userAgent: o.UserAgent, core: core, events: events,
+		coreREST: clientset{core}, landfall: landfall}, nil
 }
 
 func restConfig(o Options) (*rest.Config, error) {
@@ -115,7 +116,8 @@ func restConfig(o Options) (*rest.Config, error) {
 	return config, nil
 }
 
-// landfallClient speaks JSON, as the API server has no other encoding for custom resources that we could use.
+// landfallClient speaks JSON, as the API server has no other encoding for custom resources that we
+// could use.
 func landfallClient(config *rest.Config, httpClient *http.Client) (rest.Interface, error) {
 	scheme := runtime.NewScheme()
 	if err := v1beta1.AddToScheme(scheme); err != nil {
@@ -148,7 +150,8 @@ func (c *Client) synced() {
 	}
 }
 
-// Run keeps all registered tables up to date until ctx ends. While the API server cannot be reached, the tables keep what they hold.
+// Run keeps all registered tables up to date until ctx ends. While the API server cannot be
+// reached, the tables keep what they hold.
 func (c *Client) Run(ctx context.Context) error {
 	c.mu.Lock()
 	watches := c.watches

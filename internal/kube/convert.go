@@ -18,12 +18,14 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// The API server validates what it stores, so what cannot be parsed here comes from an older server's laxer rules and is left out.
+// The API server validates what it stores, so what cannot be parsed here comes from an older
+// server's laxer rules and is left out.
 
 // labelServiceProxyName moves a Service to another proxy.
 const labelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 
-// Taints of a node that is about to go: set by the cluster autoscaler, and by an administrator for a node that has failed.
+// Taints of a node that is about to go: set by the cluster autoscaler, and by an administrator for
+// a node that has failed.
 const (
 	taintAutoscaler   = "ToBeDeletedByClusterAutoscaler"
 	taintOutOfService = corev1.TaintNodeOutOfService
@@ -70,7 +72,8 @@ func convertService(o *corev1.Service) (lb.Key, lb.Service) {
 	}
 	for _, p := range o.Spec.Ports {
 		s.Ports = append(s.Ports, lb.ServicePort{
-			Name: common(p.Name), Protocol: cmp.Or(lb.Protocol(common(p.Protocol)), lb.TCP), Port: uint16(p.Port), NodePort: uint16(p.NodePort),
+			Name: common(p.Name), Protocol: cmp.Or(lb.Protocol(common(p.Protocol)), lb.TCP), Port: uint16(p.Port),
+			NodePort: uint16(p.NodePort),
 		})
 	}
 	if o.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
@@ -88,8 +91,8 @@ func convertService(o *corev1.Service) (lb.Key, lb.Service) {
 	return s.Key, s
 }
 
-// convertRequestingService also fills what only the assignment of addresses needs. With metallb, MetalLB's annotations count where
-// Landfall's own are not set.
+// convertRequestingService also fills what only the assignment of addresses needs. With metallb,
+// MetalLB's annotations count where Landfall's own are not set.
 func convertRequestingService(o *corev1.Service, metallb bool) (lb.Key, lb.Service) {
 	key, s := convertService(o)
 	s.Labels = o.Labels
@@ -103,7 +106,8 @@ func convertRequestingService(o *corev1.Service, metallb bool) (lb.Key, lb.Servi
 	s.Request = lb.Request{
 		Addresses: splitAddresses(cmp.Or(annotation(lb.AnnotationAddresses), o.Spec.LoadBalancerIP)),
 		Pool:      annotation(lb.AnnotationPool), Share: annotation(lb.AnnotationShare),
-		PerFamily: o.Annotations[lb.AnnotationPerFamily], Mode: o.Annotations[lb.AnnotationMode], WhenOutside: o.Annotations[lb.AnnotationWhenOutside],
+		PerFamily: o.Annotations[lb.AnnotationPerFamily], Mode: o.Annotations[lb.AnnotationMode],
+		WhenOutside: o.Annotations[lb.AnnotationWhenOutside],
 	}
 	if s.Request.Share != "" {
 		s.Request.Selector = labels.Set(o.Spec.Selector).String()
@@ -115,7 +119,8 @@ func convertNamespace(o *corev1.Namespace) (string, lb.Namespace) {
 	return o.Name, lb.Namespace{Name: o.Name, Labels: o.Labels}
 }
 
-// requestedAddresses prefers the annotation, which can name an address of each family, to the deprecated field.
+// requestedAddresses prefers the annotation, which can name an address of each family, to the
+// deprecated field.
 func requestedAddresses(o *corev1.Service) []string {
 	return splitAddresses(cmp.Or(o.Annotations[lb.AnnotationAddresses], o.Spec.LoadBalancerIP))
 }
@@ -136,7 +141,8 @@ func convertConditions(conditions []metav1.Condition, prefix string) []lb.Condit
 	for _, c := range conditions {
 		if strings.HasPrefix(c.Type, prefix) {
 			converted = append(converted, lb.Condition{
-				Type: c.Type, Status: c.Status == metav1.ConditionTrue, Reason: lb.Reason(c.Reason), Message: c.Message, Generation: c.ObservedGeneration,
+				Type: c.Type, Status: c.Status == metav1.ConditionTrue, Reason: lb.Reason(c.Reason), Message: c.Message,
+				Generation: c.ObservedGeneration,
 			})
 		}
 	}
@@ -217,7 +223,8 @@ func convertSlice(o *discoveryv1.EndpointSlice) lb.Slice {
 
 func convertPool(o *v1beta1.IPAddressPool) (string, lb.Pool) {
 	p := lb.Pool{
-		Name: o.Name, UID: string(o.UID), Created: o.CreationTimestamp.Time, Generation: o.Generation, Version: o.ResourceVersion, Labels: o.Labels,
+		Name: o.Name, UID: string(o.UID), Created: o.CreationTimestamp.Time, Generation: o.Generation,
+		Version: o.ResourceVersion, Labels: o.Labels,
 		AutoAssign: o.Spec.AutoAssign == nil || *o.Spec.AutoAssign, AvoidBuggy: o.Spec.AvoidBuggyIPs,
 		PerNamespace: int(o.Spec.AddressesPerNamespace),
 		Status: lb.PoolStatus{
@@ -264,7 +271,8 @@ func convertPool(o *v1beta1.IPAddressPool) (string, lb.Pool) {
 	return p.Name, p
 }
 
-// defaultQuarantine is what the API server fills in, and holds for objects that were stored before it did.
+// defaultQuarantine is what the API server fills in, and holds for objects that were stored before
+// it did.
 const defaultQuarantine = time.Minute
 
 func parseQuarantine(written string) (time.Duration, error) {
@@ -281,7 +289,8 @@ func convertReleased(released []v1beta1.ReleasedAddress) []lb.Released {
 	var converted []lb.Released
 	for _, r := range released {
 		if addr, err := lb.ParseAddr(r.Address); err == nil {
-			converted = append(converted, lb.Released{Addr: addr, Service: lb.Key{Namespace: r.Namespace, Name: r.Name}, At: r.At.UTC()})
+			converted = append(converted, lb.Released{Addr: addr, Service: lb.Key{Namespace: r.Namespace, Name: r.Name},
+				At: r.At.UTC()})
 		}
 	}
 	return converted
@@ -291,7 +300,8 @@ func convertClaims(claims []v1beta1.AddressClaim) []lb.PoolClaim {
 	var converted []lb.PoolClaim
 	for _, c := range claims {
 		converted = append(converted, lb.PoolClaim{
-			Service: lb.Key{Namespace: c.Namespace, Name: c.Name}, UID: c.UID, Version: c.ResourceVersion, Addresses: parseAddrs(c.Addresses),
+			Service: lb.Key{Namespace: c.Namespace, Name: c.Name}, UID: c.UID, Version: c.ResourceVersion,
+			Addresses: parseAddrs(c.Addresses),
 		})
 	}
 	return converted
@@ -313,7 +323,8 @@ func convertL2Advertisement(o *v1beta1.L2Advertisement) (string, lb.L2Advertisem
 	return o.Name, ad
 }
 
-// convertSelectors keeps the number of selectors: one that cannot be read selects nothing, where leaving it out could select everything.
+// convertSelectors keeps the number of selectors: one that cannot be read selects nothing, where
+// leaving it out could select everything.
 func convertSelectors(selectors []metav1.LabelSelector) []labels.Selector {
 	var converted []labels.Selector
 	for _, s := range selectors {
@@ -346,7 +357,8 @@ func parsePrefixes(list []string) []netip.Prefix {
 	return prefixes
 }
 
-// sourceRanges reads who may connect. A range that cannot be read admits nobody, where leaving it out could admit everybody.
+// sourceRanges reads who may connect. A range that cannot be read admits nobody, where leaving it
+// out could admit everybody.
 func sourceRanges(list []string) []netip.Prefix {
 	prefixes := parsePrefixes(list)
 	if len(prefixes) < len(list) {

@@ -20,7 +20,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// Events that wait for the API server; what comes on top is dropped, as an Event is a courtesy and must hold up nobody.
+// Events that wait for the API server; what comes on top is dropped, as an Event is a courtesy and
+// must hold up nobody.
 const eventQueue = 1000
 
 // Waits between attempts to send an Event while the API server cannot be reached.
@@ -51,8 +52,8 @@ func PeerReference(p lb.Peer) Reference {
 	return Reference{APIVersion: v1beta1.GroupVersion.String(), Kind: "BGPPeer", Name: p.Name, UID: p.UID}
 }
 
-// Events sends Events. Repetitions become a count on the first one, and an object that would get too many gets them at a low
-// rate (record.EventCorrelator).
+// Events sends Events. Repetitions become a count on the first one, and an object that would get
+// too many gets them at a low rate (record.EventCorrelator).
 type Events struct {
 	core       kubernetes.Interface
 	log        *slog.Logger
@@ -62,8 +63,9 @@ type Events struct {
 	sequence   atomic.Uint32 // tells Events of one moment apart in their names
 }
 
-// Events returns a sender that names component, such as landfall-speaker, as its source, and instance (a node's or pod's name) as
-// the source's host. Nothing is sent before Run is called; what comes before is kept.
+// Events returns a sender that names component, such as landfall-speaker, as its source, and
+// instance (a node's or pod's name) as the source's host. Nothing is sent before Run is called;
+// what comes before is kept.
 func (c *Client) Events(component, instance string) *Events {
 	return newEvents(c.events, c.log, component, instance)
 }
@@ -96,15 +98,18 @@ func (e *Events) enqueue(about Reference, eventType string, reason lb.Reason, me
 	}
 }
 
-func (e *Events) event(about Reference, eventType string, reason lb.Reason, message string, now time.Time) *corev1.Event {
+func (e *Events) event(
+	about Reference, eventType string, reason lb.Reason, message string, now time.Time) *corev1.Event {
 	namespace := about.Namespace
 	if namespace == "" {
 		namespace = metav1.NamespaceDefault
 	}
 	return &corev1.Event{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("%s.%x.%x", about.Name, now.UnixNano(), e.sequence.Add(1))},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace,
+			Name: fmt.Sprintf("%s.%x.%x", about.Name, now.UnixNano(), e.sequence.Add(1))},
 		InvolvedObject: corev1.ObjectReference{
-			APIVersion: about.APIVersion, Kind: about.Kind, Namespace: about.Namespace, Name: about.Name, UID: types.UID(about.UID),
+			APIVersion: about.APIVersion, Kind: about.Kind, Namespace: about.Namespace, Name: about.Name,
+			UID: types.UID(about.UID),
 		},
 		Type: eventType, Reason: string(reason), Message: message,
 		Count: 1, FirstTimestamp: metav1.NewTime(now), LastTimestamp: metav1.NewTime(now),
@@ -139,7 +144,8 @@ func (e *Events) send(ctx context.Context, event *corev1.Event) {
 			e.correlator.UpdateState(sent)
 			return
 		case errors.As(err, &answer):
-			e.log.Debug("the API server refuses an Event", "about", event.InvolvedObject.Name, "reason", event.Reason, "error", err)
+			e.log.Debug("the API server refuses an Event", "about", event.InvolvedObject.Name, "reason", event.Reason, "error",
+				err)
 			return
 		}
 		select {

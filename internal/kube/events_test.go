@@ -63,7 +63,8 @@ func TestEvents(t *testing.T) {
 	}
 	e := got["Assigned: 10.0.0.1 from pool p"]
 	about := corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: "shop", Name: "web", UID: "uid-1"}
-	if e.Namespace != "shop" || e.InvolvedObject != about || e.Type != corev1.EventTypeNormal || e.Source.Component != "landfall-controller" || e.Source.Host != "pod-1" {
+	if e.Namespace != "shop" || e.InvolvedObject != about || e.Type != corev1.EventTypeNormal ||
+		e.Source.Component != "landfall-controller" || e.Source.Host != "pod-1" {
 		t.Errorf("of a Service: %+v", e)
 	}
 	e = got["Overlapping: it overlaps"]

@@ -17,9 +17,10 @@ const (
 	listEvery = 2 * time.Second
 )
 
-// CatchUp returns nil once table, filled by Services, shows each Service at least as new as it was when CatchUp was called. A watch
-// alone does not tell: it may lag behind by any time, or show what was there before etcd was restored, in versions newer than all of
-// now. It asks again while the API server cannot be reached; an error means that ctx ended.
+// CatchUp returns nil once table, filled by Services, shows each Service at least as new as it was
+// when CatchUp was called. A watch alone does not tell: it may lag behind by any time, or show what
+// was there before etcd was restored, in versions newer than all of now. It asks again while the
+// API server cannot be reached; an error means that ctx ended.
 func (s *Status) CatchUp(ctx context.Context, table *Table[lb.Key, lb.Service]) error {
 	behind, latest, err := s.listServices(ctx)
 	if err != nil {
@@ -52,7 +53,8 @@ func (s *Status) CatchUp(ctx context.Context, table *Table[lb.Key, lb.Service]) 
 	}
 }
 
-// dropShown removes from behind what table shows at that version or a newer one, up to the latest that the API server is known to have made.
+// dropShown removes from behind what table shows at that version or a newer one, up to the latest
+// that the API server is known to have made.
 func dropShown(behind map[lb.Key]string, latest string, table *Table[lb.Key, lb.Service]) {
 	for key, version := range behind {
 		shown, ok := table.Get(key)
@@ -62,7 +64,8 @@ func dropShown(behind map[lb.Key]string, latest string, table *Table[lb.Key, lb.
 	}
 }
 
-// Older tells whether resource version a of an object comes before b. Resource versions are numbers that grow (KEP-5504).
+// Older tells whether resource version a of an object comes before b. Resource versions are numbers
+// that grow (KEP-5504).
 func Older(a, b string) bool {
 	order, err := resourceversion.CompareResourceVersion(a, b)
 	if err != nil {
@@ -71,7 +74,8 @@ func Older(a, b string) bool {
 	return order < 0
 }
 
-// listServices returns the version of each Service as the API server's storage has it now, not one of its caches, and that of the whole.
+// listServices returns the version of each Service as the API server's storage has it now, not one
+// of its caches, and that of the whole.
 func (s *Status) listServices(ctx context.Context) (versions map[lb.Key]string, latest string, err error) {
 	for {
 		list, err := s.core.CoreV1().Services(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})

@@ -23,7 +23,8 @@ func versioned(name, version string) *corev1.Service {
 // atVersion has lists carry the version that latest points to.
 func atVersion(core *fake.Clientset, latest *string) {
 	core.PrependReactor("list", "services", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		o, err := core.Tracker().List(action.GetResource(), corev1.SchemeGroupVersion.WithKind("Service"), action.GetNamespace())
+		o, err := core.Tracker().List(action.GetResource(), corev1.SchemeGroupVersion.WithKind("Service"),
+			action.GetNamespace())
 		if list, ok := o.(*corev1.ServiceList); ok {
 			list.ResourceVersion = *latest
 		}
@@ -31,7 +32,8 @@ func atVersion(core *fake.Clientset, latest *string) {
 	})
 }
 
-// TestContract8CatchUpAfterRestore: what the watch showed before etcd was restored has higher versions than all that there is now.
+// TestContract8CatchUpAfterRestore: what the watch showed before etcd was restored has higher
+// versions than all that there is now.
 func TestContract8CatchUpAfterRestore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		latest := "12"

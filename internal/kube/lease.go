@@ -21,18 +21,21 @@ type Election struct {
 	Namespace, Name string
 	// Identity must differ between all candidates, also between two lives of one pod.
 	Identity string
-	// Others may take over LeaseDuration after the last renewal; a leader that could not renew for RenewDeadline stops leading;
-	// RetryPeriod is the time between attempts. They must decrease in this order.
+	// Others may take over LeaseDuration after the last renewal; a leader that could not renew for
+	// RenewDeadline stops leading; RetryPeriod is the time between attempts. They must decrease in
+	// this order.
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
 }
 
-// Lead calls lead whenever this candidate is the leader, until ctx ends or lead returns an error. The context of lead ends when
-// leadership is lost or ctx ends. The Lease is released only after lead has returned, so that two never lead at a time.
+// Lead calls lead whenever this candidate is the leader, until ctx ends or lead returns an error.
+// The context of lead ends when leadership is lost or ctx ends. The Lease is released only after
+// lead has returned, so that two never lead at a time.
 func (c *Client) Lead(ctx context.Context, e Election, lead func(context.Context) error) error {
 	return runElection(ctx, c.core, c.log, e, lead)
 }
 
-func runElection(ctx context.Context, core kubernetes.Interface, log *slog.Logger, e Election, lead func(context.Context) error) error {
+func runElection(
+	ctx context.Context, core kubernetes.Interface, log *slog.Logger, e Election, lead func(context.Context) error) error {
 	log = log.With("lease", e.Namespace+"/"+e.Name, "identity", e.Identity)
 	for ctx.Err() == nil {
 		log.Info("waiting to become the leader")
@@ -57,8 +60,9 @@ type term struct {
 	err     error         // what lead returned
 }
 
-// run takes part in the election until the leadership ends. The elector has a context of its own, because it would otherwise
-// release the Lease while lead is still at work; and no logger, as it would repeat every failure every RetryPeriod.
+// run takes part in the election until the leadership ends. The elector has a context of its own,
+// because it would otherwise release the Lease while lead is still at work; and no logger, as it
+// would repeat every failure every RetryPeriod.
 func (t *term) run(core kubernetes.Interface, e Election) error {
 	electorCtx, stop := context.WithCancel(klog.NewContext(context.WithoutCancel(t.ctx), klog.Logger{}))
 	defer stop()
@@ -131,7 +135,8 @@ func (t *term) end() error {
 	return t.err
 }
 
-// reportingLock says why the Lease cannot be read or written, at most once in a while. The elector calls it from one goroutine.
+// reportingLock says why the Lease cannot be read or written, at most once in a while. The elector
+// calls it from one goroutine.
 type reportingLock struct {
 	resourcelock.Interface
 	log  *slog.Logger
@@ -151,9 +156,11 @@ func (l *reportingLock) Update(ctx context.Context, record resourcelock.LeaderEl
 	return l.report(l.Interface.Update(ctx, record))
 }
 
-// report passes the error on. That there is no Lease yet, that another candidate was faster or that the term ends is the normal course.
+// report passes the error on. That there is no Lease yet, that another candidate was faster or that
+// the term ends is the normal course.
 func (l *reportingLock) report(err error) error {
-	if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || errors.Is(err, context.Canceled) {
+	if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) ||
+		errors.Is(err, context.Canceled) {
 		return err
 	}
 	if now := time.Now(); now.Sub(l.said) >= repeatAfter {

@@ -41,7 +41,8 @@ func newOffice() *office {
 func (o *office) run(ctx context.Context, identity string, slow time.Duration) *candidate {
 	ctx, stop := context.WithCancel(ctx)
 	c := &candidate{ended: make(chan error, 1), stop: stop}
-	e := Election{Namespace: "ns", Name: "lease", Identity: identity, LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second}
+	e := Election{Namespace: "ns", Name: "lease", Identity: identity, LeaseDuration: 15 * time.Second,
+		RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second}
 	go func() {
 		c.ended <- runElection(ctx, o.core, o.log, e, func(ctx context.Context) error {
 			o.most.Store(max(o.most.Load(), o.leaders.Add(1)))
@@ -94,7 +95,8 @@ func TestOneLeadsAndHandsOverAtOnce(t *testing.T) {
 	})
 }
 
-// TestLostLeadershipEndsTheWork cuts the leader off: it must stop before others may take over, and come back when it can.
+// TestLostLeadershipEndsTheWork cuts the leader off: it must stop before others may take over, and
+// come back when it can.
 func TestLostLeadershipEndsTheWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOffice()
@@ -125,7 +127,8 @@ func TestAFailureOfTheWorkEndsTheElection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOffice()
 		broken := errors.New("broken")
-		e := Election{Namespace: "ns", Name: "lease", Identity: "a", LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second}
+		e := Election{Namespace: "ns", Name: "lease", Identity: "a", LeaseDuration: 15 * time.Second,
+			RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second}
 		err := runElection(t.Context(), o.core, o.log, e, func(context.Context) error { return broken })
 		if !errors.Is(err, broken) {
 			t.Errorf("returned %v", err)
@@ -139,7 +142,8 @@ func TestEndWhileWaiting(t *testing.T) {
 		identity, seconds, taken := "other", int32(3600), metav1.NowMicro()
 		_, err := o.core.CoordinationV1().Leases("ns").Create(t.Context(), &coordinationv1.Lease{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "lease"},
-			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &identity, LeaseDurationSeconds: &seconds, AcquireTime: &taken, RenewTime: &taken},
+			Spec: coordinationv1.LeaseSpec{HolderIdentity: &identity, LeaseDurationSeconds: &seconds, AcquireTime: &taken,
+				RenewTime: &taken},
 		}, metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -161,7 +165,8 @@ func TestElectionSettingsAreChecked(t *testing.T) {
 	}
 }
 
-// TestLeaseFailuresAreSaidOnceInAWhile names what is wrong, such as a missing permission, and does not repeat it every 2 s.
+// TestLeaseFailuresAreSaidOnceInAWhile names what is wrong, such as a missing permission, and does
+// not repeat it every 2 s.
 func TestLeaseFailuresAreSaidOnceInAWhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOffice()

@@ -7,7 +7,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// Raw returns what the API server answers to a GET of path, as JSON; nil if it does not know the path.
+// Raw returns what the API server answers to a GET of path, as JSON; nil if it does not know the
+// path.
 func (c *Client) Raw(ctx context.Context, path string) ([]byte, error) {
 	raw, err := c.coreREST.CoreV1REST().Get().AbsPath(path).SetHeader("Accept", "application/json").Do(ctx).Raw()
 	switch {

@@ -19,14 +19,19 @@ func TestRequestsOfServices(t *testing.T) {
 	}{
 		"nothing": {nil, "", true, lb.Request{}},
 		"own": {map[string]string{
-			"landfall.dev/loadBalancerIPs": "192.0.2.1, 2001:db8::1", "landfall.dev/address-pool": "p", "landfall.dev/allow-shared-ip": "k",
+			"landfall.dev/loadBalancerIPs": "192.0.2.1, 2001:db8::1", "landfall.dev/address-pool": "p",
+			"landfall.dev/allow-shared-ip":      "k",
 			"landfall.dev/addresses-per-family": "2", "landfall.dev/ip-mode": "Proxy", "landfall.dev/when-outside": "move",
 		}, "192.0.2.9", true, lb.Request{
-			Addresses: []string{"192.0.2.1", "2001:db8::1"}, Pool: "p", Share: "k", Selector: "app=x", PerFamily: "2", Mode: "Proxy", WhenOutside: "move",
+			Addresses: []string{"192.0.2.1", "2001:db8::1"}, Pool: "p", Share: "k", Selector: "app=x", PerFamily: "2",
+			Mode: "Proxy", WhenOutside: "move",
 		}},
-		"MetalLB's":            {map[string]string{"metallb.io/loadBalancerIPs": "192.0.2.1", "metallb.universe.tf/address-pool": "p"}, "", true, lb.Request{Addresses: []string{"192.0.2.1"}, Pool: "p"}},
-		"MetalLB's, off":       {map[string]string{"metallb.io/loadBalancerIPs": "192.0.2.1", "metallb.universe.tf/address-pool": "p"}, "192.0.2.9", false, lb.Request{Addresses: []string{"192.0.2.9"}}},
-		"own before MetalLB's": {map[string]string{"metallb.io/address-pool": "theirs", "landfall.dev/address-pool": "ours"}, "", true, lb.Request{Pool: "ours"}},
+		"MetalLB's": {map[string]string{"metallb.io/loadBalancerIPs": "192.0.2.1",
+			"metallb.universe.tf/address-pool": "p"}, "", true, lb.Request{Addresses: []string{"192.0.2.1"}, Pool: "p"}},
+		"MetalLB's, off": {map[string]string{"metallb.io/loadBalancerIPs": "192.0.2.1",
+			"metallb.universe.tf/address-pool": "p"}, "192.0.2.9", false, lb.Request{Addresses: []string{"192.0.2.9"}}},
+		"own before MetalLB's": {map[string]string{"metallb.io/address-pool": "theirs", "landfall.dev/address-pool": "ours"},
+			"", true, lb.Request{Pool: "ours"}},
 	} {
 		_, s := convertRequestingService(&corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Annotations: test.annotations},

@@ -20,8 +20,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// Status writes the parts of Services' and pools' statuses that Landfall owns, and nothing else of them.
-// It keeps nothing between calls and may be used by several goroutines.
+// Status writes the parts of Services' and pools' statuses that Landfall owns, and nothing else of
+// them. It keeps nothing between calls and may be used by several goroutines.
 type Status struct {
 	core     kubernetes.Interface
 	landfall rest.Interface
@@ -33,9 +33,10 @@ func (c *Client) Status(now func() time.Time) *Status {
 	return &Status{core: c.core, landfall: c.landfall, now: now}
 }
 
-// Condition sets one condition of the Service, as service shows it, and leaves everything else alone. It tells whether it
-// wrote: an equal condition is not written. Writers of other conditions are not disturbed, so it takes no lock on the object's
-// version; a Service of that name that was created anew is not touched.
+// Condition sets one condition of the Service, as service shows it, and leaves everything else
+// alone. It tells whether it wrote: an equal condition is not written. Writers of other conditions
+// are not disturbed, so it takes no lock on the object's version; a Service of that name that was
+// created anew is not touched.
 func (s *Status) Condition(ctx context.Context, service lb.Service, c lb.Condition) (wrote bool, err error) {
 	if hasCondition(service.Conditions, c) {
 		return false, nil
@@ -44,8 +45,10 @@ func (s *Status) Condition(ctx context.Context, service lb.Service, c lb.Conditi
 	return true, s.patchService(ctx, service, statusPatch{Status: patchedStatus{Conditions: conditions}})
 }
 
-// RemoveCondition takes one condition off the Service, if service shows it, and tells whether it wrote.
-func (s *Status) RemoveCondition(ctx context.Context, service lb.Service, conditionType string) (wrote bool, err error) {
+// RemoveCondition takes one condition off the Service, if service shows it, and tells whether it
+// wrote.
+func (s *Status) RemoveCondition(ctx context.Context, service lb.Service,
+	conditionType string) (wrote bool, err error) {
 	if !slices.ContainsFunc(service.Conditions, func(c lb.Condition) bool { return c.Type == conditionType }) {
 		return false, nil
 	}
@@ -79,8 +82,8 @@ func (h Holding) showsAddresses(service lb.Service) bool {
 		!slices.ContainsFunc(service.Ingress, func(in lb.Ingress) bool { return h.Mode != "" && in.Mode != h.Mode })
 }
 
-// Hold writes h into the Service's status. It fails with a conflict (see IsConflict) if the Service has changed since
-// service was read, so that no holding is ever decided on what is no longer so.
+// Hold writes h into the Service's status. It fails with a conflict (see IsConflict) if the Service
+// has changed since service was read, so that no holding is ever decided on what is no longer so.
 func (s *Status) Hold(ctx context.Context, service lb.Service, h Holding) error {
 	patch := statusPatch{Metadata: patchedMetadata{ResourceVersion: service.Version}}
 	if !h.showsAddresses(service) {
@@ -96,16 +99,17 @@ func (s *Status) Hold(ctx context.Context, service lb.Service, h Holding) error 
 	return s.patchService(ctx, service, patch)
 }
 
-// Pool writes the status of a pool as Landfall owns it; conditions of other types are kept. It fails with a conflict if the pool
-// has changed since pool was read, which is an ErrWentBack too if the API server has an older one, and returns the version that
-// the write has made.
+// Pool writes the status of a pool as Landfall owns it; conditions of other types are kept. It
+// fails with a conflict if the pool has changed since pool was read, which is an ErrWentBack too if
+// the API server has an older one, and returns the version that the write has made.
 func (s *Status) Pool(ctx context.Context, pool lb.Pool, status lb.PoolStatus) (version string, err error) {
 	var o v1beta1.IPAddressPool
 	if err := s.landfall.Get().Resource("ipaddresspools").Name(pool.Name).Do(ctx).Into(&o); err != nil {
 		return "", fmt.Errorf("read pool %s: %w", pool.Name, err)
 	}
 	if o.ResourceVersion != pool.Version {
-		conflict := apierrors.NewConflict(v1beta1.GroupVersion.WithResource("ipaddresspools").GroupResource(), pool.Name, errors.New("it has changed meanwhile"))
+		conflict := apierrors.NewConflict(v1beta1.GroupVersion.WithResource("ipaddresspools").GroupResource(), pool.Name,
+			errors.New("it has changed meanwhile"))
 		if Older(o.ResourceVersion, pool.Version) {
 			return "", fmt.Errorf("%w: %w", ErrWentBack, conflict)
 		}
@@ -120,7 +124,8 @@ func (s *Status) Pool(ctx context.Context, pool lb.Pool, status lb.PoolStatus) (
 		})
 	}
 	for _, c := range status.Claims {
-		claim := v1beta1.AddressClaim{Namespace: c.Service.Namespace, Name: c.Service.Name, UID: c.UID, ResourceVersion: c.Version}
+		claim := v1beta1.AddressClaim{Namespace: c.Service.Namespace, Name: c.Service.Name, UID: c.UID,
+			ResourceVersion: c.Version}
 		for _, addr := range c.Addresses {
 			claim.Addresses = append(claim.Addresses, addr.String())
 		}
@@ -133,22 +138,26 @@ func (s *Status) Pool(ctx context.Context, pool lb.Pool, status lb.PoolStatus) (
 		})
 	}
 	var written v1beta1.IPAddressPool
-	if err := s.landfall.Put().Resource("ipaddresspools").Name(pool.Name).SubResource("status").Body(&o).Do(ctx).Into(&written); err != nil {
+	if err := s.landfall.Put().Resource("ipaddresspools").Name(pool.Name).SubResource("status").Body(&o).Do(ctx).Into(
+		&written); err != nil {
 		return "", fmt.Errorf("write status of pool %s: %w", pool.Name, err)
 	}
 	return written.ResourceVersion, nil
 }
 
-// ErrWentBack is a conflict with an object older than one that was there before: etcd was restored from a snapshot.
+// ErrWentBack is a conflict with an object older than one that was there before: etcd was restored
+// from a snapshot.
 var ErrWentBack = errors.New("the API server holds an older state than before")
 
-// IsConflict tells whether a write failed because the object has changed, or was created anew, since it was read.
+// IsConflict tells whether a write failed because the object has changed, or was created anew,
+// since it was read.
 func IsConflict(err error) bool { return apierrors.IsConflict(err) }
 
 // IsNotFound tells whether a write failed because the object is gone.
 func IsNotFound(err error) bool { return apierrors.IsNotFound(err) }
 
-// statusPatch is a strategic merge patch of a Service: conditions merge by type, everything that is not named stays.
+// statusPatch is a strategic merge patch of a Service: conditions merge by type, everything that is
+// not named stays.
 type statusPatch struct {
 	Metadata patchedMetadata `json:"metadata"`
 	Status   patchedStatus   `json:"status"`
@@ -191,7 +200,8 @@ func removedCondition(conditionType string) any {
 // conditionPatch names the transition time only if the status changes from what is there.
 func (s *Status) conditionPatch(have []lb.Condition, c lb.Condition) any {
 	patch := patchedCondition{
-		Type: c.Type, Status: conditionStatus(c.Status), Reason: c.Reason, Message: c.Message, ObservedGeneration: c.Generation,
+		Type: c.Type, Status: conditionStatus(c.Status), Reason: c.Reason, Message: c.Message,
+		ObservedGeneration: c.Generation,
 	}
 	same := slices.ContainsFunc(have, func(h lb.Condition) bool { return h.Type == c.Type && h.Status == c.Status })
 	if !same {
@@ -220,7 +230,8 @@ func (s *Status) patchService(ctx context.Context, service lb.Service, patch sta
 	if err != nil {
 		return fmt.Errorf("encode status of Service %s: %w", service.Key, err)
 	}
-	_, err = s.core.CoreV1().Services(service.Key.Namespace).Patch(ctx, service.Key.Name, types.StrategicMergePatchType, body,
+	_, err = s.core.CoreV1().Services(service.Key.Namespace).Patch(ctx, service.Key.Name, types.StrategicMergePatchType,
+		body,
 		metav1.PatchOptions{}, "status")
 	if err != nil {
 		return fmt.Errorf("write status of Service %s: %w", service.Key, err)

@@ -37,14 +37,17 @@ func testService() *corev1.Service {
 				{IP: "10.0.0.1", IPMode: new(corev1.LoadBalancerIPModeProxy)},
 			}},
 			Conditions: []metav1.Condition{
-				{Type: "example.com/Theirs", Status: metav1.ConditionTrue, Reason: "Theirs", LastTransitionTime: metav1.NewTime(before)},
-				{Type: lb.ConditionAssigned, Status: metav1.ConditionTrue, Reason: "Assigned", Message: "10.0.0.1 from pool p", LastTransitionTime: metav1.NewTime(before)},
+				{Type: "example.com/Theirs", Status: metav1.ConditionTrue, Reason: "Theirs",
+					LastTransitionTime: metav1.NewTime(before)},
+				{Type: lb.ConditionAssigned, Status: metav1.ConditionTrue, Reason: "Assigned", Message: "10.0.0.1 from pool p",
+					LastTransitionTime: metav1.NewTime(before)},
 			},
 		},
 	}
 }
 
-// newStatus returns a writer on a fake API server that holds o, and a function that returns what it holds and how many patches came.
+// newStatus returns a writer on a fake API server that holds o, and a function that returns what it
+// holds and how many patches came.
 func newStatus(t *testing.T, o *corev1.Service) (*Status, func() (*corev1.Service, int)) {
 	core := fake.NewClientset(o)
 	return &Status{core: core, now: func() time.Time { return now }}, func() (*corev1.Service, int) {
@@ -70,14 +73,16 @@ func TestConditionTouchesNothingElse(t *testing.T) {
 	o := testService()
 	status, get := newStatus(t, o)
 	_, service := convertService(o)
-	announced := lb.Condition{Type: lb.ConditionAnnounced, Status: true, Reason: lb.ReasonAnnounced, Message: "10.0.0.1 is announced from a"}
+	announced := lb.Condition{Type: lb.ConditionAnnounced, Status: true, Reason: lb.ReasonAnnounced,
+		Message: "10.0.0.1 is announced from a"}
 	if wrote, err := status.Condition(t.Context(), service, announced); err != nil || !wrote {
 		t.Fatalf("wrote %v, %v", wrote, err)
 	}
 	got, _ := get()
 	want := testService()
 	want.Status.Conditions = append(want.Status.Conditions, metav1.Condition{
-		Type: lb.ConditionAnnounced, Status: metav1.ConditionTrue, Reason: "Announced", Message: announced.Message, LastTransitionTime: metav1.NewTime(now),
+		Type: lb.ConditionAnnounced, Status: metav1.ConditionTrue, Reason: "Announced", Message: announced.Message,
+		LastTransitionTime: metav1.NewTime(now),
 	})
 	if diff := cmp.Diff(byType(want.Status.Conditions), byType(got.Status.Conditions)); diff != "" {
 		t.Errorf("conditions (-want +got):\n%s", diff)
@@ -95,7 +100,8 @@ func TestConditionTouchesNothingElse(t *testing.T) {
 		wrote     bool
 	}{
 		{announced, now, false},
-		{lb.Condition{Type: lb.ConditionAnnounced, Status: true, Reason: lb.ReasonAnnounced, Message: "10.0.0.1 is announced from b"}, now, true},
+		{lb.Condition{Type: lb.ConditionAnnounced, Status: true, Reason: lb.ReasonAnnounced,
+			Message: "10.0.0.1 is announced from b"}, now, true},
 		{lb.Condition{Type: lb.ConditionAnnounced, Reason: lb.ReasonNoOwner, Message: "nobody"}, later, true},
 	} {
 		_, service = convertService(got)
@@ -149,7 +155,8 @@ func TestHold(t *testing.T) {
 			[]string{"example.com/Theirs=Theirs", "landfall.dev/Assigned=Assigned"},
 		},
 		"a refusal": {
-			Holding{Addresses: addrs("10.0.0.1"), Condition: &lb.Condition{Type: lb.ConditionAssigned, Reason: lb.ReasonDuplicate}},
+			Holding{Addresses: addrs("10.0.0.1"), Condition: &lb.Condition{Type: lb.ConditionAssigned,
+				Reason: lb.ReasonDuplicate}},
 			[]corev1.LoadBalancerIngress{{IP: "10.0.0.1", IPMode: new(corev1.LoadBalancerIPModeProxy)}},
 			[]string{"example.com/Theirs=Theirs", "landfall.dev/Assigned=Duplicate"},
 		},
@@ -182,7 +189,8 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// TestContract8HoldNamesTheVersion keeps a second controller, or a lagging watch, from overwriting what it has not seen.
+// TestContract8HoldNamesTheVersion keeps a second controller, or a lagging watch, from overwriting
+// what it has not seen.
 func TestContract8HoldNamesTheVersion(t *testing.T) {
 	_, service := convertService(testService())
 	var metadata struct {
@@ -206,7 +214,8 @@ func TestContract8HoldNamesTheVersion(t *testing.T) {
 	metadata.Metadata.ResourceVersion = ""
 	_, _ = status.Condition(t.Context(), service, lb.Condition{Type: lb.ConditionAnnounced})
 	if metadata.Metadata.UID != "uid-1" || metadata.Metadata.ResourceVersion != "" {
-		t.Errorf("the patch of a condition is for %+v; a version would make writers of different conditions fail for nothing", metadata.Metadata)
+		t.Errorf("the patch of a condition is for %+v; a version would make writers of different conditions fail for nothing",
+			metadata.Metadata)
 	}
 }
 
@@ -224,7 +233,8 @@ func (a *poolAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "PUT /apis/landfall.dev/v1beta1/ipaddresspools/p/status":
 		if a.conflict {
 			w.WriteHeader(http.StatusConflict)
-			_ = json.NewEncoder(w).Encode(apierrors.NewConflict(v1beta1.GroupVersion.WithResource("ipaddresspools").GroupResource(), "p", nil).Status())
+			_ = json.NewEncoder(w).Encode(
+				apierrors.NewConflict(v1beta1.GroupVersion.WithResource("ipaddresspools").GroupResource(), "p", nil).Status())
 			return
 		}
 		if err := json.NewDecoder(r.Body).Decode(&a.pool); err != nil {
@@ -238,7 +248,8 @@ func (a *poolAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func TestPoolStatusKeepsWhatIsNotOurs(t *testing.T) {
-	theirs := metav1.Condition{Type: "example.com/Theirs", Status: metav1.ConditionTrue, Reason: "Theirs", LastTransitionTime: metav1.NewTime(before)}
+	theirs := metav1.Condition{Type: "example.com/Theirs", Status: metav1.ConditionTrue, Reason: "Theirs",
+		LastTransitionTime: metav1.NewTime(before)}
 	api := &poolAPI{t: t, pool: v1beta1.IPAddressPool{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "landfall.dev/v1beta1", Kind: "IPAddressPool"},
 		ObjectMeta: metav1.ObjectMeta{Name: "p", ResourceVersion: "7"},
@@ -254,8 +265,10 @@ func TestPoolStatusKeepsWhatIsNotOurs(t *testing.T) {
 	status := &Status{landfall: client, now: func() time.Time { return now }}
 	write := lb.PoolStatus{
 		AssignedIPv4: "2", AvailableIPv4: "254", AssignedIPv6: "0", AvailableIPv6: "18446744073709551616", Writer: "me",
-		Claims:     []lb.PoolClaim{{Service: lb.Key{Namespace: "ns", Name: "s"}, UID: "u", Version: "5", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}},
-		Conditions: []lb.Condition{{Type: lb.ConditionReady, Status: true, Reason: lb.ReasonPoolReady, Message: "hands out addresses", Generation: 3}},
+		Claims: []lb.PoolClaim{{Service: lb.Key{Namespace: "ns", Name: "s"}, UID: "u", Version: "5",
+			Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}},
+		Conditions: []lb.Condition{{Type: lb.ConditionReady, Status: true, Reason: lb.ReasonPoolReady,
+			Message: "hands out addresses", Generation: 3}},
 	}
 	read := lb.Pool{Name: "p", Version: "7"}
 	if version, err := status.Pool(t.Context(), read, write); err != nil || version != "7" {
@@ -263,9 +276,11 @@ func TestPoolStatusKeepsWhatIsNotOurs(t *testing.T) {
 	}
 	want := v1beta1.IPAddressPoolStatus{
 		AssignedIPv4: "2", AvailableIPv4: "254", AssignedIPv6: "0", AvailableIPv6: "18446744073709551616", Writer: "me",
-		Claims: []v1beta1.AddressClaim{{Namespace: "ns", Name: "s", UID: "u", ResourceVersion: "5", Addresses: []string{"10.0.0.1"}}},
+		Claims: []v1beta1.AddressClaim{{Namespace: "ns", Name: "s", UID: "u", ResourceVersion: "5",
+			Addresses: []string{"10.0.0.1"}}},
 		Conditions: []metav1.Condition{theirs, {
-			Type: lb.ConditionReady, Status: metav1.ConditionTrue, Reason: "Ready", Message: "hands out addresses", ObservedGeneration: 3,
+			Type: lb.ConditionReady, Status: metav1.ConditionTrue, Reason: "Ready", Message: "hands out addresses",
+			ObservedGeneration: 3,
 			LastTransitionTime: metav1.NewTime(now),
 		}},
 	}

@@ -14,19 +14,22 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// Surroundings watches what speakers tell of their nodes' networks: a text for each node, under the name of the ConfigMap.
+// Surroundings watches what speakers tell of their nodes' networks: a text for each node, under the
+// name of the ConfigMap.
 func Surroundings(c *Client, namespace string, changed func(name string)) *Table[string, map[string]string] {
 	table := newTable[string, map[string]string](nil, changed)
 	c.register(resource{
 		client: c.coreREST.CoreV1REST(), name: "configmaps", namespace: namespace, example: &corev1.ConfigMap{},
-		fieldSelector: fields.OneTermEqualSelector("metadata.name", lb.SurroundingsConfigMap).String(), // what RBAC can allow by name
+		// what RBAC can allow by name
+		fieldSelector: fields.OneTermEqualSelector("metadata.name", lb.SurroundingsConfigMap).String(),
 	}, objects[string, map[string]string, *corev1.ConfigMap]{table, func(o *corev1.ConfigMap) (string, map[string]string) {
 		return o.Name, o.Data
 	}})
 	return table
 }
 
-// TellSurroundings sets what nodes tell of their networks, and leaves the entries of others alone; nil removes an entry.
+// TellSurroundings sets what nodes tell of their networks, and leaves the entries of others alone;
+// nil removes an entry.
 func (c *Client) TellSurroundings(ctx context.Context, namespace string, entries map[string]*string) error {
 	body, err := json.Marshal(map[string]any{"data": entries})
 	if err != nil {
@@ -43,7 +46,8 @@ func (c *Client) TellSurroundings(ctx context.Context, namespace string, entries
 			data[node] = *text
 		}
 	}
-	_, err = maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: lb.SurroundingsConfigMap}, Data: data}, metav1.CreateOptions{})
+	_, err = maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: lb.SurroundingsConfigMap}, Data: data},
+		metav1.CreateOptions{})
 	return wrap(err, "create", namespace)
 }
 

@@ -10,7 +10,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Table is the picture of one kind of object as lb values, kept up to date by a watch. Values are shared: do not change them.
+// Table is the picture of one kind of object as lb values, kept up to date by a watch. Values are
+// shared: do not change them.
 type Table[K comparable, V any] struct {
 	changed func(K)
 	same    func(a, b V) bool
@@ -102,7 +103,8 @@ type entry[K comparable, V any] struct {
 	value V
 }
 
-// Transformer has the first list held as entries until its last object has come: they take a fraction of the objects.
+// Transformer has the first list held as entries until its last object has come: they take a
+// fraction of the objects.
 func (s objects[K, V, O]) Transformer() cache.TransformFunc {
 	return func(obj any) (any, error) { return s.entry(obj), nil }
 }

@@ -15,10 +15,12 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// Services watches the Services that match labelSelector (all if empty). changed is called for each that differs in more than its version.
+// Services watches the Services that match labelSelector (all if empty). changed is called for each
+// that differs in more than its version.
 func Services(c *Client, labelSelector string, changed func(lb.Key)) *Table[lb.Key, lb.Service] {
 	table := newTable(sameService, changed)
-	c.register(resource{client: c.coreREST.CoreV1REST(), name: "services", example: &corev1.Service{}, labelSelector: labelSelector},
+	c.register(resource{client: c.coreREST.CoreV1REST(), name: "services", example: &corev1.Service{},
+		labelSelector: labelSelector},
 		objects[lb.Key, lb.Service, *corev1.Service]{table, convertService})
 	return table
 }
@@ -31,12 +33,13 @@ func LabelledServices(c *Client, changed func(lb.Key)) *Table[lb.Key, lb.Service
 	return table
 }
 
-// RequestingServices watches all Services, also with what only the assignment of addresses needs. With metallb, MetalLB's annotations
-// count where Landfall's own are not set.
+// RequestingServices watches all Services, also with what only the assignment of addresses needs.
+// With metallb, MetalLB's annotations count where Landfall's own are not set.
 func RequestingServices(c *Client, metallb bool, changed func(lb.Key)) *Table[lb.Key, lb.Service] {
 	table := newTable(sameService, changed)
 	c.register(resource{client: c.coreREST.CoreV1REST(), name: "services", example: &corev1.Service{}},
-		objects[lb.Key, lb.Service, *corev1.Service]{table, func(o *corev1.Service) (lb.Key, lb.Service) { return convertRequestingService(o, metallb) }})
+		objects[lb.Key, lb.Service, *corev1.Service]{table,
+			func(o *corev1.Service) (lb.Key, lb.Service) { return convertRequestingService(o, metallb) }})
 	return table
 }
 
@@ -65,18 +68,23 @@ func DaemonSet(c *Client, namespace, name string, changed func(name string)) *Ta
 	c.register(resource{
 		client: c.coreREST.AppsV1REST(), name: "daemonsets", namespace: namespace, example: &appsv1.DaemonSet{},
 		fieldSelector: fields.OneTermEqualSelector("metadata.name", name).String(),
-	}, objects[string, bool, *appsv1.DaemonSet]{table, func(o *appsv1.DaemonSet) (string, bool) { return o.Name, o.DeletionTimestamp == nil }})
+	},
+		objects[string, bool, *appsv1.DaemonSet]{table,
+			func(o *appsv1.DaemonSet) (string, bool) { return o.Name, o.DeletionTimestamp == nil }})
 	return table
 }
 
-// ServiceNetworks watches the ServiceCIDRs (networking.k8s.io/v1, Kubernetes 1.33): the networks that cluster IPs are taken from, by
-// the object's name. Where there are none, or we may not see them, the table is empty.
+// ServiceNetworks watches the ServiceCIDRs (networking.k8s.io/v1, Kubernetes 1.33): the networks
+// that cluster IPs are taken from, by the object's name. Where there are none, or we may not see
+// them, the table is empty.
 func ServiceNetworks(c *Client, changed func(name string)) *Table[string, []netip.Prefix] {
 	table := newTable[string, []netip.Prefix](nil, changed)
-	c.register(resource{client: c.coreREST.NetworkingV1REST(), name: "servicecidrs", example: &networkingv1.ServiceCIDR{}, optional: true},
-		objects[string, []netip.Prefix, *networkingv1.ServiceCIDR]{table, func(o *networkingv1.ServiceCIDR) (string, []netip.Prefix) {
-			return o.Name, parsePrefixes(o.Spec.CIDRs)
-		}})
+	c.register(resource{client: c.coreREST.NetworkingV1REST(), name: "servicecidrs", example: &networkingv1.ServiceCIDR{},
+		optional: true},
+		objects[string, []netip.Prefix, *networkingv1.ServiceCIDR]{table,
+			func(o *networkingv1.ServiceCIDR) (string, []netip.Prefix) {
+				return o.Name, parsePrefixes(o.Spec.CIDRs)
+			}})
 	return table
 }
 
@@ -96,7 +104,8 @@ func L2Advertisements(c *Client, changed func(name string)) *Table[string, lb.L2
 	return table
 }
 
-// Slices watches the EndpointSlices of all Services that are not headless, by Service. changed gets the Service's key.
+// Slices watches the EndpointSlices of all Services that are not headless, by Service. changed gets
+// the Service's key.
 func Slices(c *Client, changed func(service lb.Key)) *Table[lb.Key, []lb.Slice] {
 	table := newTable[lb.Key, []lb.Slice](nil, changed)
 	c.register(resource{
@@ -106,8 +115,8 @@ func Slices(c *Client, changed func(service lb.Key)) *Table[lb.Key, []lb.Slice] 
 	return table
 }
 
-// sliceStore is the store behind the table of EndpointSlices, which groups them by Service, in the order of their keys. The reflector
-// calls it from one goroutine.
+// sliceStore is the store behind the table of EndpointSlices, which groups them by Service, in the
+// order of their keys. The reflector calls it from one goroutine.
 type sliceStore struct {
 	table *Table[lb.Key, []lb.Slice]
 	owner map[lb.Key]lb.Key // from the slice to its Service, as its label can change
@@ -164,7 +173,8 @@ func (s *sliceStore) Replace(list []any, _ string) error {
 
 func (s *sliceStore) Resync() error { return nil }
 
-// without returns a copy of the slices of a Service, as the table's own are shared, without one of them.
+// without returns a copy of the slices of a Service, as the table's own are shared, without one of
+// them.
 func (s *sliceStore) without(service, key lb.Key) []lb.Slice {
 	of, _ := s.table.Get(service)
 	copied := make([]lb.Slice, 0, len(of)+1)

@@ -17,7 +17,8 @@ import (
 
 func slice(name, service string, addrs ...string) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: service}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name,
+			Labels: map[string]string{discoveryv1.LabelServiceName: service}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:       []discoveryv1.EndpointPort{{Name: new(""), Port: new(int32(80))}},
 	}
@@ -70,16 +71,21 @@ func TestSlicesAreGroupedByService(t *testing.T) {
 func TestConvertSlice(t *testing.T) {
 	o := slice("s", "svc", "192.168.1.1", "192.168.1.2", "not an address")
 	o.Endpoints[1].NodeName = new("n1")
-	o.Endpoints[1].Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)}
-	o.Endpoints[1].Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "a"}, {Name: "b"}}, ForNodes: []discoveryv1.ForNode{{Name: "n1"}}}
-	o.Ports = append(o.Ports, discoveryv1.EndpointPort{Name: nil, Port: new(int32(1))}, discoveryv1.EndpointPort{Name: new("all")})
+	o.Endpoints[1].Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true),
+		Terminating: new(true)}
+	o.Endpoints[1].Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "a"}, {Name: "b"}},
+		ForNodes: []discoveryv1.ForNode{{Name: "n1"}}}
+	o.Ports = append(o.Ports, discoveryv1.EndpointPort{Name: nil, Port: new(int32(1))},
+		discoveryv1.EndpointPort{Name: new("all")})
 	o.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: "2026-05-01T12:00:00.25Z"}
 	want := lb.Slice{
-		Triggered: time.Date(2026, 5, 1, 12, 0, 0, 250_000_000, time.UTC), Key: lb.Key{Namespace: "default", Name: "s"}, Service: lb.Key{Namespace: "default", Name: "svc"}, Family: lb.IPv4,
+		Triggered: time.Date(2026, 5, 1, 12, 0, 0, 250_000_000, time.UTC), Key: lb.Key{Namespace: "default", Name: "s"},
+		Service: lb.Key{Namespace: "default", Name: "svc"}, Family: lb.IPv4,
 		Ports: []lb.SlicePort{{Protocol: lb.TCP, Port: 80}},
 		Endpoints: []lb.Endpoint{
 			{Addr: netip.MustParseAddr("192.168.1.1"), Ready: true, Serving: true},
-			{Addr: netip.MustParseAddr("192.168.1.2"), Node: "n1", Serving: true, Terminating: true, ForZones: []string{"a", "b"}, ForNodes: []string{"n1"}},
+			{Addr: netip.MustParseAddr("192.168.1.2"), Node: "n1", Serving: true, Terminating: true,
+				ForZones: []string{"a", "b"}, ForNodes: []string{"n1"}},
 		},
 	}
 	if diff := cmp.Diff(want, convertSlice(o), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
@@ -89,21 +95,24 @@ func TestConvertSlice(t *testing.T) {
 
 func TestConvertService(t *testing.T) {
 	o := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "my-nginx", Annotations: map[string]string{lb.AnnotationAddresses: "192.0.2.1, 2001:db8::1"}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "my-nginx",
+			Annotations: map[string]string{lb.AnnotationAddresses: "192.0.2.1, 2001:db8::1"}},
 		Spec: corev1.ServiceSpec{
 			Type: corev1.ServiceTypeLoadBalancer, ClusterIPs: []string{"None"}, LoadBalancerIP: "192.0.2.9",
 			LoadBalancerSourceRanges: []string{" 10.1.2.3/8", "rubbish"}, SessionAffinity: corev1.ServiceAffinityClientIP,
 		},
 		Status: corev1.ServiceStatus{
-			LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}, {Hostname: "elsewhere"}, {IP: "192.0.2.2", IPMode: new(corev1.LoadBalancerIPModeProxy)}}},
-			Conditions:   []metav1.Condition{{Type: "other/Thing"}, {Type: lb.ConditionAssigned, Status: metav1.ConditionTrue}},
+			LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: "192.0.2.1"},
+				{Hostname: "elsewhere"}, {IP: "192.0.2.2", IPMode: new(corev1.LoadBalancerIPModeProxy)}}},
+			Conditions: []metav1.Condition{{Type: "other/Thing"}, {Type: lb.ConditionAssigned, Status: metav1.ConditionTrue}},
 		},
 	}
 	_, s := convertService(o)
 	if diff := cmp.Diff([]string{"192.0.2.1", "2001:db8::1"}, s.Request.Addresses); diff != "" {
 		t.Errorf("request: %s", diff)
 	}
-	if len(s.ClusterIPs) != 0 || len(s.Ingress) != 2 || len(s.Conditions) != 1 || s.AffinityTimeout.Hours() != 3 || s.InternalPolicy != lb.Cluster {
+	if len(s.ClusterIPs) != 0 || len(s.Ingress) != 2 || len(s.Conditions) != 1 || s.AffinityTimeout.Hours() != 3 ||
+		s.InternalPolicy != lb.Cluster {
 		t.Errorf("service: %+v", s)
 	}
 	if got := s.VIPs(); len(got) != 1 || got[0] != netip.MustParseAddr("192.0.2.1") {
@@ -124,10 +133,13 @@ func TestConvertNode(t *testing.T) {
 		{"stays", func(*corev1.Node) {}, ""},
 		{"cordoned only", func(n *corev1.Node) { n.Spec.Unschedulable = true }, ""},
 		{"autoscaler", func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: taintAutoscaler}} }, lb.ReasonNodeLeaving},
-		{"out of service", func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: taintOutOfService}} }, lb.ReasonNodeLeaving},
+		{"out of service", func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: taintOutOfService}} },
+			lb.ReasonNodeLeaving},
 		{"deleted", func(n *corev1.Node) { n.DeletionTimestamp = &now }, lb.ReasonNodeLeaving},
 	} {
-		o := &corev1.Node{Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: "n"}, {Type: corev1.NodeInternalIP, Address: "192.0.2.7"}}}}
+		o := &corev1.Node{
+			Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: "n"},
+				{Type: corev1.NodeInternalIP, Address: "192.0.2.7"}}}}
 		test.change(o)
 		if _, n := convertNode(o); n.Leaving != test.leaving || len(n.Addresses) != 1 {
 			t.Errorf("%s: %+v", test.name, n)
@@ -136,8 +148,11 @@ func TestConvertNode(t *testing.T) {
 }
 
 func TestConvertPoolKeepsGoodRangesAndNamesTheBadOne(t *testing.T) {
-	_, p := convertPool(&v1beta1.IPAddressPool{Spec: v1beta1.IPAddressPoolSpec{Addresses: []v1beta1.AddressRange{"192.0.2.0/30", "2001:db8::9-2001:db8::1"}}})
-	if len(p.Ranges) != 1 || p.Problem == nil || p.Problem.Message != `spec.addresses[1]: range "2001:db8::9-2001:db8::1" ends before it starts` || !p.AutoAssign {
+	_, p := convertPool(
+		&v1beta1.IPAddressPool{
+			Spec: v1beta1.IPAddressPoolSpec{Addresses: []v1beta1.AddressRange{"192.0.2.0/30", "2001:db8::9-2001:db8::1"}}})
+	if len(p.Ranges) != 1 || p.Problem == nil ||
+		p.Problem.Message != `spec.addresses[1]: range "2001:db8::9-2001:db8::1" ends before it starts` || !p.AutoAssign {
 		t.Errorf("pool: %+v, problem %v", p, p.Problem)
 	}
 }

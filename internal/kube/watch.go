@@ -48,9 +48,10 @@ func (c *Client) register(r resource, store cache.TransformingStore) {
 	c.watches = append(c.watches, watch)
 }
 
-// pacedListWatch sends each request once, so that every failure comes back at once to watch.run, or to the reflector if it has a
-// better question. Without that, a client that knows a version newer than all of the API server, as etcd was restored, asks for it
-// ten times more before it asks for what there is; and the reflector would retry a refused connection at a pace of its own, up to a
+// pacedListWatch sends each request once, so that every failure comes back at once to watch.run, or
+// to the reflector if it has a better question. Without that, a client that knows a version newer
+// than all of the API server, as etcd was restored, asks for it ten times more before it asks for
+// what there is; and the reflector would retry a refused connection at a pace of its own, up to a
 // minute apart.
 type pacedListWatch struct{ resource }
 
@@ -112,7 +113,8 @@ type watch struct {
 	said     time.Time
 }
 
-// Retries of a watch that failed: quick at first, as an API server restart takes seconds, and never all clients at once.
+// Retries of a watch that failed: quick at first, as an API server restart takes seconds, and never
+// all clients at once.
 const (
 	minRetry    = 200 * time.Millisecond
 	maxRetry    = 5 * time.Second

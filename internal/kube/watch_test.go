@@ -35,7 +35,8 @@ type fakeAPI struct {
 	refused  int // requests for a newer version than there is
 }
 
-// tooLarge answers as an API server does of which a version is wanted that it does not have, after some waiting.
+// tooLarge answers as an API server does of which a version is wanted that it does not have, after
+// some waiting.
 func (f *fakeAPI) tooLarge(w http.ResponseWriter, r *http.Request) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -45,7 +46,8 @@ func (f *fakeAPI) tooLarge(w http.ResponseWriter, r *http.Request) bool {
 	f.refused++
 	status := apierrors.NewTimeoutError("Too large resource version", 1).ErrStatus
 	status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
-	status.Details.Causes = []metav1.StatusCause{{Type: metav1.CauseTypeResourceVersionTooLarge, Message: "Too large resource version"}}
+	status.Details.Causes = []metav1.StatusCause{{Type: metav1.CauseTypeResourceVersionTooLarge,
+		Message: "Too large resource version"}}
 	w.Header().Set("Retry-After", "1")
 	w.WriteHeader(int(status.Code))
 	json.NewEncoder(w).Encode(status)
@@ -65,7 +67,8 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case f.tooLarge(w, r):
 	case r.URL.Query().Get("sendInitialEvents") != "" && streams:
 		last := corev1.Service{TypeMeta: metav1.TypeMeta{Kind: "Service", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{
-			ResourceVersion: strconv.Itoa(max(newest, 9)), Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"},
+			ResourceVersion: strconv.Itoa(max(newest, 9)),
+			Annotations:     map[string]string{metav1.InitialEventsAnnotationKey: "true"},
 		}}
 		for _, s := range services {
 			json.NewEncoder(w).Encode(map[string]any{"type": "ADDED", "object": s})
@@ -74,7 +77,8 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		f.watch(w, r)
 	case r.URL.Query().Get("sendInitialEvents") != "":
 		w.WriteHeader(http.StatusUnprocessableEntity)
-		json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Reason: metav1.StatusReasonInvalid, Code: 422})
+		json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+			Status: "Failure", Reason: metav1.StatusReasonInvalid, Code: 422})
 	case r.URL.Query().Get("watch") != "":
 		f.watch(w, r)
 	default:
@@ -127,7 +131,8 @@ func event(t *testing.T, kind string, s corev1.Service) metav1.WatchEvent {
 func newClient(t *testing.T, url string) *Client {
 	t.Helper()
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	content := fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":{"cluster":"c","user":"u"}}],
+	content := fmt.Sprintf(
+		`{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":{"cluster":"c","user":"u"}}],
 "clusters":[{"name":"c","cluster":{"server":%q}}],"users":[{"name":"u","user":{}}]}`, url)
 	if err := os.WriteFile(kubeconfig, []byte(content), 0o600); err != nil {
 		t.Fatal(err)
@@ -140,7 +145,8 @@ func newClient(t *testing.T, url string) *Client {
 }
 
 func TestTableFollowsTheServerAndOutlivesIt(t *testing.T) {
-	api := &fakeAPI{down: true, services: []corev1.Service{service("a", "1", 80), service("b", "1", 81)}, events: make(chan metav1.WatchEvent)}
+	api := &fakeAPI{down: true, services: []corev1.Service{service("a", "1", 80), service("b", "1", 81)},
+		events: make(chan metav1.WatchEvent)}
 	server := httptest.NewServer(api)
 	defer server.Close()
 	client := newClient(t, server.URL)
@@ -198,7 +204,8 @@ func TestTableFollowsTheServerAndOutlivesIt(t *testing.T) {
 	}
 }
 
-// follow has a table follow the Services of an API server, and says which have changed. stop ends that.
+// follow has a table follow the Services of an API server, and says which have changed. stop ends
+// that.
 func follow(t *testing.T, api *fakeAPI) (table *Table[lb.Key, lb.Service], changes chan string, stop func()) {
 	t.Helper()
 	server := httptest.NewServer(api)
@@ -217,10 +224,12 @@ func follow(t *testing.T, api *fakeAPI) (table *Table[lb.Key, lb.Service], chang
 	}
 }
 
-// TestTableFollowsTheServerBack has etcd restored from a snapshot: all versions are lower than what the client has seen.
+// TestTableFollowsTheServerBack has etcd restored from a snapshot: all versions are lower than what
+// the client has seen.
 func TestTableFollowsTheServerBack(t *testing.T) {
 	for _, streams := range []bool{false, true} {
-		api := &fakeAPI{streams: streams, newest: 100, services: []corev1.Service{service("a", "90", 80), service("b", "95", 81)}, events: make(chan metav1.WatchEvent)}
+		api := &fakeAPI{streams: streams, newest: 100,
+			services: []corev1.Service{service("a", "90", 80), service("b", "95", 81)}, events: make(chan metav1.WatchEvent)}
 		table, changes, stop := follow(t, api)
 		expectChanges(t, changes, "a", "b")
 
@@ -228,7 +237,8 @@ func TestTableFollowsTheServerBack(t *testing.T) {
 		close(api.events)
 		time.Sleep(300 * time.Millisecond)
 		api.mu.Lock()
-		api.newest, api.services, api.events = 50, []corev1.Service{service("a", "40", 70), service("c", "45", 82)}, make(chan metav1.WatchEvent)
+		api.newest, api.services, api.events = 50, []corev1.Service{service("a", "40", 70), service("c", "45", 82)},
+			make(chan metav1.WatchEvent)
 		api.down = false
 		api.mu.Unlock()
 		expectChanges(t, changes, "a", "b", "c")
@@ -250,7 +260,8 @@ func TestTableFollowsTheServerBack(t *testing.T) {
 // A first list that is streamed gives the same table as one that comes as a whole.
 func TestTableTakesAStreamedList(t *testing.T) {
 	services := []corev1.Service{service("a", "1", 80), service("b", "1", 81)}
-	services[0].Spec.ClusterIPs, services[0].Annotations = []string{"10.96.0.1"}, map[string]string{lb.AnnotationScheduler: "maglev"}
+	services[0].Spec.ClusterIPs, services[0].Annotations = []string{"10.96.0.1"},
+		map[string]string{lb.AnnotationScheduler: "maglev"}
 	tables := map[bool]map[lb.Key]lb.Service{}
 	for _, streams := range []bool{false, true} {
 		api := &fakeAPI{streams: streams, services: services, events: make(chan metav1.WatchEvent)}
@@ -264,12 +275,14 @@ func TestTableTakesAStreamedList(t *testing.T) {
 		}
 		stop()
 	}
-	if diff := cmp.Diff(tables[false], tables[true], cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" || len(tables[true]) != 2 {
+	if diff := cmp.Diff(tables[false], tables[true],
+		cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" || len(tables[true]) != 2 {
 		t.Errorf("streamed %v (-whole +streamed):\n%s", tables[true], diff)
 	}
 }
 
-// An API server without ServiceCIDRs (before Kubernetes 1.33), or one that does not show them, holds nobody up.
+// An API server without ServiceCIDRs (before Kubernetes 1.33), or one that does not show them,
+// holds nobody up.
 func TestOptionalTable(t *testing.T) {
 	for _, code := range []int{http.StatusNotFound, http.StatusForbidden, http.StatusOK} {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -279,18 +292,22 @@ func TestOptionalTable(t *testing.T) {
 				w.WriteHeader(code)
 				json.NewEncoder(w).Encode(metav1.Status{
 					TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Code: int32(code),
-					Reason: map[int]metav1.StatusReason{http.StatusNotFound: metav1.StatusReasonNotFound, http.StatusForbidden: metav1.StatusReasonForbidden}[code],
+					Reason: map[int]metav1.StatusReason{http.StatusNotFound: metav1.StatusReasonNotFound,
+						http.StatusForbidden: metav1.StatusReasonForbidden}[code],
 				})
 			case q.Get("sendInitialEvents") != "":
 				w.WriteHeader(http.StatusUnprocessableEntity)
-				json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Reason: metav1.StatusReasonInvalid, Code: 422})
+				json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+					Status: "Failure", Reason: metav1.StatusReasonInvalid, Code: 422})
 			case q.Get("watch") != "":
 				w.(http.Flusher).Flush()
 				<-r.Context().Done()
 			default:
 				json.NewEncoder(w).Encode(networkingv1.ServiceCIDRList{
-					TypeMeta: metav1.TypeMeta{Kind: "ServiceCIDRList", APIVersion: "networking.k8s.io/v1"}, ListMeta: metav1.ListMeta{ResourceVersion: "1"},
-					Items: []networkingv1.ServiceCIDR{{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/12", "fd00::/112"}}}},
+					TypeMeta: metav1.TypeMeta{Kind: "ServiceCIDRList", APIVersion: "networking.k8s.io/v1"},
+					ListMeta: metav1.ListMeta{ResourceVersion: "1"},
+					Items: []networkingv1.ServiceCIDR{{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"},
+						Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/12", "fd00::/112"}}}},
 				})
 			}
 		}))
@@ -306,7 +323,8 @@ func TestOptionalTable(t *testing.T) {
 		if code == http.StatusOK {
 			want["kubernetes"] = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd00::/112")}
 		}
-		if diff := cmp.Diff(want, table.All(), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" || !table.Synced() {
+		if diff := cmp.Diff(want, table.All(), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" ||
+			!table.Synced() {
 			t.Errorf("status %d: synced %v; (-want +got):\n%s", code, table.Synced(), diff)
 		}
 		cancel()

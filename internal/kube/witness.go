@@ -21,11 +21,13 @@ const (
 	annotationLive     = "landfall.dev/live"
 	annotationUnserved = "landfall.dev/unserved"
 	more               = "more"
-	// unservedKept bounds the annotation's size: 45 bytes for each address, of the 256 KiB that an object's annotations may have.
+	// unservedKept bounds the annotation's size: 45 bytes for each address, of the 256 KiB that an
+	// object's annotations may have.
 	unservedKept = 4000
 )
 
-// Witnesses reads and writes the one Lease by which speakers tell those that they do not see that they are at work.
+// Witnesses reads and writes the one Lease by which speakers tell those that they do not see that
+// they are at work.
 type Witnesses struct {
 	core            kubernetes.Interface
 	namespace, name string
@@ -36,7 +38,8 @@ func (c *Client) Witnesses(namespace, name string) *Witnesses {
 	return &Witnesses{core: c.core, namespace: namespace, name: name}
 }
 
-// Read returns what the Lease says, and its version, which each write changes; "" while there is no Lease.
+// Read returns what the Lease says, and its version, which each write changes; "" while there is no
+// Lease.
 func (w *Witnesses) Read(ctx context.Context) (said lb.Witness, version string, err error) {
 	lease, err := w.core.CoordinationV1().Leases(w.namespace).Get(ctx, w.name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -48,8 +51,8 @@ func (w *Witnesses) Read(ctx context.Context) (said lb.Witness, version string, 
 	return convertWitness(lease), lease.ResourceVersion, nil
 }
 
-// Write replaces what the Lease of the given version says, or creates it if there is none, and returns its new version. It fails with
-// a conflict (see IsConflict) if somebody else has written.
+// Write replaces what the Lease of the given version says, or creates it if there is none, and
+// returns its new version. It fails with a conflict (see IsConflict) if somebody else has written.
 func (w *Witnesses) Write(ctx context.Context, says lb.Witness, version string) (string, error) {
 	lease := leaseOf(says)
 	lease.Namespace, lease.Name, lease.ResourceVersion = w.namespace, w.name, version

@@ -15,14 +15,16 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-var equateWitness = cmp.Options{cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty(), cmp.Comparer(func(a, b time.Time) bool { return a.Equal(b) })}
+var equateWitness = cmp.Options{cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty(),
+	cmp.Comparer(func(a, b time.Time) bool { return a.Equal(b) })}
 
 func TestWitnesses(t *testing.T) {
 	w := &Witnesses{core: fake.NewClientset(), namespace: "landfall-system", name: "landfall-speaker"}
 	if said, version, err := w.Read(t.Context()); err != nil || version != "" || len(said.Live) > 0 {
 		t.Fatalf("without a Lease: %+v %q %v", said, version, err)
 	}
-	says := lb.Witness{Node: "a", At: time.Unix(1, 5000), Live: []string{"a", "b"}, Unserved: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}
+	says := lb.Witness{Node: "a", At: time.Unix(1, 5000), Live: []string{"a", "b"},
+		Unserved: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}
 	for _, version := range []string{"", "1"} { // created, then renewed; the fake gives no versions
 		if _, err := w.Write(t.Context(), says, version); err != nil {
 			t.Fatal(err)
@@ -59,7 +61,9 @@ func FuzzWitness(f *testing.F) {
 	f.Add("a,b", "192.0.2.1,2001:db8::1")
 	f.Add("", "more")
 	f.Fuzz(func(t *testing.T, live, unserved string) {
-		said := convertWitness(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{annotationLive: live, annotationUnserved: unserved}}})
+		said := convertWitness(
+			&coordinationv1.Lease{
+				ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{annotationLive: live, annotationUnserved: unserved}}})
 		if !said.Partial && strings.Contains(unserved, more) {
 			t.Fatalf("%q counts as all", unserved)
 		}

@@ -5,16 +5,17 @@ import (
 	"strings"
 )
 
-// Announcement says who answers for a VIP, and how. Its text form is the message of the condition landfall.dev/Announced, where
-// people and landfallctl read it.
+// Announcement says who answers for a VIP, and how. Its text form is the message of the condition
+// landfall.dev/Announced, where people and landfallctl read it.
 type Announcement struct {
 	VIP  netip.Addr
 	Node string // over BGP, several: "node-1, node-2"
 	How  string // such as "ARP on eth0" or "BGP to tor-1, tor-2"; "" when only the owner itself knows
 }
 
-// ConditionServing on a Service: each of its addresses is answered for by a node whose kernel is confirmed to deliver it to a usable
-// endpoint. It follows ConditionAnnounced, but for an address that its last node still answers for while it should not any more.
+// ConditionServing on a Service: each of its addresses is answered for by a node whose kernel is
+// confirmed to deliver it to a usable endpoint. It follows ConditionAnnounced, but for an address
+// that its last node still answers for while it should not any more.
 const ConditionServing = "landfall.dev/Serving"
 
 // Reasons of ConditionServing and ConditionAnnounced.
@@ -45,7 +46,8 @@ func (a Announcement) String() string {
 	return s
 }
 
-// ParseAnnouncements reads announcements back from a message that joins them by "; ". Parts of another form are left out.
+// ParseAnnouncements reads announcements back from a message that joins them by "; ". Parts of
+// another form are left out.
 func ParseAnnouncements(message string) []Announcement {
 	var list []Announcement
 	for part := range strings.SplitSeq(message, "; ") {

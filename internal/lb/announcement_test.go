@@ -21,7 +21,8 @@ func TestAnnouncementsReadBack(t *testing.T) {
 	if got := ParseAnnouncements("no node claims 192.0.2.1; nobody is announced from here"); got != nil {
 		t.Errorf("prose was read as %v", got)
 	}
-	parting := ParseAnnouncements("192.0.2.1 is announced from node-1 for want of another node, as this one should not: Stopping")
+	parting := ParseAnnouncements(
+		"192.0.2.1 is announced from node-1 for want of another node, as this one should not: Stopping")
 	if want := []Announcement{{VIP: netip.MustParseAddr("192.0.2.1"), Node: "node-1"}}; !slices.Equal(parting, want) {
 		t.Errorf("the words after the node were read as %+v", parting)
 	}

@@ -31,7 +31,8 @@ type Peer struct {
 	// PeerASN is the AS number that the peer must have; 0 when Dynamic says.
 	PeerASN uint32
 	Dynamic DynamicASN
-	// Addr is the peer's address; not valid when Interface names the link to it (an unnumbered session).
+	// Addr is the peer's address; not valid when Interface names the link to it (an unnumbered
+	// session).
 	Addr      netip.Addr
 	Interface string
 	Port      uint16
@@ -39,7 +40,8 @@ type Peer struct {
 	RouterID  netip.Addr // not valid when the node's is taken
 	// HoldTime is 0 or at least 3 s. KeepaliveTime is 0 for a third of the negotiated hold time.
 	HoldTime, KeepaliveTime, ConnectTime time.Duration
-	// Password is for TCP MD5; PasswordSecret names the Secret that has it instead (namespace "" is Landfall's own).
+	// Password is for TCP MD5; PasswordSecret names the Secret that has it instead (namespace "" is
+	// Landfall's own).
 	Password       string
 	PasswordSecret *Key
 	NodeSelectors  []labels.Selector // alternatives; all nodes when empty
@@ -114,7 +116,8 @@ type CommunityNames struct {
 	Problem *Refusal
 }
 
-// Community is a BGP community: two numbers of 16 bits (RFC 1997), or three of 32 bits if Large (RFC 8092).
+// Community is a BGP community: two numbers of 16 bits (RFC 1997), or three of 32 bits if Large
+// (RFC 8092).
 type Community struct {
 	Large   bool
 	A, B, C uint32
@@ -150,7 +153,8 @@ func ParseCommunity(s string) (Community, error) {
 	}
 	var n [3]uint32
 	if len(parts) != count {
-		return Community{}, fmt.Errorf("%q is neither a community such as 64512:100 nor a large community such as large:64512:1:2", s)
+		return Community{},
+			fmt.Errorf("%q is neither a community such as 64512:100 nor a large community such as large:64512:1:2", s)
 	}
 	for i, part := range parts {
 		v, err := strconv.ParseUint(part, 10, size)
@@ -198,7 +202,8 @@ const DefaultLocalPref = 100
 
 // Equal tells whether two routes have the same attributes.
 func (r Route) Equal(other Route) bool {
-	return r.LocalPref == other.LocalPref && r.MED == other.MED && r.HasMED == other.HasMED && r.Prepend == other.Prepend &&
+	return r.LocalPref == other.LocalPref && r.MED == other.MED && r.HasMED == other.HasMED &&
+		r.Prepend == other.Prepend &&
 		slices.Equal(r.Communities, other.Communities)
 }
 
@@ -206,7 +211,8 @@ func (r Route) Equal(other Route) bool {
 type BGPSession struct {
 	LocalASN, PeerASN uint32
 	Dynamic           DynamicASN
-	// Addr and Port are the peer's; with Interface set, the peer's address is found by its router advertisements there.
+	// Addr and Port are the peer's; with Interface set, the peer's address is found by its router
+	// advertisements there.
 	Addr      netip.Addr
 	Interface string
 	Port      uint16
@@ -219,8 +225,9 @@ type BGPSession struct {
 	MultiHop, GracefulRestart  bool
 	// Families are those that are offered to the peer.
 	Families []Family
-	// NextHops are the node's addresses for routes of a family other than that of the session's own addresses; not valid where
-	// the node has none. IPv4 routes over an IPv6 session prefer the session's own address if the peer can take it (RFC 8950).
+	// NextHops are the node's addresses for routes of a family other than that of the session's own
+	// addresses; not valid where the node has none. IPv4 routes over an IPv6 session prefer the
+	// session's own address if the peer can take it (RFC 8950).
 	NextHop4, NextHop6 netip.Addr
 	AcceptRoutes       bool
 	// BFDDown ends the session, and holds it down, while it is set.

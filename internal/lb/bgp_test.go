@@ -14,7 +14,8 @@ func TestCommunities(t *testing.T) {
 			t.Errorf("%s: %+v, %v", s, got, err)
 		}
 	}
-	for _, s := range []string{"", "1", "1:2:3", "65536:1", "1:65536", "large:1:2", "large:1:2:4294967296", "-1:2", "+1:2", "a:b", "large:", "1:2 "} {
+	for _, s := range []string{"", "1", "1:2:3", "65536:1", "1:65536", "large:1:2", "large:1:2:4294967296", "-1:2", "+1:2",
+		"a:b", "large:", "1:2 "} {
 		if got, err := ParseCommunity(s); err == nil {
 			t.Errorf("%q was taken for %v", s, got)
 		}

@@ -12,7 +12,8 @@ type Interface struct {
 	Index int
 	Name  string
 	MAC   net.HardwareAddr // nil when the interface has no link-layer address
-	// Up is set when the interface is switched on and has a carrier (IFF_UP and IFF_RUNNING): what is sent can leave.
+	// Up is set when the interface is switched on and has a carrier (IFF_UP and IFF_RUNNING): what is
+	// sent can leave.
 	Up       bool
 	Loopback bool
 	// Enslaved is set for a port of a bridge, bond or VRF: its traffic belongs to the master.

@@ -1,6 +1,8 @@
-// Package lb is the vocabulary that all of Landfall shares: Services, backends, nodes, pools and the reasons for what is refused.
+// Package lb is the vocabulary that all of Landfall shares: Services, backends, nodes, pools and
+// the reasons for what is refused.
 //
-// It holds values and pure functions only: no I/O, no clock, no logger. Values are parsed once, on their way in, and trusted after.
+// It holds values and pure functions only: no I/O, no clock, no logger. Values are parsed once, on
+// their way in, and trusted after.
 package lb
 
 import (
@@ -67,7 +69,8 @@ const (
 	RequireDualStack FamilyPolicy = "RequireDualStack"
 )
 
-// TrafficPolicy says which endpoints a frontend may use: externalTrafficPolicy and internalTrafficPolicy.
+// TrafficPolicy says which endpoints a frontend may use: externalTrafficPolicy and
+// internalTrafficPolicy.
 type TrafficPolicy string
 
 // The traffic policies.
@@ -116,7 +119,8 @@ type Service struct {
 	Request Request
 	// Labels are the object's own; only tables that say so fill them.
 	Labels labels.Set
-	// OnConflict is the annotation landfall.dev/on-address-conflict, unparsed; filled where Labels are.
+	// OnConflict is the annotation landfall.dev/on-address-conflict, unparsed; filled where Labels
+	// are.
 	OnConflict string
 	// Ingress is status.loadBalancer.ingress: the addresses that the Service holds.
 	Ingress []Ingress
@@ -124,7 +128,8 @@ type Service struct {
 	Conditions []Condition
 }
 
-// VIPs returns the addresses of the Service that the nodes must deliver (ipMode Proxy ones are not theirs).
+// VIPs returns the addresses of the Service that the nodes must deliver (ipMode Proxy ones are not
+// theirs).
 func (s *Service) VIPs() []netip.Addr {
 	if s.Type != LoadBalancer {
 		return nil
@@ -146,7 +151,8 @@ type ServicePort struct {
 	NodePort uint16 // 0 when there is none
 }
 
-// Request is what a Service asks for, unparsed, so that a bad request can be refused with the words it was made in.
+// Request is what a Service asks for, unparsed, so that a bad request can be refused with the words
+// it was made in.
 type Request struct {
 	// Addresses come from the annotation landfall.dev/loadBalancerIPs or spec.loadBalancerIP.
 	Addresses []string
@@ -154,9 +160,11 @@ type Request struct {
 	Pool string
 	// The rest is filled only by tables that say so.
 
-	// Share is the key by which Services share an address, from the annotation landfall.dev/allow-shared-ip.
+	// Share is the key by which Services share an address, from the annotation
+	// landfall.dev/allow-shared-ip.
 	Share string
-	// Selector is the Service's own selector in one canonical form, kept where Share is set; "" when it has none.
+	// Selector is the Service's own selector in one canonical form, kept where Share is set; "" when
+	// it has none.
 	Selector string
 	// PerFamily comes from the annotation landfall.dev/addresses-per-family.
 	PerFamily string
@@ -188,7 +196,8 @@ type Slice struct {
 	Family    Family
 	Ports     []SlicePort
 	Endpoints []Endpoint
-	// Triggered is when the change came about for which the slice was written last, as its writer says; zero when it does not.
+	// Triggered is when the change came about for which the slice was written last, as its writer
+	// says; zero when it does not.
 	Triggered time.Time
 }
 
@@ -207,7 +216,8 @@ type Endpoint struct {
 	Ready       bool
 	Serving     bool
 	Terminating bool
-	// ForZones and ForNodes are the topology hints: where clients should use the endpoint (KEP-2433, KEP-3015). None if empty.
+	// ForZones and ForNodes are the topology hints: where clients should use the endpoint (KEP-2433,
+	// KEP-3015). None if empty.
 	ForZones []string
 	ForNodes []string
 }
@@ -243,7 +253,8 @@ type Pool struct {
 	AvoidBuggy bool
 	// Allocation restricts and orders the pool; nil for a pool that serves every Service.
 	Allocation *Allocation
-	// PerNamespace limits the addresses of one family that the Services of one namespace hold; 0 for no limit.
+	// PerNamespace limits the addresses of one family that the Services of one namespace hold; 0 for
+	// no limit.
 	PerNamespace int
 	Reservations []Reservation
 	// Quarantine is how long a freed address is kept for the Service that held it; negative for ever.
@@ -265,7 +276,8 @@ type Allocation struct {
 	ServiceSelectors []labels.Selector
 }
 
-// Reservation keeps addresses of a pool for one Service, or, with an empty Name, for those of a namespace.
+// Reservation keeps addresses of a pool for one Service, or, with an empty Name, for those of a
+// namespace.
 type Reservation struct {
 	Range           Range
 	Namespace, Name string
@@ -284,21 +296,24 @@ type Namespace struct {
 	Labels labels.Set
 }
 
-// PoolClaim is the word of a controller that it is about to give addresses to a Service. It is void once the Service has another
-// version, as the write was decided on this one, and no longer needed once the Service shows the addresses.
+// PoolClaim is the word of a controller that it is about to give addresses to a Service. It is void
+// once the Service has another version, as the write was decided on this one, and no longer needed
+// once the Service shows the addresses.
 type PoolClaim struct {
 	Service      Key
 	UID, Version string
 	Addresses    []netip.Addr // all that the Service shall hold
 }
 
-// PoolStatus is the status of an IPAddressPool. Counts are decimal strings, as an IPv6 range can exceed an int64.
+// PoolStatus is the status of an IPAddressPool. Counts are decimal strings, as an IPv6 range can
+// exceed an int64.
 type PoolStatus struct {
 	AssignedIPv4, AssignedIPv6   string
 	AvailableIPv4, AvailableIPv6 string
 	// Released are the freed addresses that are kept for a while, by address.
 	Released []Released
-	// Claims are addresses on their way to Services. Writer is the controller that claimed last; "" when none ever has.
+	// Claims are addresses on their way to Services. Writer is the controller that claimed last; ""
+	// when none ever has.
 	Claims     []PoolClaim
 	Writer     string
 	Conditions []Condition
@@ -335,13 +350,15 @@ func (a L2Advertisement) Selects(pool Pool) bool {
 		slices.ContainsFunc(a.PoolSelectors, func(s labels.Selector) bool { return s.Matches(pool.Labels) })
 }
 
-// Condition is a status condition; the writer keeps the transition time of a status that does not change.
+// Condition is a status condition; the writer keeps the transition time of a status that does not
+// change.
 type Condition struct {
 	Type    string
 	Status  bool
 	Reason  Reason
 	Message string
-	// Generation is observedGeneration: of which metadata.generation the condition speaks; 0 on objects that have none.
+	// Generation is observedGeneration: of which metadata.generation the condition speaks; 0 on
+	// objects that have none.
 	Generation int64
 }
 
@@ -363,15 +380,18 @@ const (
 const (
 	AnnotationAddresses = "landfall.dev/loadBalancerIPs"
 	AnnotationPool      = "landfall.dev/address-pool"
-	// AnnotationScheduler says how proxies choose a backend for a new connection: random, round-robin, source-hash or maglev.
+	// AnnotationScheduler says how proxies choose a backend for a new connection: random, round-robin,
+	// source-hash or maglev.
 	AnnotationScheduler = "landfall.dev/scheduler"
-	// AnnotationShare holds a key: Services with the same key share addresses where their ports allow it.
+	// AnnotationShare holds a key: Services with the same key share addresses where their ports allow
+	// it.
 	AnnotationShare = "landfall.dev/allow-shared-ip"
 	// AnnotationPerFamily asks for this many addresses of each family, 1 to MaxPerFamily.
 	AnnotationPerFamily = "landfall.dev/addresses-per-family"
 	// AnnotationMode asks for an ipMode, VIP or Proxy.
 	AnnotationMode = "landfall.dev/ip-mode"
-	// AnnotationWhenOutside says what becomes of an address that no pool contains any more: keep or move.
+	// AnnotationWhenOutside says what becomes of an address that no pool contains any more: keep or
+	// move.
 	AnnotationWhenOutside = "landfall.dev/when-outside"
 	// AnnotationOnConflict says what becomes of addresses that somebody else uses: refuse or announce.
 	AnnotationOnConflict = "landfall.dev/on-address-conflict"

@@ -12,8 +12,9 @@ type Range struct {
 	From, To netip.Addr
 }
 
-// ParseRange reads a CIDR (10.0.0.0/24, 2001:db8::/120) or a range (10.0.0.1-10.0.0.9, blanks around the dash allowed).
-// A CIDR stands for all of its addresses, whether or not its own address is the first one.
+// ParseRange reads a CIDR (10.0.0.0/24, 2001:db8::/120) or a range (10.0.0.1-10.0.0.9, blanks
+// around the dash allowed). A CIDR stands for all of its addresses, whether or not its own address
+// is the first one.
 func ParseRange(s string) (Range, error) {
 	s = strings.TrimSpace(s)
 	if from, to, ok := strings.Cut(s, "-"); ok {

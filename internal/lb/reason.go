@@ -2,7 +2,8 @@ package lb
 
 import "fmt"
 
-// Reason is why something is refused, left out or not announced, in the form that conditions, Events, metrics and the command line show.
+// Reason is why something is refused, left out or not announced, in the form that conditions,
+// Events, metrics and the command line show.
 type Reason string
 
 // Reasons around the assignment of addresses.
@@ -56,15 +57,22 @@ const (
 	ReasonFamilyUnspoken  Reason = "FamilyUnspoken"  // the speaker does not announce addresses of this family
 	ReasonAnnounceFailed  Reason = "AnnounceFailed"  // the owner cannot answer on any of its interfaces
 
-	ReasonSchedulerIgnored Reason = "SchedulerIgnored" // a proxy does not choose backends in the way that the Service asks for
-	ReasonProbing          Reason = "Probing"          // the owner asks whether somebody else uses the VIP, before it is first announced
-	ReasonAddressConflict  Reason = "AddressConflict"  // a device that is no node of ours uses the VIP, so it is not announced
-	ReasonMissing          Reason = "Missing"          // the node's speaker has stopped answering the others without taking its leave
-	ReasonYielded          Reason = "Yielded"          // a majority of the speakers, which the node does not see, answers for the VIP
-	ReasonContested        Reason = "Contested"        // the VIP is announced, and a device that is no node of ours uses it too
+	// a proxy does not choose backends in the way that the Service asks for
+	ReasonSchedulerIgnored Reason = "SchedulerIgnored"
+	// the owner asks whether somebody else uses the VIP, before it is first announced
+	ReasonProbing Reason = "Probing"
+	// a device that is no node of ours uses the VIP, so it is not announced
+	ReasonAddressConflict Reason = "AddressConflict"
+	// the node's speaker has stopped answering the others without taking its leave
+	ReasonMissing Reason = "Missing"
+	// a majority of the speakers, which the node does not see, answers for the VIP
+	ReasonYielded Reason = "Yielded"
+	// the VIP is announced, and a device that is no node of ours uses it too
+	ReasonContested Reason = "Contested"
 )
 
-// Refusal is a Reason with the sentence that explains it: what was refused, the value, and what would be right.
+// Refusal is a Reason with the sentence that explains it: what was refused, the value, and what
+// would be right.
 type Refusal struct {
 	Reason  Reason `json:"reason"`
 	Message string `json:"message"`
@@ -80,25 +88,30 @@ func Refuse(reason Reason, format string, args ...any) *Refusal {
 
 // Reasons around BGP: why a node has no session with a peer, or a peer does not hear a route.
 const (
-	ReasonPeerInvalid        Reason = "PeerInvalid"        // the peer's specification cannot be used
-	ReasonPeerDuplicate      Reason = "PeerDuplicate"      // an older BGPPeer is for the same address or interface on this node
-	ReasonEstablished        Reason = "Established"        // the session is up
-	ReasonNotEstablished     Reason = "NotEstablished"     // the session is not up
-	ReasonSourceMissing      Reason = "SourceMissing"      // the node does not have the peer's sourceAddress
-	ReasonInterfaceMissing   Reason = "InterfaceMissing"   // the node does not have the peer's interface, or it is down
-	ReasonSecretMissing      Reason = "SecretMissing"      // the Secret with the password is not there, or has none
-	ReasonSecretElsewhere    Reason = "SecretElsewhere"    // the Secret with the password is in another namespace
-	ReasonProfileMissing     Reason = "ProfileMissing"     // the BFDProfile is not there, so that nothing watches the path
-	ReasonBFDDown            Reason = "BFDDown"            // BFD says that the path to the peer is lost
-	ReasonFamilyNotOffered   Reason = "FamilyNotOffered"   // the session does not carry routes of the VIP's family
-	ReasonNoNextHop          Reason = "NoNextHop"          // the node has no address of the route's family for the peer to send to
+	ReasonPeerInvalid Reason = "PeerInvalid" // the peer's specification cannot be used
+	// an older BGPPeer is for the same address or interface on this node
+	ReasonPeerDuplicate    Reason = "PeerDuplicate"
+	ReasonEstablished      Reason = "Established"      // the session is up
+	ReasonNotEstablished   Reason = "NotEstablished"   // the session is not up
+	ReasonSourceMissing    Reason = "SourceMissing"    // the node does not have the peer's sourceAddress
+	ReasonInterfaceMissing Reason = "InterfaceMissing" // the node does not have the peer's interface, or it is down
+	ReasonSecretMissing    Reason = "SecretMissing"    // the Secret with the password is not there, or has none
+	ReasonSecretElsewhere  Reason = "SecretElsewhere"  // the Secret with the password is in another namespace
+	ReasonProfileMissing   Reason = "ProfileMissing"   // the BFDProfile is not there, so that nothing watches the path
+	ReasonBFDDown          Reason = "BFDDown"          // BFD says that the path to the peer is lost
+	ReasonFamilyNotOffered Reason = "FamilyNotOffered" // the session does not carry routes of the VIP's family
+	// the node has no address of the route's family for the peer to send to
+	ReasonNoNextHop          Reason = "NoNextHop"
 	ReasonUnknownPeer        Reason = "UnknownPeer"        // an advertisement names a peer that is not there
 	ReasonUnknownPool        Reason = "UnknownPool"        // an advertisement names a pool that is not there
 	ReasonUnknownCommunity   Reason = "UnknownCommunity"   // an advertisement uses a name that no Community object defines
 	ReasonCommunityAmbiguous Reason = "CommunityAmbiguous" // Community objects define a name differently
-	ReasonAttributeConflict  Reason = "AttributeConflict"  // an older advertisement gives the same prefix another attribute
-	ReasonAggregateOutside   Reason = "AggregateOutside"   // the aggregate reaches beyond the ranges of the pool
-	ReasonAggregateLocal     Reason = "AggregateLocal"     // the aggregate attracts traffic that policy Local does not let every node deliver
-	ReasonAttributeUnsent    Reason = "AttributeUnsent"    // no peer of the kind that hears the attribute hears the advertisement
-	ReasonAdvertisementReady Reason = "Ready"              // all that the advertisement asks for can be done
+	// an older advertisement gives the same prefix another attribute
+	ReasonAttributeConflict Reason = "AttributeConflict"
+	ReasonAggregateOutside  Reason = "AggregateOutside" // the aggregate reaches beyond the ranges of the pool
+	// the aggregate attracts traffic that policy Local does not let every node deliver
+	ReasonAggregateLocal Reason = "AggregateLocal"
+	// no peer of the kind that hears the attribute hears the advertisement
+	ReasonAttributeUnsent    Reason = "AttributeUnsent"
+	ReasonAdvertisementReady Reason = "Ready" // all that the advertisement asks for can be done
 )

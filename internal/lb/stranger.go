@@ -2,7 +2,8 @@ package lb
 
 import "fmt"
 
-// OnConflict says what becomes of a VIP that somebody else uses before Landfall has ever announced it.
+// OnConflict says what becomes of a VIP that somebody else uses before Landfall has ever announced
+// it.
 type OnConflict string
 
 // The choices.

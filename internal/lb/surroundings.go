@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// SurroundingsConfigMap is where speakers tell, in an entry for each node, which addresses of the node's networks no Service can have.
+// SurroundingsConfigMap is where speakers tell, in an entry for each node, which addresses of the
+// node's networks no Service can have.
 const SurroundingsConfigMap = "landfall-surroundings"
 
 // Unassignable is an address of a node's network that no Service can have.

@@ -7,7 +7,8 @@ import (
 )
 
 func TestUnassignable(t *testing.T) {
-	all := []Unassignable{{netip.MustParseAddr("192.0.2.1"), "the gateway"}, {netip.MustParseAddr("192.0.2.0"), "the network address"}}
+	all := []Unassignable{{netip.MustParseAddr("192.0.2.1"), "the gateway"},
+		{netip.MustParseAddr("192.0.2.0"), "the network address"}}
 	text := FormatUnassignable(all)
 	if text != "192.0.2.0 the network address\n192.0.2.1 the gateway\n" {
 		t.Errorf("%q", text)

@@ -15,11 +15,12 @@ type Backend struct {
 	Ready bool
 }
 
-// Usable says which endpoints of one Service port a node may use. It is the one decision that the proxy forwards by,
-// the health port answers by and the speaker claims by.
+// Usable says which endpoints of one Service port a node may use. It is the one decision that the
+// proxy forwards by, the health port answers by and the speaker claims by.
 type Usable struct {
-	// Cluster is the set for policy Cluster: the ready endpoints anywhere, or those of them that are meant for this node or its
-	// zone; or, when none is ready, those that still serve while they terminate (KEP-1669). Sorted by address.
+	// Cluster is the set for policy Cluster: the ready endpoints anywhere, or those of them that are
+	// meant for this node or its zone; or, when none is ready, those that still serve while they
+	// terminate (KEP-1669). Sorted by address.
 	Cluster []Backend
 	// Local is the choice among the endpoints of this node, for policy Local, whatever the hints.
 	Local []Backend
@@ -31,7 +32,8 @@ type Place struct {
 	Zone string // "" when unknown
 }
 
-// Choose decides which of the slices' endpoints are usable at a place for the port called name, in one address family.
+// Choose decides which of the slices' endpoints are usable at a place for the port called name, in
+// one address family.
 func Choose(all []Slice, name string, protocol Protocol, family Family, at Place) Usable {
 	var ready, serving []candidate
 	for _, slice := range all {
@@ -43,7 +45,8 @@ func Choose(all []Slice, name string, protocol Protocol, family Family, at Place
 				continue
 			}
 			for _, ep := range slice.Endpoints {
-				b := Backend{Addr: netip.AddrPortFrom(ep.Addr, port.Port), Local: ep.Node != "" && ep.Node == at.Node, Ready: ep.Ready}
+				b := Backend{Addr: netip.AddrPortFrom(ep.Addr, port.Port), Local: ep.Node != "" && ep.Node == at.Node,
+					Ready: ep.Ready}
 				switch {
 				case ep.Ready:
 					ready = append(ready, candidate{b, ep.ForZones, ep.ForNodes})
@@ -68,16 +71,19 @@ type candidate struct {
 	zones, nodes []string
 }
 
-// near returns which of the ready endpoints are meant for a place. Hints count only when each endpoint has them and one names the
-// place, so that a node whose zone has no endpoint, or that meets a slice from before hints, still reaches all. Hints for nodes come
-// before those for zones (KEP-3015).
+// near returns which of the ready endpoints are meant for a place. Hints count only when each
+// endpoint has them and one names the place, so that a node whose zone has no endpoint, or that
+// meets a slice from before hints, still reaches all. Hints for nodes come before those for zones
+// (KEP-3015).
 func near(ready []candidate, at Place) func(candidate) bool {
 	forNode := func(c candidate) bool { return slices.Contains(c.nodes, at.Node) }
 	forZone := func(c candidate) bool { return slices.Contains(c.zones, at.Zone) }
 	switch {
-	case at.Node != "" && !slices.ContainsFunc(ready, func(c candidate) bool { return len(c.nodes) == 0 }) && slices.ContainsFunc(ready, forNode):
+	case at.Node != "" && !slices.ContainsFunc(ready, func(c candidate) bool { return len(c.nodes) == 0 }) &&
+		slices.ContainsFunc(ready, forNode):
 		return forNode
-	case at.Zone != "" && !slices.ContainsFunc(ready, func(c candidate) bool { return len(c.zones) == 0 }) && slices.ContainsFunc(ready, forZone):
+	case at.Zone != "" && !slices.ContainsFunc(ready, func(c candidate) bool { return len(c.zones) == 0 }) &&
+		slices.ContainsFunc(ready, forZone):
 		return forZone
 	}
 	return func(candidate) bool { return true }
@@ -115,16 +121,16 @@ func firstNonEmpty(a, b []Backend) []Backend {
 	return b
 }
 
-// Delivery is what a node's proxy says of one Service and one of its VIPs: what the kernel is known to deliver.
-// Its JSON form is the feed between proxy and speaker.
+// Delivery is what a node's proxy says of one Service and one of its VIPs: what the kernel is known
+// to deliver. Its JSON form is the feed between proxy and speaker.
 type Delivery struct {
 	Service Key           `json:"service"`
 	VIP     netip.Addr    `json:"vip"`
 	Policy  TrafficPolicy `json:"policy"`
 	// Refusal says why not every frontend of the VIP is programmed; nil when all are.
 	Refusal *Refusal `json:"refusal,omitempty"`
-	// LocalReady and LocalServing count endpoints of this node that the rules in the kernel deliver to: ready ones, and
-	// terminating ones that still serve.
+	// LocalReady and LocalServing count endpoints of this node that the rules in the kernel deliver
+	// to: ready ones, and terminating ones that still serve.
 	LocalReady   int `json:"localReady"`
 	LocalServing int `json:"localServing"`
 	// Ready and Serving count the same over all nodes.
@@ -132,8 +138,8 @@ type Delivery struct {
 	Serving int `json:"serving"`
 }
 
-// Deliverable tells why the VIP cannot be delivered from this node, or "" when it can. With policy Local a terminating
-// endpoint counts only when no node has a ready one.
+// Deliverable tells why the VIP cannot be delivered from this node, or "" when it can. With policy
+// Local a terminating endpoint counts only when no node has a ready one.
 func (d Delivery) Deliverable() Reason {
 	switch {
 	case d.Refusal != nil:

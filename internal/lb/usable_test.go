@@ -7,12 +7,14 @@ import (
 	"testing"
 )
 
-// endpoint reads "node:state": states are ready, serving (and terminating), dead (terminating), unready.
+// endpoint reads "node:state": states are ready, serving (and terminating), dead (terminating),
+// unready.
 func endpoint(i int, s string) Endpoint {
 	node, state, _ := strings.Cut(s, ":")
 	return Endpoint{
 		Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), Node: node,
-		Ready: state == "ready", Serving: state == "ready" || state == "serving", Terminating: state == "serving" || state == "dead",
+		Ready: state == "ready", Serving: state == "ready" || state == "serving", Terminating: state == "serving" ||
+			state == "dead",
 	}
 }
 
@@ -40,7 +42,8 @@ var usableCases = []struct {
 	{"local set falls back on its own, and is forwarded to but not claimed", "here:serving there:ready", "2", "1",
 		map[TrafficPolicy]Reason{Local: ReasonNoLocalBackends}},
 	{"serving there only", "there:serving", "1", "", map[TrafficPolicy]Reason{Local: ReasonNoLocalBackends}},
-	{"dead and unready only", "here:dead there:unready", "", "", map[TrafficPolicy]Reason{Cluster: ReasonNoBackends, Local: ReasonNoBackends}},
+	{"dead and unready only", "here:dead there:unready", "", "",
+		map[TrafficPolicy]Reason{Cluster: ReasonNoBackends, Local: ReasonNoBackends}},
 }
 
 // TestContract2LocalMeansLocal runs the one decision by which proxies forward and speakers claim.
@@ -51,7 +54,8 @@ func TestContract2LocalMeansLocal(t *testing.T) {
 			for i, s := range strings.Fields(test.endpoints) {
 				slice.Endpoints = append(slice.Endpoints, endpoint(i, s))
 			}
-			u := Choose([]Slice{slice, slice}, "http", TCP, IPv4, Place{Node: "here"}) // the same endpoints twice, as while slices are rewritten
+			// the same endpoints twice, as while slices are rewritten
+			u := Choose([]Slice{slice, slice}, "http", TCP, IPv4, Place{Node: "here"})
 			if got := describe(u.For(Cluster)); got != test.cluster {
 				t.Errorf("Cluster: %q, want %q", got, test.cluster)
 			}
@@ -86,7 +90,8 @@ func TestContract2LocalMeansLocal(t *testing.T) {
 	}
 }
 
-// Topology hints: endpoints are "node:state:zones:nodes" with lists joined by a plus. The node that chooses is "here", in zone "a".
+// Topology hints: endpoints are "node:state:zones:nodes" with lists joined by a plus. The node that
+// chooses is "here", in zone "a".
 func TestChooseByHints(t *testing.T) {
 	for _, test := range []struct {
 		name, endpoints string
@@ -96,7 +101,8 @@ func TestChooseByHints(t *testing.T) {
 		{"39 zone", "there:ready:a: there:ready:b:", Place{"here", "a"}, "1", ""},
 		{"39 zone of several", "there:ready:b+a: there:ready:b:", Place{"here", "a"}, "1", ""},
 		{"39 one ready endpoint without a hint", "there:ready:a: there:ready::", Place{"here", "a"}, "1 2", ""},
-		{"39 an unready endpoint without a hint does not matter", "there:ready:a: there:ready:b: there:unready::", Place{"here", "a"}, "1", ""},
+		{"39 an unready endpoint without a hint does not matter", "there:ready:a: there:ready:b: there:unready::",
+			Place{"here", "a"}, "1", ""},
 		{"39 zone unknown", "there:ready:a: there:ready:b:", Place{Node: "here"}, "1 2", ""},
 		{"39 no endpoint for the zone", "there:ready:b: there:ready:c:", Place{"here", "a"}, "1 2", ""},
 		{"39 only an unready endpoint for the zone", "there:unready:a: there:ready:b:", Place{"here", "a"}, "2", ""},
@@ -104,9 +110,11 @@ func TestChooseByHints(t *testing.T) {
 		{"39 none is ready: all that serve", "there:serving:a: there:serving:b:", Place{"here", "a"}, "1 2", ""},
 		{"40 node", "here:ready:a:here there:ready:a:there", Place{"here", "a"}, "1", "1"},
 		{"40 none for the node: its zone", "there:ready:a:there there:ready:b:there", Place{"here", "a"}, "1", ""},
-		{"40 one without a node hint: the zone", "here:ready:a:here there:ready:a: there:ready:b:there", Place{"here", "a"}, "1 2", "1"},
+		{"40 one without a node hint: the zone", "here:ready:a:here there:ready:a: there:ready:b:there", Place{"here", "a"},
+			"1 2", "1"},
 		{"40 one without any hint: all", "here:ready:a:here there:ready::", Place{"here", "a"}, "1 2", "1"},
-		{"40 node hints without zone hints, none for the node", "there:ready::there there:ready::other", Place{"here", "a"}, "1 2", ""},
+		{"40 node hints without zone hints, none for the node", "there:ready::there there:ready::other", Place{"here", "a"},
+			"1 2", ""},
 		{"41 the local set ignores hints", "here:ready:b:there there:ready:a:there", Place{"here", "a"}, "2", "1"},
 		{"a place without names", "there:ready::x there:ready::y", Place{}, "1 2", ""},
 	} {
@@ -133,8 +141,10 @@ func TestChooseByHints(t *testing.T) {
 func TestChooseTakesOnlyThePortAskedFor(t *testing.T) {
 	ep := Endpoint{Addr: netip.MustParseAddr("10.0.0.1"), Ready: true}
 	slices := []Slice{
-		{Family: IPv4, Ports: []SlicePort{{"dns", UDP, 53}, {"dns", TCP, 5353}, {"metrics", TCP, 9153}}, Endpoints: []Endpoint{ep}},
-		{Family: IPv6, Ports: []SlicePort{{"dns", UDP, 54}}, Endpoints: []Endpoint{{Addr: netip.MustParseAddr("2001:db8::1"), Ready: true}}},
+		{Family: IPv4, Ports: []SlicePort{{"dns", UDP, 53}, {"dns", TCP, 5353}, {"metrics", TCP, 9153}},
+			Endpoints: []Endpoint{ep}},
+		{Family: IPv6, Ports: []SlicePort{{"dns", UDP, 54}},
+			Endpoints: []Endpoint{{Addr: netip.MustParseAddr("2001:db8::1"), Ready: true}}},
 	}
 	for _, test := range []struct {
 		name     string

@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// Witness is what speakers that see a majority of all speakers tell those that they do not see, over the API server, as gossip does not
-// reach them: that they are at work, and what they answer for.
+// Witness is what speakers that see a majority of all speakers tell those that they do not see,
+// over the API server, as gossip does not reach them: that they are at work, and what they answer
+// for.
 type Witness struct {
 	// Node is the one that tells, At when, by its own clock.
 	Node string

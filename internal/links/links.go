@@ -1,4 +1,5 @@
-// Package links tells what network interfaces the node has, as the kernel reports them over netlink.
+// Package links tells what network interfaces the node has, as the kernel reports them over
+// netlink.
 package links
 
 import (

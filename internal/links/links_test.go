@@ -20,7 +20,8 @@ import (
 )
 
 func device(index int, name string, flags uint32, tweak ...func(*netlink.LinkAttrs)) netlink.Link {
-	attrs := netlink.LinkAttrs{Index: index, Name: name, RawFlags: flags, HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, byte(index)}}
+	attrs := netlink.LinkAttrs{Index: index, Name: name, RawFlags: flags,
+		HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, byte(index)}}
 	for _, t := range tweak {
 		t(&attrs)
 	}
@@ -56,7 +57,8 @@ func TestTranslate(t *testing.T) {
 		{Index: 1, Name: "lo", Up: true, Loopback: true, Addresses: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8")}},
 		{Index: 4, Name: "wg0", Up: true, NoARP: true},
 	}
-	if d := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmpopts.EquateEmpty()); d != "" {
+	if d := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+		cmpopts.EquateEmpty()); d != "" {
 		t.Error(d)
 	}
 }
@@ -73,11 +75,13 @@ func TestContract7InterruptedDumpIsRepeatedNeverBelieved(t *testing.T) {
 	if err != nil || len(got) != 3 {
 		t.Errorf("got %v, %v after %d calls", got, err, calls)
 	}
-	if got, err := complete(func() ([]int, error) { return []int{1}, netlink.ErrDumpInterrupted }); err == nil || got != nil {
+	if got, err := complete(func() ([]int, error) { return []int{1}, netlink.ErrDumpInterrupted }); err == nil ||
+		got != nil {
 		t.Errorf("a dump that is interrupted each time gave %v, %v", got, err)
 	}
 	calls = 0
-	if _, err := complete(func() ([]int, error) { calls++; return nil, unix.EPERM }); !errors.Is(err, unix.EPERM) || calls != 1 {
+	if _, err := complete(func() ([]int, error) { calls++; return nil, unix.EPERM }); !errors.Is(err, unix.EPERM) ||
+		calls != 1 {
 		t.Errorf("got %v after %d calls", err, calls)
 	}
 }
@@ -147,7 +151,11 @@ func TestWatcherFollowsTheKernel(t *testing.T) {
 			}
 		}
 	}
-	until("loopback only", func(lb.Interface) bool { all, known := w.All(); return known && len(all) == 1 && all[0].Loopback })
+	until("loopback only", func(lb.Interface) bool {
+		all, known := w.All()
+		return known && len(all) == 1 &&
+			all[0].Loopback
+	})
 	nstest.Veth(t, a, "eth0", "192.0.2.1/24", b, "eth0", "192.0.2.2/24")
 	until("cable plugged in", func(i lb.Interface) bool {
 		_, ok := i.Subnet(netip.MustParseAddr("192.0.2.9"))

@@ -15,16 +15,19 @@ type Gateway struct {
 	Interface int // index of the interface that it is behind
 }
 
-// Gateways asks the kernel for the next hops of all default routes; netns.None() is the namespace of the calling process.
+// Gateways asks the kernel for the next hops of all default routes; netns.None() is the namespace
+// of the calling process.
 func Gateways(ns netns.NsHandle) ([]Gateway, error) {
 	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink: %w", err)
 	}
 	defer handle.Close()
-	// With no destination in the filter's mask, all of the table come; the default ones are told apart below.
+	// With no destination in the filter's mask, all of the table come; the default ones are told apart
+	// below.
 	routes, err := complete(func() ([]netlink.Route, error) {
-		return handle.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		return handle.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_MAIN},
+			netlink.RT_FILTER_TABLE)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list routes: %w", err)

@@ -39,7 +39,8 @@ func TestGateways(t *testing.T) {
 		t.Errorf("one next hop: %v", got)
 	}
 	node.Run(t, "ip", "route", "replace", "default", "nexthop", "via", "192.0.2.1", "nexthop", "via", "192.0.2.2")
-	if got := read(); !slices.Equal(got, []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")}) {
+	if got := read(); !slices.Equal(got, []netip.Addr{netip.MustParseAddr("192.0.2.1"),
+		netip.MustParseAddr("192.0.2.2")}) {
 		t.Errorf("two next hops: %v", got)
 	}
 }

@@ -31,14 +31,16 @@ const (
 
 // Options of a Watcher.
 type Options struct {
-	// Namespace to watch; netns.None() is the one of the calling process. The zero value is file descriptor 0: set it.
+	// Namespace to watch; netns.None() is the one of the calling process. The zero value is file
+	// descriptor 0: set it.
 	Namespace netns.NsHandle
 	Log       *slog.Logger
 	// Changed is called after something differs, from the watcher's goroutine.
 	Changed func()
 }
 
-// Watcher keeps a picture of the interfaces. The picture stays as it was while the kernel cannot be asked.
+// Watcher keeps a picture of the interfaces. The picture stays as it was while the kernel cannot be
+// asked.
 type Watcher struct {
 	opts   Options
 	list   func() ([]lb.Interface, error)
@@ -53,11 +55,13 @@ type Watcher struct {
 func New(opts Options) *Watcher {
 	w := &Watcher{opts: opts}
 	w.list = func() ([]lb.Interface, error) { return list(opts.Namespace) }
-	w.runner = loop.New(func(context.Context) (time.Duration, error) { return w.refresh() }, loop.Options{Gap: gap, MaxBackoff: 5 * time.Second})
+	w.runner = loop.New(func(context.Context) (time.Duration, error) { return w.refresh() },
+		loop.Options{Gap: gap, MaxBackoff: 5 * time.Second})
 	return w
 }
 
-// All returns the interfaces sorted by name, and whether they have been listed at all. Do not change what is returned.
+// All returns the interfaces sorted by name, and whether they have been listed at all. Do not
+// change what is returned.
 func (w *Watcher) All() ([]lb.Interface, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -89,8 +93,9 @@ func (w *Watcher) refresh() (time.Duration, error) {
 	return resync, nil
 }
 
-// subscribe pokes the loop at each message of the kernel. A message says only that something changed; what is so now is
-// listed in full, so that a message lost (ENOBUFS) costs a listing and nothing else.
+// subscribe pokes the loop at each message of the kernel. A message says only that something
+// changed; what is so now is listed in full, so that a message lost (ENOBUFS) costs a listing and
+// nothing else.
 func (w *Watcher) subscribe(ctx context.Context) error {
 	backoff := 100 * time.Millisecond
 	for ctx.Err() == nil {
@@ -138,7 +143,8 @@ func (w *Watcher) receive(ctx context.Context) error {
 	}
 }
 
-// list asks the kernel for all interfaces and addresses. A dump that was cut short is repeated and never believed.
+// list asks the kernel for all interfaces and addresses. A dump that was cut short is repeated and
+// never believed.
 func list(ns netns.NsHandle) ([]lb.Interface, error) {
 	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {

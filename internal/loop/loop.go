@@ -1,7 +1,8 @@
-// Package loop runs one step again and again: when poked, when the step asks for it, and after failures.
+// Package loop runs one step again and again: when poked, when the step asks for it, and after
+// failures.
 //
-// The first poke fires at once; pokes that come while a step runs or within the minimum gap are folded into one. A step that
-// fails is repeated with exponential backoff, sooner when poked.
+// The first poke fires at once; pokes that come while a step runs or within the minimum gap are
+// folded into one. A step that fails is repeated with exponential backoff, sooner when poked.
 package loop
 
 import (
@@ -9,8 +10,8 @@ import (
 	"time"
 )
 
-// Step does all that is due. A positive again asks for another run after that time even without a poke.
-// An error is retried with backoff; the step itself reports it.
+// Step does all that is due. A positive again asks for another run after that time even without a
+// poke. An error is retried with backoff; the step itself reports it.
 type Step func(ctx context.Context) (again time.Duration, err error)
 
 // Options are the times of a Runner; zero values take the defaults.
@@ -46,7 +47,8 @@ func (r *Runner) Poke() {
 	}
 }
 
-// Run runs the step as asked until ctx ends, and returns nil then. It does not run the step before the first poke.
+// Run runs the step as asked until ctx ends, and returns nil then. It does not run the step before
+// the first poke.
 func (r *Runner) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	timer.Stop()

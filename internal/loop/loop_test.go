@@ -57,12 +57,13 @@ func TestFirstPokeFiresAtOnceAndBurstsAreFolded(t *testing.T) {
 func TestFailuresAreRetriedWithBackoffAndSoonerWhenPoked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		failures := 4
-		runner, runs := start(t, Options{MinBackoff: time.Second, MaxBackoff: 3 * time.Second}, func(context.Context) (time.Duration, error) {
-			if failures--; failures >= 0 {
-				return 0, errors.New("no luck")
-			}
-			return 0, nil
-		})
+		runner, runs := start(t, Options{MinBackoff: time.Second, MaxBackoff: 3 * time.Second},
+			func(context.Context) (time.Duration, error) {
+				if failures--; failures >= 0 {
+					return 0, errors.New("no luck")
+				}
+				return 0, nil
+			})
 		runner.Poke()
 		time.Sleep(8 * time.Second)
 		runner.Poke()

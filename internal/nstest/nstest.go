@@ -1,4 +1,5 @@
-// Package nstest gives tests throw-away network namespaces, so that they meet a real kernel without touching the machine's own network.
+// Package nstest gives tests throw-away network namespaces, so that they meet a real kernel without
+// touching the machine's own network.
 package nstest
 
 import (
@@ -45,7 +46,8 @@ func New(t testing.TB) *NS {
 	return ns
 }
 
-// Do calls f on a thread that is in the namespace. Sockets that f opens stay in the namespace, goroutines that it starts do not.
+// Do calls f on a thread that is in the namespace. Sockets that f opens stay in the namespace,
+// goroutines that it starts do not.
 func (ns *NS) Do(t testing.TB, f func() error) {
 	t.Helper()
 	onThread(t, func() error {
@@ -69,7 +71,8 @@ func (ns *NS) Run(t testing.TB, name string, args ...string) string {
 	return string(out)
 }
 
-// Veth joins two namespaces by a virtual cable whose ends carry the given names and addresses (CIDR notation; none if "").
+// Veth joins two namespaces by a virtual cable whose ends carry the given names and addresses (CIDR
+// notation; none if "").
 func Veth(t testing.TB, a *NS, nameA, addrA string, b *NS, nameB, addrB string) {
 	t.Helper()
 	a.Do(t, func() error {
@@ -94,7 +97,8 @@ func Veth(t testing.TB, a *NS, nameA, addrA string, b *NS, nameB, addrB string) 
 	}
 }
 
-// onThread runs f on a thread of its own, which is thrown away after, as it may have changed namespaces.
+// onThread runs f on a thread of its own, which is thrown away after, as it may have changed
+// namespaces.
 func onThread(t testing.TB, f func() error) {
 	t.Helper()
 	failed := make(chan error)

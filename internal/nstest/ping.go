@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// Ping sends echo requests (RFC 792, RFC 4443 section 4.1) to an address, one each 200 ms, and tells whether one is answered in time.
+// Ping sends echo requests (RFC 792, RFC 4443 section 4.1) to an address, one each 200 ms, and
+// tells whether one is answered in time.
 func (ns *NS) Ping(t testing.TB, to netip.Addr, patience time.Duration) bool {
 	t.Helper()
 	network, request, reply := "ip4:icmp", byte(8), byte(0)

@@ -1,4 +1,5 @@
-// Package ops is what all programs share around their work: flags and environment, logs, metrics, health, build information and a clean end.
+// Package ops is what all programs share around their work: flags and environment, logs, metrics,
+// health, build information and a clean end.
 package ops
 
 import (
@@ -62,7 +63,8 @@ func (rt *Runtime) Handle(pattern string, handler http.Handler) {
 	rt.server.mux.Handle(pattern, handler)
 }
 
-// Ready adds a check to /readyz: the program is ready when no check returns an error. The check must not block.
+// Ready adds a check to /readyz: the program is ready when no check returns an error. The check
+// must not block.
 func (rt *Runtime) Ready(name string, check func() error) { rt.server.ready.add(name, check) }
 
 // Main runs the program with the arguments of the process and returns its exit code.
@@ -125,7 +127,8 @@ func (p Program) run(args []string, env environment, stdout, stderr io.Writer) e
 	return p.serve(rt, common.metricsBindAddress)
 }
 
-// serve runs the program and its metrics server until one fails, the program returns or a signal comes. A second signal kills.
+// serve runs the program and its metrics server until one fails, the program returns or a signal
+// comes. A second signal kills.
 func (p Program) serve(rt *Runtime, metricsBindAddress string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -155,8 +158,10 @@ func (p Program) addCommon(flags *pflag.FlagSet, env environment) *commonFlags {
 	var c commonFlags
 	host, _ := os.Hostname()
 	node, _ := env("NODE_NAME")
-	flags.StringVar(&c.kubeconfig, "kubeconfig", "", "file that says how to reach the API server (default: the pod's service account)")
-	flags.StringVar(&c.nodeName, "node-name", cmp.Or(node, host), "name of this node's Node object (default: $NODE_NAME, else the host name)")
+	flags.StringVar(&c.kubeconfig, "kubeconfig", "",
+		"file that says how to reach the API server (default: the pod's service account)")
+	flags.StringVar(&c.nodeName, "node-name", cmp.Or(node, host),
+		"name of this node's Node object (default: $NODE_NAME, else the host name)")
 	flags.StringVar(&c.logLevel, "log-level", "info", "least level that is logged: debug, info, warn or error")
 	flags.StringVar(&c.metricsBindAddress, "metrics-bind-address", p.MetricsBindAddress,
 		`address:port that serves /metrics, /healthz, /readyz and status pages; "" or 0 serves none`)
@@ -186,7 +191,8 @@ func parse(flags *pflag.FlagSet, args []string, env environment) error {
 	return failed
 }
 
-// EnvName returns the environment variable that stands in for a flag: --log-level is LANDFALL_LOG_LEVEL.
+// EnvName returns the environment variable that stands in for a flag: --log-level is
+// LANDFALL_LOG_LEVEL.
 func EnvName(flag string) string {
 	return "LANDFALL_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
@@ -205,10 +211,12 @@ func (p Program) printUsage(w io.Writer, flags *pflag.FlagSet) {
 	if p.Usage != "" {
 		fmt.Fprintf(w, "%s\n\n", p.Usage)
 	}
-	fmt.Fprintf(w, "Flags (each also as an environment variable: --log-level is %s):\n%s", EnvName("log-level"), flags.FlagUsagesWrapped(120))
+	fmt.Fprintf(w, "Flags (each also as an environment variable: --log-level is %s):\n%s", EnvName("log-level"),
+		flags.FlagUsagesWrapped(120))
 }
 
-// BuildVersion returns the version that was linked in, or what the build information of the module says.
+// BuildVersion returns the version that was linked in, or what the build information of the module
+// says.
 func BuildVersion() string {
 	if Version != "" {
 		return Version

@@ -33,8 +33,10 @@ func TestFlagsAndEnvironment(t *testing.T) {
 		node, hold string
 	}{
 		{name: "defaults", env: map[string]string{"NODE_NAME": "n1"}, node: "n1", hold: "30s"},
-		{name: "environment", env: map[string]string{"NODE_NAME": "n1", "LANDFALL_NODE_NAME": "n2", "LANDFALL_HOLD": "5s"}, node: "n2", hold: "5s"},
-		{name: "flags win", env: map[string]string{"LANDFALL_NODE_NAME": "n2"}, args: []string{"--node-name=n3", "--hold", "1m"}, node: "n3", hold: "1m"},
+		{name: "environment", env: map[string]string{"NODE_NAME": "n1", "LANDFALL_NODE_NAME": "n2", "LANDFALL_HOLD": "5s"},
+			node: "n2", hold: "5s"},
+		{name: "flags win", env: map[string]string{"LANDFALL_NODE_NAME": "n2"},
+			args: []string{"--node-name=n3", "--hold", "1m"}, node: "n3", hold: "1m"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var node, hold string
@@ -65,10 +67,13 @@ func TestMistakesAreOneClearLine(t *testing.T) {
 	}{
 		{name: "unknown flag", args: []string{"--nope"}, code: 2, want: "unknown flag: --nope"},
 		{name: "bad value", args: []string{"--count=many"}, code: 2, want: `"many"`},
-		{name: "bad environment", env: map[string]string{"LANDFALL_COUNT": "many"}, code: 2, want: "environment variable LANDFALL_COUNT"},
-		{name: "bad level", args: []string{"--log-level=loud"}, code: 2, want: `--log-level: "loud" is none of debug, info, warn, error`},
+		{name: "bad environment", env: map[string]string{"LANDFALL_COUNT": "many"}, code: 2,
+			want: "environment variable LANDFALL_COUNT"},
+		{name: "bad level", args: []string{"--log-level=loud"}, code: 2,
+			want: `--log-level: "loud" is none of debug, info, warn, error`},
 		{name: "bad address", args: []string{"--metrics-bind-address=7480"}, code: 2, want: `"7480" is not address:port`},
-		{name: "address in use", args: []string{"--metrics-bind-address=" + taken.Addr().String()}, code: 1, want: "address already in use"},
+		{name: "address in use", args: []string{"--metrics-bind-address=" + taken.Addr().String()}, code: 1,
+			want: "address already in use"},
 		{name: "failure", code: 1, want: "prog: it broke"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -84,8 +89,10 @@ func TestMistakesAreOneClearLine(t *testing.T) {
 }
 
 func TestHelpAndVersion(t *testing.T) {
-	p := Program{Name: "prog", Summary: "does things.", Run: func(context.Context, *Runtime) error { return errors.New("must not run") }}
-	if got := runProgram(p, nil, "--help"); got.code != 0 || !strings.Contains(got.stdout, "--kubeconfig") || !strings.Contains(got.stdout, "does things.") {
+	p := Program{Name: "prog", Summary: "does things.",
+		Run: func(context.Context, *Runtime) error { return errors.New("must not run") }}
+	if got := runProgram(p, nil, "--help"); got.code != 0 || !strings.Contains(got.stdout, "--kubeconfig") ||
+		!strings.Contains(got.stdout, "does things.") {
 		t.Errorf("--help: %+v", got)
 	}
 	if got := runProgram(p, nil, "--version"); got.code != 0 || !strings.HasPrefix(got.stdout, "prog ") {

@@ -23,7 +23,8 @@ func newRegistry() *prometheus.Registry {
 		ConstLabels: prometheus.Labels{"version": BuildVersion()},
 	})
 	build.Set(1)
-	registry.MustRegister(build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(build, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return registry
 }
 
@@ -41,7 +42,8 @@ func newServer(registry *prometheus.Registry) *server {
 	return s
 }
 
-// listenMetrics opens the socket at once, so that an address in use is reported before anything is touched. It returns nil for "" and "0".
+// listenMetrics opens the socket at once, so that an address in use is reported before anything is
+// touched. It returns nil for "" and "0".
 func listenMetrics(address string) (net.Listener, error) {
 	if address == "" || address == "0" {
 		return nil, nil

@@ -20,7 +20,8 @@ type Backend struct {
 type Case struct {
 	// Name begins with the number of the case in the reference of Service semantics, if it has one.
 	Name string
-	// Service and Config change the Service and the configuration that all cases start from; nil for as they are.
+	// Service and Config change the Service and the configuration that all cases start from; nil for
+	// as they are.
 	Service func(w World, s *lb.Service)
 	Config  func(w World, c *plan.Config)
 	// Zone is the node's; "" for unknown.
@@ -28,13 +29,18 @@ type Case struct {
 	// Backends are the endpoints; nil for one ready here and one there.
 	Backends []Backend
 	From     string // outside, stranger, pod, node or local (the endpoint itself)
-	To       string // cluster, vip, vip2, external, nodeport, nodeport2 (at the node's other address), loopback, client (outside) or unallocated
-	// Also are other destinations of the Service that the same client connects to in turn, and ends where it ends at To.
+	// cluster, vip, vip2, external, nodeport, nodeport2 (at the node's other address), loopback,
+	// client (outside) or unallocated
+	To string
+	// Also are other destinations of the Service that the same client connects to in turn, and ends
+	// where it ends at To.
 	Also     []string
 	Protocol lb.Protocol // TCP if ""
-	// Want are the endpoints that get connections, or one of reject, drop and none: none of ours, so that nothing is done to it.
+	// Want are the endpoints that get connections, or one of reject, drop and none: none of ours, so
+	// that nothing is done to it.
 	Want string
-	// WantNftables differs from Want where the table of differences in docs/proxy.md says so; "" for the same.
+	// WantNftables differs from Want where the table of differences in docs/proxy.md says so; "" for
+	// the same.
 	WantNftables string
 	SNAT         bool
 	// Own gives the node the VIP as an address of its own.
@@ -90,7 +96,8 @@ func (c Case) Objects(w World) (lb.Service, []lb.Slice) {
 			node = There
 		}
 		slice.Endpoints = append(slice.Endpoints, lb.Endpoint{
-			Addr: w.Endpoint(b.At), Node: node, Ready: b.Ready, Serving: b.Serving, Terminating: b.Terminating, ForZones: b.Zones, ForNodes: b.Nodes,
+			Addr: w.Endpoint(b.At), Node: node, Ready: b.Ready, Serving: b.Serving, Terminating: b.Terminating,
+			ForZones: b.Zones, ForNodes: b.Nodes,
 		})
 	}
 	return svc, []lb.Slice{slice}
@@ -98,7 +105,8 @@ func (c Case) Objects(w World) (lb.Service, []lb.Slice) {
 
 // Plan returns the case's Service as the node plans it, and the configuration of its rules.
 func (c Case) Plan(w World) (plan.Service, plan.Config) {
-	config := plan.Config{Pods: plan.Detector{Prefixes: []netip.Prefix{w.Pods}}, MasqueradeBit: 14, LoopbackNodePorts: true, DropInvalid: true}
+	config := plan.Config{Pods: plan.Detector{Prefixes: []netip.Prefix{w.Pods}}, MasqueradeBit: 14,
+		LoopbackNodePorts: true, DropInvalid: true}
 	if c.Config != nil {
 		c.Config(w, &config)
 	}
@@ -113,7 +121,8 @@ func (c Case) Source(w World) netip.Addr {
 	if c.To == "loopback" {
 		return w.Loopback.Addr()
 	}
-	return map[string]netip.Addr{"outside": w.Outside, "stranger": w.Stranger, "pod": w.Pod, "node": w.Node, "local": w.Local}[c.From]
+	return map[string]netip.Addr{"outside": w.Outside, "stranger": w.Stranger, "pod": w.Pod, "node": w.Node,
+		"local": w.Local}[c.From]
 }
 
 // Interface returns where the packet comes in; "" for one of the node's own.
@@ -133,7 +142,8 @@ func (c Case) Destination(w World) netip.AddrPort {
 	case "client":
 		return netip.AddrPortFrom(w.Outside, clientPort)
 	}
-	return netip.AddrPortFrom(map[string]netip.Addr{"cluster": w.ClusterIP, "vip": w.VIP, "vip2": w.VIP2, "external": w.External, "unallocated": w.Unallocated}[c.To], ServicePort)
+	return netip.AddrPortFrom(map[string]netip.Addr{"cluster": w.ClusterIP, "vip": w.VIP, "vip2": w.VIP2,
+		"external": w.External, "unallocated": w.Unallocated}[c.To], ServicePort)
 }
 
 // Legs returns the case once for each destination.

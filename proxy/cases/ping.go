@@ -8,8 +8,8 @@ import (
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// CheckPings fails the test unless addresses of Services answer ping where they are delivered, and only there; cluster IPs never do.
-// program puts a case into the node's kernel.
+// CheckPings fails the test unless addresses of Services answer ping where they are delivered, and
+// only there; cluster IPs never do. program puts a case into the node's kernel.
 func (s *Site) CheckPings(t *testing.T, program func(*testing.T, Case)) {
 	on := func(_ World, c *plan.Config) { c.AnswerPing = true }
 	off := func(_ World, c *plan.Config) { c.AnswerPing = false }

@@ -27,15 +27,17 @@ type Site struct {
 	t *testing.T
 }
 
-// NewSite cables a node: clients on eth0, pods on cables of their own, and a pod of another node behind one more.
+// NewSite cables a node: clients on eth0, pods on cables of their own, and a pod of another node
+// behind one more.
 func NewSite(t *testing.T, w World) *Site {
 	t.Helper()
 	s := &Site{t: t, World: w, Node: nstest.New(t), At: map[string]*nstest.NS{}}
 	s.At["node"] = s.Node
 	long := fmt.Sprint("/", w.Node.BitLen())
-	s.Node.Run(t, "sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1", "net.ipv4.conf.all.route_localnet=1")
-	// A redirect, which the kernel sends a client on the VIP's own subnet before any rule is looked at, uses up the client's allowance
-	// of ICMP, so that a refusal for UDP would not be sent.
+	s.Node.Run(t, "sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1",
+		"net.ipv4.conf.all.route_localnet=1")
+	// A redirect, which the kernel sends a client on the VIP's own subnet before any rule is looked
+	// at, uses up the client's allowance of ICMP, so that a refusal for UDP would not be sent.
 	s.Node.Run(t, "sysctl", "-qw", "net.ipv4.conf.all.send_redirects=0", "net.ipv4.conf.default.send_redirects=0")
 	s.Node.Run(t, "ip", "link", "add", "eth0", "type", "bridge")
 	s.Node.Run(t, "ip", "link", "set", "eth0", "up")
@@ -46,7 +48,8 @@ func NewSite(t *testing.T, w World) *Site {
 		"outside": w.Outside, "stranger": w.Stranger, "pod": w.Pod, "local": w.Local, "local2": w.Local2, "remote": w.Remote,
 	} {
 		s.At[name] = nstest.New(t)
-		cable := map[string]string{"outside": "lan0", "stranger": "lan1", "pod": "podc", "local": "poda", "local2": "podb", "remote": "peer"}[name]
+		cable := map[string]string{"outside": "lan0", "stranger": "lan1", "pod": "podc", "local": "poda", "local2": "podb",
+			"remote": "peer"}[name]
 		nstest.Veth(t, s.Node, cable, "", s.At[name], "eth0", a.String()+long)
 		gateway, dev := netip.MustParseAddr("169.254.1.1"), cable
 		if w.Family == lb.IPv6 {
@@ -64,7 +67,9 @@ func NewSite(t *testing.T, w World) *Site {
 		s.At[name].Run(t, "ip", "route", "add", gateway.String()+long, "dev", "eth0")
 		s.At[name].Run(t, "ip", "route", "add", "default", "via", gateway.String(), "dev", "eth0")
 	}
-	s.Node.Run(t, "ip", map[lb.Family]string{lb.IPv4: "-4", lb.IPv6: "-6"}[w.Family], "route", "add", "default", "dev", "eth0") // towards nobody
+	// towards nobody
+	s.Node.Run(t, "ip", map[lb.Family]string{lb.IPv4: "-4", lb.IPv6: "-6"}[w.Family], "route", "add", "default", "dev",
+		"eth0")
 	for name := range map[string]bool{"local": true, "local2": true, "remote": true} {
 		s.serve(name)
 	}
@@ -149,7 +154,8 @@ func (s *Site) Ask(c Case, patience time.Duration) (backend string, saw netip.Ad
 	return backend, netip.MustParseAddrPort(seen).Addr(), nil
 }
 
-// askUDP asks again and again: a datagram can be lost, and the kernel limits how many refusals it sends.
+// askUDP asks again and again: a datagram can be lost, and the kernel limits how many refusals it
+// sends.
 func askUDP(conn net.Conn, answer []byte, deadline time.Time) (int, error) {
 	for {
 		if _, err := conn.Write([]byte("hello")); err != nil {
@@ -175,8 +181,8 @@ const (
 	Short = 300 * time.Millisecond // silence for as long counts as a drop
 )
 
-// Run runs cases with real packets, but those of SCTP, for which not every kernel has sockets. program makes the node's rules what
-// the case's plan asks for.
+// Run runs cases with real packets, but those of SCTP, for which not every kernel has sockets.
+// program makes the node's rules what the case's plan asks for.
 func (s *Site) Run(t *testing.T, all []Case, program func(t *testing.T, c Case)) {
 	for _, c := range all {
 		if c.Transport() == lb.SCTP {
@@ -225,7 +231,8 @@ func (s *Site) Check(t *testing.T, c Case) {
 
 // Seen is what became of a case's packets.
 type Seen struct {
-	// Ends are the backends that answered, sorted and joined by blanks, or one of the words below; with Sticky "one of" before them.
+	// Ends are the backends that answered, sorted and joined by blanks, or one of the words below;
+	// with Sticky "one of" before them.
 	Ends string
 	// SNAT is set when the backends saw another source than the client's; Mixed when only some did.
 	SNAT, Mixed bool
@@ -272,8 +279,8 @@ func (s *Site) See(t *testing.T, c Case) Seen {
 	return seen
 }
 
-// Look sends the case's packets and returns what becomes of them, as far as the client and the backends can tell. It looks longer for
-// what the case expects.
+// Look sends the case's packets and returns what becomes of them, as far as the client and the
+// backends can tell. It looks longer for what the case expects.
 func (s *Site) Look(t *testing.T, c Case) Seen {
 	t.Helper()
 	if c.Invalid {
@@ -294,7 +301,8 @@ func (s *Site) Look(t *testing.T, c Case) Seen {
 			t.Fatalf("after answers from %v, to %s: %v", ends, legs[i%len(legs)].To, err)
 		case errors.Is(err, syscall.ECONNREFUSED):
 			return Seen{Ends: Refused}
-		case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded), errors.Is(err, syscall.EHOSTUNREACH):
+		case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded),
+			errors.Is(err, syscall.EHOSTUNREACH):
 			return Seen{Ends: Silence}
 		case err != nil:
 			t.Fatal(err)

@@ -39,7 +39,8 @@ func otherPort(_ World, s *lb.Service) {
 // All returns the whole table.
 func All() []Case { return slices.Concat(reference(), everywhere(), derived(), schedulers()) }
 
-// reference are the cases of the reference of Service semantics, section 4, that concern rules, by their numbers there.
+// reference are the cases of the reference of Service semantics, section 4, that concern rules, by
+// their numbers there.
 func reference() []Case {
 	return []Case{
 		{Name: "1 pod to ClusterIP", From: "pod", To: "cluster", Want: "local remote"},
@@ -53,17 +54,24 @@ func reference() []Case {
 		{Name: "11 ITP Local, none at all", Service: itpLocal, Backends: nobody, From: "pod", To: "cluster", Want: "reject"},
 		{Name: "9 ITP Local and VIP", Service: itpLocal, From: "pod", To: "vip", Want: "local remote", SNAT: true},
 		{Name: "12 no detector, outside to ClusterIP", Config: blind, From: "outside", To: "cluster", Want: "local remote"},
-		{Name: "12 no detector, pod to VIP with ETP Local", Config: blind, Service: etpLocal, From: "pod", To: "vip", Want: "local"},
+		{Name: "12 no detector, pod to VIP with ETP Local", Config: blind, Service: etpLocal, From: "pod", To: "vip",
+			Want: "local"},
 		{Name: "13 masqueradeAll", Config: masqueradeAll, From: "pod", To: "cluster", Want: "local remote", SNAT: true},
 		{Name: "20 source ranges, listed", Service: ranged, From: "outside", To: "vip", Want: "local remote", SNAT: true},
 		{Name: "20 source ranges, unlisted", Service: ranged, From: "stranger", To: "vip", Want: "drop"},
-		{Name: "20 source ranges, listed, VIP on the node", Own: true, Service: ranged, From: "outside", To: "vip", Want: "local remote", SNAT: true},
-		{Name: "20 source ranges, unlisted, VIP on the node", Own: true, Service: ranged, From: "stranger", To: "vip", Want: "drop"},
+		{Name: "20 source ranges, listed, VIP on the node", Own: true, Service: ranged, From: "outside", To: "vip",
+			Want: "local remote", SNAT: true},
+		{Name: "20 source ranges, unlisted, VIP on the node", Own: true, Service: ranged, From: "stranger", To: "vip",
+			Want: "drop"},
 		{Name: "16 no endpoints, VIP on the node", Own: true, Backends: nobody, From: "outside", To: "vip", Want: "reject"},
 		{Name: "20 source ranges, pod", Service: ranged, From: "pod", To: "vip", Want: "drop"},
-		{Name: "20 source ranges and node port", Service: ranged, From: "stranger", To: "nodeport", Want: "local remote", SNAT: true},
-		{Name: "20 source ranges and external IP", Service: ranged, From: "stranger", To: "external", Want: "local remote", SNAT: true},
-		{Name: "20 source ranges with the node", Service: func(w World, s *lb.Service) { s.SourceRanges = []netip.Prefix{Host(w.Node)} }, From: "node", To: "vip", Want: "local remote", SNAT: true},
+		{Name: "20 source ranges and node port", Service: ranged, From: "stranger", To: "nodeport", Want: "local remote",
+			SNAT: true},
+		{Name: "20 source ranges and external IP", Service: ranged, From: "stranger", To: "external", Want: "local remote",
+			SNAT: true},
+		{Name: "20 source ranges with the node",
+			Service: func(w World, s *lb.Service) { s.SourceRanges = []netip.Prefix{Host(w.Node)} }, From: "node", To: "vip",
+			Want: "local remote", SNAT: true},
 		{Name: "20 source ranges without the node", Service: ranged, From: "node", To: "vip", Want: "drop"},
 		{Name: "20 source ranges, one within another", Service: func(w World, s *lb.Service) {
 			s.SourceRanges = []netip.Prefix{netip.PrefixFrom(w.Outside, w.Outside.BitLen()-1), Host(w.Outside)}
@@ -72,9 +80,12 @@ func reference() []Case {
 			s.SourceRanges = []netip.Prefix{Host(w.Outside), netip.PrefixFrom(w.Outside, 0).Masked()}
 		}, From: "stranger", To: "vip", Want: "local remote", SNAT: true},
 		{Name: "23 second VIP", From: "outside", To: "vip2", Want: "local remote", SNAT: true},
-		{Name: "24 ipMode Proxy", Service: func(_ World, s *lb.Service) { s.Ingress[0].Mode = lb.IPModeProxy }, From: "outside", To: "vip", Want: "none"},
-		{Name: "24 ipMode VIP", Service: func(_ World, s *lb.Service) { s.Ingress[0].Mode = lb.IPModeVIP }, From: "outside", To: "vip", Want: "local remote", SNAT: true},
-		{Name: "25 node port at an address that is asked for", Config: nodePortsAtNode, From: "outside", To: "nodeport", Want: "local remote", SNAT: true},
+		{Name: "24 ipMode Proxy", Service: func(_ World, s *lb.Service) { s.Ingress[0].Mode = lb.IPModeProxy },
+			From: "outside", To: "vip", Want: "none"},
+		{Name: "24 ipMode VIP", Service: func(_ World, s *lb.Service) { s.Ingress[0].Mode = lb.IPModeVIP }, From: "outside",
+			To: "vip", Want: "local remote", SNAT: true},
+		{Name: "25 node port at an address that is asked for", Config: nodePortsAtNode, From: "outside", To: "nodeport",
+			Want: "local remote", SNAT: true},
 		{Name: "25 node port at another address", Config: nodePortsAtNode, From: "outside", To: "nodeport2", Want: "none"},
 		{Name: "25 no node port addresses", Config: func(w World, c *plan.Config) {
 			c.NodePortAddresses = map[lb.Family][]netip.Addr{w.Family: nil}
@@ -82,32 +93,49 @@ func reference() []Case {
 		{Name: "25 addresses of the other family", Config: func(w World, c *plan.Config) {
 			c.NodePortAddresses = map[lb.Family][]netip.Addr{w.Other().Family: {w.Other().Node}}
 		}, From: "outside", To: "nodeport2", Want: "local remote", SNAT: true},
-		{Name: "25 refusal at another address", Config: nodePortsAtNode, Backends: nobody, From: "outside", To: "nodeport2", Want: "none"},
-		{Name: "27 ready and terminating", Backends: append([]Backend{going("local2", true)}, bothReady...), From: "outside", To: "vip", Want: "local remote", SNAT: true},
-		{Name: "28 only terminating", Backends: []Backend{going("local", true), going("remote", true)}, From: "pod", To: "cluster", Want: "local remote"},
-		{Name: "29 only terminating and not serving", Backends: []Backend{going("local", false)}, From: "pod", To: "cluster", Want: "reject"},
-		{Name: "30 ETP Local, local ones terminate, outside", Service: etpLocal, Backends: []Backend{going("local", true), going("local2", false), onlyThere[0]}, From: "outside", To: "vip", Want: "local"},
-		{Name: "30 ETP Local, local ones terminate, pod to ClusterIP", Service: etpLocal, Backends: []Backend{going("local", true), onlyThere[0]}, From: "pod", To: "cluster", Want: "remote"},
-		{Name: "31 ETP Local, remote ones terminate, pod to ClusterIP", Service: etpLocal, Backends: []Backend{going("remote", true)}, From: "pod", To: "cluster", Want: "remote"},
-		{Name: "31 ETP Local, remote ones terminate, outside", Service: etpLocal, Backends: []Backend{going("remote", true)}, From: "outside", To: "vip", Want: "drop"},
+		{Name: "25 refusal at another address", Config: nodePortsAtNode, Backends: nobody, From: "outside", To: "nodeport2",
+			Want: "none"},
+		{Name: "27 ready and terminating", Backends: append([]Backend{going("local2", true)}, bothReady...), From: "outside",
+			To: "vip", Want: "local remote", SNAT: true},
+		{Name: "28 only terminating", Backends: []Backend{going("local", true), going("remote", true)}, From: "pod",
+			To: "cluster", Want: "local remote"},
+		{Name: "29 only terminating and not serving", Backends: []Backend{going("local", false)}, From: "pod", To: "cluster",
+			Want: "reject"},
+		{Name: "30 ETP Local, local ones terminate, outside", Service: etpLocal,
+			Backends: []Backend{going("local", true), going("local2", false), onlyThere[0]}, From: "outside", To: "vip",
+			Want: "local"},
+		{Name: "30 ETP Local, local ones terminate, pod to ClusterIP", Service: etpLocal,
+			Backends: []Backend{going("local", true), onlyThere[0]}, From: "pod", To: "cluster", Want: "remote"},
+		{Name: "31 ETP Local, remote ones terminate, pod to ClusterIP", Service: etpLocal,
+			Backends: []Backend{going("remote", true)}, From: "pod", To: "cluster", Want: "remote"},
+		{Name: "31 ETP Local, remote ones terminate, outside", Service: etpLocal, Backends: []Backend{going("remote", true)},
+			From: "outside", To: "vip", Want: "drop"},
 		{Name: "hairpin at ClusterIP", Backends: onlyLocal, From: "local", To: "cluster", Want: "local", SNAT: true},
-		{Name: "hairpin at VIP with ETP Local", Service: etpLocal, Backends: onlyLocal, From: "local", To: "vip", Want: "local", SNAT: true},
+		{Name: "hairpin at VIP with ETP Local", Service: etpLocal, Backends: onlyLocal, From: "local", To: "vip",
+			Want: "local", SNAT: true},
 		{Name: "17 UDP beside TCP", From: "outside", To: "vip", Protocol: lb.UDP, Want: "local remote", SNAT: true},
 		{Name: "17 UDP, ETP Local", Service: etpLocal, From: "outside", To: "vip", Protocol: lb.UDP, Want: "local"},
 		{Name: "16 UDP without endpoints", Backends: nobody, From: "outside", To: "vip", Protocol: lb.UDP, Want: "reject"},
 		{Name: "18 UDP to a TCP port", Service: tcpOnly, From: "outside", To: "vip", Protocol: lb.UDP, Want: "none"},
-		{Name: "18 UDP to a TCP port of a ClusterIP", Service: tcpOnly, From: "pod", To: "cluster", Protocol: lb.UDP, Want: "none", WantNftables: "reject"},
-		{Name: "19 undefined port of a ClusterIP", Service: otherPort, From: "pod", To: "cluster", Want: "none", WantNftables: "reject"},
+		{Name: "18 UDP to a TCP port of a ClusterIP", Service: tcpOnly, From: "pod", To: "cluster", Protocol: lb.UDP,
+			Want: "none", WantNftables: "reject"},
+		{Name: "19 undefined port of a ClusterIP", Service: otherPort, From: "pod", To: "cluster", Want: "none",
+			WantNftables: "reject"},
 		{Name: "19 undefined port of a VIP", Service: otherPort, From: "outside", To: "vip", Want: "none"},
 		{Name: "15 localhost to node port", From: "node", To: "loopback", Only: lb.IPv4, Want: "local remote", SNAT: true},
 		{Name: "15 localhost to node port, IPv6", From: "node", To: "loopback", Only: lb.IPv6, Want: "none"},
-		{Name: "15 localhost to node port, off", Config: func(_ World, c *plan.Config) { c.LoopbackNodePorts = false }, From: "node", To: "loopback", Want: "none"},
+		{Name: "15 localhost to node port, off", Config: func(_ World, c *plan.Config) { c.LoopbackNodePorts = false },
+			From: "node", To: "loopback", Want: "none"},
 		{Name: "pods by bridge", Config: byBridge, From: "pod", To: "cluster", Want: "local remote"},
-		{Name: "pods by bridge, another one", Config: byBridge, From: "local", Backends: onlyThere, To: "cluster", Want: "remote", SNAT: true},
+		{Name: "pods by bridge, another one", Config: byBridge, From: "local", Backends: onlyThere, To: "cluster",
+			Want: "remote", SNAT: true},
 		{Name: "pods by interface", Config: byInterface, From: "pod", To: "cluster", Want: "local remote"},
-		{Name: "pods by interface, outside", Config: byInterface, From: "outside", To: "cluster", Want: "local remote", SNAT: true},
-		{Name: "pods by interface, pod to VIP with ETP Local", Service: etpLocal, Config: byInterface, From: "pod", To: "vip", Want: "local remote"},
-		{Name: "another mark", Config: func(_ World, c *plan.Config) { c.MasqueradeBit = 31 }, From: "outside", To: "vip", Want: "local remote", SNAT: true},
+		{Name: "pods by interface, outside", Config: byInterface, From: "outside", To: "cluster", Want: "local remote",
+			SNAT: true},
+		{Name: "pods by interface, pod to VIP with ETP Local", Service: etpLocal, Config: byInterface, From: "pod", To: "vip",
+			Want: "local remote"},
+		{Name: "another mark", Config: func(_ World, c *plan.Config) { c.MasqueradeBit = 31 }, From: "outside", To: "vip",
+			Want: "local remote", SNAT: true},
 	}
 }
 
@@ -123,12 +151,16 @@ func everywhere() (all []Case) {
 			Case{Name: "5 ETP Local, outside to " + to, Service: etpLocal, From: "outside", To: to, Want: "local"},
 			Case{Name: "6 ETP Local, pod to " + to, Service: etpLocal, From: "pod", To: to, Want: "local remote"},
 			Case{Name: "7 ETP Local, node to " + to, Service: etpLocal, From: "node", To: to, Want: "local remote", SNAT: true},
-			Case{Name: "8 ETP Local without local ones, outside to " + to, Service: etpLocal, Backends: onlyThere, From: "outside", To: to, Want: "drop"},
-			Case{Name: "8 ETP Local without local ones, pod to " + to, Service: etpLocal, Backends: onlyThere, From: "pod", To: to, Want: "remote"},
-			Case{Name: "8 ETP Local without local ones, node to " + to, Service: etpLocal, Backends: onlyThere, From: "node", To: to, Want: "remote", SNAT: true})
+			Case{Name: "8 ETP Local without local ones, outside to " + to, Service: etpLocal, Backends: onlyThere,
+				From: "outside", To: to, Want: "drop"},
+			Case{Name: "8 ETP Local without local ones, pod to " + to, Service: etpLocal, Backends: onlyThere, From: "pod",
+				To: to, Want: "remote"},
+			Case{Name: "8 ETP Local without local ones, node to " + to, Service: etpLocal, Backends: onlyThere, From: "node",
+				To: to, Want: "remote", SNAT: true})
 	}
 	for _, from := range []string{"outside", "pod", "node"} {
-		all = append(all, Case{Name: "16 no endpoints, " + from + " to ClusterIP", Backends: nobody, From: from, To: "cluster", Want: "reject"})
+		all = append(all, Case{Name: "16 no endpoints, " + from + " to ClusterIP", Backends: nobody, From: from,
+			To: "cluster", Want: "reject"})
 	}
 	return all
 }

@@ -1,6 +1,7 @@
-// Package conntrack cuts flows that still go to backends which are gone. UDP has no end of a connection that would do it: a client that
-// keeps its port, such as a DNS resolver, would go on hitting a dead address. An association of SCTP lasts for days. And a ping that goes
-// on would be answered, or not, as when it began. TCP is left alone: its ends notice.
+// Package conntrack cuts flows that still go to backends which are gone. UDP has no end of a
+// connection that would do it: a client that keeps its port, such as a DNS resolver, would go on
+// hitting a dead address. An association of SCTP lasts for days. And a ping that goes on would be
+// answered, or not, as when it began. TCP is left alone: its ends notice.
 package conntrack
 
 import (
@@ -24,7 +25,8 @@ import (
 const (
 	// gap is the least time between two passes.
 	gap = 500 * time.Millisecond
-	// maxQuestions is how many questions are worth as many walks of the kernel through its table. Instead of more, all flows are listed.
+	// maxQuestions is how many questions are worth as many walks of the kernel through its table.
+	// Instead of more, all flows are listed.
 	maxQuestions = 8
 	// answerWithin is how long the kernel may take.
 	answerWithin = 20 * time.Second
@@ -36,8 +38,8 @@ type Flow struct {
 	To, From netip.AddrPort
 }
 
-// About says which flows are in question: those of a protocol to To, of which From answers, or, if that is not set, anybody. The zero
-// value stands for all.
+// About says which flows are in question: those of a protocol to To, of which From answers, or, if
+// that is not set, anybody. The zero value stands for all.
 type About Flow
 
 func (q About) covers(f Flow) bool {
@@ -46,8 +48,8 @@ func (q About) covers(f Flow) bool {
 
 // Table is the kernel's table of flows.
 type Table interface {
-	// Delete deletes the flows in question for which gone is true, which it is for all of them unless all flows are in question. It
-	// returns how many, as far as the kernel tells.
+	// Delete deletes the flows in question for which gone is true, which it is for all of them unless
+	// all flows are in question. It returns how many, as far as the kernel tells.
 	Delete(about About, gone func(Flow) bool) (int, error)
 }
 
@@ -67,17 +69,19 @@ type Actor struct {
 	runner *loop.Runner
 
 	mu sync.Mutex
-	// applied are the frontends of each Service, by are the Services of each frontend with the addresses that may answer.
+	// applied are the frontends of each Service, by are the Services of each frontend with the
+	// addresses that may answer.
 	applied map[lb.Key]map[frontend][]netip.AddrPort
 	by      map[frontend]map[lb.Key][]netip.AddrPort
-	// suspect are the frontends to which there may be flows that have to go, since the last pass that succeeded, by who answers them.
+	// suspect are the frontends to which there may be flows that have to go, since the last pass that
+	// succeeded, by who answers them.
 	suspect map[frontend]answerers
 	// complete is set once what a predecessor may have left is known to be among suspect.
 	complete bool
 }
 
-// frontend is one whose flows are cut; without an address it is a node port. One of ICMP stands for the pings to an address: it is
-// there, with itself as who answers, while the node answers them.
+// frontend is one whose flows are cut; without an address it is a node port. One of ICMP stands for
+// the pings to an address: it is there, with itself as who answers, while the node answers them.
 type frontend struct {
 	family   lb.Family
 	protocol uint8
@@ -111,7 +115,8 @@ func New(deps Deps) *Actor {
 	return a
 }
 
-// Set says what the kernel is confirmed to hold for the Services that it names; a plan without ports stands for nothing. It never blocks.
+// Set says what the kernel is confirmed to hold for the Services that it names; a plan without
+// ports stands for nothing. It never blocks.
 func (a *Actor) Set(applied map[lb.Key]plan.Service) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -163,7 +168,8 @@ func (a *Actor) doubt(f frontend, by netip.AddrPort) {
 	a.suspect[f][by] = true
 }
 
-// Complete says that Set has named all that there was at the start. Before, a predecessor's flows are looked for at every frontend.
+// Complete says that Set has named all that there was at the start. Before, a predecessor's flows
+// are looked for at every frontend.
 func (a *Actor) Complete() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -173,7 +179,8 @@ func (a *Actor) Complete() {
 // Run works until ctx ends.
 func (a *Actor) Run(ctx context.Context) error { return a.runner.Run(ctx) }
 
-// frontends returns the frontends of a plan whose flows are cut, each with the addresses that may answer.
+// frontends returns the frontends of a plan whose flows are cut, each with the addresses that may
+// answer.
 func frontends(s plan.Service) map[frontend][]netip.AddrPort {
 	all := map[frontend][]netip.AddrPort{}
 	for _, p := range s.Ports {
@@ -252,7 +259,8 @@ func (a *Actor) cut(suspect map[frontend]answerers, allowed map[frontend][]netip
 	return errors.Join(errs...)
 }
 
-// gone tells whether a flow has to go: to a frontend in allowed, and answered by somebody who may not.
+// gone tells whether a flow has to go: to a frontend in allowed, and answered by somebody who may
+// not.
 func gone(f Flow, allowed map[frontend][]netip.AddrPort, local map[netip.Addr]bool) bool {
 	to := frontend{lb.FamilyOf(f.To.Addr()), f.Protocol, f.To}
 	by, ok := allowed[to]
@@ -267,9 +275,10 @@ func gone(f Flow, allowed map[frontend][]netip.AddrPort, local map[netip.Addr]bo
 	return ok && !slices.Contains(by, f.From)
 }
 
-// questions returns what to ask to find all flows that have to go. As long as it is known who answers them, and they are few, it is
-// about nothing else.
-func questions(suspect map[frontend]answerers, allowed map[frontend][]netip.AddrPort, local map[netip.Addr]bool) []About {
+// questions returns what to ask to find all flows that have to go. As long as it is known who
+// answers them, and they are few, it is about nothing else.
+func questions(
+	suspect map[frontend]answerers, allowed map[frontend][]netip.AddrPort, local map[netip.Addr]bool) []About {
 	var all []About
 	for f, answerers := range suspect {
 		to := []netip.AddrPort{f.at}

@@ -16,8 +16,8 @@ import (
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// fake is a table of flows, written "client's destination answered by", with "sctp", "icmp" or "tcp" before those of other protocols
-// than UDP.
+// fake is a table of flows, written "client's destination answered by", with "sctp", "icmp" or
+// "tcp" before those of other protocols than UDP.
 type fake struct {
 	flows []string
 	err   error
@@ -61,15 +61,16 @@ func newActor(table Table) *Actor {
 	})
 }
 
-// dns returns a UDP Service as the kernel holds it; each backend is address:port, or the same with an ! for one that terminates
-// and gets no new connections, but still serves.
+// dns returns a UDP Service as the kernel holds it; each backend is address:port, or the same with
+// an ! for one that terminates and gets no new connections, but still serves.
 func dns(name string, vip string, backends ...string) plan.Service {
 	key := lb.Key{Namespace: "default", Name: name}
 	svc := lb.Service{
 		Key: key, Type: lb.LoadBalancer, ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
 		ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
 		Ports: []lb.ServicePort{
-			{Name: "dns", Protocol: lb.UDP, Port: 53, NodePort: 30053}, {Name: "tcp", Protocol: lb.TCP, Port: 53}, {Name: "sctp", Protocol: lb.SCTP, Port: 53},
+			{Name: "dns", Protocol: lb.UDP, Port: 53, NodePort: 30053}, {Name: "tcp", Protocol: lb.TCP, Port: 53},
+			{Name: "sctp", Protocol: lb.SCTP, Port: 53},
 		},
 		Ingress: []lb.Ingress{{Addr: netip.MustParseAddr(vip)}},
 	}
@@ -78,7 +79,9 @@ func dns(name string, vip string, backends ...string) plan.Service {
 		at, terminating := strings.CutSuffix(b, "!")
 		to := netip.MustParseAddrPort(at)
 		all = append(all, lb.Slice{
-			Service: key, Family: lb.IPv4, Ports: []lb.SlicePort{{Name: "dns", Protocol: lb.UDP, Port: to.Port()}, {Name: "sctp", Protocol: lb.SCTP, Port: to.Port()}},
+			Service: key, Family: lb.IPv4,
+			Ports: []lb.SlicePort{{Name: "dns", Protocol: lb.UDP, Port: to.Port()},
+				{Name: "sctp", Protocol: lb.SCTP, Port: to.Port()}},
 			Endpoints: []lb.Endpoint{{Addr: to.Addr(), Ready: !terminating, Serving: true, Terminating: terminating}},
 		})
 	}
@@ -157,7 +160,8 @@ func TestContract9FlowsToGoneBackendsAreCut(t *testing.T) {
 	}
 }
 
-// A VIP that moves to another Service has that Service's backends, in whatever order the two are confirmed.
+// A VIP that moves to another Service has that Service's backends, in whatever order the two are
+// confirmed.
 func TestFrontendMovesBetweenServices(t *testing.T) {
 	one := dns("one", "192.0.2.1", "192.168.1.2:5353")
 	two := dns("two", "192.0.2.1", "192.168.1.9:5353")
@@ -183,7 +187,8 @@ func TestFlowsFromBeforeThereWasABackend(t *testing.T) {
 	table := &fake{}
 	a := newActor(table)
 	for i, s := range []plan.Service{dns("dns", "192.0.2.1"), dns("dns", "192.0.2.1", "192.168.1.2:5353")} {
-		table.flows = []string{"icmp 192.0.2.1:0 192.0.2.1:0", "10.96.0.10:53 10.96.0.10:53", "192.0.2.1:53 192.0.2.1:53", "192.0.2.2:53 192.0.2.2:53"}
+		table.flows = []string{"icmp 192.0.2.1:0 192.0.2.1:0", "10.96.0.10:53 10.96.0.10:53", "192.0.2.1:53 192.0.2.1:53",
+			"192.0.2.2:53 192.0.2.2:53"}
 		set(a, s)
 		if err := a.apply(); err != nil {
 			t.Fatal(err)

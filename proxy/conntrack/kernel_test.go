@@ -59,7 +59,8 @@ func (n Netlink) make(client netip.AddrPort, f Flow) error {
 		sctp.AddRtAttr(3, binary.BigEndian.AppendUint32(nil, 1))
 		all = append(all, info.Serialize()...)
 	}
-	_, err := n.request(inet, unix.NFNL_SUBSYS_CTNETLINK<<8, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, all).Execute(unix.NETLINK_NETFILTER, 0)
+	_, err := n.request(inet, unix.NFNL_SUBSYS_CTNETLINK<<8, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL,
+		all).Execute(unix.NETLINK_NETFILTER, 0)
 	return err
 }
 
@@ -103,7 +104,8 @@ func TestKernelTable(t *testing.T) {
 		}
 	}
 	left := ns.Run(t, "conntrack", "-L")
-	if lines := strings.Count(left, "dport=53 "); lines != 2 || !strings.Contains(left, "src=192.168.1.2") || !strings.Contains(left, "tcp") {
+	if lines := strings.Count(left, "dport=53 "); lines != 2 || !strings.Contains(left, "src=192.168.1.2") ||
+		!strings.Contains(left, "tcp") {
 		t.Errorf("left are\n%s", left)
 	}
 }
@@ -117,7 +119,8 @@ func TestLargeTable(t *testing.T) {
 	stays, goes := netip.MustParseAddrPort("192.168.1.2:5353"), netip.MustParseAddrPort("192.168.1.3:5353")
 	goes6 := netip.MustParseAddrPort("[fd00::3]:5353")
 	fill(t, n, smallTable+100, func(i int) Flow {
-		return []Flow{{unix.IPPROTO_UDP, to, stays}, {unix.IPPROTO_UDP, to, goes}, {unix.IPPROTO_UDP, other, goes}, {unix.IPPROTO_TCP, to, goes}, {unix.IPPROTO_UDP, to6, goes6}}[i%5]
+		return []Flow{{unix.IPPROTO_UDP, to, stays}, {unix.IPPROTO_UDP, to, goes}, {unix.IPPROTO_UDP, other, goes},
+			{unix.IPPROTO_TCP, to, goes}, {unix.IPPROTO_UDP, to6, goes6}}[i%5]
 	})
 	count := func() string { return strings.TrimSpace(ns.Run(t, "conntrack", "-C")) }
 	for _, tt := range []struct {
@@ -171,10 +174,11 @@ func TestKernelFilters(t *testing.T) {
 	})
 	sent := 0
 	about := About{unix.IPPROTO_UDP, netip.MustParseAddrPort("10.96.0.7:53"), backend}
-	err := n.request(unix.AF_INET, getFlow, unix.NLM_F_DUMP, about.filter()).ExecuteIter(unix.NETLINK_NETFILTER, 0, func([]byte) bool {
-		sent++
-		return true
-	})
+	err := n.request(unix.AF_INET, getFlow, unix.NLM_F_DUMP, about.filter()).ExecuteIter(unix.NETLINK_NETFILTER, 0,
+		func([]byte) bool {
+			sent++
+			return true
+		})
 	if err != nil || sent != 1 {
 		t.Errorf("%d flows came, error %v; want 1 of 100", sent, err)
 	}
@@ -182,7 +186,8 @@ func TestKernelFilters(t *testing.T) {
 
 func FuzzDecode(f *testing.F) {
 	f.Add([]byte{})
-	f.Add(append(make([]byte, nl.SizeofNfgenmsg), About{unix.IPPROTO_UDP, netip.MustParseAddrPort("10.96.0.7:53"), netip.AddrPort{}}.filter()...))
+	f.Add(append(make([]byte, nl.SizeofNfgenmsg),
+		About{unix.IPPROTO_UDP, netip.MustParseAddrPort("10.96.0.7:53"), netip.AddrPort{}}.filter()...))
 	f.Fuzz(func(t *testing.T, msg []byte) {
 		if _, ok := decode(msg); ok && len(identity(msg)) == 0 {
 			t.Error("a flow without an identity")
@@ -196,9 +201,11 @@ func BenchmarkFullTable(b *testing.B) {
 	n := open(b, ns)
 	backend := netip.MustParseAddrPort("192.168.1.3:5353")
 	fill(b, n, 250_000, func(i int) Flow {
-		return Flow{unix.IPPROTO_UDP, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, byte(i % 16), byte(i % 256)}), 53), backend}
+		return Flow{unix.IPPROTO_UDP, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, byte(i % 16), byte(i % 256)}), 53),
+			backend}
 	})
-	for name, about := range map[string]About{"few": {unix.IPPROTO_UDP, netip.MustParseAddrPort("10.96.99.99:53"), backend}, "all": {}} {
+	for name, about := range map[string]About{"few": {unix.IPPROTO_UDP, netip.MustParseAddrPort("10.96.99.99:53"),
+		backend}, "all": {}} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {

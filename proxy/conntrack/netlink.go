@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Netlink is the kernel's table of the network namespace in which it was opened. It belongs to one goroutine.
+// Netlink is the kernel's table of the network namespace in which it was opened. It belongs to one
+// goroutine.
 type Netlink struct{ sockets map[int]*nl.SocketHandle }
 
 var _ Table = Netlink{}
@@ -38,27 +39,31 @@ func (n Netlink) Close() {
 	}
 }
 
-// Message and attribute types of linux/netfilter/nfnetlink_conntrack.h that nl does not have, or calls otherwise.
+// Message and attribute types of linux/netfilter/nfnetlink_conntrack.h that nl does not have, or
+// calls otherwise.
 const (
-	getFlow, deleteFlow, getStats = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1, unix.NFNL_SUBSYS_CTNETLINK<<8 | 2, unix.NFNL_SUBSYS_CTNETLINK<<8 | 5
-	statsEntries                  = 1  // CTA_STATS_GLOBAL_ENTRIES
-	attrFilter                    = 25 // CTA_FILTER
-	filterOrig, filterReply       = 1, 2
-	bySource, byDestination       = 1 << 0, 1 << 1
-	byProtocol                    = 1 << 3
-	bySourcePort, byPort          = 1 << 4, 1 << 5
-	attrProtocol, attrPort        = 1, 3 // CTA_PROTO_NUM, CTA_PROTO_DST_PORT
-	attrSourcePort                = 2
+	getFlow, deleteFlow, getStats = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1, unix.NFNL_SUBSYS_CTNETLINK<<8 | 2,
+		unix.NFNL_SUBSYS_CTNETLINK<<8 | 5
+	statsEntries            = 1  // CTA_STATS_GLOBAL_ENTRIES
+	attrFilter              = 25 // CTA_FILTER
+	filterOrig, filterReply = 1, 2
+	bySource, byDestination = 1 << 0, 1 << 1
+	byProtocol              = 1 << 3
+	bySourcePort, byPort    = 1 << 4, 1 << 5
+	attrProtocol, attrPort  = 1, 3 // CTA_PROTO_NUM, CTA_PROTO_DST_PORT
+	attrSourcePort          = 2
 )
 
-// smallTable is how many flows are few. Through a large table the kernel is not sent to look for a few flows that it shall list: it goes
-// through with soft interrupts off until it has filled a buffer, and no packet passes that core in the meantime (85 ms with 240,000 flows
-// on a busy machine).
+// smallTable is how many flows are few. Through a large table the kernel is not sent to look for a
+// few flows that it shall list: it goes through with soft interrupts off until it has filled a
+// buffer, and no packet passes that core in the meantime (85 ms with 240,000 flows on a busy
+// machine).
 const smallTable = 10_000
 
-// Delete implements Table. In a small table the kernel lists the flows in question, if it is Linux 5.8 or later, and each is deleted
-// by its identity, so that one which came anew in between is not hit. In a large one, Linux 6.11 or later deletes by itself what
-// matches, stopping for others at every step; it does not tell how many there were. Else all flows are listed.
+// Delete implements Table. In a small table the kernel lists the flows in question, if it is Linux
+// 5.8 or later, and each is deleted by its identity, so that one which came anew in between is not
+// hit. In a large one, Linux 6.11 or later deletes by itself what matches, stopping for others at
+// every step; it does not tell how many there were. Else all flows are listed.
 func (n Netlink) Delete(about About, gone func(Flow) bool) (int, error) {
 	size, err := n.size()
 	if err != nil {
@@ -136,8 +141,9 @@ func (n Netlink) request(inet uint8, kind, flags int, attributes []byte) *nl.Net
 	return r
 }
 
-// filter has the kernel look for the flows in question. It is not told addresses of IPv6: Linux up to 6.18 at least compares those the
-// wrong way round, and finds all flows but the ones that are asked for.
+// filter has the kernel look for the flows in question. It is not told addresses of IPv6: Linux up
+// to 6.18 at least compares those the wrong way round, and finds all flows but the ones that are
+// asked for.
 func (q About) filter() []byte {
 	tuple := func(kind int, addrKind int, at netip.AddrPort, portKind int) []byte {
 		t := nl.NewRtAttr(kind|unix.NLA_F_NESTED, nil)
@@ -231,7 +237,8 @@ func attributes(b []byte) iter.Seq2[uint16, []byte] {
 			if size < unix.SizeofNlAttr || size > len(b) {
 				return
 			}
-			if !yield(binary.NativeEndian.Uint16(b[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER), b[unix.SizeofNlAttr:size]) {
+			if !yield(binary.NativeEndian.Uint16(b[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER),
+				b[unix.SizeofNlAttr:size]) {
 				return
 			}
 			b = b[min(len(b), (size+3)&^3):]

@@ -1,5 +1,6 @@
-// Package feed tells the speaker on this node what the kernel delivers, over a unix socket: one lb.FeedMessage a line, complete at first,
-// then what changed. Readers that are slow get fewer, larger changes; they hold up nobody.
+// Package feed tells the speaker on this node what the kernel delivers, over a unix socket: one
+// lb.FeedMessage a line, complete at first, then what changed. Readers that are slow get fewer,
+// larger changes; they hold up nobody.
 package feed
 
 import (
@@ -63,8 +64,8 @@ func (r *subscriber) poke() {
 	}
 }
 
-// New returns an Actor for a socket at path. Readers hear nothing before Complete is called. changed is called when Notice may return
-// something else; it must not block.
+// New returns an Actor for a socket at path. Readers hear nothing before Complete is called.
+// changed is called when Notice may return something else; it must not block.
 func New(log *slog.Logger, path string, changed func()) *Actor {
 	return &Actor{log: log, path: path, changed: changed, all: deliveries{}, readers: map[*subscriber]bool{}}
 }
@@ -99,7 +100,8 @@ func (a *Actor) Complete() {
 	}
 }
 
-// Wait says whether the kernel is left as it is until the cluster is known; readers hear of it before Complete is called. It never blocks.
+// Wait says whether the kernel is left as it is until the cluster is known; readers hear of it
+// before Complete is called. It never blocks.
 func (a *Actor) Wait(waiting bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -127,8 +129,9 @@ func same(a, b lb.Delivery) bool {
 	return a == b && (refusalA == nil) == (refusalB == nil) && (refusalA == nil || *refusalA == *refusalB)
 }
 
-// news returns what has become of Services since a reader was last asked for: of all of them at first. complete is false before
-// everything has been said once, and waiting then tells whether that is for lack of knowledge.
+// news returns what has become of Services since a reader was last asked for: of all of them at
+// first. complete is false before everything has been said once, and waiting then tells whether
+// that is for lack of knowledge.
 func (a *Actor) news(r *subscriber) (now deliveries, complete, waiting bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -147,7 +150,8 @@ func (a *Actor) news(r *subscriber) (now deliveries, complete, waiting bool) {
 	return now, true, false
 }
 
-// Run serves until ctx ends. Readers are left without a word then: that the proxy ends does not mean that the kernel no longer delivers.
+// Run serves until ctx ends. Readers are left without a word then: that the proxy ends does not
+// mean that the kernel no longer delivers.
 func (a *Actor) Run(ctx context.Context) error {
 	said := ""
 	for ctx.Err() == nil {
@@ -201,7 +205,8 @@ func (a *Actor) serve(ctx context.Context) error {
 	}
 }
 
-// watchFile ends serving when somebody removes or replaces the socket's file, as no reader can find us then.
+// watchFile ends serving when somebody removes or replaces the socket's file, as no reader can find
+// us then.
 func watchFile(ctx context.Context, path string, own fs.FileInfo, cancel context.CancelCauseFunc) {
 	ticker := time.NewTicker(checkInterval)
 	defer ticker.Stop()
@@ -219,7 +224,8 @@ func watchFile(ctx context.Context, path string, own fs.FileInfo, cancel context
 	}
 }
 
-// listen opens the socket. A file that a killed predecessor left is replaced; a living one is not pushed aside.
+// listen opens the socket. A file that a killed predecessor left is replaced; a living one is not
+// pushed aside.
 func listen(path string) (*net.UnixListener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
@@ -322,8 +328,8 @@ func (a *Actor) write(ctx context.Context, conn net.Conn, r *subscriber) error {
 	}
 }
 
-// compose returns the message that tells a reader what is so now for some Services, of which it was told before, and whether there
-// is anything to say.
+// compose returns the message that tells a reader what is so now for some Services, of which it was
+// told before, and whether there is anything to say.
 func compose(told, now deliveries) (lb.FeedMessage, bool) {
 	message := lb.FeedMessage{Complete: told == nil}
 	for service, after := range now {

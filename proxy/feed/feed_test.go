@@ -21,7 +21,8 @@ import (
 )
 
 func delivery(service, vip string, ready int) lb.Delivery {
-	return lb.Delivery{Service: lb.Key{Namespace: "default", Name: service}, VIP: netip.MustParseAddr(vip), Policy: lb.Cluster, Ready: ready}
+	return lb.Delivery{Service: lb.Key{Namespace: "default", Name: service}, VIP: netip.MustParseAddr(vip),
+		Policy: lb.Cluster, Ready: ready}
 }
 
 // running is an actor that serves in the background until the test ends or stop is called.
@@ -170,7 +171,8 @@ func TestCompleteAndEmpty(t *testing.T) {
 	dial(t, path).expect(lb.FeedMessage{Complete: true})
 }
 
-// A reader that does not read holds up neither the proxy nor other readers, and catches up with what is so in the end.
+// A reader that does not read holds up neither the proxy nor other readers, and catches up with
+// what is so in the end.
 func TestSlowReader(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "feed.sock")
 	a := start(t, path)
@@ -207,7 +209,8 @@ func TestContract6StoppingSaysNothing(t *testing.T) {
 	}
 }
 
-// The file that a killed proxy leaves is in nobody's way; a living proxy is not pushed aside, and is succeeded when it ends.
+// The file that a killed proxy leaves is in nobody's way; a living proxy is not pushed aside, and
+// is succeeded when it ends.
 func TestContract6SocketOfAPredecessor(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "feed.sock")
 	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})

@@ -23,7 +23,8 @@ const (
 	maxFormer = lb.MaxRing // nodes for each VIP
 )
 
-// Notice returns what the speaker says now: the last word of all that are connected; false if there is none.
+// Notice returns what the speaker says now: the last word of all that are connected; false if there
+// is none.
 func (a *Actor) Notice() (lb.FeedNotice, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -53,8 +54,9 @@ func (a *Actor) take(r *subscriber, n *lb.FeedNotice) {
 	}
 }
 
-// hear takes in notices until the connection ends, or a reader that has promised to speak is silent for too long. Once something makes
-// no sense, it listens no more, but the reader is told on what the kernel delivers.
+// hear takes in notices until the connection ends, or a reader that has promised to speak is silent
+// for too long. Once something makes no sense, it listens no more, but the reader is told on what
+// the kernel delivers.
 func (a *Actor) hear(conn net.Conn, r *subscriber) error {
 	lines := bufio.NewScanner(conn)
 	lines.Buffer(nil, maxLine)
@@ -105,7 +107,9 @@ func decode(line []byte) (lb.FeedNotice, error) {
 		return lb.FeedNotice{}, fmt.Errorf("read a notice: a beat of %d ms", n.Beat)
 	}
 	if len(n.Dead) > maxDead || len(n.Gone) > maxDead || len(n.Former) > maxVIPs || len(n.Ring) > maxVIPs {
-		return lb.FeedNotice{}, fmt.Errorf("read a notice: %d dead nodes and %d moved addresses are too many", len(n.Dead), max(len(n.Former), len(n.Ring)))
+		return lb.FeedNotice{},
+			fmt.Errorf("read a notice: %d dead nodes and %d moved addresses are too many", len(n.Dead),
+				max(len(n.Former), len(n.Ring)))
 	}
 	for _, node := range n.Dead {
 		if node == "" || len(node) > maxName {

@@ -139,7 +139,8 @@ func FuzzDecode(f *testing.F) {
 			t.Fatal(err)
 		}
 		again, err := decode(text)
-		if err != nil || !slices.Equal(again.Dead, n.Dead) || len(again.Former) != len(n.Former) || len(again.Ring) != len(n.Ring) {
+		if err != nil || !slices.Equal(again.Dead, n.Dead) || len(again.Former) != len(n.Former) ||
+			len(again.Ring) != len(n.Ring) {
 			t.Errorf("%q is read as %+v, and that as %+v, %v", line, n, again, err)
 		}
 	})

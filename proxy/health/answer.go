@@ -19,8 +19,8 @@ type serviceAnswer struct {
 	ServiceProxyHealthy bool `json:"serviceProxyHealthy"`
 }
 
-// answerService answers on the health port of a Service, whatever the path and the method: 200 when the rules in the kernel deliver
-// to a ready endpoint of this node, and the node stays.
+// answerService answers on the health port of a Service, whatever the path and the method: 200 when
+// the rules in the kernel deliver to a ready endpoint of this node, and the node stays.
 func (a *Actor) answerService(w http.ResponseWriter, at socket) {
 	a.mu.Lock()
 	var key lb.Key
@@ -62,7 +62,8 @@ func (a *Actor) nodeHandler() http.Handler {
 	return mux
 }
 
-// answerNode answers for the node as a whole. Whether the node stays matters to those who send it traffic, not to those who would restart us.
+// answerNode answers for the node as a whole. Whether the node stays matters to those who send it
+// traffic, not to those who would restart us.
 func (a *Actor) answerNode(w http.ResponseWriter, eligibility bool) {
 	now := a.deps.Now()
 	a.mu.Lock()

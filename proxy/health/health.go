@@ -1,5 +1,6 @@
-// Package health answers load balancers in front of the cluster: on the healthCheckNodePort of each Service that has one, and for
-// the node as a whole on /healthz and /livez (KEP-3836), as kube-proxy does.
+// Package health answers load balancers in front of the cluster: on the healthCheckNodePort of each
+// Service that has one, and for the node as a whole on /healthz and /livez (KEP-3836), as
+// kube-proxy does.
 package health
 
 import (
@@ -17,13 +18,15 @@ import (
 	"github.com/landfall-lb/landfall/internal/loop"
 )
 
-// Stale is how old the oldest change may be that is not in the kernel yet, before the proxy counts as unhealthy.
+// Stale is how old the oldest change may be that is not in the kernel yet, before the proxy counts
+// as unhealthy.
 const Stale = time.Minute
 
 // Service is what the health port of one Service answers.
 type Service struct {
 	Port uint16
-	// Local counts the ready endpoints of this node that the kernel delivers to, for each address family that the Service has.
+	// Local counts the ready endpoints of this node that the kernel delivers to, for each address
+	// family that the Service has.
 	Local map[lb.Family]int
 }
 
@@ -33,8 +36,8 @@ type Node struct {
 	Known bool
 	// Leaving says why the node shall not attract traffic any more; "" when it shall.
 	Leaving lb.Reason
-	// Unapplied is, for each address family that the proxy serves, when the oldest change came that the kernel has not confirmed;
-	// zero when there is none.
+	// Unapplied is, for each address family that the proxy serves, when the oldest change came that
+	// the kernel has not confirmed; zero when there is none.
 	Unapplied map[lb.Family]time.Time
 }
 
@@ -48,7 +51,8 @@ type Deps struct {
 	Listen func(network, address string) (net.Listener, error)
 	// Answered is told of each answer on /healthz and /livez; may be nil.
 	Answered func(path string, code int)
-	// Failed is told when a Service's port cannot be opened, and with a nil error when it can be again. It must not block.
+	// Failed is told when a Service's port cannot be opened, and with a nil error when it can be
+	// again. It must not block.
 	Failed func(service lb.Key, port uint16, err error)
 }
 
@@ -85,9 +89,11 @@ type server struct {
 // New returns an Actor that serves nothing before Run.
 func New(deps Deps) *Actor {
 	a := &Actor{
-		deps: deps, services: map[lb.Key]Service{}, byPort: map[uint16][]lb.Key{}, servers: map[socket]*server{}, failed: map[socket]string{},
+		deps: deps, services: map[lb.Key]Service{}, byPort: map[uint16][]lb.Key{}, servers: map[socket]*server{},
+		failed: map[socket]string{},
 	}
-	a.runner = loop.New(func(context.Context) (time.Duration, error) { return 0, a.apply() }, loop.Options{MaxBackoff: 5 * time.Second})
+	a.runner = loop.New(func(context.Context) (time.Duration, error) { return 0, a.apply() },
+		loop.Options{MaxBackoff: 5 * time.Second})
 	a.runner.Poke()
 	return a
 }
@@ -99,8 +105,8 @@ func (a *Actor) SetNode(node Node) {
 	a.node = node
 }
 
-// Set says what is so for one Service; one without families needs no port. Answers follow at once, servers that open or close a
-// moment later. It never blocks.
+// Set says what is so for one Service; one without families needs no port. Answers follow at once,
+// servers that open or close a moment later. It never blocks.
 func (a *Actor) Set(key lb.Key, now Service) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -137,7 +143,8 @@ func needs(a, b Service) bool {
 	return a.Port == b.Port || len(a.Local) == 0
 }
 
-// SetAddresses limits the health ports of Services to these addresses of the node; a family without an entry uses all addresses.
+// SetAddresses limits the health ports of Services to these addresses of the node; a family without
+// an entry uses all addresses.
 func (a *Actor) SetAddresses(addresses map[lb.Family][]netip.Addr) {
 	a.mu.Lock()
 	a.addresses = addresses
@@ -229,8 +236,9 @@ func (a *Actor) open(at socket) error {
 	}
 	s := &server{
 		http: &http.Server{
-			Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second, IdleTimeout: time.Minute,
-			ErrorLog: slog.NewLogLogger(a.deps.Log.Handler(), slog.LevelDebug),
+			Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second,
+			IdleTimeout: time.Minute,
+			ErrorLog:    slog.NewLogLogger(a.deps.Log.Handler(), slog.LevelDebug),
 		},
 		listener: listener,
 		done:     make(chan struct{}),

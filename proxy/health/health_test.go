@@ -94,7 +94,8 @@ func (b *bench) get(url string) (status int, body map[string]any, header http.He
 	if err != nil {
 		return 0, nil, nil, err
 	}
-	client := http.Client{Transport: &http.Transport{Dial: func(string, string) (net.Conn, error) { return conn, nil }, DisableKeepAlives: true}}
+	client := http.Client{Transport: &http.Transport{Dial: func(string, string) (net.Conn, error) { return conn, nil },
+		DisableKeepAlives: true}}
 	resp, err := client.Get(url)
 	if err != nil {
 		return 0, nil, nil, err
@@ -135,8 +136,10 @@ func TestContract4HealthPort(t *testing.T) {
 		{"the other family has its own count", change(func(*State) {}), "http://[::1]:32000/", 200, 4, true},
 		{"none", func() State { return state(0) }, "http://127.0.0.1:32000/", 503, 0, true},
 		{"node leaves", change(func(s *State) { s.Leaving = lb.ReasonNodeLeaving }), "http://127.0.0.1:32000/", 503, 3, true},
-		{"changes wait for a while", change(func(s *State) { s.Unapplied[lb.IPv4] = b.now.Add(1 - Stale) }), "http://127.0.0.1:32000/", 200, 3, true},
-		{"changes wait for too long", change(func(s *State) { s.Unapplied[lb.IPv6] = b.now.Add(-Stale) }), "http://127.0.0.1:32000/", 503, 3, false},
+		{"changes wait for a while", change(func(s *State) { s.Unapplied[lb.IPv4] = b.now.Add(1 - Stale) }),
+			"http://127.0.0.1:32000/", 200, 3, true},
+		{"changes wait for too long", change(func(s *State) { s.Unapplied[lb.IPv6] = b.now.Add(-Stale) }),
+			"http://127.0.0.1:32000/", 503, 3, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			b.set(tt.state())
@@ -168,9 +171,11 @@ func TestContract4PortsFollowServices(t *testing.T) {
 	b := newBench(t)
 	b.set(state(1))
 	moved := state(1)
-	moved.Services = map[lb.Key]Service{web: {Port: 32001, Local: map[lb.Family]int{lb.IPv4: 1}}, {Namespace: "default", Name: "other"}: {Port: 32000, Local: map[lb.Family]int{lb.IPv4: 0}}}
+	moved.Services = map[lb.Key]Service{web: {Port: 32001, Local: map[lb.Family]int{lb.IPv4: 1}},
+		{Namespace: "default", Name: "other"}: {Port: 32000, Local: map[lb.Family]int{lb.IPv4: 0}}}
 	b.set(moved)
-	if status, body, _, err := b.get("http://127.0.0.1:32000/"); err != nil || status != 503 || body["service"].(map[string]any)["name"] != "other" {
+	if status, body, _, err := b.get("http://127.0.0.1:32000/"); err != nil || status != 503 ||
+		body["service"].(map[string]any)["name"] != "other" {
 		t.Errorf("port 32000 answers %d %v %v", status, body, err)
 	}
 	if status, _, _, err := b.get("http://127.0.0.1:32001/"); err != nil || status != 200 {
@@ -262,7 +267,8 @@ func TestNodeHealth(t *testing.T) {
 	}
 }
 
-// The bodies are kube-proxy's to the letter, as some who ask read them with less than a parser; the method is of no concern.
+// The bodies are kube-proxy's to the letter, as some who ask read them with less than a parser; the
+// method is of no concern.
 func TestBodies(t *testing.T) {
 	b := newBench(t)
 	ask := func(method, url string) string {
@@ -286,27 +292,41 @@ func TestBodies(t *testing.T) {
 	leaving.Leaving = lb.ReasonNodeLeaving
 	stale := state(2)
 	stale.Unapplied[lb.IPv6] = b.now.Add(-2 * Stale)
-	const fine, at, then = `{"lastUpdated":"2026-05-01T12:00:00Z","healthy":true}`, `"2026-05-01T12:00:00Z"`, `"2026-05-01T11:58:00Z"`
+	const fine, at, then = `{"lastUpdated":"2026-05-01T12:00:00Z","healthy":true}`, `"2026-05-01T12:00:00Z"`,
+		`"2026-05-01T11:58:00Z"`
 	for _, tt := range []struct {
 		name        string
 		state       State
 		method, url string
 		want        string
 	}{
-		{"service", state(2), "GET", "http://127.0.0.1:32000/", "{\n\t\"service\": {\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": 2,\n\t\"serviceProxyHealthy\": true\n}"},
-		{"service, another method", state(0), "POST", "http://127.0.0.1:32000/x", "{\n\t\"service\": {\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": 0,\n\t\"serviceProxyHealthy\": true\n}"},
-		{"healthz", state(2), "GET", "http://127.0.0.1:10256/healthz", `{"lastUpdated":` + at + `,"currentTime":` + at + `,"nodeEligible":true,"healthy":true,"status":{"IPv4":` + fine + `,"IPv6":` + fine + `}}`},
-		{"healthz, node leaves", leaving, "GET", "http://127.0.0.1:10256/healthz", `{"lastUpdated":` + at + `,"currentTime":` + at + `,"nodeEligible":false,"healthy":true,"status":{"IPv4":` + fine + `,"IPv6":` + fine + `},"reason":"NodeLeaving"}`},
+		{"service", state(2), "GET", "http://127.0.0.1:32000/",
+			"{\n\t\"service\": {\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": " +
+				"2,\n\t\"serviceProxyHealthy\": true\n}"},
+		{"service, another method", state(0), "POST", "http://127.0.0.1:32000/x",
+			"{\n\t\"service\": {\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": " +
+				"0,\n\t\"serviceProxyHealthy\": true\n}"},
+		{"healthz", state(2), "GET", "http://127.0.0.1:10256/healthz",
+			`{"lastUpdated":` + at + `,"currentTime":` + at + `,"nodeEligible":true,"healthy":true,"status":{"IPv4":` + fine +
+				`,"IPv6":` + fine + `}}`},
+		{"healthz, node leaves", leaving, "GET", "http://127.0.0.1:10256/healthz",
+			`{"lastUpdated":` + at + `,"currentTime":` + at + `,"nodeEligible":false,"healthy":true,"status":{"IPv4":` + fine +
+				`,"IPv6":` + fine + `},"reason":"NodeLeaving"}`},
 		{"livez, node leaves", leaving, "HEAD", "http://127.0.0.1:10256/livez", ""},
-		{"livez", leaving, "GET", "http://127.0.0.1:10256/livez", `{"lastUpdated":` + at + `,"currentTime":` + at + `,"healthy":true,"status":{"IPv4":` + fine + `,"IPv6":` + fine + `}}`},
-		{"livez, a family waits", stale, "GET", "http://127.0.0.1:10256/livez", `{"lastUpdated":` + then + `,"currentTime":` + at + `,"healthy":false,"status":{"IPv4":` + fine + `,"IPv6":{"lastUpdated":` + then + `,"healthy":false}}}`},
+		{"livez", leaving, "GET", "http://127.0.0.1:10256/livez",
+			`{"lastUpdated":` + at + `,"currentTime":` + at + `,"healthy":true,"status":{"IPv4":` + fine + `,"IPv6":` + fine +
+				`}}`},
+		{"livez, a family waits", stale, "GET", "http://127.0.0.1:10256/livez",
+			`{"lastUpdated":` + then + `,"currentTime":` + at + `,"healthy":false,"status":{"IPv4":` + fine +
+				`,"IPv6":{"lastUpdated":` + then + `,"healthy":false}}}`},
 	} {
 		b.set(tt.state)
 		if got := ask(tt.method, tt.url); got != tt.want {
 			t.Errorf("%s: %s\nwant %s", tt.name, got, tt.want)
 		}
 	}
-	if want := []string{"/healthz 200", "/healthz 503", "/livez 200", "/livez 200", "/livez 503"}; !slices.Equal(b.answers, want) {
+	if want := []string{"/healthz 200", "/healthz 503", "/livez 200", "/livez 200", "/livez 503"}; !slices.Equal(b.answers,
+		want) {
 		t.Errorf("counted %q, want %q", b.answers, want)
 	}
 }

@@ -22,7 +22,8 @@ type Sync struct {
 	Duration time.Duration
 	// Lines were handed to iptables-restore; 0 means that nothing was written.
 	Lines int
-	// Failures counts calls of iptables-restore that failed, Partial those among them that named only what had changed.
+	// Failures counts calls of iptables-restore that failed, Partial those among them that named only
+	// what had changed.
 	Failures, Partial int
 	// Rules is how many rules of ours each table holds, of both families.
 	Rules map[string]int
@@ -49,10 +50,12 @@ type Deps struct {
 	Observe func(Sync)
 }
 
-// verifyShare keeps verification to one part in so many of a core, as reading a large ruleset takes seconds.
+// verifyShare keeps verification to one part in so many of a core, as reading a large ruleset takes
+// seconds.
 const verifyShare = 50
 
-// The same when somebody goes on changing our rules: reading them over and over would leave no time to write.
+// The same when somebody goes on changing our rules: reading them over and over would leave no time
+// to write.
 const (
 	minPause   = 200 * time.Millisecond
 	pauseShare = 5
@@ -106,8 +109,9 @@ func (a *Actor) Configure(config plan.Config) {
 	a.runner.Poke()
 }
 
-// Set says what is wanted for the Services that it names; a plan without ports removes a Service. The first call has to name them all,
-// as what a predecessor left for others is removed then. It never blocks.
+// Set says what is wanted for the Services that it names; a plan without ports removes a Service.
+// The first call has to name them all, as what a predecessor left for others is removed then. It
+// never blocks.
 func (a *Actor) Set(services map[lb.Key]plan.Service) {
 	a.mu.Lock()
 	a.named = true
@@ -125,7 +129,8 @@ func (a *Actor) Outcomes() map[lb.Key]plan.Outcome {
 	return outcomes
 }
 
-// Synced tells whether every Service of the first Set has been tried: from then on, what has no outcome is not in the kernel.
+// Synced tells whether every Service of the first Set has been tried: from then on, what has no
+// outcome is not in the kernel.
 func (a *Actor) Synced() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -182,7 +187,8 @@ func (a *Actor) due(now time.Time) (bool, time.Duration) {
 	return wait <= 0, max(wait, time.Millisecond)
 }
 
-// take hands what is pending to the families. It returns false while it is not known what is wanted.
+// take hands what is pending to the families. It returns false while it is not known what is
+// wanted.
 func (a *Actor) take() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -199,7 +205,8 @@ func (a *Actor) take() bool {
 	return true
 }
 
-// apply syncs both families and collects their outcomes. A family that fails does not hold back the other.
+// apply syncs both families and collects their outcomes. A family that fails does not hold back the
+// other.
 func (a *Actor) apply(ctx context.Context, verify bool) (stats, error) {
 	var total stats
 	var errs []error
@@ -280,7 +287,8 @@ func (a *Actor) report(st stats, err error, took time.Duration) {
 			rules["filter"] += f.size.filter
 		}
 		a.deps.Observe(Sync{
-			Duration: took, Lines: st.lines, Failures: st.failures, Partial: st.partial, Rules: rules, Verified: st.verified && err == nil, Err: err,
+			Duration: took, Lines: st.lines, Failures: st.failures, Partial: st.partial, Rules: rules, Verified: st.verified &&
+				err == nil, Err: err,
 		})
 	}
 }

@@ -68,7 +68,8 @@ func random(r *rand.Rand, n int) plan.Service {
 		HealthCheckNodePort: uint16(32000 + n),
 	}
 	for i := range r.IntN(3) {
-		svc.Ingress = append(svc.Ingress, lb.Ingress{Addr: addr(fmt.Sprintf("198.51.100.%d", 3*n+i))}, lb.Ingress{Addr: addr(fmt.Sprintf("2001:db8::%x", 3*n+i))})
+		svc.Ingress = append(svc.Ingress, lb.Ingress{Addr: addr(fmt.Sprintf("198.51.100.%d", 3*n+i))},
+			lb.Ingress{Addr: addr(fmt.Sprintf("2001:db8::%x", 3*n+i))})
 	}
 	if r.IntN(3) == 0 {
 		svc.SourceRanges = prefixes("203.0.113.0/24", "2001:db8:1::/64")
@@ -109,7 +110,8 @@ func writes(all map[lb.Family]Kernel) int {
 	return n
 }
 
-// Adding, changing and deleting Services in any order ends in the rules of a fresh start, and a restart over right rules writes nothing.
+// Adding, changing and deleting Services in any order ends in the rules of a fresh start, and a
+// restart over right rules writes nothing.
 func TestContract6RandomStoriesEndAsAFreshStart(t *testing.T) {
 	for _, kind := range []string{"nft", "legacy"} {
 		for seed := range uint64(4) {
@@ -190,7 +192,8 @@ func TestContract6RestartRemovesOnlyLeftovers(t *testing.T) {
 	}
 }
 
-// One Service whose rules the kernel refuses does not hold back others, at the start as well as later, and is applied once it can be.
+// One Service whose rules the kernel refuses does not hold back others, at the start as well as
+// later, and is applied once it can be.
 func TestPoisonedServiceHoldsBackNobody(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 3))
 	ks := kernels(t, "nft")
@@ -241,7 +244,8 @@ func TestPoisonedServiceHoldsBackNobody(t *testing.T) {
 	check(false)
 }
 
-// While a Service's rules cannot be written after a restart, what the predecessor left for it goes on serving.
+// While a Service's rules cannot be written after a restart, what the predecessor left for it goes
+// on serving.
 func TestContract6PredecessorsRulesStayWhileOursAreRefused(t *testing.T) {
 	key := lb.Key{Namespace: "default", Name: "my-nginx"}
 	ks := kernels(t, "nft")
@@ -275,7 +279,8 @@ func TestContract6PredecessorsRulesStayWhileOursAreRefused(t *testing.T) {
 	}
 }
 
-// When iptables does not work at all, all Services say so, nothing is bisected, and nothing is claimed to be known.
+// When iptables does not work at all, all Services say so, nothing is bisected, and nothing is
+// claimed to be known.
 func TestFailureThatIsNoServicesFault(t *testing.T) {
 	ks := kernels(t, "nft")
 	v4 := ks[lb.IPv4].(*spy)
@@ -313,7 +318,8 @@ func TestFailureThatIsNoServicesFault(t *testing.T) {
 	}
 }
 
-// Rules that others delete come back at the next verification; foreign rules in our chains go, those in the built-in chains stay.
+// Rules that others delete come back at the next verification; foreign rules in our chains go,
+// those in the built-in chains stay.
 func TestContract6DriftIsRepaired(t *testing.T) {
 	for _, kind := range []string{"nft", "legacy"} {
 		t.Run(kind, func(t *testing.T) {
@@ -330,7 +336,8 @@ func TestContract6DriftIsRepaired(t *testing.T) {
 				"*nat\n-F PREROUTING\n-F OUTPUT\n-F LF-NODEPORTS\n-F LF-SERVICES\n-X LF-NODEPORTS\nCOMMIT\n",
 				"*filter\n-F\n-I LF-SERVICES 1 -j ACCEPT\nCOMMIT\n",
 				"*nat\n-I LF-SERVICES 2 -j ACCEPT\n-A LF-SERVICES -j ACCEPT\nCOMMIT\n",
-				"*nat\n-D LF-SERVICES 1\n-A LF-SERVICES -d 10.96.0.1/32 -p tcp -m comment --comment \"default/kubernetes:https cluster IP\" -m tcp --dport 443 -j LF-SVC-NPX46M4PTMTKRN6Y\nCOMMIT\n",
+				"*nat\n-D LF-SERVICES 1\n-A LF-SERVICES -d 10.96.0.1/32 -p tcp -m comment --comment \"default/kubernetes:https " +
+					"cluster IP\" -m tcp --dport 443 -j LF-SVC-NPX46M4PTMTKRN6Y\nCOMMIT\n",
 				"*nat\n-D PREROUTING 1\n:KUBE-SERVICES - [0:0]\n-A PREROUTING -j KUBE-SERVICES\nCOMMIT\n",
 			} {
 				k := ks[lb.IPv4].(*spy)
@@ -355,7 +362,8 @@ func TestContract6DriftIsRepaired(t *testing.T) {
 	}
 }
 
-// Damage that cannot be repaired is not hidden: Services whose rules are gone are no longer applied, the others are.
+// Damage that cannot be repaired is not hidden: Services whose rules are gone are no longer
+// applied, the others are.
 func TestContract1LostRulesAreNotProgrammed(t *testing.T) {
 	ks := kernels(t, "nft")
 	v4 := ks[lb.IPv4].(*spy)
@@ -389,7 +397,8 @@ func TestContract1LostRulesAreNotProgrammed(t *testing.T) {
 	}
 }
 
-// A Service with ports in a family that the node lacks is refused for that family, and served in the other.
+// A Service with ports in a family that the node lacks is refused for that family, and served in
+// the other.
 func TestUnusableFamily(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	all := kernels(t, "nft")

@@ -10,7 +10,8 @@ import (
 	"github.com/landfall-lb/landfall/proxy/cases"
 )
 
-// Session affinity with real packets: a client stays with its backend for as long as that is usable, or until the time is over.
+// Session affinity with real packets: a client stays with its backend for as long as that is
+// usable, or until the time is over.
 func TestSessionAffinity(t *testing.T) {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(string(family), func(t *testing.T) {
@@ -40,7 +41,8 @@ func TestSessionAffinity(t *testing.T) {
 				return got
 			}
 			vip, cluster := cases.Case{From: "outside", To: "vip"}, cases.Case{From: "outside", To: "cluster"}
-			here, there := cases.Backend{At: "local", Ready: true, Serving: true}, cases.Backend{At: "remote", Ready: true, Serving: true}
+			here, there := cases.Backend{At: "local", Ready: true, Serving: true},
+				cases.Backend{At: "remote", Ready: true, Serving: true}
 			bothReady := []cases.Backend{here, there}
 			program(time.Hour, bothReady)
 			first := ask(vip)

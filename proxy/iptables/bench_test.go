@@ -50,7 +50,8 @@ func (k *deaf) Restore(_ context.Context, input string) error {
 	return nil
 }
 
-// changer returns an actor that holds n Services, and a function that changes the endpoints of one of them.
+// changer returns an actor that holds n Services, and a function that changes the endpoints of one
+// of them.
 func changer(tb testing.TB, kernel Kernel, n int) (change func()) {
 	a := newActor(map[lb.Family]Kernel{lb.IPv4: kernel}, seedConfig)
 	a.families[0].batch = 500
@@ -69,7 +70,8 @@ func changer(tb testing.TB, kernel Kernel, n int) (change func()) {
 	}
 }
 
-// A change costs what it changes: with thirty times as many Services, it takes as many steps and is told in the same lines.
+// A change costs what it changes: with thirty times as many Services, it takes as many steps and is
+// told in the same lines.
 func TestAChangeCostsTheSameAmongManyServices(t *testing.T) {
 	cost := func(n int) (float64, int) {
 		k := &deaf{}
@@ -80,7 +82,8 @@ func TestAChangeCostsTheSameAmongManyServices(t *testing.T) {
 	fewAllocations, fewLines := cost(300)
 	manyAllocations, manyLines := cost(9000)
 	if manyAllocations > 1.2*fewAllocations || manyLines != fewLines {
-		t.Errorf("among 9,000 Services %.0f allocations, %d lines; among 300, %.0f and %d", manyAllocations, manyLines, fewAllocations, fewLines)
+		t.Errorf("among 9,000 Services %.0f allocations, %d lines; among 300, %.0f and %d", manyAllocations, manyLines,
+			fewAllocations, fewLines)
 	}
 }
 

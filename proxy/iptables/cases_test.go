@@ -18,11 +18,13 @@ func TestPacketWalk(t *testing.T) {
 				service, config := c.Plan(w)
 				r := renderer{config, family}
 				walk := walker{
-					t: t, hooks: r.hooks(), marks: r.mark(), rules: r.ruleset([]contribution{r.service(service)}), local: c.LocalAddresses(w),
+					t: t, hooks: r.hooks(), marks: r.mark(), rules: r.ruleset([]contribution{r.service(service)}),
+					local: c.LocalAddresses(w),
 				}
 				for _, leg := range c.Legs() {
 					ends, masqueraded := walk.fate(packet{
-						src: netip.AddrPortFrom(c.Source(w), 40000), dst: leg.Destination(w), in: c.Interface(), protocol: c.Transport(), invalid: c.Invalid,
+						src: netip.AddrPortFrom(c.Source(w), 40000), dst: leg.Destination(w), in: c.Interface(), protocol: c.Transport(),
+						invalid: c.Invalid,
 					})
 					if want := c.Ends(w); !slices.Equal(ends, want) || masqueraded != c.SNAT {
 						t.Errorf("to %s: ends at %v, masqueraded %v; want %v, %v", leg.To, ends, masqueraded, want, c.SNAT)

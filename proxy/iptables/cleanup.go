@@ -8,8 +8,9 @@ import (
 	"strings"
 )
 
-// Cleanup removes our chains, and the jumps to them, of both families, from each variant of iptables that is installed. It touches
-// nothing else, and does nothing where iptables is not installed.
+// Cleanup removes our chains, and the jumps to them, of both families, from each variant of
+// iptables that is installed. It touches nothing else, and does nothing where iptables is not
+// installed.
 func Cleanup(ctx context.Context) error {
 	var errs []error
 	for _, name := range []string{"iptables", "ip6tables"} {

@@ -19,7 +19,8 @@ func TestCleanup(t *testing.T) {
 			t.Run(kind+"/"+string(family), func(t *testing.T) {
 				ns := nstest.New(t)
 				kernel := nsKernel{t, ns, variant(family, kind)}
-				others := "*filter\n:KUBE-FORWARD - [0:0]\n:MINE - [0:0]\n-A FORWARD -j KUBE-FORWARD\n-A INPUT -j MINE\n-A MINE -p tcp -m tcp --dport 22 -j ACCEPT\nCOMMIT\n" +
+				others := "*filter\n:KUBE-FORWARD - [0:0]\n:MINE - [0:0]\n-A FORWARD -j KUBE-FORWARD\n-A INPUT -j MINE\n-A MINE " +
+					"-p tcp -m tcp --dport 22 -j ACCEPT\nCOMMIT\n" +
 					"*nat\n:KUBE-SERVICES - [0:0]\n-A PREROUTING -j KUBE-SERVICES\n-A POSTROUTING -o eth7 -j MASQUERADE\nCOMMIT\n"
 				if err := kernel.Restore(context.Background(), others); err != nil {
 					t.Fatal(err)

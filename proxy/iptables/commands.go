@@ -15,7 +15,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// commandTimeout is how long a command may take. A large ruleset needs seconds; waiting for other users of iptables comes on top.
+// commandTimeout is how long a command may take. A large ruleset needs seconds; waiting for other
+// users of iptables comes on top.
 const (
 	commandTimeout = 60 * time.Second
 	lockWait       = "5" // seconds
@@ -23,8 +24,8 @@ const (
 
 // Kernel reads and writes the rules of one address family.
 type Kernel interface {
-	// Save hands over the rules of all tables as iptables-save prints them, while it does. What was read before an error counts
-	// for nothing.
+	// Save hands over the rules of all tables as iptables-save prints them, while it does. What was
+	// read before an error counts for nothing.
 	Save(ctx context.Context, read func(io.Reader) error) error
 	// Restore hands input to iptables-restore --noflush.
 	Restore(ctx context.Context, input string) error
@@ -40,8 +41,9 @@ type Commands struct {
 
 var _ Kernel = Commands{}
 
-// Detect finds the programs for a family. Where both variants are installed it takes the one that the node's other agents use, as
-// rules of one variant do not see those of the other; nft when there is no trace of either.
+// Detect finds the programs for a family. Where both variants are installed it takes the one that
+// the node's other agents use, as rules of one variant do not see those of the other; nft when
+// there is no trace of either.
 func Detect(ctx context.Context, family lb.Family) (Commands, error) {
 	name, protocol := "iptables", goiptables.ProtocolIPv4
 	if family == lb.IPv6 {
@@ -53,7 +55,8 @@ func Detect(ctx context.Context, family lb.Family) (Commands, error) {
 	}
 	if !ipt.HasRandomFully() {
 		v1, v2, v3 := ipt.GetIptablesVersion()
-		return Commands{}, fmt.Errorf("%s %d.%d.%d is too old: 1.6.2 is the oldest that can masquerade at random ports", name, v1, v2, v3)
+		return Commands{},
+			fmt.Errorf("%s %d.%d.%d is too old: 1.6.2 is the oldest that can masquerade at random ports", name, v1, v2, v3)
 	}
 	commands := Commands{save: name + "-save", restore: name + "-restore"}
 	for _, variant := range []string{"-nft", "-legacy"} {
@@ -83,7 +86,8 @@ func usedByAgents(saved io.Reader) (bool, error) {
 	scanner := bufio.NewScanner(saved)
 	scanner.Buffer(nil, maxLine)
 	for scanner.Scan() {
-		for _, trace := range []string{":KUBE-IPTABLES-HINT ", ":KUBE-KUBELET-CANARY ", ":KUBE-PROXY-CANARY ", ":KUBE-SERVICES ", ":" + chainServices + " "} {
+		for _, trace := range []string{":KUBE-IPTABLES-HINT ", ":KUBE-KUBELET-CANARY ", ":KUBE-PROXY-CANARY ",
+			":KUBE-SERVICES ", ":" + chainServices + " "} {
 			if strings.HasPrefix(scanner.Text(), trace) {
 				return true, nil
 			}
@@ -118,12 +122,16 @@ func (c Commands) Save(ctx context.Context, read func(io.Reader) error) error {
 
 // Restore implements Kernel.
 func (c Commands) Restore(ctx context.Context, input string) error {
-	// What has begun is finished also when we are asked to end, rather than cut off between two tables.
-	return c.run(context.WithoutCancel(ctx), input, func(io.Reader) error { return nil }, c.restore, "--noflush", "--wait="+lockWait)
+	// What has begun is finished also when we are asked to end, rather than cut off between two
+	// tables.
+	return c.run(context.WithoutCancel(ctx), input, func(io.Reader) error { return nil }, c.restore, "--noflush",
+		"--wait="+lockWait)
 }
 
-// run starts a command, and returns when it has ended and read has taken what it wants of what it prints.
-func (c Commands) run(ctx context.Context, input string, read func(io.Reader) error, name string, args ...string) error {
+// run starts a command, and returns when it has ended and read has taken what it wants of what it
+// prints.
+func (c Commands) run(
+	ctx context.Context, input string, read func(io.Reader) error, name string, args ...string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, commandTimeout, errors.New("took longer than "+commandTimeout.String()))
 	defer cancel()
 	var stderr strings.Builder
@@ -152,7 +160,8 @@ func (c Commands) run(ctx context.Context, input string, read func(io.Reader) er
 	}
 }
 
-// explain shortens what a command complained about to one line, and adds the line of the input that it names.
+// explain shortens what a command complained about to one line, and adds the line of the input that
+// it names.
 func explain(complaint, input string) string {
 	complaint = strings.Join(strings.Fields(complaint), " ")
 	if complaint == "" {

@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// edits turn the rules of one chain into others. Rules that are right stay untouched: they are never removed, and their counters go on.
+// edits turn the rules of one chain into others. Rules that are right stay untouched: they are
+// never removed, and their counters go on.
 type edits struct {
 	// moved have to go first, as they come back elsewhere in the chain.
 	moved []string
@@ -25,7 +26,8 @@ type insert struct {
 	rule string
 }
 
-// diff returns the edits from have to want. Rules in want must be distinct; those in have for which keep is true stay where they are.
+// diff returns the edits from have to want. Rules in want must be distinct; those in have for which
+// keep is true stay where they are.
 func diff(have, want []string, keep func(rule string) bool) edits {
 	var e edits
 	if slices.Equal(have, want) {
@@ -66,8 +68,9 @@ func diff(have, want []string, keep func(rule string) bool) edits {
 	return e
 }
 
-// longestRise marks the rules of have that stay: a longest choice of wanted ones that stand in the wanted order. Rules that stand
-// there twice, which is not our doing, are left out, as a deletion names its rule by its text.
+// longestRise marks the rules of have that stay: a longest choice of wanted ones that stand in the
+// wanted order. Rules that stand there twice, which is not our doing, are left out, as a deletion
+// names its rule by its text.
 func longestRise(have []string, index map[string]int) []bool {
 	times := make(map[string]int, len(have))
 	for _, r := range have {
@@ -96,7 +99,8 @@ func longestRise(have []string, index map[string]int) []bool {
 	return stays
 }
 
-// write renders edits as lines of iptables-restore: those that must come before stale rules go, and those that remove stale rules.
+// write renders edits as lines of iptables-restore: those that must come before stale rules go, and
+// those that remove stale rules.
 func (e edits) write(chain string, first, last *strings.Builder) {
 	for _, r := range e.moved {
 		fmt.Fprintf(first, "-D %s %s\n", chain, r)
@@ -131,17 +135,19 @@ func (e edits) result(have []string) []string {
 	return without(rules, e.stale)
 }
 
-// script returns the input for iptables-restore that turns have into want, empty when there is nothing to do, and what is there then.
-// have holds our own chains and the built-in ones, want only our own ones; hooks are our jumps in the built-in ones. All may be
-// parts: chains that are in neither of have and want are not looked at.
+// script returns the input for iptables-restore that turns have into want, empty when there is
+// nothing to do, and what is there then. have holds our own chains and the built-in ones, want only
+// our own ones; hooks are our jumps in the built-in ones. All may be parts: chains that are in
+// neither of have and want are not looked at.
 //
-// Both tables change in a transaction of their own, so their order matters: refusals come before the rules that deliver are
-// taken away, and go after those that deliver are there.
+// Both tables change in a transaction of their own, so their order matters: refusals come before
+// the rules that deliver are taken away, and go after those that deliver are there.
 //
 // keep is what stays in nat although it is not wanted.
 func script(have, want, hooks tables, keep leftovers) (string, tables) {
 	var s strings.Builder
-	nat, filter := changes(have.nat, want.nat, hooks.nat, keep), changes(have.filter, want.filter, hooks.filter, leftovers{})
+	nat, filter := changes(have.nat, want.nat, hooks.nat, keep),
+		changes(have.filter, want.filter, hooks.filter, leftovers{})
 	writeTable(&s, "filter", filter.first.String())
 	writeTable(&s, "nat", nat.first.String()+nat.last.String())
 	writeTable(&s, "filter", filter.last.String())
@@ -154,7 +160,8 @@ func writeTable(s *strings.Builder, table, lines string) {
 	}
 }
 
-// changeset is how a table is changed: what must come before stale rules go, what removes them, and what is there then.
+// changeset is how a table is changed: what must come before stale rules go, what removes them, and
+// what is there then.
 type changeset struct {
 	first, last strings.Builder
 	now         chains
@@ -222,7 +229,8 @@ type leftovers struct {
 	ways   map[string]bool // lead there from chains that are wanted, and keep only such rules
 }
 
-// newLeftovers returns what stays of have so that the given chains, which are not wanted, are still reached.
+// newLeftovers returns what stays of have so that the given chains, which are not wanted, are still
+// reached.
 func newLeftovers(have, want chains, keep map[string]bool) leftovers {
 	l := leftovers{chains: keep, ways: map[string]bool{}}
 	if len(keep) == 0 {
@@ -230,16 +238,17 @@ func newLeftovers(have, want chains, keep map[string]bool) leftovers {
 	}
 	for chain, rules := range have {
 		_, wanted := want[chain]
-		if !wanted && strings.HasPrefix(chain, prefix) && slices.ContainsFunc(rules, func(r string) bool { return keep[target(r)] }) {
+		if !wanted && strings.HasPrefix(chain, prefix) &&
+			slices.ContainsFunc(rules, func(r string) bool { return keep[target(r)] }) {
 			l.ways[chain] = true
 		}
 	}
 	return l
 }
 
-// writeHooks puts our jumps to the front of a built-in chain, unless they are all there, in order, and ahead of kube-proxy's:
-// between us and others, whoever came first stays first, as two that both insist would never rest. It returns
-// what the chain holds then.
+// writeHooks puts our jumps to the front of a built-in chain, unless they are all there, in order,
+// and ahead of kube-proxy's: between us and others, whoever came first stays first, as two that
+// both insist would never rest. It returns what the chain holds then.
 func writeHooks(s *strings.Builder, chain string, have, hooks []string) []string {
 	if hooksRight(have, hooks) {
 		return have

@@ -21,11 +21,13 @@ import (
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// fakeKernel keeps rules as the kernel does, and refuses what it refuses: each table changes as a whole or not at all.
+// fakeKernel keeps rules as the kernel does, and refuses what it refuses: each table changes as a
+// whole or not at all.
 type fakeKernel struct {
 	mu     sync.Mutex
 	tables map[string]chains
-	// fail is asked before each call; an error is returned to the caller, after the tables before failAfter have been changed.
+	// fail is asked before each call; an error is returned to the caller, after the tables before
+	// failAfter have been changed.
 	fail                   func(call string) error
 	failAfter              int
 	saves, restores, lines int
@@ -145,8 +147,9 @@ func change(before chains, lines []string) (chains, error) {
 	return now, nil
 }
 
-// Whatever call fails, before, in the middle of, or after its effect: the next rounds end in the rules of a fresh start, and no
-// outcome says that all is well with a Service whose rules the kernel lacks.
+// Whatever call fails, before, in the middle of, or after its effect: the next rounds end in the
+// rules of a fresh start, and no outcome says that all is well with a Service whose rules the
+// kernel lacks.
 func TestContract1RandomFailures(t *testing.T) {
 	for seed := range uint64(60) {
 		r := rand.New(rand.NewPCG(seed, 9))
@@ -192,7 +195,8 @@ func TestContract1RandomFailures(t *testing.T) {
 			}
 		}
 		if f := a.families[0]; f.size.nat != ours(k.tables["nat"]) || f.size.filter != ours(k.tables["filter"]) {
-			t.Errorf("seed %d: counted %+v rules, there are %d and %d", seed, f.size, ours(k.tables["nat"]), ours(k.tables["filter"]))
+			t.Errorf("seed %d: counted %+v rules, there are %d and %d", seed, f.size, ours(k.tables["nat"]),
+				ours(k.tables["filter"]))
 		}
 		maps.Copy(said, a.Outcomes())
 		for key, s := range final {
@@ -212,8 +216,9 @@ func TestContract1RandomFailures(t *testing.T) {
 	}
 }
 
-// checkOutcomes fails the test if a Service is said to be applied whose rules the kernel lacks. With an error, a restore may have
-// ended between two tables: then the kernel holds something between the applied plan and the newer one.
+// checkOutcomes fails the test if a Service is said to be applied whose rules the kernel lacks.
+// With an error, a restore may have ended between two tables: then the kernel holds something
+// between the applied plan and the newer one.
 func checkOutcomes(t *testing.T, k *fakeKernel, said map[lb.Key]plan.Outcome) {
 	t.Helper()
 	f := newFamily(lb.IPv4, k)
@@ -239,7 +244,8 @@ func TestRetriesAndVerification(t *testing.T) {
 		}
 		var rounds []Sync
 		a := New(Deps{
-			Log: slog.New(slog.DiscardHandler), Kernels: map[lb.Family]Kernel{lb.IPv4: k}, Verify: 15 * time.Second, Changed: func() {},
+			Log: slog.New(slog.DiscardHandler), Kernels: map[lb.Family]Kernel{lb.IPv4: k}, Verify: 15 * time.Second,
+			Changed: func() {},
 			Observe: func(s Sync) { rounds = append(rounds, s) },
 		})
 		ctx, cancel := context.WithCancel(t.Context())

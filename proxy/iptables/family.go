@@ -48,7 +48,8 @@ type family struct {
 	have *tables
 	// size counts our rules in what the kernel was last known to hold.
 	size struct{ nat, filter int }
-	// whole is set when any chain may differ from what is wanted. Else only those can of which Services are dirty.
+	// whole is set when any chain may differ from what is wanted. Else only those can of which
+	// Services are dirty.
 	whole bool
 	// leftovers stay for Services that are not held yet.
 	leftovers leftovers
@@ -97,7 +98,8 @@ type stats struct {
 	verified bool
 }
 
-// sync makes the kernel hold what is wanted. With verify, or when it is not known, it reads what the kernel holds first.
+// sync makes the kernel hold what is wanted. With verify, or when it is not known, it reads what
+// the kernel holds first.
 func (f *family) sync(ctx context.Context, verify bool) (stats, error) {
 	var st stats
 	if f.unusable != nil {
@@ -142,8 +144,9 @@ func (f *family) sync(ctx context.Context, verify bool) (stats, error) {
 	return st, errors.Join(errs...)
 }
 
-// batches divides Services among calls of iptables-restore. iptables-nft takes a time that grows with the square of the number of
-// chains that it is given. What is right in the kernel already costs nothing and comes first, with all that concerns no Service.
+// batches divides Services among calls of iptables-restore. iptables-nft takes a time that grows
+// with the square of the number of chains that it is given. What is right in the kernel already
+// costs nothing and comes first, with all that concerns no Service.
 func (f *family) batches(keys []lb.Key) [][]lb.Key {
 	if f.batch == 0 || len(keys) <= f.batch {
 		return [][]lb.Key{keys}
@@ -200,8 +203,8 @@ func (f *family) read(ctx context.Context, st *stats, verify bool) error {
 	return nil
 }
 
-// attempt applies the wanted rules of the named Services, together with any repair that is due. When that fails it finds out
-// which of them are to blame, and applies the others.
+// attempt applies the wanted rules of the named Services, together with any repair that is due.
+// When that fails it finds out which of them are to blame, and applies the others.
 func (f *family) attempt(ctx context.Context, keys []lb.Key, st *stats) error {
 	err := f.apply(ctx, keys, st)
 	if err == nil {
@@ -219,7 +222,8 @@ func (f *family) attempt(ctx context.Context, keys []lb.Key, st *stats) error {
 	return f.blame(ctx, keys, err, st)
 }
 
-// applyBase applies what is due without any Service's change, and makes sure that iptables-restore works at all.
+// applyBase applies what is due without any Service's change, and makes sure that iptables-restore
+// works at all.
 func (f *family) applyBase(ctx context.Context, st *stats) error {
 	if err := f.apply(ctx, nil, st); err != nil {
 		return err
@@ -249,8 +253,8 @@ func (f *family) blame(ctx context.Context, keys []lb.Key, err error, st *stats)
 	return errors.Join(errs...)
 }
 
-// unconfirmed returns the chains that a predecessor left for Services that are wanted but not held: they go on serving until ours
-// are in place. Chains to which they jump stay with them.
+// unconfirmed returns the chains that a predecessor left for Services that are wanted but not held:
+// they go on serving until ours are in place. Chains to which they jump stay with them.
 func (f *family) unconfirmed(keys []lb.Key) map[string]bool {
 	keep := map[string]bool{}
 	named := make(map[lb.Key]bool, len(keys))
@@ -291,14 +295,16 @@ func (f *family) fail(keys []lb.Key, err error) {
 	}
 }
 
-// distrust is for when the kernel does not take the rules of Services that it held: those whose rules are no longer in the kernel are not held.
+// distrust is for when the kernel does not take the rules of Services that it held: those whose
+// rules are no longer in the kernel are not held.
 func (f *family) distrust(ctx context.Context, err error, st *stats) {
 	if f.have == nil && f.read(ctx, st, false) != nil {
 		return // not known: nothing is said
 	}
 	whole := true
 	hooks, base := f.hooks(), f.fixed
-	for table, pair := range map[*chains][2]chains{&f.have.nat: {hooks.nat, base.nat}, &f.have.filter: {hooks.filter, base.filter}} {
+	for table, pair := range map[*chains][2]chains{&f.have.nat: {hooks.nat, base.nat},
+		&f.have.filter: {hooks.filter, base.filter}} {
 		for chain, jumps := range pair[0] {
 			whole = whole && hooksRight((*table)[chain], jumps)
 		}

@@ -24,7 +24,8 @@ func prefixes(list ...string) []netip.Prefix {
 	return all
 }
 
-// endpoints returns one slice of a Service with one port, and endpoints on the nodes that their places in the list name.
+// endpoints returns one slice of a Service with one port, and endpoints on the nodes that their
+// places in the list name.
 func endpoints(key lb.Key, portName string, protocol lb.Protocol, port uint16, on map[string][]string) []lb.Slice {
 	byFamily := map[lb.Family]*lb.Slice{}
 	for node, addrs := range on {
@@ -36,7 +37,8 @@ func endpoints(key lb.Key, portName string, protocol lb.Protocol, port uint16, o
 					Ports: []lb.SlicePort{{Name: portName, Protocol: protocol, Port: port}},
 				}
 			}
-			byFamily[family].Endpoints = append(byFamily[family].Endpoints, lb.Endpoint{Addr: addr(a), Node: node, Ready: true, Serving: true})
+			byFamily[family].Endpoints = append(byFamily[family].Endpoints,
+				lb.Endpoint{Addr: addr(a), Node: node, Ready: true, Serving: true})
 		}
 	}
 	var all []lb.Slice

@@ -11,12 +11,14 @@ import (
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// A Service may have more than a thousand endpoints, and a change of one costs no more lines than it must.
+// A Service may have more than a thousand endpoints, and a change of one costs no more lines than
+// it must.
 func TestManyEndpoints(t *testing.T) {
 	const many = 1200
 	key := lb.Key{Namespace: "test", Name: "many"}
 	svc := lb.Service{
-		Key: key, Type: lb.ClusterIP, ClusterIPs: []netip.Addr{addr("10.96.0.1")}, Ports: []lb.ServicePort{{Protocol: lb.TCP, Port: 80}},
+		Key: key, Type: lb.ClusterIP, ClusterIPs: []netip.Addr{addr("10.96.0.1")},
+		Ports:          []lb.ServicePort{{Protocol: lb.TCP, Port: 80}},
 		ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
 	}
 	planned := func(last int) plan.Service {

@@ -14,7 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Watcher hears of changes that others make to our rules through the nf_tables variant of iptables. The legacy variant tells nobody.
+// Watcher hears of changes that others make to our rules through the nf_tables variant of iptables.
+// The legacy variant tells nobody.
 type Watcher struct {
 	conn *netlink.Conn
 
@@ -86,7 +87,8 @@ func (w *Watcher) run(ctx context.Context, disturbed func()) error {
 	}
 }
 
-// concerns tells whether a message is about our chains, or about the built-in ones from which they are reached.
+// concerns tells whether a message is about our chains, or about the built-in ones from which they
+// are reached.
 func concerns(m netlink.Message) bool {
 	if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.Data) < 4 {
 		return false
@@ -118,7 +120,8 @@ func concerns(m netlink.Message) bool {
 			chain = attributes.String()
 		}
 	}
-	return (table == "nat" || table == "filter") && (chain == "" || strings.HasPrefix(chain, prefix) || slices.Contains(builtIn, chain))
+	return (table == "nat" || table == "filter") &&
+		(chain == "" || strings.HasPrefix(chain, prefix) || slices.Contains(builtIn, chain))
 }
 
 // builtIn are the chains that hold our jumps.

@@ -15,8 +15,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/nstest"
 )
 
-// What others change is repaired long before rules are read the next time; what they change elsewhere, and what we write
-// ourselves, is no reason to read them.
+// What others change is repaired long before rules are read the next time; what they change
+// elsewhere, and what we write ourselves, is no reason to read them.
 func TestDriftIsNoticed(t *testing.T) {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(string(family), func(t *testing.T) {

@@ -10,8 +10,8 @@ import (
 	"github.com/landfall-lb/landfall/proxy/cases"
 )
 
-// Each table changes at once, but not both together. In between, no connection may meet silence: it is delivered, as before or as
-// after, or refused.
+// Each table changes at once, but not both together. In between, no connection may meet silence: it
+// is delivered, as before or as after, or refused.
 func TestContract9NoSilenceBetweenTheTables(t *testing.T) {
 	w := cases.WorldOf(lb.IPv4)
 	nobody := []cases.Backend{}

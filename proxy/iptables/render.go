@@ -47,7 +47,8 @@ func (r renderer) loopback() netip.Prefix {
 
 func (r renderer) loopbackNodePorts() bool { return r.config.LoopbackNodePorts && r.family == lb.IPv4 }
 
-// fromPod completes m to match connections from pods, or, with not, from elsewhere. ok is false when these cannot be told apart.
+// fromPod completes m to match connections from pods, or, with not, from elsewhere. ok is false
+// when these cannot be told apart.
 func (r renderer) fromPod(m rule, not bool) (_ rule, ok bool) {
 	if r.config.Pods.Interface != "" {
 		m.in, m.notIn = r.config.Pods.Interface, not
@@ -149,8 +150,9 @@ func use(used map[netip.AddrPort]bool, backends []lb.Backend) {
 // remember notes the client in a list of the endpoint's own; it matches always.
 func (r renderer) remember(chain string) string { return "-m recent --set " + r.list(chain) }
 
-// remembered matches a client that was noted less than timeout ago. A list holds the 100 clients that came last, unless the node's
-// administrator has given the kernel's module xt_recent a larger ip_list_tot.
+// remembered matches a client that was noted less than timeout ago. A list holds the 100 clients
+// that came last, unless the node's administrator has given the kernel's module xt_recent a larger
+// ip_list_tot.
 func (r renderer) remembered(chain string, timeout time.Duration) string {
 	return fmt.Sprintf("-m recent --rcheck --seconds %d --reap %s", int(timeout/time.Second), r.list(chain))
 }
@@ -224,7 +226,8 @@ func words(k plan.Kind) string {
 	return "node port"
 }
 
-// nodePortMatches returns what m matches at the addresses where the frontend is served: m itself unless it is a node port's.
+// nodePortMatches returns what m matches at the addresses where the frontend is served: m itself
+// unless it is a node port's.
 func (r renderer) nodePortMatches(f plan.Frontend, m rule) []rule {
 	if f.Kind != plan.NodePort {
 		return []rule{m}
@@ -254,7 +257,8 @@ func (r renderer) nodePortAddresses() []rule {
 	}
 }
 
-// refuse is the target that tells a client at once. A reset also passes firewalls that swallow ICMP.
+// refuse is the target that tells a client at once. A reset also passes firewalls that swallow
+// ICMP.
 func (r renderer) refuse(p lb.Protocol) string {
 	switch {
 	case p == lb.TCP:
@@ -265,8 +269,9 @@ func (r renderer) refuse(p lb.Protocol) string {
 	return "REJECT --reject-with icmp6-port-unreachable"
 }
 
-// sourceRanges lets those through to EXT who may connect. The ranges are the same for all VIPs of a Service but for the VIP itself
-// as a source, which is matched together with the VIP as destination.
+// sourceRanges lets those through to EXT who may connect. The ranges are the same for all VIPs of a
+// Service but for the VIP itself as a source, which is matched together with the VIP as
+// destination.
 func (r renderer) sourceRanges(p plan.Port, name, end string) []rule {
 	var rules []rule
 	for _, f := range p.Frontends {
@@ -305,14 +310,17 @@ func (r renderer) external(p plan.Port, name, end string) []rule {
 	return rules
 }
 
-// pick renders the choice among backends: the one that the client had before, with affinity; else one of n, then one of n-1, and so on.
-func (r renderer) pick(key lb.Key, p plan.Port, name string, backends []lb.Backend, set plan.Action, affinity time.Duration) []rule {
+// pick renders the choice among backends: the one that the client had before, with affinity; else
+// one of n, then one of n-1, and so on.
+func (r renderer) pick(
+	key lb.Key, p plan.Port, name string, backends []lb.Backend, set plan.Action, affinity time.Duration) []rule {
 	var rules []rule
 	for _, f := range p.Frontends {
 		if f.Kind != plan.ClusterIP || f.Action != set {
 			continue
 		}
-		m := rule{dst: host(f.Addr), protocol: p.Protocol, comment: name + " cluster IP", port: f.Port, target: chainMasquerade}
+		m := rule{dst: host(f.Addr), protocol: p.Protocol, comment: name + " cluster IP", port: f.Port,
+			target: chainMasquerade}
 		if r.config.MasqueradeAll {
 			rules = append(rules, m)
 		} else if m, ok := r.fromPod(m, true); ok {

@@ -9,8 +9,9 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// apply makes one call of iptables-restore for the named Services. The others stay as they are. Unless whole is set it costs what
-// these Services and the shared chains that they change have, however many Services there are.
+// apply makes one call of iptables-restore for the named Services. The others stay as they are.
+// Unless whole is set it costs what these Services and the shared chains that they change have,
+// however many Services there are.
 func (f *family) apply(ctx context.Context, keys []lb.Key, st *stats) error {
 	if f.have == nil {
 		if err := f.read(ctx, st, false); err != nil {
@@ -81,8 +82,8 @@ func ours(table chains) int {
 	return n
 }
 
-// share takes the named Services' rules out of the shared chains as they are in from, and puts them in as in to. It returns the chains
-// that change.
+// share takes the named Services' rules out of the shared chains as they are in from, and puts them
+// in as in to. It returns the chains that change.
 func (f *family) share(keys []lb.Key, from, to map[lb.Key]service) map[place]bool {
 	changed := map[place]bool{}
 	for _, key := range keys {
@@ -92,7 +93,8 @@ func (f *family) share(keys []lb.Key, from, to map[lb.Key]service) map[place]boo
 	return changed
 }
 
-// part returns what the kernel has and shall have in the chains of the named Services, and in the shared ones that change.
+// part returns what the kernel has and shall have in the chains of the named Services, and in the
+// shared ones that change.
 func (f *family) part(keys []lb.Key, changed map[place]bool) (have, want tables) {
 	have, want = tables{nat: chains{}, filter: chains{}}, tables{nat: chains{}, filter: chains{}}
 	for _, key := range keys {
@@ -137,7 +139,8 @@ func (f *family) all(keys []lb.Key) tables {
 func (r renderer) ruleset(services []contribution) tables {
 	fixed, in := r.base(), shared{}
 	t := tables{nat: maps.Clone(fixed.nat), filter: maps.Clone(fixed.filter)}
-	changed := map[place]bool{{chain: chainServices}: true, {filter: true, chain: chainServices}: true} // where rules come last, even if no Service has any
+	// where rules come last, even if no Service has any
+	changed := map[place]bool{{chain: chainServices}: true, {filter: true, chain: chainServices}: true}
 	for _, c := range services {
 		maps.Copy(t.nat, c.chains)
 		in.add(c.entries, 1, changed)

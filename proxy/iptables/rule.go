@@ -72,7 +72,8 @@ const (
 	fromLocalAddress  = "-m addrtype --src-type LOCAL"
 )
 
-// oneIn matches one of n packets at random. The kernel keeps the probability as a fraction of 2^31, which is what is printed.
+// oneIn matches one of n packets at random. The kernel keeps the probability as a fraction of 2^31,
+// which is what is printed.
 func oneIn(n int) string {
 	const unit = 1 << 31
 	return fmt.Sprintf("-m statistic --mode random --probability %.11f", math.Round(unit/float64(n))/unit)

@@ -69,7 +69,8 @@ func (r renderer) base() tables {
 	}
 	if r.config.AnswerPing {
 		// Addresses of Services are in a chain of their own, which only pings walk through.
-		t.nat[chainServices] = []string{r.echoRequests(rule{comment: "landfall: addresses of Services answer ping", target: chainEcho})}
+		t.nat[chainServices] = []string{
+			r.echoRequests(rule{comment: "landfall: addresses of Services answer ping", target: chainEcho})}
 		t.nat[chainEcho] = []string{}
 	}
 	if r.config.DropInvalid {
@@ -111,7 +112,8 @@ func (r renderer) last(at place) []string {
 	case place{filter: true, chain: chainServices}:
 		for _, p := range r.config.ServiceNetworks { // still for one of them, after all translation
 			if lb.FamilyOf(p.Addr()) == r.family {
-				rules = append(rules, rule{dst: p.Masked(), comment: "landfall: cluster IP or port that no Service has", match: notToLocalAddress, target: "DROP"}.String())
+				rules = append(rules, rule{dst: p.Masked(), comment: "landfall: cluster IP or port that no Service has",
+					match: notToLocalAddress, target: "DROP"}.String())
 			}
 		}
 		return rules

@@ -20,8 +20,8 @@ func readSave(ctx context.Context, kernel Kernel) (t tables, err error) {
 	return t, err
 }
 
-// parseSave reads what iptables-save prints. Of each table it keeps our own chains and the built-in ones.
-// An output that breaks off is an error: what is missing in it is not missing in the kernel.
+// parseSave reads what iptables-save prints. Of each table it keeps our own chains and the built-in
+// ones. An output that breaks off is an error: what is missing in it is not missing in the kernel.
 func parseSave(out io.Reader) (tables, error) {
 	t := tables{nat: chains{}, filter: chains{}}
 	var in chains // nil inside a table that is not ours
@@ -32,7 +32,8 @@ func parseSave(out io.Reader) (tables, error) {
 		line := scanner.Text()
 		switch {
 		case strings.HasPrefix(line, "#"):
-			if strings.Contains(line, "is incompatible") && (strings.Contains(line, "`nat'") || strings.Contains(line, "`filter'")) {
+			if strings.Contains(line, "is incompatible") &&
+				(strings.Contains(line, "`nat'") || strings.Contains(line, "`filter'")) {
 				return tables{}, fmt.Errorf("iptables-save: %s", strings.Trim(line, "# "))
 			}
 		case strings.HasPrefix(line, "*"):

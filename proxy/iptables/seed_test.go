@@ -21,7 +21,8 @@ var update = flag.Bool("update", false, "rewrite the golden files")
 
 // The names that the articles behind the seed cluster show, with our prefix.
 func TestSeedClusterChainNames(t *testing.T) {
-	nginx, kubernetes, dns := lb.Key{Namespace: "default", Name: "my-nginx"}, lb.Key{Namespace: "default", Name: "kubernetes"}, lb.Key{Namespace: "kube-system", Name: "kube-dns"}
+	nginx, kubernetes, dns := lb.Key{Namespace: "default", Name: "my-nginx"},
+		lb.Key{Namespace: "default", Name: "kubernetes"}, lb.Key{Namespace: "kube-system", Name: "kube-dns"}
 	http, https := plan.Port{Protocol: lb.TCP}, plan.Port{Name: "https", Protocol: lb.TCP}
 	dnsUDP, dnsTCP := plan.Port{Name: "dns", Protocol: lb.UDP}, plan.Port{Name: "dns-tcp", Protocol: lb.TCP}
 	for _, tt := range []struct{ got, want string }{
@@ -54,30 +55,38 @@ func seed(nginx func(*lb.Service)) map[lb.Key]plan.Service {
 	}
 	nginx(&svc)
 	dns := lb.Service{
-		Key: lb.Key{Namespace: "kube-system", Name: "kube-dns"}, Type: lb.ClusterIP, ClusterIPs: []netip.Addr{addr("10.96.0.10")},
+		Key: lb.Key{Namespace: "kube-system", Name: "kube-dns"}, Type: lb.ClusterIP,
+		ClusterIPs: []netip.Addr{addr("10.96.0.10")},
 		Ports: []lb.ServicePort{
-			{Name: "dns", Protocol: lb.UDP, Port: 53}, {Name: "dns-tcp", Protocol: lb.TCP, Port: 53}, {Name: "metrics", Protocol: lb.TCP, Port: 9153},
+			{Name: "dns", Protocol: lb.UDP, Port: 53}, {Name: "dns-tcp", Protocol: lb.TCP, Port: 53},
+			{Name: "metrics", Protocol: lb.TCP, Port: 9153},
 		},
 		ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
 	}
 	kubernetes := lb.Service{
-		Key: lb.Key{Namespace: "default", Name: "kubernetes"}, Type: lb.ClusterIP, ClusterIPs: []netip.Addr{addr("10.96.0.1")},
+		Key: lb.Key{Namespace: "default", Name: "kubernetes"}, Type: lb.ClusterIP,
+		ClusterIPs:     []netip.Addr{addr("10.96.0.1")},
 		Ports:          []lb.ServicePort{{Name: "https", Protocol: lb.TCP, Port: 443}},
 		ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
 	}
 	dnsOn := map[string][]string{"k8s-worker-177": {"192.168.77.2"}}
 	return plans(
-		plan.New(svc, endpoints(key, "", lb.TCP, 80, map[string][]string{"k8s-worker-178": {"192.168.189.131"}, "k8s-worker-179": {"192.168.100.1"}}), node),
-		plan.New(dns, slices.Concat(endpoints(dns.Key, "dns", lb.UDP, 53, dnsOn), endpoints(dns.Key, "dns-tcp", lb.TCP, 53, dnsOn)), node),
-		plan.New(kubernetes, endpoints(kubernetes.Key, "https", lb.TCP, 6443, map[string][]string{"": {"172.26.236.176"}}), node),
+		plan.New(svc, endpoints(key, "", lb.TCP, 80,
+			map[string][]string{"k8s-worker-178": {"192.168.189.131"}, "k8s-worker-179": {"192.168.100.1"}}), node),
+		plan.New(dns, slices.Concat(endpoints(dns.Key, "dns", lb.UDP, 53, dnsOn),
+			endpoints(dns.Key, "dns-tcp", lb.TCP, 53, dnsOn)), node),
+		plan.New(kubernetes, endpoints(kubernetes.Key, "https", lb.TCP, 6443, map[string][]string{"": {"172.26.236.176"}}),
+			node),
 	)
 }
 
 var seedConfig = plan.Config{
-	Pods: plan.Detector{Prefixes: prefixes("192.168.0.0/16", "fd00:10::/56")}, MasqueradeBit: 14, LoopbackNodePorts: true, DropInvalid: true,
+	Pods: plan.Detector{Prefixes: prefixes("192.168.0.0/16", "fd00:10::/56")}, MasqueradeBit: 14, LoopbackNodePorts: true,
+	DropInvalid: true,
 }
 
-// The rules of the seed cluster, as the kernel prints them back, stand in golden files; both variants of iptables agree on them.
+// The rules of the seed cluster, as the kernel prints them back, stand in golden files; both
+// variants of iptables agree on them.
 func TestSeedClusterListing(t *testing.T) {
 	stories := map[string]func(*lb.Service){
 		"cluster": func(*lb.Service) {},

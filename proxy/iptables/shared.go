@@ -9,9 +9,10 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// Rules of many Services stand in short chains of their own, so that a packet meets few of them, and a change makes
-// iptables-restore read few of them: it fetches each chain of which it removes a rule. Addresses are told apart by their last bits,
-// which a mask can match in both families, and node ports by their first ones, which a range can.
+// Rules of many Services stand in short chains of their own, so that a packet meets few of them,
+// and a change makes iptables-restore read few of them: it fetches each chain of which it removes a
+// rule. Addresses are told apart by their last bits, which a mask can match in both families, and
+// node ports by their first ones, which a range can.
 const (
 	addressBuckets = 128
 	portBucket     = 32 // node ports of one chain
@@ -46,7 +47,8 @@ func byAddress(chain string, addr netip.Addr) (bucket, jump string) {
 func byPort(chain string, protocol lb.Protocol, port uint16) (bucket, jump string) {
 	first := port - port%portBucket
 	bucket = fmt.Sprintf("%s-%d", chain, first)
-	return bucket, fmt.Sprintf("-p %s -m %s --dport %d:%d -j %s", protocol.Lower(), protocol.Lower(), first, first+portBucket-1, bucket)
+	return bucket,
+		fmt.Sprintf("-p %s -m %s --dport %d:%d -j %s", protocol.Lower(), protocol.Lower(), first, first+portBucket-1, bucket)
 }
 
 // shared counts, for each chain in which several Services have rules, how many ask for each rule.

@@ -23,8 +23,9 @@ func randomConfig(r *rand.Rand) plan.Config {
 	return c
 }
 
-// story makes random changes of Services, their endpoints and the node, some of them several at once, some twice, with restarts in
-// between, and checks now and then that the rules are those of a fresh start.
+// story makes random changes of Services, their endpoints and the node, some of them several at
+// once, some twice, with restarts in between, and checks now and then that the rules are those of a
+// fresh start.
 func story(t *testing.T, seed uint64, steps, checks int, kernels func() map[lb.Family]Kernel) (changes int) {
 	t.Helper()
 	r := rand.New(rand.NewPCG(seed, 9))

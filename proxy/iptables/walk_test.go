@@ -20,7 +20,8 @@ type packet struct {
 	invalid  bool // conntrack finds it so, and nat does not see it
 }
 
-// walker interprets rules as iptables-save prints them. It stops the test at anything that it does not know.
+// walker interprets rules as iptables-save prints them. It stops the test at anything that it does
+// not know.
 type walker struct {
 	t     *testing.T
 	rules tables
@@ -35,8 +36,8 @@ type end struct {
 	verdict string // "" when no rule decided
 }
 
-// fate walks a new connection through all hooks and returns where it may end: a backend, "reject", "drop" or "none" when nothing
-// matched; and whether it is masqueraded.
+// fate walks a new connection through all hooks and returns where it may end: a backend, "reject",
+// "drop" or "none" when nothing matched; and whether it is masqueraded.
 func (w walker) fate(p packet) (ends []string, masqueraded bool) {
 	first, second := "PREROUTING", "FORWARD"
 	if p.in == "" {
@@ -193,7 +194,8 @@ func (w walker) matches(r string, p packet) (matches, maybe bool) {
 			ok = require(p.mark)
 		case "--ctstate":
 			states := strings.Split(take(), ",")
-			ok = require(slices.Contains(states, "NEW") && !p.invalid || slices.Contains(states, "INVALID") && p.invalid || slices.Contains(states, "DNAT") && p.dnat.IsValid())
+			ok = require(slices.Contains(states, "NEW") && !p.invalid || slices.Contains(states, "INVALID") && p.invalid ||
+				slices.Contains(states, "DNAT") && p.dnat.IsValid())
 		case "--mode":
 			take()
 		case "--probability":
@@ -215,7 +217,8 @@ func (w walker) matches(r string, p packet) (matches, maybe bool) {
 	}
 }
 
-// masked tells whether addr is what a rule matches, which may be an address with a mask of any form.
+// masked tells whether addr is what a rule matches, which may be an address with a mask of any
+// form.
 func masked(match string, addr netip.Addr) bool {
 	at, mask, _ := strings.Cut(match, "/")
 	bits, err := netip.ParseAddr(mask)

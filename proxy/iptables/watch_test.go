@@ -12,7 +12,8 @@ import (
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// Whoever looks at any time sees each rule that is right before and after a change, and the kernel is never told to remove one.
+// Whoever looks at any time sees each rule that is right before and after a change, and the kernel
+// is never told to remove one.
 func TestContract6RightRulesAreNeverRemoved(t *testing.T) {
 	ns := nstest.New(t)
 	kernel := nsKernel{t, ns, variant(lb.IPv4, "nft")}

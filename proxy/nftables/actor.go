@@ -21,7 +21,8 @@ import (
 // Sync is what one round of writing did, for metrics and logs.
 type Sync struct {
 	Duration time.Duration
-	// Transactions and Operations (elements added and removed) are what was sent; 0 means that nothing was.
+	// Transactions and Operations (elements added and removed) are what was sent; 0 means that nothing
+	// was.
 	Transactions, Operations int
 	// Failures counts transactions that the kernel refused.
 	Failures int
@@ -38,7 +39,8 @@ type Deps struct {
 	Kernel *Netlink
 	// Unusable says why this node lacks a family; none if nil.
 	Unusable map[lb.Family]error
-	// Verify is how often what the kernel holds is read even if nobody is seen to change it; never if 0.
+	// Verify is how often what the kernel holds is read even if nobody is seen to change it; never if
+	// 0.
 	Verify time.Duration
 	// Changed is called when there are outcomes to collect; it must not block.
 	Changed func()
@@ -92,8 +94,8 @@ func newActor(deps Deps, kernels map[lb.Family]kernel) *Actor {
 	return a
 }
 
-// Configure sets what all rules depend on. It never blocks. Node ports are served at config's NodePortAddresses only: a family
-// without an entry has none, see WithAddresses.
+// Configure sets what all rules depend on. It never blocks. Node ports are served at config's
+// NodePortAddresses only: a family without an entry has none, see WithAddresses.
 func (a *Actor) Configure(config plan.Config) {
 	a.mu.Lock()
 	a.config = &config
@@ -101,8 +103,9 @@ func (a *Actor) Configure(config plan.Config) {
 	a.runner.Poke()
 }
 
-// Set says what is wanted for the Services that it names; a plan without ports removes a Service. The first call has to name them all,
-// as what a predecessor left for others is removed then. It never blocks.
+// Set says what is wanted for the Services that it names; a plan without ports removes a Service.
+// The first call has to name them all, as what a predecessor left for others is removed then. It
+// never blocks.
 func (a *Actor) Set(services map[lb.Key]plan.Service) {
 	all := make(map[lb.Key]Service, len(services))
 	for key, s := range services {
@@ -133,7 +136,8 @@ func (a *Actor) Outcomes() map[lb.Key]plan.Outcome {
 	return outcomes
 }
 
-// Synced tells whether every Service of the first Set has been tried: from then on, what has no outcome is not in the kernel.
+// Synced tells whether every Service of the first Set has been tried: from then on, what has no
+// outcome is not in the kernel.
 func (a *Actor) Synced() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -190,7 +194,8 @@ func (a *Actor) take() bool {
 	return true
 }
 
-// apply syncs both families and collects their outcomes. A family that fails does not hold back the other.
+// apply syncs both families and collects their outcomes. A family that fails does not hold back the
+// other.
 func (a *Actor) apply(ctx context.Context, verify bool) (stats, error) {
 	var total stats
 	var errs []error
@@ -275,7 +280,8 @@ func (a *Actor) report(st stats, err error, took time.Duration) {
 	a.said = saying
 	if a.deps.Observe != nil {
 		a.deps.Observe(Sync{
-			Duration: took, Transactions: st.transactions, Operations: st.operations, Failures: st.failures, Repaired: st.repaired,
+			Duration: took, Transactions: st.transactions, Operations: st.operations, Failures: st.failures,
+			Repaired: st.repaired,
 			Verified: st.verified && err == nil, Err: err,
 		})
 	}

@@ -16,7 +16,8 @@ import (
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// clusterService is the i-th of many Services with a cluster IP and two backends; version changes one of them.
+// clusterService is the i-th of many Services with a cluster IP and two backends; version changes
+// one of them.
 func clusterService(i, backends, version int) Service {
 	key := lb.Key{Namespace: "default", Name: fmt.Sprint("service-", i)}
 	svc := lb.Service{
@@ -37,7 +38,8 @@ func clusterService(i, backends, version int) Service {
 
 func BenchmarkRender(b *testing.B) {
 	r := newRenderer(lb.IPv4, seedConfig)
-	for name, s := range map[string]Service{"2 backends": clusterService(1, 2, 0), "100 backends": clusterService(1, 100, 0)} {
+	for name, s := range map[string]Service{"2 backends": clusterService(1, 2, 0),
+		"100 backends": clusterService(1, 100, 0)} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
@@ -140,7 +142,8 @@ func BenchmarkColdStart(b *testing.B) {
 		all := clusterServices(size)
 		start := func(b *testing.B, ns *nstest.NS) {
 			n := dial(b, ns)
-			a := newActor(Deps{Log: slog.New(slog.DiscardHandler), Changed: func() {}}, map[lb.Family]kernel{lb.IPv4: netlinkKernel{family: lb.IPv4, socket: n.commands}})
+			a := newActor(Deps{Log: slog.New(slog.DiscardHandler), Changed: func() {}},
+				map[lb.Family]kernel{lb.IPv4: netlinkKernel{family: lb.IPv4, socket: n.commands}})
 			a.Configure(seedConfig)
 			a.SetServices(all)
 			a.take()

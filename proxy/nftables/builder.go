@@ -52,8 +52,8 @@ func (b builder) words(f field) uint32 {
 	return 1
 }
 
-// register returns the kernel's number of a register of four bytes. Every fourth also has the name of the 16 bytes that start
-// there, which is the one that the kernel and nft use.
+// register returns the kernel's number of a register of four bytes. Every fourth also has the name
+// of the 16 bytes that start there, which is the one that the kernel and nft use.
 func register(word uint32) uint32 {
 	if word%4 == 0 {
 		return unix.NFT_REG_1 + word/4
@@ -65,11 +65,13 @@ func register(word uint32) uint32 {
 func (b builder) load(f field, word uint32) expr.Any {
 	reg := register(word)
 	length := 4 * b.words(f)
-	source, destination, ctSource, ctDestination := uint32(12), uint32(16), uint32(unix.NFT_CT_SRC_IP), uint32(unix.NFT_CT_DST_IP)
+	source, destination, ctSource, ctDestination := uint32(12), uint32(16), uint32(unix.NFT_CT_SRC_IP),
+		uint32(unix.NFT_CT_DST_IP)
 	if b.family == lb.IPv6 {
 		source, destination, ctSource, ctDestination = 8, 24, unix.NFT_CT_SRC_IP6, unix.NFT_CT_DST_IP6
 	}
-	original := func(key uint32) expr.Any { return &expr.Ct{Register: reg, Key: expr.CtKey(key)} } // direction 0 is the original one
+	// direction 0 is the original one
+	original := func(key uint32) expr.Any { return &expr.Ct{Register: reg, Key: expr.CtKey(key)} }
 	switch f {
 	case fieldDestination:
 		return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: destination, Len: length}
@@ -109,7 +111,8 @@ func (b builder) keyAt(word uint32, fields ...field) (exprs, uint32) {
 // clientHash loads a hash of an address.
 func (b builder) clientHash(of field, word uint32) exprs {
 	return exprs{b.load(of, hashWord), &expr.Hash{
-		SourceRegister: register(hashWord), DestRegister: register(word), Length: 4 * b.words(of), Modulus: math.MaxUint32, Seed: hashSeed,
+		SourceRegister: register(hashWord), DestRegister: register(word), Length: 4 * b.words(of), Modulus: math.MaxUint32,
+		Seed: hashSeed,
 		Type: expr.HashTypeJenkins,
 	}}
 }
@@ -155,7 +158,8 @@ func (b builder) lookup(name string, word uint32) expr.Any {
 // dnat sends to the address and port that lookups have found.
 func (b builder) dnat() exprs {
 	return exprs{&expr.NAT{
-		Type: expr.NATTypeDestNAT, Family: uint32(b.nfproto()), RegAddrMin: register(0), RegProtoMin: register(b.words(fieldDestination)),
+		Type: expr.NATTypeDestNAT, Family: uint32(b.nfproto()), RegAddrMin: register(0),
+		RegProtoMin: register(b.words(fieldDestination)),
 	}}
 }
 
@@ -170,11 +174,13 @@ func (b builder) nfproto() byte {
 func (b builder) numberWord() uint32 { return b.words(fieldDestination) + 1 }
 
 func (b builder) random(modulus, first uint32) exprs {
-	return exprs{&expr.Numgen{Register: register(b.numberWord()), Type: unix.NFT_NG_RANDOM, Modulus: modulus, Offset: first}}
+	return exprs{&expr.Numgen{Register: register(b.numberWord()), Type: unix.NFT_NG_RANDOM, Modulus: modulus,
+		Offset: first}}
 }
 
 func (b builder) turn(modulus, first uint32) exprs {
-	return exprs{&expr.Numgen{Register: register(b.numberWord()), Type: unix.NFT_NG_INCREMENTAL, Modulus: modulus, Offset: first}}
+	return exprs{&expr.Numgen{Register: register(b.numberWord()), Type: unix.NFT_NG_INCREMENTAL, Modulus: modulus,
+		Offset: first}}
 }
 
 // hashSeed is the same on all nodes, so that they agree.
@@ -189,7 +195,8 @@ func (b builder) source() []field { return []field{fieldSource} }
 func (b builder) hashed(fields []field, modulus, first uint32) exprs {
 	list, end := b.keyAt(hashWord, fields...)
 	return append(list, &expr.Hash{
-		SourceRegister: register(hashWord), DestRegister: register(b.numberWord()), Length: 4 * (end - hashWord), Modulus: modulus, Seed: hashSeed, Offset: first,
+		SourceRegister: register(hashWord), DestRegister: register(b.numberWord()), Length: 4 * (end - hashWord),
+		Modulus: modulus, Seed: hashSeed, Offset: first,
 		Type: expr.HashTypeJenkins,
 	})
 }
@@ -199,7 +206,8 @@ func (b builder) remember(p protocol, seconds uint32) rule {
 	gate, _ := b.keyAt(0, fieldOriginalDestination, fieldOriginalPort)
 	gate = append(gate, &expr.Lookup{SourceRegister: register(0), SetName: affinitySet(p, seconds)})
 	original := map[field]field{
-		fieldSource: fieldOriginalSource, fieldClient: fieldOriginalClient, fieldDestination: fieldOriginalDestination, fieldPort: fieldOriginalPort,
+		fieldSource: fieldOriginalSource, fieldClient: fieldOriginalClient, fieldDestination: fieldOriginalDestination,
+		fieldPort: fieldOriginalPort,
 	}
 	var fields []field
 	for _, f := range stickyKey(b.family) {
@@ -209,13 +217,17 @@ func (b builder) remember(p protocol, seconds uint32) rule {
 	end = (end + 3) &^ 3 // nft starts values at the next 16 bytes
 	value, _ := b.keyAt(end, newSticky(b.family, p).value...)
 	update := &expr.Dynset{
-		SrcRegKey: register(0), SrcRegData: register(end), SetName: stickyMap(p), Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: seconds2duration(seconds),
+		SrcRegKey: register(0), SrcRegData: register(end), SetName: stickyMap(p), Operation: unix.NFT_DYNSET_OP_UPDATE,
+		Timeout: seconds2duration(seconds),
 	}
-	// The port is compared for nft alone, which cannot read the rule back without a word on the protocol.
-	return b.rule("", b.isProtocol(p), b.key(fieldPort), exprs{&expr.Cmp{Op: expr.CmpOpNeq, Register: register(0), Data: []byte{0, 0}}}, gate, key, value, exprs{update})
+	// The port is compared for nft alone, which cannot read the rule back without a word on the
+	// protocol.
+	return b.rule("", b.isProtocol(p), b.key(fieldPort),
+		exprs{&expr.Cmp{Op: expr.CmpOpNeq, Register: register(0), Data: []byte{0, 0}}}, gate, key, value, exprs{update})
 }
 
-// fromPod matches packets from pods, or, with not, from elsewhere; nil when these cannot be told apart.
+// fromPod matches packets from pods, or, with not, from elsewhere; nil when these cannot be told
+// apart.
 func (b builder) fromPod(pods plan.Detector, not bool) exprs {
 	op := expr.CmpOpEq
 	if not {
@@ -228,7 +240,8 @@ func (b builder) fromPod(pods plan.Detector, not bool) exprs {
 		} else {
 			name = append(name, make([]byte, unix.IFNAMSIZ)...)[:unix.IFNAMSIZ]
 		}
-		return exprs{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: register(0)}, &expr.Cmp{Op: op, Register: register(0), Data: name}}
+		return exprs{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: register(0)},
+			&expr.Cmp{Op: op, Register: register(0), Data: name}}
 	}
 	for _, p := range pods.Prefixes {
 		if lb.FamilyOf(p.Addr()) != b.family {
@@ -248,12 +261,14 @@ func (b builder) inNetwork(f field, p netip.Prefix, op expr.CmpOp) exprs {
 	}
 	list := b.key(f)
 	if p.Bits() < p.Addr().BitLen() {
-		list = append(list, &expr.Bitwise{SourceRegister: register(0), DestRegister: register(0), Len: uint32(len(mask)), Mask: mask, Xor: make([]byte, len(mask))})
+		list = append(list, &expr.Bitwise{SourceRegister: register(0), DestRegister: register(0), Len: uint32(len(mask)),
+			Mask: mask, Xor: make([]byte, len(mask))})
 	}
 	return append(list, &expr.Cmp{Op: op, Register: register(0), Data: network})
 }
 
-// unserved renders the drop of connections to cluster IPs that nobody has translated. An address that the node itself has is somebody's.
+// unserved renders the drop of connections to cluster IPs that nobody has translated. An address
+// that the node itself has is somebody's.
 func (b builder) unserved(networks []netip.Prefix) []rule {
 	var rules []rule
 	for _, p := range networks {
@@ -330,7 +345,8 @@ func hasBit(load expr.Any, bit uint32) exprs {
 }
 
 func hasMark(bit int) exprs {
-	return exprs{loadMark(), bitwise(1<<bit, 0), &expr.Cmp{Op: expr.CmpOpEq, Register: register(0), Data: host32(1 << bit)}}
+	return exprs{loadMark(), bitwise(1<<bit, 0),
+		&expr.Cmp{Op: expr.CmpOpEq, Register: register(0), Data: host32(1 << bit)}}
 }
 
 func setMark(bit int) exprs { return exprs{loadMark(), bitwise(^uint32(1<<bit), 1<<bit), storeMark()} }
@@ -345,7 +361,8 @@ func storeMark() expr.Any {
 
 // bitwise keeps the bits of mask and then flips those of flip.
 func bitwise(mask, flip uint32) expr.Any {
-	return &expr.Bitwise{SourceRegister: register(0), DestRegister: register(0), Len: 4, Mask: host32(mask), Xor: host32(flip)}
+	return &expr.Bitwise{SourceRegister: register(0), DestRegister: register(0), Len: 4, Mask: host32(mask),
+		Xor: host32(flip)}
 }
 
 // host32 returns a number in the byte order of this machine, as the kernel's registers have it.

@@ -41,14 +41,16 @@ func TestPacketWalk(t *testing.T) {
 					want[end] = true
 				}
 				if d := cmp.Diff(want, ends); d != "" || masqueraded != c.SNAT || math.Abs(total-sources) > 0.01 {
-					t.Errorf("ends (-want +got):\n%s\nmasqueraded %v, want %v; %.3f of %d accounted for", d, masqueraded, c.SNAT, total, sources)
+					t.Errorf("ends (-want +got):\n%s\nmasqueraded %v, want %v; %.3f of %d accounted for", d, masqueraded, c.SNAT,
+						total, sources)
 				}
 			})
 		}
 	}
 }
 
-// walkSticky walks many clients that are not remembered yet: each ends at one endpoint, and at the same one wherever it connects to.
+// walkSticky walks many clients that are not remembered yet: each ends at one endpoint, and at the
+// same one wherever it connects to.
 func walkSticky(t *testing.T, w cases.World, c cases.Case, walk *walker) {
 	t.Helper()
 	reached := map[string]bool{}

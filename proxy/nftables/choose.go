@@ -14,16 +14,19 @@ const (
 	Random Scheduler = "random"
 	// RoundRobin goes through the backends in turn.
 	RoundRobin Scheduler = "round-robin"
-	// SourceHash sends the same client address to the same backend, on every node. A change of one backend moves few clients.
+	// SourceHash sends the same client address to the same backend, on every node. A change of one
+	// backend moves few clients.
 	SourceHash Scheduler = "source-hash"
-	// Maglev sends a connection, told by its client address and port, to the same backend on every node. A change of one
-	// backend moves few connections ("Maglev: A Fast and Reliable Software Network Load Balancer", NSDI 2016, section 3.4).
+	// Maglev sends a connection, told by its client address and port, to the same backend on every
+	// node. A change of one backend moves few connections ("Maglev: A Fast and Reliable Software
+	// Network Load Balancer", NSDI 2016, section 3.4).
 	Maglev Scheduler = "maglev"
 )
 
-// A frontend's backends are numbered, and a rule draws a number. As the rules are constant, each knows only draws from a fixed
-// range: a class. A number is the frontend's class times 10,000 plus a place in it, so that a rule of another class finds
-// nothing. Numbers of the set for policy Local, and of schedulers other than Random, are told apart by what they add:
+// A frontend's backends are numbered, and a rule draws a number. As the rules are constant, each
+// knows only draws from a fixed range: a class. A number is the frontend's class times 10,000 plus
+// a place in it, so that a rule of another class finds nothing. Numbers of the set for policy
+// Local, and of schedulers other than Random, are told apart by what they add:
 //
 //	30002        the third of exactly three
 //	80004        the fifth of up to eight: draws of 5 to 7 find nothing and are repeated
@@ -50,7 +53,8 @@ func drawClasses() []uint32 {
 	return sizes
 }
 
-// drawClass returns the class for n backends, 1 to maxBackends: a draw finds a backend with certainty or with more than even chance.
+// drawClass returns the class for n backends, 1 to maxBackends: a draw finds a backend with
+// certainty or with more than even chance.
 func drawClass(n int) uint32 {
 	size := uint32(2 * exactClasses)
 	if n <= exactClasses {
@@ -62,12 +66,12 @@ func drawClass(n int) uint32 {
 	return size
 }
 
-// slotClasses are the sizes of slot tables. They are primes, as Maglev's permutations need, and so that frontends that take turns
-// at one round-robin counter do not always meet the same slots.
+// slotClasses are the sizes of slot tables. They are primes, as Maglev's permutations need, and so
+// that frontends that take turns at one round-robin counter do not always meet the same slots.
 var slotClasses = []uint32{127, 1021, 8191}
 
-// slotClass returns the table size for n backends, 2 or more: large enough to keep their shares within some 5 % of each other, as
-// long as there are at most 400.
+// slotClass returns the table size for n backends, 2 or more: large enough to keep their shares
+// within some 5 % of each other, as long as there are at most 400.
 func slotClass(n int) uint32 {
 	for _, size := range slotClasses {
 		if uint32(20*n) <= size {
@@ -99,7 +103,8 @@ func numbers(s Scheduler, local bool, class uint32) uint32 {
 	return n
 }
 
-// slots fills a table of the given prime size with indexes of backends. How, depends on nothing but the backends.
+// slots fills a table of the given prime size with indexes of backends. How, depends on nothing but
+// the backends.
 func slots(s Scheduler, backends []target, size uint32) []uint16 {
 	table := make([]uint16, size)
 	if s == RoundRobin {
@@ -112,7 +117,8 @@ func slots(s Scheduler, backends []target, size uint32) []uint16 {
 	for i := range table {
 		table[i] = free
 	}
-	// Each backend in turn takes the next free slot of a permutation of its own, which starts at offset and goes on by skip.
+	// Each backend in turn takes the next free slot of a permutation of its own, which starts at
+	// offset and goes on by skip.
 	type walk struct{ next, skip uint32 }
 	walks := make([]walk, len(backends))
 	for i, b := range backends {
@@ -137,7 +143,8 @@ func (b target) hash() uint64 {
 	h := fnv.New64a()
 	h.Write(binary.BigEndian.AppendUint16(append([]byte(nil), b.addr[:]...), b.port))
 	x := h.Sum64()
-	// The finalizer of MurmurHash3, as FNV alone hardly moves the high bits when only the last bytes differ.
+	// The finalizer of MurmurHash3, as FNV alone hardly moves the high bits when only the last bytes
+	// differ.
 	x ^= x >> 33
 	x *= 0xff51afd7ed558ccd
 	x ^= x >> 33

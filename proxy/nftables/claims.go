@@ -22,8 +22,9 @@ type claims struct {
 
 func newClaims(family lb.Family) claims {
 	return claims{
-		renderer: renderer{family: family}, want: map[lb.Key]*service{}, owners: map[frontend]*service{}, rivals: map[frontend][]*service{},
-		dirty: map[lb.Key]bool{}, timeouts: map[uint32]int{},
+		renderer: renderer{family: family}, want: map[lb.Key]*service{}, owners: map[frontend]*service{},
+		rivals: map[frontend][]*service{},
+		dirty:  map[lb.Key]bool{}, timeouts: map[uint32]int{},
 	}
 }
 
@@ -60,7 +61,8 @@ func (c *claims) set(key lb.Key, s Service) {
 	}
 }
 
-// render renders the Services again that bring other elements with another renderer: those with node ports.
+// render renders the Services again that bring other elements with another renderer: those with
+// node ports.
 func (c *claims) render(r renderer) {
 	c.renderer = r
 	for key, s := range c.want {
@@ -82,8 +84,8 @@ func (c *claims) owns(key lb.Key, f frontend) bool {
 	return owner != nil && owner.key == key
 }
 
-// claim notes that a Service wants a frontend. One that lingers yields, and else the lesser name wins, so that it does not depend
-// on who came first.
+// claim notes that a Service wants a frontend. One that lingers yields, and else the lesser name
+// wins, so that it does not depend on who came first.
 func (c *claims) claim(f frontend, s *service) {
 	owner := c.owners[f]
 	if owner == nil {

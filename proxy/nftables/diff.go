@@ -53,7 +53,8 @@ type diff struct {
 }
 
 func newDiff(from held, users map[common]int) *diff {
-	return &diff{from: from, users: users, parts: map[frontend][]entry{}, shares: map[common]int{}, services: map[lb.Key]*service{}}
+	return &diff{from: from, users: users, parts: map[frontend][]entry{}, shares: map[common]int{},
+		services: map[lb.Key]*service{}}
 }
 
 // operations returns how many elements there are to add and remove so far.

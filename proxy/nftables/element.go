@@ -14,16 +14,19 @@ type setID uint8
 const (
 	// setClusterIPs are addresses that belong to Services alone: what is not served there is refused.
 	setClusterIPs setID = iota
-	// setExternal are frontends at addresses that may have other uses: VIPs, external IPs and node ports.
+	// setExternal are frontends at addresses that may have other uses: VIPs, external IPs and node
+	// ports.
 	setExternal
 	// setLocal are those external frontends whose policy is Local.
 	setLocal
 	// setRestricted are frontends with source ranges, which are in setSourceRanges.
 	setRestricted
 	setSourceRanges
-	// setSilent are cluster IPs that are not answered, as their policy is Local and only other nodes have endpoints.
+	// setSilent are cluster IPs that are not answered, as their policy is Local and only other nodes
+	// have endpoints.
 	setSilent
-	// setMany and setManyLocal are frontends whose backends are drawn by classes: a draw may miss and has to be repeated.
+	// setMany and setManyLocal are frontends whose backends are drawn by classes: a draw may miss and
+	// has to be repeated.
 	setMany
 	setManyLocal
 	// setScheduled are frontends that have slots instead of draws.
@@ -36,8 +39,8 @@ const (
 	setBackends
 	// setAffinity are frontends with session affinity, in one set for each protocol and timeout.
 	setAffinity
-	// setPorts are the maps from frontend to the port of all its backends, one for each protocol, where clients are remembered
-	// with addresses alone.
+	// setPorts are the maps from frontend to the port of all its backends, one for each protocol,
+	// where clients are remembered with addresses alone.
 	setPorts
 )
 
@@ -74,7 +77,8 @@ func (p protocol) String() string {
 	return "sctp"
 }
 
-// address is an IP address in a form that is small, comparable and free of pointers: IPv4 in the first four bytes.
+// address is an IP address in a form that is small, comparable and free of pointers: IPv4 in the
+// first four bytes.
 type address [16]byte
 
 func addressOf(a netip.Addr) (x address) {
@@ -97,7 +101,8 @@ type frontend struct {
 	protocol protocol
 }
 
-// element is what makes an element of one of our sets different from all others. Fields that the set does not have are zero.
+// element is what makes an element of one of our sets different from all others. Fields that the
+// set does not have are zero.
 type element struct {
 	frontend
 	set setID
@@ -117,7 +122,8 @@ type common struct {
 
 func (c common) element() element { return element{set: c.set, frontend: frontend{addr: c.addr}} }
 
-// target is what an element of setBackends leads to; of setPorts, it has the port alone, and in all other sets it is zero.
+// target is what an element of setBackends leads to; of setPorts, it has the port alone, and in all
+// other sets it is zero.
 type target struct {
 	addr address
 	port uint16
@@ -133,10 +139,12 @@ func (f frontend) compare(other frontend) int {
 	if f == other {
 		return 0
 	}
-	return cmp.Or(compareAddresses(f.addr, other.addr), cmp.Compare(f.protocol, other.protocol), cmp.Compare(f.port, other.port))
+	return cmp.Or(compareAddresses(f.addr, other.addr), cmp.Compare(f.protocol, other.protocol),
+		cmp.Compare(f.port, other.port))
 }
 
-// compare orders elements by set, so that those of one set of the kernel travel together, and then by what a reader would look for.
+// compare orders elements by set, so that those of one set of the kernel travel together, and then
+// by what a reader would look for.
 func (e element) compare(other element) int {
 	switch {
 	case e.set != other.set:
@@ -149,7 +157,8 @@ func (e element) compare(other element) int {
 			return cmp.Compare(e.number, other.number)
 		}
 	}
-	return cmp.Or(e.frontend.compare(other.frontend), cmp.Compare(e.number, other.number), compareAddresses(e.source, other.source), cmp.Compare(e.bits, other.bits))
+	return cmp.Or(e.frontend.compare(other.frontend), cmp.Compare(e.number, other.number),
+		compareAddresses(e.source, other.source), cmp.Compare(e.bits, other.bits))
 }
 
 // perProtocol tells whether the set is there once for each protocol.
@@ -158,5 +167,6 @@ func (e element) perProtocol() bool {
 }
 
 func compareAddresses(a, b address) int {
-	return cmp.Or(cmp.Compare(binary.BigEndian.Uint64(a[:8]), binary.BigEndian.Uint64(b[:8])), cmp.Compare(binary.BigEndian.Uint64(a[8:]), binary.BigEndian.Uint64(b[8:])))
+	return cmp.Or(cmp.Compare(binary.BigEndian.Uint64(a[:8]), binary.BigEndian.Uint64(b[:8])),
+		cmp.Compare(binary.BigEndian.Uint64(a[8:]), binary.BigEndian.Uint64(b[8:])))
 }

@@ -15,7 +15,8 @@ const localNode = cases.Here
 
 var (
 	onlyThere = []cases.Backend{{At: "remote", Ready: true, Serving: true}}
-	twoHere   = []cases.Backend{{At: "local", Ready: true, Serving: true}, {At: "local2", Ready: true, Serving: true}, onlyThere[0]}
+	twoHere   = []cases.Backend{{At: "local", Ready: true, Serving: true}, {At: "local2", Ready: true, Serving: true},
+		onlyThere[0]}
 )
 
 func etpLocal(_ cases.World, s *lb.Service) { s.ExternalPolicy = lb.Local }
@@ -59,6 +60,7 @@ func (a *Actor) settle(t testing.TB, services map[lb.Key]Service) stats {
 }
 
 var seedConfig = plan.Config{
-	Pods: plan.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("fd00:10::/56")}}, MasqueradeBit: 14, DropInvalid: true, AnswerPing: true,
+	Pods: plan.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16"),
+		netip.MustParsePrefix("fd00:10::/56")}}, MasqueradeBit: 14, DropInvalid: true, AnswerPing: true,
 	ServiceNetworks: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd00:10:96::/112")},
 }

@@ -14,7 +14,8 @@ import (
 type kernel interface {
 	// load reads all that the table holds. A listing that was interrupted is an error.
 	load() (state, error)
-	// commit makes a change happen as a whole, or not at all. After errUnanswered it is not known which.
+	// commit makes a change happen as a whole, or not at all. After errUnanswered it is not known
+	// which.
 	commit(change) error
 	// clients reads who is remembered.
 	clients() ([]client, error)
@@ -45,8 +46,8 @@ type stray struct {
 	key, last []byte
 }
 
-// client is who a map for session affinity remembers, by the key there, and where it sends him. In IPv6 the target has no port and
-// the client no address.
+// client is who a map for session affinity remembers, by the key there, and where it sends him. In
+// IPv6 the target has no port and the client no address.
 type client struct {
 	key      string
 	addr     address
@@ -190,8 +191,8 @@ func (k netlinkKernel) list(kind uint16, body func(*messages)) *messages {
 	return m
 }
 
-// loadTries is how often a listing that was interrupted is repeated before the loop's backoff takes over. Every transaction on the
-// machine interrupts.
+// loadTries is how often a listing that was interrupted is repeated before the loop's backoff takes
+// over. Every transaction on the machine interrupts.
 const loadTries = 10
 
 func (k netlinkKernel) load() (st state, err error) {
@@ -335,7 +336,8 @@ func readHook(data []byte) hook {
 		return hook{}
 	}
 	return hook{
-		kind: text(attribute(data, unix.NFTA_CHAIN_TYPE)), number: binary.BigEndian.Uint32(number), priority: int32(binary.BigEndian.Uint32(priority)),
+		kind: text(attribute(data, unix.NFTA_CHAIN_TYPE)), number: binary.BigEndian.Uint32(number),
+		priority: int32(binary.BigEndian.Uint32(priority)),
 	}
 }
 

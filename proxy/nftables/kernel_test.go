@@ -20,7 +20,8 @@ import (
 )
 
 // run runs an actor that keeps a few Services until the test ends.
-func run(t *testing.T, ns *nstest.NS, services map[lb.Key]Service) (repairs *atomic.Int64, changed chan struct{}, a *Actor) {
+func run(t *testing.T, ns *nstest.NS, services map[lb.Key]Service) (
+	repairs *atomic.Int64, changed chan struct{}, a *Actor) {
 	repairs, changed = new(atomic.Int64), make(chan struct{}, 1)
 	n := dial(t, ns)
 	a = New(Deps{
@@ -50,7 +51,8 @@ func run(t *testing.T, ns *nstest.NS, services map[lb.Key]Service) (repairs *ato
 	return repairs, changed, a
 }
 
-// Contract clause 6: what others do to our tables is noticed and undone, also without a look at regular times.
+// Contract clause 6: what others do to our tables is noticed and undone, also without a look at
+// regular times.
 func TestContract6DriftIsRepaired(t *testing.T) {
 	ns := nstest.New(t)
 	run(t, ns, variety())
@@ -107,7 +109,8 @@ func TestOnlyOurTablesDisturb(t *testing.T) {
 	go func() {
 		done <- n.watch(ctx, slog.New(slog.DiscardHandler), func() { disturbed.Add(1) })
 	}()
-	a := newActor(Deps{Log: slog.New(slog.DiscardHandler), Changed: func() {}}, map[lb.Family]kernel{lb.IPv4: netlinkKernel{lb.IPv4, n.commands}})
+	a := newActor(Deps{Log: slog.New(slog.DiscardHandler), Changed: func() {}},
+		map[lb.Family]kernel{lb.IPv4: netlinkKernel{lb.IPv4, n.commands}})
 	a.Configure(seedConfig)
 	a.settle(t, variety())
 	a.settle(t, map[lb.Key]Service{})
@@ -132,7 +135,8 @@ func TestOnlyOurTablesDisturb(t *testing.T) {
 	}
 }
 
-// Contract clause 6: a start over a table that holds the right elements changes nothing, not even for a moment.
+// Contract clause 6: a start over a table that holds the right elements changes nothing, not even
+// for a moment.
 func TestContract6RestartChangesNothing(t *testing.T) {
 	ns := nstest.New(t)
 	a := newTestActor(t, ns)
@@ -171,12 +175,14 @@ func TestOtherRulesKeepElements(t *testing.T) {
 	if elements() != before {
 		t.Error("elements were written anew")
 	}
-	if out := ns.Run(t, "nft", "list", "ruleset"); !strings.Contains(out, `iifname != "cni0" goto masqueraded`) || !strings.Contains(out, "0x00008000") || strings.Contains(out, "ct state invalid") {
+	if out := ns.Run(t, "nft", "list", "ruleset"); !strings.Contains(out, `iifname != "cni0" goto masqueraded`) ||
+		!strings.Contains(out, "0x00008000") || strings.Contains(out, "ct state invalid") {
 		t.Error("the rules are not those of the new configuration")
 	}
 }
 
-// A set of another type under a name of ours, as no release of ours makes it, does not stop the actor.
+// A set of another type under a name of ours, as no release of ours makes it, does not stop the
+// actor.
 func TestForeignSetIsReplaced(t *testing.T) {
 	ns := nstest.New(t)
 	ns.Run(t, "nft", "add", "table", "ip", TableName)
@@ -200,7 +206,8 @@ func TestCleanupRemovesOnlyOurs(t *testing.T) {
 		if err := Cleanup(a.deps.Kernel); err != nil {
 			t.Error(err)
 		}
-		if got := strings.Fields(ns.Run(t, "nft", "list", "tables")); strings.Join(got, " ") != "table ip theirs table inet landfall" {
+		if got := strings.Fields(ns.Run(t, "nft", "list", "tables")); strings.Join(got,
+			" ") != "table ip theirs table inet landfall" {
 			t.Errorf("left are %v", got)
 		}
 	}
@@ -237,13 +244,17 @@ func TestRefusalIsReported(t *testing.T) {
 		errno  error
 		about  string
 	}{
-		"remove what is not there": {change{add: []entry{{element: element{set: setExternal, frontend: at}}}, remove: []entry{gone}}, unix.ENOENT, "remove from tcp-backends"},
-		"add what is there":        {change{add: []entry{{element: element{set: setClusterIPs, frontend: frontend{addr: addressOf(addr("10.96.0.1"))}}}}}, nil, ""},
+		"remove what is not there": {change{add: []entry{{element: element{set: setExternal, frontend: at}}},
+			remove: []entry{gone}}, unix.ENOENT, "remove from tcp-backends"},
+		"add what is there": {
+			change{add: []entry{{element: element{set: setClusterIPs, frontend: frontend{addr: addressOf(addr("10.96.0.1"))}}}}},
+			nil, ""},
 		"overlapping ranges": {change{add: []entry{
 			{element: element{set: setSourceRanges, frontend: at, bits: 8, source: addressOf(addr("10.0.0.0"))}},
 			{element: element{set: setSourceRanges, frontend: at, bits: 16, source: addressOf(addr("10.1.0.0"))}},
 		}}, unix.EEXIST, "add to source-ranges"},
-		"add to no set": {change{add: []entry{{element: element{set: setAffinity, frontend: at, number: 5}}}}, unix.ENOENT, "add to tcp-affinity-5"},
+		"add to no set": {change{add: []entry{{element: element{set: setAffinity, frontend: at, number: 5}}}}, unix.ENOENT,
+			"add to tcp-affinity-5"},
 	} {
 		err := k.commit(test.change)
 		if name == "add what is there" {
@@ -263,7 +274,8 @@ func TestRefusalIsReported(t *testing.T) {
 func TestRangesReadBack(t *testing.T) {
 	ns := nstest.New(t)
 	for family, prefixes := range map[lb.Family][]string{
-		lb.IPv4: {"10.0.0.0/8", "192.0.2.1/32", "128.0.0.0/1", "192.0.2.128/25"}, lb.IPv6: {"2001:db8::/32", "2001:db9::1/128", "8000::/1", "fd00::/127"},
+		lb.IPv4: {"10.0.0.0/8", "192.0.2.1/32", "128.0.0.0/1", "192.0.2.128/25"},
+		lb.IPv6: {"2001:db8::/32", "2001:db9::1/128", "8000::/1", "fd00::/127"},
 	} {
 		a := newTestActor(t, ns)
 		a.settle(t, map[lb.Key]Service{})
@@ -272,7 +284,8 @@ func TestRangesReadBack(t *testing.T) {
 		var c change
 		for i, p := range prefixes {
 			prefix := netip.MustParsePrefix(p)
-			e := element{set: setSourceRanges, frontend: frontend{addr: addressOf(prefix.Addr()), port: uint16(i), protocol: tcp}, source: addressOf(prefix.Addr()), bits: uint8(prefix.Bits())}
+			e := element{set: setSourceRanges, frontend: frontend{addr: addressOf(prefix.Addr()), port: uint16(i),
+				protocol: tcp}, source: addressOf(prefix.Addr()), bits: uint8(prefix.Bits())}
 			want[e] = true
 			c.add = append(c.add, entry{element: e})
 		}

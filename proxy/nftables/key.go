@@ -18,8 +18,8 @@ func addressBytes(family lb.Family) int {
 	return 4
 }
 
-// appendKey appends the key of an element as the kernel has it: each field padded to four bytes. source is the address in the
-// key of setSourceRanges.
+// appendKey appends the key of an element as the kernel has it: each field padded to four bytes.
+// source is the address in the key of setSourceRanges.
 func (e element) appendKey(b []byte, family lb.Family, source address) []byte {
 	n := addressBytes(family)
 	b = append(b, e.addr[:n]...)
@@ -59,7 +59,8 @@ func (b target) append(buf []byte, family lb.Family) []byte {
 	return appendPort(append(buf, b.addr[:addressBytes(family)]...), b.port)
 }
 
-// appendValue appends what the element leads to as the kernel has it; nothing in a set that is no map.
+// appendValue appends what the element leads to as the kernel has it; nothing in a set that is no
+// map.
 func (e entry) appendValue(buf []byte, family lb.Family) []byte {
 	switch e.set {
 	case setBackends:
@@ -70,8 +71,8 @@ func (e entry) appendValue(buf []byte, family lb.Family) []byte {
 	return buf
 }
 
-// setOf tells what the elements of a set with this name are; what it returns has only the set, protocol and timeout. ok is false
-// for a set that is not one of ours with elements of ours.
+// setOf tells what the elements of a set with this name are; what it returns has only the set,
+// protocol and timeout. ok is false for a set that is not one of ours with elements of ours.
 func setOf(name string) (e element, ok bool) {
 	for id, plain := range plainSets {
 		if name == plain {
@@ -102,11 +103,13 @@ func setOf(name string) (e element, ok bool) {
 	return e, found && err == nil
 }
 
-// decode reads an element of the set that of stands for. last and value are nil where there are none.
+// decode reads an element of the set that of stands for. last and value are nil where there are
+// none.
 func decode(of element, family lb.Family, key, last, value []byte) (entry, error) {
 	e := entry{element: of}
 	n := addressBytes(family)
-	want := map[setID]int{setClusterIPs: n, setEcho: n, setHairpin: 2 * n, setBackends: n + 8, setAffinity: n + 4, setPorts: n + 4, setSourceRanges: 2*n + 8}[of.set]
+	want := map[setID]int{setClusterIPs: n, setEcho: n, setHairpin: 2 * n, setBackends: n + 8, setAffinity: n + 4,
+		setPorts: n + 4, setSourceRanges: 2*n + 8}[of.set]
 	if want == 0 {
 		want = n + 8
 	}
@@ -166,7 +169,8 @@ func (e *entry) decodeRange(first, last []byte, n int) error {
 	return nil
 }
 
-// decodeClient reads an element of the map that remembers clients of a protocol, see newSticky; ok is false for what is none.
+// decodeClient reads an element of the map that remembers clients of a protocol, see newSticky; ok
+// is false for what is none.
 func decodeClient(family lb.Family, p protocol, key, value []byte) (c client, ok bool) {
 	n := addressBytes(family)
 	want, at, port := 2*n+4, n, 2*n

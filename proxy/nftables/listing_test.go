@@ -71,8 +71,8 @@ func bothAddresses(c plan.Config) plan.Config {
 	return c
 }
 
-// nft of Debian 12 prints our tables, reads them back where they are and where there are none, and what it makes of them is what
-// they were.
+// nft of Debian 12 prints our tables, reads them back where they are and where there are none, and
+// what it makes of them is what they were.
 func TestListingReadsBack(t *testing.T) {
 	ns := nstest.New(t)
 	a := newTestActor(t, ns)
@@ -80,11 +80,14 @@ func TestListingReadsBack(t *testing.T) {
 	a.settle(t, variety())
 	listing := ns.Run(t, "nft", "list", "ruleset")
 	for _, want := range []string{
-		"dnat ip to ip daddr . tcp dport . numgen random mod 2 offset 20000 map @tcp-backends", "192.168.1.2 . 8080", "fd00:10:0:1::2 . 8080",
+		"dnat ip to ip daddr . tcp dport . numgen random mod 2 offset 20000 map @tcp-backends", "192.168.1.2 . 8080",
+		"fd00:10:0:1::2 . 8080",
 		"ip daddr 10.96.0.0/12 fib daddr type != local drop", "ip6 daddr fd00:10:96::/112 fib daddr type != local drop",
 		"10.96.0.44", "172.31.0.2", "tcp-affinity-90", "udp-affinity-10800",
-		"update @tcp-sticky { ct original ip saddr . ct original ip daddr . ct original proto-dst timeout 3h : ip daddr . tcp dport }",
-		"update @tcp-sticky { jhash ct original ip6 saddr mod 4294967295 seed 0x4c46 . ct original proto-dst . ct original ip6 daddr timeout 3h : ip6 daddr }",
+		"update @tcp-sticky { ct original ip saddr . ct original ip daddr . ct original proto-dst timeout 3h : ip daddr . " +
+			"tcp dport }",
+		"update @tcp-sticky { jhash ct original ip6 saddr mod 4294967295 seed 0x4c46 . ct original proto-dst . ct original " +
+			"ip6 daddr timeout 3h : ip6 daddr }",
 	} {
 		if !strings.Contains(listing, want) {
 			t.Errorf("the listing lacks %q", want)

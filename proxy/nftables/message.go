@@ -12,7 +12,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// messages are netlink messages in the form in which they are sent (RFC 3549; linux/netfilter/nfnetlink.h and nf_tables.h).
+// messages are netlink messages in the form in which they are sent (RFC 3549;
+// linux/netfilter/nfnetlink.h and nf_tables.h).
 type messages struct {
 	family lb.Family
 	table  string
@@ -102,7 +103,8 @@ func (m *messages) nested(kind uint16, body func()) {
 }
 
 func (m *messages) addTable() {
-	m.message(subsystem|unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, "add the table", func() { m.text(unix.NFTA_TABLE_NAME, m.table) })
+	m.message(subsystem|unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, "add the table",
+		func() { m.text(unix.NFTA_TABLE_NAME, m.table) })
 }
 
 func (m *messages) removeTable() {
@@ -224,7 +226,8 @@ func (r rule) encode(nfproto byte) ([]byte, error) {
 	return list.buf, nil
 }
 
-// encodeExpr is expr.Marshal, but for the addresses of a flow: that leaves out their direction, without which the kernel refuses them.
+// encodeExpr is expr.Marshal, but for the addresses of a flow: that leaves out their direction,
+// without which the kernel refuses them.
 func encodeExpr(nfproto byte, e expr.Any) ([]byte, error) {
 	ct, ok := e.(*expr.Ct)
 	if !ok || ct.Key < unix.NFT_CT_SRC_IP || ct.Key > unix.NFT_CT_DST_IP6 {
@@ -240,8 +243,9 @@ func encodeExpr(nfproto byte, e expr.Any) ([]byte, error) {
 	return m.buf, nil
 }
 
-// userdata is what the kernel keeps with a rule for us and for nft: the comment that nft prints, and, under a type that nft
-// passes over, a hash of the rule, by which it is recognised when read back.
+// userdata is what the kernel keeps with a rule for us and for nft: the comment that nft prints,
+// and, under a type that nft passes over, a hash of the rule, by which it is recognised when read
+// back.
 func (r rule) userdata(body []byte) []byte {
 	const commentType, hashType = 0, 0x4c
 	h := fnv.New64a()

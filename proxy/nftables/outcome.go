@@ -26,7 +26,8 @@ func (t *table) outcome(key lb.Key) (*plan.Service, failure) {
 		}
 		applied = t.without(applied, p.frontend)
 		if !p.lingering {
-			lost = append(lost, fmt.Errorf("%s/%s is served for %s", netip.AddrPortFrom(p.addr.ip(t.family), p.port), p.protocol, owner.key))
+			lost = append(lost, fmt.Errorf("%s/%s is served for %s", netip.AddrPortFrom(p.addr.ip(t.family), p.port), p.protocol,
+				owner.key))
 		}
 	}
 	if f.err == nil && len(lost) > 0 {
@@ -44,7 +45,8 @@ func (t *table) without(s plan.Service, f frontend) plan.Service {
 			continue
 		}
 		s.Ports[i].Frontends = slices.DeleteFunc(slices.Clone(p.Frontends), func(other plan.Frontend) bool {
-			return other.Port == f.port && (other.Addr == addr || other.Kind == plan.NodePort && slices.Contains(t.nodeAddresses, addr))
+			return other.Port == f.port &&
+				(other.Addr == addr || other.Kind == plan.NodePort && slices.Contains(t.nodeAddresses, addr))
 		})
 	}
 	return s

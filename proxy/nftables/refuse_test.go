@@ -11,7 +11,8 @@ import (
 	"github.com/landfall-lb/landfall/proxy/cases"
 )
 
-// Contract clause 9: TCP is refused by a reset, which firewalls let pass that swallow ICMP; all else by ICMP.
+// Contract clause 9: TCP is refused by a reset, which firewalls let pass that swallow ICMP; all
+// else by ICMP.
 func TestContract9TCPIsRefusedByAReset(t *testing.T) {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(string(family), func(t *testing.T) {
@@ -19,7 +20,8 @@ func TestContract9TCPIsRefusedByAReset(t *testing.T) {
 			s := cases.NewSite(t, w)
 			a := newTestActor(t, s.Node)
 			for _, c := range []cases.Case{
-				{Backends: []cases.Backend{}, From: "outside", To: "vip"}, {Backends: []cases.Backend{}, From: "outside", To: "vip", Protocol: lb.UDP},
+				{Backends: []cases.Backend{}, From: "outside", To: "vip"},
+				{Backends: []cases.Backend{}, From: "outside", To: "vip", Protocol: lb.UDP},
 			} {
 				service, config := c.Plan(w)
 				a.Configure(WithAddresses(config, []netip.Addr{w.Node, w.Node2}))

@@ -13,7 +13,8 @@ import (
 // Service is a plan with what plans do not say yet.
 type Service struct {
 	plan.Service
-	// AffinityTimeout is how long a client is remembered after its last new connection, in whole seconds; 0 for no affinity.
+	// AffinityTimeout is how long a client is remembered after its last new connection, in whole
+	// seconds; 0 for no affinity.
 	AffinityTimeout time.Duration
 	Scheduler       Scheduler
 }
@@ -91,8 +92,8 @@ func (r renderer) service(key lb.Key, s Service) *service {
 	return out
 }
 
-// put adds a frontend. Where a Service has the same one twice, as with an external IP that is also its VIP, that with source
-// ranges counts.
+// put adds a frontend. Where a Service has the same one twice, as with an external IP that is also
+// its VIP, that with source ranges counts.
 func (s *service) put(p part) {
 	i := slices.IndexFunc(s.parts, func(other part) bool { return other.frontend == p.frontend })
 	if i < 0 {
@@ -113,12 +114,15 @@ func (s *service) share(e common) {
 	}
 }
 
-// frontend renders one frontend. One without endpoints brings nothing that leads anywhere: what finds no backend is refused.
+// frontend renders one frontend. One without endpoints brings nothing that leads anywhere: what
+// finds no backend is refused.
 func (r renderer) frontend(at frontend, p plan.Port, f plan.Frontend, scheduler Scheduler, seconds uint32) []entry {
 	w := writer{at: at}
 	port, samePort := onePort(p.Backends)
 	if seconds > 0 {
-		scheduler = SourceHash // a client is remembered at each frontend by itself; this gives it the same endpoint at all of them
+		// a client is remembered at each frontend by itself; this gives it the same endpoint at all of
+		// them
+		scheduler = SourceHash
 	}
 	if r.family == lb.IPv6 && !samePort {
 		seconds = 0 // clients can only be remembered with an address; the hash keeps nearly all of them where they are
@@ -237,8 +241,9 @@ func outermost(prefixes []netip.Prefix) []netip.Prefix {
 	return outer
 }
 
-// WithAddresses returns config with the node's own addresses as those that serve node ports, in families in which config does not
-// limit them. Loopback addresses are left out: connections to them cannot be answered.
+// WithAddresses returns config with the node's own addresses as those that serve node ports, in
+// families in which config does not limit them. Loopback addresses are left out: connections to
+// them cannot be answered.
 func WithAddresses(config plan.Config, own []netip.Addr) plan.Config {
 	addresses := map[lb.Family][]netip.Addr{}
 	for _, addr := range own {

@@ -14,16 +14,19 @@ import (
 // TableName is the name of our tables, one in the family ip and one in ip6.
 const TableName = "landfall"
 
-// Hook priorities, just ahead of kube-proxy's, which are those of iptables: dstnat, srcnat and filter (linux/netfilter_ipv4.h).
+// Hook priorities, just ahead of kube-proxy's, which are those of iptables: dstnat, srcnat and
+// filter (linux/netfilter_ipv4.h).
 const (
 	priorityDestination = -101
 	prioritySource      = 99
 	priorityFilter      = -1
-	// priorityUnserved is behind everybody's translation. A chain of type nat is not entered once a connection has been translated.
+	// priorityUnserved is behind everybody's translation. A chain of type nat is not entered once a
+	// connection has been translated.
 	priorityUnserved = -90
 )
 
-// A ruleset is all of a table but the elements. It depends on the configuration and on which affinity timeouts there are.
+// A ruleset is all of a table but the elements. It depends on the configuration and on which
+// affinity timeouts there are.
 type ruleset struct {
 	family lb.Family
 	sets   []set
@@ -68,8 +71,8 @@ const (
 	chainUnservedOutput = "unserved-output"
 )
 
-// Where more than exactClasses backends are drawn from, a draw finds one with more than even chance: it is repeated as long as
-// the chance to find none is below one in 2^(repeats*again).
+// Where more than exactClasses backends are drawn from, a draw finds one with more than even
+// chance: it is repeated as long as the chance to find none is below one in 2^(repeats*again).
 const (
 	repeats = 4
 	again   = 8
@@ -106,8 +109,9 @@ func (r *ruleset) add(name string, rules ...rule) {
 	r.chains = append(r.chains, chain{name: name, rules: rules})
 }
 
-// picks adds the chains that choose a backend. What they do not find has none, or is being changed at this very moment: a
-// packet may meet sets from before and after a transaction, hence one more pass before it is refused.
+// picks adds the chains that choose a backend. What they do not find has none, or is being changed
+// at this very moment: a packet may meet sets from before and after a transaction, hence one more
+// pass before it is refused.
 func (r *ruleset) picks(b builder, sticky bool) {
 	for _, local := range []bool{false, true} {
 		suffix, many, last := "", setMany, []rule{
@@ -157,8 +161,8 @@ func (b builder) cluster(config plan.Config) []rule {
 	return []rule{pick}
 }
 
-// external renders what happens to connections to external frontends with policy Local: pods and the node itself reach all
-// endpoints, others only those of this node.
+// external renders what happens to connections to external frontends with policy Local: pods and
+// the node itself reach all endpoints, others only those of this node.
 func (b builder) external(config plan.Config) []rule {
 	var rules []rule
 	if match := b.fromPod(config.Pods, false); match != nil {
@@ -169,7 +173,8 @@ func (b builder) external(config plan.Config) []rule {
 		b.rule("", jumpTo(expr.VerdictGoto, chainPickLocal)))
 }
 
-// draws renders the draws at random, after the look at who has been here before if anybody is remembered (sticky).
+// draws renders the draws at random, after the look at who has been here before if anybody is
+// remembered (sticky).
 func (b builder) draws(p protocol, local, sticky bool) []rule {
 	var rules []rule
 	if sticky {
@@ -181,7 +186,8 @@ func (b builder) draws(p protocol, local, sticky bool) []rule {
 	return rules
 }
 
-// slots renders the draws of slots. Round-robin comes last, so that others do not move its counters.
+// slots renders the draws of slots. Round-robin comes last, so that others do not move its
+// counters.
 func (b builder) slots(p protocol, local bool) []rule {
 	var rules []rule
 	for _, s := range []Scheduler{SourceHash, Maglev, RoundRobin} {
@@ -202,7 +208,8 @@ func (b builder) slots(p protocol, local bool) []rule {
 
 // choose renders "send to the backend with this number, if there is one".
 func (b builder) choose(p protocol, number exprs) rule {
-	return b.rule("", b.isProtocol(p), b.key(fieldDestination, fieldPort), number, exprs{b.lookup(p.String()+"-backends", 0)}, b.dnat())
+	return b.rule("", b.isProtocol(p), b.key(fieldDestination, fieldPort), number,
+		exprs{b.lookup(p.String()+"-backends", 0)}, b.dnat())
 }
 
 // hooks adds the chains that the kernel enters.
@@ -236,7 +243,8 @@ func (r *ruleset) hooks(b builder, config plan.Config, timeouts []uint32) {
 }
 
 func (r *ruleset) hook(name, kind string, number uint32, priority int32, rules ...rule) {
-	r.chains = append(r.chains, chain{name: name, hook: &hook{kind: kind, number: number, priority: priority}, rules: rules})
+	r.chains = append(r.chains, chain{name: name, hook: &hook{kind: kind, number: number, priority: priority},
+		rules: rules})
 }
 
 // affinitySet is the name of the set of frontends of a protocol with an affinity timeout.
@@ -259,8 +267,10 @@ func (e element) setName() string {
 }
 
 var plainSets = [...]string{
-	setClusterIPs: "cluster-ips", setExternal: "external", setLocal: "local", setRestricted: "restricted", setSourceRanges: "source-ranges",
-	setSilent: "silent", setMany: "many", setManyLocal: "many-local", setScheduled: "scheduled", setEcho: "echo", setHairpin: "hairpin",
+	setClusterIPs: "cluster-ips", setExternal: "external", setLocal: "local", setRestricted: "restricted",
+	setSourceRanges: "source-ranges",
+	setSilent:       "silent", setMany: "many", setManyLocal: "many-local", setScheduled: "scheduled", setEcho: "echo",
+	setHairpin: "hairpin",
 }
 
 // isState tells whether a set holds what packets write, which is not for us to compare.

@@ -16,11 +16,13 @@ type set struct {
 	value []field // of a map
 	// size is the greatest number of elements; 0 for no limit.
 	size uint32
-	// typeOf names, for nft, the protocol whose header the key's port is of; 0 for keys of plain types.
+	// typeOf names, for nft, the protocol whose header the key's port is of; 0 for keys of plain
+	// types.
 	typeOf protocol
 }
 
-// stickyLimit is how many clients of a protocol are remembered at most. Others are served without affinity.
+// stickyLimit is how many clients of a protocol are remembered at most. Others are served without
+// affinity.
 const stickyLimit = 1 << 20
 
 func newSets(family lb.Family, timeouts []uint32) []set {
@@ -41,10 +43,12 @@ func newSets(family lb.Family, timeouts []uint32) []set {
 	}
 	for _, p := range protocols {
 		sets = append(sets,
-			set{name: p.String() + "-backends", flags: unix.NFT_SET_MAP, key: []field{fieldDestination, fieldPort, fieldNumber}, value: target, typeOf: p},
+			set{name: p.String() + "-backends", flags: unix.NFT_SET_MAP, key: []field{fieldDestination, fieldPort, fieldNumber},
+				value: target, typeOf: p},
 			newSticky(family, p))
 		if family == lb.IPv6 {
-			sets = append(sets, set{name: p.String() + "-ports", flags: unix.NFT_SET_MAP, key: target, value: []field{fieldPort}})
+			sets = append(sets, set{name: p.String() + "-ports", flags: unix.NFT_SET_MAP, key: target,
+				value: []field{fieldPort}})
 		}
 		for _, seconds := range timeouts {
 			sets = append(sets, set{name: affinitySet(p, seconds), key: target})
@@ -53,10 +57,11 @@ func newSets(family lb.Family, timeouts []uint32) []set {
 	return sets
 }
 
-// newSticky defines the map that remembers clients of a protocol. For IPv4 it holds them as they are. The registers of nft 1.0.6 have
-// no room for that in IPv6: it aborts when it reads an "update @map" whose key or value has a field that starts behind 16 bytes. So a
-// client is there by a hash, behind which frontend and backend are exact: clients that share one also share a backend, no more. The
-// port of the backends is in a map of its own.
+// newSticky defines the map that remembers clients of a protocol. For IPv4 it holds them as they
+// are. The registers of nft 1.0.6 have no room for that in IPv6: it aborts when it reads an "update
+// @map" whose key or value has a field that starts behind 16 bytes. So a client is there by a hash,
+// behind which frontend and backend are exact: clients that share one also share a backend, no
+// more. The port of the backends is in a map of its own.
 func newSticky(family lb.Family, p protocol) set {
 	s := set{
 		name: stickyMap(p), flags: unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, size: stickyLimit,
@@ -76,7 +81,8 @@ func stickyKey(family lb.Family) []field {
 	return []field{fieldSource, fieldDestination, fieldPort}
 }
 
-// setConcat is NFT_SET_CONCAT of linux/netfilter/nf_tables.h: each field of a key has a range of its own.
+// setConcat is NFT_SET_CONCAT of linux/netfilter/nf_tables.h: each field of a key has a range of
+// its own.
 const setConcat = 0x80
 
 // Numbers by which nft knows types (enum datatypes of nft's datatype.h).
@@ -124,18 +130,21 @@ func length(family lb.Family, fields []field) uint32 {
 	return 4 * words
 }
 
-// userdata is what nft keeps with a set to print it: for a key that holds a drawn number, the expressions that the key is made
-// of, as no plain type fits a drawn number. nft reads it in libnftnl's form: type, length, value.
+// userdata is what nft keeps with a set to print it: for a key that holds a drawn number, the
+// expressions that the key is made of, as no plain type fits a drawn number. nft reads it in
+// libnftnl's form: type, length, value.
 func (s set) userdata(family lb.Family) []byte {
 	if s.typeOf == 0 {
 		return nil
 	}
 	const byteOrder, dataByteOrder, keyTypeOf, dataTypeOf, dataInterval = 0, 1, 3, 4, 6
 	zero := host32(0)
-	return concat(tlv(byteOrder, zero), tlv(dataByteOrder, zero), tlv(keyTypeOf, s.typeOfFields(family, s.key)), tlv(dataTypeOf, s.typeOfFields(family, s.value)), tlv(dataInterval, zero))
+	return concat(tlv(byteOrder, zero), tlv(dataByteOrder, zero), tlv(keyTypeOf, s.typeOfFields(family, s.key)),
+		tlv(dataTypeOf, s.typeOfFields(family, s.value)), tlv(dataInterval, zero))
 }
 
-// typeOfFields describes fields as a concatenation of expressions (expression numbers, header and field numbers of nft 1.0).
+// typeOfFields describes fields as a concatenation of expressions (expression numbers, header and
+// field numbers of nft 1.0).
 func (s set) typeOfFields(family lb.Family, fields []field) []byte {
 	const (
 		expression, data                = 0, 1

@@ -20,8 +20,8 @@ type socket struct {
 const (
 	// answerWithin is how long the kernel may take for a transaction.
 	answerWithin = 20 * time.Second
-	// sendBuffer has to hold a whole transaction. Without the right to have it, the kernel gives some 400 KiB, which is enough for
-	// transactions of maxOperations.
+	// sendBuffer has to hold a whole transaction. Without the right to have it, the kernel gives some
+	// 400 KiB, which is enough for transactions of maxOperations.
 	sendBuffer    = 16 << 20
 	receiveBuffer = 4 << 20
 	// datagram is how much the kernel puts into one answer to a dump at most, and more.
@@ -71,7 +71,8 @@ func (s *socket) prepare() error {
 
 func (s *socket) close() { unix.Close(s.fd) }
 
-// send gives the messages numbers of their own, asks for an acknowledgement of the one at place ask (none if negative), and sends.
+// send gives the messages numbers of their own, asks for an acknowledgement of the one at place ask
+// (none if negative), and sends.
 func (s *socket) send(m *messages, ask int) (first uint32, err error) {
 	first = s.seq
 	at := 0
@@ -150,7 +151,8 @@ func split(b []byte, each func(netlinkMessage) error) error {
 			return fmt.Errorf("a netlink message of %d bytes in a datagram of %d", size, len(b))
 		}
 		m := netlinkMessage{
-			kind: binary.NativeEndian.Uint16(b[4:]), flags: binary.NativeEndian.Uint16(b[6:]), seq: binary.NativeEndian.Uint32(b[8:]),
+			kind: binary.NativeEndian.Uint16(b[4:]), flags: binary.NativeEndian.Uint16(b[6:]),
+			seq:  binary.NativeEndian.Uint32(b[8:]),
 			port: binary.NativeEndian.Uint32(b[12:]), data: b[unix.NLMSG_HDRLEN:size],
 		}
 		if err := each(m); err != nil {

@@ -33,7 +33,8 @@ func randomService(r *rand.Rand, i int) Service {
 		svc.ClusterIPs = append(svc.ClusterIPs, netip.MustParseAddr(fmt.Sprintf("fd00:96::%x", i+1)))
 	}
 	if pick(2) {
-		svc.Ports = append(svc.Ports, lb.ServicePort{Name: "b", Protocol: lb.UDP, Port: 80, NodePort: uint16(30100 + r.IntN(4))})
+		svc.Ports = append(svc.Ports, lb.ServicePort{Name: "b", Protocol: lb.UDP, Port: 80,
+			NodePort: uint16(30100 + r.IntN(4))})
 	}
 	if pick(3) {
 		svc.ExternalIPs = append(svc.ExternalIPs, netip.AddrFrom4([4]byte{198, 51, 100, byte(r.IntN(4))}))
@@ -52,15 +53,17 @@ func randomService(r *rand.Rand, i int) Service {
 	}
 	var slices []lb.Slice
 	for n, family := range []lb.Family{lb.IPv4, lb.IPv6} {
-		s := lb.Slice{Key: lb.Key{Namespace: "test", Name: fmt.Sprint(key.Name, n)}, Service: key, Family: family, Ports: []lb.SlicePort{
-			{Name: "a", Protocol: lb.TCP, Port: 8080}, {Name: "b", Protocol: lb.UDP, Port: uint16(5000 + r.IntN(2))},
-		}}
+		s := lb.Slice{Key: lb.Key{Namespace: "test", Name: fmt.Sprint(key.Name, n)}, Service: key, Family: family,
+			Ports: []lb.SlicePort{
+				{Name: "a", Protocol: lb.TCP, Port: 8080}, {Name: "b", Protocol: lb.UDP, Port: uint16(5000 + r.IntN(2))},
+			}}
 		first := []netip.Addr{addr("192.168.0.1"), addr("fd00:10::1")}[n]
 		at := first
 		for range r.IntN(12) {
 			at = at.Next()
 			place := []string{localNode, "there"}[r.IntN(2)]
-			s.Endpoints = append(s.Endpoints, lb.Endpoint{Addr: at, Node: place, Ready: !pick(6), Serving: true, Terminating: pick(6)})
+			s.Endpoints = append(s.Endpoints, lb.Endpoint{Addr: at, Node: place, Ready: !pick(6), Serving: true,
+				Terminating: pick(6)})
 		}
 		slices = append(slices, s)
 	}
@@ -75,19 +78,21 @@ func randomService(r *rand.Rand, i int) Service {
 }
 
 func randomRanges(r *rand.Rand) []netip.Prefix {
-	ranges := []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, byte(r.IntN(4)), 0}), 24), netip.MustParsePrefix("192.0.0.0/16")}
+	ranges := []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, byte(r.IntN(4)), 0}), 24),
+		netip.MustParsePrefix("192.0.0.0/16")}
 	return ranges[:1+r.IntN(2)]
 }
 
 func randomConfig(r *rand.Rand) plan.Config {
 	c := seedConfig
 	c.DropInvalid = r.IntN(2) == 0
-	c.NodePortAddresses = map[lb.Family][]netip.Addr{lb.IPv4: []netip.Addr{addr("172.31.0.1"), addr("172.31.0.4")}[:r.IntN(3)], lb.IPv6: {addr("fd31::1")}}
+	c.NodePortAddresses = map[lb.Family][]netip.Addr{lb.IPv4: []netip.Addr{addr("172.31.0.1"),
+		addr("172.31.0.4")}[:r.IntN(3)], lb.IPv6: {addr("fd31::1")}}
 	return c
 }
 
-// story makes random changes, some of them several at once, some twice, and checks now and then that the result is that of a fresh
-// start.
+// story makes random changes, some of them several at once, some twice, and checks now and then
+// that the result is that of a fresh start.
 func story(t *testing.T, seed uint64, steps int, actor func() *Actor, fresh func() *Actor) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	a := actor()
@@ -163,7 +168,8 @@ func same(t *testing.T, want, got *Actor) {
 		if reflect.DeepEqual(a, b) {
 			continue
 		}
-		if d := cmp.Diff(a, b, cmp.AllowUnexported(state{}, element{}, frontend{}, target{}, shape{}, chainState{}, hook{}), cmpopts.EquateEmpty()); d != "" {
+		if d := cmp.Diff(a, b, cmp.AllowUnexported(state{}, element{}, frontend{}, target{}, shape{}, chainState{}, hook{}),
+			cmpopts.EquateEmpty()); d != "" {
 			t.Errorf("%s is not as after a fresh start (-fresh +is):\n%.4000s", table.family, d)
 		}
 	}
@@ -194,7 +200,8 @@ func TestContract6RandomStoriesInTheKernel(t *testing.T) {
 	})
 }
 
-// Contract clause 1: whatever fails on the way, what is said to be applied is in the kernel, and in the end all is as it should be.
+// Contract clause 1: whatever fails on the way, what is said to be applied is in the kernel, and in
+// the end all is as it should be.
 func TestContract1RandomFailures(t *testing.T) {
 	for seed := range uint64(6) {
 		r := rand.New(rand.NewPCG(seed, 2))
@@ -283,7 +290,8 @@ func TestPoisonedServiceHoldsBackNobody(t *testing.T) {
 	four := newFakeKernel(lb.IPv4)
 	four.refuse = poisoned(30007)
 	a := newActor(Deps{
-		Log: slog.New(slog.DiscardHandler), Changed: func() {}, Unusable: map[lb.Family]error{lb.IPv6: errors.New("IPv6 is off")},
+		Log: slog.New(slog.DiscardHandler), Changed: func() {},
+		Unusable: map[lb.Family]error{lb.IPv6: errors.New("IPv6 is off")},
 	}, map[lb.Family]kernel{lb.IPv4: four})
 	a.Configure(WithAddresses(seedConfig, []netip.Addr{addr("172.31.0.1")}))
 	all := map[lb.Key]Service{}
@@ -297,7 +305,8 @@ func TestPoisonedServiceHoldsBackNobody(t *testing.T) {
 		t.Fatalf("error %v", err)
 	}
 	for key, o := range a.Outcomes() {
-		if bad := key == all[simpleService(7, 2).Key].Key; bad != (o.Err != nil) || bad != o.Alone || bad == (len(o.Applied.Ports) > 0) {
+		if bad := key == all[simpleService(7, 2).Key].Key; bad != (o.Err != nil) || bad != o.Alone ||
+			bad == (len(o.Applied.Ports) > 0) {
 			t.Errorf("%s: error %v, alone %v, %d ports applied", key, o.Err, o.Alone, len(o.Applied.Ports))
 		}
 	}
@@ -330,12 +339,14 @@ func simpleService(i, backends int) Service {
 	}
 	s := lb.Slice{Key: key, Service: key, Family: lb.IPv4, Ports: []lb.SlicePort{{Protocol: lb.TCP, Port: 8080}}}
 	for j := range backends {
-		s.Endpoints = append(s.Endpoints, lb.Endpoint{Addr: netip.AddrFrom4([4]byte{192, 168, byte(i), byte(j + 1)}), Ready: true})
+		s.Endpoints = append(s.Endpoints, lb.Endpoint{Addr: netip.AddrFrom4([4]byte{192, 168, byte(i), byte(j + 1)}),
+			Ready: true})
 	}
 	return Service{Service: plan.New(svc, []lb.Slice{s}, plan.Node{Name: localNode})}
 }
 
-// A frontend that two Services want is served for one of them, the same after each start, and the other's outcome says so.
+// A frontend that two Services want is served for one of them, the same after each start, and the
+// other's outcome says so.
 func TestContestedFrontend(t *testing.T) {
 	for _, order := range [][]int{{1, 2}, {2, 1}} {
 		a := fakeActor(fakeKernels())
@@ -355,7 +366,8 @@ func TestContestedFrontend(t *testing.T) {
 			t.Errorf("order %v: the other: %+v", order, second)
 		}
 		at := frontend{addr: addressOf(addr("172.31.0.1")), port: 30001, protocol: tcp}
-		if got := a.tables[0].affine(append(a.tables[0].have.parts[at], entry{element: element{set: setAffinity}})); len(got.all) != 1 {
+		if got := a.tables[0].affine(append(a.tables[0].have.parts[at],
+			entry{element: element{set: setAffinity}})); len(got.all) != 1 {
 			t.Errorf("order %v: the frontend has %d backends", order, len(got.all))
 		}
 		a.SetServices(map[lb.Key]Service{services[1].Key: {}})
@@ -400,7 +412,8 @@ func TestColdStartIsSplit(t *testing.T) {
 	}
 }
 
-// What a predecessor left for Services that are wanted stays until it can be replaced, even when the kernel refuses ours.
+// What a predecessor left for Services that are wanted stays until it can be replaced, even when
+// the kernel refuses ours.
 func TestContract6PredecessorsElementsStayWhileOursAreRefused(t *testing.T) {
 	kernels := fakeKernels()
 	a := fakeActor(kernels)
@@ -425,7 +438,8 @@ func TestContract6PredecessorsElementsStayWhileOursAreRefused(t *testing.T) {
 		count[e.frontend]++
 	}
 	if count[at] != 2 || count[gone] != 0 {
-		t.Errorf("%d elements of the Service that is wanted, want 2; %d of the one that is not, want 0", count[at], count[gone])
+		t.Errorf("%d elements of the Service that is wanted, want 2; %d of the one that is not, want 0", count[at],
+			count[gone])
 	}
 	if _, ok := four.state.elements[element{set: setClusterIPs, frontend: frontend{addr: at.addr}}]; !ok {
 		t.Error("its cluster IP is gone")

@@ -15,8 +15,9 @@ import (
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// maxOperations is how many elements one transaction adds and removes, unless a single Service needs more: the kernel works
-// through them in a few milliseconds, and they fit into the smallest send buffer.
+// maxOperations is how many elements one transaction adds and removes, unless a single Service
+// needs more: the kernel works through them in a few milliseconds, and they fit into the smallest
+// send buffer.
 const maxOperations = 1500
 
 // table keeps the table of one family. One goroutine owns it.
@@ -29,7 +30,8 @@ type table struct {
 	config     plan.Config
 	configured bool
 
-	// applied are the Services whose elements the kernel has confirmed, users how many of them share an element.
+	// applied are the Services whose elements the kernel has confirmed, users how many of them share
+	// an element.
 	applied map[lb.Key]*service
 	users   map[common]int
 	// failed says why what is wanted for a Service is not applied.
@@ -85,7 +87,8 @@ type stats struct {
 	foreign bool
 }
 
-// sync makes the kernel hold what is wanted. With verify, or when it is not known, it reads what the kernel holds first.
+// sync makes the kernel hold what is wanted. With verify, or when it is not known, it reads what
+// the kernel holds first.
 func (t *table) sync(ctx context.Context, verify bool) (stats, error) {
 	var st stats
 	if t.unusable != nil {
@@ -186,7 +189,8 @@ func (t *table) retimed() bool {
 	return len(t.rules.timeouts) != len(t.timeouts)
 }
 
-// repair makes the kernel hold again all that is applied. What is there of other frontends stays, as long as somebody wants them.
+// repair makes the kernel hold again all that is applied. What is there of other frontends stays,
+// as long as somebody wants them.
 func (t *table) repair(strays []stray, st *stats) error {
 	d := t.newDiff()
 	for key, s := range t.applied {
@@ -231,7 +235,8 @@ func (t *table) withdraw(err error) {
 
 func (t *table) newDiff() *diff { return newDiff(t.have, t.users) }
 
-// attempt applies the named Services. When a transaction fails it finds out which of them are to blame, and applies the others.
+// attempt applies the named Services. When a transaction fails it finds out which of them are to
+// blame, and applies the others.
 func (t *table) attempt(ctx context.Context, keys []lb.Key, st *stats) error {
 	var errs []error
 	for len(keys) > 0 && ctx.Err() == nil {
@@ -276,8 +281,8 @@ func (t *table) apply(d *diff, st *stats) error {
 	return nil
 }
 
-// recover is for Services whose common transaction has failed: the table may not be as it is believed to be, or one of them cannot
-// be applied.
+// recover is for Services whose common transaction has failed: the table may not be as it is
+// believed to be, or one of them cannot be applied.
 func (t *table) recover(ctx context.Context, keys []lb.Key, cause error, st *stats) error {
 	if err := t.prepare(true, st); err != nil {
 		t.fail(keys, err)
@@ -320,7 +325,8 @@ func (t *table) commit(c change, st *stats) error {
 	return nil
 }
 
-// commitInParts adds and removes elements in several transactions, what is replaced in the same one.
+// commitInParts adds and removes elements in several transactions, what is replaced in the same
+// one.
 func (t *table) commitInParts(c change, st *stats) error {
 	replaced := make(map[element]entry, min(len(c.add), len(c.remove)))
 	for _, e := range c.remove {
@@ -433,7 +439,8 @@ func (t *table) forget(st *stats) error {
 	return nil
 }
 
-// affinity are the backends to which a frontend's clients may be remembered; without session affinity there are none.
+// affinity are the backends to which a frontend's clients may be remembered; without session
+// affinity there are none.
 type affinity struct {
 	all map[target]bool
 	// local are those for clients from outside when the policy is Local; nil when it is not.
@@ -469,8 +476,9 @@ func (t *table) affine(entries []entry) affinity {
 	return affinity{backends, local}
 }
 
-// isPod tells whether a client is known to be a pod. One that is not may be taken for one from outside, as all IPv6 clients are, of which
-// only a hash is known: it is sent anywhere once more.
+// isPod tells whether a client is known to be a pod. One that is not may be taken for one from
+// outside, as all IPv6 clients are, of which only a hash is known: it is sent anywhere once more.
 func (t *table) isPod(client address) bool {
-	return slices.ContainsFunc(t.config.Pods.Prefixes, func(p netip.Prefix) bool { return p.Contains(client.ip(t.family)) })
+	return slices.ContainsFunc(t.config.Pods.Prefixes,
+		func(p netip.Prefix) bool { return p.Contains(client.ip(t.family)) })
 }

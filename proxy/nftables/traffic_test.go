@@ -24,10 +24,12 @@ func three(w cases.World, scheduler Scheduler, timeout time.Duration, at ...stri
 		c.Backends = append(c.Backends, cases.Backend{At: name, Ready: true, Serving: true})
 	}
 	p, config := c.Plan(w)
-	return Service{Service: p, Scheduler: scheduler, AffinityTimeout: timeout}, WithAddresses(config, []netip.Addr{w.Node, w.Node2})
+	return Service{Service: p, Scheduler: scheduler, AffinityTimeout: timeout},
+		WithAddresses(config, []netip.Addr{w.Node, w.Node2})
 }
 
-// A client keeps its endpoint, per frontend, over restarts and changes of others, until the endpoint goes or the time is over.
+// A client keeps its endpoint, per frontend, over restarts and changes of others, until the
+// endpoint goes or the time is over.
 func TestSessionAffinity(t *testing.T) {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(string(family), func(t *testing.T) {
@@ -42,8 +44,10 @@ func TestSessionAffinity(t *testing.T) {
 			}
 			apply(a, 3*time.Hour, everywhere...)
 			table := []cases.Case{
-				{From: "pod", To: "cluster"}, {From: "outside", To: "vip"}, {From: "outside", To: "nodeport"}, {From: "stranger", To: "vip"},
-				{From: "node", To: "external"}, {From: "pod", To: "cluster", Protocol: lb.UDP}, {From: "outside", To: "vip", Protocol: lb.UDP},
+				{From: "pod", To: "cluster"}, {From: "outside", To: "vip"}, {From: "outside", To: "nodeport"},
+				{From: "stranger", To: "vip"},
+				{From: "node", To: "external"}, {From: "pod", To: "cluster", Protocol: lb.UDP},
+				{From: "outside", To: "vip", Protocol: lb.UDP},
 			}
 			has := map[int]string{}
 			check := func(when string, stays func(i int) bool) {
@@ -109,12 +113,14 @@ func TestSessionAffinity(t *testing.T) {
 	}
 }
 
-// Contract clause 2: a client that was sent to another node before the policy became Local is not sent there any more; a pod is.
+// Contract clause 2: a client that was sent to another node before the policy became Local is not
+// sent there any more; a pod is.
 func TestContract2AffinityEndsWhereThePolicyBecomesLocal(t *testing.T) {
 	w := cases.WorldOf(lb.IPv4)
 	s := cases.NewSite(t, w)
 	a := newTestActor(t, s.Node)
-	remote, local := netip.AddrPortFrom(w.Remote, cases.BackendPort(lb.TCP)).String(), netip.AddrPortFrom(w.Local, cases.BackendPort(lb.TCP)).String()
+	remote, local := netip.AddrPortFrom(w.Remote, cases.BackendPort(lb.TCP)).String(),
+		netip.AddrPortFrom(w.Local, cases.BackendPort(lb.TCP)).String()
 	for _, step := range []struct {
 		at           []cases.Backend
 		policy       func(cases.World, *lb.Service)
@@ -144,7 +150,8 @@ func (a *Actor) table(family lb.Family) *table {
 	return a.tables[slices.IndexFunc(a.tables, func(t *table) bool { return t.family == family })]
 }
 
-// Where the source decides, the kernel decides as the walker says: so all nodes decide the same, and so will the next release.
+// Where the source decides, the kernel decides as the walker says: so all nodes decide the same,
+// and so will the next release.
 func TestHashesAreTheKernels(t *testing.T) {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		for _, scheduler := range []Scheduler{SourceHash, Maglev} {
@@ -156,7 +163,8 @@ func TestHashesAreTheKernels(t *testing.T) {
 				a.Configure(config)
 				a.settle(t, map[lb.Key]Service{service.Key: service})
 				c := cases.Case{From: "pod", To: "cluster", Scheduler: plan.Scheduler(scheduler), Backends: []cases.Backend{
-					{At: "local", Ready: true, Serving: true}, {At: "local2", Ready: true, Serving: true}, {At: "remote", Ready: true, Serving: true},
+					{At: "local", Ready: true, Serving: true}, {At: "local2", Ready: true, Serving: true},
+					{At: "remote", Ready: true, Serving: true},
 				}}
 				walk := walkOf(t, w, c)
 				seen := map[string]bool{}
@@ -209,7 +217,8 @@ func TestRoundRobinTakesTurns(t *testing.T) {
 	a.settle(t, map[lb.Key]Service{service.Key: service})
 	var order []string
 	for i := range 30 {
-		order = append(order, dialFrom(t, s, "pod", netip.AddrPortFrom(w.Pod, 42000+uint16(i)), netip.AddrPortFrom(w.ClusterIP, cases.ServicePort)))
+		order = append(order, dialFrom(t, s, "pod", netip.AddrPortFrom(w.Pod, 42000+uint16(i)),
+			netip.AddrPortFrom(w.ClusterIP, cases.ServicePort)))
 	}
 	for i := 3; i < len(order); i++ {
 		if order[i] != order[i-3] || order[i] == order[i-1] {
@@ -218,8 +227,9 @@ func TestRoundRobinTakesTurns(t *testing.T) {
 	}
 }
 
-// Contract clause 6: no connection is refused while endpoints that stay are joined and left by others, in any way of choosing. A
-// packet may be looked at while a transaction happens: it must find an endpoint all the same.
+// Contract clause 6: no connection is refused while endpoints that stay are joined and left by
+// others, in any way of choosing. A packet may be looked at while a transaction happens: it must
+// find an endpoint all the same.
 func TestContract6NoConnectionIsRefusedWhileEndpointsChange(t *testing.T) {
 	w := cases.WorldOf(lb.IPv4)
 	s := cases.NewSite(t, w)
@@ -234,7 +244,8 @@ func TestContract6NoConnectionIsRefusedWhileEndpointsChange(t *testing.T) {
 	var connections, changes atomic.Int64
 	var group sync.WaitGroup
 	var failed sync.Once
-	for _, to := range []netip.AddrPort{netip.AddrPortFrom(w.ClusterIP, cases.ServicePort), netip.AddrPortFrom(w.VIP, cases.ServicePort)} {
+	for _, to := range []netip.AddrPort{netip.AddrPortFrom(w.ClusterIP, cases.ServicePort),
+		netip.AddrPortFrom(w.VIP, cases.ServicePort)} {
 		group.Go(func() {
 			s.At["pod"].Do(t, func() error {
 				for {

@@ -17,12 +17,13 @@ import (
 	"github.com/landfall-lb/landfall/proxy/cases"
 )
 
-// Each number of backends has a class of its size, or one that a draw hits with more than even chance; no two rules draw the same
-// numbers.
+// Each number of backends has a class of its size, or one that a draw hits with more than even
+// chance; no two rules draw the same numbers.
 func TestClasses(t *testing.T) {
 	for n := 1; n <= maxBackends; n++ {
 		class := int(drawClass(n))
-		if class < n || n > exactClasses && class >= 2*n || n <= exactClasses && class != n || !slices.Contains(drawClasses(), uint32(class)) {
+		if class < n || n > exactClasses && class >= 2*n || n <= exactClasses && class != n ||
+			!slices.Contains(drawClasses(), uint32(class)) {
 			t.Fatalf("%d backends have class %d", n, class)
 		}
 	}
@@ -85,7 +86,8 @@ func TestSlotsAreEvenAndStable(t *testing.T) {
 	}
 }
 
-// The table for these backends shall never change: nodes of different releases have to agree. Computed with this code once.
+// The table for these backends shall never change: nodes of different releases have to agree.
+// Computed with this code once.
 func TestMaglevIsTheSameInAllReleases(t *testing.T) {
 	counts, sum := [3]int{}, 0
 	for i, b := range slots(Maglev, targets(3), 127) {
@@ -99,7 +101,8 @@ func TestMaglevIsTheSameInAllReleases(t *testing.T) {
 
 func TestOutermost(t *testing.T) {
 	in := []netip.Prefix{}
-	for _, s := range []string{"10.0.0.0/8", "10.1.0.0/16", "10.1.0.0/16", "192.0.2.0/24", "192.0.2.7/24", "2001:db8::/32", "2001:db8:1::/48"} {
+	for _, s := range []string{"10.0.0.0/8", "10.1.0.0/16", "10.1.0.0/16", "192.0.2.0/24", "192.0.2.7/24", "2001:db8::/32",
+		"2001:db8:1::/48"} {
 		in = append(in, netip.MustParsePrefix(s))
 	}
 	if got := fmt.Sprint(outermost(in)); got != "[10.0.0.0/8 192.0.2.0/24 2001:db8::/32]" {
@@ -126,7 +129,8 @@ func TestElementsSurviveEncoding(t *testing.T) {
 			}
 			testEncoding(t, family, entry{element: e})
 		}
-		testEncoding(t, family, entry{element: element{set: setBackends, frontend: f, number: 30002}, to: target{addr: at, port: 8080}})
+		testEncoding(t, family, entry{element: element{set: setBackends, frontend: f, number: 30002},
+			to: target{addr: at, port: 8080}})
 		testEncoding(t, family, entry{element: element{set: setAffinity, frontend: f, number: 10800}})
 		testEncoding(t, family, entry{element: element{set: setPorts, frontend: f}, to: target{port: 8080}})
 	}
@@ -142,13 +146,15 @@ func testEncoding(t *testing.T, family lb.Family, e entry) {
 	if e.set == setSourceRanges {
 		last = e.appendKey(nil, family, e.lastSource(family))
 	}
-	if got, err := decode(of, family, e.appendKey(nil, family, e.source), last, e.appendValue(nil, family)); err != nil || got != e {
+	if got, err := decode(of, family, e.appendKey(nil, family, e.source), last, e.appendValue(nil, family)); err != nil ||
+		got != e {
 		t.Errorf("%s %s: %+v came back as %+v, %v", family, e.setName(), e, got, err)
 	}
 }
 
 func FuzzDecode(f *testing.F) {
-	for _, name := range []string{"cluster-ips", "source-ranges", "hairpin", "tcp-backends", "tcp-ports", "udp-affinity-60", "tcp-sticky"} {
+	for _, name := range []string{"cluster-ips", "source-ranges", "hairpin", "tcp-backends", "tcp-ports",
+		"udp-affinity-60", "tcp-sticky"} {
 		f.Add(name, false, make([]byte, 16), make([]byte, 16), make([]byte, 8))
 		f.Add(name, true, make([]byte, 40), make([]byte, 40), make([]byte, 20))
 	}
@@ -165,7 +171,8 @@ func FuzzDecode(f *testing.F) {
 		if err != nil {
 			return
 		}
-		again, err := decode(of, family, e.appendKey(nil, family, e.source), e.appendKey(nil, family, e.lastSource(family)), e.appendValue(nil, family))
+		again, err := decode(of, family, e.appendKey(nil, family, e.source), e.appendKey(nil, family, e.lastSource(family)),
+			e.appendValue(nil, family))
 		if of.set != setBackends && of.set != setPorts {
 			again.to = e.to
 		}
@@ -266,7 +273,8 @@ func TestContract7FailedListingChangesNothing(t *testing.T) {
 	}
 }
 
-// A failure is tried again after 100 ms, 200 ms and so on; what the kernel holds is read from time to time.
+// A failure is tried again after 100 ms, 200 ms and so on; what the kernel holds is read from time
+// to time.
 func TestRetriesAndVerification(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		four := newFakeKernel(lb.IPv4)
@@ -281,7 +289,8 @@ func TestRetriesAndVerification(t *testing.T) {
 		}
 		var seen []Sync
 		a := newActor(Deps{
-			Log: slog.New(slog.DiscardHandler), Changed: func() {}, Verify: time.Minute, Observe: func(s Sync) { seen = append(seen, s) },
+			Log: slog.New(slog.DiscardHandler), Changed: func() {}, Verify: time.Minute,
+			Observe:  func(s Sync) { seen = append(seen, s) },
 			Unusable: map[lb.Family]error{lb.IPv6: errors.New("IPv6 is off")},
 		}, map[lb.Family]kernel{lb.IPv4: four})
 		ctx, cancel := context.WithCancel(t.Context())
@@ -321,19 +330,22 @@ func TestErrorsSayWhatWasAsked(t *testing.T) {
 
 func TestUnusableFamily(t *testing.T) {
 	off := errors.New("IPv6 is off")
-	a := newActor(Deps{Log: slog.New(slog.DiscardHandler), Changed: func() {}, Unusable: map[lb.Family]error{lb.IPv6: off}},
+	a := newActor(Deps{Log: slog.New(slog.DiscardHandler), Changed: func() {},
+		Unusable: map[lb.Family]error{lb.IPv6: off}},
 		map[lb.Family]kernel{lb.IPv4: newFakeKernel(lb.IPv4)})
 	a.Configure(bothAddresses(seedConfig))
 	a.SetServices(variety())
 	settled(t, a)
 	for key, o := range a.Outcomes() {
-		if !errors.Is(o.Err, off) && len(variety()[key].Only(lb.IPv6).Ports) > 0 || len(o.Applied.Only(lb.IPv4).Ports) == 0 || len(o.Applied.Only(lb.IPv6).Ports) > 0 {
+		if !errors.Is(o.Err, off) && len(variety()[key].Only(lb.IPv6).Ports) > 0 || len(o.Applied.Only(lb.IPv4).Ports) == 0 ||
+			len(o.Applied.Only(lb.IPv6).Ports) > 0 {
 			t.Errorf("%s: %v, %d ports", key, o.Err, len(o.Applied.Ports))
 		}
 	}
 }
 
-// IPv6 clients are remembered with the address of their backend alone. Where ports differ, they are only sent where a hash says.
+// IPv6 clients are remembered with the address of their backend alone. Where ports differ, they are
+// only sent where a hash says.
 func TestIPv6AffinityNeedsOnePort(t *testing.T) {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		for _, second := range []uint16{8080, 8081} {
@@ -341,7 +353,8 @@ func TestIPv6AffinityNeedsOnePort(t *testing.T) {
 			service, config := three(w, Random, time.Hour, "local", "local2")
 			port := &service.Ports[0]
 			port.Backends.Cluster[1].Addr = netip.AddrPortFrom(port.Backends.Cluster[1].Addr.Addr(), second)
-			f := newRenderer(family, config).frontend(frontend{addr: addressOf(w.VIP), port: 80, protocol: tcp}, *port, port.Frontends[1], Random, 3600)
+			f := newRenderer(family, config).frontend(frontend{addr: addressOf(w.VIP), port: 80, protocol: tcp}, *port,
+				port.Frontends[1], Random, 3600)
 			has := map[setID]bool{}
 			for _, e := range f {
 				has[e.set] = true

@@ -45,7 +45,8 @@ type way struct {
 	chance  float64
 }
 
-// walker runs the expressions of rules as the kernel would. It stops the test at anything that it does not know.
+// walker runs the expressions of rules as the kernel would. It stops the test at anything that it
+// does not know.
 type walker struct {
 	t      *testing.T
 	family lb.Family
@@ -58,7 +59,8 @@ type walker struct {
 }
 
 func newWalker(t *testing.T, rules ruleset, local []netip.Addr, services ...*service) *walker {
-	w := &walker{t: t, family: rules.family, rules: rules, sets: map[string]map[string]string{}, numbers: map[string][]uint32{}, local: local}
+	w := &walker{t: t, family: rules.family, rules: rules, sets: map[string]map[string]string{},
+		numbers: map[string][]uint32{}, local: local}
 	for _, s := range rules.sets {
 		w.sets[s.name] = map[string]string{}
 	}
@@ -95,8 +97,9 @@ func (w *walker) insert(e entry) {
 	}
 }
 
-// fate walks a new connection through all hooks and returns where it may end and with which probability: at a backend, "reject",
-// "drop" or "none" when nothing matched; and whether it is masqueraded.
+// fate walks a new connection through all hooks and returns where it may end and with which
+// probability: at a backend, "reject", "drop" or "none" when nothing matched; and whether it is
+// masqueraded.
 func (w *walker) fate(p packet) (shares map[string]float64, masqueraded bool) {
 	first := "prerouting"
 	if p.in == "" {
@@ -440,7 +443,8 @@ func jhash(k []byte, seed uint32) uint32 {
 	if copy(rest, k) == 0 {
 		return c
 	}
-	a, b, c = a+binary.LittleEndian.Uint32(rest), b+binary.LittleEndian.Uint32(rest[4:]), c+binary.LittleEndian.Uint32(rest[8:])
+	a, b, c = a+binary.LittleEndian.Uint32(rest), b+binary.LittleEndian.Uint32(rest[4:]),
+		c+binary.LittleEndian.Uint32(rest[8:])
 	c = (c ^ b) - bits.RotateLeft32(b, 14)
 	a = (a ^ c) - bits.RotateLeft32(c, 11)
 	b = (b ^ a) - bits.RotateLeft32(a, 25)
@@ -473,7 +477,8 @@ func serviceOf(w cases.World, c cases.Case) (Service, plan.Config) {
 // packetOf returns the first packet of the case's connection.
 func packetOf(w cases.World, c cases.Case) packet {
 	protocol, _ := protocolOf(c.Transport())
-	return packet{src: netip.AddrPortFrom(c.Source(w), 40000), dst: c.Destination(w), in: c.Interface(), protocol: protocol, invalid: c.Invalid}
+	return packet{src: netip.AddrPortFrom(c.Source(w), 40000), dst: c.Destination(w), in: c.Interface(),
+		protocol: protocol, invalid: c.Invalid}
 }
 
 // Every number of backends is spread evenly by random draws.

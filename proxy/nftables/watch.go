@@ -15,7 +15,8 @@ import (
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// Netlink is the way to the tables of one network namespace. Its methods must not be called at the same time, but for watch.
+// Netlink is the way to the tables of one network namespace. Its methods must not be called at the
+// same time, but for watch.
 type Netlink struct {
 	commands *socket
 	events   *os.File
@@ -41,7 +42,8 @@ func (n *Netlink) Close() {
 	n.events.Close()
 }
 
-// subscribe opens a socket that hears of every change, except those that the socket with the given port made.
+// subscribe opens a socket that hears of every change, except those that the socket with the given
+// port made.
 func subscribe(port uint32) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -51,8 +53,8 @@ func subscribe(port uint32) (*os.File, error) {
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer) != nil {
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer)
 	}
-	// The sender's port is in the fourth word of each message, in this machine's byte order, which a filter reads as if it were the
-	// network's. All messages of a datagram are of one sender.
+	// The sender's port is in the fourth word of each message, in this machine's byte order, which a
+	// filter reads as if it were the network's. All messages of a datagram are of one sender.
 	sender := binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, port))
 	filter := []unix.SockFilter{
 		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 12},
@@ -61,7 +63,8 @@ func subscribe(port uint32) (*os.File, error) {
 		{Code: unix.BPF_RET | unix.BPF_K, K: 1 << 18},
 	}
 	err = errors.Join(
-		unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}),
+		unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
+			&unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}),
 		unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}),
 		unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, unix.NFNLGRP_NFTABLES))
 	if err != nil {
@@ -101,7 +104,8 @@ func (n *Netlink) watch(ctx context.Context, log *slog.Logger, disturbed func())
 	return nil
 }
 
-// disturbing tells whether a datagram is about a change of ours tables, other than of who is remembered.
+// disturbing tells whether a datagram is about a change of ours tables, other than of who is
+// remembered.
 func disturbing(b []byte) bool {
 	found := false
 	_ = split(b, func(m netlinkMessage) error {
@@ -140,7 +144,8 @@ func Cleanup(n *Netlink) error {
 	return errors.Join(errs...)
 }
 
-// Probe tells whether the kernel takes our rules, nil if so. It changes nothing: what the transaction adds it also removes.
+// Probe tells whether the kernel takes our rules, nil if so. It changes nothing: what the
+// transaction adds it also removes.
 func Probe(n *Netlink, family lb.Family) error {
 	m := messages{family: family, table: TableName + "-probe"}
 	m.begin()

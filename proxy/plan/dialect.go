@@ -8,7 +8,8 @@ import (
 
 // What follows is what the loop and whatever writes rules tell each other, besides Services.
 
-// Detector tells connections that pods of this cluster make from all others. The zero value cannot tell, so all count as pods'.
+// Detector tells connections that pods of this cluster make from all others. The zero value cannot
+// tell, so all count as pods'.
 type Detector struct {
 	Prefixes  []netip.Prefix // where pods have their addresses; the first of each family counts
 	Interface string         // where pods' packets come in; a + at its end stands for any rest
@@ -20,18 +21,20 @@ type Config struct {
 	MasqueradeAll bool
 	// MasqueradeBit is the bit of the packet mark that asks for masquerading, 0 to 31.
 	MasqueradeBit int
-	// NodePortAddresses are the addresses of this node at which node ports are served, by family; a family without an entry
-	// serves them at all of the node's addresses.
+	// NodePortAddresses are the addresses of this node at which node ports are served, by family; a
+	// family without an entry serves them at all of the node's addresses.
 	NodePortAddresses map[lb.Family][]netip.Addr
 	// LoopbackNodePorts serves node ports at 127.0.0.1 too, which needs the sysctl route_localnet.
 	LoopbackNodePorts bool
-	// DropInvalid drops packets that conntrack finds invalid: those of a pod would else leave with its own address and end
-	// the client's connection (kubernetes/kubernetes#74839).
+	// DropInvalid drops packets that conntrack finds invalid: those of a pod would else leave with its
+	// own address and end the client's connection (kubernetes/kubernetes#74839).
 	DropInvalid bool
-	// ServiceNetworks are those that the cluster takes its cluster IPs from, as far as they are known. New connections that are still
-	// for an address in there, whatever has been translated, are for no Service: they are dropped rather than sent who knows where.
+	// ServiceNetworks are those that the cluster takes its cluster IPs from, as far as they are known.
+	// New connections that are still for an address in there, whatever has been translated, are for no
+	// Service: they are dropped rather than sent who knows where.
 	ServiceNetworks []netip.Prefix
-	// AnswerPing has the node answer echo requests to the addresses that it delivers, see Frontend.AnswersPing.
+	// AnswerPing has the node answer echo requests to the addresses that it delivers, see
+	// Frontend.AnswersPing.
 	AnswerPing bool
 }
 

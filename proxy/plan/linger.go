@@ -7,7 +7,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// Withdrawn returns the ports of before with the frontends of those VIPs that before holds and now does not, marked as lingering.
+// Withdrawn returns the ports of before with the frontends of those VIPs that before holds and now
+// does not, marked as lingering.
 func Withdrawn(before, now Service) []Port {
 	var ports []Port
 	for _, p := range before.Ports {
@@ -30,12 +31,14 @@ func vipFrontends(p Port, want func(Frontend) bool) []Frontend {
 	return frontends
 }
 
-// WithLingering returns the plan with lingering frontends added to it. Those of a port that the Service still has follow its
-// present backends; a port that is gone keeps its last ones. What the Service serves by itself again does not linger.
+// WithLingering returns the plan with lingering frontends added to it. Those of a port that the
+// Service still has follow its present backends; a port that is gone keeps its last ones. What the
+// Service serves by itself again does not linger.
 func (s Service) WithLingering(ports []Port) Service {
 	s.Ports = slices.Clone(s.Ports)
 	for _, p := range ports {
-		p.Frontends = slices.DeleteFunc(slices.Clone(p.Frontends), func(f Frontend) bool { return s.Serves(p.Protocol, f.Addr, f.Port) })
+		p.Frontends = slices.DeleteFunc(slices.Clone(p.Frontends),
+			func(f Frontend) bool { return s.Serves(p.Protocol, f.Addr, f.Port) })
 		if len(p.Frontends) == 0 {
 			continue
 		}

@@ -1,4 +1,5 @@
-// Package plan decides what a node's kernel shall do for one Service. It is pure: values in, values out.
+// Package plan decides what a node's kernel shall do for one Service. It is pure: values in, values
+// out.
 package plan
 
 import (
@@ -35,12 +36,14 @@ type Action string
 const (
 	// ToCluster delivers to the port's Backends.Cluster.
 	ToCluster Action = "Cluster"
-	// ToLocal delivers to Backends.Local. On frontends other than the ClusterIP, policy Local concerns who comes from outside
-	// only: pods and the node itself get Backends.Cluster, with ToLocal as with Drop.
+	// ToLocal delivers to Backends.Local. On frontends other than the ClusterIP, policy Local concerns
+	// who comes from outside only: pods and the node itself get Backends.Cluster, with ToLocal as with
+	// Drop.
 	ToLocal Action = "Local"
 	// Reject refuses, as no endpoint is usable anywhere.
 	Reject Action = "Reject"
-	// Drop is silent, as the policy is Local and only other nodes have usable endpoints: whoever balances in front shall try those.
+	// Drop is silent, as the policy is Local and only other nodes have usable endpoints: whoever
+	// balances in front shall try those.
 	Drop Action = "Drop"
 )
 
@@ -53,12 +56,14 @@ type Frontend struct {
 	Action Action
 	// Sources are who may connect; everybody if empty.
 	Sources []netip.Prefix
-	// Lingering marks a VIP that was taken from the Service, and is kept working while packets may still arrive.
+	// Lingering marks a VIP that was taken from the Service, and is kept working while packets may
+	// still arrive.
 	Lingering bool
 }
 
-// AnswersPing tells whether the frontend's address answers echo requests on this node: an address of the Service's own that is
-// delivered from here to who comes from outside. One that is not stays silent, as who pings it wants to know just that.
+// AnswersPing tells whether the frontend's address answers echo requests on this node: an address
+// of the Service's own that is delivered from here to who comes from outside. One that is not stays
+// silent, as who pings it wants to know just that.
 func (f Frontend) AnswersPing() bool {
 	return (f.Kind == LoadBalancer || f.Kind == ExternalIP) && (f.Action == ToCluster || f.Action == ToLocal)
 }
@@ -71,8 +76,8 @@ type Port struct {
 	// External is the policy of all frontends but the ClusterIP.
 	External lb.TrafficPolicy
 	Backends lb.Usable
-	// Serving are all endpoints that still serve, including terminating ones that get no new connections: flows to them
-	// may go on.
+	// Serving are all endpoints that still serve, including terminating ones that get no new
+	// connections: flows to them may go on.
 	Serving   []netip.AddrPort
 	Frontends []Frontend
 }
@@ -83,14 +88,15 @@ type Service struct {
 	Ports []Port
 	// Policy is the external traffic policy.
 	Policy lb.TrafficPolicy
-	// VIPs are the addresses that the Service holds and the nodes have to deliver, without lingering ones.
+	// VIPs are the addresses that the Service holds and the nodes have to deliver, without lingering
+	// ones.
 	VIPs []netip.Addr
 	// HealthPort is the healthCheckNodePort; 0 when the Service needs none.
 	HealthPort uint16
 	// Affinity is set when the Service asks for session affinity.
 	Affinity bool
-	// AffinityTimeout is how long a client address gets the same backend after its last new connection to a port, in whole
-	// seconds; 0 for no affinity.
+	// AffinityTimeout is how long a client address gets the same backend after its last new connection
+	// to a port, in whole seconds; 0 for no affinity.
 	AffinityTimeout time.Duration
 	// Scheduler is what the Service asks for; "" for the node's default.
 	Scheduler Scheduler
@@ -116,13 +122,17 @@ func ParseScheduler(name string) (Scheduler, bool) {
 	return "", false
 }
 
-// SchedulerIgnored says why a proxy in one of its modes does not choose backends as a Service asks for, "" if it does.
+// SchedulerIgnored says why a proxy in one of its modes does not choose backends as a Service asks
+// for, "" if it does.
 func SchedulerIgnored(asked string, onlyRandom bool) string {
 	switch scheduler, ok := ParseScheduler(asked); {
 	case !ok:
-		return fmt.Sprintf("annotation %s: %q is none of %s, %s, %s, %s; the node's default is used", lb.AnnotationScheduler, asked, Random, RoundRobin, SourceHash, Maglev)
+		return fmt.Sprintf("annotation %s: %q is none of %s, %s, %s, %s; the node's default is used", lb.AnnotationScheduler,
+			asked, Random, RoundRobin, SourceHash, Maglev)
 	case onlyRandom && scheduler != "" && scheduler != Random:
-		return fmt.Sprintf("annotation %s: %q needs a proxy in nftables mode; in iptables mode connections are spread at random", lb.AnnotationScheduler, asked)
+		return fmt.Sprintf(
+			"annotation %s: %q needs a proxy in nftables mode; in iptables mode connections are spread at random",
+			lb.AnnotationScheduler, asked)
 	}
 	return ""
 }
@@ -150,7 +160,8 @@ func New(svc lb.Service, endpoints []lb.Slice, node Node) Service {
 	return s
 }
 
-func newPort(svc lb.Service, vips []netip.Addr, clusterIP netip.Addr, port lb.ServicePort, endpoints []lb.Slice, node Node) Port {
+func newPort(
+	svc lb.Service, vips []netip.Addr, clusterIP netip.Addr, port lb.ServicePort, endpoints []lb.Slice, node Node) Port {
 	family := lb.FamilyOf(clusterIP)
 	p := Port{
 		Family:   family,
@@ -192,8 +203,8 @@ func action(usable lb.Usable, policy lb.TrafficPolicy) Action {
 	return ToLocal
 }
 
-// sources returns who may connect to vip, nil for everybody. A node that may connect can do so with the VIP as its own source
-// address, as it has when the VIP is on one of its interfaces.
+// sources returns who may connect to vip, nil for everybody. A node that may connect can do so with
+// the VIP as its own source address, as it has when the VIP is on one of its interfaces.
 func sources(ranges []netip.Prefix, vip netip.Addr, node Node) []netip.Prefix {
 	var allowed []netip.Prefix
 	nodeAllowed := false

@@ -37,8 +37,8 @@ func service(change ...func(*lb.Service)) lb.Service {
 
 func local(s *lb.Service) { s.ExternalPolicy = lb.Local }
 
-// slice reads endpoints like "1 here, 2 there terminating, 3 here gone, 4 there unready": the last byte of the address, its node,
-// and its condition.
+// slice reads endpoints like "1 here, 2 there terminating, 3 here gone, 4 there unready": the last
+// byte of the address, its node, and its condition.
 func slice(endpoints string, ports ...lb.SlicePort) []lb.Slice {
 	if ports == nil {
 		ports = []lb.SlicePort{{Name: "http", Protocol: lb.TCP, Port: 8080}}
@@ -102,31 +102,52 @@ func TestNew(t *testing.T) {
 		want      string
 		health    uint16
 	}{
-		{"4 policy Cluster", service(), "1 here, 2 there", "ClusterIP 10.96.0.1:80/tcp Cluster\nLoadBalancer 192.0.2.1:80/tcp Cluster\nNodePort 30080/tcp Cluster", 0},
-		{"5 policy Local", service(local), "1 here, 2 there", "ClusterIP 10.96.0.1:80/tcp Cluster\nLoadBalancer 192.0.2.1:80/tcp Local\nNodePort 30080/tcp Local", 32000},
-		{"8 policy Local, none here", service(local), "2 there", "ClusterIP 10.96.0.1:80/tcp Cluster\nLoadBalancer 192.0.2.1:80/tcp Drop\nNodePort 30080/tcp Drop", 32000},
-		{"11 internal policy Local, none here", service(func(s *lb.Service) { s.InternalPolicy = lb.Local }), "2 there", "ClusterIP 10.96.0.1:80/tcp Drop\nLoadBalancer 192.0.2.1:80/tcp Cluster\nNodePort 30080/tcp Cluster", 0},
-		{"16 no endpoints", service(local), "", "ClusterIP 10.96.0.1:80/tcp Reject\nLoadBalancer 192.0.2.1:80/tcp Reject\nNodePort 30080/tcp Reject", 32000},
-		{"29 none serves", service(), "1 here gone, 2 there unready", "ClusterIP 10.96.0.1:80/tcp Reject\nLoadBalancer 192.0.2.1:80/tcp Reject\nNodePort 30080/tcp Reject", 0},
+		{"4 policy Cluster", service(), "1 here, 2 there",
+			"ClusterIP 10.96.0.1:80/tcp Cluster\nLoadBalancer 192.0.2.1:80/tcp Cluster\nNodePort 30080/tcp Cluster", 0},
+		{"5 policy Local", service(local), "1 here, 2 there",
+			"ClusterIP 10.96.0.1:80/tcp Cluster\nLoadBalancer 192.0.2.1:80/tcp Local\nNodePort 30080/tcp Local", 32000},
+		{"8 policy Local, none here", service(local), "2 there",
+			"ClusterIP 10.96.0.1:80/tcp Cluster\nLoadBalancer 192.0.2.1:80/tcp Drop\nNodePort 30080/tcp Drop", 32000},
+		{"11 internal policy Local, none here", service(func(s *lb.Service) { s.InternalPolicy = lb.Local }), "2 there",
+			"ClusterIP 10.96.0.1:80/tcp Drop\nLoadBalancer 192.0.2.1:80/tcp Cluster\nNodePort 30080/tcp Cluster", 0},
+		{
+			"16 no endpoints", service(local), "",
+			"ClusterIP 10.96.0.1:80/tcp Reject\nLoadBalancer 192.0.2.1:80/tcp Reject\nNodePort 30080/tcp Reject", 32000},
+		{"29 none serves", service(), "1 here gone, 2 there unready",
+			"ClusterIP 10.96.0.1:80/tcp Reject\nLoadBalancer 192.0.2.1:80/tcp Reject\nNodePort 30080/tcp Reject", 0},
 		{"20 source ranges", service(func(s *lb.Service) {
-			s.SourceRanges = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("2001:db8::/32"), netip.MustParsePrefix("172.31.0.0/16")}
-		}), "1 here", "ClusterIP 10.96.0.1:80/tcp Cluster\nLoadBalancer 192.0.2.1:80/tcp Cluster from 172.31.0.0/16 from 192.0.2.1/32 from 198.51.100.0/24\nNodePort 30080/tcp Cluster", 0},
+			s.SourceRanges = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("2001:db8::/32"),
+				netip.MustParsePrefix("172.31.0.0/16")}
+		}), "1 here",
+			"ClusterIP 10.96.0.1:80/tcp Cluster\nLoadBalancer 192.0.2.1:80/tcp Cluster from 172.31.0.0/16 from 192.0.2.1/32 " +
+				"from 198.51.100.0/24\nNodePort 30080/tcp Cluster", 0},
 		{"22 a range of all", service(func(s *lb.Service) {
 			s.SourceRanges = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("0.0.0.0/0")}
-		}), "1 here", "ClusterIP 10.96.0.1:80/tcp Cluster\nLoadBalancer 192.0.2.1:80/tcp Cluster\nNodePort 30080/tcp Cluster", 0},
-		{"24 ipMode Proxy", service(func(s *lb.Service) { s.Ingress[0].Mode = lb.IPModeProxy }), "1 here", "ClusterIP 10.96.0.1:80/tcp Cluster\nNodePort 30080/tcp Cluster", 0},
-		{"no node ports allocated", service(func(s *lb.Service) { s.Ports[0].NodePort = 0 }), "1 here", "ClusterIP 10.96.0.1:80/tcp Cluster\nLoadBalancer 192.0.2.1:80/tcp Cluster", 0},
+		}), "1 here", "ClusterIP 10.96.0.1:80/tcp Cluster\nLoadBalancer 192.0.2.1:80/tcp Cluster\nNodePort 30080/tcp Cluster",
+			0},
+		{"24 ipMode Proxy", service(func(s *lb.Service) { s.Ingress[0].Mode = lb.IPModeProxy }), "1 here",
+			"ClusterIP 10.96.0.1:80/tcp Cluster\nNodePort 30080/tcp Cluster", 0},
+		{"no node ports allocated", service(func(s *lb.Service) { s.Ports[0].NodePort = 0 }), "1 here",
+			"ClusterIP 10.96.0.1:80/tcp Cluster\nLoadBalancer 192.0.2.1:80/tcp Cluster", 0},
 		{"42 headless", service(func(s *lb.Service) { s.ClusterIPs = nil }), "1 here", "", 0},
 		{"42 ExternalName", service(func(s *lb.Service) { s.Type = lb.ExternalName }), "1 here", "", 0},
-		{"a ClusterIP with what it was left from another type", service(func(s *lb.Service) { s.Type = lb.ClusterIP }), "1 here", "ClusterIP 10.96.0.1:80/tcp Cluster", 0},
-		{"NodePort and Local has no health port", service(local, func(s *lb.Service) { s.Type = lb.NodePort }), "1 here", "ClusterIP 10.96.0.1:80/tcp Cluster\nNodePort 30080/tcp Local", 0},
-		{"45 dual stack", service(dual), "1 here", "ClusterIP 10.96.0.1:80/tcp Cluster\nExternalIP 192.0.2.9:80/tcp Cluster\nLoadBalancer 192.0.2.1:80/tcp Cluster\nNodePort 30080/tcp Cluster\n" +
-			"ClusterIP [fd00:96::1]:80/tcp Cluster\nExternalIP [2001:db8::9]:80/tcp Cluster\nLoadBalancer [2001:db8::1]:80/tcp Cluster\nNodePort 30080/tcp Cluster", 0},
+		{"a ClusterIP with what it was left from another type", service(func(s *lb.Service) { s.Type = lb.ClusterIP }),
+			"1 here", "ClusterIP 10.96.0.1:80/tcp Cluster", 0},
+		{"NodePort and Local has no health port", service(local, func(s *lb.Service) { s.Type = lb.NodePort }), "1 here",
+			"ClusterIP 10.96.0.1:80/tcp Cluster\nNodePort 30080/tcp Local", 0},
+		{"45 dual stack", service(dual), "1 here",
+			"ClusterIP 10.96.0.1:80/tcp Cluster\nExternalIP 192.0.2.9:80/tcp Cluster\nLoadBalancer 192.0.2.1:80/tcp " +
+				"Cluster\nNodePort 30080/tcp Cluster\n" +
+				"ClusterIP [fd00:96::1]:80/tcp Cluster\nExternalIP [2001:db8::9]:80/tcp Cluster\nLoadBalancer " +
+				"[2001:db8::1]:80/tcp Cluster\nNodePort 30080/tcp Cluster", 0},
 		{"45 IPv6 only", service(dual, func(s *lb.Service) { s.ClusterIPs = s.ClusterIPs[1:] }), "1 here",
-			"ClusterIP [fd00:96::1]:80/tcp Cluster\nExternalIP [2001:db8::9]:80/tcp Cluster\nLoadBalancer [2001:db8::1]:80/tcp Cluster\nNodePort 30080/tcp Cluster", 0},
+			"ClusterIP [fd00:96::1]:80/tcp Cluster\nExternalIP [2001:db8::9]:80/tcp Cluster\nLoadBalancer " +
+				"[2001:db8::1]:80/tcp Cluster\nNodePort 30080/tcp Cluster", 0},
 		{"17 protocols are apart", service(func(s *lb.Service) {
 			s.Ports = append(s.Ports, lb.ServicePort{Name: "dns", Protocol: lb.UDP, Port: 80})
-		}), "1 here", "ClusterIP 10.96.0.1:80/tcp Cluster\nLoadBalancer 192.0.2.1:80/tcp Cluster\nNodePort 30080/tcp Cluster\nClusterIP 10.96.0.1:80/udp Reject\nLoadBalancer 192.0.2.1:80/udp Reject", 0},
+		}), "1 here",
+			"ClusterIP 10.96.0.1:80/tcp Cluster\nLoadBalancer 192.0.2.1:80/tcp Cluster\nNodePort 30080/tcp Cluster\nClusterIP " +
+				"10.96.0.1:80/udp Reject\nLoadBalancer 192.0.2.1:80/udp Reject", 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := New(tt.service, slice(tt.endpoints), here)
@@ -140,10 +161,12 @@ func TestNew(t *testing.T) {
 	}
 }
 
-// Endpoints that terminate get no new connections while others are ready, but flows to them may go on as long as they serve.
+// Endpoints that terminate get no new connections while others are ready, but flows to them may go
+// on as long as they serve.
 func TestServing(t *testing.T) {
 	p := New(service(), slice("1 here, 2 there terminating, 3 here gone, 4 here unready"), here).Ports[0]
-	if want := []netip.AddrPort{netip.MustParseAddrPort("192.168.0.1:8080"), netip.MustParseAddrPort("192.168.0.2:8080")}; !slices.Equal(p.Serving, want) {
+	if want := []netip.AddrPort{netip.MustParseAddrPort("192.168.0.1:8080"),
+		netip.MustParseAddrPort("192.168.0.2:8080")}; !slices.Equal(p.Serving, want) {
 		t.Errorf("serving %v, want %v", p.Serving, want)
 	}
 	if len(p.Backends.Cluster) != 1 {
@@ -154,7 +177,8 @@ func TestServing(t *testing.T) {
 func TestContract3WithdrawnVIPsLinger(t *testing.T) {
 	before := New(service(), slice("1 here"), here)
 	gone := Service{Key: web}
-	if got, want := show(gone.WithLingering(Withdrawn(before, gone))), "LoadBalancer 192.0.2.1:80/tcp Cluster lingering"; got != want {
+	if got, want := show(gone.WithLingering(Withdrawn(before, gone))),
+		"LoadBalancer 192.0.2.1:80/tcp Cluster lingering"; got != want {
 		t.Errorf("Service gone: %q, want %q", got, want)
 	}
 	moved := New(service(func(s *lb.Service) { s.Ingress[0].Addr = addr("192.0.2.2") }), slice("2 here"), here)
@@ -176,10 +200,12 @@ func TestContract3WithdrawnVIPsLinger(t *testing.T) {
 	if left := Yield(ports, other.Serves); len(left) != 0 {
 		t.Errorf("another Service has the VIP, and these still linger: %v", left)
 	}
-	if left := Yield(ports, New(service(func(s *lb.Service) { s.Ports[0].Port = 443 }), nil, here).Serves); len(left) != 1 {
+	if left := Yield(ports, New(service(func(s *lb.Service) { s.Ports[0].Port = 443 }), nil,
+		here).Serves); len(left) != 1 {
 		t.Errorf("another Service has another port of the VIP: %v", left)
 	}
-	if ports := Withdrawn(before, New(service(func(s *lb.Service) { s.Ports[0].Port = 8080 }), slice("1 here"), here)); len(ports) != 0 {
+	if ports := Withdrawn(before, New(service(func(s *lb.Service) { s.Ports[0].Port = 8080 }), slice("1 here"),
+		here)); len(ports) != 0 {
 		t.Errorf("a port that the Service gave up lingers: %v", ports)
 	}
 	twice := Withdrawn(Service{Key: web}.WithLingering(ports), Service{Key: web})
@@ -206,25 +232,44 @@ func TestReport(t *testing.T) {
 		deliverable      lb.Reason
 		health           int
 	}{
-		{"confirmed", plan("1 here, 2 there, 3 there", local), plan("1 here, 2 there, 3 there", local), nil, false, counts{1, 0, 3, 0}, "", 1},
-		{"Contract1: nothing confirmed yet", plan("1 here", local), Service{Key: web}, nil, true, counts{}, lb.ReasonNotProgrammed, 0},
-		{"Contract1: refused by the kernel", plan("1 here", local), Service{Key: web}, failed, true, counts{}, lb.ReasonNotProgrammed, 0},
-		{"a new backend is not there yet", plan("1 here, 2 here", local), plan("1 here", local), nil, false, counts{1, 0, 1, 0}, "", 1},
-		{"a backend that went does not count although the kernel still has it", plan("1 here", local), plan("1 here, 2 here", local), nil, false, counts{1, 0, 1, 0}, "", 1},
-		{"the only backend was replaced", plan("2 here", local), plan("1 here", local), nil, false, counts{}, lb.ReasonNoBackends, 0},
-		{"in flight: nothing flaps", plan("1 here, 2 there", local, secondPort), plan("1 here, 2 there", local), nil, false, counts{1, 0, 2, 0}, "", 1},
-		{"newer rules failed", plan("1 here, 2 here", local), plan("1 here", local), failed, true, counts{}, lb.ReasonNotProgrammed, 1},
-		{"a failure elsewhere in the Service", plan("1 here", local), plan("1 here", local), failed, false, counts{1, 0, 1, 0}, "", 1},
-		{"a new VIP is not there yet", plan("1 here"), plan("1 here", func(s *lb.Service) { s.Ingress[0].Addr = addr("192.0.2.7") }), nil, true, counts{}, lb.ReasonNotProgrammed, 0},
-		{"Contract2: nothing local", plan("2 there", local), plan("2 there", local), nil, false, counts{0, 0, 1, 0}, lb.ReasonNoLocalBackends, 0},
-		{"Contract2: local ones terminate while others are ready", plan("1 here terminating, 2 there", local), plan("1 here terminating, 2 there", local), nil, false, counts{0, 1, 1, 0}, lb.ReasonNoLocalBackends, 0},
-		{"Contract2: all terminate", plan("1 here terminating, 2 there terminating", local), plan("1 here terminating, 2 there terminating", local), nil, false, counts{0, 1, 0, 2}, "", 0},
-		{"a local one begins to terminate: same rules, other counts", plan("1 here terminating", local), plan("1 here", local), nil, false, counts{0, 1, 0, 1}, "", 0},
+		{"confirmed", plan("1 here, 2 there, 3 there", local), plan("1 here, 2 there, 3 there", local), nil, false,
+			counts{1, 0, 3, 0}, "", 1},
+		{"Contract1: nothing confirmed yet", plan("1 here", local), Service{Key: web}, nil, true, counts{},
+			lb.ReasonNotProgrammed, 0},
+		{"Contract1: refused by the kernel", plan("1 here", local), Service{Key: web}, failed, true, counts{},
+			lb.ReasonNotProgrammed, 0},
+		{"a new backend is not there yet", plan("1 here, 2 here", local), plan("1 here", local), nil, false,
+			counts{1, 0, 1, 0}, "", 1},
+		{"a backend that went does not count although the kernel still has it", plan("1 here", local),
+			plan("1 here, 2 here", local), nil, false, counts{1, 0, 1, 0}, "", 1},
+		{"the only backend was replaced", plan("2 here", local), plan("1 here", local), nil, false, counts{},
+			lb.ReasonNoBackends, 0},
+		{"in flight: nothing flaps", plan("1 here, 2 there", local, secondPort), plan("1 here, 2 there", local), nil, false,
+			counts{1, 0, 2, 0}, "", 1},
+		{"newer rules failed", plan("1 here, 2 here", local), plan("1 here", local), failed, true, counts{},
+			lb.ReasonNotProgrammed, 1},
+		{"a failure elsewhere in the Service", plan("1 here", local), plan("1 here", local), failed, false,
+			counts{1, 0, 1, 0}, "", 1},
+		{"a new VIP is not there yet", plan("1 here"),
+			plan("1 here", func(s *lb.Service) { s.Ingress[0].Addr = addr("192.0.2.7") }), nil, true, counts{},
+			lb.ReasonNotProgrammed, 0},
+		{"Contract2: nothing local", plan("2 there", local), plan("2 there", local), nil, false, counts{0, 0, 1, 0},
+			lb.ReasonNoLocalBackends, 0},
+		{"Contract2: local ones terminate while others are ready", plan("1 here terminating, 2 there", local),
+			plan("1 here terminating, 2 there", local), nil, false, counts{0, 1, 1, 0}, lb.ReasonNoLocalBackends, 0},
+		{"Contract2: all terminate", plan("1 here terminating, 2 there terminating", local),
+			plan("1 here terminating, 2 there terminating", local), nil, false, counts{0, 1, 0, 2}, "", 0},
+		{"a local one begins to terminate: same rules, other counts", plan("1 here terminating", local),
+			plan("1 here", local), nil, false, counts{0, 1, 0, 1}, "", 0},
 		{"policy Cluster", plan("2 there"), plan("2 there"), nil, false, counts{0, 0, 1, 0}, "", 0},
 		{"no endpoints", plan(""), plan(""), nil, false, counts{}, lb.ReasonNoBackends, 0},
-		{"from Local to Cluster: the kernel still drops", plan("2 there"), plan("2 there", local), nil, false, counts{}, lb.ReasonNoBackends, 0},
-		{"from Cluster to Local: it delivers, though not only here", plan("1 here, 2 there", local), plan("1 here, 2 there"), nil, false, counts{1, 0, 2, 0}, "", 0},
-		{"no cluster IP of the VIP's family", plan("1 here", func(s *lb.Service) { s.ClusterIPs = []netip.Addr{addr("fd00:96::1")} }), Service{Key: web}, nil, true, counts{}, lb.ReasonNotProgrammed, 0},
+		{"from Local to Cluster: the kernel still drops", plan("2 there"), plan("2 there", local), nil, false, counts{},
+			lb.ReasonNoBackends, 0},
+		{"from Cluster to Local: it delivers, though not only here", plan("1 here, 2 there", local), plan("1 here, 2 there"),
+			nil, false, counts{1, 0, 2, 0}, "", 0},
+		{"no cluster IP of the VIP's family", plan("1 here",
+			func(s *lb.Service) { s.ClusterIPs = []netip.Addr{addr("fd00:96::1")} }), Service{Key: web}, nil, true, counts{},
+			lb.ReasonNotProgrammed, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := Report(tt.desired, tt.applied, tt.failure)
@@ -251,7 +296,8 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// Endpoints count by address over all ports: two ports of a pod are one, and a pod that lacks a port counts.
+// Endpoints count by address over all ports: two ports of a pod are one, and a pod that lacks a
+// port counts.
 func TestContract4HealthCountsPods(t *testing.T) {
 	svc := service(local, func(s *lb.Service) {
 		s.Ports = append(s.Ports, lb.ServicePort{Name: "https", Protocol: lb.TCP, Port: 443})
@@ -286,7 +332,8 @@ func TestFamiliesAreReportedApart(t *testing.T) {
 
 func TestSameRules(t *testing.T) {
 	a, b := New(service(dual), slice("1 here"), here), New(service(dual), slice("1 here, 2 here"), here)
-	if !SameRules(a, a, lb.IPv6) || SameRules(a, b, lb.IPv6) || SameRules(a, b, lb.IPv4) || SameRules(a, Service{}, lb.IPv4) || !SameRules(a.Only(lb.IPv4), b.Only(lb.IPv4), lb.IPv6) {
+	if !SameRules(a, a, lb.IPv6) || SameRules(a, b, lb.IPv6) || SameRules(a, b, lb.IPv4) ||
+		SameRules(a, Service{}, lb.IPv4) || !SameRules(a.Only(lb.IPv4), b.Only(lb.IPv4), lb.IPv6) {
 		t.Error("wrong")
 	}
 }

@@ -8,9 +8,10 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// Report says what the node delivers of a Service: for each VIP, and for its health port. It never says more than the kernel is
-// confirmed to hold (applied), nor more than is still wanted (desired), so an endpoint counts only if it is in both.
-// failure is why the last attempt to apply desired did not succeed; nil while it is merely under way.
+// Report says what the node delivers of a Service: for each VIP, and for its health port. It never
+// says more than the kernel is confirmed to hold (applied), nor more than is still wanted
+// (desired), so an endpoint counts only if it is in both. failure is why the last attempt to apply
+// desired did not succeed; nil while it is merely under way.
 func Report(desired, applied Service, failure error) []lb.Delivery {
 	var deliveries []lb.Delivery
 	for _, vip := range desired.VIPs {
@@ -48,7 +49,8 @@ func deliver(desired, applied Service, failure error, vip netip.Addr) lb.Deliver
 func refusal(want, have []Port, failure error, vip netip.Addr) *lb.Refusal {
 	switch {
 	case len(want) == 0:
-		return lb.Refuse(lb.ReasonNotProgrammed, "the Service has no %s cluster IP, or no ports, so nothing can be programmed for %s", lb.FamilyOf(vip), vip)
+		return lb.Refuse(lb.ReasonNotProgrammed,
+			"the Service has no %s cluster IP, or no ports, so nothing can be programmed for %s", lb.FamilyOf(vip), vip)
 	case failure != nil && !reflect.DeepEqual(want, have):
 		return lb.Refuse(lb.ReasonNotProgrammed, "the kernel did not take the rules for %s: %v", vip, failure)
 	case len(have) == 0:
@@ -61,7 +63,8 @@ func refusal(want, have []Port, failure error, vip netip.Addr) *lb.Refusal {
 func portsOf(s Service, vip netip.Addr) []Port {
 	var ports []Port
 	for _, p := range s.Ports {
-		p.Frontends = slices.DeleteFunc(slices.Clone(p.Frontends), func(f Frontend) bool { return f.Kind != LoadBalancer || f.Addr != vip })
+		p.Frontends = slices.DeleteFunc(slices.Clone(p.Frontends),
+			func(f Frontend) bool { return f.Kind != LoadBalancer || f.Addr != vip })
 		p.Serving = nil // concerns flows, not rules
 		if len(p.Frontends) > 0 {
 			ports = append(ports, p)
@@ -70,8 +73,9 @@ func portsOf(s Service, vip netip.Addr) []Port {
 	return ports
 }
 
-// Health returns, for each address family in which the Service needs a health server, how many ready endpoints of this node the
-// rules in the kernel deliver to. Endpoints count by address: two ports of one pod are one.
+// Health returns, for each address family in which the Service needs a health server, how many
+// ready endpoints of this node the rules in the kernel deliver to. Endpoints count by address: two
+// ports of one pod are one.
 func Health(desired, applied Service) map[lb.Family]int {
 	if desired.HealthPort == 0 {
 		return nil

@@ -9,5 +9,6 @@ import (
 // SameRules tells whether two plans ask the same of the kernel in one address family.
 func SameRules(a, b Service, family lb.Family) bool {
 	portsA, portsB := a.Only(family).Ports, b.Only(family).Ports
-	return len(portsA) == 0 && len(portsB) == 0 || a.HealthPort == b.HealthPort && a.AffinityTimeout == b.AffinityTimeout && a.Scheduler == b.Scheduler && reflect.DeepEqual(portsA, portsB)
+	return len(portsA) == 0 && len(portsB) == 0 || a.HealthPort == b.HealthPort &&
+		a.AffinityTimeout == b.AffinityTimeout && a.Scheduler == b.Scheduler && reflect.DeepEqual(portsA, portsB)
 }

@@ -24,12 +24,13 @@ type neighbor struct {
 
 // table is what one family's rules are made from.
 type table struct {
-	// targets are the nodes that packets are handed to, with the VIPs whose unknown connections they may hold: none for a node that
-	// is only sent what it was sent before.
+	// targets are the nodes that packets are handed to, with the VIPs whose unknown connections they
+	// may hold: none for a node that is only sent what it was sent before.
 	targets map[netip.Addr][]netip.Addr
 	// peers are where packets come from that another node has handed over.
 	peers []mac
-	// ring are those of the VIPs whose packets go on round a ring, sorted, and hops how many hands they may pass through.
+	// ring are those of the VIPs whose packets go on round a ring, sorted, and hops how many hands
+	// they may pass through.
 	ring []netip.Addr
 	hops int
 }
@@ -37,7 +38,8 @@ type table struct {
 // maxTargets bounds the rules that a stray packet meets.
 const maxTargets = 64
 
-// choose decides on the rules of one family. sent are the nodes to which packets were handed before.
+// choose decides on the rules of one family. sent are the nodes to which packets were handed
+// before.
 func choose(family lb.Family, w Wanted, neighbors map[netip.Addr]neighbor, sent []netip.Addr) table {
 	c := chooser{w: w, neighbors: neighbors, peers: map[mac]bool{}, table: table{targets: map[netip.Addr][]netip.Addr{}}}
 	vips := map[netip.Addr]bool{}
@@ -104,7 +106,8 @@ func (c *chooser) moved(vip netip.Addr) {
 	}
 }
 
-// onRing hands what is for a VIP to the next node that is there, and lets it go on to as many as there may be.
+// onRing hands what is for a VIP to the next node that is there, and lets it go on to as many as
+// there may be.
 func (c *chooser) onRing(vip netip.Addr) {
 	found, hops := false, 0
 	for _, node := range c.w.Ring[vip] {

@@ -36,7 +36,8 @@ func (k Kernel) Close() { k.links.Close() }
 // held is what the kernel has of one family.
 type held struct {
 	exists bool
-	// sent are the nodes of which connections may be remembered, with the packets that were handed to each.
+	// sent are the nodes of which connections may be remembered, with the packets that were handed to
+	// each.
 	sent  map[netip.Addr]uint64
 	chain int // rules in the chain of strays
 	hops  int // as they say
@@ -93,7 +94,8 @@ func (Kernel) load(family lb.Family, all bool) (held, error) {
 	return have, nil
 }
 
-// read reads what rules were made from. What cannot be read is as if it were not there, and will be written.
+// read reads what rules were made from. What cannot be read is as if it were not there, and will be
+// written.
 func (h header) read(c *nftables.Conn, have held) table {
 	t := table{targets: map[netip.Addr][]netip.Addr{}, ring: addressesIn(c, h.ring()), hops: have.hops}
 	for node := range have.sent {
@@ -136,8 +138,9 @@ func packets(rules []*nftables.Rule) uint64 {
 // most elements in a message
 const most = 500
 
-// write makes one family's table as wanted, in one transaction. Connections to targets that stay are kept in mind. With before, which is what the
-// table was made from, it writes only what differs.
+// write makes one family's table as wanted, in one transaction. Connections to targets that stay
+// are kept in mind. With before, which is what the table was made from, it writes only what
+// differs.
 func (Kernel) write(family lb.Family, before *table, want table, have held) error {
 	c, err := conn()
 	if err != nil {
@@ -249,8 +252,8 @@ func Cleanup() error {
 	return errors.Join(errs...)
 }
 
-// neighbors says what is known of nodes, and sees to it that the kernel finds out whether they are there. Those behind a router are
-// left out, as no packet can be handed to them as it is.
+// neighbors says what is known of nodes, and sees to it that the kernel finds out whether they are
+// there. Those behind a router are left out, as no packet can be handed to them as it is.
 func (k Kernel) neighbors(family lb.Family, nodes []netip.Addr) (map[netip.Addr]neighbor, error) {
 	number := unix.AF_INET
 	if family == lb.IPv6 {
@@ -267,21 +270,26 @@ func (k Kernel) neighbors(family lb.Family, nodes []netip.Addr) (map[netip.Addr]
 			continue
 		}
 		link := routes[0].LinkIndex
-		i := slices.IndexFunc(list, func(n netlink.Neigh) bool { return n.LinkIndex == link && n.IP.Equal(net.IP(node.AsSlice())) })
+		i := slices.IndexFunc(list, func(n netlink.Neigh) bool {
+			return n.LinkIndex == link &&
+				n.IP.Equal(net.IP(node.AsSlice()))
+		})
 		state := netlink.NUD_NONE
 		if i >= 0 {
 			state = list[i].State
 			n := neighbor{gone: state&netlink.NUD_FAILED != 0}
-			if len(list[i].HardwareAddr) == len(mac{}) && state&(netlink.NUD_REACHABLE|netlink.NUD_STALE|netlink.NUD_DELAY|netlink.NUD_PROBE|netlink.NUD_PERMANENT) != 0 {
+			if len(list[i].HardwareAddr) == len(mac{}) &&
+				state&(netlink.NUD_REACHABLE|netlink.NUD_STALE|netlink.NUD_DELAY|netlink.NUD_PROBE|netlink.NUD_PERMANENT) != 0 {
 				n.mac, n.there = mac(list[i].HardwareAddr), true
 			}
 			all[node] = n
 		}
 		if state&(netlink.NUD_REACHABLE|netlink.NUD_PERMANENT|netlink.NUD_DELAY|netlink.NUD_PROBE) == 0 {
-			// As if a packet were to be sent: an address that is not known is asked for, a stale one is probed.
-			// The MAC address of zeros is not looked at, but has to be there.
+			// As if a packet were to be sent: an address that is not known is asked for, a stale one is
+			// probed. The MAC address of zeros is not looked at, but has to be there.
 			use := &netlink.Neigh{
-				LinkIndex: link, Family: number, IP: node.AsSlice(), State: netlink.NUD_NONE, Flags: netlink.NTF_USE, HardwareAddr: make(net.HardwareAddr, len(mac{})),
+				LinkIndex: link, Family: number, IP: node.AsSlice(), State: netlink.NUD_NONE, Flags: netlink.NTF_USE,
+				HardwareAddr: make(net.HardwareAddr, len(mac{})),
 			}
 			if err := k.links.NeighSet(use); err != nil {
 				return all, fmt.Errorf("ask for %s: %w", node, err)

@@ -35,8 +35,8 @@ func newLAN(t *testing.T) lan {
 	return lan{client: client, a: nodes[0], b: nodes[1], macA: macOf(t, nodes[0]), macB: macOf(t, nodes[1])}
 }
 
-// newHosts makes a client (10.0.0.9, fd00::9) and nodes (10.0.0.1 and so on, fd00::1 and so on), each of which delivers the VIPs to a
-// pod of its own.
+// newHosts makes a client (10.0.0.9, fd00::9) and nodes (10.0.0.1 and so on, fd00::1 and so on),
+// each of which delivers the VIPs to a pod of its own.
 func newHosts(t *testing.T, n int) (client *nstest.NS, nodes []*nstest.NS) {
 	t.Helper()
 	sw := nstest.New(t)
@@ -59,7 +59,8 @@ func newHosts(t *testing.T, n int) (client *nstest.NS, nodes []*nstest.NS) {
 		pod.Run(t, "ip", "addr", "add", fmt.Sprintf("fd01:%d::2/64", i), "dev", "eth0", "nodad")
 		pod.Run(t, "ip", "route", "add", "default", "via", fmt.Sprintf("10.1.%d.1", i))
 		pod.Run(t, "ip", "route", "add", "default", "via", fmt.Sprintf("fd01:%d::1", i))
-		node.Run(t, "sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1", "net.ipv4.conf.all.rp_filter=1")
+		node.Run(t, "sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1",
+			"net.ipv4.conf.all.rp_filter=1")
 		nft(t, node, fmt.Sprintf(`
 			table ip test {
 				chain pre { type nat hook prerouting priority -101; ip daddr 10.0.0.100 tcp dport 80 dnat to 10.1.%[1]d.2:80; }
@@ -225,9 +226,11 @@ func TestContract5ConnectionsSurviveAMove(t *testing.T) {
 			conn.Close()
 		}
 		established := func() string {
-			return l.a.Run(t, "conntrack", "-L", "-p", "tcp", "-d", at.vip, "--state", "ESTABLISHED", "-f", map[bool]string{true: "ipv4", false: "ipv6"}[at == v4])
+			return l.a.Run(t, "conntrack", "-L", "-p", "tcp", "-d", at.vip, "--state", "ESTABLISHED", "-f",
+				map[bool]string{true: "ipv4", false: "ipv6"}[at == v4])
 		}
-		for deadline := time.Now().Add(5 * time.Second); strings.Count(established(), "ESTABLISHED") > len(idle)+10; time.Sleep(50 * time.Millisecond) {
+		for deadline := time.Now().Add(5 * time.Second); strings.Count(established(), "ESTABLISHED") > len(idle)+
+			10; time.Sleep(50 * time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Errorf("connections that were closed are still there:\n%s", established())
 				break
@@ -240,7 +243,8 @@ func TestContract5ConnectionsSurviveAMove(t *testing.T) {
 	}
 }
 
-// What nobody knows is refused, and does not go round between nodes that would each hand it to the other.
+// What nobody knows is refused, and does not go round between nodes that would each hand it to the
+// other.
 func TestContract9UnknownConnectionsAreRefused(t *testing.T) {
 	l := newLAN(t)
 	l.point(t, v4.vip, l.macA)
@@ -249,7 +253,8 @@ func TestContract9UnknownConnectionsAreRefused(t *testing.T) {
 	want(t, l.a, ra, from(v4.vip, v4.b), 1)
 	want(t, l.b, rb, from(v4.vip, v4.a), 1)
 	l.a.Run(t, "conntrack", "-F")
-	nft(t, l.a, "flush chain ip test pre\nadd rule ip test pre ip daddr 10.0.0.100 tcp dport 80 dnat to 10.1.0.2:81") // where nobody knows it either
+	// where nobody knows it either
+	nft(t, l.a, "flush chain ip test pre\nadd rule ip test pre ip daddr 10.0.0.100 tcp dport 80 dnat to 10.1.0.2:81")
 	l.point(t, v4.vip, l.macB)
 	began := time.Now()
 	if n := lost(conns); n != len(conns) {
@@ -264,11 +269,13 @@ func TestContract9UnknownConnectionsAreRefused(t *testing.T) {
 	}
 }
 
-// Connections to a node that is gone are refused, whether the speaker says so or the kernel finds out; the rules go with the last target.
+// Connections to a node that is gone are refused, whether the speaker says so or the kernel finds
+// out; the rules go with the last target.
 func TestContract9ConnectionsOfADeadNodeAreRefused(t *testing.T) {
 	for _, told := range []bool{true, false} {
 		l := newLAN(t)
-		l.b.Run(t, "sysctl", "-qw", "net.ipv4.neigh.eth0.base_reachable_time_ms=500", "net.ipv4.neigh.eth0.delay_first_probe_time=1", "net.ipv4.neigh.eth0.retrans_time_ms=100")
+		l.b.Run(t, "sysctl", "-qw", "net.ipv4.neigh.eth0.base_reachable_time_ms=500",
+			"net.ipv4.neigh.eth0.delay_first_probe_time=1", "net.ipv4.neigh.eth0.retrans_time_ms=100")
 		l.point(t, v4.vip, l.macA)
 		conns := l.dial(t, v4.vip, 5)
 		rb := rescuer(t, l.b)
@@ -292,7 +299,8 @@ func TestContract9ConnectionsOfADeadNodeAreRefused(t *testing.T) {
 	}
 }
 
-// A proxy that starts anew, or whose rules somebody takes away, has them as before; and nft can read them.
+// A proxy that starts anew, or whose rules somebody takes away, has them as before; and nft can
+// read them.
 func TestContract6RulesOutliveTheProxyAndAreRepaired(t *testing.T) {
 	l := newLAN(t)
 	l.point(t, v4.vip, l.macA)
@@ -303,7 +311,8 @@ func TestContract6RulesOutliveTheProxyAndAreRepaired(t *testing.T) {
 		t.Fatalf("%d connections were lost", n)
 	}
 	handles := func() string {
-		return l.b.Run(t, "nft", "-a", "list", "chain", "ip", tableName, chainStrays) + l.b.Run(t, "nft", "-a", "list", "chain", "ip6", tableName, chainStrays)
+		return l.b.Run(t, "nft", "-a", "list", "chain", "ip", tableName, chainStrays) + l.b.Run(t, "nft", "-a", "list",
+			"chain", "ip6", tableName, chainStrays)
 	}
 	right := handles()
 	want(t, l.b, rescuer(t, l.b), from(v4.vip, v4.a, v6.vip, v6.a), 2)
@@ -334,7 +343,8 @@ func TestContract6RulesOutliveTheProxyAndAreRepaired(t *testing.T) {
 	}
 }
 
-// A node that knows a former connection of the same ports does not keep what belongs to the one of now, which the former owner knows.
+// A node that knows a former connection of the same ports does not keep what belongs to the one of
+// now, which the former owner knows.
 func TestContract5AFormerConnectionIsNotTakenForAMovedOne(t *testing.T) {
 	l := newLAN(t)
 	ra, rb := rescuer(t, l.a), rescuer(t, l.b)
@@ -356,8 +366,9 @@ func TestContract5AFormerConnectionIsNotTakenForAMovedOne(t *testing.T) {
 	}
 }
 
-// dialFrom opens a connection from a port, and makes sure that it works. Its sequence numbers are out of the window of one from the same port before:
-// where they begin advances by one each 64 ns, and that window has 64 KiB.
+// dialFrom opens a connection from a port, and makes sure that it works. Its sequence numbers are
+// out of the window of one from the same port before: where they begin advances by one each 64 ns,
+// and that window has 64 KiB.
 func (l lan) dialFrom(t *testing.T, port int, vip string) net.Conn {
 	t.Helper()
 	time.Sleep(50 * time.Millisecond)

@@ -1,6 +1,7 @@
-// Package rescue hands packets of TCP connections that this node does not know to the node that may hold them, instead of having them
-// answered with a reset: when an address has moved, its connections are still known where it was. A packet goes over as it is, and
-// the other node's connection tracking takes it from there; answers go straight to the client.
+// Package rescue hands packets of TCP connections that this node does not know to the node that may
+// hold them, instead of having them answered with a reset: when an address has moved, its
+// connections are still known where it was. A packet goes over as it is, and the other node's
+// connection tracking takes it from there; answers go straight to the client.
 package rescue
 
 import (
@@ -21,10 +22,11 @@ import (
 
 // Wanted is what the speaker says.
 type Wanted struct {
-	// Former are the nodes that may hold connections to a VIP, by their addresses of the VIP's family, likeliest first.
+	// Former are the nodes that may hold connections to a VIP, by their addresses of the VIP's family,
+	// likeliest first.
 	Former map[netip.Addr][]netip.Addr
-	// Ring are the other nodes that may hold connections to a VIP which routers spread over nodes, in the order of the ring from this
-	// node on. Of a VIP that has such, Former does not count.
+	// Ring are the other nodes that may hold connections to a VIP which routers spread over nodes, in
+	// the order of the ring from this node on. Of a VIP that has such, Former does not count.
 	Ring map[netip.Addr][]netip.Addr
 	// Gone are nodes that hold nothing any more.
 	Gone []netip.Addr
@@ -38,13 +40,14 @@ type Deps struct {
 	Families []lb.Family
 }
 
-// lookEvery is how often to see whether the targets are still there, and the rules. A node that has just been named and asked for is looked
-// for more often at first: a VIP may be about to move.
+// lookEvery is how often to see whether the targets are still there, and the rules. A node that has
+// just been named and asked for is looked for more often at first: a VIP may be about to move.
 const (
 	lookEvery = 2 * time.Second
 	lookSoon  = 20 * time.Millisecond
 	soonLooks = 10
-	// gap is the least time between two looks that changes cause: each costs as much as there are VIPs, and they may come by the hundred.
+	// gap is the least time between two looks that changes cause: each costs as much as there are
+	// VIPs, and they may come by the hundred.
 	gap = 50 * time.Millisecond
 )
 
@@ -56,7 +59,8 @@ type kernel interface {
 	neighbors(lb.Family, []netip.Addr) (map[netip.Addr]neighbor, error)
 }
 
-// Actor keeps the rules. Without a word of a speaker it leaves what is there: unknown is not absent.
+// Actor keeps the rules. Without a word of a speaker it leaves what is there: unknown is not
+// absent.
 type Actor struct {
 	log      *slog.Logger
 	kernel   kernel
@@ -83,7 +87,8 @@ type Actor struct {
 func New(deps Deps) *Actor { return newActor(deps.Log, deps.Kernel, deps.Families) }
 
 func newActor(log *slog.Logger, k kernel, families []lb.Family) *Actor {
-	a := &Actor{log: log, kernel: k, families: families, written: map[lb.Family]table{}, have: map[lb.Family]held{}, known: map[netip.Addr]neighbor{}, asked: map[netip.Addr]int{}, counted: map[netip.Addr]uint64{}}
+	a := &Actor{log: log, kernel: k, families: families, written: map[lb.Family]table{}, have: map[lb.Family]held{},
+		known: map[netip.Addr]neighbor{}, asked: map[netip.Addr]int{}, counted: map[netip.Addr]uint64{}}
 	a.runner = loop.New(a.step, loop.Options{Gap: gap})
 	return a
 }
@@ -124,7 +129,8 @@ func (a *Actor) step(context.Context) (time.Duration, error) {
 	switch {
 	case text == a.said:
 	case err != nil:
-		a.log.Warn("connections of addresses that have moved cannot be handed to where they are known; trying again", "error", err)
+		a.log.Warn("connections of addresses that have moved cannot be handed to where they are known; trying again", "error",
+			err)
 	default:
 		a.log.Info("connections of addresses that have moved can be handed over again")
 	}
@@ -158,8 +164,8 @@ func (a *Actor) apply() error {
 	return errors.Join(errs...)
 }
 
-// adjust is apply without a look at the kernel, for when what is wanted may have changed since the last look and nothing else. It tells whether
-// what is known sufficed.
+// adjust is apply without a look at the kernel, for when what is wanted may have changed since the
+// last look and nothing else. It tells whether what is known sufficed.
 func (a *Actor) adjust() bool {
 	w := a.want()
 	if w == nil {
@@ -245,7 +251,10 @@ func (a *Actor) sync(family lb.Family, w Wanted) (int, error) {
 			a.asked[node]++
 		}
 	}
-	maps.DeleteFunc(a.asked, func(node netip.Addr, _ int) bool { return lb.FamilyOf(node) == family && !slices.Contains(nodes, node) })
+	maps.DeleteFunc(a.asked, func(node netip.Addr, _ int) bool {
+		return lb.FamilyOf(node) == family &&
+			!slices.Contains(nodes, node)
+	})
 	want := choose(family, w, neighbors, sent)
 	if !known {
 		before = have.table // by a predecessor, whose work is left alone if it is right
@@ -278,7 +287,8 @@ func same(have held, want table) bool {
 		return !have.exists
 	}
 	rules := len(headerOf(lb.IPv4).strayRules(slices.Collect(maps.Keys(want.targets)), want))
-	return have.chain == rules && have.hops == want.hops && maps.EqualFunc(have.sent, want.targets, func(uint64, []netip.Addr) bool { return true })
+	return have.chain == rules && have.hops == want.hops &&
+		maps.EqualFunc(have.sent, want.targets, func(uint64, []netip.Addr) bool { return true })
 }
 
 // candidates are the nodes of which something has to be known.

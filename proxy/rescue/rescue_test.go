@@ -37,12 +37,17 @@ func TestChoose(t *testing.T) {
 	}{
 		{"nothing", lb.IPv4, Wanted{}, all, nil, formers{}, nil},
 		{"one family", lb.IPv4, Wanted{Former: formers{vip1: {a}, vip6: {a6}}}, all, nil, formers{a: {vip1}}, []byte{1}},
-		{"the other family", lb.IPv6, Wanted{Former: formers{vip1: {a}, vip6: {a6}}}, all, nil, formers{a6: {vip6}}, []byte{1}},
-		{"the likeliest, and packets of all come over", lb.IPv4, Wanted{Former: formers{vip1: {b, a}, vip2: {b}}}, all, nil, formers{b: {vip1, vip2}}, []byte{1, 2}},
+		{"the other family", lb.IPv6, Wanted{Former: formers{vip1: {a}, vip6: {a6}}}, all, nil, formers{a6: {vip6}},
+			[]byte{1}},
+		{"the likeliest, and packets of all come over", lb.IPv4, Wanted{Former: formers{vip1: {b, a}, vip2: {b}}}, all, nil,
+			formers{b: {vip1, vip2}}, []byte{1, 2}},
 		{"not there yet", lb.IPv4, Wanted{Former: formers{vip1: {a}}}, nil, nil, formers{}, nil},
-		{"the likeliest answers no more", lb.IPv4, Wanted{Former: formers{vip1: {a, b}}}, dead, nil, formers{b: {vip1}}, []byte{2}},
-		{"the likeliest is said to be gone", lb.IPv4, Wanted{Former: formers{vip1: {a, b}}, Gone: []netip.Addr{a}}, all, nil, formers{b: {vip1}}, []byte{2}},
-		{"what was sent goes on", lb.IPv4, Wanted{Former: formers{vip1: {b}}}, all, []netip.Addr{a, b}, formers{a: nil, b: {vip1}}, []byte{1, 2}},
+		{"the likeliest answers no more", lb.IPv4, Wanted{Former: formers{vip1: {a, b}}}, dead, nil, formers{b: {vip1}},
+			[]byte{2}},
+		{"the likeliest is said to be gone", lb.IPv4, Wanted{Former: formers{vip1: {a, b}}, Gone: []netip.Addr{a}}, all, nil,
+			formers{b: {vip1}}, []byte{2}},
+		{"what was sent goes on", lb.IPv4, Wanted{Former: formers{vip1: {b}}}, all, []netip.Addr{a, b},
+			formers{a: nil, b: {vip1}}, []byte{1, 2}},
 		{"unknown is not absent", lb.IPv4, Wanted{}, nil, []netip.Addr{a}, formers{a: nil}, nil},
 		{"until the node is gone", lb.IPv4, Wanted{}, dead, []netip.Addr{a}, formers{}, nil},
 		{"or said to be", lb.IPv4, Wanted{Gone: []netip.Addr{a}}, all, []netip.Addr{a}, formers{}, nil},
@@ -52,7 +57,8 @@ func TestChoose(t *testing.T) {
 		for _, peer := range got.peers {
 			peers = append(peers, peer[5])
 		}
-		if d := cmp.Diff(test.targets, got.targets, cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()); d != "" || !slices.Equal(peers, test.peers) {
+		if d := cmp.Diff(test.targets, got.targets, cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()); d != "" ||
+			!slices.Equal(peers, test.peers) {
 			t.Errorf("%s: peers %v, want %v; targets (-want +got):\n%s", test.name, peers, test.peers, d)
 		}
 	}
@@ -172,7 +178,8 @@ func TestActor(t *testing.T) {
 	}
 }
 
-// A change of what is wanted among nodes that are known needs no look at the kernel; a new node, or a write that fails, does.
+// A change of what is wanted among nodes that are known needs no look at the kernel; a new node, or
+// a write that fails, does.
 func TestAChangeNeedsNoLook(t *testing.T) {
 	vip1, vip2, a, b := addr("192.0.2.1"), addr("192.0.2.2"), addr("10.0.0.1"), addr("10.0.0.2")
 	k := &fakeKernel{neighbor: map[netip.Addr]neighbor{a: there(1), b: there(2)}}

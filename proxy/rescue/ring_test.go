@@ -37,14 +37,21 @@ func TestChooseOnARing(t *testing.T) {
 		hops      int
 		peers     []byte
 	}{
-		{"the next one, and as many hands as there are nodes", Wanted{Ring: nodes{vip1: {b, c, a}}}, all, nodes{b: {vip1}}, []netip.Addr{vip1}, 3, nil},
-		{"one that is gone", Wanted{Ring: nodes{vip1: {b, c, a}}, Gone: []netip.Addr{b}}, all, nodes{c: {vip1}}, []netip.Addr{vip1}, 2, nil},
-		{"one that does not answer yet", Wanted{Ring: nodes{vip1: {b, c}}}, map[netip.Addr]neighbor{c: there(3)}, nodes{c: {vip1}}, []netip.Addr{vip1}, 2, nil},
-		{"the longest of several", Wanted{Ring: nodes{vip1: {b}, vip2: {b, c}}}, all, nodes{b: {vip1, vip2}}, []netip.Addr{vip1, vip2}, 2, nil},
+		{"the next one, and as many hands as there are nodes", Wanted{Ring: nodes{vip1: {b, c, a}}}, all, nodes{b: {vip1}},
+			[]netip.Addr{vip1}, 3, nil},
+		{"one that is gone", Wanted{Ring: nodes{vip1: {b, c, a}}, Gone: []netip.Addr{b}}, all, nodes{c: {vip1}},
+			[]netip.Addr{vip1}, 2, nil},
+		{"one that does not answer yet", Wanted{Ring: nodes{vip1: {b, c}}}, map[netip.Addr]neighbor{c: there(3)},
+			nodes{c: {vip1}}, []netip.Addr{vip1}, 2, nil},
+		{"the longest of several", Wanted{Ring: nodes{vip1: {b}, vip2: {b, c}}}, all, nodes{b: {vip1, vip2}},
+			[]netip.Addr{vip1, vip2}, 2, nil},
 		{"none there", Wanted{Ring: nodes{vip1: {b, c}}}, nil, nodes{}, nil, 0, nil},
-		{"the ring, not a former owner", Wanted{Former: nodes{vip1: {a}}, Ring: nodes{vip1: {b}}}, all, nodes{b: {vip1}}, []netip.Addr{vip1}, 1, nil},
-		{"a former owner where the ring is empty", Wanted{Former: nodes{vip1: {a}}, Ring: nodes{vip1: nil}}, all, nodes{a: {vip1}}, nil, 0, []byte{1}},
-		{"both kinds side by side", Wanted{Former: nodes{vip1: {b}}, Ring: nodes{vip2: {b, c}}}, all, nodes{b: {vip1, vip2}}, []netip.Addr{vip2}, 2, []byte{2}},
+		{"the ring, not a former owner", Wanted{Former: nodes{vip1: {a}}, Ring: nodes{vip1: {b}}}, all, nodes{b: {vip1}},
+			[]netip.Addr{vip1}, 1, nil},
+		{"a former owner where the ring is empty", Wanted{Former: nodes{vip1: {a}}, Ring: nodes{vip1: nil}}, all,
+			nodes{a: {vip1}}, nil, 0, []byte{1}},
+		{"both kinds side by side", Wanted{Former: nodes{vip1: {b}}, Ring: nodes{vip2: {b, c}}}, all, nodes{b: {vip1, vip2}},
+			[]netip.Addr{vip2}, 2, []byte{2}},
 		{"no further than this", Wanted{Ring: many}, all, nodes{a: {vip1}}, []netip.Addr{vip1}, maxHops, nil},
 	} {
 		got := choose(lb.IPv4, test.w, test.neighbors, nil)
@@ -90,7 +97,8 @@ func around(numbers ...int) Wanted {
 	return w
 }
 
-// set gives a node's actor what it shall have, and lets it apply until it hands packets to the first node for each VIP.
+// set gives a node's actor what it shall have, and lets it apply until it hands packets to the
+// first node for each VIP.
 func (r *rack) set(t *testing.T, i int, w Wanted) {
 	t.Helper()
 	r.actors[i].Set(w)
@@ -182,7 +190,8 @@ func TestContract9WhatNobodyOnARingKnowsIsRefused(t *testing.T) {
 	r.all(t)
 	for _, family := range []string{"ip", "ip6"} { // as with policy Local and no endpoint here
 		r.nodes[3].Run(t, "nft", "flush", "chain", family, "test", "pre")
-		r.nodes[3].Run(t, "nft", "add", "rule", family, "test", "pre", family, "daddr", map[string]string{"ip": v4.vip, "ip6": v6.vip}[family], "drop")
+		r.nodes[3].Run(t, "nft", "add", "rule", family, "test", "pre", family, "daddr",
+			map[string]string{"ip": v4.vip, "ip6": v6.vip}[family], "drop")
 	}
 	for _, at := range []addresses{v4, v6} {
 		r.point(t, at.vip, r.macs[2])
@@ -223,7 +232,8 @@ func TestContract6ARingOutlivesTheProxyAndIsRepaired(t *testing.T) {
 	r.all(t)
 	node := r.nodes[0]
 	handles := func() string {
-		return node.Run(t, "nft", "-a", "list", "chain", "ip", tableName, chainStrays) + node.Run(t, "nft", "-a", "list", "chain", "ip6", tableName, chainStrays)
+		return node.Run(t, "nft", "-a", "list", "chain", "ip", tableName, chainStrays) + node.Run(t, "nft", "-a", "list",
+			"chain", "ip6", tableName, chainStrays)
 	}
 	right := handles()
 	r.actors[0] = rescuer(t, node)
@@ -255,13 +265,15 @@ func TestContract6ARingOutlivesTheProxyAndIsRepaired(t *testing.T) {
 	check("repaired")
 }
 
-// Nodes that think differently of the ring do not send packets round for ever, with or without connections in mind.
+// Nodes that think differently of the ring do not send packets round for ever, with or without
+// connections in mind.
 func TestContract9RingsThatDisagreeEnd(t *testing.T) {
 	for name, views := range map[string][]Wanted{
-		"to and fro":               {around(1), around(0), around(0, 1), around(0)},
-		"backward and forward":     {around(1, 2, 3), around(0, 3, 2), around(3, 0, 1), around(2, 1, 0)},
-		"a former owner":           {from(v4.vip, "10.0.0.2", v6.vip, "fd00::2"), around(0, 2), around(1), around(0)},
-		"former owners and a ring": {from(v4.vip, "10.0.0.2", v6.vip, "fd00::2"), from(v4.vip, "10.0.0.3", v6.vip, "fd00::3"), around(0), around(0)},
+		"to and fro":           {around(1), around(0), around(0, 1), around(0)},
+		"backward and forward": {around(1, 2, 3), around(0, 3, 2), around(3, 0, 1), around(2, 1, 0)},
+		"a former owner":       {from(v4.vip, "10.0.0.2", v6.vip, "fd00::2"), around(0, 2), around(1), around(0)},
+		"former owners and a ring": {from(v4.vip, "10.0.0.2", v6.vip, "fd00::2"), from(v4.vip, "10.0.0.3", v6.vip, "fd00::3"),
+			around(0), around(0)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRack(t, 4)
@@ -294,10 +306,13 @@ func TestContract9RingsThatDisagreeEnd(t *testing.T) {
 	}
 }
 
-// Rules that have a pod's connections refused without a word, so that the client goes on sending, and that end this.
+// Rules that have a pod's connections refused without a word, so that the client goes on sending,
+// and that end this.
 var (
-	silent = fmt.Sprintf("table ip quiet { chain pre { type filter hook postrouting priority 300; ip saddr %[1]s drop; }; };"+
-		"table ip6 quiet { chain pre { type filter hook postrouting priority 300; ip6 saddr %[2]s drop; }; }", v4.vip, v6.vip)
+	silent = fmt.Sprintf(
+		"table ip quiet { chain pre { type filter hook postrouting priority 300; ip saddr %[1]s drop; }; };"+
+			"table ip6 quiet { chain pre { type filter hook postrouting priority 300; ip6 saddr %[2]s drop; }; }", v4.vip,
+		v6.vip)
 	loud = "delete table ip quiet; delete table ip6 quiet"
 )
 
@@ -397,7 +412,8 @@ func TestContract5ARouterThatChangesItsNodesLosesNothing(t *testing.T) {
 	}
 }
 
-// A node on the way that knows a former connection of the same ports does not keep what belongs to the one of now.
+// A node on the way that knows a former connection of the same ports does not keep what belongs to
+// the one of now.
 func TestContract5AFormerConnectionOfTheSamePortsIsNotTakenForIt(t *testing.T) {
 	r := newRack(t, 4)
 	r.all(t)
@@ -434,7 +450,8 @@ func TestContract6StepsEndWhereOneWriteDoes(t *testing.T) {
 		var pairs []string
 		for range random.IntN(20) {
 			last := strconv.Itoa(random.IntN(30) + 100)
-			pairs = append(pairs, "10.0.0."+last, "10.0.0."+strconv.Itoa(2+random.IntN(3)), "fd00::"+last, "fd00::"+strconv.Itoa(2+random.IntN(3)))
+			pairs = append(pairs, "10.0.0."+last, "10.0.0."+strconv.Itoa(2+random.IntN(3)), "fd00::"+last,
+				"fd00::"+strconv.Itoa(2+random.IntN(3)))
 		}
 		w := from(pairs...)
 		others := []int{1, 2, 3}

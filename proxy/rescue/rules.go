@@ -14,7 +14,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// Names in the kernel. What belongs to one target ends in its address in hexadecimal, as a name takes no colons.
+// Names in the kernel. What belongs to one target ends in its address in hexadecimal, as a name
+// takes no colons.
 const (
 	tableName   = "landfall-rescue"
 	chainStrays = "strays"
@@ -25,19 +26,24 @@ const (
 	prefixFlows = "flows-"
 )
 
-// What has been handed over once goes the same way again, whoever owns the VIP by then, until it has been silent for flowTimeout.
+// What has been handed over once goes the same way again, whoever owns the VIP by then, until it
+// has been silent for flowTimeout.
 const (
 	flowTimeout = time.Hour
 	maxFlows    = 131072 // for each target; about 16 MiB if a flood fills it
 )
 
-// A packet that goes round a ring has its TTL set by the node that began it, to spent and as many more as hands it may pass through: each of them
-// takes one away, as dup does that. At spent it goes no further. Only what is outside of spent to spent+maxHops is ever set, so nothing goes round
-// for ever, whatever the nodes think of the ring. No client's packets come with such a TTL: they begin with 64, 128 or 255 and pass through few routers.
+// A packet that goes round a ring has its TTL set by the node that began it, to spent and as many
+// more as hands it may pass through: each of them takes one away, as dup does that. At spent it
+// goes no further. Only what is outside of spent to spent+maxHops is ever set, so nothing goes
+// round for ever, whatever the nodes think of the ring. No client's packets come with such a TTL:
+// they begin with 64, 128 or 255 and pass through few routers.
 //
-// A node may take a packet for one of a former connection of the same ports, which conntrack knows for minutes after its end. Outside of the
-// window of that one it is invalid, but it may belong to a connection that another node knows, or to one of this node after all. So it goes on,
-// and what all of this holds for has the bits of doubt changed: at spent^doubt it goes no further either, and nothing is refused.
+// A node may take a packet for one of a former connection of the same ports, which conntrack knows
+// for minutes after its end. Outside of the window of that one it is invalid, but it may belong to
+// a connection that another node knows, or to one of this node after all. So it goes on, and what
+// all of this holds for has the bits of doubt changed: at spent^doubt it goes no further either,
+// and nothing is refused.
 const (
 	spent   = 200
 	maxHops = lb.MaxRing
@@ -71,9 +77,11 @@ type header struct {
 
 func headerOf(family lb.Family) header {
 	if family == lb.IPv6 {
-		return header{nftables.TableFamilyIPv6, 8, 24, 16, 7, nftables.TypeIP6Addr, [4]uint32{unix.NFT_REG_1, unix.NFT_REG32_04, unix.NFT_REG32_05, unix.NFT_REG32_09}}
+		return header{nftables.TableFamilyIPv6, 8, 24, 16, 7, nftables.TypeIP6Addr,
+			[4]uint32{unix.NFT_REG_1, unix.NFT_REG32_04, unix.NFT_REG32_05, unix.NFT_REG32_09}}
 	}
-	return header{nftables.TableFamilyIPv4, 12, 16, 4, 8, nftables.TypeIPAddr, [4]uint32{unix.NFT_REG_1, unix.NFT_REG32_01, unix.NFT_REG32_02, unix.NFT_REG32_03}}
+	return header{nftables.TableFamilyIPv4, 12, 16, 4, 8, nftables.TypeIPAddr,
+		[4]uint32{unix.NFT_REG_1, unix.NFT_REG32_01, unix.NFT_REG32_02, unix.NFT_REG32_03}}
 }
 
 func (h header) table() *nftables.Table { return &nftables.Table{Name: tableName, Family: h.family} }
@@ -92,7 +100,8 @@ func (h header) ring() *nftables.Set {
 
 func (h header) flows(node netip.Addr) *nftables.Set {
 	return &nftables.Set{
-		Table: h.table(), Name: name(prefixFlows, node), Dynamic: true, HasTimeout: true, Timeout: flowTimeout, Size: maxFlows,
+		Table: h.table(), Name: name(prefixFlows, node), Dynamic: true, HasTimeout: true, Timeout: flowTimeout,
+		Size:    maxFlows,
 		KeyType: nftables.MustConcatSetType(h.address, nftables.TypeInetService, h.address, nftables.TypeInetService),
 	}
 }
@@ -101,7 +110,8 @@ func (h header) to(node netip.Addr) *nftables.Chain {
 	return &nftables.Chain{Table: h.table(), Name: name(prefixTo, node)}
 }
 
-// strays is entered after conntrack (-200) has looked at a packet, and before anything is translated.
+// strays is entered after conntrack (-200) has looked at a packet, and before anything is
+// translated.
 func (h header) strays() *nftables.Chain {
 	accept := nftables.ChainPolicyAccept
 	return &nftables.Chain{
@@ -138,7 +148,8 @@ func span(op expr.CmpOp, from, to byte) expr.Any {
 }
 
 func mask(mask ...byte) expr.Any {
-	return &expr.Bitwise{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: uint32(len(mask)), Mask: mask, Xor: make([]byte, len(mask))}
+	return &expr.Bitwise{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: uint32(len(mask)), Mask: mask,
+		Xor: make([]byte, len(mask))}
 }
 
 func isTCP(op expr.CmpOp) exprs {
@@ -147,19 +158,23 @@ func isTCP(op expr.CmpOp) exprs {
 
 // flags matches TCP packets with some (CmpOpNeq) or none (CmpOpEq) of the flags.
 func flags(op expr.CmpOp, bits byte) exprs {
-	return join(isTCP(expr.CmpOpEq), exprs{load(unix.NFT_REG_1, expr.PayloadBaseTransportHeader, 13, 1), mask(bits), compare(op, 0)})
+	return join(isTCP(expr.CmpOpEq), exprs{load(unix.NFT_REG_1, expr.PayloadBaseTransportHeader, 13, 1), mask(bits),
+		compare(op, 0)})
 }
 
 // state matches packets in some (CmpOpNeq) or none (CmpOpEq) of the states of conntrack.
 func state(op expr.CmpOp, bits uint32) exprs {
-	return exprs{&expr.Ct{Key: expr.CtKeySTATE, Register: unix.NFT_REG_1}, mask(binaryutil.NativeEndian.PutUint32(bits)...), compare(op, 0, 0, 0, 0)}
+	return exprs{&expr.Ct{Key: expr.CtKeySTATE, Register: unix.NFT_REG_1},
+		mask(binaryutil.NativeEndian.PutUint32(bits)...), compare(op, 0, 0, 0, 0)}
 }
 
 // flow loads what tells a connection from others.
 func (h header) flow() exprs {
 	return join(isTCP(expr.CmpOpEq), exprs{
-		load(h.registers[0], expr.PayloadBaseNetworkHeader, h.source, h.size), load(h.registers[1], expr.PayloadBaseTransportHeader, 0, 2),
-		load(h.registers[2], expr.PayloadBaseNetworkHeader, h.dest, h.size), load(h.registers[3], expr.PayloadBaseTransportHeader, 2, 2),
+		load(h.registers[0], expr.PayloadBaseNetworkHeader, h.source, h.size),
+		load(h.registers[1], expr.PayloadBaseTransportHeader, 0, 2),
+		load(h.registers[2], expr.PayloadBaseNetworkHeader, h.dest, h.size),
+		load(h.registers[3], expr.PayloadBaseTransportHeader, 2, 2),
 	})
 }
 
@@ -184,19 +199,23 @@ func (h header) editTTL(keep, flip byte) exprs {
 	if h.family == nftables.TableFamilyIPv6 {
 		edit := []expr.Any{
 			h.ttl(),
-			&expr.Bitwise{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: 1, Mask: []byte{keep}, Xor: []byte{flip}},
+			&expr.Bitwise{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: 1, Mask: []byte{keep},
+				Xor: []byte{flip}},
 		}
 		if keep == 0 {
 			edit = []expr.Any{&expr.Immediate{Register: unix.NFT_REG_1, Data: []byte{flip}}}
 		}
-		return append(edit, &expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: unix.NFT_REG_1, Base: expr.PayloadBaseNetworkHeader, Offset: h.hops, Len: 1})
+		return append(edit, &expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: unix.NFT_REG_1,
+			Base: expr.PayloadBaseNetworkHeader, Offset: h.hops, Len: 1})
 	}
 	const checksum = 10 // in the header
 	return exprs{
 		load(unix.NFT_REG_1, expr.PayloadBaseNetworkHeader, h.hops, 2),
-		&expr.Bitwise{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: 2, Mask: []byte{keep, 255}, Xor: []byte{flip, 0}},
+		&expr.Bitwise{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: 2, Mask: []byte{keep, 255},
+			Xor: []byte{flip, 0}},
 		&expr.Payload{
-			OperationType: expr.PayloadWrite, SourceRegister: unix.NFT_REG_1, Base: expr.PayloadBaseNetworkHeader, Offset: h.hops, Len: 2,
+			OperationType: expr.PayloadWrite, SourceRegister: unix.NFT_REG_1, Base: expr.PayloadBaseNetworkHeader,
+			Offset: h.hops, Len: 2,
 			CsumType: expr.CsumTypeInet, CsumOffset: checksum,
 		},
 	}
@@ -231,16 +250,19 @@ const (
 	invalid, fresh = 1, 8
 )
 
-// strayRules tells strays apart. All but the first packets of connections, which have a SYN, and strays are through after one rule.
+// strayRules tells strays apart. All but the first packets of connections, which have a SYN, and
+// strays are through after one rule.
 func (h header) strayRules(nodes []netip.Addr, t table) []exprs {
 	accept, drop := verdict(expr.VerdictAccept, ""), verdict(expr.VerdictDrop, "")
-	// Conntrack finds the end of an unknown connection invalid, and what is out of the window of a known one.
+	// Conntrack finds the end of an unknown connection invalid, and what is out of the window of a
+	// known one.
 	doubtful := join(state(expr.CmpOpNeq, invalid), flags(expr.CmpOpEq, fin|rst))
 	isSpent := exprs{h.ttl(), compare(expr.CmpOpEq, spent)}
 	isSpentInDoubt := exprs{h.ttl(), compare(expr.CmpOpEq, spent^doubt)}
 	notInDoubt := exprs{h.ttl(), span(expr.CmpOpNeq, spent^doubt, spent^doubt+maxHops)}
 	fromPeer := join(exprs{
-		&expr.Meta{Key: expr.MetaKeyIIFTYPE, Register: unix.NFT_REG_1}, compare(expr.CmpOpEq, binaryutil.NativeEndian.PutUint16(unix.ARPHRD_ETHER)...),
+		&expr.Meta{Key: expr.MetaKeyIIFTYPE, Register: unix.NFT_REG_1},
+		compare(expr.CmpOpEq, binaryutil.NativeEndian.PutUint16(unix.ARPHRD_ETHER)...),
 		load(unix.NFT_REG_1, expr.PayloadBaseLLHeader, 6, 6),
 	}, in(setPeers))
 	rules := []exprs{
@@ -248,7 +270,8 @@ func (h header) strayRules(nodes []netip.Addr, t table) []exprs {
 		join(isTCP(expr.CmpOpNeq), accept),
 		join(flags(expr.CmpOpNeq, syn), accept),
 		{h.ttl(), compare(expr.CmpOpLt, 2), accept[0]},
-		join(h.dst(), in(setRing), exprs{h.ttl(), span(expr.CmpOpNeq, spent, spent+maxHops)}, notInDoubt, h.setTTL(byte(spent+t.hops))),
+		join(h.dst(), in(setRing), exprs{h.ttl(), span(expr.CmpOpNeq, spent, spent+maxHops)}, notInDoubt,
+			h.setTTL(byte(spent+t.hops))),
 		join(doubtful, h.dst(), in(setRing), isSpent, drop),
 		join(doubtful, h.dst(), in(setRing), exprs{h.ttl(), span(expr.CmpOpEq, spent, spent+maxHops)}, h.editTTL(255, doubt)),
 	}
@@ -266,7 +289,8 @@ func (h header) strayRules(nodes []netip.Addr, t table) []exprs {
 	for _, node := range nodes {
 		rules = append(rules, join(h.flow(), in(name(prefixFlows, node)), verdict(expr.VerdictGoto, name(prefixTo, node))))
 	}
-	// What another node has handed over and nobody knows is not handed on, lest it go round in circles. Round a ring it goes until it is spent.
+	// What another node has handed over and nobody knows is not handed on, lest it go round in
+	// circles. Round a ring it goes until it is spent.
 	rules = append(rules, join(fromPeer, h.dst(), notIn(setRing), accept))
 	for _, node := range nodes {
 		if len(t.targets[node]) > 0 {
@@ -276,11 +300,16 @@ func (h header) strayRules(nodes []netip.Addr, t table) []exprs {
 	return rules
 }
 
-// toRules hand a packet over as it is: a copy goes out to the node, and this one ends here, so that conntrack forgets it.
+// toRules hand a packet over as it is: a copy goes out to the node, and this one ends here, so that
+// conntrack forgets it.
 func (h header) toRules(node netip.Addr) []exprs {
 	return []exprs{
-		join(h.flow(), exprs{&expr.Dynset{SrcRegKey: unix.NFT_REG_1, SetName: name(prefixFlows, node), Operation: unix.NFT_DYNSET_OP_UPDATE}}),
-		{&expr.Counter{}, &expr.Immediate{Register: unix.NFT_REG_1, Data: node.AsSlice()}, &expr.Dup{RegAddr: unix.NFT_REG_1}},
+		join(
+			h.flow(),
+			exprs{&expr.Dynset{SrcRegKey: unix.NFT_REG_1, SetName: name(prefixFlows, node),
+				Operation: unix.NFT_DYNSET_OP_UPDATE}}),
+		{&expr.Counter{}, &expr.Immediate{Register: unix.NFT_REG_1, Data: node.AsSlice()},
+			&expr.Dup{RegAddr: unix.NFT_REG_1}},
 		verdict(expr.VerdictDrop, ""),
 	}
 }

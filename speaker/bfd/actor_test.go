@@ -81,50 +81,54 @@ func TestAnHourWithoutAChange(t *testing.T) {
 // TestLoss loses packets in a row, one way: fewer than the multiplier do no harm.
 func TestLoss(t *testing.T) {
 	for lose := range 6 {
-		inBubble(t, Profile{TransmitInterval: 50 * ms, ReceiveInterval: 50 * ms, DetectMultiplier: 3}, func(t *testing.T, c *cloud, a, b *node) {
-			left := lose
-			c.mu.Lock()
-			c.fate = func(from, _ netip.Addr, _ Packet) (time.Duration, bool) {
-				if from == toLeft.Peer && left > 0 {
-					left--
-					return 0, true
+		inBubble(t, Profile{TransmitInterval: 50 * ms, ReceiveInterval: 50 * ms, DetectMultiplier: 3},
+			func(t *testing.T, c *cloud, a, b *node) {
+				left := lose
+				c.mu.Lock()
+				c.fate = func(from, _ netip.Addr, _ Packet) (time.Duration, bool) {
+					if from == toLeft.Peer && left > 0 {
+						left--
+						return 0, true
+					}
+					return ms, false
 				}
-				return ms, false
-			}
-			c.mu.Unlock()
-			time.Sleep(5 * time.Second)
-			o, other := a.one(t), b.one(t)
-			if lose < 3 {
-				steady(t, a, b)
-				return
-			}
-			if lose == 3 { // depends on the jitter
-				return
-			}
-			if o.State != Up || o.Failures != 1 || other.Failures != 1 {
-				t.Errorf("%d lost: %+v; %+v", lose, o, other)
-			}
-			if o.LastDown == nil || o.LastDown.Diagnostic != NeighborSignaledDown || other.LastDown.Diagnostic != DetectionExpired {
-				t.Errorf("%d lost: %+v; %+v", lose, o.LastDown, other.LastDown)
-			}
-		})
+				c.mu.Unlock()
+				time.Sleep(5 * time.Second)
+				o, other := a.one(t), b.one(t)
+				if lose < 3 {
+					steady(t, a, b)
+					return
+				}
+				if lose == 3 { // depends on the jitter
+					return
+				}
+				if o.State != Up || o.Failures != 1 || other.Failures != 1 {
+					t.Errorf("%d lost: %+v; %+v", lose, o, other)
+				}
+				if o.LastDown == nil || o.LastDown.Diagnostic != NeighborSignaledDown ||
+					other.LastDown.Diagnostic != DetectionExpired {
+					t.Errorf("%d lost: %+v; %+v", lose, o.LastDown, other.LastDown)
+				}
+			})
 	}
 }
 
 func TestReordering(t *testing.T) {
-	inBubble(t, Profile{TransmitInterval: 10 * ms, ReceiveInterval: 10 * ms, DetectMultiplier: 10}, func(t *testing.T, c *cloud, a, b *node) {
-		c.mu.Lock()
-		c.fate = func(netip.Addr, netip.Addr, Packet) (time.Duration, bool) {
-			return time.Duration(c.random.IntN(int(60 * ms))), false
-		}
-		c.mu.Unlock()
-		for i := range 50 { // of which some change the timers, in the middle of it
-			p := Profile{TransmitInterval: time.Duration(10+i%3*5) * ms, ReceiveInterval: time.Duration(10+i%4*5) * ms, DetectMultiplier: 10}
-			a.Set(map[Key]Profile{toRight: p})
-			time.Sleep(time.Second)
-		}
-		steady(t, a, b)
-	})
+	inBubble(t, Profile{TransmitInterval: 10 * ms, ReceiveInterval: 10 * ms, DetectMultiplier: 10},
+		func(t *testing.T, c *cloud, a, b *node) {
+			c.mu.Lock()
+			c.fate = func(netip.Addr, netip.Addr, Packet) (time.Duration, bool) {
+				return time.Duration(c.random.IntN(int(60 * ms))), false
+			}
+			c.mu.Unlock()
+			for i := range 50 { // of which some change the timers, in the middle of it
+				p := Profile{TransmitInterval: time.Duration(10+i%3*5) * ms, ReceiveInterval: time.Duration(10+i%4*5) * ms,
+					DetectMultiplier: 10}
+				a.Set(map[Key]Profile{toRight: p})
+				time.Sleep(time.Second)
+			}
+			steady(t, a, b)
+		})
 }
 
 func TestPartitionIsFoundAndHeals(t *testing.T) {
@@ -175,7 +179,8 @@ func TestPeerCrashesAndRestarts(t *testing.T) {
 	})
 }
 
-// TestPlannedStopIsNoFailure is the promise to the peer: what is taken down on purpose says nothing of the path.
+// TestPlannedStopIsNoFailure is the promise to the peer: what is taken down on purpose says nothing
+// of the path.
 func TestPlannedStopIsNoFailure(t *testing.T) {
 	for name, end := range map[string]func(b *node){
 		"end of the actor":  func(b *node) { b.stop() },
@@ -190,7 +195,8 @@ func TestPlannedStopIsNoFailure(t *testing.T) {
 				}
 				time.Sleep(time.Second)
 				o := a.one(t)
-				if o.State != Down || o.RemoteState != AdminDown || o.RemoteDiagnostic != AdministrativelyDown || o.Failures != 0 || !o.LastDown.Administrative {
+				if o.State != Down || o.RemoteState != AdminDown || o.RemoteDiagnostic != AdministrativelyDown || o.Failures != 0 ||
+					!o.LastDown.Administrative {
 					t.Errorf("%+v, last down %+v", o, o.LastDown)
 				}
 				time.Sleep(time.Minute)
@@ -251,7 +257,8 @@ func TestSessionComesBackWhileItLeaves(t *testing.T) {
 	})
 }
 
-// TestLateWakeUpIsNotThePeersFault lets the thread oversleep its peer's detection time. The packets that came meanwhile count.
+// TestLateWakeUpIsNotThePeersFault lets the thread oversleep its peer's detection time. The packets
+// that came meanwhile count.
 func TestLateWakeUpIsNotThePeersFault(t *testing.T) {
 	patient := Profile{TransmitInterval: 50 * ms, ReceiveInterval: 50 * ms, DetectMultiplier: 100}
 	inBubble(t, fast, func(t *testing.T, c *cloud, a, b *node) {
@@ -339,7 +346,8 @@ func TestRefusals(t *testing.T) {
 		time.Sleep(time.Second)
 		synctest.Wait()
 		all := a.Outcomes()
-		if o := all[toRight]; o.State != Up || o.Ups != 1 || o.Refused != nil || o.Ignored == nil || o.Ignored.Reason != ReasonEchoUnsupported {
+		if o := all[toRight]; o.State != Up || o.Ups != 1 || o.Refused != nil || o.Ignored == nil ||
+			o.Ignored.Reason != ReasonEchoUnsupported {
 			t.Errorf("echo: %+v", o)
 		}
 		if o := all[bad]; o.Refused == nil || o.Refused.Reason != ReasonProfileInvalid || o.State != AdminDown {

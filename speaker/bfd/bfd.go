@@ -1,8 +1,10 @@
-// Package bfd is the actor that watches the path to each peer with Bidirectional Forwarding Detection: asynchronous mode (RFC 5880)
-// over UDP on one hop (RFC 5881) and over several (RFC 5883), for IPv4 and IPv6.
+// Package bfd is the actor that watches the path to each peer with Bidirectional Forwarding
+// Detection: asynchronous mode (RFC 5880) over UDP on one hop (RFC 5881) and over several (RFC
+// 5883), for IPv4 and IPv6.
 //
-// All sessions live in one goroutine on a thread of its own, with real-time priority where that is allowed, and allocate nothing per
-// packet. A peer's silence is judged by when the kernel received its packets, not by when this process came to look.
+// All sessions live in one goroutine on a thread of its own, with real-time priority where that is
+// allowed, and allocate nothing per packet. A peer's silence is judged by when the kernel received
+// its packets, not by when this process came to look.
 package bfd
 
 import (
@@ -19,7 +21,8 @@ import (
 // Options of an Actor.
 type Options struct {
 	Log *slog.Logger
-	// Changed is called after Outcomes differ in more than counters, from the thread that keeps the sessions up: it must not block.
+	// Changed is called after Outcomes differ in more than counters, from the thread that keeps the
+	// sessions up: it must not block.
 	Changed func()
 	// Normal leaves the thread at normal priority and the memory of the process unlocked.
 	Normal bool
@@ -48,8 +51,8 @@ type Actor struct {
 
 // Health is what is true of all sessions together.
 type Health struct {
-	// RealTime and MemoryLocked tell what the system granted. Without, a busy node may report peers down that are not, or be
-	// reported so by them.
+	// RealTime and MemoryLocked tell what the system granted. Without, a busy node may report peers
+	// down that are not, or be reported so by them.
 	RealTime, MemoryLocked bool
 	// Problem says what was not granted, or why there are no sockets at all.
 	Problem string
@@ -107,8 +110,9 @@ func New(opts Options) *Actor {
 	return a
 }
 
-// Set replaces the sessions that shall be. A session whose profile differs takes the new one without going down; one that is not named any
-// more is taken down administratively, so that the peer does not count it as a failure. The actor keeps sessions.
+// Set replaces the sessions that shall be. A session whose profile differs takes the new one
+// without going down; one that is not named any more is taken down administratively, so that the
+// peer does not count it as a failure. The actor keeps sessions.
 func (a *Actor) Set(sessions map[Key]Profile) {
 	a.desired.Store(&sessions)
 	a.poke()
@@ -146,8 +150,8 @@ func (a *Actor) Health() Health {
 	return h
 }
 
-// Run keeps the sessions until ctx ends, then takes them down administratively, which takes a round trip to the peers, or a second if
-// one does not answer.
+// Run keeps the sessions until ctx ends, then takes them down administratively, which takes a round
+// trip to the peers, or a second if one does not answer.
 func (a *Actor) Run(ctx context.Context) error {
 	var logging sync.WaitGroup
 	logging.Go(func() {
@@ -187,7 +191,8 @@ func (a *Actor) setWake(wake func()) {
 	a.wake = wake
 }
 
-// harden asks for what keeps the thread punctual on a busy node, and goes on without where it is not granted.
+// harden asks for what keeps the thread punctual on a busy node, and goes on without where it is
+// not granted.
 func (a *Actor) harden() {
 	if a.opts.Normal {
 		return

@@ -92,7 +92,8 @@ func (e *engine) punctuality(now, until time.Time) {
 	}
 }
 
-// step does all that is due. Packets are taken before silence is judged: those that came in time while this thread was late count.
+// step does all that is due. Packets are taken before silence is judged: those that came in time
+// while this thread was late count.
 func (e *engine) step(now time.Time) {
 	if !e.connectAt.IsZero() && !now.Before(e.connectAt) {
 		e.connect(now)
@@ -258,7 +259,8 @@ func (s *session) hangUp() {
 	}
 }
 
-// troubled notes what is wrong with a link. It is opened anew before long: its interface or address may have been replaced.
+// troubled notes what is wrong with a link. It is opened anew before long: its interface or address
+// may have been replaced.
 func (e *engine) troubled(s *session, err error, now time.Time) {
 	if e.connectAt.IsZero() {
 		e.connectAt = now.Add(retry)
@@ -347,19 +349,21 @@ func (e *engine) find(p *Packet, d *datagram) (*session, Drop) {
 	return s, dropNone
 }
 
-// far notes, while the session is not up, that its packets travel further than they may; or start with less than 255, as BIRD's do
-// on several hops.
+// far notes, while the session is not up, that its packets travel further than they may; or start
+// with less than 255, as BIRD's do on several hops.
 func (e *engine) far(s *session, ttl int) {
 	if s.machine.state == Up || s.tooFar != "" {
 		return
 	}
-	s.tooFar = fmt.Sprintf("packets of the peer arrive with TTL %d, and the least that is heeded is %d", ttl, minTTL(s.key, s.machine.profile))
+	s.tooFar = fmt.Sprintf("packets of the peer arrive with TTL %d, and the least that is heeded is %d", ttl,
+		minTTL(s.key, s.machine.profile))
 	e.changed = true
 	e.actor.report(change{Key: s.key, Problem: s.tooFar})
 }
 
-// owns tells whether a packet is for the session: by its discriminator alone once the peer knows it, as the peer's address and
-// interface may change then (RFC 5880 section 6.3); else by where it came from.
+// owns tells whether a packet is for the session: by its discriminator alone once the peer knows
+// it, as the peer's address and interface may change then (RFC 5880 section 6.3); else by where it
+// came from.
 func (s *session) owns(p *Packet, d *datagram) bool {
 	switch {
 	case s.key.listener() != d.listener:

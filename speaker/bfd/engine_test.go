@@ -53,7 +53,8 @@ func engineWith(key Key, p Profile) (*engine, *still, *session) {
 	return e, w, e.sessions[0]
 }
 
-// TestSilenceIsJudgedOnlyAsFarAsPacketsWereTaken is for floods: a packet of the peer may be behind those that are still in the socket.
+// TestSilenceIsJudgedOnlyAsFarAsPacketsWereTaken is for floods: a packet of the peer may be behind
+// those that are still in the socket.
 func TestSilenceIsJudgedOnlyAsFarAsPacketsWereTaken(t *testing.T) {
 	e, w, s := engineWith(toRight, fast)
 	s.machine = machineIn(Up)
@@ -86,25 +87,39 @@ func TestWhichSession(t *testing.T) {
 	}{
 		{"by address", Key{Peer: peer}, down, datagram{listener: v4, from: peer, ttl: 255}, dropNone},
 		{"by discriminator", Key{Peer: peer}, up, datagram{listener: v4, from: peer, ttl: 255}, dropNone},
-		{"by discriminator, from another address", Key{Peer: peer}, up, datagram{listener: v4, from: other, ttl: 255}, dropNone},
+		{"by discriminator, from another address", Key{Peer: peer}, up, datagram{listener: v4, from: other, ttl: 255},
+			dropNone},
 		{"another address", Key{Peer: peer}, down, datagram{listener: v4, from: other, ttl: 255}, DropNoSession},
-		{"another discriminator", Key{Peer: peer}, Packet{State: Up, YourDiscriminator: discr + 1}, datagram{listener: v4, from: peer, ttl: 255}, DropNoSession},
+		{"another discriminator", Key{Peer: peer}, Packet{State: Up, YourDiscriminator: discr + 1},
+			datagram{listener: v4, from: peer, ttl: 255}, DropNoSession},
 		{"no discriminator, up", Key{Peer: peer}, Packet{State: Up}, datagram{listener: v4, from: peer, ttl: 255}, DropState},
-		{"no discriminator, init", Key{Peer: peer}, Packet{State: Init}, datagram{listener: v4, from: peer, ttl: 255}, DropState},
-		{"no discriminator, held down", Key{Peer: peer}, Packet{State: AdminDown}, datagram{listener: v4, from: peer, ttl: 255}, dropNone},
-		{"to our address", Key{Peer: peer, Local: other}, down, datagram{listener: v4, from: peer, to: other, ttl: 255}, dropNone},
-		{"to another of our addresses", Key{Peer: peer, Local: other}, down, datagram{listener: v4, from: peer, to: peer, ttl: 255}, DropNoSession},
-		{"on the interface", Key{Peer: peer, Interface: "eth0"}, down, datagram{listener: v4, from: peer, device: 7, ttl: 255}, dropNone},
-		{"on another interface", Key{Peer: peer, Interface: "eth0"}, down, datagram{listener: v4, from: peer, device: 8, ttl: 255}, DropNoSession},
+		{"no discriminator, init", Key{Peer: peer}, Packet{State: Init}, datagram{listener: v4, from: peer, ttl: 255},
+			DropState},
+		{"no discriminator, held down", Key{Peer: peer}, Packet{State: AdminDown},
+			datagram{listener: v4, from: peer, ttl: 255}, dropNone},
+		{"to our address", Key{Peer: peer, Local: other}, down, datagram{listener: v4, from: peer, to: other, ttl: 255},
+			dropNone},
+		{"to another of our addresses", Key{Peer: peer, Local: other}, down,
+			datagram{listener: v4, from: peer, to: peer, ttl: 255}, DropNoSession},
+		{"on the interface", Key{Peer: peer, Interface: "eth0"}, down,
+			datagram{listener: v4, from: peer, device: 7, ttl: 255}, dropNone},
+		{"on another interface", Key{Peer: peer, Interface: "eth0"}, down,
+			datagram{listener: v4, from: peer, device: 8, ttl: 255}, DropNoSession},
 		{"link-local", Key{Peer: ll.WithZone("eth0")}, down, datagram{listener: v6, from: ll, device: 7, ttl: 255}, dropNone},
-		{"link-local on another interface", Key{Peer: ll.WithZone("eth0")}, down, datagram{listener: v6, from: ll, device: 8, ttl: 255}, DropNoSession},
+		{"link-local on another interface", Key{Peer: ll.WithZone("eth0")}, down,
+			datagram{listener: v6, from: ll, device: 8, ttl: 255}, DropNoSession},
 		{"one hop too far", Key{Peer: peer}, down, datagram{listener: v4, from: peer, ttl: 254}, DropTTL},
 		{"unknown TTL", Key{Peer: peer}, down, datagram{listener: v4, from: peer, ttl: -1}, DropTTL},
-		{"multihop, one router", Key{Peer: peer, Multihop: true}, down, datagram{listener: listener{multihop: true}, from: peer, ttl: 254}, dropNone},
-		{"multihop, too far", Key{Peer: peer, Multihop: true}, down, datagram{listener: listener{multihop: true}, from: peer, ttl: 253}, DropTTL},
-		{"multihop packet for a session that is not", Key{Peer: peer}, up, datagram{listener: listener{multihop: true}, from: peer, ttl: 255}, DropNoSession},
-		{"single-hop packet for a multihop session", Key{Peer: peer, Multihop: true}, up, datagram{listener: v4, from: peer, ttl: 255}, DropNoSession},
-		{"authenticated", Key{Peer: peer}, Packet{State: Down, Authenticated: true}, datagram{listener: v4, from: peer, ttl: 255}, DropAuthentication},
+		{"multihop, one router", Key{Peer: peer, Multihop: true}, down,
+			datagram{listener: listener{multihop: true}, from: peer, ttl: 254}, dropNone},
+		{"multihop, too far", Key{Peer: peer, Multihop: true}, down,
+			datagram{listener: listener{multihop: true}, from: peer, ttl: 253}, DropTTL},
+		{"multihop packet for a session that is not", Key{Peer: peer}, up,
+			datagram{listener: listener{multihop: true}, from: peer, ttl: 255}, DropNoSession},
+		{"single-hop packet for a multihop session", Key{Peer: peer, Multihop: true}, up,
+			datagram{listener: v4, from: peer, ttl: 255}, DropNoSession},
+		{"authenticated", Key{Peer: peer}, Packet{State: Down, Authenticated: true},
+			datagram{listener: v4, from: peer, ttl: 255}, DropAuthentication},
 	} {
 		e, _, want := engineWith(test.key, Profile{})
 		got, drop := e.find(&test.p, &test.d)
@@ -138,7 +153,8 @@ func TestTooFarIsSaid(t *testing.T) {
 func TestDiscriminatorsAreNotUsedTwice(t *testing.T) {
 	numbers := []uint32{5, 0, 5, 5, 6, 6, 7}
 	e := newEngine(New(Options{random: func() uint32 { n := numbers[0]; numbers = numbers[1:]; return n }}), &still{})
-	e.apply(map[Key]Profile{{Peer: addr("192.0.2.1")}: {}, {Peer: addr("192.0.2.2")}: {}, {Peer: addr("192.0.2.3")}: {}}, epoch)
+	e.apply(map[Key]Profile{{Peer: addr("192.0.2.1")}: {}, {Peer: addr("192.0.2.2")}: {}, {Peer: addr("192.0.2.3")}: {}},
+		epoch)
 	seen := map[uint32]bool{}
 	for _, s := range e.sessions {
 		seen[s.machine.discr] = true

@@ -157,7 +157,8 @@ func (c *cloud) node(t *testing.T, at string) *node {
 	c.wires[w.addr] = w
 	c.mu.Unlock()
 	n := &node{wire: w}
-	n.Actor = New(Options{Normal: true, Changed: func() { n.changed.Add(1) }, random: c.number, open: func() (wire, error) { return w, nil }})
+	n.Actor = New(Options{Normal: true, Changed: func() { n.changed.Add(1) }, random: c.number,
+		open: func() (wire, error) { return w, nil }})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {

@@ -17,7 +17,8 @@ import (
 
 const peerProcess = "LANDFALL_TEST_BFD_PEER"
 
-// TestMain is the peer of BenchmarkFalseDowns where it is asked to: a process of its own, so that only we are under load.
+// TestMain is the peer of BenchmarkFalseDowns where it is asked to: a process of its own, so that
+// only we are under load.
 func TestMain(m *testing.M) {
 	ProcessMain()
 	if os.Getenv(peerProcess) == "" {
@@ -37,14 +38,16 @@ func TestMain(m *testing.M) {
 	fmt.Println(int64(a.Health().LatestWake))
 }
 
-// BenchmarkFalseDowns counts how often a session of 50 ms × 3 over a perfect cable is lost in a minute, on either side, while others
-// compete for the processors: 8 processes, 8 goroutines of ours that make garbage, or both 8 processes and 2 goroutines. We are an Actor at
-// normal priority, an Actor as it is, or a Process; the peer is a process of its own. Run it with -benchtime 1x.
+// BenchmarkFalseDowns counts how often a session of 50 ms × 3 over a perfect cable is lost in a
+// minute, on either side, while others compete for the processors: 8 processes, 8 goroutines of
+// ours that make garbage, or both 8 processes and 2 goroutines. We are an Actor at normal priority,
+// an Actor as it is, or a Process; the peer is a process of its own. Run it with -benchtime 1x.
 func BenchmarkFalseDowns(b *testing.B) {
 	for _, load := range []struct {
 		name string
 		busy func(*testing.B) (rest func())
-	}{{"idle", func(*testing.B) func() { return func() {} }}, {"processes", busyProcesses}, {"goroutines", busyGoroutines(8)}, {"both", busyBoth}} {
+	}{{"idle", func(*testing.B) func() { return func() {} }}, {"processes", busyProcesses},
+		{"goroutines", busyGoroutines(8)}, {"both", busyBoth}} {
 		for _, kind := range []struct {
 			name  string
 			start func(testing.TB, *nstest.NS) *running

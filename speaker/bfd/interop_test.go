@@ -13,8 +13,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/nstest"
 )
 
-// behindRouter returns a namespace, one two cables away, and has a third forward between them: 192.0.2.1 and 2001:db8:1::1 to
-// 198.51.100.2 and 2001:db8:2::2.
+// behindRouter returns a namespace, one two cables away, and has a third forward between them:
+// 192.0.2.1 and 2001:db8:1::1 to 198.51.100.2 and 2001:db8:2::2.
 func behindRouter(t *testing.T) (a, b *nstest.NS) {
 	t.Helper()
 	a, b = nstest.New(t), nstest.New(t)
@@ -26,7 +26,8 @@ func behindRouter(t *testing.T) (a, b *nstest.NS) {
 		ns           *nstest.NS
 		addr, router string
 		link, via    string
-	}{{a, "2001:db8:1::1/64", "2001:db8:1::fe", "left", "192.0.2.254"}, {b, "2001:db8:2::2/64", "2001:db8:2::fe", "right", "198.51.100.254"}} {
+	}{{a, "2001:db8:1::1/64", "2001:db8:1::fe", "left", "192.0.2.254"},
+		{b, "2001:db8:2::2/64", "2001:db8:2::fe", "right", "198.51.100.254"}} {
 		side.ns.Run(t, "ip", "addr", "add", side.addr, "dev", "eth0", "nodad")
 		middle.Run(t, "ip", "addr", "add", side.router+"/64", "dev", side.link, "nodad")
 		side.ns.Run(t, "ip", "route", "add", "default", "via", side.via)
@@ -43,7 +44,8 @@ var paths = []struct {
 	router wanted
 }{
 	{"IPv4", cable, Key{Peer: addr("192.0.2.2")}, wanted{peer: "192.0.2.1", local: "192.0.2.2", device: "eth0"}},
-	{"IPv6", cable, Key{Peer: addr("2001:db8::2"), Local: addr("2001:db8::1")}, wanted{peer: "2001:db8::1", local: "2001:db8::2", device: "eth0"}},
+	{"IPv6", cable, Key{Peer: addr("2001:db8::2"), Local: addr("2001:db8::1")},
+		wanted{peer: "2001:db8::1", local: "2001:db8::2", device: "eth0"}},
 	{"unnumbered", cable, Key{Peer: addr("fe80::2%eth0")}, wanted{peer: "fe80::1", local: "fe80::2", device: "eth0"}},
 	{"multihop IPv4", behindRouter, Key{Peer: addr("198.51.100.2"), Multihop: true},
 		wanted{peer: "192.0.2.1", local: "198.51.100.2", multihop: true}},
@@ -51,7 +53,8 @@ var paths = []struct {
 		wanted{peer: "2001:db8:1::1", local: "2001:db8:2::2", multihop: true}},
 }
 
-// TestRouters has sessions with the programs that routers run. Theirs: transmit 100 ms, receive 150 ms, multiplier 4.
+// TestRouters has sessions with the programs that routers run. Theirs: transmit 100 ms, receive 150
+// ms, multiplier 4.
 func TestRouters(t *testing.T) {
 	for kind, program := range kinds {
 		for _, path := range paths {
@@ -66,7 +69,8 @@ func TestRouters(t *testing.T) {
 				}
 				us.Set(map[Key]Profile{path.key: profile})
 
-				o := us.until(path.key, "up at the agreed timers", func(o Outcome) bool { return settled(o) && o.DetectionTime == 700*ms })
+				o := us.until(path.key, "up at the agreed timers",
+					func(o Outcome) bool { return settled(o) && o.DetectionTime == 700*ms })
 				if o.TransmitInterval != 150*ms || o.RemoteMultiplier != 4 || o.RemoteReceiveInterval != 150*ms {
 					t.Errorf("what was agreed: %+v", o)
 				}
@@ -114,7 +118,8 @@ func TestRouters(t *testing.T) {
 	}
 }
 
-// TestRoutersTrouble has routers freeze, go on, and take the session down themselves. We are passive, which must not matter.
+// TestRoutersTrouble has routers freeze, go on, and take the session down themselves. We are
+// passive, which must not matter.
 func TestRoutersTrouble(t *testing.T) {
 	for kind, program := range kinds {
 		t.Run(kind, func(t *testing.T) {
@@ -158,10 +163,12 @@ func sees(t *testing.T, r *router.Router, kind string, p Profile) {
 	t.Helper()
 	want := view{
 		Up: true, Diagnostic: "ok",
-		Transmit: int(p.TransmitInterval.Milliseconds()), Receive: int(p.ReceiveInterval.Milliseconds()), Multiplier: int(p.DetectMultiplier),
+		Transmit: int(p.TransmitInterval.Milliseconds()), Receive: int(p.ReceiveInterval.Milliseconds()),
+		Multiplier: int(p.DetectMultiplier),
 	}
 	if kind == "BIRD" { // which shows what comes of it
-		want = view{Up: true, Interval: max(100*ms, p.ReceiveInterval), Timeout: time.Duration(p.DetectMultiplier) * max(150*ms, p.TransmitInterval)}
+		want = view{Up: true, Interval: max(100*ms, p.ReceiveInterval),
+			Timeout: time.Duration(p.DetectMultiplier) * max(150*ms, p.TransmitInterval)}
 	}
 	var seen []view
 	defer func() {

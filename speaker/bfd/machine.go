@@ -5,9 +5,9 @@ import "time"
 // slow is the least Desired Min TX of a session that is not up (RFC 5880 section 6.8.3).
 const slow = time.Second
 
-// machine is the state of one session: the variables of RFC 5880 section 6.8.1 and its timers. Its methods are pure: they return
-// the machine as it is after an event, and the packet that the event makes it send. What they need to know of the time and of
-// chance is passed in.
+// machine is the state of one session: the variables of RFC 5880 section 6.8.1 and its timers. Its
+// methods are pure: they return the machine as it is after an event, and the packet that the event
+// makes it send. What they need to know of the time and of chance is passed in.
 type machine struct {
 	profile Profile // complete
 
@@ -19,21 +19,24 @@ type machine struct {
 	remoteMult         uint8
 	remoteDemand       bool
 
-	// said is what our packets carry, used what we go by. They differ while a poll sequence runs: what would surprise a peer that
-	// has not heard of it waits for the peer's answer (RFC 5880 section 6.8.3).
+	// said is what our packets carry, used what we go by. They differ while a poll sequence runs: what
+	// would surprise a peer that has not heard of it waits for the peer's answer (RFC 5880 section
+	// 6.8.3).
 	said, used timers
 	polling    bool
 
 	lastRx, lastTx time.Time
-	// nextTx is when the next periodic packet is due, detectAt when the peer's silence ends the session, quietAt when a session that
-	// was taken down on purpose has said so for long enough. Zero: never.
+	// nextTx is when the next periodic packet is due, detectAt when the peer's silence ends the
+	// session, quietAt when a session that was taken down on purpose has said so for long enough.
+	// Zero: never.
 	nextTx, detectAt, quietAt time.Time
 }
 
 // timers are bfd.DesiredMinTxInterval and bfd.RequiredMinRxInterval.
 type timers struct{ tx, rx time.Duration }
 
-// newMachine returns a session that is down and sends its first packet at once, unless it is passive.
+// newMachine returns a session that is down and sends its first packet at once, unless it is
+// passive.
 func newMachine(p Profile, discr uint32, now time.Time) machine {
 	m := machine{discr: discr, profile: p}
 	return m.enabled(now)
@@ -59,7 +62,8 @@ func (m machine) forget() machine {
 	return m
 }
 
-// transition is the state machine of RFC 5880 section 6.8.6: what the state in a packet makes of a session that is not AdminDown.
+// transition is the state machine of RFC 5880 section 6.8.6: what the state in a packet makes of a
+// session that is not AdminDown.
 func transition(local, received State) (State, Diagnostic) {
 	switch {
 	case received == AdminDown && local != Down:
@@ -74,12 +78,13 @@ func transition(local, received State) (State, Diagnostic) {
 	return local, NoDiagnostic
 }
 
-// received takes a packet that was found to be for this session (RFC 5880 section 6.8.6) and that arrived at the given time, which is
-// earlier than now if we were late.
+// received takes a packet that was found to be for this session (RFC 5880 section 6.8.6) and that
+// arrived at the given time, which is earlier than now if we were late.
 func (m machine) received(p Packet, at, now time.Time, random uint32) (machine, Packet, bool) {
 	before := m.txInterval()
 	m.remoteDiscr, m.remoteState, m.remoteDiag = p.MyDiscriminator, p.State, p.Diagnostic
-	m.remoteDemand, m.remoteMinTx, m.remoteMinRx, m.remoteMult = p.Demand, p.DesiredMinTx, p.RequiredMinRx, p.DetectMultiplier
+	m.remoteDemand, m.remoteMinTx, m.remoteMinRx, m.remoteMult = p.Demand, p.DesiredMinTx, p.RequiredMinRx,
+		p.DetectMultiplier
 	m.lastRx = at
 	changed := false
 	if m.polling && p.Final {
@@ -105,8 +110,8 @@ func (m machine) received(p Packet, at, now time.Time, random uint32) (machine, 
 	return m, Packet{}, false
 }
 
-// expired is for when nothing was received until detectAt (RFC 5880 section 6.8.4). A session that goes down tells the peer at
-// once: it may be that only the way to here is broken.
+// expired is for when nothing was received until detectAt (RFC 5880 section 6.8.4). A session that
+// goes down tells the peer at once: it may be that only the way to here is broken.
 func (m machine) expired(now time.Time, random uint32) (machine, Packet, bool) {
 	m = m.forget()
 	if m.state != Init && m.state != Up {
@@ -115,7 +120,8 @@ func (m machine) expired(now time.Time, random uint32) (machine, Packet, bool) {
 	return m.enter(Down, DetectionExpired).announce(now, random, false)
 }
 
-// excused gives the peer a detection time from now, as packets of it may have been lost on this side of the wire.
+// excused gives the peer a detection time from now, as packets of it may have been lost on this
+// side of the wire.
 func (m machine) excused(now time.Time) machine {
 	if !m.detectAt.IsZero() {
 		m.detectAt = now.Add(m.detectionTime())
@@ -145,8 +151,9 @@ func (m machine) configured(p Profile, now time.Time, random uint32) (machine, P
 	return m.reschedule(now, random), Packet{}, false
 }
 
-// disabled takes the session down on purpose and tells the peer, so that it does not take it for a failure (RFC 5880 section 6.8.16).
-// It goes on telling at the pace so far until the peer has answered or would have noticed our silence: see quiet.
+// disabled takes the session down on purpose and tells the peer, so that it does not take it for a
+// failure (RFC 5880 section 6.8.16). It goes on telling at the pace so far until the peer has
+// answered or would have noticed our silence: see quiet.
 func (m machine) disabled(now time.Time, random uint32) (machine, Packet, bool) {
 	if m.state == AdminDown {
 		return m, Packet{}, false
@@ -193,8 +200,9 @@ func (m machine) wanted() timers {
 	return timers{tx: tx, rx: m.profile.ReceiveInterval}
 }
 
-// retime begins a poll sequence if the profile wants timers other than those that the peer was told. While one runs it does nothing, as
-// the answer to the second could not be told from that to the first.
+// retime begins a poll sequence if the profile wants timers other than those that the peer was
+// told. While one runs it does nothing, as the answer to the second could not be told from that to
+// the first.
 func (m machine) retime() (_ machine, changed bool) {
 	want := m.wanted()
 	if want == m.said || m.state == AdminDown || m.state == Up && m.polling {
@@ -252,7 +260,8 @@ func (m machine) announce(now time.Time, random uint32, final bool) (machine, Pa
 	return m.reschedule(now, random), m.packet(final), true
 }
 
-// packet is what the session has to say (RFC 5880 section 6.8.7). Poll and Final never go together; a poll waits for the next packet.
+// packet is what the session has to say (RFC 5880 section 6.8.7). Poll and Final never go together;
+// a poll waits for the next packet.
 func (m machine) packet(final bool) Packet {
 	return Packet{
 		Diagnostic:        m.diag,
@@ -267,8 +276,8 @@ func (m machine) packet(final bool) Packet {
 	}
 }
 
-// jitter takes up to a quarter off an interval, so that sessions do not fall into step; with a detect multiplier of 1 at least a tenth
-// (RFC 5880 section 6.8.7). Random is even over its range.
+// jitter takes up to a quarter off an interval, so that sessions do not fall into step; with a
+// detect multiplier of 1 at least a tenth (RFC 5880 section 6.8.7). Random is even over its range.
 func jitter(interval time.Duration, multiplier uint8, random uint32) time.Duration {
 	span := 0.25
 	if multiplier == 1 {

@@ -14,9 +14,11 @@ var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 const ms = time.Millisecond
 
-// machineIn returns a session in a state, with its profile's timers agreed upon and no poll sequence running.
+// machineIn returns a session in a state, with its profile's timers agreed upon and no poll
+// sequence running.
 func machineIn(s State, tweaks ...func(*machine)) machine {
-	m := newMachine(Profile{TransmitInterval: 50 * ms, ReceiveInterval: 60 * ms, DetectMultiplier: 3}.withDefaults(), 1, epoch)
+	m := newMachine(Profile{TransmitInterval: 50 * ms, ReceiveInterval: 60 * ms, DetectMultiplier: 3}.withDefaults(), 1,
+		epoch)
 	m.state = s
 	if s != Down {
 		m.remoteDiscr, m.remoteState, m.remoteMult, m.remoteMinTx, m.remoteMinRx = 2, s, 4, 40*ms, 30*ms
@@ -34,7 +36,8 @@ func machineIn(s State, tweaks ...func(*machine)) machine {
 
 // from returns a packet of the peer that the machine of machineIn has.
 func from(s State, tweaks ...func(*Packet)) Packet {
-	p := Packet{State: s, DetectMultiplier: 4, MyDiscriminator: 2, YourDiscriminator: 1, DesiredMinTx: 40 * ms, RequiredMinRx: 30 * ms}
+	p := Packet{State: s, DetectMultiplier: 4, MyDiscriminator: 2, YourDiscriminator: 1, DesiredMinTx: 40 * ms,
+		RequiredMinRx: 30 * ms}
 	for _, tweak := range tweaks {
 		tweak(&p)
 	}
@@ -46,7 +49,8 @@ func after(m machine, p Packet, at time.Time) (machine, Packet, bool) {
 	return m.received(p, at, at, 0)
 }
 
-// TestTransitions is the state machine of RFC 5880 sections 6.2 and 6.8.6: each state, each received state.
+// TestTransitions is the state machine of RFC 5880 sections 6.2 and 6.8.6: each state, each
+// received state.
 func TestTransitions(t *testing.T) {
 	for _, test := range []struct {
 		local, received, want State
@@ -110,7 +114,10 @@ func TestSilence(t *testing.T) {
 		{Init, Down, DetectionExpired, true},
 		{Up, Down, DetectionExpired, true},
 	} {
-		m := machineIn(test.state, func(m *machine) { m.polling, m.remoteDiscr, m.remoteMinRx, m.remoteDemand = true, 2, 0, true })
+		m := machineIn(test.state, func(m *machine) {
+			m.polling, m.remoteDiscr, m.remoteMinRx, m.remoteDemand = true, 2, 0,
+				true
+		})
 		m, p, send := m.expired(epoch.Add(time.Second), 0)
 		if m.state != test.want || m.diag != test.diag || send != test.says {
 			t.Errorf("%v: became %v (%v), sends: %v", test.state, m.state, m.diag, send)
@@ -128,7 +135,8 @@ func TestSilence(t *testing.T) {
 }
 
 func TestHandshake(t *testing.T) {
-	a, b := newMachine(Profile{TransmitInterval: 50 * ms}.withDefaults(), 1, epoch), newMachine(Profile{}.withDefaults(), 2, epoch)
+	a, b := newMachine(Profile{TransmitInterval: 50 * ms}.withDefaults(), 1, epoch),
+		newMachine(Profile{}.withDefaults(), 2, epoch)
 	now := epoch
 	a, p, send := a.due(now, 0)
 	var story []string
@@ -166,7 +174,8 @@ func TestTimers(t *testing.T) {
 		{"the peer receives slowly", func(p *Packet) { p.RequiredMinRx = 70 * ms }, 70 * ms, 240 * ms},
 		{"another multiplier", func(p *Packet) { p.DetectMultiplier = 1 }, 50 * ms, 60 * ms},
 		{"all at their limit", func(p *Packet) {
-			p.DetectMultiplier, p.DesiredMinTx, p.RequiredMinRx = 255, math.MaxUint32*time.Microsecond, math.MaxUint32*time.Microsecond
+			p.DetectMultiplier, p.DesiredMinTx, p.RequiredMinRx = 255, math.MaxUint32*time.Microsecond,
+				math.MaxUint32*time.Microsecond
 		}, math.MaxUint32 * time.Microsecond, 255 * math.MaxUint32 * time.Microsecond},
 	} {
 		at := epoch.Add(5 * ms)
@@ -181,7 +190,8 @@ func TestTimers(t *testing.T) {
 	}
 }
 
-// TestLateArrival is about a packet that waited for us: its silence counts from when it arrived, our own next packet from now.
+// TestLateArrival is about a packet that waited for us: its silence counts from when it arrived,
+// our own next packet from now.
 func TestLateArrival(t *testing.T) {
 	at, now := epoch.Add(20*ms), epoch.Add(200*ms)
 	m, _, _ := machineIn(Up).received(from(Down), at, now, 0)
@@ -201,12 +211,15 @@ func TestPeriodic(t *testing.T) {
 		{"taken down, the peer has not answered", machineIn(AdminDown, func(m *machine) { m.polling = true }), true},
 		{"taken down, the peer knows", machineIn(AdminDown), false},
 		{"the peer wants none", machineIn(Up, func(m *machine) { m.remoteMinRx = 0 }), false},
-		{"the peer wants none, and there is a question", machineIn(Up, func(m *machine) { m.remoteMinRx, m.polling = 0, true }), false},
+		{"the peer wants none, and there is a question",
+			machineIn(Up, func(m *machine) { m.remoteMinRx, m.polling = 0, true }), false},
 		{"passive, nothing heard", machineIn(Down, func(m *machine) { m.profile.Passive = true }), false},
 		{"passive, heard", machineIn(Init, func(m *machine) { m.profile.Passive = true }), true},
 		{"the peer is in Demand mode", machineIn(Up, func(m *machine) { m.remoteDemand = true }), false},
-		{"the peer is in Demand mode, and there is a question", machineIn(Up, func(m *machine) { m.remoteDemand, m.polling = true, true }), true},
-		{"the peer is in Demand mode but not up", machineIn(Up, func(m *machine) { m.remoteDemand, m.remoteState = true, Init }), true},
+		{"the peer is in Demand mode, and there is a question",
+			machineIn(Up, func(m *machine) { m.remoteDemand, m.polling = true, true }), true},
+		{"the peer is in Demand mode but not up",
+			machineIn(Up, func(m *machine) { m.remoteDemand, m.remoteState = true, Init }), true},
 		{"the peer is in Demand mode, we are not up", machineIn(Init, func(m *machine) { m.remoteDemand = true }), true},
 	} {
 		m, p, send := test.m.due(epoch.Add(10*ms), 0)
@@ -254,7 +267,8 @@ func TestPollIsAnsweredBesideThePeriodicPackets(t *testing.T) {
 	if m, p, send := after(machineIn(AdminDown), from(Up, func(p *Packet) { p.Poll = true }), epoch); send {
 		t.Errorf("%v answers a poll with %v (section 6.8.6 discards before)", m.state, p)
 	}
-	if m, p, send := after(machineIn(Up), from(Down, func(p *Packet) { p.Poll = true }), epoch); !send || !p.Final || p.Poll || p.State != Down || !m.polling {
+	if m, p, send := after(machineIn(Up), from(Down, func(p *Packet) { p.Poll = true }), epoch); !send || !p.Final ||
+		p.Poll || p.State != Down || !m.polling {
 		t.Errorf("a poll that takes us down: %+v, then polling: %v", p, m.polling)
 	}
 }
@@ -270,7 +284,8 @@ func TestFinalEndsPoll(t *testing.T) {
 	}
 }
 
-// TestProfileChanges follows the timers through changes of the profile while the session is up (section 6.8.3).
+// TestProfileChanges follows the timers through changes of the profile while the session is up
+// (section 6.8.3).
 func TestProfileChanges(t *testing.T) {
 	profile := func(tx, rx time.Duration, mult uint8) Profile {
 		return Profile{TransmitInterval: tx, ReceiveInterval: rx, DetectMultiplier: mult}.withDefaults()
@@ -283,19 +298,27 @@ func TestProfileChanges(t *testing.T) {
 		before, afterwards    timers // used until the peer has answered, and then
 		detection, detection2 time.Duration
 	}{
-		{"nothing", profile(50*ms, 60*ms, 3), false, false, timers{50 * ms, 60 * ms}, timers{50 * ms, 60 * ms}, 240 * ms, 240 * ms},
-		{"multiplier", profile(50*ms, 60*ms, 9), false, true, timers{50 * ms, 60 * ms}, timers{50 * ms, 60 * ms}, 240 * ms, 240 * ms},
-		{"sends faster", profile(40*ms, 60*ms, 3), true, true, timers{40 * ms, 60 * ms}, timers{40 * ms, 60 * ms}, 240 * ms, 240 * ms},
-		{"sends slower", profile(90*ms, 60*ms, 3), true, true, timers{50 * ms, 60 * ms}, timers{90 * ms, 60 * ms}, 240 * ms, 240 * ms},
-		{"receives faster", profile(50*ms, 50*ms, 3), true, true, timers{50 * ms, 60 * ms}, timers{50 * ms, 50 * ms}, 240 * ms, 200 * ms},
-		{"receives slower", profile(50*ms, 90*ms, 3), true, true, timers{50 * ms, 90 * ms}, timers{50 * ms, 90 * ms}, 360 * ms, 360 * ms},
+		{"nothing", profile(50*ms, 60*ms, 3), false, false, timers{50 * ms, 60 * ms}, timers{50 * ms, 60 * ms}, 240 * ms,
+			240 * ms},
+		{"multiplier", profile(50*ms, 60*ms, 9), false, true, timers{50 * ms, 60 * ms}, timers{50 * ms, 60 * ms}, 240 * ms,
+			240 * ms},
+		{"sends faster", profile(40*ms, 60*ms, 3), true, true, timers{40 * ms, 60 * ms}, timers{40 * ms, 60 * ms}, 240 * ms,
+			240 * ms},
+		{"sends slower", profile(90*ms, 60*ms, 3), true, true, timers{50 * ms, 60 * ms}, timers{90 * ms, 60 * ms}, 240 * ms,
+			240 * ms},
+		{"receives faster", profile(50*ms, 50*ms, 3), true, true, timers{50 * ms, 60 * ms}, timers{50 * ms, 50 * ms},
+			240 * ms, 200 * ms},
+		{"receives slower", profile(50*ms, 90*ms, 3), true, true, timers{50 * ms, 90 * ms}, timers{50 * ms, 90 * ms},
+			360 * ms, 360 * ms},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			m, p, send := machineIn(Up).configured(test.to, epoch.Add(5*ms), 0)
 			if send != test.says || p.Poll != test.poll || m.polling != test.poll || m.state != Up {
 				t.Errorf("sends: %v %+v, polling: %v, %v", send, p, m.polling, m.state)
 			}
-			if send && (p.DesiredMinTx != test.to.TransmitInterval || p.RequiredMinRx != test.to.ReceiveInterval || p.DetectMultiplier != test.to.DetectMultiplier) {
+			if send &&
+				(p.DesiredMinTx != test.to.TransmitInterval || p.RequiredMinRx != test.to.ReceiveInterval ||
+					p.DetectMultiplier != test.to.DetectMultiplier) {
 				t.Errorf("says %+v", p)
 			}
 			if m.used != test.before || m.detectionTime() != test.detection || !m.detectAt.Equal(epoch.Add(test.detection)) {
@@ -304,7 +327,8 @@ func TestProfileChanges(t *testing.T) {
 			if m, _, _ = after(m, from(Up), epoch.Add(6*ms)); m.used != test.before {
 				t.Errorf("after a packet that is no answer: %v", m.used)
 			}
-			if m, _, _ = after(m, from(Up, final), epoch.Add(7*ms)); m.used != test.afterwards || m.detectionTime() != test.detection2 || m.polling {
+			if m, _, _ = after(m, from(Up, final), epoch.Add(7*ms)); m.used != test.afterwards ||
+				m.detectionTime() != test.detection2 || m.polling {
 				t.Errorf("after the answer: %v, detection time %v, polling: %v", m.used, m.detectionTime(), m.polling)
 			}
 		})
@@ -349,12 +373,14 @@ func TestDisabled(t *testing.T) {
 		t.Errorf("sends: %v, %+v", send, p)
 	}
 	if m.quiet(epoch.Add(6*ms)) || m.nextTx.Sub(epoch) > 60*ms {
-		t.Errorf("quiet: %v, next packet %v later: the peer must hear of it within its detection time", m.quiet(epoch.Add(6*ms)), m.nextTx.Sub(epoch))
+		t.Errorf("quiet: %v, next packet %v later: the peer must hear of it within its detection time",
+			m.quiet(epoch.Add(6*ms)), m.nextTx.Sub(epoch))
 	}
 	if !m.quiet(epoch.Add(155 * ms)) {
 		t.Error("goes on after the peer's detection time (RFC 5880 section 6.8.16)")
 	}
-	if answered, _, _ := after(m, from(Down, func(p *Packet) { p.Final = true }), epoch.Add(7*ms)); !answered.quiet(epoch.Add(7*ms)) || answered.state != AdminDown {
+	if answered, _, _ := after(m, from(Down, func(p *Packet) { p.Final = true }),
+		epoch.Add(7*ms)); !answered.quiet(epoch.Add(7*ms)) || answered.state != AdminDown {
 		t.Errorf("goes on after the peer's answer: %+v", answered)
 	}
 	if _, _, send := m.disabled(epoch.Add(10*ms), 0); send {
@@ -363,7 +389,8 @@ func TestDisabled(t *testing.T) {
 	if m, _, send := machineIn(Down).disabled(epoch, 0); !send || !m.quiet(epoch) {
 		t.Errorf("a session that is down: sends: %v, quiet: %v", send, m.quiet(epoch))
 	}
-	if m, _, send := machineIn(Down, func(m *machine) { m.profile.Passive = true }).disabled(epoch, 0); send || !m.quiet(epoch) {
+	if m, _, send := machineIn(Down, func(m *machine) { m.profile.Passive = true }).disabled(epoch, 0); send ||
+		!m.quiet(epoch) {
 		t.Errorf("a passive session that has heard nothing: sends: %v, quiet: %v", send, m.quiet(epoch))
 	}
 	if m = m.enabled(epoch.Add(time.Second)); m.state != Down || m.discr != 1 || m.remoteDiscr != 0 || m.nextTx.IsZero() {
@@ -381,7 +408,8 @@ func TestJitter(t *testing.T) {
 			t.Errorf("multiplier %d: %v to %v, want %v to %v", test.mult, low, high, test.low, test.high)
 		}
 	}
-	if got := jitter(math.MaxUint32*time.Microsecond, 3, math.MaxUint32); got > math.MaxUint32*time.Microsecond || got < 0 {
+	if got := jitter(math.MaxUint32*time.Microsecond, 3, math.MaxUint32); got > math.MaxUint32*time.Microsecond ||
+		got < 0 {
 		t.Errorf("the longest interval becomes %v", got)
 	}
 }
@@ -418,7 +446,8 @@ func TestProfileCheck(t *testing.T) {
 		fatal, ignored bool
 	}{
 		{"defaults", Profile{}, false, false},
-		{"limits", Profile{TransmitInterval: 10 * ms, ReceiveInterval: time.Minute, DetectMultiplier: 255, MinimumTTL: 1}, false, false},
+		{"limits", Profile{TransmitInterval: 10 * ms, ReceiveInterval: time.Minute, DetectMultiplier: 255, MinimumTTL: 1},
+			false, false},
 		{"too fast", Profile{TransmitInterval: 9 * ms}, true, false},
 		{"too slow", Profile{ReceiveInterval: time.Minute + ms}, true, false},
 		{"negative", Profile{ReceiveInterval: -ms}, true, false},
@@ -495,8 +524,9 @@ func TestInvariants(t *testing.T) {
 			default:
 				now = now.Add(time.Duration(random.IntN(int(20 * ms))))
 				m, p, send = after(m, Packet{
-					State: State(random.IntN(4)), Poll: flag(), Final: flag(), Demand: flag(), DetectMultiplier: uint8(1 + random.IntN(255)),
-					MyDiscriminator: 2, DesiredMinTx: durations[random.IntN(6)], RequiredMinRx: durations[random.IntN(6)],
+					State: State(random.IntN(4)), Poll: flag(), Final: flag(), Demand: flag(),
+					DetectMultiplier: uint8(1 + random.IntN(255)),
+					MyDiscriminator:  2, DesiredMinTx: durations[random.IntN(6)], RequiredMinRx: durations[random.IntN(6)],
 				}, now)
 			}
 			for what, wrong := range map[string]bool{
@@ -513,7 +543,8 @@ func TestInvariants(t *testing.T) {
 				"says another state":                     send && p.State != m.state,
 				"says other timers":                      send && (p.DesiredMinTx != m.said.tx || p.RequiredMinRx != m.said.rx),
 				"asks for demand or echo":                send && (p.Demand || p.EchoRx != 0 || p.ControlPlane || p.Authenticated),
-				"changes state and does not say so":      m.state != was.state && !send && was.state != AdminDown && (!m.profile.Passive || was.remoteDiscr != 0),
+				"changes state and does not say so": m.state != was.state && !send && was.state != AdminDown &&
+					(!m.profile.Passive || was.remoteDiscr != 0),
 			} {
 				if wrong {
 					t.Fatalf("%s:\nwas %+v\nis  %+v\nsends %v %+v", what, was, m, send, p)

@@ -159,7 +159,8 @@ func TestSessionsOverACable(t *testing.T) {
 	left.stop()
 	for _, r := range keys {
 		o := right.until(r, "down", func(o Outcome) bool { return o.State == Down })
-		if o.RemoteState != AdminDown || o.RemoteDiagnostic != AdministrativelyDown || o.Diagnostic != NeighborSignaledDown || o.Failures != 0 || !o.LastDown.Administrative {
+		if o.RemoteState != AdminDown || o.RemoteDiagnostic != AdministrativelyDown || o.Diagnostic != NeighborSignaledDown ||
+			o.Failures != 0 || !o.LastDown.Administrative {
 			t.Errorf("%s: planned stop seen as %+v", r, o)
 		}
 	}
@@ -191,7 +192,8 @@ func TestWhatIsOnTheWire(t *testing.T) {
 			}
 		}
 		d := got[0]
-		if d.ttl != 255 || d.device == 0 || d.to != key.Peer.WithZone("") || d.listener != key.listener() || key.Local.IsValid() && d.from != key.Local {
+		if d.ttl != 255 || d.device == 0 || d.to != key.Peer.WithZone("") || d.listener != key.listener() ||
+			key.Local.IsValid() && d.from != key.Local {
 			t.Errorf("%s: %+v", name, d)
 		}
 		if d.at.Before(began) || d.at.After(time.Now()) {
@@ -284,7 +286,8 @@ func TestArrival(t *testing.T) {
 	}
 }
 
-// TestOverload has more packets waiting than are taken at once: the horizon is that of the last one taken.
+// TestOverload has more packets waiting than are taken at once: the horizon is that of the last one
+// taken.
 func TestOverload(t *testing.T) {
 	w, l := loopback(t)
 	for range batch + 1 {
@@ -336,7 +339,9 @@ func TestPortInUse(t *testing.T) {
 	us, them := start(t, a, Options{}), start(t, b, Options{})
 	us.Set(map[Key]Profile{toRight: fast})
 	them.Set(map[Key]Profile{toLeft: fast})
-	us.until(toRight, "without its port", func(o Outcome) bool { return o.Problem == "listen on UDP port 3784: address already in use" })
+	us.until(
+		toRight, "without its port",
+		func(o Outcome) bool { return o.Problem == "listen on UDP port 3784: address already in use" })
 	other.close()
 	us.until(toRight, "up", func(o Outcome) bool { return isUp(o) && o.Problem == "" })
 }
@@ -349,7 +354,8 @@ func TestAcrossARouter(t *testing.T) {
 	us.Set(map[Key]Profile{single: fast, multi: fast})
 	them.Set(map[Key]Profile{{Peer: addr("192.0.2.1")}: fast, {Peer: addr("192.0.2.1"), Multihop: true}: fast})
 	us.until(multi, "up", isUp)
-	us.until(single, "told that it is too far", func(o Outcome) bool { return strings.Contains(o.Problem, "TTL 254") && o.State == Down })
+	us.until(single, "told that it is too far",
+		func(o Outcome) bool { return strings.Contains(o.Problem, "TTL 254") && o.State == Down })
 }
 
 // TestJunk is for what anybody may send to the port.

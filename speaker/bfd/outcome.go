@@ -22,8 +22,8 @@ type Outcome struct {
 	RemoteMultiplier       uint8
 	RemoteDemand           bool // the peer is in Demand mode and wants no periodic packets
 	Ups                    uint64
-	// Failures counts how often the session was lost: from Up to Down, other than by administration on either side (RFC 5882 section 4.2).
-	// A rise is when to bring the routes over this peer down.
+	// Failures counts how often the session was lost: from Up to Down, other than by administration on
+	// either side (RFC 5882 section 4.2). A rise is when to bring the routes over this peer down.
 	Failures uint64
 	// LastDown is how the session was last lost, or nil.
 	LastDown *Loss
@@ -39,7 +39,8 @@ type Loss struct {
 	At               time.Time
 	Diagnostic       Diagnostic
 	RemoteDiagnostic Diagnostic
-	// Administrative tells that one side took the session down on purpose, which says nothing of the path.
+	// Administrative tells that one side took the session down on purpose, which says nothing of the
+	// path.
 	Administrative bool
 }
 
@@ -61,7 +62,8 @@ func (e *engine) show() {
 		}
 	}
 	for key, refused := range e.refused {
-		all = append(all, shown{key: key, outcome: Outcome{State: AdminDown, RemoteState: Down, Refused: refused}, counters: &counters{}})
+		all = append(all, shown{key: key, outcome: Outcome{State: AdminDown, RemoteState: Down, Refused: refused},
+			counters: &counters{}})
 	}
 	e.actor.shown.Store(&all)
 	e.actor.opts.Changed()
@@ -74,8 +76,9 @@ func (e *engine) outcome(s *session) Outcome {
 		State: m.state, RemoteState: m.remoteState, Diagnostic: m.diag, RemoteDiagnostic: m.remoteDiag, Since: s.since,
 		Discriminator: m.discr, RemoteDiscriminator: m.remoteDiscr,
 		TransmitInterval: m.txInterval(), DetectionTime: m.detectionTime(),
-		RemoteTransmitInterval: m.remoteMinTx, RemoteReceiveInterval: m.remoteMinRx, RemoteMultiplier: m.remoteMult, RemoteDemand: m.remoteDemand,
-		Ups: s.ups, Failures: s.failures, LastDown: s.lastDown, Ignored: ignored, Problem: e.problem(s),
+		RemoteTransmitInterval: m.remoteMinTx, RemoteReceiveInterval: m.remoteMinRx, RemoteMultiplier: m.remoteMult,
+		RemoteDemand: m.remoteDemand,
+		Ups:          s.ups, Failures: s.failures, LastDown: s.lastDown, Ignored: ignored, Problem: e.problem(s),
 	}
 	if m.remoteDiscr == 0 {
 		o.RemoteReceiveInterval = 0 // what stands there is no word of the peer

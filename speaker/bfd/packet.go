@@ -60,7 +60,8 @@ func name[T ~uint8](names []string, v T) string {
 	return fmt.Sprintf("unknown (%d)", v)
 }
 
-// Packet is a BFD Control packet (RFC 5880 section 4.1). Of its optional authentication section only the presence is kept.
+// Packet is a BFD Control packet (RFC 5880 section 4.1). Of its optional authentication section
+// only the presence is kept.
 type Packet struct {
 	Diagnostic                          Diagnostic
 	State                               State
@@ -85,15 +86,18 @@ const (
 	DropMyDiscriminator      // My Discriminator is zero
 	DropNoSession            // no session has Your Discriminator, or none is with that sender
 	DropState                // Your Discriminator zero, which only a peer that is down may send
-	DropTTL                  // TTL or hop limit too low: the sender is further away than it may be (RFC 5881 section 5, RFC 5883)
-	DropAuthentication       // authenticated, and no session here is
+	// TTL or hop limit too low: the sender is further away than it may be (RFC 5881 section 5, RFC
+	// 5883)
+	DropTTL
+	DropAuthentication // authenticated, and no session here is
 	dropCount
 )
 
 func (d Drop) String() string { return name(dropNames[:], d) }
 
 var dropNames = [dropCount]string{
-	"none", "version", "short", "truncated", "multiplier", "multipoint", "my-discriminator", "no-session", "state", "ttl", "authentication",
+	"none", "version", "short", "truncated", "multiplier", "multipoint", "my-discriminator", "no-session", "state", "ttl",
+	"authentication",
 }
 
 const (
@@ -108,7 +112,8 @@ const (
 	bitMultipoint = 1 << 0
 )
 
-// decode reads a UDP payload: the checks of RFC 5880 section 6.8.6 that need no session, in their order.
+// decode reads a UDP payload: the checks of RFC 5880 section 6.8.6 that need no session, in their
+// order.
 func decode(b []byte) (Packet, Drop) {
 	if len(b) < packetLen {
 		return Packet{}, DropShort // nothing can be read of it, the version included

@@ -39,7 +39,8 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-// TestDecodeDrops breaks the sample in one place, and in that and all that are checked later: the reason is always that of the first.
+// TestDecodeDrops breaks the sample in one place, and in that and all that are checked later: the
+// reason is always that of the first.
 func TestDecodeDrops(t *testing.T) {
 	with := func(i int, value byte) func([]byte) []byte {
 		return func(b []byte) []byte { b[i] = value; return b }
@@ -52,7 +53,8 @@ func TestDecodeDrops(t *testing.T) {
 		{"version 0", with(0, 0<<5|3), DropVersion},
 		{"version 2", with(0, 2<<5|3), DropVersion},
 		{"length 23", with(3, 23), DropShort},
-		{"length 25 with authentication", func(b []byte) []byte { b[1] |= bitAuth; b[3] = 25; return append(b, 0) }, DropShort},
+		{"length 25 with authentication", func(b []byte) []byte { b[1] |= bitAuth; b[3] = 25; return append(b, 0) },
+			DropShort},
 		{"length 25", with(3, 25), DropTruncated},
 		{"length 255", with(3, 255), DropTruncated},
 		{"multiplier", with(2, 0), DropMultiplier},

@@ -18,9 +18,10 @@ import (
 
 // Process keeps sessions in a process of its own: the same program, started anew; see ProcessMain.
 //
-// However high the priority of a thread, it waits for the others of its process: for a place to run Go, and whenever the garbage
-// collector stops the world, for the slowest normal thread of a busy node. docs/bfd.md has what that does to sessions of 50 ms × 3.
-// The process ends when this one does, whichever way, and takes the sessions down administratively then.
+// However high the priority of a thread, it waits for the others of its process: for a place to run
+// Go, and whenever the garbage collector stops the world, for the slowest normal thread of a busy
+// node. docs/bfd.md has what that does to sessions of 50 ms × 3. The process ends when this one
+// does, whichever way, and takes the sessions down administratively then.
 type Process struct {
 	opts  Options
 	start func(*exec.Cmd) error
@@ -33,7 +34,8 @@ type Process struct {
 	before   map[Key]Outcome // the last of each session under earlier processes: their counters are not lost
 }
 
-// order is what the process is told: all sessions that shall be. What else it says counts in the first only.
+// order is what the process is told: all sessions that shall be. What else it says counts in the
+// first only.
 type order struct {
 	Normal   bool
 	Sessions []ordered
@@ -60,9 +62,10 @@ const (
 	processMark = "LANDFALL_BFD_PROCESS" // set in the environment of the process
 	counting    = 5 * time.Second        // between reports without a change, for the counters
 	patience    = 3 * time.Second        // with a process that shall end
-	// linger is for how long the process keeps the sessions after its program has ended, or has let go of it. The BGP sessions that they
-	// watch end before, at a crash at the same moment, and a router must hear of those first: one that is told by BFD, even of an
-	// administrative end, drops the routes that it would keep for the program's next start (seen of FRR 8.4).
+	// linger is for how long the process keeps the sessions after its program has ended, or has let go
+	// of it. The BGP sessions that they watch end before, at a crash at the same moment, and a router
+	// must hear of those first: one that is told by BFD, even of an administrative end, drops the
+	// routes that it would keep for the program's next start (seen of FRR 8.4).
 	linger     = 500 * time.Millisecond
 	minBackoff = 100 * time.Millisecond // between attempts to start it
 	maxBackoff = 5 * time.Second
@@ -103,10 +106,12 @@ func (p *Process) Health() Health {
 	return p.health
 }
 
-// Run is that of Actor. It starts the process with the first session, and again when it ends before ctx does.
+// Run is that of Actor. It starts the process with the first session, and again when it ends before
+// ctx does.
 func (p *Process) Run(ctx context.Context) error {
 	if os.Getenv(processMark) != "" {
-		return errors.New("bfd: this is the process for the sessions, which the program has not turned into: it must call ProcessMain")
+		return errors.New(
+			"bfd: this is the process for the sessions, which the program has not turned into: it must call ProcessMain")
 	}
 	if !p.asked(ctx) {
 		return nil
@@ -180,7 +185,8 @@ func processCommand() *exec.Cmd {
 	return cmd
 }
 
-// order tells the process what shall be until it has ended. At the end of ctx it lets go of it, and makes sure that it goes.
+// order tells the process what shall be until it has ended. At the end of ctx it lets go of it, and
+// makes sure that it goes.
 func (p *Process) order(ctx context.Context, stdin io.WriteCloser, process *os.Process, ended <-chan struct{}) {
 	defer stdin.Close()
 	encoder := json.NewEncoder(stdin)
@@ -251,7 +257,8 @@ func (p *Process) take(a answer) {
 	}
 }
 
-// bereaved shows that nobody keeps the sessions. It is no failure of a path, which nobody watches now.
+// bereaved shows that nobody keeps the sessions. It is no failure of a path, which nobody watches
+// now.
 func (p *Process) bereaved(cause error) {
 	text := "the process that keeps the sessions ended"
 	if cause != nil {
@@ -293,13 +300,14 @@ func (o Outcome) sameAs(other Outcome) bool {
 	return reflect.DeepEqual(o, other)
 }
 
-// ProcessMain must be the first thing that a program with a Process does. In the process that keeps the sessions it does not return, else
-// it does so at once.
+// ProcessMain must be the first thing that a program with a Process does. In the process that keeps
+// the sessions it does not return, else it does so at once.
 func ProcessMain() {
 	if os.Getenv(processMark) == "" {
 		return
 	}
-	// Whoever interrupts a group of processes means the program, which then takes the sessions down in its own time.
+	// Whoever interrupts a group of processes means the program, which then takes the sessions down in
+	// its own time.
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 	if err := keepFor(os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -46,7 +46,8 @@ func TestProcess(t *testing.T) {
 	us.until(toRight, "without a process", func(o Outcome) bool {
 		return o.State == Down && strings.Contains(o.Problem, "signal: killed") || pid() != first
 	})
-	o := us.until(toRight, "up with another process", func(o Outcome) bool { return settled(o) && o.Ups > before.Ups && pid() != first })
+	o := us.until(toRight, "up with another process",
+		func(o Outcome) bool { return settled(o) && o.Ups > before.Ups && pid() != first })
 	if o.Failures < before.Failures || o.Received < before.Received || o.Problem != "" {
 		t.Errorf("before: %+v, with the next process: %+v", before, o)
 	}
@@ -54,13 +55,15 @@ func TestProcess(t *testing.T) {
 
 	failures := them.Outcomes()[toLeft].Failures
 	us.stop()
-	if o := them.until(toLeft, "told of the end", func(o Outcome) bool { return o.State != Up }); o.RemoteState != AdminDown || o.Failures != failures {
+	if o := them.until(toLeft, "told of the end",
+		func(o Outcome) bool { return o.State != Up }); o.RemoteState != AdminDown || o.Failures != failures {
 		t.Errorf("the end is seen as %+v", o)
 	}
 	waitFor(t, "the process to be gone", func() bool { return syscall.Kill(pid(), 0) != nil })
 }
 
-// TestProcessOutlivesNobody is for when the program is killed: the peers are told that it was on purpose, as BGP tells them the rest.
+// TestProcessOutlivesNobody is for when the program is killed: the peers are told that it was on
+// purpose, as BGP tells them the rest.
 func TestProcessOutlivesNobody(t *testing.T) {
 	a, b := cable(t)
 	in, out, err := os.Pipe()
@@ -73,7 +76,8 @@ func TestProcessOutlivesNobody(t *testing.T) {
 	cmd.Stdin = in
 	a.Do(t, cmd.Start)
 	in.Close()
-	if _, err := out.WriteString(`{"Sessions":[{"Key":{"Peer":"192.0.2.2"},"Profile":{"DetectMultiplier":15}}]}`); err != nil {
+	if _, err := out.WriteString(
+		`{"Sessions":[{"Key":{"Peer":"192.0.2.2"},"Profile":{"DetectMultiplier":15}}]}`); err != nil {
 		t.Fatal(err)
 	}
 	them.until(toLeft, "up", isUp)
@@ -85,7 +89,8 @@ func TestProcessOutlivesNobody(t *testing.T) {
 		t.Errorf("a signal ends it: %+v", o)
 	}
 	out.Close() // as the kernel does when the program is gone
-	if o := them.until(toLeft, "told", func(o Outcome) bool { return o.State != Up }); o.RemoteState != AdminDown || o.Failures != 0 {
+	if o := them.until(toLeft, "told", func(o Outcome) bool { return o.State != Up }); o.RemoteState != AdminDown ||
+		o.Failures != 0 {
 		t.Errorf("the end of the program is seen as %+v", o)
 	}
 	if err := cmd.Wait(); err != nil {
@@ -93,7 +98,8 @@ func TestProcessOutlivesNobody(t *testing.T) {
 	}
 }
 
-// TestPunctuality looks at the kernel's word on what was asked for. Some systems, such as containers, grant it not even to root.
+// TestPunctuality looks at the kernel's word on what was asked for. Some systems, such as
+// containers, grant it not even to root.
 func TestPunctuality(t *testing.T) {
 	ns, _ := cable(t)
 	asked := make(chan error)
@@ -156,7 +162,8 @@ func TestNothingIsGranted(t *testing.T) {
 
 // dropCapabilities takes from the calling thread what it may do to others.
 func dropCapabilities() error {
-	// What an earlier test has locked would count against the limit that this thread gets now, and end the process.
+	// What an earlier test has locked would count against the limit that this thread gets now, and end
+	// the process.
 	if err := unix.Munlockall(); err != nil {
 		return err
 	}

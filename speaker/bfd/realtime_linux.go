@@ -10,14 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// priority is that of the engine's thread under SCHED_RR: the least but some, as any is more than that of normal threads, and the
-// kernel's own real-time threads must not wait for us.
+// priority is that of the engine's thread under SCHED_RR: the least but some, as any is more than
+// that of normal threads, and the kernel's own real-time threads must not wait for us.
 const priority = 5
 
-// raiseThread gives the calling thread real-time priority. Threads and processes that it starts do not inherit it.
+// raiseThread gives the calling thread real-time priority. Threads and processes that it starts do
+// not inherit it.
 func raiseThread() error { return raise(0, unix.SCHED_FLAG_RESET_ON_FORK) }
 
-// raiseProcess gives all threads of this process real-time priority, those that it will start included: for one that does nothing else.
+// raiseProcess gives all threads of this process real-time priority, those that it will start
+// included: for one that does nothing else.
 func raiseProcess() error {
 	threads, err := os.ReadDir("/proc/self/task")
 	if err != nil {
@@ -36,7 +38,8 @@ func raiseProcess() error {
 }
 
 func raise(thread int, flags uint64) error {
-	err := unix.SchedSetAttr(thread, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: priority, Flags: flags}, 0)
+	err := unix.SchedSetAttr(thread, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: priority,
+		Flags: flags}, 0)
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("real-time priority: %w (needs CAP_SYS_NICE)", err)
 	} else if err != nil {
@@ -45,7 +48,8 @@ func raise(thread int, flags uint64) error {
 	return nil
 }
 
-// lockMemory keeps every page that the process has touched in memory, so that the engine never waits for a disk.
+// lockMemory keeps every page that the process has touched in memory, so that the engine never
+// waits for a disk.
 //
 // Only with CAP_IPC_LOCK or without limit: else the limit would make the process run out of memory.
 func lockMemory() error {

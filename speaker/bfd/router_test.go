@@ -22,7 +22,8 @@ type wanted struct {
 type view struct {
 	Up         bool
 	Diagnostic string // of the peer, as the router has it from us
-	// Transmit, Receive and Multiplier are ours as the router has them from us; of Interval and Timeout a router shows only what was agreed.
+	// Transmit, Receive and Multiplier are ours as the router has them from us; of Interval and
+	// Timeout a router shows only what was agreed.
 	Transmit, Receive, Multiplier int
 	Interval, Timeout             time.Duration
 }
@@ -31,7 +32,8 @@ type view struct {
 type routerKind struct {
 	program string
 	run     func(context.Context, router.Options) (*router.Router, error)
-	options func(wanted) router.Options             // for a session with transmit interval 100 ms, receive interval 150 ms, multiplier 4
+	// for a session with transmit interval 100 ms, receive interval 150 ms, multiplier 4
+	options func(wanted) router.Options
 	views   func(*testing.T, *router.Router) []view // the router's own of its sessions
 }
 
@@ -40,7 +42,8 @@ var kinds = map[string]routerKind{
 	"BIRD": {"bird", router.StartBIRD, birdOptions, birdViews},
 }
 
-// start starts a router in a namespace, as punctual as we are: else a busy machine makes it fail the test.
+// start starts a router in a namespace, as punctual as we are: else a busy machine makes it fail
+// the test.
 func (k routerKind) start(t *testing.T, ns *nstest.NS, session wanted) *router.Router {
 	t.Helper()
 	o := k.options(session)
@@ -64,8 +67,9 @@ func (s wanted) frr() string {
 }
 
 func frrOptions(s wanted) router.Options {
-	return router.Options{BFD: "bfd\n profile fast\n  transmit-interval 100\n  receive-interval 150\n  detect-multiplier 4\n !\n " +
-		s.frr() + "\n  profile fast\n !\n!"}
+	return router.Options{
+		BFD: "bfd\n profile fast\n  transmit-interval 100\n  receive-interval 150\n  detect-multiplier 4\n !\n " +
+			s.frr() + "\n  profile fast\n !\n!"}
 }
 
 func frrViews(t *testing.T, r *router.Router) (views []view) {
@@ -79,7 +83,8 @@ func frrViews(t *testing.T, r *router.Router) (views []view) {
 		text := func(key string) string { s, _ := p[key].(string); return s }
 		views = append(views, view{
 			Up: p["status"] == "up", Diagnostic: text("remote-diagnostic"),
-			Transmit: number("remote-transmit-interval"), Receive: number("remote-receive-interval"), Multiplier: number("remote-detect-multiplier"),
+			Transmit: number("remote-transmit-interval"), Receive: number("remote-receive-interval"),
+			Multiplier: number("remote-detect-multiplier"),
 		})
 	}
 	return views
@@ -97,8 +102,9 @@ func birdOptions(s wanted) router.Options {
 	if s.multihop {
 		neighbor += " multihop yes"
 	}
-	return router.Options{Config: "router id 203.0.113.9;\nlog stderr all;\nprotocol device {}\nprotocol bfd {\n interface \"*\" " + timers +
-		"\n multihop " + timers + "\n neighbor " + neighbor + ";\n}\n"}
+	return router.Options{
+		Config: "router id 203.0.113.9;\nlog stderr all;\nprotocol device {}\nprotocol bfd {\n interface \"*\" " + timers +
+			"\n multihop " + timers + "\n neighbor " + neighbor + ";\n}\n"}
 }
 
 // birdViews reads lines as `192.0.2.1   eth0   Up   2026-01-02   0.060   0.180`.

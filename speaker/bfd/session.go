@@ -9,7 +9,8 @@ import (
 
 // Key names a session: with whom, and over what.
 type Key struct {
-	// Peer is the address that the peer sends from and listens on. A link-local one (unnumbered BGP) has its interface as zone.
+	// Peer is the address that the peer sends from and listens on. A link-local one (unnumbered BGP)
+	// has its interface as zone.
 	Peer netip.Addr
 	// Local is the address to send from; the zero Addr lets the kernel choose.
 	Local netip.Addr
@@ -67,16 +68,20 @@ func (k Key) String() string {
 
 // Profile is how a session runs. Zero values take the defaults.
 type Profile struct {
-	// TransmitInterval is the least time between packets that we would like (Desired Min TX), 10 ms to 60 s, whole microseconds; default 300 ms.
+	// TransmitInterval is the least time between packets that we would like (Desired Min TX), 10 ms to
+	// 60 s, whole microseconds; default 300 ms.
 	TransmitInterval time.Duration
-	// ReceiveInterval is the least time between packets that we put up with (Required Min RX), as above.
+	// ReceiveInterval is the least time between packets that we put up with (Required Min RX), as
+	// above.
 	ReceiveInterval time.Duration
-	// DetectMultiplier is how many of our packets in a row the peer may miss before it calls the session down, 2 to 255; default 3.
+	// DetectMultiplier is how many of our packets in a row the peer may miss before it calls the
+	// session down, 2 to 255; default 3.
 	DetectMultiplier uint8
 	// Passive waits for the peer's first packet before sending any.
 	Passive bool
-	// MinimumTTL is the least TTL or hop limit that a packet of a multihop session arrives with, 1 to 254; default 254, one router in
-	// between. Without Multihop it is always 255 (RFC 5881 section 5) and this is not used.
+	// MinimumTTL is the least TTL or hop limit that a packet of a multihop session arrives with, 1 to
+	// 254; default 254, one router in between. Without Multihop it is always 255 (RFC 5881 section 5)
+	// and this is not used.
 	MinimumTTL uint8
 	// Echo asks for echo mode, which does not exist here: Check says so.
 	Echo bool
@@ -87,7 +92,8 @@ const (
 	maxInterval = 60 * time.Second
 )
 
-// Check returns what is refused of the profile. Fatal is why it cannot be used at all; ignored is what it is used without.
+// Check returns what is refused of the profile. Fatal is why it cannot be used at all; ignored is
+// what it is used without.
 func (p Profile) Check() (fatal, ignored *lb.Refusal) {
 	p = p.withDefaults()
 	for _, i := range [...]struct {
@@ -95,7 +101,8 @@ func (p Profile) Check() (fatal, ignored *lb.Refusal) {
 		value time.Duration
 	}{{"transmit interval", p.TransmitInterval}, {"receive interval", p.ReceiveInterval}} {
 		if i.value < minInterval || i.value > maxInterval {
-			return lb.Refuse(ReasonProfileInvalid, "%s %v is not between %v and %v", i.name, i.value, minInterval, maxInterval), nil
+			return lb.Refuse(ReasonProfileInvalid, "%s %v is not between %v and %v", i.name, i.value, minInterval, maxInterval),
+				nil
 		}
 		if i.value%time.Microsecond != 0 {
 			return lb.Refuse(ReasonProfileInvalid, "%s %v is not in whole microseconds", i.name, i.value), nil
@@ -108,7 +115,8 @@ func (p Profile) Check() (fatal, ignored *lb.Refusal) {
 		return lb.Refuse(ReasonProfileInvalid, "minimum TTL %d is not between 1 and 254", p.MinimumTTL), nil
 	}
 	if p.Echo {
-		ignored = lb.Refuse(ReasonEchoUnsupported, "echo mode is not supported: the session runs in asynchronous mode only, at its transmit and receive intervals")
+		ignored = lb.Refuse(ReasonEchoUnsupported,
+			"echo mode is not supported: the session runs in asynchronous mode only, at its transmit and receive intervals")
 	}
 	return nil, ignored
 }

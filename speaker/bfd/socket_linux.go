@@ -12,11 +12,13 @@ import (
 
 const (
 	batch = 16 // datagrams taken from a socket by one system call
-	// receiveBuffer holds what arrives while this process cannot run: a second of it, from 100 peers every 10 ms.
+	// receiveBuffer holds what arrives while this process cannot run: a second of it, from 100 peers
+	// every 10 ms.
 	receiveBuffer = 8 << 20
 )
 
-// socket receives for all sessions of one family and port, and learns from the kernel when, where and with which TTL a packet came.
+// socket receives for all sessions of one family and port, and learns from the kernel when, where
+// and with which TTL a packet came.
 type socket struct {
 	listener  listener
 	fd        int
@@ -51,7 +53,8 @@ func newSocket(l listener) (*socket, error) {
 	return s, nil
 }
 
-// open sets the options and binds. There is no SO_REUSEADDR: another BFD daemon on the node must be seen, not robbed.
+// open sets the options and binds. There is no SO_REUSEADDR: another BFD daemon on the node must be
+// seen, not robbed.
 func (s *socket) open() error {
 	set := func(level, option, value int) error { return unix.SetsockoptInt(s.fd, level, option, value) }
 	errs := []error{set(unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1), set(unix.SOL_SOCKET, unix.SO_RXQ_OVFL, 1)}
@@ -79,13 +82,15 @@ func (s *socket) receive(out []datagram, now time.Time) []datagram {
 		h.Namelen = unix.SizeofSockaddrInet6
 		h.SetControllen(int(unsafe.Sizeof(s.controls[i])))
 	}
-	n, _, errno := unix.RawSyscall6(unix.SYS_RECVMMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&s.headers[0])), batch, unix.MSG_DONTWAIT, 0, 0)
+	n, _, errno := unix.RawSyscall6(unix.SYS_RECVMMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&s.headers[0])), batch,
+		unix.MSG_DONTWAIT, 0, 0)
 	if errno != 0 { // nothing is there
 		return out
 	}
 	for i := range int(n) {
 		length := min(int(s.headers[i].Len), len(s.payloads[i]))
-		d := datagram{payload: s.payloads[i][:length], listener: s.listener, from: address(&s.senders[i], s.listener.v6), ttl: -1, at: now}
+		d := datagram{payload: s.payloads[i][:length], listener: s.listener, from: address(&s.senders[i], s.listener.v6),
+			ttl: -1, at: now}
 		s.control(&d, i, now)
 		out = append(out, d)
 	}
@@ -116,7 +121,8 @@ func (s *socket) heed(d *datagram, level, kind int32, data []byte, now time.Time
 		if count := *(*uint32)(unsafe.Pointer(&data[0])); count != s.overflows {
 			s.overflows, d.lost = count, true
 		}
-	case (level == unix.IPPROTO_IP && kind == unix.IP_TTL || level == unix.IPPROTO_IPV6 && kind == unix.IPV6_HOPLIMIT) && len(data) >= 4:
+	case (level == unix.IPPROTO_IP && kind == unix.IP_TTL || level == unix.IPPROTO_IPV6 && kind == unix.IPV6_HOPLIMIT) &&
+		len(data) >= 4:
 		d.ttl = int(*(*int32)(unsafe.Pointer(&data[0])))
 	case level == unix.IPPROTO_IP && kind == unix.IP_PKTINFO && len(data) >= unix.SizeofInet4Pktinfo:
 		info := (*unix.Inet4Pktinfo)(unsafe.Pointer(&data[0]))
@@ -127,8 +133,9 @@ func (s *socket) heed(d *datagram, level, kind int32, data []byte, now time.Time
 	}
 }
 
-// arrival is when a packet came that the wall clock says has been waiting for age. Wall clocks are set, even while a packet waits; it
-// cannot have come before the socket was last found empty, nor later than now.
+// arrival is when a packet came that the wall clock says has been waiting for age. Wall clocks are
+// set, even while a packet waits; it cannot have come before the socket was last found empty, nor
+// later than now.
 func arrival(now time.Time, age time.Duration, drainedAt time.Time) time.Time {
 	at := now.Add(-max(0, age))
 	if at.Before(drainedAt) {

@@ -26,12 +26,13 @@ func (l listener) port() uint16 {
 
 // wire is the network as the engine sees it. All but wake is called by one goroutine.
 type wire interface {
-	// wait returns when something may have arrived, wake was called, or the time has come; the zero time never comes.
+	// wait returns when something may have arrived, wake was called, or the time has come; the zero
+	// time never comes.
 	wait(until time.Time)
 	// wake makes the wait that runs, or the next one, return. It never blocks.
 	wake()
-	// receive takes what has arrived, without waiting. All that arrived before the horizon has been handed out; it is now once
-	// nothing is left. What is returned is overwritten by the next call.
+	// receive takes what has arrived, without waiting. All that arrived before the horizon has been
+	// handed out; it is now once nothing is left. What is returned is overwritten by the next call.
 	receive(now time.Time) (arrived []datagram, horizon time.Time)
 	listen(l listener) error
 	unlisten(l listener)

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernel is the real network. Sending and receiving make system calls directly and on memory that is kept, so that nothing is
-// allocated per packet; they never wait.
+// kernel is the real network. Sending and receiving make system calls directly and on memory that
+// is kept, so that nothing is allocated per packet; they never wait.
 type kernel struct {
 	mu    sync.Mutex // guards event against wake after close
 	event int        // eventfd; -1 once closed
@@ -134,7 +134,8 @@ func (k *kernel) dial(key Key, sourcePort uint16, random func() uint32) (link, e
 	return u, nil
 }
 
-// udpLink sends from a port of its own (RFC 5881 section 4). It is not connected: that would make an ICMP error eat a packet.
+// udpLink sends from a port of its own (RFC 5881 section 4). It is not connected: that would make
+// an ICMP error eat a packet.
 type udpLink struct {
 	fd, index int
 	port      uint16
@@ -145,7 +146,8 @@ type udpLink struct {
 func (u *udpLink) open(k Key, sourcePort uint16, random func() uint32) error {
 	const internetworkControl = 6 << 5 // CS6, as routers mark their own protocols (RFC 4594)
 	set := func(level, option, value int) error { return unix.SetsockoptInt(u.fd, level, option, value) }
-	errs := []error{set(unix.SOL_SOCKET, unix.SO_RCVBUF, 0), set(unix.SOL_SOCKET, unix.SO_PRIORITY, 6)} // TC_PRIO_INTERACTIVE: more takes a capability
+	// TC_PRIO_INTERACTIVE: more takes a capability
+	errs := []error{set(unix.SOL_SOCKET, unix.SO_RCVBUF, 0), set(unix.SOL_SOCKET, unix.SO_PRIORITY, 6)}
 	if k.Peer.Is6() {
 		errs = append(errs, set(unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1), set(unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, 255),
 			set(unix.IPPROTO_IPV6, unix.IPV6_TCLASS, internetworkControl))
@@ -171,7 +173,8 @@ func (u *udpLink) open(k Key, sourcePort uint16, random func() uint32) error {
 		}
 		return nil
 	}
-	*(*unix.RawSockaddrInet4)(unsafe.Pointer(&u.to)) = unix.RawSockaddrInet4{Family: unix.AF_INET, Port: bigEndian(k.listener().port()), Addr: k.Peer.As4()}
+	*(*unix.RawSockaddrInet4)(unsafe.Pointer(&u.to)) = unix.RawSockaddrInet4{Family: unix.AF_INET,
+		Port: bigEndian(k.listener().port()), Addr: k.Peer.As4()}
 	u.toLen = unix.SizeofSockaddrInet4
 	return nil
 }
@@ -214,7 +217,8 @@ func anySourcePort(random func() uint32) uint16 {
 }
 
 func (u *udpLink) send(b []byte) error {
-	_, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(u.fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)),
+	_, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(u.fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))),
+		uintptr(len(b)),
 		unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, uintptr(unsafe.Pointer(&u.to)), u.toLen)
 	if errno != 0 {
 		return errno

@@ -16,7 +16,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/nstest"
 )
 
-// agentVariable makes the test binary an agent: a process with an actor that does as it reads on its standard input.
+// agentVariable makes the test binary an agent: a process with an actor that does as it reads on
+// its standard input.
 const agentVariable = "LANDFALL_TEST_BGP_AGENT"
 
 // listenVariable is where it listens.
@@ -30,11 +31,13 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// runAgent reads what is desired, one line each, and writes the statuses in return, until its input ends.
+// runAgent reads what is desired, one line each, and writes the statuses in return, until its input
+// ends.
 func runAgent() {
 	changed := make(chan struct{}, 1)
 	a := New(Options{
-		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Hostname: "node-1", Changed: func() { poke(changed) }, Listen: os.Getenv(listenVariable),
+		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Hostname: "node-1", Changed: func() { poke(changed) },
+		Listen: os.Getenv(listenVariable),
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	var group sync.WaitGroup
@@ -61,7 +64,8 @@ func runAgent() {
 	group.Wait()
 }
 
-// agent is an actor in a process of its own, which lives in a network namespace as a speaker does on its node.
+// agent is an actor in a process of its own, which lives in a network namespace as a speaker does
+// on its node.
 type agent struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser

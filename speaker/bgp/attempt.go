@@ -13,8 +13,9 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// attempt is one try to have the session: over the connection that we open, or over one that the peer opens meanwhile. The session's
-// goroutine owns it. Each connection has a goroutine of its own, which asks for leave to enter OpenConfirm and Established.
+// attempt is one try to have the session: over the connection that we open, or over one that the
+// peer opens meanwhile. The session's goroutine owns it. Each connection has a goroutine of its
+// own, which asks for leave to enter OpenConfirm and Established.
 type attempt struct {
 	s      *session
 	d      lb.BGPSession
@@ -43,8 +44,9 @@ type dialed struct {
 	err  error
 }
 
-// What ends a connection in favour of another one, as the cause of its context. A peer that opens a connection although it was to
-// keep our routes over a restart has forgotten the old one (RFC 4724 section 5): there is nobody who could be told.
+// What ends a connection in favour of another one, as the cause of its context. A peer that opens a
+// connection although it was to keep our routes over a restart has forgotten the old one (RFC 4724
+// section 5): there is nobody who could be told.
 var (
 	errCollision error = fault(bgp.BGP_ERROR_CEASE, subCollision, nil, "another connection with the peer is the session")
 	errReplaced        = errors.New("the peer has opened a new connection, as after a restart")
@@ -56,7 +58,8 @@ func newAttempt(s *session, d lb.BGPSession, target Target) *attempt {
 	}
 }
 
-// run goes on until all connections have ended. It begins with the one that the peer has opened, or else opens one.
+// run goes on until all connections have ended. It begins with the one that the peer has opened, or
+// else opens one.
 func (a *attempt) run(ctx context.Context, incoming net.Conn) (up time.Duration, err error) {
 	dialing, stop := context.WithCancel(ctx)
 	defer stop()
@@ -161,14 +164,16 @@ func (a *attempt) begin(ctx context.Context, conn net.Conn, incoming bool) {
 	}()
 }
 
-// drop ends a connection. It is of no account from now on, though it may take a moment to say goodbye.
+// drop ends a connection. It is of no account from now on, though it may take a moment to say
+// goodbye.
 func (a *attempt) drop(c *connection, cause error) {
 	a.states[c] = Idle
 	c.cancel(cause)
 }
 
-// opened lets a connection go on whose peer has sent its OPEN message, or ends it in favour of another one (RFC 4271 section 6.8).
-// An established session without graceful restart stays. With it, the new connection must first come as far (RFC 4724 section 5).
+// opened lets a connection go on whose peer has sent its OPEN message, or ends it in favour of
+// another one (RFC 4271 section 6.8). An established session without graceful restart stays. With
+// it, the new connection must first come as far (RFC 4724 section 5).
 func (a *attempt) opened(c *connection) {
 	if a.current != nil && !a.current.n.GracefulRestart {
 		a.drop(c, errCollision)
@@ -188,8 +193,9 @@ func (a *attempt) opened(c *connection) {
 	c.leave <- struct{}{}
 }
 
-// oursSurvives tells which of two connections survives a collision, by the identifiers and AS numbers of both ends: the one that we
-// have opened, or the peer's. It is that of the greater identifier, or AS number where these are equal (RFC 6286 section 2.3).
+// oursSurvives tells which of two connections survives a collision, by the identifiers and AS
+// numbers of both ends: the one that we have opened, or the peer's. It is that of the greater
+// identifier, or AS number where these are equal (RFC 6286 section 2.3).
 func oursSurvives(own, peer netip.Addr, ownASN, peerASN uint32) bool {
 	if own == peer {
 		return ownASN > peerASN

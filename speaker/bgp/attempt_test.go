@@ -78,7 +78,8 @@ func TestPeerThatCannotBeDialedConnects(t *testing.T) {
 		if updates, _ := far.readUpdates(); len(updates) != 1 {
 			t.Errorf("%d UPDATEs", len(updates))
 		}
-		if s := status(a); !s.Synced || !s.Negotiated.Incoming || s.Negotiated.Local.String() != "10.0.0.1:179" || len(p.targets()) != dials {
+		if s := status(a); !s.Synced || !s.Negotiated.Incoming || s.Negotiated.Local.String() != "10.0.0.1:179" ||
+			len(p.targets()) != dials {
 			t.Errorf("after %d dials: %+v, %+v", len(p.targets())-dials, s, s.Negotiated)
 		}
 		far.conn.Close()
@@ -118,13 +119,15 @@ func TestPeerThatCannotBeDialedConnects(t *testing.T) {
 			far.conn.Close()
 			time.Sleep(200 * time.Millisecond)
 		}
-		if s := status(a); len(p.targets()) < 8 || !strings.Contains(s.LastError, "Bad Peer AS") && s.LastError != "connection refused" {
+		if s := status(a); len(p.targets()) < 8 || !strings.Contains(s.LastError, "Bad Peer AS") &&
+			s.LastError != "connection refused" {
 			t.Errorf("%d dials in 10 s: %+v", len(p.targets()), s)
 		}
 	})
 }
 
-// Both ends connect at once, and whichever OPEN comes first, the connection of the greater identifier stays.
+// Both ends connect at once, and whichever OPEN comes first, the connection of the greater
+// identifier stays.
 func TestCollision(t *testing.T) {
 	for _, test := range []struct {
 		name, id    string
@@ -167,7 +170,8 @@ func TestCollision(t *testing.T) {
 			goes.conn.Close()
 			stays.write(keepalive())
 			updates, _ := stays.readUpdates()
-			if s := status(a); len(updates) != 1 || s.State != Established || s.Negotiated.Incoming != test.incoming || s.Flaps != 0 || s.LastError != "" {
+			if s := status(a); len(updates) != 1 || s.State != Established || s.Negotiated.Incoming != test.incoming ||
+				s.Flaps != 0 || s.LastError != "" {
 				t.Errorf("%d UPDATEs, %+v", len(updates), s)
 			}
 		})
@@ -318,11 +322,12 @@ func TestUnnumberedPeerConnects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newFakePeer(t)
 		p.refuseDials()
-		a := New(Options{Log: slog.New(slog.DiscardHandler), Dial: p.dial, Discover: func(ctx context.Context, _ string, found func(netip.Addr)) error {
-			found(netip.MustParseAddr("fe80::2%eth0"))
-			<-ctx.Done()
-			return nil
-		}})
+		a := New(Options{Log: slog.New(slog.DiscardHandler), Dial: p.dial,
+			Discover: func(ctx context.Context, _ string, found func(netip.Addr)) error {
+				found(netip.MustParseAddr("fe80::2%eth0"))
+				<-ctx.Done()
+				return nil
+			}})
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- a.Run(ctx) }()

@@ -26,8 +26,9 @@ func newPlanned(b *testing.B) *planned {
 	p := &planned{
 		benchmark: newBenchmark(b), book: &plan.BGPBook{}, known: map[netip.Addr]plan.BGPInput{},
 		bgp: plan.BGPFacts{
-			Peers:          map[string]lb.Peer{},
-			Advertisements: map[string]lb.BGPAdvertisement{"all": {Name: "all", AggregationLength: 32, AggregationLengthV6: 128}},
+			Peers: map[string]lb.Peer{},
+			Advertisements: map[string]lb.BGPAdvertisement{"all": {Name: "all", AggregationLength: 32,
+				AggregationLengthV6: 128}},
 		},
 	}
 	whole, err := lb.ParseRange("10.1.0.0/16")
@@ -64,7 +65,8 @@ func (p *planned) all() {
 	p.a.Set(p.book.Sessions())
 }
 
-// BenchmarkClaimsColdSync is BenchmarkColdSync from the node's claims on: plan, sessions, and all that two routers hear.
+// BenchmarkClaimsColdSync is BenchmarkColdSync from the node's claims on: plan, sessions, and all
+// that two routers hear.
 func BenchmarkClaimsColdSync(b *testing.B) {
 	p := newPlanned(b)
 	var spent time.Duration
@@ -88,8 +90,8 @@ func BenchmarkClaimsColdSync(b *testing.B) {
 	b.ReportMetric(float64(spent.Microseconds())/1000/float64(b.N), "cpu-ms/op")
 }
 
-// BenchmarkClaimToWire ends the claim of one VIP among 5,000, and begins it again. It reports how long it takes from there until both
-// routers have heard of it.
+// BenchmarkClaimToWire ends the claim of one VIP among 5,000, and begins it again. It reports how
+// long it takes from there until both routers have heard of it.
 func BenchmarkClaimToWire(b *testing.B) {
 	p := newPlanned(b)
 	p.all()
@@ -109,7 +111,8 @@ func BenchmarkClaimToWire(b *testing.B) {
 	for i := 0; b.Loop(); i++ {
 		began := time.Now()
 		p.known[vip] = []plan.BGPInput{without, with}[i%2]
-		_, changed := p.book.Plan(p.facts, p.bgp, map[netip.Addr]bool{vip: true}, func(vip netip.Addr) (plan.BGPInput, bool) { in, ok := p.known[vip]; return in, ok })
+		_, changed := p.book.Plan(p.facts, p.bgp, map[netip.Addr]bool{vip: true},
+			func(vip netip.Addr) (plan.BGPInput, bool) { in, ok := p.known[vip]; return in, ok })
 		if !changed {
 			b.Fatal("no change")
 		}

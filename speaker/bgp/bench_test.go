@@ -121,8 +121,8 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
-// BenchmarkColdSync opens sessions with two routers and announces 5,000 VIPs to each. It reports the processor time of all of it,
-// the routers' part included.
+// BenchmarkColdSync opens sessions with two routers and announces 5,000 VIPs to each. It reports
+// the processor time of all of it, the routers' part included.
 func BenchmarkColdSync(b *testing.B) {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		b.Run(string(family), func(b *testing.B) {
@@ -147,8 +147,8 @@ func BenchmarkColdSync(b *testing.B) {
 	}
 }
 
-// BenchmarkOneChange withdraws one VIP among 5,000, and announces it again. It reports how long it takes from Set until both routers
-// have heard of it.
+// BenchmarkOneChange withdraws one VIP among 5,000, and announces it again. It reports how long it
+// takes from Set until both routers have heard of it.
 func BenchmarkOneChange(b *testing.B) {
 	m := newBenchmark(b)
 	all, less := vips(benchmarkVIPs, false), vips(benchmarkVIPs-1, false)

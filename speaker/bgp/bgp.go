@@ -1,9 +1,10 @@
 // Package bgp is the actor that keeps BGP sessions with routers and announces routes over them.
 //
-// It is a speaker that only announces: it opens connections and listens only where asked to, it installs no route that it hears and
-// passes none on, it selects nothing. What a peer shall hear is stated whole with Set; each session works out what to send, from what is on
-// the wire already. Messages are encoded and decoded by the packet library of GoBGP, of which no type leaves the package;
-// docs/bgp.md says why not more of GoBGP is used.
+// It is a speaker that only announces: it opens connections and listens only where asked to, it
+// installs no route that it hears and passes none on, it selects nothing. What a peer shall hear is
+// stated whole with Set; each session works out what to send, from what is on the wire already.
+// Messages are encoded and decoded by the packet library of GoBGP, of which no type leaves the
+// package; docs/bgp.md says why not more of GoBGP is used.
 package bgp
 
 import (
@@ -25,14 +26,16 @@ type Options struct {
 	Log *slog.Logger
 	// Hostname is told to peers that want to know it (FQDN capability); "" for none.
 	Hostname string
-	// Changed is called after Statuses differs in more than its counters, from several goroutines. It must not block.
+	// Changed is called after Statuses differs in more than its counters, from several goroutines. It
+	// must not block.
 	Changed func()
-	// Listen is the address and port at which peers may connect (see CheckListen); "" for no socket at all.
+	// Listen is the address and port at which peers may connect (see CheckListen); "" for no socket at
+	// all.
 	Listen string
 	// Dial opens a connection; nil opens a TCP connection.
 	Dial func(context.Context, Target) (net.Conn, error)
-	// Discover finds the link-local address of the router on an interface and calls found with it, and with no valid address while it
-	// knows none, until ctx ends; nil does so by router advertisements.
+	// Discover finds the link-local address of the router on an interface and calls found with it, and
+	// with no valid address while it knows none, until ctx ends; nil does so by router advertisements.
 	Discover func(ctx context.Context, iface string, found func(netip.Addr)) error
 }
 
@@ -67,7 +70,8 @@ func New(opts Options) *Actor {
 	if opts.Changed == nil {
 		opts.Changed = func() {}
 	}
-	a := &Actor{opts: opts, sessions: map[string]*session{}, ending: map[string]*session{}, start: func(f func()) { go f() }}
+	a := &Actor{opts: opts, sessions: map[string]*session{}, ending: map[string]*session{},
+		start: func(f func()) { go f() }}
 	a.runner = loop.New(func(ctx context.Context) (time.Duration, error) { a.apply(ctx); return 0, nil }, loop.Options{})
 	if opts.Listen != "" {
 		a.listener = newListener(a)
@@ -75,9 +79,10 @@ func New(opts Options) *Actor {
 	return a
 }
 
-// Set replaces all sessions and routes, by the name of the peer. The actor keeps desired and what is in it. The first Set should
-// wait until all routes are known that a predecessor of this process may have announced: a router that kept them over a graceful
-// restart drops those that are not announced again right after the session is back.
+// Set replaces all sessions and routes, by the name of the peer. The actor keeps desired and what
+// is in it. The first Set should wait until all routes are known that a predecessor of this process
+// may have announced: a router that kept them over a graceful restart drops those that are not
+// announced again right after the session is back.
 func (a *Actor) Set(desired map[string]lb.BGPSession) {
 	a.mu.Lock()
 	a.desired, a.applied = desired, false
@@ -85,8 +90,9 @@ func (a *Actor) Set(desired map[string]lb.BGPSession) {
 	a.runner.Poke()
 }
 
-// Run keeps the sessions until ctx ends. Then sessions with graceful restart end without a word, so that their peers keep the
-// routes for a successor; all others are told. For an end for good, Set an empty map and wait until Statuses is empty.
+// Run keeps the sessions until ctx ends. Then sessions with graceful restart end without a word, so
+// that their peers keep the routes for a successor; all others are told. For an end for good, Set
+// an empty map and wait until Statuses is empty.
 func (a *Actor) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	a.start = func(f func()) { running.Go(f) }
@@ -144,8 +150,9 @@ func (a *Actor) launch(ctx context.Context, name string, d lb.BGPSession) {
 	})
 }
 
-// Statuses returns the state of each session, by peer; those that are saying goodbye are among them. None is Synced that has not
-// followed the last Set, or whose name another one bears that still says goodbye.
+// Statuses returns the state of each session, by peer; those that are saying goodbye are among
+// them. None is Synced that has not followed the last Set, or whose name another one bears that
+// still says goodbye.
 func (a *Actor) Statuses() map[string]Status { return a.statuses(true) }
 
 // Brief returns Statuses without the routes that peers announce, which takes less time.

@@ -11,7 +11,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// birdConfig is BIRD as 10.0.0.2 and fd00::2; body is what its session with the node says besides the addresses' families.
+// birdConfig is BIRD as 10.0.0.2 and fd00::2; body is what its session with the node says besides
+// the addresses' families.
 func birdConfig(local, neighbor, channels string) string {
 	return fmt.Sprintf(`router id 10.0.0.2;
 protocol device {}
@@ -69,7 +70,8 @@ func TestBIRDSeesAttributes(t *testing.T) {
 		want         []string
 	}{
 		{"external", birdConfig("64501", "10.0.0.1 as 64500", birdIPv4), nil,
-			[]string{"BGP.as_path: 64500 64500", "BGP.next_hop: 10.0.0.1", "BGP.med: 50", "BGP.community: (64500,100)", "BGP.large_community: (4200000000, 1, 2)", "BGP.origin: IGP"}},
+			[]string{"BGP.as_path: 64500 64500", "BGP.next_hop: 10.0.0.1", "BGP.med: 50", "BGP.community: (64500,100)",
+				"BGP.large_community: (4200000000, 1, 2)", "BGP.origin: IGP"}},
 		{"internal", birdConfig("64500", "10.0.0.1 as 64500", birdIPv4), func(d *lb.BGPSession) { d.PeerASN = 64500 },
 			[]string{"BGP.local_pref: 300", "BGP.med: 50", "BGP.as_path: \n"}},
 	} {
@@ -103,7 +105,8 @@ func TestBIRDFamiliesAndNextHops(t *testing.T) {
 	}{
 		{"both over IPv4", birdConfig("64501", "10.0.0.1 as 64500", birdIPv4+birdIPv6),
 			func(d *lb.BGPSession) { d.NextHop6 = netip.MustParseAddr("fd00::1") }, "10.0.0.1", "fd00::1"},
-		{"both over IPv6 with extended next hops", birdConfig("64501", "fd00::1 as 64500", "ipv4 { import all; export none; extended next hop on; };"+birdIPv6),
+		{"both over IPv6 with extended next hops",
+			birdConfig("64501", "fd00::1 as 64500", "ipv4 { import all; export none; extended next hop on; };"+birdIPv6),
 			func(d *lb.BGPSession) { d.Addr = v6 }, "fd00::1", "fd00::1"},
 		{"both over IPv6 with an IPv4 next hop", birdConfig("64501", "fd00::1 as 64500", birdIPv4+birdIPv6),
 			func(d *lb.BGPSession) { d.Addr, d.NextHop4 = v6, netip.MustParseAddr("10.0.0.1") }, "10.0.0.1", "fd00::1"},
@@ -121,7 +124,8 @@ func TestBIRDFamiliesAndNextHops(t *testing.T) {
 			wantBIRD(t, r, "192.0.2.1/32", "BGP.next_hop: "+test.hop4, "unicast")
 			wantBIRD(t, r, "fd01::1/128", "BGP.next_hop: "+test.hop6, "unicast")
 			routertest.Eventually(t, "routes in the kernel", limit, func() error {
-				table := l.router.Run(t, "ip", "route", "show", "192.0.2.1") + l.router.Run(t, "ip", "-6", "route", "show", "fd01::1")
+				table := l.router.Run(t, "ip", "route", "show", "192.0.2.1") + l.router.Run(t, "ip", "-6", "route", "show",
+					"fd01::1")
 				if strings.Count(table, "dev eth0") != 2 {
 					return fmt.Errorf("%s", table)
 				}
@@ -173,7 +177,10 @@ func TestBIRDPasswordsAndTimers(t *testing.T) {
 		return external(func(d *lb.BGPSession) { d.Password, d.Routes = password, routes("192.0.2.1/32") })
 	}
 	set(a, with("wrong"))
-	eventually(t, a, "refused", func(s Status) bool { return s.State != Established && strings.Contains(s.LastError, "timeout") })
+	eventually(t, a, "refused", func(s Status) bool {
+		return s.State != Established &&
+			strings.Contains(s.LastError, "timeout")
+	})
 	set(a, with("right"))
 	eventually(t, a, "in step", func(s Status) bool { return s.Synced && s.Negotiated.HoldTime.Seconds() == 6 })
 	wantBIRD(t, r, "192.0.2.1/32", "BGP.next_hop: 10.0.0.1")
@@ -184,7 +191,8 @@ func TestBIRDGracefulRestartAndMultihop(t *testing.T) {
 	t.Parallel()
 	l, far := newLAN(t), newLAN(t)
 	connectThrough(t, l, far)
-	r := routertest.BIRD(t, far.router, birdConfig("64501", "10.0.0.1 as 64500", "multihop 5; graceful restart aware; passive on; "+birdIPv4))
+	r := routertest.BIRD(t, far.router, birdConfig("64501", "10.0.0.1 as 64500",
+		"multihop 5; graceful restart aware; passive on; "+birdIPv4))
 	graceful := external(func(d *lb.BGPSession) {
 		d.Addr, d.MultiHop, d.GracefulRestart, d.Routes = netip.MustParseAddr("10.9.0.2"), true, true, routes("192.0.2.1/32")
 	})

@@ -18,10 +18,11 @@ import (
 )
 
 const (
-	// openTime is how long the peer's OPEN may take (RFC 4271 section 8.2.2 suggests 4 minutes; a router that takes half a minute is
-	// stuck, and a new connection is the better hope).
+	// openTime is how long the peer's OPEN may take (RFC 4271 section 8.2.2 suggests 4 minutes; a
+	// router that takes half a minute is stuck, and a new connection is the better hope).
 	openTime = 30 * time.Second
-	// writeTime is how long a write may take when there is no hold time (RFC 9687 has a Send Hold Timer for the like).
+	// writeTime is how long a write may take when there is no hold time (RFC 9687 has a Send Hold
+	// Timer for the like).
 	writeTime = 90 * time.Second
 	// goodbyeTime is how long a peer may take to read our last message and close.
 	goodbyeTime = time.Second
@@ -29,7 +30,8 @@ const (
 	writeSize = 64 << 10
 )
 
-// errClosed says little: what the peer said before it closed, perhaps over a connection before, says more.
+// errClosed says little: what the peer said before it closed, perhaps over a connection before,
+// says more.
 var errClosed = errors.New("the peer closed the connection")
 
 // connection is one TCP connection and the session on it.
@@ -57,9 +59,10 @@ type connection struct {
 
 func newConnection(s *session, conn net.Conn, d lb.BGPSession) *connection {
 	return &connection{
-		s: s, conn: conn, d: d, from: reader{from: conn}, refresh: make(chan uint16, 8), failed: make(chan error, 1), accepting: d.AcceptRoutes,
-		leave: make(chan struct{}, 1),
-		local: addrPort(conn.LocalAddr()), peer: addrPort(conn.RemoteAddr()),
+		s: s, conn: conn, d: d, from: reader{from: conn}, refresh: make(chan uint16, 8), failed: make(chan error, 1),
+		accepting: d.AcceptRoutes,
+		leave:     make(chan struct{}, 1),
+		local:     addrPort(conn.LocalAddr()), peer: addrPort(conn.RemoteAddr()),
 	}
 }
 
@@ -71,7 +74,8 @@ func addrPort(a net.Addr) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// run has the session from the handshake to the goodbye. It returns how long it was established, and why it ended.
+// run has the session from the handshake to the goodbye. It returns how long it was established,
+// and why it ended.
 func (c *connection) run(ctx context.Context) (up time.Duration, err error) {
 	interrupted := make(chan struct{})
 	unlink := context.AfterFunc(ctx, func() {
@@ -155,7 +159,8 @@ func (c *connection) expect(ctx context.Context, kind uint8, limit time.Duration
 	case m.kind == bgp.BGP_MSG_NOTIFICATION:
 		return message{}, received(m.body)
 	case m.kind != kind:
-		return message{}, fault(bgp.BGP_ERROR_FSM_ERROR, unexpected, []byte{m.kind}, "the peer sends a message of type %d", m.kind)
+		return message{},
+			fault(bgp.BGP_ERROR_FSM_ERROR, unexpected, []byte{m.kind}, "the peer sends a message of type %d", m.kind)
 	}
 	return m, nil
 }
@@ -310,7 +315,8 @@ func countMessages(b []byte) (messages, updates uint64) {
 	return messages, updates
 }
 
-// better waits a moment for what the peer has said, where a write has failed only because the peer has closed the connection.
+// better waits a moment for what the peer has said, where a write has failed only because the peer
+// has closed the connection.
 func (c *connection) better(err error) error {
 	var f *protocolError
 	if !c.broken || errors.As(err, &f) {
@@ -326,7 +332,8 @@ func (c *connection) better(err error) error {
 	return err
 }
 
-// lastWord returns what the peer shall be told of the end, or nil when it has said so itself or shall keep our routes.
+// lastWord returns what the peer shall be told of the end, or nil when it has said so itself or
+// shall keep our routes.
 func (c *connection) lastWord(err error) *notification {
 	var f *protocolError
 	var change *changeError
@@ -338,16 +345,18 @@ func (c *connection) lastWord(err error) *notification {
 	case errors.Is(err, errBFDDown):
 		return &notification{code: bgp.BGP_ERROR_CEASE, subcode: subBFDDown}
 	case errors.Is(err, errStopping) && !c.n.GracefulRestart:
-		return &notification{code: bgp.BGP_ERROR_CEASE, subcode: subAdministrativeStop, data: shutdownText("the speaker on this node is stopping")}
+		return &notification{code: bgp.BGP_ERROR_CEASE, subcode: subAdministrativeStop,
+			data: shutdownText("the speaker on this node is stopping")}
 	case errors.As(err, &change) && (change.foreign || !c.n.GracefulRestart):
 		return &notification{code: bgp.BGP_ERROR_CEASE, subcode: subConfigurationChange}
 	}
 	return nil
 }
 
-// goodbye closes the connection, after a last word if there is one. The peer gets time to read it and to close its own side: a connection
-// that is closed while it holds unread data is reset, and the word would be lost. Without a word, to a peer that keeps our routes, it has
-// noticed by then: one that hears of our end by BFD first drops them.
+// goodbye closes the connection, after a last word if there is one. The peer gets time to read it
+// and to close its own side: a connection that is closed while it holds unread data is reset, and
+// the word would be lost. Without a word, to a peer that keeps our routes, it has noticed by then:
+// one that hears of our end by BFD first drops them.
 func (c *connection) goodbye(n *notification) {
 	c.closing.Store(true)
 	if established := c.received != nil; !c.broken && (n != nil || established) {

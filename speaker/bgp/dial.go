@@ -23,16 +23,19 @@ type Target struct {
 	Timeout  time.Duration
 }
 
-// Times to live: an external peer is one hop away unless multihop says otherwise; an internal one may be anywhere.
+// Times to live: an external peer is one hop away unless multihop says otherwise; an internal one
+// may be anywhere.
 const (
 	ttlNeighbor = 1
 	ttlMultihop = 255
-	// classControl is the traffic class of routing protocols, CS6 (RFC 4594), so that a congested link does not take down sessions.
+	// classControl is the traffic class of routing protocols, CS6 (RFC 4594), so that a congested link
+	// does not take down sessions.
 	classControl = 0xc0
 	leastTimeout = 2 * time.Second
 )
 
-// targetOf returns where a session connects to; router is the peer's address of an unnumbered session.
+// targetOf returns where a session connects to; router is the peer's address of an unnumbered
+// session.
 func targetOf(d lb.BGPSession, router netip.Addr) Target {
 	t := Target{Source: d.Source, Password: d.Password, Timeout: max(d.ConnectTime, leastTimeout)}
 	addr := d.Addr
@@ -68,9 +71,11 @@ func dial(ctx context.Context, t Target) (net.Conn, error) {
 	return conn, err
 }
 
-// admits tells whether a connection that somebody has opened is between the addresses of the session.
+// admits tells whether a connection that somebody has opened is between the addresses of the
+// session.
 func (t Target) admits(conn net.Conn) bool {
-	return addrPort(conn.RemoteAddr()).Addr() == t.Peer.Addr() && (!t.Source.IsValid() || addrPort(conn.LocalAddr()).Addr() == t.Source)
+	return addrPort(conn.RemoteAddr()).Addr() == t.Peer.Addr() &&
+		(!t.Source.IsValid() || addrPort(conn.LocalAddr()).Addr() == t.Source)
 }
 
 // adopt sets the options of a connection that the peer has opened.
@@ -115,8 +120,8 @@ func (t Target) prepare(fd int) error {
 	return sign(fd, t.Peer.Addr(), t.Password)
 }
 
-// sign sets the password for MD5 signatures (RFC 2385) of what a socket exchanges with a peer; "" removes it. A link-local peer is
-// found by its address alone.
+// sign sets the password for MD5 signatures (RFC 2385) of what a socket exchanges with a peer; ""
+// removes it. A link-local peer is found by its address alone.
 func sign(fd int, peer netip.Addr, password string) error {
 	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	if err != nil {

@@ -14,7 +14,8 @@ import (
 	"golang.org/x/net/ipv6"
 )
 
-// Times of router advertisements. A router tells of itself soon after it hears of us, whatever its own interval.
+// Times of router advertisements. A router tells of itself soon after it hears of us, whatever its
+// own interval.
 const (
 	firstAdvertisements = 4
 	quickInterval       = 500 * time.Millisecond
@@ -23,8 +24,9 @@ const (
 
 var allNodes, allRouters = netip.MustParseAddr("ff02::1"), netip.MustParseAddr("ff02::2")
 
-// discover finds the router on an interface by its router advertisements, and makes this node known to it in the same way, as
-// routers with unnumbered sessions expect. What is sent has a router lifetime of 0: nobody takes this node as a default router.
+// discover finds the router on an interface by its router advertisements, and makes this node known
+// to it in the same way, as routers with unnumbered sessions expect. What is sent has a router
+// lifetime of 0: nobody takes this node as a default router.
 func discover(ctx context.Context, iface string, found func(netip.Addr)) error {
 	i, err := net.InterfaceByName(iface)
 	if err != nil {
@@ -63,9 +65,11 @@ func discover(ctx context.Context, iface string, found func(netip.Addr)) error {
 	return fmt.Errorf("interface %s: %w", iface, err)
 }
 
-// advertise sends router advertisements until ctx ends: some quickly, then one in a while and one for each solicitation.
+// advertise sends router advertisements until ctx ends: some quickly, then one in a while and one
+// for each solicitation.
 func advertise(ctx context.Context, conn *ndp.Conn, i *net.Interface, asked <-chan struct{}) error {
-	message := &ndp.RouterAdvertisement{Options: []ndp.Option{&ndp.LinkLayerAddress{Direction: ndp.Source, Addr: i.HardwareAddr}}}
+	message := &ndp.RouterAdvertisement{
+		Options: []ndp.Option{&ndp.LinkLayerAddress{Direction: ndp.Source, Addr: i.HardwareAddr}}}
 	for n := 0; ; n++ {
 		if err := conn.WriteTo(message, nil, allNodes); err != nil {
 			return fmt.Errorf("send a router advertisement: %w", err)

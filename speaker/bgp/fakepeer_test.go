@@ -28,7 +28,8 @@ type pipe struct {
 func (p pipe) LocalAddr() net.Addr  { return p.local }
 func (p pipe) RemoteAddr() net.Addr { return p.remote }
 
-// deaf is one whose far end has gone without a word, as in a power failure: what is sent is lost, and no end ever comes.
+// deaf is one whose far end has gone without a word, as in a power failure: what is sent is lost,
+// and no end ever comes.
 type deaf struct{ pipe }
 
 func (deaf) CloseWrite() error { return nil }
@@ -99,7 +100,8 @@ func (p *fakePeer) start() (a *Actor, stop func()) {
 	}
 }
 
-// calls opens a connection to the actor, from the router's own address. It returns the router's end, as a peer of its own.
+// calls opens a connection to the actor, from the router's own address. It returns the router's
+// end, as a peer of its own.
 func (p *fakePeer) calls(a *Actor) *fakePeer {
 	p.t.Helper()
 	far, taken := p.callsFrom(a, "10.0.0.2:50000", "10.0.0.1:179")
@@ -215,12 +217,14 @@ func routerOpen() peerOpen {
 }
 
 func (o peerOpen) serialize() []byte {
-	m := bgp.NewBGPOpenMessage(twoOctets(o.asn), o.hold, o.id, []bgp.OptionParameterInterface{bgp.NewOptionParameterCapability(o.capabilities)})
+	m := bgp.NewBGPOpenMessage(twoOctets(o.asn), o.hold, o.id,
+		[]bgp.OptionParameterInterface{bgp.NewOptionParameterCapability(o.capabilities)})
 	m.Body.(*bgp.BGPOpen).Version = o.version
 	return update(m)
 }
 
-// establish plays the router's part of the handshake on the next connection and returns the actor's OPEN.
+// establish plays the router's part of the handshake on the next connection and returns the actor's
+// OPEN.
 func (p *fakePeer) establish(o peerOpen) []byte {
 	p.t.Helper()
 	p.accept()

@@ -39,14 +39,21 @@ func TestFRRSeesAttributes(t *testing.T) {
 			Communities: []lb.Community{{A: 64500, B: 100}, {A: 65535, B: 65281}, {Large: true, A: 64500, B: 1, C: 2}},
 		}, "64500 64500 64500", 0, 50, "64500:100 no-export", "64500:1:2"},
 		{"internal", frrInternal, func(d *lb.BGPSession) { d.PeerASN = 64500 }, lb.Route{
-			LocalPref: 300, MED: 50, HasMED: true, Prepend: 2, Communities: []lb.Community{{Large: true, A: 4200000000, B: 1, C: 2}},
+			LocalPref: 300, MED: 50, HasMED: true, Prepend: 2,
+			Communities: []lb.Community{{Large: true, A: 4200000000, B: 1, C: 2}},
 		}, "", 300, 50, "", "4200000000:1:2"},
-		{"internal, default preference", frrInternal, func(d *lb.BGPSession) { d.PeerASN = 64500 }, lb.Route{LocalPref: lb.DefaultLocalPref}, "", 100, 0, "", ""},
-		{"graceful shutdown", frrExternal, nil, lb.Route{Communities: []lb.Community{lb.GracefulShutdown}}, "64500", 0, 0, "graceful-shutdown", ""},
-		{"AS numbers of four octets", strings.ReplaceAll(strings.ReplaceAll(frrExternal, "64501", "4200000001"), "64500", "4200000000"),
-			func(d *lb.BGPSession) { d.LocalASN, d.PeerASN = 4200000000, 4200000001 }, lb.Route{Prepend: 1}, "4200000000 4200000000", 0, 0, "", ""},
-		{"dynamic, external", frrExternal, func(d *lb.BGPSession) { d.PeerASN, d.Dynamic = 0, lb.ExternalASN }, lb.Route{LocalPref: 300}, "64500", 0, 0, "", ""},
-		{"dynamic, internal", frrInternal, func(d *lb.BGPSession) { d.PeerASN, d.Dynamic = 0, lb.InternalASN }, lb.Route{LocalPref: 300}, "", 300, 0, "", ""},
+		{"internal, default preference", frrInternal, func(d *lb.BGPSession) { d.PeerASN = 64500 },
+			lb.Route{LocalPref: lb.DefaultLocalPref}, "", 100, 0, "", ""},
+		{"graceful shutdown", frrExternal, nil, lb.Route{Communities: []lb.Community{lb.GracefulShutdown}}, "64500", 0, 0,
+			"graceful-shutdown", ""},
+		{"AS numbers of four octets", strings.ReplaceAll(strings.ReplaceAll(frrExternal, "64501", "4200000001"), "64500",
+			"4200000000"),
+			func(d *lb.BGPSession) { d.LocalASN, d.PeerASN = 4200000000, 4200000001 }, lb.Route{Prepend: 1},
+			"4200000000 4200000000", 0, 0, "", ""},
+		{"dynamic, external", frrExternal, func(d *lb.BGPSession) { d.PeerASN, d.Dynamic = 0, lb.ExternalASN },
+			lb.Route{LocalPref: 300}, "64500", 0, 0, "", ""},
+		{"dynamic, internal", frrInternal, func(d *lb.BGPSession) { d.PeerASN, d.Dynamic = 0, lb.InternalASN },
+			lb.Route{LocalPref: 300}, "", 300, 0, "", ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -83,8 +90,10 @@ func TestFRRSeesAttributes(t *testing.T) {
 			if test.name == "graceful shutdown" {
 				pref = wantPref // FRR lowers it by itself, which is what the community is for
 			}
-			if path != test.path || pref != wantPref || med != test.med || p.Community.String != test.communities || p.LargeCommunity.String != test.large || !p.Valid {
-				t.Errorf("path %q, local preference %d, MED %d, communities %q, large %q, valid %v", path, pref, med, p.Community.String, p.LargeCommunity.String, p.Valid)
+			if path != test.path || pref != wantPref || med != test.med || p.Community.String != test.communities ||
+				p.LargeCommunity.String != test.large || !p.Valid {
+				t.Errorf("path %q, local preference %d, MED %d, communities %q, large %q, valid %v", path, pref, med,
+					p.Community.String, p.LargeCommunity.String, p.Valid)
 			}
 		})
 	}
@@ -95,7 +104,8 @@ func TestFRRFamiliesAndNextHops(t *testing.T) {
 	t.Parallel()
 	v6 := netip.MustParseAddr("fd00::2")
 	both := []lb.Family{lb.IPv4, lb.IPv6}
-	overV6 := "router bgp 64501\n bgp router-id 10.0.0.2\n no bgp ebgp-requires-policy\n no bgp default ipv4-unicast\n neighbor fd00::1 remote-as 64500\n%s"
+	overV6 := "router bgp 64501\n bgp router-id 10.0.0.2\n no bgp ebgp-requires-policy\n no bgp default ipv4-unicast\n " +
+		"neighbor fd00::1 remote-as 64500\n%s"
 	activate := func(neighbor string, families ...string) string {
 		var s strings.Builder
 		for _, f := range families {
@@ -113,15 +123,19 @@ func TestFRRFamiliesAndNextHops(t *testing.T) {
 		{"IPv6 over IPv6", fmt.Sprintf(overV6, activate("fd00::1", "ipv6")),
 			func(d *lb.BGPSession) { d.Addr, d.Families = v6, both[1:] }, "", "fd00::1", lb.IPv4, lb.ReasonFamilyNotOffered},
 		{"both over IPv4", frrExternal + activate("10.0.0.1", "ipv6"),
-			func(d *lb.BGPSession) { d.Families, d.NextHop6 = both, netip.MustParseAddr("fd00::1") }, "10.0.0.1", "fd00::1", "", ""},
+			func(d *lb.BGPSession) { d.Families, d.NextHop6 = both, netip.MustParseAddr("fd00::1") }, "10.0.0.1", "fd00::1", "",
+			""},
 		{"both over IPv4 on a node without IPv6", frrExternal + activate("10.0.0.1", "ipv6"),
 			func(d *lb.BGPSession) { d.Families = both }, "10.0.0.1", "", lb.IPv6, lb.ReasonNoNextHop},
 		{"both over IPv4 with a router that takes one", frrExternal,
-			func(d *lb.BGPSession) { d.Families, d.NextHop6 = both, netip.MustParseAddr("fd00::1") }, "10.0.0.1", "", lb.IPv6, lb.ReasonFamilyNotOffered},
-		{"both over IPv6, IPv4 with an IPv6 next hop", fmt.Sprintf(overV6, " neighbor fd00::1 capability extended-nexthop\n"+activate("fd00::1", "ipv4", "ipv6")),
+			func(d *lb.BGPSession) { d.Families, d.NextHop6 = both, netip.MustParseAddr("fd00::1") }, "10.0.0.1", "", lb.IPv6,
+			lb.ReasonFamilyNotOffered},
+		{"both over IPv6, IPv4 with an IPv6 next hop",
+			fmt.Sprintf(overV6, " neighbor fd00::1 capability extended-nexthop\n"+activate("fd00::1", "ipv4", "ipv6")),
 			func(d *lb.BGPSession) { d.Addr, d.Families = v6, both }, "fd00::1", "fd00::1", "", ""},
 		{"both over IPv6, IPv4 with an IPv4 next hop", fmt.Sprintf(overV6, activate("fd00::1", "ipv4", "ipv6")),
-			func(d *lb.BGPSession) { d.Addr, d.Families, d.NextHop4 = v6, both, netip.MustParseAddr("10.0.0.1") }, "10.0.0.1", "fd00::1", "", ""},
+			func(d *lb.BGPSession) { d.Addr, d.Families, d.NextHop4 = v6, both, netip.MustParseAddr("10.0.0.1") }, "10.0.0.1",
+			"fd00::1", "", ""},
 		{"both over IPv6, no next hop for IPv4", fmt.Sprintf(overV6, activate("fd00::1", "ipv4", "ipv6")),
 			func(d *lb.BGPSession) { d.Addr, d.Families = v6, both }, "", "fd00::1", lb.IPv4, lb.ReasonNoNextHop},
 	} {
@@ -225,7 +239,11 @@ func TestUnnumberedSaysWhatIsMissing(t *testing.T) {
 func TestFRRPasswords(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
-	routertest.FRR(t, l.router, router.Options{Config: frrExternal + " neighbor 10.0.0.1 password right\n neighbor fd00::1 remote-as 64500\n neighbor fd00::1 password right\n address-family ipv6 unicast\n  neighbor fd00::1 activate\n exit-address-family\n"})
+	routertest.FRR(
+		t, l.router,
+		router.Options{
+			Config: frrExternal + " neighbor 10.0.0.1 password right\n neighbor fd00::1 remote-as 64500\n neighbor fd00::1 " +
+				"password right\n address-family ipv6 unicast\n  neighbor fd00::1 activate\n exit-address-family\n"})
 	a, _ := l.start(t)
 	with := func(password, addr string) lb.BGPSession {
 		return external(func(d *lb.BGPSession) {
@@ -239,7 +257,8 @@ func TestFRRPasswords(t *testing.T) {
 		for _, wrong := range []string{"wrong", ""} {
 			set(a, with(wrong, addr))
 			eventually(t, a, "refused", func(s Status) bool {
-				return s.State != Established && strings.Contains(s.LastError, "timeout") && strings.Contains(s.LastError, "MD5") == (wrong != "")
+				return s.State != Established && strings.Contains(s.LastError, "timeout") &&
+					strings.Contains(s.LastError, "MD5") == (wrong != "")
 			})
 		}
 		set(a, with("right", addr))
@@ -253,7 +272,11 @@ func TestFRRMultihop(t *testing.T) {
 	l := newLAN(t)
 	far := newLAN(t) // its node's namespace is the far end of a second cable
 	connectThrough(t, l, far)
-	r := routertest.FRR(t, far.router, router.Options{Config: "router bgp 64501\n bgp router-id 10.9.0.2\n no bgp ebgp-requires-policy\n neighbor 10.0.0.1 remote-as 64500\n neighbor 10.0.0.1 ebgp-multihop 5\n neighbor 10.0.0.1 timers connect 1\n neighbor 10.0.0.1 passive\n"})
+	r := routertest.FRR(
+		t, far.router,
+		router.Options{
+			Config: "router bgp 64501\n bgp router-id 10.9.0.2\n no bgp ebgp-requires-policy\n neighbor 10.0.0.1 remote-as " +
+				"64500\n neighbor 10.0.0.1 ebgp-multihop 5\n neighbor 10.0.0.1 timers connect 1\n neighbor 10.0.0.1 passive\n"})
 	a, _ := l.start(t)
 	multihop := func(on bool) lb.BGPSession {
 		return external(func(d *lb.BGPSession) {
@@ -272,7 +295,8 @@ func TestFRRHoldTime(t *testing.T) {
 	l := newLAN(t)
 	r := routertest.FRR(t, l.router, router.Options{Config: frrExternal + " neighbor 10.0.0.1 timers 2 6\n"})
 	a, _ := l.start(t)
-	for hold, want := range map[time.Duration]time.Duration{30 * time.Second: 6 * time.Second, 3 * time.Second: 3 * time.Second} {
+	for hold, want := range map[time.Duration]time.Duration{30 * time.Second: 6 * time.Second,
+		3 * time.Second: 3 * time.Second} {
 		set(a, external(func(d *lb.BGPSession) { d.HoldTime = hold }))
 		eventually(t, a, "in step", func(s Status) bool { return s.Synced && s.Negotiated.HoldTime == want })
 		var answer map[string]struct {
@@ -280,7 +304,8 @@ func TestFRRHoldTime(t *testing.T) {
 			Keepalive int    `json:"bgpTimerKeepAliveIntervalMsecs"`
 			State     string `json:"bgpState"`
 		}
-		if err := r.JSON(t.Context(), "show bgp neighbors 10.0.0.1 json", &answer); err != nil || answer["10.0.0.1"].Hold != int(want.Milliseconds()) {
+		if err := r.JSON(t.Context(), "show bgp neighbors 10.0.0.1 json", &answer); err != nil ||
+			answer["10.0.0.1"].Hold != int(want.Milliseconds()) {
 			t.Errorf("%v, %v; want a hold time of %v", answer["10.0.0.1"], err, want)
 		}
 	}
@@ -294,12 +319,17 @@ func TestFRRWrongASN(t *testing.T) {
 	a, _ := l.start(t)
 	set(a, external(func(d *lb.BGPSession) { d.PeerASN = 64999 }))
 	eventually(t, a, "our refusal", func(s Status) bool {
-		return strings.Contains(s.LastError, "sent NOTIFICATION OPEN Message Error/Bad Peer AS: the peer says AS 64501, peerASN is 64999")
+		return strings.Contains(
+			s.LastError, "sent NOTIFICATION OPEN Message Error/Bad Peer AS: the peer says AS 64501, peerASN is 64999")
 	})
 	set(a, external(func(d *lb.BGPSession) { d.LocalASN = 64999 }))
-	eventually(t, a, "its refusal", func(s Status) bool { return s.LastError == "received NOTIFICATION OPEN Message Error/Bad Peer AS" })
+	eventually(
+		t, a, "its refusal",
+		func(s Status) bool { return s.LastError == "received NOTIFICATION OPEN Message Error/Bad Peer AS" })
 	set(a, external(func(d *lb.BGPSession) { d.PeerASN, d.Dynamic = 0, lb.InternalASN }))
-	eventually(t, a, "not internal", func(s Status) bool { return strings.Contains(s.LastError, "dynamicASN internal wants ours, 64500") })
+	eventually(
+		t, a, "not internal",
+		func(s Status) bool { return strings.Contains(s.LastError, "dynamicASN internal wants ours, 64500") })
 }
 
 func TestFRRSourceAddress(t *testing.T) {
@@ -319,12 +349,14 @@ func TestFRRSourceAddress(t *testing.T) {
 	})
 }
 
-// A router that opens the sessions itself, as it listens nowhere; and one that both listens and connects.
+// A router that opens the sessions itself, as it listens nowhere; and one that both listens and
+// connects.
 func TestFRRConnects(t *testing.T) {
 	t.Parallel()
 	neighbor := func(neighbor, remote string) string {
 		return fmt.Sprintf("router bgp 64501\n bgp router-id 10.0.0.2\n no bgp ebgp-requires-policy\n neighbor %[1]s %[2]s\n"+
-			" neighbor %[1]s password secret\n neighbor %[1]s timers connect 1\n address-family ipv6 unicast\n  neighbor %[1]s activate\n exit-address-family\n", neighbor, remote)
+			" neighbor %[1]s password secret\n neighbor %[1]s timers connect 1\n address-family ipv6 unicast\n  neighbor "+
+			"%[1]s activate\n exit-address-family\n", neighbor, remote)
 	}
 	for _, test := range []struct {
 		name, listen, config string
@@ -332,9 +364,12 @@ func TestFRRConnects(t *testing.T) {
 		both                 bool
 	}{
 		{"IPv4", ":179", neighbor("10.0.0.1", "remote-as 64500"), nil, false},
-		{"IPv4, at one address", "10.0.0.1:179", neighbor("10.0.0.1", "remote-as 64500"), func(d *lb.BGPSession) { d.Source = netip.MustParseAddr("10.0.0.1") }, false},
-		{"IPv6", "[::]:179", neighbor("fd00::1", "remote-as 64500"), func(d *lb.BGPSession) { d.Addr = netip.MustParseAddr("fd00::2") }, false},
-		{"unnumbered", ":179", neighbor("eth0", "interface remote-as external"), func(d *lb.BGPSession) { d.Addr, d.Interface = netip.Addr{}, "eth0" }, false},
+		{"IPv4, at one address", "10.0.0.1:179", neighbor("10.0.0.1", "remote-as 64500"),
+			func(d *lb.BGPSession) { d.Source = netip.MustParseAddr("10.0.0.1") }, false},
+		{"IPv6", "[::]:179", neighbor("fd00::1", "remote-as 64500"),
+			func(d *lb.BGPSession) { d.Addr = netip.MustParseAddr("fd00::2") }, false},
+		{"unnumbered", ":179", neighbor("eth0", "interface remote-as external"),
+			func(d *lb.BGPSession) { d.Addr, d.Interface = netip.Addr{}, "eth0" }, false},
 		{"both connect", ":179", neighbor("10.0.0.1", "remote-as 64500"), nil, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -378,12 +413,15 @@ func TestFRRConnects(t *testing.T) {
 	}
 }
 
-// The routes of an agent that restarts stay at the router, marked as stale until it has them again; those of one that ends for
-// good, or that are not announced again, do not.
+// The routes of an agent that restarts stay at the router, marked as stale until it has them again;
+// those of one that ends for good, or that are not announced again, do not.
 func TestFRRGracefulRestart(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
-	r := routertest.FRR(t, l.router, router.Options{Config: frrExternal + " neighbor 10.0.0.1 graceful-restart-helper\n bgp graceful-restart stalepath-time 60\n"})
+	r := routertest.FRR(
+		t, l.router,
+		router.Options{
+			Config: frrExternal + " neighbor 10.0.0.1 graceful-restart-helper\n bgp graceful-restart stalepath-time 60\n"})
 	graceful := func(list ...string) lb.BGPSession {
 		return external(func(d *lb.BGPSession) { d.GracefulRestart, d.Routes = true, routes(list...) })
 	}
@@ -440,7 +478,8 @@ func TestFRRGracefulRestart(t *testing.T) {
 	}
 }
 
-// An agent that crashes says nothing either. Its successor is another process, on another connection.
+// An agent that crashes says nothing either. Its successor is another process, on another
+// connection.
 func TestFRRKeepsTheRoutesOfACrashedAgent(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
@@ -494,7 +533,8 @@ func TestFRRKeepsTheRoutesOfACrashedAgent(t *testing.T) {
 	wantPrefixes(t, r, "ipv4")
 }
 
-// Two routers and two nodes: each router has both nodes as next hops of a VIP in its kernel, and follows when one withdraws.
+// Two routers and two nodes: each router has both nodes as next hops of a VIP in its kernel, and
+// follows when one withdraws.
 func TestFRRPairWithECMP(t *testing.T) {
 	t.Parallel()
 	lan := newBridgedLAN(t, "node-1", "node-2", "tor-1", "tor-2")
@@ -539,7 +579,8 @@ func TestFRRPairWithECMP(t *testing.T) {
 		}
 	}
 	hops("192.0.2.1", "10.0.0.1", "10.0.0.2")
-	// On a planned end the routers move away while the route is still there, and so is who serves what is under way.
+	// On a planned end the routers move away while the route is still there, and so is who serves what
+	// is under way.
 	leaving := want(0, "192.0.2.1/32", "192.0.2.2/32")
 	for _, s := range leaving {
 		s.Routes[netip.MustParsePrefix("192.0.2.1/32")] = lb.Route{Communities: []lb.Community{lb.GracefulShutdown}}
@@ -548,7 +589,8 @@ func TestFRRPairWithECMP(t *testing.T) {
 	hops("192.0.2.1", "10.0.0.2")
 	hops("192.0.2.2", "10.0.0.1", "10.0.0.2")
 	for _, r := range routers {
-		if answer, err := r.Ask(t.Context(), "show bgp ipv4 unicast 192.0.2.1/32"); err != nil || strings.Count(answer, "from 10.0.0.") != 2 {
+		if answer, err := r.Ask(t.Context(), "show bgp ipv4 unicast 192.0.2.1/32"); err != nil ||
+			strings.Count(answer, "from 10.0.0.") != 2 {
 			t.Errorf("the router has not kept both paths: %v\n%s", err, answer)
 		}
 	}
@@ -619,7 +661,10 @@ func TestFRRFaults(t *testing.T) {
 		wantPrefixes(t, r, "ipv4", "192.0.2.1/32")
 	})
 	t.Run("BFD", func(t *testing.T) {
-		d := external(func(d *lb.BGPSession) { d.HoldTime, d.Routes, d.BFDDown = 3*time.Second, routes("192.0.2.1/32"), true })
+		d := external(func(d *lb.BGPSession) {
+			d.HoldTime, d.Routes, d.BFDDown = 3*time.Second, routes("192.0.2.1/32"),
+				true
+		})
 		set(a, d)
 		wantPrefixes(t, r, "ipv4")
 		d.BFDDown = false
@@ -631,16 +676,25 @@ func TestFRRFaults(t *testing.T) {
 func TestFRRRoutesAreShownAndNeverUsed(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
-	routertest.FRR(t, l.router, router.Options{Config: frrExternal + " network 203.0.113.0/24\n no bgp network import-check\n neighbor 10.0.0.1 default-originate\n"})
+	routertest.FRR(
+		t, l.router,
+		router.Options{
+			Config: frrExternal + " network 203.0.113.0/24\n no bgp network import-check\n neighbor 10.0.0.1 " +
+				"default-originate\n"})
 	a, _ := l.start(t)
 	set(a, external(nil))
-	eventually(t, a, "routes refused", func(s Status) bool { return s.Synced && s.Counters.UpdatesIn >= 2 && s.Received == 0 })
+	eventually(t, a, "routes refused", func(s Status) bool {
+		return s.Synced && s.Counters.UpdatesIn >= 2 &&
+			s.Received == 0
+	})
 	set(a, external(func(d *lb.BGPSession) { d.AcceptRoutes = true }))
 	s := eventually(t, a, "routes shown", func(s Status) bool { return s.Received == 2 })
-	if s.Routes[1].Prefix.String() != "203.0.113.0/24" || s.Routes[1].NextHop.String() != "10.0.0.2" || s.Routes[1].ASPath != "64501" || s.Flaps != 0 {
+	if s.Routes[1].Prefix.String() != "203.0.113.0/24" || s.Routes[1].NextHop.String() != "10.0.0.2" ||
+		s.Routes[1].ASPath != "64501" || s.Flaps != 0 {
 		t.Errorf("status %+v", s)
 	}
-	if table := l.node.Run(t, "ip", "route"); strings.Contains(table, "203.0.113.0") || strings.Contains(table, "default") {
+	if table := l.node.Run(t, "ip", "route"); strings.Contains(table, "203.0.113.0") ||
+		strings.Contains(table, "default") {
 		t.Errorf("installed:\n%s", table)
 	}
 }

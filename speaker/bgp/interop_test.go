@@ -64,7 +64,8 @@ func (l lan) start(t testing.TB) (*Actor, func()) {
 // external is a session with an external router.
 func external(change func(*lb.BGPSession)) lb.BGPSession {
 	d := lb.BGPSession{
-		LocalASN: 64500, PeerASN: 64501, Addr: netip.MustParseAddr("10.0.0.2"), Port: 179, RouterID: netip.MustParseAddr("10.0.0.1"),
+		LocalASN: 64500, PeerASN: 64501, Addr: netip.MustParseAddr("10.0.0.2"), Port: 179,
+		RouterID: netip.MustParseAddr("10.0.0.1"),
 		HoldTime: 9 * time.Second, ConnectTime: time.Second, Families: []lb.Family{lb.IPv4},
 	}
 	if change != nil {
@@ -186,7 +187,8 @@ func TestFRRHearsAndForgetsRoutes(t *testing.T) {
 	if err != nil || p.ASPath.String != "64500" || p.Origin != "IGP" || !p.Valid || p.NextHops[0].IP != "10.0.0.1" {
 		t.Errorf("path %+v, %v", p, err)
 	}
-	if n := s.Negotiated; n.PeerASN != 64501 || n.HoldTime != 9*time.Second || n.KeepaliveTime != 3*time.Second || !n.FourOctetASN ||
+	if n := s.Negotiated; n.PeerASN != 64501 || n.HoldTime != 9*time.Second || n.KeepaliveTime != 3*time.Second ||
+		!n.FourOctetASN ||
 		n.PeerID.String() != "10.0.0.2" || s.Prefixes != 3 || s.Counters.UpdatesOut != 1 {
 		t.Errorf("status %+v, negotiated %+v", s, s.Negotiated)
 	}
@@ -198,7 +200,8 @@ func TestFRRHearsAndForgetsRoutes(t *testing.T) {
 			Peers map[string]struct{ Hostname string } `json:"peers"`
 		} `json:"ipv4Unicast"`
 	}
-	if err := r.JSON(t.Context(), "show bgp summary json", &summary); err != nil || summary.IPv4.Peers["10.0.0.1"].Hostname != "node-1" {
+	if err := r.JSON(t.Context(), "show bgp summary json", &summary); err != nil ||
+		summary.IPv4.Peers["10.0.0.1"].Hostname != "node-1" {
 		t.Errorf("summary %+v, %v", summary, err)
 	}
 	if sockets := l.node.Run(t, "ss", "-Hltn"); sockets != "" {
@@ -213,7 +216,8 @@ func TestFRRHearsAndForgetsRoutes(t *testing.T) {
 	}
 }
 
-// connectThrough makes the router of l a plain forwarder to another cable, at whose end is the router of far, as 10.9.0.2.
+// connectThrough makes the router of l a plain forwarder to another cable, at whose end is the
+// router of far, as 10.9.0.2.
 func connectThrough(t testing.TB, l, far lan) {
 	nstest.Veth(t, l.router, "eth1", "10.9.0.1/24", far.router, "eth1", "10.9.0.2/24")
 	l.router.Run(t, "sysctl", "-qw", "net.ipv4.ip_forward=1")
@@ -222,7 +226,8 @@ func connectThrough(t testing.TB, l, far lan) {
 	far.router.Run(t, "ip", "route", "add", "10.0.0.0/24", "via", "10.9.0.1")
 }
 
-// watchRoutes records changes of the router's routes to addr until the returned function is called, which returns them.
+// watchRoutes records changes of the router's routes to addr until the returned function is called,
+// which returns them.
 func watchRoutes(t testing.TB, l lan, addr string) func() string {
 	monitor := exec.Command("ip", "-n", l.router.Name, "-o", "monitor", "route")
 	var out bytes.Buffer

@@ -29,7 +29,8 @@ const (
 type listener struct {
 	address string
 	log     *slog.Logger
-	// offer gives a connection to the session that it is for, if there is one; passwords are those of the peers, by address.
+	// offer gives a connection to the session that it is for, if there is one; passwords are those of
+	// the peers, by address.
 	offer     func(net.Conn) bool
 	passwords func() map[netip.Addr]string
 	changed   chan struct{} // poked when passwords may return others
@@ -56,7 +57,8 @@ func CheckListen(address string) error {
 
 func newListener(a *Actor) *listener {
 	return &listener{
-		address: a.opts.Listen, log: a.opts.Log.With("address", a.opts.Listen), offer: a.offer, passwords: a.passwords, changed: make(chan struct{}, 1),
+		address: a.opts.Listen, log: a.opts.Log.With("address", a.opts.Listen), offer: a.offer, passwords: a.passwords,
+		changed: make(chan struct{}, 1),
 	}
 }
 
@@ -67,7 +69,8 @@ func (l *listener) refresh() {
 	}
 }
 
-// run listens until ctx ends. An address that is in use, or that the node does not have, is tried again.
+// run listens until ctx ends. An address that is in use, or that the node does not have, is tried
+// again.
 func (l *listener) run(ctx context.Context) {
 	for wait := minListenWait; ctx.Err() == nil; wait = min(2*wait, maxListenWait) {
 		socket, err := l.open(ctx)
@@ -164,8 +167,9 @@ func (l *listener) serve(ctx context.Context, socket *net.TCPListener) error {
 	}
 }
 
-// sign makes the kernel demand the signatures of exactly those peers that have a password; signed are those of which it does already.
-// A peer of which it cannot is not let in for that: the session sets the password of its connection as well.
+// sign makes the kernel demand the signatures of exactly those peers that have a password; signed
+// are those of which it does already. A peer of which it cannot is not let in for that: the session
+// sets the password of its connection as well.
 func (l *listener) sign(socket *net.TCPListener, signed map[netip.Addr]string) {
 	want := l.passwords()
 	set := func(fd int) (failed error) {
@@ -205,12 +209,13 @@ func (l *listener) take(conn net.Conn) {
 	total := l.strangers.Add(1)
 	if now := time.Now(); now.After(l.quiet) {
 		l.quiet = now.Add(strangerEvery)
-		l.log.Warn("closed a connection to the BGP port that is of no session", "from", conn.RemoteAddr(), "to", conn.LocalAddr(), "soFar", total)
+		l.log.Warn("closed a connection to the BGP port that is of no session", "from", conn.RemoteAddr(), "to",
+			conn.LocalAddr(), "soFar", total)
 	}
 }
 
-// offer gives a connection to the session that it is for, and returns false if there is none. Of several with one router, it is the
-// first by name.
+// offer gives a connection to the session that it is for, and returns false if there is none. Of
+// several with one router, it is the first by name.
 func (a *Actor) offer(conn net.Conn) bool {
 	for _, s := range a.byName() {
 		if s.target().admits(conn) {

@@ -23,14 +23,18 @@ import (
 func TestCheckListen(t *testing.T) {
 	for address, want := range map[string]string{
 		":179": "", "10.0.0.1:179": "", "0.0.0.0:1": "", "[::]:1179": "", "[fd00::1]:179": "", "[fe80::1%eth0]:65535": "",
-		"179": "missing port", "10.0.0.1": "missing port", "::1:179": "too many colons", ":0": `"0" is not a port`, ":65536": `"65536" is not a port`,
-		":bgp": `"bgp" is not a port`, "localhost:179": `"localhost" is not an address`, "224.0.0.1:179": "not an address of a node", "10.0.0.0/8:179": "not an address",
+		"179": "missing port", "10.0.0.1": "missing port", "::1:179": "too many colons", ":0": `"0" is not a port`,
+		":65536": `"65536" is not a port`,
+		":bgp":   `"bgp" is not a port`, "localhost:179": `"localhost" is not an address`,
+		"224.0.0.1:179": "not an address of a node", "10.0.0.0/8:179": "not an address",
 	} {
 		err := CheckListen(address)
 		if want == "" && err != nil {
 			t.Errorf("%s: %v", address, err)
 		}
-		if want != "" && (err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "such as :179, 10.0.0.1:179 or [::]:1179")) {
+		if want != "" &&
+			(err == nil || !strings.Contains(err.Error(), want) ||
+				!strings.Contains(err.Error(), "such as :179, 10.0.0.1:179 or [::]:1179")) {
 			t.Errorf("%s: %v, want %q and what would be right", address, err, want)
 		}
 	}
@@ -49,9 +53,10 @@ func freePort(t *testing.T) (port string, free func()) {
 
 // startListening runs an actor that listens for real.
 func startListening(t *testing.T, address string) *Actor {
-	a := New(Options{Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Listen: address, Dial: func(ctx context.Context, _ Target) (net.Conn, error) {
-		return nil, errors.New("connection refused")
-	}})
+	a := New(Options{Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Listen: address,
+		Dial: func(ctx context.Context, _ Target) (net.Conn, error) {
+			return nil, errors.New("connection refused")
+		}})
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- a.Run(ctx) }()
@@ -64,7 +69,8 @@ func startListening(t *testing.T, address string) *Actor {
 	return a
 }
 
-// metric returns the value of the first gauge or counter of that name that has a label or value like this one.
+// metric returns the value of the first gauge or counter of that name that has a label or value
+// like this one.
 func metric(t *testing.T, a *Actor, name, label string) float64 {
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
@@ -94,7 +100,8 @@ func waitForGauge(t *testing.T, a *Actor, name string, want float64) {
 	})
 }
 
-// An address that is in use is not the end: sessions go on, and the listener is there when it is free.
+// An address that is in use is not the end: sessions go on, and the listener is there when it is
+// free.
 func TestListenerWaitsForItsAddress(t *testing.T) {
 	port, free := freePort(t)
 	a := startListening(t, ":"+port)
@@ -210,7 +217,8 @@ func TestAcceptedSocketsAreSetUpAsOurs(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		target := targetOf(external(func(d *lb.BGPSession) { d.Addr, d.Password = netip.MustParseAddr(test.dial), "secret" }), netip.Addr{})
+		target := targetOf(external(func(d *lb.BGPSession) { d.Addr, d.Password = netip.MustParseAddr(test.dial), "secret" }),
+			netip.Addr{})
 		if !target.admits(conn) {
 			t.Errorf("%+v: from %v", test, conn.RemoteAddr())
 		}

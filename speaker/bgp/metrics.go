@@ -6,20 +6,29 @@ var perPeer = []string{"peer"}
 
 // descriptions of the metrics. What counts begins anew when a peer is configured anew.
 var (
-	upMetric        = prometheus.NewDesc("landfall_bgp_session_up", "Whether the session with the peer is established.", perPeer, nil)
-	flapsMetric     = prometheus.NewDesc("landfall_bgp_session_flaps_total", "How often an established session was lost.", perPeer, nil)
+	upMetric = prometheus.NewDesc("landfall_bgp_session_up", "Whether the session with the peer is established.",
+		perPeer, nil)
+	flapsMetric = prometheus.NewDesc("landfall_bgp_session_flaps_total", "How often an established session was lost.",
+		perPeer, nil)
 	announcedMetric = prometheus.NewDesc("landfall_bgp_prefixes_announced", "Prefixes that the peer hears.", perPeer, nil)
-	receivedMetric  = prometheus.NewDesc("landfall_bgp_prefixes_received", "Prefixes that the peer announces and that are kept to be shown.", perPeer, nil)
-	messagesMetric  = prometheus.NewDesc("landfall_bgp_messages_total", "Messages to and from the peer.", []string{"peer", "direction"}, nil)
-	updatesMetric   = prometheus.NewDesc("landfall_bgp_updates_total", "UPDATE messages to and from the peer.", []string{"peer", "direction"}, nil)
-	listeningMetric = prometheus.NewDesc("landfall_bgp_listening", "Whether peers can connect to the address of --bgp-listen.", nil, nil)
-	strangersMetric = prometheus.NewDesc("landfall_bgp_connections_refused_total", "Connections to the address of --bgp-listen that were closed at once, as they are of no session.", nil, nil)
-	bytesMetric     = prometheus.NewDesc("landfall_bgp_bytes_total", "Bytes of messages to and from the peer.", []string{"peer", "direction"}, nil)
+	receivedMetric  = prometheus.NewDesc("landfall_bgp_prefixes_received",
+		"Prefixes that the peer announces and that are kept to be shown.", perPeer, nil)
+	messagesMetric = prometheus.NewDesc("landfall_bgp_messages_total", "Messages to and from the peer.",
+		[]string{"peer", "direction"}, nil)
+	updatesMetric = prometheus.NewDesc("landfall_bgp_updates_total", "UPDATE messages to and from the peer.",
+		[]string{"peer", "direction"}, nil)
+	listeningMetric = prometheus.NewDesc("landfall_bgp_listening",
+		"Whether peers can connect to the address of --bgp-listen.", nil, nil)
+	strangersMetric = prometheus.NewDesc("landfall_bgp_connections_refused_total",
+		"Connections to the address of --bgp-listen that were closed at once, as they are of no session.", nil, nil)
+	bytesMetric = prometheus.NewDesc("landfall_bgp_bytes_total", "Bytes of messages to and from the peer.",
+		[]string{"peer", "direction"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (a *Actor) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{upMetric, flapsMetric, announcedMetric, receivedMetric, messagesMetric, updatesMetric, bytesMetric, listeningMetric, strangersMetric} {
+	for _, d := range []*prometheus.Desc{upMetric, flapsMetric, announcedMetric, receivedMetric, messagesMetric,
+		updatesMetric, bytesMetric, listeningMetric, strangersMetric} {
 		out <- d
 	}
 }

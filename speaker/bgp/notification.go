@@ -51,10 +51,12 @@ var codeNames = map[uint8]struct {
 	name     string
 	subcodes map[uint8]string
 }{
-	1: {"Message Header Error", map[uint8]string{1: "Connection Not Synchronized", 2: "Bad Message Length", 3: "Bad Message Type"}},
+	1: {"Message Header Error", map[uint8]string{1: "Connection Not Synchronized", 2: "Bad Message Length",
+		3: "Bad Message Type"}},
 	2: {"OPEN Message Error", map[uint8]string{
 		1: "Unsupported Version Number", 2: "Bad Peer AS", 3: "Bad BGP Identifier", 4: "Unsupported Optional Parameter",
-		5: "Authentication Failure", 6: "Unacceptable Hold Time", 7: "Unsupported Capability", 8: "Grouping Conflict", 11: "Role Mismatch",
+		5: "Authentication Failure", 6: "Unacceptable Hold Time", 7: "Unsupported Capability", 8: "Grouping Conflict",
+		11: "Role Mismatch",
 	}},
 	3: {"UPDATE Message Error", map[uint8]string{
 		1: "Malformed Attribute List", 2: "Unrecognized Well-known Attribute", 3: "Missing Well-known Attribute",
@@ -67,8 +69,10 @@ var codeNames = map[uint8]struct {
 		3: "Receive Unexpected Message in Established State",
 	}},
 	6: {"Cease", map[uint8]string{
-		1: "Maximum Number of Prefixes Reached", 2: "Administrative Shutdown", 3: "Peer De-configured", 4: "Administrative Reset",
-		5: "Connection Rejected", 6: "Other Configuration Change", 7: "Connection Collision Resolution", 8: "Out of Resources",
+		1: "Maximum Number of Prefixes Reached", 2: "Administrative Shutdown", 3: "Peer De-configured",
+		4: "Administrative Reset",
+		5: "Connection Rejected", 6: "Other Configuration Change", 7: "Connection Collision Resolution",
+		8: "Out of Resources",
 		9: "Hard Reset", 10: "BFD Down",
 	}},
 	7: {"ROUTE-REFRESH Message Error", map[uint8]string{1: "Invalid Message Length"}},
@@ -88,7 +92,8 @@ const (
 	codeSendHoldTimer      = 8 // RFC 9687
 )
 
-// String names code and subcode as their RFCs do, and quotes what an administrator says of a shutdown (RFC 9003).
+// String names code and subcode as their RFCs do, and quotes what an administrator says of a
+// shutdown (RFC 9003).
 func (n notification) String() string {
 	entry, ok := codeNames[n.code]
 	if !ok {
@@ -107,7 +112,8 @@ func (n notification) String() string {
 }
 
 func (n notification) communication() string {
-	if n.code != bgp.BGP_ERROR_CEASE || n.subcode != 2 && n.subcode != 4 || len(n.data) == 0 || int(n.data[0]) > len(n.data)-1 {
+	if n.code != bgp.BGP_ERROR_CEASE || n.subcode != 2 && n.subcode != 4 || len(n.data) == 0 ||
+		int(n.data[0]) > len(n.data)-1 {
 		return ""
 	}
 	return strings.ToValidUTF8(string(n.data[1:1+n.data[0]]), "?")

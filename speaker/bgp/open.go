@@ -10,10 +10,12 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// restartTime is how long a peer keeps the routes of a speaker that restarts (RFC 4724); what a Deployment's image pull may take.
+// restartTime is how long a peer keeps the routes of a speaker that restarts (RFC 4724); what a
+// Deployment's image pull may take.
 const restartTime = 120 * time.Second
 
-// open returns our OPEN message. restarting is set for the first session since the speaker started: its peer must not wait for it.
+// open returns our OPEN message. restarting is set for the first session since the speaker started:
+// its peer must not wait for it.
 func open(d lb.BGPSession, hostname string, restarting, v6 bool) []byte {
 	capabilities := []bgp.ParameterCapabilityInterface{bgp.NewCapRouteRefresh(), bgp.NewCapFourOctetASNumber(d.LocalASN)}
 	var preserved []*bgp.CapGracefulRestartTuple
@@ -27,7 +29,8 @@ func open(d lb.BGPSession, hostname string, restarting, v6 bool) []byte {
 			[]*bgp.CapExtendedNexthopTuple{bgp.NewCapExtendedNexthopTuple(bgp.RF_IPv4_UC, bgp.AFI_IP6)}))
 	}
 	if d.GracefulRestart {
-		capabilities = append(capabilities, bgp.NewCapGracefulRestart(restarting, false, uint16(restartTime.Seconds()), preserved))
+		capabilities = append(capabilities, bgp.NewCapGracefulRestart(restarting, false, uint16(restartTime.Seconds()),
+			preserved))
 	}
 	if hostname != "" {
 		capabilities = append(capabilities, bgp.NewCapFQDN(hostname[:min(len(hostname), 64)], ""))
@@ -38,11 +41,13 @@ func open(d lb.BGPSession, hostname string, restarting, v6 bool) []byte {
 	return b
 }
 
-// negotiate checks the peer's OPEN message (RFC 4271 section 6.2) and returns what both ends have agreed on.
+// negotiate checks the peer's OPEN message (RFC 4271 section 6.2) and returns what both ends have
+// agreed on.
 func negotiate(d lb.BGPSession, body []byte, v6 bool) (Negotiated, *protocolError) {
 	const code = bgp.BGP_ERROR_OPEN_MESSAGE_ERROR
 	if body[0] != 4 {
-		return Negotiated{}, fault(code, bgp.BGP_ERROR_SUB_UNSUPPORTED_VERSION_NUMBER, []byte{0, 4}, "the peer speaks version %d", body[0])
+		return Negotiated{},
+			fault(code, bgp.BGP_ERROR_SUB_UNSUPPORTED_VERSION_NUMBER, []byte{0, 4}, "the peer speaks version %d", body[0])
 	}
 	m := &bgp.BGPOpen{}
 	if err := decode(m, body); err != nil {
@@ -55,9 +60,11 @@ func negotiate(d lb.BGPSession, body []byte, v6 bool) (Negotiated, *protocolErro
 	id, _ := netip.AddrFromSlice(m.ID.To4())
 	switch {
 	case m.HoldTime == 1 || m.HoldTime == 2:
-		return Negotiated{}, fault(code, bgp.BGP_ERROR_SUB_UNACCEPTABLE_HOLD_TIME, nil, "the peer offers a hold time of %d s", m.HoldTime)
+		return Negotiated{},
+			fault(code, bgp.BGP_ERROR_SUB_UNACCEPTABLE_HOLD_TIME, nil, "the peer offers a hold time of %d s", m.HoldTime)
 	case !id.IsValid() || id.IsUnspecified() || id == d.RouterID && d.Internal(offer.asn): // RFC 6286
-		return Negotiated{}, fault(code, bgp.BGP_ERROR_SUB_BAD_BGP_IDENTIFIER, nil, "the peer's router ID is %v, ours %v", id, d.RouterID)
+		return Negotiated{},
+			fault(code, bgp.BGP_ERROR_SUB_BAD_BGP_IDENTIFIER, nil, "the peer's router ID is %v, ours %v", id, d.RouterID)
 	}
 	if err := checkASN(d, offer.asn); err != nil {
 		return Negotiated{}, err
@@ -123,7 +130,9 @@ func readOffer(m *bgp.BGPOpen) (offer, *protocolError) {
 	for _, p := range m.OptParams {
 		capabilities, ok := p.(*bgp.OptionParameterCapability)
 		if !ok {
-			return o, fault(bgp.BGP_ERROR_OPEN_MESSAGE_ERROR, bgp.BGP_ERROR_SUB_UNSUPPORTED_OPTIONAL_PARAMETER, nil, "an unknown optional parameter")
+			return o,
+				fault(bgp.BGP_ERROR_OPEN_MESSAGE_ERROR, bgp.BGP_ERROR_SUB_UNSUPPORTED_OPTIONAL_PARAMETER, nil,
+					"an unknown optional parameter")
 		}
 		for _, c := range capabilities.Capability {
 			multiprotocol = multiprotocol || c.Code() == bgp.BGP_CAP_MULTIPROTOCOL
@@ -160,7 +169,8 @@ func (o *offer) read(c bgp.ParameterCapabilityInterface) {
 	}
 }
 
-// missingFamilies is the data of an Unsupported Capability: the capabilities that are missing (RFC 5492 section 5).
+// missingFamilies is the data of an Unsupported Capability: the capabilities that are missing (RFC
+// 5492 section 5).
 func missingFamilies(families []lb.Family) []byte {
 	var data []byte
 	for _, f := range families {

@@ -38,7 +38,8 @@ type outgoing struct {
 	held map[lb.Family]int
 }
 
-// outgoing returns what to send after heard, so that the peer hears want. New routes come before withdrawals.
+// outgoing returns what to send after heard, so that the peer hears want. New routes come before
+// withdrawals.
 func (e encoding) outgoing(heard map[netip.Prefix]announced, want map[netip.Prefix]lb.Route) outgoing {
 	out := outgoing{set: map[netip.Prefix]announced{}, held: map[lb.Family]int{}}
 	for prefix, route := range want {
@@ -140,7 +141,8 @@ func (e encoding) announce(g *group) [][]byte {
 			messages = append(messages, update(bgp.NewBGPUpdateMessage(nil, attributes, v4NLRI(prefixes))))
 			continue
 		}
-		all := append([]bgp.PathAttributeInterface{mpReach(g.nextHop, prefixes)}, attributes...) // first of all (RFC 7606 section 5.1)
+		// first of all (RFC 7606 section 5.1)
+		all := append([]bgp.PathAttributeInterface{mpReach(g.nextHop, prefixes)}, attributes...)
 		messages = append(messages, update(bgp.NewBGPUpdateMessage(nil, all, nil)))
 	}
 	return messages
@@ -194,7 +196,8 @@ func pack(prefixes []netip.Prefix, room int) func(yield func([]netip.Prefix) boo
 	}
 }
 
-// attributes returns all attributes but the next hop and the prefixes, in the order of their type codes.
+// attributes returns all attributes but the next hop and the prefixes, in the order of their type
+// codes.
 func (e encoding) attributes(r lb.Route) []bgp.PathAttributeInterface {
 	list := []bgp.PathAttributeInterface{bgp.NewPathAttributeOrigin(bgp.BGP_ORIGIN_ATTR_TYPE_IGP)}
 	var as4 bgp.PathAttributeInterface
@@ -232,14 +235,16 @@ func (e encoding) attributes(r lb.Route) []bgp.PathAttributeInterface {
 	return list
 }
 
-// asPath returns AS_PATH with the own AS number n times and, for a peer that cannot read it there, AS4_PATH (RFC 6793 section 4.2.2).
+// asPath returns AS_PATH with the own AS number n times and, for a peer that cannot read it there,
+// AS4_PATH (RFC 6793 section 4.2.2).
 func (e encoding) asPath(n int) (path, as4 bgp.PathAttributeInterface) {
 	whole := bgp.NewAs4PathParam(bgp.BGP_ASPATH_ATTR_TYPE_SEQ, slices.Repeat([]uint32{e.localASN}, n))
 	if e.fourOctets {
 		return bgp.NewPathAttributeAsPath([]bgp.AsPathParamInterface{whole}), nil
 	}
 	short := []uint16{twoOctets(e.localASN)}
-	path = bgp.NewPathAttributeAsPath([]bgp.AsPathParamInterface{bgp.NewAsPathParam(bgp.BGP_ASPATH_ATTR_TYPE_SEQ, slices.Repeat(short, n))})
+	path = bgp.NewPathAttributeAsPath(
+		[]bgp.AsPathParamInterface{bgp.NewAsPathParam(bgp.BGP_ASPATH_ATTR_TYPE_SEQ, slices.Repeat(short, n))})
 	if e.localASN > 0xffff {
 		as4 = bgp.NewPathAttributeAs4Path([]*bgp.As4PathParam{whole})
 	}

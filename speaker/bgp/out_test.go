@@ -33,7 +33,8 @@ func TestAttributes(t *testing.T) {
 		{"full, internal: no prepending, and LOCAL_PREF", encoding{localASN: 64500, fourOctets: true, internal: true}, full,
 			"400200 80040400000007 400504000000c8 c00804fbf40001 c0200cfa56ea000000000200000003"},
 		{"old peer, short number", encoding{localASN: 64500}, lb.Route{Prepend: 2}, "400208 0203fbf4fbf4fbf4"},
-		{"old peer, long number", encoding{localASN: 4200000000}, lb.Route{Prepend: 1}, "400206 02025ba05ba0 c0110a 0202fa56ea00fa56ea00"},
+		{"old peer, long number", encoding{localASN: 4200000000}, lb.Route{Prepend: 1},
+			"400206 02025ba05ba0 c0110a 0202fa56ea00fa56ea00"},
 	} {
 		var got []byte
 		for _, a := range test.e.attributes(test.route)[1:] {
@@ -46,7 +47,8 @@ func TestAttributes(t *testing.T) {
 }
 
 func TestRoutesWithoutANextHopAreHeldAndWithdrawn(t *testing.T) {
-	e := encoding{localASN: 64500, fourOctets: true, nextHops: map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("10.0.0.1")}}
+	e := encoding{localASN: 64500, fourOctets: true,
+		nextHops: map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("10.0.0.1")}}
 	want := routes("192.0.2.1/32", "fd01::1/128", "fd01::2/128")
 	out := e.outgoing(nil, want)
 	if len(out.messages) != 1 || len(out.set) != 1 || out.held[lb.IPv6] != 2 {
@@ -58,9 +60,11 @@ func TestRoutesWithoutANextHopAreHeldAndWithdrawn(t *testing.T) {
 	}
 }
 
-// Routes with other attributes never share an UPDATE, and what is sent does not depend on the order of maps.
+// Routes with other attributes never share an UPDATE, and what is sent does not depend on the order
+// of maps.
 func TestGroupsAreStable(t *testing.T) {
-	e := encoding{localASN: 64500, fourOctets: true, nextHops: map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("10.0.0.1")}}
+	e := encoding{localASN: 64500, fourOctets: true,
+		nextHops: map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("10.0.0.1")}}
 	want := vips(300, false)
 	for p := range want {
 		want[p] = lb.Route{MED: uint32(p.Addr().As4()[3] % 3), HasMED: p.Addr().As4()[3]%2 == 0}
@@ -93,16 +97,19 @@ func TestNotificationsAreNamed(t *testing.T) {
 	}
 }
 
-// FuzzMessages plays bytes from a peer: they are read, or refused by an error that has a NOTIFICATION.
+// FuzzMessages plays bytes from a peer: they are read, or refused by an error that has a
+// NOTIFICATION.
 func FuzzMessages(f *testing.F) {
 	f.Add(routerOpen().serialize())
 	f.Add(keepalive())
 	f.Add(notification{6, 2, shutdownText("x")}.serialize())
 	f.Add(routeRefresh(bgp.AFI_IP))
-	e := encoding{localASN: 4200000000, nextHops: map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("fd00::1"), lb.IPv6: netip.MustParseAddr("fd00::1")}}
+	e := encoding{localASN: 4200000000, nextHops: map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("fd00::1"),
+		lb.IPv6: netip.MustParseAddr("fd00::1")}}
 	for _, m := range e.outgoing(nil, map[netip.Prefix]lb.Route{
-		netip.MustParsePrefix("192.0.2.0/24"): {Communities: []lb.Community{{A: 1, B: 2}, {Large: true, A: 1}}, Prepend: 3, HasMED: true},
-		netip.MustParsePrefix("fd01::/64"):    {LocalPref: 1},
+		netip.MustParsePrefix("192.0.2.0/24"): {Communities: []lb.Community{{A: 1, B: 2}, {Large: true, A: 1}}, Prepend: 3,
+			HasMED: true},
+		netip.MustParsePrefix("fd01::/64"): {LocalPref: 1},
 	}).messages {
 		f.Add(m)
 	}

@@ -46,7 +46,8 @@ func (c *connection) receive() error {
 	}
 }
 
-// heardRefresh answers a wish to hear a family again (RFC 2918). One for a family that was not negotiated is ignored.
+// heardRefresh answers a wish to hear a family again (RFC 2918). One for a family that was not
+// negotiated is ignored.
 func (c *connection) heardRefresh(body []byte) error {
 	if len(body) != 4 {
 		return fault(bgp.BGP_ERROR_ROUTE_REFRESH_MESSAGE_ERROR, 1, nil, "a ROUTE-REFRESH of %d octets", len(body))
@@ -70,8 +71,8 @@ func familyOf(afi uint16) lb.Family {
 	return ""
 }
 
-// heardUpdate checks an UPDATE and keeps its routes if they are accepted. Faults that do not make the rest unreadable concern
-// only the routes in the message (RFC 7606), which are nothing to us.
+// heardUpdate checks an UPDATE and keeps its routes if they are accepted. Faults that do not make
+// the rest unreadable concern only the routes in the message (RFC 7606), which are nothing to us.
 func (c *connection) heardUpdate(body []byte) error {
 	c.s.count(func(n *Counters) { n.UpdatesIn++ })
 	changes, err := parseUpdate(body, c.n, !c.d.Internal(c.n.PeerASN), c.s.want().AcceptRoutes)
@@ -82,11 +83,13 @@ func (c *connection) heardUpdate(body []byte) error {
 	return nil
 }
 
-// parseUpdate returns what an UPDATE changes, if that is to be kept, or the fault that ends the session.
+// parseUpdate returns what an UPDATE changes, if that is to be kept, or the fault that ends the
+// session.
 func parseUpdate(body []byte, n Negotiated, external, keep bool) (changes map[netip.Prefix]ReceivedRoute, fatal error) {
 	defer func() {
 		if r := recover(); r != nil {
-			fatal = fault(bgp.BGP_ERROR_UPDATE_MESSAGE_ERROR, bgp.BGP_ERROR_SUB_MALFORMED_ATTRIBUTE_LIST, nil, "cannot be decoded: %v", r)
+			fatal = fault(bgp.BGP_ERROR_UPDATE_MESSAGE_ERROR, bgp.BGP_ERROR_SUB_MALFORMED_ATTRIBUTE_LIST, nil,
+				"cannot be decoded: %v", r)
 		}
 	}()
 	u := &bgp.BGPUpdate{}
@@ -159,7 +162,8 @@ func describe(attributes []bgp.PathAttributeInterface) ReceivedRoute {
 			}
 		case *bgp.PathAttributeLargeCommunities:
 			for _, v := range a.Values {
-				r.Communities = append(r.Communities, lb.Community{Large: true, A: v.ASN, B: v.LocalData1, C: v.LocalData2}.String())
+				r.Communities = append(r.Communities, lb.Community{Large: true, A: v.ASN, B: v.LocalData1,
+					C: v.LocalData2}.String())
 			}
 		}
 	}
@@ -167,7 +171,8 @@ func describe(attributes []bgp.PathAttributeInterface) ReceivedRoute {
 	return r
 }
 
-// accept begins or ends to keep the peer's routes. To have those that it has sent before, it is asked to send them again.
+// accept begins or ends to keep the peer's routes. To have those that it has sent before, it is
+// asked to send them again.
 func (c *connection) accept(routes bool) error {
 	if routes == c.accepting {
 		return nil
@@ -221,11 +226,15 @@ func refusal(d lb.BGPSession, n Negotiated, f lb.Family, count int) lb.Refusal {
 	routes := fmt.Sprintf("%d %s routes cannot be sent", count, f)
 	switch {
 	case slices.Contains(n.Families, f) && f == lb.IPv4:
-		return *lb.Refuse(lb.ReasonNoNextHop, "%s: the peer cannot take an IPv6 next hop for them (RFC 8950), and the node has no IPv4 address", routes)
+		return *lb.Refuse(
+			lb.ReasonNoNextHop,
+			"%s: the peer cannot take an IPv6 next hop for them (RFC 8950), and the node has no IPv4 address", routes)
 	case slices.Contains(n.Families, f):
 		return *lb.Refuse(lb.ReasonNoNextHop, "%s: the node has no IPv6 address for a next hop", routes)
 	case slices.Contains(d.Families, f):
-		return *lb.Refuse(lb.ReasonFamilyNotOffered, "%s: the peer does not take routes of that family; activate it there", routes)
+		return *lb.Refuse(lb.ReasonFamilyNotOffered, "%s: the peer does not take routes of that family; activate it there",
+			routes)
 	}
-	return *lb.Refuse(lb.ReasonFamilyNotOffered, "%s: the session is for the other family; set dualStackAddressFamily, or add a peer with an %s address", routes, f)
+	return *lb.Refuse(lb.ReasonFamilyNotOffered,
+		"%s: the session is for the other family; set dualStackAddressFamily, or add a peer with an %s address", routes, f)
 }

@@ -43,7 +43,8 @@ func (s *session) established(c *connection) {
 	s.flushedVersion = -1
 	s.logged, s.told = map[string]bool{}, nil
 	s.mu.Unlock()
-	s.log.Info("BGP session established", "address", n.Peer, "incoming", n.Incoming, "asn", n.PeerASN, "holdTime", n.HoldTime, "families", n.Families,
+	s.log.Info("BGP session established", "address", n.Peer, "incoming", n.Incoming, "asn", n.PeerASN, "holdTime",
+		n.HoldTime, "families", n.Families,
 		"gracefulRestart", n.GracefulRestart)
 	s.opts.Changed()
 }
@@ -116,7 +117,8 @@ func (s *session) count(f func(*Counters)) {
 // flushed records what the peer has heard, as of that version of what it shall.
 func (s *session) flushed(out outgoing, version int, held map[lb.Family]lb.Refusal) {
 	s.mu.Lock()
-	changed := len(out.messages) > 0 || s.flushedVersion != s.version && version == s.version || !maps.Equal(held, s.status.Held)
+	changed := len(out.messages) > 0 || s.flushedVersion != s.version && version == s.version ||
+		!maps.Equal(held, s.status.Held)
 	maps.Copy(s.heard, out.set)
 	for _, p := range out.gone {
 		delete(s.heard, p)
@@ -165,7 +167,8 @@ func (s *session) unlearn() {
 	s.learned = nil
 }
 
-// snapshot returns the status with what it summarizes, and with some of what the peer announces if learned is set.
+// snapshot returns the status with what it summarizes, and with some of what the peer announces if
+// learned is set.
 func (s *session) snapshot(learned bool) Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -15,8 +15,9 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// Waits before attempts to connect. They double from the least up to the session's ConnectTime; after a session that was
-// established, only up to maxFlapWait, so that a router that restarts is served soon.
+// Waits before attempts to connect. They double from the least up to the session's ConnectTime;
+// after a session that was established, only up to maxFlapWait, so that a router that restarts is
+// served soon.
 const (
 	minWait     = 250 * time.Millisecond
 	maxFlapWait = 2 * time.Second
@@ -24,13 +25,15 @@ const (
 	calm = 30 * time.Second
 )
 
-// session is one peer: its goroutine makes one attempt after the other to speak with it, until it is ended.
+// session is one peer: its goroutine makes one attempt after the other to speak with it, until it
+// is ended.
 type session struct {
 	name string
 	opts Options
 	log  *slog.Logger
 	end  context.CancelCauseFunc // ends the goroutine, with errDeconfigured or errStopping
-	// routes is poked when what the peer shall hear, or another option that can change in place, differs.
+	// routes is poked when what the peer shall hear, or another option that can change in place,
+	// differs.
 	routes chan struct{}
 	// redo is poked when a waiting session should try again.
 	redo chan struct{}
@@ -41,15 +44,18 @@ type session struct {
 
 	mu      sync.Mutex
 	desired lb.BGPSession
-	// version counts the values of desired, flushedVersion is the one that the peer has heard; -1 for none.
+	// version counts the values of desired, flushedVersion is the one that the peer has heard; -1 for
+	// none.
 	version, flushedVersion int
-	router                  netip.Addr              // found on the interface of an unnumbered session
-	trouble                 error                   // why none can be found
-	abort                   context.CancelCauseFunc // ends the current attempt, with a *changeError or errBFDDown; nil between attempts
-	status                  Status
-	heard                   map[netip.Prefix]announced // what the peer has heard over the current connection
-	learned                 map[netip.Prefix]ReceivedRoute
-	// logged are the failures since the session was last established or changed that were logged, told what the peer has said since.
+	router                  netip.Addr // found on the interface of an unnumbered session
+	trouble                 error      // why none can be found
+	// ends the current attempt, with a *changeError or errBFDDown; nil between attempts
+	abort   context.CancelCauseFunc
+	status  Status
+	heard   map[netip.Prefix]announced // what the peer has heard over the current connection
+	learned map[netip.Prefix]ReceivedRoute
+	// logged are the failures since the session was last established or changed that were logged, told
+	// what the peer has said since.
 	logged map[string]bool
 	told   error
 
@@ -61,7 +67,8 @@ var errBFDDown = errors.New("BFD says that the path to the peer is lost")
 // changeError ends a connection because of an option that only a new one can have.
 type changeError struct {
 	what string
-	// foreign is set when the peer or our identity is another one, so that nothing of the old session may outlive it.
+	// foreign is set when the peer or our identity is another one, so that nothing of the old session
+	// may outlive it.
 	foreign bool
 }
 
@@ -70,8 +77,10 @@ func (e *changeError) Error() string { return "configuration changed: " + e.what
 func newSession(name string, opts Options, d lb.BGPSession) *session {
 	return &session{
 		name: name, opts: opts, log: opts.Log.With("peer", name), desired: d,
-		routes: make(chan struct{}, 1), redo: make(chan struct{}, 1), incoming: make(chan net.Conn), over: make(chan struct{}), moved: func() {},
-		status: Status{State: Idle, Since: time.Now(), Reason: lb.ReasonNotEstablished}, flushedVersion: -1, logged: map[string]bool{},
+		routes: make(chan struct{}, 1), redo: make(chan struct{}, 1), incoming: make(chan net.Conn),
+		over: make(chan struct{}), moved: func() {},
+		status: Status{State: Idle, Since: time.Now(), Reason: lb.ReasonNotEstablished}, flushedVersion: -1,
+		logged: map[string]bool{},
 	}
 }
 
@@ -82,7 +91,8 @@ func poke(c chan struct{}) {
 	}
 }
 
-// set replaces what is desired. What can change in place does; otherwise the current connection ends.
+// set replaces what is desired. What can change in place does; otherwise the current connection
+// ends.
 func (s *session) set(d lb.BGPSession) {
 	s.mu.Lock()
 	before := s.desired
@@ -227,15 +237,16 @@ func (s *session) found(addr netip.Addr) {
 	}
 }
 
-// target returns where the session is had now; its address is not valid as long as that of an unnumbered peer is not known.
+// target returns where the session is had now; its address is not valid as long as that of an
+// unnumbered peer is not known.
 func (s *session) target() Target {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return targetOf(s.desired, s.router)
 }
 
-// offer hands over a connection that the peer has opened, and returns false when the session has ended. It does not wait: the
-// session's goroutine always listens.
+// offer hands over a connection that the peer has opened, and returns false when the session has
+// ended. It does not wait: the session's goroutine always listens.
 func (s *session) offer(conn net.Conn) bool {
 	select {
 	case s.incoming <- conn:
@@ -245,7 +256,8 @@ func (s *session) offer(conn net.Conn) bool {
 	}
 }
 
-// pause waits until it is due to connect, until there is another reason to go on, or for a connection of the peer, which it returns.
+// pause waits until it is due to connect, until there is another reason to go on, or for a
+// connection of the peer, which it returns.
 func (s *session) pause(ctx context.Context, due time.Time) net.Conn {
 	timer := time.NewTimer(time.Until(due))
 	defer timer.Stop()
@@ -266,8 +278,9 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// try makes one attempt and keeps the session as long as it lasts: with the connection that the peer has opened, if there is one. It
-// returns how long the session was established, and why it ended.
+// try makes one attempt and keeps the session as long as it lasts: with the connection that the
+// peer has opened, if there is one. It returns how long the session was established, and why it
+// ended.
 func (s *session) try(ctx context.Context, incoming net.Conn) (up time.Duration, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -308,8 +321,8 @@ func obstacle(d lb.BGPSession, router netip.Addr, trouble error) (lb.Reason, err
 	return lb.ReasonNotEstablished, fmt.Errorf("no router has advertised itself on interface %s yet", d.Interface)
 }
 
-// hold waits for what the session needs before it can connect. Meanwhile it is Idle, and refuses what the peer opens (RFC 4271
-// section 8.2.2).
+// hold waits for what the session needs before it can connect. Meanwhile it is Idle, and refuses
+// what the peer opens (RFC 4271 section 8.2.2).
 func (s *session) hold(ctx context.Context) error {
 	for {
 		select {

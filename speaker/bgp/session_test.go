@@ -21,7 +21,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// What a peer may send wrongly, and the NOTIFICATION that RFC 4271 section 6 asks for. The words are those of Status.LastError.
+// What a peer may send wrongly, and the NOTIFICATION that RFC 4271 section 6 asks for. The words
+// are those of Status.LastError.
 func TestFaultsOfThePeerAreNotified(t *testing.T) {
 	marker := frame(bgp.BGP_MSG_KEEPALIVE, nil)
 	marker[5] = 0
@@ -45,22 +46,39 @@ func TestFaultsOfThePeerAreNotified(t *testing.T) {
 		{"marker when up", Established, marker, 1, 1, "Message Header Error/Connection Not Synchronized"},
 		{"too long", Established, long, 1, 2, "Message Header Error/Bad Message Length"},
 		{"too short for its type", Established, short, 1, 2, "Message Header Error/Bad Message Length"},
-		{"KEEPALIVE with a body", Established, frame(bgp.BGP_MSG_KEEPALIVE, []byte{1}), 1, 2, "Message Header Error/Bad Message Length"},
+		{"KEEPALIVE with a body", Established, frame(bgp.BGP_MSG_KEEPALIVE, []byte{1}), 1, 2,
+			"Message Header Error/Bad Message Length"},
 		{"unknown type", Established, frame(77, nil), 1, 3, "Message Header Error/Bad Message Type"},
-		{"version", OpenSent, with(func(o *peerOpen) { o.version = 3 }), 2, 1, "OPEN Message Error/Unsupported Version Number"},
+		{"version", OpenSent, with(func(o *peerOpen) { o.version = 3 }), 2, 1,
+			"OPEN Message Error/Unsupported Version Number"},
 		{"other AS", OpenSent, with(func(o *peerOpen) { o.asn = 64999; o.capabilities = o.capabilities[:1] }), 2, 2,
 			"OPEN Message Error/Bad Peer AS: the peer says AS 64999, peerASN is 64501"},
-		{"other AS of four octets", OpenSent, with(func(o *peerOpen) { o.capabilities[1] = bgp.NewCapFourOctetASNumber(4200000000) }), 2, 2, "Bad Peer AS: the peer says AS 4200000000"},
-		{"router ID of zeros", OpenSent, with(func(o *peerOpen) { o.id = "0.0.0.0" }), 2, 3, "OPEN Message Error/Bad BGP Identifier"},
-		{"hold time of 1 s", OpenSent, with(func(o *peerOpen) { o.hold = 1 }), 2, 6, "OPEN Message Error/Unacceptable Hold Time"},
-		{"no common family", OpenSent, with(func(o *peerOpen) { o.capabilities[0] = bgp.NewCapMultiProtocol(bgp.RF_IPv6_UC) }), 2, 7, "OPEN Message Error/Unsupported Capability"},
-		{"optional parameter", OpenSent, frame(bgp.BGP_MSG_OPEN, []byte{4, 0xfb, 0xf5, 0, 9, 10, 0, 0, 2, 3, 1, 1, 0}), 2, 4, "OPEN Message Error/Unsupported Optional Parameter"},
-		{"parameters cut short", OpenSent, frame(bgp.BGP_MSG_OPEN, []byte{4, 0xfb, 0xf5, 0, 9, 10, 0, 0, 2, 99, 2}), 2, 0, "OPEN Message Error"},
-		{"KEEPALIVE for OPEN", OpenSent, keepalive(), 5, 1, "Finite State Machine Error/Receive Unexpected Message in OpenSent State"},
-		{"UPDATE for KEEPALIVE", OpenConfirm, frame(bgp.BGP_MSG_UPDATE, make([]byte, 4)), 5, 2, "Finite State Machine Error/Receive Unexpected Message in OpenConfirm State"},
-		{"OPEN when up", Established, routerOpen().serialize(), 5, 3, "Finite State Machine Error/Receive Unexpected Message in Established State"},
-		{"withdrawn routes beyond the message", Established, frame(bgp.BGP_MSG_UPDATE, withdrawnTooLong), 3, 1, "UPDATE Message Error/Malformed Attribute List"},
-		{"ROUTE-REFRESH too long", Established, frame(bgp.BGP_MSG_ROUTE_REFRESH, make([]byte, 5)), 7, 1, "ROUTE-REFRESH Message Error/Invalid Message Length"},
+		{
+			"other AS of four octets", OpenSent,
+			with(func(o *peerOpen) { o.capabilities[1] = bgp.NewCapFourOctetASNumber(4200000000) }), 2, 2,
+			"Bad Peer AS: the peer says AS 4200000000"},
+		{"router ID of zeros", OpenSent, with(func(o *peerOpen) { o.id = "0.0.0.0" }), 2, 3,
+			"OPEN Message Error/Bad BGP Identifier"},
+		{"hold time of 1 s", OpenSent, with(func(o *peerOpen) { o.hold = 1 }), 2, 6,
+			"OPEN Message Error/Unacceptable Hold Time"},
+		{
+			"no common family", OpenSent,
+			with(func(o *peerOpen) { o.capabilities[0] = bgp.NewCapMultiProtocol(bgp.RF_IPv6_UC) }), 2, 7,
+			"OPEN Message Error/Unsupported Capability"},
+		{"optional parameter", OpenSent, frame(bgp.BGP_MSG_OPEN, []byte{4, 0xfb, 0xf5, 0, 9, 10, 0, 0, 2, 3, 1, 1, 0}), 2, 4,
+			"OPEN Message Error/Unsupported Optional Parameter"},
+		{"parameters cut short", OpenSent, frame(bgp.BGP_MSG_OPEN, []byte{4, 0xfb, 0xf5, 0, 9, 10, 0, 0, 2, 99, 2}), 2, 0,
+			"OPEN Message Error"},
+		{"KEEPALIVE for OPEN", OpenSent, keepalive(), 5, 1,
+			"Finite State Machine Error/Receive Unexpected Message in OpenSent State"},
+		{"UPDATE for KEEPALIVE", OpenConfirm, frame(bgp.BGP_MSG_UPDATE, make([]byte, 4)), 5, 2,
+			"Finite State Machine Error/Receive Unexpected Message in OpenConfirm State"},
+		{"OPEN when up", Established, routerOpen().serialize(), 5, 3,
+			"Finite State Machine Error/Receive Unexpected Message in Established State"},
+		{"withdrawn routes beyond the message", Established, frame(bgp.BGP_MSG_UPDATE, withdrawnTooLong), 3, 1,
+			"UPDATE Message Error/Malformed Attribute List"},
+		{"ROUTE-REFRESH too long", Established, frame(bgp.BGP_MSG_ROUTE_REFRESH, make([]byte, 5)), 7, 1,
+			"ROUTE-REFRESH Message Error/Invalid Message Length"},
 		{"nothing more after OPEN", OpenConfirm, nil, 4, 0, "Hold Timer Expired"},
 		{"nothing at all", OpenSent, nil, 4, 0, "Hold Timer Expired"},
 		{"silence when up", Established, nil, 4, 0, "Hold Timer Expired"},
@@ -91,7 +109,8 @@ func TestFaultsOfThePeerAreNotified(t *testing.T) {
 			}
 			p.wantNotification(test.code, test.subcode)
 			synctest.Wait()
-			if s := status(a); s.State == Established || !strings.Contains(s.LastError, test.words) || !strings.HasPrefix(s.LastError, "sent NOTIFICATION ") {
+			if s := status(a); s.State == Established || !strings.Contains(s.LastError, test.words) ||
+				!strings.HasPrefix(s.LastError, "sent NOTIFICATION ") {
 				t.Errorf("state %s, last error %q, want %q", s.State, s.LastError, test.words)
 			}
 		})
@@ -117,9 +136,11 @@ func TestWhatThePeerSaysOfItsRefusalIsShown(t *testing.T) {
 		})
 	}
 	refuse("AS", false, notification{code: 2, subcode: 2}, "received NOTIFICATION OPEN Message Error/Bad Peer AS")
-	refuse("shutdown", true, notification{6, 2, shutdownText("maintenance until 6")}, `received NOTIFICATION Cease/Administrative Shutdown "maintenance until 6"`)
+	refuse("shutdown", true, notification{6, 2, shutdownText("maintenance until 6")},
+		`received NOTIFICATION Cease/Administrative Shutdown "maintenance until 6"`)
 	refuse("unheard of", true, notification{6, 99, nil}, "received NOTIFICATION Cease/subcode 99")
-	refuse("rubbish for words", true, notification{6, 2, []byte{200, 'x'}}, "received NOTIFICATION Cease/Administrative Shutdown")
+	refuse("rubbish for words", true, notification{6, 2, []byte{200, 'x'}},
+		"received NOTIFICATION Cease/Administrative Shutdown")
 	inBubble(t, "no word", func(t *testing.T, p *fakePeer, a *Actor) {
 		set(a, external(nil))
 		p.establish(routerOpen())
@@ -207,8 +228,8 @@ func dualOpen() peerOpen {
 	return o
 }
 
-// One change is one UPDATE, many changes fill UPDATEs up to 4,096 bytes, and no change is no byte: in both families, both on a
-// new session and on one that is up.
+// One change is one UPDATE, many changes fill UPDATEs up to 4,096 bytes, and no change is no byte:
+// in both families, both on a new session and on one that is up.
 func TestUpdatesArePacked(t *testing.T) {
 	for _, test := range []struct {
 		name       string
@@ -230,7 +251,8 @@ func TestUpdatesArePacked(t *testing.T) {
 				got, bytes := p.readUpdates()
 				up, down := content(got)
 				if len(got) != updates || len(up) != announced || len(down) != withdrawn {
-					t.Errorf("%s: %d UPDATEs with %d and %d routes, want %d with %d and %d", step, len(got), len(up), len(down), updates, announced, withdrawn)
+					t.Errorf("%s: %d UPDATEs with %d and %d routes, want %d with %d and %d", step, len(got), len(up), len(down),
+						updates, announced, withdrawn)
 				}
 				if updates == 0 && bytes != 0 {
 					t.Errorf("%s: %d bytes", step, bytes)
@@ -262,7 +284,8 @@ func TestUpdatesArePacked(t *testing.T) {
 	}
 }
 
-// A session is kept where the protocol allows it, and otherwise only that session is reset, with a word to the peer.
+// A session is kept where the protocol allows it, and otherwise only that session is reset, with a
+// word to the peer.
 func TestOptionsChangeInPlaceOrResetOneSession(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -276,8 +299,10 @@ func TestOptionsChangeInPlaceOrResetOneSession(t *testing.T) {
 		{"hold time", func(d *lb.BGPSession) { d.HoldTime = 30 * time.Second }, "configuration changed: hold time"},
 		{"password", func(d *lb.BGPSession) { d.Password = "secret" }, "configuration changed: password"},
 		{"port", func(d *lb.BGPSession) { d.Port = 1790 }, "configuration changed: peer address"},
-		{"families", func(d *lb.BGPSession) { d.Families = []lb.Family{lb.IPv4, lb.IPv6} }, "configuration changed: address families"},
-		{"router ID", func(d *lb.BGPSession) { d.RouterID = netip.MustParseAddr("10.9.9.9") }, "configuration changed: router ID"},
+		{"families", func(d *lb.BGPSession) { d.Families = []lb.Family{lb.IPv4, lb.IPv6} },
+			"configuration changed: address families"},
+		{"router ID", func(d *lb.BGPSession) { d.RouterID = netip.MustParseAddr("10.9.9.9") },
+			"configuration changed: router ID"},
 	} {
 		inBubble(t, test.name, func(t *testing.T, p *fakePeer, a *Actor) {
 			d := external(nil)
@@ -392,7 +417,8 @@ func TestBFDDownHoldsTheSessionDown(t *testing.T) {
 	})
 }
 
-// With graceful restart, an agent that stops says nothing, so that its routes stay; an end for good is an end.
+// With graceful restart, an agent that stops says nothing, so that its routes stay; an end for good
+// is an end.
 func TestGracefulRestart(t *testing.T) {
 	open := routerOpen()
 	open.capabilities = append(open.capabilities, bgp.NewCapGracefulRestart(false, false, 120, nil))
@@ -418,7 +444,8 @@ func TestGracefulRestart(t *testing.T) {
 			t.Fatalf("capability %+v, want restarting and forwarding", first)
 		}
 		updates, _ := p.readUpdates()
-		if up, _ := content(updates); len(updates) != 2 || len(up) != 1 || len(updates[1].NLRI)+len(updates[1].PathAttributes) != 0 {
+		if up, _ := content(updates); len(updates) != 2 || len(up) != 1 ||
+			len(updates[1].NLRI)+len(updates[1].PathAttributes) != 0 {
 			t.Fatalf("%d UPDATEs, want the route and the end of the RIB", len(updates))
 		}
 		p.conn.Close() // the network, not a restart
@@ -470,8 +497,9 @@ func TestGracefulRestart(t *testing.T) {
 	})
 }
 
-// A peer that is taken away and put back has a new session when the old one has said goodbye.
-// A router that keeps the routes of a speaker that stops has seen the end of the session before Run returns, and BFD goes down.
+// A peer that is taken away and put back has a new session when the old one has said goodbye. A
+// router that keeps the routes of a speaker that stops has seen the end of the session before Run
+// returns, and BFD goes down.
 func TestGracefulEndWaitsForThePeer(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -557,7 +585,8 @@ func TestDynamicASN(t *testing.T) {
 			if len(updates) != 1 {
 				t.Fatalf("%d UPDATEs", len(updates))
 			}
-			internal := slices.ContainsFunc(updates[0].PathAttributes, func(a bgp.PathAttributeInterface) bool { return a.GetType() == bgp.BGP_ATTR_TYPE_LOCAL_PREF })
+			internal := slices.ContainsFunc(updates[0].PathAttributes,
+				func(a bgp.PathAttributeInterface) bool { return a.GetType() == bgp.BGP_ATTR_TYPE_LOCAL_PREF })
 			if internal != (test.dynamic == lb.InternalASN) {
 				t.Errorf("LOCAL_PREF sent: %v", internal)
 			}
@@ -618,7 +647,8 @@ func TestRouteRefreshSendsAllAgain(t *testing.T) {
 
 func TestReceivedRoutesAreShownOnlyWhenAccepted(t *testing.T) {
 	announce := func(prefix string) []byte {
-		e := encoding{localASN: 64501, fourOctets: true, nextHops: map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("10.0.0.2")}}
+		e := encoding{localASN: 64501, fourOctets: true,
+			nextHops: map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("10.0.0.2")}}
 		route := lb.Route{Communities: []lb.Community{{A: 64501, B: 7}, {Large: true, A: 1, B: 2, C: 3}}}
 		return e.outgoing(nil, map[netip.Prefix]lb.Route{netip.MustParsePrefix(prefix): route}).messages[0]
 	}
@@ -638,8 +668,10 @@ func TestReceivedRoutesAreShownOnlyWhenAccepted(t *testing.T) {
 		p.write(announce("0.0.0.0/0"))
 		synctest.Wait()
 		s := status(a)
-		want := ReceivedRoute{Prefix: netip.MustParsePrefix("0.0.0.0/0"), NextHop: netip.MustParseAddr("10.0.0.2"), ASPath: "64501", Communities: []string{"64501:7", "large:1:2:3"}}
-		if s.Received != 2 || s.Routes[0].Prefix != want.Prefix || s.Routes[0].NextHop != want.NextHop || s.Routes[0].ASPath != want.ASPath ||
+		want := ReceivedRoute{Prefix: netip.MustParsePrefix("0.0.0.0/0"), NextHop: netip.MustParseAddr("10.0.0.2"),
+			ASPath: "64501", Communities: []string{"64501:7", "large:1:2:3"}}
+		if s.Received != 2 || s.Routes[0].Prefix != want.Prefix || s.Routes[0].NextHop != want.NextHop ||
+			s.Routes[0].ASPath != want.ASPath ||
 			!slices.Equal(s.Routes[0].Communities, want.Communities) {
 			t.Errorf("accepted: %+v", s)
 		}
@@ -657,15 +689,18 @@ func TestReceivedRoutesAreShownOnlyWhenAccepted(t *testing.T) {
 	})
 }
 
-// A peer may send anything, at any time: the actor neither falls over nor waits for ever, what it says in return is a whole message,
-// and afterwards it serves a router that behaves.
+// A peer may send anything, at any time: the actor neither falls over nor waits for ever, what it
+// says in return is a whole message, and afterwards it serves a router that behaves.
 func TestHostilePeer(t *testing.T) {
 	valid := [][]byte{
-		routerOpen().serialize(), keepalive(), routeRefresh(bgp.AFI_IP), endOfRIB(lb.IPv4), notification{6, 2, shutdownText("x")}.serialize(),
+		routerOpen().serialize(), keepalive(), routeRefresh(bgp.AFI_IP), endOfRIB(lb.IPv4),
+		notification{6, 2, shutdownText("x")}.serialize(),
 	}
-	e := encoding{localASN: 64501, fourOctets: true, nextHops: map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("10.0.0.2"), lb.IPv6: netip.MustParseAddr("fd00::2")}}
+	e := encoding{localASN: 64501, fourOctets: true,
+		nextHops: map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("10.0.0.2"), lb.IPv6: netip.MustParseAddr("fd00::2")}}
 	valid = append(valid, e.outgoing(nil, map[netip.Prefix]lb.Route{
-		netip.MustParsePrefix("203.0.113.0/24"): {Communities: []lb.Community{{A: 1}, {Large: true}}, HasMED: true}, netip.MustParsePrefix("fd02::/64"): {},
+		netip.MustParsePrefix("203.0.113.0/24"): {Communities: []lb.Community{{A: 1}, {Large: true}}, HasMED: true},
+		netip.MustParsePrefix("fd02::/64"):      {},
 	}).messages...)
 	inBubble(t, "1,000 connections", func(t *testing.T, p *fakePeer, a *Actor) {
 		random := rand.New(rand.NewPCG(1, 2))
@@ -727,7 +762,8 @@ func TestMetricsAndWords(t *testing.T) {
 			d.Families, d.Routes = []lb.Family{lb.IPv4, lb.IPv6}, routes("192.0.2.1/32", "192.0.2.2/32", "fd01::1/128")
 		}))
 		synctest.Wait()
-		if got, want := status(a).Word(), (lb.PeerNode{State: "Idle", Reason: lb.ReasonNotEstablished, Message: "connection refused"}); got != want {
+		if got, want := status(a).Word(),
+			(lb.PeerNode{State: "Idle", Reason: lb.ReasonNotEstablished, Message: "connection refused"}); got != want {
 			t.Errorf("word %+v, want %+v", got, want)
 		}
 		if up := value("landfall_bgp_session_up", "tor"); up != "0" {
@@ -739,7 +775,8 @@ func TestMetricsAndWords(t *testing.T) {
 			t.Errorf("word %+v", got)
 		}
 		for name, want := range map[string]string{
-			"landfall_bgp_session_up": "1", "landfall_bgp_session_flaps_total": "0", "landfall_bgp_prefixes_announced": "2", "landfall_bgp_prefixes_received": "0",
+			"landfall_bgp_session_up": "1", "landfall_bgp_session_flaps_total": "0", "landfall_bgp_prefixes_announced": "2",
+			"landfall_bgp_prefixes_received": "0",
 		} {
 			if got := value(name, "tor"); got != want {
 				t.Errorf("%s: %s, want %s", name, got, want)

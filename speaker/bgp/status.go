@@ -24,8 +24,8 @@ const (
 type Status struct {
 	State State     `json:"state"`
 	Since time.Time `json:"since"`
-	// Reason and LastError say why the session is not, or was last not, established. LastError names codes of NOTIFICATION messages
-	// as RFC 4271 does.
+	// Reason and LastError say why the session is not, or was last not, established. LastError names
+	// codes of NOTIFICATION messages as RFC 4271 does.
 	Reason      lb.Reason `json:"reason,omitempty"`
 	LastError   string    `json:"lastError,omitempty"`
 	LastErrorAt time.Time `json:"lastErrorAt,omitzero"`
@@ -45,8 +45,9 @@ type Status struct {
 	Counters Counters        `json:"counters"`
 }
 
-// Word is the status in the form that a BGPPeer shows. It does not change while an attempt to connect goes through its states, so
-// that a router that is away is not written about again and again.
+// Word is the status in the form that a BGPPeer shows. It does not change while an attempt to
+// connect goes through its states, so that a router that is away is not written about again and
+// again.
 func (s Status) Word() lb.PeerNode {
 	if s.State != Established {
 		return lb.PeerNode{State: string(Idle), Reason: s.Reason, Message: s.LastError}
@@ -74,7 +75,8 @@ type Negotiated struct {
 	FourOctetASN    bool          `json:"fourOctetASN"`
 	RouteRefresh    bool          `json:"routeRefresh"`
 	ExtendedNextHop bool          `json:"extendedNextHop"`
-	// GracefulRestart is set when the peer keeps routes while the speaker restarts, for as long as RestartTime.
+	// GracefulRestart is set when the peer keeps routes while the speaker restarts, for as long as
+	// RestartTime.
 	GracefulRestart bool          `json:"gracefulRestart"`
 	RestartTime     time.Duration `json:"restartTime,omitzero"`
 }

@@ -34,7 +34,9 @@ func (r *reader) next() (message, error) {
 	}
 	for _, b := range header[:markerLength] {
 		if b != 0xff {
-			return message{}, fault(bgp.BGP_ERROR_MESSAGE_HEADER_ERROR, bgp.BGP_ERROR_SUB_CONNECTION_NOT_SYNCHRONIZED, nil, "the marker is not all ones")
+			return message{},
+				fault(bgp.BGP_ERROR_MESSAGE_HEADER_ERROR, bgp.BGP_ERROR_SUB_CONNECTION_NOT_SYNCHRONIZED, nil,
+					"the marker is not all ones")
 		}
 	}
 	length, kind := binary.BigEndian.Uint16(header[markerLength:]), header[headerLength-1]
@@ -50,7 +52,8 @@ func (r *reader) next() (message, error) {
 
 func checkHeader(length uint16, kind uint8) error {
 	least := map[uint8]uint16{
-		bgp.BGP_MSG_OPEN: 29, bgp.BGP_MSG_UPDATE: updateMinimum, bgp.BGP_MSG_NOTIFICATION: 21, bgp.BGP_MSG_KEEPALIVE: headerLength,
+		bgp.BGP_MSG_OPEN: 29, bgp.BGP_MSG_UPDATE: updateMinimum, bgp.BGP_MSG_NOTIFICATION: 21,
+		bgp.BGP_MSG_KEEPALIVE:     headerLength,
 		bgp.BGP_MSG_ROUTE_REFRESH: 23,
 	}
 	shortest, known := least[kind]
@@ -58,15 +61,18 @@ func checkHeader(length uint16, kind uint8) error {
 	case length < headerLength || length > maxMessage,
 		known && length < shortest,
 		kind == bgp.BGP_MSG_KEEPALIVE && length != headerLength:
-		return fault(bgp.BGP_ERROR_MESSAGE_HEADER_ERROR, bgp.BGP_ERROR_SUB_BAD_MESSAGE_LENGTH, binary.BigEndian.AppendUint16(nil, length),
+		return fault(bgp.BGP_ERROR_MESSAGE_HEADER_ERROR, bgp.BGP_ERROR_SUB_BAD_MESSAGE_LENGTH,
+			binary.BigEndian.AppendUint16(nil, length),
 			"a message of type %d with %d bytes", kind, length)
 	case !known:
-		return fault(bgp.BGP_ERROR_MESSAGE_HEADER_ERROR, bgp.BGP_ERROR_SUB_BAD_MESSAGE_TYPE, []byte{kind}, "message type %d", kind)
+		return fault(bgp.BGP_ERROR_MESSAGE_HEADER_ERROR, bgp.BGP_ERROR_SUB_BAD_MESSAGE_TYPE, []byte{kind}, "message type %d",
+			kind)
 	}
 	return nil
 }
 
-// decode decodes a body into m. The packet library is not trusted with hostile bytes: a panic in it is a malformed message.
+// decode decodes a body into m. The packet library is not trusted with hostile bytes: a panic in it
+// is a malformed message.
 func decode(m bgp.BGPBody, body []byte) (err error) {
 	defer func() {
 		if r := recover(); r != nil {

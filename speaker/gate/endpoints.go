@@ -6,8 +6,9 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// Endpoints says what a node can deliver of one VIP of a Service going by its endpoints alone, where another proxy than Landfall's
-// forwards: whether that one has programmed the kernel is not known, so it is taken for granted.
+// Endpoints says what a node can deliver of one VIP of a Service going by its endpoints alone,
+// where another proxy than Landfall's forwards: whether that one has programmed the kernel is not
+// known, so it is taken for granted.
 func Endpoints(s lb.Service, vip netip.Addr, slices []lb.Slice, node string) lb.Delivery {
 	d := lb.Delivery{Service: s.Key, VIP: vip, Policy: s.ExternalPolicy}
 	var all, local counter
@@ -21,7 +22,8 @@ func Endpoints(s lb.Service, vip netip.Addr, slices []lb.Slice, node string) lb.
 	return d
 }
 
-// counter counts endpoints over the ports of a Service: an endpoint that is ready for one of them counts as ready.
+// counter counts endpoints over the ports of a Service: an endpoint that is ready for one of them
+// counts as ready.
 type counter map[netip.Addr]bool
 
 func (c *counter) add(backends []lb.Backend) {

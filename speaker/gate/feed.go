@@ -1,5 +1,5 @@
-// Package gate knows what this node's data plane delivers: from the feed of Landfall's proxy, or, next to another proxy, from the
-// endpoints alone.
+// Package gate knows what this node's data plane delivers: from the feed of Landfall's proxy, or,
+// next to another proxy, from the endpoints alone.
 package gate
 
 import (
@@ -20,7 +20,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// Waits between attempts to connect to the proxy. A proxy that restarts is back in a moment, and connecting to a socket costs nothing.
+// Waits between attempts to connect to the proxy. A proxy that restarts is back in a moment, and
+// connecting to a socket costs nothing.
 const (
 	minRetry = 50 * time.Millisecond
 	maxRetry = time.Second
@@ -35,7 +36,8 @@ type Options struct {
 	// Hold is how long the last word of a proxy counts after its connection is lost.
 	Hold time.Duration
 	Log  *slog.Logger
-	// Changed is called with the VIPs of which the proxy says something else now; nil means all. It must not block.
+	// Changed is called with the VIPs of which the proxy says something else now; nil means all. It
+	// must not block.
 	Changed func(vips []netip.Addr)
 }
 
@@ -65,8 +67,8 @@ func NewFeed(opts Options) *Feed {
 	return &Feed{opts: opts, reason: lb.ReasonFeedUnknown, told: make(chan struct{})}
 }
 
-// Reason says why the deliveries cannot be used: ReasonFeedUnknown before the proxy's first word, ReasonFeedLost when it has been
-// away for longer than the hold, and "" when they can.
+// Reason says why the deliveries cannot be used: ReasonFeedUnknown before the proxy's first word,
+// ReasonFeedLost when it has been away for longer than the hold, and "" when they can.
 func (f *Feed) Reason() lb.Reason {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -103,7 +105,8 @@ func (f *Feed) Run(ctx context.Context) error {
 		}
 		if heard {
 			wait, failed = minRetry, false
-			f.opts.Log.Warn("lost the feed of the proxy; what it said still counts for a while", "hold", f.opts.Hold, "error", err)
+			f.opts.Log.Warn("lost the feed of the proxy; what it said still counts for a while", "hold", f.opts.Hold, "error",
+				err)
 		} else if !failed {
 			failed = true
 			f.opts.Log.Info("waiting for the feed of the proxy", "error", err)
@@ -117,7 +120,8 @@ func (f *Feed) Run(ctx context.Context) error {
 	return nil
 }
 
-// listen connects once and takes in messages until the connection ends. It tells whether there was a complete message.
+// listen connects once and takes in messages until the connection ends. It tells whether there was
+// a complete message.
 func (f *Feed) listen(ctx context.Context) (heard bool, err error) {
 	conn, err := f.opts.Dial(ctx)
 	if err != nil {
@@ -156,8 +160,8 @@ func (f *Feed) listen(ctx context.Context) (heard bool, err error) {
 	return heard, err
 }
 
-// read decodes messages until the stream ends, which is an error too. The first one that does not only say that the proxy waits has to
-// be complete.
+// read decodes messages until the stream ends, which is an error too. The first one that does not
+// only say that the proxy waits has to be complete.
 func read(r io.Reader, take func(lb.FeedMessage)) error {
 	decoder := json.NewDecoder(r)
 	for first := true; ; {
@@ -175,7 +179,8 @@ func read(r io.Reader, take func(lb.FeedMessage)) error {
 	}
 }
 
-// wait has what an earlier proxy said go on: a new one is there, which leaves the kernel as it is until it knows the cluster.
+// wait has what an earlier proxy said go on: a new one is there, which leaves the kernel as it is
+// until it knows the cluster.
 func (f *Feed) wait() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -255,7 +260,8 @@ func (f *Feed) lost() {
 		}
 		f.mu.Unlock()
 		if over {
-			f.opts.Log.Warn("the proxy has been away for longer than the hold: nothing is announced any more", "hold", f.opts.Hold)
+			f.opts.Log.Warn("the proxy has been away for longer than the hold: nothing is announced any more", "hold",
+				f.opts.Hold)
 			f.opts.Changed(nil)
 		}
 	})

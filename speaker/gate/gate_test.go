@@ -71,11 +71,12 @@ func feedTest(t *testing.T, story func(t *testing.T, p *proxy, f *Feed, changes 
 		p := &proxy{t: t, conn: make(chan net.Conn)}
 		var mu sync.Mutex
 		var changed [][]netip.Addr
-		f := NewFeed(Options{Dial: p.dial, Hold: 30 * time.Second, Log: slog.New(slog.DiscardHandler), Changed: func(vips []netip.Addr) {
-			mu.Lock()
-			defer mu.Unlock()
-			changed = append(changed, vips)
-		}})
+		f := NewFeed(Options{Dial: p.dial, Hold: 30 * time.Second, Log: slog.New(slog.DiscardHandler),
+			Changed: func(vips []netip.Addr) {
+				mu.Lock()
+				defer mu.Unlock()
+				changed = append(changed, vips)
+			}})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- f.Run(ctx) }()
@@ -161,7 +162,8 @@ func TestContract6ProxyRestartWithinTheHoldChangesNothing(t *testing.T) {
 			if d := f.Delivery(lb.DeliveryKey{Service: nginx, VIP: vip1}); d == nil {
 				t.Error("the last word is forgotten")
 			}
-			// The new process takes its time: it connects after 10 s and knows what the kernel holds after 19 more.
+			// The new process takes its time: it connects after 10 s and knows what the kernel holds after
+			// 19 more.
 			time.Sleep(10 * time.Second)
 			conn = p.accept()
 			time.Sleep(19 * time.Second)
@@ -185,7 +187,8 @@ func TestContract1FeedLostForLongerThanTheHold(t *testing.T) {
 		conn.Close()
 		time.Sleep(29 * time.Second)
 		want(t, f, "", false)
-		// A connection without a word does not stop the hold, nor does one that is lost again begin it anew.
+		// A connection without a word does not stop the hold, nor does one that is lost again begin it
+		// anew.
 		conn = p.accept()
 		conn.Close()
 		time.Sleep(2 * time.Second)
@@ -269,12 +272,15 @@ func TestDialUnix(t *testing.T) {
 }
 
 func TestContract2EndpointsAlone(t *testing.T) {
-	service := lb.Service{Key: nginx, ExternalPolicy: lb.Local, Ports: []lb.ServicePort{{Name: "http", Protocol: lb.TCP, Port: 80}, {Name: "https", Protocol: lb.TCP, Port: 443}}}
+	service := lb.Service{Key: nginx, ExternalPolicy: lb.Local,
+		Ports: []lb.ServicePort{{Name: "http", Protocol: lb.TCP, Port: 80}, {Name: "https", Protocol: lb.TCP, Port: 443}}}
 	endpoint := func(addr, node string, ready, terminating bool) lb.Endpoint {
 		return lb.Endpoint{Addr: netip.MustParseAddr(addr), Node: node, Ready: ready, Serving: true, Terminating: terminating}
 	}
 	slice := func(endpoints ...lb.Endpoint) lb.Slice {
-		return lb.Slice{Service: nginx, Family: lb.IPv4, Ports: []lb.SlicePort{{Name: "http", Protocol: lb.TCP, Port: 80}, {Name: "https", Protocol: lb.TCP, Port: 443}}, Endpoints: endpoints}
+		return lb.Slice{Service: nginx, Family: lb.IPv4,
+			Ports:     []lb.SlicePort{{Name: "http", Protocol: lb.TCP, Port: 80}, {Name: "https", Protocol: lb.TCP, Port: 443}},
+			Endpoints: endpoints}
 	}
 	for _, c := range []struct {
 		name                                     string
@@ -283,16 +289,26 @@ func TestContract2EndpointsAlone(t *testing.T) {
 		reason                                   lb.Reason
 	}{
 		{"none", nil, 0, 0, 0, 0, lb.ReasonNoBackends},
-		{"here and there", []lb.Slice{slice(endpoint("192.168.1.1", "here", true, false), endpoint("192.168.2.1", "there", true, false))}, 2, 0, 1, 0, ""},
+		{
+			"here and there",
+			[]lb.Slice{slice(endpoint("192.168.1.1", "here", true, false), endpoint("192.168.2.1", "there", true, false))}, 2, 0,
+			1, 0, ""},
 		{"there", []lb.Slice{slice(endpoint("192.168.2.1", "there", true, false))}, 1, 0, 0, 0, lb.ReasonNoLocalBackends},
-		{"terminating here, ready there", []lb.Slice{slice(endpoint("192.168.1.1", "here", false, true), endpoint("192.168.2.1", "there", true, false))}, 1, 0, 0, 1, lb.ReasonNoLocalBackends},
+		{
+			"terminating here, ready there",
+			[]lb.Slice{slice(endpoint("192.168.1.1", "here", false, true), endpoint("192.168.2.1", "there", true, false))}, 1, 0,
+			0, 1, lb.ReasonNoLocalBackends},
 		{"terminating here, none ready", []lb.Slice{slice(endpoint("192.168.1.1", "here", false, true))}, 0, 1, 0, 1, ""},
-		{"the other family", []lb.Slice{{Service: nginx, Family: lb.IPv6, Ports: slice().Ports, Endpoints: []lb.Endpoint{endpoint("2001:db8::1", "here", true, false)}}}, 0, 0, 0, 0, lb.ReasonNoBackends},
+		{
+			"the other family",
+			[]lb.Slice{{Service: nginx, Family: lb.IPv6, Ports: slice().Ports,
+				Endpoints: []lb.Endpoint{endpoint("2001:db8::1", "here", true, false)}}}, 0, 0, 0, 0, lb.ReasonNoBackends},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for _, slicesInOrder := range [][]lb.Slice{c.slices, append(slices.Clone(c.slices), c.slices...)} {
 				got := Endpoints(service, vip1, slicesInOrder, "here")
-				want := lb.Delivery{Service: nginx, VIP: vip1, Policy: lb.Local, Ready: c.ready, Serving: c.serving, LocalReady: c.localReady, LocalServing: c.localServing}
+				want := lb.Delivery{Service: nginx, VIP: vip1, Policy: lb.Local, Ready: c.ready, Serving: c.serving,
+					LocalReady: c.localReady, LocalServing: c.localServing}
 				if got != want || got.Deliverable() != c.reason {
 					t.Errorf("got %+v, %q; want %+v, %q", got, got.Deliverable(), want, c.reason)
 				}

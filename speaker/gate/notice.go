@@ -24,11 +24,13 @@ func (f *Feed) Tell(n lb.FeedNotice) {
 }
 
 func sameNotice(a, b lb.FeedNotice) bool {
-	return slices.Equal(a.Dead, b.Dead) && slices.Equal(a.Gone, b.Gone) && maps.EqualFunc(a.Former, b.Former, slices.Equal) &&
+	return slices.Equal(a.Dead, b.Dead) && slices.Equal(a.Gone, b.Gone) &&
+		maps.EqualFunc(a.Former, b.Former, slices.Equal) &&
 		maps.EqualFunc(a.Ring, b.Ring, slices.Equal)
 }
 
-// speak writes each notice to the proxy, and a word at least every FeedBeat, until the connection fails or ctx ends.
+// speak writes each notice to the proxy, and a word at least every FeedBeat, until the connection
+// fails or ctx ends.
 func (f *Feed) speak(ctx context.Context, conn net.Conn) {
 	var said *lb.FeedNotice
 	encoder := json.NewEncoder(conn)

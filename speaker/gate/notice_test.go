@@ -15,15 +15,16 @@ import (
 // The proxy is told of dead nodes, and again after a new connection.
 func TestTheProxyIsToldOfDeadNodes(t *testing.T) {
 	conns := make(chan net.Conn)
-	f := NewFeed(Options{Log: slog.New(slog.DiscardHandler), Changed: func([]netip.Addr) {}, Dial: func(ctx context.Context) (net.Conn, error) {
-		ours, theirs := net.Pipe()
-		select {
-		case conns <- theirs:
-			return ours, nil
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}})
+	f := NewFeed(Options{Log: slog.New(slog.DiscardHandler), Changed: func([]netip.Addr) {},
+		Dial: func(ctx context.Context) (net.Conn, error) {
+			ours, theirs := net.Pipe()
+			select {
+			case conns <- theirs:
+				return ours, nil
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- f.Run(ctx) }()
@@ -59,7 +60,8 @@ func TestTheProxyIsToldOfDeadNodes(t *testing.T) {
 	}
 }
 
-// A proxy that hangs keeps its socket open. It is left after a while, and what it said counts for the hold.
+// A proxy that hangs keeps its socket open. It is left after a while, and what it said counts for
+// the hold.
 func TestAProxyThatHangsIsNoticed(t *testing.T) {
 	feedTest(t, func(t *testing.T, p *proxy, f *Feed, changes func() [][]netip.Addr) {
 		conn := p.accept()
@@ -96,7 +98,8 @@ func TestAProxyWithoutABeatMayBeSilent(t *testing.T) {
 	})
 }
 
-// A proxy that has started anew without an API server leaves the kernel as it is: what the one before it said counts while it lives.
+// A proxy that has started anew without an API server leaves the kernel as it is: what the one
+// before it said counts while it lives.
 func TestContract7AProxyThatWaitsHoldsWhatWasSaid(t *testing.T) {
 	feedTest(t, func(t *testing.T, p *proxy, f *Feed, changes func() [][]netip.Addr) {
 		beat := int(lb.FeedBeat.Milliseconds())

@@ -15,7 +15,8 @@ import (
 
 // listenARP opens a socket that sees the ARP packets of an interface; it needs CAP_NET_RAW.
 func listenARP(i lb.Interface) (net.PacketConn, error) {
-	return packet.Listen(&net.Interface{Index: i.Index, Name: i.Name, HardwareAddr: i.MAC}, packet.Raw, int(ethernet.EtherTypeARP), nil)
+	return packet.Listen(&net.Interface{Index: i.Index, Name: i.Name, HardwareAddr: i.MAC}, packet.Raw,
+		int(ethernet.EtherTypeARP), nil)
 }
 
 // arpFrame is a received packet.
@@ -29,16 +30,19 @@ func readARP(b []byte) (f arpFrame, ok bool) {
 	if f.Frame.UnmarshalBinary(b) != nil || f.EtherType != ethernet.EtherTypeARP || f.VLAN != nil {
 		return f, false
 	}
-	if f.Packet.UnmarshalBinary(f.Payload) != nil || f.HardwareType != 1 || f.ProtocolType != uint16(ethernet.EtherTypeIPv4) ||
+	if f.Packet.UnmarshalBinary(f.Payload) != nil || f.HardwareType != 1 ||
+		f.ProtocolType != uint16(ethernet.EtherTypeIPv4) ||
 		len(f.SenderHardwareAddr) != 6 || !f.SenderIP.Is4() || !f.TargetIP.Is4() {
 		return f, false
 	}
 	return f, true
 }
 
-// answer returns the frame that answers a received one (RFC 826), and for which address, or why there is none. An answer carries
-// the interface's own MAC in both headers, so that no switch port has to allow foreign ones.
-func (f arpFrame) answer(own net.HardwareAddr, answers func(netip.Addr) bool) (reply []byte, asked netip.Addr, drop Drop) {
+// answer returns the frame that answers a received one (RFC 826), and for which address, or why
+// there is none. An answer carries the interface's own MAC in both headers, so that no switch port
+// has to allow foreign ones.
+func (f arpFrame) answer(own net.HardwareAddr,
+	answers func(netip.Addr) bool) (reply []byte, asked netip.Addr, drop Drop) {
 	asked = f.TargetIP
 	sender := f.SenderHardwareAddr
 	switch {
@@ -62,9 +66,11 @@ func (f arpFrame) answer(own net.HardwareAddr, answers func(netip.Addr) bool) (r
 	return reply, asked, dropNone
 }
 
-// uses returns which address another device uses, as the packet shows: that of its sender. Also a probe for an address that this node
-// is about to use itself counts, as two who probe at a time must not both go on (RFC 5227, 2.1.1).
-func (f arpFrame) uses(own net.HardwareAddr, heeded map[netip.Addr]bool) (vip netip.Addr, mac net.HardwareAddr, ok bool) {
+// uses returns which address another device uses, as the packet shows: that of its sender. Also a
+// probe for an address that this node is about to use itself counts, as two who probe at a time
+// must not both go on (RFC 5227, 2.1.1).
+func (f arpFrame) uses(own net.HardwareAddr,
+	heeded map[netip.Addr]bool) (vip netip.Addr, mac net.HardwareAddr, ok bool) {
 	mac = f.SenderHardwareAddr
 	if bytes.Equal(mac, own) || mac[0]&1 == 1 {
 		return vip, nil, false
@@ -76,8 +82,8 @@ func (f arpFrame) uses(own net.HardwareAddr, heeded map[netip.Addr]bool) (vip ne
 	return f.TargetIP, mac, ok && !answered && f.Operation == arp.OperationRequest && f.SenderIP.IsUnspecified()
 }
 
-// announceARP returns the two gratuitous forms that tell a segment where an address is now: a request as RFC 5227 section 2.3 wants
-// it, and a reply, as some devices heed only one of them.
+// announceARP returns the two gratuitous forms that tell a segment where an address is now: a
+// request as RFC 5227 section 2.3 wants it, and a reply, as some devices heed only one of them.
 func announceARP(own net.HardwareAddr, vip netip.Addr) ([][]byte, error) {
 	request, err := encodeARP(arp.OperationRequest, own, vip, make(net.HardwareAddr, len(own)), vip, ethernet.Broadcast)
 	if err != nil {
@@ -87,12 +93,15 @@ func announceARP(own net.HardwareAddr, vip netip.Addr) ([][]byte, error) {
 	return [][]byte{request, reply}, err
 }
 
-// probeARP returns the question whether somebody uses an address, which changes nobody's memory of where it is (RFC 5227 section 1.1).
+// probeARP returns the question whether somebody uses an address, which changes nobody's memory of
+// where it is (RFC 5227 section 1.1).
 func probeARP(own net.HardwareAddr, vip netip.Addr) ([]byte, error) {
-	return encodeARP(arp.OperationRequest, own, netip.IPv4Unspecified(), make(net.HardwareAddr, len(own)), vip, ethernet.Broadcast)
+	return encodeARP(arp.OperationRequest, own, netip.IPv4Unspecified(), make(net.HardwareAddr, len(own)), vip,
+		ethernet.Broadcast)
 }
 
-func encodeARP(op arp.Operation, own net.HardwareAddr, sender netip.Addr, targetMAC net.HardwareAddr, target netip.Addr, to net.HardwareAddr) ([]byte, error) {
+func encodeARP(op arp.Operation, own net.HardwareAddr, sender netip.Addr, targetMAC net.HardwareAddr, target netip.Addr,
+	to net.HardwareAddr) ([]byte, error) {
 	p, err := arp.NewPacket(op, own, sender, targetMAC, target)
 	if err != nil {
 		return nil, err
@@ -108,7 +117,8 @@ func encodeARP(op arp.Operation, own net.HardwareAddr, sender netip.Addr, target
 // arpResponder answers ARP on one interface.
 type arpResponder struct{ base }
 
-func newARPResponder(i lb.Interface, listen func(lb.Interface) (net.PacketConn, error), stat Stats, seen func(netip.Addr, net.HardwareAddr)) (responder, error) {
+func newARPResponder(i lb.Interface, listen func(lb.Interface) (net.PacketConn, error), stat Stats,
+	seen func(netip.Addr, net.HardwareAddr)) (responder, error) {
 	conn, err := listen(i)
 	if err != nil {
 		return nil, fmt.Errorf("listen for ARP: %w", err)

@@ -60,23 +60,29 @@ func TestContract1AnswersOnlyWhatItShould(t *testing.T) {
 	}{
 		{"a broadcast request", ask(), dropNone},
 		{"a request to our MAC, as a neighbour that checks us sends it", ask(func(q *question) { q.to = own }), dropNone},
-		{"a probe (RFC 5227) is told that the address is in use", ask(func(q *question) { q.sender = netip.IPv4Unspecified() }), dropNone},
-		{"padded to the least size of a frame", ask(func(q *question) { q.tweak = func(b []byte) []byte { return append(b, make([]byte, 18)...) } }), dropNone},
+		{"a probe (RFC 5227) is told that the address is in use",
+			ask(func(q *question) { q.sender = netip.IPv4Unspecified() }), dropNone},
+		{
+			"padded to the least size of a frame",
+			ask(func(q *question) { q.tweak = func(b []byte) []byte { return append(b, make([]byte, 18)...) } }), dropNone},
 		{"a VIP that this node does not answer for", ask(func(q *question) { q.target = other }), dropNotOurs},
 		{"a reply", ask(func(q *question) { q.op = arp.OperationReply }), dropNotRequest},
-		{"a request to somebody else's MAC", ask(func(q *question) { q.to = net.HardwareAddr{2, 0, 0, 0, 0, 1} }), dropNotForUs},
+		{"a request to somebody else's MAC", ask(func(q *question) { q.to = net.HardwareAddr{2, 0, 0, 0, 0, 1} }),
+			dropNotForUs},
 		{"another node's announcement", ask(func(q *question) { q.sender = vip }), dropAnnounced},
 		{"a sender whose MAC is broadcast", ask(func(q *question) { q.mac = ethernet.Broadcast }), dropBadSender},
 		{"a sender whose MAC is ours", ask(func(q *question) { q.mac = own }), dropBadSender},
 		{"empty", nil, dropMalformed},
 		{"cut short", ask()[:20], dropMalformed},
-		{"not ARP", ask(func(q *question) { q.tweak = func(b []byte) []byte { b[12], b[13] = 0x08, 0x00; return b } }), dropMalformed},
+		{"not ARP", ask(func(q *question) { q.tweak = func(b []byte) []byte { b[12], b[13] = 0x08, 0x00; return b } }),
+			dropMalformed},
 		{"not Ethernet", ask(func(q *question) { q.tweak = func(b []byte) []byte { b[15] = 6; return b } }), dropMalformed},
 		{"not IPv4", ask(func(q *question) { q.tweak = func(b []byte) []byte { b[16] = 0x86; return b } }), dropMalformed},
 		{"tagged for a VLAN", ask(func(q *question) {
 			q.tweak = func(b []byte) []byte { return append(append(bytes.Clone(b[:12]), 0x81, 0, 0, 7), b[12:]...) }
 		}), dropMalformed},
-		{"lengths that lie", ask(func(q *question) { q.tweak = func(b []byte) []byte { b[18] = 200; return b } }), dropMalformed},
+		{"lengths that lie", ask(func(q *question) { q.tweak = func(b []byte) []byte { b[18] = 200; return b } }),
+			dropMalformed},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			reply, _, drop := answerARP(c.frame, own, func(a netip.Addr) bool { return a == vip })
@@ -108,7 +114,8 @@ func TestAnnouncementBytes(t *testing.T) {
 	}
 	head := []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 0x78, 0x08, 0x06, 0, 1, 0x08, 0x00, 6, 4}
 	request := append(bytes.Clone(head), 0, 1, 2, 0, 0, 0, 0, 0x78, 172, 26, 236, 180, 0, 0, 0, 0, 0, 0, 172, 26, 236, 180)
-	reply := append(bytes.Clone(head), 0, 2, 2, 0, 0, 0, 0, 0x78, 172, 26, 236, 180, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 172, 26, 236, 180)
+	reply := append(bytes.Clone(head), 0, 2, 2, 0, 0, 0, 0, 0x78, 172, 26, 236, 180, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
+		172, 26, 236, 180)
 	for i, want := range [][]byte{request, reply} {
 		if d := cmp.Diff(want, frames[i][:42]); d != "" {
 			t.Errorf("frame %d: %s", i, d)
@@ -136,7 +143,8 @@ func FuzzAnswerARP(f *testing.F) {
 		if err := p.UnmarshalBinary(eth.Payload); err != nil {
 			t.Fatal(err)
 		}
-		if asked != vip || p.SenderIP != vip || !bytes.Equal(p.SenderHardwareAddr, own) || !bytes.Equal(eth.Source, own) || eth.Destination[0]&1 == 1 {
+		if asked != vip || p.SenderIP != vip || !bytes.Equal(p.SenderHardwareAddr, own) || !bytes.Equal(eth.Source, own) ||
+			eth.Destination[0]&1 == 1 {
 			t.Fatalf("answered %v with %v from %v to %v", asked, p, eth.Source, eth.Destination)
 		}
 	})

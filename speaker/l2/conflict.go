@@ -12,21 +12,26 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// Before a VIP is announced for the first time the segment is asked whether somebody uses it (RFC 5227 section 2.1, RFC 4862 section
-// 5.4). The RFCs let a host that comes up ask for several seconds; the address of a new Service is asked for three times in a shorter
-// row, which a device that is awake answers within milliseconds. One that was asleep is noticed later, by what it sends.
+// Before a VIP is announced for the first time the segment is asked whether somebody uses it (RFC
+// 5227 section 2.1, RFC 4862 section 5.4). The RFCs let a host that comes up ask for several
+// seconds; the address of a new Service is asked for three times in a shorter row, which a device
+// that is awake answers within milliseconds. One that was asleep is noticed later, by what it
+// sends.
 const (
 	probeCount = 3
 	probeEvery = 200 * time.Millisecond
 	// probeAgain is how often a VIP with another holder is asked for, to learn of the end of that.
 	probeAgain = 5 * time.Second
-	// sightingLasts is how long a holder counts that does not show up any more: two of these questions.
+	// sightingLasts is how long a holder counts that does not show up any more: two of these
+	// questions.
 	sightingLasts = 12 * time.Second
-	// defendInterval is the least time between two announcements against another holder: DEFEND_INTERVAL of RFC 5227 section 1.1.
+	// defendInterval is the least time between two announcements against another holder:
+	// DEFEND_INTERVAL of RFC 5227 section 1.1.
 	defendInterval = 10 * time.Second
 	// noticeEvery bounds how often a holder that sends all the time wakes the actor.
 	noticeEvery = time.Second
-	// strangersKept bounds how many holders of one VIP are remembered: whoever makes up addresses must not fill the memory.
+	// strangersKept bounds how many holders of one VIP are remembered: whoever makes up addresses must
+	// not fill the memory.
 	strangersKept = 8
 )
 
@@ -81,7 +86,8 @@ func (v *probing) due() time.Time {
 	return v.since.Add(time.Duration(v.step) * probeEvery)
 }
 
-// probe sends what is due of the questions and returns when the next one is; the zero time means never.
+// probe sends what is due of the questions and returns when the next one is; the zero time means
+// never.
 func (p *port) probe(w work, seen seenOn, now time.Time) (next time.Time, err error) {
 	due := maps.Clone(w.probes)
 	for vip := range seen {
@@ -113,12 +119,13 @@ func (p *port) probe(w work, seen seenOn, now time.Time) (next time.Time, err er
 	return next, nil
 }
 
-// defend announces the VIPs that somebody else has used since they were last defended, seldom enough that two who both defend do not
-// flood the segment (RFC 5227 section 2.4, case c).
+// defend announces the VIPs that somebody else has used since they were last defended, seldom
+// enough that two who both defend do not flood the segment (RFC 5227 section 2.4, case c).
 func (p *port) defend(seen seenOn, now time.Time) error {
 	for vip, holders := range seen {
 		v := p.vips[vip]
-		if v == nil || now.Before(v.defended.Add(defendInterval)) || !slices.ContainsFunc(slices.Collect(maps.Values(holders)), v.defended.Before) {
+		if v == nil || now.Before(v.defended.Add(defendInterval)) ||
+			!slices.ContainsFunc(slices.Collect(maps.Values(holders)), v.defended.Before) {
 			continue
 		}
 		if err := p.responder.announce(vip); err != nil {
@@ -134,7 +141,8 @@ type sightings map[place]seenOn
 
 type seenOn map[netip.Addr]map[string]time.Time
 
-// end is when the first of the sightings counts no more, if nothing renews it; the zero time without any.
+// end is when the first of the sightings counts no more, if nothing renews it; the zero time
+// without any.
 func (s seenOn) end() (at time.Time) {
 	for _, holders := range s {
 		for _, last := range holders {
@@ -144,7 +152,8 @@ func (s seenOn) end() (at time.Time) {
 	return at
 }
 
-// seenOn returns what takes note of a device that uses a VIP on the port. It is called from the responder's goroutine.
+// seenOn returns what takes note of a device that uses a VIP on the port. It is called from the
+// responder's goroutine.
 func (a *Actor) seenOn(p *port) func(netip.Addr, net.HardwareAddr) {
 	at := place{p.i.Name, p.family}
 	return func(vip netip.Addr, mac net.HardwareAddr) {
@@ -175,7 +184,8 @@ func (s sightings) note(at place, vip netip.Addr, mac string, now time.Time) boo
 	return true
 }
 
-// forget leaves out what is too old, what is about VIPs that nobody looks after, and who has turned out to be ours.
+// forget leaves out what is too old, what is about VIPs that nobody looks after, and who has turned
+// out to be ours.
 func (s sightings) forget(now time.Time, ours map[string]bool, wanted map[place]work) {
 	for at, vips := range s {
 		for vip, holders := range vips {
@@ -221,7 +231,8 @@ func (s sightings) strangers() map[netip.Addr][]lb.Stranger {
 	return found
 }
 
-// probed tells which VIPs were probed in full. Where nothing can be sent nothing can be found out, and nothing be announced either.
+// probed tells which VIPs were probed in full. Where nothing can be sent nothing can be found out,
+// and nothing be announced either.
 func (a *Actor) probed(probes map[netip.Addr][]string) map[netip.Addr]bool {
 	done := map[netip.Addr]bool{}
 	for vip, names := range probes {

@@ -33,7 +33,8 @@ func TestWhatShowsThatAnARPAddressIsUsed(t *testing.T) {
 		{"its announcement", ask(func(q *question) { q.sender = vip }), true, true},
 		{"its question for somebody else", ask(func(q *question) { q.sender, q.target = vip, client }), true, true},
 		{"its own probe while we probe", ask(func(q *question) { q.sender = netip.IPv4Unspecified() }), false, true},
-		{"its probe for what we answer for, which our answer ends", ask(func(q *question) { q.sender = netip.IPv4Unspecified() }), true, false},
+		{"its probe for what we answer for, which our answer ends",
+			ask(func(q *question) { q.sender = netip.IPv4Unspecified() }), true, false},
 		{"a question for it", ask(), true, false},
 		{"a question for it while we probe", ask(), false, false},
 		{"the use of another address", ask(func(q *question) { q.sender = other }), true, false},
@@ -47,8 +48,10 @@ func TestWhatShowsThatAnARPAddressIsUsed(t *testing.T) {
 	}
 }
 
-// wantUse looks whether a frame that could be read shows that the device with a MAC address uses a VIP.
-func wantUse(t *testing.T, f frame, read bool, own net.HardwareAddr, vip netip.Addr, answers, want bool, mac net.HardwareAddr) {
+// wantUse looks whether a frame that could be read shows that the device with a MAC address uses a
+// VIP.
+func wantUse(
+	t *testing.T, f frame, read bool, own net.HardwareAddr, vip netip.Addr, answers, want bool, mac net.HardwareAddr) {
 	t.Helper()
 	if !read {
 		t.Fatal("cannot be read")
@@ -86,8 +89,10 @@ func TestWhatShowsThatAnNDPAddressIsUsed(t *testing.T) {
 		{"its own probe while we probe", probe.frame(t), false, true},
 		{"its probe for what we answer for", probe.frame(t), true, false},
 		{"our own probe", ours, false, false},
-		{"its question for somebody else", solicit{source: vip6, destination: g, target: client6, to: multicastMAC(g), option: true}.frame(t), true, true},
-		{"a question for it", solicit{source: client6, destination: g, target: vip6, to: multicastMAC(g), option: true}.frame(t), false, false},
+		{"its question for somebody else", solicit{source: vip6, destination: g, target: client6, to: multicastMAC(g),
+			option: true}.frame(t), true, true},
+		{"a question for it", solicit{source: client6, destination: g, target: vip6, to: multicastMAC(g),
+			option: true}.frame(t), false, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			frame, ok := readNDP(c.frame)
@@ -118,7 +123,8 @@ func TestProbeBytes(t *testing.T) {
 		t.Errorf("to %v", read.Destination)
 	}
 	question, isQuestion := read.message.(*ndp.NeighborSolicitation)
-	if !ok || !isQuestion || !read.source.IsUnspecified() || read.destination != group(t, vip6) || question.TargetAddress != vip6 || len(question.Options) > 0 {
+	if !ok || !isQuestion || !read.source.IsUnspecified() || read.destination != group(t, vip6) ||
+		question.TargetAddress != vip6 || len(question.Options) > 0 {
 		t.Errorf("%+v", read)
 	}
 }
@@ -285,7 +291,8 @@ func TestStrangersAreBounded(t *testing.T) {
 	}
 }
 
-// Where nothing can be sent, nothing can be found out: that must not keep the address from other interfaces for ever.
+// Where nothing can be sent, nothing can be found out: that must not keep the address from other
+// interfaces for ever.
 func TestProbingWhereNothingCanBeSent(t *testing.T) {
 	s := newSegment()
 	a := newTestActor(s, nil)
@@ -345,7 +352,8 @@ func macOf(t *testing.T, ns *nstest.NS) (mac string) {
 func send(t *testing.T, ns *nstest.NS, from, to netip.Addr) {
 	t.Helper()
 	ns.Do(t, func() error {
-		conn, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0)), net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, 9)))
+		conn, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0)),
+			net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, 9)))
 		if err != nil {
 			return err
 		}

@@ -1,7 +1,8 @@
-// Package l2 is the actor that answers ARP and NDP for VIPs and announces them when this node takes over.
+// Package l2 is the actor that answers ARP and NDP for VIPs and announces them when this node takes
+// over.
 //
-// No interface needs to carry a VIP: the kernel does not own it and so never answers by itself, and answering ends at once
-// when a VIP is taken out of what is desired.
+// No interface needs to carry a VIP: the kernel does not own it and so never answers by itself, and
+// answering ends at once when a VIP is taken out of what is desired.
 package l2
 
 import (
@@ -20,8 +21,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/loop"
 )
 
-// burst says when after taking over a VIP it is announced. A Linux host heeds the first one at once, even inside its lock time;
-// the others are for packets lost and for devices that were busy.
+// burst says when after taking over a VIP it is announced. A Linux host heeds the first one at
+// once, even inside its lock time; the others are for packets lost and for devices that were busy.
 var burst = []time.Duration{0, 100 * time.Millisecond, 300 * time.Millisecond, time.Second, 2 * time.Second}
 
 // Waits between attempts to open or to send on an interface that fails.
@@ -35,7 +36,8 @@ type Desired struct {
 	// Interfaces are those that the node has.
 	Interfaces []lb.Interface
 	Answers    map[netip.Addr]Answer
-	// Probes names the interfaces on which it is to be found out whether a VIP that is not answered for has another holder.
+	// Probes names the interfaces on which it is to be found out whether a VIP that is not answered
+	// for has another holder.
 	Probes map[netip.Addr][]string
 	// Ours are the MAC addresses of all nodes that run a speaker; who uses another one is a stranger.
 	Ours map[string]bool
@@ -63,7 +65,8 @@ type Options struct {
 	Listen func(lb.Interface) (net.PacketConn, error)
 	// ListenNDP is the same for NDP.
 	ListenNDP func(lb.Interface) (NDPSocket, error)
-	// Repeat is how often a VIP is announced again while it stays, for switches that forget where a quiet address is; 0 for never.
+	// Repeat is how often a VIP is announced again while it stays, for switches that forget where a
+	// quiet address is; 0 for never.
 	Repeat time.Duration
 	Stats  Stats
 	// Changed is called after Outcome differs, from the actor's goroutine.
@@ -72,13 +75,16 @@ type Options struct {
 
 // Outcome is what is really so.
 type Outcome struct {
-	// Answering are the interfaces on which each VIP is answered for and was announced at least once, sorted.
+	// Answering are the interfaces on which each VIP is answered for and was announced at least once,
+	// sorted.
 	Answering map[netip.Addr][]string
 	// Problems says what is wrong with an interface.
 	Problems map[string]string
-	// Probed are those of the VIPs to be probed whose probing has come to an end once on each of their interfaces.
+	// Probed are those of the VIPs to be probed whose probing has come to an end once on each of their
+	// interfaces.
 	Probed map[netip.Addr]bool
-	// Strangers are the devices that use a VIP which is answered for or probed, as they were seen lately; sorted.
+	// Strangers are the devices that use a VIP which is answered for or probed, as they were seen
+	// lately; sorted.
 	Strangers map[netip.Addr][]lb.Stranger
 }
 
@@ -150,7 +156,8 @@ func New(opts Options) *Actor {
 	if opts.ListenNDP == nil {
 		opts.ListenNDP = listenNDP
 	}
-	a := &Actor{opts: opts, ports: map[place]*port{}, broken: map[responder]error{}, seen: sightings{}, serve: func(f func()) { go f() }}
+	a := &Actor{opts: opts, ports: map[place]*port{}, broken: map[responder]error{}, seen: sightings{},
+		serve: func(f func()) { go f() }}
 	a.runner = loop.New(func(context.Context) (time.Duration, error) { return a.apply(time.Now()), nil }, loop.Options{})
 	return a
 }
@@ -184,8 +191,8 @@ func (a *Actor) Run(ctx context.Context) error {
 	return err
 }
 
-// apply makes what is there equal to what is desired, as far as it is possible now, sends what is due of the bursts, and returns
-// when there is more to do; 0 means not before something changes.
+// apply makes what is there equal to what is desired, as far as it is possible now, sends what is
+// due of the bursts, and returns when there is more to do; 0 means not before something changes.
 func (a *Actor) apply(now time.Time) time.Duration {
 	a.mu.Lock()
 	desired, broken := a.desired, a.broken
@@ -202,7 +209,8 @@ func (a *Actor) apply(now time.Time) time.Duration {
 	}
 	for at, p := range a.ports {
 		i, ok := find(desired.Interfaces, at.iface)
-		// A port is tied to the interface's index and MAC: another interface of that name, or another MAC, is a new one.
+		// A port is tied to the interface's index and MAC: another interface of that name, or another
+		// MAC, is a new one.
 		if !ok || wanted[at].empty() || i.Index != p.i.Index || i.MAC.String() != p.i.MAC.String() {
 			p.shut()
 			delete(a.ports, at)
@@ -227,7 +235,8 @@ func (a *Actor) apply(now time.Time) time.Duration {
 	return max(next.Sub(now), time.Millisecond)
 }
 
-// applyPort brings one interface up to date and returns when it is to be looked at again; the zero time means never.
+// applyPort brings one interface up to date and returns when it is to be looked at again; the zero
+// time means never.
 func (a *Actor) applyPort(p *port, w work, seen seenOn, now time.Time) time.Time {
 	if now.Before(p.retryAt) {
 		if p.responder != nil {
@@ -277,8 +286,8 @@ func (a *Actor) open(p *port) (responder, error) {
 	return newARPResponder(p.i, a.opts.Listen, a.opts.Stats, a.seenOn(p))
 }
 
-// withdraw ends the answers that are no longer wanted and begins the new ones. Answering starts before the first announcement, so
-// that whoever asks back at once is served.
+// withdraw ends the answers that are no longer wanted and begins the new ones. Answering starts
+// before the first announcement, so that whoever asks back at once is served.
 func (p *port) withdraw(w work) {
 	maps.DeleteFunc(p.vips, func(vip netip.Addr, _ *announcement) bool {
 		_, ok := w.rounds[vip]
@@ -294,7 +303,8 @@ func (p *port) withdraw(w work) {
 	p.responder.answer(heeded)
 }
 
-// announce sends what is due of the bursts and returns when the next part is; the zero time means never.
+// announce sends what is due of the bursts and returns when the next part is; the zero time means
+// never.
 func (p *port) announce(rounds map[netip.Addr]int, now time.Time, repeat time.Duration) (next time.Time, err error) {
 	for vip, round := range rounds {
 		v := p.vips[vip]

@@ -87,7 +87,8 @@ func (c *socket) Close() error {
 	return nil
 }
 
-// announced returns how many gratuitous packets there were since the last call, by interface, VIP and MAC.
+// announced returns how many gratuitous packets there were since the last call, by interface, VIP
+// and MAC.
 func (s *segment) announced() map[string]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -275,7 +276,8 @@ func TestInterfacesAreFollowed(t *testing.T) {
 	wantOutcome(t, a, map[netip.Addr][]string{vip: {"eth0"}})
 }
 
-// The loop with time: bursts come by themselves, requests are answered, a socket that fails is opened again.
+// The loop with time: bursts come by themselves, requests are answered, a socket that fails is
+// opened again.
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSegment()

@@ -29,11 +29,13 @@ const (
 
 var allNodes = netip.MustParseAddr("ff02::1")
 
-// NDPSocket sees the neighbour solicitations and advertisements of an interface, also those sent to an address that the kernel does not own, which it
-// would not hand to any other kind of socket: by these a client that knows the way makes sure that it still leads there (RFC 4861, 7.3).
+// NDPSocket sees the neighbour solicitations and advertisements of an interface, also those sent to
+// an address that the kernel does not own, which it would not hand to any other kind of socket: by
+// these a client that knows the way makes sure that it still leads there (RFC 4861, 7.3).
 type NDPSocket interface {
 	net.PacketConn
-	// Join has the interface, and switches that listen to MLD, let a multicast group through until leave is called.
+	// Join has the interface, and switches that listen to MLD, let a multicast group through until
+	// leave is called.
 	Join(group netip.Addr) (leave func(), err error)
 }
 
@@ -42,7 +44,8 @@ type ndpSocket struct {
 	index int
 }
 
-// listenNDP opens a socket for the solicitations and advertisements of an interface; it needs CAP_NET_RAW.
+// listenNDP opens a socket for the solicitations and advertisements of an interface; it needs
+// CAP_NET_RAW.
 func listenNDP(i lb.Interface) (NDPSocket, error) {
 	filter, err := bpf.Assemble([]bpf.Instruction{
 		bpf.LoadAbsolute{Off: ethernetHeader + 6, Size: 1}, // next header
@@ -56,7 +59,8 @@ func listenNDP(i lb.Interface) (NDPSocket, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn, err := packet.Listen(&net.Interface{Index: i.Index, Name: i.Name, HardwareAddr: i.MAC}, packet.Raw, int(ethernet.EtherTypeIPv6), &packet.Config{Filter: filter})
+	conn, err := packet.Listen(&net.Interface{Index: i.Index, Name: i.Name, HardwareAddr: i.MAC}, packet.Raw,
+		int(ethernet.EtherTypeIPv6), &packet.Config{Filter: filter})
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +73,8 @@ func (s ndpSocket) Join(group netip.Addr) (func(), error) {
 	if err != nil {
 		return nil, fmt.Errorf("open a socket for %s: %w", group, err)
 	}
-	if err := unix.SetsockoptIPv6Mreq(fd, unix.IPPROTO_IPV6, unix.IPV6_JOIN_GROUP, &unix.IPv6Mreq{Multiaddr: group.As16(), Interface: uint32(s.index)}); err != nil {
+	if err := unix.SetsockoptIPv6Mreq(fd, unix.IPPROTO_IPV6, unix.IPV6_JOIN_GROUP,
+		&unix.IPv6Mreq{Multiaddr: group.As16(), Interface: uint32(s.index)}); err != nil {
 		unix.Close(fd)
 		return nil, fmt.Errorf("join %s: %w", group, err)
 	}
@@ -98,8 +103,10 @@ func readNDP(b []byte) (f ndpFrame, ok bool) {
 	return f, err == nil
 }
 
-// answer returns the frame that answers a received solicitation (RFC 4861, 7.2.4), and for which address, or why there is none.
-func (f ndpFrame) answer(own net.HardwareAddr, answers func(netip.Addr) bool) (reply []byte, asked netip.Addr, drop Drop) {
+// answer returns the frame that answers a received solicitation (RFC 4861, 7.2.4), and for which
+// address, or why there is none.
+func (f ndpFrame) answer(own net.HardwareAddr,
+	answers func(netip.Addr) bool) (reply []byte, asked netip.Addr, drop Drop) {
 	question, ok := f.message.(*ndp.NeighborSolicitation)
 	if !ok {
 		return nil, asked, dropNotRequest
@@ -111,7 +118,8 @@ func (f ndpFrame) answer(own net.HardwareAddr, answers func(netip.Addr) bool) (r
 		return nil, asked, dropMalformed
 	case !group && !bytes.Equal(f.Destination, own):
 		return nil, asked, dropNotForUs
-	case bytes.Equal(f.Source, own), f.Source[0]&1 == 1, f.source.IsMulticast(), !f.destination.IsMulticast() && f.destination != asked:
+	case bytes.Equal(f.Source, own), f.Source[0]&1 == 1, f.source.IsMulticast(), !f.destination.IsMulticast() &&
+		f.destination != asked:
 		return nil, asked, dropBadSender
 	case !answers(asked):
 		return nil, asked, dropNotOurs
@@ -139,9 +147,11 @@ func linkLayer(options []ndp.Option, direction ndp.Direction) net.HardwareAddr {
 	return nil
 }
 
-// uses returns which address another device uses, as the packet shows: the one that it advertises, or from which it sends. Also one that
-// it is about to use counts, if this node is about to use it itself (RFC 4862, 5.4.3).
-func (f ndpFrame) uses(own net.HardwareAddr, heeded map[netip.Addr]bool) (vip netip.Addr, mac net.HardwareAddr, ok bool) {
+// uses returns which address another device uses, as the packet shows: the one that it advertises,
+// or from which it sends. Also one that it is about to use counts, if this node is about to use it
+// itself (RFC 4862, 5.4.3).
+func (f ndpFrame) uses(own net.HardwareAddr,
+	heeded map[netip.Addr]bool) (vip netip.Addr, mac net.HardwareAddr, ok bool) {
 	mac = f.Source
 	if bytes.Equal(mac, own) || mac[0]&1 == 1 {
 		return vip, nil, false
@@ -164,7 +174,8 @@ func (f ndpFrame) uses(own net.HardwareAddr, heeded map[netip.Addr]bool) (vip ne
 	return vip, nil, false
 }
 
-// icmp takes an ICMPv6 message out of an IPv6 packet that has passed no router, has no other headers, and a right checksum.
+// icmp takes an ICMPv6 message out of an IPv6 packet that has passed no router, has no other
+// headers, and a right checksum.
 func icmp(b []byte) (source, destination netip.Addr, body []byte, ok bool) {
 	if len(b) < ipv6Header || b[0]>>4 != 6 || b[6] != protocolICMPv6 || b[7] != hopLimit {
 		return source, destination, nil, false
@@ -187,8 +198,10 @@ func icmp(b []byte) (source, destination netip.Addr, body []byte, ok bool) {
 	return source, destination, body, sum == 0xffff
 }
 
-// advertise returns a frame that says where an address is: an answer, or, if it is not solicited, news for all.
-func advertise(own net.HardwareAddr, vip netip.Addr, solicited bool, to netip.Addr, mac net.HardwareAddr) ([]byte, error) {
+// advertise returns a frame that says where an address is: an answer, or, if it is not solicited,
+// news for all.
+func advertise(own net.HardwareAddr, vip netip.Addr, solicited bool, to netip.Addr,
+	mac net.HardwareAddr) ([]byte, error) {
 	body, err := ndp.MarshalMessageChecksum(&ndp.NeighborAdvertisement{
 		Solicited: solicited, Override: true, TargetAddress: vip,
 		Options: []ndp.Option{&ndp.LinkLayerAddress{Direction: ndp.Target, Addr: own}},
@@ -207,7 +220,8 @@ func encodeNDP(own, mac net.HardwareAddr, source, destination netip.Addr, body [
 	header[6], header[7] = protocolICMPv6, hopLimit
 	copy(header[8:], source.AsSlice())
 	copy(header[24:], destination.AsSlice())
-	frame := ethernet.Frame{Destination: mac, Source: own, EtherType: ethernet.EtherTypeIPv6, Payload: append(header, body...)}
+	frame := ethernet.Frame{Destination: mac, Source: own, EtherType: ethernet.EtherTypeIPv6,
+		Payload: append(header, body...)}
 	return frame.MarshalBinary()
 }
 
@@ -240,12 +254,14 @@ type ndpResponder struct {
 	failed error                 // why some could not be joined
 }
 
-func newNDPResponder(i lb.Interface, listen func(lb.Interface) (NDPSocket, error), stat Stats, seen func(netip.Addr, net.HardwareAddr)) (responder, error) {
+func newNDPResponder(i lb.Interface, listen func(lb.Interface) (NDPSocket, error), stat Stats,
+	seen func(netip.Addr, net.HardwareAddr)) (responder, error) {
 	conn, err := listen(i)
 	if err != nil {
 		return nil, fmt.Errorf("listen for NDP: %w", err)
 	}
-	return &ndpResponder{base: base{i: i, conn: conn, stat: stat, seen: seen}, join: conn.Join, groups: map[netip.Addr]func(){}}, nil
+	return &ndpResponder{base: base{i: i, conn: conn, stat: stat, seen: seen}, join: conn.Join,
+		groups: map[netip.Addr]func(){}}, nil
 }
 
 // answer also joins the groups in which the VIPs are asked for.

@@ -45,7 +45,8 @@ func (q solicit) frame(t testing.TB) []byte {
 	header[6], header[7] = protocolICMPv6, hopLimit
 	copy(header[8:], q.source.AsSlice())
 	copy(header[24:], q.destination.AsSlice())
-	frame, err := (&ethernet.Frame{Destination: q.to, Source: clientMAC, EtherType: ethernet.EtherTypeIPv6, Payload: append(header, body...)}).MarshalBinary()
+	frame, err := (&ethernet.Frame{Destination: q.to, Source: clientMAC, EtherType: ethernet.EtherTypeIPv6,
+		Payload: append(header, body...)}).MarshalBinary()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,14 +83,26 @@ func TestAnswerNDP(t *testing.T) {
 		mac   net.HardwareAddr
 	}{
 		{name: "asked of the group", to: client6, mac: clientMAC},
-		{name: "asked of the address itself, to see whether it is still here", tweak: func(q *solicit) { q.destination, q.to, q.option = vip6, ownMAC, false }, to: client6, mac: clientMAC},
-		{name: "somebody is about to take the address", tweak: func(q *solicit) { q.source, q.option = netip.IPv6Unspecified(), false }, to: allNodes, mac: multicastMAC(allNodes)},
-		{name: "another address of the same group", tweak: func(q *solicit) { q.target = netip.MustParseAddr("2001:db8:1::180") }, want: dropNotOurs},
-		{name: "for another machine", tweak: func(q *solicit) { q.destination, q.to = vip6, net.HardwareAddr{2, 0, 0, 0, 0, 77} }, want: dropNotForUs},
-		{name: "sent to another address", tweak: func(q *solicit) { q.destination, q.to = client6, ownMAC }, want: dropBadSender},
-		{name: "came over a router", tweak: func(q *solicit) { q.tweak = func(b []byte) { b[ethernetHeader+7] = 254 } }, want: dropMalformed},
-		{name: "a wrong checksum", tweak: func(q *solicit) { q.tweak = func(b []byte) { b[ethernetHeader+ipv6Header+2] ^= 1 } }, want: dropMalformed},
-		{name: "cut short", tweak: func(q *solicit) { q.tweak = func(b []byte) { b[ethernetHeader+5] = 200 } }, want: dropMalformed},
+		{name: "asked of the address itself, to see whether it is still here",
+			tweak: func(q *solicit) { q.destination, q.to, q.option = vip6, ownMAC, false }, to: client6, mac: clientMAC},
+		{name: "somebody is about to take the address",
+			tweak: func(q *solicit) { q.source, q.option = netip.IPv6Unspecified(), false }, to: allNodes,
+			mac: multicastMAC(allNodes)},
+		{name: "another address of the same group",
+			tweak: func(q *solicit) { q.target = netip.MustParseAddr("2001:db8:1::180") }, want: dropNotOurs},
+		{name: "for another machine", tweak: func(q *solicit) {
+			q.destination, q.to = vip6,
+				net.HardwareAddr{2, 0, 0, 0, 0, 77}
+		}, want: dropNotForUs},
+		{name: "sent to another address", tweak: func(q *solicit) { q.destination, q.to = client6, ownMAC },
+			want: dropBadSender},
+		{name: "came over a router", tweak: func(q *solicit) { q.tweak = func(b []byte) { b[ethernetHeader+7] = 254 } },
+			want: dropMalformed},
+		{
+			name:  "a wrong checksum",
+			tweak: func(q *solicit) { q.tweak = func(b []byte) { b[ethernetHeader+ipv6Header+2] ^= 1 } }, want: dropMalformed},
+		{name: "cut short", tweak: func(q *solicit) { q.tweak = func(b []byte) { b[ethernetHeader+5] = 200 } },
+			want: dropMalformed},
 		{name: "our own", tweak: func(q *solicit) { q.tweak = func(b []byte) { copy(b[6:], ownMAC) } }, want: dropBadSender},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -109,7 +122,8 @@ func TestAnswerNDP(t *testing.T) {
 				t.Fatal(err)
 			}
 			source, to, body, ok := icmp(eth.Payload)
-			if !ok || source != vip6 || to != c.to || !slices.Equal(eth.Destination, c.mac) || !slices.Equal(eth.Source, ownMAC) {
+			if !ok || source != vip6 || to != c.to || !slices.Equal(eth.Destination, c.mac) ||
+				!slices.Equal(eth.Source, ownMAC) {
 				t.Fatalf("the answer is well-formed: %v; from %s to %s at %s", ok, source, to, eth.Destination)
 			}
 			message, err := ndp.ParseMessage(body)
@@ -139,7 +153,8 @@ func FuzzAnswerNDP(f *testing.F) {
 	})
 }
 
-// A client's kernel finds an IPv6 VIP, follows a takeover, sees by unicast that it is still there, and finds it again after a flap.
+// A client's kernel finds an IPv6 VIP, follows a takeover, sees by unicast that it is still there,
+// and finds it again after a flap.
 func TestClientResolvesOverNDP(t *testing.T) {
 	l := newLAN(t)
 	l.client.Run(t, "ip", "addr", "add", "2001:db8::9/64", "dev", "eth0", "nodad")
@@ -162,10 +177,12 @@ func TestClientResolvesOverNDP(t *testing.T) {
 		return func() bool { knock(); return strings.Contains(neighbour(), n.i.MAC.String()) }
 	}
 	first.answerFor(vip6, vip)
-	eventually(t, "the first node answers for both families", func() bool { return len(first.actor.Outcome().Answering) == 2 })
+	eventually(t, "the first node answers for both families",
+		func() bool { return len(first.actor.Outcome().Answering) == 2 })
 	eventually(t, "the client finds the VIP", at(first))
 	before := first.stats.replies.Load()
-	l.client.Run(t, "ip", "-6", "neigh", "replace", vip6.String(), "lladdr", first.i.MAC.String(), "dev", "eth0", "nud", "probe")
+	l.client.Run(t, "ip", "-6", "neigh", "replace", vip6.String(), "lladdr", first.i.MAC.String(), "dev", "eth0", "nud",
+		"probe")
 	eventually(t, "the client has made sure of it by unicast", func() bool {
 		knock()
 		return first.stats.replies.Load() > before && strings.Contains(neighbour(), "REACHABLE")
@@ -174,7 +191,8 @@ func TestClientResolvesOverNDP(t *testing.T) {
 	eventually(t, "the client follows the announcement", at(second))
 	first.answerFor()
 	second.ns.Run(t, "ip", "link", "set", "eth0", "down")
-	eventually(t, "the node knows that it does not answer", func() bool { return len(second.actor.Outcome().Answering) == 0 })
+	eventually(t, "the node knows that it does not answer",
+		func() bool { return len(second.actor.Outcome().Answering) == 0 })
 	second.ns.Run(t, "ip", "link", "set", "eth0", "up")
 	eventually(t, "it answers again", func() bool { return len(second.actor.Outcome().Answering) == 1 })
 	l.client.Run(t, "ip", "-6", "neigh", "flush", "all")
@@ -188,7 +206,8 @@ func TestClientResolvesOverNDP(t *testing.T) {
 
 // A group that cannot be joined is a problem of the interface: nobody who asks would be heard.
 func TestAGroupThatCannotBeJoined(t *testing.T) {
-	r, err := newNDPResponder(lb.Interface{Name: "eth0", MAC: ownMAC}, func(lb.Interface) (NDPSocket, error) { return deaf{}, nil }, &counts{}, nil)
+	r, err := newNDPResponder(lb.Interface{Name: "eth0", MAC: ownMAC},
+		func(lb.Interface) (NDPSocket, error) { return deaf{}, nil }, &counts{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

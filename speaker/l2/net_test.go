@@ -65,19 +65,20 @@ func (l *lan) node(t *testing.T, addr string) *node {
 	l.plug(t, n.ns, addr)
 	n.i = n.iface(t)
 	l.ours[n.i.MAC.String()] = true
-	n.actor = New(Options{Log: slog.New(slog.DiscardHandler), Stats: &n.stats, Listen: func(i lb.Interface) (conn net.PacketConn, err error) {
-		n.ns.Do(t, func() error {
-			conn, err = listenARP(i)
-			return nil
-		})
-		return conn, err
-	}, ListenNDP: func(i lb.Interface) (conn NDPSocket, err error) {
-		n.ns.Do(t, func() error {
-			conn, err = listenNDP(i)
-			return nil
-		})
-		return inside{conn, n.ns, t}, err
-	}})
+	n.actor = New(Options{Log: slog.New(slog.DiscardHandler), Stats: &n.stats,
+		Listen: func(i lb.Interface) (conn net.PacketConn, err error) {
+			n.ns.Do(t, func() error {
+				conn, err = listenARP(i)
+				return nil
+			})
+			return conn, err
+		}, ListenNDP: func(i lb.Interface) (conn NDPSocket, err error) {
+			n.ns.Do(t, func() error {
+				conn, err = listenNDP(i)
+				return nil
+			})
+			return inside{conn, n.ns, t}, err
+		}})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- n.actor.Run(ctx) }()
@@ -203,7 +204,8 @@ func TestContract1NoAnswerForWhatIsNotOwned(t *testing.T) {
 	n.answerFor(vip)
 	eventually(t, "the node answers", func() bool { return len(n.actor.Outcome().Answering) == 1 })
 	l.knock(t, other)
-	eventually(t, "the client finds nobody at an address that no node owns", func() bool { return strings.Contains(l.neighbour(t, other), "FAILED") })
+	eventually(t, "the client finds nobody at an address that no node owns",
+		func() bool { return strings.Contains(l.neighbour(t, other), "FAILED") })
 	if n.stats.notOurs.Load() == 0 {
 		t.Error("the node did not see the client's questions, so this test shows nothing")
 	}
@@ -218,14 +220,17 @@ func TestClientFollowsAChangedMAC(t *testing.T) {
 	n.answerFor(vip)
 	eventually(t, "the node answers", func() bool { return len(n.actor.Outcome().Answering) == 1 })
 	l.knock(t, vip)
-	eventually(t, "the client finds the VIP", func() bool { return strings.Contains(l.neighbour(t, vip), n.i.MAC.String()) })
+	eventually(t, "the client finds the VIP",
+		func() bool { return strings.Contains(l.neighbour(t, vip), n.i.MAC.String()) })
 	n.ns.Run(t, "ip", "link", "set", "eth0", "address", "02:00:00:00:00:99")
 	n.i = n.iface(t)
 	n.answerFor(vip)
-	eventually(t, "the client has the new MAC", func() bool { return strings.Contains(l.neighbour(t, vip), "02:00:00:00:00:99") })
+	eventually(t, "the client has the new MAC",
+		func() bool { return strings.Contains(l.neighbour(t, vip), "02:00:00:00:00:99") })
 	l.client.Run(t, "ip", "neigh", "flush", "all")
 	l.knock(t, vip)
-	eventually(t, "questions are answered with the new MAC", func() bool { return strings.Contains(l.neighbour(t, vip), "02:00:00:00:00:99") })
+	eventually(t, "questions are answered with the new MAC",
+		func() bool { return strings.Contains(l.neighbour(t, vip), "02:00:00:00:00:99") })
 }
 
 func TestAnswersAgainAfterTheInterfaceWasDown(t *testing.T) {
@@ -238,5 +243,6 @@ func TestAnswersAgainAfterTheInterfaceWasDown(t *testing.T) {
 	n.ns.Run(t, "ip", "link", "set", "eth0", "up")
 	eventually(t, "the node answers again by itself", func() bool { return len(n.actor.Outcome().Answering) == 1 })
 	l.knock(t, vip)
-	eventually(t, "the client finds the VIP", func() bool { return strings.Contains(l.neighbour(t, vip), n.i.MAC.String()) })
+	eventually(t, "the client finds the VIP",
+		func() bool { return strings.Contains(l.neighbour(t, vip), n.i.MAC.String()) })
 }

@@ -20,10 +20,11 @@ const (
 	dropNone       Drop = ""
 	dropMalformed  Drop = "malformed"   // not ARP for IPv4 over Ethernet, nor a solicitation or advertisement
 	dropNotRequest Drop = "not-request" // a reply
-	dropNotForUs   Drop = "not-for-us"  // neither broadcast nor addressed to this interface: seen because somebody listens to everything
-	dropBadSender  Drop = "bad-sender"  // an answer would go to all, or to ourselves
-	dropAnnounced  Drop = "announced"   // a gratuitous request: somebody tells where an address is, and asks nothing
-	dropNotOurs    Drop = "not-ours"    // this node does not answer for the address
+	// neither broadcast nor addressed to this interface: seen because somebody listens to everything
+	dropNotForUs  Drop = "not-for-us"
+	dropBadSender Drop = "bad-sender" // an answer would go to all, or to ourselves
+	dropAnnounced Drop = "announced"  // a gratuitous request: somebody tells where an address is, and asks nothing
+	dropNotOurs   Drop = "not-ours"   // this node does not answer for the address
 )
 
 // responder answers for VIPs of one family on one interface.

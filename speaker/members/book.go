@@ -8,7 +8,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// book holds the last word of each node on each VIP. Merging updates in any order, any number of times, gives the same book.
+// book holds the last word of each node on each VIP. Merging updates in any order, any number of
+// times, gives the same book.
 type book map[string]*page
 
 // page is what is known of one node.
@@ -49,7 +50,8 @@ func (b book) merge(u update) []netip.Addr {
 	return slices.SortedFunc(maps.Keys(changed), netip.Addr.Compare)
 }
 
-// raise forgets what an update that is complete up to floor does not name, and the marks of what is gone that it makes needless.
+// raise forgets what an update that is complete up to floor does not name, and the marks of what is
+// gone that it makes needless.
 func (p *page) raise(floor uint64, named, changed map[netip.Addr]bool) {
 	if floor <= p.floor {
 		return
@@ -88,7 +90,8 @@ func (b book) update(node string) update {
 	return u
 }
 
-// claim returns what a node says of a VIP, if it says anything. What it said in a life before the one that began at born is void.
+// claim returns what a node says of a VIP, if it says anything. What it said in a life before the
+// one that began at born is void.
 func (b book) claim(node string, vip netip.Addr, born uint64) (lb.Claim, bool) {
 	p := b[node]
 	if p == nil || p.born < born {
@@ -111,7 +114,8 @@ func newJournal(node string, born uint64) *journal {
 	return &journal{node: node, born: born, entries: map[netip.Addr]entry{}, pending: map[netip.Addr]entry{}}
 }
 
-// set takes what is said anew of some VIPs, nil for nothing any more, and tells whether there is something to send.
+// set takes what is said anew of some VIPs, nil for nothing any more, and tells whether there is
+// something to send.
 func (j *journal) set(changes map[netip.Addr]*lb.Claim) bool {
 	for vip, claim := range changes {
 		old, ok := j.entries[vip]
@@ -150,8 +154,9 @@ func (j *journal) take() []entry {
 	return entries
 }
 
-// outlive makes this process the newer one of two of the same node, if somebody has heard of another that seems newer: one that
-// ran before the clock was set back. It tells whether that was needed, and everything has to be said again.
+// outlive makes this process the newer one of two of the same node, if somebody has heard of
+// another that seems newer: one that ran before the clock was set back. It tells whether that was
+// needed, and everything has to be said again.
 func (j *journal) outlive(u update) bool {
 	if u.node != j.node || u.born < j.born {
 		return false

@@ -91,7 +91,8 @@ func TestBookDoesNotDependOnOrderOrRepetition(t *testing.T) {
 	}
 }
 
-// Changes alone, without a full state, converge too, and two books that know different halves know all after an exchange.
+// Changes alone, without a full state, converge too, and two books that know different halves know
+// all after an exchange.
 func TestBooksConvergeByExchange(t *testing.T) {
 	updates, final := history(t)
 	var changes []update
@@ -137,10 +138,12 @@ func TestMergeTellsWhatChanged(t *testing.T) {
 	}{
 		{update{node: "n1", born: 1, entries: []entry{{vip: vip1, seq: 1}, {vip: vip2, seq: 2}}}, []netip.Addr{vip1, vip2}},
 		{update{node: "n1", born: 1, entries: []entry{{vip: vip1, seq: 1}}}, nil},
-		{update{node: "n1", born: 1, entries: []entry{{vip: vip1, seq: 3, claim: lb.Claim{Answering: true}}}}, []netip.Addr{vip1}},
+		{update{node: "n1", born: 1, entries: []entry{{vip: vip1, seq: 3, claim: lb.Claim{Answering: true}}}},
+			[]netip.Addr{vip1}},
 		{update{node: "n1", born: 1, entries: []entry{{vip: vip1, seq: 2}}}, nil},
 		{update{node: "n1", born: 1, entries: []entry{{vip: vip1, seq: 4, claim: lb.Claim{Answering: true}}}}, nil},
-		{update{node: "n1", born: 1, floor: 5, entries: []entry{{vip: vip1, seq: 4, claim: lb.Claim{Answering: true}}}}, []netip.Addr{vip2}},
+		{update{node: "n1", born: 1, floor: 5, entries: []entry{{vip: vip1, seq: 4, claim: lb.Claim{Answering: true}}}},
+			[]netip.Addr{vip2}},
 		{update{node: "n1", born: 1, entries: []entry{{vip: vip2, seq: 2}}}, nil},
 		{update{node: "n1", born: 2}, []netip.Addr{vip1}},
 		{update{node: "n1", born: 1, entries: []entry{{vip: vip2, seq: 9}}}, nil},
@@ -151,7 +154,8 @@ func TestMergeTellsWhatChanged(t *testing.T) {
 	}
 }
 
-// A clock that was set back must not make a restarted speaker mute: the others would take its words for old ones.
+// A clock that was set back must not make a restarted speaker mute: the others would take its words
+// for old ones.
 func TestContract6OutlivesAnEarlierProcessFromTheFuture(t *testing.T) {
 	others := book{}
 	before := newJournal("n1", 1000)

@@ -13,16 +13,20 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// A speaker that is killed does not take its node with it: the kernel there still forwards, and clients that know the way go on.
-// So what it answered for is held for a while, in the hope that it is back before anybody has to ask for the way. Its node is
-// known to be alive by its kernel, which refuses a connection to the port of the speaker that is gone. The same holds for a speaker that
-// gets no processor for a while: its kernel accepts the connection; and for one whose gossip a packet filter drops: its kernel answers ping. A
-// node that has crashed, is cut off or frozen says nothing, and is not waited for.
+// A speaker that is killed does not take its node with it: the kernel there still forwards, and
+// clients that know the way go on. So what it answered for is held for a while, in the hope that it
+// is back before anybody has to ask for the way. Its node is known to be alive by its kernel, which
+// refuses a connection to the port of the speaker that is gone. The same holds for a speaker that
+// gets no processor for a while: its kernel accepts the connection; and for one whose gossip a
+// packet filter drops: its kernel answers ping. A node that has crashed, is cut off or frozen says
+// nothing, and is not waited for.
 
 const (
-	// refusalTimeout bounds the wait for that refusal, and for an answer to ping. A kernel says it at once, however busy its programs are.
+	// refusalTimeout bounds the wait for that refusal, and for an answer to ping. A kernel says it at
+	// once, however busy its programs are.
 	refusalTimeout = 50 * time.Millisecond
-	// refusalEvery is how often a node that is waited for is looked at, as it may go down after its speaker.
+	// refusalEvery is how often a node that is waited for is looked at, as it may go down after its
+	// speaker.
 	refusalEvery = 200 * time.Millisecond
 )
 
@@ -61,14 +65,15 @@ func (h hold) update(node string) update {
 	return u
 }
 
-// found is a node that was lost and has come back in the same life. It went on meanwhile, and what is known of it is what it said before,
-// newest at last.
+// found is a node that was lost and has come back in the same life. It went on meanwhile, and what
+// is known of it is what it said before, newest at last.
 type found struct {
 	born, newest uint64
 	until        time.Time
 }
 
-// staleFor is how long it may take until that is replaced. Later, the node has had nothing else to say.
+// staleFor is how long it may take until that is replaced. Later, the node has had nothing else to
+// say.
 const staleFor = time.Second
 
 // before tells whether what a page says of a VIP is from before.
@@ -87,7 +92,8 @@ func starting(c lb.Claim) bool {
 	return false
 }
 
-// arrive notes a live member. If it is another process than the one whose words are known, those are held. It needs mu.
+// arrive notes a live member. If it is another process than the one whose words are known, those
+// are held. It needs mu.
 func (m *Members) arrive(n *memberlist.Node) {
 	lost := m.live[n.Name] == nil && m.met[n.Name]
 	delete(m.fallen, n.Name)
@@ -107,8 +113,8 @@ func (m *Members) arrive(n *memberlist.Node) {
 	}
 }
 
-// spend sees to it that what a member has said up to now is never held: it has taken its leave, or its node has gone with it, and
-// others have taken over. It needs mu.
+// spend sees to it that what a member has said up to now is never held: it has taken its leave, or
+// its node has gone with it, and others have taken over. It needs mu.
 func (m *Members) spend(name string) {
 	if p := m.book[name]; p != nil && m.held[name].born < p.born {
 		m.held[name] = hold{born: p.born}
@@ -144,7 +150,8 @@ func (m *Members) remember(u update, now time.Time) {
 	m.former = holdOf(p, now.Add(m.opts.Hold))
 }
 
-// Former tells whether this node's speaker answered for the VIP before it was started anew, a moment ago.
+// Former tells whether this node's speaker answered for the VIP before it was started anew, a
+// moment ago.
 func (m *Members) Former(vip netip.Addr) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -152,7 +159,8 @@ func (m *Members) Former(vip netip.Addr) bool {
 	return ok
 }
 
-// watchStep finds out what has become of members that answer nobody, looks after those that are waited for, and ends holds.
+// watchStep finds out what has become of members that answer nobody, looks after those that are
+// waited for, and ends holds.
 func (m *Members) watchStep(ctx context.Context) (time.Duration, error) {
 	now := time.Now()
 	m.mu.Lock()
@@ -186,8 +194,9 @@ func (m *Members) watchStep(ctx context.Context) (time.Duration, error) {
 	return next, nil
 }
 
-// settle notes what was found out about a member that had answered nobody: whether its kernel is there. One that accepts connections has a
-// speaker that gets no processor for a while, that hangs or that has just been started anew; it is waited for like one that was killed.
+// settle notes what was found out about a member that had answered nobody: whether its kernel is
+// there. One that accepts connections has a speaker that gets no processor for a while, that hangs
+// or that has just been started anew; it is waited for like one that was killed.
 func (m *Members) settle(name string, node *memberlist.Node, there bool) {
 	m.mu.Lock()
 	if m.fallen[name] != node {
@@ -227,8 +236,9 @@ func (m *Members) abandon(name string, born uint64) {
 	}
 }
 
-// Dead returns the nodes that have gone without taking their leave and whose kernels do not answer either, sorted. If this node does
-// not see a majority of the speakers, it may be this node that is cut off, and none are returned.
+// Dead returns the nodes that have gone without taking their leave and whose kernels do not answer
+// either, sorted. If this node does not see a majority of the speakers, it may be this node that is
+// cut off, and none are returned.
 func (m *Members) Dead() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()

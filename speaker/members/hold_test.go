@@ -55,7 +55,8 @@ func TestContract6AKilledSpeakerIsWaitedFor(t *testing.T) {
 	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {Reason: lb.ReasonNodeLeaving}})
 }
 
-// A speaker that hangs is waited for like one that was killed, as its kernel still accepts connections; when it goes on, it was never gone.
+// A speaker that hangs is waited for like one that was killed, as its kernel still accepts
+// connections; when it goes on, it was never gone.
 func TestABusySpeakerIsWaitedFor(t *testing.T) {
 	r := newRig(t, "a", "b", "c")
 	r.cluster(holding(time.Minute))
@@ -81,7 +82,8 @@ func TestTheHoldEnds(t *testing.T) {
 	r.members["a"].cable.pulled.Store(true)
 	r.wantClaims("c", vip1, map[string]lb.Claim{"b": {Answering: true}})
 	r.eventually("c calls a dead", func() bool { return slices.Equal(r.members["c"].Dead(), []string{"a"}) })
-	r.eventually("a, which sees no majority, calls nobody dead", func() bool { return len(r.members["a"].Live()) == 1 && r.members["a"].Dead() == nil })
+	r.eventually("a, which sees no majority, calls nobody dead",
+		func() bool { return len(r.members["a"].Live()) == 1 && r.members["a"].Dead() == nil })
 	r.members["b"].kill(t)
 	r.wantClaims("c", vip1, map[string]lb.Claim{"b": {Answering: true, Held: true}})
 	r.wantClaims("c", vip1, nil)
@@ -90,7 +92,8 @@ func TestTheHoldEnds(t *testing.T) {
 	}
 }
 
-// A speaker that is not heard, while its kernel accepts connections to it, is not that of a dead node: it hangs, or is about to end.
+// A speaker that is not heard, while its kernel accepts connections to it, is not that of a dead
+// node: it hangs, or is about to end.
 func TestASpeakerThatHangsIsNotDead(t *testing.T) {
 	r := newRig(t, "a", "b", "c")
 	r.cluster(holding(500*time.Millisecond), func(o *Options) {
@@ -103,7 +106,8 @@ func TestASpeakerThatHangsIsNotDead(t *testing.T) {
 	}
 }
 
-// What a node said before it crashed is not held when it comes back: others have taken over long since.
+// What a node said before it crashed is not held when it comes back: others have taken over long
+// since.
 func TestACrashedNodeThatReturnsIsNotWaitedFor(t *testing.T) {
 	r := newRig(t, "a", "b", "c")
 	r.cluster(holding(time.Minute))
@@ -124,8 +128,8 @@ func TestACrashedNodeThatReturnsIsNotWaitedFor(t *testing.T) {
 	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {}})
 }
 
-// A node that was lost and comes back in the same life has gone on meanwhile: what it said before shows nothing until it has spoken again, or has
-// had the time to.
+// A node that was lost and comes back in the same life has gone on meanwhile: what it said before
+// shows nothing until it has spoken again, or has had the time to.
 func TestWhatALostNodeHasSaidIsStale(t *testing.T) {
 	m := New(Options{Self: "b", Log: slog.New(slog.DiscardHandler), Changed: func([]netip.Addr) {}})
 	a := &memberlist.Node{Name: "a", Meta: meta{born: 7}.encode(memberlist.MetaMaxSize)}

@@ -12,20 +12,25 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// retransmitMult times log10(members+1) rounded up is how often a change is passed on by each node that learns of it.
+// retransmitMult times log10(members+1) rounded up is how often a change is passed on by each node
+// that learns of it.
 const retransmitMult = 4
 
-// config tunes memberlist for finding a crashed node in well under a second, and for not taking a busy one for crashed.
+// config tunes memberlist for finding a crashed node in well under a second, and for not taking a
+// busy one for crashed.
 //
-// Each node probes one other every 100 ms, each of the n-1 others once in a round, from a random phase. So after a crash the first
-// survivor probes the dead node after about 100 ms whatever n is: n-1 survivors with a period of (n-1)·100 ms each. In the worst
-// case of 100 this takes (n=3) 200 ms, (n=9) 350 ms. The probe fails 100 ms later: 50 ms for a direct answer, then 50 ms for
-// answers over three others and over TCP. Then the node is suspected, which all are told, the suspect too; it has
-// 3·max(1, log10 n)·100 ms = 300 ms to refute (600 ms at n=100) once a second node has seen the same, twice that otherwise.
-// Crash to known: about 100+100+300 = 500 ms, at worst of 100 some 800 ms, up to 100 nodes about 1 s.
+// Each node probes one other every 100 ms, each of the n-1 others once in a round, from a random
+// phase. So after a crash the first survivor probes the dead node after about 100 ms whatever n is:
+// n-1 survivors with a period of (n-1)·100 ms each. In the worst case of 100 this takes (n=3) 200
+// ms, (n=9) 350 ms. The probe fails 100 ms later: 50 ms for a direct answer, then 50 ms for answers
+// over three others and over TCP. Then the node is suspected, which all are told, the suspect too;
+// it has 3·max(1, log10 n)·100 ms = 300 ms to refute (600 ms at n=100) once a second node has seen
+// the same, twice that otherwise. Crash to known: about 100+100+300 = 500 ms, at worst of 100 some
+// 800 ms, up to 100 nodes about 1 s.
 //
-// A false alarm takes a node that neither answers probes nor refutes for at least 100+300 ms. On a machine with 2 busy cores a
-// runnable process waits some tens of milliseconds. Being suspected alone changes nothing: suspects count as live.
+// A false alarm takes a node that neither answers probes nor refutes for at least 100+300 ms. On a
+// machine with 2 busy cores a runnable process waits some tens of milliseconds. Being suspected
+// alone changes nothing: suspects count as live.
 func (m *Members) config(bind netip.Addr) *memberlist.Config {
 	c := memberlist.DefaultLANConfig()
 	c.Name = m.opts.Self
@@ -37,11 +42,14 @@ func (m *Members) config(bind netip.Addr) *memberlist.Config {
 
 	c.ProbeInterval, c.ProbeTimeout = 100*time.Millisecond, 50*time.Millisecond
 	c.SuspicionMult, c.SuspicionMaxTimeoutMult = 3, 2
-	c.AwarenessMaxMultiplier = 2 // a node that finds itself slow doubles its intervals, where the default would make them 8 times as long
+	// a node that finds itself slow doubles its intervals, where the default would make them 8 times
+	// as long
+	c.AwarenessMaxMultiplier = 2
 	c.GossipInterval, c.GossipNodes = 50*time.Millisecond, 3
 	c.RetransmitMult = retransmitMult
 	c.PushPullInterval = 15 * time.Second
-	// Compression has a table of its own made for each packet, of which there are some for each claim; what is said is short.
+	// Compression has a table of its own made for each packet, of which there are some for each claim;
+	// what is said is short.
 	c.EnableCompression = false
 	c.TCPTimeout = 2 * time.Second
 	c.DeadNodeReclaimTime = time.Second // a node that comes back may have another address
@@ -74,14 +82,16 @@ func (d delegate) GetBroadcasts(overhead, limit int) [][]byte {
 	return d.m.queue.GetBroadcasts(overhead, limit)
 }
 
-// NotifyMsg gets what a node said. What is news is passed on, as the one who said it tells only a few.
+// NotifyMsg gets what a node said. What is news is passed on, as the one who said it tells only a
+// few.
 func (d delegate) NotifyMsg(b []byte) {
 	if d.m.learn(b) {
 		d.m.queue.QueueBroadcast(broadcast(slices.Clone(b)))
 	}
 }
 
-// LocalState is this node's page, those of the live others, and what is held for those that are expected back.
+// LocalState is this node's page, those of the live others, and what is held for those that are
+// expected back.
 func (d delegate) LocalState(bool) []byte {
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
@@ -133,7 +143,8 @@ func (m *Members) learn(b []byte) bool {
 	return len(changed) > 0
 }
 
-// events is what memberlist tells about nodes. It calls with its own lock held, so nothing here may call back.
+// events is what memberlist tells about nodes. It calls with its own lock held, so nothing here may
+// call back.
 type events struct{ m *Members }
 
 func (e events) NotifyJoin(n *memberlist.Node) {
@@ -150,8 +161,8 @@ func (e events) NotifyJoin(n *memberlist.Node) {
 	e.m.opts.Changed(nil)
 }
 
-// NotifyLeave gets a node that has taken its leave, or that answers nobody. Of the latter it is found out whether only its speaker
-// has ended; until then it counts as live.
+// NotifyLeave gets a node that has taken its leave, or that answers nobody. Of the latter it is
+// found out whether only its speaker has ended; until then it counts as live.
 func (e events) NotifyLeave(n *memberlist.Node) {
 	if n.Name == e.m.opts.Self {
 		return
@@ -180,7 +191,8 @@ func (e events) NotifyLeave(n *memberlist.Node) {
 	e.m.opts.Changed(nil)
 }
 
-// NotifyUpdate gets a node whose speaker was started anew before anybody missed it, or that has other MAC addresses now.
+// NotifyUpdate gets a node whose speaker was started anew before anybody missed it, or that has
+// other MAC addresses now.
 func (e events) NotifyUpdate(n *memberlist.Node) {
 	if n.Name == e.m.opts.Self {
 		return
@@ -195,8 +207,8 @@ func (e events) NotifyUpdate(n *memberlist.Node) {
 	e.m.opts.Changed(nil)
 }
 
-// logBridge passes memberlist's log lines on. Its levels say how bad something is for the library: a node that does not answer is
-// its daily work.
+// logBridge passes memberlist's log lines on. Its levels say how bad something is for the library:
+// a node that does not answer is its daily work.
 type logBridge struct{ log *slog.Logger }
 
 func (b logBridge) Write(line []byte) (int, error) {
@@ -205,14 +217,16 @@ func (b logBridge) Write(line []byte) (int, error) {
 	for _, l := range []struct {
 		prefix string
 		level  slog.Level
-	}{{"[DEBUG] ", slog.LevelDebug}, {"[INFO] ", slog.LevelInfo}, {"[WARN] ", slog.LevelWarn}, {"[ERR] ", slog.LevelWarn}, {"[ERROR] ", slog.LevelWarn}} {
+	}{{"[DEBUG] ", slog.LevelDebug}, {"[INFO] ", slog.LevelInfo}, {"[WARN] ", slog.LevelWarn}, {"[ERR] ", slog.LevelWarn},
+		{"[ERROR] ", slog.LevelWarn}} {
 		if rest, ok := strings.CutPrefix(text, l.prefix); ok {
 			text, level = rest, l.level
 			break
 		}
 	}
 	text = strings.TrimPrefix(text, "memberlist: ")
-	for _, daily := range []string{"Failed fallback TCP ping", "Failed to send", "Push/Pull with", "Refuting", "Suspect", "Marking"} {
+	for _, daily := range []string{"Failed fallback TCP ping", "Failed to send", "Push/Pull with", "Refuting", "Suspect",
+		"Marking"} {
 		if strings.HasPrefix(text, daily) {
 			level = slog.LevelDebug // what comes of it is logged as a node that is gone or live
 		}

@@ -1,5 +1,6 @@
-// Package members is the actor that keeps the speakers of a cluster in touch: it knows which nodes are live and what each of them
-// claims, and tells them what this node claims. It wraps memberlist, of which nothing else sees a type.
+// Package members is the actor that keeps the speakers of a cluster in touch: it knows which nodes
+// are live and what each of them claims, and tells them what this node claims. It wraps memberlist,
+// of which nothing else sees a type.
 package members
 
 import (
@@ -25,8 +26,9 @@ import (
 const (
 	// joinEvery is how often nodes that are known to the API server and not members are called.
 	joinEvery = 3 * time.Second
-	// joinAlone is how long a node that has just started goes on calling, every joinSoon, before it believes that it is alone: its
-	// network may not be ready yet, and those that start together with it need a moment.
+	// joinAlone is how long a node that has just started goes on calling, every joinSoon, before it
+	// believes that it is alone: its network may not be ready yet, and those that start together with
+	// it need a moment.
 	joinAlone = 2 * time.Second
 	joinSoon  = 200 * time.Millisecond
 	// joinsAtOnce bounds the calls to nodes that may all be down.
@@ -35,31 +37,35 @@ const (
 	leaveTimeout = 500 * time.Millisecond
 	// messageSize keeps a message in one packet, whatever encryption and labels add.
 	messageSize = 1100
-	// directMembers is the largest cluster in which each change also goes straight to each member, so that a handover takes
-	// milliseconds. A change of one VIP in such a cluster is 128 packets of some 60 bytes; above, gossip alone has to do.
+	// directMembers is the largest cluster in which each change also goes straight to each member, so
+	// that a handover takes milliseconds. A change of one VIP in such a cluster is 128 packets of some
+	// 60 bytes; above, gossip alone has to do.
 	directMembers = 128
 )
 
 // Options of Members.
 type Options struct {
 	Self string // this node's name
-	// Bind returns the address at which gossip is spoken, over UDP and TCP, and which the others are told. It may wait for it.
+	// Bind returns the address at which gossip is spoken, over UDP and TCP, and which the others are
+	// told. It may wait for it.
 	Bind func(context.Context) (netip.Addr, error)
 	Port int
 	// Key encrypts gossip (AES-GCM); 16, 24 or 32 bytes, or none.
 	Key []byte
 	// Born tells this process from earlier ones on the node: the time of its start.
 	Born time.Time
-	// Hold is how long what a node answers for is kept for it after its speaker has ended without a word, while the node itself is
-	// still there; 0 for not at all.
+	// Hold is how long what a node answers for is kept for it after its speaker has ended without a
+	// word, while the node itself is still there; 0 for not at all.
 	Hold time.Duration
 	Log  *slog.Logger
-	// Changed is called with the VIPs of which another node says something else now; nil means that nodes came or went, or that
-	// Joined changed. It must not block, and may be called from any goroutine.
+	// Changed is called with the VIPs of which another node says something else now; nil means that
+	// nodes came or went, or that Joined changed. It must not block, and may be called from any
+	// goroutine.
 	Changed func(vips []netip.Addr)
 	// transport replaces the network in tests.
 	transport memberlist.Transport
-	// reaches tells whether there is a node, and whether something accepts connections where its speaker should be. Tests replace it.
+	// reaches tells whether there is a node, and whether something accepts connections where its
+	// speaker should be. Tests replace it.
 	reaches func(context.Context, *memberlist.Node) (there, accepts bool)
 }
 
@@ -102,7 +108,8 @@ func New(opts Options) *Members {
 		opts: opts,
 		own:  newJournal(opts.Self, uint64(opts.Born.UnixNano())),
 		book: book{}, live: map[string]*memberlist.Node{}, greet: map[string]bool{},
-		fallen: map[string]*memberlist.Node{}, held: map[string]hold{}, dead: map[string]bool{}, macs: map[string][]string{}, met: map[string]bool{},
+		fallen: map[string]*memberlist.Node{}, held: map[string]hold{}, dead: map[string]bool{}, macs: map[string][]string{},
+		met:   map[string]bool{},
 		found: map[string]found{},
 	}
 	m.queue.NumNodes = func() int { return len(m.Live()) }
@@ -114,7 +121,8 @@ func New(opts Options) *Members {
 	return m
 }
 
-// ParseKey reads an encryption key from the contents of a file: base64 or the bare bytes, 16, 24 or 32 of them.
+// ParseKey reads an encryption key from the contents of a file: base64 or the bare bytes, 16, 24 or
+// 32 of them.
 func ParseKey(b []byte) ([]byte, error) {
 	text := strings.TrimSpace(string(b))
 	if decoded, err := base64.StdEncoding.DecodeString(text); err == nil && memberlist.ValidateKey(decoded) == nil {
@@ -166,7 +174,8 @@ func (m *Members) SetPeers(peers map[string][]netip.Addr) {
 	m.join.Poke()
 }
 
-// Live returns the names of the live nodes, this one included, sorted. Those whose speakers are expected back are among them.
+// Live returns the names of the live nodes, this one included, sorted. Those whose speakers are
+// expected back are among them.
 func (m *Members) Live() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -181,8 +190,8 @@ func (m *Members) Live() []string {
 	return names
 }
 
-// Known returns the names of the nodes that this one sees and of those that it misses: which it has met, are nodes of the cluster still, and
-// have not taken their leave. Sorted.
+// Known returns the names of the nodes that this one sees and of those that it misses: which it has
+// met, are nodes of the cluster still, and have not taken their leave. Sorted.
 func (m *Members) Known() []string {
 	names := m.Live()
 	m.mu.Lock()
@@ -217,7 +226,8 @@ func (m *Members) Claims(vip netip.Addr) map[string]lb.Claim {
 	return claims
 }
 
-// Joined tells whether this node has met another one, or has called all that it knows of for a while and is alone.
+// Joined tells whether this node has met another one, or has called all that it knows of for a
+// while and is alone.
 func (m *Members) Joined() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -256,8 +266,8 @@ func (m *Members) Run(ctx context.Context) error {
 	return err
 }
 
-// start opens the sockets, again and again until it succeeds: the address may come later than the program, and the port may still
-// be held by the one before.
+// start opens the sockets, again and again until it succeeds: the address may come later than the
+// program, and the port may still be held by the one before.
 func (m *Members) start(ctx context.Context) (*memberlist.Memberlist, error) {
 	bind, err := m.opts.Bind(ctx)
 	if ctx.Err() != nil {
@@ -274,7 +284,8 @@ func (m *Members) start(ctx context.Context) (*memberlist.Memberlist, error) {
 		if err == nil {
 			return ml, nil
 		}
-		m.opts.Log.Warn("cannot start gossip; trying again", "address", netip.AddrPortFrom(bind, uint16(m.opts.Port)), "error", err)
+		m.opts.Log.Warn("cannot start gossip; trying again", "address", netip.AddrPortFrom(bind, uint16(m.opts.Port)),
+			"error", err)
 		select {
 		case <-ctx.Done():
 			return nil, nil
@@ -307,7 +318,8 @@ func (m *Members) sendStep(context.Context) (time.Duration, error) {
 	}
 	m.mu.Unlock()
 	if len(newcomers) > 0 {
-		// To a newcomer the page goes in parts, so none of them may say that it is complete. Even an empty one tells of the new process.
+		// To a newcomer the page goes in parts, so none of them may say that it is complete. Even an
+		// empty one tells of the new process.
 		full.floor = 0
 		for _, message := range split(full) {
 			sendTo(ml, newcomers, message)
@@ -325,7 +337,8 @@ func (m *Members) sendStep(context.Context) (time.Duration, error) {
 	return 0, nil
 }
 
-// sendTo sends a packet to each node. A failure is left to gossip and to the exchange of full states.
+// sendTo sends a packet to each node. A failure is left to gossip and to the exchange of full
+// states.
 func sendTo(ml *memberlist.Memberlist, nodes []*memberlist.Node, message []byte) {
 	for _, node := range nodes {
 		_ = ml.SendBestEffort(node, message)
@@ -384,7 +397,8 @@ func (m *Members) joinStep(ctx context.Context) (time.Duration, error) {
 	return joinEvery, nil
 }
 
-// hope tells whether a node that has met nobody yet should go on calling before it takes itself for the only one.
+// hope tells whether a node that has met nobody yet should go on calling before it takes itself for
+// the only one.
 func (m *Members) hope(now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

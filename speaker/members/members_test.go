@@ -35,7 +35,8 @@ var errPulled = errors.New("the cable is pulled")
 
 func newCable(t *testing.T, addr netip.AddrPort) *cable {
 	transport, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{
-		BindAddrs: []string{addr.Addr().String()}, BindPort: int(addr.Port()), Logger: log.New(logBridge{slog.New(slog.DiscardHandler)}, "", 0),
+		BindAddrs: []string{addr.Addr().String()}, BindPort: int(addr.Port()),
+		Logger: log.New(logBridge{slog.New(slog.DiscardHandler)}, "", 0),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -205,7 +206,10 @@ func (r *rig) cluster(tweak ...func(*Options)) {
 		r.introduce(name)
 	}
 	for _, name := range names {
-		r.eventually(name+" sees all", func() bool { return slices.Equal(r.members[name].Live(), names) && r.members[name].Joined() })
+		r.eventually(name+" sees all", func() bool {
+			return slices.Equal(r.members[name].Live(), names) &&
+				r.members[name].Joined()
+		})
 	}
 }
 
@@ -259,7 +263,8 @@ func TestThreeMembers(t *testing.T) {
 	started := time.Now()
 	a.cable.pulled.Store(true)
 	for _, name := range []string{"b", "c"} {
-		r.eventually(name+" notices the crash of a", func() bool { return slices.Equal(r.members[name].Live(), []string{"b", "c"}) })
+		r.eventually(name+" notices the crash of a",
+			func() bool { return slices.Equal(r.members[name].Live(), []string{"b", "c"}) })
 	}
 	t.Logf("the crash was known to both others after %v", time.Since(started).Round(time.Millisecond))
 	r.wantClaims("b", vip1, nil)
@@ -279,7 +284,8 @@ func TestThreeMembers(t *testing.T) {
 	r.wantClaims("a", vip1, map[string]lb.Claim{"b": {Answering: true}, "c": {Reason: lb.ReasonStopping}})
 	c.stop()
 	for _, name := range []string{"a", "b"} {
-		r.eventually(name+" knows that c has left", func() bool { return slices.Equal(r.members[name].Live(), []string{"a", "b"}) })
+		r.eventually(name+" knows that c has left",
+			func() bool { return slices.Equal(r.members[name].Live(), []string{"a", "b"}) })
 	}
 	r.wantClaims("a", vip1, map[string]lb.Claim{"b": {Answering: true}})
 }
@@ -294,7 +300,8 @@ func TestRestartedMember(t *testing.T) {
 	r.start("a")
 	r.introduce("a")
 	r.eventually("a is back", func() bool {
-		return r.members["a"].Joined() && slices.Contains(r.members["b"].Live(), "a") && slices.Contains(r.members["c"].Live(), "a")
+		return r.members["a"].Joined() && slices.Contains(r.members["b"].Live(), "a") &&
+			slices.Contains(r.members["c"].Live(), "a")
 	})
 	r.members["a"].say(map[netip.Addr]lb.Claim{vip1: {Reason: lb.ReasonFeedUnknown}})
 	for _, name := range []string{"b", "c"} {
@@ -432,17 +439,19 @@ func (f writerFunc) Write(b []byte) (int, error) {
 
 func TestLogBridgeLevels(t *testing.T) {
 	var got string
-	bridge := log.New(logBridge{slog.New(slog.NewTextHandler(writerFunc(func(b []byte) { got = string(b) }), &slog.HandlerOptions{
-		Level: slog.LevelDebug, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-			if a.Key == slog.TimeKey {
-				return slog.Attr{}
-			}
-			return a
-		},
-	}))}, "", 0)
+	bridge := log.New(
+		logBridge{slog.New(slog.NewTextHandler(writerFunc(func(b []byte) { got = string(b) }), &slog.HandlerOptions{
+			Level: slog.LevelDebug, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+				if a.Key == slog.TimeKey {
+					return slog.Attr{}
+				}
+				return a
+			},
+		}))}, "", 0)
 	for _, c := range [][2]string{
 		{"[ERR] memberlist: Conflicting address for x", `level=WARN msg="gossip: Conflicting address for x"`},
-		{"[ERR] memberlist: Failed fallback TCP ping: timeout", `level=DEBUG msg="gossip: Failed fallback TCP ping: timeout"`},
+		{"[ERR] memberlist: Failed fallback TCP ping: timeout",
+			`level=DEBUG msg="gossip: Failed fallback TCP ping: timeout"`},
 		{"[DEBUG] memberlist: Stream connection from=1.2.3.4", `level=DEBUG msg="gossip: Stream connection from=1.2.3.4"`},
 		{"[INFO] memberlist: something", `level=INFO msg="gossip: something"`},
 	} {

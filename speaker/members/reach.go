@@ -12,8 +12,9 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// reaches tells whether there is a node, and whether something accepts connections there. Where the port is met by silence, an answer to
-// ping shows that it is only the port that is cut off: that node forwards, and its speaker answers as before.
+// reaches tells whether there is a node, and whether something accepts connections there. Where the
+// port is met by silence, an answer to ping shows that it is only the port that is cut off: that
+// node forwards, and its speaker answers as before.
 func reaches(ctx context.Context, node *memberlist.Node) (there, accepts bool) {
 	for {
 		began := time.Now()
@@ -21,7 +22,8 @@ func reaches(ctx context.Context, node *memberlist.Node) (there, accepts bool) {
 		if there || ctx.Err() != nil || time.Since(began) < 2*refusalTimeout {
 			return there, accepts
 		}
-		// It was this program that got no processor for so long: the answer may have been there all the time.
+		// It was this program that got no processor for so long: the answer may have been there all the
+		// time.
 	}
 }
 
@@ -44,7 +46,8 @@ func ask(ctx context.Context, node *memberlist.Node) (there, accepts bool) {
 	return there || echoed, accepts
 }
 
-// ping tells whether an echo request (RFC 792, RFC 4443 section 4.1) is answered before ctx ends. Without the right to ask, it is not.
+// ping tells whether an echo request (RFC 792, RFC 4443 section 4.1) is answered before ctx ends.
+// Without the right to ask, it is not.
 func ping(ctx context.Context, to net.IP) bool {
 	network, request, reply := "ip4:icmp", byte(8), byte(0)
 	if to.To4() == nil {

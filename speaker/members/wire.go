@@ -11,20 +11,24 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// wireVersion opens every message. A node that meets a newer one leaves the message alone and says so.
+// wireVersion opens every message. A node that meets a newer one leaves the message alone and says
+// so.
 const wireVersion = 1
 
 // update is what is known of one node's claims: changes to them, or all there are up to some point.
 type update struct {
 	node string
-	// born tells a process from the one before it on the same node: nanoseconds since 1970 at its start.
+	// born tells a process from the one before it on the same node: nanoseconds since 1970 at its
+	// start.
 	born uint64
-	// floor says up to which of the node's changes the entries are complete: of what is older and not in them, nothing is left.
+	// floor says up to which of the node's changes the entries are complete: of what is older and not
+	// in them, nothing is left.
 	floor   uint64
 	entries []entry
 }
 
-// entry is one VIP's claim. Of two entries of the same birth, the one with the higher seq is the newer one.
+// entry is one VIP's claim. Of two entries of the same birth, the one with the higher seq is the
+// newer one.
 type entry struct {
 	vip   netip.Addr
 	seq   uint64
@@ -49,7 +53,8 @@ const (
 //	varint count, entries: byte flags, 4 or 16 bytes address, varint seq, varint reason (0 none, n the nth of the strings); if the
 //	flags say so a varint weight; and if they say so varints for the list of peers and the reason of its own that BGP has
 //
-// A string is its length as a varint and its bytes. Addresses that are claimed, the common case, take about 8 bytes.
+// A string is its length as a varint and its bytes. Addresses that are claimed, the common case,
+// take about 8 bytes.
 func appendUpdate(b []byte, u update) []byte {
 	b = appendString(b, u.node)
 	b = binary.AppendUvarint(b, u.born)

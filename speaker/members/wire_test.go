@@ -31,7 +31,8 @@ func TestWireRoundTrip(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := cmp.Diff(updates, got, cmp.AllowUnexported(update{}, entry{}), cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()); d != "" {
+	if d := cmp.Diff(updates, got, cmp.AllowUnexported(update{}, entry{}), cmpopts.EquateComparable(netip.Addr{}),
+		cmpopts.EquateEmpty()); d != "" {
 		t.Error(d)
 	}
 }
@@ -51,7 +52,8 @@ func TestWireBytes(t *testing.T) {
 }
 
 func TestWireRefuses(t *testing.T) {
-	good := encode(update{node: "n1", born: 300, entries: []entry{{vip: vip1, seq: 1, claim: lb.Claim{Reason: "Stopping"}}}})
+	good := encode(update{node: "n1", born: 300,
+		entries: []entry{{vip: vip1, seq: 1, claim: lb.Claim{Reason: "Stopping"}}}})
 	if _, err := decode(good); err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +85,8 @@ func TestWireRefuses(t *testing.T) {
 
 func FuzzDecode(f *testing.F) {
 	f.Add(encode(update{node: "n1", born: 300, floor: 2, entries: []entry{
-		{vip: vip1, seq: 1, claim: lb.Claim{Answering: true}}, {vip: vip6, seq: 2, claim: lb.Claim{Reason: "Stopping"}}, {vip: vip2, seq: 3, gone: true},
+		{vip: vip1, seq: 1, claim: lb.Claim{Answering: true}}, {vip: vip6, seq: 2, claim: lb.Claim{Reason: "Stopping"}},
+		{vip: vip2, seq: 3, gone: true},
 	}}, update{node: "n2"}))
 	f.Add([]byte{1})
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -95,7 +98,8 @@ func FuzzDecode(f *testing.F) {
 		if err != nil {
 			t.Fatalf("what was decoded cannot be encoded and decoded: %v", err)
 		}
-		if d := cmp.Diff(updates, again, cmp.AllowUnexported(update{}, entry{}), cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()); d != "" {
+		if d := cmp.Diff(updates, again, cmp.AllowUnexported(update{}, entry{}), cmpopts.EquateComparable(netip.Addr{}),
+			cmpopts.EquateEmpty()); d != "" {
 			t.Fatal(d)
 		}
 		pages := book{}

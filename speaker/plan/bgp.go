@@ -14,25 +14,28 @@ type BGPFacts struct {
 	Advertisements map[string]lb.BGPAdvertisement
 	Communities    map[string]lb.CommunityNames
 	Profiles       map[string]lb.BFDProfile
-	// Passwords are those of Secrets in Namespace, the one that Landfall runs in, by the Secret's name.
+	// Passwords are those of Secrets in Namespace, the one that Landfall runs in, by the Secret's
+	// name.
 	Passwords map[string]string
 	Namespace string
 	// BFDDown are the peers to which BFD says that the path is lost.
 	BFDDown map[string]bool
-	// Restarting is set, while the speaker stops, when a successor is expected soon: peers that keep its routes over a graceful
-	// restart go on hearing them as ever.
+	// Restarting is set, while the speaker stops, when a successor is expected soon: peers that keep
+	// its routes over a graceful restart go on hearing them as ever.
 	Restarting bool
 }
 
 // BGPInput is what one node knows of one VIP, for BGP.
 type BGPInput struct {
 	VIP netip.Addr
-	// Holders are the Services that hold the VIP, in order of their keys, and Labels the labels of each.
+	// Holders are the Services that hold the VIP, in order of their keys, and Labels the labels of
+	// each.
 	Holders []Holder
 	Labels  []labels.Set
 	// Announced is set while some peer hears of the VIP from this node.
 	Announced bool
-	// Converged is set once the VIP has been in graceful shutdown for as long as routers may take to choose other routes.
+	// Converged is set once the VIP has been in graceful shutdown for as long as routers may take to
+	// choose other routes.
 	Converged bool
 }
 
@@ -57,20 +60,25 @@ type PeerDecision struct {
 
 // BGPVIP says what becomes of one VIP.
 type BGPVIP struct {
-	// Selected is set when a BGPAdvertisement is for the VIP on this node, whatever else keeps it from being announced.
+	// Selected is set when a BGPAdvertisement is for the VIP on this node, whatever else keeps it from
+	// being announced.
 	Selected bool
-	// Refusal says why the node does not announce the VIP, or why it is about to end; nil when it announces it.
+	// Refusal says why the node does not announce the VIP, or why it is about to end; nil when it
+	// announces it.
 	Refusal *lb.Refusal
-	// Leaving is set while the VIP is still announced, in graceful shutdown (RFC 8326): routers choose other routes, and what
-	// arrives meanwhile is delivered. The caller sets Converged when that has lasted long enough.
+	// Leaving is set while the VIP is still announced, in graceful shutdown (RFC 8326): routers choose
+	// other routes, and what arrives meanwhile is delivered. The caller sets Converged when that has
+	// lasted long enough.
 	Leaving bool
 	// Prefixes are announced for the VIP, to at least one peer, sorted.
 	Prefixes []netip.Prefix
-	// Words say for each advertisement and peer that does not take it why, as far as that is not what everyone expects.
+	// Words say for each advertisement and peer that does not take it why, as far as that is not what
+	// everyone expects.
 	Words []BGPWord
 }
 
-// BGPWord is why a VIP that the node can deliver is not announced by an advertisement, or to a peer.
+// BGPWord is why a VIP that the node can deliver is not announced by an advertisement, or to a
+// peer.
 type BGPWord struct {
 	Advertisement string     `json:"advertisement"`
 	Peer          string     `json:"peer,omitempty"`
@@ -104,8 +112,9 @@ func DecideBGP(f Facts, b BGPFacts, vips []BGPInput) BGPDecision {
 	return d
 }
 
-// standing decides whether a node announces a VIP: by the same claim as over ARP, but for what concerns ARP only. Every node that
-// claims announces. A planned end is a graceful one as long as what arrives is still delivered.
+// standing decides whether a node announces a VIP: by the same claim as over ARP, but for what
+// concerns ARP only. Every node that claims announces. A planned end is a graceful one as long as
+// what arrives is still delivered.
 func standing(gate lb.Reason, node *lb.Refusal, in BGPInput) BGPVIP {
 	refusal := node
 	if refusal == nil {

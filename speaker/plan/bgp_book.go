@@ -10,8 +10,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// BGPBook keeps what was last planned over BGP, so that a plan costs what has changed. The zero value is ready. It holds values only;
-// what it says is what DecideBGP says of all VIPs.
+// BGPBook keeps what was last planned over BGP, so that a plan costs what has changed. The zero
+// value is ready. It holds values only; what it says is what DecideBGP says of all VIPs.
 type BGPBook struct {
 	sessions map[string]lb.BGPSession
 	peers    map[string]PeerDecision
@@ -19,7 +19,8 @@ type BGPBook struct {
 	inside   map[netip.Prefix]map[netip.Addr]bool // the VIPs of each aggregate
 }
 
-// Sessions returns what the actor shall have. Do not change it: a plan that changes something makes a new map.
+// Sessions returns what the actor shall have. Do not change it: a plan that changes something makes
+// a new map.
 func (k *BGPBook) Sessions() map[string]lb.BGPSession { return k.sessions }
 
 // Peers returns the decision for each peer that selects the node.
@@ -41,9 +42,11 @@ func (k *BGPBook) PlanAll(f Facts, b BGPFacts, inputs []BGPInput) (changed bool)
 	return k.take(d.Sessions)
 }
 
-// Plan plans the VIPs in dirty, of which input says what is known, and none if they are gone, and those that share an aggregate with one
-// of them. It returns the VIPs that it has planned. Between two calls of it, only BFDDown may differ in b, and nothing in f.
-func (k *BGPBook) Plan(f Facts, b BGPFacts, dirty map[netip.Addr]bool, input func(netip.Addr) (BGPInput, bool)) (planned map[netip.Addr]bool, changed bool) {
+// Plan plans the VIPs in dirty, of which input says what is known, and none if they are gone, and
+// those that share an aggregate with one of them. It returns the VIPs that it has planned. Between
+// two calls of it, only BFDDown may differ in b, and nothing in f.
+func (k *BGPBook) Plan(f Facts, b BGPFacts, dirty map[netip.Addr]bool,
+	input func(netip.Addr) (BGPInput, bool)) (planned map[netip.Addr]bool, changed bool) {
 	planned = maps.Clone(dirty)
 	if planned == nil {
 		planned = map[netip.Addr]bool{}
@@ -84,7 +87,8 @@ func (k *BGPBook) Plan(f Facts, b BGPFacts, dirty map[netip.Addr]bool, input fun
 	return planned, k.take(d.Sessions)
 }
 
-func (k *BGPBook) decide(f Facts, b BGPFacts, vips map[netip.Addr]bool, input func(netip.Addr) (BGPInput, bool)) BGPDecision {
+func (k *BGPBook) decide(f Facts, b BGPFacts, vips map[netip.Addr]bool,
+	input func(netip.Addr) (BGPInput, bool)) BGPDecision {
 	inputs := make([]BGPInput, 0, len(vips))
 	for vip := range vips {
 		if in, ok := input(vip); ok {
@@ -116,8 +120,10 @@ func (k *BGPBook) enter(vip netip.Addr, v BGPVIP) {
 	}
 }
 
-// amended returns all routes where those for the prefixes gone are replaced by now; the same map if that changes nothing.
-func amended(all map[netip.Prefix]lb.Route, gone map[netip.Prefix]bool, now map[netip.Prefix]lb.Route) map[netip.Prefix]lb.Route {
+// amended returns all routes where those for the prefixes gone are replaced by now; the same map if
+// that changes nothing.
+func amended(
+	all map[netip.Prefix]lb.Route, gone map[netip.Prefix]bool, now map[netip.Prefix]lb.Route) map[netip.Prefix]lb.Route {
 	same := all != nil
 	for p := range gone {
 		_, was := all[p]
@@ -142,7 +148,8 @@ func amended(all map[netip.Prefix]lb.Route, gone map[netip.Prefix]bool, now map[
 	return next
 }
 
-// take makes sessions those that shall be, and tells whether they differ. Equal ones stay the same map.
+// take makes sessions those that shall be, and tells whether they differ. Equal ones stay the same
+// map.
 func (k *BGPBook) take(sessions map[string]lb.BGPSession) (changed bool) {
 	if maps.EqualFunc(k.sessions, sessions, sameSession) {
 		return false
@@ -158,15 +165,16 @@ func sameSession(a, b lb.BGPSession) bool {
 		return false
 	}
 	// amended has looked for differences already.
-	return reflect.ValueOf(routes).Pointer() == reflect.ValueOf(others).Pointer() || maps.EqualFunc(routes, others, lb.Route.Equal)
+	return reflect.ValueOf(routes).Pointer() == reflect.ValueOf(others).Pointer() ||
+		maps.EqualFunc(routes, others, lb.Route.Equal)
 }
 
 // Routed is what has become of a VIP over BGP on this node.
 type Routed struct {
 	// Peers hear of the VIP, sorted.
 	Peers []string
-	// Refusal says why no peer hears of it, or why those that do soon hear of it no more; nil when all is well, and when no
-	// BGPAdvertisement is for the VIP.
+	// Refusal says why no peer hears of it, or why those that do soon hear of it no more; nil when all
+	// is well, and when no BGPAdvertisement is for the VIP.
 	Refusal *lb.Refusal
 }
 
@@ -179,7 +187,8 @@ func (v BGPVIP) Routed(peers []string) Routed {
 	case v.Refusal != nil:
 		return Routed{Peers: peers, Refusal: v.Refusal}
 	case len(peers) == 0:
-		return Routed{Refusal: lb.Refuse(lb.ReasonNotEstablished, "no BGP session is up over which a peer could hear of the address")}
+		return Routed{Refusal: lb.Refuse(lb.ReasonNotEstablished,
+			"no BGP session is up over which a peer could hear of the address")}
 	}
 	return Routed{Peers: peers}
 }

@@ -100,7 +100,8 @@ func BenchmarkBookOneChange(b *testing.B) {
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		known[one.VIP] = []BGPInput{gone, one}[i%2]
-		if _, changed := book.Plan(w.facts, w.bgp, map[netip.Addr]bool{one.VIP: true}, func(vip netip.Addr) (BGPInput, bool) { in, ok := known[vip]; return in, ok }); !changed {
+		if _, changed := book.Plan(w.facts, w.bgp, map[netip.Addr]bool{one.VIP: true},
+			func(vip netip.Addr) (BGPInput, bool) { in, ok := known[vip]; return in, ok }); !changed {
 			b.Fatal("no change")
 		}
 	}

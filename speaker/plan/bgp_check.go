@@ -21,8 +21,9 @@ type BGPHeld struct {
 	Local bool
 }
 
-// CheckBGP finds what only a look across objects shows to be wrong with advertisements, and returns the Ready condition of each. It
-// looks at the cluster as a whole, so that all nodes come to the same words.
+// CheckBGP finds what only a look across objects shows to be wrong with advertisements, and returns
+// the Ready condition of each. It looks at the cluster as a whole, so that all nodes come to the
+// same words.
 func CheckBGP(b BGPFacts, pools map[string]lb.Pool, held []BGPHeld) map[string]lb.Condition {
 	c := &check{BGPFacts: b, pools: pools, prefixes: map[netip.Prefix]*announcement{}}
 	held = slices.SortedFunc(slices.Values(held), func(a, b BGPHeld) int {
@@ -48,7 +49,8 @@ type check struct {
 	prefixes map[netip.Prefix]*announcement
 }
 
-// announcement is a prefix with the advertisements that announce it, oldest first, and what lies inside.
+// announcement is a prefix with the advertisements that announce it, oldest first, and what lies
+// inside.
 type announcement struct {
 	ads      []lb.BGPAdvertisement
 	vips     map[netip.Addr]bool
@@ -86,8 +88,9 @@ func (c *check) collect(ad lb.BGPAdvertisement, held []BGPHeld) {
 }
 
 func (c *check) condition(ad lb.BGPAdvertisement) lb.Condition {
-	ready := lb.Condition{Type: lb.ConditionReady, Status: true, Reason: lb.ReasonAdvertisementReady, Generation: ad.Generation,
-		Message: "all that the advertisement asks for can be done"}
+	ready := lb.Condition{Type: lb.ConditionReady, Status: true, Reason: lb.ReasonAdvertisementReady,
+		Generation: ad.Generation,
+		Message:    "all that the advertisement asks for can be done"}
 	problems := c.problems(ad)
 	notes := c.notes(ad)
 	switch {
@@ -139,15 +142,18 @@ func (c *check) problems(ad lb.BGPAdvertisement) []*lb.Refusal {
 		}
 		if a.local != nil && len(a.vips) > 1 {
 			found = append(found, lb.Refuse(lb.ReasonAggregateLocal,
-				"%s attracts traffic for %s to nodes that cannot deliver it, as Service %s has externalTrafficPolicy Local and other addresses are announced by the same prefix; "+
-					"give Services with policy Local a pool and an advertisement without aggregation", prefix, a.local.VIP, a.local.Service))
+				"%s attracts traffic for %s to nodes that cannot deliver it, as Service %s has externalTrafficPolicy Local and "+
+					"other addresses are announced by the same prefix; "+
+					"give Services with policy Local a pool and an advertisement without aggregation", prefix, a.local.VIP,
+				a.local.Service))
 		}
 		found = append(found, conflicts(ad, prefix, a.ads)...)
 	}
 	return found
 }
 
-// conflicts are attributes of ad that an older advertisement of the same prefix sets otherwise. The older one's hold.
+// conflicts are attributes of ad that an older advertisement of the same prefix sets otherwise. The
+// older one's hold.
 func conflicts(ad lb.BGPAdvertisement, prefix netip.Prefix, ads []lb.BGPAdvertisement) []*lb.Refusal {
 	var found []*lb.Refusal
 	communities := 0
@@ -170,13 +176,15 @@ func conflicts(ad lb.BGPAdvertisement, prefix netip.Prefix, ads []lb.BGPAdvertis
 		} {
 			if field.a1 && field.b1 && field.a != field.b {
 				found = append(found, lb.Refuse(lb.ReasonAttributeConflict,
-					"%s of %s is %d by the older BGPAdvertisement %s, which holds, and %d by this one; make them equal, or give them other peers or nodes",
+					"%s of %s is %d by the older BGPAdvertisement %s, which holds, and %d by this one; make them equal, or give "+
+						"them other peers or nodes",
 					field.name, prefix, field.a, older.Name, field.b))
 			}
 		}
 	}
 	if communities > maxCommunities {
-		found = append(found, lb.Refuse(lb.ReasonAttributeConflict, "the advertisements of %s have %d communities together, of which %d are sent", prefix, communities, maxCommunities))
+		found = append(found, lb.Refuse(lb.ReasonAttributeConflict,
+			"the advertisements of %s have %d communities together, of which %d are sent", prefix, communities, maxCommunities))
 	}
 	return found
 }
@@ -188,13 +196,15 @@ func value(v *uint32) uint32 {
 	return *v
 }
 
-// meet tells whether some node may announce by both advertisements to the same peer. Whether different selectors select the same
-// node is not looked at: who writes two means different nodes.
+// meet tells whether some node may announce by both advertisements to the same peer. Whether
+// different selectors select the same node is not looked at: who writes two means different nodes.
 func meet(a, b lb.BGPAdvertisement) bool {
-	samePeer := len(a.Peers) == 0 || len(b.Peers) == 0 || slices.ContainsFunc(a.Peers, func(p string) bool { return slices.Contains(b.Peers, p) })
-	sameNode := len(a.NodeSelectors) == 0 || len(b.NodeSelectors) == 0 || slices.ContainsFunc(a.NodeSelectors, func(s labels.Selector) bool {
-		return slices.ContainsFunc(b.NodeSelectors, func(o labels.Selector) bool { return s.String() == o.String() })
-	})
+	samePeer := len(a.Peers) == 0 || len(b.Peers) == 0 ||
+		slices.ContainsFunc(a.Peers, func(p string) bool { return slices.Contains(b.Peers, p) })
+	sameNode := len(a.NodeSelectors) == 0 || len(b.NodeSelectors) == 0 ||
+		slices.ContainsFunc(a.NodeSelectors, func(s labels.Selector) bool {
+			return slices.ContainsFunc(b.NodeSelectors, func(o labels.Selector) bool { return s.String() == o.String() })
+		})
 	return samePeer && sameNode
 }
 
@@ -213,10 +223,13 @@ func (c *check) notes(ad lb.BGPAdvertisement) []*lb.Refusal {
 	}
 	var found []*lb.Refusal
 	if ad.LocalPref != nil && external && !internal {
-		found = append(found, lb.Refuse(lb.ReasonAttributeUnsent, "localPref is for internal peers, and all that hear the advertisement are external (RFC 4271 5.1.5); use communities, med or asPathPrepend"))
+		found = append(found, lb.Refuse(lb.ReasonAttributeUnsent,
+			"localPref is for internal peers, and all that hear the advertisement are external (RFC 4271 5.1.5); use "+
+				"communities, med or asPathPrepend"))
 	}
 	if ad.Prepend > 0 && internal && !external {
-		found = append(found, lb.Refuse(lb.ReasonAttributeUnsent, "asPathPrepend is for external peers, and all that hear the advertisement are internal; use localPref"))
+		found = append(found, lb.Refuse(lb.ReasonAttributeUnsent,
+			"asPathPrepend is for external peers, and all that hear the advertisement are internal; use localPref"))
 	}
 	return found
 }

@@ -31,7 +31,8 @@ func sessions(f Facts, b BGPFacts) (map[string]lb.BGPSession, map[string]PeerDec
 		to := target{p.Addr, p.Port, p.Interface}
 		if first, ok := taken[to]; ok {
 			decisions[p.Name] = PeerDecision{Refusal: lb.Refuse(lb.ReasonPeerDuplicate,
-				"BGPPeer %s is for the same router on %s; delete one of them, or give them nodeSelectors that select different nodes", first, f.Self)}
+				"BGPPeer %s is for the same router on %s; delete one of them, or give them nodeSelectors that select different "+
+					"nodes", first, f.Self)}
 			continue
 		}
 		taken[to] = p.Name
@@ -48,7 +49,8 @@ func sessions(f Facts, b BGPFacts) (map[string]lb.BGPSession, map[string]PeerDec
 			if profile, ok := b.Profiles[p.BFDProfile]; ok {
 				d.Profile = &profile
 			} else {
-				d.Warning = lb.Refuse(lb.ReasonProfileMissing, "there is no BFDProfile %s, so that nothing but the hold time watches the path", p.BFDProfile)
+				d.Warning = lb.Refuse(lb.ReasonProfileMissing,
+					"there is no BFDProfile %s, so that nothing but the hold time watches the path", p.BFDProfile)
 			}
 		}
 		s := sessionOf(f, p)
@@ -66,7 +68,8 @@ func peersByAge(peers map[string]lb.Peer) []lb.Peer {
 	})
 }
 
-// peerSelects tells whether the node is to have a session. A node without an object has those that all nodes have.
+// peerSelects tells whether the node is to have a session. A node without an object has those that
+// all nodes have.
 func peerSelects(p lb.Peer, node *lb.Node) bool {
 	if node == nil {
 		return len(p.NodeSelectors) == 0
@@ -74,8 +77,8 @@ func peerSelects(p lb.Peer, node *lb.Node) bool {
 	return anyMatches(p.NodeSelectors, node.Labels)
 }
 
-// passwordOf finds the password. Without the one that is asked for there is no session, as one without it would not be refused by
-// everyone who can answer in the router's place.
+// passwordOf finds the password. Without the one that is asked for there is no session, as one
+// without it would not be refused by everyone who can answer in the router's place.
 func passwordOf(p lb.Peer, b BGPFacts) (string, *lb.Refusal) {
 	ref := p.PasswordSecret
 	if ref == nil {
@@ -83,21 +86,26 @@ func passwordOf(p lb.Peer, b BGPFacts) (string, *lb.Refusal) {
 	}
 	if ref.Namespace != "" && ref.Namespace != b.Namespace {
 		return "", lb.Refuse(lb.ReasonSecretElsewhere,
-			"spec.passwordSecret is in namespace %s, and speakers read Secrets in %s only; create it there and leave the namespace out", ref.Namespace, b.Namespace)
+			"spec.passwordSecret is in namespace %s, and speakers read Secrets in %s only; create it there and leave the "+
+				"namespace out", ref.Namespace, b.Namespace)
 	}
 	password, ok := b.Passwords[ref.Name]
 	switch {
 	case !ok:
-		return "", lb.Refuse(lb.ReasonSecretMissing, "there is no Secret %s/%s of type kubernetes.io/basic-auth", b.Namespace, ref.Name)
+		return "",
+			lb.Refuse(lb.ReasonSecretMissing, "there is no Secret %s/%s of type kubernetes.io/basic-auth", b.Namespace, ref.Name)
 	case password == "" || len(password) > maxPassword:
-		return "", lb.Refuse(lb.ReasonSecretMissing, "the key password of Secret %s/%s has %d bytes, and a password has 1 to %d", b.Namespace, ref.Name, len(password), maxPassword)
+		return "",
+			lb.Refuse(lb.ReasonSecretMissing, "the key password of Secret %s/%s has %d bytes, and a password has 1 to %d",
+				b.Namespace, ref.Name, len(password), maxPassword)
 	}
 	return password, nil
 }
 
 func sessionOf(f Facts, p lb.Peer) lb.BGPSession {
 	s := lb.BGPSession{
-		LocalASN: p.LocalASN, PeerASN: p.PeerASN, Dynamic: p.Dynamic, Addr: p.Addr, Interface: p.Interface, Port: p.Port, Source: p.Source,
+		LocalASN: p.LocalASN, PeerASN: p.PeerASN, Dynamic: p.Dynamic, Addr: p.Addr, Interface: p.Interface, Port: p.Port,
+		Source:   p.Source,
 		RouterID: routerID(f, p), HoldTime: p.HoldTime, KeepaliveTime: p.KeepaliveTime, ConnectTime: p.ConnectTime,
 		MultiHop: p.MultiHop, GracefulRestart: p.GracefulRestart, AcceptRoutes: p.AcceptRoutes,
 	}
@@ -120,8 +128,8 @@ func sessionOf(f Facts, p lb.Peer) lb.BGPSession {
 	return s
 }
 
-// routerID takes the one that is asked for, the node's first IPv4 address, or a number made of its name (RFC 6286 asks for nothing
-// more than that it differs within the AS).
+// routerID takes the one that is asked for, the node's first IPv4 address, or a number made of its
+// name (RFC 6286 asks for nothing more than that it differs within the AS).
 func routerID(f Facts, p lb.Peer) netip.Addr {
 	if p.RouterID.IsValid() {
 		return p.RouterID
@@ -139,7 +147,8 @@ func routerID(f Facts, p lb.Peer) netip.Addr {
 	return netip.AddrFrom4([4]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)})
 }
 
-// nextHop finds the node's address of a family that the peer can send to: on the link to the peer, or else the node's InternalIP.
+// nextHop finds the node's address of a family that the peer can send to: on the link to the peer,
+// or else the node's InternalIP.
 func nextHop(f Facts, p lb.Peer, family lb.Family) netip.Addr {
 	for _, i := range f.Interfaces {
 		_, direct := i.Subnet(p.Addr)

@@ -55,7 +55,8 @@ type joining struct {
 }
 
 func newRoutes(f Facts, b BGPFacts, sessions map[string]lb.BGPSession, size int) *routes {
-	r := &routes{self: f.Self, sessions: sessions, found: make(map[string]map[netip.Prefix]int, len(sessions)), mixes: make([]mix, 1), joined: map[joining]int{}}
+	r := &routes{self: f.Self, sessions: sessions, found: make(map[string]map[netip.Prefix]int, len(sessions)),
+		mixes: make([]mix, 1), joined: map[joining]int{}}
 	peers := slices.Sorted(maps.Keys(sessions))
 	for _, name := range peers {
 		r.found[name] = make(map[netip.Prefix]int, size)
@@ -94,7 +95,8 @@ func (r *routes) join(m int, a *advertisement, steady bool) int {
 	}
 	next := mix{ads: r.mixes[m].ads, steady: r.mixes[m].steady || steady}
 	if !slices.Contains(next.ads, a) {
-		next.ads = slices.SortedFunc(slices.Values(append(slices.Clone(next.ads), a)), func(a, b *advertisement) int { return cmp.Compare(a.index, b.index) })
+		next.ads = slices.SortedFunc(slices.Values(append(slices.Clone(next.ads), a)),
+			func(a, b *advertisement) int { return cmp.Compare(a.index, b.index) })
 	}
 	to := slices.IndexFunc(r.mixes, func(o mix) bool { return o.steady == next.steady && slices.Equal(o.ads, next.ads) })
 	if to < 0 {
@@ -112,8 +114,8 @@ func advertisementsByAge(ads map[string]lb.BGPAdvertisement) []lb.BGPAdvertiseme
 	})
 }
 
-// resolve looks up the communities of an advertisement. One that is not known stops the advertisement: a community often says that
-// a route must not go too far.
+// resolve looks up the communities of an advertisement. One that is not known stops the
+// advertisement: a community often says that a route must not go too far.
 func resolve(ad lb.BGPAdvertisement, objects map[string]lb.CommunityNames) ([]lb.Community, *lb.Refusal) {
 	var list []lb.Community
 	for _, written := range ad.Communities {
@@ -145,8 +147,10 @@ func resolveOne(written string, objects map[string]lb.CommunityNames) (lb.Commun
 		case !ok:
 			continue
 		case len(found) > 0 && c != value:
-			return c, lb.Refuse(lb.ReasonCommunityAmbiguous, "community %s is %s in Community %s and %s in Community %s; delete one of them",
-				written, value, found[0], c, name)
+			return c,
+				lb.Refuse(
+					lb.ReasonCommunityAmbiguous, "community %s is %s in Community %s and %s in Community %s; delete one of them",
+					written, value, found[0], c, name)
 		}
 		found, value = append(found, name), c
 	}
@@ -167,10 +171,12 @@ func (r *routes) selects(in BGPInput) bool {
 }
 
 func (a *advertisement) selects(in BGPInput) bool {
-	return len(a.ServiceSelectors) == 0 || slices.ContainsFunc(in.Labels, func(l labels.Set) bool { return anyMatches(a.ServiceSelectors, l) })
+	return len(a.ServiceSelectors) == 0 ||
+		slices.ContainsFunc(in.Labels, func(l labels.Set) bool { return anyMatches(a.ServiceSelectors, l) })
 }
 
-// add announces a VIP, and says so in v, or why not. With kept set, peers with graceful restart hear it as ever.
+// add announces a VIP, and says so in v, or why not. With kept set, peers with graceful restart
+// hear it as ever.
 func (r *routes) add(in BGPInput, v *BGPVIP, kept bool) {
 	pool, selected, leaving := "", false, false
 	for _, p := range r.pools {
@@ -189,7 +195,8 @@ func (r *routes) add(in BGPInput, v *BGPVIP, kept bool) {
 	case pool == "":
 		v.refuse(lb.Refuse(lb.ReasonNoAdvertisement, "%s lies in no IPAddressPool", in.VIP))
 	case !selected:
-		v.refuse(lb.Refuse(lb.ReasonNoAdvertisement, "no BGPAdvertisement selects IPAddressPool %s, the Service and node %s", pool, r.self))
+		v.refuse(lb.Refuse(lb.ReasonNoAdvertisement, "no BGPAdvertisement selects IPAddressPool %s, the Service and node %s",
+			pool, r.self))
 	case len(v.Prefixes) == 0:
 		v.Leaving = false
 		if v.Refusal == nil && len(v.Words) > 0 {
@@ -213,10 +220,12 @@ func (v *BGPVIP) refuse(refusal *lb.Refusal) {
 	v.Refusal, v.Leaving = refusal, false
 }
 
-// announce announces a VIP by one advertisement, and tells whether some peer hears that it is about to go.
+// announce announces a VIP by one advertisement, and tells whether some peer hears that it is about
+// to go.
 func (r *routes) announce(in BGPInput, a *advertisement, pool lb.Pool, v *BGPVIP, kept bool) (leaving bool) {
 	word := func(peer string, refusal *lb.Refusal) {
-		v.Words = append(v.Words, BGPWord{VIP: in.VIP, Advertisement: a.Name, Peer: peer, Reason: refusal.Reason, Message: refusal.Message})
+		v.Words = append(v.Words, BGPWord{VIP: in.VIP, Advertisement: a.Name, Peer: peer, Reason: refusal.Reason,
+			Message: refusal.Message})
 	}
 	prefix := a.Aggregate(in.VIP)
 	refusal := a.problem
@@ -233,7 +242,9 @@ func (r *routes) announce(in BGPInput, a *advertisement, pool lb.Pool, v *BGPVIP
 	family := lb.FamilyOf(in.VIP)
 	for _, peer := range a.peers {
 		if !slices.Contains(r.sessions[peer].Families, family) {
-			word(peer, lb.Refuse(lb.ReasonFamilyNotOffered, "the session with BGPPeer %s does not carry %s routes; set dualStackAddressFamily, or add a peer with an %s address", peer, family, family))
+			word(peer, lb.Refuse(lb.ReasonFamilyNotOffered,
+				"the session with BGPPeer %s does not carry %s routes; set dualStackAddressFamily, or add a peer with an %s "+
+					"address", peer, family, family))
 			continue
 		}
 		steady := v.Refusal == nil || kept && r.sessions[peer].GracefulRestart
@@ -264,7 +275,8 @@ func outside(prefix netip.Prefix, vip netip.Addr, pool lb.Pool) *lb.Refusal {
 		}
 	}
 	return lb.Refuse(lb.ReasonAggregateOutside,
-		"%s, the aggregate for %s, reaches beyond the ranges of IPAddressPool %s; use a longer aggregationLength, or a range that contains it", prefix, vip, pool.Name)
+		"%s, the aggregate for %s, reaches beyond the ranges of IPAddressPool %s; use a longer aggregationLength, or a "+
+			"range that contains it", prefix, vip, pool.Name)
 }
 
 // routes returns what a peer hears.
@@ -280,7 +292,8 @@ func (r *routes) routes(peer string) map[netip.Prefix]lb.Route {
 	return all
 }
 
-// route joins the attributes of advertisements: communities are added up, of the others the oldest that sets one decides.
+// route joins the attributes of advertisements: communities are added up, of the others the oldest
+// that sets one decides.
 func (o mix) route() lb.Route {
 	route := lb.Route{LocalPref: lb.DefaultLocalPref}
 	prefSet := false

@@ -46,7 +46,8 @@ func ranges(list ...string) []lb.Range {
 }
 
 func bgpPeer(name, address string, change ...func(*lb.Peer)) lb.Peer {
-	p := lb.Peer{Name: name, LocalASN: 64500, PeerASN: 64501, Addr: addr(address), Port: 179, HoldTime: 90 * time.Second, ConnectTime: 10 * time.Second}
+	p := lb.Peer{Name: name, LocalASN: 64500, PeerASN: 64501, Addr: addr(address), Port: 179, HoldTime: 90 * time.Second,
+		ConnectTime: 10 * time.Second}
 	for _, c := range change {
 		c(&p)
 	}
@@ -72,12 +73,15 @@ func newBGPWorld(changes ...func(*bgpWorld)) *bgpWorld {
 	w := &bgpWorld{
 		facts: Facts{
 			Self: "node-1",
-			Node: &lb.Node{Name: "node-1", Labels: labels.Set{"rack": "a"}, Addresses: []netip.Addr{addr("10.0.0.1"), addr("fd00::1")}},
+			Node: &lb.Node{Name: "node-1", Labels: labels.Set{"rack": "a"},
+				Addresses: []netip.Addr{addr("10.0.0.1"), addr("fd00::1")}},
 			Pools: map[string]lb.Pool{
 				"web": {Name: "web", Labels: labels.Set{"tier": "gold"}, Ranges: ranges("192.0.2.0/28", "fd01::/120")},
 				"dns": {Name: "dns", Ranges: ranges("198.51.100.10-198.51.100.20")},
 			},
-			Interfaces: []lb.Interface{{Name: "eth0", Up: true, Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.7/24"), netip.MustParsePrefix("fe80::7/64"), netip.MustParsePrefix("fd00::7/64")}}},
+			Interfaces: []lb.Interface{{Name: "eth0", Up: true,
+				Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.7/24"), netip.MustParsePrefix("fe80::7/64"),
+					netip.MustParsePrefix("fd00::7/64")}}},
 		},
 		bgp: BGPFacts{
 			Peers:          map[string]lb.Peer{"tor-1": bgpPeer("tor-1", "10.0.0.2"), "tor-2": bgpPeer("tor-2", "10.0.0.3")},
@@ -147,53 +151,82 @@ func TestBGPRoutes(t *testing.T) {
 		words  []string  // parts of the words about the first VIP
 	}{
 		{"plain", nil, "tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32", "", nil},
-		{"IPv6 over sessions of IPv4", []func(*bgpWorld){vipsOf(heldVIP("fd01::1", "web", lb.Cluster, 0))}, "tor-1: ; tor-2: ", lb.ReasonFamilyNotOffered,
+		{"IPv6 over sessions of IPv4", []func(*bgpWorld){vipsOf(heldVIP("fd01::1", "web", lb.Cluster, 0))},
+			"tor-1: ; tor-2: ", lb.ReasonFamilyNotOffered,
 			[]string{"set dualStackAddressFamily"}},
 		{"attributes", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) {
 			a.LocalPref, a.MED, a.Prepend = new(uint32(200)), new(uint32(0)), 2
 			a.Communities = []string{"no-export", "64500:1", "large:1:2:3", "64500:1"}
-		})}, "tor-1: 192.0.2.1/32 lp 200 med 0 prepend 2 64500:1 65535:65281 large:1:2:3; tor-2: 192.0.2.1/32 lp 200 med 0 prepend 2 64500:1 65535:65281 large:1:2:3", "", nil},
-		{"one peer", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.Peers = []string{"tor-2"} })}, "tor-1: ; tor-2: 192.0.2.1/32", "", nil},
-		{"no such peer", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.Peers = []string{"tor-9"} })}, "tor-1: ; tor-2: ", lb.ReasonUnknownPeer,
+		})},
+			"tor-1: 192.0.2.1/32 lp 200 med 0 prepend 2 64500:1 65535:65281 large:1:2:3; tor-2: 192.0.2.1/32 lp 200 med 0 " +
+				"prepend 2 64500:1 65535:65281 large:1:2:3", "", nil},
+		{"one peer", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.Peers = []string{"tor-2"} })},
+			"tor-1: ; tor-2: 192.0.2.1/32", "", nil},
+		{"no such peer", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.Peers = []string{"tor-9"} })},
+			"tor-1: ; tor-2: ", lb.ReasonUnknownPeer,
 			[]string{"no BGPPeer that selects node node-1 hears BGPAdvertisement all"}},
-		{"other pool", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.Pools = []string{"dns"} })}, "tor-1: ; tor-2: ", lb.ReasonNoAdvertisement, nil},
-		{"pool by label", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.PoolSelectors = selector("tier=gold") })}, "tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32", "", nil},
-		{"outside of pools", []func(*bgpWorld){vipsOf(heldVIP("203.0.113.1", "web", lb.Cluster, 0))}, "tor-1: ; tor-2: ", lb.ReasonNoAdvertisement, nil},
-		{"other node", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.NodeSelectors = selector("rack=b") })}, "tor-1: ; tor-2: ", lb.ReasonNoAdvertisement, nil},
-		{"this node", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.NodeSelectors = selector("rack in (a, b)") })}, "tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32", "", nil},
-		{"other Service", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.ServiceSelectors = selector("app=dns") })}, "tor-1: ; tor-2: ", lb.ReasonNoAdvertisement, nil},
-		{"this Service", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.ServiceSelectors = selector("app=web") })}, "tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32", "", nil},
+		{"other pool", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.Pools = []string{"dns"} })},
+			"tor-1: ; tor-2: ", lb.ReasonNoAdvertisement, nil},
+		{"pool by label", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.PoolSelectors = selector("tier=gold") })},
+			"tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32", "", nil},
+		{"outside of pools", []func(*bgpWorld){vipsOf(heldVIP("203.0.113.1", "web", lb.Cluster, 0))}, "tor-1: ; tor-2: ",
+			lb.ReasonNoAdvertisement, nil},
+		{"other node", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.NodeSelectors = selector("rack=b") })},
+			"tor-1: ; tor-2: ", lb.ReasonNoAdvertisement, nil},
+		{
+			"this node",
+			[]func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.NodeSelectors = selector("rack in (a, b)") })},
+			"tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32", "", nil},
+		{
+			"other Service",
+			[]func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.ServiceSelectors = selector("app=dns") })},
+			"tor-1: ; tor-2: ", lb.ReasonNoAdvertisement, nil},
+		{"this Service", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.ServiceSelectors = selector("app=web") })},
+			"tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32", "", nil},
 		{"two advertisements: communities add up, the older one's other attributes hold", []func(*bgpWorld){
 			withAd(func(a *lb.BGPAdvertisement) {
 				a.LocalPref, a.Communities = new(uint32(200)), []string{"64500:1"}
 			}),
 			also(bgpAd("also", young, func(a *lb.BGPAdvertisement) {
-				a.LocalPref, a.MED, a.Communities, a.Peers = new(uint32(300)), new(uint32(7)), []string{"64500:2"}, []string{"tor-1"}
+				a.LocalPref, a.MED, a.Communities, a.Peers = new(uint32(300)), new(uint32(7)), []string{"64500:2"},
+					[]string{"tor-1"}
 			})),
 		}, "tor-1: 192.0.2.1/32 lp 200 med 7 64500:1 64500:2; tor-2: 192.0.2.1/32 lp 200 64500:1", "", nil},
 		{"address and aggregate", []func(*bgpWorld){also(bgpAd("wide", young, func(a *lb.BGPAdvertisement) {
 			a.AggregationLength, a.Peers, a.Communities = 28, []string{"tor-1"}, []string{"64500:9"}
 		}))}, "tor-1: 192.0.2.0/28 64500:9, 192.0.2.1/32; tor-2: 192.0.2.1/32", "", nil},
-		{"aggregate beyond the pool", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.AggregationLength = 24 })}, "tor-1: ; tor-2: ", lb.ReasonAggregateOutside,
+		{"aggregate beyond the pool", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.AggregationLength = 24 })},
+			"tor-1: ; tor-2: ", lb.ReasonAggregateOutside,
 			[]string{"192.0.2.0/24, the aggregate for 192.0.2.1, reaches beyond the ranges of IPAddressPool web"}},
 		{"aggregate within a range that is no prefix", []func(*bgpWorld){
 			withAd(func(a *lb.BGPAdvertisement) { a.AggregationLength = 30 }),
 			vipsOf(heldVIP("198.51.100.13", "dns", lb.Cluster, 0), heldVIP("198.51.100.11", "web", lb.Cluster, 0)),
 		}, "tor-1: 198.51.100.12/30; tor-2: 198.51.100.12/30", "", nil},
-		{"community by name", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.Communities = []string{"gold"} }), func(w *bgpWorld) {
-			w.bgp.Communities = map[string]lb.CommunityNames{"a": {Values: map[string]lb.Community{"gold": {A: 1, B: 2}}}, "b": {Values: map[string]lb.Community{"gold": {A: 1, B: 2}}}}
-		}}, "tor-1: 192.0.2.1/32 1:2; tor-2: 192.0.2.1/32 1:2", "", nil},
+		{"community by name", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.Communities = []string{"gold"} }),
+			func(w *bgpWorld) {
+				w.bgp.Communities = map[string]lb.CommunityNames{"a": {Values: map[string]lb.Community{"gold": {A: 1, B: 2}}},
+					"b": {Values: map[string]lb.Community{"gold": {A: 1, B: 2}}}}
+			}}, "tor-1: 192.0.2.1/32 1:2; tor-2: 192.0.2.1/32 1:2", "", nil},
 		{"a name that is not known stops the advertisement and no other", []func(*bgpWorld){
-			withAd(func(a *lb.BGPAdvertisement) { a.Communities = []string{"gold"} }), also(bgpAd("plain", young, func(a *lb.BGPAdvertisement) { a.Peers = []string{"tor-2"} })),
+			withAd(func(a *lb.BGPAdvertisement) { a.Communities = []string{"gold"} }),
+			also(bgpAd("plain", young, func(a *lb.BGPAdvertisement) { a.Peers = []string{"tor-2"} })),
 		}, "tor-1: ; tor-2: 192.0.2.1/32", "", []string{"no Community object defines the name gold"}},
-		{"a name that means two things", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.Communities = []string{"gold"} }), func(w *bgpWorld) {
-			w.bgp.Communities = map[string]lb.CommunityNames{"a": {Values: map[string]lb.Community{"gold": {A: 1, B: 2}}}, "b": {Values: map[string]lb.Community{"gold": {A: 1, B: 3}}}}
-		}}, "tor-1: ; tor-2: ", lb.ReasonCommunityAmbiguous, []string{"gold is 1:2 in Community a and 1:3 in Community b"}},
-		{"not programmed", []func(*bgpWorld){func(w *bgpWorld) { w.vips[0].Holders[0].Delivery = nil }}, "tor-1: ; tor-2: ", lb.ReasonNotProgrammed, nil},
-		{"gate unknown", []func(*bgpWorld){func(w *bgpWorld) { w.facts.Gate = lb.ReasonFeedUnknown }}, "tor-1: ; tor-2: ", lb.ReasonFeedUnknown, nil},
-		{"Local without a local backend", []func(*bgpWorld){vipsOf(heldVIP("192.0.2.1", "web", lb.Local, 0))}, "tor-1: ; tor-2: ", lb.ReasonNoLocalBackends, nil},
-		{"excluded node", []func(*bgpWorld){func(w *bgpWorld) { w.facts.Node.Labels[LabelExclude] = "" }}, "tor-1: ; tor-2: ", lb.ReasonNodeExcluded, nil},
-		{"node without an object", []func(*bgpWorld){func(w *bgpWorld) { w.facts.Node = nil }}, "tor-1: ; tor-2: ", lb.ReasonNodeUnknown, nil},
+		{
+			"a name that means two things",
+			[]func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.Communities = []string{"gold"} }), func(w *bgpWorld) {
+				w.bgp.Communities = map[string]lb.CommunityNames{"a": {Values: map[string]lb.Community{"gold": {A: 1, B: 2}}},
+					"b": {Values: map[string]lb.Community{"gold": {A: 1, B: 3}}}}
+			}}, "tor-1: ; tor-2: ", lb.ReasonCommunityAmbiguous, []string{"gold is 1:2 in Community a and 1:3 in Community b"}},
+		{"not programmed", []func(*bgpWorld){func(w *bgpWorld) { w.vips[0].Holders[0].Delivery = nil }}, "tor-1: ; tor-2: ",
+			lb.ReasonNotProgrammed, nil},
+		{"gate unknown", []func(*bgpWorld){func(w *bgpWorld) { w.facts.Gate = lb.ReasonFeedUnknown }}, "tor-1: ; tor-2: ",
+			lb.ReasonFeedUnknown, nil},
+		{"Local without a local backend", []func(*bgpWorld){vipsOf(heldVIP("192.0.2.1", "web", lb.Local, 0))},
+			"tor-1: ; tor-2: ", lb.ReasonNoLocalBackends, nil},
+		{"excluded node", []func(*bgpWorld){func(w *bgpWorld) { w.facts.Node.Labels[LabelExclude] = "" }}, "tor-1: ; tor-2: ",
+			lb.ReasonNodeExcluded, nil},
+		{"node without an object", []func(*bgpWorld){func(w *bgpWorld) { w.facts.Node = nil }}, "tor-1: ; tor-2: ",
+			lb.ReasonNodeUnknown, nil},
 		{"an aggregate lives while one VIP inside is claimed", []func(*bgpWorld){
 			withAd(func(a *lb.BGPAdvertisement) { a.AggregationLength = 28 }),
 			vipsOf(heldVIP("192.0.2.1", "web", lb.Local, 0), heldVIP("192.0.2.2", "dns", lb.Local, 1)),
@@ -219,15 +252,17 @@ func TestBGPRoutes(t *testing.T) {
 				}
 			}
 			slices.Reverse(w.vips)
-			if diff := cmp.Diff(d, w.decide(), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+			if diff := cmp.Diff(d, w.decide(), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+				cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
 				t.Errorf("in another order (-first +second):\n%s", diff)
 			}
 		})
 	}
 }
 
-// TestContract5PlannedEndsOverBGPAreGraceful walks a VIP through planned and unplanned ends: a planned one is announced as about to go until the caller
-// says that routers have had their time, an unplanned one ends at once.
+// TestContract5PlannedEndsOverBGPAreGraceful walks a VIP through planned and unplanned ends: a
+// planned one is announced as about to go until the caller says that routers have had their time,
+// an unplanned one ends at once.
 func TestContract5PlannedEndsOverBGPAreGraceful(t *testing.T) {
 	terminating := func(w *bgpWorld) {
 		d := w.vips[0].Holders[0].Delivery
@@ -245,7 +280,10 @@ func TestContract5PlannedEndsOverBGPAreGraceful(t *testing.T) {
 		{"the node leaves", func(w *bgpWorld) { w.facts.Node.Leaving = lb.ReasonNodeLeaving }, true, lb.ReasonNodeLeaving},
 		{"the node is excluded", func(w *bgpWorld) { w.facts.Node.Labels[LabelExclude] = "" }, true, lb.ReasonNodeExcluded},
 		{"the last local backend terminates and still serves", terminating, true, lb.ReasonNoLocalBackends},
-		{"the last local backend is gone", func(w *bgpWorld) { w.vips = []BGPInput{heldVIP("192.0.2.1", "web", lb.Local, 0)} }, false, lb.ReasonNoLocalBackends},
+		{
+			"the last local backend is gone",
+			func(w *bgpWorld) { w.vips = []BGPInput{heldVIP("192.0.2.1", "web", lb.Local, 0)} }, false,
+			lb.ReasonNoLocalBackends},
 		{"the rules are gone", func(w *bgpWorld) { w.vips[0].Holders[0].Delivery = nil }, false, lb.ReasonNotProgrammed},
 		{"the proxy is gone", func(w *bgpWorld) { w.facts.Gate = lb.ReasonFeedLost }, false, lb.ReasonFeedLost},
 		{"the node leaves and cannot deliver", func(w *bgpWorld) {
@@ -263,7 +301,8 @@ func TestContract5PlannedEndsOverBGPAreGraceful(t *testing.T) {
 				d := w.decide()
 				v := d.VIPs[addr("192.0.2.1")]
 				if got := heard(d); got != want || v.Leaving != leaving || v.Refusal == nil || v.Refusal.Reason != test.reason {
-					t.Errorf("%s: heard %q, leaving %v, %v; want %q, %v, %s", name, got, v.Leaving, v.Refusal, want, leaving, test.reason)
+					t.Errorf("%s: heard %q, leaving %v, %v; want %q, %v, %s", name, got, v.Leaving, v.Refusal, want, leaving,
+						test.reason)
 				}
 			}
 			if test.graceful {
@@ -277,7 +316,8 @@ func TestContract5PlannedEndsOverBGPAreGraceful(t *testing.T) {
 	}
 }
 
-// A speaker that expects a successor leaves its routes with the peers that keep them, and takes them back gracefully from the others.
+// A speaker that expects a successor leaves its routes with the peers that keep them, and takes
+// them back gracefully from the others.
 func TestContract6RestartsKeepRoutesAtGracefulPeers(t *testing.T) {
 	for _, test := range []struct {
 		name                           string
@@ -291,8 +331,10 @@ func TestContract6RestartsKeepRoutesAtGracefulPeers(t *testing.T) {
 		{"for good", nil, true, false, false, "tor-1: 192.0.2.1/32 lp 0 65535:0; tor-2: 192.0.2.1/32 lp 0 65535:0", true},
 		{"the node leaves too", func(w *bgpWorld) { w.facts.Node.Leaving = lb.ReasonNodeLeaving }, true, false, true,
 			"tor-1: 192.0.2.1/32 lp 0 65535:0; tor-2: 192.0.2.1/32 lp 0 65535:0", true},
-		{"what cannot be delivered goes", func(w *bgpWorld) { w.vips[0].Holders[0].Delivery = nil }, true, false, true, "tor-1: ; tor-2: ", false},
-		{"only graceful peers: nothing to wait for", func(w *bgpWorld) { delete(w.bgp.Peers, "tor-2") }, true, false, true, "tor-1: 192.0.2.1/32", false},
+		{"what cannot be delivered goes", func(w *bgpWorld) { w.vips[0].Holders[0].Delivery = nil }, true, false, true,
+			"tor-1: ; tor-2: ", false},
+		{"only graceful peers: nothing to wait for", func(w *bgpWorld) { delete(w.bgp.Peers, "tor-2") }, true, false, true,
+			"tor-1: 192.0.2.1/32", false},
 	} {
 		w := newBGPWorld(func(w *bgpWorld) {
 			w.bgp.Peers["tor-1"] = bgpPeer("tor-1", "10.0.0.2", func(p *lb.Peer) { p.GracefulRestart = true })
@@ -304,7 +346,8 @@ func TestContract6RestartsKeepRoutesAtGracefulPeers(t *testing.T) {
 		w.vips[0].Announced, w.vips[0].Converged = test.announced, test.converged
 		d := w.decide()
 		if got := heard(d); got != test.want || d.VIPs[addr("192.0.2.1")].Leaving != test.leaving {
-			t.Errorf("%s: heard %q, leaving %v; want %q, %v", test.name, got, d.VIPs[addr("192.0.2.1")].Leaving, test.want, test.leaving)
+			t.Errorf("%s: heard %q, leaving %v; want %q, %v", test.name, got, d.VIPs[addr("192.0.2.1")].Leaving, test.want,
+				test.leaving)
 		}
 	}
 }
@@ -342,7 +385,8 @@ func TestBGPSessions(t *testing.T) {
 		}
 	}
 	describe := func(s lb.BGPSession) string {
-		return fmt.Sprintf("%d>%d%s %v%s id %v families %v hops %v %v password %q bfd %v", s.LocalASN, s.PeerASN, s.Dynamic, s.Addr, s.Interface, s.RouterID, s.Families, s.NextHop4, s.NextHop6, s.Password, s.BFDDown)
+		return fmt.Sprintf("%d>%d%s %v%s id %v families %v hops %v %v password %q bfd %v", s.LocalASN, s.PeerASN, s.Dynamic,
+			s.Addr, s.Interface, s.RouterID, s.Families, s.NextHop4, s.NextHop6, s.Password, s.BFDDown)
 	}
 	const none = "invalid IP"
 	for _, test := range []struct {
@@ -353,48 +397,80 @@ func TestBGPSessions(t *testing.T) {
 		warning  lb.Reason
 		selected bool
 	}{
-		{"plain", []func(*bgpWorld){one()}, "64500>64501 10.0.0.2 id 10.0.0.1 families [IPv4] hops " + none + " " + none + ` password "" bfd false`, "", "", true},
+		{"plain", []func(*bgpWorld){one()}, "64500>64501 10.0.0.2 id 10.0.0.1 families [IPv4] hops " + none + " " + none +
+			` password "" bfd false`, "", "", true},
 		{"IPv6", []func(*bgpWorld){one(func(p *lb.Peer) { p.Addr = addr("fd00::2") })},
-			"64500>64501 fd00::2 id 10.0.0.1 families [IPv6] hops " + none + " " + none + ` password "" bfd false`, "", "", true},
-		{"both families over IPv4: the next hop is on the link", []func(*bgpWorld){one(func(p *lb.Peer) { p.DualStack = true })},
-			"64500>64501 10.0.0.2 id 10.0.0.1 families [IPv4 IPv6] hops " + none + ` fd00::7 password "" bfd false`, "", "", true},
+			"64500>64501 fd00::2 id 10.0.0.1 families [IPv6] hops " + none + " " + none + ` password "" bfd false`, "", "",
+			true},
+		{"both families over IPv4: the next hop is on the link",
+			[]func(*bgpWorld){one(func(p *lb.Peer) { p.DualStack = true })},
+			"64500>64501 10.0.0.2 id 10.0.0.1 families [IPv4 IPv6] hops " + none + ` fd00::7 password "" bfd false`, "", "",
+			true},
 		{"both families over IPv6", []func(*bgpWorld){one(func(p *lb.Peer) { p.DualStack, p.Addr = true, addr("fd00::2") })},
-			"64500>64501 fd00::2 id 10.0.0.1 families [IPv4 IPv6] hops 10.0.0.7 " + none + ` password "" bfd false`, "", "", true},
-		{"a router elsewhere: the next hop is the node's", []func(*bgpWorld){one(func(p *lb.Peer) { p.DualStack, p.Addr = true, addr("172.16.0.2") })},
-			"64500>64501 172.16.0.2 id 10.0.0.1 families [IPv4 IPv6] hops " + none + ` fd00::1 password "" bfd false`, "", "", true},
+			"64500>64501 fd00::2 id 10.0.0.1 families [IPv4 IPv6] hops 10.0.0.7 " + none + ` password "" bfd false`, "", "",
+			true},
+		{"a router elsewhere: the next hop is the node's",
+			[]func(*bgpWorld){one(func(p *lb.Peer) { p.DualStack, p.Addr = true, addr("172.16.0.2") })},
+			"64500>64501 172.16.0.2 id 10.0.0.1 families [IPv4 IPv6] hops " + none + ` fd00::1 password "" bfd false`, "", "",
+			true},
 		{"a node without IPv6", []func(*bgpWorld){one(func(p *lb.Peer) { p.DualStack = true }), func(w *bgpWorld) {
 			w.facts.Interfaces, w.facts.Node.Addresses = nil, w.facts.Node.Addresses[:1]
-		}}, "64500>64501 10.0.0.2 id 10.0.0.1 families [IPv4 IPv6] hops " + none + " " + none + ` password "" bfd false`, "", "", true},
+		}}, "64500>64501 10.0.0.2 id 10.0.0.1 families [IPv4 IPv6] hops " + none + " " + none + ` password "" bfd false`, "",
+			"", true},
 		{"unnumbered", []func(*bgpWorld){one(func(p *lb.Peer) {
 			p.Addr, p.Interface, p.PeerASN, p.Dynamic = netip.Addr{}, "eth0", 0, lb.ExternalASN
-		})}, "64500>0external " + none + "eth0 id 10.0.0.1 families [IPv4 IPv6] hops 10.0.0.7 " + none + ` password "" bfd false`, "", "", true},
+		})},
+			"64500>0external " + none + "eth0 id 10.0.0.1 families [IPv4 IPv6] hops 10.0.0.7 " + none + ` password "" bfd false`,
+			"", "", true},
 		{"router ID given", []func(*bgpWorld){one(func(p *lb.Peer) { p.RouterID = addr("1.2.3.4") })},
-			"64500>64501 10.0.0.2 id 1.2.3.4 families [IPv4] hops " + none + " " + none + ` password "" bfd false`, "", "", true},
-		{"router ID of a node with IPv6 only", []func(*bgpWorld){one(), func(w *bgpWorld) { w.facts.Node.Addresses = w.facts.Node.Addresses[1:] }},
-			"64500>64501 10.0.0.2 id 84.196.51.131 families [IPv4] hops " + none + " " + none + ` password "" bfd false`, "", "", true},
+			"64500>64501 10.0.0.2 id 1.2.3.4 families [IPv4] hops " + none + " " + none + ` password "" bfd false`, "", "",
+			true},
+		{"router ID of a node with IPv6 only", []func(*bgpWorld){one(),
+			func(w *bgpWorld) { w.facts.Node.Addresses = w.facts.Node.Addresses[1:] }},
+			"64500>64501 10.0.0.2 id 84.196.51.131 families [IPv4] hops " + none + " " + none + ` password "" bfd false`, "", "",
+			true},
 		{"other nodes", []func(*bgpWorld){one(func(p *lb.Peer) { p.NodeSelectors = selector("rack=b") })}, "", "", "", false},
 		{"this node", []func(*bgpWorld){one(func(p *lb.Peer) { p.NodeSelectors = selector("rack=a") })},
-			"64500>64501 10.0.0.2 id 10.0.0.1 families [IPv4] hops " + none + " " + none + ` password "" bfd false`, "", "", true},
+			"64500>64501 10.0.0.2 id 10.0.0.1 families [IPv4] hops " + none + " " + none + ` password "" bfd false`, "", "",
+			true},
 		{"password", []func(*bgpWorld){one(func(p *lb.Peer) { p.Password = "x" })},
-			"64500>64501 10.0.0.2 id 10.0.0.1 families [IPv4] hops " + none + " " + none + ` password "x" bfd false`, "", "", true},
-		{"Secret", []func(*bgpWorld){one(func(p *lb.Peer) { p.PasswordSecret = &lb.Key{Namespace: "landfall-system", Name: "s"} }), func(w *bgpWorld) { w.bgp.Passwords = map[string]string{"s": "y"} }},
-			"64500>64501 10.0.0.2 id 10.0.0.1 families [IPv4] hops " + none + " " + none + ` password "y" bfd false`, "", "", true},
-		{"no Secret", []func(*bgpWorld){one(func(p *lb.Peer) { p.PasswordSecret = &lb.Key{Name: "s"} })}, "", lb.ReasonSecretMissing, "", true},
-		{"empty Secret", []func(*bgpWorld){one(func(p *lb.Peer) { p.PasswordSecret = &lb.Key{Name: "s"} }), func(w *bgpWorld) { w.bgp.Passwords = map[string]string{"s": ""} }}, "", lb.ReasonSecretMissing, "", true},
-		{"Secret elsewhere", []func(*bgpWorld){one(func(p *lb.Peer) { p.PasswordSecret = &lb.Key{Namespace: "default", Name: "s"} })}, "", lb.ReasonSecretElsewhere, "", true},
+			"64500>64501 10.0.0.2 id 10.0.0.1 families [IPv4] hops " + none + " " + none + ` password "x" bfd false`, "", "",
+			true},
+		{
+			"Secret",
+			[]func(*bgpWorld){one(func(p *lb.Peer) { p.PasswordSecret = &lb.Key{Namespace: "landfall-system", Name: "s"} }),
+				func(w *bgpWorld) { w.bgp.Passwords = map[string]string{"s": "y"} }},
+			"64500>64501 10.0.0.2 id 10.0.0.1 families [IPv4] hops " + none + " " + none + ` password "y" bfd false`, "", "",
+			true},
+		{"no Secret", []func(*bgpWorld){one(func(p *lb.Peer) { p.PasswordSecret = &lb.Key{Name: "s"} })}, "",
+			lb.ReasonSecretMissing, "", true},
+		{"empty Secret", []func(*bgpWorld){one(func(p *lb.Peer) { p.PasswordSecret = &lb.Key{Name: "s"} }),
+			func(w *bgpWorld) { w.bgp.Passwords = map[string]string{"s": ""} }}, "", lb.ReasonSecretMissing, "", true},
+		{
+			"Secret elsewhere",
+			[]func(*bgpWorld){one(func(p *lb.Peer) { p.PasswordSecret = &lb.Key{Namespace: "default", Name: "s"} })}, "",
+			lb.ReasonSecretElsewhere, "", true},
 		{"BFD", []func(*bgpWorld){one(func(p *lb.Peer) { p.BFDProfile = "fast" }), func(w *bgpWorld) {
 			w.bgp.Profiles = map[string]lb.BFDProfile{"fast": {Name: "fast"}}
 			w.bgp.BFDDown = map[string]bool{"tor-1": true}
-		}}, "64500>64501 10.0.0.2 id 10.0.0.1 families [IPv4] hops " + none + " " + none + ` password "" bfd true`, "", "", true},
+		}}, "64500>64501 10.0.0.2 id 10.0.0.1 families [IPv4] hops " + none + " " + none + ` password "" bfd true`, "", "",
+			true},
 		{"no such BFD profile", []func(*bgpWorld){one(func(p *lb.Peer) { p.BFDProfile = "fast" })},
-			"64500>64501 10.0.0.2 id 10.0.0.1 families [IPv4] hops " + none + " " + none + ` password "" bfd false`, "", lb.ReasonProfileMissing, true},
-		{"a problem of the object", []func(*bgpWorld){one(func(p *lb.Peer) { p.Problem = lb.Refuse(lb.ReasonPeerInvalid, "x") })}, "", lb.ReasonPeerInvalid, "", true},
-		{"a younger one for the same router", []func(*bgpWorld){one(func(p *lb.Peer) { p.Created = time.Unix(1000, 0) }), func(w *bgpWorld) {
-			w.bgp.Peers["old"] = bgpPeer("old", "10.0.0.2")
-		}}, "", lb.ReasonPeerDuplicate, "", true},
-		{"another port is another router", []func(*bgpWorld){one(func(p *lb.Peer) { p.Created = time.Unix(1000, 0) }), func(w *bgpWorld) {
-			w.bgp.Peers["old"] = bgpPeer("old", "10.0.0.2", func(p *lb.Peer) { p.Port = 1790 })
-		}}, "64500>64501 10.0.0.2 id 10.0.0.1 families [IPv4] hops " + none + " " + none + ` password "" bfd false`, "", "", true},
+			"64500>64501 10.0.0.2 id 10.0.0.1 families [IPv4] hops " + none + " " + none + ` password "" bfd false`, "",
+			lb.ReasonProfileMissing, true},
+		{
+			"a problem of the object",
+			[]func(*bgpWorld){one(func(p *lb.Peer) { p.Problem = lb.Refuse(lb.ReasonPeerInvalid, "x") })}, "",
+			lb.ReasonPeerInvalid, "", true},
+		{"a younger one for the same router", []func(*bgpWorld){one(func(p *lb.Peer) { p.Created = time.Unix(1000, 0) }),
+			func(w *bgpWorld) {
+				w.bgp.Peers["old"] = bgpPeer("old", "10.0.0.2")
+			}}, "", lb.ReasonPeerDuplicate, "", true},
+		{"another port is another router", []func(*bgpWorld){one(func(p *lb.Peer) { p.Created = time.Unix(1000, 0) }),
+			func(w *bgpWorld) {
+				w.bgp.Peers["old"] = bgpPeer("old", "10.0.0.2", func(p *lb.Peer) { p.Port = 1790 })
+			}}, "64500>64501 10.0.0.2 id 10.0.0.1 families [IPv4] hops " + none + " " + none + ` password "" bfd false`, "", "",
+			true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			d := newBGPWorld(test.change...).decide()
@@ -428,7 +504,8 @@ func TestCheckBGP(t *testing.T) {
 		w.bgp.Peers = map[string]lb.Peer{"tor-1": bgpPeer("tor-1", "10.0.0.2", func(p *lb.Peer) { p.PeerASN = 64500 })}
 	}
 	web, dns := lb.Key{Namespace: "default", Name: "web"}, lb.Key{Namespace: "default", Name: "dns"}
-	two := []BGPHeld{{VIP: addr("192.0.2.1"), Service: web, Labels: labels.Set{"app": "web"}}, {VIP: addr("192.0.2.2"), Service: dns, Labels: labels.Set{"app": "dns"}, Local: true}}
+	two := []BGPHeld{{VIP: addr("192.0.2.1"), Service: web, Labels: labels.Set{"app": "web"}},
+		{VIP: addr("192.0.2.2"), Service: dns, Labels: labels.Set{"app": "dns"}, Local: true}}
 	for _, test := range []struct {
 		name   string
 		change []func(*bgpWorld)
@@ -439,34 +516,77 @@ func TestCheckBGP(t *testing.T) {
 		words  string
 	}{
 		{"well", nil, two, "all", true, lb.ReasonAdvertisementReady, ""},
-		{"unknown community", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.Communities = []string{"gold"} })}, two, "all", false, lb.ReasonUnknownCommunity, "no Community object defines the name gold"},
-		{"unknown pool and peer", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.Pools, a.Peers = []string{"web", "x"}, []string{"y"} })}, two, "all", false, lb.ReasonUnknownPool,
+		{"unknown community", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.Communities = []string{"gold"} })},
+			two, "all", false, lb.ReasonUnknownCommunity, "no Community object defines the name gold"},
+		{
+			"unknown pool and peer",
+			[]func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.Pools, a.Peers = []string{"web", "x"}, []string{"y"} })},
+			two, "all", false, lb.ReasonUnknownPool,
 			"there is no IPAddressPool x; there is no BGPPeer y"},
-		{"aggregate beyond the pool", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.AggregationLength = 27 })}, two[:1], "all", false, lb.ReasonAggregateOutside, "192.0.2.0/27"},
-		{"aggregate with a Local Service beside others", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.AggregationLength = 28 })}, two, "all", false, lb.ReasonAggregateLocal,
-			"192.0.2.0/28 attracts traffic for 192.0.2.2 to nodes that cannot deliver it, as Service default/dns has externalTrafficPolicy Local"},
-		{"aggregate with a Local Service alone", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.AggregationLength = 28 })}, two[1:], "all", true, lb.ReasonAdvertisementReady, ""},
-		{"localPref for external peers", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.LocalPref = new(uint32(1)) })}, two, "all", true, lb.ReasonAttributeUnsent, "localPref is for internal peers"},
-		{"localPref for internal peers", []func(*bgpWorld){internal, withAd(func(a *lb.BGPAdvertisement) { a.LocalPref = new(uint32(1)) })}, two, "all", true, lb.ReasonAdvertisementReady, ""},
-		{"prepending for internal peers", []func(*bgpWorld){internal, withAd(func(a *lb.BGPAdvertisement) { a.Prepend = 1 })}, two, "all", true, lb.ReasonAttributeUnsent, "asPathPrepend is for external peers"},
-		{"conflict: the younger one is marked", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.LocalPref = new(uint32(200)) }),
-			also(bgpAd("young", young, func(a *lb.BGPAdvertisement) { a.LocalPref = new(uint32(300)) }))}, two, "young", false, lb.ReasonAttributeConflict,
+		{"aggregate beyond the pool", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.AggregationLength = 27 })},
+			two[:1], "all", false, lb.ReasonAggregateOutside, "192.0.2.0/27"},
+		{"aggregate with a Local Service beside others",
+			[]func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.AggregationLength = 28 })}, two, "all", false,
+			lb.ReasonAggregateLocal,
+			"192.0.2.0/28 attracts traffic for 192.0.2.2 to nodes that cannot deliver it, as Service default/dns has " +
+				"externalTrafficPolicy Local"},
+		{"aggregate with a Local Service alone",
+			[]func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.AggregationLength = 28 })}, two[1:], "all", true,
+			lb.ReasonAdvertisementReady, ""},
+		{
+			"localPref for external peers",
+			[]func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.LocalPref = new(uint32(1)) })}, two, "all", true,
+			lb.ReasonAttributeUnsent, "localPref is for internal peers"},
+		{"localPref for internal peers", []func(*bgpWorld){internal,
+			withAd(func(a *lb.BGPAdvertisement) { a.LocalPref = new(uint32(1)) })}, two, "all", true,
+			lb.ReasonAdvertisementReady, ""},
+		{"prepending for internal peers", []func(*bgpWorld){internal, withAd(func(a *lb.BGPAdvertisement) { a.Prepend = 1 })},
+			two, "all", true, lb.ReasonAttributeUnsent, "asPathPrepend is for external peers"},
+		{
+			"conflict: the younger one is marked",
+			[]func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.LocalPref = new(uint32(200)) }),
+				also(bgpAd("young", young, func(a *lb.BGPAdvertisement) { a.LocalPref = new(uint32(300)) }))}, two, "young", false,
+			lb.ReasonAttributeConflict,
 			"localPref of 192.0.2.1/32 is 200 by the older BGPAdvertisement all, which holds, and 300 by this one"},
-		{"conflict: the older one is not", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.MED = new(uint32(200)) }),
-			also(bgpAd("young", young, func(a *lb.BGPAdvertisement) { a.MED = new(uint32(300)) }))}, two, "all", true, lb.ReasonAdvertisementReady, ""},
-		{"no conflict: other peers", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.MED, a.Peers = new(uint32(200)), []string{"tor-1"} }),
-			also(bgpAd("young", young, func(a *lb.BGPAdvertisement) { a.MED, a.Peers = new(uint32(300)), []string{"tor-2"} }))}, two, "young", true, lb.ReasonAdvertisementReady, ""},
-		{"no conflict: other nodes", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.MED, a.NodeSelectors = new(uint32(200)), selector("rack=a") }),
-			also(bgpAd("young", young, func(a *lb.BGPAdvertisement) { a.MED, a.NodeSelectors = new(uint32(300)), selector("rack=b") }))}, two, "young", true, lb.ReasonAdvertisementReady, ""},
-		{"no conflict: only one says", []func(*bgpWorld){also(bgpAd("young", young, func(a *lb.BGPAdvertisement) { a.MED = new(uint32(300)) }))}, two, "young", true, lb.ReasonAdvertisementReady, ""},
-		{"no conflict: other Services", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.MED, a.ServiceSelectors = new(uint32(200)), selector("app=web") }),
-			also(bgpAd("young", young, func(a *lb.BGPAdvertisement) { a.MED, a.ServiceSelectors = new(uint32(300)), selector("app=dns") }))}, two, "young", true, lb.ReasonAdvertisementReady, ""},
+		{
+			"conflict: the older one is not",
+			[]func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.MED = new(uint32(200)) }),
+				also(bgpAd("young", young, func(a *lb.BGPAdvertisement) { a.MED = new(uint32(300)) }))}, two, "all", true,
+			lb.ReasonAdvertisementReady, ""},
+		{
+			"no conflict: other peers",
+			[]func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.MED, a.Peers = new(uint32(200)), []string{"tor-1"} }),
+				also(bgpAd("young", young, func(a *lb.BGPAdvertisement) { a.MED, a.Peers = new(uint32(300)), []string{"tor-2"} }))},
+			two, "young", true, lb.ReasonAdvertisementReady, ""},
+		{
+			"no conflict: other nodes",
+			[]func(*bgpWorld){
+				withAd(func(a *lb.BGPAdvertisement) { a.MED, a.NodeSelectors = new(uint32(200)), selector("rack=a") }),
+				also(
+					bgpAd("young", young, func(a *lb.BGPAdvertisement) {
+						a.MED, a.NodeSelectors = new(uint32(300)),
+							selector("rack=b")
+					}))}, two, "young", true, lb.ReasonAdvertisementReady, ""},
+		{
+			"no conflict: only one says",
+			[]func(*bgpWorld){also(bgpAd("young", young, func(a *lb.BGPAdvertisement) { a.MED = new(uint32(300)) }))}, two,
+			"young", true, lb.ReasonAdvertisementReady, ""},
+		{
+			"no conflict: other Services",
+			[]func(*bgpWorld){
+				withAd(func(a *lb.BGPAdvertisement) { a.MED, a.ServiceSelectors = new(uint32(200)), selector("app=web") }),
+				also(
+					bgpAd("young", young, func(a *lb.BGPAdvertisement) {
+						a.MED, a.ServiceSelectors = new(uint32(300)),
+							selector("app=dns")
+					}))}, two, "young", true, lb.ReasonAdvertisementReady, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			w := newBGPWorld(test.change...)
 			got := CheckBGP(w.bgp, w.facts.Pools, test.held)
 			c := got[test.ad]
-			if c.Status != test.status || c.Reason != test.reason || !strings.Contains(c.Message, test.words) || c.Type != lb.ConditionReady {
+			if c.Status != test.status || c.Reason != test.reason || !strings.Contains(c.Message, test.words) ||
+				c.Type != lb.ConditionReady {
 				t.Errorf("%+v", c)
 			}
 			backwards := slices.Clone(test.held)
@@ -492,7 +612,8 @@ func TestBGPStoryInAnyOrder(t *testing.T) {
 		func(w *bgpWorld) { w.put(heldVIP("fd01::5", "d", lb.Cluster, 0)) },
 	}
 	const want = "tor-1: 192.0.2.1/32 64500:1, 192.0.2.2/32 64500:1, 192.0.2.9/32 64500:1; " +
-		"tor-2: 192.0.2.0/29, 192.0.2.1/32 64500:1, 192.0.2.2/32 64500:1, 192.0.2.8/29, 192.0.2.9/32 64500:1, fd01::5/128 64500:1"
+		"tor-2: 192.0.2.0/29, 192.0.2.1/32 64500:1, 192.0.2.2/32 64500:1, 192.0.2.8/29, 192.0.2.9/32 64500:1, fd01::5/128 " +
+		"64500:1"
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 50 {
 		w := newBGPWorld()
@@ -519,7 +640,8 @@ func manyVIPs(n int) *bgpWorld {
 	w.facts.Pools["large"] = lb.Pool{Name: "large", Ranges: ranges("10.100.0.0/16")}
 	w.vips = nil
 	for i := range n {
-		w.vips = append(w.vips, heldVIP(netip.AddrFrom4([4]byte{10, 100, byte(i >> 8), byte(i)}).String(), fmt.Sprint("s", i), lb.Cluster, 0))
+		w.vips = append(w.vips, heldVIP(netip.AddrFrom4([4]byte{10, 100, byte(i >> 8), byte(i)}).String(), fmt.Sprint("s", i),
+			lb.Cluster, 0))
 	}
 	return w
 }

@@ -8,9 +8,10 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// A VIP that no node of ours has answered for is looked for before it is announced: its owner asks, and so does each other node that
-// could be the owner once one has found somebody. What one of ours has answered for is taken over without a question, as that would
-// lengthen a failure, and is defended against whoever comes later.
+// A VIP that no node of ours has answered for is looked for before it is announced: its owner asks,
+// and so does each other node that could be the owner once one has found somebody. What one of ours
+// has answered for is taken over without a question, as that would lengthen a failure, and is
+// defended against whoever comes later.
 
 // conflict tells why this node does not claim a VIP that it could deliver: somebody else has it.
 func conflict(f Facts, in Input) *lb.Refusal {
@@ -21,10 +22,12 @@ func conflict(f Facts, in Input) *lb.Refusal {
 	if policy == lb.AnnounceOnConflict {
 		return nil
 	}
-	return lb.Refuse(lb.ReasonAddressConflict, "%s is in use by %s, which is no node that runs a speaker%s", in.VIP, named(in.Strangers), advice)
+	return lb.Refuse(lb.ReasonAddressConflict, "%s is in use by %s, which is no node that runs a speaker%s", in.VIP,
+		named(in.Strangers), advice)
 }
 
-// onConflict is what the Services on the VIP ask for, of which one that insists is enough, or else what holds for all.
+// onConflict is what the Services on the VIP ask for, of which one that insists is enough, or else
+// what holds for all.
 func onConflict(f Facts, holders []Holder) (policy lb.OnConflict, advice string) {
 	policy = f.OnConflict
 	for _, h := range holders {
@@ -62,8 +65,8 @@ func probes(f Facts, in Input, d Decision) bool {
 	return false
 }
 
-// reporters are the nodes one of which reports on a VIP that has no owner: those who know of a conflict, as only they know with whom,
-// else all.
+// reporters are the nodes one of which reports on a VIP that has no owner: those who know of a
+// conflict, as only they know with whom, else all.
 func reporters(f Facts, in Input, d Decision) []string {
 	var knowing []string
 	for _, node := range f.Live {

@@ -23,23 +23,32 @@ func TestAddressConflicts(t *testing.T) {
 		true    bool
 	}{
 		{name: "a new address is probed first", probes: true, summary: lb.ReasonProbing},
-		{name: "and announced then", input: func(in *Input) { in.Probed = true }, answers: true, summary: lb.ReasonAnnounceFailed},
-		{name: "what one of ours has answered for is taken over at once", input: func(in *Input) { in.Served = true }, answers: true, summary: lb.ReasonAnnounceFailed},
-		{name: "somebody else has it", input: func(in *Input) { in.Strangers = stranger }, probes: true, reason: lb.ReasonAddressConflict, summary: lb.ReasonAddressConflict},
-		{name: "found while probing, not only after it", input: func(in *Input) { in.Strangers, in.Probed = stranger, true }, probes: true, reason: lb.ReasonAddressConflict, summary: lb.ReasonAddressConflict},
-		{name: "the Service insists: probed all the same, to be reported", input: func(in *Input) { in.Strangers = stranger; insists(in) }, probes: true, summary: lb.ReasonProbing},
+		{name: "and announced then", input: func(in *Input) { in.Probed = true }, answers: true,
+			summary: lb.ReasonAnnounceFailed},
+		{name: "what one of ours has answered for is taken over at once", input: func(in *Input) { in.Served = true },
+			answers: true, summary: lb.ReasonAnnounceFailed},
+		{name: "somebody else has it", input: func(in *Input) { in.Strangers = stranger }, probes: true,
+			reason: lb.ReasonAddressConflict, summary: lb.ReasonAddressConflict},
+		{name: "found while probing, not only after it", input: func(in *Input) { in.Strangers, in.Probed = stranger, true },
+			probes: true, reason: lb.ReasonAddressConflict, summary: lb.ReasonAddressConflict},
+		{name: "the Service insists: probed all the same, to be reported",
+			input: func(in *Input) { in.Strangers = stranger; insists(in) }, probes: true, summary: lb.ReasonProbing},
 		{name: "and announced after it", input: func(in *Input) {
 			in.Strangers, in.Served, in.Answering = stranger, true, []string{"eth0"}
 			insists(in)
 		}, answers: true, summary: lb.ReasonContested, true: true},
-		{name: "all Services insist", facts: func(f *Facts) { f.OnConflict = lb.AnnounceOnConflict }, input: func(in *Input) { in.Strangers, in.Probed = stranger, true }, answers: true, summary: lb.ReasonAnnounceFailed},
+		{name: "all Services insist", facts: func(f *Facts) { f.OnConflict = lb.AnnounceOnConflict },
+			input: func(in *Input) { in.Strangers, in.Probed = stranger, true }, answers: true,
+			summary: lb.ReasonAnnounceFailed},
 		{name: "but this one", facts: func(f *Facts) { f.OnConflict = lb.AnnounceOnConflict }, input: func(in *Input) {
 			in.Strangers, in.Probed, in.Holders[0].OnConflict = stranger, true, "refuse"
 		}, probes: true, reason: lb.ReasonAddressConflict, summary: lb.ReasonAddressConflict},
 		{name: "it comes when we answer: defended and reported", input: func(in *Input) {
 			in.Strangers, in.Served, in.Answering = stranger, true, []string{"eth0"}
 		}, answers: true, summary: lb.ReasonContested, true: true},
-		{name: "what this node cannot deliver anyway is not probed", input: func(in *Input) { unprogrammed(in.Holders[0].Delivery) }, reason: lb.ReasonNotProgrammed, summary: lb.ReasonNotProgrammed},
+		{name: "what this node cannot deliver anyway is not probed",
+			input: func(in *Input) { unprogrammed(in.Holders[0].Delivery) }, reason: lb.ReasonNotProgrammed,
+			summary: lb.ReasonNotProgrammed},
 		{name: "another node probes", input: func(in *Input) { in.Claims = map[string]lb.Claim{w179: {Weight: 9}} }},
 		{name: "another node has found somebody", input: func(in *Input) {
 			in.Claims = map[string]lb.Claim{w179: {Reason: lb.ReasonAddressConflict}, w177: {Weight: 9}}
@@ -112,7 +121,10 @@ func TestBadChoiceOnConflictIsNamed(t *testing.T) {
 		in.Strangers = []lb.Stranger{{Interface: "eth0", MAC: "02:00:00:00:00:09"}}
 	})
 	d := Decide(facts(w178), in)
-	if d.Refusal == nil || !strings.Contains(d.Refusal.Message, `annotation landfall.dev/on-address-conflict of default/my-nginx: "yes" is neither refuse nor announce`) {
+	if d.Refusal == nil ||
+		!strings.Contains(
+			d.Refusal.Message,
+			`annotation landfall.dev/on-address-conflict of default/my-nginx: "yes" is neither refuse nor announce`) {
 		t.Errorf("%+v", d.Refusal)
 	}
 }
@@ -122,11 +134,13 @@ func TestMACs(t *testing.T) {
 		return lb.Interface{Name: name, MAC: net.HardwareAddr{2, 0, 0, 0, 0, mac}}
 	}
 	f := Facts{
-		Interfaces:     []lb.Interface{named("eth0", 2), named("eth1", 1), named("bond0", 1), named("veth1", 3), named("veth2", 4), {Name: "tun0"}, {Name: "lo", Loopback: true, MAC: net.HardwareAddr{0, 0, 0, 0, 0, 0}}},
+		Interfaces: []lb.Interface{named("eth0", 2), named("eth1", 1), named("bond0", 1), named("veth1", 3),
+			named("veth2", 4), {Name: "tun0"}, {Name: "lo", Loopback: true, MAC: net.HardwareAddr{0, 0, 0, 0, 0, 0}}},
 		Exclude:        []string{"veth*"},
 		Advertisements: map[string]lb.L2Advertisement{"lab": {Interfaces: []string{"veth2"}}},
 	}
-	if got, want := MACs(f), []string{"02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:04"}; !slices.Equal(got, want) {
+	if got, want := MACs(f),
+		[]string{"02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:04"}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 }

@@ -2,8 +2,9 @@ package plan
 
 import "github.com/landfall-lb/landfall/internal/lb"
 
-// deliverable tells why this node cannot deliver the VIP, or nil when it can: every Service on it is programmed and deliverable
-// here. A Service that no node can deliver does not count, unless there is no other.
+// deliverable tells why this node cannot deliver the VIP, or nil when it can: every Service on it
+// is programmed and deliverable here. A Service that no node can deliver does not count, unless
+// there is no other.
 func deliverable(gate lb.Reason, holders []Holder) *lb.Refusal {
 	if gate != "" {
 		return lb.Refuse(gate, "%s", Describe(gate))
@@ -44,7 +45,8 @@ func (h Holder) refuse() *lb.Refusal {
 	}
 }
 
-// forwards tells whether the kernel still delivers what arrives for the VIP, be it to endpoints that are terminating.
+// forwards tells whether the kernel still delivers what arrives for the VIP, be it to endpoints
+// that are terminating.
 func forwards(holders []Holder) bool {
 	counted := 0
 	for _, h := range holders {

@@ -13,7 +13,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// announceOn returns the interfaces on which the advertisements have this node announce the VIP, sorted, and how much they prefer it.
+// announceOn returns the interfaces on which the advertisements have this node announce the VIP,
+// sorted, and how much they prefer it.
 func announceOn(f Facts, in Input) (place, *lb.Refusal) {
 	vip := in.VIP
 	pools := poolsOf(f.Pools, vip)
@@ -34,7 +35,8 @@ func announceOn(f Facts, in Input) (place, *lb.Refusal) {
 	}
 	switch {
 	case len(matching) == 0 && len(elsewhere) > 0:
-		return place{}, lb.Refuse(lb.ReasonNoAdvertisement, "L2Advertisement %s does not select node %s", elsewhere[0].Name, f.Self)
+		return place{},
+			lb.Refuse(lb.ReasonNoAdvertisement, "L2Advertisement %s does not select node %s", elsewhere[0].Name, f.Self)
 	case len(matching) == 0 && len(others) > 0:
 		return place{}, lb.Refuse(lb.ReasonNoAdvertisement, "L2Advertisement %s does not select the Service", others[0].Name)
 	case len(matching) == 0:
@@ -64,7 +66,8 @@ func poolsOf(pools map[string]lb.Pool, vip netip.Addr) []lb.Pool {
 	return found
 }
 
-// selectsService tells whether the advertisement is for a Service that holds the VIP; one of several that share it is enough.
+// selectsService tells whether the advertisement is for a Service that holds the VIP; one of
+// several that share it is enough.
 func selectsService(ad lb.L2Advertisement, holders []Holder) bool {
 	return len(ad.ServiceSelectors) == 0 || slices.ContainsFunc(holders, func(h Holder) bool {
 		return slices.ContainsFunc(ad.ServiceSelectors, func(s labels.Selector) bool { return s.Matches(h.Labels) })
@@ -98,8 +101,8 @@ func selectsNode(ad lb.L2Advertisement, node lb.Node) bool {
 	return false
 }
 
-// suits tells whether the advertisement has the interface answer for the VIP. An interface that is named needs no subnet that
-// contains the VIP: whoever names it knows who asks there.
+// suits tells whether the advertisement has the interface answer for the VIP. An interface that is
+// named needs no subnet that contains the VIP: whoever names it knows who asks there.
 func suits(ad lb.L2Advertisement, i lb.Interface, vip netip.Addr) bool {
 	if !i.Up || i.Loopback || i.NoARP || len(i.MAC) == 0 {
 		return false
@@ -111,7 +114,8 @@ func suits(ad lb.L2Advertisement, i lb.Interface, vip netip.Addr) bool {
 	return ok && !i.Enslaved
 }
 
-// matchesAny tells whether one of the shell patterns matches the name. Patterns are checked where they come in.
+// matchesAny tells whether one of the shell patterns matches the name. Patterns are checked where
+// they come in.
 func matchesAny(patterns []string, name string) bool {
 	return slices.ContainsFunc(patterns, func(p string) bool {
 		ok, err := path.Match(p, name)
@@ -119,7 +123,8 @@ func matchesAny(patterns []string, name string) bool {
 	})
 }
 
-// MACs returns the link-layer addresses under which this node may answer, by which the others tell it from strangers; sorted.
+// MACs returns the link-layer addresses under which this node may answer, by which the others tell
+// it from strangers; sorted.
 func MACs(f Facts) []string {
 	named := map[string]bool{}
 	for _, ad := range f.Advertisements {
@@ -162,6 +167,8 @@ func noInterface(f Facts, matching []lb.L2Advertisement, vip netip.Addr) string 
 	if len(subnets) == 0 {
 		return fmt.Sprintf("%s has no interface with an address of the family of %s", f.Self, vip)
 	}
-	return fmt.Sprintf("no interface of %s that is up has a subnet that contains %s (%s); an L2Advertisement that names interfaces announces it all the same",
+	return fmt.Sprintf(
+		"no interface of %s that is up has a subnet that contains %s (%s); an L2Advertisement that names interfaces "+
+			"announces it all the same",
 		f.Self, vip, strings.Join(subnets, "; "))
 }

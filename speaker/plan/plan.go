@@ -1,5 +1,5 @@
-// Package plan decides, for one VIP at a time and from values only, whether this node claims it, who owns it, on which interfaces
-// this node answers for it, and why or why not.
+// Package plan decides, for one VIP at a time and from values only, whether this node claims it,
+// who owns it, on which interfaces this node answers for it, and why or why not.
 package plan
 
 import (
@@ -23,12 +23,14 @@ type Facts struct {
 	Joined bool
 	// Stopping is set once the speaker was told to end.
 	Stopping bool
-	// Gate says why the gate's deliveries cannot be used, ReasonFeedUnknown or ReasonFeedLost; "" when they can.
+	// Gate says why the gate's deliveries cannot be used, ReasonFeedUnknown or ReasonFeedLost; "" when
+	// they can.
 	Gate           lb.Reason
 	Pools          map[string]lb.Pool
 	Advertisements map[string]lb.L2Advertisement
 	Interfaces     []lb.Interface
-	// Exclude are shell patterns of interface names that answer only where an advertisement names them.
+	// Exclude are shell patterns of interface names that answer only where an advertisement names
+	// them.
 	Exclude []string
 	// CordonDrains makes a node that takes no new pods give its VIPs away.
 	CordonDrains bool
@@ -51,14 +53,16 @@ type Input struct {
 	Claims map[string]lb.Claim
 	// Answering are the interfaces on which this node answers for the VIP now.
 	Answering []string
-	// Former is set when this node's speaker was started anew a moment ago and answered for the VIP before, so that the others wait
-	// for it.
+	// Former is set when this node's speaker was started anew a moment ago and answered for the VIP
+	// before, so that the others wait for it.
 	Former bool
 	// Routed is what has become of the VIP over BGP.
 	Routed Routed
-	// Fresh is set for a moment after this node has first seen the VIP: other nodes may see it a little later.
+	// Fresh is set for a moment after this node has first seen the VIP: other nodes may see it a
+	// little later.
 	Fresh bool
-	// Elsewhere is set while a majority of the speakers, of which this node sees none, answers for the VIP.
+	// Elsewhere is set while a majority of the speakers, of which this node sees none, answers for the
+	// VIP.
 	Elsewhere bool
 	// Served is set once a node of ours has answered for the VIP, as far as this node has heard.
 	Served bool
@@ -86,7 +90,8 @@ type Decision struct {
 	Refusal *lb.Refusal
 	// Owner is the node that shall answer; "" when no live node claims the VIP.
 	Owner string
-	// Reporter is the node that reports on the VIP to the API server: the owner, or who would be it if all live nodes claimed.
+	// Reporter is the node that reports on the VIP to the API server: the owner, or who would be it if
+	// all live nodes claimed.
 	Reporter string
 	// Answer are the interfaces on which this node answers; none when it does not.
 	Answer []string
@@ -108,7 +113,8 @@ type Decision struct {
 	Nodes []NodeWord
 }
 
-// Obstacle says why this node neither claims the VIP nor announces a route for it; "" when it does one or the other.
+// Obstacle says why this node neither claims the VIP nor announces a route for it; "" when it does
+// one or the other.
 func (d Decision) Obstacle() lb.Reason {
 	switch {
 	case d.Refusal == nil || d.Routed.steady():
@@ -141,7 +147,8 @@ func Decide(f Facts, in Input) Decision {
 		d.Refusal = conflict(f, in)
 	}
 	if d.Refusal == nil && in.Elsewhere {
-		d.Refusal = lb.Refuse(lb.ReasonYielded, "%s is cut off from a majority of the speakers, which answers for %s", f.Self, in.VIP)
+		d.Refusal = lb.Refuse(lb.ReasonYielded, "%s is cut off from a majority of the speakers, which answers for %s", f.Self,
+			in.VIP)
 	}
 	d.Weight = place.weight
 	d.Owner = Elect(in.VIP, claimants(f, in, d))
@@ -170,7 +177,8 @@ func Decide(f Facts, in Input) Decision {
 	return d
 }
 
-// claimants are the live nodes that claim the VIP. What this node claims is what it has just decided, not what it last told.
+// claimants are the live nodes that claim the VIP. What this node claims is what it has just
+// decided, not what it last told.
 func claimants(f Facts, in Input, d Decision) []Candidate {
 	var nodes []Candidate
 	served := false
@@ -190,13 +198,14 @@ func claimants(f Facts, in Input, d Decision) []Candidate {
 	return nodes
 }
 
-// expected are the live nodes that may claim a fresh VIP in a moment. They count as if they did, lest the node that happens to be the
-// first with each new VIP owns all of them for good.
+// expected are the live nodes that may claim a fresh VIP in a moment. They count as if they did,
+// lest the node that happens to be the first with each new VIP owns all of them for good.
 func expected(f Facts, in Input) []Candidate {
 	var nodes []Candidate
 	for _, node := range f.Live {
 		claim, told := in.Claims[node]
-		soon := !told || claim.Reason == lb.ReasonNotJoined || claim.Reason == lb.ReasonFeedUnknown || claim.Reason == lb.ReasonNotProgrammed
+		soon := !told || claim.Reason == lb.ReasonNotJoined || claim.Reason == lb.ReasonFeedUnknown ||
+			claim.Reason == lb.ReasonNotProgrammed
 		if node != f.Self && soon {
 			nodes = append(nodes, Candidate{Node: node, Weight: claim.Weight})
 		}
@@ -204,9 +213,10 @@ func expected(f Facts, in Input) []Candidate {
 	return nodes
 }
 
-// handsOver tells whether this node, which answers for a VIP that it does not own, goes on with it until it has heard that the
-// owner answers (contract: make before break). What an owner that has just been found again said before may not be so any more. It does so only
-// while what still arrives here is delivered.
+// handsOver tells whether this node, which answers for a VIP that it does not own, goes on with it
+// until it has heard that the owner answers (contract: make before break). What an owner that has
+// just been found again said before may not be so any more. It does so only while what still
+// arrives here is delivered.
 func handsOver(f Facts, in Input, d Decision) bool {
 	if len(in.Answering) == 0 || f.Gate != "" || !forwards(in.Holders) {
 		return false
@@ -232,8 +242,9 @@ type place struct {
 	weight     uint16
 }
 
-// refuse returns where this node may answer, or why it does not claim the VIP. The order is from what holds for
-// the whole node to what holds for one Service, so that the reason shown is the one to remove first.
+// refuse returns where this node may answer, or why it does not claim the VIP. The order is from
+// what holds for the whole node to what holds for one Service, so that the reason shown is the one
+// to remove first.
 func refuse(f Facts, in Input) (place, *lb.Refusal) {
 	switch {
 	case f.Stopping:

@@ -35,7 +35,8 @@ func eth0(tweak ...func(*lb.Interface)) lb.Interface {
 }
 
 func pool(name, from, to string) lb.Pool {
-	return lb.Pool{Name: name, Labels: labels.Set{"pool": name}, Ranges: []lb.Range{{From: netip.MustParseAddr(from), To: netip.MustParseAddr(to)}}}
+	return lb.Pool{Name: name, Labels: labels.Set{"pool": name},
+		Ranges: []lb.Range{{From: netip.MustParseAddr(from), To: netip.MustParseAddr(to)}}}
 }
 
 // facts returns those of a node that may announce the VIP on eth0.
@@ -44,8 +45,9 @@ func facts(self string, tweak ...func(*Facts)) Facts {
 		Self: self, Node: &lb.Node{Name: self, Labels: labels.Set{"rack": "a"}}, Joined: true,
 		Pools:          map[string]lb.Pool{"lan": pool("lan", "172.26.236.180", "172.26.236.199")},
 		Advertisements: map[string]lb.L2Advertisement{"lan": {Name: "lan"}},
-		Interfaces:     []lb.Interface{eth0(), {Index: 1, Name: "lo", Up: true, Loopback: true, Addresses: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8")}}},
-		Live:           []string{w177, w178, w179},
+		Interfaces: []lb.Interface{eth0(), {Index: 1, Name: "lo", Up: true, Loopback: true,
+			Addresses: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8")}}},
+		Live: []string{w177, w178, w179},
 	}
 	for _, t := range tweak {
 		t(&f)
@@ -116,56 +118,90 @@ func TestContract1And2And10ClaimOrTypedReason(t *testing.T) {
 		{name: "stopping", facts: func(f *Facts) { f.Stopping = true }, want: lb.ReasonStopping},
 		{name: "node unknown", facts: func(f *Facts) { f.Node = nil }, want: lb.ReasonNodeUnknown},
 		{name: "node leaving", facts: func(f *Facts) { f.Node.Leaving = lb.ReasonNodeLeaving }, want: lb.ReasonNodeLeaving},
-		{name: "node excluded", facts: func(f *Facts) { f.Node.Labels = labels.Set{LabelExclude: ""} }, want: lb.ReasonNodeExcluded},
+		{name: "node excluded", facts: func(f *Facts) { f.Node.Labels = labels.Set{LabelExclude: ""} },
+			want: lb.ReasonNodeExcluded},
 		{name: "not joined", facts: func(f *Facts) { f.Joined = false }, want: lb.ReasonNotJoined},
 		{name: "IPv6", facts: func(f *Facts) {
 			f.Pools["six"] = pool("six", "2001:db8::1", "2001:db8::9")
-			f.Interfaces = []lb.Interface{eth0(func(i *lb.Interface) { i.Addresses = append(i.Addresses, netip.MustParsePrefix("2001:db8::178/64")) })}
+			f.Interfaces = []lb.Interface{
+				eth0(func(i *lb.Interface) { i.Addresses = append(i.Addresses, netip.MustParsePrefix("2001:db8::178/64")) })}
 		}, input: func(in *Input) { in.VIP = netip.MustParseAddr("2001:db8::1") }},
 
 		{name: "no pool", facts: func(f *Facts) { f.Pools = nil }, want: lb.ReasonNoAdvertisement},
-		{name: "outside the pools", facts: func(f *Facts) { f.Pools["lan"] = pool("lan", "172.26.236.190", "172.26.236.199") }, want: lb.ReasonNoAdvertisement},
+		{
+			name:  "outside the pools",
+			facts: func(f *Facts) { f.Pools["lan"] = pool("lan", "172.26.236.190", "172.26.236.199") },
+			want:  lb.ReasonNoAdvertisement},
 		{name: "no advertisement", facts: func(f *Facts) { f.Advertisements = nil }, want: lb.ReasonNoAdvertisement},
-		{name: "advertisement of another pool", facts: ad(func(a *lb.L2Advertisement) { a.Pools = []string{"dmz"} }), want: lb.ReasonNoAdvertisement},
+		{name: "advertisement of another pool", facts: ad(func(a *lb.L2Advertisement) { a.Pools = []string{"dmz"} }),
+			want: lb.ReasonNoAdvertisement},
 		{name: "advertisement names the pool", facts: ad(func(a *lb.L2Advertisement) { a.Pools = []string{"dmz", "lan"} })},
-		{name: "advertisement selects the pool", facts: ad(func(a *lb.L2Advertisement) { a.PoolSelectors = selector("pool=lan") })},
-		{name: "advertisement selects other pools", facts: ad(func(a *lb.L2Advertisement) { a.PoolSelectors = selector("pool=dmz") }), want: lb.ReasonNoAdvertisement},
-		{name: "advertisement selects the node", facts: ad(func(a *lb.L2Advertisement) { a.NodeSelectors = selector("rack=a") })},
-		{name: "advertisement selects other nodes", facts: ad(func(a *lb.L2Advertisement) { a.NodeSelectors = selector("rack=b") }), want: lb.ReasonNoAdvertisement},
-		{name: "advertisement names the interface", facts: ad(func(a *lb.L2Advertisement) { a.Interfaces = []string{"eth0"} })},
-		{name: "advertisement names another interface", facts: ad(func(a *lb.L2Advertisement) { a.Interfaces = []string{"eth1"} }), want: lb.ReasonNoInterface},
+		{name: "advertisement selects the pool",
+			facts: ad(func(a *lb.L2Advertisement) { a.PoolSelectors = selector("pool=lan") })},
+		{name: "advertisement selects other pools",
+			facts: ad(func(a *lb.L2Advertisement) { a.PoolSelectors = selector("pool=dmz") }), want: lb.ReasonNoAdvertisement},
+		{name: "advertisement selects the node",
+			facts: ad(func(a *lb.L2Advertisement) { a.NodeSelectors = selector("rack=a") })},
+		{name: "advertisement selects other nodes",
+			facts: ad(func(a *lb.L2Advertisement) { a.NodeSelectors = selector("rack=b") }), want: lb.ReasonNoAdvertisement},
+		{name: "advertisement names the interface",
+			facts: ad(func(a *lb.L2Advertisement) { a.Interfaces = []string{"eth0"} })},
+		{name: "advertisement names another interface",
+			facts: ad(func(a *lb.L2Advertisement) { a.Interfaces = []string{"eth1"} }), want: lb.ReasonNoInterface},
 		{name: "overlapping pools, the second one advertised", facts: func(f *Facts) {
 			f.Pools["wide"] = pool("wide", "172.26.0.0", "172.26.255.255")
 			f.Advertisements["lan"] = lb.L2Advertisement{Name: "lan", Pools: []string{"wide"}}
 		}},
 
-		{name: "interface down", facts: func(f *Facts) { f.Interfaces = []lb.Interface{eth0(func(i *lb.Interface) { i.Up = false })} }, want: lb.ReasonNoInterface},
+		{
+			name:  "interface down",
+			facts: func(f *Facts) { f.Interfaces = []lb.Interface{eth0(func(i *lb.Interface) { i.Up = false })} },
+			want:  lb.ReasonNoInterface},
 		{name: "interface of another subnet", facts: func(f *Facts) {
-			f.Interfaces = []lb.Interface{eth0(func(i *lb.Interface) { i.Addresses = []netip.Prefix{netip.MustParsePrefix("10.0.0.1/8")} })}
+			f.Interfaces = []lb.Interface{
+				eth0(func(i *lb.Interface) { i.Addresses = []netip.Prefix{netip.MustParsePrefix("10.0.0.1/8")} })}
 		}, want: lb.ReasonNoInterface},
-		{name: "interface enslaved", facts: func(f *Facts) { f.Interfaces = []lb.Interface{eth0(func(i *lb.Interface) { i.Enslaved = true })} }, want: lb.ReasonNoInterface},
-		{name: "interface without ARP", facts: func(f *Facts) { f.Interfaces = []lb.Interface{eth0(func(i *lb.Interface) { i.NoARP = true })} }, want: lb.ReasonNoInterface},
-		{name: "interface without MAC", facts: func(f *Facts) { f.Interfaces = []lb.Interface{eth0(func(i *lb.Interface) { i.MAC = nil })} }, want: lb.ReasonNoInterface},
+		{
+			name:  "interface enslaved",
+			facts: func(f *Facts) { f.Interfaces = []lb.Interface{eth0(func(i *lb.Interface) { i.Enslaved = true })} },
+			want:  lb.ReasonNoInterface},
+		{
+			name:  "interface without ARP",
+			facts: func(f *Facts) { f.Interfaces = []lb.Interface{eth0(func(i *lb.Interface) { i.NoARP = true })} },
+			want:  lb.ReasonNoInterface},
+		{
+			name:  "interface without MAC",
+			facts: func(f *Facts) { f.Interfaces = []lb.Interface{eth0(func(i *lb.Interface) { i.MAC = nil })} },
+			want:  lb.ReasonNoInterface},
 		{name: "no interface", facts: func(f *Facts) { f.Interfaces = nil }, want: lb.ReasonNoInterface},
 
 		{name: "feed unknown", facts: func(f *Facts) { f.Gate = lb.ReasonFeedUnknown }, want: lb.ReasonFeedUnknown},
 		{name: "feed lost", facts: func(f *Facts) { f.Gate = lb.ReasonFeedLost }, want: lb.ReasonFeedLost},
-		{name: "the feed does not name it", input: func(in *Input) { in.Holders[0].Delivery = nil }, want: lb.ReasonNotProgrammed},
+		{name: "the feed does not name it", input: func(in *Input) { in.Holders[0].Delivery = nil },
+			want: lb.ReasonNotProgrammed},
 		{name: "not programmed", input: held(delivery(nginx, unprogrammed)), want: lb.ReasonNotProgrammed},
 		{name: "no backends", input: held(delivery(nginx, empty)), want: lb.ReasonNoBackends},
-		{name: "only terminating backends, Cluster", input: held(delivery(nginx, empty, func(d *lb.Delivery) { d.Serving = 1 }))},
+		{name: "only terminating backends, Cluster",
+			input: held(delivery(nginx, empty, func(d *lb.Delivery) { d.Serving = 1 }))},
 		{name: "Local, ready here", input: held(delivery(nginx, local(1, 0, 2, 0)))},
-		{name: "Local, ready elsewhere only", input: held(delivery(nginx, local(0, 0, 2, 0))), want: lb.ReasonNoLocalBackends},
-		{name: "Local, terminating here, ready elsewhere", input: held(delivery(nginx, local(0, 1, 2, 0))), want: lb.ReasonNoLocalBackends},
+		{name: "Local, ready elsewhere only", input: held(delivery(nginx, local(0, 0, 2, 0))),
+			want: lb.ReasonNoLocalBackends},
+		{name: "Local, terminating here, ready elsewhere", input: held(delivery(nginx, local(0, 1, 2, 0))),
+			want: lb.ReasonNoLocalBackends},
 		{name: "Local, terminating here, ready nowhere", input: held(delivery(nginx, local(0, 1, 0, 1)))},
-		{name: "Local, terminating elsewhere, ready nowhere", input: held(delivery(nginx, local(0, 0, 0, 1))), want: lb.ReasonNoLocalBackends},
+		{name: "Local, terminating elsewhere, ready nowhere", input: held(delivery(nginx, local(0, 0, 0, 1))),
+			want: lb.ReasonNoLocalBackends},
 
 		{name: "shared, both fine", input: held(delivery(metrics), delivery(nginx))},
-		{name: "shared, one not programmed", input: held(delivery(metrics, unprogrammed), delivery(nginx)), want: lb.ReasonNotProgrammed},
-		{name: "shared, one without local backends", input: held(delivery(metrics), delivery(nginx, local(0, 0, 1, 0))), want: lb.ReasonNoLocalBackends},
+		{name: "shared, one not programmed", input: held(delivery(metrics, unprogrammed), delivery(nginx)),
+			want: lb.ReasonNotProgrammed},
+		{name: "shared, one without local backends", input: held(delivery(metrics), delivery(nginx, local(0, 0, 1, 0))),
+			want: lb.ReasonNoLocalBackends},
 		{name: "shared, one that nobody can deliver", input: held(delivery(metrics, empty), delivery(nginx))},
-		{name: "shared, one that nobody can deliver and one not here", input: held(delivery(metrics, empty), delivery(nginx, local(0, 0, 1, 0))), want: lb.ReasonNoLocalBackends},
-		{name: "shared, none has backends", input: held(delivery(metrics, empty), delivery(nginx, empty)), want: lb.ReasonNoBackends},
+		{name: "shared, one that nobody can deliver and one not here",
+			input: held(delivery(metrics, empty), delivery(nginx, local(0, 0, 1, 0))), want: lb.ReasonNoLocalBackends},
+		{name: "shared, none has backends", input: held(delivery(metrics, empty), delivery(nginx, empty)),
+			want: lb.ReasonNoBackends},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f, in := facts(w178), input()
@@ -198,11 +234,14 @@ func TestContract1And2And10ClaimOrTypedReason(t *testing.T) {
 	}
 }
 
-// Each reason that a plan can give has a sentence of its own, as other nodes know nothing but the reason.
+// Each reason that a plan can give has a sentence of its own, as other nodes know nothing but the
+// reason.
 func TestContract10EveryReasonHasASentence(t *testing.T) {
 	for _, r := range []lb.Reason{
-		lb.ReasonNoAdvertisement, lb.ReasonNoInterface, lb.ReasonFeedUnknown, lb.ReasonFeedLost, lb.ReasonNotProgrammed, lb.ReasonNoBackends,
-		lb.ReasonNoLocalBackends, lb.ReasonNodeLeaving, lb.ReasonNodeExcluded, lb.ReasonNodeUnknown, lb.ReasonStopping, lb.ReasonNotJoined,
+		lb.ReasonNoAdvertisement, lb.ReasonNoInterface, lb.ReasonFeedUnknown, lb.ReasonFeedLost, lb.ReasonNotProgrammed,
+		lb.ReasonNoBackends,
+		lb.ReasonNoLocalBackends, lb.ReasonNodeLeaving, lb.ReasonNodeExcluded, lb.ReasonNodeUnknown, lb.ReasonStopping,
+		lb.ReasonNotJoined,
 		lb.ReasonFamilyUnspoken, lb.ReasonUnheard, lb.ReasonAnnounced,
 	} {
 		if Describe(r) == string(r) {
@@ -213,7 +252,8 @@ func TestContract10EveryReasonHasASentence(t *testing.T) {
 
 func TestInterfacesAreTheUnionOverAdvertisements(t *testing.T) {
 	f := facts(w178)
-	f.Interfaces = append(f.Interfaces, eth0(func(i *lb.Interface) { i.Name, i.Addresses = "eth1", nil }), eth0(func(i *lb.Interface) { i.Name, i.Addresses = "eth2", nil }))
+	f.Interfaces = append(f.Interfaces, eth0(func(i *lb.Interface) { i.Name, i.Addresses = "eth1", nil }),
+		eth0(func(i *lb.Interface) { i.Name, i.Addresses = "eth2", nil }))
 	f.Advertisements["second"] = lb.L2Advertisement{Name: "second", Interfaces: []string{"eth1", "eth9"}}
 	if d := Decide(f, input()); !cmp.Equal(d.Answer, []string{"eth0", "eth1"}) {
 		t.Errorf("got %v, %v", d.Answer, d.Refusal)
@@ -244,7 +284,8 @@ func TestContract5MakeBeforeBreak(t *testing.T) {
 	former := func(in *Input) { in.Former = true }
 	fresh := func(in *Input) { in.Fresh = true }
 	preferred := func(f *Facts) {
-		f.Advertisements["lan"] = lb.L2Advertisement{Name: "lan", Preferred: []lb.Preference{{Weight: 10, Nodes: labels.Everything()}}}
+		f.Advertisements["lan"] = lb.L2Advertisement{Name: "lan",
+			Preferred: []lb.Preference{{Weight: 10, Nodes: labels.Everything()}}}
 	}
 	others := func(node string, claim lb.Claim) func(*Input) {
 		return func(in *Input) { in.Claims = map[string]lb.Claim{node: claim} }
@@ -258,35 +299,61 @@ func TestContract5MakeBeforeBreak(t *testing.T) {
 		handover bool
 		rival    bool
 	}{
-		{name: "who would have won leaves alone what is served well", self: owner, input: []func(*Input){others(second, lb.Claim{Answering: true})}},
-		{name: "unless it is preferred, and takes over at once", self: owner, facts: preferred, input: []func(*Input){others(second, lb.Claim{Answering: true})}, answer: true, rival: true},
-		{name: "unless who serves it is about to stop", self: owner, input: []func(*Input){others(second, lb.Claim{Answering: true, Reason: lb.ReasonStopping})}, answer: true, rival: true},
-		{name: "of two that answer, one wins", self: owner, input: []func(*Input){answering, others(second, lb.Claim{Answering: true})}, answer: true, rival: true},
-		{name: "who is expected back is waited for", self: owner, input: []func(*Input){others(second, lb.Claim{Answering: true, Held: true})}, rival: false},
-		{name: "who is back goes on where it was", self: second, input: []func(*Input){former, others(owner, lb.Claim{})}, answer: true},
-		{name: "unless another one serves it by now", self: second, input: []func(*Input){former, others(owner, lb.Claim{Answering: true})}},
+		{name: "who would have won leaves alone what is served well", self: owner,
+			input: []func(*Input){others(second, lb.Claim{Answering: true})}},
+		{name: "unless it is preferred, and takes over at once", self: owner, facts: preferred,
+			input: []func(*Input){others(second, lb.Claim{Answering: true})}, answer: true, rival: true},
+		{name: "unless who serves it is about to stop", self: owner,
+			input: []func(*Input){others(second, lb.Claim{Answering: true, Reason: lb.ReasonStopping})}, answer: true,
+			rival: true},
+		{name: "of two that answer, one wins", self: owner,
+			input: []func(*Input){answering, others(second, lb.Claim{Answering: true})}, answer: true, rival: true},
+		{name: "who is expected back is waited for", self: owner,
+			input: []func(*Input){others(second, lb.Claim{Answering: true, Held: true})}, rival: false},
+		{name: "who is back goes on where it was", self: second, input: []func(*Input){former, others(owner, lb.Claim{})},
+			answer: true},
+		{name: "unless another one serves it by now", self: second,
+			input: []func(*Input){former, others(owner, lb.Claim{Answering: true})}},
 		{name: "a fresh address is left to the winner that has not heard of it", self: second, input: []func(*Input){fresh}},
-		{name: "a fresh address is taken when the winner cannot", self: second, input: []func(*Input){fresh, others(owner, lb.Claim{Reason: lb.ReasonNoLocalBackends})}, answer: true},
+		{name: "a fresh address is taken when the winner cannot", self: second,
+			input: []func(*Input){fresh, others(owner, lb.Claim{Reason: lb.ReasonNoLocalBackends})}, answer: true},
 		{name: "not owner and not answering", self: second, input: []func(*Input){others(owner, lb.Claim{})}},
-		{name: "old owner goes on until the new one answers", self: second, input: []func(*Input){answering, others(owner, lb.Claim{Weight: 1})}, answer: true, handover: true},
-		{name: "old owner ends once the new one answers", self: second, input: []func(*Input){answering, others(owner, lb.Claim{Answering: true, Weight: 1})}},
+		{name: "old owner goes on until the new one answers", self: second,
+			input: []func(*Input){answering, others(owner, lb.Claim{Weight: 1})}, answer: true, handover: true},
+		{name: "old owner ends once the new one answers", self: second,
+			input: []func(*Input){answering, others(owner, lb.Claim{Answering: true, Weight: 1})}},
 		{name: "stopping, the heir does not answer yet", self: owner, facts: func(f *Facts) { f.Stopping = true },
 			input: []func(*Input){answering, others(second, lb.Claim{})}, answer: true, handover: true},
-		{name: "stopping, the heir answers", self: owner, facts: func(f *Facts) { f.Stopping = true }, input: []func(*Input){answering, others(second, lb.Claim{Answering: true})}},
-		{name: "stopping without an heir", self: owner, facts: func(f *Facts) { f.Stopping = true }, input: []func(*Input){answering, others(second, lb.Claim{Reason: lb.ReasonNoBackends})}},
+		{name: "stopping, the heir answers", self: owner, facts: func(f *Facts) { f.Stopping = true },
+			input: []func(*Input){answering, others(second, lb.Claim{Answering: true})}},
+		{name: "stopping without an heir", self: owner, facts: func(f *Facts) { f.Stopping = true },
+			input: []func(*Input){answering, others(second, lb.Claim{Reason: lb.ReasonNoBackends})}},
 		{name: "node leaving without an heir", self: owner, facts: func(f *Facts) { f.Node.Leaving = lb.ReasonNodeLeaving },
-			input: []func(*Input){answering, others(second, lb.Claim{Reason: lb.ReasonNoLocalBackends})}, answer: true, handover: true},
-		{name: "last local endpoint is terminating, no heir yet", self: owner, input: []func(*Input){answering, held(delivery(nginx, local(0, 1, 1, 0)))}, answer: true, handover: true},
-		{name: "label set without an heir", self: owner, facts: func(f *Facts) { f.Node.Labels = labels.Set{LabelExclude: "true"} }, input: []func(*Input){answering}},
-		{name: "node leaving", self: owner, facts: func(f *Facts) { f.Node.Leaving = lb.ReasonNodeLeaving }, input: []func(*Input){answering, others(second, lb.Claim{})}, answer: true, handover: true},
-		{name: "label set", self: owner, facts: func(f *Facts) { f.Node.Labels = labels.Set{LabelExclude: "true"} }, input: []func(*Input){answering, others(second, lb.Claim{})}, answer: true, handover: true},
-		{name: "advertisement moved away", self: owner, facts: func(f *Facts) { f.Advertisements = nil }, input: []func(*Input){answering, others(second, lb.Claim{})}, answer: true, handover: true},
-		{name: "last local endpoint is terminating", self: owner, input: []func(*Input){answering, others(second, lb.Claim{}), held(delivery(nginx, local(0, 1, 1, 0)))}, answer: true, handover: true},
-		{name: "last local endpoint is gone", self: owner, input: []func(*Input){answering, others(second, lb.Claim{}), held(delivery(nginx, local(0, 0, 1, 0)))}},
-		{name: "rules gone", self: owner, input: []func(*Input){answering, others(second, lb.Claim{}), held(delivery(nginx, unprogrammed))}},
-		{name: "stopping and rules gone", self: owner, facts: func(f *Facts) { f.Stopping = true }, input: []func(*Input){answering, others(second, lb.Claim{}), held(delivery(nginx, unprogrammed))}},
-		{name: "feed lost", self: owner, facts: func(f *Facts) { f.Gate = lb.ReasonFeedLost }, input: []func(*Input){answering, others(second, lb.Claim{})}},
-		{name: "interface down", self: owner, facts: func(f *Facts) { f.Interfaces = nil }, input: []func(*Input){answering, others(second, lb.Claim{})}},
+			input: []func(*Input){answering, others(second, lb.Claim{Reason: lb.ReasonNoLocalBackends})}, answer: true,
+			handover: true},
+		{name: "last local endpoint is terminating, no heir yet", self: owner,
+			input: []func(*Input){answering, held(delivery(nginx, local(0, 1, 1, 0)))}, answer: true, handover: true},
+		{name: "label set without an heir", self: owner,
+			facts: func(f *Facts) { f.Node.Labels = labels.Set{LabelExclude: "true"} }, input: []func(*Input){answering}},
+		{name: "node leaving", self: owner, facts: func(f *Facts) { f.Node.Leaving = lb.ReasonNodeLeaving },
+			input: []func(*Input){answering, others(second, lb.Claim{})}, answer: true, handover: true},
+		{name: "label set", self: owner, facts: func(f *Facts) { f.Node.Labels = labels.Set{LabelExclude: "true"} },
+			input: []func(*Input){answering, others(second, lb.Claim{})}, answer: true, handover: true},
+		{name: "advertisement moved away", self: owner, facts: func(f *Facts) { f.Advertisements = nil },
+			input: []func(*Input){answering, others(second, lb.Claim{})}, answer: true, handover: true},
+		{name: "last local endpoint is terminating", self: owner,
+			input: []func(*Input){answering, others(second, lb.Claim{}), held(delivery(nginx, local(0, 1, 1, 0)))}, answer: true,
+			handover: true},
+		{name: "last local endpoint is gone", self: owner,
+			input: []func(*Input){answering, others(second, lb.Claim{}), held(delivery(nginx, local(0, 0, 1, 0)))}},
+		{name: "rules gone", self: owner, input: []func(*Input){answering, others(second, lb.Claim{}),
+			held(delivery(nginx, unprogrammed))}},
+		{name: "stopping and rules gone", self: owner, facts: func(f *Facts) { f.Stopping = true },
+			input: []func(*Input){answering, others(second, lb.Claim{}), held(delivery(nginx, unprogrammed))}},
+		{name: "feed lost", self: owner, facts: func(f *Facts) { f.Gate = lb.ReasonFeedLost },
+			input: []func(*Input){answering, others(second, lb.Claim{})}},
+		{name: "interface down", self: owner, facts: func(f *Facts) { f.Interfaces = nil },
+			input: []func(*Input){answering, others(second, lb.Claim{})}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := facts(c.self)
@@ -295,7 +362,8 @@ func TestContract5MakeBeforeBreak(t *testing.T) {
 			}
 			d := Decide(f, input(c.input...))
 			if got := len(d.Answer) > 0; got != c.answer || d.Handover != c.handover || d.Rival != c.rival {
-				t.Errorf("answers on %v, handover %v, rival %v; want %v, %v, %v", d.Answer, d.Handover, d.Rival, c.answer, c.handover, c.rival)
+				t.Errorf("answers on %v, handover %v, rival %v; want %v, %v, %v", d.Answer, d.Handover, d.Rival, c.answer,
+					c.handover, c.rival)
 			}
 		})
 	}
@@ -315,11 +383,13 @@ func TestContract10WordsAndSummary(t *testing.T) {
 		in.Claims = map[string]lb.Claim{second: {}, third: {Reason: lb.ReasonNoLocalBackends}}
 	})
 	d := Decide(facts(owner), in)
-	if diff := cmp.Diff(map[string]lb.Reason{owner: lb.ReasonAnnounced, second: lb.ReasonNotOwner, third: lb.ReasonNoLocalBackends}, byNode(d)); diff != "" {
+	if diff := cmp.Diff(map[string]lb.Reason{owner: lb.ReasonAnnounced, second: lb.ReasonNotOwner,
+		third: lb.ReasonNoLocalBackends}, byNode(d)); diff != "" {
 		t.Error(diff)
 	}
 	report, ok := Summarize(owner, []Decision{d})
-	want := Report{Announced: true, Reason: lb.ReasonAnnounced, Message: "172.26.236.180 is announced from " + owner + " (ARP on eth0)"}
+	want := Report{Announced: true, Reason: lb.ReasonAnnounced,
+		Message: "172.26.236.180 is announced from " + owner + " (ARP on eth0)"}
 	if !ok || report != want {
 		t.Errorf("got %+v %v, want %+v", report, ok, want)
 	}
@@ -327,13 +397,16 @@ func TestContract10WordsAndSummary(t *testing.T) {
 		t.Error("a node that is not the reporter reports")
 	}
 
-	in = input(func(in *Input) { in.Claims = map[string]lb.Claim{third: {Reason: lb.ReasonFeedUnknown}} }, held(delivery(nginx, local(0, 0, 1, 0))))
+	in = input(func(in *Input) { in.Claims = map[string]lb.Claim{third: {Reason: lb.ReasonFeedUnknown}} },
+		held(delivery(nginx, local(0, 0, 1, 0))))
 	d = Decide(facts(owner), in)
-	if diff := cmp.Diff(map[string]lb.Reason{owner: lb.ReasonNoLocalBackends, second: lb.ReasonUnheard, third: lb.ReasonFeedUnknown}, byNode(d)); diff != "" {
+	if diff := cmp.Diff(map[string]lb.Reason{owner: lb.ReasonNoLocalBackends, second: lb.ReasonUnheard,
+		third: lb.ReasonFeedUnknown}, byNode(d)); diff != "" {
 		t.Error(diff)
 	}
 	report, ok = Summarize(owner, []Decision{d})
-	want = Report{Reason: lb.ReasonNoOwner, Message: "no node announces 172.26.236.180: FeedUnknown on " + third + ", NoLocalBackends on " + owner + ", Unheard on " + second}
+	want = Report{Reason: lb.ReasonNoOwner, Message: "no node announces 172.26.236.180: FeedUnknown on " + third +
+		", NoLocalBackends on " + owner + ", Unheard on " + second}
 	if !ok || report != want {
 		t.Errorf("got %+v %v, want %+v", report, ok, want)
 	}
@@ -342,7 +415,8 @@ func TestContract10WordsAndSummary(t *testing.T) {
 		in.Claims = map[string]lb.Claim{second: {Reason: lb.ReasonNoBackends}, third: {Reason: lb.ReasonNoBackends}}
 	}, held(delivery(nginx, empty)))
 	report, _ = Summarize(owner, []Decision{Decide(facts(owner), in)})
-	want = Report{Reason: lb.ReasonNoBackends, Message: "no node announces 172.26.236.180: default/my-nginx: no endpoint is usable on any node"}
+	want = Report{Reason: lb.ReasonNoBackends,
+		Message: "no node announces 172.26.236.180: default/my-nginx: no endpoint is usable on any node"}
 	if report != want {
 		t.Errorf("got %+v, want %+v", report, want)
 	}
@@ -350,8 +424,9 @@ func TestContract10WordsAndSummary(t *testing.T) {
 	// A node that is out by itself does not hide what keeps the others from announcing.
 	in.Claims[third] = lb.Claim{Reason: lb.ReasonNodeExcluded}
 	report, _ = Summarize(owner, []Decision{Decide(facts(owner), in)})
-	want = Report{Reason: lb.ReasonNoBackends, Message: "no node announces 172.26.236.180: default/my-nginx: no endpoint is usable on any node (" +
-		"NoBackends on " + owner + ", " + second + ", NodeExcluded on " + third + ")"}
+	want = Report{Reason: lb.ReasonNoBackends,
+		Message: "no node announces 172.26.236.180: default/my-nginx: no endpoint is usable on any node (" +
+			"NoBackends on " + owner + ", " + second + ", NodeExcluded on " + third + ")"}
 	if report != want {
 		t.Errorf("got %+v, want %+v", report, want)
 	}

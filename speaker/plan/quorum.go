@@ -12,8 +12,8 @@ type Quorum struct {
 	Rank int
 }
 
-// QuorumOf returns what a node sees: live are the nodes that it sees, known those and the ones that it misses; both contain it and are
-// sorted.
+// QuorumOf returns what a node sees: live are the nodes that it sees, known those and the ones that
+// it misses; both contain it and are sorted.
 func QuorumOf(self string, live, known []string) Quorum {
 	return Quorum{
 		Lost:     len(live) < len(known),

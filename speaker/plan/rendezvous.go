@@ -6,8 +6,9 @@ import (
 	"net/netip"
 )
 
-// Winner returns the node with the highest weight for the VIP (rendezvous hashing, also known as highest random weight): all who
-// know the same nodes pick the same winner, and a node that comes or goes moves only the VIPs that it wins or won. "" without nodes.
+// Winner returns the node with the highest weight for the VIP (rendezvous hashing, also known as
+// highest random weight): all who know the same nodes pick the same winner, and a node that comes
+// or goes moves only the VIPs that it wins or won. "" without nodes.
 func Winner(vip netip.Addr, nodes []string) string {
 	winner, most := "", uint64(0)
 	for _, node := range nodes {
@@ -44,8 +45,9 @@ func (c Candidate) compare(other Candidate) int {
 	return cmp.Or(cmp.Compare(other.Weight, c.Weight), cmp.Compare(rank(c), rank(other)))
 }
 
-// Elect returns which candidate owns the VIP: of the heaviest, one that answers already, as a VIP that is served well is not moved, and
-// of those one that was with the majority; else the winner. "" without candidates.
+// Elect returns which candidate owns the VIP: of the heaviest, one that answers already, as a VIP
+// that is served well is not moved, and of those one that was with the majority; else the winner.
+// "" without candidates.
 func Elect(vip netip.Addr, candidates []Candidate) string {
 	var best []string
 	var top Candidate

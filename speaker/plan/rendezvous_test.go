@@ -24,7 +24,8 @@ func names(format string, n, first int) []string {
 	return all
 }
 
-// The balance of rendezvous hashing is that of chance: 1,000 VIPs over 9 nodes are 111 each, give or take 10.
+// The balance of rendezvous hashing is that of chance: 1,000 VIPs over 9 nodes are 111 each, give
+// or take 10.
 func TestRendezvousBalance(t *testing.T) {
 	addresses := vips(1000, "172.26.240.0")
 	nodes := names("k8s-worker-%d", 9, 177)
@@ -40,7 +41,8 @@ func TestRendezvousBalance(t *testing.T) {
 	}
 }
 
-// Over many sets of names and addresses the spread is what a fair draw gives: a weak hash would show as a higher chi-square.
+// Over many sets of names and addresses the spread is what a fair draw gives: a weak hash would
+// show as a higher chi-square.
 func TestRendezvousIsFair(t *testing.T) {
 	const sets, nodes, addresses = 100, 9, 1000
 	sum := 0.0
@@ -55,7 +57,8 @@ func TestRendezvousIsFair(t *testing.T) {
 			sum += (float64(won[n]) - even) * (float64(won[n]) - even) / even
 		}
 	}
-	// The mean of chi-square is its degrees of freedom, here 8, with a deviation of 4 for one set and 0.4 for the mean of 100.
+	// The mean of chi-square is its degrees of freedom, here 8, with a deviation of 4 for one set and
+	// 0.4 for the mean of 100.
 	if mean := sum / sets; mean < 6.5 || mean > 9.5 {
 		t.Errorf("mean chi-square is %.2f, want about %d", mean, nodes-1)
 	}
@@ -118,11 +121,16 @@ func TestElect(t *testing.T) {
 		{"nobody", nil, ""},
 		{"the winner", []Candidate{{Node: "n1"}, {Node: "n2"}, {Node: "n3"}}, winner},
 		{"one that answers stays", []Candidate{{Node: "n1", Answering: true}, {Node: "n2"}, {Node: "n3"}}, "n1"},
-		{"of all that answer the winner", []Candidate{{Node: "n1", Answering: true}, {Node: "n2", Answering: true}, {Node: "n3", Answering: true}}, winner},
+		{"of all that answer the winner", []Candidate{{Node: "n1", Answering: true}, {Node: "n2", Answering: true},
+			{Node: "n3", Answering: true}}, winner},
 		{"the heaviest takes over", []Candidate{{Node: "n1", Answering: true}, {Node: "n2"}, {Node: "n3", Weight: 1}}, "n3"},
-		{"of the heaviest, the one that answers", []Candidate{{Node: "n1", Weight: 5}, {Node: "n2", Weight: 5, Answering: true}, {Node: "n3", Weight: 4, Answering: true}}, "n2"},
-		{"of those that answer, one that was with the majority", []Candidate{{Node: "n1", Answering: true, Parted: true}, {Node: "n2", Answering: true}, {Node: "n3"}}, "n2"},
-		{"one that was not is better than none", []Candidate{{Node: "n1"}, {Node: "n2"}, {Node: "n3", Answering: true, Parted: true}}, "n3"},
+		{"of the heaviest, the one that answers",
+			[]Candidate{{Node: "n1", Weight: 5}, {Node: "n2", Weight: 5, Answering: true},
+				{Node: "n3", Weight: 4, Answering: true}}, "n2"},
+		{"of those that answer, one that was with the majority",
+			[]Candidate{{Node: "n1", Answering: true, Parted: true}, {Node: "n2", Answering: true}, {Node: "n3"}}, "n2"},
+		{"one that was not is better than none",
+			[]Candidate{{Node: "n1"}, {Node: "n2"}, {Node: "n3", Answering: true, Parted: true}}, "n3"},
 	} {
 		reversed := slices.Clone(c.candidates)
 		slices.Reverse(reversed)

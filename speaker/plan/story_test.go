@@ -13,10 +13,12 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// cluster is a few speakers that plan one VIP, hear one another and answer as their plans say. Each hears in its own time.
+// cluster is a few speakers that plan one VIP, hear one another and answer as their plans say. Each
+// hears in its own time.
 type cluster struct {
 	nodes map[string]*speaker
-	// dark counts steps after which nobody answered, and doomed steps after which a node answered without forwarding.
+	// dark counts steps after which nobody answered, and doomed steps after which a node answered
+	// without forwarding.
 	dark, doomed int
 }
 
@@ -36,7 +38,8 @@ func newCluster(names ...string) *cluster {
 	for _, name := range names {
 		c.nodes[name] = &speaker{
 			facts: facts(name), holders: []Holder{{Service: nginx, Delivery: delivery(nginx)}}, heard: map[string]lb.Claim{},
-			lost: map[string]bool{}, alive: true, sees: func(string) bool { return true }, said: lb.Claim{Reason: lb.ReasonNotJoined},
+			lost: map[string]bool{}, alive: true, sees: func(string) bool { return true },
+			said: lb.Claim{Reason: lb.ReasonNotJoined},
 		}
 	}
 	return c
@@ -121,7 +124,8 @@ func (c *cluster) settle(order []string) {
 	}
 }
 
-// orders are ways to interleave the steps of nodes: forth, back, each step twice, and some that are shuffled.
+// orders are ways to interleave the steps of nodes: forth, back, each step twice, and some that are
+// shuffled.
 func orders(shuffles int, names ...string) map[string][]string {
 	var steps []string
 	for _, n := range names {
@@ -183,28 +187,33 @@ func TestContractStories(t *testing.T) {
 			for _, n := range localServing {
 				serving += n
 			}
-			s.holders = []Holder{{Service: nginx, Delivery: delivery(nginx, local(localReady[name], localServing[name], ready, serving))}}
+			s.holders = []Holder{
+				{Service: nginx, Delivery: delivery(nginx, local(localReady[name], localServing[name], ready, serving))}}
 		})
 	}
 	for name, story := range map[string][]step{
 		"5: crash and return": {
 			{"crash", crash(owner), []string{second}, true},
-			{"return, the feed not there yet", func(c *cluster) { start(owner)(c); gate(owner, lb.ReasonFeedUnknown)(c) }, []string{second}, false},
+			{"return, the feed not there yet", func(c *cluster) { start(owner)(c); gate(owner, lb.ReasonFeedUnknown)(c) },
+				[]string{second}, false},
 			{"the feed is there", gate(owner, ""), []string{second}, false},
 		},
 		"6: planned stop and start": {
 			{"SIGTERM", func(c *cluster) { c.nodes[owner].facts.Stopping = true }, []string{second}, false},
 			{"gone", crash(owner), []string{second}, false},
-			{"started, not joined", func(c *cluster) { start(owner)(c); c.nodes[owner].facts.Joined = false }, []string{second}, false},
+			{"started, not joined", func(c *cluster) { start(owner)(c); c.nodes[owner].facts.Joined = false }, []string{second},
+				false},
 			{"joined", func(c *cluster) { c.nodes[owner].facts.Joined = true }, []string{second}, false},
 		},
 		"5: drain of one node after the other": {
 			{"drain", func(c *cluster) { c.nodes[owner].facts.Node.Leaving = lb.ReasonNodeLeaving }, []string{second}, false},
-			{"label", func(c *cluster) { c.nodes[second].facts.Node.Labels = labels.Set{LabelExclude: ""} }, []string{third}, false},
+			{"label", func(c *cluster) { c.nodes[second].facts.Node.Labels = labels.Set{LabelExclude: ""} }, []string{third},
+				false},
 			{"label taken off", func(c *cluster) { c.nodes[second].facts.Node.Labels = nil }, []string{third}, false},
 			{"drain over", func(c *cluster) { c.nodes[owner].facts.Node.Leaving = "" }, []string{third}, false},
 			{"preferred again", func(c *cluster) {
-				c.nodes[second].facts.Advertisements = map[string]lb.L2Advertisement{"lan": {Name: "lan", Preferred: []lb.Preference{{Weight: 1, Nodes: labels.Everything()}}}}
+				c.nodes[second].facts.Advertisements = map[string]lb.L2Advertisement{"lan": {Name: "lan",
+					Preferred: []lb.Preference{{Weight: 1, Nodes: labels.Everything()}}}}
 			}, []string{second}, false},
 		},
 		"1 and 6: proxy restarts within the hold and after it": {
@@ -216,13 +225,15 @@ func TestContractStories(t *testing.T) {
 			{"rules deleted", func(c *cluster) {
 				c.nodes[owner].holders = []Holder{{Service: nginx, Delivery: delivery(nginx, unprogrammed)}}
 			}, []string{second}, true},
-			{"repaired", func(c *cluster) { c.nodes[owner].holders = []Holder{{Service: nginx, Delivery: delivery(nginx)}} }, []string{second}, false},
+			{"repaired", func(c *cluster) { c.nodes[owner].holders = []Holder{{Service: nginx, Delivery: delivery(nginx)}} },
+				[]string{second}, false},
 		},
 		"2: rolling update of a Local Service": {
 			{"Local, a pod on the owner and the second", pods(map[string]int{owner: 1, second: 1}, nil), []string{owner}, false},
 			{"the owner's pod terminates", pods(map[string]int{second: 1}, map[string]int{owner: 1}), []string{second}, false},
 			{"and is gone", pods(map[string]int{second: 1}, nil), []string{second}, false},
-			{"a new one on the third, the second's terminates", pods(map[string]int{third: 1}, map[string]int{second: 1}), []string{third}, false},
+			{"a new one on the third, the second's terminates", pods(map[string]int{third: 1}, map[string]int{second: 1}),
+				[]string{third}, false},
 			{"back on the owner", pods(map[string]int{owner: 1, third: 1}, nil), []string{third}, false},
 			{"all terminating at once", pods(nil, map[string]int{owner: 1, third: 1}), []string{third}, false},
 			{"none left", pods(nil, nil), nil, true},
@@ -273,8 +284,9 @@ func TestContractStories(t *testing.T) {
 	}
 }
 
-// When the two sides of a partition meet again, the owner of the majority goes on, of two halves that of the first: whoever answered before they
-// were parted, whichever way the hash goes, and without a word of the API server. At no moment does nobody answer.
+// When the two sides of a partition meet again, the owner of the majority goes on, of two halves
+// that of the first: whoever answered before they were parted, whichever way the hash goes, and
+// without a word of the API server. At no moment does nobody answer.
 func TestContract7HealKeepsTheOwnerOfTheMajority(t *testing.T) {
 	names := []string{w177, w178, w179, "k8s-worker-180"}
 	all := orders(7, names...)
@@ -313,7 +325,8 @@ func TestContract7HealKeepsTheOwnerOfTheMajority(t *testing.T) {
 				}
 				c.settle(order)
 				if got := c.answering(); !slices.Equal(got, []string{want}) || c.dark > 0 {
-					t.Fatalf("%v were on one side and %v answered: healed, %v answer, want %s; nobody did after %d steps (%s)", side, apart, got, want, c.dark, kind)
+					t.Fatalf("%v were on one side and %v answered: healed, %v answer, want %s; nobody did after %d steps (%s)", side,
+						apart, got, want, c.dark, kind)
 				}
 			}
 		}

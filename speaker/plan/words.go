@@ -18,7 +18,8 @@ type NodeWord struct {
 	Reason  lb.Reason `json:"reason"`
 	Message string    `json:"message"`
 	Claims  bool      `json:"claims"`
-	// Answering is set while the node answers, or BGP peers hear of the VIP from it, which may also be so during a handover.
+	// Answering is set while the node answers, or BGP peers hear of the VIP from it, which may also be
+	// so during a handover.
 	Answering bool `json:"answering"`
 	// Peers are the BGP peers that hear of the VIP from the node, joined by ", ".
 	Peers string `json:"peers,omitempty"`
@@ -26,7 +27,8 @@ type NodeWord struct {
 	Routed bool `json:"routed,omitempty"`
 }
 
-// words explains a decision for each node that is live or missing. Of the others this node knows the reason only, not the details.
+// words explains a decision for each node that is live or missing. Of the others this node knows
+// the reason only, not the details.
 func words(f Facts, in Input, d Decision) []NodeWord {
 	found := make([]NodeWord, 0, len(f.Live))
 	for _, node := range f.Live {
@@ -43,7 +45,8 @@ func words(f Facts, in Input, d Decision) []NodeWord {
 		case claim.Reason != "":
 			w.Message = Describe(claim.Reason)
 		case node == d.Owner && claim.Held:
-			w.Reason, w.Message = lb.ReasonAnnounced, "the node's speaker has ended a moment ago and is expected back; the node still forwards"
+			w.Reason, w.Message = lb.ReasonAnnounced,
+				"the node's speaker has ended a moment ago and is expected back; the node still forwards"
 		case node == d.Owner && claim.Answering:
 			w.Reason, w.Message = lb.ReasonAnnounced, Describe(lb.ReasonAnnounced)
 			if node == f.Self && len(d.Strangers) > 0 {
@@ -69,7 +72,8 @@ func words(f Facts, in Input, d Decision) []NodeWord {
 	return found
 }
 
-// addRoutes adds to the word of a node what it has said of BGP. Where no L2Advertisement is for the VIP, that is all there is to say.
+// addRoutes adds to the word of a node what it has said of BGP. Where no L2Advertisement is for the
+// VIP, that is all there is to say.
 func (w *NodeWord) addRoutes(claim lb.Claim, owner bool) {
 	w.Peers, w.Routed = claim.Routes, claim.Routes != "" && claim.Unrouted == ""
 	w.Answering = w.Answering || claim.Routes != ""
@@ -131,7 +135,8 @@ func Describe(reason lb.Reason) string {
 	return string(reason)
 }
 
-// Report is what the reporter of a Service writes about it, or nothing when this node is not the reporter or there is nothing certain to say.
+// Report is what the reporter of a Service writes about it, or nothing when this node is not the
+// reporter or there is nothing certain to say.
 type Report struct {
 	Announced bool
 	Reason    lb.Reason
@@ -143,8 +148,8 @@ func (r Report) Condition() lb.Condition {
 	return lb.Condition{Type: lb.ConditionAnnounced, Status: r.Announced, Reason: r.Reason, Message: r.Message}
 }
 
-// Summarize reports on a Service from the decisions about its VIPs, in the order of its status. The first VIP's reporter speaks for
-// all of them; ok is false on any other node.
+// Summarize reports on a Service from the decisions about its VIPs, in the order of its status. The
+// first VIP's reporter speaks for all of them; ok is false on any other node.
 func Summarize(self string, decisions []Decision) (report Report, ok bool) {
 	if len(decisions) == 0 || decisions[0].Reporter != self {
 		return Report{}, false
@@ -192,7 +197,8 @@ func (d Decision) routes() []string {
 	for _, peers := range slices.SortedFunc(maps.Keys(byPeers), func(a, b string) int {
 		return cmp.Or(len(byPeers[b])-len(byPeers[a]), strings.Compare(a, b))
 	}) {
-		found = append(found, lb.Announcement{VIP: d.VIP, Node: some(byPeers[peers], maxRouting), How: "BGP to " + peers}.String())
+		found = append(found, lb.Announcement{VIP: d.VIP, Node: some(byPeers[peers], maxRouting),
+			How: "BGP to " + peers}.String())
 	}
 	return found
 }
@@ -206,19 +212,23 @@ func (d Decision) answers(self string) (lb.Reason, string) {
 		if w.Reason == lb.ReasonAnnounced {
 			announcement := lb.Announcement{VIP: d.VIP, Node: d.Owner, How: d.how(self)}.String()
 			if d.Owner == self && len(d.Strangers) > 0 {
-				return lb.ReasonContested, fmt.Sprintf("%s; %s is in use by %s, too, which is no node that runs a speaker", announcement, d.VIP, named(d.Strangers))
+				return lb.ReasonContested,
+					fmt.Sprintf("%s; %s is in use by %s, too, which is no node that runs a speaker", announcement, d.VIP,
+						named(d.Strangers))
 			}
 			return lb.ReasonAnnounced, announcement
 		}
 		if w.Reason == lb.ReasonProbing {
 			return w.Reason, fmt.Sprintf("%s is not announced yet: %s asks whether somebody else uses it", d.VIP, d.Owner)
 		}
-		return lb.ReasonAnnounceFailed, fmt.Sprintf("%s cannot be announced from its owner %s: it answers on no interface", d.VIP, d.Owner)
+		return lb.ReasonAnnounceFailed,
+			fmt.Sprintf("%s cannot be announced from its owner %s: it answers on no interface", d.VIP, d.Owner)
 	}
 	byReason := map[lb.Reason][]string{}
 	for _, w := range d.Nodes {
 		if w.Answering {
-			return lb.ReasonParting, fmt.Sprintf("%s is announced from %s for want of another node, as this one should not: %s", d.VIP, w.Node, w.Reason)
+			return lb.ReasonParting,
+				fmt.Sprintf("%s is announced from %s for want of another node, as this one should not: %s", d.VIP, w.Node, w.Reason)
 		}
 		byReason[w.Reason] = append(byReason[w.Reason], w.Node)
 	}
@@ -240,8 +250,9 @@ func (d Decision) answers(self string) (lb.Reason, string) {
 	return reason, fmt.Sprintf("no node announces %s: %s", d.VIP, why)
 }
 
-// onlyObstacle returns the one reason that stands in the way, or ReasonNoOwner if there are several. Nodes that are out by
-// themselves, whatever the VIP, do not hide what keeps the others from announcing it.
+// onlyObstacle returns the one reason that stands in the way, or ReasonNoOwner if there are
+// several. Nodes that are out by themselves, whatever the VIP, do not hide what keeps the others
+// from announcing it.
 func onlyObstacle(reasons []lb.Reason) lb.Reason {
 	if len(reasons) == 1 {
 		return reasons[0]

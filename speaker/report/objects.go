@@ -17,7 +17,8 @@ import (
 const (
 	// rewrite is how long a write may take to show before it is repeated.
 	rewrite = 10 * time.Second
-	// objectQuiet is the most that quiet grows to: these words are looked at by people who try things, and each node has its own.
+	// objectQuiet is the most that quiet grows to: these words are looked at by people who try things,
+	// and each node has its own.
 	objectQuiet = 4 * time.Second
 	objectCalm  = 30 * time.Second
 )
@@ -29,8 +30,9 @@ type Job struct {
 	Do   func(context.Context) error
 }
 
-// Objects writes into the status of objects that are not Services. A word is written once it has lasted, to one object not more often
-// than once a second, and every few seconds if it keeps changing.
+// Objects writes into the status of objects that are not Services. A word is written once it has
+// lasted, to one object not more often than once a second, and every few seconds if it keeps
+// changing.
 type Objects struct {
 	log    *slog.Logger
 	runner *loop.Runner
@@ -59,12 +61,13 @@ type writing struct {
 // NewObjects returns an Objects with nothing to write.
 func NewObjects(log *slog.Logger) *Objects {
 	o := &Objects{log: log, wanted: map[string]*task{}, written: map[string]writing{}}
-	o.runner = loop.New(func(ctx context.Context) (time.Duration, error) { return o.apply(ctx, time.Now()), nil }, loop.Options{Gap: 50 * time.Millisecond})
+	o.runner = loop.New(func(ctx context.Context) (time.Duration, error) { return o.apply(ctx, time.Now()), nil },
+		loop.Options{Gap: 50 * time.Millisecond})
 	return o
 }
 
-// Set says all that is to be written, by what names the part of the object that each job writes. What is not named any more is left as
-// it is.
+// Set says all that is to be written, by what names the part of the object that each job writes.
+// What is not named any more is left as it is.
 func (o *Objects) Set(jobs map[string]Job) {
 	now := time.Now()
 	o.mu.Lock()
@@ -96,7 +99,8 @@ func (o *Objects) Idle() bool {
 // Run writes until ctx ends.
 func (o *Objects) Run(ctx context.Context) error { return o.runner.Run(ctx) }
 
-// apply writes what is due and returns when there is more to do; 0 means not before something is set.
+// apply writes what is due and returns when there is more to do; 0 means not before something is
+// set.
 func (o *Objects) apply(ctx context.Context, now time.Time) time.Duration {
 	if now.Before(o.retryAt) {
 		return o.retryAt.Sub(now)
@@ -107,7 +111,11 @@ func (o *Objects) apply(ctx context.Context, now time.Time) time.Duration {
 		tasks[id] = *t
 	}
 	o.mu.Unlock()
-	maps.DeleteFunc(o.written, func(id string, w writing) bool { _, wanted := tasks[id]; return !wanted && now.Sub(w.at) > objectCalm })
+	maps.DeleteFunc(o.written, func(id string, w writing) bool {
+		_, wanted := tasks[id]
+		return !wanted &&
+			now.Sub(w.at) > objectCalm
+	})
 	var next time.Duration
 	var errs []error
 	for _, id := range slices.Sorted(maps.Keys(tasks)) {

@@ -1,5 +1,6 @@
-// Package report is the actor that writes to Services whether their addresses are announced, and from where: the conditions Announced and
-// Serving, and an Event when they change. It writes a change once it has lasted, and never the same twice.
+// Package report is the actor that writes to Services whether their addresses are announced, and
+// from where: the conditions Announced and Serving, and an Event when they change. It writes a
+// change once it has lasted, and never the same twice.
 package report
 
 import (
@@ -17,12 +18,14 @@ import (
 
 // Times of the actor.
 const (
-	// settleGood and settleBad are how long a report must stay the same before it is written: an owner that changes twice in a
-	// moment is written once, and a gap while one hands over to another is not written at all.
+	// settleGood and settleBad are how long a report must stay the same before it is written: an owner
+	// that changes twice in a moment is written once, and a gap while one hands over to another is not
+	// written at all.
 	settleGood = 300 * time.Millisecond
 	settleBad  = 2 * time.Second
-	// quiet is the least time between two writes to one Service; it doubles with each up to maxQuiet, and starts anew after
-	// calm: two nodes that disagree, as in a partition, must not write against each other all the time.
+	// quiet is the least time between two writes to one Service; it doubles with each up to maxQuiet,
+	// and starts anew after calm: two nodes that disagree, as in a partition, must not write against
+	// each other all the time.
 	quiet    = time.Second
 	maxQuiet = time.Minute
 	calm     = 5 * time.Minute
@@ -40,7 +43,8 @@ type Options struct {
 	Service func(lb.Key) (lb.Service, bool)
 	// Write sets conditions on a Service, in one write, and tells whether there was anything to write.
 	Write func(context.Context, lb.Service, ...lb.Condition) (wrote bool, err error)
-	// Event reports a change on a Service; good ones and those that somebody may want to do something about.
+	// Event reports a change on a Service; good ones and those that somebody may want to do something
+	// about.
 	Event func(s lb.Service, good bool, reason lb.Reason, message string)
 }
 
@@ -69,12 +73,13 @@ type item struct {
 // New returns a Reporter that reports nothing.
 func New(opts Options) *Reporter {
 	r := &Reporter{opts: opts, wanted: map[lb.Key]*item{}}
-	r.runner = loop.New(func(ctx context.Context) (time.Duration, error) { return r.apply(ctx, time.Now()), nil }, loop.Options{Gap: 50 * time.Millisecond})
+	r.runner = loop.New(func(ctx context.Context) (time.Duration, error) { return r.apply(ctx, time.Now()), nil },
+		loop.Options{Gap: 50 * time.Millisecond})
 	return r
 }
 
-// Set says what this node reports of a Service: a condition, or nil when another node does. Saying the same again makes sure that the
-// Service still shows it.
+// Set says what this node reports of a Service: a condition, or nil when another node does. Saying
+// the same again makes sure that the Service still shows it.
 func (r *Reporter) Set(key lb.Key, condition *lb.Condition) {
 	r.set(time.Now(), key, condition)
 	r.runner.Poke()
@@ -101,7 +106,8 @@ func (r *Reporter) set(now time.Time, key lb.Key, condition *lb.Condition) {
 // Run writes until ctx ends.
 func (r *Reporter) Run(ctx context.Context) error { return r.runner.Run(ctx) }
 
-// apply writes what is due and returns when there is more to do; 0 means not before something is set.
+// apply writes what is due and returns when there is more to do; 0 means not before something is
+// set.
 func (r *Reporter) apply(ctx context.Context, now time.Time) time.Duration {
 	if now.Before(r.retryAt) {
 		return r.retryAt.Sub(now)
@@ -146,7 +152,8 @@ func (r *Reporter) fail(now time.Time, err error) {
 	if r.retry == 0 {
 		level = slog.LevelWarn
 	}
-	r.opts.Log.Log(context.Background(), level, "cannot write whether addresses are announced; trying again until it works", "error", err)
+	r.opts.Log.Log(context.Background(), level,
+		"cannot write whether addresses are announced; trying again until it works", "error", err)
 	r.retry = min(max(2*r.retry, minRetry), maxRetry)
 	r.retryAt = now.Add(r.retry)
 }
@@ -164,7 +171,8 @@ func (r *Reporter) keys() []lb.Key {
 	return keys
 }
 
-// next returns what is to be written to a Service and when; ok is false when there is nothing to do.
+// next returns what is to be written to a Service and when; ok is false when there is nothing to
+// do.
 func (r *Reporter) next(key lb.Key) (c lb.Condition, at time.Time, ok bool) {
 	service, exists := r.opts.Service(key)
 	r.mu.Lock()

@@ -23,7 +23,8 @@ var (
 )
 
 func announced(from string) *lb.Condition {
-	return &lb.Condition{Type: lb.ConditionAnnounced, Status: true, Reason: lb.ReasonAnnounced, Message: "announced from " + from}
+	return &lb.Condition{Type: lb.ConditionAnnounced, Status: true, Reason: lb.ReasonAnnounced,
+		Message: "announced from " + from}
 }
 
 func silent(reason lb.Reason, message string) *lb.Condition {
@@ -168,7 +169,8 @@ func TestContract7WithoutAPIServerReportsWait(t *testing.T) {
 		want(t, s)
 		s.setFail(nil)
 		time.Sleep(time.Minute)
-		want(t, s, "write my-nginx: announced from b", "event my-nginx: Announced true", "write dns: announced from c", "event dns: Announced true")
+		want(t, s, "write my-nginx: announced from b", "event my-nginx: Announced true", "write dns: announced from c",
+			"event dns: Announced true")
 	})
 }
 

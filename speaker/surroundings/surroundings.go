@@ -1,5 +1,6 @@
-// Package surroundings tells the controller which addresses of this node's networks no Service can have: its gateways, and the
-// network and broadcast addresses of the subnets that they are in. Only a node knows them.
+// Package surroundings tells the controller which addresses of this node's networks no Service can
+// have: its gateways, and the network and broadcast addresses of the subnets that they are in. Only
+// a node knows them.
 package surroundings
 
 import (
@@ -61,7 +62,8 @@ func (s *Surroundings) Run(ctx context.Context) error {
 	return s.runner.Run(ctx)
 }
 
-// apply writes what this node tells if it is not shown. An empty ConfigMap entry and none are the same.
+// apply writes what this node tells if it is not shown. An empty ConfigMap entry and none are the
+// same.
 func (s *Surroundings) apply(ctx context.Context) (time.Duration, error) {
 	interfaces, known := s.opts.Interfaces()
 	shown, shows := s.opts.Shown()
@@ -95,13 +97,15 @@ func (s *Surroundings) apply(ctx context.Context) (time.Duration, error) {
 func (s *Surroundings) report(ctx context.Context, err error) error {
 	if err.Error() != s.said && ctx.Err() == nil {
 		s.said = err.Error()
-		s.opts.Log.Warn("cannot tell the controller which addresses around this node no Service can have, trying again", "error", err)
+		s.opts.Log.Warn("cannot tell the controller which addresses around this node no Service can have, trying again",
+			"error", err)
 	}
 	return err
 }
 
-// Unassignable returns the gateways, and of the IPv4 subnets that have one the network and the broadcast address, each address once.
-// Link-local gateways are left out, as no pool has such addresses.
+// Unassignable returns the gateways, and of the IPv4 subnets that have one the network and the
+// broadcast address, each address once. Link-local gateways are left out, as no pool has such
+// addresses.
 func Unassignable(gateways []links.Gateway, interfaces []lb.Interface) []lb.Unassignable {
 	var all []lb.Unassignable
 	add := func(addr netip.Addr, what string) {

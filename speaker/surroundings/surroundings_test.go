@@ -33,13 +33,18 @@ func TestUnassignable(t *testing.T) {
 		interfaces []lb.Interface
 		want       string
 	}{
-		"no route":        {nil, lan, ""},
-		"one":             {[]links.Gateway{gateway("172.26.236.1", 2)}, lan, "172.26.236.0 the network address\n172.26.236.1 the gateway\n172.26.236.255 the broadcast address\n"},
-		"twice":           {[]links.Gateway{gateway("10.0.0.9", 3), gateway("10.0.0.9", 3)}, lan, "10.0.0.0 the network address\n10.0.0.9 the gateway\n10.0.0.255 the broadcast address\n"},
-		"IPv6":            {[]links.Gateway{gateway("2001:db8::1", 2), gateway("fe80::1", 2)}, lan, "2001:db8::1 the gateway\n"},
-		"off the subnet":  {[]links.Gateway{gateway("192.0.2.1", 2)}, lan, "192.0.2.1 the gateway\n"},
-		"point to point":  {[]links.Gateway{gateway("192.0.2.0", 2)}, []lb.Interface{link(2, "192.0.2.1/31")}, "192.0.2.0 the gateway\n"},
-		"odd prefix":      {[]links.Gateway{gateway("192.0.2.65", 2)}, []lb.Interface{link(2, "192.0.2.70/27")}, "192.0.2.64 the network address\n192.0.2.65 the gateway\n192.0.2.95 the broadcast address\n"},
+		"no route": {nil, lan, ""},
+		"one": {[]links.Gateway{gateway("172.26.236.1", 2)}, lan,
+			"172.26.236.0 the network address\n172.26.236.1 the gateway\n172.26.236.255 the broadcast address\n"},
+		"twice": {[]links.Gateway{gateway("10.0.0.9", 3), gateway("10.0.0.9", 3)}, lan,
+			"10.0.0.0 the network address\n10.0.0.9 the gateway\n10.0.0.255 the broadcast address\n"},
+		"IPv6": {[]links.Gateway{gateway("2001:db8::1", 2), gateway("fe80::1", 2)}, lan,
+			"2001:db8::1 the gateway\n"},
+		"off the subnet": {[]links.Gateway{gateway("192.0.2.1", 2)}, lan, "192.0.2.1 the gateway\n"},
+		"point to point": {[]links.Gateway{gateway("192.0.2.0", 2)}, []lb.Interface{link(2, "192.0.2.1/31")},
+			"192.0.2.0 the gateway\n"},
+		"odd prefix": {[]links.Gateway{gateway("192.0.2.65", 2)}, []lb.Interface{link(2, "192.0.2.70/27")},
+			"192.0.2.64 the network address\n192.0.2.65 the gateway\n192.0.2.95 the broadcast address\n"},
 		"other interface": {[]links.Gateway{gateway("172.26.236.1", 9)}, lan, "172.26.236.1 the gateway\n"},
 	} {
 		if diff := cmp.Diff(test.want, lb.FormatUnassignable(Unassignable(test.gateways, test.interfaces))); diff != "" {
@@ -48,7 +53,8 @@ func TestUnassignable(t *testing.T) {
 	}
 }
 
-// TestApply tells once, tells again what somebody has taken away, and takes away what nodes left behind that are gone.
+// TestApply tells once, tells again what somebody has taken away, and takes away what nodes left
+// behind that are gone.
 func TestApply(t *testing.T) {
 	shown, known := map[string]string{"other": "192.0.2.1 the gateway\n", "gone": "192.0.2.1 the gateway\n"}, false
 	var fail, failGateways error

@@ -1,5 +1,6 @@
-// Package witness is the actor by which speakers that a partition has separated hear of one another: those that see a majority renew a
-// Lease while they miss somebody, those that do not read it.
+// Package witness is the actor by which speakers that a partition has separated hear of one
+// another: those that see a majority renew a Lease while they miss somebody, those that do not read
+// it.
 package witness
 
 import (
@@ -14,12 +15,15 @@ import (
 
 // Times of the actor.
 const (
-	// tellEvery is how often the Lease is renewed, as often as those of leader elections are; what is news is told after tellSoon.
+	// tellEvery is how often the Lease is renewed, as often as those of leader elections are; what is
+	// news is told after tellSoon.
 	tellEvery = 2 * time.Second
 	tellSoon  = 500 * time.Millisecond
-	// stepIn is how long after the last renewal the next in rank renews the Lease instead of the first, which may not reach the API server.
+	// stepIn is how long after the last renewal the next in rank renews the Lease instead of the
+	// first, which may not reach the API server.
 	stepIn = 3 * time.Second
-	// heedEvery is how often the Lease is read, and lasts how long a renewal counts: three of them may fail.
+	// heedEvery is how often the Lease is read, and lasts how long a renewal counts: three of them may
+	// fail.
 	heedEvery = time.Second
 	lasts     = 3 * tellEvery
 	// timeout bounds one request.
@@ -72,7 +76,8 @@ type Actor struct {
 // New returns an Actor that leaves the Lease alone.
 func New(opts Options) *Actor {
 	a := &Actor{opts: opts}
-	a.runner = loop.New(func(ctx context.Context) (time.Duration, error) { return a.apply(ctx, time.Now()), nil }, loop.Options{Gap: 100 * time.Millisecond})
+	a.runner = loop.New(func(ctx context.Context) (time.Duration, error) { return a.apply(ctx, time.Now()), nil },
+		loop.Options{Gap: 100 * time.Millisecond})
 	return a
 }
 
@@ -87,7 +92,8 @@ func (a *Actor) Set(d Desired) {
 	}
 }
 
-// Outcome returns what those say that see a majority, if they have said it lately and the node is to heed it.
+// Outcome returns what those say that see a majority, if they have said it lately and the node is
+// to heed it.
 func (a *Actor) Outcome() (said lb.Witness, fresh bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -116,8 +122,9 @@ func (a *Actor) apply(ctx context.Context, now time.Time) time.Duration {
 	return next
 }
 
-// read notes what the Lease says, and whether it was written since it was last looked at. Only that shows that somebody is at work now: clocks
-// differ, and the Lease stays when those who wrote it have gone.
+// read notes what the Lease says, and whether it was written since it was last looked at. Only that
+// shows that somebody is at work now: clocks differ, and the Lease stays when those who wrote it
+// have gone.
 func (a *Actor) read(ctx context.Context, now time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -148,7 +155,8 @@ func (a *Actor) tell(ctx context.Context, now time.Time, d Desired) time.Duratio
 	if !was {
 		a.renewed = now // those before this one get their time
 	}
-	if wait := a.renewed.Add(time.Duration(d.Rank) * stepIn).Sub(now); d.Rank > 0 && wait > 0 && a.said.Node != d.Says.Node {
+	if wait := a.renewed.Add(time.Duration(d.Rank) * stepIn).Sub(now); d.Rank > 0 && wait > 0 &&
+		a.said.Node != d.Says.Node {
 		return min(wait, tellEvery)
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
@@ -164,10 +172,12 @@ func (a *Actor) tell(ctx context.Context, now time.Time, d Desired) time.Duratio
 	return tellEvery
 }
 
-// report logs the first of a row of failures. That another was faster shows that the Lease is renewed.
+// report logs the first of a row of failures. That another was faster shows that the Lease is
+// renewed.
 func (a *Actor) report(err error) {
 	if err != nil && !a.failing {
-		a.opts.Log.Warn("cannot use the Lease by which the two sides of a partition hear of one another; trying again", "error", err)
+		a.opts.Log.Warn("cannot use the Lease by which the two sides of a partition hear of one another; trying again",
+			"error", err)
 	}
 	a.failing = err != nil
 }

@@ -24,8 +24,9 @@ const (
 	secondSuffix  = "IQE2HBJHR23S7HKO" // of the endpoint 192.168.100.1:80
 	requests      = 200
 	probeEvery    = 10 * time.Millisecond
-	// recovery is how long the demo waits for another node to take over. It is not what is promised, which is well under a second,
-	// as the demo also runs on machines that are busy with other things; the gap that is printed is what counts.
+	// recovery is how long the demo waits for another node to take over. It is not what is promised,
+	// which is well under a second, as the demo also runs on machines that are busy with other things;
+	// the gap that is printed is what counts.
 	recovery = 15 * time.Second
 )
 
@@ -50,7 +51,8 @@ type step struct {
 // tales are the demos by name.
 var tales = map[string]func() tale{"demo": l2Tale, "demo-bgp": bgpTale}
 
-// demo tells the worked example, step by step, and returns the first thing that was not as promised.
+// demo tells the worked example, step by step, and returns the first thing that was not as
+// promised.
 func demo(ctx context.Context, out io.Writer, t tale, options lab.Options, keep bool) (err error) {
 	p := newPrinter(out)
 	options.Progress, options.Values = p.progress, t.values
@@ -163,10 +165,12 @@ func (d *story) showAddress(ctx context.Context) error {
 	d.line("")
 	d.table([][]string{
 		{"SERVICE", "TYPE", "CLUSTER-IP", "EXTERNAL-IP", "PORT(S)"},
-		{"default/my-nginx", string(svc.Spec.Type), svc.Spec.ClusterIP, d.vip.String(), fmt.Sprintf("%d:%d/TCP", svc.Spec.Ports[0].Port, svc.Spec.Ports[0].NodePort)},
+		{"default/my-nginx", string(svc.Spec.Type), svc.Spec.ClusterIP, d.vip.String(),
+			fmt.Sprintf("%d:%d/TCP", svc.Spec.Ports[0].Port, svc.Spec.Ports[0].NodePort)},
 	})
 	d.line("")
-	return d.promise(d.vip.String() == d.address, "the Service has %s, the pool's first address (after %d ms)", d.vip, took.Milliseconds())
+	return d.promise(d.vip.String() == d.address, "the Service has %s, the pool's first address (after %d ms)", d.vip,
+		took.Milliseconds())
 }
 
 // programmed shows which nodes' kernels hold the rules.
@@ -211,7 +215,8 @@ func (d *story) chains(ctx context.Context) error {
 		d.line("    %-92s %s", r.rule, r.comment)
 	}
 	d.line("")
-	for _, chain := range []string{"LF-SVC-" + serviceSuffix, "LF-EXT-" + serviceSuffix, "LF-SEP-" + firstSuffix, "LF-SEP-" + secondSuffix} {
+	for _, chain := range []string{"LF-SVC-" + serviceSuffix, "LF-EXT-" + serviceSuffix, "LF-SEP-" + firstSuffix,
+		"LF-SEP-" + secondSuffix} {
 		if !strings.Contains(rules, ":"+chain+" ") {
 			return d.promise(false, "the chain %s is there", chain)
 		}
@@ -228,17 +233,22 @@ func (d *story) clusterPolicy(ctx context.Context) (lab.Spread, error) {
 	}
 	one, two := spread.Pods["my-nginx-1"], spread.Pods["my-nginx-2"]
 	// With 200 fair draws, fewer than 60 for one pod comes once in a hundred million runs.
-	if err := d.promise(one+two == requests && min(one, two) >= 60, "both pods get their share: %d and %d", one, two); err != nil {
+	if err := d.promise(one+two == requests && min(one, two) >= 60, "both pods get their share: %d and %d", one,
+		two); err != nil {
 		return spread, err
 	}
 	client := d.clientAddr()
-	return spread, d.promise(spread.Sources[client] == 0, "the client's address %s is hidden behind the node's: what policy Cluster costs", client)
+	return spread,
+		d.promise(
+			spread.Sources[client] == 0, "the client's address %s is hidden behind the node's: what policy Cluster costs",
+			client)
 }
 
 // setLocal switches the policy, and shows the health ports.
 func (d *story) setLocal(ctx context.Context) error {
 	patch := []byte(`{"spec":{"externalTrafficPolicy":"Local"}}`)
-	svc, err := d.lab.Kube().CoreV1().Services("default").Patch(ctx, "my-nginx", types.MergePatchType, patch, metav1.PatchOptions{})
+	svc, err := d.lab.Kube().CoreV1().Services("default").Patch(ctx, "my-nginx", types.MergePatchType, patch,
+		metav1.PatchOptions{})
 	if err != nil {
 		return err
 	}
@@ -264,7 +274,8 @@ func (d *story) healthPorts(ctx context.Context, port int32) error {
 		if err != nil {
 			return err
 		}
-		rows = append(rows, []string{n.Name, strconv.Itoa(h.code) + " " + http.StatusText(h.code), strconv.Itoa(h.LocalEndpoints), d.podOn(n.Name)})
+		rows = append(rows, []string{n.Name, strconv.Itoa(h.code) + " " + http.StatusText(h.code),
+			strconv.Itoa(h.LocalEndpoints), d.podOn(n.Name)})
 	}
 	d.table(rows)
 	d.line("")
@@ -275,7 +286,8 @@ func (d *story) healthPorts(ctx context.Context, port int32) error {
 func (d *story) report(r lab.Report) {
 	d.table([][]string{
 		{"NEW CONNECTIONS", "ANSWERED", "SLOWER THAN 100 ms", "WITHOUT ANSWER", "HIT FOR", "LONGEST GAP"},
-		{strconv.Itoa(r.Sent), strconv.Itoa(r.Answered), strconv.Itoa(r.Slow), strconv.Itoa(r.Failed()), fmt.Sprintf("%d ms", r.Hit.Milliseconds()), fmt.Sprintf("%d ms", r.Gap.Milliseconds())},
+		{strconv.Itoa(r.Sent), strconv.Itoa(r.Answered), strconv.Itoa(r.Slow), strconv.Itoa(r.Failed()),
+			fmt.Sprintf("%d ms", r.Hit.Milliseconds()), fmt.Sprintf("%d ms", r.Gap.Milliseconds())},
 	})
 	d.line("")
 }

@@ -47,10 +47,12 @@ spec:
 // routeWords pick the heading and the routes from a router's table.
 var routeWords = []string{"Network  ", "203.0.113.", "172.26.236.17"}
 
-// drained is the node that is taken out of service, and whose agent is restarted: it has no pod of the Service.
+// drained is the node that is taken out of service, and whose agent is restarted: it has no pod of
+// the Service.
 const drained = "k8s-worker-177"
 
-// bgpTale is the worked example behind two routers, which spread connections over all nodes that deliver the address.
+// bgpTale is the worked example behind two routers, which spread connections over all nodes that
+// deliver the address.
 func bgpTale() tale {
 	cluster := lab.SeedCluster()
 	cluster.ToR = lab.ToR{Kind: lab.FRR, Count: 2, ASN: 64501, NodeASN: 64500, BFD: 50 * time.Millisecond}
@@ -91,7 +93,8 @@ func (d *story) sessions(ctx context.Context) error {
 			var bfd []struct {
 				Status string `json:"status"`
 			}
-			if err := errors.Join(r.JSON(ctx, "show bgp summary json", &summary), r.JSON(ctx, "show bfd peers json", &bfd)); err != nil {
+			if err := errors.Join(r.JSON(ctx, "show bgp summary json", &summary),
+				r.JSON(ctx, "show bfd peers json", &bfd)); err != nil {
 				return err
 			}
 			up, watched := 0, 0
@@ -120,7 +123,8 @@ func (d *story) sessions(ctx context.Context) error {
 	if err := d.show(ctx, "show bfd peers brief", "Session", "172.26."); err != nil {
 		return err
 	}
-	return d.promise(true, "both routers have a session with each of the %d nodes, and watch each by BFD, 3 × 50 ms", nodes)
+	return d.promise(true, "both routers have a session with each of the %d nodes, and watch each by BFD, 3 × 50 ms",
+		nodes)
 }
 
 // show prints those lines of the first router's answer that have one of the words.
@@ -200,7 +204,8 @@ func (d *story) routes(ctx context.Context) error {
 	if err := d.kernelRoute(ctx); err != nil {
 		return err
 	}
-	return d.promise(true, "both routers spread %s over the %d workers that claim it; the control plane stays out", d.vip, len(d.workers()))
+	return d.promise(true, "both routers spread %s over the %d workers that claim it; the control plane stays out", d.vip,
+		len(d.workers()))
 }
 
 // allNodes sends requests with policy Cluster.
@@ -245,13 +250,16 @@ func (d *story) localNodes(ctx context.Context) error {
 	if err := d.answered(spread, requests); err != nil {
 		return err
 	}
-	if err := d.promise(len(spread.Pods) == len(d.withPod()), "the routers send to the nodes with a pod only, %s", strings.Join(d.withPod(), " and ")); err != nil {
+	if err := d.promise(len(spread.Pods) == len(d.withPod()), "the routers send to the nodes with a pod only, %s",
+		strings.Join(d.withPod(), " and ")); err != nil {
 		return err
 	}
-	if err := d.promise(spread.Sources[d.clientAddr()] == requests, "each with the client's own address, %s", d.clientAddr()); err != nil {
+	if err := d.promise(spread.Sources[d.clientAddr()] == requests, "each with the client's own address, %s",
+		d.clientAddr()); err != nil {
 		return err
 	}
-	_, err = d.lab.Kube().CoreV1().Services("default").Patch(ctx, "my-nginx", types.MergePatchType, []byte(`{"spec":{"externalTrafficPolicy":"Cluster"}}`), metav1.PatchOptions{})
+	_, err = d.lab.Kube().CoreV1().Services("default").Patch(ctx, "my-nginx", types.MergePatchType,
+		[]byte(`{"spec":{"externalTrafficPolicy":"Cluster"}}`), metav1.PatchOptions{})
 	if err != nil {
 		return err
 	}
@@ -271,7 +279,8 @@ func (d *story) exclude(ctx context.Context, yes bool) error {
 
 // drain takes a node out of service and back in, while a client opens connections.
 func (d *story) drain(ctx context.Context) error {
-	d.line("A client opens a new connection every %d ms. %s gets the label exclude-from-external-load-balancers.", probeEvery.Milliseconds(), drained)
+	d.line("A client opens a new connection every %d ms. %s gets the label exclude-from-external-load-balancers.",
+		probeEvery.Milliseconds(), drained)
 	d.line("Policy is Cluster again.")
 	d.line("")
 	probe := d.lab.StartProbe(ctx, d.client, "tcp", d.target(), probeEvery)
@@ -310,8 +319,9 @@ func (d *story) drain(ctx context.Context) error {
 	return d.lossless(probe, 4)
 }
 
-// lossless ends a probe and promises that nothing was lost. A handshake that is under way in the very millisecond in which a router changes
-// its routes may be reset: at most one for each of the changes.
+// lossless ends a probe and promises that nothing was lost. A handshake that is under way in the
+// very millisecond in which a router changes its routes may be reset: at most one for each of the
+// changes.
 func (d *story) lossless(probe *lab.Probe, changes int) error {
 	report := probe.Stop()
 	d.report(report)
@@ -368,7 +378,9 @@ func (d *story) upgrade(ctx context.Context) error {
 	if len(changes) > 0 {
 		return d.promise(false, "the routers' kernels stay as they are; changes: %q", changes)
 	}
-	return d.promise(true, "the routers kept its routes meanwhile, marked stale (S, graceful restart), and their kernels stayed as they were")
+	return d.promise(
+		true,
+		"the routers kept its routes meanwhile, marked stale (S, graceful restart), and their kernels stayed as they were")
 }
 
 // routeDies cuts a node off and measures what a client sees.

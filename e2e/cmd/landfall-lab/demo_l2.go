@@ -52,10 +52,12 @@ func (d *story) anyNode(ctx context.Context) error {
 		return err
 	}
 	far := d.lab.Spread(ctx, lab.FarClientName, "tcp", d.target(), 20)
-	return d.promise(len(far.Failures) == 0, "20 of 20 requests from %s come through the router", d.lab.Cluster().Far.Client)
+	return d.promise(len(far.Failures) == 0, "20 of 20 requests from %s come through the router",
+		d.lab.Cluster().Far.Client)
 }
 
-// ownership shows who answers for the address: by the Service's condition, and by what the client learns on the wire.
+// ownership shows who answers for the address: by the Service's condition, and by what the client
+// learns on the wire.
 func (d *story) ownership(ctx context.Context) error {
 	var said string
 	err := d.wait(ctx, "an owner of "+d.vip.String(), func(ctx context.Context) (err error) {
@@ -123,7 +125,8 @@ func (d *story) localOwner(ctx context.Context) error {
 // nodeDies cuts the owner off and measures what a client sees.
 func (d *story) nodeDies(ctx context.Context) error {
 	old := d.owner
-	d.line("A client opens a new connection every %d ms. Then %s is cut off, without a word to anybody.", probeEvery.Milliseconds(), old)
+	d.line("A client opens a new connection every %d ms. Then %s is cut off, without a word to anybody.",
+		probeEvery.Milliseconds(), old)
 	d.line("")
 	probe := d.lab.StartProbe(ctx, d.client, "tcp", d.target(), probeEvery)
 	defer probe.Stop()

@@ -8,7 +8,8 @@ import (
 	"github.com/landfall-lb/landfall/e2e/lab"
 )
 
-// The demos are what a newcomer sees first: they must end well, and show what the worked example is known by.
+// The demos are what a newcomer sees first: they must end well, and show what the worked example is
+// known by.
 func TestDemo(t *testing.T) {
 	wants := map[string][]string{
 		"demo": {
@@ -17,7 +18,8 @@ func TestDemo(t *testing.T) {
 			"503 Service Unavailable", "200 OK", "LONGEST GAP", "All as promised",
 		},
 		"demo-bgp": {
-			"203.0.113.180", "10.106.189.218", "31428", "show bgp summary", "show bfd peers", "nexthop via 172.26.236.178", "graceful-shutdown",
+			"203.0.113.180", "10.106.189.218", "31428", "show bgp summary", "show bfd peers", "nexthop via 172.26.236.178",
+			"graceful-shutdown",
 			"503 Service Unavailable", "200 OK", "LONGEST GAP", "All as promised",
 		},
 	}

@@ -1,5 +1,5 @@
-// Landfall-lab builds a cluster on this machine, as root, from a real API server and network namespaces: to look around in,
-// or for the demonstration that "make demo" starts.
+// Landfall-lab builds a cluster on this machine, as root, from a real API server and network
+// namespaces: to look around in, or for the demonstration that "make demo" starts.
 package main
 
 import (
@@ -181,11 +181,14 @@ func lookAround(p *printer, l *lab.Lab) {
 		rows = append(rows, []string{n.Name, role, n.Addr.String(), "ip netns exec " + l.Namespace(n.Name) + " bash"})
 	}
 	for _, pod := range c.Pods {
-		rows = append(rows, []string{pod.Name, "pod on " + pod.Node, pod.Addr.String(), "ip netns exec " + l.Namespace(pod.Name) + " bash"})
+		rows = append(rows, []string{pod.Name, "pod on " + pod.Node, pod.Addr.String(),
+			"ip netns exec " + l.Namespace(pod.Name) + " bash"})
 	}
 	rows = append(rows,
-		[]string{lab.ClientName, "on the nodes' LAN", c.LAN.Client.String(), "ip netns exec " + l.Namespace(lab.ClientName) + " bash"},
-		[]string{lab.FarClientName, "behind the router", c.Far.Client.String(), "ip netns exec " + l.Namespace(lab.FarClientName) + " bash"})
+		[]string{lab.ClientName, "on the nodes' LAN", c.LAN.Client.String(),
+			"ip netns exec " + l.Namespace(lab.ClientName) + " bash"},
+		[]string{lab.FarClientName, "behind the router", c.Far.Client.String(),
+			"ip netns exec " + l.Namespace(lab.FarClientName) + " bash"})
 	client, request := lab.ClientName, "172.26.236.180"
 	for _, r := range l.Routers() {
 		client, request = lab.FarClientName, "203.0.113.180"

@@ -107,7 +107,8 @@ func (d *story) status(ctx context.Context, program, node string, into any) erro
 	return json.Unmarshal([]byte(body), into)
 }
 
-// answersARP makes the client ask anew who has the VIP, and returns the answer and the node whose interface that is.
+// answersARP makes the client ask anew who has the VIP, and returns the answer and the node whose
+// interface that is.
 func (d *story) answersARP(ctx context.Context) (mac, node string, err error) {
 	if _, err := d.lab.Exec(ctx, lab.ClientName, "ip", "neigh", "flush", "to", d.vip.String()); err != nil {
 		return "", "", err
@@ -161,7 +162,8 @@ var commentMatch = regexp.MustCompile(`-m comment --comment ("[^"]*"|\S+) ?`)
 // chainOrder is the order in which a packet comes through the chains.
 var chainOrder = []string{"LF-SERVICES", "LF-NODEPORTS", "LF-FW", "LF-EXT", "LF-SVC", "LF-SVL", "LF-SEP"}
 
-// serviceRules picks the rules of the chains with these suffixes, and those that jump to them, in the order of a packet's way.
+// serviceRules picks the rules of the chains with these suffixes, and those that jump to them, in
+// the order of a packet's way.
 func serviceRules(listing string, suffixes ...string) []rule {
 	var rules []rule
 	for line := range strings.Lines(listing) {

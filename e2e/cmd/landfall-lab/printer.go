@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// printer writes what a person reads: headings with the seconds since the start, small tables, lines of progress.
+// printer writes what a person reads: headings with the seconds since the start, small tables,
+// lines of progress.
 type printer struct {
 	out   io.Writer
 	start time.Time

@@ -24,7 +24,8 @@ func (d *story) spread(s lab.Spread) {
 		for _, a := range slices.SortedFunc(maps.Keys(s.SourcesOf[pod]), netip.Addr.Compare) {
 			sources = append(sources, fmt.Sprintf("%s%s", a, d.whose(a)))
 		}
-		rows = append(rows, []string{pod, strconv.Itoa(s.Pods[pod]), strings.Repeat("▪", s.Pods[pod]/5), strings.Join(sources, ", ")})
+		rows = append(rows, []string{pod, strconv.Itoa(s.Pods[pod]), strings.Repeat("▪", s.Pods[pod]/5),
+			strings.Join(sources, ", ")})
 	}
 	d.table(rows)
 	d.line("")
@@ -32,7 +33,8 @@ func (d *story) spread(s lab.Spread) {
 
 func (d *story) answered(s lab.Spread, sent int) error {
 	if len(s.Failures) > 0 {
-		return d.promise(false, "all %d requests are answered; %d are not, the first: %v", sent, len(s.Failures), s.Failures[0])
+		return d.promise(false, "all %d requests are answered; %d are not, the first: %v", sent, len(s.Failures),
+			s.Failures[0])
 	}
 	return d.promise(true, "%d of %d requests to %s answered", sent, sent, d.target())
 }

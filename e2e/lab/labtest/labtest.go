@@ -13,7 +13,8 @@ import (
 // logLines is how many of each log's last lines a failed test shows.
 const logLines = 40
 
-// Start starts a lab that ends with the test. A test that fails shows the end of each process's log. Without root the test is skipped.
+// Start starts a lab that ends with the test. A test that fails shows the end of each process's
+// log. Without root the test is skipped.
 func Start(t testing.TB, cluster lab.Cluster, options lab.Options) *lab.Lab {
 	t.Helper()
 	if os.Geteuid() != 0 {

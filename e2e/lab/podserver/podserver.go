@@ -1,7 +1,9 @@
-// Package podserver is what runs in a lab's pods: a server that says which pod it is and who it thinks is asking.
+// Package podserver is what runs in a lab's pods: a server that says which pod it is and who it
+// thinks is asking.
 //
-// On a TCP port it answers HTTP requests and, on a connection that does not begin with one, each line with a line; on a UDP
-// port each datagram with a datagram. The answer is an [Answer] in JSON, always.
+// On a TCP port it answers HTTP requests and, on a connection that does not begin with one, each
+// line with a line; on a UDP port each datagram with a datagram. The answer is an [Answer] in JSON,
+// always.
 package podserver
 
 import (
@@ -20,7 +22,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Command is the subcommand of landfall-lab that runs the server, with a [Config] in JSON as its argument.
+// Command is the subcommand of landfall-lab that runs the server, with a [Config] in JSON as its
+// argument.
 const Command = "pod"
 
 // Config says who the pod is and where it listens.
@@ -114,7 +117,8 @@ func (c Config) serveHTTP(conn net.Conn, in *bufio.Reader, client netip.AddrPort
 		body := c.answer(client, req.URL.Path)
 		resp := http.Response{
 			StatusCode: http.StatusOK, ProtoMajor: 1, ProtoMinor: 1, Request: req, Close: req.Close,
-			Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(body)), ContentLength: int64(len(body)),
+			Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(body)),
+			ContentLength: int64(len(body)),
 		}
 		if resp.Write(conn) != nil || req.Close {
 			return

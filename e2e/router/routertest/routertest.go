@@ -23,8 +23,10 @@ func BIRD(t testing.TB, ns *nstest.NS, config string) *router.Router {
 	return Start(t, ns, router.StartBIRD, router.Options{Config: config})
 }
 
-// Start starts a router of either kind in a namespace until the test ends. One that is not installed fails the test.
-func Start(t testing.TB, ns *nstest.NS, start func(context.Context, router.Options) (*router.Router, error), o router.Options) *router.Router {
+// Start starts a router of either kind in a namespace until the test ends. One that is not
+// installed fails the test.
+func Start(t testing.TB, ns *nstest.NS, start func(context.Context,
+	router.Options) (*router.Router, error), o router.Options) *router.Router {
 	t.Helper()
 	o.Namespace, o.Dir = ns.Name, dir(t)
 	r, err := start(t.Context(), o)
@@ -54,7 +56,8 @@ func dir(t testing.TB) string {
 	return d
 }
 
-// Eventually calls f until it succeeds, and fails the test with its last error if that takes longer than limit.
+// Eventually calls f until it succeeds, and fails the test with its last error if that takes longer
+// than limit.
 func Eventually(t testing.TB, what string, limit time.Duration, f func() error) {
 	t.Helper()
 	for deadline := time.Now().Add(limit); ; time.Sleep(20 * time.Millisecond) {
