@@ -1,0 +1,73 @@
+package loop
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestBackoff(t *testing.T) {
+	b := Backoff{Min: time.Second, Max: 3 * time.Second}
+	var waits []time.Duration
+	for range 4 {
+		waits = append(waits, b.Next())
+	}
+	b.Reset()
+	waits = append(waits, b.Next())
+	if want := []time.Duration{1e9, 2e9, 3e9, 3e9, 1e9}; !slices.Equal(waits, want) {
+		t.Errorf("waits %v, want %v", waits, want)
+	}
+}
+
+// TestRetry checks that attempts come after ever longer waits, and after the shortest once one has
+// worked for a while.
+func TestRetry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 6500*time.Millisecond)
+		defer cancel()
+		began := time.Now()
+		var at []time.Duration
+		err := Retry(ctx, Backoff{Min: time.Second, Max: 2 * time.Second}, func(context.Context) bool {
+			at = append(at, time.Since(began))
+			return len(at) == 3
+		})
+		if want := []time.Duration{0, 1e9, 3e9, 4e9, 6e9}; err != nil || !slices.Equal(at, want) {
+			t.Errorf("attempts at %v, error %v, want %v", at, err, want)
+		}
+	})
+}
+
+// TestFailures checks that the log tells of each kind of failure once, and of its end.
+func TestFailures(t *testing.T) {
+	var out bytes.Buffer
+	drop := func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.Attr{}
+		}
+		return a
+	}
+	log := slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{ReplaceAttr: drop}))
+	var f Failures
+	for _, err := range []error{
+		nil, errors.New("no"), errors.New("no"), fmt.Errorf("dial: %w", context.Canceled), errors.New("never"), nil, nil,
+		errors.New("no"),
+	} {
+		f.Log(log, "cannot write", "writing again", err, "to", "disk")
+	}
+	want := []string{
+		`level=WARN msg="cannot write" error=no to=disk`,
+		`level=WARN msg="cannot write" error=never to=disk`,
+		`level=INFO msg="writing again" to=disk`,
+		`level=WARN msg="cannot write" error=no to=disk`,
+	}
+	if got := strings.Split(strings.TrimSpace(out.String()), "\n"); !slices.Equal(got, want) {
+		t.Errorf("logged %q, want %q", got, want)
+	}
+}
