@@ -46,7 +46,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "landfall.gate" -}}
 {{- $gate := .Values.speaker.gate | default (ternary "proxy" "none" .Values.proxy.enabled) -}}
 {{- if and (eq $gate "proxy") (not .Values.proxy.enabled) -}}
-{{- fail "speaker.gate=proxy needs proxy.enabled=true: without it no address is announced; with another service proxy set speaker.gate=none" -}}
+{{- fail "speaker.gate=proxy needs proxy.enabled=true; with another service proxy set speaker.gate=none" -}}
 {{- end -}}
 {{- $gate -}}
 {{- end -}}
