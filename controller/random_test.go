@@ -19,7 +19,9 @@ func TestContract8RandomRestarts(t *testing.T) {
 // should prevent: they are slow, see late what the others write, and what they have sent may arrive
 // when they have long given up.
 func TestContract8RandomTogether(t *testing.T) {
-	seedtest.Run(t, seedtest.Stories{Usual: 600, Long: 3000},
+	// Those that find a controller that claims without catching up with the Services.
+	found := []uint64{786, 869, 1031, 1121, 1250}
+	seedtest.Run(t, seedtest.Stories{Usual: 600, Long: 3000, Failed: found},
 		func(t *testing.T, r *rand.Rand) { randomRun(t, r, 2+r.IntN(2)) })
 }
 

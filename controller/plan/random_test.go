@@ -17,7 +17,10 @@ import (
 // pools and of requests, and however late writes are seen, no address has two holders and none is
 // taken from a holder that does not ask for another.
 func TestContract8RandomStories(t *testing.T) {
-	seedtest.Run(t, seedtest.Stories{Usual: 300, Long: 2000}, func(t *testing.T, r *rand.Rand) {
+	// Those that find a book which does not decide anew for Services that share an address, for those
+	// that wait for one to be shared, or that forgets when a kept address becomes free.
+	found := []uint64{513, 571, 1051, 1305, 1312, 1335, 1668}
+	seedtest.Run(t, seedtest.Stories{Usual: 300, Long: 2000, Failed: found}, func(t *testing.T, r *rand.Rand) {
 		w := newWorld(Config{})
 		w.repeats = r.IntN(2)
 		for range 40 {
