@@ -208,7 +208,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	})
 	sessions := bgp.New(bgp.Options{Log: rt.Log, Hostname: rt.NodeName, Listen: f.bgpListen, Changed: s.runner.Poke})
 	rt.Metrics.MustRegister(sessions)
-	watches := bfd.NewProcess(bfd.Options{Log: rt.Log, Changed: s.runner.Poke})
+	watches := bfd.New(bfd.Options{Log: rt.Log, Changed: s.runner.Poke})
 	objects := report.NewObjects(rt.Log)
 	status := client.Status(time.Now)
 	s.to = sinks{
