@@ -93,6 +93,7 @@ var documented = map[string]map[string]string{
 // kube-proxy is the judge: on the same objects of the same API server, in the same namespaces, each
 // packet ends as with it in the same mode, but for differences that are documented.
 func TestJudge(t *testing.T) {
+	t.Parallel()
 	cluster := lab.SeedCluster()
 	cluster.DualStack, cluster.Pods, cluster.Services = true, nil, nil
 	cluster.Nodes = cluster.Nodes[:1]
@@ -194,7 +195,7 @@ func connect(t *testing.T, l *lab.Lab, s *cases.Site) {
 	}
 }
 
-// judgePrograms builds both proxies.
+// judgePrograms returns the paths of both proxies.
 func judgePrograms(t *testing.T) map[string]string {
 	t.Helper()
 	repository, err := lab.FindRepository(".")
@@ -205,10 +206,6 @@ func judgePrograms(t *testing.T) map[string]string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ours := filepath.Join(t.TempDir(), "landfall-proxy")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-C", repository, "-o", ours,
-		"./proxy").CombinedOutput(); err != nil {
-		t.Fatalf("build the proxy: %v\n%s", err, out)
-	}
+	ours := filepath.Join(programFolder(t), "landfall-proxy")
 	return map[string]string{"kube-proxy": judge, "landfall": ours}
 }

@@ -33,28 +33,28 @@ func TestParseSuites(t *testing.T) {
 
 // events are those of two packages: one whose tests pass, fail and are skipped, and one that does
 // not compile.
-const events = `{"Action":"start","Package":"github.com/landfall-lb/landfall/a"}
-{"Action":"run","Package":"github.com/landfall-lb/landfall/a","Test":"TestGood"}
-{"Action":"output","Package":"github.com/landfall-lb/landfall/a","Test":"TestGood","Output":"of a good test\n"}
-{"Action":"pass","Package":"github.com/landfall-lb/landfall/a","Test":"TestGood","Elapsed":2.5}
-{"Action":"run","Package":"github.com/landfall-lb/landfall/a","Test":"TestBad"}
-{"Action":"run","Package":"github.com/landfall-lb/landfall/a","Test":"TestBad/one"}
-{"Action":"output","Package":"github.com/landfall-lb/landfall/a","Test":"TestBad/one","Output":"of a bad subtest\n"}
-{"Action":"fail","Package":"github.com/landfall-lb/landfall/a","Test":"TestBad/one","Elapsed":0.5}
-{"Action":"fail","Package":"github.com/landfall-lb/landfall/a","Test":"TestBad","Elapsed":0.5}
-{"Action":"run","Package":"github.com/landfall-lb/landfall/a","Test":"TestNo"}
-{"Action":"skip","Package":"github.com/landfall-lb/landfall/a","Test":"TestNo","Elapsed":0}
-{"Action":"output","Package":"github.com/landfall-lb/landfall/a","Output":"FAIL\tgithub.com/landfall-lb/landfall/a\t3.0s\n"}
-{"Action":"fail","Package":"github.com/landfall-lb/landfall/a","Elapsed":3}
-{"ImportPath":"github.com/landfall-lb/landfall/b [github.com/landfall-lb/landfall/b.test]","Action":"build-output","Output":"b.go:1: no such thing\n"}
-{"ImportPath":"github.com/landfall-lb/landfall/b [github.com/landfall-lb/landfall/b.test]","Action":"build-fail"}
-{"Action":"start","Package":"github.com/landfall-lb/landfall/b"}
-{"Action":"fail","Package":"github.com/landfall-lb/landfall/b","Elapsed":0}
-{"Action":"run","Package":"github.com/landfall-lb/landfall/c","Test":"TestPanic"}
-{"Action":"output","Package":"github.com/landfall-lb/landfall/c","Test":"TestPanic","Output":"panic: help\n"}
-{"Action":"fail","Package":"github.com/landfall-lb/landfall/c","Elapsed":1}
+var events = strings.ReplaceAll(`{"Action":"start","Package":"MODULE/a"}
+{"Action":"run","Package":"MODULE/a","Test":"TestGood"}
+{"Action":"output","Package":"MODULE/a","Test":"TestGood","Output":"of a good test\n"}
+{"Action":"pass","Package":"MODULE/a","Test":"TestGood","Elapsed":2.5}
+{"Action":"run","Package":"MODULE/a","Test":"TestBad"}
+{"Action":"run","Package":"MODULE/a","Test":"TestBad/one"}
+{"Action":"output","Package":"MODULE/a","Test":"TestBad/one","Output":"of a bad subtest\n"}
+{"Action":"fail","Package":"MODULE/a","Test":"TestBad/one","Elapsed":0.5}
+{"Action":"fail","Package":"MODULE/a","Test":"TestBad","Elapsed":0.5}
+{"Action":"run","Package":"MODULE/a","Test":"TestNo"}
+{"Action":"skip","Package":"MODULE/a","Test":"TestNo","Elapsed":0}
+{"Action":"output","Package":"MODULE/a","Output":"FAIL\tMODULE/a\t3.0s\n"}
+{"Action":"fail","Package":"MODULE/a","Elapsed":3}
+{"ImportPath":"MODULE/b [MODULE/b.test]","Action":"build-output","Output":"b.go:1: no such thing\n"}
+{"ImportPath":"MODULE/b [MODULE/b.test]","Action":"build-fail"}
+{"Action":"start","Package":"MODULE/b"}
+{"Action":"fail","Package":"MODULE/b","Elapsed":0}
+{"Action":"run","Package":"MODULE/c","Test":"TestPanic"}
+{"Action":"output","Package":"MODULE/c","Test":"TestPanic","Output":"panic: help\n"}
+{"Action":"fail","Package":"MODULE/c","Elapsed":1}
 no event
-`
+`, "MODULE/", modulePath)
 
 func TestReport(t *testing.T) {
 	var out strings.Builder
