@@ -48,7 +48,7 @@ bin/landfall-lab bin/landfall-test: bin/%:
 	@$(call BUILD,$@,./e2e/cmd/$*)
 
 .PHONY: prepare
-prepare: build bin/landfall-lab bin/landfall-test
+prepare: build bin/landfall-lab bin/landfall-test ## build the programs, and fetch or build what tests need
 	@$(LAB) prepare
 
 .PHONY: test

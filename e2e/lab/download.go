@@ -58,7 +58,7 @@ func (p published) download(ctx context.Context, to, what string, progress func(
 		return fmt.Errorf("checksum: %w", err)
 	}
 	archive := to + ".download"
-	defer os.Remove(archive)
+	defer func() { _ = os.Remove(archive) }() // it has been renamed if all went well
 	got, err := p.save(ctx, archive, what, progress)
 	if err != nil {
 		return err

@@ -118,8 +118,11 @@ func (s suite) run(ctx context.Context, r *report) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	readErr := r.read(s.name, stdout)
-	if err := errors.Join(readErr, cmd.Wait()); err != nil {
+	began := time.Now()
+	err = errors.Join(r.read(s.name, stdout), cmd.Wait())
+	r.print(fmt.Sprintf("  suite %s took %.0f s, and %.0f s of processor time\n", s.name, time.Since(began).Seconds(),
+		(cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()))
+	if err != nil {
 		return fmt.Errorf("suite %s: %w", s.name, err)
 	}
 	return nil

@@ -227,7 +227,7 @@ func (r *report) progress(now, began time.Time) string {
 	}
 	line := fmt.Sprintf("  %.0f s: %d passed, %d failed", now.Sub(began).Seconds(), r.passed, r.failed)
 	if len(names) == 0 {
-		return line + "\n"
+		return line + "; compiling\n"
 	}
 	return line + "; running: " + strings.Join(names, ", ") + "\n"
 }
