@@ -242,16 +242,16 @@ func newRig(t testing.TB) *rig {
 // follow has each speaker told of what changes at the API server.
 func (r *rig) follow() {
 	for _, n := range r.nodes {
-		r.api.services.changed = append(r.api.services.changed, n.markService)
-		r.api.slices.changed = append(r.api.slices.changed, n.markService)
-		r.api.nodes.changed = append(r.api.nodes.changed, n.markNode)
-		r.api.pools.changed = append(r.api.pools.changed, func(string) { n.markAll() })
-		r.api.advertisements.changed = append(r.api.advertisements.changed, func(string) { n.markAll() })
-		r.api.peers.changed = append(r.api.peers.changed, n.markRoutes)
-		r.api.bgpAds.changed = append(r.api.bgpAds.changed, n.markRoutes)
-		r.api.communities.changed = append(r.api.communities.changed, n.markRoutes)
-		r.api.profiles.changed = append(r.api.profiles.changed, n.markRoutes)
-		r.api.passwords.changed = append(r.api.passwords.changed, n.markRoutes)
+		r.api.services.changed = append(r.api.services.changed, n.changes.markService)
+		r.api.slices.changed = append(r.api.slices.changed, n.changes.markService)
+		r.api.nodes.changed = append(r.api.nodes.changed, func(node string) { n.changes.markNode(node == n.self) })
+		r.api.pools.changed = append(r.api.pools.changed, func(string) { n.changes.markAll() })
+		r.api.advertisements.changed = append(r.api.advertisements.changed, func(string) { n.changes.markAll() })
+		r.api.peers.changed = append(r.api.peers.changed, n.changes.markRoutes)
+		r.api.bgpAds.changed = append(r.api.bgpAds.changed, n.changes.markRoutes)
+		r.api.communities.changed = append(r.api.communities.changed, n.changes.markRoutes)
+		r.api.profiles.changed = append(r.api.profiles.changed, n.changes.markRoutes)
+		r.api.passwords.changed = append(r.api.passwords.changed, n.changes.markRoutes)
 	}
 }
 
@@ -263,7 +263,7 @@ func (r *rig) start(names ...string) {
 		n.live, n.cancel, n.done = true, cancel, make(chan error, 1)
 		n.mu.Unlock()
 		go func() { n.done <- n.runner.Run(ctx) }()
-		n.markSynced()
+		n.changes.markSynced()
 		r.tellAll(nil)
 	}
 	synctest.Wait()
@@ -294,7 +294,7 @@ func (r *rig) end() {
 
 func (r *rig) tellAll(vips []netip.Addr) {
 	for _, n := range r.nodes {
-		n.markVIPs(vips)
+		n.changes.markVIPs(vips)
 	}
 }
 
@@ -317,14 +317,14 @@ func (n *fakeNode) deliver(d lb.Delivery) {
 	n.mu.Lock()
 	n.deliveries[d.Key()] = d
 	n.mu.Unlock()
-	n.markVIPs([]netip.Addr{d.VIP})
+	n.changes.markVIPs([]netip.Addr{d.VIP})
 }
 
 func (n *fakeNode) setGate(reason lb.Reason) {
 	n.mu.Lock()
 	n.gate = reason
 	n.mu.Unlock()
-	n.markVIPs(nil)
+	n.changes.markVIPs(nil)
 	synctest.Wait()
 }
 
@@ -383,7 +383,7 @@ func (g fakeGossip) Set(changes map[netip.Addr]*lb.Claim) {
 	}
 	for name, n := range g.rig.nodes {
 		if name != g.self {
-			n.markVIPs(changed)
+			n.changes.markVIPs(changed)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/partition"
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
@@ -73,6 +74,13 @@ type vipStatus struct {
 	Routes *routeStatus `json:"routes,omitempty"`
 }
 
+// snapshot copies the decisions, sorted by VIP.
+func (s *speaker) snapshot() []plan.Decision {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rooms.ownership.Decisions()
+}
+
 func (s *speaker) status() status {
 	interfaces, _ := s.from.interfaces()
 	outcome := s.to.l2.Outcome()
@@ -95,20 +103,16 @@ func (s *speaker) status() status {
 		st.VIPs = append(st.VIPs, v)
 	}
 	s.mu.Lock()
-	st.Waiting, st.Stopping = s.waiting, s.stopping
+	st.Waiting, st.Stopping = s.phase.waiting, s.phase.stopping
 	s.mu.Unlock()
 	return st
 }
 
 func (s *speaker) membersStatus() membersStatus {
 	live, known := s.from.members.Live(), s.from.members.Known()
-	st := membersStatus{Joined: s.from.members.Joined(), Live: live, Dead: s.from.members.Dead(),
+	st := membersStatus{Joined: s.from.members.Joined(), Live: live, Missing: partition.Missing(live, known),
+		Dead:     s.from.members.Dead(),
 		Majority: plan.QuorumOf(s.self, live, known).Majority}
-	for _, node := range known {
-		if !slices.Contains(live, node) {
-			st.Missing = append(st.Missing, node)
-		}
-	}
 	for node := range s.from.nodes.All() {
 		if !slices.Contains(known, node) {
 			st.Strange = append(st.Strange, node)
