@@ -159,12 +159,12 @@ func (p Program) addCommon(flags *pflag.FlagSet, env environment) *commonFlags {
 	host, _ := os.Hostname()
 	node, _ := env("NODE_NAME")
 	flags.StringVar(&c.kubeconfig, "kubeconfig", "",
-		"file that says how to reach the API server (default: the pod's service account)")
+		"kubeconfig file for the API server (default: the pod's service account)")
 	flags.StringVar(&c.nodeName, "node-name", cmp.Or(node, host),
 		"name of this node's Node object (default: $NODE_NAME, else the host name)")
-	flags.StringVar(&c.logLevel, "log-level", "info", "least level that is logged: debug, info, warn or error")
+	flags.StringVar(&c.logLevel, "log-level", "info", "lowest level to log: debug, info, warn or error")
 	flags.StringVar(&c.metricsBindAddress, "metrics-bind-address", p.MetricsBindAddress,
-		`address:port that serves /metrics, /healthz, /readyz and status pages; "" or 0 serves none`)
+		`address:port of /metrics, /healthz, /readyz and status pages; "" or 0 switches them off`)
 	flags.BoolVar(&c.version, "version", false, "print the version and exit")
 	return &c
 }
