@@ -99,7 +99,8 @@ func TestStory(t *testing.T) {
 			{what: "c is dead", view: "a owner=b", dead: "c", want: ""},
 			{what: "a false alarm", view: "a c owner=b", want: "c"},
 			{what: "one that does not own answers", view: "a:arp c owner=b", want: "a"},
-			{what: "two that do not own answer", view: "a:arp c:arp owner=b", want: "a", same: true},
+			{what: "another one", view: "a c:arp owner=b", want: "c"},
+			{what: "two that do not own answer", view: "a:arp c:arp owner=b", want: "c", same: true},
 			{what: "of IPv6 only", view: "d:arp owner=d", want: ""},
 		},
 		"over BGP": {

@@ -33,12 +33,17 @@ func facts(self string) plan.Facts {
 	}
 }
 
-// input is a VIP that this node can deliver, with the words of others: "b:answers c c:conflict".
+// input is a VIP that this node can deliver, with what others say: "b:answers c:conflict", and
+// "restarted" if this node's speaker was.
 func input(vip netip.Addr, claims string) plan.Input {
 	key := lb.Key{Namespace: "default", Name: "s" + vip.String()}
 	in := plan.Input{VIP: vip, Claims: map[string]lb.Claim{},
 		Holders: []plan.Holder{{Service: key, Delivery: &lb.Delivery{Service: key, VIP: vip, Policy: lb.Cluster, Ready: 1}}}}
 	for _, word := range strings.Fields(claims) {
+		if word == "restarted" {
+			in.Former = true
+			continue
+		}
 		node, what, _ := strings.Cut(word, ":")
 		switch what {
 		case "answers":
@@ -87,6 +92,7 @@ func TestStory(t *testing.T) {
 			{what: "new", claims: "", want: "1 probes", again: FreshFor},
 			{what: "the others claim too", claims: "2 3", want: "1 probes", again: FreshFor, same: true},
 			{what: "nobody has it", claims: "2 3", seen: "probed", want: "1 answers", again: FreshFor},
+			{what: "it takes a while", claims: "2 3", seen: "stranger", want: "1 answers", again: FreshFor, same: true},
 			{what: "it answers", claims: "2 3", seen: "probed answers", want: "1 answers", same: true},
 			{what: "another answers too", claims: "2:answers 3", seen: "answers", want: "1 answers 1"},
 			{what: "and does so no more", claims: "2 3", seen: "answers", want: "1 answers 2"},
@@ -112,6 +118,10 @@ func TestStory(t *testing.T) {
 			{what: "it answers, and somebody else does", claims: "3", seen: "answers stranger", want: "2 answers", same: true},
 			{what: "the first is back", after: time.Minute, claims: "1 3", seen: "answers", want: "2 answers", same: true},
 		}},
+		"a speaker that was restarted goes on": {"2", []scene{
+			{what: "new to it", claims: "3 restarted", want: "2 answers", again: FreshFor},
+			{what: "nobody waits any more", after: FreshFor, claims: "1 3", seen: "answers", want: "2 answers", same: true},
+		}},
 	} {
 		play(t, name, story.self, story.scenes)
 	}
@@ -123,7 +133,7 @@ func play(t *testing.T, name, self string, story []scene) {
 	node := strings.NewReplacer("1", order[0], "2", order[1], "3", order[2])
 	number := strings.NewReplacer(order[0], "1", order[1], "2", order[2], "3")
 	s, now := New(), epoch
-	for _, c := range story {
+	for i, c := range story {
 		now = now.Add(c.after)
 		f := facts(node.Replace(self))
 		f.Stopping = c.stopping
@@ -134,6 +144,9 @@ func play(t *testing.T, name, self string, story []scene) {
 			}
 			return input(vip, strings.Join(words, " ")), c.claims != "gone"
 		}}
+		if i > 0 && c.claims == story[i-1].claims && c.stopping == story[i-1].stopping {
+			e.VIPs = nil // it is the actor that has news, or time has passed
+		}
 		for _, word := range strings.Fields(c.seen) {
 			switch word {
 			case "answers":
@@ -187,7 +200,7 @@ func TestRandom(t *testing.T) {
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 3))
 		s, split := New(), New()
-		now, f := epoch, facts("a")
+		now, f, moves := epoch, facts("a"), 0
 		known, held := map[netip.Addr]plan.Input{}, map[netip.Addr]bool{}
 		for range 40 {
 			now = now.Add(time.Duration(r.IntN(700)) * time.Millisecond)
@@ -213,6 +226,14 @@ func TestRandom(t *testing.T) {
 				}
 			}
 			decided, _, again := s.Step(now, f, e)
+			for _, d := range decided {
+				if !d.New && !d.Gone && d.Before.Owner != d.After.Owner {
+					moves++
+				}
+			}
+			if got := s.OwnerChanges(); got != moves {
+				t.Fatalf("seed %d: %d changes of owners, want %d", seed, got, moves)
+			}
 			for _, vip := range slices.SortedFunc(maps.Keys(e.VIPs), netip.Addr.Compare) {
 				if _, ok := decided[vip]; !ok {
 					t.Fatalf("seed %d: %s was not decided", seed, vip)
