@@ -8,6 +8,7 @@ import (
 	"github.com/landfall-lb/landfall/speaker/bfd"
 	"github.com/landfall-lb/landfall/speaker/bgp"
 	"github.com/landfall-lb/landfall/speaker/l2"
+	"github.com/landfall-lb/landfall/speaker/plan"
 	"github.com/landfall-lb/landfall/speaker/report"
 	"github.com/landfall-lb/landfall/speaker/routes"
 	"github.com/landfall-lb/landfall/speaker/witness"
@@ -28,8 +29,9 @@ type sources struct {
 	pools          table[string, lb.Pool]
 	advertisements table[string, lb.L2Advertisement]
 	interfaces     func() ([]lb.Interface, bool)
-	feed           feed   // nil unless the gate is the proxy
-	members        gossip // live nodes and their claims
+	feed           feed      // nil unless the gate is the proxy
+	members        gossip    // the claims of the other nodes
+	liveness       diagnosis // which of them are there
 	routes         routeSources
 	// daemonSet has what started the speaker, by name, as long as it is there to stay; nil when nobody
 	// can know.
@@ -54,16 +56,19 @@ type feed interface {
 }
 
 type gossip interface {
-	Set(map[netip.Addr]*lb.Claim)
+	Begin(map[netip.Addr]*lb.Claim)
+	Update(map[netip.Addr]*lb.Claim)
 	SetPeers(map[string][]netip.Addr)
-	Live() []string
 	Claims(netip.Addr) map[string]lb.Claim
 	Former(netip.Addr) bool
-	Dead() []string
 	Joined() bool
 	SetMACs([]string)
 	MACs() map[string]bool
-	Known() []string
+}
+
+type diagnosis interface {
+	Set(nodes map[string][]netip.Addr)
+	Speakers() plan.Speakers
 }
 
 // missing says what a plan needs and is not known yet; "" when all is.

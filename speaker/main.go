@@ -26,6 +26,7 @@ import (
 	"github.com/landfall-lb/landfall/speaker/bgp"
 	"github.com/landfall-lb/landfall/speaker/gate"
 	"github.com/landfall-lb/landfall/speaker/l2"
+	"github.com/landfall-lb/landfall/speaker/liveness"
 	"github.com/landfall-lb/landfall/speaker/members"
 	"github.com/landfall-lb/landfall/speaker/report"
 	"github.com/landfall-lb/landfall/speaker/witness"
@@ -192,12 +193,13 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 
 	watcher := links.New(links.Options{Namespace: netns.None(), Log: rt.Log, Changed: s.changes.markAll})
 	s.from.interfaces = watcher.All
+	alive := liveness.New(liveness.Options{Self: rt.NodeName, Hold: f.restartHold, Log: rt.Log,
+		Changed: s.changes.markAll})
 	talk := members.New(members.Options{
 		Self: rt.NodeName, Bind: bindAddress(bind, rt.NodeName, nodes), Port: int(f.bindPort), Key: key, Born: time.Now(),
-		Hold: f.restartHold, Log: rt.Log,
-		Changed: s.changes.markVIPs,
+		Liveness: alive, Log: rt.Log, Changed: s.changes.markVIPs,
 	})
-	s.from.members = talk
+	s.from.members, s.from.liveness = talk, alive
 	responder := l2.New(l2.Options{Log: rt.Log, Repeat: f.announceEvery, Stats: newPackets(rt.Metrics),
 		Changed: s.runner.Poke})
 	events := client.Events(name, rt.NodeName)
@@ -213,7 +215,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	})
 	sessions := bgp.New(bgp.Options{Log: rt.Log, Hostname: rt.NodeName, Listen: f.bgpListen, Changed: s.runner.Poke})
 	rt.Metrics.MustRegister(sessions)
-	watches := bfd.NewProcess(bfd.Options{Log: rt.Log, Changed: s.runner.Poke})
+	watches := bfd.New(bfd.Options{Log: rt.Log, Changed: s.runner.Poke})
 	objects := report.NewObjects(rt.Log)
 	status := client.Status(time.Now)
 	s.to = sinks{
@@ -234,7 +236,8 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	s.to.witness = seen
 	around := newSurroundings(client, rt, f.namespace, nodes, watcher.All)
 	actors := []func(context.Context) error{
-		around.Run, client.Run, watcher.Run, talk.Run, responder.Run, events.Run, reporter.Run, s.runner.Run, seen.Run,
+		around.Run, client.Run, watcher.Run, talk.Run, alive.Run, responder.Run, events.Run, reporter.Run, s.runner.Run,
+		seen.Run,
 		outlived(sessions.Run, watches.Run), objects.Run,
 	}
 	if f.gate == "proxy" {

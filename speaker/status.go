@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/landfall-lb/landfall/internal/lb"
-	"github.com/landfall-lb/landfall/speaker/partition"
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
@@ -109,12 +108,11 @@ func (s *speaker) status() status {
 }
 
 func (s *speaker) membersStatus() membersStatus {
-	live, known := s.from.members.Live(), s.from.members.Known()
-	st := membersStatus{Joined: s.from.members.Joined(), Live: live, Missing: partition.Missing(live, known),
-		Dead:     s.from.members.Dead(),
-		Majority: plan.QuorumOf(s.self, live, known).Majority}
+	seen := s.from.liveness.Speakers()
+	st := membersStatus{Joined: s.from.members.Joined(), Live: seen.Live, Missing: seen.Missing, Dead: seen.Dead,
+		Majority: seen.Majority}
 	for node := range s.from.nodes.All() {
-		if !slices.Contains(known, node) {
+		if !slices.Contains(seen.Live, node) && !slices.Contains(seen.Missing, node) {
 			st.Strange = append(st.Strange, node)
 		}
 	}

@@ -4,7 +4,6 @@ package partition
 
 import (
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -20,10 +19,8 @@ const standby = 3
 
 // Facts are what the node sees and hears.
 type Facts struct {
-	Self string
-	// Live are the nodes that it sees, Known those and the ones that it misses. Both contain it and
-	// are sorted.
-	Live, Known []string
+	Self     string
+	Speakers plan.Speakers
 	// Said is what another node has said over the API server, if Heard is set.
 	Said  lb.Witness
 	Heard bool
@@ -31,33 +28,29 @@ type Facts struct {
 
 // State is what is remembered from one step to the next. The zero value is ready.
 type State struct {
-	self    string
-	quorum  plan.Quorum
-	live    []string
-	missing []string
-	others  lb.Witness // what a majority says that this node does not see
-	heard   bool
-	apart   bool // as of the last step
-	parted  bool
-	until   time.Time // how long a node that sees a majority again counts as parted, and goes on yielding
+	self   string
+	seen   plan.Speakers
+	others lb.Witness // what a majority says that this node does not see
+	heard  bool
+	apart  bool // as of the last step
+	parted bool
+	until  time.Time // how long a node that sees a majority again counts as parted, and goes on yielding
 }
 
 // Step takes in who is there. It reports whether a majority elsewhere has said something new, and
 // whether that or anything else changes what is decided of all VIPs. again is when to look again;
 // 0 for not at all.
 func (s *State) Step(now time.Time, f Facts) (news, changed bool, again time.Duration) {
-	s.self, s.live = f.Self, f.Live
-	s.quorum = plan.QuorumOf(f.Self, f.Live, f.Known)
-	s.missing = Missing(f.Live, f.Known)
+	s.self, s.seen = f.Self, f.Speakers
 	said, heard := f.Said, f.Heard
-	if !s.quorum.Majority || s.apart {
+	if !s.seen.Majority || s.apart {
 		// From the first look at which they are together again, as nothing may have called for one in
 		// between.
 		s.until = now.Add(Reunion)
 	}
-	s.apart = !s.quorum.Majority
+	s.apart = !s.seen.Majority
 	parted := now.Before(s.until)
-	if s.quorum.Majority {
+	if s.seen.Majority {
 		heard, said = s.heard && parted, s.others
 		if parted {
 			again = s.until.Sub(now)
@@ -69,21 +62,8 @@ func (s *State) Step(now time.Time, f Facts) (news, changed bool, again time.Dur
 	return news, changed, again
 }
 
-// Missing returns which of the known nodes are not live; both are sorted.
-func Missing(live, known []string) []string {
-	var missing []string
-	for _, node := range known {
-		if _, ok := slices.BinarySearch(live, node); !ok {
-			missing = append(missing, node)
-		}
-	}
-	return missing
-}
-
-// Live are the nodes that this one sees; Missing are those that have not taken their leave and that
-// it does not see.
-func (s *State) Live() []string    { return s.live }
-func (s *State) Missing() []string { return s.missing }
+// Speakers are those that the node saw in the last step.
+func (s *State) Speakers() plan.Speakers { return s.seen }
 
 // Parted reports whether the node sees no majority of the speakers, or has seen none a moment ago.
 func (s *State) Parted() bool { return s.parted }
@@ -109,13 +89,13 @@ type Desired struct {
 // sorted.
 func (s *State) Desired(unserved func() []netip.Addr) Desired {
 	switch {
-	case !s.quorum.Lost:
+	case !s.seen.Lost:
 		return Desired{}
-	case !s.quorum.Majority:
+	case !s.seen.Majority:
 		return Desired{Heed: true}
-	case s.quorum.Rank >= standby:
+	case s.seen.Rank >= standby:
 		return Desired{}
 	}
-	return Desired{Tell: true, Rank: s.quorum.Rank,
-		Says: lb.Witness{Node: s.self, Live: s.live, Unserved: unserved()}}
+	return Desired{Tell: true, Rank: s.seen.Rank,
+		Says: lb.Witness{Node: s.self, Live: s.seen.Live, Unserved: unserved()}}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 var (
@@ -63,11 +64,11 @@ func play(t *testing.T, story []scene) {
 	now := time.Unix(1e9, 0)
 	for _, c := range story {
 		now = now.Add(c.after)
-		f := Facts{Self: "e", Live: strings.Fields(c.live), Known: strings.Fields("a b c d e")}
+		f := Facts{Self: "e",
+			Speakers: plan.SpeakersOf("e", strings.Fields(c.live), strings.Fields("a b c d e"), nil)}
 		if c.said != nil {
 			f.Said, f.Heard = *c.said, true
 		}
-		known := slices.Clone(f.Known)
 		news, changed, again := s.Step(now, f)
 		if news != c.news || changed != c.changed || again != c.again || s.Parted() != c.parted {
 			t.Errorf("%s: news %v, changed %v, again %s, parted %v; want %v, %v, %s, %v", c.what, news, changed, again,
@@ -85,9 +86,6 @@ func play(t *testing.T, story []scene) {
 		if lease := lease(s); lease != c.lease {
 			t.Errorf("%s: the node %s, want %s", c.what, lease, c.lease)
 		}
-		if !slices.Equal(f.Known, known) || len(s.Live())+len(s.Missing()) != len(known) {
-			t.Errorf("%s: live %v, missing %v of %v", c.what, s.Live(), s.Missing(), f.Known)
-		}
 	}
 }
 
@@ -97,7 +95,7 @@ func lease(s State) string {
 		return "reads"
 	case d.Tell:
 		return "renews"
-	case len(s.Missing()) > 0:
+	case len(s.Speakers().Missing) > 0:
 		return "stands by"
 	}
 	return "nothing"
@@ -111,7 +109,7 @@ func TestDesired(t *testing.T) {
 	} {
 		live := strings.Fields("a b c d e f")
 		var s State
-		s.Step(time.Unix(1e9, 0), Facts{Self: self, Live: live, Known: known})
+		s.Step(time.Unix(1e9, 0), Facts{Self: self, Speakers: plan.SpeakersOf(self, live, known, nil)})
 		if want.Tell {
 			want.Says = lb.Witness{Node: self, Live: live, Unserved: []netip.Addr{vip2}}
 		}
