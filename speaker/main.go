@@ -193,7 +193,8 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 
 	watcher := links.New(links.Options{Namespace: netns.None(), Log: rt.Log, Changed: s.changes.markAll})
 	s.from.interfaces = watcher.All
-	alive := liveness.New(liveness.Options{Self: rt.NodeName, Hold: f.restartHold, Log: rt.Log, Changed: s.changes.markAll})
+	alive := liveness.New(liveness.Options{Self: rt.NodeName, Hold: f.restartHold, Log: rt.Log,
+		Changed: s.changes.markAll})
 	talk := members.New(members.Options{
 		Self: rt.NodeName, Bind: bindAddress(bind, rt.NodeName, nodes), Port: int(f.bindPort), Key: key, Born: time.Now(),
 		Liveness: alive, Log: rt.Log, Changed: s.changes.markVIPs,

@@ -49,7 +49,7 @@ func (s *speaker) step(now time.Time) (again time.Duration) {
 	decided, changed, wait := s.own(now, facts, dirty.vips, services)
 	then(wait)
 	s.handOff(now, dirty.nodes, decided) // before it is acted upon: the proxy has to know where a VIP comes from
-	s.act(facts, decided, dirty.all, changed)
+	s.act(facts, decided, dirty.all || changed, first)
 	s.tell(facts, without, decided)
 	return again
 }
@@ -122,10 +122,11 @@ func (s *speaker) divide(now time.Time, dirty map[netip.Addr]bool) (again time.D
 // facts are what this node knows that concerns all VIPs alike.
 func (s *speaker) facts() plan.Facts {
 	interfaces, _ := s.from.interfaces()
+	speakers := s.rooms.partition.Speakers()
 	f := plan.Facts{
 		Self: s.self, Joined: s.from.members.Joined(), Stopping: s.phase.stopping, Pools: s.from.pools.All(),
-		Advertisements: s.from.advertisements.All(), Interfaces: interfaces, Live: s.rooms.partition.Live(),
-		Missing: s.rooms.partition.Missing(), Parted: s.rooms.partition.Parted(), Exclude: s.opts.exclude,
+		Advertisements: s.from.advertisements.All(), Interfaces: interfaces, Live: speakers.Live,
+		Missing: speakers.Missing, Parted: s.rooms.partition.Parted(), Exclude: s.opts.exclude,
 		CordonDrains: s.opts.cordonDrains, OnConflict: s.opts.onConflict,
 	}
 	if node, ok := s.from.nodes.Get(s.self); ok {
@@ -249,7 +250,7 @@ func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]owne
 	if s.from.feed == nil {
 		return
 	}
-	f := handoff.Facts{Self: s.self, Dead: s.from.liveness.Speakers().Dead}
+	f := handoff.Facts{Self: s.self, Dead: s.rooms.partition.Speakers().Dead}
 	if nodes {
 		f.Addresses = addresses(s.from.nodes.All())
 	}
@@ -266,9 +267,9 @@ func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]owne
 	}
 }
 
-// act tells the actors what follows from the decisions. With changed set, the one for ARP and NDP
-// has something else to do; with all set, everything was decided, and interfaces may differ.
-func (s *speaker) act(facts plan.Facts, decided map[netip.Addr]ownership.Decided, all, changed bool) {
+// act tells the actors what follows from the decisions. With work set, the one for ARP and NDP has
+// something else to do, or interfaces may differ; with first set, gossip is told all claims.
+func (s *speaker) act(facts plan.Facts, decided map[netip.Addr]ownership.Decided, work, first bool) {
 	s.from.members.SetMACs(plan.MACs(facts))
 	if s.phase.stopping {
 		s.to.witness.Set(witness.Desired{})
@@ -276,7 +277,7 @@ func (s *speaker) act(facts plan.Facts, decided map[netip.Addr]ownership.Decided
 		d := s.rooms.partition.Desired(s.rooms.ownership.Unserved)
 		s.to.witness.Set(witness.Desired{Heed: d.Heed, Tell: d.Tell, Rank: d.Rank, Says: d.Says})
 	}
-	if all || changed {
+	if work {
 		answers, probes := s.rooms.ownership.Desired()
 		desired := l2.Desired{Interfaces: facts.Interfaces, Answers: make(map[netip.Addr]l2.Answer, len(answers)),
 			Probes: maps.Clone(probes), Ours: s.from.members.MACs()}
@@ -289,7 +290,7 @@ func (s *speaker) act(facts plan.Facts, decided map[netip.Addr]ownership.Decided
 	for vip := range decided {
 		claims[vip] = s.rooms.ownership.Claim(vip)
 	}
-	if all {
+	if first {
 		s.from.members.Begin(claims)
 	} else {
 		s.from.members.Update(claims)

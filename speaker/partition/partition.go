@@ -19,8 +19,7 @@ const standby = 3
 
 // Facts are what the node sees and hears.
 type Facts struct {
-	Self string
-	// Speakers are the nodes that it sees and misses.
+	Self     string
 	Speakers plan.Speakers
 	// Said is what another node has said over the API server, if Heard is set.
 	Said  lb.Witness
@@ -63,10 +62,8 @@ func (s *State) Step(now time.Time, f Facts) (news, changed bool, again time.Dur
 	return news, changed, again
 }
 
-// Live are the nodes that this one sees; Missing are those that have not taken their leave and that
-// it does not see.
-func (s *State) Live() []string    { return s.seen.Live }
-func (s *State) Missing() []string { return s.seen.Missing }
+// Speakers are those that the node saw in the last step.
+func (s *State) Speakers() plan.Speakers { return s.seen }
 
 // Parted reports whether the node sees no majority of the speakers, or has seen none a moment ago.
 func (s *State) Parted() bool { return s.parted }
