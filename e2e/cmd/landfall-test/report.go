@@ -98,6 +98,9 @@ func (r *report) take(suite string, e event) {
 		delete(r.running, t)
 		r.parallel[t] = true
 	case "cont":
+		if t != t.top() {
+			delete(r.running, t.top()) // it only waits for its subtests
+		}
 		r.running[t] = time.Now()
 	case "output", "build-output":
 		r.keep(t, e.Output)
