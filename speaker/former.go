@@ -62,7 +62,7 @@ func addressOf(node lb.Node, family lb.Family) (netip.Addr, bool) {
 func (s *speaker) tell() {
 	if s.from.feed != nil && (s.untold || s.rings.told == nil) {
 		s.untold = false
-		notice := s.formers.notice(maps.Keys(s.decisions), s.from.members.Dead(), s.from.nodes.All())
+		notice := s.formers.notice(maps.Keys(s.decisions), s.from.liveness.Speakers().Dead, s.from.nodes.All())
 		notice.Ring = s.rings.all()
 		s.from.feed.Tell(notice)
 	}

@@ -33,10 +33,8 @@ const reunion = 2 * time.Second
 // gather looks at who is there, and marks all VIPs when a majority elsewhere has said something
 // new. It returns when to look again.
 func (q *quorum) gather(s *speaker, now time.Time, vips map[netip.Addr]bool) (again time.Duration) {
-	q.live = s.from.members.Live()
-	known := s.from.members.Known()
-	q.Quorum = plan.QuorumOf(s.self, q.live, known)
-	q.missing = slices.DeleteFunc(known, func(node string) bool { return slices.Contains(q.live, node) })
+	seen := s.from.liveness.Speakers()
+	q.live, q.missing, q.Quorum = seen.Live, seen.Missing, seen.Quorum
 	said, heard := s.to.witness.Outcome()
 	if !q.Majority || q.apart {
 		// from the first look at which they are together again, as nothing may have called for one in

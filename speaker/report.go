@@ -14,7 +14,7 @@ func (s *speaker) farewell(key lb.Key) *lb.Condition {
 	service, ok := s.from.services.Get(key)
 	stale := slices.ContainsFunc(service.Conditions, func(c lb.Condition) bool { return c.Type == lb.ConditionAnnounced })
 	if !ok || !stale || s.stopping || service.Type != lb.LoadBalancer || service.Class != s.class ||
-		plan.Winner(netip.Addr{}, s.from.members.Live()) != s.self {
+		plan.Winner(netip.Addr{}, s.from.liveness.Speakers().Live) != s.self {
 		return nil
 	}
 	return &lb.Condition{Type: lb.ConditionAnnounced, Reason: lb.ReasonNoAddress, Message: "the Service holds no address"}

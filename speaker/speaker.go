@@ -32,8 +32,9 @@ type sources struct {
 	pools          table[string, lb.Pool]
 	advertisements table[string, lb.L2Advertisement]
 	interfaces     func() ([]lb.Interface, bool)
-	feed           feed   // nil unless the gate is the proxy
-	members        gossip // live nodes and their claims
+	feed           feed      // nil unless the gate is the proxy
+	members        gossip    // the claims of the other nodes
+	liveness       diagnosis // which of them are there
 	routes         routeSources
 	// daemonSet has what started the speaker, by name, as long as it is there to stay; nil when nobody
 	// can know.
@@ -48,16 +49,19 @@ type feed interface {
 }
 
 type gossip interface {
-	Set(map[netip.Addr]*lb.Claim)
+	Begin(map[netip.Addr]*lb.Claim)
+	Update(map[netip.Addr]*lb.Claim)
 	SetPeers(map[string][]netip.Addr)
-	Live() []string
 	Claims(netip.Addr) map[string]lb.Claim
 	Former(netip.Addr) bool
-	Dead() []string
 	Joined() bool
 	SetMACs([]string)
 	MACs() map[string]bool
-	Known() []string
+}
+
+type diagnosis interface {
+	Set(nodes map[string][]netip.Addr)
+	Speakers() plan.Speakers
 }
 
 // sinks are where the speaker acts.

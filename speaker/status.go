@@ -101,16 +101,11 @@ func (s *speaker) status() status {
 }
 
 func (s *speaker) membersStatus() membersStatus {
-	live, known := s.from.members.Live(), s.from.members.Known()
-	st := membersStatus{Joined: s.from.members.Joined(), Live: live, Dead: s.from.members.Dead(),
-		Majority: plan.QuorumOf(s.self, live, known).Majority}
-	for _, node := range known {
-		if !slices.Contains(live, node) {
-			st.Missing = append(st.Missing, node)
-		}
-	}
+	seen := s.from.liveness.Speakers()
+	st := membersStatus{Joined: s.from.members.Joined(), Live: seen.Live, Missing: seen.Missing, Dead: seen.Dead,
+		Majority: seen.Majority}
 	for node := range s.from.nodes.All() {
-		if !slices.Contains(known, node) {
+		if !slices.Contains(seen.Live, node) && !slices.Contains(seen.Missing, node) {
 			st.Strange = append(st.Strange, node)
 		}
 	}

@@ -106,9 +106,10 @@ func (s *speaker) meet() {
 		s.routing.words.due = true
 		others = peers(s.from.nodes.All(), s.self)
 		s.from.members.SetPeers(others)
+		s.from.liveness.Set(others)
 	}
 	s.mu.Lock()
-	s.untold = s.rings.meet(s.from.nodes, s.from.members.Dead(), others) || s.untold
+	s.untold = s.rings.meet(s.from.nodes, s.from.liveness.Speakers().Dead, others) || s.untold
 	s.mu.Unlock()
 }
 
@@ -298,7 +299,11 @@ func (s *speaker) act(facts plan.Facts, all bool, vips map[netip.Addr]bool) {
 		s.to.l2.Set(l2.Desired{Interfaces: facts.Interfaces, Answers: maps.Clone(s.answers), Probes: maps.Clone(s.probes),
 			Ours: s.from.members.MACs()})
 	}
-	s.from.members.Set(claims)
+	if all {
+		s.from.members.Begin(claims)
+	} else {
+		s.from.members.Update(claims)
+	}
 }
 
 // assign notes what the L2 actor has to do for a VIP, and tells whether that is something new.
