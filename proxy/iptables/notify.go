@@ -44,7 +44,7 @@ const (
 	remembered = 64
 )
 
-// Close ends listening. It must not be called before Run has returned.
+// Close ends listening. It must not be called before Watch has returned.
 func (w *Watcher) Close() error { return w.conn.Close() }
 
 // started notes a process that writes for us.
@@ -63,8 +63,8 @@ func (w *Watcher) isOwn(pid uint32) bool {
 	return slices.Contains(w.own, pid)
 }
 
-// run calls disturbed after others have changed what is ours, until ctx ends.
-func (w *Watcher) run(ctx context.Context, disturbed func()) error {
+// Watch calls disturbed after others have changed what is ours, until ctx ends.
+func (w *Watcher) Watch(ctx context.Context, disturbed func()) error {
 	stop := context.AfterFunc(ctx, func() { _ = w.conn.SetReadDeadline(time.Now()) })
 	defer stop()
 	for {
