@@ -1,4 +1,4 @@
-// Command landfall-controller gives addresses of pools to Services of type LoadBalancer.
+// Command landfall-controller assigns addresses from pools to Services of type LoadBalancer.
 package main
 
 import (
@@ -49,7 +49,7 @@ func main() {
 	var o options
 	os.Exit(ops.Main(ops.Program{
 		Name:               name,
-		Summary:            "gives addresses of IPAddressPools to Services of type LoadBalancer",
+		Summary:            "assigns addresses from IPAddressPools to Services of type LoadBalancer",
 		MetricsBindAddress: ":7480",
 		Flags:              o.add,
 		Run:                func(ctx context.Context, rt *ops.Runtime) error { return run(ctx, rt, o) },
@@ -62,29 +62,32 @@ func (o *options) add(flags *pflag.FlagSet) {
 		namespace = "landfall-system"
 	}
 	flags.StringVar(&o.class, "load-balancer-class", "",
-		"serve only Services with this spec.loadBalancerClass (default: only those without one)")
+		"serve only Services with this spec.loadBalancerClass (default: only Services without one)")
 	flags.StringVar(&o.namespace, "namespace", namespace,
-		"namespace of the Lease and of the ConfigMap "+lb.SurroundingsConfigMap+
-			" (default: $POD_NAMESPACE, else landfall-system)")
+		"namespace of the leader election's Lease and of the ConfigMap "+lb.SurroundingsConfigMap+
+			", in which speakers list their gateways (default: $POD_NAMESPACE, else landfall-system)")
 	flags.BoolVar(&o.leaderElect, "leader-elect", true,
-		"wait to be the leader before giving out addresses; without, controllers side by side give no address out twice, "+
-			"but get in each other's way")
+		"assign addresses only while this replica is the leader; without leader election, several controllers assign no "+
+			"address twice but refuse one another's writes and slow down")
 	flags.BoolVar(&o.metallb, "metallb-annotations", true,
-		"read annotations of metallb.io and metallb.universe.tf where those of landfall.dev are not set")
+		"read annotations of metallb.io and metallb.universe.tf on Services that do not set those of landfall.dev")
 	flags.StringVar(&o.outside, "when-outside", keep,
-		"what becomes of an address that no pool contains any more: keep or move; a Service's annotation "+
-			lb.AnnotationWhenOutside+" comes first")
+		"what to do when no pool contains a Service's address any more: keep the address, or move the Service to another; "+
+			"the Service's annotation "+lb.AnnotationWhenOutside+" overrides this")
 	flags.StringVar(&o.duplicates, "when-duplicate", keep,
-		"what becomes of an address that an older Service holds as well, as after a restore: keep or move")
+		"what to do when an older Service holds the same address, as after a restored backup: keep the address, or move the "+
+			"younger Service to another")
 	flags.StringSliceVar(&o.never, "never-assign", nil,
-		"CIDRs and ranges that no pool hands out; addresses of Nodes, and the gateways that their speakers know of, never "+
-			"are")
+		"CIDRs and ranges that the controller never assigns, whatever pools contain; it never assigns addresses of Nodes "+
+			"and "+
+			"gateways that speakers report either")
 	flags.DurationVar(&o.leaseDuration, "leader-elect-lease-duration", 15*time.Second,
-		"others take over when a leader has not renewed for this long")
+		"another replica takes over when the leader has not renewed its Lease for this long")
 	flags.DurationVar(&o.renewDeadline, "leader-elect-renew-deadline", 10*time.Second,
-		"a leader that could not renew for this long stops leading")
+		"a leader that fails to renew its Lease for this long stops leading; must be shorter than the lease "+
+			"duration")
 	flags.DurationVar(&o.retryPeriod, "leader-elect-retry-period", 2*time.Second,
-		"time between attempts to become or stay the leader")
+		"time between attempts to acquire or renew the Lease")
 }
 
 // check finds what the flags' types cannot.

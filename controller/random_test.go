@@ -3,44 +3,33 @@ package main
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"strconv"
 	"testing"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/seeds"
 )
-
-// seeds runs f with n seeds, a tenth of them with -short. They begin at 0 or at $LANDFALL_SEED;
-// -run NAME/seed=N repeats one of them.
-func seeds(t *testing.T, n int, f func(t *testing.T, r *rand.Rand)) {
-	t.Helper()
-	if testing.Short() {
-		n /= 10
-	}
-	start, err := strconv.ParseUint(os.Getenv("LANDFALL_SEED"), 10, 64)
-	if err != nil {
-		start = 0
-	}
-	t.Logf("seeds %d to %d", start, start+uint64(n)-1)
-	for seed := start; seed < start+uint64(n); seed++ {
-		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) { f(t, rand.New(rand.NewPCG(seed, 1))) })
-	}
-}
 
 // TestContract8RandomRestarts drives processes that lead in turn, with watches that are late and
 // writes that fail.
 func TestContract8RandomRestarts(t *testing.T) {
-	seeds(t, 2000, func(t *testing.T, r *rand.Rand) { randomRun(t, r, 1) })
+	seeds.Run(t, seeds.Of(400, 2000), nil, func(t *testing.T, seed uint64) { randomRun(t, seed, 1) })
 }
 
 // TestContract8RandomTogether has two or three controllers lead at the same time, as the Lease
 // should prevent: they are slow, see late what the others write, and what they have sent may arrive
 // when they have long given up.
 func TestContract8RandomTogether(t *testing.T) {
-	seeds(t, 3000, func(t *testing.T, r *rand.Rand) { randomRun(t, r, 2+r.IntN(2)) })
+	// Those that find a controller that claims without catching up with the Services.
+	found := []uint64{786, 869, 1031, 1121, 1250}
+	seeds.Run(t, seeds.Of(600, 3000), found, func(t *testing.T, seed uint64) { randomRun(t, seed, 2) })
 }
 
-func randomRun(t *testing.T, r *rand.Rand, controllers int) {
+// randomRun has so many controllers, or one more if there are several, keep their promises.
+func randomRun(t *testing.T, seed uint64, controllers int) {
+	r := rand.New(rand.NewPCG(seed, 1))
+	if controllers > 1 {
+		controllers += r.IntN(2)
+	}
 	failures := []failure{conflict, refused, lost, forbidden, stall, stall, stall, nil, nil}
 	c := newCluster()
 	c.addPool("p", "10.0.0.0/28")

@@ -1,5 +1,5 @@
-// Command landfallctl shows what Landfall does in a cluster, and what is wrong. As kubectl-landfall
-// it is a plugin of kubectl.
+// Command landfallctl shows what Landfall does in a cluster and which problems it has. Installed as
+// kubectl-landfall it is a kubectl plugin.
 package main
 
 import (
@@ -16,13 +16,16 @@ import (
 )
 
 const usage = `Usage:
-  landfallctl status    pools, addresses, who announces them, and what is wrong; exits with 1 when something is
+  landfallctl status    Show pools, addresses, the node that announces each address, and problems.
+                        Exits with 1 if there is a problem.
   landfallctl migrate metallb [-f FILE]...
-                        Landfall's equivalent of MetalLB's objects, in the cluster or in files, and what has none
+                        Print Landfall's equivalent of MetalLB's objects, which it reads from the cluster or from files.
+                        Comments at the top list what has no equivalent.
   landfallctl import NAME -f FILE
-                        an IPAddressPool for a list: on each line an address, CIDR or range, and NAMESPACE/SERVICE to reserve it
+                        Print an IPAddressPool NAME for a list. Each line has an address, CIDR or range, and optionally
+                        NAMESPACE/SERVICE to reserve it for.
 
-Without --kubeconfig it uses the service account of the pod it runs in, else $KUBECONFIG, else ~/.kube/config.`
+Without --kubeconfig, landfallctl uses the service account of its pod, else $KUBECONFIG, else ~/.kube/config.`
 
 type options struct {
 	class   string
@@ -34,13 +37,13 @@ func main() {
 	var o options
 	os.Exit(ops.Main(ops.Program{
 		Name:    "landfallctl",
-		Summary: "shows what Landfall does in a cluster, and what is wrong.",
+		Summary: "shows what Landfall does in a cluster and which problems it has",
 		Usage:   usage,
 		Flags: func(f *pflag.FlagSet) {
 			f.StringVar(&o.class, "load-balancer-class", "",
-				"the class that the controller serves (default: Services without a class)")
-			f.StringArrayVarP(&o.files, "filename", "f", nil, "file to read for migrate and import; - for the standard input")
-			f.DurationVar(&o.timeout, "timeout", 15*time.Second, "how long to wait for the API server")
+				"spec.loadBalancerClass of the Services to show, as Landfall is configured (default: Services without one)")
+			f.StringArrayVarP(&o.files, "filename", "f", nil, "file that migrate or import reads; - reads standard input")
+			f.DurationVar(&o.timeout, "timeout", 15*time.Second, "how long to wait for an answer of the API server")
 		},
 		Run: func(ctx context.Context, rt *ops.Runtime) error { return run(ctx, rt, o) },
 	}))
@@ -48,7 +51,7 @@ func main() {
 
 func run(ctx context.Context, rt *ops.Runtime, o options) error {
 	if len(rt.Args) == 0 {
-		return ops.Usagef("say what to do: landfallctl status, migrate or import")
+		return ops.Usagef("no command given; commands are status, migrate and import")
 	}
 	switch rt.Args[0] {
 	case "status":
@@ -58,7 +61,7 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 	case "import":
 		return runImport(rt, o)
 	}
-	return ops.Usagef("%q is no command of landfallctl; there are: status, migrate, import", rt.Args[0])
+	return ops.Usagef("unknown command %q; commands are status, migrate and import", rt.Args[0])
 }
 
 func runStatus(ctx context.Context, rt *ops.Runtime, o options) error {
@@ -78,12 +81,12 @@ func runStatus(ctx context.Context, rt *ops.Runtime, o options) error {
 		return err
 	}
 	if n := len(r.problems); n > 0 {
-		return fmt.Errorf("%d of what should be well is not", n)
+		return fmt.Errorf("problems found: %d", n)
 	}
 	return nil
 }
 
-// kubeconfig returns the path to use: what was asked for, else what kubectl would use outside of a
+// kubeconfig returns the path to use: the one asked for, else the one that kubectl uses outside a
 // pod.
 func kubeconfig(asked string) string {
 	if asked != "" || os.Getenv("KUBERNETES_SERVICE_HOST") != "" {

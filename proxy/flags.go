@@ -27,44 +27,49 @@ type flags struct {
 func (f *flags) add(set *pflag.FlagSet) {
 	set.StringVar(
 		&f.mode, "mode", "auto",
-		"how rules are written: nftables, iptables, or auto for nftables where the kernel can (Linux 5.13 or later), else "+
-			"iptables")
+		"kernel interface for rules: nftables, iptables or auto; auto takes nftables if the kernel supports it (Linux 5.13 "+
+			"or later), else iptables")
 	set.StringVar(&f.clusterCIDR, "cluster-cidr", "",
-		"the pods' network, or one of each family with a comma between them; with --detect-local-mode=ClusterCIDR")
+		"CIDR of the pod network, or one IPv4 and one IPv6 CIDR separated by a comma; used with "+
+			"--detect-local-mode=ClusterCIDR (default: none; the proxy cannot tell pods from other clients)")
 	set.StringVar(&f.detectLocalMode, "detect-local-mode", "ClusterCIDR",
-		"how to tell connections from pods: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix")
-	set.StringVar(&f.podBridge, "pod-bridge-interface", "", "the pods' bridge; with --detect-local-mode=BridgeInterface")
+		"how the proxy recognises connections from this node's pods, which it does not masquerade: ClusterCIDR, NodeCIDR, "+
+			"BridgeInterface or InterfaceNamePrefix")
+	set.StringVar(&f.podBridge, "pod-bridge-interface", "",
+		"name of the bridge that pods are attached to; required by --detect-local-mode=BridgeInterface")
 	set.StringVar(&f.podPrefix, "pod-interface-name-prefix", "",
-		"what names of the pods' interfaces start with; with --detect-local-mode=InterfaceNamePrefix")
+		"prefix of the names of the pods' interfaces on the node; required by --detect-local-mode=InterfaceNamePrefix")
 	set.StringSliceVar(&f.nodePortAddresses, "nodeport-addresses", nil,
-		"networks of the node's addresses that serve node ports, or primary for the Node's InternalIPs (default: all "+
-			"addresses)")
-	set.BoolVar(&f.masqueradeAll, "masquerade-all", false, "masquerade all that goes to a cluster IP")
-	set.IntVar(&f.masqueradeBit, "masquerade-bit", 14, "bit of the packet mark that asks for masquerading, 0 to 31")
+		"CIDRs; node ports are served at the node's addresses in them; primary stands for the Node's InternalIPs (default: "+
+			"all addresses of the node)")
+	set.BoolVar(&f.masqueradeAll, "masquerade-all", false,
+		"masquerade every connection to a cluster IP, also those from pods")
+	set.IntVar(&f.masqueradeBit, "masquerade-bit", 14,
+		"bit of the packet mark, 0 to 31, that marks packets to masquerade; change it if another program uses the same bit")
 	set.StringVar(&f.healthzBindAddress, "healthz-bind-address", "0.0.0.0:10256",
-		`address:port that serves the node's /healthz and /livez; "" or 0 serves none`)
+		`address:port of the node's /healthz and /livez; "" or 0 switches them off`)
 	set.StringVar(&f.serviceProxyName, "service-proxy-name", "",
-		"serve only Services whose label service.kubernetes.io/service-proxy-name has this value (default: those without "+
-			"that label)")
+		"serve only Services whose label service.kubernetes.io/service-proxy-name has this value (default: only Services "+
+			"without the label)")
 	set.StringVar(&f.feedSocket, "feed-socket", lb.FeedSocket,
-		"unix socket where the speaker learns what the kernel delivers")
+		"Unix socket on which the proxy reports to the speaker what the kernel delivers")
 	set.DurationVar(&f.drain, "drain-time", 5*time.Second,
-		"how long an external address works on after it was taken from its Service")
+		"how long the rules of an external address stay after its Service lost the address, for packets in flight")
 	set.StringVar(&f.scheduler, "scheduler", string(plan.Random),
-		"how a backend is chosen for Services without the annotation "+lb.AnnotationScheduler+
-			": random, round-robin, source-hash or maglev; iptables can only random")
+		"how the proxy picks a backend for Services without the annotation "+lb.AnnotationScheduler+
+			": random, round-robin, source-hash or maglev; iptables mode supports only random")
 	set.BoolVar(&f.liberal, "conntrack-tcp-be-liberal", false,
-		"let conntrack take TCP packets outside of the window for valid, for networks with asymmetric routes")
+		"let conntrack treat TCP packets outside the window as valid; needed where routes are asymmetric")
 	set.BoolVar(&f.answerPing, "answer-ping", true,
-		"answer pings to VIPs and external IPs that this node delivers; cluster IPs never answer")
+		"answer pings to VIPs and external IPs that this node delivers; cluster IPs never answer pings")
 	set.StringVar(&f.procSysNet, "proc-sys-net", "/proc/sys/net",
-		"folder of the kernel's network parameters, for containers that see /proc/sys read-only")
+		"directory of the kernel's network parameters; a container whose /proc/sys is read-only mounts the host's elsewhere")
 	set.BoolVar(
 		&f.rescue, "rescue", true,
-		"hand packets of TCP connections to an external address that this node does not know to the node that announced it "+
-			"before")
+		"forward TCP packets of unknown connections to an external address to the nodes that announced the address before, "+
+			"so that connections survive when the address moves")
 	set.BoolVar(&f.cleanup, "cleanup", false,
-		"remove all rules of Landfall from this node and exit, as the argument cleanup does")
+		"remove all of Landfall's rules from this node and exit; the same as the argument cleanup")
 }
 
 const labelServiceProxyName = "service.kubernetes.io/service-proxy-name"

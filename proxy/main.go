@@ -1,5 +1,5 @@
-// landfall-proxy programs this node's kernel to forward the connections to Services, and says what
-// the kernel is known to deliver.
+// landfall-proxy programs this node's kernel to forward connections to Services, and reports what
+// the kernel delivers.
 package main
 
 import (
@@ -42,8 +42,8 @@ func main() {
 	}
 	os.Exit(ops.Main(ops.Program{
 		Name: name,
-		Summary: "programs this node's kernel to forward the connections to Services, and says what the kernel " +
-			"is known to deliver",
+		Summary: "programs this node's kernel to forward connections to Services, and reports what the kernel " +
+			"delivers",
 		MetricsBindAddress: metrics,
 		Flags:              f.add,
 		Run:                f.run,

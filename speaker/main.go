@@ -1,5 +1,5 @@
-// landfall-speaker announces the external addresses of Services from this node, while the node is
-// known to deliver them.
+// landfall-speaker announces external addresses of Services from this node while the node's kernel
+// delivers them.
 package main
 
 import (
@@ -26,12 +26,17 @@ import (
 	"github.com/landfall-lb/landfall/speaker/bgp"
 	"github.com/landfall-lb/landfall/speaker/gate"
 	"github.com/landfall-lb/landfall/speaker/l2"
+	"github.com/landfall-lb/landfall/speaker/liveness"
 	"github.com/landfall-lb/landfall/speaker/members"
 	"github.com/landfall-lb/landfall/speaker/report"
 	"github.com/landfall-lb/landfall/speaker/witness"
 )
 
 const name = "landfall-speaker"
+
+// leaseName is the Lease by which the two sides of a partition hear of one another. The chart's
+// roles name it.
+const leaseName = "landfall-speaker"
 
 // excluded are the interfaces that container networks make: nobody asks there for an external
 // address.
@@ -44,9 +49,8 @@ func main() {
 	bfd.ProcessMain() // does not return where this is the process that keeps the BFD sessions
 	var f flags
 	os.Exit(ops.Main(ops.Program{
-		Name: name,
-		Summary: "announces the external addresses of Services from this node, while the node is known to " +
-			"deliver them",
+		Name:               name,
+		Summary:            "announces external addresses of Services from this node while the node's kernel delivers them",
 		MetricsBindAddress: ":7481",
 		Flags:              f.add,
 		Run:                f.run,
@@ -54,46 +58,54 @@ func main() {
 }
 
 type flags struct {
-	class, gate, feedSocket, bindAddress, gossipKeyFile string
-	namespace, daemonSet, onConflict, bgpListen         string
-	bindPort                                            uint16
-	hold, restartHold, announceEvery                    time.Duration
-	options                                             options
+	gate, feedSocket, bindAddress, gossipKeyFile string
+	namespace, daemonSet, onConflict, bgpListen  string
+	bindPort                                     uint16
+	hold, restartHold, announceEvery             time.Duration
+	options                                      options
 }
 
 func (f *flags) add(set *pflag.FlagSet) {
 	addNamespace(set, &f.namespace)
-	set.StringVar(&f.class, "load-balancer-class", "",
-		"announce Services with this loadBalancerClass only (default: those without one)")
+	set.StringVar(&f.options.class, "load-balancer-class", "",
+		"announce only Services with this spec.loadBalancerClass (default: only Services without one)")
 	set.StringVar(
 		&f.gate, "gate", "proxy",
-		"what a claim rests on: proxy (Landfall's proxy says that the kernel delivers) or none (endpoints only)")
-	set.StringVar(&f.feedSocket, "feed-socket", lb.FeedSocket, "unix socket of the proxy's feed")
+		"what must confirm that this node delivers an address before the speaker announces it: proxy (Landfall's proxy, "+
+			"from the kernel's own answer) or none (usable endpoints are enough; for clusters with another service proxy)")
+	set.StringVar(&f.feedSocket, "feed-socket", lb.FeedSocket,
+		"Unix socket on which the proxy reports what the kernel delivers; the proxy needs the same path")
 	set.StringVar(&f.bindAddress, "bind-address", "",
-		"address for gossip with the other speakers (default: the Node's InternalIP)")
-	set.Uint16Var(&f.bindPort, "bind-port", 7947, "TCP and UDP port for gossip; the same on all nodes")
-	set.DurationVar(&f.hold, "hold", 30*time.Second, "how long the last word of a proxy counts whose feed is gone")
+		"IP address for gossip with the other speakers (default: the Node's InternalIP)")
+	set.Uint16Var(&f.bindPort, "bind-port", 7947,
+		"TCP and UDP port for gossip between speakers; must be open between all nodes and the same on each")
+	set.DurationVar(&f.hold, "hold", 30*time.Second,
+		"how long the speaker trusts the proxy's last report after the feed disconnects; set it longer than the "+
+			"proxy takes to restart")
 	set.DurationVar(&f.restartHold, "restart-hold", 5*time.Second,
-		"how long the addresses of a node are kept for it whose speaker has ended without a word while the node is there; "+
-			"0 for not at all")
+		"how long addresses stay reserved for a node whose speaker crashed while the node itself still answers; 0 lets "+
+			"another node take over at once")
 	set.StringSliceVar(&f.options.exclude, "exclude-interfaces", strings.Split(excluded, ","),
-		"shell patterns of interfaces that answer only where an L2Advertisement names them")
+		"shell patterns of interfaces that answer ARP and NDP only if an L2Advertisement names them")
 	set.StringVar(&f.onConflict, "on-address-conflict", string(lb.RefuseOnConflict),
-		"what becomes of an address that a device uses which is no node: refuse (it is not announced) or announce; a "+
-			"Service says otherwise by the annotation "+lb.AnnotationOnConflict)
+		"what to do when a device outside the cluster already uses the address: refuse (do not announce it) or announce; "+
+			"the Service's annotation "+lb.AnnotationOnConflict+" overrides this")
 	set.DurationVar(&f.announceEvery, "announce-every", 0,
-		"how often addresses are announced again while they stay, against switches that forget them; 0 for never")
-	set.BoolVar(&f.options.cordonDrains, "drain-on-cordon", false, "give the addresses of a node away that is cordoned")
+		"how often the owner repeats its gratuitous ARP and NDP for an address, at least 1s; set it where switches forget "+
+			"MAC addresses sooner than routers refresh them; 0 never repeats")
+	set.BoolVar(&f.options.cordonDrains, "drain-on-cordon", false, "move addresses away from a node that is cordoned")
 	set.DurationVar(&f.options.convergence, "bgp-convergence", 3*time.Second,
-		"how long routes are announced with GRACEFUL_SHUTDOWN before a planned withdrawal, while routers choose others")
+		"how long the speaker announces a route with the community GRACEFUL_SHUTDOWN before a planned withdrawal; set "+
+			"it longer than routers take to choose another route")
 	set.StringVar(&f.bgpListen, "bgp-listen", "",
-		"address and port at which BGP peers may connect, such as :179, 10.0.0.1:179 or [::]:1179 (default: none, the "+
-			"speaker opens all sessions itself)")
+		"address:port on which the speaker accepts connections of configured BGP peers, such as :179, 10.0.0.1:179 or "+
+			"[::]:1179 (default: none; the speaker opens every session itself)")
 	set.StringVar(&f.daemonSet, "daemonset", "",
-		"DaemonSet in the namespace that runs the speaker: when it is gone, the speaker ends for good and BGP peers keep "+
-			"no routes (default: always expect a successor)")
+		"DaemonSet in --namespace that runs the speaker; a speaker that stops after this DaemonSet was deleted withdraws "+
+			"its BGP routes, instead of leaving them to a successor (default: always expect a successor)")
 	set.StringVar(&f.gossipKeyFile, "gossip-key-file", "",
-		"file with a key of 16, 24 or 32 bytes, bare or in base64, that encrypts gossip (default: not encrypted)")
+		"file with the key that encrypts gossip: 16, 24 or 32 bytes, raw or in base64; the same on all nodes (default: "+
+			"gossip is not encrypted)")
 }
 
 // check reads what the flags say.
@@ -127,7 +139,7 @@ func (f *flags) check() (bind netip.Addr, key []byte, err error) {
 		}
 	}
 	if f.bindPort == 0 {
-		return bind, nil, ops.Usagef("--bind-port: 0 is not a port that others could call")
+		return bind, nil, ops.Usagef("--bind-port: 0 is not a port that other speakers can connect to")
 	}
 	if f.bindAddress != "" {
 		if bind, err = lb.ParseAddr(f.bindAddress); err != nil {
@@ -158,33 +170,36 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	if err != nil {
 		return err
 	}
-	s := newSpeaker(rt.NodeName, f.class, rt.Log)
+	s := newSpeaker(rt.NodeName, f.options.class, rt.Log)
 	s.opts = f.options
-	services := kube.LabelledServices(client, s.markService)
-	nodes := kube.Nodes(client, "", s.markNode)
+	services := kube.LabelledServices(client, s.changes.markService)
+	nodes := kube.Nodes(client, "", func(node string) { s.changes.markNode(node == s.self) })
 	s.from = sources{
 		services: services, nodes: nodes,
-		pools:          kube.Pools(client, func(string) { s.markAll() }),
-		advertisements: kube.L2Advertisements(client, func(string) { s.markAll() }),
+		pools:          kube.Pools(client, func(string) { s.changes.markAll() }),
+		advertisements: kube.L2Advertisements(client, func(string) { s.changes.markAll() }),
 	}
 	s.from.routes = routeSources{
-		peers: kube.BGPPeers(client, s.markRoutes), advertisements: kube.BGPAdvertisements(client, s.markRoutes),
-		communities: kube.Communities(client, s.markRoutes), profiles: kube.BFDProfiles(client, s.markRoutes),
-		passwords: kube.Passwords(client, f.namespace, s.markRoutes), namespace: f.namespace,
+		peers:          kube.BGPPeers(client, s.changes.markRoutes),
+		advertisements: kube.BGPAdvertisements(client, s.changes.markRoutes),
+		communities:    kube.Communities(client, s.changes.markRoutes),
+		profiles:       kube.BFDProfiles(client, s.changes.markRoutes),
+		passwords:      kube.Passwords(client, f.namespace, s.changes.markRoutes), namespace: f.namespace,
 	}
 	if f.daemonSet != "" {
 		s.from.daemonSet = kube.DaemonSet(client, f.namespace, f.daemonSet, func(string) { s.runner.Poke() })
 	}
-	client.OnSync(s.markSynced)
+	client.OnSync(s.changes.markSynced)
 
-	watcher := links.New(links.Options{Namespace: netns.None(), Log: rt.Log, Changed: s.markAll})
+	watcher := links.New(links.Options{Namespace: netns.None(), Log: rt.Log, Changed: s.changes.markAll})
 	s.from.interfaces = watcher.All
+	alive := liveness.New(liveness.Options{Self: rt.NodeName, Hold: f.restartHold, Log: rt.Log,
+		Changed: s.changes.markAll})
 	talk := members.New(members.Options{
 		Self: rt.NodeName, Bind: bindAddress(bind, rt.NodeName, nodes), Port: int(f.bindPort), Key: key, Born: time.Now(),
-		Hold: f.restartHold, Log: rt.Log,
-		Changed: s.markVIPs,
+		Liveness: alive, Log: rt.Log, Changed: s.changes.markVIPs,
 	})
-	s.from.members = talk
+	s.from.members, s.from.liveness = talk, alive
 	responder := l2.New(l2.Options{Log: rt.Log, Repeat: f.announceEvery, Stats: newPackets(rt.Metrics),
 		Changed: s.runner.Poke})
 	events := client.Events(name, rt.NodeName)
@@ -200,7 +215,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	})
 	sessions := bgp.New(bgp.Options{Log: rt.Log, Hostname: rt.NodeName, Listen: f.bgpListen, Changed: s.runner.Poke})
 	rt.Metrics.MustRegister(sessions)
-	watches := bfd.NewProcess(bfd.Options{Log: rt.Log, Changed: s.runner.Poke})
+	watches := bfd.New(bfd.Options{Log: rt.Log, Changed: s.runner.Poke})
 	objects := report.NewObjects(rt.Log)
 	status := client.Status(time.Now)
 	s.to = sinks{
@@ -221,15 +236,17 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	s.to.witness = seen
 	around := newSurroundings(client, rt, f.namespace, nodes, watcher.All)
 	actors := []func(context.Context) error{
-		around.Run, client.Run, watcher.Run, talk.Run, responder.Run, events.Run, reporter.Run, s.runner.Run, seen.Run,
+		around.Run, client.Run, watcher.Run, talk.Run, alive.Run, responder.Run, events.Run, reporter.Run, s.runner.Run,
+		seen.Run,
 		outlived(sessions.Run, watches.Run), objects.Run,
 	}
 	if f.gate == "proxy" {
-		fed := gate.NewFeed(gate.Options{Dial: gate.DialUnix(f.feedSocket), Hold: f.hold, Log: rt.Log, Changed: s.markVIPs})
+		fed := gate.NewFeed(gate.Options{Dial: gate.DialUnix(f.feedSocket), Hold: f.hold, Log: rt.Log,
+			Changed: s.changes.markVIPs})
 		s.from.feed = fed
 		actors = append(actors, fed.Run)
 	} else {
-		s.from.slices = kube.Slices(client, s.markService)
+		s.from.slices = kube.Slices(client, s.changes.markService)
 		rt.Log.Warn("claims rest on endpoints only: whether this node's rules deliver an address is not checked", "gate",
 			f.gate)
 	}
@@ -301,7 +318,7 @@ func bindAddress(given netip.Addr, self string,
 // ready tells why the speaker does not do its work yet, or nil when it does.
 func (s *speaker) ready() error {
 	s.mu.Lock()
-	waiting := cmp.Or(s.waiting, s.routing.waiting)
+	waiting := cmp.Or(s.phase.waiting, s.rooms.routes.Waiting())
 	s.mu.Unlock()
 	switch {
 	case waiting != "":

@@ -12,9 +12,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/landfall-lb/landfall/internal/kube/kubetest"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/bfd"
 	"github.com/landfall-lb/landfall/speaker/l2"
+	"github.com/landfall-lb/landfall/speaker/plan"
 	"github.com/landfall-lb/landfall/speaker/report"
 	"github.com/landfall-lb/landfall/speaker/witness"
 )
@@ -36,68 +38,19 @@ var (
 	other = lb.Key{Namespace: "default", Name: "other"}
 )
 
-// memTable is what a watch would keep.
-type memTable[K comparable, V any] struct {
-	mu      sync.Mutex
-	values  map[K]V
-	synced  bool
-	changed []func(K)
-}
-
-func newTable[K comparable, V any]() *memTable[K, V] {
-	return &memTable[K, V]{values: map[K]V{}, synced: true}
-}
-
-func (t *memTable[K, V]) Get(k K) (V, bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	v, ok := t.values[k]
-	return v, ok
-}
-
-func (t *memTable[K, V]) All() map[K]V {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return maps.Clone(t.values)
-}
-
-func (t *memTable[K, V]) Synced() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.synced
-}
-
-func (t *memTable[K, V]) set(k K, v V) {
-	t.mu.Lock()
-	t.values[k] = v
-	t.mu.Unlock()
-	for _, f := range t.changed {
-		f(k)
-	}
-}
-
-func (t *memTable[K, V]) delete(k K) {
-	t.mu.Lock()
-	delete(t.values, k)
-	t.mu.Unlock()
-	for _, f := range t.changed {
-		f(k)
-	}
-}
-
 // api is the API server that all speakers of a rig watch.
 type api struct {
-	services       *memTable[lb.Key, lb.Service]
-	slices         *memTable[lb.Key, []lb.Slice]
-	nodes          *memTable[string, lb.Node]
-	pools          *memTable[string, lb.Pool]
-	advertisements *memTable[string, lb.L2Advertisement]
+	services       *kubetest.Table[lb.Key, lb.Service]
+	slices         *kubetest.Table[lb.Key, []lb.Slice]
+	nodes          *kubetest.Table[string, lb.Node]
+	pools          *kubetest.Table[string, lb.Pool]
+	advertisements *kubetest.Table[string, lb.L2Advertisement]
 
-	peers       *memTable[string, lb.Peer]
-	bgpAds      *memTable[string, lb.BGPAdvertisement]
-	communities *memTable[string, lb.CommunityNames]
-	profiles    *memTable[string, lb.BFDProfile]
-	passwords   *memTable[string, string]
+	peers       *kubetest.Table[string, lb.Peer]
+	bgpAds      *kubetest.Table[string, lb.BGPAdvertisement]
+	communities *kubetest.Table[string, lb.CommunityNames]
+	profiles    *kubetest.Table[string, lb.BFDProfile]
+	passwords   *kubetest.Table[string, string]
 }
 
 // rig is a cluster of speakers.
@@ -177,7 +130,7 @@ type fakeNode struct {
 	deliveries map[lb.DeliveryKey]lb.Delivery
 	reports    map[lb.Key]lb.Condition
 	interfaces []lb.Interface
-	daemonSet  *memTable[string, bool]
+	daemonSet  *kubetest.Table[string, bool]
 	routers    *fakeRouters
 	bfd        *fakeBFD
 	objects    *fakeObjects
@@ -190,19 +143,20 @@ func newRig(t testing.TB) *rig {
 		t: t, nodes: map[string]*fakeNode{},
 		wire: &wire{answers: map[netip.Addr]map[string]bool{}, least: map[netip.Addr]int{}},
 		api: api{
-			services: newTable[lb.Key, lb.Service](), slices: newTable[lb.Key, []lb.Slice](), nodes: newTable[string, lb.Node](),
-			pools: newTable[string, lb.Pool](), advertisements: newTable[string, lb.L2Advertisement](),
-			peers: newTable[string, lb.Peer](), bgpAds: newTable[string, lb.BGPAdvertisement](),
-			communities: newTable[string, lb.CommunityNames](),
-			profiles:    newTable[string, lb.BFDProfile](), passwords: newTable[string, string](),
+			services: kubetest.NewTable[lb.Key, lb.Service](), slices: kubetest.NewTable[lb.Key, []lb.Slice](),
+			nodes: kubetest.NewTable[string, lb.Node](),
+			pools: kubetest.NewTable[string, lb.Pool](), advertisements: kubetest.NewTable[string, lb.L2Advertisement](),
+			peers: kubetest.NewTable[string, lb.Peer](), bgpAds: kubetest.NewTable[string, lb.BGPAdvertisement](),
+			communities: kubetest.NewTable[string, lb.CommunityNames](),
+			profiles:    kubetest.NewTable[string, lb.BFDProfile](), passwords: kubetest.NewTable[string, string](),
 		},
 	}
-	r.api.pools.set("lan", lb.Pool{Name: "lan",
+	r.api.pools.Set("lan", lb.Pool{Name: "lan",
 		Ranges: []lb.Range{{From: vip1, To: netip.MustParseAddr("172.26.236.199")}}})
-	r.api.advertisements.set("lan", lb.L2Advertisement{Name: "lan"})
+	r.api.advertisements.Set("lan", lb.L2Advertisement{Name: "lan"})
 	for i, name := range []string{w177, w178, w179} {
 		addr := netip.AddrFrom4([4]byte{172, 26, 236, byte(177 + i)})
-		r.api.nodes.set(name, lb.Node{Name: name, Addresses: []netip.Addr{addr}})
+		r.api.nodes.Set(name, lb.Node{Name: name, Addresses: []netip.Addr{addr}})
 		n := &fakeNode{
 			speaker: newSpeaker(name, "", slog.New(slog.DiscardHandler)), rig: r,
 			joined: true, claims: map[netip.Addr]lb.Claim{}, outcome: map[netip.Addr][]string{}, rounds: map[netip.Addr]int{},
@@ -217,7 +171,7 @@ func newRig(t testing.TB) *rig {
 				defer n.mu.Unlock()
 				return n.interfaces, n.interfaces != nil
 			},
-			feed: fakeFeed{n}, members: fakeGossip{n},
+			feed: fakeFeed{n}, members: fakeGossip{n}, liveness: fakeLiveness{n},
 			routes: routeSources{
 				peers: r.api.peers, advertisements: r.api.bgpAds, communities: r.api.communities, profiles: r.api.profiles,
 				passwords: r.api.passwords, namespace: "landfall-system",
@@ -230,8 +184,8 @@ func newRig(t testing.TB) *rig {
 			l2: fakeL2{n}, report: fakeReport{n}, witness: &fakeWitness{fakeNode: n},
 			routes: routeSinks{bgp: n.routers, bfd: n.bfd}, objects: n.objects, writers: n.objects.writers(),
 		}
-		n.daemonSet = newTable[string, bool]()
-		n.daemonSet.set("landfall-node", true)
+		n.daemonSet = kubetest.NewTable[string, bool]()
+		n.daemonSet.Set("landfall-node", true)
 		n.opts.convergence = 3 * time.Second
 		r.nodes[name] = n
 	}
@@ -242,16 +196,16 @@ func newRig(t testing.TB) *rig {
 // follow has each speaker told of what changes at the API server.
 func (r *rig) follow() {
 	for _, n := range r.nodes {
-		r.api.services.changed = append(r.api.services.changed, n.markService)
-		r.api.slices.changed = append(r.api.slices.changed, n.markService)
-		r.api.nodes.changed = append(r.api.nodes.changed, n.markNode)
-		r.api.pools.changed = append(r.api.pools.changed, func(string) { n.markAll() })
-		r.api.advertisements.changed = append(r.api.advertisements.changed, func(string) { n.markAll() })
-		r.api.peers.changed = append(r.api.peers.changed, n.markRoutes)
-		r.api.bgpAds.changed = append(r.api.bgpAds.changed, n.markRoutes)
-		r.api.communities.changed = append(r.api.communities.changed, n.markRoutes)
-		r.api.profiles.changed = append(r.api.profiles.changed, n.markRoutes)
-		r.api.passwords.changed = append(r.api.passwords.changed, n.markRoutes)
+		r.api.services.OnChange(n.changes.markService)
+		r.api.slices.OnChange(n.changes.markService)
+		r.api.nodes.OnChange(func(node string) { n.changes.markNode(node == n.self) })
+		r.api.pools.OnChange(func(string) { n.changes.markAll() })
+		r.api.advertisements.OnChange(func(string) { n.changes.markAll() })
+		r.api.peers.OnChange(n.changes.markRoutes)
+		r.api.bgpAds.OnChange(n.changes.markRoutes)
+		r.api.communities.OnChange(n.changes.markRoutes)
+		r.api.profiles.OnChange(n.changes.markRoutes)
+		r.api.passwords.OnChange(n.changes.markRoutes)
 	}
 }
 
@@ -263,7 +217,7 @@ func (r *rig) start(names ...string) {
 		n.live, n.cancel, n.done = true, cancel, make(chan error, 1)
 		n.mu.Unlock()
 		go func() { n.done <- n.runner.Run(ctx) }()
-		n.markSynced()
+		n.changes.markSynced()
 		r.tellAll(nil)
 	}
 	synctest.Wait()
@@ -294,7 +248,7 @@ func (r *rig) end() {
 
 func (r *rig) tellAll(vips []netip.Addr) {
 	for _, n := range r.nodes {
-		n.markVIPs(vips)
+		n.changes.markVIPs(vips)
 	}
 }
 
@@ -309,7 +263,7 @@ func (r *rig) service(key lb.Key, vips ...netip.Addr) {
 	for _, vip := range vips {
 		s.Ingress = append(s.Ingress, lb.Ingress{Addr: vip})
 	}
-	r.api.services.set(key, s)
+	r.api.services.Set(key, s)
 	synctest.Wait()
 }
 
@@ -317,14 +271,14 @@ func (n *fakeNode) deliver(d lb.Delivery) {
 	n.mu.Lock()
 	n.deliveries[d.Key()] = d
 	n.mu.Unlock()
-	n.markVIPs([]netip.Addr{d.VIP})
+	n.changes.markVIPs([]netip.Addr{d.VIP})
 }
 
 func (n *fakeNode) setGate(reason lb.Reason) {
 	n.mu.Lock()
 	n.gate = reason
 	n.mu.Unlock()
-	n.markVIPs(nil)
+	n.changes.markVIPs(nil)
 	synctest.Wait()
 }
 
@@ -363,7 +317,9 @@ func (f fakeFeed) Delivery(k lb.DeliveryKey) *lb.Delivery {
 
 type fakeGossip struct{ *fakeNode }
 
-func (g fakeGossip) Set(changes map[netip.Addr]*lb.Claim) {
+func (g fakeGossip) Begin(all map[netip.Addr]*lb.Claim) { g.Update(all) }
+
+func (g fakeGossip) Update(changes map[netip.Addr]*lb.Claim) {
 	g.mu.Lock()
 	var changed []netip.Addr
 	for vip, claim := range changes {
@@ -383,7 +339,7 @@ func (g fakeGossip) Set(changes map[netip.Addr]*lb.Claim) {
 	}
 	for name, n := range g.rig.nodes {
 		if name != g.self {
-			n.markVIPs(changed)
+			n.changes.markVIPs(changed)
 		}
 	}
 }
@@ -394,7 +350,12 @@ func (g fakeGossip) SetPeers(peers map[string][]netip.Addr) {
 	g.fakeNode.peers = peers
 }
 
-func (g fakeGossip) Live() []string {
+// fakeLiveness sees the nodes whose speakers run and that it is connected with.
+type fakeLiveness struct{ *fakeNode }
+
+func (g fakeLiveness) Set(map[string][]netip.Addr) {}
+
+func (g fakeLiveness) Speakers() plan.Speakers {
 	live := []string{g.self}
 	for name, n := range g.rig.nodes {
 		n.mu.Lock()
@@ -404,7 +365,9 @@ func (g fakeGossip) Live() []string {
 		n.mu.Unlock()
 	}
 	slices.Sort(live)
-	return live
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return plan.SpeakersOf(g.self, live, slices.Sorted(maps.Keys(g.rig.nodes)), g.dead)
 }
 
 func (g fakeGossip) Claims(vip netip.Addr) map[string]lb.Claim {
@@ -441,12 +404,6 @@ func (f fakeFeed) Tell(n lb.FeedNotice) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.notice = n
-}
-
-func (g fakeGossip) Dead() []string {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.dead
 }
 
 func (g fakeGossip) Former(netip.Addr) bool { return false }
@@ -492,10 +449,6 @@ func (f fakeL2) Outcome() l2.Outcome {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return l2.Outcome{Answering: f.outcome, Probed: f.probed, Strangers: f.strangers}
-}
-
-func (g fakeGossip) Known() []string {
-	return slices.Sorted(maps.Keys(g.rig.nodes))
 }
 
 // fakeWitness keeps what a node makes of the Lease, which all nodes share.

@@ -35,7 +35,7 @@ func (r *rig) wantRing(what, node, want string) {
 
 // again has a node plan the VIP anew.
 func (r *rig) again(node string) {
-	r.nodes[node].markVIPs([]netip.Addr{vip1})
+	r.nodes[node].changes.markVIPs([]netip.Addr{vip1})
 	synctest.Wait()
 }
 
@@ -56,8 +56,8 @@ func TestContract5TheProxyIsToldTheRing(t *testing.T) {
 		// A drain: the node holds connections yet. Its speaker may end.
 		node, _ := r.api.nodes.Get(w178)
 		node.Leaving = lb.ReasonNodeLeaving
-		time.Sleep(2 * ringMemory) // it has announced all the time
-		r.api.nodes.set(w178, node)
+		time.Sleep(2 * lb.FlowMemory) // it has announced all the time
+		r.api.nodes.Set(w178, node)
 		synctest.Wait()
 		time.Sleep(10 * time.Second)
 		if claim, _ := r.nodes[w178].claim(vip1); claim.Routes != "" {
@@ -79,17 +79,17 @@ func TestContract5TheProxyIsToldTheRing(t *testing.T) {
 		n.mu.Unlock()
 		r.again(w177)
 		r.wantRing("a false alarm", w177, "178 179")
-		time.Sleep(ringMemory + time.Minute)
+		time.Sleep(lb.FlowMemory + time.Minute)
 		r.again(w177)
 		r.wantRing("an hour later", w177, "179")
 
 		// A node that gets another address.
 		other, _ := r.api.nodes.Get(w179)
 		other.Addresses = []netip.Addr{netip.MustParseAddr("172.26.236.170")}
-		r.api.nodes.set(w179, other)
+		r.api.nodes.Set(w179, other)
 		r.wantRing("another address", w177, "170")
 
-		r.api.services.delete(nginx)
+		r.api.services.Delete(nginx)
 		r.wantRing("no such VIP", w177, "none")
 	})
 }
@@ -126,7 +126,7 @@ func TestTheRingOfAVIPThatIsAnnouncedBothWays(t *testing.T) {
 			slices.Reverse(both)
 		}
 		// All had told the router before.
-		time.Sleep(ringMemory + time.Minute)
+		time.Sleep(lb.FlowMemory + time.Minute)
 		r.again(third)
 		r.wantRing("both ways", third, strings.Join(both, " "))
 	})
@@ -144,7 +144,7 @@ func TestRoutesWaitForTheOtherSpeakers(t *testing.T) {
 		n.mu.Lock()
 		n.joined = true
 		n.mu.Unlock()
-		n.markVIPs(nil)
+		n.changes.markVIPs(nil)
 		r.wantTold("joined", w177, up1)
 	})
 }

@@ -21,8 +21,8 @@ func addNamespace(set *pflag.FlagSet, namespace *string) {
 		where = "landfall-system"
 	}
 	set.StringVar(namespace, "namespace", where,
-		"namespace of the Secrets with BGP passwords, and of the ConfigMap "+lb.SurroundingsConfigMap+
-			", which tells the controller of gateways (default: $POD_NAMESPACE, else landfall-system)")
+		"namespace of the Secrets with BGP passwords, of the speakers' Lease and of the ConfigMap "+
+			lb.SurroundingsConfigMap+", in which speakers list their gateways (default: $POD_NAMESPACE, else landfall-system)")
 }
 
 // newSurroundings returns the actor that tells the controller of this node's gateways.

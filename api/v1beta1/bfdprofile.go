@@ -2,7 +2,7 @@ package v1beta1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// BFDProfile says how BFD (RFC 5880) watches the path to a BGP peer.
+// BFDProfile sets how BFD (RFC 5880) monitors the path to a BGP peer that names the profile.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:metadata:annotations="helm.sh/resource-policy=keep"
@@ -20,12 +20,12 @@ type BFDProfile struct {
 	Spec BFDProfileSpec `json:"spec,omitzero"`
 }
 
-// BFDProfileSpec holds the parameters of asynchronous mode. A path counts as lost after the
-// detection multiplier times the interval that both ends agree on: 900 ms by default.
+// BFDProfileSpec holds the parameters of asynchronous mode. A path is down when no packet arrives
+// for detectMultiplier times the negotiated interval: 900 ms by default.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.echoMode) || !self.echoMode",message="the echo function is not supported; leave echoMode out and lower transmitInterval and receiveInterval instead"
 type BFDProfileSpec struct {
-	// receiveInterval is the least time between received packets that the node asks for, in
+	// receiveInterval is the shortest time between packets that the node is willing to receive, in
 	// milliseconds.
 	// +optional
 	// +kubebuilder:default=300
@@ -33,32 +33,34 @@ type BFDProfileSpec struct {
 	// +kubebuilder:validation:Maximum=60000
 	ReceiveInterval *int32 `json:"receiveInterval,omitempty"`
 
-	// transmitInterval is the least time between packets that the node sends, in milliseconds.
+	// transmitInterval is the shortest time between packets that the node sends, in milliseconds.
 	// +optional
 	// +kubebuilder:default=300
 	// +kubebuilder:validation:Minimum=10
 	// +kubebuilder:validation:Maximum=60000
 	TransmitInterval *int32 `json:"transmitInterval,omitempty"`
 
-	// detectMultiplier is how many packets in a row may be missing before the path counts as lost.
+	// detectMultiplier is the number of packets in a row that must be missing before the path is
+	// down.
 	// +optional
 	// +kubebuilder:default=3
 	// +kubebuilder:validation:Minimum=2
 	// +kubebuilder:validation:Maximum=255
 	DetectMultiplier *int32 `json:"detectMultiplier,omitempty"`
 
-	// passiveMode makes the node wait for the peer's first packet.
+	// passiveMode makes the node wait for the peer's first packet before it sends its own.
 	// +optional
 	PassiveMode bool `json:"passiveMode,omitempty"`
 
-	// minimumTtl is the least time to live that packets of a multihop session may arrive with. Default
-	// 254: one router between.
+	// minimumTtl is the lowest TTL that the node accepts in packets of a multihop session. Default
+	// 254: one router in between.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=254
 	MinimumTTL *int32 `json:"minimumTtl,omitempty"`
 
-	// echoInterval is accepted for manifests that carry it; it has no effect without echoMode.
+	// echoInterval has no effect, because echoMode is not supported. It is accepted so that
+	// existing manifests apply.
 	// +optional
 	// +kubebuilder:validation:Minimum=10
 	// +kubebuilder:validation:Maximum=60000
@@ -69,7 +71,7 @@ type BFDProfileSpec struct {
 	EchoMode bool `json:"echoMode,omitempty"`
 }
 
-// BFDProfileList is a list of profiles.
+// BFDProfileList is a list of BFDProfiles.
 //
 // +kubebuilder:object:root=true
 type BFDProfileList struct {

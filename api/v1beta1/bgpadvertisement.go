@@ -2,8 +2,8 @@ package v1beta1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// BGPAdvertisement announces the addresses of pools to BGP peers: from each node that can deliver
-// an address.
+// BGPAdvertisement makes nodes announce the addresses of pools to BGP peers. Every node that
+// delivers an address announces it.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -25,91 +25,93 @@ type BGPAdvertisement struct {
 	Status BGPAdvertisementStatus `json:"status,omitzero"`
 }
 
-// BGPAdvertisementSpec says which addresses are announced, by which nodes, to which peers and with
-// which attributes. Empty selectors do not restrict. Where several advertisements announce the same
-// prefix to a peer, its communities are theirs together; of a localPref, med or asPathPrepend on
-// which they differ the older advertisement's holds, and the younger one is marked.
+// BGPAdvertisementSpec selects addresses, nodes and peers, and sets route attributes. An empty
+// selector does not restrict. If several advertisements announce one prefix to a peer, the route
+// carries the communities of all. If they differ in localPref, med or asPathPrepend, the oldest
+// decides, and the younger one reports AttributeConflict.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.serviceSelectors) || self.serviceSelectors.size() == 0 || ((!has(self.aggregationLength) || self.aggregationLength == 32) && (!has(self.aggregationLengthV6) || self.aggregationLengthV6 == 128))",message="serviceSelectors cannot be combined with aggregation: an aggregate also attracts the traffic of Services that are not selected"
 type BGPAdvertisementSpec struct {
-	// ipAddressPools names the pools whose addresses are announced. Together with
-	// ipAddressPoolSelectors; both empty stand for all pools.
+	// ipAddressPools selects pools by name, in addition to ipAddressPoolSelectors. If both are
+	// empty, every pool is selected.
 	// +optional
 	// +kubebuilder:validation:MaxItems=256
 	// +listType=set
 	IPAddressPools []string `json:"ipAddressPools,omitempty"`
 
-	// ipAddressPoolSelectors choose pools by their labels; one match is enough.
+	// ipAddressPoolSelectors selects pools by label; a pool needs to match only one selector.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	// +listType=atomic
 	IPAddressPoolSelectors []metav1.LabelSelector `json:"ipAddressPoolSelectors,omitempty"`
 
-	// serviceSelectors choose Services by their labels; one match is enough, none stands for all
-	// Services.
+	// serviceSelectors selects Services by label; a Service needs to match only one selector. If
+	// empty, every Service is selected.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	// +listType=atomic
 	ServiceSelectors []metav1.LabelSelector `json:"serviceSelectors,omitempty"`
 
-	// nodeSelectors choose the nodes that announce by their labels; one match is enough, none stands
-	// for all nodes.
+	// nodeSelectors selects the nodes that announce, by label; a node needs to match only one
+	// selector. If empty, every node announces.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	// +listType=atomic
 	NodeSelectors []metav1.LabelSelector `json:"nodeSelectors,omitempty"`
 
-	// peers names the BGPPeers that hear the advertisement; none stands for all.
+	// peers names the BGPPeers that receive the routes. If empty, every BGPPeer receives them.
 	// +optional
 	// +kubebuilder:validation:MaxItems=256
 	// +listType=set
 	Peers []string `json:"peers,omitempty"`
 
-	// aggregationLength is the length of the IPv4 prefix that is announced for an address, while the
-	// node can deliver at least one address inside. The prefix must lie within one range of the pool.
-	// Default 32, the address alone.
+	// aggregationLength is the length of the IPv4 prefix to announce. A node announces the prefix
+	// while it delivers at least one address inside. The prefix must lie within one range of the
+	// pool. Default 32: each address by itself.
 	// +optional
 	// +kubebuilder:default=32
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=32
 	AggregationLength *int32 `json:"aggregationLength,omitempty"`
 
-	// aggregationLengthV6 is the same for IPv6. Default 128.
+	// aggregationLengthV6 is the length of the IPv6 prefix to announce; see aggregationLength.
+	// Default 128.
 	// +optional
 	// +kubebuilder:default=128
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=128
 	AggregationLengthV6 *int32 `json:"aggregationLengthV6,omitempty"`
 
-	// localPref is LOCAL_PREF towards internal peers, the higher the better. Default 100. External
-	// peers never see it.
+	// localPref is the LOCAL_PREF attribute for internal peers, which prefer higher values. Default
+	// 100. External peers never receive it.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=4294967295
 	LocalPref *int64 `json:"localPref,omitempty"`
 
-	// med is MULTI_EXIT_DISC, the lower the better. Not sent unless set.
+	// med is the MULTI_EXIT_DISC attribute; peers prefer lower values. Not sent unless set.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=4294967295
 	MED *int64 `json:"med,omitempty"`
 
-	// asPathPrepend is how many more times the nodes' AS number stands in the path that external peers
-	// see.
+	// asPathPrepend is how many extra times the AS path for external peers contains the AS number
+	// of the nodes, 0 to 32. Peers prefer shorter paths.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=32
 	ASPathPrepend int32 `json:"asPathPrepend,omitempty"`
 
-	// communities are attached to the routes: 64512:100, large:64512:1:2, a well-known name such as
-	// no-export, or a name that an object Community defines.
+	// communities are attached to the routes: a community (64512:100), a large community
+	// (large:64512:1:2), a well-known name such as no-export, or a name that a Community object
+	// defines.
 	// +optional
 	// +kubebuilder:validation:MaxItems=63
 	// +listType=set
 	Communities []CommunityReference `json:"communities,omitempty"`
 }
 
-// CommunityReference is a community, a large community or the name of either.
+// CommunityReference is a community, a large community or the name of one.
 //
 // +kubebuilder:validation:MinLength=1
 // +kubebuilder:validation:MaxLength=253
@@ -118,17 +120,17 @@ type BGPAdvertisementSpec struct {
 // +kubebuilder:validation:XValidation:rule="!self.matches('^large:[0-9]{1,10}:[0-9]{1,10}:[0-9]{1,10}$') || self.split(':').all(n, n == 'large' || int(n) <= 4294967295)",message="each part of a large community is at most 4294967295"
 type CommunityReference string
 
-// BGPAdvertisementStatus says whether the advertisement can be used as written.
+// BGPAdvertisementStatus reports whether the speakers can follow the advertisement as written.
 type BGPAdvertisementStatus struct {
-	// conditions: Ready says whether everything that the advertisement asks for can be done, and if
-	// not, what to change.
+	// conditions has one type, Ready: True if the speakers can do all that the advertisement asks
+	// for, else False with what to change.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// BGPAdvertisementList is a list of advertisements.
+// BGPAdvertisementList is a list of BGPAdvertisements.
 //
 // +kubebuilder:object:root=true
 type BGPAdvertisementList struct {

@@ -2,7 +2,7 @@ package v1beta1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// BGPPeer is a router that nodes keep a BGP session with.
+// BGPPeer is a router with which nodes keep a BGP session.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -25,9 +25,10 @@ type BGPPeer struct {
 	Status BGPPeerStatus `json:"status,omitzero"`
 }
 
-// BGPPeerSpec says how to reach the router, from which nodes, and with which options. A node opens
-// the TCP connection itself. It listens only where the speaker's flag --bgp-listen says so, as
-// another BGP speaker may live on the node.
+// BGPPeerSpec is the address of the router, the nodes that have a session with it, and the options
+// of the session. A node opens the TCP connection itself. It also accepts one from the router if
+// the speaker runs with --bgp-listen; by default it does not listen, because another BGP speaker
+// may run on the node.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.peerASN) != has(self.dynamicASN)",message="set exactly one of peerASN and dynamicASN"
 // +kubebuilder:validation:XValidation:rule="has(self.peerAddress) != has(self.interface)",message="set exactly one of peerAddress and interface"
@@ -40,53 +41,53 @@ type BGPPeer struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.holdTime) || !has(self.keepaliveTime) || duration(self.holdTime).getSeconds() != 0",message="keepaliveTime has no meaning with a holdTime of 0s, which switches keepalives off; leave it out"
 // +kubebuilder:validation:XValidation:rule="!has(self.vrf) || size(self.vrf) == 0",message="sessions inside a VRF are not supported; leave vrf out and reach the peer over the node's main routing table"
 type BGPPeerSpec struct {
-	// myASN is the AS number of the cluster's nodes, of 4 bytes.
+	// myASN is the AS number of the nodes, 1 to 4294967295.
 	//
 	// +required
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=4294967295
 	MyASN int64 `json:"myASN"`
 
-	// localASN stands in for myASN towards this peer, in the session and in the paths of routes (as
-	// "local-as … no-prepend replace-as" of other implementations).
+	// localASN replaces myASN in the session with this peer and in the AS paths that it receives
+	// (like "local-as … no-prepend replace-as" of other implementations).
 	//
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=4294967295
 	LocalASN *int64 `json:"localASN,omitempty"`
 
-	// peerASN is the AS number that the peer must have.
+	// peerASN is the AS number that the peer must have. Set either peerASN or dynamicASN.
 	//
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=4294967295
 	PeerASN *int64 `json:"peerASN,omitempty"`
 
-	// dynamicASN takes the AS number that the peer states: internal if it must be the node's own,
-	// external if it must be another one.
+	// dynamicASN accepts any AS number of a kind: internal accepts only the AS number of the nodes,
+	// external any other.
 	//
 	// +optional
 	// +kubebuilder:validation:Enum=internal;external
 	DynamicASN string `json:"dynamicASN,omitempty"`
 
-	// peerAddress is the address of the peer.
+	// peerAddress is the IP address of the peer. Set either peerAddress or interface.
 	//
 	// +optional
 	// +kubebuilder:validation:MaxLength=45
 	// +kubebuilder:validation:XValidation:rule="isIP(self)",message="must be an IP address such as 192.0.2.1 or 2001:db8::1"
-	// +kubebuilder:validation:XValidation:rule="!isIP(self) || !ip(self).isLinkLocalUnicast()",message="a link-local address says nothing without its link; set interface instead"
+	// +kubebuilder:validation:XValidation:rule="!isIP(self) || !ip(self).isLinkLocalUnicast()",message="a link-local address does not name its link; set interface instead"
 	PeerAddress string `json:"peerAddress,omitempty"`
 
-	// interface is the node's interface to the peer, which is found by its router advertisements
-	// (unnumbered, RFC 8950). The node sends router advertisements of its own there, which make it
-	// nobody's default router.
+	// interface is the node's network interface to the peer, for unnumbered sessions (RFC 8950).
+	// The speaker finds the peer by its router advertisements. The speaker sends router
+	// advertisements with lifetime 0 there, so no host uses the node as a default router.
 	//
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=15
 	Interface string `json:"interface,omitempty"`
 
-	// peerPort is the TCP port of the peer.
+	// peerPort is the TCP port of the peer, 1 to 65535.
 	//
 	// +optional
 	// +kubebuilder:default=179
@@ -94,74 +95,76 @@ type BGPPeerSpec struct {
 	// +kubebuilder:validation:Maximum=65535
 	PeerPort int32 `json:"peerPort,omitempty"`
 
-	// sourceAddress is the node's address of the session. A node that does not have it opens no
-	// session and says so in the status.
+	// sourceAddress is the node's own IP address of the session. A node that does not have the address
+	// opens no session, and says so in the status.
 	//
 	// +optional
 	// +kubebuilder:validation:MaxLength=45
 	// +kubebuilder:validation:XValidation:rule="isIP(self)",message="must be an IP address of the node"
 	SourceAddress string `json:"sourceAddress,omitempty"`
 
-	// routerID is the BGP identifier of the nodes. It should be set only with nodeSelectors that
-	// choose one node; by default each node takes its first InternalIP of IPv4, or a number made of
-	// its name when it has none.
+	// routerID is the BGP identifier of the node, written like an IPv4 address. Set it only with
+	// nodeSelectors that select one node, because identifiers must differ. Default: the first IPv4
+	// InternalIP of the node, or a hash of its name if it has none.
 	//
 	// +optional
 	// +kubebuilder:validation:MaxLength=15
 	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip(self).family() == 4 && self != '0.0.0.0'",message="must have the form of an IPv4 address other than 0.0.0.0"
 	RouterID string `json:"routerID,omitempty"`
 
-	// holdTime is how long a silent peer is trusted, in whole seconds: 0s for ever, else at least 3s.
-	// The session takes the lesser of the two peers' times. Default 90s.
+	// holdTime is how long a session survives without a message from the peer, in whole seconds: 3s to
+	// 65535s, or 0s for ever. The session uses the lower value of both sides. Default 90s. To detect
+	// failures faster, use bfdProfile.
 	//
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self).getMilliseconds() % 1000 == 0 && (duration(self).getSeconds() == 0 || (duration(self).getSeconds() >= 3 && duration(self).getSeconds() <= 65535))",message="must be 0s, or whole seconds from 3s to 65535s (RFC 4271 4.2)"
 	HoldTime *metav1.Duration `json:"holdTime,omitempty"`
 
-	// keepaliveTime is the time between keepalives, in whole seconds. Default a third of the
-	// negotiated hold time.
+	// keepaliveTime is the time between keepalive messages, in whole seconds from 1s to 21845s.
+	// Default: a third of the negotiated hold time.
 	//
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self).getMilliseconds() % 1000 == 0 && duration(self).getSeconds() >= 1 && duration(self).getSeconds() <= 21845",message="must be whole seconds from 1s to 21845s"
 	KeepaliveTime *metav1.Duration `json:"keepaliveTime,omitempty"`
 
-	// connectTime is the longest time between attempts to connect, in whole seconds; the first
-	// attempts come sooner. Default 10s.
+	// connectTime is the longest time between attempts to connect, in whole seconds from 1s to 65535s;
+	// the first attempts follow one another faster. Default 10s.
 	//
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self).getMilliseconds() % 1000 == 0 && duration(self).getSeconds() >= 1 && duration(self).getSeconds() <= 65535",message="must be whole seconds from 1s to 65535s"
 	ConnectTime *metav1.Duration `json:"connectTime,omitempty"`
 
-	// nodeSelectors choose the nodes that open a session by their labels; one match is enough, none
-	// stands for all nodes.
+	// nodeSelectors selects the nodes that have a session, by label; a node needs to match only one
+	// selector. If empty, every node has one.
 	//
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	// +listType=atomic
 	NodeSelectors []metav1.LabelSelector `json:"nodeSelectors,omitempty"`
 
-	// password protects the session by TCP MD5 signatures (RFC 2385). Prefer passwordSecret.
+	// password authenticates the session with TCP MD5 signatures (RFC 2385). Everybody who may read
+	// BGPPeers can read it; prefer passwordSecret.
 	//
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=80
 	Password string `json:"password,omitempty"`
 
-	// passwordSecret names a Secret of type kubernetes.io/basic-auth whose key password protects the
-	// session by TCP MD5 signatures.
+	// passwordSecret names a Secret of type kubernetes.io/basic-auth. Its key password
+	// authenticates the session with TCP MD5 signatures (RFC 2385).
 	//
 	// +optional
 	PasswordSecret *PasswordSecret `json:"passwordSecret,omitempty"`
 
-	// bfdProfile names the BFDProfile of a BFD session that watches the path to the peer; none
-	// without.
+	// bfdProfile names the BFDProfile of a BFD session that monitors the path to the peer. If
+	// empty, there is no BFD session.
 	//
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	BFDProfile string `json:"bfdProfile,omitempty"`
 
-	// enableGracefulRestart keeps the routes at the peer over a restart of the node's speaker (RFC
-	// 4724).
+	// enableGracefulRestart makes the peer keep the routes while the speaker of the node restarts
+	// (RFC 4724).
 	//
 	// +optional
 	EnableGracefulRestart bool `json:"enableGracefulRestart,omitempty"`
@@ -171,14 +174,14 @@ type BGPPeerSpec struct {
 	// +optional
 	EBGPMultiHop bool `json:"ebgpMultiHop,omitempty"`
 
-	// dualStackAddressFamily offers routes of both address families over the session, not only of the
-	// family of its addresses. Unnumbered sessions always do.
+	// dualStackAddressFamily announces IPv4 and IPv6 routes over the session, instead of only the
+	// family of its addresses. Unnumbered sessions always carry both.
 	//
 	// +optional
 	DualStackAddressFamily bool `json:"dualStackAddressFamily,omitempty"`
 
-	// acceptRoutes keeps the routes that the peer sends and shows them in the speaker's status. They
-	// are never installed or passed on.
+	// acceptRoutes shows the routes that the peer sends in the status page of the speaker. The
+	// speaker never installs them or passes them on.
 	//
 	// +optional
 	AcceptRoutes bool `json:"acceptRoutes,omitempty"`
@@ -189,26 +192,26 @@ type BGPPeerSpec struct {
 	VRF string `json:"vrf,omitempty"`
 }
 
-// PasswordSecret names a Secret in the namespace that Landfall runs in, so that its speakers need
-// to read Secrets nowhere else.
+// PasswordSecret names a Secret in the namespace of Landfall. Speakers can read Secrets nowhere
+// else.
 type PasswordSecret struct {
-	// name of the Secret.
+	// name is the name of the Secret.
 	//
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
 
-	// namespace must be the one that Landfall runs in, if it is given.
+	// namespace, if set, must be the namespace of Landfall.
 	//
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Namespace string `json:"namespace,omitempty"`
 }
 
-// BGPPeerStatus is what the nodes say of their sessions.
+// BGPPeerStatus reports the session of each node.
 type BGPPeerStatus struct {
-	// nodes has the word of each node that should have a session with the peer.
+	// nodes has one entry for each node that should have a session with the peer.
 	//
 	// +optional
 	// +listType=map
@@ -216,27 +219,26 @@ type BGPPeerStatus struct {
 	Nodes []BGPPeerNode `json:"nodes,omitempty"`
 }
 
-// BGPPeerNode is what one node says of its session.
+// BGPPeerNode is the status of the session of one node.
 type BGPPeerNode struct {
-	// name of the node.
+	// name is the name of the node.
 	// +required
 	Name string `json:"name"`
-	// state is the state of the session as RFC 4271 names it, or Refused when the node does not open
-	// one.
+	// state is the state of the session as in RFC 4271, or Refused if the node opens no session.
 	// +required
 	State string `json:"state"`
-	// since is when the state was reached.
+	// since is when the session entered the state.
 	// +optional
 	Since metav1.Time `json:"since,omitzero"`
-	// reason says in one word why the session is not established.
+	// reason is the reason, as one CamelCase word, why the session is not established.
 	// +optional
 	Reason string `json:"reason,omitempty"`
-	// message says why the session is not established, or what it cannot do.
+	// message explains why the session is not established, or what it cannot do.
 	// +optional
 	Message string `json:"message,omitempty"`
 }
 
-// BGPPeerList is a list of peers.
+// BGPPeerList is a list of BGPPeers.
 //
 // +kubebuilder:object:root=true
 type BGPPeerList struct {

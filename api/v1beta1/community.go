@@ -2,7 +2,7 @@ package v1beta1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// Community gives names to BGP communities, for use in BGPAdvertisements.
+// Community defines names for BGP communities, for use in BGPAdvertisements.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:metadata:annotations="helm.sh/resource-policy=keep"
@@ -17,10 +17,10 @@ type Community struct {
 	Spec CommunitySpec `json:"spec,omitzero"`
 }
 
-// CommunitySpec is a list of named communities. A name that several objects define differently is
-// refused where it is used.
+// CommunitySpec is a list of named communities. If several objects define one name differently, the
+// advertisements that use the name are refused.
 type CommunitySpec struct {
-	// communities are the names and what they stand for.
+	// communities maps names to communities.
 	// +optional
 	// +kubebuilder:validation:MaxItems=256
 	// +listType=map
@@ -28,13 +28,13 @@ type CommunitySpec struct {
 	Communities []CommunityAlias `json:"communities,omitempty"`
 }
 
-// CommunityAlias is one name.
+// CommunityAlias maps one name to a community.
 type CommunityAlias struct {
-	// name is what advertisements use.
+	// name is the name that BGPAdvertisements use. It has no colon.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:XValidation:rule="!self.contains(':')",message="a name must not contain a colon, which would make it look like a community"
+	// +kubebuilder:validation:XValidation:rule="!self.contains(':')",message="a name must not contain a colon, because names with a colon are read as communities"
 	Name string `json:"name"`
 
 	// value is a community such as 64512:100 or a large community such as large:64512:1:2.

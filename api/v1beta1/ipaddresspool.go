@@ -2,7 +2,7 @@ package v1beta1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// IPAddressPool is a set of addresses that Services of type LoadBalancer can get.
+// IPAddressPool holds addresses that the controller assigns to Services of type LoadBalancer.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -29,17 +29,17 @@ type IPAddressPool struct {
 	Status IPAddressPoolStatus `json:"status,omitzero"`
 }
 
-// IPAddressPoolSpec says which addresses the pool holds and who gets them.
+// IPAddressPoolSpec lists the addresses of the pool and the Services that may have them.
 //
-// The rule looks at CIDRs only, of which two are apart unless one contains the other: CEL has no
-// order of addresses for ranges. It is left out where it would cost more than the API server allows
-// one call.
+// The rule compares only CIDRs, because CEL cannot order the addresses of ranges: two CIDRs are
+// disjoint unless one contains the other. The rule passes where the comparison would cost more than
+// the API server allows for one call.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.reservations) || self.addresses.size() * self.reservations.size() > 8192 || self.addresses.exists(a, !isCIDR(a.trim())) || [self.addresses.map(a, cidr(a.trim()))].all(pool, self.reservations.filter(r, isCIDR(r.addresses.trim())).map(r, cidr(r.addresses.trim())).all(c, pool.exists(a, a.containsCIDR(c) || c.containsCIDR(a))))",message="each reservation must have addresses of spec.addresses: one is wholly outside of them",fieldPath=".reservations"
+// +kubebuilder:validation:XValidation:rule="!has(self.reservations) || self.addresses.size() * self.reservations.size() > 8192 || self.addresses.exists(a, !isCIDR(a.trim())) || [self.addresses.map(a, cidr(a.trim()))].all(pool, self.reservations.filter(r, isCIDR(r.addresses.trim())).map(r, cidr(r.addresses.trim())).all(c, pool.exists(a, a.containsCIDR(c) || c.containsCIDR(a))))",message="each reservation must have addresses of spec.addresses: one lies wholly outside; change it, or add its addresses to the pool",fieldPath=".reservations"
 type IPAddressPoolSpec struct {
-	// addresses lists what the pool holds: CIDRs (192.0.2.0/28, 2001:db8::/120) and ranges
-	// (192.0.2.10-192.0.2.20), of both families if wanted. A range must end at or after its start,
-	// with both ends of one family.
+	// addresses are the CIDRs (192.0.2.0/28, 2001:db8::/120) and ranges (192.0.2.10-192.0.2.20) of
+	// the pool, IPv4 or IPv6 or both. Both ends of a range have one address family, and the end is
+	// not before the start.
 	//
 	// +required
 	// +kubebuilder:validation:MinItems=1
@@ -47,49 +47,53 @@ type IPAddressPoolSpec struct {
 	// +listType=atomic
 	Addresses []AddressRange `json:"addresses"`
 
-	// autoAssign set to false keeps the pool for Services that ask for it or for one of its addresses.
+	// autoAssign allows the controller to assign addresses of this pool to any Service. Set it to
+	// false to keep the pool for Services that request it, or one of its addresses, by annotation.
 	//
 	// +optional
 	// +kubebuilder:default=true
 	AutoAssign *bool `json:"autoAssign,omitempty"`
 
-	// excludedAddresses are never handed out, in the form of addresses. Whoever holds one keeps it.
+	// excludedAddresses are addresses of the pool that the controller never assigns, written like
+	// addresses. A Service that already holds one keeps it.
 	//
 	// +optional
 	// +kubebuilder:validation:MaxItems=256
 	// +listType=atomic
 	ExcludedAddresses []AddressRange `json:"excludedAddresses,omitempty"`
 
-	// avoidBuggyIPs excludes IPv4 addresses that end in .0 or .255, which some old devices take for
-	// those of networks.
+	// avoidBuggyIPs excludes IPv4 addresses that end in .0 or .255. Set it if clients include old
+	// devices that treat these as network or broadcast addresses.
 	//
 	// +optional
 	AvoidBuggyIPs bool `json:"avoidBuggyIPs,omitempty"`
 
-	// serviceAllocation restricts the pool to some Services and has them served from it before they
-	// are from pools without it.
+	// serviceAllocation restricts the pool to the Services that it selects. These Services get
+	// addresses from this pool before the controller tries pools without serviceAllocation.
 	//
 	// +optional
 	ServiceAllocation *ServiceAllocation `json:"serviceAllocation,omitempty"`
 
-	// addressesPerNamespace limits how many addresses of one family the Services of one namespace hold
-	// of this pool. No limit if unset.
+	// addressesPerNamespace is a quota: the most addresses of one family that the Services of one
+	// namespace hold from this pool. An address that several Services share counts once. Unset
+	// means no limit.
 	//
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	AddressesPerNamespace int32 `json:"addressesPerNamespace,omitempty"`
 
-	// reservations keep addresses of the pool for a Service, or for those of a namespace, whether or
-	// not it exists.
+	// reservations keep addresses of the pool for one Service, or for the Services of one
+	// namespace, before and after these exist.
 	//
 	// +optional
 	// +kubebuilder:validation:MaxItems=256
 	// +listType=atomic
 	Reservations []Reservation `json:"reservations,omitempty"`
 
-	// quarantine is how long a freed address is kept for the Service that held it: if that is created
-	// again within this time it gets the address back, and until then no stranger meets its clients.
-	// 0s for not at all, forever for ever.
+	// quarantine is how long a freed address stays reserved for the Service that held it: a duration
+	// such as 60s or 24h, forever, or 0s for not at all. A Service created again with the same name
+	// within this time gets its address back; no other Service receives traffic of clients that still
+	// use the old address.
 	//
 	// +optional
 	// +kubebuilder:default="60s"
@@ -98,28 +102,30 @@ type IPAddressPoolSpec struct {
 	Quarantine string `json:"quarantine,omitempty"`
 }
 
-// ServiceAllocation selects Services: those in one of the namespaces that also match one of
+// ServiceAllocation selects Services: those that are in one of the namespaces and also match one of
 // serviceSelectors.
 type ServiceAllocation struct {
-	// priority orders the pools that may serve a Service: the lowest first, and 0 or unset last. Among
-	// equals the oldest pool comes first.
+	// priority orders the pools that select a Service: the controller tries the lowest number
+	// first, and 0 or unset last. Among equal numbers the oldest pool comes first.
 	//
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Priority int32 `json:"priority,omitempty"`
-	// namespaces are names; together with namespaceSelectors, every namespace if both are empty.
+	// namespaces selects namespaces by name, in addition to namespaceSelectors. If both are empty,
+	// every namespace is selected.
 	//
 	// +optional
 	// +kubebuilder:validation:MaxItems=256
 	// +listType=set
 	Namespaces []string `json:"namespaces,omitempty"`
-	// namespaceSelectors are alternatives: labels of namespaces.
+	// namespaceSelectors selects namespaces by label; a namespace needs to match only one selector.
 	//
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	// +listType=atomic
 	NamespaceSelectors []metav1.LabelSelector `json:"namespaceSelectors,omitempty"`
-	// serviceSelectors are alternatives: labels of Services. Every Service if empty.
+	// serviceSelectors selects Services by label; a Service needs to match only one selector. If
+	// empty, every Service is selected.
 	//
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
@@ -127,26 +133,27 @@ type ServiceAllocation struct {
 	ServiceSelectors []metav1.LabelSelector `json:"serviceSelectors,omitempty"`
 }
 
-// Reservation keeps addresses for a Service, or for those of a namespace.
+// Reservation keeps addresses for one Service, or for the Services of one namespace.
 type Reservation struct {
-	// addresses is one address with its prefix length, a CIDR or a range.
+	// addresses is a CIDR or a range; a single address has the prefix length /32 or /128.
 	//
 	// +required
 	Addresses AddressRange `json:"addresses"`
-	// namespace of the Services that may have the addresses.
+	// namespace is the namespace of the Services that may have the addresses.
 	//
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	Namespace string `json:"namespace"`
-	// name of the Service that may have the addresses; any in the namespace if empty.
+	// name is the Service that may have the addresses. If empty, any Service of the namespace may
+	// have them.
 	//
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Name string `json:"name,omitempty"`
 }
 
-// AddressRange is a CIDR or a range from-to of one address family.
+// AddressRange is a CIDR, or a range from-to, of one address family.
 //
 // The last rule compares two addresses with what CEL has, within the API server's cost limits: h is
 // the last of every 16 bits up to which the two share a network, and of the 16 bits from there one,
@@ -163,54 +170,56 @@ type Reservation struct {
 // +kubebuilder:validation:XValidation:rule="!self.contains('-') || !(isIP(self.substring(0,self.indexOf('-')).trim()) && isIP(self.substring(self.indexOf('-')+1).trim())) || !(ip(self.substring(0,self.indexOf('-')).trim()).family() == ip(self.substring(self.indexOf('-')+1).trim()).family()) || ip(self.substring(0,self.indexOf('-')).trim()) == ip(self.substring(self.indexOf('-')+1).trim()) || [ip(self.substring(self.indexOf('-')+1).trim())].exists(to, [ip(self.substring(0,self.indexOf('-')).trim()).family() == 4 ? (cidr(self.substring(0,self.indexOf('-')).trim() + '/16').containsIP(to) ? 16 : 0) : (cidr(self.substring(0,self.indexOf('-')).trim() + '/112').containsIP(to) ? 112 : cidr(self.substring(0,self.indexOf('-')).trim() + '/96').containsIP(to) ? 96 : cidr(self.substring(0,self.indexOf('-')).trim() + '/80').containsIP(to) ? 80 : cidr(self.substring(0,self.indexOf('-')).trim() + '/64').containsIP(to) ? 64 : cidr(self.substring(0,self.indexOf('-')).trim() + '/48').containsIP(to) ? 48 : cidr(self.substring(0,self.indexOf('-')).trim() + '/32').containsIP(to) ? 32 : cidr(self.substring(0,self.indexOf('-')).trim() + '/16').containsIP(to) ? 16 : 0)].exists(h, [0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15].exists(i, [cidr(self.substring(0,self.indexOf('-')).trim() + '/  /1 /2 /3 /4 /5 /6 /7 /8 /9 /10/11/12'.substring((h+i)/10*3, (h+i)/10*3+3).trim() + '0123456789'.substring((h+i)%10, (h+i)%10+1))].exists(x, [cidr(self.substring(0,self.indexOf('-')).trim() + '/  /1 /2 /3 /4 /5 /6 /7 /8 /9 /10/11/12'.substring((h+i+1)/10*3, (h+i+1)/10*3+3).trim() + '0123456789'.substring((h+i+1)%10, (h+i+1)%10+1))].exists(y, x.containsIP(to) && !y.containsIP(to) && x.masked().ip() == y.masked().ip())))))",message="a range must end at or after its start: swap the two addresses"
 type AddressRange string
 
-// IPAddressPoolStatus counts the pool's addresses and says whether it hands them out. Counts are
-// decimal strings, as an IPv6 range can hold more addresses than an int64.
+// IPAddressPoolStatus reports how many addresses are assigned and free, and whether the pool is
+// usable. Counts are decimal strings, because an IPv6 range can hold more addresses than an int64
+// can count.
 type IPAddressPoolStatus struct {
-	// assignedIPv4 counts the IPv4 addresses that Services hold.
+	// assignedIPv4 is the number of IPv4 addresses that Services hold.
 	// +optional
 	AssignedIPv4 string `json:"assignedIPv4,omitempty"`
-	// assignedIPv6 counts the IPv6 addresses that Services hold.
+	// assignedIPv6 is the number of IPv6 addresses that Services hold.
 	// +optional
 	AssignedIPv6 string `json:"assignedIPv6,omitempty"`
-	// availableIPv4 counts the IPv4 addresses that can be handed out to anybody now: not held, kept,
-	// reserved or excluded.
+	// availableIPv4 is the number of IPv4 addresses that any Service could get now: not held, in
+	// quarantine, reserved or excluded.
 	// +optional
 	AvailableIPv4 string `json:"availableIPv4,omitempty"`
-	// availableIPv6 counts the IPv6 addresses that can be handed out to anybody now.
+	// availableIPv6 is the number of IPv6 addresses that any Service could get now.
 	// +optional
 	AvailableIPv6 string `json:"availableIPv6,omitempty"`
-	// released are freed addresses that spec.quarantine keeps for the Services that held them; the
-	// newest 1,000.
+	// released lists freed addresses in quarantine, each with the Service that held it; the newest
+	// 1,000.
 	// +optional
 	// +listType=atomic
 	Released []ReleasedAddress `json:"released,omitempty"`
-	// claims are addresses on their way to Services: what a controller writes here before it writes
-	// the Service, so that no other controller, were there one at the same time, gives them away.
+	// claims lists reservations in progress: the controller writes an address here before it writes
+	// the Service, so that a second controller running at the same time does not assign the address
+	// too.
 	// +optional
 	// +listType=atomic
 	Claims []AddressClaim `json:"claims,omitempty"`
-	// writer is the controller that claimed addresses last.
+	// writer is the controller that last wrote claims.
 	// +optional
 	Writer string `json:"writer,omitempty"`
-	// conditions: Ready says whether the pool hands out addresses, Overlapping whether it shares some
-	// with another pool, and Exhausted whether it has none left of a family.
+	// conditions are Ready (the pool assigns addresses), Overlapping (it shares addresses with
+	// another pool) and Exhausted (no address of one family is free).
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// ReleasedAddress is a freed address that is kept for the Service that held it.
+// ReleasedAddress is a freed address in quarantine, with the Service that held it.
 type ReleasedAddress struct {
 	Address   string `json:"address"`
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
-	// at is when it was freed.
+	// at is when the Service freed the address.
 	At metav1.Time `json:"at"`
 }
 
-// AddressClaim are addresses on their way to a Service, decided on one version of it and void for
-// any other.
+// AddressClaim is a reservation in progress: addresses for one Service. It is valid only for the
+// given resourceVersion of the Service.
 type AddressClaim struct {
 	Namespace       string   `json:"namespace"`
 	Name            string   `json:"name"`
@@ -219,7 +228,7 @@ type AddressClaim struct {
 	Addresses       []string `json:"addresses"`
 }
 
-// IPAddressPoolList is a list of pools.
+// IPAddressPoolList is a list of IPAddressPools.
 //
 // +kubebuilder:object:root=true
 type IPAddressPoolList struct {

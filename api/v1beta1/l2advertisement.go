@@ -2,8 +2,8 @@ package v1beta1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// L2Advertisement announces the addresses of pools over ARP (IPv4) and NDP (IPv6): one node at a
-// time answers for an address.
+// L2Advertisement makes nodes announce the addresses of pools over ARP (IPv4) and NDP (IPv6). One
+// node at a time, the owner, answers for an address.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:metadata:annotations="helm.sh/resource-policy=keep"
@@ -19,47 +19,47 @@ type L2Advertisement struct {
 	Spec L2AdvertisementSpec `json:"spec,omitzero"`
 }
 
-// L2AdvertisementSpec says which addresses are announced, by which nodes, on which interfaces.
-// Empty fields do not restrict.
+// L2AdvertisementSpec selects the addresses to announce, the nodes that may announce them and their
+// network interfaces. An empty field does not restrict.
 type L2AdvertisementSpec struct {
-	// ipAddressPools names the pools whose addresses are announced. Together with
-	// ipAddressPoolSelectors; both empty stand for all pools.
+	// ipAddressPools selects pools by name, in addition to ipAddressPoolSelectors. If both are
+	// empty, every pool is selected.
 	// +optional
 	// +kubebuilder:validation:MaxItems=256
 	// +listType=set
 	IPAddressPools []string `json:"ipAddressPools,omitempty"`
 
-	// ipAddressPoolSelectors choose pools by their labels; one match is enough.
+	// ipAddressPoolSelectors selects pools by label; a pool needs to match only one selector.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	// +listType=atomic
 	IPAddressPoolSelectors []metav1.LabelSelector `json:"ipAddressPoolSelectors,omitempty"`
 
-	// serviceSelectors choose the Services whose addresses are announced by their labels; one match is
-	// enough, none stands for all Services.
+	// serviceSelectors selects Services by label; a Service needs to match only one selector. If
+	// empty, every Service is selected.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	// +listType=atomic
 	ServiceSelectors []metav1.LabelSelector `json:"serviceSelectors,omitempty"`
 
-	// nodeSelectors choose the nodes that may announce by their labels; one match is enough, none
-	// stands for all nodes.
+	// nodeSelectors selects the nodes that may announce, by label; a node needs to match only one
+	// selector. If empty, every node may announce.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	// +listType=atomic
 	NodeSelectors []metav1.LabelSelector `json:"nodeSelectors,omitempty"`
 
-	// preferredNodes choose nodes that shall rather answer than others. The weights of all entries
-	// that select a node add up. Among the nodes that can deliver an address, the heaviest answers,
-	// and takes over from a lighter one. Without entries, an address stays where it is as long as it
-	// is served well there.
+	// preferredNodes gives weights to nodes; the weights of all entries that select a node add up.
+	// Among the nodes that deliver an address, the heaviest becomes its owner, and takes the
+	// address over from a lighter node. Without entries, an address stays with its owner as long as
+	// that node delivers it.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	// +listType=atomic
 	PreferredNodes []PreferredNode `json:"preferredNodes,omitempty"`
 
-	// interfaces are the names of the network interfaces that answer; none stands for each interface
-	// with a subnet that contains the address.
+	// interfaces names the network interfaces that answer. If empty, each interface that is up and
+	// has a subnet with the address answers, except those of --exclude-interfaces.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MinLength=1
@@ -68,18 +68,18 @@ type L2AdvertisementSpec struct {
 	Interfaces []string `json:"interfaces,omitempty"`
 }
 
-// PreferredNode adds a weight to nodes.
+// PreferredNode adds a weight to the nodes that it selects.
 type PreferredNode struct {
-	// weight is added to the weight of the nodes that nodeSelector selects.
+	// weight is added to the weight of each node that nodeSelector selects.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=100
 	Weight int32 `json:"weight"`
 
-	// nodeSelector chooses nodes by their labels; the empty selector selects all.
+	// nodeSelector selects nodes by label; an empty selector selects every node.
 	NodeSelector metav1.LabelSelector `json:"nodeSelector"`
 }
 
-// L2AdvertisementList is a list of advertisements.
+// L2AdvertisementList is a list of L2Advertisements.
 //
 // +kubebuilder:object:root=true
 type L2AdvertisementList struct {

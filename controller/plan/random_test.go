@@ -5,45 +5,37 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/seeds"
 )
 
 // TestContract8RandomStories makes up stories: whatever the order of creations, deletions, edits of
 // pools and of requests, and however late writes are seen, no address has two holders and none is
 // taken from a holder that does not ask for another.
 func TestContract8RandomStories(t *testing.T) {
-	runs, start := uint64(2000), uint64(0)
-	if testing.Short() {
-		runs = 200
-	}
-	if n, err := strconv.ParseUint(os.Getenv("LANDFALL_SEED"), 10, 64); err == nil {
-		start = n
-	}
-	t.Logf("seeds %d to %d; LANDFALL_SEED begins elsewhere, -run %s/seed=N repeats one", start, start+runs-1, t.Name())
-	for seed := start; seed < start+runs; seed++ {
-		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
-			r := rand.New(rand.NewPCG(seed, 0))
-			w := newWorld(Config{})
-			w.repeats = r.IntN(2)
-			for range 40 {
-				before := maps.Clone(w.services)
-				randomChange(r)(w)
-				given := maps.Clone(w.services)
-				p := w.settle(t, r.IntN(2) == 0)
-				w.invariants(t, before, given, askingForAnother(w))
-				oldestFirst(t, w, p)
-				if t.Failed() {
-					t.FailNow()
-				}
+	// Those that find a book which does not decide anew for Services that share an address, for those
+	// that wait for one to be shared, or that forgets when a kept address becomes free.
+	found := []uint64{513, 571, 1051, 1305, 1312, 1335, 1668}
+	seeds.Run(t, seeds.Of(300, 2000), found, func(t *testing.T, seed uint64) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		w := newWorld(Config{})
+		w.repeats = r.IntN(2)
+		for range 40 {
+			before := maps.Clone(w.services)
+			randomChange(r)(w)
+			given := maps.Clone(w.services)
+			p := w.settle(t, r.IntN(2) == 0)
+			w.invariants(t, before, given, askingForAnother(w))
+			oldestFirst(t, w, p)
+			if t.Failed() {
+				t.FailNow()
 			}
-		})
-	}
+		}
+	})
 }
 
 func randomChange(r *rand.Rand) change {

@@ -33,7 +33,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 
-{{/* Where the API server is, for pods that must not depend on a Service's address. */}}
+{{/* The API server's own address, for pods that must work without the Service default/kubernetes. */}}
 {{- define "landfall.apiServerEnv" -}}
 {{- if .Values.kubernetesServiceHost }}
 - name: KUBERNETES_SERVICE_HOST
@@ -46,12 +46,12 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "landfall.gate" -}}
 {{- $gate := .Values.speaker.gate | default (ternary "proxy" "none" .Values.proxy.enabled) -}}
 {{- if and (eq $gate "proxy") (not .Values.proxy.enabled) -}}
-{{- fail "speaker.gate=proxy needs proxy.enabled=true: nothing would be announced; set speaker.gate=none if another program forwards" -}}
+{{- fail "speaker.gate=proxy needs proxy.enabled=true; with another service proxy set speaker.gate=none" -}}
 {{- end -}}
 {{- $gate -}}
 {{- end -}}
 
-{{/* Probes on the metrics port. Liveness says only that the process serves; readiness, that it has done its first work. */}}
+{{/* Probes on the metrics port. Liveness: the process answers. Readiness: its first work is done. */}}
 {{- define "landfall.probes" -}}
 livenessProbe:
   httpGet: {path: /healthz, port: {{ . }}}
