@@ -158,3 +158,10 @@ func (d Delivery) Deliverable() Reason {
 func (d Delivery) Compare(other Delivery) int {
 	return cmp.Or(d.VIP.Compare(other.VIP), d.Service.Compare(other.Service))
 }
+
+// Equal reports whether both say the same.
+func (d Delivery) Equal(other Delivery) bool {
+	a, b := d.Refusal, other.Refusal
+	d.Refusal, other.Refusal = nil, nil
+	return d == other && (a == nil) == (b == nil) && (a == nil || *a == *b)
+}
