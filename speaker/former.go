@@ -64,6 +64,6 @@ func (s *speaker) tell() {
 		s.untold = false
 		notice := s.formers.notice(maps.Keys(s.decisions), s.from.liveness.Speakers().Dead, s.from.nodes.All())
 		notice.Ring = s.rings.all()
-		s.from.feed.Tell(notice)
+		s.from.feed.Set(notice)
 	}
 }
