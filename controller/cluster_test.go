@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/landfall-lb/landfall/internal/kube"
+	"github.com/landfall-lb/landfall/internal/kube/kubetest"
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
@@ -290,47 +291,15 @@ func (c *cluster) check(t *testing.T) {
 	}
 }
 
-// cached is a watch's picture of one kind: what was there when it was last delivered.
-type cached[K comparable, V any] struct {
-	mu     sync.Mutex
-	values map[K]V
-	synced bool
-}
-
-func (w *cached[K, V]) deliver(values map[K]V) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.values, w.synced = values, true
-}
-
-func (w *cached[K, V]) Get(k K) (V, bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	v, ok := w.values[k]
-	return v, ok
-}
-
-func (w *cached[K, V]) All() map[K]V {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return maps.Clone(w.values)
-}
-
-func (w *cached[K, V]) Synced() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.synced
-}
-
 // process is one controller with its own watches.
 type process struct {
 	*controller
 	cluster  *cluster
-	services cached[lb.Key, lb.Service]
-	pools    cached[string, lb.Pool]
-	nodes    cached[string, lb.Node]
-	spaces   cached[string, lb.Namespace]
-	around   cached[string, map[string]string]
+	services *kubetest.Table[lb.Key, lb.Service]
+	pools    *kubetest.Table[string, lb.Pool]
+	nodes    *kubetest.Table[string, lb.Node]
+	spaces   *kubetest.Table[string, lb.Namespace]
+	around   *kubetest.Table[string, map[string]string]
 	seen     int // events of the cluster's log that services shows
 	events   []string
 	clock    time.Time
@@ -341,18 +310,22 @@ type process struct {
 var processes atomic.Int64
 
 func newProcess(c *cluster) *process {
-	p := &process{cluster: c, clock: time.Unix(1_000_000, 0), ticks: time.Second}
+	p := &process{
+		cluster: c, clock: time.Unix(1_000_000, 0), ticks: time.Second,
+		services: kubetest.NewTable[lb.Key, lb.Service](), pools: kubetest.NewTable[string, lb.Pool](),
+		nodes: kubetest.NewTable[string, lb.Node](), spaces: kubetest.NewTable[string, lb.Namespace](),
+		around: kubetest.NewTable[string, map[string]string](),
+	}
+	p.services.SetSynced(false)
+	p.pools.SetSynced(false)
 	p.controller = newController(deps{
-		services: &p.services, pools: &p.pools, nodes: &p.nodes, namespaces: &p.spaces, around: &p.around, status: c,
+		services: p.services, pools: p.pools, nodes: p.nodes, namespaces: p.spaces, around: p.around, status: c,
 		events:   (*eventLog)(&p.events),
 		catchUp:  func(context.Context) error { p.deliverServices(len(c.log)); return nil },
 		parallel: 1, identity: fmt.Sprintf("process-%d", processes.Add(1)),
 		metrics: newMetrics(prometheus.NewRegistry()), log: slog.New(slog.DiscardHandler),
 		now: func() time.Time { p.clock = p.clock.Add(p.ticks); return p.clock },
 	})
-	p.nodes.deliver(nil)
-	p.spaces.deliver(nil)
-	p.around.deliver(nil)
 	p.begin()
 	return p
 }
@@ -366,7 +339,7 @@ func (p *process) deliver() {
 func (p *process) deliverPools() {
 	p.cluster.mu.Lock()
 	defer p.cluster.mu.Unlock()
-	p.pools.deliver(maps.Clone(p.cluster.pools))
+	p.pools.Replace(p.cluster.pools)
 	p.factChanged("")
 }
 
@@ -375,9 +348,6 @@ func (p *process) deliverServices(n int) {
 	p.cluster.mu.Lock()
 	defer p.cluster.mu.Unlock()
 	services := p.services.All()
-	if services == nil {
-		services = map[lb.Key]lb.Service{}
-	}
 	for ; n > 0 && p.seen < len(p.cluster.log); n-- {
 		e := p.cluster.log[p.seen]
 		p.seen++
@@ -388,7 +358,7 @@ func (p *process) deliverServices(n int) {
 			services[e.service.Key] = e.service
 		}
 	}
-	p.services.deliver(services)
+	p.services.Replace(services)
 }
 
 // takeOver brings the watches up to date and catches up, as at the beginning of a time of leading.

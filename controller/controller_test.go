@@ -392,10 +392,10 @@ func TestGatewaysAreNotHandedOut(t *testing.T) {
 	c.addPool("p", "10.0.0.0/29")
 	c.put(service("early"))
 	p.settle(t)
-	p.nodes.deliver(map[string]lb.Node{"n": {Name: "n", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.2")}}})
+	p.nodes.Replace(map[string]lb.Node{"n": {Name: "n", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.2")}}})
 	told := map[string]string{"n": "10.0.0.0 the network address\n10.0.0.1 the gateway\n",
 		"gone": "10.0.0.3 the gateway\n"}
-	p.around.deliver(map[string]map[string]string{lb.SurroundingsConfigMap: told})
+	p.around.Replace(map[string]map[string]string{lb.SurroundingsConfigMap: told})
 	p.factChanged("")
 	c.put(service("late"))
 	asking := service("asking")

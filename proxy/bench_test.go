@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/landfall-lb/landfall/internal/kube/kubetest"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/feed"
 	"github.com/landfall-lb/landfall/proxy/health"
@@ -42,11 +43,11 @@ func BenchmarkStep(b *testing.B) {
 			i := 0
 			for b.Loop() {
 				key := benchKey(i * 7919 % n)
-				of := slices.values[key]
+				of, _ := slices.Get(key)
 				changed := of[0]
 				changed.Endpoints = append([]lb.Endpoint(nil), changed.Endpoints...)
 				changed.Endpoints[0].Ready = !changed.Endpoints[0].Ready
-				slices.values[key] = []lb.Slice{changed}
+				slices.Set(key, []lb.Slice{changed})
 				p.mark(key)
 				if _, err := p.step(b.Context()); err != nil {
 					b.Fatal(err)
@@ -61,10 +62,10 @@ func benchKey(i int) lb.Key { return lb.Key{Namespace: "bench", Name: fmt.Sprint
 
 // loaded returns a proxy with n Services of policy Local, each with a VIP, a health port and two
 // endpoints.
-func loaded(n int) (*proxy, *fakeTable[lb.Key, []lb.Slice]) {
-	services, slices, nodes := newTable[lb.Key, lb.Service](), newTable[lb.Key, []lb.Slice](), newTable[string, lb.Node]()
-	networks := newTable[string, []netip.Prefix]()
-	services.synced, slices.synced, nodes.synced, networks.synced = true, true, true, true
+func loaded(n int) (*proxy, *kubetest.Table[lb.Key, []lb.Slice]) {
+	services, slices, nodes := kubetest.NewTable[lb.Key, lb.Service](), kubetest.NewTable[lb.Key, []lb.Slice](),
+		kubetest.NewTable[string, lb.Node]()
+	networks := kubetest.NewTable[string, []netip.Prefix]()
 	log := slog.New(slog.DiscardHandler)
 	p := newProxy("here", settings{drain: 5 * time.Second, masqueradeBit: 14}, []lb.Family{lb.IPv4}, log, time.Now)
 	p.from = sources{services, slices, nodes, func() ([]lb.Interface, bool) { return nil, true },
@@ -76,20 +77,20 @@ func loaded(n int) (*proxy, *fakeTable[lb.Key, []lb.Slice]) {
 	}
 	for i := range n {
 		key, low := benchKey(i), [2]byte{byte(i >> 8), byte(i)}
-		services.values[key] = lb.Service{
+		services.Set(key, lb.Service{
 			Key: key, Type: lb.LoadBalancer, ExternalPolicy: lb.Local, InternalPolicy: lb.Cluster,
 			HealthCheckNodePort: uint16(i + 1),
 			ClusterIPs:          []netip.Addr{netip.AddrFrom4([4]byte{10, 96, low[0], low[1]})},
 			Ports:               []lb.ServicePort{{Protocol: lb.TCP, Port: 80}},
 			Ingress:             []lb.Ingress{{Addr: netip.AddrFrom4([4]byte{172, 20, low[0], low[1]})}},
-		}
-		slices.values[key] = []lb.Slice{{
+		})
+		slices.Set(key, []lb.Slice{{
 			Service: key, Family: lb.IPv4, Ports: []lb.SlicePort{{Protocol: lb.TCP, Port: 8080}},
 			Endpoints: []lb.Endpoint{
 				{Addr: netip.AddrFrom4([4]byte{10, 200, low[0], low[1]}), Node: "here", Ready: true, Serving: true},
 				{Addr: netip.AddrFrom4([4]byte{10, 201, low[0], low[1]}), Node: "there", Ready: true, Serving: true},
 			},
-		}}
+		}})
 	}
 	for range 2 {
 		if _, err := p.step(context.Background()); err != nil {

@@ -14,16 +14,17 @@ import (
 // spread gives a Service with policy Cluster endpoints, each "address node".
 func (b *bench) spread(name, vip string, endpoints ...string) {
 	b.put(name, vip)
-	svc := b.services.values[key(name)]
+	svc, _ := b.services.Get(key(name))
 	svc.ExternalPolicy = lb.Cluster
-	b.services.values[key(name)] = svc
-	slice := b.slices.values[key(name)][0]
+	b.services.Set(key(name), svc)
+	of, _ := b.slices.Get(key(name))
+	slice := of[0]
 	for _, e := range endpoints {
 		addr, node, _ := strings.Cut(e, " ")
 		slice.Endpoints = append(slice.Endpoints,
 			lb.Endpoint{Addr: netip.MustParseAddr(addr), Node: node, Ready: true, Serving: true})
 	}
-	b.slices.values[key(name)] = []lb.Slice{slice}
+	b.slices.Set(key(name), []lb.Slice{slice})
 	b.mark(key(name))
 }
 

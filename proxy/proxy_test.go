@@ -17,24 +17,12 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"k8s.io/apimachinery/pkg/labels"
 
+	"github.com/landfall-lb/landfall/internal/kube/kubetest"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/health"
 	"github.com/landfall-lb/landfall/proxy/plan"
 	"github.com/landfall-lb/landfall/proxy/rescue"
 )
-
-// fakeTable is a table that the test fills.
-type fakeTable[K comparable, V any] struct {
-	values map[K]V
-	synced bool
-}
-
-func newTable[K comparable, V any]() *fakeTable[K, V] { return &fakeTable[K, V]{values: map[K]V{}} }
-
-func (f *fakeTable[K, V]) Get(k K) (V, bool) { v, ok := f.values[k]; return v, ok }
-func (f *fakeTable[K, V]) All() map[K]V      { return maps.Clone(f.values) }
-func (f *fakeTable[K, V]) Keys() []K         { return slices.Collect(maps.Keys(f.values)) }
-func (f *fakeTable[K, V]) Synced() bool      { return f.synced }
 
 // fakeRules takes plans and confirms them when the test says so.
 type fakeRules struct {
@@ -125,10 +113,10 @@ type bench struct {
 	*proxy
 	t        *testing.T
 	clock    time.Time
-	services *fakeTable[lb.Key, lb.Service]
-	slices   *fakeTable[lb.Key, []lb.Slice]
-	nodes    *fakeTable[string, lb.Node]
-	networks *fakeTable[string, []netip.Prefix]
+	services *kubetest.Table[lb.Key, lb.Service]
+	slices   *kubetest.Table[lb.Key, []lb.Slice]
+	nodes    *kubetest.Table[string, lb.Node]
+	networks *kubetest.Table[string, []netip.Prefix]
 	rules    *fakeRules
 	flows    *fakeFlows
 	health   *fakeHealth
@@ -146,8 +134,9 @@ type bench struct {
 func newBench(t *testing.T, change ...func(*settings)) *bench {
 	b := &bench{
 		t: t, clock: time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC),
-		services: newTable[lb.Key, lb.Service](), slices: newTable[lb.Key, []lb.Slice](), nodes: newTable[string, lb.Node](),
-		networks: newTable[string, []netip.Prefix](),
+		services: kubetest.NewTable[lb.Key, lb.Service](), slices: kubetest.NewTable[lb.Key, []lb.Slice](),
+		nodes:    kubetest.NewTable[string, lb.Node](),
+		networks: kubetest.NewTable[string, []netip.Prefix](),
 		flows:    &fakeFlows{applied: map[lb.Key]plan.Service{}},
 		health:   &fakeHealth{state: healthState{Services: map[lb.Key]health.Service{}}},
 	}
@@ -172,8 +161,11 @@ func newBench(t *testing.T, change ...func(*settings)) *bench {
 		latency:    func(d time.Duration) { b.latency = append(b.latency, d) },
 		programmed: func(d time.Duration) { b.programmed = append(b.programmed, d) },
 	}
-	b.nodes.values["here"] = lb.Node{Name: "here", Addresses: []netip.Addr{netip.MustParseAddr("172.31.0.1")},
-		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.200.1.0/24")}}
+	for _, table := range b.tables() {
+		table.SetSynced(false) // until the test calls synced
+	}
+	b.nodes.Set("here", lb.Node{Name: "here", Addresses: []netip.Addr{netip.MustParseAddr("172.31.0.1")},
+		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.200.1.0/24")}})
 	return b
 }
 
@@ -187,33 +179,39 @@ func (b *bench) run() time.Duration {
 	return again
 }
 
+func (b *bench) tables() []interface{ SetSynced(bool) } {
+	return []interface{ SetSynced(bool) }{b.services, b.slices, b.nodes, b.networks}
+}
+
 func (b *bench) synced() {
-	b.services.synced, b.slices.synced, b.nodes.synced, b.networks.synced = true, true, true, true
+	for _, table := range b.tables() {
+		table.SetSynced(true)
+	}
 }
 
 func key(name string) lb.Key { return lb.Key{Namespace: "default", Name: name} }
 
 // put creates or changes a Service with a VIP and ready endpoints on this node.
 func (b *bench) put(name, vip string, endpoints ...string) {
-	b.services.values[key(name)] = lb.Service{
+	b.services.Set(key(name), lb.Service{
 		Key: key(name), UID: name, Type: lb.LoadBalancer, ExternalPolicy: lb.Local, InternalPolicy: lb.Cluster,
 		HealthCheckNodePort: 32000,
 		ClusterIPs:          []netip.Addr{netip.MustParseAddr("10.96.0.1")},
 		Ports:               []lb.ServicePort{{Protocol: lb.TCP, Port: 80}},
 		Ingress:             []lb.Ingress{{Addr: netip.MustParseAddr(vip)}},
-	}
+	})
 	slice := lb.Slice{Service: key(name), Family: lb.IPv4, Ports: []lb.SlicePort{{Protocol: lb.TCP, Port: 8080}}}
 	for _, e := range endpoints {
 		slice.Endpoints = append(slice.Endpoints,
 			lb.Endpoint{Addr: netip.MustParseAddr(e), Node: "here", Ready: true, Serving: true})
 	}
-	b.slices.values[key(name)] = []lb.Slice{slice}
+	b.slices.Set(key(name), []lb.Slice{slice})
 	b.mark(key(name))
 }
 
 func (b *bench) delete(name string) {
-	delete(b.services.values, key(name))
-	delete(b.slices.values, key(name))
+	b.services.Delete(key(name))
+	b.slices.Delete(key(name))
 	b.mark(key(name))
 }
 
@@ -261,7 +259,8 @@ func TestContract7NothingIsWrittenBeforeAllIsKnown(t *testing.T) {
 	b := newBench(t)
 	b.put("web", "192.0.2.1", "10.200.1.2")
 	for _, know := range []func(){
-		func() {}, func() { b.services.synced = true }, func() { b.services.synced, b.slices.synced = false, true },
+		func() {}, func() { b.services.SetSynced(true) },
+		func() { b.services.SetSynced(false); b.slices.SetSynced(true) },
 	} {
 		know()
 		b.run()
@@ -281,14 +280,14 @@ func TestContract7NothingIsWrittenBeforeAllIsKnown(t *testing.T) {
 
 func TestNodeCIDRWaitsForTheNode(t *testing.T) {
 	b := newBench(t, func(s *settings) { s.nodeCIDR = true })
-	node := b.nodes.values["here"]
-	delete(b.nodes.values, "here")
+	node, _ := b.nodes.Get("here")
+	b.nodes.Delete("here")
 	b.synced()
 	b.run()
 	if b.rules.sets != 0 {
 		t.Fatal("wrote without knowing the pods' network")
 	}
-	b.nodes.values["here"] = node
+	b.nodes.Set("here", node)
 	b.run()
 	if !reflect.DeepEqual(b.rules.config.Pods.Prefixes, node.PodCIDRs) {
 		t.Errorf("pods' networks %v", b.rules.config.Pods.Prefixes)
@@ -325,9 +324,9 @@ func TestContract4HealthPortFollowsThePolicy(t *testing.T) {
 	b.synced()
 	for i, policy := range []lb.TrafficPolicy{lb.Local, lb.Cluster, lb.Local} {
 		b.put("web", "192.0.2.1", "10.200.1.2")
-		svc := b.services.values[key("web")]
+		svc, _ := b.services.Get(key("web"))
 		svc.ExternalPolicy = policy
-		b.services.values[key("web")] = svc
+		b.services.Set(key("web"), svc)
 		b.run()
 		b.rules.confirm()
 		b.run()
@@ -490,14 +489,14 @@ func TestContract4LeavingNode(t *testing.T) {
 	if !b.health.state.Known || b.health.state.Leaving != "" {
 		t.Errorf("health %+v", b.health.state)
 	}
-	node := b.nodes.values["here"]
+	node, _ := b.nodes.Get("here")
 	node.Leaving = lb.ReasonNodeLeaving
-	b.nodes.values["here"] = node
+	b.nodes.Set("here", node)
 	b.run()
 	if b.health.state.Leaving != lb.ReasonNodeLeaving {
 		t.Errorf("health %+v", b.health.state)
 	}
-	delete(b.nodes.values, "here")
+	b.nodes.Delete("here")
 	b.run()
 	if b.health.state.Known || b.health.state.Leaving != lb.ReasonNodeLeaving {
 		t.Errorf("the Node was deleted; health %+v", b.health.state)
@@ -599,7 +598,8 @@ func TestRandomStoriesEndAsAFreshStart(t *testing.T) {
 		b.rules.confirm()
 		b.run()
 		fresh := newBench(t)
-		fresh.services.values, fresh.slices.values = b.services.values, b.slices.values
+		fresh.services.Replace(b.services.All())
+		fresh.slices.Replace(b.slices.All())
 		fresh.synced()
 		fresh.run()
 		fresh.rules.confirm()
@@ -624,13 +624,14 @@ func TestRandomStoriesEndAsAFreshStart(t *testing.T) {
 func TestTheZoneOfTheNodeIsFollowed(t *testing.T) {
 	b := newBench(t)
 	b.put("web", "192.0.2.1", "10.200.1.2", "10.200.1.3")
-	b.slices.values[key("web")][0].Endpoints[0].ForZones = []string{"a"}
-	b.slices.values[key("web")][0].Endpoints[1].ForZones = []string{"b"}
+	web, _ := b.slices.Get(key("web"))
+	web[0].Endpoints[0].ForZones = []string{"a"}
+	web[0].Endpoints[1].ForZones = []string{"b"}
 	b.synced()
 	for zone, want := range map[string]int{"": 2, "a": 1, "c": 2} {
-		node := b.nodes.values["here"]
+		node, _ := b.nodes.Get("here")
 		node.Labels = labels.Set{labelZone: zone}
-		b.nodes.values["here"] = node
+		b.nodes.Set("here", node)
 		b.run()
 		if got := b.rules.wanted[key("web")].Ports[0].Backends; len(got.Cluster) != want || len(got.Local) != 2 {
 			t.Errorf("zone %q: %d endpoints for policy Cluster and %d for Local, want %d and 2", zone, len(got.Cluster),
@@ -644,7 +645,8 @@ func TestProgrammingTime(t *testing.T) {
 	b := newBench(t)
 	change := func(ago time.Duration, endpoints ...string) {
 		b.put("web", "192.0.2.1", endpoints...)
-		b.slices.values[key("web")][0].Triggered = b.clock.Add(-ago)
+		web, _ := b.slices.Get(key("web"))
+		web[0].Triggered = b.clock.Add(-ago)
 		b.run()
 		b.rules.confirm()
 		b.clock = b.clock.Add(time.Second)
@@ -669,9 +671,9 @@ func TestContract10UnknownSchedulersAreSaid(t *testing.T) {
 	ask := func(scheduler string) {
 		t.Helper()
 		b.put("web", "198.51.100.1", "10.200.1.1")
-		svc := b.services.values[key("web")]
+		svc, _ := b.services.Get(key("web"))
 		svc.Scheduler = scheduler
-		b.services.values[key("web")] = svc
+		b.services.Set(key("web"), svc)
 		for range 2 {
 			b.mark(key("web"))
 			b.run()
@@ -729,7 +731,8 @@ func TestCountsFollowServices(t *testing.T) {
 		b.put("web", "198.51.100.1", fmt.Sprintf("10.200.1.%d", i+1))
 		b.put("api", "198.51.100.2", "10.200.1.9")
 		if i == 1 {
-			slice := b.slices.values[key("web")][0]
+			of, _ := b.slices.Get(key("web"))
+			slice := of[0]
 			slice.Endpoints[0].Node = "there"
 		}
 		b.run()

@@ -247,7 +247,7 @@ func (f *fakeObjects) writers() writers {
 			if word != nil {
 				p.Status[node] = *word
 			}
-			api.peers.set(peer, p)
+			api.peers.Set(peer, p)
 			return nil
 		},
 		drop: func(_ context.Context, peer string, nodes []string) error {
@@ -256,12 +256,12 @@ func (f *fakeObjects) writers() writers {
 			for _, node := range nodes {
 				delete(p.Status, node)
 			}
-			api.peers.set(peer, p)
+			api.peers.Set(peer, p)
 			return nil
 		},
 		advertisement: func(_ context.Context, ad lb.BGPAdvertisement, c lb.Condition) (bool, error) {
 			ad.Conditions = []lb.Condition{c}
-			api.bgpAds.set(ad.Name, ad)
+			api.bgpAds.Set(ad.Name, ad)
 			return true, nil
 		},
 		event: func(p lb.Peer, good bool, reason lb.Reason, message string) {
@@ -285,9 +285,9 @@ func (r *rig) tor(name, address string, change func(*lb.Peer)) {
 	for _, n := range r.nodes {
 		n.routers.connect(name, true)
 	}
-	r.api.peers.set(name, p)
+	r.api.peers.Set(name, p)
 	if _, ok := r.api.bgpAds.Get("all"); !ok {
-		r.api.bgpAds.set("all", lb.BGPAdvertisement{Name: "all", AggregationLength: 32, AggregationLengthV6: 128})
+		r.api.bgpAds.Set("all", lb.BGPAdvertisement{Name: "all", AggregationLength: 32, AggregationLengthV6: 128})
 	}
 	synctest.Wait()
 	time.Sleep(2 * flushTime)

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/landfall-lb/landfall/internal/kube/kubetest"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/bfd"
 	"github.com/landfall-lb/landfall/speaker/l2"
@@ -37,68 +38,19 @@ var (
 	other = lb.Key{Namespace: "default", Name: "other"}
 )
 
-// memTable is what a watch would keep.
-type memTable[K comparable, V any] struct {
-	mu      sync.Mutex
-	values  map[K]V
-	synced  bool
-	changed []func(K)
-}
-
-func newTable[K comparable, V any]() *memTable[K, V] {
-	return &memTable[K, V]{values: map[K]V{}, synced: true}
-}
-
-func (t *memTable[K, V]) Get(k K) (V, bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	v, ok := t.values[k]
-	return v, ok
-}
-
-func (t *memTable[K, V]) All() map[K]V {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return maps.Clone(t.values)
-}
-
-func (t *memTable[K, V]) Synced() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.synced
-}
-
-func (t *memTable[K, V]) set(k K, v V) {
-	t.mu.Lock()
-	t.values[k] = v
-	t.mu.Unlock()
-	for _, f := range t.changed {
-		f(k)
-	}
-}
-
-func (t *memTable[K, V]) delete(k K) {
-	t.mu.Lock()
-	delete(t.values, k)
-	t.mu.Unlock()
-	for _, f := range t.changed {
-		f(k)
-	}
-}
-
 // api is the API server that all speakers of a rig watch.
 type api struct {
-	services       *memTable[lb.Key, lb.Service]
-	slices         *memTable[lb.Key, []lb.Slice]
-	nodes          *memTable[string, lb.Node]
-	pools          *memTable[string, lb.Pool]
-	advertisements *memTable[string, lb.L2Advertisement]
+	services       *kubetest.Table[lb.Key, lb.Service]
+	slices         *kubetest.Table[lb.Key, []lb.Slice]
+	nodes          *kubetest.Table[string, lb.Node]
+	pools          *kubetest.Table[string, lb.Pool]
+	advertisements *kubetest.Table[string, lb.L2Advertisement]
 
-	peers       *memTable[string, lb.Peer]
-	bgpAds      *memTable[string, lb.BGPAdvertisement]
-	communities *memTable[string, lb.CommunityNames]
-	profiles    *memTable[string, lb.BFDProfile]
-	passwords   *memTable[string, string]
+	peers       *kubetest.Table[string, lb.Peer]
+	bgpAds      *kubetest.Table[string, lb.BGPAdvertisement]
+	communities *kubetest.Table[string, lb.CommunityNames]
+	profiles    *kubetest.Table[string, lb.BFDProfile]
+	passwords   *kubetest.Table[string, string]
 }
 
 // rig is a cluster of speakers.
@@ -178,7 +130,7 @@ type fakeNode struct {
 	deliveries map[lb.DeliveryKey]lb.Delivery
 	reports    map[lb.Key]lb.Condition
 	interfaces []lb.Interface
-	daemonSet  *memTable[string, bool]
+	daemonSet  *kubetest.Table[string, bool]
 	routers    *fakeRouters
 	bfd        *fakeBFD
 	objects    *fakeObjects
@@ -191,19 +143,20 @@ func newRig(t testing.TB) *rig {
 		t: t, nodes: map[string]*fakeNode{},
 		wire: &wire{answers: map[netip.Addr]map[string]bool{}, least: map[netip.Addr]int{}},
 		api: api{
-			services: newTable[lb.Key, lb.Service](), slices: newTable[lb.Key, []lb.Slice](), nodes: newTable[string, lb.Node](),
-			pools: newTable[string, lb.Pool](), advertisements: newTable[string, lb.L2Advertisement](),
-			peers: newTable[string, lb.Peer](), bgpAds: newTable[string, lb.BGPAdvertisement](),
-			communities: newTable[string, lb.CommunityNames](),
-			profiles:    newTable[string, lb.BFDProfile](), passwords: newTable[string, string](),
+			services: kubetest.NewTable[lb.Key, lb.Service](), slices: kubetest.NewTable[lb.Key, []lb.Slice](),
+			nodes: kubetest.NewTable[string, lb.Node](),
+			pools: kubetest.NewTable[string, lb.Pool](), advertisements: kubetest.NewTable[string, lb.L2Advertisement](),
+			peers: kubetest.NewTable[string, lb.Peer](), bgpAds: kubetest.NewTable[string, lb.BGPAdvertisement](),
+			communities: kubetest.NewTable[string, lb.CommunityNames](),
+			profiles:    kubetest.NewTable[string, lb.BFDProfile](), passwords: kubetest.NewTable[string, string](),
 		},
 	}
-	r.api.pools.set("lan", lb.Pool{Name: "lan",
+	r.api.pools.Set("lan", lb.Pool{Name: "lan",
 		Ranges: []lb.Range{{From: vip1, To: netip.MustParseAddr("172.26.236.199")}}})
-	r.api.advertisements.set("lan", lb.L2Advertisement{Name: "lan"})
+	r.api.advertisements.Set("lan", lb.L2Advertisement{Name: "lan"})
 	for i, name := range []string{w177, w178, w179} {
 		addr := netip.AddrFrom4([4]byte{172, 26, 236, byte(177 + i)})
-		r.api.nodes.set(name, lb.Node{Name: name, Addresses: []netip.Addr{addr}})
+		r.api.nodes.Set(name, lb.Node{Name: name, Addresses: []netip.Addr{addr}})
 		n := &fakeNode{
 			speaker: newSpeaker(name, "", slog.New(slog.DiscardHandler)), rig: r,
 			joined: true, claims: map[netip.Addr]lb.Claim{}, outcome: map[netip.Addr][]string{}, rounds: map[netip.Addr]int{},
@@ -231,8 +184,8 @@ func newRig(t testing.TB) *rig {
 			l2: fakeL2{n}, report: fakeReport{n}, witness: &fakeWitness{fakeNode: n},
 			routes: routeSinks{bgp: n.routers, bfd: n.bfd}, objects: n.objects, writers: n.objects.writers(),
 		}
-		n.daemonSet = newTable[string, bool]()
-		n.daemonSet.set("landfall-node", true)
+		n.daemonSet = kubetest.NewTable[string, bool]()
+		n.daemonSet.Set("landfall-node", true)
 		n.opts.convergence = 3 * time.Second
 		r.nodes[name] = n
 	}
@@ -243,16 +196,16 @@ func newRig(t testing.TB) *rig {
 // follow has each speaker told of what changes at the API server.
 func (r *rig) follow() {
 	for _, n := range r.nodes {
-		r.api.services.changed = append(r.api.services.changed, n.markService)
-		r.api.slices.changed = append(r.api.slices.changed, n.markService)
-		r.api.nodes.changed = append(r.api.nodes.changed, n.markNode)
-		r.api.pools.changed = append(r.api.pools.changed, func(string) { n.markAll() })
-		r.api.advertisements.changed = append(r.api.advertisements.changed, func(string) { n.markAll() })
-		r.api.peers.changed = append(r.api.peers.changed, n.markRoutes)
-		r.api.bgpAds.changed = append(r.api.bgpAds.changed, n.markRoutes)
-		r.api.communities.changed = append(r.api.communities.changed, n.markRoutes)
-		r.api.profiles.changed = append(r.api.profiles.changed, n.markRoutes)
-		r.api.passwords.changed = append(r.api.passwords.changed, n.markRoutes)
+		r.api.services.OnChange(n.markService)
+		r.api.slices.OnChange(n.markService)
+		r.api.nodes.OnChange(n.markNode)
+		r.api.pools.OnChange(func(string) { n.markAll() })
+		r.api.advertisements.OnChange(func(string) { n.markAll() })
+		r.api.peers.OnChange(n.markRoutes)
+		r.api.bgpAds.OnChange(n.markRoutes)
+		r.api.communities.OnChange(n.markRoutes)
+		r.api.profiles.OnChange(n.markRoutes)
+		r.api.passwords.OnChange(n.markRoutes)
 	}
 }
 
@@ -310,7 +263,7 @@ func (r *rig) service(key lb.Key, vips ...netip.Addr) {
 	for _, vip := range vips {
 		s.Ingress = append(s.Ingress, lb.Ingress{Addr: vip})
 	}
-	r.api.services.set(key, s)
+	r.api.services.Set(key, s)
 	synctest.Wait()
 }
 

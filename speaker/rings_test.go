@@ -57,7 +57,7 @@ func TestContract5TheProxyIsToldTheRing(t *testing.T) {
 		node, _ := r.api.nodes.Get(w178)
 		node.Leaving = lb.ReasonNodeLeaving
 		time.Sleep(2 * ringMemory) // it has announced all the time
-		r.api.nodes.set(w178, node)
+		r.api.nodes.Set(w178, node)
 		synctest.Wait()
 		time.Sleep(10 * time.Second)
 		if claim, _ := r.nodes[w178].claim(vip1); claim.Routes != "" {
@@ -86,10 +86,10 @@ func TestContract5TheProxyIsToldTheRing(t *testing.T) {
 		// A node that gets another address.
 		other, _ := r.api.nodes.Get(w179)
 		other.Addresses = []netip.Addr{netip.MustParseAddr("172.26.236.170")}
-		r.api.nodes.set(w179, other)
+		r.api.nodes.Set(w179, other)
 		r.wantRing("another address", w177, "170")
 
-		r.api.services.delete(nginx)
+		r.api.services.Delete(nginx)
 		r.wantRing("no such VIP", w177, "none")
 	})
 }

@@ -17,13 +17,13 @@ func BenchmarkOneClaimEnds(b *testing.B) {
 	const count = 5000
 	r := newRig(b)
 	n := r.nodes[w178]
-	r.api.advertisements.delete("lan")
-	r.api.pools.set("lan", lb.Pool{Name: "lan",
+	r.api.advertisements.Delete("lan")
+	r.api.pools.Set("lan", lb.Pool{Name: "lan",
 		Ranges: []lb.Range{{From: netip.MustParseAddr("10.0.0.0"), To: netip.MustParseAddr("10.0.255.255")}}})
-	r.api.bgpAds.set("all", lb.BGPAdvertisement{Name: "all", AggregationLength: 32, AggregationLengthV6: 128})
+	r.api.bgpAds.Set("all", lb.BGPAdvertisement{Name: "all", AggregationLength: 32, AggregationLengthV6: 128})
 	for name, addr := range map[string]netip.Addr{"tor-1": tor1, "tor-2": tor2} {
 		n.routers.up[name] = true
-		r.api.peers.set(name, lb.Peer{Name: name, LocalASN: 64500, PeerASN: 64501, Addr: addr, Port: 179})
+		r.api.peers.Set(name, lb.Peer{Name: name, LocalASN: 64500, PeerASN: 64501, Addr: addr, Port: 179})
 	}
 	word := func(i int, refusal *lb.Refusal) lb.Delivery {
 		key := lb.Key{Namespace: "default", Name: "s" + string(rune('0'+i%10)) +
@@ -34,8 +34,8 @@ func BenchmarkOneClaimEnds(b *testing.B) {
 	for i := range count {
 		d := word(i, nil)
 		n.deliveries[d.Key()] = d
-		r.api.services.values[d.Service] = lb.Service{Key: d.Service, Type: lb.LoadBalancer,
-			Ingress: []lb.Ingress{{Addr: d.VIP}}}
+		r.api.services.Set(d.Service, lb.Service{Key: d.Service, Type: lb.LoadBalancer,
+			Ingress: []lb.Ingress{{Addr: d.VIP}}})
 	}
 	n.live = true
 	ctx, cancel := context.WithCancel(context.Background())

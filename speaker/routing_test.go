@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"k8s.io/apimachinery/pkg/labels"
 
+	"github.com/landfall-lb/landfall/internal/kube/kubetest"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/bfd"
 )
@@ -27,7 +28,7 @@ func graceful(p *lb.Peer) { p.GracefulRestart = true }
 
 // onlyBGP takes away what makes nodes answer ARP.
 func (r *rig) onlyBGP() {
-	r.api.advertisements.delete("lan")
+	r.api.advertisements.Delete("lan")
 	synctest.Wait()
 }
 
@@ -117,11 +118,11 @@ func TestL2AndBGPSideBySide(t *testing.T) {
 func TestContract6NothingIsSaidToRoutersBeforeAllIsKnown(t *testing.T) {
 	secret := lb.Key{Name: "tor"}
 	for what, forget := range map[string]func(*rig, *fakeNode) func(){
-		"the list of BGPPeers":                             unsynced(func(r *rig) *bool { return &r.api.peers.synced }),
-		"the list of BGPAdvertisements":                    unsynced(func(r *rig) *bool { return &r.api.bgpAds.synced }),
-		"the list of Communities":                          unsynced(func(r *rig) *bool { return &r.api.communities.synced }),
-		"the list of BFDProfiles":                          unsynced(func(r *rig) *bool { return &r.api.profiles.synced }),
-		"the list of Secrets in namespace landfall-system": unsynced(func(r *rig) *bool { return &r.api.passwords.synced }),
+		"the list of BGPPeers":                             unsynced(func(r *rig) syncing { return r.api.peers }),
+		"the list of BGPAdvertisements":                    unsynced(func(r *rig) syncing { return r.api.bgpAds }),
+		"the list of Communities":                          unsynced(func(r *rig) syncing { return r.api.communities }),
+		"the list of BFDProfiles":                          unsynced(func(r *rig) syncing { return r.api.profiles }),
+		"the list of Secrets in namespace landfall-system": unsynced(func(r *rig) syncing { return r.api.passwords }),
 		"the proxy's first word": func(_ *rig, n *fakeNode) func() {
 			n.setGate(lb.ReasonFeedUnknown)
 			return func() { n.setGate("") }
@@ -130,7 +131,7 @@ func TestContract6NothingIsSaidToRoutersBeforeAllIsKnown(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			inRig(t, func(r *rig) {
 				n := r.nodes[w178]
-				r.api.passwords.set("tor", "secret")
+				r.api.passwords.Set("tor", "secret")
 				r.tor("tor-1", "172.26.236.2", func(p *lb.Peer) { p.PasswordSecret = &secret })
 				remember := forget(r, n)
 				r.start(w178)
@@ -188,12 +189,12 @@ func TestAnEndForGoodLeavesNothingAtRouters(t *testing.T) {
 			n.from.daemonSet = n.daemonSet
 			n.runner.Poke()
 			synctest.Wait()
-			n.daemonSet.delete("landfall-node")
+			n.daemonSet.Delete("landfall-node")
 		},
 		"the node is about to go": func(r *rig, n *fakeNode) {
 			node, _ := r.api.nodes.Get(n.self)
 			node.Leaving = lb.ReasonNodeLeaving
-			r.api.nodes.set(n.self, node)
+			r.api.nodes.Set(n.self, node)
 		},
 	} {
 		inRig(t, func(r *rig) {
@@ -225,7 +226,7 @@ func TestAnEndForGoodLeavesNothingAtRouters(t *testing.T) {
 		r.tor("tor-1", "172.26.236.2", graceful)
 		r.service(nginx, vip1)
 		n := r.nodes[w177]
-		n.from.daemonSet = newTable[string, bool]()
+		n.from.daemonSet = kubetest.NewTable[string, bool]()
 		n.runner.Poke()
 		n.routers.told()
 		r.stop(w177)
@@ -237,16 +238,16 @@ func TestContract5PlannedWithdrawalsAreToldAhead(t *testing.T) {
 	for what, c := range map[string]struct{ end, back func(r *rig, n *fakeNode) }{
 		"drain": {
 			func(r *rig, n *fakeNode) {
-				r.api.nodes.set(n.self, lb.Node{Name: n.self, Leaving: lb.ReasonNodeLeaving})
+				r.api.nodes.Set(n.self, lb.Node{Name: n.self, Leaving: lb.ReasonNodeLeaving})
 			},
-			func(r *rig, n *fakeNode) { r.api.nodes.set(n.self, lb.Node{Name: n.self}) },
+			func(r *rig, n *fakeNode) { r.api.nodes.Set(n.self, lb.Node{Name: n.self}) },
 		},
 		"cordon, where that drains": {
 			func(r *rig, n *fakeNode) {
 				n.opts.cordonDrains = true
-				r.api.nodes.set(n.self, lb.Node{Name: n.self, Cordoned: true})
+				r.api.nodes.Set(n.self, lb.Node{Name: n.self, Cordoned: true})
 			},
-			func(r *rig, n *fakeNode) { r.api.nodes.set(n.self, lb.Node{Name: n.self}) },
+			func(r *rig, n *fakeNode) { r.api.nodes.Set(n.self, lb.Node{Name: n.self}) },
 		},
 		"the last local backend is terminating": {
 			func(_ *rig, n *fakeNode) {
@@ -312,7 +313,7 @@ func TestNothingIsSetWithoutAChange(t *testing.T) {
 	inRig(t, func(r *rig) {
 		r.start(w177)
 		r.tor("tor-1", "172.26.236.2", func(p *lb.Peer) { p.BFDProfile = "fast" })
-		r.api.profiles.set("fast", lb.BFDProfile{Name: "fast", Receive: 50 * time.Millisecond,
+		r.api.profiles.Set("fast", lb.BFDProfile{Name: "fast", Receive: 50 * time.Millisecond,
 			Transmit: 50 * time.Millisecond, Multiplier: 3})
 		r.service(nginx, vip1)
 		n := r.nodes[w177]
@@ -341,7 +342,7 @@ func TestBFDTakesThePeerDown(t *testing.T) {
 		if p := n.status().BGP.Peers[0]; p.Warning == nil || p.Warning.Reason != lb.ReasonProfileMissing || p.BFD != nil {
 			t.Errorf("without the profile: %+v", p)
 		}
-		r.api.profiles.set("fast", lb.BFDProfile{Name: "fast", Receive: 50 * time.Millisecond,
+		r.api.profiles.Set("fast", lb.BFDProfile{Name: "fast", Receive: 50 * time.Millisecond,
 			Transmit: 60 * time.Millisecond, Multiplier: 3, Passive: true, MinimumTTL: 200})
 		synctest.Wait()
 		key := bfd.Key{Peer: tor1}
@@ -387,7 +388,7 @@ func TestBFDTakesThePeerDown(t *testing.T) {
 		time.Sleep(lostFor + time.Second)
 		r.wantTold("a router whose BFD was ended", w177, "tor-1 is lost; "+up1)
 
-		r.api.peers.delete("tor-1")
+		r.api.peers.Delete("tor-1")
 		synctest.Wait()
 		if len(n.bfd.desired) != 0 {
 			t.Errorf("desired %v", n.bfd.desired)
@@ -432,7 +433,7 @@ func TestContract10PeersAndAdvertisementsSayWhatIsWrong(t *testing.T) {
 			p.Status = map[string]lb.PeerNode{"gone": {State: "Established"}, w178: {State: "Idle"}}
 		})
 		r.tor("tor-2", "172.26.236.3", func(p *lb.Peer) { p.PasswordSecret = &lb.Key{Name: "missing"} })
-		r.api.bgpAds.set("wide", lb.BGPAdvertisement{Name: "wide", Generation: 7, AggregationLength: 20,
+		r.api.bgpAds.Set("wide", lb.BGPAdvertisement{Name: "wide", Generation: 7, AggregationLength: 20,
 			AggregationLengthV6: 128, Communities: []string{"nowhere"}})
 		r.service(nginx, vip1)
 		time.Sleep(3 * time.Second)
@@ -464,12 +465,12 @@ func TestContract10PeersAndAdvertisementsSayWhatIsWrong(t *testing.T) {
 		}
 
 		// An aggregate over a Service with policy Local is marked, and the mark goes with its cause.
-		r.api.bgpAds.set("wide", lb.BGPAdvertisement{Name: "wide", AggregationLength: 30, AggregationLengthV6: 128})
+		r.api.bgpAds.Set("wide", lb.BGPAdvertisement{Name: "wide", AggregationLength: 30, AggregationLengthV6: 128})
 		r.service(other, netip.MustParseAddr("172.26.236.182"))
 		r.service(nginx, netip.MustParseAddr("172.26.236.181"))
 		s, _ := r.api.services.Get(nginx)
 		s.ExternalPolicy = lb.Local
-		r.api.services.set(nginx, s)
+		r.api.services.Set(nginx, s)
 		time.Sleep(3 * time.Second)
 		for _, n := range r.nodes {
 			n.objects.write()
@@ -478,7 +479,7 @@ func TestContract10PeersAndAdvertisementsSayWhatIsWrong(t *testing.T) {
 			t.Errorf("wide: %+v", ad.Conditions)
 		}
 		s.ExternalPolicy = lb.Cluster
-		r.api.services.set(nginx, s)
+		r.api.services.Set(nginx, s)
 		time.Sleep(3 * time.Second)
 		for _, n := range r.nodes {
 			n.objects.write()
@@ -512,7 +513,7 @@ func TestSessionChangesAreEvents(t *testing.T) {
 func TestAggregateStaysWithItsLastVIP(t *testing.T) {
 	inRig(t, func(r *rig) {
 		r.onlyBGP()
-		r.api.bgpAds.set("all", lb.BGPAdvertisement{Name: "all", AggregationLength: 30, AggregationLengthV6: 128})
+		r.api.bgpAds.Set("all", lb.BGPAdvertisement{Name: "all", AggregationLength: 30, AggregationLengthV6: 128})
 		r.start(w177)
 		r.tor("tor-1", "172.26.236.2", nil)
 		a, b := netip.MustParseAddr("172.26.236.184"), netip.MustParseAddr("172.26.236.185")
@@ -520,12 +521,12 @@ func TestAggregateStaysWithItsLastVIP(t *testing.T) {
 		r.wantTold("one", w177, "tor-1 +172.26.236.184/30 lp 100 []")
 		r.service(other, b)
 		r.wantTold("two", w177, "")
-		r.api.services.delete(nginx)
+		r.api.services.Delete(nginx)
 		r.wantTold("the other one is left", w177, "")
 		if c, _ := r.nodes[w177].reported(other); !c.Status {
 			t.Errorf("reported %+v", c)
 		}
-		r.api.services.delete(other)
+		r.api.services.Delete(other)
 		r.wantTold("none is left", w177, "tor-1 -172.26.236.184/30")
 	})
 }
@@ -533,7 +534,7 @@ func TestAggregateStaysWithItsLastVIP(t *testing.T) {
 func TestBGPStatusAndMetrics(t *testing.T) {
 	inRig(t, func(r *rig) {
 		r.onlyBGP()
-		r.api.profiles.set("fast", lb.BFDProfile{Name: "fast", Receive: 50 * time.Millisecond,
+		r.api.profiles.Set("fast", lb.BFDProfile{Name: "fast", Receive: 50 * time.Millisecond,
 			Transmit: 50 * time.Millisecond, Multiplier: 3})
 		r.start(w177)
 		r.tor("tor-1", "172.26.236.2", func(p *lb.Peer) { p.BFDProfile = "fast" })
@@ -583,7 +584,7 @@ func TestAPeerThatSelectsTheNodeNoMoreIsLeft(t *testing.T) {
 		for _, name := range []string{w177, w178} {
 			node, _ := r.api.nodes.Get(name)
 			node.Labels = map[string]string{"rack": name}
-			r.api.nodes.set(name, node)
+			r.api.nodes.Set(name, node)
 		}
 		r.start(w177, w178)
 		r.tor("tor-1", "172.26.236.2", graceful)
@@ -596,7 +597,7 @@ func TestAPeerThatSelectsTheNodeNoMoreIsLeft(t *testing.T) {
 			t.Fatal(err)
 		}
 		p.NodeSelectors = []labels.Selector{selector}
-		r.api.peers.set("tor-1", p)
+		r.api.peers.Set("tor-1", p)
 		r.wantTold("selected", w177, "")
 		r.wantTold("not selected", w178, "tor-1 is left")
 	})

@@ -111,20 +111,23 @@ func TestContract6HandoverIsBounded(t *testing.T) {
 	})
 }
 
+// syncing is a table of any kind.
+type syncing interface{ SetSynced(bool) }
+
 // unsynced has a table not know yet whether it has seen everything.
-func unsynced(synced func(*rig) *bool) (forget func(*rig, *fakeNode) (remember func())) {
+func unsynced(table func(*rig) syncing) (forget func(*rig, *fakeNode) (remember func())) {
 	return func(r *rig, _ *fakeNode) func() {
-		*synced(r) = false
-		return func() { *synced(r) = true }
+		table(r).SetSynced(false)
+		return func() { table(r).SetSynced(true) }
 	}
 }
 
 func TestContract7NothingIsClaimedBeforeAllIsKnown(t *testing.T) {
 	for what, forget := range map[string]func(*rig, *fakeNode) func(){
-		"the list of Services":         unsynced(func(r *rig) *bool { return &r.api.services.synced }),
-		"the list of Nodes":            unsynced(func(r *rig) *bool { return &r.api.nodes.synced }),
-		"the list of IPAddressPools":   unsynced(func(r *rig) *bool { return &r.api.pools.synced }),
-		"the list of L2Advertisements": unsynced(func(r *rig) *bool { return &r.api.advertisements.synced }),
+		"the list of Services":         unsynced(func(r *rig) syncing { return r.api.services }),
+		"the list of Nodes":            unsynced(func(r *rig) syncing { return r.api.nodes }),
+		"the list of IPAddressPools":   unsynced(func(r *rig) syncing { return r.api.pools }),
+		"the list of L2Advertisements": unsynced(func(r *rig) syncing { return r.api.advertisements }),
 		"the list of network interfaces": func(_ *rig, n *fakeNode) func() {
 			was := n.interfaces
 			n.interfaces = nil
@@ -185,12 +188,12 @@ func TestContract1And3AWithdrawnVIPIsNotAnswered(t *testing.T) {
 			what string
 			do   func()
 		}{
-			{"Service deleted", func() { r.api.services.delete(nginx) }},
-			{"type changed", func() { r.api.services.set(nginx, lb.Service{Key: nginx, Type: lb.ClusterIP}) }},
+			{"Service deleted", func() { r.api.services.Delete(nginx) }},
+			{"type changed", func() { r.api.services.Set(nginx, lb.Service{Key: nginx, Type: lb.ClusterIP}) }},
 			{"class changed", func() {
 				s, _ := r.api.services.Get(nginx)
 				s.Class = "example.com/other"
-				r.api.services.set(nginx, s)
+				r.api.services.Set(nginx, s)
 			}},
 			{"address moved", func() { r.service(nginx, vip2) }},
 		} {
@@ -206,7 +209,7 @@ func TestContract1And3AWithdrawnVIPIsNotAnswered(t *testing.T) {
 				t.Errorf("%s: the index has %v", c.what, owner.vips)
 			}
 		}
-		r.api.services.delete(nginx)
+		r.api.services.Delete(nginx)
 		synctest.Wait()
 		for name, n := range r.nodes {
 			if len(n.holders)+len(n.decisions)+len(n.vips)+len(n.speaker.rounds)+len(n.reports) > 0 {
@@ -224,8 +227,8 @@ func TestContract10AServiceWithoutAddressesIsNotShownAsAnnounced(t *testing.T) {
 		c, _ := r.nodes[ranked(vip1)[0]].reported(nginx)
 		s, _ := r.api.services.Get(nginx)
 		s.Conditions, s.Ingress = []lb.Condition{c}, nil
-		r.api.services.set(nginx, s)
-		r.api.services.set(other, lb.Service{Key: other, Type: lb.LoadBalancer}) // one that never had any
+		r.api.services.Set(nginx, s)
+		r.api.services.Set(other, lb.Service{Key: other, Type: lb.LoadBalancer}) // one that never had any
 		synctest.Wait()
 		writers := 0
 		for _, n := range r.nodes {
@@ -257,7 +260,7 @@ func TestSharedVIP(t *testing.T) {
 		r.nodes[order[0]].deliver(d)
 		synctest.Wait()
 		r.wantAnswers("one not programmed on the owner", vip1, order[1])
-		r.api.services.delete(other)
+		r.api.services.Delete(other)
 		synctest.Wait()
 		r.wantAnswers("only the other one left, and it is served well", vip1, order[1])
 	})
@@ -300,9 +303,9 @@ func TestGateNoneGoesByEndpoints(t *testing.T) {
 		s, _ := r.api.services.Get(nginx)
 		s.ExternalPolicy = lb.Local
 		s.Ports = []lb.ServicePort{{Protocol: lb.TCP, Port: 80}}
-		r.api.services.set(nginx, s)
+		r.api.services.Set(nginx, s)
 		last := ranked(vip1)[2]
-		r.api.slices.set(nginx, []lb.Slice{{
+		r.api.slices.Set(nginx, []lb.Slice{{
 			Service: nginx, Family: lb.IPv4, Ports: []lb.SlicePort{{Protocol: lb.TCP, Port: 80}},
 			Endpoints: []lb.Endpoint{{Addr: netip.MustParseAddr("192.168.1.1"), Node: last, Ready: true, Serving: true}},
 		}})

@@ -16,7 +16,7 @@ func BenchmarkStep(b *testing.B) {
 		b.Run(fmt.Sprint(count), func(b *testing.B) {
 			r := newRig(b)
 			n := r.nodes[w178]
-			r.api.pools.set("lan", lb.Pool{Name: "lan",
+			r.api.pools.Set("lan", lb.Pool{Name: "lan",
 				Ranges: []lb.Range{{From: netip.MustParseAddr("172.26.0.0"), To: netip.MustParseAddr("172.26.200.255")}}})
 			word := func(i int, refusal *lb.Refusal) lb.Delivery {
 				key := lb.Key{Namespace: "default", Name: fmt.Sprint("s", i)}
@@ -26,8 +26,8 @@ func BenchmarkStep(b *testing.B) {
 			for i := range count {
 				d := word(i, nil)
 				n.deliveries[d.Key()] = d
-				r.api.services.values[d.Service] = lb.Service{Key: d.Service, Type: lb.LoadBalancer,
-					Ingress: []lb.Ingress{{Addr: d.VIP}}}
+				r.api.services.Set(d.Service, lb.Service{Key: d.Service, Type: lb.LoadBalancer,
+					Ingress: []lb.Ingress{{Addr: d.VIP}}})
 			}
 			n.live = true
 			now := time.Now()
