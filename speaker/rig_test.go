@@ -196,16 +196,16 @@ func newRig(t testing.TB) *rig {
 // follow has each speaker told of what changes at the API server.
 func (r *rig) follow() {
 	for _, n := range r.nodes {
-		r.api.services.OnChange(n.markService)
-		r.api.slices.OnChange(n.markService)
-		r.api.nodes.OnChange(n.markNode)
-		r.api.pools.OnChange(func(string) { n.markAll() })
-		r.api.advertisements.OnChange(func(string) { n.markAll() })
-		r.api.peers.OnChange(n.markRoutes)
-		r.api.bgpAds.OnChange(n.markRoutes)
-		r.api.communities.OnChange(n.markRoutes)
-		r.api.profiles.OnChange(n.markRoutes)
-		r.api.passwords.OnChange(n.markRoutes)
+		r.api.services.OnChange(n.changes.markService)
+		r.api.slices.OnChange(n.changes.markService)
+		r.api.nodes.OnChange(func(node string) { n.changes.markNode(node == n.self) })
+		r.api.pools.OnChange(func(string) { n.changes.markAll() })
+		r.api.advertisements.OnChange(func(string) { n.changes.markAll() })
+		r.api.peers.OnChange(n.changes.markRoutes)
+		r.api.bgpAds.OnChange(n.changes.markRoutes)
+		r.api.communities.OnChange(n.changes.markRoutes)
+		r.api.profiles.OnChange(n.changes.markRoutes)
+		r.api.passwords.OnChange(n.changes.markRoutes)
 	}
 }
 
@@ -217,7 +217,7 @@ func (r *rig) start(names ...string) {
 		n.live, n.cancel, n.done = true, cancel, make(chan error, 1)
 		n.mu.Unlock()
 		go func() { n.done <- n.runner.Run(ctx) }()
-		n.markSynced()
+		n.changes.markSynced()
 		r.tellAll(nil)
 	}
 	synctest.Wait()
@@ -248,7 +248,7 @@ func (r *rig) end() {
 
 func (r *rig) tellAll(vips []netip.Addr) {
 	for _, n := range r.nodes {
-		n.markVIPs(vips)
+		n.changes.markVIPs(vips)
 	}
 }
 
@@ -271,14 +271,14 @@ func (n *fakeNode) deliver(d lb.Delivery) {
 	n.mu.Lock()
 	n.deliveries[d.Key()] = d
 	n.mu.Unlock()
-	n.markVIPs([]netip.Addr{d.VIP})
+	n.changes.markVIPs([]netip.Addr{d.VIP})
 }
 
 func (n *fakeNode) setGate(reason lb.Reason) {
 	n.mu.Lock()
 	n.gate = reason
 	n.mu.Unlock()
-	n.markVIPs(nil)
+	n.changes.markVIPs(nil)
 	synctest.Wait()
 }
 
@@ -339,7 +339,7 @@ func (g fakeGossip) Update(changes map[netip.Addr]*lb.Claim) {
 	}
 	for name, n := range g.rig.nodes {
 		if name != g.self {
-			n.markVIPs(changed)
+			n.changes.markVIPs(changed)
 		}
 	}
 }

@@ -73,6 +73,13 @@ type vipStatus struct {
 	Routes *routeStatus `json:"routes,omitempty"`
 }
 
+// snapshot copies the decisions, sorted by VIP.
+func (s *speaker) snapshot() []plan.Decision {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rooms.ownership.Decisions()
+}
+
 func (s *speaker) status() status {
 	interfaces, _ := s.from.interfaces()
 	outcome := s.to.l2.Outcome()
@@ -95,7 +102,7 @@ func (s *speaker) status() status {
 		st.VIPs = append(st.VIPs, v)
 	}
 	s.mu.Lock()
-	st.Waiting, st.Stopping = s.waiting, s.stopping
+	st.Waiting, st.Stopping = s.phase.waiting, s.phase.stopping
 	s.mu.Unlock()
 	return st
 }
