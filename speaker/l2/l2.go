@@ -20,6 +20,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/actor"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 // burst says when after taking over a VIP it is announced. A Linux host heeds the first one at
@@ -86,7 +87,7 @@ type Outcome struct {
 	Probed map[netip.Addr]bool
 	// Strangers are the devices that use a VIP which is answered for or probed, as they were seen
 	// lately; sorted.
-	Strangers map[netip.Addr][]lb.Stranger
+	Strangers map[netip.Addr][]plan.ConflictingHost
 }
 
 func (o Outcome) equal(other Outcome) bool {
