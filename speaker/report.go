@@ -10,20 +10,22 @@ import (
 
 // farewell corrects what a Service shows that has lost its addresses; nil when it shows nothing
 // wrong or another node corrects it.
-func (s *speaker) farewell(key lb.Key) *lb.Condition {
+func (s *speaker) farewell(key lb.Key) *lb.AnnouncedStatus {
 	service, ok := s.from.services.Get(key)
-	stale := slices.ContainsFunc(service.Conditions, func(c lb.Condition) bool { return c.Type == lb.ConditionAnnounced })
+	stale := service.Announcements != "" ||
+		slices.ContainsFunc(service.Conditions, func(c lb.Condition) bool { return c.Type == lb.ConditionAnnounced })
 	if !ok || !stale || s.stopping || service.Type != lb.LoadBalancer || service.Class != s.class ||
 		plan.Winner(netip.Addr{}, s.from.members.Live()) != s.self {
 		return nil
 	}
-	return &lb.Condition{Type: lb.ConditionAnnounced, Reason: lb.ReasonNoAddress, Message: "the Service holds no address"}
+	return &lb.AnnouncedStatus{Condition: lb.Condition{Type: lb.ConditionAnnounced, Reason: lb.ReasonNoAddress,
+		Message: "the Service holds no address"}}
 }
 
 // report says what is to be written to a Service, if it is for this node to say.
 func (s *speaker) report(key lb.Key) {
 	if len(s.vips[key]) == 0 {
-		s.to.report.Set(key, s.farewell(key))
+		s.tellReporter(key, s.farewell(key))
 		return
 	}
 	var decisions []plan.Decision
@@ -34,9 +36,13 @@ func (s *speaker) report(key lb.Key) {
 		decisions = nil // the heir reports
 	}
 	if r, ok := plan.Summarize(s.self, decisions); ok {
-		c := r.Condition()
-		s.to.report.Set(key, &c)
+		status := r.Status()
+		s.tellReporter(key, &status)
 	} else {
-		s.to.report.Set(key, nil)
+		s.tellReporter(key, nil)
 	}
+}
+
+func (s *speaker) tellReporter(key lb.Key, status *lb.AnnouncedStatus) {
+	s.to.report.Update(map[lb.Key]*lb.AnnouncedStatus{key: status})
 }

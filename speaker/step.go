@@ -193,7 +193,7 @@ func (s *speaker) index(key lb.Key, vips map[netip.Addr]bool) {
 		return
 	}
 	delete(s.vips, key)
-	s.to.report.Set(key, s.farewell(key))
+	s.tellReporter(key, s.farewell(key))
 }
 
 func (s *speaker) facts() plan.Facts {
