@@ -18,64 +18,65 @@ import (
 // has edited it, and goes with the address.
 func TestContract10AnnouncementsAreData(t *testing.T) {
 	l := startProduct(t)
-	watch, err := l.Kube().CoreV1().Services("default").Watch(t.Context(), metav1.ListOptions{})
+	waitAnnounced(t, l, "my-nginx", seedVIP.Addr().String())
+	list, err := announcements(t.Context(), l, "my-nginx")
+	if err != nil || len(list) != 1 || list[0].VIP != seedVIP.Addr() || list[0].Owner == "" ||
+		list[0].Protocol != "ARP" || len(list[0].Interfaces) != 1 {
+		t.Fatalf("announcements %+v, %v", list, err)
+	}
+
+	services := l.Kube().CoreV1().Services("default")
+	before, err := services.Get(t.Context(), "my-nginx", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	updateService(t, l, "my-nginx", func(s *corev1.Service) { s.Annotations[lb.AnnotationAnnouncements] = "nonsense" })
+	eventually(t, "a speaker writes over what a tenant has written", func() error {
+		s, err := services.Get(t.Context(), "my-nginx", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if got, want := s.Annotations[lb.AnnotationAnnouncements], before.Annotations[lb.AnnotationAnnouncements]; got != want {
+			return fmt.Errorf("the annotation is %q, not %q", got, want)
+		}
+		return nil
+	})
+
+	updateService(t, l, "my-nginx", func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeClusterIP })
+	var bare *corev1.Service
+	eventually(t, "a Service without an address says nothing of who announces it", func() (err error) {
+		if bare, err = services.Get(t.Context(), "my-nginx", metav1.GetOptions{}); err != nil {
+			return err
+		}
+		if value, ok := bare.Annotations[lb.AnnotationAnnouncements]; ok || len(bare.Status.Conditions) > 0 {
+			return fmt.Errorf("annotation %q, conditions %v", value, bare.Status.Conditions)
+		}
+		return nil
+	})
+
+	watch, err := services.Watch(t.Context(), metav1.ListOptions{ResourceVersion: bare.ResourceVersion,
+		FieldSelector: "metadata.name=my-nginx"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer watch.Stop()
-	createService(t, l, "data", nil)
-	eventually(t, "the Service says who announces it", func() error {
-		list, err := announcements(t.Context(), l, "data")
-		if err == nil && (len(list) != 1 || list[0].Owner == "" || list[0].Reason != lb.ReasonAnnounced ||
-			list[0].Protocol != "ARP" || len(list[0].Interfaces) != 1) {
-			err = fmt.Errorf("it says %+v", list)
-		}
-		return err
-	})
+	updateService(t, l, "my-nginx", func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeLoadBalancer })
 	for written, announced := 0, false; !announced; {
 		event, ok := <-watch.ResultChan()
 		if !ok {
 			t.Fatal("the watch has ended")
 		}
 		s, ok := event.Object.(*corev1.Service)
-		if !ok || s.Name != "data" {
-			continue
+		if !ok {
+			t.Fatalf("the watch says %+v", event)
 		}
 		written++
 		announced = sameNews(t, s)
 		whole, _ := json.Marshal(s)
-		t.Logf("state %d of the Service: %d bytes of JSON, of them %d in the annotation", written, len(whole),
+		stored, _ := s.Marshal()
+		t.Logf("write %d: %d bytes of JSON, %d of protobuf, of them %d in the annotation", written, len(whole), len(stored),
 			len(s.Annotations[lb.AnnotationAnnouncements]))
 	}
-
-	before, err := l.Kube().CoreV1().Services("default").Get(t.Context(), "data", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	updateService(t, l, "data", func(s *corev1.Service) { s.Annotations[lb.AnnotationAnnouncements] = "nonsense" })
-	eventually(t, "a speaker writes over what a tenant has written", func() error {
-		s, err := l.Kube().CoreV1().Services("default").Get(t.Context(), "data", metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		if got, want := s.Annotations[lb.AnnotationAnnouncements],
-			before.Annotations[lb.AnnotationAnnouncements]; got != want {
-			return fmt.Errorf("the annotation is %q, not %q", got, want)
-		}
-		return nil
-	})
-
-	updateService(t, l, "data", func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeClusterIP })
-	eventually(t, "a Service without an address says nothing of who announces it", func() error {
-		s, err := l.Kube().CoreV1().Services("default").Get(t.Context(), "data", metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		if value, ok := s.Annotations[lb.AnnotationAnnouncements]; ok || len(s.Status.Conditions) > 0 {
-			return fmt.Errorf("annotation %q, conditions %v", value, s.Status.Conditions)
-		}
-		return nil
-	})
 }
 
 // sameNews fails if the annotation of a Service says something else than its condition Announced,
