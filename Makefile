@@ -3,18 +3,34 @@ SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
+# Programs, tools, linters and end-to-end tests are compiled in one way, so that each package is compiled once for all of
+# them. Only the race detector needs another.
+USER_GOFLAGS := $(filter-out -trimpath,$(shell go env GOFLAGS))
+export CGO_ENABLED := 0
+export GOFLAGS := $(strip $(USER_GOFLAGS) -trimpath)
+RACE_ENV = CGO_ENABLED=1 'GOFLAGS=$(USER_GOFLAGS)'
+
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 IMAGE ?= ghcr.io/landfall-lb/landfall:$(VERSION)
 PROGRAMS := landfall-controller landfall-speaker landfall-proxy landfallctl
 LDFLAGS := -s -w -X github.com/landfall-lb/landfall/internal/ops.Version=$(VERSION)
-LAB := go run ./e2e/cmd/landfall-lab
+LAB := bin/landfall-lab
+CACHE = $(or $(LANDFALL_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/landfall)
 
 # Everything but the end-to-end cases; those that need a kernel of their own use network namespaces and skip without root.
 PACKAGES = $(shell go list ./... | grep -v '/landfall/e2e')
 NET_PACKAGES = $(shell go list -f '{{range .TestImports}}{{if eq . "github.com/landfall-lb/landfall/internal/nstest"}}{{$$.ImportPath}} {{end}}{{end}}{{range .XTestImports}}{{if eq . "github.com/landfall-lb/landfall/internal/nstest"}}{{$$.ImportPath}} {{end}}{{end}}' ./... | tr ' ' '\n' | sort -u | grep -v '/landfall/e2e')
 
-# Says every few seconds that something slow, which is silent by itself, is at work.
-BEAT = ( while sleep 5; do echo "  $(1): $$SECONDS s"; done ) & trap "kill $$!" EXIT
+# Builds, and says now and then how far it is; "go build -v" prints a line for each package.
+BUILD = go build -v -o $(1) $(2) 2>&1 | { n=0; while IFS= read -r line; do \
+	if [[ $$line == *[!a-zA-Z0-9_./-]* ]]; then echo "$$line"; \
+	elif (( ++n % 20 == 0 )); then echo "  building $(notdir $(1)): $$n packages"; fi; done; }
+
+# Suites of tests, each a name, variables and arguments of "go test". Labs run side by side, as they wait a lot.
+TEST = LANDFALL_PROGRAMS='$(CURDIR)/bin' LANDFALL_HELM="$$($(LAB) tool helm)" \
+	LANDFALL_CONTROLLER_GEN="$$($(LAB) tool controller-gen)" bin/landfall-test
+UNIT = unit $(RACE_ENV) -race -timeout 30m
+E2E = e2e -count=1 -p 2 -parallel 3 -timeout 60m ./e2e/...
 
 .PHONY: help
 help: ## show this list
@@ -23,38 +39,45 @@ help: ## show this list
 .PHONY: build
 build: $(PROGRAMS:%=bin/%) ## build the four programs into bin/
 
-.PHONY: $(PROGRAMS:%=bin/%)
+.PHONY: $(PROGRAMS:%=bin/%) bin/landfall-lab bin/landfall-test
 bin/landfall-controller bin/landfall-speaker bin/landfall-proxy: bin/landfall-%:
-	@CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $@ ./$*
+	@$(call BUILD,$@,-ldflags '$(LDFLAGS)' ./$*)
 bin/landfallctl:
-	@CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $@ ./ctl
+	@$(call BUILD,$@,-ldflags '$(LDFLAGS)' ./ctl)
+bin/landfall-lab bin/landfall-test: bin/%:
+	@$(call BUILD,$@,./e2e/cmd/$*)
+
+.PHONY: prepare
+prepare: build bin/landfall-lab bin/landfall-test ## build the programs, and fetch or build what tests need
+	@$(LAB) prepare
 
 .PHONY: test
-test: test-unit test-net test-e2e ## run every test; as root, as it makes network namespaces
+test: require-root prepare ## run every test; as root, as it makes network namespaces
+	@$(TEST) --verbose e2e --summary bin/tests.txt $(UNIT) $(PACKAGES) -- $(E2E)
 
 .PHONY: test-unit
-test-unit: ## tests of packages, without a cluster; those that need root skip without it
-	@$(call BEAT,preparing); $(LAB) prepare
-	@$(call BEAT,testing packages); go test -race -timeout 30m $(PACKAGES)
+test-unit: prepare ## tests of packages, without a cluster; those that need root skip without it
+	@$(TEST) $(UNIT) $(PACKAGES)
 
 .PHONY: test-net
-test-net: require-root ## only the packages with tests against real kernels, in throw-away network namespaces
-	@$(call BEAT,preparing); $(LAB) prepare
-	@$(call BEAT,testing against the kernel); go test -race -timeout 30m $(NET_PACKAGES)
+test-net: require-root prepare ## only the packages with tests against real kernels, in throw-away network namespaces
+	@$(TEST) $(UNIT) $(NET_PACKAGES)
 
 .PHONY: test-e2e
-test-e2e: require-root ## end-to-end cases in the lab: a real API server, nodes as network namespaces, real clients
-	@$(call BEAT,preparing); $(LAB) prepare
-	@$(call BEAT,testing in the lab); go test -p 1 -timeout 45m -v ./e2e/...
+test-e2e: require-root prepare ## end-to-end cases in the lab: a real API server, nodes as network namespaces, real clients
+	@$(TEST) --verbose e2e $(E2E)
+
+.PHONY: test-long
+test-long: prepare ## tests of packages with all their random stories: an hour or more
+	@LANDFALL_LONG=1 $(TEST) $(UNIT) -timeout 4h -count=1 $(PACKAGES)
 
 .PHONY: lint
-lint: ## vet, golangci-lint, helm lint, and generated files that are not stale
-	go vet ./...
-	GOLANGCI_LINT_CACHE="$(CURDIR)/.cache/golangci-lint" "$$($(LAB) tool golangci-lint)" run ./...
+lint: bin/landfall-lab ## golangci-lint (go vet included), helm lint, and generated files that are not stale
+	GOLANGCI_LINT_CACHE="$(CACHE)/golangci-lint" "$$($(LAB) tool golangci-lint)" run ./...
 	"$$($(LAB) tool helm)" lint --strict charts/landfall
 
 .PHONY: generate
-generate: ## deepcopy functions and CRDs from api/
+generate: bin/landfall-lab ## deepcopy functions and CRDs from api/
 	"$$($(LAB) tool controller-gen)" object crd:maxDescLen=400 paths=./api/... output:crd:dir=charts/landfall/charts/crds/templates output:object:dir=api/v1beta1
 
 .PHONY: image
@@ -64,10 +87,8 @@ image: ## build the container image with docker
 .PHONY: demo demo-bgp
 demo: ## the worked example, told step by step; KEEP=1 leaves its lab up
 demo-bgp: ## the same behind two routers that speak BGP
-demo demo-bgp: require-root
-	@go build -v -o bin/landfall-lab ./e2e/cmd/landfall-lab 2>&1 | { n=0; while IFS= read -r line; do \
-		if [[ $$line == *[!a-zA-Z0-9_./-]* ]]; then echo "$$line"; elif (( ++n % 20 == 0 )); then echo "  building the lab: $$n packages"; fi; done; }
-	@bin/landfall-lab $@
+demo demo-bgp: require-root bin/landfall-lab
+	@$(LAB) $@
 
 .PHONY: bench
 bench: bench-proxy bench-faults bench-go ## every figure: the better part of an hour, best on a quiet machine

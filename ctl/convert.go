@@ -14,7 +14,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/ops"
 )
 
-// metallbResources are MetalLB's kinds as the API server serves them, and the Services that hold
+// metallbResources are the API server's paths of MetalLB's kinds, and of Services, which hold
 // addresses.
 var metallbResources = []string{
 	"/apis/metallb.io/v1beta1/ipaddresspools", "/apis/metallb.io/v1beta1/l2advertisements",
@@ -26,7 +26,7 @@ var metallbResources = []string{
 // runMigrate prints Landfall's equivalent of MetalLB's objects.
 func runMigrate(ctx context.Context, rt *ops.Runtime, o options) error {
 	if len(rt.Args) != 2 || rt.Args[1] != "metallb" {
-		return ops.Usagef("say what to migrate from: landfallctl migrate metallb")
+		return ops.Usagef("usage: landfallctl migrate metallb [-f FILE]...")
 	}
 	var objects []object
 	var err error
@@ -40,15 +40,15 @@ func runMigrate(ctx context.Context, rt *ops.Runtime, o options) error {
 	}
 	m := migrate(objects)
 	if len(m.objects) == 0 {
-		return errors.New("there is no object of MetalLB (metallb.io)")
+		return errors.New("found no MetalLB objects (API group metallb.io)")
 	}
 	return m.print(rt.Stdout)
 }
 
-// runImport prints a pool for a list of addresses.
+// runImport prints an IPAddressPool for a list of addresses.
 func runImport(rt *ops.Runtime, o options) error {
 	if len(rt.Args) != 2 || len(o.files) != 1 {
-		return ops.Usagef("say what the pool is called and where the list is: landfallctl import NAME -f FILE")
+		return ops.Usagef("usage: landfallctl import NAME -f FILE")
 	}
 	r, err := open(o.files[0])
 	if err != nil {

@@ -9,9 +9,9 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// importList makes a pool of a plain list: on each line an address, CIDR or range, and if wanted
-// the Service (namespace/name) or the namespace (namespace/) that it is reserved for. What follows
-// a # is a comment.
+// importList returns an IPAddressPool for a plain list. Each line has an address, CIDR or range,
+// and optionally the Service (namespace/name) or the namespace (namespace/) to reserve it for. A
+// comment begins with #.
 func importList(name string, r io.Reader) (manifest, error) {
 	var addresses, reservations []any
 	lines := bufio.NewScanner(r)
@@ -47,7 +47,7 @@ func importList(name string, r io.Reader) (manifest, error) {
 		return manifest{}, err
 	}
 	if len(addresses) == 0 {
-		return manifest{}, fmt.Errorf("there is no address in the list")
+		return manifest{}, fmt.Errorf("the list has no addresses")
 	}
 	spec := map[string]any{"addresses": addresses}
 	if len(reservations) > 0 {

@@ -17,7 +17,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// object is any Kubernetes object, as far as a migration looks at it.
+// object is any Kubernetes object, with the fields that a migration reads.
 type object struct {
 	APIVersion string         `json:"apiVersion"`
 	Kind       string         `json:"kind"`
@@ -39,7 +39,7 @@ type metadata struct {
 	Labels    map[string]string `json:"labels"`
 }
 
-// decodeObjects reads YAML or JSON documents; lists count as what is in them.
+// decodeObjects reads YAML or JSON documents. It returns the items of a list in place of the list.
 func decodeObjects(r io.Reader) ([]object, error) {
 	decoder := yaml.NewYAMLOrJSONDecoder(r, 4096)
 	var objects []object
@@ -62,8 +62,8 @@ func decodeObjects(r io.Reader) ([]object, error) {
 	}
 }
 
-// kinds are those that exist in both projects, with Landfall's specification, in the order in which
-// they are written. Most of Landfall's fields have MetalLB's names on purpose.
+// kinds are the kinds that both projects have, with Landfall's specification, in the order of the
+// output. Most of Landfall's fields have MetalLB's names on purpose.
 var kinds = []struct {
 	name string
 	spec any
@@ -76,10 +76,10 @@ var kinds = []struct {
 	{"BGPAdvertisement", v1beta1.BGPAdvertisementSpec{}},
 }
 
-// migration is what becomes of MetalLB's objects.
+// migration is the result of converting MetalLB's objects.
 type migration struct {
 	objects []manifest
-	// notes are what has no equivalent, and what else somebody must know.
+	// notes list what has no equivalent, and what else the reader must know.
 	notes []string
 }
 
@@ -100,8 +100,8 @@ func newManifest(kind, name string, labels map[string]string, spec map[string]an
 		Spec: spec}
 }
 
-// migrate turns MetalLB's objects into Landfall's. Services among the objects are only looked at:
-// what they hold stays with them.
+// migrate converts MetalLB's objects into Landfall's. It only reads the Services among the objects:
+// they keep their addresses.
 func migrate(objects []object) migration {
 	var m migration
 	names := map[string]string{}
@@ -109,7 +109,8 @@ func migrate(objects []object) migration {
 		for _, o := range sorted(objects, kind.name) {
 			if namespace, twice := names[kind.name+o.Metadata.Name]; twice {
 				m.note(
-					"%s %s is in namespaces %s and %s; Landfall's are not in namespaces, so only the first is taken over: rename one",
+					"%s %s is in namespaces %s and %s; Landfall's objects are cluster-scoped, so only the first is converted: "+
+						"rename one",
 					kind.name, o.Metadata.Name, namespace, o.Metadata.Namespace)
 				continue
 			}
@@ -133,7 +134,7 @@ func (m *migration) note(format string, args ...any) {
 
 func isMetalLB(o object) bool { return strings.HasPrefix(o.APIVersion, "metallb.io/") }
 
-// sorted returns MetalLB's objects of a kind by name.
+// sorted returns MetalLB's objects of a kind, by name.
 func sorted(objects []object, kind string) []object {
 	var of []object
 	for _, o := range objects {
@@ -148,8 +149,8 @@ func sorted(objects []object, kind string) []object {
 	return of
 }
 
-// foreign tells whether o configures MetalLB in a way of its own. Statuses are written by MetalLB
-// itself and need no mention.
+// foreign reports whether o configures MetalLB with a kind that Landfall does not have. MetalLB
+// itself writes the status kinds, so they do not count.
 func foreign(o object) bool {
 	for _, kind := range kinds {
 		if o.Kind == kind.name {
@@ -159,7 +160,7 @@ func foreign(o object) bool {
 	return isMetalLB(o) && !strings.HasSuffix(o.Kind, "Status") && o.Kind != "ConfigurationState"
 }
 
-// known keeps the fields that Landfall's type has too.
+// known returns the fields that Landfall's type has too, and notes the others.
 func (m *migration) known(what, path string, t reflect.Type, given map[string]any) map[string]any {
 	kept := map[string]any{}
 	for _, name := range slices.Sorted(maps.Keys(given)) {
@@ -191,7 +192,7 @@ func fieldByJSON(t reflect.Type, name string) (reflect.Type, bool) {
 	return nil, false
 }
 
-// checkServices notes addresses that Services hold and that no pool will contain.
+// checkServices notes addresses that Services hold and that no pool contains.
 func (m *migration) checkServices(objects []object) {
 	var ranges []lb.Range
 	for _, o := range m.objects {
@@ -211,7 +212,7 @@ func (m *migration) checkServices(objects []object) {
 				continue
 			}
 			if !slices.ContainsFunc(ranges, func(r lb.Range) bool { return r.Contains(addr) }) {
-				m.note("Service %s/%s holds %s, which is in none of the pools: it keeps the address, but no node will announce it",
+				m.note("Service %s/%s holds %s, which no pool contains: it keeps the address, but no node will announce it",
 					o.Metadata.Namespace, o.Metadata.Name, addr)
 			}
 		}

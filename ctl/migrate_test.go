@@ -57,9 +57,9 @@ func TestMigrate(t *testing.T) {
 	}
 	want := `# IPAddressPool lan: spec.serviceAllocation.odd (1) has no equivalent and is left out
 # IPAddressPool lan: spec.somethingNew (7) has no equivalent and is left out
-# IPAddressPool lan is in namespaces metallb-system and other; Landfall's are not in namespaces, so only the first is taken over: rename one
+# IPAddressPool lan is in namespaces metallb-system and other; Landfall's objects are cluster-scoped, so only the first is converted: rename one
 # AddressPool old has no equivalent
-# Service web/stray holds 10.0.0.9, which is in none of the pools: it keeps the address, but no node will announce it
+# Service web/stray holds 10.0.0.9, which no pool contains: it keeps the address, but no node will announce it
 ---
 apiVersion: landfall.dev/v1beta1
 kind: IPAddressPool

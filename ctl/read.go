@@ -9,7 +9,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// world is what the API server knows.
+// world is the state of the cluster, as the API server has it.
 type world struct {
 	class          string
 	services       map[lb.Key]lb.Service
@@ -19,7 +19,7 @@ type world struct {
 	peers          map[string]lb.Peer
 }
 
-// read lists all that the report needs.
+// read lists the objects that the report needs.
 func read(ctx context.Context, client *kube.Client, o options) (world, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	synced := make(chan struct{}, 1)

@@ -80,6 +80,7 @@ func wantEvent(t *testing.T, l *lab.Lab, service, reason, text string) {
 
 // The API server itself refuses a pool that is wrong, naming the field and what would be right.
 func TestBadPoolsAreRefused(t *testing.T) {
+	t.Parallel()
 	var cases []struct {
 		Value   string `json:"value"`
 		Refused string `json:"refused"`
@@ -111,6 +112,7 @@ func TestBadPoolsAreRefused(t *testing.T) {
 // Addresses over the life of pools and controllers: contract 8 and 10 as an administrator sees
 // them.
 func TestContract8AnAddressHasOneHolder(t *testing.T) {
+	t.Parallel()
 	l := labtest.Start(t, lab.SeedCluster(), lab.Options{})
 	ctx := t.Context()
 	createService(t, l, "early", nil)

@@ -13,6 +13,7 @@ import (
 
 // The speaker without a proxy: with the gate "none" it announces by endpoints alone, and says so.
 func TestSpeakerWithoutProxy(t *testing.T) {
+	t.Parallel()
 	l := labtest.Start(t, lab.SeedCluster(),
 		lab.Options{Values: map[string]any{"proxy": map[string]any{"enabled": false}}})
 	if len(l.Agents("proxy")) > 0 || len(l.Agents("speaker")) != len(l.Cluster().Nodes) {
@@ -33,6 +34,7 @@ func TestSpeakerWithoutProxy(t *testing.T) {
 
 // The proxy without a speaker: Services work, and nobody announces.
 func TestProxyWithoutSpeaker(t *testing.T) {
+	t.Parallel()
 	l := labtest.Start(t, lab.SeedCluster(),
 		lab.Options{Values: map[string]any{"speaker": map[string]any{"enabled": false}}})
 	if len(l.Agents("speaker")) > 0 {

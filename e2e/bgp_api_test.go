@@ -28,6 +28,7 @@ import (
 // What one object around BGP shows to be wrong is refused by the API server itself, in words that
 // name the fix.
 func TestBadBGPObjectsAreRefused(t *testing.T) {
+	t.Parallel()
 	var cases []struct {
 		Kind    string          `json:"kind"`
 		Spec    json.RawMessage `json:"spec"`
@@ -57,6 +58,7 @@ func TestBadBGPObjectsAreRefused(t *testing.T) {
 // Each node owns its entry in the status of a BGPPeer, and passwords come from Secrets of one
 // namespace and type only.
 func TestBGPObjectsAreReadAndTheirStatusWritten(t *testing.T) {
+	t.Parallel()
 	l := labtest.Start(t, lab.SeedCluster(), lab.Options{Stopped: true})
 	ctx := t.Context()
 	err := l.ApplyYAML(ctx, `

@@ -173,7 +173,8 @@ func fieldCases() []fieldCase {
 		},
 		{
 			name: "pools, services, nodes and peers selected", ad: `ipAddressPoolSelectors: [{matchLabels: {tier: gold}}], ` +
-				`serviceSelectors: [{matchLabels: {app: my-nginx}}], nodeSelectors: [{matchLabels: {kubernetes.io/hostname: k8s-worker-177}}], peers: [tor]`,
+				`serviceSelectors: [{matchLabels: {app: my-nginx}}], ` +
+				`nodeSelectors: [{matchLabels: {kubernetes.io/hostname: k8s-worker-177}}], peers: [tor]`,
 			shows: map[string][]string{fieldTable: {"203.0.113.176/32"}},
 		},
 		{
@@ -248,6 +249,7 @@ func compareAnswer(t *testing.T, l *lab.Lab, command string, words []string, wan
 // Each field of the objects around BGP has its effect at the router, from the API server to FRR's
 // own view.
 func TestBGPFieldsReachTheRouter(t *testing.T) {
+	t.Parallel()
 	cluster := lab.SeedCluster()
 	cluster.DualStack = true
 	cluster.ToR = lab.ToR{Kind: lab.FRR, Count: 1, ASN: 64501, NodeASN: 64500, BFD: 100 * time.Millisecond}

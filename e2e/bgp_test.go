@@ -18,6 +18,7 @@ import (
 // with both families: all of them spread the Service's addresses over the nodes that deliver them,
 // and clients behind them are answered.
 func TestBGPRouters(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name string
 		tor  lab.ToR
@@ -33,6 +34,7 @@ func TestBGPRouters(t *testing.T) {
 			", bfdProfile: fast"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
 			l := startBGP(t, test.tor, test.dual, test.spec)
 			for _, vip := range bgpVIPs(l) {
 				wantAnswers(t, l, lab.FarClientName, "tcp", vip, "my-nginx-1", "my-nginx-2")
@@ -84,6 +86,7 @@ const bgpNode = "k8s-worker-177"
 // families open new connections through both of them. What is planned loses none; how long gaps are
 // after a crash is logged, and measured by BenchmarkBGPCrash.
 func TestBGPFaults(t *testing.T) {
+	t.Parallel()
 	tor := lab.ToR{Kind: lab.FRR, Count: 2, ASN: 64501, NodeASN: 64500, BFD: 50 * time.Millisecond}
 	l := startBGP(t, tor, true, ", bfdProfile: fast, enableGracefulRestart: true, holdTime: 9s")
 	for _, fault := range []struct {

@@ -98,6 +98,7 @@ func wantManyReservations(t *testing.T, l *lab.Lab) {
 
 // The rules of pools as the API server takes them, and what they do.
 func TestContract8RulesOfPools(t *testing.T) {
+	t.Parallel()
 	l := labtest.Start(t, lab.SeedCluster(), lab.Options{})
 	ctx := t.Context()
 	for name, test := range map[string]struct{ spec, refused string }{
@@ -106,7 +107,8 @@ func TestContract8RulesOfPools(t *testing.T) {
 		"reservation": {`{addresses: [10.0.0.0/24], reservations: [{addresses: 10.0.0.1, namespace: a}]}`,
 			"must be a CIDR such as"},
 		"outside": {
-			`{addresses: [10.0.0.0/24, "fd00::/120"], reservations: [{addresses: 10.0.0.1/32, namespace: a}, {addresses: 10.0.1.0/30, namespace: a}]}`, "each reservation must have addresses of spec.addresses"},
+			`{addresses: [10.0.0.0/24, "fd00::/120"], reservations: [{addresses: 10.0.0.1/32, namespace: a}, ` +
+				`{addresses: 10.0.1.0/30, namespace: a}]}`, "each reservation must have addresses of spec.addresses"},
 		"nobody":   {`{addresses: [10.0.0.0/24], reservations: [{addresses: 10.0.0.1/32}]}`, "namespace: Required value"},
 		"quota":    {`{addresses: [10.0.0.0/24], addressesPerNamespace: -1}`, "should be greater than or equal to 1"},
 		"priority": {`{addresses: [10.0.0.0/24], serviceAllocation: {priority: -1}}`, "should be greater than or equal to 0"},
@@ -129,7 +131,10 @@ metadata: {name: gold}
 spec:
   addresses: [172.26.236.190-172.26.236.195]
   avoidBuggyIPs: true
-  serviceAllocation: {priority: 5, namespaceSelectors: [{matchLabels: {kubernetes.io/metadata.name: default}}], serviceSelectors: [{matchLabels: {tier: gold}}]}
+  serviceAllocation:
+    priority: 5
+    namespaceSelectors: [{matchLabels: {kubernetes.io/metadata.name: default}}]
+    serviceSelectors: [{matchLabels: {tier: gold}}]
   reservations: [{addresses: 172.26.236.195/32, namespace: default, name: precious}]
 `); err != nil {
 		t.Fatal(err)
@@ -213,6 +218,7 @@ func createBare(ctx context.Context, l *lab.Lab, name string) error {
 
 // 500 Services at once. The figure is only logged; docs/ipam.md has it.
 func TestControllerServesABurst(t *testing.T) {
+	t.Parallel()
 	l := labtest.Start(t, lab.SeedCluster(), lab.Options{})
 	if err := l.ApplyYAML(t.Context(), pool("large", "10.64.0.0/16")); err != nil {
 		t.Fatal(err)
@@ -238,6 +244,7 @@ func TestControllerServesABurst(t *testing.T) {
 // TestContract8ControllerKills kills the controller at random moments while Services come and go:
 // 60 times, or LANDFALL_KILLS times.
 func TestContract8ControllerKills(t *testing.T) {
+	t.Parallel()
 	kills := 60
 	if n, err := strconv.Atoi(os.Getenv("LANDFALL_KILLS")); err == nil {
 		kills = n

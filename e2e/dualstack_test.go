@@ -30,6 +30,7 @@ var seedVIP6 = netip.AddrPortFrom(lab.Twin(seedVIP.Addr()), seedVIP.Port())
 // and NDP and others through the router. When the node dies that answers for the one of IPv6,
 // another takes over.
 func TestDualStack(t *testing.T) {
+	t.Parallel()
 	cluster := lab.SeedCluster()
 	cluster.DualStack = true
 	l := labtest.Start(t, cluster, lab.Options{})

@@ -45,6 +45,7 @@ func apiAway(t *testing.T) time.Duration {
 // TestFaultWithoutAPIServer commits faults while the API server is away: everything that the nodes
 // know goes on, and when it is back it hears of what has become of it.
 func TestFaultWithoutAPIServer(t *testing.T) {
+	t.Parallel()
 	away := apiAway(t)
 	// A hold that is over before the last part, so that a proxy that waits is seen to be waited for.
 	l := startProductWith(t, lab.Options{Args: map[string][]string{"speaker": {"--hold=2s"}}})
@@ -110,6 +111,7 @@ func TestFaultWithoutAPIServer(t *testing.T) {
 // TestFaultEtcdRestored puts etcd back to an older state: no address changes, no rule of what was
 // there then goes, no connection is lost.
 func TestFaultEtcdRestored(t *testing.T) {
+	t.Parallel()
 	l := startProduct(t)
 	podsBesideAPI(t, l)
 	wantAnswers(t, l, lab.ClientName, "tcp", seedVIP, "my-nginx-3", "my-nginx-4")

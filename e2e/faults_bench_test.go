@@ -106,7 +106,7 @@ func BenchmarkFalseAlarms(b *testing.B) {
 		}
 		return n
 	}
-	const slow, gone, moved = `"only its speaker"=true`, `"only its speaker"=false`, `msg="owner changes"`
+	const slow, gone, moved = `msg="speaker is lost, its node answers"`, `msg="node is dead"`, `msg="owner changes"`
 	slowBefore, goneBefore, movedBefore, began := said(slow), said(gone), said(moved), time.Now()
 	for b.Loop() {
 		time.Sleep(10 * time.Second)

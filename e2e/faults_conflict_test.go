@@ -15,6 +15,7 @@ import (
 // the Service says with whom it collides. Once it has gone the address is announced; when it comes
 // back, the address is defended, and that is said too.
 func TestFaultAddressInUse(t *testing.T) {
+	t.Parallel()
 	l := labWith(t, lab.Options{})
 	mac := strings.TrimSpace(mustExec(t, l, lab.ClientName, "cat", "/sys/class/net/eth0/address"))
 	vip := seedVIP.Addr()

@@ -14,6 +14,7 @@ import (
 // another node answers, no connection is sent to the dead pods, long before the API server knows
 // that they are gone; and they are back when the node is.
 func TestFaultCrashWithEndpoints(t *testing.T) {
+	t.Parallel()
 	l := startProduct(t)
 	spreadPods(t, l)
 	all := []string{"dead-0", "dead-1", "dead-2"}
@@ -61,6 +62,7 @@ func spreadPods(t testing.TB, l *lab.Lab) {
 // is in the kernel goes on, what is announced as well until the hold is over, and then another node
 // takes over.
 func TestFaultHungProxy(t *testing.T) {
+	t.Parallel()
 	l := labWith(t, lab.Options{Args: map[string][]string{"speaker": {"--hold=3s"}}})
 	seedService(t, l)
 	was := answerer(t, l, seedVIP.Addr())

@@ -30,14 +30,17 @@ var guards = []guard{
 }
 
 func TestFaultsShowWithoutTheGuards(t *testing.T) {
+	t.Parallel()
 	for _, g := range guards {
 		t.Run(g.name, func(t *testing.T) {
 			t.Run("in place", func(t *testing.T) {
+				t.Parallel()
 				if damage := g.damage(t, labWith(t, lab.Options{}), true); damage > 0 {
 					t.Errorf("damage: %d", damage)
 				}
 			})
 			t.Run("taken out", func(t *testing.T) {
+				t.Parallel()
 				l := labWith(t, lab.Options{Args: map[string][]string{cmp.Or(g.of, "speaker"): g.without}})
 				if damage := g.damage(t, l, false); damage == 0 {
 					t.Error("no damage: the fault shows nothing")

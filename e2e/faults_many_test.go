@@ -36,6 +36,7 @@ const manyNodes = 9
 // TestFaultManyAddresses spreads many addresses over nine nodes and takes one node away: only its
 // addresses move.
 func TestFaultManyAddresses(t *testing.T) {
+	t.Parallel()
 	many := startMany(t, 90)
 	// So few are not even. That 1,000 are, is shown by the plan's tests and by BenchmarkManyAddresses.
 	if off := many.unevenness(); off > 1 {

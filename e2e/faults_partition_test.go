@@ -39,6 +39,7 @@ func filterGossip(t *testing.T, l *lab.Lab, node, action string, chains []string
 // no connection is lost. As both sides reach the API server, the one without a majority yields
 // after a few seconds.
 func TestFaultPartition(t *testing.T) {
+	t.Parallel()
 	l := startProduct(t)
 	wantAnswers(t, l, lab.ClientName, "tcp", seedVIP, "my-nginx-1", "my-nginx-2")
 	for i, chains := range [][]string{{"INPUT"}, {"OUTPUT"}, {"INPUT", "OUTPUT"}} {
@@ -67,6 +68,7 @@ func TestFaultPartition(t *testing.T) {
 // both answer, and both forward. When they meet again, the owner on the side of the majority goes
 // on.
 func TestFaultPartitionWithoutAPIServer(t *testing.T) {
+	t.Parallel()
 	l := labWith(t, lab.Options{Args: map[string][]string{"speaker": {"--restart-hold=1s"}}})
 	seedService(t, l)
 	wantAnswers(t, l, lab.ClientName, "tcp", seedVIP, "my-nginx-1", "my-nginx-2")

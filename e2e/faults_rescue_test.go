@@ -14,6 +14,7 @@ import (
 // another client, as their many ports are those of long-lived ones before long, and a node that has
 // seen a connection end takes a packet of the next one with the same port for a late one.
 func TestFaultMovesLoseNothing(t *testing.T) {
+	t.Parallel()
 	l := startProduct(t)
 	wantAnswers(t, l, lab.ClientName, "tcp", seedVIP, "my-nginx-1", "my-nginx-2")
 	const exclude = `{"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":%s}}}`

@@ -18,6 +18,7 @@ import (
 
 // TestFaultRollingUpdate moves the one pod of a Service with policy Local over all nodes.
 func TestFaultRollingUpdate(t *testing.T) {
+	t.Parallel()
 	l := startProduct(t)
 	setLocal(t, l)
 	old := "roll-0"
@@ -54,6 +55,7 @@ func TestFaultRollingUpdate(t *testing.T) {
 // TestFaultPlanned does what administrators and upgrades do, to the owner of an address and to
 // another node.
 func TestFaultPlanned(t *testing.T) {
+	t.Parallel()
 	l := labWith(t, lab.Options{Values: map[string]any{"speaker": map[string]any{"drainOnCordon": true}}})
 	seedService(t, l)
 	wantAnswers(t, l, lab.ClientName, "tcp", seedVIP, "my-nginx-1", "my-nginx-2")
@@ -160,7 +162,7 @@ func revive(t testing.TB, l *lab.Lab, node string) {
 // upgrade returns another executable of a program.
 func upgrade(t *testing.T, program string) string {
 	t.Helper()
-	content, err := os.ReadFile("../bin/landfall-" + program) // from which the lab has its own
+	content, err := os.ReadFile(filepath.Join(programFolder(t), "landfall-"+program)) // the lab has a copy
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -236,6 +238,7 @@ func heirOf(t testing.TB, l *lab.Lab, was string) (heir string) {
 
 // TestFaultCrash takes away the node that answers, which has no pod of the Service.
 func TestFaultCrash(t *testing.T) {
+	t.Parallel()
 	l := startProduct(t)
 	podsBesideAPI(t, l)
 	wantAnswers(t, l, lab.ClientName, "tcp", seedVIP, "my-nginx-3", "my-nginx-4")
@@ -266,6 +269,7 @@ func TestFaultCrash(t *testing.T) {
 // moment that the Service says that it is served, nothing is lost, over TCP and over UDP from one
 // and the same source port.
 func TestFaultScale(t *testing.T) {
+	t.Parallel()
 	l := labWith(t, lab.Options{})
 	service := lab.SeedService()
 	service.Ports = append(service.Ports, lab.Port{Name: "udp", Protocol: "UDP", Port: 80})
@@ -304,6 +308,7 @@ func TestFaultScale(t *testing.T) {
 // TestFaultRulesDeleted takes the rules away under the node that answers: they are repaired, or
 // another node takes over.
 func TestFaultRulesDeleted(t *testing.T) {
+	t.Parallel()
 	l := startProduct(t)
 	owner := answerer(t, l, seedVIP.Addr())
 	for range 3 {

@@ -30,6 +30,7 @@ var (
 // What the guides have their readers type does not rot: manifests are taken by the API server,
 // values by the chart, patches by what they are for.
 func TestGuides(t *testing.T) {
+	t.Parallel()
 	repository, err := lab.FindRepository(".")
 	if err != nil {
 		t.Fatal(err)

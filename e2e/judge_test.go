@@ -93,6 +93,19 @@ var documented = map[string]map[string]string{
 // kube-proxy is the judge: on the same objects of the same API server, in the same namespaces, each
 // packet ends as with it in the same mode, but for differences that are documented.
 func TestJudge(t *testing.T) {
+	t.Parallel()
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		for _, mode := range []string{"iptables", "nftables"} {
+			t.Run(string(family)+"/"+mode, func(t *testing.T) {
+				t.Parallel()
+				judgeMode(t, family, mode)
+			})
+		}
+	}
+}
+
+func judgeMode(t *testing.T, family lb.Family, mode string) {
+	t.Helper()
 	cluster := lab.SeedCluster()
 	cluster.DualStack, cluster.Pods, cluster.Services = true, nil, nil
 	cluster.Nodes = cluster.Nodes[:1]
@@ -102,22 +115,13 @@ func TestJudge(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	programs := judgePrograms(t)
-	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
-		t.Run(string(family), func(t *testing.T) {
-			w := cases.WorldOf(family)
-			o := &contest{site: cases.NewSite(t, w), kubeconfig: l.Kubeconfig(), programs: programs, folder: t.TempDir()}
-			connect(t, l, o.site)
-			put := &objects{kube: l.Kube(), world: w}
-			for _, mode := range []string{"iptables", "nftables"} {
-				t.Run(mode, func(t *testing.T) {
-					theirs := o.answers(t, put, contender{"kube-proxy", mode}, sample(w))
-					ours := o.answers(t, put, contender{"landfall", mode}, sample(w))
-					judge(t, mode, theirs, ours)
-				})
-			}
-		})
-	}
+	w := cases.WorldOf(family)
+	o := &contest{site: cases.NewSite(t, w), kubeconfig: l.Kubeconfig(), programs: judgePrograms(t), folder: t.TempDir()}
+	connect(t, l, o.site)
+	put := &objects{kube: l.Kube(), world: w}
+	theirs := o.answers(t, put, contender{"kube-proxy", mode}, sample(w))
+	ours := o.answers(t, put, contender{"landfall", mode}, sample(w))
+	judge(t, mode, theirs, ours)
 }
 
 func judge(t *testing.T, mode string, theirs, ours map[string]cases.Seen) {
@@ -174,10 +178,7 @@ func (o *contest) answers(t *testing.T, put *objects, who contender, all []judge
 func connect(t *testing.T, l *lab.Lab, s *cases.Site) {
 	t.Helper()
 	master := l.Cluster().Nodes[0]
-	cable := "site-" + string(lb.FamilyOf(s.World.Node))
-	// The other family's site may not be gone altogether.
-	_ = exec.CommandContext(t.Context(), "ip", "-n", l.Namespace(master.Name), "addr", "flush", "to",
-		"10.255.255.0/30").Run()
+	const cable = "site"
 	for _, command := range []string{
 		fmt.Sprintf("ip link add api0 netns %s type veth peer name %s netns %s", s.Node.Name, cable,
 			l.Namespace(master.Name)),
@@ -194,7 +195,7 @@ func connect(t *testing.T, l *lab.Lab, s *cases.Site) {
 	}
 }
 
-// judgePrograms builds both proxies.
+// judgePrograms returns the paths of both proxies.
 func judgePrograms(t *testing.T) map[string]string {
 	t.Helper()
 	repository, err := lab.FindRepository(".")
@@ -205,10 +206,6 @@ func judgePrograms(t *testing.T) map[string]string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ours := filepath.Join(t.TempDir(), "landfall-proxy")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-C", repository, "-o", ours,
-		"./proxy").CombinedOutput(); err != nil {
-		t.Fatalf("build the proxy: %v\n%s", err, out)
-	}
+	ours := filepath.Join(programFolder(t), "landfall-proxy")
 	return map[string]string{"kube-proxy": judge, "landfall": ours}
 }

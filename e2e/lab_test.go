@@ -23,6 +23,7 @@ var firstPod = netip.MustParseAddrPort("192.168.189.131:80")
 // Without Landfall, the lab itself: each host reaches each pod by its own address, TCP and UDP, and
 // the pod sees who asks.
 func TestLabNetwork(t *testing.T) {
+	t.Parallel()
 	l := labtest.Start(t, lab.SeedCluster(), lab.Options{NoAgents: true})
 	ctx := t.Context()
 	dns := netip.MustParseAddrPort("192.168.177.10:53")
@@ -98,6 +99,7 @@ func testCut(t *testing.T, l *lab.Lab) {
 
 // Services, their fixed addresses and the slices that follow the pods.
 func TestLabObjects(t *testing.T) {
+	t.Parallel()
 	cluster := lab.SeedCluster()
 	cluster.Services = append(cluster.Services, lab.SeedService())
 	l := labtest.Start(t, cluster, lab.Options{NoAgents: true})
@@ -210,13 +212,14 @@ func TestLeftoversAreRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitForLine(t, out, "ready")
+	// Once the program is killed, any lab that starts on this machine may remove them.
+	if len(namespaces(t, name)) == 0 || len(processesWith(t, "/"+name+"/")) == 0 {
+		t.Fatal("the program has nothing that a kill would leave")
+	}
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait() // it was killed
-	if len(namespaces(t, name)) == 0 || len(processesWith(t, "/"+name+"/")) == 0 {
-		t.Fatal("the killed program left nothing to remove")
-	}
 
 	labtest.Start(t, lab.SeedCluster(), lab.Options{NoAgents: true})
 	if left := namespaces(t, name); len(left) > 0 {
@@ -268,6 +271,7 @@ func namespaces(t *testing.T, lab string) []string {
 
 // Each change of rules shows, of the kind and in the chain where it happened, and nothing else.
 func TestRuleWatch(t *testing.T) {
+	t.Parallel()
 	l := labtest.Start(t, lab.SeedCluster(), lab.Options{NoAgents: true})
 	ctx := t.Context()
 	const node = "k8s-worker-177"

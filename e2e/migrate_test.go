@@ -78,6 +78,7 @@ metadata: {name: l2-abcde, namespace: metallb-system}
 // A cluster whose Services have addresses from MetalLB moves to Landfall's objects as
 // docs/migrate-metallb.md says, and no address changes.
 func TestMigrationFromMetalLBKeepsAddresses(t *testing.T) {
+	t.Parallel()
 	l := labtest.Start(t, lab.SeedCluster(), lab.Options{Stopped: true})
 	ctx := t.Context()
 	if err := l.AddService(ctx, lab.SeedService()); err != nil {
@@ -114,8 +115,8 @@ func TestMigrationFromMetalLBKeepsAddresses(t *testing.T) {
 
 	// 1. Translate.
 	master := l.Cluster().Nodes[0].Name
-	out, err := l.Exec(ctx, master, filepath.Join(buildAll(t), "landfallctl"), "--kubeconfig", l.Kubeconfig(), "migrate",
-		"metallb")
+	ctl := filepath.Join(programFolder(t), "landfallctl")
+	out, err := l.Exec(ctx, master, ctl, "--kubeconfig", l.Kubeconfig(), "migrate", "metallb")
 	if err != nil {
 		t.Fatal(err)
 	}

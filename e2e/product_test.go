@@ -42,8 +42,10 @@ func startProduct(t *testing.T) *lab.Lab {
 
 // inEachMode runs a test with proxies in nftables and in iptables mode.
 func inEachMode(t *testing.T, run func(t *testing.T, l *lab.Lab)) {
+	t.Parallel()
 	for _, mode := range []string{"nftables", "iptables"} {
 		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
 			run(t, startProductWith(t, lab.Options{Values: map[string]any{"proxy": map[string]any{"mode": mode}}}))
 		})
 	}

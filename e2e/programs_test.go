@@ -13,25 +13,18 @@ import (
 	"github.com/landfall-lb/landfall/e2e/lab"
 )
 
-var programs = map[string]string{
-	"landfall-controller": "./controller", "landfall-speaker": "./speaker", "landfall-proxy": "./proxy",
-	"landfallctl": "./ctl",
-}
+var programs = []string{"landfall-controller", "landfall-speaker", "landfall-proxy", "landfallctl"}
 
-// buildAll builds the programs and returns their folder.
-func buildAll(t *testing.T) string {
+// programFolder returns the folder with the programs, which are built if need be.
+func programFolder(t *testing.T) string {
 	t.Helper()
 	repository, err := lab.FindRepository(".")
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := t.TempDir()
-	for name, pkg := range programs {
-		cmd := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(dir, name), pkg)
-		cmd.Dir = repository
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("build %s: %v\n%s", name, err, out)
-		}
+	dir, err := lab.Programs(t.Context(), repository, func(line string) { t.Log(line) })
+	if err != nil {
+		t.Fatal(err)
 	}
 	return dir
 }
@@ -39,12 +32,13 @@ func buildAll(t *testing.T) string {
 // Whatever a person gets wrong at the start ends with one clear line and a non-zero status, never
 // with a stack trace.
 func TestBadStartsAreOneClearLine(t *testing.T) {
-	dir := buildAll(t)
+	t.Parallel()
+	dir := programFolder(t)
 	broken := filepath.Join(t.TempDir(), "kubeconfig")
 	if err := os.WriteFile(broken, []byte("no: {config"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for name := range programs {
+	for _, name := range programs {
 		command := []string{}
 		if name == "landfallctl" {
 			command = []string{"status"}
@@ -85,9 +79,11 @@ func TestBadStartsAreOneClearLine(t *testing.T) {
 // Without an API server the agents say what they wait for and go on trying; SIGTERM ends them
 // cleanly.
 func TestWithoutAPIServerAgentsWait(t *testing.T) {
-	dir := buildAll(t)
+	t.Parallel()
+	dir := programFolder(t)
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	content := `{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":{"cluster":"c","user":"u"}}],
+	content := `{"apiVersion":"v1","kind":"Config","current-context":"c",
+"contexts":[{"name":"c","context":{"cluster":"c","user":"u"}}],
 "clusters":[{"name":"c","cluster":{"server":"http://127.0.0.1:9"}}],"users":[{"name":"u","user":{}}]}`
 	if err := os.WriteFile(kubeconfig, []byte(content), 0o600); err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 // TestFaultRollingUpdateCluster replaces the pods behind a VIP with policy Cluster, one on each of
 // two nodes, again and again.
 func TestFaultRollingUpdateCluster(t *testing.T) {
+	t.Parallel()
 	l := startProduct(t)
 	pods := map[string]string{"k8s-worker-178": "my-nginx-1", "k8s-worker-179": "my-nginx-2"}
 	probe := l.StartProbe(t.Context(), lab.ClientName, "tcp", seedVIP, newEvery)

@@ -59,7 +59,7 @@ func testServiceLife(t *testing.T, l *lab.Lab) {
 			}
 		}},
 		{"landfallctl shows the owner and finds nothing wrong", func(t *testing.T) {
-			ctl := filepath.Join(buildAll(t), "landfallctl")
+			ctl := filepath.Join(programFolder(t), "landfallctl")
 			out, err := l.Exec(ctx, "k8s-master-176", ctl, "status", "--kubeconfig="+l.Kubeconfig())
 			for _, want := range []string{"172.26.236.180-172.26.236.199", "default/my-nginx", ownerOf(t, l) + " (ARP on eth0)",
 				"Nothing is wrong."} {

@@ -35,8 +35,10 @@ const (
 // Landfall's proxy takes a running node over from kube-proxy, as docs/migrate-kube-proxy.md says,
 // and gives it back. Connections that stand go on, and of a stream of new ones none is lost.
 func TestTakeOverFromKubeProxy(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []string{"nftables", "iptables"} {
 		t.Run("Landfall "+mode, func(t *testing.T) {
+			t.Parallel()
 			l := labtest.Start(t, lab.SeedCluster(),
 				lab.Options{Stopped: true, Values: map[string]any{"proxy": map[string]any{"mode": mode}}})
 			healthPort := takeoverServices(t, l)
@@ -59,6 +61,7 @@ func TestTakeOverFromKubeProxy(t *testing.T) {
 // A proxy that is started in its other mode takes over from itself: nothing is lost, the rules of
 // the mode before go, and those of others stay.
 func TestContract6SwitchOfModes(t *testing.T) {
+	t.Parallel()
 	l := labtest.Start(t, lab.SeedCluster(), lab.Options{Stopped: true})
 	takeoverServices(t, l)
 	o := &takeover{l: l, ours: l.Agent("proxy", takeoverNode)}

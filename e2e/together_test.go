@@ -21,6 +21,7 @@ import (
 // there to prevent. They are held and killed at random moments while Services come and go: no
 // address has two holders, and none changes.
 func TestContract8TwoControllersAtOnce(t *testing.T) {
+	t.Parallel()
 	l := labtest.Start(t, lab.SeedCluster(),
 		lab.Options{Values: map[string]any{"controller": map[string]any{"replicas": 2}}})
 	ctx := t.Context()
@@ -109,6 +110,7 @@ func TestContract8TwoControllersAtOnce(t *testing.T) {
 // changes and no Event comes while nothing happens, when all watches begin anew, and when the
 // controllers are restarted.
 func TestNothingIsWrittenWhenIdle(t *testing.T) {
+	t.Parallel()
 	l := labtest.Start(t, lab.SeedCluster(), lab.Options{})
 	ctx := t.Context()
 	if err := l.AddService(ctx, lab.SeedService()); err != nil {

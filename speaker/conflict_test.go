@@ -34,7 +34,7 @@ func (r *rig) slow(slow bool) {
 		n.mu.Lock()
 		n.slow = slow
 		n.mu.Unlock()
-		n.markAll()
+		n.changes.markAll()
 	}
 	synctest.Wait()
 }
@@ -123,7 +123,7 @@ func TestNodesKnowOneAnother(t *testing.T) {
 			if len(n.macs) != 1 {
 				t.Errorf("%s tells %v", name, n.macs)
 			}
-			n.markAll()
+			n.changes.markAll()
 		}
 		synctest.Wait()
 		for name, n := range r.nodes {

@@ -114,7 +114,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(c.majority, truth(members.Majority))
 	gauge(c.feedUsable, truth(c.s.from.feed == nil || c.s.from.feed.Reason() == ""))
 	c.s.mu.Lock()
-	changes := c.s.ownerChanges
+	changes := c.s.rooms.ownership.OwnerChanges()
 	c.s.mu.Unlock()
 	ch <- prometheus.MustNewConstMetric(c.changes, prometheus.CounterValue, float64(changes))
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/bfd"
 	"github.com/landfall-lb/landfall/speaker/l2"
+	"github.com/landfall-lb/landfall/speaker/plan"
 	"github.com/landfall-lb/landfall/speaker/report"
 	"github.com/landfall-lb/landfall/speaker/witness"
 )
@@ -170,7 +171,7 @@ func newRig(t testing.TB) *rig {
 				defer n.mu.Unlock()
 				return n.interfaces, n.interfaces != nil
 			},
-			feed: fakeFeed{n}, members: fakeGossip{n},
+			feed: fakeFeed{n}, members: fakeGossip{n}, liveness: fakeLiveness{n},
 			routes: routeSources{
 				peers: r.api.peers, advertisements: r.api.bgpAds, communities: r.api.communities, profiles: r.api.profiles,
 				passwords: r.api.passwords, namespace: "landfall-system",
@@ -195,16 +196,16 @@ func newRig(t testing.TB) *rig {
 // follow has each speaker told of what changes at the API server.
 func (r *rig) follow() {
 	for _, n := range r.nodes {
-		r.api.services.OnChange(n.markService)
-		r.api.slices.OnChange(n.markService)
-		r.api.nodes.OnChange(n.markNode)
-		r.api.pools.OnChange(func(string) { n.markAll() })
-		r.api.advertisements.OnChange(func(string) { n.markAll() })
-		r.api.peers.OnChange(n.markRoutes)
-		r.api.bgpAds.OnChange(n.markRoutes)
-		r.api.communities.OnChange(n.markRoutes)
-		r.api.profiles.OnChange(n.markRoutes)
-		r.api.passwords.OnChange(n.markRoutes)
+		r.api.services.OnChange(n.changes.markService)
+		r.api.slices.OnChange(n.changes.markService)
+		r.api.nodes.OnChange(func(node string) { n.changes.markNode(node == n.self) })
+		r.api.pools.OnChange(func(string) { n.changes.markAll() })
+		r.api.advertisements.OnChange(func(string) { n.changes.markAll() })
+		r.api.peers.OnChange(n.changes.markRoutes)
+		r.api.bgpAds.OnChange(n.changes.markRoutes)
+		r.api.communities.OnChange(n.changes.markRoutes)
+		r.api.profiles.OnChange(n.changes.markRoutes)
+		r.api.passwords.OnChange(n.changes.markRoutes)
 	}
 }
 
@@ -216,7 +217,7 @@ func (r *rig) start(names ...string) {
 		n.live, n.cancel, n.done = true, cancel, make(chan error, 1)
 		n.mu.Unlock()
 		go func() { n.done <- n.runner.Run(ctx) }()
-		n.markSynced()
+		n.changes.markSynced()
 		r.tellAll(nil)
 	}
 	synctest.Wait()
@@ -247,7 +248,7 @@ func (r *rig) end() {
 
 func (r *rig) tellAll(vips []netip.Addr) {
 	for _, n := range r.nodes {
-		n.markVIPs(vips)
+		n.changes.markVIPs(vips)
 	}
 }
 
@@ -270,14 +271,14 @@ func (n *fakeNode) deliver(d lb.Delivery) {
 	n.mu.Lock()
 	n.deliveries[d.Key()] = d
 	n.mu.Unlock()
-	n.markVIPs([]netip.Addr{d.VIP})
+	n.changes.markVIPs([]netip.Addr{d.VIP})
 }
 
 func (n *fakeNode) setGate(reason lb.Reason) {
 	n.mu.Lock()
 	n.gate = reason
 	n.mu.Unlock()
-	n.markVIPs(nil)
+	n.changes.markVIPs(nil)
 	synctest.Wait()
 }
 
@@ -316,7 +317,9 @@ func (f fakeFeed) Delivery(k lb.DeliveryKey) *lb.Delivery {
 
 type fakeGossip struct{ *fakeNode }
 
-func (g fakeGossip) Set(changes map[netip.Addr]*lb.Claim) {
+func (g fakeGossip) Begin(all map[netip.Addr]*lb.Claim) { g.Update(all) }
+
+func (g fakeGossip) Update(changes map[netip.Addr]*lb.Claim) {
 	g.mu.Lock()
 	var changed []netip.Addr
 	for vip, claim := range changes {
@@ -336,7 +339,7 @@ func (g fakeGossip) Set(changes map[netip.Addr]*lb.Claim) {
 	}
 	for name, n := range g.rig.nodes {
 		if name != g.self {
-			n.markVIPs(changed)
+			n.changes.markVIPs(changed)
 		}
 	}
 }
@@ -347,7 +350,12 @@ func (g fakeGossip) SetPeers(peers map[string][]netip.Addr) {
 	g.fakeNode.peers = peers
 }
 
-func (g fakeGossip) Live() []string {
+// fakeLiveness sees the nodes whose speakers run and that it is connected with.
+type fakeLiveness struct{ *fakeNode }
+
+func (g fakeLiveness) Set(map[string][]netip.Addr) {}
+
+func (g fakeLiveness) Speakers() plan.Speakers {
 	live := []string{g.self}
 	for name, n := range g.rig.nodes {
 		n.mu.Lock()
@@ -357,7 +365,9 @@ func (g fakeGossip) Live() []string {
 		n.mu.Unlock()
 	}
 	slices.Sort(live)
-	return live
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return plan.SpeakersOf(g.self, live, slices.Sorted(maps.Keys(g.rig.nodes)), g.dead)
 }
 
 func (g fakeGossip) Claims(vip netip.Addr) map[string]lb.Claim {
@@ -394,12 +404,6 @@ func (f fakeFeed) Tell(n lb.FeedNotice) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.notice = n
-}
-
-func (g fakeGossip) Dead() []string {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.dead
 }
 
 func (g fakeGossip) Former(netip.Addr) bool { return false }
@@ -445,10 +449,6 @@ func (f fakeL2) Outcome() l2.Outcome {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return l2.Outcome{Answering: f.outcome, Probed: f.probed, Strangers: f.strangers}
-}
-
-func (g fakeGossip) Known() []string {
-	return slices.Sorted(maps.Keys(g.rig.nodes))
 }
 
 // fakeWitness keeps what a node makes of the Lease, which all nodes share.

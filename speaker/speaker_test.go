@@ -150,7 +150,7 @@ func TestContract7NothingIsClaimedBeforeAllIsKnown(t *testing.T) {
 					t.Errorf("waits for %q", got.Waiting)
 				}
 				remember()
-				n.markSynced()
+				n.changes.markSynced()
 				synctest.Wait()
 				r.wantAnswers("with everything known", vip1, w178)
 				if err := n.ready(); err != nil {
@@ -205,16 +205,16 @@ func TestContract1And3AWithdrawnVIPIsNotAnswered(t *testing.T) {
 			if claim, ok := owner.claim(vip1); ok {
 				t.Errorf("%s: still says %+v", c.what, claim)
 			}
-			if _, ok := owner.vips[nginx]; ok != (c.what == "address moved") {
-				t.Errorf("%s: the index has %v", c.what, owner.vips)
+			if vips := owner.rooms.holders.VIPs(nginx); (len(vips) > 0) != (c.what == "address moved") {
+				t.Errorf("%s: the index has %v", c.what, vips)
 			}
 		}
 		r.api.services.Delete(nginx)
 		synctest.Wait()
 		for name, n := range r.nodes {
-			if len(n.holders)+len(n.decisions)+len(n.vips)+len(n.speaker.rounds)+len(n.reports) > 0 {
-				t.Errorf("%s keeps something of what is gone: %v %v %v %v %v", name, n.holders, n.decisions, n.vips,
-					n.speaker.rounds, n.reports)
+			held, services, decisions := n.rooms.holders.All(), n.rooms.holders.Services(), n.snapshot()
+			if len(held)+len(services)+len(decisions)+len(n.reports) > 0 {
+				t.Errorf("%s keeps something of what is gone: %v %v %v %v", name, held, services, decisions, n.reports)
 			}
 		}
 	})
@@ -284,13 +284,13 @@ func TestAnnouncesAgainAfterARival(t *testing.T) {
 		rival.mu.Lock()
 		rival.claims = map[netip.Addr]lb.Claim{vip1: {Answering: true}}
 		rival.mu.Unlock()
-		owner.markVIPs([]netip.Addr{vip1})
+		owner.changes.markVIPs([]netip.Addr{vip1})
 		synctest.Wait()
 		during := owner.rounds[vip1]
 		rival.mu.Lock()
 		rival.claims = map[netip.Addr]lb.Claim{vip1: {}}
 		rival.mu.Unlock()
-		owner.markVIPs([]netip.Addr{vip1})
+		owner.changes.markVIPs([]netip.Addr{vip1})
 		synctest.Wait()
 		if after := owner.rounds[vip1]; during == before || after == during {
 			t.Errorf("rounds %d, %d, %d", before, during, after)

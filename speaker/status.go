@@ -73,6 +73,13 @@ type vipStatus struct {
 	Routes *routeStatus `json:"routes,omitempty"`
 }
 
+// snapshot copies the decisions, sorted by VIP.
+func (s *speaker) snapshot() []plan.Decision {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rooms.ownership.Decisions()
+}
+
 func (s *speaker) status() status {
 	interfaces, _ := s.from.interfaces()
 	outcome := s.to.l2.Outcome()
@@ -95,22 +102,17 @@ func (s *speaker) status() status {
 		st.VIPs = append(st.VIPs, v)
 	}
 	s.mu.Lock()
-	st.Waiting, st.Stopping = s.waiting, s.stopping
+	st.Waiting, st.Stopping = s.phase.waiting, s.phase.stopping
 	s.mu.Unlock()
 	return st
 }
 
 func (s *speaker) membersStatus() membersStatus {
-	live, known := s.from.members.Live(), s.from.members.Known()
-	st := membersStatus{Joined: s.from.members.Joined(), Live: live, Dead: s.from.members.Dead(),
-		Majority: plan.QuorumOf(s.self, live, known).Majority}
-	for _, node := range known {
-		if !slices.Contains(live, node) {
-			st.Missing = append(st.Missing, node)
-		}
-	}
+	seen := s.from.liveness.Speakers()
+	st := membersStatus{Joined: s.from.members.Joined(), Live: seen.Live, Missing: seen.Missing, Dead: seen.Dead,
+		Majority: seen.Majority}
 	for node := range s.from.nodes.All() {
-		if !slices.Contains(known, node) {
+		if !slices.Contains(seen.Live, node) && !slices.Contains(seen.Missing, node) {
 			st.Strange = append(st.Strange, node)
 		}
 	}

@@ -248,8 +248,16 @@ func copyFile(from, to string) error {
 	return errors.Join(err, out.Close())
 }
 
-// buildPrograms builds Landfall's programs and returns their folder.
-func buildPrograms(ctx context.Context, repo string, progress func(string)) (string, error) {
+// programsVariable names the folder with all programs of this source tree, landfall-lab included,
+// that were built before: make sets it for the tests, so that they are built once for all of them.
+const programsVariable = "LANDFALL_PROGRAMS"
+
+// Programs returns the folder with Landfall's programs: the one that LANDFALL_PROGRAMS names, or
+// else bin/ below repo, after "make build".
+func Programs(ctx context.Context, repo string, progress func(line string)) (string, error) {
+	if dir := os.Getenv(programsVariable); dir != "" {
+		return dir, nil
+	}
 	cmd := exec.CommandContext(ctx, "make", "-C", repo, "--no-print-directory", "build")
 	// "make demo" runs the lab: what it hands down is not for this make.
 	cmd.Env = slices.DeleteFunc(os.Environ(),

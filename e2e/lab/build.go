@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -27,21 +28,35 @@ const progressEvery = 3 * time.Second
 type tool struct {
 	Folder, Module, Package string
 	Flags                   func(version string) string // linker flags
+	// Published says where the project publishes the program of a version for Linux on an
+	// architecture; nil if it is always built.
+	Published func(version, arch string) published
+}
+
+// kubernetesTool is a program of Kubernetes. The releases for setup-envtest lack most patch versions, so
+// the project's own releases are used.
+func kubernetesTool(name string) tool {
+	return tool{
+		Folder: "e2e/kubernetes", Module: "k8s.io/kubernetes", Package: "k8s.io/kubernetes/cmd/" + name,
+		Flags: func(v string) string { return "-s -w -X k8s.io/component-base/version.gitVersion=" + v },
+		Published: func(version, arch string) published {
+			url := "https://dl.k8s.io/release/" + version + "/bin/linux/" + arch + "/" + name
+			return published{URL: url, Sums: url + ".sha256"}
+		},
+	}
 }
 
 // tools are the programs that the lab, the tests and "make" use, by name.
 var tools = map[string]tool{
-	"kube-apiserver": {
-		Folder: "e2e/kubernetes", Module: "k8s.io/kubernetes", Package: "k8s.io/kubernetes/cmd/kube-apiserver",
-		Flags: func(v string) string { return "-s -w -X k8s.io/component-base/version.gitVersion=" + v },
-	},
-	"kube-proxy": {
-		Folder: "e2e/kubernetes", Module: "k8s.io/kubernetes", Package: "k8s.io/kubernetes/cmd/kube-proxy",
-		Flags: func(v string) string { return "-s -w -X k8s.io/component-base/version.gitVersion=" + v },
-	},
+	"kube-apiserver": kubernetesTool("kube-apiserver"),
+	"kube-proxy":     kubernetesTool("kube-proxy"),
 	"helm": {
 		Folder: "e2e/tools/helm", Module: "helm.sh/helm/v3", Package: "helm.sh/helm/v3/cmd/helm",
 		Flags: func(v string) string { return "-s -w -X helm.sh/helm/v3/internal/version.version=" + v },
+		Published: func(version, arch string) published {
+			url := "https://get.helm.sh/helm-" + version + "-linux-" + arch + ".tar.gz"
+			return published{URL: url, Sums: url + ".sha256sum", Member: "linux-" + arch + "/helm"}
+		},
 	},
 	"controller-gen": {
 		Folder: "e2e/tools/controller-gen", Module: "sigs.k8s.io/controller-tools",
@@ -52,12 +67,20 @@ var tools = map[string]tool{
 		Folder: "e2e/tools/golangci-lint", Module: "github.com/golangci/golangci-lint/v2",
 		Package: "github.com/golangci/golangci-lint/v2/cmd/golangci-lint",
 		Flags:   func(v string) string { return "-s -w -X main.version=" + v },
+		Published: func(version, arch string) published {
+			number := strings.TrimPrefix(version, "v")
+			folder := "https://github.com/golangci/golangci-lint/releases/download/" + version + "/"
+			name := "golangci-lint-" + number + "-linux-" + arch
+			return published{URL: folder + name + ".tar.gz", Sums: folder + "golangci-lint-" + number + "-checksums.txt",
+				Member: name + "/golangci-lint"}
+		},
 	},
 }
 
 // Tool returns the path of kube-apiserver, kube-proxy, helm, controller-gen or golangci-lint, in
 // the version that the go.mod of its folder below e2e/ pins: from the folder KUBEBUILDER_ASSETS,
-// else from the cache folder, else built there. repository is the root of the source tree. progress
+// else from the cache folder, else downloaded from where its project publishes it, else built.
+// repository is the root of the source tree. progress
 // gets a line every few seconds while it builds.
 func Tool(ctx context.Context, repository, name string, progress func(line string)) (string, error) {
 	t, ok := tools[name]
@@ -155,10 +178,13 @@ func (t tool) ensure(ctx context.Context, name, repo string, progress func(strin
 		return "", err
 	}
 	defer unlock()
-	if _, err := os.Stat(path); err == nil { // somebody else built it meanwhile
+	if _, err := os.Stat(path); err == nil { // another process put it there meanwhile
 		return path, nil
 	}
 	partial := path + ".partial"
+	if t.downloaded(ctx, name, version, partial, progress) {
+		return path, os.Rename(partial, path)
+	}
 	cmd := exec.CommandContext(ctx, "go", "build", "-C", filepath.Join(repo, t.Folder), "-trimpath", "-v", "-ldflags",
 		t.Flags(version), "-o", partial, t.Package)
 	what := fmt.Sprintf("building %s %s, once", name, version)
@@ -166,6 +192,20 @@ func (t tool) ensure(ctx context.Context, name, repo string, progress func(strin
 		return "", err
 	}
 	return path, os.Rename(partial, path)
+}
+
+// downloaded downloads the program, and reports whether that succeeded. It says why not.
+func (t tool) downloaded(ctx context.Context, name, version, to string, progress func(string)) bool {
+	if t.Published == nil || os.Getenv(offlineVariable) != "" {
+		return false
+	}
+	what := fmt.Sprintf("downloading %s %s, once", name, version)
+	progress(what)
+	if err := t.Published(version, runtime.GOARCH).download(ctx, to, what, progress); err != nil {
+		progress(fmt.Sprintf("cannot download %s (%v); building it instead", name, err))
+		return false
+	}
+	return true
 }
 
 // version reads the pinned version of the tool from its go.mod.

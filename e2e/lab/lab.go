@@ -23,9 +23,10 @@ type Options struct {
 	// Repository is the root of the source tree; empty for the one around the working directory.
 	Repository string
 	// Programs is the folder with landfall-controller, landfall-speaker and landfall-proxy; empty for
-	// "make build" and bin/.
+	// that of [Programs].
 	Programs string
-	// Tool is the program landfall-lab, which the pods' servers run from; empty builds it.
+	// Tool is the program landfall-lab, which the pods' servers run from; empty for the one in the
+	// folder of LANDFALL_PROGRAMS, or else one that is built.
 	Tool string
 	// NoAgents leaves out Landfall: no chart is rendered, nothing of it is applied.
 	NoAgents bool
@@ -128,7 +129,7 @@ func (l *Lab) prerequisites(ctx context.Context) (t prerequisites, err error) {
 		return t, err
 	}
 	if o.Programs == "" {
-		o.Programs, err = buildPrograms(ctx, o.Repository, l.progress)
+		o.Programs, err = Programs(ctx, o.Repository, l.progress)
 	}
 	return t, err
 }

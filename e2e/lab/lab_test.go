@@ -341,7 +341,9 @@ func TestEnsurePrograms(t *testing.T) {
 	program("apt-get", `cd `+bin+`
 case "$*" in
 *update*) : >updated ;;
-*"install -y --no-install-recommends etcd-server nftables") [ -e updated ] || exit 100; for p in etcd nft; do echo >$p; /bin/chmod +x $p; done ;;
+*"install -y --no-install-recommends etcd-server nftables")
+	[ -e updated ] || exit 100
+	for p in etcd nft; do echo >$p; /bin/chmod +x $p; done ;;
 esac`)
 	if err := ensurePrograms(t.Context(), debianPackages, silent); err != nil {
 		t.Errorf("with an apt-get that works: %v", err)

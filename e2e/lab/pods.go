@@ -137,8 +137,11 @@ func (l *Lab) waitForPod(ctx context.Context, p Pod) error {
 	})
 }
 
-// buildTool builds the program that the pods' servers run from.
+// buildTool returns the program that the pods' servers run from.
 func buildTool(ctx context.Context, repo string, progress func(string)) (string, error) {
+	if dir := os.Getenv(programsVariable); dir != "" {
+		return filepath.Join(dir, "landfall-lab"), nil
+	}
 	cache, err := cacheFolder()
 	if err != nil {
 		return "", err

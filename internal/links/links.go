@@ -1,5 +1,4 @@
-// Package links tells what network interfaces the node has, as the kernel reports them over
-// netlink.
+// Package links watches the node's network interfaces over netlink.
 package links
 
 import (
@@ -13,7 +12,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// translate turns netlink's view into ours, sorted by name.
+// translate converts netlink's links and addresses to lb.Interface values, sorted by name.
 func translate(links []netlink.Link, addrs []netlink.Addr) []lb.Interface {
 	byIndex := map[int][]netip.Prefix{}
 	for _, a := range addrs {
@@ -54,7 +53,7 @@ func toPrefix(a netlink.Addr) (netip.Prefix, bool) {
 	addr = addr.Unmap()
 	bits, size := a.Mask.Size()
 	if size != addr.BitLen() {
-		return netip.Prefix{}, false // a mask that is not of the address's family, or has holes
+		return netip.Prefix{}, false // the mask is of another family, or has holes
 	}
 	return netip.PrefixFrom(addr, bits), true
 }

@@ -12,10 +12,10 @@ import (
 // Gateway is a next hop of a default route in the main table.
 type Gateway struct {
 	Addr      netip.Addr
-	Interface int // index of the interface that it is behind
+	Interface int // index of the interface that leads to it
 }
 
-// Gateways asks the kernel for the next hops of all default routes; netns.None() is the namespace
+// Gateways returns the next hops of all default routes in the kernel. netns.None() is the namespace
 // of the calling process.
 func Gateways(ns netns.NsHandle) ([]Gateway, error) {
 	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
@@ -23,8 +23,8 @@ func Gateways(ns netns.NsHandle) ([]Gateway, error) {
 		return nil, fmt.Errorf("open netlink: %w", err)
 	}
 	defer handle.Close()
-	// With no destination in the filter's mask, all of the table come; the default ones are told apart
-	// below.
+	// Without a destination in the filter the kernel returns the whole table; gateways selects the
+	// default routes.
 	routes, err := complete(func() ([]netlink.Route, error) {
 		return handle.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_MAIN},
 			netlink.RT_FILTER_TABLE)

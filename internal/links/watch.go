@@ -21,26 +21,25 @@ import (
 
 // Times of the watch.
 const (
-	// gap folds the several messages that one change of an interface causes into one listing.
+	// gap folds the messages that one change of an interface causes into one listing.
 	gap = 20 * time.Millisecond
-	// resync lists everything even without a message, should one ever be missed.
+	// resync lists everything even without a message, in case one was lost.
 	resync = time.Minute
-	// dumps that change under our hands are repeated this often before the loop's backoff takes over.
+	// dumpTries is how often a dump that a change interrupts is repeated before the loop backs off.
 	dumpTries = 5
 )
 
 // Options of a Watcher.
 type Options struct {
-	// Namespace to watch; netns.None() is the one of the calling process. The zero value is file
-	// descriptor 0: set it.
+	// Namespace is the network namespace to watch; netns.None() is the namespace of the calling
+	// process. It must be set: the zero value is file descriptor 0.
 	Namespace netns.NsHandle
 	Log       *slog.Logger
-	// Changed is called after something differs, from the watcher's goroutine.
+	// Changed is called after a change, from the watcher's goroutine.
 	Changed func()
 }
 
-// Watcher keeps a picture of the interfaces. The picture stays as it was while the kernel cannot be
-// asked.
+// Watcher keeps a list of the interfaces. While the kernel does not answer, it keeps the last list.
 type Watcher struct {
 	opts   Options
 	list   func() ([]lb.Interface, error)
@@ -51,7 +50,7 @@ type Watcher struct {
 	known      bool
 }
 
-// New returns a Watcher; nothing is asked before Run.
+// New returns a Watcher. Run starts it.
 func New(opts Options) *Watcher {
 	w := &Watcher{opts: opts}
 	w.list = func() ([]lb.Interface, error) { return list(opts.Namespace) }
@@ -60,8 +59,8 @@ func New(opts Options) *Watcher {
 	return w
 }
 
-// All returns the interfaces sorted by name, and whether they have been listed at all. Do not
-// change what is returned.
+// All returns the interfaces sorted by name, and reports whether they have been listed yet. The
+// result must not be changed.
 func (w *Watcher) All() ([]lb.Interface, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -76,11 +75,11 @@ func (w *Watcher) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// refresh lists all there is and tells of a difference.
+// refresh lists all interfaces, and calls Changed if they differ.
 func (w *Watcher) refresh() (time.Duration, error) {
 	interfaces, err := w.list()
 	if err != nil {
-		w.opts.Log.Warn("cannot list the network interfaces; going on with what is known", "error", err)
+		w.opts.Log.Warn("cannot list the network interfaces; using the last list", "error", err)
 		return 0, err
 	}
 	w.mu.Lock()
@@ -93,9 +92,8 @@ func (w *Watcher) refresh() (time.Duration, error) {
 	return resync, nil
 }
 
-// subscribe pokes the loop at each message of the kernel. A message says only that something
-// changed; what is so now is listed in full, so that a message lost (ENOBUFS) costs a listing and
-// nothing else.
+// subscribe pokes the loop at each message of the kernel. The loop then lists everything, so a lost
+// message (ENOBUFS) costs one more listing and nothing else.
 func (w *Watcher) subscribe(ctx context.Context) error {
 	backoff := 100 * time.Millisecond
 	for ctx.Err() == nil {
@@ -107,7 +105,7 @@ func (w *Watcher) subscribe(ctx context.Context) error {
 		if time.Since(started) > time.Minute {
 			backoff = 100 * time.Millisecond
 		}
-		w.opts.Log.Warn("the kernel's messages about interfaces ended; subscribing again", "error", err)
+		w.opts.Log.Warn("the subscription to interface changes ended; subscribing again", "error", err)
 		select {
 		case <-ctx.Done():
 		case <-time.After(backoff):
@@ -129,7 +127,7 @@ func (w *Watcher) receive(ctx context.Context) error {
 			socket.Close()
 		}
 	}()
-	w.runner.Poke() // what changed while nobody listened
+	w.runner.Poke() // list what changed before the subscription
 	for {
 		_, _, err := socket.Receive()
 		switch {
@@ -143,8 +141,8 @@ func (w *Watcher) receive(ctx context.Context) error {
 	}
 }
 
-// list asks the kernel for all interfaces and addresses. A dump that was cut short is repeated and
-// never believed.
+// list returns all interfaces and addresses of the kernel. It repeats a dump that was interrupted
+// and never uses its result.
 func list(ns netns.NsHandle) ([]lb.Interface, error) {
 	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -162,7 +160,7 @@ func list(ns netns.NsHandle) ([]lb.Interface, error) {
 	return translate(links, addrs), nil
 }
 
-// complete repeats a dump until it was not interrupted by a change.
+// complete repeats a dump until no change interrupts it.
 func complete[T any](dump func() ([]T, error)) ([]T, error) {
 	var err error
 	for range dumpTries {

@@ -1,4 +1,4 @@
-// Package nstest gives tests throw-away network namespaces, so that they meet a real kernel without
+// Package nstest gives tests temporary network namespaces, in which they use a real kernel without
 // touching the machine's own network.
 package nstest
 
@@ -15,7 +15,7 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// NS is a network namespace that ends with its test.
+// NS is a network namespace that exists until its test ends.
 type NS struct {
 	// Name is the name under /run/netns, for ip netns exec.
 	Name   string
@@ -24,7 +24,7 @@ type NS struct {
 
 var counter atomic.Int64
 
-// New makes a network namespace with its loopback up. Without root the test is skipped.
+// New creates a network namespace whose loopback interface is up. Without root it skips the test.
 func New(t testing.TB) *NS {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -46,7 +46,7 @@ func New(t testing.TB) *NS {
 	return ns
 }
 
-// Do calls f on a thread that is in the namespace. Sockets that f opens stay in the namespace,
+// Do calls f on a thread inside the namespace. Sockets that f opens stay in the namespace;
 // goroutines that it starts do not.
 func (ns *NS) Do(t testing.TB, f func() error) {
 	t.Helper()
@@ -58,7 +58,8 @@ func (ns *NS) Do(t testing.TB, f func() error) {
 	})
 }
 
-// Run runs a command in the namespace, fails the test if it fails, and returns what it printed.
+// Run runs a command in the namespace and returns its output. It fails the test if the command
+// fails.
 func (ns *NS) Run(t testing.TB, name string, args ...string) string {
 	t.Helper()
 	var out []byte
@@ -71,8 +72,8 @@ func (ns *NS) Run(t testing.TB, name string, args ...string) string {
 	return string(out)
 }
 
-// Veth joins two namespaces by a virtual cable whose ends carry the given names and addresses (CIDR
-// notation; none if "").
+// Veth connects two namespaces by a pair of veth interfaces with the given names and addresses
+// (CIDR notation; "" for none).
 func Veth(t testing.TB, a *NS, nameA, addrA string, b *NS, nameB, addrB string) {
 	t.Helper()
 	a.Do(t, func() error {
@@ -97,8 +98,8 @@ func Veth(t testing.TB, a *NS, nameA, addrA string, b *NS, nameB, addrB string) 
 	}
 }
 
-// onThread runs f on a thread of its own, which is thrown away after, as it may have changed
-// namespaces.
+// onThread runs f on a thread of its own. The thread ends with f, because f may have changed its
+// namespace.
 func onThread(t testing.TB, f func() error) {
 	t.Helper()
 	failed := make(chan error)

@@ -22,6 +22,6 @@ func TestNamespacesAreJoinedAndSeparate(t *testing.T) {
 		return err
 	})
 	if _, err := net.Listen("tcp", "198.51.100.1:0"); err == nil {
-		t.Error("an address of a namespace can be bound outside of it")
+		t.Error("a socket outside the namespace can bind the namespace's address")
 	}
 }

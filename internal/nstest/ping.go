@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Ping sends echo requests (RFC 792, RFC 4443 section 4.1) to an address, one each 200 ms, and
-// tells whether one is answered in time.
+// Ping sends an echo request (RFC 792, RFC 4443 section 4.1) to an address every 200 ms, and
+// reports whether one is answered in time.
 func (ns *NS) Ping(t testing.TB, to netip.Addr, patience time.Duration) bool {
 	t.Helper()
 	network, request, reply := "ip4:icmp", byte(8), byte(0)
@@ -26,7 +26,7 @@ func (ns *NS) Ping(t testing.TB, to netip.Addr, patience time.Duration) bool {
 		}
 		defer conn.Close()
 		for end := time.Now().Add(patience); time.Now().Before(end) && !answered; {
-			_, _ = conn.Write(echoRequest(request)) // that it cannot be sent is an answer that does not come
+			_, _ = conn.Write(echoRequest(request)) // a request that cannot be sent gets no answer
 			if err := conn.SetReadDeadline(time.Now().Add(min(patience, 200*time.Millisecond))); err != nil {
 				return err
 			}
@@ -50,11 +50,11 @@ func echoRequest(kind byte) []byte {
 		sum += uint32(binary.BigEndian.Uint16(b[i:]))
 	}
 	sum = sum>>16 + sum&0xffff
-	binary.BigEndian.PutUint16(b[2:], ^uint16(sum)) // of ICMPv6 the kernel writes it
+	binary.BigEndian.PutUint16(b[2:], ^uint16(sum)) // the kernel writes the checksum of ICMPv6
 	return b
 }
 
-// readReply waits for the answer until the deadline.
+// readReply reports whether the answer arrives before the deadline.
 func readReply(conn *net.IPConn, kind byte) (bool, error) {
 	var buf [256]byte
 	for {
@@ -65,7 +65,7 @@ func readReply(conn *net.IPConn, kind byte) (bool, error) {
 		case err != nil:
 			var refused *net.OpError
 			if errors.As(err, &refused) && !refused.Timeout() {
-				continue // what ICMP reports is not an answer
+				continue // an ICMP error is not an answer
 			}
 			return false, err
 		case n >= 6 && buf[0] == kind && binary.BigEndian.Uint16(buf[4:]) == echoIdentifier:

@@ -1,5 +1,5 @@
-// Package ops is what all programs share around their work: flags and environment, logs, metrics,
-// health, build information and a clean end.
+// Package ops holds what all programs share: flags and environment, logs, metrics, health, build
+// information and a clean shutdown.
 package ops
 
 import (
@@ -22,7 +22,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Version is set by the linker; the module's version otherwise.
+// Version is the version that the linker sets; if it is empty, BuildVersion reports the module's.
 var Version string
 
 // Exit codes of a program.
@@ -35,30 +35,30 @@ const (
 type Program struct {
 	Name    string
 	Summary string
-	// MetricsBindAddress is the default of --metrics-bind-address; empty means that nothing is served.
+	// MetricsBindAddress is the default of --metrics-bind-address; empty serves nothing.
 	MetricsBindAddress string
-	// Flags registers the program's own flags; may be nil.
+	// Flags registers the program's own flags. It may be nil.
 	Flags func(*pflag.FlagSet)
-	// Usage is shown in --help between the summary and the flags; may be empty.
+	// Usage is the text of --help between the summary and the flags. It may be empty.
 	Usage string
-	// Run does the work until ctx ends, which it does at SIGTERM and SIGINT.
+	// Run does the work until ctx ends. SIGTERM and SIGINT end ctx.
 	Run func(ctx context.Context, rt *Runtime) error
 }
 
-// Runtime is what a running program gets.
+// Runtime holds what Run needs.
 type Runtime struct {
 	Log        *slog.Logger
 	Metrics    *prometheus.Registry
 	Kubeconfig string // path; empty means in-cluster
 	NodeName   string
-	// Args are the arguments that are no flags.
+	// Args are the arguments other than flags.
 	Args   []string
 	Stdout io.Writer
 
 	server *server
 }
 
-// Handle serves pattern on the metrics address, for status pages.
+// Handle registers a handler on the metrics address, for status pages.
 func (rt *Runtime) Handle(pattern string, handler http.Handler) {
 	rt.server.mux.Handle(pattern, handler)
 }
@@ -127,8 +127,8 @@ func (p Program) run(args []string, env environment, stdout, stderr io.Writer) e
 	return p.serve(rt, common.metricsBindAddress)
 }
 
-// serve runs the program and its metrics server until one fails, the program returns or a signal
-// comes. A second signal kills.
+// serve runs the program and its metrics server until one fails, the program returns or the process
+// receives a signal. A second signal kills the process.
 func (p Program) serve(rt *Runtime, metricsBindAddress string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -143,7 +143,7 @@ func (p Program) serve(rt *Runtime, metricsBindAddress string) error {
 		group.Go(func() error { return rt.server.run(serverCtx, listen) })
 	}
 	group.Go(func() error {
-		defer stopServer() // metrics and health are there until the work has ended
+		defer stopServer() // serve metrics and health until the work has ended
 		return p.Run(groupCtx, rt)
 	})
 	return group.Wait()
@@ -169,7 +169,7 @@ func (p Program) addCommon(flags *pflag.FlagSet, env environment) *commonFlags {
 	return &c
 }
 
-// parse fills flags from the arguments and, where they are silent, from the environment.
+// parse sets flags from the arguments, and flags without an argument from the environment.
 func parse(flags *pflag.FlagSet, args []string, env environment) error {
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, pflag.ErrHelp) {
@@ -191,8 +191,8 @@ func parse(flags *pflag.FlagSet, args []string, env environment) error {
 	return failed
 }
 
-// EnvName returns the environment variable that stands in for a flag: --log-level is
-// LANDFALL_LOG_LEVEL.
+// EnvName returns the name of the environment variable for a flag: LANDFALL_LOG_LEVEL for
+// --log-level.
 func EnvName(flag string) string {
 	return "LANDFALL_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
@@ -215,8 +215,8 @@ func (p Program) printUsage(w io.Writer, flags *pflag.FlagSet) {
 		flags.FlagUsagesWrapped(120))
 }
 
-// BuildVersion returns the version that was linked in, or what the build information of the module
-// says.
+// BuildVersion returns the version that the linker set, else the version in the module's build
+// information.
 func BuildVersion() string {
 	if Version != "" {
 		return Version

@@ -42,8 +42,8 @@ func newServer(registry *prometheus.Registry) *server {
 	return s
 }
 
-// listenMetrics opens the socket at once, so that an address in use is reported before anything is
-// touched. It returns nil for "" and "0".
+// listenMetrics opens the socket before the work begins, so that an address in use ends the program
+// before it has changed anything. It returns nil for "" and "0".
 func listenMetrics(address string) (net.Listener, error) {
 	if address == "" || address == "0" {
 		return nil, nil
@@ -68,7 +68,7 @@ func (s *server) run(ctx context.Context, listener net.Listener) error {
 	return nil
 }
 
-// checks answers 200 when all of its checks pass, else 503 and what is wrong, a line each.
+// checks answers 200 if all of its checks pass, else 503 with one line for each that fails.
 type checks struct {
 	mu    sync.Mutex
 	named []namedCheck

@@ -37,8 +37,10 @@ func TestPacketWalk(t *testing.T) {
 
 // Each case with real packets through a real kernel.
 func TestPackets(t *testing.T) {
+	t.Parallel()
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(string(family), func(t *testing.T) {
+			t.Parallel() // they wait for answers most of the time
 			s := cases.NewSite(t, cases.WorldOf(family))
 			s.Run(t, cases.For(family, false), program(t, s))
 		})

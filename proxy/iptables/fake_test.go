@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/seeds"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -151,7 +152,8 @@ func change(before chains, lines []string) (chains, error) {
 // rules of a fresh start, and no outcome says that all is well with a Service whose rules the
 // kernel lacks.
 func TestContract1RandomFailures(t *testing.T) {
-	for seed := range uint64(60) {
+	t.Parallel()
+	seeds.Run(t, seeds.Of(30, 500), nil, func(t *testing.T, seed uint64) {
 		r := rand.New(rand.NewPCG(seed, 9))
 		k := newFakeKernel()
 		k.fail = func(string) error {
@@ -185,23 +187,23 @@ func TestContract1RandomFailures(t *testing.T) {
 			maps.Copy(said, a.Outcomes())
 			checkOutcomes(t, k, said)
 			if t.Failed() {
-				t.Fatalf("seed %d", seed)
+				t.FailNow()
 			}
 		}
 		k.fail = nil
 		for range 2 {
 			if err := settle(a, false); err != nil {
-				t.Fatalf("seed %d: %v", seed, err)
+				t.Fatal(err)
 			}
 		}
 		if f := a.families[0]; f.size.nat != ours(k.tables["nat"]) || f.size.filter != ours(k.tables["filter"]) {
-			t.Errorf("seed %d: counted %+v rules, there are %d and %d", seed, f.size, ours(k.tables["nat"]),
+			t.Errorf("counted %+v rules, there are %d and %d", f.size, ours(k.tables["nat"]),
 				ours(k.tables["filter"]))
 		}
 		maps.Copy(said, a.Outcomes())
 		for key, s := range final {
 			if o := said[key]; o.Err != nil || !plan.SameRules(o.Applied, s, lb.IPv4) {
-				t.Errorf("seed %d: outcome of %s: %+v", seed, key, o)
+				t.Errorf("outcome of %s: %+v", key, o)
 			}
 		}
 		fresh := newFakeKernel()
@@ -211,9 +213,9 @@ func TestContract1RandomFailures(t *testing.T) {
 			t.Fatal(err)
 		}
 		if d := cmp.Diff(listing(t, fresh), listing(t, k)); d != "" {
-			t.Errorf("seed %d: not as after a fresh start (-fresh +got):\n%s", seed, d)
+			t.Errorf("not as after a fresh start (-fresh +got):\n%s", d)
 		}
-	}
+	})
 }
 
 // checkOutcomes fails the test if a Service is said to be applied whose rules the kernel lacks.

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/seeds"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -66,7 +67,7 @@ func story(t *testing.T, seed uint64, steps, checks int, kernels func() map[lb.F
 			continue // the next changes are taken together with these
 		}
 		if err := settle(a, r.IntN(20) == 0); err != nil {
-			t.Fatalf("step %d of seed %d: %v", i, seed, err)
+			t.Fatalf("step %d: %v", i, err)
 		}
 		if !check {
 			continue
@@ -75,7 +76,7 @@ func story(t *testing.T, seed uint64, steps, checks int, kernels func() map[lb.F
 		start(fresh, final)
 		for family := range kernel {
 			if d := cmp.Diff(listing(t, fresh[family]), listing(t, kernel[family])); d != "" {
-				t.Fatalf("step %d of seed %d, %s: not as after a fresh start (-fresh +got):\n%s", i, seed, family, d)
+				t.Fatalf("step %d, %s: not as after a fresh start (-fresh +got):\n%s", i, family, d)
 			}
 		}
 	}
@@ -84,16 +85,21 @@ func story(t *testing.T, seed uint64, steps, checks int, kernels func() map[lb.F
 
 // Contract clause 6: thousands of changes, in any order, end in the rules of a fresh start.
 func TestContract6ThousandsOfChanges(t *testing.T) {
+	t.Parallel()
 	changes := 0
-	for seed := range uint64(4) {
-		changes += story(t, seed, 600, 12, func() map[lb.Family]Kernel {
+	seeds.Run(t, seeds.Of(4, 60), nil, func(t *testing.T, seed uint64) {
+		changes += story(t, seed, seeds.Of(200, 600), seeds.Of(6, 12), func() map[lb.Family]Kernel {
 			return map[lb.Family]Kernel{lb.IPv4: newFakeKernel(), lb.IPv6: newFakeKernel()}
 		})
-	}
+	})
 	t.Logf("%d changes", changes)
 }
 
 // Contract clause 6, with a real kernel.
 func TestContract6ThousandsOfChangesInTheKernel(t *testing.T) {
-	t.Logf("%d changes", story(t, 7, 600, 6, func() map[lb.Family]Kernel { return kernels(t, "nft") }))
+	t.Parallel()
+	seeds.Run(t, seeds.Of(1, 5), nil, func(t *testing.T, seed uint64) {
+		changes := story(t, seed, seeds.Of(120, 600), 6, func() map[lb.Family]Kernel { return kernels(t, "nft") })
+		t.Logf("%d changes", changes)
+	})
 }

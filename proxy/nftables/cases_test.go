@@ -15,6 +15,7 @@ import (
 
 // Each case, walked through the rendered rules and elements.
 func TestPacketWalk(t *testing.T) {
+	t.Parallel()
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		w := cases.WorldOf(family)
 		for _, c := range cases.For(family, true) {
@@ -86,8 +87,10 @@ func walkSticky(t *testing.T, w cases.World, c cases.Case, walk *walker) {
 
 // Each case with real packets through a real kernel.
 func TestPackets(t *testing.T) {
+	t.Parallel()
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(string(family), func(t *testing.T) {
+			t.Parallel() // they wait for answers most of the time
 			s := cases.NewSite(t, cases.WorldOf(family))
 			s.Run(t, cases.For(family, true), program(t, s))
 		})

@@ -93,7 +93,7 @@ func TestContract6DriftIsRepaired(t *testing.T) {
 				if time.Now().After(deadline) {
 					t.Fatal("not repaired")
 				}
-				time.Sleep(20 * time.Millisecond)
+				time.Sleep(100 * time.Millisecond)
 			}
 		})
 	}

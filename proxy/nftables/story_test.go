@@ -17,6 +17,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
+	"github.com/landfall-lb/landfall/internal/seeds"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -59,7 +60,11 @@ func randomService(r *rand.Rand, i int) Service {
 			}}
 		first := []netip.Addr{addr("192.168.0.1"), addr("fd00:10::1")}[n]
 		at := first
-		for range r.IntN(12) {
+		many := r.IntN(7) // more than 6 make schedulers fill some 1,000 slots
+		if pick(12) {
+			many = 7 + r.IntN(5)
+		}
+		for range many {
 			at = at.Next()
 			place := []string{localNode, "there"}[r.IntN(2)]
 			s.Endpoints = append(s.Endpoints, lb.Endpoint{Addr: at, Node: place, Ready: !pick(6), Serving: true,
@@ -130,7 +135,7 @@ func story(t *testing.T, seed uint64, steps int, actor func() *Actor, fresh func
 			same(t, want, a)
 		}
 		if t.Failed() {
-			t.Fatalf("after step %d of seed %d", i, seed)
+			t.Fatalf("after step %d", i)
 		}
 		if r.IntN(100) == 0 {
 			a = actor() // a restart
@@ -185,25 +190,30 @@ func fakeKernels() map[lb.Family]kernel {
 
 // Contract clause 6.
 func TestContract6RandomStoriesEndAsAFreshStart(t *testing.T) {
-	for seed := range uint64(6) {
+	t.Parallel()
+	seeds.Run(t, seeds.Of(4, 60), nil, func(t *testing.T, seed uint64) {
 		kernels := fakeKernels()
-		story(t, seed, 300, func() *Actor { return fakeActor(kernels) }, func() *Actor { return fakeActor(fakeKernels()) })
-	}
+		story(t, seed, seeds.Of(150, 300), func() *Actor { return fakeActor(kernels) },
+			func() *Actor { return fakeActor(fakeKernels()) })
+	})
 }
 
 // Contract clause 6, with a real kernel.
 func TestContract6RandomStoriesInTheKernel(t *testing.T) {
-	ns, other := nstest.New(t), nstest.New(t)
-	story(t, 1, 1000, func() *Actor { return newTestActor(t, ns) }, func() *Actor {
-		other.Run(t, "nft", "flush", "ruleset")
-		return newTestActor(t, other)
+	seeds.Run(t, seeds.Of(1, 5), nil, func(t *testing.T, seed uint64) {
+		ns, other := nstest.New(t), nstest.New(t)
+		story(t, seed, seeds.Of(200, 1000), func() *Actor { return newTestActor(t, ns) }, func() *Actor {
+			other.Run(t, "nft", "flush", "ruleset")
+			return newTestActor(t, other)
+		})
 	})
 }
 
 // Contract clause 1: whatever fails on the way, what is said to be applied is in the kernel, and in
 // the end all is as it should be.
 func TestContract1RandomFailures(t *testing.T) {
-	for seed := range uint64(6) {
+	t.Parallel()
+	seeds.Run(t, seeds.Of(4, 60), nil, func(t *testing.T, seed uint64) {
 		r := rand.New(rand.NewPCG(seed, 2))
 		four, six := newFakeKernel(lb.IPv4), newFakeKernel(lb.IPv6)
 		a := fakeActor(map[lb.Family]kernel{lb.IPv4: four, lb.IPv6: six})
@@ -212,7 +222,7 @@ func TestContract1RandomFailures(t *testing.T) {
 		now := map[lb.Key]Service{}
 		a.SetServices(now)
 		outcomes := map[lb.Key]plan.Outcome{}
-		for range 200 {
+		for range seeds.Of(60, 200) {
 			s := randomService(r, r.IntN(20))
 			now[s.Key] = s
 			a.SetServices(map[lb.Key]Service{s.Key: s})
@@ -242,7 +252,7 @@ func TestContract1RandomFailures(t *testing.T) {
 				}
 			}
 			if t.Failed() {
-				t.Fatalf("seed %d", seed)
+				t.FailNow()
 			}
 		}
 		for _, k := range []*fakeKernel{four, six} {
@@ -257,7 +267,7 @@ func TestContract1RandomFailures(t *testing.T) {
 		same(t, want, a)
 		maps.Copy(outcomes, a.Outcomes())
 		confirm(t, a, outcomes, config)
-	}
+	})
 }
 
 // confirm checks that the kernels hold what the outcomes say.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/seeds"
 	"github.com/landfall-lb/landfall/proxy/cases"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
@@ -269,7 +270,7 @@ func TestContract6NoConnectionIsRefusedWhileEndpointsChange(t *testing.T) {
 	}
 	sets := [][]string{{"local"}, {"local", "local2"}, {"local", "local2", "remote"}, {"local", "remote"}}
 	schedulers := []Scheduler{Random, Maglev, Random, RoundRobin, SourceHash}
-	for i := 0; i < 800 && !t.Failed(); i++ {
+	for i := 0; i < seeds.Of(240, 2000) && !t.Failed(); i++ {
 		apply(schedulers[i/4%len(schedulers)], sets[i%len(sets)]...)
 		changes.Add(1)
 	}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/seeds"
 	"github.com/landfall-lb/landfall/proxy/cases"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
@@ -483,7 +484,8 @@ func packetOf(w cases.World, c cases.Case) packet {
 
 // Every number of backends is spread evenly by random draws.
 func TestRandomSpreadIsEven(t *testing.T) {
-	for _, n := range []int{1, 2, 3, 4, 5, 7, 8, 9, 33, 100, 1500} {
+	t.Parallel()
+	for _, n := range []int{1, 2, 3, 4, 5, 7, 8, 9, 33, 100, seeds.Of(600, 1500)} {
 		w := cases.WorldOf(lb.IPv4)
 		c := cases.Case{From: "pod", To: "cluster"}
 		walk := walkOf(t, w, c)

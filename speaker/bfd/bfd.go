@@ -9,45 +9,72 @@ package bfd
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
-	"math/rand/v2"
-	"runtime"
+	"maps"
+	"os"
+	"os/exec"
+	"reflect"
 	"sync"
-	"sync/atomic"
 	"time"
+
+	"github.com/landfall-lb/landfall/internal/actor"
+	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 // Options of an Actor.
 type Options struct {
 	Log *slog.Logger
-	// Changed is called after Outcomes differ in more than counters, from the thread that keeps the
-	// sessions up: it must not block.
+	// Changed is called after Outcomes differ in more than counters. It must not block.
 	Changed func()
-	// Normal leaves the thread at normal priority and the memory of the process unlocked.
+	// Normal leaves the sessions at normal priority and their memory unlocked.
 	Normal bool
-
-	// What tests replace: where time and chance come from, and the network.
-	now    func() time.Time
-	random func() uint32
-	open   func() (wire, error)
-	// What Process replaces.
-	raise func() error
-	note  func(change)
 }
 
-// Actor keeps BFD sessions in this process. A busy one is better served by Process.
+func (o Options) withDefaults() Options {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Changed == nil {
+		o.Changed = func() {}
+	}
+	return o
+}
+
+// Actor keeps sessions in a process of its own: the same program, started anew; see ProcessMain.
+//
+// However high the priority of a thread, it waits for the others of its process: for a place to run
+// Go, and whenever the garbage collector stops the world, for the slowest normal thread of a busy
+// node. docs/bfd.md has what that does to sessions of 50 ms × 3. The process ends when this one
+// does, whichever way, and takes the sessions down administratively then.
 type Actor struct {
-	opts    Options
-	desired atomic.Pointer[map[Key]Profile]
-	shown   atomic.Pointer[[]shown]
-	health  atomic.Pointer[Health]
-	stats   stats
-	changes chan change // to be noted, by another thread: a log may block
+	opts  Options
+	start func(*exec.Cmd) error
+	poked chan struct{} // desired has changed
 
-	mu   sync.Mutex // guards wake
-	wake func()     // nil while Run does not run
+	mu       sync.Mutex
+	desired  map[Key]Profile
+	outcomes map[Key]Outcome
+	health   Health
+	before   map[Key]Outcome // the last of each session under earlier processes: their counters are not lost
 }
+
+const (
+	processMark = "LANDFALL_BFD_PROCESS" // set in the environment of the process
+	counting    = 5 * time.Second        // between reports without a change, for the counters
+	patience    = 3 * time.Second        // with a process that shall end
+	// linger is for how long the process keeps the sessions after its program has ended, or has let go
+	// of it. The BGP sessions that they watch end before, at a crash at the same moment, and a router
+	// must hear of those first: one that is told by BFD, even of an administrative end, drops the
+	// routes that it would keep for the program's next start (seen of FRR 8.4).
+	linger = 500 * time.Millisecond
+)
+
+// restarts are the waits between attempts to start the process.
+var restarts = loop.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
 
 // Health is what is true of all sessions together.
 type Health struct {
@@ -64,174 +91,227 @@ type Health struct {
 	Lost uint64
 }
 
-// stats are counters that the engine writes and others read.
-type stats struct {
-	dropped    [dropCount]atomic.Uint64
-	latestWake atomic.Int64
-	lost       atomic.Uint64
-}
+var _ actor.Setter[map[Key]Profile] = (*Actor)(nil)
 
-// change is what the log tells of a session: that its state changed, or what its problem is.
-type change struct {
-	Key              Key
-	From, To         State
-	Diagnostic       Diagnostic
-	RemoteDiagnostic Diagnostic
-	Problem          string
-}
-
-// New returns an Actor without sessions.
+// New returns an Actor without sessions. The program must call ProcessMain.
 func New(opts Options) *Actor {
-	if opts.Log == nil {
-		opts.Log = slog.New(slog.DiscardHandler)
-	}
-	if opts.Changed == nil {
-		opts.Changed = func() {}
-	}
-	if opts.now == nil {
-		opts.now = time.Now
-	}
-	if opts.random == nil {
-		opts.random = rand.Uint32
-	}
-	if opts.open == nil {
-		opts.open = func() (wire, error) { return newKernel() }
-	}
-	if opts.raise == nil {
-		opts.raise = raiseThread
-	}
-	if opts.note == nil {
-		opts.note = func(c change) { c.log(opts.Log) }
-	}
-	a := &Actor{opts: opts, changes: make(chan change, 64)}
-	a.desired.Store(&map[Key]Profile{})
-	a.shown.Store(&[]shown{})
-	a.health.Store(&Health{})
-	return a
+	return &Actor{opts: opts.withDefaults(), start: (*exec.Cmd).Start, poked: make(chan struct{}, 1),
+		before: map[Key]Outcome{}}
 }
 
 // Set replaces the sessions that shall be. A session whose profile differs takes the new one
 // without going down; one that is not named any more is taken down administratively, so that the
 // peer does not count it as a failure. The actor keeps sessions.
 func (a *Actor) Set(sessions map[Key]Profile) {
-	a.desired.Store(&sessions)
-	a.poke()
-}
-
-func (a *Actor) poke() {
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.wake != nil {
-		a.wake()
-	}
-}
-
-// Outcomes returns what is really so, for each session that shall be.
-func (a *Actor) Outcomes() map[Key]Outcome {
-	all := *a.shown.Load()
-	outcomes := make(map[Key]Outcome, len(all))
-	for _, s := range all {
-		s.outcome.Sent, s.outcome.Received = s.counters.sent.Load(), s.counters.received.Load()
-		outcomes[s.key] = s.outcome
-	}
-	return outcomes
-}
-
-// Health returns what is true of all sessions together.
-func (a *Actor) Health() Health {
-	h := *a.health.Load()
-	h.Dropped = map[Drop]uint64{}
-	for d := range a.stats.dropped {
-		if n := a.stats.dropped[d].Load(); n > 0 {
-			h.Dropped[Drop(d)] = n
-		}
-	}
-	h.LatestWake, h.Lost = time.Duration(a.stats.latestWake.Load()), a.stats.lost.Load()
-	return h
-}
-
-// Run keeps the sessions until ctx ends, then takes them down administratively, which takes a round
-// trip to the peers, or a second if one does not answer.
-func (a *Actor) Run(ctx context.Context) error {
-	var logging sync.WaitGroup
-	logging.Go(func() {
-		for c := range a.changes {
-			a.opts.note(c)
-		}
-	})
-	defer logging.Wait()
-	ended := make(chan error)
-	go func() {
-		runtime.LockOSThread() // for ever: the thread ends with the goroutine, and its priority with it
-		ended <- a.keep(ctx)
-		close(a.changes)
-	}()
-	return <-ended
-}
-
-// keep runs the engine on the calling thread.
-func (a *Actor) keep(ctx context.Context) error {
-	w, err := a.opts.open()
-	if err != nil {
-		a.health.Store(&Health{Problem: err.Error()})
-		return fmt.Errorf("bfd: %w", err)
-	}
-	defer w.close()
-	a.harden()
-	a.setWake(w.wake)
-	defer a.setWake(nil)
-	defer context.AfterFunc(ctx, w.wake)()
-	newEngine(a, w).run(ctx)
-	return nil
-}
-
-func (a *Actor) setWake(wake func()) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.wake = wake
-}
-
-// harden asks for what keeps the thread punctual on a busy node, and goes on without where it is
-// not granted.
-func (a *Actor) harden() {
-	if a.opts.Normal {
+	same := maps.Equal(a.desired, sessions)
+	a.desired = sessions
+	a.mu.Unlock()
+	if same {
 		return
 	}
-	h := Health{}
-	for _, step := range []struct {
-		do   func() error
-		done *bool
-	}{{a.opts.raise, &h.RealTime}, {lockMemory, &h.MemoryLocked}} {
-		err := step.do()
-		*step.done = err == nil
-		if err == nil {
-			continue
-		}
-		if h.Problem != "" {
-			h.Problem += "; "
-		}
-		h.Problem += err.Error()
-	}
-	if h.Problem != "" {
-		a.opts.Log.Warn("BFD may see or cause false failures while the node is busy", "reason", h.Problem)
-	}
-	a.health.Store(&h)
-}
-
-// report hands a change to the log, and forgets it if the log is far behind.
-func (a *Actor) report(c change) {
 	select {
-	case a.changes <- c:
+	case a.poked <- struct{}{}:
 	default:
 	}
 }
 
-func (c change) log(log *slog.Logger) {
-	log = log.With("peer", c.Key.String())
-	if c.Problem != "" {
-		log.Warn("BFD session cannot be kept", "reason", c.Problem)
-		return
+// Outcomes returns what is really so, for each session that shall be. Do not change what is
+// returned. Counters may be a few seconds old.
+func (a *Actor) Outcomes() map[Key]Outcome {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.outcomes // a new map is made for each change
+}
+
+// Health returns what is true of all sessions together.
+func (a *Actor) Health() Health {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.health
+}
+
+// Run keeps the sessions until ctx ends, then takes them down administratively, which takes a round
+// trip to the peers, or a second if one does not answer. It starts the process with the first
+// session, and again when it ends before ctx does.
+func (a *Actor) Run(ctx context.Context) error {
+	if os.Getenv(processMark) != "" {
+		return errors.New(
+			"bfd: this is the process for the sessions, which the program has not turned into: it must call ProcessMain")
 	}
-	log.Info("BFD session changed", "from", c.From.String(), "to", c.To.String(),
-		"diagnostic", c.Diagnostic.String(), "remoteDiagnostic", c.RemoteDiagnostic.String())
+	if !a.asked(ctx) {
+		return nil
+	}
+	return loop.Retry(ctx, restarts, func(ctx context.Context) (worked bool) {
+		began := time.Now()
+		err := a.serve(ctx)
+		if ctx.Err() == nil {
+			a.bereaved(err)
+		}
+		return time.Since(began) > time.Minute
+	})
+}
+
+// asked waits for the first session, and tells whether it came before the end of ctx.
+func (a *Actor) asked(ctx context.Context) bool {
+	for {
+		a.mu.Lock()
+		n := len(a.desired)
+		a.mu.Unlock()
+		if n > 0 {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-a.poked:
+		}
+	}
+}
+
+// serve runs the process once, and returns why it ended.
+func (a *Actor) serve(ctx context.Context) error {
+	cmd := processCommand()
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := a.start(cmd); err != nil {
+		return fmt.Errorf("start: %w", err)
+	}
+	ended := make(chan struct{})
+	var ordering sync.WaitGroup
+	ordering.Go(func() { a.order(ctx, stdin, cmd.Process, ended) })
+	err = a.listen(stdout)
+	close(ended)
+	ordering.Wait()
+	return errors.Join(err, cmd.Wait())
+}
+
+// processCommand is this program, as the process that keeps the sessions.
+func processCommand() *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Args = []string{"landfall-bfd"} // what ps shows
+	cmd.Env = append(os.Environ(), processMark+"=1")
+	cmd.Stderr = os.Stderr
+	return cmd
+}
+
+// order tells the process what shall be until it has ended. At the end of ctx it lets go of it, and
+// makes sure that it goes.
+func (a *Actor) order(ctx context.Context, stdin io.WriteCloser, process *os.Process, ended <-chan struct{}) {
+	defer stdin.Close()
+	encoder := json.NewEncoder(stdin)
+	for {
+		a.mu.Lock()
+		o := order{Normal: a.opts.Normal, Sessions: make([]ordered, 0, len(a.desired))}
+		for key, profile := range a.desired {
+			o.Sessions = append(o.Sessions, ordered{key, profile})
+		}
+		a.mu.Unlock()
+		if encoder.Encode(o) != nil { // it is about to end
+			<-ended
+			return
+		}
+		select {
+		case <-a.poked:
+		case <-ended:
+			return
+		case <-ctx.Done():
+			stdin.Close()
+			select {
+			case <-ended:
+			case <-time.After(patience):
+				_ = process.Kill()
+			}
+			return
+		}
+	}
+}
+
+// listen takes what the process tells until it has ended.
+func (a *Actor) listen(stdout io.Reader) error {
+	for decoder := json.NewDecoder(stdout); ; {
+		var said answer
+		switch err := decoder.Decode(&said); {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return fmt.Errorf("listen: %w", err)
+		}
+		if said.Change != nil {
+			said.Change.log(a.opts.Log)
+		}
+		if said.Health != nil {
+			a.take(said)
+		}
+	}
+}
+
+// take makes what the process told the outcome.
+func (a *Actor) take(said answer) {
+	all := make(map[Key]Outcome, len(said.Outcomes))
+	a.mu.Lock()
+	changed := len(said.Outcomes) != len(a.outcomes)
+	for _, o := range said.Outcomes {
+		all[o.Key] = o.Outcome.since(a.before[o.Key])
+		changed = changed || !all[o.Key].sameAs(a.outcomes[o.Key])
+	}
+	problem := said.Health.Problem
+	worse := problem != "" && problem != a.health.Problem
+	a.outcomes, a.health = all, *said.Health
+	a.mu.Unlock()
+	if worse {
+		a.opts.Log.Warn("BFD may see or cause false failures while the node is busy", "reason", problem)
+	}
+	if changed {
+		a.opts.Changed()
+	}
+}
+
+// bereaved shows that nobody keeps the sessions. It is no failure of a path, which nobody watches
+// now.
+func (a *Actor) bereaved(cause error) {
+	text := "the process that keeps the sessions ended"
+	if cause != nil {
+		text += ": " + cause.Error()
+	}
+	a.opts.Log.Error("BFD sessions are not kept", "reason", text)
+	a.mu.Lock()
+	all := make(map[Key]Outcome, len(a.outcomes))
+	for key, o := range a.outcomes {
+		if o.State == Up {
+			o.Since = time.Now()
+			o.LastDown = &Loss{At: o.Since, Diagnostic: AdministrativelyDown, Administrative: true}
+		}
+		if o.Refused == nil {
+			o.State, o.RemoteState, o.Problem = Down, Down, text
+		}
+		all[key], a.before[key] = o, o
+	}
+	a.outcomes, a.health = all, Health{Problem: text}
+	a.mu.Unlock()
+	a.opts.Changed()
+}
+
+// since adds the counters of an earlier process.
+func (o Outcome) since(before Outcome) Outcome {
+	o.Ups += before.Ups
+	o.Failures += before.Failures
+	o.Sent += before.Sent
+	o.Received += before.Received
+	if o.LastDown == nil {
+		o.LastDown = before.LastDown
+	}
+	return o
+}
+
+// sameAs compares all but the counters of packets.
+func (o Outcome) sameAs(other Outcome) bool {
+	o.Sent, o.Received = other.Sent, other.Received
+	return reflect.DeepEqual(o, other)
 }

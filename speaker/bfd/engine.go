@@ -19,8 +19,8 @@ const (
 
 // engine runs the sessions. All of it belongs to one goroutine.
 type engine struct {
-	actor *Actor
-	wire  wire
+	worker *worker
+	wire   wire
 
 	looked    *map[Key]Profile // what was desired when it was last looked at
 	applied   map[Key]Profile
@@ -50,17 +50,17 @@ type session struct {
 	lastDown      *Loss
 }
 
-func newEngine(a *Actor, w wire) *engine {
-	return &engine{actor: a, wire: w, refused: map[Key]*lb.Refusal{}, listeners: map[listener]string{}}
+func newEngine(a *worker, w wire) *engine {
+	return &engine{worker: a, wire: w, refused: map[Key]*lb.Refusal{}, listeners: map[listener]string{}}
 }
 
 // run returns after ctx has ended and the peers were told.
 func (e *engine) run(ctx context.Context) {
 	var until, end time.Time
 	for {
-		now := e.actor.opts.now()
+		now := time.Now()
 		e.punctuality(now, until)
-		switch desired := e.actor.desired.Load(); {
+		switch desired := e.worker.desired.Load(); {
 		case ctx.Err() == nil:
 			if desired != e.looked {
 				e.looked = desired
@@ -87,8 +87,8 @@ func (e *engine) punctuality(now, until time.Time) {
 	if until.IsZero() {
 		return
 	}
-	if late := int64(now.Sub(until)); late > e.actor.stats.latestWake.Load() {
-		e.actor.stats.latestWake.Store(late)
+	if late := int64(now.Sub(until)); late > e.worker.stats.latestWake.Load() {
+		e.worker.stats.latestWake.Store(late)
 	}
 }
 
@@ -102,11 +102,11 @@ func (e *engine) step(now time.Time) {
 	gone := false
 	for _, s := range e.sessions {
 		if at := s.machine.detectAt; !at.IsZero() && !at.After(horizon) {
-			m, p, send := s.machine.expired(now, e.actor.opts.random())
+			m, p, send := s.machine.expired(now, e.worker.opts.random())
 			e.take(s, m, p, send, now)
 		}
 		if at := s.machine.nextTx; !at.IsZero() && !at.After(now) {
-			m, p, send := s.machine.due(now, e.actor.opts.random())
+			m, p, send := s.machine.due(now, e.worker.opts.random())
 			e.take(s, m, p, send, now)
 		}
 		gone = gone || s.leaving && s.machine.quiet(now)
@@ -152,7 +152,7 @@ func (e *engine) apply(desired map[Key]Profile, now time.Time) {
 		switch {
 		case !stays && !s.leaving:
 			s.leaving = true
-			m, p, send := s.machine.disabled(now, e.actor.opts.random())
+			m, p, send := s.machine.disabled(now, e.worker.opts.random())
 			e.take(s, m, p, send, now)
 		case stays && s.leaving:
 			s.leaving = false
@@ -160,7 +160,7 @@ func (e *engine) apply(desired map[Key]Profile, now time.Time) {
 			e.take(s, s.machine.enabled(now), Packet{}, false, now)
 		case stays && s.machine.profile != profile:
 			s.tooFar = ""
-			m, p, send := s.machine.configured(profile, now, e.actor.opts.random())
+			m, p, send := s.machine.configured(profile, now, e.worker.opts.random())
 			e.take(s, m, p, send, now)
 		}
 	}
@@ -193,7 +193,7 @@ func (e *engine) sift(desired map[Key]Profile) map[Key]Profile {
 // discriminator returns one that is not in use, and that a stranger cannot guess.
 func (e *engine) discriminator() uint32 {
 	for {
-		d := e.actor.opts.random()
+		d := e.worker.opts.random()
 		if d != 0 && !slices.ContainsFunc(e.sessions, func(s *session) bool { return s.machine.discr == d }) {
 			return d
 		}
@@ -212,170 +212,6 @@ func (e *engine) bury(now time.Time) {
 	e.connectAt = now
 }
 
-// connect opens the sockets that are missing or in trouble, and closes those that nobody needs.
-func (e *engine) connect(now time.Time) {
-	e.connectAt = time.Time{}
-	needed := map[listener]bool{}
-	for _, s := range e.sessions {
-		needed[s.key.listener()] = true
-		if s.link == nil || s.trouble != "" {
-			e.dial(s, now)
-		}
-	}
-	for l := range needed {
-		if problem, ok := e.listeners[l]; !ok || problem != "" {
-			e.listeners[l] = ""
-			if err := e.wire.listen(l); err != nil {
-				e.listeners[l] = err.Error()
-				e.connectAt = now.Add(retry)
-			}
-			e.changed = e.changed || e.listeners[l] != problem
-		}
-	}
-	for l, problem := range e.listeners {
-		if !needed[l] {
-			delete(e.listeners, l)
-			if problem == "" {
-				e.wire.unlisten(l)
-			}
-		}
-	}
-}
-
-func (e *engine) dial(s *session, now time.Time) {
-	s.hangUp()
-	l, err := e.wire.dial(s.key, s.port, e.actor.opts.random)
-	if err != nil {
-		e.troubled(s, err, now)
-		return
-	}
-	s.link, s.port = l, l.sourcePort()
-}
-
-func (s *session) hangUp() {
-	if s.link != nil {
-		s.link.close()
-		s.link = nil
-	}
-}
-
-// troubled notes what is wrong with a link. It is opened anew before long: its interface or address
-// may have been replaced.
-func (e *engine) troubled(s *session, err error, now time.Time) {
-	if e.connectAt.IsZero() {
-		e.connectAt = now.Add(retry)
-	}
-	if text := err.Error(); text != s.trouble {
-		s.trouble, e.changed = text, true
-		e.actor.report(change{Key: s.key, Problem: text})
-	}
-}
-
-// problem says what keeps packets from coming and going.
-func (e *engine) problem(s *session) string {
-	if hearing := e.listeners[s.key.listener()]; hearing != "" {
-		return hearing
-	}
-	if s.trouble != "" {
-		return s.trouble
-	}
-	return s.tooFar
-}
-
-// receive takes all packets that are there, and returns until when all that came have been taken.
-func (e *engine) receive(now time.Time) (horizon time.Time) {
-	for range rounds {
-		var arrived []datagram
-		arrived, horizon = e.wire.receive(now)
-		for i := range arrived {
-			e.deliver(&arrived[i], now)
-		}
-		if !horizon.Before(now) {
-			break
-		}
-	}
-	return horizon
-}
-
-// deliver takes one packet to its session (RFC 5880 section 6.8.6).
-func (e *engine) deliver(d *datagram, now time.Time) {
-	if d.lost {
-		e.excuse(d.listener, now)
-	}
-	p, drop := decode(d.payload)
-	var s *session
-	if drop == dropNone {
-		s, drop = e.find(&p, d)
-	}
-	if drop != dropNone {
-		e.actor.stats.dropped[drop].Add(1)
-		return
-	}
-	s.counters.received.Add(1)
-	if s.tooFar != "" {
-		s.tooFar, e.changed = "", true
-	}
-	m, reply, send := s.machine.received(p, d.at, now, e.actor.opts.random())
-	e.take(s, m, reply, send, now)
-}
-
-// excuse gives time to all peers whose packets may be among those that were lost in a full buffer.
-func (e *engine) excuse(l listener, now time.Time) {
-	e.actor.stats.lost.Add(1)
-	for _, s := range e.sessions {
-		if s.key.listener() == l {
-			s.machine = s.machine.excused(now)
-		}
-	}
-}
-
-// find returns the session that a packet is for, or why it is for none.
-func (e *engine) find(p *Packet, d *datagram) (*session, Drop) {
-	if p.YourDiscriminator == 0 && p.State != Down && p.State != AdminDown {
-		return nil, DropState
-	}
-	i := slices.IndexFunc(e.sessions, func(s *session) bool { return s.owns(p, d) })
-	if i < 0 {
-		return nil, DropNoSession
-	}
-	s := e.sessions[i]
-	switch {
-	case d.ttl < minTTL(s.key, s.machine.profile):
-		e.far(s, d.ttl)
-		return nil, DropTTL
-	case p.Authenticated:
-		return nil, DropAuthentication
-	}
-	return s, dropNone
-}
-
-// far notes, while the session is not up, that its packets travel further than they may; or start
-// with less than 255, as BIRD's do on several hops.
-func (e *engine) far(s *session, ttl int) {
-	if s.machine.state == Up || s.tooFar != "" {
-		return
-	}
-	s.tooFar = fmt.Sprintf("packets of the peer arrive with TTL %d, and the least that is heeded is %d", ttl,
-		minTTL(s.key, s.machine.profile))
-	e.changed = true
-	e.actor.report(change{Key: s.key, Problem: s.tooFar})
-}
-
-// owns tells whether a packet is for the session: by its discriminator alone once the peer knows
-// it, as the peer's address and interface may change then (RFC 5880 section 6.3); else by where it
-// came from.
-func (s *session) owns(p *Packet, d *datagram) bool {
-	switch {
-	case s.key.listener() != d.listener:
-		return false
-	case p.YourDiscriminator != 0:
-		return p.YourDiscriminator == s.machine.discr
-	case s.key.device() != "" && (s.link == nil || s.link.device() != d.device):
-		return false
-	}
-	return s.peer == d.from && (!s.key.Local.IsValid() || s.key.Local.WithZone("") == d.to)
-}
-
 // take makes what came out of an event the state of a session, and sends its packet.
 func (e *engine) take(s *session, m machine, p Packet, send bool, now time.Time) {
 	was := s.machine
@@ -390,7 +226,7 @@ func (e *engine) take(s *session, m machine, p Packet, send bool, now time.Time)
 		return
 	}
 	s.since = now
-	e.actor.report(change{Key: s.key, From: was.state, To: m.state, Diagnostic: m.diag, RemoteDiagnostic: m.remoteDiag})
+	e.worker.report(change{Key: s.key, From: was.state, To: m.state, Diagnostic: m.diag, RemoteDiagnostic: m.remoteDiag})
 	if m.state == Up {
 		s.ups++
 	}

@@ -47,7 +47,7 @@ func (l *stillLink) close()             {}
 func engineWith(key Key, p Profile) (*engine, *still, *session) {
 	w := &still{}
 	discr := uint32(100)
-	e := newEngine(New(Options{random: func() uint32 { discr++; return discr }}), w)
+	e := newEngine(newWorker(workerOptions{random: func() uint32 { discr++; return discr }}), w)
 	e.apply(map[Key]Profile{key: p}, epoch)
 	e.step(epoch)
 	return e, w, e.sessions[0]
@@ -135,11 +135,11 @@ func TestTooFarIsSaid(t *testing.T) {
 	d := datagram{payload: packet, listener: listener{multihop: true}, from: addr("192.0.2.2"), ttl: 64, at: epoch}
 	w.arrived = []datagram{d}
 	e.step(epoch)
-	problem := func() string { return e.actor.Outcomes()[s.key].Problem }
+	problem := func() string { return e.worker.Outcomes()[s.key].Problem }
 	if got, want := problem(), "packets of the peer arrive with TTL 64, and the least that is heeded is 254"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	if dropped := e.actor.Health().Dropped[DropTTL]; dropped != 1 {
+	if dropped := e.worker.Health().Dropped[DropTTL]; dropped != 1 {
 		t.Errorf("%d packets dropped because of their TTL", dropped)
 	}
 	e.apply(map[Key]Profile{s.key: {MinimumTTL: 60}}, epoch)
@@ -152,7 +152,8 @@ func TestTooFarIsSaid(t *testing.T) {
 
 func TestDiscriminatorsAreNotUsedTwice(t *testing.T) {
 	numbers := []uint32{5, 0, 5, 5, 6, 6, 7}
-	e := newEngine(New(Options{random: func() uint32 { n := numbers[0]; numbers = numbers[1:]; return n }}), &still{})
+	e := newEngine(newWorker(workerOptions{random: func() uint32 { n := numbers[0]; numbers = numbers[1:]; return n }}),
+		&still{})
 	e.apply(map[Key]Profile{{Peer: addr("192.0.2.1")}: {}, {Peer: addr("192.0.2.2")}: {}, {Peer: addr("192.0.2.3")}: {}},
 		epoch)
 	seen := map[uint32]bool{}

@@ -142,9 +142,9 @@ func (l *fakeLink) send(b []byte) error {
 	return nil
 }
 
-// node is an Actor at an address of a cloud.
+// node is a worker at an address of a cloud.
 type node struct {
-	*Actor
+	*worker
 	wire    *fakeWire
 	changed atomic.Int64 // calls of Changed
 	stop    func()       // ends Run and waits
@@ -157,8 +157,8 @@ func (c *cloud) node(t *testing.T, at string) *node {
 	c.wires[w.addr] = w
 	c.mu.Unlock()
 	n := &node{wire: w}
-	n.Actor = New(Options{Normal: true, Changed: func() { n.changed.Add(1) }, random: c.number,
-		open: func() (wire, error) { return w, nil }})
+	n.worker = newWorker(workerOptions{Options: Options{Normal: true, Changed: func() { n.changed.Add(1) }},
+		random: c.number, open: func() (wire, error) { return w, nil }})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {

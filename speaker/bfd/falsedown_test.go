@@ -24,24 +24,25 @@ func TestMain(m *testing.M) {
 	if os.Getenv(peerProcess) == "" {
 		os.Exit(m.Run())
 	}
-	a := New(Options{raise: raiseProcess})
-	a.Set(map[Key]Profile{toLeft: fast})
+	w := newWorker(workerOptions{})
+	w.Set(map[Key]Profile{toLeft: fast})
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin) // until the benchmark is over
 		cancel()
 	}()
-	if err := a.Run(ctx); err != nil {
+	if err := w.Run(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	fmt.Println(int64(a.Health().LatestWake))
+	fmt.Println(int64(w.Health().LatestWake))
 }
 
 // BenchmarkFalseDowns counts how often a session of 50 ms × 3 over a perfect cable is lost in a
 // minute, on either side, while others compete for the processors: 8 processes, 8 goroutines of
-// ours that make garbage, or both 8 processes and 2 goroutines. We are an Actor at normal priority,
-// an Actor as it is, or a Process; the peer is a process of its own. Run it with -benchtime 1x.
+// ours that make garbage, or both 8 processes and 2 goroutines. We are a worker on a thread of
+// normal or of real-time priority, or an Actor; the peer is a process of its own. Run it with
+// -benchtime 1x.
 func BenchmarkFalseDowns(b *testing.B) {
 	for _, load := range []struct {
 		name string

@@ -20,7 +20,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/nstest"
 )
 
-// keeper is what Actor and Process have in common.
+// keeper is what Actor and worker have in common.
 type keeper interface {
 	Set(map[Key]Profile)
 	Run(context.Context) error
@@ -36,8 +36,19 @@ type running struct {
 	stop    func() // ends Run and waits for it; may be called again
 }
 
-// start runs an Actor in a namespace until the test ends. Its thread does the given things first.
+// raiseThread gives the calling thread real-time priority. Threads and processes that it starts do
+// not inherit it. The workers of a test share its process, whose other threads keep their priority.
+func raiseThread() error {
+	return unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: priority,
+		Flags: unix.SCHED_FLAG_RESET_ON_FORK}, 0)
+}
+
+// start runs a worker in a namespace until the test ends. Its thread does the given things first.
 func start(t testing.TB, ns *nstest.NS, opts Options, first ...func() error) *running {
+	return startWorker(t, ns, workerOptions{Options: opts, raise: raiseThread}, first...)
+}
+
+func startWorker(t testing.TB, ns *nstest.NS, opts workerOptions, first ...func() error) *running {
 	t.Helper()
 	var handle netns.NsHandle
 	ns.Do(t, func() (err error) { handle, err = netns.Get(); return err })
@@ -53,15 +64,18 @@ func start(t testing.TB, ns *nstest.NS, opts Options, first ...func() error) *ru
 		}
 		return newKernel()
 	}
-	return begin(t, ns, opts, func(opts Options) keeper { return New(opts) })
+	return begin(t, ns, opts.Options, func(o Options) keeper {
+		opts.Options = o
+		return newWorker(opts)
+	})
 }
 
-// startProcess runs a Process in a namespace until the test ends.
+// startProcess runs an Actor, and so a process, in a namespace until the test ends.
 func startProcess(t testing.TB, ns *nstest.NS, opts Options) (_ *running, pid func() int) {
 	t.Helper()
 	var child atomic.Pointer[os.Process]
 	r := begin(t, ns, opts, func(opts Options) keeper {
-		p := NewProcess(opts)
+		p := New(opts)
 		p.start = func(cmd *exec.Cmd) error {
 			ns.Do(t, cmd.Start)
 			child.Store(cmd.Process)
@@ -181,8 +195,8 @@ func TestWhatIsOnTheWire(t *testing.T) {
 		var w *kernel
 		b.Do(t, func() (err error) { w, err = newKernel(); return errors.Join(err, w.listen(key.listener())) })
 		us := start(t, a, Options{})
+		began := time.Now() // before Set: the engine's thread may send before Set returns
 		us.Set(map[Key]Profile{key: {}})
-		began := time.Now()
 		var got []datagram
 		for len(got) == 0 {
 			w.wait(time.Now().Add(20 * time.Second))

@@ -65,8 +65,8 @@ func (e *engine) show() {
 		all = append(all, shown{key: key, outcome: Outcome{State: AdminDown, RemoteState: Down, Refused: refused},
 			counters: &counters{}})
 	}
-	e.actor.shown.Store(&all)
-	e.actor.opts.Changed()
+	e.worker.shown.Store(&all)
+	e.worker.opts.Changed()
 }
 
 func (e *engine) outcome(s *session) Outcome {

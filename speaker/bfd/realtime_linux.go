@@ -10,13 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// priority is that of the engine's thread under SCHED_RR: the least but some, as any is more than
+// priority is that of the engine's process under SCHED_RR: the least but some, as any is more than
 // that of normal threads, and the kernel's own real-time threads must not wait for us.
 const priority = 5
-
-// raiseThread gives the calling thread real-time priority. Threads and processes that it starts do
-// not inherit it.
-func raiseThread() error { return raise(0, unix.SCHED_FLAG_RESET_ON_FORK) }
 
 // raiseProcess gives all threads of this process real-time priority, those that it will start
 // included: for one that does nothing else.
@@ -30,16 +26,16 @@ func raiseProcess() error {
 		if err != nil {
 			continue
 		}
-		if err := raise(id, 0); err != nil && !errors.Is(err, unix.ESRCH) { // it may have ended meanwhile
+		if err := raise(id); err != nil && !errors.Is(err, unix.ESRCH) { // it may have ended meanwhile
 			return err
 		}
 	}
 	return nil
 }
 
-func raise(thread int, flags uint64) error {
-	err := unix.SchedSetAttr(thread, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: priority,
-		Flags: flags}, 0)
+func raise(thread int) error {
+	err := unix.SchedSetAttr(thread, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR,
+		Priority: priority}, 0)
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("real-time priority: %w (needs CAP_SYS_NICE)", err)
 	} else if err != nil {

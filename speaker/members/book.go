@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 // book holds the last word of each node on each VIP. Merging updates in any order, any number of
@@ -16,6 +17,16 @@ type book map[string]*page
 type page struct {
 	born, floor uint64
 	entries     map[netip.Addr]entry
+	before      *page // of the process before, or nil
+}
+
+// pageOf returns what an update says, as a page.
+func pageOf(u update) *page {
+	p := &page{born: u.born, entries: make(map[netip.Addr]entry, len(u.entries))}
+	for _, e := range u.entries {
+		p.entries[e.vip] = e
+	}
+	return p
 }
 
 // merge takes in an update and returns the VIPs of which something else is known now.
@@ -24,12 +35,14 @@ func (b book) merge(u update) []netip.Addr {
 	changed := map[netip.Addr]bool{}
 	switch {
 	case p == nil, p.born < u.born: // a new process: what the old one said is void
+		next := &page{born: u.born, entries: map[netip.Addr]entry{}, before: p}
 		if p != nil {
+			p.before = nil
 			for vip := range p.entries {
 				changed[vip] = true
 			}
 		}
-		p = &page{born: u.born, entries: map[netip.Addr]entry{}}
+		p = next
 		b[u.node] = p
 	case p.born > u.born:
 		return nil
@@ -70,35 +83,84 @@ func (p *page) raise(floor uint64, named, changed map[netip.Addr]bool) {
 	}
 }
 
-// newest numbers the last change that is known.
-func (p *page) newest() uint64 {
+// newest returns the last change that is known.
+func (p *page) newest() plan.Point {
 	newest := p.floor
 	for _, e := range p.entries {
 		newest = max(newest, e.seq)
 	}
-	return newest
+	return plan.Point{Born: p.born, Seq: newest}
 }
 
-// update returns all that is known of a node.
-func (b book) update(node string) update {
-	p := b[node]
-	u := update{node: node, born: p.born, floor: p.floor}
-	for _, e := range p.entries {
-		u.entries = append(u.entries, e)
+// life returns the page of the process that was started at born, or nil.
+func (p *page) life(born uint64) *page {
+	for ; p != nil && born != 0; p = p.before {
+		if p.born == born {
+			return p
+		}
 	}
-	slices.SortFunc(u.entries, func(x, y entry) int { return x.vip.Compare(y.vip) })
-	return u
+	return nil
 }
 
-// claim returns what a node says of a VIP, if it says anything. What it said in a life before the
-// one that began at born is void.
-func (b book) claim(node string, vip netip.Addr, born uint64) (lb.Claim, bool) {
-	p := b[node]
-	if p == nil || p.born < born {
-		return lb.Claim{}, false
+// held returns what is reserved of a VIP for the node's next speaker: that this one announced it.
+func (p *page) held(vip netip.Addr) (entry, bool) {
+	if p == nil {
+		return entry{}, false
 	}
 	e, ok := p.entries[vip]
-	return e.claim, ok && !e.gone
+	return e, ok && !e.gone && e.claim.Answering && e.claim.Reason == ""
+}
+
+// updates returns all that is known of the live nodes, and what is reserved for those that are
+// expected back.
+func (b book) updates(standings map[string]plan.Standing) []update {
+	var updates []update
+	for node, standing := range standings {
+		p := b[node]
+		if standing.Live && p != nil {
+			updates = append(updates, update{node: node, born: p.born, floor: p.floor,
+				entries: p.sorted(func(entry) bool { return true })})
+		}
+		if life := p.life(standing.Held); life != nil {
+			updates = append(updates, update{node: node, born: life.born,
+				entries: life.sorted(func(e entry) bool { _, ok := life.held(e.vip); return ok })})
+		}
+	}
+	return updates
+}
+
+// sorted returns the entries to keep by VIP.
+func (p *page) sorted(keep func(entry) bool) []entry {
+	var entries []entry
+	for _, e := range p.entries {
+		if keep(e) {
+			entries = append(entries, e)
+		}
+	}
+	slices.SortFunc(entries, func(x, y entry) int { return x.vip.Compare(y.vip) })
+	return entries
+}
+
+// claims returns what counts of what the nodes say of a VIP.
+func (b book) claims(vip netip.Addr, standings map[string]plan.Standing) map[string]lb.Claim {
+	claims := map[string]lb.Claim{}
+	for node, standing := range standings {
+		p := b[node]
+		if p == nil {
+			continue
+		}
+		e, said := p.entries[vip]
+		said = said && !e.gone && standing.Live && p.born >= standing.Born
+		if said {
+			claim := e.claim
+			claim.Stale = p.born == standing.Stale.Born && e.seq <= standing.Stale.Seq
+			claims[node] = claim
+		}
+		if h, held := p.life(standing.Held).held(vip); held && (!said || plan.Resuming(e.claim)) {
+			claims[node] = lb.Claim{Answering: true, Weight: h.claim.Weight, Parted: h.claim.Parted, Held: true}
+		}
+	}
+	return claims
 }
 
 // journal is a node's own page: it numbers what the node says.
@@ -112,6 +174,16 @@ type journal struct {
 
 func newJournal(node string, born uint64) *journal {
 	return &journal{node: node, born: born, entries: map[netip.Addr]entry{}, pending: map[netip.Addr]entry{}}
+}
+
+// whole returns the changes that make claims all that is said.
+func (j *journal) whole(claims map[netip.Addr]*lb.Claim) map[netip.Addr]*lb.Claim {
+	changes := make(map[netip.Addr]*lb.Claim, len(claims))
+	for vip := range j.entries {
+		changes[vip] = nil
+	}
+	maps.Copy(changes, claims)
+	return changes
 }
 
 // set takes what is said anew of some VIPs, nil for nothing any more, and tells whether there is

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 // known is what a book says, without the means by which it knows.
@@ -18,7 +19,7 @@ func known(b book) map[string]map[netip.Addr]lb.Claim {
 	for node, p := range b {
 		all[node] = map[netip.Addr]lb.Claim{}
 		for vip := range p.entries {
-			if claim, ok := b.claim(node, vip, 0); ok {
+			if claim, ok := b.claims(vip, map[string]plan.Standing{node: {Live: true}})[node]; ok {
 				all[node][vip] = claim
 			}
 		}
@@ -26,16 +27,18 @@ func known(b book) map[string]map[netip.Addr]lb.Claim {
 	return all
 }
 
-// whole is the change after which a node says just what claims has.
-func whole(j *journal, claims map[netip.Addr]lb.Claim) map[netip.Addr]*lb.Claim {
-	changes := map[netip.Addr]*lb.Claim{}
-	for vip := range j.entries {
-		changes[vip] = nil
-	}
+// update is all that the book says of a node.
+func (b book) update(node string) update {
+	return b.updates(map[string]plan.Standing{node: {Live: true}})[0]
+}
+
+// all points to the claims.
+func all(claims map[netip.Addr]lb.Claim) map[netip.Addr]*lb.Claim {
+	pointers := map[netip.Addr]*lb.Claim{}
 	for vip, claim := range claims {
-		changes[vip] = &claim
+		pointers[vip] = &claim
 	}
-	return changes
+	return pointers
 }
 
 // A node's life as the messages that come of it: changes, full states, and a second process.
@@ -53,7 +56,7 @@ func history(t *testing.T) (updates []update, final map[netip.Addr]lb.Claim) {
 	for born := range 2 {
 		j := newJournal("n1", uint64(born+1))
 		for _, claims := range steps {
-			j.set(whole(j, claims))
+			j.set(j.whole(all(claims)))
 			updates = append(updates, update{node: j.node, born: j.born, entries: j.take()})
 			updates = append(updates, j.full())
 		}
@@ -159,11 +162,11 @@ func TestMergeTellsWhatChanged(t *testing.T) {
 func TestContract6OutlivesAnEarlierProcessFromTheFuture(t *testing.T) {
 	others := book{}
 	before := newJournal("n1", 1000)
-	before.set(whole(before, map[netip.Addr]lb.Claim{vip1: {Answering: true}}))
+	before.set(all(map[netip.Addr]lb.Claim{vip1: {Answering: true}}))
 	others.merge(before.full())
 
 	after := newJournal("n1", 500)
-	after.set(whole(after, map[netip.Addr]lb.Claim{vip2: {}}))
+	after.set(all(map[netip.Addr]lb.Claim{vip2: {}}))
 	after.take()
 	if after.outlive(after.full()) {
 		t.Error("a process fights its own words")

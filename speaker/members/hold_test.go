@@ -2,15 +2,13 @@ package members
 
 import (
 	"context"
-	"log/slog"
 	"net/netip"
 	"slices"
 	"testing"
 	"time"
 
-	"github.com/hashicorp/memberlist"
-
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 // kill ends a member without a word, while its node stays: the port is closed.
@@ -21,7 +19,7 @@ func (m *rigged) kill(t *testing.T) {
 	}
 }
 
-func holding(d time.Duration) func(*Options) { return func(o *Options) { o.Hold = d } }
+func holding(d time.Duration) func(*setup) { return func(s *setup) { s.liveness.Hold = d } }
 
 // What a killed speaker answered for is held for it, until it answers again.
 func TestContract6AKilledSpeakerIsWaitedFor(t *testing.T) {
@@ -96,8 +94,8 @@ func TestTheHoldEnds(t *testing.T) {
 // node: it hangs, or is about to end.
 func TestASpeakerThatHangsIsNotDead(t *testing.T) {
 	r := newRig(t, "a", "b", "c")
-	r.cluster(holding(500*time.Millisecond), func(o *Options) {
-		o.reaches = func(context.Context, *memberlist.Node) (there, accepts bool) { return true, true }
+	r.cluster(holding(500*time.Millisecond), func(s *setup) {
+		s.liveness.Probe = func(context.Context, netip.AddrPort) bool { return true }
 	})
 	r.members["a"].cable.pulled.Store(true)
 	r.eventually("c has lost a", func() bool { return slices.Equal(r.members["c"].Live(), []string{"b", "c"}) })
@@ -128,36 +126,66 @@ func TestACrashedNodeThatReturnsIsNotWaitedFor(t *testing.T) {
 	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {}})
 }
 
-// A node that was lost and comes back in the same life has gone on meanwhile: what it said before
-// shows nothing until it has spoken again, or has had the time to.
+// What a node said before it was lost counts as stale until it has spoken again.
 func TestWhatALostNodeHasSaidIsStale(t *testing.T) {
-	m := New(Options{Self: "b", Log: slog.New(slog.DiscardHandler), Changed: func([]netip.Addr) {}})
-	a := &memberlist.Node{Name: "a", Meta: meta{born: 7}.encode(memberlist.MetaMaxSize)}
+	b := book{}
 	answers := lb.Claim{Answering: true}
 	said := func(seq uint64, vip netip.Addr, claim lb.Claim) {
-		m.learn(encode(update{node: "a", born: 7, entries: []entry{{vip: vip, seq: seq, claim: claim}}}))
+		b.merge(update{node: "a", born: 7, entries: []entry{{vip: vip, seq: seq, claim: claim}}})
 	}
+	standing := plan.Standing{Live: true, Born: 7}
 	want := func(what string, first, second lb.Claim) {
 		t.Helper()
-		if one, two := m.Claims(vip1)["a"], m.Claims(vip2)["a"]; one != first || two != second {
+		standings := map[string]plan.Standing{"a": standing}
+		if one, two := b.claims(vip1, standings)["a"], b.claims(vip2, standings)["a"]; one != first || two != second {
 			t.Errorf("%s: %+v and %+v", what, one, two)
 		}
 	}
-	m.arrive(a)
 	said(1, vip1, answers)
 	said(2, vip2, answers)
 	want("it has come", answers, answers)
-	m.bury("a")
-	m.arrive(a)
-	f := m.found["a"]
-	f.until = f.until.Add(time.Hour) // so that it does not matter how long this takes
-	m.found["a"] = f
+	standing.Stale = b["a"].newest()
 	stale := lb.Claim{Answering: true, Stale: true}
 	want("it has come back", stale, stale)
-	said(2, vip2, answers) // by somebody who has not heard more of it either
-	want("an old word comes late", stale, stale)
+	said(2, vip2, answers) // by a node that has not heard more of it either
+	want("an old claim comes late", stale, stale)
 	said(3, vip1, lb.Claim{Reason: lb.ReasonYielded})
 	want("it has spoken", lb.Claim{Reason: lb.ReasonYielded}, stale)
-	m.expire(f.until)
+	standing.Stale = plan.Point{}
 	want("after a while", lb.Claim{Reason: lb.ReasonYielded}, answers)
+}
+
+// What is reserved outlives the arrival of the next process's first claims, in either order.
+func TestHeldClaimsOutliveTheNextProcess(t *testing.T) {
+	b := book{}
+	b.merge(update{node: "a", born: 7, floor: 3, entries: []entry{
+		{vip: vip1, seq: 1, claim: lb.Claim{Answering: true, Weight: 5}},
+		{vip: vip2, seq: 2, claim: lb.Claim{Answering: true, Reason: lb.ReasonStopping}},
+		{vip: vip6, seq: 3},
+	}})
+	held := lb.Claim{Answering: true, Weight: 5, Held: true}
+	want := func(what string, standing plan.Standing, first, second lb.Claim) {
+		t.Helper()
+		standings := map[string]plan.Standing{"a": standing}
+		for vip, want := range map[netip.Addr]lb.Claim{vip1: first, vip2: second, vip6: {}} {
+			if got := b.claims(vip, standings)["a"]; got != want {
+				t.Errorf("%s: %s: %+v, want %+v", what, vip, got, want)
+			}
+		}
+	}
+	want("the node is waited for", plan.Standing{Held: 7}, held, lb.Claim{})
+	b.merge(update{node: "a", born: 8, entries: []entry{
+		{vip: vip1, seq: 1, claim: lb.Claim{Reason: lb.ReasonFeedUnknown}},
+		{vip: vip2, seq: 2, claim: lb.Claim{Reason: lb.ReasonFeedUnknown}},
+	}})
+	back := plan.Standing{Live: true, Born: 8, Held: 7}
+	unknown := lb.Claim{Reason: lb.ReasonFeedUnknown}
+	want("its next process has spoken", back, held, unknown)
+	b.merge(
+		update{node: "a", born: 8, entries: []entry{{vip: vip1, seq: 3, claim: lb.Claim{Reason: lb.ReasonNodeLeaving}}}})
+	want("its next process gives the address away", back, lb.Claim{Reason: lb.ReasonNodeLeaving}, unknown)
+	want("another process is held", plan.Standing{Live: true, Born: 8, Held: 6}, lb.Claim{Reason: lb.ReasonNodeLeaving},
+		unknown)
+	want("neither live nor held", plan.Standing{Born: 8}, lb.Claim{}, lb.Claim{})
+	want("live, and only an earlier process has spoken", plan.Standing{Live: true, Born: 9}, lb.Claim{}, lb.Claim{})
 }

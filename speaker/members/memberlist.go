@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
+
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 // retransmitMult times log10(members+1) rounded up is how often a change is passed on by each node
@@ -90,24 +92,13 @@ func (d delegate) NotifyMsg(b []byte) {
 	}
 }
 
-// LocalState is this node's page, those of the live others, and what is held for those that are
-// expected back.
+// LocalState is what this node says, what the live others have said, and what is reserved for those
+// that are expected back.
 func (d delegate) LocalState(bool) []byte {
+	standings, _ := d.m.opts.Liveness.Standings()
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
-	updates := []update{d.m.own.full()}
-	for name := range d.m.live {
-		if d.m.book[name] != nil {
-			updates = append(updates, d.m.book.update(name))
-		}
-	}
-	now := time.Now()
-	for name, h := range d.m.held {
-		if now.Before(h.until) {
-			updates = append(updates, h.update(name))
-		}
-	}
-	return encode(updates...)
+	return encode(append([]update{d.m.own.full()}, d.m.book.updates(standings)...)...)
 }
 
 func (d delegate) MergeRemoteState(b []byte, _ bool) {
@@ -115,7 +106,7 @@ func (d delegate) MergeRemoteState(b []byte, _ bool) {
 	d.m.meet()
 }
 
-// learn takes in a message and tells whether there was news in it.
+// learn takes in a message and reports whether there was news in it.
 func (m *Members) learn(b []byte) bool {
 	updates, err := decode(b)
 	if err != nil {
@@ -123,17 +114,23 @@ func (m *Members) learn(b []byte) bool {
 		return false
 	}
 	var changed []netip.Addr
+	var recalled uint64
 	again := false
 	m.mu.Lock()
 	for _, u := range updates {
 		if u.node == m.opts.Self {
-			m.remember(u, time.Now())
+			if m.recall(u) {
+				recalled = u.born
+			}
 			again = m.own.outlive(u) || again
 			continue
 		}
 		changed = append(changed, m.book.merge(u)...)
 	}
 	m.mu.Unlock()
+	if recalled != 0 {
+		m.opts.Liveness.Recalled(recalled)
+	}
 	if again {
 		m.send.Poke()
 	}
@@ -143,68 +140,79 @@ func (m *Members) learn(b []byte) bool {
 	return len(changed) > 0
 }
 
-// events is what memberlist tells about nodes. It calls with its own lock held, so nothing here may
-// call back.
+// recall keeps what others know of the process before this one, and reports whether it is news. It
+// needs mu.
+func (m *Members) recall(u update) bool {
+	if u.born >= m.own.born || m.previous != nil && u.born <= m.previous.born {
+		return false
+	}
+	m.previous = pageOf(u)
+	return true
+}
+
+// events is what memberlist reports about nodes. It calls with its own lock held, so nothing here
+// may call back.
 type events struct{ m *Members }
 
 func (e events) NotifyJoin(n *memberlist.Node) {
 	if n.Name == e.m.opts.Self {
 		return
 	}
-	node := *n
-	e.m.mu.Lock()
-	e.m.arrive(&node)
-	e.m.greet[n.Name] = true
-	e.m.mu.Unlock()
 	e.m.opts.Log.Info("node is live", "member", n.Name, "address", n.Address())
-	e.m.send.Poke()
-	e.m.opts.Changed(nil)
+	e.m.welcome(n)
 }
 
-// NotifyLeave gets a node that has taken its leave, or that answers nobody. Of the latter it is
-// found out whether only its speaker has ended; until then it counts as live.
+// NotifyUpdate gets a node whose speaker was restarted before a probe of gossip missed it, or whose
+// MAC addresses have changed.
+func (e events) NotifyUpdate(n *memberlist.Node) {
+	if n.Name != e.m.opts.Self {
+		e.m.welcome(n)
+	}
+}
+
+// NotifyLeave gets a node that has left, or that has stopped answering.
 func (e events) NotifyLeave(n *memberlist.Node) {
 	if n.Name == e.m.opts.Self {
 		return
 	}
-	node := *n
 	e.m.mu.Lock()
-	ending := e.m.stopped
-	if n.State == memberlist.StateLeft {
-		delete(e.m.met, n.Name)
-	}
-	check := n.State != memberlist.StateLeft && e.m.opts.Hold > 0 && !ending
-	if check {
-		e.m.fallen[n.Name] = &node
-	} else {
-		e.m.bury(n.Name)
-		e.m.spend(n.Name)
-	}
+	process, ending := e.m.process(n), e.m.stopped
+	delete(e.m.live, n.Name)
+	delete(e.m.greet, n.Name)
 	e.m.mu.Unlock()
-	if check {
-		e.m.watch.Poke()
-		return
+	switch {
+	case ending: // this node's own end makes it deaf
+	case n.State == memberlist.StateLeft:
+		e.m.opts.Log.Info("node has left", "member", n.Name, "address", n.Address())
+		e.m.opts.Liveness.Left(process)
+	default:
+		e.m.opts.Log.Info("node is suspect", "member", n.Name, "address", n.Address())
+		e.m.opts.Liveness.Lost(process)
 	}
-	if !ending {
-		e.m.opts.Log.Info("node is gone", "member", n.Name, "address", n.Address())
-	}
-	e.m.opts.Changed(nil)
 }
 
-// NotifyUpdate gets a node whose speaker was started anew before anybody missed it, or that has
-// other MAC addresses now.
-func (e events) NotifyUpdate(n *memberlist.Node) {
-	if n.Name == e.m.opts.Self {
-		return
-	}
+// welcome notes a live member, which is then told everything.
+func (m *Members) welcome(n *memberlist.Node) {
 	node := *n
-	e.m.mu.Lock()
-	e.m.arrive(&node)
-	e.m.greet[n.Name] = true
-	e.m.mu.Unlock()
-	e.m.send.Poke()
-	e.m.watch.Poke()
-	e.m.opts.Changed(nil)
+	m.mu.Lock()
+	process := m.process(n)
+	m.live[n.Name], m.greet[n.Name] = &node, true
+	m.macs[n.Name] = metaOf(n).macs
+	m.mu.Unlock()
+	m.opts.Liveness.Joined(process)
+	m.send.Poke()
+}
+
+// process describes the process behind a member. It needs mu.
+func (m *Members) process(n *memberlist.Node) plan.Process {
+	p := plan.Process{Node: n.Name, Born: metaOf(n).born}
+	if addr, ok := netip.AddrFromSlice(n.Addr); ok {
+		p.Addr = netip.AddrPortFrom(addr.Unmap(), n.Port)
+	}
+	if page := m.book[n.Name]; page != nil {
+		p.Heard = page.newest()
+	}
+	return p
 }
 
 // logBridge passes memberlist's log lines on. Its levels say how bad something is for the library:

@@ -18,8 +18,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/hashicorp/memberlist"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/liveness"
 )
 
 // cable is the real network with a plug that a test can pull.
@@ -106,22 +108,21 @@ type rig struct {
 	t       *testing.T
 	members map[string]*rigged
 	peers   map[string][]netip.Addr
-	cables  sync.Map // by name
+	cables  sync.Map // by address
 }
 
 type rigged struct {
 	*Members
+	alive *liveness.Actor
 	cable *cable
 	stop  func() // leaves and waits
 }
 
 // say makes claims all that the node says.
-func (m *rigged) say(claims map[netip.Addr]lb.Claim) {
-	m.mu.Lock()
-	changes := whole(m.own, claims)
-	m.mu.Unlock()
-	m.Set(changes)
-}
+func (m *rigged) say(claims map[netip.Addr]lb.Claim) { m.Begin(all(claims)) }
+
+func (m *rigged) Live() []string { return m.alive.Speakers().Live }
+func (m *rigged) Dead() []string { return m.alive.Speakers().Dead }
 
 func fixed(addr netip.Addr) func(context.Context) (netip.Addr, error) {
 	return func(context.Context) (netip.Addr, error) { return addr, nil }
@@ -138,27 +139,39 @@ func newRig(t *testing.T, names ...string) *rig {
 	return r
 }
 
+// setup is how a test runs a member.
+type setup struct {
+	Options
+	liveness liveness.Options
+}
+
 // start runs a member, which is not told of the others yet.
-func (r *rig) start(name string, tweak ...func(*Options)) *rigged {
+func (r *rig) start(name string, tweak ...func(*setup)) *rigged {
 	r.t.Helper()
 	addr := netip.AddrPortFrom(r.peers[name][0], uint16(testPort()))
-	opts := Options{
-		Self: name, Bind: fixed(addr.Addr()), Port: int(addr.Port()), Born: time.Now(),
-		Log: slog.New(slog.DiscardHandler), Changed: func([]netip.Addr) {},
+	c := newCable(r.t, addr)
+	s := setup{
+		Options: Options{
+			Self: name, Bind: fixed(addr.Addr()), Port: int(addr.Port()), Born: time.Now(),
+			Log: slog.New(slog.DiscardHandler), Changed: func([]netip.Addr) {}, transport: c,
+		},
+		liveness: liveness.Options{Self: name, Log: slog.New(slog.DiscardHandler), Changed: func() {}, Probe: r.probe(c)},
 	}
 	for _, t := range tweak {
-		t(&opts)
+		t(&s)
 	}
-	c := newCable(r.t, addr)
-	opts.transport = c
-	r.cables.Store(name, c)
-	if opts.reaches == nil {
-		opts.reaches = r.reaches(c)
-	}
-	m := &rigged{Members: New(opts), cable: c}
+	r.cables.Store(addr.Addr(), c)
+	alive := liveness.New(s.liveness)
+	s.Liveness = alive
+	m := &rigged{Members: New(s.Options), alive: alive, cable: c}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- m.Run(ctx) }()
+	go func() {
+		var group errgroup.Group
+		group.Go(func() error { return m.Run(ctx) })
+		group.Go(func() error { return alive.Run(ctx) })
+		done <- group.Wait()
+	}()
 	stopped := false
 	m.stop = func() {
 		if stopped {
@@ -175,14 +188,14 @@ func (r *rig) start(name string, tweak ...func(*Options)) *rigged {
 	return m
 }
 
-// reaches is the real one, but for cables that are pulled.
-func (r *rig) reaches(own *cable) func(context.Context, *memberlist.Node) (there, accepts bool) {
-	return func(ctx context.Context, node *memberlist.Node) (there, accepts bool) {
-		there, accepts = reaches(ctx, node)
-		if to, ok := r.cables.Load(node.Name); accepts && (own.pulled.Load() || ok && to.(*cable).pulled.Load()) {
-			return false, false
+// probe is the real one, but for cables that are pulled.
+func (r *rig) probe(own *cable) func(context.Context, netip.AddrPort) bool {
+	return func(ctx context.Context, addr netip.AddrPort) bool {
+		to, ok := r.cables.Load(addr.Addr())
+		if own.pulled.Load() || ok && to.(*cable).pulled.Load() {
+			return false
 		}
-		return there, accepts
+		return liveness.Answers(ctx, addr)
 	}
 }
 
@@ -195,10 +208,11 @@ func (r *rig) introduce(name string) {
 		}
 	}
 	r.members[name].SetPeers(others)
+	r.members[name].alive.Set(others)
 }
 
 // cluster starts all, introduces them and waits until they have met.
-func (r *rig) cluster(tweak ...func(*Options)) {
+func (r *rig) cluster(tweak ...func(*setup)) {
 	r.t.Helper()
 	names := r.names()
 	for _, name := range names {
@@ -333,7 +347,7 @@ func TestManyClaimsArriveAtALateJoiner(t *testing.T) {
 func TestContractNothingIsKnownBeforeJoining(t *testing.T) {
 	r := newRig(t, "a", "b", "c")
 	joined := make(chan struct{}, 10)
-	a := r.start("a", func(o *Options) {
+	a := r.start("a", func(o *setup) {
 		o.Changed = func([]netip.Addr) {
 			select {
 			case joined <- struct{}{}:
@@ -363,8 +377,8 @@ func TestContractNothingIsKnownBeforeJoining(t *testing.T) {
 }
 
 func TestEncryption(t *testing.T) {
-	key := func(b byte) func(*Options) {
-		return func(o *Options) { o.Key = slices.Repeat([]byte{b}, 32) }
+	key := func(b byte) func(*setup) {
+		return func(o *setup) { o.Key = slices.Repeat([]byte{b}, 32) }
 	}
 	r := newRig(t, "a", "b", "c")
 	r.start("a", key(1))
@@ -408,7 +422,8 @@ func TestRunWaitsForItsAddress(t *testing.T) {
 	warned := make(chan string, 100)
 	m := New(Options{
 		Self: "a", Bind: fixed(addr.Addr()), Port: int(addr.Port()), Born: time.Now(), Changed: func([]netip.Addr) {},
-		Log: slog.New(slog.NewTextHandler(writerFunc(func(b []byte) { warned <- string(b) }), nil)),
+		Liveness: liveness.New(liveness.Options{}),
+		Log:      slog.New(slog.NewTextHandler(writerFunc(func(b []byte) { warned <- string(b) }), nil)),
 	})
 	m.SetPeers(map[string][]netip.Addr{})
 	ctx, cancel := context.WithCancel(t.Context())

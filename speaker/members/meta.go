@@ -47,9 +47,6 @@ func metaOf(n *memberlist.Node) meta {
 	return m
 }
 
-// bornOf is when the process began that speaks for the member; 0 if it does not say.
-func bornOf(n *memberlist.Node) uint64 { return metaOf(n).born }
-
 // SetMACs replaces the MAC addresses under which this node may answer; sorted.
 func (m *Members) SetMACs(macs []string) {
 	m.mu.Lock()

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/labels"
-
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
@@ -172,7 +170,7 @@ func (r *routes) selects(in BGPInput) bool {
 
 func (a *advertisement) selects(in BGPInput) bool {
 	return len(a.ServiceSelectors) == 0 ||
-		slices.ContainsFunc(in.Labels, func(l labels.Set) bool { return anyMatches(a.ServiceSelectors, l) })
+		slices.ContainsFunc(in.Holders, func(h Holder) bool { return anyMatches(a.ServiceSelectors, h.Labels) })
 }
 
 // add announces a VIP, and says so in v, or why not. With kept set, peers with graceful restart

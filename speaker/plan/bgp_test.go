@@ -66,7 +66,7 @@ func bgpAd(name string, change ...func(*lb.BGPAdvertisement)) lb.BGPAdvertisemen
 func heldVIP(vip, service string, policy lb.TrafficPolicy, local int) BGPInput {
 	key := lb.Key{Namespace: "default", Name: service}
 	d := &lb.Delivery{Service: key, VIP: addr(vip), Policy: policy, LocalReady: local, Ready: local + 2}
-	return BGPInput{VIP: addr(vip), Holders: []Holder{{Service: key, Delivery: d}}, Labels: []labels.Set{{"app": service}}}
+	return BGPInput{VIP: addr(vip), Holders: []Holder{{Service: key, Labels: labels.Set{"app": service}, Delivery: d}}}
 }
 
 func newBGPWorld(changes ...func(*bgpWorld)) *bgpWorld {

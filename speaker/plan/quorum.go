@@ -2,18 +2,47 @@ package plan
 
 import "slices"
 
-// Quorum is what a node sees of the speakers that it knows.
+// Speakers is what this node sees of the cluster's speakers.
+type Speakers struct {
+	// Live are the nodes that it sees, itself included: those whose speaker takes part in gossip, is
+	// suspect, or is expected back. Sorted.
+	Live []string
+	// Missing are the nodes that it has met and does not see, without those that have left. Sorted.
+	Missing []string
+	// Dead are the missing nodes whose kernel is silent too. Sorted; empty without a majority, as it
+	// may be this node that is cut off.
+	Dead []string
+	Quorum
+}
+
+// Quorum says how much of the cluster a node sees.
 type Quorum struct {
-	// Lost is set when it misses some that have not taken their leave.
+	// Lost is set when it misses some that have not left.
 	Lost bool
-	// Majority is set when it sees most of them, or half of them with the first by name among these.
+	// Majority is set when it sees more than half of the speakers that it knows, or half of them with
+	// the first by name among these.
 	Majority bool
 	// Rank is the node's place among those that it sees, by name; 0 is the first.
 	Rank int
 }
 
-// QuorumOf returns what a node sees: live are the nodes that it sees, known those and the ones that
-// it misses; both contain it and are sorted.
+// SpeakersOf returns what a node sees: live are the nodes that it sees, itself included, known
+// those and the ones that it misses, and dead those whose kernel is silent. All are sorted.
+func SpeakersOf(self string, live, known, dead []string) Speakers {
+	s := Speakers{Live: live, Quorum: QuorumOf(self, live, known)}
+	for _, node := range known {
+		if _, seen := slices.BinarySearch(live, node); !seen {
+			s.Missing = append(s.Missing, node)
+		}
+	}
+	if s.Majority {
+		s.Dead = dead
+	}
+	return s
+}
+
+// QuorumOf applies the one rule by which a node judges whether it belongs to the majority. live are
+// the nodes that it sees, known those and the ones that it misses; both contain it and are sorted.
 func QuorumOf(self string, live, known []string) Quorum {
 	return Quorum{
 		Lost:     len(live) < len(known),

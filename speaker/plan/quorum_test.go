@@ -56,3 +56,20 @@ func TestYielding(t *testing.T) {
 		t.Errorf("%+v", d)
 	}
 }
+
+// Nodes count as dead only for a node that sees a majority: else it may be this one that is cut off.
+func TestSpeakersOf(t *testing.T) {
+	for _, c := range []struct{ live, known, dead, missing, wantDead string }{
+		{"abc", "abc", "", "", ""},
+		{"bc", "abc", "a", "a", "a"},
+		{"c", "abc", "ab", "ab", ""},
+		{"c", "abc", "a", "ab", ""}, // a missing node counts whether or not it is dead
+		{"a", "ab", "b", "b", "b"},
+		{"b", "ab", "a", "a", ""},
+	} {
+		s := SpeakersOf(c.live[:1], strings.Split(c.live, ""), strings.Split(c.known, ""), strings.Split(c.dead, ""))
+		if strings.Join(s.Missing, "") != c.missing || strings.Join(s.Dead, "") != c.wantDead {
+			t.Errorf("%s sees %s of %s, dead %s: %+v", c.live[:1], c.live, c.known, c.dead, s)
+		}
+	}
+}

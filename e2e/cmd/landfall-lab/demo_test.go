@@ -28,6 +28,7 @@ func TestDemo(t *testing.T) {
 	}
 	for name, tale := range tales {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			var out strings.Builder
 			err := demo(t.Context(), &out, tale(), lab.Options{}, false)
 			if err != nil {

@@ -1,4 +1,4 @@
-package members
+package liveness
 
 import (
 	"context"
@@ -8,28 +8,25 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hashicorp/memberlist"
-
 	"github.com/landfall-lb/landfall/internal/nstest"
 )
 
-func TestReaches(t *testing.T) {
+func TestAnswers(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	port := uint16(listener.Addr().(*net.TCPAddr).Port)
-	node := &memberlist.Node{Addr: net.IPv4(127, 0, 0, 1), Port: port}
-	if there, accepts := reaches(t.Context(), node); !there || !accepts {
-		t.Errorf("a port that is open: there %v, accepts %v", there, accepts)
+	addr := listener.Addr().(*net.TCPAddr).AddrPort()
+	if !Answers(t.Context(), addr) {
+		t.Error("a port that is open does not answer")
 	}
 	listener.Close()
-	if there, accepts := reaches(t.Context(), node); !there || accepts {
-		t.Errorf("a port that is closed: there %v, accepts %v", there, accepts)
+	if !Answers(t.Context(), addr) {
+		t.Error("a port that is closed does not answer")
 	}
-	node.Addr = net.ParseIP("100::1") // nobody's (RFC 6666)
-	if there, accepts := reaches(t.Context(), node); there || accepts {
-		t.Errorf("no node: there %v, accepts %v", there, accepts)
+	// The discard prefix (RFC 6666) is routed nowhere.
+	if Answers(t.Context(), netip.AddrPortFrom(netip.MustParseAddr("100::1"), addr.Port())) {
+		t.Error("an address without a node answers")
 	}
 }
 
@@ -51,12 +48,12 @@ func TestAPortThatIsSilentIsNotADeadNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	node := &memberlist.Node{Addr: net.IPv4(127, 0, 0, 1), Port: uint16(name.(*syscall.SockaddrInet4).Port)}
+	addr := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(name.(*syscall.SockaddrInet4).Port))
 	for range 8 {
-		conn, err := net.DialTimeout("tcp", node.Address(), 200*time.Millisecond)
+		conn, err := net.DialTimeout("tcp", addr.String(), 200*time.Millisecond)
 		if err != nil {
-			if there, accepts := reaches(t.Context(), node); !there || accepts {
-				t.Errorf("there %v, accepts %v", there, accepts)
+			if !Answers(t.Context(), addr) {
+				t.Error("the node counts as dead")
 			}
 			return
 		}
@@ -70,23 +67,23 @@ func TestPing(t *testing.T) {
 	nstest.Veth(t, a, "eth0", "172.26.236.177/24", b, "eth0", "172.26.236.178/24")
 	a.Run(t, "ip", "addr", "add", "fd00::177/64", "dev", "eth0", "nodad")
 	b.Run(t, "ip", "addr", "add", "fd00::178/64", "dev", "eth0", "nodad")
-	asks := func(to string) (answered bool) {
+	asks := func(to string, patience time.Duration) (answered bool) {
 		a.Do(t, func() error {
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
-			answered = ping(ctx, netip.MustParseAddr(to).AsSlice())
+			answered = ping(ctx, netip.MustParseAddr(to))
 			return nil
 		})
 		return answered
 	}
 	for _, to := range []string{"172.26.236.178", "fd00::178"} {
-		if !asks(to) {
+		if !asks(to, 10*time.Second) {
 			t.Errorf("%s does not answer", to)
 		}
 	}
 	b.Run(t, "ip", "link", "set", "eth0", "down")
 	for _, to := range []string{"172.26.236.178", "fd00::178"} {
-		if asks(to) {
+		if asks(to, 100*time.Millisecond) {
 			t.Errorf("%s answers, and its link is down", to)
 		}
 	}

@@ -1,0 +1,129 @@
+// Landfall-test runs suites of Go tests side by side and sums them up: the output of each test that
+// fails, a table of the slowest tests, and how many tests passed, failed and were skipped.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const usage = `usage:
+  landfall-test [--verbose SUITE] [--summary FILE] SUITE [VARIABLE=VALUE...] ARGUMENT... [-- SUITE ...]
+
+Each suite is a run of "go test" with these arguments, under a name. Suites run side by side.
+  --verbose SUITE  print the output of each test of a suite, not only of those that fail
+  --summary FILE   write the table and the counts to a file as well
+`
+
+// beat is how often the program says what is running.
+const beat = 10 * time.Second
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := run(ctx, os.Args[1:], os.Stdout)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		fmt.Print(usage)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "landfall-test:", err)
+		os.Exit(1)
+	}
+}
+
+// suite is a run of "go test".
+type suite struct {
+	name      string
+	env, args []string
+}
+
+// parseSuites reads suites that are separated by "--".
+func parseSuites(args []string) ([]suite, error) {
+	var suites []suite
+	for len(args) > 0 {
+		end := slices.Index(args, "--")
+		if end < 0 {
+			end = len(args)
+		}
+		part := args[:end]
+		args = args[min(end+1, len(args)):]
+		if len(part) < 2 {
+			return nil, fmt.Errorf("a suite needs a name and arguments, and there is %q", part)
+		}
+		s := suite{name: part[0], args: part[1:]}
+		for len(s.args) > 0 && strings.Contains(s.args[0], "=") && s.args[0][0] != '-' {
+			s.env, s.args = append(s.env, s.args[0]), s.args[1:]
+		}
+		suites = append(suites, s)
+	}
+	if len(suites) == 0 {
+		return nil, flag.ErrHelp
+	}
+	return suites, nil
+}
+
+func run(ctx context.Context, args []string, out io.Writer) error {
+	flags := flag.NewFlagSet("landfall-test", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	verbose := flags.String("verbose", "", "")
+	summary := flags.String("summary", "", "")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	suites, err := parseSuites(flags.Args())
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	r := newReport(out, *verbose)
+	quiet := r.beatEvery(beat, began)
+	var group sync.WaitGroup
+	errs := make([]error, len(suites))
+	for i, s := range suites {
+		group.Go(func() { errs[i] = s.run(ctx, r) })
+	}
+	group.Wait()
+	quiet()
+	text := r.summary(time.Since(began))
+	fmt.Fprint(out, text)
+	if *summary != "" {
+		errs = append(errs, os.WriteFile(*summary, []byte(text), 0o644))
+	}
+	return errors.Join(errs...)
+}
+
+// run runs the suite and hands its events to the report.
+func (s suite) run(ctx context.Context, r *report) error {
+	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-json"}, s.args...)...)
+	cmd.Env = append(os.Environ(), s.env...)
+	cmd.Stderr = r.stderr()
+	// Tests end in good order, and take their labs with them.
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = time.Minute
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	began := time.Now()
+	err = errors.Join(r.read(s.name, stdout), cmd.Wait())
+	r.print(fmt.Sprintf("  suite %s took %.0f s, and %.0f s of processor time\n", s.name, time.Since(began).Seconds(),
+		(cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()))
+	if err != nil {
+		return fmt.Errorf("suite %s: %w", s.name, err)
+	}
+	return nil
+}

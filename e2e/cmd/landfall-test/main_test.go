@@ -1,0 +1,149 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestParseSuites(t *testing.T) {
+	got, err := parseSuites(strings.Fields("unit -race ./a ./b -- e2e CGO_ENABLED=0 X=y -timeout=5m ./e2e/..."))
+	if err != nil || len(got) != 2 {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	if s := got[0]; s.name != "unit" || len(s.env) != 0 || !slices.Equal(s.args, []string{"-race", "./a", "./b"}) {
+		t.Errorf("first %+v", s)
+	}
+	if s := got[1]; s.name != "e2e" || !slices.Equal(s.env, []string{"CGO_ENABLED=0", "X=y"}) ||
+		!slices.Equal(s.args, []string{"-timeout=5m", "./e2e/..."}) {
+		t.Errorf("second %+v", s)
+	}
+	if _, err := parseSuites([]string{"unit", "--", "e2e", "./e2e"}); err == nil {
+		t.Error("a suite without arguments was taken")
+	}
+	if _, err := parseSuites(nil); !errors.Is(err, flag.ErrHelp) {
+		t.Errorf("no suite: %v", err)
+	}
+}
+
+// events are those of two packages: one whose tests pass, fail and are skipped, and one that does
+// not compile.
+var events = strings.ReplaceAll(`{"Action":"start","Package":"MODULE/a"}
+{"Action":"run","Package":"MODULE/a","Test":"TestGood"}
+{"Action":"output","Package":"MODULE/a","Test":"TestGood","Output":"of a good test\n"}
+{"Action":"pass","Package":"MODULE/a","Test":"TestGood","Elapsed":2.5}
+{"Action":"run","Package":"MODULE/a","Test":"TestBad"}
+{"Action":"run","Package":"MODULE/a","Test":"TestBad/one"}
+{"Action":"output","Package":"MODULE/a","Test":"TestBad/one","Output":"of a bad subtest\n"}
+{"Action":"fail","Package":"MODULE/a","Test":"TestBad/one","Elapsed":0.5}
+{"Action":"fail","Package":"MODULE/a","Test":"TestBad","Elapsed":0.5}
+{"Action":"run","Package":"MODULE/a","Test":"TestNo"}
+{"Action":"skip","Package":"MODULE/a","Test":"TestNo","Elapsed":0}
+{"Action":"output","Package":"MODULE/a","Output":"FAIL\tMODULE/a\t3.0s\n"}
+{"Action":"fail","Package":"MODULE/a","Elapsed":3}
+{"ImportPath":"MODULE/b [MODULE/b.test]","Action":"build-output","Output":"b.go:1: no such thing\n"}
+{"ImportPath":"MODULE/b [MODULE/b.test]","Action":"build-fail"}
+{"Action":"start","Package":"MODULE/b"}
+{"Action":"fail","Package":"MODULE/b","Elapsed":0}
+{"Action":"run","Package":"MODULE/c","Test":"TestPanic"}
+{"Action":"output","Package":"MODULE/c","Test":"TestPanic","Output":"panic: help\n"}
+{"Action":"fail","Package":"MODULE/c","Elapsed":1}
+no event
+`, "MODULE/", modulePath)
+
+func TestReport(t *testing.T) {
+	var out strings.Builder
+	r := newReport(&out, "e2e")
+	if err := r.read("unit", strings.NewReader(events)); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"of a bad subtest\n", "FAIL\tgithub", "b.go:1: no such thing\n", "panic: help\n",
+		"no event\n"} {
+		if strings.Count(out.String(), want) != 1 {
+			t.Errorf("not once %q in\n%s", want, out.String())
+		}
+	}
+	if strings.Contains(out.String(), "of a good test") {
+		t.Errorf("the output of a test that passed:\n%s", out.String())
+	}
+	want := `
+The 3 slowest tests:
+  SECONDS  TEST      PACKAGE
+      2.5  TestGood  a
+      0.5  TestBad   a
+      0.0  TestNo    a
+
+Failed:
+  a TestBad/one
+  a TestBad
+  b
+  c TestPanic
+
+1 tests passed, 4 failed, 1 were skipped, in 7 s (subtests are counted too)
+`
+	if got := r.summary(7 * time.Second); got != want {
+		t.Errorf("summary:\n%s\nwant:\n%s", got, want)
+	}
+	out.Reset()
+	if err := r.read("e2e", strings.NewReader(events)); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(out.String(), "of a good test") {
+		t.Errorf("a verbose suite does not show the output of a test that passed:\n%s", out.String())
+	}
+}
+
+func TestProgress(t *testing.T) {
+	r := newReport(&strings.Builder{}, "")
+	began := time.Now()
+	r.take("unit", event{Action: "run", Package: modulePath + "a", Test: "TestOne"})
+	r.take("unit", event{Action: "run", Package: modulePath + "a", Test: "TestTwo"})
+	r.take("unit", event{Action: "run", Package: modulePath + "a", Test: "TestTwo/part"})
+	r.take("unit", event{Action: "pause", Package: modulePath + "a", Test: "TestTwo"})
+	got := r.progress(began.Add(time.Minute), began)
+	if !strings.HasPrefix(got, "  60 s: 0 passed, 0 failed; running: a TestOne ") || strings.Contains(got, "TestTwo") {
+		t.Errorf("%q", got)
+	}
+	r.take("unit", event{Action: "cont", Package: modulePath + "a", Test: "TestTwo"})
+	r.take("unit", event{Action: "pass", Package: modulePath + "a", Test: "TestOne"})
+	if got := r.progress(began.Add(time.Minute), began); !strings.Contains(got, "1 passed") ||
+		!strings.Contains(got, "running: a TestTwo ") {
+		t.Errorf("%q", got)
+	}
+}
+
+// Real runs of "go test", of a module with one test: the suite's variables reach it, and a failure
+// is an error.
+func TestRun(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"go.mod": "module example.com/x\n\ngo 1.26\n",
+		"x_test.go": `package x
+import ("os"; "testing")
+func TestWord(t *testing.T) { if os.Getenv("WORD") != "right" { t.Error("the wrong word") } }
+`} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Chdir(dir)
+	t.Setenv("GOFLAGS", "")
+	var out strings.Builder
+	if err := run(t.Context(), []string{"--summary", "summary", "one", "WORD=right", "."}, &out); err != nil {
+		t.Errorf("%v\n%s", err, out.String())
+	}
+	if text, err := os.ReadFile("summary"); err != nil || !strings.Contains(string(text), "1 tests passed, 0 failed") {
+		t.Errorf("%v: %s", err, text)
+	}
+	out.Reset()
+	err := run(t.Context(), []string{"one", "WORD=right", ".", "--", "two", "WORD=other", "."}, &out)
+	if err == nil || !strings.Contains(err.Error(), "suite two: exit status 1") ||
+		!strings.Contains(out.String(), "the wrong word") || !strings.Contains(out.String(), "1 tests passed, 1 failed") {
+		t.Errorf("%v\n%s", err, out.String())
+	}
+}

@@ -1,0 +1,132 @@
+package bfd
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// order is what the process is told: all sessions that shall be. What else it says counts in the
+// first only.
+type order struct {
+	Normal   bool
+	Sessions []ordered
+}
+
+type ordered struct {
+	Key     Key
+	Profile Profile
+}
+
+// answer is what it tells: something for the log, or all that is so.
+type answer struct {
+	Change   *change
+	Outcomes []answered
+	Health   *Health
+}
+
+type answered struct {
+	Key     Key
+	Outcome Outcome
+}
+
+// ProcessMain must be the first thing that a program with a Process does. In the process that keeps
+// the sessions it does not return, else it does so at once.
+func ProcessMain() {
+	if os.Getenv(processMark) == "" {
+		return
+	}
+	// Whoever interrupts a group of processes means the program, which then takes the sessions down in
+	// its own time.
+	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	if err := keepFor(os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// keepFor keeps the sessions that it reads of until there is no more to read.
+func keepFor(in io.Reader, out io.Writer) error {
+	orders := json.NewDecoder(in)
+	var first order
+	if orders.Decode(&first) != nil {
+		return nil // nobody wants any
+	}
+	changed := make(chan struct{}, 1)
+	teller := teller{encoder: json.NewEncoder(out)}
+	w := newWorker(workerOptions{
+		Options: Options{
+			Normal: first.Normal,
+			Changed: func() {
+				select {
+				case changed <- struct{}{}:
+				default:
+				}
+			},
+		},
+		note: func(c change) { teller.tell(answer{Change: &c}) },
+	})
+	w.Set(first.desired())
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		defer cancel()
+		for {
+			var next order
+			if orders.Decode(&next) != nil {
+				time.Sleep(linger)
+				return
+			}
+			w.Set(next.desired())
+		}
+	}()
+	ran := make(chan error, 1)
+	go func() { ran <- w.Run(ctx) }()
+	ticker := time.NewTicker(counting)
+	defer ticker.Stop()
+	for {
+		select {
+		case err := <-ran:
+			return err
+		case <-changed:
+		case <-ticker.C:
+		}
+		teller.tell(all(w))
+	}
+}
+
+func (o order) desired() map[Key]Profile {
+	desired := make(map[Key]Profile, len(o.Sessions))
+	for _, s := range o.Sessions {
+		desired[s.Key] = s.Profile
+	}
+	return desired
+}
+
+// all returns what is so.
+func all(w *worker) answer {
+	health := w.Health()
+	said := answer{Health: &health}
+	for key, o := range w.Outcomes() {
+		said.Outcomes = append(said.Outcomes, answered{key, o})
+	}
+	return said
+}
+
+// teller writes answers of several goroutines.
+type teller struct {
+	mu      sync.Mutex
+	encoder *json.Encoder
+}
+
+func (t *teller) tell(a answer) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_ = t.encoder.Encode(a) // if nobody listens any more, nobody orders either
+}

@@ -1,0 +1,101 @@
+package bfd
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// receive takes all packets that are there, and returns until when all that came have been taken.
+func (e *engine) receive(now time.Time) (horizon time.Time) {
+	for range rounds {
+		var arrived []datagram
+		arrived, horizon = e.wire.receive(now)
+		for i := range arrived {
+			e.deliver(&arrived[i], now)
+		}
+		if !horizon.Before(now) {
+			break
+		}
+	}
+	return horizon
+}
+
+// deliver takes one packet to its session (RFC 5880 section 6.8.6).
+func (e *engine) deliver(d *datagram, now time.Time) {
+	if d.lost {
+		e.excuse(d.listener, now)
+	}
+	p, drop := decode(d.payload)
+	var s *session
+	if drop == dropNone {
+		s, drop = e.find(&p, d)
+	}
+	if drop != dropNone {
+		e.worker.stats.dropped[drop].Add(1)
+		return
+	}
+	s.counters.received.Add(1)
+	if s.tooFar != "" {
+		s.tooFar, e.changed = "", true
+	}
+	m, reply, send := s.machine.received(p, d.at, now, e.worker.opts.random())
+	e.take(s, m, reply, send, now)
+}
+
+// excuse gives time to all peers whose packets may be among those that were lost in a full buffer.
+func (e *engine) excuse(l listener, now time.Time) {
+	e.worker.stats.lost.Add(1)
+	for _, s := range e.sessions {
+		if s.key.listener() == l {
+			s.machine = s.machine.excused(now)
+		}
+	}
+}
+
+// find returns the session that a packet is for, or why it is for none.
+func (e *engine) find(p *Packet, d *datagram) (*session, Drop) {
+	if p.YourDiscriminator == 0 && p.State != Down && p.State != AdminDown {
+		return nil, DropState
+	}
+	i := slices.IndexFunc(e.sessions, func(s *session) bool { return s.owns(p, d) })
+	if i < 0 {
+		return nil, DropNoSession
+	}
+	s := e.sessions[i]
+	switch {
+	case d.ttl < minTTL(s.key, s.machine.profile):
+		e.far(s, d.ttl)
+		return nil, DropTTL
+	case p.Authenticated:
+		return nil, DropAuthentication
+	}
+	return s, dropNone
+}
+
+// far notes, while the session is not up, that its packets travel further than they may; or start
+// with less than 255, as BIRD's do on several hops.
+func (e *engine) far(s *session, ttl int) {
+	if s.machine.state == Up || s.tooFar != "" {
+		return
+	}
+	s.tooFar = fmt.Sprintf("packets of the peer arrive with TTL %d, and the least that is heeded is %d", ttl,
+		minTTL(s.key, s.machine.profile))
+	e.changed = true
+	e.worker.report(change{Key: s.key, Problem: s.tooFar})
+}
+
+// owns tells whether a packet is for the session: by its discriminator alone once the peer knows
+// it, as the peer's address and interface may change then (RFC 5880 section 6.3); else by where it
+// came from.
+func (s *session) owns(p *Packet, d *datagram) bool {
+	switch {
+	case s.key.listener() != d.listener:
+		return false
+	case p.YourDiscriminator != 0:
+		return p.YourDiscriminator == s.machine.discr
+	case s.key.device() != "" && (s.link == nil || s.link.device() != d.device):
+		return false
+	}
+	return s.peer == d.from && (!s.key.Local.IsValid() || s.key.Local.WithZone("") == d.to)
+}

@@ -1,0 +1,170 @@
+// Package liveness finds out what has become of the speakers that gossip has lost: whether a
+// speaker has crashed, hangs or is cut off while its node still forwards, so that its addresses are
+// reserved for it, or whether the whole node is dead.
+//
+// State decides, as a value; Actor probes nodes and keeps the time.
+package liveness
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/actor"
+	"github.com/landfall-lb/landfall/internal/loop"
+	"github.com/landfall-lb/landfall/speaker/plan"
+)
+
+// probeEvery is how often a node that is waited for is probed, as it may go down after its speaker.
+const probeEvery = 200 * time.Millisecond
+
+// Options of an Actor.
+type Options struct {
+	Self string // this node's name
+	// Hold is how long the addresses that a crashed speaker announced are reserved for it, while its
+	// node is still there; 0 for not at all.
+	Hold time.Duration
+	Log  *slog.Logger
+	// Changed is called after Speakers or Standings differ. It must not block, and may be called from
+	// any goroutine.
+	Changed func()
+	// Probe reports whether the kernel of a node answers; nil stands for Answers.
+	Probe func(ctx context.Context, addr netip.AddrPort) bool
+}
+
+// Actor probes the nodes whose speakers gossip has lost.
+type Actor struct {
+	opts   Options
+	runner *loop.Runner
+
+	mu    sync.Mutex
+	state *State
+	// What follows from state, until it changes or the time is over; nil when it has to be made anew.
+	standings map[string]plan.Standing
+	until     time.Time
+}
+
+var _ actor.Setter[map[string][]netip.Addr] = (*Actor)(nil)
+
+// New returns an Actor that has met no other node.
+func New(opts Options) *Actor {
+	if opts.Probe == nil {
+		opts.Probe = Answers
+	}
+	a := &Actor{opts: opts, state: NewState(opts.Self, opts.Hold)}
+	a.runner = loop.New(func(ctx context.Context) (time.Duration, error) { return a.apply(ctx), nil }, loop.Options{})
+	return a
+}
+
+// Set says which other nodes the cluster has, by name.
+func (a *Actor) Set(nodes map[string][]netip.Addr) {
+	a.change(func(s *State, _ time.Time) { s.Keep(nodes) })
+}
+
+// Joined takes in that a process takes part in gossip. Gossip calls it, like the methods after it,
+// in the order of events.
+func (a *Actor) Joined(p plan.Process) {
+	a.change(func(s *State, now time.Time) { s.Joined(p, now) })
+	a.opts.Changed()
+}
+
+// Lost takes in that a process has stopped answering gossip. Its node counts as live until it has
+// been probed.
+func (a *Actor) Lost(p plan.Process) {
+	a.change(func(s *State, _ time.Time) { s.Lost(p) })
+}
+
+// Left takes in that a process has ended as planned.
+func (a *Actor) Left(p plan.Process) {
+	a.change(func(s *State, _ time.Time) { s.Left(p) })
+	a.opts.Changed()
+}
+
+// Recalled takes in that other nodes reserve what an earlier process of this node has announced.
+func (a *Actor) Recalled(born uint64) {
+	a.change(func(s *State, now time.Time) { s.Recalled(born, now) })
+	a.opts.Changed()
+}
+
+// change updates the state and has the actor look at it.
+func (a *Actor) change(f func(s *State, now time.Time)) {
+	a.mu.Lock()
+	f(a.state, time.Now())
+	a.standings = nil
+	a.mu.Unlock()
+	a.runner.Poke()
+}
+
+// Speakers returns what this node sees of the cluster's speakers.
+func (a *Actor) Speakers() plan.Speakers {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.state.Speakers(time.Now())
+}
+
+// Standings returns what counts of the claims of each other node, and the earlier process of this
+// node whose addresses are reserved for it; 0 for none. The map must not be changed.
+func (a *Actor) Standings() (others map[string]plan.Standing, previous uint64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := time.Now()
+	if a.standings == nil || !a.until.IsZero() && !now.Before(a.until) {
+		a.standings, a.until = a.state.Standings(now), a.state.Next(now)
+	}
+	return a.standings, a.state.Previous(now)
+}
+
+// Run probes nodes until ctx ends.
+func (a *Actor) Run(ctx context.Context) error { return a.runner.Run(ctx) }
+
+// apply probes the nodes that are due at once, ends what has lasted long enough, and returns when
+// to look again; 0 for not before something happens.
+func (a *Actor) apply(ctx context.Context) time.Duration {
+	a.mu.Lock()
+	probes := a.state.Probes(time.Now())
+	a.mu.Unlock()
+	var group sync.WaitGroup
+	for _, p := range probes {
+		group.Go(func() {
+			if answered := a.opts.Probe(ctx, p.Addr); ctx.Err() == nil { // a probe that was cut short shows nothing
+				a.settle(p, answered)
+			}
+		})
+	}
+	group.Wait()
+
+	a.mu.Lock()
+	now := time.Now()
+	changed := a.state.Expire(now)
+	if changed {
+		a.standings = nil
+	}
+	var again time.Duration
+	if next := a.state.Next(now); !next.IsZero() {
+		again = next.Sub(now)
+	}
+	if len(a.state.Probes(now)) > 0 && (again == 0 || again > probeEvery) {
+		again = probeEvery
+	}
+	a.mu.Unlock()
+	if changed {
+		a.opts.Changed()
+	}
+	return again
+}
+
+// settle takes in the answer to a probe.
+func (a *Actor) settle(p Probe, answered bool) {
+	a.mu.Lock()
+	verdict := a.state.Probed(p, answered, time.Now())
+	if verdict != Unchanged {
+		a.standings = nil
+	}
+	a.mu.Unlock()
+	if verdict != Unchanged {
+		a.opts.Log.Info(string(verdict), "member", p.Node, "address", p.Addr)
+		a.opts.Changed()
+	}
+}

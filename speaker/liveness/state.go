@@ -1,0 +1,283 @@
+package liveness
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/landfall-lb/landfall/speaker/plan"
+)
+
+// A speaker that crashes does not take its node with it: the kernel there still forwards, and
+// clients that know the way go on. So the addresses that it announced are reserved for a while, in
+// the hope that the speaker is back before a client has to ask for the way. The same holds for a
+// speaker that gets no CPU time, and for one whose gossip a packet filter drops. A node that has
+// crashed, is cut off or is frozen answers no probe, and the others take over at once.
+
+// staleFor is how long the claims of a node that was lost and has come back count as stale, unless
+// the node replaces them sooner. After that the node has had nothing else to say.
+const staleFor = time.Second
+
+// Probe asks whether the kernel of a node answers.
+type Probe struct {
+	Node string
+	Addr netip.AddrPort
+
+	doubt uint64 // of a suspect
+	held  uint64 // of a node that is waited for
+}
+
+// State judges what has become of the speakers of other nodes, from what gossip reports and from
+// probes. It is a value without a clock: each method is given the time.
+type State struct {
+	self     string
+	hold     time.Duration
+	nodes    map[string]*peer
+	previous reserved // for this node, by the others
+}
+
+// phase is what gossip knows of a node's speaker.
+type phase int
+
+const (
+	absent  phase = iota // it has left, or was lost and diagnosed
+	live                 // it takes part
+	suspect              // gossip has lost it, and the probe of its node is under way
+)
+
+// peer is what is known of another node.
+type peer struct {
+	plan.Process
+	phase      phase
+	doubt      uint64 // counts the times at which gossip lost it
+	met        bool   // it has been live, and has not left
+	dead       bool
+	hold       reserved
+	stale      plan.Point
+	staleUntil time.Time
+}
+
+// reserved is the process whose addresses are reserved for its node, and until when. Once the time
+// is over it keeps the same process from being waited for again.
+type reserved struct {
+	born  uint64
+	until time.Time
+	probe netip.AddrPort // not valid while the node is known to be there otherwise
+}
+
+func (r reserved) active(now time.Time) bool { return now.Before(r.until) }
+
+// NewState returns a State that has met no other node. hold is how long it reserves what a
+// crashed speaker announced.
+func NewState(self string, hold time.Duration) *State {
+	return &State{self: self, hold: hold, nodes: map[string]*peer{}}
+}
+
+func (l *State) peer(node string) *peer {
+	n := l.nodes[node]
+	if n == nil {
+		n = &peer{}
+		l.nodes[node] = n
+	}
+	return n
+}
+
+// Joined takes in that a process takes part in gossip. What an earlier process of its node
+// announced is reserved for it.
+func (l *State) Joined(p plan.Process, now time.Time) {
+	n := l.peer(p.Node)
+	lost := n.phase == absent && n.met
+	n.Process, n.phase, n.met, n.dead = p, live, true, false
+	if p.Heard == (plan.Point{}) {
+		return
+	}
+	if p.Heard.Born < p.Born {
+		n.reserve(p.Heard.Born, now.Add(l.hold))
+		return
+	}
+	if n.hold.born == p.Heard.Born {
+		n.hold = reserved{} // a false alarm: the process goes on
+	}
+	if lost {
+		n.stale, n.staleUntil = p.Heard, now.Add(staleFor)
+	}
+}
+
+// Lost takes in that a process has stopped answering gossip: it is suspect until its node is
+// probed.
+func (l *State) Lost(p plan.Process) {
+	n := l.peer(p.Node)
+	n.Process, n.phase, n.met, n.dead = p, suspect, true, false
+	n.doubt++
+}
+
+// Left takes in that a process has ended as planned: the others have taken over from it.
+func (l *State) Left(p plan.Process) {
+	n := l.peer(p.Node)
+	n.forget()
+	n.met, n.dead = false, false
+	n.release(p.Heard.Born)
+}
+
+// Recalled takes in that others reserve what the process born then has announced from this node.
+func (l *State) Recalled(born uint64, now time.Time) {
+	if born > l.previous.born {
+		l.previous = reserved{born: born, until: now.Add(l.hold)}
+	}
+}
+
+// Keep forgets the nodes that are no longer in the cluster.
+func (l *State) Keep(nodes map[string][]netip.Addr) {
+	maps.DeleteFunc(l.nodes, func(name string, n *peer) bool {
+		_, ok := nodes[name]
+		return !ok && n.phase == absent
+	})
+}
+
+// Probes returns which nodes to probe: the suspects, and those that are waited for.
+func (l *State) Probes(now time.Time) []Probe {
+	var probes []Probe
+	for name, n := range l.nodes {
+		switch {
+		case n.phase == suspect:
+			probes = append(probes, Probe{Node: name, Addr: n.Addr, doubt: n.doubt})
+		case n.phase == absent && n.hold.active(now) && n.hold.probe.IsValid():
+			probes = append(probes, Probe{Node: name, Addr: n.hold.probe, held: n.hold.born})
+		}
+	}
+	return probes
+}
+
+// Verdict is what the answer to a probe has shown anew.
+type Verdict string
+
+// The verdicts.
+const (
+	Unchanged  Verdict = ""
+	SpeakerOff Verdict = "speaker is lost, its node answers"
+	NodeDead   Verdict = "node is dead"
+)
+
+// Probed takes in whether the kernel of a node has answered.
+func (l *State) Probed(p Probe, answered bool, now time.Time) Verdict {
+	n := l.nodes[p.Node]
+	switch {
+	case n == nil:
+		return Unchanged
+	case p.held != 0:
+		if answered || n.phase != absent || n.hold.born != p.held {
+			return Unchanged
+		}
+		n.dead = true // the node has followed its speaker
+		n.release(p.held)
+		return NodeDead
+	case n.phase != suspect || n.doubt != p.doubt:
+		return Unchanged // back, or gone another way
+	}
+	n.forget()
+	if !answered {
+		n.dead = true
+		n.release(n.Heard.Born)
+		return NodeDead
+	}
+	if born := n.Heard.Born; born != 0 {
+		n.reserve(born, now.Add(l.hold))
+		if n.hold.born == born {
+			n.hold.probe = p.Addr
+		}
+	}
+	return SpeakerOff
+}
+
+// reserve begins to wait for the node's next speaker, once for each process.
+func (n *peer) reserve(born uint64, until time.Time) {
+	if n.hold.born < born {
+		n.hold = reserved{born: born, until: until}
+	}
+}
+
+// release ends the wait for the node's next speaker. What the processes up to this one have
+// announced is never reserved again.
+func (n *peer) release(born uint64) { n.hold = reserved{born: max(born, n.hold.born)} }
+
+func (n *peer) forget() {
+	n.phase, n.stale, n.staleUntil = absent, plan.Point{}, time.Time{}
+}
+
+// Expire ends what has lasted long enough, and reports whether claims count differently now.
+func (l *State) Expire(now time.Time) (changed bool) {
+	for _, n := range l.nodes {
+		if !n.hold.until.IsZero() && !n.hold.active(now) {
+			n.hold.until, changed = time.Time{}, true
+		}
+		if !n.staleUntil.IsZero() && !now.Before(n.staleUntil) {
+			n.stale, n.staleUntil, changed = plan.Point{}, time.Time{}, true
+		}
+	}
+	return changed
+}
+
+// Next returns when the next thing ends by itself; the zero time means never.
+func (l *State) Next(now time.Time) (next time.Time) {
+	sooner := func(t time.Time) {
+		if now.Before(t) && (next.IsZero() || t.Before(next)) {
+			next = t
+		}
+	}
+	sooner(l.previous.until)
+	for _, n := range l.nodes {
+		sooner(n.hold.until)
+		sooner(n.staleUntil)
+	}
+	return next
+}
+
+// Speakers returns what this node sees of the cluster's speakers.
+func (l *State) Speakers(now time.Time) plan.Speakers {
+	alive, known := []string{l.self}, []string{l.self}
+	var dead []string
+	for name, n := range l.nodes {
+		seen := n.phase != absent || n.hold.active(now)
+		if seen {
+			alive = append(alive, name)
+		}
+		if seen || n.met {
+			known = append(known, name)
+		}
+		if n.dead {
+			dead = append(dead, name)
+		}
+	}
+	slices.Sort(alive)
+	slices.Sort(known)
+	slices.Sort(dead)
+	return plan.SpeakersOf(l.self, alive, known, dead)
+}
+
+// Standings returns what counts of the claims of each node that is live or waited for.
+func (l *State) Standings(now time.Time) map[string]plan.Standing {
+	standings := make(map[string]plan.Standing, len(l.nodes))
+	for name, n := range l.nodes {
+		s := plan.Standing{Live: n.phase != absent, Born: n.Born}
+		if n.hold.active(now) {
+			s.Held = n.hold.born
+		}
+		if now.Before(n.staleUntil) {
+			s.Stale = n.stale
+		}
+		if s.Live || s.Held != 0 {
+			standings[name] = s
+		}
+	}
+	return standings
+}
+
+// Previous returns the process before this node's own whose addresses the others reserve for this
+// node; 0 for none.
+func (l *State) Previous(now time.Time) uint64 {
+	if !l.previous.active(now) {
+		return 0
+	}
+	return l.previous.born
+}

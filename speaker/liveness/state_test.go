@@ -1,0 +1,268 @@
+package liveness
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/speaker/plan"
+)
+
+const hold = 5 * time.Second
+
+// story tells a State what happens, in steps of a few words each, and says what it makes of it. The
+// node of a story is "m"; processes of other nodes are named like "a1", the first of node a.
+type story struct {
+	*State
+	now   time.Time
+	heard map[string]plan.Point // the newest claim of each node that has arrived
+}
+
+func newStory() *story {
+	return &story{State: NewState("m", hold), now: time.Unix(1e9, 0), heard: map[string]plan.Point{}}
+}
+
+func process(name string) plan.Process {
+	return plan.Process{Node: name[:1], Born: uint64(name[1] - '0'),
+		Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, name[0]}), 7947)}
+}
+
+// do takes one step: "a1 joins", "a1 speaks", "a1 lost", "a1 leaves", "a answers", "a silent",
+// "3s", "recalled 1", "cluster a b".
+func (s *story) do(step string) Verdict {
+	words := strings.Fields(step)
+	if d, err := time.ParseDuration(words[0]); err == nil {
+		s.now = s.now.Add(d)
+		s.Expire(s.now)
+		return Unchanged
+	}
+	verb := ""
+	if len(words) > 1 {
+		verb = words[1]
+	}
+	node := words[0][:1]
+	event := func() plan.Process {
+		p := process(words[0])
+		p.Heard = s.heard[node]
+		return p
+	}
+	switch {
+	case words[0] == "cluster":
+		nodes := map[string][]netip.Addr{}
+		for _, name := range words[1:] {
+			nodes[name] = nil
+		}
+		s.Keep(nodes)
+	case words[0] == "recalled":
+		s.Recalled(uint64(words[1][0]-'0'), s.now)
+	case verb == "joins":
+		s.Joined(event(), s.now)
+	case verb == "speaks":
+		said := plan.Point{Born: process(words[0]).Born, Seq: 1}
+		if heard := s.heard[node]; heard.Born == said.Born {
+			said.Seq = heard.Seq + 1
+		} else if heard.Born > said.Born {
+			break // gossip drops it: a later process has spoken
+		}
+		s.heard[node] = said
+	case verb == "lost":
+		s.Lost(event())
+	case verb == "leaves":
+		s.Left(event())
+	case verb == "answers", verb == "silent":
+		for _, p := range s.Probes(s.now) {
+			if p.Node == node {
+				return s.Probed(p, verb == "answers", s.now)
+			}
+		}
+	default:
+		panic("no such step: " + step)
+	}
+	return Unchanged
+}
+
+// String says what the State makes of the story: "live a m, missing b, dead b, a held 1, a stale
+// 1.2".
+func (s *story) String() string {
+	seen := s.Speakers(s.now)
+	parts := []string{"live " + strings.Join(seen.Live, " ")}
+	if len(seen.Missing) > 0 {
+		parts = append(parts, "missing "+strings.Join(seen.Missing, " "))
+	}
+	if len(seen.Dead) > 0 {
+		parts = append(parts, "dead "+strings.Join(seen.Dead, " "))
+	}
+	standings := s.Standings(s.now)
+	for _, node := range slices.Sorted(maps.Keys(standings)) {
+		standing := standings[node]
+		if standing.Held != 0 {
+			parts = append(parts, fmt.Sprintf("%s held %d", node, standing.Held))
+		}
+		if standing.Stale != (plan.Point{}) {
+			parts = append(parts, fmt.Sprintf("%s stale %d.%d", node, standing.Stale.Born, standing.Stale.Seq))
+		}
+	}
+	if previous := s.Previous(s.now); previous != 0 {
+		parts = append(parts, fmt.Sprintf("previous %d", previous))
+	}
+	return strings.Join(parts, ", ")
+}
+
+func TestStories(t *testing.T) {
+	const all = "a1 joins, b1 joins, a1 speaks, b1 speaks, "
+	for _, c := range []struct{ name, story, want string }{
+		{"alone", "", "live m"},
+		{"three meet", all, "live a b m"},
+
+		// A speaker that has crashed, and its node still forwards.
+		{"suspect counts as live", all + "a1 lost", "live a b m"},
+		{"its kernel answers", all + "a1 lost, a answers", "live a b m, a held 1"},
+		{"as long as the hold", all + "a1 lost, a answers, 4999ms", "live a b m, a held 1"},
+		{"not longer", all + "a1 lost, a answers, 5s", "live b m, missing a"},
+		{"the next process is there", all + "a1 lost, a answers, 1s, a2 joins", "live a b m, a held 1"},
+		{"and has spoken", all + "a1 lost, a answers, 1s, a2 joins, a2 speaks, 5s", "live a b m"},
+		{"restarted before gossip missed it", all + "a2 joins", "live a b m, a held 1"},
+		{"the hold of one process begins once", all + "a1 lost, a answers, 4s, a2 joins, 2s", "live a b m"},
+		{"a crash loop", all + "a1 lost, a answers, 6s, a2 joins, a2 speaks, a2 lost, a answers", "live a b m, a held 2"},
+		{"nothing was said, so nothing is held", "a1 joins, b1 joins, a1 lost, a answers", "live b m, missing a"},
+		{"a false alarm", all + "a1 lost, a1 joins", "live a b m"},
+		{"a false alarm that took longer", all + "a1 lost, a answers, a1 joins", "live a b m, a stale 1.1"},
+		{"found again, for a second", all + "a1 lost, a answers, a1 joins, 1s", "live a b m"},
+
+		// A node that dies.
+		{"its kernel is silent", all + "a1 lost, a silent", "live b m, missing a, dead a"},
+		{"down after its speaker", all + "a1 lost, a answers, 1s, a silent", "live b m, missing a, dead a"},
+		{"down soon after its speaker has restarted", all + "a2 joins, a2 lost, a silent", "live b m, missing a, dead a"},
+		{"dead for good", all + "a1 lost, a silent, 1h", "live b m, missing a, dead a"},
+		{"back in the same process", all + "a1 lost, a silent, a1 joins", "live a b m, a stale 1.1"},
+		{"back as another one", all + "a1 lost, a silent, a2 joins", "live a b m"},
+		{"removed from the cluster", all + "a1 lost, a silent, cluster b", "live b m"},
+		{"still in the cluster", all + "a1 lost, a silent, cluster a b", "live b m, missing a, dead a"},
+		{"the Node was deleted, the speaker runs", all + "cluster b", "live a b m"},
+
+		// A planned end.
+		{"left", all + "a1 leaves", "live b m"},
+		{"left soon after it has restarted", all + "a2 joins, a2 leaves", "live b m"},
+		{"left and back", all + "a1 leaves, a2 joins", "live a b m"},
+		{"left as a suspect", all + "a1 lost, a1 leaves, a answers", "live b m"},
+
+		// Who may call others dead.
+		{"two of three are lost", all + "a1 lost, a silent, b1 lost, b silent", "live m, missing a b"},
+		{"of two, the first by name goes on", "z1 joins, z1 lost, z silent", "live m, missing z, dead z"},
+		{"of two, the second does not", "a1 joins, a1 lost, a silent", "live m, missing a"},
+		{"of four, the half with the first", all + "z1 joins, b1 lost, b silent, z1 lost, z silent",
+			"live a m, missing b z, dead b z"},
+		{"of four, the other half", all + "z1 joins, a1 lost, a silent, b1 lost, b silent", "live m z, missing a b"},
+		{"who is waited for is seen", all + "a1 lost, a answers, b1 lost, b silent", "live a m, missing b, dead b, a held 1"},
+		{"who is missed and not dead counts, too", all + "a1 lost, a answers, 6s, b1 lost, b silent", "live m, missing a b"},
+
+		// This node's own earlier process.
+		{"recalled", "recalled 1", "live m, previous 1"},
+		{"the newest is", "recalled 2, recalled 1", "live m, previous 2"},
+		{"for the hold", "recalled 1, 5s", "live m"},
+		{"once", "recalled 1, 4s, recalled 1, 1s", "live m"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newStory()
+			for step := range strings.SplitSeq(strings.Trim(c.story, ", "), ", ") {
+				if step != "" {
+					s.do(step)
+				}
+			}
+			if got := s.String(); got != c.want {
+				t.Errorf("%s:\n got %s\nwant %s", c.story, got, c.want)
+			}
+		})
+	}
+}
+
+// A probe that was asked about one suspicion must not settle another.
+func TestAnOldAnswerSettlesNothing(t *testing.T) {
+	s := newStory()
+	for _, step := range []string{"a1 joins", "a1 speaks", "a1 lost"} {
+		s.do(step)
+	}
+	old := s.Probes(s.now)[0]
+	s.do("a1 joins")
+	if v := s.Probed(old, false, s.now); v != Unchanged || s.String() != "live a m" {
+		t.Errorf("back before the answer: %q, %s", v, s)
+	}
+	s.do("a1 lost")
+	if v := s.Probed(old, false, s.now); v != Unchanged || len(s.Probes(s.now)) != 1 {
+		t.Errorf("lost again before the answer: %q, %s", v, s)
+	}
+	s.do("a answers")
+	waiting := s.Probes(s.now)[0]
+	s.do("a2 joins")
+	if v := s.Probed(waiting, false, s.now); v != Unchanged || s.String() != "live a m, a held 1" {
+		t.Errorf("back while it was waited for: %q, %s", v, s)
+	}
+}
+
+// With no hold nothing is reserved, and dead nodes are found all the same.
+func TestWithoutAHold(t *testing.T) {
+	s := newStory()
+	s.State = NewState("m", 0)
+	for _, step := range []string{"a1 joins", "a1 speaks", "b1 joins", "b1 speaks", "a1 lost", "a answers"} {
+		s.do(step)
+	}
+	if got := s.String(); got != "live b m, missing a" {
+		t.Errorf("a speaker that has crashed: %s", got)
+	}
+	s.do("a2 joins")
+	s.do("b1 lost")
+	s.do("b silent")
+	if got := s.String(); got != "live a m, missing b, dead b" {
+		t.Errorf("a node that has crashed: %s", got)
+	}
+}
+
+// Whatever happens: a node is live, missing or unknown, never two of these; the dead are missing;
+// what is held was said; and everything that ends by itself ends when Next says so.
+func TestRandomStories(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 300 {
+		s := newStory()
+		var told []string
+		for range 40 {
+			node := string(rune('a' + random.IntN(3)))
+			one := fmt.Sprint(node, 1+random.IntN(3))
+			step := []string{one + " joins", one + " speaks", one + " lost", one + " leaves", node + " answers",
+				node + " silent",
+				"700ms", "2s", "cluster a b c", "cluster a b"}[random.IntN(10)]
+			told = append(told, step)
+			s.do(step)
+			before, next := s.String(), s.Next(s.now)
+			seen := s.Speakers(s.now)
+			for _, name := range seen.Missing {
+				if slices.Contains(seen.Live, name) {
+					t.Fatalf("%v: %s", told, s)
+				}
+			}
+			for _, name := range seen.Dead {
+				if !slices.Contains(seen.Missing, name) || !seen.Majority {
+					t.Fatalf("%v: %s", told, s)
+				}
+			}
+			for name, standing := range s.Standings(s.now) {
+				if standing.Held > s.heard[name].Born || !slices.Contains(seen.Live, name) {
+					t.Fatalf("%v: %s", told, s)
+				}
+			}
+			still := s.now.Add(time.Hour)
+			if !next.IsZero() {
+				still = next.Add(-1)
+			}
+			early := *s
+			early.now = still
+			if got := early.String(); got != before {
+				t.Fatalf("%v: %s becomes %s before it is due", told, before, got)
+			}
+		}
+	}
+}

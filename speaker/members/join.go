@@ -1,0 +1,96 @@
+package members
+
+import (
+	"context"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+	"golang.org/x/sync/errgroup"
+)
+
+// Times and sizes of joining.
+const (
+	// joinEvery is how often this node calls the nodes that the API server knows and that are not
+	// members.
+	joinEvery = 3 * time.Second
+	// joinAlone is how long a node that has just started calls the others, every joinSoon, before it
+	// believes that it is alone: its network may not be ready yet, and the speakers that start
+	// together with it need a moment.
+	joinAlone = 2 * time.Second
+	joinSoon  = 200 * time.Millisecond
+	// joinsAtOnce bounds the calls under way, as all of the nodes may be down.
+	joinsAtOnce = 16
+)
+
+// joinStep calls the nodes that should be members and are not.
+func (m *Members) joinStep(ctx context.Context) (time.Duration, error) {
+	m.mu.Lock()
+	ml, known, bind := m.ml, m.peers != nil, m.bind
+	missing := map[string][]netip.Addr{}
+	for name, addrs := range m.peers {
+		if m.live[name] == nil && len(addrs) > 0 {
+			missing[name] = addrs
+		}
+	}
+	m.mu.Unlock()
+	if ml == nil || !known {
+		return 0, nil
+	}
+	var group errgroup.Group
+	group.SetLimit(joinsAtOnce)
+	for _, name := range slices.Sorted(maps.Keys(missing)) {
+		if ctx.Err() != nil {
+			break
+		}
+		group.Go(func() error { return m.call(ml, bind, name, missing[name]) })
+	}
+	if err := group.Wait(); err != nil {
+		m.opts.Log.Debug("not all nodes can be reached by gossip", "error", err)
+	}
+	if len(missing) > 0 && m.hope(time.Now()) {
+		return joinSoon, nil
+	}
+	m.meet()
+	return joinEvery, nil
+}
+
+// hope tells whether a node that has met nobody yet should go on calling before it takes itself for
+// the only one.
+func (m *Members) hope(now time.Time) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.alone.IsZero() {
+		m.alone = now.Add(joinAlone)
+	}
+	return !m.joined && now.Before(m.alone)
+}
+
+// call exchanges states with one node, at the first of its addresses that answers.
+func (m *Members) call(ml *memberlist.Memberlist, bind netip.Addr, name string, addrs []netip.Addr) error {
+	var err error
+	for _, addr := range addrs {
+		if addr.Is4() != bind.Is4() {
+			continue // gossip is bound to an address of one family
+		}
+		target := netip.AddrPortFrom(addr, uint16(m.opts.Port)).String()
+		if _, err = ml.Join([]string{name + "/" + target}); err == nil {
+			m.meet()
+			return nil
+		}
+	}
+	return err
+}
+
+// meet notes that this node knows the others as well as it can.
+func (m *Members) meet() {
+	m.mu.Lock()
+	was := m.joined
+	m.joined = true
+	m.mu.Unlock()
+	if !was {
+		m.opts.Changed(nil)
+	}
+}

@@ -1,0 +1,89 @@
+package members
+
+import (
+	"context"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+)
+
+// Sizes of what is sent.
+const (
+	// messageSize keeps a message in one packet, whatever encryption and labels add.
+	messageSize = 1100
+	// directMembers is the largest cluster in which each change also goes straight to each member, so
+	// that an address moves within milliseconds. A change of one VIP in such a cluster is 128 packets
+	// of some 60 bytes; in larger clusters changes travel by gossip alone.
+	directMembers = 128
+)
+
+// sendStep tells the others what has changed here, and newcomers everything.
+func (m *Members) sendStep(context.Context) (time.Duration, error) {
+	m.mu.Lock()
+	ml := m.ml
+	if ml == nil {
+		m.mu.Unlock()
+		return 0, nil
+	}
+	changes := update{node: m.own.node, born: m.own.born, entries: m.own.take()}
+	var newcomers, others []*memberlist.Node
+	for name, node := range m.live {
+		if m.greet[name] {
+			newcomers = append(newcomers, node)
+		} else {
+			others = append(others, node)
+		}
+	}
+	clear(m.greet)
+	var full update
+	if len(newcomers) > 0 {
+		full = m.own.full()
+	}
+	m.mu.Unlock()
+	if len(newcomers) > 0 {
+		// To a newcomer the page goes in parts, so none of them may say that it is complete. Even an
+		// empty one tells of the new process.
+		full.floor = 0
+		for _, message := range split(full) {
+			sendTo(ml, newcomers, message)
+		}
+	}
+	if len(changes.entries) == 0 {
+		return 0, nil
+	}
+	for _, message := range split(changes) {
+		m.queue.QueueBroadcast(broadcast(message))
+		if len(others) < directMembers {
+			sendTo(ml, others, message)
+		}
+	}
+	return 0, nil
+}
+
+// sendTo sends a packet to each node. A failure is left to gossip and to the exchange of full
+// states.
+func sendTo(ml *memberlist.Memberlist, nodes []*memberlist.Node, message []byte) {
+	for _, node := range nodes {
+		_ = ml.SendBestEffort(node, message)
+	}
+}
+
+// split encodes an update as messages that fit into packets; at least one.
+func split(u update) [][]byte {
+	var messages [][]byte
+	rest := u.entries
+	for {
+		part := u
+		part.entries = rest
+		message := encode(part)
+		for len(message) > messageSize && len(part.entries) > 1 {
+			part.entries = part.entries[:max(1, len(part.entries)*messageSize/len(message))]
+			message = encode(part)
+		}
+		messages = append(messages, message)
+		rest = rest[len(part.entries):]
+		if len(rest) == 0 {
+			return messages
+		}
+	}
+}
