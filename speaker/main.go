@@ -28,11 +28,16 @@ import (
 	"github.com/landfall-lb/landfall/speaker/l2"
 	"github.com/landfall-lb/landfall/speaker/liveness"
 	"github.com/landfall-lb/landfall/speaker/members"
+	"github.com/landfall-lb/landfall/speaker/plan"
 	"github.com/landfall-lb/landfall/speaker/report"
 	"github.com/landfall-lb/landfall/speaker/witness"
 )
 
 const name = "landfall-speaker"
+
+// leaseName is the Lease by which the two sides of a partition hear of one another. The chart's
+// roles name it.
+const leaseName = "landfall-speaker"
 
 // excluded are the interfaces that container networks make: nobody asks there for an external
 // address.
@@ -54,16 +59,16 @@ func main() {
 }
 
 type flags struct {
-	class, gate, feedSocket, bindAddress, gossipKeyFile string
-	namespace, daemonSet, onConflict, bgpListen         string
-	bindPort                                            uint16
-	hold, restartHold, announceEvery                    time.Duration
-	options                                             options
+	gate, feedSocket, bindAddress, gossipKeyFile string
+	namespace, daemonSet, onConflict, bgpListen  string
+	bindPort                                     uint16
+	hold, restartHold, announceEvery             time.Duration
+	options                                      options
 }
 
 func (f *flags) add(set *pflag.FlagSet) {
 	addNamespace(set, &f.namespace)
-	set.StringVar(&f.class, "load-balancer-class", "",
+	set.StringVar(&f.options.class, "load-balancer-class", "",
 		"announce only Services with this spec.loadBalancerClass (default: only Services without one)")
 	set.StringVar(
 		&f.gate, "gate", "proxy",
@@ -83,7 +88,7 @@ func (f *flags) add(set *pflag.FlagSet) {
 			"another node take over at once")
 	set.StringSliceVar(&f.options.exclude, "exclude-interfaces", strings.Split(excluded, ","),
 		"shell patterns of interfaces that answer ARP and NDP only if an L2Advertisement names them")
-	set.StringVar(&f.onConflict, "on-address-conflict", string(lb.RefuseOnConflict),
+	set.StringVar(&f.onConflict, "on-address-conflict", string(plan.RefuseOnConflict),
 		"what to do when a device outside the cluster already uses the address: refuse (do not announce it) or announce; "+
 			"the Service's annotation "+lb.AnnotationOnConflict+" overrides this")
 	set.DurationVar(&f.announceEvery, "announce-every", 0,
@@ -115,7 +120,7 @@ func (f *flags) check() (bind netip.Addr, key []byte, err error) {
 	if f.restartHold < 0 {
 		return bind, nil, ops.Usagef("--restart-hold: %s is negative", f.restartHold)
 	}
-	if f.options.onConflict, err = lb.ParseOnConflict(f.onConflict); err != nil {
+	if f.options.onConflict, err = plan.ParseOnConflict(f.onConflict); err != nil {
 		return bind, nil, ops.Usagef("--on-address-conflict: %w", err)
 	}
 	if f.announceEvery != 0 && f.announceEvery < time.Second {
@@ -166,38 +171,48 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	if err != nil {
 		return err
 	}
-	s := newSpeaker(rt.NodeName, f.class, rt.Log)
+	s := newSpeaker(rt.NodeName, f.options.class, rt.Log)
 	s.opts = f.options
-	services := kube.LabelledServices(client, s.markService)
-	nodes := kube.Nodes(client, "", s.markNode)
+	services := kube.LabelledServices(client, s.changes.markService)
+	nodes := kube.Nodes(client, "", func(node string) { s.changes.markNode(node == s.self) })
 	s.from = sources{
 		services: services, nodes: nodes,
-		pools:          kube.Pools(client, func(string) { s.markAll() }),
-		advertisements: kube.L2Advertisements(client, func(string) { s.markAll() }),
+		pools:          kube.Pools(client, func(string) { s.changes.markAll() }),
+		advertisements: kube.L2Advertisements(client, func(string) { s.changes.markAll() }),
 	}
 	s.from.routes = routeSources{
-		peers: kube.BGPPeers(client, s.markRoutes), advertisements: kube.BGPAdvertisements(client, s.markRoutes),
-		communities: kube.Communities(client, s.markRoutes), profiles: kube.BFDProfiles(client, s.markRoutes),
-		passwords: kube.Passwords(client, f.namespace, s.markRoutes), namespace: f.namespace,
+		peers:          kube.BGPPeers(client, s.changes.markRoutes),
+		advertisements: kube.BGPAdvertisements(client, s.changes.markRoutes),
+		communities:    kube.Communities(client, s.changes.markRoutes),
+		profiles:       kube.BFDProfiles(client, s.changes.markRoutes),
+		passwords:      kube.Passwords(client, f.namespace, s.changes.markRoutes), namespace: f.namespace,
 	}
 	if f.daemonSet != "" {
 		s.from.daemonSet = kube.DaemonSet(client, f.namespace, f.daemonSet, func(string) { s.runner.Poke() })
 	}
-	client.OnSync(s.markSynced)
+	client.OnSync(s.changes.markSynced)
 
-	watcher := links.New(links.Options{Namespace: netns.None(), Log: rt.Log, Changed: s.markAll})
+	around := newSurroundings(client, rt, f.namespace, nodes)
+	var watcher *links.Watcher
+	watcher = links.New(links.Options{Namespace: netns.None(), Log: rt.Log, Changed: func() {
+		if interfaces, known := watcher.All(); known {
+			around.Set(interfaces)
+		}
+		s.changes.markAll()
+	}})
 	s.from.interfaces = watcher.All
-	alive := liveness.New(liveness.Options{Self: rt.NodeName, Hold: f.restartHold, Log: rt.Log, Changed: s.markAll})
+	alive := liveness.New(liveness.Options{Self: rt.NodeName, Hold: f.restartHold, Log: rt.Log,
+		Changed: s.changes.markAll})
 	talk := members.New(members.Options{
 		Self: rt.NodeName, Bind: bindAddress(bind, rt.NodeName, nodes), Port: int(f.bindPort), Key: key, Born: time.Now(),
-		Liveness: alive, Log: rt.Log, Changed: s.markVIPs,
+		Liveness: alive, Log: rt.Log, Changed: s.changes.markVIPs,
 	})
 	s.from.members, s.from.liveness = talk, alive
 	responder := l2.New(l2.Options{Log: rt.Log, Repeat: f.announceEvery, Stats: newPackets(rt.Metrics),
 		Changed: s.runner.Poke})
 	events := client.Events(name, rt.NodeName)
 	reporter := report.New(report.Options{
-		Log: rt.Log, Service: services.Get, Write: client.Status(time.Now).Conditions,
+		Log: rt.Log, Service: services.Get, Write: client.Status(time.Now).Announced,
 		Event: func(s lb.Service, good bool, reason lb.Reason, message string) {
 			if good {
 				events.Normal(kube.ServiceReference(s), reason, message)
@@ -206,6 +221,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 			}
 		},
 	})
+	reporter.Begin(nil) // nothing is reported before the first update
 	sessions := bgp.New(bgp.Options{Log: rt.Log, Hostname: rt.NodeName, Listen: f.bgpListen, Changed: s.runner.Poke})
 	rt.Metrics.MustRegister(sessions)
 	watches := bfd.New(bfd.Options{Log: rt.Log, Changed: s.runner.Poke})
@@ -227,18 +243,18 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	seen := witness.New(witness.Options{Lease: client.Witnesses(f.namespace, leaseName), Log: rt.Log,
 		Changed: s.runner.Poke})
 	s.to.witness = seen
-	around := newSurroundings(client, rt, f.namespace, nodes, watcher.All)
 	actors := []func(context.Context) error{
 		around.Run, client.Run, watcher.Run, talk.Run, alive.Run, responder.Run, events.Run, reporter.Run, s.runner.Run,
 		seen.Run,
 		outlived(sessions.Run, watches.Run), objects.Run,
 	}
 	if f.gate == "proxy" {
-		fed := gate.NewFeed(gate.Options{Dial: gate.DialUnix(f.feedSocket), Hold: f.hold, Log: rt.Log, Changed: s.markVIPs})
+		fed := gate.NewFeed(gate.Options{Dial: gate.DialUnix(f.feedSocket), Hold: f.hold, Log: rt.Log,
+			Changed: s.changes.markVIPs})
 		s.from.feed = fed
 		actors = append(actors, fed.Run)
 	} else {
-		s.from.slices = kube.Slices(client, s.markService)
+		s.from.slices = kube.Slices(client, s.changes.markService)
 		rt.Log.Warn("claims rest on endpoints only: whether this node's rules deliver an address is not checked", "gate",
 			f.gate)
 	}
@@ -310,7 +326,7 @@ func bindAddress(given netip.Addr, self string,
 // ready tells why the speaker does not do its work yet, or nil when it does.
 func (s *speaker) ready() error {
 	s.mu.Lock()
-	waiting := cmp.Or(s.waiting, s.routing.waiting)
+	waiting := cmp.Or(s.phase.waiting, s.rooms.routes.Waiting())
 	s.mu.Unlock()
 	switch {
 	case waiting != "":

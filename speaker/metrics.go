@@ -95,8 +95,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 				gauge(c.reasons, 1, d.VIP.String(), string(w.Reason))
 			}
 		}
-		for _, stranger := range d.Strangers {
-			gauge(c.conflicts, 1, d.VIP.String(), stranger.Interface, stranger.MAC)
+		for _, host := range d.ConflictingHosts {
+			gauge(c.conflicts, 1, d.VIP.String(), host.Interface, host.MAC)
 		}
 		if len(answering[d.VIP]) == 0 && len(d.Routed.Peers) == 0 {
 			continue
@@ -114,7 +114,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(c.majority, truth(members.Majority))
 	gauge(c.feedUsable, truth(c.s.from.feed == nil || c.s.from.feed.Reason() == ""))
 	c.s.mu.Lock()
-	changes := c.s.ownerChanges
+	changes := c.s.rooms.ownership.OwnerChanges()
 	c.s.mu.Unlock()
 	ch <- prometheus.MustNewConstMetric(c.changes, prometheus.CounterValue, float64(changes))
 }

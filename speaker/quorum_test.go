@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/partition"
 )
 
 // part separates one node from the others, both ways.
@@ -64,7 +65,7 @@ func TestMinorityYields(t *testing.T) {
 			t.Error("it does not wait for what the others have to say")
 		}
 		r.wantAnswers("when all see one another", vip1, order[1])
-		time.Sleep(reunion)
+		time.Sleep(partition.Reunion)
 		synctest.Wait()
 		r.wantAnswers("after a while", vip1, order[1])
 		if d := apart.snapshot()[0]; d.Refusal != nil {
@@ -91,7 +92,7 @@ func TestHealWithoutAPIServer(t *testing.T) {
 		r.wire.watch(vip1)
 		r.join()
 		r.wantAnswers("when all see one another", vip1, order[1])
-		time.Sleep(reunion)
+		time.Sleep(partition.Reunion)
 		synctest.Wait()
 		r.wantAnswers("after a while", vip1, order[1])
 		if claim, ok := r.nodes[order[1]].claim(vip1); !ok || claim.Parted {

@@ -35,7 +35,7 @@ func (r *rig) wantRing(what, node, want string) {
 
 // again has a node plan the VIP anew.
 func (r *rig) again(node string) {
-	r.nodes[node].markVIPs([]netip.Addr{vip1})
+	r.nodes[node].changes.markVIPs([]netip.Addr{vip1})
 	synctest.Wait()
 }
 
@@ -56,7 +56,7 @@ func TestContract5TheProxyIsToldTheRing(t *testing.T) {
 		// A drain: the node holds connections yet. Its speaker may end.
 		node, _ := r.api.nodes.Get(w178)
 		node.Leaving = lb.ReasonNodeLeaving
-		time.Sleep(2 * ringMemory) // it has announced all the time
+		time.Sleep(2 * lb.FlowMemory) // it has announced all the time
 		r.api.nodes.Set(w178, node)
 		synctest.Wait()
 		time.Sleep(10 * time.Second)
@@ -79,7 +79,7 @@ func TestContract5TheProxyIsToldTheRing(t *testing.T) {
 		n.mu.Unlock()
 		r.again(w177)
 		r.wantRing("a false alarm", w177, "178 179")
-		time.Sleep(ringMemory + time.Minute)
+		time.Sleep(lb.FlowMemory + time.Minute)
 		r.again(w177)
 		r.wantRing("an hour later", w177, "179")
 
@@ -126,7 +126,7 @@ func TestTheRingOfAVIPThatIsAnnouncedBothWays(t *testing.T) {
 			slices.Reverse(both)
 		}
 		// All had told the router before.
-		time.Sleep(ringMemory + time.Minute)
+		time.Sleep(lb.FlowMemory + time.Minute)
 		r.again(third)
 		r.wantRing("both ways", third, strings.Join(both, " "))
 	})
@@ -144,7 +144,7 @@ func TestRoutesWaitForTheOtherSpeakers(t *testing.T) {
 		n.mu.Lock()
 		n.joined = true
 		n.mu.Unlock()
-		n.markVIPs(nil)
+		n.changes.markVIPs(nil)
 		r.wantTold("joined", w177, up1)
 	})
 }

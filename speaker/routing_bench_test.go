@@ -42,7 +42,7 @@ func BenchmarkOneClaimEnds(b *testing.B) {
 	ended := make(chan error)
 	go func() { ended <- n.runner.Run(ctx) }()
 	b.Cleanup(func() { cancel(); <-ended })
-	n.markSynced()
+	n.changes.markSynced()
 	hears := func() int {
 		n.routers.mu.Lock()
 		defer n.routers.mu.Unlock()

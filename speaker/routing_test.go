@@ -17,6 +17,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/kube/kubetest"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/bfd"
+	"github.com/landfall-lb/landfall/speaker/routes"
 )
 
 var (
@@ -147,7 +148,7 @@ func TestContract6NothingIsSaidToRoutersBeforeAllIsKnown(t *testing.T) {
 				}
 				r.wantAnswers("L2 does not wait for BGP", vip1, map[bool][]string{true: {w178}}[n.gate == ""]...)
 				remember()
-				n.markSynced()
+				n.changes.markSynced()
 				r.wantTold("known", w178, up1)
 			})
 		})
@@ -320,9 +321,9 @@ func TestNothingIsSetWithoutAChange(t *testing.T) {
 		n.routers.told()
 		sets, watches := n.routers.sets, n.bfd.sets
 		for range 10 {
-			n.markAll()
-			n.markVIPs([]netip.Addr{vip1})
-			n.markRoutes("")
+			n.changes.markAll()
+			n.changes.markVIPs([]netip.Addr{vip1})
+			n.changes.markRoutes("")
 			time.Sleep(time.Second)
 			synctest.Wait()
 		}
@@ -385,7 +386,7 @@ func TestBFDTakesThePeerDown(t *testing.T) {
 		r.wantTold("a short loss", w177, "tor-1 is lost; "+up1)
 
 		n.bfd.change(key, func(o *bfd.Outcome) { o.State, o.RemoteState = bfd.Down, bfd.Down; o.Failures++ })
-		time.Sleep(lostFor + time.Second)
+		time.Sleep(routes.LostFor + time.Second)
 		r.wantTold("a router whose BFD was ended", w177, "tor-1 is lost; "+up1)
 
 		r.api.peers.Delete("tor-1")
@@ -394,36 +395,6 @@ func TestBFDTakesThePeerDown(t *testing.T) {
 			t.Errorf("desired %v", n.bfd.desired)
 		}
 	})
-}
-
-func TestPathKeys(t *testing.T) {
-	interfaces := []lb.Interface{{Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("172.26.236.177/24")}}}
-	far := netip.MustParseAddr("10.9.9.9")
-	direct := &watch{key: bfd.Key{Peer: tor1}}
-	for what, c := range map[string]struct {
-		session    lb.BGPSession
-		before     *watch
-		interfaces []lb.Interface
-		want       bfd.Key
-	}{
-		"on the link": {lb.BGPSession{Addr: tor1}, nil, interfaces, bfd.Key{Peer: tor1}},
-		"multihop asked for": {lb.BGPSession{Addr: tor1, MultiHop: true}, nil, interfaces,
-			bfd.Key{Peer: tor1, Multihop: true}},
-		"internal, behind a router": {lb.BGPSession{Addr: far}, nil, interfaces, bfd.Key{Peer: far, Multihop: true}},
-		"with a source": {lb.BGPSession{Addr: tor1, Source: tor2}, nil, interfaces,
-			bfd.Key{Peer: tor1, Local: tor2}},
-		"the interface is gone":       {lb.BGPSession{Addr: tor1}, direct, nil, bfd.Key{Peer: tor1}},
-		"unnumbered, not known yet":   {lb.BGPSession{Interface: "eth1"}, nil, interfaces, bfd.Key{}},
-		"unnumbered, of another link": {lb.BGPSession{Interface: "eth1"}, direct, interfaces, bfd.Key{}},
-		"unnumbered, known for a time": {lb.BGPSession{Interface: "eth1"},
-			&watch{key: bfd.Key{Peer: netip.MustParseAddr("fe80::1%eth1")}}, nil,
-			bfd.Key{Peer: netip.MustParseAddr("fe80::1%eth1")}},
-	} {
-		got, ok := pathKey(c.session, nil, c.before, c.interfaces)
-		if got != c.want || ok != (c.want != bfd.Key{}) {
-			t.Errorf("%s: %v, want %v", what, got, c.want)
-		}
-	}
 }
 
 func TestContract10PeersAndAdvertisementsSayWhatIsWrong(t *testing.T) {

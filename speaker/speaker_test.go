@@ -150,7 +150,7 @@ func TestContract7NothingIsClaimedBeforeAllIsKnown(t *testing.T) {
 					t.Errorf("waits for %q", got.Waiting)
 				}
 				remember()
-				n.markSynced()
+				n.changes.markSynced()
 				synctest.Wait()
 				r.wantAnswers("with everything known", vip1, w178)
 				if err := n.ready(); err != nil {
@@ -205,16 +205,16 @@ func TestContract1And3AWithdrawnVIPIsNotAnswered(t *testing.T) {
 			if claim, ok := owner.claim(vip1); ok {
 				t.Errorf("%s: still says %+v", c.what, claim)
 			}
-			if _, ok := owner.vips[nginx]; ok != (c.what == "address moved") {
-				t.Errorf("%s: the index has %v", c.what, owner.vips)
+			if vips := owner.rooms.holders.VIPs(nginx); (len(vips) > 0) != (c.what == "address moved") {
+				t.Errorf("%s: the index has %v", c.what, vips)
 			}
 		}
 		r.api.services.Delete(nginx)
 		synctest.Wait()
 		for name, n := range r.nodes {
-			if len(n.holders)+len(n.decisions)+len(n.vips)+len(n.speaker.rounds)+len(n.reports) > 0 {
-				t.Errorf("%s keeps something of what is gone: %v %v %v %v %v", name, n.holders, n.decisions, n.vips,
-					n.speaker.rounds, n.reports)
+			held, services, decisions := n.rooms.holders.All(), n.rooms.holders.Services(), n.snapshot()
+			if len(held)+len(services)+len(decisions)+len(n.reports) > 0 {
+				t.Errorf("%s keeps something of what is gone: %v %v %v %v", name, held, services, decisions, n.reports)
 			}
 		}
 	})
@@ -229,21 +229,27 @@ func TestContract10AServiceWithoutAddressesIsNotShownAsAnnounced(t *testing.T) {
 		s.Conditions, s.Ingress = []lb.Condition{c}, nil
 		r.api.services.Set(nginx, s)
 		r.api.services.Set(other, lb.Service{Key: other, Type: lb.LoadBalancer}) // one that never had any
+		annotated := lb.Key{Namespace: "default", Name: "annotated"}
+		r.api.services.Set(annotated, lb.Service{Key: annotated, Type: lb.LoadBalancer, Announcements: "left over"})
 		synctest.Wait()
 		writers := 0
 		for _, n := range r.nodes {
-			if c, ok := n.reported(nginx); ok {
+			for _, key := range []lb.Key{nginx, annotated} {
+				status, ok := n.reports[key]
+				if !ok {
+					continue
+				}
 				writers++
-				if c.Status || c.Reason != lb.ReasonNoAddress {
-					t.Errorf("%s reports %+v", n.self, c)
+				if c := status.Condition; c.Status || c.Reason != lb.ReasonNoAddress || status.Announcements != "" {
+					t.Errorf("%s reports %+v of %s", n.self, status, key)
 				}
 			}
 			if c, ok := n.reported(other); ok {
 				t.Errorf("%s reports %+v", n.self, c)
 			}
 		}
-		if writers != 1 {
-			t.Errorf("%d nodes report, want one", writers)
+		if writers != 2 {
+			t.Errorf("%d reports, want one of each Service", writers)
 		}
 	})
 }
@@ -276,15 +282,15 @@ func TestAnnouncesAgainAfterARival(t *testing.T) {
 		owner, rival := r.nodes[order[0]], r.nodes[order[2]]
 		before := owner.rounds[vip1]
 		rival.mu.Lock()
-		rival.claims = map[netip.Addr]lb.Claim{vip1: {Answering: true}}
+		rival.claims = map[netip.Addr]plan.Claim{vip1: {Answering: true}}
 		rival.mu.Unlock()
-		owner.markVIPs([]netip.Addr{vip1})
+		owner.changes.markVIPs([]netip.Addr{vip1})
 		synctest.Wait()
 		during := owner.rounds[vip1]
 		rival.mu.Lock()
-		rival.claims = map[netip.Addr]lb.Claim{vip1: {}}
+		rival.claims = map[netip.Addr]plan.Claim{vip1: {}}
 		rival.mu.Unlock()
-		owner.markVIPs([]netip.Addr{vip1})
+		owner.changes.markVIPs([]netip.Addr{vip1})
 		synctest.Wait()
 		if after := owner.rounds[vip1]; during == before || after == during {
 			t.Errorf("rounds %d, %d, %d", before, during, after)

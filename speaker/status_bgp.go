@@ -1,7 +1,9 @@
 package main
 
 import (
+	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -10,6 +12,7 @@ import (
 	"github.com/landfall-lb/landfall/speaker/bfd"
 	"github.com/landfall-lb/landfall/speaker/bgp"
 	"github.com/landfall-lb/landfall/speaker/plan"
+	"github.com/landfall-lb/landfall/speaker/routes"
 )
 
 // bgpStatus is what /v1/status shows of BGP.
@@ -83,20 +86,20 @@ func (s *speaker) bgpStatus() bgpStatus {
 	statuses, outcomes := s.to.routes.bgp.Statuses(), s.to.routes.bfd.Outcomes()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r := &s.routing
-	st := bgpStatus{Waiting: r.waiting, Peers: []peerStatus{}}
-	for _, name := range sortedKeys(r.book.Peers()) {
-		d := r.book.Peers()[name]
+	st := bgpStatus{Waiting: s.rooms.routes.Waiting(), Peers: []peerStatus{}}
+	peers, watches := s.rooms.routes.Peers(), s.rooms.routes.Watches()
+	for _, name := range slices.Sorted(maps.Keys(peers)) {
+		d := peers[name]
 		p := peerStatus{Name: name, Refusal: d.Refusal, Warning: d.Warning}
 		if session, ok := statuses[name]; ok {
 			p.Session, p.Uptime = &session, time.Since(session.Since).Round(time.Second).String()
 		}
-		if w := r.paths.by[name]; w != nil {
-			p.BFD = describe(*w, outcomes[w.key])
+		if w, ok := watches[name]; ok {
+			p.BFD = describe(w, outcomes[bfd.Key(w.Path)])
 		}
 		st.Peers = append(st.Peers, p)
 	}
-	if len(r.paths.by) > 0 {
+	if len(watches) > 0 {
 		h := s.to.routes.bfd.Health()
 		st.BFD = &bfdHealth{RealTime: h.RealTime, MemoryLocked: h.MemoryLocked, Problem: h.Problem,
 			LatestWake: h.LatestWake.String(), Lost: h.Lost}
@@ -104,14 +107,14 @@ func (s *speaker) bgpStatus() bgpStatus {
 	return st
 }
 
-func describe(w watch, o bfd.Outcome) *pathStatus {
+func describe(w routes.Watch, o bfd.Outcome) *pathStatus {
 	p := &pathStatus{
-		Session: w.key.String(), State: o.State.String(), RemoteState: o.RemoteState.String(), Since: o.Since,
+		Session: bfd.Key(w.Path).String(), State: o.State.String(), RemoteState: o.RemoteState.String(), Since: o.Since,
 		Diagnostic: o.Diagnostic.String(), RemoteDiagnostic: o.RemoteDiagnostic.String(),
 		TransmitInterval: o.TransmitInterval.String(), DetectionTime: o.DetectionTime.String(),
 		RemoteTransmit: o.RemoteTransmitInterval.String(), RemoteReceive: o.RemoteReceiveInterval.String(),
 		RemoteMultiplier: o.RemoteMultiplier,
-		Failures:         o.Failures, Refused: o.Refused, Ignored: o.Ignored, Problem: o.Problem, HoldsDown: !w.lost.IsZero(),
+		Failures:         o.Failures, Refused: o.Refused, Ignored: o.Ignored, Problem: o.Problem, HoldsDown: w.HoldsDown,
 	}
 	if o.LastDown != nil {
 		p.LastDown = &lastDown{
@@ -128,9 +131,9 @@ func (s *speaker) routeStatus() map[netip.Addr]*routeStatus {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	all := map[netip.Addr]*routeStatus{}
-	for vip, v := range s.routing.book.VIPs() {
+	for vip, v := range s.rooms.routes.VIPs() {
 		if v.Selected {
-			routed := s.routed(vip)
+			routed := s.rooms.routes.Routed(vip)
 			all[vip] = &routeStatus{Prefixes: v.Prefixes, Peers: routed.Peers, Leaving: v.Leaving, Refusal: routed.Refusal,
 				Words: v.Words}
 		}
@@ -180,8 +183,8 @@ func (c *pathCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	keys := map[string]bfd.Key{}
 	c.s.mu.Lock()
-	for name, w := range c.s.routing.paths.by {
-		keys[name] = w.key
+	for name, w := range c.s.rooms.routes.Watches() {
+		keys[name] = bfd.Key(w.Path)
 	}
 	c.s.mu.Unlock()
 	if len(keys) == 0 {

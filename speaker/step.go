@@ -3,207 +3,131 @@ package main
 import (
 	"maps"
 	"net/netip"
-	"slices"
 	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/gate"
+	"github.com/landfall-lb/landfall/speaker/handoff"
 	"github.com/landfall-lb/landfall/speaker/l2"
+	"github.com/landfall-lb/landfall/speaker/ownership"
+	"github.com/landfall-lb/landfall/speaker/partition"
 	"github.com/landfall-lb/landfall/speaker/plan"
+	"github.com/landfall-lb/landfall/speaker/routes"
+	"github.com/landfall-lb/landfall/speaker/witness"
 )
-
-func peers(nodes map[string]lb.Node, self string) map[string][]netip.Addr {
-	others := map[string][]netip.Addr{}
-	for name, node := range nodes {
-		if name != self {
-			others[name] = node.Addresses
-		}
-	}
-	return others
-}
-
-// freshFor is how long a VIP counts as fresh: longer than a change takes from the API server to
-// each node's kernel.
-const freshFor = time.Second
 
 // step plans all that is dirty. Until everything is known that a plan needs, nothing is claimed:
 // unknown is not absent. It returns when to look again even if nothing changes; 0 for not at all.
-func (s *speaker) step(now time.Time) time.Duration {
+//
+// It goes from room to room, in one direction: who holds VIPs, who is there, what BGP peers hear,
+// who owns each VIP, what the proxy has to know, and then the actors.
+func (s *speaker) step(now time.Time) (again time.Duration) {
 	s.meet()
-	if waiting := s.missing(); waiting != "" {
-		s.mu.Lock()
-		s.waiting = waiting
-		s.mu.Unlock()
-		return 0 // what is dirty stays so
-	}
-	s.dirtyMu.Lock()
-	dirty := s.dirty
-	s.dirty = dirt{peers: dirty.peers}
-	s.dirtyMu.Unlock()
-
+	waiting := s.from.missing()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	dirty.all = dirty.all || s.waiting != ""
-	s.waiting = ""
-	s.installed = s.installed || s.from.daemonSet != nil && s.stays()
-	vips := s.gather(dirty)
-	seen := s.quorum.gather(s, now, vips)
-	again := s.ripen(now, vips)
-	facts := s.facts()
-	w := &s.routing.words
-	w.due = w.due || dirty.all || dirty.routes || dirty.services != nil
-	for _, wait := range []time.Duration{seen, s.route(now, facts, dirty.all || dirty.routes, vips), s.speak(now, facts)} {
+	first := s.phase.waiting != ""
+	if s.phase.waiting = waiting; waiting != "" {
+		return 0 // what is dirty stays so
+	}
+	dirty := s.changes.take()
+	dirty.all = dirty.all || first
+	s.phase.installed = s.phase.installed || s.from.stays()
+	then := func(wait time.Duration) {
 		if wait > 0 {
-			again = sooner(again, wait)
+			again = plan.Sooner(again, wait)
 		}
 	}
-	touched := map[lb.Key]bool{}
-	for vip := range vips {
-		for _, key := range s.decisions[vip].Services {
-			touched[key] = true
+
+	without := s.hold(dirty)
+	then(s.divide(now, dirty.vips))
+	facts := s.facts()
+	services := s.lookup()
+	then(s.route(now, facts, dirty, services))
+	decided, changed, wait := s.own(now, facts, dirty.vips, services)
+	then(wait)
+	s.handOff(now, dirty.nodes, decided) // before it is acted upon: the proxy has to know where a VIP comes from
+	s.act(facts, decided, dirty.all || changed, first)
+	s.tell(facts, without, decided)
+	return again
+}
+
+// meet tells gossip which nodes there are, which needs nothing but the list of them.
+func (s *speaker) meet() {
+	if !s.from.nodes.Synced() || !s.changes.takePeers() {
+		return
+	}
+	others := addresses(s.from.nodes.All())
+	delete(others, s.self)
+	s.from.members.SetPeers(others)
+	s.from.liveness.Set(others)
+}
+
+func addresses(nodes map[string]lb.Node) map[string][]netip.Addr {
+	all := make(map[string][]netip.Addr, len(nodes))
+	for name, node := range nodes {
+		all[name] = node.Addresses
+	}
+	return all
+}
+
+// hold takes in which VIPs the Services have that have changed, and adds those that they have or
+// had to what is dirty. It returns the Services that have none.
+func (s *speaker) hold(dirty dirt) (without []lb.Key) {
+	keys := dirty.services
+	if dirty.all {
+		keys = map[lb.Key]bool{}
+		for key := range s.from.services.All() {
+			keys[key] = true
 		}
-		s.decide(now, facts, vip)
-		for _, key := range s.decisions[vip].Services {
-			touched[key] = true
+		for _, key := range s.rooms.holders.Services() {
+			keys[key] = true
 		}
 	}
-	s.tell() // before it is acted upon: the proxy has to know where a VIP comes from
-	s.act(facts, dirty.all, vips)
-	for key := range touched {
-		s.report(key)
+	changes := make(map[lb.Key][]netip.Addr, len(keys))
+	for key := range keys {
+		changes[key] = nil
+		if service, ok := s.from.services.Get(key); ok && service.Class == s.opts.class {
+			changes[key] = service.VIPs()
+		}
+	}
+	touched, without := s.rooms.holders.Step(changes)
+	for vip := range touched {
+		dirty.vips[vip] = true
+	}
+	return without
+}
+
+// divide takes in which speakers are there, and adds all VIPs to dirty if that changes what is
+// decided of them.
+func (s *speaker) divide(now time.Time, dirty map[netip.Addr]bool) (again time.Duration) {
+	f := partition.Facts{Self: s.self, Speakers: s.from.liveness.Speakers()}
+	f.Said, f.Heard = s.to.witness.Outcome()
+	news, changed, again := s.rooms.partition.Step(now, f)
+	if news {
+		said, heard := s.rooms.partition.Heard()
+		s.log.Info("speakers that this node does not see are heard of over the API server", "heard", heard, "from",
+			said.Node, "live", said.Live)
+	}
+	if changed {
+		for _, vip := range s.rooms.holders.All() {
+			dirty[vip] = true
+		}
 	}
 	return again
 }
 
-// ripen notes which VIPs are fresh, adds those that no longer are to vips, and returns when the
-// next one ripens.
-func (s *speaker) ripen(now time.Time, vips map[netip.Addr]bool) time.Duration {
-	var next time.Duration
-	for vip := range vips {
-		if _, known := s.decisions[vip]; !known && len(s.holders[vip]) > 0 {
-			s.fresh[vip] = now.Add(freshFor)
-		}
-	}
-	for vip, until := range s.fresh {
-		if wait := until.Sub(now); wait <= 0 {
-			vips[vip] = true
-			delete(s.fresh, vip)
-		} else if next == 0 || wait < next {
-			next = wait
-		}
-	}
-	return next
-}
-
-// meet tells the actor which nodes there are, which needs nothing but the list of them.
-func (s *speaker) meet() {
-	s.dirtyMu.Lock()
-	due := s.dirty.peers && s.from.nodes.Synced()
-	s.dirty.peers = s.dirty.peers && !due
-	s.dirtyMu.Unlock()
-	var others map[string][]netip.Addr
-	if due {
-		s.routing.words.due = true
-		others = peers(s.from.nodes.All(), s.self)
-		s.from.members.SetPeers(others)
-		s.from.liveness.Set(others)
-	}
-	s.mu.Lock()
-	s.untold = s.rings.meet(s.from.nodes, s.from.liveness.Speakers().Dead, others) || s.untold
-	s.mu.Unlock()
-}
-
-// missing says what a plan needs and is not known yet.
-func (s *speaker) missing() string {
-	_, linksKnown := s.from.interfaces()
-	switch {
-	case !s.from.services.Synced():
-		return "the list of Services"
-	case !s.from.nodes.Synced():
-		return "the list of Nodes"
-	case !s.from.pools.Synced():
-		return "the list of IPAddressPools"
-	case !s.from.advertisements.Synced():
-		return "the list of L2Advertisements"
-	case s.from.slices != nil && !s.from.slices.Synced():
-		return "the list of EndpointSlices"
-	case !linksKnown:
-		return "the list of network interfaces"
-	}
-	return ""
-}
-
-// gather brings the index of VIPs up to date and returns the VIPs that are to be planned.
-func (s *speaker) gather(dirty dirt) map[netip.Addr]bool {
-	vips := dirty.vips
-	if vips == nil {
-		vips = map[netip.Addr]bool{}
-	}
-	services := dirty.services
-	if dirty.all {
-		services = map[lb.Key]bool{}
-		for key := range s.from.services.All() {
-			services[key] = true
-		}
-		for key := range s.vips {
-			services[key] = true
-		}
-	}
-	for key := range services {
-		s.index(key, vips)
-	}
-	// What the L2 actor answers for is told to the others and may end a handover.
-	outcome := s.to.l2.Outcome()
-	s.conflicts.gather(outcome, vips)
-	answering := outcome.Answering
-	for vip, on := range answering {
-		if !slices.Equal(on, s.answering[vip]) {
-			vips[vip] = true
-		}
-	}
-	for vip := range s.answering {
-		if _, ok := answering[vip]; !ok {
-			vips[vip] = true
-		}
-	}
-	s.answering = answering
-	return vips
-}
-
-// index notes which VIPs a Service has now, and marks those that it has or had.
-func (s *speaker) index(key lb.Key, vips map[netip.Addr]bool) {
-	var now []netip.Addr
-	if service, ok := s.from.services.Get(key); ok && service.Class == s.class {
-		now = service.VIPs()
-	}
-	for _, vip := range s.vips[key] {
-		vips[vip] = true
-		s.holders[vip] = slices.DeleteFunc(s.holders[vip], func(k lb.Key) bool { return k == key })
-		if len(s.holders[vip]) == 0 {
-			delete(s.holders, vip)
-		}
-	}
-	for _, vip := range now {
-		vips[vip] = true
-		if i, found := slices.BinarySearchFunc(s.holders[vip], key, lb.Key.Compare); !found {
-			s.holders[vip] = slices.Insert(s.holders[vip], i, key)
-		}
-	}
-	if len(now) > 0 {
-		s.vips[key] = now
-		return
-	}
-	delete(s.vips, key)
-	s.to.report.Set(key, s.farewell(key))
-}
-
+// facts are what this node knows that concerns all VIPs alike.
 func (s *speaker) facts() plan.Facts {
 	interfaces, _ := s.from.interfaces()
+	speakers := s.rooms.partition.Speakers()
 	f := plan.Facts{
-		Self: s.self, Joined: s.from.members.Joined(), Stopping: s.stopping, Pools: s.from.pools.All(),
-		Advertisements: s.from.advertisements.All(), Interfaces: interfaces, Live: s.quorum.live, Missing: s.quorum.missing,
-		Parted:  s.quorum.parted,
-		Exclude: s.opts.exclude, CordonDrains: s.opts.cordonDrains, OnConflict: s.opts.onConflict,
+		Self: s.self, Joined: s.from.members.Joined(), Stopping: s.phase.stopping, Pools: s.from.pools.All(),
+		Advertisements: s.from.advertisements.All(), Interfaces: interfaces, Live: speakers.Live,
+		Missing: speakers.Missing, Parted: s.rooms.partition.Parted(), Exclude: s.opts.exclude,
+		CordonDrains: s.opts.cordonDrains, OnConflict: s.opts.onConflict,
 	}
 	if node, ok := s.from.nodes.Get(s.self); ok {
 		f.Node = &node
@@ -214,52 +138,31 @@ func (s *speaker) facts() plan.Facts {
 	return f
 }
 
-// decide plans one VIP and notes what follows.
-func (s *speaker) decide(now time.Time, facts plan.Facts, vip netip.Addr) {
-	keys, ok := s.holders[vip]
-	if !ok {
-		delete(s.decisions, vip)
-		delete(s.rounds, vip)
-		s.conflicts.forget(vip)
-		delete(s.formers, vip)
-		s.rings.forget(vip)
-		s.untold = true
-		return
+// lookup returns a function that returns the Services on a VIP, with what the gate says of each, as
+// of the first time that it is asked.
+func (s *speaker) lookup() func(vip netip.Addr) []plan.Holder {
+	found := map[netip.Addr][]plan.Holder{}
+	return func(vip netip.Addr) []plan.Holder {
+		if holders, ok := found[vip]; ok {
+			return holders
+		}
+		var holders []plan.Holder
+		for _, key := range s.rooms.holders.Of(vip) {
+			service, _ := s.from.services.Get(key)
+			holders = append(holders, plan.Holder{Service: key, Labels: labels.Set(service.Labels),
+				Delivery: s.delivery(service, key, vip), OnConflict: service.OnConflict})
+		}
+		found[vip] = holders
+		return holders
 	}
-	in := plan.Input{VIP: vip, Claims: s.from.members.Claims(vip), Answering: s.answering[vip],
-		Former: s.from.members.Former(vip), Routed: s.routed(vip)}
-	if len(in.Answering) > 0 ||
-		slices.ContainsFunc(slices.Collect(maps.Values(in.Claims)), func(c lb.Claim) bool { return c.Answering }) {
-		delete(s.fresh, vip) // from now on, whoever can shall step in at once
-	}
-	_, in.Fresh = s.fresh[vip]
-	in.Holders = s.holdersOf(keys, vip)
-	s.conflicts.fill(&in)
-	in.Elsewhere = s.quorum.elsewhere(s.self, vip)
-	before, had := s.decisions[vip]
-	next := plan.Decide(facts, in)
-	if before.Rival != next.Rival {
-		s.rounds[vip]++ // clients may have listened to the other one last
-	}
-	if had && before.Owner != next.Owner {
-		s.ownerChanges++
-	}
-	s.decisions[vip] = next
-	s.conflicts.record(next)
-	s.untold = s.formers.note(vip, in.Claims, next.Owner) || !had || s.untold
-	possible := s.routing.waiting != "" || s.routing.book.VIP(vip).Selected
-	s.rings.note(now, vip, in.Claims, len(in.Routed.Peers) > 0, possible)
-	s.logChange(before, next)
-	s.logConflict(before, next)
 }
 
 // delivery returns what the gate says of a VIP of a Service.
-func (s *speaker) delivery(key lb.Key, vip netip.Addr) *lb.Delivery {
-	if s.from.feed != nil {
+func (s *speaker) delivery(service lb.Service, key lb.Key, vip netip.Addr) *lb.Delivery {
+	switch {
+	case s.from.feed != nil:
 		return s.from.feed.Delivery(lb.DeliveryKey{Service: key, VIP: vip})
-	}
-	service, ok := s.from.services.Get(key)
-	if !ok {
+	case service.Key != key: // it is gone
 		return nil
 	}
 	slices, _ := s.from.slices.Get(key)
@@ -267,55 +170,129 @@ func (s *speaker) delivery(key lb.Key, vip netip.Addr) *lb.Delivery {
 	return &d
 }
 
-// logChange logs that a decision differs, not each time that it is made.
-func (s *speaker) logChange(before, now plan.Decision) {
-	was, is := before.Obstacle(), now.Obstacle()
-	switch {
-	case before.Owner != now.Owner && (now.Owner == s.self || before.Owner == s.self):
-		s.log.Info("owner changes", "vip", now.VIP, "from", before.Owner, "to", now.Owner, "interfaces", now.Answer,
-			"handover", now.Handover, "reason", is)
-	case before.Owner != now.Owner || was != is:
-		s.log.Debug("decision changes", "vip", now.VIP, "owner", now.Owner, "reason", is)
+// route decides what BGP peers hear, tells the actors, and adds the VIPs to what is dirty of which
+// something else is so than before.
+func (s *speaker) route(now time.Time, facts plan.Facts, dirty dirt, services func(netip.Addr) []plan.Holder,
+) (again time.Duration) {
+	from := s.from.routes
+	f := routes.Facts{
+		Node: facts, Unknown: from.missing(), Convergence: s.opts.convergence, Seen: s.to.routes.seen(),
+		BGP: plan.BGPFacts{
+			Peers: from.peers.All(), Advertisements: from.advertisements.All(), Communities: from.communities.All(),
+			Profiles: from.profiles.All(), Passwords: from.passwords.All(), Namespace: from.namespace,
+			Restarting: s.phase.restarting,
+		},
+	}
+	step := s.rooms.routes.Step(now, f, routes.Events{
+		VIPs: dirty.vips, All: dirty.all || dirty.routes, Holders: services, Held: s.rooms.holders.All,
+	})
+	for vip := range step.Changed {
+		dirty.vips[vip] = true
+	}
+	if step.SessionsChanged {
+		s.to.routes.bgp.Set(step.Sessions)
+	}
+	if step.PathsChanged {
+		s.to.routes.watch(step.Paths)
+	}
+	s.announceSessions(step.News)
+	writes, wait := s.rooms.routes.Status(now, f, routes.StatusEvents{
+		Check:  dirty.all || dirty.routes || dirty.nodes || dirty.services != nil,
+		Exists: func(node string) bool { _, ok := s.from.nodes.Get(node); return ok },
+		Held:   s.held,
+	})
+	if s.rooms.routes.Waiting() == "" {
+		s.to.objects.Set(s.jobs(f.BGP, writes))
+	}
+	if wait > 0 {
+		return plan.Sooner(step.Again, wait)
+	}
+	return step.Again
+}
+
+// held are the VIPs of all our Services.
+func (s *speaker) held() []plan.BGPHeld {
+	var held []plan.BGPHeld
+	for _, key := range s.rooms.holders.Services() {
+		service, _ := s.from.services.Get(key)
+		for _, vip := range s.rooms.holders.VIPs(key) {
+			held = append(held, plan.BGPHeld{VIP: vip, Service: key, Labels: service.Labels,
+				Local: service.ExternalPolicy == lb.Local})
+		}
+	}
+	return held
+}
+
+// own decides who owns the VIPs that are dirty, and reports whether the actor for ARP and NDP has
+// something else to do.
+func (s *speaker) own(now time.Time, facts plan.Facts, dirty map[netip.Addr]bool,
+	services func(netip.Addr) []plan.Holder,
+) (decided map[netip.Addr]ownership.Decided, changed bool, again time.Duration) {
+	seen := s.to.l2.Outcome()
+	return s.rooms.ownership.Step(now, facts, ownership.Events{
+		VIPs: dirty,
+		Seen: ownership.Seen{Answering: seen.Answering, Probed: seen.Probed, ConflictingHosts: seen.Strangers},
+		Input: func(vip netip.Addr) (plan.Input, bool) {
+			if !s.rooms.holders.Held(vip) {
+				return plan.Input{}, false
+			}
+			return plan.Input{
+				VIP: vip, Holders: services(vip), Claims: s.from.members.Claims(vip), Former: s.from.members.Former(vip),
+				Routed: s.rooms.routes.Routed(vip), Elsewhere: s.rooms.partition.Elsewhere(vip),
+			}, true
+		},
+	})
+}
+
+// handOff tells the proxy which other nodes may hold connections to VIPs, if that differs. With
+// nodes set, their addresses may.
+func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]ownership.Decided) {
+	if s.from.feed == nil {
+		return
+	}
+	f := handoff.Facts{Self: s.self, Dead: s.rooms.partition.Speakers().Dead}
+	if nodes {
+		f.Addresses = addresses(s.from.nodes.All())
+	}
+	events := make(map[netip.Addr]*handoff.View, len(decided))
+	for vip, d := range decided {
+		events[vip] = nil
+		if !d.Gone {
+			events[vip] = &handoff.View{Claims: d.Claims, Owner: d.After.Owner, Announced: len(d.After.Routed.Peers) > 0,
+				Routable: s.rooms.routes.Routable(vip)}
+		}
+	}
+	if update, changed := s.rooms.handoff.Step(now, f, events); changed {
+		s.from.feed.Set(update)
 	}
 }
 
-// act tells the actors what follows from the decisions on the VIPs; with all set, interfaces may
-// differ as well.
-func (s *speaker) act(facts plan.Facts, all bool, vips map[netip.Addr]bool) {
-	claims := make(map[netip.Addr]*lb.Claim, len(vips))
-	work := all
-	for vip := range vips {
-		claims[vip] = nil
-		d, ok := s.decisions[vip]
-		if ok {
-			claim := d.Claim(len(s.answering[vip]) > 0)
-			claims[vip] = &claim
-		}
-		work = s.assign(d, vip) || work
-	}
+// act tells the actors what follows from the decisions. With work set, the one for ARP and NDP has
+// something else to do, or interfaces may differ; with first set, gossip is told all claims.
+func (s *speaker) act(facts plan.Facts, decided map[netip.Addr]ownership.Decided, work, first bool) {
 	s.from.members.SetMACs(plan.MACs(facts))
-	s.to.witness.Set(s.quorum.desired(s))
-	if work {
-		s.to.l2.Set(l2.Desired{Interfaces: facts.Interfaces, Answers: maps.Clone(s.answers), Probes: maps.Clone(s.probes),
-			Ours: s.from.members.MACs()})
+	if s.phase.stopping {
+		s.to.witness.Set(witness.Desired{})
+	} else {
+		d := s.rooms.partition.Desired(s.rooms.ownership.Unserved)
+		s.to.witness.Set(witness.Desired{Heed: d.Heed, Tell: d.Tell, Rank: d.Rank, Says: d.Says})
 	}
-	if all {
+	if work {
+		answers, probes := s.rooms.ownership.Desired()
+		desired := l2.Desired{Interfaces: facts.Interfaces, Answers: make(map[netip.Addr]l2.Answer, len(answers)),
+			Probes: maps.Clone(probes), Ours: s.from.members.MACs()}
+		for vip, answer := range answers {
+			desired.Answers[vip] = l2.Answer(answer)
+		}
+		s.to.l2.Set(desired)
+	}
+	claims := make(map[netip.Addr]*plan.Claim, len(decided))
+	for vip := range decided {
+		claims[vip] = s.rooms.ownership.Claim(vip)
+	}
+	if first {
 		s.from.members.Begin(claims)
 	} else {
 		s.from.members.Update(claims)
 	}
-}
-
-// assign notes what the L2 actor has to do for a VIP, and tells whether that is something new.
-func (s *speaker) assign(d plan.Decision, vip netip.Addr) bool {
-	was, probed := s.answers[vip], s.probes[vip]
-	delete(s.answers, vip)
-	delete(s.probes, vip)
-	if len(d.Answer) > 0 {
-		s.answers[vip] = l2.Answer{On: d.Answer, Round: s.rounds[vip]}
-	} else if len(d.Probe) > 0 {
-		s.probes[vip] = d.Probe
-	}
-	is := s.answers[vip]
-	return !slices.Equal(was.On, is.On) || was.Round != is.Round || !slices.Equal(probed, s.probes[vip])
 }

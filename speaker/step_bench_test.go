@@ -31,7 +31,7 @@ func BenchmarkStep(b *testing.B) {
 			}
 			n.live = true
 			now := time.Now()
-			n.markSynced()
+			n.changes.markSynced()
 			for range 3 { // until the addresses are fresh no more
 				n.step(now)
 				now = now.Add(time.Minute)

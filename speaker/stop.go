@@ -9,9 +9,9 @@ import (
 // for which BGP peers may keep routes.
 func (s *speaker) stop(restarting bool) {
 	s.mu.Lock()
-	s.stopping, s.routing.restarting = true, restarting
+	s.phase.stopping, s.phase.restarting = true, restarting
 	s.mu.Unlock()
-	s.markAll()
+	s.changes.markAll()
 }
 
 // handOver stops the speaker and waits until the heirs answer, or nobody else claims, and routers
@@ -52,15 +52,7 @@ func (s *speaker) forGood() bool {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.installed && !s.stays()
-}
-
-// stays tells whether the DaemonSet is there, and not about to go.
-func (s *speaker) stays() bool {
-	for _, stays := range s.from.daemonSet.All() {
-		return stays
-	}
-	return false
+	return s.phase.installed && !s.from.stays()
 }
 
 // until waits for ok, and tells whether it came before the end of ctx.
@@ -81,13 +73,6 @@ func until(ctx context.Context, ok func() bool) bool {
 func (s *speaker) quiet() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.stopping || !s.routesQuiet() {
-		return false
-	}
-	for _, d := range s.decisions {
-		if d.Refusal == nil || len(d.Answer) > 0 {
-			return false // not planned since stop, or still handing over
-		}
-	}
-	return len(s.to.l2.Outcome().Answering) == 0
+	return s.phase.stopping && s.rooms.routes.Stopped(s.to.routes.sessions()) && s.rooms.ownership.Stopped() &&
+		len(s.to.l2.Outcome().Answering) == 0
 }

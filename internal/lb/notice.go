@@ -38,6 +38,11 @@ type FeedNotice struct {
 // MaxRing is how many nodes a ring names at most, and so through how many hands a packet goes.
 const MaxRing = 16
 
+// FlowMemory is how long a node remembers a connection that is silent. Two programs rely on it: the
+// proxy keeps a flow that it has seen for as long, and the speaker keeps a node in the ring of a
+// VIP for as long after it has announced the VIP, as it may hold such a connection.
+const FlowMemory = time.Hour
+
 // Both ends of the feed say something at least every FeedBeat, so that one that hangs is told from
 // one that has nothing to say.
 const (

@@ -4,7 +4,6 @@ import (
 	"encoding/hex"
 	"net/netip"
 	"strings"
-	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -29,7 +28,7 @@ const (
 // What has been handed over once goes the same way again, whoever owns the VIP by then, until it
 // has been silent for flowTimeout.
 const (
-	flowTimeout = time.Hour
+	flowTimeout = lb.FlowMemory
 	maxFlows    = 131072 // for each target; about 16 MiB if a flood fills it
 )
 

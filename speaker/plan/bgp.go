@@ -28,10 +28,8 @@ type BGPFacts struct {
 // BGPInput is what one node knows of one VIP, for BGP.
 type BGPInput struct {
 	VIP netip.Addr
-	// Holders are the Services that hold the VIP, in order of their keys, and Labels the labels of
-	// each.
+	// Holders are the Services that hold the VIP, in order of their keys.
 	Holders []Holder
-	Labels  []labels.Set
 	// Announced is set while some peer hears of the VIP from this node.
 	Announced bool
 	// Converged is set once the VIP has been in graceful shutdown for as long as routers may take to
@@ -42,7 +40,7 @@ type BGPInput struct {
 // BGPDecision is what follows for this node.
 type BGPDecision struct {
 	// Sessions are what the actor shall have, by peer.
-	Sessions map[string]lb.BGPSession
+	Sessions map[string]BGPSession
 	// Peers has a decision for each peer that selects this node.
 	Peers map[string]PeerDecision
 	VIPs  map[netip.Addr]BGPVIP

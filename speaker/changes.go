@@ -1,0 +1,92 @@
+package main
+
+import (
+	"net/netip"
+	"sync"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// changes collects what is to be planned again. Its marks are called from whatever goroutine has
+// learned of a change.
+type changes struct {
+	poke  func()
+	mu    sync.Mutex
+	dirty dirt
+}
+
+// dirt names what has to be planned again.
+type dirt struct {
+	all      bool
+	peers    bool            // the nodes that are to be met over gossip
+	nodes    bool            // the nodes' addresses
+	routes   bool            // all that BGP peers hear
+	services map[lb.Key]bool // Services whose set of VIPs may differ, too
+	vips     map[netip.Addr]bool
+}
+
+func (c *changes) mark(f func(*dirt)) {
+	c.mu.Lock()
+	f(&c.dirty)
+	c.mu.Unlock()
+	c.poke()
+}
+
+func (c *changes) markAll() { c.mark(func(d *dirt) { d.all = true }) }
+
+// markRoutes takes a change of an object that concerns BGP only.
+func (c *changes) markRoutes(string) { c.mark(func(d *dirt) { d.routes = true }) }
+
+func (c *changes) markService(key lb.Key) {
+	c.mark(func(d *dirt) {
+		if d.services == nil {
+			d.services = map[lb.Key]bool{}
+		}
+		d.services[key] = true
+	})
+}
+
+// markVIPs marks some VIPs; nil stands for all.
+func (c *changes) markVIPs(vips []netip.Addr) {
+	c.mark(func(d *dirt) {
+		d.all = d.all || vips == nil
+		if d.vips == nil {
+			d.vips = map[netip.Addr]bool{}
+		}
+		for _, vip := range vips {
+			d.vips[vip] = true
+		}
+	})
+}
+
+// markNode takes a change of a Node: the others are to be met, this one (own is set) decides
+// whether anything is claimed.
+func (c *changes) markNode(own bool) {
+	c.mark(func(d *dirt) { d.all, d.peers, d.nodes = d.all || own, d.peers || !own, true })
+}
+
+// markSynced takes that some kind of object is known in full.
+func (c *changes) markSynced() {
+	c.mark(func(d *dirt) { d.all, d.peers, d.nodes = true, true, true })
+}
+
+// takePeers reports whether the nodes that are to be met have changed since it was last called.
+func (c *changes) takePeers() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	due := c.dirty.peers
+	c.dirty.peers = false
+	return due
+}
+
+// take returns what else has changed since it was last called.
+func (c *changes) take() dirt {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	dirty := c.dirty
+	c.dirty = dirt{peers: dirty.peers}
+	if dirty.vips == nil {
+		dirty.vips = map[netip.Addr]bool{}
+	}
+	return dirty
+}

@@ -1,0 +1,142 @@
+// Package handoff knows, for each VIP, which other nodes may hold connections to it that this node
+// does not know, and says so to the proxy. All is noted all the time, so that the proxy is ready
+// before a VIP or its connections move here.
+package handoff
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
+)
+
+// Facts concern all VIPs alike.
+type Facts struct {
+	Self string
+	// Addresses are those of all nodes, this one included; nil when they are as in the step before.
+	Addresses map[string][]netip.Addr
+	// Dead are the nodes that have stopped answering, and whose kernels do not answer either.
+	Dead []string
+}
+
+// View is what is known of one VIP.
+type View struct {
+	// Claims are the words of the other nodes.
+	Claims map[string]plan.Claim
+	Owner  string
+	// Announced is set while this node announces the VIP over BGP, Routable while BGP is for the VIP,
+	// as far as is known.
+	Announced, Routable bool
+}
+
+// State is what is remembered from one step to the next. The zero value is ready.
+type State struct {
+	self      string
+	addresses map[string][]netip.Addr
+	dead      []string
+	vips      map[netip.Addr]*vip
+	told      bool
+}
+
+// vip is what is remembered of one VIP.
+type vip struct {
+	previous string // owner: the other node that answered for the VIP last; "" if nobody is known
+	ring     *ring  // nil unless routers spread the VIP over nodes
+}
+
+// Step takes in what is known now of the VIPs that events names, nil for those that no Service
+// holds any more. It returns what the proxy is to be told, and reports whether that differs from
+// what it was told before.
+func (s *State) Step(now time.Time, f Facts, events map[netip.Addr]*View) (update lb.FeedNotice, changed bool) {
+	changed = !s.told
+	if s.meet(f) {
+		changed = true
+		for addr, v := range s.vips {
+			s.arrange(addr, v)
+		}
+	}
+	for addr, view := range events {
+		v, known := s.vips[addr]
+		switch {
+		case view == nil:
+			delete(s.vips, addr)
+			changed = changed || known
+			continue
+		case !known:
+			if s.vips == nil {
+				s.vips = map[netip.Addr]*vip{}
+			}
+			v, changed = &vip{}, true
+			s.vips[addr] = v
+		}
+		changed = v.answered(*view) || changed
+		changed = s.spread(now, addr, v, *view) || changed
+	}
+	if changed {
+		update, s.told = s.update(), true
+	}
+	return update, changed
+}
+
+// meet takes in which nodes there are, and reports whether that differs.
+func (s *State) meet(f Facts) (changed bool) {
+	changed = f.Self != s.self || !slices.Equal(s.dead, f.Dead)
+	s.self, s.dead = f.Self, f.Dead
+	if f.Addresses != nil && !maps.EqualFunc(s.addresses, f.Addresses, slices.Equal) {
+		s.addresses, changed = f.Addresses, true
+	}
+	return changed
+}
+
+// answered notes which other node answered for the VIP last, and reports whether that is another
+// one than before. If it is this node that clients turn to, that one may hold connections.
+func (v *vip) answered(view View) (changed bool) {
+	before := v.previous
+	var answering []string
+	for node, claim := range view.Claims {
+		if claim.Answering {
+			answering = append(answering, node)
+		}
+	}
+	switch {
+	case slices.Contains(answering, view.Owner):
+		v.previous = view.Owner
+	case len(answering) > 0 && !slices.Contains(answering, v.previous):
+		v.previous = slices.Min(answering)
+	}
+	return v.previous != before
+}
+
+// update is what the proxy is told: of each VIP, even if nobody is known to have answered for it,
+// so that what an earlier speaker said goes on.
+func (s *State) update() lb.FeedNotice {
+	n := lb.FeedNotice{
+		Dead: s.dead, Former: make(map[netip.Addr][]netip.Addr, len(s.vips)), Ring: map[netip.Addr][]netip.Addr{},
+	}
+	for _, node := range s.dead {
+		n.Gone = append(n.Gone, s.addresses[node]...)
+	}
+	for addr, v := range s.vips {
+		n.Former[addr] = []netip.Addr{}
+		if from, ok := s.address(v.previous, lb.FamilyOf(addr)); ok {
+			n.Former[addr] = []netip.Addr{from}
+		}
+		if v.ring != nil {
+			n.Ring[addr] = v.ring.next
+		}
+	}
+	return n
+}
+
+// address returns a node's first address of a family, unless the node is dead.
+func (s *State) address(node string, family lb.Family) (netip.Addr, bool) {
+	all := s.addresses[node]
+	i := slices.IndexFunc(all, func(a netip.Addr) bool { return lb.FamilyOf(a) == family })
+	if i < 0 || slices.Contains(s.dead, node) {
+		return netip.Addr{}, false
+	}
+	return all[i], true
+}

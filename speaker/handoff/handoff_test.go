@@ -1,0 +1,244 @@
+package handoff
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
+)
+
+var (
+	vip1  = netip.MustParseAddr("192.0.2.1")
+	vip2  = netip.MustParseAddr("192.0.2.2")
+	vip6  = netip.MustParseAddr("2001:db8::1")
+	epoch = time.Unix(1e9, 0)
+)
+
+// nodes are a to d, of which d has an IPv6 address only.
+func nodes() map[string][]netip.Addr {
+	all := map[string][]netip.Addr{"d": {netip.MustParseAddr("fd00::4")}}
+	for i, name := range []string{"a", "b", "c"} {
+		all[name] = []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}),
+			netip.MustParseAddr(fmt.Sprint("fd00::", i+1))}
+	}
+	return all
+}
+
+// view reads what is known of a VIP: "a:arp b:bgp c owner=a own routable".
+func view(text string) *View {
+	v := &View{Claims: map[string]plan.Claim{}}
+	for _, word := range strings.Fields(text) {
+		node, how, _ := strings.Cut(word, ":")
+		owner, isOwner := strings.CutPrefix(word, "owner=")
+		switch {
+		case isOwner:
+			v.Owner = owner
+		case word == "own":
+			v.Announced = true
+		case word == "routable":
+			v.Routable = true
+		case how == "arp":
+			v.Claims[node] = plan.Claim{Answering: true}
+		case how == "bgp":
+			v.Claims[node] = plan.Claim{Reason: lb.ReasonNoAdvertisement, Routes: "tor"}
+		default:
+			v.Claims[node] = plan.Claim{}
+		}
+	}
+	return v
+}
+
+// said writes what the proxy is told of a VIP: "a; ring c b", by the nodes' names.
+func said(u lb.FeedNotice, vip netip.Addr, all map[string][]netip.Addr) string {
+	names := func(addrs []netip.Addr) string {
+		var names []string
+		for _, addr := range addrs {
+			for name, own := range all {
+				if slices.Contains(own, addr) {
+					names = append(names, name)
+				}
+			}
+		}
+		return strings.Join(names, " ")
+	}
+	previous, known := u.Former[vip]
+	if !known {
+		return "unknown"
+	}
+	text := names(previous)
+	if ring, ok := u.Ring[vip]; ok {
+		text += "; ring " + names(ring)
+	}
+	return strings.TrimSpace(text)
+}
+
+// TestStory tells, from the view of b, what the proxy is told of vip1.
+func TestStory(t *testing.T) {
+	type scene struct {
+		what  string
+		after time.Duration
+		view  string
+		dead  string
+		want  string
+		same  bool // nothing is told
+	}
+	for name, story := range map[string][]scene{
+		"over ARP": {
+			{what: "nobody answers", view: "a c", want: ""},
+			{what: "a answers", view: "a:arp c owner=a", want: "a"},
+			{what: "nothing is new", view: "a:arp c owner=a", want: "a", same: true},
+			{what: "a and c answer, and c owns", view: "a:arp c:arp owner=c", want: "c"},
+			{what: "this node owns", view: "a c owner=b", want: "c", same: true},
+			{what: "c is dead", view: "a owner=b", dead: "c", want: ""},
+			{what: "a false alarm", view: "a c owner=b", want: "c"},
+			{what: "one that does not own answers", view: "a:arp c owner=b", want: "a"},
+			{what: "another one", view: "a c:arp owner=b", want: "c"},
+			{what: "two that do not own answer", view: "a:arp c:arp owner=b", want: "c", same: true},
+			{what: "of IPv6 only", view: "d:arp owner=d", want: ""},
+		},
+		"over BGP": {
+			{what: "it may be announced", view: "a c routable", want: "; ring"},
+			{what: "all announce it", view: "a:bgp c:bgp own routable", want: "; ring c a"},
+			{what: "a is drained", after: time.Minute, view: "a c:bgp own routable", want: "; ring c a", same: true},
+			{what: "a is gone", after: time.Minute, view: "c:bgp own routable", want: "; ring c a", same: true},
+			{what: "a is dead", after: time.Minute, view: "c:bgp own routable", dead: "a", want: "; ring c"},
+			{what: "a false alarm", view: "c:bgp own routable", want: "; ring c a"},
+			{what: "an hour later", after: lb.FlowMemory, view: "c:bgp own routable", want: "; ring c"},
+			{what: "announced no more", after: lb.FlowMemory, view: "c own", want: "; ring c", same: true},
+			{what: "nor by this node", after: lb.FlowMemory, view: "c", want: "; ring c", same: true},
+			{what: "and that is over", after: 1, view: "c", want: ""},
+		},
+		"both ways": {
+			{what: "over ARP", view: "a:arp c owner=a", want: "a"},
+			{what: "BGP is for it", after: 1, view: "a:arp c owner=a routable", want: "a; ring"},
+			{what: "c announces it", after: 1, view: "a:arp c:bgp owner=a routable", want: "a; ring c a"},
+		},
+	} {
+		var s State
+		all, now := nodes(), epoch
+		var u lb.FeedNotice
+		for i, c := range story {
+			now = now.Add(c.after)
+			f := Facts{Self: "b", Dead: strings.Fields(c.dead)}
+			if i == 0 {
+				f.Addresses = all
+			}
+			events := map[netip.Addr]*View{vip1: view(c.view)}
+			next, changed := s.Step(now, f, events)
+			if changed {
+				u = next
+			}
+			if changed == c.same || said(u, vip1, all) != strings.TrimSpace(c.want) {
+				t.Errorf("%s, %s: told %v %q, want %q", name, c.what, changed, said(u, vip1, all), c.want)
+			}
+			if _, again := s.Step(now, f, events); again {
+				t.Errorf("%s, %s: told twice", name, c.what)
+			}
+		}
+		if _, changed := s.Step(now, Facts{Self: "b"}, map[netip.Addr]*View{vip1: nil}); !changed || len(s.vips) > 0 {
+			t.Errorf("%s: %v is left of what is gone; told: %v", name, s.vips, changed)
+		}
+	}
+}
+
+// TestFacts checks what follows from the nodes, whatever else happens.
+func TestFacts(t *testing.T) {
+	var s State
+	all := nodes()
+	events := map[netip.Addr]*View{vip1: view("a:bgp c:bgp own routable"), vip6: view("a:arp d:arp owner=d")}
+	u, _ := s.Step(epoch, Facts{Self: "b", Addresses: all}, events)
+	if got := said(u, vip6, all); got != "d" {
+		t.Errorf("of IPv6: %q", got)
+	}
+	if _, changed := s.Step(epoch, Facts{Self: "b", Addresses: nodes()}, nil); changed {
+		t.Error("the same nodes are told of again")
+	}
+	moved := nodes()
+	moved["c"] = []netip.Addr{netip.MustParseAddr("10.0.0.0")}
+	u, changed := s.Step(epoch, Facts{Self: "b", Addresses: moved}, nil)
+	if got := said(u, vip1, moved); !changed || got != "; ring c a" || u.Ring[vip1][0] != moved["c"][0] {
+		t.Errorf("another address: told %v %q %v", changed, got, u.Ring[vip1])
+	}
+	u, changed = s.Step(epoch, Facts{Self: "b", Dead: []string{"c", "d"}}, nil)
+	gone := slices.Concat(moved["c"], moved["d"])
+	if !changed || !slices.Equal(u.Dead, []string{"c", "d"}) || !slices.Equal(u.Gone, gone) || said(u, vip6, all) != "" {
+		t.Errorf("dead: told %v %+v", changed, u)
+	}
+}
+
+// TestRingIsBounded has more nodes announce a VIP than a packet may pass through.
+func TestRingIsBounded(t *testing.T) {
+	all := map[string][]netip.Addr{}
+	v := &View{Claims: map[string]plan.Claim{}, Announced: true, Routable: true}
+	for i := range 3 * lb.MaxRing {
+		name := fmt.Sprint("n", i)
+		all[name] = []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, byte(i)})}
+		if i != 40 {
+			v.Claims[name] = plan.Claim{Routes: "tor"}
+		}
+	}
+	var s State
+	u, _ := s.Step(epoch, Facts{Self: "n40", Addresses: all}, map[netip.Addr]*View{vip1: v})
+	ring := u.Ring[vip1]
+	if len(ring) != lb.MaxRing || ring[0] != all["n41"][0] || ring[lb.MaxRing-1] != all["n8"][0] {
+		t.Errorf("%d nodes: %v", len(ring), ring)
+	}
+}
+
+// TestOrderAndRepetition plays random events: what is told in the end does not depend on whether
+// the VIPs came in one step, one by one, in reverse, or twice.
+func TestOrderAndRepetition(t *testing.T) {
+	words := []string{"a", "a:arp", "a:bgp", "c", "c:arp", "c:bgp", "d:arp", "owner=a", "owner=b", "owner=c", "own",
+		"routable"}
+	for seed := range uint64(100) {
+		r := rand.New(rand.NewPCG(seed, 2))
+		var one, single, reversed, twice State
+		now := epoch
+		var u lb.FeedNotice
+		for range 30 {
+			now = now.Add(time.Duration(r.IntN(40)) * time.Minute)
+			f := Facts{Self: "b", Addresses: nodes(), Dead: [][]string{nil, nil, nil, {"c"}}[r.IntN(4)]}
+			events := map[netip.Addr]*View{}
+			for _, vip := range []netip.Addr{vip1, vip2, vip6} {
+				var text []string
+				for range 2 + r.IntN(4) {
+					text = append(text, words[r.IntN(len(words))])
+				}
+				switch r.IntN(6) {
+				case 0:
+					events[vip] = nil
+				default:
+					events[vip] = view(strings.Join(text, " "))
+				}
+			}
+			if next, changed := one.Step(now, f, events); changed {
+				u = next
+			}
+			twice.Step(now, f, events)
+			if _, changed := twice.Step(now, f, events); changed {
+				t.Fatalf("seed %d: said twice, told twice", seed)
+			}
+			order := slices.SortedFunc(maps.Keys(events), netip.Addr.Compare)
+			for _, vip := range order {
+				single.Step(now, f, map[netip.Addr]*View{vip: events[vip]})
+			}
+			slices.Reverse(order)
+			for _, vip := range order {
+				reversed.Step(now, f, map[netip.Addr]*View{vip: events[vip]})
+			}
+			for what, other := range map[string]*State{"one by one": &single, "reversed": &reversed, "twice": &twice} {
+				if got := other.update(); !reflect.DeepEqual(got, u) {
+					t.Fatalf("seed %d, %s: %+v, want %+v", seed, what, got, u)
+				}
+			}
+		}
+	}
+}

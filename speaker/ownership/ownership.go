@@ -1,0 +1,248 @@
+// Package ownership decides, VIP by VIP, which node owns it and whether this one answers for it
+// over ARP and NDP, and remembers what the next decision on the VIP has to know.
+package ownership
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/landfall-lb/landfall/speaker/plan"
+)
+
+// FreshFor is how long a VIP counts as fresh: longer than a change takes from the API server to
+// each node's kernel.
+const FreshFor = time.Second
+
+// Seen is what the actor for ARP and NDP has found out.
+type Seen struct {
+	Answering        map[netip.Addr][]string
+	Probed           map[netip.Addr]bool
+	ConflictingHosts map[netip.Addr][]plan.ConflictingHost
+}
+
+// Events are what may change decisions.
+type Events struct {
+	// VIPs are to be decided anew. Those that no Service holds any more are forgotten.
+	VIPs map[netip.Addr]bool
+	Seen Seen
+	// Input returns what is known of a VIP outside of this package; ok is false when no Service holds
+	// it. It is called once for each VIP that is decided.
+	Input func(vip netip.Addr) (in plan.Input, ok bool)
+}
+
+// Answer says where a VIP is answered for. It is announced again when the round changes.
+type Answer struct {
+	On    []string
+	Round int
+}
+
+// Decided is what a step has come to for one VIP. Before is the zero Decision of a VIP that is new,
+// After that of one that no Service holds any more.
+type Decided struct {
+	Claims        map[string]plan.Claim // of the other nodes
+	Before, After plan.Decision
+	New, Gone     bool
+}
+
+// State is what is remembered from one step to the next. Use New.
+type State struct {
+	decisions map[netip.Addr]plan.Decision
+	answers   map[netip.Addr]Answer
+	probes    map[netip.Addr][]string
+	rounds    map[netip.Addr]int
+	fresh     map[netip.Addr]time.Time // VIPs that were first seen a moment ago, until when they count as fresh
+	served    map[netip.Addr]bool      // VIPs that a node of ours has answered for
+	unserved  map[netip.Addr]bool      // VIPs that no node answers for now
+	seen      Seen
+	changes   int
+}
+
+// New returns a State that remembers nothing.
+func New() State {
+	return State{
+		decisions: map[netip.Addr]plan.Decision{}, answers: map[netip.Addr]Answer{}, probes: map[netip.Addr][]string{},
+		rounds: map[netip.Addr]int{}, fresh: map[netip.Addr]time.Time{}, served: map[netip.Addr]bool{},
+		unserved: map[netip.Addr]bool{},
+	}
+}
+
+// Step decides the VIPs that the events name and those of which the actor has news or that are
+// fresh no more. It returns what it has decided, and reports whether the actor has something else
+// to do. again is when to look again; 0 for not at all.
+func (s *State) Step(now time.Time, facts plan.Facts, e Events) (
+	decided map[netip.Addr]Decided, changed bool, again time.Duration) {
+	vips := maps.Clone(e.VIPs)
+	if vips == nil {
+		vips = map[netip.Addr]bool{}
+	}
+	s.look(e.Seen, vips)
+	s.ripen(now, vips)
+	decided = make(map[netip.Addr]Decided, len(vips))
+	for vip := range vips {
+		in, held := e.Input(vip)
+		if !held {
+			decided[vip] = Decided{Before: s.decisions[vip], Gone: true}
+			s.forget(vip)
+		} else {
+			decided[vip] = s.decide(now, facts, in)
+		}
+		changed = s.assign(vip) || changed
+	}
+	return decided, changed, s.ripest(now)
+}
+
+// look takes what the actor has found out, and adds the VIPs to vips of which it is news.
+func (s *State) look(seen Seen, vips map[netip.Addr]bool) {
+	differing(s.seen.Answering, seen.Answering, slices.Equal, vips)
+	differing(s.seen.ConflictingHosts, seen.ConflictingHosts, slices.Equal, vips)
+	differing(s.seen.Probed, seen.Probed, func(a, b bool) bool { return a == b }, vips)
+	s.seen = seen
+}
+
+// differing adds the keys to found whose values are not the same in both.
+func differing[V any](a, b map[netip.Addr]V, same func(a, b V) bool, found map[netip.Addr]bool) {
+	for vip, now := range b {
+		if before := a[vip]; !same(before, now) {
+			found[vip] = true
+		}
+	}
+	for vip := range a {
+		if _, ok := b[vip]; !ok {
+			found[vip] = true
+		}
+	}
+}
+
+// ripen adds to vips those that are fresh no more.
+func (s *State) ripen(now time.Time, vips map[netip.Addr]bool) {
+	for vip, until := range s.fresh {
+		if !now.Before(until) {
+			vips[vip] = true
+			delete(s.fresh, vip)
+		}
+	}
+}
+
+// ripest returns when the next VIP ripens; 0 for none.
+func (s *State) ripest(now time.Time) (next time.Duration) {
+	for _, until := range s.fresh {
+		next = plan.Sooner(next, until.Sub(now))
+	}
+	return next
+}
+
+func (s *State) forget(vip netip.Addr) {
+	delete(s.decisions, vip)
+	delete(s.rounds, vip)
+	delete(s.fresh, vip)
+	delete(s.served, vip)
+	delete(s.unserved, vip)
+}
+
+// decide plans one VIP and notes what follows.
+func (s *State) decide(now time.Time, facts plan.Facts, in plan.Input) Decided {
+	vip := in.VIP
+	before, known := s.decisions[vip]
+	if !known {
+		s.fresh[vip] = now.Add(FreshFor)
+	}
+	in.Answering, in.Probed, in.ConflictingHosts = s.seen.Answering[vip], s.seen.Probed[vip], s.seen.ConflictingHosts[vip]
+	if len(in.Answering) > 0 || anyAnswers(in.Claims) {
+		delete(s.fresh, vip) // from now on, whoever can shall step in at once
+		s.served[vip] = true
+	}
+	if in.Former {
+		s.served[vip] = true
+	}
+	_, in.Fresh = s.fresh[vip]
+	in.Served = s.served[vip]
+	next := plan.Decide(facts, in)
+	if before.Rival != next.Rival {
+		s.rounds[vip]++ // clients may have listened to the other one last
+	}
+	if known && before.Owner != next.Owner {
+		s.changes++
+	}
+	if len(next.Answer) > 0 {
+		s.served[vip] = true // and so it is not probed again, even if it takes a while to answer
+	}
+	s.decisions[vip] = next
+	if slices.ContainsFunc(next.Nodes, func(n plan.NodeWord) bool { return n.Answering }) {
+		delete(s.unserved, vip)
+	} else {
+		s.unserved[vip] = true
+	}
+	return Decided{Claims: in.Claims, Before: before, After: next, New: !known}
+}
+
+func anyAnswers(claims map[string]plan.Claim) bool {
+	for _, claim := range claims {
+		if claim.Answering {
+			return true
+		}
+	}
+	return false
+}
+
+// assign notes what the actor has to do for a VIP, and reports whether that is something new.
+func (s *State) assign(vip netip.Addr) bool {
+	d := s.decisions[vip]
+	answer, probe := s.answers[vip], s.probes[vip]
+	delete(s.answers, vip)
+	delete(s.probes, vip)
+	if len(d.Answer) > 0 {
+		s.answers[vip] = Answer{On: d.Answer, Round: s.rounds[vip]}
+	} else if len(d.Probe) > 0 {
+		s.probes[vip] = d.Probe
+	}
+	now := s.answers[vip]
+	return !slices.Equal(answer.On, now.On) || answer.Round != now.Round || !slices.Equal(probe, s.probes[vip])
+}
+
+// Desired returns what the actor is to answer for, and on which interfaces it is to probe. Do not
+// change it, and do not keep it beyond the next step.
+func (s *State) Desired() (answers map[netip.Addr]Answer, probes map[netip.Addr][]string) {
+	return s.answers, s.probes
+}
+
+// Decision returns what was last decided for the VIP; ok is false when nothing was.
+func (s *State) Decision(vip netip.Addr) (d plan.Decision, ok bool) {
+	d, ok = s.decisions[vip]
+	return d, ok
+}
+
+// Decisions returns what was last decided, sorted by VIP.
+func (s *State) Decisions() []plan.Decision {
+	return slices.SortedFunc(maps.Values(s.decisions), func(a, b plan.Decision) int { return a.VIP.Compare(b.VIP) })
+}
+
+// Claim returns what this node says of a VIP to the others; nil when no Service holds it.
+func (s *State) Claim(vip netip.Addr) *plan.Claim {
+	d, ok := s.decisions[vip]
+	if !ok {
+		return nil
+	}
+	claim := d.Claim(len(s.seen.Answering[vip]) > 0)
+	return &claim
+}
+
+// Unserved returns the VIPs that no node answers for which this one sees; sorted.
+func (s *State) Unserved() []netip.Addr {
+	return slices.SortedFunc(maps.Keys(s.unserved), netip.Addr.Compare)
+}
+
+// OwnerChanges counts how often another node became the owner of a VIP that was known already.
+func (s *State) OwnerChanges() int { return s.changes }
+
+// Stopped reports whether every VIP was decided since the speaker was told to end, and none is
+// still handed over.
+func (s *State) Stopped() bool {
+	for _, d := range s.decisions {
+		if d.Refusal == nil || len(d.Answer) > 0 {
+			return false
+		}
+	}
+	return true
+}

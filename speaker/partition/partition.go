@@ -1,0 +1,101 @@
+// Package partition decides what a node makes of the speakers that it does not see: whether it may
+// be cut off, for how long it yields to the others, and what it says or reads over the API server.
+package partition
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
+)
+
+// Reunion is how long a node that sees a majority again goes on yielding: time for the newest
+// claims of all to arrive. Before, the nodes would go by what was said before they were parted.
+const Reunion = 2 * time.Second
+
+// standby is how many nodes stand by to renew the Lease, one for the other.
+const standby = 3
+
+// Facts are what the node sees and hears.
+type Facts struct {
+	Self     string
+	Speakers plan.Speakers
+	// Said is what another node has said over the API server, if Heard is set.
+	Said  lb.Witness
+	Heard bool
+}
+
+// State is what is remembered from one step to the next. The zero value is ready.
+type State struct {
+	self   string
+	seen   plan.Speakers
+	others lb.Witness // what a majority says that this node does not see
+	heard  bool
+	apart  bool // as of the last step
+	parted bool
+	until  time.Time // how long a node that sees a majority again counts as parted, and goes on yielding
+}
+
+// Step takes in who is there. It reports whether a majority elsewhere has said something new, and
+// whether that or anything else changes what is decided of all VIPs. again is when to look again;
+// 0 for not at all.
+func (s *State) Step(now time.Time, f Facts) (news, changed bool, again time.Duration) {
+	s.self, s.seen = f.Self, f.Speakers
+	said, heard := f.Said, f.Heard
+	if !s.seen.Majority || s.apart {
+		// From the first look at which they are together again, as nothing may have called for one in
+		// between.
+		s.until = now.Add(Reunion)
+	}
+	s.apart = !s.seen.Majority
+	parted := now.Before(s.until)
+	if s.seen.Majority {
+		heard, said = s.heard && parted, s.others
+		if parted {
+			again = s.until.Sub(now)
+		}
+	}
+	news = heard != s.heard || heard && !said.Same(s.others)
+	changed = news || parted != s.parted
+	s.others, s.heard, s.parted = said, heard, parted
+	return news, changed, again
+}
+
+// Speakers are those that the node saw in the last step.
+func (s *State) Speakers() plan.Speakers { return s.seen }
+
+// Parted reports whether the node sees no majority of the speakers, or has seen none a moment ago.
+func (s *State) Parted() bool { return s.parted }
+
+// Heard returns what a majority says that this node does not see.
+func (s *State) Heard() (said lb.Witness, heard bool) { return s.others, s.heard }
+
+// Elsewhere reports whether a majority that this node does not see answers for the VIP.
+func (s *State) Elsewhere(vip netip.Addr) bool { return s.heard && s.others.Serves(s.self, vip) }
+
+// Desired is what the node makes of the Lease by which the sides of a partition hear of one
+// another.
+type Desired struct {
+	// Heed is set when the node reads it, Tell when it renews it.
+	Heed, Tell bool
+	// Rank is the node's place among those that renew it.
+	Rank int
+	Says lb.Witness
+}
+
+// Desired returns what the node makes of the Lease: it reads it while it sees no majority, and
+// renews it while it sees one and misses somebody. unserved are the VIPs that no node answers for,
+// sorted.
+func (s *State) Desired(unserved func() []netip.Addr) Desired {
+	switch {
+	case !s.seen.Lost:
+		return Desired{}
+	case !s.seen.Majority:
+		return Desired{Heed: true}
+	case s.seen.Rank >= standby:
+		return Desired{}
+	}
+	return Desired{Tell: true, Rank: s.seen.Rank,
+		Says: lb.Witness{Node: s.self, Live: s.seen.Live, Unserved: unserved()}}
+}

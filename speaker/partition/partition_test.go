@@ -1,0 +1,120 @@
+package partition
+
+import (
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
+)
+
+var (
+	vip1 = netip.MustParseAddr("192.0.2.1")
+	vip2 = netip.MustParseAddr("192.0.2.2")
+)
+
+// scene is one step of a story: what a node sees after some time, and what it makes of it.
+type scene struct {
+	what    string
+	after   time.Duration
+	live    string // of a, b, c, d and e, all of which are known
+	said    *lb.Witness
+	news    bool
+	changed bool
+	again   time.Duration
+	parted  bool
+	yields  string // the VIPs that a majority elsewhere answers for
+	lease   string // what the node does with it
+}
+
+// The majority of the story is a, b and c; vip2 is one that they do not answer for.
+var majority = &lb.Witness{Node: "a", Live: []string{"a", "b", "c"}, Unserved: []netip.Addr{vip2}}
+
+// TestStory tells it from the view of e, which is cut off with d and comes back.
+func TestStory(t *testing.T) {
+	story := []scene{
+		{what: "all are there", live: "a b c d e", lease: "nothing"},
+		{what: "one is missing", after: time.Minute, live: "a b c e", lease: "stands by"},
+		{what: "cut off", after: time.Minute, live: "d e", changed: true, parted: true, lease: "reads"},
+		{what: "the majority is heard of", after: time.Second, live: "d e", said: majority, news: true, changed: true,
+			parted: true, yields: "1", lease: "reads"},
+		{what: "and again", after: time.Hour, live: "d e", said: majority, parted: true, yields: "1", lease: "reads"},
+		{what: "together again, and yields yet", after: time.Hour, live: "a b c d e", again: Reunion, parted: true,
+			yields: "1", lease: "nothing"},
+		{what: "half of the time is over", after: Reunion / 2, live: "a b c d e", again: Reunion / 2, parted: true,
+			yields: "1", lease: "nothing"},
+		{what: "all of it", after: Reunion / 2, live: "a b c d e", news: true, changed: true, lease: "nothing"},
+		{what: "long after", after: time.Hour, live: "a b c d e", lease: "nothing"},
+	}
+	play(t, story)
+	for i, s := range story { // what is seen twice changes nothing
+		again := s
+		again.after, again.news, again.changed, again.what = 0, false, false, s.what+", once more"
+		play(t, slices.Concat(story[:i+1], []scene{again}, story[i+1:]))
+	}
+}
+
+func play(t *testing.T, story []scene) {
+	t.Helper()
+	var s State
+	now := time.Unix(1e9, 0)
+	for _, c := range story {
+		now = now.Add(c.after)
+		f := Facts{Self: "e",
+			Speakers: plan.SpeakersOf("e", strings.Fields(c.live), strings.Fields("a b c d e"), nil)}
+		if c.said != nil {
+			f.Said, f.Heard = *c.said, true
+		}
+		news, changed, again := s.Step(now, f)
+		if news != c.news || changed != c.changed || again != c.again || s.Parted() != c.parted {
+			t.Errorf("%s: news %v, changed %v, again %s, parted %v; want %v, %v, %s, %v", c.what, news, changed, again,
+				s.Parted(), c.news, c.changed, c.again, c.parted)
+		}
+		yields := ""
+		for name, vip := range map[string]netip.Addr{"1": vip1, "2": vip2} {
+			if s.Elsewhere(vip) {
+				yields += name
+			}
+		}
+		if yields != c.yields {
+			t.Errorf("%s: yields %q, want %q", c.what, yields, c.yields)
+		}
+		if lease := lease(s); lease != c.lease {
+			t.Errorf("%s: the node %s, want %s", c.what, lease, c.lease)
+		}
+	}
+}
+
+func lease(s State) string {
+	switch d := s.Desired(func() []netip.Addr { return nil }); {
+	case d.Heed && !d.Tell:
+		return "reads"
+	case d.Tell:
+		return "renews"
+	case len(s.Speakers().Missing) > 0:
+		return "stands by"
+	}
+	return "nothing"
+}
+
+// TestDesired checks who renews the Lease, and what it says.
+func TestDesired(t *testing.T) {
+	known := strings.Fields("a b c d e f g")
+	for self, want := range map[string]Desired{
+		"a": {Tell: true, Rank: 0}, "b": {Tell: true, Rank: 1}, "c": {Tell: true, Rank: 2}, "d": {},
+	} {
+		live := strings.Fields("a b c d e f")
+		var s State
+		s.Step(time.Unix(1e9, 0), Facts{Self: self, Speakers: plan.SpeakersOf(self, live, known, nil)})
+		if want.Tell {
+			want.Says = lb.Witness{Node: self, Live: live, Unserved: []netip.Addr{vip2}}
+		}
+		if got := s.Desired(func() []netip.Addr { return []netip.Addr{vip2} }); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, want %+v", self, got, want)
+		}
+	}
+}

@@ -1,0 +1,339 @@
+// Package routes decides what BGP peers hear from this node, which paths to them BFD watches, and
+// what the status of the objects for BGP shall show, and remembers what the next decision has to
+// know.
+package routes
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
+)
+
+// Facts concern all VIPs alike.
+type Facts struct {
+	Node plan.Facts
+	// BGP lacks BFDDown, which is decided here.
+	BGP plan.BGPFacts
+	// Unknown names what is not known yet of BGP; "" when all is. Until then no session is opened: a
+	// router that has kept the routes of this speaker's predecessor drops those that it does not hear
+	// again.
+	Unknown string
+	// Convergence is how long routers get to choose other routes before a planned withdrawal.
+	Convergence time.Duration
+	Seen        Seen
+}
+
+// Seen is what the actors have found out, as of the beginning of the step.
+type Seen struct {
+	Sessions map[string]Session // by peer
+	// Hears returns the peers that hear of a prefix now, in any order.
+	Hears func(netip.Prefix) []string
+	Paths map[Path]PathState
+}
+
+// Session is what is so of a BGP session.
+type Session struct {
+	Established bool
+	Since       time.Time // when it became what it is
+	// Synced is set when all that the peer shall hear is on the wire, and nothing else.
+	Synced bool
+	// Peer is the peer's address; not valid unless the session is established.
+	Peer netip.Addr
+	// Status is what a BGPPeer shows of it.
+	Status lb.PeerNode
+	// Reason and LastError say why it is not, or was last not, established.
+	Reason    lb.Reason
+	LastError string
+}
+
+// up is when a session was established; zero while it is not.
+func (s Session) up() time.Time {
+	if !s.Established {
+		return time.Time{}
+	}
+	return s.Since
+}
+
+// Events are what may change routes.
+type Events struct {
+	// VIPs are to be planned anew; with All set, more may differ than they.
+	VIPs map[netip.Addr]bool
+	All  bool
+	// Holders returns the Services on a VIP; none when it is gone.
+	Holders func(vip netip.Addr) []plan.Holder
+	// Held returns all VIPs that are held.
+	Held func() []netip.Addr
+}
+
+// Step is what follows from a step.
+type Step struct {
+	// Sessions are what the BGP actor shall have, if SessionsChanged is set.
+	Sessions        map[string]plan.BGPSession
+	SessionsChanged bool
+	// Paths are what the BFD actor shall watch, if PathsChanged is set.
+	Paths        map[Path]lb.BFDProfile
+	PathsChanged bool
+	// Changed are the VIPs of which something else is so than before, or may be.
+	Changed map[netip.Addr]bool
+	News    []News
+	// Again is when to look again; 0 for not at all.
+	Again time.Duration
+}
+
+// News is that a session has come up, or was lost and why.
+type News struct {
+	Peer      string
+	Up        bool
+	Reason    lb.Reason
+	LastError string
+}
+
+// State is what is remembered from one step to the next. Use New.
+type State struct {
+	book     plan.BGPBook
+	paths    paths
+	waiting  string // what is needed before the first plan; "" once there is one
+	planned  bool
+	sessions map[string]Session // as last seen
+	heard    map[netip.Addr][]string
+	// pending are the VIPs of which other peers may hear now than heard says.
+	pending map[netip.Addr]bool
+	// leaving are the VIPs whose end routers are told of, until when they are announced yet.
+	leaving map[netip.Addr]*departure
+	checks  checks
+}
+
+// departure is the planned end of a VIP's announcement.
+type departure struct {
+	until time.Time
+	over  bool
+}
+
+// New returns a State that has planned nothing.
+func New() State {
+	return State{
+		waiting: "the API server", heard: map[netip.Addr][]string{}, pending: map[netip.Addr]bool{},
+		leaving: map[netip.Addr]*departure{},
+	}
+}
+
+// Step plans what BGP peers hear.
+func (s *State) Step(now time.Time, f Facts, e Events) Step {
+	if s.waiting = s.missing(f); s.waiting != "" {
+		return Step{}
+	}
+	e.All = e.All || !s.planned
+	s.planned = true
+	step := Step{Changed: map[netip.Addr]bool{}}
+	step.News = s.look(f.Seen, step.Changed)
+	s.part(now, step.Changed)
+	s.paths.judge(now, f.Seen.Paths)
+	f.BGP.BFDDown = s.paths.lost()
+
+	var planned map[netip.Addr]bool
+	planned, step.SessionsChanged = s.plan(f, e, step.Changed)
+	for vip := range planned {
+		step.Changed[vip] = true
+		s.pending[vip] = true
+		s.hear(vip, f.Seen.Hears) // an aggregate that it is in now may be heard of already
+		s.depart(now, vip, f.Convergence)
+	}
+	step.Sessions = s.book.Sessions()
+	step.PathsChanged = s.paths.plan(&s.book, f.Seen, f.Node.Interfaces)
+	if step.PathsChanged {
+		step.Paths = s.paths.desired()
+	}
+	step.Again = s.again(now)
+	return step
+}
+
+// missing says what a plan of routes needs and is not known yet.
+func (s *State) missing(f Facts) string {
+	switch {
+	case s.planned:
+		return ""
+	case f.Unknown != "":
+		return f.Unknown
+	case !f.Node.Joined:
+		return "the other speakers" // to know where connections are that routers move here
+	case f.Node.Gate == lb.ReasonFeedUnknown:
+		return "the proxy's first word"
+	}
+	return ""
+}
+
+// look notes which sessions are up, and which peers hear of the VIPs for which that may have
+// changed. It adds the VIPs to changed of which it is news.
+func (s *State) look(seen Seen, changed map[netip.Addr]bool) (news []News) {
+	settled := true
+	for _, now := range seen.Sessions {
+		settled = settled && (now.Synced || !now.Established)
+	}
+	flapped := len(seen.Sessions) != len(s.sessions)
+	for name := range s.book.Sessions() {
+		flapped = flapped || seen.Sessions[name].up() != s.sessions[name].up()
+	}
+	if flapped {
+		for vip := range s.book.VIPs() {
+			s.pending[vip] = true
+		}
+		news = differing(s.sessions, seen.Sessions)
+	}
+	s.sessions = seen.Sessions
+	for vip := range s.pending {
+		if s.hear(vip, seen.Hears) {
+			changed[vip] = true
+		}
+	}
+	if settled {
+		clear(s.pending)
+	}
+	return news
+}
+
+// differing returns which sessions are up or were lost since before.
+func differing(before, now map[string]Session) (news []News) {
+	for _, name := range sortedKeys(now) {
+		session := now[name]
+		up, wasUp := session.up(), before[name].up()
+		switch {
+		case !up.IsZero() && up != wasUp:
+			news = append(news, News{Peer: name, Up: true})
+		case up.IsZero() && !wasUp.IsZero():
+			news = append(news, News{Peer: name, Reason: session.Reason, LastError: session.LastError})
+		}
+	}
+	return news
+}
+
+// hear notes which peers hear of a VIP, and reports whether they are others than before.
+func (s *State) hear(vip netip.Addr, hears func(netip.Prefix) []string) (changed bool) {
+	var peers []string
+	for _, p := range s.book.VIP(vip).Prefixes {
+		peers = append(peers, hears(p)...)
+	}
+	slices.Sort(peers)
+	peers = slices.Compact(peers)
+	changed = !slices.Equal(peers, s.heard[vip])
+	if len(peers) == 0 {
+		delete(s.heard, vip)
+	} else if changed {
+		s.heard[vip] = peers
+	}
+	return changed
+}
+
+// plan plans the VIPs of the events and those in changed, or all, and returns those that it has
+// planned.
+func (s *State) plan(f Facts, e Events, changed map[netip.Addr]bool) (planned map[netip.Addr]bool, sessions bool) {
+	input := func(vip netip.Addr) (plan.BGPInput, bool) { return s.input(vip, e.Holders(vip)) }
+	if !e.All {
+		dirty := maps.Clone(changed)
+		maps.Copy(dirty, e.VIPs)
+		return s.book.Plan(f.Node, f.BGP, dirty, input)
+	}
+	var inputs []plan.BGPInput
+	for _, vip := range e.Held() {
+		if in, ok := input(vip); ok {
+			inputs = append(inputs, in)
+		}
+	}
+	planned = map[netip.Addr]bool{}
+	for vip := range s.book.VIPs() {
+		planned[vip] = true
+	}
+	sessions = s.book.PlanAll(f.Node, f.BGP, inputs)
+	for vip := range s.book.VIPs() {
+		planned[vip] = true
+	}
+	return planned, sessions
+}
+
+// input is what this node knows of a VIP for BGP; ok is false when no Service holds it.
+func (s *State) input(vip netip.Addr, holders []plan.Holder) (in plan.BGPInput, ok bool) {
+	if len(holders) == 0 {
+		return in, false
+	}
+	in = plan.BGPInput{VIP: vip, Holders: holders, Announced: len(s.heard[vip]) > 0}
+	if d := s.leaving[vip]; d != nil {
+		in.Converged = d.over
+	}
+	return in, true
+}
+
+// part adds to changed the VIPs whose departure is over.
+func (s *State) part(now time.Time, changed map[netip.Addr]bool) {
+	for vip, d := range s.leaving {
+		if !d.over && !now.Before(d.until) {
+			d.over = true
+			changed[vip] = true
+		}
+	}
+}
+
+// depart notes that the end of a VIP's announcement has begun, or that there is none.
+func (s *State) depart(now time.Time, vip netip.Addr, convergence time.Duration) {
+	v, known := s.book.VIPs()[vip]
+	switch {
+	case !known || v.Refusal == nil:
+		delete(s.leaving, vip)
+	case v.Leaving && s.leaving[vip] == nil:
+		s.leaving[vip] = &departure{until: now.Add(convergence)}
+	}
+}
+
+// again returns when something ends by itself; 0 for never.
+func (s *State) again(now time.Time) time.Duration {
+	next := s.paths.again(now)
+	for _, d := range s.leaving {
+		if !d.over {
+			next = plan.Sooner(next, d.until.Sub(now))
+		}
+	}
+	return next
+}
+
+// Waiting names what is needed before the first plan; "" once there is one.
+func (s *State) Waiting() string { return s.waiting }
+
+// Routed returns what has become of a VIP over BGP.
+func (s *State) Routed(vip netip.Addr) plan.Routed {
+	if s.waiting != "" {
+		return plan.Routed{}
+	}
+	return s.book.VIP(vip).Routed(slices.Clone(s.heard[vip]))
+}
+
+// Routable reports whether BGP is for the VIP, as far as is known.
+func (s *State) Routable(vip netip.Addr) bool { return s.waiting != "" || s.book.VIP(vip).Selected }
+
+// Peers returns the decision for each peer that selects the node. Do not change it.
+func (s *State) Peers() map[string]plan.PeerDecision { return s.book.Peers() }
+
+// VIPs returns what was planned for each VIP. Do not change it.
+func (s *State) VIPs() map[netip.Addr]plan.BGPVIP { return s.book.VIPs() }
+
+// Stopped reports whether nothing is on its way to any peer, and no end of an announcement has to
+// be waited for, since the speaker was told to end. sessions are what the actor says now.
+func (s *State) Stopped(sessions map[string]Session) bool {
+	if s.waiting != "" {
+		return true // there are no sessions
+	}
+	for _, v := range s.book.VIPs() {
+		if v.Leaving || v.Refusal == nil {
+			return false
+		}
+	}
+	for _, session := range sessions {
+		if session.Established && !session.Synced {
+			return false
+		}
+	}
+	return true
+}
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/ownership"
+	"github.com/landfall-lb/landfall/speaker/plan"
+	"github.com/landfall-lb/landfall/speaker/report"
+	"github.com/landfall-lb/landfall/speaker/routes"
+)
+
+// What people are told: the log, the status of objects, and Events.
+
+// tell logs what was decided, and reports on the Services that it concerns and on those without any
+// VIP.
+func (s *speaker) tell(facts plan.Facts, without []lb.Key, decided map[netip.Addr]ownership.Decided) {
+	touched := map[lb.Key]bool{}
+	for _, key := range without {
+		touched[key] = true
+	}
+	for _, d := range decided {
+		for _, key := range slices.Concat(d.Before.Services, d.After.Services) {
+			touched[key] = true
+		}
+		if !d.Gone {
+			logChange(s.log, s.self, d.Before, d.After)
+		}
+	}
+	reports := make(map[lb.Key]*lb.AnnouncedStatus, len(touched))
+	for key := range touched {
+		reports[key] = s.announced(facts, key)
+	}
+	if len(reports) > 0 {
+		s.to.report.Update(reports)
+	}
+}
+
+// logChange logs that a decision differs, not each time that it is made.
+func logChange(log *slog.Logger, self string, before, now plan.Decision) {
+	was, is := before.Obstacle(), now.Obstacle()
+	switch {
+	case before.Owner != now.Owner && (now.Owner == self || before.Owner == self):
+		log.Info("owner changes", "vip", now.VIP, "from", before.Owner, "to", now.Owner, "interfaces", now.Answer,
+			"handover", now.Handover, "reason", is)
+	case before.Owner != now.Owner || was != is:
+		log.Debug("decision changes", "vip", now.VIP, "owner", now.Owner, "reason", is)
+	}
+	switch {
+	case slices.Equal(before.ConflictingHosts, now.ConflictingHosts):
+	case len(now.ConflictingHosts) == 0:
+		log.Info("nobody else uses the address any more", "vip", now.VIP)
+	default:
+		log.Warn("somebody else uses the address", "vip", now.VIP, "hosts", now.ConflictingHosts, "announced",
+			len(now.Answer) > 0)
+	}
+}
+
+// announced is what is to be written to a Service; nil if it is not for this node to say.
+func (s *speaker) announced(facts plan.Facts, key lb.Key) *lb.AnnouncedStatus {
+	vips := s.rooms.holders.VIPs(key)
+	switch {
+	case len(vips) == 0:
+		service, _ := s.from.services.Get(key)
+		return plan.Farewell(facts, s.opts.class, service)
+	case facts.Stopping:
+		return nil // the heir reports
+	}
+	decisions := make([]plan.Decision, len(vips))
+	for i, vip := range vips {
+		decisions[i], _ = s.rooms.ownership.Decision(vip)
+	}
+	r, ok := plan.Summarize(s.self, decisions)
+	if !ok {
+		return nil
+	}
+	status := r.Status()
+	return &status
+}
+
+// announceSessions sends Events for sessions that are up or were lost.
+func (s *speaker) announceSessions(news []routes.News) {
+	for _, n := range news {
+		p, ok := s.from.routes.peers.Get(n.Peer)
+		switch {
+		case !ok:
+		case n.Up:
+			s.to.writers.event(p, true, lb.ReasonEstablished, "the session with "+s.self+" is established")
+		default:
+			s.to.writers.event(p, false, n.Reason, fmt.Sprintf("the session with %s is lost: %s", s.self, n.LastError))
+		}
+	}
+}
+
+// jobs are what is to be written into the status of objects for BGP.
+func (s *speaker) jobs(b plan.BGPFacts, writes routes.Writes) map[string]report.Job {
+	jobs := map[string]report.Job{}
+	for name, said := range writes.Peers {
+		jobs["BGPPeer "+name] = report.Job{Word: fmt.Sprint(said), Do: func(ctx context.Context) error {
+			return s.to.writers.peerNode(ctx, name, s.self, said)
+		}}
+	}
+	for name, gone := range writes.Strays {
+		jobs["strays of BGPPeer "+name] = report.Job{Word: strings.Join(gone, " "), Do: func(ctx context.Context) error {
+			return s.to.writers.drop(ctx, name, gone)
+		}}
+	}
+	for name, c := range writes.Conditions {
+		ad := b.Advertisements[name]
+		jobs["BGPAdvertisement "+name] = report.Job{Word: fmt.Sprint(c), Do: func(ctx context.Context) error {
+			_, err := s.to.writers.advertisement(ctx, ad, c)
+			return err
+		}}
+	}
+	return jobs
+}
