@@ -104,9 +104,9 @@ func (f *fakeFeed) Set(key lb.Key, deliveries []lb.Delivery) {
 	}
 }
 
-type fakeRescue struct{ wanted *rescue.Wanted }
+type fakeRescue struct{ wanted *rescue.Desired }
 
-func (f *fakeRescue) Set(w rescue.Wanted) { f.wanted = &w }
+func (f *fakeRescue) Set(w rescue.Desired) { f.wanted = &w }
 
 // bench is a proxy among fakes, with a clock of its own.
 type bench struct {
