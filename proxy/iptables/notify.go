@@ -33,8 +33,8 @@ func NewWatcher() (*Watcher, error) {
 // remembered is how many of our processes are known: more than can have messages under way.
 const remembered = 64
 
-// Close ends listening. It must not be called before Run has returned.
-func (w *Watcher) Close() { w.events.Close() }
+// Close ends listening. It must not be called before Watch has returned.
+func (w *Watcher) Close() error { w.events.Close(); return nil }
 
 // started notes a process that writes for us.
 func (w *Watcher) started(pid int) {
@@ -52,8 +52,8 @@ func (w *Watcher) isOwn(pid uint32) bool {
 	return slices.Contains(w.own, pid)
 }
 
-// run calls disturbed after others have changed what is ours, until ctx ends.
-func (w *Watcher) run(ctx context.Context, disturbed func()) error {
+// Watch calls disturbed after others have changed what is ours, until ctx ends.
+func (w *Watcher) Watch(ctx context.Context, disturbed func()) error {
 	return w.events.Watch(ctx, func(m nfnetlink.Message) bool {
 		return concerns(m) && !w.isOwn(m.Port) // a socket's number is its process's, as seen in that process's namespace
 	}, disturbed)

@@ -3,7 +3,6 @@ package iptables
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
+	"github.com/landfall-lb/landfall/proxy/dialect"
 	"github.com/landfall-lb/landfall/proxy/nfnetlink"
 )
 
@@ -25,15 +25,14 @@ func TestDriftIsNoticed(t *testing.T) {
 			ns.Do(t, func() (err error) { w, err = NewWatcher(); return err })
 			defer w.Close()
 			kernel := nsKernel{t, ns, variant(family, "nft").Watched(w)}
-			verified := make(chan Sync, 100)
-			a := New(Deps{
-				Log: slog.New(slog.DiscardHandler), Kernels: map[lb.Family]Kernel{family: kernel}, Verify: time.Hour, Watcher: w,
-				Changed: func() {}, Observe: func(s Sync) {
+			verified := make(chan dialect.Sync, 100)
+			a := actorWith(dialect.Deps{
+				Verify: time.Hour, Watch: w.Watch, Observe: func(s dialect.Sync) {
 					if s.Verified {
 						verified <- s
 					}
 				},
-			})
+			}, map[lb.Family]Kernel{family: kernel})
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error)
 			go func() { ended <- a.Run(ctx) }()
@@ -44,12 +43,12 @@ func TestDriftIsNoticed(t *testing.T) {
 				}
 			}()
 			a.Configure(seedConfig)
-			a.Set(many(3, 2))
+			a.set(many(3, 2))
 			<-verified // at first it is read
 			want := listing(t, kernel)
 			program := strings.TrimSuffix(kernel.commands.restore, "-restore")
 			for i := range 3 {
-				a.Set(plans(simple(i, 2)))
+				a.set(plans(simple(i, 2)))
 				ns.Run(t, program, "-t", "nat", "-N", fmt.Sprint("KUBE-", i))
 			}
 			if n := len(verified); n != 0 {

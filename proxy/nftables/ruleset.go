@@ -170,7 +170,7 @@ func (b builder) draws(p protocol, local, sticky bool) []nft.Rule {
 		rules = append(rules, b.knownClient(p))
 	}
 	for _, class := range drawClasses() {
-		rules = append(rules, b.choose(p, b.random(class, numbers(Random, local, class))))
+		rules = append(rules, b.choose(p, b.random(class, numbers(plan.Random, local, class))))
 	}
 	return rules
 }
@@ -179,15 +179,15 @@ func (b builder) draws(p protocol, local, sticky bool) []nft.Rule {
 // counters.
 func (b builder) slots(p protocol, local bool) []nft.Rule {
 	var rules []nft.Rule
-	for _, s := range []Scheduler{SourceHash, Maglev, RoundRobin} {
+	for _, s := range []plan.Scheduler{plan.SourceHash, plan.Maglev, plan.RoundRobin} {
 		for _, class := range slotClasses {
 			first := numbers(s, local, class)
 			switch s {
-			case SourceHash:
+			case plan.SourceHash:
 				rules = append(rules, b.choose(p, b.hashed(b.source(), class, first)))
-			case Maglev:
+			case plan.Maglev:
 				rules = append(rules, b.choose(p, b.hashed(append(b.source(), fieldSourcePort), class, first)))
-			case RoundRobin:
+			case plan.RoundRobin:
 				rules = append(rules, b.choose(p, b.turn(class, first)))
 			}
 		}

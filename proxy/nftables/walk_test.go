@@ -457,7 +457,7 @@ func jhash(k []byte, seed uint32) uint32 {
 // walkOf renders a case for the walker.
 func walkOf(t *testing.T, w cases.World, c cases.Case) *walker {
 	service, config := serviceOf(w, c)
-	service.Service = service.Only(w.Family)
+	service = service.Only(w.Family)
 	var timeouts []uint32
 	if service.AffinityTimeout > 0 {
 		timeouts = []uint32{uint32(service.AffinityTimeout / time.Second)}
@@ -467,10 +467,9 @@ func walkOf(t *testing.T, w cases.World, c cases.Case) *walker {
 }
 
 // serviceOf plans a case as the mode does.
-func serviceOf(w cases.World, c cases.Case) (Service, plan.Config) {
+func serviceOf(w cases.World, c cases.Case) (plan.Service, plan.Config) {
 	service, config := c.Plan(w)
-	return Service{Service: service, AffinityTimeout: service.AffinityTimeout, Scheduler: Scheduler(service.Scheduler)},
-		WithAddresses(config, []netip.Addr{w.Node, w.Node2})
+	return service, WithAddresses(config, []netip.Addr{w.Node, w.Node2})
 }
 
 // packetOf returns the first packet of the case's connection.
@@ -491,7 +490,7 @@ func TestRandomSpreadIsEven(t *testing.T) {
 		clear(walk.numbers)
 		at := frontend{addr: addressOf(w.ClusterIP), port: cases.ServicePort, protocol: tcp}
 		writer := writer{at: at}
-		writer.backends(manyBackends(lb.IPv4, n), Random, false)
+		writer.backends(manyBackends(lb.IPv4, n), plan.Random, false)
 		for _, e := range writer.entries {
 			walk.insert(e)
 		}
