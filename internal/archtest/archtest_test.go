@@ -176,6 +176,14 @@ var rules = []rule{
 			return below(imported, "github.com/osrg/gobgp", "github.com/hashicorp/memberlist")
 		},
 	},
+	{
+		reason: "there is one stack for each part of netlink: internal/links for interfaces, routes and neighbors, " +
+			"proxy/nfnetlink for netfilter",
+		applies: func(pkg string) bool { return !below(pkg, "internal/links", "internal/nstest", "e2e") },
+		forbidden: func(_, imported string) bool {
+			return below(imported, "github.com/vishvananda/netlink", "github.com/mdlayher/netlink", "github.com/google/nftables")
+		},
+	},
 }
 
 // violation returns the reason why pkg must not import imported, or "".
@@ -229,6 +237,10 @@ func TestRulesCatch(t *testing.T) {
 		{"ctl", "e2e/lab", true},
 		{"speaker", "github.com/hashicorp/memberlist", true},
 		{"speaker/members", "github.com/hashicorp/memberlist", false},
+		{"proxy/rescue", "github.com/vishvananda/netlink", true},
+		{"proxy/conntrack", "github.com/google/nftables", true},
+		{"internal/links", "github.com/vishvananda/netlink", false},
+		{"proxy/rescue", "proxy/nft/expr", false},
 	} {
 		if got := violation(test.pkg, test.imported); (got != "") != test.refused {
 			t.Errorf("%s imports %s: refused because of %q, want refused: %v", test.pkg, test.imported, got, test.refused)
