@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/landfall-lb/landfall/e2e/cases"
 	"github.com/landfall-lb/landfall/internal/lb"
-	"github.com/landfall-lb/landfall/proxy/cases"
 	"github.com/landfall-lb/landfall/proxy/dialect"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )

@@ -14,9 +14,9 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/landfall-lb/landfall/e2e/cases"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/seeds"
-	"github.com/landfall-lb/landfall/proxy/cases"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
