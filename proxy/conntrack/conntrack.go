@@ -29,8 +29,6 @@ const (
 	// maxQuestions is how many questions are worth as many walks of the kernel through its table.
 	// Instead of more, all flows are listed.
 	maxQuestions = 8
-	// answerWithin is how long the kernel may take.
-	answerWithin = 20 * time.Second
 )
 
 // Flow is one flow: where the client sent, and who answers. Those of ICMP have no ports.

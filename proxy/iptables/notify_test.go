@@ -8,11 +8,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/mdlayher/netlink"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
 	"github.com/landfall-lb/landfall/proxy/dialect"
+	"github.com/landfall-lb/landfall/proxy/nfnetlink"
 )
 
 // What others change is repaired long before rules are read the next time; what they change
@@ -86,7 +86,9 @@ func without(lines []string, part string) []string {
 
 func FuzzConcerns(f *testing.F) {
 	f.Add(uint16(0xa06), []byte{2, 0, 0, 0, 8, 0, 1, 0, 'n', 'a', 't', 0})
-	f.Fuzz(func(_ *testing.T, kind uint16, data []byte) {
-		concerns(netlink.Message{Header: netlink.Header{Type: netlink.HeaderType(kind)}, Data: data})
+	f.Fuzz(func(t *testing.T, kind uint16, data []byte) {
+		if concerns(nfnetlink.Message{Kind: kind, Data: data}) && kind>>8 != 0xa {
+			t.Errorf("a message of type %x concerns us", kind)
+		}
 	})
 }

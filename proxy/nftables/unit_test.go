@@ -10,11 +10,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/landfall-lb/landfall/e2e/cases"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/dialect"
+	"github.com/landfall-lb/landfall/proxy/nft"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -143,12 +142,9 @@ func testEncoding(t *testing.T, family lb.Family, e entry) {
 	if !ok {
 		t.Fatalf("%s is not known as a set of ours", e.setName())
 	}
-	var last []byte
-	if e.set == setSourceRanges {
-		last = e.appendKey(nil, family, e.lastSource(family))
-	}
-	if got, err := decode(of, family, e.appendKey(nil, family, e.source), last, e.appendValue(nil, family)); err != nil ||
-		got != e {
+	var held nft.Element
+	(netlinkKernel{family: family}).each([]entry{e}, true)(&held)
+	if got, err := decode(of, family, held); err != nil || got != e {
 		t.Errorf("%s %s: %+v came back as %+v, %v", family, e.setName(), e, got, err)
 	}
 }
@@ -168,12 +164,12 @@ func FuzzDecode(f *testing.F) {
 		if !ok {
 			return
 		}
-		e, err := decode(of, family, key, last, value)
+		e, err := decode(of, family, nft.Element{Key: key, Last: last, Value: value})
 		if err != nil {
 			return
 		}
-		again, err := decode(of, family, e.appendKey(nil, family, e.source), e.appendKey(nil, family, e.lastSource(family)),
-			e.appendValue(nil, family))
+		again, err := decode(of, family, nft.Element{Key: e.appendKey(nil, family, e.source),
+			Last: e.appendKey(nil, family, e.lastSource(family)), Value: e.appendValue(nil, family)})
 		if of.set != setBackends && of.set != setPorts {
 			again.to = e.to
 		}
@@ -183,35 +179,13 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-func FuzzMessages(f *testing.F) {
-	m := messages{family: lb.IPv4, table: TableName}
-	m.begin()
-	m.addTable()
-	m.addElements([]entry{{element: element{set: setExternal}}})
-	m.end()
-	f.Add(m.buf)
-	f.Add([]byte{})
-	f.Fuzz(func(t *testing.T, b []byte) {
-		disturbing(b)
-		_ = split(b, func(m netlinkMessage) error {
-			_ = m.failure()
-			if len(m.data) > 4 {
-				readShape(m.data[4:])
-				readHook(m.data[4:])
-				text(attribute(m.data[4:], 1))
-			}
-			return nil
-		})
-	})
-}
-
 // Contract clause 1: what others took away, and the kernel does not take back, is not programmed.
 func TestContract1LostRulesAreNotProgrammed(t *testing.T) {
 	for name, damage := range map[string]func(*fakeKernel){
 		"table gone": (*fakeKernel).wipe,
 		"rule gone": func(k *fakeKernel) {
 			c := k.state.chains["services"]
-			c.rules = c.rules[1:]
+			c.Rules = c.Rules[1:]
 			k.state.chains["services"] = c
 		},
 		"elements gone": func(k *fakeKernel) { clear(k.state.elements) },
@@ -292,16 +266,6 @@ func TestRetriesAndVerification(t *testing.T) {
 			t.Error(err)
 		}
 	})
-}
-
-func TestErrorsSayWhatWasAsked(t *testing.T) {
-	m := netlinkMessage{kind: unix.NLMSG_ERROR, data: []byte{0xef, 0xff, 0xff, 0xff}} // -17
-	if err := m.failure(); !errors.Is(err, unix.EEXIST) {
-		t.Error(err)
-	}
-	if err := (netlinkMessage{data: make([]byte, 4)}).failure(); err != nil {
-		t.Error(err)
-	}
 }
 
 // IPv6 clients are remembered with the address of their backend alone. Where ports differ, they are
