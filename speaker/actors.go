@@ -52,7 +52,7 @@ type feed interface {
 	Reason() lb.Reason
 	Connected() bool
 	Delivery(lb.DeliveryKey) *lb.Delivery
-	Tell(lb.FeedNotice)
+	Set(lb.FeedNotice)
 }
 
 type gossip interface {

@@ -192,7 +192,14 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	}
 	client.OnSync(s.changes.markSynced)
 
-	watcher := links.New(links.Options{Namespace: netns.None(), Log: rt.Log, Changed: s.changes.markAll})
+	around := newSurroundings(client, rt, f.namespace, nodes)
+	var watcher *links.Watcher
+	watcher = links.New(links.Options{Namespace: netns.None(), Log: rt.Log, Changed: func() {
+		if interfaces, known := watcher.All(); known {
+			around.Set(interfaces)
+		}
+		s.changes.markAll()
+	}})
 	s.from.interfaces = watcher.All
 	alive := liveness.New(liveness.Options{Self: rt.NodeName, Hold: f.restartHold, Log: rt.Log,
 		Changed: s.changes.markAll})
@@ -235,7 +242,6 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	seen := witness.New(witness.Options{Lease: client.Witnesses(f.namespace, leaseName), Log: rt.Log,
 		Changed: s.runner.Poke})
 	s.to.witness = seen
-	around := newSurroundings(client, rt, f.namespace, nodes, watcher.All)
 	actors := []func(context.Context) error{
 		around.Run, client.Run, watcher.Run, talk.Run, alive.Run, responder.Run, events.Run, reporter.Run, s.runner.Run,
 		seen.Run,

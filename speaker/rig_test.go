@@ -400,7 +400,7 @@ func (g fakeGossip) MACs() map[string]bool {
 	return all
 }
 
-func (f fakeFeed) Tell(n lb.FeedNotice) {
+func (f fakeFeed) Set(n lb.FeedNotice) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.notice = n

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/landfall-lb/landfall/internal/actor"
 	"github.com/landfall-lb/landfall/internal/loop"
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
@@ -52,6 +53,8 @@ type Actor struct {
 	sessions map[string]*session
 	ending   map[string]*session // deconfigured, saying goodbye
 }
+
+var _ actor.Setter[map[string]plan.BGPSession] = (*Actor)(nil)
 
 // What ends all sessions, as the cause of their contexts.
 var (

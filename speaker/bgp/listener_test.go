@@ -121,7 +121,7 @@ func TestListenerWaitsForItsAddress(t *testing.T) {
 	defer conn.Close()
 	conn.SetReadDeadline(time.Now().Add(limit))
 	if n, err := conn.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("a stranger reads %d bytes, %v", n, err)
+		t.Errorf("an unexpected peer reads %d bytes, %v", n, err)
 	}
 	waitForGauge(t, a, "landfall_bgp_connections_refused_total", 1)
 	dialer.LocalAddr = &net.TCPAddr{IP: net.IPv4(127, 0, 0, 9)}

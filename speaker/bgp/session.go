@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
@@ -158,7 +159,7 @@ func (s *session) run(ctx context.Context) {
 	defer discovery.Wait()
 	watched, stop := "", func() {}
 	defer func() { stop() }()
-	wait := minWait
+	backoff := loop.Backoff{Min: minWait}
 	var due time.Time     // when to connect next
 	var incoming net.Conn // what the peer has opened before
 	defer func() {
@@ -180,7 +181,7 @@ func (s *session) run(ctx context.Context) {
 		most := max(s.want().ConnectTime, minWait)
 		switch {
 		case up >= calm:
-			wait = minWait
+			backoff.Reset()
 		case up > 0:
 			most = min(most, maxFlapWait)
 		}
@@ -190,9 +191,9 @@ func (s *session) run(ctx context.Context) {
 			continue // at once
 		}
 		if incoming == nil || up > 0 { // what the peer begins, and what comes to nothing, does not put off what we do
-			d := min(wait, most)
+			backoff.Max = most
+			d := min(backoff.Next(), most)
 			due = time.Now().Add(d*3/4 + rand.N(d/2))
-			wait = min(2*wait, most)
 		}
 		incoming = s.pause(ctx, due)
 	}
@@ -209,16 +210,16 @@ func (s *session) watchInterface(ctx context.Context, group *sync.WaitGroup, ifa
 	}
 	ctx, stop = context.WithCancel(ctx)
 	group.Go(func() {
-		for ctx.Err() == nil {
+		_ = loop.Retry(ctx, loop.Backoff{Min: time.Second, Max: time.Second}, func(ctx context.Context) (worked bool) {
 			if err := s.opts.Discover(ctx, iface, s.found); err != nil && ctx.Err() == nil {
 				s.mu.Lock()
 				s.router, s.trouble = netip.Addr{}, err // a session that is up may go on
 				s.mu.Unlock()
 				s.moved()
 				poke(s.redo)
-				sleep(ctx, time.Second)
 			}
-		}
+			return false
+		})
 	})
 	return stop
 }
@@ -270,13 +271,6 @@ func (s *session) pause(ctx context.Context, due time.Time) net.Conn {
 		return conn
 	}
 	return nil
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
 }
 
 // try makes one attempt and keeps the session as long as it lasts: with the connection that the
