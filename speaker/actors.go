@@ -129,7 +129,7 @@ type sinks struct {
 		Outcome() l2.Outcome
 	}
 	report interface {
-		Set(lb.Key, *lb.Condition)
+		Update(map[lb.Key]*lb.AnnouncedStatus)
 	}
 	witness interface {
 		Set(witness.Desired)

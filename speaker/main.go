@@ -212,7 +212,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		Changed: s.runner.Poke})
 	events := client.Events(name, rt.NodeName)
 	reporter := report.New(report.Options{
-		Log: rt.Log, Service: services.Get, Write: client.Status(time.Now).Conditions,
+		Log: rt.Log, Service: services.Get, Write: client.Status(time.Now).Announced,
 		Event: func(s lb.Service, good bool, reason lb.Reason, message string) {
 			if good {
 				events.Normal(kube.ServiceReference(s), reason, message)
@@ -221,6 +221,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 			}
 		},
 	})
+	reporter.Begin(nil) // nothing is reported before the first update
 	sessions := bgp.New(bgp.Options{Log: rt.Log, Hostname: rt.NodeName, Listen: f.bgpListen, Changed: s.runner.Poke})
 	rt.Metrics.MustRegister(sessions)
 	watches := bfd.New(bfd.Options{Log: rt.Log, Changed: s.runner.Poke})

@@ -128,7 +128,7 @@ type fakeNode struct {
 	mute       bool          // its interface takes no packets
 	gate       lb.Reason
 	deliveries map[lb.DeliveryKey]lb.Delivery
-	reports    map[lb.Key]lb.Condition
+	reports    map[lb.Key]lb.AnnouncedStatus
 	interfaces []lb.Interface
 	daemonSet  *kubetest.Table[string, bool]
 	routers    *fakeRouters
@@ -160,7 +160,7 @@ func newRig(t testing.TB) *rig {
 		n := &fakeNode{
 			speaker: newSpeaker(name, "", slog.New(slog.DiscardHandler)), rig: r,
 			joined: true, claims: map[netip.Addr]plan.Claim{}, outcome: map[netip.Addr][]string{}, rounds: map[netip.Addr]int{},
-			deliveries: map[lb.DeliveryKey]lb.Delivery{}, reports: map[lb.Key]lb.Condition{},
+			deliveries: map[lb.DeliveryKey]lb.Delivery{}, reports: map[lb.Key]lb.AnnouncedStatus{},
 			interfaces: []lb.Interface{{Index: 2, Name: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, byte(177 + i)}, Up: true,
 				Addresses: []netip.Prefix{netip.PrefixFrom(addr, 24)}}},
 		}
@@ -292,8 +292,8 @@ func (n *fakeNode) claim(vip netip.Addr) (plan.Claim, bool) {
 func (n *fakeNode) reported(key lb.Key) (lb.Condition, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	c, ok := n.reports[key]
-	return c, ok
+	status, ok := n.reports[key]
+	return status.Condition, ok
 }
 
 type fakeFeed struct{ *fakeNode }
@@ -489,14 +489,15 @@ func (f *fakeWitness) Outcome() (lb.Witness, bool) {
 
 type fakeReport struct{ *fakeNode }
 
-func (f fakeReport) Set(key lb.Key, c *lb.Condition) {
+func (f fakeReport) Update(changes map[lb.Key]*lb.AnnouncedStatus) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if c == nil {
+	for key, status := range changes {
 		delete(f.reports, key)
-		return
+		if status != nil {
+			f.reports[key] = *status
+		}
 	}
-	f.reports[key] = *c
 }
 
 func (r *rig) wantAnswers(what string, vip netip.Addr, want ...string) {

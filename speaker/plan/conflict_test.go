@@ -83,10 +83,10 @@ func TestAddressConflicts(t *testing.T) {
 				t.Errorf("message %q does not name the other holder", r.Message)
 			}
 			if r.Reason == lb.ReasonContested {
-				if list := lb.ParseAnnouncements(r.Message); len(list) != 1 || list[0].Node != w178 {
-					t.Errorf("message %q is read as %v", r.Message, list)
+				if list := r.Announcements; len(list) != 1 || list[0].Owner != w178 || list[0].Reason != lb.ReasonContested {
+					t.Errorf("announcements %+v", list)
 				}
-				if lb.Serving(r.Condition()).Status {
+				if lb.Serving(r.Status().Condition).Status {
 					t.Error("serving, while somebody else may get the traffic")
 				}
 			}

@@ -1,11 +1,15 @@
 package plan
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -388,11 +392,9 @@ func TestContract10WordsAndSummary(t *testing.T) {
 		t.Error(diff)
 	}
 	report, ok := Summarize(owner, []Decision{d})
-	want := Report{Announced: true, Reason: lb.ReasonAnnounced,
-		Message: "172.26.236.180 is announced from " + owner + " (ARP on eth0)"}
-	if !ok || report != want {
-		t.Errorf("got %+v %v, want %+v", report, ok, want)
-	}
+	wantReport(t, report, ok, Report{Announced: true, Reason: lb.ReasonAnnounced,
+		Message: "172.26.236.180 is announced from " + owner + " (ARP on eth0)"},
+		lb.Announcement{Reason: lb.ReasonAnnounced, Owner: owner, Protocol: "ARP", Interfaces: []string{"eth0"}})
 	if _, ok := Summarize(second, []Decision{d}); ok {
 		t.Error("a node that is not the reporter reports")
 	}
@@ -405,34 +407,76 @@ func TestContract10WordsAndSummary(t *testing.T) {
 		t.Error(diff)
 	}
 	report, ok = Summarize(owner, []Decision{d})
-	want = Report{Reason: lb.ReasonNoOwner, Message: "no node announces 172.26.236.180: FeedUnknown on " + third +
-		", NoLocalBackends on " + owner + ", Unheard on " + second}
-	if !ok || report != want {
-		t.Errorf("got %+v %v, want %+v", report, ok, want)
-	}
+	wantReport(t, report, ok, Report{Reason: lb.ReasonNoOwner,
+		Message: "no node announces 172.26.236.180: FeedUnknown on " +
+			third + ", NoLocalBackends on " + owner + ", Unheard on " + second},
+		lb.Announcement{Reason: lb.ReasonNoOwner})
 
 	in = input(func(in *Input) {
 		in.Claims = map[string]Claim{second: {Reason: lb.ReasonNoBackends}, third: {Reason: lb.ReasonNoBackends}}
 	}, held(delivery(nginx, empty)))
-	report, _ = Summarize(owner, []Decision{Decide(facts(owner), in)})
-	want = Report{Reason: lb.ReasonNoBackends,
-		Message: "no node announces 172.26.236.180: default/my-nginx: no endpoint is usable on any node"}
-	if report != want {
-		t.Errorf("got %+v, want %+v", report, want)
-	}
+	report, ok = Summarize(owner, []Decision{Decide(facts(owner), in)})
+	wantReport(t, report, ok, Report{Reason: lb.ReasonNoBackends,
+		Message: "no node announces 172.26.236.180: default/my-nginx: no endpoint is usable on any node"},
+		lb.Announcement{Reason: lb.ReasonNoBackends})
 
 	// A node that is out by itself does not hide what keeps the others from announcing.
 	in.Claims[third] = Claim{Reason: lb.ReasonNodeExcluded}
-	report, _ = Summarize(owner, []Decision{Decide(facts(owner), in)})
-	want = Report{Reason: lb.ReasonNoBackends,
+	report, ok = Summarize(owner, []Decision{Decide(facts(owner), in)})
+	wantReport(t, report, ok, Report{Reason: lb.ReasonNoBackends,
 		Message: "no node announces 172.26.236.180: default/my-nginx: no endpoint is usable on any node (" +
-			"NoBackends on " + owner + ", " + second + ", NodeExcluded on " + third + ")"}
-	if report != want {
-		t.Errorf("got %+v, want %+v", report, want)
-	}
+			"NoBackends on " + owner + ", " + second + ", NodeExcluded on " + third + ")"},
+		lb.Announcement{Reason: lb.ReasonNoBackends})
 
 	report, _ = Summarize(owner, []Decision{Decide(facts(owner), input())})
 	if report.Announced || report.Reason != lb.ReasonAnnounceFailed {
 		t.Errorf("an owner that does not answer is reported as %+v", report)
+	}
+}
+
+// wantReport compares a report on one VIP; the announcement wanted comes without the VIP.
+func wantReport(t *testing.T, got Report, ok bool, want Report, announcement lb.Announcement) {
+	t.Helper()
+	announcement.VIP = vip
+	want.Announcements = []lb.Announcement{announcement}
+	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{})); !ok || diff != "" {
+		t.Errorf("reports %v (-want +got):\n%s", ok, diff)
+	}
+}
+
+// TestRoutesAreReportedAsData has racks of nodes announce a VIP, each to its own routers, beside
+// one that answers ARP.
+func TestRoutesAreReportedAsData(t *testing.T) {
+	d := Decision{VIP: vip, Reporter: "n000", Owner: "n001"}
+	for i := range 100 {
+		w := NodeWord{Node: fmt.Sprintf("n%03d", i), Routed: true, Peers: fmt.Sprintf("tor-%02da, tor-%02db", i/10, i/10)}
+		if w.Node == d.Owner {
+			w.Reason = lb.ReasonAnnounced
+		}
+		d.Nodes = append(d.Nodes, w)
+	}
+	report, ok := Summarize("n000", []Decision{d})
+	if !ok || len(report.Announcements) != 1 {
+		t.Fatalf("reports %+v", report)
+	}
+	a := report.Announcements[0]
+	if a.Owner != "n001" || a.Protocol != "ARP" || len(a.Interfaces) > 0 || len(a.Routes) != 10 ||
+		!slices.Equal(a.Routes[1].Peers, []string{"tor-01a", "tor-01b"}) || len(a.Routes[1].Nodes) != 10 {
+		t.Errorf("announcement %+v", a)
+	}
+	for _, want := range []string{
+		"172.26.236.180 is announced from n001; ",
+		"n010, n011, n012, n013, n014, n015, n016 and 3 more (BGP to tor-01a, tor-01b)",
+		"; 172.26.236.180 is announced from 20 more nodes to other BGP peers",
+	} {
+		if !strings.Contains(report.Message, want) {
+			t.Errorf("message %q lacks %q", report.Message, want)
+		}
+	}
+	// The data is bounded as it is written, and counts every node.
+	written, err := lb.DecodeAnnouncements(report.Status().Announcements)
+	if err != nil || len(written[0].Routes) != lb.MaxNamedNodes || written[0].OtherNodes != 20 ||
+		written[0].Routes[0].OtherNodes != 2 {
+		t.Errorf("written as %+v, %v", written, err)
 	}
 }
