@@ -30,9 +30,9 @@ const (
 	defendInterval = 10 * time.Second
 	// noticeEvery bounds how often a holder that sends all the time wakes the actor.
 	noticeEvery = time.Second
-	// strangersKept bounds how many holders of one VIP are remembered: whoever makes up addresses must
-	// not fill the memory.
-	strangersKept = 8
+	// hostsKept bounds how many conflicting hosts of one VIP are remembered: a device that makes up
+	// MAC addresses must not fill the memory.
+	hostsKept = 8
 )
 
 // work is what is to be done on one port.
@@ -177,7 +177,7 @@ func (s sightings) note(at place, vip netip.Addr, mac string, now time.Time) boo
 	}
 	holders := s[at][vip]
 	last, known := holders[mac]
-	if known && now.Before(last.Add(noticeEvery)) || !known && len(holders) >= strangersKept {
+	if known && now.Before(last.Add(noticeEvery)) || !known && len(holders) >= hostsKept {
 		return false
 	}
 	holders[mac] = now
@@ -213,18 +213,18 @@ func (s sightings) copy() sightings {
 	return c
 }
 
-// strangers lists the sightings by VIP.
-func (s sightings) strangers() map[netip.Addr][]lb.Stranger {
-	found := map[netip.Addr][]lb.Stranger{}
+// conflicts lists the sightings by VIP.
+func (s sightings) conflicts() map[netip.Addr][]lb.ConflictingHost {
+	found := map[netip.Addr][]lb.ConflictingHost{}
 	for at, vips := range s {
 		for vip, holders := range vips {
 			for mac := range holders {
-				found[vip] = append(found[vip], lb.Stranger{Interface: at.iface, MAC: mac})
+				found[vip] = append(found[vip], lb.ConflictingHost{Interface: at.iface, MAC: mac})
 			}
 		}
 	}
 	for _, list := range found {
-		slices.SortFunc(list, func(a, b lb.Stranger) int {
+		slices.SortFunc(list, func(a, b lb.ConflictingHost) int {
 			return cmp.Or(strings.Compare(a.Interface, b.Interface), strings.Compare(a.MAC, b.MAC))
 		})
 	}

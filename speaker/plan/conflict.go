@@ -15,7 +15,7 @@ import (
 
 // conflict tells why this node does not claim a VIP that it could deliver: somebody else has it.
 func conflict(f Facts, in Input) *lb.Refusal {
-	if in.Served || len(in.Strangers) == 0 {
+	if in.Served || len(in.Conflicts) == 0 {
 		return nil
 	}
 	policy, advice := onConflict(f, in.Holders)
@@ -23,7 +23,7 @@ func conflict(f Facts, in Input) *lb.Refusal {
 		return nil
 	}
 	return lb.Refuse(lb.ReasonAddressConflict, "%s is in use by %s, which is no node that runs a speaker%s", in.VIP,
-		named(in.Strangers), advice)
+		named(in.Conflicts), advice)
 }
 
 // onConflict is what the Services on the VIP ask for, of which one that insists is enough, or else
@@ -85,9 +85,9 @@ func reporters(f Facts, in Input, d Decision) []string {
 }
 
 // named lists devices in a sentence.
-func named(strangers []lb.Stranger) string {
+func named(hosts []lb.ConflictingHost) string {
 	var list []string
-	for _, s := range strangers {
+	for _, s := range hosts {
 		list = append(list, s.String())
 	}
 	slices.Sort(list)

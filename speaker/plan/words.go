@@ -49,8 +49,8 @@ func words(f Facts, in Input, d Decision) []NodeWord {
 				"the node's speaker has ended a moment ago and is expected back; the node still forwards"
 		case node == d.Owner && claim.Answering:
 			w.Reason, w.Message = lb.ReasonAnnounced, Describe(lb.ReasonAnnounced)
-			if node == f.Self && len(d.Strangers) > 0 {
-				w.Message += ", which " + named(d.Strangers) + " uses too"
+			if node == f.Self && len(d.Conflicts) > 0 {
+				w.Message += ", which " + named(d.Conflicts) + " uses too"
 			}
 		case node == d.Owner && len(d.Probe) > 0:
 			w.Reason, w.Message = lb.ReasonProbing, Describe(lb.ReasonProbing)
@@ -211,10 +211,10 @@ func (d Decision) answers(self string) (lb.Reason, string) {
 		}
 		if w.Reason == lb.ReasonAnnounced {
 			announcement := lb.Announcement{VIP: d.VIP, Node: d.Owner, How: d.how(self)}.String()
-			if d.Owner == self && len(d.Strangers) > 0 {
+			if d.Owner == self && len(d.Conflicts) > 0 {
 				return lb.ReasonContested,
 					fmt.Sprintf("%s; %s is in use by %s, too, which is no node that runs a speaker", announcement, d.VIP,
-						named(d.Strangers))
+						named(d.Conflicts))
 			}
 			return lb.ReasonAnnounced, announcement
 		}
