@@ -6,13 +6,13 @@ import (
 	"testing"
 
 	"github.com/landfall-lb/landfall/internal/lb"
-	"github.com/landfall-lb/landfall/internal/seedtest"
+	"github.com/landfall-lb/landfall/internal/seeds"
 )
 
 // TestContract8RandomRestarts drives processes that lead in turn, with watches that are late and
 // writes that fail.
 func TestContract8RandomRestarts(t *testing.T) {
-	seedtest.Run(t, seedtest.Stories{Usual: 400, Long: 2000}, func(t *testing.T, r *rand.Rand) { randomRun(t, r, 1) })
+	seeds.Run(t, seeds.Of(400, 2000), nil, func(t *testing.T, seed uint64) { randomRun(t, seed, 1) })
 }
 
 // TestContract8RandomTogether has two or three controllers lead at the same time, as the Lease
@@ -21,11 +21,15 @@ func TestContract8RandomRestarts(t *testing.T) {
 func TestContract8RandomTogether(t *testing.T) {
 	// Those that find a controller that claims without catching up with the Services.
 	found := []uint64{786, 869, 1031, 1121, 1250}
-	seedtest.Run(t, seedtest.Stories{Usual: 600, Long: 3000, Failed: found},
-		func(t *testing.T, r *rand.Rand) { randomRun(t, r, 2+r.IntN(2)) })
+	seeds.Run(t, seeds.Of(600, 3000), found, func(t *testing.T, seed uint64) { randomRun(t, seed, 2) })
 }
 
-func randomRun(t *testing.T, r *rand.Rand, controllers int) {
+// randomRun has so many controllers, or one more if there are several, keep their promises.
+func randomRun(t *testing.T, seed uint64, controllers int) {
+	r := rand.New(rand.NewPCG(seed, 1))
+	if controllers > 1 {
+		controllers += r.IntN(2)
+	}
 	failures := []failure{conflict, refused, lost, forbidden, stall, stall, stall, nil, nil}
 	c := newCluster()
 	c.addPool("p", "10.0.0.0/28")

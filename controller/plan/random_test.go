@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
-	"github.com/landfall-lb/landfall/internal/seedtest"
+	"github.com/landfall-lb/landfall/internal/seeds"
 )
 
 // TestContract8RandomStories makes up stories: whatever the order of creations, deletions, edits of
@@ -20,7 +20,8 @@ func TestContract8RandomStories(t *testing.T) {
 	// Those that find a book which does not decide anew for Services that share an address, for those
 	// that wait for one to be shared, or that forgets when a kept address becomes free.
 	found := []uint64{513, 571, 1051, 1305, 1312, 1335, 1668}
-	seedtest.Run(t, seedtest.Stories{Usual: 300, Long: 2000, Failed: found}, func(t *testing.T, r *rand.Rand) {
+	seeds.Run(t, seeds.Of(300, 2000), found, func(t *testing.T, seed uint64) {
+		r := rand.New(rand.NewPCG(seed, 1))
 		w := newWorld(Config{})
 		w.repeats = r.IntN(2)
 		for range 40 {

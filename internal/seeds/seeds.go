@@ -33,8 +33,11 @@ func Of[V any](short, long V) V {
 func Run(t *testing.T, n int, failed []uint64, story func(t *testing.T, seed uint64)) {
 	t.Helper()
 	first := Of(0, rand.Uint64N(1_000_000_000))
-	if seed, err := strconv.ParseUint(os.Getenv(variableSeed), 10, 64); err == nil {
-		first = seed
+	if given := os.Getenv(variableSeed); given != "" {
+		var err error
+		if first, err = strconv.ParseUint(given, 10, 64); err != nil {
+			t.Fatalf("%s=%q is not a whole number", variableSeed, given)
+		}
 	}
 	t.Logf("seeds %d to %d, and %v that once failed", first, first+uint64(n)-1, failed)
 	for _, seed := range list(first, n, failed) {

@@ -209,7 +209,7 @@ func merge(old map[lb.DeliveryKey]lb.Delivery, m lb.FeedMessage) (map[lb.Deliver
 		deliveries = make(map[lb.DeliveryKey]lb.Delivery, len(m.Deliveries))
 	}
 	for _, d := range m.Deliveries {
-		if before, ok := old[d.Key()]; !ok || !same(before, d) {
+		if before, ok := old[d.Key()]; !ok || !before.Equal(d) {
 			changed[d.VIP] = true
 		}
 		deliveries[d.Key()] = d
@@ -228,13 +228,6 @@ func merge(old map[lb.DeliveryKey]lb.Delivery, m lb.FeedMessage) (map[lb.Deliver
 		}
 	}
 	return deliveries, slices.SortedFunc(maps.Keys(changed), netip.Addr.Compare)
-}
-
-// same compares by value, the refusal included.
-func same(a, b lb.Delivery) bool {
-	x, y := a.Refusal, b.Refusal
-	a.Refusal, b.Refusal = nil, nil
-	return a == b && (x == nil) == (y == nil) && (x == nil || *x == *y)
 }
 
 // lost starts the hold after a connection has ended.
