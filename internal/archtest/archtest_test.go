@@ -110,7 +110,7 @@ func isPlan(pkg string) bool { return binary(pkg) != "" && strings.HasSuffix(pkg
 var rooms = []string{"speaker/handoff", "speaker/holders", "speaker/ownership", "speaker/partition", "speaker/routes"}
 
 func isPure(pkg string) bool {
-	return isPlan(pkg) || slices.Contains(rooms, pkg) || pkg == "internal/lb" || pkg == "internal/delta"
+	return isPlan(pkg) || slices.Contains(rooms, pkg) || pkg == "internal/lb"
 }
 
 // below tells whether pkg is root or lies below it.
@@ -150,7 +150,7 @@ var rules = []rule{
 				return below(imported, "os", "log", "net/http", "io", "math/rand", "syscall", "context")
 			}
 			ownPlan := slices.Contains(rooms, pkg) && isPlan(imported) && binary(imported) == binary(pkg)
-			return !ownPlan && !below(imported, "internal/lb", "internal/delta", "k8s.io/apimachinery/pkg/labels")
+			return !ownPlan && !below(imported, "internal/lb", "k8s.io/apimachinery/pkg/labels")
 		},
 	},
 	{
