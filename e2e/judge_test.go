@@ -15,10 +15,10 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/landfall-lb/landfall/e2e/cases"
 	"github.com/landfall-lb/landfall/e2e/lab"
 	"github.com/landfall-lb/landfall/e2e/lab/labtest"
 	"github.com/landfall-lb/landfall/internal/lb"
-	"github.com/landfall-lb/landfall/proxy/cases"
 )
 
 // judged is a case of the table, or one that is about how objects are read.
