@@ -73,10 +73,14 @@ var actors = map[string]bool{}
 // isActor reports whether the package owns goroutines: its exported types have a Run.
 func isActor(pkg string) bool { return actors[pkg] }
 
-// findActors fills actors.
+// testSupport are the packages that help tests: outside of test files they import testing.
+var testSupport = map[string]bool{}
+
+// findActors fills actors, and testSupport.
 func findActors(t *testing.T) {
 	t.Helper()
 	for _, p := range packages(t) {
+		testSupport[p.name()] = slices.Contains(p.Imports, "testing")
 		if binary(p.name()) != "" && strings.Contains(p.name(), "/") && hasRun(t, p) {
 			actors[p.name()] = true
 		}
@@ -106,7 +110,7 @@ func isPlan(pkg string) bool { return binary(pkg) != "" && strings.HasSuffix(pkg
 var rooms = []string{"speaker/handoff", "speaker/holders", "speaker/ownership", "speaker/partition", "speaker/routes"}
 
 func isPure(pkg string) bool {
-	return isPlan(pkg) || slices.Contains(rooms, pkg) || pkg == "internal/lb" || pkg == "internal/delta"
+	return isPlan(pkg) || slices.Contains(rooms, pkg) || pkg == "internal/lb"
 }
 
 // below tells whether pkg is root or lies below it.
@@ -146,7 +150,7 @@ var rules = []rule{
 				return below(imported, "os", "log", "net/http", "io", "math/rand", "syscall", "context")
 			}
 			ownPlan := slices.Contains(rooms, pkg) && isPlan(imported) && binary(imported) == binary(pkg)
-			return !ownPlan && !below(imported, "internal/lb", "internal/delta", "k8s.io/apimachinery/pkg/labels")
+			return !ownPlan && !below(imported, "internal/lb", "k8s.io/apimachinery/pkg/labels")
 		},
 	},
 	{
@@ -168,6 +172,11 @@ var rules = []rule{
 		reason:    "tests and the lab stand outside of the product",
 		applies:   func(pkg string) bool { return !below(pkg, "e2e") },
 		forbidden: func(_, imported string) bool { return below(imported, "e2e") },
+	},
+	{
+		reason:    "the product does not carry what only tests need",
+		applies:   func(pkg string) bool { return !testSupport[pkg] },
+		forbidden: func(_, imported string) bool { return testSupport[imported] || imported == "testing" },
 	},
 	{
 		reason:  "no type of a BGP or gossip library leaves the package that wraps it, so that it can be replaced",
@@ -235,6 +244,10 @@ func TestRulesCatch(t *testing.T) {
 		{"proxy", "proxy/feed", false},
 		{"internal/lb", "proxy/plan", true},
 		{"ctl", "e2e/lab", true},
+		{"proxy/nftables", "e2e/cases", true},
+		{"proxy/nftables", "internal/nstest", true},
+		{"e2e/lab", "internal/seeds", true},
+		{"e2e/cases", "internal/nstest", false},
 		{"speaker", "github.com/hashicorp/memberlist", true},
 		{"speaker/members", "github.com/hashicorp/memberlist", false},
 		{"proxy/rescue", "github.com/vishvananda/netlink", true},

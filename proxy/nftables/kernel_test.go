@@ -270,6 +270,22 @@ func TestRefusalIsReported(t *testing.T) {
 	}
 }
 
+// Asking whether the kernel takes elements leaves none.
+func TestRecoverLeavesNothing(t *testing.T) {
+	ns := nstest.New(t)
+	a := newTestActor(t, ns)
+	a.settle(t, variety())
+	before := ns.Run(t, "nft", "list", "ruleset")
+	for _, table := range a.tables {
+		if err := table.Recover(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	if ns.Run(t, "nft", "list", "ruleset") != before {
+		t.Error("the ruleset is another one")
+	}
+}
+
 // Ranges come back from the kernel as the prefixes that they were.
 func TestRangesReadBack(t *testing.T) {
 	ns := nstest.New(t)
