@@ -33,6 +33,7 @@ func TestFaultsShowWithoutTheGuards(t *testing.T) {
 	t.Parallel()
 	for _, g := range guards {
 		t.Run(g.name, func(t *testing.T) {
+			t.Parallel()
 			t.Run("in place", func(t *testing.T) {
 				t.Parallel()
 				if damage := g.damage(t, labWith(t, lab.Options{}), true); damage > 0 {

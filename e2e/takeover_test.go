@@ -141,11 +141,17 @@ func takeoverServices(t *testing.T, l *lab.Lab) (healthPort int32) {
 	return healthPort
 }
 
+// step logs what happens next, with the time, to compare with that of a lost connection.
+func step(t *testing.T, what string) {
+	t.Helper()
+	t.Logf("%s %s", time.Now().Format("15:04:05.000"), what)
+}
+
 func (o *takeover) run(t *testing.T) {
 	o.startKubeProxy(t)
 	clients := o.startClients(t)
 
-	t.Log("Landfall comes beside kube-proxy")
+	step(t, "Landfall comes beside kube-proxy")
 	if err := o.ours.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -159,13 +165,13 @@ func (o *takeover) run(t *testing.T) {
 		return nil
 	})
 
-	t.Log("kube-proxy stops")
+	step(t, "kube-proxy stops")
 	if err := o.kubeProxy.Stop(); err != nil {
 		t.Fatal(err)
 	}
 	o.wantHealthPorts(t, "Landfall")
 	o.wantBackendsFollow(t) // although kube-proxy's rules, which do not, are still there
-	t.Log("kube-proxy's rules go")
+	step(t, "kube-proxy's rules go")
 	if err := o.l.CleanupKubeProxy(t.Context(), takeoverNode); err != nil {
 		t.Fatal(err)
 	}
@@ -173,16 +179,19 @@ func (o *takeover) run(t *testing.T) {
 	o.wantBackendsFollow(t)
 	time.Sleep(time.Second)
 
-	t.Log("the node is given back")
+	step(t, "the node is given back")
 	o.startKubeProxy(t)
+	step(t, "Landfall stops")
 	if err := o.ours.Stop(); err != nil {
 		t.Fatal(err)
 	}
+	step(t, "Landfall's rules go")
 	if _, err := o.ours.Run(t.Context(), "cleanup"); err != nil {
 		t.Fatal(err)
 	}
 	o.wantNoRules(t, "LF-", "landfall")
 	o.wantBackendsFollow(t)
+	step(t, "kube-proxy restarts")
 	// It tries the health port of a Service again only when something changes.
 	if err := o.kubeProxy.Stop(); err != nil {
 		t.Fatal(err)

@@ -19,18 +19,19 @@ import (
 type confirming struct{ outcomes map[lb.Key]plan.Outcome }
 
 func (c *confirming) Configure(plan.Config) {}
-func (c *confirming) Synced() bool          { return true }
 
-func (c *confirming) Set(services map[lb.Key]plan.Service) {
+func (c *confirming) Begin(services map[lb.Key]plan.Service) { c.Update(services) }
+
+func (c *confirming) Update(services map[lb.Key]plan.Service) {
 	for key, s := range services {
 		c.outcomes[key] = plan.Outcome{Applied: s}
 	}
 }
 
-func (c *confirming) Outcomes() map[lb.Key]plan.Outcome {
+func (c *confirming) Outcomes() (map[lb.Key]plan.Outcome, bool) {
 	o := c.outcomes
 	c.outcomes = map[lb.Key]plan.Outcome{}
-	return o
+	return o, true
 }
 
 // BenchmarkStep is an endpoint that comes or goes among many Services, from the watch to what is

@@ -77,7 +77,9 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 		return f, "the network interfaces"
 	}
 	f = facts{
-		self: self, object: node, node: plan.Node{Name: self, Zone: node.Labels[labelZone], Addresses: node.Addresses},
+		self: self, object: node, node: plan.Node{
+			Name: self, Zone: node.Labels[labelZone], Addresses: node.Addresses, Scheduler: s.scheduler,
+		},
 		known: ok, leaving: node.Leaving,
 		config: plan.Config{
 			Pods: s.pods, MasqueradeAll: s.masqueradeAll, MasqueradeBit: s.masqueradeBit, DropInvalid: s.dropInvalid,

@@ -108,7 +108,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		interfaces: watcher.All, networks: kube.ServiceNetworks(client, func(string) { p.runner.Poke() }),
 	}
 	client.OnSync(p.runner.Poke)
-	rules := kernel.dialect(rt.Log, p.runner.Poke, metrics, set.scheduler)
+	rules := kernel.writer(rt.Log, p.runner.Poke, metrics)
 	cutter := conntrack.New(conntrack.Deps{Log: rt.Log, Table: flows, Deleted: metrics.cut,
 		Local: func() ([]netip.Addr, error) {
 			interfaces, ok := watcher.All()

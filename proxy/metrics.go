@@ -9,8 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/landfall-lb/landfall/internal/lb"
-	"github.com/landfall-lb/landfall/proxy/iptables"
-	"github.com/landfall-lb/landfall/proxy/nftables"
+	"github.com/landfall-lb/landfall/proxy/dialect"
 )
 
 // metrics count what the actors do. The names are kube-proxy's, with landfall_proxy_ in place of
@@ -93,8 +92,8 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 // prefix begins the names of all metrics.
 const prefix = "landfall_proxy_"
 
-func (m *metrics) iptables(s iptables.Sync) {
-	m.lines.Add(float64(s.Lines))
+func (m *metrics) iptables(s dialect.Sync) {
+	m.lines.Add(float64(s.Changes))
 	m.restores.Add(float64(s.Failures))
 	m.partialRestores.Add(float64(s.Partial))
 	for table, n := range s.Rules {
@@ -103,8 +102,8 @@ func (m *metrics) iptables(s iptables.Sync) {
 	m.sync(s.Duration, s.Verified, s.Err)
 }
 
-func (m *metrics) nftables(s nftables.Sync) {
-	m.elements.Add(float64(s.Operations))
+func (m *metrics) nftables(s dialect.Sync) {
+	m.elements.Add(float64(s.Changes))
 	m.transactions.Add(float64(s.Failures))
 	m.sync(s.Duration, s.Verified, s.Err)
 }

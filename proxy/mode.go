@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/dialect"
 	"github.com/landfall-lb/landfall/proxy/iptables"
 	"github.com/landfall-lb/landfall/proxy/nftables"
-	"github.com/landfall-lb/landfall/proxy/plan"
 	"github.com/landfall-lb/landfall/proxy/rescue"
 )
 
@@ -136,7 +136,7 @@ func openIptables(ctx context.Context, log *slog.Logger) (kernel, error) {
 const oldest = "5.13"
 
 func openNftables(mode string) (kernel, error) {
-	k := kernel{mode: modeNftables, unusable: map[lb.Family]error{}}
+	k := kernel{mode: modeNftables, unusable: map[lb.Family]error{}, verify: verifyNftables}
 	if release := release(); mode == modeAuto && older(release, oldest) {
 		return k, fmt.Errorf("the kernel, Linux %s, is older than %s", release, oldest)
 	}
@@ -188,42 +188,19 @@ func older(release, than string) bool {
 	return major < wantMajor || major == wantMajor && minor < wantMinor
 }
 
-// runner is a dialect that works until ctx ends.
-type runner interface {
-	dialect
-	Run(ctx context.Context) error
-}
-
-// dialect returns what writes rules.
-func (k kernel) dialect(log *slog.Logger, changed func(), m *metrics, scheduler plan.Scheduler) runner {
+// writer returns the actor that writes rules.
+func (k kernel) writer(log *slog.Logger, changed func(), m *metrics) *dialect.Actor {
+	deps := dialect.Deps{Log: log.With("mode", k.mode), Unusable: k.unusable, Verify: k.verify, Changed: changed}
 	if k.mode == modeIptables {
-		return iptables.New(iptables.Deps{
-			Log: log, Kernels: k.commands, Unusable: k.unusable, Batch: k.batch, Verify: k.verify, Watcher: k.watcher,
-			Changed: changed, Observe: m.iptables,
-		})
-	}
-	return elements{scheduler: scheduler, Actor: nftables.New(nftables.Deps{
-		Log: log, Kernel: k.netlink, Unusable: k.unusable, Verify: verifyNftables, Changed: changed, Observe: m.nftables,
-	})}
-}
-
-// elements fits the writer of nftables behind dialect.
-type elements struct {
-	*nftables.Actor
-	scheduler plan.Scheduler // of Services that do not name one
-}
-
-// Set implements dialect.
-func (e elements) Set(services map[lb.Key]plan.Service) {
-	all := make(map[lb.Key]nftables.Service, len(services))
-	for key, s := range services {
-		scheduler := s.Scheduler
-		if scheduler == "" {
-			scheduler = e.scheduler
+		deps.Rules, deps.Observe = iptables.Rules(k.commands, k.batch), m.iptables
+		if k.watcher != nil {
+			deps.Watch = k.watcher.Watch
 		}
-		all[key] = nftables.Service{Service: s, AffinityTimeout: s.AffinityTimeout, Scheduler: nftables.Scheduler(scheduler)}
+	} else {
+		deps.Rules, deps.Observe = nftables.Rules(k.netlink, k.unusable), m.nftables
+		deps.Watch = nftables.Watch(k.netlink, log)
 	}
-	e.SetServices(all)
+	return dialect.New(deps)
 }
 
 // leaveOther removes what a predecessor wrote in the mode that is not ours, once ours serves. It is

@@ -35,31 +35,26 @@ type sources struct {
 	networks   table[string, []netip.Prefix] // of cluster IPs
 }
 
-// dialect is what writes rules.
-type dialect interface {
-	Configure(plan.Config)
-	Set(map[lb.Key]plan.Service)
-	Outcomes() map[lb.Key]plan.Outcome
-	Synced() bool
+// updates are how an actor of Services is told: see actor.Updater.
+type updates[V any] interface {
+	Begin(all map[lb.Key]V)
+	Update(changes map[lb.Key]V)
 }
 
 // sinks are where the proxy acts.
 type sinks struct {
-	rules dialect
-	flows interface {
-		Set(map[lb.Key]plan.Service)
-		Complete()
+	rules interface {
+		updates[plan.Service]
+		Configure(plan.Config)
+		Outcomes() (outcomes map[lb.Key]plan.Outcome, all bool)
 	}
+	flows  updates[plan.Service]
 	health interface {
-		Set(lb.Key, health.Service)
+		updates[health.Service]
 		SetNode(health.Node)
 		SetAddresses(map[lb.Family][]netip.Addr)
 	}
-	feed interface {
-		Set(lb.Key, []lb.Delivery)
-		Complete()
-		Wait(bool)
-	}
+	feed updates[[]lb.Delivery]
 	// rescue hands over packets of connections that this node does not know.
 	rescue interface {
 		Set(rescue.Wanted)
@@ -99,7 +94,8 @@ type proxy struct {
 	records  map[lb.Key]*record
 	waiting  string // what is needed before anything can be planned; "" once it is there
 	facts    facts
-	complete bool // the feed is
+	begun    bool // the kernel's writer has been told of all Services
+	complete bool // the kernel's writer has tried them all
 	counts   counts
 	// unconfirmed are the Services with changes that the kernel has not confirmed.
 	unconfirmed map[lb.Key]bool
@@ -166,7 +162,6 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 			p.log.Info("no rule is written before all is known", "waiting for", waiting)
 		}
 	}
-	p.to.feed.Wait(waiting != "")
 	if waiting != "" {
 		return 0, nil // unknown is not absent: whatever a predecessor wrote stays
 	}
@@ -176,20 +171,29 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 	touched := p.plan(dirty, now)
 	p.announce(touched) // before the rules: what goes is withdrawn first
 	p.apply(touched)
-	synced := p.to.rules.Synced() // asked before what became known is taken, so that all of it is
-	confirmed := p.collect(now)
+	confirmed, all := p.collect(now)
 	p.announce(confirmed)
 	p.to.health.SetNode(health.Node{Known: p.facts.known, Leaving: p.facts.leaving, Unapplied: p.unapplied()})
-	if !p.complete && synced {
-		p.complete = true
-		p.log.Info("the kernel holds what is wanted", "services", len(p.records))
-		p.to.feed.Complete()
-		p.to.flows.Complete()
-		close(p.settled)
+	if !p.complete && all {
+		p.completed()
 	}
 	forget(p, dirty)
 	forget(p, confirmed)
 	return p.lingers.next(now), nil
+}
+
+// completed is for when the kernel's writer has tried all Services for the first time: from now on
+// those without an outcome are not in the kernel.
+func (p *proxy) completed() {
+	p.complete = true
+	p.log.Info("the kernel holds the rules of all Services", "services", len(p.records))
+	deliveries, applied := map[lb.Key][]lb.Delivery{}, map[lb.Key]plan.Service{}
+	for key, r := range p.records {
+		deliveries[key], applied[key] = r.deliveries, r.applied
+	}
+	p.to.feed.Begin(deliveries)
+	p.to.flows.Begin(applied)
+	close(p.settled)
 }
 
 // learn takes over what is known of the node.
@@ -275,33 +279,49 @@ func (p *proxy) replan(r *record, planned plan.Service, since time.Time) bool {
 
 // announce tells the feed and the health servers what is so for the named Services.
 func (p *proxy) announce(keys map[lb.Key]bool) {
+	if p.begun && len(keys) == 0 {
+		return
+	}
+	deliveries := make(map[lb.Key][]lb.Delivery, len(keys))
+	checks := make(map[lb.Key]health.Service, len(keys))
 	for key := range keys {
 		r := p.records[key]
 		p.counts.add(r, -1)
 		r.deliveries = plan.Report(r.planned, r.applied, r.failure)
 		p.counts.add(r, 1)
-		p.to.feed.Set(key, r.deliveries)
-		p.to.health.Set(key, health.Service{Port: r.planned.HealthPort, Local: plan.Health(r.planned, r.applied)})
+		deliveries[key] = r.deliveries
+		checks[key] = health.Service{Port: r.planned.HealthPort, Local: plan.Health(r.planned, r.applied)}
+	}
+	p.to.feed.Update(deliveries)
+	if p.begun {
+		p.to.health.Update(checks)
+	} else {
+		p.to.health.Begin(checks)
 	}
 }
 
-// apply hands new plans to the kernel's writer. The first call names all Services, even if there
-// are none.
+// apply hands new plans to the kernel's writer; at first those of all Services.
 func (p *proxy) apply(keys map[lb.Key]bool) {
 	changes := make(map[lb.Key]plan.Service, len(keys))
 	for key := range keys {
 		changes[key] = p.records[key].planned
 	}
-	if len(changes) > 0 || !p.complete {
-		p.to.rules.Set(changes)
+	switch {
+	case !p.begun:
+		p.begun = true
+		p.to.rules.Begin(changes)
+	case len(changes) > 0:
+		p.to.rules.Update(changes)
 	}
 }
 
-// collect takes over what the kernel's writer has found out, and returns the Services concerned.
-func (p *proxy) collect(now time.Time) map[lb.Key]bool {
-	keys := map[lb.Key]bool{}
+// collect takes over what the kernel's writer has found out, and returns the Services concerned;
+// all reports whether the writer has tried all of them.
+func (p *proxy) collect(now time.Time) (keys map[lb.Key]bool, all bool) {
+	keys = map[lb.Key]bool{}
 	flows := map[lb.Key]plan.Service{}
-	for key, o := range p.to.rules.Outcomes() {
+	outcomes, all := p.to.rules.Outcomes()
+	for key, o := range outcomes {
 		r := p.records[key]
 		if r == nil {
 			continue // forgotten
@@ -330,9 +350,9 @@ func (p *proxy) collect(now time.Time) map[lb.Key]bool {
 		p.unconfirmed = map[lb.Key]bool{} // a map that was large once is slow to go through for ever
 	}
 	if len(flows) > 0 {
-		p.to.flows.Set(flows)
+		p.to.flows.Update(flows)
 	}
-	return keys
+	return keys, all
 }
 
 // warn reports a failure once.
@@ -350,8 +370,8 @@ func (p *proxy) warn(r *record) {
 }
 
 // unapplied returns, for each family of the node, when the oldest change came that is not in the
-// kernel; zero if there is none. A Service that fails by itself does not count, as it would else
-// turn away the traffic of all others.
+// kernel; zero if there is none. A Service that fails by itself in a family does not count there,
+// as it would turn away the traffic of all others.
 func (p *proxy) unapplied() map[lb.Family]time.Time {
 	oldest := map[lb.Family]time.Time{}
 	for i, family := range allFamilies {
@@ -361,7 +381,7 @@ func (p *proxy) unapplied() map[lb.Family]time.Time {
 		var at time.Time
 		for key := range p.unconfirmed {
 			r := p.records[key]
-			if since := r.since[i]; !since.IsZero() && !r.alone && (at.IsZero() || since.Before(at)) {
+			if since := r.since[i]; !since.IsZero() && !slices.Contains(r.alone, family) && (at.IsZero() || since.Before(at)) {
 				at = since
 			}
 		}

@@ -30,14 +30,15 @@ type fakeRules struct {
 	config   plan.Config
 	wanted   map[lb.Key]plan.Service
 	outcomes map[lb.Key]plan.Outcome
-	synced   bool
+	tried    bool
 	sets     int
 }
 
 func (f *fakeRules) Configure(c plan.Config) { f.config = c }
-func (f *fakeRules) Synced() bool            { return f.synced }
 
-func (f *fakeRules) Set(s map[lb.Key]plan.Service) {
+func (f *fakeRules) Begin(s map[lb.Key]plan.Service) { f.Update(s) }
+
+func (f *fakeRules) Update(s map[lb.Key]plan.Service) {
 	f.sets++
 	maps.Copy(f.wanted, s)
 	for key := range s {
@@ -45,10 +46,10 @@ func (f *fakeRules) Set(s map[lb.Key]plan.Service) {
 	}
 }
 
-func (f *fakeRules) Outcomes() map[lb.Key]plan.Outcome {
+func (f *fakeRules) Outcomes() (map[lb.Key]plan.Outcome, bool) {
 	o := f.outcomes
 	f.outcomes = map[lb.Key]plan.Outcome{}
-	return o
+	return o, f.tried
 }
 
 // confirm lets the kernel hold all that is wanted.
@@ -56,14 +57,14 @@ func (f *fakeRules) confirm() {
 	for key, s := range f.wanted {
 		f.outcomes[key] = plan.Outcome{Applied: s}
 	}
-	f.synced = true
+	f.tried = true
 }
 
 type fakeFlows struct{ applied map[lb.Key]plan.Service }
 
-func (f *fakeFlows) Complete() {}
+func (f *fakeFlows) Begin(s map[lb.Key]plan.Service) { f.applied = maps.Clone(s) }
 
-func (f *fakeFlows) Set(s map[lb.Key]plan.Service) { maps.Copy(f.applied, s) }
+func (f *fakeFlows) Update(s map[lb.Key]plan.Service) { maps.Copy(f.applied, s) }
 
 type fakeHealth struct {
 	state     healthState
@@ -75,10 +76,14 @@ type healthState struct {
 	health.Node
 }
 
-func (f *fakeHealth) Set(key lb.Key, s health.Service) {
-	f.state.Services[key] = s
-	if len(s.Local) == 0 {
-		delete(f.state.Services, key)
+func (f *fakeHealth) Begin(all map[lb.Key]health.Service) { f.Update(all) }
+
+func (f *fakeHealth) Update(changes map[lb.Key]health.Service) {
+	for key, s := range changes {
+		f.state.Services[key] = s
+		if len(s.Local) == 0 {
+			delete(f.state.Services, key)
+		}
 	}
 }
 
@@ -88,19 +93,24 @@ func (f *fakeHealth) SetAddresses(a map[lb.Family][]netip.Addr) { f.addresses = 
 type fakeFeed struct {
 	log      *[]string
 	all      map[lb.DeliveryKey]lb.Delivery
+	updated  bool
 	complete bool
-	waiting  bool
 }
 
-func (f *fakeFeed) Complete() { f.complete = true }
+func (f *fakeFeed) Begin(all map[lb.Key][]lb.Delivery) {
+	clear(f.all)
+	f.Update(all)
+	f.complete = true
+}
 
-func (f *fakeFeed) Wait(waiting bool) { f.waiting = waiting }
-
-func (f *fakeFeed) Set(key lb.Key, deliveries []lb.Delivery) {
-	*f.log = append(*f.log, "feed "+key.Name)
-	maps.DeleteFunc(f.all, func(k lb.DeliveryKey, _ lb.Delivery) bool { return k.Service == key })
-	for _, d := range deliveries {
-		f.all[d.Key()] = d
+func (f *fakeFeed) Update(changes map[lb.Key][]lb.Delivery) {
+	f.updated = true
+	for key, deliveries := range changes {
+		*f.log = append(*f.log, "feed "+key.Name)
+		maps.DeleteFunc(f.all, func(k lb.DeliveryKey, _ lb.Delivery) bool { return k.Service == key })
+		for _, d := range deliveries {
+			f.all[d.Key()] = d
+		}
 	}
 }
 
@@ -264,8 +274,8 @@ func TestContract7NothingIsWrittenBeforeAllIsKnown(t *testing.T) {
 	} {
 		know()
 		b.run()
-		if b.rules.sets != 0 || b.feed.complete || len(b.feed.all) > 0 || !b.feed.waiting {
-			t.Fatalf("%d writes, feed %v, waiting %v", b.rules.sets, b.feed.all, b.feed.waiting)
+		if b.rules.sets != 0 || b.feed.complete || len(b.feed.all) > 0 || b.feed.updated {
+			t.Fatalf("%d writes, feed %v, told anything %v", b.rules.sets, b.feed.all, b.feed.updated)
 		}
 		if b.ready() == nil {
 			t.Error("ready")
@@ -273,8 +283,8 @@ func TestContract7NothingIsWrittenBeforeAllIsKnown(t *testing.T) {
 	}
 	b.synced()
 	b.run()
-	if len(b.rules.wanted) != 1 || b.feed.complete || b.feed.waiting {
-		t.Errorf("wanted %v, feed complete %v, waiting %v", b.rules.wanted, b.feed.complete, b.feed.waiting)
+	if len(b.rules.wanted) != 1 || b.feed.complete || !b.feed.updated {
+		t.Errorf("wanted %v, feed complete %v, told anything %v", b.rules.wanted, b.feed.complete, b.feed.updated)
 	}
 }
 
@@ -439,8 +449,8 @@ func TestContract10FailuresAreSaid(t *testing.T) {
 	b.run()
 	for range 3 { // tried again and again
 		b.rules.outcomes[key("web")] = plan.Outcome{Applied: plan.Service{Key: key("web")}, Err: errors.New("no lock"),
-			Alone: true}
-		b.rules.synced = true
+			Alone: []lb.Family{lb.IPv4, lb.IPv6}}
+		b.rules.tried = true
 		b.clock = b.clock.Add(time.Hour)
 		b.run()
 	}
@@ -582,7 +592,7 @@ func TestRandomStoriesEndAsAFreshStart(t *testing.T) {
 				b.rules.confirm()
 			case 2:
 				b.rules.outcomes[key(name)] = plan.Outcome{Applied: b.rules.wanted[key(name)], Err: errors.New("no"),
-					Alone: r.IntN(2) == 0}
+					Alone: []lb.Family{lb.IPv4, lb.IPv6}[:r.IntN(3)]}
 			default:
 				b.put(name, fmt.Sprint("192.0.2.", r.IntN(3)), fmt.Sprint("10.200.1.", r.IntN(3)+2))
 			}

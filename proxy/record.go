@@ -17,7 +17,7 @@ type record struct {
 	planned plan.Service // with what lingers
 	applied plan.Service
 	failure error
-	alone   bool // the failure is this Service's own
+	alone   []lb.Family // where the failure is this Service's own
 	// since is when the oldest change came that the kernel has not confirmed, by family; zero when
 	// there is none.
 	since [2]time.Time

@@ -11,15 +11,16 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
-var stranger = lb.Stranger{Interface: "eth0", MAC: "02:00:00:00:99:99"}
+var stranger = plan.ConflictingHost{Interface: "eth0", MAC: "02:00:00:00:99:99"}
 
 // see has each node's interface see, or no longer see, a stranger at the VIP.
-func (r *rig) see(vip netip.Addr, strangers ...lb.Stranger) {
+func (r *rig) see(vip netip.Addr, strangers ...plan.ConflictingHost) {
 	for _, n := range r.nodes {
 		n.mu.Lock()
-		n.strangers = map[netip.Addr][]lb.Stranger{}
+		n.strangers = map[netip.Addr][]plan.ConflictingHost{}
 		if len(strangers) > 0 {
 			n.strangers[vip] = strangers
 		}
@@ -77,7 +78,7 @@ func TestForeignHolderIsReportedAndKeepsItsAddress(t *testing.T) {
 				!strings.Contains(c.Message, "172.26.236.180 is in use by 02:00:00:00:99:99 on eth0") {
 				t.Errorf("%s reports %+v", name, c)
 			}
-			if st := n.status().VIPs[0]; len(st.Strangers) != 1 || !st.Probing {
+			if st := n.status().VIPs[0]; len(st.ConflictingHosts) != 1 || !st.Probing {
 				t.Errorf("status %+v", st)
 			}
 			want := `landfall_speaker_address_conflict{interface="eth0",mac="02:00:00:00:99:99",vip="172.26.236.180"} 1`

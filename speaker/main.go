@@ -28,6 +28,7 @@ import (
 	"github.com/landfall-lb/landfall/speaker/l2"
 	"github.com/landfall-lb/landfall/speaker/liveness"
 	"github.com/landfall-lb/landfall/speaker/members"
+	"github.com/landfall-lb/landfall/speaker/plan"
 	"github.com/landfall-lb/landfall/speaker/report"
 	"github.com/landfall-lb/landfall/speaker/witness"
 )
@@ -87,7 +88,7 @@ func (f *flags) add(set *pflag.FlagSet) {
 			"another node take over at once")
 	set.StringSliceVar(&f.options.exclude, "exclude-interfaces", strings.Split(excluded, ","),
 		"shell patterns of interfaces that answer ARP and NDP only if an L2Advertisement names them")
-	set.StringVar(&f.onConflict, "on-address-conflict", string(lb.RefuseOnConflict),
+	set.StringVar(&f.onConflict, "on-address-conflict", string(plan.RefuseOnConflict),
 		"what to do when a device outside the cluster already uses the address: refuse (do not announce it) or announce; "+
 			"the Service's annotation "+lb.AnnotationOnConflict+" overrides this")
 	set.DurationVar(&f.announceEvery, "announce-every", 0,
@@ -119,7 +120,7 @@ func (f *flags) check() (bind netip.Addr, key []byte, err error) {
 	if f.restartHold < 0 {
 		return bind, nil, ops.Usagef("--restart-hold: %s is negative", f.restartHold)
 	}
-	if f.options.onConflict, err = lb.ParseOnConflict(f.onConflict); err != nil {
+	if f.options.onConflict, err = plan.ParseOnConflict(f.onConflict); err != nil {
 		return bind, nil, ops.Usagef("--on-address-conflict: %w", err)
 	}
 	if f.announceEvery != 0 && f.announceEvery < time.Second {
@@ -191,7 +192,14 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	}
 	client.OnSync(s.changes.markSynced)
 
-	watcher := links.New(links.Options{Namespace: netns.None(), Log: rt.Log, Changed: s.changes.markAll})
+	around := newSurroundings(client, rt, f.namespace, nodes)
+	var watcher *links.Watcher
+	watcher = links.New(links.Options{Namespace: netns.None(), Log: rt.Log, Changed: func() {
+		if interfaces, known := watcher.All(); known {
+			around.Set(interfaces)
+		}
+		s.changes.markAll()
+	}})
 	s.from.interfaces = watcher.All
 	alive := liveness.New(liveness.Options{Self: rt.NodeName, Hold: f.restartHold, Log: rt.Log,
 		Changed: s.changes.markAll})
@@ -235,7 +243,6 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	seen := witness.New(witness.Options{Lease: client.Witnesses(f.namespace, leaseName), Log: rt.Log,
 		Changed: s.runner.Poke})
 	s.to.witness = seen
-	around := newSurroundings(client, rt, f.namespace, nodes, watcher.All)
 	actors := []func(context.Context) error{
 		around.Run, client.Run, watcher.Run, talk.Run, alive.Run, responder.Run, events.Run, reporter.Run, s.runner.Run,
 		seen.Run,

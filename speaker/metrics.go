@@ -95,8 +95,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 				gauge(c.reasons, 1, d.VIP.String(), string(w.Reason))
 			}
 		}
-		for _, stranger := range d.Strangers {
-			gauge(c.conflicts, 1, d.VIP.String(), stranger.Interface, stranger.MAC)
+		for _, host := range d.ConflictingHosts {
+			gauge(c.conflicts, 1, d.VIP.String(), host.Interface, host.MAC)
 		}
 		if len(answering[d.VIP]) == 0 && len(d.Routed.Peers) == 0 {
 			continue

@@ -112,7 +112,7 @@ type fakeNode struct {
 	mu         sync.Mutex
 	live       bool
 	joined     bool
-	claims     map[netip.Addr]lb.Claim
+	claims     map[netip.Addr]plan.Claim
 	peers      map[string][]netip.Addr
 	outcome    map[netip.Addr][]string
 	rounds     map[netip.Addr]int
@@ -120,7 +120,7 @@ type fakeNode struct {
 	sees       func(node string) bool // nil: all
 	apiless    bool                   // cannot read the Lease
 	probed     map[netip.Addr]bool
-	strangers  map[netip.Addr][]lb.Stranger
+	strangers  map[netip.Addr][]plan.ConflictingHost
 	ours       map[string]bool
 	dead       []string      // as gossip finds
 	notice     lb.FeedNotice // as the proxy was last told
@@ -159,7 +159,7 @@ func newRig(t testing.TB) *rig {
 		r.api.nodes.Set(name, lb.Node{Name: name, Addresses: []netip.Addr{addr}})
 		n := &fakeNode{
 			speaker: newSpeaker(name, "", slog.New(slog.DiscardHandler)), rig: r,
-			joined: true, claims: map[netip.Addr]lb.Claim{}, outcome: map[netip.Addr][]string{}, rounds: map[netip.Addr]int{},
+			joined: true, claims: map[netip.Addr]plan.Claim{}, outcome: map[netip.Addr][]string{}, rounds: map[netip.Addr]int{},
 			deliveries: map[lb.DeliveryKey]lb.Delivery{}, reports: map[lb.Key]lb.AnnouncedStatus{},
 			interfaces: []lb.Interface{{Index: 2, Name: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, byte(177 + i)}, Up: true,
 				Addresses: []netip.Prefix{netip.PrefixFrom(addr, 24)}}},
@@ -177,7 +177,7 @@ func newRig(t testing.TB) *rig {
 				passwords: r.api.passwords, namespace: "landfall-system",
 			},
 		}
-		n.routers = &fakeRouters{node: n, up: map[string]bool{}, heard: map[string]map[netip.Prefix]lb.Route{}}
+		n.routers = &fakeRouters{node: n, up: map[string]bool{}, heard: map[string]map[netip.Prefix]plan.Route{}}
 		n.bfd = &fakeBFD{node: n, outcomes: map[bfd.Key]bfd.Outcome{}}
 		n.objects = &fakeObjects{node: n, jobs: map[string]report.Job{}}
 		n.to = sinks{
@@ -282,7 +282,7 @@ func (n *fakeNode) setGate(reason lb.Reason) {
 	synctest.Wait()
 }
 
-func (n *fakeNode) claim(vip netip.Addr) (lb.Claim, bool) {
+func (n *fakeNode) claim(vip netip.Addr) (plan.Claim, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	c, ok := n.claims[vip]
@@ -317,9 +317,9 @@ func (f fakeFeed) Delivery(k lb.DeliveryKey) *lb.Delivery {
 
 type fakeGossip struct{ *fakeNode }
 
-func (g fakeGossip) Begin(all map[netip.Addr]*lb.Claim) { g.Update(all) }
+func (g fakeGossip) Begin(all map[netip.Addr]*plan.Claim) { g.Update(all) }
 
-func (g fakeGossip) Update(changes map[netip.Addr]*lb.Claim) {
+func (g fakeGossip) Update(changes map[netip.Addr]*plan.Claim) {
 	g.mu.Lock()
 	var changed []netip.Addr
 	for vip, claim := range changes {
@@ -370,8 +370,8 @@ func (g fakeLiveness) Speakers() plan.Speakers {
 	return plan.SpeakersOf(g.self, live, slices.Sorted(maps.Keys(g.rig.nodes)), g.dead)
 }
 
-func (g fakeGossip) Claims(vip netip.Addr) map[string]lb.Claim {
-	claims := map[string]lb.Claim{}
+func (g fakeGossip) Claims(vip netip.Addr) map[string]plan.Claim {
+	claims := map[string]plan.Claim{}
 	for name, n := range g.rig.nodes {
 		n.mu.Lock()
 		if c, ok := n.claims[vip]; ok && n.live && name != g.self && (g.sees == nil || g.sees(name)) {
@@ -400,7 +400,7 @@ func (g fakeGossip) MACs() map[string]bool {
 	return all
 }
 
-func (f fakeFeed) Tell(n lb.FeedNotice) {
+func (f fakeFeed) Set(n lb.FeedNotice) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.notice = n

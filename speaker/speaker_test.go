@@ -282,13 +282,13 @@ func TestAnnouncesAgainAfterARival(t *testing.T) {
 		owner, rival := r.nodes[order[0]], r.nodes[order[2]]
 		before := owner.rounds[vip1]
 		rival.mu.Lock()
-		rival.claims = map[netip.Addr]lb.Claim{vip1: {Answering: true}}
+		rival.claims = map[netip.Addr]plan.Claim{vip1: {Answering: true}}
 		rival.mu.Unlock()
 		owner.changes.markVIPs([]netip.Addr{vip1})
 		synctest.Wait()
 		during := owner.rounds[vip1]
 		rival.mu.Lock()
-		rival.claims = map[netip.Addr]lb.Claim{vip1: {}}
+		rival.claims = map[netip.Addr]plan.Claim{vip1: {}}
 		rival.mu.Unlock()
 		owner.changes.markVIPs([]netip.Addr{vip1})
 		synctest.Wait()

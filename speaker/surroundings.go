@@ -27,11 +27,11 @@ func addNamespace(set *pflag.FlagSet, namespace *string) {
 
 // newSurroundings returns the actor that tells the controller of this node's gateways.
 func newSurroundings(client *kube.Client, rt *ops.Runtime, namespace string, nodes table[string, lb.Node],
-	interfaces func() ([]lb.Interface, bool)) *surroundings.Surroundings {
+) *surroundings.Surroundings {
 	var actor *surroundings.Surroundings
 	shown := kube.Surroundings(client, namespace, func(string) { actor.Poke() })
 	actor = surroundings.New(surroundings.Options{
-		Node: rt.NodeName, Log: rt.Log, Interfaces: interfaces,
+		Node: rt.NodeName, Log: rt.Log,
 		Gateways: func() ([]links.Gateway, error) { return links.Gateways(netns.None()) },
 		Shown: func() (map[string]string, bool) {
 			data, _ := shown.Get(lb.SurroundingsConfigMap)

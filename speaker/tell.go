@@ -52,11 +52,11 @@ func logChange(log *slog.Logger, self string, before, now plan.Decision) {
 		log.Debug("decision changes", "vip", now.VIP, "owner", now.Owner, "reason", is)
 	}
 	switch {
-	case slices.Equal(before.Strangers, now.Strangers):
-	case len(now.Strangers) == 0:
+	case slices.Equal(before.ConflictingHosts, now.ConflictingHosts):
+	case len(now.ConflictingHosts) == 0:
 		log.Info("nobody else uses the address any more", "vip", now.VIP)
 	default:
-		log.Warn("somebody else uses the address", "vip", now.VIP, "strangers", now.Strangers, "announced",
+		log.Warn("somebody else uses the address", "vip", now.VIP, "hosts", now.ConflictingHosts, "announced",
 			len(now.Answer) > 0)
 	}
 }

@@ -127,8 +127,10 @@ type Report struct {
 	// is what an outage costs. A first packet that is lost is sent again after a second; a busy
 	// machine alone makes answers later than 100 ms, but hardly than this.
 	Hit time.Duration
-	// Failures counts the requests without an answer by their error.
-	Failures map[string]int
+	// Failures counts the requests without an answer by their error. FirstFailed is when the first of
+	// them began.
+	Failures    map[string]int
+	FirstFailed time.Time
 	// Pods counts answers by pod, Sources by the client's address as the pod saw it.
 	Pods    map[string]int
 	Sources map[netip.Addr]int
@@ -139,8 +141,12 @@ func (r Report) Failed() int { return r.Sent - r.Answered }
 
 // String says it in a line.
 func (r Report) String() string {
-	return fmt.Sprintf("%d of %d answered, %d slow, hit for %d ms, longest gap %d ms, failures %v",
+	text := fmt.Sprintf("%d of %d answered, %d slow, hit for %d ms, longest gap %d ms, failures %v",
 		r.Answered, r.Sent, r.Slow, r.Hit.Milliseconds(), r.Gap.Milliseconds(), r.Failures)
+	if !r.FirstFailed.IsZero() {
+		text += ", the first at " + r.FirstFailed.Format("15:04:05.000")
+	}
+	return text
 }
 
 const (
@@ -233,6 +239,9 @@ func summarise(all []outcome) Report {
 	for _, o := range all {
 		if o.err != nil {
 			r.Failures[reasonOf(o.err)]++
+			if r.FirstFailed.IsZero() || o.began.Before(r.FirstFailed) {
+				r.FirstFailed = o.began
+			}
 			continue
 		}
 		r.Answered++

@@ -7,13 +7,13 @@ import (
 	"slices"
 )
 
-// Interface is one network interface of the node, as the kernel reports it.
+// Interface is one network interface of the node.
 type Interface struct {
 	Index int
 	Name  string
 	MAC   net.HardwareAddr // nil when the interface has no link-layer address
-	// Up is set when the interface is switched on and has a carrier (IFF_UP and IFF_RUNNING): what is
-	// sent can leave.
+	// Up is set while the interface is up and has a carrier (IFF_UP and IFF_RUNNING), so that packets
+	// can leave.
 	Up       bool
 	Loopback bool
 	// Enslaved is set for a port of a bridge, bond or VRF: its traffic belongs to the master.
@@ -24,14 +24,14 @@ type Interface struct {
 	Addresses []netip.Prefix
 }
 
-// Equal tells whether two interfaces are the same in every respect.
+// Equal reports whether two interfaces are equal in every field.
 func (i Interface) Equal(other Interface) bool {
 	return i.Index == other.Index && i.Name == other.Name && bytes.Equal(i.MAC, other.MAC) && i.Up == other.Up &&
 		i.Loopback == other.Loopback && i.Enslaved == other.Enslaved && i.NoARP == other.NoARP &&
 		slices.Equal(i.Addresses, other.Addresses)
 }
 
-// Subnet returns the subnet of the interface that contains addr, if there is one.
+// Subnet returns the interface's subnet that contains addr, and reports whether there is one.
 func (i Interface) Subnet(addr netip.Addr) (netip.Prefix, bool) {
 	for _, p := range i.Addresses {
 		if p.Contains(addr) {

@@ -12,9 +12,9 @@ type Range struct {
 	From, To netip.Addr
 }
 
-// ParseRange reads a CIDR (10.0.0.0/24, 2001:db8::/120) or a range (10.0.0.1-10.0.0.9, blanks
-// around the dash allowed). A CIDR stands for all of its addresses, whether or not its own address
-// is the first one.
+// ParseRange parses a CIDR (10.0.0.0/24, 2001:db8::/120) or a range (10.0.0.1-10.0.0.9, with or
+// without blanks around the dash). A CIDR contains all of its addresses, even if it is not written
+// with the first one.
 func ParseRange(s string) (Range, error) {
 	s = strings.TrimSpace(s)
 	if from, to, ok := strings.Cut(s, "-"); ok {
@@ -49,7 +49,7 @@ func parseFromTo(s, first, last string) (Range, error) {
 	return Range{From: from, To: to}, nil
 }
 
-// ParseAddr reads one address without a zone, trimming blanks and unmapping IPv4-mapped IPv6.
+// ParseAddr parses one address without a zone. It trims blanks and unmaps IPv4-mapped IPv6.
 func ParseAddr(s string) (netip.Addr, error) {
 	addr, err := netip.ParseAddr(strings.TrimSpace(s))
 	if err != nil || addr.Zone() != "" {
@@ -67,12 +67,12 @@ func lastAddr(prefix netip.Prefix) netip.Addr {
 	return addr
 }
 
-// Contains tells whether addr lies in the range.
+// Contains reports whether addr lies in the range.
 func (r Range) Contains(addr netip.Addr) bool {
 	return addr.BitLen() == r.From.BitLen() && !addr.Less(r.From) && !r.To.Less(addr)
 }
 
-// Overlaps tells whether the ranges share an address.
+// Overlaps reports whether the ranges share an address.
 func (r Range) Overlaps(other Range) bool {
 	return r.From.BitLen() == other.From.BitLen() && !r.To.Less(other.From) && !other.To.Less(r.From)
 }
@@ -80,7 +80,7 @@ func (r Range) Overlaps(other Range) bool {
 // Family returns the family of the range's addresses.
 func (r Range) Family() Family { return FamilyOf(r.From) }
 
-// Size returns the number of addresses in the range; exact also where it exceeds 64 bits.
+// Size returns the exact number of addresses in the range, which may exceed 64 bits.
 func (r Range) Size() *big.Int {
 	from, to := new(big.Int).SetBytes(r.From.AsSlice()), new(big.Int).SetBytes(r.To.AsSlice())
 	size := to.Sub(to, from)

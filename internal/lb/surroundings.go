@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// SurroundingsConfigMap is where speakers tell, in an entry for each node, which addresses of the
-// node's networks no Service can have.
+// SurroundingsConfigMap is the ConfigMap in which speakers list, with an entry for each node, the
+// addresses of the node's networks that no Service can have.
 const SurroundingsConfigMap = "landfall-surroundings"
 
 // Unassignable is an address of a node's network that no Service can have.
@@ -16,7 +16,8 @@ type Unassignable struct {
 	What string // such as "the gateway"
 }
 
-// FormatUnassignable writes a line for each, by address: the address, a space and what it is.
+// FormatUnassignable returns one line for each, sorted by address: the address, a space and what it
+// is.
 func FormatUnassignable(all []Unassignable) string {
 	sorted := slices.SortedFunc(slices.Values(all), func(a, b Unassignable) int { return a.Addr.Compare(b.Addr) })
 	var text strings.Builder
@@ -26,7 +27,7 @@ func FormatUnassignable(all []Unassignable) string {
 	return text.String()
 }
 
-// ParseUnassignable reads what FormatUnassignable writes. Lines that name no address are left out.
+// ParseUnassignable parses the text of FormatUnassignable. It skips lines without an address.
 func ParseUnassignable(text string) []Unassignable {
 	var all []Unassignable
 	for line := range strings.Lines(text) {

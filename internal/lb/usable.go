@@ -15,25 +15,25 @@ type Backend struct {
 	Ready bool
 }
 
-// Usable says which endpoints of one Service port a node may use. It is the one decision that the
-// proxy forwards by, the health port answers by and the speaker claims by.
+// Usable lists the endpoints of one Service port that a node may use. The proxy forwards, the
+// health port answers and the speaker claims by this one decision.
 type Usable struct {
-	// Cluster is the set for policy Cluster: the ready endpoints anywhere, or those of them that are
-	// meant for this node or its zone; or, when none is ready, those that still serve while they
-	// terminate (KEP-1669). Sorted by address.
+	// Cluster is the set for policy Cluster, sorted by address: the ready endpoints anywhere, limited
+	// by hints to those for this node or its zone. If none is ready, it holds the endpoints that
+	// terminate and still serve (KEP-1669).
 	Cluster []Backend
-	// Local is the choice among the endpoints of this node, for policy Local, whatever the hints.
+	// Local is the set for policy Local: the same among the endpoints of this node, without hints.
 	Local []Backend
 }
 
-// Place is where the node is that chooses.
+// Place is the location of the node for which Choose decides.
 type Place struct {
 	Node string
 	Zone string // "" when unknown
 }
 
-// Choose decides which of the slices' endpoints are usable at a place for the port called name, in
-// one address family.
+// Choose returns the endpoints of the slices that are usable at a place, for the port with the
+// given name and protocol and in one address family.
 func Choose(all []Slice, name string, protocol Protocol, family Family, at Place) Usable {
 	var ready, serving []candidate
 	for _, slice := range all {
@@ -71,10 +71,10 @@ type candidate struct {
 	zones, nodes []string
 }
 
-// near returns which of the ready endpoints are meant for a place. Hints count only when each
-// endpoint has them and one names the place, so that a node whose zone has no endpoint, or that
-// meets a slice from before hints, still reaches all. Hints for nodes come before those for zones
-// (KEP-3015).
+// near returns a filter for the ready endpoints that hints assign to a place. Hints count only if
+// every endpoint has some and one names the place. So a node whose zone has no endpoint, or that
+// sees a slice without hints, still reaches all endpoints. Hints for nodes come before hints for
+// zones (KEP-3015).
 func near(ready []candidate, at Place) func(candidate) bool {
 	forNode := func(c candidate) bool { return slices.Contains(c.nodes, at.Node) }
 	forZone := func(c candidate) bool { return slices.Contains(c.zones, at.Zone) }
@@ -97,13 +97,13 @@ func (u Usable) For(policy TrafficPolicy) []Backend {
 	return u.Cluster
 }
 
-// distinct sorts by address and drops repetitions: an endpoint may stand in two slices for a while.
+// distinct sorts by address and drops duplicates: an endpoint may be in two slices for a while.
 func distinct(all []candidate) []candidate {
 	slices.SortStableFunc(all, func(a, b candidate) int { return a.Addr.Compare(b.Addr) })
 	return slices.CompactFunc(all, func(a, b candidate) bool { return a.Addr == b.Addr })
 }
 
-// those returns the backends that are wanted.
+// those returns the backends of the candidates that wanted selects.
 func those(all []candidate, wanted func(candidate) bool) []Backend {
 	var backends []Backend
 	for _, c := range all {
@@ -121,13 +121,13 @@ func firstNonEmpty(a, b []Backend) []Backend {
 	return b
 }
 
-// Delivery is what a node's proxy says of one Service and one of its VIPs: what the kernel is known
-// to deliver. Its JSON form is the feed between proxy and speaker.
+// Delivery is the report of a node's proxy on one VIP of one Service: what the kernel has confirmed
+// to deliver. Its JSON form travels over the feed from the proxy to the speaker.
 type Delivery struct {
 	Service Key           `json:"service"`
 	VIP     netip.Addr    `json:"vip"`
 	Policy  TrafficPolicy `json:"policy"`
-	// Refusal says why not every frontend of the VIP is programmed; nil when all are.
+	// Refusal says why a frontend of the VIP is not programmed; nil if all are.
 	Refusal *Refusal `json:"refusal,omitempty"`
 	// LocalReady and LocalServing count endpoints of this node that the rules in the kernel deliver
 	// to: ready ones, and terminating ones that still serve.
@@ -138,8 +138,8 @@ type Delivery struct {
 	Serving int `json:"serving"`
 }
 
-// Deliverable tells why the VIP cannot be delivered from this node, or "" when it can. With policy
-// Local a terminating endpoint counts only when no node has a ready one.
+// Deliverable returns the reason why this node cannot deliver the VIP, or "" if it can. With policy
+// Local a terminating endpoint counts only if no node has a ready one.
 func (d Delivery) Deliverable() Reason {
 	switch {
 	case d.Refusal != nil:
@@ -157,4 +157,11 @@ func (d Delivery) Deliverable() Reason {
 // Compare orders deliveries by VIP, then by Service.
 func (d Delivery) Compare(other Delivery) int {
 	return cmp.Or(d.VIP.Compare(other.VIP), d.Service.Compare(other.Service))
+}
+
+// Equal reports whether both say the same.
+func (d Delivery) Equal(other Delivery) bool {
+	a, b := d.Refusal, other.Refusal
+	d.Refusal, other.Refusal = nil, nil
+	return d == other && (a == nil) == (b == nil) && (a == nil || *a == *b)
 }

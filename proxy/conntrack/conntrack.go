@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/landfall-lb/landfall/internal/actor"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
 	"github.com/landfall-lb/landfall/proxy/plan"
@@ -28,8 +29,6 @@ const (
 	// maxQuestions is how many questions are worth as many walks of the kernel through its table.
 	// Instead of more, all flows are listed.
 	maxQuestions = 8
-	// answerWithin is how long the kernel may take.
-	answerWithin = 20 * time.Second
 )
 
 // Flow is one flow: where the client sent, and who answers. Those of ICMP have no ports.
@@ -76,8 +75,10 @@ type Actor struct {
 	// suspect are the frontends to which there may be flows that have to go, since the last pass that
 	// succeeded, by who answers them.
 	suspect map[frontend]answerers
-	// complete is set once what a predecessor may have left is known to be among suspect.
-	complete bool
+	// begun is set once what a predecessor may have left is known to be among suspect.
+	begun bool
+	// failures belongs to the goroutine that runs apply.
+	failures loop.Failures
 }
 
 // frontend is one whose flows are cut; without an address it is a node port. One of ICMP stands for
@@ -105,6 +106,8 @@ type answerers map[netip.AddrPort]bool
 // anybody stands for whoever it is.
 var anybody = netip.AddrPortFrom(netip.IPv6Unspecified(), 0)
 
+var _ actor.Updater[lb.Key, plan.Service] = (*Actor)(nil)
+
 // New returns an Actor.
 func New(deps Deps) *Actor {
 	a := &Actor{
@@ -115,12 +118,26 @@ func New(deps Deps) *Actor {
 	return a
 }
 
-// Set says what the kernel is confirmed to hold for the Services that it names; a plan without
-// ports stands for nothing. It never blocks.
-func (a *Actor) Set(applied map[lb.Key]plan.Service) {
+// Begin says what the kernel is confirmed to hold for all Services. Until then, a predecessor's
+// flows are looked for at every frontend that Update names; from then on a frontend that is new has
+// none. It never blocks.
+func (a *Actor) Begin(all map[lb.Key]plan.Service) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for key, now := range applied {
+	a.update(all)
+	a.begun = true
+}
+
+// Update says what the kernel is confirmed to hold now for the Services that it names; a plan
+// without ports stands for nothing. It never blocks.
+func (a *Actor) Update(changes map[lb.Key]plan.Service) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.update(changes)
+}
+
+func (a *Actor) update(changes map[lb.Key]plan.Service) {
+	for key, now := range changes {
 		before, after := a.applied[key], frontends(now)
 		for f, allowed := range before {
 			for _, by := range allowed {
@@ -136,7 +153,7 @@ func (a *Actor) Set(applied map[lb.Key]plan.Service) {
 		for f, allowed := range after {
 			switch {
 			case len(before[f]) > 0:
-			case !a.complete:
+			case !a.begun:
 				a.doubt(f, anybody)
 			default: // packets may have gone out as they were, and would go on doing so
 				a.doubt(f, netip.AddrPort{})
@@ -166,14 +183,6 @@ func (a *Actor) doubt(f frontend, by netip.AddrPort) {
 		a.suspect[f] = answerers{}
 	}
 	a.suspect[f][by] = true
-}
-
-// Complete says that Set has named all that there was at the start. Before, a predecessor's flows
-// are looked for at every frontend.
-func (a *Actor) Complete() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.complete = true
 }
 
 // Run works until ctx ends.
@@ -226,8 +235,9 @@ func (a *Actor) apply() error {
 			}
 			maps.Copy(a.suspect[f], by)
 		}
-		a.deps.Log.Warn("cannot cut flows to backends that are gone; trying again", "error", err)
 	}
+	a.failures.Log(a.deps.Log, "cannot cut flows to backends that are gone; trying again",
+		"flows to backends that are gone are cut again", err)
 	return err
 }
 

@@ -93,7 +93,7 @@ func set(a *Actor, services ...plan.Service) {
 	for _, s := range services {
 		all[s.Key] = s
 	}
-	a.Set(all)
+	a.Update(all)
 }
 
 var before = []string{
@@ -134,7 +134,7 @@ func TestContract9FlowsToGoneBackendsAreCut(t *testing.T) {
 			if err := a.apply(); err != nil {
 				t.Fatal(err)
 			}
-			a.Complete()
+			a.Begin(nil)
 			table.flows = slices.Clone(before)
 			table.err = errors.New("interrupted")
 			set(a, tt.now)
@@ -221,7 +221,7 @@ func TestQuestions(t *testing.T) {
 	const all = "0 invalid AddrPort invalid AddrPort"
 	set(a, dns("one", "192.0.2.1", "192.168.1.2:5353", "192.168.1.3:5353"))
 	pass("at the start", all)
-	a.Complete()
+	a.Begin(nil)
 	set(a, dns("one", "192.0.2.1", "192.168.1.2:5353"))
 	pass("a backend is gone",
 		"132 10.96.0.10:53 192.168.1.3:5353", "132 192.0.2.1:53 192.168.1.3:5353",

@@ -4,14 +4,13 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/nstest"
+	"github.com/landfall-lb/landfall/proxy/nfnetlink"
 )
 
 // open opens the table of a namespace.
@@ -32,36 +31,40 @@ func (n Netlink) make(client netip.AddrPort, f Flow) error {
 	if f.To.Addr().Is6() {
 		inet = unix.AF_INET6
 	}
-	tuple := func(kind int, from, to netip.AddrPort) []byte {
-		b := nl.NewRtAttr(kind|unix.NLA_F_NESTED, nil)
-		ip := b.AddRtAttr(nl.CTA_TUPLE_IP|unix.NLA_F_NESTED, nil)
-		source, destination := nl.CTA_IP_V4_SRC, nl.CTA_IP_V4_DST
+	var all nfnetlink.Attributes
+	tuple := func(kind uint16, from, to netip.AddrPort) {
+		source, destination := uint16(sourceIPv4), uint16(destIPv4)
 		if inet == unix.AF_INET6 {
-			source, destination = nl.CTA_IP_V6_SRC, nl.CTA_IP_V6_DST
+			source, destination = sourceIPv6, destIPv6
 		}
-		ip.AddRtAttr(source, from.Addr().AsSlice())
-		ip.AddRtAttr(destination, to.Addr().AsSlice())
-		transport := b.AddRtAttr(nl.CTA_TUPLE_PROTO|unix.NLA_F_NESTED, nil)
-		transport.AddRtAttr(attrProtocol, []byte{f.Protocol})
-		transport.AddRtAttr(attrSourcePort, binary.BigEndian.AppendUint16(nil, from.Port()))
-		transport.AddRtAttr(attrPort, binary.BigEndian.AppendUint16(nil, to.Port()))
-		return b.Serialize()
+		all.Nested(kind, func() {
+			all.Nested(tupleIP, func() {
+				all.Bytes(source, from.Addr().AsSlice())
+				all.Bytes(destination, to.Addr().AsSlice())
+			})
+			all.Nested(tupleProtocol, func() {
+				all.Bytes(attrProtocol, []byte{f.Protocol})
+				all.Bytes(attrSourcePort, binary.BigEndian.AppendUint16(nil, from.Port()))
+				all.Bytes(attrPort, binary.BigEndian.AppendUint16(nil, to.Port()))
+			})
+		})
 	}
 	const timeout, protocolInfo, infoSCTP = 7, 4, 3 // CTA_TIMEOUT, CTA_PROTOINFO, CTA_PROTOINFO_SCTP
-	all := slices.Concat(tuple(nl.CTA_TUPLE_ORIG, client, f.To), tuple(nl.CTA_TUPLE_REPLY, f.From, client),
-		nl.NewRtAttr(timeout, binary.BigEndian.AppendUint32(nil, 600)).Serialize())
+	tuple(tupleOriginal, client, f.To)
+	tuple(tupleReply, f.From, client)
+	all.Number(timeout, 600)
 	if f.Protocol == unix.IPPROTO_SCTP {
-		info := nl.NewRtAttr(protocolInfo|unix.NLA_F_NESTED, nil)
-		sctp := info.AddRtAttr(infoSCTP|unix.NLA_F_NESTED, nil)
-		const established = 4
-		sctp.AddRtAttr(1, []byte{established})
-		sctp.AddRtAttr(2, binary.BigEndian.AppendUint32(nil, 1))
-		sctp.AddRtAttr(3, binary.BigEndian.AppendUint32(nil, 1))
-		all = append(all, info.Serialize()...)
+		all.Nested(protocolInfo, func() {
+			all.Nested(infoSCTP, func() {
+				const established = 4
+				all.Bytes(1, []byte{established})
+				all.Number(2, 1)
+				all.Number(3, 1)
+			})
+		})
 	}
-	_, err := n.request(inet, unix.NFNL_SUBSYS_CTNETLINK<<8, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL,
-		all).Execute(unix.NETLINK_NETFILTER, 0)
-	return err
+	const newFlow = unix.NFNL_SUBSYS_CTNETLINK << 8
+	return n.conn.Request(request(inet, newFlow, unix.NLM_F_CREATE|unix.NLM_F_EXCL, all), nil)
 }
 
 // The kernel's own table: exactly the flows that are meant go.
@@ -174,11 +177,10 @@ func TestKernelFilters(t *testing.T) {
 	})
 	sent := 0
 	about := About{unix.IPPROTO_UDP, netip.MustParseAddrPort("10.96.0.7:53"), backend}
-	err := n.request(unix.AF_INET, getFlow, unix.NLM_F_DUMP, about.filter()).ExecuteIter(unix.NETLINK_NETFILTER, 0,
-		func([]byte) bool {
-			sent++
-			return true
-		})
+	err := n.conn.Dump(request(unix.AF_INET, getFlow, unix.NLM_F_DUMP, about.filter()), func(nfnetlink.Message) error {
+		sent++
+		return nil
+	})
 	if err != nil || sent != 1 {
 		t.Errorf("%d flows came, error %v; want 1 of 100", sent, err)
 	}
@@ -186,10 +188,9 @@ func TestKernelFilters(t *testing.T) {
 
 func FuzzDecode(f *testing.F) {
 	f.Add([]byte{})
-	f.Add(append(make([]byte, nl.SizeofNfgenmsg),
-		About{unix.IPPROTO_UDP, netip.MustParseAddrPort("10.96.0.7:53"), netip.AddrPort{}}.filter()...))
-	f.Fuzz(func(t *testing.T, msg []byte) {
-		if _, ok := decode(msg); ok && len(identity(msg)) == 0 {
+	f.Add([]byte(About{unix.IPPROTO_UDP, netip.MustParseAddrPort("10.96.0.7:53"), netip.AddrPort{}}.filter()))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if _, ok := decode(b); ok && len(identity(b)) == 0 {
 			t.Error("a flow without an identity")
 		}
 	})

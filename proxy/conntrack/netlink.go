@@ -4,54 +4,54 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"iter"
 	"net/netip"
 
-	"github.com/vishvananda/netlink/nl"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/proxy/nfnetlink"
 )
 
 // Netlink is the kernel's table of the network namespace in which it was opened. It belongs to one
 // goroutine.
-type Netlink struct{ sockets map[int]*nl.SocketHandle }
+type Netlink struct{ conn *nfnetlink.Conn }
 
 var _ Table = Netlink{}
 
 // Open opens the table of the calling thread's network namespace.
 func Open() (Netlink, error) {
-	s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_NETFILTER)
+	conn, err := nfnetlink.Open()
 	if err != nil {
-		return Netlink{}, fmt.Errorf("open a netlink socket for conntrack: %w", err)
+		return Netlink{}, fmt.Errorf("conntrack: %w", err)
 	}
-	timeout := unix.NsecToTimeval(answerWithin.Nanoseconds())
-	if err := errors.Join(s.SetSendTimeout(&timeout), s.SetReceiveTimeout(&timeout)); err != nil {
-		s.Close()
-		return Netlink{}, fmt.Errorf("prepare a netlink socket for conntrack: %w", err)
-	}
-	return Netlink{sockets: map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: s}}}, nil
+	return Netlink{conn}, nil
 }
 
 // Close closes the socket.
-func (n Netlink) Close() {
-	for _, s := range n.sockets {
-		s.Close()
-	}
-}
+func (n Netlink) Close() { n.conn.Close() }
 
-// Message and attribute types of linux/netfilter/nfnetlink_conntrack.h that nl does not have, or
-// calls otherwise.
+// Message and attribute types (linux/netfilter/nfnetlink_conntrack.h).
 const (
-	getFlow, deleteFlow, getStats = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1, unix.NFNL_SUBSYS_CTNETLINK<<8 | 2,
-		unix.NFNL_SUBSYS_CTNETLINK<<8 | 5
-	statsEntries            = 1  // CTA_STATS_GLOBAL_ENTRIES
-	attrFilter              = 25 // CTA_FILTER
-	filterOrig, filterReply = 1, 2
+	getFlow    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1
+	deleteFlow = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2
+	getStats   = unix.NFNL_SUBSYS_CTNETLINK<<8 | 5
+
+	statsEntries  = 1 // CTA_STATS_GLOBAL_ENTRIES
+	tupleOriginal = 1 // CTA_TUPLE_ORIG
+	tupleReply    = 2 // CTA_TUPLE_REPLY
+	attrID        = 12
+	attrZone      = 18
+	attrFilter    = 25
+
+	tupleIP, tupleProtocol   = 1, 2 // CTA_TUPLE_IP, CTA_TUPLE_PROTO
+	sourceIPv4, destIPv4     = 1, 2 // CTA_IP_V4_SRC, CTA_IP_V4_DST
+	sourceIPv6, destIPv6     = 3, 4
+	attrProtocol             = 1 // CTA_PROTO_NUM
+	attrSourcePort, attrPort = 2, 3
+
+	filterOrig, filterReply = 1, 2 // CTA_FILTER_ORIG_FLAGS, CTA_FILTER_REPLY_FLAGS
 	bySource, byDestination = 1 << 0, 1 << 1
 	byProtocol              = 1 << 3
 	bySourcePort, byPort    = 1 << 4, 1 << 5
-	attrProtocol, attrPort  = 1, 3 // CTA_PROTO_NUM, CTA_PROTO_DST_PORT
-	attrSourcePort          = 2
 )
 
 // smallTable is how many flows are few. Through a large table the kernel is not sent to look for a
@@ -80,7 +80,7 @@ func (n Netlink) Delete(about About, gone func(Flow) bool) (int, error) {
 		return n.deleteListed(about.filter(), inet, about, gone)
 	}
 	if inet == unix.AF_INET { // see filter
-		_, err := n.request(inet, deleteFlow, unix.NLM_F_ACK, about.filter()).Execute(unix.NETLINK_NETFILTER, 0)
+		err := n.conn.Request(request(inet, deleteFlow, 0, about.filter()), nil)
 		// An older kernel takes it for a flow's identity, and misses half of that.
 		if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOENT) {
 			return 0, err
@@ -91,39 +91,42 @@ func (n Netlink) Delete(about About, gone func(Flow) bool) (int, error) {
 
 // size returns how many flows there are.
 func (n Netlink) size() (uint32, error) {
-	answers, err := n.request(unix.AF_UNSPEC, getStats, unix.NLM_F_ACK, nil).Execute(unix.NETLINK_NETFILTER, 0)
-	if err != nil {
-		return 0, fmt.Errorf("count flows: %w", err)
-	}
-	for _, msg := range answers {
-		for kind, data := range attributes(msg[min(len(msg), nl.SizeofNfgenmsg):]) {
-			if kind == statsEntries && len(data) == 4 {
-				return binary.BigEndian.Uint32(data), nil
-			}
+	var size uint32
+	found := false
+	err := n.conn.Request(request(unix.AF_UNSPEC, getStats, 0, nil), func(m nfnetlink.Message) {
+		if m.Is(unix.NFNL_SUBSYS_CTNETLINK) {
+			size, found = nfnetlink.GetNumber(m.Attributes(), statsEntries)
 		}
+	})
+	switch {
+	case err != nil:
+		return 0, fmt.Errorf("count flows: %w", err)
+	case !found:
+		return 0, errors.New("count flows: the kernel did not say")
 	}
-	return 0, errors.New("count flows: the kernel did not say")
+	return size, nil
 }
 
 // deleteListed lists flows and deletes those that are gone.
-func (n Netlink) deleteListed(filter []byte, inet uint8, about About, gone func(Flow) bool) (int, error) {
+func (n Netlink) deleteListed(
+	filter nfnetlink.Attributes, inet uint8, about About, gone func(Flow) bool) (int, error) {
 	type flow struct {
 		inet uint8
-		id   []byte // attributes
+		id   nfnetlink.Attributes
 	}
 	var found []flow
-	err := n.request(inet, getFlow, unix.NLM_F_DUMP, filter).ExecuteIter(unix.NETLINK_NETFILTER, 0, func(msg []byte) bool {
-		if f, ok := decode(msg); ok && about.covers(f) && gone(f) {
-			found = append(found, flow{msg[0], identity(msg)})
+	err := n.conn.Dump(request(inet, getFlow, unix.NLM_F_DUMP, filter), func(m nfnetlink.Message) error {
+		if f, ok := decode(m.Attributes()); ok && about.covers(f) && gone(f) {
+			found = append(found, flow{m.Family(), identity(m.Attributes())})
 		}
-		return true
+		return nil
 	})
 	if err != nil {
 		return 0, fmt.Errorf("list flows: %w", err)
 	}
 	deleted := 0
 	for _, f := range found {
-		switch _, err := n.request(f.inet, deleteFlow, unix.NLM_F_ACK, f.id).Execute(unix.NETLINK_NETFILTER, 0); {
+		switch err := n.conn.Request(request(f.inet, deleteFlow, 0, f.id), nil); {
 		case err == nil:
 			deleted++
 		case !errors.Is(err, unix.ENOENT): // it may have ended by itself
@@ -133,30 +136,30 @@ func (n Netlink) deleteListed(filter []byte, inet uint8, about About, gone func(
 	return deleted, nil
 }
 
-func (n Netlink) request(inet uint8, kind, flags int, attributes []byte) *nl.NetlinkRequest {
-	r := nl.NewNetlinkRequest(kind, flags)
-	r.Sockets = n.sockets
-	r.AddData(&nl.Nfgenmsg{NfgenFamily: inet, Version: nl.NFNETLINK_V0})
-	r.AddRawData(attributes)
-	return r
+func request(inet uint8, kind, flags uint16, attributes nfnetlink.Attributes) *nfnetlink.Messages {
+	var m nfnetlink.Messages
+	m.Add(kind, flags, inet, "conntrack", func() { m.Attributes = append(m.Attributes, attributes...) })
+	return &m
 }
 
 // filter has the kernel look for the flows in question. It is not told addresses of IPv6: Linux up
 // to 6.18 at least compares those the wrong way round, and finds all flows but the ones that are
 // asked for.
-func (q About) filter() []byte {
-	tuple := func(kind int, addrKind int, at netip.AddrPort, portKind int) []byte {
-		t := nl.NewRtAttr(kind|unix.NLA_F_NESTED, nil)
-		ip := t.AddRtAttr(nl.CTA_TUPLE_IP|unix.NLA_F_NESTED, nil)
-		if at.Addr().Is4() {
-			ip.AddRtAttr(addrKind, at.Addr().AsSlice())
-		}
-		transport := t.AddRtAttr(nl.CTA_TUPLE_PROTO|unix.NLA_F_NESTED, nil)
-		transport.AddRtAttr(attrProtocol, []byte{q.Protocol})
-		if at.Port() != 0 {
-			transport.AddRtAttr(portKind, binary.BigEndian.AppendUint16(nil, at.Port()))
-		}
-		return t.Serialize()
+func (q About) filter() (all nfnetlink.Attributes) {
+	tuple := func(kind, addrKind uint16, at netip.AddrPort, portKind uint16) {
+		all.Nested(kind, func() {
+			all.Nested(tupleIP, func() {
+				if at.Addr().Is4() {
+					all.Bytes(addrKind, at.Addr().AsSlice())
+				}
+			})
+			all.Nested(tupleProtocol, func() {
+				all.Bytes(attrProtocol, []byte{q.Protocol})
+				if at.Port() != 0 {
+					all.Bytes(portKind, binary.BigEndian.AppendUint16(nil, at.Port()))
+				}
+			})
+		})
 	}
 	flags := func(at netip.AddrPort, addr, port uint32) []byte {
 		f := uint32(byProtocol)
@@ -168,29 +171,23 @@ func (q About) filter() []byte {
 		}
 		return binary.NativeEndian.AppendUint32(nil, f)
 	}
-	all := tuple(nl.CTA_TUPLE_ORIG, nl.CTA_IP_V4_DST, q.To, attrPort)
-	filter := nl.NewRtAttr(attrFilter|unix.NLA_F_NESTED, nil)
-	filter.AddRtAttr(filterOrig, flags(q.To, byDestination, byPort))
+	tuple(tupleOriginal, destIPv4, q.To, attrPort)
 	if q.From.IsValid() {
-		all = append(all, tuple(nl.CTA_TUPLE_REPLY, nl.CTA_IP_V4_SRC, q.From, attrSourcePort)...)
-		filter.AddRtAttr(filterReply, flags(q.From, bySource, bySourcePort))
+		tuple(tupleReply, sourceIPv4, q.From, attrSourcePort)
 	}
-	return append(all, filter.Serialize()...)
+	all.Nested(attrFilter, func() {
+		all.Bytes(filterOrig, flags(q.To, byDestination, byPort))
+		if q.From.IsValid() {
+			all.Bytes(filterReply, flags(q.From, bySource, bySourcePort))
+		}
+	})
+	return all
 }
 
-// decode reads a flow from a message; ok is false for what is none.
-func decode(msg []byte) (f Flow, ok bool) {
-	if len(msg) < nl.SizeofNfgenmsg {
-		return f, false
-	}
-	for kind, data := range attributes(msg[nl.SizeofNfgenmsg:]) {
-		switch kind {
-		case nl.CTA_TUPLE_ORIG:
-			f.Protocol, _, f.To = tuple(data)
-		case nl.CTA_TUPLE_REPLY:
-			_, f.From, _ = tuple(data)
-		}
-	}
+// decode reads a flow from the attributes of a message; ok is false if they are of something else.
+func decode(b []byte) (f Flow, ok bool) {
+	f.Protocol, _, f.To = tuple(nfnetlink.Get(b, tupleOriginal))
+	_, f.From, _ = tuple(nfnetlink.Get(b, tupleReply))
 	return f, f.To.IsValid() && f.From.IsValid()
 }
 
@@ -198,50 +195,34 @@ func decode(msg []byte) (f Flow, ok bool) {
 func tuple(b []byte) (protocol uint8, from, to netip.AddrPort) {
 	var addrs [2]netip.Addr
 	var ports [2]uint16
-	for kind, data := range attributes(b) {
-		for part, value := range attributes(data) {
-			switch {
-			case kind == nl.CTA_TUPLE_IP && (part == nl.CTA_IP_V4_SRC || part == nl.CTA_IP_V6_SRC):
-				addrs[0], _ = netip.AddrFromSlice(value)
-			case kind == nl.CTA_TUPLE_IP && (part == nl.CTA_IP_V4_DST || part == nl.CTA_IP_V6_DST):
-				addrs[1], _ = netip.AddrFromSlice(value)
-			case kind == nl.CTA_TUPLE_PROTO && part == attrProtocol && len(value) == 1:
-				protocol = value[0]
-			case kind == nl.CTA_TUPLE_PROTO && (part == attrSourcePort || part == attrPort) && len(value) == 2:
-				ports[part-attrSourcePort] = binary.BigEndian.Uint16(value)
-			}
+	for part, value := range nfnetlink.All(nfnetlink.Get(b, tupleIP)) {
+		switch part {
+		case sourceIPv4, sourceIPv6:
+			addrs[0], _ = netip.AddrFromSlice(value)
+		case destIPv4, destIPv6:
+			addrs[1], _ = netip.AddrFromSlice(value)
+		}
+	}
+	for part, value := range nfnetlink.All(nfnetlink.Get(b, tupleProtocol)) {
+		switch {
+		case part == attrProtocol && len(value) == 1:
+			protocol = value[0]
+		case (part == attrSourcePort || part == attrPort) && len(value) == 2:
+			ports[part-attrSourcePort] = binary.BigEndian.Uint16(value)
 		}
 	}
 	return protocol, netip.AddrPortFrom(addrs[0], ports[0]), netip.AddrPortFrom(addrs[1], ports[1])
 }
 
 // identity returns the attributes by which exactly this flow is deleted.
-func identity(msg []byte) []byte {
-	var id []byte
-	for kind, data := range attributes(msg[nl.SizeofNfgenmsg:]) {
+func identity(b []byte) (id nfnetlink.Attributes) {
+	for kind, data := range nfnetlink.All(b) {
 		switch kind {
-		case nl.CTA_TUPLE_ORIG:
-			id = append(id, nl.NewRtAttr(int(kind)|unix.NLA_F_NESTED, data).Serialize()...)
-		case nl.CTA_ID, nl.CTA_ZONE:
-			id = append(id, nl.NewRtAttr(int(kind), data).Serialize()...)
+		case tupleOriginal:
+			id.Bytes(kind|unix.NLA_F_NESTED, data)
+		case attrID, attrZone:
+			id.Bytes(kind, data)
 		}
 	}
 	return id
-}
-
-// attributes goes through netlink attributes without their flags (linux/netlink.h).
-func attributes(b []byte) iter.Seq2[uint16, []byte] {
-	return func(yield func(uint16, []byte) bool) {
-		for len(b) >= unix.SizeofNlAttr {
-			size := int(binary.NativeEndian.Uint16(b))
-			if size < unix.SizeofNlAttr || size > len(b) {
-				return
-			}
-			if !yield(binary.NativeEndian.Uint16(b[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER),
-				b[unix.SizeofNlAttr:size]) {
-				return
-			}
-			b = b[min(len(b), (size+3)&^3):]
-		}
-	}
 }

@@ -19,7 +19,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/landfall-lb/landfall/internal/actor"
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 // Times of the server.
@@ -37,12 +39,12 @@ type Actor struct {
 	path    string
 	changed func()
 
-	mu       sync.Mutex
-	complete bool
-	waiting  bool // before that: for lack of knowledge
-	all      deliveries
-	readers  map[*subscriber]bool
-	notices  int // that have come
+	mu      sync.Mutex
+	updated bool // the cluster is known
+	begun   bool
+	all     deliveries
+	readers map[*subscriber]bool
+	notices int // that have come
 }
 
 // subscriber is one connection.
@@ -63,51 +65,57 @@ func (r *subscriber) poke() {
 	}
 }
 
-// New returns an Actor for a socket at path. Readers hear nothing before Complete is called.
+var _ actor.Updater[lb.Key, []lb.Delivery] = (*Actor)(nil)
+
+// New returns an Actor for a socket at path.
 // changed is called when Notice may return something else; it must not block.
 func New(log *slog.Logger, path string, changed func()) *Actor {
 	return &Actor{log: log, path: path, changed: changed, all: deliveries{}, readers: map[*subscriber]bool{}}
 }
 
-// Set says all that is so for one Service. It never blocks.
-func (a *Actor) Set(service lb.Key, now []lb.Delivery) {
+// Begin says all that is so for all Services, which readers hear from now on. It never blocks.
+func (a *Actor) Begin(all map[lb.Key][]lb.Delivery) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	switch before := a.all[service]; {
-	case equal(before, now):
-		return
-	case len(now) == 0:
-		delete(a.all, service)
-	default:
-		a.all[service] = slices.Clone(now)
-	}
-	for r := range a.readers {
-		if r.changed != nil { // else it hears everything first
-			r.changed[service] = true
+	a.update(all)
+	a.begun = true
+	a.poke()
+}
+
+// Update says all that is so for the Services that it names. Before the first call, readers hear
+// that the cluster is not known yet, so that the kernel is left as it is: what a predecessor has
+// said goes on counting. From then on until Begin they hear nothing. It never blocks.
+func (a *Actor) Update(changes map[lb.Key][]lb.Delivery) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.update(changes)
+}
+
+func (a *Actor) update(changes map[lb.Key][]lb.Delivery) {
+	a.updated = true
+	changed := false
+	for service, now := range changes {
+		switch before := a.all[service]; {
+		case slices.EqualFunc(before, now, lb.Delivery.Equal):
+			continue
+		case len(now) == 0:
+			delete(a.all, service)
+		default:
+			a.all[service] = slices.Clone(now)
 		}
-		r.poke()
+		changed = true
+		for r := range a.readers {
+			if r.changed != nil { // else it hears everything first
+				r.changed[service] = true
+			}
+		}
+	}
+	if changed {
+		a.poke()
 	}
 }
 
-// Complete says that everything has been said once, so that readers may be told. It never blocks.
-func (a *Actor) Complete() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.complete = true
-	for r := range a.readers {
-		r.poke()
-	}
-}
-
-// Wait says whether the kernel is left as it is until the cluster is known; readers hear of it
-// before Complete is called. It never blocks.
-func (a *Actor) Wait(waiting bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.waiting == waiting {
-		return
-	}
-	a.waiting = waiting
+func (a *Actor) poke() {
 	for r := range a.readers {
 		r.poke()
 	}
@@ -120,22 +128,13 @@ func (a *Actor) Readers() int {
 	return len(a.readers)
 }
 
-func equal(a, b []lb.Delivery) bool { return slices.EqualFunc(a, b, same) }
-
-func same(a, b lb.Delivery) bool {
-	refusalA, refusalB := a.Refusal, b.Refusal
-	a.Refusal, b.Refusal = nil, nil
-	return a == b && (refusalA == nil) == (refusalB == nil) && (refusalA == nil || *refusalA == *refusalB)
-}
-
 // news returns what has become of Services since a reader was last asked for: of all of them at
-// first. complete is false before everything has been said once, and waiting then tells whether
-// that is for lack of knowledge.
+// first. complete is false before Begin, and waiting then reports whether the cluster is not known.
 func (a *Actor) news(r *subscriber) (now deliveries, complete, waiting bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !a.complete {
-		return nil, false, a.waiting
+	if !a.begun {
+		return nil, false, !a.updated
 	}
 	if r.changed == nil {
 		r.changed = map[lb.Key]bool{}
@@ -152,22 +151,14 @@ func (a *Actor) news(r *subscriber) (now deliveries, complete, waiting bool) {
 // Run serves until ctx ends. Readers are left without a word then: that the proxy ends does not
 // mean that the kernel no longer delivers.
 func (a *Actor) Run(ctx context.Context) error {
-	said := ""
-	for ctx.Err() == nil {
+	var failures loop.Failures
+	return loop.Retry(ctx, loop.Backoff{Min: checkInterval, Max: checkInterval}, func(ctx context.Context) bool {
 		err := a.serve(ctx)
-		if ctx.Err() != nil {
-			return nil
+		if ctx.Err() == nil {
+			failures.Log(a.log, "cannot serve the feed; trying again", "", err)
 		}
-		if text := err.Error(); text != said {
-			said = text
-			a.log.Warn("cannot serve the feed; trying again", "error", err)
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(checkInterval):
-		}
-	}
-	return nil
+		return false
+	})
 }
 
 // serve opens the socket and serves until ctx ends, the socket fails, or its file is taken away.
@@ -334,7 +325,7 @@ func compose(told, now deliveries) (lb.FeedMessage, bool) {
 	for service, after := range now {
 		before, now := byKey(told[service]), byKey(after)
 		for key, d := range now {
-			if was, ok := before[key]; !ok || !same(was, d) {
+			if was, ok := before[key]; !ok || !was.Equal(d) {
 				message.Deliveries = append(message.Deliveries, d)
 			}
 			delete(before, key)

@@ -124,12 +124,13 @@ func key(service string) lb.Key { return lb.Key{Namespace: "default", Name: serv
 func TestContract1FeedIsCompleteOrSilent(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "run", "feed.sock")
 	a := start(t, path)
+	a.Update(nil) // the cluster is known, and without any Service
 	early := dial(t, path)
 	one, two := delivery("one", "192.0.2.1", 1), delivery("two", "192.0.2.2", 2)
-	a.Set(key("one"), []lb.Delivery{one})
-	a.Set(key("two"), []lb.Delivery{two})
+	a.Update(map[lb.Key][]lb.Delivery{key("one"): {one}})
+	a.Update(map[lb.Key][]lb.Delivery{key("two"): {two}})
 	early.expectSilence()
-	a.Complete()
+	a.Begin(nil)
 	complete := lb.FeedMessage{Complete: true, Deliveries: []lb.Delivery{one, two}}
 	early.expect(complete) // had to wait, and hears nothing partial
 	late := dial(t, path)
@@ -137,13 +138,13 @@ func TestContract1FeedIsCompleteOrSilent(t *testing.T) {
 
 	refused := one
 	refused.Refusal = lb.Refuse(lb.ReasonNotProgrammed, "no lock")
-	a.Set(key("one"), []lb.Delivery{refused})
+	a.Update(map[lb.Key][]lb.Delivery{key("one"): {refused}})
 	early.expect(lb.FeedMessage{Deliveries: []lb.Delivery{refused}})
-	a.Set(key("one"), []lb.Delivery{refused}) // no news
+	a.Update(map[lb.Key][]lb.Delivery{key("one"): {refused}}) // no news
 	moved := delivery("two", "192.0.2.3", 2)
-	a.Set(key("two"), []lb.Delivery{moved})
+	a.Update(map[lb.Key][]lb.Delivery{key("two"): {moved}})
 	early.expect(lb.FeedMessage{Deliveries: []lb.Delivery{moved}, Removed: []lb.DeliveryKey{two.Key()}})
-	a.Set(key("two"), nil)
+	a.Update(map[lb.Key][]lb.Delivery{key("two"): nil})
 	early.expect(lb.FeedMessage{Removed: []lb.DeliveryKey{moved.Key()}})
 	early.conn.Close()
 }
@@ -153,13 +154,11 @@ func TestContract7AProxyThatWaitsSaysSo(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "feed.sock")
 	a := start(t, path)
 	r := dial(t, path)
-	r.expectSilence()
-	a.Wait(true)
 	r.expect(lb.FeedMessage{Waiting: true})
 	dial(t, path).expect(lb.FeedMessage{Waiting: true})
-	a.Wait(false)
+	a.Update(map[lb.Key][]lb.Delivery{})
 	r.expectSilence()
-	a.Complete()
+	a.Begin(nil)
 	r.expect(lb.FeedMessage{Complete: true})
 }
 
@@ -167,7 +166,7 @@ func TestContract7AProxyThatWaitsSaysSo(t *testing.T) {
 func TestCompleteAndEmpty(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "feed.sock")
 	a := start(t, path)
-	a.Complete()
+	a.Begin(nil)
 	dial(t, path).expect(lb.FeedMessage{Complete: true})
 }
 
@@ -176,7 +175,7 @@ func TestCompleteAndEmpty(t *testing.T) {
 func TestSlowReader(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "feed.sock")
 	a := start(t, path)
-	a.Complete()
+	a.Begin(nil)
 	slow, quick := dial(t, path), dial(t, path)
 	slow.expect(lb.FeedMessage{Complete: true})
 	quick.expect(lb.FeedMessage{Complete: true})
@@ -184,7 +183,7 @@ func TestSlowReader(t *testing.T) {
 	for i := range 2_000 { // far more than socket buffers hold
 		d := delivery("one", "192.0.2.1", i)
 		d.Refusal = lb.Refuse(lb.ReasonNotProgrammed, "%s", long)
-		a.Set(key("one"), []lb.Delivery{d})
+		a.Update(map[lb.Key][]lb.Delivery{key("one"): {d}})
 	}
 	for _, r := range []*reader{quick, slow} {
 		for r.next().Deliveries[0].Ready != 1999 {
@@ -196,8 +195,8 @@ func TestSlowReader(t *testing.T) {
 func TestContract6StoppingSaysNothing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "feed.sock")
 	a := start(t, path)
-	a.Set(key("one"), []lb.Delivery{delivery("one", "192.0.2.1", 1)})
-	a.Complete()
+	a.Update(map[lb.Key][]lb.Delivery{key("one"): {delivery("one", "192.0.2.1", 1)}})
+	a.Begin(nil)
 	r := dial(t, path)
 	r.next()
 	a.stop()
@@ -220,8 +219,8 @@ func TestContract6SocketOfAPredecessor(t *testing.T) {
 	dead.SetUnlinkOnClose(false)
 	dead.Close()
 	living := start(t, path)
-	living.Set(key("living"), []lb.Delivery{delivery("living", "192.0.2.1", 1)})
-	living.Complete()
+	living.Update(map[lb.Key][]lb.Delivery{key("living"): {delivery("living", "192.0.2.1", 1)}})
+	living.Begin(nil)
 	if got := dial(t, path).next(); len(got.Deliveries) != 1 {
 		t.Fatalf("got %+v", got)
 	}
@@ -229,7 +228,7 @@ func TestContract6SocketOfAPredecessor(t *testing.T) {
 		t.Errorf("error %v while another one serves", err)
 	}
 	successor := start(t, path)
-	successor.Complete()
+	successor.Begin(nil)
 	living.stop()
 	dial(t, path).expect(lb.FeedMessage{Complete: true})
 }
@@ -238,7 +237,7 @@ func TestContract6SocketOfAPredecessor(t *testing.T) {
 func TestRemovedSocketComesBack(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "feed.sock")
 	a := start(t, path)
-	a.Complete()
+	a.Begin(nil)
 	dial(t, path).next()
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)

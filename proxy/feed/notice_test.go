@@ -79,12 +79,13 @@ func TestContract7NonsenseFromASpeakerIsIgnored(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "feed.sock")
 			a := start(t, path)
+			a.Update(nil)
 			r := dial(t, path)
 			r.say(`{"dead":["x"]}`)
 			a.expectDead(t, "x")
 			r.say(line)
 			a.expectDead(t)
-			a.Complete()
+			a.Begin(nil)
 			r.expect(lb.FeedMessage{Complete: true})
 		})
 	}
@@ -94,6 +95,7 @@ func TestContract7NonsenseFromASpeakerIsIgnored(t *testing.T) {
 func TestASpeakerThatHangsIsNoticed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "feed.sock")
 	a := start(t, path)
+	a.Update(nil)
 	r := dial(t, path)
 	r.say(`{"dead":["x"],"beat":20}`)
 	a.expectDead(t, "x")
@@ -107,7 +109,7 @@ func TestASpeakerThatHangsIsNoticed(t *testing.T) {
 func TestBeat(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "feed.sock")
 	a := start(t, path)
-	a.Complete()
+	a.Begin(nil)
 	r := dial(t, path)
 	r.expect(lb.FeedMessage{Complete: true})
 	r.expect(lb.FeedMessage{})

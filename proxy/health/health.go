@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/landfall-lb/landfall/internal/actor"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
 )
@@ -86,6 +87,8 @@ type server struct {
 	done     chan struct{} // closed when it has ended
 }
 
+var _ actor.Updater[lb.Key, Service] = (*Actor)(nil)
+
 // New returns an Actor that serves nothing before Run.
 func New(deps Deps) *Actor {
 	a := &Actor{
@@ -105,11 +108,20 @@ func (a *Actor) SetNode(node Node) {
 	a.node = node
 }
 
-// Set says what is so for one Service; one without families needs no port. Answers follow at once,
-// servers that open or close a moment later. It never blocks.
-func (a *Actor) Set(key lb.Key, now Service) {
+// Begin says what is so for all Services. It never blocks.
+func (a *Actor) Begin(all map[lb.Key]Service) { a.Update(all) }
+
+// Update says what is so now for the Services that it names; one without families needs no port.
+// Answers follow at once, servers that open or close a moment later. It never blocks.
+func (a *Actor) Update(changes map[lb.Key]Service) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	for key, now := range changes {
+		a.update(key, now)
+	}
+}
+
+func (a *Actor) update(key lb.Key, now Service) {
 	before := a.services[key]
 	if len(now.Local) == 0 {
 		delete(a.services, key)

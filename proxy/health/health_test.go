@@ -68,12 +68,10 @@ func (b *bench) tell(s State) {
 	b.SetNode(s.Node)
 	for key := range b.told.Services {
 		if _, ok := s.Services[key]; !ok {
-			b.Set(key, Service{})
+			b.Update(map[lb.Key]Service{key: {}})
 		}
 	}
-	for key, service := range s.Services {
-		b.Set(key, service)
-	}
+	b.Update(s.Services)
 	b.told = s
 }
 

@@ -24,7 +24,7 @@ func TestSessionAffinity(t *testing.T) {
 				c := cases.Case{Backends: backends, Service: func(_ cases.World, s *lb.Service) { s.AffinityTimeout = timeout }}
 				service, config := c.Plan(w)
 				a.Configure(config)
-				a.Set(plans(service))
+				a.set(plans(service))
 				if err := settle(a, false); err != nil {
 					t.Fatal(err)
 				}
@@ -81,10 +81,10 @@ func TestSessionAffinity(t *testing.T) {
 }
 
 // repair returns what it takes to make the kernel's rules as they are thought to be.
-func repair(a *Actor, family lb.Family) (string, error) {
+func repair(a *testActor, family lb.Family) (string, error) {
 	for _, f := range a.families {
 		if f.family == family {
-			if err := f.read(context.Background(), &stats{}, false); err != nil {
+			if err := f.read(context.Background(), false); err != nil {
 				return "", err
 			}
 			input, _ := script(*f.have, f.all(nil), f.hooks(), leftovers{})

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/seeds"
+	"github.com/landfall-lb/landfall/proxy/dialect"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -163,13 +163,13 @@ func TestContract1RandomFailures(t *testing.T) {
 			}
 			return nil
 		}
-		start := func() *Actor {
+		start := func() *testActor {
 			a := newActor(map[lb.Family]Kernel{lb.IPv4: k}, seedConfig)
 			a.families[0].batch = int(seed % 4)
 			return a
 		}
 		a := start()
-		a.Set(nil)
+		a.set(nil)
 		final, said := map[lb.Key]plan.Service{}, map[lb.Key]plan.Outcome{}
 		for range 60 {
 			s := random(r, r.IntN(6)).Only(lb.IPv4)
@@ -177,10 +177,10 @@ func TestContract1RandomFailures(t *testing.T) {
 				s = plan.Service{Key: s.Key}
 			}
 			final[s.Key] = s
-			a.Set(plans(s))
+			a.set(plans(s))
 			if r.IntN(10) == 0 {
 				a = start()
-				a.Set(final)
+				a.set(final)
 				clear(said)
 			}
 			_ = settle(a, r.IntN(3) == 0) // fails now and then
@@ -208,7 +208,7 @@ func TestContract1RandomFailures(t *testing.T) {
 		}
 		fresh := newFakeKernel()
 		b := newActor(map[lb.Family]Kernel{lb.IPv4: fresh}, seedConfig)
-		b.Set(final)
+		b.set(final)
 		if err := settle(b, false); err != nil {
 			t.Fatal(err)
 		}
@@ -223,8 +223,8 @@ func TestContract1RandomFailures(t *testing.T) {
 // between the applied plan and the newer one.
 func checkOutcomes(t *testing.T, k *fakeKernel, said map[lb.Key]plan.Outcome) {
 	t.Helper()
-	f := newFamily(lb.IPv4, k)
-	f.configure(seedConfig)
+	f := newFamily(lb.IPv4, k, 0, nil)
+	f.renderer = renderer{seedConfig, lb.IPv4}
 	f.have = &tables{nat: k.tables["nat"], filter: k.tables["filter"]}
 	for key, o := range said {
 		if o.Err == nil && !f.intact(f.service(o.Applied)) {
@@ -244,12 +244,11 @@ func TestRetriesAndVerification(t *testing.T) {
 			}
 			return nil
 		}
-		var rounds []Sync
-		a := New(Deps{
-			Log: slog.New(slog.DiscardHandler), Kernels: map[lb.Family]Kernel{lb.IPv4: k}, Verify: 15 * time.Second,
-			Changed: func() {},
-			Observe: func(s Sync) { rounds = append(rounds, s) },
-		})
+		var rounds []dialect.Sync
+		a := actorWith(dialect.Deps{
+			Verify:  15 * time.Second,
+			Observe: func(s dialect.Sync) { rounds = append(rounds, s) },
+		}, map[lb.Family]Kernel{lb.IPv4: k})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- a.Run(ctx) }()
@@ -260,8 +259,8 @@ func TestRetriesAndVerification(t *testing.T) {
 			t.Error("touched the kernel before knowing what is wanted")
 		}
 		start := time.Now()
-		a.Set(seed(func(*lb.Service) {}))
-		for !a.Synced() {
+		a.set(seed(func(*lb.Service) {}))
+		for a.Outcomes(); !a.tried; a.Outcomes() {
 			time.Sleep(10 * time.Millisecond)
 			synctest.Wait()
 		}

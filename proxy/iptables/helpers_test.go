@@ -11,6 +11,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
+	"github.com/landfall-lb/landfall/proxy/dialect"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -79,19 +80,56 @@ func variant(family lb.Family, name string) Commands {
 	return Commands{save: binary + "-save", restore: binary + "-restore"}
 }
 
+// testActor is an actor whose families tests look into, and whose rounds they run.
+type testActor struct {
+	*dialect.Actor
+	families []*family
+	begun    bool
+	tried    bool // every Service has been, as the actor said last
+}
+
 // newActor returns an actor without a goroutine: tests call settle.
-func newActor(kernels map[lb.Family]Kernel, config plan.Config) *Actor {
-	a := New(Deps{Log: slog.New(slog.DiscardHandler), Kernels: kernels, Verify: time.Minute, Changed: func() {}})
+func newActor(kernels map[lb.Family]Kernel, config plan.Config) *testActor {
+	a := actorWith(dialect.Deps{Verify: time.Minute}, kernels)
 	a.Configure(config)
 	return a
 }
 
+func actorWith(deps dialect.Deps, kernels map[lb.Family]Kernel) *testActor {
+	a := &testActor{}
+	deps.Log, deps.Changed = slog.New(slog.DiscardHandler), func() {}
+	deps.Rules = func(name lb.Family, ledger *dialect.Ledger) dialect.Rules {
+		rules := Rules(kernels, 0)(name, ledger)
+		if rules != nil {
+			a.families = append(a.families, rules.(*family))
+		}
+		return rules
+	}
+	a.Actor = dialect.New(deps)
+	return a
+}
+
+// set says what is wanted: at first all of it.
+func (a *testActor) set(services map[lb.Key]plan.Service) {
+	if a.begun {
+		a.Update(services)
+		return
+	}
+	a.begun = true
+	a.Begin(services)
+}
+
+func (a *testActor) Outcomes() (outcomes map[lb.Key]plan.Outcome) {
+	outcomes, a.tried = a.Actor.Outcomes()
+	return outcomes
+}
+
 // settle does one round.
-func settle(a *Actor, verify bool) error {
-	if !a.take() {
+func settle(a *testActor, verify bool) error {
+	if !a.begun {
 		return errors.New("nothing is wanted")
 	}
-	_, err := a.apply(context.Background(), verify)
+	_, err := a.Apply(context.Background(), verify)
 	return err
 }
 

@@ -3,16 +3,16 @@ package iptables
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/mdlayher/netlink"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
+	"github.com/landfall-lb/landfall/proxy/dialect"
+	"github.com/landfall-lb/landfall/proxy/nfnetlink"
 )
 
 // What others change is repaired long before rules are read the next time; what they change
@@ -25,15 +25,14 @@ func TestDriftIsNoticed(t *testing.T) {
 			ns.Do(t, func() (err error) { w, err = NewWatcher(); return err })
 			defer w.Close()
 			kernel := nsKernel{t, ns, variant(family, "nft").Watched(w)}
-			verified := make(chan Sync, 100)
-			a := New(Deps{
-				Log: slog.New(slog.DiscardHandler), Kernels: map[lb.Family]Kernel{family: kernel}, Verify: time.Hour, Watcher: w,
-				Changed: func() {}, Observe: func(s Sync) {
+			verified := make(chan dialect.Sync, 100)
+			a := actorWith(dialect.Deps{
+				Verify: time.Hour, Watch: w.Watch, Observe: func(s dialect.Sync) {
 					if s.Verified {
 						verified <- s
 					}
 				},
-			})
+			}, map[lb.Family]Kernel{family: kernel})
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error)
 			go func() { ended <- a.Run(ctx) }()
@@ -44,12 +43,12 @@ func TestDriftIsNoticed(t *testing.T) {
 				}
 			}()
 			a.Configure(seedConfig)
-			a.Set(many(3, 2))
+			a.set(many(3, 2))
 			<-verified // at first it is read
 			want := listing(t, kernel)
 			program := strings.TrimSuffix(kernel.commands.restore, "-restore")
 			for i := range 3 {
-				a.Set(plans(simple(i, 2)))
+				a.set(plans(simple(i, 2)))
 				ns.Run(t, program, "-t", "nat", "-N", fmt.Sprint("KUBE-", i))
 			}
 			if n := len(verified); n != 0 {
@@ -87,7 +86,9 @@ func without(lines []string, part string) []string {
 
 func FuzzConcerns(f *testing.F) {
 	f.Add(uint16(0xa06), []byte{2, 0, 0, 0, 8, 0, 1, 0, 'n', 'a', 't', 0})
-	f.Fuzz(func(_ *testing.T, kind uint16, data []byte) {
-		concerns(netlink.Message{Header: netlink.Header{Type: netlink.HeaderType(kind)}, Data: data})
+	f.Fuzz(func(t *testing.T, kind uint16, data []byte) {
+		if concerns(nfnetlink.Message{Kind: kind, Data: data}) && kind>>8 != 0xa {
+			t.Errorf("a message of type %x concerns us", kind)
+		}
 	})
 }

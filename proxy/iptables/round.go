@@ -12,9 +12,9 @@ import (
 // apply makes one call of iptables-restore for the named Services. The others stay as they are.
 // Unless whole is set it costs what these Services and the shared chains that they change have,
 // however many Services there are.
-func (f *family) apply(ctx context.Context, keys []lb.Key, st *stats) error {
+func (f *family) apply(ctx context.Context, keys []lb.Key) error {
 	if f.have == nil {
-		if err := f.read(ctx, st, false); err != nil {
+		if err := f.read(ctx, false); err != nil {
 			return err
 		}
 	}
@@ -30,16 +30,17 @@ func (f *family) apply(ctx context.Context, keys []lb.Key, st *stats) error {
 	}
 	input, now := script(have, want, hooks, f.leftovers)
 	if input != "" {
+		f.Stats.Transactions++
 		if err := f.kernel.Restore(ctx, input); err != nil {
-			st.failures++
+			f.Stats.Failures++
 			if !f.whole {
-				st.partial++
+				f.Stats.Partial++
 			}
 			f.have = nil
 			f.share(keys, f.want, f.held)
 			return err
 		}
-		st.lines += strings.Count(input, "\n")
+		f.Stats.Changes += strings.Count(input, "\n")
 	}
 	if f.whole {
 		f.have, f.whole = &now, false
@@ -54,10 +55,7 @@ func (f *family) apply(ctx context.Context, keys []lb.Key, st *stats) error {
 		} else {
 			delete(f.held, key)
 		}
-		delete(f.failed, key)
-		delete(f.blamed, key)
-		delete(f.dirty, key)
-		f.reported[key] = true
+		f.Done(key)
 	}
 	return nil
 }

@@ -32,9 +32,9 @@ func story(t *testing.T, seed uint64, steps, checks int, kernels func() map[lb.F
 	r := rand.New(rand.NewPCG(seed, 9))
 	kernel := kernels()
 	config := randomConfig(r)
-	start := func(on map[lb.Family]Kernel, all map[lb.Key]plan.Service) *Actor {
+	start := func(on map[lb.Family]Kernel, all map[lb.Key]plan.Service) *testActor {
 		a := newActor(on, config)
-		a.Set(all)
+		a.set(all)
 		if err := settle(a, false); err != nil {
 			t.Fatal(err)
 		}
@@ -50,7 +50,7 @@ func story(t *testing.T, seed uint64, steps, checks int, kernels func() map[lb.F
 				delete(final, s.Key)
 			}
 			for range 1 + r.IntN(2) {
-				a.Set(plans(s))
+				a.set(plans(s))
 			}
 			changes++
 		}

@@ -2,7 +2,6 @@ package nftables
 
 import (
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"os"
 	"runtime"
@@ -13,12 +12,13 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
+	"github.com/landfall-lb/landfall/proxy/dialect"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
 // clusterService is the i-th of many Services with a cluster IP and two backends; version changes
 // one of them.
-func clusterService(i, backends, version int) Service {
+func clusterService(i, backends, version int) plan.Service {
 	key := lb.Key{Namespace: "default", Name: fmt.Sprint("service-", i)}
 	svc := lb.Service{
 		Key: key, Type: lb.ClusterIP, ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
@@ -33,12 +33,12 @@ func clusterService(i, backends, version int) Service {
 		}
 		s.Endpoints = append(s.Endpoints, lb.Endpoint{Addr: at, Ready: true, Serving: true})
 	}
-	return Service{Service: plan.New(svc, []lb.Slice{s}, plan.Node{Name: localNode})}
+	return plan.New(svc, []lb.Slice{s}, plan.Node{Name: localNode})
 }
 
 func BenchmarkRender(b *testing.B) {
 	r := newRenderer(lb.IPv4, seedConfig)
-	for name, s := range map[string]Service{"2 backends": clusterService(1, 2, 0),
+	for name, s := range map[string]plan.Service{"2 backends": clusterService(1, 2, 0),
 		"100 backends": clusterService(1, 100, 0)} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
@@ -49,7 +49,7 @@ func BenchmarkRender(b *testing.B) {
 	}
 	b.Run("maglev", func(b *testing.B) {
 		s := clusterService(1, 2, 0)
-		s.Scheduler = Maglev
+		s.Scheduler = plan.Maglev
 		b.ReportAllocs()
 		for b.Loop() {
 			r.service(s.Key, s)
@@ -99,9 +99,8 @@ func BenchmarkApply(b *testing.B) {
 						s = clusterService((i-1)/2*7919%size, 2+i%2, 0)
 					}
 					started := time.Now()
-					a.SetServices(map[lb.Key]Service{s.Key: s})
-					a.take()
-					if st, err := a.apply(b.Context(), false); err != nil || st.transactions != 1 {
+					a.set(map[lb.Key]plan.Service{s.Key: s})
+					if st, err := a.Apply(b.Context(), false); err != nil || st.Transactions != 1 {
 						b.Fatalf("%+v, %v", st, err)
 					}
 					a.Outcomes()
@@ -115,20 +114,19 @@ func BenchmarkApply(b *testing.B) {
 	}
 }
 
-func benchActor(b *testing.B, size int, kernels map[lb.Family]kernel) *Actor {
-	a := newActor(Deps{Log: slog.New(slog.DiscardHandler), Changed: func() {}}, kernels)
+func benchActor(b *testing.B, size int, kernels map[lb.Family]kernel) *testActor {
+	a := newActor(dialect.Deps{}, kernels)
 	a.Configure(seedConfig)
-	a.SetServices(clusterServices(size))
-	a.take()
-	if _, err := a.apply(b.Context(), false); err != nil {
+	a.set(clusterServices(size))
+	if _, err := a.Apply(b.Context(), false); err != nil {
 		b.Fatal(err)
 	}
 	a.Outcomes()
 	return a
 }
 
-func clusterServices(size int) map[lb.Key]Service {
-	all := make(map[lb.Key]Service, size)
+func clusterServices(size int) map[lb.Key]plan.Service {
+	all := make(map[lb.Key]plan.Service, size)
 	for i := range size {
 		s := clusterService(i, 2, 0)
 		all[s.Key] = s
@@ -142,12 +140,10 @@ func BenchmarkColdStart(b *testing.B) {
 		all := clusterServices(size)
 		start := func(b *testing.B, ns *nstest.NS) {
 			n := dial(b, ns)
-			a := newActor(Deps{Log: slog.New(slog.DiscardHandler), Changed: func() {}},
-				map[lb.Family]kernel{lb.IPv4: netlinkKernel{family: lb.IPv4, socket: n.commands}})
+			a := newActor(dialect.Deps{}, map[lb.Family]kernel{lb.IPv4: netlinkKernel{family: lb.IPv4, socket: n.commands}})
 			a.Configure(seedConfig)
-			a.SetServices(all)
-			a.take()
-			if _, err := a.apply(b.Context(), false); err != nil {
+			a.set(all)
+			if _, err := a.Apply(b.Context(), false); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -3,19 +3,15 @@ package nftables
 import (
 	"math"
 	"net/netip"
-	"slices"
 	"strings"
 
-	"github.com/google/nftables/binaryutil"
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/nft"
+	"github.com/landfall-lb/landfall/proxy/nft/expr"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
-
-// exprs are expressions of a rule, in the order in which they run.
-type exprs []expr.Any
 
 // field is a part of a packet or of a flow that keys are made of.
 type field uint8
@@ -37,8 +33,8 @@ const (
 // builder makes rules for one family.
 type builder struct{ family lb.Family }
 
-func (b builder) rule(comment string, parts ...exprs) rule {
-	return rule{comment: comment, exprs: slices.Concat(parts...)}
+func (b builder) rule(comment string, parts ...expr.List) nft.Rule {
+	return nft.Rule{Comment: comment, Exprs: expr.Join(parts...)}
 }
 
 // words returns how many registers of four bytes a field takes.
@@ -52,37 +48,27 @@ func (b builder) words(f field) uint32 {
 	return 1
 }
 
-// register returns the kernel's number of a register of four bytes. Every fourth also has the name
-// of the 16 bytes that start there, which is the one that the kernel and nft use.
-func register(word uint32) uint32 {
-	if word%4 == 0 {
-		return unix.NFT_REG_1 + word/4
-	}
-	return unix.NFT_REG32_00 + word
-}
-
 // load loads a field, starting at the given register of four bytes.
 func (b builder) load(f field, word uint32) expr.Any {
-	reg := register(word)
+	reg := expr.Register(word)
 	length := 4 * b.words(f)
 	source, destination, ctSource, ctDestination := uint32(12), uint32(16), uint32(unix.NFT_CT_SRC_IP),
 		uint32(unix.NFT_CT_DST_IP)
 	if b.family == lb.IPv6 {
 		source, destination, ctSource, ctDestination = 8, 24, unix.NFT_CT_SRC_IP6, unix.NFT_CT_DST_IP6
 	}
-	// direction 0 is the original one
 	original := func(key uint32) expr.Any { return &expr.Ct{Register: reg, Key: expr.CtKey(key)} }
 	switch f {
 	case fieldDestination:
-		return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: destination, Len: length}
+		return expr.Load(reg, expr.PayloadBaseNetworkHeader, destination, length)
 	case fieldSource:
-		return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: source, Len: length}
+		return expr.Load(reg, expr.PayloadBaseNetworkHeader, source, length)
 	case fieldProtocol:
 		return &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}
 	case fieldPort:
-		return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
+		return expr.Load(reg, expr.PayloadBaseTransportHeader, 2, 2)
 	case fieldSourcePort:
-		return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 2}
+		return expr.Load(reg, expr.PayloadBaseTransportHeader, 0, 2)
 	case fieldOriginalSource:
 		return original(ctSource)
 	case fieldOriginalDestination:
@@ -92,8 +78,8 @@ func (b builder) load(f field, word uint32) expr.Any {
 }
 
 // keyAt loads fields one after the other, and returns the next free register.
-func (b builder) keyAt(word uint32, fields ...field) (exprs, uint32) {
-	var list exprs
+func (b builder) keyAt(word uint32, fields ...field) (expr.List, uint32) {
+	var list expr.List
 	for _, f := range fields {
 		switch f {
 		case fieldClient:
@@ -109,22 +95,22 @@ func (b builder) keyAt(word uint32, fields ...field) (exprs, uint32) {
 }
 
 // clientHash loads a hash of an address.
-func (b builder) clientHash(of field, word uint32) exprs {
-	return exprs{b.load(of, hashWord), &expr.Hash{
-		SourceRegister: register(hashWord), DestRegister: register(word), Length: 4 * b.words(of), Modulus: math.MaxUint32,
-		Seed: hashSeed,
-		Type: expr.HashTypeJenkins,
+func (b builder) clientHash(of field, word uint32) expr.List {
+	return expr.List{b.load(of, hashWord), &expr.Hash{
+		SourceRegister: expr.Register(hashWord), DestRegister: expr.Register(word), Length: 4 * b.words(of),
+		Modulus: math.MaxUint32,
+		Seed:    hashSeed,
 	}}
 }
 
 // key loads fields as the key of a set.
-func (b builder) key(fields ...field) exprs {
+func (b builder) key(fields ...field) expr.List {
 	list, _ := b.keyAt(0, fields...)
 	return list
 }
 
 // in matches packets whose frontend is in the set, or what else the set is of.
-func (b builder) in(id setID) exprs {
+func (b builder) in(id setID) expr.List {
 	fields := []field{fieldDestination, fieldProtocol, fieldPort}
 	switch id {
 	case setClusterIPs, setEcho:
@@ -132,16 +118,16 @@ func (b builder) in(id setID) exprs {
 	case setHairpin:
 		fields = []field{fieldSource, fieldDestination}
 	}
-	return append(b.key(fields...), &expr.Lookup{SourceRegister: register(0), SetName: plainSets[id]})
+	return expr.Join(b.key(fields...), expr.In(plainSets[id]))
 }
 
-func (b builder) notFromRange() exprs {
-	return append(b.key(fieldDestination, fieldProtocol, fieldPort, fieldSource),
-		&expr.Lookup{SourceRegister: register(0), SetName: plainSets[setSourceRanges], Invert: true})
+func (b builder) notFromRange() expr.List {
+	return expr.Join(b.key(fieldDestination, fieldProtocol, fieldPort, fieldSource),
+		expr.NotIn(plainSets[setSourceRanges]))
 }
 
 // knownClient sends a client that is remembered to its backend.
-func (b builder) knownClient(p protocol) rule {
+func (b builder) knownClient(p protocol) nft.Rule {
 	list := append(b.key(stickyKey(b.family)...), b.lookup(stickyMap(p), 0))
 	if b.family == lb.IPv6 {
 		port, _ := b.keyAt(b.words(fieldDestination), fieldDestination, fieldPort)
@@ -152,34 +138,26 @@ func (b builder) knownClient(p protocol) rule {
 
 // lookup replaces the key that starts at a register of four bytes by what the map has for it.
 func (b builder) lookup(name string, word uint32) expr.Any {
-	return &expr.Lookup{SourceRegister: register(word), SetName: name, IsDestRegSet: true, DestRegister: register(word)}
+	return &expr.Lookup{SourceRegister: expr.Register(word), SetName: name, IsDestRegSet: true,
+		DestRegister: expr.Register(word)}
 }
 
 // dnat sends to the address and port that lookups have found.
-func (b builder) dnat() exprs {
-	return exprs{&expr.NAT{
-		Type: expr.NATTypeDestNAT, Family: uint32(b.nfproto()), RegAddrMin: register(0),
-		RegProtoMin: register(b.words(fieldDestination)),
-	}}
-}
-
-func (b builder) nfproto() byte {
-	if b.family == lb.IPv6 {
-		return unix.NFPROTO_IPV6
-	}
-	return unix.NFPROTO_IPV4
+func (b builder) dnat() expr.List {
+	return expr.List{&expr.DNAT{Family: nft.Family(b.family), RegAddr: expr.Reg,
+		RegPort: expr.Register(b.words(fieldDestination))}}
 }
 
 // numberWord is the register of a number in the key of a map of backends, behind address and port.
 func (b builder) numberWord() uint32 { return b.words(fieldDestination) + 1 }
 
-func (b builder) random(modulus, first uint32) exprs {
-	return exprs{&expr.Numgen{Register: register(b.numberWord()), Type: unix.NFT_NG_RANDOM, Modulus: modulus,
+func (b builder) random(modulus, first uint32) expr.List {
+	return expr.List{&expr.Numgen{Register: expr.Register(b.numberWord()), Type: unix.NFT_NG_RANDOM, Modulus: modulus,
 		Offset: first}}
 }
 
-func (b builder) turn(modulus, first uint32) exprs {
-	return exprs{&expr.Numgen{Register: register(b.numberWord()), Type: unix.NFT_NG_INCREMENTAL, Modulus: modulus,
+func (b builder) turn(modulus, first uint32) expr.List {
+	return expr.List{&expr.Numgen{Register: expr.Register(b.numberWord()), Type: unix.NFT_NG_INCREMENTAL, Modulus: modulus,
 		Offset: first}}
 }
 
@@ -192,19 +170,17 @@ const hashWord = 8
 func (b builder) source() []field { return []field{fieldSource} }
 
 // hashed draws by a hash of fields (Jenkins's, as the kernel has it).
-func (b builder) hashed(fields []field, modulus, first uint32) exprs {
+func (b builder) hashed(fields []field, modulus, first uint32) expr.List {
 	list, end := b.keyAt(hashWord, fields...)
 	return append(list, &expr.Hash{
-		SourceRegister: register(hashWord), DestRegister: register(b.numberWord()), Length: 4 * (end - hashWord),
+		SourceRegister: expr.Register(hashWord), DestRegister: expr.Register(b.numberWord()), Length: 4 * (end - hashWord),
 		Modulus: modulus, Seed: hashSeed, Offset: first,
-		Type: expr.HashTypeJenkins,
 	})
 }
 
 // remember notes which backend a client was sent to, in a packet on its way there.
-func (b builder) remember(p protocol, seconds uint32) rule {
-	gate, _ := b.keyAt(0, fieldOriginalDestination, fieldOriginalPort)
-	gate = append(gate, &expr.Lookup{SourceRegister: register(0), SetName: affinitySet(p, seconds)})
+func (b builder) remember(p protocol, seconds uint32) nft.Rule {
+	affine := append(b.key(fieldOriginalDestination, fieldOriginalPort), expr.In(affinitySet(p, seconds))...)
 	original := map[field]field{
 		fieldSource: fieldOriginalSource, fieldClient: fieldOriginalClient, fieldDestination: fieldOriginalDestination,
 		fieldPort: fieldOriginalPort,
@@ -217,18 +193,19 @@ func (b builder) remember(p protocol, seconds uint32) rule {
 	end = (end + 3) &^ 3 // nft starts values at the next 16 bytes
 	value, _ := b.keyAt(end, newSticky(b.family, p).value...)
 	update := &expr.Dynset{
-		SrcRegKey: register(0), SrcRegData: register(end), SetName: stickyMap(p), Operation: unix.NFT_DYNSET_OP_UPDATE,
+		SrcRegKey: expr.Reg, SrcRegData: expr.Register(end), SetName: stickyMap(p), Operation: unix.NFT_DYNSET_OP_UPDATE,
 		Timeout: seconds2duration(seconds),
 	}
 	// The port is compared for nft alone, which cannot read the rule back without a word on the
 	// protocol.
 	return b.rule("", b.isProtocol(p), b.key(fieldPort),
-		exprs{&expr.Cmp{Op: expr.CmpOpNeq, Register: register(0), Data: []byte{0, 0}}}, gate, key, value, exprs{update})
+		expr.List{expr.Compare(expr.CmpOpNeq, 0, 0)}, affine, key, value,
+		expr.List{update})
 }
 
 // fromPod matches packets from pods, or, with not, from elsewhere; nil when these cannot be told
 // apart.
-func (b builder) fromPod(pods plan.Detector, not bool) exprs {
+func (b builder) fromPod(pods plan.Detector, not bool) expr.List {
 	op := expr.CmpOpEq
 	if not {
 		op = expr.CmpOpNeq
@@ -240,8 +217,8 @@ func (b builder) fromPod(pods plan.Detector, not bool) exprs {
 		} else {
 			name = append(name, make([]byte, unix.IFNAMSIZ)...)[:unix.IFNAMSIZ]
 		}
-		return exprs{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: register(0)},
-			&expr.Cmp{Op: op, Register: register(0), Data: name}}
+		return expr.List{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: expr.Reg},
+			expr.Compare(op, name...)}
 	}
 	for _, p := range pods.Prefixes {
 		if lb.FamilyOf(p.Addr()) != b.family {
@@ -253,7 +230,7 @@ func (b builder) fromPod(pods plan.Detector, not bool) exprs {
 }
 
 // inNetwork matches packets with an address in a network, or, with CmpOpNeq, elsewhere.
-func (b builder) inNetwork(f field, p netip.Prefix, op expr.CmpOp) exprs {
+func (b builder) inNetwork(f field, p netip.Prefix, op expr.CmpOp) expr.List {
 	network := p.Masked().Addr().AsSlice()
 	mask := make([]byte, len(network))
 	for i := range p.Bits() {
@@ -261,109 +238,85 @@ func (b builder) inNetwork(f field, p netip.Prefix, op expr.CmpOp) exprs {
 	}
 	list := b.key(f)
 	if p.Bits() < p.Addr().BitLen() {
-		list = append(list, &expr.Bitwise{SourceRegister: register(0), DestRegister: register(0), Len: uint32(len(mask)),
-			Mask: mask, Xor: make([]byte, len(mask))})
+		list = append(list, expr.Keep(mask...))
 	}
-	return append(list, &expr.Cmp{Op: op, Register: register(0), Data: network})
+	return append(list, expr.Compare(op, network...))
 }
 
-// unserved renders the drop of connections to cluster IPs that nobody has translated. An address
-// that the node itself has is somebody's.
-func (b builder) unserved(networks []netip.Prefix) []rule {
-	var rules []rule
+// unserved renders the drop of connections to cluster IPs that no chain has translated. An
+// address that the node itself has is left alone.
+func (b builder) unserved(networks []netip.Prefix) []nft.Rule {
+	var rules []nft.Rule
 	for _, p := range networks {
 		if lb.FamilyOf(p.Addr()) == b.family {
-			rules = append(rules, b.rule("cluster IP that no Service has", b.inNetwork(fieldDestination, p, expr.CmpOpEq), exprs{
-				&expr.Fib{Register: register(0), FlagDADDR: true, ResultADDRTYPE: true},
-				&expr.Cmp{Op: expr.CmpOpNeq, Register: register(0), Data: host32(unix.RTN_LOCAL)},
-			}, drop()))
+			rules = append(rules, b.rule("cluster IP that no Service has", b.inNetwork(fieldDestination, p, expr.CmpOpEq),
+				expr.List{
+					&expr.Fib{Register: expr.Reg},
+					expr.Compare(expr.CmpOpNeq, expr.Host32(unix.RTN_LOCAL)...),
+				}, expr.Drop()))
 		}
 	}
 	return rules
 }
 
 // fromNode matches packets whose source is one of the node's addresses.
-func (b builder) fromNode() exprs {
-	return exprs{
-		&expr.Fib{Register: register(0), FlagSADDR: true, ResultADDRTYPE: true},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: register(0), Data: host32(unix.RTN_LOCAL)},
-	}
+func (b builder) fromNode() expr.List {
+	return expr.List{&expr.Fib{Register: expr.Reg, Source: true},
+		expr.Compare(expr.CmpOpEq, expr.Host32(unix.RTN_LOCAL)...)}
 }
 
-func (b builder) isProtocol(p protocol) exprs {
-	return exprs{b.load(fieldProtocol, 0), &expr.Cmp{Op: expr.CmpOpEq, Register: register(0), Data: []byte{byte(p)}}}
-}
+func (b builder) isProtocol(p protocol) expr.List { return expr.IsProtocol(expr.CmpOpEq, byte(p)) }
 
-// unreachable answers that nobody listens at the port (RFC 792, RFC 4443 section 3.1).
-func (b builder) unreachable() exprs {
+// unreachable answers that no process listens at the port (RFC 792, RFC 4443 section 3.1).
+func (b builder) unreachable() expr.List {
 	const icmpPortUnreachable, icmp6PortUnreachable = 3, 4
 	if b.family == lb.IPv6 {
-		return reject(unix.NFT_REJECT_ICMP_UNREACH, icmp6PortUnreachable)
+		return expr.Refuse(unix.NFT_REJECT_ICMP_UNREACH, icmp6PortUnreachable)
 	}
-	return reject(unix.NFT_REJECT_ICMP_UNREACH, icmpPortUnreachable)
-}
-
-func reject(kind uint32, code uint8) exprs { return exprs{&expr.Reject{Type: kind, Code: code}} }
-
-func drop() exprs { return exprs{&expr.Verdict{Kind: expr.VerdictDrop}} }
-
-func jumpTo(kind expr.VerdictKind, chain string) exprs {
-	return exprs{&expr.Verdict{Kind: kind, Chain: chain}}
+	return expr.Refuse(unix.NFT_REJECT_ICMP_UNREACH, icmpPortUnreachable)
 }
 
 // isEchoRequest matches the question of a ping (RFC 792, RFC 4443 section 4.1).
-func (b builder) isEchoRequest() exprs {
+func (b builder) isEchoRequest() expr.List {
 	protocol, request := byte(unix.IPPROTO_ICMP), byte(8)
 	if b.family == lb.IPv6 {
 		protocol, request = unix.IPPROTO_ICMPV6, 128
 	}
-	return exprs{
-		b.load(fieldProtocol, 0), &expr.Cmp{Op: expr.CmpOpEq, Register: register(0), Data: []byte{protocol}},
-		&expr.Payload{DestRegister: register(0), Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: register(0), Data: []byte{request}},
-	}
+	return append(expr.IsProtocol(expr.CmpOpEq, protocol),
+		expr.Load(expr.Reg, expr.PayloadBaseTransportHeader, 0, 1), expr.Compare(expr.CmpOpEq, request))
 }
 
 // redirect sends to an address of the interface where the packet came in.
-func redirect() exprs { return exprs{&expr.Redir{}} }
+func redirect() expr.List { return expr.List{&expr.Redir{}} }
 
-func masquerade() exprs { return exprs{&expr.Masq{FullyRandom: true}} }
+func masquerade() expr.List { return expr.List{&expr.Masq{}} }
 
 const statusTranslated = 1 << 5 // IPS_DST_NAT of linux/netfilter/nf_conntrack_common.h
 
 // isTranslated matches packets of flows whose destination has been translated.
-func isTranslated() exprs {
-	return hasBit(&expr.Ct{Register: register(0), Key: expr.CtKeySTATUS}, statusTranslated)
+func isTranslated() expr.List {
+	return expr.HasBits(&expr.Ct{Register: expr.Reg, Key: expr.CtKeySTATUS}, statusTranslated)
 }
 
-func isInvalid() exprs {
-	return hasBit(&expr.Ct{Register: register(0), Key: expr.CtKeySTATE}, expr.CtStateBitINVALID)
+func isInvalid() expr.List { return expr.HasBits(expr.State(), expr.CtStateBitINVALID) }
+
+func hasMark(bit int) expr.List {
+	mark := expr.Host32(1 << bit)
+	return expr.List{loadMark(), expr.Keep(mark...), expr.Compare(expr.CmpOpEq, mark...)}
 }
 
-func hasBit(load expr.Any, bit uint32) exprs {
-	return exprs{load, bitwise(bit, 0), &expr.Cmp{Op: expr.CmpOpNeq, Register: register(0), Data: host32(0)}}
+func setMark(bit int) expr.List {
+	return expr.List{loadMark(), editMark(^uint32(1<<bit), 1<<bit), storeMark()}
 }
 
-func hasMark(bit int) exprs {
-	return exprs{loadMark(), bitwise(1<<bit, 0),
-		&expr.Cmp{Op: expr.CmpOpEq, Register: register(0), Data: host32(1 << bit)}}
+func clearMark(bit int) expr.List {
+	return expr.List{loadMark(), editMark(^uint32(0), 1<<bit), storeMark()}
 }
 
-func setMark(bit int) exprs { return exprs{loadMark(), bitwise(^uint32(1<<bit), 1<<bit), storeMark()} }
+func loadMark() expr.Any { return &expr.Meta{Key: expr.MetaKeyMARK, Register: expr.Reg} }
 
-func clearMark(bit int) exprs { return exprs{loadMark(), bitwise(^uint32(0), 1<<bit), storeMark()} }
-
-func loadMark() expr.Any { return &expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)} }
+func editMark(mask, flip uint32) expr.Any { return expr.Edit(expr.Host32(mask), expr.Host32(flip)) }
 
 func storeMark() expr.Any {
-	return &expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: register(0)}
+	return &expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: expr.Reg}
 }
-
-// bitwise keeps the bits of mask and then flips those of flip.
-func bitwise(mask, flip uint32) expr.Any {
-	return &expr.Bitwise{SourceRegister: register(0), DestRegister: register(0), Len: 4, Mask: host32(mask),
-		Xor: host32(flip)}
-}
-
-// host32 returns a number in the byte order of this machine, as the kernel's registers have it.
-func host32(n uint32) []byte { return binaryutil.NativeEndian.PutUint32(n) }

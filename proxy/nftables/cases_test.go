@@ -11,6 +11,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/cases"
+	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
 // Each case, walked through the rendered rules and elements.
@@ -104,6 +105,6 @@ func program(t *testing.T, s *cases.Site) func(*testing.T, cases.Case) {
 		t.Helper()
 		service, config := serviceOf(s.World, c)
 		a.Configure(config)
-		a.settle(t, map[lb.Key]Service{service.Key: service})
+		a.settle(t, map[lb.Key]plan.Service{service.Key: service})
 	}
 }

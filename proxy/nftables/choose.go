@@ -3,24 +3,8 @@ package nftables
 import (
 	"encoding/binary"
 	"hash/fnv"
-)
 
-// Scheduler is a way of choosing a backend for a new connection.
-type Scheduler string
-
-// The schedulers. The zero value is Random.
-const (
-	// Random gives each backend the same chance.
-	Random Scheduler = "random"
-	// RoundRobin goes through the backends in turn.
-	RoundRobin Scheduler = "round-robin"
-	// SourceHash sends the same client address to the same backend, on every node. A change of one
-	// backend moves few clients.
-	SourceHash Scheduler = "source-hash"
-	// Maglev sends a connection, told by its client address and port, to the same backend on every
-	// node. A change of one backend moves few connections ("Maglev: A Fast and Reliable Software
-	// Network Load Balancer", NSDI 2016, section 3.4).
-	Maglev Scheduler = "maglev"
+	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
 // A frontend's backends are numbered, and a rule draws a number. As the rules are constant, each
@@ -82,21 +66,21 @@ func slotClass(n int) uint32 {
 }
 
 // method returns the digit by which numbers of a scheduler are told apart.
-func (s Scheduler) method() uint32 {
+func method(s plan.Scheduler) uint32 {
 	switch s {
-	case RoundRobin:
+	case plan.RoundRobin:
 		return 1
-	case SourceHash:
+	case plan.SourceHash:
 		return 2
-	case Maglev:
+	case plan.Maglev:
 		return 3
 	}
 	return 0
 }
 
 // numbers returns the number of place 0 in a class.
-func numbers(s Scheduler, local bool, class uint32) uint32 {
-	n := s.method()*methodNumbers + class*classFactor
+func numbers(s plan.Scheduler, local bool, class uint32) uint32 {
+	n := method(s)*methodNumbers + class*classFactor
 	if local {
 		n += localNumbers
 	}
@@ -105,9 +89,9 @@ func numbers(s Scheduler, local bool, class uint32) uint32 {
 
 // slots fills a table of the given prime size with indexes of backends. How, depends on nothing but
 // the backends.
-func slots(s Scheduler, backends []target, size uint32) []uint16 {
+func slots(s plan.Scheduler, backends []target, size uint32) []uint16 {
 	table := make([]uint16, size)
-	if s == RoundRobin {
+	if s == plan.RoundRobin {
 		for i := range table {
 			table[i] = uint16(i % len(backends))
 		}

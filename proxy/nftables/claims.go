@@ -14,17 +14,17 @@ type claims struct {
 	// owners says whose a frontend is, rivals who else wants it.
 	owners map[frontend]*service
 	rivals map[frontend][]*service
-	// dirty are the Services for which something has changed.
-	dirty map[lb.Key]bool
+	// touch is told of the Services for which something has changed.
+	touch func(lb.Key)
 	// timeouts counts who needs an affinity timeout, in seconds.
 	timeouts map[uint32]int
 }
 
-func newClaims(family lb.Family) claims {
+func newClaims(family lb.Family, touch func(lb.Key)) claims {
 	return claims{
 		renderer: renderer{family: family}, want: map[lb.Key]*service{}, owners: map[frontend]*service{},
 		rivals: map[frontend][]*service{},
-		dirty:  map[lb.Key]bool{}, timeouts: map[uint32]int{},
+		touch:  touch, timeouts: map[uint32]int{},
 	}
 }
 
@@ -39,9 +39,9 @@ func (c *claims) count(s *service, by int) {
 }
 
 // set takes what is wanted for one Service; a plan without ports of this family stands for nothing.
-func (c *claims) set(key lb.Key, s Service) {
-	s.Service = s.Only(c.family)
-	c.dirty[key] = true
+func (c *claims) set(key lb.Key, s plan.Service) {
+	s = s.Only(c.family)
+	c.touch(key)
 	old := c.want[key]
 	delete(c.want, key)
 	c.count(old, -1)
@@ -94,7 +94,7 @@ func (c *claims) claim(f frontend, s *service) {
 	}
 	if s.precedes(owner, f) {
 		c.owners[f], s = s, owner
-		c.dirty[s.key] = true
+		c.touch(s.key)
 	}
 	c.rivals[f] = append(c.rivals[f], s)
 }
@@ -112,7 +112,8 @@ func (c *claims) unclaim(f frontend, s *service) {
 			}
 			return 1
 		})
-		c.owners[f], c.dirty[s.key] = s, true
+		c.owners[f] = s
+		c.touch(s.key)
 	}
 	rivals = slices.DeleteFunc(rivals, func(other *service) bool { return other == s })
 	if c.rivals[f] = rivals; len(rivals) == 0 {

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/nft"
 )
 
 // fakeKernel is a kernel in memory. Like the real one it refuses a change as a whole.
@@ -104,9 +105,9 @@ func (k *fakeKernel) change(c change) error {
 
 // install returns the state with other rules.
 func (k *fakeKernel) install(c change) state {
-	st := state{exists: true, sets: map[string]shape{}, chains: map[string]chainState{}, elements: map[element]target{}}
+	st := state{exists: true, sets: map[string]nft.Shape{}, chains: map[string]nft.Chain{}, elements: map[element]target{}}
 	for _, s := range c.rules.sets {
-		st.sets[s.name] = s.shape(k.family)
+		st.sets[s.name] = s.definition(k.family).Shape()
 	}
 	if !c.replace {
 		for e, to := range k.state.elements {
@@ -116,18 +117,11 @@ func (k *fakeKernel) install(c change) state {
 		}
 	}
 	for _, ch := range c.rules.chains {
-		var cs chainState
-		if ch.hook != nil {
-			cs.hook = *ch.hook
-		}
+		held := nft.Chain{Hook: ch.hook}
 		for _, r := range ch.rules {
-			body, err := r.encode(builder{k.family}.nfproto())
-			if err != nil {
-				panic(err)
-			}
-			cs.rules = append(cs.rules, string(r.userdata(body)))
+			held.Rules = append(held.Rules, r.UserData())
 		}
-		st.chains[ch.name] = cs
+		st.chains[ch.name] = held
 	}
 	return st
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
 	"github.com/landfall-lb/landfall/proxy/cases"
+	"github.com/landfall-lb/landfall/proxy/dialect"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -37,22 +38,68 @@ func dial(t testing.TB, ns *nstest.NS) *Netlink {
 	return n
 }
 
+// testActor is an actor whose tables tests look into, and whose rounds they run.
+type testActor struct {
+	*dialect.Actor
+	netlink *Netlink
+	tables  []*table
+	begun   bool
+	tried   bool // every Service has been, as the actor said last
+}
+
+// newActor returns an actor over kernels, and for tests that need not know, without a log.
+func newActor(deps dialect.Deps, kernels map[lb.Family]kernel) *testActor {
+	a := &testActor{}
+	deps.Log = slog.New(slog.DiscardHandler)
+	deps.Rules = func(family lb.Family, ledger *dialect.Ledger) dialect.Rules {
+		if kernels[family] == nil {
+			return nil
+		}
+		t := newTable(family, kernels[family], ledger)
+		a.tables = append(a.tables, t)
+		return t
+	}
+	if deps.Changed == nil {
+		deps.Changed = func() {}
+	}
+	a.Actor = dialect.New(deps)
+	return a
+}
+
+func inKernel(n *Netlink) map[lb.Family]kernel {
+	return map[lb.Family]kernel{lb.IPv4: netlinkKernel{lb.IPv4, n.commands}, lb.IPv6: netlinkKernel{lb.IPv6, n.commands}}
+}
+
 // newTestActor returns an actor for both families of a namespace.
-func newTestActor(t testing.TB, ns *nstest.NS) *Actor {
+func newTestActor(t testing.TB, ns *nstest.NS) *testActor {
 	t.Helper()
-	a := New(Deps{Log: slog.New(slog.DiscardHandler), Kernel: dial(t, ns), Changed: func() {}})
+	n := dial(t, ns)
+	a := newActor(dialect.Deps{}, inKernel(n))
+	a.netlink = n
 	a.Configure(plan.Config{MasqueradeBit: 14})
 	return a
 }
 
-// settle runs one round of the actor.
-func (a *Actor) settle(t testing.TB, services map[lb.Key]Service) stats {
-	t.Helper()
-	a.SetServices(services)
-	if !a.take() {
-		t.Fatal("the actor does not know what is wanted")
+// set says what is wanted: at first all of it.
+func (a *testActor) set(services map[lb.Key]plan.Service) {
+	if a.begun {
+		a.Update(services)
+		return
 	}
-	st, err := a.apply(t.Context(), false)
+	a.begun = true
+	a.Begin(services)
+}
+
+func (a *testActor) Outcomes() (outcomes map[lb.Key]plan.Outcome) {
+	outcomes, a.tried = a.Actor.Outcomes()
+	return outcomes
+}
+
+// settle runs one round of the actor.
+func (a *testActor) settle(t testing.TB, services map[lb.Key]plan.Service) dialect.Stats {
+	t.Helper()
+	a.set(services)
+	st, err := a.Apply(t.Context(), false)
 	if err != nil {
 		t.Fatal(err)
 	}

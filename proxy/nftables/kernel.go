@@ -1,13 +1,15 @@
 package nftables
 
 import (
-	"encoding/binary"
+	"bytes"
 	"errors"
 	"fmt"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/nfnetlink"
+	"github.com/landfall-lb/landfall/proxy/nft"
 )
 
 // kernel is where our table of one family is.
@@ -24,20 +26,11 @@ type kernel interface {
 // state is what the kernel holds in our table.
 type state struct {
 	exists   bool
-	sets     map[string]shape
-	chains   map[string]chainState
+	sets     map[string]nft.Shape
+	chains   map[string]nft.Chain
 	elements map[element]target
 	// strays are elements in our sets that we cannot have put there.
 	strays []stray
-}
-
-// shape is what has to be right about a set.
-type shape struct{ flags, keyType, keyLength, valueType, valueLength uint32 }
-
-// chainState is a chain as the kernel has it; rules are told by what we keep with them.
-type chainState struct {
-	hook  hook // zero for one that is only jumped to
-	rules []string
 }
 
 // stray is an element by its key alone.
@@ -72,90 +65,128 @@ func (c change) empty() bool {
 // netlinkKernel is the kernel of the namespace in which its socket was opened.
 type netlinkKernel struct {
 	family lb.Family
-	socket *socket
+	socket *nfnetlink.Conn
 }
 
+// errUnanswered means that it is not known whether a transaction has happened.
+var errUnanswered = nfnetlink.ErrUnanswered
+
+func (k netlinkKernel) table() nft.Table { return nft.Table{Family: k.family, Name: TableName} }
+
 func (k netlinkKernel) commit(c change) error {
-	m := messages{family: k.family, table: TableName}
-	m.begin()
-	if c.rules != nil {
-		if err := m.install(c); err != nil {
-			return err
-		}
-	}
-	for _, s := range c.strays {
-		m.removeKey(s.set, s.key, s.last)
-	}
-	for _, f := range c.forget {
-		m.removeKey(stickyMap(f.frontend.protocol), []byte(f.key), nil)
-	}
-	m.removeElements(c.remove)
-	m.addElements(c.add)
-	m.end()
-	if len(m.about) == 2 {
+	if c.empty() {
 		return nil
 	}
-	return k.socket.transact(&m)
+	b := nft.NewBatch(k.table())
+	if c.rules != nil {
+		c.install(b)
+	}
+	for _, s := range c.strays {
+		b.RemoveElements(s.set, one(nft.Element{Key: s.key, Last: s.last}))
+	}
+	for _, f := range c.forget {
+		b.RemoveElements(stickyMap(f.frontend.protocol), one(nft.Element{Key: []byte(f.key)}))
+	}
+	for _, entries := range bySet(c.remove) {
+		b.RemoveElements(entries[0].setName(), k.each(entries, false))
+	}
+	for _, entries := range bySet(c.add) {
+		b.AddElements(entries[0].setName(), k.each(entries, true))
+	}
+	return b.Commit(k.socket)
+}
+
+// one passes on a single element.
+func one(e nft.Element) func(*nft.Element) bool {
+	passed := false
+	return func(next *nft.Element) bool {
+		*next, passed = e, !passed
+		return passed
+	}
+}
+
+// bySet splits entries, which are ordered by set.
+func bySet(entries []entry) (parts [][]entry) {
+	for len(entries) > 0 {
+		n := 1
+		for n < len(entries) && entries[n].sameSet(entries[0].element) {
+			n++
+		}
+		parts, entries = append(parts, entries[:n]), entries[n:]
+	}
+	return parts
+}
+
+// each passes on entries of one set as the kernel has them.
+func (k netlinkKernel) each(entries []entry, values bool) func(*nft.Element) bool {
+	return func(next *nft.Element) bool {
+		if len(entries) == 0 {
+			return false
+		}
+		e := entries[0]
+		entries = entries[1:]
+		next.Key = e.appendKey(next.Key[:0], k.family, e.source)
+		if e.set == setSourceRanges {
+			next.Last = e.appendKey(next.Last[:0], k.family, e.lastSource(k.family))
+		}
+		if values && (e.set == setBackends || e.set == setPorts) {
+			next.Value = e.appendValue(next.Value[:0], k.family)
+		}
+		return true
+	}
+}
+
+// sameSet reports whether two elements are of the same set of the kernel.
+func (e element) sameSet(other element) bool {
+	switch {
+	case e.set != other.set:
+		return false
+	case e.set == setAffinity:
+		return e.protocol == other.protocol && e.number == other.number
+	}
+	return !e.perProtocol() || e.protocol == other.protocol
 }
 
 // install writes sets, chains and rules over what there is.
-func (m *messages) install(c change) error {
+func (c change) install(b *nft.Batch) {
 	have := c.have
 	if c.replace {
 		if have.exists {
-			m.removeTable()
+			b.RemoveTable()
 		}
 		have = state{}
 	}
 	if !have.exists {
-		m.addTable()
+		b.AddTable()
 	}
 	for _, s := range c.rules.sets {
 		if _, ok := have.sets[s.name]; !ok {
-			m.addSet(s)
+			b.AddSet(s.definition(c.rules.family))
 		}
 	}
 	if len(have.chains) > 0 {
-		m.removeRules()
+		b.RemoveRules("")
 	}
 	for name, chain := range have.chains {
-		if want, ok := c.rules.chain(name); !ok || !want.hooked(chain.hook) {
-			m.removeChain(name)
+		if want, ok := c.rules.chain(name); !ok || want.hook != chain.Hook {
+			b.RemoveChain(name)
 		}
 	}
 	for _, chain := range c.rules.chains {
-		if old, ok := have.chains[chain.name]; !ok || !chain.hooked(old.hook) {
-			m.addChain(chain)
+		if old, ok := have.chains[chain.name]; !ok || chain.hook != old.Hook {
+			b.AddChain(chain.name, chain.hook)
 		}
 	}
 	for _, chain := range c.rules.chains {
 		for _, r := range chain.rules {
-			if err := m.addRule(chain.name, r); err != nil {
-				return fmt.Errorf("chain %s: %w", chain.name, err)
-			}
+			b.AddRule(chain.name, r)
 		}
 	}
 	for name := range have.sets {
 		if _, ok := c.rules.set(name); !ok {
-			m.removeSet(name)
+			b.RemoveSet(name)
 		}
 	}
-	return nil
-}
-
-func (m *messages) removeKey(set string, key, last []byte) {
-	m.message(subsystem|unix.NFT_MSG_DELSETELEM, 0, "remove from "+set, func() {
-		m.text(unix.NFTA_SET_ELEM_LIST_TABLE, m.table)
-		m.text(unix.NFTA_SET_ELEM_LIST_SET, set)
-		m.nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
-			m.nested(unix.NFTA_LIST_ELEM, func() {
-				m.value(unix.NFTA_SET_ELEM_KEY, func() { m.buf = append(m.buf, key...) })
-				if last != nil {
-					m.value(keyEnd, func() { m.buf = append(m.buf, last...) })
-				}
-			})
-		})
-	})
 }
 
 func (r *ruleset) chain(name string) (chain, bool) {
@@ -176,86 +207,38 @@ func (r *ruleset) set(name string) (set, bool) {
 	return set{}, false
 }
 
-// hooked tells whether the chain is entered from there.
-func (c chain) hooked(h hook) bool {
-	if c.hook == nil {
-		return h == hook{}
-	}
-	return *c.hook == h
-}
-
-// get is a message that asks for a listing of what is in our table.
-func (k netlinkKernel) list(kind uint16, body func(*messages)) *messages {
-	m := &messages{family: k.family, table: TableName}
-	m.message(subsystem|kind, unix.NLM_F_DUMP, "list", func() { body(m) })
-	return m
-}
-
-// loadTries is how often a listing that was interrupted is repeated before the loop's backoff takes
-// over. Every transaction on the machine interrupts.
-const loadTries = 10
+func (k netlinkKernel) listing() nft.Listing { return nft.Listing{Conn: k.socket, Table: k.table()} }
 
 func (k netlinkKernel) load() (st state, err error) {
-	for range loadTries {
-		if st, err = k.read(); !errors.Is(err, errInterrupted) {
-			return st, err
-		}
-	}
+	err = nfnetlink.Complete(func() (err error) {
+		st, err = k.read()
+		return err
+	})
 	return st, err
 }
 
-func (k netlinkKernel) read() (state, error) {
-	st := state{sets: map[string]shape{}, chains: map[string]chainState{}, elements: map[element]target{}}
-	inTable := func(kind uint16) func(*messages) { return func(m *messages) { m.text(kind, TableName) } }
-	// Every listing passes each object's table on, as not every kernel sorts out those of others.
-	ours := func(data []byte) bool { return string(attribute(data, 1)) == TableName+"\x00" }
-	err := k.socket.dump(k.list(unix.NFT_MSG_GETTABLE, func(*messages) {}), func(data []byte) error {
-		st.exists = st.exists || ours(data)
-		return nil
-	})
-	if err != nil || !st.exists {
+func (k netlinkKernel) read() (st state, err error) {
+	l := k.listing()
+	if st.exists, err = l.Exists(); err != nil || !st.exists {
 		return st, err
 	}
-	err = k.socket.dump(k.list(unix.NFT_MSG_GETSET, inTable(unix.NFTA_SET_TABLE)), func(data []byte) error {
-		if ours(data) {
-			st.sets[text(attribute(data, unix.NFTA_SET_NAME))] = readShape(data)
-		}
-		return nil
-	})
-	if err != nil {
+	if st.sets, err = l.Sets(); err != nil {
 		return st, fmt.Errorf("list the sets: %w", err)
 	}
-	err = k.socket.dump(k.list(unix.NFT_MSG_GETCHAIN, inTable(unix.NFTA_CHAIN_TABLE)), func(data []byte) error {
-		if ours(data) {
-			st.chains[text(attribute(data, unix.NFTA_CHAIN_NAME))] = chainState{hook: readHook(data)}
-		}
-		return nil
-	})
-	if err != nil {
+	if st.chains, err = l.Chains(); err != nil {
 		return st, fmt.Errorf("list the chains: %w", err)
 	}
-	err = k.socket.dump(k.list(unix.NFT_MSG_GETRULE, inTable(unix.NFTA_RULE_TABLE)), func(data []byte) error {
-		if ours(data) {
-			name := text(attribute(data, unix.NFTA_RULE_CHAIN))
-			c := st.chains[name]
-			c.rules = append(c.rules, string(attribute(data, unix.NFTA_RULE_USERDATA)))
-			st.chains[name] = c
-		}
-		return nil
-	})
-	if err != nil {
-		return st, fmt.Errorf("list the rules: %w", err)
-	}
+	st.elements = map[element]target{}
 	for name := range st.sets {
 		of, ok := setOf(name)
 		if !ok {
 			continue
 		}
-		err := k.elements(name, func(key, last, value []byte) {
-			if e, err := decode(of, k.family, key, last, value); err == nil {
-				st.elements[e.element] = e.to
+		err := l.Elements(name, func(e nft.Element) {
+			if found, err := decode(of, k.family, e); err == nil {
+				st.elements[found.element] = found.to
 			} else {
-				st.strays = append(st.strays, stray{set: name, key: clone(key), last: clone(last)})
+				st.strays = append(st.strays, stray{set: name, key: bytes.Clone(e.Key), last: bytes.Clone(e.Last)})
 			}
 		})
 		if err != nil {
@@ -265,41 +248,16 @@ func (k netlinkKernel) read() (state, error) {
 	return st, nil
 }
 
-// elements lists the elements of a set.
-func (k netlinkKernel) elements(name string, each func(key, last, value []byte)) error {
-	request := k.list(unix.NFT_MSG_GETSETELEM, func(m *messages) {
-		m.text(unix.NFTA_SET_ELEM_LIST_TABLE, m.table)
-		m.text(unix.NFTA_SET_ELEM_LIST_SET, name)
-	})
-	return k.socket.dump(request, func(data []byte) error {
-		for _, elem := range attributes(attribute(data, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
-			var key, last, value []byte
-			for kind, nested := range attributes(elem) {
-				switch kind {
-				case unix.NFTA_SET_ELEM_KEY:
-					key = attribute(nested, unix.NFTA_DATA_VALUE)
-				case keyEnd:
-					last = attribute(nested, unix.NFTA_DATA_VALUE)
-				case unix.NFTA_SET_ELEM_DATA:
-					value = attribute(nested, unix.NFTA_DATA_VALUE)
-				}
-			}
-			each(key, last, value)
-		}
-		return nil
-	})
-}
-
 func (k netlinkKernel) clients() ([]client, error) {
 	var all []client
 	for _, p := range protocols {
-		err := k.elements(stickyMap(p), func(key, _, value []byte) {
-			if c, ok := decodeClient(k.family, p, key, value); ok {
+		err := k.listing().Elements(stickyMap(p), func(e nft.Element) {
+			if c, ok := decodeClient(k.family, p, e.Key, e.Value); ok {
 				all = append(all, c)
 			}
 		})
 		if errors.Is(err, unix.ENOENT) {
-			continue // no table, so nobody is remembered
+			continue // no table, so no client is remembered
 		}
 		if err != nil {
 			return nil, fmt.Errorf("list the elements of %s: %w", stickyMap(p), err)
@@ -308,81 +266,32 @@ func (k netlinkKernel) clients() ([]client, error) {
 	return all, nil
 }
 
-func readShape(data []byte) shape {
-	number := func(kind uint16) uint32 {
-		if v := attribute(data, kind); len(v) == 4 {
-			return binary.BigEndian.Uint32(v)
-		}
-		return 0
-	}
-	return shape{
-		flags: number(unix.NFTA_SET_FLAGS), keyType: number(unix.NFTA_SET_KEY_TYPE), keyLength: number(unix.NFTA_SET_KEY_LEN),
-		valueType: number(unix.NFTA_SET_DATA_TYPE), valueLength: number(unix.NFTA_SET_DATA_LEN),
-	}
-}
-
-func (s set) shape(family lb.Family) shape {
-	sh := shape{flags: s.flags, keyType: typeNumber(family, s.key), keyLength: length(family, s.key)}
-	if len(s.value) > 0 {
-		sh.valueType, sh.valueLength = typeNumber(family, s.value), length(family, s.value)
-	}
-	return sh
-}
-
-func readHook(data []byte) hook {
-	nested := attribute(data, unix.NFTA_CHAIN_HOOK)
-	number, priority := attribute(nested, unix.NFTA_HOOK_HOOKNUM), attribute(nested, unix.NFTA_HOOK_PRIORITY)
-	if len(number) != 4 || len(priority) != 4 {
-		return hook{}
-	}
-	return hook{
-		kind: text(attribute(data, unix.NFTA_CHAIN_TYPE)), number: binary.BigEndian.Uint32(number),
-		priority: int32(binary.BigEndian.Uint32(priority)),
-	}
-}
-
-// text returns an attribute that ends with a zero byte.
-func text(b []byte) string {
-	if len(b) == 0 {
-		return ""
-	}
-	return string(b[:len(b)-1])
-}
-
-func clone(b []byte) []byte {
-	if b == nil {
-		return nil
-	}
-	return append([]byte{}, b...)
-}
-
-// compare tells whether the kernel has these rules, and if not, whether its sets can stay.
+// compare reports whether the kernel has these rules, and if not, whether its sets can stay.
 func (r *ruleset) compare(have state) (right, keep bool) {
 	if !have.exists {
 		return false, false
 	}
 	right, keep = len(have.sets) == len(r.sets) && len(have.chains) == len(r.chains), true
 	for _, s := range r.sets {
-		switch sh, ok := have.sets[s.name]; {
+		switch shape, ok := have.sets[s.name]; {
 		case !ok:
 			right = false
-		case sh != s.shape(r.family):
+		case shape != s.definition(r.family).Shape():
 			return false, false
 		}
 	}
 	for _, c := range r.chains {
-		right = right && c.same(have.chains[c.name], builder{r.family}.nfproto())
+		right = right && c.same(have.chains[c.name])
 	}
 	return right, keep
 }
 
-func (c chain) same(have chainState, nfproto byte) bool {
-	if !c.hooked(have.hook) || len(c.rules) != len(have.rules) {
+func (c chain) same(have nft.Chain) bool {
+	if c.hook != have.Hook || len(c.rules) != len(have.Rules) {
 		return false
 	}
 	for i, r := range c.rules {
-		body, err := r.encode(nfproto)
-		if err != nil || string(r.userdata(body)) != have.rules[i] {
+		if r.UserData() != have.Rules[i] {
 			return false
 		}
 	}

@@ -16,26 +16,27 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
+	"github.com/landfall-lb/landfall/proxy/dialect"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
 // run runs an actor that keeps a few Services until the test ends.
-func run(t *testing.T, ns *nstest.NS, services map[lb.Key]Service) (
-	repairs *atomic.Int64, changed chan struct{}, a *Actor) {
+func run(t *testing.T, ns *nstest.NS, services map[lb.Key]plan.Service) (
+	repairs *atomic.Int64, changed chan struct{}, a *testActor) {
 	repairs, changed = new(atomic.Int64), make(chan struct{}, 1)
 	n := dial(t, ns)
-	a = New(Deps{
-		Log: slog.New(slog.DiscardHandler), Kernel: n,
+	a = newActor(dialect.Deps{
+		Watch: Watch(n, slog.New(slog.DiscardHandler)),
 		Changed: func() {
 			select {
 			case changed <- struct{}{}:
 			default:
 			}
 		},
-		Observe: func(s Sync) { repairs.Add(int64(s.Repaired)) },
-	})
+		Observe: func(s dialect.Sync) { repairs.Add(int64(s.Repaired)) },
+	}, inKernel(n))
 	a.Configure(bothAddresses(seedConfig))
-	a.SetServices(services)
+	a.set(services)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- a.Run(ctx) }()
@@ -45,7 +46,7 @@ func run(t *testing.T, ns *nstest.NS, services map[lb.Key]Service) (
 			t.Errorf("Run: %v", err)
 		}
 	})
-	for !a.Synced() {
+	for a.Outcomes(); !a.tried; a.Outcomes() {
 		<-changed
 	}
 	return repairs, changed, a
@@ -109,11 +110,10 @@ func TestOnlyOurTablesDisturb(t *testing.T) {
 	go func() {
 		done <- n.watch(ctx, slog.New(slog.DiscardHandler), func() { disturbed.Add(1) })
 	}()
-	a := newActor(Deps{Log: slog.New(slog.DiscardHandler), Changed: func() {}},
-		map[lb.Family]kernel{lb.IPv4: netlinkKernel{lb.IPv4, n.commands}})
+	a := newActor(dialect.Deps{}, map[lb.Family]kernel{lb.IPv4: netlinkKernel{lb.IPv4, n.commands}})
 	a.Configure(seedConfig)
 	a.settle(t, variety())
-	a.settle(t, map[lb.Key]Service{})
+	a.settle(t, map[lb.Key]plan.Service{})
 	ns.Run(t, "nft", "add", "table", "ip", "theirs")
 	ns.Run(t, "nft", "add", "chain", "ip", "theirs", "landfall")
 	ns.Run(t, "nft", "add", "table", "inet", TableName)
@@ -145,7 +145,7 @@ func TestContract6RestartChangesNothing(t *testing.T) {
 	before := ns.Run(t, "nft", "-a", "list", "ruleset")
 	b := newTestActor(t, ns)
 	b.Configure(bothAddresses(seedConfig))
-	if st := b.settle(t, variety()); st.transactions != 0 {
+	if st := b.settle(t, variety()); st.Transactions != 0 {
 		t.Errorf("%+v", st)
 	}
 	if ns.Run(t, "nft", "-a", "list", "ruleset") != before {
@@ -169,7 +169,7 @@ func TestOtherRulesKeepElements(t *testing.T) {
 	other := bothAddresses(seedConfig)
 	other.MasqueradeBit, other.DropInvalid, other.Pods = 15, false, plan.Detector{Interface: "cni0"}
 	a.Configure(other)
-	if st := a.settle(t, nil); st.operations != 0 || st.transactions != 2 {
+	if st := a.settle(t, nil); st.Changes != 0 || st.Transactions != 2 {
 		t.Errorf("%+v", st)
 	}
 	if elements() != before {
@@ -203,7 +203,7 @@ func TestCleanupRemovesOnlyOurs(t *testing.T) {
 	a := newTestActor(t, ns)
 	a.settle(t, variety())
 	for range 2 {
-		if err := Cleanup(a.deps.Kernel); err != nil {
+		if err := Cleanup(a.netlink); err != nil {
 			t.Error(err)
 		}
 		if got := strings.Fields(ns.Run(t, "nft", "list", "tables")); strings.Join(got,
@@ -231,7 +231,7 @@ func TestRefusalIsReported(t *testing.T) {
 	ns := nstest.New(t)
 	a := newTestActor(t, ns)
 	s := simpleService(1, 2)
-	a.settle(t, map[lb.Key]Service{s.Key: s})
+	a.settle(t, map[lb.Key]plan.Service{s.Key: s})
 	k := a.tables[0].kernel
 	before, err := k.load()
 	if err != nil {
@@ -278,8 +278,8 @@ func TestRangesReadBack(t *testing.T) {
 		lb.IPv6: {"2001:db8::/32", "2001:db9::1/128", "8000::/1", "fd00::/127"},
 	} {
 		a := newTestActor(t, ns)
-		a.settle(t, map[lb.Key]Service{})
-		k := netlinkKernel{family, a.deps.Kernel.commands}
+		a.settle(t, map[lb.Key]plan.Service{})
+		k := netlinkKernel{family, a.netlink.commands}
 		want := map[element]bool{}
 		var c change
 		for i, p := range prefixes {

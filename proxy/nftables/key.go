@@ -8,20 +8,13 @@ import (
 	"strings"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/nft"
 )
-
-// addressBytes is how long addresses of a family are.
-func addressBytes(family lb.Family) int {
-	if family == lb.IPv6 {
-		return 16
-	}
-	return 4
-}
 
 // appendKey appends the key of an element as the kernel has it: each field padded to four bytes.
 // source is the address in the key of setSourceRanges.
 func (e element) appendKey(b []byte, family lb.Family, source address) []byte {
-	n := addressBytes(family)
+	n := nft.AddressBytes(family)
 	b = append(b, e.addr[:n]...)
 	switch e.set {
 	case setClusterIPs, setEcho:
@@ -49,14 +42,14 @@ func appendPort(b []byte, port uint16) []byte {
 // lastSource returns the last address of a source range.
 func (e element) lastSource(family lb.Family) address {
 	last := e.source
-	for i := int(e.bits); i < 8*addressBytes(family); i++ {
+	for i := int(e.bits); i < 8*nft.AddressBytes(family); i++ {
 		last[i/8] |= 0x80 >> (i % 8)
 	}
 	return last
 }
 
 func (b target) append(buf []byte, family lb.Family) []byte {
-	return appendPort(append(buf, b.addr[:addressBytes(family)]...), b.port)
+	return appendPort(append(buf, b.addr[:nft.AddressBytes(family)]...), b.port)
 }
 
 // appendValue appends what the element leads to as the kernel has it; nothing in a set that is no
@@ -71,7 +64,7 @@ func (e entry) appendValue(buf []byte, family lb.Family) []byte {
 	return buf
 }
 
-// setOf tells what the elements of a set with this name are; what it returns has only the set,
+// setOf returns what the elements of a set with this name are; what it returns has only the set,
 // protocol and timeout. ok is false for a set that is not one of ours with elements of ours.
 func setOf(name string) (e element, ok bool) {
 	for id, plain := range plainSets {
@@ -103,11 +96,10 @@ func setOf(name string) (e element, ok bool) {
 	return e, found && err == nil
 }
 
-// decode reads an element of the set that of stands for. last and value are nil where there are
-// none.
-func decode(of element, family lb.Family, key, last, value []byte) (entry, error) {
-	e := entry{element: of}
-	n := addressBytes(family)
+// decode reads an element of the set that of stands for.
+func decode(of element, family lb.Family, from nft.Element) (entry, error) {
+	e, key, value := entry{element: of}, from.Key, from.Value
+	n := nft.AddressBytes(family)
 	want := map[setID]int{setClusterIPs: n, setEcho: n, setHairpin: 2 * n, setBackends: n + 8, setAffinity: n + 4,
 		setPorts: n + 4, setSourceRanges: 2*n + 8}[of.set]
 	if want == 0 {
@@ -136,7 +128,7 @@ func decode(of element, family lb.Family, key, last, value []byte) (entry, error
 	default:
 		e.protocol, e.port = protocol(rest[0]), binary.BigEndian.Uint16(rest[4:])
 		if of.set == setSourceRanges {
-			return e, e.decodeRange(rest[8:], last, n)
+			return e, e.decodeRange(rest[8:], from.Last, n)
 		}
 	}
 	return e, nil
@@ -172,7 +164,7 @@ func (e *entry) decodeRange(first, last []byte, n int) error {
 // decodeClient reads an element of the map that remembers clients of a protocol, see newSticky; ok
 // is false for what is none.
 func decodeClient(family lb.Family, p protocol, key, value []byte) (c client, ok bool) {
-	n := addressBytes(family)
+	n := nft.AddressBytes(family)
 	want, at, port := 2*n+4, n, 2*n
 	if family == lb.IPv6 {
 		want, at, port = n+8, 8, 4

@@ -18,22 +18,24 @@ import (
 )
 
 // variety returns Services with elements in every set, in both families.
-func variety() map[lb.Key]Service {
-	all := map[lb.Key]Service{}
-	for i, tweak := range []func(*cases.Case, *Service){
-		func(*cases.Case, *Service) {},
-		func(c *cases.Case, s *Service) { c.Service, s.AffinityTimeout = etpLocal, 90*time.Second },
-		func(c *cases.Case, s *Service) { c.Service, c.Backends = etpLocal, twoHere },
-		func(c *cases.Case, s *Service) { c.Service, c.Backends = itpLocal, onlyThere },
-		func(c *cases.Case, s *Service) { c.Service, c.Backends = etpLocal, onlyThere },
-		func(c *cases.Case, s *Service) { c.Service = ranged },
-		func(c *cases.Case, s *Service) { c.Backends = []cases.Backend{} },
-		func(c *cases.Case, s *Service) { s.Scheduler, s.AffinityTimeout = Maglev, 3*time.Hour },
-		func(c *cases.Case, s *Service) { s.Scheduler, c.Service, c.Backends = RoundRobin, etpLocal, twoHere },
-		func(c *cases.Case, s *Service) { s.Scheduler = SourceHash },
+func variety() map[lb.Key]plan.Service {
+	all := map[lb.Key]plan.Service{}
+	for i, tweak := range []func(*cases.Case, *plan.Service){
+		func(*cases.Case, *plan.Service) {},
+		func(c *cases.Case, s *plan.Service) { c.Service, s.AffinityTimeout = etpLocal, 90*time.Second },
+		func(c *cases.Case, s *plan.Service) { c.Service, c.Backends = etpLocal, twoHere },
+		func(c *cases.Case, s *plan.Service) { c.Service, c.Backends = itpLocal, onlyThere },
+		func(c *cases.Case, s *plan.Service) { c.Service, c.Backends = etpLocal, onlyThere },
+		func(c *cases.Case, s *plan.Service) { c.Service = ranged },
+		func(c *cases.Case, s *plan.Service) { c.Backends = []cases.Backend{} },
+		func(c *cases.Case, s *plan.Service) { s.Scheduler, s.AffinityTimeout = plan.Maglev, 3*time.Hour },
+		func(c *cases.Case, s *plan.Service) {
+			s.Scheduler, c.Service, c.Backends = plan.RoundRobin, etpLocal, twoHere
+		},
+		func(c *cases.Case, s *plan.Service) { s.Scheduler = plan.SourceHash },
 	} {
 		key := lb.Key{Namespace: "test", Name: fmt.Sprint("service-", i)}
-		s := Service{Service: plan.Service{Key: key}}
+		s := plan.Service{Key: key}
 		for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 			w := cases.WorldOf(family)
 			c := cases.Case{}

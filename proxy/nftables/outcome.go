@@ -10,14 +10,13 @@ import (
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// outcome returns what is applied of a Service, nil for nothing, and why not more.
-func (t *table) outcome(key lb.Key) (*plan.Service, failure) {
-	f := t.failed[key]
+// Held implements dialect.Rules.
+func (t *table) Held(key lb.Key) (plan.Service, error) {
 	s := t.applied[key]
 	if s == nil {
-		return nil, f
+		return plan.Service{}, nil
 	}
-	applied := s.input.Service
+	applied := s.input
 	var lost []error
 	for _, p := range s.parts {
 		owner := t.owners[p.frontend]
@@ -30,10 +29,7 @@ func (t *table) outcome(key lb.Key) (*plan.Service, failure) {
 				owner.key))
 		}
 	}
-	if f.err == nil && len(lost) > 0 {
-		f = failure{err: errors.Join(lost...), alone: true}
-	}
-	return &applied, f
+	return applied, errors.Join(lost...)
 }
 
 // without returns the plan without one frontend; a node port goes as a whole.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/cases"
+	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
 // Contract clause 9: TCP is refused by a reset, which firewalls let pass that swallow ICMP; all
@@ -25,7 +26,7 @@ func TestContract9TCPIsRefusedByAReset(t *testing.T) {
 			} {
 				service, config := c.Plan(w)
 				a.Configure(WithAddresses(config, []netip.Addr{w.Node, w.Node2}))
-				a.settle(t, map[lb.Key]Service{service.Key: {Service: service}})
+				a.settle(t, map[lb.Key]plan.Service{service.Key: service})
 				if _, _, err := s.Ask(c, cases.Long); !errors.Is(err, syscall.ECONNREFUSED) {
 					t.Errorf("%s: error %v, want a refusal", c.Protocol, err)
 				}
@@ -45,10 +46,10 @@ func TestNoProcessIsStarted(t *testing.T) {
 	s := cases.NewSite(t, w)
 	a := newTestActor(t, s.Node)
 	t.Setenv("PATH", "")
-	service, config := three(w, Maglev, 0, "local", "remote")
+	service, config := three(w, plan.Maglev, 0, "local", "remote")
 	a.Configure(config)
-	a.settle(t, map[lb.Key]Service{service.Key: service})
-	if _, err := a.apply(t.Context(), true); err != nil {
+	a.settle(t, map[lb.Key]plan.Service{service.Key: service})
+	if _, err := a.Apply(t.Context(), true); err != nil {
 		t.Error(err)
 	}
 	if _, _, err := s.Ask(cases.Case{From: "pod", To: "cluster"}, cases.Long); err != nil {

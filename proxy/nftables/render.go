@@ -10,19 +10,10 @@ import (
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// Service is a plan with what plans do not say yet.
-type Service struct {
-	plan.Service
-	// AffinityTimeout is how long a client is remembered after its last new connection, in whole
-	// seconds; 0 for no affinity.
-	AffinityTimeout time.Duration
-	Scheduler       Scheduler
-}
-
 // service is what one Service brings to one family.
 type service struct {
 	key   lb.Key
-	input Service
+	input plan.Service
 	parts []part
 	// shared are elements that other Services may bring too: they stay as long as one does.
 	shared []common
@@ -56,7 +47,7 @@ func newRenderer(family lb.Family, config plan.Config) renderer {
 }
 
 // service renders a Service whose plan holds only ports of the renderer's family.
-func (r renderer) service(key lb.Key, s Service) *service {
+func (r renderer) service(key lb.Key, s plan.Service) *service {
 	out := &service{key: key, input: s, seconds: uint32(s.AffinityTimeout / time.Second)}
 	for _, p := range s.Ports {
 		protocol, ok := protocolOf(p.Protocol)
@@ -116,13 +107,14 @@ func (s *service) share(e common) {
 
 // frontend renders one frontend. One without endpoints brings nothing that leads anywhere: what
 // finds no backend is refused.
-func (r renderer) frontend(at frontend, p plan.Port, f plan.Frontend, scheduler Scheduler, seconds uint32) []entry {
+func (r renderer) frontend(
+	at frontend, p plan.Port, f plan.Frontend, scheduler plan.Scheduler, seconds uint32) []entry {
 	w := writer{at: at}
 	port, samePort := onePort(p.Backends)
 	if seconds > 0 {
 		// a client is remembered at each frontend by itself; this gives it the same endpoint at all of
 		// them
-		scheduler = SourceHash
+		scheduler = plan.SourceHash
 	}
 	if r.family == lb.IPv6 && !samePort {
 		seconds = 0 // clients can only be remembered with an address; the hash keeps nearly all of them where they are
@@ -186,7 +178,7 @@ func (w *writer) add(set setID) {
 }
 
 // backends adds the choice among backends, under the numbers for policy Local or the others.
-func (w *writer) backends(all []lb.Backend, scheduler Scheduler, local bool) {
+func (w *writer) backends(all []lb.Backend, scheduler plan.Scheduler, local bool) {
 	targets := make([]target, 0, len(all))
 	for _, b := range all {
 		targets = append(targets, target{addr: addressOf(b.Addr.Addr()), port: b.Addr.Port()})
@@ -194,7 +186,7 @@ func (w *writer) backends(all []lb.Backend, scheduler Scheduler, local bool) {
 	if len(targets) == 0 {
 		return
 	}
-	if scheduler.method() == 0 || len(targets) == 1 {
+	if method(scheduler) == 0 || len(targets) == 1 {
 		w.draws(targets[:min(len(targets), maxBackends)], local)
 		return
 	}
@@ -218,7 +210,7 @@ func (w *writer) draws(targets []target, local bool) {
 	case class > exactClasses:
 		w.add(setMany)
 	}
-	first := numbers(Random, local, class)
+	first := numbers(plan.Random, local, class)
 	for i, to := range targets {
 		w.number(first+uint32(i), to)
 	}

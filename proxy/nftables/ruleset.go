@@ -4,10 +4,11 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/nft"
+	"github.com/landfall-lb/landfall/proxy/nft/expr"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -35,24 +36,11 @@ type ruleset struct {
 	timeouts []uint32
 }
 
-// chain is a chain with its rules; hook is nil for one that is only jumped to.
+// chain is a chain with its rules; hook is zero for one that is only jumped to.
 type chain struct {
 	name  string
-	hook  *hook
-	rules []rule
-}
-
-// hook is where the kernel enters a chain.
-type hook struct {
-	kind     string // nat or filter
-	number   uint32
-	priority int32
-}
-
-// rule is what nft would show on one line.
-type rule struct {
-	comment string
-	exprs   []expr.Any
+	hook  nft.Hook
+	rules []nft.Rule
 }
 
 // Chains.
@@ -82,9 +70,9 @@ const (
 func newRuleset(family lb.Family, config plan.Config, timeouts []uint32) ruleset {
 	b := builder{family: family}
 	r := ruleset{family: family, sets: newSets(family, timeouts), timeouts: timeouts}
-	services := []rule{
-		b.rule("", b.in(setClusterIPs), jumpTo(expr.VerdictGoto, chainCluster)),
-		b.rule("", b.in(setExternal), jumpTo(expr.VerdictGoto, chainExternal)),
+	services := []nft.Rule{
+		b.rule("", b.in(setClusterIPs), expr.Goto(chainCluster)),
+		b.rule("", b.in(setExternal), expr.Goto(chainExternal)),
 	}
 	if config.AnswerPing {
 		services = append(services, b.rule("ping", b.isEchoRequest(), b.in(setEcho), redirect()))
@@ -92,20 +80,20 @@ func newRuleset(family lb.Family, config plan.Config, timeouts []uint32) ruleset
 	r.add(chainServices, services...)
 	r.add(chainCluster, b.cluster(config)...)
 	r.add(chainExternal,
-		b.rule("source ranges", b.in(setRestricted), b.notFromRange(), drop()),
-		b.rule("", b.in(setLocal), jumpTo(expr.VerdictGoto, chainLocal)),
-		b.rule("", jumpTo(expr.VerdictGoto, chainMarked)))
+		b.rule("source ranges", b.in(setRestricted), b.notFromRange(), expr.Drop()),
+		b.rule("", b.in(setLocal), expr.Goto(chainLocal)),
+		b.rule("", expr.Goto(chainMarked)))
 	r.add(chainLocal, b.external(config)...)
-	r.add(chainMarked, b.rule("", setMark(config.MasqueradeBit)), b.rule("", jumpTo(expr.VerdictGoto, chainPick)))
+	r.add(chainMarked, b.rule("", setMark(config.MasqueradeBit)), b.rule("", expr.Goto(chainPick)))
 	r.picks(b, len(timeouts) > 0)
 	r.add(chainRefuse,
-		b.rule("", b.isProtocol(tcp), reject(unix.NFT_REJECT_TCP_RST, 0)),
+		b.rule("", b.isProtocol(tcp), expr.Refuse(unix.NFT_REJECT_TCP_RST, 0)),
 		b.rule("", b.unreachable()))
 	r.hooks(b, config, timeouts)
 	return r
 }
 
-func (r *ruleset) add(name string, rules ...rule) {
+func (r *ruleset) add(name string, rules ...nft.Rule) {
 	r.chains = append(r.chains, chain{name: name, rules: rules})
 }
 
@@ -114,30 +102,31 @@ func (r *ruleset) add(name string, rules ...rule) {
 // pass before it is refused.
 func (r *ruleset) picks(b builder, sticky bool) {
 	for _, local := range []bool{false, true} {
-		suffix, many, last := "", setMany, []rule{
-			b.rule("policy Local, endpoints only elsewhere", b.in(setSilent), drop()),
-			b.rule("", jumpTo(expr.VerdictGoto, chainRefuse)),
+		suffix, many, last := "", setMany, []nft.Rule{
+			b.rule("policy Local, endpoints only elsewhere", b.in(setSilent), expr.Drop()),
+			b.rule("", expr.Goto(chainRefuse)),
 		}
 		if local {
-			suffix, many, last = "-local", setManyLocal, []rule{b.rule("policy Local, endpoints only elsewhere", drop())}
+			suffix, many, last = "-local", setManyLocal,
+				[]nft.Rule{b.rule("policy Local, endpoints only elsewhere", expr.Drop())}
 		}
 		pass, draw, slot, more := "pass"+suffix, "draw"+suffix, "slot"+suffix, "again"+suffix
-		pick := []rule{b.rule("", jumpTo(expr.VerdictJump, pass))}
+		pick := []nft.Rule{b.rule("", expr.Jump(pass))}
 		for range repeats {
-			pick = append(pick, b.rule("", b.in(many), jumpTo(expr.VerdictJump, more)))
+			pick = append(pick, b.rule("", b.in(many), expr.Jump(more)))
 		}
-		pick = append(pick, b.rule("", jumpTo(expr.VerdictJump, pass)))
+		pick = append(pick, b.rule("", expr.Jump(pass)))
 		r.add("pick"+suffix, append(pick, last...)...)
 		r.add(pass,
-			b.rule("", jumpTo(expr.VerdictJump, draw)),
-			b.rule("", b.in(setScheduled), jumpTo(expr.VerdictJump, slot)))
-		var repeat, draws, slots []rule
+			b.rule("", expr.Jump(draw)),
+			b.rule("", b.in(setScheduled), expr.Jump(slot)))
+		var repeat, draws, slots []nft.Rule
 		for range again {
-			repeat = append(repeat, b.rule("", jumpTo(expr.VerdictJump, draw)))
+			repeat = append(repeat, b.rule("", expr.Jump(draw)))
 		}
 		for _, p := range protocols {
-			draws = append(draws, b.rule("", b.isProtocol(p), jumpTo(expr.VerdictGoto, p.String()+"-"+draw)))
-			slots = append(slots, b.rule("", b.isProtocol(p), jumpTo(expr.VerdictGoto, p.String()+"-"+slot)))
+			draws = append(draws, b.rule("", b.isProtocol(p), expr.Goto(p.String()+"-"+draw)))
+			slots = append(slots, b.rule("", b.isProtocol(p), expr.Goto(p.String()+"-"+slot)))
 		}
 		r.add(more, repeat...)
 		r.add(draw, draws...)
@@ -150,55 +139,55 @@ func (r *ruleset) picks(b builder, sticky bool) {
 }
 
 // cluster renders what happens to connections to a cluster IP.
-func (b builder) cluster(config plan.Config) []rule {
-	pick := b.rule("", jumpTo(expr.VerdictGoto, chainPick))
+func (b builder) cluster(config plan.Config) []nft.Rule {
+	pick := b.rule("", expr.Goto(chainPick))
 	if config.MasqueradeAll {
-		return []rule{b.rule("", jumpTo(expr.VerdictGoto, chainMarked))}
+		return []nft.Rule{b.rule("", expr.Goto(chainMarked))}
 	}
 	if match := b.fromPod(config.Pods, true); match != nil {
-		return []rule{b.rule("not from a pod", match, jumpTo(expr.VerdictGoto, chainMarked)), pick}
+		return []nft.Rule{b.rule("not from a pod", match, expr.Goto(chainMarked)), pick}
 	}
-	return []rule{pick}
+	return []nft.Rule{pick}
 }
 
 // external renders what happens to connections to external frontends with policy Local: pods and
 // the node itself reach all endpoints, others only those of this node.
-func (b builder) external(config plan.Config) []rule {
-	var rules []rule
+func (b builder) external(config plan.Config) []nft.Rule {
+	var rules []nft.Rule
 	if match := b.fromPod(config.Pods, false); match != nil {
-		rules = append(rules, b.rule("from a pod", match, jumpTo(expr.VerdictGoto, chainPick)))
+		rules = append(rules, b.rule("from a pod", match, expr.Goto(chainPick)))
 	}
 	return append(rules,
-		b.rule("from the node itself", b.fromNode(), jumpTo(expr.VerdictGoto, chainMarked)),
-		b.rule("", jumpTo(expr.VerdictGoto, chainPickLocal)))
+		b.rule("from the node itself", b.fromNode(), expr.Goto(chainMarked)),
+		b.rule("", expr.Goto(chainPickLocal)))
 }
 
 // draws renders the draws at random, after the look at who has been here before if anybody is
 // remembered (sticky).
-func (b builder) draws(p protocol, local, sticky bool) []rule {
-	var rules []rule
+func (b builder) draws(p protocol, local, sticky bool) []nft.Rule {
+	var rules []nft.Rule
 	if sticky {
 		rules = append(rules, b.knownClient(p))
 	}
 	for _, class := range drawClasses() {
-		rules = append(rules, b.choose(p, b.random(class, numbers(Random, local, class))))
+		rules = append(rules, b.choose(p, b.random(class, numbers(plan.Random, local, class))))
 	}
 	return rules
 }
 
 // slots renders the draws of slots. Round-robin comes last, so that others do not move its
 // counters.
-func (b builder) slots(p protocol, local bool) []rule {
-	var rules []rule
-	for _, s := range []Scheduler{SourceHash, Maglev, RoundRobin} {
+func (b builder) slots(p protocol, local bool) []nft.Rule {
+	var rules []nft.Rule
+	for _, s := range []plan.Scheduler{plan.SourceHash, plan.Maglev, plan.RoundRobin} {
 		for _, class := range slotClasses {
 			first := numbers(s, local, class)
 			switch s {
-			case SourceHash:
+			case plan.SourceHash:
 				rules = append(rules, b.choose(p, b.hashed(b.source(), class, first)))
-			case Maglev:
+			case plan.Maglev:
 				rules = append(rules, b.choose(p, b.hashed(append(b.source(), fieldSourcePort), class, first)))
-			case RoundRobin:
+			case plan.RoundRobin:
 				rules = append(rules, b.choose(p, b.turn(class, first)))
 			}
 		}
@@ -207,27 +196,27 @@ func (b builder) slots(p protocol, local bool) []rule {
 }
 
 // choose renders "send to the backend with this number, if there is one".
-func (b builder) choose(p protocol, number exprs) rule {
+func (b builder) choose(p protocol, number expr.List) nft.Rule {
 	return b.rule("", b.isProtocol(p), b.key(fieldDestination, fieldPort), number,
-		exprs{b.lookup(p.String()+"-backends", 0)}, b.dnat())
+		expr.List{b.lookup(p.String()+"-backends", 0)}, b.dnat())
 }
 
 // hooks adds the chains that the kernel enters.
 func (r *ruleset) hooks(b builder, config plan.Config, timeouts []uint32) {
-	var affinity []rule
+	var affinity []nft.Rule
 	for _, seconds := range timeouts {
 		for _, p := range protocols {
 			affinity = append(affinity, b.remember(p, seconds))
 		}
 	}
 	// Without session affinity there is no hook for it.
-	var remember []rule
+	var remember []nft.Rule
 	if len(timeouts) > 0 {
 		r.add(chainAffinity, affinity...)
-		remember = []rule{b.rule("", isTranslated(), jumpTo(expr.VerdictJump, chainAffinity))}
+		remember = []nft.Rule{b.rule("", isTranslated(), expr.Jump(chainAffinity))}
 		r.hook("input", "nat", unix.NF_INET_LOCAL_IN, prioritySource, remember...)
 	}
-	toServices := b.rule("", jumpTo(expr.VerdictGoto, chainServices))
+	toServices := b.rule("", expr.Goto(chainServices))
 	r.hook("prerouting", "nat", unix.NF_INET_PRE_ROUTING, priorityDestination, toServices)
 	r.hook("output", "nat", unix.NF_INET_LOCAL_OUT, priorityDestination, toServices)
 	r.hook("postrouting", "nat", unix.NF_INET_POST_ROUTING, prioritySource, append(remember,
@@ -238,12 +227,12 @@ func (r *ruleset) hooks(b builder, config plan.Config, timeouts []uint32) {
 		r.hook(chainUnservedOutput, "nat", unix.NF_INET_LOCAL_OUT, priorityUnserved, unserved...)
 	}
 	if config.DropInvalid {
-		r.hook("forward", "filter", unix.NF_INET_FORWARD, priorityFilter, b.rule("", isInvalid(), drop()))
+		r.hook("forward", "filter", unix.NF_INET_FORWARD, priorityFilter, b.rule("", isInvalid(), expr.Drop()))
 	}
 }
 
-func (r *ruleset) hook(name, kind string, number uint32, priority int32, rules ...rule) {
-	r.chains = append(r.chains, chain{name: name, hook: &hook{kind: kind, number: number, priority: priority},
+func (r *ruleset) hook(name, kind string, number uint32, priority int32, rules ...nft.Rule) {
+	r.chains = append(r.chains, chain{name: name, hook: nft.Hook{Kind: kind, Number: number, Priority: priority},
 		rules: rules})
 }
 
@@ -273,5 +262,5 @@ var plainSets = [...]string{
 	setHairpin: "hairpin",
 }
 
-// isState tells whether a set holds what packets write, which is not for us to compare.
+// isState reports whether a set holds what packets write, which is not for us to compare.
 func isState(name string) bool { return strings.HasSuffix(name, "-sticky") }

@@ -6,6 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/nft"
+	"github.com/landfall-lb/landfall/proxy/nft/expr"
 )
 
 // set is the definition of a set or map.
@@ -37,7 +39,8 @@ func newSets(family lb.Family, timeouts []uint32) []set {
 		case setHairpin:
 			s.key = []field{fieldSource, fieldDestination}
 		case setSourceRanges:
-			s.key, s.flags = []field{fieldDestination, fieldProtocol, fieldPort, fieldSource}, unix.NFT_SET_INTERVAL|setConcat
+			s.key, s.flags = []field{fieldDestination, fieldProtocol, fieldPort, fieldSource},
+				unix.NFT_SET_INTERVAL|nft.SetConcat
 		}
 		sets = append(sets, s)
 	}
@@ -81,41 +84,50 @@ func stickyKey(family lb.Family) []field {
 	return []field{fieldSource, fieldDestination, fieldPort}
 }
 
-// setConcat is NFT_SET_CONCAT of linux/netfilter/nf_tables.h: each field of a key has a range of
-// its own.
-const setConcat = 0x80
-
-// Numbers by which nft knows types (enum datatypes of nft's datatype.h).
-const (
-	typeInteger = 4
-	typeIPv4    = 7
-	typeIPv6    = 8
-	typeProto   = 12
-	typePort    = 13
-	typeBits    = 6 // per type in a key of several
-)
-
 // typeNumber returns what nft calls a key or value of the given fields.
 func typeNumber(family lb.Family, fields []field) uint32 {
-	var n uint32
-	for _, f := range fields {
-		n <<= typeBits
+	types := make([]uint32, len(fields))
+	for i, f := range fields {
 		switch f {
 		case fieldProtocol:
-			n |= typeProto
+			types[i] = nft.TypeProto
 		case fieldPort:
-			n |= typePort
+			types[i] = nft.TypePort
 		case fieldNumber, fieldClient:
-			n |= typeInteger
+			types[i] = nft.TypeInteger
 		default:
-			if family == lb.IPv6 {
-				n |= typeIPv6
-			} else {
-				n |= typeIPv4
-			}
+			types[i] = nft.TypeAddress(family)
 		}
 	}
-	return n
+	return nft.TypeOf(types...)
+}
+
+// definition returns the set as the kernel takes it.
+func (s set) definition(family lb.Family) nft.Set {
+	d := nft.Set{
+		Name: s.name, Flags: s.flags, KeyType: typeNumber(family, s.key), KeyLength: length(family, s.key), Size: s.size,
+		UserData: s.userdata(family),
+	}
+	if len(s.value) > 0 {
+		d.ValueType, d.ValueLength = typeNumber(family, s.value), length(family, s.value)
+	}
+	if s.flags&nft.SetConcat != 0 {
+		for _, f := range s.key {
+			d.Fields = append(d.Fields, fieldBytes(family, f))
+		}
+	}
+	return d
+}
+
+// fieldBytes is the length of a field without padding.
+func fieldBytes(family lb.Family, f field) uint32 {
+	switch f {
+	case fieldProtocol:
+		return 1
+	case fieldPort, fieldSourcePort:
+		return 2
+	}
+	return 4 * builder{family}.words(f)
 }
 
 // length returns how many bytes the fields take in a set: each of several is padded to four.
@@ -138,9 +150,10 @@ func (s set) userdata(family lb.Family) []byte {
 		return nil
 	}
 	const byteOrder, dataByteOrder, keyTypeOf, dataTypeOf, dataInterval = 0, 1, 3, 4, 6
-	zero := host32(0)
-	return concat(tlv(byteOrder, zero), tlv(dataByteOrder, zero), tlv(keyTypeOf, s.typeOfFields(family, s.key)),
-		tlv(dataTypeOf, s.typeOfFields(family, s.value)), tlv(dataInterval, zero))
+	zero := expr.Host32(0)
+	return concat(nft.TLV(byteOrder, zero), nft.TLV(dataByteOrder, zero),
+		nft.TLV(keyTypeOf, s.typeOfFields(family, s.key)),
+		nft.TLV(dataTypeOf, s.typeOfFields(family, s.value)), nft.TLV(dataInterval, zero))
 }
 
 // typeOfFields describes fields as a concatenation of expressions (expression numbers, header and
@@ -156,7 +169,8 @@ func (s set) typeOfFields(family lb.Family, fields []field) []byte {
 		numgenType, numgenMod, numgenOf = 0, 1, 2
 	)
 	payload := func(header, field uint32) []byte {
-		return concat(tlv(expression, host32(isPayload)), tlv(data, concat(tlv(0, host32(header)), tlv(1, host32(field)))))
+		return concat(nft.TLV(expression, expr.Host32(isPayload)),
+			nft.TLV(data, concat(nft.TLV(0, expr.Host32(header)), nft.TLV(1, expr.Host32(field)))))
 	}
 	var parts []byte
 	for i, f := range fields {
@@ -170,19 +184,16 @@ func (s set) typeOfFields(family lb.Family, fields []field) []byte {
 		case fieldPort:
 			part = payload(map[protocol]uint32{tcp: 8, udp: 6, sctp: 10}[s.typeOf], destinationPort)
 		case fieldNumber, fieldClient: // nft 1.0.6 crashes on a hash here, and takes it for a number of any kind
-			part = concat(tlv(expression, host32(isNumgen)), tlv(data, concat(
-				tlv(numgenType, host32(unix.NFT_NG_RANDOM)), tlv(numgenMod, host32(2)), tlv(numgenOf, host32(0)))))
+			part = concat(nft.TLV(expression, expr.Host32(isNumgen)), nft.TLV(data, concat(
+				nft.TLV(numgenType, expr.Host32(unix.NFT_NG_RANDOM)), nft.TLV(numgenMod, expr.Host32(2)),
+				nft.TLV(numgenOf, expr.Host32(0)))))
 		}
 		if len(fields) == 1 {
 			return part
 		}
-		parts = append(parts, tlv(byte(i), part)...)
+		parts = append(parts, nft.TLV(byte(i), part)...)
 	}
-	return concat(tlv(expression, host32(isConcat)), tlv(data, parts))
-}
-
-func tlv(kind byte, value []byte) []byte {
-	return append([]byte{kind, byte(len(value))}, value...)
+	return concat(nft.TLV(expression, expr.Host32(isConcat)), nft.TLV(data, parts))
 }
 
 func concat(parts ...[]byte) []byte {

@@ -1,10 +1,8 @@
 package nftables
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"net/netip"
@@ -18,11 +16,12 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
 	"github.com/landfall-lb/landfall/internal/seeds"
+	"github.com/landfall-lb/landfall/proxy/dialect"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
 // randomService returns a Service in some state. Some share frontends with others.
-func randomService(r *rand.Rand, i int) Service {
+func randomService(r *rand.Rand, i int) plan.Service {
 	key := lb.Key{Namespace: "test", Name: fmt.Sprint("service-", i)}
 	svc := lb.Service{
 		Key: key, Type: lb.LoadBalancer, ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
@@ -72,12 +71,12 @@ func randomService(r *rand.Rand, i int) Service {
 		}
 		slices = append(slices, s)
 	}
-	out := Service{Service: plan.New(svc, slices, plan.Node{Name: localNode})}
+	out := plan.New(svc, slices, plan.Node{Name: localNode})
 	if pick(4) {
 		out.AffinityTimeout = time.Duration(1+r.IntN(3)) * time.Hour
 	}
 	if pick(25) {
-		out.Scheduler = []Scheduler{RoundRobin, SourceHash, Maglev}[r.IntN(3)]
+		out.Scheduler = []plan.Scheduler{plan.RoundRobin, plan.SourceHash, plan.Maglev}[r.IntN(3)]
 	}
 	return out
 }
@@ -98,19 +97,19 @@ func randomConfig(r *rand.Rand) plan.Config {
 
 // story makes random changes, some of them several at once, some twice, and checks now and then
 // that the result is that of a fresh start.
-func story(t *testing.T, seed uint64, steps int, actor func() *Actor, fresh func() *Actor) {
+func story(t *testing.T, seed uint64, steps int, actor func() *testActor, fresh func() *testActor) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	a := actor()
-	now := map[lb.Key]Service{}
+	now := map[lb.Key]plan.Service{}
 	config := randomConfig(r)
 	a.Configure(config)
 	for i := range steps {
-		changed := map[lb.Key]Service{}
+		changed := map[lb.Key]plan.Service{}
 		for range 1 + r.IntN(3) {
 			s := randomService(r, r.IntN(20))
 			if key := s.Key; r.IntN(4) == 0 {
 				delete(now, key)
-				changed[key] = Service{}
+				changed[key] = plan.Service{}
 			} else {
 				now[key], changed[key] = s, s
 			}
@@ -120,17 +119,16 @@ func story(t *testing.T, seed uint64, steps int, actor func() *Actor, fresh func
 			a.Configure(config)
 		}
 		for range 1 + r.IntN(2) {
-			a.SetServices(changed)
+			a.set(changed)
 		}
 		if r.IntN(4) > 0 {
-			a.take() // the next changes are taken together with these
-			_, _ = a.apply(t.Context(), r.IntN(30) == 0)
+			_, _ = a.Apply(t.Context(), r.IntN(30) == 0)
 		}
 		if i%(steps/6) == 0 || i == steps-1 {
 			settled(t, a)
 			want := fresh()
 			want.Configure(config)
-			want.SetServices(now)
+			want.set(now)
 			settled(t, want)
 			same(t, want, a)
 		}
@@ -140,26 +138,25 @@ func story(t *testing.T, seed uint64, steps int, actor func() *Actor, fresh func
 		if r.IntN(100) == 0 {
 			a = actor() // a restart
 			a.Configure(config)
-			a.SetServices(now)
+			a.set(now)
 		}
 	}
 }
 
 // settled applies until there is nothing left to do.
-func settled(t *testing.T, a *Actor) {
+func settled(t *testing.T, a *testActor) {
 	t.Helper()
-	a.take()
 	for range 30 {
-		if _, err := a.apply(t.Context(), false); err == nil {
+		if _, err := a.Apply(t.Context(), false); err == nil {
 			return
 		}
 	}
-	_, err := a.apply(t.Context(), false)
+	_, err := a.Apply(t.Context(), false)
 	t.Fatalf("never comes to rest: %v", err)
 }
 
 // same compares what the kernels of two actors hold.
-func same(t *testing.T, want, got *Actor) {
+func same(t *testing.T, want, got *testActor) {
 	t.Helper()
 	for i, table := range want.tables {
 		a, err := table.kernel.load()
@@ -173,15 +170,15 @@ func same(t *testing.T, want, got *Actor) {
 		if reflect.DeepEqual(a, b) {
 			continue
 		}
-		if d := cmp.Diff(a, b, cmp.AllowUnexported(state{}, element{}, frontend{}, target{}, shape{}, chainState{}, hook{}),
+		if d := cmp.Diff(a, b, cmp.AllowUnexported(state{}, element{}, frontend{}, target{}),
 			cmpopts.EquateEmpty()); d != "" {
 			t.Errorf("%s is not as after a fresh start (-fresh +is):\n%.4000s", table.family, d)
 		}
 	}
 }
 
-func fakeActor(kernels map[lb.Family]kernel) *Actor {
-	return newActor(Deps{Log: slog.New(slog.DiscardHandler), Changed: func() {}}, kernels)
+func fakeActor(kernels map[lb.Family]kernel) *testActor {
+	return newActor(dialect.Deps{}, kernels)
 }
 
 func fakeKernels() map[lb.Family]kernel {
@@ -193,8 +190,8 @@ func TestContract6RandomStoriesEndAsAFreshStart(t *testing.T) {
 	t.Parallel()
 	seeds.Run(t, seeds.Of(4, 60), nil, func(t *testing.T, seed uint64) {
 		kernels := fakeKernels()
-		story(t, seed, seeds.Of(150, 300), func() *Actor { return fakeActor(kernels) },
-			func() *Actor { return fakeActor(fakeKernels()) })
+		story(t, seed, seeds.Of(150, 300), func() *testActor { return fakeActor(kernels) },
+			func() *testActor { return fakeActor(fakeKernels()) })
 	})
 }
 
@@ -202,7 +199,7 @@ func TestContract6RandomStoriesEndAsAFreshStart(t *testing.T) {
 func TestContract6RandomStoriesInTheKernel(t *testing.T) {
 	seeds.Run(t, seeds.Of(1, 5), nil, func(t *testing.T, seed uint64) {
 		ns, other := nstest.New(t), nstest.New(t)
-		story(t, seed, seeds.Of(200, 1000), func() *Actor { return newTestActor(t, ns) }, func() *Actor {
+		story(t, seed, seeds.Of(200, 1000), func() *testActor { return newTestActor(t, ns) }, func() *testActor {
 			other.Run(t, "nft", "flush", "ruleset")
 			return newTestActor(t, other)
 		})
@@ -219,13 +216,13 @@ func TestContract1RandomFailures(t *testing.T) {
 		a := fakeActor(map[lb.Family]kernel{lb.IPv4: four, lb.IPv6: six})
 		config := randomConfig(r)
 		a.Configure(config)
-		now := map[lb.Key]Service{}
-		a.SetServices(now)
+		now := map[lb.Key]plan.Service{}
+		a.set(now)
 		outcomes := map[lb.Key]plan.Outcome{}
 		for range seeds.Of(60, 200) {
 			s := randomService(r, r.IntN(20))
 			now[s.Key] = s
-			a.SetServices(map[lb.Key]Service{s.Key: s})
+			a.set(map[lb.Key]plan.Service{s.Key: s})
 			for _, k := range []*fakeKernel{four, six} {
 				k.refuse, k.loadErr, k.unanswered = nil, nil, nil
 				switch r.IntN(8) {
@@ -241,11 +238,10 @@ func TestContract1RandomFailures(t *testing.T) {
 					k.refuse = func(change) error { return errPoison }
 				}
 			}
-			a.take()
-			_, err := a.apply(t.Context(), r.IntN(3) == 0)
+			_, err := a.Apply(t.Context(), r.IntN(3) == 0)
 			maps.Copy(outcomes, a.Outcomes())
 			if err == nil && r.IntN(4) == 0 {
-				_, _ = a.apply(t.Context(), true)
+				_, _ = a.Apply(t.Context(), true)
 				maps.Copy(outcomes, a.Outcomes())
 				if four.loadErr == nil && six.loadErr == nil {
 					confirm(t, a, outcomes, config)
@@ -262,7 +258,7 @@ func TestContract1RandomFailures(t *testing.T) {
 		settled(t, a)
 		want := fakeActor(fakeKernels())
 		want.Configure(config)
-		want.SetServices(now)
+		want.set(now)
 		settled(t, want)
 		same(t, want, a)
 		maps.Copy(outcomes, a.Outcomes())
@@ -271,7 +267,7 @@ func TestContract1RandomFailures(t *testing.T) {
 }
 
 // confirm checks that the kernels hold what the outcomes say.
-func confirm(t *testing.T, a *Actor, outcomes map[lb.Key]plan.Outcome, config plan.Config) {
+func confirm(t *testing.T, a *testActor, outcomes map[lb.Key]plan.Outcome, config plan.Config) {
 	t.Helper()
 	for _, table := range a.tables {
 		st, err := table.kernel.load()
@@ -279,7 +275,7 @@ func confirm(t *testing.T, a *Actor, outcomes map[lb.Key]plan.Outcome, config pl
 			continue
 		}
 		for key, o := range outcomes {
-			s := Service{Service: o.Applied.Only(table.family)}
+			s := o.Applied.Only(table.family)
 			if held := table.applied[key]; held != nil {
 				s.Scheduler, s.AffinityTimeout = held.input.Scheduler, held.input.AffinityTimeout
 			}
@@ -299,23 +295,21 @@ func confirm(t *testing.T, a *Actor, outcomes map[lb.Key]plan.Outcome, config pl
 func TestPoisonedServiceHoldsBackNobody(t *testing.T) {
 	four := newFakeKernel(lb.IPv4)
 	four.refuse = poisoned(30007)
-	a := newActor(Deps{
-		Log: slog.New(slog.DiscardHandler), Changed: func() {},
+	a := newActor(dialect.Deps{
 		Unusable: map[lb.Family]error{lb.IPv6: errors.New("IPv6 is off")},
 	}, map[lb.Family]kernel{lb.IPv4: four})
 	a.Configure(WithAddresses(seedConfig, []netip.Addr{addr("172.31.0.1")}))
-	all := map[lb.Key]Service{}
+	all := map[lb.Key]plan.Service{}
 	for i := range 30 {
 		s := simpleService(i, 2)
 		all[s.Key] = s
 	}
-	a.SetServices(all)
-	a.take()
-	if _, err := a.apply(t.Context(), false); !errors.Is(err, errPoison) {
+	a.set(all)
+	if _, err := a.Apply(t.Context(), false); !errors.Is(err, errPoison) {
 		t.Fatalf("error %v", err)
 	}
 	for key, o := range a.Outcomes() {
-		if bad := key == all[simpleService(7, 2).Key].Key; bad != (o.Err != nil) || bad != o.Alone ||
+		if bad := key == all[simpleService(7, 2).Key].Key; bad != (o.Err != nil) || bad != (len(o.Alone) > 0) ||
 			bad == (len(o.Applied.Ports) > 0) {
 			t.Errorf("%s: error %v, alone %v, %d ports applied", key, o.Err, o.Alone, len(o.Applied.Ports))
 		}
@@ -323,9 +317,8 @@ func TestPoisonedServiceHoldsBackNobody(t *testing.T) {
 	// The next rounds try it alone.
 	before := four.commits
 	s := simpleService(3, 1)
-	a.SetServices(map[lb.Key]Service{s.Key: s})
-	a.take()
-	_, _ = a.apply(t.Context(), false)
+	a.set(map[lb.Key]plan.Service{s.Key: s})
+	_, _ = a.Apply(t.Context(), false)
 	if o := a.Outcomes()[s.Key]; o.Err != nil || len(o.Applied.Ports[0].Backends.Cluster) != 1 {
 		t.Errorf("another Service's change: %+v", o)
 	}
@@ -334,13 +327,13 @@ func TestPoisonedServiceHoldsBackNobody(t *testing.T) {
 	}
 	four.refuse = nil
 	settled(t, a)
-	if o := a.Outcomes()[all[simpleService(7, 2).Key].Key]; o.Err != nil || o.Alone || len(o.Applied.Ports) == 0 {
+	if o := a.Outcomes()[all[simpleService(7, 2).Key].Key]; o.Err != nil || len(o.Alone) > 0 || len(o.Applied.Ports) == 0 {
 		t.Errorf("after it is well again: %+v", o)
 	}
 }
 
 // simpleService has a cluster IP and a node port, and so many backends.
-func simpleService(i, backends int) Service {
+func simpleService(i, backends int) plan.Service {
 	key := lb.Key{Namespace: "test", Name: fmt.Sprint("service-", i)}
 	svc := lb.Service{
 		Key: key, Type: lb.NodePort, ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
@@ -352,7 +345,7 @@ func simpleService(i, backends int) Service {
 		s.Endpoints = append(s.Endpoints, lb.Endpoint{Addr: netip.AddrFrom4([4]byte{192, 168, byte(i), byte(j + 1)}),
 			Ready: true})
 	}
-	return Service{Service: plan.New(svc, []lb.Slice{s}, plan.Node{Name: localNode})}
+	return plan.New(svc, []lb.Slice{s}, plan.Node{Name: localNode})
 }
 
 // A frontend that two Services want is served for one of them, the same after each start, and the
@@ -361,10 +354,10 @@ func TestContestedFrontend(t *testing.T) {
 	for _, order := range [][]int{{1, 2}, {2, 1}} {
 		a := fakeActor(fakeKernels())
 		a.Configure(WithAddresses(seedConfig, []netip.Addr{addr("172.31.0.1")}))
-		services := map[int]Service{1: simpleService(1, 1), 2: simpleService(2, 2)}
+		services := map[int]plan.Service{1: simpleService(1, 1), 2: simpleService(2, 2)}
 		services[2].Ports[0].Frontends[1].Port = 30001 // the other's node port
 		for _, i := range order {
-			a.SetServices(map[lb.Key]Service{services[i].Key: services[i]})
+			a.set(map[lb.Key]plan.Service{services[i].Key: services[i]})
 			settled(t, a)
 		}
 		o := a.Outcomes()
@@ -372,7 +365,7 @@ func TestContestedFrontend(t *testing.T) {
 		if first.Err != nil || len(first.Applied.Ports[0].Frontends) != 2 {
 			t.Errorf("order %v: the one: %+v", order, first)
 		}
-		if second.Err == nil || !second.Alone || len(second.Applied.Ports[0].Frontends) != 1 {
+		if second.Err == nil || len(second.Alone) == 0 || len(second.Applied.Ports[0].Frontends) != 1 {
 			t.Errorf("order %v: the other: %+v", order, second)
 		}
 		at := frontend{addr: addressOf(addr("172.31.0.1")), port: 30001, protocol: tcp}
@@ -380,7 +373,7 @@ func TestContestedFrontend(t *testing.T) {
 			entry{element: element{set: setAffinity}})); len(got.all) != 1 {
 			t.Errorf("order %v: the frontend has %d backends", order, len(got.all))
 		}
-		a.SetServices(map[lb.Key]Service{services[1].Key: {}})
+		a.set(map[lb.Key]plan.Service{services[1].Key: {}})
 		settled(t, a)
 		if second := a.Outcomes()[services[2].Key]; second.Err != nil || len(second.Applied.Ports[0].Frontends) != 2 {
 			t.Errorf("order %v: the heir: %+v", order, second)
@@ -393,12 +386,12 @@ func TestColdStartIsSplit(t *testing.T) {
 	kernels := fakeKernels()
 	a := fakeActor(kernels)
 	a.Configure(seedConfig)
-	all := map[lb.Key]Service{}
+	all := map[lb.Key]plan.Service{}
 	for i := range 5000 {
 		s := simpleService(i, 2)
 		all[s.Key] = s
 	}
-	a.SetServices(all)
+	a.set(all)
 	settled(t, a)
 	four := kernels[lb.IPv4].(*fakeKernel)
 	if four.largest > 2*maxOperations || four.commits > 20 {
@@ -408,14 +401,14 @@ func TestColdStartIsSplit(t *testing.T) {
 	before := four.commits
 	b := fakeActor(kernels)
 	b.Configure(seedConfig)
-	b.SetServices(all)
+	b.set(all)
 	settled(t, b)
 	if four.commits != before {
 		t.Errorf("%d transactions for what is there already", four.commits-before)
 	}
 	c := fakeActor(kernels)
 	c.Configure(seedConfig)
-	c.SetServices(nil)
+	c.set(nil)
 	settled(t, c)
 	if len(four.state.elements) != 0 || four.largest > 2*maxOperations {
 		t.Errorf("%d elements left, the largest transaction was of %d", len(four.state.elements), four.largest)
@@ -429,16 +422,15 @@ func TestContract6PredecessorsElementsStayWhileOursAreRefused(t *testing.T) {
 	a := fakeActor(kernels)
 	a.Configure(seedConfig)
 	s, other := simpleService(1, 2), simpleService(2, 2)
-	a.SetServices(map[lb.Key]Service{s.Key: s, other.Key: other})
+	a.set(map[lb.Key]plan.Service{s.Key: s, other.Key: other})
 	settled(t, a)
 	four := kernels[lb.IPv4].(*fakeKernel)
 	four.refuse = poisoned(80)
 	b := fakeActor(kernels)
 	b.Configure(seedConfig)
 	now := simpleService(1, 3)
-	b.SetServices(map[lb.Key]Service{now.Key: now})
-	b.take()
-	if _, err := b.apply(t.Context(), false); err == nil {
+	b.set(map[lb.Key]plan.Service{now.Key: now})
+	if _, err := b.Apply(t.Context(), false); err == nil {
 		t.Fatal("no error")
 	}
 	at := frontend{addr: addressOf(addr("10.96.0.1")), port: 80, protocol: tcp}
@@ -453,23 +445,5 @@ func TestContract6PredecessorsElementsStayWhileOursAreRefused(t *testing.T) {
 	}
 	if _, ok := four.state.elements[element{set: setClusterIPs, frontend: frontend{addr: at.addr}}]; !ok {
 		t.Error("its cluster IP is gone")
-	}
-}
-
-func TestNothingIsWrittenBeforeItIsKnownWhatIsWanted(t *testing.T) {
-	kernels := fakeKernels()
-	a := fakeActor(kernels)
-	if again, err := a.step(context.Background()); again != 0 || err != nil {
-		t.Errorf("step: %v, %v", again, err)
-	}
-	a.Configure(seedConfig)
-	_, _ = a.step(context.Background())
-	if n := kernels[lb.IPv4].(*fakeKernel).commits; n != 0 || a.Synced() {
-		t.Errorf("%d transactions, synced %v", n, a.Synced())
-	}
-	a.SetServices(nil)
-	_, _ = a.step(context.Background())
-	if n := kernels[lb.IPv4].(*fakeKernel).commits; n != 1 || !a.Synced() {
-		t.Errorf("%d transactions, synced %v", n, a.Synced())
 	}
 }

@@ -19,14 +19,14 @@ import (
 )
 
 // three is a case's Service with the named endpoints ready.
-func three(w cases.World, scheduler Scheduler, timeout time.Duration, at ...string) (Service, plan.Config) {
+func three(w cases.World, scheduler plan.Scheduler, timeout time.Duration, at ...string) (plan.Service, plan.Config) {
 	c := cases.Case{Backends: []cases.Backend{}}
 	for _, name := range at {
 		c.Backends = append(c.Backends, cases.Backend{At: name, Ready: true, Serving: true})
 	}
 	p, config := c.Plan(w)
-	return Service{Service: p, Scheduler: scheduler, AffinityTimeout: timeout},
-		WithAddresses(config, []netip.Addr{w.Node, w.Node2})
+	p.Scheduler, p.AffinityTimeout = scheduler, timeout
+	return p, WithAddresses(config, []netip.Addr{w.Node, w.Node2})
 }
 
 // A client keeps its endpoint, per frontend, over restarts and changes of others, until the
@@ -38,10 +38,10 @@ func TestSessionAffinity(t *testing.T) {
 			s := cases.NewSite(t, w)
 			a := newTestActor(t, s.Node)
 			everywhere := []string{"local", "local2", "remote"}
-			apply := func(a *Actor, timeout time.Duration, at ...string) {
-				service, config := three(w, Random, timeout, at...)
+			apply := func(a *testActor, timeout time.Duration, at ...string) {
+				service, config := three(w, plan.Random, timeout, at...)
 				a.Configure(config)
-				a.settle(t, map[lb.Key]Service{service.Key: service})
+				a.settle(t, map[lb.Key]plan.Service{service.Key: service})
 			}
 			apply(a, 3*time.Hour, everywhere...)
 			table := []cases.Case{
@@ -135,7 +135,7 @@ func TestContract2AffinityEndsWhereThePolicyBecomesLocal(t *testing.T) {
 		service, config := serviceOf(w, cases.Case{Backends: step.at, Service: step.policy})
 		service.AffinityTimeout = time.Hour
 		a.Configure(config)
-		a.settle(t, map[lb.Key]Service{service.Key: service})
+		a.settle(t, map[lb.Key]plan.Service{service.Key: service})
 		for range 4 {
 			for from, want := range map[string]string{"outside": step.outside, "pod": step.pod} {
 				got, _, err := s.Ask(cases.Case{From: from, To: "vip"}, cases.Long)
@@ -147,7 +147,7 @@ func TestContract2AffinityEndsWhereThePolicyBecomesLocal(t *testing.T) {
 	}
 }
 
-func (a *Actor) table(family lb.Family) *table {
+func (a *testActor) table(family lb.Family) *table {
 	return a.tables[slices.IndexFunc(a.tables, func(t *table) bool { return t.family == family })]
 }
 
@@ -155,14 +155,14 @@ func (a *Actor) table(family lb.Family) *table {
 // and so will the next release.
 func TestHashesAreTheKernels(t *testing.T) {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
-		for _, scheduler := range []Scheduler{SourceHash, Maglev} {
+		for _, scheduler := range []plan.Scheduler{plan.SourceHash, plan.Maglev} {
 			t.Run(fmt.Sprint(family, "/", scheduler), func(t *testing.T) {
 				w := cases.WorldOf(family)
 				s := cases.NewSite(t, w)
 				a := newTestActor(t, s.Node)
 				service, config := three(w, scheduler, 0, "local", "local2", "remote")
 				a.Configure(config)
-				a.settle(t, map[lb.Key]Service{service.Key: service})
+				a.settle(t, map[lb.Key]plan.Service{service.Key: service})
 				c := cases.Case{From: "pod", To: "cluster", Scheduler: plan.Scheduler(scheduler), Backends: []cases.Backend{
 					{At: "local", Ready: true, Serving: true}, {At: "local2", Ready: true, Serving: true},
 					{At: "remote", Ready: true, Serving: true},
@@ -179,7 +179,7 @@ func TestHashesAreTheKernels(t *testing.T) {
 					}
 					seen[got] = true
 				}
-				if want := map[Scheduler]int{SourceHash: 1, Maglev: 3}[scheduler]; len(seen) != want {
+				if want := map[plan.Scheduler]int{plan.SourceHash: 1, plan.Maglev: 3}[scheduler]; len(seen) != want {
 					t.Errorf("40 connections of one client reached %d endpoints, want %d", len(seen), want)
 				}
 			})
@@ -213,9 +213,9 @@ func TestRoundRobinTakesTurns(t *testing.T) {
 	w := cases.WorldOf(lb.IPv4)
 	s := cases.NewSite(t, w)
 	a := newTestActor(t, s.Node)
-	service, config := three(w, RoundRobin, 0, "local", "local2", "remote")
+	service, config := three(w, plan.RoundRobin, 0, "local", "local2", "remote")
 	a.Configure(config)
-	a.settle(t, map[lb.Key]Service{service.Key: service})
+	a.settle(t, map[lb.Key]plan.Service{service.Key: service})
 	var order []string
 	for i := range 30 {
 		order = append(order, dialFrom(t, s, "pod", netip.AddrPortFrom(w.Pod, 42000+uint16(i)),
@@ -235,12 +235,12 @@ func TestContract6NoConnectionIsRefusedWhileEndpointsChange(t *testing.T) {
 	w := cases.WorldOf(lb.IPv4)
 	s := cases.NewSite(t, w)
 	a := newTestActor(t, s.Node)
-	apply := func(scheduler Scheduler, at ...string) {
+	apply := func(scheduler plan.Scheduler, at ...string) {
 		service, config := three(w, scheduler, 0, at...)
 		a.Configure(config)
-		a.settle(t, map[lb.Key]Service{service.Key: service})
+		a.settle(t, map[lb.Key]plan.Service{service.Key: service})
 	}
-	apply(Random, "local")
+	apply(plan.Random, "local")
 	stop := make(chan struct{})
 	var connections, changes atomic.Int64
 	var group sync.WaitGroup
@@ -269,7 +269,7 @@ func TestContract6NoConnectionIsRefusedWhileEndpointsChange(t *testing.T) {
 		})
 	}
 	sets := [][]string{{"local"}, {"local", "local2"}, {"local", "local2", "remote"}, {"local", "remote"}}
-	schedulers := []Scheduler{Random, Maglev, Random, RoundRobin, SourceHash}
+	schedulers := []plan.Scheduler{plan.Random, plan.Maglev, plan.Random, plan.RoundRobin, plan.SourceHash}
 	for i := 0; i < seeds.Of(240, 2000) && !t.Failed(); i++ {
 		apply(schedulers[i/4%len(schedulers)], sets[i%len(sets)]...)
 		changes.Add(1)

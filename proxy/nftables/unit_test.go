@@ -4,17 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/cases"
+	"github.com/landfall-lb/landfall/proxy/dialect"
+	"github.com/landfall-lb/landfall/proxy/nfnetlink"
+	"github.com/landfall-lb/landfall/proxy/nft"
+	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
 // Each number of backends has a class of its size, or one that a draw hits with more than even
@@ -31,9 +32,9 @@ func TestClasses(t *testing.T) {
 	var spans []span
 	for _, local := range []bool{false, true} {
 		for _, class := range drawClasses() {
-			spans = append(spans, span{numbers(Random, local, class), numbers(Random, local, class) + class - 1})
+			spans = append(spans, span{numbers(plan.Random, local, class), numbers(plan.Random, local, class) + class - 1})
 		}
-		for _, s := range []Scheduler{RoundRobin, SourceHash, Maglev} {
+		for _, s := range []plan.Scheduler{plan.RoundRobin, plan.SourceHash, plan.Maglev} {
 			for _, class := range slotClasses {
 				spans = append(spans, span{numbers(s, local, class), numbers(s, local, class) + class - 1})
 			}
@@ -62,7 +63,7 @@ func TestSlotsAreEvenAndStable(t *testing.T) {
 	for _, n := range []int{2, 3, 6, 20, 51, 400} {
 		size := slotClass(n)
 		share := float64(size) / float64(n)
-		for _, s := range []Scheduler{RoundRobin, Maglev} {
+		for _, s := range []plan.Scheduler{plan.RoundRobin, plan.Maglev} {
 			counts := make([]int, n)
 			for _, i := range slots(s, targets(n), size) {
 				counts[i]++
@@ -72,7 +73,7 @@ func TestSlotsAreEvenAndStable(t *testing.T) {
 			}
 		}
 		all := targets(n + 1)
-		before, after := slots(Maglev, all[:n], size), slots(Maglev, all, size)
+		before, after := slots(plan.Maglev, all[:n], size), slots(plan.Maglev, all, size)
 		moved := 0
 		for i := range before {
 			if before[i] != after[i] {
@@ -90,7 +91,7 @@ func TestSlotsAreEvenAndStable(t *testing.T) {
 // Computed with this code once.
 func TestMaglevIsTheSameInAllReleases(t *testing.T) {
 	counts, sum := [3]int{}, 0
-	for i, b := range slots(Maglev, targets(3), 127) {
+	for i, b := range slots(plan.Maglev, targets(3), 127) {
 		counts[b]++
 		sum = (sum*31 + int(b)*(i+1)) % 1_000_003
 	}
@@ -142,12 +143,9 @@ func testEncoding(t *testing.T, family lb.Family, e entry) {
 	if !ok {
 		t.Fatalf("%s is not known as a set of ours", e.setName())
 	}
-	var last []byte
-	if e.set == setSourceRanges {
-		last = e.appendKey(nil, family, e.lastSource(family))
-	}
-	if got, err := decode(of, family, e.appendKey(nil, family, e.source), last, e.appendValue(nil, family)); err != nil ||
-		got != e {
+	var held nft.Element
+	(netlinkKernel{family: family}).each([]entry{e}, true)(&held)
+	if got, err := decode(of, family, held); err != nil || got != e {
 		t.Errorf("%s %s: %+v came back as %+v, %v", family, e.setName(), e, got, err)
 	}
 }
@@ -167,12 +165,12 @@ func FuzzDecode(f *testing.F) {
 		if !ok {
 			return
 		}
-		e, err := decode(of, family, key, last, value)
+		e, err := decode(of, family, nft.Element{Key: key, Last: last, Value: value})
 		if err != nil {
 			return
 		}
-		again, err := decode(of, family, e.appendKey(nil, family, e.source), e.appendKey(nil, family, e.lastSource(family)),
-			e.appendValue(nil, family))
+		again, err := decode(of, family, nft.Element{Key: e.appendKey(nil, family, e.source),
+			Last: e.appendKey(nil, family, e.lastSource(family)), Value: e.appendValue(nil, family)})
 		if of.set != setBackends && of.set != setPorts {
 			again.to = e.to
 		}
@@ -182,35 +180,13 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-func FuzzMessages(f *testing.F) {
-	m := messages{family: lb.IPv4, table: TableName}
-	m.begin()
-	m.addTable()
-	m.addElements([]entry{{element: element{set: setExternal}}})
-	m.end()
-	f.Add(m.buf)
-	f.Add([]byte{})
-	f.Fuzz(func(t *testing.T, b []byte) {
-		disturbing(b)
-		_ = split(b, func(m netlinkMessage) error {
-			_ = m.failure()
-			if len(m.data) > 4 {
-				readShape(m.data[4:])
-				readHook(m.data[4:])
-				text(attribute(m.data[4:], 1))
-			}
-			return nil
-		})
-	})
-}
-
 // Contract clause 1: what others took away, and the kernel does not take back, is not programmed.
 func TestContract1LostRulesAreNotProgrammed(t *testing.T) {
 	for name, damage := range map[string]func(*fakeKernel){
 		"table gone": (*fakeKernel).wipe,
 		"rule gone": func(k *fakeKernel) {
 			c := k.state.chains["services"]
-			c.rules = c.rules[1:]
+			c.Rules = c.Rules[1:]
 			k.state.chains["services"] = c
 		},
 		"elements gone": func(k *fakeKernel) { clear(k.state.elements) },
@@ -220,7 +196,7 @@ func TestContract1LostRulesAreNotProgrammed(t *testing.T) {
 			a := fakeActor(kernels)
 			a.Configure(seedConfig)
 			s := simpleService(1, 2)
-			a.SetServices(map[lb.Key]Service{s.Key: s})
+			a.set(map[lb.Key]plan.Service{s.Key: s})
 			settled(t, a)
 			if o := a.Outcomes()[s.Key]; o.Err != nil || len(o.Applied.Ports) != 1 {
 				t.Fatalf("at first: %+v", o)
@@ -228,10 +204,10 @@ func TestContract1LostRulesAreNotProgrammed(t *testing.T) {
 			four := kernels[lb.IPv4].(*fakeKernel)
 			damage(four)
 			four.refuse = func(change) error { return errPoison }
-			if _, err := a.apply(t.Context(), true); !errors.Is(err, errPoison) {
+			if _, err := a.Apply(t.Context(), true); !errors.Is(err, errPoison) {
 				t.Errorf("error %v", err)
 			}
-			if o := a.Outcomes()[s.Key]; !errors.Is(o.Err, errPoison) || o.Alone || len(o.Applied.Ports) > 0 {
+			if o := a.Outcomes()[s.Key]; !errors.Is(o.Err, errPoison) || len(o.Alone) > 0 || len(o.Applied.Ports) > 0 {
 				t.Errorf("then: %+v", o)
 			}
 			four.refuse = nil
@@ -241,7 +217,7 @@ func TestContract1LostRulesAreNotProgrammed(t *testing.T) {
 			}
 			want := fakeActor(fakeKernels())
 			want.Configure(seedConfig)
-			want.SetServices(map[lb.Key]Service{s.Key: s})
+			want.set(map[lb.Key]plan.Service{s.Key: s})
 			settled(t, want)
 			same(t, want, a)
 		})
@@ -254,13 +230,13 @@ func TestContract7FailedListingChangesNothing(t *testing.T) {
 	a := fakeActor(kernels)
 	a.Configure(seedConfig)
 	s := simpleService(1, 2)
-	a.SetServices(map[lb.Key]Service{s.Key: s})
+	a.set(map[lb.Key]plan.Service{s.Key: s})
 	settled(t, a)
 	a.Outcomes()
 	four := kernels[lb.IPv4].(*fakeKernel)
 	before := four.commits
-	four.loadErr = errInterrupted
-	if _, err := a.apply(t.Context(), true); !errors.Is(err, errInterrupted) {
+	four.loadErr = nfnetlink.ErrInterrupted
+	if _, err := a.Apply(t.Context(), true); !errors.Is(err, nfnetlink.ErrInterrupted) {
 		t.Errorf("error %v", err)
 	}
 	if o := a.Outcomes(); len(o) > 0 || four.commits != before {
@@ -287,17 +263,17 @@ func TestRetriesAndVerification(t *testing.T) {
 			}
 			return nil
 		}
-		var seen []Sync
-		a := newActor(Deps{
-			Log: slog.New(slog.DiscardHandler), Changed: func() {}, Verify: time.Minute,
-			Observe:  func(s Sync) { seen = append(seen, s) },
+		var seen []dialect.Sync
+		a := newActor(dialect.Deps{
+			Verify:   time.Minute,
+			Observe:  func(s dialect.Sync) { seen = append(seen, s) },
 			Unusable: map[lb.Family]error{lb.IPv6: errors.New("IPv6 is off")},
 		}, map[lb.Family]kernel{lb.IPv4: four})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
-		go func() { done <- a.runner.Run(ctx) }()
+		go func() { done <- a.Run(ctx) }()
 		a.Configure(seedConfig)
-		a.SetServices(nil)
+		a.set(nil)
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		ms := time.Millisecond
@@ -318,23 +294,13 @@ func TestRetriesAndVerification(t *testing.T) {
 	})
 }
 
-func TestErrorsSayWhatWasAsked(t *testing.T) {
-	m := netlinkMessage{kind: unix.NLMSG_ERROR, data: []byte{0xef, 0xff, 0xff, 0xff}} // -17
-	if err := m.failure(); !errors.Is(err, unix.EEXIST) {
-		t.Error(err)
-	}
-	if err := (netlinkMessage{data: make([]byte, 4)}).failure(); err != nil {
-		t.Error(err)
-	}
-}
-
 func TestUnusableFamily(t *testing.T) {
 	off := errors.New("IPv6 is off")
-	a := newActor(Deps{Log: slog.New(slog.DiscardHandler), Changed: func() {},
+	a := newActor(dialect.Deps{
 		Unusable: map[lb.Family]error{lb.IPv6: off}},
 		map[lb.Family]kernel{lb.IPv4: newFakeKernel(lb.IPv4)})
 	a.Configure(bothAddresses(seedConfig))
-	a.SetServices(variety())
+	a.set(variety())
 	settled(t, a)
 	for key, o := range a.Outcomes() {
 		if !errors.Is(o.Err, off) && len(variety()[key].Only(lb.IPv6).Ports) > 0 || len(o.Applied.Only(lb.IPv4).Ports) == 0 ||
@@ -350,11 +316,11 @@ func TestIPv6AffinityNeedsOnePort(t *testing.T) {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		for _, second := range []uint16{8080, 8081} {
 			w := cases.WorldOf(family)
-			service, config := three(w, Random, time.Hour, "local", "local2")
+			service, config := three(w, plan.Random, time.Hour, "local", "local2")
 			port := &service.Ports[0]
 			port.Backends.Cluster[1].Addr = netip.AddrPortFrom(port.Backends.Cluster[1].Addr.Addr(), second)
 			f := newRenderer(family, config).frontend(frontend{addr: addressOf(w.VIP), port: 80, protocol: tcp}, *port,
-				port.Frontends[1], Random, 3600)
+				port.Frontends[1], plan.Random, 3600)
 			has := map[setID]bool{}
 			for _, e := range f {
 				has[e.set] = true

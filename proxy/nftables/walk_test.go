@@ -11,12 +11,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/seeds"
 	"github.com/landfall-lb/landfall/proxy/cases"
+	"github.com/landfall-lb/landfall/proxy/nft"
+	"github.com/landfall-lb/landfall/proxy/nft/expr"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -188,9 +189,9 @@ func (w *walker) chain(name string, p way) []way {
 }
 
 // rule runs one rule. Ways that the rule does not match come out undecided.
-func (w *walker) rule(r rule, p way) []way {
+func (w *walker) rule(r nft.Rule, p way) []way {
 	ways, out := []way{p}, []way(nil)
-	for _, e := range r.exprs {
+	for _, e := range r.Exprs {
 		var next []way
 		for _, each := range ways {
 			matched, missed := w.expr(e, each)
@@ -246,17 +247,14 @@ func (w *walker) expr(e expr.Any, p way) (matched, missed []way) {
 	case *expr.Ct:
 		p.store(e.Register, w.ct(e, p))
 	case *expr.Fib:
-		if e.FlagSADDR == e.FlagDADDR || !e.ResultADDRTYPE {
-			w.t.Fatalf("unknown %+v", e)
-		}
-		kind, addr := uint32(unix.RTN_UNICAST), p.src.Addr()
-		if e.FlagDADDR {
-			addr = p.dst.Addr()
+		kind, addr := uint32(unix.RTN_UNICAST), p.dst.Addr()
+		if e.Source {
+			addr = p.src.Addr()
 		}
 		if slices.Contains(w.local, addr) {
 			kind = unix.RTN_LOCAL
 		}
-		p.store(e.Register, host32(kind))
+		p.store(e.Register, expr.Host32(kind))
 	case *expr.Bitwise:
 		data := p.load(e.SourceRegister, e.Len)
 		for i := range data {
@@ -271,13 +269,13 @@ func (w *walker) expr(e expr.Any, p way) (matched, missed []way) {
 		p.drawn[at(e.Register)/4] = draw{e.Modulus, e.Offset}
 	case *expr.Hash:
 		h := jhash(p.load(e.SourceRegister, e.Length), e.Seed)
-		p.store(e.DestRegister, host32(uint32(uint64(h)*uint64(e.Modulus)>>32)+e.Offset))
+		p.store(e.DestRegister, expr.Host32(uint32(uint64(h)*uint64(e.Modulus)>>32)+e.Offset))
 	case *expr.Lookup:
 		return w.lookup(e, p)
-	case *expr.NAT:
-		length := uint32(addressBytes(w.family))
-		to, _ := netip.AddrFromSlice(p.load(e.RegAddrMin, length))
-		p.originalDst, p.dst = p.dst, netip.AddrPortFrom(to, binary.BigEndian.Uint16(p.load(e.RegProtoMin, 2)))
+	case *expr.DNAT:
+		length := uint32(nft.AddressBytes(w.family))
+		to, _ := netip.AddrFromSlice(p.load(e.RegAddr, length))
+		p.originalDst, p.dst = p.dst, netip.AddrPortFrom(to, binary.BigEndian.Uint16(p.load(e.RegPort, 2)))
 		p.verdict = "dnat"
 	case *expr.Masq:
 		p.masquerade, p.verdict = true, "masquerade"
@@ -316,7 +314,7 @@ func (w *walker) meta(e *expr.Meta, p way) []way {
 	case e.Key == expr.MetaKeyMARK && e.SourceRegister:
 		p.mark = binary.NativeEndian.Uint32(p.load(e.Register, 4))
 	case e.Key == expr.MetaKeyMARK:
-		p.store(e.Register, host32(p.mark))
+		p.store(e.Register, expr.Host32(p.mark))
 	case e.Key == expr.MetaKeyL4PROTO:
 		p.store(e.Register, []byte{byte(p.protocol)})
 	case e.Key == expr.MetaKeyIIFNAME:
@@ -331,14 +329,14 @@ func (w *walker) ct(e *expr.Ct, p way) []byte {
 	switch e.Key {
 	case expr.CtKeySTATE:
 		if p.invalid {
-			return host32(expr.CtStateBitINVALID)
+			return expr.Host32(expr.CtStateBitINVALID)
 		}
-		return host32(expr.CtStateBitNEW)
+		return expr.Host32(expr.CtStateBitNEW)
 	case expr.CtKeySTATUS:
 		if p.originalDst.IsValid() {
-			return host32(statusTranslated)
+			return expr.Host32(statusTranslated)
 		}
-		return host32(0)
+		return expr.Host32(0)
 	case unix.NFT_CT_SRC_IP, unix.NFT_CT_SRC_IP6:
 		return p.src.Addr().AsSlice()
 	case unix.NFT_CT_DST_IP, unix.NFT_CT_DST_IP6:
@@ -385,7 +383,7 @@ func (w *walker) lookup(e *expr.Lookup, p way) (matched, missed []way) {
 			if n < d.first || n >= d.first+d.of {
 				continue
 			}
-			copy(key[size-4:], host32(n))
+			copy(key[size-4:], expr.Host32(n))
 			hit := p
 			hit.store(e.DestRegister, []byte(w.sets[e.SetName][string(key)]))
 			hit.chance = p.chance / float64(d.of)
@@ -459,7 +457,7 @@ func jhash(k []byte, seed uint32) uint32 {
 // walkOf renders a case for the walker.
 func walkOf(t *testing.T, w cases.World, c cases.Case) *walker {
 	service, config := serviceOf(w, c)
-	service.Service = service.Only(w.Family)
+	service = service.Only(w.Family)
 	var timeouts []uint32
 	if service.AffinityTimeout > 0 {
 		timeouts = []uint32{uint32(service.AffinityTimeout / time.Second)}
@@ -469,10 +467,9 @@ func walkOf(t *testing.T, w cases.World, c cases.Case) *walker {
 }
 
 // serviceOf plans a case as the mode does.
-func serviceOf(w cases.World, c cases.Case) (Service, plan.Config) {
+func serviceOf(w cases.World, c cases.Case) (plan.Service, plan.Config) {
 	service, config := c.Plan(w)
-	return Service{Service: service, AffinityTimeout: service.AffinityTimeout, Scheduler: Scheduler(service.Scheduler)},
-		WithAddresses(config, []netip.Addr{w.Node, w.Node2})
+	return service, WithAddresses(config, []netip.Addr{w.Node, w.Node2})
 }
 
 // packetOf returns the first packet of the case's connection.
@@ -493,7 +490,7 @@ func TestRandomSpreadIsEven(t *testing.T) {
 		clear(walk.numbers)
 		at := frontend{addr: addressOf(w.ClusterIP), port: cases.ServicePort, protocol: tcp}
 		writer := writer{at: at}
-		writer.backends(manyBackends(lb.IPv4, n), Random, false)
+		writer.backends(manyBackends(lb.IPv4, n), plan.Random, false)
 		for _, e := range writer.entries {
 			walk.insert(e)
 		}

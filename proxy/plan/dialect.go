@@ -44,6 +44,6 @@ type Outcome struct {
 	Applied Service
 	// Err says why the newest plan is not applied; nil when it is, and while nothing has been tried.
 	Err error
-	// Alone is set when the Service fails by itself, while others can be applied.
-	Alone bool
+	// Alone are the families in which the Service fails by itself, while others can be applied.
+	Alone []lb.Family
 }

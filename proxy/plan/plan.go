@@ -3,6 +3,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -16,6 +17,8 @@ type Node struct {
 	Name      string
 	Zone      string // "" when unknown
 	Addresses []netip.Addr
+	// Scheduler is for Services that do not ask for one.
+	Scheduler Scheduler
 }
 
 // Kind says which field of a Service a frontend comes from.
@@ -107,10 +110,17 @@ type Scheduler string
 
 // The schedulers.
 const (
-	Random     Scheduler = "random"
+	// Random gives each backend the same chance.
+	Random Scheduler = "random"
+	// RoundRobin goes through the backends in turn.
 	RoundRobin Scheduler = "round-robin"
-	SourceHash Scheduler = "source-hash" // the same client has the same backend
-	Maglev     Scheduler = "maglev"      // all nodes agree, and a change of one backend moves few connections
+	// SourceHash sends the same client address to the same backend, on every node. A change of one
+	// backend moves few clients.
+	SourceHash Scheduler = "source-hash"
+	// Maglev sends a connection, told by its client address and port, to the same backend on every
+	// node. A change of one backend moves few connections ("Maglev: A Fast and Reliable Software
+	// Network Load Balancer", NSDI 2016, section 3.4).
+	Maglev Scheduler = "maglev"
 )
 
 // ParseScheduler reads the name of a scheduler; "" stays as it is.
@@ -146,6 +156,7 @@ func New(svc lb.Service, endpoints []lb.Slice, node Node) Service {
 		Affinity: svc.AffinityTimeout > 0, AffinityTimeout: svc.AffinityTimeout,
 	}
 	s.Scheduler, _ = ParseScheduler(svc.Scheduler)
+	s.Scheduler = cmp.Or(s.Scheduler, node.Scheduler)
 	if svc.Type == lb.ExternalName {
 		return s
 	}

@@ -15,15 +15,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/internal/loop"
 )
 
-// Waits before attempts to listen. They double from the least to the most.
-const (
-	minListenWait = 250 * time.Millisecond
-	maxListenWait = 10 * time.Second
-	// strangerEvery is how often a connection from an unknown address is logged at most.
-	strangerEvery = time.Minute
-)
+// unexpectedEvery is how often a connection from an unknown address is logged at most.
+const unexpectedEvery = time.Minute
+
+// listens are the waits between attempts to listen.
+var listens = loop.Backoff{Min: 250 * time.Millisecond, Max: 10 * time.Second}
 
 // listener takes the connections that peers open. One goroutine owns it.
 type listener struct {
@@ -35,9 +35,10 @@ type listener struct {
 	passwords func() map[netip.Addr]string
 	changed   chan struct{} // poked when passwords may return others
 	listening atomic.Bool
-	strangers atomic.Uint64 // connections that no session expects
-	quiet     time.Time     // until when a stranger is not worth a line
-	logged    string        // the last failure
+	refused   atomic.Uint64 // connections that no session expects
+	quiet     time.Time     // until when another one of these is not logged
+	opening   loop.Failures
+	signing   loop.Failures
 }
 
 // CheckListen tells what is wrong with an address for Options.Listen.
@@ -69,31 +70,22 @@ func (l *listener) refresh() {
 	}
 }
 
-// run listens until ctx ends. An address that is in use, or that the node does not have, is tried
-// again.
+// run listens until ctx ends. It retries while the address is in use, or is not one of the node's.
 func (l *listener) run(ctx context.Context) {
-	for wait := minListenWait; ctx.Err() == nil; wait = min(2*wait, maxListenWait) {
+	_ = loop.Retry(ctx, listens, func(ctx context.Context) (worked bool) {
 		socket, err := l.open(ctx)
 		if err == nil {
 			l.log.Info("listening for BGP peers")
-			l.logged, wait = "", minListenWait
+			l.opening, worked = loop.Failures{}, true
 			l.listening.Store(true)
 			err = l.serve(ctx, socket)
 			l.listening.Store(false)
 		}
 		if ctx.Err() == nil {
-			l.failed("cannot listen for BGP peers, so that sessions only begin from here", err)
-			sleep(ctx, wait)
+			l.opening.Log(l.log, "cannot listen for BGP peers, so that only this speaker opens sessions; retrying", "", err)
 		}
-	}
-}
-
-// failed logs what recurs once.
-func (l *listener) failed(what string, err error) {
-	if l.logged != err.Error() {
-		l.logged = err.Error()
-		l.log.Warn(what, "error", err)
-	}
+		return worked
+	})
 }
 
 func (l *listener) open(ctx context.Context) (*net.TCPListener, error) {
@@ -195,9 +187,7 @@ func (l *listener) sign(socket *net.TCPListener, signed map[netip.Addr]string) {
 	if err == nil {
 		err = control(raw, set)
 	}
-	if err != nil {
-		l.failed("a BGP peer with a password cannot connect", err)
-	}
+	l.signing.Log(l.log, "a BGP peer with a password cannot connect", "BGP peers with passwords can connect again", err)
 }
 
 // take hands a connection on, or closes it.
@@ -206,9 +196,9 @@ func (l *listener) take(conn net.Conn) {
 		return
 	}
 	conn.Close()
-	total := l.strangers.Add(1)
+	total := l.refused.Add(1)
 	if now := time.Now(); now.After(l.quiet) {
-		l.quiet = now.Add(strangerEvery)
+		l.quiet = now.Add(unexpectedEvery)
 		l.log.Warn("closed a connection to the BGP port that is of no session", "from", conn.RemoteAddr(), "to",
 			conn.LocalAddr(), "soFar", total)
 	}

@@ -19,7 +19,7 @@ var (
 		[]string{"peer", "direction"}, nil)
 	listeningMetric = prometheus.NewDesc("landfall_bgp_listening",
 		"Whether peers can connect to the address of --bgp-listen.", nil, nil)
-	strangersMetric = prometheus.NewDesc("landfall_bgp_connections_refused_total",
+	refusedMetric = prometheus.NewDesc("landfall_bgp_connections_refused_total",
 		"Connections to the address of --bgp-listen that were closed at once, as they are of no session.", nil, nil)
 	bytesMetric = prometheus.NewDesc("landfall_bgp_bytes_total", "Bytes of messages to and from the peer.",
 		[]string{"peer", "direction"}, nil)
@@ -28,7 +28,7 @@ var (
 // Describe implements prometheus.Collector.
 func (a *Actor) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{upMetric, flapsMetric, announcedMetric, receivedMetric, messagesMetric,
-		updatesMetric, bytesMetric, listeningMetric, strangersMetric} {
+		updatesMetric, bytesMetric, listeningMetric, refusedMetric} {
 		out <- d
 	}
 }
@@ -37,7 +37,7 @@ func (a *Actor) Describe(out chan<- *prometheus.Desc) {
 func (a *Actor) Collect(out chan<- prometheus.Metric) {
 	if l := a.listener; l != nil {
 		out <- prometheus.MustNewConstMetric(listeningMetric, prometheus.GaugeValue, number(l.listening.Load()))
-		out <- prometheus.MustNewConstMetric(strangersMetric, prometheus.CounterValue, float64(l.strangers.Load()))
+		out <- prometheus.MustNewConstMetric(refusedMetric, prometheus.CounterValue, float64(l.refused.Load()))
 	}
 	for peer, s := range a.Brief() {
 		out <- prometheus.MustNewConstMetric(upMetric, prometheus.GaugeValue, number(s.State == Established), peer)

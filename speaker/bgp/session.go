@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 // Waits before attempts to connect. They double from the least up to the session's ConnectTime;
@@ -43,7 +45,7 @@ type session struct {
 	moved    func() // called when router may be another one; it must not block
 
 	mu      sync.Mutex
-	desired lb.BGPSession
+	desired plan.BGPSession
 	// version counts the values of desired, flushedVersion is the one that the peer has heard; -1 for
 	// none.
 	version, flushedVersion int
@@ -74,7 +76,7 @@ type changeError struct {
 
 func (e *changeError) Error() string { return "configuration changed: " + e.what }
 
-func newSession(name string, opts Options, d lb.BGPSession) *session {
+func newSession(name string, opts Options, d plan.BGPSession) *session {
 	return &session{
 		name: name, opts: opts, log: opts.Log.With("peer", name), desired: d,
 		routes: make(chan struct{}, 1), redo: make(chan struct{}, 1), incoming: make(chan net.Conn),
@@ -93,7 +95,7 @@ func poke(c chan struct{}) {
 
 // set replaces what is desired. What can change in place does; otherwise the current connection
 // ends.
-func (s *session) set(d lb.BGPSession) {
+func (s *session) set(d plan.BGPSession) {
 	s.mu.Lock()
 	before := s.desired
 	s.desired = d
@@ -117,7 +119,7 @@ func (s *session) set(d lb.BGPSession) {
 }
 
 // difference returns the options that differ and that a connection cannot change, or nil.
-func difference(a, b lb.BGPSession) *changeError {
+func difference(a, b plan.BGPSession) *changeError {
 	for _, option := range []struct {
 		what    string
 		same    bool
@@ -140,12 +142,12 @@ func difference(a, b lb.BGPSession) *changeError {
 	return nil
 }
 
-func (s *session) want() lb.BGPSession {
+func (s *session) want() plan.BGPSession {
 	d, _ := s.wantVersion()
 	return d
 }
 
-func (s *session) wantVersion() (lb.BGPSession, int) {
+func (s *session) wantVersion() (plan.BGPSession, int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.desired, s.version
@@ -157,7 +159,7 @@ func (s *session) run(ctx context.Context) {
 	defer discovery.Wait()
 	watched, stop := "", func() {}
 	defer func() { stop() }()
-	wait := minWait
+	backoff := loop.Backoff{Min: minWait}
 	var due time.Time     // when to connect next
 	var incoming net.Conn // what the peer has opened before
 	defer func() {
@@ -179,7 +181,7 @@ func (s *session) run(ctx context.Context) {
 		most := max(s.want().ConnectTime, minWait)
 		switch {
 		case up >= calm:
-			wait = minWait
+			backoff.Reset()
 		case up > 0:
 			most = min(most, maxFlapWait)
 		}
@@ -189,9 +191,9 @@ func (s *session) run(ctx context.Context) {
 			continue // at once
 		}
 		if incoming == nil || up > 0 { // what the peer begins, and what comes to nothing, does not put off what we do
-			d := min(wait, most)
+			backoff.Max = most
+			d := min(backoff.Next(), most)
 			due = time.Now().Add(d*3/4 + rand.N(d/2))
-			wait = min(2*wait, most)
 		}
 		incoming = s.pause(ctx, due)
 	}
@@ -208,16 +210,16 @@ func (s *session) watchInterface(ctx context.Context, group *sync.WaitGroup, ifa
 	}
 	ctx, stop = context.WithCancel(ctx)
 	group.Go(func() {
-		for ctx.Err() == nil {
+		_ = loop.Retry(ctx, loop.Backoff{Min: time.Second, Max: time.Second}, func(ctx context.Context) (worked bool) {
 			if err := s.opts.Discover(ctx, iface, s.found); err != nil && ctx.Err() == nil {
 				s.mu.Lock()
 				s.router, s.trouble = netip.Addr{}, err // a session that is up may go on
 				s.mu.Unlock()
 				s.moved()
 				poke(s.redo)
-				sleep(ctx, time.Second)
 			}
-		}
+			return false
+		})
 	})
 	return stop
 }
@@ -271,13 +273,6 @@ func (s *session) pause(ctx context.Context, due time.Time) net.Conn {
 	return nil
 }
 
-func sleep(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
-}
-
 // try makes one attempt and keeps the session as long as it lasts: with the connection that the
 // peer has opened, if there is one. It returns how long the session was established, and why it
 // ended.
@@ -309,7 +304,7 @@ func (s *session) try(ctx context.Context, incoming net.Conn) (up time.Duration,
 }
 
 // obstacle returns what the session lacks before anybody can connect.
-func obstacle(d lb.BGPSession, router netip.Addr, trouble error) (lb.Reason, error) {
+func obstacle(d plan.BGPSession, router netip.Addr, trouble error) (lb.Reason, error) {
 	switch {
 	case d.BFDDown:
 		return lb.ReasonBFDDown, errBFDDown

@@ -17,17 +17,17 @@ import (
 	"sync"
 	"time"
 
+	"github.com/landfall-lb/landfall/internal/actor"
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
 )
 
-// Waits between attempts to connect to the proxy. A proxy that restarts is back in a moment, and
-// connecting to a socket costs nothing.
-const (
-	minRetry = 50 * time.Millisecond
-	maxRetry = time.Second
-	// writeTimeout bounds how long the proxy may take to listen.
-	writeTimeout = 5 * time.Second
-)
+// writeTimeout bounds how long the proxy may take to listen.
+const writeTimeout = 5 * time.Second
+
+// attempts are the waits between attempts to connect to the proxy. A proxy that restarts is back in
+// a moment, and connecting to a socket costs nothing.
+var attempts = loop.Backoff{Min: 50 * time.Millisecond, Max: time.Second}
 
 // Options of a Feed.
 type Options struct {
@@ -58,9 +58,11 @@ type Feed struct {
 	reason     lb.Reason // why the deliveries cannot be used
 	connected  bool      // and a complete message has come over this connection
 	hold       *time.Timer
-	notice     *lb.FeedNotice // nil before Tell
+	notice     *lb.FeedNotice // nil before Set
 	told       chan struct{}  // closed, and replaced, when the notice changes
 }
+
+var _ actor.Setter[lb.FeedNotice] = (*Feed)(nil)
 
 // NewFeed returns a Feed that knows nothing. It connects once Run is called.
 func NewFeed(opts Options) *Feed {
@@ -96,28 +98,20 @@ func (f *Feed) Delivery(k lb.DeliveryKey) *lb.Delivery {
 // Run listens until ctx ends.
 func (f *Feed) Run(ctx context.Context) error {
 	defer f.stopHold()
-	wait := minRetry
-	failed := false // to log a failure once, not each try
-	for ctx.Err() == nil {
+	var failures loop.Failures
+	return loop.Retry(ctx, attempts, func(ctx context.Context) (heard bool) {
 		heard, err := f.listen(ctx)
-		if ctx.Err() != nil {
-			return nil
+		switch {
+		case ctx.Err() != nil:
+		case heard:
+			failures = loop.Failures{}
+			f.opts.Log.Warn("lost the feed of the proxy; its last report still counts for a while", "hold", f.opts.Hold,
+				"error", err)
+		default:
+			failures.Log(f.opts.Log, "waiting for the feed of the proxy", "", err)
 		}
-		if heard {
-			wait, failed = minRetry, false
-			f.opts.Log.Warn("lost the feed of the proxy; what it said still counts for a while", "hold", f.opts.Hold, "error",
-				err)
-		} else if !failed {
-			failed = true
-			f.opts.Log.Info("waiting for the feed of the proxy", "error", err)
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(wait):
-		}
-		wait = min(2*wait, maxRetry)
-	}
-	return nil
+		return heard
+	})
 }
 
 // listen connects once and takes in messages until the connection ends. It tells whether there was
@@ -215,7 +209,7 @@ func merge(old map[lb.DeliveryKey]lb.Delivery, m lb.FeedMessage) (map[lb.Deliver
 		deliveries = make(map[lb.DeliveryKey]lb.Delivery, len(m.Deliveries))
 	}
 	for _, d := range m.Deliveries {
-		if before, ok := old[d.Key()]; !ok || !same(before, d) {
+		if before, ok := old[d.Key()]; !ok || !before.Equal(d) {
 			changed[d.VIP] = true
 		}
 		deliveries[d.Key()] = d
@@ -234,13 +228,6 @@ func merge(old map[lb.DeliveryKey]lb.Delivery, m lb.FeedMessage) (map[lb.Deliver
 		}
 	}
 	return deliveries, slices.SortedFunc(maps.Keys(changed), netip.Addr.Compare)
-}
-
-// same compares by value, the refusal included.
-func same(a, b lb.Delivery) bool {
-	x, y := a.Refusal, b.Refusal
-	a.Refusal, b.Refusal = nil, nil
-	return a == b && (x == nil) == (y == nil) && (x == nil || *x == *y)
 }
 
 // lost starts the hold after a connection has ended.

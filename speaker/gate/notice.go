@@ -11,8 +11,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// Tell replaces what the proxy is told. It never blocks.
-func (f *Feed) Tell(n lb.FeedNotice) {
+// Set replaces what the proxy is told. It never blocks.
+func (f *Feed) Set(n lb.FeedNotice) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.notice != nil && sameNotice(*f.notice, n) {

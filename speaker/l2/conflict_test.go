@@ -17,6 +17,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 func TestWhatShowsThatAnARPAddressIsUsed(t *testing.T) {
@@ -166,18 +167,18 @@ func (c *socket) probes() (n int) {
 	}
 }
 
-func strangers(macs ...string) map[netip.Addr][]lb.Stranger {
-	var list []lb.Stranger
+func strangers(macs ...string) map[netip.Addr][]plan.ConflictingHost {
+	var list []plan.ConflictingHost
 	for _, mac := range macs {
-		list = append(list, lb.Stranger{Interface: "eth0", MAC: mac})
+		list = append(list, plan.ConflictingHost{Interface: "eth0", MAC: mac})
 	}
 	if list == nil {
 		return nil
 	}
-	return map[netip.Addr][]lb.Stranger{vip: list}
+	return map[netip.Addr][]plan.ConflictingHost{vip: list}
 }
 
-func wantStrangers(t *testing.T, what string, a *Actor, want map[netip.Addr][]lb.Stranger) {
+func wantStrangers(t *testing.T, what string, a *Actor, want map[netip.Addr][]plan.ConflictingHost) {
 	t.Helper()
 	if d := cmp.Diff(want, a.Outcome().Strangers, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.Addr{})); d != "" {
 		t.Errorf("%s: %s", what, d)
@@ -317,7 +318,7 @@ func TestForeignHolder(t *testing.T) {
 
 	n.probe(vip, vip6, free, free6)
 	eventually(t, "all are probed", func() bool { return len(n.actor.Outcome().Probed) == 4 })
-	want := []lb.Stranger{{Interface: "eth0", MAC: mac}}
+	want := []plan.ConflictingHost{{Interface: "eth0", MAC: mac}}
 	got := n.actor.Outcome().Strangers
 	if !slices.Equal(got[vip], want) || !slices.Equal(got[vip6], want) || len(got) != 2 {
 		t.Errorf("strangers %v, want %v at %s and %s", got, want, vip, vip6)

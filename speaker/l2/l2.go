@@ -17,8 +17,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/landfall-lb/landfall/internal/actor"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 // burst says when after taking over a VIP it is announced. A Linux host heeds the first one at
@@ -85,7 +87,7 @@ type Outcome struct {
 	Probed map[netip.Addr]bool
 	// Strangers are the devices that use a VIP which is answered for or probed, as they were seen
 	// lately; sorted.
-	Strangers map[netip.Addr][]lb.Stranger
+	Strangers map[netip.Addr][]plan.ConflictingHost
 }
 
 func (o Outcome) equal(other Outcome) bool {
@@ -127,7 +129,7 @@ type port struct {
 	probes    map[netip.Addr]*probing
 	problem   error
 	retryAt   time.Time
-	retry     time.Duration
+	backoff   loop.Backoff
 }
 
 // announcement is the state of one VIP on one interface.
@@ -147,6 +149,8 @@ func (v *announcement) due(repeat time.Duration) time.Time {
 	}
 	return v.last.Add(repeat)
 }
+
+var _ actor.Setter[Desired] = (*Actor)(nil)
 
 // New returns an Actor that answers for nothing.
 func New(opts Options) *Actor {
@@ -223,7 +227,8 @@ func (a *Actor) apply(now time.Time) time.Duration {
 			continue // the plan will follow
 		}
 		if a.ports[at] == nil {
-			a.ports[at] = &port{i: i, family: at.family, vips: map[netip.Addr]*announcement{}, probes: map[netip.Addr]*probing{}}
+			a.ports[at] = &port{i: i, family: at.family, vips: map[netip.Addr]*announcement{},
+				probes: map[netip.Addr]*probing{}, backoff: loop.Backoff{Min: minRetry, Max: maxRetry}}
 		}
 		next = earlier(next, a.applyPort(a.ports[at], wanted[at], seen[at], now))
 		next = earlier(next, seen[at].end())
@@ -275,7 +280,8 @@ func (a *Actor) applyPort(p *port, w work, seen seenOn, now time.Time) time.Time
 		p.delay(now, err)
 		return p.retryAt
 	}
-	p.problem, p.retry, p.retryAt = nil, 0, time.Time{}
+	p.problem, p.retryAt = nil, time.Time{}
+	p.backoff.Reset()
 	return next
 }
 
@@ -338,8 +344,7 @@ func (p *port) fail(now time.Time, err error) {
 
 func (p *port) delay(now time.Time, err error) {
 	p.problem = err
-	p.retry = min(max(2*p.retry, minRetry), maxRetry)
-	p.retryAt = now.Add(p.retry)
+	p.retryAt = now.Add(p.backoff.Next())
 }
 
 func (p *port) shut() {

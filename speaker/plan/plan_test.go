@@ -291,8 +291,8 @@ func TestContract5MakeBeforeBreak(t *testing.T) {
 		f.Advertisements["lan"] = lb.L2Advertisement{Name: "lan",
 			Preferred: []lb.Preference{{Weight: 10, Nodes: labels.Everything()}}}
 	}
-	others := func(node string, claim lb.Claim) func(*Input) {
-		return func(in *Input) { in.Claims = map[string]lb.Claim{node: claim} }
+	others := func(node string, claim Claim) func(*Input) {
+		return func(in *Input) { in.Claims = map[string]Claim{node: claim} }
 	}
 	for _, c := range []struct {
 		name     string
@@ -304,60 +304,60 @@ func TestContract5MakeBeforeBreak(t *testing.T) {
 		rival    bool
 	}{
 		{name: "who would have won leaves alone what is served well", self: owner,
-			input: []func(*Input){others(second, lb.Claim{Answering: true})}},
+			input: []func(*Input){others(second, Claim{Answering: true})}},
 		{name: "unless it is preferred, and takes over at once", self: owner, facts: preferred,
-			input: []func(*Input){others(second, lb.Claim{Answering: true})}, answer: true, rival: true},
+			input: []func(*Input){others(second, Claim{Answering: true})}, answer: true, rival: true},
 		{name: "unless who serves it is about to stop", self: owner,
-			input: []func(*Input){others(second, lb.Claim{Answering: true, Reason: lb.ReasonStopping})}, answer: true,
+			input: []func(*Input){others(second, Claim{Answering: true, Reason: lb.ReasonStopping})}, answer: true,
 			rival: true},
 		{name: "of two that answer, one wins", self: owner,
-			input: []func(*Input){answering, others(second, lb.Claim{Answering: true})}, answer: true, rival: true},
+			input: []func(*Input){answering, others(second, Claim{Answering: true})}, answer: true, rival: true},
 		{name: "who is expected back is waited for", self: owner,
-			input: []func(*Input){others(second, lb.Claim{Answering: true, Held: true})}, rival: false},
-		{name: "who is back goes on where it was", self: second, input: []func(*Input){former, others(owner, lb.Claim{})},
+			input: []func(*Input){others(second, Claim{Answering: true, Held: true})}, rival: false},
+		{name: "who is back goes on where it was", self: second, input: []func(*Input){former, others(owner, Claim{})},
 			answer: true},
 		{name: "unless another one serves it by now", self: second,
-			input: []func(*Input){former, others(owner, lb.Claim{Answering: true})}},
+			input: []func(*Input){former, others(owner, Claim{Answering: true})}},
 		{name: "a fresh address is left to the winner that has not heard of it", self: second, input: []func(*Input){fresh}},
 		{name: "a fresh address is taken when the winner cannot", self: second,
-			input: []func(*Input){fresh, others(owner, lb.Claim{Reason: lb.ReasonNoLocalBackends})}, answer: true},
-		{name: "not owner and not answering", self: second, input: []func(*Input){others(owner, lb.Claim{})}},
+			input: []func(*Input){fresh, others(owner, Claim{Reason: lb.ReasonNoLocalBackends})}, answer: true},
+		{name: "not owner and not answering", self: second, input: []func(*Input){others(owner, Claim{})}},
 		{name: "old owner goes on until the new one answers", self: second,
-			input: []func(*Input){answering, others(owner, lb.Claim{Weight: 1})}, answer: true, handover: true},
+			input: []func(*Input){answering, others(owner, Claim{Weight: 1})}, answer: true, handover: true},
 		{name: "old owner ends once the new one answers", self: second,
-			input: []func(*Input){answering, others(owner, lb.Claim{Answering: true, Weight: 1})}},
+			input: []func(*Input){answering, others(owner, Claim{Answering: true, Weight: 1})}},
 		{name: "stopping, the heir does not answer yet", self: owner, facts: func(f *Facts) { f.Stopping = true },
-			input: []func(*Input){answering, others(second, lb.Claim{})}, answer: true, handover: true},
+			input: []func(*Input){answering, others(second, Claim{})}, answer: true, handover: true},
 		{name: "stopping, the heir answers", self: owner, facts: func(f *Facts) { f.Stopping = true },
-			input: []func(*Input){answering, others(second, lb.Claim{Answering: true})}},
+			input: []func(*Input){answering, others(second, Claim{Answering: true})}},
 		{name: "stopping without an heir", self: owner, facts: func(f *Facts) { f.Stopping = true },
-			input: []func(*Input){answering, others(second, lb.Claim{Reason: lb.ReasonNoBackends})}},
+			input: []func(*Input){answering, others(second, Claim{Reason: lb.ReasonNoBackends})}},
 		{name: "node leaving without an heir", self: owner, facts: func(f *Facts) { f.Node.Leaving = lb.ReasonNodeLeaving },
-			input: []func(*Input){answering, others(second, lb.Claim{Reason: lb.ReasonNoLocalBackends})}, answer: true,
+			input: []func(*Input){answering, others(second, Claim{Reason: lb.ReasonNoLocalBackends})}, answer: true,
 			handover: true},
 		{name: "last local endpoint is terminating, no heir yet", self: owner,
 			input: []func(*Input){answering, held(delivery(nginx, local(0, 1, 1, 0)))}, answer: true, handover: true},
 		{name: "label set without an heir", self: owner,
 			facts: func(f *Facts) { f.Node.Labels = labels.Set{LabelExclude: "true"} }, input: []func(*Input){answering}},
 		{name: "node leaving", self: owner, facts: func(f *Facts) { f.Node.Leaving = lb.ReasonNodeLeaving },
-			input: []func(*Input){answering, others(second, lb.Claim{})}, answer: true, handover: true},
+			input: []func(*Input){answering, others(second, Claim{})}, answer: true, handover: true},
 		{name: "label set", self: owner, facts: func(f *Facts) { f.Node.Labels = labels.Set{LabelExclude: "true"} },
-			input: []func(*Input){answering, others(second, lb.Claim{})}, answer: true, handover: true},
+			input: []func(*Input){answering, others(second, Claim{})}, answer: true, handover: true},
 		{name: "advertisement moved away", self: owner, facts: func(f *Facts) { f.Advertisements = nil },
-			input: []func(*Input){answering, others(second, lb.Claim{})}, answer: true, handover: true},
+			input: []func(*Input){answering, others(second, Claim{})}, answer: true, handover: true},
 		{name: "last local endpoint is terminating", self: owner,
-			input: []func(*Input){answering, others(second, lb.Claim{}), held(delivery(nginx, local(0, 1, 1, 0)))}, answer: true,
+			input: []func(*Input){answering, others(second, Claim{}), held(delivery(nginx, local(0, 1, 1, 0)))}, answer: true,
 			handover: true},
 		{name: "last local endpoint is gone", self: owner,
-			input: []func(*Input){answering, others(second, lb.Claim{}), held(delivery(nginx, local(0, 0, 1, 0)))}},
-		{name: "rules gone", self: owner, input: []func(*Input){answering, others(second, lb.Claim{}),
+			input: []func(*Input){answering, others(second, Claim{}), held(delivery(nginx, local(0, 0, 1, 0)))}},
+		{name: "rules gone", self: owner, input: []func(*Input){answering, others(second, Claim{}),
 			held(delivery(nginx, unprogrammed))}},
 		{name: "stopping and rules gone", self: owner, facts: func(f *Facts) { f.Stopping = true },
-			input: []func(*Input){answering, others(second, lb.Claim{}), held(delivery(nginx, unprogrammed))}},
+			input: []func(*Input){answering, others(second, Claim{}), held(delivery(nginx, unprogrammed))}},
 		{name: "feed lost", self: owner, facts: func(f *Facts) { f.Gate = lb.ReasonFeedLost },
-			input: []func(*Input){answering, others(second, lb.Claim{})}},
+			input: []func(*Input){answering, others(second, Claim{})}},
 		{name: "interface down", self: owner, facts: func(f *Facts) { f.Interfaces = nil },
-			input: []func(*Input){answering, others(second, lb.Claim{})}},
+			input: []func(*Input){answering, others(second, Claim{})}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := facts(c.self)
@@ -384,7 +384,7 @@ func TestContract10WordsAndSummary(t *testing.T) {
 	}
 	in := input(func(in *Input) {
 		in.Answering = []string{"eth0"}
-		in.Claims = map[string]lb.Claim{second: {}, third: {Reason: lb.ReasonNoLocalBackends}}
+		in.Claims = map[string]Claim{second: {}, third: {Reason: lb.ReasonNoLocalBackends}}
 	})
 	d := Decide(facts(owner), in)
 	if diff := cmp.Diff(map[string]lb.Reason{owner: lb.ReasonAnnounced, second: lb.ReasonNotOwner,
@@ -399,7 +399,7 @@ func TestContract10WordsAndSummary(t *testing.T) {
 		t.Error("a node that is not the reporter reports")
 	}
 
-	in = input(func(in *Input) { in.Claims = map[string]lb.Claim{third: {Reason: lb.ReasonFeedUnknown}} },
+	in = input(func(in *Input) { in.Claims = map[string]Claim{third: {Reason: lb.ReasonFeedUnknown}} },
 		held(delivery(nginx, local(0, 0, 1, 0))))
 	d = Decide(facts(owner), in)
 	if diff := cmp.Diff(map[string]lb.Reason{owner: lb.ReasonNoLocalBackends, second: lb.ReasonUnheard,
@@ -413,7 +413,7 @@ func TestContract10WordsAndSummary(t *testing.T) {
 		lb.Announcement{Reason: lb.ReasonNoOwner})
 
 	in = input(func(in *Input) {
-		in.Claims = map[string]lb.Claim{second: {Reason: lb.ReasonNoBackends}, third: {Reason: lb.ReasonNoBackends}}
+		in.Claims = map[string]Claim{second: {Reason: lb.ReasonNoBackends}, third: {Reason: lb.ReasonNoBackends}}
 	}, held(delivery(nginx, empty)))
 	report, ok = Summarize(owner, []Decision{Decide(facts(owner), in)})
 	wantReport(t, report, ok, Report{Reason: lb.ReasonNoBackends,
@@ -421,7 +421,7 @@ func TestContract10WordsAndSummary(t *testing.T) {
 		lb.Announcement{Reason: lb.ReasonNoBackends})
 
 	// A node that is out by itself does not hide what keeps the others from announcing.
-	in.Claims[third] = lb.Claim{Reason: lb.ReasonNodeExcluded}
+	in.Claims[third] = Claim{Reason: lb.ReasonNodeExcluded}
 	report, ok = Summarize(owner, []Decision{Decide(facts(owner), in)})
 	wantReport(t, report, ok, Report{Reason: lb.ReasonNoBackends,
 		Message: "no node announces 172.26.236.180: default/my-nginx: no endpoint is usable on any node (" +

@@ -49,8 +49,8 @@ func words(f Facts, in Input, d Decision) []NodeWord {
 				"the node's speaker has ended a moment ago and is expected back; the node still forwards"
 		case node == d.Owner && claim.Answering:
 			w.Reason, w.Message = lb.ReasonAnnounced, Describe(lb.ReasonAnnounced)
-			if node == f.Self && len(d.Strangers) > 0 {
-				w.Message += ", which " + named(d.Strangers) + " uses too"
+			if node == f.Self && len(d.ConflictingHosts) > 0 {
+				w.Message += ", which " + named(d.ConflictingHosts) + " uses too"
 			}
 		case node == d.Owner && len(d.Probe) > 0:
 			w.Reason, w.Message = lb.ReasonProbing, Describe(lb.ReasonProbing)
@@ -74,7 +74,7 @@ func words(f Facts, in Input, d Decision) []NodeWord {
 
 // addRoutes adds to the word of a node what it has said of BGP. Where no L2Advertisement is for the
 // VIP, that is all there is to say.
-func (w *NodeWord) addRoutes(claim lb.Claim, owner bool) {
+func (w *NodeWord) addRoutes(claim Claim, owner bool) {
 	w.Peers, w.Routed = claim.Routes, claim.Routes != "" && claim.Unrouted == ""
 	w.Answering = w.Answering || claim.Routes != ""
 	switch {
@@ -276,9 +276,9 @@ func (d Decision) ownerAnswers(self string, w NodeWord, a *lb.Announcement) stri
 		a.Interfaces = d.Answer
 		sentence += fmt.Sprintf(" (%s on %s)", a.Protocol, strings.Join(d.Answer, ", "))
 	}
-	if len(d.Strangers) > 0 {
+	if len(d.ConflictingHosts) > 0 {
 		a.Reason = lb.ReasonContested
-		sentence += fmt.Sprintf("; %s is in use by %s, too, which is no node that runs a speaker", d.VIP, named(d.Strangers))
+		sentence += fmt.Sprintf("; %s is in use by %s, too, which is no node that runs a speaker", d.VIP, named(d.ConflictingHosts))
 	}
 	return sentence
 }

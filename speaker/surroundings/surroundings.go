@@ -8,8 +8,10 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
+	"github.com/landfall-lb/landfall/internal/actor"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/links"
 	"github.com/landfall-lb/landfall/internal/loop"
@@ -28,8 +30,6 @@ type Options struct {
 	Node string
 	// Gateways asks the kernel for the next hops of the default routes.
 	Gateways func() ([]links.Gateway, error)
-	// Interfaces are those of this node, and whether they are known.
-	Interfaces func() ([]lb.Interface, bool)
 	// Shown is what all nodes tell at present, and whether that is known.
 	Shown func() (map[string]string, bool)
 	// Exists tells whether there is a Node of that name; nil while it is not known.
@@ -41,10 +41,16 @@ type Options struct {
 
 // Surroundings is the actor.
 type Surroundings struct {
-	opts   Options
-	runner *loop.Runner
-	said   string // the last failure
+	opts     Options
+	runner   *loop.Runner
+	failures loop.Failures // only apply touches it
+
+	mu         sync.Mutex
+	interfaces []lb.Interface
+	known      bool
 }
+
+var _ actor.Setter[[]lb.Interface] = (*Surroundings)(nil)
 
 // New returns an actor; nothing is asked before Run.
 func New(opts Options) *Surroundings {
@@ -53,7 +59,15 @@ func New(opts Options) *Surroundings {
 	return s
 }
 
-// Poke has the actor look again: what Options tell of has changed.
+// Set replaces the interfaces that this node has. Before, nothing is told.
+func (s *Surroundings) Set(interfaces []lb.Interface) {
+	s.mu.Lock()
+	s.interfaces, s.known = interfaces, true
+	s.mu.Unlock()
+	s.Poke()
+}
+
+// Poke has the actor look again: what Shown or Exists return has changed.
 func (s *Surroundings) Poke() { s.runner.Poke() }
 
 // Run looks and writes until ctx ends.
@@ -65,19 +79,20 @@ func (s *Surroundings) Run(ctx context.Context) error {
 // apply writes what this node tells if it is not shown. An empty ConfigMap entry and none are the
 // same.
 func (s *Surroundings) apply(ctx context.Context) (time.Duration, error) {
-	interfaces, known := s.opts.Interfaces()
+	s.mu.Lock()
+	interfaces, known := s.interfaces, s.known
+	s.mu.Unlock()
 	shown, shows := s.opts.Shown()
 	if !known || !shows {
 		return gap, nil
 	}
 	gateways, err := s.opts.Gateways()
 	if err != nil {
-		return 0, s.report(ctx, err) // unknown is not absent: what was told stays
+		return 0, s.report(err) // unknown is not absent: what was told stays
 	}
 	text := lb.FormatUnassignable(Unassignable(gateways, interfaces))
 	if text == shown[s.opts.Node] {
-		s.said = ""
-		return lookEvery, nil
+		return lookEvery, s.report(nil)
 	}
 	entries := map[string]*string{s.opts.Node: &text}
 	if exists := s.opts.Exists(); exists != nil {
@@ -88,18 +103,16 @@ func (s *Surroundings) apply(ctx context.Context) (time.Duration, error) {
 		}
 	}
 	if err := s.opts.Write(ctx, entries); err != nil {
-		return 0, s.report(ctx, err)
+		return 0, s.report(err)
 	}
 	s.opts.Log.Info("told the controller which addresses around this node no Service can have", "addresses", text)
-	return lookEvery, nil
+	return lookEvery, s.report(nil)
 }
 
-func (s *Surroundings) report(ctx context.Context, err error) error {
-	if err.Error() != s.said && ctx.Err() == nil {
-		s.said = err.Error()
-		s.opts.Log.Warn("cannot tell the controller which addresses around this node no Service can have, trying again",
-			"error", err)
-	}
+// report logs how an attempt has ended, and returns err.
+func (s *Surroundings) report(err error) error {
+	s.failures.Log(s.opts.Log, "cannot tell the controller which addresses around this node no Service can have; retrying",
+		"the controller knows again which addresses around this node no Service can have", err)
 	return err
 }
 

@@ -61,10 +61,9 @@ func TestApply(t *testing.T) {
 	writes := 0
 	s := New(Options{
 		Node: "here", Log: slog.New(slog.DiscardHandler),
-		Gateways:   func() ([]links.Gateway, error) { return []links.Gateway{gateway("192.0.2.1", 2)}, failGateways },
-		Interfaces: func() ([]lb.Interface, bool) { return []lb.Interface{link(2, "192.0.2.5/30")}, true },
-		Shown:      func() (map[string]string, bool) { return shown, known },
-		Exists:     func() func(string) bool { return func(node string) bool { return node != "gone" } },
+		Gateways: func() ([]links.Gateway, error) { return []links.Gateway{gateway("192.0.2.1", 2)}, failGateways },
+		Shown:    func() (map[string]string, bool) { return shown, known },
+		Exists:   func() func(string) bool { return func(node string) bool { return node != "gone" } },
 		Write: func(_ context.Context, entries map[string]*string) error {
 			if fail != nil {
 				return fail
@@ -87,6 +86,11 @@ func TestApply(t *testing.T) {
 			t.Fatalf("again in %v, %v; %d writes, want %d", again, err, writes, wantWrites)
 		}
 	}
+	step(false, 0) // neither is known
+	known = true
+	step(false, 0) // the interfaces are not known
+	s.Set([]lb.Interface{link(2, "192.0.2.5/30")})
+	known = false
 	step(false, 0) // what is shown is not known
 	known = true
 	failGateways = errors.New("interrupted")

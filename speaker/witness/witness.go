@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/landfall-lb/landfall/internal/actor"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
 )
@@ -65,13 +66,15 @@ type Actor struct {
 	fresh   bool
 
 	// Only apply touches these.
-	known   bool // version is what was read or written last
-	version string
-	said    lb.Witness
-	renewed time.Time // when the Lease was last seen to be written, by this node's clock
-	told    time.Time // when this node last wrote
-	failing bool
+	known    bool // version is what was read or written last
+	version  string
+	said     lb.Witness
+	renewed  time.Time // when the Lease was last seen to be written, by this node's clock
+	told     time.Time // when this node last wrote
+	failures loop.Failures
 }
+
+var _ actor.Setter[Desired] = (*Actor)(nil)
 
 // New returns an Actor that leaves the Lease alone.
 func New(opts Options) *Actor {
@@ -172,14 +175,10 @@ func (a *Actor) tell(ctx context.Context, now time.Time, d Desired) time.Duratio
 	return tellEvery
 }
 
-// report logs the first of a row of failures. That another was faster shows that the Lease is
-// renewed.
+// report logs how an attempt to use the Lease has ended.
 func (a *Actor) report(err error) {
-	if err != nil && !a.failing {
-		a.opts.Log.Warn("cannot use the Lease by which the two sides of a partition hear of one another; trying again",
-			"error", err)
-	}
-	a.failing = err != nil
+	a.failures.Log(a.opts.Log, "cannot use the Lease by which the two sides of a partition hear of one another; retrying",
+		"using the Lease for partitions again", err)
 }
 
 // publish makes known what was read.

@@ -44,6 +44,12 @@ var events = strings.ReplaceAll(`{"Action":"start","Package":"MODULE/a"}
 {"Action":"fail","Package":"MODULE/a","Test":"TestBad","Elapsed":0.5}
 {"Action":"run","Package":"MODULE/a","Test":"TestNo"}
 {"Action":"skip","Package":"MODULE/a","Test":"TestNo","Elapsed":0}
+{"Action":"run","Package":"MODULE/a","Test":"TestWide"}
+{"Action":"run","Package":"MODULE/a","Test":"TestWide/one"}
+{"Action":"pause","Package":"MODULE/a","Test":"TestWide/one"}
+{"Action":"cont","Package":"MODULE/a","Test":"TestWide/one"}
+{"Action":"pass","Package":"MODULE/a","Test":"TestWide/one","Elapsed":4}
+{"Action":"pass","Package":"MODULE/a","Test":"TestWide","Elapsed":0.1}
 {"Action":"output","Package":"MODULE/a","Output":"FAIL\tMODULE/a\t3.0s\n"}
 {"Action":"fail","Package":"MODULE/a","Elapsed":3}
 {"ImportPath":"MODULE/b [MODULE/b.test]","Action":"build-output","Output":"b.go:1: no such thing\n"}
@@ -72,11 +78,13 @@ func TestReport(t *testing.T) {
 		t.Errorf("the output of a test that passed:\n%s", out.String())
 	}
 	want := `
-The 3 slowest tests:
-  SECONDS  TEST      PACKAGE
-      2.5  TestGood  a
-      0.5  TestBad   a
-      0.0  TestNo    a
+The 5 slowest tests:
+  SECONDS  TEST          PACKAGE
+      4.0  TestWide/one  a
+      2.5  TestGood      a
+      0.5  TestBad       a
+      0.1  TestWide      a
+      0.0  TestNo        a
 
 Failed:
   a TestBad/one
@@ -84,7 +92,7 @@ Failed:
   b
   c TestPanic
 
-1 tests passed, 4 failed, 1 were skipped, in 7 s (subtests are counted too)
+3 tests passed, 4 failed, 1 were skipped, in 7 s (subtests are counted too)
 `
 	if got := r.summary(7 * time.Second); got != want {
 		t.Errorf("summary:\n%s\nwant:\n%s", got, want)

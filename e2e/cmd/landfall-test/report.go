@@ -43,22 +43,24 @@ func (t test) String() string {
 	return where + " " + t.name
 }
 
-// report collects events. Its methods may be called from several goroutines.
+// report collects events. Its units are test functions, and subtests that run beside others of their
+// function, which "go test" does not count into the function's time. Its methods may be called from several goroutines.
 type report struct {
 	verbose string // the suite whose tests all print their output
 
 	mu                      sync.Mutex
 	out                     io.Writer
 	passed, failed, skipped int
-	took                    map[test]float64       // test functions that have ended, in seconds
-	running                 map[test]time.Time     // test functions that have not
-	output                  map[test]*bytes.Buffer // what they wrote, and packages outside of tests
+	took                    map[test]float64       // units that have ended, in seconds
+	running                 map[test]time.Time     // units that have not
+	parallel                map[test]bool          // subtests that run beside others of their function
+	output                  map[test]*bytes.Buffer // what functions wrote, and packages outside of them
 	broken                  []test                 // what failed
 }
 
 func newReport(out io.Writer, verbose string) *report {
 	return &report{out: out, verbose: verbose, took: map[test]float64{}, running: map[test]time.Time{},
-		output: map[test]*bytes.Buffer{}}
+		parallel: map[test]bool{}, output: map[test]*bytes.Buffer{}}
 }
 
 // read takes the events of a suite until they end. A line that is no event is printed.
@@ -92,12 +94,14 @@ func (r *report) take(suite string, e event) {
 		if t == t.top() {
 			r.running[t] = time.Now()
 		}
-	case "cont":
-		if t == t.top() { // it waited for its turn among the parallel tests
-			r.running[t] = time.Now()
-		}
-	case "pause":
+	case "pause": // until its turn comes among the parallel tests
 		delete(r.running, t)
+		r.parallel[t] = true
+	case "cont":
+		if t != t.top() {
+			delete(r.running, t.top()) // it only waits for its subtests
+		}
+		r.running[t] = time.Now()
 	case "output", "build-output":
 		r.keep(t, e.Output)
 	case "pass", "fail", "skip":
@@ -129,11 +133,13 @@ func (r *report) end(t test, e event) {
 		r.failed++
 		r.broken = append(r.broken, t)
 	}
+	delete(r.running, t)
+	if t == t.top() || r.parallel[t] {
+		r.took[t] = e.Elapsed
+	}
 	if t != t.top() {
 		return
 	}
-	delete(r.running, t)
-	r.took[t] = e.Elapsed
 	if text := r.output[t]; text != nil && (e.Action == "fail" || t.suite == r.verbose) {
 		fmt.Fprint(r.out, text)
 	}

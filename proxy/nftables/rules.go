@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/dialect"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -23,9 +24,8 @@ const maxOperations = 1500
 // table keeps the table of one family. One goroutine owns it.
 type table struct {
 	claims
+	*dialect.Ledger
 	kernel kernel
-	// unusable says why this family has no kernel on this node; nil when it has one.
-	unusable error
 	// config is what the rules depend on.
 	config     plan.Config
 	configured bool
@@ -34,38 +34,30 @@ type table struct {
 	// an element.
 	applied map[lb.Key]*service
 	users   map[common]int
-	// failed says why what is wanted for a Service is not applied.
-	failed map[lb.Key]failure
 	// have is what the kernel holds, when known is set.
 	have  held
 	known bool
 	// rules are those that the kernel holds; nil when they are not known or not right.
 	rules *ruleset
-	// tried is set once what the kernel holds was known, and all that was wanted then has been tried.
-	tried bool
 	// unpruned is set while the kernel may hold elements of frontends that nobody wants.
 	unpruned bool
 	// stale is set while clients may be remembered for backends that are gone.
 	stale bool
-	// reported is set for Services whose outcome has to be told.
-	reported map[lb.Key]bool
+	// foreign is set when what was last found to differ was changed by others.
+	foreign bool
 }
 
-// failure is why a Service is not applied.
-type failure struct {
-	err   error
-	alone bool // others can be applied
-}
+var _ dialect.Rules = (*table)(nil)
 
-func newTable(family lb.Family, k kernel) *table {
+func newTable(family lb.Family, k kernel, ledger *dialect.Ledger) *table {
 	return &table{
-		claims: newClaims(family), kernel: k, applied: map[lb.Key]*service{}, users: map[common]int{},
-		failed: map[lb.Key]failure{}, reported: map[lb.Key]bool{}, stale: true,
+		Ledger: ledger, claims: newClaims(family, ledger.Touch), kernel: k, applied: map[lb.Key]*service{},
+		users: map[common]int{}, stale: true,
 	}
 }
 
-// configure takes what all rules depend on. What concerns node ports concerns elements alone.
-func (t *table) configure(config plan.Config) {
+// Configure implements dialect.Rules. What concerns node ports concerns elements alone.
+func (t *table) Configure(config plan.Config) {
 	rules := config
 	rules.NodePortAddresses, rules.LoopbackNodePorts = nil, false
 	if !t.configured || !reflect.DeepEqual(t.config, rules) {
@@ -76,74 +68,23 @@ func (t *table) configure(config plan.Config) {
 	}
 }
 
-// stats say what a sync did.
-type stats struct {
-	transactions int
-	operations   int // elements added and removed
-	failures     int // of transactions
-	repaired     int // elements, and rulesets, that others had changed
-	verified     bool
-	// foreign is set when what was found to differ was changed by others.
-	foreign bool
+// Want implements dialect.Rules.
+func (t *table) Want(key lb.Key, s plan.Service) { t.set(key, s) }
+
+// Size implements dialect.Rules: the rules are always the same.
+func (t *table) Size() map[string]int { return nil }
+
+// Prepare implements dialect.Rules.
+func (t *table) Prepare(_ context.Context, verify bool) error {
+	t.foreign = false
+	return t.prepare(verify)
 }
 
-// sync makes the kernel hold what is wanted. With verify, or when it is not known, it reads what
-// the kernel holds first.
-func (t *table) sync(ctx context.Context, verify bool) (stats, error) {
-	var st stats
-	if t.unusable != nil {
-		t.refuseAll()
-		t.tried = true
-		return st, nil
-	}
-	if err := t.prepare(verify, &st); err != nil {
-		t.fail(slices.Collect(maps.Keys(t.dirty)), err)
-		return st, err
-	}
-	var fresh, failing []lb.Key
-	for _, key := range slices.SortedFunc(maps.Keys(t.dirty), lb.Key.Compare) {
-		if t.failed[key].alone {
-			failing = append(failing, key)
-		} else {
-			fresh = append(fresh, key)
-		}
-	}
-	errs := []error{t.attempt(ctx, fresh, &st)}
-	// Those that failed alone are tried one by one, so that they hold nobody back.
-	for _, key := range failing {
-		errs = append(errs, t.attempt(ctx, []lb.Key{key}, &st))
-	}
-	if len(t.dirty) == 0 {
-		t.dirty = map[lb.Key]bool{} // going through a map costs what it once held
-	}
-	if ctx.Err() == nil {
-		t.tried = true
-		errs = append(errs, t.prune(&st), t.prepare(false, &st), t.forget(&st))
-	}
-	return st, errors.Join(errs...)
-}
-
-// refuseAll is for a family that the node does not have: nothing is applied, and nothing will be.
-func (t *table) refuseAll() {
-	for key := range t.dirty {
-		t.reported[key] = true
-		if _, ok := t.want[key]; ok {
-			t.failed[key] = failure{err: t.unusable}
-		} else {
-			delete(t.failed, key)
-		}
-	}
-	t.dirty = map[lb.Key]bool{}
-}
-
-func (t *table) fail(keys []lb.Key, err error) {
-	for _, key := range keys {
-		t.failed[key], t.reported[key] = failure{err: err}, true
-	}
-}
+// Recover implements dialect.Rules.
+func (t *table) Recover(context.Context) error { return t.prepare(true) }
 
 // prepare makes sure that it is known what the kernel holds, and that it holds the right rules.
-func (t *table) prepare(verify bool, st *stats) error {
+func (t *table) prepare(verify bool) error {
 	if !verify && t.known && t.rules != nil && !t.retimed() {
 		return nil
 	}
@@ -152,14 +93,14 @@ func (t *table) prepare(verify bool, st *stats) error {
 		t.known = false
 		return fmt.Errorf("read the table %s: %w", TableName, err)
 	}
-	st.verified = true
-	st.foreign = t.known && verify
+	t.Stats.Verified = true
+	t.foreign = t.known && verify
 	wanted := newRuleset(t.family, t.config, slices.Sorted(maps.Keys(t.timeouts)))
 	right, keep := wanted.compare(loaded)
 	if !right {
-		if err := t.commit(change{rules: &wanted, have: loaded, replace: !keep}, st); err != nil {
+		if err := t.commit(change{rules: &wanted, have: loaded, replace: !keep}); err != nil {
 			t.known = false
-			if st.foreign || !loaded.exists { // else the rules of before are still there
+			if t.foreign || !loaded.exists { // else the rules of before are still there
 				t.withdraw(err)
 			}
 			return fmt.Errorf("write the rules: %w", err)
@@ -168,11 +109,11 @@ func (t *table) prepare(verify bool, st *stats) error {
 			loaded.elements, loaded.strays = nil, nil
 		}
 	}
-	if st.foreign && !right && t.rules != nil {
-		st.repaired++
+	if t.foreign && !right && t.rules != nil {
+		t.Stats.Repaired++
 	}
 	t.rules, t.known, t.unpruned, t.have = &wanted, true, true, newHeld(loaded.elements)
-	if err := t.repair(loaded.strays, st); err != nil {
+	if err := t.repair(loaded.strays); err != nil {
 		t.withdraw(err)
 		return fmt.Errorf("repair what is applied: %w", err)
 	}
@@ -191,7 +132,7 @@ func (t *table) retimed() bool {
 
 // repair makes the kernel hold again all that is applied. What is there of other frontends stays,
 // as long as somebody wants them.
-func (t *table) repair(strays []stray, st *stats) error {
+func (t *table) repair(strays []stray) error {
 	d := t.newDiff()
 	for key, s := range t.applied {
 		for _, p := range s.parts {
@@ -208,10 +149,10 @@ func (t *table) repair(strays []stray, st *stats) error {
 	if c.empty() {
 		return nil
 	}
-	if st.foreign {
-		st.repaired += len(c.add) + len(c.remove) + len(c.strays)
+	if t.foreign {
+		t.Stats.Repaired += len(c.add) + len(c.remove) + len(c.strays)
 	}
-	if err := t.commitInParts(c, st); err != nil {
+	if err := t.commitInParts(c); err != nil {
 		t.known = false
 		return err
 	}
@@ -222,11 +163,8 @@ func (t *table) repair(strays []stray, st *stats) error {
 
 // withdraw notes that nothing is confirmed any more.
 func (t *table) withdraw(err error) {
-	for key := range t.applied {
-		t.dirty[key] = true
-	}
-	t.fail(slices.Collect(maps.Keys(t.applied)), err)
-	for _, s := range t.applied {
+	for key, s := range t.applied {
+		t.Lost(key, err)
 		t.count(s, -1)
 	}
 	clear(t.applied)
@@ -235,29 +173,25 @@ func (t *table) withdraw(err error) {
 
 func (t *table) newDiff() *diff { return newDiff(t.have, t.users) }
 
-// attempt applies the named Services. When a transaction fails it finds out which of them are to
-// blame, and applies the others.
-func (t *table) attempt(ctx context.Context, keys []lb.Key, st *stats) error {
-	var errs []error
-	for len(keys) > 0 && ctx.Err() == nil {
-		d := t.newDiff()
-		n := 0
-		for n < len(keys) && (n == 0 || d.operations() < maxOperations) {
-			d.service(keys[n], t.applied[keys[n]], t.want[keys[n]], &t.claims)
-			n++
+// Commit implements dialect.Rules.
+func (t *table) Commit(_ context.Context, keys []lb.Key) (n int, err error) {
+	if !t.known {
+		if err := t.prepare(false); err != nil {
+			return len(keys), dialect.General(err)
 		}
-		if err := t.apply(d, st); err != nil {
-			errs = append(errs, t.recover(ctx, keys[:n], err, st))
-		}
-		keys = keys[n:]
 	}
-	return errors.Join(append(errs, ctx.Err())...)
+	d := t.newDiff()
+	for n < len(keys) && (n == 0 || d.operations() < maxOperations) {
+		d.service(keys[n], t.applied[keys[n]], t.want[keys[n]], &t.claims)
+		n++
+	}
+	return n, t.apply(d)
 }
 
 // apply makes one transaction, and records what it did.
-func (t *table) apply(d *diff, st *stats) error {
+func (t *table) apply(d *diff) error {
 	if c := d.change(); !c.empty() {
-		if err := t.commit(c, st); err != nil {
+		if err := t.commit(c); err != nil {
 			return err
 		}
 	}
@@ -266,7 +200,7 @@ func (t *table) apply(d *diff, st *stats) error {
 	for key, s := range d.services {
 		t.count(t.applied[key], -1)
 		t.count(s, 1)
-		if _, failed := t.failed[key]; failed {
+		if t.Failed(key) {
 			t.unpruned = true // what a predecessor left for it was kept
 		}
 		if s != nil {
@@ -274,60 +208,31 @@ func (t *table) apply(d *diff, st *stats) error {
 		} else {
 			delete(t.applied, key)
 		}
-		delete(t.failed, key)
-		delete(t.dirty, key)
-		t.reported[key] = true
+		t.Done(key)
 	}
 	return nil
 }
 
-// recover is for Services whose common transaction has failed: the table may not be as it is
-// believed to be, or one of them cannot be applied.
-func (t *table) recover(ctx context.Context, keys []lb.Key, cause error, st *stats) error {
-	if err := t.prepare(true, st); err != nil {
-		t.fail(keys, err)
-		return errors.Join(cause, err)
-	}
-	return t.bisect(ctx, keys, st)
-}
-
-// bisect applies what can be applied of the named Services.
-func (t *table) bisect(ctx context.Context, keys []lb.Key, st *stats) error {
-	if !t.known {
-		err := fmt.Errorf("not tried, as it is not known what the table holds: %w", errUnanswered)
-		t.fail(keys, err)
-		return err
-	}
-	d := t.newDiff()
-	for _, key := range keys {
-		d.service(key, t.applied[key], t.want[key], &t.claims)
-	}
-	err := t.apply(d, st)
-	switch {
-	case err == nil || ctx.Err() != nil:
-		return err
-	case len(keys) == 1:
-		t.failed[keys[0]], t.reported[keys[0]] = failure{err: err, alone: true}, true
-		return fmt.Errorf("elements of %s: %w", keys[0], err)
-	}
-	return errors.Join(t.bisect(ctx, keys[:len(keys)/2], st), t.bisect(ctx, keys[len(keys)/2:], st))
+// Prune implements dialect.Rules.
+func (t *table) Prune(context.Context) error {
+	return errors.Join(t.prune(), t.prepare(false), t.forget())
 }
 
 // commit makes one transaction.
-func (t *table) commit(c change, st *stats) error {
-	st.transactions++
+func (t *table) commit(c change) error {
+	t.Stats.Transactions++
 	if err := t.kernel.commit(c); err != nil {
-		st.failures++
+		t.Stats.Failures++
 		t.known = t.known && !errors.Is(err, errUnanswered)
 		return err
 	}
-	st.operations += len(c.add) + len(c.remove) + len(c.strays)
+	t.Stats.Changes += len(c.add) + len(c.remove) + len(c.strays)
 	return nil
 }
 
 // commitInParts adds and removes elements in several transactions, what is replaced in the same
 // one.
-func (t *table) commitInParts(c change, st *stats) error {
+func (t *table) commitInParts(c change) error {
 	replaced := make(map[element]entry, min(len(c.add), len(c.remove)))
 	for _, e := range c.remove {
 		replaced[e.element] = entry{}
@@ -341,7 +246,7 @@ func (t *table) commitInParts(c change, st *stats) error {
 		}
 	}
 	for batch := range slices.Chunk(additions, maxOperations) {
-		if err := t.commit(change{add: batch}, st); err != nil {
+		if err := t.commit(change{add: batch}); err != nil {
 			return err
 		}
 	}
@@ -352,12 +257,12 @@ func (t *table) commitInParts(c change, st *stats) error {
 				part.add = append(part.add, again)
 			}
 		}
-		if err := t.commit(part, st); err != nil {
+		if err := t.commit(part); err != nil {
 			return err
 		}
 	}
 	for batch := range slices.Chunk(c.strays, maxOperations) {
-		if err := t.commit(change{strays: batch}, st); err != nil {
+		if err := t.commit(change{strays: batch}); err != nil {
 			return err
 		}
 	}
@@ -365,7 +270,7 @@ func (t *table) commitInParts(c change, st *stats) error {
 }
 
 // prune removes what nobody wants, now that all that is wanted has been tried.
-func (t *table) prune(st *stats) error {
+func (t *table) prune() error {
 	if !t.known || !t.unpruned {
 		return nil
 	}
@@ -376,7 +281,7 @@ func (t *table) prune(st *stats) error {
 		}
 	}
 	wanted := map[common]bool{}
-	for key := range t.dirty {
+	for key := range t.Dirty() {
 		if s := t.want[key]; s != nil {
 			for _, e := range s.shared {
 				wanted[e] = true
@@ -393,10 +298,10 @@ func (t *table) prune(st *stats) error {
 	if c.empty() {
 		return nil
 	}
-	if st.foreign {
-		st.repaired += len(c.remove)
+	if t.foreign {
+		t.Stats.Repaired += len(c.remove)
 	}
-	if err := t.commitInParts(c, st); err != nil {
+	if err := t.commitInParts(c); err != nil {
 		t.known = false
 		return fmt.Errorf("remove what nobody wants: %w", err)
 	}
@@ -405,7 +310,7 @@ func (t *table) prune(st *stats) error {
 }
 
 // forget makes the kernel forget clients whose backend their frontend no longer has for them.
-func (t *table) forget(st *stats) error {
+func (t *table) forget() error {
 	if !t.stale || !t.known {
 		return nil
 	}
@@ -426,11 +331,11 @@ func (t *table) forget(st *stats) error {
 		}
 	}
 	for batch := range slices.Chunk(gone, maxOperations) {
-		if t.commit(change{forget: batch}, st) == nil {
+		if t.commit(change{forget: batch}) == nil {
 			continue
 		}
 		for _, c := range batch { // one of them may have timed out in the meantime
-			if err := t.commit(change{forget: []client{c}}, st); err != nil && !errors.Is(err, unix.ENOENT) {
+			if err := t.commit(change{forget: []client{c}}); err != nil && !errors.Is(err, unix.ENOENT) {
 				return fmt.Errorf("forget a client: %w", err)
 			}
 		}

@@ -1,4 +1,4 @@
-package lb
+package plan
 
 import "fmt"
 
@@ -23,11 +23,11 @@ func ParseOnConflict(s string) (OnConflict, error) {
 	return RefuseOnConflict, fmt.Errorf("%q is neither refuse nor announce", s)
 }
 
-// Stranger is a device that uses a VIP and is no node that runs a speaker.
-type Stranger struct {
+// ConflictingHost is a device that uses a VIP and is no node that runs a speaker.
+type ConflictingHost struct {
 	Interface string `json:"interface"` // the node's, on which it was seen
 	MAC       string `json:"mac"`
 }
 
 // String returns "02:00:00:00:00:09 on eth0".
-func (s Stranger) String() string { return s.MAC + " on " + s.Interface }
+func (h ConflictingHost) String() string { return h.MAC + " on " + h.Interface }

@@ -1,0 +1,96 @@
+package links
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// Neighbor is what the kernel knows of an address on a network of the node.
+type Neighbor struct {
+	// MAC is the link-layer address, if Found is set.
+	MAC [6]byte
+	// Found is set if the neighbor has answered, Failed if it answers no more.
+	Found, Failed bool
+}
+
+// Neighbors is the way to the kernel's table of neighbors (ARP, RFC 826; NDP, RFC 4861). It is not
+// safe for concurrent use.
+type Neighbors struct{ handle *netlink.Handle }
+
+// OpenNeighbors opens the way to the table of the calling thread's network namespace.
+func OpenNeighbors() (*Neighbors, error) {
+	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink for neighbors: %w", err)
+	}
+	return &Neighbors{handle}, nil
+}
+
+// Close closes it.
+func (n *Neighbors) Close() { n.handle.Close() }
+
+// States of an entry (linux/neighbour.h).
+const (
+	hasAddress = netlink.NUD_REACHABLE | netlink.NUD_STALE | netlink.NUD_DELAY | netlink.NUD_PROBE | netlink.NUD_PERMANENT
+	isFresh    = netlink.NUD_REACHABLE | netlink.NUD_DELAY | netlink.NUD_PROBE | netlink.NUD_PERMANENT
+)
+
+// Look returns what the kernel knows of addresses of a family, and has it ask for those of which it
+// knows nothing fresh. It leaves out the addresses that it knows nothing of, and those behind a
+// router.
+func (n *Neighbors) Look(family lb.Family, addrs []netip.Addr) (map[netip.Addr]Neighbor, error) {
+	number := unix.AF_INET
+	if family == lb.IPv6 {
+		number = unix.AF_INET6
+	}
+	list, err := complete(func() ([]netlink.Neigh, error) { return n.handle.NeighList(0, number) })
+	if err != nil {
+		return nil, fmt.Errorf("list neighbors: %w", err)
+	}
+	all := map[netip.Addr]Neighbor{}
+	for _, addr := range addrs {
+		routes, err := n.handle.RouteGet(addr.AsSlice())
+		if err != nil || len(routes) != 1 || routes[0].Gw != nil || routes[0].Type != unix.RTN_UNICAST {
+			continue
+		}
+		link := routes[0].LinkIndex
+		state := netlink.NUD_NONE
+		if i := slices.IndexFunc(list, func(entry netlink.Neigh) bool {
+			return entry.LinkIndex == link && entry.IP.Equal(net.IP(addr.AsSlice()))
+		}); i >= 0 {
+			state = list[i].State
+			all[addr] = neighbor(list[i])
+		}
+		if state&isFresh != 0 {
+			continue
+		}
+		if err := n.ask(link, number, addr); err != nil {
+			return all, fmt.Errorf("ask for %s: %w", addr, err)
+		}
+	}
+	return all, nil
+}
+
+func neighbor(entry netlink.Neigh) Neighbor {
+	found := Neighbor{Failed: entry.State&netlink.NUD_FAILED != 0}
+	if len(entry.HardwareAddr) == len(found.MAC) && entry.State&hasAddress != 0 {
+		found.MAC, found.Found = [6]byte(entry.HardwareAddr), true
+	}
+	return found
+}
+
+// ask has the kernel act as if it were to send a packet: it asks for an address that it does not
+// know, and probes one that is stale. The MAC address of zeros has to be there, and is not looked at.
+func (n *Neighbors) ask(link, family int, addr netip.Addr) error {
+	return n.handle.NeighSet(&netlink.Neigh{
+		LinkIndex: link, Family: family, IP: addr.AsSlice(), State: netlink.NUD_NONE, Flags: netlink.NTF_USE,
+		HardwareAddr: make(net.HardwareAddr, len(Neighbor{}.MAC)),
+	})
+}

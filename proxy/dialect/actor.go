@@ -1,0 +1,282 @@
+package dialect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/landfall-lb/landfall/internal/actor"
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// Sync is what one round of writing did, for metrics.
+type Sync struct {
+	Stats
+	Duration time.Duration
+	// Rules is how many rules of ours each table holds, of both families.
+	Rules map[string]int
+	Err   error
+}
+
+// Deps are what an Actor needs.
+type Deps struct {
+	Log *slog.Logger
+	// Rules returns the rules of a family, which note in the ledger what becomes of them; nil for a
+	// family that this node lacks.
+	Rules func(lb.Family, *Ledger) Rules
+	// Unusable says why this node lacks a family; may be nil.
+	Unusable map[lb.Family]error
+	// Verify is how often what the kernel holds is read even if nobody is seen to change it; never if
+	// 0. Large rulesets are read less often.
+	Verify time.Duration
+	// Watch calls disturbed after others have changed our rules, until ctx ends; may be nil.
+	Watch func(ctx context.Context, disturbed func()) error
+	// Changed is called when there are outcomes to collect; it must not block.
+	Changed func()
+	// Observe is told of each round; may be nil.
+	Observe func(Sync)
+}
+
+// Reading a large ruleset takes seconds. Verification takes one part in verifyShare of a core; when
+// somebody goes on changing our rules, one part in pauseShare, as there would be no time to write
+// otherwise.
+const (
+	verifyShare = 50
+	pauseShare  = 5
+	minPause    = 200 * time.Millisecond
+)
+
+// Actor keeps the kernel's rules as wanted.
+type Actor struct {
+	deps   Deps
+	runner *loop.Runner
+	wanted actor.Inbox[lb.Key, plan.Service]
+	// disturbed is set when others have changed our rules.
+	disturbed atomic.Bool
+
+	mu       sync.Mutex
+	config   *plan.Config
+	tried    bool
+	outcomes map[lb.Key]plan.Outcome
+
+	// The rest belongs to the goroutine that runs Apply.
+	families []*family
+	failures loop.Failures
+	read     time.Time     // when the kernel's rules were last read
+	interval time.Duration // until they are read again; 0 for never
+	pause    time.Duration // until they may be read again because they were changed
+}
+
+var _ actor.Updater[lb.Key, plan.Service] = (*Actor)(nil)
+
+// New returns an Actor that writes nothing before Configure and Begin are called.
+func New(deps Deps) *Actor {
+	a := &Actor{deps: deps, outcomes: map[lb.Key]plan.Outcome{}}
+	a.runner = loop.New(a.step, loop.Options{})
+	for _, name := range []lb.Family{lb.IPv4, lb.IPv6} {
+		a.families = append(a.families, newFamily(name, deps.Rules, deps.Unusable[name]))
+	}
+	return a
+}
+
+// Configure sets what all rules depend on. It never blocks.
+func (a *Actor) Configure(config plan.Config) {
+	a.mu.Lock()
+	a.config = &config
+	a.mu.Unlock()
+	a.runner.Poke()
+}
+
+// Begin says what is wanted for all Services. The rules that a predecessor left for others are
+// removed. It never blocks.
+func (a *Actor) Begin(all map[lb.Key]plan.Service) {
+	a.wanted.Begin(all)
+	a.runner.Poke()
+}
+
+// Update says what is wanted now for the Services that it names; a plan without ports removes a
+// Service. It never blocks.
+func (a *Actor) Update(changes map[lb.Key]plan.Service) {
+	a.wanted.Update(changes)
+	a.runner.Poke()
+}
+
+// Outcomes returns what has become known since the last call. all reports whether every Service of
+// Begin has been tried: from then on, a Service without an outcome is not in the kernel.
+func (a *Actor) Outcomes() (outcomes map[lb.Key]plan.Outcome, all bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	outcomes = a.outcomes
+	a.outcomes = map[lb.Key]plan.Outcome{}
+	return outcomes, a.tried
+}
+
+// Run applies until ctx ends. The rules stay in the kernel then.
+func (a *Actor) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return a.runner.Run(ctx) })
+	if a.deps.Watch != nil {
+		group.Go(func() error { return a.deps.Watch(ctx, a.disturb) })
+	}
+	return group.Wait()
+}
+
+func (a *Actor) disturb() {
+	a.disturbed.Store(true)
+	a.runner.Poke()
+}
+
+func (a *Actor) step(ctx context.Context) (time.Duration, error) {
+	started := time.Now()
+	verify, again := a.due(started)
+	if verify {
+		a.disturbed.Store(false)
+	}
+	st, ok, err := a.apply(ctx, verify)
+	if !ok || ctx.Err() != nil {
+		return 0, nil
+	}
+	took := time.Since(started)
+	if verify && err != nil {
+		a.disturbed.Store(true)
+	}
+	if verify || st.Verified {
+		a.read, a.pause = started, max(minPause, pauseShare*took)
+		if a.deps.Verify > 0 {
+			a.interval = max(a.deps.Verify, verifyShare*took)
+		}
+		again = a.interval
+	}
+	a.report(st, err, took)
+	return again, err
+}
+
+// due reports whether the kernel's rules have to be read now, or else how long to wait for that; 0
+// for ever.
+func (a *Actor) due(now time.Time) (verify bool, again time.Duration) {
+	if a.read.IsZero() {
+		return false, 0 // they are read in any case
+	}
+	wait := a.interval
+	if a.disturbed.Load() && (wait == 0 || a.pause < wait) {
+		wait = a.pause
+	}
+	if wait == 0 {
+		return false, 0
+	}
+	wait -= now.Sub(a.read)
+	return wait <= 0, max(wait, time.Millisecond)
+}
+
+// Apply does one round without a goroutine; Run must not be called beside it.
+func (a *Actor) Apply(ctx context.Context, verify bool) (Stats, error) {
+	st, _, err := a.apply(ctx, verify)
+	return st, err
+}
+
+// apply hands what is pending to both families, syncs them, and collects their outcomes. A family
+// that fails does not hold back the other. ok is false before Configure and Begin were called.
+func (a *Actor) apply(ctx context.Context, verify bool) (total Stats, ok bool, err error) {
+	a.mu.Lock()
+	config := a.config
+	a.mu.Unlock()
+	if config == nil {
+		return Stats{}, false, nil
+	}
+	changes, ok := a.wanted.Take()
+	if !ok {
+		return Stats{}, false, nil
+	}
+	var errs []error
+	for _, f := range a.families {
+		f.Stats = Stats{}
+		f.configure(*config)
+		for key, s := range changes {
+			f.want(key, s)
+		}
+		if err := f.sync(ctx, verify); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", f.name, err))
+		}
+		total.add(f.Stats)
+	}
+	a.collect()
+	return total, true, errors.Join(errs...)
+}
+
+// collect publishes the outcomes of the Services for which something was reported.
+func (a *Actor) collect() {
+	keys := map[lb.Key]bool{}
+	tried := true
+	for _, f := range a.families {
+		maps.Copy(keys, f.reported)
+		f.reported = map[lb.Key]bool{}
+		tried = tried && f.tried
+	}
+	a.mu.Lock()
+	changed := len(keys) > 0 || tried && !a.tried
+	a.tried = tried
+	for key := range keys {
+		a.outcomes[key] = a.outcome(key)
+	}
+	a.mu.Unlock()
+	if changed {
+		a.deps.Changed()
+	}
+}
+
+func (a *Actor) outcome(key lb.Key) plan.Outcome {
+	o := plan.Outcome{Applied: plan.Service{Key: key}}
+	var errs []error
+	for _, f := range a.families {
+		held, failed := f.outcome(key)
+		if len(held.Ports) > 0 {
+			ports := o.Applied.Ports
+			if o.Applied = held; len(ports) > 0 { // else they are shared with what is kept
+				o.Applied.Ports = slices.Concat(ports, held.Ports)
+			}
+		}
+		if failed.err != nil {
+			errs = append(errs, failed.err)
+		}
+		if failed.alone {
+			o.Alone = append(o.Alone, f.name)
+		}
+	}
+	o.Err = errors.Join(errs...)
+	return o
+}
+
+// report logs changes, and tells the observer of each round.
+func (a *Actor) report(st Stats, err error, took time.Duration) {
+	a.failures.Log(a.deps.Log, "cannot write all rules; trying again", "all rules are written again", err)
+	switch {
+	case err != nil:
+	case st.Repaired > 0:
+		a.deps.Log.Warn("somebody had changed our rules: repaired", "changes", st.Repaired, "took", took)
+	case st.Changes > 0:
+		a.deps.Log.Debug("wrote rules", "changes", st.Changes, "transactions", st.Transactions, "took", took)
+	}
+	if a.deps.Observe == nil {
+		return
+	}
+	rules := map[string]int{}
+	for _, f := range a.families {
+		if f.rules != nil {
+			for table, n := range f.rules.Size() {
+				rules[table] += n
+			}
+		}
+	}
+	st.Verified = st.Verified && err == nil
+	a.deps.Observe(Sync{Stats: st, Duration: took, Rules: rules, Err: err})
+}

@@ -1,0 +1,256 @@
+package iptables
+
+import (
+	"context"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/dialect"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// service is one Service's plan and what it renders to.
+type service struct {
+	plan  plan.Service
+	rules contribution
+}
+
+// family keeps the rules of one address family. One goroutine owns it.
+type family struct {
+	*dialect.Ledger
+	kernel Kernel
+	// batch is how many Services one call of iptables-restore writes at most; 0 for any number.
+	batch int
+	renderer
+	configured bool
+	// fixed are the rules that depend on no Service.
+	fixed tables
+
+	want map[lb.Key]service
+	// held are the Services whose rules the kernel has confirmed.
+	held map[lb.Key]service
+	// shared are the rules of held Services in the chains that they share.
+	shared shared
+	// have is what the kernel holds; nil when that is not known.
+	have *tables
+	// size counts our rules in what the kernel was last known to hold.
+	size struct{ nat, filter int }
+	// whole is set when any chain may differ from what is wanted. Else only those can of which
+	// Services are dirty.
+	whole bool
+	// leftovers stay for Services that are not held yet.
+	leftovers leftovers
+}
+
+var _ dialect.Rules = (*family)(nil)
+
+func newFamily(name lb.Family, kernel Kernel, batch int, ledger *dialect.Ledger) *family {
+	return &family{
+		Ledger: ledger, kernel: kernel, batch: batch, renderer: renderer{family: name}, shared: shared{},
+		want: map[lb.Key]service{}, held: map[lb.Key]service{},
+	}
+}
+
+// Configure implements dialect.Rules.
+func (f *family) Configure(config plan.Config) {
+	if f.configured && reflect.DeepEqual(f.config, config) {
+		return
+	}
+	f.config, f.configured, f.whole = config, true, true
+	f.fixed = f.base()
+	for key, s := range f.want {
+		f.want[key] = service{s.plan, f.service(s.plan)}
+		f.Touch(key)
+	}
+}
+
+// Want implements dialect.Rules.
+func (f *family) Want(key lb.Key, s plan.Service) {
+	if len(s.Ports) == 0 {
+		delete(f.want, key)
+		return
+	}
+	f.want[key] = service{s, f.service(s)}
+}
+
+// Held implements dialect.Rules. Rules of different Services never stand in each other's way.
+func (f *family) Held(key lb.Key) (plan.Service, error) { return f.held[key].plan, nil }
+
+// Size implements dialect.Rules.
+func (f *family) Size() map[string]int {
+	return map[string]int{"nat": f.size.nat, "filter": f.size.filter}
+}
+
+// Prepare implements dialect.Rules.
+func (f *family) Prepare(ctx context.Context, verify bool) error {
+	if !verify && f.have != nil {
+		return nil
+	}
+	return f.read(ctx, verify)
+}
+
+// Commit implements dialect.Rules. iptables-nft takes a time that grows with the square of the
+// number of chains that it is given. What is right in the kernel already costs nothing and comes
+// first, with all that concerns no Service.
+func (f *family) Commit(ctx context.Context, keys []lb.Key) (n int, err error) {
+	if f.have == nil {
+		if err := f.read(ctx, false); err != nil {
+			return len(keys), dialect.General(err)
+		}
+	}
+	n = len(keys)
+	if f.batch > 0 && n > f.batch {
+		if n = f.batch; f.whole {
+			n = f.rightFirst(keys)
+		}
+	}
+	return n, f.apply(ctx, keys[:n])
+}
+
+// rightFirst moves the Services whose rules the kernel has to the front, and returns how many they
+// are.
+func (f *family) rightFirst(keys []lb.Key) int {
+	var right, rest []lb.Key
+	for _, key := range keys {
+		if s, ok := f.want[key]; ok && f.intact(s.rules) {
+			right = append(right, key)
+		} else {
+			rest = append(rest, key)
+		}
+	}
+	copy(keys, slices.Concat(right, rest))
+	return len(right)
+}
+
+// Recover implements dialect.Rules: does the kernel take our rules at all, without any Service's
+// change?
+func (f *family) Recover(ctx context.Context) error {
+	err := f.apply(ctx, nil)
+	if err == nil {
+		err = f.kernel.Restore(ctx, "*nat\nCOMMIT\n")
+	}
+	if err != nil {
+		f.distrust(ctx, err)
+	}
+	return err
+}
+
+// Prune implements dialect.Rules.
+func (f *family) Prune(ctx context.Context) error {
+	if len(f.leftovers.chains) == 0 {
+		return nil
+	}
+	f.whole = true
+	return f.apply(ctx, nil)
+}
+
+// read learns what the kernel holds.
+func (f *family) read(ctx context.Context, verify bool) error {
+	have, err := readSave(ctx, f.kernel)
+	if err != nil {
+		return err
+	}
+	for _, service := range f.want { // what is as wanted is worth keeping once
+		for chain, rules := range service.rules.chains {
+			if slices.Equal(have.nat[chain], rules) {
+				have.nat[chain] = rules
+			}
+		}
+	}
+	f.have, f.whole = &have, true
+	f.Stats.Verified = true
+	if verify && f.Tried() {
+		want := f.all(nil)
+		repair, _ := script(have, want, f.hooks(), newLeftovers(have.nat, want.nat, f.unconfirmed(nil)))
+		f.Stats.Repaired = strings.Count(repair, "\n")
+	}
+	return nil
+}
+
+// unconfirmed returns the chains that a predecessor left for Services that are wanted but not held:
+// they go on serving until ours are in place. Chains to which they jump stay with them.
+func (f *family) unconfirmed(keys []lb.Key) map[string]bool {
+	keep := map[string]bool{}
+	named := make(map[lb.Key]bool, len(keys))
+	for _, key := range keys {
+		named[key] = true
+	}
+	var visit func(chain string)
+	visit = func(chain string) {
+		rules, ok := f.have.nat[chain]
+		if !ok || keep[chain] {
+			return
+		}
+		keep[chain] = true
+		for _, r := range rules {
+			if t := target(r); strings.HasPrefix(t, prefix) && t != chainMasquerade {
+				visit(t)
+			}
+		}
+	}
+	for key := range f.Dirty() {
+		if _, held := f.held[key]; held || named[key] {
+			continue
+		}
+		for _, p := range f.want[key].plan.Ports {
+			for _, chain := range []string{prefixExternal, prefixSourceRange, prefixCluster, prefixLocal} {
+				visit(chain + suffix(key, p))
+			}
+		}
+	}
+	return keep
+}
+
+// distrust is for when the kernel does not take the rules of Services that it held: those whose
+// rules are no longer in the kernel are not held.
+func (f *family) distrust(ctx context.Context, err error) {
+	if f.have == nil && f.read(ctx, false) != nil {
+		return // not known: nothing is said
+	}
+	whole := true
+	hooks, base := f.hooks(), f.fixed
+	for table, pair := range map[*chains][2]chains{&f.have.nat: {hooks.nat, base.nat},
+		&f.have.filter: {hooks.filter, base.filter}} {
+		for chain, jumps := range pair[0] {
+			whole = whole && hooksRight((*table)[chain], jumps)
+		}
+		for chain, rules := range pair[1] {
+			have, ok := (*table)[chain]
+			whole = whole && ok && containsAll(have, rules)
+		}
+	}
+	for key, s := range f.held {
+		if whole && f.intact(s.rules) {
+			continue
+		}
+		delete(f.held, key)
+		f.shared.add(s.rules.entries, -1, map[place]bool{})
+		f.Lost(key, err)
+	}
+}
+
+// intact tells whether the kernel has all rules of a Service.
+func (f *family) intact(c contribution) bool {
+	for chain, rules := range c.chains {
+		if !slices.Equal(f.have.nat[chain], rules) {
+			return false
+		}
+	}
+	for _, e := range c.entries {
+		if !slices.Contains(e.in(*f.have)[e.chain], e.rule) {
+			return false
+		}
+	}
+	return true
+}
+
+func containsAll(have, want []string) bool {
+	for _, r := range want {
+		if !slices.Contains(have, r) {
+			return false
+		}
+	}
+	return true
+}
