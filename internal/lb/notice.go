@@ -34,7 +34,7 @@ type FeedNotice struct {
 	Ring map[netip.Addr][]netip.Addr `json:"ring,omitempty"`
 }
 
-// MaxRing is the most nodes in a ring, and so the most nodes that a stray packet asks.
+// MaxRing is the most other nodes in a ring, and so the most nodes that a stray packet asks.
 const MaxRing = 16
 
 // FlowMemory is how long a node remembers a silent connection. Two programs rely on it: the proxy
