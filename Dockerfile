@@ -7,7 +7,7 @@ RUN go mod download
 COPY . .
 RUN make build VERSION="${VERSION}"
 
-# The proxy uses these tools on the host's netfilter.
+# The proxy runs the tools of iptables in iptables mode; nft and conntrack are for people who look around.
 FROM debian:bookworm-slim
 RUN apt-get update \
  && apt-get install -y --no-install-recommends iptables nftables conntrack \
