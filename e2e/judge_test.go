@@ -56,7 +56,7 @@ func reading() []judged {
 			func(w cases.World, s *corev1.Service, _ *discoveryv1.EndpointSlice) {
 				s.Spec.LoadBalancerSourceRanges = []string{" " + cases.Host(w.Outside).String()}
 			}),
-		named(both, "conditions that are not told", "", func(_ cases.World, _ *corev1.Service, e *discoveryv1.EndpointSlice) {
+		named(both, "conditions that are not set", "", func(_ cases.World, _ *corev1.Service, e *discoveryv1.EndpointSlice) {
 			for i := range e.Endpoints {
 				e.Endpoints[i].Conditions = discoveryv1.EndpointConditions{}
 			}
@@ -64,7 +64,7 @@ func reading() []judged {
 	}
 }
 
-// sample leaves out what Kubernetes cannot be told, or what takes a kernel parameter.
+// sample leaves out what Kubernetes has no object for, or what takes a kernel parameter.
 func sample(w cases.World) []judged {
 	all := reading()
 	for i, c := range cases.For(w.Family, false) {

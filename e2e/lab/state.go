@@ -223,8 +223,8 @@ func killMarked(ctx context.Context, mark string) error {
 	}
 }
 
-// hasEnded says whether nothing of a process runs any more: it is gone, or only waits for its
-// parent to notice.
+// hasEnded reports whether nothing of a process runs any more: it is gone, or only waits for its
+// parent.
 func hasEnded(pid int) bool {
 	dir := filepath.Join("/proc", strconv.Itoa(pid))
 	threads, err := os.ReadDir(filepath.Join(dir, "task"))
@@ -259,7 +259,7 @@ func markedProcesses(mark string) ([]int, error) {
 	return pids, nil
 }
 
-// isKept says whether the lab was to outlive its owner; a restart of the machine ends that.
+// isKept reports whether the lab was to outlive its owner; a restart of the machine ends that.
 func isKept(dir string) bool {
 	_, err := os.Stat(filepath.Join(dir, "kept"))
 	boot, _ := os.ReadFile(filepath.Join(dir, "boot"))
