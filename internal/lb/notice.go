@@ -35,8 +35,7 @@ type FeedNotice struct {
 	Ring map[netip.Addr][]netip.Addr `json:"ring,omitempty"`
 }
 
-// MaxRing is how many nodes a ring names at most, and so how many nodes a packet asks. It is part of
-// the protocol between the nodes that docs/rescue.md specifies.
+// MaxRing is how many nodes a ring names at most, and so through how many hands a packet goes.
 const MaxRing = 16
 
 // FlowMemory is how long a node remembers a connection that is silent. Two programs rely on it: the
