@@ -49,7 +49,7 @@ func (k kernelParameters) set(name string, value int, wrong func(now int) bool) 
 	return err == nil
 }
 
-// on tells whether a parameter is there and 1.
+// on reports whether a parameter is there and 1.
 func (k kernelParameters) on(name string) bool {
 	text, err := os.ReadFile(filepath.Join(k.folder, name))
 	return err == nil && strings.TrimSpace(string(text)) == "1"

@@ -120,14 +120,14 @@ func (t *table) prepare(verify bool) error {
 			return fmt.Errorf("write the rules: %w", err)
 		}
 		if !keep {
-			loaded.elements, loaded.strays = nil, nil
+			loaded.elements, loaded.unknown = nil, nil
 		}
 	}
 	if t.foreign && !right && t.rules != nil {
 		t.Stats.Repaired++
 	}
 	t.rules, t.known, t.unpruned, t.have = &wanted, true, true, newHeld(loaded.elements)
-	if err := t.repair(loaded.strays); err != nil {
+	if err := t.repair(loaded.unknown); err != nil {
 		t.withdraw(err)
 		return fmt.Errorf("repair what is applied: %w", err)
 	}
@@ -146,7 +146,7 @@ func (t *table) retimed() bool {
 
 // repair makes the kernel hold again all that is applied. What is there of other frontends stays,
 // as long as somebody wants them.
-func (t *table) repair(strays []stray) error {
+func (t *table) repair(unknown []unknownElement) error {
 	d := t.newDiff()
 	for key, s := range t.applied {
 		for _, p := range s.parts {
@@ -159,12 +159,12 @@ func (t *table) repair(strays []stray) error {
 		d.shares[e] = 0
 	}
 	c := d.change()
-	c.strays = strays
+	c.unknown = unknown
 	if c.empty() {
 		return nil
 	}
 	if t.foreign {
-		t.Stats.Repaired += len(c.add) + len(c.remove) + len(c.strays)
+		t.Stats.Repaired += len(c.add) + len(c.remove) + len(c.unknown)
 	}
 	if err := t.commitInParts(c); err != nil {
 		t.known = false
@@ -240,7 +240,7 @@ func (t *table) commit(c change) error {
 		t.known = t.known && !errors.Is(err, errUnanswered)
 		return err
 	}
-	t.Stats.Changes += len(c.add) + len(c.remove) + len(c.strays)
+	t.Stats.Changes += len(c.add) + len(c.remove) + len(c.unknown)
 	return nil
 }
 
@@ -275,8 +275,8 @@ func (t *table) commitInParts(c change) error {
 			return err
 		}
 	}
-	for batch := range slices.Chunk(c.strays, maxOperations) {
-		if err := t.commit(change{strays: batch}); err != nil {
+	for batch := range slices.Chunk(c.unknown, maxOperations) {
+		if err := t.commit(change{unknown: batch}); err != nil {
 			return err
 		}
 	}
