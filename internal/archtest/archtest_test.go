@@ -110,7 +110,7 @@ func isPlan(pkg string) bool { return binary(pkg) != "" && strings.HasSuffix(pkg
 var rooms = []string{"speaker/handoff", "speaker/holders", "speaker/ownership", "speaker/partition", "speaker/routes"}
 
 func isPure(pkg string) bool {
-	return isPlan(pkg) || slices.Contains(rooms, pkg) || pkg == "internal/lb" || pkg == "internal/delta"
+	return isPlan(pkg) || slices.Contains(rooms, pkg) || pkg == "internal/lb"
 }
 
 // below tells whether pkg is root or lies below it.
@@ -150,7 +150,7 @@ var rules = []rule{
 				return below(imported, "os", "log", "net/http", "io", "math/rand", "syscall", "context")
 			}
 			ownPlan := slices.Contains(rooms, pkg) && isPlan(imported) && binary(imported) == binary(pkg)
-			return !ownPlan && !below(imported, "internal/lb", "internal/delta", "k8s.io/apimachinery/pkg/labels")
+			return !ownPlan && !below(imported, "internal/lb", "k8s.io/apimachinery/pkg/labels")
 		},
 	},
 	{
@@ -183,6 +183,14 @@ var rules = []rule{
 		applies: func(pkg string) bool { return !below(pkg, "speaker/bgp", "speaker/members") },
 		forbidden: func(_, imported string) bool {
 			return below(imported, "github.com/osrg/gobgp", "github.com/hashicorp/memberlist")
+		},
+	},
+	{
+		reason: "there is one stack for each part of netlink: internal/links for interfaces, routes and neighbors, " +
+			"proxy/nfnetlink for netfilter",
+		applies: func(pkg string) bool { return !below(pkg, "internal/links", "internal/nstest", "e2e") },
+		forbidden: func(_, imported string) bool {
+			return below(imported, "github.com/vishvananda/netlink", "github.com/mdlayher/netlink", "github.com/google/nftables")
 		},
 	},
 }
@@ -242,6 +250,10 @@ func TestRulesCatch(t *testing.T) {
 		{"e2e/cases", "internal/nstest", false},
 		{"speaker", "github.com/hashicorp/memberlist", true},
 		{"speaker/members", "github.com/hashicorp/memberlist", false},
+		{"proxy/rescue", "github.com/vishvananda/netlink", true},
+		{"proxy/conntrack", "github.com/google/nftables", true},
+		{"internal/links", "github.com/vishvananda/netlink", false},
+		{"proxy/rescue", "proxy/nft/expr", false},
 	} {
 		if got := violation(test.pkg, test.imported); (got != "") != test.refused {
 			t.Errorf("%s imports %s: refused because of %q, want refused: %v", test.pkg, test.imported, got, test.refused)
