@@ -86,8 +86,8 @@ func TestForeignHolderIsReportedAndKeepsItsAddress(t *testing.T) {
 			registry.MustRegister(newCollector(n.speaker))
 			if err := testutil.GatherAndCompare(registry,
 				strings.NewReader(
-					"# HELP landfall_speaker_address_conflict 1 for each device that uses a VIP and is no node that runs a speaker, "+
-						"as this node sees it.\n# TYPE landfall_speaker_address_conflict gauge\n"+want+"\n"),
+					"# HELP landfall_speaker_address_conflict 1 for each conflicting host: a device outside the cluster that uses "+
+						"a VIP, as this node sees it.\n# TYPE landfall_speaker_address_conflict gauge\n"+want+"\n"),
 				"landfall_speaker_address_conflict"); err != nil {
 				t.Error(err)
 			}

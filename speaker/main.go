@@ -165,7 +165,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		return err
 	}
 	if err := prefer(); err != nil {
-		rt.Log.Info("the speaker works at normal priority: on a busy node others may take it for gone", "error", err)
+		rt.Log.Info("the speaker runs at normal priority; without CPU time it looks dead to the other speakers", "error", err)
 	}
 	client, err := kube.Connect(kube.Options{Kubeconfig: rt.Kubeconfig, UserAgent: name, Log: rt.Log})
 	if err != nil {
@@ -255,7 +255,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		actors = append(actors, fed.Run)
 	} else {
 		s.from.slices = kube.Slices(client, s.changes.markService)
-		rt.Log.Warn("claims rest on endpoints only: whether this node's rules deliver an address is not checked", "gate",
+		rt.Log.Warn("the speaker trusts endpoints alone and does not check that this node's rules deliver an address", "gate",
 			f.gate)
 	}
 	rt.Metrics.MustRegister(newCollector(s), newPathCollector(s))
@@ -323,7 +323,7 @@ func bindAddress(given netip.Addr, self string,
 	}
 }
 
-// ready tells why the speaker does not do its work yet, or nil when it does.
+// ready returns nil once the speaker announces addresses, and until then what it waits for.
 func (s *speaker) ready() error {
 	s.mu.Lock()
 	waiting := cmp.Or(s.phase.waiting, s.rooms.routes.Waiting())

@@ -62,12 +62,11 @@ type vipStatus struct {
 	// Answering are this node's interfaces that answer for the VIP now.
 	Answering []string `json:"answering,omitempty"`
 	Handover  bool     `json:"handover,omitempty"`
-	// Probing is set while this node asks whether somebody else uses the VIP.
+	// Probing is set while this node probes for a conflicting host.
 	Probing bool `json:"probing,omitempty"`
-	// Conflicts are the devices that use the VIP and are no nodes that run a speaker, as this node
-	// sees them.
+	// Conflicts are the conflicting hosts that this node has seen lately.
 	Conflicts []plan.ConflictingHost `json:"conflictingHosts,omitempty"`
-	Nodes     []plan.NodeWord        `json:"nodes"`
+	Nodes     []plan.NodeStatus      `json:"nodes"`
 	// Routes is what becomes of the VIP over BGP on this node; absent where no BGPAdvertisement is for
 	// it.
 	Routes *routeStatus `json:"routes,omitempty"`

@@ -84,7 +84,7 @@ type BGPAdvertisement struct {
 	Conditions []Condition
 }
 
-// SelectsPool tells whether the advertisement is for the pool.
+// SelectsPool reports whether the advertisement is for the pool.
 func (a BGPAdvertisement) SelectsPool(pool Pool) bool {
 	return L2Advertisement{Pools: a.Pools, PoolSelectors: a.PoolSelectors}.Selects(pool)
 }

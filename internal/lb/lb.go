@@ -343,7 +343,7 @@ type Preference struct {
 	Nodes  labels.Selector
 }
 
-// Selects tells whether the advertisement is for the pool.
+// Selects reports whether the advertisement is for the pool.
 func (a L2Advertisement) Selects(pool Pool) bool {
 	if len(a.Pools) == 0 && len(a.PoolSelectors) == 0 {
 		return true

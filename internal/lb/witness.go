@@ -21,7 +21,8 @@ type Witness struct {
 	Partial bool
 }
 
-// Serves tells whether other nodes than the given one, which is not among them, answer for the VIP.
+// Serves reports whether other nodes than the given one, which is not among them, answer for the
+// VIP.
 func (w Witness) Serves(node string, vip netip.Addr) bool {
 	if w.Partial || slices.Contains(w.Live, node) {
 		return false
@@ -30,7 +31,7 @@ func (w Witness) Serves(node string, vip netip.Addr) bool {
 	return !unserved
 }
 
-// Same tells whether two say the same, whenever and by whom.
+// Same reports whether two say the same, whenever and by whom.
 func (w Witness) Same(other Witness) bool {
 	return w.Partial == other.Partial && slices.Equal(w.Live, other.Live) && slices.Equal(w.Unserved, other.Unserved)
 }

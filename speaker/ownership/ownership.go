@@ -153,13 +153,13 @@ func (s *State) decide(now time.Time, facts plan.Facts, in plan.Input) Decided {
 		delete(s.fresh, vip) // from now on, whoever can shall step in at once
 		s.served[vip] = true
 	}
-	if in.Former {
+	if in.Restarted {
 		s.served[vip] = true
 	}
 	_, in.Fresh = s.fresh[vip]
 	in.Served = s.served[vip]
 	next := plan.Decide(facts, in)
-	if before.Rival != next.Rival {
+	if before.Overlap != next.Overlap {
 		s.rounds[vip]++ // clients may have listened to the other one last
 	}
 	if known && before.Owner != next.Owner {
@@ -169,7 +169,7 @@ func (s *State) decide(now time.Time, facts plan.Facts, in plan.Input) Decided {
 		s.served[vip] = true // and so it is not probed again, even if it takes a while to answer
 	}
 	s.decisions[vip] = next
-	if slices.ContainsFunc(next.Nodes, func(n plan.NodeWord) bool { return n.Answering }) {
+	if slices.ContainsFunc(next.Nodes, func(n plan.NodeStatus) bool { return n.Answering }) {
 		delete(s.unserved, vip)
 	} else {
 		s.unserved[vip] = true

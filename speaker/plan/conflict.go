@@ -13,7 +13,7 @@ import (
 // has answered for is taken over without a question, as that would lengthen a failure, and is
 // defended against whoever comes later.
 
-// conflict tells why this node does not claim a VIP that it could deliver: somebody else has it.
+// conflict returns why this node does not claim a VIP that it could deliver: a conflicting host has it.
 func conflict(f Facts, in Input) *lb.Refusal {
 	if in.Served || len(in.Conflicts) == 0 {
 		return nil
@@ -22,7 +22,7 @@ func conflict(f Facts, in Input) *lb.Refusal {
 	if policy == AnnounceOnConflict {
 		return nil
 	}
-	return lb.Refuse(lb.ReasonAddressConflict, "%s is in use by %s, which is no node that runs a speaker%s", in.VIP,
+	return lb.Refuse(lb.ReasonAddressConflict, "%s is in use by %s, a conflicting host%s", in.VIP,
 		named(in.Conflicts), advice)
 }
 
@@ -47,7 +47,7 @@ func onConflict(f Facts, holders []Holder) (policy OnConflict, advice string) {
 	return policy, advice
 }
 
-// probes tells whether this node looks for other holders of the VIP.
+// probes reports whether this node looks for other holders of the VIP.
 func probes(f Facts, in Input, d Decision) bool {
 	switch {
 	case in.Served:
