@@ -188,4 +188,7 @@ func TestHeldClaimsOutliveTheNextProcess(t *testing.T) {
 		unknown)
 	want("neither live nor held", plan.Standing{Born: 8}, lb.Claim{}, lb.Claim{})
 	want("live, and only an earlier process has spoken", plan.Standing{Live: true, Born: 9}, lb.Claim{}, lb.Claim{})
+	b.merge(
+		update{node: "a", born: 10, entries: []entry{{vip: vip1, seq: 1, claim: lb.Claim{Reason: lb.ReasonFeedUnknown}}}})
+	want("restarted once more before it announced anything", plan.Standing{Live: true, Born: 10, Held: 7}, held, lb.Claim{})
 }
