@@ -29,7 +29,7 @@ func read(ctx context.Context, client *kube.Client, o options) (world, error) {
 		default:
 		}
 	})
-	services := kube.Services(client, "", func(lb.Key) {})
+	services := kube.LabelledServices(client, func(lb.Key) {})
 	pools := kube.Pools(client, func(string) {})
 	advertisements := kube.L2Advertisements(client, func(string) {})
 	routed := kube.BGPAdvertisements(client, func(string) {})

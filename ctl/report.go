@@ -113,20 +113,57 @@ func (r *report) addService(s lb.Service) {
 		return
 	}
 	announced, known := find(s.Conditions, lb.ConditionAnnounced)
-	owner := map[netip.Addr][]string{}
+	announcements, err := lb.DecodeAnnouncements(s.Announcements)
+	switch {
+	case err != nil:
+		r.problem("service %s: %v; the speaker that reports on the Service writes it anew, is it running?", s.Key, err)
+	case known && announced.Status && len(announcements) == 0:
+		r.problem(
+			"service %s: its annotation %s is missing; the speaker that reports on the Service writes it, is it running, "+
+				"and of this version?", s.Key, lb.AnnotationAnnouncements)
+	}
+	owner := map[netip.Addr]string{}
 	switch {
 	case !known:
 		r.problem("service %s: no speaker has said anything about it yet; are the speakers running?", s.Key)
 	case !announced.Status:
 		r.problem("service %s: %s (%s)", s.Key, announced.Message, announced.Reason)
 	}
-	for _, a := range lb.ParseAnnouncements(announced.Message) {
-		owner[a.VIP] = append(owner[a.VIP], fmt.Sprintf("%s (%s)", a.Node, a.How))
+	for _, a := range announcements {
+		owner[a.VIP] = announcers(a)
 	}
 	for _, vip := range vips {
 		r.vips = append(r.vips, []string{vip.String(), s.Key.String(), string(s.ExternalPolicy),
-			cmp.Or(strings.Join(owner[vip], "; "), "nobody")})
+			cmp.Or(owner[vip], "nobody")})
 	}
+}
+
+// announcers says which nodes announce a VIP, and how; "" when none does.
+func announcers(a lb.Announcement) string {
+	var all []string
+	if a.Owner != "" {
+		how := a.Protocol
+		if len(a.Interfaces) > 0 {
+			how += " on " + strings.Join(a.Interfaces, ", ")
+		}
+		all = append(all, fmt.Sprintf("%s (%s)", a.Owner, how))
+	}
+	others := a.OtherNodes
+	for _, route := range a.Routes {
+		if len(route.Nodes) == 0 {
+			others += route.OtherNodes
+			continue
+		}
+		nodes := strings.Join(route.Nodes, ", ")
+		if route.OtherNodes > 0 {
+			nodes += fmt.Sprintf(" and %d more", route.OtherNodes)
+		}
+		all = append(all, fmt.Sprintf("%s (BGP to %s)", nodes, strings.Join(route.Peers, ", ")))
+	}
+	if others > 0 {
+		all = append(all, fmt.Sprintf("%d more nodes (BGP)", others))
+	}
+	return strings.Join(all, "; ")
 }
 
 // addPeer says how many of the nodes' sessions with a router are up, and why the others are not.

@@ -32,10 +32,21 @@ func service(name, vip string, conditions ...lb.Condition) lb.Service {
 var (
 	ready    = lb.Condition{Type: lb.ConditionReady, Status: true, Reason: lb.ReasonPoolReady}
 	assigned = lb.Condition{Type: lb.ConditionAssigned, Status: true, Reason: lb.ReasonAssigned}
+
+	announced = lb.Condition{Type: lb.ConditionAnnounced, Status: true, Reason: lb.ReasonAnnounced}
 )
 
-func announced(message string) lb.Condition {
-	return lb.Condition{Type: lb.ConditionAnnounced, Status: true, Reason: lb.ReasonAnnounced, Message: message}
+// announcedBy has the Service say so, for its only address.
+func announcedBy(s lb.Service, a lb.Announcement) lb.Service {
+	a.VIP = s.Ingress[0].Addr
+	s.Announcements = lb.EncodeAnnouncements([]lb.Announcement{a})
+	return s
+}
+
+// nonsense has a tenant write into the annotation.
+func nonsense(s lb.Service) lb.Service {
+	s.Announcements = "k8s-worker-666"
+	return s
 }
 
 func worldOf(services []lb.Service, pools ...lb.Pool) world {
@@ -62,8 +73,8 @@ func TestReport(t *testing.T) {
 		{
 			name: "all is well",
 			w: worldOf([]lb.Service{
-				service("my-nginx", "172.26.236.180", assigned,
-					announced("172.26.236.180 is announced from k8s-worker-178 (ARP on eth0)")),
+				announcedBy(service("my-nginx", "172.26.236.180", assigned, announced), lb.Announcement{
+					Reason: lb.ReasonAnnounced, Owner: "k8s-worker-178", Protocol: "ARP", Interfaces: []string{"eth0"}}),
 				{Key: lb.Key{Namespace: "default", Name: "kubernetes"}, Type: lb.ClusterIP},
 			}, vmware),
 			want: `POOL    ADDRESSES                      ASSIGNED  FREE  READY  ADVERTISED BY
@@ -79,9 +90,11 @@ Nothing is wrong.
 			name: "routers",
 			w: func() world {
 				w := worldOf([]lb.Service{
-					service("my-nginx", "172.26.236.180", assigned,
-						announced("172.26.236.180 is announced from k8s-worker-178 (ARP on eth0); "+
-							"172.26.236.180 is announced from k8s-worker-177, k8s-worker-178 (BGP to tor-1)")),
+					announcedBy(service("my-nginx", "172.26.236.180", assigned, announced), lb.Announcement{
+						Reason: lb.ReasonAnnounced, Owner: "k8s-worker-178", Protocol: "ARP", Interfaces: []string{"eth0"},
+						Routes: []lb.RouteAnnouncement{
+							{Peers: []string{"tor-1"}, Nodes: []string{"k8s-worker-177", "k8s-worker-178"}, OtherNodes: 40}},
+						OtherNodes: 958}),
 				}, vmware)
 				w.routed = map[string]lb.BGPAdvertisement{"all": {Name: "all", Conditions: []lb.Condition{
 					{Type: lb.ConditionReady, Reason: lb.ReasonUnknownPeer, Message: "there is no BGPPeer tor-9"},
@@ -100,7 +113,7 @@ Nothing is wrong.
 vmware  172.26.236.180-172.26.236.199  1         19    yes    lan, all (BGP)
 
 VIP             SERVICE           POLICY   OWNER
-172.26.236.180  default/my-nginx  Cluster  k8s-worker-178 (ARP on eth0); k8s-worker-177, k8s-worker-178 (BGP to tor-1)
+172.26.236.180  default/my-nginx  Cluster  k8s-worker-178 (ARP on eth0); k8s-worker-177, k8s-worker-178 and 40 more (BGP to tor-1); 958 more nodes (BGP)
 
 BGP PEER  ADDRESS           ASN       SESSIONS UP
 tor-1     172.26.236.2:179  64501     2 of 3
@@ -134,6 +147,8 @@ WRONG
 				service("pending", "", lb.Condition{Type: lb.ConditionAssigned, Reason: lb.ReasonPoolExhausted,
 					Message: "all pools are full"}),
 				service("unseen", "172.26.236.10"),
+				service("older", "172.26.236.11", assigned, announced),
+				nonsense(service("tenant", "172.26.236.12", assigned, announced)),
 			}, vmware,
 				pool("younger", "172.26.236.190/32", lb.Condition{Type: lb.ConditionReady, Reason: lb.ReasonPoolOverlaps,
 					Message: "overlaps with pool vmware"})),
@@ -144,13 +159,17 @@ younger  172.26.236.190                 1         19    no: Overlapping  -
 VIP            SERVICE          POLICY   OWNER
 172.26.236.9   default/nobody   Cluster  nobody
 172.26.236.10  default/unseen   Cluster  nobody
+172.26.236.11  default/older    Cluster  nobody
+172.26.236.12  default/tenant   Cluster  nobody
 pending        default/pending  Cluster  -
 
 WRONG
 - pool younger: overlaps with pool vmware (Overlapping)
 - pool younger: no L2Advertisement or BGPAdvertisement selects it, so its addresses are not announced (NoAdvertisement)
 - service default/nobody: no endpoint is usable on any node (NoBackends)
+- service default/older: its annotation landfall.dev/announcements is missing; the speaker that reports on the Service writes it, is it running, and of this version?
 - service default/pending: all pools are full (PoolExhausted)
+- service default/tenant: annotation landfall.dev/announcements was not written by a speaker of this version: invalid character 'k' looking for beginning of value; the speaker that reports on the Service writes it anew, is it running?
 - service default/unseen: the controller has not looked at it yet; is it running?
 - service default/unseen: no speaker has said anything about it yet; are the speakers running?
 `,

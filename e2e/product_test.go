@@ -16,6 +16,7 @@ import (
 
 	"github.com/landfall-lb/landfall/e2e/lab"
 	"github.com/landfall-lb/landfall/e2e/lab/labtest"
+	"github.com/landfall-lb/landfall/internal/lb"
 )
 
 const poolAndAdvertisement = `
@@ -122,16 +123,26 @@ func waitAnnounced(t *testing.T, l *lab.Lab, service, vip string) {
 // ownerOf returns the node that announces the VIP of my-nginx.
 func ownerOf(t *testing.T, l *lab.Lab) string {
 	t.Helper()
-	c, err := condition(t.Context(), l, "my-nginx", "landfall.dev/Announced")
+	list, err := announcements(t.Context(), l, "my-nginx")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, from, _ := strings.Cut(c.Message, " is announced from ")
-	owner, _, _ := strings.Cut(from, " ")
-	if owner == "" {
-		t.Fatalf("nobody announces the address: %s", c.Message)
+	for _, a := range list {
+		if a.Owner != "" {
+			return a.Owner
+		}
 	}
-	return owner
+	t.Fatalf("nobody announces the address: %+v", list)
+	return ""
+}
+
+// announcements reads who announces the addresses of a Service in namespace default.
+func announcements(ctx context.Context, l *lab.Lab, name string) ([]lb.Announcement, error) {
+	s, err := l.Kube().CoreV1().Services("default").Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return lb.DecodeAnnouncements(s.Annotations[lb.AnnotationAnnouncements])
 }
 
 // updateService changes a Service in namespace default.

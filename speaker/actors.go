@@ -56,10 +56,10 @@ type feed interface {
 }
 
 type gossip interface {
-	Begin(map[netip.Addr]*lb.Claim)
-	Update(map[netip.Addr]*lb.Claim)
+	Begin(map[netip.Addr]*plan.Claim)
+	Update(map[netip.Addr]*plan.Claim)
 	SetPeers(map[string][]netip.Addr)
-	Claims(netip.Addr) map[string]lb.Claim
+	Claims(netip.Addr) map[string]plan.Claim
 	Former(netip.Addr) bool
 	Joined() bool
 	SetMACs([]string)
@@ -129,7 +129,7 @@ type sinks struct {
 		Outcome() l2.Outcome
 	}
 	report interface {
-		Set(lb.Key, *lb.Condition)
+		Update(map[lb.Key]*lb.AnnouncedStatus)
 	}
 	witness interface {
 		Set(witness.Desired)
@@ -146,7 +146,7 @@ type sinks struct {
 // routeSinks are where the speaker acts for BGP.
 type routeSinks struct {
 	bgp interface {
-		Set(map[string]lb.BGPSession)
+		Set(map[string]plan.BGPSession)
 		Statuses() map[string]bgp.Status
 		Brief() map[string]bgp.Status
 		Announced(netip.Prefix) []string

@@ -28,6 +28,7 @@ import (
 	"github.com/landfall-lb/landfall/speaker/l2"
 	"github.com/landfall-lb/landfall/speaker/liveness"
 	"github.com/landfall-lb/landfall/speaker/members"
+	"github.com/landfall-lb/landfall/speaker/plan"
 	"github.com/landfall-lb/landfall/speaker/report"
 	"github.com/landfall-lb/landfall/speaker/witness"
 )
@@ -87,7 +88,7 @@ func (f *flags) add(set *pflag.FlagSet) {
 			"another node take over at once")
 	set.StringSliceVar(&f.options.exclude, "exclude-interfaces", strings.Split(excluded, ","),
 		"shell patterns of interfaces that answer ARP and NDP only if an L2Advertisement names them")
-	set.StringVar(&f.onConflict, "on-address-conflict", string(lb.RefuseOnConflict),
+	set.StringVar(&f.onConflict, "on-address-conflict", string(plan.RefuseOnConflict),
 		"what to do when a device outside the cluster already uses the address: refuse (do not announce it) or announce; "+
 			"the Service's annotation "+lb.AnnotationOnConflict+" overrides this")
 	set.DurationVar(&f.announceEvery, "announce-every", 0,
@@ -119,7 +120,7 @@ func (f *flags) check() (bind netip.Addr, key []byte, err error) {
 	if f.restartHold < 0 {
 		return bind, nil, ops.Usagef("--restart-hold: %s is negative", f.restartHold)
 	}
-	if f.options.onConflict, err = lb.ParseOnConflict(f.onConflict); err != nil {
+	if f.options.onConflict, err = plan.ParseOnConflict(f.onConflict); err != nil {
 		return bind, nil, ops.Usagef("--on-address-conflict: %w", err)
 	}
 	if f.announceEvery != 0 && f.announceEvery < time.Second {
@@ -211,7 +212,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		Changed: s.runner.Poke})
 	events := client.Events(name, rt.NodeName)
 	reporter := report.New(report.Options{
-		Log: rt.Log, Service: services.Get, Write: client.Status(time.Now).Conditions,
+		Log: rt.Log, Service: services.Get, Write: client.Status(time.Now).Announced,
 		Event: func(s lb.Service, good bool, reason lb.Reason, message string) {
 			if good {
 				events.Normal(kube.ServiceReference(s), reason, message)
@@ -220,6 +221,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 			}
 		},
 	})
+	reporter.Begin(nil) // nothing is reported before the first update
 	sessions := bgp.New(bgp.Options{Log: rt.Log, Hostname: rt.NodeName, Listen: f.bgpListen, Changed: s.runner.Poke})
 	rt.Metrics.MustRegister(sessions)
 	watches := bfd.New(bfd.Options{Log: rt.Log, Changed: s.runner.Poke})

@@ -14,6 +14,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/bfd"
 	"github.com/landfall-lb/landfall/speaker/bgp"
+	"github.com/landfall-lb/landfall/speaker/plan"
 	"github.com/landfall-lb/landfall/speaker/report"
 )
 
@@ -24,17 +25,17 @@ type fakeRouters struct {
 
 	mu      sync.Mutex
 	sets    int
-	desired map[string]lb.BGPSession
+	desired map[string]plan.BGPSession
 	flushed bool
 	up      map[string]bool
 	since   map[string]time.Time
-	heard   map[string]map[netip.Prefix]lb.Route
+	heard   map[string]map[netip.Prefix]plan.Route
 	log     []string // what each peer has heard, in order
 }
 
 const flushTime = time.Millisecond
 
-func (f *fakeRouters) Set(desired map[string]lb.BGPSession) {
+func (f *fakeRouters) Set(desired map[string]plan.BGPSession) {
 	f.mu.Lock()
 	f.sets++
 	f.desired, f.flushed = desired, false
@@ -61,7 +62,7 @@ func (f *fakeRouters) flush() {
 			continue
 		}
 		if f.heard[name] == nil {
-			f.heard[name] = map[netip.Prefix]lb.Route{}
+			f.heard[name] = map[netip.Prefix]plan.Route{}
 		}
 		f.update(name, d.Routes)
 	}
@@ -69,7 +70,7 @@ func (f *fakeRouters) flush() {
 	f.node.runner.Poke()
 }
 
-func (f *fakeRouters) update(name string, routes map[netip.Prefix]lb.Route) {
+func (f *fakeRouters) update(name string, routes map[netip.Prefix]plan.Route) {
 	heard := f.heard[name]
 	for _, p := range slices.SortedFunc(maps.Keys(routes), netip.Prefix.Compare) {
 		if was, ok := heard[p]; !ok || !was.Equal(routes[p]) {

@@ -112,7 +112,7 @@ type fakeNode struct {
 	mu          sync.Mutex
 	live        bool
 	joined      bool
-	claims      map[netip.Addr]lb.Claim
+	claims      map[netip.Addr]plan.Claim
 	peers       map[string][]netip.Addr
 	outcome     map[netip.Addr][]string
 	rounds      map[netip.Addr]int
@@ -120,7 +120,7 @@ type fakeNode struct {
 	sees        func(node string) bool // nil: all
 	apiless     bool                   // cannot read the Lease
 	probed      map[netip.Addr]bool
-	conflicting map[netip.Addr][]lb.ConflictingHost
+	conflicting map[netip.Addr][]plan.ConflictingHost
 	ours        map[string]bool
 	dead        []string      // as gossip finds
 	notice      lb.FeedNotice // as the proxy was last told
@@ -128,7 +128,7 @@ type fakeNode struct {
 	mute        bool          // its interface takes no packets
 	gate        lb.Reason
 	deliveries  map[lb.DeliveryKey]lb.Delivery
-	reports     map[lb.Key]lb.Condition
+	reports     map[lb.Key]lb.AnnouncedStatus
 	interfaces  []lb.Interface
 	daemonSet   *kubetest.Table[string, bool]
 	routers     *fakeRouters
@@ -159,8 +159,8 @@ func newRig(t testing.TB) *rig {
 		r.api.nodes.Set(name, lb.Node{Name: name, Addresses: []netip.Addr{addr}})
 		n := &fakeNode{
 			speaker: newSpeaker(name, "", slog.New(slog.DiscardHandler)), rig: r,
-			joined: true, claims: map[netip.Addr]lb.Claim{}, outcome: map[netip.Addr][]string{}, rounds: map[netip.Addr]int{},
-			deliveries: map[lb.DeliveryKey]lb.Delivery{}, reports: map[lb.Key]lb.Condition{},
+			joined: true, claims: map[netip.Addr]plan.Claim{}, outcome: map[netip.Addr][]string{}, rounds: map[netip.Addr]int{},
+			deliveries: map[lb.DeliveryKey]lb.Delivery{}, reports: map[lb.Key]lb.AnnouncedStatus{},
 			interfaces: []lb.Interface{{Index: 2, Name: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, byte(177 + i)}, Up: true,
 				Addresses: []netip.Prefix{netip.PrefixFrom(addr, 24)}}},
 		}
@@ -177,7 +177,7 @@ func newRig(t testing.TB) *rig {
 				passwords: r.api.passwords, namespace: "landfall-system",
 			},
 		}
-		n.routers = &fakeRouters{node: n, up: map[string]bool{}, heard: map[string]map[netip.Prefix]lb.Route{}}
+		n.routers = &fakeRouters{node: n, up: map[string]bool{}, heard: map[string]map[netip.Prefix]plan.Route{}}
 		n.bfd = &fakeBFD{node: n, outcomes: map[bfd.Key]bfd.Outcome{}}
 		n.objects = &fakeObjects{node: n, jobs: map[string]report.Job{}}
 		n.to = sinks{
@@ -282,7 +282,7 @@ func (n *fakeNode) setGate(reason lb.Reason) {
 	synctest.Wait()
 }
 
-func (n *fakeNode) claim(vip netip.Addr) (lb.Claim, bool) {
+func (n *fakeNode) claim(vip netip.Addr) (plan.Claim, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	c, ok := n.claims[vip]
@@ -292,8 +292,8 @@ func (n *fakeNode) claim(vip netip.Addr) (lb.Claim, bool) {
 func (n *fakeNode) reported(key lb.Key) (lb.Condition, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	c, ok := n.reports[key]
-	return c, ok
+	status, ok := n.reports[key]
+	return status.Condition, ok
 }
 
 type fakeFeed struct{ *fakeNode }
@@ -317,9 +317,9 @@ func (f fakeFeed) Delivery(k lb.DeliveryKey) *lb.Delivery {
 
 type fakeGossip struct{ *fakeNode }
 
-func (g fakeGossip) Begin(all map[netip.Addr]*lb.Claim) { g.Update(all) }
+func (g fakeGossip) Begin(all map[netip.Addr]*plan.Claim) { g.Update(all) }
 
-func (g fakeGossip) Update(changes map[netip.Addr]*lb.Claim) {
+func (g fakeGossip) Update(changes map[netip.Addr]*plan.Claim) {
 	g.mu.Lock()
 	var changed []netip.Addr
 	for vip, claim := range changes {
@@ -370,8 +370,8 @@ func (g fakeLiveness) Speakers() plan.Speakers {
 	return plan.SpeakersOf(g.self, live, slices.Sorted(maps.Keys(g.rig.nodes)), g.dead)
 }
 
-func (g fakeGossip) Claims(vip netip.Addr) map[string]lb.Claim {
-	claims := map[string]lb.Claim{}
+func (g fakeGossip) Claims(vip netip.Addr) map[string]plan.Claim {
+	claims := map[string]plan.Claim{}
 	for name, n := range g.rig.nodes {
 		n.mu.Lock()
 		if c, ok := n.claims[vip]; ok && n.live && name != g.self && (g.sees == nil || g.sees(name)) {
@@ -448,7 +448,7 @@ func (f fakeL2) Set(d l2.Desired) {
 func (f fakeL2) Outcome() l2.Outcome {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return l2.Outcome{Answering: f.outcome, Probed: f.probed, Conflicts: f.conflicting}
+	return l2.Outcome{Answering: f.outcome, Probed: f.probed, ConflictingHosts: f.conflicting}
 }
 
 // fakeWitness keeps what a node makes of the Lease, which all nodes share.
@@ -489,14 +489,15 @@ func (f *fakeWitness) Outcome() (lb.Witness, bool) {
 
 type fakeReport struct{ *fakeNode }
 
-func (f fakeReport) Set(key lb.Key, c *lb.Condition) {
+func (f fakeReport) Update(changes map[lb.Key]*lb.AnnouncedStatus) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if c == nil {
+	for key, status := range changes {
 		delete(f.reports, key)
-		return
+		if status != nil {
+			f.reports[key] = *status
+		}
 	}
-	f.reports[key] = *c
 }
 
 func (r *rig) wantAnswers(what string, vip netip.Addr, want ...string) {

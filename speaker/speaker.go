@@ -6,12 +6,12 @@ import (
 	"sync"
 	"time"
 
-	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
 	"github.com/landfall-lb/landfall/speaker/handoff"
 	"github.com/landfall-lb/landfall/speaker/holders"
 	"github.com/landfall-lb/landfall/speaker/ownership"
 	"github.com/landfall-lb/landfall/speaker/partition"
+	"github.com/landfall-lb/landfall/speaker/plan"
 	"github.com/landfall-lb/landfall/speaker/routes"
 )
 
@@ -38,7 +38,7 @@ type options struct {
 	exclude      []string // shell patterns of interfaces that answer only when named
 	cordonDrains bool
 	convergence  time.Duration // that routers get to choose other routes before a planned withdrawal
-	onConflict   lb.OnConflict
+	onConflict   plan.OnConflict
 }
 
 // phase is where in its life the speaker is.

@@ -229,21 +229,27 @@ func TestContract10AServiceWithoutAddressesIsNotShownAsAnnounced(t *testing.T) {
 		s.Conditions, s.Ingress = []lb.Condition{c}, nil
 		r.api.services.Set(nginx, s)
 		r.api.services.Set(other, lb.Service{Key: other, Type: lb.LoadBalancer}) // one that never had any
+		annotated := lb.Key{Namespace: "default", Name: "annotated"}
+		r.api.services.Set(annotated, lb.Service{Key: annotated, Type: lb.LoadBalancer, Announcements: "left over"})
 		synctest.Wait()
 		writers := 0
 		for _, n := range r.nodes {
-			if c, ok := n.reported(nginx); ok {
+			for _, key := range []lb.Key{nginx, annotated} {
+				status, ok := n.reports[key]
+				if !ok {
+					continue
+				}
 				writers++
-				if c.Status || c.Reason != lb.ReasonNoAddress {
-					t.Errorf("%s reports %+v", n.self, c)
+				if c := status.Condition; c.Status || c.Reason != lb.ReasonNoAddress || status.Announcements != "" {
+					t.Errorf("%s reports %+v of %s", n.self, status, key)
 				}
 			}
 			if c, ok := n.reported(other); ok {
 				t.Errorf("%s reports %+v", n.self, c)
 			}
 		}
-		if writers != 1 {
-			t.Errorf("%d nodes report, want one", writers)
+		if writers != 2 {
+			t.Errorf("%d reports, want one of each Service", writers)
 		}
 	})
 }
@@ -276,13 +282,13 @@ func TestAnnouncesAgainAfterARival(t *testing.T) {
 		owner, rival := r.nodes[order[0]], r.nodes[order[2]]
 		before := owner.rounds[vip1]
 		rival.mu.Lock()
-		rival.claims = map[netip.Addr]lb.Claim{vip1: {Answering: true}}
+		rival.claims = map[netip.Addr]plan.Claim{vip1: {Answering: true}}
 		rival.mu.Unlock()
 		owner.changes.markVIPs([]netip.Addr{vip1})
 		synctest.Wait()
 		during := owner.rounds[vip1]
 		rival.mu.Lock()
-		rival.claims = map[netip.Addr]lb.Claim{vip1: {}}
+		rival.claims = map[netip.Addr]plan.Claim{vip1: {}}
 		rival.mu.Unlock()
 		owner.changes.markVIPs([]netip.Addr{vip1})
 		synctest.Wait()

@@ -32,8 +32,12 @@ func (s *speaker) tell(facts plan.Facts, without []lb.Key, decided map[netip.Add
 			logChange(s.log, s.self, d.Before, d.After)
 		}
 	}
+	reports := make(map[lb.Key]*lb.AnnouncedStatus, len(touched))
 	for key := range touched {
-		s.to.report.Set(key, s.condition(facts, key))
+		reports[key] = s.announced(facts, key)
+	}
+	if len(reports) > 0 {
+		s.to.report.Update(reports)
 	}
 }
 
@@ -48,17 +52,17 @@ func logChange(log *slog.Logger, self string, before, now plan.Decision) {
 		log.Debug("decision changes", "vip", now.VIP, "owner", now.Owner, "reason", is)
 	}
 	switch {
-	case slices.Equal(before.Conflicts, now.Conflicts):
-	case len(now.Conflicts) == 0:
-		log.Info("the conflicting host no longer uses the address", "vip", now.VIP)
+	case slices.Equal(before.ConflictingHosts, now.ConflictingHosts):
+	case len(now.ConflictingHosts) == 0:
+		log.Info("nobody else uses the address any more", "vip", now.VIP)
 	default:
-		log.Warn("a conflicting host uses the address", "vip", now.VIP, "hosts", now.Conflicts, "announced",
+		log.Warn("somebody else uses the address", "vip", now.VIP, "hosts", now.ConflictingHosts, "announced",
 			len(now.Answer) > 0)
 	}
 }
 
-// condition is what is to be written to a Service; nil if it is not for this node to say.
-func (s *speaker) condition(facts plan.Facts, key lb.Key) *lb.Condition {
+// announced is what is to be written to a Service; nil if it is not for this node to say.
+func (s *speaker) announced(facts plan.Facts, key lb.Key) *lb.AnnouncedStatus {
 	vips := s.rooms.holders.VIPs(key)
 	switch {
 	case len(vips) == 0:
@@ -75,8 +79,8 @@ func (s *speaker) condition(facts plan.Facts, key lb.Key) *lb.Condition {
 	if !ok {
 		return nil
 	}
-	c := r.Condition()
-	return &c
+	status := r.Status()
+	return &status
 }
 
 // announceSessions sends Events for sessions that are up or were lost.

@@ -277,7 +277,7 @@ func (b *Book) decision(e *entry) (Decision, bool) {
 		// It holds what it has until it is gone, and nobody cares for its condition.
 	case Ours(&e.Service, b.config.Class):
 		return b.decide(e), true
-	case e.Type != lb.LoadBalancer && len(e.Conditions) > 0:
+	case e.Type != lb.LoadBalancer && (len(e.Conditions) > 0 || e.Announcements != ""):
 		// Once ours. A Service of another class is left alone, even one that shows our conditions: they
 		// may be those of another controller like this one, and an API server does not let a class
 		// change.

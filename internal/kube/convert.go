@@ -21,9 +21,6 @@ import (
 // The API server validates what it stores, so what cannot be parsed here comes from an older
 // server's laxer rules and is left out.
 
-// labelServiceProxyName moves a Service to another proxy.
-const labelServiceProxyName = "service.kubernetes.io/service-proxy-name"
-
 // Taints of a node that is about to go: set by the cluster autoscaler, and by an administrator for
 // a node that has failed.
 const (
@@ -44,44 +41,24 @@ func sameService(a, b lb.Service) bool {
 	return reflect.DeepEqual(a, b)
 }
 
+// convertService fills what every program reads of a Service.
 func convertService(o *corev1.Service) (lb.Key, lb.Service) {
 	s := lb.Service{
-		Key:                 keyOf(o),
-		UID:                 string(o.UID),
-		Version:             o.ResourceVersion,
-		Created:             o.CreationTimestamp.Time,
-		Deleting:            o.DeletionTimestamp != nil,
-		Type:                lb.ServiceType(common(o.Spec.Type)),
-		Class:               common(deref(o.Spec.LoadBalancerClass)),
-		ProxyName:           o.Labels[labelServiceProxyName],
-		ClusterIPs:          parseAddrs(o.Spec.ClusterIPs),
-		ExternalIPs:         parseAddrs(o.Spec.ExternalIPs),
-		ExternalPolicy:      cmp.Or(lb.TrafficPolicy(common(o.Spec.ExternalTrafficPolicy)), lb.Cluster),
-		InternalPolicy:      cmp.Or(lb.TrafficPolicy(common(deref(o.Spec.InternalTrafficPolicy))), lb.Cluster),
-		SourceRanges:        sourceRanges(o.Spec.LoadBalancerSourceRanges),
-		HealthCheckNodePort: uint16(o.Spec.HealthCheckNodePort),
-		Scheduler:           o.Annotations[lb.AnnotationScheduler],
-		Request:             lb.Request{Addresses: requestedAddresses(o), Pool: o.Annotations[lb.AnnotationPool]},
-		Conditions:          convertConditions(o.Status.Conditions, lb.DriverName+"/"),
-	}
-	for _, family := range o.Spec.IPFamilies {
-		s.Families = append(s.Families, lb.Family(common(family)))
-	}
-	if policy := o.Spec.IPFamilyPolicy; policy != nil {
-		s.FamilyPolicy = lb.FamilyPolicy(common(*policy))
+		Key:            keyOf(o),
+		UID:            string(o.UID),
+		Version:        o.ResourceVersion,
+		Created:        o.CreationTimestamp.Time,
+		Type:           lb.ServiceType(common(o.Spec.Type)),
+		Class:          common(deref(o.Spec.LoadBalancerClass)),
+		ClusterIPs:     parseAddrs(o.Spec.ClusterIPs),
+		ExternalIPs:    parseAddrs(o.Spec.ExternalIPs),
+		ExternalPolicy: cmp.Or(lb.TrafficPolicy(common(o.Spec.ExternalTrafficPolicy)), lb.Cluster),
 	}
 	for _, p := range o.Spec.Ports {
 		s.Ports = append(s.Ports, lb.ServicePort{
 			Name: common(p.Name), Protocol: cmp.Or(lb.Protocol(common(p.Protocol)), lb.TCP), Port: uint16(p.Port),
 			NodePort: uint16(p.NodePort),
 		})
-	}
-	if o.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
-		seconds := int32(corev1.DefaultClientIPServiceAffinitySeconds)
-		if c := o.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
-			seconds = *c.ClientIP.TimeoutSeconds
-		}
-		s.AffinityTimeout = time.Duration(seconds) * time.Second
 	}
 	for _, in := range o.Status.LoadBalancer.Ingress {
 		if addr, err := lb.ParseAddr(in.IP); err == nil {
@@ -91,11 +68,43 @@ func convertService(o *corev1.Service) (lb.Key, lb.Service) {
 	return s.Key, s
 }
 
+// convertForwardedService also fills what proxies read.
+func convertForwardedService(o *corev1.Service) (lb.Key, lb.Service) {
+	key, s := convertService(o)
+	s.InternalPolicy = cmp.Or(lb.TrafficPolicy(common(deref(o.Spec.InternalTrafficPolicy))), lb.Cluster)
+	s.SourceRanges = sourceRanges(o.Spec.LoadBalancerSourceRanges)
+	s.HealthCheckNodePort = uint16(o.Spec.HealthCheckNodePort)
+	s.Scheduler = o.Annotations[lb.AnnotationScheduler]
+	if o.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
+		seconds := int32(corev1.DefaultClientIPServiceAffinitySeconds)
+		if c := o.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
+			seconds = *c.ClientIP.TimeoutSeconds
+		}
+		s.AffinityTimeout = time.Duration(seconds) * time.Second
+	}
+	return key, s
+}
+
+// convertLabelledService also fills what speakers read.
+func convertLabelledService(o *corev1.Service) (lb.Key, lb.Service) {
+	key, s := convertService(o)
+	s.Labels, s.OnConflict = o.Labels, o.Annotations[lb.AnnotationOnConflict]
+	fillShown(&s, o)
+	return key, s
+}
+
 // convertRequestingService also fills what only the assignment of addresses needs. With metallb,
 // MetalLB's annotations count where Landfall's own are not set.
 func convertRequestingService(o *corev1.Service, metallb bool) (lb.Key, lb.Service) {
 	key, s := convertService(o)
-	s.Labels = o.Labels
+	s.Deleting, s.Labels = o.DeletionTimestamp != nil, o.Labels
+	fillShown(&s, o)
+	for _, family := range o.Spec.IPFamilies {
+		s.Families = append(s.Families, lb.Family(common(family)))
+	}
+	if policy := o.Spec.IPFamilyPolicy; policy != nil {
+		s.FamilyPolicy = lb.FamilyPolicy(common(*policy))
+	}
 	annotation := func(name string) string {
 		value := o.Annotations[name]
 		if suffix := strings.TrimPrefix(name, lb.DriverName); metallb {
@@ -119,10 +128,10 @@ func convertNamespace(o *corev1.Namespace) (string, lb.Namespace) {
 	return o.Name, lb.Namespace{Name: o.Name, Labels: o.Labels}
 }
 
-// requestedAddresses prefers the annotation, which can name an address of each family, to the
-// deprecated field.
-func requestedAddresses(o *corev1.Service) []string {
-	return splitAddresses(cmp.Or(o.Annotations[lb.AnnotationAddresses], o.Spec.LoadBalancerIP))
+// fillShown fills what Landfall has written to the Service.
+func fillShown(s *lb.Service, o *corev1.Service) {
+	s.Conditions = convertConditions(o.Status.Conditions, lb.DriverName+"/")
+	s.Announcements = o.Annotations[lb.AnnotationAnnouncements]
 }
 
 func splitAddresses(list string) []string {
@@ -147,13 +156,6 @@ func convertConditions(conditions []metav1.Condition, prefix string) []lb.Condit
 		}
 	}
 	return converted
-}
-
-// convertLabelledService keeps the Service's labels, for those who select by them.
-func convertLabelledService(o *corev1.Service) (lb.Key, lb.Service) {
-	key, s := convertService(o)
-	s.Labels, s.OnConflict = o.Labels, o.Annotations[lb.AnnotationOnConflict]
-	return key, s
 }
 
 func convertNode(o *corev1.Node) (string, lb.Node) {

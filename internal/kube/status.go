@@ -33,32 +33,10 @@ func (c *Client) Status(now func() time.Time) *Status {
 	return &Status{core: c.core, landfall: c.landfall, now: now}
 }
 
-// Condition sets one condition of the Service, as service shows it, and leaves everything else
-// alone. It tells whether it wrote: an equal condition is not written. Writers of other conditions
-// are not disturbed, so it takes no lock on the object's version; a Service of that name that was
-// created anew is not touched.
-func (s *Status) Condition(ctx context.Context, service lb.Service, c lb.Condition) (wrote bool, err error) {
-	if hasCondition(service.Conditions, c) {
-		return false, nil
-	}
-	conditions := []any{s.conditionPatch(service.Conditions, c)}
-	return true, s.patchService(ctx, service, statusPatch{Status: patchedStatus{Conditions: conditions}})
-}
-
-// RemoveCondition takes one condition off the Service, if service shows it, and tells whether it
-// wrote.
-func (s *Status) RemoveCondition(ctx context.Context, service lb.Service,
-	conditionType string) (wrote bool, err error) {
-	if !slices.ContainsFunc(service.Conditions, func(c lb.Condition) bool { return c.Type == conditionType }) {
-		return false, nil
-	}
-	conditions := []any{removedCondition(conditionType)}
-	return true, s.patchService(ctx, service, statusPatch{Status: patchedStatus{Conditions: conditions}})
-}
-
 // Holding is what a Service shall show of its addresses.
 type Holding struct {
-	// Addresses are all that the Service holds, in the order in which they are shown.
+	// Addresses are all that the Service holds, in the order in which they are shown. Without any,
+	// nobody announces one: the annotation that says so goes too.
 	Addresses []netip.Addr
 	// Mode is the ipMode of the addresses; "" leaves that of an address as it is.
 	Mode lb.IPMode
@@ -68,7 +46,7 @@ type Holding struct {
 
 // Shows tells whether the Service shows h already, so that there is nothing to write.
 func (h Holding) Shows(service lb.Service) bool {
-	if !h.showsAddresses(service) {
+	if !h.showsAddresses(service) || h.leavesAnnouncements(service) {
 		return false
 	}
 	if h.Condition == nil {
@@ -82,12 +60,21 @@ func (h Holding) showsAddresses(service lb.Service) bool {
 		!slices.ContainsFunc(service.Ingress, func(in lb.Ingress) bool { return h.Mode != "" && in.Mode != h.Mode })
 }
 
+// leavesAnnouncements reports whether the Service says who announces it although it shall hold no
+// address.
+func (h Holding) leavesAnnouncements(service lb.Service) bool {
+	return len(h.Addresses) == 0 && service.Announcements != ""
+}
+
 // Hold writes h into the Service's status. It fails with a conflict (see IsConflict) if the Service
 // has changed since service was read, so that no holding is ever decided on what is no longer so.
 func (s *Status) Hold(ctx context.Context, service lb.Service, h Holding) error {
 	patch := statusPatch{Metadata: patchedMetadata{ResourceVersion: service.Version}}
 	if !h.showsAddresses(service) {
 		patch.Status.LoadBalancer = ingressPatch(service.Ingress, h)
+	}
+	if h.leavesAnnouncements(service) {
+		patch.Metadata.announce("")
 	}
 	if h.Condition != nil {
 		patch.Status.Conditions = []any{s.conditionPatch(service.Conditions, *h.Condition)}
@@ -164,8 +151,9 @@ type statusPatch struct {
 }
 
 type patchedMetadata struct {
-	UID             string `json:"uid,omitempty"`
-	ResourceVersion string `json:"resourceVersion,omitempty"`
+	UID             string             `json:"uid,omitempty"`
+	ResourceVersion string             `json:"resourceVersion,omitempty"`
+	Annotations     map[string]*string `json:"annotations,omitempty"` // nil removes one
 }
 
 type patchedStatus struct {

@@ -69,61 +69,80 @@ func newStatus(t *testing.T, o *corev1.Service) (*Status, func() (*corev1.Servic
 	}
 }
 
-func TestConditionTouchesNothingElse(t *testing.T) {
+func TestAnnouncedTouchesNothingElse(t *testing.T) {
 	o := testService()
+	o.Annotations = map[string]string{"example.com/theirs": "theirs"}
 	status, get := newStatus(t, o)
-	_, service := convertService(o)
-	announced := lb.Condition{Type: lb.ConditionAnnounced, Status: true, Reason: lb.ReasonAnnounced,
-		Message: "10.0.0.1 is announced from a"}
-	if wrote, err := status.Condition(t.Context(), service, announced); err != nil || !wrote {
-		t.Fatalf("wrote %v, %v", wrote, err)
+	_, service := convertLabelledService(o)
+	said := func(is bool, reason lb.Reason, message, data string) lb.AnnouncedStatus {
+		return lb.AnnouncedStatus{Announcements: data,
+			Condition: lb.Condition{Type: lb.ConditionAnnounced, Status: is, Reason: reason, Message: message}}
 	}
-	got, _ := get()
-	want := testService()
-	want.Status.Conditions = append(want.Status.Conditions, metav1.Condition{
-		Type: lb.ConditionAnnounced, Status: metav1.ConditionTrue, Reason: "Announced", Message: announced.Message,
-		LastTransitionTime: metav1.NewTime(now),
-	})
-	if diff := cmp.Diff(byType(want.Status.Conditions), byType(got.Status.Conditions)); diff != "" {
-		t.Errorf("conditions (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff(want.Status.LoadBalancer, got.Status.LoadBalancer); diff != "" {
-		t.Errorf("addresses (-want +got):\n%s", diff)
-	}
-
-	// Another message is no transition, another status is.
+	first := said(true, lb.ReasonAnnounced, "10.0.0.1 is announced from a", "data a")
 	later := now.Add(time.Hour)
-	status.now = func() time.Time { return later }
-	for _, step := range []struct {
-		condition lb.Condition
-		at        time.Time
-		wrote     bool
+	for i, step := range []struct {
+		status lb.AnnouncedStatus
+		at     time.Time // of the last transition
+		wrote  bool
 	}{
-		{announced, now, false},
-		{lb.Condition{Type: lb.ConditionAnnounced, Status: true, Reason: lb.ReasonAnnounced,
-			Message: "10.0.0.1 is announced from b"}, now, true},
-		{lb.Condition{Type: lb.ConditionAnnounced, Reason: lb.ReasonNoOwner, Message: "nobody"}, later, true},
+		{first, now, true},
+		{first, now, false},
+		// another message is no transition
+		{said(true, lb.ReasonAnnounced, "10.0.0.1 is announced from b", "data b"), now, true},
+		{said(true, lb.ReasonAnnounced, "10.0.0.1 is announced from b", "data c"), now, true},
+		{said(false, lb.ReasonNoOwner, "nobody", ""), later, true},
 	} {
-		_, service = convertService(got)
-		if wrote, err := status.Condition(t.Context(), service, step.condition); err != nil || wrote != step.wrote {
-			t.Fatalf("%q: wrote %v, %v", step.condition.Message, wrote, err)
+		if wrote, err := status.Announced(t.Context(), service, step.status); err != nil || wrote != step.wrote {
+			t.Fatalf("step %d: wrote %v, %v", i, wrote, err)
 		}
-		got, _ = get()
-		c := byType(got.Status.Conditions)[lb.ConditionAnnounced]
-		if c.Message != step.condition.Message || !c.LastTransitionTime.Time.Equal(step.at) {
-			t.Errorf("%q since %v, want %q since %v", c.Message, c.LastTransitionTime, step.condition.Message, step.at)
+		got, _ := get()
+		want := o.DeepCopy()
+		for _, c := range []lb.Condition{step.status.Condition, lb.Serving(step.status.Condition)} {
+			want.Status.Conditions = append(want.Status.Conditions, metav1.Condition{Type: c.Type,
+				Status: conditionStatus(c.Status), Reason: string(c.Reason), Message: c.Message,
+				LastTransitionTime: metav1.NewTime(step.at)})
 		}
+		if step.status.Announcements != "" {
+			want.Annotations[lb.AnnotationAnnouncements] = step.status.Announcements
+		}
+		if diff := cmp.Diff(byType(want.Status.Conditions), byType(got.Status.Conditions)); diff != "" {
+			t.Errorf("step %d: conditions (-want +got):\n%s", i, diff)
+		}
+		if diff := cmp.Diff(want.Status.LoadBalancer, got.Status.LoadBalancer); diff != "" {
+			t.Errorf("step %d: addresses (-want +got):\n%s", i, diff)
+		}
+		if diff := cmp.Diff(want.Annotations, got.Annotations); diff != "" {
+			t.Errorf("step %d: annotations (-want +got):\n%s", i, diff)
+		}
+		_, service = convertLabelledService(got)
+		status.now = func() time.Time { return later }
 	}
-	_, service = convertService(got)
-	for _, want := range []bool{true, false} {
-		if wrote, err := status.RemoveCondition(t.Context(), service, lb.ConditionAnnounced); err != nil || wrote != want {
-			t.Errorf("removal: wrote %v, %v; want %v", wrote, err, want)
+}
+
+// TestHoldWithoutAddressesRemovesAnnouncements checks that a Service which loses its last address
+// says no more who announces it, by the same write.
+func TestHoldWithoutAddressesRemovesAnnouncements(t *testing.T) {
+	o := testService()
+	o.Annotations = map[string]string{"example.com/theirs": "theirs", lb.AnnotationAnnouncements: "data"}
+	waits := lb.Condition{Type: lb.ConditionAssigned, Reason: lb.ReasonPoolExhausted}
+	for _, holding := range []Holding{{}, {Condition: &waits}} {
+		status, get := newStatus(t, o)
+		_, service := convertRequestingService(o, false)
+		if err := status.Hold(t.Context(), service, holding); err != nil {
+			t.Fatal(err)
 		}
-		got, _ = get()
-		_, service = convertService(got)
-	}
-	if diff := cmp.Diff(byType(testService().Status.Conditions), byType(got.Status.Conditions)); diff != "" {
-		t.Errorf("after removal (-want +got):\n%s", diff)
+		got, writes := get()
+		if diff := cmp.Diff(map[string]string{"example.com/theirs": "theirs"}, got.Annotations); diff != "" || writes != 1 {
+			t.Errorf("after %d writes, annotations (-want +got):\n%s", writes, diff)
+		}
+		// Where only the annotation is left, there is something to write.
+		_, service = convertRequestingService(got, false)
+		if !holding.Shows(service) {
+			t.Error("not shown after it was written")
+		}
+		if service.Announcements = "left"; holding.Shows(service) {
+			t.Error("an annotation that is left is not seen")
+		}
 	}
 }
 
@@ -164,7 +183,7 @@ func TestHold(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			status, get := newStatus(t, testService())
-			_, service := convertService(testService())
+			_, service := convertLabelledService(testService())
 			if test.holding.Shows(service) {
 				t.Error("shown already?")
 			}
@@ -182,7 +201,7 @@ func TestHold(t *testing.T) {
 			if diff := cmp.Diff(test.conditions, conditions); diff != "" {
 				t.Errorf("conditions (-want +got):\n%s", diff)
 			}
-			if _, service := convertService(got); !test.holding.Shows(service) {
+			if _, service := convertLabelledService(got); !test.holding.Shows(service) {
 				t.Errorf("not shown after it was written: %+v", service)
 			}
 		})
@@ -192,7 +211,7 @@ func TestHold(t *testing.T) {
 // TestContract8HoldNamesTheVersion keeps a second controller, or a lagging watch, from overwriting
 // what it has not seen.
 func TestContract8HoldNamesTheVersion(t *testing.T) {
-	_, service := convertService(testService())
+	_, service := convertLabelledService(testService())
 	var metadata struct {
 		Metadata struct{ UID, ResourceVersion string }
 	}
@@ -212,9 +231,10 @@ func TestContract8HoldNamesTheVersion(t *testing.T) {
 		t.Errorf("the patch is for %+v", metadata.Metadata)
 	}
 	metadata.Metadata.ResourceVersion = ""
-	_, _ = status.Condition(t.Context(), service, lb.Condition{Type: lb.ConditionAnnounced})
+	_, _ = status.Announced(t.Context(), service, lb.AnnouncedStatus{Condition: lb.Condition{Type: lb.ConditionAnnounced}})
 	if metadata.Metadata.UID != "uid-1" || metadata.Metadata.ResourceVersion != "" {
-		t.Errorf("the patch of a condition is for %+v; a version would make writers of different conditions fail for nothing",
+		t.Errorf(
+			"the patch of another status is for %+v; a version would make writers of different statuses fail for nothing",
 			metadata.Metadata)
 	}
 }

@@ -15,17 +15,18 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// Services watches the Services that match labelSelector (all if empty). changed is called for each
-// that differs in more than its version.
+// Services watches the Services that match labelSelector (all if empty), as proxies read them.
+// changed is called for each that differs in more than its version.
 func Services(c *Client, labelSelector string, changed func(lb.Key)) *Table[lb.Key, lb.Service] {
 	table := newTable(sameService, changed)
 	c.register(resource{client: c.coreREST.CoreV1REST(), name: "services", example: &corev1.Service{},
 		labelSelector: labelSelector},
-		objects[lb.Key, lb.Service, *corev1.Service]{table, convertService})
+		objects[lb.Key, lb.Service, *corev1.Service]{table, convertForwardedService})
 	return table
 }
 
-// LabelledServices watches all Services, with their labels and what else speakers want to know.
+// LabelledServices watches all Services, as speakers read them: with labels, and with what Landfall
+// has written to them.
 func LabelledServices(c *Client, changed func(lb.Key)) *Table[lb.Key, lb.Service] {
 	table := newTable(sameService, changed)
 	c.register(resource{client: c.coreREST.CoreV1REST(), name: "services", example: &corev1.Service{}},
@@ -33,8 +34,9 @@ func LabelledServices(c *Client, changed func(lb.Key)) *Table[lb.Key, lb.Service
 	return table
 }
 
-// RequestingServices watches all Services, also with what only the assignment of addresses needs.
-// With metallb, MetalLB's annotations count where Landfall's own are not set.
+// RequestingServices watches all Services, as the controller reads them: with what they ask for,
+// and with what Landfall has written to them. With metallb, MetalLB's annotations count where
+// Landfall's own are not set.
 func RequestingServices(c *Client, metallb bool, changed func(lb.Key)) *Table[lb.Key, lb.Service] {
 	table := newTable(sameService, changed)
 	c.register(resource{client: c.coreREST.CoreV1REST(), name: "services", example: &corev1.Service{}},

@@ -96,7 +96,8 @@ func TestConvertSlice(t *testing.T) {
 func TestConvertService(t *testing.T) {
 	o := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "my-nginx",
-			Annotations: map[string]string{lb.AnnotationAddresses: "192.0.2.1, 2001:db8::1"}},
+			Annotations: map[string]string{lb.AnnotationAddresses: "192.0.2.1, 2001:db8::1",
+				lb.AnnotationAnnouncements: "data"}},
 		Spec: corev1.ServiceSpec{
 			Type: corev1.ServiceTypeLoadBalancer, ClusterIPs: []string{"None"}, LoadBalancerIP: "192.0.2.9",
 			LoadBalancerSourceRanges: []string{" 10.1.2.3/8", "rubbish"}, SessionAffinity: corev1.ServiceAffinityClientIP,
@@ -107,13 +108,22 @@ func TestConvertService(t *testing.T) {
 			Conditions: []metav1.Condition{{Type: "other/Thing"}, {Type: lb.ConditionAssigned, Status: metav1.ConditionTrue}},
 		},
 	}
-	_, s := convertService(o)
-	if diff := cmp.Diff([]string{"192.0.2.1", "2001:db8::1"}, s.Request.Addresses); diff != "" {
+	_, requesting := convertRequestingService(o, false)
+	if diff := cmp.Diff([]string{"192.0.2.1", "2001:db8::1"}, requesting.Request.Addresses); diff != "" {
 		t.Errorf("request: %s", diff)
 	}
-	if len(s.ClusterIPs) != 0 || len(s.Ingress) != 2 || len(s.Conditions) != 1 || s.AffinityTimeout.Hours() != 3 ||
-		s.InternalPolicy != lb.Cluster {
+	_, labelled := convertLabelledService(o)
+	for _, s := range []lb.Service{requesting, labelled} {
+		if len(s.Conditions) != 1 || s.Announcements != "data" {
+			t.Errorf("shown: %+v, %q", s.Conditions, s.Announcements)
+		}
+	}
+	_, s := convertForwardedService(o)
+	if len(s.ClusterIPs) != 0 || len(s.Ingress) != 2 || s.AffinityTimeout.Hours() != 3 || s.InternalPolicy != lb.Cluster {
 		t.Errorf("service: %+v", s)
+	}
+	if len(s.Conditions) != 0 || s.Announcements != "" {
+		t.Errorf("a proxy is woken by what is written to Services: %+v, %q", s.Conditions, s.Announcements)
 	}
 	if got := s.VIPs(); len(got) != 1 || got[0] != netip.MustParseAddr("192.0.2.1") {
 		t.Errorf("VIPs %v, want only the one that is not in mode Proxy", got)

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -184,57 +183,3 @@ func (c Community) Compare(other Community) int {
 	}
 	return cmp.Or(cmp.Compare(c.A, other.A), cmp.Compare(c.B, other.B), cmp.Compare(c.C, other.C))
 }
-
-// Route is how one prefix is announced to one peer.
-type Route struct {
-	// LocalPref is sent to internal peers only.
-	LocalPref uint32
-	MED       uint32
-	HasMED    bool
-	// Prepend is how many more times the AS number stands in the path, towards external peers only.
-	Prepend int
-	// Communities are sorted and distinct.
-	Communities []Community
-}
-
-// DefaultLocalPref is LOCAL_PREF where nothing is configured.
-const DefaultLocalPref = 100
-
-// Equal tells whether two routes have the same attributes.
-func (r Route) Equal(other Route) bool {
-	return r.LocalPref == other.LocalPref && r.MED == other.MED && r.HasMED == other.HasMED &&
-		r.Prepend == other.Prepend &&
-		slices.Equal(r.Communities, other.Communities)
-}
-
-// BGPSession is the whole truth of one session: how to have it, and what the peer hears over it.
-type BGPSession struct {
-	LocalASN, PeerASN uint32
-	Dynamic           DynamicASN
-	// Addr and Port are the peer's; with Interface set, the peer's address is found by its router
-	// advertisements there.
-	Addr      netip.Addr
-	Interface string
-	Port      uint16
-	Source    netip.Addr
-	RouterID  netip.Addr
-	HoldTime  time.Duration
-	// KeepaliveTime is 0 for a third of the negotiated hold time.
-	KeepaliveTime, ConnectTime time.Duration
-	Password                   string
-	MultiHop, GracefulRestart  bool
-	// Families are those that are offered to the peer.
-	Families []Family
-	// NextHops are the node's addresses for routes of a family other than that of the session's own
-	// addresses; not valid where the node has none. IPv4 routes over an IPv6 session prefer the
-	// session's own address if the peer can take it (RFC 8950).
-	NextHop4, NextHop6 netip.Addr
-	AcceptRoutes       bool
-	// BFDDown ends the session, and holds it down, while it is set.
-	BFDDown bool
-	// Routes must not be changed once they are handed on.
-	Routes map[netip.Prefix]Route
-}
-
-// Internal tells whether a peer with that AS number is in the node's own AS.
-func (s BGPSession) Internal(peerASN uint32) bool { return peerASN == s.LocalASN }

@@ -96,19 +96,20 @@ type Service struct {
 	UID     string
 	Version string // metadata.resourceVersion, for writes that must not overwrite newer ones
 	Created time.Time
-	// Deleting is set once the object carries a deletion timestamp.
+	// Deleting is set once the object carries a deletion timestamp; only the controller's table fills
+	// it, Families, FamilyPolicy and Request.
 	Deleting bool
 
 	Type         ServiceType
 	Class        string // spec.loadBalancerClass; "" when unset
-	ProxyName    string // label service.kubernetes.io/service-proxy-name; "" when unset
 	ClusterIPs   []netip.Addr
 	Families     []Family     // spec.ipFamilies
 	FamilyPolicy FamilyPolicy // spec.ipFamilyPolicy
 	// ExternalIPs are addresses that an administrator routes to nodes by other means.
-	ExternalIPs         []netip.Addr
-	Ports               []ServicePort
-	ExternalPolicy      TrafficPolicy // Cluster unless the Service says Local
+	ExternalIPs    []netip.Addr
+	Ports          []ServicePort
+	ExternalPolicy TrafficPolicy // Cluster unless the Service says Local
+	// Only the proxies' table fills what follows, up to Scheduler.
 	InternalPolicy      TrafficPolicy
 	SourceRanges        []netip.Prefix // spec.loadBalancerSourceRanges
 	HealthCheckNodePort uint16         // 0 when there is none
@@ -117,15 +118,18 @@ type Service struct {
 
 	// Request is what the Service asks of the address pools.
 	Request Request
-	// Labels are the object's own; only tables that say so fill them.
+	// Labels are the object's own. Only the tables of controller and speakers fill them, Conditions
+	// and Announcements.
 	Labels labels.Set
-	// OnConflict is the annotation landfall.dev/on-address-conflict, unparsed; filled where Labels
-	// are.
+	// OnConflict is the annotation landfall.dev/on-address-conflict, unparsed; only the speakers'
+	// table fills it.
 	OnConflict string
 	// Ingress is status.loadBalancer.ingress: the addresses that the Service holds.
 	Ingress []Ingress
 	// Conditions are those conditions of the status that Landfall owns (type landfall.dev/…).
 	Conditions []Condition
+	// Announcements is the annotation landfall.dev/announcements, unparsed: see DecodeAnnouncements.
+	Announcements string
 }
 
 // VIPs returns the addresses of the Service that the nodes must deliver (ipMode Proxy ones are not
@@ -158,8 +162,6 @@ type Request struct {
 	Addresses []string
 	// Pool comes from the annotation landfall.dev/address-pool.
 	Pool string
-	// The rest is filled only by tables that say so.
-
 	// Share is the key by which Services share an address, from the annotation
 	// landfall.dev/allow-shared-ip.
 	Share string

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 // agentVariable makes the test binary an agent: a process with an actor that does as it reads on
@@ -54,7 +54,7 @@ func runAgent() {
 		}
 	})
 	for in := json.NewDecoder(os.Stdin); ; {
-		var desired map[string]lb.BGPSession
+		var desired map[string]plan.BGPSession
 		if err := in.Decode(&desired); err != nil {
 			break
 		}
@@ -103,7 +103,7 @@ func startListeningAgent(t testing.TB, ns *nstest.NS, listen string) *agent {
 	return a
 }
 
-func (a *agent) Set(desired map[string]lb.BGPSession) { json.NewEncoder(a.in).Encode(desired) }
+func (a *agent) Set(desired map[string]plan.BGPSession) { json.NewEncoder(a.in).Encode(desired) }
 
 func (a *agent) Statuses() map[string]Status {
 	a.mu.Lock()

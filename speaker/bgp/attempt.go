@@ -11,6 +11,7 @@ import (
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 // attempt is one try to have the session: over the connection that we open, or over one that the
@@ -18,7 +19,7 @@ import (
 // own, which asks for leave to enter OpenConfirm and Established.
 type attempt struct {
 	s      *session
-	d      lb.BGPSession
+	d      plan.BGPSession
 	target Target
 	// states are those of the connections that have not ended; Idle for one that was told to.
 	states map[*connection]State
@@ -52,7 +53,7 @@ var (
 	errReplaced        = errors.New("the peer has opened a new connection, as after a restart")
 )
 
-func newAttempt(s *session, d lb.BGPSession, target Target) *attempt {
+func newAttempt(s *session, d plan.BGPSession, target Target) *attempt {
 	return &attempt{
 		s: s, d: d, target: target, states: map[*connection]State{}, asked: make(chan *connection), ended: make(chan ending),
 	}

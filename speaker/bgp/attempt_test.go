@@ -13,6 +13,7 @@ import (
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 // RFC 4271 section 6.8, with identifiers as numbers without a sign, and RFC 6286 section 2.3.
@@ -65,7 +66,7 @@ func gracefulOpen() peerOpen {
 func TestPeerThatCannotBeDialedConnects(t *testing.T) {
 	inBubble(t, "at once", func(t *testing.T, p *fakePeer, a *Actor) {
 		p.refuseDials()
-		set(a, external(func(d *lb.BGPSession) { d.Routes, d.ConnectTime = routes("192.0.2.1/32"), time.Hour }))
+		set(a, external(func(d *plan.BGPSession) { d.Routes, d.ConnectTime = routes("192.0.2.1/32"), time.Hour }))
 		time.Sleep(time.Minute) // the next attempt is far away
 		dials := len(p.targets())
 		began := time.Now()
@@ -107,7 +108,7 @@ func TestPeerThatCannotBeDialedConnects(t *testing.T) {
 	})
 	inBubble(t, "and fails, which does not keep us from dialing", func(t *testing.T, p *fakePeer, a *Actor) {
 		p.refuseDials()
-		set(a, external(func(d *lb.BGPSession) { d.ConnectTime = time.Second }))
+		set(a, external(func(d *plan.BGPSession) { d.ConnectTime = time.Second }))
 		synctest.Wait()
 		wrong := routerOpen()
 		wrong.capabilities[1] = bgp.NewCapFourOctetASNumber(64999)
@@ -140,7 +141,7 @@ func TestCollision(t *testing.T) {
 		{"ours is greater, the peer's is first", "9.0.0.2", true, false},
 	} {
 		inBubble(t, test.name, func(t *testing.T, p *fakePeer, a *Actor) {
-			set(a, external(func(d *lb.BGPSession) { d.Routes = routes("192.0.2.1/32") }))
+			set(a, external(func(d *plan.BGPSession) { d.Routes = routes("192.0.2.1/32") }))
 			p.accept()
 			theirs := p.calls(a)
 			defer theirs.conn.Close()
@@ -178,7 +179,7 @@ func TestCollision(t *testing.T) {
 	}
 	// What does not answer is no reason to refuse what does.
 	inBubble(t, "only one answers", func(t *testing.T, p *fakePeer, a *Actor) {
-		set(a, external(func(d *lb.BGPSession) { d.RouterID = netip.MustParseAddr("10.0.0.9") }))
+		set(a, external(func(d *plan.BGPSession) { d.RouterID = netip.MustParseAddr("10.0.0.9") }))
 		p.accept()
 		p.want(bgp.BGP_MSG_OPEN)
 		theirs := p.calls(a)
@@ -211,7 +212,7 @@ func TestCollision(t *testing.T) {
 // What becomes of a connection that the peer opens while the session is up.
 func TestPeerConnectsAgainWhenEstablished(t *testing.T) {
 	up := func(a *Actor, p *fakePeer, o peerOpen) {
-		set(a, external(func(d *lb.BGPSession) { d.GracefulRestart, d.Routes = true, routes("192.0.2.1/32") }))
+		set(a, external(func(d *plan.BGPSession) { d.GracefulRestart, d.Routes = true, routes("192.0.2.1/32") }))
 		p.establish(o)
 		p.readUpdates()
 	}
@@ -277,7 +278,7 @@ func TestConnectionsThatAreRefused(t *testing.T) {
 	inBubble(t, "addresses", func(t *testing.T, p *fakePeer, a *Actor) {
 		p.refuseDials()
 		refused(t, p, a, "10.0.0.2:50000", "10.0.0.1:179") // nothing is configured yet
-		set(a, external(func(d *lb.BGPSession) { d.Source = netip.MustParseAddr("10.0.0.7") }))
+		set(a, external(func(d *plan.BGPSession) { d.Source = netip.MustParseAddr("10.0.0.7") }))
 		synctest.Wait()
 		refused(t, p, a, "10.0.0.3:50000", "10.0.0.7:179")
 		refused(t, p, a, "10.0.0.2:50000", "10.0.0.1:179")
@@ -294,7 +295,7 @@ func TestConnectionsThatAreRefused(t *testing.T) {
 		refused(t, p, a, "10.0.0.2:50000", "10.0.0.7:179")
 	})
 	inBubble(t, "BFD says down", func(t *testing.T, p *fakePeer, a *Actor) {
-		set(a, external(func(d *lb.BGPSession) { d.BFDDown = true }))
+		set(a, external(func(d *plan.BGPSession) { d.BFDDown = true }))
 		synctest.Wait()
 		p.calls(a).wantClosed()
 		if s := status(a); s.Reason != lb.ReasonBFDDown || s.State != Idle {
@@ -331,7 +332,7 @@ func TestUnnumberedPeerConnects(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- a.Run(ctx) }()
-		set(a, external(func(d *lb.BGPSession) {
+		set(a, external(func(d *plan.BGPSession) {
 			d.Addr, d.Interface, d.Families, d.Password = netip.Addr{}, "eth0", []lb.Family{lb.IPv4, lb.IPv6}, "secret"
 		}))
 		synctest.Wait()

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 const benchmarkVIPs = 5000
@@ -92,10 +93,10 @@ func newBenchmark(b *testing.B) *benchmark {
 }
 
 // sessions have the same routes for both routers.
-func (m *benchmark) sessions(routes map[netip.Prefix]lb.Route) map[string]lb.BGPSession {
-	all := map[string]lb.BGPSession{}
+func (m *benchmark) sessions(routes map[netip.Prefix]plan.Route) map[string]plan.BGPSession {
+	all := map[string]plan.BGPSession{}
 	for i, s := range m.sinks {
-		all[m.names[i]] = external(func(d *lb.BGPSession) {
+		all[m.names[i]] = external(func(d *plan.BGPSession) {
 			d.Addr, d.Port, d.HoldTime = netip.MustParseAddr("127.0.0.1"), uint16(s.listener.Addr().(*net.TCPAddr).Port), 0
 			d.Families, d.NextHop6, d.Routes = []lb.Family{lb.IPv4, lb.IPv6}, netip.MustParseAddr("fd00::1"), routes
 		})
@@ -154,7 +155,7 @@ func BenchmarkOneChange(b *testing.B) {
 	all, less := vips(benchmarkVIPs, false), vips(benchmarkVIPs-1, false)
 	m.a.Set(m.sessions(all))
 	m.wait()
-	both := [2]map[string]lb.BGPSession{m.sessions(less), m.sessions(all)}
+	both := [2]map[string]plan.BGPSession{m.sessions(less), m.sessions(all)}
 	for _, s := range m.sinks {
 		select {
 		case <-s.heard:

@@ -18,8 +18,8 @@ import (
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/actor"
-	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 // Options of an Actor.
@@ -48,13 +48,13 @@ type Actor struct {
 	listener *listener    // nil for none
 
 	mu       sync.Mutex
-	desired  map[string]lb.BGPSession
+	desired  map[string]plan.BGPSession
 	applied  bool // the sessions know of desired
 	sessions map[string]*session
 	ending   map[string]*session // deconfigured, saying goodbye
 }
 
-var _ actor.Setter[map[string]lb.BGPSession] = (*Actor)(nil)
+var _ actor.Setter[map[string]plan.BGPSession] = (*Actor)(nil)
 
 // What ends all sessions, as the cause of their contexts.
 var (
@@ -86,7 +86,7 @@ func New(opts Options) *Actor {
 // is in it. The first Set should wait until all routes are known that a predecessor of this process
 // may have announced: a router that kept them over a graceful restart drops those that are not
 // announced again right after the session is back.
-func (a *Actor) Set(desired map[string]lb.BGPSession) {
+func (a *Actor) Set(desired map[string]plan.BGPSession) {
 	a.mu.Lock()
 	a.desired, a.applied = desired, false
 	a.mu.Unlock()
@@ -132,7 +132,7 @@ func (a *Actor) apply(ctx context.Context) {
 	a.listener.refresh()
 }
 
-func (a *Actor) launch(ctx context.Context, name string, d lb.BGPSession) {
+func (a *Actor) launch(ctx context.Context, name string, d plan.BGPSession) {
 	s := newSession(name, a.opts, d)
 	s.moved = a.listener.refresh
 	// The session outlives ctx by its goodbye, and so gets the end of ctx as a cause of its own.

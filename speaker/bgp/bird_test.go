@@ -9,6 +9,7 @@ import (
 	"github.com/landfall-lb/landfall/e2e/router"
 	"github.com/landfall-lb/landfall/e2e/router/routertest"
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 // birdConfig is BIRD as 10.0.0.2 and fd00::2; body is what its session with the node says besides
@@ -60,19 +61,19 @@ func wantNoBIRD(t testing.TB, r *router.Router, prefix string) {
 
 func TestBIRDSeesAttributes(t *testing.T) {
 	t.Parallel()
-	full := lb.Route{
+	full := plan.Route{
 		LocalPref: 300, MED: 50, HasMED: true, Prepend: 1,
 		Communities: []lb.Community{{A: 64500, B: 100}, {Large: true, A: 4200000000, B: 1, C: 2}},
 	}
 	for _, test := range []struct {
 		name, config string
-		change       func(*lb.BGPSession)
+		change       func(*plan.BGPSession)
 		want         []string
 	}{
 		{"external", birdConfig("64501", "10.0.0.1 as 64500", birdIPv4), nil,
 			[]string{"BGP.as_path: 64500 64500", "BGP.next_hop: 10.0.0.1", "BGP.med: 50", "BGP.community: (64500,100)",
 				"BGP.large_community: (4200000000, 1, 2)", "BGP.origin: IGP"}},
-		{"internal", birdConfig("64500", "10.0.0.1 as 64500", birdIPv4), func(d *lb.BGPSession) { d.PeerASN = 64500 },
+		{"internal", birdConfig("64500", "10.0.0.1 as 64500", birdIPv4), func(d *plan.BGPSession) { d.PeerASN = 64500 },
 			[]string{"BGP.local_pref: 300", "BGP.med: 50", "BGP.as_path: \n"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -80,11 +81,11 @@ func TestBIRDSeesAttributes(t *testing.T) {
 			l := newLAN(t)
 			r := routertest.BIRD(t, l.router, test.config)
 			a, _ := l.start(t)
-			set(a, external(func(d *lb.BGPSession) {
+			set(a, external(func(d *plan.BGPSession) {
 				if test.change != nil {
 					test.change(d)
 				}
-				d.Routes = map[netip.Prefix]lb.Route{netip.MustParsePrefix("192.0.2.1/32"): full}
+				d.Routes = map[netip.Prefix]plan.Route{netip.MustParsePrefix("192.0.2.1/32"): full}
 			}))
 			eventually(t, a, "in step", synced)
 			wantBIRD(t, r, "192.0.2.1/32", test.want...)
@@ -100,23 +101,23 @@ func TestBIRDFamiliesAndNextHops(t *testing.T) {
 	v6 := netip.MustParseAddr("fd00::2")
 	for _, test := range []struct {
 		name, config string
-		change       func(*lb.BGPSession)
+		change       func(*plan.BGPSession)
 		hop4, hop6   string
 	}{
 		{"both over IPv4", birdConfig("64501", "10.0.0.1 as 64500", birdIPv4+birdIPv6),
-			func(d *lb.BGPSession) { d.NextHop6 = netip.MustParseAddr("fd00::1") }, "10.0.0.1", "fd00::1"},
+			func(d *plan.BGPSession) { d.NextHop6 = netip.MustParseAddr("fd00::1") }, "10.0.0.1", "fd00::1"},
 		{"both over IPv6 with extended next hops",
 			birdConfig("64501", "fd00::1 as 64500", "ipv4 { import all; export none; extended next hop on; };"+birdIPv6),
-			func(d *lb.BGPSession) { d.Addr = v6 }, "fd00::1", "fd00::1"},
+			func(d *plan.BGPSession) { d.Addr = v6 }, "fd00::1", "fd00::1"},
 		{"both over IPv6 with an IPv4 next hop", birdConfig("64501", "fd00::1 as 64500", birdIPv4+birdIPv6),
-			func(d *lb.BGPSession) { d.Addr, d.NextHop4 = v6, netip.MustParseAddr("10.0.0.1") }, "10.0.0.1", "fd00::1"},
+			func(d *plan.BGPSession) { d.Addr, d.NextHop4 = v6, netip.MustParseAddr("10.0.0.1") }, "10.0.0.1", "fd00::1"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			l := newLAN(t)
 			r := routertest.BIRD(t, l.router, test.config)
 			a, _ := l.start(t)
-			set(a, external(func(d *lb.BGPSession) {
+			set(a, external(func(d *plan.BGPSession) {
 				d.Families, d.Routes = both, routes("192.0.2.1/32", "fd01::1/128")
 				test.change(d)
 			}))
@@ -131,7 +132,7 @@ func TestBIRDFamiliesAndNextHops(t *testing.T) {
 				}
 				return nil
 			})
-			set(a, external(func(d *lb.BGPSession) {
+			set(a, external(func(d *plan.BGPSession) {
 				d.Families = both
 				test.change(d)
 			}))
@@ -158,7 +159,7 @@ protocol bgp nodes {
 }
 `)
 	a := startAgent(t, l.node)
-	set(a, external(func(d *lb.BGPSession) {
+	set(a, external(func(d *plan.BGPSession) {
 		d.Addr, d.Interface, d.Families = netip.Addr{}, "eth0", []lb.Family{lb.IPv4, lb.IPv6}
 		d.Routes = routes("192.0.2.1/32", "fd01::1/128")
 	}))
@@ -173,8 +174,8 @@ func TestBIRDPasswordsAndTimers(t *testing.T) {
 	l := newLAN(t)
 	r := routertest.BIRD(t, l.router, birdConfig("64501", "10.0.0.1 as 64500", `password "right"; hold time 6; `+birdIPv4))
 	a, _ := l.start(t)
-	with := func(password string) lb.BGPSession {
-		return external(func(d *lb.BGPSession) { d.Password, d.Routes = password, routes("192.0.2.1/32") })
+	with := func(password string) plan.BGPSession {
+		return external(func(d *plan.BGPSession) { d.Password, d.Routes = password, routes("192.0.2.1/32") })
 	}
 	set(a, with("wrong"))
 	eventually(t, a, "refused", func(s Status) bool {
@@ -193,7 +194,7 @@ func TestBIRDGracefulRestartAndMultihop(t *testing.T) {
 	connectThrough(t, l, far)
 	r := routertest.BIRD(t, far.router, birdConfig("64501", "10.0.0.1 as 64500",
 		"multihop 5; graceful restart aware; passive on; "+birdIPv4))
-	graceful := external(func(d *lb.BGPSession) {
+	graceful := external(func(d *plan.BGPSession) {
 		d.Addr, d.MultiHop, d.GracefulRestart, d.Routes = netip.MustParseAddr("10.9.0.2"), true, true, routes("192.0.2.1/32")
 	})
 	a, stop := l.start(t)

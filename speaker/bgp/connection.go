@@ -14,7 +14,7 @@ import (
 
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
 
-	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 const (
@@ -38,7 +38,7 @@ var errClosed = errors.New("the peer closed the connection")
 type connection struct {
 	s           *session
 	conn        net.Conn
-	d           lb.BGPSession // as the connection was made for
+	d           plan.BGPSession // as the connection was made for
 	from        reader
 	local, peer netip.AddrPort
 	n           Negotiated
@@ -57,7 +57,7 @@ type connection struct {
 	leave      chan struct{}           // gives leave
 }
 
-func newConnection(s *session, conn net.Conn, d lb.BGPSession) *connection {
+func newConnection(s *session, conn net.Conn, d plan.BGPSession) *connection {
 	return &connection{
 		s: s, conn: conn, d: d, from: reader{from: conn}, refresh: make(chan uint16, 8), failed: make(chan error, 1),
 		accepting: d.AcceptRoutes,

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 // Target says where to connect to, and with which options of TCP and IP.
@@ -36,7 +37,7 @@ const (
 
 // targetOf returns where a session connects to; router is the peer's address of an unnumbered
 // session.
-func targetOf(d lb.BGPSession, router netip.Addr) Target {
+func targetOf(d plan.BGPSession, router netip.Addr) Target {
 	t := Target{Source: d.Source, Password: d.Password, Timeout: max(d.ConnectTime, leastTimeout)}
 	addr := d.Addr
 	if d.Interface != "" {

@@ -15,6 +15,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
 	"github.com/landfall-lb/landfall/internal/seeds"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 const frrInternal = `router bgp 64500
@@ -27,45 +28,45 @@ func TestFRRSeesAttributes(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name, config string
-		change       func(*lb.BGPSession)
-		route        lb.Route
+		change       func(*plan.BGPSession)
+		route        plan.Route
 		path         string // AS path
 		localPref    uint32 // 0 for none
 		med          uint32
 		communities  string
 		large        string
 	}{
-		{"external", frrExternal, nil, lb.Route{
+		{"external", frrExternal, nil, plan.Route{
 			LocalPref: 300, MED: 50, HasMED: true, Prepend: 2,
 			Communities: []lb.Community{{A: 64500, B: 100}, {A: 65535, B: 65281}, {Large: true, A: 64500, B: 1, C: 2}},
 		}, "64500 64500 64500", 0, 50, "64500:100 no-export", "64500:1:2"},
-		{"internal", frrInternal, func(d *lb.BGPSession) { d.PeerASN = 64500 }, lb.Route{
+		{"internal", frrInternal, func(d *plan.BGPSession) { d.PeerASN = 64500 }, plan.Route{
 			LocalPref: 300, MED: 50, HasMED: true, Prepend: 2,
 			Communities: []lb.Community{{Large: true, A: 4200000000, B: 1, C: 2}},
 		}, "", 300, 50, "", "4200000000:1:2"},
-		{"internal, default preference", frrInternal, func(d *lb.BGPSession) { d.PeerASN = 64500 },
-			lb.Route{LocalPref: lb.DefaultLocalPref}, "", 100, 0, "", ""},
-		{"graceful shutdown", frrExternal, nil, lb.Route{Communities: []lb.Community{lb.GracefulShutdown}}, "64500", 0, 0,
+		{"internal, default preference", frrInternal, func(d *plan.BGPSession) { d.PeerASN = 64500 },
+			plan.Route{LocalPref: plan.DefaultLocalPref}, "", 100, 0, "", ""},
+		{"graceful shutdown", frrExternal, nil, plan.Route{Communities: []lb.Community{lb.GracefulShutdown}}, "64500", 0, 0,
 			"graceful-shutdown", ""},
 		{"AS numbers of four octets", strings.ReplaceAll(strings.ReplaceAll(frrExternal, "64501", "4200000001"), "64500",
 			"4200000000"),
-			func(d *lb.BGPSession) { d.LocalASN, d.PeerASN = 4200000000, 4200000001 }, lb.Route{Prepend: 1},
+			func(d *plan.BGPSession) { d.LocalASN, d.PeerASN = 4200000000, 4200000001 }, plan.Route{Prepend: 1},
 			"4200000000 4200000000", 0, 0, "", ""},
-		{"dynamic, external", frrExternal, func(d *lb.BGPSession) { d.PeerASN, d.Dynamic = 0, lb.ExternalASN },
-			lb.Route{LocalPref: 300}, "64500", 0, 0, "", ""},
-		{"dynamic, internal", frrInternal, func(d *lb.BGPSession) { d.PeerASN, d.Dynamic = 0, lb.InternalASN },
-			lb.Route{LocalPref: 300}, "", 300, 0, "", ""},
+		{"dynamic, external", frrExternal, func(d *plan.BGPSession) { d.PeerASN, d.Dynamic = 0, lb.ExternalASN },
+			plan.Route{LocalPref: 300}, "64500", 0, 0, "", ""},
+		{"dynamic, internal", frrInternal, func(d *plan.BGPSession) { d.PeerASN, d.Dynamic = 0, lb.InternalASN },
+			plan.Route{LocalPref: 300}, "", 300, 0, "", ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			l := newLAN(t)
 			r := routertest.FRR(t, l.router, router.Options{Config: test.config})
 			a, _ := l.start(t)
-			set(a, external(func(d *lb.BGPSession) {
+			set(a, external(func(d *plan.BGPSession) {
 				if test.change != nil {
 					test.change(d)
 				}
-				d.Routes = map[netip.Prefix]lb.Route{netip.MustParsePrefix("192.0.2.1/32"): test.route}
+				d.Routes = map[netip.Prefix]plan.Route{netip.MustParsePrefix("192.0.2.1/32"): test.route}
 			}))
 			eventually(t, a, "in step", synced)
 			wantPrefixes(t, r, "ipv4", "192.0.2.1/32")
@@ -116,36 +117,37 @@ func TestFRRFamiliesAndNextHops(t *testing.T) {
 	}
 	for _, test := range []struct {
 		name, config string
-		change       func(*lb.BGPSession)
+		change       func(*plan.BGPSession)
 		hop4, hop6   string // next hops that FRR sees; "" where there is no route
 		held         lb.Family
 		reason       lb.Reason
 	}{
 		{"IPv6 over IPv6", fmt.Sprintf(overV6, activate("fd00::1", "ipv6")),
-			func(d *lb.BGPSession) { d.Addr, d.Families = v6, both[1:] }, "", "fd00::1", lb.IPv4, lb.ReasonFamilyNotOffered},
+			func(d *plan.BGPSession) { d.Addr, d.Families = v6, both[1:] }, "", "fd00::1", lb.IPv4, lb.ReasonFamilyNotOffered},
 		{"both over IPv4", frrExternal + activate("10.0.0.1", "ipv6"),
-			func(d *lb.BGPSession) { d.Families, d.NextHop6 = both, netip.MustParseAddr("fd00::1") }, "10.0.0.1", "fd00::1", "",
+			func(d *plan.BGPSession) { d.Families, d.NextHop6 = both, netip.MustParseAddr("fd00::1") }, "10.0.0.1", "fd00::1",
+			"",
 			""},
 		{"both over IPv4 on a node without IPv6", frrExternal + activate("10.0.0.1", "ipv6"),
-			func(d *lb.BGPSession) { d.Families = both }, "10.0.0.1", "", lb.IPv6, lb.ReasonNoNextHop},
+			func(d *plan.BGPSession) { d.Families = both }, "10.0.0.1", "", lb.IPv6, lb.ReasonNoNextHop},
 		{"both over IPv4 with a router that takes one", frrExternal,
-			func(d *lb.BGPSession) { d.Families, d.NextHop6 = both, netip.MustParseAddr("fd00::1") }, "10.0.0.1", "", lb.IPv6,
+			func(d *plan.BGPSession) { d.Families, d.NextHop6 = both, netip.MustParseAddr("fd00::1") }, "10.0.0.1", "", lb.IPv6,
 			lb.ReasonFamilyNotOffered},
 		{"both over IPv6, IPv4 with an IPv6 next hop",
 			fmt.Sprintf(overV6, " neighbor fd00::1 capability extended-nexthop\n"+activate("fd00::1", "ipv4", "ipv6")),
-			func(d *lb.BGPSession) { d.Addr, d.Families = v6, both }, "fd00::1", "fd00::1", "", ""},
+			func(d *plan.BGPSession) { d.Addr, d.Families = v6, both }, "fd00::1", "fd00::1", "", ""},
 		{"both over IPv6, IPv4 with an IPv4 next hop", fmt.Sprintf(overV6, activate("fd00::1", "ipv4", "ipv6")),
-			func(d *lb.BGPSession) { d.Addr, d.Families, d.NextHop4 = v6, both, netip.MustParseAddr("10.0.0.1") }, "10.0.0.1",
+			func(d *plan.BGPSession) { d.Addr, d.Families, d.NextHop4 = v6, both, netip.MustParseAddr("10.0.0.1") }, "10.0.0.1",
 			"fd00::1", "", ""},
 		{"both over IPv6, no next hop for IPv4", fmt.Sprintf(overV6, activate("fd00::1", "ipv4", "ipv6")),
-			func(d *lb.BGPSession) { d.Addr, d.Families = v6, both }, "", "fd00::1", lb.IPv4, lb.ReasonNoNextHop},
+			func(d *plan.BGPSession) { d.Addr, d.Families = v6, both }, "", "fd00::1", lb.IPv4, lb.ReasonNoNextHop},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			l := newLAN(t)
 			r := routertest.FRR(t, l.router, router.Options{Config: test.config})
 			a, _ := l.start(t)
-			set(a, external(func(d *lb.BGPSession) {
+			set(a, external(func(d *plan.BGPSession) {
 				d.Routes = routes("192.0.2.1/32", "fd01::1/128")
 				test.change(d)
 			}))
@@ -190,7 +192,7 @@ func TestFRRUnnumbered(t *testing.T) {
  exit-address-family
 `})
 	a := startAgent(t, l.node)
-	set(a, external(func(d *lb.BGPSession) {
+	set(a, external(func(d *plan.BGPSession) {
 		d.Addr, d.Interface, d.Families = netip.Addr{}, "eth0", []lb.Family{lb.IPv4, lb.IPv6}
 		d.PeerASN, d.Dynamic, d.Password = 0, lb.ExternalASN, "secret"
 		d.Routes = routes("192.0.2.1/32", "fd01::1/128")
@@ -224,8 +226,8 @@ func TestUnnumberedSaysWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
 	a := startAgent(t, l.node)
-	unnumbered := func(name string) lb.BGPSession {
-		return external(func(d *lb.BGPSession) { d.Addr, d.Interface = netip.Addr{}, name })
+	unnumbered := func(name string) plan.BGPSession {
+		return external(func(d *plan.BGPSession) { d.Addr, d.Interface = netip.Addr{}, name })
 	}
 	set(a, unnumbered("eth9"))
 	eventually(t, a, "no interface", func(s Status) bool {
@@ -246,8 +248,8 @@ func TestFRRPasswords(t *testing.T) {
 			Config: frrExternal + " neighbor 10.0.0.1 password right\n neighbor fd00::1 remote-as 64500\n neighbor fd00::1 " +
 				"password right\n address-family ipv6 unicast\n  neighbor fd00::1 activate\n exit-address-family\n"})
 	a, _ := l.start(t)
-	with := func(password, addr string) lb.BGPSession {
-		return external(func(d *lb.BGPSession) {
+	with := func(password, addr string) plan.BGPSession {
+		return external(func(d *plan.BGPSession) {
 			d.Password, d.Addr, d.Routes = password, netip.MustParseAddr(addr), routes("192.0.2.1/32")
 			if d.Addr.Is6() {
 				d.Families = []lb.Family{lb.IPv6}
@@ -279,8 +281,8 @@ func TestFRRMultihop(t *testing.T) {
 			Config: "router bgp 64501\n bgp router-id 10.9.0.2\n no bgp ebgp-requires-policy\n neighbor 10.0.0.1 remote-as " +
 				"64500\n neighbor 10.0.0.1 ebgp-multihop 5\n neighbor 10.0.0.1 timers connect 1\n neighbor 10.0.0.1 passive\n"})
 	a, _ := l.start(t)
-	multihop := func(on bool) lb.BGPSession {
-		return external(func(d *lb.BGPSession) {
+	multihop := func(on bool) plan.BGPSession {
+		return external(func(d *plan.BGPSession) {
 			d.Addr, d.MultiHop, d.Routes = netip.MustParseAddr("10.9.0.2"), on, routes("192.0.2.1/32")
 		})
 	}
@@ -298,7 +300,7 @@ func TestFRRHoldTime(t *testing.T) {
 	a, _ := l.start(t)
 	for hold, want := range map[time.Duration]time.Duration{30 * time.Second: 6 * time.Second,
 		3 * time.Second: 3 * time.Second} {
-		set(a, external(func(d *lb.BGPSession) { d.HoldTime = hold }))
+		set(a, external(func(d *plan.BGPSession) { d.HoldTime = hold }))
 		eventually(t, a, "in step", func(s Status) bool { return s.Synced && s.Negotiated.HoldTime == want })
 		var answer map[string]struct {
 			Hold      int    `json:"bgpTimerHoldTimeMsecs"`
@@ -318,16 +320,16 @@ func TestFRRWrongASN(t *testing.T) {
 	l := newLAN(t)
 	routertest.FRR(t, l.router, router.Options{Config: frrExternal})
 	a, _ := l.start(t)
-	set(a, external(func(d *lb.BGPSession) { d.PeerASN = 64999 }))
+	set(a, external(func(d *plan.BGPSession) { d.PeerASN = 64999 }))
 	eventually(t, a, "our refusal", func(s Status) bool {
 		return strings.Contains(
 			s.LastError, "sent NOTIFICATION OPEN Message Error/Bad Peer AS: the peer says AS 64501, peerASN is 64999")
 	})
-	set(a, external(func(d *lb.BGPSession) { d.LocalASN = 64999 }))
+	set(a, external(func(d *plan.BGPSession) { d.LocalASN = 64999 }))
 	eventually(
 		t, a, "its refusal",
 		func(s Status) bool { return s.LastError == "received NOTIFICATION OPEN Message Error/Bad Peer AS" })
-	set(a, external(func(d *lb.BGPSession) { d.PeerASN, d.Dynamic = 0, lb.InternalASN }))
+	set(a, external(func(d *plan.BGPSession) { d.PeerASN, d.Dynamic = 0, lb.InternalASN }))
 	eventually(
 		t, a, "not internal",
 		func(s Status) bool { return strings.Contains(s.LastError, "dynamicASN internal wants ours, 64500") })
@@ -339,12 +341,12 @@ func TestFRRSourceAddress(t *testing.T) {
 	l.node.Run(t, "ip", "addr", "add", "10.0.0.7/24", "dev", "eth0")
 	routertest.FRR(t, l.router, router.Options{Config: strings.ReplaceAll(frrExternal, "10.0.0.1", "10.0.0.7")})
 	a, _ := l.start(t)
-	set(a, external(func(d *lb.BGPSession) { d.Source = netip.MustParseAddr("10.0.0.7") }))
+	set(a, external(func(d *plan.BGPSession) { d.Source = netip.MustParseAddr("10.0.0.7") }))
 	s := eventually(t, a, "in step", synced)
 	if s.Negotiated.Local.Addr().String() != "10.0.0.7" {
 		t.Errorf("negotiated %+v", s.Negotiated)
 	}
-	set(a, external(func(d *lb.BGPSession) { d.Source = netip.MustParseAddr("10.0.0.8") }))
+	set(a, external(func(d *plan.BGPSession) { d.Source = netip.MustParseAddr("10.0.0.8") }))
 	eventually(t, a, "not ours", func(s Status) bool {
 		return strings.Contains(s.LastError, "cannot assign requested address") && s.Reason == lb.ReasonSourceMissing
 	})
@@ -361,16 +363,16 @@ func TestFRRConnects(t *testing.T) {
 	}
 	for _, test := range []struct {
 		name, listen, config string
-		change               func(*lb.BGPSession)
+		change               func(*plan.BGPSession)
 		both                 bool
 	}{
 		{"IPv4", ":179", neighbor("10.0.0.1", "remote-as 64500"), nil, false},
 		{"IPv4, at one address", "10.0.0.1:179", neighbor("10.0.0.1", "remote-as 64500"),
-			func(d *lb.BGPSession) { d.Source = netip.MustParseAddr("10.0.0.1") }, false},
+			func(d *plan.BGPSession) { d.Source = netip.MustParseAddr("10.0.0.1") }, false},
 		{"IPv6", "[::]:179", neighbor("fd00::1", "remote-as 64500"),
-			func(d *lb.BGPSession) { d.Addr = netip.MustParseAddr("fd00::2") }, false},
+			func(d *plan.BGPSession) { d.Addr = netip.MustParseAddr("fd00::2") }, false},
 		{"unnumbered", ":179", neighbor("eth0", "interface remote-as external"),
-			func(d *lb.BGPSession) { d.Addr, d.Interface = netip.Addr{}, "eth0" }, false},
+			func(d *plan.BGPSession) { d.Addr, d.Interface = netip.Addr{}, "eth0" }, false},
 		{"both connect", ":179", neighbor("10.0.0.1", "remote-as 64500"), nil, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -378,7 +380,7 @@ func TestFRRConnects(t *testing.T) {
 			l := newLAN(t)
 			r := routertest.FRR(t, l.router, router.Options{Config: test.config, NoListen: !test.both})
 			a := startListeningAgent(t, l.node, test.listen)
-			d := external(func(d *lb.BGPSession) {
+			d := external(func(d *plan.BGPSession) {
 				d.Password, d.Families, d.NextHop6 = "secret", []lb.Family{lb.IPv4, lb.IPv6}, netip.MustParseAddr("fd00::1")
 				d.NextHop4, d.Routes = netip.MustParseAddr("10.0.0.1"), routes("192.0.2.1/32", "fd01::1/128")
 				if test.change != nil {
@@ -423,8 +425,8 @@ func TestFRRGracefulRestart(t *testing.T) {
 		t, l.router,
 		router.Options{
 			Config: frrExternal + " neighbor 10.0.0.1 graceful-restart-helper\n bgp graceful-restart stalepath-time 60\n"})
-	graceful := func(list ...string) lb.BGPSession {
-		return external(func(d *lb.BGPSession) { d.GracefulRestart, d.Routes = true, routes(list...) })
+	graceful := func(list ...string) plan.BGPSession {
+		return external(func(d *plan.BGPSession) { d.GracefulRestart, d.Routes = true, routes(list...) })
 	}
 	a, stop := l.start(t)
 	set(a, graceful("192.0.2.1/32", "192.0.2.2/32"))
@@ -485,7 +487,7 @@ func TestFRRKeepsTheRoutesOfACrashedAgent(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
 	r := routertest.FRR(t, l.router, router.Options{Config: frrExternal + " neighbor 10.0.0.1 graceful-restart-helper\n"})
-	graceful := external(func(d *lb.BGPSession) { d.GracefulRestart, d.Routes = true, routes("192.0.2.1/32") })
+	graceful := external(func(d *plan.BGPSession) { d.GracefulRestart, d.Routes = true, routes("192.0.2.1/32") })
 	first := startAgent(t, l.node)
 	set(first, graceful)
 	eventually(t, first, "in step", synced)
@@ -550,10 +552,10 @@ func TestFRRPairWithECMP(t *testing.T) {
 `, i+3)}))
 	}
 	var agents []*agent
-	want := func(i int, list ...string) map[string]lb.BGPSession {
-		sessions := map[string]lb.BGPSession{}
+	want := func(i int, list ...string) map[string]plan.BGPSession {
+		sessions := map[string]plan.BGPSession{}
 		for n := range 2 {
-			sessions[fmt.Sprintf("tor-%d", n+1)] = external(func(d *lb.BGPSession) {
+			sessions[fmt.Sprintf("tor-%d", n+1)] = external(func(d *plan.BGPSession) {
 				d.LocalASN = 64500 // both nodes: ECMP needs paths of one AS, or the router's leave to mix them
 				d.RouterID = netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)})
 				d.Addr, d.Routes = netip.AddrFrom4([4]byte{10, 0, 0, byte(n + 3)}), routes(list...)
@@ -584,7 +586,7 @@ func TestFRRPairWithECMP(t *testing.T) {
 	// is under way.
 	leaving := want(0, "192.0.2.1/32", "192.0.2.2/32")
 	for _, s := range leaving {
-		s.Routes[netip.MustParsePrefix("192.0.2.1/32")] = lb.Route{Communities: []lb.Community{lb.GracefulShutdown}}
+		s.Routes[netip.MustParsePrefix("192.0.2.1/32")] = plan.Route{Communities: []lb.Community{lb.GracefulShutdown}}
 	}
 	agents[0].Set(leaving)
 	hops("192.0.2.1", "10.0.0.2")
@@ -609,7 +611,7 @@ func TestFRRFaults(t *testing.T) {
 	l := newLAN(t)
 	r := routertest.FRR(t, l.router, router.Options{Config: frrExternal})
 	a, _ := l.start(t)
-	set(a, external(func(d *lb.BGPSession) { d.HoldTime, d.Routes = 3*time.Second, routes("192.0.2.1/32") }))
+	set(a, external(func(d *plan.BGPSession) { d.HoldTime, d.Routes = 3*time.Second, routes("192.0.2.1/32") }))
 	eventually(t, a, "in step", synced)
 
 	t.Run("reset", func(t *testing.T) {
@@ -662,7 +664,7 @@ func TestFRRFaults(t *testing.T) {
 		wantPrefixes(t, r, "ipv4", "192.0.2.1/32")
 	})
 	t.Run("BFD", func(t *testing.T) {
-		d := external(func(d *lb.BGPSession) {
+		d := external(func(d *plan.BGPSession) {
 			d.HoldTime, d.Routes, d.BFDDown = 3*time.Second, routes("192.0.2.1/32"),
 				true
 		})
@@ -688,7 +690,7 @@ func TestFRRRoutesAreShownAndNeverUsed(t *testing.T) {
 		return s.Synced && s.Counters.UpdatesIn >= 2 &&
 			s.Received == 0
 	})
-	set(a, external(func(d *lb.BGPSession) { d.AcceptRoutes = true }))
+	set(a, external(func(d *plan.BGPSession) { d.AcceptRoutes = true }))
 	s := eventually(t, a, "routes shown", func(s Status) bool { return s.Received == 2 })
 	if s.Routes[1].Prefix.String() != "203.0.113.0/24" || s.Routes[1].NextHop.String() != "10.0.0.2" ||
 		s.Routes[1].ASPath != "64501" || s.Flaps != 0 {

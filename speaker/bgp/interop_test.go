@@ -19,6 +19,7 @@ import (
 	"github.com/landfall-lb/landfall/e2e/router/routertest"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 // limit is how long something may take that is to happen: long, as machines are slow at times.
@@ -62,8 +63,8 @@ func (l lan) start(t testing.TB) (*Actor, func()) {
 }
 
 // external is a session with an external router.
-func external(change func(*lb.BGPSession)) lb.BGPSession {
-	d := lb.BGPSession{
+func external(change func(*plan.BGPSession)) plan.BGPSession {
+	d := plan.BGPSession{
 		LocalASN: 64500, PeerASN: 64501, Addr: netip.MustParseAddr("10.0.0.2"), Port: 179,
 		RouterID: netip.MustParseAddr("10.0.0.1"),
 		HoldTime: 9 * time.Second, ConnectTime: time.Second, Families: []lb.Family{lb.IPv4},
@@ -74,21 +75,21 @@ func external(change func(*lb.BGPSession)) lb.BGPSession {
 	return d
 }
 
-func routes(list ...string) map[netip.Prefix]lb.Route {
-	m := map[netip.Prefix]lb.Route{}
+func routes(list ...string) map[netip.Prefix]plan.Route {
+	m := map[netip.Prefix]plan.Route{}
 	for _, s := range list {
-		m[netip.MustParsePrefix(s)] = lb.Route{LocalPref: lb.DefaultLocalPref}
+		m[netip.MustParsePrefix(s)] = plan.Route{LocalPref: plan.DefaultLocalPref}
 	}
 	return m
 }
 
 // speaker is an actor, here or in a process of its own.
 type speaker interface {
-	Set(map[string]lb.BGPSession)
+	Set(map[string]plan.BGPSession)
 	Statuses() map[string]Status
 }
 
-func set(a speaker, d lb.BGPSession) { a.Set(map[string]lb.BGPSession{"tor": d}) }
+func set(a speaker, d plan.BGPSession) { a.Set(map[string]plan.BGPSession{"tor": d}) }
 
 // eventually waits for f to find nothing wrong with the status of the session.
 func eventually(t testing.TB, a speaker, what string, f func(Status) bool) Status {
@@ -180,7 +181,7 @@ func TestFRRHearsAndForgetsRoutes(t *testing.T) {
 	l := newLAN(t)
 	r := routertest.FRR(t, l.router, router.Options{Config: frrExternal})
 	a, stop := l.start(t)
-	set(a, external(func(d *lb.BGPSession) { d.Routes = routes("192.0.2.1/32", "192.0.2.2/32", "198.51.100.0/24") }))
+	set(a, external(func(d *plan.BGPSession) { d.Routes = routes("192.0.2.1/32", "192.0.2.2/32", "198.51.100.0/24") }))
 	s := eventually(t, a, "in step", synced)
 	wantPrefixes(t, r, "ipv4", "192.0.2.1/32", "192.0.2.2/32", "198.51.100.0/24")
 	p, err := frrPath(t, r, "192.0.2.1/32")
@@ -207,7 +208,7 @@ func TestFRRHearsAndForgetsRoutes(t *testing.T) {
 	if sockets := l.node.Run(t, "ss", "-Hltn"); sockets != "" {
 		t.Errorf("the node listens:\n%s", sockets)
 	}
-	set(a, external(func(d *lb.BGPSession) { d.Routes = routes("192.0.2.2/32", "192.0.2.3/32") }))
+	set(a, external(func(d *plan.BGPSession) { d.Routes = routes("192.0.2.2/32", "192.0.2.3/32") }))
 	wantPrefixes(t, r, "ipv4", "192.0.2.2/32", "192.0.2.3/32")
 	stop()
 	wantPrefixes(t, r, "ipv4")

@@ -18,6 +18,7 @@ import (
 
 	"github.com/landfall-lb/landfall/e2e/router/routertest"
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 func TestCheckListen(t *testing.T) {
@@ -105,7 +106,7 @@ func waitForGauge(t *testing.T, a *Actor, name string, want float64) {
 func TestListenerWaitsForItsAddress(t *testing.T) {
 	port, free := freePort(t)
 	a := startListening(t, ":"+port)
-	set(a, external(func(d *lb.BGPSession) { d.Addr = netip.MustParseAddr("127.0.0.9") }))
+	set(a, external(func(d *plan.BGPSession) { d.Addr = netip.MustParseAddr("127.0.0.9") }))
 	eventually(t, a, "attempts", func(s Status) bool { return s.LastError == "connection refused" })
 	if metric(t, a, "landfall_bgp_listening", "") != 0 {
 		t.Error("listens")
@@ -142,7 +143,7 @@ func TestListenerPasswords(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			peer := netip.MustParseAddr(test.peer)
 			with := func(password string) {
-				set(a, external(func(d *lb.BGPSession) {
+				set(a, external(func(d *plan.BGPSession) {
 					d.Addr, d.Password, d.MultiHop = peer, password, true
 					if peer.Is6() {
 						d.Families = []lb.Family{lb.IPv6}
@@ -217,7 +218,8 @@ func TestAcceptedSocketsAreSetUpAsOurs(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		target := targetOf(external(func(d *lb.BGPSession) { d.Addr, d.Password = netip.MustParseAddr(test.dial), "secret" }),
+		target := targetOf(
+			external(func(d *plan.BGPSession) { d.Addr, d.Password = netip.MustParseAddr(test.dial), "secret" }),
 			netip.Addr{})
 		if !target.admits(conn) {
 			t.Errorf("%+v: from %v", test, conn.RemoteAddr())

@@ -8,6 +8,7 @@ import (
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 // restartTime is how long a peer keeps the routes of a speaker that restarts (RFC 4724); what a
@@ -16,7 +17,7 @@ const restartTime = 120 * time.Second
 
 // open returns our OPEN message. restarting is set for the first session since the speaker started:
 // its peer must not wait for it.
-func open(d lb.BGPSession, hostname string, restarting, v6 bool) []byte {
+func open(d plan.BGPSession, hostname string, restarting, v6 bool) []byte {
 	capabilities := []bgp.ParameterCapabilityInterface{bgp.NewCapRouteRefresh(), bgp.NewCapFourOctetASNumber(d.LocalASN)}
 	var preserved []*bgp.CapGracefulRestartTuple
 	for _, f := range d.Families {
@@ -43,7 +44,7 @@ func open(d lb.BGPSession, hostname string, restarting, v6 bool) []byte {
 
 // negotiate checks the peer's OPEN message (RFC 4271 section 6.2) and returns what both ends have
 // agreed on.
-func negotiate(d lb.BGPSession, body []byte, v6 bool) (Negotiated, *protocolError) {
+func negotiate(d plan.BGPSession, body []byte, v6 bool) (Negotiated, *protocolError) {
 	const code = bgp.BGP_ERROR_OPEN_MESSAGE_ERROR
 	if body[0] != 4 {
 		return Negotiated{},
@@ -91,7 +92,7 @@ func negotiate(d lb.BGPSession, body []byte, v6 bool) (Negotiated, *protocolErro
 }
 
 // checkASN compares the peer's AS number with the one that is wanted.
-func checkASN(d lb.BGPSession, asn uint32) *protocolError {
+func checkASN(d plan.BGPSession, asn uint32) *protocolError {
 	const code, subcode = bgp.BGP_ERROR_OPEN_MESSAGE_ERROR, bgp.BGP_ERROR_SUB_BAD_PEER_AS
 	switch {
 	case d.Dynamic == lb.InternalASN && asn != d.LocalASN:
@@ -107,7 +108,7 @@ func checkASN(d lb.BGPSession, asn uint32) *protocolError {
 }
 
 // keepaliveTime returns the time between keepalives; 0 for none.
-func keepaliveTime(d lb.BGPSession, hold time.Duration) time.Duration {
+func keepaliveTime(d plan.BGPSession, hold time.Duration) time.Duration {
 	if hold == 0 {
 		return 0
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 // encoding is what decides, besides a route itself, how the route looks on the wire of one session.
@@ -22,7 +23,7 @@ type encoding struct {
 
 // announced is what a peer has heard of a prefix.
 type announced struct {
-	route   lb.Route
+	route   plan.Route
 	nextHop netip.Addr
 }
 
@@ -40,7 +41,7 @@ type outgoing struct {
 
 // outgoing returns what to send after heard, so that the peer hears want. New routes come before
 // withdrawals.
-func (e encoding) outgoing(heard map[netip.Prefix]announced, want map[netip.Prefix]lb.Route) outgoing {
+func (e encoding) outgoing(heard map[netip.Prefix]announced, want map[netip.Prefix]plan.Route) outgoing {
 	out := outgoing{set: map[netip.Prefix]announced{}, held: map[lb.Family]int{}}
 	for prefix, route := range want {
 		family := lb.FamilyOf(prefix.Addr())
@@ -198,7 +199,7 @@ func pack(prefixes []netip.Prefix, room int) func(yield func([]netip.Prefix) boo
 
 // attributes returns all attributes but the next hop and the prefixes, in the order of their type
 // codes.
-func (e encoding) attributes(r lb.Route) []bgp.PathAttributeInterface {
+func (e encoding) attributes(r plan.Route) []bgp.PathAttributeInterface {
 	list := []bgp.PathAttributeInterface{bgp.NewPathAttributeOrigin(bgp.BGP_ORIGIN_ATTR_TYPE_IGP)}
 	var as4 bgp.PathAttributeInterface
 	if e.internal {

@@ -12,28 +12,30 @@ import (
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 // The attributes of a route as a peer of each kind hears them, byte by byte after the ORIGIN.
 func TestAttributes(t *testing.T) {
-	full := lb.Route{
+	full := plan.Route{
 		LocalPref: 200, MED: 7, HasMED: true, Prepend: 1,
 		Communities: []lb.Community{{A: 64500, B: 1}, {Large: true, A: 4200000000, B: 2, C: 3}},
 	}
 	for _, test := range []struct {
 		name  string
 		e     encoding
-		route lb.Route
+		route plan.Route
 		want  string
 	}{
-		{"plain, external", encoding{localASN: 64500, fourOctets: true}, lb.Route{}, "400206 02010000fbf4"},
-		{"plain, internal", encoding{localASN: 64500, fourOctets: true, internal: true}, lb.Route{}, "400200 40050400000000"},
+		{"plain, external", encoding{localASN: 64500, fourOctets: true}, plan.Route{}, "400206 02010000fbf4"},
+		{"plain, internal", encoding{localASN: 64500, fourOctets: true, internal: true}, plan.Route{},
+			"400200 40050400000000"},
 		{"full, external", encoding{localASN: 64500, fourOctets: true}, full,
 			"40020a 02020000fbf40000fbf4 80040400000007 c00804fbf40001 c0200cfa56ea000000000200000003"},
 		{"full, internal: no prepending, and LOCAL_PREF", encoding{localASN: 64500, fourOctets: true, internal: true}, full,
 			"400200 80040400000007 400504000000c8 c00804fbf40001 c0200cfa56ea000000000200000003"},
-		{"old peer, short number", encoding{localASN: 64500}, lb.Route{Prepend: 2}, "400208 0203fbf4fbf4fbf4"},
-		{"old peer, long number", encoding{localASN: 4200000000}, lb.Route{Prepend: 1},
+		{"old peer, short number", encoding{localASN: 64500}, plan.Route{Prepend: 2}, "400208 0203fbf4fbf4fbf4"},
+		{"old peer, long number", encoding{localASN: 4200000000}, plan.Route{Prepend: 1},
 			"400206 02025ba05ba0 c0110a 0202fa56ea00fa56ea00"},
 	} {
 		var got []byte
@@ -67,7 +69,7 @@ func TestGroupsAreStable(t *testing.T) {
 		nextHops: map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("10.0.0.1")}}
 	want := vips(300, false)
 	for p := range want {
-		want[p] = lb.Route{MED: uint32(p.Addr().As4()[3] % 3), HasMED: p.Addr().As4()[3]%2 == 0}
+		want[p] = plan.Route{MED: uint32(p.Addr().As4()[3] % 3), HasMED: p.Addr().As4()[3]%2 == 0}
 	}
 	first := e.outgoing(nil, want)
 	if len(first.messages) != 6 { // by value, and by whether it is there
@@ -106,7 +108,7 @@ func FuzzMessages(f *testing.F) {
 	f.Add(routeRefresh(bgp.AFI_IP))
 	e := encoding{localASN: 4200000000, nextHops: map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("fd00::1"),
 		lb.IPv6: netip.MustParseAddr("fd00::1")}}
-	for _, m := range e.outgoing(nil, map[netip.Prefix]lb.Route{
+	for _, m := range e.outgoing(nil, map[netip.Prefix]plan.Route{
 		netip.MustParsePrefix("192.0.2.0/24"): {Communities: []lb.Community{{A: 1, B: 2}, {Large: true, A: 1}}, Prepend: 3,
 			HasMED: true},
 		netip.MustParsePrefix("fd01::/64"): {LocalPref: 1},
@@ -114,7 +116,7 @@ func FuzzMessages(f *testing.F) {
 		f.Add(m)
 	}
 	f.Add(endOfRIB(lb.IPv6))
-	d := external(func(d *lb.BGPSession) { d.Families = []lb.Family{lb.IPv4, lb.IPv6} })
+	d := external(func(d *plan.BGPSession) { d.Families = []lb.Family{lb.IPv4, lb.IPv6} })
 	n := Negotiated{Families: d.Families, HoldTime: time.Second}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		// Both as it is, and as the body of a well-formed message of each type.
@@ -127,7 +129,7 @@ func FuzzMessages(f *testing.F) {
 	})
 }
 
-func check(t *testing.T, data []byte, d lb.BGPSession, n Negotiated) {
+func check(t *testing.T, data []byte, d plan.BGPSession, n Negotiated) {
 	r := reader{from: bytes.NewReader(data)}
 	for {
 		m, err := r.next()

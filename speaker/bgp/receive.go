@@ -10,6 +10,7 @@ import (
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 // maxLearned bounds how many of the peer's routes are kept, and maxShown how many are shown.
@@ -192,7 +193,7 @@ func (c *connection) accept(routes bool) error {
 }
 
 // nextHops returns the next hop of each negotiated family's routes.
-func nextHops(d lb.BGPSession, n Negotiated) map[lb.Family]netip.Addr {
+func nextHops(d plan.BGPSession, n Negotiated) map[lb.Family]netip.Addr {
 	hops := map[lb.Family]netip.Addr{}
 	own := n.Local.Addr().WithZone("")
 	for _, f := range n.Families {
@@ -211,7 +212,7 @@ func nextHops(d lb.BGPSession, n Negotiated) map[lb.Family]netip.Addr {
 }
 
 // refusals says why routes are held back.
-func (c *connection) refusals(d lb.BGPSession, held map[lb.Family]int) map[lb.Family]lb.Refusal {
+func (c *connection) refusals(d plan.BGPSession, held map[lb.Family]int) map[lb.Family]lb.Refusal {
 	var refusals map[lb.Family]lb.Refusal
 	for f, count := range held {
 		if refusals == nil {
@@ -222,7 +223,7 @@ func (c *connection) refusals(d lb.BGPSession, held map[lb.Family]int) map[lb.Fa
 	return refusals
 }
 
-func refusal(d lb.BGPSession, n Negotiated, f lb.Family, count int) lb.Refusal {
+func refusal(d plan.BGPSession, n Negotiated, f lb.Family, count int) lb.Refusal {
 	routes := fmt.Sprintf("%d %s routes cannot be sent", count, f)
 	switch {
 	case slices.Contains(n.Families, f) && f == lb.IPv4:

@@ -14,6 +14,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 // Waits before attempts to connect. They double from the least up to the session's ConnectTime;
@@ -44,7 +45,7 @@ type session struct {
 	moved    func() // called when router may be another one; it must not block
 
 	mu      sync.Mutex
-	desired lb.BGPSession
+	desired plan.BGPSession
 	// version counts the values of desired, flushedVersion is the one that the peer has heard; -1 for
 	// none.
 	version, flushedVersion int
@@ -75,7 +76,7 @@ type changeError struct {
 
 func (e *changeError) Error() string { return "configuration changed: " + e.what }
 
-func newSession(name string, opts Options, d lb.BGPSession) *session {
+func newSession(name string, opts Options, d plan.BGPSession) *session {
 	return &session{
 		name: name, opts: opts, log: opts.Log.With("peer", name), desired: d,
 		routes: make(chan struct{}, 1), redo: make(chan struct{}, 1), incoming: make(chan net.Conn),
@@ -94,7 +95,7 @@ func poke(c chan struct{}) {
 
 // set replaces what is desired. What can change in place does; otherwise the current connection
 // ends.
-func (s *session) set(d lb.BGPSession) {
+func (s *session) set(d plan.BGPSession) {
 	s.mu.Lock()
 	before := s.desired
 	s.desired = d
@@ -118,7 +119,7 @@ func (s *session) set(d lb.BGPSession) {
 }
 
 // difference returns the options that differ and that a connection cannot change, or nil.
-func difference(a, b lb.BGPSession) *changeError {
+func difference(a, b plan.BGPSession) *changeError {
 	for _, option := range []struct {
 		what    string
 		same    bool
@@ -141,12 +142,12 @@ func difference(a, b lb.BGPSession) *changeError {
 	return nil
 }
 
-func (s *session) want() lb.BGPSession {
+func (s *session) want() plan.BGPSession {
 	d, _ := s.wantVersion()
 	return d
 }
 
-func (s *session) wantVersion() (lb.BGPSession, int) {
+func (s *session) wantVersion() (plan.BGPSession, int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.desired, s.version
@@ -303,7 +304,7 @@ func (s *session) try(ctx context.Context, incoming net.Conn) (up time.Duration,
 }
 
 // obstacle returns what the session lacks before anybody can connect.
-func obstacle(d lb.BGPSession, router netip.Addr, trouble error) (lb.Reason, error) {
+func obstacle(d plan.BGPSession, router netip.Addr, trouble error) (lb.Reason, error) {
 	switch {
 	case d.BFDDown:
 		return lb.ReasonBFDDown, errBFDDown

@@ -19,6 +19,7 @@ import (
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 // What a peer may send wrongly, and the NOTIFICATION that RFC 4271 section 6 asks for. The words
@@ -210,14 +211,14 @@ func content(updates []*bgp.BGPUpdate) (announced, withdrawn []string) {
 }
 
 // vips returns n prefixes of one family, all announced alike.
-func vips(n int, v6 bool) map[netip.Prefix]lb.Route {
-	m := map[netip.Prefix]lb.Route{}
+func vips(n int, v6 bool) map[netip.Prefix]plan.Route {
+	m := map[netip.Prefix]plan.Route{}
 	for i := range n {
 		addr := netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})
 		if v6 {
 			addr = netip.AddrFrom16([16]byte{0xfd, 1, 14: byte(i >> 8), 15: byte(i)})
 		}
-		m[netip.PrefixFrom(addr, addr.BitLen())] = lb.Route{LocalPref: lb.DefaultLocalPref}
+		m[netip.PrefixFrom(addr, addr.BitLen())] = plan.Route{LocalPref: plan.DefaultLocalPref}
 	}
 	return m
 }
@@ -240,7 +241,7 @@ func TestUpdatesArePacked(t *testing.T) {
 		{"IPv4", false, 7, 7}, {"IPv6", true, 22, 21},
 	} {
 		inBubble(t, test.name, func(t *testing.T, p *fakePeer, a *Actor) {
-			d := external(func(d *lb.BGPSession) {
+			d := external(func(d *plan.BGPSession) {
 				d.Families, d.NextHop6 = []lb.Family{lb.IPv4, lb.IPv6}, netip.MustParseAddr("fd00::1")
 				d.Routes = vips(5000, test.v6)
 			})
@@ -273,7 +274,7 @@ func TestUpdatesArePacked(t *testing.T) {
 			check("one announced", 1, 1, 0)
 			d.Routes = vips(5000, test.v6)
 			for prefix := range d.Routes {
-				d.Routes[prefix] = lb.Route{Communities: []lb.Community{lb.GracefulShutdown}}
+				d.Routes[prefix] = plan.Route{Communities: []lb.Community{lb.GracefulShutdown}}
 			}
 			set(a, d)
 			check("all changed", test.full, 5000, 0)
@@ -289,19 +290,19 @@ func TestUpdatesArePacked(t *testing.T) {
 func TestOptionsChangeInPlaceOrResetOneSession(t *testing.T) {
 	for _, test := range []struct {
 		name   string
-		change func(*lb.BGPSession)
+		change func(*plan.BGPSession)
 		reset  string
 	}{
-		{"connect time", func(d *lb.BGPSession) { d.ConnectTime = time.Minute }, ""},
-		{"keepalive time", func(d *lb.BGPSession) { d.KeepaliveTime = time.Second }, ""},
-		{"accept routes", func(d *lb.BGPSession) { d.AcceptRoutes = true }, ""},
-		{"routes", func(d *lb.BGPSession) { d.Routes = routes("192.0.2.1/32") }, ""},
-		{"hold time", func(d *lb.BGPSession) { d.HoldTime = 30 * time.Second }, "configuration changed: hold time"},
-		{"password", func(d *lb.BGPSession) { d.Password = "secret" }, "configuration changed: password"},
-		{"port", func(d *lb.BGPSession) { d.Port = 1790 }, "configuration changed: peer address"},
-		{"families", func(d *lb.BGPSession) { d.Families = []lb.Family{lb.IPv4, lb.IPv6} },
+		{"connect time", func(d *plan.BGPSession) { d.ConnectTime = time.Minute }, ""},
+		{"keepalive time", func(d *plan.BGPSession) { d.KeepaliveTime = time.Second }, ""},
+		{"accept routes", func(d *plan.BGPSession) { d.AcceptRoutes = true }, ""},
+		{"routes", func(d *plan.BGPSession) { d.Routes = routes("192.0.2.1/32") }, ""},
+		{"hold time", func(d *plan.BGPSession) { d.HoldTime = 30 * time.Second }, "configuration changed: hold time"},
+		{"password", func(d *plan.BGPSession) { d.Password = "secret" }, "configuration changed: password"},
+		{"port", func(d *plan.BGPSession) { d.Port = 1790 }, "configuration changed: peer address"},
+		{"families", func(d *plan.BGPSession) { d.Families = []lb.Family{lb.IPv4, lb.IPv6} },
 			"configuration changed: address families"},
-		{"router ID", func(d *lb.BGPSession) { d.RouterID = netip.MustParseAddr("10.9.9.9") },
+		{"router ID", func(d *plan.BGPSession) { d.RouterID = netip.MustParseAddr("10.9.9.9") },
 			"configuration changed: router ID"},
 	} {
 		inBubble(t, test.name, func(t *testing.T, p *fakePeer, a *Actor) {
@@ -338,7 +339,7 @@ func TestOptionsChangeInPlaceOrResetOneSession(t *testing.T) {
 
 func TestKeepalivesAndHoldTime(t *testing.T) {
 	inBubble(t, "the lesser hold time and a third of it", func(t *testing.T, p *fakePeer, a *Actor) {
-		set(a, external(func(d *lb.BGPSession) { d.HoldTime = 90 * time.Second }))
+		set(a, external(func(d *plan.BGPSession) { d.HoldTime = 90 * time.Second }))
 		p.establish(routerOpen())
 		for range 20 { // a minute
 			began := time.Now()
@@ -359,7 +360,7 @@ func TestKeepalivesAndHoldTime(t *testing.T) {
 		}
 	})
 	inBubble(t, "none", func(t *testing.T, p *fakePeer, a *Actor) {
-		set(a, external(func(d *lb.BGPSession) { d.HoldTime = 0 }))
+		set(a, external(func(d *plan.BGPSession) { d.HoldTime = 0 }))
 		p.establish(routerOpen())
 		time.Sleep(time.Hour)
 		if s := status(a); s.State != Established || s.Counters.MessagesOut != 2 {
@@ -405,7 +406,7 @@ func TestBFDDownHoldsTheSessionDown(t *testing.T) {
 		}
 	})
 	inBubble(t, "from the start", func(t *testing.T, p *fakePeer, a *Actor) {
-		d := external(func(d *lb.BGPSession) { d.BFDDown = true })
+		d := external(func(d *plan.BGPSession) { d.BFDDown = true })
 		set(a, d)
 		time.Sleep(time.Hour)
 		if len(p.targets()) != 0 {
@@ -422,7 +423,7 @@ func TestBFDDownHoldsTheSessionDown(t *testing.T) {
 func TestGracefulRestart(t *testing.T) {
 	open := routerOpen()
 	open.capabilities = append(open.capabilities, bgp.NewCapGracefulRestart(false, false, 120, nil))
-	graceful := external(func(d *lb.BGPSession) { d.GracefulRestart, d.Routes = true, routes("192.0.2.1/32") })
+	graceful := external(func(d *plan.BGPSession) { d.GracefulRestart, d.Routes = true, routes("192.0.2.1/32") })
 	capability := func(body []byte) *bgp.CapGracefulRestart {
 		m := &bgp.BGPOpen{}
 		if err := m.DecodeFromBytes(body); err != nil {
@@ -516,7 +517,7 @@ func TestGracefulEndWaitsForThePeer(t *testing.T) {
 	p := newFakePeer(t)
 	open := routerOpen()
 	open.capabilities = append(open.capabilities, bgp.NewCapGracefulRestart(false, false, 120, nil))
-	set(a, external(func(d *lb.BGPSession) { d.GracefulRestart, d.Routes = true, routes("192.0.2.1/32") }))
+	set(a, external(func(d *plan.BGPSession) { d.GracefulRestart, d.Routes = true, routes("192.0.2.1/32") }))
 	conn, err := listener.Accept()
 	if err != nil {
 		t.Fatal(err)
@@ -539,7 +540,7 @@ func TestGracefulEndWaitsForThePeer(t *testing.T) {
 
 func TestPeerGoesAndComesBack(t *testing.T) {
 	inBubble(t, "at once", func(t *testing.T, p *fakePeer, a *Actor) {
-		d := external(func(d *lb.BGPSession) { d.Routes = routes("192.0.2.1/32") })
+		d := external(func(d *plan.BGPSession) { d.Routes = routes("192.0.2.1/32") })
 		set(a, d)
 		p.establish(routerOpen())
 		p.readUpdates()
@@ -567,7 +568,7 @@ func TestDynamicASN(t *testing.T) {
 		{lb.InternalASN, 64500, true}, {lb.InternalASN, 64501, false},
 	} {
 		inBubble(t, string(test.dynamic), func(t *testing.T, p *fakePeer, a *Actor) {
-			set(a, external(func(d *lb.BGPSession) {
+			set(a, external(func(d *plan.BGPSession) {
 				d.PeerASN, d.Dynamic, d.Routes = 0, test.dynamic, routes("192.0.2.1/32")
 			}))
 			p.accept()
@@ -601,7 +602,7 @@ func TestAttemptsToConnect(t *testing.T) {
 			p.dials <- errors.New("refused")
 		}
 		began := time.Now()
-		set(a, external(func(d *lb.BGPSession) { d.ConnectTime = 8 * time.Second }))
+		set(a, external(func(d *plan.BGPSession) { d.ConnectTime = 8 * time.Second }))
 		p.establish(routerOpen())
 		// 0.25 + 0.5 + 1 + 2 + 4 + 8 * 5 seconds, give or take a quarter
 		if took := time.Since(began); took < 35*time.Second || took > 60*time.Second || len(p.targets()) != 11 {
@@ -609,7 +610,7 @@ func TestAttemptsToConnect(t *testing.T) {
 		}
 	})
 	inBubble(t, "20 flaps in a minute", func(t *testing.T, p *fakePeer, a *Actor) {
-		set(a, external(func(d *lb.BGPSession) { d.ConnectTime, d.Routes = time.Minute, routes("192.0.2.1/32") }))
+		set(a, external(func(d *plan.BGPSession) { d.ConnectTime, d.Routes = time.Minute, routes("192.0.2.1/32") }))
 		began := time.Now()
 		for i := range 21 {
 			p.establish(routerOpen())
@@ -629,7 +630,7 @@ func TestAttemptsToConnect(t *testing.T) {
 
 func TestRouteRefreshSendsAllAgain(t *testing.T) {
 	inBubble(t, "IPv4", func(t *testing.T, p *fakePeer, a *Actor) {
-		set(a, external(func(d *lb.BGPSession) { d.Routes = vips(1000, false) }))
+		set(a, external(func(d *plan.BGPSession) { d.Routes = vips(1000, false) }))
 		p.establish(routerOpen())
 		p.readUpdates()
 		p.write(routeRefresh(bgp.AFI_IP))
@@ -649,8 +650,8 @@ func TestReceivedRoutesAreShownOnlyWhenAccepted(t *testing.T) {
 	announce := func(prefix string) []byte {
 		e := encoding{localASN: 64501, fourOctets: true,
 			nextHops: map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("10.0.0.2")}}
-		route := lb.Route{Communities: []lb.Community{{A: 64501, B: 7}, {Large: true, A: 1, B: 2, C: 3}}}
-		return e.outgoing(nil, map[netip.Prefix]lb.Route{netip.MustParsePrefix(prefix): route}).messages[0]
+		route := plan.Route{Communities: []lb.Community{{A: 64501, B: 7}, {Large: true, A: 1, B: 2, C: 3}}}
+		return e.outgoing(nil, map[netip.Prefix]plan.Route{netip.MustParsePrefix(prefix): route}).messages[0]
 	}
 	inBubble(t, "as it is switched", func(t *testing.T, p *fakePeer, a *Actor) {
 		d := external(nil)
@@ -698,13 +699,13 @@ func TestHostilePeer(t *testing.T) {
 	}
 	e := encoding{localASN: 64501, fourOctets: true,
 		nextHops: map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("10.0.0.2"), lb.IPv6: netip.MustParseAddr("fd00::2")}}
-	valid = append(valid, e.outgoing(nil, map[netip.Prefix]lb.Route{
+	valid = append(valid, e.outgoing(nil, map[netip.Prefix]plan.Route{
 		netip.MustParsePrefix("203.0.113.0/24"): {Communities: []lb.Community{{A: 1}, {Large: true}}, HasMED: true},
 		netip.MustParsePrefix("fd02::/64"):      {},
 	}).messages...)
 	inBubble(t, "1,000 connections", func(t *testing.T, p *fakePeer, a *Actor) {
 		random := rand.New(rand.NewPCG(1, 2))
-		set(a, external(func(d *lb.BGPSession) { d.AcceptRoutes, d.Routes = true, routes("192.0.2.1/32") }))
+		set(a, external(func(d *plan.BGPSession) { d.AcceptRoutes, d.Routes = true, routes("192.0.2.1/32") }))
 		for range 1000 {
 			p.accept()
 			p.want(bgp.BGP_MSG_OPEN)
@@ -758,7 +759,7 @@ func TestMetricsAndWords(t *testing.T) {
 			return fmt.Sprint(metric(t, a, name, label))
 		}
 		p.dials <- errors.New("connection refused")
-		set(a, external(func(d *lb.BGPSession) {
+		set(a, external(func(d *plan.BGPSession) {
 			d.Families, d.Routes = []lb.Family{lb.IPv4, lb.IPv6}, routes("192.0.2.1/32", "192.0.2.2/32", "fd01::1/128")
 		}))
 		synctest.Wait()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 // Facts concern all VIPs alike.
@@ -24,7 +25,7 @@ type Facts struct {
 // View is what is known of one VIP.
 type View struct {
 	// Claims are the words of the other nodes.
-	Claims map[string]lb.Claim
+	Claims map[string]plan.Claim
 	Owner  string
 	// Announced is set while this node announces the VIP over BGP, Routable while BGP is for the VIP,
 	// as far as is known.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 var (
@@ -33,7 +34,7 @@ func nodes() map[string][]netip.Addr {
 
 // view reads what is known of a VIP: "a:arp b:bgp c owner=a own routable".
 func view(text string) *View {
-	v := &View{Claims: map[string]lb.Claim{}}
+	v := &View{Claims: map[string]plan.Claim{}}
 	for _, word := range strings.Fields(text) {
 		node, how, _ := strings.Cut(word, ":")
 		owner, isOwner := strings.CutPrefix(word, "owner=")
@@ -45,11 +46,11 @@ func view(text string) *View {
 		case word == "routable":
 			v.Routable = true
 		case how == "arp":
-			v.Claims[node] = lb.Claim{Answering: true}
+			v.Claims[node] = plan.Claim{Answering: true}
 		case how == "bgp":
-			v.Claims[node] = lb.Claim{Reason: lb.ReasonNoAdvertisement, Routes: "tor"}
+			v.Claims[node] = plan.Claim{Reason: lb.ReasonNoAdvertisement, Routes: "tor"}
 		default:
-			v.Claims[node] = lb.Claim{}
+			v.Claims[node] = plan.Claim{}
 		}
 	}
 	return v
@@ -176,12 +177,12 @@ func TestFacts(t *testing.T) {
 // TestRingIsBounded has more nodes announce a VIP than a packet may pass through.
 func TestRingIsBounded(t *testing.T) {
 	all := map[string][]netip.Addr{}
-	v := &View{Claims: map[string]lb.Claim{}, Announced: true, Routable: true}
+	v := &View{Claims: map[string]plan.Claim{}, Announced: true, Routable: true}
 	for i := range 3 * lb.MaxRing {
 		name := fmt.Sprint("n", i)
 		all[name] = []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, byte(i)})}
 		if i != 40 {
-			v.Claims[name] = lb.Claim{Routes: "tor"}
+			v.Claims[name] = plan.Claim{Routes: "tor"}
 		}
 	}
 	var s State

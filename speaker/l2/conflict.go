@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 // Before a VIP is announced for the first time the segment is asked whether somebody uses it (RFC
@@ -214,17 +215,17 @@ func (s sightings) copy() sightings {
 }
 
 // conflicts lists the sightings by VIP.
-func (s sightings) conflicts() map[netip.Addr][]lb.ConflictingHost {
-	found := map[netip.Addr][]lb.ConflictingHost{}
+func (s sightings) conflicts() map[netip.Addr][]plan.ConflictingHost {
+	found := map[netip.Addr][]plan.ConflictingHost{}
 	for at, vips := range s {
 		for vip, holders := range vips {
 			for mac := range holders {
-				found[vip] = append(found[vip], lb.ConflictingHost{Interface: at.iface, MAC: mac})
+				found[vip] = append(found[vip], plan.ConflictingHost{Interface: at.iface, MAC: mac})
 			}
 		}
 	}
 	for _, list := range found {
-		slices.SortFunc(list, func(a, b lb.ConflictingHost) int {
+		slices.SortFunc(list, func(a, b plan.ConflictingHost) int {
 			return cmp.Or(strings.Compare(a.Interface, b.Interface), strings.Compare(a.MAC, b.MAC))
 		})
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 func TestWhatShowsThatAnARPAddressIsUsed(t *testing.T) {
@@ -166,20 +167,21 @@ func (c *socket) probes() (n int) {
 	}
 }
 
-func conflicts(macs ...string) map[netip.Addr][]lb.ConflictingHost {
-	var list []lb.ConflictingHost
+func conflicts(macs ...string) map[netip.Addr][]plan.ConflictingHost {
+	var list []plan.ConflictingHost
 	for _, mac := range macs {
-		list = append(list, lb.ConflictingHost{Interface: "eth0", MAC: mac})
+		list = append(list, plan.ConflictingHost{Interface: "eth0", MAC: mac})
 	}
 	if list == nil {
 		return nil
 	}
-	return map[netip.Addr][]lb.ConflictingHost{vip: list}
+	return map[netip.Addr][]plan.ConflictingHost{vip: list}
 }
 
-func wantConflicts(t *testing.T, what string, a *Actor, want map[netip.Addr][]lb.ConflictingHost) {
+func wantConflicts(t *testing.T, what string, a *Actor, want map[netip.Addr][]plan.ConflictingHost) {
 	t.Helper()
-	if d := cmp.Diff(want, a.Outcome().Conflicts, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.Addr{})); d != "" {
+	if d := cmp.Diff(want, a.Outcome().ConflictingHosts, cmpopts.EquateEmpty(),
+		cmpopts.EquateComparable(netip.Addr{})); d != "" {
 		t.Errorf("%s: %s", what, d)
 	}
 }
@@ -317,8 +319,8 @@ func TestForeignHolder(t *testing.T) {
 
 	n.probe(vip, vip6, free, free6)
 	eventually(t, "all are probed", func() bool { return len(n.actor.Outcome().Probed) == 4 })
-	want := []lb.ConflictingHost{{Interface: "eth0", MAC: mac}}
-	got := n.actor.Outcome().Conflicts
+	want := []plan.ConflictingHost{{Interface: "eth0", MAC: mac}}
+	got := n.actor.Outcome().ConflictingHosts
 	if !slices.Equal(got[vip], want) || !slices.Equal(got[vip6], want) || len(got) != 2 {
 		t.Errorf("conflicting hosts %v, want %v at %s and %s", got, want, vip, vip6)
 	}
@@ -331,7 +333,7 @@ func TestForeignHolder(t *testing.T) {
 	send(t, l.client, free, netip.MustParseAddr("172.26.236.77"))
 	send(t, l.client, free6, netip.MustParseAddr("2001:db8::77"))
 	eventually(t, "the node sees it", func() bool {
-		got := n.actor.Outcome().Conflicts
+		got := n.actor.Outcome().ConflictingHosts
 		return slices.Equal(got[free], want) && slices.Equal(got[free6], want)
 	})
 }

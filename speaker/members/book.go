@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
@@ -155,8 +154,8 @@ func (p *page) sorted(keep func(entry) bool) []entry {
 }
 
 // claims returns what counts of what the nodes say of a VIP.
-func (b book) claims(vip netip.Addr, standings map[string]plan.Standing) map[string]lb.Claim {
-	claims := map[string]lb.Claim{}
+func (b book) claims(vip netip.Addr, standings map[string]plan.Standing) map[string]plan.Claim {
+	claims := map[string]plan.Claim{}
 	for node, standing := range standings {
 		p := b[node]
 		if p == nil {
@@ -170,7 +169,7 @@ func (b book) claims(vip netip.Addr, standings map[string]plan.Standing) map[str
 			claims[node] = claim
 		}
 		if h, held := p.life(standing.Held).held(vip); held && (!said || plan.Resuming(e.claim)) {
-			claims[node] = lb.Claim{Answering: true, Weight: h.claim.Weight, Parted: h.claim.Parted, Held: true}
+			claims[node] = plan.Claim{Answering: true, Weight: h.claim.Weight, Parted: h.claim.Parted, Held: true}
 		}
 	}
 	return claims
@@ -190,8 +189,8 @@ func newJournal(node string, born uint64) *journal {
 }
 
 // whole returns the changes that make claims all that is said.
-func (j *journal) whole(claims map[netip.Addr]*lb.Claim) map[netip.Addr]*lb.Claim {
-	changes := make(map[netip.Addr]*lb.Claim, len(claims))
+func (j *journal) whole(claims map[netip.Addr]*plan.Claim) map[netip.Addr]*plan.Claim {
+	changes := make(map[netip.Addr]*plan.Claim, len(claims))
 	for vip := range j.entries {
 		changes[vip] = nil
 	}
@@ -201,7 +200,7 @@ func (j *journal) whole(claims map[netip.Addr]*lb.Claim) map[netip.Addr]*lb.Clai
 
 // set takes what is said anew of some VIPs, nil for nothing any more, and tells whether there is
 // something to send.
-func (j *journal) set(changes map[netip.Addr]*lb.Claim) bool {
+func (j *journal) set(changes map[netip.Addr]*plan.Claim) bool {
 	for vip, claim := range changes {
 		old, ok := j.entries[vip]
 		switch {

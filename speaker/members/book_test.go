@@ -14,10 +14,10 @@ import (
 )
 
 // known is what a book says, without the means by which it knows.
-func known(b book) map[string]map[netip.Addr]lb.Claim {
-	all := map[string]map[netip.Addr]lb.Claim{}
+func known(b book) map[string]map[netip.Addr]plan.Claim {
+	all := map[string]map[netip.Addr]plan.Claim{}
 	for node, p := range b {
-		all[node] = map[netip.Addr]lb.Claim{}
+		all[node] = map[netip.Addr]plan.Claim{}
 		for vip := range p.entries {
 			if claim, ok := b.claims(vip, map[string]plan.Standing{node: {Live: true}})[node]; ok {
 				all[node][vip] = claim
@@ -33,8 +33,8 @@ func (b book) update(node string) update {
 }
 
 // all points to the claims.
-func all(claims map[netip.Addr]lb.Claim) map[netip.Addr]*lb.Claim {
-	pointers := map[netip.Addr]*lb.Claim{}
+func all(claims map[netip.Addr]plan.Claim) map[netip.Addr]*plan.Claim {
+	pointers := map[netip.Addr]*plan.Claim{}
 	for vip, claim := range claims {
 		pointers[vip] = &claim
 	}
@@ -42,9 +42,9 @@ func all(claims map[netip.Addr]lb.Claim) map[netip.Addr]*lb.Claim {
 }
 
 // A node's life as the messages that come of it: changes, full states, and a second process.
-func history(t *testing.T) (updates []update, final map[netip.Addr]lb.Claim) {
+func history(t *testing.T) (updates []update, final map[netip.Addr]plan.Claim) {
 	t.Helper()
-	steps := []map[netip.Addr]lb.Claim{
+	steps := []map[netip.Addr]plan.Claim{
 		{vip1: {Reason: lb.ReasonFeedUnknown}, vip2: {Reason: lb.ReasonFeedUnknown}},
 		{vip1: {}, vip2: {}},
 		{vip1: {Answering: true}, vip2: {}},
@@ -66,7 +66,7 @@ func history(t *testing.T) (updates []update, final map[netip.Addr]lb.Claim) {
 
 func TestBookDoesNotDependOnOrderOrRepetition(t *testing.T) {
 	updates, final := history(t)
-	want := map[string]map[netip.Addr]lb.Claim{"n1": final}
+	want := map[string]map[netip.Addr]plan.Claim{"n1": final}
 	random := rand.New(rand.NewPCG(7, 7))
 	for i := range 500 {
 		order := slices.Clone(updates)
@@ -104,7 +104,7 @@ func TestBooksConvergeByExchange(t *testing.T) {
 			changes = append(changes, u)
 		}
 	}
-	want := map[string]map[netip.Addr]lb.Claim{"n1": final}
+	want := map[string]map[netip.Addr]plan.Claim{"n1": final}
 	random := rand.New(rand.NewPCG(8, 8))
 	for i := range 500 {
 		a, b := book{}, book{}
@@ -141,11 +141,11 @@ func TestMergeTellsWhatChanged(t *testing.T) {
 	}{
 		{update{node: "n1", born: 1, entries: []entry{{vip: vip1, seq: 1}, {vip: vip2, seq: 2}}}, []netip.Addr{vip1, vip2}},
 		{update{node: "n1", born: 1, entries: []entry{{vip: vip1, seq: 1}}}, nil},
-		{update{node: "n1", born: 1, entries: []entry{{vip: vip1, seq: 3, claim: lb.Claim{Answering: true}}}},
+		{update{node: "n1", born: 1, entries: []entry{{vip: vip1, seq: 3, claim: plan.Claim{Answering: true}}}},
 			[]netip.Addr{vip1}},
 		{update{node: "n1", born: 1, entries: []entry{{vip: vip1, seq: 2}}}, nil},
-		{update{node: "n1", born: 1, entries: []entry{{vip: vip1, seq: 4, claim: lb.Claim{Answering: true}}}}, nil},
-		{update{node: "n1", born: 1, floor: 5, entries: []entry{{vip: vip1, seq: 4, claim: lb.Claim{Answering: true}}}},
+		{update{node: "n1", born: 1, entries: []entry{{vip: vip1, seq: 4, claim: plan.Claim{Answering: true}}}}, nil},
+		{update{node: "n1", born: 1, floor: 5, entries: []entry{{vip: vip1, seq: 4, claim: plan.Claim{Answering: true}}}},
 			[]netip.Addr{vip2}},
 		{update{node: "n1", born: 1, entries: []entry{{vip: vip2, seq: 2}}}, nil},
 		{update{node: "n1", born: 2}, []netip.Addr{vip1}},
@@ -162,11 +162,11 @@ func TestMergeTellsWhatChanged(t *testing.T) {
 func TestContract6OutlivesAnEarlierProcessFromTheFuture(t *testing.T) {
 	others := book{}
 	before := newJournal("n1", 1000)
-	before.set(all(map[netip.Addr]lb.Claim{vip1: {Answering: true}}))
+	before.set(all(map[netip.Addr]plan.Claim{vip1: {Answering: true}}))
 	others.merge(before.full())
 
 	after := newJournal("n1", 500)
-	after.set(all(map[netip.Addr]lb.Claim{vip2: {}}))
+	after.set(all(map[netip.Addr]plan.Claim{vip2: {}}))
 	after.take()
 	if after.outlive(after.full()) {
 		t.Error("a process fights its own words")
@@ -175,7 +175,7 @@ func TestContract6OutlivesAnEarlierProcessFromTheFuture(t *testing.T) {
 		t.Fatal("a process from the future is not outlived")
 	}
 	others.merge(update{node: "n1", born: after.born, entries: after.take()})
-	want := map[string]map[netip.Addr]lb.Claim{"n1": {vip2: {}}}
+	want := map[string]map[netip.Addr]plan.Claim{"n1": {vip2: {}}}
 	if d := cmp.Diff(want, known(others), cmpopts.EquateComparable(netip.Addr{})); d != "" {
 		t.Error(d)
 	}

@@ -25,11 +25,11 @@ func holding(d time.Duration) func(*setup) { return func(s *setup) { s.liveness.
 func TestContract6AKilledSpeakerIsWaitedFor(t *testing.T) {
 	r := newRig(t, "a", "b", "c")
 	r.cluster(holding(time.Minute))
-	r.members["a"].say(map[netip.Addr]lb.Claim{vip1: {Answering: true, Weight: 7}, vip2: {}})
-	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {Answering: true, Weight: 7}})
-	r.wantClaims("c", vip1, map[string]lb.Claim{"a": {Answering: true, Weight: 7}})
+	r.members["a"].say(map[netip.Addr]plan.Claim{vip1: {Answering: true, Weight: 7}, vip2: {}})
+	r.wantClaims("b", vip1, map[string]plan.Claim{"a": {Answering: true, Weight: 7}})
+	r.wantClaims("c", vip1, map[string]plan.Claim{"a": {Answering: true, Weight: 7}})
 	r.members["a"].kill(t)
-	waited := map[string]lb.Claim{"a": {Answering: true, Weight: 7, Held: true}}
+	waited := map[string]plan.Claim{"a": {Answering: true, Weight: 7, Held: true}}
 	for _, name := range []string{"b", "c"} {
 		r.wantClaims(name, vip1, waited)
 		r.wantClaims(name, vip2, nil)
@@ -44,13 +44,13 @@ func TestContract6AKilledSpeakerIsWaitedFor(t *testing.T) {
 	if a.Former(vip2) {
 		t.Error("a believes that it answered for an address that it only claimed")
 	}
-	a.say(map[netip.Addr]lb.Claim{vip1: {Reason: lb.ReasonFeedUnknown}, vip2: {}})
-	r.wantClaims("b", vip2, map[string]lb.Claim{"a": {}})
+	a.say(map[netip.Addr]plan.Claim{vip1: {Reason: lb.ReasonFeedUnknown}, vip2: {}})
+	r.wantClaims("b", vip2, map[string]plan.Claim{"a": {}})
 	r.wantClaims("b", vip1, waited)
-	a.say(map[netip.Addr]lb.Claim{vip1: {Answering: true}})
-	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {Answering: true}})
-	a.say(map[netip.Addr]lb.Claim{vip1: {Reason: lb.ReasonNodeLeaving}})
-	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {Reason: lb.ReasonNodeLeaving}})
+	a.say(map[netip.Addr]plan.Claim{vip1: {Answering: true}})
+	r.wantClaims("b", vip1, map[string]plan.Claim{"a": {Answering: true}})
+	a.say(map[netip.Addr]plan.Claim{vip1: {Reason: lb.ReasonNodeLeaving}})
+	r.wantClaims("b", vip1, map[string]plan.Claim{"a": {Reason: lb.ReasonNodeLeaving}})
 }
 
 // A speaker that hangs is waited for like one that was killed, as its kernel still accepts
@@ -58,15 +58,15 @@ func TestContract6AKilledSpeakerIsWaitedFor(t *testing.T) {
 func TestABusySpeakerIsWaitedFor(t *testing.T) {
 	r := newRig(t, "a", "b", "c")
 	r.cluster(holding(time.Minute))
-	r.members["a"].say(map[netip.Addr]lb.Claim{vip1: {Answering: true}})
-	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {Answering: true}})
+	r.members["a"].say(map[netip.Addr]plan.Claim{vip1: {Answering: true}})
+	r.wantClaims("b", vip1, map[string]plan.Claim{"a": {Answering: true}})
 	r.members["a"].cable.hangs.Store(true)
-	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {Answering: true, Held: true}})
+	r.wantClaims("b", vip1, map[string]plan.Claim{"a": {Answering: true, Held: true}})
 	if dead := r.members["b"].Dead(); len(dead) > 0 {
 		t.Errorf("b takes %v for dead", dead)
 	}
 	r.members["a"].cable.hangs.Store(false)
-	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {Answering: true}})
+	r.wantClaims("b", vip1, map[string]plan.Claim{"a": {Answering: true}})
 }
 
 // Nobody is waited for longer than the hold, nor at all when the node says nothing.
@@ -74,11 +74,11 @@ func TestTheHoldEnds(t *testing.T) {
 	r := newRig(t, "a", "b", "c")
 	r.cluster(holding(300 * time.Millisecond))
 	for _, name := range []string{"a", "b"} {
-		r.members[name].say(map[netip.Addr]lb.Claim{vip1: {Answering: true}})
+		r.members[name].say(map[netip.Addr]plan.Claim{vip1: {Answering: true}})
 	}
-	r.wantClaims("c", vip1, map[string]lb.Claim{"a": {Answering: true}, "b": {Answering: true}})
+	r.wantClaims("c", vip1, map[string]plan.Claim{"a": {Answering: true}, "b": {Answering: true}})
 	r.members["a"].cable.pulled.Store(true)
-	r.wantClaims("c", vip1, map[string]lb.Claim{"b": {Answering: true}})
+	r.wantClaims("c", vip1, map[string]plan.Claim{"b": {Answering: true}})
 	r.eventually("c calls a dead", func() bool { return slices.Equal(r.members["c"].Dead(), []string{"a"}) })
 	r.eventually("a, which sees no majority, calls nobody dead",
 		func() bool { return len(r.members["a"].Live()) == 1 && r.members["a"].Dead() == nil })
@@ -109,8 +109,8 @@ func TestASpeakerThatHangsIsNotDead(t *testing.T) {
 func TestACrashedNodeThatReturnsIsNotWaitedFor(t *testing.T) {
 	r := newRig(t, "a", "b", "c")
 	r.cluster(holding(time.Minute))
-	r.members["a"].say(map[netip.Addr]lb.Claim{vip1: {Answering: true}})
-	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {Answering: true}})
+	r.members["a"].say(map[netip.Addr]plan.Claim{vip1: {Answering: true}})
+	r.wantClaims("b", vip1, map[string]plan.Claim{"a": {Answering: true}})
 	r.members["a"].cable.pulled.Store(true)
 	r.wantClaims("b", vip1, nil)
 	r.members["a"].stop()
@@ -122,19 +122,19 @@ func TestACrashedNodeThatReturnsIsNotWaitedFor(t *testing.T) {
 		}
 		return a.Joined() && slices.Contains(r.members["b"].Live(), "a") && slices.Equal(a.Live(), r.names())
 	})
-	a.say(map[netip.Addr]lb.Claim{vip1: {}})
-	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {}})
+	a.say(map[netip.Addr]plan.Claim{vip1: {}})
+	r.wantClaims("b", vip1, map[string]plan.Claim{"a": {}})
 }
 
 // What a node said before it was lost counts as stale until it has spoken again.
 func TestWhatALostNodeHasSaidIsStale(t *testing.T) {
 	b := book{}
-	answers := lb.Claim{Answering: true}
-	said := func(seq uint64, vip netip.Addr, claim lb.Claim) {
+	answers := plan.Claim{Answering: true}
+	said := func(seq uint64, vip netip.Addr, claim plan.Claim) {
 		b.merge(update{node: "a", born: 7, entries: []entry{{vip: vip, seq: seq, claim: claim}}})
 	}
 	standing := plan.Standing{Live: true, Born: 7}
-	want := func(what string, first, second lb.Claim) {
+	want := func(what string, first, second plan.Claim) {
 		t.Helper()
 		standings := map[string]plan.Standing{"a": standing}
 		if one, two := b.claims(vip1, standings)["a"], b.claims(vip2, standings)["a"]; one != first || two != second {
@@ -145,50 +145,51 @@ func TestWhatALostNodeHasSaidIsStale(t *testing.T) {
 	said(2, vip2, answers)
 	want("it has come", answers, answers)
 	standing.Stale = b["a"].newest()
-	stale := lb.Claim{Answering: true, Stale: true}
+	stale := plan.Claim{Answering: true, Stale: true}
 	want("it has come back", stale, stale)
 	said(2, vip2, answers) // by a node that has not heard more of it either
 	want("an old claim comes late", stale, stale)
-	said(3, vip1, lb.Claim{Reason: lb.ReasonYielded})
-	want("it has spoken", lb.Claim{Reason: lb.ReasonYielded}, stale)
+	said(3, vip1, plan.Claim{Reason: lb.ReasonYielded})
+	want("it has spoken", plan.Claim{Reason: lb.ReasonYielded}, stale)
 	standing.Stale = plan.Point{}
-	want("after a while", lb.Claim{Reason: lb.ReasonYielded}, answers)
+	want("after a while", plan.Claim{Reason: lb.ReasonYielded}, answers)
 }
 
 // What is reserved outlives the arrival of the next process's first claims, in either order.
 func TestHeldClaimsOutliveTheNextProcess(t *testing.T) {
 	b := book{}
 	b.merge(update{node: "a", born: 7, floor: 3, entries: []entry{
-		{vip: vip1, seq: 1, claim: lb.Claim{Answering: true, Weight: 5}},
-		{vip: vip2, seq: 2, claim: lb.Claim{Answering: true, Reason: lb.ReasonStopping}},
+		{vip: vip1, seq: 1, claim: plan.Claim{Answering: true, Weight: 5}},
+		{vip: vip2, seq: 2, claim: plan.Claim{Answering: true, Reason: lb.ReasonStopping}},
 		{vip: vip6, seq: 3},
 	}})
-	held := lb.Claim{Answering: true, Weight: 5, Held: true}
-	want := func(what string, standing plan.Standing, first, second lb.Claim) {
+	held := plan.Claim{Answering: true, Weight: 5, Held: true}
+	want := func(what string, standing plan.Standing, first, second plan.Claim) {
 		t.Helper()
 		standings := map[string]plan.Standing{"a": standing}
-		for vip, want := range map[netip.Addr]lb.Claim{vip1: first, vip2: second, vip6: {}} {
+		for vip, want := range map[netip.Addr]plan.Claim{vip1: first, vip2: second, vip6: {}} {
 			if got := b.claims(vip, standings)["a"]; got != want {
 				t.Errorf("%s: %s: %+v, want %+v", what, vip, got, want)
 			}
 		}
 	}
-	want("the node is waited for", plan.Standing{Held: 7}, held, lb.Claim{})
+	want("the node is waited for", plan.Standing{Held: 7}, held, plan.Claim{})
 	b.merge(update{node: "a", born: 8, entries: []entry{
-		{vip: vip1, seq: 1, claim: lb.Claim{Reason: lb.ReasonFeedUnknown}},
-		{vip: vip2, seq: 2, claim: lb.Claim{Reason: lb.ReasonFeedUnknown}},
+		{vip: vip1, seq: 1, claim: plan.Claim{Reason: lb.ReasonFeedUnknown}},
+		{vip: vip2, seq: 2, claim: plan.Claim{Reason: lb.ReasonFeedUnknown}},
 	}})
 	back := plan.Standing{Live: true, Born: 8, Held: 7}
-	unknown := lb.Claim{Reason: lb.ReasonFeedUnknown}
+	unknown := plan.Claim{Reason: lb.ReasonFeedUnknown}
 	want("its next process has spoken", back, held, unknown)
 	b.merge(
-		update{node: "a", born: 8, entries: []entry{{vip: vip1, seq: 3, claim: lb.Claim{Reason: lb.ReasonNodeLeaving}}}})
-	want("its next process gives the address away", back, lb.Claim{Reason: lb.ReasonNodeLeaving}, unknown)
-	want("another process is held", plan.Standing{Live: true, Born: 8, Held: 6}, lb.Claim{Reason: lb.ReasonNodeLeaving},
+		update{node: "a", born: 8, entries: []entry{{vip: vip1, seq: 3, claim: plan.Claim{Reason: lb.ReasonNodeLeaving}}}})
+	want("its next process gives the address away", back, plan.Claim{Reason: lb.ReasonNodeLeaving}, unknown)
+	want("another process is held", plan.Standing{Live: true, Born: 8, Held: 6}, plan.Claim{Reason: lb.ReasonNodeLeaving},
 		unknown)
-	want("neither live nor held", plan.Standing{Born: 8}, lb.Claim{}, lb.Claim{})
-	want("live, and only an earlier process has spoken", plan.Standing{Live: true, Born: 9}, lb.Claim{}, lb.Claim{})
+	want("neither live nor held", plan.Standing{Born: 8}, plan.Claim{}, plan.Claim{})
+	want("live, and only an earlier process has spoken", plan.Standing{Live: true, Born: 9}, plan.Claim{}, plan.Claim{})
 	b.merge(
-		update{node: "a", born: 10, entries: []entry{{vip: vip1, seq: 1, claim: lb.Claim{Reason: lb.ReasonFeedUnknown}}}})
-	want("restarted once more before it announced anything", plan.Standing{Live: true, Born: 10, Held: 7}, held, lb.Claim{})
+		update{node: "a", born: 10, entries: []entry{{vip: vip1, seq: 1, claim: plan.Claim{Reason: lb.ReasonFeedUnknown}}}})
+	want("restarted once more before it announced anything", plan.Standing{Live: true, Born: 10, Held: 7}, held,
+		plan.Claim{})
 }

@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/landfall-lb/landfall/internal/actor"
-	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
@@ -84,7 +83,7 @@ type Members struct {
 	stopped  bool
 }
 
-var _ actor.Updater[netip.Addr, *lb.Claim] = (*Members)(nil)
+var _ actor.Updater[netip.Addr, *plan.Claim] = (*Members)(nil)
 
 // New returns Members that have met no other node. Nothing is opened before Run.
 func New(opts Options) *Members {
@@ -112,16 +111,16 @@ func (m *Members) size() int {
 }
 
 // Begin says all that this node claims.
-func (m *Members) Begin(all map[netip.Addr]*lb.Claim) {
-	m.say(func(own *journal) map[netip.Addr]*lb.Claim { return own.whole(all) })
+func (m *Members) Begin(all map[netip.Addr]*plan.Claim) {
+	m.say(func(own *journal) map[netip.Addr]*plan.Claim { return own.whole(all) })
 }
 
 // Update says what this node claims now of some VIPs; nil takes back what it said.
-func (m *Members) Update(changes map[netip.Addr]*lb.Claim) {
-	m.say(func(*journal) map[netip.Addr]*lb.Claim { return changes })
+func (m *Members) Update(changes map[netip.Addr]*plan.Claim) {
+	m.say(func(*journal) map[netip.Addr]*plan.Claim { return changes })
 }
 
-func (m *Members) say(changes func(own *journal) map[netip.Addr]*lb.Claim) {
+func (m *Members) say(changes func(own *journal) map[netip.Addr]*plan.Claim) {
 	m.mu.Lock()
 	news := m.own.set(changes(m.own))
 	m.mu.Unlock()
@@ -154,7 +153,7 @@ func (m *Members) SetPeers(peers map[string][]netip.Addr) {
 }
 
 // Claims returns what counts of what the other nodes say of a VIP.
-func (m *Members) Claims(vip netip.Addr) map[string]lb.Claim {
+func (m *Members) Claims(vip netip.Addr) map[string]plan.Claim {
 	standings, _ := m.opts.Liveness.Standings()
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -22,6 +22,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/liveness"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 // cable is the real network with a plug that a test can pull.
@@ -119,7 +120,7 @@ type rigged struct {
 }
 
 // say makes claims all that the node says.
-func (m *rigged) say(claims map[netip.Addr]lb.Claim) { m.Begin(all(claims)) }
+func (m *rigged) say(claims map[netip.Addr]plan.Claim) { m.Begin(all(claims)) }
 
 func (m *rigged) Live() []string { return m.alive.Speakers().Live }
 func (m *rigged) Dead() []string { return m.alive.Speakers().Dead }
@@ -253,7 +254,7 @@ func (r *rig) eventually(what string, f func() bool) {
 	}
 }
 
-func (r *rig) wantClaims(at string, vip netip.Addr, want map[string]lb.Claim) {
+func (r *rig) wantClaims(at string, vip netip.Addr, want map[string]plan.Claim) {
 	r.t.Helper()
 	var d string
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(2 * time.Millisecond) {
@@ -271,14 +272,14 @@ func TestThreeMembers(t *testing.T) {
 	r.cluster()
 	a, b, c := r.members["a"], r.members["b"], r.members["c"]
 
-	a.say(map[netip.Addr]lb.Claim{vip1: {}, vip2: {Reason: lb.ReasonNotProgrammed}})
-	b.say(map[netip.Addr]lb.Claim{vip1: {Reason: lb.ReasonNoLocalBackends}})
-	r.wantClaims("c", vip1, map[string]lb.Claim{"a": {}, "b": {Reason: lb.ReasonNoLocalBackends}})
-	r.wantClaims("c", vip2, map[string]lb.Claim{"a": {Reason: lb.ReasonNotProgrammed}})
-	r.wantClaims("a", vip1, map[string]lb.Claim{"b": {Reason: lb.ReasonNoLocalBackends}})
+	a.say(map[netip.Addr]plan.Claim{vip1: {}, vip2: {Reason: lb.ReasonNotProgrammed}})
+	b.say(map[netip.Addr]plan.Claim{vip1: {Reason: lb.ReasonNoLocalBackends}})
+	r.wantClaims("c", vip1, map[string]plan.Claim{"a": {}, "b": {Reason: lb.ReasonNoLocalBackends}})
+	r.wantClaims("c", vip2, map[string]plan.Claim{"a": {Reason: lb.ReasonNotProgrammed}})
+	r.wantClaims("a", vip1, map[string]plan.Claim{"b": {Reason: lb.ReasonNoLocalBackends}})
 
-	a.say(map[netip.Addr]lb.Claim{vip1: {Answering: true}})
-	r.wantClaims("b", vip1, map[string]lb.Claim{"a": {Answering: true}})
+	a.say(map[netip.Addr]plan.Claim{vip1: {Answering: true}})
+	r.wantClaims("b", vip1, map[string]plan.Claim{"a": {Answering: true}})
 	r.wantClaims("c", vip2, nil)
 
 	// A crash is noticed, and a crashed node's claims count no more.
@@ -292,32 +293,32 @@ func TestThreeMembers(t *testing.T) {
 	r.wantClaims("b", vip1, nil)
 
 	// While it was away, words were said on both sides.
-	a.say(map[netip.Addr]lb.Claim{vip1: {Reason: lb.ReasonFeedLost}})
-	b.say(map[netip.Addr]lb.Claim{vip1: {Answering: true}})
+	a.say(map[netip.Addr]plan.Claim{vip1: {Reason: lb.ReasonFeedLost}})
+	b.say(map[netip.Addr]plan.Claim{vip1: {Answering: true}})
 	a.cable.pulled.Store(false)
 	for _, name := range r.names() {
 		r.eventually(name+" sees all again", func() bool { return slices.Equal(r.members[name].Live(), r.names()) })
 	}
-	r.wantClaims("c", vip1, map[string]lb.Claim{"a": {Reason: lb.ReasonFeedLost}, "b": {Answering: true}})
-	r.wantClaims("a", vip1, map[string]lb.Claim{"b": {Answering: true}})
+	r.wantClaims("c", vip1, map[string]plan.Claim{"a": {Reason: lb.ReasonFeedLost}, "b": {Answering: true}})
+	r.wantClaims("a", vip1, map[string]plan.Claim{"b": {Answering: true}})
 
 	// A graceful leave: the last words arrive, then the node is gone for all.
-	c.say(map[netip.Addr]lb.Claim{vip1: {Reason: lb.ReasonStopping}})
-	r.wantClaims("a", vip1, map[string]lb.Claim{"b": {Answering: true}, "c": {Reason: lb.ReasonStopping}})
+	c.say(map[netip.Addr]plan.Claim{vip1: {Reason: lb.ReasonStopping}})
+	r.wantClaims("a", vip1, map[string]plan.Claim{"b": {Answering: true}, "c": {Reason: lb.ReasonStopping}})
 	c.stop()
 	for _, name := range []string{"a", "b"} {
 		r.eventually(name+" knows that c has left",
 			func() bool { return slices.Equal(r.members[name].Live(), []string{"a", "b"}) })
 	}
-	r.wantClaims("a", vip1, map[string]lb.Claim{"b": {Answering: true}})
+	r.wantClaims("a", vip1, map[string]plan.Claim{"b": {Answering: true}})
 }
 
 // A restarted speaker's old words are void from the moment at which the new process is met.
 func TestRestartedMember(t *testing.T) {
 	r := newRig(t, "a", "b", "c")
 	r.cluster()
-	r.members["a"].say(map[netip.Addr]lb.Claim{vip1: {Answering: true}, vip2: {}})
-	r.wantClaims("b", vip2, map[string]lb.Claim{"a": {}})
+	r.members["a"].say(map[netip.Addr]plan.Claim{vip1: {Answering: true}, vip2: {}})
+	r.wantClaims("b", vip2, map[string]plan.Claim{"a": {}})
 	r.members["a"].stop()
 	r.start("a")
 	r.introduce("a")
@@ -325,9 +326,9 @@ func TestRestartedMember(t *testing.T) {
 		return r.members["a"].Joined() && slices.Contains(r.members["b"].Live(), "a") &&
 			slices.Contains(r.members["c"].Live(), "a")
 	})
-	r.members["a"].say(map[netip.Addr]lb.Claim{vip1: {Reason: lb.ReasonFeedUnknown}})
+	r.members["a"].say(map[netip.Addr]plan.Claim{vip1: {Reason: lb.ReasonFeedUnknown}})
 	for _, name := range []string{"b", "c"} {
-		r.wantClaims(name, vip1, map[string]lb.Claim{"a": {Reason: lb.ReasonFeedUnknown}})
+		r.wantClaims(name, vip1, map[string]plan.Claim{"a": {Reason: lb.ReasonFeedUnknown}})
 		r.wantClaims(name, vip2, nil)
 	}
 }
@@ -338,9 +339,9 @@ func TestManyClaimsArriveAtALateJoiner(t *testing.T) {
 	r.start("b")
 	r.introduce("a")
 	r.introduce("b")
-	claims := map[netip.Addr]lb.Claim{}
+	claims := map[netip.Addr]plan.Claim{}
 	for i := range 2000 {
-		claims[netip.AddrFrom4([4]byte{10, 9, byte(i >> 8), byte(i)})] = lb.Claim{Answering: i%2 == 0}
+		claims[netip.AddrFrom4([4]byte{10, 9, byte(i >> 8), byte(i)})] = plan.Claim{Answering: i%2 == 0}
 	}
 	r.members["a"].say(claims)
 	r.members["b"].say(claims)
@@ -348,7 +349,7 @@ func TestManyClaimsArriveAtALateJoiner(t *testing.T) {
 	r.introduce("c")
 	r.eventually("c has met the others", r.members["c"].Joined)
 	for vip, claim := range claims {
-		r.wantClaims("c", vip, map[string]lb.Claim{"a": claim, "b": claim})
+		r.wantClaims("c", vip, map[string]plan.Claim{"a": claim, "b": claim})
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 // wireVersion opens every message. A node that meets a newer one leaves the message alone and says
@@ -33,7 +34,7 @@ type entry struct {
 	vip   netip.Addr
 	seq   uint64
 	gone  bool // the node says nothing of the VIP any more
-	claim lb.Claim
+	claim plan.Claim
 }
 
 // The bits of an entry's flags. Unknown ones are ignored.

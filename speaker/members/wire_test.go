@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 var (
@@ -20,9 +21,9 @@ var (
 func TestWireRoundTrip(t *testing.T) {
 	updates := []update{
 		{node: "k8s-worker-178", born: 1700000000000000000, floor: 9, entries: []entry{
-			{vip: vip1, seq: 3, claim: lb.Claim{Answering: true, Weight: 300, Parted: true}},
-			{vip: vip2, seq: 9, claim: lb.Claim{Reason: lb.ReasonNotProgrammed}},
-			{vip: vip6, seq: 1 << 40, claim: lb.Claim{Reason: lb.ReasonStopping, Answering: true}},
+			{vip: vip1, seq: 3, claim: plan.Claim{Answering: true, Weight: 300, Parted: true}},
+			{vip: vip2, seq: 9, claim: plan.Claim{Reason: lb.ReasonNotProgrammed}},
+			{vip: vip6, seq: 1 << 40, claim: plan.Claim{Reason: lb.ReasonStopping, Answering: true}},
 			{vip: netip.MustParseAddr("10.0.0.1"), seq: 4, gone: true},
 		}},
 		{node: "k8s-worker-179", born: 1},
@@ -40,8 +41,8 @@ func TestWireRoundTrip(t *testing.T) {
 // The bytes of a message are the protocol between versions.
 func TestWireBytes(t *testing.T) {
 	got := encode(update{node: "n1", born: 300, floor: 2, entries: []entry{
-		{vip: vip1, seq: 1, claim: lb.Claim{Answering: true}},
-		{vip: vip2, seq: 2, claim: lb.Claim{Reason: "Stopping"}},
+		{vip: vip1, seq: 1, claim: plan.Claim{Answering: true}},
+		{vip: vip2, seq: 2, claim: plan.Claim{Reason: "Stopping"}},
 	}})
 	want := []byte{1, 2, 'n', '1', 0xac, 2, 2, 1, 8, 'S', 't', 'o', 'p', 'p', 'i', 'n', 'g', 2,
 		2, 172, 26, 236, 180, 1, 0,
@@ -53,7 +54,7 @@ func TestWireBytes(t *testing.T) {
 
 func TestWireRefuses(t *testing.T) {
 	good := encode(update{node: "n1", born: 300,
-		entries: []entry{{vip: vip1, seq: 1, claim: lb.Claim{Reason: "Stopping"}}}})
+		entries: []entry{{vip: vip1, seq: 1, claim: plan.Claim{Reason: "Stopping"}}}})
 	if _, err := decode(good); err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +86,7 @@ func TestWireRefuses(t *testing.T) {
 
 func FuzzDecode(f *testing.F) {
 	f.Add(encode(update{node: "n1", born: 300, floor: 2, entries: []entry{
-		{vip: vip1, seq: 1, claim: lb.Claim{Answering: true}}, {vip: vip6, seq: 2, claim: lb.Claim{Reason: "Stopping"}},
+		{vip: vip1, seq: 1, claim: plan.Claim{Answering: true}}, {vip: vip6, seq: 2, claim: plan.Claim{Reason: "Stopping"}},
 		{vip: vip2, seq: 3, gone: true},
 	}}, update{node: "n2"}))
 	f.Add([]byte{1})
@@ -114,7 +115,8 @@ func TestSplitFitsIntoPackets(t *testing.T) {
 	addr := netip.MustParseAddr("10.0.0.0")
 	for i := range 1000 {
 		addr = addr.Next()
-		u.entries = append(u.entries, entry{vip: addr, seq: uint64(i + 1), claim: lb.Claim{Reason: lb.ReasonNoLocalBackends}})
+		u.entries = append(u.entries, entry{vip: addr, seq: uint64(i + 1),
+			claim: plan.Claim{Reason: lb.ReasonNoLocalBackends}})
 	}
 	pages := book{}
 	messages := split(u)

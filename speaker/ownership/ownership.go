@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
@@ -18,9 +17,9 @@ const FreshFor = time.Second
 
 // Seen is what the actor for ARP and NDP has found out.
 type Seen struct {
-	Answering map[netip.Addr][]string
-	Probed    map[netip.Addr]bool
-	Conflicts map[netip.Addr][]lb.ConflictingHost
+	Answering        map[netip.Addr][]string
+	Probed           map[netip.Addr]bool
+	ConflictingHosts map[netip.Addr][]plan.ConflictingHost
 }
 
 // Events are what may change decisions.
@@ -42,7 +41,7 @@ type Answer struct {
 // Decided is what a step has come to for one VIP. Before is the zero Decision of a VIP that is new,
 // After that of one that no Service holds any more.
 type Decided struct {
-	Claims        map[string]lb.Claim // of the other nodes
+	Claims        map[string]plan.Claim // of the other nodes
 	Before, After plan.Decision
 	New, Gone     bool
 }
@@ -97,7 +96,7 @@ func (s *State) Step(now time.Time, facts plan.Facts, e Events) (
 // look takes what the actor has found out, and adds the VIPs to vips of which it is news.
 func (s *State) look(seen Seen, vips map[netip.Addr]bool) {
 	differing(s.seen.Answering, seen.Answering, slices.Equal, vips)
-	differing(s.seen.Conflicts, seen.Conflicts, slices.Equal, vips)
+	differing(s.seen.ConflictingHosts, seen.ConflictingHosts, slices.Equal, vips)
 	differing(s.seen.Probed, seen.Probed, func(a, b bool) bool { return a == b }, vips)
 	s.seen = seen
 }
@@ -149,7 +148,7 @@ func (s *State) decide(now time.Time, facts plan.Facts, in plan.Input) Decided {
 	if !known {
 		s.fresh[vip] = now.Add(FreshFor)
 	}
-	in.Answering, in.Probed, in.Conflicts = s.seen.Answering[vip], s.seen.Probed[vip], s.seen.Conflicts[vip]
+	in.Answering, in.Probed, in.ConflictingHosts = s.seen.Answering[vip], s.seen.Probed[vip], s.seen.ConflictingHosts[vip]
 	if len(in.Answering) > 0 || anyAnswers(in.Claims) {
 		delete(s.fresh, vip) // from now on, whoever can shall step in at once
 		s.served[vip] = true
@@ -178,7 +177,7 @@ func (s *State) decide(now time.Time, facts plan.Facts, in plan.Input) Decided {
 	return Decided{Claims: in.Claims, Before: before, After: next, New: !known}
 }
 
-func anyAnswers(claims map[string]lb.Claim) bool {
+func anyAnswers(claims map[string]plan.Claim) bool {
 	for _, claim := range claims {
 		if claim.Answering {
 			return true
@@ -220,7 +219,7 @@ func (s *State) Decisions() []plan.Decision {
 }
 
 // Claim returns what this node says of a VIP to the others; nil when no Service holds it.
-func (s *State) Claim(vip netip.Addr) *lb.Claim {
+func (s *State) Claim(vip netip.Addr) *plan.Claim {
 	d, ok := s.decisions[vip]
 	if !ok {
 		return nil

@@ -37,7 +37,7 @@ func facts(self string) plan.Facts {
 // "restarted" if this node's speaker was.
 func input(vip netip.Addr, claims string) plan.Input {
 	key := lb.Key{Namespace: "default", Name: "s" + vip.String()}
-	in := plan.Input{VIP: vip, Claims: map[string]lb.Claim{},
+	in := plan.Input{VIP: vip, Claims: map[string]plan.Claim{},
 		Holders: []plan.Holder{{Service: key, Delivery: &lb.Delivery{Service: key, VIP: vip, Policy: lb.Cluster, Ready: 1}}}}
 	for _, word := range strings.Fields(claims) {
 		if word == "restarted" {
@@ -47,13 +47,13 @@ func input(vip netip.Addr, claims string) plan.Input {
 		node, what, _ := strings.Cut(word, ":")
 		switch what {
 		case "answers":
-			in.Claims[node] = lb.Claim{Answering: true}
+			in.Claims[node] = plan.Claim{Answering: true}
 		case "conflict":
-			in.Claims[node] = lb.Claim{Reason: lb.ReasonAddressConflict}
+			in.Claims[node] = plan.Claim{Reason: lb.ReasonAddressConflict}
 		case "leaves":
-			in.Claims[node] = lb.Claim{Reason: lb.ReasonNodeLeaving}
+			in.Claims[node] = plan.Claim{Reason: lb.ReasonNodeLeaving}
 		default:
-			in.Claims[node] = lb.Claim{}
+			in.Claims[node] = plan.Claim{}
 		}
 	}
 	return in
@@ -155,7 +155,8 @@ func play(t *testing.T, name, self string, story []scene) {
 			case "probed":
 				e.Seen.Probed = map[netip.Addr]bool{vip1: true}
 			case "conflicting":
-				e.Seen.Conflicts = map[netip.Addr][]lb.ConflictingHost{vip1: {{Interface: "eth0", MAC: "02:00:00:00:00:99"}}}
+				e.Seen.ConflictingHosts = map[netip.Addr][]plan.ConflictingHost{
+					vip1: {{Interface: "eth0", MAC: "02:00:00:00:00:99"}}}
 			}
 		}
 		if c.claims == "gone" {

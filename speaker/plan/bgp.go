@@ -40,7 +40,7 @@ type BGPInput struct {
 // BGPDecision is what follows for this node.
 type BGPDecision struct {
 	// Sessions are what the actor shall have, by peer.
-	Sessions map[string]lb.BGPSession
+	Sessions map[string]BGPSession
 	// Peers has a decision for each peer that selects this node.
 	Peers map[string]PeerDecision
 	VIPs  map[netip.Addr]BGPVIP

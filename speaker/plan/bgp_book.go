@@ -13,7 +13,7 @@ import (
 // BGPBook keeps what was last planned over BGP, so that a plan costs what has changed. The zero
 // value is ready. It holds values only; what it says is what DecideBGP says of all VIPs.
 type BGPBook struct {
-	sessions map[string]lb.BGPSession
+	sessions map[string]BGPSession
 	peers    map[string]PeerDecision
 	vips     map[netip.Addr]BGPVIP
 	inside   map[netip.Prefix]map[netip.Addr]bool // the VIPs of each aggregate
@@ -21,7 +21,7 @@ type BGPBook struct {
 
 // Sessions returns what the actor shall have. Do not change it: a plan that changes something makes
 // a new map.
-func (k *BGPBook) Sessions() map[string]lb.BGPSession { return k.sessions }
+func (k *BGPBook) Sessions() map[string]BGPSession { return k.sessions }
 
 // Peers returns the decision for each peer that selects the node.
 func (k *BGPBook) Peers() map[string]PeerDecision { return k.peers }
@@ -123,7 +123,7 @@ func (k *BGPBook) enter(vip netip.Addr, v BGPVIP) {
 // amended returns all routes where those for the prefixes gone are replaced by now; the same map if
 // that changes nothing.
 func amended(
-	all map[netip.Prefix]lb.Route, gone map[netip.Prefix]bool, now map[netip.Prefix]lb.Route) map[netip.Prefix]lb.Route {
+	all map[netip.Prefix]Route, gone map[netip.Prefix]bool, now map[netip.Prefix]Route) map[netip.Prefix]Route {
 	same := all != nil
 	for p := range gone {
 		_, was := all[p]
@@ -139,7 +139,7 @@ func amended(
 	}
 	next := maps.Clone(all)
 	if next == nil {
-		next = make(map[netip.Prefix]lb.Route, len(now))
+		next = make(map[netip.Prefix]Route, len(now))
 	}
 	for p := range gone {
 		delete(next, p)
@@ -150,7 +150,7 @@ func amended(
 
 // take makes sessions those that shall be, and tells whether they differ. Equal ones stay the same
 // map.
-func (k *BGPBook) take(sessions map[string]lb.BGPSession) (changed bool) {
+func (k *BGPBook) take(sessions map[string]BGPSession) (changed bool) {
 	if maps.EqualFunc(k.sessions, sessions, sameSession) {
 		return false
 	}
@@ -158,7 +158,7 @@ func (k *BGPBook) take(sessions map[string]lb.BGPSession) (changed bool) {
 	return true
 }
 
-func sameSession(a, b lb.BGPSession) bool {
+func sameSession(a, b BGPSession) bool {
 	routes, others := a.Routes, b.Routes
 	a.Routes, b.Routes = nil, nil
 	if !reflect.DeepEqual(a, b) {
@@ -166,7 +166,7 @@ func sameSession(a, b lb.BGPSession) bool {
 	}
 	// amended has looked for differences already.
 	return reflect.ValueOf(routes).Pointer() == reflect.ValueOf(others).Pointer() ||
-		maps.EqualFunc(routes, others, lb.Route.Equal)
+		maps.EqualFunc(routes, others, Route.Equal)
 }
 
 // Routed is what has become of a VIP over BGP on this node.
@@ -197,7 +197,7 @@ func (v BGPVIP) Routed(peers []string) Routed {
 func (r Routed) steady() bool { return len(r.Peers) > 0 && r.Refusal == nil }
 
 // claim adds to what the node says to the others.
-func (r Routed) claim(c *lb.Claim) {
+func (r Routed) claim(c *Claim) {
 	c.Routes = strings.Join(r.Peers, ", ")
 	if r.Refusal != nil {
 		c.Unrouted = r.Refusal.Reason

@@ -15,8 +15,8 @@ import (
 const maxPassword = 80
 
 // sessions decides which sessions a node has, without routes.
-func sessions(f Facts, b BGPFacts) (map[string]lb.BGPSession, map[string]PeerDecision) {
-	found := map[string]lb.BGPSession{}
+func sessions(f Facts, b BGPFacts) (map[string]BGPSession, map[string]PeerDecision) {
+	found := map[string]BGPSession{}
 	decisions := map[string]PeerDecision{}
 	type target struct {
 		addr  netip.Addr
@@ -102,8 +102,8 @@ func passwordOf(p lb.Peer, b BGPFacts) (string, *lb.Refusal) {
 	return password, nil
 }
 
-func sessionOf(f Facts, p lb.Peer) lb.BGPSession {
-	s := lb.BGPSession{
+func sessionOf(f Facts, p lb.Peer) BGPSession {
+	s := BGPSession{
 		LocalASN: p.LocalASN, PeerASN: p.PeerASN, Dynamic: p.Dynamic, Addr: p.Addr, Interface: p.Interface, Port: p.Port,
 		Source:   p.Source,
 		RouterID: routerID(f, p), HoldTime: p.HoldTime, KeepaliveTime: p.KeepaliveTime, ConnectTime: p.ConnectTime,

@@ -27,7 +27,7 @@ type advertisement struct {
 type routes struct {
 	self     string
 	pools    []announcedPool // by name
-	sessions map[string]lb.BGPSession
+	sessions map[string]BGPSession
 	found    map[string]map[netip.Prefix]int // by peer; what is announced for a prefix, as an index of mixes
 	mixes    []mix
 	joined   map[joining]int // which mix a mix becomes
@@ -52,7 +52,7 @@ type joining struct {
 	steady             bool
 }
 
-func newRoutes(f Facts, b BGPFacts, sessions map[string]lb.BGPSession, size int) *routes {
+func newRoutes(f Facts, b BGPFacts, sessions map[string]BGPSession, size int) *routes {
 	r := &routes{self: f.Self, sessions: sessions, found: make(map[string]map[netip.Prefix]int, len(sessions)),
 		mixes: make([]mix, 1), joined: map[joining]int{}}
 	peers := slices.Sorted(maps.Keys(sessions))
@@ -278,12 +278,12 @@ func outside(prefix netip.Prefix, vip netip.Addr, pool lb.Pool) *lb.Refusal {
 }
 
 // routes returns what a peer hears.
-func (r *routes) routes(peer string) map[netip.Prefix]lb.Route {
-	made := make([]lb.Route, len(r.mixes))
+func (r *routes) routes(peer string) map[netip.Prefix]Route {
+	made := make([]Route, len(r.mixes))
 	for i, m := range r.mixes[1:] {
 		made[i+1] = m.route()
 	}
-	all := make(map[netip.Prefix]lb.Route, len(r.found[peer]))
+	all := make(map[netip.Prefix]Route, len(r.found[peer]))
 	for prefix, m := range r.found[peer] {
 		all[prefix] = made[m]
 	}
@@ -292,8 +292,8 @@ func (r *routes) routes(peer string) map[netip.Prefix]lb.Route {
 
 // route joins the attributes of advertisements: communities are added up, of the others the oldest
 // that sets one decides.
-func (o mix) route() lb.Route {
-	route := lb.Route{LocalPref: lb.DefaultLocalPref}
+func (o mix) route() Route {
+	route := Route{LocalPref: DefaultLocalPref}
 	prefSet := false
 	for _, a := range o.ads {
 		if a.LocalPref != nil && !prefSet {

@@ -107,7 +107,7 @@ func heard(d BGPDecision) string {
 			r := d.Sessions[name].Routes[p]
 			var s strings.Builder
 			s.WriteString(p.String())
-			if r.LocalPref != lb.DefaultLocalPref {
+			if r.LocalPref != DefaultLocalPref {
 				fmt.Fprint(&s, " lp ", r.LocalPref)
 			}
 			if r.HasMED {
@@ -384,7 +384,7 @@ func TestBGPSessions(t *testing.T) {
 			w.bgp.Peers = map[string]lb.Peer{"tor-1": bgpPeer("tor-1", "10.0.0.2", change...)}
 		}
 	}
-	describe := func(s lb.BGPSession) string {
+	describe := func(s BGPSession) string {
 		return fmt.Sprintf("%d>%d%s %v%s id %v families %v hops %v %v password %q bfd %v", s.LocalASN, s.PeerASN, s.Dynamic,
 			s.Addr, s.Interface, s.RouterID, s.Families, s.NextHop4, s.NextHop6, s.Password, s.BFDDown)
 	}

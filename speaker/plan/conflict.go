@@ -15,31 +15,31 @@ import (
 
 // conflict tells why this node does not claim a VIP that it could deliver: somebody else has it.
 func conflict(f Facts, in Input) *lb.Refusal {
-	if in.Served || len(in.Conflicts) == 0 {
+	if in.Served || len(in.ConflictingHosts) == 0 {
 		return nil
 	}
 	policy, advice := onConflict(f, in.Holders)
-	if policy == lb.AnnounceOnConflict {
+	if policy == AnnounceOnConflict {
 		return nil
 	}
 	return lb.Refuse(lb.ReasonAddressConflict, "%s is in use by %s, which is no node that runs a speaker%s", in.VIP,
-		named(in.Conflicts), advice)
+		named(in.ConflictingHosts), advice)
 }
 
 // onConflict is what the Services on the VIP ask for, of which one that insists is enough, or else
 // what holds for all.
-func onConflict(f Facts, holders []Holder) (policy lb.OnConflict, advice string) {
+func onConflict(f Facts, holders []Holder) (policy OnConflict, advice string) {
 	policy = f.OnConflict
 	for _, h := range holders {
 		if h.OnConflict == "" {
 			continue
 		}
-		asked, err := lb.ParseOnConflict(h.OnConflict)
+		asked, err := ParseOnConflict(h.OnConflict)
 		if err != nil {
 			advice = fmt.Sprintf("; annotation %s of %s: %s", lb.AnnotationOnConflict, h.Service, err)
 			continue
 		}
-		if asked == lb.AnnounceOnConflict {
+		if asked == AnnounceOnConflict {
 			return asked, ""
 		}
 		policy = asked
@@ -85,7 +85,7 @@ func reporters(f Facts, in Input, d Decision) []string {
 }
 
 // named lists devices in a sentence.
-func named(hosts []lb.ConflictingHost) string {
+func named(hosts []ConflictingHost) string {
 	var list []string
 	for _, s := range hosts {
 		list = append(list, s.String())

@@ -10,7 +10,7 @@ import (
 )
 
 func TestAddressConflicts(t *testing.T) {
-	conflicting := []lb.ConflictingHost{{Interface: "eth0", MAC: "02:00:00:00:00:09"}}
+	conflicting := []ConflictingHost{{Interface: "eth0", MAC: "02:00:00:00:00:09"}}
 	insists := func(in *Input) { in.Holders[0].OnConflict = "announce" }
 	for _, c := range []struct {
 		name    string
@@ -27,32 +27,32 @@ func TestAddressConflicts(t *testing.T) {
 			summary: lb.ReasonAnnounceFailed},
 		{name: "what one of ours has answered for is taken over at once", input: func(in *Input) { in.Served = true },
 			answers: true, summary: lb.ReasonAnnounceFailed},
-		{name: "somebody else has it", input: func(in *Input) { in.Conflicts = conflicting }, probes: true,
+		{name: "somebody else has it", input: func(in *Input) { in.ConflictingHosts = conflicting }, probes: true,
 			reason: lb.ReasonAddressConflict, summary: lb.ReasonAddressConflict},
 		{name: "found while probing, not only after it",
-			input:  func(in *Input) { in.Conflicts, in.Probed = conflicting, true },
+			input:  func(in *Input) { in.ConflictingHosts, in.Probed = conflicting, true },
 			probes: true, reason: lb.ReasonAddressConflict, summary: lb.ReasonAddressConflict},
 		{name: "the Service insists: probed all the same, to be reported",
-			input: func(in *Input) { in.Conflicts = conflicting; insists(in) }, probes: true, summary: lb.ReasonProbing},
+			input: func(in *Input) { in.ConflictingHosts = conflicting; insists(in) }, probes: true, summary: lb.ReasonProbing},
 		{name: "and announced after it", input: func(in *Input) {
-			in.Conflicts, in.Served, in.Answering = conflicting, true, []string{"eth0"}
+			in.ConflictingHosts, in.Served, in.Answering = conflicting, true, []string{"eth0"}
 			insists(in)
 		}, answers: true, summary: lb.ReasonContested, true: true},
-		{name: "all Services insist", facts: func(f *Facts) { f.OnConflict = lb.AnnounceOnConflict },
-			input: func(in *Input) { in.Conflicts, in.Probed = conflicting, true }, answers: true,
+		{name: "all Services insist", facts: func(f *Facts) { f.OnConflict = AnnounceOnConflict },
+			input: func(in *Input) { in.ConflictingHosts, in.Probed = conflicting, true }, answers: true,
 			summary: lb.ReasonAnnounceFailed},
-		{name: "but this one", facts: func(f *Facts) { f.OnConflict = lb.AnnounceOnConflict }, input: func(in *Input) {
-			in.Conflicts, in.Probed, in.Holders[0].OnConflict = conflicting, true, "refuse"
+		{name: "but this one", facts: func(f *Facts) { f.OnConflict = AnnounceOnConflict }, input: func(in *Input) {
+			in.ConflictingHosts, in.Probed, in.Holders[0].OnConflict = conflicting, true, "refuse"
 		}, probes: true, reason: lb.ReasonAddressConflict, summary: lb.ReasonAddressConflict},
 		{name: "it comes when we answer: defended and reported", input: func(in *Input) {
-			in.Conflicts, in.Served, in.Answering = conflicting, true, []string{"eth0"}
+			in.ConflictingHosts, in.Served, in.Answering = conflicting, true, []string{"eth0"}
 		}, answers: true, summary: lb.ReasonContested, true: true},
 		{name: "what this node cannot deliver anyway is not probed",
 			input: func(in *Input) { unprogrammed(in.Holders[0].Delivery) }, reason: lb.ReasonNotProgrammed,
 			summary: lb.ReasonNotProgrammed},
-		{name: "another node probes", input: func(in *Input) { in.Claims = map[string]lb.Claim{w179: {Weight: 9}} }},
+		{name: "another node probes", input: func(in *Input) { in.Claims = map[string]Claim{w179: {Weight: 9}} }},
 		{name: "another node has found somebody", input: func(in *Input) {
-			in.Claims = map[string]lb.Claim{w179: {Reason: lb.ReasonAddressConflict}, w177: {Weight: 9}}
+			in.Claims = map[string]Claim{w179: {Reason: lb.ReasonAddressConflict}, w177: {Weight: 9}}
 		}, probes: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -83,10 +83,10 @@ func TestAddressConflicts(t *testing.T) {
 				t.Errorf("message %q does not name the other holder", r.Message)
 			}
 			if r.Reason == lb.ReasonContested {
-				if list := lb.ParseAnnouncements(r.Message); len(list) != 1 || list[0].Node != w178 {
-					t.Errorf("message %q is read as %v", r.Message, list)
+				if list := r.Announcements; len(list) != 1 || list[0].Owner != w178 || list[0].Reason != lb.ReasonContested {
+					t.Errorf("announcements %+v", list)
 				}
-				if lb.Serving(r.Condition()).Status {
+				if lb.Serving(r.Status().Condition).Status {
 					t.Error("serving, while somebody else may get the traffic")
 				}
 			}
@@ -99,10 +99,10 @@ func TestWhoReportsAConflict(t *testing.T) {
 	for _, knowing := range []string{w177, w178, w179} {
 		in := input(func(in *Input) {
 			in.Probed = false
-			in.Claims = map[string]lb.Claim{w177: {Reason: lb.ReasonNodeExcluded}, w179: {Reason: lb.ReasonNodeExcluded}}
-			in.Claims[knowing] = lb.Claim{Reason: lb.ReasonAddressConflict}
+			in.Claims = map[string]Claim{w177: {Reason: lb.ReasonNodeExcluded}, w179: {Reason: lb.ReasonNodeExcluded}}
+			in.Claims[knowing] = Claim{Reason: lb.ReasonAddressConflict}
 			delete(in.Claims, w178)
-			in.Conflicts = []lb.ConflictingHost{{Interface: "eth0", MAC: "02:00:00:00:00:09"}}
+			in.ConflictingHosts = []ConflictingHost{{Interface: "eth0", MAC: "02:00:00:00:00:09"}}
 		})
 		f := facts(w178, func(f *Facts) {
 			if knowing != w178 {
@@ -119,7 +119,7 @@ func TestWhoReportsAConflict(t *testing.T) {
 func TestBadChoiceOnConflictIsNamed(t *testing.T) {
 	in := input(func(in *Input) {
 		in.Holders[0].OnConflict = "yes"
-		in.Conflicts = []lb.ConflictingHost{{Interface: "eth0", MAC: "02:00:00:00:00:09"}}
+		in.ConflictingHosts = []ConflictingHost{{Interface: "eth0", MAC: "02:00:00:00:00:09"}}
 	})
 	d := Decide(facts(w178), in)
 	if d.Refusal == nil ||

@@ -35,7 +35,7 @@ type Standing struct {
 }
 
 // Resuming reports whether a claim is one that a speaker makes on its way to answering again.
-func Resuming(c lb.Claim) bool {
+func Resuming(c Claim) bool {
 	switch c.Reason {
 	case "":
 		return !c.Answering

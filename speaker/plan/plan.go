@@ -35,7 +35,7 @@ type Facts struct {
 	// CordonDrains makes a node that takes no new pods give its VIPs away.
 	CordonDrains bool
 	// OnConflict is what becomes of a VIP that somebody else uses, unless its Service says.
-	OnConflict lb.OnConflict
+	OnConflict OnConflict
 	// Live are the names of all live nodes, this one included, in any order.
 	Live []string
 	// Missing are the names of nodes that were live and have not taken their leave, in any order.
@@ -50,7 +50,7 @@ type Input struct {
 	// Holders are the Services that hold the VIP, in order of their keys.
 	Holders []Holder
 	// Claims are the words of other live nodes.
-	Claims map[string]lb.Claim
+	Claims map[string]Claim
 	// Answering are the interfaces on which this node answers for the VIP now.
 	Answering []string
 	// Former is set when this node's speaker was started anew a moment ago and answered for the VIP
@@ -68,8 +68,8 @@ type Input struct {
 	Served bool
 	// Probed is set once this node has asked on its interfaces whether somebody else uses the VIP.
 	Probed bool
-	// Conflicts are the conflicting hosts that were seen lately.
-	Conflicts []lb.ConflictingHost
+	// ConflictingHosts are those who use it, as seen lately.
+	ConflictingHosts []ConflictingHost
 }
 
 // Holder is a Service that holds the VIP, with what the gate says of it.
@@ -97,8 +97,8 @@ type Decision struct {
 	Answer []string
 	// Probe are the interfaces on which this node asks whether somebody else uses the VIP.
 	Probe []string
-	// Conflicts are the conflicting hosts that were seen lately.
-	Conflicts []lb.ConflictingHost
+	// ConflictingHosts are those who do.
+	ConflictingHosts []ConflictingHost
 	// Handover is set while this node answers only until the owner does.
 	Handover bool
 	// Weight is how much this node is preferred for the VIP.
@@ -126,8 +126,8 @@ func (d Decision) Obstacle() lb.Reason {
 }
 
 // Claim returns what this node says of the VIP to the others; answering is what its actor reports.
-func (d Decision) Claim(answering bool) lb.Claim {
-	claim := lb.Claim{Answering: answering, Weight: d.Weight, Parted: d.Parted && answering}
+func (d Decision) Claim(answering bool) Claim {
+	claim := Claim{Answering: answering, Weight: d.Weight, Parted: d.Parted && answering}
 	if d.Refusal != nil {
 		claim.Reason = d.Refusal.Reason
 	}
@@ -137,7 +137,7 @@ func (d Decision) Claim(answering bool) lb.Claim {
 
 // Decide plans one VIP.
 func Decide(f Facts, in Input) Decision {
-	d := Decision{VIP: in.VIP, Routed: in.Routed, Conflicts: in.Conflicts, Parted: f.Parted}
+	d := Decision{VIP: in.VIP, Routed: in.Routed, ConflictingHosts: in.ConflictingHosts, Parted: f.Parted}
 	for _, h := range in.Holders {
 		d.Services = append(d.Services, h.Service)
 	}

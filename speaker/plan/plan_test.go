@@ -1,11 +1,15 @@
 package plan
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -287,8 +291,8 @@ func TestContract5MakeBeforeBreak(t *testing.T) {
 		f.Advertisements["lan"] = lb.L2Advertisement{Name: "lan",
 			Preferred: []lb.Preference{{Weight: 10, Nodes: labels.Everything()}}}
 	}
-	others := func(node string, claim lb.Claim) func(*Input) {
-		return func(in *Input) { in.Claims = map[string]lb.Claim{node: claim} }
+	others := func(node string, claim Claim) func(*Input) {
+		return func(in *Input) { in.Claims = map[string]Claim{node: claim} }
 	}
 	for _, c := range []struct {
 		name     string
@@ -300,60 +304,60 @@ func TestContract5MakeBeforeBreak(t *testing.T) {
 		rival    bool
 	}{
 		{name: "who would have won leaves alone what is served well", self: owner,
-			input: []func(*Input){others(second, lb.Claim{Answering: true})}},
+			input: []func(*Input){others(second, Claim{Answering: true})}},
 		{name: "unless it is preferred, and takes over at once", self: owner, facts: preferred,
-			input: []func(*Input){others(second, lb.Claim{Answering: true})}, answer: true, rival: true},
+			input: []func(*Input){others(second, Claim{Answering: true})}, answer: true, rival: true},
 		{name: "unless who serves it is about to stop", self: owner,
-			input: []func(*Input){others(second, lb.Claim{Answering: true, Reason: lb.ReasonStopping})}, answer: true,
+			input: []func(*Input){others(second, Claim{Answering: true, Reason: lb.ReasonStopping})}, answer: true,
 			rival: true},
 		{name: "of two that answer, one wins", self: owner,
-			input: []func(*Input){answering, others(second, lb.Claim{Answering: true})}, answer: true, rival: true},
+			input: []func(*Input){answering, others(second, Claim{Answering: true})}, answer: true, rival: true},
 		{name: "who is expected back is waited for", self: owner,
-			input: []func(*Input){others(second, lb.Claim{Answering: true, Held: true})}, rival: false},
-		{name: "who is back goes on where it was", self: second, input: []func(*Input){former, others(owner, lb.Claim{})},
+			input: []func(*Input){others(second, Claim{Answering: true, Held: true})}, rival: false},
+		{name: "who is back goes on where it was", self: second, input: []func(*Input){former, others(owner, Claim{})},
 			answer: true},
 		{name: "unless another one serves it by now", self: second,
-			input: []func(*Input){former, others(owner, lb.Claim{Answering: true})}},
+			input: []func(*Input){former, others(owner, Claim{Answering: true})}},
 		{name: "a fresh address is left to the winner that has not heard of it", self: second, input: []func(*Input){fresh}},
 		{name: "a fresh address is taken when the winner cannot", self: second,
-			input: []func(*Input){fresh, others(owner, lb.Claim{Reason: lb.ReasonNoLocalBackends})}, answer: true},
-		{name: "not owner and not answering", self: second, input: []func(*Input){others(owner, lb.Claim{})}},
+			input: []func(*Input){fresh, others(owner, Claim{Reason: lb.ReasonNoLocalBackends})}, answer: true},
+		{name: "not owner and not answering", self: second, input: []func(*Input){others(owner, Claim{})}},
 		{name: "old owner goes on until the new one answers", self: second,
-			input: []func(*Input){answering, others(owner, lb.Claim{Weight: 1})}, answer: true, handover: true},
+			input: []func(*Input){answering, others(owner, Claim{Weight: 1})}, answer: true, handover: true},
 		{name: "old owner ends once the new one answers", self: second,
-			input: []func(*Input){answering, others(owner, lb.Claim{Answering: true, Weight: 1})}},
+			input: []func(*Input){answering, others(owner, Claim{Answering: true, Weight: 1})}},
 		{name: "stopping, the heir does not answer yet", self: owner, facts: func(f *Facts) { f.Stopping = true },
-			input: []func(*Input){answering, others(second, lb.Claim{})}, answer: true, handover: true},
+			input: []func(*Input){answering, others(second, Claim{})}, answer: true, handover: true},
 		{name: "stopping, the heir answers", self: owner, facts: func(f *Facts) { f.Stopping = true },
-			input: []func(*Input){answering, others(second, lb.Claim{Answering: true})}},
+			input: []func(*Input){answering, others(second, Claim{Answering: true})}},
 		{name: "stopping without an heir", self: owner, facts: func(f *Facts) { f.Stopping = true },
-			input: []func(*Input){answering, others(second, lb.Claim{Reason: lb.ReasonNoBackends})}},
+			input: []func(*Input){answering, others(second, Claim{Reason: lb.ReasonNoBackends})}},
 		{name: "node leaving without an heir", self: owner, facts: func(f *Facts) { f.Node.Leaving = lb.ReasonNodeLeaving },
-			input: []func(*Input){answering, others(second, lb.Claim{Reason: lb.ReasonNoLocalBackends})}, answer: true,
+			input: []func(*Input){answering, others(second, Claim{Reason: lb.ReasonNoLocalBackends})}, answer: true,
 			handover: true},
 		{name: "last local endpoint is terminating, no heir yet", self: owner,
 			input: []func(*Input){answering, held(delivery(nginx, local(0, 1, 1, 0)))}, answer: true, handover: true},
 		{name: "label set without an heir", self: owner,
 			facts: func(f *Facts) { f.Node.Labels = labels.Set{LabelExclude: "true"} }, input: []func(*Input){answering}},
 		{name: "node leaving", self: owner, facts: func(f *Facts) { f.Node.Leaving = lb.ReasonNodeLeaving },
-			input: []func(*Input){answering, others(second, lb.Claim{})}, answer: true, handover: true},
+			input: []func(*Input){answering, others(second, Claim{})}, answer: true, handover: true},
 		{name: "label set", self: owner, facts: func(f *Facts) { f.Node.Labels = labels.Set{LabelExclude: "true"} },
-			input: []func(*Input){answering, others(second, lb.Claim{})}, answer: true, handover: true},
+			input: []func(*Input){answering, others(second, Claim{})}, answer: true, handover: true},
 		{name: "advertisement moved away", self: owner, facts: func(f *Facts) { f.Advertisements = nil },
-			input: []func(*Input){answering, others(second, lb.Claim{})}, answer: true, handover: true},
+			input: []func(*Input){answering, others(second, Claim{})}, answer: true, handover: true},
 		{name: "last local endpoint is terminating", self: owner,
-			input: []func(*Input){answering, others(second, lb.Claim{}), held(delivery(nginx, local(0, 1, 1, 0)))}, answer: true,
+			input: []func(*Input){answering, others(second, Claim{}), held(delivery(nginx, local(0, 1, 1, 0)))}, answer: true,
 			handover: true},
 		{name: "last local endpoint is gone", self: owner,
-			input: []func(*Input){answering, others(second, lb.Claim{}), held(delivery(nginx, local(0, 0, 1, 0)))}},
-		{name: "rules gone", self: owner, input: []func(*Input){answering, others(second, lb.Claim{}),
+			input: []func(*Input){answering, others(second, Claim{}), held(delivery(nginx, local(0, 0, 1, 0)))}},
+		{name: "rules gone", self: owner, input: []func(*Input){answering, others(second, Claim{}),
 			held(delivery(nginx, unprogrammed))}},
 		{name: "stopping and rules gone", self: owner, facts: func(f *Facts) { f.Stopping = true },
-			input: []func(*Input){answering, others(second, lb.Claim{}), held(delivery(nginx, unprogrammed))}},
+			input: []func(*Input){answering, others(second, Claim{}), held(delivery(nginx, unprogrammed))}},
 		{name: "feed lost", self: owner, facts: func(f *Facts) { f.Gate = lb.ReasonFeedLost },
-			input: []func(*Input){answering, others(second, lb.Claim{})}},
+			input: []func(*Input){answering, others(second, Claim{})}},
 		{name: "interface down", self: owner, facts: func(f *Facts) { f.Interfaces = nil },
-			input: []func(*Input){answering, others(second, lb.Claim{})}},
+			input: []func(*Input){answering, others(second, Claim{})}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := facts(c.self)
@@ -380,7 +384,7 @@ func TestContract10WordsAndSummary(t *testing.T) {
 	}
 	in := input(func(in *Input) {
 		in.Answering = []string{"eth0"}
-		in.Claims = map[string]lb.Claim{second: {}, third: {Reason: lb.ReasonNoLocalBackends}}
+		in.Claims = map[string]Claim{second: {}, third: {Reason: lb.ReasonNoLocalBackends}}
 	})
 	d := Decide(facts(owner), in)
 	if diff := cmp.Diff(map[string]lb.Reason{owner: lb.ReasonAnnounced, second: lb.ReasonNotOwner,
@@ -388,16 +392,14 @@ func TestContract10WordsAndSummary(t *testing.T) {
 		t.Error(diff)
 	}
 	report, ok := Summarize(owner, []Decision{d})
-	want := Report{Announced: true, Reason: lb.ReasonAnnounced,
-		Message: "172.26.236.180 is announced from " + owner + " (ARP on eth0)"}
-	if !ok || report != want {
-		t.Errorf("got %+v %v, want %+v", report, ok, want)
-	}
+	wantReport(t, report, ok, Report{Announced: true, Reason: lb.ReasonAnnounced,
+		Message: "172.26.236.180 is announced from " + owner + " (ARP on eth0)"},
+		lb.Announcement{Reason: lb.ReasonAnnounced, Owner: owner, Protocol: "ARP", Interfaces: []string{"eth0"}})
 	if _, ok := Summarize(second, []Decision{d}); ok {
 		t.Error("a node that is not the reporter reports")
 	}
 
-	in = input(func(in *Input) { in.Claims = map[string]lb.Claim{third: {Reason: lb.ReasonFeedUnknown}} },
+	in = input(func(in *Input) { in.Claims = map[string]Claim{third: {Reason: lb.ReasonFeedUnknown}} },
 		held(delivery(nginx, local(0, 0, 1, 0))))
 	d = Decide(facts(owner), in)
 	if diff := cmp.Diff(map[string]lb.Reason{owner: lb.ReasonNoLocalBackends, second: lb.ReasonUnheard,
@@ -405,34 +407,76 @@ func TestContract10WordsAndSummary(t *testing.T) {
 		t.Error(diff)
 	}
 	report, ok = Summarize(owner, []Decision{d})
-	want = Report{Reason: lb.ReasonNoOwner, Message: "no node announces 172.26.236.180: FeedUnknown on " + third +
-		", NoLocalBackends on " + owner + ", Unheard on " + second}
-	if !ok || report != want {
-		t.Errorf("got %+v %v, want %+v", report, ok, want)
-	}
+	wantReport(t, report, ok, Report{Reason: lb.ReasonNoOwner,
+		Message: "no node announces 172.26.236.180: FeedUnknown on " +
+			third + ", NoLocalBackends on " + owner + ", Unheard on " + second},
+		lb.Announcement{Reason: lb.ReasonNoOwner})
 
 	in = input(func(in *Input) {
-		in.Claims = map[string]lb.Claim{second: {Reason: lb.ReasonNoBackends}, third: {Reason: lb.ReasonNoBackends}}
+		in.Claims = map[string]Claim{second: {Reason: lb.ReasonNoBackends}, third: {Reason: lb.ReasonNoBackends}}
 	}, held(delivery(nginx, empty)))
-	report, _ = Summarize(owner, []Decision{Decide(facts(owner), in)})
-	want = Report{Reason: lb.ReasonNoBackends,
-		Message: "no node announces 172.26.236.180: default/my-nginx: no endpoint is usable on any node"}
-	if report != want {
-		t.Errorf("got %+v, want %+v", report, want)
-	}
+	report, ok = Summarize(owner, []Decision{Decide(facts(owner), in)})
+	wantReport(t, report, ok, Report{Reason: lb.ReasonNoBackends,
+		Message: "no node announces 172.26.236.180: default/my-nginx: no endpoint is usable on any node"},
+		lb.Announcement{Reason: lb.ReasonNoBackends})
 
 	// A node that is out by itself does not hide what keeps the others from announcing.
-	in.Claims[third] = lb.Claim{Reason: lb.ReasonNodeExcluded}
-	report, _ = Summarize(owner, []Decision{Decide(facts(owner), in)})
-	want = Report{Reason: lb.ReasonNoBackends,
+	in.Claims[third] = Claim{Reason: lb.ReasonNodeExcluded}
+	report, ok = Summarize(owner, []Decision{Decide(facts(owner), in)})
+	wantReport(t, report, ok, Report{Reason: lb.ReasonNoBackends,
 		Message: "no node announces 172.26.236.180: default/my-nginx: no endpoint is usable on any node (" +
-			"NoBackends on " + owner + ", " + second + ", NodeExcluded on " + third + ")"}
-	if report != want {
-		t.Errorf("got %+v, want %+v", report, want)
-	}
+			"NoBackends on " + owner + ", " + second + ", NodeExcluded on " + third + ")"},
+		lb.Announcement{Reason: lb.ReasonNoBackends})
 
 	report, _ = Summarize(owner, []Decision{Decide(facts(owner), input())})
 	if report.Announced || report.Reason != lb.ReasonAnnounceFailed {
 		t.Errorf("an owner that does not answer is reported as %+v", report)
+	}
+}
+
+// wantReport compares a report on one VIP; the announcement wanted comes without the VIP.
+func wantReport(t *testing.T, got Report, ok bool, want Report, announcement lb.Announcement) {
+	t.Helper()
+	announcement.VIP = vip
+	want.Announcements = []lb.Announcement{announcement}
+	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{})); !ok || diff != "" {
+		t.Errorf("reports %v (-want +got):\n%s", ok, diff)
+	}
+}
+
+// TestRoutesAreReportedAsData has racks of nodes announce a VIP, each to its own routers, beside
+// one that answers ARP.
+func TestRoutesAreReportedAsData(t *testing.T) {
+	d := Decision{VIP: vip, Reporter: "n000", Owner: "n001"}
+	for i := range 100 {
+		w := NodeWord{Node: fmt.Sprintf("n%03d", i), Routed: true, Peers: fmt.Sprintf("tor-%02da, tor-%02db", i/10, i/10)}
+		if w.Node == d.Owner {
+			w.Reason = lb.ReasonAnnounced
+		}
+		d.Nodes = append(d.Nodes, w)
+	}
+	report, ok := Summarize("n000", []Decision{d})
+	if !ok || len(report.Announcements) != 1 {
+		t.Fatalf("reports %+v", report)
+	}
+	a := report.Announcements[0]
+	if a.Owner != "n001" || a.Protocol != "ARP" || len(a.Interfaces) > 0 || len(a.Routes) != 10 ||
+		!slices.Equal(a.Routes[1].Peers, []string{"tor-01a", "tor-01b"}) || len(a.Routes[1].Nodes) != 10 {
+		t.Errorf("announcement %+v", a)
+	}
+	for _, want := range []string{
+		"172.26.236.180 is announced from n001; ",
+		"n010, n011, n012, n013, n014, n015, n016 and 3 more (BGP to tor-01a, tor-01b)",
+		"; 172.26.236.180 is announced from 20 more nodes to other BGP peers",
+	} {
+		if !strings.Contains(report.Message, want) {
+			t.Errorf("message %q lacks %q", report.Message, want)
+		}
+	}
+	// The data is bounded as it is written, and counts every node.
+	written, err := lb.DecodeAnnouncements(report.Status().Announcements)
+	if err != nil || len(written[0].Routes) != lb.MaxNamedNodes || written[0].OtherNodes != 20 ||
+		written[0].Routes[0].OtherNodes != 2 {
+		t.Errorf("written as %+v, %v", written, err)
 	}
 }

@@ -27,7 +27,7 @@ type Candidate struct {
 	Weight uint16
 	// Answering is set for a node that answers for the VIP already.
 	Answering bool
-	// Parted is set for one that does and was cut off from the majority: see lb.Claim.
+	// Parted is set for one that does and was cut off from the majority: see Claim.
 	Parted bool
 }
 

@@ -25,10 +25,10 @@ type cluster struct {
 type speaker struct {
 	facts   Facts
 	holders []Holder
-	said    lb.Claim
-	on      []string            // interfaces that answer
-	heard   map[string]lb.Claim // the last word of each other node that is alive
-	lost    map[string]bool     // those whose last word is from before they were out of sight
+	said    Claim
+	on      []string         // interfaces that answer
+	heard   map[string]Claim // the last word of each other node that is alive
+	lost    map[string]bool  // those whose last word is from before they were out of sight
 	alive   bool
 	sees    func(node string) bool // which nodes it can see
 }
@@ -37,9 +37,9 @@ func newCluster(names ...string) *cluster {
 	c := &cluster{nodes: map[string]*speaker{}}
 	for _, name := range names {
 		c.nodes[name] = &speaker{
-			facts: facts(name), holders: []Holder{{Service: nginx, Delivery: delivery(nginx)}}, heard: map[string]lb.Claim{},
+			facts: facts(name), holders: []Holder{{Service: nginx, Delivery: delivery(nginx)}}, heard: map[string]Claim{},
 			lost: map[string]bool{}, alive: true, sees: func(string) bool { return true },
-			said: lb.Claim{Reason: lb.ReasonNotJoined},
+			said: Claim{Reason: lb.ReasonNotJoined},
 		}
 	}
 	return c
@@ -52,7 +52,7 @@ func (c *cluster) act(name string) {
 		return
 	}
 	s.facts.Live = nil
-	claims := map[string]lb.Claim{}
+	claims := map[string]Claim{}
 	for other, o := range c.nodes {
 		switch {
 		case !o.alive:
@@ -167,12 +167,12 @@ func TestContractStories(t *testing.T) {
 		}
 	}
 	crash := func(node string) func(*cluster) {
-		return func(c *cluster) { s := c.nodes[node]; s.alive, s.on, s.heard = false, nil, map[string]lb.Claim{} }
+		return func(c *cluster) { s := c.nodes[node]; s.alive, s.on, s.heard = false, nil, map[string]Claim{} }
 	}
 	start := func(node string) func(*cluster) {
 		return func(c *cluster) {
 			s := c.nodes[node]
-			s.alive, s.facts.Joined, s.facts.Stopping, s.said = true, true, false, lb.Claim{Reason: lb.ReasonNotJoined}
+			s.alive, s.facts.Joined, s.facts.Stopping, s.said = true, true, false, Claim{Reason: lb.ReasonNotJoined}
 		}
 	}
 	gate := func(node string, reason lb.Reason) func(*cluster) {

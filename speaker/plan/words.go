@@ -49,8 +49,8 @@ func words(f Facts, in Input, d Decision) []NodeWord {
 				"the node's speaker has ended a moment ago and is expected back; the node still forwards"
 		case node == d.Owner && claim.Answering:
 			w.Reason, w.Message = lb.ReasonAnnounced, Describe(lb.ReasonAnnounced)
-			if node == f.Self && len(d.Conflicts) > 0 {
-				w.Message += ", which " + named(d.Conflicts) + " uses too"
+			if node == f.Self && len(d.ConflictingHosts) > 0 {
+				w.Message += ", which " + named(d.ConflictingHosts) + " uses too"
 			}
 		case node == d.Owner && len(d.Probe) > 0:
 			w.Reason, w.Message = lb.ReasonProbing, Describe(lb.ReasonProbing)
@@ -74,7 +74,7 @@ func words(f Facts, in Input, d Decision) []NodeWord {
 
 // addRoutes adds to the word of a node what it has said of BGP. Where no L2Advertisement is for the
 // VIP, that is all there is to say.
-func (w *NodeWord) addRoutes(claim lb.Claim, owner bool) {
+func (w *NodeWord) addRoutes(claim Claim, owner bool) {
 	w.Peers, w.Routed = claim.Routes, claim.Routes != "" && claim.Unrouted == ""
 	w.Answering = w.Answering || claim.Routes != ""
 	switch {
@@ -135,17 +135,21 @@ func Describe(reason lb.Reason) string {
 	return string(reason)
 }
 
-// Report is what the reporter of a Service writes about it, or nothing when this node is not the
-// reporter or there is nothing certain to say.
+// Report is what the reporter of a Service writes about it.
 type Report struct {
-	Announced bool
-	Reason    lb.Reason
-	Message   string
+	Announced     bool
+	Reason        lb.Reason
+	Message       string
+	Announcements []lb.Announcement
 }
 
-// Condition returns the report as a condition.
-func (r Report) Condition() lb.Condition {
-	return lb.Condition{Type: lb.ConditionAnnounced, Status: r.Announced, Reason: r.Reason, Message: r.Message}
+// Status returns the report as it is written to the Service.
+func (r Report) Status() lb.AnnouncedStatus {
+	return lb.AnnouncedStatus{
+		Condition: lb.Condition{Type: lb.ConditionAnnounced, Status: r.Announced, Reason: r.Reason,
+			Message: r.Message},
+		Announcements: lb.EncodeAnnouncements(r.Announcements),
+	}
 }
 
 // Summarize reports on a Service from the decisions about its VIPs, in the order of its status. The
@@ -157,78 +161,80 @@ func Summarize(self string, decisions []Decision) (report Report, ok bool) {
 	report = Report{Announced: true, Reason: lb.ReasonAnnounced}
 	var messages []string
 	for _, d := range decisions {
-		reason, message := d.summary(self)
+		a, message := d.announcement(self)
+		report.Announcements = append(report.Announcements, a)
 		messages = append(messages, message)
 		switch {
-		case reason == lb.ReasonAnnounced:
+		case a.Reason == lb.ReasonAnnounced:
 		case !report.Announced:
-		case reason == lb.ReasonParting, reason == lb.ReasonContested:
-			report.Reason = reason
+		case a.Reason == lb.ReasonParting, a.Reason == lb.ReasonContested:
+			report.Reason = a.Reason
 		default:
-			report.Announced, report.Reason = false, reason
+			report.Announced, report.Reason = false, a.Reason
 		}
 	}
 	report.Message = strings.Join(messages, "; ")
 	return report, true
 }
 
-// summary says in one sentence who announces the VIP, or why nobody does.
-func (d Decision) summary(self string) (lb.Reason, string) {
-	routes := d.routes()
-	switch {
-	case len(routes) == 0:
-		return d.answers(self)
-	case d.Owner == "":
-		return lb.ReasonAnnounced, strings.Join(routes, "; ")
+// announcement says who announces the VIP, or why nobody does: as data and in a sentence.
+func (d Decision) announcement(self string) (lb.Announcement, string) {
+	a := lb.Announcement{VIP: d.VIP, Routes: d.routes()}
+	var sentences []string
+	if len(a.Routes) == 0 || d.Owner != "" {
+		sentences = append(sentences, d.answers(self, &a))
 	}
-	_, answers := d.answers(self)
-	return lb.ReasonAnnounced, answers + "; " + strings.Join(routes, "; ")
+	others := 0
+	for i, r := range a.Routes {
+		if i >= lb.MaxNamedNodes {
+			others += len(r.Nodes)
+			continue
+		}
+		sentences = append(sentences,
+			fmt.Sprintf("%s is announced from %s (BGP to %s)", d.VIP, some(r.Nodes, lb.MaxNamedNodes),
+				strings.Join(r.Peers, ", ")))
+	}
+	if others > 0 {
+		sentences = append(sentences, fmt.Sprintf("%s is announced from %d more nodes to other BGP peers", d.VIP, others))
+	}
+	if len(a.Routes) > 0 {
+		a.Reason = lb.ReasonAnnounced
+	}
+	return a, strings.Join(sentences, "; ")
 }
 
-// routes says from which nodes which peers hear of the VIP, for as long as it stays so.
-func (d Decision) routes() []string {
+// routes says from which nodes which peers hear of the VIP, for as long as it stays so: the peers
+// that most nodes announce it to first.
+func (d Decision) routes() []lb.RouteAnnouncement {
 	byPeers := map[string][]string{}
 	for _, w := range d.Nodes {
 		if w.Routed {
 			byPeers[w.Peers] = append(byPeers[w.Peers], w.Node)
 		}
 	}
-	var found []string
+	var found []lb.RouteAnnouncement
 	for _, peers := range slices.SortedFunc(maps.Keys(byPeers), func(a, b string) int {
 		return cmp.Or(len(byPeers[b])-len(byPeers[a]), strings.Compare(a, b))
 	}) {
-		found = append(found, lb.Announcement{VIP: d.VIP, Node: some(byPeers[peers], maxRouting),
-			How: "BGP to " + peers}.String())
+		found = append(found, lb.RouteAnnouncement{Peers: strings.Split(peers, ", "), Nodes: byPeers[peers]})
 	}
 	return found
 }
 
-// answers says who answers ARP and NDP for the VIP, or why nobody does.
-func (d Decision) answers(self string) (lb.Reason, string) {
+// answers adds to an announcement who answers ARP and NDP for the VIP, or why nobody does, and says
+// it in a sentence.
+func (d Decision) answers(self string, a *lb.Announcement) string {
 	for _, w := range d.Nodes {
-		if w.Node != d.Owner {
-			continue
+		if w.Node == d.Owner {
+			return d.ownerAnswers(self, w, a)
 		}
-		if w.Reason == lb.ReasonAnnounced {
-			announcement := lb.Announcement{VIP: d.VIP, Node: d.Owner, How: d.how(self)}.String()
-			if d.Owner == self && len(d.Conflicts) > 0 {
-				return lb.ReasonContested,
-					fmt.Sprintf("%s; %s is in use by %s, too, which is no node that runs a speaker", announcement, d.VIP,
-						named(d.Conflicts))
-			}
-			return lb.ReasonAnnounced, announcement
-		}
-		if w.Reason == lb.ReasonProbing {
-			return w.Reason, fmt.Sprintf("%s is not announced yet: %s asks whether somebody else uses it", d.VIP, d.Owner)
-		}
-		return lb.ReasonAnnounceFailed,
-			fmt.Sprintf("%s cannot be announced from its owner %s: it answers on no interface", d.VIP, d.Owner)
 	}
 	byReason := map[lb.Reason][]string{}
 	for _, w := range d.Nodes {
 		if w.Answering {
-			return lb.ReasonParting,
-				fmt.Sprintf("%s is announced from %s for want of another node, as this one should not: %s", d.VIP, w.Node, w.Reason)
+			a.Reason, a.Owner, a.Protocol = lb.ReasonParting, w.Node, protocol(d.VIP)
+			return fmt.Sprintf("%s is announced from %s, although that node should not announce it (%s): "+
+				"no other node can take it over", d.VIP, w.Node, w.Reason)
 		}
 		byReason[w.Reason] = append(byReason[w.Reason], w.Node)
 	}
@@ -240,14 +246,42 @@ func (d Decision) answers(self string) (lb.Reason, string) {
 		parts = append(parts, fmt.Sprintf("%s on %s", r, some(byReason[r], 3)))
 	}
 	why := strings.Join(parts, ", ")
-	reason := onlyObstacle(reasons)
-	if reason != lb.ReasonNoOwner {
-		why = d.sentence(self, reason)
+	a.Reason = onlyObstacle(reasons)
+	if a.Reason != lb.ReasonNoOwner {
+		why = d.sentence(self, a.Reason)
 		if len(reasons) > 1 {
 			why += " (" + strings.Join(parts, ", ") + ")"
 		}
 	}
-	return reason, fmt.Sprintf("no node announces %s: %s", d.VIP, why)
+	return fmt.Sprintf("no node announces %s: %s", d.VIP, why)
+}
+
+// ownerAnswers is answers where the VIP has an owner, of which w is the status.
+func (d Decision) ownerAnswers(self string, w NodeWord, a *lb.Announcement) string {
+	switch w.Reason {
+	case lb.ReasonAnnounced:
+	case lb.ReasonProbing:
+		a.Reason = w.Reason
+		return fmt.Sprintf("%s is not announced yet: %s asks whether somebody else uses it", d.VIP, d.Owner)
+	default:
+		a.Reason = lb.ReasonAnnounceFailed
+		return fmt.Sprintf("%s cannot be announced from its owner %s: it answers on no interface", d.VIP, d.Owner)
+	}
+	a.Reason, a.Owner, a.Protocol = lb.ReasonAnnounced, d.Owner, protocol(d.VIP)
+	sentence := fmt.Sprintf("%s is announced from %s", d.VIP, d.Owner)
+	if d.Owner != self {
+		return sentence // only the owner knows its interfaces
+	}
+	if len(d.Answer) > 0 {
+		a.Interfaces = d.Answer
+		sentence += fmt.Sprintf(" (%s on %s)", a.Protocol, strings.Join(d.Answer, ", "))
+	}
+	if len(d.ConflictingHosts) > 0 {
+		a.Reason = lb.ReasonContested
+		sentence += fmt.Sprintf("; %s is in use by %s, too, which is no node that runs a speaker", d.VIP,
+			named(d.ConflictingHosts))
+	}
+	return sentence
 }
 
 // onlyObstacle returns the one reason that stands in the way, or ReasonNoOwner if there are
@@ -266,14 +300,6 @@ func onlyObstacle(reasons []lb.Reason) lb.Reason {
 	return lb.ReasonNoOwner
 }
 
-// how says over what the VIP is announced, which this node knows of itself only.
-func (d Decision) how(self string) string {
-	if d.Owner != self || len(d.Answer) == 0 {
-		return ""
-	}
-	return fmt.Sprintf("%s on %s", protocol(d.VIP), strings.Join(d.Answer, ", "))
-}
-
 func protocol(vip netip.Addr) string {
 	if vip.Is4() {
 		return "ARP"
@@ -290,9 +316,6 @@ func (d Decision) sentence(self string, reason lb.Reason) string {
 	}
 	return Describe(reason)
 }
-
-// maxRouting is how many nodes are named that announce routes.
-const maxRouting = 8
 
 // some names at most that many nodes.
 func some(nodes []string, most int) string {

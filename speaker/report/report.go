@@ -1,6 +1,6 @@
 // Package report is the actor that writes to Services whether their addresses are announced, and
-// from where: the conditions Announced and Serving, and an Event when they change. It writes a
-// change once it has lasted, and never the same twice.
+// from where: the conditions Announced and Serving, the same as data in an annotation, and an Event
+// when it changes. It writes a change once it has lasted, and never the same twice.
 package report
 
 import (
@@ -9,9 +9,9 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"sync"
 	"time"
 
+	"github.com/landfall-lb/landfall/internal/actor"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
 )
@@ -41,84 +41,80 @@ type Options struct {
 	Log *slog.Logger
 	// Service returns a Service as last seen.
 	Service func(lb.Key) (lb.Service, bool)
-	// Write sets conditions on a Service, in one write, and tells whether there was anything to write.
-	Write func(context.Context, lb.Service, ...lb.Condition) (wrote bool, err error)
+	// Write writes a status to a Service, in one write, and reports whether there was anything to
+	// write.
+	Write func(context.Context, lb.Service, lb.AnnouncedStatus) (wrote bool, err error)
 	// Event reports a change on a Service; good ones and those that somebody may want to do something
 	// about.
 	Event func(s lb.Service, good bool, reason lb.Reason, message string)
 }
 
-// Reporter is the actor.
+// Reporter is the actor. The value for a Service on which another node reports is nil.
 type Reporter struct {
 	opts   Options
 	runner *loop.Runner
-
-	mu     sync.Mutex
-	wanted map[lb.Key]*item
+	inbox  actor.Inbox[lb.Key, *lb.AnnouncedStatus]
 
 	// Only apply touches these.
-	retryAt time.Time
-	retry   time.Duration
+	wanted   map[lb.Key]*item
+	retry    loop.Backoff
+	retryAt  time.Time
+	failures loop.Failures
 }
+
+var _ actor.Updater[lb.Key, *lb.AnnouncedStatus] = (*Reporter)(nil)
 
 // item is what shall be written to one Service.
 type item struct {
-	condition lb.Condition
-	since     time.Time // the condition is the same since then
-	due       bool      // may differ from what the Service shows
-	written   time.Time // last write
-	quiet     time.Duration
+	status  lb.AnnouncedStatus
+	since   time.Time // the status is the same since then
+	due     bool      // may differ from what the Service shows
+	written time.Time // last write
+	quiet   time.Duration
 }
 
 // New returns a Reporter that reports nothing.
 func New(opts Options) *Reporter {
-	r := &Reporter{opts: opts, wanted: map[lb.Key]*item{}}
+	r := &Reporter{opts: opts, wanted: map[lb.Key]*item{}, retry: loop.Backoff{Min: minRetry, Max: maxRetry}}
 	r.runner = loop.New(func(ctx context.Context) (time.Duration, error) { return r.apply(ctx, time.Now()), nil },
 		loop.Options{Gap: 50 * time.Millisecond})
 	return r
 }
 
-// Set says what this node reports of a Service: a condition, or nil when another node does. Saying
-// the same again makes sure that the Service still shows it.
-func (r *Reporter) Set(key lb.Key, condition *lb.Condition) {
-	r.set(time.Now(), key, condition)
+// Begin takes all that this node reports at first.
+func (r *Reporter) Begin(all map[lb.Key]*lb.AnnouncedStatus) {
+	r.inbox.Begin(all)
 	r.runner.Poke()
 }
 
-func (r *Reporter) set(now time.Time, key lb.Key, condition *lb.Condition) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if condition == nil {
-		delete(r.wanted, key)
-		return
-	}
-	i := r.wanted[key]
-	if i == nil {
-		i = &item{since: now, condition: *condition}
-		r.wanted[key] = i
-	}
-	if i.condition != *condition {
-		i.condition, i.since = *condition, now
-	}
-	i.due = true
+// Update takes what this node reports of some Services: a status, or nil where another node
+// reports. The same status again makes sure that the Service still shows it.
+func (r *Reporter) Update(changes map[lb.Key]*lb.AnnouncedStatus) {
+	r.inbox.Update(changes)
+	r.runner.Poke()
 }
 
 // Run writes until ctx ends.
 func (r *Reporter) Run(ctx context.Context) error { return r.runner.Run(ctx) }
 
-// apply writes what is due and returns when there is more to do; 0 means not before something is
-// set.
+// apply writes what is due and returns when there is more to do; 0 means not before the next
+// update.
 func (r *Reporter) apply(ctx context.Context, now time.Time) time.Duration {
+	changes, _ := r.inbox.Take()
+	for key, status := range changes {
+		r.set(now, key, status)
+	}
 	if now.Before(r.retryAt) {
 		return r.retryAt.Sub(now)
 	}
 	var errs []error
 	var next time.Time
-	for _, key := range r.keys() {
+	for _, key := range r.due() {
 		if ctx.Err() != nil {
 			return 0
 		}
-		condition, at, ok := r.next(key)
+		i := r.wanted[key]
+		service, at, ok := r.next(key, i)
 		if !ok {
 			continue
 		}
@@ -128,39 +124,33 @@ func (r *Reporter) apply(ctx context.Context, now time.Time) time.Duration {
 			}
 			continue
 		}
-		if err := r.write(ctx, now, key, condition); err != nil {
-			errs = append(errs, fmt.Errorf("report on %s: %w", key, err))
+		if err := r.write(ctx, now, service, i); err != nil {
+			errs = append(errs, fmt.Errorf("report on Service %s: %w", key, err))
 			if errors.Is(err, context.DeadlineExceeded) {
 				break // the API server is away; the others would wait as long
 			}
 		}
 	}
-	if err := errors.Join(errs...); err != nil && ctx.Err() == nil {
-		r.fail(now, err)
-		return r.retry
+	if ctx.Err() != nil {
+		return 0
 	}
-	r.retry = 0
+	err := errors.Join(errs...)
+	r.failures.Log(r.opts.Log, "cannot write to Services whether their addresses are announced; trying again",
+		"writing to Services again whether their addresses are announced", err)
+	if err != nil {
+		wait := r.retry.Next()
+		r.retryAt = now.Add(wait)
+		return wait
+	}
+	r.retry.Reset()
 	if next.IsZero() {
 		return 0
 	}
 	return max(next.Sub(now), time.Millisecond)
 }
 
-// fail puts off all writes for a while. A row of failures is logged once.
-func (r *Reporter) fail(now time.Time, err error) {
-	level := slog.LevelDebug
-	if r.retry == 0 {
-		level = slog.LevelWarn
-	}
-	r.opts.Log.Log(context.Background(), level,
-		"cannot write whether addresses are announced; trying again until it works", "error", err)
-	r.retry = min(max(2*r.retry, minRetry), maxRetry)
-	r.retryAt = now.Add(r.retry)
-}
-
-func (r *Reporter) keys() []lb.Key {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+// due returns the Services that may have to be written, in order.
+func (r *Reporter) due() []lb.Key {
 	var keys []lb.Key
 	for key, i := range r.wanted {
 		if i.due {
@@ -171,56 +161,62 @@ func (r *Reporter) keys() []lb.Key {
 	return keys
 }
 
-// next returns what is to be written to a Service and when; ok is false when there is nothing to
-// do.
-func (r *Reporter) next(key lb.Key) (c lb.Condition, at time.Time, ok bool) {
-	service, exists := r.opts.Service(key)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	i := r.wanted[key]
-	if i == nil || !i.due {
-		return c, at, false
+// set notes what is wanted of one Service.
+func (r *Reporter) set(now time.Time, key lb.Key, status *lb.AnnouncedStatus) {
+	if status == nil {
+		delete(r.wanted, key)
+		return
 	}
-	if !exists || shows(service, i.condition) {
+	i := r.wanted[key]
+	if i == nil {
+		i = &item{since: now, status: *status}
+		r.wanted[key] = i
+	}
+	if i.status != *status {
+		i.status, i.since = *status, now
+	}
+	i.due = true
+}
+
+// next returns the Service as it is to be written, and when; ok is false when there is nothing to
+// do.
+func (r *Reporter) next(key lb.Key, i *item) (service lb.Service, at time.Time, ok bool) {
+	if !i.due {
+		return service, at, false
+	}
+	service, exists := r.opts.Service(key)
+	if !exists || i.status.ShownBy(service) {
 		i.due = false
-		return c, at, false
+		return service, at, false
 	}
 	at = i.since.Add(settleBad)
-	if i.condition.Status {
+	if i.status.Condition.Status {
 		at = i.since.Add(settleGood)
 	}
 	if free := i.written.Add(i.quiet); free.After(at) {
 		at = free
 	}
-	return i.condition, at, true
+	return service, at, true
 }
 
-func (r *Reporter) write(ctx context.Context, now time.Time, key lb.Key, condition lb.Condition) error {
-	service, exists := r.opts.Service(key)
-	if !exists {
-		return nil
-	}
+func (r *Reporter) write(ctx context.Context, now time.Time, service lb.Service, i *item) error {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	wrote, err := r.opts.Write(ctx, service, condition, lb.Serving(condition))
+	wrote, err := r.opts.Write(ctx, service, i.status)
 	if err != nil {
 		return err
 	}
-	r.mu.Lock()
-	if i := r.wanted[key]; i != nil {
-		if i.condition == condition {
-			i.due = false
-		}
-		if wrote {
-			if now.Sub(i.written) > calm {
-				i.quiet = 0
-			}
-			i.written, i.quiet = now, min(max(2*i.quiet, quiet), maxQuiet)
-		}
+	i.due = false
+	if !wrote {
+		return nil
 	}
-	r.mu.Unlock()
-	if before := find(service, condition.Type); wrote && worthAnEvent(before, condition) {
-		r.opts.Event(service, condition.Status && condition.Reason != lb.ReasonContested, condition.Reason, condition.Message)
+	if now.Sub(i.written) > calm {
+		i.quiet = 0
+	}
+	i.written, i.quiet = now, min(max(2*i.quiet, quiet), maxQuiet)
+	c := i.status.Condition
+	if worthAnEvent(find(service, c.Type), c) {
+		r.opts.Event(service, c.Status && c.Reason != lb.ReasonContested, c.Reason, c.Message)
 	}
 	return nil
 }
@@ -231,11 +227,6 @@ func worthAnEvent(before *lb.Condition, now lb.Condition) bool {
 		return true
 	}
 	return before.Status != now.Status || before.Reason != now.Reason || now.Status && before.Message != now.Message
-}
-
-// shows tells whether a Service shows a condition, and the one that goes with it.
-func shows(s lb.Service, c lb.Condition) bool {
-	return slices.Contains(s.Conditions, c) && slices.Contains(s.Conditions, lb.Serving(c))
 }
 
 func find(s lb.Service, conditionType string) *lb.Condition {

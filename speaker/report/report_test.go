@@ -22,13 +22,16 @@ var (
 	dns   = lb.Key{Namespace: "kube-system", Name: "dns"}
 )
 
-func announced(from string) *lb.Condition {
-	return &lb.Condition{Type: lb.ConditionAnnounced, Status: true, Reason: lb.ReasonAnnounced,
-		Message: "announced from " + from}
+func announced(from string) *lb.AnnouncedStatus {
+	return &lb.AnnouncedStatus{
+		Condition: lb.Condition{Type: lb.ConditionAnnounced, Status: true, Reason: lb.ReasonAnnounced,
+			Message: "announced from " + from},
+		Announcements: "from " + from,
+	}
 }
 
-func silent(reason lb.Reason, message string) *lb.Condition {
-	return &lb.Condition{Type: lb.ConditionAnnounced, Reason: reason, Message: message}
+func silent(reason lb.Reason, message string) *lb.AnnouncedStatus {
+	return &lb.AnnouncedStatus{Condition: lb.Condition{Type: lb.ConditionAnnounced, Reason: reason, Message: message}}
 }
 
 // server is an API server that keeps conditions.
@@ -46,16 +49,14 @@ func (s *server) get(k lb.Key) (lb.Service, bool) {
 	return service, ok
 }
 
-func (s *server) write(_ context.Context, service lb.Service, conditions ...lb.Condition) (bool, error) {
+func (s *server) write(_ context.Context, service lb.Service, status lb.AnnouncedStatus) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.fail != nil {
 		return false, s.fail
 	}
-	c := conditions[0]
-	service.Conditions = conditions
-	s.services[service.Key] = service
-	s.log = append(s.log, fmt.Sprintf("write %s: %s", service.Key.Name, c.Message))
+	s.services[service.Key] = showing(service.Key, status)
+	s.log = append(s.log, fmt.Sprintf("write %s: %s", service.Key.Name, status.Condition.Message))
 	return true, nil
 }
 
@@ -65,13 +66,16 @@ func (s *server) event(service lb.Service, good bool, reason lb.Reason, _ string
 	s.log = append(s.log, fmt.Sprintf("event %s: %s %v", service.Key.Name, reason, good))
 }
 
-func (s *server) set(conditions ...lb.Condition) {
+func (s *server) set(service lb.Service) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, c := range conditions {
-		conditions = append(conditions, lb.Serving(c))
-	}
-	s.services[nginx] = lb.Service{Key: nginx, Conditions: conditions}
+	s.services[service.Key] = service
+}
+
+// showing returns a Service that shows a status.
+func showing(key lb.Key, status lb.AnnouncedStatus) lb.Service {
+	return lb.Service{Key: key, Announcements: status.Announcements,
+		Conditions: []lb.Condition{status.Condition, lb.Serving(status.Condition)}}
 }
 
 func (s *server) setFail(err error) {
@@ -93,6 +97,7 @@ func story(t *testing.T, f func(t *testing.T, s *server, r *Reporter)) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &server{services: map[lb.Key]lb.Service{nginx: {Key: nginx}, dns: {Key: dns}}}
 		r := New(Options{Log: slog.New(slog.DiscardHandler), Service: s.get, Write: s.write, Event: s.event})
+		r.Begin(nil)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- r.Run(ctx) }()
@@ -113,33 +118,33 @@ func want(t *testing.T, s *server, lines ...string) {
 
 func TestContract10AChangeIsWrittenOnceItHasLasted(t *testing.T) {
 	story(t, func(t *testing.T, s *server, r *Reporter) {
-		r.Set(nginx, announced("a"))
+		r.Update(map[lb.Key]*lb.AnnouncedStatus{nginx: announced("a")})
 		want(t, s)
 		time.Sleep(settleGood)
 		want(t, s, "write my-nginx: announced from a", "event my-nginx: Announced true")
 		for range 100 {
-			r.Set(nginx, announced("a"))
+			r.Update(map[lb.Key]*lb.AnnouncedStatus{nginx: announced("a")})
 			time.Sleep(time.Second)
 		}
 		want(t, s) // no write when unchanged
 
 		// A handover passes through "nobody" in a moment; only its end is written.
-		r.Set(nginx, silent(lb.ReasonNoOwner, "nobody"))
+		r.Update(map[lb.Key]*lb.AnnouncedStatus{nginx: silent(lb.ReasonNoOwner, "nobody")})
 		time.Sleep(settleBad / 2)
-		r.Set(nginx, announced("b"))
+		r.Update(map[lb.Key]*lb.AnnouncedStatus{nginx: announced("b")})
 		time.Sleep(time.Minute)
 		want(t, s, "write my-nginx: announced from b", "event my-nginx: Announced true")
 
-		r.Set(nginx, silent(lb.ReasonNoBackends, "no endpoints"))
+		r.Update(map[lb.Key]*lb.AnnouncedStatus{nginx: silent(lb.ReasonNoBackends, "no endpoints")})
 		time.Sleep(time.Minute)
 		want(t, s, "write my-nginx: no endpoints", "event my-nginx: NoBackends false")
-		r.Set(nginx, silent(lb.ReasonNoBackends, "no endpoints, in other words"))
+		r.Update(map[lb.Key]*lb.AnnouncedStatus{nginx: silent(lb.ReasonNoBackends, "no endpoints, in other words")})
 		time.Sleep(time.Minute)
 		want(t, s, "write my-nginx: no endpoints, in other words") // no Event for the same reason
 
 		// What another node reports is not written.
-		r.Set(nginx, announced("c"))
-		r.Set(nginx, nil)
+		r.Update(map[lb.Key]*lb.AnnouncedStatus{nginx: announced("c")})
+		r.Update(map[lb.Key]*lb.AnnouncedStatus{nginx: nil})
 		time.Sleep(time.Minute)
 		want(t, s)
 	})
@@ -147,25 +152,41 @@ func TestContract10AChangeIsWrittenOnceItHasLasted(t *testing.T) {
 
 func TestWhatTheServiceShowsIsNotWrittenAgain(t *testing.T) {
 	story(t, func(t *testing.T, s *server, r *Reporter) {
-		s.set(*announced("a"))
-		r.Set(nginx, announced("a")) // after a restart of the speaker
-		r.Set(lb.Key{Namespace: "gone", Name: "gone"}, announced("a"))
+		s.set(showing(nginx, *announced("a")))
+		r.Update(map[lb.Key]*lb.AnnouncedStatus{nginx: announced("a")}) // after a restart of the speaker
+		r.Update(map[lb.Key]*lb.AnnouncedStatus{{Namespace: "gone", Name: "gone"}: announced("a")})
 		time.Sleep(time.Minute)
 		want(t, s)
-		s.set() // somebody took it away
-		r.Set(nginx, announced("a"))
+		s.set(lb.Service{Key: nginx}) // somebody took it away
+		r.Update(map[lb.Key]*lb.AnnouncedStatus{nginx: announced("a")})
 		time.Sleep(time.Minute)
 		want(t, s, "write my-nginx: announced from a", "event my-nginx: Announced true")
+	})
+}
+
+// TestNonsenseInTheAnnotationIsWrittenOver has a tenant edit the annotation, which no condition
+// shows.
+func TestNonsenseInTheAnnotationIsWrittenOver(t *testing.T) {
+	story(t, func(t *testing.T, s *server, r *Reporter) {
+		edited := showing(nginx, *announced("a"))
+		edited.Announcements = "nonsense"
+		s.set(edited)
+		r.Update(map[lb.Key]*lb.AnnouncedStatus{nginx: announced("a")})
+		time.Sleep(time.Minute)
+		want(t, s, "write my-nginx: announced from a") // and no Event: the condition is the same
+		if got, _ := s.get(nginx); got.Announcements != "from a" {
+			t.Errorf("the annotation is %q", got.Announcements)
+		}
 	})
 }
 
 func TestContract7WithoutAPIServerReportsWait(t *testing.T) {
 	story(t, func(t *testing.T, s *server, r *Reporter) {
 		s.setFail(errors.New("connection refused"))
-		r.Set(nginx, announced("a"))
+		r.Update(map[lb.Key]*lb.AnnouncedStatus{nginx: announced("a")})
 		time.Sleep(time.Hour)
-		r.Set(nginx, announced("b"))
-		r.Set(dns, announced("c"))
+		r.Update(map[lb.Key]*lb.AnnouncedStatus{nginx: announced("b")})
+		r.Update(map[lb.Key]*lb.AnnouncedStatus{dns: announced("c")})
 		want(t, s)
 		s.setFail(nil)
 		time.Sleep(time.Minute)
@@ -179,8 +200,8 @@ func TestWritersThatDisagreeCalmDown(t *testing.T) {
 	story(t, func(t *testing.T, s *server, r *Reporter) {
 		writes := 0
 		for range 600 {
-			s.set(*announced("the other side"))
-			r.Set(nginx, announced("a"))
+			s.set(showing(nginx, *announced("the other side")))
+			r.Update(map[lb.Key]*lb.AnnouncedStatus{nginx: announced("a")})
 			time.Sleep(time.Second)
 			if slices.Contains(s.took(), "write my-nginx: announced from a") {
 				writes++

@@ -117,7 +117,7 @@ func (p *paths) plan(book *plan.BGPBook, seen Seen, interfaces []lb.Interface) (
 
 // pathTo is the path that a BGP session takes; ok is false as long as the address of an unnumbered
 // peer is not known. peer is its address while the session is established.
-func pathTo(s lb.BGPSession, peer netip.Addr, before *watch, interfaces []lb.Interface) (path Path, ok bool) {
+func pathTo(s plan.BGPSession, peer netip.Addr, before *watch, interfaces []lb.Interface) (path Path, ok bool) {
 	if s.Interface != "" {
 		switch {
 		case peer.IsValid():

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 func TestPathTo(t *testing.T) {
@@ -13,21 +14,21 @@ func TestPathTo(t *testing.T) {
 	far := netip.MustParseAddr("10.9.9.9")
 	direct := &watch{path: Path{Peer: tor1}}
 	for what, c := range map[string]struct {
-		session    lb.BGPSession
+		session    plan.BGPSession
 		before     *watch
 		interfaces []lb.Interface
 		want       Path
 	}{
-		"on the link": {lb.BGPSession{Addr: tor1}, nil, interfaces, Path{Peer: tor1}},
-		"multihop asked for": {lb.BGPSession{Addr: tor1, MultiHop: true}, nil, interfaces,
+		"on the link": {plan.BGPSession{Addr: tor1}, nil, interfaces, Path{Peer: tor1}},
+		"multihop asked for": {plan.BGPSession{Addr: tor1, MultiHop: true}, nil, interfaces,
 			Path{Peer: tor1, Multihop: true}},
-		"internal, behind a router": {lb.BGPSession{Addr: far}, nil, interfaces, Path{Peer: far, Multihop: true}},
-		"with a source": {lb.BGPSession{Addr: tor1, Source: tor2}, nil, interfaces,
+		"internal, behind a router": {plan.BGPSession{Addr: far}, nil, interfaces, Path{Peer: far, Multihop: true}},
+		"with a source": {plan.BGPSession{Addr: tor1, Source: tor2}, nil, interfaces,
 			Path{Peer: tor1, Local: tor2}},
-		"the interface is gone":       {lb.BGPSession{Addr: tor1}, direct, nil, Path{Peer: tor1}},
-		"unnumbered, not known yet":   {lb.BGPSession{Interface: "eth1"}, nil, interfaces, Path{}},
-		"unnumbered, of another link": {lb.BGPSession{Interface: "eth1"}, direct, interfaces, Path{}},
-		"unnumbered, known for a time": {lb.BGPSession{Interface: "eth1"},
+		"the interface is gone":       {plan.BGPSession{Addr: tor1}, direct, nil, Path{Peer: tor1}},
+		"unnumbered, not known yet":   {plan.BGPSession{Interface: "eth1"}, nil, interfaces, Path{}},
+		"unnumbered, of another link": {plan.BGPSession{Interface: "eth1"}, direct, interfaces, Path{}},
+		"unnumbered, known for a time": {plan.BGPSession{Interface: "eth1"},
 			&watch{path: Path{Peer: netip.MustParseAddr("fe80::1%eth1")}}, nil,
 			Path{Peer: netip.MustParseAddr("fe80::1%eth1")}},
 	} {

@@ -72,7 +72,7 @@ type Events struct {
 // Step is what follows from a step.
 type Step struct {
 	// Sessions are what the BGP actor shall have, if SessionsChanged is set.
-	Sessions        map[string]lb.BGPSession
+	Sessions        map[string]plan.BGPSession
 	SessionsChanged bool
 	// Paths are what the BFD actor shall watch, if PathsChanged is set.
 	Paths        map[Path]lb.BFDProfile

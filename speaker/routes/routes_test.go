@@ -39,7 +39,7 @@ type world struct {
 	dirty map[netip.Addr]bool
 	all   bool
 
-	desired map[string]lb.BGPSession
+	desired map[string]plan.BGPSession
 	watched map[Path]lb.BFDProfile
 	hears   map[netip.Prefix]bool
 	events  []string
@@ -497,7 +497,7 @@ func TestOrderAndRepetition(t *testing.T) {
 				}
 			}
 			for what, w := range map[string]*world{"one by one": single, "reversed": reversed, "twice": twice} {
-				if a, b := w.desired["tor"].Routes, one.desired["tor"].Routes; !maps.EqualFunc(a, b, lb.Route.Equal) {
+				if a, b := w.desired["tor"].Routes, one.desired["tor"].Routes; !maps.EqualFunc(a, b, plan.Route.Equal) {
 					t.Fatalf("seed %d, %s: the router is to hear %v, want %v", seed, what, a, b)
 				}
 				for n := range 6 {

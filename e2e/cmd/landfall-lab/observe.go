@@ -17,9 +17,13 @@ import (
 	speakerplan "github.com/landfall-lb/landfall/speaker/plan"
 )
 
-// announced returns the owner that the Service's condition names, and the condition's message.
+// announced returns the owner that the Service names, and the message of its condition Announced.
 func (d *story) announced(ctx context.Context) (owner, message string, err error) {
 	svc, err := d.service(ctx)
+	if err != nil {
+		return "", "", err
+	}
+	announcements, err := lb.DecodeAnnouncements(svc.Annotations[lb.AnnotationAnnouncements])
 	if err != nil {
 		return "", "", err
 	}
@@ -27,13 +31,25 @@ func (d *story) announced(ctx context.Context) (owner, message string, err error
 		if c.Type != lb.ConditionAnnounced || c.Status != "True" {
 			continue
 		}
-		for _, a := range lb.ParseAnnouncements(c.Message) {
+		for _, a := range announcements {
 			if a.VIP == d.vip {
-				return a.Node, c.Message, nil
+				return announcedBy(a), c.Message, nil
 			}
 		}
 	}
 	return "", "", fmt.Errorf("conditions: %s", conditions(svc))
+}
+
+// announcedBy names the nodes that announce a VIP.
+func announcedBy(a lb.Announcement) string {
+	if a.Owner != "" {
+		return a.Owner
+	}
+	var nodes []string
+	for _, r := range a.Routes {
+		nodes = append(nodes, r.Nodes...)
+	}
+	return strings.Join(nodes, ", ")
 }
 
 func conditions(svc *corev1.Service) string {
