@@ -62,7 +62,7 @@ func TestForeignHolderIsReportedAndKeepsItsAddress(t *testing.T) {
 		r.slow(true)
 		r.start(w177, w178, w179)
 		r.service(nginx, vip1)
-		r.see(vip1, conflictingHost)
+		r.see(vip1, conflicting)
 		r.wantAnswers("while somebody else has it", vip1)
 		reports := 0
 		for name, n := range r.nodes {
@@ -105,10 +105,10 @@ func TestForeignHolderIsReportedAndKeepsItsAddress(t *testing.T) {
 		r.wantAnswers("when it has gone", vip1, owner)
 
 		// It comes back: now the address is defended, and that is reported.
-		r.see(vip1, conflictingHost)
+		r.see(vip1, conflicting)
 		r.wantAnswers("when it is back", vip1, owner)
 		if c, _ := r.nodes[owner].reported(nginx); !c.Status || c.Reason != lb.ReasonContested ||
-			!strings.Contains(c.Message, conflictingHost.MAC) {
+			!strings.Contains(c.Message, conflicting.MAC) {
 			t.Errorf("reports %+v", c)
 		}
 	})

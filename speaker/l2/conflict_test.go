@@ -180,7 +180,8 @@ func conflicts(macs ...string) map[netip.Addr][]plan.ConflictingHost {
 
 func wantConflicts(t *testing.T, what string, a *Actor, want map[netip.Addr][]plan.ConflictingHost) {
 	t.Helper()
-	if d := cmp.Diff(want, a.Outcome().Conflicts, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.Addr{})); d != "" {
+	if d := cmp.Diff(want, a.Outcome().ConflictingHosts, cmpopts.EquateEmpty(),
+		cmpopts.EquateComparable(netip.Addr{})); d != "" {
 		t.Errorf("%s: %s", what, d)
 	}
 }
@@ -332,7 +333,7 @@ func TestForeignHolder(t *testing.T) {
 	send(t, l.client, free, netip.MustParseAddr("172.26.236.77"))
 	send(t, l.client, free6, netip.MustParseAddr("2001:db8::77"))
 	eventually(t, "the node sees it", func() bool {
-		got := n.actor.Outcome().Conflicts
+		got := n.actor.Outcome().ConflictingHosts
 		return slices.Equal(got[free], want) && slices.Equal(got[free6], want)
 	})
 }

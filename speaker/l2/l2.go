@@ -93,7 +93,7 @@ type Outcome struct {
 
 func (o Outcome) equal(other Outcome) bool {
 	return maps.EqualFunc(o.Answering, other.Answering, slices.Equal) && maps.Equal(o.Problems, other.Problems) &&
-		maps.Equal(o.Probed, other.Probed) && maps.EqualFunc(o.Conflicts, other.Conflicts, slices.Equal)
+		maps.Equal(o.Probed, other.Probed) && maps.EqualFunc(o.ConflictingHosts, other.ConflictingHosts, slices.Equal)
 }
 
 // Actor keeps responders and announcements as desired.
@@ -368,7 +368,7 @@ func (a *Actor) publish() {
 		}
 	}
 	a.mu.Lock()
-	outcome.Probed, outcome.Conflicts = a.probed(a.desired.Probes), a.seen.conflicts()
+	outcome.Probed, outcome.ConflictingHosts = a.probed(a.desired.Probes), a.seen.conflicts()
 	same := a.outcome.equal(outcome)
 	a.outcome = outcome
 	a.mu.Unlock()

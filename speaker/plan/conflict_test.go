@@ -30,10 +30,10 @@ func TestAddressConflicts(t *testing.T) {
 		{name: "somebody else has it", input: func(in *Input) { in.Conflicts = conflicting }, probes: true,
 			reason: lb.ReasonAddressConflict, summary: lb.ReasonAddressConflict},
 		{name: "found while probing, not only after it",
-			input:  func(in *Input) { in.Conflicts, in.Probed = conflicting, true },
+			input:  func(in *Input) { in.ConflictingHosts, in.Probed = conflicting, true },
 			probes: true, reason: lb.ReasonAddressConflict, summary: lb.ReasonAddressConflict},
 		{name: "the Service insists: probed all the same, to be reported",
-			input: func(in *Input) { in.Conflicts = conflicting; insists(in) }, probes: true, summary: lb.ReasonProbing},
+			input: func(in *Input) { in.ConflictingHosts = conflicting; insists(in) }, probes: true, summary: lb.ReasonProbing},
 		{name: "and announced after it", input: func(in *Input) {
 			in.Conflicts, in.Served, in.Answering = conflicting, true, []string{"eth0"}
 			insists(in)
