@@ -64,9 +64,9 @@ type vipStatus struct {
 	Handover  bool     `json:"handover,omitempty"`
 	// Probing is set while this node probes for a conflicting host.
 	Probing bool `json:"probing,omitempty"`
-	// Conflicts are the conflicting hosts that this node has seen lately.
-	Conflicts []plan.ConflictingHost `json:"conflictingHosts,omitempty"`
-	Nodes     []plan.NodeStatus      `json:"nodes"`
+	// ConflictingHosts are the conflicting hosts that this node has seen lately.
+	ConflictingHosts []plan.ConflictingHost `json:"conflictingHosts,omitempty"`
+	Nodes            []plan.NodeStatus      `json:"nodes"`
 	// Routes is what becomes of the VIP over BGP on this node; absent where no BGPAdvertisement is for
 	// it.
 	Routes *routeStatus `json:"routes,omitempty"`
@@ -94,7 +94,7 @@ func (s *speaker) status() status {
 	}
 	for _, d := range s.snapshot() {
 		v := vipStatus{VIP: d.VIP, Owner: d.Owner, Answering: outcome.Answering[d.VIP], Handover: d.Handover,
-			Probing: len(d.Probe) > 0, Conflicts: d.Conflicts, Nodes: d.Nodes, Routes: routes[d.VIP]}
+			Probing: len(d.Probe) > 0, ConflictingHosts: d.ConflictingHosts, Nodes: d.Nodes, Routes: routes[d.VIP]}
 		for _, key := range d.Services {
 			v.Services = append(v.Services, key.String())
 		}

@@ -320,7 +320,7 @@ func TestForeignHolder(t *testing.T) {
 	n.probe(vip, vip6, free, free6)
 	eventually(t, "all are probed", func() bool { return len(n.actor.Outcome().Probed) == 4 })
 	want := []plan.ConflictingHost{{Interface: "eth0", MAC: mac}}
-	got := n.actor.Outcome().Conflicts
+	got := n.actor.Outcome().ConflictingHosts
 	if !slices.Equal(got[vip], want) || !slices.Equal(got[vip6], want) || len(got) != 2 {
 		t.Errorf("conflicting hosts %v, want %v at %s and %s", got, want, vip, vip6)
 	}

@@ -86,9 +86,9 @@ type Outcome struct {
 	// Probed are those of the VIPs to be probed whose probing has come to an end once on each of their
 	// interfaces.
 	Probed map[netip.Addr]bool
-	// Conflicts are the devices that use a VIP which is answered for or probed, as they were seen
-	// lately; sorted.
-	Conflicts map[netip.Addr][]plan.ConflictingHost
+	// ConflictingHosts are the devices that use a VIP which is answered for or probed, as they were
+	// seen lately; sorted.
+	ConflictingHosts map[netip.Addr][]plan.ConflictingHost
 }
 
 func (o Outcome) equal(other Outcome) bool {

@@ -13,9 +13,10 @@ import (
 // has answered for is taken over without a question, as that would lengthen a failure, and is
 // defended against whoever comes later.
 
-// conflict returns why this node does not claim a VIP that it could deliver: a conflicting host has it.
+// conflict returns why this node does not claim a VIP that it could deliver: a conflicting host has
+// it.
 func conflict(f Facts, in Input) *lb.Refusal {
-	if in.Served || len(in.Conflicts) == 0 {
+	if in.Served || len(in.ConflictingHosts) == 0 {
 		return nil
 	}
 	policy, advice := onConflict(f, in.Holders)
@@ -23,7 +24,7 @@ func conflict(f Facts, in Input) *lb.Refusal {
 		return nil
 	}
 	return lb.Refuse(lb.ReasonAddressConflict, "%s is in use by %s, a conflicting host%s", in.VIP,
-		named(in.Conflicts), advice)
+		named(in.ConflictingHosts), advice)
 }
 
 // onConflict is what the Services on the VIP ask for, of which one that insists is enough, or else

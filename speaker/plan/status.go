@@ -49,8 +49,8 @@ func statuses(f Facts, in Input, d Decision) []NodeStatus {
 				"the node's speaker crashed a moment ago and may return; the node still forwards"
 		case node == d.Owner && claim.Answering:
 			w.Reason, w.Message = lb.ReasonAnnounced, Describe(lb.ReasonAnnounced)
-			if node == f.Self && len(d.Conflicts) > 0 {
-				w.Message += "; the conflicting host " + named(d.Conflicts) + " uses it too"
+			if node == f.Self && len(d.ConflictingHosts) > 0 {
+				w.Message += "; the conflicting host " + named(d.ConflictingHosts) + " uses it too"
 			}
 		case node == d.Owner && len(d.Probe) > 0:
 			w.Reason, w.Message = lb.ReasonProbing, Describe(lb.ReasonProbing)
@@ -276,9 +276,9 @@ func (d Decision) ownerAnswers(self string, w NodeStatus, a *lb.Announcement) st
 		a.Interfaces = d.Answer
 		sentence += fmt.Sprintf(" (%s on %s)", a.Protocol, strings.Join(d.Answer, ", "))
 	}
-	if len(d.Conflicts) > 0 {
+	if len(d.ConflictingHosts) > 0 {
 		a.Reason = lb.ReasonContested
-		sentence += fmt.Sprintf("; %s is in use by %s, a conflicting host", d.VIP, named(d.Conflicts))
+		sentence += fmt.Sprintf("; %s is in use by %s, a conflicting host", d.VIP, named(d.ConflictingHosts))
 	}
 	return sentence
 }
