@@ -98,10 +98,10 @@ type controller struct {
 // write is a write of ours to a Service's status.
 type write struct {
 	plan.Pending
-	done    bool                    // it took place for sure
-	failure string                  // why it failed last
-	claims  map[string]lb.PoolClaim // by pool
-	adopted bool                    // it is known from another's claim, and was not sent by this controller
+	done     bool // it took place for sure
+	failures loop.Failures
+	claims   map[string]lb.PoolClaim // by pool
+	adopted  bool                    // it is known from another's claim, and was not sent by this controller
 }
 
 // poolWrite is a write of ours to a pool's status, and what the pool showed before.

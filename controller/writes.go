@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"slices"
 
 	"golang.org/x/sync/errgroup"
@@ -48,8 +49,8 @@ func (c *controller) writeServices(ctx context.Context, changes []change) error 
 		c.writes[ch.service.Key] = write{
 			Pending: plan.Pending{UID: ch.service.UID, Version: ch.service.Version, Addresses: ch.holding.Addresses,
 				Perhaps: c.perhaps(ch)},
-			failure: c.writes[ch.service.Key].failure,
-			claims:  c.keepClaims(ch),
+			failures: c.writes[ch.service.Key].failures,
+			claims:   c.keepClaims(ch),
 		}
 		group.Go(func() error {
 			ctx, cancel := context.WithTimeout(ctx, writeTimeout)
@@ -83,6 +84,7 @@ func (c *controller) wrote(ctx context.Context, ch change, err error) error {
 	switch {
 	case err == nil:
 		w.done = true
+		w.log(c.log, key, nil)
 		c.report(ch)
 		return nil
 	case kube.IsNotFound(err):
@@ -91,11 +93,16 @@ func (c *controller) wrote(ctx context.Context, ch change, err error) error {
 	case ctx.Err() != nil:
 	case kube.IsConflict(err):
 		c.log.Debug("the Service has changed meanwhile: deciding again", "service", key)
-	case w.failure != err.Error():
-		w.failure = err.Error()
-		c.log.Warn("cannot write a Service's status, trying again", "service", key, "error", err)
+	default:
+		w.log(c.log, key, err)
 	}
 	return err
+}
+
+// log logs how the write of a Service's status went, a row of failures once.
+func (w *write) log(log *slog.Logger, key lb.Key, err error) {
+	w.failures.Log(log, "cannot write the status of a Service; trying again", "wrote the status of a Service at last", err,
+		"service", key)
 }
 
 // report logs a change of decision and sends the Event.

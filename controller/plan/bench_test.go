@@ -32,7 +32,7 @@ func BenchmarkAssign(b *testing.B) {
 				pools, services := benchWorld(n, holders)
 				b.ReportAllocs()
 				for b.Loop() {
-					Assign(Input{Pools: pools, Services: services})
+					assignModel(modelInput{Pools: pools, Services: services})
 				}
 			})
 		}
@@ -49,7 +49,7 @@ func BenchmarkAssignFull(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		Assign(w.input(nil))
+		assignModel(w.input(nil))
 	}
 }
 
@@ -88,7 +88,7 @@ func BenchmarkFill(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		Assign(w.input(nil))
+		assignModel(w.input(nil))
 	}
 }
 

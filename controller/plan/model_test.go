@@ -74,7 +74,7 @@ func (p passes) step(m model) model {
 }
 
 func (m model) step() model {
-	in := Input{
+	in := modelInput{
 		Pools: map[string]lb.Pool{"p": {Name: "p", AutoAssign: true,
 			Ranges: []lb.Range{{From: modelAddr(1), To: modelAddr(2)}}}},
 		Services: map[lb.Key]lb.Service{}, Pending: map[lb.Key]Pending{},
@@ -100,7 +100,7 @@ func (m model) step() model {
 			m.writes[i] = modelWrite{}
 		}
 	}
-	p := Assign(in)
+	p := assignModel(in)
 	for i, c := range m.cache {
 		d, ok := p.Services[key(strconv.Itoa(i))]
 		var addr int8

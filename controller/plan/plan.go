@@ -1,15 +1,15 @@
 // Package plan decides which Service holds which addresses, and says why one gets none.
 //
-// It is a pure function of the pools, the Services and our own writes that have not been seen back:
-// no clock, no I/O. What a Service holds is read from its status, so a pass can be repeated at any
-// time, by any process: holders come first and keep what they have, newcomers are then served
-// oldest first. Assign is that function; Book gives the same answers change by change.
+// Its only way in is the Book, which is told of each change and decides for the Services that the
+// change concerns. It has no clock and does no I/O. What a Service holds is read from its status, so
+// any process can decide at any time: holders come first and keep what they have, newcomers are then
+// served oldest first. The tests hold a Book to that: after each change it must say what a new Book
+// says that knows only what is stored (assignModel).
 package plan
 
 import (
 	"cmp"
 	"net/netip"
-	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
@@ -26,17 +26,6 @@ type Config struct {
 	MoveDuplicates bool
 	// Never are addresses that no pool hands out: gateways and the like.
 	Never []lb.Range
-}
-
-// Input is all that a decision depends on.
-type Input struct {
-	Config
-	Pools      map[string]lb.Pool
-	Namespaces map[string]lb.Namespace
-	Nodes      map[string]lb.Node // whose addresses are not handed out
-	Services   map[lb.Key]lb.Service
-	Pending    map[lb.Key]Pending
-	Now        time.Time
 }
 
 // Pending is a write, of our own or claimed by another controller, that the picture of the Services
@@ -87,18 +76,4 @@ func Ours(s *lb.Service, class string) bool { return s.Type == lb.LoadBalancer &
 // Older orders Services by age, then by name, which is the order in which they are served.
 func Older(a, b *lb.Service) int {
 	return cmp.Or(a.Created.Compare(b.Created), a.Key.Compare(b.Key))
-}
-
-// Assign decides for all Services at once.
-func Assign(in Input) Plan {
-	b := NewBook(in.Config, len(in.Services))
-	b.SetPools(in.Pools, in.Nodes)
-	b.SetNamespaces(in.Namespaces)
-	for _, p := range in.Pools {
-		b.Keep(p.Status.Released)
-	}
-	for key, s := range in.Services {
-		b.Set(s, in.Pending[key], in.Now)
-	}
-	return b.Plan(in.Now)
 }

@@ -164,7 +164,7 @@ var (
 // assign runs a pass several times over maps that were made anew, as their order must not matter.
 func (w *world) assign(t *testing.T, pending map[lb.Key]Pending) Plan {
 	t.Helper()
-	first := Assign(w.input(pending))
+	first := assignModel(w.input(pending))
 	for range w.repeats {
 		pools, services := map[string]lb.Pool{}, map[lb.Key]lb.Service{}
 		for _, name := range slices.Backward(slices.Sorted(maps.Keys(w.pools))) {
@@ -175,7 +175,7 @@ func (w *world) assign(t *testing.T, pending map[lb.Key]Pending) Plan {
 		}
 		in := w.input(pending)
 		in.Pools, in.Services = pools, services
-		again := Assign(in)
+		again := assignModel(in)
 		if !reflect.DeepEqual(first, again) {
 			t.Fatalf("the same input gives another plan:\n%v\n%v", first, again)
 		}
@@ -183,8 +183,8 @@ func (w *world) assign(t *testing.T, pending map[lb.Key]Pending) Plan {
 	return first
 }
 
-func (w *world) input(pending map[lb.Key]Pending) Input {
-	return Input{Config: w.config, Pools: w.pools, Namespaces: w.namespaces, Nodes: w.nodes, Services: w.services,
+func (w *world) input(pending map[lb.Key]Pending) modelInput {
+	return modelInput{Config: w.config, Pools: w.pools, Namespaces: w.namespaces, Nodes: w.nodes, Services: w.services,
 		Pending: pending, Now: w.now}
 }
 

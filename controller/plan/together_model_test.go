@@ -100,7 +100,7 @@ func (e *explorer) decide(c *tController) [togetherServices]int8 {
 	if known, ok := e.decisions[k]; ok {
 		return known
 	}
-	in := Input{
+	in := modelInput{
 		Pools: map[string]lb.Pool{"p": {Name: "p", AutoAssign: true,
 			Ranges: []lb.Range{{From: modelAddr(1), To: modelAddr(2)}}}},
 		Services: map[lb.Key]lb.Service{}, Pending: map[lb.Key]Pending{},
@@ -132,7 +132,7 @@ func (e *explorer) decide(c *tController) [togetherServices]int8 {
 		in.Pending[service.Key] = p
 	}
 	var decided [togetherServices]int8
-	for k, d := range Assign(in).Services {
+	for k, d := range assignModel(in).Services {
 		i, _ := strconv.Atoi(k.Name)
 		if len(d.Addresses) > 0 {
 			decided[i] = int8(d.Addresses[0].As4()[3])

@@ -17,7 +17,9 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/landfall-lb/landfall/api/v1beta1"
+	"github.com/landfall-lb/landfall/internal/actor"
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 // Events that wait for the API server; what comes on top is dropped, as an Event is a courtesy and
@@ -62,6 +64,8 @@ type Events struct {
 	correlator *record.EventCorrelator
 	sequence   atomic.Uint32 // tells Events of one moment apart in their names
 }
+
+var _ actor.Runner = (*Events)(nil)
 
 // Events returns a sender that names component, such as landfall-speaker, as its source, and
 // instance (a node's or pod's name) as the source's host. Nothing is sent before Run is called;
@@ -136,7 +140,8 @@ func (e *Events) send(ctx context.Context, event *corev1.Event) {
 		e.log.Debug("leaving out an Event", "about", event.InvolvedObject.Name, "reason", event.Reason, "error", err)
 		return
 	}
-	for wait := minEventRetry; ; wait = min(2*wait, maxEventRetry) {
+	backoff := loop.Backoff{Min: minEventRetry, Max: maxEventRetry}
+	for {
 		sent, err := e.write(ctx, result)
 		var answer apierrors.APIStatus
 		switch {
@@ -151,7 +156,7 @@ func (e *Events) send(ctx context.Context, event *corev1.Event) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(wait):
+		case <-time.After(backoff.Next()):
 		}
 	}
 }

@@ -2,7 +2,6 @@ package kube
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -14,6 +13,8 @@ import (
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/klog/v2"
+
+	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 // Election says which Lease decides who leads.
@@ -72,7 +73,7 @@ func (t *term) run(core kubernetes.Interface, e Election) error {
 		LockConfig: resourcelock.ResourceLockConfig{Identity: e.Identity},
 	}
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock:          &reportingLock{Interface: lock, log: t.log},
+		Lock:          &reportingLock{Interface: lock, log: t.log, failures: loop.Failures{Repeat: repeatAfter}},
 		LeaseDuration: e.LeaseDuration, RenewDeadline: e.RenewDeadline, RetryPeriod: e.RetryPeriod,
 		ReleaseOnCancel: true,
 		Name:            e.Name,
@@ -139,8 +140,8 @@ func (t *term) end() error {
 // calls it from one goroutine.
 type reportingLock struct {
 	resourcelock.Interface
-	log  *slog.Logger
-	said time.Time
+	log      *slog.Logger
+	failures loop.Failures
 }
 
 func (l *reportingLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
@@ -159,13 +160,10 @@ func (l *reportingLock) Update(ctx context.Context, record resourcelock.LeaderEl
 // report passes the error on. That there is no Lease yet, that another candidate was faster or that
 // the term ends is the normal course.
 func (l *reportingLock) report(err error) error {
-	if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) ||
-		errors.Is(err, context.Canceled) {
-		return err
+	failure := err
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
+		failure = nil
 	}
-	if now := time.Now(); now.Sub(l.said) >= repeatAfter {
-		l.said = now
-		l.log.Warn("cannot use the Lease", "error", err)
-	}
+	l.failures.Log(l.log, "cannot use the Lease", "the Lease can be used again", failure)
 	return err
 }

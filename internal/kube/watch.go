@@ -14,6 +14,8 @@ import (
 	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 // resource says what to watch.
@@ -30,7 +32,10 @@ type resource struct {
 
 // register adds a watch on r that fills store once Run is called.
 func (c *Client) register(r resource, store cache.TransformingStore) {
-	watch := &watch{log: c.log, host: c.host, resource: r.name}
+	watch := &watch{log: c.log, host: c.host, resource: r.name,
+		backoff:  loop.Backoff{Min: minRetry, Max: maxRetry},
+		failures: loop.Failures{Repeat: repeatAfter},
+	}
 	if r.optional {
 		watch.absent = func(why error) {
 			if watch.given() {
@@ -108,9 +113,9 @@ type watch struct {
 	absent func(why error)
 
 	mu       sync.Mutex
-	failures int
+	backoff  loop.Backoff
+	failures loop.Failures
 	complete bool // there is a list, be it that of what is absent
-	said     time.Time
 }
 
 // Retries of a watch that failed: quick at first, as an API server restart takes seconds, and never
@@ -141,29 +146,29 @@ func (w *watch) run(ctx context.Context) {
 	}
 }
 
-// failed says that there was a failure, at most once in a while, and returns how long to wait.
+// failed reports a failure and returns how long to wait.
 func (w *watch) failed(err error) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err == nil {
 		return minRetry // the API server ended the watch, as it does now and then
 	}
-	if now := time.Now(); now.Sub(w.said) >= repeatAfter {
-		w.said = now
-		w.log.Warn("waiting for the API server", "server", w.host, "watch", w.resource, "error", err)
-	}
-	wait := min(minRetry<<min(w.failures, 10), maxRetry)
-	w.failures++
+	w.report(err)
+	wait := w.backoff.Next()
 	return wait/2 + rand.N(wait)/2
 }
 
 func (w *watch) reached() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.failures > 0 {
-		w.log.Info("the API server answers", "server", w.host, "watch", w.resource)
-	}
-	w.failures, w.said, w.complete = 0, time.Time{}, true
+	w.report(nil)
+	w.backoff.Reset()
+	w.complete = true
+}
+
+func (w *watch) report(err error) {
+	w.failures.Log(w.log, "waiting for the API server", "the API server answers", err, "server", w.host,
+		"watch", w.resource)
 }
 
 // given tells whether there is a list already, and notes that from now on there is one.

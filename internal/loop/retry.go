@@ -40,7 +40,14 @@ func Retry(ctx context.Context, backoff Backoff, attempt func(context.Context) (
 
 // Failures logs a row of failures once for each message, and its end. The zero value is ready for
 // use; it is not safe for concurrent use.
-type Failures struct{ last string }
+type Failures struct {
+	// Repeat, unless 0, has a row of failures logged again after that time and not before, whatever
+	// its messages.
+	Repeat time.Duration
+
+	last string
+	at   time.Time
+}
 
 // Log takes how one attempt has ended: err is logged as a warning unless it was logged before, and
 // a success after a failure as information. A ctx that was cancelled is neither.
@@ -50,8 +57,15 @@ func (f *Failures) Log(log *slog.Logger, failing, again string, err error, args 
 	case err == nil && f.last != "":
 		log.Info(again, args...)
 		f.last = ""
-	case err != nil && err.Error() != f.last:
+	case err != nil && f.isNews(err):
 		log.Warn(failing, append([]any{"error", err}, args...)...)
-		f.last = err.Error()
+		f.last, f.at = err.Error(), time.Now()
 	}
+}
+
+func (f *Failures) isNews(err error) bool {
+	if f.Repeat == 0 || f.last == "" {
+		return err.Error() != f.last
+	}
+	return time.Since(f.at) >= f.Repeat
 }

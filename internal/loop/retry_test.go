@@ -71,3 +71,28 @@ func TestFailures(t *testing.T) {
 		t.Errorf("logged %q, want %q", got, want)
 	}
 }
+
+// TestFailuresRepeat checks that a long row of failures is logged at most that often, also where each
+// message is another one.
+func TestFailuresRepeat(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		log := slog.New(slog.NewTextHandler(&out, nil))
+		f := Failures{Repeat: 10 * time.Second}
+		for i := range 25 {
+			f.Log(log, "cannot read", "reading again", fmt.Errorf("port %d", i/2))
+			time.Sleep(time.Second)
+		}
+		f.Log(log, "cannot read", "reading again", nil)
+		f.Log(log, "cannot read", "reading again", errors.New("anew"))
+		want := []string{`"cannot read" error="port 0"`, `"cannot read" error="port 5"`, `"cannot read" error="port 10"`,
+			`"reading again"`, `"cannot read" error=anew`}
+		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+		for i, line := range lines {
+			_, lines[i], _ = strings.Cut(line, "msg=")
+		}
+		if !slices.Equal(lines, want) {
+			t.Errorf("logged %q, want %q", lines, want)
+		}
+	})
+}

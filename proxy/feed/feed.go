@@ -20,7 +20,6 @@ import (
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/actor"
-	"github.com/landfall-lb/landfall/internal/delta"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
 )
@@ -324,10 +323,14 @@ func (a *Actor) write(ctx context.Context, conn net.Conn, r *subscriber) error {
 func compose(told, now deliveries) (lb.FeedMessage, bool) {
 	message := lb.FeedMessage{Complete: told == nil}
 	for service, after := range now {
-		change := delta.Diff(byKey(told[service]), byKey(after), lb.Delivery.Equal)
-		message.Deliveries = slices.AppendSeq(message.Deliveries, maps.Values(change.Add))
-		message.Deliveries = slices.AppendSeq(message.Deliveries, maps.Values(change.Change))
-		message.Removed = slices.AppendSeq(message.Removed, maps.Keys(change.Remove))
+		before, now := byKey(told[service]), byKey(after)
+		for key, d := range now {
+			if was, ok := before[key]; !ok || !was.Equal(d) {
+				message.Deliveries = append(message.Deliveries, d)
+			}
+			delete(before, key)
+		}
+		message.Removed = slices.AppendSeq(message.Removed, maps.Keys(before))
 	}
 	slices.SortFunc(message.Deliveries, lb.Delivery.Compare)
 	slices.SortFunc(message.Removed, func(a, b lb.DeliveryKey) int {

@@ -155,8 +155,7 @@ func play(t *testing.T, name, self string, story []scene) {
 			case "probed":
 				e.Seen.Probed = map[netip.Addr]bool{vip1: true}
 			case "conflicting":
-				e.Seen.ConflictingHosts = map[netip.Addr][]plan.ConflictingHost{
-					vip1: {{Interface: "eth0", MAC: "02:00:00:00:00:99"}}}
+				e.Seen.Conflicts = map[netip.Addr][]plan.ConflictingHost{vip1: {{Interface: "eth0", MAC: "02:00:00:00:00:99"}}}
 			}
 		}
 		if c.claims == "gone" {

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/landfall-lb/landfall/internal/actor"
 	"github.com/landfall-lb/landfall/internal/loop"
 )
 
@@ -41,10 +42,13 @@ type Objects struct {
 	wanted map[string]*task
 
 	// Only apply touches these.
-	written map[string]writing
-	retryAt time.Time
-	retry   time.Duration
+	written  map[string]writing
+	retry    loop.Backoff
+	retryAt  time.Time
+	failures loop.Failures
 }
+
+var _ actor.Setter[map[string]Job] = (*Objects)(nil)
 
 type task struct {
 	Job
@@ -60,7 +64,8 @@ type writing struct {
 
 // NewObjects returns an Objects with nothing to write.
 func NewObjects(log *slog.Logger) *Objects {
-	o := &Objects{log: log, wanted: map[string]*task{}, written: map[string]writing{}}
+	o := &Objects{log: log, wanted: map[string]*task{}, written: map[string]writing{},
+		retry: loop.Backoff{Min: minRetry, Max: maxRetry}}
 	o.runner = loop.New(func(ctx context.Context) (time.Duration, error) { return o.apply(ctx, time.Now()), nil },
 		loop.Options{Gap: 50 * time.Millisecond})
 	return o
@@ -135,17 +140,17 @@ func (o *Objects) apply(ctx context.Context, now time.Time) time.Duration {
 			next = rewrite
 		}
 	}
-	if err := errors.Join(errs...); err != nil && ctx.Err() == nil {
-		level := slog.LevelDebug
-		if o.retry == 0 {
-			level = slog.LevelWarn
-		}
-		o.log.Log(ctx, level, "cannot write the status of objects; trying again until it works", "error", err)
-		o.retry = min(max(2*o.retry, minRetry), maxRetry)
-		o.retryAt = now.Add(o.retry)
-		return o.retry
+	if ctx.Err() != nil {
+		return 0
 	}
-	o.retry = 0
+	err := errors.Join(errs...)
+	o.failures.Log(o.log, "cannot write the status of objects; trying again", "writing the status of objects again", err)
+	if err != nil {
+		wait := o.retry.Next()
+		o.retryAt = now.Add(wait)
+		return wait
+	}
+	o.retry.Reset()
 	return next
 }
 
