@@ -67,7 +67,7 @@ type vipStatus struct {
 	// ConflictingHosts are the devices that use the VIP and are no nodes that run a speaker, as this
 	// node sees them.
 	ConflictingHosts []plan.ConflictingHost `json:"conflictingHosts,omitempty"`
-	Nodes            []plan.NodeWord        `json:"nodes"`
+	Nodes            []plan.NodeStatus      `json:"nodes"`
 	// Routes is what becomes of the VIP over BGP on this node; absent where no BGPAdvertisement is for
 	// it.
 	Routes *routeStatus `json:"routes,omitempty"`

@@ -110,7 +110,7 @@ type Decision struct {
 	// Routed is what has become of the VIP over BGP on this node.
 	Routed Routed
 	// Nodes is the word of each live node, sorted by name.
-	Nodes []NodeWord
+	Nodes []NodeStatus
 }
 
 // Obstacle says why this node neither claims the VIP nor announces a route for it; "" when it does
@@ -173,7 +173,7 @@ func Decide(f Facts, in Input) Decision {
 	case handsOver(f, in, d):
 		d.Answer, d.Handover = in.Answering, true
 	}
-	d.Nodes = words(f, in, d)
+	d.Nodes = nodeStatuses(f, in, d)
 	return d
 }
 
