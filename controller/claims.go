@@ -121,7 +121,7 @@ func (c *controller) claim(ctx context.Context, p plan.Plan, pools map[string]lb
 		claim := c.claimOf(ch)
 		for _, name := range c.poolsOfNew(ch) {
 			if _, ok := c.base(pools[name]); !ok {
-				c.log.Info("addresses may have been given out by another controller: catching up", "pool", name, "writer",
+				c.log.Info("another controller may have assigned addresses: catching up", "pool", name, "writer",
 					pools[name].Status.Writer)
 				c.retry(changes)
 				return nil, c.catchUpWithOthers(ctx)
@@ -210,7 +210,7 @@ func (c *controller) poolsOfNew(ch change) []string {
 	return names
 }
 
-// claimed tells whether the pool's status has the claim.
+// claimed reports whether the pool's status has the claim.
 func (c *controller) claimed(pool string, claim lb.PoolClaim) bool {
 	r := c.registries[pool]
 	return r != nil && slices.ContainsFunc(r.claims, func(have lb.PoolClaim) bool { return sameClaim(have, claim) })

@@ -146,7 +146,7 @@ func (c *controller) lead(ctx context.Context) error {
 	if err := c.catchUpWithOthers(ctx); err != nil {
 		return ignoreEnd(ctx, err)
 	}
-	c.log.Info("leading: giving out addresses")
+	c.log.Info("leading: assigning addresses")
 	defer c.metrics.forget()
 	c.runner.Poke()
 	return c.runner.Run(ctx)
@@ -271,15 +271,15 @@ func ready(d deps) func() error {
 	return func() error {
 		switch {
 		case !d.services.Synced():
-			return errors.New("the Services are not known yet")
+			return errors.New("the list of Services has not arrived yet")
 		case !d.pools.Synced():
-			return errors.New("the IPAddressPools are not known yet")
+			return errors.New("the list of IPAddressPools has not arrived yet")
 		case !d.namespaces.Synced():
-			return errors.New("the Namespaces are not known yet")
+			return errors.New("the list of Namespaces has not arrived yet")
 		case !d.nodes.Synced():
-			return errors.New("the Nodes are not known yet")
+			return errors.New("the list of Nodes has not arrived yet")
 		case !d.around.Synced():
-			return errors.New("the ConfigMap " + lb.SurroundingsConfigMap + " is not known yet")
+			return errors.New("the ConfigMap " + lb.SurroundingsConfigMap + " has not arrived yet")
 		}
 		return nil
 	}

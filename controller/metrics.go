@@ -25,11 +25,11 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 	m := &metrics{
 		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "landfall_controller_writes_total",
-			Help: "Writes of statuses, by kind (service, pool) and result (ok, conflict, error).",
+			Help: "Status writes, by kind (service, pool) and result (ok, conflict, error).",
 		}, []string{"kind", "result"}),
 		conflicts: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "landfall_controller_conflicts_total",
-			Help: "Writes that were refused because the object had changed meanwhile; they are decided anew.",
+			Help: "Status writes that the API server refused because the object had changed; the controller decides again.",
 		}),
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "landfall_controller_assign_duration_seconds",

@@ -72,7 +72,7 @@ func (c *controller) writePool(ctx context.Context, pool lb.Pool, status lb.Pool
 		c.poolWrites[pool.Name] = poolWrite{before: shown.Status, written: status}
 	case ctx.Err() != nil, kube.IsConflict(err), kube.IsNotFound(err):
 	default:
-		c.log.Warn("cannot write a pool's status", "pool", pool.Name, "error", err)
+		c.log.Warn("cannot write the status of a pool; trying again", "pool", pool.Name, "error", err)
 	}
 	return err
 }
@@ -101,7 +101,7 @@ func (c *controller) reportPool(pool lb.Pool, status lb.PoolStatus) {
 	}
 }
 
-// shows tells whether have is what want says.
+// shows reports whether have is what want says.
 func shows(have, want lb.PoolStatus) bool {
 	return have.AssignedIPv4 == want.AssignedIPv4 && have.AvailableIPv4 == want.AvailableIPv4 &&
 		have.AssignedIPv6 == want.AssignedIPv6 && have.AvailableIPv6 == want.AvailableIPv6 &&
@@ -109,7 +109,7 @@ func shows(have, want lb.PoolStatus) bool {
 		!slices.ContainsFunc(want.Conditions, func(c lb.Condition) bool { return !slices.Contains(have.Conditions, c) })
 }
 
-// showsConditions tells whether all that differs are figures. It does not look at conditions that
+// showsConditions reports whether all that differs are figures. It does not look at conditions that
 // want does not have: they are others'.
 func showsConditions(have, want lb.PoolStatus) bool {
 	return !slices.ContainsFunc(want.Conditions, func(c lb.Condition) bool {

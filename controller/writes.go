@@ -92,7 +92,7 @@ func (c *controller) wrote(ctx context.Context, ch change, err error) error {
 		return nil
 	case ctx.Err() != nil:
 	case kube.IsConflict(err):
-		c.log.Debug("the Service has changed meanwhile: deciding again", "service", key)
+		c.log.Debug("the Service has changed since it was read: deciding again", "service", key)
 	default:
 		w.log(c.log, key, err)
 	}
@@ -111,7 +111,7 @@ func (c *controller) report(ch change) {
 	condition := ch.holding.Condition
 	switch {
 	case condition == nil:
-		c.log.Info("the Service holds nothing of ours any more", "service", ch.service.Key)
+		c.log.Info("took all of Landfall's addresses and conditions off the Service", "service", ch.service.Key)
 	case condition.Status:
 		c.log.Info("the Service has its address", "service", ch.service.Key, "address", condition.Message)
 		c.events.Normal(about, condition.Reason, condition.Message)

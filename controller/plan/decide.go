@@ -51,7 +51,7 @@ func (b *Book) needs(needs []need, e *entry, w want, held []netip.Addr) []need {
 	return needs
 }
 
-// satisfies tells whether e, which does not ask for another address by name, is to stay with the
+// satisfies reports whether e, which does not ask for another address by name, is to stay with the
 // one that it holds.
 func (b *Book) satisfies(e *entry, w want, addr netip.Addr) bool {
 	in := b.pools.of(addr)
@@ -203,7 +203,7 @@ func (b *Book) pick(e *entry, p *pool, family lb.Family, picked []netip.Addr) (n
 	return s.free(func(addr netip.Addr) bool { return b.busy(addr) || slices.Contains(picked, addr) })
 }
 
-// full tells whether the namespace of e has all addresses of the family that the pool allows it,
+// full reports whether the namespace of e has all addresses of the family that the pool allows it,
 // with those of picked.
 func (p *pool) full(e *entry, family lb.Family, picked []netip.Addr) bool {
 	if p.PerNamespace == 0 {
@@ -244,7 +244,7 @@ func (b *Book) own(e *entry, p *pool, family lb.Family, picked []netip.Addr) (ne
 	return netip.Addr{}, false
 }
 
-// reservedFor tells whether a reservation offers addr to e.
+// reservedFor reports whether a reservation offers addr to e.
 func (p *pool) reservedFor(e *entry, addr netip.Addr) bool {
 	for i, r := range p.Reservations {
 		if forService(r, e) && p.reserved[i].offers(addr) {

@@ -66,7 +66,7 @@ func (b *Book) unkeep(addr netip.Addr) {
 	}
 }
 
-// busy tells whether addr cannot be given to just anybody.
+// busy reports whether addr cannot be given to just anybody.
 func (b *Book) busy(addr netip.Addr) bool {
 	if len(b.holders[addr]) > 0 {
 		return true

@@ -1,10 +1,10 @@
 // Package plan decides which Service holds which addresses, and says why one gets none.
 //
 // Its only way in is the Book, which is told of each change and decides for the Services that the
-// change concerns. It has no clock and does no I/O. What a Service holds is read from its status, so
-// any process can decide at any time: holders come first and keep what they have, newcomers are then
-// served oldest first. The tests hold a Book to that: after each change it must say what a new Book
-// says that knows only what is stored (assignModel).
+// change concerns. It has no clock and does no I/O. What a Service holds is read from its status,
+// so any process can decide at any time: holders come first and keep what they have, newcomers are
+// then served oldest first. The tests hold a Book to that: after each change it must say what a new
+// Book says that knows only what is stored (assignModel).
 package plan
 
 import (
@@ -39,7 +39,7 @@ type Pending struct {
 	Perhaps []netip.Addr
 }
 
-// Covers tells whether s is still what the write was decided on, and so cannot show the write. As
+// Covers reports whether s is still what the write was decided on, and so cannot show the write. As
 // soon as the Service is seen in another version, that version is newer and shows whether the write
 // took place.
 func (p Pending) Covers(s lb.Service) bool { return p.UID == s.UID && p.Version == s.Version }
@@ -69,8 +69,8 @@ type PoolPlan struct {
 	Families map[lb.Family]Usage
 }
 
-// Ours tells whether a controller for class serves s: Services of exactly that class, and without a
-// class those that have none.
+// Ours reports whether a controller for class serves s: Services of exactly that class, and without
+// a class those that have none.
 func Ours(s *lb.Service, class string) bool { return s.Type == lb.LoadBalancer && s.Class == class }
 
 // Older orders Services by age, then by name, which is the order in which they are served.

@@ -154,7 +154,7 @@ func (ps *pools) changed(all map[string]lb.Pool) map[string]bool {
 	return changed
 }
 
-// containedIn tells whether one of the pools named contains addr.
+// containedIn reports whether one of the pools named contains addr.
 func (ps *pools) containedIn(addr netip.Addr, names map[string]bool) (found bool) {
 	ps.containing(addr, func(p *pool) bool {
 		found = names[p.Name]
@@ -285,7 +285,7 @@ func (ps *pools) assigned(addr netip.Addr, by int) {
 }
 
 // occupied notes in all pools that contain addr that it cannot be given to just anybody, or that it
-// can again. It tells whether one of them has nothing left now.
+// can again. It reports whether one of them has nothing left now.
 func (ps *pools) occupied(addr netip.Addr, busy bool) (exhausted bool) {
 	ps.containing(addr, func(p *pool) bool {
 		s := p.spaces[lb.FamilyOf(addr)]
@@ -300,7 +300,7 @@ func (ps *pools) occupied(addr netip.Addr, busy bool) (exhausted bool) {
 }
 
 // used notes in all pools that contain addr that a namespace has it, or with -1 that it has not any
-// longer. It tells whether the namespace has now as many as one of them allows it.
+// longer. It reports whether the namespace has now as many as one of them allows it.
 func (ps *pools) used(addr netip.Addr, namespace string, by int) (full bool) {
 	ps.containing(addr, func(p *pool) bool {
 		k := namespaceFamily{namespace, lb.FamilyOf(addr)}
@@ -341,7 +341,7 @@ func (p *pool) contains(addr netip.Addr) bool {
 	return s != nil && contains(s.ranges, addr)
 }
 
-// serves tells whether the pool is for Services with these labels in a namespace with those.
+// serves reports whether the pool is for Services with these labels in a namespace with those.
 func (p *pool) serves(e *entry, namespaces map[string]lb.Namespace) bool {
 	a := p.Allocation
 	if a == nil {

@@ -28,8 +28,8 @@ func apart(a, b *lb.Service) string {
 	}
 	if a.ExternalPolicy == lb.Local && b.ExternalPolicy == lb.Local &&
 		(a.Request.Selector == "" || a.Request.Selector != b.Request.Selector) {
-		return "and both have externalTrafficPolicy Local, but not the same selector, so that perhaps no node could " +
-			"deliver both"
+		return "and both have externalTrafficPolicy Local, but different selectors, so there may be no node that " +
+			"delivers both"
 	}
 	return ""
 }

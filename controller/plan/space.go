@@ -93,7 +93,7 @@ func subtract(ranges, cut []lb.Range) []lb.Range {
 	return left
 }
 
-// buggy tells whether some old devices take addr for that of a network or a broadcast.
+// buggy reports whether some old devices take addr for that of a network or a broadcast.
 func buggy(addr netip.Addr) bool {
 	if !addr.Is4() {
 		return false
@@ -109,7 +109,7 @@ func buggyIn(r lb.Range) int64 {
 	return upTo(number(r.To)+1) - upTo(number(r.From))
 }
 
-// contains tells whether ranges, as merge returns them, contain addr.
+// contains reports whether ranges, as merge returns them, contain addr.
 func contains(ranges []lb.Range, addr netip.Addr) bool {
 	after, _ := slices.BinarySearchFunc(ranges, addr, func(r lb.Range, addr netip.Addr) int {
 		if addr.Less(r.From) {
@@ -120,7 +120,7 @@ func contains(ranges []lb.Range, addr netip.Addr) bool {
 	return after > 0 && ranges[after-1].Contains(addr)
 }
 
-// offers tells whether addr can be handed out to anybody.
+// offers reports whether addr can be handed out to anybody.
 func (s *space) offers(addr netip.Addr) bool {
 	return contains(s.open, addr) && (!s.avoidBuggy || !buggy(addr))
 }
@@ -138,7 +138,7 @@ func (s *space) occupied(addr netip.Addr, busy bool) {
 	s.giveBack(addr)
 }
 
-// exhausted tells whether there is nothing left to hand out.
+// exhausted reports whether there is nothing left to hand out.
 func (s *space) exhausted() bool {
 	return s.usage.Total.IsInt64() && s.usage.Total.Int64() <= int64(s.usage.Busy)
 }

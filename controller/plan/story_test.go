@@ -468,7 +468,7 @@ func TestMessages(t *testing.T) {
 		"third":   "asks for 10.0.0.1, which Service default/first holds",
 		"fourth":  "asks for 192.0.2.1, which is in no pool",
 		"fifth":   "asks for fd00::1, but its spec.ipFamilies has no IPv6",
-		"sixth":   `asks for "x", which is no IP address`,
+		"sixth":   `asks for "x", which is not an IP address`,
 		"seventh": "asks for pool nope, which does not exist",
 		"eighth": "pool late hands out nothing new: 10.0.0.1 is also in the older pool small; Services keep what " +
 			"they hold of pool late, and it hands out nothing new",
@@ -476,9 +476,9 @@ func TestMessages(t *testing.T) {
 		"tenth": "10.1.0.1 from pool reserved",
 		"eleventh": "keeps 192.0.2.7, which is in no pool and so is not announced; add it to a pool, or ask for " +
 			"another address",
-		"twelfth":    "no pool that hands out addresses by itself has IPv6 addresses",
-		"thirteenth": "no pool that hands out addresses by itself has IPv6 addresses",
-		"fourteenth": "10.1.0.3 from pool reserved; no pool that hands out addresses by itself has IPv6 addresses",
+		"twelfth":    "no pool with autoAssign has IPv6 addresses",
+		"thirteenth": "no pool with autoAssign has IPv6 addresses",
+		"fourteenth": "10.1.0.3 from pool reserved; no pool with autoAssign has IPv6 addresses",
 		"fifteenth": "asks for both 10.1.0.0 and 10.1.0.2; it can have one address of each family, unless annotation " +
 			"landfall.dev/addresses-per-family asks for more",
 		"pool small":    "hands out addresses",

@@ -31,7 +31,7 @@ func (w want) asks() []netip.Addr {
 	return all
 }
 
-// parse reads what the Service asks for. Also a want with a refusal tells the families.
+// parse reads what the Service asks for. A want that comes with a refusal has the families, too.
 func parse(s *lb.Service) (want, *lb.Refusal) {
 	w := want{families: s.Families, all: s.FamilyPolicy != lb.PreferDualStack, pool: s.Request.Pool,
 		mode: lb.IPMode(s.Request.Mode)}
@@ -44,7 +44,7 @@ func parse(s *lb.Service) (want, *lb.Refusal) {
 		return w,
 			lb.Refuse(
 				lb.ReasonNoClusterIP,
-				"waiting for the API server to give the Service a cluster IP, which tells its address families")
+				"waits for the API server to give the Service a cluster IP, which determines its address families")
 	}
 	if refusal := w.parseAnnotations(s.Request); refusal != nil {
 		return w, refusal
@@ -81,7 +81,7 @@ func (w *want) parseAddresses(r lb.Request) *lb.Refusal {
 	for _, written := range r.Addresses {
 		addr, err := lb.ParseAddr(written)
 		if err != nil {
-			return lb.Refuse(lb.ReasonAddressInvalid, "asks for %q, which is no IP address", written)
+			return lb.Refuse(lb.ReasonAddressInvalid, "asks for %q, which is not an IP address", written)
 		}
 		family := lb.FamilyOf(addr)
 		asked := w.addr[family]
@@ -96,7 +96,7 @@ func (w *want) parseAddresses(r lb.Request) *lb.Refusal {
 				asked[0], addr, lb.AnnotationPerFamily)
 		case w.count > 0 && len(asked) == w.count:
 			return lb.Refuse(lb.ReasonAddressInvalid,
-				"asks for more than %d %s addresses by name, which is what annotation %s says", w.count, family,
+				"asks for more %s addresses by name than the %d that annotation %s asks for", family, w.count,
 				lb.AnnotationPerFamily)
 		}
 		if w.addr == nil {
@@ -116,7 +116,7 @@ type need struct {
 	open   int          // lacking, any will do
 }
 
-// need compares what is held with what is wanted of a family. ok tells whether an address will do
+// need compares what is held with what is wanted of a family. ok reports whether an address will do
 // where none is asked for by name.
 func (w want) need(family lb.Family, held []netip.Addr, ok func(netip.Addr) bool) need {
 	n := need{family: family}

@@ -23,8 +23,8 @@ func refuseNotAllowed(p *pool) *lb.Refusal {
 
 func refuseQuota(e *entry, p *pool, family lb.Family) *lb.Refusal {
 	return lb.Refuse(lb.ReasonQuotaExceeded,
-		"namespace %s holds as many %s addresses of pool %s as that allows each namespace: %d (spec.addressesPerNamespace)",
-		e.Key.Namespace, family, p.Name, p.PerNamespace)
+		"namespace %s already holds the %d %s addresses of pool %s that spec.addressesPerNamespace allows it",
+		e.Key.Namespace, p.PerNamespace, family, p.Name)
 }
 
 // refuseFamily says why none of the pools gave an address of the family.
@@ -45,7 +45,7 @@ func refuseFamily(e *entry, candidates []*pool, family lb.Family, named string) 
 	case len(full) == 0 && named != "":
 		return lb.Refuse(lb.ReasonFamilyUnserved, "pool %s has no %s addresses", named, family)
 	case len(full) == 0:
-		return lb.Refuse(lb.ReasonFamilyUnserved, "no pool that hands out addresses by itself has %s addresses", family)
+		return lb.Refuse(lb.ReasonFamilyUnserved, "no pool with autoAssign has %s addresses", family)
 	case quota != nil:
 		return refuseQuota(e, quota, family)
 	case len(full) == 1:

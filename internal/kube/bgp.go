@@ -233,7 +233,7 @@ func (s *Status) DropPeerNodes(ctx context.Context, peer string, nodes []string)
 }
 
 // BGPAdvertisement writes a condition of a BGPAdvertisement, unless have shows it already, and
-// tells whether it wrote. Conditions of other types are kept. It fails with a conflict if another
+// reports whether it wrote. Conditions of other types are kept. It fails with a conflict if another
 // writer comes in between.
 func (s *Status) BGPAdvertisement(ctx context.Context, have lb.BGPAdvertisement,
 	c lb.Condition) (wrote bool, err error) {

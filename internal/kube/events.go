@@ -98,7 +98,7 @@ func (e *Events) enqueue(about Reference, eventType string, reason lb.Reason, me
 	select {
 	case e.queue <- e.event(about, eventType, reason, message, time.Now()):
 	default:
-		e.log.Debug("too many Events wait to be sent: dropping one", "about", about.Name, "reason", reason)
+		e.log.Debug("the queue of Events is full: dropping one", "about", about.Name, "reason", reason)
 	}
 }
 
@@ -137,7 +137,8 @@ func (e *Events) Run(ctx context.Context) error {
 func (e *Events) send(ctx context.Context, event *corev1.Event) {
 	result, err := e.correlator.EventCorrelate(event)
 	if err != nil || result.Skip {
-		e.log.Debug("leaving out an Event", "about", event.InvolvedObject.Name, "reason", event.Reason, "error", err)
+		e.log.Debug("not sending an Event: too many like it", "about", event.InvolvedObject.Name, "reason", event.Reason,
+			"error", err)
 		return
 	}
 	backoff := loop.Backoff{Min: minEventRetry, Max: maxEventRetry}

@@ -64,8 +64,8 @@ func dropShown(behind map[lb.Key]string, latest string, table *Table[lb.Key, lb.
 	}
 }
 
-// Older tells whether resource version a of an object comes before b. Resource versions are numbers
-// that grow (KEP-5504).
+// Older reports whether resource version a of an object comes before b. Resource versions are
+// numbers that grow (KEP-5504).
 func Older(a, b string) bool {
 	order, err := resourceversion.CompareResourceVersion(a, b)
 	if err != nil {

@@ -80,7 +80,7 @@ func (t *term) run(core kubernetes.Interface, e Election) error {
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(held context.Context) { t.leads(held, stop) },
 			OnStoppedLeading: func() {},
-			OnNewLeader:      func(identity string) { t.log.Info("there is a leader", "leader", identity) },
+			OnNewLeader:      func(identity string) { t.log.Info("a leader was elected", "leader", identity) },
 		},
 	})
 	if err != nil {

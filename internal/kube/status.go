@@ -44,7 +44,7 @@ type Holding struct {
 	Condition *lb.Condition
 }
 
-// Shows tells whether the Service shows h already, so that there is nothing to write.
+// Shows reports whether the Service shows h already, so that there is nothing to write.
 func (h Holding) Shows(service lb.Service) bool {
 	if !h.showsAddresses(service) || h.leavesAnnouncements(service) {
 		return false
@@ -96,7 +96,7 @@ func (s *Status) Pool(ctx context.Context, pool lb.Pool, status lb.PoolStatus) (
 	}
 	if o.ResourceVersion != pool.Version {
 		conflict := apierrors.NewConflict(v1beta1.GroupVersion.WithResource("ipaddresspools").GroupResource(), pool.Name,
-			errors.New("it has changed meanwhile"))
+			errors.New("it has changed since it was read"))
 		if Older(o.ResourceVersion, pool.Version) {
 			return "", fmt.Errorf("%w: %w", ErrWentBack, conflict)
 		}
@@ -136,11 +136,11 @@ func (s *Status) Pool(ctx context.Context, pool lb.Pool, status lb.PoolStatus) (
 // from a snapshot.
 var ErrWentBack = errors.New("the API server holds an older state than before")
 
-// IsConflict tells whether a write failed because the object has changed, or was created anew,
+// IsConflict reports whether a write failed because the object has changed, or was created anew,
 // since it was read.
 func IsConflict(err error) bool { return apierrors.IsConflict(err) }
 
-// IsNotFound tells whether a write failed because the object is gone.
+// IsNotFound reports whether a write failed because the object is gone.
 func IsNotFound(err error) bool { return apierrors.IsNotFound(err) }
 
 // statusPatch is a strategic merge patch of a Service: conditions merge by type, everything that is

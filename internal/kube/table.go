@@ -43,7 +43,8 @@ func (t *Table[K, V]) All() map[K]V {
 	return maps.Clone(t.values)
 }
 
-// Synced tells whether the table has been complete once; it stays so when the API server goes away.
+// Synced reports whether the table has been complete once; it stays so when the API server goes
+// away.
 func (t *Table[K, V]) Synced() bool {
 	t.mu.RLock()
 	defer t.mu.RUnlock()

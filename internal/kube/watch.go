@@ -41,7 +41,7 @@ func (c *Client) register(r resource, store cache.TransformingStore) {
 			if watch.given() {
 				return
 			}
-			c.log.Info("going on without what the API server does not show", "watch", r.name, "reason", why)
+			c.log.Info("the API server does not show this kind of object; going on without it", "watch", r.name, "reason", why)
 			_ = store.Replace(nil, "")
 			c.synced()
 		}
@@ -171,7 +171,7 @@ func (w *watch) report(err error) {
 		"watch", w.resource)
 }
 
-// given tells whether there is a list already, and notes that from now on there is one.
+// given reports whether there is a list already, and notes that from now on there is one.
 func (w *watch) given() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

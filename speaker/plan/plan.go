@@ -174,7 +174,7 @@ func Decide(f Facts, in Input) Decision {
 	case handsOver(f, in, d):
 		d.Answer, d.Handover = in.Answering, true
 	}
-	d.Nodes = statuses(f, in, d)
+	d.Nodes = nodeStatuses(f, in, d)
 	return d
 }
 

@@ -94,7 +94,7 @@ func (o *Objects) Set(jobs map[string]Job) {
 	}
 }
 
-// Idle tells whether there is nothing left that Set has asked for.
+// Idle reports whether there is nothing left that Set has asked for.
 func (o *Objects) Idle() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -69,7 +69,7 @@ func (d *story) ownership(ctx context.Context) error {
 	}
 	d.line("The Service's condition landfall.dev/Announced: %s", said)
 	d.line("")
-	words, err := d.words(ctx, d.owner)
+	words, err := d.nodeStatuses(ctx, d.owner)
 	if err != nil {
 		return err
 	}

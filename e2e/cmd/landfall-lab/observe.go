@@ -63,8 +63,8 @@ func conditions(svc *corev1.Service) string {
 	return strings.Join(all, ", ")
 }
 
-// words asks a node's speaker for the word of each node on the VIP.
-func (d *story) words(ctx context.Context, node string) ([]speakerplan.NodeStatus, error) {
+// nodeStatuses asks a node's speaker for the status of each node on the VIP.
+func (d *story) nodeStatuses(ctx context.Context, node string) ([]speakerplan.NodeStatus, error) {
 	var status struct {
 		VIPs []struct {
 			VIP   netip.Addr               `json:"vip"`
