@@ -89,7 +89,8 @@ func TestContract6DriftIsRepaired(t *testing.T) {
 	} {
 		t.Run(strings.Join(damage, " "), func(t *testing.T) {
 			ns.Run(t, "nft", damage...)
-			deadline := time.Now().Add(10 * time.Second)
+			// Reading is paced by how long it takes, which is long on a busy machine.
+			deadline := time.Now().Add(time.Minute)
 			for !reflect.DeepEqual(held(), want) {
 				if time.Now().After(deadline) {
 					t.Fatal("not repaired")
@@ -124,7 +125,7 @@ func TestOnlyOurTablesDisturb(t *testing.T) {
 		t.Errorf("disturbed %d times", n)
 	}
 	ns.Run(t, "nft", "delete", "table", "ip", TableName)
-	for deadline := time.Now().Add(10 * time.Second); disturbed.Load() == 0; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); disturbed.Load() == 0; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the end of our table disturbs nobody")
 		}
