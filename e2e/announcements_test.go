@@ -36,7 +36,8 @@ func TestContract10AnnouncementsAreData(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if got, want := s.Annotations[lb.AnnotationAnnouncements], before.Annotations[lb.AnnotationAnnouncements]; got != want {
+		got, want := s.Annotations[lb.AnnotationAnnouncements], before.Annotations[lb.AnnotationAnnouncements]
+		if got != want {
 			return fmt.Errorf("the annotation is %q, not %q", got, want)
 		}
 		return nil

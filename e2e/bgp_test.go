@@ -170,16 +170,43 @@ func plannedDrain(t *testing.T, l *lab.Lab) {
 
 func agentsRestarted(t *testing.T, l *lab.Lab) {
 	for _, program := range []string{"speaker", "proxy"} {
-		changes := watchRoutes(t, l)
-		probes := startFar(t, l)
-		restart(t, l.Agent(program, bgpNode), (*lab.Agent).Stop, 500*time.Millisecond)
-		time.Sleep(2 * time.Second)
-		wantNoneLostFar(t, probes, 0)
-		if seen := changes(); len(seen) > 0 {
-			t.Errorf("%s restarted: the routers changed routes: %q", program, seen)
+		for tries := 3; ; tries-- {
+			changes := watchRoutes(t, l)
+			probes := startFar(t, l)
+			restart(t, l.Agent(program, bgpNode), (*lab.Agent).Stop, 500*time.Millisecond)
+			time.Sleep(2 * time.Second)
+			wantNoneLostFar(t, probes, 0)
+			back(t, l)
+			seen := changes()
+			if tries > 1 && untouchedLost(l, seen) {
+				t.Logf("%s restarted: untouched nodes lost their routes, as on a busy machine; once more: %q", program, seen)
+				continue
+			}
+			if len(seen) > 0 {
+				t.Errorf("%s restarted: the routers changed routes: %q", program, seen)
+			}
+			break
 		}
-		back(t, l)
 	}
+}
+
+// untouchedLost reports whether a router had a route without one of the nodes that nothing happened
+// to. BFD detects a loss after 150 ms, so a router loses them when it gets no processor time for as
+// long.
+func untouchedLost(l *lab.Lab, changes []string) bool {
+	for _, change := range changes {
+		if strings.Contains(change, "Deleted ") {
+			continue // FRR takes an IPv6 route out before it puts the new one in
+		}
+		for _, node := range l.Cluster().Nodes {
+			// 172.26.236.178 and fd00:172:26:236::178
+			if suffix := fmt.Sprint("236.", node.Addr.As4()[3], " "); !node.ControlPlane && node.Name != bgpNode &&
+				!strings.Contains(strings.ReplaceAll(change, "236::", "236."), suffix) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func agentsKilled(t *testing.T, l *lab.Lab) {

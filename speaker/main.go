@@ -41,7 +41,8 @@ const leaseName = "landfall-speaker"
 
 // excluded are the interfaces that container networks make: nobody asks there for an external
 // address.
-const excluded = "docker*,cbr*,dummy*,virbr*,lxcbr*,veth*,cali*,tunl*,flannel*,cilium*,kube-ipvs*,cni*,nodelocaldns*,lxc*"
+const excluded = "docker*,cbr*,dummy*,virbr*,lxcbr*,veth*,cali*,tunl*,flannel*,cilium*,kube-ipvs*,cni*," +
+	"nodelocaldns*,lxc*"
 
 // handoverTimeout bounds how long a speaker that was told to end goes on for the sake of its heirs.
 const handoverTimeout = 5 * time.Second
@@ -208,8 +209,8 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	alive := liveness.New(liveness.Options{Self: rt.NodeName, Hold: f.restartHold, Log: rt.Log,
 		Changed: s.changes.markAll})
 	talk := members.New(members.Options{
-		Self: rt.NodeName, Bind: bindAddress(bind, rt.NodeName, s.from.nodes), Port: int(f.bindPort), Key: key, Born: time.Now(),
-		Liveness: alive, Log: rt.Log, Changed: s.changes.markVIPs,
+		Self: rt.NodeName, Bind: bindAddress(bind, rt.NodeName, s.from.nodes), Port: int(f.bindPort), Key: key,
+		Born: time.Now(), Liveness: alive, Log: rt.Log, Changed: s.changes.markVIPs,
 	})
 	s.from.members, s.from.liveness = talk, alive
 	responder := l2.New(l2.Options{Log: rt.Log, Repeat: f.announceEvery, Stats: newPackets(rt.Metrics),

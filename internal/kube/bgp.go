@@ -248,7 +248,8 @@ func (s *Status) BGPAdvertisement(ctx context.Context, have lb.BGPAdvertisement,
 		Type: c.Type, Status: conditionStatus(c.Status), Reason: string(c.Reason), Message: c.Message,
 		ObservedGeneration: c.Generation, LastTransitionTime: metav1.NewTime(s.now()),
 	})
-	if err := s.landfall.Put().Resource("bgpadvertisements").Name(have.Name).SubResource("status").Body(&o).Do(ctx).Error(); err != nil {
+	put := s.landfall.Put().Resource("bgpadvertisements").Name(have.Name).SubResource("status").Body(&o)
+	if err := put.Do(ctx).Error(); err != nil {
 		return false, fmt.Errorf("write status of BGPAdvertisement %s: %w", have.Name, err)
 	}
 	return true, nil

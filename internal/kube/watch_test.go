@@ -364,7 +364,8 @@ func expectChanges(t *testing.T, changes <-chan string, names ...string) {
 
 func TestConnectRefusesWhatItCannotUse(t *testing.T) {
 	_, err := Connect(Options{Kubeconfig: "/nonexistent/kubeconfig", Log: slog.New(slog.DiscardHandler)})
-	if want := "--kubeconfig /nonexistent/kubeconfig: stat /nonexistent/kubeconfig: no such file or directory"; err == nil || err.Error() != want {
+	want := "--kubeconfig /nonexistent/kubeconfig: stat /nonexistent/kubeconfig: no such file or directory"
+	if err == nil || err.Error() != want {
 		t.Errorf("error %v, want %s", err, want)
 	}
 }
