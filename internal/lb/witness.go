@@ -31,7 +31,7 @@ func (w Witness) Serves(node string, vip netip.Addr) bool {
 	return !unserved
 }
 
-// Same reports whether two messages have the same content, apart from sender and time.
+// Same reports whether two say the same, whenever and by whom.
 func (w Witness) Same(other Witness) bool {
 	return w.Partial == other.Partial && slices.Equal(w.Live, other.Live) && slices.Equal(w.Unserved, other.Unserved)
 }
