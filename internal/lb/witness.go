@@ -21,8 +21,8 @@ type Witness struct {
 	Partial bool
 }
 
-// Serves reports whether the majority's nodes answer for the VIP. It is false for a node among
-// them.
+// Serves reports whether other nodes than the given one, which is not among them, answer for the
+// VIP.
 func (w Witness) Serves(node string, vip netip.Addr) bool {
 	if w.Partial || slices.Contains(w.Live, node) {
 		return false
