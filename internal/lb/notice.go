@@ -34,7 +34,8 @@ type FeedNotice struct {
 	Ring map[netip.Addr][]netip.Addr `json:"ring,omitempty"`
 }
 
-// MaxRing is the most other nodes in a ring, and so the most nodes that a stray packet asks.
+// MaxRing is how many nodes a ring names at most, and so how many nodes a packet asks. It is part of
+// the protocol between the nodes that docs/rescue.md specifies.
 const MaxRing = 16
 
 // FlowMemory is how long a node remembers a silent connection. Two programs rely on it: the proxy

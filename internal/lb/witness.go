@@ -21,8 +21,8 @@ type Witness struct {
 	Partial bool
 }
 
-// Serves reports whether the majority's nodes answer for the VIP. It is false for a node among
-// them.
+// Serves reports whether other nodes than the given one, which is not among them, answer for the
+// VIP.
 func (w Witness) Serves(node string, vip netip.Addr) bool {
 	if w.Partial || slices.Contains(w.Live, node) {
 		return false
@@ -31,7 +31,7 @@ func (w Witness) Serves(node string, vip netip.Addr) bool {
 	return !unserved
 }
 
-// Same reports whether two messages have the same content, apart from sender and time.
+// Same reports whether two say the same, whenever and by whom.
 func (w Witness) Same(other Witness) bool {
 	return w.Partial == other.Partial && slices.Equal(w.Live, other.Live) && slices.Equal(w.Unserved, other.Unserved)
 }
