@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -47,6 +48,7 @@ const ever = 1 << 30
 type bench struct {
 	t *testing.T
 	*dialect.Actor
+	mu       sync.Mutex // of what is in the kernels
 	kernels  map[lb.Family]Kernel
 	outcomes map[lb.Key]plan.Outcome
 	all      bool
@@ -103,7 +105,7 @@ func (b *bench) process(without lb.Family, verify time.Duration) {
 			if family == without {
 				return nil
 			}
-			return b.kernels[family].Rules(family, ledger)
+			return lockedRules{b.kernels[family].Rules(family, ledger), &b.mu}
 		},
 		Observe: func(s dialect.Sync) { b.rounds = append(b.rounds, s) },
 	})
@@ -154,7 +156,10 @@ func started(t *testing.T, newKernel func(lb.Family) Kernel, but ...int) *bench 
 }
 
 func empty(t *testing.T, newKernel func(lb.Family) Kernel) *bench {
-	b := &bench{t: t, kernels: map[lb.Family]Kernel{lb.IPv4: newKernel(lb.IPv4), lb.IPv6: newKernel(lb.IPv6)}}
+	b := &bench{t: t}
+	b.kernels = map[lb.Family]Kernel{
+		lb.IPv4: lockedKernel{newKernel(lb.IPv4), &b.mu}, lb.IPv6: lockedKernel{newKernel(lb.IPv6), &b.mu},
+	}
 	b.process("", 0)
 	return b
 }
@@ -183,6 +188,65 @@ func (b *bench) check(failing map[int][]lb.Family) {
 }
 
 func (b *bench) writes() int { return b.kernels[lb.IPv4].Writes() + b.kernels[lb.IPv6].Writes() }
+
+// lockedKernel and lockedRules let the test look at a kernel while an actor is at work.
+type lockedKernel struct {
+	Kernel
+	mu *sync.Mutex
+}
+
+func (k lockedKernel) Refuse(port uint16, times int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.Kernel.Refuse(port, times)
+}
+
+func (k lockedKernel) Lose() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.Kernel.Lose()
+}
+
+func (k lockedKernel) Writes() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.Kernel.Writes()
+}
+
+func (k lockedKernel) Holds(port uint16) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.Kernel.Holds(port)
+}
+
+type lockedRules struct {
+	dialect.Rules
+	mu *sync.Mutex
+}
+
+func (r lockedRules) Prepare(ctx context.Context, verify bool) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.Rules.Prepare(ctx, verify)
+}
+
+func (r lockedRules) Commit(ctx context.Context, keys []lb.Key) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.Rules.Commit(ctx, keys)
+}
+
+func (r lockedRules) Recover(ctx context.Context) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.Rules.Recover(ctx)
+}
+
+func (r lockedRules) Prune(ctx context.Context) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.Rules.Prune(ctx)
+}
 
 // Run runs the suite. newKernel returns an empty kernel.
 func Run(t *testing.T, newKernel func(lb.Family) Kernel) {
