@@ -44,93 +44,15 @@ var ErrRefused = errors.New("as the test wants")
 // ever is how often a write is refused that is never taken.
 const ever = 1 << 30
 
-// shared is a kernel that the test and an actor use at the same time.
-type shared struct {
-	mu     *sync.Mutex
-	kernel Kernel
-}
-
-func (k shared) Rules(family lb.Family, ledger *dialect.Ledger) dialect.Rules {
-	return sharedRules{Rules: k.kernel.Rules(family, ledger), mu: k.mu}
-}
-
-func (k shared) Refuse(port uint16, times int) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.kernel.Refuse(port, times)
-}
-
-func (k shared) Hide(hidden bool) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.kernel.Hide(hidden)
-}
-
-func (k shared) Lose() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.kernel.Lose()
-}
-
-func (k shared) Writes() int {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.kernel.Writes()
-}
-
-func (k shared) Holds(port uint16) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.kernel.Holds(port)
-}
-
-// sharedRules are rules over a shared kernel.
-type sharedRules struct {
-	dialect.Rules
-	mu *sync.Mutex
-}
-
-func (r sharedRules) Prepare(ctx context.Context, verify bool) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.Rules.Prepare(ctx, verify)
-}
-
-func (r sharedRules) Commit(ctx context.Context, keys []lb.Key) (int, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.Rules.Commit(ctx, keys)
-}
-
-func (r sharedRules) Recover(ctx context.Context) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.Rules.Recover(ctx)
-}
-
-func (r sharedRules) Prune(ctx context.Context) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.Rules.Prune(ctx)
-}
-
 // bench is a pair of kernels with one process over them.
 type bench struct {
 	t *testing.T
 	*dialect.Actor
+	mu       sync.Mutex // of what is in the kernels
 	kernels  map[lb.Family]Kernel
 	outcomes map[lb.Key]plan.Outcome
 	all      bool
-
-	mu   sync.Mutex // guards the kernels and what follows
-	seen []dialect.Sync
-}
-
-// rounds returns what the rounds so far did.
-func (b *bench) rounds() []dialect.Sync {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return slices.Clone(b.seen)
+	rounds   []dialect.Sync
 }
 
 const many = 12
@@ -176,20 +98,16 @@ func services() map[lb.Key]plan.Service {
 
 // process starts a process over the kernels; without is a family that it cannot serve.
 func (b *bench) process(without lb.Family, verify time.Duration) {
-	b.outcomes, b.all, b.seen = map[lb.Key]plan.Outcome{}, false, nil
+	b.outcomes, b.all, b.rounds = map[lb.Key]plan.Outcome{}, false, nil
 	b.Actor = dialect.New(dialect.Deps{
 		Log: slog.New(slog.DiscardHandler), Changed: func() {}, Verify: verify,
 		Rules: func(family lb.Family, ledger *dialect.Ledger) dialect.Rules {
 			if family == without {
 				return nil
 			}
-			return b.kernels[family].Rules(family, ledger)
+			return lockedRules{b.kernels[family].Rules(family, ledger), &b.mu}
 		},
-		Observe: func(s dialect.Sync) {
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			b.seen = append(b.seen, s)
-		},
+		Observe: func(s dialect.Sync) { b.rounds = append(b.rounds, s) },
 	})
 	b.Configure(config)
 }
@@ -239,8 +157,9 @@ func started(t *testing.T, newKernel func(lb.Family) Kernel, but ...int) *bench 
 
 func empty(t *testing.T, newKernel func(lb.Family) Kernel) *bench {
 	b := &bench{t: t}
-	b.kernels = map[lb.Family]Kernel{lb.IPv4: shared{&b.mu, newKernel(lb.IPv4)},
-		lb.IPv6: shared{&b.mu, newKernel(lb.IPv6)}}
+	b.kernels = map[lb.Family]Kernel{
+		lb.IPv4: lockedKernel{newKernel(lb.IPv4), &b.mu}, lb.IPv6: lockedKernel{newKernel(lb.IPv6), &b.mu},
+	}
 	b.process("", 0)
 	return b
 }
@@ -269,6 +188,65 @@ func (b *bench) check(failing map[int][]lb.Family) {
 }
 
 func (b *bench) writes() int { return b.kernels[lb.IPv4].Writes() + b.kernels[lb.IPv6].Writes() }
+
+// lockedKernel and lockedRules let the test look at a kernel while an actor is at work.
+type lockedKernel struct {
+	Kernel
+	mu *sync.Mutex
+}
+
+func (k lockedKernel) Refuse(port uint16, times int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.Kernel.Refuse(port, times)
+}
+
+func (k lockedKernel) Lose() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.Kernel.Lose()
+}
+
+func (k lockedKernel) Writes() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.Kernel.Writes()
+}
+
+func (k lockedKernel) Holds(port uint16) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.Kernel.Holds(port)
+}
+
+type lockedRules struct {
+	dialect.Rules
+	mu *sync.Mutex
+}
+
+func (r lockedRules) Prepare(ctx context.Context, verify bool) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.Rules.Prepare(ctx, verify)
+}
+
+func (r lockedRules) Commit(ctx context.Context, keys []lb.Key) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.Rules.Commit(ctx, keys)
+}
+
+func (r lockedRules) Recover(ctx context.Context) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.Rules.Recover(ctx)
+}
+
+func (r lockedRules) Prune(ctx context.Context) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.Rules.Prune(ctx)
+}
 
 // Run runs the suite. newKernel returns an empty kernel.
 func Run(t *testing.T, newKernel func(lb.Family) Kernel) {
@@ -499,14 +477,14 @@ func retries(t *testing.T, newKernel func(lb.Family) Kernel) {
 		b.Begin(services())
 		time.Sleep(750 * time.Millisecond)
 		synctest.Wait()
-		if n := len(b.rounds()); n != 4 { // after 0, 100, 300 and 700 ms
+		if n := len(b.rounds); n != 4 { // after 0, 100, 300 and 700 ms
 			t.Errorf("%d rounds in 750 ms, want 4", n)
 		}
 		b.kernels[lb.IPv4].Refuse(0, 0)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if b.collect(); !b.all || b.rounds()[len(b.rounds())-1].Err != nil {
-			t.Errorf("after a minute: all tried: %v, error %v", b.all, b.rounds()[len(b.rounds())-1].Err)
+		if b.collect(); !b.all || b.rounds[len(b.rounds)-1].Err != nil {
+			t.Errorf("after a minute: all tried: %v, error %v", b.all, b.rounds[len(b.rounds)-1].Err)
 		}
 		stop()
 	})
@@ -524,13 +502,13 @@ func verification(t *testing.T, newKernel func(lb.Family) Kernel) {
 		before := b.writes()
 		time.Sleep(5 * time.Minute)
 		synctest.Wait()
-		if n := len(b.rounds()); n != 6 || b.writes() != before {
+		if n := len(b.rounds); n != 6 || b.writes() != before {
 			t.Errorf("%d rounds in five minutes, want 6; %d writes for nothing", n, b.writes()-before)
 		}
 		b.kernels[lb.IPv4].Lose()
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		last := b.rounds()[len(b.rounds())-1]
+		last := b.rounds[len(b.rounds)-1]
 		if !last.Verified || last.Repaired == 0 || !b.kernels[lb.IPv4].Holds(port(1)) {
 			t.Errorf("after another minute: %+v", last)
 		}
