@@ -69,8 +69,8 @@ func (f *flags) add(set *pflag.FlagSet) {
 		"forward TCP packets of unknown connections to an external address to the nodes that announced the address before, "+
 			"so that connections survive when the address moves")
 	set.BoolVar(&f.rescueRing, "rescue-ring", true,
-		"with --rescue, pass such packets from node to node where routers spread an address over several nodes (BGP); "+
-			"every node needs the same setting")
+		"with --rescue, also forward such packets round the nodes over which routers spread an address (BGP); all nodes "+
+			"need the same setting")
 	set.BoolVar(&f.cleanup, "cleanup", false,
 		"remove all of Landfall's rules from this node and exit; the same as the argument cleanup")
 }

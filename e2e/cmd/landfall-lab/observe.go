@@ -64,11 +64,11 @@ func conditions(svc *corev1.Service) string {
 }
 
 // words asks a node's speaker for the word of each node on the VIP.
-func (d *story) words(ctx context.Context, node string) ([]speakerplan.NodeWord, error) {
+func (d *story) words(ctx context.Context, node string) ([]speakerplan.NodeStatus, error) {
 	var status struct {
 		VIPs []struct {
-			VIP   netip.Addr             `json:"vip"`
-			Nodes []speakerplan.NodeWord `json:"nodes"`
+			VIP   netip.Addr               `json:"vip"`
+			Nodes []speakerplan.NodeStatus `json:"nodes"`
 		} `json:"vips"`
 	}
 	if err := d.status(ctx, "speaker", node, &status); err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// NodeWord is why one node does or does not announce a VIP.
-type NodeWord struct {
+// NodeStatus is why one node does or does not announce a VIP.
+type NodeStatus struct {
 	Node string `json:"node"`
 	// Reason is ReasonAnnounced, ReasonNotOwner, or why the node does not claim the VIP.
 	Reason  lb.Reason `json:"reason"`
@@ -27,16 +27,16 @@ type NodeWord struct {
 	Routed bool `json:"routed,omitempty"`
 }
 
-// words explains a decision for each node that is live or missing. Of the others this node knows
+// statuses explain a decision for each node that is live or missing. Of the others this node knows
 // the reason only, not the details.
-func words(f Facts, in Input, d Decision) []NodeWord {
-	found := make([]NodeWord, 0, len(f.Live))
+func statuses(f Facts, in Input, d Decision) []NodeStatus {
+	found := make([]NodeStatus, 0, len(f.Live))
 	for _, node := range f.Live {
 		claim, told := in.Claims[node]
 		if node == f.Self {
 			claim, told = d.Claim(len(in.Answering) > 0), true
 		}
-		w := NodeWord{Node: node, Reason: claim.Reason, Claims: told && claim.Reason == "", Answering: claim.Answering}
+		w := NodeStatus{Node: node, Reason: claim.Reason, Claims: told && claim.Reason == "", Answering: claim.Answering}
 		switch {
 		case !told:
 			w.Reason, w.Message = lb.ReasonUnheard, Describe(lb.ReasonUnheard)
@@ -46,11 +46,11 @@ func words(f Facts, in Input, d Decision) []NodeWord {
 			w.Message = Describe(claim.Reason)
 		case node == d.Owner && claim.Held:
 			w.Reason, w.Message = lb.ReasonAnnounced,
-				"the node's speaker has ended a moment ago and is expected back; the node still forwards"
+				"the node's speaker crashed a moment ago and may return; the node still forwards"
 		case node == d.Owner && claim.Answering:
 			w.Reason, w.Message = lb.ReasonAnnounced, Describe(lb.ReasonAnnounced)
-			if node == f.Self && len(d.Conflicts) > 0 {
-				w.Message += ", which " + named(d.Conflicts) + " uses too"
+			if node == f.Self && len(d.ConflictingHosts) > 0 {
+				w.Message += "; the conflicting host " + named(d.ConflictingHosts) + " uses it too"
 			}
 		case node == d.Owner && len(d.Probe) > 0:
 			w.Reason, w.Message = lb.ReasonProbing, Describe(lb.ReasonProbing)
@@ -66,15 +66,15 @@ func words(f Facts, in Input, d Decision) []NodeWord {
 		found = append(found, w)
 	}
 	for _, node := range f.Missing {
-		found = append(found, NodeWord{Node: node, Reason: lb.ReasonMissing, Message: Describe(lb.ReasonMissing)})
+		found = append(found, NodeStatus{Node: node, Reason: lb.ReasonMissing, Message: Describe(lb.ReasonMissing)})
 	}
-	slices.SortFunc(found, func(a, b NodeWord) int { return strings.Compare(a.Node, b.Node) })
+	slices.SortFunc(found, func(a, b NodeStatus) int { return strings.Compare(a.Node, b.Node) })
 	return found
 }
 
-// addRoutes adds to the word of a node what it has said of BGP. Where no L2Advertisement is for the
-// VIP, that is all there is to say.
-func (w *NodeWord) addRoutes(claim Claim, owner bool) {
+// addRoutes adds to the status of a node what it has said of BGP. Where no L2Advertisement is for
+// the VIP, that is all there is to say.
+func (w *NodeStatus) addRoutes(claim Claim, owner bool) {
 	w.Peers, w.Routed = claim.Routes, claim.Routes != "" && claim.Unrouted == ""
 	w.Answering = w.Answering || claim.Routes != ""
 	switch {
@@ -96,9 +96,9 @@ func Describe(reason lb.Reason) string {
 	case lb.ReasonNoInterface:
 		return "no suitable interface has a subnet that contains the address"
 	case lb.ReasonFeedUnknown:
-		return "this node's proxy has not said yet what is programmed"
+		return "this node's proxy has not reported yet what the kernel holds"
 	case lb.ReasonFeedLost:
-		return "this node's proxy has been away for longer than the hold"
+		return "this node's proxy has been disconnected for longer than --hold"
 	case lb.ReasonNotProgrammed:
 		return "this node's kernel does not hold every rule for the address"
 	case lb.ReasonNoBackends:
@@ -106,29 +106,29 @@ func Describe(reason lb.Reason) string {
 	case lb.ReasonNoLocalBackends:
 		return "externalTrafficPolicy is Local and no endpoint on this node is usable"
 	case lb.ReasonNodeLeaving:
-		return "the node is about to go"
+		return "the node is about to leave the cluster"
 	case lb.ReasonNodeExcluded:
 		return "the node carries the label " + LabelExclude
 	case lb.ReasonNodeUnknown:
 		return "the API server has no Node object of this node"
 	case lb.ReasonStopping:
-		return "the speaker is ending"
+		return "the speaker is stopping"
 	case lb.ReasonNotJoined:
 		return "the speaker has not met the others yet"
 	case lb.ReasonFamilyUnspoken:
 		return "the node's speaker does not announce addresses of this family"
 	case lb.ReasonUnheard:
-		return "the node has not said anything of the address yet"
+		return "the node has not reported on the address yet"
 	case lb.ReasonNotEstablished:
-		return "no BGP session of the node is up over which a peer could hear of the address"
+		return "the node has no established BGP session that carries the address"
 	case lb.ReasonMissing:
-		return "the node's speaker has stopped answering the others"
+		return "the node's speaker no longer answers the other speakers"
 	case lb.ReasonYielded:
-		return "the node is cut off from a majority of the speakers, which answers for the address"
+		return "the node sees no majority of the speakers, and the majority answers for the address"
 	case lb.ReasonProbing:
-		return "the node asks whether somebody else uses the address before it announces it for the first time"
+		return "the node probes for a conflicting host before it announces the address for the first time"
 	case lb.ReasonAddressConflict:
-		return "a device that is no node with a speaker uses the address"
+		return "a conflicting host uses the address"
 	case lb.ReasonAnnounced:
 		return "this node answers for the address"
 	}
@@ -257,12 +257,12 @@ func (d Decision) answers(self string, a *lb.Announcement) string {
 }
 
 // ownerAnswers is answers where the VIP has an owner, of which w is the status.
-func (d Decision) ownerAnswers(self string, w NodeWord, a *lb.Announcement) string {
+func (d Decision) ownerAnswers(self string, w NodeStatus, a *lb.Announcement) string {
 	switch w.Reason {
 	case lb.ReasonAnnounced:
 	case lb.ReasonProbing:
 		a.Reason = w.Reason
-		return fmt.Sprintf("%s is not announced yet: %s asks whether somebody else uses it", d.VIP, d.Owner)
+		return fmt.Sprintf("%s is not announced yet: %s probes for a conflicting host first", d.VIP, d.Owner)
 	default:
 		a.Reason = lb.ReasonAnnounceFailed
 		return fmt.Sprintf("%s cannot be announced from its owner %s: it answers on no interface", d.VIP, d.Owner)
@@ -276,9 +276,9 @@ func (d Decision) ownerAnswers(self string, w NodeWord, a *lb.Announcement) stri
 		a.Interfaces = d.Answer
 		sentence += fmt.Sprintf(" (%s on %s)", a.Protocol, strings.Join(d.Answer, ", "))
 	}
-	if len(d.Conflicts) > 0 {
+	if len(d.ConflictingHosts) > 0 {
 		a.Reason = lb.ReasonContested
-		sentence += fmt.Sprintf("; %s is in use by %s, too, which is no node that runs a speaker", d.VIP, named(d.Conflicts))
+		sentence += fmt.Sprintf("; %s is in use by %s, a conflicting host", d.VIP, named(d.ConflictingHosts))
 	}
 	return sentence
 }
