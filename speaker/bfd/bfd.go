@@ -44,7 +44,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Actor keeps sessions in a process of its own: the same program, started anew; see ProcessMain.
+// Actor keeps sessions in a process of its own: the same program, started again; see ProcessMain.
 //
 // However high the priority of a thread, it waits for the others of its process: for a place to run
 // Go, and whenever the garbage collector stops the world, for the slowest normal thread of a busy
@@ -87,7 +87,7 @@ type Health struct {
 	Dropped map[Drop]uint64
 	// LatestWake is the longest that the thread was late for anything so far.
 	LatestWake time.Duration
-	// Lost counts how often packets were lost for want of room in a socket's buffer.
+	// Lost counts how often packets were lost because a socket's buffer was full.
 	Lost uint64
 }
 
@@ -146,13 +146,13 @@ func (a *Actor) Run(ctx context.Context) error {
 		began := time.Now()
 		err := a.serve(ctx)
 		if ctx.Err() == nil {
-			a.bereaved(err)
+			a.stranded(err)
 		}
 		return time.Since(began) > time.Minute
 	})
 }
 
-// asked waits for the first session, and tells whether it came before the end of ctx.
+// asked waits for the first session, and reports whether it came before the end of ctx.
 func (a *Actor) asked(ctx context.Context) bool {
 	for {
 		a.mu.Lock()
@@ -273,9 +273,9 @@ func (a *Actor) take(said answer) {
 	}
 }
 
-// bereaved shows that nobody keeps the sessions. It is no failure of a path, which nobody watches
-// now.
-func (a *Actor) bereaved(cause error) {
+// stranded shows that no process keeps the sessions. That is no failure of a path, as none is
+// watched now.
+func (a *Actor) stranded(cause error) {
 	text := "the process that keeps the sessions ended"
 	if cause != nil {
 		text += ": " + cause.Error()

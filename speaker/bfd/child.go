@@ -42,8 +42,8 @@ func ProcessMain() {
 	if os.Getenv(processMark) == "" {
 		return
 	}
-	// Whoever interrupts a group of processes means the program, which then takes the sessions down in
-	// its own time.
+	// A signal to the whole group of processes is for the program, which then takes the sessions down
+	// in its own time.
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 	if err := keepFor(os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -57,7 +57,7 @@ func keepFor(in io.Reader, out io.Writer) error {
 	orders := json.NewDecoder(in)
 	var first order
 	if orders.Decode(&first) != nil {
-		return nil // nobody wants any
+		return nil // no sessions are wanted
 	}
 	changed := make(chan struct{}, 1)
 	teller := teller{encoder: json.NewEncoder(out)}
@@ -128,5 +128,5 @@ type teller struct {
 func (t *teller) tell(a answer) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	_ = t.encoder.Encode(a) // if nobody listens any more, nobody orders either
+	_ = t.encoder.Encode(a) // without a reader there are no orders either
 }

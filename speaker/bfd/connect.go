@@ -2,7 +2,7 @@ package bfd
 
 import "time"
 
-// connect opens the sockets that are missing or in trouble, and closes those that nobody needs.
+// connect opens the sockets that are missing or in trouble, and closes those that no session needs.
 func (e *engine) connect(now time.Time) {
 	e.connectAt = time.Time{}
 	needed := map[listener]bool{}
@@ -49,7 +49,7 @@ func (s *session) hangUp() {
 	}
 }
 
-// troubled notes what is wrong with a link. It is opened anew before long: its interface or address
+// troubled notes what is wrong with a link. It is soon opened again: its interface or address
 // may have been replaced.
 func (e *engine) troubled(s *session, err error, now time.Time) {
 	if e.connectAt.IsZero() {

@@ -85,7 +85,7 @@ func (e *engine) far(s *session, ttl int) {
 	e.worker.report(change{Key: s.key, Problem: s.tooFar})
 }
 
-// owns tells whether a packet is for the session: by its discriminator alone once the peer knows
+// owns reports whether a packet is for the session: by its discriminator alone once the peer knows
 // it, as the peer's address and interface may change then (RFC 5880 section 6.3); else by where it
 // came from.
 func (s *session) owns(p *Packet, d *datagram) bool {

@@ -112,7 +112,7 @@ func (e *engine) step(now time.Time) {
 		gone = gone || s.leaving && s.machine.quiet(now)
 	}
 	if gone {
-		e.bury(now)
+		e.release(now)
 	}
 	if e.changed {
 		e.changed = false
@@ -142,7 +142,7 @@ func earliest(a, b time.Time) time.Time {
 // apply makes the sessions those that are desired.
 func (e *engine) apply(desired map[Key]Profile, now time.Time) {
 	if maps.Equal(desired, e.applied) {
-		return // said again: nothing changes, and nobody is told that it did
+		return // said again: nothing changes, and Changed is not called
 	}
 	e.applied = desired
 	wanted := e.sift(desired)
@@ -190,7 +190,7 @@ func (e *engine) sift(desired map[Key]Profile) map[Key]Profile {
 	return wanted
 }
 
-// discriminator returns one that is not in use, and that a stranger cannot guess.
+// discriminator returns one that is not in use, and that an outsider cannot guess.
 func (e *engine) discriminator() uint32 {
 	for {
 		d := e.worker.opts.random()
@@ -200,8 +200,8 @@ func (e *engine) discriminator() uint32 {
 	}
 }
 
-// bury lets go of sessions that have told their peers that they are over.
-func (e *engine) bury(now time.Time) {
+// release lets go of sessions that have told their peers that they are over.
+func (e *engine) release(now time.Time) {
 	e.sessions = slices.DeleteFunc(e.sessions, func(s *session) bool {
 		if !s.leaving || !s.machine.quiet(now) {
 			return false

@@ -42,7 +42,7 @@ func newMachine(p Profile, discr uint32, now time.Time) machine {
 	return m.enabled(now)
 }
 
-// enabled starts a session anew, with the discriminator that it has.
+// enabled restarts a session, with the discriminator that it has.
 func (m machine) enabled(now time.Time) machine {
 	m = machine{discr: m.discr, profile: m.profile, state: Down}.forget()
 	m.said = m.wanted()
@@ -171,7 +171,7 @@ func (m machine) disabled(now time.Time, random uint32) (machine, Packet, bool) 
 	return m.announce(now, random, false)
 }
 
-// quiet tells whether the session is down on purpose and need not say so any more.
+// quiet reports whether the session is down on purpose and need not say so any more.
 func (m machine) quiet(now time.Time) bool {
 	return m.state == AdminDown && (!m.polling || !now.Before(m.quietAt))
 }
@@ -226,7 +226,7 @@ func (m machine) detectionTime() time.Duration {
 	return time.Duration(m.remoteMult) * max(m.used.rx, m.remoteMinTx)
 }
 
-// periodic tells whether packets go out at intervals (RFC 5880 section 6.8.7).
+// periodic reports whether packets go out at intervals (RFC 5880 section 6.8.7).
 func (m machine) periodic() bool {
 	switch {
 	case m.remoteMinRx == 0: // the peer wants none

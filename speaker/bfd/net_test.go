@@ -129,7 +129,7 @@ func (r *running) until(key Key, what string, ok func(Outcome) bool) Outcome {
 
 func isUp(o Outcome) bool { return o.State == Up }
 
-// settled tells whether the session goes at its own timers, and not still at those of its start.
+// settled reports whether the session goes at its own timers, and not still at those of its start.
 func settled(o Outcome) bool { return o.State == Up && o.RemoteState == Up && o.DetectionTime < slow }
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }

@@ -40,7 +40,7 @@ const (
 
 func (d Diagnostic) String() string { return name(diagnosticNames[:], d) }
 
-// diagnosticNames are the words of RFC 5880.
+// diagnosticNames are those of RFC 5880.
 var diagnosticNames = [...]string{
 	NoDiagnostic:                "No Diagnostic",
 	DetectionExpired:            "Control Detection Time Expired",

@@ -63,7 +63,7 @@ func lockMemory() error {
 	return nil
 }
 
-// capable tells whether the calling thread has a capability.
+// capable reports whether the calling thread has a capability.
 func capable(capability uint) bool {
 	var data [2]unix.CapUserData
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}

@@ -41,7 +41,7 @@ type stats struct {
 	lost       atomic.Uint64
 }
 
-// change is what the log tells of a session: that its state changed, or what its problem is.
+// change is what is logged of a session: that its state changed, or what its problem is.
 type change struct {
 	Key              Key
 	From, To         State

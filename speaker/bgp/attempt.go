@@ -47,7 +47,7 @@ type dialed struct {
 
 // What ends a connection in favour of another one, as the cause of its context. A peer that opens a
 // connection although it was to keep our routes over a restart has forgotten the old one (RFC 4724
-// section 5): there is nobody who could be told.
+// section 5): there is no peer to tell.
 var (
 	errCollision error = fault(bgp.BGP_ERROR_CEASE, subCollision, nil, "another connection with the peer is the session")
 	errReplaced        = errors.New("the peer has opened a new connection, as after a restart")

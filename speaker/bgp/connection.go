@@ -353,10 +353,10 @@ func (c *connection) lastWord(err error) *notification {
 	return nil
 }
 
-// goodbye closes the connection, after a last word if there is one. The peer gets time to read it
-// and to close its own side: a connection that is closed while it holds unread data is reset, and
-// the word would be lost. Without a word, to a peer that keeps our routes, it has noticed by then:
-// one that hears of our end by BFD first drops them.
+// goodbye closes the connection, after a last message if there is one. The peer gets time to read
+// it and to close its own side: a connection that is closed while it holds unread data is reset,
+// and the word would be lost. Without a word, to a peer that keeps our routes, it has noticed by
+// then: one that hears of our end by BFD first drops them.
 func (c *connection) goodbye(n *notification) {
 	c.closing.Store(true)
 	if established := c.received != nil; !c.broken && (n != nil || established) {

@@ -72,7 +72,7 @@ func dial(ctx context.Context, t Target) (net.Conn, error) {
 	return conn, err
 }
 
-// admits tells whether a connection that somebody has opened is between the addresses of the
+// admits reports whether a connection that a peer has opened is between the addresses of the
 // session.
 func (t Target) admits(conn net.Conn) bool {
 	return addrPort(conn.RemoteAddr()).Addr() == t.Peer.Addr() &&

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/net/ipv6"
 )
 
-// Times of router advertisements. A router tells of itself soon after it hears of us, whatever its
-// own interval.
+// Times of router advertisements. A router advertises itself soon after it hears of us, whatever
+// its own interval.
 const (
 	firstAdvertisements = 4
 	quickInterval       = 500 * time.Millisecond
@@ -26,7 +26,7 @@ var allNodes, allRouters = netip.MustParseAddr("ff02::1"), netip.MustParseAddr("
 
 // discover finds the router on an interface by its router advertisements, and makes this node known
 // to it in the same way, as routers with unnumbered sessions expect. What is sent has a router
-// lifetime of 0: nobody takes this node as a default router.
+// lifetime of 0: no host takes this node as a default router.
 func discover(ctx context.Context, iface string, found func(netip.Addr)) error {
 	i, err := net.InterfaceByName(iface)
 	if err != nil {

@@ -199,7 +199,7 @@ func (l *listener) take(conn net.Conn) {
 	total := l.refused.Add(1)
 	if now := time.Now(); now.After(l.quiet) {
 		l.quiet = now.Add(unexpectedEvery)
-		l.log.Warn("closed a connection to the BGP port that is of no session", "from", conn.RemoteAddr(), "to",
+		l.log.Warn("closed a connection to the BGP port: no session expects it", "from", conn.RemoteAddr(), "to",
 			conn.LocalAddr(), "soFar", total)
 	}
 }

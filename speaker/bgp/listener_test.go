@@ -151,7 +151,7 @@ func TestListenerPasswords(t *testing.T) {
 				}))
 			}
 			to := netip.MustParseAddrPort(net.JoinHostPort(test.to, port))
-			// greeted tells whether the speaker answers to that password.
+			// greeted reports whether the speaker answers to that password.
 			greeted := func(password string) error {
 				conn, err := dial(t.Context(), Target{Peer: to, Source: peer, Password: password, Timeout: 250 * time.Millisecond})
 				if err != nil {

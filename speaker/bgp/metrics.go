@@ -4,7 +4,7 @@ import "github.com/prometheus/client_golang/prometheus"
 
 var perPeer = []string{"peer"}
 
-// descriptions of the metrics. What counts begins anew when a peer is configured anew.
+// descriptions of the metrics. Counters restart when a peer is configured again.
 var (
 	upMetric = prometheus.NewDesc("landfall_bgp_session_up", "Whether the session with the peer is established.",
 		perPeer, nil)

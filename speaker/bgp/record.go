@@ -188,7 +188,7 @@ func (s *session) snapshot(learned bool) Status {
 	return status
 }
 
-// announces tells whether the peer has heard of the prefix.
+// announces reports whether the peer has heard of the prefix.
 func (s *session) announces(p netip.Prefix) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

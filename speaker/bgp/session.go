@@ -247,7 +247,7 @@ func (s *session) target() Target {
 	return targetOf(s.desired, s.router)
 }
 
-// offer hands over a connection that the peer has opened, and returns false when the session has
+// offer passes on a connection that the peer has opened, and returns false when the session has
 // ended. It does not wait: the session's goroutine always listens.
 func (s *session) offer(conn net.Conn) bool {
 	select {

@@ -33,7 +33,7 @@ var attempts = loop.Backoff{Min: 50 * time.Millisecond, Max: time.Second}
 type Options struct {
 	// Dial connects to the proxy.
 	Dial func(context.Context) (net.Conn, error)
-	// Hold is how long the last word of a proxy counts after its connection is lost.
+	// Hold is how long the proxy's last report counts after its connection is lost.
 	Hold time.Duration
 	Log  *slog.Logger
 	// Changed is called with the VIPs of which the proxy says something else now; nil means all. It
@@ -69,7 +69,7 @@ func NewFeed(opts Options) *Feed {
 	return &Feed{opts: opts, reason: lb.ReasonFeedUnknown, told: make(chan struct{})}
 }
 
-// Reason says why the deliveries cannot be used: ReasonFeedUnknown before the proxy's first word,
+// Reason says why the deliveries cannot be used: ReasonFeedUnknown before the proxy's first report,
 // ReasonFeedLost when it has been away for longer than the hold, and "" when they can.
 func (f *Feed) Reason() lb.Reason {
 	f.mu.Lock()
@@ -77,7 +77,7 @@ func (f *Feed) Reason() lb.Reason {
 	return f.reason
 }
 
-// Connected tells whether the proxy is there now and has said all it knows.
+// Connected reports whether the proxy is there now and has said all it knows.
 func (f *Feed) Connected() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -114,8 +114,8 @@ func (f *Feed) Run(ctx context.Context) error {
 	})
 }
 
-// listen connects once and takes in messages until the connection ends. It tells whether there was
-// a complete message.
+// listen connects once and takes in messages until the connection ends. It reports whether there
+// was a complete message.
 func (f *Feed) listen(ctx context.Context) (heard bool, err error) {
 	conn, err := f.opts.Dial(ctx)
 	if err != nil {
@@ -135,7 +135,7 @@ func (f *Feed) listen(ctx context.Context) (heard bool, err error) {
 			f.wait()
 		} else {
 			if !heard {
-				f.opts.Log.Info("the proxy says what it delivers", "deliveries", len(m.Deliveries))
+				f.opts.Log.Info("the proxy reports what it delivers", "deliveries", len(m.Deliveries))
 			}
 			heard = true
 			f.take(m)
@@ -179,7 +179,8 @@ func (f *Feed) wait() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.endHold() {
-		f.opts.Log.Info("the proxy has started anew and waits for the API server: what the one before it said goes on")
+		f.opts.Log.Info(
+			"the proxy has restarted and waits for the API server; the last report of the one before it still counts")
 	}
 }
 
@@ -247,7 +248,7 @@ func (f *Feed) lost() {
 		}
 		f.mu.Unlock()
 		if over {
-			f.opts.Log.Warn("the proxy has been away for longer than the hold: nothing is announced any more", "hold",
+			f.opts.Log.Warn("the proxy has been away for longer than the hold: the speaker withdraws every address", "hold",
 				f.opts.Hold)
 			f.opts.Changed(nil)
 		}
@@ -261,7 +262,7 @@ func (f *Feed) stopHold() {
 	f.endHold()
 }
 
-// endHold ends the hold and tells whether there was one. It needs mu.
+// endHold ends the hold and reports whether there was one. It needs mu.
 func (f *Feed) endHold() bool {
 	if f.hold == nil {
 		return false

@@ -29,8 +29,8 @@ func sameNotice(a, b lb.FeedNotice) bool {
 		maps.EqualFunc(a.Ring, b.Ring, slices.Equal)
 }
 
-// speak writes each notice to the proxy, and a word at least every FeedBeat, until the connection
-// fails or ctx ends.
+// speak writes each notice to the proxy, and something at least every FeedBeat, until the
+// connection fails or ctx ends.
 func (f *Feed) speak(ctx context.Context, conn net.Conn) {
 	var said *lb.FeedNotice
 	encoder := json.NewEncoder(conn)

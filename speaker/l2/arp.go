@@ -93,7 +93,7 @@ func announceARP(own net.HardwareAddr, vip netip.Addr) ([][]byte, error) {
 	return [][]byte{request, reply}, err
 }
 
-// probeARP returns the question whether somebody uses an address, which changes nobody's memory of
+// probeARP returns the question whether a host uses an address, which changes no host's memory of
 // where it is (RFC 5227 section 1.1).
 func probeARP(own net.HardwareAddr, vip netip.Addr) ([]byte, error) {
 	return encodeARP(arp.OperationRequest, own, netip.IPv4Unspecified(), make(net.HardwareAddr, len(own)), vip,

@@ -13,8 +13,8 @@ import (
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
-// Before a VIP is announced for the first time the segment is asked whether somebody uses it (RFC
-// 5227 section 2.1, RFC 4862 section 5.4). The RFCs let a host that comes up ask for several
+// Before a VIP is announced for the first time this node asks on the segment whether a host uses it
+// (RFC 5227 section 2.1, RFC 4862 section 5.4). The RFCs let a host that comes up ask for several
 // seconds; the address of a new Service is asked for three times in a shorter row, which a device
 // that is awake answers within milliseconds. One that was asleep is noticed later, by what it
 // sends.
@@ -120,7 +120,7 @@ func (p *port) probe(w work, seen seenOn, now time.Time) (next time.Time, err er
 	return next, nil
 }
 
-// defend announces the VIPs that somebody else has used since they were last defended, seldom
+// defend announces the VIPs that a conflicting host has used since they were last defended, seldom
 // enough that two who both defend do not flood the segment (RFC 5227 section 2.4, case c).
 func (p *port) defend(seen seenOn, now time.Time) error {
 	for vip, holders := range seen {
@@ -168,7 +168,7 @@ func (a *Actor) seenOn(p *port) func(netip.Addr, net.HardwareAddr) {
 	}
 }
 
-// note takes in a sighting and tells whether somebody should look at it.
+// note takes in a sighting and reports whether the actor should look at it.
 func (s sightings) note(at place, vip netip.Addr, mac string, now time.Time) bool {
 	if s[at] == nil {
 		s[at] = seenOn{}
@@ -185,8 +185,8 @@ func (s sightings) note(at place, vip netip.Addr, mac string, now time.Time) boo
 	return true
 }
 
-// forget leaves out what is too old, what is about VIPs that nobody looks after, and who has turned
-// out to be ours.
+// forget leaves out what is too old, what is about VIPs that are no longer desired, and devices
+// that have turned out to be nodes of ours.
 func (s sightings) forget(now time.Time, ours map[string]bool, wanted map[place]work) {
 	for at, vips := range s {
 		for vip, holders := range vips {

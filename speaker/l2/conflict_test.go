@@ -180,7 +180,8 @@ func conflicts(macs ...string) map[netip.Addr][]plan.ConflictingHost {
 
 func wantConflicts(t *testing.T, what string, a *Actor, want map[netip.Addr][]plan.ConflictingHost) {
 	t.Helper()
-	if d := cmp.Diff(want, a.Outcome().ConflictingHosts, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.Addr{})); d != "" {
+	if d := cmp.Diff(want, a.Outcome().ConflictingHosts, cmpopts.EquateEmpty(),
+		cmpopts.EquateComparable(netip.Addr{})); d != "" {
 		t.Errorf("%s: %s", what, d)
 	}
 }

@@ -294,7 +294,7 @@ func (a *Actor) open(p *port) (responder, error) {
 }
 
 // withdraw ends the answers that are no longer wanted and begins the new ones. Answering starts
-// before the first announcement, so that whoever asks back at once is served.
+// before the first announcement, so that a client that asks back at once is served.
 func (p *port) withdraw(w work) {
 	maps.DeleteFunc(p.vips, func(vip netip.Addr, _ *announcement) bool {
 		_, ok := w.rounds[vip]

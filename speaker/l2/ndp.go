@@ -225,7 +225,7 @@ func encodeNDP(own, mac net.HardwareAddr, source, destination netip.Addr, body [
 	return frame.MarshalBinary()
 }
 
-// probeNDP returns the question whether somebody uses an address (RFC 4862, 5.4.2).
+// probeNDP returns the question whether a host uses an address (RFC 4862, 5.4.2).
 func probeNDP(own net.HardwareAddr, vip netip.Addr) ([]byte, error) {
 	group, err := ndp.SolicitedNodeMulticast(vip)
 	if err != nil {

@@ -20,7 +20,7 @@ const (
 	dropNone       Drop = ""
 	dropMalformed  Drop = "malformed"   // not ARP for IPv4 over Ethernet, nor a solicitation or advertisement
 	dropNotRequest Drop = "not-request" // a reply
-	// neither broadcast nor addressed to this interface: seen because somebody listens to everything
+	// neither broadcast nor addressed to this interface: seen because a program listens to everything
 	dropNotForUs  Drop = "not-for-us"
 	dropBadSender Drop = "bad-sender" // an answer would go to all, or to ourselves
 	dropAnnounced Drop = "announced"  // a gratuitous request: somebody tells where an address is, and asks nothing

@@ -41,7 +41,7 @@ type Actor struct {
 
 	mu    sync.Mutex
 	state *State
-	// What follows from state, until it changes or the time is over; nil when it has to be made anew.
+	// What follows from state, until it changes or the time is over; nil when it is out of date.
 	standings map[string]plan.Standing
 	until     time.Time
 }

@@ -149,7 +149,7 @@ func (l *State) Probes(now time.Time) []Probe {
 	return probes
 }
 
-// Verdict is what the answer to a probe has shown anew.
+// Verdict is the news that the answer to a probe has brought.
 type Verdict string
 
 // The verdicts.

@@ -8,7 +8,7 @@ import (
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
-// book holds the last word of each node on each VIP. Merging updates in any order, any number of
+// book holds the latest claim of each node on each VIP. Merging updates in any order, any number of
 // times, gives the same book.
 type book map[string]*page
 
@@ -198,7 +198,7 @@ func (j *journal) whole(claims map[netip.Addr]*plan.Claim) map[netip.Addr]*plan.
 	return changes
 }
 
-// set takes what is said anew of some VIPs, nil for nothing any more, and tells whether there is
+// set takes changes to the claims, nil to take one back, and reports whether there is
 // something to send.
 func (j *journal) set(changes map[netip.Addr]*plan.Claim) bool {
 	for vip, claim := range changes {
@@ -238,8 +238,8 @@ func (j *journal) take() []entry {
 	return entries
 }
 
-// outlive makes this process the newer one of two of the same node, if somebody has heard of
-// another that seems newer: one that ran before the clock was set back. It tells whether that was
+// outlive makes this process the newer one of two of the same node, if another node has heard of
+// another that seems newer: one that ran before the clock was set back. It reports whether that was
 // needed, and everything has to be said again.
 func (j *journal) outlive(u update) bool {
 	if u.node != j.node || u.born < j.born {

@@ -48,7 +48,7 @@ func (m *Members) joinStep(ctx context.Context) (time.Duration, error) {
 		group.Go(func() error { return m.call(ml, bind, name, missing[name]) })
 	}
 	if err := group.Wait(); err != nil {
-		m.opts.Log.Debug("not all nodes can be reached by gossip", "error", err)
+		m.opts.Log.Debug("gossip does not reach every node", "error", err)
 	}
 	if len(missing) > 0 && m.hope(time.Now()) {
 		return m.opts.pace.soon, nil
@@ -57,7 +57,7 @@ func (m *Members) joinStep(ctx context.Context) (time.Duration, error) {
 	return m.opts.pace.every, nil
 }
 
-// hope tells whether a node that has met nobody yet should go on calling before it takes itself for
+// hope reports whether a node that has met no other should go on calling before it takes itself for
 // the only one.
 func (m *Members) hope(now time.Time) bool {
 	m.mu.Lock()

@@ -110,7 +110,7 @@ func (d delegate) MergeRemoteState(b []byte, _ bool) {
 func (m *Members) learn(b []byte) bool {
 	updates, err := decode(b)
 	if err != nil {
-		m.opts.Log.Warn("cannot read a message of another speaker", "error", err)
+		m.opts.Log.Warn("cannot read a gossip message", "error", err)
 		return false
 	}
 	var changed []netip.Addr

@@ -201,7 +201,7 @@ func (m *Members) Run(ctx context.Context) error {
 		m.opts.Log.Debug("the last claims were not sent", "error", sendErr)
 	}
 	if leaveErr := ml.Leave(leaveTimeout); leaveErr != nil {
-		m.opts.Log.Warn("leaving without having told the others", "error", leaveErr)
+		m.opts.Log.Warn("the others may not know that this speaker leaves", "error", leaveErr)
 	}
 	m.mu.Lock()
 	m.ml, m.stopped = nil, true

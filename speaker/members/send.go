@@ -42,7 +42,7 @@ func (m *Members) sendStep(context.Context) (time.Duration, error) {
 	m.mu.Unlock()
 	if len(newcomers) > 0 {
 		// To a newcomer the page goes in parts, so none of them may say that it is complete. Even an
-		// empty one tells of the new process.
+		// empty one announces the new process.
 		full.floor = 0
 		for _, message := range split(full) {
 			sendTo(ml, newcomers, message)

@@ -20,7 +20,7 @@ import (
 // Times of the actor.
 const (
 	gap = time.Second
-	// lookEvery is the time between looks at the routes, whose changes nobody tells of.
+	// lookEvery is the time between looks at the routes, whose changes are not watched.
 	lookEvery  = 30 * time.Second
 	maxBackoff = 5 * time.Minute
 )
@@ -32,7 +32,7 @@ type Options struct {
 	Gateways func() ([]links.Gateway, error)
 	// Shown is what all nodes tell at present, and whether that is known.
 	Shown func() (map[string]string, bool)
-	// Exists tells whether there is a Node of that name; nil while it is not known.
+	// Exists reports whether there is a Node of that name; nil while it is not known.
 	Exists func() func(node string) bool
 	// Write sets what nodes tell; nil removes an entry.
 	Write func(ctx context.Context, entries map[string]*string) error
@@ -105,14 +105,15 @@ func (s *Surroundings) apply(ctx context.Context) (time.Duration, error) {
 	if err := s.opts.Write(ctx, entries); err != nil {
 		return 0, s.report(err)
 	}
-	s.opts.Log.Info("told the controller which addresses around this node no Service can have", "addresses", text)
+	s.opts.Log.Info("told the controller which addresses of this node's networks no Service can have", "addresses", text)
 	return lookEvery, s.report(nil)
 }
 
 // report logs how an attempt has ended, and returns err.
 func (s *Surroundings) report(err error) error {
-	s.failures.Log(s.opts.Log, "cannot tell the controller which addresses around this node no Service can have; retrying",
-		"the controller knows again which addresses around this node no Service can have", err)
+	s.failures.Log(
+		s.opts.Log, "cannot tell the controller which addresses of this node's networks no Service can have; retrying",
+		"the controller knows again which addresses of this node's networks no Service can have", err)
 	return err
 }
 

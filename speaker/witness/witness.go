@@ -1,6 +1,6 @@
 // Package witness is the actor by which speakers that a partition has separated hear of one
-// another: those that see a majority renew a Lease while they miss somebody, those that do not read
-// it.
+// another: those that see a majority renew a Lease while they miss another speaker, and those that
+// do not see one read it.
 package witness
 
 import (
@@ -33,7 +33,7 @@ const (
 
 // Desired is what the node makes of the Lease. The zero value leaves it alone.
 type Desired struct {
-	// Tell has the node renew the Lease, if nobody before it in rank does: 0 is the first.
+	// Tell has the node renew the Lease, unless one before it in rank does: 0 is the first.
 	Tell bool
 	Rank int
 	Says lb.Witness
@@ -126,7 +126,7 @@ func (a *Actor) apply(ctx context.Context, now time.Time) time.Duration {
 }
 
 // read notes what the Lease says, and whether it was written since it was last looked at. Only that
-// shows that somebody is at work now: clocks differ, and the Lease stays when those who wrote it
+// shows that a majority is at work now: clocks differ, and the Lease stays when those who wrote it
 // have gone.
 func (a *Actor) read(ctx context.Context, now time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
