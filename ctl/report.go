@@ -13,7 +13,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// report is the answer of landfallctl status: tables and a list of what is wrong.
+// report is the output of landfallctl status: tables and a list of problems.
 type report struct {
 	pools, vips, peers [][]string
 	problems           []string
@@ -22,7 +22,7 @@ type report struct {
 func newReport(w world) report {
 	var r report
 	if len(w.pools) == 0 {
-		r.problem("there is no IPAddressPool: create one, or no Service gets an address")
+		r.problem("there is no IPAddressPool, so no Service gets an address: create one")
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.pools)) {
 		r.addPool(w.pools[name], w)
@@ -58,7 +58,7 @@ func (r *report) addPool(p lb.Pool, w world) {
 	switch {
 	case !ok:
 		state = "unknown"
-		r.problem("pool %s: the controller has not looked at it yet; is it running?", p.Name)
+		r.problem("pool %s: the controller has not processed it yet; is the controller running?", p.Name)
 	case !ready.Status:
 		state = "no: " + string(ready.Reason)
 		r.problem("pool %s: %s (%s)", p.Name, ready.Message, ready.Reason)
@@ -85,7 +85,7 @@ func (r *report) addPool(p lb.Pool, w world) {
 	})
 }
 
-// counts joins the figures of both families, leaving out a family that the pool does not have.
+// counts joins the figures of both families. It leaves out a family that the pool does not have.
 func counts(p lb.Pool, v4, v6 string) string {
 	var figures []string
 	for _, of := range []struct {
@@ -103,7 +103,7 @@ func (r *report) addService(s lb.Service) {
 	assigned, known := find(s.Conditions, lb.ConditionAssigned)
 	switch {
 	case !known:
-		r.problem("service %s: the controller has not looked at it yet; is it running?", s.Key)
+		r.problem("service %s: the controller has not processed it yet; is the controller running?", s.Key)
 	case !assigned.Status:
 		r.problem("service %s: %s (%s)", s.Key, assigned.Message, assigned.Reason)
 	}
@@ -125,7 +125,7 @@ func (r *report) addService(s lb.Service) {
 	owner := map[netip.Addr]string{}
 	switch {
 	case !known:
-		r.problem("service %s: no speaker has said anything about it yet; are the speakers running?", s.Key)
+		r.problem("service %s: no speaker has reported on it yet; are the speakers running?", s.Key)
 	case !announced.Status:
 		r.problem("service %s: %s (%s)", s.Key, announced.Message, announced.Reason)
 	}
@@ -134,7 +134,7 @@ func (r *report) addService(s lb.Service) {
 	}
 	for _, vip := range vips {
 		r.vips = append(r.vips, []string{vip.String(), s.Key.String(), string(s.ExternalPolicy),
-			cmp.Or(owner[vip], "nobody")})
+			cmp.Or(owner[vip], "none")})
 	}
 }
 
@@ -166,7 +166,7 @@ func announcers(a lb.Announcement) string {
 	return strings.Join(all, "; ")
 }
 
-// addPeer says how many of the nodes' sessions with a router are up, and why the others are not.
+// addPeer adds a row with the number of sessions that are up, and a problem for each that is not.
 func (r *report) addPeer(p lb.Peer) {
 	up := 0
 	nodes := slices.Sorted(maps.Keys(p.Status))
@@ -182,7 +182,7 @@ func (r *report) addPeer(p lb.Peer) {
 	}
 	if len(nodes) == 0 {
 		r.problem(
-			"BGPPeer %s: no speaker has said anything about it yet; do its nodeSelectors select a node, and are the speakers "+
+			"BGPPeer %s: no speaker has reported on it yet; do its nodeSelectors select a node, and are the speakers "+
 				"running?", p.Name)
 	}
 	at, asn := "on "+p.Interface, string(p.Dynamic)
@@ -203,7 +203,7 @@ func find(conditions []lb.Condition, kind string) (lb.Condition, bool) {
 	return conditions[i], true
 }
 
-// compareAddresses puts addresses in numeric order and what is none after them.
+// compareAddresses orders addresses by number, and texts that are not addresses after them.
 func compareAddresses(a, b string) int {
 	x, errX := netip.ParseAddr(a)
 	y, errY := netip.ParseAddr(b)
@@ -223,7 +223,7 @@ func (r report) print(w io.Writer) error {
 	if len(r.problems) == 0 {
 		fmt.Fprintln(&out, "Nothing is wrong.")
 	} else {
-		fmt.Fprintln(&out, "WRONG")
+		fmt.Fprintln(&out, "PROBLEMS")
 	}
 	for _, p := range r.problems {
 		fmt.Fprintf(&out, "- %s\n", p)
@@ -240,6 +240,6 @@ func writeTable(out *strings.Builder, rows [][]string, none string, columns ...s
 	if len(rows) == 0 {
 		fmt.Fprintln(table, none)
 	}
-	_ = table.Flush() // a strings.Builder takes everything
+	_ = table.Flush() // writing to a strings.Builder never fails
 	fmt.Fprintln(out)
 }

@@ -119,9 +119,9 @@ BGP PEER  ADDRESS           ASN       SESSIONS UP
 tor-1     172.26.236.2:179  64501     2 of 3
 tor-2     on eth1           external  0 of 0
 
-WRONG
+PROBLEMS
 - BGPPeer tor-1 on k8s-worker-179 is Idle: connection refused (NotEstablished)
-- BGPPeer tor-2: no speaker has said anything about it yet; do its nodeSelectors select a node, and are the speakers running?
+- BGPPeer tor-2: no speaker has reported on it yet; do its nodeSelectors select a node, and are the speakers running?
 - BGPAdvertisement all: there is no BGPPeer tor-9 (UnknownPeer)
 `,
 		},
@@ -134,8 +134,8 @@ WRONG
 VIP  SERVICE  POLICY  OWNER
 (no Service of type LoadBalancer)
 
-WRONG
-- there is no IPAddressPool: create one, or no Service gets an address
+PROBLEMS
+- there is no IPAddressPool, so no Service gets an address: create one
 `,
 		},
 		{
@@ -157,21 +157,21 @@ vmware   172.26.236.180-172.26.236.199  1         19    yes              lan
 younger  172.26.236.190                 1         19    no: Overlapping  -
 
 VIP            SERVICE          POLICY   OWNER
-172.26.236.9   default/nobody   Cluster  nobody
-172.26.236.10  default/unseen   Cluster  nobody
-172.26.236.11  default/older    Cluster  nobody
-172.26.236.12  default/tenant   Cluster  nobody
+172.26.236.9   default/nobody   Cluster  none
+172.26.236.10  default/unseen   Cluster  none
+172.26.236.11  default/older    Cluster  none
+172.26.236.12  default/tenant   Cluster  none
 pending        default/pending  Cluster  -
 
-WRONG
+PROBLEMS
 - pool younger: overlaps with pool vmware (Overlapping)
 - pool younger: no L2Advertisement or BGPAdvertisement selects it, so its addresses are not announced (NoAdvertisement)
 - service default/nobody: no endpoint is usable on any node (NoBackends)
 - service default/older: its annotation landfall.dev/announcements is missing; the speaker that reports on the Service writes it, is it running, and of this version?
 - service default/pending: all pools are full (PoolExhausted)
 - service default/tenant: annotation landfall.dev/announcements was not written by a speaker of this version: invalid character 'k' looking for beginning of value; the speaker that reports on the Service writes it anew, is it running?
-- service default/unseen: the controller has not looked at it yet; is it running?
-- service default/unseen: no speaker has said anything about it yet; are the speakers running?
+- service default/unseen: the controller has not processed it yet; is the controller running?
+- service default/unseen: no speaker has reported on it yet; are the speakers running?
 `,
 		},
 	} {

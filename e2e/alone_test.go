@@ -32,7 +32,7 @@ func TestSpeakerWithoutProxy(t *testing.T) {
 	}
 }
 
-// The proxy without a speaker: Services work, and nobody announces.
+// The proxy without a speaker: Services work, and no node announces them.
 func TestProxyWithoutSpeaker(t *testing.T) {
 	t.Parallel()
 	l := labtest.Start(t, lab.SeedCluster(),
@@ -50,7 +50,7 @@ func TestProxyWithoutSpeaker(t *testing.T) {
 var errSameNode = errors.New("the same one answers")
 
 // macOf returns the MAC address that the near client finds for the VIP when it asks anew; "" if
-// nobody answers.
+// no node answers.
 func macOf(t *testing.T, l *lab.Lab) string {
 	t.Helper()
 	_, _ = l.Exec(t.Context(), lab.ClientName, "ip", "neigh", "flush", "to", seedVIP.Addr().String())

@@ -25,8 +25,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// What one object around BGP shows to be wrong is refused by the API server itself, in words that
-// name the fix.
+// What one object around BGP shows to be wrong is refused by the API server itself, in text that
+// names the fix.
 func TestBadBGPObjectsAreRefused(t *testing.T) {
 	t.Parallel()
 	var cases []struct {

@@ -98,7 +98,7 @@ func bgpVIPs(l *lab.Lab) []netip.AddrPort {
 // host is the prefix of one address.
 func host(vip netip.Addr) netip.Prefix { return netip.PrefixFrom(vip, vip.BitLen()) }
 
-// routed says whether the kernels of all routers spread a prefix over exactly these nodes, in the
+// routed reports whether the kernels of all routers spread a prefix over exactly these nodes, in the
 // order of their names.
 func routed(t testing.TB, l *lab.Lab, prefix netip.Prefix, nodes ...string) error {
 	t.Helper()
@@ -158,7 +158,7 @@ func longestHit(t testing.TB, probes []*lab.Probe) (hit time.Duration) {
 	return hit
 }
 
-// watched says whether the routers see all workers over BFD.
+// watched reports whether the routers see all workers over BFD.
 func watched(t testing.TB, l *lab.Lab) error {
 	t.Helper()
 	command, up := "show bfd peers brief", "up"

@@ -154,7 +154,7 @@ spec: {ipAddressPools: [routed], aggregationLength: 30, communities: ["64500:30"
 func plannedDrain(t *testing.T, l *lab.Lab) {
 	probes := startFar(t, l)
 	patchNode(t, l, bgpNode, excluded(true))
-	eventually(t, "the routers are told of the end", func() error {
+	eventually(t, "the routers receive graceful-shutdown", func() error {
 		if out := ask(t, l.Routers()[0], "show bgp ipv4 unicast "+host(bgpVIP.Addr()).String()); !strings.Contains(out,
 			"graceful-shutdown") {
 			return fmt.Errorf("no community graceful-shutdown:\n%s", out)
@@ -255,7 +255,7 @@ func drainThenPowerOff(t *testing.T, l *lab.Lab) {
 	back(t, l)
 }
 
-// forgotten says whether no router has a route of the faults' node, stale ones included.
+// forgotten reports whether no router has a route of the faults' node, stale ones included.
 func forgotten(t *testing.T, l *lab.Lab) error {
 	t.Helper()
 	for _, r := range l.Routers() {

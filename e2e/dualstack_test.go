@@ -80,7 +80,7 @@ func TestDualStack(t *testing.T) {
 	report := probe.Stop()
 	t.Logf("%s crashed: %s", was, report)
 	if report.Gap > crashBound {
-		t.Errorf("nobody took over for %v", report.Gap)
+		t.Errorf("no node took over for %v", report.Gap)
 	}
 	revive(t, l, was)
 }

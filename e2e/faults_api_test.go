@@ -43,7 +43,7 @@ func apiAway(t *testing.T) time.Duration {
 }
 
 // TestFaultWithoutAPIServer commits faults while the API server is away: everything that the nodes
-// know goes on, and when it is back it hears of what has become of it.
+// know goes on, and when it is back the status shows what has happened.
 func TestFaultWithoutAPIServer(t *testing.T) {
 	t.Parallel()
 	away := apiAway(t)
@@ -87,7 +87,7 @@ func TestFaultWithoutAPIServer(t *testing.T) {
 	report := probe.Stop()
 	t.Logf("%s crashed without an API server: %s", second, report)
 	if report.Gap > crashBound {
-		t.Errorf("nobody took over for %v", report.Gap)
+		t.Errorf("no node took over for %v", report.Gap)
 	}
 	run = startTraffic(t, l, seedVIP)
 	time.Sleep(away)
@@ -104,7 +104,7 @@ func TestFaultWithoutAPIServer(t *testing.T) {
 	}
 	waitTogether(t, l)
 	if now := answerer(t, l, seedVIP.Addr()); now != third {
-		t.Errorf("%s served the address well, and %s took it over", third, now)
+		t.Errorf("%s served the address well, but %s took it over", third, now)
 	}
 }
 

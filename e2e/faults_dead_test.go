@@ -29,7 +29,7 @@ func TestFaultCrashWithEndpoints(t *testing.T) {
 		report := first.Stop()
 		t.Logf("%s crashed with its pod: %s", was, report)
 		if report.Gap > crashBound {
-			t.Errorf("nobody took over for %v", report.Gap)
+			t.Errorf("no node took over for %v", report.Gap)
 		}
 		after := l.StartProbe(t.Context(), lab.ClientName, "tcp", seedVIP, newEvery)
 		time.Sleep(2 * time.Second)

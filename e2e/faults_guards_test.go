@@ -17,7 +17,7 @@ type guard struct {
 	name    string
 	without []string // arguments of a program that take the guard out; none if the fault itself goes past it
 	of      string   // that program; the speaker if empty
-	// damage commits the fault on a lab without Services and counts what it does. guarded tells
+	// damage commits the fault on a lab without Services and counts what it does. guarded reports
 	// whether the guard is in place.
 	damage func(t *testing.T, l *lab.Lab, guarded bool) int
 }

@@ -48,7 +48,7 @@ func TestFaultPartition(t *testing.T) {
 		dropGossip(t, l, owner, chains...)
 		heir := wantAnswererAmong(t, l, seedVIP.Addr(), otherThan(l, owner)...)
 		wantReason(t, l, owner, seedVIP.Addr(), "Yielded")
-		// both sides may have written it: each time that happens the next word comes later, after a
+		// both sides may have written it: each time that happens the next write comes later, after a
 		// minute in the end
 		if i == 0 {
 			wantCondition(t, l, "my-nginx", "landfall.dev/Announced", "True", "Announced", "from "+heir)
@@ -56,7 +56,7 @@ func TestFaultPartition(t *testing.T) {
 		passGossip(t, l, owner, chains...)
 		waitTogether(t, l)
 		if now := answerer(t, l, seedVIP.Addr()); now != heir {
-			t.Errorf("%s answers, and %s did so well", now, heir)
+			t.Errorf("%s answers now, although %s served the address well", now, heir)
 		}
 		report := probe.Stop()
 		t.Logf("%v dropped on %s, %s took over: %s", chains, owner, heir, report)
@@ -64,7 +64,7 @@ func TestFaultPartition(t *testing.T) {
 	}
 }
 
-// TestFaultPartitionWithoutAPIServer does so while nobody can tell the two sides of one another:
+// TestFaultPartitionWithoutAPIServer does so while neither side can learn of the other:
 // both answer, and both forward. When they meet again, the owner on the side of the majority goes
 // on.
 func TestFaultPartitionWithoutAPIServer(t *testing.T) {

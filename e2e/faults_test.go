@@ -89,7 +89,7 @@ func TestFaultPlanned(t *testing.T) {
 				patchNode(t, l, node, signal.end)
 				time.Sleep(time.Second)
 				if back := answerer(t, l, seedVIP.Addr()); back != now {
-					t.Errorf("%s served the address well, and %s took it over", now, back)
+					t.Errorf("%s served the address well, but %s took it over", now, back)
 				}
 				run.wantLossless(t)
 			})
@@ -254,13 +254,13 @@ func TestFaultCrash(t *testing.T) {
 		report := probe.Stop()
 		t.Logf("%s %s: %s", was, fault.name, report)
 		if report.Gap > crashBound {
-			t.Errorf("nobody took over for %v", report.Gap)
+			t.Errorf("no node took over for %v", report.Gap)
 		}
 		heir := heirOf(t, l, was)
 		fault.recover(t, l, was)
 		time.Sleep(time.Second)
 		if now := answerer(t, l, seedVIP.Addr()); now != heir {
-			t.Errorf("%s served the address well, and %s took it over", heir, now)
+			t.Errorf("%s served the address well, but %s took it over", heir, now)
 		}
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
 
+	"github.com/landfall-lb/landfall/e2e/cases"
 	"github.com/landfall-lb/landfall/internal/lb"
-	"github.com/landfall-lb/landfall/proxy/cases"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -125,7 +125,7 @@ func (o *contest) landfallFlags(mode string, config plan.Config) []string {
 }
 
 // nodePortAddresses are networks of the addresses that serve node ports; nil for all. kube-proxy's
-// nftables mode has to be told so.
+// nftables mode needs them by name.
 func (o *contest) nodePortAddresses(config plan.Config, tell bool) []string {
 	var networks []string
 	for family, addrs := range config.NodePortAddresses {

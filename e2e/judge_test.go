@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -14,10 +15,10 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/landfall-lb/landfall/e2e/cases"
 	"github.com/landfall-lb/landfall/e2e/lab"
 	"github.com/landfall-lb/landfall/e2e/lab/labtest"
 	"github.com/landfall-lb/landfall/internal/lb"
-	"github.com/landfall-lb/landfall/proxy/cases"
 )
 
 // judged is a case of the table, or one that is about how objects are read.
@@ -55,7 +56,7 @@ func reading() []judged {
 			func(w cases.World, s *corev1.Service, _ *discoveryv1.EndpointSlice) {
 				s.Spec.LoadBalancerSourceRanges = []string{" " + cases.Host(w.Outside).String()}
 			}),
-		named(both, "conditions that are not told", "", func(_ cases.World, _ *corev1.Service, e *discoveryv1.EndpointSlice) {
+		named(both, "conditions that are not set", "", func(_ cases.World, _ *corev1.Service, e *discoveryv1.EndpointSlice) {
 			for i := range e.Endpoints {
 				e.Endpoints[i].Conditions = discoveryv1.EndpointConditions{}
 			}
@@ -63,7 +64,7 @@ func reading() []judged {
 	}
 }
 
-// sample leaves out what Kubernetes cannot be told, or what takes a kernel parameter.
+// sample leaves out what Kubernetes has no object for, or what takes a kernel parameter.
 func sample(w cases.World) []judged {
 	all := reading()
 	for i, c := range cases.For(w.Family, false) {
@@ -94,17 +95,37 @@ var documented = map[string]map[string]string{
 // packet ends as with it in the same mode, but for differences that are documented.
 func TestJudge(t *testing.T) {
 	t.Parallel()
-	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+	// Each contender has a lab of its own.
+	var mu sync.Mutex
+	answers := map[lb.Family]map[contender]map[string]cases.Seen{lb.IPv4: {}, lb.IPv6: {}}
+	t.Run("contenders", func(t *testing.T) {
+		for family, seen := range answers {
+			for _, who := range []contender{{"kube-proxy", "iptables"}, {"landfall", "iptables"}, {"kube-proxy", "nftables"},
+				{"landfall", "nftables"}} {
+				t.Run(fmt.Sprint(family, " ", who), func(t *testing.T) {
+					t.Parallel()
+					found := contend(t, family, who)
+					mu.Lock()
+					defer mu.Unlock()
+					seen[who] = found
+				})
+			}
+		}
+	})
+	if t.Failed() {
+		return
+	}
+	for family, seen := range answers {
 		for _, mode := range []string{"iptables", "nftables"} {
-			t.Run(string(family)+"/"+mode, func(t *testing.T) {
-				t.Parallel()
-				judgeMode(t, family, mode)
+			t.Run(fmt.Sprint(family, " ", mode), func(t *testing.T) {
+				judge(t, mode, seen[contender{"kube-proxy", mode}], seen[contender{"landfall", mode}])
 			})
 		}
 	}
 }
 
-func judgeMode(t *testing.T, family lb.Family, mode string) {
+// contend returns what becomes of each case's packets with a contender.
+func contend(t *testing.T, family lb.Family, who contender) map[string]cases.Seen {
 	t.Helper()
 	cluster := lab.SeedCluster()
 	cluster.DualStack, cluster.Pods, cluster.Services = true, nil, nil
@@ -118,10 +139,7 @@ func judgeMode(t *testing.T, family lb.Family, mode string) {
 	w := cases.WorldOf(family)
 	o := &contest{site: cases.NewSite(t, w), kubeconfig: l.Kubeconfig(), programs: judgePrograms(t), folder: t.TempDir()}
 	connect(t, l, o.site)
-	put := &objects{kube: l.Kube(), world: w}
-	theirs := o.answers(t, put, contender{"kube-proxy", mode}, sample(w))
-	ours := o.answers(t, put, contender{"landfall", mode}, sample(w))
-	judge(t, mode, theirs, ours)
+	return o.answers(t, &objects{kube: l.Kube(), world: w}, who, sample(w))
 }
 
 func judge(t *testing.T, mode string, theirs, ours map[string]cases.Seen) {

@@ -93,7 +93,7 @@ func testCut(t *testing.T, l *lab.Lab) {
 	report := probe.Stop()
 	t.Log(report)
 	if report.Answered == 0 || report.Failed() == 0 || report.Gap < 100*time.Millisecond {
-		t.Errorf("the probe did not notice: %s", report)
+		t.Errorf("the probe did not see the fault: %s", report)
 	}
 }
 

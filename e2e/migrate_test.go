@@ -121,7 +121,7 @@ func TestMigrationFromMetalLBKeepsAddresses(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !strings.Contains(out, "# BGPPeer tor: spec.disableMP (true) has no equivalent") {
-		t.Errorf("what has no equivalent is not told:\n%s", out)
+		t.Errorf("the output does not name what has no equivalent:\n%s", out)
 	}
 	// 2. Install. The chart is there already, and nothing of it runs.
 	if err := l.ApplyYAML(ctx, out); err != nil {

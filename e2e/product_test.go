@@ -132,7 +132,7 @@ func ownerOf(t *testing.T, l *lab.Lab) string {
 			return a.Owner
 		}
 	}
-	t.Fatalf("nobody announces the address: %+v", list)
+	t.Fatalf("no node announces the address: %+v", list)
 	return ""
 }
 

@@ -246,7 +246,7 @@ func (o *takeover) waitForRules(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "Landfall has written its rules", func() error {
-		if !strings.Contains(o.ours.Log(), "the kernel holds what is wanted") {
+		if !strings.Contains(o.ours.Log(), "the kernel holds the rules of all Services") {
 			return errors.New("not so far")
 		}
 		return nil

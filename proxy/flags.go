@@ -21,7 +21,7 @@ type flags struct {
 	healthzBindAddress, serviceProxyName, feedSocket         string
 	drain                                                    time.Duration
 	scheduler, procSysNet                                    string
-	cleanup, liberal, answerPing, rescue                     bool
+	cleanup, liberal, answerPing, rescue, rescueRing         bool
 }
 
 func (f *flags) add(set *pflag.FlagSet) {
@@ -68,6 +68,9 @@ func (f *flags) add(set *pflag.FlagSet) {
 		&f.rescue, "rescue", true,
 		"forward TCP packets of unknown connections to an external address to the nodes that announced the address before, "+
 			"so that connections survive when the address moves")
+	set.BoolVar(&f.rescueRing, "rescue-ring", true,
+		"with --rescue, also forward such packets round the nodes over which routers spread an address (BGP); all nodes "+
+			"need the same setting")
 	set.BoolVar(&f.cleanup, "cleanup", false,
 		"remove all of Landfall's rules from this node and exit; the same as the argument cleanup")
 }

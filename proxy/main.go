@@ -129,7 +129,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	offer := feed.New(rt.Log, f.feedSocket, p.runner.Poke)
 	p.from.notice = offer.Notice
 	rescuer := rescue.New(rescue.Deps{Log: rt.Log, Kernel: neighbours,
-		Families: f.rescueFamilies(kernel.families, rt.Log)})
+		Families: f.rescueFamilies(kernel.families, rt.Log), Ring: f.rescueRing})
 	p.to = sinks{
 		rules: rules, flows: cutter, health: checks, feed: offer, rescue: rescuer, latency: metrics.latency,
 		programmed: metrics.programmed,

@@ -16,7 +16,7 @@ func (p *proxy) hear(now time.Time) {
 	n, ok := p.from.notice()
 	if ok {
 		p.former, p.ring = succeed(p.former, n.Former), succeed(p.ring, n.Ring)
-		p.to.rescue.Set(rescue.Wanted{Former: p.former, Ring: p.ring, Gone: n.Gone})
+		p.to.rescue.Set(rescue.Desired{Previous: p.former, Ring: p.ring, Gone: n.Gone})
 	}
 	dead := make(map[string]bool, len(n.Dead))
 	for _, node := range n.Dead {

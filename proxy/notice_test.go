@@ -96,7 +96,7 @@ func TestContract7WithoutASpeakerAddressesAreWhereTheyWere(t *testing.T) {
 	b.expectBackends("web", "10.200.1.2 10.200.2.2")
 	want := func(former ...netip.Addr) {
 		t.Helper()
-		if w := b.rescue.wanted; w == nil || !slices.Equal(w.Former[vip], former) {
+		if w := b.rescue.wanted; w == nil || !slices.Equal(w.Previous[vip], former) {
 			t.Errorf("wanted %v", w)
 		}
 	}

@@ -57,7 +57,7 @@ type sinks struct {
 	feed updates[[]lb.Delivery]
 	// rescue hands over packets of connections that this node does not know.
 	rescue interface {
-		Set(rescue.Wanted)
+		Set(rescue.Desired)
 	}
 	// warn reports something wrong with a Service.
 	warn func(s lb.Service, reason lb.Reason, message string)

@@ -114,9 +114,9 @@ func (f *fakeFeed) Update(changes map[lb.Key][]lb.Delivery) {
 	}
 }
 
-type fakeRescue struct{ wanted *rescue.Wanted }
+type fakeRescue struct{ wanted *rescue.Desired }
 
-func (f *fakeRescue) Set(w rescue.Wanted) { f.wanted = &w }
+func (f *fakeRescue) Set(w rescue.Desired) { f.wanted = &w }
 
 // bench is a proxy among fakes, with a clock of its own.
 type bench struct {

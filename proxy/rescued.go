@@ -9,14 +9,14 @@ import (
 	"github.com/landfall-lb/landfall/proxy/rescue"
 )
 
-// rescueFamilies returns in which families packets of unknown connections are handed over. Where
-// that is switched off, what a predecessor has left is removed.
+// rescueFamilies returns the families in which the proxy moves packets of unknown connections.
+// Without --rescue it removes the rules that a predecessor has left.
 func (f *flags) rescueFamilies(families []lb.Family, log *slog.Logger) []lb.Family {
 	if f.rescue {
 		return families
 	}
 	if err := rescue.Cleanup(); err != nil {
-		log.Debug("cannot remove the rules that hand over packets", "error", err)
+		log.Debug("cannot remove the rules of the rescue", "error", err)
 	}
 	return nil
 }
@@ -24,13 +24,13 @@ func (f *flags) rescueFamilies(families []lb.Family, log *slog.Logger) []lb.Fami
 func rescued(a *rescue.Actor) prometheus.Collector {
 	return prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "landfall_proxy_rescued_packets_total",
-		Help: "Packets of unknown connections that were handed to the node that may hold them.",
+		Help: "Packets of unknown connections that were moved to the node that may know them.",
 	}, func() float64 { return float64(a.Packets()) })
 }
 
 func rescueTargets(a *rescue.Actor) prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "landfall_proxy_rescue_targets",
-		Help: "Nodes, counted for each family, to which packets of unknown connections would be handed.",
+		Help: "Nodes, counted for each family, to which packets of unknown connections would be moved.",
 	}, func() float64 { return float64(a.Targets()) })
 }

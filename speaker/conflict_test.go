@@ -14,15 +14,15 @@ import (
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
-var stranger = plan.ConflictingHost{Interface: "eth0", MAC: "02:00:00:00:99:99"}
+var conflictingHost = plan.ConflictingHost{Interface: "eth0", MAC: "02:00:00:00:99:99"}
 
-// see has each node's interface see, or no longer see, a stranger at the VIP.
-func (r *rig) see(vip netip.Addr, strangers ...plan.ConflictingHost) {
+// see has each node's interface see, or no longer see, a conflicting host at the VIP.
+func (r *rig) see(vip netip.Addr, hosts ...plan.ConflictingHost) {
 	for _, n := range r.nodes {
 		n.mu.Lock()
-		n.strangers = map[netip.Addr][]plan.ConflictingHost{}
-		if len(strangers) > 0 {
-			n.strangers[vip] = strangers
+		n.conflicting = map[netip.Addr][]plan.ConflictingHost{}
+		if len(hosts) > 0 {
+			n.conflicting[vip] = hosts
 		}
 		n.mu.Unlock()
 		n.runner.Poke()
@@ -62,7 +62,7 @@ func TestForeignHolderIsReportedAndKeepsItsAddress(t *testing.T) {
 		r.slow(true)
 		r.start(w177, w178, w179)
 		r.service(nginx, vip1)
-		r.see(vip1, stranger)
+		r.see(vip1, conflictingHost)
 		r.wantAnswers("while somebody else has it", vip1)
 		reports := 0
 		for name, n := range r.nodes {
@@ -78,7 +78,7 @@ func TestForeignHolderIsReportedAndKeepsItsAddress(t *testing.T) {
 				!strings.Contains(c.Message, "172.26.236.180 is in use by 02:00:00:00:99:99 on eth0") {
 				t.Errorf("%s reports %+v", name, c)
 			}
-			if st := n.status().VIPs[0]; len(st.ConflictingHosts) != 1 || !st.Probing {
+			if st := n.status().VIPs[0]; len(st.Conflicts) != 1 || !st.Probing {
 				t.Errorf("status %+v", st)
 			}
 			want := `landfall_speaker_address_conflict{interface="eth0",mac="02:00:00:00:99:99",vip="172.26.236.180"} 1`
@@ -105,16 +105,16 @@ func TestForeignHolderIsReportedAndKeepsItsAddress(t *testing.T) {
 		r.wantAnswers("when it has gone", vip1, owner)
 
 		// It comes back: now the address is defended, and that is reported.
-		r.see(vip1, stranger)
+		r.see(vip1, conflictingHost)
 		r.wantAnswers("when it is back", vip1, owner)
 		if c, _ := r.nodes[owner].reported(nginx); !c.Status || c.Reason != lb.ReasonContested ||
-			!strings.Contains(c.Message, stranger.MAC) {
+			!strings.Contains(c.Message, conflictingHost.MAC) {
 			t.Errorf("reports %+v", c)
 		}
 	})
 }
 
-// Each node knows the MAC addresses of all others, or it would take them for strangers.
+// Each node knows the MAC addresses of all others, or it would take them for conflicting hosts.
 func TestNodesKnowOneAnother(t *testing.T) {
 	inRig(t, func(r *rig) {
 		r.start(w177, w178, w179)

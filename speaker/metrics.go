@@ -95,7 +95,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 				gauge(c.reasons, 1, d.VIP.String(), string(w.Reason))
 			}
 		}
-		for _, host := range d.ConflictingHosts {
+		for _, host := range d.Conflicts {
 			gauge(c.conflicts, 1, d.VIP.String(), host.Interface, host.MAC)
 		}
 		if len(answering[d.VIP]) == 0 && len(d.Routed.Peers) == 0 {

@@ -109,33 +109,33 @@ type fakeNode struct {
 	*speaker
 	rig *rig
 
-	mu         sync.Mutex
-	live       bool
-	joined     bool
-	claims     map[netip.Addr]plan.Claim
-	peers      map[string][]netip.Addr
-	outcome    map[netip.Addr][]string
-	rounds     map[netip.Addr]int
-	macs       []string
-	sees       func(node string) bool // nil: all
-	apiless    bool                   // cannot read the Lease
-	probed     map[netip.Addr]bool
-	strangers  map[netip.Addr][]plan.ConflictingHost
-	ours       map[string]bool
-	dead       []string      // as gossip finds
-	notice     lb.FeedNotice // as the proxy was last told
-	slow       bool          // probing takes until finish is called
-	mute       bool          // its interface takes no packets
-	gate       lb.Reason
-	deliveries map[lb.DeliveryKey]lb.Delivery
-	reports    map[lb.Key]lb.AnnouncedStatus
-	interfaces []lb.Interface
-	daemonSet  *kubetest.Table[string, bool]
-	routers    *fakeRouters
-	bfd        *fakeBFD
-	objects    *fakeObjects
-	cancel     context.CancelFunc
-	done       chan error
+	mu          sync.Mutex
+	live        bool
+	joined      bool
+	claims      map[netip.Addr]plan.Claim
+	peers       map[string][]netip.Addr
+	outcome     map[netip.Addr][]string
+	rounds      map[netip.Addr]int
+	macs        []string
+	sees        func(node string) bool // nil: all
+	apiless     bool                   // cannot read the Lease
+	probed      map[netip.Addr]bool
+	conflicting map[netip.Addr][]plan.ConflictingHost
+	ours        map[string]bool
+	dead        []string      // as gossip finds
+	notice      lb.FeedNotice // as the proxy was last told
+	slow        bool          // probing takes until finish is called
+	mute        bool          // its interface takes no packets
+	gate        lb.Reason
+	deliveries  map[lb.DeliveryKey]lb.Delivery
+	reports     map[lb.Key]lb.AnnouncedStatus
+	interfaces  []lb.Interface
+	daemonSet   *kubetest.Table[string, bool]
+	routers     *fakeRouters
+	bfd         *fakeBFD
+	objects     *fakeObjects
+	cancel      context.CancelFunc
+	done        chan error
 }
 
 func newRig(t testing.TB) *rig {
@@ -448,7 +448,7 @@ func (f fakeL2) Set(d l2.Desired) {
 func (f fakeL2) Outcome() l2.Outcome {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return l2.Outcome{Answering: f.outcome, Probed: f.probed, Strangers: f.strangers}
+	return l2.Outcome{Answering: f.outcome, Probed: f.probed, Conflicts: f.conflicting}
 }
 
 // fakeWitness keeps what a node makes of the Lease, which all nodes share.

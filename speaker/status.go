@@ -64,10 +64,10 @@ type vipStatus struct {
 	Handover  bool     `json:"handover,omitempty"`
 	// Probing is set while this node asks whether somebody else uses the VIP.
 	Probing bool `json:"probing,omitempty"`
-	// ConflictingHosts are the devices that use the VIP and are no nodes that run a speaker, as this
-	// node sees them.
-	ConflictingHosts []plan.ConflictingHost `json:"conflictingHosts,omitempty"`
-	Nodes            []plan.NodeStatus      `json:"nodes"`
+	// Conflicts are the devices that use the VIP and are no nodes that run a speaker, as this node
+	// sees them.
+	Conflicts []plan.ConflictingHost `json:"conflictingHosts,omitempty"`
+	Nodes     []plan.NodeStatus      `json:"nodes"`
 	// Routes is what becomes of the VIP over BGP on this node; absent where no BGPAdvertisement is for
 	// it.
 	Routes *routeStatus `json:"routes,omitempty"`
@@ -95,7 +95,7 @@ func (s *speaker) status() status {
 	}
 	for _, d := range s.snapshot() {
 		v := vipStatus{VIP: d.VIP, Owner: d.Owner, Answering: outcome.Answering[d.VIP], Handover: d.Handover,
-			Probing: len(d.Probe) > 0, ConflictingHosts: d.ConflictingHosts, Nodes: d.Nodes, Routes: routes[d.VIP]}
+			Probing: len(d.Probe) > 0, Conflicts: d.Conflicts, Nodes: d.Nodes, Routes: routes[d.VIP]}
 		for _, key := range d.Services {
 			v.Services = append(v.Services, key.String())
 		}

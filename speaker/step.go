@@ -231,7 +231,7 @@ func (s *speaker) own(now time.Time, facts plan.Facts, dirty map[netip.Addr]bool
 	seen := s.to.l2.Outcome()
 	return s.rooms.ownership.Step(now, facts, ownership.Events{
 		VIPs: dirty,
-		Seen: ownership.Seen{Answering: seen.Answering, Probed: seen.Probed, ConflictingHosts: seen.Strangers},
+		Seen: ownership.Seen{Answering: seen.Answering, Probed: seen.Probed, Conflicts: seen.Conflicts},
 		Input: func(vip netip.Addr) (plan.Input, bool) {
 			if !s.rooms.holders.Held(vip) {
 				return plan.Input{}, false

@@ -122,7 +122,7 @@ func (a *Agent) Signal(sig syscall.Signal) error {
 	return p.signal(sig)
 }
 
-// Running says whether the process is there.
+// Running reports whether the process is there.
 func (a *Agent) Running() bool {
 	p := a.current()
 	return p != nil && p.running()

@@ -160,21 +160,37 @@ func removeLeftovers(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// removeState removes a lab's processes, its namespaces and its folder.
 func removeState(ctx context.Context, name string) error {
 	dir := filepath.Join(stateRoot, name)
-	if mark, err := os.ReadFile(filepath.Join(dir, "mark")); err == nil {
-		if err := killMarked(ctx, string(mark)); err != nil {
+	mark, markErr := os.ReadFile(filepath.Join(dir, "mark"))
+	// A process that is just being started is not found, and may write into the folder later.
+	for try := 1; ; try++ {
+		if markErr == nil {
+			if err := killMarked(ctx, string(mark)); err != nil {
+				return err
+			}
+		}
+		err := errors.Join(removeNamespaces(ctx, name+"-"), os.RemoveAll(dir))
+		if !errors.Is(err, unix.ENOTEMPTY) || try == removeTries {
 			return err
 		}
+		time.Sleep(100 * time.Millisecond)
 	}
-	spaces, err := namespacesWith(name + "-")
+}
+
+// removeTries is how often a lab is removed that still writes into its folder.
+const removeTries = 10
+
+func removeNamespaces(ctx context.Context, prefix string) error {
+	spaces, err := namespacesWith(prefix)
 	errs := []error{err}
 	for _, ns := range spaces {
 		if out, err := exec.CommandContext(ctx, "ip", "netns", "delete", ns).CombinedOutput(); err != nil {
 			errs = append(errs, fmt.Errorf("ip netns delete %s: %w: %s", ns, err, bytes.TrimSpace(out)))
 		}
 	}
-	return errors.Join(append(errs, os.RemoveAll(dir))...)
+	return errors.Join(errs...)
 }
 
 // killMarked kills the processes that carry mark in their environment and waits until they are
@@ -207,8 +223,8 @@ func killMarked(ctx context.Context, mark string) error {
 	}
 }
 
-// hasEnded says whether nothing of a process runs any more: it is gone, or only waits for its
-// parent to notice.
+// hasEnded reports whether nothing of a process runs any more: it is gone, or only waits for its
+// parent.
 func hasEnded(pid int) bool {
 	dir := filepath.Join("/proc", strconv.Itoa(pid))
 	threads, err := os.ReadDir(filepath.Join(dir, "task"))
@@ -243,7 +259,7 @@ func markedProcesses(mark string) ([]int, error) {
 	return pids, nil
 }
 
-// isKept says whether the lab was to outlive its owner; a restart of the machine ends that.
+// isKept reports whether the lab was to outlive its owner; a restart of the machine ends that.
 func isKept(dir string) bool {
 	_, err := os.Stat(filepath.Join(dir, "kept"))
 	boot, _ := os.ReadFile(filepath.Join(dir, "boot"))

@@ -73,10 +73,14 @@ var actors = map[string]bool{}
 // isActor reports whether the package owns goroutines: its exported types have a Run.
 func isActor(pkg string) bool { return actors[pkg] }
 
-// findActors fills actors.
+// testSupport are the packages that help tests: outside of test files they import testing.
+var testSupport = map[string]bool{}
+
+// findActors fills actors, and testSupport.
 func findActors(t *testing.T) {
 	t.Helper()
 	for _, p := range packages(t) {
+		testSupport[p.name()] = slices.Contains(p.Imports, "testing")
 		if binary(p.name()) != "" && strings.Contains(p.name(), "/") && hasRun(t, p) {
 			actors[p.name()] = true
 		}
@@ -170,10 +174,23 @@ var rules = []rule{
 		forbidden: func(_, imported string) bool { return below(imported, "e2e") },
 	},
 	{
+		reason:    "the product does not carry what only tests need",
+		applies:   func(pkg string) bool { return !testSupport[pkg] },
+		forbidden: func(_, imported string) bool { return testSupport[imported] || imported == "testing" },
+	},
+	{
 		reason:  "no type of a BGP or gossip library leaves the package that wraps it, so that it can be replaced",
 		applies: func(pkg string) bool { return !below(pkg, "speaker/bgp", "speaker/members") },
 		forbidden: func(_, imported string) bool {
 			return below(imported, "github.com/osrg/gobgp", "github.com/hashicorp/memberlist")
+		},
+	},
+	{
+		reason: "there is one stack for each part of netlink: internal/links for interfaces, routes and neighbors, " +
+			"proxy/nfnetlink for netfilter",
+		applies: func(pkg string) bool { return !below(pkg, "internal/links", "internal/nstest", "e2e") },
+		forbidden: func(_, imported string) bool {
+			return below(imported, "github.com/vishvananda/netlink", "github.com/mdlayher/netlink", "github.com/google/nftables")
 		},
 	},
 }
@@ -227,8 +244,16 @@ func TestRulesCatch(t *testing.T) {
 		{"proxy", "proxy/feed", false},
 		{"internal/lb", "proxy/plan", true},
 		{"ctl", "e2e/lab", true},
+		{"proxy/nftables", "e2e/cases", true},
+		{"proxy/nftables", "internal/nstest", true},
+		{"e2e/lab", "internal/seeds", true},
+		{"e2e/cases", "internal/nstest", false},
 		{"speaker", "github.com/hashicorp/memberlist", true},
 		{"speaker/members", "github.com/hashicorp/memberlist", false},
+		{"proxy/rescue", "github.com/vishvananda/netlink", true},
+		{"proxy/conntrack", "github.com/google/nftables", true},
+		{"internal/links", "github.com/vishvananda/netlink", false},
+		{"proxy/rescue", "proxy/nft/expr", false},
 	} {
 		if got := violation(test.pkg, test.imported); (got != "") != test.refused {
 			t.Errorf("%s imports %s: refused because of %q, want refused: %v", test.pkg, test.imported, got, test.refused)

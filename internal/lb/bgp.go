@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// DynamicASN says which AS number a peer may have whose number is not configured.
+// DynamicASN says which AS numbers a peer may have if none is configured.
 type DynamicASN string
 
 // The dynamic AS numbers.
@@ -20,43 +20,43 @@ const (
 	ExternalASN DynamicASN = "external" // any other
 )
 
-// Peer is one BGPPeer: a router, and how nodes speak to it.
+// Peer is one BGPPeer: a router, and the options of the sessions with it.
 type Peer struct {
 	Name    string
 	UID     string
 	Created time.Time
 	// LocalASN is the AS number of the node towards this peer: localASN, or else myASN.
 	LocalASN uint32
-	// PeerASN is the AS number that the peer must have; 0 when Dynamic says.
+	// PeerASN is the AS number that the peer must have; 0 if Dynamic is set.
 	PeerASN uint32
 	Dynamic DynamicASN
-	// Addr is the peer's address; not valid when Interface names the link to it (an unnumbered
+	// Addr is the peer's address; not valid if Interface names the link to it (an unnumbered
 	// session).
 	Addr      netip.Addr
 	Interface string
 	Port      uint16
-	Source    netip.Addr // not valid when the kernel chooses
-	RouterID  netip.Addr // not valid when the node's is taken
+	Source    netip.Addr // not valid if the kernel chooses
+	RouterID  netip.Addr // not valid if the node's own is used
 	// HoldTime is 0 or at least 3 s. KeepaliveTime is 0 for a third of the negotiated hold time.
 	HoldTime, KeepaliveTime, ConnectTime time.Duration
 	// Password is for TCP MD5; PasswordSecret names the Secret that has it instead (namespace "" is
 	// Landfall's own).
 	Password       string
 	PasswordSecret *Key
-	NodeSelectors  []labels.Selector // alternatives; all nodes when empty
+	NodeSelectors  []labels.Selector // alternatives; all nodes if empty
 	BFDProfile     string            // "" for none
 
 	MultiHop, GracefulRestart, DualStack, AcceptRoutes bool
 
-	// Problem is set when the specification cannot be used although the API server took it.
+	// Problem is set if the specification cannot be used although the API server accepted it.
 	Problem *Refusal
-	// Status is what was last written, by node.
+	// Status is the status as last written, by node.
 	Status map[string]PeerNode
 }
 
-// PeerNode is what one node says of its session with a peer, in the peer's status.
+// PeerNode is one node's entry in the status of a peer: the state of its session.
 type PeerNode struct {
-	State   string // as RFC 4271 names it, or Refused
+	State   string // a state of RFC 4271, or Refused
 	Reason  Reason
 	Message string
 }
@@ -66,25 +66,25 @@ type BGPAdvertisement struct {
 	Name       string
 	Generation int64
 	Created    time.Time
-	// Pools are pool names; all pools when both Pools and PoolSelectors are empty.
+	// Pools are pool names; all pools if both Pools and PoolSelectors are empty.
 	Pools         []string
 	PoolSelectors []labels.Selector
-	// ServiceSelectors and NodeSelectors are alternatives; all when empty.
+	// ServiceSelectors and NodeSelectors are alternatives; all if empty.
 	ServiceSelectors []labels.Selector
 	NodeSelectors    []labels.Selector
-	// Peers are names of peers; all when empty.
+	// Peers are names of peers; all if empty.
 	Peers []string
 	// AggregationLength is 1 to 32, AggregationLengthV6 1 to 128.
 	AggregationLength, AggregationLengthV6 int
-	LocalPref, MED                         *uint32 // nil when unset
+	LocalPref, MED                         *uint32 // nil if unset
 	Prepend                                int
-	// Communities are as written: literals or names.
+	// Communities are literals or names, as written.
 	Communities []string
-	// Conditions are what was last written.
+	// Conditions are the conditions as last written.
 	Conditions []Condition
 }
 
-// SelectsPool tells whether the advertisement is for the pool.
+// SelectsPool reports whether the advertisement selects the pool.
 func (a BGPAdvertisement) SelectsPool(pool Pool) bool {
 	return L2Advertisement{Pools: a.Pools, PoolSelectors: a.PoolSelectors}.Selects(pool)
 }
@@ -107,11 +107,11 @@ type BFDProfile struct {
 	MinimumTTL        uint8 // for multihop sessions, 1 to 254
 }
 
-// CommunityNames are the names that one Community object gives.
+// CommunityNames are the names that one Community object defines.
 type CommunityNames struct {
 	Name   string
 	Values map[string]Community
-	// Problem is set when a value cannot be read although the API server took it.
+	// Problem is set if a value cannot be parsed although the API server accepted it.
 	Problem *Refusal
 }
 
@@ -136,13 +136,14 @@ var wellKnown = map[string]Community{
 	"no-peer":           {A: 65535, B: 65284},
 }
 
-// WellKnownCommunity returns the community of a name that IANA has registered.
+// WellKnownCommunity returns the community of a name that IANA has registered, and reports whether
+// there is one.
 func WellKnownCommunity(name string) (Community, bool) {
 	c, ok := wellKnown[name]
 	return c, ok
 }
 
-// ParseCommunity reads 64512:100 or large:64512:1:2.
+// ParseCommunity parses 64512:100 or large:64512:1:2.
 func ParseCommunity(s string) (Community, error) {
 	rest, large := strings.CutPrefix(s, "large:")
 	parts := strings.Split(rest, ":")
@@ -165,7 +166,7 @@ func ParseCommunity(s string) (Community, error) {
 	return Community{Large: large, A: n[0], B: n[1], C: n[2]}, nil
 }
 
-// String returns the form that ParseCommunity reads.
+// String returns the form that ParseCommunity parses.
 func (c Community) String() string {
 	if c.Large {
 		return fmt.Sprintf("large:%d:%d:%d", c.A, c.B, c.C)
@@ -173,7 +174,7 @@ func (c Community) String() string {
 	return fmt.Sprintf("%d:%d", c.A, c.B)
 }
 
-// Compare orders communities: plain ones first, then by their numbers.
+// Compare orders communities: plain before large, then by their numbers.
 func (c Community) Compare(other Community) int {
 	if c.Large != other.Large {
 		if other.Large {

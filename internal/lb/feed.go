@@ -3,20 +3,19 @@ package lb
 import "net/netip"
 
 // FeedMessage is one line (JSON, ended by a newline) that a proxy writes to its speaker over the
-// feed's socket. The first message of a connection is complete and is sent only once the proxy
-// knows what the kernel holds; the others are changes to it.
+// feed's socket. The first message of a connection is complete; the proxy sends it when it knows
+// what the kernel holds. Later messages are changes.
 type FeedMessage struct {
-	// Complete is set when Deliveries is all there is; otherwise Deliveries and Removed change what
-	// was said before.
+	// Complete is set if Deliveries has every delivery; otherwise Deliveries and Removed are changes.
 	Complete   bool          `json:"complete,omitempty"`
 	Deliveries []Delivery    `json:"deliveries,omitempty"`
 	Removed    []DeliveryKey `json:"removed,omitempty"`
-	// Waiting is set, with Beat and nothing else, while the proxy has started and does not know the
-	// whole cluster yet, as without an API server: the kernel has what a predecessor has programmed,
-	// so what that one said goes on counting.
+	// Waiting is set, with only Beat beside it, while a started proxy does not know the whole cluster
+	// yet, as without an API server. The kernel still holds the rules of the previous proxy, so the
+	// previous proxy's last report stays valid.
 	Waiting bool `json:"waiting,omitempty"`
-	// Beat is how long it takes, in milliseconds, until the next message comes, even one without
-	// content; 0 for no promise. See FeedSilence.
+	// Beat is the longest time until the next message, in milliseconds, even if that has no content; 0
+	// promises none. See FeedSilence.
 	Beat int `json:"beat,omitempty"`
 }
 
@@ -29,5 +28,5 @@ type DeliveryKey struct {
 // Key returns the delivery's key.
 func (d Delivery) Key() DeliveryKey { return DeliveryKey{Service: d.Service, VIP: d.VIP} }
 
-// FeedSocket is where a proxy offers its feed unless told otherwise.
+// FeedSocket is the default path of the feed's socket.
 const FeedSocket = "/run/landfall/feed.sock"

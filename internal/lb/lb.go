@@ -1,8 +1,8 @@
-// Package lb is the vocabulary that all of Landfall shares: Services, backends, nodes, pools and
-// the reasons for what is refused.
+// Package lb holds the types that Landfall's programs share: Services, backends, nodes, pools and
+// the reasons of refusals.
 //
-// It holds values and pure functions only: no I/O, no clock, no logger. Values are parsed once, on
-// their way in, and trusted after.
+// It has only values and pure functions: no I/O, no clock, no logger. Values are parsed once, when
+// they enter a program, and trusted afterwards.
 package lb
 
 import (
@@ -51,7 +51,7 @@ const (
 	IPv6 Family = "IPv6"
 )
 
-// FamilyOf returns the family of addr; IPv4-mapped IPv6 addresses count as IPv6, so unmap first.
+// FamilyOf returns the family of addr. IPv4-mapped IPv6 addresses count as IPv6: unmap them first.
 func FamilyOf(addr netip.Addr) Family {
 	if addr.Is4() {
 		return IPv4
@@ -59,7 +59,7 @@ func FamilyOf(addr netip.Addr) Family {
 	return IPv6
 }
 
-// FamilyPolicy is spec.ipFamilyPolicy: how many families a Service wants, and whether it insists.
+// FamilyPolicy is spec.ipFamilyPolicy: whether a Service prefers or requires two families.
 type FamilyPolicy string
 
 // The family policies.
@@ -82,7 +82,7 @@ const (
 // ServiceType is spec.type of a Service.
 type ServiceType string
 
-// The Service types that a proxy or an address pool cares about.
+// The Service types.
 const (
 	ClusterIP    ServiceType = "ClusterIP"
 	NodePort     ServiceType = "NodePort"
@@ -90,11 +90,11 @@ const (
 	ExternalName ServiceType = "ExternalName"
 )
 
-// Service is one Service, reduced to what Landfall uses.
+// Service is one Service, with the fields that Landfall uses.
 type Service struct {
 	Key     Key
 	UID     string
-	Version string // metadata.resourceVersion, for writes that must not overwrite newer ones
+	Version string // metadata.resourceVersion, for conditional writes
 	Created time.Time
 	// Deleting is set once the object carries a deletion timestamp; only the controller's table fills
 	// it, Families, FamilyPolicy and Request.
@@ -105,18 +105,18 @@ type Service struct {
 	ClusterIPs   []netip.Addr
 	Families     []Family     // spec.ipFamilies
 	FamilyPolicy FamilyPolicy // spec.ipFamilyPolicy
-	// ExternalIPs are addresses that an administrator routes to nodes by other means.
+	// ExternalIPs are addresses that an administrator routes to nodes without Landfall.
 	ExternalIPs    []netip.Addr
 	Ports          []ServicePort
 	ExternalPolicy TrafficPolicy // Cluster unless the Service says Local
 	// Only the proxies' table fills what follows, up to Scheduler.
 	InternalPolicy      TrafficPolicy
 	SourceRanges        []netip.Prefix // spec.loadBalancerSourceRanges
-	HealthCheckNodePort uint16         // 0 when there is none
-	AffinityTimeout     time.Duration  // session affinity by client IP; 0 when there is none
+	HealthCheckNodePort uint16         // 0 if there is none
+	AffinityTimeout     time.Duration  // session affinity by client IP; 0 if there is none
 	Scheduler           string         // annotation landfall.dev/scheduler; "" when unset
 
-	// Request is what the Service asks of the address pools.
+	// Request is what the Service requests from the address pools.
 	Request Request
 	// Labels are the object's own. Only the tables of controller and speakers fill them, Conditions
 	// and Announcements.
@@ -132,8 +132,7 @@ type Service struct {
 	Announcements string
 }
 
-// VIPs returns the addresses of the Service that the nodes must deliver (ipMode Proxy ones are not
-// theirs).
+// VIPs returns the addresses of the Service that nodes deliver: all except those of ipMode Proxy.
 func (s *Service) VIPs() []netip.Addr {
 	if s.Type != LoadBalancer {
 		return nil
@@ -155,18 +154,16 @@ type ServicePort struct {
 	NodePort uint16 // 0 when there is none
 }
 
-// Request is what a Service asks for, unparsed, so that a bad request can be refused with the words
-// it was made in.
+// Request is what a Service requests, unparsed, so that a refusal can quote it.
 type Request struct {
 	// Addresses come from the annotation landfall.dev/loadBalancerIPs or spec.loadBalancerIP.
 	Addresses []string
 	// Pool comes from the annotation landfall.dev/address-pool.
 	Pool string
-	// Share is the key by which Services share an address, from the annotation
+	// Share is the key of Services that share an address, from the annotation
 	// landfall.dev/allow-shared-ip.
 	Share string
-	// Selector is the Service's own selector in one canonical form, kept where Share is set; "" when
-	// it has none.
+	// Selector is the Service's own selector in a canonical form, if Share is set; "" if it has none.
 	Selector string
 	// PerFamily comes from the annotation landfall.dev/addresses-per-family.
 	PerFamily string
@@ -198,8 +195,8 @@ type Slice struct {
 	Family    Family
 	Ports     []SlicePort
 	Endpoints []Endpoint
-	// Triggered is when the change came about for which the slice was written last, as its writer
-	// says; zero when it does not.
+	// Triggered is the time of the change for which the slice was last written, as its writer reports;
+	// zero if unknown.
 	Triggered time.Time
 }
 
@@ -210,31 +207,33 @@ type SlicePort struct {
 	Port     uint16
 }
 
-// Endpoint is one endpoint of a slice with its conditions, nil conditions resolved as the API says
-// (nil ready and nil serving are true, nil terminating is false).
+// Endpoint is one endpoint of a slice with its conditions. Unset conditions have the API's
+// defaults: ready and serving are true, terminating is false.
 type Endpoint struct {
 	Addr        netip.Addr
 	Node        string // "" when unknown
 	Ready       bool
 	Serving     bool
 	Terminating bool
-	// ForZones and ForNodes are the topology hints: where clients should use the endpoint (KEP-2433,
-	// KEP-3015). None if empty.
+	// ForZones and ForNodes are the topology hints (KEP-2433, KEP-3015): the zones and nodes whose
+	// clients should use the endpoint.
 	ForZones []string
 	ForNodes []string
 }
 
-// Node is one Node object, reduced to what Landfall uses.
+// Node is one Node object, with the fields that Landfall uses.
 type Node struct {
 	Name      string
 	Addresses []netip.Addr // InternalIP addresses, in the order of the status
 	PodCIDRs  []netip.Prefix
 	Labels    labels.Set
-	// Leaving says why the node is about to go or must not attract external traffic; "" when it stays.
+	// Leaving says why the node is about to leave or must not attract external traffic; "" if it
+	// stays.
 	Leaving Reason
-	// Cordoned is set for a node that takes no new pods (spec.unschedulable).
+	// Cordoned is spec.unschedulable: the node takes no new pods.
 	Cordoned bool
-	// Unassignable are what the node's speaker tells of its networks; only the controller fills it.
+	// Unassignable are the addresses that the node's speaker reports as unusable for Services; only
+	// the controller sets it.
 	Unassignable []Unassignable
 }
 
@@ -247,49 +246,50 @@ type Pool struct {
 	Version    string // metadata.resourceVersion
 	Labels     labels.Set
 	Ranges     []Range
-	// AutoAssign is false for pools that serve only Services that ask for them.
+	// AutoAssign is false for pools that serve only Services that request them.
 	AutoAssign bool
-	// Excluded are never handed out.
+	// Excluded are never assigned.
 	Excluded []Range
 	// AvoidBuggy excludes IPv4 addresses that end in .0 or .255.
 	AvoidBuggy bool
-	// Allocation restricts and orders the pool; nil for a pool that serves every Service.
+	// Allocation restricts and orders the pool; nil if it serves every Service.
 	Allocation *Allocation
 	// PerNamespace limits the addresses of one family that the Services of one namespace hold; 0 for
 	// no limit.
 	PerNamespace int
 	Reservations []Reservation
-	// Quarantine is how long a freed address is kept for the Service that held it; negative for ever.
+	// Quarantine is how long a freed address stays reserved for the Service that held it; negative for
+	// ever.
 	Quarantine time.Duration
 	// Problem is set when the specification cannot be used although the API server took it.
 	Problem *Refusal
-	// Status is what was last written, so that an unchanged status is not written again.
+	// Status is the status as last written, so that the controller writes it only when it changes.
 	Status PoolStatus
 }
 
-// Allocation says which Services a pool serves, and before which other pools.
+// Allocation selects the Services that a pool serves, and orders the pool among others.
 type Allocation struct {
 	// Priority orders pools, the lowest first and 0 last.
 	Priority int
-	// Namespaces and NamespaceSelectors are alternatives; every namespace when both are empty.
+	// Namespaces and NamespaceSelectors are alternatives; every namespace if both are empty.
 	Namespaces         []string
 	NamespaceSelectors []labels.Selector
-	// ServiceSelectors are alternatives; every Service when empty.
+	// ServiceSelectors are alternatives; every Service if empty.
 	ServiceSelectors []labels.Selector
 }
 
-// Reservation keeps addresses of a pool for one Service, or, with an empty Name, for those of a
-// namespace.
+// Reservation keeps addresses of a pool for one Service or, with an empty Name, for the Services of
+// a namespace.
 type Reservation struct {
 	Range           Range
 	Namespace, Name string
 }
 
-// Released is an address that is kept for the Service that held it last.
+// Released is an address in quarantine for the Service that held it last.
 type Released struct {
 	Addr    netip.Addr
 	Service Key
-	At      time.Time // when it was freed; whole seconds, UTC
+	At      time.Time // when the Service freed it; whole seconds, UTC
 }
 
 // Namespace is one Namespace.
@@ -298,24 +298,23 @@ type Namespace struct {
 	Labels labels.Set
 }
 
-// PoolClaim is the word of a controller that it is about to give addresses to a Service. It is void
-// once the Service has another version, as the write was decided on this one, and no longer needed
-// once the Service shows the addresses.
+// PoolClaim is a reservation in progress: a controller is about to assign addresses to a Service.
+// It is valid for one version of the Service, and ends when the Service shows the addresses.
 type PoolClaim struct {
 	Service      Key
 	UID, Version string
-	Addresses    []netip.Addr // all that the Service shall hold
+	Addresses    []netip.Addr // all addresses that the Service will hold
 }
 
-// PoolStatus is the status of an IPAddressPool. Counts are decimal strings, as an IPv6 range can
-// exceed an int64.
+// PoolStatus is the status of an IPAddressPool. Counts are decimal strings, because the size of an
+// IPv6 range can exceed an int64.
 type PoolStatus struct {
 	AssignedIPv4, AssignedIPv6   string
 	AvailableIPv4, AvailableIPv6 string
-	// Released are the freed addresses that are kept for a while, by address.
+	// Released are the addresses in quarantine, sorted by address.
 	Released []Released
-	// Claims are addresses on their way to Services. Writer is the controller that claimed last; ""
-	// when none ever has.
+	// Claims are the reservations in progress. Writer is the controller that wrote them last; "" if
+	// none did.
 	Claims     []PoolClaim
 	Writer     string
 	Conditions []Condition
@@ -324,16 +323,16 @@ type PoolStatus struct {
 // L2Advertisement announces addresses of pools over ARP and NDP.
 type L2Advertisement struct {
 	Name string
-	// Pools are pool names; all pools when both Pools and PoolSelectors are empty.
+	// Pools are pool names; all pools if both Pools and PoolSelectors are empty.
 	Pools         []string
 	PoolSelectors []labels.Selector
-	// ServiceSelectors are alternatives; all Services when empty.
+	// ServiceSelectors are alternatives; all Services if empty.
 	ServiceSelectors []labels.Selector
-	// NodeSelectors are alternatives; all nodes when empty.
+	// NodeSelectors are alternatives; all nodes if empty.
 	NodeSelectors []labels.Selector
-	// Preferred are nodes that shall rather answer than others.
+	// Preferred adds weights to nodes; the heaviest node becomes the owner.
 	Preferred []Preference
-	// Interfaces are exact interface names; every suitable interface when empty.
+	// Interfaces are exact interface names; every suitable interface if empty.
 	Interfaces []string
 }
 
@@ -343,7 +342,7 @@ type Preference struct {
 	Nodes  labels.Selector
 }
 
-// Selects tells whether the advertisement is for the pool.
+// Selects reports whether the advertisement selects the pool.
 func (a L2Advertisement) Selects(pool Pool) bool {
 	if len(a.Pools) == 0 && len(a.PoolSelectors) == 0 {
 		return true
@@ -359,47 +358,47 @@ type Condition struct {
 	Status  bool
 	Reason  Reason
 	Message string
-	// Generation is observedGeneration: of which metadata.generation the condition speaks; 0 on
-	// objects that have none.
+	// Generation is observedGeneration: the metadata.generation that the condition describes; 0 on
+	// objects without one.
 	Generation int64
 }
 
 // The condition types on Services and pools.
 const (
-	// ConditionAssigned on a Service: the pools gave it the addresses that it asks for.
+	// ConditionAssigned on a Service: it holds the addresses that it requests.
 	ConditionAssigned = "landfall.dev/Assigned"
 	// ConditionAnnounced on a Service: a node answers for each of its addresses.
 	ConditionAnnounced = "landfall.dev/Announced"
-	// ConditionReady on a pool: it hands out addresses.
+	// ConditionReady on a pool: the controller assigns its addresses.
 	ConditionReady = "Ready"
 	// ConditionOverlapping on a pool: it shares addresses with another pool.
 	ConditionOverlapping = "Overlapping"
-	// ConditionExhausted on a pool: it has no address of some family left to hand out.
+	// ConditionExhausted on a pool: no address of some family is free.
 	ConditionExhausted = "Exhausted"
 )
 
-// Annotations that a Service may carry.
+// Annotations of a Service.
 const (
 	AnnotationAddresses = "landfall.dev/loadBalancerIPs"
 	AnnotationPool      = "landfall.dev/address-pool"
-	// AnnotationScheduler says how proxies choose a backend for a new connection: random, round-robin,
+	// AnnotationScheduler sets how proxies choose a backend for a new connection: random, round-robin,
 	// source-hash or maglev.
 	AnnotationScheduler = "landfall.dev/scheduler"
-	// AnnotationShare holds a key: Services with the same key share addresses where their ports allow
-	// it.
+	// AnnotationShare holds a key: Services with the same key share addresses if their ports do not
+	// collide.
 	AnnotationShare = "landfall.dev/allow-shared-ip"
-	// AnnotationPerFamily asks for this many addresses of each family, 1 to MaxPerFamily.
+	// AnnotationPerFamily requests this many addresses of each family, 1 to MaxPerFamily.
 	AnnotationPerFamily = "landfall.dev/addresses-per-family"
-	// AnnotationMode asks for an ipMode, VIP or Proxy.
+	// AnnotationMode requests an ipMode, VIP or Proxy.
 	AnnotationMode = "landfall.dev/ip-mode"
-	// AnnotationWhenOutside says what becomes of an address that no pool contains any more: keep or
-	// move.
+	// AnnotationWhenOutside sets what to do when no pool contains the address any more: keep or move.
 	AnnotationWhenOutside = "landfall.dev/when-outside"
-	// AnnotationOnConflict says what becomes of addresses that somebody else uses: refuse or announce.
+	// AnnotationOnConflict sets what to do when a conflicting host uses the address: refuse or
+	// announce.
 	AnnotationOnConflict = "landfall.dev/on-address-conflict"
 )
 
-// MaxPerFamily limits how many addresses of one family a Service can ask for.
+// MaxPerFamily is the most addresses of one family that a Service can request.
 const MaxPerFamily = 16
 
 // DriverName is the API group, the prefix of annotations and condition types.

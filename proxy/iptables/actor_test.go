@@ -396,23 +396,3 @@ func TestContract1LostRulesAreNotProgrammed(t *testing.T) {
 		t.Errorf("my-nginx after the repair: %+v", o)
 	}
 }
-
-// A Service with ports in a family that the node lacks is refused for that family, and served in
-// the other.
-func TestUnusableFamily(t *testing.T) {
-	r := rand.New(rand.NewPCG(1, 1))
-	all := kernels(t, "nft")
-	a := newActor(map[lb.Family]Kernel{lb.IPv4: all[lb.IPv4]}, seedConfig)
-	s := random(r, 1)
-	a.set(plans(s))
-	if err := settle(a, false); err != nil {
-		t.Fatal(err)
-	}
-	o := a.Outcomes()[s.Key]
-	if o.Err == nil || !strings.Contains(o.Err.Error(), "IPv6") {
-		t.Errorf("error %v does not say that the node has no IPv6", o.Err)
-	}
-	if len(o.Applied.Ports) == 0 || len(o.Applied.Only(lb.IPv6).Ports) != 0 {
-		t.Errorf("applied: %+v", o.Applied.Ports)
-	}
-}

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/landfall-lb/landfall/e2e/cases"
 	"github.com/landfall-lb/landfall/internal/lb"
-	"github.com/landfall-lb/landfall/proxy/cases"
 )
 
 // Session affinity with real packets: a client stays with its backend for as long as that is

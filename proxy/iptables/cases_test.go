@@ -5,8 +5,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/landfall-lb/landfall/e2e/cases"
 	"github.com/landfall-lb/landfall/internal/lb"
-	"github.com/landfall-lb/landfall/proxy/cases"
 )
 
 // Each case, walked through the rendered rules.

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/landfall-lb/landfall/e2e/cases"
 	"github.com/landfall-lb/landfall/internal/lb"
-	"github.com/landfall-lb/landfall/proxy/cases"
 )
 
 // Each table changes at once, but not both together. In between, no connection may meet silence: it

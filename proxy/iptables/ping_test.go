@@ -3,8 +3,8 @@ package iptables
 import (
 	"testing"
 
+	"github.com/landfall-lb/landfall/e2e/cases"
 	"github.com/landfall-lb/landfall/internal/lb"
-	"github.com/landfall-lb/landfall/proxy/cases"
 )
 
 func TestExternalAddressesAnswerPing(t *testing.T) {

@@ -80,8 +80,22 @@ func (t *table) Prepare(_ context.Context, verify bool) error {
 	return t.prepare(verify)
 }
 
-// Recover implements dialect.Rules.
-func (t *table) Recover(context.Context) error { return t.prepare(true) }
+// Recover implements dialect.Rules. Rules that are right show nothing, so it adds an element that
+// no packet matches, and removes it.
+func (t *table) Recover(context.Context) error {
+	if err := t.prepare(true); err != nil {
+		return err
+	}
+	probe := []entry{{element: common{set: setHairpin}.element()}}
+	if err := t.commit(change{add: probe}); err != nil {
+		return fmt.Errorf("add an element that concerns no Service: %w", err)
+	}
+	if err := t.commit(change{remove: probe}); err != nil {
+		t.known = false
+		return fmt.Errorf("remove an element that concerns no Service: %w", err)
+	}
+	return nil
+}
 
 // prepare makes sure that it is known what the kernel holds, and that it holds the right rules.
 func (t *table) prepare(verify bool) error {

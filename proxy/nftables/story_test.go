@@ -291,47 +291,6 @@ func confirm(t *testing.T, a *testActor, outcomes map[lb.Key]plan.Outcome, confi
 	}
 }
 
-// One Service that the kernel does not take holds back nobody, and is taken as soon as it can be.
-func TestPoisonedServiceHoldsBackNobody(t *testing.T) {
-	four := newFakeKernel(lb.IPv4)
-	four.refuse = poisoned(30007)
-	a := newActor(dialect.Deps{
-		Unusable: map[lb.Family]error{lb.IPv6: errors.New("IPv6 is off")},
-	}, map[lb.Family]kernel{lb.IPv4: four})
-	a.Configure(WithAddresses(seedConfig, []netip.Addr{addr("172.31.0.1")}))
-	all := map[lb.Key]plan.Service{}
-	for i := range 30 {
-		s := simpleService(i, 2)
-		all[s.Key] = s
-	}
-	a.set(all)
-	if _, err := a.Apply(t.Context(), false); !errors.Is(err, errPoison) {
-		t.Fatalf("error %v", err)
-	}
-	for key, o := range a.Outcomes() {
-		if bad := key == all[simpleService(7, 2).Key].Key; bad != (o.Err != nil) || bad != (len(o.Alone) > 0) ||
-			bad == (len(o.Applied.Ports) > 0) {
-			t.Errorf("%s: error %v, alone %v, %d ports applied", key, o.Err, o.Alone, len(o.Applied.Ports))
-		}
-	}
-	// The next rounds try it alone.
-	before := four.commits
-	s := simpleService(3, 1)
-	a.set(map[lb.Key]plan.Service{s.Key: s})
-	_, _ = a.Apply(t.Context(), false)
-	if o := a.Outcomes()[s.Key]; o.Err != nil || len(o.Applied.Ports[0].Backends.Cluster) != 1 {
-		t.Errorf("another Service's change: %+v", o)
-	}
-	if n := four.commits - before; n > 4 {
-		t.Errorf("%d transactions for one change beside a poisoned Service", n)
-	}
-	four.refuse = nil
-	settled(t, a)
-	if o := a.Outcomes()[all[simpleService(7, 2).Key].Key]; o.Err != nil || len(o.Alone) > 0 || len(o.Applied.Ports) == 0 {
-		t.Errorf("after it is well again: %+v", o)
-	}
-}
-
 // simpleService has a cluster IP and a node port, and so many backends.
 func simpleService(i, backends int) plan.Service {
 	key := lb.Key{Namespace: "test", Name: fmt.Sprint("service-", i)}

@@ -10,10 +10,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/landfall-lb/landfall/e2e/cases"
 	"github.com/landfall-lb/landfall/internal/lb"
-	"github.com/landfall-lb/landfall/proxy/cases"
 	"github.com/landfall-lb/landfall/proxy/dialect"
-	"github.com/landfall-lb/landfall/proxy/nfnetlink"
 	"github.com/landfall-lb/landfall/proxy/nft"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
@@ -224,31 +223,6 @@ func TestContract1LostRulesAreNotProgrammed(t *testing.T) {
 	}
 }
 
-// Contract clause 7: a listing that fails says nothing of what is there.
-func TestContract7FailedListingChangesNothing(t *testing.T) {
-	kernels := fakeKernels()
-	a := fakeActor(kernels)
-	a.Configure(seedConfig)
-	s := simpleService(1, 2)
-	a.set(map[lb.Key]plan.Service{s.Key: s})
-	settled(t, a)
-	a.Outcomes()
-	four := kernels[lb.IPv4].(*fakeKernel)
-	before := four.commits
-	four.loadErr = nfnetlink.ErrInterrupted
-	if _, err := a.Apply(t.Context(), true); !errors.Is(err, nfnetlink.ErrInterrupted) {
-		t.Errorf("error %v", err)
-	}
-	if o := a.Outcomes(); len(o) > 0 || four.commits != before {
-		t.Errorf("%d transactions, outcomes %v", four.commits-before, o)
-	}
-	four.loadErr = nil
-	settled(t, a)
-	if four.commits != before {
-		t.Errorf("%d transactions for nothing", four.commits-before)
-	}
-}
-
 // A failure is tried again after 100 ms, 200 ms and so on; what the kernel holds is read from time
 // to time.
 func TestRetriesAndVerification(t *testing.T) {
@@ -292,22 +266,6 @@ func TestRetriesAndVerification(t *testing.T) {
 			t.Error(err)
 		}
 	})
-}
-
-func TestUnusableFamily(t *testing.T) {
-	off := errors.New("IPv6 is off")
-	a := newActor(dialect.Deps{
-		Unusable: map[lb.Family]error{lb.IPv6: off}},
-		map[lb.Family]kernel{lb.IPv4: newFakeKernel(lb.IPv4)})
-	a.Configure(bothAddresses(seedConfig))
-	a.set(variety())
-	settled(t, a)
-	for key, o := range a.Outcomes() {
-		if !errors.Is(o.Err, off) && len(variety()[key].Only(lb.IPv6).Ports) > 0 || len(o.Applied.Only(lb.IPv4).Ports) == 0 ||
-			len(o.Applied.Only(lb.IPv6).Ports) > 0 {
-			t.Errorf("%s: %v, %d ports", key, o.Err, len(o.Applied.Ports))
-		}
-	}
 }
 
 // IPv6 clients are remembered with the address of their backend alone. Where ports differ, they are

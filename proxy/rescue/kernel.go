@@ -1,157 +1,151 @@
 package rescue
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
-	"maps"
-	"net"
 	"net/netip"
 	"slices"
 
-	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/links"
+	"github.com/landfall-lb/landfall/proxy/nfnetlink"
+	"github.com/landfall-lb/landfall/proxy/nft"
 )
 
-// Kernel is this node's.
+// Kernel is this node's. It is not safe for concurrent use.
 type Kernel struct {
-	links *netlink.Handle // for routes and neighbours
+	conn *nfnetlink.Conn
+	near *links.Neighbors
 }
 
-// Open opens the way to the kernel.
+// Open opens the way to the kernel, in the network namespace of the calling thread.
 func Open() (Kernel, error) {
-	links, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	conn, err := nfnetlink.Open()
 	if err != nil {
-		return Kernel{}, fmt.Errorf("open a netlink socket for neighbours: %w", err)
+		return Kernel{}, err
 	}
-	return Kernel{links}, nil
+	near, err := links.OpenNeighbors()
+	if err != nil {
+		conn.Close()
+		return Kernel{}, err
+	}
+	return Kernel{conn, near}, nil
 }
 
 // Close closes it.
-func (k Kernel) Close() { k.links.Close() }
+func (k Kernel) Close() {
+	k.conn.Close()
+	k.near.Close()
+}
 
 // held is what the kernel has of one family.
 type held struct {
 	exists bool
-	// sent are the nodes of which connections may be remembered, with the packets that were handed to
+	// sent are the nodes of which connections may be remembered, with the packets that were moved to
 	// each.
-	sent  map[netip.Addr]uint64
-	chain int // rules in the chain of strays
-	hops  int // as they say
-	// table is what the rules were made from, if that was asked for.
+	sent map[netip.Addr]uint64
+	// rules are those of the chain of stray packets, see nft.Rule.UserData.
+	rules []string
+	// table is what the sets hold, if that was asked for.
 	table table
 }
 
-func conn() (*nftables.Conn, error) {
-	c, err := nftables.New()
-	if err != nil {
-		return nil, fmt.Errorf("open a netlink socket: %w", err)
-	}
-	return c, nil
-}
-
 // load reads what is there; with all, the elements of sets too.
-func (Kernel) load(family lb.Family, all bool) (held, error) {
-	have := held{sent: map[netip.Addr]uint64{}}
-	c, err := conn()
-	if err != nil {
-		return have, err
-	}
+func (k Kernel) load(family lb.Family, all bool) (have held, err error) {
 	h := headerOf(family)
-	tables, err := c.ListTablesOfFamily(h.family)
+	err = nfnetlink.Complete(func() (err error) {
+		have, err = h.load(nft.Listing{Conn: k.conn, Table: h.table()}, all)
+		return err
+	})
 	if err != nil {
-		return have, fmt.Errorf("list tables: %w", err)
-	}
-	have.exists = slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == tableName })
-	if !have.exists {
-		return have, nil
-	}
-	sets, err := c.GetSets(h.table())
-	if err != nil {
-		return have, fmt.Errorf("list sets: %w", err)
-	}
-	for _, set := range sets {
-		if node, ok := nodeOf(prefixFlows, set.Name); ok {
-			have.sent[node] = 0
-		}
-	}
-	for node := range have.sent {
-		rules, err := c.GetRules(h.table(), h.to(node))
-		if err != nil {
-			continue // not there, so the table is written anew
-		}
-		have.sent[node] = packets(rules)
-	}
-	if rules, err := c.GetRules(h.table(), h.strays()); err == nil {
-		have.chain, have.hops = len(rules), hopsOf(rules)
-	}
-	if all {
-		have.table = h.read(c, have)
+		return have, fmt.Errorf("read the table %s: %w", tableName, err)
 	}
 	return have, nil
 }
 
-// read reads what rules were made from. What cannot be read is as if it were not there, and will be
-// written.
-func (h header) read(c *nftables.Conn, have held) table {
-	t := table{targets: map[netip.Addr][]netip.Addr{}, ring: addressesIn(c, h.ring()), hops: have.hops}
-	for node := range have.sent {
-		t.targets[node] = addressesIn(c, h.vips(node))
+func (h header) load(l nft.Listing, all bool) (held, error) {
+	have := held{sent: map[netip.Addr]uint64{}}
+	exists, err := l.Exists()
+	if have.exists = exists; err != nil || !exists {
+		return have, err
 	}
-	elements, _ := c.GetSetElements(h.peers())
-	for _, e := range elements {
-		if len(e.Key) == len(mac{}) {
-			t.peers = append(t.peers, mac(e.Key))
+	sets, err := l.Sets()
+	if err != nil {
+		return have, err
+	}
+	chains, err := l.Chains()
+	if err != nil {
+		return have, err
+	}
+	have.rules = chains[chainStrays].Rules
+	for set := range sets {
+		node, ok := nodeOf(prefixFlows, set)
+		if !ok {
+			continue
+		}
+		if to := chains[name(prefixTo, node)]; slices.Equal(to.Rules, userData(h.toRules(node))) {
+			have.sent[node] = to.Packets
 		}
 	}
-	slices.SortFunc(t.peers, mac.compare)
-	return t
+	if !all {
+		return have, nil
+	}
+	have.table, err = h.read(l, sets, have)
+	return have, err
 }
 
-// addressesIn reads a set, sorted.
-func addressesIn(c *nftables.Conn, set *nftables.Set) (addrs []netip.Addr) {
-	elements, _ := c.GetSetElements(set)
-	for _, e := range elements {
-		if addr, ok := netip.AddrFromSlice(e.Key); ok {
+func userData(rules []nft.Rule) []string {
+	all := make([]string, len(rules))
+	for i, r := range rules {
+		all[i] = r.UserData()
+	}
+	return all
+}
+
+// read reads what the sets hold, sorted. A set that is missing is empty, and will be written.
+func (h header) read(l nft.Listing, sets map[string]nft.Shape, have held) (table, error) {
+	var errs []error
+	read := func(set nft.Set) (keys [][]byte) {
+		if sets[set.Name] == set.Shape() {
+			errs = append(errs, l.Elements(set.Name, func(e nft.Element) {
+				if len(e.Key) == int(set.KeyLength) {
+					keys = append(keys, bytes.Clone(e.Key))
+				}
+			}))
+		}
+		slices.SortFunc(keys, bytes.Compare)
+		return keys
+	}
+	addresses := func(set nft.Set) (addrs []netip.Addr) {
+		for _, key := range read(set) {
+			addr, _ := netip.AddrFromSlice(key)
 			addrs = append(addrs, addr)
 		}
+		return addrs
 	}
-	slices.SortFunc(addrs, netip.Addr.Compare)
-	return addrs
-}
-
-func packets(rules []*nftables.Rule) uint64 {
-	var sum uint64
-	for _, r := range rules {
-		for _, e := range r.Exprs {
-			if counter, ok := e.(*expr.Counter); ok {
-				sum += counter.Packets
-			}
-		}
+	t := table{targets: map[netip.Addr][]netip.Addr{}, ring: addresses(h.ring())}
+	for node := range have.sent {
+		t.targets[node] = addresses(h.vips(node))
 	}
-	return sum
+	for _, key := range read(h.peers()) {
+		t.peers = append(t.peers, mac(key))
+	}
+	return t, errors.Join(errs...)
 }
-
-// most elements in a message
-const most = 500
 
 // write makes one family's table as wanted, in one transaction. Connections to targets that stay
-// are kept in mind. With before, which is what the table was made from, it writes only what
-// differs.
-func (Kernel) write(family lb.Family, before *table, want table, have held) error {
-	c, err := conn()
-	if err != nil {
-		return err
-	}
+// are kept in mind. With before, which is what the sets hold, it writes only what differs.
+func (k Kernel) write(family lb.Family, before *table, want table, have held) error {
 	h := headerOf(family)
+	b := nft.NewBatch(h.table())
 	if len(want.targets) == 0 {
 		if have.exists {
-			c.DelTable(h.table())
+			b.RemoveTable()
 		}
-		return c.Flush()
+		return b.Commit(k.conn)
 	}
 	var was table
 	if before != nil && have.exists {
@@ -159,44 +153,38 @@ func (Kernel) write(family lb.Family, before *table, want table, have held) erro
 	} else {
 		before = nil
 	}
-	c.AddTable(h.table())
-	nodes := slices.SortedFunc(maps.Keys(want.targets), netip.Addr.Compare)
-	var errs []error
-	fill := func(set *nftables.Set, was, now []string) {
-		errs = append(errs, c.AddSet(set, nil))
+	b.AddTable()
+	fill := func(set nft.Set, was, now []string) {
+		b.AddSet(set)
 		if before == nil {
-			c.FlushSet(set)
+			b.FlushSet(set.Name)
 			was = nil
 		}
-		for part := range slices.Chunk(missing(now, was), most) {
-			errs = append(errs, c.SetDeleteElements(set, part))
-		}
-		for part := range slices.Chunk(missing(was, now), most) {
-			errs = append(errs, c.SetAddElements(set, part))
-		}
+		b.RemoveElements(set.Name, missing(now, was))
+		b.AddElements(set.Name, missing(was, now))
 	}
 	fill(h.peers(), keysOf(was.peers, mac.bytes), keysOf(want.peers, mac.bytes))
 	fill(h.ring(), keysOf(was.ring, netip.Addr.AsSlice), keysOf(want.ring, netip.Addr.AsSlice))
-	for _, node := range nodes {
+	for _, node := range want.nodes() {
 		fill(h.vips(node), keysOf(was.targets[node], netip.Addr.AsSlice), keysOf(want.targets[node], netip.Addr.AsSlice))
 		if _, there := have.sent[node]; there {
 			continue
 		}
-		errs = append(errs, c.AddSet(h.flows(node), nil))
-		add(c, h.to(node), h.toRules(node))
+		b.AddSet(h.flows(node))
+		replace(b, name(prefixTo, node), nft.Hook{}, h.toRules(node))
 	}
 	if before == nil || !was.sameRules(want) {
-		add(c, h.strays(), h.strayRules(nodes, want))
+		replace(b, chainStrays, strayHook, h.strayRules(want))
 	}
 	for node := range have.sent {
 		if _, wanted := want.targets[node]; !wanted {
-			c.FlushChain(h.to(node))
-			c.DelChain(h.to(node))
-			c.DelSet(h.vips(node))
-			c.DelSet(h.flows(node))
+			b.RemoveRules(name(prefixTo, node))
+			b.RemoveChain(name(prefixTo, node))
+			b.RemoveSet(h.vips(node).Name)
+			b.RemoveSet(h.flows(node).Name)
 		}
 	}
-	return errors.Join(append(errs, c.Flush())...)
+	return b.Commit(k.conn)
 }
 
 func keysOf[T any](all []T, bytes func(T) []byte) []string {
@@ -207,94 +195,63 @@ func keysOf[T any](all []T, bytes func(T) []byte) []string {
 	return keys
 }
 
-// missing returns the elements of all that are not among some.
-func missing(some, all []string) (elements []nftables.SetElement) {
+// missing passes on the keys of all that are not among some.
+func missing(some, all []string) func(*nft.Element) bool {
 	among := make(map[string]bool, len(some))
 	for _, key := range some {
 		among[key] = true
 	}
-	for _, key := range all {
-		if !among[key] {
-			elements = append(elements, nftables.SetElement{Key: []byte(key)})
+	return func(next *nft.Element) bool {
+		for len(all) > 0 {
+			key := all[0]
+			if all = all[1:]; !among[key] {
+				next.Key = append(next.Key[:0], key...)
+				return true
+			}
 		}
+		return false
 	}
-	return elements
 }
 
-// add makes a chain with these rules.
-func add(c *nftables.Conn, chain *nftables.Chain, rules []exprs) {
-	c.AddChain(chain)
-	c.FlushChain(chain)
+// replace makes a chain have these rules.
+func replace(b *nft.Batch, chain string, hook nft.Hook, rules []nft.Rule) {
+	b.AddChain(chain, hook)
+	b.RemoveRules(chain)
 	for _, r := range rules {
-		c.AddRule(&nftables.Rule{Table: chain.Table, Chain: chain, Exprs: r})
+		b.AddRule(chain, r)
 	}
 }
 
-// remove takes a family's table away.
-func (Kernel) remove(family lb.Family) error {
-	c, err := conn()
-	if err != nil {
+// remove removes a family's table.
+func (k Kernel) remove(family lb.Family) error { return remove(k.conn, family) }
+
+func remove(conn *nfnetlink.Conn, family lb.Family) error {
+	b := nft.NewBatch(headerOf(family).table())
+	b.RemoveTable()
+	if err := b.Commit(conn); !errors.Is(err, unix.ENOENT) {
 		return err
 	}
-	c.AddTable(headerOf(family).table()) // or deleting it may fail
-	c.DelTable(headerOf(family).table())
-	return c.Flush()
+	return nil
 }
 
 // Cleanup removes what is ours.
 func Cleanup() error {
+	conn, err := nfnetlink.Open()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
 	var errs []error
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
-		if err := (Kernel{}).remove(family); err != nil {
+		if err := remove(conn, family); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", family, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// neighbors says what is known of nodes, and sees to it that the kernel finds out whether they are
-// there. Those behind a router are left out, as no packet can be handed to them as it is.
-func (k Kernel) neighbors(family lb.Family, nodes []netip.Addr) (map[netip.Addr]neighbor, error) {
-	number := unix.AF_INET
-	if family == lb.IPv6 {
-		number = unix.AF_INET6
-	}
-	list, err := k.links.NeighList(0, number)
-	if err != nil {
-		return nil, fmt.Errorf("list neighbours: %w", err)
-	}
-	all := map[netip.Addr]neighbor{}
-	for _, node := range nodes {
-		routes, err := k.links.RouteGet(node.AsSlice())
-		if err != nil || len(routes) != 1 || routes[0].Gw != nil || routes[0].Type != unix.RTN_UNICAST {
-			continue
-		}
-		link := routes[0].LinkIndex
-		i := slices.IndexFunc(list, func(n netlink.Neigh) bool {
-			return n.LinkIndex == link &&
-				n.IP.Equal(net.IP(node.AsSlice()))
-		})
-		state := netlink.NUD_NONE
-		if i >= 0 {
-			state = list[i].State
-			n := neighbor{gone: state&netlink.NUD_FAILED != 0}
-			if len(list[i].HardwareAddr) == len(mac{}) &&
-				state&(netlink.NUD_REACHABLE|netlink.NUD_STALE|netlink.NUD_DELAY|netlink.NUD_PROBE|netlink.NUD_PERMANENT) != 0 {
-				n.mac, n.there = mac(list[i].HardwareAddr), true
-			}
-			all[node] = n
-		}
-		if state&(netlink.NUD_REACHABLE|netlink.NUD_PERMANENT|netlink.NUD_DELAY|netlink.NUD_PROBE) == 0 {
-			// As if a packet were to be sent: an address that is not known is asked for, a stale one is
-			// probed. The MAC address of zeros is not looked at, but has to be there.
-			use := &netlink.Neigh{
-				LinkIndex: link, Family: number, IP: node.AsSlice(), State: netlink.NUD_NONE, Flags: netlink.NTF_USE,
-				HardwareAddr: make(net.HardwareAddr, len(mac{})),
-			}
-			if err := k.links.NeighSet(use); err != nil {
-				return all, fmt.Errorf("ask for %s: %w", node, err)
-			}
-		}
-	}
-	return all, nil
+// neighbors returns what is known of nodes, and has the kernel find out whether they are there. It
+// leaves out those behind a router, as no packet can be moved to them as it is.
+func (k Kernel) neighbors(family lb.Family, nodes []netip.Addr) (map[netip.Addr]links.Neighbor, error) {
+	return k.near.Look(family, nodes)
 }

@@ -61,7 +61,7 @@ func newHosts(t *testing.T, n int) (client *nstest.NS, nodes []*nstest.NS) {
 		pod.Run(t, "ip", "route", "add", "default", "via", fmt.Sprintf("fd01:%d::1", i))
 		node.Run(t, "sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1",
 			"net.ipv4.conf.all.rp_filter=1")
-		nft(t, node, fmt.Sprintf(`
+		writeRules(t, node, fmt.Sprintf(`
 			table ip test {
 				chain pre { type nat hook prerouting priority -101; ip daddr 10.0.0.100 tcp dport 80 dnat to 10.1.%[1]d.2:80; }
 				chain tidy { type filter hook forward priority -1; ct state invalid drop; }
@@ -86,7 +86,7 @@ func macOf(t *testing.T, ns *nstest.NS) (mac string) {
 	return mac
 }
 
-func nft(t *testing.T, ns *nstest.NS, text string) {
+func writeRules(t *testing.T, ns *nstest.NS, text string) {
 	t.Helper()
 	ns.Do(t, func() error {
 		cmd := exec.Command("nft", "-f", "-")
@@ -161,17 +161,24 @@ func lost(conns []net.Conn) (n int) {
 // rescuer is an actor for a node.
 func rescuer(t *testing.T, node *nstest.NS) *Actor {
 	t.Helper()
+	return rescuerWith(t, node, true)
+}
+
+// rescuerWith is an actor with or without the ring.
+func rescuerWith(t *testing.T, node *nstest.NS, ring bool) *Actor {
+	t.Helper()
 	var kernel Kernel
 	node.Do(t, func() (err error) {
 		kernel, err = Open()
 		return err
 	})
 	t.Cleanup(kernel.Close)
-	return New(Deps{Log: slog.New(slog.DiscardHandler), Kernel: kernel, Families: []lb.Family{lb.IPv4, lb.IPv6}})
+	return New(Deps{Log: slog.New(slog.DiscardHandler), Kernel: kernel, Families: []lb.Family{lb.IPv4, lb.IPv6},
+		Ring: ring})
 }
 
 // want lets an actor apply until it has as many targets.
-func want(t *testing.T, node *nstest.NS, a *Actor, w Wanted, targets int) {
+func want(t *testing.T, node *nstest.NS, a *Actor, w Desired, targets int) {
 	t.Helper()
 	a.Set(w)
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
@@ -185,10 +192,10 @@ func want(t *testing.T, node *nstest.NS, a *Actor, w Wanted, targets int) {
 	}
 }
 
-func from(pairs ...string) Wanted {
-	w := Wanted{Former: map[netip.Addr][]netip.Addr{}}
+func from(pairs ...string) Desired {
+	w := Desired{Previous: map[netip.Addr][]netip.Addr{}}
 	for i := 0; i < len(pairs); i += 2 {
-		w.Former[netip.MustParseAddr(pairs[i])] = []netip.Addr{netip.MustParseAddr(pairs[i+1])}
+		w.Previous[netip.MustParseAddr(pairs[i])] = []netip.Addr{netip.MustParseAddr(pairs[i+1])}
 	}
 	return w
 }
@@ -254,7 +261,8 @@ func TestContract9UnknownConnectionsAreRefused(t *testing.T) {
 	want(t, l.b, rb, from(v4.vip, v4.a), 1)
 	l.a.Run(t, "conntrack", "-F")
 	// where nobody knows it either
-	nft(t, l.a, "flush chain ip test pre\nadd rule ip test pre ip daddr 10.0.0.100 tcp dport 80 dnat to 10.1.0.2:81")
+	writeRules(
+		t, l.a, "flush chain ip test pre\nadd rule ip test pre ip daddr 10.0.0.100 tcp dport 80 dnat to 10.1.0.2:81")
 	l.point(t, v4.vip, l.macB)
 	began := time.Now()
 	if n := lost(conns); n != len(conns) {
@@ -287,7 +295,7 @@ func TestContract9ConnectionsOfADeadNodeAreRefused(t *testing.T) {
 		l.a.Run(t, "ip", "link", "set", "eth0", "down")
 		w := from(v4.vip, v4.a)
 		if told {
-			w = Wanted{Gone: w.Former[netip.MustParseAddr(v4.vip)]}
+			w = Desired{Gone: w.Previous[netip.MustParseAddr(v4.vip)]}
 		}
 		want(t, l.b, rb, w, 0)
 		if n := lost(conns); n != len(conns) {
@@ -321,7 +329,7 @@ func TestContract6RulesOutliveTheProxyAndAreRepaired(t *testing.T) {
 	}
 	// The next one has a speaker that does not know where the VIP has been.
 	next := rescuer(t, l.b)
-	want(t, l.b, next, Wanted{}, 2)
+	want(t, l.b, next, Desired{}, 2)
 	if n := lost(conns); n > 0 {
 		t.Errorf("%d connections were lost with a new proxy", n)
 	}
@@ -329,7 +337,7 @@ func TestContract6RulesOutliveTheProxyAndAreRepaired(t *testing.T) {
 	for _, family := range []string{"ip", "ip6"} {
 		text := l.b.Run(t, "nft", "list", "table", family, tableName)
 		l.b.Run(t, "nft", "delete", "table", family, tableName)
-		nft(t, l.b, text)
+		writeRules(t, l.b, text)
 		l.b.Run(t, "nft", "flush", "chain", family, tableName, chainStrays)
 	}
 	want(t, l.b, next, from(v4.vip, v4.a, v6.vip, v6.a), 2)

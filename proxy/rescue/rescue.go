@@ -1,7 +1,9 @@
-// Package rescue hands packets of TCP connections that this node does not know to the node that may
-// hold them, instead of having them answered with a reset: when an address has moved, its
-// connections are still known where it was. A packet goes over as it is, and the other node's
-// connection tracking takes it from there; answers go straight to the client.
+// Package rescue moves packets of TCP connections that this node does not know to the node that may
+// know them, instead of having a pod answer them with a reset: when an address moves to another
+// node, its connections are still known to its previous owner. A packet is moved as it is, and the
+// other node's connection tracking takes it from there; answers go straight to the client.
+//
+// docs/rescue.md specifies the protocol between the nodes.
 package rescue
 
 import (
@@ -16,17 +18,19 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/landfall-lb/landfall/internal/actor"
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/links"
 	"github.com/landfall-lb/landfall/internal/loop"
 )
 
-// Wanted is what the speaker says.
-type Wanted struct {
-	// Former are the nodes that may hold connections to a VIP, by their addresses of the VIP's family,
-	// likeliest first.
-	Former map[netip.Addr][]netip.Addr
+// Desired is what the speaker says.
+type Desired struct {
+	// Previous are the nodes that may hold connections to a VIP, by their addresses of the VIP's
+	// family, likeliest first.
+	Previous map[netip.Addr][]netip.Addr
 	// Ring are the other nodes that may hold connections to a VIP which routers spread over nodes, in
-	// the order of the ring from this node on. Of a VIP that has such, Former does not count.
+	// the order of the ring from this node on. Previous does not count for a VIP that is here.
 	Ring map[netip.Addr][]netip.Addr
 	// Gone are nodes that hold nothing any more.
 	Gone []netip.Addr
@@ -38,10 +42,12 @@ type Deps struct {
 	Kernel Kernel
 	// Families are those that this node has.
 	Families []lb.Family
+	// Ring switches the rings on. Without them a stray packet goes to one node.
+	Ring bool
 }
 
-// lookEvery is how often to see whether the targets are still there, and the rules. A node that has
-// just been named and asked for is looked for more often at first: a VIP may be about to move.
+// lookEvery is how often the actor sees whether the targets and the rules are still there. It looks
+// more often at first for a node that it has just asked for: a VIP may be about to move.
 const (
 	lookEvery = 2 * time.Second
 	lookSoon  = 20 * time.Millisecond
@@ -56,65 +62,71 @@ type kernel interface {
 	load(family lb.Family, all bool) (held, error)
 	write(family lb.Family, before *table, want table, have held) error
 	remove(lb.Family) error
-	neighbors(lb.Family, []netip.Addr) (map[netip.Addr]neighbor, error)
+	neighbors(lb.Family, []netip.Addr) (map[netip.Addr]links.Neighbor, error)
 }
 
-// Actor keeps the rules. Without a word of a speaker it leaves what is there: unknown is not
-// absent.
+// Actor keeps the rules. Before Set it leaves what is there: unknown is not absent.
 type Actor struct {
 	log      *slog.Logger
 	kernel   kernel
 	families []lb.Family
+	ring     bool
 	runner   *loop.Runner
 
-	mu     sync.Mutex
-	wanted *Wanted
+	mu      sync.Mutex
+	desired *Desired
 
 	// The rest belongs to the goroutine that runs apply.
 	written map[lb.Family]table
-	have    map[lb.Family]held      // as the kernel was last seen, or has been made since
-	looked  time.Time               // when that was
-	known   map[netip.Addr]neighbor // nodes as they last were
-	asked   map[netip.Addr]int      // how often nodes were looked for of which nothing is known
+	have    map[lb.Family]held            // as the kernel was last seen, or has been made since
+	looked  time.Time                     // when that was
+	known   map[netip.Addr]links.Neighbor // nodes as they last were
+	asked   map[netip.Addr]int            // how often nodes were looked for of which nothing is known
 	counted map[netip.Addr]uint64
-	said    string // the last error that was logged
+	failed  loop.Failures
 
 	packets atomic.Uint64
 	targets atomic.Int64
 }
 
 // New returns an Actor that does nothing before Set is called.
-func New(deps Deps) *Actor { return newActor(deps.Log, deps.Kernel, deps.Families) }
+func New(deps Deps) *Actor { return newActor(deps, deps.Kernel) }
 
-func newActor(log *slog.Logger, k kernel, families []lb.Family) *Actor {
-	a := &Actor{log: log, kernel: k, families: families, written: map[lb.Family]table{}, have: map[lb.Family]held{},
-		known: map[netip.Addr]neighbor{}, asked: map[netip.Addr]int{}, counted: map[netip.Addr]uint64{}}
+func newActor(deps Deps, k kernel) *Actor {
+	a := &Actor{log: deps.Log, kernel: k, families: deps.Families, ring: deps.Ring, written: map[lb.Family]table{},
+		have:  map[lb.Family]held{},
+		known: map[netip.Addr]links.Neighbor{}, asked: map[netip.Addr]int{}, counted: map[netip.Addr]uint64{}}
 	a.runner = loop.New(a.step, loop.Options{Gap: gap})
 	return a
 }
 
-// Set replaces what is wanted. It never blocks.
-func (a *Actor) Set(w Wanted) {
+var _ actor.Setter[Desired] = (*Actor)(nil)
+
+// Set replaces the desired state. It never blocks.
+func (a *Actor) Set(d Desired) {
+	if !a.ring {
+		d.Ring = nil
+	}
 	a.mu.Lock()
-	a.wanted = &w
+	a.desired = &d
 	a.mu.Unlock()
 	a.runner.Poke()
 }
 
 // want returns what was set last, nil before.
-func (a *Actor) want() *Wanted {
+func (a *Actor) want() *Desired {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.wanted
+	return a.desired
 }
 
-// Packets returns how many were handed over, and Targets to how many nodes some would be.
+// Packets returns how many packets were moved.
 func (a *Actor) Packets() uint64 { return a.packets.Load() }
 
-// Targets returns to how many nodes packets would be handed over.
+// Targets returns to how many nodes packets would be moved.
 func (a *Actor) Targets() int { return int(a.targets.Load()) }
 
-// Run works until ctx ends. The rules stay in the kernel then.
+// Run works until ctx ends, and leaves the rules in the kernel.
 func (a *Actor) Run(ctx context.Context) error { return a.runner.Run(ctx) }
 
 func (a *Actor) step(context.Context) (time.Duration, error) {
@@ -122,19 +134,8 @@ func (a *Actor) step(context.Context) (time.Duration, error) {
 		return rest, nil
 	}
 	err := a.apply()
-	text := ""
-	if err != nil {
-		text = err.Error()
-	}
-	switch {
-	case text == a.said:
-	case err != nil:
-		a.log.Warn("connections of addresses that have moved cannot be handed to where they are known; trying again", "error",
-			err)
-	default:
-		a.log.Info("connections of addresses that have moved can be handed over again")
-	}
-	a.said = text
+	a.failed.Log(a.log, "cannot rescue connections of addresses that have moved; trying again",
+		"can rescue connections of addresses that have moved again", err)
 	switch {
 	case a.idle():
 		return 0, err
@@ -165,7 +166,7 @@ func (a *Actor) apply() error {
 }
 
 // adjust is apply without a look at the kernel, for when what is wanted may have changed since the
-// last look and nothing else. It tells whether what is known sufficed.
+// last look and nothing else. It reports whether what is known sufficed.
 func (a *Actor) adjust() bool {
 	w := a.want()
 	if w == nil {
@@ -199,7 +200,11 @@ func (a *Actor) write(family lb.Family, before *table, want table, have held) er
 	delete(a.have, family)
 	if err := a.kernel.write(family, before, want, have); err != nil {
 		delete(a.written, family)
-		// It may be what somebody else has made of the table; the connections in mind go with it.
+		if before != nil {
+			return err // the table is not as it is believed to be, so it will be read
+		}
+		// The cause may be what another program has made of the table. The connections in mind go with
+		// it.
 		return errors.Join(err, a.kernel.remove(family))
 	}
 	sent := map[netip.Addr]uint64{}
@@ -211,13 +216,13 @@ func (a *Actor) write(family lb.Family, before *table, want table, have held) er
 	return nil
 }
 
-// idle tells whether there is nothing to look after.
+// idle reports whether there is nothing to look after.
 func (a *Actor) idle() bool {
 	w := a.want()
-	return w == nil || len(w.Former) == 0 && len(w.Ring) == 0 && a.targets.Load() == 0
+	return w == nil || len(w.Previous) == 0 && len(w.Ring) == 0 && a.targets.Load() == 0
 }
 
-// expecting tells whether a node that was asked for may answer any moment.
+// expecting reports whether a node that was asked for may answer any moment.
 func (a *Actor) expecting() bool {
 	for _, n := range a.asked {
 		if n < soonLooks {
@@ -227,8 +232,8 @@ func (a *Actor) expecting() bool {
 	return false
 }
 
-// sync does so for one family, and returns how many targets there are.
-func (a *Actor) sync(family lb.Family, w Wanted) (int, error) {
+// sync does what apply does for one family, and returns how many targets there are.
+func (a *Actor) sync(family lb.Family, w Desired) (int, error) {
 	before, known := a.written[family]
 	have, err := a.kernel.load(family, !known)
 	if err != nil {
@@ -242,11 +247,11 @@ func (a *Actor) sync(family lb.Family, w Wanted) (int, error) {
 		return len(have.sent), err
 	}
 	for _, node := range nodes {
-		if n, ok := neighbors[node]; ok && (n.there || n.gone) {
+		if n, ok := neighbors[node]; ok && (n.Found || n.Failed) {
 			a.known[node] = n
 			delete(a.asked, node)
 		} else if last, ok := a.known[node]; ok {
-			neighbors[node] = last // the kernel forgets whom it has not needed for long
+			neighbors[node] = last // the kernel forgets a neighbor that it has not needed for long
 		} else {
 			a.asked[node]++
 		}
@@ -257,9 +262,10 @@ func (a *Actor) sync(family lb.Family, w Wanted) (int, error) {
 	})
 	want := choose(family, w, neighbors, sent)
 	if !known {
-		before = have.table // by a predecessor, whose work is left alone if it is right
+		before = have.table     // by a predecessor, whose work is left alone if it is right
+		before.hops = want.hops // the rules show it, which same compares
 	}
-	if before.equal(want) && same(have, want) {
+	if before.equal(want) && same(family, have, want) {
 		a.written[family], a.have[family] = want, have
 		return len(want.targets), nil
 	}
@@ -281,20 +287,19 @@ func (a *Actor) count(have held) {
 	}
 }
 
-// same tells whether the kernel has the rules of a table, going by their number.
-func same(have held, want table) bool {
+// same reports whether the kernel has the rules of a table.
+func same(family lb.Family, have held, want table) bool {
 	if len(want.targets) == 0 {
 		return !have.exists
 	}
-	rules := len(headerOf(lb.IPv4).strayRules(slices.Collect(maps.Keys(want.targets)), want))
-	return have.chain == rules && have.hops == want.hops &&
+	return slices.Equal(have.rules, userData(headerOf(family).strayRules(want))) &&
 		maps.EqualFunc(have.sent, want.targets, func(uint64, []netip.Addr) bool { return true })
 }
 
 // candidates are the nodes of which something has to be known.
-func candidates(family lb.Family, w Wanted, sent []netip.Addr) []netip.Addr {
+func candidates(family lb.Family, w Desired, sent []netip.Addr) []netip.Addr {
 	found := map[netip.Addr]bool{}
-	for _, of := range []map[netip.Addr][]netip.Addr{w.Former, w.Ring} {
+	for _, of := range []map[netip.Addr][]netip.Addr{w.Previous, w.Ring} {
 		for vip, all := range of {
 			if lb.FamilyOf(vip) != family {
 				continue

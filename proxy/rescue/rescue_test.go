@@ -13,44 +13,49 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/links"
 )
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
-func there(last byte) neighbor { return neighbor{mac: mac{2, 0, 0, 0, 0, last}, there: true} }
+func there(last byte) links.Neighbor {
+	return links.Neighbor{MAC: [6]byte{2, 0, 0, 0, 0, last}, Found: true}
+}
 
 func TestChoose(t *testing.T) {
 	vip1, vip2, vip6 := addr("192.0.2.1"), addr("192.0.2.2"), addr("2001:db8::1")
 	a, b, c, a6 := addr("10.0.0.1"), addr("10.0.0.2"), addr("10.0.0.3"), addr("fd00::1")
-	all := map[netip.Addr]neighbor{a: there(1), b: there(2), c: there(3), a6: there(1)}
+	all := map[netip.Addr]links.Neighbor{a: there(1), b: there(2), c: there(3), a6: there(1)}
 	dead := maps.Clone(all)
-	dead[a] = neighbor{mac: mac{2, 0, 0, 0, 0, 1}, gone: true}
+	dead[a] = links.Neighbor{MAC: [6]byte{2, 0, 0, 0, 0, 1}, Failed: true}
 	type formers = map[netip.Addr][]netip.Addr
 	for _, test := range []struct {
 		name      string
 		family    lb.Family
-		w         Wanted
-		neighbors map[netip.Addr]neighbor
+		w         Desired
+		neighbors map[netip.Addr]links.Neighbor
 		sent      []netip.Addr
 		targets   formers
 		peers     []byte
 	}{
-		{"nothing", lb.IPv4, Wanted{}, all, nil, formers{}, nil},
-		{"one family", lb.IPv4, Wanted{Former: formers{vip1: {a}, vip6: {a6}}}, all, nil, formers{a: {vip1}}, []byte{1}},
-		{"the other family", lb.IPv6, Wanted{Former: formers{vip1: {a}, vip6: {a6}}}, all, nil, formers{a6: {vip6}},
+		{"nothing", lb.IPv4, Desired{}, all, nil, formers{}, nil},
+		{"one family", lb.IPv4, Desired{Previous: formers{vip1: {a}, vip6: {a6}}}, all, nil, formers{a: {vip1}}, []byte{1}},
+		{"the other family", lb.IPv6, Desired{Previous: formers{vip1: {a}, vip6: {a6}}}, all, nil, formers{a6: {vip6}},
 			[]byte{1}},
-		{"the likeliest, and packets of all come over", lb.IPv4, Wanted{Former: formers{vip1: {b, a}, vip2: {b}}}, all, nil,
+		{"the likeliest, and packets of all come over", lb.IPv4, Desired{Previous: formers{vip1: {b, a}, vip2: {b}}}, all,
+			nil,
 			formers{b: {vip1, vip2}}, []byte{1, 2}},
-		{"not there yet", lb.IPv4, Wanted{Former: formers{vip1: {a}}}, nil, nil, formers{}, nil},
-		{"the likeliest answers no more", lb.IPv4, Wanted{Former: formers{vip1: {a, b}}}, dead, nil, formers{b: {vip1}},
+		{"not there yet", lb.IPv4, Desired{Previous: formers{vip1: {a}}}, nil, nil, formers{}, nil},
+		{"the likeliest answers no more", lb.IPv4, Desired{Previous: formers{vip1: {a, b}}}, dead, nil, formers{b: {vip1}},
 			[]byte{2}},
-		{"the likeliest is said to be gone", lb.IPv4, Wanted{Former: formers{vip1: {a, b}}, Gone: []netip.Addr{a}}, all, nil,
+		{"the likeliest is said to be gone", lb.IPv4, Desired{Previous: formers{vip1: {a, b}}, Gone: []netip.Addr{a}}, all,
+			nil,
 			formers{b: {vip1}}, []byte{2}},
-		{"what was sent goes on", lb.IPv4, Wanted{Former: formers{vip1: {b}}}, all, []netip.Addr{a, b},
+		{"what was sent goes on", lb.IPv4, Desired{Previous: formers{vip1: {b}}}, all, []netip.Addr{a, b},
 			formers{a: nil, b: {vip1}}, []byte{1, 2}},
-		{"unknown is not absent", lb.IPv4, Wanted{}, nil, []netip.Addr{a}, formers{a: nil}, nil},
-		{"until the node is gone", lb.IPv4, Wanted{}, dead, []netip.Addr{a}, formers{}, nil},
-		{"or said to be", lb.IPv4, Wanted{Gone: []netip.Addr{a}}, all, []netip.Addr{a}, formers{}, nil},
+		{"unknown is not absent", lb.IPv4, Desired{}, nil, []netip.Addr{a}, formers{a: nil}, nil},
+		{"until the node is gone", lb.IPv4, Desired{}, dead, []netip.Addr{a}, formers{}, nil},
+		{"or said to be", lb.IPv4, Desired{Gone: []netip.Addr{a}}, all, []netip.Addr{a}, formers{}, nil},
 	} {
 		got := choose(test.family, test.w, test.neighbors, test.sent)
 		var peers []byte
@@ -65,13 +70,13 @@ func TestChoose(t *testing.T) {
 }
 
 func TestChooseIsBounded(t *testing.T) {
-	w := Wanted{Former: map[netip.Addr][]netip.Addr{}}
-	neighbors := map[netip.Addr]neighbor{}
+	w := Desired{Previous: map[netip.Addr][]netip.Addr{}}
+	neighbors := map[netip.Addr]links.Neighbor{}
 	var sent []netip.Addr
 	for i := range byte(200) {
 		node := netip.AddrFrom4([4]byte{10, 0, 0, i})
 		neighbors[node] = there(i)
-		w.Former[netip.AddrFrom4([4]byte{192, 0, 2, i})] = []netip.Addr{node}
+		w.Previous[netip.AddrFrom4([4]byte{192, 0, 2, i})] = []netip.Addr{node}
 		sent = append(sent, netip.AddrFrom4([4]byte{10, 0, 1, i}))
 	}
 	if got := choose(lb.IPv4, w, neighbors, sent); len(got.targets) != maxTargets {
@@ -83,7 +88,7 @@ func TestChooseIsBounded(t *testing.T) {
 type fakeKernel struct {
 	have      held
 	table     table
-	neighbor  map[netip.Addr]neighbor
+	neighbor  map[netip.Addr]links.Neighbor
 	fail      error // of the next write
 	loads     int
 	writes    int
@@ -109,12 +114,11 @@ func (k *fakeKernel) write(_ lb.Family, _ *table, want table, _ held) error {
 	}
 	k.table = want
 	k.have = held{exists: len(want.targets) > 0, sent: map[netip.Addr]uint64{}}
-	nodes := slices.Collect(maps.Keys(want.targets))
-	for _, node := range nodes {
+	for _, node := range want.nodes() {
 		k.have.sent[node] = 0
 	}
-	if len(nodes) > 0 {
-		k.have.chain, k.have.hops = len(headerOf(lb.IPv4).strayRules(nodes, want)), want.hops
+	if k.have.exists {
+		k.have.rules = userData(headerOf(lb.IPv4).strayRules(want))
 	}
 	return nil
 }
@@ -125,14 +129,16 @@ func (k *fakeKernel) remove(lb.Family) error {
 	return nil
 }
 
-func (k *fakeKernel) neighbors(_ lb.Family, nodes []netip.Addr) (map[netip.Addr]neighbor, error) {
+func (k *fakeKernel) neighbors(_ lb.Family, nodes []netip.Addr) (map[netip.Addr]links.Neighbor, error) {
 	k.lastAsked = nodes
 	return maps.Clone(k.neighbor), nil
 }
 
+var fakeDeps = Deps{Log: slog.New(slog.DiscardHandler), Families: []lb.Family{lb.IPv4}, Ring: true}
+
 func TestActor(t *testing.T) {
-	k := &fakeKernel{neighbor: map[netip.Addr]neighbor{addr("10.0.0.1"): there(1)}}
-	a := newActor(slog.New(slog.DiscardHandler), k, []lb.Family{lb.IPv4})
+	k := &fakeKernel{neighbor: map[netip.Addr]links.Neighbor{addr("10.0.0.1"): there(1)}}
+	a := newActor(fakeDeps, k)
 	step := func(writes int) {
 		t.Helper()
 		a.looked = time.Time{} // it is time for a look
@@ -162,16 +168,16 @@ func TestActor(t *testing.T) {
 	if a.Packets() != 10 {
 		t.Errorf("%d packets", a.Packets())
 	}
-	next := newActor(slog.New(slog.DiscardHandler), k, []lb.Family{lb.IPv4})
+	next := newActor(fakeDeps, k)
 	next.Set(w)
 	if _, err := next.step(t.Context()); err != nil || k.writes != 2 {
 		t.Errorf("a successor wrote what was right: %v", err)
 	}
 	k.have = held{} // somebody has taken it away
 	step(3)
-	k.neighbor = map[netip.Addr]neighbor{} // the kernel has forgotten the node
+	k.neighbor = map[netip.Addr]links.Neighbor{} // the kernel has forgotten the node
 	step(3)
-	a.Set(Wanted{Gone: []netip.Addr{addr("10.0.0.1")}})
+	a.Set(Desired{Gone: []netip.Addr{addr("10.0.0.1")}})
 	step(4)
 	if k.have.exists || a.Targets() != 0 {
 		t.Error("the table is still there")
@@ -182,12 +188,12 @@ func TestActor(t *testing.T) {
 // a write that fails, does.
 func TestAChangeNeedsNoLook(t *testing.T) {
 	vip1, vip2, a, b := addr("192.0.2.1"), addr("192.0.2.2"), addr("10.0.0.1"), addr("10.0.0.2")
-	k := &fakeKernel{neighbor: map[netip.Addr]neighbor{a: there(1), b: there(2)}}
-	actor := newActor(slog.New(slog.DiscardHandler), k, []lb.Family{lb.IPv4})
+	k := &fakeKernel{neighbor: map[netip.Addr]links.Neighbor{a: there(1), b: there(2)}}
+	actor := newActor(fakeDeps, k)
 	step := func(looks bool, former map[netip.Addr][]netip.Addr) {
 		t.Helper()
 		loads := k.loads
-		actor.Set(Wanted{Former: former})
+		actor.Set(Desired{Previous: former})
 		if _, err := actor.step(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -206,7 +212,7 @@ func TestAChangeNeedsNoLook(t *testing.T) {
 	step(false, map[netip.Addr][]netip.Addr{vip1: {b}, vip2: {b}})
 	k.fail = errors.New("no")
 	step(true, map[netip.Addr][]netip.Addr{vip1: {b}, vip2: {a}})
-	k.have.chain-- // somebody else's doing, which is seen at the next look
+	k.have.rules = k.have.rules[1:] // another program's doing, which is seen at the next look
 	actor.looked = actor.looked.Add(-lookEvery)
 	writes := k.writes
 	step(true, map[netip.Addr][]netip.Addr{vip1: {b}, vip2: {a}})

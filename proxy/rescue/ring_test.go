@@ -16,13 +16,14 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/links"
 	"github.com/landfall-lb/landfall/internal/nstest"
 )
 
 func TestChooseOnARing(t *testing.T) {
 	vip1, vip2 := addr("192.0.2.1"), addr("192.0.2.2")
 	a, b, c := addr("10.0.0.1"), addr("10.0.0.2"), addr("10.0.0.3")
-	all := map[netip.Addr]neighbor{a: there(1), b: there(2), c: there(3)}
+	all := map[netip.Addr]links.Neighbor{a: there(1), b: there(2), c: there(3)}
 	type nodes = map[netip.Addr][]netip.Addr
 	many := nodes{vip1: {a}}
 	for i := range byte(lb.MaxRing + 4) {
@@ -30,29 +31,30 @@ func TestChooseOnARing(t *testing.T) {
 	}
 	for _, test := range []struct {
 		name      string
-		w         Wanted
-		neighbors map[netip.Addr]neighbor
+		w         Desired
+		neighbors map[netip.Addr]links.Neighbor
 		targets   nodes
 		ring      []netip.Addr
 		hops      int
 		peers     []byte
 	}{
-		{"the next one, and as many hands as there are nodes", Wanted{Ring: nodes{vip1: {b, c, a}}}, all, nodes{b: {vip1}},
+		{"the next one, and as many hands as there are nodes", Desired{Ring: nodes{vip1: {b, c, a}}}, all, nodes{b: {vip1}},
 			[]netip.Addr{vip1}, 3, nil},
-		{"one that is gone", Wanted{Ring: nodes{vip1: {b, c, a}}, Gone: []netip.Addr{b}}, all, nodes{c: {vip1}},
+		{"one that is gone", Desired{Ring: nodes{vip1: {b, c, a}}, Gone: []netip.Addr{b}}, all, nodes{c: {vip1}},
 			[]netip.Addr{vip1}, 2, nil},
-		{"one that does not answer yet", Wanted{Ring: nodes{vip1: {b, c}}}, map[netip.Addr]neighbor{c: there(3)},
+		{"one that does not answer yet", Desired{Ring: nodes{vip1: {b, c}}}, map[netip.Addr]links.Neighbor{c: there(3)},
 			nodes{c: {vip1}}, []netip.Addr{vip1}, 2, nil},
-		{"the longest of several", Wanted{Ring: nodes{vip1: {b}, vip2: {b, c}}}, all, nodes{b: {vip1, vip2}},
+		{"the longest of several", Desired{Ring: nodes{vip1: {b}, vip2: {b, c}}}, all, nodes{b: {vip1, vip2}},
 			[]netip.Addr{vip1, vip2}, 2, nil},
-		{"none there", Wanted{Ring: nodes{vip1: {b, c}}}, nil, nodes{}, nil, 0, nil},
-		{"the ring, not a former owner", Wanted{Former: nodes{vip1: {a}}, Ring: nodes{vip1: {b}}}, all, nodes{b: {vip1}},
+		{"none there", Desired{Ring: nodes{vip1: {b, c}}}, nil, nodes{}, nil, 0, nil},
+		{"the ring, not a former owner", Desired{Previous: nodes{vip1: {a}}, Ring: nodes{vip1: {b}}}, all, nodes{b: {vip1}},
 			[]netip.Addr{vip1}, 1, nil},
-		{"a former owner where the ring is empty", Wanted{Former: nodes{vip1: {a}}, Ring: nodes{vip1: nil}}, all,
+		{"a former owner where the ring is empty", Desired{Previous: nodes{vip1: {a}}, Ring: nodes{vip1: nil}}, all,
 			nodes{a: {vip1}}, nil, 0, []byte{1}},
-		{"both kinds side by side", Wanted{Former: nodes{vip1: {b}}, Ring: nodes{vip2: {b, c}}}, all, nodes{b: {vip1, vip2}},
+		{"both kinds side by side", Desired{Previous: nodes{vip1: {b}}, Ring: nodes{vip2: {b, c}}}, all,
+			nodes{b: {vip1, vip2}},
 			[]netip.Addr{vip2}, 2, []byte{2}},
-		{"no further than this", Wanted{Ring: many}, all, nodes{a: {vip1}}, []netip.Addr{vip1}, maxHops, nil},
+		{"no further than this", Desired{Ring: many}, all, nodes{a: {vip1}}, []netip.Addr{vip1}, maxHops, nil},
 	} {
 		got := choose(lb.IPv4, test.w, test.neighbors, nil)
 		var peers []byte
@@ -86,8 +88,8 @@ func newRack(t *testing.T, n int) *rack {
 }
 
 // around is a ring of nodes by number, for both VIPs.
-func around(numbers ...int) Wanted {
-	w := Wanted{Ring: map[netip.Addr][]netip.Addr{}}
+func around(numbers ...int) Desired {
+	w := Desired{Ring: map[netip.Addr][]netip.Addr{}}
 	for _, i := range numbers {
 		for _, at := range []addresses{v4, v6} {
 			node := addr(strings.TrimSuffix(at.a, "1") + strconv.Itoa(i+1))
@@ -97,14 +99,19 @@ func around(numbers ...int) Wanted {
 	return w
 }
 
-// set gives a node's actor what it shall have, and lets it apply until it hands packets to the
-// first node for each VIP.
-func (r *rack) set(t *testing.T, i int, w Wanted) {
+// set tells a node's actor what it shall have, and waits until it has it.
+func (r *rack) set(t *testing.T, i int, w Desired) {
 	t.Helper()
 	r.actors[i].Set(w)
+	r.wait(t, i, w)
+}
+
+// wait lets a node's actor apply until it moves packets to the first node for each VIP.
+func (r *rack) wait(t *testing.T, i int, w Desired) {
+	t.Helper()
 	done := func() bool {
 		r.nodes[i].Do(t, r.actors[i].apply)
-		for _, of := range []map[netip.Addr][]netip.Addr{w.Ring, w.Former} {
+		for _, of := range []map[netip.Addr][]netip.Addr{w.Ring, w.Previous} {
 			for vip, nodes := range of {
 				if !slices.Contains(r.actors[i].written[lb.FamilyOf(vip)].targets[nodes[0]], vip) {
 					return false
@@ -244,7 +251,7 @@ func TestContract6ARingOutlivesTheProxyAndIsRepaired(t *testing.T) {
 	for _, family := range []string{"ip", "ip6"} {
 		text := node.Run(t, "nft", "list", "table", family, tableName)
 		node.Run(t, "nft", "delete", "table", family, tableName)
-		nft(t, node, text)
+		writeRules(t, node, text)
 	}
 	check := func(what string) {
 		t.Helper()
@@ -268,7 +275,7 @@ func TestContract6ARingOutlivesTheProxyAndIsRepaired(t *testing.T) {
 // Nodes that think differently of the ring do not send packets round for ever, with or without
 // connections in mind.
 func TestContract9RingsThatDisagreeEnd(t *testing.T) {
-	for name, views := range map[string][]Wanted{
+	for name, views := range map[string][]Desired{
 		"to and fro":           {around(1), around(0), around(0, 1), around(0)},
 		"backward and forward": {around(1, 2, 3), around(0, 3, 2), around(3, 0, 1), around(2, 1, 0)},
 		"a former owner":       {from(v4.vip, "10.0.0.2", v6.vip, "fd00::2"), around(0, 2), around(1), around(0)},
@@ -287,7 +294,7 @@ func TestContract9RingsThatDisagreeEnd(t *testing.T) {
 					for _, node := range r.nodes {
 						node.Run(t, "conntrack", "-F")
 					}
-					nft(t, r.nodes[3], silent) // where nobody knows them either
+					writeRules(t, r.nodes[3], silent) // where nobody knows them either
 					before := r.packets(t)
 					r.point(t, at.vip, r.macs[first])
 					for range 2 { // the second finds them in mind
@@ -299,7 +306,7 @@ func TestContract9RingsThatDisagreeEnd(t *testing.T) {
 					if n := r.packets(t) - before; n > 8*len(conns)*(maxHops+4) {
 						t.Errorf("%s from node %d on: %d packets for %d connections", at.vip, first, n, len(conns))
 					}
-					nft(t, r.nodes[3], loud)
+					writeRules(t, r.nodes[3], loud)
 				}
 			}
 		})
@@ -468,11 +475,84 @@ func TestContract6StepsEndWhereOneWriteDoes(t *testing.T) {
 					return err
 				}
 				want := choose(family, w, actor.known, slices.SortedFunc(maps.Keys(have.sent), netip.Addr.Compare))
-				if !same(have, want) || have.exists && !have.table.equal(want) {
+				have.table.hops = want.hops // which same compares
+				if !same(family, have, want) || have.exists && !have.table.equal(want) {
 					t.Errorf("%s: %+v, want %+v", family, have, want)
 				}
 			}
 			return nil
 		})
+	}
+}
+
+// The ring has a switch of its own: without it a node has no rules for rings, and moves packets to
+// the previous owner alone.
+func TestTheRingHasASwitch(t *testing.T) {
+	for _, on := range []bool{true, false} {
+		r := newRack(t, 3)
+		node := r.nodes[0]
+		r.actors[0] = rescuerWith(t, node, on)
+		w := from(v4.vip, "10.0.0.3", v6.vip, "fd00::3")
+		w.Ring = around(1, 2).Ring
+		next := from(v4.vip, "10.0.0.3", v6.vip, "fd00::3")
+		if on {
+			next = around(1, 2)
+		}
+		r.actors[0].Set(w)
+		r.wait(t, 0, next)
+		r.set(t, 1, around(2, 0)) // a node whose ring is on, in both cases
+		for _, at := range []addresses{v4, v6} {
+			family := map[addresses]string{v4: "ip", v6: "ip6"}[at]
+			rules := node.Run(t, "nft", "list", "chain", family, tableName, chainStrays)
+			if got := strings.Contains(rules, "@"+setRing) || strings.Contains(rules, `"ring`); got != on {
+				t.Errorf("ring on %v, and %s has rules for it: %v\n%s", on, family, got, rules)
+			}
+			for holder, found := range map[int]bool{1: on, 2: true} {
+				r.point(t, at.vip, r.macs[holder])
+				conns := r.dial(t, at.vip, 5)
+				r.point(t, at.vip, r.macs[0])
+				if n := lost(conns); (n == 0) != found {
+					t.Errorf("ring on %v: %s: %d of %d connections of node %d were lost", on, at.vip, n, len(conns), holder)
+				}
+			}
+		}
+	}
+}
+
+// A node whose ring is switched off, and that remembers connections from before, does not send
+// round for ever what comes to it on the ring of others.
+func TestContract9ANodeWithoutARingEndsOthers(t *testing.T) {
+	r := newRack(t, 3)
+	r.all(t)
+	for _, at := range []addresses{v4, v6} {
+		r.point(t, at.vip, r.macs[0])
+		reset(t, r.dialFrom(t, 1080, at.vip)) // to node 0, packets of the next one are in doubt
+		r.point(t, at.vip, r.macs[1])
+		conn := r.dialFrom(t, 1080, at.vip)
+		r.point(t, at.vip, r.macs[2])
+		if n := lost([]net.Conn{conn}); n > 0 { // node 2 remembers that it is behind node 0
+			t.Fatalf("%s: the connection was lost", at.vip)
+		}
+		with := r.actors[2]
+		r.actors[2] = rescuerWith(t, r.nodes[2], false)
+		r.actors[2].Set(around(0, 1))
+		r.nodes[2].Do(t, r.actors[2].apply)
+		family := lb.FamilyOf(addr(at.vip))
+		if got := r.actors[2].written[family]; len(got.ring) > 0 || len(got.targets) == 0 {
+			t.Fatalf("node 2 has %+v: the test shows nothing", got)
+		}
+		writeRules(t, r.nodes[2], silent)
+		r.nodes[1].Run(t, "conntrack", "-F")
+		before := r.packets(t)
+		r.point(t, at.vip, r.macs[0])
+		_, _ = conn.Write([]byte("x"))
+		time.Sleep(500 * time.Millisecond) // in which one that goes round is moved thousands of times
+		if n := r.packets(t) - before; n == 0 || n > 20*2*(maxHops+4) {
+			t.Errorf("%s: %d packets were moved for what was sent a few times", at.vip, n)
+		}
+		writeRules(t, r.nodes[2], loud)
+		reset(t, conn)
+		r.actors[2] = with
+		r.set(t, 2, around(0, 1))
 	}
 }

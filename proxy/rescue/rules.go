@@ -5,12 +5,11 @@ import (
 	"net/netip"
 	"strings"
 
-	"github.com/google/nftables"
-	"github.com/google/nftables/binaryutil"
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/nft"
+	"github.com/landfall-lb/landfall/proxy/nft/expr"
 )
 
 // Names in the kernel. What belongs to one target ends in its address in hexadecimal, as a name
@@ -25,28 +24,27 @@ const (
 	prefixFlows = "flows-"
 )
 
-// What has been handed over once goes the same way again, whoever owns the VIP by then, until it
-// has been silent for flowTimeout.
+// A connection that was moved once goes the same way again, whichever node owns the VIP by then,
+// until it has been silent for flowTimeout.
 const (
 	flowTimeout = lb.FlowMemory
 	maxFlows    = 131072 // for each target; about 16 MiB if a flood fills it
 )
 
-// A packet that goes round a ring has its TTL set by the node that began it, to spent and as many
-// more as hands it may pass through: each of them takes one away, as dup does that. At spent it
-// goes no further. Only what is outside of spent to spent+maxHops is ever set, so nothing goes
-// round for ever, whatever the nodes think of the ring. No client's packets come with such a TTL:
-// they begin with 64, 128 or 255 and pass through few routers.
-//
-// A node may take a packet for one of a former connection of the same ports, which conntrack knows
-// for minutes after its end. Outside of the window of that one it is invalid, but it may belong to
-// a connection that another node knows, or to one of this node after all. So it goes on, and what
-// all of this holds for has the bits of doubt changed: at spent^doubt it goes no further either,
-// and nothing is refused.
+// The TTLs (hop limits) of the ring's protocol, which docs/rescue.md specifies. All nodes have to
+// agree on them.
 const (
-	spent   = 200
+	// spent is the TTL at which a packet goes no further. The node that begins a ring sets spent and
+	// as many more as there are nodes to ask, of which each takes one away.
+	spent = 200
+	// maxHops is how many nodes a packet is moved through at most.
 	maxHops = lb.MaxRing
-	doubt   = 0x60
+	// doubt are the bits of the TTL that change when a node finds the packet out of the window of a
+	// connection that it knows: at spentInDoubt the packet goes no further, and no node refuses it.
+	doubt        = 0x60
+	spentInDoubt = spent ^ doubt
+	// Below spentInDoubt a packet only follows connections that nodes remember, down to the floor.
+	floor = spentInDoubt - maxHops
 )
 
 func name(prefix string, node netip.Addr) string { return prefix + hex.EncodeToString(node.AsSlice()) }
@@ -66,249 +64,192 @@ func nodeOf(prefix, text string) (netip.Addr, bool) {
 
 // header says where things are in the IP header of a family.
 type header struct {
-	family             nftables.TableFamily
-	source, dest, size uint32
-	hops               uint32 // TTL or hop limit
-	address            nftables.SetDatatype
-	// registers take a connection's four parts, one after the other.
-	registers [4]uint32
+	family       lb.Family
+	source, dest uint32 // the addresses
+	size         uint32 // of an address
+	ttl          uint32 // TTL or hop limit
 }
 
 func headerOf(family lb.Family) header {
+	size := uint32(nft.AddressBytes(family))
 	if family == lb.IPv6 {
-		return header{nftables.TableFamilyIPv6, 8, 24, 16, 7, nftables.TypeIP6Addr,
-			[4]uint32{unix.NFT_REG_1, unix.NFT_REG32_04, unix.NFT_REG32_05, unix.NFT_REG32_09}}
+		return header{family, 8, 24, size, 7}
 	}
-	return header{nftables.TableFamilyIPv4, 12, 16, 4, 8, nftables.TypeIPAddr,
-		[4]uint32{unix.NFT_REG_1, unix.NFT_REG32_01, unix.NFT_REG32_02, unix.NFT_REG32_03}}
+	return header{family, 12, 16, size, 8}
 }
 
-func (h header) table() *nftables.Table { return &nftables.Table{Name: tableName, Family: h.family} }
+func (h header) table() nft.Table { return nft.Table{Family: h.family, Name: tableName} }
 
-func (h header) vips(node netip.Addr) *nftables.Set {
-	return &nftables.Set{Table: h.table(), Name: name(prefixVIPs, node), KeyType: h.address}
+// addresses is a set of addresses of the family.
+func (h header) addresses(name string) nft.Set {
+	return nft.Set{Name: name, KeyType: nft.TypeAddress(h.family), KeyLength: h.size}
 }
 
-func (h header) peers() *nftables.Set {
-	return &nftables.Set{Table: h.table(), Name: setPeers, KeyType: nftables.TypeEtherAddr}
+func (h header) vips(node netip.Addr) nft.Set { return h.addresses(name(prefixVIPs, node)) }
+
+func (h header) ring() nft.Set { return h.addresses(setRing) }
+
+func (h header) peers() nft.Set {
+	return nft.Set{Name: setPeers, KeyType: nft.TypeEther, KeyLength: uint32(len(mac{}))}
 }
 
-func (h header) ring() *nftables.Set {
-	return &nftables.Set{Table: h.table(), Name: setRing, KeyType: h.address}
-}
-
-func (h header) flows(node netip.Addr) *nftables.Set {
-	return &nftables.Set{
-		Table: h.table(), Name: name(prefixFlows, node), Dynamic: true, HasTimeout: true, Timeout: flowTimeout,
-		Size:    maxFlows,
-		KeyType: nftables.MustConcatSetType(h.address, nftables.TypeInetService, h.address, nftables.TypeInetService),
+func (h header) flows(node netip.Addr) nft.Set {
+	address := nft.TypeAddress(h.family)
+	return nft.Set{
+		Name: name(prefixFlows, node), Flags: unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT, Size: maxFlows,
+		Timeout:   uint64(flowTimeout.Milliseconds()),
+		KeyType:   nft.TypeOf(address, nft.TypePort, address, nft.TypePort),
+		KeyLength: 2 * (h.size + 4), // a port is padded
 	}
 }
 
-func (h header) to(node netip.Addr) *nftables.Chain {
-	return &nftables.Chain{Table: h.table(), Name: name(prefixTo, node)}
-}
-
-// strays is entered after conntrack (-200) has looked at a packet, and before anything is
+// strayHook is entered after conntrack (-200) has looked at a packet, and before anything is
 // translated.
-func (h header) strays() *nftables.Chain {
-	accept := nftables.ChainPolicyAccept
-	return &nftables.Chain{
-		Table: h.table(), Name: chainStrays, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting,
-		Priority: nftables.ChainPriorityMangle, Policy: &accept,
-	}
+var strayHook = nft.Hook{Kind: "filter", Number: unix.NF_INET_PRE_ROUTING, Priority: -150}
+
+// span matches TTLs that are (CmpOpEq) or are not (CmpOpNeq) between two, both included.
+func (h header) span(op expr.CmpOp, from, to byte) expr.List {
+	return expr.List{h.loadTTL(), &expr.Range{Op: op, Register: expr.Reg, FromData: []byte{from}, ToData: []byte{to}}}
 }
 
-type exprs = []expr.Any
+// isTTL matches a TTL.
+func (h header) isTTL(op expr.CmpOp, ttl byte) expr.List {
+	return expr.List{h.loadTTL(), expr.Compare(op, ttl)}
+}
 
-func join(parts ...exprs) exprs {
-	var all exprs
-	for _, part := range parts {
-		all = append(all, part...)
+func (h header) loadTTL() expr.Any { return network(expr.Reg, h.ttl, 1) }
+
+func network(register, offset, length uint32) expr.Any {
+	return expr.Load(register, expr.PayloadBaseNetworkHeader, offset, length)
+}
+
+func transport(register, offset, length uint32) expr.Any {
+	return expr.Load(register, expr.PayloadBaseTransportHeader, offset, length)
+}
+
+func isTCP(op expr.CmpOp) expr.List { return expr.IsProtocol(op, unix.IPPROTO_TCP) }
+
+// flags matches TCP packets with some (CmpOpNeq) or none (CmpOpEq) of the flags.
+func flags(op expr.CmpOp, bits byte) expr.List {
+	return append(isTCP(expr.CmpOpEq), transport(expr.Reg, 13, 1), expr.Keep(bits), expr.Compare(op, 0))
+}
+
+// flow loads what tells a connection from others.
+func (h header) flow() expr.List {
+	words := h.size / 4
+	return append(isTCP(expr.CmpOpEq),
+		network(expr.Register(0), h.source, h.size), transport(expr.Register(words), 0, 2),
+		network(expr.Register(words+1), h.dest, h.size), transport(expr.Register(2*words+1), 2, 2))
+}
+
+// isFor matches packets for an address in a set.
+func (h header) isFor(set string) expr.List {
+	return append(expr.List{network(expr.Reg, h.dest, h.size)}, expr.In(set)...)
+}
+
+// setTTL is what nft makes of "ip ttl set" and "ip6 hoplimit set".
+func (h header) setTTL(ttl byte) expr.List { return h.editTTL(0, ttl) }
+
+// editTTL keeps the bits of the TTL that are in keep, and then changes those in flip.
+func (h header) editTTL(keep, flip byte) expr.List {
+	write := &expr.Payload{Write: true, SourceRegister: expr.Reg, Base: expr.PayloadBaseNetworkHeader, Offset: h.ttl,
+		Len: 1}
+	switch {
+	case h.family == lb.IPv4: // with the byte behind it, as the checksum is one of 16 bits
+		const checksum = 10 // in the header
+		write.Len, write.Checksum, write.ChecksumOffset = 2, true, checksum
+		return expr.List{network(expr.Reg, h.ttl, 2), expr.Edit([]byte{keep, 255}, []byte{flip, 0}), write}
+	case keep == 0:
+		return expr.List{&expr.Immediate{Register: expr.Reg, Data: []byte{flip}}, write}
+	}
+	return expr.List{h.loadTTL(), expr.Edit([]byte{keep}, []byte{flip}), write}
+}
+
+// Bits of a TCP header (RFC 9293 section 3.1).
+const fin, syn, rst = 1, 2, 4
+
+// Packets that conntrack knows no connection of have one of these states. The end of an unknown
+// connection is invalid, and so is what is out of the window of a known one.
+const unknownStates = expr.CtStateBitINVALID | expr.CtStateBitNEW
+
+// strayRules return the rules of the chain of stray packets. All other packets leave it after one
+// rule, and the first packets of connections, which have a SYN, after three.
+func (h header) strayRules(t table) []nft.Rule {
+	nodes := t.nodes()
+	var all rules
+	all.add("known connections", expr.HasNoBits(expr.State(), unknownStates), expr.Accept())
+	all.add("", isTCP(expr.CmpOpNeq), expr.Accept())
+	all.add("new connections", flags(expr.CmpOpNeq, syn), expr.Accept())
+	all.add("", h.isTTL(expr.CmpOpLt, 2), expr.Accept())
+	inDoubt := expr.Join(expr.HasBits(expr.State(), expr.CtStateBitINVALID), flags(expr.CmpOpEq, fin|rst))
+	notMarked := h.span(expr.CmpOpNeq, floor, spentInDoubt+maxHops)
+	endsInDoubt := h.span(expr.CmpOpEq, floor, spentInDoubt)
+	fromPeer := expr.Join(expr.List{
+		&expr.Meta{Key: expr.MetaKeyIIFTYPE, Register: expr.Reg},
+		expr.Compare(expr.CmpOpEq, expr.Host16(unix.ARPHRD_ETHER)...),
+		expr.Load(expr.Reg, expr.PayloadBaseLLHeader, 6, 6),
+	}, expr.In(setPeers))
+	ring := len(t.ring) > 0
+	if ring {
+		h.enterRing(&all, t, inDoubt, notMarked)
+	}
+	for _, node := range nodes { // the previous owner is the only one to ask
+		all.add("", inDoubt, h.isFor(name(prefixVIPs, node)), notMarked, h.setTTL(spentInDoubt+1))
+	}
+	if ring {
+		all.add("ring ends, in doubt", h.isFor(setRing), endsInDoubt, expr.Drop())
+	}
+	all.add("moved here, in doubt", fromPeer, endsInDoubt, expr.Drop())
+	all.add("", inDoubt, notMarked, expr.Accept()) // of no VIP
+	if ring {
+		// Not left to what delivers here: with policy Local and no endpoint that would be silence.
+		all.add("ring ends", isTCP(expr.CmpOpEq), h.isFor(setRing), h.isTTL(expr.CmpOpEq, spent),
+			expr.Refuse(unix.NFT_REJECT_TCP_RST, 0))
+	}
+	// Also where this node has no ring: another one may have.
+	all.add("", h.isTTL(expr.CmpOpEq, spent), expr.Accept())
+	all.add("", h.isTTL(expr.CmpOpEq, floor), expr.Accept())
+	for _, node := range nodes {
+		all.add("", h.flow(), expr.In(name(prefixFlows, node)), expr.Goto(name(prefixTo, node)))
+	}
+	// A packet that another node has moved here, of a connection that this node does not know, is not
+	// moved on, lest it go round in circles. On a ring it goes on until its TTL is spent.
+	if ring {
+		all.add("moved here", fromPeer, expr.List{network(expr.Reg, h.dest, h.size)}, expr.NotIn(setRing), expr.Accept())
+	} else {
+		all.add("moved here", fromPeer, expr.Accept())
+	}
+	for _, node := range nodes {
+		if len(t.targets[node]) > 0 {
+			all.add("", h.isFor(name(prefixVIPs, node)), expr.Goto(name(prefixTo, node)))
+		}
 	}
 	return all
 }
 
-func verdict(kind expr.VerdictKind, chain string) exprs {
-	return exprs{&expr.Verdict{Kind: kind, Chain: chain}}
+// enterRing adds the rules that put a stray packet on a ring, or mark it as in doubt there.
+func (h header) enterRing(all *rules, t table, inDoubt, notMarked expr.List) {
+	all.add("ring begins", h.isFor(setRing), h.span(expr.CmpOpNeq, spent, spent+maxHops), notMarked,
+		h.setTTL(byte(spent+t.hops)))
+	all.add("ring ends, in doubt", inDoubt, h.isFor(setRing), h.isTTL(expr.CmpOpEq, spent), expr.Drop())
+	all.add("ring, in doubt from here", inDoubt, h.isFor(setRing), h.span(expr.CmpOpEq, spent, spent+maxHops),
+		h.editTTL(255, doubt))
 }
 
-func load(register uint32, base expr.PayloadBase, offset, length uint32) expr.Any {
-	return &expr.Payload{DestRegister: register, Base: base, Offset: offset, Len: length}
+type rules []nft.Rule
+
+func (r *rules) add(comment string, parts ...expr.List) {
+	*r = append(*r, nft.Rule{Comment: comment, Exprs: expr.Join(parts...)})
 }
 
-func compare(op expr.CmpOp, data ...byte) expr.Any {
-	return &expr.Cmp{Op: op, Register: unix.NFT_REG_1, Data: data}
-}
-
-// span matches what is in (CmpOpEq) or outside of (CmpOpNeq) from to to.
-func span(op expr.CmpOp, from, to byte) expr.Any {
-	return &expr.Range{Op: op, Register: unix.NFT_REG_1, FromData: []byte{from}, ToData: []byte{to}}
-}
-
-func mask(mask ...byte) expr.Any {
-	return &expr.Bitwise{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: uint32(len(mask)), Mask: mask,
-		Xor: make([]byte, len(mask))}
-}
-
-func isTCP(op expr.CmpOp) exprs {
-	return exprs{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: unix.NFT_REG_1}, compare(op, unix.IPPROTO_TCP)}
-}
-
-// flags matches TCP packets with some (CmpOpNeq) or none (CmpOpEq) of the flags.
-func flags(op expr.CmpOp, bits byte) exprs {
-	return join(isTCP(expr.CmpOpEq), exprs{load(unix.NFT_REG_1, expr.PayloadBaseTransportHeader, 13, 1), mask(bits),
-		compare(op, 0)})
-}
-
-// state matches packets in some (CmpOpNeq) or none (CmpOpEq) of the states of conntrack.
-func state(op expr.CmpOp, bits uint32) exprs {
-	return exprs{&expr.Ct{Key: expr.CtKeySTATE, Register: unix.NFT_REG_1},
-		mask(binaryutil.NativeEndian.PutUint32(bits)...), compare(op, 0, 0, 0, 0)}
-}
-
-// flow loads what tells a connection from others.
-func (h header) flow() exprs {
-	return join(isTCP(expr.CmpOpEq), exprs{
-		load(h.registers[0], expr.PayloadBaseNetworkHeader, h.source, h.size),
-		load(h.registers[1], expr.PayloadBaseTransportHeader, 0, 2),
-		load(h.registers[2], expr.PayloadBaseNetworkHeader, h.dest, h.size),
-		load(h.registers[3], expr.PayloadBaseTransportHeader, 2, 2),
-	})
-}
-
-func in(set string) exprs { return exprs{&expr.Lookup{SourceRegister: unix.NFT_REG_1, SetName: set}} }
-
-func notIn(set string) exprs {
-	return exprs{&expr.Lookup{SourceRegister: unix.NFT_REG_1, SetName: set, Invert: true}}
-}
-
-// dst loads where a packet is for, and ttl its TTL.
-func (h header) dst() exprs {
-	return exprs{load(unix.NFT_REG_1, expr.PayloadBaseNetworkHeader, h.dest, h.size)}
-}
-
-func (h header) ttl() expr.Any { return load(unix.NFT_REG_1, expr.PayloadBaseNetworkHeader, h.hops, 1) }
-
-// setTTL is what nft makes of "ip ttl set" and "ip6 hoplimit set".
-func (h header) setTTL(ttl byte) exprs { return h.editTTL(0, ttl) }
-
-// editTTL keeps the bits of the TTL that are in keep, and then changes those in flip.
-func (h header) editTTL(keep, flip byte) exprs {
-	if h.family == nftables.TableFamilyIPv6 {
-		edit := []expr.Any{
-			h.ttl(),
-			&expr.Bitwise{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: 1, Mask: []byte{keep},
-				Xor: []byte{flip}},
-		}
-		if keep == 0 {
-			edit = []expr.Any{&expr.Immediate{Register: unix.NFT_REG_1, Data: []byte{flip}}}
-		}
-		return append(edit, &expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: unix.NFT_REG_1,
-			Base: expr.PayloadBaseNetworkHeader, Offset: h.hops, Len: 1})
-	}
-	const checksum = 10 // in the header
-	return exprs{
-		load(unix.NFT_REG_1, expr.PayloadBaseNetworkHeader, h.hops, 2),
-		&expr.Bitwise{SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: 2, Mask: []byte{keep, 255},
-			Xor: []byte{flip, 0}},
-		&expr.Payload{
-			OperationType: expr.PayloadWrite, SourceRegister: unix.NFT_REG_1, Base: expr.PayloadBaseNetworkHeader,
-			Offset: h.hops, Len: 2,
-			CsumType: expr.CsumTypeInet, CsumOffset: checksum,
-		},
-	}
-}
-
-// hopsOf reads back from the rules how many hands a packet may pass through; 0 if no rule says so.
-func hopsOf(rules []*nftables.Rule) int {
-	for _, r := range rules {
-		for i, e := range r.Exprs {
-			write, ok := e.(*expr.Payload)
-			if !ok || write.OperationType != expr.PayloadWrite || i == 0 {
-				continue
-			}
-			var value []byte
-			switch before := r.Exprs[i-1].(type) {
-			case *expr.Bitwise:
-				value = before.Xor
-			case *expr.Immediate:
-				value = before.Data
-			}
-			if len(value) > 0 {
-				return int(value[0]) - spent
-			}
-		}
-	}
-	return 0
-}
-
-// Bits of a TCP header and of conntrack's states (linux/netfilter/nf_conntrack_common.h).
-const (
-	fin, syn, rst  = 1, 2, 4
-	invalid, fresh = 1, 8
-)
-
-// strayRules tells strays apart. All but the first packets of connections, which have a SYN, and
-// strays are through after one rule.
-func (h header) strayRules(nodes []netip.Addr, t table) []exprs {
-	accept, drop := verdict(expr.VerdictAccept, ""), verdict(expr.VerdictDrop, "")
-	// Conntrack finds the end of an unknown connection invalid, and what is out of the window of a
-	// known one.
-	doubtful := join(state(expr.CmpOpNeq, invalid), flags(expr.CmpOpEq, fin|rst))
-	isSpent := exprs{h.ttl(), compare(expr.CmpOpEq, spent)}
-	isSpentInDoubt := exprs{h.ttl(), compare(expr.CmpOpEq, spent^doubt)}
-	notInDoubt := exprs{h.ttl(), span(expr.CmpOpNeq, spent^doubt, spent^doubt+maxHops)}
-	fromPeer := join(exprs{
-		&expr.Meta{Key: expr.MetaKeyIIFTYPE, Register: unix.NFT_REG_1},
-		compare(expr.CmpOpEq, binaryutil.NativeEndian.PutUint16(unix.ARPHRD_ETHER)...),
-		load(unix.NFT_REG_1, expr.PayloadBaseLLHeader, 6, 6),
-	}, in(setPeers))
-	rules := []exprs{
-		join(state(expr.CmpOpEq, invalid|fresh), accept),
-		join(isTCP(expr.CmpOpNeq), accept),
-		join(flags(expr.CmpOpNeq, syn), accept),
-		{h.ttl(), compare(expr.CmpOpLt, 2), accept[0]},
-		join(h.dst(), in(setRing), exprs{h.ttl(), span(expr.CmpOpNeq, spent, spent+maxHops)}, notInDoubt,
-			h.setTTL(byte(spent+t.hops))),
-		join(doubtful, h.dst(), in(setRing), isSpent, drop),
-		join(doubtful, h.dst(), in(setRing), exprs{h.ttl(), span(expr.CmpOpEq, spent, spent+maxHops)}, h.editTTL(255, doubt)),
-	}
-	for _, node := range nodes { // a former owner is the only one to ask
-		rules = append(rules, join(doubtful, h.dst(), in(name(prefixVIPs, node)), notInDoubt, h.setTTL(spent^doubt+1)))
-	}
-	rules = append(rules,
-		join(h.dst(), in(setRing), isSpentInDoubt, drop),
-		join(fromPeer, isSpentInDoubt, drop),
-		join(doubtful, notInDoubt, accept), // of no VIP
-		// Not left to what delivers here: with policy Local and no endpoint that would be silence.
-		join(isTCP(expr.CmpOpEq), h.dst(), in(setRing), isSpent, exprs{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}),
-		join(isSpent, accept),
-	)
-	for _, node := range nodes {
-		rules = append(rules, join(h.flow(), in(name(prefixFlows, node)), verdict(expr.VerdictGoto, name(prefixTo, node))))
-	}
-	// What another node has handed over and nobody knows is not handed on, lest it go round in
-	// circles. Round a ring it goes until it is spent.
-	rules = append(rules, join(fromPeer, h.dst(), notIn(setRing), accept))
-	for _, node := range nodes {
-		if len(t.targets[node]) > 0 {
-			rules = append(rules, join(h.dst(), in(name(prefixVIPs, node)), verdict(expr.VerdictGoto, name(prefixTo, node))))
-		}
-	}
-	return rules
-}
-
-// toRules hand a packet over as it is: a copy goes out to the node, and this one ends here, so that
-// conntrack forgets it.
-func (h header) toRules(node netip.Addr) []exprs {
-	return []exprs{
-		join(
-			h.flow(),
-			exprs{&expr.Dynset{SrcRegKey: unix.NFT_REG_1, SetName: name(prefixFlows, node),
-				Operation: unix.NFT_DYNSET_OP_UPDATE}}),
-		{&expr.Counter{}, &expr.Immediate{Register: unix.NFT_REG_1, Data: node.AsSlice()},
-			&expr.Dup{RegAddr: unix.NFT_REG_1}},
-		verdict(expr.VerdictDrop, ""),
-	}
+// toRules return the rules that move a packet as it is: a copy goes out to the node, and this one
+// ends here, so that conntrack forgets it.
+func (h header) toRules(node netip.Addr) []nft.Rule {
+	var all rules
+	all.add("", h.flow(), expr.List{&expr.Dynset{SrcRegKey: expr.Reg, SetName: name(prefixFlows, node),
+		Operation: unix.NFT_DYNSET_OP_UPDATE}})
+	all.add("", expr.List{&expr.Counter{}, &expr.Immediate{Register: expr.Reg, Data: node.AsSlice()},
+		&expr.Dup{RegAddr: expr.Reg}})
+	all.add("", expr.Drop())
+	return all
 }

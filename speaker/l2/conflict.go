@@ -31,9 +31,9 @@ const (
 	defendInterval = 10 * time.Second
 	// noticeEvery bounds how often a holder that sends all the time wakes the actor.
 	noticeEvery = time.Second
-	// strangersKept bounds how many holders of one VIP are remembered: whoever makes up addresses must
-	// not fill the memory.
-	strangersKept = 8
+	// hostsKept bounds how many conflicting hosts of one VIP are remembered: a device that makes up
+	// MAC addresses must not fill the memory.
+	hostsKept = 8
 )
 
 // work is what is to be done on one port.
@@ -178,7 +178,7 @@ func (s sightings) note(at place, vip netip.Addr, mac string, now time.Time) boo
 	}
 	holders := s[at][vip]
 	last, known := holders[mac]
-	if known && now.Before(last.Add(noticeEvery)) || !known && len(holders) >= strangersKept {
+	if known && now.Before(last.Add(noticeEvery)) || !known && len(holders) >= hostsKept {
 		return false
 	}
 	holders[mac] = now
@@ -214,8 +214,8 @@ func (s sightings) copy() sightings {
 	return c
 }
 
-// strangers lists the sightings by VIP.
-func (s sightings) strangers() map[netip.Addr][]plan.ConflictingHost {
+// conflicts lists the sightings by VIP.
+func (s sightings) conflicts() map[netip.Addr][]plan.ConflictingHost {
 	found := map[netip.Addr][]plan.ConflictingHost{}
 	for at, vips := range s {
 		for vip, holders := range vips {

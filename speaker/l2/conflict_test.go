@@ -167,7 +167,7 @@ func (c *socket) probes() (n int) {
 	}
 }
 
-func strangers(macs ...string) map[netip.Addr][]plan.ConflictingHost {
+func conflicts(macs ...string) map[netip.Addr][]plan.ConflictingHost {
 	var list []plan.ConflictingHost
 	for _, mac := range macs {
 		list = append(list, plan.ConflictingHost{Interface: "eth0", MAC: mac})
@@ -178,9 +178,9 @@ func strangers(macs ...string) map[netip.Addr][]plan.ConflictingHost {
 	return map[netip.Addr][]plan.ConflictingHost{vip: list}
 }
 
-func wantStrangers(t *testing.T, what string, a *Actor, want map[netip.Addr][]plan.ConflictingHost) {
+func wantConflicts(t *testing.T, what string, a *Actor, want map[netip.Addr][]plan.ConflictingHost) {
 	t.Helper()
-	if d := cmp.Diff(want, a.Outcome().Strangers, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.Addr{})); d != "" {
+	if d := cmp.Diff(want, a.Outcome().Conflicts, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.Addr{})); d != "" {
 		t.Errorf("%s: %s", what, d)
 	}
 }
@@ -221,28 +221,28 @@ func TestProbing(t *testing.T) {
 		use := ask(func(q *question) { q.op, q.sender, q.to = arp.OperationReply, vip, own })
 		s.open["eth0"].in <- use
 		synctest.Wait()
-		wantStrangers(t, "at once", a, strangers(theirs.String()))
+		wantConflicts(t, "at once", a, conflicts(theirs.String()))
 		time.Sleep(probeAgain + time.Second)
 		if n := s.open["eth0"].probes(); n != probeCount {
 			t.Errorf("%d probes in the second row", n)
 		}
 		s.open["eth0"].in <- use
 		time.Sleep(sightingLasts - time.Second)
-		wantStrangers(t, "after its second answer", a, strangers(theirs.String()))
+		wantConflicts(t, "after its second answer", a, conflicts(theirs.String()))
 		time.Sleep(2 * time.Second)
-		wantStrangers(t, "long after that", a, nil)
+		wantConflicts(t, "long after that", a, nil)
 
 		// One that is ours after all is none.
 		s.open["eth0"].in <- use
 		synctest.Wait()
-		wantStrangers(t, "once more", a, strangers(theirs.String()))
+		wantConflicts(t, "once more", a, conflicts(theirs.String()))
 		probing.Ours = map[string]bool{theirs.String(): true}
 		a.Set(probing)
 		synctest.Wait()
-		wantStrangers(t, "of ours", a, nil)
+		wantConflicts(t, "of ours", a, nil)
 		s.open["eth0"].in <- use
 		synctest.Wait()
-		wantStrangers(t, "of ours, again", a, nil)
+		wantConflicts(t, "of ours, again", a, nil)
 	})
 }
 
@@ -262,7 +262,7 @@ func TestDefence(t *testing.T) {
 		}
 		key := "eth0 " + vip.String() + " " + own.String()
 		wantAnnounced(t, s, map[string]int{key: 2}) // both forms of one announcement
-		wantStrangers(t, "while it sends", a, strangers(theirs.String()))
+		wantConflicts(t, "while it sends", a, conflicts(theirs.String()))
 		for range 10 {
 			s.open["eth0"].in <- use
 			time.Sleep(time.Second)
@@ -270,7 +270,7 @@ func TestDefence(t *testing.T) {
 		wantAnnounced(t, s, map[string]int{key: 2})
 		time.Sleep(sightingLasts)
 		wantAnnounced(t, s, map[string]int{key: 2}) // against what came in the interval
-		wantStrangers(t, "when it is silent", a, nil)
+		wantConflicts(t, "when it is silent", a, nil)
 
 		d.Ours = map[string]bool{theirs.String(): true}
 		a.Set(d)
@@ -281,13 +281,13 @@ func TestDefence(t *testing.T) {
 }
 
 // Whoever makes up MAC addresses does not fill the memory.
-func TestStrangersAreBounded(t *testing.T) {
+func TestConflictingHostsAreBounded(t *testing.T) {
 	s := sightings{}
 	at := place{"eth0", lb.IPv4}
 	for i := range 100 {
 		s.note(at, vip, net.HardwareAddr{2, 0, 0, 0, 1, byte(i)}.String(), time.Unix(0, 0))
 	}
-	if n := len(s.strangers()[vip]); n != strangersKept {
+	if n := len(s.conflicts()[vip]); n != hostsKept {
 		t.Errorf("%d are kept", n)
 	}
 }
@@ -319,9 +319,9 @@ func TestForeignHolder(t *testing.T) {
 	n.probe(vip, vip6, free, free6)
 	eventually(t, "all are probed", func() bool { return len(n.actor.Outcome().Probed) == 4 })
 	want := []plan.ConflictingHost{{Interface: "eth0", MAC: mac}}
-	got := n.actor.Outcome().Strangers
+	got := n.actor.Outcome().Conflicts
 	if !slices.Equal(got[vip], want) || !slices.Equal(got[vip6], want) || len(got) != 2 {
-		t.Errorf("strangers %v, want %v at %s and %s", got, want, vip, vip6)
+		t.Errorf("conflicting hosts %v, want %v at %s and %s", got, want, vip, vip6)
 	}
 
 	// What is answered for is taken by somebody who does not ask.
@@ -332,7 +332,7 @@ func TestForeignHolder(t *testing.T) {
 	send(t, l.client, free, netip.MustParseAddr("172.26.236.77"))
 	send(t, l.client, free6, netip.MustParseAddr("2001:db8::77"))
 	eventually(t, "the node sees it", func() bool {
-		got := n.actor.Outcome().Strangers
+		got := n.actor.Outcome().Conflicts
 		return slices.Equal(got[free], want) && slices.Equal(got[free6], want)
 	})
 }

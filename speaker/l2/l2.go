@@ -41,7 +41,8 @@ type Desired struct {
 	// Probes names the interfaces on which it is to be found out whether a VIP that is not answered
 	// for has another holder.
 	Probes map[netip.Addr][]string
-	// Ours are the MAC addresses of all nodes that run a speaker; who uses another one is a stranger.
+	// Ours are the MAC addresses of all nodes that run a speaker. A device with another one is a
+	// conflicting host.
 	Ours map[string]bool
 }
 
@@ -85,14 +86,14 @@ type Outcome struct {
 	// Probed are those of the VIPs to be probed whose probing has come to an end once on each of their
 	// interfaces.
 	Probed map[netip.Addr]bool
-	// Strangers are the devices that use a VIP which is answered for or probed, as they were seen
+	// Conflicts are the devices that use a VIP which is answered for or probed, as they were seen
 	// lately; sorted.
-	Strangers map[netip.Addr][]plan.ConflictingHost
+	Conflicts map[netip.Addr][]plan.ConflictingHost
 }
 
 func (o Outcome) equal(other Outcome) bool {
 	return maps.EqualFunc(o.Answering, other.Answering, slices.Equal) && maps.Equal(o.Problems, other.Problems) &&
-		maps.Equal(o.Probed, other.Probed) && maps.EqualFunc(o.Strangers, other.Strangers, slices.Equal)
+		maps.Equal(o.Probed, other.Probed) && maps.EqualFunc(o.Conflicts, other.Conflicts, slices.Equal)
 }
 
 // Actor keeps responders and announcements as desired.
@@ -138,7 +139,7 @@ type announcement struct {
 	since time.Time // of the takeover
 	sent  int       // how many are out, of the burst and after it
 	last  time.Time // when the last one went out
-	// defended is when it was last announced against a stranger.
+	// defended is when it was last announced against a conflicting host.
 	defended time.Time
 }
 
@@ -367,7 +368,7 @@ func (a *Actor) publish() {
 		}
 	}
 	a.mu.Lock()
-	outcome.Probed, outcome.Strangers = a.probed(a.desired.Probes), a.seen.strangers()
+	outcome.Probed, outcome.Conflicts = a.probed(a.desired.Probes), a.seen.conflicts()
 	same := a.outcome.equal(outcome)
 	a.outcome = outcome
 	a.mu.Unlock()

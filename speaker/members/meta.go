@@ -13,7 +13,7 @@ import (
 
 // meta is what a node says of itself: when its process began, which tells it from the one before on
 // the node, so that what that one said is not taken for this one's words; and the MAC addresses
-// under which it may answer, which tell it from strangers.
+// under which it may answer, which tell it from conflicting hosts.
 type meta struct {
 	born uint64 // nanoseconds since 1970; 0 unknown
 	macs []string

@@ -76,7 +76,7 @@ type scene struct {
 	what     string
 	after    time.Duration
 	claims   string // of the others; "gone" when no Service holds the VIP
-	seen     string // by the actor: answers, probed, stranger
+	seen     string // by the actor: answers, probed, conflicting
 	stopping bool
 	want     string // owner, and what the actor is to do
 	again    time.Duration
@@ -92,7 +92,7 @@ func TestStory(t *testing.T) {
 			{what: "new", claims: "", want: "1 probes", again: FreshFor},
 			{what: "the others claim too", claims: "2 3", want: "1 probes", again: FreshFor, same: true},
 			{what: "nobody has it", claims: "2 3", seen: "probed", want: "1 answers", again: FreshFor},
-			{what: "it takes a while", claims: "2 3", seen: "stranger", want: "1 answers", again: FreshFor, same: true},
+			{what: "it takes a while", claims: "2 3", seen: "conflicting", want: "1 answers", again: FreshFor, same: true},
 			{what: "it answers", claims: "2 3", seen: "probed answers", want: "1 answers", same: true},
 			{what: "another answers too", claims: "2:answers 3", seen: "answers", want: "1 answers 1"},
 			{what: "and does so no more", claims: "2 3", seen: "answers", want: "1 answers 2"},
@@ -106,8 +106,8 @@ func TestStory(t *testing.T) {
 			{what: "new", claims: "", want: "1", again: FreshFor, same: true},
 			{what: "half of the time", after: FreshFor / 2, claims: "3", want: "1", again: FreshFor / 2, same: true},
 			{what: "nobody came", after: FreshFor / 2, claims: "3", want: "2 probes"},
-			{what: "somebody has it", claims: "3", seen: "stranger", want: "3 probes", same: true},
-			{what: "so do the others say", claims: "3:conflict", seen: "stranger", want: " probes", same: true},
+			{what: "somebody has it", claims: "3", seen: "conflicting", want: "3 probes", same: true},
+			{what: "so do the others say", claims: "3:conflict", seen: "conflicting", want: " probes", same: true},
 			{what: "he has left", claims: "3:conflict", seen: "probed", want: "2 answers"},
 			{what: "gone", claims: "gone", want: ""},
 			{what: "anew", after: time.Hour, claims: "", want: "1", again: FreshFor, same: true},
@@ -115,7 +115,8 @@ func TestStory(t *testing.T) {
 		"what was served is taken over without a question": {"2", []scene{
 			{what: "the first answers", claims: "1:answers 3", want: "1", same: true},
 			{what: "and is lost", claims: "3", want: "2 answers"},
-			{what: "it answers, and somebody else does", claims: "3", seen: "answers stranger", want: "2 answers", same: true},
+			{what: "it answers, and somebody else does", claims: "3", seen: "answers conflicting", want: "2 answers",
+				same: true},
 			{what: "the first is back", after: time.Minute, claims: "1 3", seen: "answers", want: "2 answers", same: true},
 		}},
 		"a speaker that was restarted goes on": {"2", []scene{
@@ -153,9 +154,8 @@ func play(t *testing.T, name, self string, story []scene) {
 				e.Seen.Answering = map[netip.Addr][]string{vip1: eth0}
 			case "probed":
 				e.Seen.Probed = map[netip.Addr]bool{vip1: true}
-			case "stranger":
-				e.Seen.ConflictingHosts = map[netip.Addr][]plan.ConflictingHost{
-					vip1: {{Interface: "eth0", MAC: "02:00:00:00:00:99"}}}
+			case "conflicting":
+				e.Seen.Conflicts = map[netip.Addr][]plan.ConflictingHost{vip1: {{Interface: "eth0", MAC: "02:00:00:00:00:99"}}}
 			}
 		}
 		if c.claims == "gone" {

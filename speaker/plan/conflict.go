@@ -15,7 +15,7 @@ import (
 
 // conflict tells why this node does not claim a VIP that it could deliver: somebody else has it.
 func conflict(f Facts, in Input) *lb.Refusal {
-	if in.Served || len(in.ConflictingHosts) == 0 {
+	if in.Served || len(in.Conflicts) == 0 {
 		return nil
 	}
 	policy, advice := onConflict(f, in.Holders)
@@ -23,7 +23,7 @@ func conflict(f Facts, in Input) *lb.Refusal {
 		return nil
 	}
 	return lb.Refuse(lb.ReasonAddressConflict, "%s is in use by %s, which is no node that runs a speaker%s", in.VIP,
-		named(in.ConflictingHosts), advice)
+		named(in.Conflicts), advice)
 }
 
 // onConflict is what the Services on the VIP ask for, of which one that insists is enough, or else

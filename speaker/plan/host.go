@@ -2,8 +2,8 @@ package plan
 
 import "fmt"
 
-// OnConflict says what becomes of a VIP that somebody else uses before Landfall has ever announced
-// it.
+// OnConflict says what to do with a VIP that a conflicting host uses before Landfall has ever
+// announced it.
 type OnConflict string
 
 // The choices.
@@ -23,7 +23,7 @@ func ParseOnConflict(s string) (OnConflict, error) {
 	return RefuseOnConflict, fmt.Errorf("%q is neither refuse nor announce", s)
 }
 
-// ConflictingHost is a device that uses a VIP and is no node that runs a speaker.
+// ConflictingHost is a device that uses a VIP although it is not a node with a speaker.
 type ConflictingHost struct {
 	Interface string `json:"interface"` // the node's, on which it was seen
 	MAC       string `json:"mac"`

@@ -124,7 +124,7 @@ func matchesAny(patterns []string, name string) bool {
 }
 
 // MACs returns the link-layer addresses under which this node may answer, by which the others tell
-// it from strangers; sorted.
+// it from conflicting hosts; sorted.
 func MACs(f Facts) []string {
 	named := map[string]bool{}
 	for _, ad := range f.Advertisements {

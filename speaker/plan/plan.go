@@ -68,8 +68,8 @@ type Input struct {
 	Served bool
 	// Probed is set once this node has asked on its interfaces whether somebody else uses the VIP.
 	Probed bool
-	// ConflictingHosts are those who use it, as seen lately.
-	ConflictingHosts []ConflictingHost
+	// Conflicts are the conflicting hosts that were seen lately.
+	Conflicts []ConflictingHost
 }
 
 // Holder is a Service that holds the VIP, with what the gate says of it.
@@ -97,8 +97,8 @@ type Decision struct {
 	Answer []string
 	// Probe are the interfaces on which this node asks whether somebody else uses the VIP.
 	Probe []string
-	// ConflictingHosts are those who do.
-	ConflictingHosts []ConflictingHost
+	// Conflicts are the conflicting hosts that were seen lately.
+	Conflicts []ConflictingHost
 	// Handover is set while this node answers only until the owner does.
 	Handover bool
 	// Weight is how much this node is preferred for the VIP.
@@ -137,7 +137,7 @@ func (d Decision) Claim(answering bool) Claim {
 
 // Decide plans one VIP.
 func Decide(f Facts, in Input) Decision {
-	d := Decision{VIP: in.VIP, Routed: in.Routed, ConflictingHosts: in.ConflictingHosts, Parted: f.Parted}
+	d := Decision{VIP: in.VIP, Routed: in.Routed, Conflicts: in.Conflicts, Parted: f.Parted}
 	for _, h := range in.Holders {
 		d.Services = append(d.Services, h.Service)
 	}

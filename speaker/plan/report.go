@@ -49,8 +49,8 @@ func nodeStatuses(f Facts, in Input, d Decision) []NodeStatus {
 				"the node's speaker stopped a moment ago and is expected back; the node still forwards"
 		case node == d.Owner && claim.Answering:
 			w.Reason, w.Message = lb.ReasonAnnounced, Describe(lb.ReasonAnnounced)
-			if node == f.Self && len(d.ConflictingHosts) > 0 {
-				w.Message += ", which " + named(d.ConflictingHosts) + " uses too"
+			if node == f.Self && len(d.Conflicts) > 0 {
+				w.Message += ", which " + named(d.Conflicts) + " uses too"
 			}
 		case node == d.Owner && len(d.Probe) > 0:
 			w.Reason, w.Message = lb.ReasonProbing, Describe(lb.ReasonProbing)
@@ -276,10 +276,10 @@ func (d Decision) ownerAnswers(self string, w NodeStatus, a *lb.Announcement) st
 		a.Interfaces = d.Answer
 		sentence += fmt.Sprintf(" (%s on %s)", a.Protocol, strings.Join(d.Answer, ", "))
 	}
-	if len(d.ConflictingHosts) > 0 {
+	if len(d.Conflicts) > 0 {
 		a.Reason = lb.ReasonContested
 		sentence += fmt.Sprintf("; %s is in use by %s, too, which is not one of the speakers' nodes", d.VIP,
-			named(d.ConflictingHosts))
+			named(d.Conflicts))
 	}
 	return sentence
 }

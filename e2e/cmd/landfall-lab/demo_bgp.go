@@ -385,7 +385,7 @@ func (d *story) upgrade(ctx context.Context) error {
 
 // routeDies cuts a node off and measures what a client sees.
 func (d *story) routeDies(ctx context.Context) error {
-	d.line("%s is cut off, without a word to anybody.", drained)
+	d.line("%s loses its network at once.", drained)
 	d.line("")
 	probe := d.lab.StartProbe(ctx, d.client, "tcp", d.target(), probeEvery)
 	defer probe.Stop()

@@ -125,7 +125,7 @@ func (d *story) localOwner(ctx context.Context) error {
 // nodeDies cuts the owner off and measures what a client sees.
 func (d *story) nodeDies(ctx context.Context) error {
 	old := d.owner
-	d.line("A client opens a new connection every %d ms. Then %s is cut off, without a word to anybody.",
+	d.line("A client opens a new connection every %d ms. Then %s loses its network at once.",
 		probeEvery.Milliseconds(), old)
 	d.line("")
 	probe := d.lab.StartProbe(ctx, d.client, "tcp", d.target(), probeEvery)

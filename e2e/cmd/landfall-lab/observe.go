@@ -139,7 +139,7 @@ func (d *story) answersARP(ctx context.Context) (mac, node string, err error) {
 	fields := strings.Fields(out)
 	at := slices.Index(fields, "lladdr")
 	if at < 0 || at+1 == len(fields) {
-		return "", "", fmt.Errorf("nobody answers ARP for %s: %s", d.vip, out)
+		return "", "", fmt.Errorf("no node answers ARP for %s: %s", d.vip, out)
 	}
 	mac = fields[at+1]
 	for _, n := range d.lab.Cluster().Nodes {
