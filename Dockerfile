@@ -1,4 +1,4 @@
-# One image holds all programs; the chart says which one a container runs.
+# One image holds all programs; the chart names the program of each container.
 FROM golang:1.26-bookworm AS build
 ARG VERSION=devel
 WORKDIR /src
@@ -7,11 +7,11 @@ RUN go mod download
 COPY . .
 RUN make build VERSION="${VERSION}"
 
-# The proxy drives the host's netfilter through the tools of this image, in both dialects.
+# The proxy runs the tools of iptables in iptables mode; nft and conntrack are for people who look around.
 FROM debian:bookworm-slim
 RUN apt-get update \
  && apt-get install -y --no-install-recommends iptables nftables conntrack \
  && rm -rf /var/lib/apt/lists/*
 COPY --from=build /src/bin/ /usr/local/bin/
-# Programs are named by the chart; run bare, the image says what it is.
+# The chart names the program of each container. Without one, the image prints the help of landfallctl.
 CMD ["landfallctl", "--help"]

@@ -17,7 +17,8 @@ func (p *proxy) advise(r *record, svc lb.Service) {
 	if advice == "" {
 		return
 	}
-	p.log.Warn("a Service asks for what is not followed", "service", svc.Key, "reason", lb.ReasonSchedulerIgnored,
+	p.log.Warn("this proxy does not follow a setting of a Service", "service", svc.Key, "reason",
+		lb.ReasonSchedulerIgnored,
 		"message", advice)
 	p.to.warn(svc, lb.ReasonSchedulerIgnored, p.self+": "+advice)
 }

@@ -117,7 +117,7 @@ func (l *lingers) serves(protocol lb.Protocol, addr netip.Addr, port uint16) boo
 	return l.served[frontend{protocol, netip.AddrPortFrom(addr, port)}] > 0
 }
 
-// waits tells whether something still lingers until a deadline.
+// waits reports whether something still lingers until a deadline.
 func (l *lingers) waits(d deadline) bool {
 	for _, one := range l.services[d.key] {
 		if one.until.Equal(d.at) {
@@ -127,7 +127,7 @@ func (l *lingers) waits(d deadline) bool {
 	return false
 }
 
-// keep reduces what lingers of a Service to what left returns, and tells whether that changed it.
+// keep reduces what lingers of a Service to what left returns, and reports whether that changed it.
 func (l *lingers) keep(key lb.Key, left func(lingering) []plan.Port) bool {
 	var kept []lingering
 	changed := false

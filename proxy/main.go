@@ -62,7 +62,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		if err := cleanup(ctx); err != nil {
 			return fmt.Errorf("clean up: %w", err)
 		}
-		rt.Log.Info("removed all rules of Landfall from this node")
+		rt.Log.Info("removed all of Landfall's rules from this node")
 		return nil
 	}
 	set, err := f.settings()
@@ -170,14 +170,13 @@ func (s *settings) prepareKernel(parameters kernelParameters, mode string) {
 	}
 	if s.loopbackNodePorts && !parameters.switchOn(routeLocalnet) {
 		s.loopbackNodePorts = false
-		parameters.log.Warn("node ports are not reached at 127.0.0.1")
+		parameters.log.Warn("node ports are not reachable at 127.0.0.1")
 	}
 	s.dropInvalid = !parameters.on(parameterLiberal)
 	if names := parameters.redirecting(); len(names) > 0 {
 		parameters.log.Warn(
-			"clients on the subnet of a Service's address get ICMP redirects, and may miss the first refusals of UDP; set "+
-				"send_redirects=0 "+
-				"below net.ipv4.conf, for all and for these interfaces", "interfaces", strings.Join(names, " "))
+			"clients on the subnet of a Service's address get ICMP redirects and may miss the first refusals of UDP; set "+
+				"net.ipv4.conf.*.send_redirects=0 for all and for these interfaces", "interfaces", strings.Join(names, " "))
 	}
 }
 

@@ -66,7 +66,7 @@ func open(ctx context.Context, mode string, log *slog.Logger) (kernel, error) {
 	if err != nil {
 		return k, fmt.Errorf("--mode=%s: %w", mode, err)
 	}
-	log.Info("the mode in which rules are written", "mode", k.mode, "why", why)
+	log.Info("chose the mode", "mode", k.mode, "why", why)
 	k.report(log)
 	return k, nil
 }
@@ -75,25 +75,25 @@ func open(ctx context.Context, mode string, log *slog.Logger) (kernel, error) {
 func choose(openNftables, openIptables func() (kernel, error)) (k kernel, why string, err error) {
 	k, err = openNftables()
 	if err == nil && len(k.families) == len(allFamilies) {
-		return k, "the kernel takes the rules of nftables for both families", nil
+		return k, "the kernel supports the nftables rules for both families", nil
 	}
 	short := cmp.Or(err, errors.Join(k.unusable[lb.IPv4], k.unusable[lb.IPv6]))
 	other, otherErr := openIptables()
 	switch {
 	case otherErr == nil && (err != nil || len(other.families) > len(k.families)):
 		k.close()
-		return other, fmt.Sprintf("nftables cannot be used: %v", short), nil
+		return other, fmt.Sprintf("nftables is not usable: %v", short), nil
 	case err != nil:
 		return k, "", errors.Join(fmt.Errorf("nftables: %w", err), fmt.Errorf("iptables: %w", otherErr))
 	case otherErr == nil:
 		other.close()
 	}
-	return k, "iptables serve no more families", nil
+	return k, "iptables serves no more families", nil
 }
 
 func (k kernel) report(log *slog.Logger) {
 	for family, err := range k.unusable {
-		log.Warn("a family is not served", "family", family, "error", err)
+		log.Warn("cannot serve an address family", "family", family, "error", err)
 	}
 }
 
@@ -102,7 +102,7 @@ func openIptables(ctx context.Context, log *slog.Logger) (kernel, error) {
 		verify: verifyLegacy}
 	watcher, err := iptables.NewWatcher()
 	if err != nil {
-		log.Info("changes that others make to rules are noticed only by looking", "reason", err)
+		log.Info("cannot watch for changes to the rules; reading them regularly instead", "reason", err)
 	}
 	for _, family := range allFamilies {
 		commands, err := iptables.Detect(ctx, family)
@@ -110,7 +110,7 @@ func openIptables(ctx context.Context, log *slog.Logger) (kernel, error) {
 			k.unusable[family] = fmt.Errorf("this node cannot serve %s: %w", family, err)
 			continue
 		}
-		log.Info("writing rules", "family", family, "with", commands)
+		log.Info("found iptables", "family", family, "with", commands)
 		if !commands.Legacy(ctx) {
 			k.batch = batchIptables
 			if watcher != nil {
@@ -177,8 +177,8 @@ func release() string {
 	return unix.ByteSliceToString(name.Release[:])
 }
 
-// older tells whether the release of Linux is before another, by the first two numbers. What cannot
-// be read is not older.
+// older reports whether the release of Linux is before another, by the first two numbers. What
+// cannot be read is not older.
 func older(release, than string) bool {
 	var major, minor, wantMajor, wantMinor int
 	if n, _ := fmt.Sscanf(release, "%d.%d", &major, &minor); n < 2 {
@@ -213,7 +213,7 @@ func (k kernel) leaveOther(ctx context.Context, log *slog.Logger) {
 		err = cleanupNftables()
 	}
 	if err != nil {
-		log.Warn("cannot remove what was written in another mode", "error", err)
+		log.Warn("cannot remove the rules of another mode", "error", err)
 	}
 }
 

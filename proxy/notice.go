@@ -37,7 +37,7 @@ func (p *proxy) hear(now time.Time) {
 	if len(changed) == 0 {
 		return
 	}
-	p.log.Info("the speaker says that nodes are dead", "nodes", n.Dead)
+	p.log.Info("the speaker reports dead nodes", "nodes", n.Dead)
 	p.dirtyMu.Lock()
 	defer p.dirtyMu.Unlock()
 	for key, all := range p.from.slices.All() {
@@ -62,7 +62,7 @@ func succeed(before, now map[netip.Addr][]netip.Addr) map[netip.Addr][]netip.Add
 	return former
 }
 
-// on tells whether there are endpoints on some of the nodes.
+// on reports whether there are endpoints on some of the nodes.
 func on(all []lb.Slice, nodes map[string]bool) bool {
 	return slices.ContainsFunc(all, func(s lb.Slice) bool {
 		return slices.ContainsFunc(s.Endpoints, func(ep lb.Endpoint) bool { return nodes[ep.Node] })

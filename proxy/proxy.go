@@ -159,7 +159,7 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 	if waiting != p.waiting {
 		p.waiting = waiting
 		if waiting != "" {
-			p.log.Info("no rule is written before all is known", "waiting for", waiting)
+			p.log.Info("waiting before writing rules", "for", waiting)
 		}
 	}
 	if waiting != "" {
@@ -186,7 +186,7 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 // those without an outcome are not in the kernel.
 func (p *proxy) completed() {
 	p.complete = true
-	p.log.Info("the kernel holds the rules of all Services", "services", len(p.records))
+	p.log.Info("wrote the rules of all Services for the first time", "services", len(p.records))
 	deliveries, applied := map[lb.Key][]lb.Delivery{}, map[lb.Key]plan.Service{}
 	for key, r := range p.records {
 		deliveries[key], applied[key] = r.deliveries, r.applied
@@ -363,7 +363,7 @@ func (p *proxy) warn(r *record) {
 	}
 	if said != "" && said != r.warned {
 		if svc, ok := p.from.services.Get(r.planned.Key); ok {
-			p.to.warn(svc, lb.ReasonNotProgrammed, p.self+": the kernel did not take the rules: "+said)
+			p.to.warn(svc, lb.ReasonNotProgrammed, p.self+": the kernel refused the rules: "+said)
 		}
 	}
 	r.warned = said

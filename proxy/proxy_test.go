@@ -455,7 +455,7 @@ func TestContract10FailuresAreSaid(t *testing.T) {
 		b.run()
 	}
 	b.expectDelivery("web", "192.0.2.1", "refused")
-	if want := []string{"web NotProgrammed here: the kernel did not take the rules: no lock"}; !slices.Equal(b.warnings,
+	if want := []string{"web NotProgrammed here: the kernel refused the rules: no lock"}; !slices.Equal(b.warnings,
 		want) {
 		t.Errorf("warnings %q, want %q", b.warnings, want)
 	}

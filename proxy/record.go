@@ -35,7 +35,7 @@ type record struct {
 
 func (r *record) pending() bool { return !r.since[0].IsZero() || !r.since[1].IsZero() }
 
-// state tells whether the newest rules are in the kernel.
+// state reports whether the newest rules are in the kernel.
 func (r *record) state() string {
 	switch {
 	case r.failure != nil:

@@ -44,12 +44,12 @@ const (
 func (k kernelParameters) set(name string, value int, wrong func(now int) bool) bool {
 	err := write(filepath.Join(k.folder, name), value, wrong)
 	if err != nil {
-		k.log.Info("a kernel parameter stays as it is", "parameter", "net/"+name, "wanted", value, "reason", err)
+		k.log.Info("cannot set a kernel parameter", "parameter", "net/"+name, "wanted", value, "reason", err)
 	}
 	return err == nil
 }
 
-// on tells whether a parameter is there and 1.
+// on reports whether a parameter is there and 1.
 func (k kernelParameters) on(name string) bool {
 	text, err := os.ReadFile(filepath.Join(k.folder, name))
 	return err == nil && strings.TrimSpace(string(text)) == "1"

@@ -14,7 +14,7 @@ import (
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
-var conflictingHost = plan.ConflictingHost{Interface: "eth0", MAC: "02:00:00:00:99:99"}
+var conflicting = plan.ConflictingHost{Interface: "eth0", MAC: "02:00:00:00:99:99"}
 
 // see has each node's interface see, or no longer see, a conflicting host at the VIP.
 func (r *rig) see(vip netip.Addr, hosts ...plan.ConflictingHost) {
@@ -62,7 +62,7 @@ func TestForeignHolderIsReportedAndKeepsItsAddress(t *testing.T) {
 		r.slow(true)
 		r.start(w177, w178, w179)
 		r.service(nginx, vip1)
-		r.see(vip1, conflictingHost)
+		r.see(vip1, conflicting)
 		r.wantAnswers("while somebody else has it", vip1)
 		reports := 0
 		for name, n := range r.nodes {
@@ -78,7 +78,7 @@ func TestForeignHolderIsReportedAndKeepsItsAddress(t *testing.T) {
 				!strings.Contains(c.Message, "172.26.236.180 is in use by 02:00:00:00:99:99 on eth0") {
 				t.Errorf("%s reports %+v", name, c)
 			}
-			if st := n.status().VIPs[0]; len(st.Conflicts) != 1 || !st.Probing {
+			if st := n.status().VIPs[0]; len(st.ConflictingHosts) != 1 || !st.Probing {
 				t.Errorf("status %+v", st)
 			}
 			want := `landfall_speaker_address_conflict{interface="eth0",mac="02:00:00:00:99:99",vip="172.26.236.180"} 1`
@@ -86,8 +86,8 @@ func TestForeignHolderIsReportedAndKeepsItsAddress(t *testing.T) {
 			registry.MustRegister(newCollector(n.speaker))
 			if err := testutil.GatherAndCompare(registry,
 				strings.NewReader(
-					"# HELP landfall_speaker_address_conflict 1 for each device that uses a VIP and is no node that runs a speaker, "+
-						"as this node sees it.\n# TYPE landfall_speaker_address_conflict gauge\n"+want+"\n"),
+					"# HELP landfall_speaker_address_conflict 1 for each conflicting host: a device outside the cluster that uses "+
+						"a VIP, as this node sees it.\n# TYPE landfall_speaker_address_conflict gauge\n"+want+"\n"),
 				"landfall_speaker_address_conflict"); err != nil {
 				t.Error(err)
 			}
@@ -105,10 +105,10 @@ func TestForeignHolderIsReportedAndKeepsItsAddress(t *testing.T) {
 		r.wantAnswers("when it has gone", vip1, owner)
 
 		// It comes back: now the address is defended, and that is reported.
-		r.see(vip1, conflictingHost)
+		r.see(vip1, conflicting)
 		r.wantAnswers("when it is back", vip1, owner)
 		if c, _ := r.nodes[owner].reported(nginx); !c.Status || c.Reason != lb.ReasonContested ||
-			!strings.Contains(c.Message, conflictingHost.MAC) {
+			!strings.Contains(c.Message, conflicting.MAC) {
 			t.Errorf("reports %+v", c)
 		}
 	})

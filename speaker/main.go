@@ -159,24 +159,11 @@ func (f *flags) check() (bind netip.Addr, key []byte, err error) {
 	return bind, key, nil
 }
 
-func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
-	bind, key, err := f.check()
-	if err != nil {
-		return err
-	}
-	if err := prefer(); err != nil {
-		rt.Log.Info("the speaker works at normal priority: on a busy node others may take it for gone", "error", err)
-	}
-	client, err := kube.Connect(kube.Options{Kubeconfig: rt.Kubeconfig, UserAgent: name, Log: rt.Log})
-	if err != nil {
-		return err
-	}
-	s := newSpeaker(rt.NodeName, f.options.class, rt.Log)
-	s.opts = f.options
-	services := kube.LabelledServices(client, s.changes.markService)
-	nodes := kube.Nodes(client, "", func(node string) { s.changes.markNode(node == s.self) })
+// watch has the speaker follow what it reads from the API server.
+func (f *flags) watch(client *kube.Client, s *speaker) {
 	s.from = sources{
-		services: services, nodes: nodes,
+		services:       kube.LabelledServices(client, s.changes.markService),
+		nodes:          kube.Nodes(client, "", func(node string) { s.changes.markNode(node == s.self) }),
 		pools:          kube.Pools(client, func(string) { s.changes.markAll() }),
 		advertisements: kube.L2Advertisements(client, func(string) { s.changes.markAll() }),
 	}
@@ -191,8 +178,25 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		s.from.daemonSet = kube.DaemonSet(client, f.namespace, f.daemonSet, func(string) { s.runner.Poke() })
 	}
 	client.OnSync(s.changes.markSynced)
+}
 
-	around := newSurroundings(client, rt, f.namespace, nodes)
+func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
+	bind, key, err := f.check()
+	if err != nil {
+		return err
+	}
+	if err := prefer(); err != nil {
+		rt.Log.Info("the speaker runs at normal priority; without CPU time it looks dead to the other speakers", "error", err)
+	}
+	client, err := kube.Connect(kube.Options{Kubeconfig: rt.Kubeconfig, UserAgent: name, Log: rt.Log})
+	if err != nil {
+		return err
+	}
+	s := newSpeaker(rt.NodeName, f.options.class, rt.Log)
+	s.opts = f.options
+	f.watch(client, s)
+
+	around := newSurroundings(client, rt, f.namespace, s.from.nodes)
 	var watcher *links.Watcher
 	watcher = links.New(links.Options{Namespace: netns.None(), Log: rt.Log, Changed: func() {
 		if interfaces, known := watcher.All(); known {
@@ -204,41 +208,22 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	alive := liveness.New(liveness.Options{Self: rt.NodeName, Hold: f.restartHold, Log: rt.Log,
 		Changed: s.changes.markAll})
 	talk := members.New(members.Options{
-		Self: rt.NodeName, Bind: bindAddress(bind, rt.NodeName, nodes), Port: int(f.bindPort), Key: key, Born: time.Now(),
+		Self: rt.NodeName, Bind: bindAddress(bind, rt.NodeName, s.from.nodes), Port: int(f.bindPort), Key: key, Born: time.Now(),
 		Liveness: alive, Log: rt.Log, Changed: s.changes.markVIPs,
 	})
 	s.from.members, s.from.liveness = talk, alive
 	responder := l2.New(l2.Options{Log: rt.Log, Repeat: f.announceEvery, Stats: newPackets(rt.Metrics),
 		Changed: s.runner.Poke})
 	events := client.Events(name, rt.NodeName)
-	reporter := report.New(report.Options{
-		Log: rt.Log, Service: services.Get, Write: client.Status(time.Now).Announced,
-		Event: func(s lb.Service, good bool, reason lb.Reason, message string) {
-			if good {
-				events.Normal(kube.ServiceReference(s), reason, message)
-			} else {
-				events.Warning(kube.ServiceReference(s), reason, message)
-			}
-		},
-	})
+	reporter := newReporter(client, s, events)
 	reporter.Begin(nil) // nothing is reported before the first update
 	sessions := bgp.New(bgp.Options{Log: rt.Log, Hostname: rt.NodeName, Listen: f.bgpListen, Changed: s.runner.Poke})
 	rt.Metrics.MustRegister(sessions)
 	watches := bfd.New(bfd.Options{Log: rt.Log, Changed: s.runner.Poke})
 	objects := report.NewObjects(rt.Log)
-	status := client.Status(time.Now)
 	s.to = sinks{
 		l2: responder, report: reporter, routes: routeSinks{bgp: sessions, bfd: watches}, objects: objects,
-		writers: writers{
-			peerNode: status.PeerNode, drop: status.DropPeerNodes, advertisement: status.BGPAdvertisement,
-			event: func(p lb.Peer, good bool, reason lb.Reason, message string) {
-				if good {
-					events.Normal(kube.PeerReference(p), reason, message)
-				} else {
-					events.Warning(kube.PeerReference(p), reason, message)
-				}
-			},
-		},
+		writers: newWriters(client, events),
 	}
 	seen := witness.New(witness.Options{Lease: client.Witnesses(f.namespace, leaseName), Log: rt.Log,
 		Changed: s.runner.Poke})
@@ -255,7 +240,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		actors = append(actors, fed.Run)
 	} else {
 		s.from.slices = kube.Slices(client, s.changes.markService)
-		rt.Log.Warn("claims rest on endpoints only: whether this node's rules deliver an address is not checked", "gate",
+		rt.Log.Warn("the speaker trusts endpoints alone and does not check that this node's rules deliver an address", "gate",
 			f.gate)
 	}
 	rt.Metrics.MustRegister(newCollector(s), newPathCollector(s))
@@ -265,6 +250,35 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	rt.Log.Info("starting", "version", ops.BuildVersion(), "node", rt.NodeName, "api", client.Host(), "gate", f.gate,
 		"encrypted", key != nil)
 	return live(ctx, s, actors)
+}
+
+// newReporter returns the actor that writes to Services whether their addresses are announced.
+func newReporter(client *kube.Client, s *speaker, events *kube.Events) *report.Reporter {
+	return report.New(report.Options{
+		Log: s.log, Service: s.from.services.Get, Write: client.Status(time.Now).Announced,
+		Event: func(s lb.Service, good bool, reason lb.Reason, message string) {
+			if good {
+				events.Normal(kube.ServiceReference(s), reason, message)
+			} else {
+				events.Warning(kube.ServiceReference(s), reason, message)
+			}
+		},
+	})
+}
+
+// newWriters returns what writes into the status of the objects for BGP.
+func newWriters(client *kube.Client, events *kube.Events) writers {
+	status := client.Status(time.Now)
+	return writers{
+		peerNode: status.PeerNode, drop: status.DropPeerNodes, advertisement: status.BGPAdvertisement,
+		event: func(p lb.Peer, good bool, reason lb.Reason, message string) {
+			if good {
+				events.Normal(kube.PeerReference(p), reason, message)
+			} else {
+				events.Warning(kube.PeerReference(p), reason, message)
+			}
+		},
+	}
 }
 
 // live runs the actors until one fails or ctx ends; then it first hands over what this node answers
@@ -323,7 +337,7 @@ func bindAddress(given netip.Addr, self string,
 	}
 }
 
-// ready tells why the speaker does not do its work yet, or nil when it does.
+// ready returns nil once the speaker announces addresses, and until then what it waits for.
 func (s *speaker) ready() error {
 	s.mu.Lock()
 	waiting := cmp.Or(s.phase.waiting, s.rooms.routes.Waiting())

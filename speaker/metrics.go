@@ -70,7 +70,8 @@ func newCollector(s *speaker) *collector {
 		feedUsable: desc("gate_usable", "1 while this node's claims can rest on what its gate says."),
 		changes:    desc("owner_changes_total", "Changes of a VIP's owner, as this node saw them."),
 		conflicts: desc(
-			"address_conflict", "1 for each device that uses a VIP and is no node that runs a speaker, as this node sees it.",
+			"address_conflict",
+			"1 for each conflicting host: a device outside the cluster that uses a VIP, as this node sees it.",
 			"vip", "interface", "mac"),
 	}
 }
@@ -95,7 +96,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 				gauge(c.reasons, 1, d.VIP.String(), string(w.Reason))
 			}
 		}
-		for _, host := range d.Conflicts {
+		for _, host := range d.ConflictingHosts {
 			gauge(c.conflicts, 1, d.VIP.String(), host.Interface, host.MAC)
 		}
 		if len(answering[d.VIP]) == 0 && len(d.Routed.Peers) == 0 {

@@ -448,7 +448,7 @@ func (f fakeL2) Set(d l2.Desired) {
 func (f fakeL2) Outcome() l2.Outcome {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return l2.Outcome{Answering: f.outcome, Probed: f.probed, Conflicts: f.conflicting}
+	return l2.Outcome{Answering: f.outcome, Probed: f.probed, ConflictingHosts: f.conflicting}
 }
 
 // fakeWitness keeps what a node makes of the Lease, which all nodes share.

@@ -124,7 +124,7 @@ func TestContract6NothingIsSaidToRoutersBeforeAllIsKnown(t *testing.T) {
 		"the list of Communities":                          unsynced(func(r *rig) syncing { return r.api.communities }),
 		"the list of BFDProfiles":                          unsynced(func(r *rig) syncing { return r.api.profiles }),
 		"the list of Secrets in namespace landfall-system": unsynced(func(r *rig) syncing { return r.api.passwords }),
-		"the proxy's first word": func(_ *rig, n *fakeNode) func() {
+		"the first report of the proxy": func(_ *rig, n *fakeNode) func() {
 			n.setGate(lb.ReasonFeedUnknown)
 			return func() { n.setGate("") }
 		},
@@ -192,7 +192,7 @@ func TestAnEndForGoodLeavesNothingAtRouters(t *testing.T) {
 			synctest.Wait()
 			n.daemonSet.Delete("landfall-node")
 		},
-		"the node is about to go": func(r *rig, n *fakeNode) {
+		"the node is about to leave the cluster": func(r *rig, n *fakeNode) {
 			node, _ := r.api.nodes.Get(n.self)
 			node.Leaving = lb.ReasonNodeLeaving
 			r.api.nodes.Set(n.self, node)

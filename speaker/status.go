@@ -62,12 +62,11 @@ type vipStatus struct {
 	// Answering are this node's interfaces that answer for the VIP now.
 	Answering []string `json:"answering,omitempty"`
 	Handover  bool     `json:"handover,omitempty"`
-	// Probing is set while this node asks whether somebody else uses the VIP.
+	// Probing is set while this node probes for a conflicting host.
 	Probing bool `json:"probing,omitempty"`
-	// Conflicts are the devices that use the VIP and are no nodes that run a speaker, as this node
-	// sees them.
-	Conflicts []plan.ConflictingHost `json:"conflictingHosts,omitempty"`
-	Nodes     []plan.NodeStatus      `json:"nodes"`
+	// ConflictingHosts are the conflicting hosts that this node has seen lately.
+	ConflictingHosts []plan.ConflictingHost `json:"conflictingHosts,omitempty"`
+	Nodes            []plan.NodeStatus      `json:"nodes"`
 	// Routes is what becomes of the VIP over BGP on this node; absent where no BGPAdvertisement is for
 	// it.
 	Routes *routeStatus `json:"routes,omitempty"`
@@ -95,7 +94,7 @@ func (s *speaker) status() status {
 	}
 	for _, d := range s.snapshot() {
 		v := vipStatus{VIP: d.VIP, Owner: d.Owner, Answering: outcome.Answering[d.VIP], Handover: d.Handover,
-			Probing: len(d.Probe) > 0, Conflicts: d.Conflicts, Nodes: d.Nodes, Routes: routes[d.VIP]}
+			Probing: len(d.Probe) > 0, ConflictingHosts: d.ConflictingHosts, Nodes: d.Nodes, Routes: routes[d.VIP]}
 		for _, key := range d.Services {
 			v.Services = append(v.Services, key.String())
 		}

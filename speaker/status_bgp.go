@@ -76,10 +76,10 @@ type bfdHealth struct {
 type routeStatus struct {
 	Prefixes []netip.Prefix `json:"prefixes,omitempty"`
 	// Peers hear of the VIP.
-	Peers   []string       `json:"peers,omitempty"`
-	Leaving bool           `json:"leaving,omitempty"`
-	Refusal *lb.Refusal    `json:"refusal,omitempty"`
-	Words   []plan.BGPWord `json:"words,omitempty"`
+	Peers     []string           `json:"peers,omitempty"`
+	Leaving   bool               `json:"leaving,omitempty"`
+	Refusal   *lb.Refusal        `json:"refusal,omitempty"`
+	Obstacles []plan.BGPObstacle `json:"obstacles,omitempty"`
 }
 
 func (s *speaker) bgpStatus() bgpStatus {
@@ -135,7 +135,7 @@ func (s *speaker) routeStatus() map[netip.Addr]*routeStatus {
 		if v.Selected {
 			routed := s.rooms.routes.Routed(vip)
 			all[vip] = &routeStatus{Prefixes: v.Prefixes, Peers: routed.Peers, Leaving: v.Leaving, Refusal: routed.Refusal,
-				Words: v.Words}
+				Obstacles: v.Obstacles}
 		}
 	}
 	return all

@@ -108,7 +108,7 @@ func (s *speaker) divide(now time.Time, dirty map[netip.Addr]bool) (again time.D
 	news, changed, again := s.rooms.partition.Step(now, f)
 	if news {
 		said, heard := s.rooms.partition.Heard()
-		s.log.Info("speakers that this node does not see are heard of over the API server", "heard", heard, "from",
+		s.log.Info("the other side of a partition reports over the API server", "heard", heard, "from",
 			said.Node, "live", said.Live)
 	}
 	if changed {
@@ -231,13 +231,13 @@ func (s *speaker) own(now time.Time, facts plan.Facts, dirty map[netip.Addr]bool
 	seen := s.to.l2.Outcome()
 	return s.rooms.ownership.Step(now, facts, ownership.Events{
 		VIPs: dirty,
-		Seen: ownership.Seen{Answering: seen.Answering, Probed: seen.Probed, Conflicts: seen.Conflicts},
+		Seen: ownership.Seen{Answering: seen.Answering, Probed: seen.Probed, ConflictingHosts: seen.ConflictingHosts},
 		Input: func(vip netip.Addr) (plan.Input, bool) {
 			if !s.rooms.holders.Held(vip) {
 				return plan.Input{}, false
 			}
 			return plan.Input{
-				VIP: vip, Holders: services(vip), Claims: s.from.members.Claims(vip), Former: s.from.members.Former(vip),
+				VIP: vip, Holders: services(vip), Claims: s.from.members.Claims(vip), Restarted: s.from.members.Former(vip),
 				Routed: s.rooms.routes.Routed(vip), Elsewhere: s.rooms.partition.Elsewhere(vip),
 			}, true
 		},

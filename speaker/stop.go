@@ -26,13 +26,13 @@ func (s *speaker) handOver(ctx context.Context, timeout time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if !until(ctx, s.quiet) {
-		s.log.Warn("ending although not all addresses were taken over", "still answering for",
+		s.log.Warn("stopping although other nodes have not taken over every address", "still answering for",
 			len(s.to.l2.Outcome().Answering))
 	}
 	if !forGood {
 		return
 	}
-	s.log.Info("no successor is expected on this node: ending all BGP sessions")
+	s.log.Info("no speaker will follow on this node; closing all BGP sessions")
 	ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), farewellTimeout)
 	defer cancel()
 	s.to.routes.bgp.Set(nil)
@@ -42,7 +42,7 @@ func (s *speaker) handOver(ctx context.Context, timeout time.Duration) {
 // farewellTimeout bounds the end of sessions, and of what the API server shows of them.
 const farewellTimeout = 2 * time.Second
 
-// forGood tells whether no speaker will run on this node after this one, as far as can be known.
+// forGood reports whether no speaker will run on this node after this one, as far as can be known.
 func (s *speaker) forGood() bool {
 	if node, ok := s.from.nodes.Get(s.self); ok && node.Leaving != "" {
 		return true
@@ -55,7 +55,7 @@ func (s *speaker) forGood() bool {
 	return s.phase.installed && !s.from.stays()
 }
 
-// until waits for ok, and tells whether it came before the end of ctx.
+// until waits for ok, and reports whether it came before the end of ctx.
 func until(ctx context.Context, ok func() bool) bool {
 	ticker := time.NewTicker(5 * time.Millisecond)
 	defer ticker.Stop()
@@ -69,7 +69,7 @@ func until(ctx context.Context, ok func() bool) bool {
 	return true
 }
 
-// quiet tells whether this node answers for nothing any more, after stop.
+// quiet reports whether this node answers for nothing any more, after stop.
 func (s *speaker) quiet() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -52,11 +52,11 @@ func logChange(log *slog.Logger, self string, before, now plan.Decision) {
 		log.Debug("decision changes", "vip", now.VIP, "owner", now.Owner, "reason", is)
 	}
 	switch {
-	case slices.Equal(before.Conflicts, now.Conflicts):
-	case len(now.Conflicts) == 0:
+	case slices.Equal(before.ConflictingHosts, now.ConflictingHosts):
+	case len(now.ConflictingHosts) == 0:
 		log.Info("the conflicting host no longer uses the address", "vip", now.VIP)
 	default:
-		log.Warn("a conflicting host uses the address", "vip", now.VIP, "hosts", now.Conflicts, "announced",
+		log.Warn("a conflicting host uses the address", "vip", now.VIP, "hosts", now.ConflictingHosts, "announced",
 			len(now.Answer) > 0)
 	}
 }

@@ -7,15 +7,15 @@ import (
 	"slices"
 )
 
-// ConditionServing on a Service: each of its addresses is answered for by a node whose kernel is
-// confirmed to deliver it to a usable endpoint. It follows ConditionAnnounced, but for an address
-// that its last node still answers for while it should not any more.
+// ConditionServing on a Service: for each of its addresses a node answers whose kernel is confirmed
+// to deliver it to a usable endpoint. It follows ConditionAnnounced, except while the last node
+// still answers for an address that it should withdraw.
 const ConditionServing = "landfall.dev/Serving"
 
 // Reasons of ConditionServing and ConditionAnnounced.
 const (
-	ReasonServing Reason = "Serving" // the address is announced by a node that delivers it
-	ReasonParting Reason = "Parting" // the node that answers should not any more, and there is no other
+	ReasonServing Reason = "Serving" // a node that delivers the address announces it
+	ReasonParting Reason = "Parting" // the node that answers should withdraw, and no other node can answer
 )
 
 // Serving returns the condition Serving that goes with the condition Announced.
@@ -47,7 +47,7 @@ func (a AnnouncedStatus) ShownBy(s Service) bool {
 		slices.Contains(s.Conditions, Serving(a.Condition))
 }
 
-// Announcement says who announces one VIP, or why nobody does.
+// Announcement says which nodes announce one VIP, or why no node does.
 type Announcement struct {
 	VIP netip.Addr `json:"vip"`
 	// Reason is ReasonAnnounced, ReasonParting or ReasonContested while the VIP is announced, else why

@@ -6,60 +6,59 @@ import (
 )
 
 // FeedNotice is one line (JSON, ended by a newline) that a speaker writes to its proxy over the
-// feed's socket: all that it knows now, after which the one before counts no more. When the
-// connection ends, nobody counts as dead any more; Former and Ring count until the next speaker
-// says something else.
+// feed's socket: an update with the whole state, which replaces the one before. When the connection
+// ends, the proxy forgets Dead and Gone; it keeps Former and Ring until the next speaker's update.
 type FeedNotice struct {
-	// Same is set when all is as the notice before said, or nothing is known yet; all else is left out
-	// then.
+	// Same is set if nothing has changed since the update before, or nothing is known yet. The other
+	// fields except Beat are empty then.
 	Same bool `json:"same,omitempty"`
-	// Beat is how long it takes, in milliseconds, until the next notice comes; 0 for no promise. See
+	// Beat is the longest time until the next update, in milliseconds; 0 promises none. See
 	// FeedSilence.
 	Beat int `json:"beat,omitempty"`
-	// Dead are the nodes that have stopped answering the other speakers, and whose kernel answers
-	// nobody. Endpoints on them are not delivered to (see Without). It is empty unless this node sees
-	// a majority of the speakers, so that a partition empties nothing.
+	// Dead are the nodes whose speaker gossip has lost and whose kernel is silent. The proxy delivers
+	// nothing to endpoints on them (see Without). Dead is empty unless this node sees a majority of
+	// the speakers, so that a partition empties no Service.
 	Dead []string `json:"dead,omitempty"`
 	// Gone are the addresses of the nodes in Dead.
 	Gone []netip.Addr `json:"gone,omitempty"`
-	// Former are the addresses, of the VIP's family, of nodes that may hold connections to a VIP which
-	// this node does not know: those that announce it, or did before, the likeliest first. Their
-	// kernels forward, whether or not their agents run. A VIP without any is one of which this speaker
-	// knows none: what an earlier one said of it goes on.
+	// Former has, for each VIP, the previous owners: nodes that may hold connections to the VIP which
+	// this node does not know, because they announce it or did before; the likeliest first. They are
+	// given by their addresses of the VIP's family. Their kernels forward even while their agents do
+	// not run. For a VIP that is missing, the last update that named it stays valid.
 	Former map[netip.Addr][]netip.Addr `json:"former,omitempty"`
 	// Ring has, for each VIP that routers spread over nodes, the other nodes that announce it or did
-	// so lately: in the order of their addresses, which are of the VIP's family, from the one behind
-	// this node's on and once round. Each of them may hold connections to the VIP, so a packet that
-	// nobody knows goes round. Former does not count for a VIP that is here. A VIP without any goes on
-	// with those that an earlier speaker has named.
+	// so lately, by their addresses of the VIP's family: in order, from the one after this node's on
+	// and once round. Each of them may hold connections to the VIP, so a stray packet goes round. A
+	// VIP in Ring needs no entry in Former. For a VIP that is missing, the last update that named it
+	// stays valid.
 	Ring map[netip.Addr][]netip.Addr `json:"ring,omitempty"`
 }
 
-// MaxRing is how many nodes a ring names at most, and so through how many hands a packet goes.
+// MaxRing is the most other nodes in a ring, and so the most nodes that a stray packet asks.
 const MaxRing = 16
 
-// FlowMemory is how long a node remembers a connection that is silent. Two programs rely on it: the
-// proxy keeps a flow that it has seen for as long, and the speaker keeps a node in the ring of a
-// VIP for as long after it has announced the VIP, as it may hold such a connection.
+// FlowMemory is how long a node remembers a silent connection. Two programs rely on it: the proxy
+// keeps a flow that it has seen for as long, and the speaker keeps a node in the ring of a VIP for
+// as long after the node announced the VIP, because the node may hold such a connection.
 const FlowMemory = time.Hour
 
-// Both ends of the feed say something at least every FeedBeat, so that one that hangs is told from
-// one that has nothing to say.
+// Both ends of the feed send a message at least every FeedBeat, which distinguishes an end that
+// hangs from one without news.
 const (
 	FeedBeat = 2 * time.Second
-	// missedBeats is how many may be late. A program that does not come to run for as long hangs, even
-	// on a busy machine.
+	// missedBeats is how many messages may be missing. A program that does not run for as long hangs,
+	// even on a busy machine.
 	missedBeats = 5
 )
 
-// FeedSilence returns how long an end of the feed that has promised a beat (in milliseconds) may be
-// silent before it counts as hung; 0 for as long as it likes.
+// FeedSilence returns how long an end of the feed that promised a beat (in milliseconds) may be
+// silent before it counts as hung; 0 means for ever.
 func FeedSilence(beat int) time.Duration {
 	return missedBeats * time.Duration(max(0, beat)) * time.Millisecond
 }
 
-// Without returns the slices without the endpoints on dead nodes. An address family of a Service
-// that would have none left keeps all of them.
+// Without returns the slices without the endpoints on dead nodes. A family of a Service keeps all
+// of its endpoints if none would be left.
 func Without(all []Slice, dead map[string]bool) []Slice {
 	if len(dead) == 0 {
 		return all

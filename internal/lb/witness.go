@@ -6,22 +6,23 @@ import (
 	"time"
 )
 
-// Witness is what speakers that see a majority of all speakers tell those that they do not see,
-// over the API server, as gossip does not reach them: that they are at work, and what they answer
-// for.
+// Witness is a message from the majority's side of a partition to the other side. Gossip does not
+// reach the other side, so it travels over the API server. It says that the majority's speakers
+// run, and which VIPs they answer for.
 type Witness struct {
-	// Node is the one that tells, At when, by its own clock.
+	// Node is the sender, and At the time of its own clock.
 	Node string
 	At   time.Time
-	// Live are the nodes that it sees, itself included; sorted.
+	// Live are the nodes that the sender sees, itself included; sorted.
 	Live []string
-	// Unserved are the VIPs that none of them answers for; sorted.
+	// Unserved are the VIPs that none of these nodes answers for; sorted.
 	Unserved []netip.Addr
-	// Partial is set when Unserved is not all.
+	// Partial is set if Unserved is incomplete.
 	Partial bool
 }
 
-// Serves tells whether other nodes than the given one, which is not among them, answer for the VIP.
+// Serves reports whether the majority's nodes answer for the VIP. It is false for a node among
+// them.
 func (w Witness) Serves(node string, vip netip.Addr) bool {
 	if w.Partial || slices.Contains(w.Live, node) {
 		return false
@@ -30,7 +31,7 @@ func (w Witness) Serves(node string, vip netip.Addr) bool {
 	return !unserved
 }
 
-// Same tells whether two say the same, whenever and by whom.
+// Same reports whether two messages have the same content, apart from sender and time.
 func (w Witness) Same(other Witness) bool {
 	return w.Partial == other.Partial && slices.Equal(w.Live, other.Live) && slices.Equal(w.Unserved, other.Unserved)
 }

@@ -95,24 +95,14 @@ func (w *Watcher) refresh() (time.Duration, error) {
 // subscribe pokes the loop at each message of the kernel. The loop then lists everything, so a lost
 // message (ENOBUFS) costs one more listing and nothing else.
 func (w *Watcher) subscribe(ctx context.Context) error {
-	backoff := 100 * time.Millisecond
-	for ctx.Err() == nil {
+	backoff := loop.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
+	return loop.Retry(ctx, backoff, func(ctx context.Context) (worked bool) {
 		started := time.Now()
-		err := w.receive(ctx)
-		if ctx.Err() != nil {
-			return nil
+		if err := w.receive(ctx); ctx.Err() == nil {
+			w.opts.Log.Warn("the subscription to interface changes ended; subscribing again", "error", err)
 		}
-		if time.Since(started) > time.Minute {
-			backoff = 100 * time.Millisecond
-		}
-		w.opts.Log.Warn("the subscription to interface changes ended; subscribing again", "error", err)
-		select {
-		case <-ctx.Done():
-		case <-time.After(backoff):
-		}
-		backoff = min(2*backoff, 5*time.Second)
-	}
-	return nil
+		return time.Since(started) > time.Minute
+	})
 }
 
 func (w *Watcher) receive(ctx context.Context) error {

@@ -70,34 +70,35 @@ type Actor struct {
 	mu sync.Mutex
 	// applied are the frontends of each Service, by are the Services of each frontend with the
 	// addresses that may answer.
-	applied map[lb.Key]map[frontend][]netip.AddrPort
-	by      map[frontend]map[lb.Key][]netip.AddrPort
+	applied map[lb.Key]map[destination][]netip.AddrPort
+	by      map[destination]map[lb.Key][]netip.AddrPort
 	// suspect are the frontends to which there may be flows that have to go, since the last pass that
 	// succeeded, by who answers them.
-	suspect map[frontend]answerers
+	suspect map[destination]answerers
 	// begun is set once what a predecessor may have left is known to be among suspect.
 	begun bool
 	// failures belongs to the goroutine that runs apply.
 	failures loop.Failures
 }
 
-// frontend is one whose flows are cut; without an address it is a node port. One of ICMP stands for
-// the pings to an address: it is there, with itself as who answers, while the node answers them.
-type frontend struct {
+// destination is a frontend whose flows are cut; without an address it is a node port. One of ICMP
+// stands for the pings to an address: it is there, with itself as who answers, while the node
+// answers them.
+type destination struct {
 	family   lb.Family
 	protocol uint8
 	at       netip.AddrPort
 }
 
-func (f frontend) isPing() bool {
+func (f destination) isPing() bool {
 	return f.protocol == unix.IPPROTO_ICMP || f.protocol == unix.IPPROTO_ICMPV6
 }
 
-func ping(family lb.Family, addr netip.Addr) frontend {
+func ping(family lb.Family, addr netip.Addr) destination {
 	if family == lb.IPv6 {
-		return frontend{family, unix.IPPROTO_ICMPV6, netip.AddrPortFrom(addr, 0)}
+		return destination{family, unix.IPPROTO_ICMPV6, netip.AddrPortFrom(addr, 0)}
 	}
-	return frontend{family, unix.IPPROTO_ICMP, netip.AddrPortFrom(addr, 0)}
+	return destination{family, unix.IPPROTO_ICMP, netip.AddrPortFrom(addr, 0)}
 }
 
 // answerers are who answers flows. The zero address stands for nobody: the flow went on as it came.
@@ -111,8 +112,8 @@ var _ actor.Updater[lb.Key, plan.Service] = (*Actor)(nil)
 // New returns an Actor.
 func New(deps Deps) *Actor {
 	a := &Actor{
-		deps: deps, applied: map[lb.Key]map[frontend][]netip.AddrPort{}, by: map[frontend]map[lb.Key][]netip.AddrPort{},
-		suspect: map[frontend]answerers{},
+		deps: deps, applied: map[lb.Key]map[destination][]netip.AddrPort{}, by: map[destination]map[lb.Key][]netip.AddrPort{},
+		suspect: map[destination]answerers{},
 	}
 	a.runner = loop.New(func(context.Context) (time.Duration, error) { return 0, a.apply() }, loop.Options{Gap: gap})
 	return a
@@ -138,7 +139,7 @@ func (a *Actor) Update(changes map[lb.Key]plan.Service) {
 
 func (a *Actor) update(changes map[lb.Key]plan.Service) {
 	for key, now := range changes {
-		before, after := a.applied[key], frontends(now)
+		before, after := a.applied[key], destinations(now)
 		for f, allowed := range before {
 			for _, by := range allowed {
 				if !slices.Contains(after[f], by) {
@@ -175,7 +176,7 @@ func (a *Actor) update(changes map[lb.Key]plan.Service) {
 }
 
 // doubt notes that flows to f may have to go that by answers. Of pings it is not known who does.
-func (a *Actor) doubt(f frontend, by netip.AddrPort) {
+func (a *Actor) doubt(f destination, by netip.AddrPort) {
 	if f.isPing() {
 		by = anybody
 	}
@@ -188,17 +189,17 @@ func (a *Actor) doubt(f frontend, by netip.AddrPort) {
 // Run works until ctx ends.
 func (a *Actor) Run(ctx context.Context) error { return a.runner.Run(ctx) }
 
-// frontends returns the frontends of a plan whose flows are cut, each with the addresses that may
-// answer.
-func frontends(s plan.Service) map[frontend][]netip.AddrPort {
-	all := map[frontend][]netip.AddrPort{}
+// destinations returns the frontends of a plan whose flows are cut, each with the addresses that
+// may answer.
+func destinations(s plan.Service) map[destination][]netip.AddrPort {
+	all := map[destination][]netip.AddrPort{}
 	for _, p := range s.Ports {
 		for _, f := range p.Frontends {
 			switch p.Protocol {
 			case lb.UDP:
-				all[frontend{p.Family, unix.IPPROTO_UDP, netip.AddrPortFrom(f.Addr, f.Port)}] = p.Serving
+				all[destination{p.Family, unix.IPPROTO_UDP, netip.AddrPortFrom(f.Addr, f.Port)}] = p.Serving
 			case lb.SCTP:
-				all[frontend{p.Family, unix.IPPROTO_SCTP, netip.AddrPortFrom(f.Addr, f.Port)}] = p.Serving
+				all[destination{p.Family, unix.IPPROTO_SCTP, netip.AddrPortFrom(f.Addr, f.Port)}] = p.Serving
 			}
 			if f.AnswersPing() {
 				at := ping(p.Family, f.Addr)
@@ -213,8 +214,8 @@ func frontends(s plan.Service) map[frontend][]netip.AddrPort {
 func (a *Actor) apply() error {
 	a.mu.Lock()
 	suspect := a.suspect
-	a.suspect = map[frontend]answerers{}
-	allowed := make(map[frontend][]netip.AddrPort, len(suspect))
+	a.suspect = map[destination]answerers{}
+	allowed := make(map[destination][]netip.AddrPort, len(suspect))
 	for f := range suspect {
 		allowed[f] = nil
 		for _, by := range a.by[f] { // another Service may have taken over what one has left
@@ -242,7 +243,7 @@ func (a *Actor) apply() error {
 }
 
 // cut deletes the flows to frontends in allowed that nobody answers who may.
-func (a *Actor) cut(suspect map[frontend]answerers, allowed map[frontend][]netip.AddrPort) error {
+func (a *Actor) cut(suspect map[destination]answerers, allowed map[destination][]netip.AddrPort) error {
 	local := map[netip.Addr]bool{}
 	addrs, err := a.deps.Local()
 	if err != nil {
@@ -269,10 +270,10 @@ func (a *Actor) cut(suspect map[frontend]answerers, allowed map[frontend][]netip
 	return errors.Join(errs...)
 }
 
-// gone tells whether a flow has to go: to a frontend in allowed, and answered by somebody who may
+// gone reports whether a flow has to go: to a frontend in allowed, and answered by somebody who may
 // not.
-func gone(f Flow, allowed map[frontend][]netip.AddrPort, local map[netip.Addr]bool) bool {
-	to := frontend{lb.FamilyOf(f.To.Addr()), f.Protocol, f.To}
+func gone(f Flow, allowed map[destination][]netip.AddrPort, local map[netip.Addr]bool) bool {
+	to := destination{lb.FamilyOf(f.To.Addr()), f.Protocol, f.To}
 	by, ok := allowed[to]
 	if to.isPing() {
 		answered := f.From.Addr() != f.To.Addr() // by the node: else it was left as it came
@@ -288,7 +289,7 @@ func gone(f Flow, allowed map[frontend][]netip.AddrPort, local map[netip.Addr]bo
 // questions returns what to ask to find all flows that have to go. As long as it is known who
 // answers them, and they are few, it is about nothing else.
 func questions(
-	suspect map[frontend]answerers, allowed map[frontend][]netip.AddrPort, local map[netip.Addr]bool) []About {
+	suspect map[destination]answerers, allowed map[destination][]netip.AddrPort, local map[netip.Addr]bool) []About {
 	var all []About
 	for f, answerers := range suspect {
 		to := []netip.AddrPort{f.at}
@@ -296,7 +297,7 @@ func questions(
 			to = nil
 			for addr := range local {
 				at := netip.AddrPortFrom(addr, f.at.Port())
-				if _, other := allowed[frontend{f.family, f.protocol, at}]; !other && lb.FamilyOf(addr) == f.family {
+				if _, other := allowed[destination{f.family, f.protocol, at}]; !other && lb.FamilyOf(addr) == f.family {
 					to = append(to, at)
 				}
 			}

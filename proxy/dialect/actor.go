@@ -258,11 +258,12 @@ func (a *Actor) outcome(key lb.Key) plan.Outcome {
 
 // report logs changes, and tells the observer of each round.
 func (a *Actor) report(st Stats, err error, took time.Duration) {
-	a.failures.Log(a.deps.Log, "cannot write all rules; trying again", "all rules are written again", err)
+	a.failures.Log(a.deps.Log, "the kernel's rules differ from the desired ones; trying again",
+		"the kernel's rules are the desired ones again", err)
 	switch {
 	case err != nil:
 	case st.Repaired > 0:
-		a.deps.Log.Warn("somebody had changed our rules: repaired", "changes", st.Repaired, "took", took)
+		a.deps.Log.Warn("another process had changed our rules; repaired them", "changes", st.Repaired, "took", took)
 	case st.Changes > 0:
 		a.deps.Log.Debug("wrote rules", "changes", st.Changes, "transactions", st.Transactions, "took", took)
 	}

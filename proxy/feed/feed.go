@@ -208,7 +208,7 @@ func watchFile(ctx context.Context, path string, own fs.FileInfo, cancel context
 		}
 		now, err := os.Stat(path)
 		if errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(own, now) {
-			cancel(fmt.Errorf("somebody removed the socket %s", path))
+			cancel(fmt.Errorf("another process removed the socket %s", path))
 			return
 		}
 	}
@@ -253,12 +253,12 @@ func (a *Actor) serveReader(ctx context.Context, conn net.Conn) {
 	defer conn.Close()
 	go func() { // ends with conn
 		if err := a.hear(conn, r); err != nil && ctx.Err() == nil {
-			a.log.Warn("a reader of the feed is cut off", "error", err)
+			a.log.Warn("disconnected a reader of the feed", "error", err)
 		}
 		cancel()
 	}()
 	if err := a.write(ctx, conn, r); err != nil && ctx.Err() == nil {
-		a.log.Warn("a reader of the feed is cut off", "error", err)
+		a.log.Warn("disconnected a reader of the feed", "error", err)
 	}
 }
 

@@ -83,14 +83,14 @@ func (a *Actor) hear(conn net.Conn, r *subscriber) error {
 	case errors.Is(err, bufio.ErrTooLong):
 		a.ignore(conn, r, err)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Errorf("it has been silent for %s", silence)
+		return fmt.Errorf("no message for %s", silence)
 	}
 	return nil
 }
 
 // ignore forgets what a reader has said, and waits for its end.
 func (a *Actor) ignore(conn net.Conn, r *subscriber, reason error) {
-	a.log.Warn("what a reader of the feed says makes no sense and is ignored", "error", reason)
+	a.log.Warn("ignoring an invalid message from a reader of the feed", "error", reason)
 	a.take(r, nil)
 	if conn.SetReadDeadline(time.Time{}) == nil {
 		_, _ = io.Copy(io.Discard, conn)

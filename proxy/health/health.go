@@ -145,7 +145,7 @@ func (a *Actor) update(key lb.Key, now Service) {
 	a.runner.Poke()
 }
 
-// needs tells whether b has all the servers that a needs.
+// needs reports whether b has all the servers that a needs.
 func needs(a, b Service) bool {
 	for family := range a.Local {
 		if _, ok := b.Local[family]; !ok {
@@ -259,7 +259,7 @@ func (a *Actor) open(at socket) error {
 	a.serving.Go(func() {
 		defer close(s.done)
 		if err := s.http.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			a.deps.Log.Warn("a health server ended", "address", at.address, "error", err)
+			a.deps.Log.Warn("a health server stopped", "address", at.address, "error", err)
 			a.runner.Poke() // opens it again
 		}
 	})
@@ -274,7 +274,7 @@ func (a *Actor) note(at socket, key lb.Key, err error) {
 		return
 	case err == nil:
 		delete(a.failed, at)
-		a.deps.Log.Info("a health server could be opened at last", "address", at.address)
+		a.deps.Log.Info("opened a health server that failed before", "address", at.address)
 	default:
 		a.failed[at] = err.Error()
 		a.deps.Log.Warn("cannot open a health server; trying again", "service", key, "error", err)
@@ -284,13 +284,13 @@ func (a *Actor) note(at socket, key lb.Key, err error) {
 	}
 }
 
-// stale tells whether changes of a family wait for too long.
+// stale reports whether changes of a family wait for too long.
 func (a *Actor) stale(family lb.Family, now time.Time) bool {
 	oldest := a.node.Unapplied[family]
 	return !oldest.IsZero() && now.Sub(oldest) >= Stale
 }
 
-// healthy tells whether no family is stale.
+// healthy reports whether no family is stale.
 func (a *Actor) healthy(now time.Time) bool {
 	for family := range a.node.Unapplied {
 		if a.stale(family, now) {

@@ -35,6 +35,15 @@ func cleanup(ctx context.Context, kernel Kernel) error {
 	if err != nil {
 		return err
 	}
+	input, _ := removal(have)
+	if input == "" {
+		return nil
+	}
+	return kernel.Restore(ctx, input)
+}
+
+// removal returns the input for iptables-restore that removes what is ours, and what is there then.
+func removal(have tables) (string, tables) {
 	none := func(have chains) chains { // no jumps in any built-in chain
 		hooks := chains{}
 		for chain := range have {
@@ -44,9 +53,5 @@ func cleanup(ctx context.Context, kernel Kernel) error {
 		}
 		return hooks
 	}
-	input, _ := script(have, tables{}, tables{nat: none(have.nat), filter: none(have.filter)}, leftovers{})
-	if input == "" {
-		return nil
-	}
-	return kernel.Restore(ctx, input)
+	return script(have, tables{}, tables{nat: none(have.nat), filter: none(have.filter)}, leftovers{})
 }

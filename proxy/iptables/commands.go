@@ -81,7 +81,7 @@ func Detect(ctx context.Context, family lb.Family) (Commands, error) {
 	return commands, nil
 }
 
-// usedByAgents tells whether rules carry traces of the kubelet, kube-proxy, or Landfall.
+// usedByAgents reports whether rules carry traces of the kubelet, kube-proxy, or Landfall.
 func usedByAgents(saved io.Reader) (bool, error) {
 	scanner := bufio.NewScanner(saved)
 	scanner.Buffer(nil, maxLine)
@@ -102,7 +102,7 @@ func (c Commands) Watched(w *Watcher) Commands {
 	return c
 }
 
-// Legacy tells whether they are of the legacy variant, whose changes nobody is told of.
+// Legacy reports whether they are of the legacy variant, whose changes nobody is told of.
 func (c Commands) Legacy(ctx context.Context) bool {
 	var version []byte
 	err := c.run(ctx, "", func(out io.Reader) (err error) {

@@ -31,7 +31,7 @@ const (
 	prefixEndpoint    = prefix + "SEP-"
 )
 
-// ofOne tells whether a chain is a single Service's.
+// ofOne reports whether a chain is a single Service's.
 func ofOne(chain string) bool {
 	for _, own := range []string{prefixCluster, prefixLocal, prefixExternal, prefixSourceRange, prefixEndpoint} {
 		if strings.HasPrefix(chain, own) {

@@ -231,7 +231,7 @@ func (f *family) distrust(ctx context.Context, err error) {
 	}
 }
 
-// intact tells whether the kernel has all rules of a Service.
+// intact reports whether the kernel has all rules of a Service.
 func (f *family) intact(c contribution) bool {
 	for chain, rules := range c.chains {
 		if !slices.Equal(f.have.nat[chain], rules) {

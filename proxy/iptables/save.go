@@ -38,7 +38,7 @@ func parseSave(out io.Reader) (tables, error) {
 			}
 		case strings.HasPrefix(line, "*"):
 			if table != "" {
-				return tables{}, fmt.Errorf("iptables-save: table %s has no end", table)
+				return tables{}, fmt.Errorf("iptables-save: table %s does not end", table)
 			}
 			table = line[1:]
 			in = map[string]chains{"nat": t.nat, "filter": t.filter}[table]
@@ -61,7 +61,7 @@ func parseSave(out io.Reader) (tables, error) {
 		return tables{}, fmt.Errorf("iptables-save: %w", err)
 	}
 	if table != "" {
-		return tables{}, fmt.Errorf("iptables-save: the output breaks off in table %s", table)
+		return tables{}, fmt.Errorf("iptables-save: the output ends within table %s", table)
 	}
 	return t, nil
 }

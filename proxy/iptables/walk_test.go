@@ -141,7 +141,7 @@ func (w walker) target(hooks, rules chains, r string, p packet) []end {
 	return w.chain(hooks, rules, fields[0], p)
 }
 
-// matches tells whether the rule matches, and whether that is left to chance.
+// matches reports whether the rule matches, and whether that is left to chance.
 func (w walker) matches(r string, p packet) (matches, maybe bool) {
 	rest := strings.Fields(stripComment(r))
 	not := false
@@ -217,7 +217,7 @@ func (w walker) matches(r string, p packet) (matches, maybe bool) {
 	}
 }
 
-// masked tells whether addr is what a rule matches, which may be an address with a mask of any
+// masked reports whether addr is what a rule matches, which may be an address with a mask of any
 // form.
 func masked(match string, addr netip.Addr) bool {
 	at, mask, _ := strings.Cut(match, "/")

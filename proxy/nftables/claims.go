@@ -7,13 +7,13 @@ import (
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// claims are what is wanted: the Services, and whose each frontend is when several want it.
+// claims are the desired Services, and which of them has each frontend when several want it.
 type claims struct {
 	renderer
 	want map[lb.Key]*service
-	// owners says whose a frontend is, rivals who else wants it.
-	owners map[frontend]*service
-	rivals map[frontend][]*service
+	// owners are the Services that frontends belong to, waiting the others that want them.
+	owners  map[frontend]*service
+	waiting map[frontend][]*service
 	// touch is told of the Services for which something has changed.
 	touch func(lb.Key)
 	// timeouts counts who needs an affinity timeout, in seconds.
@@ -23,8 +23,8 @@ type claims struct {
 func newClaims(family lb.Family, touch func(lb.Key)) claims {
 	return claims{
 		renderer: renderer{family: family}, want: map[lb.Key]*service{}, owners: map[frontend]*service{},
-		rivals: map[frontend][]*service{},
-		touch:  touch, timeouts: map[uint32]int{},
+		waiting: map[frontend][]*service{},
+		touch:   touch, timeouts: map[uint32]int{},
 	}
 }
 
@@ -78,7 +78,7 @@ func (s *service) hasNodePort() bool {
 	})
 }
 
-// owns tells whether the frontend is the Service's.
+// owns reports whether the frontend is the Service's.
 func (c *claims) owns(key lb.Key, f frontend) bool {
 	owner := c.owners[f]
 	return owner != nil && owner.key == key
@@ -96,17 +96,17 @@ func (c *claims) claim(f frontend, s *service) {
 		c.owners[f], s = s, owner
 		c.touch(s.key)
 	}
-	c.rivals[f] = append(c.rivals[f], s)
+	c.waiting[f] = append(c.waiting[f], s)
 }
 
 func (c *claims) unclaim(f frontend, s *service) {
-	rivals := c.rivals[f]
+	waiting := c.waiting[f]
 	if c.owners[f] == s {
 		delete(c.owners, f)
-		if len(rivals) == 0 {
+		if len(waiting) == 0 {
 			return
 		}
-		s = slices.MinFunc(rivals, func(a, b *service) int {
+		s = slices.MinFunc(waiting, func(a, b *service) int {
 			if a.precedes(b, f) {
 				return -1
 			}
@@ -115,9 +115,9 @@ func (c *claims) unclaim(f frontend, s *service) {
 		c.owners[f] = s
 		c.touch(s.key)
 	}
-	rivals = slices.DeleteFunc(rivals, func(other *service) bool { return other == s })
-	if c.rivals[f] = rivals; len(rivals) == 0 {
-		delete(c.rivals, f)
+	waiting = slices.DeleteFunc(waiting, func(other *service) bool { return other == s })
+	if c.waiting[f] = waiting; len(waiting) == 0 {
+		delete(c.waiting, f)
 	}
 }
 

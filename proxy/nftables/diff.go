@@ -32,7 +32,7 @@ func newHeld(elements map[element]target) held {
 
 func inOrder(a, b entry) int { return a.compare(b.element) }
 
-// isShared tells whether an element can be several Services'.
+// isShared reports whether an element can be several Services'.
 func (e element) isShared() bool {
 	return e.set == setClusterIPs || e.set == setEcho || e.set == setHairpin
 }

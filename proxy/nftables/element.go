@@ -161,7 +161,7 @@ func (e element) compare(other element) int {
 		compareAddresses(e.source, other.source), cmp.Compare(e.bits, other.bits))
 }
 
-// perProtocol tells whether the set is there once for each protocol.
+// perProtocol reports whether the set is there once for each protocol.
 func (e element) perProtocol() bool {
 	return e.set == setBackends || e.set == setAffinity || e.set == setPorts
 }

@@ -19,7 +19,7 @@ type kernel interface {
 	// commit makes a change happen as a whole, or not at all. After errUnanswered it is not known
 	// which.
 	commit(change) error
-	// clients reads who is remembered.
+	// clients reads which clients are remembered.
 	clients() ([]client, error)
 }
 
@@ -29,17 +29,17 @@ type state struct {
 	sets     map[string]nft.Shape
 	chains   map[string]nft.Chain
 	elements map[element]target
-	// strays are elements in our sets that we cannot have put there.
-	strays []stray
+	// unknown are elements in our sets that no version of the proxy writes.
+	unknown []unknownElement
 }
 
-// stray is an element by its key alone.
-type stray struct {
+// unknownElement is an element by its key alone.
+type unknownElement struct {
 	set       string
 	key, last []byte
 }
 
-// client is who a map for session affinity remembers, by the key there, and where it sends him. In
+// client is one that a map for session affinity remembers, by its key there, and its backend. In
 // IPv6 the target has no port and the client no address.
 type client struct {
 	key      string
@@ -54,12 +54,12 @@ type change struct {
 	have        state    // what they are written over
 	replace     bool     // write the rules over nothing: what there is cannot be kept
 	add, remove []entry
-	strays      []stray
+	unknown     []unknownElement
 	forget      []client
 }
 
 func (c change) empty() bool {
-	return c.rules == nil && len(c.add)+len(c.remove)+len(c.strays)+len(c.forget) == 0
+	return c.rules == nil && len(c.add)+len(c.remove)+len(c.unknown)+len(c.forget) == 0
 }
 
 // netlinkKernel is the kernel of the namespace in which its socket was opened.
@@ -81,7 +81,7 @@ func (k netlinkKernel) commit(c change) error {
 	if c.rules != nil {
 		c.install(b)
 	}
-	for _, s := range c.strays {
+	for _, s := range c.unknown {
 		b.RemoveElements(s.set, one(nft.Element{Key: s.key, Last: s.last}))
 	}
 	for _, f := range c.forget {
@@ -238,7 +238,7 @@ func (k netlinkKernel) read() (st state, err error) {
 			if found, err := decode(of, k.family, e); err == nil {
 				st.elements[found.element] = found.to
 			} else {
-				st.strays = append(st.strays, stray{set: name, key: bytes.Clone(e.Key), last: bytes.Clone(e.Last)})
+				st.unknown = append(st.unknown, unknownElement{set: name, key: bytes.Clone(e.Key), last: bytes.Clone(e.Last)})
 			}
 		})
 		if err != nil {

@@ -310,8 +310,8 @@ func TestRangesReadBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		st, err := k.load()
-		if err != nil || len(st.strays) > 0 {
-			t.Fatalf("%v, strays %v", err, st.strays)
+		if err != nil || len(st.unknown) > 0 {
+			t.Fatalf("%v, unknown %v", err, st.unknown)
 		}
 		for e := range st.elements {
 			if !want[e] {

@@ -115,7 +115,7 @@ func decode(of element, family lb.Family, from nft.Element) (entry, error) {
 	case setClusterIPs, setEcho:
 	case setHairpin:
 		if string(key[:n]) != string(rest) {
-			return e, fmt.Errorf("an element of %s is no pair", of.setName())
+			return e, fmt.Errorf("an element of %s is not a pair", of.setName())
 		}
 	case setBackends:
 		e.port, e.number = binary.BigEndian.Uint16(rest), binary.NativeEndian.Uint32(rest[4:])
@@ -156,7 +156,7 @@ func (e *entry) decodeRange(first, last []byte, n int) error {
 		family = lb.IPv6
 	}
 	if end := e.lastSource(family); string(end[:n]) != string(last) {
-		return fmt.Errorf("a source range is no prefix")
+		return fmt.Errorf("a source range is not a prefix")
 	}
 	return nil
 }

@@ -120,21 +120,21 @@ func (t *table) prepare(verify bool) error {
 			return fmt.Errorf("write the rules: %w", err)
 		}
 		if !keep {
-			loaded.elements, loaded.strays = nil, nil
+			loaded.elements, loaded.unknown = nil, nil
 		}
 	}
 	if t.foreign && !right && t.rules != nil {
 		t.Stats.Repaired++
 	}
 	t.rules, t.known, t.unpruned, t.have = &wanted, true, true, newHeld(loaded.elements)
-	if err := t.repair(loaded.strays); err != nil {
+	if err := t.repair(loaded.unknown); err != nil {
 		t.withdraw(err)
-		return fmt.Errorf("repair what is applied: %w", err)
+		return fmt.Errorf("repair the elements: %w", err)
 	}
 	return nil
 }
 
-// retimed tells whether other affinity timeouts are needed than the rules have.
+// retimed reports whether other affinity timeouts are needed than the rules have.
 func (t *table) retimed() bool {
 	for _, seconds := range t.rules.timeouts {
 		if t.timeouts[seconds] == 0 {
@@ -146,7 +146,7 @@ func (t *table) retimed() bool {
 
 // repair makes the kernel hold again all that is applied. What is there of other frontends stays,
 // as long as somebody wants them.
-func (t *table) repair(strays []stray) error {
+func (t *table) repair(unknown []unknownElement) error {
 	d := t.newDiff()
 	for key, s := range t.applied {
 		for _, p := range s.parts {
@@ -159,12 +159,12 @@ func (t *table) repair(strays []stray) error {
 		d.shares[e] = 0
 	}
 	c := d.change()
-	c.strays = strays
+	c.unknown = unknown
 	if c.empty() {
 		return nil
 	}
 	if t.foreign {
-		t.Stats.Repaired += len(c.add) + len(c.remove) + len(c.strays)
+		t.Stats.Repaired += len(c.add) + len(c.remove) + len(c.unknown)
 	}
 	if err := t.commitInParts(c); err != nil {
 		t.known = false
@@ -240,7 +240,7 @@ func (t *table) commit(c change) error {
 		t.known = t.known && !errors.Is(err, errUnanswered)
 		return err
 	}
-	t.Stats.Changes += len(c.add) + len(c.remove) + len(c.strays)
+	t.Stats.Changes += len(c.add) + len(c.remove) + len(c.unknown)
 	return nil
 }
 
@@ -275,8 +275,8 @@ func (t *table) commitInParts(c change) error {
 			return err
 		}
 	}
-	for batch := range slices.Chunk(c.strays, maxOperations) {
-		if err := t.commit(change{strays: batch}); err != nil {
+	for batch := range slices.Chunk(c.unknown, maxOperations) {
+		if err := t.commit(change{unknown: batch}); err != nil {
 			return err
 		}
 	}
@@ -317,7 +317,7 @@ func (t *table) prune() error {
 	}
 	if err := t.commitInParts(c); err != nil {
 		t.known = false
-		return fmt.Errorf("remove what nobody wants: %w", err)
+		return fmt.Errorf("remove unused elements: %w", err)
 	}
 	d.happened(t.have, t.users)
 	return nil
@@ -330,7 +330,7 @@ func (t *table) forget() error {
 	}
 	clients, err := t.kernel.clients()
 	if err != nil {
-		return fmt.Errorf("read who is remembered: %w", err)
+		return fmt.Errorf("read the clients with session affinity: %w", err)
 	}
 	valid := map[frontend]affinity{}
 	var gone []client
@@ -350,7 +350,7 @@ func (t *table) forget() error {
 		}
 		for _, c := range batch { // one of them may have timed out in the meantime
 			if err := t.commit(change{forget: []client{c}}); err != nil && !errors.Is(err, unix.ENOENT) {
-				return fmt.Errorf("forget a client: %w", err)
+				return fmt.Errorf("remove a client from session affinity: %w", err)
 			}
 		}
 	}
@@ -395,7 +395,7 @@ func (t *table) affine(entries []entry) affinity {
 	return affinity{backends, local}
 }
 
-// isPod tells whether a client is known to be a pod. One that is not may be taken for one from
+// isPod reports whether a client is known to be a pod. One that is not may be taken for one from
 // outside, as all IPv6 clients are, of which only a hash is known: it is sent anywhere once more.
 func (t *table) isPod(client address) bool {
 	return slices.ContainsFunc(t.config.Pods.Prefixes,

@@ -85,7 +85,7 @@ func Probe(n *Netlink, family lb.Family) error {
 	change{rules: &rules}.install(b)
 	b.RemoveTable()
 	if err := b.Commit(n.commands); err != nil {
-		return fmt.Errorf("this kernel does not take our nftables for %s: %w", family, err)
+		return fmt.Errorf("this kernel does not support the nftables rules for %s: %w", family, err)
 	}
 	return nil
 }

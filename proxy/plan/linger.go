@@ -57,7 +57,7 @@ func (s Service) WithLingering(ports []Port) Service {
 	return s
 }
 
-// Serves tells whether the plan has a frontend that is not lingering at this address and port.
+// Serves reports whether the plan has a frontend that is not lingering at this address and port.
 func (s Service) Serves(protocol lb.Protocol, addr netip.Addr, port uint16) bool {
 	return slices.ContainsFunc(s.Ports, func(p Port) bool {
 		return p.Protocol == protocol && slices.ContainsFunc(p.Frontends, func(f Frontend) bool {

@@ -64,7 +64,7 @@ type Frontend struct {
 	Lingering bool
 }
 
-// AnswersPing tells whether the frontend's address answers echo requests on this node: an address
+// AnswersPing reports whether the frontend's address answers echo requests on this node: an address
 // of the Service's own that is delivered from here to who comes from outside. One that is not stays
 // silent, as who pings it wants to know just that.
 func (f Frontend) AnswersPing() bool {
@@ -276,7 +276,7 @@ func (s Service) Families() []lb.Family {
 	return families
 }
 
-// same tells whether two ports stand for the same port of the Service.
+// same reports whether two ports stand for the same port of the Service.
 func (p Port) same(other Port) bool {
 	return p.Family == other.Family && p.Name == other.Name && p.Protocol == other.Protocol
 }

@@ -52,7 +52,7 @@ func refusal(want, have []Port, failure error, vip netip.Addr) *lb.Refusal {
 		return lb.Refuse(lb.ReasonNotProgrammed,
 			"the Service has no %s cluster IP, or no ports, so nothing can be programmed for %s", lb.FamilyOf(vip), vip)
 	case failure != nil && !reflect.DeepEqual(want, have):
-		return lb.Refuse(lb.ReasonNotProgrammed, "the kernel did not take the rules for %s: %v", vip, failure)
+		return lb.Refuse(lb.ReasonNotProgrammed, "the kernel refused the rules for %s: %v", vip, failure)
 	case len(have) == 0:
 		return lb.Refuse(lb.ReasonNotProgrammed, "the kernel has not confirmed the rules for %s yet", vip)
 	}

@@ -6,7 +6,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// SameRules tells whether two plans ask the same of the kernel in one address family.
+// SameRules reports whether two plans ask the same of the kernel in one address family.
 func SameRules(a, b Service, family lb.Family) bool {
 	portsA, portsB := a.Only(family).Ports, b.Only(family).Ports
 	return len(portsA) == 0 && len(portsB) == 0 || a.HealthPort == b.HealthPort &&

@@ -211,7 +211,7 @@ func TestContract5ConnectionsSurviveAMove(t *testing.T) {
 		}
 	}
 	ra, rb := rescuer(t, l.a), rescuer(t, l.b)
-	// Each would hand over to the other, as both nodes may be where a connection is known.
+	// Each would move packets to the other, as either node may know a connection.
 	want(t, l.a, ra, from(v4.vip, v4.b, v6.vip, v6.b), 2)
 	want(t, l.b, rb, from(v4.vip, v4.a, v6.vip, v6.a), 2)
 	for _, at := range []addresses{v4, v6} {
@@ -246,11 +246,11 @@ func TestContract5ConnectionsSurviveAMove(t *testing.T) {
 	}
 	l.b.Do(t, rb.apply)
 	if rb.Packets() < 200 {
-		t.Errorf("%d packets are said to have been handed over", rb.Packets())
+		t.Errorf("%d packets are said to have been moved", rb.Packets())
 	}
 }
 
-// What nobody knows is refused, and does not go round between nodes that would each hand it to the
+// What no node knows is refused, and does not go round between nodes that would each move it to the
 // other.
 func TestContract9UnknownConnectionsAreRefused(t *testing.T) {
 	l := newLAN(t)
@@ -260,20 +260,20 @@ func TestContract9UnknownConnectionsAreRefused(t *testing.T) {
 	want(t, l.a, ra, from(v4.vip, v4.b), 1)
 	want(t, l.b, rb, from(v4.vip, v4.a), 1)
 	l.a.Run(t, "conntrack", "-F")
-	// where nobody knows it either
+	// which does not know them either
 	writeRules(
 		t, l.a, "flush chain ip test pre\nadd rule ip test pre ip daddr 10.0.0.100 tcp dport 80 dnat to 10.1.0.2:81")
 	l.point(t, v4.vip, l.macB)
 	began := time.Now()
 	if n := lost(conns); n != len(conns) {
-		t.Errorf("%d of %d connections were lost that nobody knows", n, len(conns))
+		t.Errorf("%d of %d connections were lost that no node knows", n, len(conns))
 	}
 	if took := time.Since(began); took > 5*time.Second {
 		t.Errorf("they were refused after %v", took)
 	}
 	l.b.Do(t, rb.apply)
 	if rb.Packets() > 50 {
-		t.Errorf("%d packets were handed over for %d connections: they go round", rb.Packets(), len(conns))
+		t.Errorf("%d packets were moved for %d connections: they go round", rb.Packets(), len(conns))
 	}
 }
 
@@ -307,7 +307,7 @@ func TestContract9ConnectionsOfADeadNodeAreRefused(t *testing.T) {
 	}
 }
 
-// A proxy that starts anew, or whose rules somebody takes away, has them as before; and nft can
+// A proxy that starts anew, or whose rules another program removes, has them as before; and nft can
 // read them.
 func TestContract6RulesOutliveTheProxyAndAreRepaired(t *testing.T) {
 	l := newLAN(t)
@@ -351,9 +351,9 @@ func TestContract6RulesOutliveTheProxyAndAreRepaired(t *testing.T) {
 	}
 }
 
-// A node that knows a former connection of the same ports does not keep what belongs to the one of
-// now, which the former owner knows.
-func TestContract5AFormerConnectionIsNotTakenForAMovedOne(t *testing.T) {
+// A node that knows an old connection of the same ports does not keep what belongs to the one of
+// now, which the previous owner knows.
+func TestContract5AnOldConnectionIsNotTakenForAMovedOne(t *testing.T) {
 	l := newLAN(t)
 	ra, rb := rescuer(t, l.a), rescuer(t, l.b)
 	want(t, l.a, ra, from(v4.vip, v4.b, v6.vip, v6.b), 2)
@@ -367,7 +367,7 @@ func TestContract5AFormerConnectionIsNotTakenForAMovedOne(t *testing.T) {
 		if n := lost([]net.Conn{conn}); n > 0 {
 			t.Errorf("%s: the connection was lost", at.vip)
 		}
-		// Who may know it is not overruled by the one who does not.
+		// The node that does not know it does not overrule the one that may.
 		l.a.Run(t, "conntrack", "-F")
 		l.wantNoReset(t, conn)
 		reset(t, conn)

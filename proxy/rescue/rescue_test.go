@@ -28,34 +28,34 @@ func TestChoose(t *testing.T) {
 	all := map[netip.Addr]links.Neighbor{a: there(1), b: there(2), c: there(3), a6: there(1)}
 	dead := maps.Clone(all)
 	dead[a] = links.Neighbor{MAC: [6]byte{2, 0, 0, 0, 0, 1}, Failed: true}
-	type formers = map[netip.Addr][]netip.Addr
+	type owners = map[netip.Addr][]netip.Addr
 	for _, test := range []struct {
 		name      string
 		family    lb.Family
 		w         Desired
 		neighbors map[netip.Addr]links.Neighbor
 		sent      []netip.Addr
-		targets   formers
+		targets   owners
 		peers     []byte
 	}{
-		{"nothing", lb.IPv4, Desired{}, all, nil, formers{}, nil},
-		{"one family", lb.IPv4, Desired{Previous: formers{vip1: {a}, vip6: {a6}}}, all, nil, formers{a: {vip1}}, []byte{1}},
-		{"the other family", lb.IPv6, Desired{Previous: formers{vip1: {a}, vip6: {a6}}}, all, nil, formers{a6: {vip6}},
+		{"nothing", lb.IPv4, Desired{}, all, nil, owners{}, nil},
+		{"one family", lb.IPv4, Desired{Previous: owners{vip1: {a}, vip6: {a6}}}, all, nil, owners{a: {vip1}}, []byte{1}},
+		{"the other family", lb.IPv6, Desired{Previous: owners{vip1: {a}, vip6: {a6}}}, all, nil, owners{a6: {vip6}},
 			[]byte{1}},
-		{"the likeliest, and packets of all come over", lb.IPv4, Desired{Previous: formers{vip1: {b, a}, vip2: {b}}}, all,
+		{"the likeliest, and packets of all come over", lb.IPv4, Desired{Previous: owners{vip1: {b, a}, vip2: {b}}}, all,
 			nil,
-			formers{b: {vip1, vip2}}, []byte{1, 2}},
-		{"not there yet", lb.IPv4, Desired{Previous: formers{vip1: {a}}}, nil, nil, formers{}, nil},
-		{"the likeliest answers no more", lb.IPv4, Desired{Previous: formers{vip1: {a, b}}}, dead, nil, formers{b: {vip1}},
+			owners{b: {vip1, vip2}}, []byte{1, 2}},
+		{"not there yet", lb.IPv4, Desired{Previous: owners{vip1: {a}}}, nil, nil, owners{}, nil},
+		{"the likeliest answers no more", lb.IPv4, Desired{Previous: owners{vip1: {a, b}}}, dead, nil, owners{b: {vip1}},
 			[]byte{2}},
-		{"the likeliest is said to be gone", lb.IPv4, Desired{Previous: formers{vip1: {a, b}}, Gone: []netip.Addr{a}}, all,
+		{"the likeliest is said to be gone", lb.IPv4, Desired{Previous: owners{vip1: {a, b}}, Gone: []netip.Addr{a}}, all,
 			nil,
-			formers{b: {vip1}}, []byte{2}},
-		{"what was sent goes on", lb.IPv4, Desired{Previous: formers{vip1: {b}}}, all, []netip.Addr{a, b},
-			formers{a: nil, b: {vip1}}, []byte{1, 2}},
-		{"unknown is not absent", lb.IPv4, Desired{}, nil, []netip.Addr{a}, formers{a: nil}, nil},
-		{"until the node is gone", lb.IPv4, Desired{}, dead, []netip.Addr{a}, formers{}, nil},
-		{"or said to be", lb.IPv4, Desired{Gone: []netip.Addr{a}}, all, []netip.Addr{a}, formers{}, nil},
+			owners{b: {vip1}}, []byte{2}},
+		{"what was sent goes on", lb.IPv4, Desired{Previous: owners{vip1: {b}}}, all, []netip.Addr{a, b},
+			owners{a: nil, b: {vip1}}, []byte{1, 2}},
+		{"unknown is not absent", lb.IPv4, Desired{}, nil, []netip.Addr{a}, owners{a: nil}, nil},
+		{"until the node is gone", lb.IPv4, Desired{}, dead, []netip.Addr{a}, owners{}, nil},
+		{"or said to be", lb.IPv4, Desired{Gone: []netip.Addr{a}}, all, []netip.Addr{a}, owners{}, nil},
 	} {
 		got := choose(test.family, test.w, test.neighbors, test.sent)
 		var peers []byte
@@ -163,7 +163,7 @@ func TestActor(t *testing.T) {
 	step(2)
 	k.have.sent[addr("10.0.0.1")] = 9
 	step(2)
-	k.have.sent[addr("10.0.0.1")] = 1 // somebody has written it anew
+	k.have.sent[addr("10.0.0.1")] = 1 // another program has written it anew
 	step(2)
 	if a.Packets() != 10 {
 		t.Errorf("%d packets", a.Packets())
@@ -173,7 +173,7 @@ func TestActor(t *testing.T) {
 	if _, err := next.step(t.Context()); err != nil || k.writes != 2 {
 		t.Errorf("a successor wrote what was right: %v", err)
 	}
-	k.have = held{} // somebody has taken it away
+	k.have = held{} // another program has removed it
 	step(3)
 	k.neighbor = map[netip.Addr]links.Neighbor{} // the kernel has forgotten the node
 	step(3)
@@ -190,19 +190,19 @@ func TestAChangeNeedsNoLook(t *testing.T) {
 	vip1, vip2, a, b := addr("192.0.2.1"), addr("192.0.2.2"), addr("10.0.0.1"), addr("10.0.0.2")
 	k := &fakeKernel{neighbor: map[netip.Addr]links.Neighbor{a: there(1), b: there(2)}}
 	actor := newActor(fakeDeps, k)
-	step := func(looks bool, former map[netip.Addr][]netip.Addr) {
+	step := func(looks bool, previous map[netip.Addr][]netip.Addr) {
 		t.Helper()
 		loads := k.loads
-		actor.Set(Desired{Previous: former})
+		actor.Set(Desired{Previous: previous})
 		if _, err := actor.step(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if got := k.loads > loads; got != looks {
-			t.Errorf("%v: looked %v, want %v", former, got, looks)
+			t.Errorf("%v: looked %v, want %v", previous, got, looks)
 		}
-		for vip, nodes := range former {
+		for vip, nodes := range previous {
 			if !slices.Contains(k.table.targets[nodes[0]], vip) {
-				t.Errorf("%s is not handed to %s: %v", vip, nodes[0], k.table.targets)
+				t.Errorf("%s is not moved to %s: %v", vip, nodes[0], k.table.targets)
 			}
 		}
 	}

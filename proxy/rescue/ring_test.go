@@ -38,7 +38,7 @@ func TestChooseOnARing(t *testing.T) {
 		hops      int
 		peers     []byte
 	}{
-		{"the next one, and as many hands as there are nodes", Desired{Ring: nodes{vip1: {b, c, a}}}, all, nodes{b: {vip1}},
+		{"the next one, and as many hops as there are nodes", Desired{Ring: nodes{vip1: {b, c, a}}}, all, nodes{b: {vip1}},
 			[]netip.Addr{vip1}, 3, nil},
 		{"one that is gone", Desired{Ring: nodes{vip1: {b, c, a}}, Gone: []netip.Addr{b}}, all, nodes{c: {vip1}},
 			[]netip.Addr{vip1}, 2, nil},
@@ -47,9 +47,9 @@ func TestChooseOnARing(t *testing.T) {
 		{"the longest of several", Desired{Ring: nodes{vip1: {b}, vip2: {b, c}}}, all, nodes{b: {vip1, vip2}},
 			[]netip.Addr{vip1, vip2}, 2, nil},
 		{"none there", Desired{Ring: nodes{vip1: {b, c}}}, nil, nodes{}, nil, 0, nil},
-		{"the ring, not a former owner", Desired{Previous: nodes{vip1: {a}}, Ring: nodes{vip1: {b}}}, all, nodes{b: {vip1}},
+		{"the ring, not a previous owner", Desired{Previous: nodes{vip1: {a}}, Ring: nodes{vip1: {b}}}, all, nodes{b: {vip1}},
 			[]netip.Addr{vip1}, 1, nil},
-		{"a former owner where the ring is empty", Desired{Previous: nodes{vip1: {a}}, Ring: nodes{vip1: nil}}, all,
+		{"a previous owner where the ring is empty", Desired{Previous: nodes{vip1: {a}}, Ring: nodes{vip1: nil}}, all,
 			nodes{a: {vip1}}, nil, 0, []byte{1}},
 		{"both kinds side by side", Desired{Previous: nodes{vip1: {b}}, Ring: nodes{vip2: {b, c}}}, all,
 			nodes{b: {vip1, vip2}},
@@ -139,7 +139,7 @@ func (r *rack) all(t *testing.T) {
 	}
 }
 
-// packets is how many have been handed over by all nodes.
+// packets is how many packets all nodes have moved.
 func (r *rack) packets(t *testing.T) (sum int) {
 	t.Helper()
 	for i, node := range r.nodes {
@@ -191,8 +191,8 @@ func TestContract5ConnectionsAreFoundRoundTheRing(t *testing.T) {
 	}
 }
 
-// What nobody knows goes round once, and is refused once.
-func TestContract9WhatNobodyOnARingKnowsIsRefused(t *testing.T) {
+// What no node knows goes round once, and is refused once.
+func TestContract9WhatNoNodeOnARingKnowsIsRefused(t *testing.T) {
 	r := newRack(t, 4)
 	r.all(t)
 	for _, family := range []string{"ip", "ip6"} { // as with policy Local and no endpoint here
@@ -208,13 +208,13 @@ func TestContract9WhatNobodyOnARingKnowsIsRefused(t *testing.T) {
 		before, resets := r.packets(t), r.resets(t)
 		began := time.Now()
 		if n := lost(conns); n != len(conns) {
-			t.Errorf("%d of %d connections were lost that nobody knows", n, len(conns))
+			t.Errorf("%d of %d connections were lost that no node knows", n, len(conns))
 		}
 		if took := time.Since(began); took > 5*time.Second {
 			t.Errorf("they were refused after %v", took)
 		}
 		if n := r.packets(t) - before; n != len(conns)*(len(r.nodes)-1) {
-			t.Errorf("%s: %d packets were handed over for %d connections among %d nodes", at.vip, n, len(conns), len(r.nodes))
+			t.Errorf("%s: %d packets were moved for %d connections among %d nodes", at.vip, n, len(conns), len(r.nodes))
 		}
 		if n := r.resets(t) - resets; n != len(conns) {
 			t.Errorf("%s: %d resets for %d connections", at.vip, n, len(conns))
@@ -278,8 +278,9 @@ func TestContract9RingsThatDisagreeEnd(t *testing.T) {
 	for name, views := range map[string][]Desired{
 		"to and fro":           {around(1), around(0), around(0, 1), around(0)},
 		"backward and forward": {around(1, 2, 3), around(0, 3, 2), around(3, 0, 1), around(2, 1, 0)},
-		"a former owner":       {from(v4.vip, "10.0.0.2", v6.vip, "fd00::2"), around(0, 2), around(1), around(0)},
-		"former owners and a ring": {from(v4.vip, "10.0.0.2", v6.vip, "fd00::2"), from(v4.vip, "10.0.0.3", v6.vip, "fd00::3"),
+		"a previous owner":     {from(v4.vip, "10.0.0.2", v6.vip, "fd00::2"), around(0, 2), around(1), around(0)},
+		"previous owners and a ring": {from(v4.vip, "10.0.0.2", v6.vip, "fd00::2"),
+			from(v4.vip, "10.0.0.3", v6.vip, "fd00::3"),
 			around(0), around(0)},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -294,7 +295,7 @@ func TestContract9RingsThatDisagreeEnd(t *testing.T) {
 					for _, node := range r.nodes {
 						node.Run(t, "conntrack", "-F")
 					}
-					writeRules(t, r.nodes[3], silent) // where nobody knows them either
+					writeRules(t, r.nodes[3], silent) // which does not know them either
 					before := r.packets(t)
 					r.point(t, at.vip, r.macs[first])
 					for range 2 { // the second finds them in mind
@@ -415,18 +416,18 @@ func TestContract5ARouterThatChangesItsNodesLosesNothing(t *testing.T) {
 		}
 	}
 	if n := r.packets(t); n < len(held) {
-		t.Errorf("only %d packets were handed over: the test shows nothing", n)
+		t.Errorf("only %d packets were moved: the test shows nothing", n)
 	}
 }
 
-// A node on the way that knows a former connection of the same ports does not keep what belongs to
+// A node on the way that knows an old connection of the same ports does not keep what belongs to
 // the one of now.
-func TestContract5AFormerConnectionOfTheSamePortsIsNotTakenForIt(t *testing.T) {
+func TestContract5AnOldConnectionOfTheSamePortsIsNotTakenForIt(t *testing.T) {
 	r := newRack(t, 4)
 	r.all(t)
 	for _, at := range []addresses{v4, v6} {
-		for former := range r.nodes {
-			r.point(t, at.vip, r.macs[former])
+		for old := range r.nodes {
+			r.point(t, at.vip, r.macs[old])
 			reset(t, r.dialFrom(t, 1080, at.vip))
 		}
 		r.point(t, at.vip, r.macs[3])
@@ -437,7 +438,7 @@ func TestContract5AFormerConnectionOfTheSamePortsIsNotTakenForIt(t *testing.T) {
 				t.Errorf("%s: the connection was lost at node %d", at.vip, to)
 			}
 		}
-		// Who may know it is not overruled by those who do not.
+		// Nodes that do not know it do not overrule the one that may.
 		r.nodes[3].Run(t, "conntrack", "-F")
 		r.point(t, at.vip, r.macs[0])
 		r.wantNoReset(t, conn)

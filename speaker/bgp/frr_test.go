@@ -14,6 +14,7 @@ import (
 	"github.com/landfall-lb/landfall/e2e/router/routertest"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
+	"github.com/landfall-lb/landfall/internal/seeds"
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
@@ -652,9 +653,9 @@ func TestFRRFaults(t *testing.T) {
 		eventually(t, a, "back", synced)
 		wantPrefixes(t, r, "ipv4", "192.0.2.1/32")
 	})
-	t.Run("20 flaps", func(t *testing.T) {
+	t.Run("flaps", func(t *testing.T) {
 		before := a.Statuses()["tor"].Flaps
-		for i := range 20 {
+		for i := range seeds.Of(5, 20) {
 			if _, err := r.Ask(t.Context(), "clear bgp *"); err != nil {
 				t.Fatal(err)
 			}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -14,50 +15,52 @@ import (
 
 // The proxy is told of dead nodes, and again after a new connection.
 func TestTheProxyIsToldOfDeadNodes(t *testing.T) {
-	conns := make(chan net.Conn)
-	f := NewFeed(Options{Log: slog.New(slog.DiscardHandler), Changed: func([]netip.Addr) {},
-		Dial: func(ctx context.Context) (net.Conn, error) {
-			ours, theirs := net.Pipe()
-			select {
-			case conns <- theirs:
-				return ours, nil
-			case <-ctx.Done():
-				return nil, ctx.Err()
+	synctest.Test(t, func(t *testing.T) {
+		conns := make(chan net.Conn)
+		f := NewFeed(Options{Log: slog.New(slog.DiscardHandler), Changed: func([]netip.Addr) {},
+			Dial: func(ctx context.Context) (net.Conn, error) {
+				ours, theirs := net.Pipe()
+				select {
+				case conns <- theirs:
+					return ours, nil
+				case <-ctx.Done():
+					return nil, ctx.Err()
+				}
+			}})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- f.Run(ctx) }()
+		heard := func(in *bufio.Reader, want string) {
+			t.Helper()
+			if line, err := in.ReadString('\n'); err != nil || line != want+"\n" {
+				t.Errorf("the proxy hears %q, %v; want %q", line, err, want)
 			}
-		}})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- f.Run(ctx) }()
-	heard := func(in *bufio.Reader, want string) {
-		t.Helper()
-		if line, err := in.ReadString('\n'); err != nil || line != want+"\n" {
-			t.Errorf("the proxy hears %q, %v; want %q", line, err, want)
 		}
-	}
-	proxy := <-conns
-	in := bufio.NewReader(proxy)
-	heard(in, `{"same":true,"beat":2000}`) // it is there, and does not know anything yet
-	f.Set(lb.FeedNotice{})
-	heard(in, `{"beat":2000}`)
-	f.Set(lb.FeedNotice{})
-	f.Set(lb.FeedNotice{Dead: []string{"a", "b"}})
-	heard(in, `{"beat":2000,"dead":["a","b"]}`)
-	f.Set(lb.FeedNotice{Dead: []string{"b"}})
-	heard(in, `{"beat":2000,"dead":["b"]}`)
-	proxy.Close()
-	proxy = <-conns
-	in = bufio.NewReader(proxy)
-	heard(in, `{"beat":2000,"dead":["b"]}`)
-	vip, node := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("172.26.236.177")
-	f.Set(lb.FeedNotice{Former: map[netip.Addr][]netip.Addr{vip: {node}}})
-	heard(in, `{"beat":2000,"former":{"192.0.2.1":["172.26.236.177"]}}`)
-	f.Set(lb.FeedNotice{})
-	heard(in, `{"beat":2000}`)
-	heard(in, `{"same":true,"beat":2000}`) // a moment later
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+		proxy := <-conns
+		in := bufio.NewReader(proxy)
+		heard(in, `{"same":true,"beat":2000}`) // it is there, and does not know anything yet
+		f.Set(lb.FeedNotice{})
+		heard(in, `{"beat":2000}`)
+		f.Set(lb.FeedNotice{})
+		f.Set(lb.FeedNotice{Dead: []string{"a", "b"}})
+		heard(in, `{"beat":2000,"dead":["a","b"]}`)
+		f.Set(lb.FeedNotice{Dead: []string{"b"}})
+		heard(in, `{"beat":2000,"dead":["b"]}`)
+		proxy.Close()
+		proxy = <-conns
+		in = bufio.NewReader(proxy)
+		heard(in, `{"beat":2000,"dead":["b"]}`)
+		vip, node := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("172.26.236.177")
+		f.Set(lb.FeedNotice{Former: map[netip.Addr][]netip.Addr{vip: {node}}})
+		heard(in, `{"beat":2000,"former":{"192.0.2.1":["172.26.236.177"]}}`)
+		f.Set(lb.FeedNotice{})
+		heard(in, `{"beat":2000}`)
+		heard(in, `{"same":true,"beat":2000}`) // a moment later
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // A proxy that hangs keeps its socket open. It is left after a while, and what it said counts for

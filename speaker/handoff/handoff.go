@@ -24,7 +24,7 @@ type Facts struct {
 
 // View is what is known of one VIP.
 type View struct {
-	// Claims are the words of the other nodes.
+	// Claims are those of the other nodes.
 	Claims map[string]plan.Claim
 	Owner  string
 	// Announced is set while this node announces the VIP over BGP, Routable while BGP is for the VIP,

@@ -180,7 +180,7 @@ func conflicts(macs ...string) map[netip.Addr][]plan.ConflictingHost {
 
 func wantConflicts(t *testing.T, what string, a *Actor, want map[netip.Addr][]plan.ConflictingHost) {
 	t.Helper()
-	if d := cmp.Diff(want, a.Outcome().Conflicts, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.Addr{})); d != "" {
+	if d := cmp.Diff(want, a.Outcome().ConflictingHosts, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.Addr{})); d != "" {
 		t.Errorf("%s: %s", what, d)
 	}
 }
@@ -319,7 +319,7 @@ func TestForeignHolder(t *testing.T) {
 	n.probe(vip, vip6, free, free6)
 	eventually(t, "all are probed", func() bool { return len(n.actor.Outcome().Probed) == 4 })
 	want := []plan.ConflictingHost{{Interface: "eth0", MAC: mac}}
-	got := n.actor.Outcome().Conflicts
+	got := n.actor.Outcome().ConflictingHosts
 	if !slices.Equal(got[vip], want) || !slices.Equal(got[vip6], want) || len(got) != 2 {
 		t.Errorf("conflicting hosts %v, want %v at %s and %s", got, want, vip, vip6)
 	}
@@ -332,7 +332,7 @@ func TestForeignHolder(t *testing.T) {
 	send(t, l.client, free, netip.MustParseAddr("172.26.236.77"))
 	send(t, l.client, free6, netip.MustParseAddr("2001:db8::77"))
 	eventually(t, "the node sees it", func() bool {
-		got := n.actor.Outcome().Conflicts
+		got := n.actor.Outcome().ConflictingHosts
 		return slices.Equal(got[free], want) && slices.Equal(got[free6], want)
 	})
 }

@@ -86,14 +86,14 @@ type Outcome struct {
 	// Probed are those of the VIPs to be probed whose probing has come to an end once on each of their
 	// interfaces.
 	Probed map[netip.Addr]bool
-	// Conflicts are the devices that use a VIP which is answered for or probed, as they were seen
-	// lately; sorted.
-	Conflicts map[netip.Addr][]plan.ConflictingHost
+	// ConflictingHosts are the devices that use a VIP which is answered for or probed, as they were
+	// seen lately; sorted.
+	ConflictingHosts map[netip.Addr][]plan.ConflictingHost
 }
 
 func (o Outcome) equal(other Outcome) bool {
 	return maps.EqualFunc(o.Answering, other.Answering, slices.Equal) && maps.Equal(o.Problems, other.Problems) &&
-		maps.Equal(o.Probed, other.Probed) && maps.EqualFunc(o.Conflicts, other.Conflicts, slices.Equal)
+		maps.Equal(o.Probed, other.Probed) && maps.EqualFunc(o.ConflictingHosts, other.ConflictingHosts, slices.Equal)
 }
 
 // Actor keeps responders and announcements as desired.
@@ -368,7 +368,7 @@ func (a *Actor) publish() {
 		}
 	}
 	a.mu.Lock()
-	outcome.Probed, outcome.Conflicts = a.probed(a.desired.Probes), a.seen.conflicts()
+	outcome.Probed, outcome.ConflictingHosts = a.probed(a.desired.Probes), a.seen.conflicts()
 	same := a.outcome.equal(outcome)
 	a.outcome = outcome
 	a.mu.Unlock()

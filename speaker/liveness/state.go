@@ -93,7 +93,7 @@ func (l *State) Joined(p plan.Process, now time.Time) {
 		return
 	}
 	if p.Heard.Born < p.Born {
-		n.reserve(p.Heard.Born, now.Add(l.hold))
+		n.reserve(p, now, l.hold)
 		return
 	}
 	if n.hold.born == p.Heard.Born {
@@ -181,19 +181,18 @@ func (l *State) Probed(p Probe, answered bool, now time.Time) Verdict {
 		n.release(n.Heard.Born)
 		return NodeDead
 	}
-	if born := n.Heard.Born; born != 0 {
-		n.reserve(born, now.Add(l.hold))
-		if n.hold.born == born {
-			n.hold.probe = p.Addr
-		}
+	if n.Heard.Born != 0 {
+		n.reserve(n.Process, now, l.hold)
+		n.hold.probe = p.Addr
 	}
 	return SpeakerOff
 }
 
-// reserve begins to wait for the node's next speaker, once for each process.
-func (n *peer) reserve(born uint64, until time.Time) {
-	if n.hold.born < born {
-		n.hold = reserved{born: born, until: until}
+// reserve begins to wait for the node's next speaker, once for each process that has been heard. A
+// process that has announced nothing does not end the wait for what an earlier one announced.
+func (n *peer) reserve(p plan.Process, now time.Time, hold time.Duration) {
+	if n.hold.born < p.Heard.Born && (p.Announces || !n.hold.active(now)) {
+		n.hold = reserved{born: p.Heard.Born, until: now.Add(hold)}
 	}
 }
 

@@ -20,11 +20,11 @@ const hold = 5 * time.Second
 type story struct {
 	*State
 	now   time.Time
-	heard map[string]plan.Point // the newest claim of each node that has arrived
+	heard map[string]plan.Process // what has arrived of each node's claims
 }
 
 func newStory() *story {
-	return &story{State: NewState("m", hold), now: time.Unix(1e9, 0), heard: map[string]plan.Point{}}
+	return &story{State: NewState("m", hold), now: time.Unix(1e9, 0), heard: map[string]plan.Process{}}
 }
 
 func process(name string) plan.Process {
@@ -32,7 +32,8 @@ func process(name string) plan.Process {
 		Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, name[0]}), 7947)}
 }
 
-// do takes one step: "a1 joins", "a1 speaks", "a1 lost", "a1 leaves", "a answers", "a silent",
+// do takes one step: "a1 joins", "a1 speaks" (it announces addresses), "a1 starts" (it speaks, and
+// announces none yet), "a1 lost", "a1 leaves", "a answers", "a silent",
 // "3s", "recalled 1", "cluster a b".
 func (s *story) do(step string) Verdict {
 	words := strings.Fields(step)
@@ -48,7 +49,7 @@ func (s *story) do(step string) Verdict {
 	node := words[0][:1]
 	event := func() plan.Process {
 		p := process(words[0])
-		p.Heard = s.heard[node]
+		p.Heard, p.Announces = s.heard[node].Heard, s.heard[node].Announces
 		return p
 	}
 	switch {
@@ -62,14 +63,14 @@ func (s *story) do(step string) Verdict {
 		s.Recalled(uint64(words[1][0]-'0'), s.now)
 	case verb == "joins":
 		s.Joined(event(), s.now)
-	case verb == "speaks":
+	case verb == "speaks", verb == "starts":
 		said := plan.Point{Born: process(words[0]).Born, Seq: 1}
-		if heard := s.heard[node]; heard.Born == said.Born {
+		if heard := s.heard[node].Heard; heard.Born == said.Born {
 			said.Seq = heard.Seq + 1
 		} else if heard.Born > said.Born {
 			break // gossip drops it: a later process has spoken
 		}
-		s.heard[node] = said
+		s.heard[node] = plan.Process{Heard: said, Announces: verb == "speaks"}
 	case verb == "lost":
 		s.Lost(event())
 	case verb == "leaves":
@@ -129,6 +130,11 @@ func TestStories(t *testing.T) {
 		{"restarted before gossip missed it", all + "a2 joins", "live a b m, a held 1"},
 		{"the hold of one process begins once", all + "a1 lost, a answers, 4s, a2 joins, 2s", "live a b m"},
 		{"a crash loop", all + "a1 lost, a answers, 6s, a2 joins, a2 speaks, a2 lost, a answers", "live a b m, a held 2"},
+		{"lost before it announced anything", all + "a2 joins, a2 starts, 1s, a2 lost, a answers, 3999ms",
+			"live a b m, a held 1"},
+		{"and not for longer", all + "a2 joins, a2 starts, 1s, a2 lost, a answers, 4s", "live b m, missing a"},
+		{"restarted twice", all + "a2 joins, a2 starts, a3 joins", "live a b m, a held 1"},
+		{"restarted twice, and it had announced", all + "a2 joins, a2 speaks, 1s, a3 joins, 4s", "live a b m, a held 2"},
 		{"nothing was said, so nothing is held", "a1 joins, b1 joins, a1 lost, a answers", "live b m, missing a"},
 		{"a false alarm", all + "a1 lost, a1 joins", "live a b m"},
 		{"a false alarm that took longer", all + "a1 lost, a answers, a1 joins", "live a b m, a stale 1.1"},
@@ -232,9 +238,9 @@ func TestRandomStories(t *testing.T) {
 		for range 40 {
 			node := string(rune('a' + random.IntN(3)))
 			one := fmt.Sprint(node, 1+random.IntN(3))
-			step := []string{one + " joins", one + " speaks", one + " lost", one + " leaves", node + " answers",
+			step := []string{one + " joins", one + " speaks", one + " starts", one + " lost", one + " leaves", node + " answers",
 				node + " silent",
-				"700ms", "2s", "cluster a b c", "cluster a b"}[random.IntN(10)]
+				"700ms", "2s", "cluster a b c", "cluster a b"}[random.IntN(11)]
 			told = append(told, step)
 			s.do(step)
 			before, next := s.String(), s.Next(s.now)
@@ -250,7 +256,7 @@ func TestRandomStories(t *testing.T) {
 				}
 			}
 			for name, standing := range s.Standings(s.now) {
-				if standing.Held > s.heard[name].Born || !slices.Contains(seen.Live, name) {
+				if standing.Held > s.heard[name].Heard.Born || !slices.Contains(seen.Live, name) {
 					t.Fatalf("%v: %s", told, s)
 				}
 			}

@@ -16,7 +16,7 @@ type book map[string]*page
 type page struct {
 	born, floor uint64
 	entries     map[netip.Addr]entry
-	before      *page // of the process before, or nil
+	before      *page // of the last process before that announced an address, or nil
 }
 
 // pageOf returns what an update says, as a page.
@@ -36,6 +36,9 @@ func (b book) merge(u update) []netip.Addr {
 	case p == nil, p.born < u.born: // a new process: what the old one said is void
 		next := &page{born: u.born, entries: map[netip.Addr]entry{}, before: p}
 		if p != nil {
+			if p.before != nil && !p.announces() {
+				next.before = p.before
+			}
 			p.before = nil
 			for vip := range p.entries {
 				changed[vip] = true
@@ -99,6 +102,16 @@ func (p *page) life(born uint64) *page {
 		}
 	}
 	return nil
+}
+
+// announces reports whether the process announces an address.
+func (p *page) announces() bool {
+	for vip := range p.entries {
+		if _, announces := p.held(vip); announces {
+			return true
+		}
+	}
+	return false
 }
 
 // held returns what is reserved of a VIP for the node's next speaker: that this one announced it.

@@ -11,19 +11,19 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Times and sizes of joining.
-const (
-	// joinEvery is how often this node calls the nodes that the API server knows and that are not
-	// members.
-	joinEvery = 3 * time.Second
-	// joinAlone is how long a node that has just started calls the others, every joinSoon, before it
-	// believes that it is alone: its network may not be ready yet, and the speakers that start
-	// together with it need a moment.
-	joinAlone = 2 * time.Second
-	joinSoon  = 200 * time.Millisecond
-	// joinsAtOnce bounds the calls under way, as all of the nodes may be down.
-	joinsAtOnce = 16
-)
+// joinsAtOnce bounds the calls under way, as all of the nodes may be down.
+const joinsAtOnce = 16
+
+// pace is how often this node calls those that the API server knows and that are not members.
+type pace struct {
+	every time.Duration
+	// alone is how long a node that has just started calls the others, every soon, before it believes
+	// that it is alone: its network may not be ready yet, and the speakers that start together with it
+	// need a moment.
+	alone, soon time.Duration
+}
+
+var usualPace = pace{every: 3 * time.Second, alone: 2 * time.Second, soon: 200 * time.Millisecond}
 
 // joinStep calls the nodes that should be members and are not.
 func (m *Members) joinStep(ctx context.Context) (time.Duration, error) {
@@ -51,10 +51,10 @@ func (m *Members) joinStep(ctx context.Context) (time.Duration, error) {
 		m.opts.Log.Debug("not all nodes can be reached by gossip", "error", err)
 	}
 	if len(missing) > 0 && m.hope(time.Now()) {
-		return joinSoon, nil
+		return m.opts.pace.soon, nil
 	}
 	m.meet()
-	return joinEvery, nil
+	return m.opts.pace.every, nil
 }
 
 // hope tells whether a node that has met nobody yet should go on calling before it takes itself for
@@ -63,7 +63,7 @@ func (m *Members) hope(now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.alone.IsZero() {
-		m.alone = now.Add(joinAlone)
+		m.alone = now.Add(m.opts.pace.alone)
 	}
 	return !m.joined && now.Before(m.alone)
 }

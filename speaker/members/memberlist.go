@@ -210,7 +210,7 @@ func (m *Members) process(n *memberlist.Node) plan.Process {
 		p.Addr = netip.AddrPortFrom(addr.Unmap(), n.Port)
 	}
 	if page := m.book[n.Name]; page != nil {
-		p.Heard = page.newest()
+		p.Heard, p.Announces = page.newest(), page.announces()
 	}
 	return p
 }

@@ -39,8 +39,9 @@ type Options struct {
 	// Changed is called with the VIPs of which another node says something else now; nil means that
 	// Joined changed. It must not block, and may be called from any goroutine.
 	Changed func(vips []netip.Addr)
-	// transport replaces the network in tests.
+	// transport and pace replace the network and usualPace in tests.
 	transport memberlist.Transport
+	pace      pace
 }
 
 // Liveness learns from Members which speakers take part, and says which of their claims count. The
@@ -86,6 +87,9 @@ var _ actor.Updater[netip.Addr, *plan.Claim] = (*Members)(nil)
 
 // New returns Members that have met no other node. Nothing is opened before Run.
 func New(opts Options) *Members {
+	if opts.pace == (pace{}) {
+		opts.pace = usualPace
+	}
 	m := &Members{
 		opts: opts,
 		own:  newJournal(opts.Self, uint64(opts.Born.UnixNano())),

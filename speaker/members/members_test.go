@@ -132,10 +132,17 @@ func fixed(addr netip.Addr) func(context.Context) (netip.Addr, error) {
 // testPort is one for each test process, so that two of them can run side by side.
 func testPort() int { return 20000 + os.Getpid()%20000 }
 
+// rigs counts the rigs of this process: each has addresses of its own, so that tests run side by
+// side.
+var rigs atomic.Uint32
+
+// newRig makes a rig whose test runs beside others, as all of them wait most of the time.
 func newRig(t *testing.T, names ...string) *rig {
+	t.Parallel()
+	number := byte(rigs.Add(1))
 	r := &rig{t: t, members: map[string]*rigged{}, peers: map[string][]netip.Addr{}}
 	for i, name := range names {
-		r.peers[name] = []netip.Addr{netip.AddrFrom4([4]byte{127, 7, 9, byte(i + 1)})}
+		r.peers[name] = []netip.Addr{netip.AddrFrom4([4]byte{127, 7, number, byte(i + 1)})}
 	}
 	return r
 }
@@ -155,6 +162,7 @@ func (r *rig) start(name string, tweak ...func(*setup)) *rigged {
 		Options: Options{
 			Self: name, Bind: fixed(addr.Addr()), Port: int(addr.Port()), Born: time.Now(),
 			Log: slog.New(slog.DiscardHandler), Changed: func([]netip.Addr) {}, transport: c,
+			pace: pace{every: 200 * time.Millisecond, alone: 500 * time.Millisecond, soon: 50 * time.Millisecond},
 		},
 		liveness: liveness.Options{Self: name, Log: slog.New(slog.DiscardHandler), Changed: func() {}, Probe: r.probe(c)},
 	}
@@ -415,7 +423,7 @@ func TestParseKey(t *testing.T) {
 }
 
 func TestRunWaitsForItsAddress(t *testing.T) {
-	addr := netip.AddrPortFrom(netip.MustParseAddr("127.7.9.9"), uint16(testPort()))
+	addr := netip.AddrPortFrom(netip.MustParseAddr("127.7.255.9"), uint16(testPort()))
 	taken, err := net.Listen("tcp", addr.String())
 	if err != nil {
 		t.Fatal(err)

@@ -17,9 +17,9 @@ const FreshFor = time.Second
 
 // Seen is what the actor for ARP and NDP has found out.
 type Seen struct {
-	Answering map[netip.Addr][]string
-	Probed    map[netip.Addr]bool
-	Conflicts map[netip.Addr][]plan.ConflictingHost
+	Answering        map[netip.Addr][]string
+	Probed           map[netip.Addr]bool
+	ConflictingHosts map[netip.Addr][]plan.ConflictingHost
 }
 
 // Events are what may change decisions.
@@ -96,7 +96,7 @@ func (s *State) Step(now time.Time, facts plan.Facts, e Events) (
 // look takes what the actor has found out, and adds the VIPs to vips of which it is news.
 func (s *State) look(seen Seen, vips map[netip.Addr]bool) {
 	differing(s.seen.Answering, seen.Answering, slices.Equal, vips)
-	differing(s.seen.Conflicts, seen.Conflicts, slices.Equal, vips)
+	differing(s.seen.ConflictingHosts, seen.ConflictingHosts, slices.Equal, vips)
 	differing(s.seen.Probed, seen.Probed, func(a, b bool) bool { return a == b }, vips)
 	s.seen = seen
 }
@@ -148,18 +148,18 @@ func (s *State) decide(now time.Time, facts plan.Facts, in plan.Input) Decided {
 	if !known {
 		s.fresh[vip] = now.Add(FreshFor)
 	}
-	in.Answering, in.Probed, in.Conflicts = s.seen.Answering[vip], s.seen.Probed[vip], s.seen.Conflicts[vip]
+	in.Answering, in.Probed, in.ConflictingHosts = s.seen.Answering[vip], s.seen.Probed[vip], s.seen.ConflictingHosts[vip]
 	if len(in.Answering) > 0 || anyAnswers(in.Claims) {
 		delete(s.fresh, vip) // from now on, whoever can shall step in at once
 		s.served[vip] = true
 	}
-	if in.Former {
+	if in.Restarted {
 		s.served[vip] = true
 	}
 	_, in.Fresh = s.fresh[vip]
 	in.Served = s.served[vip]
 	next := plan.Decide(facts, in)
-	if before.Rival != next.Rival {
+	if before.Overlap != next.Overlap {
 		s.rounds[vip]++ // clients may have listened to the other one last
 	}
 	if known && before.Owner != next.Owner {

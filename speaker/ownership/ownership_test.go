@@ -41,7 +41,7 @@ func input(vip netip.Addr, claims string) plan.Input {
 		Holders: []plan.Holder{{Service: key, Delivery: &lb.Delivery{Service: key, VIP: vip, Policy: lb.Cluster, Ready: 1}}}}
 	for _, word := range strings.Fields(claims) {
 		if word == "restarted" {
-			in.Former = true
+			in.Restarted = true
 			continue
 		}
 		node, what, _ := strings.Cut(word, ":")
@@ -155,7 +155,8 @@ func play(t *testing.T, name, self string, story []scene) {
 			case "probed":
 				e.Seen.Probed = map[netip.Addr]bool{vip1: true}
 			case "conflicting":
-				e.Seen.Conflicts = map[netip.Addr][]plan.ConflictingHost{vip1: {{Interface: "eth0", MAC: "02:00:00:00:00:99"}}}
+				e.Seen.ConflictingHosts = map[netip.Addr][]plan.ConflictingHost{
+					vip1: {{Interface: "eth0", MAC: "02:00:00:00:00:99"}}}
 			}
 		}
 		if c.claims == "gone" {

@@ -70,14 +70,14 @@ type BGPVIP struct {
 	Leaving bool
 	// Prefixes are announced for the VIP, to at least one peer, sorted.
 	Prefixes []netip.Prefix
-	// Words say for each advertisement and peer that does not take it why, as far as that is not what
-	// everyone expects.
-	Words []BGPWord
+	// Obstacles say for each advertisement and peer that does not take it why, as far as that is not
+	// what everyone expects.
+	Obstacles []BGPObstacle
 }
 
-// BGPWord is why a VIP that the node can deliver is not announced by an advertisement, or to a
+// BGPObstacle is why a VIP that the node can deliver is not announced by an advertisement, or to a
 // peer.
-type BGPWord struct {
+type BGPObstacle struct {
 	Advertisement string     `json:"advertisement"`
 	Peer          string     `json:"peer,omitempty"`
 	Reason        lb.Reason  `json:"reason"`
@@ -132,7 +132,7 @@ func standing(gate lb.Reason, node *lb.Refusal, in BGPInput) BGPVIP {
 func refuseNode(f Facts) *lb.Refusal {
 	switch {
 	case f.Stopping:
-		return lb.Refuse(lb.ReasonStopping, "the speaker on %s is ending", f.Self)
+		return lb.Refuse(lb.ReasonStopping, "the speaker on %s is stopping", f.Self)
 	case f.Node == nil:
 		return lb.Refuse(lb.ReasonNodeUnknown, "the API server has no Node %s", f.Self)
 	case f.Node.Leaving != "":
@@ -145,7 +145,7 @@ func refuseNode(f Facts) *lb.Refusal {
 	return nil
 }
 
-// anyMatches tells whether one of alternatives matches; none is no restriction.
+// anyMatches reports whether one of alternatives matches; none is no restriction.
 func anyMatches(selectors []labels.Selector, set labels.Set) bool {
 	for _, s := range selectors {
 		if s.Matches(set) {

@@ -32,7 +32,7 @@ func (k *BGPBook) VIP(vip netip.Addr) BGPVIP { return k.vips[vip] }
 // VIPs returns what becomes of each VIP. Do not change it.
 func (k *BGPBook) VIPs() map[netip.Addr]BGPVIP { return k.vips }
 
-// PlanAll plans everything anew. Changed tells whether Sessions differ.
+// PlanAll plans everything anew. Changed reports whether Sessions differ.
 func (k *BGPBook) PlanAll(f Facts, b BGPFacts, inputs []BGPInput) (changed bool) {
 	d := DecideBGP(f, b, inputs)
 	k.peers, k.vips, k.inside = d.Peers, d.VIPs, map[netip.Prefix]map[netip.Addr]bool{}
@@ -148,8 +148,8 @@ func amended(
 	return next
 }
 
-// take makes sessions those that shall be, and tells whether they differ. Equal ones stay the same
-// map.
+// take makes sessions those that shall be, and reports whether they differ. Equal ones stay the
+// same map.
 func (k *BGPBook) take(sessions map[string]BGPSession) (changed bool) {
 	if maps.EqualFunc(k.sessions, sessions, sameSession) {
 		return false
@@ -188,12 +188,12 @@ func (v BGPVIP) Routed(peers []string) Routed {
 		return Routed{Peers: peers, Refusal: v.Refusal}
 	case len(peers) == 0:
 		return Routed{Refusal: lb.Refuse(lb.ReasonNotEstablished,
-			"no BGP session is up over which a peer could hear of the address")}
+			"no established BGP session carries the address")}
 	}
 	return Routed{Peers: peers}
 }
 
-// steady tells whether peers hear of the VIP and go on to.
+// steady reports whether peers hear of the VIP and go on to.
 func (r Routed) steady() bool { return len(r.Peers) > 0 && r.Refusal == nil }
 
 // claim adds to what the node says to the others.

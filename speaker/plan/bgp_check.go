@@ -90,7 +90,7 @@ func (c *check) collect(ad lb.BGPAdvertisement, held []BGPHeld) {
 func (c *check) condition(ad lb.BGPAdvertisement) lb.Condition {
 	ready := lb.Condition{Type: lb.ConditionReady, Status: true, Reason: lb.ReasonAdvertisementReady,
 		Generation: ad.Generation,
-		Message:    "all that the advertisement asks for can be done"}
+		Message:    "the speakers can do all that the advertisement asks for"}
 	problems := c.problems(ad)
 	notes := c.notes(ad)
 	switch {
@@ -196,7 +196,7 @@ func value(v *uint32) uint32 {
 	return *v
 }
 
-// meet tells whether some node may announce by both advertisements to the same peer. Whether
+// meet reports whether some node may announce by both advertisements to the same peer. Whether
 // different selectors select the same node is not looked at: who writes two means different nodes.
 func meet(a, b lb.BGPAdvertisement) bool {
 	samePeer := len(a.Peers) == 0 || len(b.Peers) == 0 ||
@@ -224,12 +224,14 @@ func (c *check) notes(ad lb.BGPAdvertisement) []*lb.Refusal {
 	var found []*lb.Refusal
 	if ad.LocalPref != nil && external && !internal {
 		found = append(found, lb.Refuse(lb.ReasonAttributeUnsent,
-			"localPref is for internal peers, and all that hear the advertisement are external (RFC 4271 5.1.5); use "+
+			"speakers send localPref to internal peers only, and all peers of the advertisement are external (RFC 4271 "+
+				"5.1.5); use "+
 				"communities, med or asPathPrepend"))
 	}
 	if ad.Prepend > 0 && internal && !external {
 		found = append(found, lb.Refuse(lb.ReasonAttributeUnsent,
-			"asPathPrepend is for external peers, and all that hear the advertisement are internal; use localPref"))
+			"speakers apply asPathPrepend towards external peers only, and all peers of the advertisement are internal; use "+
+				"localPref"))
 	}
 	return found
 }

@@ -50,7 +50,7 @@ func sessions(f Facts, b BGPFacts) (map[string]BGPSession, map[string]PeerDecisi
 				d.Profile = &profile
 			} else {
 				d.Warning = lb.Refuse(lb.ReasonProfileMissing,
-					"there is no BFDProfile %s, so that nothing but the hold time watches the path", p.BFDProfile)
+					"BFDProfile %s does not exist, so only the hold time monitors the path", p.BFDProfile)
 			}
 		}
 		s := sessionOf(f, p)
@@ -68,8 +68,8 @@ func peersByAge(peers map[string]lb.Peer) []lb.Peer {
 	})
 }
 
-// peerSelects tells whether the node is to have a session. A node without an object has those that
-// all nodes have.
+// peerSelects reports whether the node is to have a session. A node without an object has those
+// that all nodes have.
 func peerSelects(p lb.Peer, node *lb.Node) bool {
 	if node == nil {
 		return len(p.NodeSelectors) == 0
@@ -93,7 +93,8 @@ func passwordOf(p lb.Peer, b BGPFacts) (string, *lb.Refusal) {
 	switch {
 	case !ok:
 		return "",
-			lb.Refuse(lb.ReasonSecretMissing, "there is no Secret %s/%s of type kubernetes.io/basic-auth", b.Namespace, ref.Name)
+			lb.Refuse(lb.ReasonSecretMissing, "Secret %s/%s of type kubernetes.io/basic-auth does not exist", b.Namespace,
+				ref.Name)
 	case password == "" || len(password) > maxPassword:
 		return "",
 			lb.Refuse(lb.ReasonSecretMissing, "the key password of Secret %s/%s has %d bytes, and a password has 1 to %d",

@@ -158,7 +158,7 @@ func resolveOne(written string, objects map[string]lb.CommunityNames) (lb.Commun
 	return value, nil
 }
 
-// selects tells whether an advertisement is for the VIP on this node.
+// selects reports whether an advertisement is for the VIP on this node.
 func (r *routes) selects(in BGPInput) bool {
 	for _, p := range r.pools {
 		if contains(p.Pool, in.VIP) && slices.ContainsFunc(p.ads, func(a *advertisement) bool { return a.selects(in) }) {
@@ -191,14 +191,14 @@ func (r *routes) add(in BGPInput, v *BGPVIP, kept bool) {
 	}
 	switch {
 	case pool == "":
-		v.refuse(lb.Refuse(lb.ReasonNoAdvertisement, "%s lies in no IPAddressPool", in.VIP))
+		v.refuse(lb.Refuse(lb.ReasonNoAdvertisement, "no IPAddressPool contains %s", in.VIP))
 	case !selected:
 		v.refuse(lb.Refuse(lb.ReasonNoAdvertisement, "no BGPAdvertisement selects IPAddressPool %s, the Service and node %s",
 			pool, r.self))
 	case len(v.Prefixes) == 0:
 		v.Leaving = false
-		if v.Refusal == nil && len(v.Words) > 0 {
-			v.Refusal = &lb.Refusal{Reason: v.Words[0].Reason, Message: v.Words[0].Message}
+		if v.Refusal == nil && len(v.Obstacles) > 0 {
+			v.Refusal = &lb.Refusal{Reason: v.Obstacles[0].Reason, Message: v.Obstacles[0].Message}
 		}
 	}
 	v.Leaving = v.Leaving && leaving
@@ -218,11 +218,11 @@ func (v *BGPVIP) refuse(refusal *lb.Refusal) {
 	v.Refusal, v.Leaving = refusal, false
 }
 
-// announce announces a VIP by one advertisement, and tells whether some peer hears that it is about
-// to go.
+// announce announces a VIP by one advertisement, and reports whether some peer hears that it is
+// about to go.
 func (r *routes) announce(in BGPInput, a *advertisement, pool lb.Pool, v *BGPVIP, kept bool) (leaving bool) {
-	word := func(peer string, refusal *lb.Refusal) {
-		v.Words = append(v.Words, BGPWord{VIP: in.VIP, Advertisement: a.Name, Peer: peer, Reason: refusal.Reason,
+	obstacle := func(peer string, refusal *lb.Refusal) {
+		v.Obstacles = append(v.Obstacles, BGPObstacle{VIP: in.VIP, Advertisement: a.Name, Peer: peer, Reason: refusal.Reason,
 			Message: refusal.Message})
 	}
 	prefix := a.Aggregate(in.VIP)
@@ -231,16 +231,16 @@ func (r *routes) announce(in BGPInput, a *advertisement, pool lb.Pool, v *BGPVIP
 		refusal = outside(prefix, in.VIP, pool)
 	}
 	if refusal == nil && len(a.peers) == 0 {
-		refusal = lb.Refuse(lb.ReasonUnknownPeer, "no BGPPeer that selects node %s hears BGPAdvertisement %s", r.self, a.Name)
+		refusal = lb.Refuse(lb.ReasonUnknownPeer, "BGPAdvertisement %s names no BGPPeer that selects node %s", a.Name, r.self)
 	}
 	if refusal != nil {
-		word("", refusal)
+		obstacle("", refusal)
 		return false
 	}
 	family := lb.FamilyOf(in.VIP)
 	for _, peer := range a.peers {
 		if !slices.Contains(r.sessions[peer].Families, family) {
-			word(peer, lb.Refuse(lb.ReasonFamilyNotOffered,
+			obstacle(peer, lb.Refuse(lb.ReasonFamilyNotOffered,
 				"the session with BGPPeer %s does not carry %s routes; set dualStackAddressFamily, or add a peer with an %s "+
 					"address", peer, family, family))
 			continue

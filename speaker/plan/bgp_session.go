@@ -23,7 +23,7 @@ type Route struct {
 // DefaultLocalPref is LOCAL_PREF where nothing is configured.
 const DefaultLocalPref = 100
 
-// Equal tells whether two routes have the same attributes.
+// Equal reports whether two routes have the same attributes.
 func (r Route) Equal(other Route) bool {
 	return r.LocalPref == other.LocalPref && r.MED == other.MED && r.HasMED == other.HasMED &&
 		r.Prepend == other.Prepend &&
@@ -59,5 +59,5 @@ type BGPSession struct {
 	Routes map[netip.Prefix]Route
 }
 
-// Internal tells whether a peer with that AS number is in the node's own AS.
+// Internal reports whether a peer with that AS number is in the node's own AS.
 func (s BGPSession) Internal(peerASN uint32) bool { return peerASN == s.LocalASN }

@@ -164,7 +164,7 @@ func TestBGPRoutes(t *testing.T) {
 			"tor-1: ; tor-2: 192.0.2.1/32", "", nil},
 		{"no such peer", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.Peers = []string{"tor-9"} })},
 			"tor-1: ; tor-2: ", lb.ReasonUnknownPeer,
-			[]string{"no BGPPeer that selects node node-1 hears BGPAdvertisement all"}},
+			[]string{"BGPAdvertisement all names no BGPPeer that selects node node-1"}},
 		{"other pool", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.Pools = []string{"dns"} })},
 			"tor-1: ; tor-2: ", lb.ReasonNoAdvertisement, nil},
 		{"pool by label", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.PoolSelectors = selector("tier=gold") })},
@@ -247,8 +247,8 @@ func TestBGPRoutes(t *testing.T) {
 				t.Errorf("refused because of %q, leaving %v, want %q", reason, v.Leaving, test.reason)
 			}
 			for _, want := range test.words {
-				if !slices.ContainsFunc(v.Words, func(w BGPWord) bool { return strings.Contains(w.Message, want) }) {
-					t.Errorf("words %+v, want %q", v.Words, want)
+				if !slices.ContainsFunc(v.Obstacles, func(w BGPObstacle) bool { return strings.Contains(w.Message, want) }) {
+					t.Errorf("obstacles %+v, want %q", v.Obstacles, want)
 				}
 			}
 			slices.Reverse(w.vips)
@@ -536,12 +536,12 @@ func TestCheckBGP(t *testing.T) {
 		{
 			"localPref for external peers",
 			[]func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.LocalPref = new(uint32(1)) })}, two, "all", true,
-			lb.ReasonAttributeUnsent, "localPref is for internal peers"},
+			lb.ReasonAttributeUnsent, "speakers send localPref to internal peers only"},
 		{"localPref for internal peers", []func(*bgpWorld){internal,
 			withAd(func(a *lb.BGPAdvertisement) { a.LocalPref = new(uint32(1)) })}, two, "all", true,
 			lb.ReasonAdvertisementReady, ""},
 		{"prepending for internal peers", []func(*bgpWorld){internal, withAd(func(a *lb.BGPAdvertisement) { a.Prepend = 1 })},
-			two, "all", true, lb.ReasonAttributeUnsent, "asPathPrepend is for external peers"},
+			two, "all", true, lb.ReasonAttributeUnsent, "speakers apply asPathPrepend towards external peers only"},
 		{
 			"conflict: the younger one is marked",
 			[]func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.LocalPref = new(uint32(200)) }),

@@ -13,17 +13,18 @@ import (
 // has answered for is taken over without a question, as that would lengthen a failure, and is
 // defended against whoever comes later.
 
-// conflict tells why this node does not claim a VIP that it could deliver: somebody else has it.
+// conflict returns why this node does not claim a VIP that it could deliver: a conflicting host has
+// it.
 func conflict(f Facts, in Input) *lb.Refusal {
-	if in.Served || len(in.Conflicts) == 0 {
+	if in.Served || len(in.ConflictingHosts) == 0 {
 		return nil
 	}
 	policy, advice := onConflict(f, in.Holders)
 	if policy == AnnounceOnConflict {
 		return nil
 	}
-	return lb.Refuse(lb.ReasonAddressConflict, "%s is in use by %s, which is no node that runs a speaker%s", in.VIP,
-		named(in.Conflicts), advice)
+	return lb.Refuse(lb.ReasonAddressConflict, "%s is in use by %s, a conflicting host%s", in.VIP,
+		named(in.ConflictingHosts), advice)
 }
 
 // onConflict is what the Services on the VIP ask for, of which one that insists is enough, or else
@@ -47,7 +48,7 @@ func onConflict(f Facts, holders []Holder) (policy OnConflict, advice string) {
 	return policy, advice
 }
 
-// probes tells whether this node looks for other holders of the VIP.
+// probes reports whether this node looks for other holders of the VIP.
 func probes(f Facts, in Input, d Decision) bool {
 	switch {
 	case in.Served:

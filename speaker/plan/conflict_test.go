@@ -27,25 +27,25 @@ func TestAddressConflicts(t *testing.T) {
 			summary: lb.ReasonAnnounceFailed},
 		{name: "what one of ours has answered for is taken over at once", input: func(in *Input) { in.Served = true },
 			answers: true, summary: lb.ReasonAnnounceFailed},
-		{name: "somebody else has it", input: func(in *Input) { in.Conflicts = conflicting }, probes: true,
+		{name: "somebody else has it", input: func(in *Input) { in.ConflictingHosts = conflicting }, probes: true,
 			reason: lb.ReasonAddressConflict, summary: lb.ReasonAddressConflict},
 		{name: "found while probing, not only after it",
-			input:  func(in *Input) { in.Conflicts, in.Probed = conflicting, true },
+			input:  func(in *Input) { in.ConflictingHosts, in.Probed = conflicting, true },
 			probes: true, reason: lb.ReasonAddressConflict, summary: lb.ReasonAddressConflict},
 		{name: "the Service insists: probed all the same, to be reported",
-			input: func(in *Input) { in.Conflicts = conflicting; insists(in) }, probes: true, summary: lb.ReasonProbing},
+			input: func(in *Input) { in.ConflictingHosts = conflicting; insists(in) }, probes: true, summary: lb.ReasonProbing},
 		{name: "and announced after it", input: func(in *Input) {
-			in.Conflicts, in.Served, in.Answering = conflicting, true, []string{"eth0"}
+			in.ConflictingHosts, in.Served, in.Answering = conflicting, true, []string{"eth0"}
 			insists(in)
 		}, answers: true, summary: lb.ReasonContested, true: true},
 		{name: "all Services insist", facts: func(f *Facts) { f.OnConflict = AnnounceOnConflict },
-			input: func(in *Input) { in.Conflicts, in.Probed = conflicting, true }, answers: true,
+			input: func(in *Input) { in.ConflictingHosts, in.Probed = conflicting, true }, answers: true,
 			summary: lb.ReasonAnnounceFailed},
 		{name: "but this one", facts: func(f *Facts) { f.OnConflict = AnnounceOnConflict }, input: func(in *Input) {
-			in.Conflicts, in.Probed, in.Holders[0].OnConflict = conflicting, true, "refuse"
+			in.ConflictingHosts, in.Probed, in.Holders[0].OnConflict = conflicting, true, "refuse"
 		}, probes: true, reason: lb.ReasonAddressConflict, summary: lb.ReasonAddressConflict},
 		{name: "it comes when we answer: defended and reported", input: func(in *Input) {
-			in.Conflicts, in.Served, in.Answering = conflicting, true, []string{"eth0"}
+			in.ConflictingHosts, in.Served, in.Answering = conflicting, true, []string{"eth0"}
 		}, answers: true, summary: lb.ReasonContested, true: true},
 		{name: "what this node cannot deliver anyway is not probed",
 			input: func(in *Input) { unprogrammed(in.Holders[0].Delivery) }, reason: lb.ReasonNotProgrammed,
@@ -102,7 +102,7 @@ func TestWhoReportsAConflict(t *testing.T) {
 			in.Claims = map[string]Claim{w177: {Reason: lb.ReasonNodeExcluded}, w179: {Reason: lb.ReasonNodeExcluded}}
 			in.Claims[knowing] = Claim{Reason: lb.ReasonAddressConflict}
 			delete(in.Claims, w178)
-			in.Conflicts = []ConflictingHost{{Interface: "eth0", MAC: "02:00:00:00:00:09"}}
+			in.ConflictingHosts = []ConflictingHost{{Interface: "eth0", MAC: "02:00:00:00:00:09"}}
 		})
 		f := facts(w178, func(f *Facts) {
 			if knowing != w178 {
@@ -119,7 +119,7 @@ func TestWhoReportsAConflict(t *testing.T) {
 func TestBadChoiceOnConflictIsNamed(t *testing.T) {
 	in := input(func(in *Input) {
 		in.Holders[0].OnConflict = "yes"
-		in.Conflicts = []ConflictingHost{{Interface: "eth0", MAC: "02:00:00:00:00:09"}}
+		in.ConflictingHosts = []ConflictingHost{{Interface: "eth0", MAC: "02:00:00:00:00:09"}}
 	})
 	d := Decide(facts(w178), in)
 	if d.Refusal == nil ||

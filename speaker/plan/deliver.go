@@ -2,7 +2,7 @@ package plan
 
 import "github.com/landfall-lb/landfall/internal/lb"
 
-// deliverable tells why this node cannot deliver the VIP, or nil when it can: every Service on it
+// deliverable returns why this node cannot deliver the VIP, or nil when it can: every Service on it
 // is programmed and deliverable here. A Service that no node can deliver does not count, unless
 // there is no other.
 func deliverable(gate lb.Reason, holders []Holder) *lb.Refusal {
@@ -28,10 +28,11 @@ func deliverable(gate lb.Reason, holders []Holder) *lb.Refusal {
 	return nil
 }
 
-// refuse tells why this node cannot deliver one Service, or nil when it can.
+// refuse returns why this node cannot deliver one Service, or nil when it can.
 func (h Holder) refuse() *lb.Refusal {
 	if h.Delivery == nil {
-		return lb.Refuse(lb.ReasonNotProgrammed, "nothing says that this node's rules deliver %s yet", h.Service)
+		return lb.Refuse(lb.ReasonNotProgrammed, "the proxy has not confirmed yet that this node's rules deliver %s",
+			h.Service)
 	}
 	switch reason := h.Delivery.Deliverable(); reason {
 	case "":
@@ -45,7 +46,7 @@ func (h Holder) refuse() *lb.Refusal {
 	}
 }
 
-// forwards tells whether the kernel still delivers what arrives for the VIP, be it to endpoints
+// forwards reports whether the kernel still delivers what arrives for the VIP, be it to endpoints
 // that are terminating.
 func forwards(holders []Holder) bool {
 	counted := 0

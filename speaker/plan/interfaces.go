@@ -19,7 +19,7 @@ func announceOn(f Facts, in Input) (place, *lb.Refusal) {
 	vip := in.VIP
 	pools := poolsOf(f.Pools, vip)
 	if len(pools) == 0 {
-		return place{}, lb.Refuse(lb.ReasonNoAdvertisement, "%s lies in no IPAddressPool", vip)
+		return place{}, lb.Refuse(lb.ReasonNoAdvertisement, "no IPAddressPool contains %s", vip)
 	}
 	var matching, elsewhere, others []lb.L2Advertisement
 	for _, name := range slices.Sorted(maps.Keys(f.Advertisements)) {
@@ -66,7 +66,7 @@ func poolsOf(pools map[string]lb.Pool, vip netip.Addr) []lb.Pool {
 	return found
 }
 
-// selectsService tells whether the advertisement is for a Service that holds the VIP; one of
+// selectsService reports whether the advertisement is for a Service that holds the VIP; one of
 // several that share it is enough.
 func selectsService(ad lb.L2Advertisement, holders []Holder) bool {
 	return len(ad.ServiceSelectors) == 0 || slices.ContainsFunc(holders, func(h Holder) bool {
@@ -101,8 +101,8 @@ func selectsNode(ad lb.L2Advertisement, node lb.Node) bool {
 	return false
 }
 
-// suits tells whether the advertisement has the interface answer for the VIP. An interface that is
-// named needs no subnet that contains the VIP: whoever names it knows who asks there.
+// suits reports whether the advertisement has the interface answer for the VIP. An interface that
+// is named needs no subnet that contains the VIP: whoever names it knows who asks there.
 func suits(ad lb.L2Advertisement, i lb.Interface, vip netip.Addr) bool {
 	if !i.Up || i.Loopback || i.NoARP || len(i.MAC) == 0 {
 		return false
@@ -114,7 +114,7 @@ func suits(ad lb.L2Advertisement, i lb.Interface, vip netip.Addr) bool {
 	return ok && !i.Enslaved
 }
 
-// matchesAny tells whether one of the shell patterns matches the name. Patterns are checked where
+// matchesAny reports whether one of the shell patterns matches the name. Patterns are checked where
 // they come in.
 func matchesAny(patterns []string, name string) bool {
 	return slices.ContainsFunc(patterns, func(p string) bool {
@@ -145,8 +145,8 @@ func MACs(f Facts) []string {
 func noInterface(f Facts, matching []lb.L2Advertisement, vip netip.Addr) string {
 	for _, ad := range matching {
 		if len(ad.Interfaces) > 0 {
-			return fmt.Sprintf("%s has no interface %s, as L2Advertisement %s names it, that is up and speaks ARP",
-				f.Self, strings.Join(ad.Interfaces, " or "), ad.Name)
+			return fmt.Sprintf("L2Advertisement %s names interface %s, and %s has no such interface that is up and speaks ARP",
+				ad.Name, strings.Join(ad.Interfaces, " or "), f.Self)
 		}
 	}
 	var subnets []string
@@ -168,7 +168,7 @@ func noInterface(f Facts, matching []lb.L2Advertisement, vip netip.Addr) string 
 		return fmt.Sprintf("%s has no interface with an address of the family of %s", f.Self, vip)
 	}
 	return fmt.Sprintf(
-		"no interface of %s that is up has a subnet that contains %s (%s); an L2Advertisement that names interfaces "+
-			"announces it all the same",
+		"no interface of %s that is up has a subnet that contains %s (%s); to announce it all the same, name the "+
+			"interfaces in an L2Advertisement",
 		f.Self, vip, strings.Join(subnets, "; "))
 }

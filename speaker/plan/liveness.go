@@ -18,6 +18,8 @@ type Process struct {
 	// Heard is the newest claim of the node that has arrived, maybe one of an earlier process; the
 	// zero Point for none.
 	Heard Point
+	// Announces is set when that process announces an address.
+	Announces bool
 }
 
 // Standing says what counts of what the speakers of a node have said.

@@ -34,7 +34,7 @@ type Facts struct {
 	Exclude []string
 	// CordonDrains makes a node that takes no new pods give its VIPs away.
 	CordonDrains bool
-	// OnConflict is what becomes of a VIP that somebody else uses, unless its Service says.
+	// OnConflict says what to do with a VIP that a conflicting host uses, unless its Service does.
 	OnConflict OnConflict
 	// Live are the names of all live nodes, this one included, in any order.
 	Live []string
@@ -49,13 +49,13 @@ type Input struct {
 	VIP netip.Addr
 	// Holders are the Services that hold the VIP, in order of their keys.
 	Holders []Holder
-	// Claims are the words of other live nodes.
+	// Claims are those of the other live nodes.
 	Claims map[string]Claim
 	// Answering are the interfaces on which this node answers for the VIP now.
 	Answering []string
-	// Former is set when this node's speaker was started anew a moment ago and answered for the VIP
+	// Restarted is set when this node's speaker restarted a moment ago and answered for the VIP
 	// before, so that the others wait for it.
-	Former bool
+	Restarted bool
 	// Routed is what has become of the VIP over BGP.
 	Routed Routed
 	// Fresh is set for a moment after this node has first seen the VIP: other nodes may see it a
@@ -66,10 +66,10 @@ type Input struct {
 	Elsewhere bool
 	// Served is set once a node of ours has answered for the VIP, as far as this node has heard.
 	Served bool
-	// Probed is set once this node has asked on its interfaces whether somebody else uses the VIP.
+	// Probed is set once this node has probed on its interfaces for a conflicting host.
 	Probed bool
-	// Conflicts are the conflicting hosts that were seen lately.
-	Conflicts []ConflictingHost
+	// ConflictingHosts are the conflicting hosts that were seen lately.
+	ConflictingHosts []ConflictingHost
 }
 
 // Holder is a Service that holds the VIP, with what the gate says of it.
@@ -95,21 +95,21 @@ type Decision struct {
 	Reporter string
 	// Answer are the interfaces on which this node answers; none when it does not.
 	Answer []string
-	// Probe are the interfaces on which this node asks whether somebody else uses the VIP.
+	// Probe are the interfaces on which this node probes for a conflicting host.
 	Probe []string
-	// Conflicts are the conflicting hosts that were seen lately.
-	Conflicts []ConflictingHost
+	// ConflictingHosts are the conflicting hosts that were seen lately.
+	ConflictingHosts []ConflictingHost
 	// Handover is set while this node answers only until the owner does.
 	Handover bool
 	// Weight is how much this node is preferred for the VIP.
 	Weight uint16
 	// Parted is that of the facts.
 	Parted bool
-	// Rival is set while this node owns the VIP and another one answers for it too.
-	Rival bool
+	// Overlap is set while this node owns the VIP and another one answers for it too.
+	Overlap bool
 	// Routed is what has become of the VIP over BGP on this node.
 	Routed Routed
-	// Nodes is the word of each live node, sorted by name.
+	// Nodes is the status of each live or missing node, sorted by name.
 	Nodes []NodeStatus
 }
 
@@ -137,7 +137,7 @@ func (d Decision) Claim(answering bool) Claim {
 
 // Decide plans one VIP.
 func Decide(f Facts, in Input) Decision {
-	d := Decision{VIP: in.VIP, Routed: in.Routed, Conflicts: in.Conflicts, Parted: f.Parted}
+	d := Decision{VIP: in.VIP, Routed: in.Routed, ConflictingHosts: in.ConflictingHosts, Parted: f.Parted}
 	for _, h := range in.Holders {
 		d.Services = append(d.Services, h.Service)
 	}
@@ -147,7 +147,8 @@ func Decide(f Facts, in Input) Decision {
 		d.Refusal = conflict(f, in)
 	}
 	if d.Refusal == nil && in.Elsewhere {
-		d.Refusal = lb.Refuse(lb.ReasonYielded, "%s is cut off from a majority of the speakers, which answers for %s", f.Self,
+		d.Refusal = lb.Refuse(lb.ReasonYielded, "%s sees no majority of the speakers, and the majority answers for %s",
+			f.Self,
 			in.VIP)
 	}
 	d.Weight = place.weight
@@ -168,12 +169,12 @@ func Decide(f Facts, in Input) Decision {
 	case d.Owner == f.Self:
 		d.Answer = place.interfaces
 		for _, claim := range in.Claims {
-			d.Rival = d.Rival || claim.Answering
+			d.Overlap = d.Overlap || claim.Answering
 		}
 	case handsOver(f, in, d):
 		d.Answer, d.Handover = in.Answering, true
 	}
-	d.Nodes = nodeStatuses(f, in, d)
+	d.Nodes = statuses(f, in, d)
 	return d
 }
 
@@ -189,7 +190,7 @@ func claimants(f Facts, in Input, d Decision) []Candidate {
 		}
 	}
 	if d.Refusal == nil {
-		answering := len(in.Answering) > 0 || in.Former && !served
+		answering := len(in.Answering) > 0 || in.Restarted && !served
 		nodes = append(nodes, Candidate{Node: f.Self, Weight: d.Weight, Answering: answering, Parted: f.Parted})
 	}
 	if in.Fresh && !served {
@@ -213,9 +214,9 @@ func expected(f Facts, in Input) []Candidate {
 	return nodes
 }
 
-// handsOver tells whether this node, which answers for a VIP that it does not own, goes on with it
-// until it has heard that the owner answers (contract: make before break). What an owner that has
-// just been found again said before may not be so any more. It does so only while what still
+// handsOver reports whether this node, which answers for a VIP that it does not own, goes on with
+// it until it has heard that the owner answers (contract: make before break). What an owner that
+// has just been found again said before may not be so any more. It does so only while what still
 // arrives here is delivered.
 func handsOver(f Facts, in Input, d Decision) bool {
 	if len(in.Answering) == 0 || f.Gate != "" || !forwards(in.Holders) {
@@ -248,7 +249,7 @@ type place struct {
 func refuse(f Facts, in Input) (place, *lb.Refusal) {
 	switch {
 	case f.Stopping:
-		return place{}, lb.Refuse(lb.ReasonStopping, "the speaker on %s is ending", f.Self)
+		return place{}, lb.Refuse(lb.ReasonStopping, "the speaker on %s is stopping", f.Self)
 	case f.Node == nil:
 		return place{}, lb.Refuse(lb.ReasonNodeUnknown, "the API server has no Node %s", f.Self)
 	case f.Node.Leaving != "":

@@ -285,7 +285,7 @@ func ranking() (owner, second, third string) {
 func TestContract5MakeBeforeBreak(t *testing.T) {
 	owner, second, _ := ranking()
 	answering := func(in *Input) { in.Answering = []string{"eth0"} }
-	former := func(in *Input) { in.Former = true }
+	former := func(in *Input) { in.Restarted = true }
 	fresh := func(in *Input) { in.Fresh = true }
 	preferred := func(f *Facts) {
 		f.Advertisements["lan"] = lb.L2Advertisement{Name: "lan",
@@ -301,19 +301,19 @@ func TestContract5MakeBeforeBreak(t *testing.T) {
 		input    []func(*Input)
 		answer   bool
 		handover bool
-		rival    bool
+		overlap  bool
 	}{
 		{name: "who would have won leaves alone what is served well", self: owner,
 			input: []func(*Input){others(second, Claim{Answering: true})}},
 		{name: "unless it is preferred, and takes over at once", self: owner, facts: preferred,
-			input: []func(*Input){others(second, Claim{Answering: true})}, answer: true, rival: true},
+			input: []func(*Input){others(second, Claim{Answering: true})}, answer: true, overlap: true},
 		{name: "unless who serves it is about to stop", self: owner,
 			input: []func(*Input){others(second, Claim{Answering: true, Reason: lb.ReasonStopping})}, answer: true,
-			rival: true},
+			overlap: true},
 		{name: "of two that answer, one wins", self: owner,
-			input: []func(*Input){answering, others(second, Claim{Answering: true})}, answer: true, rival: true},
+			input: []func(*Input){answering, others(second, Claim{Answering: true})}, answer: true, overlap: true},
 		{name: "who is expected back is waited for", self: owner,
-			input: []func(*Input){others(second, Claim{Answering: true, Held: true})}, rival: false},
+			input: []func(*Input){others(second, Claim{Answering: true, Held: true})}, overlap: false},
 		{name: "who is back goes on where it was", self: second, input: []func(*Input){former, others(owner, Claim{})},
 			answer: true},
 		{name: "unless another one serves it by now", self: second,
@@ -365,9 +365,9 @@ func TestContract5MakeBeforeBreak(t *testing.T) {
 				c.facts(&f)
 			}
 			d := Decide(f, input(c.input...))
-			if got := len(d.Answer) > 0; got != c.answer || d.Handover != c.handover || d.Rival != c.rival {
-				t.Errorf("answers on %v, handover %v, rival %v; want %v, %v, %v", d.Answer, d.Handover, d.Rival, c.answer,
-					c.handover, c.rival)
+			if got := len(d.Answer) > 0; got != c.answer || d.Handover != c.handover || d.Overlap != c.overlap {
+				t.Errorf("answers on %v, handover %v, overlap %v; want %v, %v, %v", d.Answer, d.Handover, d.Overlap, c.answer,
+					c.handover, c.overlap)
 			}
 		})
 	}

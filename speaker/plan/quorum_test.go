@@ -57,7 +57,8 @@ func TestYielding(t *testing.T) {
 	}
 }
 
-// Nodes count as dead only for a node that sees a majority: else it may be this one that is cut off.
+// Nodes count as dead only for a node that sees a majority: else it may be this one that is cut
+// off.
 func TestSpeakersOf(t *testing.T) {
 	for _, c := range []struct{ live, known, dead, missing, wantDead string }{
 		{"abc", "abc", "", "", ""},

@@ -88,7 +88,7 @@ func (c *cluster) hear(to, from string) {
 	}
 }
 
-// majority tells whether a node sees most of those that are alive.
+// majority reports whether a node sees most of those that are alive.
 func (c *cluster) majority(s *speaker) bool {
 	var known []string
 	for name, o := range c.nodes {

@@ -161,7 +161,7 @@ func (s *State) missing(f Facts) string {
 	case !f.Node.Joined:
 		return "the other speakers" // to know where connections are that routers move here
 	case f.Node.Gate == lb.ReasonFeedUnknown:
-		return "the proxy's first word"
+		return "the first report of the proxy"
 	}
 	return ""
 }

@@ -161,7 +161,7 @@ func TestNothingIsSaidBeforeAllIsKnown(t *testing.T) {
 	}{
 		{func(f *Facts) { f.Unknown = "the list of BGPPeers" }, "the list of BGPPeers"},
 		{func(f *Facts) { f.Node.Joined = false }, "the other speakers"},
-		{func(f *Facts) { f.Node.Gate = lb.ReasonFeedUnknown }, "the proxy's first word"},
+		{func(f *Facts) { f.Node.Gate = lb.ReasonFeedUnknown }, "the first report of the proxy"},
 	} {
 		facts := w.facts
 		c.change(&w.facts)
@@ -371,7 +371,7 @@ func TestStatus(t *testing.T) {
 			false, nil},
 		"a profile that is not there": {do(up, func(w *world) { w.facts.BGP.Profiles = nil }), true,
 			&lb.PeerNode{State: "Established", Reason: lb.ReasonProfileMissing,
-				Message: "there is no BFDProfile fast, so that nothing but the hold time watches the path"}},
+				Message: "BFDProfile fast does not exist, so only the hold time monitors the path"}},
 		"not for this node any more": {do(said(watched), up, func(w *world) {
 			peer := w.facts.BGP.Peers["tor"]
 			peer.NodeSelectors = []labels.Selector{labels.Nothing()}

@@ -27,9 +27,9 @@ type NodeStatus struct {
 	Routed bool `json:"routed,omitempty"`
 }
 
-// nodeStatuses explains a decision for each node that is live or missing. Of the others this node
-// knows the reason only, not the details.
-func nodeStatuses(f Facts, in Input, d Decision) []NodeStatus {
+// statuses explain a decision for each node that is live or missing. Of the others this node knows
+// the reason only, not the details.
+func statuses(f Facts, in Input, d Decision) []NodeStatus {
 	found := make([]NodeStatus, 0, len(f.Live))
 	for _, node := range f.Live {
 		claim, told := in.Claims[node]
@@ -46,11 +46,11 @@ func nodeStatuses(f Facts, in Input, d Decision) []NodeStatus {
 			w.Message = Describe(claim.Reason)
 		case node == d.Owner && claim.Held:
 			w.Reason, w.Message = lb.ReasonAnnounced,
-				"the node's speaker stopped a moment ago and is expected back; the node still forwards"
+				"the node's speaker crashed a moment ago and may return; the node still forwards"
 		case node == d.Owner && claim.Answering:
 			w.Reason, w.Message = lb.ReasonAnnounced, Describe(lb.ReasonAnnounced)
-			if node == f.Self && len(d.Conflicts) > 0 {
-				w.Message += ", which " + named(d.Conflicts) + " uses too"
+			if node == f.Self && len(d.ConflictingHosts) > 0 {
+				w.Message += "; the conflicting host " + named(d.ConflictingHosts) + " uses it too"
 			}
 		case node == d.Owner && len(d.Probe) > 0:
 			w.Reason, w.Message = lb.ReasonProbing, Describe(lb.ReasonProbing)
@@ -72,8 +72,8 @@ func nodeStatuses(f Facts, in Input, d Decision) []NodeStatus {
 	return found
 }
 
-// addRoutes adds to the status of a node what it says of BGP. Where no L2Advertisement is for the
-// VIP, that is all there is to say.
+// addRoutes adds to the status of a node what it has said of BGP. Where no L2Advertisement is for
+// the VIP, that is all there is to say.
 func (w *NodeStatus) addRoutes(claim Claim, owner bool) {
 	w.Peers, w.Routed = claim.Routes, claim.Routes != "" && claim.Unrouted == ""
 	w.Answering = w.Answering || claim.Routes != ""
@@ -96,7 +96,7 @@ func Describe(reason lb.Reason) string {
 	case lb.ReasonNoInterface:
 		return "no suitable interface has a subnet that contains the address"
 	case lb.ReasonFeedUnknown:
-		return "this node's proxy has not reported yet which rules its kernel holds"
+		return "this node's proxy has not reported yet what the kernel holds"
 	case lb.ReasonFeedLost:
 		return "this node's proxy has been disconnected for longer than --hold"
 	case lb.ReasonNotProgrammed:
@@ -106,7 +106,7 @@ func Describe(reason lb.Reason) string {
 	case lb.ReasonNoLocalBackends:
 		return "externalTrafficPolicy is Local and no endpoint on this node is usable"
 	case lb.ReasonNodeLeaving:
-		return "the node is leaving the cluster"
+		return "the node is about to leave the cluster"
 	case lb.ReasonNodeExcluded:
 		return "the node carries the label " + LabelExclude
 	case lb.ReasonNodeUnknown:
@@ -114,21 +114,21 @@ func Describe(reason lb.Reason) string {
 	case lb.ReasonStopping:
 		return "the speaker is stopping"
 	case lb.ReasonNotJoined:
-		return "the speaker has not joined the other speakers yet"
+		return "the speaker has not met the others yet"
 	case lb.ReasonFamilyUnspoken:
 		return "the node's speaker does not announce addresses of this family"
 	case lb.ReasonUnheard:
 		return "the node has not reported on the address yet"
 	case lb.ReasonNotEstablished:
-		return "no BGP session of the node that could announce the address is up"
+		return "the node has no established BGP session that carries the address"
 	case lb.ReasonMissing:
-		return "the node's speaker has stopped answering the others"
+		return "the node's speaker no longer answers the other speakers"
 	case lb.ReasonYielded:
-		return "the node is cut off from a majority of the speakers, which answers for the address"
+		return "the node sees no majority of the speakers, and the majority answers for the address"
 	case lb.ReasonProbing:
-		return "the node probes whether another device uses the address before it announces it for the first time"
+		return "the node probes for a conflicting host before it announces the address for the first time"
 	case lb.ReasonAddressConflict:
-		return "a device that is not one of the speakers' nodes uses the address"
+		return "a conflicting host uses the address"
 	case lb.ReasonAnnounced:
 		return "this node answers for the address"
 	}
@@ -262,7 +262,7 @@ func (d Decision) ownerAnswers(self string, w NodeStatus, a *lb.Announcement) st
 	case lb.ReasonAnnounced:
 	case lb.ReasonProbing:
 		a.Reason = w.Reason
-		return fmt.Sprintf("%s is not announced yet: %s probes whether another device uses it", d.VIP, d.Owner)
+		return fmt.Sprintf("%s is not announced yet: %s probes for a conflicting host first", d.VIP, d.Owner)
 	default:
 		a.Reason = lb.ReasonAnnounceFailed
 		return fmt.Sprintf("%s cannot be announced from its owner %s: it answers on no interface", d.VIP, d.Owner)
@@ -276,10 +276,9 @@ func (d Decision) ownerAnswers(self string, w NodeStatus, a *lb.Announcement) st
 		a.Interfaces = d.Answer
 		sentence += fmt.Sprintf(" (%s on %s)", a.Protocol, strings.Join(d.Answer, ", "))
 	}
-	if len(d.Conflicts) > 0 {
+	if len(d.ConflictingHosts) > 0 {
 		a.Reason = lb.ReasonContested
-		sentence += fmt.Sprintf("; %s is in use by %s, too, which is not one of the speakers' nodes", d.VIP,
-			named(d.Conflicts))
+		sentence += fmt.Sprintf("; %s is in use by %s, a conflicting host", d.VIP, named(d.ConflictingHosts))
 	}
 	return sentence
 }

@@ -1,0 +1,49 @@
+package links
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/nstest"
+)
+
+// TestNeighborsAreAskedFor checks that a look has the kernel find a neighbor, and find out that an
+// address answers no more; and that it says nothing about addresses behind a router.
+func TestNeighborsAreAskedFor(t *testing.T) {
+	a, b := nstest.New(t), nstest.New(t)
+	nstest.Veth(t, a, "eth0", "198.51.100.1/24", b, "eth0", "198.51.100.2/24")
+	a.Run(t, "ip", "addr", "add", "2001:db8::1/64", "dev", "eth0", "nodad")
+	b.Run(t, "ip", "addr", "add", "2001:db8::2/64", "dev", "eth0", "nodad")
+	a.Run(t, "ip", "route", "add", "default", "via", "198.51.100.2")
+	var n *Neighbors
+	a.Do(t, func() (err error) {
+		n, err = OpenNeighbors()
+		return err
+	})
+	defer n.Close()
+	look := func(family lb.Family, addr string) Neighbor {
+		at := netip.MustParseAddr(addr)
+		all, err := n.Look(family, []netip.Addr{at})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all[at]
+	}
+	wait := func(family lb.Family, addr string, is func(Neighbor) bool) {
+		t.Helper()
+		for deadline := time.Now().Add(20 * time.Second); !is(look(family, addr)); time.Sleep(20 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("of %s is known %+v", addr, look(family, addr))
+			}
+		}
+	}
+	for family, addr := range map[lb.Family]string{lb.IPv4: "198.51.100.2", lb.IPv6: "2001:db8::2"} {
+		wait(family, addr, func(n Neighbor) bool { return n.Found && n.MAC != [6]byte{} && !n.Failed })
+	}
+	wait(lb.IPv4, "198.51.100.3", func(n Neighbor) bool { return n.Failed && !n.Found })
+	if got := look(lb.IPv4, "203.0.113.1"); got != (Neighbor{}) {
+		t.Errorf("of an address behind a router is known %+v", got)
+	}
+}
