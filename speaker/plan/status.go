@@ -114,13 +114,13 @@ func Describe(reason lb.Reason) string {
 	case lb.ReasonStopping:
 		return "the speaker is stopping"
 	case lb.ReasonNotJoined:
-		return "the speaker has not joined the other speakers yet"
+		return "the speaker has not met the others yet"
 	case lb.ReasonFamilyUnspoken:
 		return "the node's speaker does not announce addresses of this family"
 	case lb.ReasonUnheard:
 		return "the node has not reported on the address yet"
 	case lb.ReasonNotEstablished:
-		return "no BGP session of the node that could announce the address is up"
+		return "the node has no established BGP session that carries the address"
 	case lb.ReasonMissing:
 		return "the node's speaker has stopped answering the others"
 	case lb.ReasonYielded:
