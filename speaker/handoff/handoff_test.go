@@ -35,7 +35,7 @@ func nodes() map[string][]netip.Addr {
 // view reads what is known of a VIP: "a:arp b:bgp c owner=a own routable".
 func view(text string) *View {
 	v := &View{Claims: map[string]plan.Claim{}}
-	for _, word := range strings.Fields(text) {
+	for word := range strings.FieldsSeq(text) {
 		node, how, _ := strings.Cut(word, ":")
 		owner, isOwner := strings.CutPrefix(word, "owner=")
 		switch {

@@ -87,8 +87,7 @@ func TestActorProbesAndKeepsTime(t *testing.T) {
 // The end of this program must not look like the death of a node.
 func TestAProbeThatIsCutShortShowsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var a *Actor
-		a = New(Options{Self: "m", Hold: hold, Log: slog.New(slog.DiscardHandler), Changed: func() {},
+		a := New(Options{Self: "m", Hold: hold, Log: slog.New(slog.DiscardHandler), Changed: func() {},
 			Probe: func(ctx context.Context, _ netip.AddrPort) bool { <-ctx.Done(); return false }})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)

@@ -39,7 +39,7 @@ func input(vip netip.Addr, claims string) plan.Input {
 	key := lb.Key{Namespace: "default", Name: "s" + vip.String()}
 	in := plan.Input{VIP: vip, Claims: map[string]plan.Claim{},
 		Holders: []plan.Holder{{Service: key, Delivery: &lb.Delivery{Service: key, VIP: vip, Policy: lb.Cluster, Ready: 1}}}}
-	for _, word := range strings.Fields(claims) {
+	for word := range strings.FieldsSeq(claims) {
 		if word == "restarted" {
 			in.Restarted = true
 			continue
@@ -140,7 +140,7 @@ func play(t *testing.T, name, self string, story []scene) {
 		f.Stopping = c.stopping
 		e := Events{VIPs: map[netip.Addr]bool{vip1: true}, Input: func(vip netip.Addr) (plan.Input, bool) {
 			var words []string
-			for _, word := range strings.Fields(c.claims) {
+			for word := range strings.FieldsSeq(c.claims) {
 				words = append(words, node.Replace(word[:1])+word[1:])
 			}
 			return input(vip, strings.Join(words, " ")), c.claims != "gone"

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -119,13 +120,10 @@ func (b *bench) round(verify bool) error {
 	return err
 }
 
-func (b *bench) collect() (changed int) {
+func (b *bench) collect() {
 	outcomes, all := b.Outcomes()
-	for key, o := range outcomes {
-		b.outcomes[key] = o
-	}
+	maps.Copy(b.outcomes, outcomes)
 	b.all = all
-	return len(outcomes)
 }
 
 // settle does rounds until nothing is left to do.
