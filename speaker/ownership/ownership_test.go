@@ -148,7 +148,7 @@ func play(t *testing.T, name, self string, story []scene) {
 		if i > 0 && c.claims == story[i-1].claims && c.stopping == story[i-1].stopping {
 			e.VIPs = nil // it is the actor that has news, or time has passed
 		}
-		for _, word := range strings.Fields(c.seen) {
+		for word := range strings.FieldsSeq(c.seen) {
 			switch word {
 			case "answers":
 				e.Seen.Answering = map[netip.Addr][]string{vip1: eth0}
