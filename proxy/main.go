@@ -127,7 +127,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		},
 	})
 	offer := feed.New(rt.Log, f.feedSocket, p.runner.Poke)
-	p.from.notice = offer.Notice
+	p.from.update = offer.Heard
 	rescuer := rescue.New(rescue.Deps{Log: rt.Log, Kernel: neighbours,
 		Families: f.rescueFamilies(kernel.families, rt.Log), Ring: f.rescueRing})
 	p.to = sinks{

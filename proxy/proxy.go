@@ -31,7 +31,7 @@ type sources struct {
 	slices     table[lb.Key, []lb.Slice]
 	nodes      table[string, lb.Node]
 	interfaces func() ([]lb.Interface, bool)
-	notice     func() (lb.FeedNotice, bool)  // what the speaker says, if it is there
+	update     func() (lb.FeedUpdate, bool)  // what the speaker says, if it is there
 	networks   table[string, []netip.Prefix] // of cluster IPs
 }
 
@@ -101,7 +101,7 @@ type proxy struct {
 	unconfirmed map[lb.Key]bool
 	lingers     lingers
 	dead        map[string]bool             // nodes, as the speaker says
-	former      map[netip.Addr][]netip.Addr // where VIPs were, as speakers have said
+	previous    map[netip.Addr][]netip.Addr // where VIPs were, as speakers have said
 	ring        map[netip.Addr][]netip.Addr // which other nodes have those that routers spread, as speakers have said
 }
 

@@ -131,7 +131,7 @@ type bench struct {
 	flows    *fakeFlows
 	health   *fakeHealth
 	feed     *fakeFeed
-	notice   lb.FeedNotice
+	update   lb.FeedUpdate
 	mute     bool // there is no speaker
 	rescue   fakeRescue
 	warnings []string
@@ -162,7 +162,7 @@ func newBench(t *testing.T, change ...func(*settings)) *bench {
 		return []lb.Interface{
 			{Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("172.31.0.1/24"),
 				netip.MustParsePrefix("10.9.0.1/24")}}}, true
-	}, func() (lb.FeedNotice, bool) { return b.notice, !b.mute }, b.networks}
+	}, func() (lb.FeedUpdate, bool) { return b.update, !b.mute }, b.networks}
 	b.to = sinks{
 		rules: b.rules, flows: b.flows, health: b.health, feed: b.feed, rescue: &b.rescue,
 		warn: func(s lb.Service, reason lb.Reason, message string) {

@@ -52,7 +52,7 @@ type feed interface {
 	Reason() lb.Reason
 	Connected() bool
 	Delivery(lb.DeliveryKey) *lb.Delivery
-	Set(lb.FeedNotice)
+	Set(lb.FeedUpdate)
 }
 
 type gossip interface {
@@ -60,7 +60,7 @@ type gossip interface {
 	Update(map[netip.Addr]*plan.Claim)
 	SetPeers(map[string][]netip.Addr)
 	Claims(netip.Addr) map[string]plan.Claim
-	Former(netip.Addr) bool
+	Restarted(netip.Addr) bool
 	Joined() bool
 	SetMACs([]string)
 	MACs() map[string]bool

@@ -123,7 +123,7 @@ type fakeNode struct {
 	conflicting map[netip.Addr][]plan.ConflictingHost
 	ours        map[string]bool
 	dead        []string      // as gossip finds
-	notice      lb.FeedNotice // as the proxy was last told
+	update      lb.FeedUpdate // as the proxy was last told
 	slow        bool          // probing takes until finish is called
 	mute        bool          // its interface takes no packets
 	gate        lb.Reason
@@ -400,13 +400,13 @@ func (g fakeGossip) MACs() map[string]bool {
 	return all
 }
 
-func (f fakeFeed) Set(n lb.FeedNotice) {
+func (f fakeFeed) Set(n lb.FeedUpdate) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.notice = n
+	f.update = n
 }
 
-func (g fakeGossip) Former(netip.Addr) bool { return false }
+func (g fakeGossip) Restarted(netip.Addr) bool { return false }
 
 func (g fakeGossip) Joined() bool {
 	g.mu.Lock()

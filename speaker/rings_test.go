@@ -18,7 +18,7 @@ func (r *rig) wantRing(what, node, want string) {
 	synctest.Wait()
 	n := r.nodes[node]
 	n.mu.Lock()
-	ring, ok := n.notice.Ring[vip1]
+	ring, ok := n.update.Ring[vip1]
 	n.mu.Unlock()
 	got := "none"
 	if ok {
@@ -104,11 +104,11 @@ func TestTheRingOfAVIPThatIsAnnouncedBothWays(t *testing.T) {
 		owner := ranked(vip1)[0]
 		for node, n := range r.nodes {
 			n.mu.Lock()
-			former := n.notice.Former[vip1]
+			previous := n.update.Previous[vip1]
 			n.mu.Unlock()
 			addr := r.nodes[owner].interfaces[0].Addresses[0].Addr()
-			if (node == owner) != (len(former) == 0) || node != owner && !slices.Equal(former, []netip.Addr{addr}) {
-				t.Errorf("%s: the former owner is %v", node, former)
+			if (node == owner) != (len(previous) == 0) || node != owner && !slices.Equal(previous, []netip.Addr{addr}) {
+				t.Errorf("%s: the previous owner is %v", node, previous)
 			}
 		}
 		// Of the others, one has a router.

@@ -237,7 +237,7 @@ func (s *speaker) own(now time.Time, facts plan.Facts, dirty map[netip.Addr]bool
 				return plan.Input{}, false
 			}
 			return plan.Input{
-				VIP: vip, Holders: services(vip), Claims: s.from.members.Claims(vip), Restarted: s.from.members.Former(vip),
+				VIP: vip, Holders: services(vip), Claims: s.from.members.Claims(vip), Restarted: s.from.members.Restarted(vip),
 				Routed: s.rooms.routes.Routed(vip), Elsewhere: s.rooms.partition.Elsewhere(vip),
 			}, true
 		},

@@ -44,7 +44,7 @@ type Actor struct {
 	begun   bool
 	all     deliveries
 	readers map[*subscriber]bool
-	notices int // that have come
+	updates int // that have come
 }
 
 // subscriber is one connection.
@@ -53,8 +53,8 @@ type subscriber struct {
 	changed map[lb.Key]bool
 	// wake holds a token while there may be something to say.
 	wake chan struct{}
-	// notice is the last one from this reader, nil if none counts; number tells when it came.
-	notice *lb.FeedNotice
+	// update is the last one from this reader, nil if none counts; number tells when it came.
+	update *lb.FeedUpdate
 	number int
 }
 
@@ -68,7 +68,7 @@ func (r *subscriber) poke() {
 var _ actor.Updater[lb.Key, []lb.Delivery] = (*Actor)(nil)
 
 // New returns an Actor for a socket at path.
-// changed is called when Notice may return something else; it must not block.
+// changed is called when Heard may return something else; it must not block.
 func New(log *slog.Logger, path string, changed func()) *Actor {
 	return &Actor{log: log, path: path, changed: changed, all: deliveries{}, readers: map[*subscriber]bool{}}
 }

@@ -28,7 +28,7 @@ func delivery(service, vip string, ready int) lb.Delivery {
 // running is an actor that serves in the background until the test ends or stop is called.
 type running struct {
 	*Actor
-	changes chan struct{} // holds a token after the notice has changed
+	changes chan struct{} // holds a token after the update has changed
 	stop    func()
 }
 

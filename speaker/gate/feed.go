@@ -58,11 +58,11 @@ type Feed struct {
 	reason     lb.Reason // why the deliveries cannot be used
 	connected  bool      // and a complete message has come over this connection
 	hold       *time.Timer
-	notice     *lb.FeedNotice // nil before Set
-	told       chan struct{}  // closed, and replaced, when the notice changes
+	update     *lb.FeedUpdate // nil before Set
+	told       chan struct{}  // closed, and replaced, when the update changes
 }
 
-var _ actor.Setter[lb.FeedNotice] = (*Feed)(nil)
+var _ actor.Setter[lb.FeedUpdate] = (*Feed)(nil)
 
 // NewFeed returns a Feed that knows nothing. It connects once Run is called.
 func NewFeed(opts Options) *Feed {

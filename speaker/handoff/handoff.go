@@ -50,7 +50,7 @@ type vip struct {
 // Step takes in what is known now of the VIPs that events names, nil for those that no Service
 // holds any more. It returns what the proxy is to be told, and reports whether that differs from
 // what it was told before.
-func (s *State) Step(now time.Time, f Facts, events map[netip.Addr]*View) (update lb.FeedNotice, changed bool) {
+func (s *State) Step(now time.Time, f Facts, events map[netip.Addr]*View) (update lb.FeedUpdate, changed bool) {
 	changed = !s.told
 	if s.meet(f) {
 		changed = true
@@ -112,17 +112,17 @@ func (v *vip) answered(view View) (changed bool) {
 
 // update is what the proxy is told: of each VIP, even if nobody is known to have answered for it,
 // so that what an earlier speaker said goes on.
-func (s *State) update() lb.FeedNotice {
-	n := lb.FeedNotice{
-		Dead: s.dead, Former: make(map[netip.Addr][]netip.Addr, len(s.vips)), Ring: map[netip.Addr][]netip.Addr{},
+func (s *State) update() lb.FeedUpdate {
+	n := lb.FeedUpdate{
+		Dead: s.dead, Previous: make(map[netip.Addr][]netip.Addr, len(s.vips)), Ring: map[netip.Addr][]netip.Addr{},
 	}
 	for _, node := range s.dead {
 		n.Gone = append(n.Gone, s.addresses[node]...)
 	}
 	for addr, v := range s.vips {
-		n.Former[addr] = []netip.Addr{}
+		n.Previous[addr] = []netip.Addr{}
 		if from, ok := s.address(v.previous, lb.FamilyOf(addr)); ok {
-			n.Former[addr] = []netip.Addr{from}
+			n.Previous[addr] = []netip.Addr{from}
 		}
 		if v.ring != nil {
 			n.Ring[addr] = v.ring.next

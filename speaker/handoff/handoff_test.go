@@ -57,7 +57,7 @@ func view(text string) *View {
 }
 
 // said writes what the proxy is told of a VIP: "a; ring c b", by the nodes' names.
-func said(u lb.FeedNotice, vip netip.Addr, all map[string][]netip.Addr) string {
+func said(u lb.FeedUpdate, vip netip.Addr, all map[string][]netip.Addr) string {
 	names := func(addrs []netip.Addr) string {
 		var names []string
 		for _, addr := range addrs {
@@ -69,7 +69,7 @@ func said(u lb.FeedNotice, vip netip.Addr, all map[string][]netip.Addr) string {
 		}
 		return strings.Join(names, " ")
 	}
-	previous, known := u.Former[vip]
+	previous, known := u.Previous[vip]
 	if !known {
 		return "unknown"
 	}
@@ -124,7 +124,7 @@ func TestStory(t *testing.T) {
 	} {
 		var s State
 		all, now := nodes(), epoch
-		var u lb.FeedNotice
+		var u lb.FeedUpdate
 		for i, c := range story {
 			now = now.Add(c.after)
 			f := Facts{Self: "b", Dead: strings.Fields(c.dead)}
@@ -202,7 +202,7 @@ func TestOrderAndRepetition(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 2))
 		var one, single, reversed, twice State
 		now := epoch
-		var u lb.FeedNotice
+		var u lb.FeedUpdate
 		for range 30 {
 			now = now.Add(time.Duration(r.IntN(40)) * time.Minute)
 			f := Facts{Self: "b", Addresses: nodes(), Dead: [][]string{nil, nil, nil, {"c"}}[r.IntN(4)]}

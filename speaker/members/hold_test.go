@@ -40,8 +40,8 @@ func TestContract6AKilledSpeakerIsWaitedFor(t *testing.T) {
 	r.members["a"].stop()
 	a := r.start("a", holding(time.Minute))
 	r.introduce("a")
-	r.eventually("a knows what it answered for", func() bool { return a.Joined() && a.Former(vip1) })
-	if a.Former(vip2) {
+	r.eventually("a knows what it answered for", func() bool { return a.Joined() && a.Restarted(vip1) })
+	if a.Restarted(vip2) {
 		t.Error("a believes that it answered for an address that it only claimed")
 	}
 	a.say(map[netip.Addr]plan.Claim{vip1: {Reason: lb.ReasonFeedUnknown}, vip2: {}})

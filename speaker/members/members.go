@@ -160,9 +160,9 @@ func (m *Members) Claims(vip netip.Addr) map[string]plan.Claim {
 	return m.book.claims(vip, standings)
 }
 
-// Former reports whether this node's speaker announced the VIP before it was restarted, a moment
+// Restarted reports whether this node's speaker announced the VIP before it was restarted, a moment
 // ago.
-func (m *Members) Former(vip netip.Addr) bool {
+func (m *Members) Restarted(vip netip.Addr) bool {
 	_, previous := m.opts.Liveness.Standings()
 	m.mu.Lock()
 	defer m.mu.Unlock()

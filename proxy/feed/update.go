@@ -23,30 +23,30 @@ const (
 	maxFormer = lb.MaxRing // nodes for each VIP
 )
 
-// Notice returns what the speaker says now: the last word of all that are connected; false if there
-// is none.
-func (a *Actor) Notice() (lb.FeedNotice, bool) {
+// Heard returns what the speaker says now: the last update of all that are connected; false if
+// there is none.
+func (a *Actor) Heard() (lb.FeedUpdate, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var last *subscriber
 	for r := range a.readers {
-		if r.notice != nil && (last == nil || r.number > last.number) {
+		if r.update != nil && (last == nil || r.number > last.number) {
 			last = r
 		}
 	}
 	if last == nil {
-		return lb.FeedNotice{}, false
+		return lb.FeedUpdate{}, false
 	}
-	return *last.notice, true
+	return *last.update, true
 }
 
 // take notes what a reader says; nil when nothing of what it said counts any more.
-func (a *Actor) take(r *subscriber, n *lb.FeedNotice) {
+func (a *Actor) take(r *subscriber, n *lb.FeedUpdate) {
 	a.mu.Lock()
-	changed := r.notice != n
+	changed := r.update != n
 	if changed {
-		a.notices++
-		r.notice, r.number = n, a.notices
+		a.updates++
+		r.update, r.number = n, a.updates
 	}
 	a.mu.Unlock()
 	if changed {
@@ -54,7 +54,7 @@ func (a *Actor) take(r *subscriber, n *lb.FeedNotice) {
 	}
 }
 
-// hear takes in notices until the connection ends, or a reader that has promised to speak is silent
+// hear takes in updates until the connection ends, or a reader that has promised to speak is silent
 // for too long. Once something makes no sense, it listens no more, but the reader is told on what
 // the kernel delivers.
 func (a *Actor) hear(conn net.Conn, r *subscriber) error {
@@ -98,41 +98,41 @@ func (a *Actor) ignore(conn net.Conn, r *subscriber, reason error) {
 }
 
 // decode reads one line.
-func decode(line []byte) (lb.FeedNotice, error) {
-	var n lb.FeedNotice
+func decode(line []byte) (lb.FeedUpdate, error) {
+	var n lb.FeedUpdate
 	if err := json.Unmarshal(line, &n); err != nil {
-		return lb.FeedNotice{}, fmt.Errorf("read a notice: %w", err)
+		return lb.FeedUpdate{}, fmt.Errorf("read an update: %w", err)
 	}
 	if n.Beat < 0 || n.Beat > int(time.Hour.Milliseconds()) {
-		return lb.FeedNotice{}, fmt.Errorf("read a notice: a beat of %d ms", n.Beat)
+		return lb.FeedUpdate{}, fmt.Errorf("read an update: a beat of %d ms", n.Beat)
 	}
-	if len(n.Dead) > maxDead || len(n.Gone) > maxDead || len(n.Former) > maxVIPs || len(n.Ring) > maxVIPs {
-		return lb.FeedNotice{},
-			fmt.Errorf("read a notice: %d dead nodes and %d moved addresses are too many", len(n.Dead),
-				max(len(n.Former), len(n.Ring)))
+	if len(n.Dead) > maxDead || len(n.Gone) > maxDead || len(n.Previous) > maxVIPs || len(n.Ring) > maxVIPs {
+		return lb.FeedUpdate{},
+			fmt.Errorf("read an update: %d dead nodes and %d moved addresses are too many", len(n.Dead),
+				max(len(n.Previous), len(n.Ring)))
 	}
 	for _, node := range n.Dead {
 		if node == "" || len(node) > maxName {
-			return lb.FeedNotice{}, fmt.Errorf("read a notice: %q is not a name of a node", node)
+			return lb.FeedUpdate{}, fmt.Errorf("read an update: %q is not a name of a node", node)
 		}
 	}
 	for _, addr := range n.Gone {
 		if !addr.IsValid() {
-			return lb.FeedNotice{}, errors.New("read a notice: an empty address")
+			return lb.FeedUpdate{}, errors.New("read an update: an empty address")
 		}
 	}
-	return n, errors.Join(checkNodes(n.Former), checkNodes(n.Ring))
+	return n, errors.Join(checkNodes(n.Previous), checkNodes(n.Ring))
 }
 
 // checkNodes says what is wrong with the nodes that are named for VIPs.
 func checkNodes(of map[netip.Addr][]netip.Addr) error {
 	for vip, nodes := range of {
 		if len(nodes) > maxFormer {
-			return fmt.Errorf("read a notice: %d nodes for %s are too many", len(nodes), vip)
+			return fmt.Errorf("read an update: %d nodes for %s are too many", len(nodes), vip)
 		}
 		for _, addr := range append([]netip.Addr{vip}, nodes...) {
 			if !addr.IsValid() || addr.Zone() != "" || addr.Is4In6() || addr.Is4() != vip.Is4() {
-				return fmt.Errorf("read a notice: %q cannot be an address for %s", addr, vip)
+				return fmt.Errorf("read an update: %q cannot be an address for %s", addr, vip)
 			}
 		}
 	}

@@ -39,21 +39,21 @@ func TestTheProxyIsToldOfDeadNodes(t *testing.T) {
 		proxy := <-conns
 		in := bufio.NewReader(proxy)
 		heard(in, `{"same":true,"beat":2000}`) // it is there, and does not know anything yet
-		f.Set(lb.FeedNotice{})
+		f.Set(lb.FeedUpdate{})
 		heard(in, `{"beat":2000}`)
-		f.Set(lb.FeedNotice{})
-		f.Set(lb.FeedNotice{Dead: []string{"a", "b"}})
+		f.Set(lb.FeedUpdate{})
+		f.Set(lb.FeedUpdate{Dead: []string{"a", "b"}})
 		heard(in, `{"beat":2000,"dead":["a","b"]}`)
-		f.Set(lb.FeedNotice{Dead: []string{"b"}})
+		f.Set(lb.FeedUpdate{Dead: []string{"b"}})
 		heard(in, `{"beat":2000,"dead":["b"]}`)
 		proxy.Close()
 		proxy = <-conns
 		in = bufio.NewReader(proxy)
 		heard(in, `{"beat":2000,"dead":["b"]}`)
 		vip, node := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("172.26.236.177")
-		f.Set(lb.FeedNotice{Former: map[netip.Addr][]netip.Addr{vip: {node}}})
-		heard(in, `{"beat":2000,"former":{"192.0.2.1":["172.26.236.177"]}}`)
-		f.Set(lb.FeedNotice{})
+		f.Set(lb.FeedUpdate{Previous: map[netip.Addr][]netip.Addr{vip: {node}}})
+		heard(in, `{"beat":2000,"previous":{"192.0.2.1":["172.26.236.177"]}}`)
+		f.Set(lb.FeedUpdate{})
 		heard(in, `{"beat":2000}`)
 		heard(in, `{"same":true,"beat":2000}`) // a moment later
 		cancel()

@@ -53,7 +53,7 @@ func TestDeadNodesLoseTheirBackends(t *testing.T) {
 	b.expectBackends("web", "10.200.1.2 10.200.2.2 10.200.3.2")
 
 	b.order = nil
-	b.notice = lb.FeedNotice{Dead: []string{"there"}}
+	b.update = lb.FeedUpdate{Dead: []string{"there"}}
 	b.run()
 	b.expectBackends("web", "10.200.1.2 10.200.3.2")
 	b.expectBackends("other", "10.200.1.3 10.200.3.3")
@@ -66,11 +66,11 @@ func TestDeadNodesLoseTheirBackends(t *testing.T) {
 	b.run()
 	b.expectBackends("web", "10.200.1.2 10.200.3.2")
 
-	b.notice = lb.FeedNotice{Dead: []string{"far", "there"}}
+	b.update = lb.FeedUpdate{Dead: []string{"far", "there"}}
 	b.run()
 	b.expectBackends("web", "10.200.1.2")
 	b.expectBackends("other", "10.200.1.3")
-	b.notice = lb.FeedNotice{}
+	b.update = lb.FeedUpdate{}
 	b.run()
 	b.expectBackends("web", "10.200.1.2 10.200.2.2 10.200.2.3 10.200.3.2")
 	b.expectBackends("other", "10.200.1.3 10.200.3.3")
@@ -87,29 +87,29 @@ func TestContract7WithoutASpeakerAddressesAreWhereTheyWere(t *testing.T) {
 		t.Errorf("nobody has said %v", b.rescue.wanted)
 	}
 	vip, node := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("172.31.0.2")
-	b.notice = lb.FeedNotice{Dead: []string{"there"}, Former: map[netip.Addr][]netip.Addr{vip: {node}}}
+	b.update = lb.FeedUpdate{Dead: []string{"there"}, Previous: map[netip.Addr][]netip.Addr{vip: {node}}}
 	b.mute = false
 	b.run()
 	b.expectBackends("web", "10.200.1.2")
-	b.notice, b.mute = lb.FeedNotice{}, true
+	b.update, b.mute = lb.FeedUpdate{}, true
 	b.run()
 	b.expectBackends("web", "10.200.1.2 10.200.2.2")
-	want := func(former ...netip.Addr) {
+	want := func(previous ...netip.Addr) {
 		t.Helper()
-		if w := b.rescue.wanted; w == nil || !slices.Equal(w.Previous[vip], former) {
+		if w := b.rescue.wanted; w == nil || !slices.Equal(w.Previous[vip], previous) {
 			t.Errorf("wanted %v", w)
 		}
 	}
 	want(node)
 	// The next one does not know where the VIP was, then learns it, and then there is no such VIP.
-	b.mute, b.notice = false, lb.FeedNotice{Former: map[netip.Addr][]netip.Addr{vip: {}}}
+	b.mute, b.update = false, lb.FeedUpdate{Previous: map[netip.Addr][]netip.Addr{vip: {}}}
 	b.run()
 	want(node)
 	other := netip.MustParseAddr("172.31.0.3")
-	b.notice = lb.FeedNotice{Former: map[netip.Addr][]netip.Addr{vip: {other}}}
+	b.update = lb.FeedUpdate{Previous: map[netip.Addr][]netip.Addr{vip: {other}}}
 	b.run()
 	want(other)
-	b.notice = lb.FeedNotice{}
+	b.update = lb.FeedUpdate{}
 	b.run()
 	want()
 	// It is the same with rings.
@@ -119,7 +119,7 @@ func TestContract7WithoutASpeakerAddressesAreWhereTheyWere(t *testing.T) {
 		{map[netip.Addr][]netip.Addr{vip: {other}}, map[netip.Addr][]netip.Addr{vip: {other}}},
 		{nil, nil},
 	} {
-		b.notice = lb.FeedNotice{Ring: says.says}
+		b.update = lb.FeedUpdate{Ring: says.says}
 		b.run()
 		if got := b.rescue.wanted.Ring; !maps.EqualFunc(got, says.want, slices.Equal) {
 			t.Errorf("%v is said: the ring is %v, want %v", says.says, got, says.want)

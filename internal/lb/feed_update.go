@@ -5,10 +5,11 @@ import (
 	"time"
 )
 
-// FeedNotice is one line (JSON, ended by a newline) that a speaker writes to its proxy over the
+// FeedUpdate is one line (JSON, ended by a newline) that a speaker writes to its proxy over the
 // feed's socket: an update with the whole state, which replaces the one before. When the connection
-// ends, the proxy forgets Dead and Gone; it keeps Former and Ring until the next speaker's update.
-type FeedNotice struct {
+// ends, the proxy forgets Dead and Gone; it keeps Previous and Ring until the next speaker's
+// update.
+type FeedUpdate struct {
 	// Same is set if nothing has changed since the update before, or nothing is known yet. The other
 	// fields except Beat are empty then.
 	Same bool `json:"same,omitempty"`
@@ -21,21 +22,21 @@ type FeedNotice struct {
 	Dead []string `json:"dead,omitempty"`
 	// Gone are the addresses of the nodes in Dead.
 	Gone []netip.Addr `json:"gone,omitempty"`
-	// Former has, for each VIP, the previous owners: nodes that may hold connections to the VIP which
-	// this node does not know, because they announce it or did before; the likeliest first. They are
-	// given by their addresses of the VIP's family. Their kernels forward even while their agents do
-	// not run. For a VIP that is missing, the last update that named it stays valid.
-	Former map[netip.Addr][]netip.Addr `json:"former,omitempty"`
+	// Previous has, for each VIP, the previous owners: nodes that may hold connections to the VIP
+	// which this node does not know, because they announce it or did before; the likeliest first. They
+	// are given by their addresses of the VIP's family. Their kernels forward even while their agents
+	// do not run. For a VIP that is missing, the last update that named it stays valid.
+	Previous map[netip.Addr][]netip.Addr `json:"previous,omitempty"`
 	// Ring has, for each VIP that routers spread over nodes, the other nodes that announce it or did
 	// so lately, by their addresses of the VIP's family: in order, from the one after this node's on
 	// and once round. Each of them may hold connections to the VIP, so a stray packet goes round. A
-	// VIP in Ring needs no entry in Former. For a VIP that is missing, the last update that named it
+	// VIP in Ring needs no entry in Previous. For a VIP that is missing, the last update that named it
 	// stays valid.
 	Ring map[netip.Addr][]netip.Addr `json:"ring,omitempty"`
 }
 
-// MaxRing is how many nodes a ring names at most, and so how many nodes a packet asks. It is part of
-// the protocol between the nodes that docs/rescue.md specifies.
+// MaxRing is how many nodes a ring names at most, and so how many nodes a packet asks. It is part
+// of the protocol between the nodes that docs/rescue.md specifies.
 const MaxRing = 16
 
 // FlowMemory is how long a node remembers a silent connection. Two programs rely on it: the proxy

@@ -13,10 +13,10 @@ import (
 // node of which it says something else than before. Without a speaker nobody is dead, and addresses
 // are as they were: those that have moved stay where they are.
 func (p *proxy) hear(now time.Time) {
-	n, ok := p.from.notice()
+	n, ok := p.from.update()
 	if ok {
-		p.former, p.ring = succeed(p.former, n.Former), succeed(p.ring, n.Ring)
-		p.to.rescue.Set(rescue.Desired{Previous: p.former, Ring: p.ring, Gone: n.Gone})
+		p.previous, p.ring = succeed(p.previous, n.Previous), succeed(p.ring, n.Ring)
+		p.to.rescue.Set(rescue.Desired{Previous: p.previous, Ring: p.ring, Gone: n.Gone})
 	}
 	dead := make(map[string]bool, len(n.Dead))
 	for _, node := range n.Dead {
@@ -50,16 +50,16 @@ func (p *proxy) hear(now time.Time) {
 // succeed returns where connections to VIPs may be known: what is said of each now, or else what
 // was said of it before.
 func succeed(before, now map[netip.Addr][]netip.Addr) map[netip.Addr][]netip.Addr {
-	former := make(map[netip.Addr][]netip.Addr, len(now))
+	previous := make(map[netip.Addr][]netip.Addr, len(now))
 	for vip, nodes := range now {
 		if len(nodes) == 0 {
 			nodes = before[vip]
 		}
 		if len(nodes) > 0 {
-			former[vip] = nodes
+			previous[vip] = nodes
 		}
 	}
-	return former
+	return previous
 }
 
 // on reports whether there are endpoints on some of the nodes.

@@ -12,44 +12,44 @@ import (
 )
 
 // Set replaces what the proxy is told. It never blocks.
-func (f *Feed) Set(n lb.FeedNotice) {
+func (f *Feed) Set(n lb.FeedUpdate) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.notice != nil && sameNotice(*f.notice, n) {
+	if f.update != nil && sameUpdate(*f.update, n) {
 		return
 	}
-	f.notice = &n
+	f.update = &n
 	close(f.told)
 	f.told = make(chan struct{})
 }
 
-func sameNotice(a, b lb.FeedNotice) bool {
+func sameUpdate(a, b lb.FeedUpdate) bool {
 	return slices.Equal(a.Dead, b.Dead) && slices.Equal(a.Gone, b.Gone) &&
-		maps.EqualFunc(a.Former, b.Former, slices.Equal) &&
+		maps.EqualFunc(a.Previous, b.Previous, slices.Equal) &&
 		maps.EqualFunc(a.Ring, b.Ring, slices.Equal)
 }
 
-// speak writes each notice to the proxy, and something at least every FeedBeat, until the
+// speak writes each update to the proxy, and something at least every FeedBeat, until the
 // connection fails or ctx ends.
 func (f *Feed) speak(ctx context.Context, conn net.Conn) {
-	var said *lb.FeedNotice
+	var said *lb.FeedUpdate
 	encoder := json.NewEncoder(conn)
 	ticker := time.NewTicker(lb.FeedBeat)
 	defer ticker.Stop()
 	for {
 		f.mu.Lock()
-		notice, changed := f.notice, f.told
+		update, changed := f.update, f.told
 		f.mu.Unlock()
-		line := lb.FeedNotice{Same: true}
-		if notice != said { // each has an address of its own
-			line = *notice
+		line := lb.FeedUpdate{Same: true}
+		if update != said { // each has an address of its own
+			line = *update
 		}
 		line.Beat = int(lb.FeedBeat.Milliseconds())
 		if conn.SetWriteDeadline(time.Now().Add(writeTimeout)) != nil || encoder.Encode(line) != nil {
 			conn.Close() // the reader notices, and connects anew
 			return
 		}
-		said = notice
+		said = update
 		select {
 		case <-ctx.Done():
 			return
