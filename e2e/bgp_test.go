@@ -85,8 +85,10 @@ const bgpNode = "k8s-worker-177"
 // TestBGPFaults plays what may happen to a cluster behind a pair of routers, while clients of both
 // families open new connections through both of them. What is planned loses none; how long gaps are
 // after a crash is logged, and measured by BenchmarkBGPCrash.
+//
+// It runs before other labs do: its routers detect a loss after 150 ms, and one that gets no
+// processor for as long drops the routes of nodes that nothing happened to.
 func TestBGPFaults(t *testing.T) {
-	t.Parallel()
 	tor := lab.ToR{Kind: lab.FRR, Count: 2, ASN: 64501, NodeASN: 64500, BFD: 50 * time.Millisecond}
 	l := startBGP(t, tor, true, ", bfdProfile: fast, enableGracefulRestart: true, holdTime: 9s")
 	for _, fault := range []struct {
