@@ -76,7 +76,7 @@ type item struct {
 // New returns a Reporter that reports nothing.
 func New(opts Options) *Reporter {
 	r := &Reporter{opts: opts, wanted: map[lb.Key]*item{}, retry: loop.Backoff{Min: minRetry, Max: maxRetry}}
-	r.runner = loop.New(func(ctx context.Context) (time.Duration, error) { return r.apply(ctx, time.Now()), nil },
+	r.runner = loop.New(func(ctx context.Context) (time.Duration, error) { return r.apply(ctx), nil },
 		loop.Options{Gap: 50 * time.Millisecond})
 	return r
 }
@@ -99,13 +99,10 @@ func (r *Reporter) Run(ctx context.Context) error { return r.runner.Run(ctx) }
 
 // apply writes what is due and returns when there is more to do; 0 means not before the next
 // update.
-func (r *Reporter) apply(ctx context.Context, now time.Time) time.Duration {
-	changes, _ := r.inbox.Take()
-	for key, status := range changes {
-		r.set(now, key, status)
-	}
-	if now.Before(r.retryAt) {
-		return r.retryAt.Sub(now)
+func (r *Reporter) apply(ctx context.Context) time.Duration {
+	r.take()
+	if wait := time.Until(r.retryAt); wait > 0 {
+		return wait
 	}
 	var errs []error
 	var next time.Time
@@ -113,18 +110,18 @@ func (r *Reporter) apply(ctx context.Context, now time.Time) time.Duration {
 		if ctx.Err() != nil {
 			return 0
 		}
-		i := r.wanted[key]
-		service, at, ok := r.next(key, i)
+		r.take() // thousands of writes take minutes: what came meanwhile counts
+		service, at, ok := r.next(key)
 		if !ok {
 			continue
 		}
-		if at.After(now) {
+		if at.After(time.Now()) {
 			if next.IsZero() || at.Before(next) {
 				next = at
 			}
 			continue
 		}
-		if err := r.write(ctx, now, service, i); err != nil {
+		if err := r.write(ctx, service, r.wanted[key]); err != nil {
 			errs = append(errs, fmt.Errorf("report on Service %s: %w", key, err))
 			if errors.Is(err, context.DeadlineExceeded) {
 				break // the API server is away; the others would wait as long
@@ -139,14 +136,22 @@ func (r *Reporter) apply(ctx context.Context, now time.Time) time.Duration {
 		"writing to Services again whether their addresses are announced", err)
 	if err != nil {
 		wait := r.retry.Next()
-		r.retryAt = now.Add(wait)
+		r.retryAt = time.Now().Add(wait)
 		return wait
 	}
 	r.retry.Reset()
 	if next.IsZero() {
 		return 0
 	}
-	return max(next.Sub(now), time.Millisecond)
+	return max(time.Until(next), time.Millisecond)
+}
+
+// take takes in what came since the last time.
+func (r *Reporter) take() {
+	changes, _ := r.inbox.Take()
+	for key, status := range changes {
+		r.set(time.Now(), key, status)
+	}
 }
 
 // due returns the Services that may have to be written, in order.
@@ -180,8 +185,9 @@ func (r *Reporter) set(now time.Time, key lb.Key, status *lb.AnnouncedStatus) {
 
 // next returns the Service as it is to be written, and when; ok is false when there is nothing to
 // do.
-func (r *Reporter) next(key lb.Key, i *item) (service lb.Service, at time.Time, ok bool) {
-	if !i.due {
+func (r *Reporter) next(key lb.Key) (service lb.Service, at time.Time, ok bool) {
+	i := r.wanted[key]
+	if i == nil || !i.due {
 		return service, at, false
 	}
 	service, exists := r.opts.Service(key)
@@ -199,7 +205,7 @@ func (r *Reporter) next(key lb.Key, i *item) (service lb.Service, at time.Time, 
 	return service, at, true
 }
 
-func (r *Reporter) write(ctx context.Context, now time.Time, service lb.Service, i *item) error {
+func (r *Reporter) write(ctx context.Context, service lb.Service, i *item) error {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	wrote, err := r.opts.Write(ctx, service, i.status)
@@ -210,6 +216,7 @@ func (r *Reporter) write(ctx context.Context, now time.Time, service lb.Service,
 	if !wrote {
 		return nil
 	}
+	now := time.Now()
 	if now.Sub(i.written) > calm {
 		i.quiet = 0
 	}

@@ -39,7 +39,8 @@ type server struct {
 	mu       sync.Mutex
 	services map[lb.Key]lb.Service
 	fail     error
-	log      []string // writes and Events
+	writing  func(lb.Key) // called before each write; nil for none
+	log      []string     // writes and Events
 }
 
 func (s *server) get(k lb.Key) (lb.Service, bool) {
@@ -50,6 +51,9 @@ func (s *server) get(k lb.Key) (lb.Service, bool) {
 }
 
 func (s *server) write(_ context.Context, service lb.Service, status lb.AnnouncedStatus) (bool, error) {
+	if s.writing != nil {
+		s.writing(service.Key)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.fail != nil {
@@ -148,6 +152,32 @@ func TestContract10AChangeIsWrittenOnceItHasLasted(t *testing.T) {
 		time.Sleep(time.Minute)
 		want(t, s)
 	})
+}
+
+// TestWhatComesDuringAWriteCounts has something else to say of the second of two Services while the
+// first is written: writing thousands takes minutes, and old owners must not be shown then.
+func TestWhatComesDuringAWriteCounts(t *testing.T) {
+	for what, c := range map[string]struct {
+		news *lb.AnnouncedStatus
+		want []string
+	}{
+		"another node reports": {nil, nil},
+		"another owner":        {announced("b"), []string{"write dns: announced from b", "event dns: Announced true"}},
+	} {
+		story(t, func(t *testing.T, s *server, r *Reporter) {
+			s.writing = func(key lb.Key) {
+				if key == nginx {
+					r.Update(map[lb.Key]*lb.AnnouncedStatus{dns: c.news})
+				}
+			}
+			r.Update(map[lb.Key]*lb.AnnouncedStatus{nginx: announced("a"), dns: announced("a")})
+			time.Sleep(settleGood)
+			t.Log(what)
+			want(t, s, "write my-nginx: announced from a", "event my-nginx: Announced true")
+			time.Sleep(time.Minute)
+			want(t, s, c.want...)
+		})
+	}
 }
 
 func TestWhatTheServiceShowsIsNotWrittenAgain(t *testing.T) {
