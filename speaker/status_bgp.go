@@ -163,8 +163,8 @@ func newPathCollector(s *speaker) *pathCollector {
 			"peer"),
 		realTime:   desc("real_time", "1 if the BFD process has real-time priority and its memory locked."),
 		latestWake: desc("latest_wake_seconds", "The longest that the BFD process was late for anything."),
-		dropped:    desc("dropped_packets_total", "BFD packets that were not heeded, by reason.", "reason"),
-		overrun:    desc("socket_overruns_total", "How often packets were lost for want of room in a socket's buffer."),
+		dropped:    desc("dropped_packets_total", "BFD packets that were ignored, by reason.", "reason"),
+		overrun:    desc("socket_overruns_total", "How often a socket lost packets because its buffer was full."),
 	}
 }
 

@@ -50,8 +50,8 @@ func packages(t *testing.T) []listed {
 // A rule says what the packages it is for must not import.
 type rule struct {
 	reason string
-	// for tells whether the rule is for the package, forbidden whether that package must not import
-	// the other. Packages of this module come without the module's path.
+	// applies reports whether the rule is for the package, forbidden whether that package must not
+	// import the other. Packages of this module come without the module's path.
 	applies   func(pkg string) bool
 	forbidden func(pkg, imported string) bool
 }
@@ -113,7 +113,7 @@ func isPure(pkg string) bool {
 	return isPlan(pkg) || slices.Contains(rooms, pkg) || pkg == "internal/lb"
 }
 
-// below tells whether pkg is root or lies below it.
+// below reports whether pkg is root or lies below it.
 func below(pkg string, roots ...string) bool {
 	return slices.ContainsFunc(roots, func(root string) bool { return pkg == root || strings.HasPrefix(pkg, root+"/") })
 }
@@ -283,7 +283,7 @@ func TestPurePackagesKnowNoClockAndNoNetwork(t *testing.T) {
 	}
 }
 
-// impure tells whether the expression reaches for the clock, or for more of package net than the
+// impure reports whether the expression reaches for the clock, or for more of package net than the
 // type of a MAC address.
 func impure(sel *ast.SelectorExpr) bool {
 	clock := []string{"Now", "Since", "Until", "After", "AfterFunc", "Sleep", "NewTimer", "NewTicker", "Tick"}

@@ -25,13 +25,13 @@ type FeedUpdate struct {
 	// Previous has, for each VIP, the previous owners: nodes that may hold connections to the VIP
 	// which this node does not know, because they announce it or did before; the likeliest first. They
 	// are given by their addresses of the VIP's family. Their kernels forward even while their agents
-	// do not run. For a VIP that is missing, the last update that named it stays valid.
-	Previous map[netip.Addr][]netip.Addr `json:"previous,omitempty"`
+	// do not run. For a VIP with an empty list, the last list that was not empty stays valid; a VIP
+	// that is missing is no VIP any more.
+	Previous map[netip.Addr][]netip.Addr `json:"former,omitempty"`
 	// Ring has, for each VIP that routers spread over nodes, the other nodes that announce it or did
 	// so lately, by their addresses of the VIP's family: in order, from the one after this node's on
 	// and once round. Each of them may hold connections to the VIP, so a stray packet goes round. A
-	// VIP in Ring needs no entry in Previous. For a VIP that is missing, the last update that named it
-	// stays valid.
+	// VIP in Ring needs no entry in Previous. Empty and missing lists mean the same as in Previous.
 	Ring map[netip.Addr][]netip.Addr `json:"ring,omitempty"`
 }
 

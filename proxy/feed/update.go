@@ -20,7 +20,7 @@ const (
 	maxDead   = 10000
 	maxName   = 253 // of a Node (RFC 1123)
 	maxVIPs   = 65536
-	maxFormer = lb.MaxRing // nodes for each VIP
+	maxOwners = lb.MaxRing // nodes for each VIP
 )
 
 // Heard returns what the speaker says now: the last update of all that are connected; false if
@@ -127,7 +127,7 @@ func decode(line []byte) (lb.FeedUpdate, error) {
 // checkNodes says what is wrong with the nodes that are named for VIPs.
 func checkNodes(of map[netip.Addr][]netip.Addr) error {
 	for vip, nodes := range of {
-		if len(nodes) > maxFormer {
+		if len(nodes) > maxOwners {
 			return fmt.Errorf("read an update: %d nodes for %s are too many", len(nodes), vip)
 		}
 		for _, addr := range append([]netip.Addr{vip}, nodes...) {

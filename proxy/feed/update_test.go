@@ -64,12 +64,12 @@ func TestContract7NonsenseFromASpeakerIsIgnored(t *testing.T) {
 		"another type":        `{"dead":"a"}`,
 		"no name":             `{"dead":[""]}`,
 		"a long name":         `{"dead":["` + strings.Repeat("a", 300) + `"]}`,
-		"no address":          `{"previous":{"192.0.2.1":["here"]}}`,
+		"no address":          `{"former":{"192.0.2.1":["here"]}}`,
 		"an empty one":        `{"gone":[""]}`,
-		"an empty address":    `{"previous":{"192.0.2.1":[""]}}`,
-		"another family":      `{"previous":{"192.0.2.1":["2001:db8::1"]}}`,
-		"a zone":              `{"previous":{"fe80::1":["fe80::2%eth0"]}}`,
-		"too many nodes":      `{"previous":{"192.0.2.1":["192.0.2.2"` + strings.Repeat(`,"192.0.2.2"`, 20) + `]}}`,
+		"an empty address":    `{"former":{"192.0.2.1":[""]}}`,
+		"another family":      `{"former":{"192.0.2.1":["2001:db8::1"]}}`,
+		"a zone":              `{"former":{"fe80::1":["fe80::2%eth0"]}}`,
+		"too many nodes":      `{"former":{"192.0.2.1":["192.0.2.2"` + strings.Repeat(`,"192.0.2.2"`, 20) + `]}}`,
 		"another in a ring":   `{"ring":{"192.0.2.1":["2001:db8::1"]}}`,
 		"too long a ring":     `{"ring":{"192.0.2.1":["192.0.2.2"` + strings.Repeat(`,"192.0.2.2"`, 20) + `]}}`,
 		"a line without end":  `{"dead":["a"]}` + strings.Repeat(" ", maxLine+1),
@@ -119,7 +119,7 @@ func TestBeat(t *testing.T) {
 func FuzzDecode(f *testing.F) {
 	f.Add([]byte(`{"dead":["k8s-worker-177"],"beat":2000}`))
 	f.Add([]byte(`{"same":true,"beat":2000}`))
-	f.Add([]byte(`{"previous":{"192.0.2.1":["172.26.236.177"],"2001:db8::1":["2001:db8::177"]}}`))
+	f.Add([]byte(`{"former":{"192.0.2.1":["172.26.236.177"],"2001:db8::1":["2001:db8::177"]}}`))
 	f.Add([]byte(`{"ring":{"192.0.2.1":["172.26.236.177","172.26.236.178"]}}`))
 	f.Fuzz(func(t *testing.T, line []byte) {
 		n, err := decode(line)

@@ -52,7 +52,7 @@ func TestTheProxyIsToldOfDeadNodes(t *testing.T) {
 		heard(in, `{"beat":2000,"dead":["b"]}`)
 		vip, node := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("172.26.236.177")
 		f.Set(lb.FeedUpdate{Previous: map[netip.Addr][]netip.Addr{vip: {node}}})
-		heard(in, `{"beat":2000,"previous":{"192.0.2.1":["172.26.236.177"]}}`)
+		heard(in, `{"beat":2000,"former":{"192.0.2.1":["172.26.236.177"]}}`)
 		f.Set(lb.FeedUpdate{})
 		heard(in, `{"beat":2000}`)
 		heard(in, `{"same":true,"beat":2000}`) // a moment later
