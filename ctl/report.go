@@ -129,8 +129,12 @@ func (r *report) addService(s lb.Service) {
 	case !announced.Status:
 		r.problem("service %s: %s (%s)", s.Key, announced.Message, announced.Reason)
 	}
-	for _, a := range announcements {
-		owner[a.VIP] = announcers(a)
+	// A tenant who may edit the annotation may not edit the status: it says whether all are announced.
+	silent := func(a lb.Announcement) bool { return announcers(a) == "" }
+	if known && (announced.Status || slices.ContainsFunc(announcements, silent)) {
+		for _, a := range announcements {
+			owner[a.VIP] = announcers(a)
+		}
 	}
 	for _, vip := range vips {
 		r.vips = append(r.vips, []string{vip.String(), s.Key.String(), string(s.ExternalPolicy),

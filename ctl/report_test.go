@@ -36,6 +36,9 @@ var (
 	announced = lb.Condition{Type: lb.ConditionAnnounced, Status: true, Reason: lb.ReasonAnnounced}
 )
 
+// byOwner says that a node answers.
+var byOwner = lb.Announcement{Reason: lb.ReasonParting, Owner: "k8s-worker-178", Protocol: "ARP"}
+
 // announcedBy has the Service say so, for its only address.
 func announcedBy(s lb.Service, a lb.Announcement) lb.Service {
 	a.VIP = s.Ingress[0].Addr
@@ -149,6 +152,14 @@ PROBLEMS
 				service("unseen", "172.26.236.10"),
 				service("older", "172.26.236.11", assigned, announced),
 				nonsense(service("tenant", "172.26.236.12", assigned, announced)),
+				announcedBy(service("terminal", "172.26.236.13", assigned, announced), lb.Announcement{
+					Reason: lb.ReasonAnnounced, Owner: "\x1b[2Jk8s-worker-178", Protocol: "ARP"}),
+				announcedBy(service("lie", "172.26.236.14", assigned,
+					lb.Condition{Type: lb.ConditionAnnounced, Reason: lb.ReasonNoBackends,
+						Message: "no endpoint is usable on any node"}), byOwner),
+				announcedBy(service("made-up", "172.26.236.15", assigned), byOwner),
+				announcedBy(service("parting", "172.26.236.16", assigned,
+					lb.Condition{Type: lb.ConditionAnnounced, Status: true, Reason: lb.ReasonParting}), byOwner),
 			}, vmware,
 				pool("younger", "172.26.236.190/32", lb.Condition{Type: lb.ConditionReady, Reason: lb.ReasonPoolOverlaps,
 					Message: "overlaps with pool vmware"})),
@@ -156,20 +167,27 @@ PROBLEMS
 vmware   172.26.236.180-172.26.236.199  1         19    yes              lan
 younger  172.26.236.190                 1         19    no: Overlapping  -
 
-VIP            SERVICE          POLICY   OWNER
-172.26.236.9   default/nobody   Cluster  none
-172.26.236.10  default/unseen   Cluster  none
-172.26.236.11  default/older    Cluster  none
-172.26.236.12  default/tenant   Cluster  none
-pending        default/pending  Cluster  -
+VIP            SERVICE           POLICY   OWNER
+172.26.236.9   default/nobody    Cluster  none
+172.26.236.10  default/unseen    Cluster  none
+172.26.236.11  default/older     Cluster  none
+172.26.236.12  default/tenant    Cluster  none
+172.26.236.13  default/terminal  Cluster  none
+172.26.236.14  default/lie       Cluster  none
+172.26.236.15  default/made-up   Cluster  none
+172.26.236.16  default/parting   Cluster  k8s-worker-178 (ARP)
+pending        default/pending   Cluster  -
 
 PROBLEMS
 - pool younger: overlaps with pool vmware (Overlapping)
 - pool younger: no L2Advertisement or BGPAdvertisement selects it, so its addresses are not announced (NoAdvertisement)
+- service default/lie: no endpoint is usable on any node (NoBackends)
+- service default/made-up: no speaker has reported on it yet; are the speakers running?
 - service default/nobody: no endpoint is usable on any node (NoBackends)
 - service default/older: its annotation landfall.dev/announcements is missing; the speaker that reports on the Service writes it, is it running, and of this version?
 - service default/pending: all pools are full (PoolExhausted)
 - service default/tenant: annotation landfall.dev/announcements was not written by a speaker of this version: invalid character 'k' looking for beginning of value; the speaker that reports on the Service writes it anew, is it running?
+- service default/terminal: annotation landfall.dev/announcements was not written by a speaker of this version: vips[0].owner "\x1b[2Jk8s-worker-178" is not the name of a node; the speaker that reports on the Service writes it anew, is it running?
 - service default/unseen: the controller has not processed it yet; is the controller running?
 - service default/unseen: no speaker has reported on it yet; are the speakers running?
 `,

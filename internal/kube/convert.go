@@ -131,7 +131,7 @@ func convertNamespace(o *corev1.Namespace) (string, lb.Namespace) {
 // fillShown fills what Landfall has written to the Service.
 func fillShown(s *lb.Service, o *corev1.Service) {
 	s.Conditions = convertConditions(o.Status.Conditions, lb.DriverName+"/")
-	s.Announcements = o.Annotations[lb.AnnotationAnnouncements]
+	s.Announcements = lb.KeptAnnouncements(s.Type, o.Annotations[lb.AnnotationAnnouncements])
 }
 
 func splitAddresses(list string) []string {

@@ -3,6 +3,7 @@ package kube
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -130,6 +131,46 @@ func TestConvertService(t *testing.T) {
 	}
 	if got := fmt.Sprint(s.SourceRanges); got != "[10.0.0.0/8 0.0.0.0/32 ::/128]" {
 		t.Errorf("source ranges %v, want the readable one, and nobody for the other", got)
+	}
+}
+
+// TestAnnotationOfATenantIsNotKept checks that no more of the annotation is kept than a speaker
+// writes, and that one is still seen where it must be replaced or removed.
+func TestAnnotationOfATenantIsNotKept(t *testing.T) {
+	written := lb.EncodeAnnouncements([]lb.Announcement{{VIP: netip.MustParseAddr("192.0.2.1"),
+		Reason: lb.ReasonNoBackends}})
+	largest, huge := strings.Repeat("x", lb.MaxAnnouncementsSize), strings.Repeat("x", lb.MaxAnnouncementsSize+1)
+	for _, test := range []struct {
+		kind  corev1.ServiceType
+		value string
+		want  string // "" where anything else is fine that is short
+	}{
+		{corev1.ServiceTypeLoadBalancer, written, written},
+		{corev1.ServiceTypeLoadBalancer, largest, largest},
+		{corev1.ServiceTypeLoadBalancer, huge, ""},
+		{corev1.ServiceTypeClusterIP, written, ""},
+		{corev1.ServiceTypeNodePort, huge, ""},
+	} {
+		o := testService()
+		o.Spec.Type, o.Annotations = test.kind, map[string]string{lb.AnnotationAnnouncements: test.value}
+		_, labelled := convertLabelledService(o)
+		_, requesting := convertRequestingService(o, false)
+		for _, s := range []lb.Service{labelled, requesting} {
+			got := s.Announcements
+			if test.want != "" && got == test.want {
+				continue
+			}
+			if _, err := lb.DecodeAnnouncements(got); test.want != "" || got == "" || len(got) > 40 || err == nil {
+				t.Errorf("%s with %d bytes: %.60q is kept, read with error %v", test.kind, len(test.value), got, err)
+			}
+			if (Holding{}).Shows(lb.Service{Announcements: got}) {
+				t.Errorf("%s with %d bytes: the annotation is not seen any more", test.kind, len(test.value))
+			}
+		}
+		delete(o.Annotations, lb.AnnotationAnnouncements)
+		if _, s := convertLabelledService(o); s.Announcements != "" {
+			t.Errorf("%s without the annotation: %q", test.kind, s.Announcements)
+		}
 	}
 }
 

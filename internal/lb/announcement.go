@@ -2,6 +2,7 @@ package lb
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -77,11 +78,34 @@ const (
 	// MaxNamedNodes is how many nodes a route names, and how many routes an announcement has.
 	MaxNamedNodes = 8
 	// MaxAnnouncementsSize is the most bytes of the annotation. Names are left out of one that would
-	// be larger.
+	// be larger, and the last VIPs where that is not enough.
 	MaxAnnouncementsSize = 16 << 10
 	// announcementsVersion changes when readers would misunderstand what is written.
 	announcementsVersion = 1
 )
+
+// Values that stand for an annotation which is there, but not worth being kept: see
+// KeptAnnouncements.
+const (
+	announcementsTooLong  = "(too long)"
+	announcementsLeftOver = "(left over)"
+)
+
+// KeptAnnouncements returns what a program keeps of the annotation's value of a Service, so that a
+// tenant cannot fill the memory of every node with it: a word that DecodeAnnouncements refuses in
+// place of what no speaker has written, so that it is seen and replaced; and a word in place of
+// what is left on a Service that is no load balancer any more, so that it is seen and removed.
+func KeptAnnouncements(kind ServiceType, value string) string {
+	switch {
+	case value == "":
+		return ""
+	case kind != LoadBalancer:
+		return announcementsLeftOver
+	case len(value) > MaxAnnouncementsSize:
+		return announcementsTooLong
+	}
+	return value
+}
 
 // announcements is the annotation's form.
 type announcements struct {
@@ -94,7 +118,7 @@ func EncodeAnnouncements(list []Announcement) string {
 	if len(list) == 0 {
 		return ""
 	}
-	for names := MaxNamedNodes; ; names /= 2 {
+	for names := MaxNamedNodes; ; {
 		written := announcements{Version: announcementsVersion}
 		for _, a := range list {
 			written.VIPs = append(written.VIPs, a.shortened(names))
@@ -103,8 +127,13 @@ func EncodeAnnouncements(list []Announcement) string {
 		if err != nil {
 			panic(err) // strings and numbers only
 		}
-		if len(encoded) <= MaxAnnouncementsSize || names == 0 {
+		switch {
+		case len(encoded) <= MaxAnnouncementsSize:
 			return string(encoded)
+		case names > 0:
+			names /= 2
+		default:
+			list = list[:len(list)/2]
 		}
 	}
 }
@@ -127,7 +156,8 @@ func (a Announcement) shortened(most int) Announcement {
 }
 
 // DecodeAnnouncements reads the annotation's value. Whoever may edit a Service may write anything
-// there, so what is no announcement of this version is refused as a whole.
+// there, so what is no announcement of this version is refused as a whole. What is not refused can
+// be printed: no name in it has a character that a terminal would obey. Neither has the error.
 func DecodeAnnouncements(value string) ([]Announcement, error) {
 	if value == "" {
 		return nil, nil
@@ -135,12 +165,15 @@ func DecodeAnnouncements(value string) ([]Announcement, error) {
 	refuse := func(err error) ([]Announcement, error) {
 		return nil, fmt.Errorf("annotation %s was not written by a speaker of this version: %w", AnnotationAnnouncements, err)
 	}
-	if len(value) > MaxAnnouncementsSize {
-		return refuse(fmt.Errorf("it has %d bytes, more than %d", len(value), MaxAnnouncementsSize))
+	switch {
+	case len(value) > MaxAnnouncementsSize, value == announcementsTooLong:
+		return refuse(fmt.Errorf("it has more than %d bytes", MaxAnnouncementsSize))
+	case value == announcementsLeftOver:
+		return refuse(errors.New("it is left on a Service that is no load balancer"))
 	}
 	var read announcements
 	if err := json.Unmarshal([]byte(value), &read); err != nil {
-		return refuse(err)
+		return refuse(fmt.Errorf("%.200s", err.Error())) // encoding/json and netip quote what they name
 	}
 	if read.Version != announcementsVersion {
 		return refuse(fmt.Errorf("its version is %d, not %d", read.Version, announcementsVersion))
@@ -149,6 +182,84 @@ func DecodeAnnouncements(value string) ([]Announcement, error) {
 		if !a.VIP.IsValid() || a.Reason == "" {
 			return refuse(fmt.Errorf("vips[%d] lacks a vip or a reason", i))
 		}
+		if err := a.check(); err != nil {
+			return refuse(fmt.Errorf("vips[%d].%w", i, err))
+		}
 	}
 	return read.VIPs, nil
 }
+
+// check returns an error for the first field that is not what a speaker writes there.
+func (a Announcement) check() error {
+	if a.VIP.Zone() != "" {
+		return wrong("vip", a.VIP.String(), "an address without a zone")
+	}
+	if !isReason(string(a.Reason)) {
+		return wrong("reason", string(a.Reason), "a reason")
+	}
+	if a.Owner != "" && !isName(a.Owner) {
+		return wrong("owner", a.Owner, "the name of a node")
+	}
+	if a.Protocol != "" && a.Protocol != "ARP" && a.Protocol != "NDP" {
+		return wrong("protocol", a.Protocol, "ARP or NDP")
+	}
+	if err := each("interfaces", a.Interfaces, isInterface, "the name of an interface"); err != nil {
+		return err
+	}
+	for i, r := range a.Routes {
+		if err := each(fmt.Sprintf("routes[%d].peers", i), r.Peers, isName, "the name of a peer"); err != nil {
+			return err
+		}
+		if err := each(fmt.Sprintf("routes[%d].nodes", i), r.Nodes, isName, "the name of a node"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// each returns an error for the first value that is not what is wanted.
+func each(field string, values []string, is func(string) bool, want string) error {
+	for i, v := range values {
+		if !is(v) {
+			return wrong(fmt.Sprintf("%s[%d]", field, i), v, want)
+		}
+	}
+	return nil
+}
+
+// wrong returns the error for a field, with as much of its value as a line has room for.
+func wrong(field, value, want string) error {
+	return fmt.Errorf("%s %.64q is not %s", field, value, want)
+}
+
+// isName reports whether s can be the name of a node or of a BGPPeer.
+func isName(s string) bool {
+	return consistsOf(s, 253, func(c byte) bool { return isLower(c) || isDigit(c) || c == '-' || c == '.' })
+}
+
+// isInterface reports whether s can be the name of a network interface.
+func isInterface(s string) bool {
+	return consistsOf(s, 15, func(c byte) bool { return c > ' ' && c <= '~' && c != '/' })
+}
+
+// isReason reports whether s is a word in CamelCase.
+func isReason(s string) bool {
+	return consistsOf(s, 64, func(c byte) bool { return isLower(c) || isUpper(c) || isDigit(c) }) && isUpper(s[0])
+}
+
+// consistsOf reports whether s has at least one byte and at most that many, all of them allowed.
+func consistsOf(s string, most int, allowed func(byte) bool) bool {
+	if s == "" || len(s) > most {
+		return false
+	}
+	for i := range len(s) {
+		if !allowed(s[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+func isLower(c byte) bool { return 'a' <= c && c <= 'z' }
+func isUpper(c byte) bool { return 'A' <= c && c <= 'Z' }
+func isDigit(c byte) bool { return '0' <= c && c <= '9' }

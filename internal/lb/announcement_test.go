@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -82,6 +83,12 @@ func TestAnnouncementsAreBounded(t *testing.T) {
 		}
 	}
 	t.Logf("bytes: %v", sizes)
+
+	written := EncodeAnnouncements(slicesOf(1000, long))
+	read, err := DecodeAnnouncements(written)
+	if err != nil || len(read) == 0 || KeptAnnouncements(LoadBalancer, written) != written {
+		t.Errorf("1000 VIPs: %d bytes with %d announcements, %v", len(written), len(read), err)
+	}
 }
 
 func slicesOf(n int, a Announcement) []Announcement {
@@ -111,11 +118,63 @@ func TestNonsenseIsNoAnnouncement(t *testing.T) {
 		`{"version":1,"vips":[{}]}`:    "vips[0] lacks a vip or a reason",
 		`{"version":1,"vips":[{"vip":"300.1.1.1","reason":"Announced"}]}`: "300.1.1.1",
 		`{"version":1,"vips":[` + strings.Repeat(" ", 1<<20) + `]}`:       "more than 16384",
+		KeptAnnouncements(LoadBalancer, strings.Repeat(" ", 1<<20)):       "more than 16384",
+		KeptAnnouncements(ClusterIP, "{}"):                                "no load balancer",
 	} {
 		got, err := DecodeAnnouncements(value)
 		if got != nil || err == nil || !strings.Contains(err.Error(), want) ||
 			!strings.Contains(err.Error(), AnnotationAnnouncements) {
 			t.Errorf("%.40s is read as %v, %v, want an error with %q", value, got, err, want)
+		}
+	}
+}
+
+// TestNamesInAnnouncementsAreNames has a tenant write what would move the cursor of the terminal of
+// an operator, or pass for something else.
+func TestNamesInAnnouncementsAreNames(t *testing.T) {
+	long := strings.Repeat("n", 254)
+	for _, test := range []struct {
+		fields string // after the vip and a valid reason, which a second one overrides
+		want   string // in the error; "" for none
+	}{
+		{fields: `"owner":"node-1.example.com","protocol":"NDP","interfaces":["br-0.12_x:y@z"]`},
+		{fields: `"routes":[{"peers":["tor-1.a"],"nodes":["n1"]},{"peers":[],"nodes":null,"otherNodes":3}]`},
+		{`"owner":"\u001b[2Jnode-1"`, `vips[0].owner "\x1b[2Jnode-1" is not the name of a node`},
+		{`"owner":"Node"`, `owner "Node" is not`},
+		{`"owner":"node-1\nVIP"`, `owner "node-1\nVIP" is not`},
+		{`"owner":"nod\u0435"`, `owner "nodе" is not`},
+		{`"owner":"\u202e1-edon"`, `owner "\u202e1-edon" is not`},
+		{`"owner":"` + long + `"`, `owner "` + long[:64] + `" is not`},
+		{`"protocol":"BGP"`, `vips[0].protocol "BGP" is not ARP or NDP`},
+		{`"interfaces":["eth0",""]`, `vips[0].interfaces[1] "" is not the name of an interface`},
+		{`"interfaces":["eth0 up"]`, `interfaces[0] "eth0 up" is not`},
+		{`"interfaces":["../eth0"]`, `interfaces[0] "../eth0" is not`},
+		{`"interfaces":["eth\u007f"]`, `interfaces[0] "eth\x7f" is not`},
+		{`"interfaces":["sixteen-bytes-xx"]`, `interfaces[0] "sixteen-bytes-xx" is not`},
+		{`"routes":[{},{"peers":["tor\t1"]}]`, `vips[0].routes[1].peers[0] "tor\t1" is not the name of a peer`},
+		{`"routes":[{"nodes":["n1","n\r2"]}]`, `vips[0].routes[0].nodes[1] "n\r2" is not the name of a node`},
+		{`"reason":"all is well"`, `vips[0].reason "all is well" is not a reason`},
+		{`"reason":"announced"`, `reason "announced" is not`},
+		{`"reason":"` + strings.Repeat("R", 65) + `"`, `is not a reason`},
+		{`"vip":"fe80::1%\u001b[2J"`, `vips[0].vip "fe80::1%\x1b[2J" is not an address without a zone`},
+		{`"vip":"\u001b[2J"`, `\x1b[2J`},
+		{`"vip":"` + strings.Repeat("a", 16000) + `"`, "ParseAddr"},
+		{"\x1b", `'\x1b'`},
+	} {
+		_, err := DecodeAnnouncements(`{"version":1,"vips":[{"vip":"192.0.2.1","reason":"Announced",` + test.fields + `}]}`)
+		if test.want == "" {
+			if err != nil {
+				t.Errorf("%s: %v", test.fields, err)
+			}
+			continue
+		}
+		if err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%.80s: error %v, want one with %s", test.fields, err, test.want)
+			continue
+		}
+		if text := err.Error(); len(text) > 400 ||
+			strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			t.Errorf("%.80s: the error has %d bytes and is not for a terminal: %q", test.fields, len(text), text)
 		}
 	}
 }
