@@ -2,6 +2,7 @@ package members
 
 import (
 	"context"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"testing"
@@ -192,4 +193,62 @@ func TestHeldClaimsOutliveTheNextProcess(t *testing.T) {
 		update{node: "a", born: 10, entries: []entry{{vip: vip1, seq: 1, claim: plan.Claim{Reason: lb.ReasonFeedUnknown}}}})
 	want("restarted once more before it announced anything", plan.Standing{Live: true, Born: 10, Held: 7}, held,
 		plan.Claim{})
+}
+
+// recaller is a Liveness that waits for the last process that was recalled.
+type recaller struct {
+	Liveness
+	born uint64
+}
+
+func (r *recaller) Recalled(born uint64) { r.born = max(r.born, born) }
+
+func (r *recaller) Standings() (map[string]plan.Standing, uint64) { return nil, r.born }
+
+// TestTwoRestartsWithinTheHold checks that a speaker that was restarted twice knows what the first
+// process announced, as the others wait for that, also if the second one announced nothing.
+func TestTwoRestartsWithinTheHold(t *testing.T) {
+	first := update{node: "a", born: 1, floor: 1, entries: []entry{
+		{vip: vip1, seq: 1, claim: plan.Claim{Answering: true}},
+	}}
+	silent := update{node: "a", born: 2, floor: 1, entries: []entry{
+		{vip: vip1, seq: 1, claim: plan.Claim{Reason: lb.ReasonFeedUnknown}},
+	}}
+	second := update{node: "a", born: 2, floor: 1, entries: []entry{
+		{vip: vip2, seq: 1, claim: plan.Claim{Answering: true}},
+	}}
+	other := book{}
+	other.merge(first)
+	other.merge(silent)
+	told := other.updates(map[string]plan.Standing{"a": {Live: true, Born: 2, Held: 1}})
+	if len(told) != 2 {
+		t.Fatalf("others tell %+v, want what is live and what is held", told)
+	}
+	for _, c := range []struct {
+		name       string
+		told       []update
+		vip1, vip2 bool
+	}{
+		{"as others tell it", told, true, false},
+		{"a silent process, then the one before", []update{silent, first}, true, false},
+		{"the one before, then a silent process", []update{first, silent}, true, false},
+		{"an empty page, then the one before", []update{{node: "a", born: 2}, first}, true, false},
+		{"two that announced, the newest first", []update{second, first}, false, true},
+		{"two that announced, the newest last", []update{first, second}, false, true},
+		{"a silent process alone", []update{silent}, false, false},
+	} {
+		for _, apart := range []bool{false, true} {
+			m := New(Options{Self: "a", Born: time.Unix(0, 3), Liveness: &recaller{}, Log: slog.New(slog.DiscardHandler)})
+			if apart {
+				for _, u := range c.told {
+					m.learn(encode(u))
+				}
+			} else {
+				m.learn(encode(c.told...))
+			}
+			if one, two := m.Restarted(vip1), m.Restarted(vip2); one != c.vip1 || two != c.vip2 {
+				t.Errorf("%s (apart: %v): announced before %v and %v, want %v and %v", c.name, apart, one, two, c.vip1, c.vip2)
+			}
+		}
+	}
 }

@@ -140,13 +140,17 @@ func (m *Members) learn(b []byte) bool {
 	return len(changed) > 0
 }
 
-// recall keeps what others know of the process before this one, and reports whether it is news. It
-// needs mu.
+// recall keeps what others know of the last process before this one that announced an address, in
+// whatever order they tell of those before, and reports whether it is news. It needs mu.
 func (m *Members) recall(u update) bool {
 	if u.born >= m.own.born || m.previous != nil && u.born <= m.previous.born {
 		return false
 	}
-	m.previous = pageOf(u)
+	p := pageOf(u)
+	if !p.announces() {
+		return false // the others wait for what a process before it announced
+	}
+	m.previous = p
 	return true
 }
 

@@ -68,7 +68,8 @@ type Members struct {
 
 	mu  sync.Mutex
 	own *journal
-	// what this node's speaker said before it was restarted, from the others; nil if unknown
+	// what the last process before this one that announced an address said, from the others; nil if
+	// unknown
 	previous *page
 	book     book                        // of the other nodes
 	live     map[string]*memberlist.Node // other nodes
