@@ -3,6 +3,7 @@ package loop
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"time"
 )
@@ -38,34 +39,58 @@ func Retry(ctx context.Context, backoff Backoff, attempt func(context.Context) (
 	return nil
 }
 
-// Failures logs a row of failures once for each message, and its end. The zero value is ready for
-// use; it is not safe for concurrent use.
+const (
+	// changedAfter is how long a row of failures with another message than the one that was logged
+	// waits to be logged again: messages with ports in them, or lists, differ at each attempt.
+	changedAfter = time.Minute
+	// maxMessage is how many characters of a message are logged.
+	maxMessage = 500
+)
+
+// Failures logs the first of a row of failures, the later ones at most once a minute and only if
+// they have another message than the last that was logged, and the end of the row. It cuts long
+// messages. The zero value is ready for use; it is not safe for concurrent use.
 type Failures struct {
 	// Repeat, unless 0, has a row of failures logged again after that time and not before, whatever
 	// its messages.
 	Repeat time.Duration
 
-	last string
-	at   time.Time
+	last string    // as it was logged
+	at   time.Time // when last was logged; zero outside of a row of failures
 }
 
-// Log takes how one attempt has ended: err is logged as a warning unless it was logged before, and
-// a success after a failure as information. A ctx that was cancelled is neither.
+// Log takes how one attempt has ended: err is logged as a warning if it begins a row of failures or
+// is due in it, and a success after a failure as information. A ctx that was cancelled is neither.
 func (f *Failures) Log(log *slog.Logger, failing, again string, err error, args ...any) {
 	switch {
 	case errors.Is(err, context.Canceled):
-	case err == nil && f.last != "":
+	case err != nil:
+		if message := cut(err.Error()); f.isDue(message) {
+			log.Warn(failing, append([]any{"error", message}, args...)...)
+			f.last, f.at = message, time.Now()
+		}
+	case !f.at.IsZero():
 		log.Info(again, args...)
-		f.last = ""
-	case err != nil && f.isNews(err):
-		log.Warn(failing, append([]any{"error", err}, args...)...)
-		f.last, f.at = err.Error(), time.Now()
+		f.last, f.at = "", time.Time{}
 	}
 }
 
-func (f *Failures) isNews(err error) bool {
-	if f.Repeat == 0 || f.last == "" {
-		return err.Error() != f.last
+func (f *Failures) isDue(message string) bool {
+	switch {
+	case f.at.IsZero():
+		return true
+	case f.Repeat != 0:
+		return time.Since(f.at) >= f.Repeat
+	default:
+		return message != f.last && time.Since(f.at) >= changedAfter
 	}
-	return time.Since(f.at) >= f.Repeat
+}
+
+// cut returns the beginning of a long message, and how much is missing.
+func cut(message string) string {
+	characters := []rune(message)
+	if len(characters) <= maxMessage {
+		return message
+	}
+	return fmt.Sprintf("%s... (%d more characters)", string(characters[:maxMessage]), len(characters)-maxMessage)
 }

@@ -98,17 +98,18 @@ func (f *Feed) Delivery(k lb.DeliveryKey) *lb.Delivery {
 // Run listens until ctx ends.
 func (f *Feed) Run(ctx context.Context) error {
 	defer f.stopHold()
-	var failures loop.Failures
+	waiting := false // and it was logged: once, not at each attempt
 	return loop.Retry(ctx, attempts, func(ctx context.Context) (heard bool) {
 		heard, err := f.listen(ctx)
 		switch {
 		case ctx.Err() != nil:
 		case heard:
-			failures = loop.Failures{}
+			waiting = false
 			f.opts.Log.Warn("lost the feed of the proxy; its last report still counts for a while", "hold", f.opts.Hold,
 				"error", err)
-		default:
-			failures.Log(f.opts.Log, "waiting for the feed of the proxy", "", err)
+		case !waiting:
+			waiting = true
+			f.opts.Log.Info("waiting for the feed of the proxy", "error", err)
 		}
 		return heard
 	})

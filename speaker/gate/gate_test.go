@@ -5,12 +5,14 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -315,4 +317,29 @@ func TestContract2EndpointsAlone(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestWaitingForTheProxyIsLoggedOnce checks that a proxy that is not there yet is news, once,
+// whatever the attempts to connect fail with.
+func TestWaitingForTheProxyIsLoggedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+		defer cancel()
+		var out bytes.Buffer
+		attempts := 0
+		f := NewFeed(Options{Hold: 30 * time.Second, Log: slog.New(slog.NewTextHandler(&out, nil)),
+			Dial: func(context.Context) (net.Conn, error) {
+				attempts++
+				return nil, fmt.Errorf("attempt %d", attempts)
+			},
+		})
+		if err := f.Run(ctx); err != nil {
+			t.Error(err)
+		}
+		_, line, _ := strings.Cut(out.String(), "level=")
+		want := `INFO msg="waiting for the feed of the proxy" error="connect to the proxy: attempt 1"` + "\n"
+		if line != want || attempts < 100 {
+			t.Errorf("after %d attempts logged %q, want %q", attempts, line, want)
+		}
+	})
 }
