@@ -31,7 +31,7 @@ BUILD = go build -v -o $(1) $(2) 2>&1 | { n=0; while IFS= read -r line; do \
 TEST = LANDFALL_PROGRAMS='$(CURDIR)/bin' LANDFALL_HELM="$$($(LAB) tool helm)" \
 	LANDFALL_CONTROLLER_GEN="$$($(LAB) tool controller-gen)" bin/landfall-test
 UNIT = unit $(RACE_ENV) -race -vet=off -timeout 30m
-E2E = e2e -vet=off -count=1 -p 2 -parallel 3 -timeout 60m ./e2e/...
+E2E = e2e -vet=off -count=1 -p 2 -parallel 2 -timeout 60m ./e2e/...
 
 .PHONY: help
 help: ## show this list
