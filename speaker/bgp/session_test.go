@@ -752,7 +752,7 @@ func TestHostilePeer(t *testing.T) {
 	})
 }
 
-func TestMetricsAndWords(t *testing.T) {
+func TestMetricsAndPeerNode(t *testing.T) {
 	inBubble(t, "as the session goes", func(t *testing.T, p *fakePeer, a *Actor) {
 		value := func(name, label string) string {
 			t.Helper()
@@ -763,17 +763,17 @@ func TestMetricsAndWords(t *testing.T) {
 			d.Families, d.Routes = []lb.Family{lb.IPv4, lb.IPv6}, routes("192.0.2.1/32", "192.0.2.2/32", "fd01::1/128")
 		}))
 		synctest.Wait()
-		if got, want := status(a).Word(),
+		if got, want := status(a).PeerNode(),
 			(lb.PeerNode{State: "Idle", Reason: lb.ReasonNotEstablished, Message: "connection refused"}); got != want {
-			t.Errorf("word %+v, want %+v", got, want)
+			t.Errorf("node %+v, want %+v", got, want)
 		}
 		if up := value("landfall_bgp_session_up", "tor"); up != "0" {
 			t.Errorf("up: %s", up)
 		}
 		p.establish(dualOpen())
 		p.readUpdates()
-		if got := status(a).Word(); got.State != "Established" || got.Reason != lb.ReasonNoNextHop {
-			t.Errorf("word %+v", got)
+		if got := status(a).PeerNode(); got.State != "Established" || got.Reason != lb.ReasonNoNextHop {
+			t.Errorf("node %+v", got)
 		}
 		for name, want := range map[string]string{
 			"landfall_bgp_session_up": "1", "landfall_bgp_session_flaps_total": "0", "landfall_bgp_prefixes_announced": "2",
