@@ -110,7 +110,7 @@ func (s *Status) Pool(ctx context.Context, pool lb.Pool, status lb.PoolStatus) (
 			Address: r.Addr.String(), Namespace: r.Service.Namespace, Name: r.Service.Name, At: metav1.NewTime(r.At),
 		})
 	}
-	for _, c := range status.Claims {
+	for _, c := range status.Pending {
 		claim := v1beta1.AddressClaim{Namespace: c.Service.Namespace, Name: c.Service.Name, UID: c.UID,
 			ResourceVersion: c.Version}
 		for _, addr := range c.Addresses {

@@ -31,7 +31,7 @@ type Job struct {
 	Do      func(context.Context) error
 }
 
-// Objects writes into the status of objects that are not Services. It writes a content once
+// Objects writes into the status of objects that are not Services. It writes content once
 // it has lasted, to one object not more often than once a second, and every few seconds if it keeps
 // changing.
 type Objects struct {
