@@ -388,7 +388,7 @@ const (
 	// AnnotationShare holds a key: Services with the same key share addresses if their ports do not
 	// collide.
 	AnnotationShare = "landfall.dev/allow-shared-ip"
-	// AnnotationPerFamily requests this many addresses of each family, 1 to MaxPerFamily.
+	// AnnotationPerFamily requests this many addresses of each family, from 1 to 16.
 	AnnotationPerFamily = "landfall.dev/addresses-per-family"
 	// AnnotationMode requests an ipMode, VIP or Proxy.
 	AnnotationMode = "landfall.dev/ip-mode"
@@ -398,9 +398,6 @@ const (
 	// announce.
 	AnnotationOnConflict = "landfall.dev/on-address-conflict"
 )
-
-// MaxPerFamily is the most addresses of one family that a Service can request.
-const MaxPerFamily = 16
 
 // DriverName is the API group, the prefix of annotations and condition types.
 const DriverName = "landfall.dev"

@@ -274,7 +274,7 @@ func TestUpdatesArePacked(t *testing.T) {
 			check("one announced", 1, 1, 0)
 			d.Routes = vips(5000, test.v6)
 			for prefix := range d.Routes {
-				d.Routes[prefix] = plan.Route{Communities: []lb.Community{lb.GracefulShutdown}}
+				d.Routes[prefix] = plan.Route{Communities: []lb.Community{plan.GracefulShutdown}}
 			}
 			set(a, d)
 			check("all changed", test.full, 5000, 0)
