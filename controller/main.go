@@ -18,7 +18,7 @@ import (
 
 const name = "landfall-controller"
 
-// What becomes of an address that should not be where it is.
+// What to do with an address outside its pools, or with one that two Services hold.
 const (
 	keep = "keep"
 	move = "move"

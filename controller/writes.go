@@ -44,8 +44,8 @@ func (c *controller) writeServices(ctx context.Context, changes []change) error 
 	var group errgroup.Group
 	group.SetLimit(c.parallel)
 	for i, ch := range changes {
-		// Noted before it is sent: whatever becomes of it, its addresses are not given to others until
-		// the Service is seen again.
+		// Noted before it is sent: the book gives its addresses to no other Service until the controller
+		// sees this one again, whether the write succeeds or not.
 		c.writes[ch.service.Key] = write{
 			Pending: plan.Pending{UID: ch.service.UID, Version: ch.service.Version, Addresses: ch.holding.Addresses,
 				Possible: c.possible(ch)},

@@ -274,7 +274,7 @@ func (b *Book) due() []*entry {
 func (b *Book) decision(e *entry) (Decision, bool) {
 	switch {
 	case e.Deleting:
-		// It holds what it has until it is gone, and nobody cares for its condition.
+		// It holds what it has until it is gone; its condition no longer matters.
 	case Ours(&e.Service, b.config.Class):
 		return b.decide(e), true
 	case e.Type != lb.LoadBalancer && (len(e.Conditions) > 0 || e.Announcements != ""):

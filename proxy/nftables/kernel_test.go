@@ -101,7 +101,7 @@ func TestContract6DriftIsRepaired(t *testing.T) {
 	}
 }
 
-// What others do in tables of their own, and what packets write into ours, disturbs nobody.
+// The watcher ignores changes of other tables, and what packets write into ours.
 func TestOnlyOurTablesDisturb(t *testing.T) {
 	ns := nstest.New(t)
 	n := dial(t, ns)
@@ -127,7 +127,7 @@ func TestOnlyOurTablesDisturb(t *testing.T) {
 	ns.Run(t, "nft", "delete", "table", "ip", TableName)
 	for deadline := time.Now().Add(time.Minute); disturbed.Load() == 0; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("the end of our table disturbs nobody")
+			t.Fatal("the watcher did not report the removal of our table")
 		}
 	}
 	cancel()

@@ -1,6 +1,6 @@
 // Package members is the actor that gossips: it keeps the speakers of a cluster in touch, tells the
-// others what this node claims, and knows what each of them claims. What becomes of speakers that
-// gossip loses is for others to find out (see Liveness). It wraps memberlist, of which no type
+// others what this node claims, and knows what each of them claims. Package liveness
+// finds out whether a speaker that gossip has lost is dead. It wraps memberlist, of which no type
 // leaves the package.
 package members
 
