@@ -36,7 +36,7 @@ func run(t *testing.T, ns *nstest.NS, services map[lb.Key]plan.Service) (
 		Observe: func(s dialect.Sync) { repairs.Add(int64(s.Repaired)) },
 	}, inKernel(n))
 	a.Configure(bothAddresses(seedConfig))
-	a.set(services)
+	a.Set(services)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- a.Run(ctx) }()
@@ -46,7 +46,7 @@ func run(t *testing.T, ns *nstest.NS, services map[lb.Key]plan.Service) (
 			t.Errorf("Run: %v", err)
 		}
 	})
-	for a.Outcomes(); !a.tried; a.Outcomes() {
+	for a.Outcomes(); !a.Tried; a.Outcomes() {
 		<-changed
 	}
 	return repairs, changed, a

@@ -56,6 +56,29 @@ type bench struct {
 	rounds   []dialect.Sync
 }
 
+// Actor is the actor of a dialect, for tests that run its rounds themselves.
+type Actor struct {
+	*dialect.Actor
+	Begun bool
+	Tried bool // every Service has been, as the last Outcomes said
+}
+
+// Set says what is wanted: all that there is the first time, changes after it.
+func (a *Actor) Set(services map[lb.Key]plan.Service) {
+	if a.Begun {
+		a.Update(services)
+		return
+	}
+	a.Begun = true
+	a.Begin(services)
+}
+
+// Outcomes returns what the actor has found out since the last call.
+func (a *Actor) Outcomes() (outcomes map[lb.Key]plan.Outcome) {
+	outcomes, a.Tried = a.Actor.Outcomes()
+	return outcomes
+}
+
 const many = 12
 
 // config serves node ports at one address of each family.
