@@ -71,6 +71,7 @@ type Members struct {
 	// what the last process before this one that announced an address said, from the others; nil if
 	// unknown
 	previous *page
+	past     map[uint64]*page            // of previous and the processes after it, by when they were started
 	book     book                        // of the other nodes
 	live     map[string]*memberlist.Node // other nodes
 	greet    map[string]bool             // live nodes that were not told everything yet
@@ -94,7 +95,8 @@ func New(opts Options) *Members {
 	m := &Members{
 		opts: opts,
 		own:  newJournal(opts.Self, uint64(opts.Born.UnixNano())),
-		book: book{}, live: map[string]*memberlist.Node{}, greet: map[string]bool{}, macs: map[string][]string{},
+		book: book{}, past: map[uint64]*page{}, live: map[string]*memberlist.Node{}, greet: map[string]bool{},
+		macs: map[string][]string{},
 	}
 	m.queue.NumNodes = m.size
 	m.queue.RetransmitMult = retransmitMult
