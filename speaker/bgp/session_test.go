@@ -1,6 +1,7 @@
 package bgp
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -803,4 +804,33 @@ func TestWhatThePacketLibraryFallsOverIsMalformed(t *testing.T) {
 	if err := decode(trap{}, nil); err == nil || !strings.Contains(err.Error(), "index out of range") {
 		t.Errorf("%v", err)
 	}
+}
+
+// TestFailedAttemptsAreLogged checks that a router that is away is logged once, and once more a
+// minute if its errors differ, and that another configuration begins anew.
+func TestFailedAttemptsAreLogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		d := plan.BGPSession{Addr: netip.MustParseAddr("192.0.2.1"), Port: 179, LocalASN: 64500}
+		s := newSession("tor", Options{Log: slog.New(slog.NewTextHandler(&out, nil)), Changed: func() {}}, d)
+		lines := func() int { return strings.Count(out.String(), "BGP session cannot be established") }
+		for i := range 60 {
+			s.failed(lb.ReasonNotEstablished, fmt.Errorf("port %d: connection reset", i))
+			time.Sleep(time.Second)
+		}
+		if lines() != 1 {
+			t.Errorf("%d lines in the first minute, want 1", lines())
+		}
+		s.failed(lb.ReasonNotEstablished, errors.New("connection refused"))
+		s.failed(lb.ReasonNotEstablished, errors.New("connection reset"))
+		if lines() != 2 {
+			t.Errorf("%d lines after a minute, want 2", lines())
+		}
+		d.LocalASN++
+		s.set(d)
+		s.failed(lb.ReasonNotEstablished, errors.New("connection refused"))
+		if lines() != 3 {
+			t.Errorf("%d lines after another configuration, want 3", lines())
+		}
+	})
 }
