@@ -247,6 +247,7 @@ func TestRetriesAndVerification(t *testing.T) {
 		done := make(chan error)
 		go func() { done <- a.Run(ctx) }()
 		a.Configure(seedConfig)
+		synctest.Wait() // else the run that Configure asks for may be the first try, and Begin asks for another one
 		a.Set(nil)
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
