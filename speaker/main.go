@@ -112,23 +112,17 @@ func (f *flags) add(set *pflag.FlagSet) {
 
 // check reads what the flags say.
 func (f *flags) check() (bind netip.Addr, key []byte, err error) {
-	if f.gate != "proxy" && f.gate != "none" {
-		return bind, nil, ops.Usagef("--gate: %q is neither proxy nor none", f.gate)
-	}
-	if f.hold < 0 {
-		return bind, nil, ops.Usagef("--hold: %s is negative", f.hold)
-	}
-	if f.restartHold < 0 {
-		return bind, nil, ops.Usagef("--restart-hold: %s is negative", f.restartHold)
+	if err := cmp.Or(
+		ops.OneOf("gate", f.gate, "proxy", "none"), ops.NotNegative("hold", f.hold),
+		ops.NotNegative("restart-hold", f.restartHold), ops.NotNegative("bgp-convergence", f.options.convergence),
+	); err != nil {
+		return bind, nil, err
 	}
 	if f.options.onConflict, err = plan.ParseOnConflict(f.onConflict); err != nil {
 		return bind, nil, ops.Usagef("--on-address-conflict: %w", err)
 	}
 	if f.announceEvery != 0 && f.announceEvery < time.Second {
 		return bind, nil, ops.Usagef("--announce-every: %s is neither 0 nor at least 1s", f.announceEvery)
-	}
-	if f.options.convergence < 0 {
-		return bind, nil, ops.Usagef("--bgp-convergence: %s is negative", f.options.convergence)
 	}
 	if f.bgpListen != "" {
 		if err := bgp.CheckListen(f.bgpListen); err != nil {

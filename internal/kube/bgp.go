@@ -188,17 +188,18 @@ func convertCommunity(o *v1beta1.Community) (string, lb.CommunityNames) {
 	return names.Name, names
 }
 
-// PeerNode writes what a node says of its session into the status of a BGPPeer, or takes it back if
-// word is nil. Each node owns its entry (server-side apply), so that nodes never overwrite one
+// PeerNode writes the status of a node's session into the status of a BGPPeer, or removes it if
+// status is nil. Each node owns its entry (server-side apply), so that nodes never overwrite one
 // another.
-func (s *Status) PeerNode(ctx context.Context, peer, node string, word *lb.PeerNode) error {
+func (s *Status) PeerNode(ctx context.Context, peer, node string, status *lb.PeerNode) error {
 	object := map[string]any{
 		"apiVersion": v1beta1.GroupVersion.String(), "kind": "BGPPeer", "metadata": map[string]any{"name": peer},
 		"status": map[string]any{},
 	}
-	if word != nil {
+	if status != nil {
 		object["status"] = v1beta1.BGPPeerStatus{Nodes: []v1beta1.BGPPeerNode{{
-			Name: node, State: word.State, Since: metav1.NewTime(s.now()), Reason: string(word.Reason), Message: word.Message,
+			Name: node, State: status.State, Since: metav1.NewTime(s.now()), Reason: string(status.Reason),
+			Message: status.Message,
 		}}}
 	}
 	body, err := json.Marshal(object)
@@ -213,7 +214,7 @@ func (s *Status) PeerNode(ctx context.Context, peer, node string, word *lb.PeerN
 	return nil
 }
 
-// DropPeerNodes takes the words of nodes that are gone out of the status of a BGPPeer. It fails
+// DropPeerNodes removes the entries of nodes that are gone from the status of a BGPPeer. It fails
 // with a conflict if another writer comes in between.
 func (s *Status) DropPeerNodes(ctx context.Context, peer string, nodes []string) error {
 	var o v1beta1.BGPPeer
