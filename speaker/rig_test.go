@@ -402,10 +402,10 @@ func (g fakeGossip) MACs() map[string]bool {
 	return all
 }
 
-func (f fakeFeed) Set(n lb.FeedUpdate) {
+func (f fakeFeed) Tell(n lb.FeedUpdate) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.update = n
+	f.update.Apply(n)
 }
 
 func (g fakeGossip) Restarted(netip.Addr) bool { return false }

@@ -276,7 +276,7 @@ func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]owne
 		}
 	}
 	if update, changed := s.rooms.handoff.Step(now, f, events); changed {
-		s.from.feed.Set(update)
+		s.from.feed.Tell(update)
 	}
 }
 
