@@ -158,7 +158,7 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 	events := client.Events(name, host)
 	d := deps{
 		config: config, services: services,
-		pools: kube.Pools(client, changed), namespaces: kube.Namespaces(client, changed),
+		pools: kube.Pools(client, changed, changed), namespaces: kube.Namespaces(client, changed),
 		nodes:   kube.Nodes(client, "", changed),
 		around:  kube.Surroundings(client, o.namespace, changed),
 		catchUp: func(ctx context.Context) error { return status.CatchUp(ctx, services) },

@@ -52,7 +52,7 @@ type feed interface {
 	Reason() lb.Reason
 	Connected() bool
 	Delivery(lb.DeliveryKey) *lb.Delivery
-	Set(lb.FeedUpdate)
+	Tell(lb.FeedUpdate)
 }
 
 type gossip interface {

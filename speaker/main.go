@@ -159,12 +159,12 @@ func (f *flags) watch(client *kube.Client, s *speaker) {
 	s.from = sources{
 		services:       kube.LabelledServices(client, s.changes.markService),
 		nodes:          kube.Nodes(client, "", func(node string) { s.changes.markNode(node == s.self) }),
-		pools:          kube.Pools(client, func(string) { s.changes.markAll() }),
+		pools:          kube.Pools(client, func(string) { s.changes.markAll() }, nil),
 		advertisements: kube.L2Advertisements(client, func(string) { s.changes.markAll() }),
 	}
 	s.from.routes = routeSources{
-		peers:          kube.BGPPeers(client, s.changes.markRoutes),
-		advertisements: kube.BGPAdvertisements(client, s.changes.markRoutes),
+		peers:          kube.BGPPeers(client, s.changes.markRoutes, s.changes.markStatus),
+		advertisements: kube.BGPAdvertisements(client, s.changes.markRoutes, s.changes.markStatus),
 		communities:    kube.Communities(client, s.changes.markRoutes),
 		profiles:       kube.BFDProfiles(client, s.changes.markRoutes),
 		passwords:      kube.Passwords(client, f.namespace, s.changes.markRoutes), namespace: f.namespace,
@@ -197,7 +197,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		if interfaces, known := watcher.All(); known {
 			around.Set(interfaces)
 		}
-		s.changes.markAll()
+		s.changes.markLinks()
 	}})
 	s.from.interfaces = watcher.All
 	alive := liveness.New(liveness.Options{Self: rt.NodeName, Hold: f.restartHold, Log: rt.Log,

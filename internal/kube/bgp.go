@@ -32,17 +32,25 @@ const (
 	defaultBFDMinimumTTL = 254
 )
 
-// BGPPeers watches the BGPPeers.
-func BGPPeers(c *Client, changed func(name string)) *Table[string, lb.Peer] {
-	table := newTable[string, lb.Peer](nil, changed)
+// BGPPeers watches the BGPPeers. status is called in place of changed where only the status
+// differs, which each node writes into.
+func BGPPeers(c *Client, changed, status func(name string)) *Table[string, lb.Peer] {
+	table := newStatusTable(func(p lb.Peer) lb.Peer {
+		p.Status = nil
+		return p
+	}, changed, status)
 	c.register(resource{client: c.landfall, name: "bgppeers", example: &v1beta1.BGPPeer{}},
 		objects[string, lb.Peer, *v1beta1.BGPPeer]{table, convertBGPPeer})
 	return table
 }
 
-// BGPAdvertisements watches the BGPAdvertisements.
-func BGPAdvertisements(c *Client, changed func(name string)) *Table[string, lb.BGPAdvertisement] {
-	table := newTable[string, lb.BGPAdvertisement](nil, changed)
+// BGPAdvertisements watches the BGPAdvertisements. status is called in place of changed where only
+// the conditions differ.
+func BGPAdvertisements(c *Client, changed, status func(name string)) *Table[string, lb.BGPAdvertisement] {
+	table := newStatusTable(func(a lb.BGPAdvertisement) lb.BGPAdvertisement {
+		a.Conditions = nil
+		return a
+	}, changed, status)
 	c.register(resource{client: c.landfall, name: "bgpadvertisements", example: &v1beta1.BGPAdvertisement{}},
 		objects[string, lb.BGPAdvertisement, *v1beta1.BGPAdvertisement]{table, convertBGPAdvertisement})
 	return table
