@@ -66,6 +66,8 @@ func newActor(deps dialect.Deps, kernels map[lb.Family]kernel) *testActor {
 	return a
 }
 
+func testDeps() dialect.Deps { return dialect.Deps{} }
+
 func inKernel(n *Netlink) map[lb.Family]kernel {
 	return map[lb.Family]kernel{lb.IPv4: netlinkKernel{lb.IPv4, n.commands}, lb.IPv6: netlinkKernel{lb.IPv6, n.commands}}
 }
