@@ -79,7 +79,7 @@ func benchLarge(b *testing.B, ports, endpoints int, scheduler plan.Scheduler) {
 		all[large(0).Key] = large(0)
 	}
 	started := time.Now()
-	a.set(all)
+	a.Set(all)
 	ctx, cancel := context.WithCancel(b.Context())
 	done := make(chan error)
 	go func() { done <- a.Run(ctx) }()
@@ -87,7 +87,7 @@ func benchLarge(b *testing.B, ports, endpoints int, scheduler plan.Scheduler) {
 		cancel()
 		<-done
 	}()
-	for a.Outcomes(); !a.tried && time.Since(started) < 20*time.Second; a.Outcomes() {
+	for a.Outcomes(); !a.Tried && time.Since(started) < 20*time.Second; a.Outcomes() {
 		select {
 		case <-changed:
 		case <-time.After(time.Second):
@@ -101,12 +101,12 @@ func benchLarge(b *testing.B, ports, endpoints int, scheduler plan.Scheduler) {
 		i++
 		if ports > 0 {
 			s := large(i)
-			a.set(map[lb.Key]plan.Service{s.Key: s})
+			a.Set(map[lb.Key]plan.Service{s.Key: s})
 			time.Sleep(time.Duration(i%7) * time.Millisecond)
 		}
 		s := clusterService(i*7919%plain, 2, i)
 		from := time.Now()
-		a.set(map[lb.Key]plan.Service{s.Key: s})
+		a.Set(map[lb.Key]plan.Service{s.Key: s})
 		for confirmed := false; !confirmed && time.Since(from) < 30*time.Second; {
 			<-changed
 			o, ok := a.Outcomes()[s.Key]

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/dialect"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -29,9 +30,9 @@ func mixedService(ports, endpoints, version int) plan.Service {
 func TestContract11OthersGoFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		four := newFakeKernel(lb.IPv4)
-		a := newActor(testDeps(), map[lb.Family]kernel{lb.IPv4: four})
+		a := newActor(dialect.Deps{}, map[lb.Family]kernel{lb.IPv4: four})
 		a.Configure(seedConfig)
-		a.set(clusterServices(100))
+		a.Set(clusterServices(100))
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- a.Run(ctx) }()
@@ -53,11 +54,11 @@ func TestContract11OthersGoFirst(t *testing.T) {
 			}
 			asked, waiting = asked+1, 0
 			s := clusterService(7, 2, asked)
-			a.Update(map[lb.Key]plan.Service{s.Key: s})
+			a.Set(map[lb.Key]plan.Service{s.Key: s})
 			return nil
 		}
 		s := mixedService(20, 300, 1)
-		a.Update(map[lb.Key]plan.Service{s.Key: s})
+		a.Set(map[lb.Key]plan.Service{s.Key: s})
 		synctest.Wait()
 		if parts < 4 || len(waits) < parts-1 || slices.Max(waits) > 1 {
 			t.Errorf("%d parts, the others waited for %v of them", parts, waits)
@@ -75,7 +76,7 @@ func TestContract11OthersGoFirst(t *testing.T) {
 // Contract clause 5: while a change is written in parts, the rules deliver after each of them.
 func TestContract5PartsDeliver(t *testing.T) {
 	four := newFakeKernel(lb.IPv4)
-	a := newActor(testDeps(), map[lb.Family]kernel{lb.IPv4: four})
+	a := newActor(dialect.Deps{}, map[lb.Family]kernel{lb.IPv4: four})
 	a.Configure(seedConfig)
 	const ports = 3
 	step := func(name string, limit int, s plan.Service) {
@@ -119,14 +120,14 @@ func TestContract5PartsDeliver(t *testing.T) {
 // wants stays.
 func TestPartsOfWhatIsNoLongerWanted(t *testing.T) {
 	four := newFakeKernel(lb.IPv4)
-	a := newActor(testDeps(), map[lb.Family]kernel{lb.IPv4: four})
+	a := newActor(dialect.Deps{}, map[lb.Family]kernel{lb.IPv4: four})
 	a.Configure(seedConfig)
 	a.settle(t, clusterServices(10))
 	before := fmt.Sprint(four.state.elements)
 	s := mixedService(20, 300, 1)
 	four.after = func() {
 		four.after = nil
-		a.Update(map[lb.Key]plan.Service{s.Key: {}})
+		a.Set(map[lb.Key]plan.Service{s.Key: {}})
 	}
 	a.settle(t, map[lb.Key]plan.Service{s.Key: s})
 	if after := fmt.Sprint(four.state.elements); after != before {
