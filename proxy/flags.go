@@ -20,7 +20,7 @@ type flags struct {
 	masqueradeBit                                            int
 	healthzBindAddress, serviceProxyName, feedSocket         string
 	drain                                                    time.Duration
-	scheduler, procSysNet                                    string
+	scheduler, procSysNet, externalIPs                       string
 	cleanup, liberal, answerPing, rescue, rescueRing         bool
 }
 
@@ -62,6 +62,9 @@ func (f *flags) add(set *pflag.FlagSet) {
 		"let conntrack treat TCP packets outside the window as valid; needed where routes are asymmetric")
 	set.BoolVar(&f.answerPing, "answer-ping", true,
 		"answer pings to VIPs and external IPs that this node delivers; cluster IPs never answer pings")
+	set.StringVar(&f.externalIPs, "external-ips", "allow",
+		"addresses in spec.externalIPs that the proxy serves: allow, deny, or CIDRs separated by commas; never those of an "+
+			"IPAddressPool or of cluster IPs")
 	set.StringVar(&f.procSysNet, "proc-sys-net", "/proc/sys/net",
 		"directory of the kernel's network parameters; a container whose /proc/sys is read-only mounts the host's elsewhere")
 	set.BoolVar(
@@ -104,6 +107,10 @@ func (f *flags) settings() (settings, error) {
 		return s, ops.Usagef("--scheduler: %q is none of random, round-robin, source-hash, maglev", f.scheduler)
 	}
 	s.scheduler = scheduler
+	var err error
+	if s.externalIPs, err = plan.ParseExternalIPs(f.externalIPs); err != nil {
+		return s, ops.Usagef("--external-ips: %v", err)
+	}
 	if f.masqueradeBit < 0 || f.masqueradeBit > 31 {
 		return s, ops.Usagef("--masquerade-bit: %d is not between 0 and 31", f.masqueradeBit)
 	}

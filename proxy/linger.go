@@ -1,7 +1,6 @@
 package main
 
 import (
-	"net/netip"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -14,10 +13,8 @@ type lingers struct {
 	services map[lb.Key][]lingering
 	// due are the ends of lingering, the earliest first: all last equally long.
 	due []deadline
-	// served counts the Services that serve an address and port.
-	served map[frontend]int
-	// taken is set when something has become served since changed was last called.
-	taken bool
+	// added is set when something lingers that some Service may serve already.
+	added bool
 }
 
 // lingering are frontends that were withdrawn together.
@@ -31,47 +28,15 @@ type deadline struct {
 	at  time.Time
 }
 
-type frontend struct {
-	protocol lb.Protocol
-	at       netip.AddrPort
-}
-
 func newLingers() lingers {
-	return lingers{services: map[lb.Key][]lingering{}, served: map[frontend]int{}}
+	return lingers{services: map[lb.Key][]lingering{}}
 }
 
 // add lets frontends of a Service linger until a time that is not before those of earlier calls.
 func (l *lingers) add(key lb.Key, ports []plan.Port, until time.Time) {
 	l.services[key] = append(l.services[key], lingering{ports, until})
 	l.due = append(l.due, deadline{key, until})
-	l.taken = true // it may be served already
-}
-
-// live notes that what a Service serves has changed from before to now.
-func (l *lingers) live(before, now plan.Service) {
-	for f := range frontends(now) {
-		if l.served[f]++; l.served[f] == 1 {
-			l.taken = true
-		}
-	}
-	for f := range frontends(before) {
-		if l.served[f]--; l.served[f] == 0 {
-			delete(l.served, f)
-		}
-	}
-}
-
-// frontends yields the addresses and ports of a live plan.
-func frontends(s plan.Service) func(yield func(frontend) bool) {
-	return func(yield func(frontend) bool) {
-		for _, p := range s.Ports {
-			for _, f := range p.Frontends {
-				if f.Addr.IsValid() && !yield(frontend{p.Protocol, netip.AddrPortFrom(f.Addr, f.Port)}) {
-					return
-				}
-			}
-		}
-	}
+	l.added = true
 }
 
 // of returns what lingers of a Service.
@@ -83,9 +48,9 @@ func (l *lingers) of(key lb.Key) [][]plan.Port {
 	return all
 }
 
-// changed ends what has lingered for long enough, and what is served again, and returns the
-// Services concerned.
-func (l *lingers) changed(now time.Time) []lb.Key {
+// changed ends what has lingered for long enough, and what some Service serves again, and returns
+// the Services concerned.
+func (l *lingers) changed(now time.Time, claims *plan.Claims) []lb.Key {
 	var keys []lb.Key
 	for len(l.due) > 0 && !now.Before(l.due[0].at) {
 		key := l.due[0].key
@@ -99,10 +64,10 @@ func (l *lingers) changed(now time.Time) []lb.Key {
 			keys = append(keys, key)
 		}
 	}
-	if l.taken {
-		l.taken = false
+	if claims.Taken() || l.added {
+		l.added = false
 		for key := range l.services {
-			if l.keep(key, func(one lingering) []plan.Port { return plan.Yield(one.ports, l.serves) }) {
+			if l.keep(key, func(one lingering) []plan.Port { return plan.Yield(one.ports, claims.Serves) }) {
 				keys = append(keys, key)
 			}
 		}
@@ -111,10 +76,6 @@ func (l *lingers) changed(now time.Time) []lb.Key {
 		l.due = l.due[1:]
 	}
 	return keys
-}
-
-func (l *lingers) serves(protocol lb.Protocol, addr netip.Addr, port uint16) bool {
-	return l.served[frontend{protocol, netip.AddrPortFrom(addr, port)}] > 0
 }
 
 // waits reports whether something still lingers until a deadline.

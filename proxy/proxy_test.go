@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
@@ -127,6 +128,8 @@ type bench struct {
 	slices   *kubetest.Table[lb.Key, []lb.Slice]
 	nodes    *kubetest.Table[string, lb.Node]
 	networks *kubetest.Table[string, []netip.Prefix]
+	pools    *kubetest.Table[string, []lb.Range]
+	own      []lb.Interface
 	rules    *fakeRules
 	flows    *fakeFlows
 	health   *fakeHealth
@@ -147,8 +150,11 @@ func newBench(t *testing.T, change ...func(*settings)) *bench {
 		services: kubetest.NewTable[lb.Key, lb.Service](), slices: kubetest.NewTable[lb.Key, []lb.Slice](),
 		nodes:    kubetest.NewTable[string, lb.Node](),
 		networks: kubetest.NewTable[string, []netip.Prefix](),
-		flows:    &fakeFlows{applied: map[lb.Key]plan.Service{}},
-		health:   &fakeHealth{state: healthState{Services: map[lb.Key]health.Service{}}},
+		pools:    kubetest.NewTable[string, []lb.Range](),
+		own: []lb.Interface{{Name: "eth0", Up: true, Addresses: []netip.Prefix{
+			netip.MustParsePrefix("172.31.0.1/24"), netip.MustParsePrefix("10.9.0.1/24")}}},
+		flows:  &fakeFlows{applied: map[lb.Key]plan.Service{}},
+		health: &fakeHealth{state: healthState{Services: map[lb.Key]health.Service{}}},
 	}
 	b.rules = &fakeRules{log: &b.order, wanted: map[lb.Key]plan.Service{}, outcomes: map[lb.Key]plan.Outcome{}}
 	b.feed = &fakeFeed{log: &b.order, all: map[lb.DeliveryKey]lb.Delivery{}}
@@ -158,11 +164,8 @@ func newBench(t *testing.T, change ...func(*settings)) *bench {
 	}
 	b.proxy = newProxy("here", set, []lb.Family{lb.IPv4, lb.IPv6}, slog.New(slog.DiscardHandler),
 		func() time.Time { return b.clock })
-	b.from = sources{b.services, b.slices, b.nodes, func() ([]lb.Interface, bool) {
-		return []lb.Interface{
-			{Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("172.31.0.1/24"),
-				netip.MustParsePrefix("10.9.0.1/24")}}}, true
-	}, func() (lb.FeedUpdate, bool) { return b.update, !b.mute }, b.networks}
+	b.from = sources{b.services, b.slices, b.nodes, func() ([]lb.Interface, bool) { return b.own, true },
+		func() (lb.FeedUpdate, bool) { return b.update, !b.mute }, b.networks, b.pools}
 	b.to = sinks{
 		rules: b.rules, flows: b.flows, health: b.health, feed: b.feed, rescue: &b.rescue,
 		warn: func(s lb.Service, reason lb.Reason, message string) {
@@ -190,13 +193,21 @@ func (b *bench) run() time.Duration {
 }
 
 func (b *bench) tables() []interface{ SetSynced(bool) } {
-	return []interface{ SetSynced(bool) }{b.services, b.slices, b.nodes, b.networks}
+	return []interface{ SetSynced(bool) }{b.services, b.slices, b.nodes, b.networks, b.pools}
 }
 
 func (b *bench) synced() {
 	for _, table := range b.tables() {
 		table.SetSynced(true)
 	}
+}
+
+// clusterIP returns an address that the API server could have given to a Service of this name.
+func clusterIP(name string) netip.Addr {
+	h := fnv.New32()
+	h.Write([]byte(name))
+	n := h.Sum32()
+	return netip.AddrFrom4([4]byte{10, 96, byte(n >> 8), byte(n)})
 }
 
 func key(name string) lb.Key { return lb.Key{Namespace: "default", Name: name} }
@@ -206,7 +217,7 @@ func (b *bench) put(name, vip string, endpoints ...string) {
 	b.services.Set(key(name), lb.Service{
 		Key: key(name), UID: name, Type: lb.LoadBalancer, ExternalPolicy: lb.Local, InternalPolicy: lb.Cluster,
 		HealthCheckNodePort: 32000,
-		ClusterIPs:          []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+		ClusterIPs:          []netip.Addr{clusterIP(name)},
 		Ports:               []lb.ServicePort{{Protocol: lb.TCP, Port: 80}},
 		Ingress:             []lb.Ingress{{Addr: netip.MustParseAddr(vip)}},
 	})
@@ -533,7 +544,8 @@ func TestNodePortAddresses(t *testing.T) {
 		{"primary", map[lb.Family][]netip.Addr{lb.IPv4: at("172.31.0.1")}, false},
 		{"2001:db8::/32", map[lb.Family][]netip.Addr{lb.IPv6: at()}, true},
 	} {
-		f := flags{mode: "auto", detectLocalMode: "ClusterCIDR", nodePortAddresses: strings.Split(tt.flag, ",")}
+		f := flags{mode: "auto", detectLocalMode: "ClusterCIDR", externalIPs: "allow",
+			nodePortAddresses: strings.Split(tt.flag, ",")}
 		if tt.flag == "" {
 			f.nodePortAddresses = nil
 		}
@@ -566,9 +578,11 @@ func TestBadFlags(t *testing.T) {
 		"needs --pod-interface-name-prefix":     func(f *flags) { f.detectLocalMode = "InterfaceNamePrefix" },
 		"\"a b\" is not a name of an interface": func(f *flags) { f.detectLocalMode, f.podBridge = "BridgeInterface", "a b" },
 		"--nodeport-addresses: \"x\"":           func(f *flags) { f.nodePortAddresses = []string{"x"} },
+		"--external-ips: \"10.0.0.0\"":          func(f *flags) { f.externalIPs = "192.0.2.0/24, 10.0.0.0" },
+		"--external-ips: \"\"":                  func(f *flags) { f.externalIPs = "" },
 		"--healthz-bind-address: \"localhost\"": func(f *flags) { f.healthzBindAddress = "localhost" },
 	} {
-		f := flags{mode: "auto", detectLocalMode: "ClusterCIDR", healthzBindAddress: "0.0.0.0:10256"}
+		f := flags{mode: "auto", detectLocalMode: "ClusterCIDR", healthzBindAddress: "0.0.0.0:10256", externalIPs: "allow"}
 		change(&f)
 		if _, err := f.settings(); err == nil || !strings.Contains(err.Error(), flag) {
 			t.Errorf("error %v does not say %q", err, flag)

@@ -27,8 +27,8 @@ type record struct {
 	// warned is the last failure that was reported.
 	warned  string
 	counted counted
-	// advice says what of the Service's wishes is not followed; "" when all is.
-	advice string
+	// advice says what of the Service's wishes is not followed.
+	advice []lb.Refusal
 	// deliveries are what was last told of the VIPs.
 	deliveries []lb.Delivery
 }
@@ -109,7 +109,7 @@ func (c counts) add(r *record, n int) {
 }
 
 func (r *record) count() counted {
-	now := counted{state: r.state(), advised: r.advice != ""}
+	now := counted{state: r.state(), advised: len(r.advice) > 0}
 	for _, d := range r.deliveries {
 		now.vips = append(now.vips, cmp.Or(d.Deliverable(), deliverable))
 	}

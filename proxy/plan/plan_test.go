@@ -296,6 +296,24 @@ func TestReport(t *testing.T) {
 	}
 }
 
+// A Service that does not get its VIP's port says so; the one that has it says nothing new.
+func TestContract11ReportsOfAContest(t *testing.T) {
+	claims := NewClaims()
+	web, x := New(tenant("shop/web", 1, vip("192.0.2.1")), slice("1 here"), here), New(tenant("dev/x", 9,
+		vip("192.0.2.1")), slice("2 here"), here)
+	claims.Set(x)
+	claims.Set(web)
+	web, x = claims.Grant(web), claims.Grant(x)
+	if d := Report(web, web, nil)[0]; d.Deliverable() != "" {
+		t.Errorf("the winner: %+v", d)
+	}
+	d := Report(x, x, nil)[0]
+	if d.Deliverable() != lb.ReasonFrontendInUse || !strings.Contains(d.Refusal.Message, "192.0.2.1:80/tcp") ||
+		strings.Contains(d.Refusal.Message, "shop") {
+		t.Errorf("the loser: %+v, %v", d, d.Refusal)
+	}
+}
+
 // Endpoints count by address over all ports: two ports of a pod are one, and a pod that lacks a
 // port counts.
 func TestContract4HealthCountsPods(t *testing.T) {
