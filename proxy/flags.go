@@ -22,6 +22,7 @@ type flags struct {
 	drain                                                    time.Duration
 	scheduler, procSysNet, externalIPs                       string
 	cleanup, liberal, answerPing, rescue, rescueRing         bool
+	localhostNodePorts                                       bool
 }
 
 func (f *flags) add(set *pflag.FlagSet) {
@@ -42,6 +43,9 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.StringSliceVar(&f.nodePortAddresses, "nodeport-addresses", nil,
 		"CIDRs; node ports are served at the node's addresses in them; primary stands for the Node's InternalIPs (default: "+
 			"all addresses of the node)")
+	set.BoolVar(&f.localhostNodePorts, "iptables-localhost-nodeports", true,
+		"in iptables mode, serve node ports at 127.0.0.1 too, which sets the kernel parameter route_localnet; nftables mode "+
+			"and IPv6 never do")
 	set.BoolVar(&f.masqueradeAll, "masquerade-all", false,
 		"masquerade every connection to a cluster IP, also those from pods")
 	set.IntVar(&f.masqueradeBit, "masquerade-bit", 14,
@@ -165,7 +169,7 @@ func (f *flags) detector(s *settings) error {
 }
 
 // nodePorts reads --nodeport-addresses. Node ports are reached at 127.0.0.1 too, unless IPv4
-// networks are given without it.
+// networks are given without it, or --iptables-localhost-nodeports is false.
 func (f *flags) nodePorts(s *settings) error {
 	loopback := netip.MustParsePrefix("127.0.0.0/8")
 	limited := false
@@ -184,6 +188,6 @@ func (f *flags) nodePorts(s *settings) error {
 		limited = limited || network.Addr().Is4()
 		s.loopbackNodePorts = s.loopbackNodePorts || network.Overlaps(loopback)
 	}
-	s.loopbackNodePorts = s.loopbackNodePorts || !limited
+	s.loopbackNodePorts = f.localhostNodePorts && (s.loopbackNodePorts || !limited)
 	return nil
 }

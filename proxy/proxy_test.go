@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/landfall-lb/landfall/internal/kube/kubetest"
@@ -544,7 +545,7 @@ func TestNodePortAddresses(t *testing.T) {
 		{"primary", map[lb.Family][]netip.Addr{lb.IPv4: at("172.31.0.1")}, false},
 		{"2001:db8::/32", map[lb.Family][]netip.Addr{lb.IPv6: at()}, true},
 	} {
-		f := flags{mode: "auto", detectLocalMode: "ClusterCIDR", externalIPs: "allow",
+		f := flags{mode: "auto", detectLocalMode: "ClusterCIDR", externalIPs: "allow", localhostNodePorts: true,
 			nodePortAddresses: strings.Split(tt.flag, ",")}
 		if tt.flag == "" {
 			f.nodePortAddresses = nil
@@ -562,6 +563,26 @@ func TestNodePortAddresses(t *testing.T) {
 		}
 		if !reflect.DeepEqual(b.health.addresses, tt.want) {
 			t.Errorf("%q: health ports at %v", tt.flag, b.health.addresses)
+		}
+	}
+}
+
+// kube-proxy's flag for node ports at 127.0.0.1, with its name and default.
+func TestLocalhostNodePorts(t *testing.T) {
+	for arguments, want := range map[string]bool{
+		"": true, "--iptables-localhost-nodeports": true, "--iptables-localhost-nodeports=false": false,
+		"--iptables-localhost-nodeports=false --nodeport-addresses=127.0.0.0/8": false,
+		"--nodeport-addresses=10.0.0.0/8":                                       false,
+	} {
+		var f flags
+		set := pflag.NewFlagSet("", pflag.ContinueOnError)
+		f.add(set)
+		if err := set.Parse(strings.Fields(arguments)); err != nil {
+			t.Fatal(err)
+		}
+		s, err := f.settings()
+		if err != nil || s.loopbackNodePorts != want {
+			t.Errorf("%q: node ports at 127.0.0.1: %v, want %v (%v)", arguments, s.loopbackNodePorts, want, err)
 		}
 	}
 }
