@@ -58,7 +58,8 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.StringVar(&f.feedSocket, "feed-socket", lb.FeedSocket,
 		"Unix socket on which the proxy reports to the speaker what the kernel delivers")
 	set.DurationVar(&f.drain, "drain-time", 5*time.Second,
-		"how long the rules of an external address stay after its Service lost the address, for packets in flight")
+		"how long the rules of an external address stay after its Service lost the address, or its policy became Local, for "+
+			"packets in flight")
 	set.StringVar(&f.scheduler, "scheduler", string(plan.Random),
 		"how the proxy picks a backend for Services without the annotation "+lb.AnnotationScheduler+
 			": random, round-robin, source-hash or maglev; iptables mode supports only random")

@@ -11,6 +11,9 @@ import (
 // packets may still arrive, unless a Service serves them again.
 type lingers struct {
 	services map[lb.Key][]lingering
+	// policies are the Services whose policy became Local, and until when nodes without an endpoint go
+	// on as with policy Cluster.
+	policies map[lb.Key]time.Time
 	// due are the ends of lingering, the earliest first: all last equally long.
 	due []deadline
 	// added is set when something lingers that some Service may serve already.
@@ -29,7 +32,7 @@ type deadline struct {
 }
 
 func newLingers() lingers {
-	return lingers{services: map[lb.Key][]lingering{}}
+	return lingers{services: map[lb.Key][]lingering{}, policies: map[lb.Key]time.Time{}}
 }
 
 // add lets frontends of a Service linger until a time that is not before those of earlier calls.
@@ -37,6 +40,19 @@ func (l *lingers) add(key lb.Key, ports []plan.Port, until time.Time) {
 	l.services[key] = append(l.services[key], lingering{ports, until})
 	l.due = append(l.due, deadline{key, until})
 	l.added = true
+}
+
+// addPolicy lets the policy Cluster of a Service linger until a time that is not before those of
+// earlier calls.
+func (l *lingers) addPolicy(key lb.Key, until time.Time) {
+	l.policies[key] = until
+	l.due = append(l.due, deadline{key, until})
+}
+
+// policy reports whether the policy Cluster of a Service lingers.
+func (l *lingers) policy(key lb.Key) bool {
+	_, lingers := l.policies[key]
+	return lingers
 }
 
 // of returns what lingers of a Service.
@@ -55,12 +71,17 @@ func (l *lingers) changed(now time.Time, claims *plan.Claims) []lb.Key {
 	for len(l.due) > 0 && !now.Before(l.due[0].at) {
 		key := l.due[0].key
 		l.due = l.due[1:]
-		if l.keep(key, func(one lingering) []plan.Port {
+		ended := l.keep(key, func(one lingering) []plan.Port {
 			if now.Before(one.until) {
 				return one.ports
 			}
 			return nil
-		}) {
+		})
+		if until, ok := l.policies[key]; ok && !now.Before(until) {
+			delete(l.policies, key)
+			ended = true
+		}
+		if ended {
 			keys = append(keys, key)
 		}
 	}
@@ -80,6 +101,9 @@ func (l *lingers) changed(now time.Time, claims *plan.Claims) []lb.Key {
 
 // waits reports whether something still lingers until a deadline.
 func (l *lingers) waits(d deadline) bool {
+	if until, ok := l.policies[d.key]; ok && until.Equal(d.at) {
+		return true
+	}
 	for _, one := range l.services[d.key] {
 		if one.until.Equal(d.at) {
 			return true

@@ -233,6 +233,9 @@ func (p *proxy) plan(dirty map[lb.Key]time.Time, now time.Time) map[lb.Key]bool 
 		r := p.records[key]
 		planned := p.claims.Grant(r.live)
 		p.advise(r, planned.Denied)
+		if p.lingers.policy(key) {
+			planned = planned.AsCluster()
+		}
 		for _, ports := range p.lingers.of(key) {
 			planned = planned.WithLingering(ports)
 		}
@@ -262,6 +265,9 @@ func (p *proxy) planLive(key lb.Key, now time.Time) []lb.Key {
 	}
 	if gone := plan.Withdrawn(r.planned, live); len(gone) > 0 && p.settings.drain > 0 {
 		p.lingers.add(key, gone, now.Add(p.settings.drain))
+	}
+	if plan.Tightened(r.live, live) && p.settings.drain > 0 {
+		p.lingers.addPolicy(key, now.Add(p.settings.drain))
 	}
 	if !reflect.DeepEqual(r.live, live) { // else they are worth keeping once
 		r.live = live

@@ -611,6 +611,85 @@ func TestBadFlags(t *testing.T) {
 	}
 }
 
+// setPolicy changes the external policy of a Service, and moves its endpoints to another node.
+func (b *bench) setPolicy(name string, policy lb.TrafficPolicy) {
+	svc, _ := b.services.Get(key(name))
+	svc.ExternalPolicy = policy
+	b.services.Set(key(name), svc)
+	b.mark(key(name))
+}
+
+func (b *bench) moveEndpoints(name string) {
+	all, _ := b.slices.Get(key(name))
+	for _, s := range all {
+		for i := range s.Endpoints {
+			s.Endpoints[i].Node = "there"
+		}
+	}
+	b.mark(key(name))
+}
+
+// The policy becomes Local on a node without endpoints: the speaker and the health port hear it at
+// once, and the rules go on until what is in flight has come.
+func TestContract3RulesOutliveTheChangeToLocal(t *testing.T) {
+	b := newBench(t)
+	b.put("web", "192.0.2.1", "10.200.1.2")
+	b.moveEndpoints("web")
+	b.setPolicy("web", lb.Cluster)
+	b.synced()
+	b.run()
+	b.rules.confirm()
+	b.run()
+	vip := lb.DeliveryKey{Service: key("web"), VIP: netip.MustParseAddr("192.0.2.1")}
+	expect := func(when string, deliverable lb.Reason, action plan.Action) {
+		t.Helper()
+		d := b.feed.all[vip]
+		if got := d.Deliverable(); got != deliverable {
+			t.Errorf("%s: the feed says %q, want %q", when, got, deliverable)
+		}
+		for _, f := range b.rules.wanted[key("web")].Ports[0].Frontends {
+			if f.Kind == plan.LoadBalancer && f.Action != action {
+				t.Errorf("%s: the rules %s, want %s", when, f.Action, action)
+			}
+		}
+	}
+	expect("policy Cluster", "", plan.ToCluster)
+	b.setPolicy("web", lb.Local)
+	if again := b.run(); again <= 0 || again > 5*time.Second {
+		t.Errorf("the next step is due in %s", again)
+	}
+	expect("at once", lb.ReasonNoLocalBackends, plan.ToCluster)
+	b.rules.confirm()
+	b.run()
+	if h := b.health.state.Services[key("web")]; h.Port != 32000 || h.Local[lb.IPv4] != 0 {
+		t.Errorf("health %+v", h)
+	}
+	b.clock = b.clock.Add(3 * time.Second)
+	b.setPolicy("web", lb.Cluster)
+	b.run()
+	expect("policy Cluster again", "", plan.ToCluster)
+	b.setPolicy("web", lb.Local)
+	b.clock = b.clock.Add(3 * time.Second)
+	b.run()
+	expect("3 s after the last change", lb.ReasonNoLocalBackends, plan.ToCluster)
+	b.clock = b.clock.Add(5 * time.Second)
+	if again := b.run(); again != 0 {
+		t.Errorf("after the drain time there is a step due in %s", again)
+	}
+	expect("after the drain time", lb.ReasonNoLocalBackends, plan.Drop)
+	b.delete("web")
+	b.run()
+	b.rules.confirm()
+	b.run()
+	b.clock = b.clock.Add(time.Minute)
+	b.run()
+	b.rules.confirm()
+	b.run()
+	if len(b.records) != 0 || len(b.lingers.policies) != 0 {
+		t.Errorf("%d records, %d policies are kept", len(b.records), len(b.lingers.policies))
+	}
+}
+
 // Stories of random changes, confirmations and failures end in the plans of a fresh start, whatever
 // the order and however often told.
 func TestRandomStoriesEndAsAFreshStart(t *testing.T) {
@@ -630,6 +709,10 @@ func TestRandomStoriesEndAsAFreshStart(t *testing.T) {
 					Alone: []lb.Family{lb.IPv4, lb.IPv6}[:r.IntN(3)]}
 			default:
 				b.put(name, fmt.Sprint("192.0.2.", r.IntN(3)), fmt.Sprint("10.200.1.", r.IntN(3)+2))
+				if r.IntN(2) == 0 {
+					b.moveEndpoints(name)
+				}
+				b.setPolicy(name, []lb.TrafficPolicy{lb.Local, lb.Cluster}[r.IntN(2)])
 			}
 			b.clock = b.clock.Add(time.Duration(r.IntN(3000)) * time.Millisecond)
 			for range r.IntN(3) {

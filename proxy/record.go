@@ -56,7 +56,7 @@ func forget[V any](p *proxy, keys map[lb.Key]V) {
 		if _, exists := p.from.services.Get(key); exists || r.pending() || r.failure != nil {
 			continue
 		}
-		if len(r.planned.Ports)+len(r.applied.Ports)+len(p.lingers.of(key)) == 0 {
+		if len(r.planned.Ports)+len(r.applied.Ports)+len(p.lingers.of(key)) == 0 && !p.lingers.policy(key) {
 			p.counts.add(r, -1)
 			delete(p.records, key)
 		}
