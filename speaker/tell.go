@@ -79,6 +79,12 @@ func (s *speaker) announced(facts plan.Facts, key lb.Key) *lb.AnnouncedStatus {
 	if !ok {
 		return nil
 	}
+	service, _ := s.from.services.Get(key)
+	for _, vip := range vips {
+		if d := s.delivery(service, key, vip); d != nil && d.Deliverable() == lb.ReasonFrontendInUse {
+			r = r.Refused(d.Refusal) // the address is announced for another Service
+		}
+	}
 	status := r.Status()
 	return &status
 }
