@@ -134,6 +134,15 @@ func holds(addrs ...string) func(*lb.Service) {
 	}
 }
 
+func routes(addrs ...string) func(*lb.Service) {
+	return func(s *lb.Service) {
+		s.ExternalIPs = nil
+		for _, a := range addrs {
+			s.ExternalIPs = append(s.ExternalIPs, netip.MustParseAddr(a))
+		}
+	}
+}
+
 func class(name string) func(*lb.Service) { return func(s *lb.Service) { s.Class = name } }
 
 func kind(t lb.ServiceType) func(*lb.Service) { return func(s *lb.Service) { s.Type = t } }

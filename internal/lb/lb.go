@@ -105,7 +105,8 @@ type Service struct {
 	ClusterIPs   []netip.Addr
 	Families     []Family     // spec.ipFamilies
 	FamilyPolicy FamilyPolicy // spec.ipFamilyPolicy
-	// ExternalIPs are addresses that an administrator routes to nodes without Landfall.
+	// ExternalIPs are addresses that an administrator routes to nodes without Landfall. They hold
+	// nothing of a pool.
 	ExternalIPs    []netip.Addr
 	Ports          []ServicePort
 	ExternalPolicy TrafficPolicy // Cluster unless the Service says Local
