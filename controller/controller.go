@@ -92,6 +92,7 @@ type controller struct {
 	registries map[string]*registry
 	writer     string
 	terms      int
+	replaces   replaces
 	counted    time.Time // when counts of pools were last written
 }
 
@@ -165,6 +166,7 @@ func (c *controller) begin() {
 	c.remember(map[lb.Key]bool{})
 	c.book, c.known, c.again = plan.NewBook(c.config, 0), false, map[lb.Key]bool{}
 	c.writes, c.poolWrites, c.counted = map[lb.Key]write{}, map[string]poolWrite{}, time.Time{}
+	c.replaces = replaces{}
 	c.terms++
 	c.registries, c.writer = map[string]*registry{}, fmt.Sprintf("%s/%d", c.identity, c.terms)
 }
@@ -202,6 +204,9 @@ func (c *controller) step(ctx context.Context) (again time.Duration, err error) 
 	}
 	if len(c.again) > 0 {
 		again = time.Millisecond
+	}
+	if next := c.replaces.due(c.now(), func(key lb.Key) { c.again[key] = true }); next > 0 {
+		again = soonest(again, next)
 	}
 	if next := c.book.Next(); !next.IsZero() {
 		again = soonest(again, max(next.Sub(c.now()), time.Millisecond))
@@ -249,6 +254,7 @@ func (c *controller) tell(pools map[string]lb.Pool, now time.Time) {
 			c.book.Set(s, w.Pending, now)
 		} else {
 			c.book.Delete(key, now)
+			delete(c.replaces, key)
 		}
 	}
 }

@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 
 	"golang.org/x/sync/errgroup"
@@ -18,6 +20,8 @@ type change struct {
 	service lb.Service
 	holding kube.Holding
 	claims  map[string]lb.PoolClaim // by pool, for what it adds
+	// replaced are addresses that others wrote into the status and that this change takes out of it.
+	replaced []netip.Addr
 }
 
 // changes returns what must be written, oldest Services first. A write is decided on the Service as
@@ -31,7 +35,10 @@ func (c *controller) changes(p plan.Plan) []change {
 		if w, ok := c.writes[key]; ok && w.done || !ok && h.Shows(s) {
 			continue // a Service that was written is decided anew once the write is seen
 		}
-		changes = append(changes, change{service: s, holding: h})
+		if len(decision.Replaced) > 0 && !c.replaces.allow(key, c.now()) {
+			continue
+		}
+		changes = append(changes, change{service: s, holding: h, replaced: decision.Replaced})
 	}
 	slices.SortFunc(changes, func(a, b change) int { return plan.Older(&a.service, &b.service) })
 	return changes
@@ -109,6 +116,13 @@ func (w *write) log(log *slog.Logger, key lb.Key, err error) {
 func (c *controller) report(ch change) {
 	about := kube.ServiceReference(ch.service)
 	condition := ch.holding.Condition
+	if len(ch.replaced) > 0 {
+		message := fmt.Sprintf("replaced %v in the status: no pool contains it, and Landfall did not assign it; "+
+			"check whether another load balancer serves this Service", ch.replaced)
+		c.log.Warn("replaced an address that another program wrote into the status", "service", ch.service.Key, "addresses",
+			ch.replaced)
+		c.events.Warning(about, lb.ReasonForeignAddress, message)
+	}
 	switch {
 	case condition == nil:
 		c.log.Info("took all of Landfall's addresses and conditions off the Service", "service", ch.service.Key)

@@ -48,10 +48,18 @@ type entry struct {
 	taken []netip.Addr
 	// assigned are the addresses that a decision gave it and that its status need not show yet.
 	assigned []netip.Addr
-	asks     []netip.Addr // what it waits for by name, as in Book.asking
-	born     int64        // when it was created, in seconds: numbers are compared faster than times
-	dirty    bool         // it is in Book.dirty
-	place    int          // in Book.waiting, counted from 1; 0 when it does not wait
+	// terms are those under which it shares addresses. shown is the reason of the condition that it
+	// shows, confirmed is set if that was decided on the same terms, and after has the Services that
+	// held its addresses first.
+	terms     string
+	shown     lb.Reason
+	confirmed bool
+	after     map[netip.Addr]lb.Key
+	decided   bool         // after is of a decision that the Service does not show yet
+	asks      []netip.Addr // what it waits for by name, as in Book.asking
+	born      int64        // when it was created, in seconds: numbers are compared faster than times
+	dirty     bool         // it is in Book.dirty
+	place     int          // in Book.waiting, counted from 1; 0 when it does not wait
 	// reason is what it is counted under in the summary; "" when it is not counted.
 	reason lb.Reason
 }
@@ -132,6 +140,7 @@ func (b *Book) Set(s lb.Service, pending Pending, now time.Time) {
 	b.freed = b.freed || key != "" || s.Request.Share != "" // whatever has changed may let others share
 	e.Service, e.born = s, s.Created.Unix()
 	e.held, e.taken, e.assigned = holding(&s, pending)
+	e.recall()
 	for _, addr := range e.taken {
 		if !slices.Contains(before, addr) {
 			b.take(e, addr)

@@ -53,6 +53,9 @@ type Decision struct {
 	// Condition says whether the Service has what it asks for; nil on a Service that is to lose all
 	// that is ours.
 	Condition *lb.Condition
+	// Replaced are the addresses that the Service loses for those that it gets, as neither a pool
+	// contains them nor Landfall assigned them.
+	Replaced []netip.Addr
 }
 
 // Plan is what is to be shown.

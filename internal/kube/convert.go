@@ -118,11 +118,15 @@ func convertRequestingService(o *corev1.Service, metallb bool) (lb.Key, lb.Servi
 		PerFamily: o.Annotations[lb.AnnotationPerFamily], Mode: o.Annotations[lb.AnnotationMode],
 		WhenOutside: o.Annotations[lb.AnnotationWhenOutside],
 	}
+	s.AllocatedFrom = cmp.Or(o.Annotations[lb.AnnotationAllocatedFrom], o.Annotations[annotationAllocatedFromOld])
 	if s.Request.Share != "" {
 		s.Request.Selector = labels.Set(o.Spec.Selector).String()
 	}
 	return key, s
 }
+
+// annotationAllocatedFromOld is the name of lb.AnnotationAllocatedFrom in older versions of MetalLB.
+const annotationAllocatedFromOld = "metallb.universe.tf/ip-allocated-from-pool"
 
 func convertNamespace(o *corev1.Namespace) (string, lb.Namespace) {
 	return o.Name, lb.Namespace{Name: o.Name, Labels: o.Labels}
@@ -228,7 +232,7 @@ func convertPool(o *v1beta1.IPAddressPool) (string, lb.Pool) {
 		Name: o.Name, UID: string(o.UID), Created: o.CreationTimestamp.Time, Generation: o.Generation,
 		Version: o.ResourceVersion, Labels: o.Labels,
 		AutoAssign: o.Spec.AutoAssign == nil || *o.Spec.AutoAssign, AvoidBuggy: o.Spec.AvoidBuggyIPs,
-		PerNamespace: int(o.Spec.AddressesPerNamespace),
+		PerNamespace: int(o.Spec.AddressesPerNamespace), ShareAcross: o.Spec.Sharing == "cluster",
 		Status: lb.PoolStatus{
 			AssignedIPv4: o.Status.AssignedIPv4, AssignedIPv6: o.Status.AssignedIPv6,
 			AvailableIPv4: o.Status.AvailableIPv4, AvailableIPv6: o.Status.AvailableIPv6,

@@ -129,6 +129,9 @@ type Service struct {
 	Ingress []Ingress
 	// Conditions are those conditions of the status that Landfall owns (type landfall.dev/…).
 	Conditions []Condition
+	// AllocatedFrom is the annotation metallb.io/ip-allocated-from-pool, or its older name: the pool of
+	// the addresses, as MetalLB or Landfall wrote it. Only the controller's table fills it.
+	AllocatedFrom string
 	// Announcements is the annotation landfall.dev/announcements, unparsed: see DecodeAnnouncements.
 	Announcements string
 }
@@ -259,6 +262,8 @@ type Pool struct {
 	// no limit.
 	PerNamespace int
 	Reservations []Reservation
+	// ShareAcross lets Services of different namespaces share an address.
+	ShareAcross bool
 	// Quarantine is how long a freed address stays reserved for the Service that held it; negative for
 	// ever.
 	Quarantine time.Duration
@@ -394,6 +399,9 @@ const (
 	AnnotationMode = "landfall.dev/ip-mode"
 	// AnnotationWhenOutside sets what to do when no pool contains the address any more: keep or move.
 	AnnotationWhenOutside = "landfall.dev/when-outside"
+	// AnnotationAllocatedFrom names the pool of the Service's addresses, where MetalLB's users look for
+	// it.
+	AnnotationAllocatedFrom = "metallb.io/ip-allocated-from-pool"
 	// AnnotationOnConflict sets what to do when a conflicting host uses the address: refuse or
 	// announce.
 	AnnotationOnConflict = "landfall.dev/on-address-conflict"

@@ -18,7 +18,9 @@ const (
 	ReasonAddressOutside Reason = "AddressOutside" // no pool contains the requested address
 	ReasonAddressTaken   Reason = "AddressTaken"   // another Service holds the requested address
 	ReasonHeldOutside    Reason = "HeldOutside"    // the Service keeps an address that no pool contains any more
-	ReasonDuplicate      Reason = "Duplicate"      // an older Service holds the same address
+	ReasonDuplicate      Reason = "Duplicate"      // a Service that comes first holds the same address
+	// the status showed an address that no pool contains and that Landfall did not assign
+	ReasonForeignAddress Reason = "ForeignAddress"
 	ReasonPoolOverlaps   Reason = "Overlapping"    // the pool shares addresses with an older pool
 	ReasonPoolInvalid    Reason = "Invalid"        // an address range of the pool cannot be parsed
 	ReasonPoolReady      Reason = "Ready"          // the pool assigns addresses
