@@ -79,7 +79,7 @@ func (s *speaker) announced(facts plan.Facts, key lb.Key) *lb.AnnouncedStatus {
 	if !ok {
 		return nil
 	}
-	status := r.Status()
+	status := r.For(key, s.self, decisions).Status()
 	return &status
 }
 
