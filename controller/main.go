@@ -70,7 +70,7 @@ func (o *options) add(flags *pflag.FlagSet) {
 		"assign addresses only while this replica is the leader; without leader election, several controllers assign no "+
 			"address twice but refuse one another's writes and slow down")
 	flags.BoolVar(&o.metallb, "metallb-annotations", true,
-		"read annotations of metallb.io and metallb.universe.tf on Services that do not set those of landfall.dev")
+		"read annotations of metallb.io and metallb.universe.tf as well as those of landfall.dev")
 	flags.StringVar(&o.outside, "when-outside", keep,
 		"what to do when no pool contains a Service's address any more: keep the address, or move the Service to another; "+
 			"the Service's annotation "+lb.AnnotationWhenOutside+" overrides this")

@@ -43,6 +43,8 @@ func namespace(set labels.Set) change {
 
 func request(f func(*lb.Request)) func(*lb.Service) { return func(s *lb.Service) { f(&s.Request) } }
 
+var disagrees = request(func(r *lb.Request) { r.Disagreement = "one is 1 and another is 2" })
+
 func selector(s string) labels.Selector {
 	parsed, err := labels.Parse(s)
 	if err != nil {
@@ -236,6 +238,14 @@ var ruleStories = []story{
 		{name: "by name", do: []change{newPool("p", "10.0.0.0-10.0.0.9"),
 			service("f", asks("10.0.0.9", "10.0.0.8"), request(func(r *lb.Request) { r.PerFamily = "3" }))},
 			want: map[string]string{"f": "10.0.0.9,10.0.0.8,10.0.0.4 Assigned"}},
+	}},
+	{name: "requests that disagree", steps: []step{
+		{name: "a newcomer gets nothing, a holder keeps what it has", do: []change{newPool("p", "10.0.0.0/24"), service("a"),
+			service("a", asks("10.0.0.7"), disagrees), service("b", asks("10.0.0.8"), disagrees)},
+			want: map[string]string{"a": "- RequestsDisagree", "b": "- RequestsDisagree"}},
+		{name: "agree", do: []change{service("a", request(func(r *lb.Request) { r.Disagreement = "" }))},
+			want: map[string]string{"a": "10.0.0.7 Assigned"}},
+		{name: "again not", do: []change{service("a", disagrees)}, want: map[string]string{"a": "10.0.0.7 RequestsDisagree"}},
 	}},
 	{name: "ipMode", steps: []step{
 		{name: "nonsense", do: []change{newPool("p", "10.0.0.0/24"),

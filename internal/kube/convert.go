@@ -105,18 +105,13 @@ func convertRequestingService(o *corev1.Service, metallb bool) (lb.Key, lb.Servi
 	if policy := o.Spec.IPFamilyPolicy; policy != nil {
 		s.FamilyPolicy = lb.FamilyPolicy(common(*policy))
 	}
-	annotation := func(name string) string {
-		value := o.Annotations[name]
-		if suffix := strings.TrimPrefix(name, lb.DriverName); metallb {
-			value = cmp.Or(value, o.Annotations["metallb.io"+suffix], o.Annotations["metallb.universe.tf"+suffix])
-		}
-		return strings.TrimSpace(value)
-	}
+	of := requestsOf(o, metallb)
+	addresses, pool, share := of.addresses(o.Spec.LoadBalancerIP), of.annotation(lb.AnnotationPool),
+		of.annotation(lb.AnnotationShare)
 	s.Request = lb.Request{
-		Addresses: splitAddresses(cmp.Or(annotation(lb.AnnotationAddresses), o.Spec.LoadBalancerIP)),
-		Pool:      annotation(lb.AnnotationPool), Share: annotation(lb.AnnotationShare),
+		Addresses: splitAddresses(addresses), Pool: pool, Share: share,
 		PerFamily: o.Annotations[lb.AnnotationPerFamily], Mode: o.Annotations[lb.AnnotationMode],
-		WhenOutside: o.Annotations[lb.AnnotationWhenOutside],
+		WhenOutside: o.Annotations[lb.AnnotationWhenOutside], Disagreement: of.disagreement,
 	}
 	s.AllocatedFrom = cmp.Or(o.Annotations[lb.AnnotationAllocatedFrom], o.Annotations[annotationAllocatedFromOld])
 	if s.Request.Share != "" {
@@ -136,17 +131,6 @@ func convertNamespace(o *corev1.Namespace) (string, lb.Namespace) {
 func fillShown(s *lb.Service, o *corev1.Service) {
 	s.Conditions = convertConditions(o.Status.Conditions, lb.DriverName+"/")
 	s.Announcements = lb.KeptAnnouncements(s.Type, o.Annotations[lb.AnnotationAnnouncements])
-}
-
-func splitAddresses(list string) []string {
-	if strings.TrimSpace(list) == "" {
-		return nil
-	}
-	var addresses []string
-	for a := range strings.SplitSeq(list, ",") {
-		addresses = append(addresses, strings.TrimSpace(a))
-	}
-	return addresses
 }
 
 func convertConditions(conditions []metav1.Condition, prefix string) []lb.Condition {

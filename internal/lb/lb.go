@@ -175,6 +175,9 @@ type Request struct {
 	Mode string
 	// WhenOutside comes from the annotation landfall.dev/when-outside.
 	WhenOutside string
+	// Disagreement names two fields or annotations that request different things, with their values;
+	// "" if there are none.
+	Disagreement string
 }
 
 // IPMode is status.loadBalancer.ingress[].ipMode (KEP-1860).

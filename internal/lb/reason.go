@@ -27,7 +27,10 @@ const (
 	ReasonNoClusterIP    Reason = "NoClusterIP"    // the API server has not given the Service a cluster IP yet
 	ReasonFamilyUnserved Reason = "FamilyUnserved" // no pool has addresses of a family that the Service requires
 
-	ReasonRequestInvalid  Reason = "RequestInvalid"  // an annotation of the Service cannot be parsed
+	ReasonRequestInvalid Reason = "RequestInvalid" // an annotation of the Service cannot be parsed
+	// a field and an annotation of the Service, or two annotations, request different things
+	ReasonRequestsDisagree Reason = "RequestsDisagree"
+
 	ReasonAddressExcluded Reason = "AddressExcluded" // the controller never assigns the requested address
 	ReasonAddressReserved Reason = "AddressReserved" // the requested address is reserved for others
 	ReasonAddressKept     Reason = "AddressKept"     // the requested address is in quarantine for its last holder
