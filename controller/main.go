@@ -161,7 +161,7 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 		around:  kube.Surroundings(client, o.namespace, changed),
 		catchUp: func(ctx context.Context) error { return status.CatchUp(ctx, services) },
 		status:  status, events: events, metrics: newMetrics(rt.Metrics), log: rt.Log, now: time.Now,
-		identity: identity, parallel: parallel,
+		identity: identity, parallel: parallel, allocatedFrom: o.metallb,
 	}
 	c = newController(d)
 	client.OnSync(c.poke)

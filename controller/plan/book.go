@@ -286,8 +286,11 @@ func (b *Book) due() []*entry {
 // decision decides for one Service if it is or was ours.
 func (b *Book) decision(e *entry) (Decision, bool) {
 	switch {
-	case e.Deleting:
-		// It holds what it has until it is gone, and nobody cares for its condition.
+	case e.Deleting && e.protected() && (e.Type != lb.LoadBalancer || Ours(&e.Service, b.config.Class)):
+		b.settled(e)
+		return e.farewell(), true
+	case e.Deleting, e.Headless && e.Type == lb.LoadBalancer:
+		// It holds what it has until it is gone, or back, and nobody cares for its condition.
 	case Ours(&e.Service, b.config.Class):
 		return b.decide(e), true
 	case e.Type != lb.LoadBalancer && (len(e.Conditions) > 0 || e.Announcements != ""):
@@ -295,10 +298,24 @@ func (b *Book) decision(e *entry) (Decision, bool) {
 		// may be those of another controller like this one, and an API server does not let a class
 		// change.
 		b.settled(e)
-		return Decision{}, true
+		return Decision{Release: e.protected()}, true
 	}
 	b.settled(e)
 	return Decision{}, false
+}
+
+// farewell is the decision for a Service that is being deleted: it changes nothing but the finalizer.
+func (e *entry) farewell() Decision {
+	d := Decision{Release: true}
+	for _, in := range e.Ingress {
+		d.Addresses = append(d.Addresses, in.Addr)
+	}
+	for _, c := range e.Conditions {
+		if c.Type == lb.ConditionAssigned {
+			d.Condition = &c
+		}
+	}
+	return d
 }
 
 func (b *Book) settled(e *entry) {

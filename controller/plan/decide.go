@@ -42,7 +42,12 @@ func (b *Book) decide(e *entry) Decision {
 	condition := b.condition(e, duplicate, note, refusal)
 	b.count(e, condition.Reason)
 	b.wait(e, w.asks(), !condition.Status || note != "")
-	return Decision{Addresses: kept, Mode: w.mode, Condition: &condition, Replaced: foreign}
+	d := Decision{Addresses: kept, Mode: w.mode, Condition: &condition, Replaced: foreign}
+	d.Protect, d.Release = b.protects(e)
+	if len(kept) > 0 {
+		d.Pool = b.Pool(kept[0])
+	}
+	return d
 }
 
 // needs adds to needs what e lacks of what it wants, family by family.

@@ -29,7 +29,7 @@ func (b *Book) assigned(e *entry, addr netip.Addr) bool {
 			return names(c, addr)
 		}
 	}
-	return e.AllocatedFrom != ""
+	return len(e.AllocatedFrom) > 0
 }
 
 // names reports whether the condition Assigned names addr as one that the Service holds.
@@ -71,6 +71,21 @@ func (b *Book) keeps(e *entry, addrs []netip.Addr) string {
 	}
 	return keeps + strings.Join(held, ", ") + "; " + shows + strings.Join(shown, ", ") +
 		", which Landfall did not assign"
+}
+
+// protected reports whether e carries the finalizer and its condition says that Landfall assigned
+// it an address: another load balancer's controller may have set the same finalizer.
+func (e *entry) protected() bool {
+	return e.Finalizer && slices.ContainsFunc(e.Conditions, func(c lb.Condition) bool {
+		return c.Type == lb.ConditionAssigned &&
+			(c.Status || c.Reason == lb.ReasonDuplicate || strings.Contains(c.Message, keeps))
+	})
+}
+
+// protects says whether a deleted e must stay until nobody announces it.
+func (b *Book) protects(e *entry) (protect, release bool) {
+	protect = slices.ContainsFunc(e.held, func(addr netip.Addr) bool { return b.assigned(e, addr) })
+	return protect, !protect && e.protected()
 }
 
 // others names what e holds and the condition does not name.

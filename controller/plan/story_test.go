@@ -135,7 +135,7 @@ func holds(addrs ...string) func(*lb.Service) {
 }
 
 // marked gives the Service the mark of MetalLB, which has assigned its addresses.
-func marked(s *lb.Service) { s.AllocatedFrom = "theirs" }
+func marked(s *lb.Service) { s.AllocatedFrom = map[string]string{lb.AnnotationAllocatedFrom: "theirs"} }
 
 func routes(addrs ...string) func(*lb.Service) {
 	return func(s *lb.Service) {

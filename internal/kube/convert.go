@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 	"unique"
@@ -88,7 +89,7 @@ func convertForwardedService(o *corev1.Service) (lb.Key, lb.Service) {
 // convertLabelledService also fills what speakers read.
 func convertLabelledService(o *corev1.Service) (lb.Key, lb.Service) {
 	key, s := convertService(o)
-	s.Labels, s.OnConflict = o.Labels, o.Annotations[lb.AnnotationOnConflict]
+	s.OnConflict = o.Annotations[lb.AnnotationOnConflict]
 	fillShown(&s, o)
 	return key, s
 }
@@ -97,7 +98,6 @@ func convertLabelledService(o *corev1.Service) (lb.Key, lb.Service) {
 // MetalLB's annotations count where Landfall's own are not set.
 func convertRequestingService(o *corev1.Service, metallb bool) (lb.Key, lb.Service) {
 	key, s := convertService(o)
-	s.Deleting, s.Labels = o.DeletionTimestamp != nil, o.Labels
 	fillShown(&s, o)
 	for _, family := range o.Spec.IPFamilies {
 		s.Families = append(s.Families, lb.Family(common(family)))
@@ -113,22 +113,30 @@ func convertRequestingService(o *corev1.Service, metallb bool) (lb.Key, lb.Servi
 		PerFamily: o.Annotations[lb.AnnotationPerFamily], Mode: o.Annotations[lb.AnnotationMode],
 		WhenOutside: o.Annotations[lb.AnnotationWhenOutside], Disagreement: of.disagreement,
 	}
-	s.AllocatedFrom = cmp.Or(o.Annotations[lb.AnnotationAllocatedFrom], o.Annotations[annotationAllocatedFromOld])
+	for _, name := range []string{lb.AnnotationAllocatedFrom, lb.AnnotationAllocatedFromOld} {
+		if pool, ok := o.Annotations[name]; ok {
+			if s.AllocatedFrom == nil {
+				s.AllocatedFrom = map[string]string{}
+			}
+			s.AllocatedFrom[name] = pool
+		}
+	}
 	if s.Request.Share != "" {
 		s.Request.Selector = labels.Set(o.Spec.Selector).String()
 	}
 	return key, s
 }
 
-// annotationAllocatedFromOld is the name of lb.AnnotationAllocatedFrom in older versions of MetalLB.
-const annotationAllocatedFromOld = "metallb.universe.tf/ip-allocated-from-pool"
-
 func convertNamespace(o *corev1.Namespace) (string, lb.Namespace) {
 	return o.Name, lb.Namespace{Name: o.Name, Labels: o.Labels}
 }
 
-// fillShown fills what Landfall has written to the Service.
+// fillShown fills what controller and speakers read: labels, and what Landfall has written to the
+// Service.
 func fillShown(s *lb.Service, o *corev1.Service) {
+	s.Deleting, s.Labels = o.DeletionTimestamp != nil, o.Labels
+	s.Finalizer = slices.Contains(o.Finalizers, lb.FinalizerCleanup)
+	_, s.Headless = o.Labels[lb.LabelHeadless]
 	s.Conditions = convertConditions(o.Status.Conditions, lb.DriverName+"/")
 	s.Announcements = lb.KeptAnnouncements(s.Type, o.Annotations[lb.AnnotationAnnouncements])
 }

@@ -96,9 +96,12 @@ type Service struct {
 	UID     string
 	Version string // metadata.resourceVersion, for conditional writes
 	Created time.Time
-	// Deleting is set once the object carries a deletion timestamp; only the controller's table fills
-	// it, Families, FamilyPolicy and Request.
-	Deleting bool
+	// Deleting is set once the object carries a deletion timestamp, Finalizer while it carries the
+	// finalizer FinalizerCleanup. Only the tables of controller and speakers fill them; only the
+	// controller's fills Families, FamilyPolicy and Request.
+	Deleting, Finalizer bool
+	// Headless is set by the label LabelHeadless, which takes the Service down. Proxies do not see it.
+	Headless bool
 
 	Type         ServiceType
 	Class        string // spec.loadBalancerClass; "" when unset
@@ -129,16 +132,17 @@ type Service struct {
 	Ingress []Ingress
 	// Conditions are those conditions of the status that Landfall owns (type landfall.dev/…).
 	Conditions []Condition
-	// AllocatedFrom is the annotation metallb.io/ip-allocated-from-pool, or its older name: the pool of
-	// the addresses, as MetalLB or Landfall wrote it. Only the controller's table fills it.
-	AllocatedFrom string
+	// AllocatedFrom has AnnotationAllocatedFrom and AnnotationAllocatedFromOld, as far as they are set:
+	// the pool of the addresses, as MetalLB or Landfall wrote it. Only the controller's table fills it.
+	AllocatedFrom map[string]string
 	// Announcements is the annotation landfall.dev/announcements, unparsed: see DecodeAnnouncements.
 	Announcements string
 }
 
-// VIPs returns the addresses of the Service that nodes deliver: all except those of ipMode Proxy.
+// VIPs returns the addresses of the Service that nodes deliver: all except those of ipMode Proxy;
+// none of a Service that is being deleted or is taken down.
 func (s *Service) VIPs() []netip.Addr {
-	if s.Type != LoadBalancer {
+	if s.Type != LoadBalancer || s.Deleting || s.Headless {
 		return nil
 	}
 	var vips []netip.Addr
@@ -405,10 +409,19 @@ const (
 	// AnnotationAllocatedFrom names the pool of the Service's addresses, where MetalLB's users look for
 	// it.
 	AnnotationAllocatedFrom = "metallb.io/ip-allocated-from-pool"
+	// AnnotationAllocatedFromOld is its name in older versions of MetalLB.
+	AnnotationAllocatedFromOld = "metallb.universe.tf/ip-allocated-from-pool"
 	// AnnotationOnConflict sets what to do when a conflicting host uses the address: refuse or
 	// announce.
 	AnnotationOnConflict = "landfall.dev/on-address-conflict"
 )
+
+// FinalizerCleanup keeps a deleted Service until its addresses are announced no more
+// (KEP-980). The API server's other load balancer controllers use it too.
+const FinalizerCleanup = "service.kubernetes.io/load-balancer-cleanup"
+
+// LabelHeadless on a Service has service proxies ignore it, whatever its value.
+const LabelHeadless = "service.kubernetes.io/headless"
 
 // MaxPerFamily is the most addresses of one family that a Service can request.
 const MaxPerFamily = 16

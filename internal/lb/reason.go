@@ -58,6 +58,7 @@ const (
 	ReasonAnnounced       Reason = "Announced"       // this node answers for the VIP
 	ReasonNoOwner         Reason = "NoOwner"         // no live node claims the VIP
 	ReasonNoAddress       Reason = "NoAddress"       // the Service holds no address any more
+	ReasonHeadless        Reason = "Headless"        // a label takes the Service down
 	ReasonUnheard         Reason = "Unheard"         // the node has not reported on the VIP yet
 	ReasonNodeUnknown     Reason = "NodeUnknown"     // the API server has no Node object of this node
 	ReasonFamilyUnspoken  Reason = "FamilyUnspoken"  // the speaker does not announce addresses of this family
