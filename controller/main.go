@@ -71,7 +71,7 @@ func (o *options) add(flags *pflag.FlagSet) {
 		"assign addresses only while this replica is the leader; without leader election, several controllers assign no "+
 			"address twice but refuse one another's writes and slow down")
 	flags.BoolVar(&o.metallb, "metallb-annotations", true,
-		"read annotations of metallb.io and metallb.universe.tf on Services that do not set those of landfall.dev")
+		"read annotations of metallb.io and metallb.universe.tf as well as those of landfall.dev")
 	flags.StringVar(&o.outside, "when-outside", keep,
 		"what to do when no pool contains a Service's address any more: keep the address, or move the Service to another; "+
 			"the Service's annotation "+lb.AnnotationWhenOutside+" overrides this")
@@ -163,7 +163,7 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 		around:  kube.Surroundings(client, o.namespace, changed),
 		catchUp: func(ctx context.Context) error { return status.CatchUp(ctx, services) },
 		status:  status, events: events, metrics: newMetrics(rt.Metrics), log: rt.Log, now: time.Now,
-		identity: identity, parallel: parallel,
+		identity: identity, parallel: parallel, allocatedFrom: o.metallb,
 	}
 	c = newController(d)
 	client.OnSync(c.poke)
