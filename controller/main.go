@@ -50,7 +50,7 @@ func main() {
 	os.Exit(ops.Main(ops.Program{
 		Name:               name,
 		Summary:            "assigns addresses from IPAddressPools to Services of type LoadBalancer",
-		MetricsBindAddress: ":7480",
+		MetricsBindAddress: "localhost:7480",
 		Flags:              o.add,
 		Run:                func(ctx context.Context, rt *ops.Runtime) error { return run(ctx, rt, o) },
 	}))
@@ -166,6 +166,7 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 	c = newController(d)
 	client.OnSync(c.poke)
 	rt.Ready("watches", ready(d))
+	rt.ReviewMetrics(client.ReviewMetrics)
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return client.Run(ctx) })

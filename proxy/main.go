@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"net/netip"
 	"os"
 	"runtime/debug"
@@ -36,15 +35,16 @@ const reasonHealthPort lb.Reason = "FailedToStartServiceHealthcheck"
 
 func main() {
 	var f flags
-	metrics := ":7482"
+	metrics, statusSocket := "localhost:7482", "/run/landfall/proxy.sock"
 	if slices.Contains(os.Args, "cleanup") || slices.Contains(os.Args, "--cleanup") {
-		metrics = "" // where a proxy may still be running
+		metrics, statusSocket = "", "" // where a proxy may still be running
 	}
 	os.Exit(ops.Main(ops.Program{
 		Name: name,
 		Summary: "programs this node's kernel to forward connections to Services, and reports what the kernel " +
 			"delivers",
 		MetricsBindAddress: metrics,
+		StatusSocket:       statusSocket,
 		Flags:              f.add,
 		Run:                f.run,
 	}))
@@ -138,7 +138,8 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		},
 	}
 	rt.Metrics.MustRegister(newCollector(p, offer.Readers), rescued(rescuer), rescueTargets(rescuer))
-	rt.Handle("GET /v1/status", http.HandlerFunc(p.serveStatus))
+	rt.Status(p.writeStatus)
+	rt.ReviewMetrics(client.ReviewMetrics)
 	rt.Ready("proxy", p.ready)
 
 	rt.Log.Info("starting", "version", ops.BuildVersion(), "node", rt.NodeName, "api", client.Host(), "mode", kernel.mode,

@@ -459,7 +459,8 @@ func TestContract10FailuresAreSaid(t *testing.T) {
 		want) {
 		t.Errorf("warnings %q, want %q", b.warnings, want)
 	}
-	if st := b.status().Services[0]; st.State != stateFailed || st.VIPs[0].Reason != lb.ReasonNotProgrammed ||
+	if st := slices.Collect(b.proxy.services())[0]; st.State != stateFailed ||
+		st.VIPs[0].Reason != lb.ReasonNotProgrammed ||
 		!strings.Contains(st.VIPs[0].Message, "no lock") {
 		t.Errorf("status %+v", st)
 	}

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"net/netip"
 	"os"
 	"path"
@@ -53,7 +52,8 @@ func main() {
 	os.Exit(ops.Main(ops.Program{
 		Name:               name,
 		Summary:            "announces external addresses of Services from this node while the node's kernel delivers them",
-		MetricsBindAddress: ":7481",
+		MetricsBindAddress: "localhost:7481",
+		StatusSocket:       "/run/landfall/speaker.sock",
 		Flags:              f.add,
 		Run:                f.run,
 	}))
@@ -245,7 +245,8 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 			f.gate)
 	}
 	rt.Metrics.MustRegister(newCollector(s), newPathCollector(s))
-	rt.Handle("GET /v1/status", http.HandlerFunc(s.serveStatus))
+	rt.Status(s.writeStatus)
+	rt.ReviewMetrics(client.ReviewMetrics)
 	rt.Ready("speaker", s.ready)
 
 	rt.Log.Info("starting", "version", ops.BuildVersion(), "node", rt.NodeName, "api", client.Host(), "gate", f.gate,

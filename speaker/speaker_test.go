@@ -1,8 +1,6 @@
 package main
 
 import (
-	"encoding/json"
-	"net/http/httptest"
 	"net/netip"
 	"slices"
 	"strings"
@@ -333,12 +331,7 @@ func TestContract10StatusAndMetrics(t *testing.T) {
 		r.nodes[order[1]].deliver(lb.Delivery{Service: nginx, VIP: vip1, Policy: lb.Local, Ready: 1})
 		synctest.Wait()
 
-		recorder := httptest.NewRecorder()
-		owner.serveStatus(recorder, nil)
-		var got status
-		if err := json.Unmarshal(recorder.Body.Bytes(), &got); err != nil {
-			t.Fatal(err)
-		}
+		got := owner.whole(t)
 		if len(got.VIPs) != 2 || got.VIPs[0].VIP != vip1 || got.VIPs[0].Owner != order[0] ||
 			!slices.Equal(got.VIPs[0].Answering, []string{"eth0"}) {
 			t.Fatalf("got %+v", got.VIPs)
