@@ -18,10 +18,10 @@ import (
 // not read is memory too.
 const buffer = 64 << 10
 
-// Limit returns a listener that has at most limit accepted connections open. When one more comes,
-// it closes the oldest connection of the client that has the most of them.
-func Limit(l net.Listener, limit int) net.Listener {
-	return &limited{Listener: l, room: NewRoom[net.Conn](limit)}
+// Limit returns a listener whose connections take places in a room, which it may share with other
+// listeners. The connection that has to leave the room is closed.
+func Limit(l net.Listener, room *Room[net.Conn]) net.Listener {
+	return &limited{Listener: l, room: room}
 }
 
 type limited struct {

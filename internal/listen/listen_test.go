@@ -59,7 +59,8 @@ func TestAFullListenerClosesTheOldestOfTheGreediestClient(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := Limit(inner, 4)
+	room := NewRoom[net.Conn](4)
+	l := Limit(inner, room)
 	echo(t, l)
 	kubelet := dial(t, "127.0.0.1", l)
 	var hostile []net.Conn
@@ -78,7 +79,7 @@ func TestAFullListenerClosesTheOldestOfTheGreediestClient(t *testing.T) {
 	for _, c := range hostile {
 		c.Close()
 	}
-	for l.(*limited).room.Len() > 1 { // the server closes them a moment later
+	for room.Len() > 1 { // the server closes them a moment later
 		time.Sleep(time.Millisecond)
 	}
 	again := dial(t, "127.0.0.3", l)

@@ -83,7 +83,7 @@ func (s *server) run(ctx context.Context, listeners []net.Listener) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, l := range listeners {
 		group.Go(func() error {
-			limited := listen.Limit(l, maxConnections)
+			limited := listen.Limit(l, listen.NewRoom[net.Conn](maxConnections))
 			if s.certificate != nil {
 				limited = tls.NewListener(limited, s.certificate.config())
 			}

@@ -72,7 +72,7 @@ func (s *server) runLocal(ctx context.Context, path string) {
 		s.log.Warn("the argument status does not work: cannot open the status socket", "error", err)
 		return
 	}
-	limited := listen.Limit(listener, statusConnections)
+	limited := listen.Limit(listener, listen.NewRoom[net.Conn](statusConnections))
 	if err := s.serve(ctx, limited, s.local, statusTimeout); err != nil {
 		s.log.Warn("the argument status does not work any more", "error", err)
 	}

@@ -13,14 +13,13 @@ import (
 	"maps"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/actor"
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/listen"
 	"github.com/landfall-lb/landfall/internal/loop"
 )
 
@@ -163,7 +162,7 @@ func (a *Actor) Run(ctx context.Context) error {
 
 // serve opens the socket and serves until ctx ends, the socket fails, or its file is taken away.
 func (a *Actor) serve(ctx context.Context) error {
-	listener, err := listen(a.path)
+	listener, err := listen.Unix(a.path, 0o600)
 	if err != nil {
 		return err
 	}
@@ -212,31 +211,6 @@ func watchFile(ctx context.Context, path string, own fs.FileInfo, cancel context
 			return
 		}
 	}
-}
-
-// listen opens the socket. A file that a killed predecessor left is replaced; a living one is not
-// pushed aside.
-func listen(path string) (*net.UnixListener, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, err
-	}
-	address := &net.UnixAddr{Name: path, Net: "unix"}
-	listener, err := net.ListenUnix("unix", address)
-	if !errors.Is(err, syscall.EADDRINUSE) {
-		return listener, err
-	}
-	conn, dialErr := net.DialUnix("unix", nil, address)
-	if dialErr == nil {
-		conn.Close()
-		return nil, fmt.Errorf("another proxy serves %s", path)
-	}
-	if !errors.Is(dialErr, syscall.ECONNREFUSED) {
-		return nil, err
-	}
-	if err := os.Remove(path); err != nil {
-		return nil, err
-	}
-	return net.ListenUnix("unix", address)
 }
 
 // serveReader writes to one reader until it goes or ctx ends.
