@@ -168,6 +168,9 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 	rt.Ready("watches", ready(d))
 	rt.ReviewMetrics(client.ReviewMetrics)
 
+	rt.Live("assign addresses", c.runner.Busy)
+	rt.Live("watches", client.Busy)
+	rt.Live("events", events.Busy)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return client.Run(ctx) })
 	group.Go(func() error { return events.Run(ctx) })

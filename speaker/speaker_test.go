@@ -367,3 +367,26 @@ landfall_speaker_claims{reason="Claimed"} 2
 		}
 	})
 }
+
+// TestALoopThatHangsIsSeen has the loop deadlocked on what it reads.
+func TestALoopThatHangsIsSeen(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177)
+		n := r.nodes[w177]
+		if busy := n.runner.Busy(); busy != 0 {
+			t.Errorf("at rest: busy for %v", busy)
+		}
+		hang, interfaces := make(chan struct{}), n.from.interfaces
+		n.from.interfaces = func() ([]lb.Interface, bool) { <-hang; return interfaces() }
+		n.changes.markAll()
+		time.Sleep(time.Hour)
+		if busy := n.runner.Busy(); busy < time.Hour-time.Minute {
+			t.Errorf("busy for %v", busy)
+		}
+		close(hang)
+		synctest.Wait()
+		if busy := n.runner.Busy(); busy != 0 {
+			t.Errorf("busy for %v", busy)
+		}
+	})
+}

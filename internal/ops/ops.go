@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
@@ -65,9 +66,23 @@ type Runtime struct {
 // must not block.
 func (rt *Runtime) Ready(name string, check func() error) { rt.server.ready.add(name, check) }
 
-// Live adds a check to /healthz: the kubelet restarts a program for which a check returns an error
-// for a minute. The check must not block.
-func (rt *Runtime) Live(name string, check func() error) { rt.server.live.add(name, check) }
+// liveFor is how long a loop may be at one thing without progress before /healthz fails. The
+// longest that is known to be legitimate is a command of iptables that waits for the lock of
+// another process and is killed after a minute; everything else has bounds of seconds. Twice that
+// leaves room for a busy machine, and the kubelet asks for a minute more before it restarts the
+// container.
+const liveFor = 2 * time.Minute
+
+// Live has /healthz fail while a loop hangs: busy returns for how long it has been at one thing. It
+// must not block.
+func (rt *Runtime) Live(loop string, busy func() time.Duration) {
+	rt.server.live.add(loop, func() error {
+		if d := busy(); d >= liveFor {
+			return fmt.Errorf("hangs: no progress for %s", d.Round(time.Second))
+		}
+		return nil
+	})
+}
 
 // ReviewMetrics has review decide who reads metrics, where --metrics-secure is set. Until it is
 // called, nobody does.

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -239,5 +240,30 @@ func TestStatusIsForThisUserOnly(t *testing.T) {
 	listener.Close()
 	if got := runProgram(p, nil, "--status-socket="+socket, "--metrics-bind-address="+address); got.code != 0 {
 		t.Errorf("%+v", got)
+	}
+}
+
+func TestHealthFollowsTheLoops(t *testing.T) {
+	rt := &Runtime{server: newServer(slog.New(slog.DiscardHandler), bigRegistry(1))}
+	var rules, plan time.Duration
+	rt.Live("rules", func() time.Duration { return rules })
+	rt.Live("plan", func() time.Duration { return plan })
+	for _, test := range []struct {
+		rules, plan time.Duration
+		code        int
+		body        string
+	}{
+		{0, 0, 200, "ok\n"},
+		{time.Minute, 90 * time.Second, 200, "ok\n"},
+		{3 * time.Minute, 0, 503, "rules: hangs: no progress for 3m0s\n"},
+		{3 * time.Minute, time.Hour, 503, "rules: hangs: no progress for 3m0s\nplan: hangs: no progress for 1h0m0s\n"},
+		{0, time.Second, 200, "ok\n"},
+	} {
+		rules, plan = test.rules, test.plan
+		w := httptest.NewRecorder()
+		rt.server.tcp.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/healthz", nil))
+		if w.Code != test.code || w.Body.String() != test.body {
+			t.Errorf("%v, %v: %d %q, want %d %q", rules, plan, w.Code, w.Body.String(), test.code, test.body)
+		}
 	}
 }

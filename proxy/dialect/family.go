@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -60,11 +61,13 @@ func (f *family) sync(ctx context.Context, verify bool) error {
 		f.tried = true
 		return nil
 	}
-	if err := f.rules.Prepare(ctx, verify); err != nil {
+	err := f.rules.Prepare(ctx, verify)
+	loop.Progress(ctx)
+	if err != nil {
 		f.giveUp(err)
 		return err
 	}
-	err := f.write(ctx)
+	err = f.write(ctx)
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
@@ -100,7 +103,7 @@ func (f *family) write(ctx context.Context) error {
 	}
 	var errs []error
 	for first := true; first || len(fresh) > 0; first = false { // a repair may be due without any Service
-		n, err := f.rules.Commit(ctx, fresh)
+		n, err := f.commit(ctx, fresh)
 		if err != nil {
 			err = f.recover(ctx, fresh[:n], err, f.bisect)
 		}
@@ -111,7 +114,7 @@ func (f *family) write(ctx context.Context) error {
 		fresh = fresh[n:]
 	}
 	for _, key := range alone {
-		_, err := f.rules.Commit(ctx, []lb.Key{key})
+		_, err := f.commit(ctx, []lb.Key{key})
 		if err != nil {
 			cause := err
 			err = f.recover(ctx, []lb.Key{key}, err, func(context.Context, []lb.Key) error { return f.blame(key, cause) })
@@ -122,6 +125,12 @@ func (f *family) write(ctx context.Context) error {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// commit writes the first of the named Services, as many as go together.
+func (f *family) commit(ctx context.Context, keys []lb.Key) (int, error) {
+	defer loop.Progress(ctx)
+	return f.rules.Commit(ctx, keys)
 }
 
 // recover is for Services whose transaction has failed: the kernel may not hold what it is believed
@@ -141,7 +150,7 @@ func (f *family) recover(ctx context.Context, keys []lb.Key, cause error,
 func (f *family) bisect(ctx context.Context, keys []lb.Key) error {
 	var errs []error
 	for len(keys) > 0 {
-		n, err := f.rules.Commit(ctx, keys)
+		n, err := f.commit(ctx, keys)
 		switch {
 		case err == nil:
 		case ctx.Err() != nil || isGeneral(err):

@@ -42,7 +42,7 @@ func start(t *testing.T, path string) running {
 		case changes <- struct{}{}:
 		default:
 		}
-	})
+	}, func() time.Duration { return 0 })
 	done := make(chan error, 1)
 	go func() { done <- a.Run(ctx) }()
 	stopped := false

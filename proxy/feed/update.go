@@ -76,7 +76,9 @@ func (a *Actor) hear(conn net.Conn, r *subscriber) error {
 			}
 		}
 		if !n.Same {
+			end := a.pulse.Begin()
 			a.take(r, &n)
+			end()
 		}
 	}
 	switch err := lines.Err(); {

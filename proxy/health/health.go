@@ -177,6 +177,9 @@ func (a *Actor) SetAddresses(addresses map[lb.Family][]netip.Addr) {
 	a.runner.Poke()
 }
 
+// Busy returns for how long the actor has been at one thing.
+func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
+
 // Run serves until ctx ends.
 func (a *Actor) Run(ctx context.Context) error {
 	defer a.closeAll()

@@ -58,6 +58,7 @@ type Feed struct {
 	reason     lb.Reason // why the deliveries cannot be used
 	connected  bool      // and a complete message has come over this connection
 	hold       *time.Timer
+	pulse      loop.Pulse     // while it takes in a message
 	update     *lb.FeedUpdate // nil before Set
 	told       chan struct{}  // closed, and replaced, when the update changes
 }
@@ -94,6 +95,9 @@ func (f *Feed) Delivery(k lb.DeliveryKey) *lb.Delivery {
 	}
 	return &d
 }
+
+// Busy returns for how long the actor has been at one thing.
+func (f *Feed) Busy() time.Duration { return f.pulse.Busy() }
 
 // Run listens until ctx ends.
 func (f *Feed) Run(ctx context.Context) error {
@@ -132,6 +136,7 @@ func (f *Feed) listen(ctx context.Context) (heard bool, err error) {
 	defer cancel()
 	speaking.Go(func() { f.speak(ctx, conn) })
 	err = read(conn, func(m lb.FeedMessage) {
+		defer f.pulse.Begin()()
 		if m.Waiting {
 			f.wait()
 		} else {
