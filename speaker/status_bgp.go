@@ -72,7 +72,7 @@ type bfdHealth struct {
 	Lost         uint64 `json:"lost"`
 }
 
-// routeStatus is what becomes of a VIP over BGP.
+// routeStatus says how the node announces a VIP over BGP.
 type routeStatus struct {
 	Prefixes []netip.Prefix `json:"prefixes,omitempty"`
 	// Peers hear of the VIP.

@@ -31,13 +31,13 @@ type Sync struct {
 // Deps are what an Actor needs.
 type Deps struct {
 	Log *slog.Logger
-	// Rules returns the rules of a family, which note in the ledger what becomes of them; nil for a
-	// family that this node lacks.
+	// Rules returns the rules of a family; nil for a family that this node lacks. The rules note in
+	// the ledger which Services the kernel has, and which it refuses.
 	Rules func(lb.Family, *Ledger) Rules
 	// Unusable says why this node lacks a family; may be nil.
 	Unusable map[lb.Family]error
-	// Verify is how often what the kernel holds is read even if nobody is seen to change it; never if
-	// 0. Large rulesets are read less often.
+	// Verify is how often the actor reads the kernel's rules without a sign of a change; 0 for never.
+	// It reads large rulesets less often.
 	Verify time.Duration
 	// Watch calls disturbed after others have changed our rules, until ctx ends; may be nil.
 	Watch func(ctx context.Context, disturbed func()) error

@@ -91,7 +91,7 @@ func (f *family) giveUp(err error) {
 }
 
 // write writes the Services that are dirty: those that failed by themselves one by one, so that
-// they hold nobody back.
+// they do not hold up the others.
 func (f *family) write(ctx context.Context) error {
 	var fresh, alone []lb.Key
 	for _, key := range slices.SortedFunc(maps.Keys(f.dirty), lb.Key.Compare) {

@@ -39,7 +39,7 @@ type table struct {
 	known bool
 	// rules are those that the kernel holds; nil when they are not known or not right.
 	rules *ruleset
-	// unpruned is set while the kernel may hold elements of frontends that nobody wants.
+	// unpruned is set while the kernel may hold elements of frontends that no Service has.
 	unpruned bool
 	// stale is set while clients may be remembered for backends that are gone.
 	stale bool
@@ -283,7 +283,7 @@ func (t *table) commitInParts(c change) error {
 	return nil
 }
 
-// prune removes what nobody wants, now that all that is wanted has been tried.
+// prune removes the elements of frontends that no Service has, after every wanted one was tried.
 func (t *table) prune() error {
 	if !t.known || !t.unpruned {
 		return nil
