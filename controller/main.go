@@ -51,7 +51,7 @@ func main() {
 	os.Exit(ops.Main(ops.Program{
 		Name:               name,
 		Summary:            "assigns addresses from IPAddressPools to Services of type LoadBalancer",
-		MetricsBindAddress: ":7480",
+		MetricsBindAddress: "localhost:7480",
 		Flags:              o.add,
 		Run:                func(ctx context.Context, rt *ops.Runtime) error { return run(ctx, rt, o) },
 	}))
@@ -168,7 +168,11 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 	c = newController(d)
 	client.OnSync(c.poke)
 	rt.Ready("watches", ready(d))
+	rt.ReviewMetrics(client.ReviewMetrics)
 
+	rt.Live("assign addresses", c.runner.Busy)
+	rt.Live("watches", client.Busy)
+	rt.Live("events", events.Busy)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return client.Run(ctx) })
 	group.Go(func() error { return events.Run(ctx) })

@@ -13,6 +13,7 @@ import (
 	"github.com/landfall-lb/landfall/controller/plan"
 	"github.com/landfall-lb/landfall/internal/kube"
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 // change is a Service with what it shall show.
@@ -83,6 +84,7 @@ func (c *controller) writeServices(ctx context.Context, changes []change) error 
 			ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 			defer cancel()
 			errs[i] = c.status.Hold(ctx, ch.service, ch.holding)
+			loop.Progress(ctx)
 			return nil
 		})
 	}

@@ -80,11 +80,13 @@ func (f *family) sync(ctx context.Context, verify bool) error {
 		f.tried = true
 		return nil
 	}
-	if err := f.rules.Prepare(ctx, verify); err != nil {
+	err := f.rules.Prepare(ctx, verify)
+	loop.Progress(ctx)
+	if err != nil {
 		f.giveUp(err)
 		return err
 	}
-	err := f.write(ctx)
+	err = f.write(ctx)
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
@@ -183,6 +185,12 @@ func (f *family) commit(ctx context.Context, keys []lb.Key) (n int, err error) {
 		return n, nil
 	}
 	return n, err
+}
+
+// commit writes the first of the named Services, as many as go together.
+func (f *family) commit(ctx context.Context, keys []lb.Key) (int, error) {
+	defer loop.Progress(ctx)
+	return f.rules.Commit(ctx, keys)
 }
 
 // recover is for Services whose transaction has failed: the kernel may not hold what it is believed
