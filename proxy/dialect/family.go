@@ -175,6 +175,7 @@ func (f *family) nextTurn() (next lb.Key, ok bool) {
 // commit writes the first n of the named Services, or notes that the first is written in parts, or
 // that it is to blame itself.
 func (f *family) commit(ctx context.Context, keys []lb.Key) (n int, err error) {
+	defer loop.Progress(ctx)
 	n, err = f.rules.Commit(ctx, keys)
 	switch own := (ownError{}); {
 	case errors.Is(err, ErrUnfinished):
@@ -185,12 +186,6 @@ func (f *family) commit(ctx context.Context, keys []lb.Key) (n int, err error) {
 		return n, nil
 	}
 	return n, err
-}
-
-// commit writes the first of the named Services, as many as go together.
-func (f *family) commit(ctx context.Context, keys []lb.Key) (int, error) {
-	defer loop.Progress(ctx)
-	return f.rules.Commit(ctx, keys)
 }
 
 // recover is for Services whose transaction has failed: the kernel may not hold what it is believed
