@@ -252,8 +252,8 @@ func TestRights(t *testing.T) {
 	for role, want := range map[string][]string{
 		"controller": {"events:create,patch", "ipaddresspools/status:update", "ipaddresspools:get,list,watch",
 			"namespaces:list,watch", "nodes:list,watch", "services/status:patch", "services:list,watch"},
-		"proxy": {"endpointslices:list,watch", "events:create,patch", "nodes:list,watch", "servicecidrs:list,watch",
-			"services:list,watch"},
+		"proxy": {"endpointslices:list,watch", "events:create,patch", "ipaddresspools:list,watch", "nodes:list,watch",
+			"servicecidrs:list,watch", "services:list,watch"},
 	} {
 		if diff := cmp.Diff(
 			want, rights(as[rbacv1.ClusterRole](t, objects, "ClusterRole landfall-"+role).Rules)); diff != "" {

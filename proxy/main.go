@@ -106,6 +106,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		services: services, slices: kube.Slices(client, metrics.counting(metrics.endpoints, p.mark)),
 		nodes:      kube.Nodes(client, rt.NodeName, func(string) { p.runner.Poke() }),
 		interfaces: watcher.All, networks: kube.ServiceNetworks(client, func(string) { p.runner.Poke() }),
+		pools: kube.PoolRanges(client, func(string) { p.runner.Poke() }),
 	}
 	client.OnSync(p.runner.Poke)
 	rules := kernel.writer(rt.Log, p.runner.Poke, metrics)

@@ -60,6 +60,10 @@ const (
 
 	// a proxy cannot choose backends in the way that the Service asks for
 	ReasonSchedulerIgnored Reason = "SchedulerIgnored"
+	// a Service with an older or stronger right to it uses a frontend of the Service
+	ReasonFrontendInUse Reason = "FrontendInUse"
+	// the nodes do not serve an address in spec.externalIPs
+	ReasonExternalIPRefused Reason = "ExternalIPRefused"
 	// the owner probes whether another device uses the VIP, before its first announcement
 	ReasonProbing Reason = "Probing"
 	// a conflicting host uses the VIP, so no node announces it

@@ -31,7 +31,7 @@ func TestCleanup(t *testing.T) {
 				a := newActor(map[lb.Family]Kernel{family: kernel}, seedConfig)
 				r := rand.New(rand.NewPCG(3, 3))
 				for n := range 6 {
-					a.set(plans(random(r, n)))
+					a.Set(plans(random(r, n)))
 				}
 				if err := settle(a, false); err != nil {
 					t.Fatal(err)

@@ -3,8 +3,8 @@ package plan
 import "github.com/landfall-lb/landfall/internal/lb"
 
 // deliverable returns why this node cannot deliver the VIP, or nil when it can: every Service on it
-// is programmed and deliverable here. A Service that no node can deliver does not count, unless
-// there is no other.
+// is programmed and deliverable here. A Service that no node can deliver, or whose frontends
+// another Service has, does not count, unless there is no other.
 func deliverable(gate lb.Reason, holders []Holder) *lb.Refusal {
 	if gate != "" {
 		return lb.Refuse(gate, "%s", Describe(gate))
@@ -16,7 +16,7 @@ func deliverable(gate lb.Reason, holders []Holder) *lb.Refusal {
 		switch {
 		case refusal == nil:
 			counted++
-		case refusal.Reason != lb.ReasonNoBackends:
+		case refusal.Reason != lb.ReasonNoBackends && refusal.Reason != lb.ReasonFrontendInUse:
 			return refusal
 		case empty == nil:
 			empty = refusal
@@ -37,7 +37,7 @@ func (h Holder) refuse() *lb.Refusal {
 	switch reason := h.Delivery.Deliverable(); reason {
 	case "":
 		return nil
-	case lb.ReasonNotProgrammed:
+	case lb.ReasonNotProgrammed, lb.ReasonFrontendInUse:
 		return lb.Refuse(reason, "%s: %s", h.Service, h.Delivery.Refusal.Message)
 	case lb.ReasonNoLocalBackends:
 		return lb.Refuse(reason, "%s has externalTrafficPolicy Local and no usable endpoint on this node", h.Service)
@@ -53,6 +53,8 @@ func forwards(holders []Holder) bool {
 	for _, h := range holders {
 		d := h.Delivery
 		switch {
+		case d != nil && d.Deliverable() == lb.ReasonFrontendInUse:
+			continue // another Service's
 		case d == nil || d.Refusal != nil:
 			return false
 		case d.Ready+d.Serving == 0:

@@ -101,6 +101,8 @@ func Describe(reason lb.Reason) string {
 		return "this node's proxy has been disconnected for longer than --hold"
 	case lb.ReasonNotProgrammed:
 		return "this node's kernel does not hold every rule for the address"
+	case lb.ReasonFrontendInUse:
+		return "another Service uses the address and port"
 	case lb.ReasonNoBackends:
 		return "no endpoint is usable on any node"
 	case lb.ReasonNoLocalBackends:
@@ -150,6 +152,13 @@ func (r Report) Status() lb.AnnouncedStatus {
 			Message: r.Message},
 		Announcements: lb.EncodeAnnouncements(r.Announcements),
 	}
+}
+
+// Refused returns the report for a Service of which the nodes do not serve every frontend, whoever
+// announces its addresses.
+func (r Report) Refused(why *lb.Refusal) Report {
+	r.Announced, r.Reason, r.Message = false, why.Reason, why.Message+"; "+r.Message
+	return r
 }
 
 // Summarize reports on a Service from the decisions about its VIPs, in the order of its status. The
