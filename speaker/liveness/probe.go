@@ -11,26 +11,33 @@ import (
 	"time"
 )
 
-// answerTimeout bounds the wait for an answer. A kernel answers at once, however busy its programs
-// are.
+// answerTimeout bounds the wait for an answer on a network without long ways. A kernel answers at
+// once, however busy its programs are.
 const answerTimeout = 50 * time.Millisecond
 
 // Answers reports whether the kernel of a node answers: it accepts or refuses a connection to the
 // speaker's port, or it replies to ping in case a packet filter drops what is for the port.
 func Answers(ctx context.Context, addr netip.AddrPort) bool {
-	for {
-		began := time.Now()
-		answered := ask(ctx, addr)
-		if answered || ctx.Err() != nil || time.Since(began) < 2*answerTimeout {
-			return answered
+	return AnswersWithin(answerTimeout)(ctx, addr)
+}
+
+// AnswersWithin returns a function like Answers that waits for as long as is given.
+func AnswersWithin(timeout time.Duration) func(ctx context.Context, addr netip.AddrPort) bool {
+	return func(ctx context.Context, addr netip.AddrPort) bool {
+		for {
+			began := time.Now()
+			answered := ask(ctx, addr, timeout)
+			if answered || ctx.Err() != nil || time.Since(began) < 2*timeout {
+				return answered
+			}
+			// This program got no CPU time for so long: the answer may have been there all the time.
 		}
-		// This program got no CPU time for so long: the answer may have been there all the time.
 	}
 }
 
-// ask tries both at once, for answerTimeout.
-func ask(ctx context.Context, addr netip.AddrPort) bool {
-	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+// ask tries both at once.
+func ask(ctx context.Context, addr netip.AddrPort, timeout time.Duration) bool {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	var group sync.WaitGroup
 	echoed := false
