@@ -15,7 +15,7 @@ type lingers struct {
 	// due are the ends of lingering, the earliest first: all last equally long.
 	due []deadline
 	// served counts the Services that serve an address and port.
-	served map[frontend]int
+	served map[destination]int
 	// taken is set when something has become served since changed was last called.
 	taken bool
 }
@@ -31,13 +31,14 @@ type deadline struct {
 	at  time.Time
 }
 
-type frontend struct {
+// destination is an address and port that a live plan serves.
+type destination struct {
 	protocol lb.Protocol
 	at       netip.AddrPort
 }
 
 func newLingers() lingers {
-	return lingers{services: map[lb.Key][]lingering{}, served: map[frontend]int{}}
+	return lingers{services: map[lb.Key][]lingering{}, served: map[destination]int{}}
 }
 
 // add lets frontends of a Service linger until a time that is not before those of earlier calls.
@@ -49,24 +50,24 @@ func (l *lingers) add(key lb.Key, ports []plan.Port, until time.Time) {
 
 // live notes that what a Service serves has changed from before to now.
 func (l *lingers) live(before, now plan.Service) {
-	for f := range frontends(now) {
+	for f := range destinations(now) {
 		if l.served[f]++; l.served[f] == 1 {
 			l.taken = true
 		}
 	}
-	for f := range frontends(before) {
+	for f := range destinations(before) {
 		if l.served[f]--; l.served[f] == 0 {
 			delete(l.served, f)
 		}
 	}
 }
 
-// frontends yields the addresses and ports of a live plan.
-func frontends(s plan.Service) func(yield func(frontend) bool) {
-	return func(yield func(frontend) bool) {
+// destinations yields the addresses and ports of a live plan.
+func destinations(s plan.Service) func(yield func(destination) bool) {
+	return func(yield func(destination) bool) {
 		for _, p := range s.Ports {
 			for _, f := range p.Frontends {
-				if f.Addr.IsValid() && !yield(frontend{p.Protocol, netip.AddrPortFrom(f.Addr, f.Port)}) {
+				if f.Addr.IsValid() && !yield(destination{p.Protocol, netip.AddrPortFrom(f.Addr, f.Port)}) {
 					return
 				}
 			}
@@ -114,7 +115,7 @@ func (l *lingers) changed(now time.Time) []lb.Key {
 }
 
 func (l *lingers) serves(protocol lb.Protocol, addr netip.Addr, port uint16) bool {
-	return l.served[frontend{protocol, netip.AddrPortFrom(addr, port)}] > 0
+	return l.served[destination{protocol, netip.AddrPortFrom(addr, port)}] > 0
 }
 
 // waits reports whether something still lingers until a deadline.
