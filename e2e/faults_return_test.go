@@ -158,3 +158,35 @@ func returnOf(t *testing.T, l *lab.Lab, a absence, away time.Duration, targets .
 	}
 	return broken, of
 }
+
+// returnsOverBGP lets the node of faults come back from each absence, with connections that were
+// opened while it was away: routers move some of them to it, which it does not know.
+func returnsOverBGP(t *testing.T, l *lab.Lab) {
+	times, gone := returns(t)
+	for i, a := range absences {
+		if _, all := os.LookupEnv("LANDFALL_RETURNS"); !all && i%3 != 0 {
+			continue // by default only a link, and a reboot
+		}
+		for range times {
+			a.leave(t, l, bgpNode)
+			away(t, l)
+			time.Sleep(gone)
+			var long []*flows
+			for _, vip := range bgpVIPs(l) {
+				long = append(long, startFlowsFrom(t, l, lab.FarClientName, vip, 40))
+			}
+			probes := startFar(t, l)
+			a.back(t, l, bgpNode)
+			back(t, l)
+			time.Sleep(time.Second)
+			wantNoneLostFar(t, probes, 2)
+			for i, f := range long {
+				lost := f.stop()
+				t.Logf("%s of %s away and back, %s: %d of 40 lost", a.name, bgpNode, bgpVIPs(l)[i].Addr(), lost)
+				if lost > 0 {
+					t.Errorf("%s of %s away and back: %d long-lived connections were lost", a.name, bgpNode, lost)
+				}
+			}
+		}
+	}
+}
