@@ -15,7 +15,7 @@ import (
 func (r *rig) cut(name string, carrier bool) {
 	n := r.nodes[name]
 	n.mu.Lock()
-	n.apiless = true
+	n.apiless, n.cutOff = true, true
 	n.interfaces = slices.Clone(n.interfaces)
 	n.interfaces[0].Up = carrier
 	n.mu.Unlock()
@@ -29,7 +29,7 @@ func (r *rig) cut(name string, carrier bool) {
 func (r *rig) reconnect(name string, later time.Duration) {
 	n := r.nodes[name]
 	n.mu.Lock()
-	n.apiless, n.unheard = false, true
+	n.apiless, n.cutOff, n.unheard = false, false, true
 	n.interfaces = slices.Clone(n.interfaces)
 	n.interfaces[0].Up = true
 	n.mu.Unlock()
@@ -40,11 +40,17 @@ func (r *rig) reconnect(name string, later time.Duration) {
 	r.join()
 }
 
+// die ends a speaker and its node.
+func (r *rig) die(name string) {
+	r.nodes[name].set(func(n *fakeNode) { n.cutOff = true })
+	r.crash(name)
+}
+
 // A node that was cut off and comes back takes no address that it did not own, neither while it is
 // away nor when it hears the API server before the others.
 func TestContract11AReturningNodeTakesNothing(t *testing.T) {
 	for name, carrier := range map[string]bool{"link": false, "switch port": true} {
-		for _, away := range []time.Duration{time.Second, 8 * time.Second, 39 * time.Second} {
+		for _, away := range []time.Duration{time.Second, 8 * time.Second, 35 * time.Second} {
 			for _, role := range []int{1, 2} {
 				t.Run(name+" "+away.String(), func(t *testing.T) {
 					inRig(t, func(r *rig) {
@@ -67,6 +73,29 @@ func TestContract11AReturningNodeTakesNothing(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A node whose gossip alone is cut does not take what the others answer for, although the API
+// server answers it: their kernels are there.
+func TestContract11ANodeWithoutGossipTakesNothing(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177, w178, w179)
+		r.service(nginx, vip1)
+		time.Sleep(time.Minute)
+		order := ranked(vip1)
+		r.nodes[order[1]].set(func(n *fakeNode) { n.unheard = true })
+		r.part(order[1])
+		time.Sleep(3 * time.Second)
+		r.nodes[order[1]].set(func(n *fakeNode) { n.unheard = false })
+		r.nodes[order[1]].changes.markAll()
+		time.Sleep(time.Minute)
+		r.join()
+		time.Sleep(time.Minute)
+		if r.wire.answered(order[1], vip1) {
+			t.Error("it answered")
+		}
+		r.wantAnswers("in the end", vip1, order[0])
+	})
 }
 
 // The owner that lost its carrier does not take its address back from its heir.
@@ -153,8 +182,8 @@ func TestAFrozenProcessThatIsAloneGoesOn(t *testing.T) {
 		r.start(w177, w178, w179)
 		r.service(nginx, vip1)
 		order := ranked(vip1)
-		r.crash(order[1])
-		r.crash(order[2])
+		r.die(order[1])
+		r.die(order[2])
 		time.Sleep(time.Minute)
 		owner := r.nodes[order[0]]
 		owner.set(func(n *fakeNode) { n.wakes, n.woke, n.apiless = n.wakes+1, time.Now(), true })
@@ -176,8 +205,8 @@ func TestTheLastNodeTakesOverWithoutTheAPIServer(t *testing.T) {
 		order := ranked(vip1)
 		last := r.nodes[order[2]]
 		last.set(func(n *fakeNode) { n.apiless = true })
-		r.crash(order[1])
-		r.crash(order[0])
+		r.die(order[1])
+		r.die(order[0])
 		time.Sleep(4*partition.ReturnHold - time.Second)
 		r.wantAnswers("it may be cut off", vip1)
 		time.Sleep(time.Second)

@@ -136,6 +136,7 @@ type fakeNode struct {
 	macs        []string
 	sees        func(node string) bool // nil: all
 	apiless     bool                   // cannot read the Lease
+	cutOff      bool                   // from the kernels of the others, too
 	unheard     bool                   // has read the Lease only once
 	seeks       bool
 	met, woke   time.Time
@@ -385,18 +386,24 @@ type fakeLiveness struct{ *fakeNode }
 func (g fakeLiveness) Set(map[string][]netip.Addr) {}
 
 func (g fakeLiveness) Speakers() plan.Speakers {
+	g.mu.Lock()
+	silent, cut := slices.Clone(g.dead), g.cutOff
+	g.mu.Unlock()
 	live := []string{g.self}
 	for name, n := range g.rig.nodes {
 		n.mu.Lock()
-		if n.live && name != g.self && (g.sees == nil || g.sees(name)) {
+		switch {
+		case name == g.self:
+		case n.live && (g.sees == nil || g.sees(name)):
 			live = append(live, name)
+		case (cut || n.cutOff || n.cancel == nil) && !slices.Contains(silent, name):
+			silent = append(silent, name)
 		}
 		n.mu.Unlock()
 	}
 	slices.Sort(live)
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return plan.SpeakersOf(g.self, live, slices.Sorted(maps.Keys(g.rig.nodes)), g.dead)
+	slices.Sort(silent)
+	return plan.SpeakersOf(g.self, live, slices.Sorted(maps.Keys(g.rig.nodes)), silent)
 }
 
 func (g fakeGossip) Claims(vip netip.Addr) map[string]plan.Claim {

@@ -101,8 +101,8 @@ func TestContract6HandoverIsBounded(t *testing.T) {
 		}
 
 		// Without anybody to hand over to there is nothing to wait for.
-		r.crash(order[0])
-		r.crash(order[1])
+		r.die(order[0])
+		r.die(order[1])
 		r.wantAnswers("the last one", vip1, order[2])
 		started = time.Now()
 		r.stop(order[2])
@@ -376,8 +376,8 @@ landfall_speaker_claims{reason="Claimed"} 2
 	})
 }
 
-// TestOnlyInterfacesThatMayAnswerCount has interfaces come: one of a pod, as with each pod, plans no
-// address anew; one that may answer does.
+// TestOnlyInterfacesThatMayAnswerCount has interfaces come: one of a pod, as with each pod, plans
+// no address anew; one that may answer does.
 func TestOnlyInterfacesThatMayAnswerCount(t *testing.T) {
 	inRig(t, func(r *rig) {
 		n := r.nodes[w177]

@@ -10,7 +10,8 @@ import (
 // it never owned would reach it and be reset. So a node that may have been cut off is estranged: it
 // takes no address that it does not answer for, until it has heard another speaker, or has waited
 // long enough. The survivor of a crash is told from a node that is cut off by an interface that has
-// a carrier and by the API server, which answers it at once.
+// a carrier, by the kernels of the others, which are silent, and by the API server, which answers
+// it at once.
 
 // Times of a node that is estranged.
 const (
@@ -106,7 +107,8 @@ func (e *estrangement) over(now time.Time, f Facts, calm bool) bool {
 		return true // who is missing now, others would have told of
 	case asked && e.heard:
 		return true // the majority says what it answers for
-	case asked && !e.deaf && f.Contact.Asked.Before(e.since.Add(AskedSoon)) && f.Contact.Took < Promptly:
+	case asked && !e.deaf && f.Contact.Asked.Before(e.since.Add(AskedSoon)) && f.Contact.Took < Promptly &&
+		f.Speakers.Survives(f.Self):
 		return true // the others are gone, not this node
 	case asked && now.Sub(e.asked) <= AskedLately:
 		return !now.Before(e.bound(f.ReturnHold))

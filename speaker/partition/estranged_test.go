@@ -21,6 +21,7 @@ type moment struct {
 	asked  bool   // the API server has just answered
 	slowly bool   // it has, but not promptly
 	heard  bool   // a majority elsewhere is heard of
+	answer bool   // the kernels of those that are missing answer
 	state  string // "estranged", "mute" (which is estranged too), or ""
 }
 
@@ -36,6 +37,10 @@ func TestEstranged(t *testing.T) {
 			{what: "two die", after: time.Minute, live: "c", state: "estranged"},
 			{what: "the API server answers", after: soon, live: "c", asked: true},
 			{what: "for ever", after: time.Hour, live: "c"}}},
+		"only gossip is cut": {"c", []moment{minute,
+			{what: "the others' kernels answer", after: time.Minute, live: "c", answer: true, state: "estranged"},
+			{what: "the API server too", after: soon, live: "c", answer: true, asked: true, state: "estranged"},
+			{what: "hears of the majority", after: time.Second, live: "c", answer: true, asked: true, heard: true}}},
 		"survivor without an API server": {"c", []moment{minute,
 			{what: "two die", after: time.Minute, live: "c", state: "estranged"},
 			{what: "not yet", after: silentHolds*ReturnHold - soon, live: "c", state: "estranged"},
@@ -111,6 +116,10 @@ func TestEstranged(t *testing.T) {
 	}
 }
 
+func without(all, some []string) []string {
+	return slices.DeleteFunc(slices.Clone(all), func(s string) bool { return slices.Contains(some, s) })
+}
+
 func tell(t *testing.T, name, self string, story []moment) {
 	t.Helper()
 	var s State
@@ -122,7 +131,11 @@ func tell(t *testing.T, name, self string, story []moment) {
 		if m.live == "only" {
 			live, known = []string{self}, []string{self}
 		}
-		f.Speakers, f.Others = plan.SpeakersOf(self, live, known, nil), m.live != "only"
+		silent := without(known, live)
+		if m.answer {
+			silent = nil
+		}
+		f.Speakers, f.Others = plan.SpeakersOf(self, live, known, silent), m.live != "only"
 		f.Carrier, f.Heard = []string{"eth0"}, m.heard
 		if m.down {
 			f.Carrier = nil
@@ -175,7 +188,7 @@ func TestEverySplitOfSmallClusters(t *testing.T) {
 				f := Facts{Self: self, ReturnHold: ReturnHold, Others: true, Carrier: []string{"eth0"}}
 				step := func(after time.Duration, live []string) bool {
 					now = now.Add(after)
-					f.Speakers = plan.SpeakersOf(self, live, known, nil)
+					f.Speakers = plan.SpeakersOf(self, live, known, without(known, live))
 					s.Step(now, f)
 					return s.Estranged()
 				}

@@ -59,12 +59,11 @@ func (p *Pulse) Wakes() (times uint64, woke time.Time) {
 	return times, woke
 }
 
-// Run beats until ctx ends.
+// Run beats until ctx ends. What was before counts as awake.
 func (p *Pulse) Run(ctx context.Context) error {
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
 	for {
-		p.Wakes()
 		p.mu.Lock()
 		p.last = p.clock()
 		p.mu.Unlock()
@@ -72,6 +71,7 @@ func (p *Pulse) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
+			p.Wakes()
 		}
 	}
 }
