@@ -98,8 +98,8 @@ func bgpVIPs(l *lab.Lab) []netip.AddrPort {
 // host is the prefix of one address.
 func host(vip netip.Addr) netip.Prefix { return netip.PrefixFrom(vip, vip.BitLen()) }
 
-// routed reports whether the kernels of all routers spread a prefix over exactly these nodes, in the
-// order of their names.
+// routed reports whether the kernels of all routers spread a prefix over exactly these nodes, in
+// the order of their names.
 func routed(t testing.TB, l *lab.Lab, prefix netip.Prefix, nodes ...string) error {
 	t.Helper()
 	var errs []error

@@ -28,6 +28,7 @@ type settings struct {
 	masqueradeBit     int
 	dropInvalid       bool
 	answerPing        bool
+	externalIPs       plan.ExternalIPs
 	drain             time.Duration
 	scheduler         plan.Scheduler
 	// allAddresses lists the node's addresses where node ports are not limited, for rules that cannot
@@ -41,6 +42,9 @@ type facts struct {
 	object lb.Node // as last seen
 	node   plan.Node
 	config plan.Config
+	// external says which external IPs are served, own are the node's own addresses.
+	external plan.ExternalIPs
+	own      []netip.Addr
 	// healthAddresses limit where the health ports of Services are served.
 	healthAddresses map[lb.Family][]netip.Addr
 	known           bool // the Node object has been seen
@@ -69,6 +73,8 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 		return f, "the EndpointSlices"
 	case !from.networks.Synced():
 		return f, "the ServiceCIDRs"
+	case !from.pools.Synced():
+		return f, "the IPAddressPools"
 	case s.nodeCIDR && len(node.PodCIDRs) == 0:
 		return f, "the pod networks in the Node " + self
 	case s.primary && len(node.Addresses) == 0:
@@ -88,9 +94,11 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 			NodePortAddresses: s.nodePortAddresses(node, interfaces),
 		},
 	}
+	f.external, f.own = s.externalIPs, stable(localAddresses(interfaces))
+	f.external.Pools, f.external.Networks = from.pools.All(), f.config.ServiceNetworks
 	f.healthAddresses = f.config.NodePortAddresses
 	if s.allAddresses {
-		f.config = nftables.WithAddresses(f.config, stable(localAddresses(interfaces)))
+		f.config = nftables.WithAddresses(f.config, f.own)
 	}
 	if s.nodeCIDR {
 		f.config.Pods.Prefixes = node.PodCIDRs

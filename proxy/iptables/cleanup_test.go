@@ -65,7 +65,7 @@ func TestContract6ComingAndGoingBesideAnother(t *testing.T) {
 			b := cases.NewBeside(t, s)
 			for range seeds.Of(8, 100) {
 				a := newActor(map[lb.Family]Kernel{lb.IPv4: kernel}, config)
-				a.set(plans(service))
+				a.Set(plans(service))
 				if err := settle(a, false); err != nil {
 					t.Fatal(err)
 				}

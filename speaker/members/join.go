@@ -17,6 +17,7 @@ import (
 	"github.com/hashicorp/memberlist"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/landfall-lb/landfall/internal/loop"
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
@@ -123,6 +124,7 @@ func (m *Members) callAll(ctx context.Context, nodes map[string][]netip.Addr, ca
 		}
 		group.Go(func() error {
 			f := call(name)
+			loop.Progress(ctx)
 			mu.Lock()
 			found[name] = f
 			mu.Unlock()

@@ -75,3 +75,6 @@ func (p *Pulse) Run(ctx context.Context) error {
 		}
 	}
 }
+
+// Busy returns 0: it is never at one thing.
+func (p *Pulse) Busy() time.Duration { return 0 }

@@ -112,6 +112,9 @@ func (a *Actor) Contact() (asked time.Time, took time.Duration) {
 	return a.asked, a.took
 }
 
+// Busy returns for how long the actor has been at one thing.
+func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
+
 // Run keeps the Lease until ctx ends.
 func (a *Actor) Run(ctx context.Context) error { return a.runner.Run(ctx) }
 
