@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
@@ -100,7 +101,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	p.mode = kernel.mode
 	metrics := newMetrics(rt.Metrics)
 	events := client.Events(name, rt.NodeName)
-	watcher := links.New(links.Options{Namespace: netns.None(), Log: rt.Log, Changed: p.runner.Poke})
+	watcher := watchLinks(rt.Log, ifAddressesChange(p.runner.Poke))
 	services := kube.Services(client, f.serviceSelector(), metrics.counting(metrics.services, p.mark))
 	p.from = sources{
 		services: services, slices: kube.Slices(client, metrics.counting(metrics.endpoints, p.mark)),
@@ -159,6 +160,15 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		group.Go(func() error { return run(ctx) })
 	}
 	return group.Wait()
+}
+
+// watchLinks watches the node's interfaces.
+func watchLinks(log *slog.Logger, changed func([]lb.Interface)) (watcher *links.Watcher) {
+	watcher = links.New(links.Options{Namespace: netns.None(), Log: log, Changed: func() {
+		interfaces, _ := watcher.All()
+		changed(interfaces)
+	}})
+	return watcher
 }
 
 // prepareKernel switches on what node ports at 127.0.0.1 need, and looks whether conntrack finds
