@@ -348,10 +348,11 @@ func (p *process) deliverServices(n int) {
 	p.cluster.mu.Lock()
 	defer p.cluster.mu.Unlock()
 	services := p.services.All()
+	var changed []lb.Key
 	for ; n > 0 && p.seen < len(p.cluster.log); n-- {
 		e := p.cluster.log[p.seen]
 		p.seen++
-		p.serviceChanged(e.service.Key)
+		changed = append(changed, e.service.Key)
 		if e.deleted {
 			delete(services, e.service.Key)
 		} else {
@@ -359,6 +360,9 @@ func (p *process) deliverServices(n int) {
 		}
 	}
 	p.services.Replace(services)
+	for _, key := range changed { // after the table has them, as a watch does: a step may run at once
+		p.serviceChanged(key)
+	}
 }
 
 // takeOver brings the watches up to date and catches up, as at the beginning of a time of leading.

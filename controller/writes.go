@@ -15,9 +15,9 @@ import (
 
 // change is a Service with what it shall show.
 type change struct {
-	service lb.Service
-	holding kube.Holding
-	claims  map[string]lb.PoolClaim // by pool, for what it adds
+	service      lb.Service
+	holding      kube.Holding
+	reservations map[string]lb.PendingReservation // by pool, for what it adds
 }
 
 // changes returns what must be written, oldest Services first. A write is decided on the Service as
@@ -44,13 +44,13 @@ func (c *controller) writeServices(ctx context.Context, changes []change) error 
 	var group errgroup.Group
 	group.SetLimit(c.parallel)
 	for i, ch := range changes {
-		// Noted before it is sent: whatever becomes of it, its addresses are not given to others until
-		// the Service is seen again.
+		// Noted before it is sent: the book gives its addresses to no other Service until the controller
+		// sees this one again, whether the write succeeds or not.
 		c.writes[ch.service.Key] = write{
 			Pending: plan.Pending{UID: ch.service.UID, Version: ch.service.Version, Addresses: ch.holding.Addresses,
-				Perhaps: c.perhaps(ch)},
-			failures: c.writes[ch.service.Key].failures,
-			claims:   c.keepClaims(ch),
+				Possible: c.possible(ch)},
+			failures:     c.writes[ch.service.Key].failures,
+			reservations: c.keepReservations(ch),
 		}
 		group.Go(func() error {
 			ctx, cancel := context.WithTimeout(ctx, writeTimeout)

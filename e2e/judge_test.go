@@ -131,7 +131,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// contend returns what becomes of each case's packets with a contender.
+// contend runs each case with a contender and returns how its packets end.
 func contend(t *testing.T, family lb.Family, who contender) map[string]cases.Seen {
 	t.Helper()
 	cluster := lab.SeedCluster()
@@ -168,7 +168,7 @@ func judge(t *testing.T, mode string, theirs, ours map[string]cases.Seen) {
 	t.Logf("%d cases, %d of them different as documented", len(ours), differences)
 }
 
-// answers runs a contender and returns what becomes of each case's packets.
+// answers runs a contender and returns how each case's packets end.
 func (o *contest) answers(t *testing.T, put *objects, who contender, all []judged) map[string]cases.Seen {
 	t.Helper()
 	seen := map[string]cases.Seen{}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"net/netip"
 	"strings"
 	"time"
@@ -102,10 +103,10 @@ func (f *flags) healthzAddress() string {
 // settings reads what the flags say.
 func (f *flags) settings() (settings, error) {
 	s := settings{masqueradeAll: f.masqueradeAll, masqueradeBit: f.masqueradeBit, drain: f.drain, answerPing: f.answerPing}
-	switch f.mode {
-	case modeAuto, modeIptables, modeNftables:
-	default:
-		return s, ops.Usagef("--mode: %q is none of auto, iptables, nftables", f.mode)
+	if err := cmp.Or(
+		ops.OneOf("mode", f.mode, modeAuto, modeIptables, modeNftables), ops.NotNegative("drain-time", f.drain),
+	); err != nil {
+		return s, err
 	}
 	scheduler, ok := plan.ParseScheduler(f.scheduler)
 	if !ok {
@@ -118,9 +119,6 @@ func (f *flags) settings() (settings, error) {
 	}
 	if f.masqueradeBit < 0 || f.masqueradeBit > 31 {
 		return s, ops.Usagef("--masquerade-bit: %d is not between 0 and 31", f.masqueradeBit)
-	}
-	if f.drain < 0 {
-		return s, ops.Usagef("--drain-time: %s is negative", f.drain)
 	}
 	if address := f.healthzAddress(); address != "" {
 		if _, err := netip.ParseAddrPort(address); err != nil && !strings.HasPrefix(address, ":") {

@@ -24,10 +24,10 @@ const (
 	modeNftables = "nftables"
 )
 
-// How often the rules are compared with the kernel's, if nobody is seen to change them.
+// How often the proxy compares the kernel's rules with its own, without a sign of a change.
 const (
 	verifyIptables = 15 * time.Second
-	verifyLegacy   = 1500 * time.Millisecond // nobody is told of changes; a large ruleset is read less often
+	verifyLegacy   = 1500 * time.Millisecond // the kernel reports no changes; large rulesets are read less often
 	verifyNftables = 5 * time.Minute
 )
 
@@ -41,7 +41,7 @@ type kernel struct {
 	families []lb.Family
 	unusable map[lb.Family]error // why the node lacks the other families
 	commands map[lb.Family]iptables.Kernel
-	watcher  *iptables.Watcher // nil where nobody is told of changes
+	watcher  *iptables.Watcher // nil where the kernel reports no changes
 	batch    int               // Services that are written at once; 0 for all
 	verify   time.Duration
 	netlink  *nftables.Netlink

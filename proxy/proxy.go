@@ -31,9 +31,11 @@ type sources struct {
 	slices     table[lb.Key, []lb.Slice]
 	nodes      table[string, lb.Node]
 	interfaces func() ([]lb.Interface, bool)
-	update     func() (lb.FeedUpdate, bool)  // what the speaker says, if it is there
-	networks   table[string, []netip.Prefix] // of cluster IPs
-	pools      table[string, []lb.Range]     // the addresses of IPAddressPools
+	// update returns which nodes are dead and what else the speaker has said since the last call, if
+	// there is one.
+	update   func() (lb.FeedUpdate, bool)
+	networks table[string, []netip.Prefix] // of cluster IPs
+	pools    table[string, []lb.Range]     // the addresses of IPAddressPools
 }
 
 // updates are how an actor of Services is told: see actor.Updater.
@@ -58,7 +60,9 @@ type sinks struct {
 	feed updates[[]lb.Delivery]
 	// rescue hands over packets of connections that this node does not know.
 	rescue interface {
-		Set(rescue.Desired)
+		Begin(all map[netip.Addr]*rescue.Origins)
+		Update(changes map[netip.Addr]*rescue.Origins)
+		SetGone(nodes []netip.Addr)
 	}
 	// warn reports something wrong with a Service.
 	warn func(s lb.Service, reason lb.Reason, message string)
@@ -102,9 +106,9 @@ type proxy struct {
 	unconfirmed map[lb.Key]bool
 	claims      *plan.Claims
 	lingers     lingers
-	dead        map[string]bool             // nodes, as the speaker says
-	previous    map[netip.Addr][]netip.Addr // where VIPs were, as speakers have said
-	ring        map[netip.Addr][]netip.Addr // which other nodes have those that routers spread, as speakers have said
+	heard       bool                          // a speaker
+	dead        map[string]bool               // nodes, as the speaker says
+	origins     map[netip.Addr]rescue.Origins // where connections to VIPs may be known, as speakers have said
 }
 
 // gap folds bursts of changes into one step. It is short, as a new Service and its slice come a few
@@ -118,7 +122,7 @@ func newProxy(self string, settings settings, families []lb.Family, log *slog.Lo
 		settled: make(chan struct{}), began: now(), dirty: map[lb.Key]time.Time{}, records: map[lb.Key]*record{},
 		waiting: "the first step",
 		counts:  newCounts(), unconfirmed: map[lb.Key]bool{}, lingers: newLingers(),
-		claims: plan.NewClaims(),
+		claims: plan.NewClaims(), origins: map[netip.Addr]rescue.Origins{},
 	}
 	p.runner = loop.New(p.step, loop.Options{Gap: gap})
 	return p

@@ -121,9 +121,25 @@ func (f *fakeFeed) Update(changes map[lb.Key][]lb.Delivery) {
 	}
 }
 
-type fakeRescue struct{ wanted *rescue.Desired }
+// fakeRescue has what it was told; nil before that.
+type fakeRescue struct{ wanted map[netip.Addr]rescue.Origins }
 
-func (f *fakeRescue) Set(w rescue.Desired) { f.wanted = &w }
+func (f *fakeRescue) Begin(all map[netip.Addr]*rescue.Origins) {
+	f.wanted = map[netip.Addr]rescue.Origins{}
+	f.Update(all)
+}
+
+func (f *fakeRescue) Update(changes map[netip.Addr]*rescue.Origins) {
+	for vip, o := range changes {
+		if o == nil {
+			delete(f.wanted, vip)
+		} else {
+			f.wanted[vip] = *o
+		}
+	}
+}
+
+func (f *fakeRescue) SetGone([]netip.Addr) {}
 
 // bench is a proxy among fakes, with a clock of its own.
 type bench struct {
@@ -140,8 +156,9 @@ type bench struct {
 	flows    *fakeFlows
 	health   *fakeHealth
 	feed     *fakeFeed
-	update   lb.FeedUpdate
-	mute     bool // there is no speaker
+	update   lb.FeedUpdate // all that the speaker says
+	heard    lb.FeedUpdate // of it, by the proxy
+	mute     bool          // there is no speaker
 	rescue   fakeRescue
 	warnings []string
 	latency  []time.Duration
@@ -171,7 +188,7 @@ func newBench(t *testing.T, change ...func(*settings)) *bench {
 	b.proxy = newProxy("here", set, []lb.Family{lb.IPv4, lb.IPv6}, slog.New(slog.DiscardHandler),
 		func() time.Time { return b.clock })
 	b.from = sources{b.services, b.slices, b.nodes, func() ([]lb.Interface, bool) { return b.own, true },
-		func() (lb.FeedUpdate, bool) { return b.update, !b.mute }, b.networks, b.pools}
+		b.hear, b.networks, b.pools}
 	b.to = sinks{
 		rules: b.rules, flows: b.flows, health: b.health, feed: b.feed, rescue: &b.rescue,
 		warn: func(s lb.Service, reason lb.Reason, message string) {
@@ -186,6 +203,16 @@ func newBench(t *testing.T, change ...func(*settings)) *bench {
 	b.nodes.Set("here", lb.Node{Name: "here", Addresses: []netip.Addr{netip.MustParseAddr("172.31.0.1")},
 		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.200.1.0/24")}})
 	return b
+}
+
+// hear is what the feed's actor offers.
+func (b *bench) hear() (news lb.FeedUpdate, ok bool) {
+	if b.mute {
+		return news, false
+	}
+	news = b.update.Since(b.heard)
+	b.heard = b.update
+	return news, true
 }
 
 // run does one step and returns when the next is due.

@@ -52,7 +52,7 @@ type feed interface {
 	Reason() lb.Reason
 	Connected() bool
 	Delivery(lb.DeliveryKey) *lb.Delivery
-	Set(lb.FeedUpdate)
+	Tell(lb.FeedUpdate)
 }
 
 type gossip interface {
@@ -185,7 +185,7 @@ func (to routeSinks) sessions() map[string]routes.Session {
 	sessions := make(map[string]routes.Session, len(brief))
 	for name, s := range brief {
 		session := routes.Session{
-			Established: s.State == bgp.Established, Since: s.Since, Synced: s.Synced, Status: s.Word(), Reason: s.Reason,
+			Established: s.State == bgp.Established, Since: s.Since, Synced: s.Synced, Status: s.PeerNode(), Reason: s.Reason,
 			LastError: s.LastError,
 		}
 		if s.Negotiated != nil {

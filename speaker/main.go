@@ -112,23 +112,17 @@ func (f *flags) add(set *pflag.FlagSet) {
 
 // check reads what the flags say.
 func (f *flags) check() (bind netip.Addr, key []byte, err error) {
-	if f.gate != "proxy" && f.gate != "none" {
-		return bind, nil, ops.Usagef("--gate: %q is neither proxy nor none", f.gate)
-	}
-	if f.hold < 0 {
-		return bind, nil, ops.Usagef("--hold: %s is negative", f.hold)
-	}
-	if f.restartHold < 0 {
-		return bind, nil, ops.Usagef("--restart-hold: %s is negative", f.restartHold)
+	if err := cmp.Or(
+		ops.OneOf("gate", f.gate, "proxy", "none"), ops.NotNegative("hold", f.hold),
+		ops.NotNegative("restart-hold", f.restartHold), ops.NotNegative("bgp-convergence", f.options.convergence),
+	); err != nil {
+		return bind, nil, err
 	}
 	if f.options.onConflict, err = plan.ParseOnConflict(f.onConflict); err != nil {
 		return bind, nil, ops.Usagef("--on-address-conflict: %w", err)
 	}
 	if f.announceEvery != 0 && f.announceEvery < time.Second {
 		return bind, nil, ops.Usagef("--announce-every: %s is neither 0 nor at least 1s", f.announceEvery)
-	}
-	if f.options.convergence < 0 {
-		return bind, nil, ops.Usagef("--bgp-convergence: %s is negative", f.options.convergence)
 	}
 	if f.bgpListen != "" {
 		if err := bgp.CheckListen(f.bgpListen); err != nil {
@@ -165,12 +159,12 @@ func (f *flags) watch(client *kube.Client, s *speaker) {
 	s.from = sources{
 		services:       kube.LabelledServices(client, s.changes.markService),
 		nodes:          kube.Nodes(client, "", func(node string) { s.changes.markNode(node == s.self) }),
-		pools:          kube.Pools(client, func(string) { s.changes.markAll() }),
+		pools:          kube.Pools(client, func(string) { s.changes.markAll() }, nil),
 		advertisements: kube.L2Advertisements(client, func(string) { s.changes.markAll() }),
 	}
 	s.from.routes = routeSources{
-		peers:          kube.BGPPeers(client, s.changes.markRoutes),
-		advertisements: kube.BGPAdvertisements(client, s.changes.markRoutes),
+		peers:          kube.BGPPeers(client, s.changes.markRoutes, s.changes.markStatus),
+		advertisements: kube.BGPAdvertisements(client, s.changes.markRoutes, s.changes.markStatus),
 		communities:    kube.Communities(client, s.changes.markRoutes),
 		profiles:       kube.BFDProfiles(client, s.changes.markRoutes),
 		passwords:      kube.Passwords(client, f.namespace, s.changes.markRoutes), namespace: f.namespace,
@@ -203,7 +197,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		if interfaces, known := watcher.All(); known {
 			around.Set(interfaces)
 		}
-		s.changes.markAll()
+		s.changes.markLinks()
 	}})
 	s.from.interfaces = watcher.All
 	alive := liveness.New(liveness.Options{Self: rt.NodeName, Hold: f.restartHold, Log: rt.Log,

@@ -113,6 +113,7 @@ type fakeNode struct {
 	live        bool
 	joined      bool
 	claims      map[netip.Addr]plan.Claim
+	decided     int // how many decisions about VIPs there were
 	peers       map[string][]netip.Addr
 	outcome     map[netip.Addr][]string
 	rounds      map[netip.Addr]int
@@ -321,6 +322,7 @@ func (g fakeGossip) Begin(all map[netip.Addr]*plan.Claim) { g.Update(all) }
 
 func (g fakeGossip) Update(changes map[netip.Addr]*plan.Claim) {
 	g.mu.Lock()
+	g.decided += len(changes)
 	var changed []netip.Addr
 	for vip, claim := range changes {
 		old, ok := g.fakeNode.claims[vip]
@@ -400,10 +402,10 @@ func (g fakeGossip) MACs() map[string]bool {
 	return all
 }
 
-func (f fakeFeed) Set(n lb.FeedUpdate) {
+func (f fakeFeed) Tell(n lb.FeedUpdate) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.update = n
+	f.update.Apply(n)
 }
 
 func (g fakeGossip) Restarted(netip.Addr) bool { return false }

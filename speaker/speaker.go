@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
 	"github.com/landfall-lb/landfall/speaker/handoff"
 	"github.com/landfall-lb/landfall/speaker/holders"
@@ -25,6 +26,8 @@ type speaker struct {
 	to      sinks
 	runner  *loop.Runner
 	changes changes
+	// candidates are the interfaces that may answer, as of the last step. Only the step uses them.
+	candidates []lb.Interface
 
 	// mu guards what follows, which only the step changes; the status page and the metrics read it.
 	mu    sync.Mutex

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"net"
 	"net/http/httptest"
 	"net/netip"
 	"slices"
@@ -371,6 +372,43 @@ landfall_speaker_claims{reason="Claimed"} 2
 		}
 		if n, err := testutil.GatherAndCount(registry, "landfall_speaker_announced"); err != nil || n != len(owner.outcome) {
 			t.Errorf("%d announced, want %d: %v", n, len(owner.outcome), err)
+		}
+	})
+}
+
+// TestOnlyInterfacesThatMayAnswerCount has interfaces come: one of a pod, as with each pod, plans no
+// address anew; one that may answer does.
+func TestOnlyInterfacesThatMayAnswerCount(t *testing.T) {
+	inRig(t, func(r *rig) {
+		n := r.nodes[w177]
+		n.opts.exclude = []string{"veth*"}
+		r.start(w177)
+		r.service(nginx, vip1)
+		come := func(name string) (decided int) {
+			n.mu.Lock()
+			before := n.decided
+			n.interfaces = append(slices.Clone(n.interfaces), lb.Interface{Index: len(n.interfaces) + 2, Name: name,
+				MAC: net.HardwareAddr{2, 0, 0, 0, 1, byte(len(n.interfaces))}, Up: true})
+			n.mu.Unlock()
+			n.changes.markLinks()
+			synctest.Wait()
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			return n.decided - before
+		}
+		if got := come("veth1234"); got != 0 {
+			t.Errorf("%d decisions for the interface of a pod", got)
+		}
+		if come("eth1") == 0 {
+			t.Error("no decision for an interface that may answer")
+		}
+		if come("veth5678") != 0 {
+			t.Error("decisions for the next interface of a pod")
+		}
+		r.api.advertisements.Set("lan", lb.L2Advertisement{Name: "lan", Interfaces: []string{"eth0", "veth9"}})
+		synctest.Wait()
+		if come("veth9") == 0 {
+			t.Error("no decision for an interface that an advertisement names")
 		}
 	})
 }

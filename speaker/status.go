@@ -67,8 +67,7 @@ type vipStatus struct {
 	// ConflictingHosts are the conflicting hosts that this node has seen lately.
 	ConflictingHosts []plan.ConflictingHost `json:"conflictingHosts,omitempty"`
 	Nodes            []plan.NodeStatus      `json:"nodes"`
-	// Routes is what becomes of the VIP over BGP on this node; absent where no BGPAdvertisement is for
-	// it.
+	// Routes says how this node announces the VIP over BGP; absent if no BGPAdvertisement is for it.
 	Routes *routeStatus `json:"routes,omitempty"`
 }
 

@@ -72,7 +72,7 @@ type bfdHealth struct {
 	Lost         uint64 `json:"lost"`
 }
 
-// routeStatus is what becomes of a VIP over BGP.
+// routeStatus says how the node announces a VIP over BGP.
 type routeStatus struct {
 	Prefixes []netip.Prefix `json:"prefixes,omitempty"`
 	// Peers hear of the VIP.
@@ -126,7 +126,7 @@ func describe(w routes.Watch, o bfd.Outcome) *pathStatus {
 	return p
 }
 
-// routeStatus copies what becomes of each VIP for which there is a BGPAdvertisement.
+// routeStatus copies the status of each VIP for which there is a BGPAdvertisement.
 func (s *speaker) routeStatus() map[netip.Addr]*routeStatus {
 	s.mu.Lock()
 	defer s.mu.Unlock()

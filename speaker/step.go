@@ -3,6 +3,7 @@ package main
 import (
 	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
@@ -34,6 +35,9 @@ func (s *speaker) step(now time.Time) (again time.Duration) {
 	}
 	dirty := s.changes.take()
 	dirty.all = dirty.all || first
+	if dirty.links || dirty.all {
+		dirty.all = s.look() || dirty.all
+	}
 	s.phase.installed = s.phase.installed || s.from.stays()
 	then := func(wait time.Duration) {
 		if wait > 0 {
@@ -71,6 +75,15 @@ func addresses(nodes map[string]lb.Node) map[string][]netip.Addr {
 		all[name] = node.Addresses
 	}
 	return all
+}
+
+// look reports whether the interfaces that may answer differ from those of the last step. On a busy
+// node others come and go with each pod.
+func (s *speaker) look() bool {
+	candidates := plan.Candidates(s.facts())
+	differ := !slices.EqualFunc(candidates, s.candidates, lb.Interface.Equal)
+	s.candidates = candidates
+	return differ
 }
 
 // hold takes in which VIPs the Services have that have changed, and adds those that they have or
@@ -197,7 +210,7 @@ func (s *speaker) route(now time.Time, facts plan.Facts, dirty dirt, services fu
 	}
 	s.announceSessions(step.News)
 	writes, wait := s.rooms.routes.Status(now, f, routes.StatusEvents{
-		Check:  dirty.all || dirty.routes || dirty.nodes || dirty.services != nil,
+		Check:  dirty.all || dirty.routes || dirty.status || dirty.nodes || dirty.services != nil,
 		Exists: func(node string) bool { _, ok := s.from.nodes.Get(node); return ok },
 		Held:   s.held,
 	})
@@ -263,7 +276,7 @@ func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]owne
 		}
 	}
 	if update, changed := s.rooms.handoff.Step(now, f, events); changed {
-		s.from.feed.Set(update)
+		s.from.feed.Tell(update)
 	}
 }
 

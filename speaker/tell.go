@@ -107,18 +107,18 @@ func (s *speaker) announceSessions(news []routes.News) {
 func (s *speaker) jobs(b plan.BGPFacts, writes routes.Writes) map[string]report.Job {
 	jobs := map[string]report.Job{}
 	for name, said := range writes.Peers {
-		jobs["BGPPeer "+name] = report.Job{Word: fmt.Sprint(said), Do: func(ctx context.Context) error {
+		jobs["BGPPeer "+name] = report.Job{Content: fmt.Sprint(said), Do: func(ctx context.Context) error {
 			return s.to.writers.peerNode(ctx, name, s.self, said)
 		}}
 	}
 	for name, gone := range writes.Strays {
-		jobs["strays of BGPPeer "+name] = report.Job{Word: strings.Join(gone, " "), Do: func(ctx context.Context) error {
+		jobs["strays of BGPPeer "+name] = report.Job{Content: strings.Join(gone, " "), Do: func(ctx context.Context) error {
 			return s.to.writers.drop(ctx, name, gone)
 		}}
 	}
 	for name, c := range writes.Conditions {
 		ad := b.Advertisements[name]
-		jobs["BGPAdvertisement "+name] = report.Job{Word: fmt.Sprint(c), Do: func(ctx context.Context) error {
+		jobs["BGPAdvertisement "+name] = report.Job{Content: fmt.Sprint(c), Do: func(ctx context.Context) error {
 			_, err := s.to.writers.advertisement(ctx, ad, c)
 			return err
 		}}

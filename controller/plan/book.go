@@ -164,7 +164,7 @@ func holding(s *lb.Service, pending Pending) (held, taken []netip.Addr) {
 	if pending.UID != "" && pending.Covers(*s) {
 		// Whether the write took place is not known for sure, so what is shown stays taken as well.
 		held = pending.Addresses
-		taken = union(union(held, pending.Perhaps), taken)
+		taken = union(union(held, pending.Possible), taken)
 	}
 	return held, union(taken, s.ExternalIPs)
 }
@@ -191,7 +191,7 @@ func (b *Book) Service(key lb.Key) lb.Service {
 	return lb.Service{}
 }
 
-// Pool names the pool in whose status an address is claimed: the oldest that contains it; "" when
+// Pool names the pool in whose status an address is reserved: the oldest that contains it; "" when
 // none does.
 func (b *Book) Pool(addr netip.Addr) string {
 	if p := b.pools.of(addr); p != nil {
@@ -274,7 +274,7 @@ func (b *Book) due() []*entry {
 func (b *Book) decision(e *entry) (Decision, bool) {
 	switch {
 	case e.Deleting:
-		// It holds what it has until it is gone, and nobody cares for its condition.
+		// It holds what it has until it is gone; its condition no longer matters.
 	case Ours(&e.Service, b.config.Class):
 		return b.decide(e), true
 	case e.Type != lb.LoadBalancer && (len(e.Conditions) > 0 || e.Announcements != ""):

@@ -22,8 +22,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/loop"
 )
 
-// Events that wait for the API server; what comes on top is dropped, as an Event is a courtesy and
-// must hold up nobody.
+// eventQueue is how many Events wait for the API server. The recorder drops more of them: an Event
+// is a courtesy, and sending it must not block.
 const eventQueue = 1000
 
 // Waits between attempts to send an Event while the API server cannot be reached.

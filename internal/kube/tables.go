@@ -90,9 +90,10 @@ func ServiceNetworks(c *Client, changed func(name string)) *Table[string, []neti
 	return table
 }
 
-// Pools watches the IPAddressPools.
-func Pools(c *Client, changed func(name string)) *Table[string, lb.Pool] {
-	table := newTable[string, lb.Pool](nil, changed)
+// Pools watches the IPAddressPools. status, unless nil, is called in place of changed where only the
+// status differs, which the controller writes with each assignment.
+func Pools(c *Client, changed, status func(name string)) *Table[string, lb.Pool] {
+	table := newStatusTable(poolSpec, changed, status)
 	c.register(resource{client: c.landfall, name: "ipaddresspools", example: &v1beta1.IPAddressPool{}},
 		objects[string, lb.Pool, *v1beta1.IPAddressPool]{table, convertPool})
 	return table
@@ -108,6 +109,12 @@ func PoolRanges(c *Client, changed func(name string)) *Table[string, []lb.Range]
 			return name, pool.Ranges
 		}})
 	return table
+}
+
+// poolSpec returns a pool without its status.
+func poolSpec(p lb.Pool) lb.Pool {
+	p.Version, p.Status = "", lb.PoolStatus{}
+	return p
 }
 
 // L2Advertisements watches the L2Advertisements.

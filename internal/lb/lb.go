@@ -298,9 +298,10 @@ type Namespace struct {
 	Labels labels.Set
 }
 
-// PoolClaim is a reservation in progress: a controller is about to assign addresses to a Service.
-// It is valid for one version of the Service, and ends when the Service shows the addresses.
-type PoolClaim struct {
+// PendingReservation is a reservation in progress: a controller is about to assign addresses to a
+// Service. A pool shows it in status.claims. It is valid for one version of the Service, and ends
+// when the Service shows the addresses.
+type PendingReservation struct {
 	Service      Key
 	UID, Version string
 	Addresses    []netip.Addr // all addresses that the Service will hold
@@ -313,9 +314,9 @@ type PoolStatus struct {
 	AvailableIPv4, AvailableIPv6 string
 	// Released are the addresses in quarantine, sorted by address.
 	Released []Released
-	// Claims are the reservations in progress. Writer is the controller that wrote them last; "" if
+	// Pending are the reservations in progress. Writer is the controller that wrote them last; "" if
 	// none did.
-	Claims     []PoolClaim
+	Pending    []PendingReservation
 	Writer     string
 	Conditions []Condition
 }
@@ -387,7 +388,7 @@ const (
 	// AnnotationShare holds a key: Services with the same key share addresses if their ports do not
 	// collide.
 	AnnotationShare = "landfall.dev/allow-shared-ip"
-	// AnnotationPerFamily requests this many addresses of each family, 1 to MaxPerFamily.
+	// AnnotationPerFamily requests this many addresses of each family, from 1 to 16.
 	AnnotationPerFamily = "landfall.dev/addresses-per-family"
 	// AnnotationMode requests an ipMode, VIP or Proxy.
 	AnnotationMode = "landfall.dev/ip-mode"
@@ -397,9 +398,6 @@ const (
 	// announce.
 	AnnotationOnConflict = "landfall.dev/on-address-conflict"
 )
-
-// MaxPerFamily is the most addresses of one family that a Service can request.
-const MaxPerFamily = 16
 
 // DriverName is the API group, the prefix of annotations and condition types.
 const DriverName = "landfall.dev"

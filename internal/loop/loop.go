@@ -53,7 +53,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	timer.Stop()
 	defer timer.Stop()
-	backoff := r.opts.MinBackoff
+	backoff := Backoff{Min: r.opts.MinBackoff, Max: r.opts.MaxBackoff}
 	for {
 		select {
 		case <-ctx.Done():
@@ -64,15 +64,13 @@ func (r *Runner) Run(ctx context.Context) error {
 		timer.Stop()
 		started := time.Now()
 		again, err := r.step(ctx)
-		switch {
-		case err != nil:
-			timer.Reset(backoff)
-			backoff = min(2*backoff, r.opts.MaxBackoff)
-		default:
-			backoff = r.opts.MinBackoff
-			if again > 0 {
-				timer.Reset(again)
-			}
+		if err != nil {
+			again = backoff.Next()
+		} else {
+			backoff.Reset()
+		}
+		if again > 0 {
+			timer.Reset(again)
 		}
 		if rest := r.opts.Gap - time.Since(started); rest > 0 && !sleep(ctx, rest) {
 			return nil

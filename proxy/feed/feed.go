@@ -44,7 +44,10 @@ type Actor struct {
 	begun   bool
 	all     deliveries
 	readers map[*subscriber]bool
-	updates int // that have come
+	// speaker is the reader that said all last; nil when that one is gone. said is what it has said,
+	// and heard what of it about VIPs Heard has not returned yet.
+	speaker     *subscriber
+	said, heard lb.FeedUpdate
 }
 
 // subscriber is one connection.
@@ -53,9 +56,6 @@ type subscriber struct {
 	changed map[lb.Key]bool
 	// wake holds a token while there may be something to say.
 	wake chan struct{}
-	// update is the last one from this reader, nil if none counts; number tells when it came.
-	update *lb.FeedUpdate
-	number int
 }
 
 func (r *subscriber) poke() {
@@ -70,7 +70,8 @@ var _ actor.Updater[lb.Key, []lb.Delivery] = (*Actor)(nil)
 // New returns an Actor for a socket at path.
 // changed is called when Heard may return something else; it must not block.
 func New(log *slog.Logger, path string, changed func()) *Actor {
-	return &Actor{log: log, path: path, changed: changed, all: deliveries{}, readers: map[*subscriber]bool{}}
+	return &Actor{log: log, path: path, changed: changed, all: deliveries{}, readers: map[*subscriber]bool{},
+		heard: lb.FeedUpdate{Changes: true}}
 }
 
 // Begin says all that is so for all Services, which readers hear from now on. It never blocks.
@@ -244,7 +245,7 @@ func (a *Actor) serveReader(ctx context.Context, conn net.Conn) {
 	r := &subscriber{wake: make(chan struct{}, 1)}
 	r.poke()
 	a.count(r, true)
-	defer a.take(r, nil)
+	defer a.leave(r)
 	defer a.count(r, false)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

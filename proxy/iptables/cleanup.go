@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os/exec"
 	"strings"
+
+	"github.com/landfall-lb/landfall/proxy/nfnetlink"
 )
 
 // Cleanup removes our chains, and the jumps to them, of both families, from each variant of
@@ -35,11 +37,33 @@ func cleanup(ctx context.Context, kernel Kernel) error {
 	if err != nil {
 		return err
 	}
+	// Packets whose destination is translated already must still meet the rules that masquerade.
+	if input := detach(have.nat); input != "" {
+		if err := kernel.Restore(ctx, input); err != nil {
+			return err
+		}
+		nfnetlink.WaitForPackets()
+	}
 	input, _ := removal(have)
 	if input == "" {
 		return nil
 	}
 	return kernel.Restore(ctx, input)
+}
+
+// detach returns the input for iptables-restore that removes the jumps to the choice of a backend,
+// and notes in nat that they are gone.
+func detach(nat chains) string {
+	var input strings.Builder
+	for _, chain := range []string{"PREROUTING", "OUTPUT"} {
+		if rules, ok := nat[chain]; ok {
+			nat[chain] = writeHooks(&input, chain, rules, nil)
+		}
+	}
+	if input.Len() == 0 {
+		return ""
+	}
+	return "*nat\n" + input.String() + "COMMIT\n"
 }
 
 // removal returns the input for iptables-restore that removes what is ours, and what is there then.

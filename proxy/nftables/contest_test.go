@@ -20,7 +20,7 @@ func TestContract11ContestsThroughTheRules(t *testing.T) {
 			a := fakeActor(fakeKernels())
 			a.Configure(config)
 			for _, s := range c.Plans {
-				a.set(map[lb.Key]plan.Service{s.Key: s})
+				a.Set(map[lb.Key]plan.Service{s.Key: s})
 				settled(t, a)
 			}
 			walk := newWalker(t, newRuleset(c.Family, config, nil), []netip.Addr{c.Own})

@@ -32,7 +32,7 @@ const (
 	NodePort     Kind = "NodePort"
 )
 
-// Action says what becomes of a connection to a frontend.
+// Action says what to do with a connection to a frontend.
 type Action string
 
 // The actions.

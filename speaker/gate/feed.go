@@ -17,7 +17,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/landfall-lb/landfall/internal/actor"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
 )
@@ -58,15 +57,12 @@ type Feed struct {
 	reason     lb.Reason // why the deliveries cannot be used
 	connected  bool      // and a complete message has come over this connection
 	hold       *time.Timer
-	update     *lb.FeedUpdate // nil before Set
-	told       chan struct{}  // closed, and replaced, when the update changes
+	told       told
 }
-
-var _ actor.Setter[lb.FeedUpdate] = (*Feed)(nil)
 
 // NewFeed returns a Feed that knows nothing. It connects once Run is called.
 func NewFeed(opts Options) *Feed {
-	return &Feed{opts: opts, reason: lb.ReasonFeedUnknown, told: make(chan struct{})}
+	return &Feed{opts: opts, reason: lb.ReasonFeedUnknown, told: told{more: make(chan struct{})}}
 }
 
 // Reason says why the deliveries cannot be used: ReasonFeedUnknown before the proxy's first report,

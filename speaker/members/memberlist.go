@@ -4,6 +4,7 @@ import (
 	"context"
 	"log"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -141,16 +142,23 @@ func (m *Members) learn(b []byte) bool {
 }
 
 // recall keeps what others know of the last process before this one that announced an address, in
-// whatever order they tell of those before, and reports whether it is news. It needs mu.
+// whatever order and parts they tell of those before, and reports whether that process is news. It
+// needs mu.
 func (m *Members) recall(u update) bool {
-	if u.born >= m.own.born || m.previous != nil && u.born <= m.previous.born {
+	if u.born >= m.own.born || m.previous != nil && u.born < m.previous.born {
 		return false
 	}
-	p := pageOf(u)
-	if !p.announces() {
-		return false // the others wait for what a process before it announced
+	p := m.past[u.born]
+	if p == nil {
+		p = &page{born: u.born, entries: map[netip.Addr]entry{}}
+		m.past[u.born] = p
+	}
+	p.merge(u, map[netip.Addr]bool{})
+	if p == m.previous || !p.announces() {
+		return false // if it announces nothing, the others wait for what a process before it announced
 	}
 	m.previous = p
+	maps.DeleteFunc(m.past, func(born uint64, _ *page) bool { return born < p.born })
 	return true
 }
 

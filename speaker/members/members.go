@@ -1,6 +1,6 @@
 // Package members is the actor that gossips: it keeps the speakers of a cluster in touch, tells the
-// others what this node claims, and knows what each of them claims. What becomes of speakers that
-// gossip loses is for others to find out (see Liveness). It wraps memberlist, of which no type
+// others what this node claims, and knows what each of them claims. Package liveness
+// finds out whether a speaker that gossip has lost is dead. It wraps memberlist, of which no type
 // leaves the package.
 package members
 
@@ -71,6 +71,7 @@ type Members struct {
 	// what the last process before this one that announced an address said, from the others; nil if
 	// unknown
 	previous *page
+	past     map[uint64]*page            // of previous and the processes after it, by when they were started
 	book     book                        // of the other nodes
 	live     map[string]*memberlist.Node // other nodes
 	greet    map[string]bool             // live nodes that were not told everything yet
@@ -94,7 +95,8 @@ func New(opts Options) *Members {
 	m := &Members{
 		opts: opts,
 		own:  newJournal(opts.Self, uint64(opts.Born.UnixNano())),
-		book: book{}, live: map[string]*memberlist.Node{}, greet: map[string]bool{}, macs: map[string][]string{},
+		book: book{}, past: map[uint64]*page{}, live: map[string]*memberlist.Node{}, greet: map[string]bool{},
+		macs: map[string][]string{},
 	}
 	m.queue.NumNodes = m.size
 	m.queue.RetransmitMult = retransmitMult

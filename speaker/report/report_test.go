@@ -97,6 +97,8 @@ func (s *server) took() []string {
 	return was
 }
 
+// story runs f beside a Reporter that has begun and is past the gap after its first run, so that it
+// takes in the first update at once.
 func story(t *testing.T, f func(t *testing.T, s *server, r *Reporter)) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &server{services: map[lb.Key]lb.Service{nginx: {Key: nginx}, dns: {Key: dns}}}
@@ -105,6 +107,7 @@ func story(t *testing.T, f func(t *testing.T, s *server, r *Reporter)) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- r.Run(ctx) }()
+		time.Sleep(time.Second)
 		f(t, s, r)
 		cancel()
 		if err := <-done; err != nil {
