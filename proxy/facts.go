@@ -25,6 +25,7 @@ type settings struct {
 	nodePorts         []netip.Prefix
 	primary           bool
 	loopbackNodePorts bool
+	setRouteLocalnet  bool
 	masqueradeAll     bool
 	masqueradeBit     int
 	dropInvalid       bool
@@ -91,7 +92,7 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 		known: ok, leaving: node.Leaving,
 		config: plan.Config{
 			Pods: s.pods, MasqueradeAll: s.masqueradeAll, MasqueradeBit: s.masqueradeBit, DropInvalid: s.dropInvalid,
-			LoopbackNodePorts: s.loopbackNodePorts, AnswerPing: s.answerPing,
+			LoopbackNodePorts: s.loopbackNodePorts, SetRouteLocalnet: s.setRouteLocalnet, AnswerPing: s.answerPing,
 			ServiceNetworks:   serviceNetworks(from.networks.All()),
 			NodePortAddresses: s.nodePortAddresses(node, own),
 		},

@@ -599,8 +599,8 @@ func TestNodePortAddresses(t *testing.T) {
 	}
 }
 
-// leftovers are what kube-proxy in mode ipvs and a node-local DNS cache leave on a node: n addresses
-// of Services.
+// leftovers are what kube-proxy in mode ipvs and a node-local DNS cache leave on a node: n
+// addresses of Services.
 func leftovers(n int) []lb.Interface {
 	ipvs := lb.Interface{Name: "kube-ipvs0", Disabled: true, NoARP: true}
 	for i := range n {
