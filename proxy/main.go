@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"net/netip"
 	"os"
 	"runtime/debug"
@@ -19,6 +18,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/landfall-lb/landfall/internal/actor"
 	"github.com/landfall-lb/landfall/internal/kube"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/links"
@@ -38,15 +38,16 @@ const reasonHealthPort lb.Reason = "FailedToStartServiceHealthcheck"
 
 func main() {
 	var f flags
-	metrics := ":7482"
+	metrics, statusSocket := "localhost:7482", "/run/landfall/proxy.sock"
 	if slices.Contains(os.Args, "cleanup") || slices.Contains(os.Args, "--cleanup") {
-		metrics = "" // where a proxy may still be running
+		metrics, statusSocket = "", "" // where a proxy may still be running
 	}
 	os.Exit(ops.Main(ops.Program{
 		Name: name,
 		Summary: "programs this node's kernel to forward connections to Services, and reports what the kernel " +
 			"delivers",
 		MetricsBindAddress: metrics,
+		StatusSocket:       statusSocket,
 		Flags:              f.add,
 		Run:                f.run,
 	}))
@@ -129,7 +130,8 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 			}
 		},
 	})
-	offer := feed.New(rt.Log, f.feedSocket, p.runner.Poke)
+	offer := feed.New(rt.Log, f.feedSocket, p.runner.Poke,
+		func() time.Duration { return max(p.runner.Busy(), rules.Busy()) })
 	p.from.update = offer.Heard
 	rescuer := rescue.New(rescue.Deps{Log: rt.Log, Kernel: neighbours,
 		Families: f.rescueFamilies(kernel.families, rt.Log), Ring: f.rescueRing})
@@ -141,25 +143,28 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		},
 	}
 	rt.Metrics.MustRegister(newCollector(p, offer.Readers), rescued(rescuer), rescueTargets(rescuer))
-	rt.Handle("GET /v1/status", http.HandlerFunc(p.serveStatus))
+	rt.Status(p.writeStatus)
+	rt.ReviewMetrics(client.ReviewMetrics)
 	rt.Ready("proxy", p.ready)
 
 	rt.Log.Info("starting", "version", ops.BuildVersion(), "node", rt.NodeName, "api", client.Host(), "mode", kernel.mode,
 		"families", p.families)
 	group, ctx := errgroup.WithContext(ctx)
-	for _, run := range []func(context.Context) error{
-		client.Run, watcher.Run, events.Run, rules.Run, cutter.Run, checks.Run, offer.Run, rescuer.Run, p.runner.Run,
-		func(ctx context.Context) error {
-			select {
-			case <-ctx.Done():
-			case <-p.settled:
-				kernel.leaveOther(ctx, rt.Log, parameters)
-			}
-			return nil
-		},
+	for name, a := range map[string]actor.Runner{
+		"watches": client, "interfaces": watcher, "events": events, "rules": rules, "conntrack": cutter,
+		"health ports": checks, "feed": offer, "rescue": rescuer, "plan": p.runner,
 	} {
-		group.Go(func() error { return run(ctx) })
+		rt.Live(name, a.Busy)
+		group.Go(func() error { return a.Run(ctx) })
 	}
+	group.Go(func() error {
+		select {
+		case <-ctx.Done():
+		case <-p.settled:
+			kernel.leaveOther(ctx, rt.Log, parameters)
+		}
+		return nil
+	})
 	return group.Wait()
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -12,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -503,7 +505,8 @@ func TestContract10FailuresAreSaid(t *testing.T) {
 		want) {
 		t.Errorf("warnings %q, want %q", b.warnings, want)
 	}
-	if st := b.status().Services[0]; st.State != stateFailed || st.VIPs[0].Reason != lb.ReasonNotProgrammed ||
+	if st := slices.Collect(b.proxy.services())[0]; st.State != stateFailed ||
+		st.VIPs[0].Reason != lb.ReasonNotProgrammed ||
 		!strings.Contains(st.VIPs[0].Message, "no lock") {
 		t.Errorf("status %+v", st)
 	}
@@ -1002,4 +1005,32 @@ func TestCountsFollowServices(t *testing.T) {
 		b.clock = b.clock.Add(time.Minute)
 	}
 	check(map[string]int{stateApplied: 1}, 0)
+}
+
+// TestAPlannerThatHangsIsSeen has the loop deadlocked on what it reads.
+func TestAPlannerThatHangsIsSeen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		hang := make(chan struct{})
+		interfaces := b.from.interfaces
+		b.from.interfaces = func() ([]lb.Interface, bool) { <-hang; return interfaces() }
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- b.runner.Run(ctx) }()
+		b.synced()
+		b.runner.Poke()
+		time.Sleep(time.Hour)
+		if busy := b.runner.Busy(); busy != time.Hour {
+			t.Errorf("busy for %v", busy)
+		}
+		close(hang)
+		synctest.Wait()
+		if busy := b.runner.Busy(); busy != 0 {
+			t.Errorf("busy for %v", busy)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }

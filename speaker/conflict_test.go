@@ -78,7 +78,7 @@ func TestForeignHolderIsReportedAndKeepsItsAddress(t *testing.T) {
 				!strings.Contains(c.Message, "172.26.236.180 is in use by 02:00:00:00:99:99 on eth0") {
 				t.Errorf("%s reports %+v", name, c)
 			}
-			if st := n.status().VIPs[0]; len(st.ConflictingHosts) != 1 || !st.Probing {
+			if st := n.whole(t).VIPs[0]; len(st.ConflictingHosts) != 1 || !st.Probing {
 				t.Errorf("status %+v", st)
 			}
 			want := `landfall_speaker_address_conflict{interface="eth0",mac="02:00:00:00:99:99",vip="172.26.236.180"} 1`

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"net/netip"
 	"os"
 	"path"
@@ -18,6 +17,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/landfall-lb/landfall/internal/actor"
 	"github.com/landfall-lb/landfall/internal/kube"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/links"
@@ -53,7 +53,8 @@ func main() {
 	os.Exit(ops.Main(ops.Program{
 		Name:               name,
 		Summary:            "announces external addresses of Services from this node while the node's kernel delivers them",
-		MetricsBindAddress: ":7481",
+		MetricsBindAddress: "localhost:7481",
+		StatusSocket:       "/run/landfall/speaker.sock",
 		Flags:              f.add,
 		Run:                f.run,
 	}))
@@ -223,28 +224,34 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	seen := witness.New(witness.Options{Lease: client.Witnesses(f.namespace, leaseName), Log: rt.Log,
 		Changed: s.runner.Poke})
 	s.to.witness = seen
-	actors := []func(context.Context) error{
-		around.Run, client.Run, watcher.Run, talk.Run, alive.Run, responder.Run, events.Run, reporter.Run, s.runner.Run,
-		seen.Run,
-		outlived(sessions.Run, watches.Run), objects.Run,
+	actors := map[string]actor.Runner{
+		"gateways": around, "watches": client, "interfaces": watcher, "gossip": talk, "probes of speakers": alive,
+		"ARP and NDP": responder, "events": events, "status of Services": reporter, "plan": s.runner, "partitions": seen,
+		"BGP and BFD": outlived{sessions, watches}, "status of BGP objects": objects,
 	}
 	if f.gate == "proxy" {
 		fed := gate.NewFeed(gate.Options{Dial: gate.DialUnix(f.feedSocket), Hold: f.hold, Log: rt.Log,
 			Changed: s.changes.markVIPs})
 		s.from.feed = fed
-		actors = append(actors, fed.Run)
+		actors["feed"] = fed
 	} else {
 		s.from.slices = kube.Slices(client, s.changes.markService)
 		rt.Log.Warn("the speaker trusts endpoints alone and does not check that this node's rules deliver an address", "gate",
 			f.gate)
 	}
 	rt.Metrics.MustRegister(newCollector(s), newPathCollector(s))
-	rt.Handle("GET /v1/status", http.HandlerFunc(s.serveStatus))
+	rt.Status(s.writeStatus)
+	rt.ReviewMetrics(client.ReviewMetrics)
 	rt.Ready("speaker", s.ready)
 
 	rt.Log.Info("starting", "version", ops.BuildVersion(), "node", rt.NodeName, "api", client.Host(), "gate", f.gate,
 		"encrypted", key != nil)
-	return live(ctx, s, actors)
+	var runs []func(context.Context) error
+	for name, a := range actors {
+		rt.Live(name, a.Busy)
+		runs = append(runs, a.Run)
+	}
+	return live(ctx, s, runs)
 }
 
 // newReporter returns the actor that writes to Services whether their addresses are announced.
@@ -297,19 +304,23 @@ func live(ctx context.Context, s *speaker, actors []func(context.Context) error)
 	return group.Wait()
 }
 
-// outlived runs an actor, and another that goes on until the first has ended: BFD, as a router that
+// outlived is an actor, and another that goes on until the first has ended: BFD, as a router that
 // hears of the end by it before BGP sessions are closed drops the routes that it would keep over a
 // graceful restart.
-func outlived(first, last func(context.Context) error) func(context.Context) error {
-	return func(ctx context.Context) error {
-		ctx, end := context.WithCancel(ctx)
-		after, endLast := context.WithCancel(context.WithoutCancel(ctx))
-		var group errgroup.Group
-		group.Go(func() error { defer endLast(); return first(ctx) })
-		group.Go(func() error { defer end(); return last(after) })
-		return group.Wait()
-	}
+type outlived struct{ first, last actor.Runner }
+
+// Run runs both until ctx ends.
+func (o outlived) Run(ctx context.Context) error {
+	ctx, end := context.WithCancel(ctx)
+	after, endLast := context.WithCancel(context.WithoutCancel(ctx))
+	var group errgroup.Group
+	group.Go(func() error { defer endLast(); return o.first.Run(ctx) })
+	group.Go(func() error { defer end(); return o.last.Run(after) })
+	return group.Wait()
 }
+
+// Busy returns for how long one of them has been at one thing.
+func (o outlived) Busy() time.Duration { return max(o.first.Busy(), o.last.Busy()) }
 
 // bindAddress returns the address given or waits for this node's own.
 func bindAddress(given netip.Addr, self string,

@@ -143,7 +143,7 @@ func TestMissingNodesAreNamed(t *testing.T) {
 		order := ranked(vip1)
 		r.crash(order[0])
 		heir := r.nodes[order[1]]
-		st := heir.status()
+		st := heir.whole(t)
 		if len(st.Members.Missing) != 1 || st.Members.Missing[0] != order[0] || !st.Members.Majority {
 			t.Errorf("members %+v", st.Members)
 		}

@@ -1,7 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"log/slog"
 	"maps"
 	"net"
@@ -530,4 +533,20 @@ func inRig(t *testing.T, f func(r *rig)) {
 		defer r.end()
 		f(r)
 	})
+}
+
+// wholeStatus is what /v1/status shows.
+type wholeStatus struct {
+	status
+	VIPs []vipStatus `json:"vips"`
+}
+
+func (s *speaker) whole(t *testing.T) wholeStatus {
+	t.Helper()
+	var text bytes.Buffer
+	var got wholeStatus
+	if err := errors.Join(s.writeStatus(&text), json.Unmarshal(text.Bytes(), &got)); err != nil {
+		t.Fatal(err)
+	}
+	return got
 }

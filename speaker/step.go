@@ -160,10 +160,13 @@ func (s *speaker) lookup() func(vip netip.Addr) []plan.Holder {
 			return holders
 		}
 		var holders []plan.Holder
-		for _, key := range s.rooms.holders.Of(vip) {
+		keys := s.rooms.holders.Of(vip)
+		holds := func(key lb.Key) bool { return slices.Contains(keys, key) }
+		for _, key := range keys {
 			service, _ := s.from.services.Get(key)
 			holders = append(holders, plan.Holder{Service: key, Labels: labels.Set(service.Labels),
-				Delivery: s.delivery(service, key, vip), OnConflict: service.OnConflict})
+				Delivery: s.delivery(service, key, vip), OnConflict: service.OnConflict,
+				Joined: len(keys) > 1 && service.Joined(vip, holds)})
 		}
 		found[vip] = holders
 		return holders
@@ -178,8 +181,8 @@ func (s *speaker) delivery(service lb.Service, key lb.Key, vip netip.Addr) *lb.D
 	case service.Key != key: // it is gone
 		return nil
 	}
-	slices, _ := s.from.slices.Get(key)
-	d := gate.Endpoints(service, vip, slices, s.self)
+	endpoints, _ := s.from.slices.Get(key)
+	d := gate.Endpoints(service, vip, endpoints, s.self)
 	return &d
 }
 

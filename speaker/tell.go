@@ -79,9 +79,11 @@ func (s *speaker) announced(facts plan.Facts, key lb.Key) *lb.AnnouncedStatus {
 	if !ok {
 		return nil
 	}
+	r = r.For(key, s.self, decisions)
 	service, _ := s.from.services.Get(key)
-	for _, vip := range vips {
-		if d := s.delivery(service, key, vip); d != nil && d.Deliverable() == lb.ReasonFrontendInUse {
+	for i, vip := range vips {
+		d := s.delivery(service, key, vip)
+		if d != nil && d.Deliverable() == lb.ReasonFrontendInUse && decisions[i].Undelivered[key] == nil {
 			r = r.Refused(d.Refusal) // the address is announced for another Service
 		}
 	}

@@ -182,6 +182,9 @@ func (a *Actor) Outcome() Outcome {
 	return a.outcome
 }
 
+// Busy returns for how long the actor has been at one thing.
+func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
+
 // Run answers until ctx ends; then nothing is answered any more.
 func (a *Actor) Run(ctx context.Context) error {
 	var serving sync.WaitGroup

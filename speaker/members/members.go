@@ -184,6 +184,9 @@ func (m *Members) Joined() bool {
 	return m.joined
 }
 
+// Busy returns for how long the actor has been at one thing.
+func (m *Members) Busy() time.Duration { return max(m.send.Busy(), m.join.Busy(), m.renew.Busy()) }
+
 // Run takes part until ctx ends; then it sends what is left to be said and takes its leave.
 func (m *Members) Run(ctx context.Context) error {
 	ml, err := m.start(ctx)

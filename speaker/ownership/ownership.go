@@ -213,6 +213,9 @@ func (s *State) Decision(vip netip.Addr) (d plan.Decision, ok bool) {
 	return d, ok
 }
 
+// VIPs returns all VIPs that were decided, in no order.
+func (s *State) VIPs() []netip.Addr { return slices.Collect(maps.Keys(s.decisions)) }
+
 // Decisions returns what was last decided, sorted by VIP.
 func (s *State) Decisions() []plan.Decision {
 	return slices.SortedFunc(maps.Values(s.decisions), func(a, b plan.Decision) int { return a.VIP.Compare(b.VIP) })

@@ -80,6 +80,8 @@ type Holder struct {
 	OnConflict string
 	// Delivery is nil when the gate says nothing.
 	Delivery *lb.Delivery
+	// Joined is set for a Service that another holder of the VIP let join, or that holds it by mistake.
+	Joined bool
 }
 
 // Decision is what follows for one VIP.
@@ -109,6 +111,8 @@ type Decision struct {
 	Overlap bool
 	// Routed is what has become of the VIP over BGP on this node.
 	Routed Routed
+	// Undelivered says which Services that joined the VIP this node does not deliver, and why.
+	Undelivered map[lb.Key]*lb.Refusal
 	// Nodes is the status of each live or missing node, sorted by name.
 	Nodes []NodeStatus
 }
@@ -141,6 +145,7 @@ func Decide(f Facts, in Input) Decision {
 	for _, h := range in.Holders {
 		d.Services = append(d.Services, h.Service)
 	}
+	d.Undelivered = undelivered(in.Holders)
 	var place place
 	place, d.Refusal = refuse(f, in)
 	if d.Refusal == nil {

@@ -186,6 +186,21 @@ func Summarize(self string, decisions []Decision) (report Report, ok bool) {
 	return report, true
 }
 
+// For returns the report for one of the Services on the VIPs. One that joined the address of another
+// is announced from nodes that need not deliver it; the reporter tells of itself.
+func (r Report) For(service lb.Key, self string, decisions []Decision) Report {
+	for _, d := range decisions {
+		refusal := d.Undelivered[service]
+		if refusal == nil || d.Owner != self && len(d.Routed.Peers) == 0 {
+			continue
+		}
+		r.Announced, r.Reason = false, refusal.Reason
+		r.Message += fmt.Sprintf("; %s announces %s for another Service, and does not deliver this one: %s", self, d.VIP,
+			refusal.Message)
+	}
+	return r
+}
+
 // announcement says who announces the VIP, or why nobody does: as data and in a sentence.
 func (d Decision) announcement(self string) (lb.Announcement, string) {
 	a := lb.Announcement{VIP: d.VIP, Routes: d.routes()}

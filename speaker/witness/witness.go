@@ -103,6 +103,9 @@ func (a *Actor) Outcome() (said lb.Witness, fresh bool) {
 	return a.outcome, a.fresh
 }
 
+// Busy returns for how long the actor has been at one thing.
+func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
+
 // Run keeps the Lease until ctx ends.
 func (a *Actor) Run(ctx context.Context) error { return a.runner.Run(ctx) }
 
