@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
-	"strings"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
@@ -198,7 +197,7 @@ func (r Routed) steady() bool { return len(r.Peers) > 0 && r.Refusal == nil }
 
 // claim adds to what the node says to the others.
 func (r Routed) claim(c *Claim) {
-	c.Routes = strings.Join(r.Peers, ", ")
+	c.Routes = NewPeerNames(r.Peers...)
 	if r.Refusal != nil {
 		c.Unrouted = r.Refusal.Reason
 	}
