@@ -223,7 +223,8 @@ func (d Decision) announcement(self string) (lb.Announcement, string) {
 	if others > 0 {
 		sentences = append(sentences, fmt.Sprintf("%s is announced from %d more nodes to other BGP peers", d.VIP, others))
 	}
-	if len(a.Routes) > 0 {
+	// Routes announce the VIP whatever keeps ARP and NDP from it, but they do not end a conflict.
+	if len(a.Routes) > 0 && a.Reason != lb.ReasonContested && a.Reason != lb.ReasonParting {
 		a.Reason = lb.ReasonAnnounced
 	}
 	return a, strings.Join(sentences, "; ")
