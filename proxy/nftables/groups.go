@@ -170,12 +170,18 @@ func limitSlots(groups []*group) {
 }
 
 // size returns how many elements a group needs at most.
-func (g *group) size() int { return max(int(g.class), len(g.backends)) + len(g.backends) + 3 }
+func (g *group) size(affinity bool) int {
+	n := max(int(g.class), len(g.backends)) + 2
+	if affinity && g.mixed == 0 {
+		n += len(g.backends)
+	}
+	return n
+}
 
 // part renders a group. Its clients are remembered for so many seconds.
 func (g *group) part(seconds uint32) part {
 	w := writer{at: frontend{group: g.id}}
-	w.entries = make([]entry, 0, g.size())
+	w.entries = make([]entry, 0, g.size(seconds > 0))
 	to := setBackends
 	if g.mixed != 0 {
 		w.add(setMixed)

@@ -125,7 +125,7 @@ func (r renderer) refusal(s plan.Service, choices []choice) error {
 	for i, p := range s.Ports {
 		for _, g := range []*group{choices[i].cluster, choices[i].local} {
 			if !groups[g] {
-				groups[g], elements = true, elements+g.size()
+				groups[g], elements = true, elements+g.size(s.AffinityTimeout > 0)
 			}
 		}
 		for _, f := range p.Frontends {

@@ -100,8 +100,20 @@ func TestSessionAffinity(t *testing.T) {
 			if known, err := a.table(family).kernel.clients(); err != nil || len(known) > 0 {
 				t.Errorf("still remembered are %v, %v", known, err)
 			}
-			// When the time is over, the client gets another choice.
-			apply(a, time.Second, everywhere...)
+		})
+	}
+}
+
+// When the time is over, a client gets another choice.
+func TestSessionAffinityEnds(t *testing.T) {
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		t.Run(string(family), func(t *testing.T) {
+			w := cases.WorldOf(family)
+			s := cases.NewSite(t, w)
+			a := newTestActor(t, s.Node)
+			service, config := three(w, plan.Random, time.Second, "local", "local2", "remote")
+			a.Configure(config)
+			a.settle(t, map[lb.Key]plan.Service{service.Key: service})
 			first := ""
 			for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
 				known, err := a.table(family).kernel.clients()
@@ -114,7 +126,7 @@ func TestSessionAffinity(t *testing.T) {
 				if len(known) > 0 {
 					continue
 				}
-				at, _, err := s.Ask(table[0], cases.Long)
+				at, _, err := s.Ask(cases.Case{From: "pod", To: "cluster"}, cases.Long)
 				if err != nil {
 					t.Fatal(err)
 				}
