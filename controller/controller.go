@@ -64,6 +64,8 @@ type deps struct {
 	parallel int
 	// identity differs from that of all other controllers.
 	identity string
+	// allocatedFrom has the pool of a Service written where MetalLB's users look for it.
+	allocatedFrom bool
 }
 
 // controller gives addresses to Services while it leads.
@@ -92,7 +94,10 @@ type controller struct {
 	registries map[string]*registry
 	writer     string
 	terms      int
-	counted    time.Time // when counts of pools were last written
+	replaces   replaces
+	// withdrawals are the Services that are to lose their finalizer once nobody announces them.
+	withdrawals withdrawals
+	counted     time.Time // when counts of pools were last written
 }
 
 // write is a write of ours to a Service's status.
@@ -165,6 +170,7 @@ func (c *controller) begin() {
 	c.remember(map[lb.Key]bool{})
 	c.book, c.known, c.again = plan.NewBook(c.config, 0), false, map[lb.Key]bool{}
 	c.writes, c.poolWrites, c.counted = map[lb.Key]write{}, map[string]poolWrite{}, time.Time{}
+	c.replaces, c.withdrawals = replaces{}, withdrawals{}
 	c.terms++
 	c.registries, c.writer = map[string]*registry{}, fmt.Sprintf("%s/%d", c.identity, c.terms)
 }
@@ -202,6 +208,12 @@ func (c *controller) step(ctx context.Context) (again time.Duration, err error) 
 	}
 	if len(c.again) > 0 {
 		again = time.Millisecond
+	}
+	retry := func(key lb.Key) { c.again[key] = true }
+	for _, next := range []time.Duration{c.replaces.due(c.now(), retry), c.withdrawals.due(c.now(), retry)} {
+		if next > 0 {
+			again = soonest(again, next)
+		}
 	}
 	if next := c.book.Next(); !next.IsZero() {
 		again = soonest(again, max(next.Sub(c.now()), time.Millisecond))
@@ -249,6 +261,8 @@ func (c *controller) tell(pools map[string]lb.Pool, now time.Time) {
 			c.book.Set(s, w.Pending, now)
 		} else {
 			c.book.Delete(key, now)
+			delete(c.replaces, key)
+			delete(c.withdrawals, key)
 		}
 	}
 }

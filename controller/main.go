@@ -51,7 +51,7 @@ func main() {
 	os.Exit(ops.Main(ops.Program{
 		Name:               name,
 		Summary:            "assigns addresses from IPAddressPools to Services of type LoadBalancer",
-		MetricsBindAddress: ":7480",
+		MetricsBindAddress: "localhost:7480",
 		Flags:              o.add,
 		Run:                func(ctx context.Context, rt *ops.Runtime) error { return run(ctx, rt, o) },
 	}))
@@ -71,7 +71,7 @@ func (o *options) add(flags *pflag.FlagSet) {
 		"assign addresses only while this replica is the leader; without leader election, several controllers assign no "+
 			"address twice but refuse one another's writes and slow down")
 	flags.BoolVar(&o.metallb, "metallb-annotations", true,
-		"read annotations of metallb.io and metallb.universe.tf on Services that do not set those of landfall.dev")
+		"read annotations of metallb.io and metallb.universe.tf as well as those of landfall.dev")
 	flags.StringVar(&o.outside, "when-outside", keep,
 		"what to do when no pool contains a Service's address any more: keep the address, or move the Service to another; "+
 			"the Service's annotation "+lb.AnnotationWhenOutside+" overrides this")
@@ -163,12 +163,16 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 		around:  kube.Surroundings(client, o.namespace, changed),
 		catchUp: func(ctx context.Context) error { return status.CatchUp(ctx, services) },
 		status:  status, events: events, metrics: newMetrics(rt.Metrics), log: rt.Log, now: time.Now,
-		identity: identity, parallel: parallel,
+		identity: identity, parallel: parallel, allocatedFrom: o.metallb,
 	}
 	c = newController(d)
 	client.OnSync(c.poke)
 	rt.Ready("watches", ready(d))
+	rt.ReviewMetrics(client.ReviewMetrics)
 
+	rt.Live("assign addresses", c.runner.Busy)
+	rt.Live("watches", client.Busy)
+	rt.Live("events", events.Busy)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return client.Run(ctx) })
 	group.Go(func() error { return events.Run(ctx) })

@@ -11,6 +11,7 @@ import (
 	"github.com/landfall-lb/landfall/controller/plan"
 	"github.com/landfall-lb/landfall/internal/kube"
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 // writePools writes the status of each pool that differs from what it shows. Counts that it is too
@@ -62,6 +63,7 @@ func (c *controller) writePool(ctx context.Context, pool lb.Pool, status lb.Pool
 	writeCtx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	version, err := c.status.Pool(writeCtx, pool, status)
+	loop.Progress(ctx)
 	c.metrics.wrote("pool", err)
 	switch {
 	case err == nil:

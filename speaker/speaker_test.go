@@ -1,9 +1,7 @@
 package main
 
 import (
-	"encoding/json"
 	"net"
-	"net/http/httptest"
 	"net/netip"
 	"slices"
 	"strings"
@@ -101,8 +99,8 @@ func TestContract6HandoverIsBounded(t *testing.T) {
 		}
 
 		// Without anybody to hand over to there is nothing to wait for.
-		r.crash(order[0])
-		r.crash(order[1])
+		r.die(order[0])
+		r.die(order[1])
 		r.wantAnswers("the last one", vip1, order[2])
 		started = time.Now()
 		r.stop(order[2])
@@ -334,12 +332,7 @@ func TestContract10StatusAndMetrics(t *testing.T) {
 		r.nodes[order[1]].deliver(lb.Delivery{Service: nginx, VIP: vip1, Policy: lb.Local, Ready: 1})
 		synctest.Wait()
 
-		recorder := httptest.NewRecorder()
-		owner.serveStatus(recorder, nil)
-		var got status
-		if err := json.Unmarshal(recorder.Body.Bytes(), &got); err != nil {
-			t.Fatal(err)
-		}
+		got := owner.whole(t)
 		if len(got.VIPs) != 2 || got.VIPs[0].VIP != vip1 || got.VIPs[0].Owner != order[0] ||
 			!slices.Equal(got.VIPs[0].Answering, []string{"eth0"}) {
 			t.Fatalf("got %+v", got.VIPs)
@@ -372,6 +365,29 @@ landfall_speaker_claims{reason="Claimed"} 2
 		}
 		if n, err := testutil.GatherAndCount(registry, "landfall_speaker_announced"); err != nil || n != len(owner.outcome) {
 			t.Errorf("%d announced, want %d: %v", n, len(owner.outcome), err)
+		}
+	})
+}
+
+// TestALoopThatHangsIsSeen has the loop deadlocked on what it reads.
+func TestALoopThatHangsIsSeen(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177)
+		n := r.nodes[w177]
+		if busy := n.runner.Busy(); busy != 0 {
+			t.Errorf("at rest: busy for %v", busy)
+		}
+		hang, interfaces := make(chan struct{}), n.from.interfaces
+		n.from.interfaces = func() ([]lb.Interface, bool) { <-hang; return interfaces() }
+		n.changes.markAll()
+		time.Sleep(time.Hour)
+		if busy := n.runner.Busy(); busy < time.Hour-time.Minute {
+			t.Errorf("busy for %v", busy)
+		}
+		close(hang)
+		synctest.Wait()
+		if busy := n.runner.Busy(); busy != 0 {
+			t.Errorf("busy for %v", busy)
 		}
 	})
 }

@@ -121,6 +121,9 @@ func (a *Actor) Outcomes() (outcomes map[lb.Key]plan.Outcome, all bool) {
 	return outcomes, a.tried
 }
 
+// Busy returns for how long the actor has been at one thing.
+func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
+
 // Run applies until ctx ends. The rules stay in the kernel then.
 func (a *Actor) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)

@@ -80,11 +80,13 @@ func (f *family) sync(ctx context.Context, verify bool) error {
 		f.tried = true
 		return nil
 	}
-	if err := f.rules.Prepare(ctx, verify); err != nil {
+	err := f.rules.Prepare(ctx, verify)
+	loop.Progress(ctx)
+	if err != nil {
 		f.giveUp(err)
 		return err
 	}
-	err := f.write(ctx)
+	err = f.write(ctx)
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
@@ -173,6 +175,7 @@ func (f *family) nextTurn() (next lb.Key, ok bool) {
 // commit writes the first n of the named Services, or notes that the first is written in parts, or
 // that it is to blame itself.
 func (f *family) commit(ctx context.Context, keys []lb.Key) (n int, err error) {
+	defer loop.Progress(ctx)
 	n, err = f.rules.Commit(ctx, keys)
 	switch own := (ownError{}); {
 	case errors.Is(err, ErrUnfinished):

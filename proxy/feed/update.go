@@ -95,7 +95,10 @@ func (a *Actor) hear(conn net.Conn, r *subscriber) error {
 		if n.Same {
 			continue
 		}
-		if err := a.take(r, n); err != nil {
+		end := a.pulse.Begin()
+		err = a.take(r, n)
+		end()
+		if err != nil {
 			return err
 		}
 	}

@@ -26,6 +26,7 @@ type service struct {
 // part is what one frontend or group brings.
 type part struct {
 	frontend
+	kind      plan.Kind
 	lingering bool
 	entries   []entry
 }
@@ -55,7 +56,12 @@ func (r renderer) service(key lb.Key, s plan.Service) *service {
 	out := &service{key: key, input: s, seconds: uint32(s.AffinityTimeout / time.Second)}
 	choices := r.choices(key, s)
 	out.refusal = r.refusal(s, choices)
-	seen := map[*group]bool{}
+	seen, places, shared := map[*group]bool{}, map[frontend]int{}, map[common]bool{}
+	share := func(e common) {
+		if !shared[e] {
+			shared[e], out.shared = true, append(out.shared, e)
+		}
+	}
 	for i, p := range s.Ports {
 		protocol, ok := protocolOf(p.Protocol)
 		if !ok {
@@ -74,19 +80,22 @@ func (r renderer) service(key lb.Key, s plan.Service) *service {
 			}
 			for _, addr := range addrs {
 				at := frontend{addr: addressOf(addr), port: f.Port, protocol: protocol}
-				out.put(part{frontend: at, lingering: f.Lingering, entries: out.frontend(at, p, f, choices[i])})
+				out.put(places, part{frontend: at, kind: f.Kind, lingering: f.Lingering,
+					entries: out.frontend(at, p, f, choices[i])})
 			}
 			if f.AnswersPing() {
-				out.share(common{addressOf(f.Addr), setEcho})
+				share(common{addressOf(f.Addr), setEcho})
 			}
 			if f.Kind == plan.ClusterIP {
-				out.share(common{addressOf(f.Addr), setClusterIPs})
+				share(common{addressOf(f.Addr), setClusterIPs})
 			}
 		}
-		for _, b := range slices.Concat(p.Backends.Cluster, p.Backends.Local) {
-			// Endpoints of other nodes come back to themselves from here only when their address is kept.
-			if b.Local || p.External == lb.Local {
-				out.share(common{addressOf(b.Addr.Addr()), setHairpin})
+		for _, list := range [][]lb.Backend{p.Backends.Cluster, p.Backends.Local} {
+			for _, b := range list {
+				// Endpoints of other nodes come back to themselves from here only when their address is kept.
+				if b.Local || p.External == lb.Local {
+					share(common{addressOf(b.Addr.Addr()), setHairpin})
+				}
 			}
 		}
 	}
@@ -96,25 +105,16 @@ func (r renderer) service(key lb.Key, s plan.Service) *service {
 	return out
 }
 
-// put adds a frontend. Where a Service has the same one twice, as with an external IP that is also
-// its VIP, that with source ranges counts.
-func (s *service) put(p part) {
-	i := slices.IndexFunc(s.parts, func(other part) bool { return other.frontend == p.frontend })
-	if i < 0 {
+// put adds a frontend, and notes its place. If a Service has the same one twice, as with a node
+// port at an address that is also its VIP, the kind that comes first counts.
+func (s *service) put(places map[frontend]int, p part) {
+	i, twice := places[p.frontend]
+	switch {
+	case !twice:
+		places[p.frontend] = len(s.parts)
 		s.parts = append(s.parts, p)
-		return
-	}
-	restricted := func(p part) bool {
-		return slices.ContainsFunc(p.entries, func(e entry) bool { return e.set == setRestricted })
-	}
-	if restricted(p) && !restricted(s.parts[i]) {
+	case plan.Precedes(p.kind, s.input.Age, s.parts[i].kind, s.input.Age):
 		s.parts[i] = p
-	}
-}
-
-func (s *service) share(e common) {
-	if !slices.Contains(s.shared, e) {
-		s.shared = append(s.shared, e)
 	}
 }
 

@@ -25,7 +25,7 @@ import (
 func randomService(r *rand.Rand, i int) plan.Service {
 	key := lb.Key{Namespace: "test", Name: fmt.Sprint("service-", i)}
 	svc := lb.Service{
-		Key: key, Type: lb.LoadBalancer, ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
+		Key: key, UID: key.Name, Type: lb.LoadBalancer, ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
 		ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 0, byte(i + 1)})},
 		Ports:      []lb.ServicePort{{Name: "a", Protocol: lb.TCP, Port: 80, NodePort: uint16(30000 + i)}},
 	}
@@ -296,7 +296,7 @@ func confirm(t *testing.T, a *testActor, outcomes map[lb.Key]plan.Outcome, confi
 func simpleService(i, backends int) plan.Service {
 	key := lb.Key{Namespace: "test", Name: fmt.Sprint("service-", i)}
 	svc := lb.Service{
-		Key: key, Type: lb.NodePort, ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
+		Key: key, UID: key.Name, Type: lb.NodePort, ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
 		ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)})},
 		Ports:      []lb.ServicePort{{Protocol: lb.TCP, Port: 80, NodePort: uint16(30000 + i)}},
 	}

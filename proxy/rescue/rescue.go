@@ -166,6 +166,9 @@ func (a *Actor) Packets() uint64 { return a.packets.Load() }
 // Targets returns to how many nodes packets would be moved.
 func (a *Actor) Targets() int { return int(a.targets.Load()) }
 
+// Busy returns for how long the actor has been at one thing.
+func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
+
 // Run works until ctx ends, and leaves the rules in the kernel.
 func (a *Actor) Run(ctx context.Context) error { return a.runner.Run(ctx) }
 

@@ -57,6 +57,7 @@ type Feed struct {
 	reason     lb.Reason // why the deliveries cannot be used
 	connected  bool      // and a complete message has come over this connection
 	hold       *time.Timer
+	pulse      loop.Pulse // while it takes in a message
 	told       told
 }
 
@@ -90,6 +91,9 @@ func (f *Feed) Delivery(k lb.DeliveryKey) *lb.Delivery {
 	}
 	return &d
 }
+
+// Busy returns for how long the actor has been at one thing.
+func (f *Feed) Busy() time.Duration { return f.pulse.Busy() }
 
 // Run listens until ctx ends.
 func (f *Feed) Run(ctx context.Context) error {
@@ -128,6 +132,7 @@ func (f *Feed) listen(ctx context.Context) (heard bool, err error) {
 	defer cancel()
 	speaking.Go(func() { f.speak(ctx, conn) })
 	err = read(conn, func(m lb.FeedMessage) {
+		defer f.pulse.Begin()()
 		if m.Waiting {
 			f.wait()
 		} else {
