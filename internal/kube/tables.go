@@ -97,8 +97,8 @@ func ServiceNetworks(c *Client, changed func(name string)) *Table[string, []neti
 	return table
 }
 
-// Pools watches the IPAddressPools. status, unless nil, is called in place of changed where only the
-// status differs, which the controller writes with each assignment.
+// Pools watches the IPAddressPools. status, unless nil, is called in place of changed where only
+// the status differs, which the controller writes with each assignment.
 func Pools(c *Client, changed, status func(name string)) *Table[string, lb.Pool] {
 	table := newStatusTable(poolSpec, changed, status)
 	c.register(resource{client: c.landfall, name: "ipaddresspools", example: &v1beta1.IPAddressPool{}},
