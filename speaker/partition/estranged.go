@@ -29,6 +29,11 @@ const (
 	// just been connected again has to send its question once more, which TCP does after 200 ms.
 	AskedSoon = 500 * time.Millisecond
 	Promptly  = 180 * time.Millisecond
+	// A node that is cut off finds the others dead one by one, and sees a majority for a while. What it
+	// took from the first of them it gives up when it is estranged: doubt, and so much more for each
+	// node, is longer than that takes.
+	doubt       = 2 * time.Second
+	doubtOfEach = 100 * time.Millisecond
 	// AskedLately is within which time the API server has to have answered for its silence about a
 	// majority to mean something.
 	AskedLately = 3 * time.Second
@@ -52,6 +57,8 @@ type Contact struct {
 type estrangement struct {
 	on    bool
 	since time.Time // when the node could hear the others again, as far as it can know
+	// trusted is until when the node was not cut off, for sure.
+	trusted time.Time
 	// deaf is set when it could not hear them before: it had no carrier or was frozen.
 	deaf bool
 	// What follows is as of the last step.
@@ -73,7 +80,7 @@ type look struct {
 // step takes in whether the node may have been cut off.
 func (e *estrangement) step(now time.Time, f Facts, l look) {
 	back := e.looked && slices.ContainsFunc(f.Carrier, func(name string) bool { return !slices.Contains(e.carrier, name) })
-	woke := f.Woke.After(e.woke)
+	woke, was := f.Woke.After(e.woke), e.on
 	heard := f.Heard && !f.Speakers.Majority
 	// A majority that is not heard of any more may have gone, if the API server can say so.
 	deafened := e.heard && !heard && !f.Speakers.Majority && now.Sub(f.Contact.Asked) > AskedLately
@@ -93,6 +100,9 @@ func (e *estrangement) step(now time.Time, f Facts, l look) {
 		e.since = now // what was heard before came from this side
 	case l.lost && !e.on:
 		e.on, e.deaf, e.since = true, false, now
+	}
+	if e.on && !was {
+		e.trusted = now.Add(-doubt - time.Duration(len(f.Speakers.Live)+len(f.Speakers.Missing))*doubtOfEach)
 	}
 	e.on = e.on && !e.over(now, f, l.calm)
 }
