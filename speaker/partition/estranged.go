@@ -59,6 +59,7 @@ type estrangement struct {
 	since time.Time // when the node could hear the others again, as far as it can know
 	// trusted is until when the node was not cut off, for sure.
 	trusted time.Time
+	met     time.Time // when it first heard another speaker after since, if it has
 	// deaf is set when it could not hear them before: it had no carrier or was frozen.
 	deaf bool
 	// What follows is as of the last step.
@@ -104,16 +105,19 @@ func (e *estrangement) step(now time.Time, f Facts, l look) {
 	if e.on && !was {
 		e.trusted = now.Add(-doubt - time.Duration(len(f.Speakers.Live)+len(f.Speakers.Missing))*doubtOfEach)
 	}
+	if met := f.Contact.Met; e.met.Before(e.since) && !met.Before(e.since) {
+		e.met = met
+	}
 	e.on = e.on && !e.over(now, f, l.calm)
 }
 
 // over reports whether the node is estranged no more.
 func (e *estrangement) over(now time.Time, f Facts, calm bool) bool {
-	asked, met := !f.Contact.Asked.Before(e.since), !f.Contact.Met.Before(e.since)
+	asked, met := !f.Contact.Asked.Before(e.since), !e.met.Before(e.since)
 	switch {
 	case len(f.Carrier) == 0:
 		return false
-	case met && calm && (!f.Speakers.Lost || !now.Before(f.Contact.Met.Add(Reunion))):
+	case met && calm && (!f.Speakers.Lost || !now.Before(e.met.Add(Reunion))):
 		return true // who is missing now, others would have told of
 	case asked && e.heard:
 		return true // the majority says what it answers for
@@ -137,7 +141,7 @@ func (e *estrangement) bound(hold time.Duration) time.Time {
 
 // mute reports whether the node was frozen and has heard nobody since.
 func (e *estrangement) mute(now time.Time, f Facts) bool {
-	return e.on && e.deaf && e.since.Equal(e.woke) && f.Contact.Met.Before(e.since) && now.Before(e.since.Add(MuteFor))
+	return e.on && f.Contact.Met.Before(e.woke) && now.Before(e.woke.Add(MuteFor))
 }
 
 // next returns when something changes by itself, if nothing else is heard; the zero time means
@@ -146,9 +150,8 @@ func (e *estrangement) next(now time.Time, f Facts) (next time.Time) {
 	if !e.on {
 		return next
 	}
-	for _, at := range []time.Time{e.since.Add(MuteFor), e.bound(f.ReturnHold), e.since.Add(silentHolds * f.ReturnHold),
-		f.Contact.Met.Add(Reunion),
-		e.asked.Add(AskedLately + time.Millisecond)} {
+	for _, at := range []time.Time{e.woke.Add(MuteFor), e.met.Add(Reunion), e.asked.Add(AskedLately + time.Millisecond),
+		e.bound(f.ReturnHold), e.since.Add(silentHolds * f.ReturnHold)} {
 		if now.Before(at) && (next.IsZero() || at.Before(next)) {
 			next = at
 		}
