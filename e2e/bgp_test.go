@@ -110,7 +110,15 @@ func TestBGPFaults(t *testing.T) {
 		{"node crash with BFD", crashWithBFD},
 		{"node crash without BFD", crashWithoutBFD},
 	} {
-		t.Run(fault.name, func(t *testing.T) { fault.play(t, l) })
+		t.Run(fault.name, func(t *testing.T) {
+			began := time.Now()
+			defer func() {
+				if t.Failed() {
+					t.Log(sessionsSince(l, bgpNode, began))
+				}
+			}()
+			fault.play(t, l)
+		})
 	}
 }
 

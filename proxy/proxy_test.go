@@ -36,9 +36,14 @@ type fakeRules struct {
 	outcomes map[lb.Key]plan.Outcome
 	tried    bool
 	sets     int
+	// configured counts the calls of Configure.
+	configured int
 }
 
-func (f *fakeRules) Configure(c plan.Config) { f.config = c }
+func (f *fakeRules) Configure(c plan.Config) {
+	f.config = c
+	f.configured++
+}
 
 func (f *fakeRules) Begin(s map[lb.Key]plan.Service) { f.Update(s) }
 
@@ -594,6 +599,99 @@ func TestNodePortAddresses(t *testing.T) {
 		if !reflect.DeepEqual(b.health.addresses, tt.want) {
 			t.Errorf("%q: health ports at %v", tt.flag, b.health.addresses)
 		}
+	}
+}
+
+// leftovers are what kube-proxy in mode ipvs and a node-local DNS cache leave on a node: n
+// addresses of Services.
+func leftovers(n int) []lb.Interface {
+	ipvs := lb.Interface{Name: "kube-ipvs0", Disabled: true, NoARP: true}
+	for i := range n {
+		v4 := netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)})
+		v6 := netip.AddrFrom16([16]byte{0xfd, 0x96, 14: byte(i >> 8), 15: byte(i)})
+		ipvs.Addresses = append(ipvs.Addresses, netip.PrefixFrom(v4, 32), netip.PrefixFrom(v6, 128))
+	}
+	return []lb.Interface{ipvs,
+		{Name: "nodelocaldns", Up: true, NoARP: true, Addresses: []netip.Prefix{
+			netip.MustParsePrefix("169.254.20.10/32"), netip.MustParsePrefix("10.96.0.10/32")}},
+		{Name: "off", Disabled: true, Addresses: []netip.Prefix{netip.MustParsePrefix("10.7.0.1/24")}},
+		{Name: "nocarrier", Addresses: []netip.Prefix{netip.MustParsePrefix("10.8.0.1/24")}}}
+}
+
+// Node ports are served at the node's own addresses, in both modes.
+func TestNodePortsAreNotServedAtLeftovers(t *testing.T) {
+	v6 := lb.Interface{Name: "eth1", Up: true, Addresses: []netip.Prefix{netip.MustParsePrefix("2001:db8::7/64"),
+		netip.MustParsePrefix("fe80::1/64")}}
+	lo := lb.Interface{Name: "lo", Up: true, Loopback: true, Addresses: []netip.Prefix{
+		netip.MustParsePrefix("127.0.0.1/8"), netip.MustParsePrefix("::1/128")}}
+	for _, tt := range []struct {
+		name   string
+		change func(*settings)
+		extra  []lb.Interface
+		v4, v6 string
+	}{
+		{"nftables", func(s *settings) { s.allAddresses = true }, leftovers(400), "[10.8.0.1 10.9.0.1 172.31.0.1]",
+			"[2001:db8::7]"},
+		{"iptables", func(s *settings) { s.loopbackNodePorts = true }, leftovers(400),
+			"[10.8.0.1 10.9.0.1 172.31.0.1 127.0.0.1]", "[2001:db8::7]"},
+		{"iptables, not at 127.0.0.1", func(*settings) {}, leftovers(400), "[10.8.0.1 10.9.0.1 172.31.0.1]",
+			"[2001:db8::7]"},
+		{"iptables, no leftovers", func(*settings) {}, leftovers(1)[2:], "[]", "[]"},
+		{"limited", func(s *settings) {
+			s.allAddresses = true
+			s.nodePorts = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}
+		}, leftovers(400), "[10.8.0.1 10.9.0.1]", "[]"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b := newBench(t, tt.change)
+			b.own = slices.Concat(b.own, []lb.Interface{lo, v6}, tt.extra)
+			b.synced()
+			b.run()
+			at := b.rules.config.NodePortAddresses
+			if got4, got6 := fmt.Sprint(at[lb.IPv4]), fmt.Sprint(at[lb.IPv6]); got4 != tt.v4 || got6 != tt.v6 {
+				t.Errorf("node ports at %s and %s, want %s and %s", got4, got6, tt.v4, tt.v6)
+			}
+		})
+	}
+}
+
+// The interfaces of pods come and go, with link-local addresses and with the gateway's: no step is
+// made for them, and one made all the same plans nothing.
+func TestInterfacesOfPodsPlanNothing(t *testing.T) {
+	pokes := 0
+	changed := ifAddressesChange(func() { pokes++ })
+	b := newBench(t, func(s *settings) { s.allAddresses = true })
+	gateway := netip.MustParsePrefix("10.200.1.1/32")
+	veth := func(n int) lb.Interface {
+		return lb.Interface{Index: n, Name: fmt.Sprint("veth", n), Up: true,
+			Addresses: []netip.Prefix{gateway, netip.MustParsePrefix(fmt.Sprintf("fe80::%d/64", n))}}
+	}
+	b.put("web", "192.0.2.1", "10.200.1.2")
+	b.own = append(b.own, veth(1))
+	changed(b.own)
+	b.synced()
+	b.run()
+	b.rules.confirm()
+	b.run()
+	sets, configured := b.rules.sets, b.rules.configured
+	for n := range 5 {
+		b.own = append(b.own, veth(n+2))
+		changed(b.own)
+		b.run()
+	}
+	changed(b.own[:len(b.own)-2])
+	if pokes != 1 || b.rules.sets != sets || b.rules.configured != configured {
+		t.Errorf("%d pokes, %d updates and %d configurations for interfaces of pods", pokes, b.rules.sets-sets,
+			b.rules.configured-configured)
+	}
+	b.own[0].Addresses = b.own[0].Addresses[:1]
+	changed(b.own)
+	b.run()
+	if pokes != 2 || b.rules.configured != configured+1 {
+		t.Errorf("an address of the node has gone: %d pokes, %d configurations", pokes, b.rules.configured)
+	}
+	if changed(leftovers(3)); pokes != 3 {
+		t.Error("other interfaces made no step")
 	}
 }
 

@@ -79,6 +79,9 @@ func (r renderer) base() tables {
 			r.echoRequests(rule{comment: "landfall: addresses of Services answer ping", target: chainEcho})}
 		t.nat[chainEcho] = []string{}
 	}
+	if r.config.SetRouteLocalnet && r.family == lb.IPv4 {
+		t.filter[chainLocalnet] = []string{}
+	}
 	if r.config.DropInvalid {
 		t.filter[chainForward] = slices.Insert(t.filter[chainForward], 0,
 			rule{match: "-m conntrack --ctstate INVALID", target: "DROP"}.String())

@@ -87,7 +87,8 @@ type Holder struct {
 	OnConflict string
 	// Delivery is nil when the gate says nothing.
 	Delivery *lb.Delivery
-	// Joined is set for a Service that another holder of the VIP let join, or that holds it by mistake.
+	// Joined is set for a Service that another holder of the VIP let join, or that holds it by
+	// mistake.
 	Joined bool
 }
 

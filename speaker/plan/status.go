@@ -188,8 +188,8 @@ func Summarize(self string, decisions []Decision) (report Report, ok bool) {
 	return report, true
 }
 
-// For returns the report for one of the Services on the VIPs. One that joined the address of another
-// is announced from nodes that need not deliver it; the reporter tells of itself.
+// For returns the report for one of the Services on the VIPs. One that joined the address of
+// another is announced from nodes that need not deliver it; the reporter tells of itself.
 func (r Report) For(service lb.Key, self string, decisions []Decision) Report {
 	for _, d := range decisions {
 		refusal := d.Undelivered[service]
