@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -351,7 +352,11 @@ func (p *proxy) warn(r *record) {
 	}
 	if said != "" && said != r.warned {
 		if svc, ok := p.from.services.Get(r.planned.Key); ok {
-			p.to.warn(svc, lb.ReasonNotProgrammed, p.self+": the kernel refused the rules: "+said)
+			about := "the kernel refused the rules: "
+			if errors.As(r.failure, new(plan.TooLarge)) {
+				about = "the Service is too large: "
+			}
+			p.to.warn(svc, lb.ReasonNotProgrammed, p.self+": "+about+said)
 		}
 	}
 	r.warned = said

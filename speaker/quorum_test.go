@@ -124,8 +124,8 @@ func TestLastNodeGoesOn(t *testing.T) {
 		r.start(w177, w178, w179)
 		r.service(nginx, vip1)
 		order := ranked(vip1)
-		r.crash(order[0])
-		r.crash(order[1])
+		r.die(order[0])
+		r.die(order[1])
 		// What the two said while they were a majority counts no more.
 		r.leaseMu.Lock()
 		r.lease = nil

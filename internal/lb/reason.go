@@ -78,6 +78,8 @@ const (
 	ReasonMissing Reason = "Missing"
 	// the other side of a partition, with a majority of the speakers, answers for the VIP
 	ReasonYielded Reason = "Yielded"
+	// the node may have been cut off, and takes no VIP before it has heard another speaker
+	ReasonCutOff Reason = "CutOff"
 	// a node announces the VIP, and a conflicting host uses it too
 	ReasonContested Reason = "Contested"
 )

@@ -62,7 +62,8 @@ const (
 	TypeEther   = 9
 	TypeProto   = 12
 	TypePort    = 13
-	typeBits    = 6 // per type in a key of several
+	TypeClass   = 23 // of queueing disciplines
+	typeBits    = 6  // per type in a key of several
 )
 
 // TypeOf returns the number of a type that is made of several.

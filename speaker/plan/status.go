@@ -127,6 +127,8 @@ func Describe(reason lb.Reason) string {
 		return "the node's speaker has stopped answering the others"
 	case lb.ReasonYielded:
 		return "the node is cut off from a majority of the speakers, which answers for the address"
+	case lb.ReasonCutOff:
+		return "the node may have been cut off, and takes no address before it has heard another speaker"
 	case lb.ReasonProbing:
 		return "the node probes whether another device uses the address before it announces it for the first time"
 	case lb.ReasonAddressConflict:
@@ -186,8 +188,8 @@ func Summarize(self string, decisions []Decision) (report Report, ok bool) {
 	return report, true
 }
 
-// For returns the report for one of the Services on the VIPs. One that joined the address of another
-// is announced from nodes that need not deliver it; the reporter tells of itself.
+// For returns the report for one of the Services on the VIPs. One that joined the address of
+// another is announced from nodes that need not deliver it; the reporter tells of itself.
 func (r Report) For(service lb.Key, self string, decisions []Decision) Report {
 	for _, d := range decisions {
 		refusal := d.Undelivered[service]
