@@ -36,7 +36,8 @@ type Events struct {
 type Answer struct {
 	On    []string
 	Round int
-	// Owned is set where this node owns the VIP, and does not only answer until another does.
+	// Owned is set where this node owns the VIP as a majority sees it, and does not only answer until
+	// another does.
 	Owned bool
 }
 
@@ -224,7 +225,9 @@ func (s *State) assign(vip netip.Addr) bool {
 	delete(s.answers, vip)
 	delete(s.probes, vip)
 	if len(d.Answer) > 0 {
-		s.answers[vip] = Answer{On: d.Answer, Round: s.rounds[vip], Owned: !d.Handover}
+		// A node that sees no majority does not know who else answers by right, and would refuse the
+		// connections of the clients that it takes from that one.
+		s.answers[vip] = Answer{On: d.Answer, Round: s.rounds[vip], Owned: !d.Handover && !d.Parted}
 	} else if len(d.Probe) > 0 {
 		s.probes[vip] = d.Probe
 	}

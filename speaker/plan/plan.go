@@ -168,7 +168,7 @@ func Decide(f Facts, in Input) Decision {
 		d.Refusal = lb.Refuse(lb.ReasonCutOff, "%s may have been cut off, and has not heard another speaker since", f.Self)
 	}
 	d.Weight = place.weight
-	d.Owner = Elect(in.VIP, claimants(f, in, d))
+	d.Owner = elect(in.VIP, claimants(f, in, d))
 	d.Reporter = d.Owner
 	if d.Owner == "" {
 		d.Reporter = Winner(in.VIP, reporters(f, in, d))
