@@ -233,7 +233,7 @@ func (p *proxy) planLive(key lb.Key, now time.Time) []lb.Key {
 	live := plan.Service{Key: key}
 	if svc, ok := p.from.services.Get(key); ok {
 		endpoints, _ := p.from.slices.Get(key)
-		live = plan.New(svc, lb.Without(endpoints, p.dead), p.facts.node)
+		live = plan.New(svc, plan.Without(endpoints, p.dead), p.facts.node)
 		r.trigger(endpoints, p.began)
 	}
 	if gone := plan.Withdrawn(r.planned, live); len(gone) > 0 && p.settings.drain > 0 {
