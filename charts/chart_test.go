@@ -15,8 +15,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	yamlutil "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
 )
@@ -142,14 +144,15 @@ func TestDefaults(t *testing.T) {
 		}
 	}
 	want := []string{
-		"ClusterRole landfall-controller", "ClusterRole landfall-metrics-auth", "ClusterRole landfall-metrics-reader",
-		"ClusterRole landfall-proxy", "ClusterRole landfall-speaker", "ClusterRole landfall-view",
-		"ClusterRoleBinding landfall-controller", "ClusterRoleBinding landfall-metrics-auth",
-		"ClusterRoleBinding landfall-proxy", "ClusterRoleBinding landfall-speaker",
-		"DaemonSet landfall-node", "Deployment landfall-controller", "PodDisruptionBudget landfall-controller",
+		"ClusterRole landfall-cleanup", "ClusterRole landfall-controller", "ClusterRole landfall-metrics-auth",
+		"ClusterRole landfall-metrics-reader", "ClusterRole landfall-proxy", "ClusterRole landfall-speaker",
+		"ClusterRole landfall-view", "ClusterRoleBinding landfall-cleanup", "ClusterRoleBinding landfall-controller",
+		"ClusterRoleBinding landfall-metrics-auth", "ClusterRoleBinding landfall-proxy",
+		"ClusterRoleBinding landfall-speaker", "DaemonSet landfall-node", "Deployment landfall-controller",
+		"Job landfall-cleanup", "PodDisruptionBudget landfall-controller",
 		"Role landfall-controller", "Role landfall-speaker", "RoleBinding landfall-controller",
 		"RoleBinding landfall-speaker", "Secret landfall-gossip",
-		"ServiceAccount landfall-controller", "ServiceAccount landfall-node",
+		"ServiceAccount landfall-cleanup", "ServiceAccount landfall-controller", "ServiceAccount landfall-node",
 	}
 	if diff := cmp.Diff(want, others); diff != "" {
 		t.Errorf("objects (-want +got):\n%s", diff)
@@ -295,6 +298,38 @@ func TestRights(t *testing.T) {
 	}
 }
 
+// TestCleanupHook runs after the release is deleted, with an account of its own that goes with it.
+func TestCleanupHook(t *testing.T) {
+	objects := render(t, `loadBalancerClass="example.com/x"`, "cleanup.clearAddresses=true",
+		`kubernetesServiceHost="10.0.0.1"`)
+	for _, kind := range []string{"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Job"} {
+		meta := as[struct {
+			metav1.TypeMeta
+			metav1.ObjectMeta `json:"metadata"`
+			Spec, Rules       any
+			RoleRef, Subjects any
+		}](t, objects, kind+" landfall-cleanup")
+		if meta.Annotations["helm.sh/hook"] != "post-delete" ||
+			meta.Annotations["helm.sh/hook-delete-policy"] != "before-hook-creation,hook-succeeded" {
+			t.Errorf("%s: annotations %v", kind, meta.Annotations)
+		}
+	}
+	role := as[rbacv1.ClusterRole](t, objects, "ClusterRole landfall-cleanup")
+	if diff := cmp.Diff([]string{"services/status:patch", "services:list"}, rights(role.Rules)); diff != "" {
+		t.Errorf("rights (-want +got):\n%s", diff)
+	}
+	job := as[batchv1.Job](t, objects, "Job landfall-cleanup").Spec
+	c := container(t, job.Template.Spec, "cleanup")
+	if want := []string{"cleanup", "--log-level=info", "--load-balancer-class=example.com/x",
+		"--clear-addresses=true"}; !slices.Equal(c.Args, want) || c.Command[0] != "landfall-controller" {
+		t.Errorf("%v %v, want %v", c.Command, c.Args, want)
+	}
+	if len(c.Env) != 2 || job.ActiveDeadlineSeconds == nil || *job.ActiveDeadlineSeconds >= 300 ||
+		job.Template.Spec.ServiceAccountName != "landfall-cleanup" || !*job.Template.Spec.SecurityContext.RunAsNonRoot {
+		t.Errorf("the Job: %+v", job)
+	}
+}
+
 func rights(rules []rbacv1.PolicyRule) []string {
 	var all []string
 	for _, rule := range rules {
@@ -401,7 +436,11 @@ func TestOptionalParts(t *testing.T) {
 		{[]string{"proxy.enabled=false"}, []string{"DaemonSet landfall-node"}, []string{"ClusterRole landfall-proxy"}},
 		{[]string{"proxy.enabled=false", "speaker.enabled=false"}, []string{"Deployment landfall-controller"},
 			[]string{"DaemonSet landfall-node", "ServiceAccount landfall-node"}},
-		{[]string{"rbac.create=false"}, nil, []string{"ServiceAccount landfall-node", "ClusterRole landfall-view",
+		{nil, []string{"Job landfall-cleanup", "ClusterRole landfall-cleanup"}, nil},
+		{[]string{"cleanup.enabled=false"}, nil, []string{"Job landfall-cleanup", "ClusterRole landfall-cleanup",
+			"ServiceAccount landfall-cleanup", "ClusterRoleBinding landfall-cleanup"}},
+		{[]string{"rbac.create=false"}, nil, []string{"Job landfall-cleanup", "ServiceAccount landfall-node",
+			"ClusterRole landfall-view",
 			"Role landfall-controller"}},
 		{[]string{"podMonitor.enabled=true"}, []string{"PodMonitor landfall-controller", "PodMonitor landfall-node"}, nil},
 		{[]string{"podMonitor.enabled=true"}, []string{"Secret landfall-metrics-reader",

@@ -63,8 +63,8 @@ func toClusterIP(c *cluster) {
 	c.put(s)
 }
 
-// TestContract8DeletedServicesHoldTheirAddress has nobody get the address before the Service is gone
-// and its time of quarantine over.
+// TestContract8DeletedServicesHoldTheirAddress has nobody get the address before the Service is
+// gone and its time of quarantine over.
 func TestContract8DeletedServicesHoldTheirAddress(t *testing.T) {
 	c := newCluster()
 	p := newProcess(c)

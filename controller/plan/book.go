@@ -286,7 +286,7 @@ func (b *Book) due() []*entry {
 // decision decides for one Service if it is or was ours.
 func (b *Book) decision(e *entry) (Decision, bool) {
 	switch {
-	case e.Deleting && e.protected() && (e.Type != lb.LoadBalancer || Ours(&e.Service, b.config.Class)):
+	case e.Deleting && Protected(&e.Service) && (e.Type != lb.LoadBalancer || Ours(&e.Service, b.config.Class)):
 		b.settled(e)
 		return e.farewell(), true
 	case e.Deleting, e.Headless && e.Type == lb.LoadBalancer:
@@ -298,13 +298,14 @@ func (b *Book) decision(e *entry) (Decision, bool) {
 		// may be those of another controller like this one, and an API server does not let a class
 		// change.
 		b.settled(e)
-		return Decision{Release: e.protected()}, true
+		return Decision{Release: Protected(&e.Service)}, true
 	}
 	b.settled(e)
 	return Decision{}, false
 }
 
-// farewell is the decision for a Service that is being deleted: it changes nothing but the finalizer.
+// farewell is the decision for a Service that is being deleted: it changes nothing but the
+// finalizer.
 func (e *entry) farewell() Decision {
 	d := Decision{Release: true}
 	for _, in := range e.Ingress {

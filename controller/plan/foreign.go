@@ -73,19 +73,25 @@ func (b *Book) keeps(e *entry, addrs []netip.Addr) string {
 		", which Landfall did not assign"
 }
 
-// protected reports whether e carries the finalizer and its condition says that Landfall assigned
-// it an address: another load balancer's controller may have set the same finalizer.
-func (e *entry) protected() bool {
-	return e.Finalizer && slices.ContainsFunc(e.Conditions, func(c lb.Condition) bool {
+// Protected reports whether the Service carries the finalizer and its condition says that Landfall
+// assigned it an address: another load balancer's controller may have set the same finalizer.
+func Protected(s *lb.Service) bool {
+	return s.Finalizer && slices.ContainsFunc(s.Conditions, func(c lb.Condition) bool {
 		return c.Type == lb.ConditionAssigned &&
 			(c.Status || c.Reason == lb.ReasonDuplicate || strings.Contains(c.Message, keeps))
 	})
 }
 
+// Written reports whether Landfall has written to a Service, or may have, that a controller for
+// class serves or served: a Service that is no load balancer any more has no class.
+func Written(s *lb.Service, class string) bool {
+	return (s.Type != lb.LoadBalancer || s.Class == class) && (len(s.Conditions) > 0 || s.Announcements != "")
+}
+
 // protects says whether a deleted e must stay until nobody announces it.
 func (b *Book) protects(e *entry) (protect, release bool) {
 	protect = slices.ContainsFunc(e.held, func(addr netip.Addr) bool { return b.assigned(e, addr) })
-	return protect, !protect && e.protected()
+	return protect, !protect && Protected(&e.Service)
 }
 
 // others names what e holds and the condition does not name.

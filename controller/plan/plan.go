@@ -55,8 +55,8 @@ type Decision struct {
 	Condition *lb.Condition
 	// Pool is the pool of the first address; "" if none contains it.
 	Pool string
-	// Protect is set while Landfall assigned an address: a deleted Service stays until nobody announces
-	// it. Release is set for one that Landfall protected and that no longer needs it.
+	// Protect is set while Landfall assigned an address: a deleted Service stays until nobody
+	// announces it. Release is set for one that Landfall protected and that no longer needs it.
 	Protect, Release bool
 	// Replaced are the addresses that the Service loses for those that it gets, as neither a pool
 	// contains them nor Landfall assigned them.

@@ -141,8 +141,8 @@ func (b *Book) duplicate(e *entry, addrs []netip.Addr) *duplicated {
 }
 
 // precedes reports which of two Services that cannot share their address goes on with it: the one
-// that is as it was when it was said to be all right, and so not the one whose change broke it; then
-// the older.
+// that is as it was when it was said to be all right, and so not the one whose change broke it;
+// then the older.
 func precedes(a, b *entry) bool {
 	if a.confirmed != b.confirmed {
 		return a.confirmed

@@ -36,7 +36,8 @@ var shareStories = []story{
 			want: map[string]string{"old": "10.0.0.0 Assigned", "young": "10.0.0.0 Assigned"}},
 		{name: "the older takes the other's port", do: []change{service("old", shares("k", 81))},
 			want: map[string]string{"old": "10.0.0.0 Duplicate"}},
-		{name: "and back", do: []change{service("old", shares("k", 80))}, want: map[string]string{"old": "10.0.0.0 Assigned"}},
+		{name: "and back", do: []change{service("old", shares("k", 80))},
+			want: map[string]string{"old": "10.0.0.0 Assigned"}},
 		{name: "the younger takes the other's", do: []change{service("young", shares("k", 80))},
 			want: map[string]string{"young": "10.0.0.0 Duplicate"}},
 		{name: "to a free one", do: []change{service("young", shares("k", 82))},
@@ -126,8 +127,9 @@ func TestContract11WhoWasFirst(t *testing.T) {
 		"old": `10.0.0.0 from pool p (shared by key "k" on 81/TCP; 10.0.0.0 after default/first)`}
 	says("an older one joins", joined)
 	service("old", asksPool(`nope (shared by key "k" on 80/TCP)`))(w)
-	says("asks for nonsense", map[string]string{"old": `asks for pool nope (shared by key "k" on 80/TCP), which does not ` +
-		`exist; keeps 10.0.0.0 (shared by key "k" on 81/TCP; 10.0.0.0 after default/first)`})
+	says(
+		"asks for nonsense", map[string]string{"old": `asks for pool nope (shared by key "k" on 80/TCP), which does not ` +
+			`exist; keeps 10.0.0.0 (shared by key "k" on 81/TCP; 10.0.0.0 after default/first)`})
 	service("old", asksPool(""))(w)
 	service("first", shares("k", 82))(w)
 	joined["first"] = `10.0.0.0 from pool p (shared by key "k" on 82/TCP)`

@@ -189,7 +189,8 @@ var stories = []story{
 			want:  map[string]string{"routed": "-", "a": "10.0.0.0 Assigned", "b": "10.0.0.1 Assigned"},
 			pools: map[string]string{"p": "Ready 2/2"}},
 		{name: "nor one that another holds, although the Service is older", do: []change{
-			service("older", created(1), routes("10.0.0.0")), service("first", kind(lb.ClusterIP), created(1), routes("10.0.0.1"))},
+			service("older", created(1), routes("10.0.0.0")),
+			service("first", kind(lb.ClusterIP), created(1), routes("10.0.0.1"))},
 			want:  map[string]string{"older": "10.0.0.2 Assigned", "first": "-"},
 			pools: map[string]string{"p": "Ready 3/1"}},
 		{name: "nor is it kept after the end", do: []change{service("late", kind(lb.ClusterIP), routes("10.0.0.3")),

@@ -3,6 +3,7 @@ package kube
 import (
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -91,5 +92,45 @@ func TestHeadlessAndDeletedServicesHaveNoVIPs(t *testing.T) {
 	o.Labels, o.DeletionTimestamp = nil, &metav1.Time{}
 	if got := vips(); got != [2]int{} {
 		t.Errorf("deleted: %d VIPs", got)
+	}
+}
+
+// TestTakeBack leaves of a Service what others wrote, and its addresses with the word on who
+// assigned them, unless they are to go too.
+func TestTakeBack(t *testing.T) {
+	for _, addresses := range []bool{false, true} {
+		o := testService()
+		o.Finalizers = []string{"theirs", lb.FinalizerCleanup}
+		o.Annotations = map[string]string{"example.com/theirs": "theirs", lb.AnnotationAnnouncements: "data",
+			lb.AnnotationAllocatedFrom: "p"}
+		status, get := newStatus(t, o)
+		var found []lb.Service
+		if err := status.EachService(t.Context(), func(s lb.Service) { found = append(found, s) }); err != nil {
+			t.Fatal(err)
+		}
+		if len(found) != 1 {
+			t.Fatalf("listed %d Services", len(found))
+		}
+		if err := status.TakeBack(t.Context(), found[0], true, addresses); err != nil {
+			t.Fatal(err)
+		}
+		want, ingress := map[string]string{"example.com/theirs": "theirs"}, 0
+		if !addresses {
+			want[lb.AnnotationAllocatedFrom], ingress = "p", len(o.Status.LoadBalancer.Ingress)
+		}
+		got, _ := get()
+		if diff := cmp.Diff(want, got.Annotations); diff != "" {
+			t.Errorf("annotations (-want +got):\n%s", diff)
+		}
+		for _, c := range got.Status.Conditions {
+			if strings.HasPrefix(c.Type, lb.DriverName) {
+				t.Errorf("left: %v", c)
+			}
+		}
+		if !slices.Equal(got.Finalizers, []string{"theirs"}) || len(got.Status.LoadBalancer.Ingress) != ingress ||
+			len(got.Status.Conditions) == 0 {
+			t.Errorf("finalizers %v, addresses %v, conditions %v", got.Finalizers, got.Status.LoadBalancer.Ingress,
+				got.Status.Conditions)
+		}
 	}
 }

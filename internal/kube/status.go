@@ -42,8 +42,8 @@ type Holding struct {
 	Mode lb.IPMode
 	// Condition is set on the Service; nil takes all of Landfall's conditions away.
 	Condition *lb.Condition
-	// Pool is written as lb.AnnotationAllocatedFrom along with other changes; "" leaves it. Without any
-	// address the annotation goes.
+	// Pool is written as lb.AnnotationAllocatedFrom along with other changes; "" leaves it. Without
+	// any address the annotation goes.
 	Pool string
 	// Finalizer says what to do with lb.FinalizerCleanup.
 	Finalizer FinalizerChange

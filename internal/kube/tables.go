@@ -19,7 +19,8 @@ import (
 const notHeadless = "!" + lb.LabelHeadless
 
 // Services watches the Services that match labelSelector (all if empty), as proxies read them:
-// without those that the label lb.LabelHeadless takes down, as kube-proxy does. changed is called for each that differs in more than its version.
+// without those that the label lb.LabelHeadless takes down, as kube-proxy does. changed is called
+// for each that differs in more than its version.
 func Services(c *Client, labelSelector string, changed func(lb.Key)) *Table[lb.Key, lb.Service] {
 	table := newTable(sameService, changed)
 	if labelSelector != "" {

@@ -385,10 +385,6 @@ const (
 	ConditionAnnounced = "landfall.dev/Announced"
 	// ConditionReady on a pool: the controller assigns its addresses.
 	ConditionReady = "Ready"
-	// ConditionOverlapping on a pool: it shares addresses with another pool.
-	ConditionOverlapping = "Overlapping"
-	// ConditionExhausted on a pool: no address of some family is free.
-	ConditionExhausted = "Exhausted"
 )
 
 // Annotations of a Service.

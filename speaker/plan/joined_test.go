@@ -52,12 +52,15 @@ func TestContract11AJoinerNarrowsNothing(t *testing.T) {
 		{name: "delivered", input: joined(joiner, delivery(joiner))},
 		{name: "delivered, but the first is not", input: both(first(unprogrammed), joined(joiner, delivery(joiner))),
 			want: lb.ReasonNotProgrammed},
-		{name: "delivered, and the first has no endpoints anywhere", input: both(first(empty), joined(joiner, delivery(joiner)))},
+		{name: "delivered, and the first has no endpoints anywhere",
+			input: both(first(empty), joined(joiner, delivery(joiner)))},
 		{name: "elsewhere, and the first has no endpoints anywhere",
 			input: both(first(empty), joined(joiner, delivery(joiner, local(0, 0, 2, 0)))), want: lb.ReasonNoLocalBackends,
 			told: lb.ReasonNoLocalBackends},
-		{name: "insists on a refusal", input: both(joined(joiner, delivery(joiner), func(h *Holder) { h.OnConflict = "refuse" }),
-			func(in *Input) { in.ConflictingHosts = []ConflictingHost{{}} })},
+		{
+			name: "insists on a refusal",
+			input: both(joined(joiner, delivery(joiner), func(h *Holder) { h.OnConflict = "refuse" }),
+				func(in *Input) { in.ConflictingHosts = []ConflictingHost{{}} })},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := facts(w178)
