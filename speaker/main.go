@@ -107,12 +107,12 @@ func (f *flags) add(set *pflag.FlagSet) {
 		"DaemonSet in --namespace that runs the speaker; a speaker that stops after this DaemonSet was deleted withdraws "+
 			"its BGP routes, instead of leaving them to a successor (default: always expect a successor)")
 	set.StringVar(&f.gossipKeyFile, "gossip-key-file", "",
-		"file with the key that encrypts gossip: 16, 24 or 32 bytes, raw or in base64; the same on all nodes (default: "+
-			"gossip is not encrypted)")
+		"file with the keys of gossip, one a line: 16, 24 or 32 bytes, raw or in base64; the first one encrypts, and all of "+
+			"them decrypt; read again when it changes (default: gossip is not encrypted)")
 }
 
 // check reads what the flags say.
-func (f *flags) check() (bind netip.Addr, key []byte, err error) {
+func (f *flags) check() (bind netip.Addr, keys [][]byte, err error) {
 	if err := cmp.Or(
 		ops.OneOf("gate", f.gate, "proxy", "none"), ops.NotNegative("hold", f.hold),
 		ops.NotNegative("restart-hold", f.restartHold), ops.NotNegative("bgp-convergence", f.options.convergence),
@@ -144,15 +144,9 @@ func (f *flags) check() (bind netip.Addr, key []byte, err error) {
 		}
 	}
 	if f.gossipKeyFile != "" {
-		content, err := os.ReadFile(f.gossipKeyFile)
-		if err != nil {
-			return bind, nil, fmt.Errorf("--gossip-key-file: %w", err)
-		}
-		if key, err = members.ParseKey(content); err != nil {
-			return bind, nil, fmt.Errorf("--gossip-key-file %s: %w", f.gossipKeyFile, err)
-		}
+		keys, _, err = readKeys(f.gossipKeyFile)
 	}
-	return bind, key, nil
+	return bind, keys, err
 }
 
 // watch has the speaker follow what it reads from the API server.
@@ -177,7 +171,7 @@ func (f *flags) watch(client *kube.Client, s *speaker) {
 }
 
 func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
-	bind, key, err := f.check()
+	bind, keys, err := f.check()
 	if err != nil {
 		return err
 	}
@@ -204,7 +198,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	alive := liveness.New(liveness.Options{Self: rt.NodeName, Hold: f.restartHold, Log: rt.Log,
 		Changed: s.changes.markAll})
 	talk := members.New(members.Options{
-		Self: rt.NodeName, Bind: bindAddress(bind, rt.NodeName, s.from.nodes), Port: int(f.bindPort), Key: key,
+		Self: rt.NodeName, Bind: bindAddress(bind, rt.NodeName, s.from.nodes), Port: int(f.bindPort), Keys: keys,
 		Born: time.Now(), Liveness: alive, Log: rt.Log, Changed: s.changes.markVIPs,
 	})
 	s.from.members, s.from.liveness = talk, alive
@@ -229,6 +223,9 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		"ARP and NDP": responder, "events": events, "status of Services": reporter, "plan": s.runner, "partitions": seen,
 		"BGP and BFD": outlived{sessions, watches}, "status of BGP objects": objects,
 	}
+	if keys != nil {
+		actors["gossip keys"] = newKeyFile(f.gossipKeyFile, talk.SetKeys, rt.Log)
+	}
 	if f.gate == "proxy" {
 		fed := gate.NewFeed(gate.Options{Dial: gate.DialUnix(f.feedSocket), Hold: f.hold, Log: rt.Log,
 			Changed: s.changes.markVIPs})
@@ -245,7 +242,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	rt.Ready("speaker", s.ready)
 
 	rt.Log.Info("starting", "version", ops.BuildVersion(), "node", rt.NodeName, "api", client.Host(), "gate", f.gate,
-		"encrypted", key != nil)
+		"encrypted", keys != nil)
 	var runs []func(context.Context) error
 	for name, a := range actors {
 		rt.Live(name, a.Busy)
