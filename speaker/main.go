@@ -149,25 +149,45 @@ func (f *flags) check() (bind netip.Addr, keys [][]byte, err error) {
 	return bind, keys, err
 }
 
-// watch has the speaker follow what it reads from the API server.
-func (f *flags) watch(client *kube.Client, s *speaker) {
+// watch has the speaker follow what it reads from the API server. The actor that it returns reads
+// the passwords of BGP sessions.
+func (f *flags) watch(client *kube.Client, s *speaker) actor.Runner {
 	s.from = sources{
 		services:       kube.LabelledServices(client, s.changes.markService),
 		nodes:          kube.Nodes(client, "", func(node string) { s.changes.markNode(node == s.self) }),
 		pools:          kube.Pools(client, func(string) { s.changes.markAll() }, nil),
 		advertisements: kube.L2Advertisements(client, func(string) { s.changes.markAll() }),
 	}
+	var peers *kube.Table[string, lb.Peer]
+	passwords := client.Passwords(f.namespace, func() map[string]bool { return secretsOf(peers.All(), f.namespace) },
+		s.changes.markRoutes)
+	peers = kube.BGPPeers(client, func(name string) {
+		passwords.Poke()
+		s.changes.markRoutes(name)
+	}, s.changes.markStatus)
 	s.from.routes = routeSources{
-		peers:          kube.BGPPeers(client, s.changes.markRoutes, s.changes.markStatus),
+		peers:          peers,
 		advertisements: kube.BGPAdvertisements(client, s.changes.markRoutes, s.changes.markStatus),
 		communities:    kube.Communities(client, s.changes.markRoutes),
 		profiles:       kube.BFDProfiles(client, s.changes.markRoutes),
-		passwords:      kube.Passwords(client, f.namespace, s.changes.markRoutes), namespace: f.namespace,
+		passwords:      passwords, namespace: f.namespace,
 	}
 	if f.daemonSet != "" {
 		s.from.daemonSet = kube.DaemonSet(client, f.namespace, f.daemonSet, func(string) { s.runner.Poke() })
 	}
 	client.OnSync(s.changes.markSynced)
+	return passwords
+}
+
+// secretsOf returns the names of the Secrets in a namespace in which peers have passwords.
+func secretsOf(peers map[string]lb.Peer, namespace string) map[string]bool {
+	names := map[string]bool{}
+	for _, p := range peers {
+		if ref := p.PasswordSecret; ref != nil && (ref.Namespace == "" || ref.Namespace == namespace) {
+			names[ref.Name] = true
+		}
+	}
+	return names
 }
 
 func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
@@ -184,9 +204,9 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	}
 	s := newSpeaker(rt.NodeName, f.options.class, rt.Log)
 	s.opts = f.options
-	f.watch(client, s)
+	passwords := f.watch(client, s)
 
-	around := newSurroundings(client, rt, f.namespace, s.from.nodes)
+	around := newSurroundings(client, rt, f.namespace)
 	var watcher *links.Watcher
 	watcher = links.New(links.Options{Namespace: netns.None(), Log: rt.Log, Changed: func() {
 		if interfaces, known := watcher.All(); known {
@@ -221,7 +241,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	actors := map[string]actor.Runner{
 		"gateways": around, "watches": client, "interfaces": watcher, "gossip": talk, "probes of speakers": alive,
 		"ARP and NDP": responder, "events": events, "status of Services": reporter, "plan": s.runner, "partitions": seen,
-		"BGP and BFD": outlived{sessions, watches}, "status of BGP objects": objects,
+		"BGP and BFD": outlived{sessions, watches}, "status of BGP objects": objects, "passwords": passwords,
 	}
 	if keys != nil {
 		actors["gossip keys"] = newKeyFile(f.gossipKeyFile, talk.SetKeys, rt.Log)
