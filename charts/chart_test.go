@@ -15,8 +15,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	yamlutil "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
 )
@@ -142,19 +144,20 @@ func TestDefaults(t *testing.T) {
 		}
 	}
 	want := []string{
-		"ClusterRole landfall-controller", "ClusterRole landfall-metrics-auth", "ClusterRole landfall-metrics-reader",
-		"ClusterRole landfall-proxy", "ClusterRole landfall-speaker", "ClusterRole landfall-view",
-		"ClusterRole landfall-view-peers",
+		"ClusterRole landfall-cleanup", "ClusterRole landfall-controller", "ClusterRole landfall-metrics-auth",
+		"ClusterRole landfall-metrics-reader", "ClusterRole landfall-proxy", "ClusterRole landfall-speaker",
+		"ClusterRole landfall-view", "ClusterRole landfall-view-peers", "ClusterRoleBinding landfall-cleanup",
 		"ClusterRoleBinding landfall-controller", "ClusterRoleBinding landfall-metrics-auth",
-		"ClusterRoleBinding landfall-proxy", "ClusterRoleBinding landfall-speaker",
-		"DaemonSet landfall-node", "Deployment landfall-controller", "PodDisruptionBudget landfall-controller",
+		"ClusterRoleBinding landfall-proxy", "ClusterRoleBinding landfall-speaker", "DaemonSet landfall-node",
+		"Deployment landfall-controller", "Job landfall-cleanup", "PodDisruptionBudget landfall-controller",
 		"Role landfall-controller", "Role landfall-speaker", "RoleBinding landfall-controller",
-		"RoleBinding landfall-speaker", "Secret landfall-gossip",
+		"RoleBinding landfall-speaker", "Secret landfall-gossip", "ServiceAccount landfall-cleanup",
 		"ServiceAccount landfall-controller", "ServiceAccount landfall-node",
 		"ValidatingAdmissionPolicy landfall-node-gateways", "ValidatingAdmissionPolicy landfall-node-leases",
 		"ValidatingAdmissionPolicy landfall-node-peers", "ValidatingAdmissionPolicy landfall-node-services",
-		"ValidatingAdmissionPolicyBinding landfall-node-gateways", "ValidatingAdmissionPolicyBinding landfall-node-leases",
-		"ValidatingAdmissionPolicyBinding landfall-node-peers", "ValidatingAdmissionPolicyBinding landfall-node-services",
+		"ValidatingAdmissionPolicyBinding landfall-node-gateways",
+		"ValidatingAdmissionPolicyBinding landfall-node-leases", "ValidatingAdmissionPolicyBinding landfall-node-peers",
+		"ValidatingAdmissionPolicyBinding landfall-node-services",
 	}
 	if diff := cmp.Diff(want, others); diff != "" {
 		t.Errorf("objects (-want +got):\n%s", diff)
@@ -259,8 +262,8 @@ func TestRights(t *testing.T) {
 		"metrics-auth": {"subjectaccessreviews:create", "tokenreviews:create"},
 		"controller": {"events:create,patch", "ipaddresspools/status:update", "ipaddresspools:get,list,watch",
 			"namespaces:list,watch", "nodes:list,watch", "services/status:patch", "services:list,watch"},
-		"proxy": {"endpointslices:list,watch", "events:create,patch", "nodes:list,watch", "servicecidrs:list,watch",
-			"services:list,watch"},
+		"proxy": {"endpointslices:list,watch", "events:create,patch", "ipaddresspools:list,watch", "nodes:list,watch",
+			"servicecidrs:list,watch", "services:list,watch"},
 	} {
 		if diff := cmp.Diff(
 			want, rights(as[rbacv1.ClusterRole](t, objects, "ClusterRole landfall-"+role).Rules)); diff != "" {
@@ -308,6 +311,38 @@ func TestRights(t *testing.T) {
 	lease := rights(as[rbacv1.Role](t, objects, "Role landfall-controller").Rules)
 	if diff := cmp.Diff([]string{"configmaps:list,watch,patch", "leases:create", "leases:get,update"}, lease); diff != "" {
 		t.Errorf("the controller in its namespace (-want +got):\n%s", diff)
+	}
+}
+
+// TestCleanupHook runs after the release is deleted, with an account of its own that goes with it.
+func TestCleanupHook(t *testing.T) {
+	objects := render(t, `loadBalancerClass="example.com/x"`, "cleanup.clearAddresses=true",
+		`kubernetesServiceHost="10.0.0.1"`)
+	for _, kind := range []string{"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Job"} {
+		meta := as[struct {
+			metav1.TypeMeta
+			metav1.ObjectMeta `json:"metadata"`
+			Spec, Rules       any
+			RoleRef, Subjects any
+		}](t, objects, kind+" landfall-cleanup")
+		if meta.Annotations["helm.sh/hook"] != "post-delete" ||
+			meta.Annotations["helm.sh/hook-delete-policy"] != "before-hook-creation,hook-succeeded" {
+			t.Errorf("%s: annotations %v", kind, meta.Annotations)
+		}
+	}
+	role := as[rbacv1.ClusterRole](t, objects, "ClusterRole landfall-cleanup")
+	if diff := cmp.Diff([]string{"services/status:patch", "services:list"}, rights(role.Rules)); diff != "" {
+		t.Errorf("rights (-want +got):\n%s", diff)
+	}
+	job := as[batchv1.Job](t, objects, "Job landfall-cleanup").Spec
+	c := container(t, job.Template.Spec, "cleanup")
+	if want := []string{"cleanup", "--log-level=info", "--load-balancer-class=example.com/x",
+		"--clear-addresses=true"}; !slices.Equal(c.Args, want) || c.Command[0] != "landfall-controller" {
+		t.Errorf("%v %v, want %v", c.Command, c.Args, want)
+	}
+	if len(c.Env) != 2 || job.ActiveDeadlineSeconds == nil || *job.ActiveDeadlineSeconds >= 300 ||
+		job.Template.Spec.ServiceAccountName != "landfall-cleanup" || !*job.Template.Spec.SecurityContext.RunAsNonRoot {
+		t.Errorf("the Job: %+v", job)
 	}
 }
 
@@ -417,7 +452,11 @@ func TestOptionalParts(t *testing.T) {
 		{[]string{"proxy.enabled=false"}, []string{"DaemonSet landfall-node"}, []string{"ClusterRole landfall-proxy"}},
 		{[]string{"proxy.enabled=false", "speaker.enabled=false"}, []string{"Deployment landfall-controller"},
 			[]string{"DaemonSet landfall-node", "ServiceAccount landfall-node"}},
-		{[]string{"rbac.create=false"}, nil, []string{"ServiceAccount landfall-node", "ClusterRole landfall-view",
+		{nil, []string{"Job landfall-cleanup", "ClusterRole landfall-cleanup"}, nil},
+		{[]string{"cleanup.enabled=false"}, nil, []string{"Job landfall-cleanup", "ClusterRole landfall-cleanup",
+			"ServiceAccount landfall-cleanup", "ClusterRoleBinding landfall-cleanup"}},
+		{[]string{"rbac.create=false"}, nil, []string{"Job landfall-cleanup", "ServiceAccount landfall-node",
+			"ClusterRole landfall-view",
 			"Role landfall-controller"}},
 		{[]string{"nodePolicies.enabled=false"}, nil, []string{"ValidatingAdmissionPolicy landfall-node-services",
 			"ValidatingAdmissionPolicyBinding landfall-node-services"}},

@@ -66,6 +66,8 @@ type deps struct {
 	parallel int
 	// identity differs from that of all other controllers.
 	identity string
+	// allocatedFrom has the pool of a Service written where MetalLB's users look for it.
+	allocatedFrom bool
 }
 
 // controller gives addresses to Services while it leads.
@@ -96,7 +98,10 @@ type controller struct {
 	terms      int
 	gone       []string      // nodes that are gone, of whose networks something is still told
 	tidying    loop.Failures // of removing that
-	counted    time.Time     // when counts of pools were last written
+	replaces   replaces
+	// withdrawals are the Services that are to lose their finalizer once nobody announces them.
+	withdrawals withdrawals
+	counted     time.Time // when counts of pools were last written
 }
 
 // write is a write of ours to a Service's status.
@@ -169,6 +174,7 @@ func (c *controller) begin() {
 	c.remember(map[lb.Key]bool{})
 	c.book, c.known, c.again = plan.NewBook(c.config, 0), false, map[lb.Key]bool{}
 	c.writes, c.poolWrites, c.counted = map[lb.Key]write{}, map[string]poolWrite{}, time.Time{}
+	c.replaces, c.withdrawals = replaces{}, withdrawals{}
 	c.terms++
 	c.registries, c.writer = map[string]*registry{}, fmt.Sprintf("%s/%d", c.identity, c.terms)
 }
@@ -207,6 +213,12 @@ func (c *controller) step(ctx context.Context) (again time.Duration, err error) 
 	}
 	if len(c.again) > 0 {
 		again = time.Millisecond
+	}
+	retry := func(key lb.Key) { c.again[key] = true }
+	for _, next := range []time.Duration{c.replaces.due(c.now(), retry), c.withdrawals.due(c.now(), retry)} {
+		if next > 0 {
+			again = soonest(again, next)
+		}
 	}
 	if next := c.book.Next(); !next.IsZero() {
 		again = soonest(again, max(next.Sub(c.now()), time.Millisecond))
@@ -254,6 +266,8 @@ func (c *controller) tell(pools map[string]lb.Pool, now time.Time) {
 			c.book.Set(s, w.Pending, now)
 		} else {
 			c.book.Delete(key, now)
+			delete(c.replaces, key)
+			delete(c.withdrawals, key)
 		}
 	}
 }

@@ -85,6 +85,13 @@ var documented = map[string]map[string]string{
 	"iptables": {
 		"16 no endpoints, node to vip":      cases.Silence,
 		"16 no endpoints, node to external": cases.Silence,
+		// As the API server has ServiceCIDRs.
+		"18 UDP to a TCP port of a ClusterIP":                   cases.Silence,
+		"19 undefined port of a ClusterIP":                      cases.Silence,
+		"19 undefined port of a ClusterIP, outside":             cases.Silence,
+		"19 undefined port of a ClusterIP, node":                cases.Silence,
+		"19 Service networks, undefined port of a ClusterIP":    cases.Silence,
+		"19 Service networks, UDP to a TCP port of a ClusterIP": cases.Silence,
 	},
 	"nftables": {
 		"INVALID from a pod": cases.Passed,

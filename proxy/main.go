@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -25,6 +26,7 @@ import (
 	"github.com/landfall-lb/landfall/proxy/conntrack"
 	"github.com/landfall-lb/landfall/proxy/feed"
 	"github.com/landfall-lb/landfall/proxy/health"
+	"github.com/landfall-lb/landfall/proxy/iptables"
 	"github.com/landfall-lb/landfall/proxy/plan"
 	"github.com/landfall-lb/landfall/proxy/rescue"
 )
@@ -60,7 +62,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		debug.SetGCPercent(gcPercent)
 	}
 	if f.cleanup || slices.Equal(rt.Args, []string{"cleanup"}) {
-		if err := cleanup(ctx); err != nil {
+		if err := cleanup(ctx, kernelParameters{f.procSysNet, rt.Log}); err != nil {
 			return fmt.Errorf("clean up: %w", err)
 		}
 		rt.Log.Info("removed all of Landfall's rules from this node")
@@ -81,7 +83,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	defer kernel.close()
 	parameters := kernelParameters{f.procSysNet, rt.Log}
 	parameters.conntrack(cores(), f.liberal)
-	set.prepareKernel(parameters, kernel.mode)
+	set.prepareKernel(ctx, parameters, kernel)
 	if kernel.mode == modeIptables && set.scheduler != plan.Random {
 		rt.Log.Warn("iptables mode spreads connections at random; other schedulers need --mode=nftables", "scheduler",
 			set.scheduler)
@@ -101,12 +103,13 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	p.mode = kernel.mode
 	metrics := newMetrics(rt.Metrics)
 	events := client.Events(name, rt.NodeName)
-	watcher := links.New(links.Options{Namespace: netns.None(), Log: rt.Log, Changed: p.runner.Poke})
+	watcher := watchLinks(rt.Log, ifAddressesChange(p.runner.Poke))
 	services := kube.Services(client, f.serviceSelector(), metrics.counting(metrics.services, p.mark))
 	p.from = sources{
 		services: services, slices: kube.Slices(client, metrics.counting(metrics.endpoints, p.mark)),
 		nodes:      kube.Nodes(client, rt.NodeName, func(string) { p.runner.Poke() }),
 		interfaces: watcher.All, networks: kube.ServiceNetworks(client, func(string) { p.runner.Poke() }),
+		pools: kube.PoolRanges(client, func(string) { p.runner.Poke() }),
 	}
 	client.OnSync(p.runner.Poke)
 	rules := kernel.writer(rt.Log, p.runner.Poke, metrics)
@@ -158,25 +161,33 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		select {
 		case <-ctx.Done():
 		case <-p.settled:
-			kernel.leaveOther(ctx, rt.Log)
+			kernel.leaveOther(ctx, rt.Log, parameters)
 		}
 		return nil
 	})
 	return group.Wait()
 }
 
+// watchLinks watches the node's interfaces.
+func watchLinks(log *slog.Logger, changed func([]lb.Interface)) (watcher *links.Watcher) {
+	watcher = links.New(links.Options{Namespace: netns.None(), Log: log, Changed: func() {
+		interfaces, _ := watcher.All()
+		changed(interfaces)
+	}})
+	return watcher
+}
+
 // prepareKernel switches on what node ports at 127.0.0.1 need, and looks whether conntrack finds
 // packets invalid.
-func (s *settings) prepareKernel(parameters kernelParameters, mode string) {
-	if mode == modeNftables {
+func (s *settings) prepareKernel(ctx context.Context, parameters kernelParameters, k kernel) {
+	if commands, ok := k.commands[lb.IPv4]; ok && k.mode == modeIptables {
+		s.prepareLocalnet(ctx, parameters, iptables.Localnet{Kernel: commands})
+	} else {
 		// As with kube-proxy: what keeps packets from outside away from 127.0.0.0/8 would need rules
 		// ahead of everybody's.
-		s.loopbackNodePorts, s.allAddresses = false, true
-	}
-	if s.loopbackNodePorts && !parameters.switchOn(routeLocalnet) {
 		s.loopbackNodePorts = false
-		parameters.log.Warn("node ports are not reachable at 127.0.0.1")
 	}
+	s.allAddresses = k.mode == modeNftables
 	s.dropInvalid = !parameters.on(parameterLiberal)
 	if names := parameters.redirecting(); len(names) > 0 {
 		parameters.log.Warn(

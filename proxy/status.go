@@ -123,7 +123,7 @@ func (p *proxy) copies(keys []lb.Key) []record {
 
 func (r *record) status() serviceStatus {
 	st := serviceStatus{
-		Service: r.planned.Key.String(), State: r.state(), Advice: r.advice, Ports: []portStatus{},
+		Service: r.planned.Key.String(), State: r.state(), Advice: adviceText(r.advice), Ports: []portStatus{},
 		HealthPort: r.planned.HealthPort,
 		LocalReady: plan.Health(r.planned, r.applied),
 	}

@@ -5,7 +5,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -28,7 +27,9 @@ import (
 	"github.com/landfall-lb/landfall/speaker/l2"
 	"github.com/landfall-lb/landfall/speaker/liveness"
 	"github.com/landfall-lb/landfall/speaker/members"
+	"github.com/landfall-lb/landfall/speaker/partition"
 	"github.com/landfall-lb/landfall/speaker/plan"
+	"github.com/landfall-lb/landfall/speaker/pulse"
 	"github.com/landfall-lb/landfall/speaker/report"
 	"github.com/landfall-lb/landfall/speaker/witness"
 )
@@ -64,6 +65,8 @@ type flags struct {
 	gate, feedSocket, bindAddress, gossipKeyFile string
 	namespace, daemonSet, onConflict, bgpListen  string
 	bindPort                                     uint16
+	gossipProfile                                string
+	probeInterval, probeTimeout                  time.Duration
 	hold, restartHold, announceEvery             time.Duration
 	options                                      options
 }
@@ -88,6 +91,9 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.DurationVar(&f.restartHold, "restart-hold", 5*time.Second,
 		"how long addresses stay reserved for a node whose speaker crashed while the node itself still answers; 0 lets "+
 			"another node take over at once")
+	set.DurationVar(&f.options.returnHold, "return-hold", partition.ReturnHold,
+		"how long a node that may have been cut off, or has just started, waits to hear another speaker before it announces "+
+			"an address that it did not own; four times as long if it does not reach the API server either; 0 does not wait")
 	set.StringSliceVar(&f.options.exclude, "exclude-interfaces", strings.Split(excluded, ","),
 		"shell patterns of interfaces that answer ARP and NDP only if an L2Advertisement names them")
 	set.StringVar(&f.onConflict, "on-address-conflict", string(plan.RefuseOnConflict),
@@ -106,6 +112,14 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.StringVar(&f.daemonSet, "daemonset", "",
 		"DaemonSet in --namespace that runs the speaker; a speaker that stops after this DaemonSet was deleted withdraws "+
 			"its BGP routes, instead of leaving them to a successor (default: always expect a successor)")
+	set.StringVar(&f.gossipProfile, "gossip-profile", "lan",
+		"how fast speakers find a node that has died, and how slow the network between them may be: lan or wan (up to "+
+			"200 ms); the same on all nodes")
+	set.DurationVar(&f.probeInterval, "probe-interval", 0,
+		"time between two probes by one speaker, each of another; a crash is noticed after about five of them (default: "+
+			"that of --gossip-profile, 100ms or 500ms)")
+	set.DurationVar(&f.probeTimeout, "probe-timeout", 0,
+		"how long a speaker waits for the answer to a probe (default: that of --gossip-profile, 50ms or 300ms)")
 	set.StringVar(&f.gossipKeyFile, "gossip-key-file", "",
 		"file with the keys of gossip, one a line: 16, 24 or 32 bytes, raw or in base64; the first one encrypts, and all of "+
 			"them decrypt; read again when it changes (default: gossip is not encrypted)")
@@ -118,6 +132,9 @@ func (f *flags) check() (bind netip.Addr, keys [][]byte, err error) {
 		ops.NotNegative("restart-hold", f.restartHold), ops.NotNegative("bgp-convergence", f.options.convergence),
 	); err != nil {
 		return bind, nil, err
+	}
+	if f.options.returnHold < 0 {
+		return bind, nil, ops.Usagef("--return-hold: %s is negative", f.options.returnHold)
 	}
 	if f.options.onConflict, err = plan.ParseOnConflict(f.onConflict); err != nil {
 		return bind, nil, ops.Usagef("--on-address-conflict: %w", err)
@@ -195,6 +212,10 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	if err != nil {
 		return err
 	}
+	profile, err := members.ParseProfile(f.gossipProfile, f.probeInterval, f.probeTimeout)
+	if err != nil {
+		return ops.Usagef("%w", err)
+	}
 	if err := prefer(); err != nil {
 		rt.Log.Info("the speaker runs at normal priority; without CPU time it looks dead to the other speakers", "error", err)
 	}
@@ -215,15 +236,18 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		s.changes.markLinks()
 	}})
 	s.from.interfaces = watcher.All
+	beat := pulse.New(profile.Unnoticed(), s.changes.markAll)
+	s.from.wakes = beat.Wakes
 	alive := liveness.New(liveness.Options{Self: rt.NodeName, Hold: f.restartHold, Log: rt.Log,
-		Changed: s.changes.markAll})
+		Changed: s.changes.markAll, Probe: liveness.AnswersWithin(profile.ProbeTimeout)})
 	talk := members.New(members.Options{
 		Self: rt.NodeName, Bind: bindAddress(bind, rt.NodeName, s.from.nodes), Port: int(f.bindPort), Keys: keys,
-		Born: time.Now(), Liveness: alive, Log: rt.Log, Changed: s.changes.markVIPs,
+		Born: time.Now(), Profile: profile, Alone: f.options.returnHold, Liveness: alive, Log: rt.Log,
+		Changed: s.changes.markVIPs,
 	})
 	s.from.members, s.from.liveness = talk, alive
 	responder := l2.New(l2.Options{Log: rt.Log, Repeat: f.announceEvery, Stats: newPackets(rt.Metrics),
-		Changed: s.runner.Poke})
+		Changed: s.runner.Poke, Wakes: func() uint64 { wakes, _ := beat.Wakes(); return wakes }})
 	events := client.Events(name, rt.NodeName)
 	reporter := newReporter(client, s, events)
 	reporter.Begin(nil) // nothing is reported before the first update
@@ -241,7 +265,8 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	actors := map[string]actor.Runner{
 		"gateways": around, "watches": client, "interfaces": watcher, "gossip": talk, "probes of speakers": alive,
 		"ARP and NDP": responder, "events": events, "status of Services": reporter, "plan": s.runner, "partitions": seen,
-		"BGP and BFD": outlived{sessions, watches}, "status of BGP objects": objects, "passwords": passwords,
+		"pulse": beat, "passwords": passwords,
+		"BGP and BFD": outlived{sessions, watches}, "status of BGP objects": objects,
 	}
 	if keys != nil {
 		actors["gossip keys"] = newKeyFile(f.gossipKeyFile, talk.SetKeys, rt.Log)
@@ -369,7 +394,7 @@ func (s *speaker) ready() error {
 	case waiting != "":
 		return fmt.Errorf("waiting for %s", waiting)
 	case !s.from.members.Joined():
-		return errors.New("has not met the other speakers yet")
+		return fmt.Errorf("has not met the other speakers yet%s", s.from.members.Trouble())
 	case s.from.feed != nil && s.from.feed.Reason() != "":
 		return fmt.Errorf("waiting for the proxy: %s", s.from.feed.Reason())
 	}

@@ -317,6 +317,8 @@ func TestNothingIsSetWithoutAChange(t *testing.T) {
 		r.service(nginx, vip1)
 		n := r.nodes[w177]
 		n.routers.told()
+		time.Sleep(2 * routes.Settle) // BFD begins
+		synctest.Wait()
 		sets, watches := n.routers.sets, n.bfd.sets
 		for range 10 {
 			n.changes.markAll()
@@ -343,6 +345,7 @@ func TestBFDTakesThePeerDown(t *testing.T) {
 		}
 		r.api.profiles.Set("fast", lb.BFDProfile{Name: "fast", Receive: 50 * time.Millisecond,
 			Transmit: 60 * time.Millisecond, Multiplier: 3, Passive: true, MinimumTTL: 200})
+		time.Sleep(2 * routes.Settle)
 		synctest.Wait()
 		key := bfd.Key{Peer: tor1}
 		want := bfd.Profile{ReceiveInterval: 50 * time.Millisecond, TransmitInterval: 60 * time.Millisecond,
@@ -510,6 +513,8 @@ func TestBGPStatusAndMetrics(t *testing.T) {
 		r.service(nginx, vip1)
 		n := r.nodes[w177]
 		n.routers.told()
+		time.Sleep(2 * routes.Settle)
+		synctest.Wait()
 		n.bfd.change(bfd.Key{Peer: tor1}, func(o *bfd.Outcome) { o.State, o.DetectionTime = bfd.Up, 150*time.Millisecond })
 		got := n.whole(t)
 		if len(got.BGP.Peers) != 1 || got.BGP.Peers[0].BFD.State != "Up" || got.BGP.Peers[0].BFD.DetectionTime != "150ms" ||

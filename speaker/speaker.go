@@ -42,6 +42,7 @@ type options struct {
 	cordonDrains bool
 	convergence  time.Duration // that routers get to choose other routes before a planned withdrawal
 	onConflict   plan.OnConflict
+	returnHold   time.Duration // that a node which may have been cut off waits for the others
 }
 
 // phase is where in its life the speaker is.
@@ -51,6 +52,7 @@ type phase struct {
 	stopping  bool
 	// restarting is set, while the speaker stops, when a successor is expected on this node.
 	restarting bool
+	wakes      uint64 // how often the process has woken up, as of the last step
 }
 
 // rooms are the sub-states of the loop. Each decides from values, and knows neither the loop nor

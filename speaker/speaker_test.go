@@ -99,8 +99,8 @@ func TestContract6HandoverIsBounded(t *testing.T) {
 		}
 
 		// Without anybody to hand over to there is nothing to wait for.
-		r.crash(order[0])
-		r.crash(order[1])
+		r.die(order[0])
+		r.die(order[1])
 		r.wantAnswers("the last one", vip1, order[2])
 		started = time.Now()
 		r.stop(order[2])

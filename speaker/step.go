@@ -46,14 +46,15 @@ func (s *speaker) step(now time.Time) (again time.Duration) {
 	}
 
 	without := s.hold(dirty)
-	then(s.divide(now, dirty.vips))
+	divided, wait := s.divide(now, dirty.vips)
+	then(wait)
 	facts := s.facts()
 	services := s.lookup()
 	then(s.route(now, facts, dirty, services))
 	decided, changed, wait := s.own(now, facts, dirty.vips, services)
 	then(wait)
 	s.handOff(now, dirty.nodes, decided) // before it is acted upon: the proxy has to know where a VIP comes from
-	s.act(facts, decided, dirty.all || changed, first)
+	s.act(facts, decided, dirty.all || divided || changed, first)
 	s.tell(facts, without, decided)
 	return again
 }
@@ -114,11 +115,23 @@ func (s *speaker) hold(dirty dirt) (without []lb.Key) {
 }
 
 // divide takes in which speakers are there, and adds all VIPs to dirty if that changes what is
-// decided of them.
-func (s *speaker) divide(now time.Time, dirty map[netip.Addr]bool) (again time.Duration) {
-	f := partition.Facts{Self: s.self, Speakers: s.from.liveness.Speakers()}
+// decided of them, which it reports.
+func (s *speaker) divide(now time.Time, dirty map[netip.Addr]bool) (changed bool, again time.Duration) {
+	interfaces, _ := s.from.interfaces()
+	speakers := s.from.liveness.Speakers()
+	f := partition.Facts{Self: s.self, Speakers: speakers,
+		Others:  len(speakers.Live)+len(speakers.Missing) > 1 || len(s.from.nodes.All()) > 1,
+		Carrier: plan.Carriers(s.opts.exclude, s.from.advertisements.All(), interfaces)}
 	f.Said, f.Heard = s.to.witness.Outcome()
+	f.Contact.Asked, f.Contact.Took = s.to.witness.Contact()
+	f.Contact.Met, f.ReturnHold = s.from.members.Met(), s.opts.returnHold
+	s.phase.wakes, f.Woke = s.from.wakes()
+	was := s.rooms.partition.Estranged()
 	news, changed, again := s.rooms.partition.Step(now, f)
+	if is := s.rooms.partition.Estranged(); is != was {
+		logEstranged(s.log, is, f)
+	}
+	s.from.members.Seek(s.rooms.partition.Estranged())
 	if news {
 		said, heard := s.rooms.partition.Heard()
 		s.log.Info("the other side of a partition reports over the API server", "heard", heard, "from",
@@ -129,7 +142,7 @@ func (s *speaker) divide(now time.Time, dirty map[netip.Addr]bool) (again time.D
 			dirty[vip] = true
 		}
 	}
-	return again
+	return changed, again
 }
 
 // facts are what this node knows that concerns all VIPs alike.
@@ -139,7 +152,9 @@ func (s *speaker) facts() plan.Facts {
 	f := plan.Facts{
 		Self: s.self, Joined: s.from.members.Joined(), Stopping: s.phase.stopping, Pools: s.from.pools.All(),
 		Advertisements: s.from.advertisements.All(), Interfaces: interfaces, Live: speakers.Live,
-		Missing: speakers.Missing, Parted: s.rooms.partition.Parted(), Exclude: s.opts.exclude,
+		Missing: speakers.Missing, Parted: s.rooms.partition.Parted(), Estranged: s.rooms.partition.Estranged(),
+		Trusted:      s.rooms.partition.Trusted(),
+		Exclude:      s.opts.exclude,
 		CordonDrains: s.opts.cordonDrains, OnConflict: s.opts.onConflict,
 	}
 	if node, ok := s.from.nodes.Get(s.self); ok {
@@ -160,10 +175,13 @@ func (s *speaker) lookup() func(vip netip.Addr) []plan.Holder {
 			return holders
 		}
 		var holders []plan.Holder
-		for _, key := range s.rooms.holders.Of(vip) {
+		keys := s.rooms.holders.Of(vip)
+		holds := func(key lb.Key) bool { return slices.Contains(keys, key) }
+		for _, key := range keys {
 			service, _ := s.from.services.Get(key)
 			holders = append(holders, plan.Holder{Service: key, Labels: labels.Set(service.Labels),
-				Delivery: s.delivery(service, key, vip), OnConflict: service.OnConflict})
+				Delivery: s.delivery(service, key, vip), OnConflict: service.OnConflict,
+				Joined: len(keys) > 1 && service.Joined(vip, holds)})
 		}
 		found[vip] = holders
 		return holders
@@ -178,8 +196,8 @@ func (s *speaker) delivery(service lb.Service, key lb.Key, vip netip.Addr) *lb.D
 	case service.Key != key: // it is gone
 		return nil
 	}
-	slices, _ := s.from.slices.Get(key)
-	d := gate.Endpoints(service, vip, slices, s.self)
+	endpoints, _ := s.from.slices.Get(key)
+	d := gate.Endpoints(service, vip, endpoints, s.self)
 	return &d
 }
 
@@ -293,7 +311,7 @@ func (s *speaker) act(facts plan.Facts, decided map[netip.Addr]ownership.Decided
 	if work {
 		answers, probes := s.rooms.ownership.Desired()
 		desired := l2.Desired{Interfaces: facts.Interfaces, Answers: make(map[netip.Addr]l2.Answer, len(answers)),
-			Probes: maps.Clone(probes), Ours: s.from.members.MACs()}
+			Probes: maps.Clone(probes), Ours: s.from.members.MACs(), Mute: s.rooms.partition.Mute(), Wakes: s.phase.wakes}
 		for vip, answer := range answers {
 			desired.Answers[vip] = l2.Answer(answer)
 		}

@@ -32,13 +32,20 @@ func (b *Book) decide(e *entry) Decision {
 			}
 		}
 		e.taken = union(e.taken, found)
+		e.assigned = union(e.assigned, found)
 	}
+	foreign := b.replacedForeign(e, e.held, kept)
 	e.held = kept
 	duplicate := b.duplicate(e, kept)
-	condition := b.condition(kept, duplicate, note, refusal)
+	condition := b.condition(e, duplicate, note, refusal)
 	b.count(e, condition.Reason)
 	b.wait(e, w.asks(), !condition.Status || note != "")
-	return Decision{Addresses: kept, Mode: w.mode, Condition: &condition}
+	d := Decision{Addresses: kept, Mode: w.mode, Condition: &condition, Replaced: foreign}
+	d.Protect, d.Release = b.protects(e)
+	if len(kept) > 0 {
+		d.Pool = b.Pool(kept[0])
+	}
+	return d
 }
 
 // needs adds to needs what e lacks of what it wants, family by family.
@@ -52,6 +59,9 @@ func (b *Book) needs(needs []need, e *entry, w want, held []netip.Addr) []need {
 // satisfies reports whether e, which does not ask for another address by name, is to stay with the
 // one that it holds.
 func (b *Book) satisfies(e *entry, w want, addr netip.Addr) bool {
+	if b.foreign(e, addr) {
+		return false
+	}
 	in := b.pools.of(addr)
 	if (in == nil || b.pools.never.theirs[addr] != "") && (w.move || b.config.MoveOutside && e.Request.WhenOutside == "") {
 		return false

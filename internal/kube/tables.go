@@ -15,12 +15,19 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// Services watches the Services that match labelSelector (all if empty), as proxies read them.
-// changed is called for each that differs in more than its version.
+// notHeadless selects what the label lb.LabelHeadless does not take down.
+const notHeadless = "!" + lb.LabelHeadless
+
+// Services watches the Services that match labelSelector (all if empty), as proxies read them:
+// without those that the label lb.LabelHeadless takes down, as kube-proxy does. changed is called
+// for each that differs in more than its version.
 func Services(c *Client, labelSelector string, changed func(lb.Key)) *Table[lb.Key, lb.Service] {
 	table := newTable(sameService, changed)
+	if labelSelector != "" {
+		labelSelector += ","
+	}
 	c.register(resource{client: c.coreREST.CoreV1REST(), name: "services", example: &corev1.Service{},
-		labelSelector: labelSelector},
+		labelSelector: labelSelector + notHeadless},
 		objects[lb.Key, lb.Service, *corev1.Service]{table, convertForwardedService})
 	return table
 }
@@ -105,6 +112,18 @@ func poolSpec(p lb.Pool) lb.Pool {
 	return p
 }
 
+// PoolRanges watches the addresses of the IPAddressPools, by pool. Where the API server does not
+// have the resource, or we may not see it, the table is empty.
+func PoolRanges(c *Client, changed func(name string)) *Table[string, []lb.Range] {
+	table := newTable[string, []lb.Range](nil, changed)
+	c.register(resource{client: c.landfall, name: "ipaddresspools", example: &v1beta1.IPAddressPool{}, optional: true},
+		objects[string, []lb.Range, *v1beta1.IPAddressPool]{table, func(o *v1beta1.IPAddressPool) (string, []lb.Range) {
+			name, pool := convertPool(o)
+			return name, pool.Ranges
+		}})
+	return table
+}
+
 // L2Advertisements watches the L2Advertisements.
 func L2Advertisements(c *Client, changed func(name string)) *Table[string, lb.L2Advertisement] {
 	table := newTable[string, lb.L2Advertisement](nil, changed)
@@ -119,7 +138,7 @@ func Slices(c *Client, changed func(service lb.Key)) *Table[lb.Key, []lb.Slice] 
 	table := newTable[lb.Key, []lb.Slice](nil, changed)
 	c.register(resource{
 		client: c.coreREST.DiscoveryV1REST(), name: "endpointslices", example: &discoveryv1.EndpointSlice{},
-		labelSelector: "!service.kubernetes.io/headless," + discoveryv1.LabelServiceName,
+		labelSelector: notHeadless + "," + discoveryv1.LabelServiceName,
 	}, &sliceStore{table: table, owner: map[lb.Key]lb.Key{}})
 	return table
 }

@@ -34,11 +34,16 @@ type Options struct {
 	// decrypt. Without keys gossip is not encrypted. See SetKeys.
 	Keys [][]byte
 	// Born tells this process from earlier ones on the node: the time of its start.
-	Born     time.Time
+	Born    time.Time
+	Profile Profile // the zero value stands for LAN
+	// Alone is how long a node calls the others, if they do not answer at all, before it takes itself
+	// for the only one.
+	Alone    time.Duration
 	Liveness Liveness
 	Log      *slog.Logger
 	// Changed is called with the VIPs of which another node says something else now; nil means that
-	// Joined changed. It must not block, and may be called from any goroutine.
+	// Joined changed, and an empty list that Met did while it was sought. It must not block, and may
+	// be called from any goroutine.
 	Changed func(vips []netip.Addr)
 	// transport and pace replace the network and usualPace in tests.
 	transport memberlist.Transport
@@ -81,7 +86,10 @@ type Members struct {
 	joined   bool
 	macs     map[string][]string // of the other nodes, by name, also of those that have gone
 	ownMACs  []string
-	alone    time.Time // when this node may believe that it is alone; set by the first calls
+	seeks    bool      // another speaker has to be heard
+	lastMet  time.Time // see Met
+	calling  time.Time // when the first round of calls began
+	trouble  string    // why others cannot be joined
 	bind     netip.Addr
 	ml       *memberlist.Memberlist // nil before and after Run
 	stopped  bool
@@ -93,6 +101,10 @@ var _ actor.Updater[netip.Addr, *plan.Claim] = (*Members)(nil)
 func New(opts Options) *Members {
 	if opts.pace == (pace{}) {
 		opts.pace = usualPace
+		opts.pace.silent = max(opts.Alone, opts.pace.alone)
+	}
+	if opts.Profile == (Profile{}) {
+		opts.Profile = LAN
 	}
 	m := &Members{
 		opts: opts, keys: newKeyring(opts.Keys),

@@ -67,9 +67,9 @@ func poolsOf(pools map[string]lb.Pool, vip netip.Addr) []lb.Pool {
 }
 
 // selectsService reports whether the advertisement is for a Service that holds the VIP; one of
-// several that share it is enough.
+// several that share it is enough, but not one of another namespace that joined.
 func selectsService(ad lb.L2Advertisement, holders []Holder) bool {
-	return len(ad.ServiceSelectors) == 0 || slices.ContainsFunc(holders, func(h Holder) bool {
+	return len(ad.ServiceSelectors) == 0 || slices.ContainsFunc(tenants(holders), func(h Holder) bool {
 		return slices.ContainsFunc(ad.ServiceSelectors, func(s labels.Selector) bool { return s.Matches(h.Labels) })
 	})
 }

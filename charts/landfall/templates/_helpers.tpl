@@ -114,3 +114,9 @@ helm installs or upgrades. */}}
 {{- define "landfall.gossipSecret" -}}
 {{- .Values.speaker.gossip.existingSecret | default (printf "%s-gossip" (include "landfall.fullname" .)) -}}
 {{- end -}}
+
+{{/* What Helm runs after it has deleted the rest, and deletes then. */}}
+{{- define "landfall.cleanupHook" -}}
+helm.sh/hook: post-delete
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end -}}
