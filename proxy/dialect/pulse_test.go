@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -28,14 +29,15 @@ func (s slow) Commit(ctx context.Context, keys []lb.Key) (int, error) {
 // hours, in transactions of a minute.
 func TestAWriterThatHangsIsSeen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		takes := func() { time.Sleep(time.Minute) }
+		var takes atomic.Value
+		takes.Store(func() { time.Sleep(time.Minute) })
 		k := &kernel{held: map[lb.Key]plan.Service{}}
 		actor := dialect.New(dialect.Deps{Log: slog.New(slog.DiscardHandler), Changed: func() {},
 			Rules: func(f lb.Family, ledger *dialect.Ledger) dialect.Rules {
 				if f == lb.IPv6 {
 					return nil
 				}
-				return slow{k.Rules(f, ledger), func() { takes() }}
+				return slow{k.Rules(f, ledger), func() { takes.Load().(func())() }}
 			}})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
@@ -54,7 +56,7 @@ func TestAWriterThatHangsIsSeen(t *testing.T) {
 			}
 		}
 		hang := make(chan struct{})
-		takes = func() { <-hang }
+		takes.Store(func() { <-hang })
 		time.Sleep(time.Hour)
 		if busy := actor.Busy(); busy < time.Hour-2*time.Minute {
 			t.Errorf("a kernel that does not answer: busy for %v", busy)

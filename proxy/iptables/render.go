@@ -71,12 +71,17 @@ func (r renderer) service(s plan.Service) contribution {
 			r.port(&c, s.Key, p, s.AffinityTimeout)
 		}
 	}
-	if s.HealthPort != 0 && len(c.entries) > 0 {
+	r.healthPort(&c, s, len(c.entries) > 0)
+	return c
+}
+
+// healthPort lets connections to the health check node port of a Service with ports pass.
+func (r renderer) healthPort(c *contribution, s plan.Service, ports bool) {
+	if s.HealthPort != 0 && ports {
 		c.put(place{filter: true, chain: chainNodePorts}, rule{
 			protocol: lb.TCP, comment: s.Key.String() + " health check node port", port: s.HealthPort, target: "ACCEPT",
 		})
 	}
-	return c
 }
 
 // put adds a rule to a chain that Services share.

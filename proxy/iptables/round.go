@@ -55,6 +55,7 @@ func (f *family) apply(ctx context.Context, keys []lb.Key) error {
 		} else {
 			delete(f.held, key)
 		}
+		delete(f.parted, key)
 		f.Done(key)
 	}
 	return nil

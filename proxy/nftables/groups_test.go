@@ -195,3 +195,32 @@ func TestContract11OpeningsAreNotRemembered(t *testing.T) {
 		})
 	}
 }
+
+// Contract clause 11: beside a Service with session affinity, 200 frontends and 500 endpoints, a
+// change of each of 5,000 others is one transaction of what changes; and so is its own.
+func TestContract11AChangeBesideALargeService(t *testing.T) {
+	four := newFakeKernel(lb.IPv4)
+	a := newActor(dialect.Deps{}, map[lb.Family]kernel{lb.IPv4: four})
+	a.Configure(seedConfig)
+	large := func(version int) plan.Service {
+		s := largeService(200, 500, version)
+		s.Affinity, s.AffinityTimeout = true, 3*time.Hour
+		return s
+	}
+	all := clusterServices(5000)
+	all[large(0).Key] = large(0)
+	a.Set(all)
+	settled(t, a)
+	if four.largest > maxOperations+maxOperations/2 {
+		t.Errorf("a transaction of %d elements", four.largest)
+	}
+	for i, s := range []plan.Service{clusterService(7, 2, 1), large(1), clusterService(4000, 2, 2), large(2)} {
+		four.largest = 0
+		st := a.settle(t, map[lb.Key]plan.Service{s.Key: s})
+		// A backend goes and one comes, with affinity or at another place.
+		if most := 4; st.Transactions != 1 || four.largest > most {
+			t.Errorf("change %d: %d transactions, the largest of %d elements, want one of %d", i, st.Transactions,
+				four.largest, most)
+		}
+	}
+}
