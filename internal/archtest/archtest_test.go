@@ -183,7 +183,7 @@ var rules = []rule{
 		reason:  "only main imports actors and wires them together. Helpers of a slice may be shared",
 		applies: func(pkg string) bool { return strings.Contains(pkg, "/") },
 		forbidden: func(pkg, imported string) bool {
-			return actors[imported] && !below(imported, pkg) && !(dialects[pkg] && imported == dialect)
+			return actors[imported] && !below(imported, pkg) && (!dialects[pkg] || imported != dialect)
 		},
 	},
 	{
