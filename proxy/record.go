@@ -83,7 +83,7 @@ func newCounts() counts {
 	return counts{states: map[string]int{}, vips: map[lb.Reason]int{}, noLocal: map[string]int{}, advised: map[bool]int{}}
 }
 
-// counted is as what a record was counted.
+// counted is what a record has added to the counts.
 type counted struct {
 	state   string
 	vips    []lb.Reason

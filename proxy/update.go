@@ -9,9 +9,9 @@ import (
 	"github.com/landfall-lb/landfall/proxy/rescue"
 )
 
-// hear takes over what the speaker says now, and makes the Services dirty that have endpoints on a
-// node of which it says something else than before. Without a speaker nobody is dead, and addresses
-// are as they were: those that have moved stay where they are.
+// hear takes over the speaker's latest update. It marks as dirty each Service with an endpoint on a
+// node that has died or come back. Without a speaker no node counts as dead, and what is known of
+// moved addresses stays.
 func (p *proxy) hear(now time.Time) {
 	n, ok := p.from.update()
 	if ok {

@@ -188,7 +188,7 @@ func (s *speaker) lookup() func(vip netip.Addr) []plan.Holder {
 	}
 }
 
-// delivery returns what the gate says of a VIP of a Service.
+// delivery returns what the readiness source reports about a VIP of a Service.
 func (s *speaker) delivery(service lb.Service, key lb.Key, vip netip.Addr) *lb.Delivery {
 	switch {
 	case s.from.feed != nil:

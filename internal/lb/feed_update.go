@@ -25,8 +25,8 @@ type FeedUpdate struct {
 	// Ended are addresses that are no VIPs any more, or were not in between; only with Changes.
 	Ended []netip.Addr `json:"ended,omitempty"`
 	// Dead are the nodes whose speaker gossip has lost and whose kernel is silent. The proxy delivers
-	// nothing to endpoints on them (see plan.Without of the proxy). Dead is empty unless this node sees a majority of
-	// the speakers, so that a partition empties no Service.
+	// nothing to endpoints on them (see plan.Without of the proxy). Dead is empty unless this node
+	// sees a majority of the speakers, so that a partition empties no Service.
 	Dead []string `json:"dead,omitempty"`
 	// Gone are the addresses of the nodes in Dead.
 	Gone []netip.Addr `json:"gone,omitempty"`

@@ -87,7 +87,8 @@ func neighbor(entry netlink.Neigh) Neighbor {
 }
 
 // ask has the kernel act as if it were to send a packet: it asks for an address that it does not
-// know, and probes one that is stale. The MAC address of zeros has to be there, and is not looked at.
+// know, and probes one that is stale. The MAC address of zeros has to be there, and is not looked
+// at.
 func (n *Neighbors) ask(link, family int, addr netip.Addr) error {
 	return n.handle.NeighSet(&netlink.Neigh{
 		LinkIndex: link, Family: family, IP: addr.AsSlice(), State: netlink.NUD_NONE, Flags: netlink.NTF_USE,

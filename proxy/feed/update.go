@@ -24,8 +24,9 @@ const (
 	maxOwners = lb.MaxRing // nodes for each VIP
 )
 
-// Heard returns which nodes are dead, as the speaker says now, and what it has said of VIPs since
-// the last call; false if no speaker is connected that has said anything. It has one reader.
+// Heard returns the nodes that the speaker reports as dead, and its updates about VIPs since the
+// last call. It returns false while no speaker is connected, or the speaker has sent nothing yet.
+// Only one goroutine may call it.
 func (a *Actor) Heard() (news lb.FeedUpdate, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -37,7 +38,7 @@ func (a *Actor) Heard() (news lb.FeedUpdate, ok bool) {
 	return news, true
 }
 
-// take notes what a reader says. The last that has said all is the one that counts.
+// take applies an update from a reader. The reader that last sent a whole state is the speaker.
 func (a *Actor) take(r *subscriber, update lb.FeedUpdate) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -57,8 +58,8 @@ func (a *Actor) take(r *subscriber, update lb.FeedUpdate) error {
 	return nil
 }
 
-// leave forgets that a reader speaks. What it has said of VIPs stays known, so that the next
-// speaker says what differs from that.
+// leave forgets that a reader is the speaker. Its updates about VIPs stay known, so that the next
+// speaker's state is compared with them.
 func (a *Actor) leave(r *subscriber) {
 	a.mu.Lock()
 	spoke := a.speaker == r
@@ -72,8 +73,8 @@ func (a *Actor) leave(r *subscriber) {
 }
 
 // hear takes in updates until the connection ends, or a reader that has promised to speak is silent
-// for too long. Once something makes no sense, it listens no more, but the reader is told on what
-// the kernel delivers.
+// for too long. After an update that makes no sense it takes in no more, but goes on to send the
+// reader what the kernel delivers.
 func (a *Actor) hear(conn net.Conn, r *subscriber) error {
 	lines := bufio.NewScanner(conn)
 	lines.Buffer(nil, maxLine)

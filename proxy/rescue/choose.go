@@ -16,17 +16,17 @@ func (m mac) bytes() []byte { return m[:] }
 
 func (m mac) compare(other mac) int { return slices.Compare(m[:], other[:]) }
 
-// Origins are the nodes that may hold connections to a VIP which this node does not know, by their
-// addresses of the VIP's family.
+// Origins are the other nodes that may hold connections to a VIP, by their addresses of the VIP's
+// family.
 type Origins struct {
-	// Previous owners, likeliest first. They do not count while there is a Ring.
+	// Previous are the previous owners, the likeliest first. They are ignored while there is a Ring.
 	Previous []netip.Addr
-	// Ring are the other nodes of a VIP that routers spread over nodes, in the order of the ring from
-	// this node on.
+	// Ring is for a VIP that routers spread over nodes: the other ones of these nodes, in the order of
+	// the ring after this node.
 	Ring []netip.Addr
 }
 
-// moved are those previous owners that count.
+// moved returns the previous owners to use.
 func (o Origins) moved() []netip.Addr {
 	if len(o.Ring) > 0 {
 		return nil
@@ -36,13 +36,13 @@ func (o Origins) moved() []netip.Addr {
 
 // table is what one family's rules are made from.
 type table struct {
-	// targets are the nodes that packets are moved to, with the VIPs whose unknown connections they
-	// may hold, sorted: none for a node that is only sent what it was sent before.
+	// targets are the nodes that packets are moved to. Each has a sorted list of the VIPs whose
+	// connections it may hold; the list is empty for a node that only keeps the connections it has.
 	targets map[netip.Addr][]netip.Addr
 	// peers are the nodes that may move packets here.
 	peers []mac
-	// ring are those of the VIPs whose packets go on round a ring, sorted, and hops is how many nodes
-	// they may pass through.
+	// ring are the VIPs whose packets go round a ring, sorted. hops is how many nodes they may pass
+	// through.
 	ring []netip.Addr
 	hops int
 
@@ -55,7 +55,7 @@ type table struct {
 // maxTargets bounds the rules that a stray packet meets.
 const maxTargets = 64
 
-// judge knows which nodes are there.
+// judge tells which nodes are reachable.
 type judge struct {
 	neighbors map[netip.Addr]links.Neighbor
 	left      []netip.Addr // nodes that hold nothing any more
@@ -93,7 +93,7 @@ func choose(family lb.Family, all map[netip.Addr]Origins, j judge, sent []netip.
 	return t
 }
 
-// add aims what is for a VIP at its previous owners, or at the next node on its ring that is there.
+// add aims a VIP's packets at its previous owners, or at the next reachable node of its ring.
 func (t *table) add(vip netip.Addr, o Origins, j judge) {
 	found := false
 	for _, node := range o.moved() {
@@ -120,7 +120,7 @@ func (t *table) aim(vip, node netip.Addr) bool {
 	return true
 }
 
-// remove takes a VIP out, of which o was said when it was added.
+// remove takes a VIP out. o must be the Origins that it was added with.
 func (t *table) remove(vip netip.Addr, o Origins, j judge) {
 	for node, vips := range t.targets {
 		t.targets[node] = drop(vips, vip)
@@ -138,8 +138,8 @@ func (t *table) remove(vip netip.Addr, o Origins, j judge) {
 	}
 }
 
-// count takes in a VIP on a ring, or takes it out: its packets may go on to as many nodes as there
-// may be, as some may be reachable from others only.
+// count adds a VIP on a ring to the counts, or removes it. Its packets may pass through all nodes
+// of the ring that are not gone: a node that this one cannot reach may be reachable from others.
 func (t *table) count(o Origins, j judge, n int) {
 	hops := 0
 	for _, node := range o.Ring {
@@ -190,8 +190,8 @@ func (t *table) equal(other *table) bool {
 		slices.Equal(t.ring, other.ring) && t.hops == other.hops
 }
 
-// shape says what the rules and the set of peers are made from. While it stays the same, only
-// elements of the other sets differ.
+// shape is what the rules and the set of peers depend on. Two tables of the same shape differ only
+// in the elements of the other sets.
 func (t *table) shape() string {
 	b := []byte{byte(t.hops), byte(min(1, len(t.ring)))}
 	for _, node := range t.nodes() {

@@ -34,8 +34,8 @@ type Deps struct {
 	Ring bool
 }
 
-// lookEvery is how often the actor sees whether the targets and the rules are still there. It looks
-// more often at first for a node that it has just asked for: a VIP may be about to move.
+// lookEvery is how often the actor checks the targets and the rules. It checks more often while it
+// waits for the address of a node that it has just asked for: a VIP may be about to move.
 const (
 	lookEvery = 2 * time.Second
 	lookSoon  = 20 * time.Millisecond
@@ -52,7 +52,7 @@ type kernel interface {
 	neighbors(lb.Family, []netip.Addr) (map[netip.Addr]links.Neighbor, error)
 }
 
-// Actor keeps the rules. Before Begin it leaves what is there: unknown is not absent.
+// Actor keeps the rules. Before Begin it leaves the kernel's rules alone: unknown is not absent.
 type Actor struct {
 	log      *slog.Logger
 	kernel   kernel
@@ -96,19 +96,19 @@ func newActor(deps Deps, k kernel) *Actor {
 
 var _ actor.Updater[netip.Addr, *Origins] = (*Actor)(nil)
 
-// Begin takes where connections to all VIPs may be known.
+// Begin takes the Origins of all VIPs.
 func (a *Actor) Begin(all map[netip.Addr]*Origins) {
 	a.inbox.Begin(all)
 	a.runner.Poke()
 }
 
-// Update takes where connections to some VIPs may be known; nil for those that are none any more.
+// Update takes the changed Origins of some VIPs; nil for an address that is not a VIP any more.
 func (a *Actor) Update(changes map[netip.Addr]*Origins) {
 	a.inbox.Update(changes)
 	a.runner.Poke()
 }
 
-// SetGone takes the nodes that hold nothing any more. It never blocks.
+// SetGone takes the dead nodes, whose connections are lost. It never blocks.
 func (a *Actor) SetGone(nodes []netip.Addr) {
 	a.mu.Lock()
 	same := slices.Equal(a.left, nodes)
@@ -230,8 +230,8 @@ type edit struct {
 	ring     int          // 1 if it enters the set of VIPs on a ring, -1 if it leaves that
 }
 
-// adjust is apply without a look at the kernel, for when nothing but Origins may have changed since
-// the last look. It reports whether that sufficed. It costs what has changed.
+// adjust is apply without a look at the kernel: it suffices where only Origins have changed since
+// the last look. It reports whether that was so. Its cost follows what has changed.
 func (a *Actor) adjust() bool {
 	if !a.take() || !slices.Equal(a.gone, a.leftNodes()) {
 		return false
@@ -291,7 +291,7 @@ func number(b bool) int {
 	return 0
 }
 
-// without returns those of all that are not among some.
+// without returns the elements of all that are not in some.
 func without(all, some []netip.Addr) (left []netip.Addr) {
 	for _, addr := range all {
 		if !slices.Contains(some, addr) {
@@ -301,7 +301,7 @@ func without(all, some []netip.Addr) (left []netip.Addr) {
 	return left
 }
 
-// expecting reports whether a node that was asked for may answer any moment.
+// expecting reports whether a node that was just asked for has not answered yet.
 func (a *Actor) expecting() bool {
 	for _, n := range a.asked {
 		if n < soonLooks {
@@ -311,8 +311,8 @@ func (a *Actor) expecting() bool {
 	return false
 }
 
-// sync does what apply does for one family. What it cannot write stays as it is: the connections
-// that the kernel remembers would go with the table.
+// sync does what apply does for one family. If a write fails, it leaves the table as it is: without
+// the table, the kernel would forget which connections were moved.
 func (a *Actor) sync(family lb.Family) error {
 	want, known := a.written[family]
 	have, err := a.kernel.load(family, !known)
@@ -363,7 +363,8 @@ func (a *Actor) holds(family lb.Family, have held, want *table) bool {
 	return have.table.equal(want)
 }
 
-// look finds out about the nodes of a family that are mentioned, or that packets were moved to.
+// look finds out which nodes of a family are reachable: those that Origins name, and those that
+// packets were moved to.
 func (a *Actor) look(family lb.Family, sent []netip.Addr) (map[netip.Addr]links.Neighbor, error) {
 	nodes := slices.Clone(sent)
 	for node := range a.nodes {

@@ -51,9 +51,9 @@ const (
 //
 //	string node, varint born, varint floor
 //	varint count, strings: the reasons and lists of peers (plan.PeerNames) that occur
-//	varint count, entries: byte flags, 4 or 16 bytes address, varint seq, varint reason (0 none, n the
-//	nth of the strings); if the flags say so a varint weight; and if they say so varints for the list
-//	of peers and the reason of its own that BGP has
+//	varint count, entries: byte flags, 4 or 16 bytes address, varint seq, varint reason (0 none, n
+//	the nth of the strings); if the flags say so a varint weight; and if they say so varints for the
+//	list of peers and the reason of its own that BGP has
 //
 // A string is its length as a varint and its bytes. Addresses that are claimed, the common case,
 // take about 8 bytes.

@@ -74,9 +74,9 @@ func New() State {
 	}
 }
 
-// Step decides the VIPs that the events name and those of which the actor has news or that are
-// fresh no more. It returns what it has decided, and reports whether the actor has something else
-// to do. again is when to look again; 0 for not at all.
+// Step decides these VIPs: those that the events name, those that the actor has news of, and those
+// that stop being fresh. It returns the decisions, and reports whether the actor's work changes.
+// again is when to call Step next; 0 for not at all.
 func (s *State) Step(now time.Time, facts plan.Facts, e Events) (
 	decided map[netip.Addr]Decided, changed bool, again time.Duration) {
 	vips := maps.Clone(e.VIPs)
@@ -100,7 +100,7 @@ func (s *State) Step(now time.Time, facts plan.Facts, e Events) (
 	return decided, changed, s.ripest(now)
 }
 
-// look takes what the actor has found out, and adds the VIPs to vips of which it is news.
+// look takes what the actor has found out. It adds to vips those that this is news about.
 func (s *State) look(seen Seen, vips map[netip.Addr]bool) {
 	differing(s.seen.Answering, seen.Answering, slices.Equal, vips)
 	differing(s.seen.ConflictingHosts, seen.ConflictingHosts, slices.Equal, vips)
@@ -108,7 +108,7 @@ func (s *State) look(seen Seen, vips map[netip.Addr]bool) {
 	s.seen = seen
 }
 
-// differing adds the keys to found whose values are not the same in both.
+// differing compares two maps, and adds to found each key whose values differ.
 func differing[V any](a, b map[netip.Addr]V, same func(a, b V) bool, found map[netip.Addr]bool) {
 	for vip, now := range b {
 		if before := a[vip]; !same(before, now) {
@@ -122,9 +122,9 @@ func differing[V any](a, b map[netip.Addr]V, same func(a, b V) bool, found map[n
 	}
 }
 
-// greet has the VIPs announced again that this node owns when a node is back that was missing: it
-// may have announced them before it was heard. A node that was on the lesser side itself does so
-// when it is sure again what it owns. It adds the VIPs to vips.
+// greet has this node announce its own VIPs again when a missing node is back: that node may have
+// announced them before it was heard. A node that was on the lesser side itself does so when it is
+// sure again what it owns. It adds the VIPs to vips.
 func (s *State) greet(facts plan.Facts, vips map[netip.Addr]bool) {
 	back := slices.ContainsFunc(s.missing, func(node string) bool { return slices.Contains(facts.Live, node) }) ||
 		s.parted

@@ -123,8 +123,9 @@ func matchesAny(patterns []string, name string) bool {
 	})
 }
 
-// Candidates returns the interfaces that may answer for some VIP: those that an advertisement names,
-// and those that are not excluded. The interfaces of pods, which come and go with them, are none.
+// Candidates returns the interfaces that may answer for some VIP: those that an advertisement
+// names, and those that are not excluded. The interfaces of pods, which come and go with them, are
+// none.
 func Candidates(f Facts) []lb.Interface {
 	named := map[string]bool{}
 	for _, ad := range f.Advertisements {

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// PeerNames is a list of the names of BGP peers, in a form that can be compared: two lists are equal
-// if they name the same peers in the same order. The zero value is the empty list.
+// PeerNames is a list of the names of BGP peers, in a form that can be compared: two lists are
+// equal if they name the same peers in the same order. The zero value is the empty list.
 type PeerNames string
 
 // peerSeparator occurs in no name of a Kubernetes object.

@@ -68,8 +68,8 @@ type Input struct {
 	// Fresh is set for a moment after this node has first seen the VIP: other nodes may see it a
 	// little later.
 	Fresh bool
-	// Elsewhere is set while a majority of the speakers, of which this node sees none, answers for the
-	// VIP.
+	// Elsewhere is set while this node is cut off from a majority of the speakers and the majority
+	// answers for the VIP.
 	Elsewhere bool
 	// Served is set once a node of ours has answered for the VIP, as far as this node has heard.
 	Served bool
