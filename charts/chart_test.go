@@ -146,13 +146,18 @@ func TestDefaults(t *testing.T) {
 	want := []string{
 		"ClusterRole landfall-cleanup", "ClusterRole landfall-controller", "ClusterRole landfall-metrics-auth",
 		"ClusterRole landfall-metrics-reader", "ClusterRole landfall-proxy", "ClusterRole landfall-speaker",
-		"ClusterRole landfall-view", "ClusterRoleBinding landfall-cleanup", "ClusterRoleBinding landfall-controller",
-		"ClusterRoleBinding landfall-metrics-auth", "ClusterRoleBinding landfall-proxy",
-		"ClusterRoleBinding landfall-speaker", "DaemonSet landfall-node", "Deployment landfall-controller",
-		"Job landfall-cleanup", "PodDisruptionBudget landfall-controller",
+		"ClusterRole landfall-view", "ClusterRole landfall-view-peers", "ClusterRoleBinding landfall-cleanup",
+		"ClusterRoleBinding landfall-controller", "ClusterRoleBinding landfall-metrics-auth",
+		"ClusterRoleBinding landfall-proxy", "ClusterRoleBinding landfall-speaker", "DaemonSet landfall-node",
+		"Deployment landfall-controller", "Job landfall-cleanup", "PodDisruptionBudget landfall-controller",
 		"Role landfall-controller", "Role landfall-speaker", "RoleBinding landfall-controller",
-		"RoleBinding landfall-speaker", "Secret landfall-gossip",
-		"ServiceAccount landfall-cleanup", "ServiceAccount landfall-controller", "ServiceAccount landfall-node",
+		"RoleBinding landfall-speaker", "Secret landfall-gossip", "ServiceAccount landfall-cleanup",
+		"ServiceAccount landfall-controller", "ServiceAccount landfall-node",
+		"ValidatingAdmissionPolicy landfall-node-gateways", "ValidatingAdmissionPolicy landfall-node-leases",
+		"ValidatingAdmissionPolicy landfall-node-peers", "ValidatingAdmissionPolicy landfall-node-services",
+		"ValidatingAdmissionPolicyBinding landfall-node-gateways",
+		"ValidatingAdmissionPolicyBinding landfall-node-leases", "ValidatingAdmissionPolicyBinding landfall-node-peers",
+		"ValidatingAdmissionPolicyBinding landfall-node-services",
 	}
 	if diff := cmp.Diff(want, others); diff != "" {
 		t.Errorf("objects (-want +got):\n%s", diff)
@@ -282,9 +287,14 @@ func TestRights(t *testing.T) {
 			t.Errorf("the speaker may not do %s: %v", right, speaker)
 		}
 	}
+	view := rights(as[rbacv1.ClusterRole](t, objects, "ClusterRole landfall-view").Rules)
+	if diff := cmp.Diff([]string{"bfdprofiles:get,list,watch", "bgpadvertisements:get,list,watch",
+		"communities:get,list,watch", "ipaddresspools:get,list,watch", "l2advertisements:get,list,watch"}, view); diff != "" {
+		t.Errorf("the role view reads BGP passwords with BGPPeers (-want +got):\n%s", diff)
+	}
 	own := as[rbacv1.Role](t, objects, "Role landfall-speaker").Rules
 	if diff := cmp.Diff([]string{"configmaps:create", "configmaps:list,watch,patch", "daemonsets:list,watch",
-		"leases:create", "leases:get,update", "secrets:list,watch"}, rights(own)); diff != "" {
+		"leases:create", "leases:get,update"}, rights(own)); diff != "" {
 		t.Errorf("the speaker in its namespace (-want +got):\n%s", diff)
 	}
 	for _, rule := range own {
@@ -292,8 +302,14 @@ func TestRights(t *testing.T) {
 			t.Errorf("the speaker may watch the DaemonSets %v", rule.ResourceNames)
 		}
 	}
+	passwords := as[rbacv1.Role](t, render(t, `speaker.bgpSecrets=["tor","far"]`), "Role landfall-speaker").Rules
+	if i := slices.IndexFunc(passwords, func(r rbacv1.PolicyRule) bool { return r.Resources[0] == "secrets" }); i < 0 ||
+		!slices.Equal(passwords[i].ResourceNames, []string{"far", "tor"}) ||
+		!slices.Equal(passwords[i].Verbs, []string{"list", "watch"}) {
+		t.Errorf("the speaker reads other Secrets than those of speaker.bgpSecrets: %+v", passwords)
+	}
 	lease := rights(as[rbacv1.Role](t, objects, "Role landfall-controller").Rules)
-	if diff := cmp.Diff([]string{"configmaps:list,watch", "leases:create", "leases:get,update"}, lease); diff != "" {
+	if diff := cmp.Diff([]string{"configmaps:list,watch,patch", "leases:create", "leases:get,update"}, lease); diff != "" {
 		t.Errorf("the controller in its namespace (-want +got):\n%s", diff)
 	}
 }
@@ -442,6 +458,8 @@ func TestOptionalParts(t *testing.T) {
 		{[]string{"rbac.create=false"}, nil, []string{"Job landfall-cleanup", "ServiceAccount landfall-node",
 			"ClusterRole landfall-view",
 			"Role landfall-controller"}},
+		{[]string{"nodePolicies.enabled=false"}, nil, []string{"ValidatingAdmissionPolicy landfall-node-services",
+			"ValidatingAdmissionPolicyBinding landfall-node-services"}},
 		{[]string{"podMonitor.enabled=true"}, []string{"PodMonitor landfall-controller", "PodMonitor landfall-node"}, nil},
 		{[]string{"podMonitor.enabled=true"}, []string{"Secret landfall-metrics-reader",
 			"ServiceAccount landfall-metrics-reader", "ClusterRoleBinding landfall-metrics-reader"}, nil},

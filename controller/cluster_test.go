@@ -367,8 +367,15 @@ func newProcess(c *cluster) *process {
 	p.pools.SetSynced(false)
 	p.controller = newController(deps{
 		services: p.services, pools: p.pools, nodes: p.nodes, namespaces: p.spaces, around: p.around, status: c,
-		events:   (*eventLog)(&p.events),
-		catchUp:  func(context.Context) error { p.deliverServices(len(c.log)); return nil },
+		events:  (*eventLog)(&p.events),
+		catchUp: func(context.Context) error { p.deliverServices(len(c.log)); return nil },
+		forgetAround: func(_ context.Context, nodes []string) error {
+			told, _ := p.around.Get(lb.SurroundingsConfigMap)
+			told = maps.Clone(told)
+			maps.DeleteFunc(told, func(node, _ string) bool { return slices.Contains(nodes, node) })
+			p.around.Replace(map[string]map[string]string{lb.SurroundingsConfigMap: told})
+			return nil
+		},
 		parallel: 1, identity: fmt.Sprintf("process-%d", processes.Add(1)),
 		metrics: newMetrics(prometheus.NewRegistry()), log: slog.New(slog.DiscardHandler),
 		now: func() time.Time { p.clock = p.clock.Add(p.ticks); return p.clock },

@@ -53,6 +53,8 @@ type deps struct {
 	// around has what speakers tell of the networks of their nodes, by node, under the name of the
 	// ConfigMap.
 	around table[string, map[string]string]
+	// forgetAround removes what speakers have told of these nodes, which are gone.
+	forgetAround func(ctx context.Context, nodes []string) error
 	// catchUp returns once services shows all that was written before the call.
 	catchUp func(ctx context.Context) error
 	status  statusWriter
@@ -94,6 +96,8 @@ type controller struct {
 	registries map[string]*registry
 	writer     string
 	terms      int
+	gone       []string      // nodes that are gone, of whose networks something is still told
+	tidying    loop.Failures // of removing that
 	replaces   replaces
 	// withdrawals are the Services that are to lose their finalizer once nobody announces them.
 	withdrawals withdrawals
@@ -203,6 +207,7 @@ func (c *controller) step(ctx context.Context) (again time.Duration, err error) 
 	changes, reserveErr := c.reserve(ctx, p, pools, c.changes(p))
 	err = errors.Join(reserveErr, c.writeServices(ctx, changes))
 	again, poolErr := c.writePools(ctx, p, pools)
+	poolErr = errors.Join(poolErr, c.tidy(ctx))
 	if err := errors.Join(err, poolErr); errors.Is(err, kube.ErrWentBack) {
 		return 0, ignoreEnd(ctx, errors.Join(err, c.startOver(ctx)))
 	}
@@ -271,13 +276,36 @@ func (c *controller) tell(pools map[string]lb.Pool, now time.Time) {
 func (c *controller) nodesAndAround() map[string]lb.Node {
 	nodes := c.nodes.All()
 	around, _ := c.around.Get(lb.SurroundingsConfigMap)
+	c.gone = nil
 	for name, text := range around {
-		if node, ok := nodes[name]; ok { // what is told of nodes that are gone counts no more
-			node.Unassignable = lb.ParseUnassignable(text)
-			nodes[name] = node
+		node, ok := nodes[name]
+		if !ok {
+			c.gone = append(c.gone, name)
+			continue
 		}
+		node.Unassignable = lb.ParseUnassignable(text)
+		nodes[name] = node
 	}
 	return nodes
+}
+
+// tidy removes what speakers have told of nodes that are gone: a speaker may write for its own node
+// only.
+func (c *controller) tidy(ctx context.Context) error {
+	if len(c.gone) == 0 {
+		return nil
+	}
+	writeCtx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	err := c.forgetAround(writeCtx, c.gone)
+	if err == nil {
+		c.gone = nil
+	}
+	if ctx.Err() == nil {
+		c.tidying.Log(c.log, "cannot remove what speakers told of nodes that are gone; trying again",
+			"removed what speakers told of nodes that are gone", err)
+	}
+	return err
 }
 
 // ready returns a check that passes once the tables have been complete.

@@ -182,8 +182,15 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 	d := deps{
 		config: config, services: services,
 		pools: kube.Pools(client, changed, changed), namespaces: kube.Namespaces(client, changed),
-		nodes:   kube.Nodes(client, "", changed),
-		around:  kube.Surroundings(client, o.namespace, changed),
+		nodes:  kube.Nodes(client, "", changed),
+		around: kube.Surroundings(client, o.namespace, changed),
+		forgetAround: func(ctx context.Context, nodes []string) error {
+			entries := map[string]*string{}
+			for _, node := range nodes {
+				entries[node] = nil
+			}
+			return client.TellSurroundings(ctx, o.namespace, entries)
+		},
 		catchUp: func(ctx context.Context) error { return status.CatchUp(ctx, services) },
 		status:  status, events: events, metrics: newMetrics(rt.Metrics), log: rt.Log, now: time.Now,
 		identity: identity, parallel: parallel, allocatedFrom: o.metallb,

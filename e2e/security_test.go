@@ -11,21 +11,24 @@ import (
 	"testing"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/landfall-lb/landfall/e2e/lab"
 )
 
 // TestContract11WhoMayAskAndWrite checks with the chart's defaults and a real API server who may
-// read metrics and status.
+// read metrics and status, and what the ServiceAccount of a node can write.
 func TestContract11WhoMayAskAndWrite(t *testing.T) {
 	t.Parallel()
 	l := startProduct(t)
 	waitAnnounced(t, l, "my-nginx", seedVIP.Addr().String())
 	t.Run("metrics", func(t *testing.T) { metricsAreForReaders(t, l) })
 	t.Run("status", func(t *testing.T) { statusIsForThePod(t, l) })
+	t.Run("writes of a node", func(t *testing.T) { nodesWriteTheirOwn(t, l) })
 }
 
 // metricsPorts are the ports of the programs.
@@ -122,6 +125,105 @@ func statusIsForThePod(t *testing.T, l *lab.Lab) {
 		}
 		if list, ok := status[field].([]any); err != nil || !ok || len(list) == 0 || status["node"] == "" {
 			t.Errorf("landfall-%s status: %v\n%s", program, err, text)
+		}
+	}
+}
+
+// nodesWriteTheirOwn does as one who has taken over a node: with the token of its pod.
+func nodesWriteTheirOwn(t *testing.T, l *lab.Lab) {
+	self, other := l.Cluster().Nodes[1].Name, l.Cluster().Nodes[2].Name
+	node, err := l.KubeAs(l.Agent("speaker", self))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.ApplyYAML(t.Context(), `{apiVersion: landfall.dev/v1beta1, kind: BGPPeer, metadata: {name: far},
+  spec: {myASN: 64500, peerASN: 64501, peerAddress: 192.0.2.1}}`); err != nil {
+		t.Fatal(err)
+	}
+	peers := "/apis/landfall.dev/v1beta1/bgppeers/far/status"
+	service := "/api/v1/namespaces/default/services/my-nginx/status"
+	gateways := "/api/v1/namespaces/" + lab.Namespace + "/configmaps/landfall-surroundings"
+	entry := func(name, state string) string {
+		return fmt.Sprintf(`{"apiVersion":"landfall.dev/v1beta1","kind":"BGPPeer","metadata":{"name":"far"},`+
+			`"status":{"nodes":[{"name":%q,"state":%q}]}}`, name, state)
+	}
+	eventually(t, "both nodes report on the peer, and what they tell of their networks", func() error {
+		raw, err := l.Kube().CoreV1().RESTClient().Get().AbsPath(peers).DoRaw(t.Context())
+		if err == nil &&
+			(!strings.Contains(string(raw), `"name":"`+self) || !strings.Contains(string(raw), `"name":"`+other)) {
+			err = fmt.Errorf("%s", raw)
+		}
+		return err
+	})
+	for _, test := range []struct {
+		what, path string
+		kind       types.PatchType
+		body       string
+		refusal    string // "" if it is allowed
+	}{
+		{"its own condition", service, types.StrategicMergePatchType,
+			`{"status":{"conditions":[{"type":"landfall.dev/Announced","status":"False","reason":"Test","message":"x"}]}}`, ""},
+		{"the annotation", service, types.MergePatchType,
+			`{"metadata":{"annotations":{"landfall.dev/announcements":"x"}}}`, ""},
+		{"the controller's condition", service, types.StrategicMergePatchType,
+			`{"status":{"conditions":[{"type":"landfall.dev/Assigned","status":"False","reason":"Test","message":"x"}]}}`,
+			"landfall.dev/Announced and landfall.dev/Serving only"},
+		{"another's condition", service, types.StrategicMergePatchType,
+			`{"status":{"conditions":[{"type":"example.com/X","status":"False","reason":"Test","message":"x",` +
+				`"lastTransitionTime":"2026-01-01T00:00:00Z"}]}}`, "landfall.dev/Announced and landfall.dev/Serving only"},
+		{"an address", service, types.MergePatchType, `{"status":{"loadBalancer":{"ingress":[{"ip":"172.26.236.200"}]}}}`,
+			"may not change the addresses of a Service"},
+		{"no address", service, types.MergePatchType, `{"status":{"loadBalancer":null}}`,
+			"may not change the addresses of a Service"},
+		{"another annotation", service, types.MergePatchType, `{"metadata":{"annotations":{"example.com/x":"y"}}}`,
+			"landfall.dev/announcements only"},
+		{"a label", service, types.MergePatchType, `{"metadata":{"labels":{"example.com/x":"y"}}}`, "may not change labels"},
+		{"a finalizer", service, types.MergePatchType, `{"metadata":{"finalizers":["example.com/x"]}}`,
+			"may not change labels"},
+		{"its session", peers, types.ApplyPatchType, entry(self, "Idle"), ""},
+		{"another's session", peers, types.ApplyPatchType, entry(other, "Idle"),
+			"node " + self + " may write its own entry in status.nodes only"},
+		{"a session of no node", peers, types.ApplyPatchType, entry("nowhere", "Idle"), "its own entry"},
+		{"its gateways", gateways, types.MergePatchType, fmt.Sprintf(`{"data":{%q:""}}`, self), ""},
+		{"another's gateways", gateways, types.MergePatchType, fmt.Sprintf(`{"data":{%q:"172.26.236.1 x"}}`, other),
+			"node " + self + " may write its own key in data only"},
+		{"no gateways of another", gateways, types.MergePatchType, fmt.Sprintf(`{"data":{%q:null}}`, other), "its own key"},
+		{"gateways for ever", gateways, types.MergePatchType, `{"immutable":true}`, "may write data only"},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			patch := node.CoreV1().RESTClient().Patch(test.kind).AbsPath(test.path).Param("fieldManager", "stranger")
+			if test.kind == types.ApplyPatchType {
+				patch = patch.Param("force", "true")
+			}
+			err := patch.Body([]byte(test.body)).Do(t.Context()).Error()
+			if test.refusal == "" && err != nil ||
+				test.refusal != "" && (err == nil || !strings.Contains(err.Error(), test.refusal)) {
+				t.Errorf("%v, want a refusal with %q", err, test.refusal)
+			}
+		})
+	}
+	for what, create := range map[string]func() error{
+		"may write the ConfigMap landfall-surroundings only": func() error {
+			_, err := node.CoreV1().ConfigMaps(lab.Namespace).Create(t.Context(),
+				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, metav1.CreateOptions{})
+			return err
+		},
+		"may create the Lease landfall-speaker only": func() error {
+			_, err := node.CoordinationV1().Leases(lab.Namespace).Create(t.Context(),
+				&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, metav1.CreateOptions{})
+			return err
+		},
+	} {
+		if err := create(); err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("%v, want a refusal with %q", err, what)
+		}
+	}
+	// The agents themselves are not refused anything.
+	for _, a := range append(l.Agents("speaker"), l.Agents("controller")...) {
+		for line := range strings.Lines(a.Log()) {
+			if strings.Contains(line, "ValidatingAdmissionPolicy") || strings.Contains(line, "forbidden") {
+				t.Errorf("%s: %s", a.Name(), line)
+			}
 		}
 	}
 }

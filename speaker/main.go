@@ -121,12 +121,12 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.DurationVar(&f.probeTimeout, "probe-timeout", 0,
 		"how long a speaker waits for the answer to a probe (default: that of --gossip-profile, 50ms or 300ms)")
 	set.StringVar(&f.gossipKeyFile, "gossip-key-file", "",
-		"file with the key that encrypts gossip: 16, 24 or 32 bytes, raw or in base64; the same on all nodes (default: "+
-			"gossip is not encrypted)")
+		"file with the keys of gossip, one a line: 16, 24 or 32 bytes, raw or in base64; the first one encrypts, and all of "+
+			"them decrypt; read again when it changes (default: gossip is not encrypted)")
 }
 
 // check reads what the flags say.
-func (f *flags) check() (bind netip.Addr, key []byte, err error) {
+func (f *flags) check() (bind netip.Addr, keys [][]byte, err error) {
 	if err := cmp.Or(
 		ops.OneOf("gate", f.gate, "proxy", "none"), ops.NotNegative("hold", f.hold),
 		ops.NotNegative("restart-hold", f.restartHold), ops.NotNegative("bgp-convergence", f.options.convergence),
@@ -161,40 +161,54 @@ func (f *flags) check() (bind netip.Addr, key []byte, err error) {
 		}
 	}
 	if f.gossipKeyFile != "" {
-		content, err := os.ReadFile(f.gossipKeyFile)
-		if err != nil {
-			return bind, nil, fmt.Errorf("--gossip-key-file: %w", err)
-		}
-		if key, err = members.ParseKey(content); err != nil {
-			return bind, nil, fmt.Errorf("--gossip-key-file %s: %w", f.gossipKeyFile, err)
-		}
+		keys, _, err = readKeys(f.gossipKeyFile)
 	}
-	return bind, key, nil
+	return bind, keys, err
 }
 
-// watch has the speaker follow what it reads from the API server.
-func (f *flags) watch(client *kube.Client, s *speaker) {
+// watch has the speaker follow what it reads from the API server. The actor that it returns reads
+// the passwords of BGP sessions.
+func (f *flags) watch(client *kube.Client, s *speaker) actor.Runner {
 	s.from = sources{
 		services:       kube.LabelledServices(client, s.changes.markService),
 		nodes:          kube.Nodes(client, "", func(node string) { s.changes.markNode(node == s.self) }),
 		pools:          kube.Pools(client, func(string) { s.changes.markAll() }, nil),
 		advertisements: kube.L2Advertisements(client, func(string) { s.changes.markAll() }),
 	}
+	var peers *kube.Table[string, lb.Peer]
+	passwords := client.Passwords(f.namespace, func() map[string]bool { return secretsOf(peers.All(), f.namespace) },
+		s.changes.markRoutes)
+	peers = kube.BGPPeers(client, func(name string) {
+		passwords.Poke()
+		s.changes.markRoutes(name)
+	}, s.changes.markStatus)
 	s.from.routes = routeSources{
-		peers:          kube.BGPPeers(client, s.changes.markRoutes, s.changes.markStatus),
+		peers:          peers,
 		advertisements: kube.BGPAdvertisements(client, s.changes.markRoutes, s.changes.markStatus),
 		communities:    kube.Communities(client, s.changes.markRoutes),
 		profiles:       kube.BFDProfiles(client, s.changes.markRoutes),
-		passwords:      kube.Passwords(client, f.namespace, s.changes.markRoutes), namespace: f.namespace,
+		passwords:      passwords, namespace: f.namespace,
 	}
 	if f.daemonSet != "" {
 		s.from.daemonSet = kube.DaemonSet(client, f.namespace, f.daemonSet, func(string) { s.runner.Poke() })
 	}
 	client.OnSync(s.changes.markSynced)
+	return passwords
+}
+
+// secretsOf returns the names of the Secrets in a namespace in which peers have passwords.
+func secretsOf(peers map[string]lb.Peer, namespace string) map[string]bool {
+	names := map[string]bool{}
+	for _, p := range peers {
+		if ref := p.PasswordSecret; ref != nil && (ref.Namespace == "" || ref.Namespace == namespace) {
+			names[ref.Name] = true
+		}
+	}
+	return names
 }
 
 func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
-	bind, key, err := f.check()
+	bind, keys, err := f.check()
 	if err != nil {
 		return err
 	}
@@ -211,9 +225,9 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	}
 	s := newSpeaker(rt.NodeName, f.options.class, rt.Log)
 	s.opts = f.options
-	f.watch(client, s)
+	passwords := f.watch(client, s)
 
-	around := newSurroundings(client, rt, f.namespace, s.from.nodes)
+	around := newSurroundings(client, rt, f.namespace)
 	var watcher *links.Watcher
 	watcher = links.New(links.Options{Namespace: netns.None(), Log: rt.Log, Changed: func() {
 		if interfaces, known := watcher.All(); known {
@@ -227,7 +241,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	alive := liveness.New(liveness.Options{Self: rt.NodeName, Hold: f.restartHold, Log: rt.Log,
 		Changed: s.changes.markAll, Probe: liveness.AnswersWithin(profile.ProbeTimeout)})
 	talk := members.New(members.Options{
-		Self: rt.NodeName, Bind: bindAddress(bind, rt.NodeName, s.from.nodes), Port: int(f.bindPort), Key: key,
+		Self: rt.NodeName, Bind: bindAddress(bind, rt.NodeName, s.from.nodes), Port: int(f.bindPort), Keys: keys,
 		Born: time.Now(), Profile: profile, Alone: f.options.returnHold, Liveness: alive, Log: rt.Log,
 		Changed: s.changes.markVIPs,
 	})
@@ -251,8 +265,11 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	actors := map[string]actor.Runner{
 		"gateways": around, "watches": client, "interfaces": watcher, "gossip": talk, "probes of speakers": alive,
 		"ARP and NDP": responder, "events": events, "status of Services": reporter, "plan": s.runner, "partitions": seen,
-		"pulse":       beat,
+		"pulse": beat, "passwords": passwords,
 		"BGP and BFD": outlived{sessions, watches}, "status of BGP objects": objects,
+	}
+	if keys != nil {
+		actors["gossip keys"] = newKeyFile(f.gossipKeyFile, talk.SetKeys, rt.Log)
 	}
 	if f.gate == "proxy" {
 		fed := gate.NewFeed(gate.Options{Dial: gate.DialUnix(f.feedSocket), Hold: f.hold, Log: rt.Log,
@@ -270,7 +287,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	rt.Ready("speaker", s.ready)
 
 	rt.Log.Info("starting", "version", ops.BuildVersion(), "node", rt.NodeName, "api", client.Host(), "gate", f.gate,
-		"encrypted", key != nil)
+		"encrypted", keys != nil)
 	var runs []func(context.Context) error
 	for name, a := range actors {
 		rt.Live(name, a.Busy)

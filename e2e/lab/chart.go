@@ -262,7 +262,7 @@ func (l *Lab) planPodAgents(ctx context.Context, owner string, spec corev1.PodSp
 	if !labels.SelectorFromSet(spec.NodeSelector).Matches(labels.Set(node.Labels)) {
 		return nil
 	}
-	account, err := l.serviceAccount(ctx, spec.ServiceAccountName)
+	account, err := l.serviceAccount(ctx, owner, spec.ServiceAccountName, n)
 	if err != nil {
 		return err
 	}

@@ -97,8 +97,8 @@ func ServiceNetworks(c *Client, changed func(name string)) *Table[string, []neti
 	return table
 }
 
-// Pools watches the IPAddressPools. status, unless nil, is called in place of changed where only the
-// status differs, which the controller writes with each assignment.
+// Pools watches the IPAddressPools. status, unless nil, is called in place of changed where only
+// the status differs, which the controller writes with each assignment.
 func Pools(c *Client, changed, status func(name string)) *Table[string, lb.Pool] {
 	table := newStatusTable(poolSpec, changed, status)
 	c.register(resource{client: c.landfall, name: "ipaddresspools", example: &v1beta1.IPAddressPool{}},
@@ -112,14 +112,14 @@ func poolSpec(p lb.Pool) lb.Pool {
 	return p
 }
 
-// PoolRanges watches the addresses of the IPAddressPools, by pool. Where the API server does not
-// have the resource, or we may not see it, the table is empty.
+// PoolRanges watches the addresses that IPAddressPools assign, by pool: without excluded ones.
+// Where the API server does not have the resource, or we may not see it, the table is empty.
 func PoolRanges(c *Client, changed func(name string)) *Table[string, []lb.Range] {
 	table := newTable[string, []lb.Range](nil, changed)
 	c.register(resource{client: c.landfall, name: "ipaddresspools", example: &v1beta1.IPAddressPool{}, optional: true},
 		objects[string, []lb.Range, *v1beta1.IPAddressPool]{table, func(o *v1beta1.IPAddressPool) (string, []lb.Range) {
 			name, pool := convertPool(o)
-			return name, pool.Ranges
+			return name, lb.Subtract(pool.Ranges, pool.Excluded)
 		}})
 	return table
 }

@@ -32,6 +32,14 @@ type resource struct {
 
 // register adds a watch on r that fills store once Run is called.
 func (c *Client) register(r resource, store cache.TransformingStore) {
+	watch := c.watch(r, store)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.watches = append(c.watches, watch)
+}
+
+// watch returns a watch on r that fills store.
+func (c *Client) watch(r resource, store cache.TransformingStore) *watch {
 	watch := &watch{log: c.log, host: c.host, resource: r.name,
 		backoff:  loop.Backoff{Min: minRetry, Max: maxRetry},
 		failures: loop.Failures{Repeat: repeatAfter},
@@ -48,9 +56,7 @@ func (c *Client) register(r resource, store cache.TransformingStore) {
 	}
 	watch.reflector = cache.NewReflectorWithOptions(pacedListWatch{r}, r.example,
 		reportingStore{TransformingStore: store, watch: watch, client: c}, cache.ReflectorOptions{Name: r.name})
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.watches = append(c.watches, watch)
+	return watch
 }
 
 // pacedListWatch sends each request once, so that every failure comes back at once to watch.run, or

@@ -12,7 +12,8 @@ func TestSharing(t *testing.T) {
 	if got := FormatSharing(SharingTerms(&s), nil); got != "" {
 		t.Errorf("without a key: %q", got)
 	}
-	first, four, six := Key{Namespace: "a", Name: "first"}, netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("fd00::7")
+	first, four, six := Key{Namespace: "a", Name: "first"}, netip.MustParseAddr("192.0.2.7"),
+		netip.MustParseAddr("fd00::7")
 	for key, want := range map[string]string{
 		"web": `p (shared by key "web" on 22/TCP, 53/TCP, 53/UDP; 192.0.2.7 after a/first; fd00::7 after a/first)`,
 		`x"; 1.1.1.1 after a/b`: `p (shared by key "x\"; 1.1.1.1 after a/b" on 22/TCP, 53/TCP, 53/UDP; ` +
@@ -58,7 +59,8 @@ func FuzzParseSharing(f *testing.F) {
 			return
 		}
 		again, keys := ParseSharing(FormatSharing(terms, after))
-		if again != terms && !strings.Contains(terms, sharedBy) || !strings.Contains(terms, sharedBy) && !maps.Equal(keys, after) {
+		if again != terms && !strings.Contains(terms, sharedBy) || !strings.Contains(terms, sharedBy) &&
+			!maps.Equal(keys, after) {
 			t.Errorf("%q: %q %v, then %q %v", message, terms, after, again, keys)
 		}
 	})

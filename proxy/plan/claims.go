@@ -105,7 +105,8 @@ func (c *Claims) Configure(external ExternalIPs, own []netip.Addr) []lb.Key {
 // Services for which Grant may return something else than before.
 func (c *Claims) Set(s Service) []lb.Key {
 	before := c.claiming[s.Key]
-	if before != nil && before.Age == s.Age && before.health == s.HealthPort && slices.EqualFunc(before.ports, s.Ports, sameFrontends) {
+	if before != nil && before.Age == s.Age && before.health == s.HealthPort &&
+		slices.EqualFunc(before.ports, s.Ports, sameFrontends) {
 		before.ports = s.Ports
 		return nil
 	}

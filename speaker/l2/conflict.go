@@ -163,11 +163,10 @@ func (a *Actor) seenOn(p *port) func(netip.Addr, net.HardwareAddr) {
 	return func(vip netip.Addr, mac net.HardwareAddr) {
 		now := time.Now()
 		a.mu.Lock()
-		var news bool
-		if a.desired.Ours[mac.String()] {
-			news = !a.desired.own(mac) && a.note(at, vip)
-		} else {
-			news = a.seen.note(at, vip, mac.String(), now)
+		ours := a.desired.Ours[mac.String()]
+		news := !ours && a.seen.note(at, vip, mac.String(), now)
+		if ours && !a.desired.own(mac) {
+			a.note(at, vip)
 		}
 		a.mu.Unlock()
 		if news {

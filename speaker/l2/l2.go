@@ -201,7 +201,7 @@ func (a *Actor) apply(now time.Time) time.Duration {
 	a.seen.forget(now, desired.Ours, wanted)
 	seen := a.seen.copy()
 	rivals := a.rivals
-	a.rivals = nil
+	a.rivals = nil // and the next one has the actor woken anew
 	a.mu.Unlock()
 	for at, p := range a.ports {
 		if err, ok := broken[p.responder]; ok && p.responder != nil {

@@ -16,7 +16,9 @@ import (
 // send their packets there meanwhile, and some times more.
 const (
 	// reclaimAfter leaves time to hear over gossip that the other node owns the VIP by right.
-	reclaimAfter = 50 * time.Millisecond
+	reclaimAfter = 40 * time.Millisecond
+	// gatherFor bounds how often what others announce wakes the actor.
+	gatherFor = 20 * time.Millisecond
 	// A VIP is reclaimed again after reclaimWait at the soonest, and each time that this happens
 	// within reclaimCalm after twice as long, up to the interval for conflicting hosts: whoever makes
 	// up packets must not have us flood the segment.
@@ -30,11 +32,14 @@ const (
 // rivals are the VIPs that other nodes of ours were seen to announce since the last look.
 type rivals map[place]map[netip.Addr]bool
 
-// note takes in that another node of ours uses a VIP, and reports whether that is news. It needs
-// mu.
-func (a *Actor) note(at place, vip netip.Addr) bool {
+// note takes in that another node of ours uses a VIP, and has the actor look at it in a moment. It
+// needs mu.
+func (a *Actor) note(at place, vip netip.Addr) {
 	if answer, ok := a.desired.Answers[vip]; !ok || !answer.Owned || a.rivals[at][vip] {
-		return false
+		return
+	}
+	if len(a.rivals) == 0 {
+		time.AfterFunc(gatherFor, a.runner.Poke)
 	}
 	if a.rivals == nil {
 		a.rivals = rivals{}
@@ -43,7 +48,6 @@ func (a *Actor) note(at place, vip netip.Addr) bool {
 		a.rivals[at] = map[netip.Addr]bool{}
 	}
 	a.rivals[at][vip] = true
-	return true
 }
 
 // own reports whether the address is one of this node's.

@@ -41,7 +41,7 @@ func (m *Members) config(bind netip.Addr) *memberlist.Config {
 	c.BindAddr, c.BindPort = bind.String(), m.opts.Port
 	c.AdvertiseAddr, c.AdvertisePort = c.BindAddr, c.BindPort
 	c.Transport = m.opts.transport
-	c.SecretKey = m.opts.Key
+	c.Keyring = m.keys
 
 	c.ProbeInterval, c.ProbeTimeout = m.opts.Profile.ProbeInterval, m.opts.Profile.ProbeTimeout
 	c.SuspicionMult, c.SuspicionMaxTimeoutMult = 3, 2

@@ -30,8 +30,9 @@ type Options struct {
 	// told. It may wait for it.
 	Bind func(context.Context) (netip.Addr, error)
 	Port int
-	// Key encrypts gossip (AES-GCM); 16, 24 or 32 bytes, or none.
-	Key []byte
+	// Keys encrypt gossip (AES-GCM), 16, 24 or 32 bytes each: the first one encrypts, all of them
+	// decrypt. Without keys gossip is not encrypted. See SetKeys.
+	Keys [][]byte
 	// Born tells this process from earlier ones on the node: the time of its start.
 	Born    time.Time
 	Profile Profile // the zero value stands for LAN
@@ -70,6 +71,7 @@ type Members struct {
 	join  *loop.Runner
 	renew *loop.Runner
 	queue memberlist.TransmitLimitedQueue
+	keys  *memberlist.Keyring // nil without encryption
 
 	mu  sync.Mutex
 	own *journal
@@ -105,7 +107,7 @@ func New(opts Options) *Members {
 		opts.Profile = LAN
 	}
 	m := &Members{
-		opts: opts,
+		opts: opts, keys: newKeyring(opts.Keys),
 		own:  newJournal(opts.Self, uint64(opts.Born.UnixNano())),
 		book: book{}, past: map[uint64]*page{}, live: map[string]*memberlist.Node{}, greet: map[string]bool{},
 		macs: map[string][]string{},
