@@ -176,24 +176,26 @@ func New(svc lb.Service, endpoints []lb.Slice, node Node) Service {
 	if svc.Type == lb.LoadBalancer && svc.ExternalPolicy == lb.Local {
 		s.HealthPort = svc.HealthCheckNodePort
 	}
+	choose := chooser{endpoints, lb.Place{Node: node.Name, Zone: node.Zone}, map[lb.Family]chosen{}}
 	for _, clusterIP := range svc.ClusterIPs {
 		for _, port := range svc.Ports {
-			s.Ports = append(s.Ports, newPort(svc, s.VIPs, clusterIP, port, endpoints, node))
+			s.Ports = append(s.Ports, newPort(svc, s.VIPs, clusterIP, port, choose, node))
 		}
 	}
 	return s
 }
 
 func newPort(
-	svc lb.Service, vips []netip.Addr, clusterIP netip.Addr, port lb.ServicePort, endpoints []lb.Slice, node Node) Port {
+	svc lb.Service, vips []netip.Addr, clusterIP netip.Addr, port lb.ServicePort, choose chooser, node Node) Port {
 	family := lb.FamilyOf(clusterIP)
+	chosen := choose.port(port, family)
 	p := Port{
 		Family:   family,
 		Name:     port.Name,
 		Protocol: port.Protocol,
 		External: svc.ExternalPolicy,
-		Backends: lb.Choose(endpoints, port.Name, port.Protocol, family, lb.Place{Node: node.Name, Zone: node.Zone}),
-		Serving:  serving(endpoints, port, family),
+		Backends: chosen.backends,
+		Serving:  chosen.serving,
 	}
 	internal, external := action(p.Backends, svc.InternalPolicy), action(p.Backends, svc.ExternalPolicy)
 	p.Frontends = append(p.Frontends, Frontend{Kind: ClusterIP, Addr: clusterIP, Port: port.Port, Action: internal})
