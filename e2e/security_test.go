@@ -181,7 +181,7 @@ func nodesWriteTheirOwn(t *testing.T, l *lab.Lab) {
 		{"a finalizer", service, types.MergePatchType, `{"metadata":{"finalizers":["example.com/x"]}}`,
 			"may not change labels"},
 		{"its session", peers, types.ApplyPatchType, entry(self, "Idle"), ""},
-		{"another's session", peers, types.ApplyPatchType, entry(other, "Idle"),
+		{"another's session", peers, types.ApplyPatchType, entry(other, "Forged"),
 			"node " + self + " may write its own entry in status.nodes only"},
 		{"a session of no node", peers, types.ApplyPatchType, entry("nowhere", "Idle"), "its own entry"},
 		{"its gateways", gateways, types.MergePatchType, fmt.Sprintf(`{"data":{%q:""}}`, self), ""},
