@@ -144,10 +144,11 @@ func TestDefaults(t *testing.T) {
 		}
 	}
 	want := []string{
-		"ClusterRole landfall-cleanup", "ClusterRole landfall-controller", "ClusterRole landfall-proxy",
-		"ClusterRole landfall-speaker",
-		"ClusterRole landfall-view",
+		"ClusterRole landfall-cleanup", "ClusterRole landfall-controller", "ClusterRole landfall-metrics-auth",
+		"ClusterRole landfall-metrics-reader",
+		"ClusterRole landfall-proxy", "ClusterRole landfall-speaker", "ClusterRole landfall-view",
 		"ClusterRoleBinding landfall-cleanup", "ClusterRoleBinding landfall-controller",
+		"ClusterRoleBinding landfall-metrics-auth",
 		"ClusterRoleBinding landfall-proxy", "ClusterRoleBinding landfall-speaker",
 		"DaemonSet landfall-node", "Deployment landfall-controller", "Job landfall-cleanup",
 		"PodDisruptionBudget landfall-controller",
@@ -255,10 +256,11 @@ func TestPrivileges(t *testing.T) {
 func TestRights(t *testing.T) {
 	objects := render(t)
 	for role, want := range map[string][]string{
+		"metrics-auth": {"subjectaccessreviews:create", "tokenreviews:create"},
 		"controller": {"events:create,patch", "ipaddresspools/status:update", "ipaddresspools:get,list,watch",
 			"namespaces:list,watch", "nodes:list,watch", "services/status:patch", "services:list,watch"},
-		"proxy": {"endpointslices:list,watch", "events:create,patch", "nodes:list,watch", "servicecidrs:list,watch",
-			"services:list,watch"},
+		"proxy": {"endpointslices:list,watch", "events:create,patch", "ipaddresspools:list,watch", "nodes:list,watch",
+			"servicecidrs:list,watch", "services:list,watch"},
 	} {
 		if diff := cmp.Diff(
 			want, rights(as[rbacv1.ClusterRole](t, objects, "ClusterRole landfall-"+role).Rules)); diff != "" {
@@ -379,7 +381,16 @@ func TestValuesReachThePrograms(t *testing.T) {
 		{[]string{`proxy.scheduler="maglev"`, "proxy.conntrackTCPBeLiberal=true", "proxy.setKernelParameters=false"}, "proxy",
 			[]string{"--scheduler=maglev", "--conntrack-tcp-be-liberal=true"}, []string{"--proc-sys-net"}},
 		{[]string{`proxy.extraArgs=["--x=y"]`, "proxy.metricsPort=9000"}, "proxy",
-			[]string{"--x=y", "--metrics-bind-address=:9000"}, nil},
+			[]string{"--x=y", "--metrics-bind-address=node:9000"}, nil},
+		{nil, "speaker", []string{"--metrics-bind-address=node:7481", "--metrics-secure=true"},
+			[]string{"--metrics-cert-file", "--metrics-key-file"}},
+		{nil, "controller", []string{"--metrics-bind-address=:7480", "--metrics-secure=true"}, nil},
+		{[]string{`metrics.listen="localhost"`, "metrics.secure=false"}, "proxy",
+			[]string{"--metrics-bind-address=localhost:7482", "--metrics-secure=false"}, nil},
+		{[]string{`metrics.listen="localhost"`, `metrics.certSecret="tls"`}, "controller",
+			[]string{"--metrics-bind-address=:7480", "--metrics-cert-file=/run/secrets/landfall/metrics/tls.crt",
+				"--metrics-key-file=/run/secrets/landfall/metrics/tls.key"}, nil},
+		{[]string{`metrics.listen="all"`}, "speaker", []string{"--metrics-bind-address=:7481"}, nil},
 	} {
 		objects := render(t, test.set...)
 		pod := as[appsv1.DaemonSet](t, objects, "DaemonSet landfall-node").Spec.Template.Spec
@@ -434,6 +445,12 @@ func TestOptionalParts(t *testing.T) {
 			"ClusterRole landfall-view",
 			"Role landfall-controller"}},
 		{[]string{"podMonitor.enabled=true"}, []string{"PodMonitor landfall-controller", "PodMonitor landfall-node"}, nil},
+		{[]string{"podMonitor.enabled=true"}, []string{"Secret landfall-metrics-reader",
+			"ServiceAccount landfall-metrics-reader", "ClusterRoleBinding landfall-metrics-reader"}, nil},
+		{[]string{"podMonitor.enabled=true", `podMonitor.tokenSecret="mine"`}, []string{"PodMonitor landfall-node"},
+			[]string{"Secret landfall-metrics-reader", "ServiceAccount landfall-metrics-reader"}},
+		{[]string{"podMonitor.enabled=true", "metrics.secure=false"}, []string{"PodMonitor landfall-node"},
+			[]string{"ClusterRole landfall-metrics-auth", "Secret landfall-metrics-reader"}},
 		{[]string{`speaker.gossip.existingSecret="mine"`}, nil, []string{"Secret landfall-gossip"}},
 		{[]string{`fullnameOverride="lf"`}, []string{"DaemonSet lf-node", "Secret lf-gossip", "ClusterRole lf-proxy"},
 			[]string{"DaemonSet landfall-node"}},
@@ -466,6 +483,8 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		`speaker.bgpListen="179"`:               "/speaker/bgpListen",
 		"speaker.gossip.key=1":                  "key",
 		"controller.leaderElect.leaseSeconds=1": "leaseSeconds",
+		`metrics.listen="10.0.0.1"`:             "/metrics/listen",
+		"metrics.tls=1":                         "tls",
 		`controller.replicas="two"`:             "/controller/replicas",
 		"node.hostNetwork=false":                "hostNetwork",
 		`image.digest="latest"`:                 "/image/digest",
@@ -478,6 +497,10 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		if _, err := template(t, set); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want a refusal that names %s", set, err, want)
 		}
+	}
+	if _, err := template(t, "podMonitor.enabled=true", `metrics.listen="localhost"`); err == nil ||
+		!strings.Contains(err.Error(), "metrics.listen=node or all") {
+		t.Errorf("a PodMonitor of a localhost: %v", err)
 	}
 	if _, err := template(t, "proxy.enabled=false", `speaker.gate="proxy"`); err == nil ||
 		!strings.Contains(err.Error(), "speaker.gate=none") {
@@ -519,6 +542,53 @@ func (n schemaNode) compare(t *testing.T, path string, values map[string]any) {
 		}
 		if nested, ok := value.(map[string]any); ok && sub.Properties != nil {
 			sub.compare(t, path+"/"+name, nested)
+		}
+	}
+}
+
+// TestMetricsPorts checks that probes ask where the programs listen, and PodMonitors how they
+// answer.
+func TestMetricsPorts(t *testing.T) {
+	for _, test := range []struct {
+		set                    []string
+		scheme                 corev1.URIScheme
+		node, controller, cert string
+	}{
+		{nil, corev1.URISchemeHTTPS, "", "", ""},
+		{[]string{"metrics.secure=false", `metrics.certSecret="tls"`}, corev1.URISchemeHTTP, "", "", ""},
+		{[]string{`metrics.listen="localhost"`, `metrics.certSecret="tls"`}, corev1.URISchemeHTTPS, "127.0.0.1", "", "tls"},
+	} {
+		objects := render(t, test.set...)
+		node := as[appsv1.DaemonSet](t, objects, "DaemonSet landfall-node").Spec.Template.Spec
+		controller := as[appsv1.Deployment](t, objects, "Deployment landfall-controller").Spec.Template.Spec
+		for _, pod := range []corev1.PodSpec{node, controller} {
+			host := map[bool]string{true: test.node, false: test.controller}[pod.HostNetwork]
+			for _, c := range pod.Containers {
+				for _, probe := range []*corev1.Probe{c.LivenessProbe, c.ReadinessProbe} {
+					if probe.HTTPGet.Scheme != test.scheme || probe.HTTPGet.Host != host {
+						t.Errorf("%v: %s: probe %v", test.set, c.Name, probe.HTTPGet)
+					}
+				}
+				mounted := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
+					return m.MountPath == "/run/secrets/landfall/metrics" && m.ReadOnly
+				})
+				if mounted != (test.cert != "") {
+					t.Errorf("%v: %s mounts %v", test.set, c.Name, c.VolumeMounts)
+				}
+				if pod.HostNetwork && !slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool {
+					return e.Name == "NODE_IP" && e.ValueFrom.FieldRef.FieldPath == "status.podIP"
+				}) {
+					t.Errorf("%s does not know the node's address", c.Name)
+				}
+			}
+		}
+	}
+	for secure, want := range map[string]string{
+		"true": `"scheme":"https"`, "false": `"podMetricsEndpoints":[{"interval":"30s","port":"metrics","relabelings"`,
+	} {
+		monitor := render(t, "podMonitor.enabled=true", "metrics.secure="+secure)["PodMonitor landfall-controller"]
+		if !strings.Contains(string(monitor), want) {
+			t.Errorf("metrics.secure=%s: %s", secure, monitor)
 		}
 	}
 }

@@ -250,6 +250,8 @@ func (c *cluster) del(name string) {
 
 // announce has the speakers report on a Service.
 func (c *cluster) announce(name string, announced bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	s := c.services[key(name)]
 	s.Conditions = slices.DeleteFunc(slices.Clone(s.Conditions),
 		func(have lb.Condition) bool { return have.Type == lb.ConditionAnnounced })
@@ -257,7 +259,7 @@ func (c *cluster) announce(name string, announced bool) {
 	if s.Announcements = ""; announced {
 		s.Announcements = "n1"
 	}
-	c.put(s)
+	c.store(s)
 }
 
 // Pool implements statusWriter.
@@ -395,10 +397,11 @@ func (p *process) deliverServices(n int) {
 	p.cluster.mu.Lock()
 	defer p.cluster.mu.Unlock()
 	services := p.services.All()
+	var changed []lb.Key
 	for ; n > 0 && p.seen < len(p.cluster.log); n-- {
 		e := p.cluster.log[p.seen]
 		p.seen++
-		p.serviceChanged(e.service.Key)
+		changed = append(changed, e.service.Key)
 		if e.deleted {
 			delete(services, e.service.Key)
 		} else {
@@ -406,6 +409,9 @@ func (p *process) deliverServices(n int) {
 		}
 	}
 	p.services.Replace(services)
+	for _, key := range changed { // after the table has them, as a watch does: a step may run at once
+		p.serviceChanged(key)
+	}
 }
 
 // takeOver brings the watches up to date and catches up, as at the beginning of a time of leading.

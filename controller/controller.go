@@ -103,10 +103,10 @@ type controller struct {
 // write is a write of ours to a Service's status.
 type write struct {
 	plan.Pending
-	done     bool // it took place for sure
-	failures loop.Failures
-	claims   map[string]lb.PoolClaim // by pool
-	adopted  bool                    // it is known from another's claim, and was not sent by this controller
+	done         bool // it took place for sure
+	failures     loop.Failures
+	reservations map[string]lb.PendingReservation // by pool
+	adopted      bool                             // by another's reservation; this controller did not send it
 }
 
 // poolWrite is a write of ours to a pool's status, and what the pool showed before.
@@ -200,8 +200,8 @@ func (c *controller) step(ctx context.Context) (again time.Duration, err error) 
 	c.tell(pools, started)
 	p := c.book.Plan(started)
 	c.metrics.planned(p.Pools, c.book.Summary(), c.now().Sub(started))
-	changes, claimErr := c.claim(ctx, p, pools, c.changes(p))
-	err = errors.Join(claimErr, c.writeServices(ctx, changes))
+	changes, reserveErr := c.reserve(ctx, p, pools, c.changes(p))
+	err = errors.Join(reserveErr, c.writeServices(ctx, changes))
 	again, poolErr := c.writePools(ctx, p, pools)
 	if err := errors.Join(err, poolErr); errors.Is(err, kube.ErrWentBack) {
 		return 0, ignoreEnd(ctx, errors.Join(err, c.startOver(ctx)))

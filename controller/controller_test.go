@@ -267,7 +267,7 @@ func TestContract8LeaderChange(t *testing.T) {
 }
 
 // TestContract8Restored has etcd restored from a snapshot while a controller leads. All versions
-// are lower than before, also than that of the pool on which claims were to be made next.
+// are lower than before, also than that of the pool on which reservations were to be made next.
 func TestContract8Restored(t *testing.T) {
 	for name, seen := range map[string]bool{"writes were seen": true, "a write was not seen": false} {
 		t.Run(name, func(t *testing.T) {

@@ -2,6 +2,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"os"
@@ -19,7 +20,7 @@ import (
 
 const name = "landfall-controller"
 
-// What becomes of an address that should not be where it is.
+// What to do with an address outside its pools, or with one that two Services hold.
 const (
 	keep = "keep"
 	move = "move"
@@ -52,7 +53,7 @@ const cleanupArg = "cleanup"
 
 func main() {
 	var o options
-	metrics := ":7480"
+	metrics := "localhost:7480"
 	if slices.Contains(os.Args, cleanupArg) {
 		metrics = "" // where a controller may still be running
 	}
@@ -107,11 +108,12 @@ func (o *options) add(flags *pflag.FlagSet) {
 
 // check finds what the flags' types cannot.
 func (o *options) check() error {
+	if err := cmp.Or(
+		ops.OneOf("when-outside", o.outside, keep, move), ops.OneOf("when-duplicate", o.duplicates, keep, move),
+	); err != nil {
+		return err
+	}
 	switch {
-	case o.outside != keep && o.outside != move:
-		return ops.Usagef("--when-outside: %q is neither keep nor move", o.outside)
-	case o.duplicates != keep && o.duplicates != move:
-		return ops.Usagef("--when-duplicate: %q is neither keep nor move", o.duplicates)
 	case !o.leaderElect:
 		return nil
 	case o.retryPeriod <= 0:
@@ -179,7 +181,7 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 	events := client.Events(name, host)
 	d := deps{
 		config: config, services: services,
-		pools: kube.Pools(client, changed), namespaces: kube.Namespaces(client, changed),
+		pools: kube.Pools(client, changed, changed), namespaces: kube.Namespaces(client, changed),
 		nodes:   kube.Nodes(client, "", changed),
 		around:  kube.Surroundings(client, o.namespace, changed),
 		catchUp: func(ctx context.Context) error { return status.CatchUp(ctx, services) },
@@ -189,7 +191,11 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 	c = newController(d)
 	client.OnSync(c.poke)
 	rt.Ready("watches", ready(d))
+	rt.ReviewMetrics(client.ReviewMetrics)
 
+	rt.Live("assign addresses", c.runner.Busy)
+	rt.Live("watches", client.Busy)
+	rt.Live("events", events.Busy)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return client.Run(ctx) })
 	group.Go(func() error { return events.Run(ctx) })

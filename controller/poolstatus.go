@@ -11,6 +11,7 @@ import (
 	"github.com/landfall-lb/landfall/controller/plan"
 	"github.com/landfall-lb/landfall/internal/kube"
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 // writePools writes the status of each pool that differs from what it shows. Counts that it is too
@@ -32,9 +33,9 @@ func (c *controller) writePools(ctx context.Context, p plan.Plan,
 		if w, ok := c.poolWrites[name]; ok {
 			shown = w.written
 		}
-		status.Claims, status.Writer = shown.Claims, shown.Writer
+		status.Pending, status.Writer = shown.Pending, shown.Writer
 		if _, ok := c.base(pool); ok {
-			status.Claims = c.openClaims(name)
+			status.Pending = c.openReservations(name)
 		}
 		if shows(shown, status) {
 			continue
@@ -51,8 +52,8 @@ func (c *controller) writePools(ctx context.Context, p plan.Plan,
 	return again, errors.Join(failed...)
 }
 
-// writePool writes a pool's status on the version on which claims may be made, if there is one:
-// then the writer may claim on the version that this makes too.
+// writePool writes a pool's status on the version on which the controller may reserve addresses, if
+// there is one: then it may also reserve on the version that this makes.
 func (c *controller) writePool(ctx context.Context, pool lb.Pool, status lb.PoolStatus) error {
 	shown := pool
 	base, ok := c.base(pool)
@@ -62,11 +63,12 @@ func (c *controller) writePool(ctx context.Context, pool lb.Pool, status lb.Pool
 	writeCtx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	version, err := c.status.Pool(writeCtx, pool, status)
+	loop.Progress(ctx)
 	c.metrics.wrote("pool", err)
 	switch {
 	case err == nil:
 		if r := c.registries[pool.Name]; ok {
-			r.version, r.claims = version, status.Claims
+			r.version, r.reservations = version, status.Pending
 		}
 		c.reportPool(shown, status)
 		c.poolWrites[pool.Name] = poolWrite{before: shown.Status, written: status}
@@ -105,7 +107,7 @@ func (c *controller) reportPool(pool lb.Pool, status lb.PoolStatus) {
 func shows(have, want lb.PoolStatus) bool {
 	return have.AssignedIPv4 == want.AssignedIPv4 && have.AvailableIPv4 == want.AvailableIPv4 &&
 		have.AssignedIPv6 == want.AssignedIPv6 && have.AvailableIPv6 == want.AvailableIPv6 &&
-		slices.Equal(have.Released, want.Released) && slices.EqualFunc(have.Claims, want.Claims, sameClaim) &&
+		slices.Equal(have.Released, want.Released) && slices.EqualFunc(have.Pending, want.Pending, sameReservation) &&
 		!slices.ContainsFunc(want.Conditions, func(c lb.Condition) bool { return !slices.Contains(have.Conditions, c) })
 }
 

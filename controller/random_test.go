@@ -19,7 +19,7 @@ func TestContract8RandomRestarts(t *testing.T) {
 // should prevent: they are slow, see late what the others write, and what they have sent may arrive
 // when they have long given up.
 func TestContract8RandomTogether(t *testing.T) {
-	// Those that find a controller that claims without catching up with the Services.
+	// Those that find a controller that reserves without catching up with the Services.
 	found := []uint64{786, 869, 1031, 1121, 1250}
 	seeds.Run(t, seeds.Of(600, 3000), found, func(t *testing.T, seed uint64) { randomRun(t, seed, 2) })
 }

@@ -13,13 +13,14 @@ import (
 	"github.com/landfall-lb/landfall/controller/plan"
 	"github.com/landfall-lb/landfall/internal/kube"
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 // change is a Service with what it shall show.
 type change struct {
-	service lb.Service
-	holding kube.Holding
-	claims  map[string]lb.PoolClaim // by pool, for what it adds
+	service      lb.Service
+	holding      kube.Holding
+	reservations map[string]lb.PendingReservation // by pool, for what it adds
 	// replaced are addresses that others wrote into the status and that this change takes out of it.
 	replaced []netip.Addr
 	// deleted is set for a Service that is being deleted and loses its finalizer.
@@ -71,18 +72,19 @@ func (c *controller) writeServices(ctx context.Context, changes []change) error 
 	var group errgroup.Group
 	group.SetLimit(c.parallel)
 	for i, ch := range changes {
-		// Noted before it is sent: whatever becomes of it, its addresses are not given to others until
-		// the Service is seen again.
+		// Noted before it is sent: the book gives its addresses to no other Service until the controller
+		// sees this one again, whether the write succeeds or not.
 		c.writes[ch.service.Key] = write{
 			Pending: plan.Pending{UID: ch.service.UID, Version: ch.service.Version, Addresses: ch.holding.Addresses,
-				Perhaps: c.perhaps(ch)},
-			failures: c.writes[ch.service.Key].failures,
-			claims:   c.keepClaims(ch),
+				Possible: c.possible(ch)},
+			failures:     c.writes[ch.service.Key].failures,
+			reservations: c.keepReservations(ch),
 		}
 		group.Go(func() error {
 			ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 			defer cancel()
 			errs[i] = c.status.Hold(ctx, ch.service, ch.holding)
+			loop.Progress(ctx)
 			return nil
 		})
 	}

@@ -175,13 +175,13 @@ func (r *report) addPeer(p lb.Peer) {
 	up := 0
 	nodes := slices.Sorted(maps.Keys(p.Status))
 	for _, node := range nodes {
-		word := p.Status[node]
-		if word.State == "Established" {
+		status := p.Status[node]
+		if status.State == "Established" {
 			up++
 		}
-		if word.Reason != "" {
-			r.problem("BGPPeer %s on %s is %s: %s (%s)", p.Name, node, word.State, cmp.Or(word.Message, "not up yet"),
-				word.Reason)
+		if status.Reason != "" {
+			r.problem("BGPPeer %s on %s is %s: %s (%s)", p.Name, node, status.State, cmp.Or(status.Message, "not up yet"),
+				status.Reason)
 		}
 	}
 	if len(nodes) == 0 {

@@ -102,7 +102,7 @@ stringData: {password: secret}
 		t.Fatal(err)
 	}
 	ignore := func(string) {}
-	peers, ads, profiles := kube.BGPPeers(client, ignore), kube.BGPAdvertisements(client, ignore),
+	peers, ads, profiles := kube.BGPPeers(client, ignore, ignore), kube.BGPAdvertisements(client, ignore, ignore),
 		kube.BFDProfiles(client, ignore)
 	communities, passwords := kube.Communities(client, ignore), kube.Passwords(client, "default", ignore)
 	go client.Run(ctx)

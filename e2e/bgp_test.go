@@ -105,11 +105,20 @@ func TestBGPFaults(t *testing.T) {
 		{"router restarted", routerRestarted},
 		// The pods must survive what follows, which is about how the routers learn of it.
 		{"the pods move away", func(t *testing.T, l *lab.Lab) { podsOnMaster(t, l) }},
+		{"a node is away and back", returnsOverBGP},
 		{"drain, then power-off", drainThenPowerOff},
 		{"node crash with BFD", crashWithBFD},
 		{"node crash without BFD", crashWithoutBFD},
 	} {
-		t.Run(fault.name, func(t *testing.T) { fault.play(t, l) })
+		t.Run(fault.name, func(t *testing.T) {
+			began := time.Now()
+			defer func() {
+				if t.Failed() {
+					t.Log(sessionsSince(l, bgpNode, began))
+				}
+			}()
+			fault.play(t, l)
+		})
 	}
 }
 

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"math"
@@ -228,19 +227,25 @@ func (m *many) cost(t testing.TB, over time.Duration) cost {
 
 func (m *many) cpu(t testing.TB, node string) float64 {
 	t.Helper()
-	page, err := m.l.Agent("speaker", node).Get(t.Context(), "/metrics")
+	return metric(t, m.l.Agent("speaker", node), "process_cpu_seconds_total")
+}
+
+// metric returns the value of an agent's metric without labels.
+func metric(t testing.TB, a *lab.Agent, name string) float64 {
+	t.Helper()
+	page, err := a.Get(t.Context(), "/metrics")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for s := bufio.NewScanner(strings.NewReader(page)); s.Scan(); {
-		if value, ok := strings.CutPrefix(s.Text(), "process_cpu_seconds_total "); ok {
-			seconds, err := strconv.ParseFloat(value, 64)
+	for line := range strings.Lines(page) {
+		if text, ok := strings.CutPrefix(line, name+" "); ok {
+			value, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
 			if err != nil {
 				t.Fatal(err)
 			}
-			return seconds
+			return value
 		}
 	}
-	t.Fatal("the speaker does not say how much of a processor it has used")
+	t.Fatalf("%s: no metric %s", a.Name(), name)
 	return 0
 }

@@ -85,6 +85,13 @@ var documented = map[string]map[string]string{
 	"iptables": {
 		"16 no endpoints, node to vip":      cases.Silence,
 		"16 no endpoints, node to external": cases.Silence,
+		// As the API server has ServiceCIDRs.
+		"18 UDP to a TCP port of a ClusterIP":                   cases.Silence,
+		"19 undefined port of a ClusterIP":                      cases.Silence,
+		"19 undefined port of a ClusterIP, outside":             cases.Silence,
+		"19 undefined port of a ClusterIP, node":                cases.Silence,
+		"19 Service networks, undefined port of a ClusterIP":    cases.Silence,
+		"19 Service networks, UDP to a TCP port of a ClusterIP": cases.Silence,
 	},
 	"nftables": {
 		"INVALID from a pod": cases.Passed,
@@ -124,7 +131,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// contend returns what becomes of each case's packets with a contender.
+// contend runs each case with a contender and returns how its packets end.
 func contend(t *testing.T, family lb.Family, who contender) map[string]cases.Seen {
 	t.Helper()
 	cluster := lab.SeedCluster()
@@ -161,7 +168,7 @@ func judge(t *testing.T, mode string, theirs, ours map[string]cases.Seen) {
 	t.Logf("%d cases, %d of them different as documented", len(ours), differences)
 }
 
-// answers runs a contender and returns what becomes of each case's packets.
+// answers runs a contender and returns how each case's packets end.
 func (o *contest) answers(t *testing.T, put *objects, who contender, all []judged) map[string]cases.Seen {
 	t.Helper()
 	seen := map[string]cases.Seen{}

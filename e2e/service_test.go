@@ -161,6 +161,7 @@ func testServiceLife(t *testing.T, l *lab.Lab) {
 			wantAnswers(t, l, lab.ClientName, "tcp", seedVIP, "my-nginx-1", "my-nginx-2")
 		}},
 		{"deleted, it is gone from rules and wire; created again, it is back", func(t *testing.T) {
+			addTenant(t, l)
 			if err := l.RemoveService(ctx, "default", "my-nginx"); err != nil {
 				t.Fatal(err)
 			}
@@ -185,6 +186,7 @@ func testServiceLife(t *testing.T, l *lab.Lab) {
 			waitAnnounced(t, l, "my-nginx", "172.26.236.180")
 			wantAnswers(t, l, lab.ClientName, "tcp", seedVIP, "my-nginx-1", "my-nginx-2")
 		}},
+		{"external IPs of an older Service take nothing", func(t *testing.T) { testContract11Tenant(t, l) }},
 	}
 	for _, step := range steps {
 		if !t.Run(step.name, step.run) {

@@ -102,6 +102,10 @@ func TestContract6SwitchOfModes(t *testing.T) {
 			!strings.Contains(rules, "table ip mine") {
 			t.Errorf("in mode %s: rules of others are gone:\n%s", mode, rules)
 		}
+		localnet := strings.TrimSpace(mustExec(t, l, takeoverNode, "sysctl", "-n", "net.ipv4.conf.all.route_localnet"))
+		if want := map[string]string{"iptables": "1", "nftables": "0"}[mode]; localnet != want {
+			t.Errorf("in mode %s: route_localnet is %s, want %s", mode, localnet, want)
+		}
 		o.wantBackendsFollow(t)
 	}
 	clients.wantNoneLost(t)
@@ -155,7 +159,9 @@ func (o *takeover) run(t *testing.T) {
 	if err := o.ours.Start(); err != nil {
 		t.Fatal(err)
 	}
-	o.waitForRules(t)
+	if err := o.ours.WaitReady(t.Context()); err != nil { // not before the kernel has all rules
+		t.Fatal(err)
+	}
 	eventually(t, "the taken health ports are reported", func() error {
 		for _, port := range []string{"10256", fmt.Sprint(o.healthPort)} {
 			if !strings.Contains(o.ours.Log(), "cannot open a health server") || !strings.Contains(o.ours.Log(), port) {
@@ -236,20 +242,6 @@ func (o *takeover) startKubeProxy(t *testing.T) {
 			}
 		}
 		return errors.New("no sync so far")
-	})
-}
-
-// waitForRules waits until Landfall's proxy says that the kernel holds its rules.
-func (o *takeover) waitForRules(t *testing.T) {
-	t.Helper()
-	if err := o.ours.WaitReady(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "Landfall has written its rules", func() error {
-		if !strings.Contains(o.ours.Log(), "wrote the rules of all Services for the first time") {
-			return errors.New("not so far")
-		}
-		return nil
 	})
 }
 

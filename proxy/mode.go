@@ -24,10 +24,10 @@ const (
 	modeNftables = "nftables"
 )
 
-// How often the rules are compared with the kernel's, if nobody is seen to change them.
+// How often the proxy compares the kernel's rules with its own, without a sign of a change.
 const (
 	verifyIptables = 15 * time.Second
-	verifyLegacy   = 1500 * time.Millisecond // nobody is told of changes; a large ruleset is read less often
+	verifyLegacy   = 1500 * time.Millisecond // the kernel reports no changes; large rulesets are read less often
 	verifyNftables = 5 * time.Minute
 )
 
@@ -41,7 +41,7 @@ type kernel struct {
 	families []lb.Family
 	unusable map[lb.Family]error // why the node lacks the other families
 	commands map[lb.Family]iptables.Kernel
-	watcher  *iptables.Watcher // nil where nobody is told of changes
+	watcher  *iptables.Watcher // nil where the kernel reports no changes
 	batch    int               // Services that are written at once; 0 for all
 	verify   time.Duration
 	netlink  *nftables.Netlink
@@ -205,10 +205,10 @@ func (k kernel) writer(log *slog.Logger, changed func(), m *metrics) *dialect.Ac
 
 // leaveOther removes what a predecessor wrote in the mode that is not ours, once ours serves. It is
 // not worth ending for.
-func (k kernel) leaveOther(ctx context.Context, log *slog.Logger) {
+func (k kernel) leaveOther(ctx context.Context, log *slog.Logger, parameters kernelParameters) {
 	var err error
 	if k.mode == modeNftables {
-		err = iptables.Cleanup(ctx)
+		err = iptables.Cleanup(ctx, parameters.unsetLocalnet)
 	} else {
 		err = cleanupNftables()
 	}
@@ -227,9 +227,9 @@ func cleanupNftables() error {
 }
 
 // cleanup removes all that is ours, whichever mode wrote it, and nothing else.
-func cleanup(ctx context.Context) error {
+func cleanup(ctx context.Context, parameters kernelParameters) error {
 	var errs []error
-	if err := iptables.Cleanup(ctx); err != nil {
+	if err := iptables.Cleanup(ctx, parameters.unsetLocalnet); err != nil {
 		errs = append(errs, fmt.Errorf("iptables: %w", err))
 	}
 	if err := cleanupNftables(); err != nil {

@@ -31,8 +31,11 @@ type sources struct {
 	slices     table[lb.Key, []lb.Slice]
 	nodes      table[string, lb.Node]
 	interfaces func() ([]lb.Interface, bool)
-	update     func() (lb.FeedUpdate, bool)  // what the speaker says, if it is there
-	networks   table[string, []netip.Prefix] // of cluster IPs
+	// update returns which nodes are dead and what else the speaker has said since the last call, if
+	// there is one.
+	update   func() (lb.FeedUpdate, bool)
+	networks table[string, []netip.Prefix] // of cluster IPs
+	pools    table[string, []lb.Range]     // the addresses of IPAddressPools
 }
 
 // updates are how an actor of Services is told: see actor.Updater.
@@ -57,7 +60,9 @@ type sinks struct {
 	feed updates[[]lb.Delivery]
 	// rescue hands over packets of connections that this node does not know.
 	rescue interface {
-		Set(rescue.Desired)
+		Begin(all map[netip.Addr]*rescue.Origins)
+		Update(changes map[netip.Addr]*rescue.Origins)
+		SetGone(nodes []netip.Addr)
 	}
 	// warn reports something wrong with a Service.
 	warn func(s lb.Service, reason lb.Reason, message string)
@@ -99,10 +104,11 @@ type proxy struct {
 	counts   counts
 	// unconfirmed are the Services with changes that the kernel has not confirmed.
 	unconfirmed map[lb.Key]bool
+	claims      *plan.Claims
 	lingers     lingers
-	dead        map[string]bool             // nodes, as the speaker says
-	previous    map[netip.Addr][]netip.Addr // where VIPs were, as speakers have said
-	ring        map[netip.Addr][]netip.Addr // which other nodes have those that routers spread, as speakers have said
+	heard       bool                          // a speaker
+	dead        map[string]bool               // nodes, as the speaker says
+	origins     map[netip.Addr]rescue.Origins // where connections to VIPs may be known, as speakers have said
 }
 
 // gap folds bursts of changes into one step. It is short, as a new Service and its slice come a few
@@ -116,6 +122,7 @@ func newProxy(self string, settings settings, families []lb.Family, log *slog.Lo
 		settled: make(chan struct{}), began: now(), dirty: map[lb.Key]time.Time{}, records: map[lb.Key]*record{},
 		waiting: "the first step",
 		counts:  newCounts(), unconfirmed: map[lb.Key]bool{}, lingers: newLingers(),
+		claims: plan.NewClaims(), origins: map[netip.Addr]rescue.Origins{},
 	}
 	p.runner = loop.New(p.step, loop.Options{Gap: gap})
 	return p
@@ -132,10 +139,13 @@ func (p *proxy) mark(key lb.Key) {
 }
 
 // markAll notes that every Service has to be planned again.
-func (p *proxy) markAll(at time.Time) {
+func (p *proxy) markAll(at time.Time) { p.markThose(p.from.services.Keys(), at) }
+
+// markThose notes that the named Services have to be planned again.
+func (p *proxy) markThose(keys []lb.Key, at time.Time) {
 	p.dirtyMu.Lock()
 	defer p.dirtyMu.Unlock()
-	for _, key := range p.from.services.Keys() {
+	for _, key := range keys {
 		if _, ok := p.dirty[key]; !ok {
 			p.dirty[key] = at
 		}
@@ -207,15 +217,17 @@ func (p *proxy) learn(f facts, now time.Time) {
 	if first || !f.samePlans(before) {
 		p.markAll(now)
 	}
+	p.markThose(p.claims.Configure(f.external, f.own), now)
 }
 
 // plan plans the dirty Services, and those on which their plans bear, which become dirty too. It
 // returns those whose plans changed.
 func (p *proxy) plan(dirty map[lb.Key]time.Time, now time.Time) map[lb.Key]bool {
+	var concerned []lb.Key
 	for _, key := range slices.SortedFunc(maps.Keys(dirty), lb.Key.Compare) {
-		p.planLive(key, now)
+		concerned = append(concerned, p.planLive(key, now)...)
 	}
-	for _, key := range p.lingers.changed(now) {
+	for _, key := range append(concerned, p.lingers.changed(now, p.claims)...) {
 		if _, ok := dirty[key]; !ok {
 			dirty[key] = now
 		}
@@ -223,7 +235,11 @@ func (p *proxy) plan(dirty map[lb.Key]time.Time, now time.Time) map[lb.Key]bool 
 	touched := map[lb.Key]bool{}
 	for key, since := range dirty {
 		r := p.records[key]
-		planned := r.live
+		planned := p.claims.Grant(r.live)
+		p.advise(r, planned.Denied)
+		if p.lingers.policy(key) {
+			planned = planned.AsCluster()
+		}
 		for _, ports := range p.lingers.of(key) {
 			planned = planned.WithLingering(ports)
 		}
@@ -236,8 +252,9 @@ func (p *proxy) plan(dirty map[lb.Key]time.Time, now time.Time) map[lb.Key]bool 
 	return touched
 }
 
-// planLive plans one Service by what the API server has, and lets the VIPs that it loses linger.
-func (p *proxy) planLive(key lb.Key, now time.Time) {
+// planLive plans one Service by what the API server has, and lets the VIPs that it loses linger. It
+// returns the other Services on whose frontends that bears.
+func (p *proxy) planLive(key lb.Key, now time.Time) []lb.Key {
 	r := p.records[key]
 	if r == nil {
 		r = &record{live: plan.Service{Key: key}, planned: plan.Service{Key: key}, applied: plan.Service{Key: key}}
@@ -249,20 +266,23 @@ func (p *proxy) planLive(key lb.Key, now time.Time) {
 		endpoints, _ := p.from.slices.Get(key)
 		live = plan.New(svc, lb.Without(endpoints, p.dead), p.facts.node)
 		r.trigger(endpoints, p.began)
-		p.advise(r, svc)
 	}
-	if gone := plan.Withdrawn(r.live, live); len(gone) > 0 && p.settings.drain > 0 {
+	if gone := plan.Withdrawn(r.planned, live); len(gone) > 0 && p.settings.drain > 0 {
 		p.lingers.add(key, gone, now.Add(p.settings.drain))
 	}
-	p.lingers.live(r.live, live)
+	if plan.Tightened(r.live, live) && p.settings.drain > 0 {
+		p.lingers.addPolicy(key, now.Add(p.settings.drain))
+	}
 	if !reflect.DeepEqual(r.live, live) { // else they are worth keeping once
 		r.live = live
 	}
+	return p.claims.Set(r.live)
 }
 
 // replan notes a new plan, and returns whether it differs from the one before.
 func (p *proxy) replan(r *record, planned plan.Service, since time.Time) bool {
-	same := planned.Policy == r.planned.Policy && slices.Equal(planned.VIPs, r.planned.VIPs)
+	same := planned.Policy == r.planned.Policy && slices.Equal(planned.VIPs, r.planned.VIPs) &&
+		slices.Equal(planned.Denied, r.planned.Denied)
 	for i, family := range allFamilies {
 		if plan.SameRules(r.planned, planned, family) {
 			continue

@@ -124,8 +124,8 @@ func TestLastNodeGoesOn(t *testing.T) {
 		r.start(w177, w178, w179)
 		r.service(nginx, vip1)
 		order := ranked(vip1)
-		r.crash(order[0])
-		r.crash(order[1])
+		r.die(order[0])
+		r.die(order[1])
 		// What the two said while they were a majority counts no more.
 		r.leaseMu.Lock()
 		r.lease = nil
@@ -143,7 +143,7 @@ func TestMissingNodesAreNamed(t *testing.T) {
 		order := ranked(vip1)
 		r.crash(order[0])
 		heir := r.nodes[order[1]]
-		st := heir.status()
+		st := heir.whole(t)
 		if len(st.Members.Missing) != 1 || st.Members.Missing[0] != order[0] || !st.Members.Majority {
 			t.Errorf("members %+v", st.Members)
 		}

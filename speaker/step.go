@@ -35,6 +35,9 @@ func (s *speaker) step(now time.Time) (again time.Duration) {
 	}
 	dirty := s.changes.take()
 	dirty.all = dirty.all || first
+	if dirty.links || dirty.all {
+		dirty.all = s.look() || dirty.all
+	}
 	s.phase.installed = s.phase.installed || s.from.stays()
 	then := func(wait time.Duration) {
 		if wait > 0 {
@@ -43,14 +46,15 @@ func (s *speaker) step(now time.Time) (again time.Duration) {
 	}
 
 	without := s.hold(dirty)
-	then(s.divide(now, dirty.vips))
+	divided, wait := s.divide(now, dirty.vips)
+	then(wait)
 	facts := s.facts()
 	services := s.lookup()
 	then(s.route(now, facts, dirty, services))
 	decided, changed, wait := s.own(now, facts, dirty.vips, services)
 	then(wait)
 	s.handOff(now, dirty.nodes, decided) // before it is acted upon: the proxy has to know where a VIP comes from
-	s.act(facts, decided, dirty.all || changed, first)
+	s.act(facts, decided, dirty.all || divided || changed, first)
 	s.tell(facts, without, decided)
 	return again
 }
@@ -72,6 +76,15 @@ func addresses(nodes map[string]lb.Node) map[string][]netip.Addr {
 		all[name] = node.Addresses
 	}
 	return all
+}
+
+// look reports whether the interfaces that may answer differ from those of the last step. On a busy
+// node others come and go with each pod.
+func (s *speaker) look() bool {
+	candidates := plan.Candidates(s.facts())
+	differ := !slices.EqualFunc(candidates, s.candidates, lb.Interface.Equal)
+	s.candidates = candidates
+	return differ
 }
 
 // hold takes in which VIPs the Services have that have changed, and adds those that they have or
@@ -102,11 +115,23 @@ func (s *speaker) hold(dirty dirt) (without []lb.Key) {
 }
 
 // divide takes in which speakers are there, and adds all VIPs to dirty if that changes what is
-// decided of them.
-func (s *speaker) divide(now time.Time, dirty map[netip.Addr]bool) (again time.Duration) {
-	f := partition.Facts{Self: s.self, Speakers: s.from.liveness.Speakers()}
+// decided of them, which it reports.
+func (s *speaker) divide(now time.Time, dirty map[netip.Addr]bool) (changed bool, again time.Duration) {
+	interfaces, _ := s.from.interfaces()
+	speakers := s.from.liveness.Speakers()
+	f := partition.Facts{Self: s.self, Speakers: speakers,
+		Others:  len(speakers.Live)+len(speakers.Missing) > 1 || len(s.from.nodes.All()) > 1,
+		Carrier: plan.Carriers(s.opts.exclude, s.from.advertisements.All(), interfaces)}
 	f.Said, f.Heard = s.to.witness.Outcome()
+	f.Contact.Asked, f.Contact.Took = s.to.witness.Contact()
+	f.Contact.Met, f.ReturnHold = s.from.members.Met(), s.opts.returnHold
+	s.phase.wakes, f.Woke = s.from.wakes()
+	was := s.rooms.partition.Estranged()
 	news, changed, again := s.rooms.partition.Step(now, f)
+	if is := s.rooms.partition.Estranged(); is != was {
+		logEstranged(s.log, is, f)
+	}
+	s.from.members.Seek(s.rooms.partition.Estranged())
 	if news {
 		said, heard := s.rooms.partition.Heard()
 		s.log.Info("the other side of a partition reports over the API server", "heard", heard, "from",
@@ -117,7 +142,7 @@ func (s *speaker) divide(now time.Time, dirty map[netip.Addr]bool) (again time.D
 			dirty[vip] = true
 		}
 	}
-	return again
+	return changed, again
 }
 
 // facts are what this node knows that concerns all VIPs alike.
@@ -127,7 +152,8 @@ func (s *speaker) facts() plan.Facts {
 	f := plan.Facts{
 		Self: s.self, Joined: s.from.members.Joined(), Stopping: s.phase.stopping, Pools: s.from.pools.All(),
 		Advertisements: s.from.advertisements.All(), Interfaces: interfaces, Live: speakers.Live,
-		Missing: speakers.Missing, Parted: s.rooms.partition.Parted(), Exclude: s.opts.exclude,
+		Missing: speakers.Missing, Parted: s.rooms.partition.Parted(), Estranged: s.rooms.partition.Estranged(),
+		Exclude:      s.opts.exclude,
 		CordonDrains: s.opts.cordonDrains, OnConflict: s.opts.onConflict,
 	}
 	if node, ok := s.from.nodes.Get(s.self); ok {
@@ -201,7 +227,7 @@ func (s *speaker) route(now time.Time, facts plan.Facts, dirty dirt, services fu
 	}
 	s.announceSessions(step.News)
 	writes, wait := s.rooms.routes.Status(now, f, routes.StatusEvents{
-		Check:  dirty.all || dirty.routes || dirty.nodes || dirty.services != nil,
+		Check:  dirty.all || dirty.routes || dirty.status || dirty.nodes || dirty.services != nil,
 		Exists: func(node string) bool { _, ok := s.from.nodes.Get(node); return ok },
 		Held:   s.held,
 	})
@@ -267,7 +293,7 @@ func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]owne
 		}
 	}
 	if update, changed := s.rooms.handoff.Step(now, f, events); changed {
-		s.from.feed.Set(update)
+		s.from.feed.Tell(update)
 	}
 }
 
@@ -284,7 +310,7 @@ func (s *speaker) act(facts plan.Facts, decided map[netip.Addr]ownership.Decided
 	if work {
 		answers, probes := s.rooms.ownership.Desired()
 		desired := l2.Desired{Interfaces: facts.Interfaces, Answers: make(map[netip.Addr]l2.Answer, len(answers)),
-			Probes: maps.Clone(probes), Ours: s.from.members.MACs()}
+			Probes: maps.Clone(probes), Ours: s.from.members.MACs(), Mute: s.rooms.partition.Mute(), Wakes: s.phase.wakes}
 		for vip, answer := range answers {
 			desired.Answers[vip] = l2.Answer(answer)
 		}

@@ -176,7 +176,7 @@ func holding(s *lb.Service, pending Pending) (held, taken, assigned []netip.Addr
 	if pending.UID != "" && pending.Covers(*s) {
 		// Whether the write took place is not known for sure, so what is shown stays taken as well.
 		held = pending.Addresses
-		assigned = union(held, pending.Perhaps)
+		assigned = union(held, pending.Possible)
 		taken = union(assigned, taken)
 	}
 	return held, taken, assigned
@@ -204,7 +204,7 @@ func (b *Book) Service(key lb.Key) lb.Service {
 	return lb.Service{}
 }
 
-// Pool names the pool in whose status an address is claimed: the oldest that contains it; "" when
+// Pool names the pool in whose status an address is reserved: the oldest that contains it; "" when
 // none does.
 func (b *Book) Pool(addr netip.Addr) string {
 	if p := b.pools.of(addr); p != nil {

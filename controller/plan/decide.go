@@ -13,11 +13,9 @@ import (
 func (b *Book) decide(e *entry) Decision {
 	w, refusal := parse(&e.Service)
 	kept := e.held
-	if stray := func(addr netip.Addr) bool {
-		return !slices.Contains(w.families,
-			lb.FamilyOf(addr))
-	}; len(w.families) > 0 && slices.ContainsFunc(kept, stray) {
-		kept = slices.DeleteFunc(slices.Clone(kept), stray)
+	otherFamily := func(addr netip.Addr) bool { return !slices.Contains(w.families, lb.FamilyOf(addr)) }
+	if len(w.families) > 0 && slices.ContainsFunc(kept, otherFamily) {
+		kept = slices.DeleteFunc(slices.Clone(kept), otherFamily)
 	}
 	var note string
 	if refusal == nil {

@@ -28,15 +28,15 @@ type Config struct {
 	Never []lb.Range
 }
 
-// Pending is a write, of our own or claimed by another controller, that the picture of the Services
-// may not show yet.
+// Pending is a write that the picture of the Services may not show yet: one of ours, or one for
+// which another controller has a reservation.
 type Pending struct {
 	UID       string // of the Service
 	Version   string // of the Service that the write was decided on
 	Addresses []netip.Addr
-	// Perhaps are others that the Service may turn out to hold, as another controller has claimed them
-	// for it.
-	Perhaps []netip.Addr
+	// Possible are more addresses that the Service may turn out to hold: an earlier write or another
+	// controller may still give them to it.
+	Possible []netip.Addr
 }
 
 // Covers reports whether s is still what the write was decided on, and so cannot show the write. As

@@ -44,8 +44,8 @@ func (p *pool) ready() lb.Condition {
 	if p.without != "" {
 		c.Message += ", but not " + p.without
 	}
-	if p.stray != "" {
-		c.Message += "; " + p.stray
+	if p.outside != "" {
+		c.Message += "; " + p.outside
 	}
 	return c
 }

@@ -25,9 +25,8 @@ type pool struct {
 	overlap, overlapWith string
 	// without names addresses of the pool that no pool hands out; "" when there are none.
 	without string
-	// stray names a reservation that is not, or not all, of the pool's addresses; "" when there is
-	// none.
-	stray string
+	// outside names a reservation that lies outside the pool, or does in part; "" when there is none.
+	outside string
 	// byNamespace counts the addresses that the Services of a namespace hold.
 	byNamespace map[namespaceFamily]int
 }
@@ -84,7 +83,7 @@ func newPools(all map[string]lb.Pool, never never) *pools {
 		}
 		ps.unread = ps.unread || p.Problem != nil
 		p.without = never.among(p.Ranges)
-		p.stray = strayReservation(p)
+		p.outside = reservationOutside(p)
 		ps.ordered = append(ps.ordered, p)
 		ps.byName[name] = p
 	}
@@ -121,9 +120,10 @@ func reservedSpace(p *pool, r lb.Reservation, excluded []lb.Range) *space {
 	return newSpace([]lb.Range{r.Range}, cut, false)
 }
 
-// strayReservation names the first reservation with addresses that the pool does not have. The API
-// server refuses only CIDRs that are wholly outside, as its CEL library has no order of addresses.
-func strayReservation(p *pool) string {
+// reservationOutside names the first reservation with addresses that the pool does not have. The
+// API server refuses only CIDRs that are wholly outside, as its CEL library has no order of
+// addresses.
+func reservationOutside(p *pool) string {
 	for i, r := range p.Reservations {
 		rest := subtract([]lb.Range{r.Range}, merge(ofFamily(p.Ranges, r.Range.Family())))
 		if len(rest) > 0 {

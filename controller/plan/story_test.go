@@ -506,7 +506,7 @@ func TestMessages(t *testing.T) {
 	wantReady := "hands out addresses; spec.reservations[0] for default/* has no effect on 10.0.0.0, which " +
 		"spec.addresses does not contain"
 	if got := status.Conditions[0].Message; got != wantReady {
-		t.Errorf("a stray reservation: %q", got)
+		t.Errorf("a reservation outside the pool: %q", got)
 	}
 	if got, want := status.Conditions[2].Message, "none of 0 IPv4 addresses is left (Services hold 1)"; got != want {
 		t.Errorf("Exhausted: %q, want %q", got, want)

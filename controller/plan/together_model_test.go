@@ -9,11 +9,11 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// The model of claims (see controller/claims.go): two addresses, and two controllers that both lead
-// all the time. Services come and go, watches deliver late and in any order between objects, writes
-// of Services arrive at any time or never, answers get lost, controllers crash and lose all that
-// they remember, others edit the Services and the pool: each of it as often as it likes. Nothing is
-// taken for granted of clocks and of the Lease.
+// The model of reservations (see controller/reserve.go): two addresses, and two controllers that
+// both lead all the time. Services come and go, watches deliver late and in any order between
+// objects, writes of Services arrive at any time or never, answers get lost, controllers crash and
+// lose all that they remember, others edit the Services and the pool: each of it as often as it
+// likes. Nothing is taken for granted of clocks and of the Lease.
 //
 // Versions are only ever asked whether they are the present one, so the model has no numbers of
 // them. What can be of no effect any more is dropped, and controllers are in no order. So there are
@@ -36,43 +36,43 @@ type tService struct {
 	addr    int8 // 0: none
 }
 
-// tClaim is a claim, and also a write that a controller remembers. It is for the version of the
-// Service that its owner sees.
-type tClaim struct {
-	there   bool
-	addr    int8
-	perhaps uint8 // bits of addresses of earlier writes to the same version
-	adopted bool
+// tReservation is a reservation, and also a write that a controller remembers. It is for the
+// version of the Service that its owner sees.
+type tReservation struct {
+	there    bool
+	addr     int8
+	possible uint8 // bits of addresses of earlier writes to the same version
+	adopted  bool
 }
 
-type tClaims [togetherServices]tClaim
+type tReservations [togetherServices]tReservation
 
 type tController struct {
-	cache   [togetherServices]tService
-	base    uint8   // version of the pool on which it may claim
-	fresh   bool    // it sees the pool as it is
-	foreign tClaims // what it sees of the pool, if it may not claim
-	claims  tClaims // what it has claimed, if it may
-	writes  tClaims
+	cache        [togetherServices]tService
+	base         uint8         // version of the pool on which it may reserve
+	fresh        bool          // it sees the pool as it is
+	foreign      tReservations // what it sees of the pool, if it may not reserve
+	reservations tReservations // what it has reserved, if it may
+	writes       tReservations
 }
 
 type together struct {
-	api    [togetherServices]tService
-	flying [togetherServices]uint8 // bits of addresses of writes to the present version that may still arrive
-	writer int8                    // of the pool, from 1; 0 for one that is no more
-	claims tClaims                 // of the pool, for present versions
-	ctl    [2]tController
+	api          [togetherServices]tService
+	flying       [togetherServices]uint8 // bits of addresses of writes to the present version that may still arrive
+	writer       int8                    // of the pool, from 1; 0 for one that is no more
+	reservations tReservations           // of the pool, for present versions
+	ctl          [2]tController
 }
 
 // flaw is what a controller of the model does wrong.
 type flaw int
 
 const (
-	flawless       flaw = iota
-	actsOnForeign       // takes another's claims for its own
-	keepsAdopted        // goes on with what another had claimed once
-	writesUnasked       // writes Services although the claim was refused
-	claimsAnywhere      // claims on what it sees of the pool, without catching up with Services
+	flawless         flaw = iota
+	actsOnForeign         // takes another's reservations for its own
+	keepsAdopted          // goes on with what another had reserved once
+	writesUnasked         // writes Services although the reservation was refused
+	reservesAnywhere      // reserves on what it sees of the pool, without catching up with Services
 )
 
 type explorer struct {
@@ -83,7 +83,7 @@ type explorer struct {
 
 type decisionKey struct {
 	cache  [togetherServices]tService
-	writes tClaims
+	writes tReservations
 }
 
 func bit(addr int8) uint8 { return 1 << addr }
@@ -125,8 +125,8 @@ func (e *explorer) decide(c *tController) [togetherServices]int8 {
 			p.Addresses = []netip.Addr{modelAddr(w.addr)}
 		}
 		for addr := int8(1); addr <= 2; addr++ {
-			if w.perhaps&bit(addr) != 0 {
-				p.Perhaps = append(p.Perhaps, modelAddr(addr))
+			if w.possible&bit(addr) != 0 {
+				p.Possible = append(p.Possible, modelAddr(addr))
 			}
 		}
 		in.Pending[service.Key] = p
@@ -146,10 +146,10 @@ func (e *explorer) decide(c *tController) [togetherServices]int8 {
 //
 //go:norace
 func (m *together) serviceChanged(s int) {
-	m.flying[s], m.claims[s] = 0, tClaim{}
+	m.flying[s], m.reservations[s] = 0, tReservation{}
 	for i := range m.ctl {
 		c := &m.ctl[i]
-		c.foreign[s] = tClaim{} // no version that the Service will have again
+		c.foreign[s] = tReservation{} // no version that the Service will have again
 		if c.cache[s].version == current {
 			c.cache[s].version = stale
 		}
@@ -177,11 +177,11 @@ func (m *together) seeService(i, s int) (news bool) {
 	if c.cache[s] == m.api[s] {
 		return false
 	}
-	c.cache[s], c.writes[s], c.claims[s] = m.api[s], tClaim{}, tClaim{}
+	c.cache[s], c.writes[s], c.reservations[s] = m.api[s], tReservation{}, tReservation{}
 	return true
 }
 
-// seePool has the controller see the pool as it is, see base in controller/claims.go.
+// seePool has the controller see the pool as it is, see base in controller/reserve.go.
 //
 //go:norace
 func (m *together) seePool(i int) (news bool) {
@@ -194,7 +194,7 @@ func (m *together) seePool(i int) (news bool) {
 		c.base = current
 	}
 	if c.base != current {
-		c.base, c.claims, c.foreign = unknown, tClaims{}, m.claims
+		c.base, c.reservations, c.foreign = unknown, tReservations{}, m.reservations
 	}
 	return true
 }
@@ -207,26 +207,26 @@ func (e *explorer) catchUp(m together, i int) together {
 		m.seeService(i, s)
 	}
 	c := &m.ctl[i]
-	c.claims = tClaims{}
-	for s, claim := range c.foreign {
+	c.reservations = tReservations{}
+	for s, reservation := range c.foreign {
 		w := &c.writes[s]
 		if w.adopted && e.flaw != keepsAdopted {
-			*w = tClaim{}
+			*w = tReservation{}
 		}
-		if !claim.there {
+		if !reservation.there {
 			continue
 		}
 		if !w.there {
-			*w = claim
+			*w = reservation
 			w.adopted = true
 		} else {
-			w.perhaps |= (claim.perhaps | bit(claim.addr)) &^ bit(w.addr)
+			w.possible |= (reservation.possible | bit(reservation.addr)) &^ bit(w.addr)
 		}
 	}
 	if e.flaw == actsOnForeign {
-		c.claims = c.foreign
+		c.reservations = c.foreign
 	}
-	c.foreign = tClaims{}
+	c.foreign = tReservations{}
 	c.base = stale
 	if c.fresh {
 		c.base = current
@@ -251,41 +251,41 @@ func (m *together) crash(i int) {
 func (e *explorer) step(all []together, m together, i int) []together {
 	c := &m.ctl[i]
 	decided := e.decide(c)
-	var sends tClaims
-	var claimed [togetherServices]bool
-	claims := c.claims
+	var sends tReservations
+	var reserved [togetherServices]bool
+	reservations := c.reservations
 	needs := false
 	for s, shown := range c.cache {
 		addr, w := decided[s], c.writes[s]
 		if addr == shown.addr {
 			continue
 		}
-		send := tClaim{there: true, addr: addr, perhaps: w.perhaps &^ bit(addr)}
+		send := tReservation{there: true, addr: addr, possible: w.possible &^ bit(addr)}
 		if w.there && w.addr != addr {
-			send.perhaps |= bit(w.addr)
+			send.possible |= bit(w.addr)
 		}
-		sends[s], claimed[s] = send, claims[s] == send
-		if !claimed[s] {
-			claims[s], needs = send, true
+		sends[s], reserved[s] = send, reservations[s] == send
+		if !reserved[s] {
+			reservations[s], needs = send, true
 		}
 	}
-	if e.flaw == claimsAnywhere && c.fresh {
+	if e.flaw == reservesAnywhere && c.fresh {
 		c.base = current
 	}
 	if needs && c.base == current {
 		m.poolChanged()
-		for s := range claims {
-			m.claims[s] = tClaim{}
+		for s := range reservations {
+			m.reservations[s] = tReservation{}
 			if c.cache[s].version == current {
-				m.claims[s] = claims[s]
+				m.reservations[s] = reservations[s]
 			}
 		}
 		m.writer = int8(i + 1)
 		all = append(all, m) // the answer is lost, or the controller ends here
-		c.base, c.fresh, c.claims = current, true, claims
+		c.base, c.fresh, c.reservations = current, true, reservations
 	}
 	for s, send := range sends {
-		if !send.there || c.claims[s] != send && e.flaw != writesUnasked {
+		if !send.there || c.reservations[s] != send && e.flaw != writesUnasked {
 			continue
 		}
 		c.writes[s] = send
@@ -342,7 +342,7 @@ func (e *explorer) next(all []together, m together) []together {
 			all = append(all, e.catchUp(n, i))
 		}
 		for _, n := range shown {
-			if n.ctl[i].base == unknown && e.flaw != claimsAnywhere { // it does so when it has to, or when it begins
+			if n.ctl[i].base == unknown && e.flaw != reservesAnywhere { // it does so when it has to, or when it begins
 				all = append(all, e.catchUp(n, i))
 				continue
 			}
@@ -406,8 +406,8 @@ func (p *packer) add(n uint8, bits int) {
 func (p *packer) service(s tService) { p.add(s.version|uint8(s.addr)<<2, 4) }
 
 //go:norace
-func (p *packer) claim(c tClaim) {
-	p.add(one(c.there)|uint8(c.addr)<<1|c.perhaps>>1<<3|one(c.adopted)<<5, 6)
+func (p *packer) reservation(c tReservation) {
+	p.add(one(c.there)|uint8(c.addr)<<1|c.possible>>1<<3|one(c.adopted)<<5, 6)
 }
 
 //go:norace
@@ -423,9 +423,9 @@ func (c *tController) pack() uint64 {
 	var p packer
 	for s := range togetherServices {
 		p.service(c.cache[s])
-		p.claim(c.foreign[s])
-		p.claim(c.claims[s])
-		p.claim(c.writes[s])
+		p.reservation(c.foreign[s])
+		p.reservation(c.reservations[s])
+		p.reservation(c.writes[s])
 	}
 	p.add(c.base, 2)
 	p.add(one(c.fresh), 1)
@@ -446,7 +446,7 @@ func (m *together) pack() togetherState {
 	for s := range togetherServices {
 		p.service(m.api[s])
 		p.add(m.flying[s], 3)
-		p.claim(m.claims[s])
+		p.reservation(m.reservations[s])
 	}
 	p.add(writer, 2)
 	return togetherState{p.word, a, b}
@@ -492,7 +492,7 @@ func TestContract8ModelTogether(t *testing.T) {
 // TestContract8ModelTogetherFindsFlaws has controllers break each rule of the protocol: the model
 // can fail.
 func TestContract8ModelTogetherFindsFlaws(t *testing.T) {
-	for f := actsOnForeign; f <= claimsAnywhere; f++ {
+	for f := actsOnForeign; f <= reservesAnywhere; f++ {
 		e := explorer{edits: true, flaw: f}
 		states, broken := e.explore()
 		if broken == "" {

@@ -8,6 +8,9 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
+// maxPerFamily is the most addresses of one family that a Service can request.
+const maxPerFamily = 16
+
 // want is what a Service asks for, parsed.
 type want struct {
 	families []lb.Family
@@ -71,9 +74,9 @@ func (w *want) parseAnnotations(r lb.Request) *lb.Refusal {
 	}
 	if r.PerFamily != "" {
 		n, err := strconv.Atoi(r.PerFamily)
-		if err != nil || n < 1 || n > lb.MaxPerFamily {
+		if err != nil || n < 1 || n > maxPerFamily {
 			return lb.Refuse(lb.ReasonRequestInvalid, "annotation %s is %q; it can be a number from 1 to %d",
-				lb.AnnotationPerFamily, r.PerFamily, lb.MaxPerFamily)
+				lb.AnnotationPerFamily, r.PerFamily, maxPerFamily)
 		}
 		w.count = n
 	}

@@ -13,8 +13,7 @@ import (
 
 const clientPort = 40000
 
-// sendInvalid sends answers to connections that nobody has opened (SYN and ACK), and looks whether
-// they arrive.
+// sendInvalid sends answers (SYN and ACK) without a connection, and looks whether they arrive.
 func (s *Site) sendInvalid(t *testing.T, c Case) Seen {
 	t.Helper()
 	network := "ip4:tcp"

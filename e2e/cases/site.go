@@ -62,12 +62,12 @@ func NewSite(t *testing.T, w World) *Site {
 			s.Node.Run(t, "ip", "addr", "replace", gateway.String()+long, "dev", cable, "nodad")
 		}
 		s.Node.Run(t, "ip", "route", "replace", a.String()+long, "dev", dev)
-		// A redirect towards nobody, for a packet that no rule is for any more, would outlive the case.
+		// A redirect for a packet that no rule handles any more would outlive the case.
 		s.At[name].Run(t, "sysctl", "-qw", "net.ipv6.conf.all.accept_redirects=0", "net.ipv6.conf.eth0.accept_redirects=0")
 		s.At[name].Run(t, "ip", "route", "add", gateway.String()+long, "dev", "eth0")
 		s.At[name].Run(t, "ip", "route", "add", "default", "via", gateway.String(), "dev", "eth0")
 	}
-	// towards nobody
+	// No host answers on eth0.
 	s.Node.Run(t, "ip", map[lb.Family]string{lb.IPv4: "-4", lb.IPv6: "-6"}[w.Family], "route", "add", "default", "dev",
 		"eth0")
 	for name := range map[string]bool{"local": true, "local2": true, "remote": true} {
@@ -229,7 +229,7 @@ func (s *Site) Check(t *testing.T, c Case) {
 	}
 }
 
-// Seen is what became of a case's packets.
+// Seen is how the case's packets ended.
 type Seen struct {
 	// Ends are the backends that answered, sorted and joined by blanks, or one of the words below;
 	// with Sticky "one of" before them.
@@ -264,7 +264,7 @@ func (s Seen) String() string {
 	return s.Ends
 }
 
-// See sends the case's packets and returns what becomes of them in the words of the table.
+// See sends the case's packets and returns how they end, in the words of the table.
 func (s *Site) See(t *testing.T, c Case) Seen {
 	t.Helper()
 	seen := s.Look(t, c)
@@ -272,15 +272,15 @@ func (s *Site) See(t *testing.T, c Case) Seen {
 	case seen.Ends == Passed:
 		seen.Ends = "none"
 	case c.Want == "none" && !c.Invalid && (seen.Ends == Silence || seen.Ends == Refused):
-		seen.Ends = "none" // nobody has the address, or the node has and refuses
+		seen.Ends = "none" // no node has the address, or this node has it and refuses
 	case seen.Ends == Silence:
 		seen.Ends = "drop"
 	}
 	return seen
 }
 
-// Look sends the case's packets and returns what becomes of them, as far as the client and the
-// backends can tell. It looks longer for what the case expects.
+// Look sends the case's packets and returns how they end, as far as the client and the backends can
+// tell. It waits longer for the end that the case expects.
 func (s *Site) Look(t *testing.T, c Case) Seen {
 	t.Helper()
 	if c.Invalid {

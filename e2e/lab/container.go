@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -265,5 +266,6 @@ func readinessURL(c corev1.Container, n Node) (string, error) {
 	if port == 0 {
 		return "", fmt.Errorf("readiness probe: no port %s", get.Port.String())
 	}
-	return "http://" + net.JoinHostPort(n.Addr.String(), strconv.Itoa(port)) + get.Path, nil
+	scheme := strings.ToLower(string(cmp.Or(get.Scheme, corev1.URISchemeHTTP)))
+	return scheme + "://" + net.JoinHostPort(cmp.Or(get.Host, n.Addr.String()), strconv.Itoa(port)) + get.Path, nil
 }

@@ -32,17 +32,25 @@ const (
 	defaultBFDMinimumTTL = 254
 )
 
-// BGPPeers watches the BGPPeers.
-func BGPPeers(c *Client, changed func(name string)) *Table[string, lb.Peer] {
-	table := newTable[string, lb.Peer](nil, changed)
+// BGPPeers watches the BGPPeers. status is called in place of changed where only the status
+// differs, which each node writes into.
+func BGPPeers(c *Client, changed, status func(name string)) *Table[string, lb.Peer] {
+	table := newStatusTable(func(p lb.Peer) lb.Peer {
+		p.Status = nil
+		return p
+	}, changed, status)
 	c.register(resource{client: c.landfall, name: "bgppeers", example: &v1beta1.BGPPeer{}},
 		objects[string, lb.Peer, *v1beta1.BGPPeer]{table, convertBGPPeer})
 	return table
 }
 
-// BGPAdvertisements watches the BGPAdvertisements.
-func BGPAdvertisements(c *Client, changed func(name string)) *Table[string, lb.BGPAdvertisement] {
-	table := newTable[string, lb.BGPAdvertisement](nil, changed)
+// BGPAdvertisements watches the BGPAdvertisements. status is called in place of changed where only
+// the conditions differ.
+func BGPAdvertisements(c *Client, changed, status func(name string)) *Table[string, lb.BGPAdvertisement] {
+	table := newStatusTable(func(a lb.BGPAdvertisement) lb.BGPAdvertisement {
+		a.Conditions = nil
+		return a
+	}, changed, status)
 	c.register(resource{client: c.landfall, name: "bgpadvertisements", example: &v1beta1.BGPAdvertisement{}},
 		objects[string, lb.BGPAdvertisement, *v1beta1.BGPAdvertisement]{table, convertBGPAdvertisement})
 	return table
@@ -188,17 +196,18 @@ func convertCommunity(o *v1beta1.Community) (string, lb.CommunityNames) {
 	return names.Name, names
 }
 
-// PeerNode writes what a node says of its session into the status of a BGPPeer, or takes it back if
-// word is nil. Each node owns its entry (server-side apply), so that nodes never overwrite one
+// PeerNode writes the status of a node's session into the status of a BGPPeer, or removes it if
+// status is nil. Each node owns its entry (server-side apply), so that nodes never overwrite one
 // another.
-func (s *Status) PeerNode(ctx context.Context, peer, node string, word *lb.PeerNode) error {
+func (s *Status) PeerNode(ctx context.Context, peer, node string, status *lb.PeerNode) error {
 	object := map[string]any{
 		"apiVersion": v1beta1.GroupVersion.String(), "kind": "BGPPeer", "metadata": map[string]any{"name": peer},
 		"status": map[string]any{},
 	}
-	if word != nil {
+	if status != nil {
 		object["status"] = v1beta1.BGPPeerStatus{Nodes: []v1beta1.BGPPeerNode{{
-			Name: node, State: word.State, Since: metav1.NewTime(s.now()), Reason: string(word.Reason), Message: word.Message,
+			Name: node, State: status.State, Since: metav1.NewTime(s.now()), Reason: string(status.Reason),
+			Message: status.Message,
 		}}}
 	}
 	body, err := json.Marshal(object)
@@ -213,7 +222,7 @@ func (s *Status) PeerNode(ctx context.Context, peer, node string, word *lb.PeerN
 	return nil
 }
 
-// DropPeerNodes takes the words of nodes that are gone out of the status of a BGPPeer. It fails
+// DropPeerNodes removes the entries of nodes that are gone from the status of a BGPPeer. It fails
 // with a conflict if another writer comes in between.
 func (s *Status) DropPeerNodes(ctx context.Context, peer string, nodes []string) error {
 	var o v1beta1.BGPPeer

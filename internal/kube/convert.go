@@ -229,7 +229,7 @@ func convertPool(o *v1beta1.IPAddressPool) (string, lb.Pool) {
 			AssignedIPv4: o.Status.AssignedIPv4, AssignedIPv6: o.Status.AssignedIPv6,
 			AvailableIPv4: o.Status.AvailableIPv4, AvailableIPv6: o.Status.AvailableIPv6,
 			Released:   convertReleased(o.Status.Released),
-			Claims:     convertClaims(o.Status.Claims),
+			Pending:    convertPending(o.Status.Claims),
 			Writer:     o.Status.Writer,
 			Conditions: convertConditions(o.Status.Conditions, ""),
 		},
@@ -294,10 +294,10 @@ func convertReleased(released []v1beta1.ReleasedAddress) []lb.Released {
 	return converted
 }
 
-func convertClaims(claims []v1beta1.AddressClaim) []lb.PoolClaim {
-	var converted []lb.PoolClaim
+func convertPending(claims []v1beta1.AddressClaim) []lb.PendingReservation {
+	var converted []lb.PendingReservation
 	for _, c := range claims {
-		converted = append(converted, lb.PoolClaim{
+		converted = append(converted, lb.PendingReservation{
 			Service: lb.Key{Namespace: c.Namespace, Name: c.Name}, UID: c.UID, Version: c.ResourceVersion,
 			Addresses: parseAddrs(c.Addresses),
 		})

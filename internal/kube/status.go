@@ -35,8 +35,8 @@ func (c *Client) Status(now func() time.Time) *Status {
 
 // Holding is what a Service shall show of its addresses.
 type Holding struct {
-	// Addresses are all that the Service holds, in the order in which they are shown. Without any,
-	// nobody announces one: the annotation that says so goes too.
+	// Addresses are all that the Service holds, in the order in which they are shown. If there are
+	// none, the writer also removes the annotation that names the announcing nodes.
 	Addresses []netip.Addr
 	// Mode is the ipMode of the addresses; "" leaves that of an address as it is.
 	Mode lb.IPMode
@@ -149,7 +149,7 @@ func (s *Status) Pool(ctx context.Context, pool lb.Pool, status lb.PoolStatus) (
 			Address: r.Addr.String(), Namespace: r.Service.Namespace, Name: r.Service.Name, At: metav1.NewTime(r.At),
 		})
 	}
-	for _, c := range status.Claims {
+	for _, c := range status.Pending {
 		claim := v1beta1.AddressClaim{Namespace: c.Service.Namespace, Name: c.Service.Name, UID: c.UID,
 			ResourceVersion: c.Version}
 		for _, addr := range c.Addresses {

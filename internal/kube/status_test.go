@@ -285,7 +285,7 @@ func TestPoolStatusKeepsWhatIsNotOurs(t *testing.T) {
 	status := &Status{landfall: client, now: func() time.Time { return now }}
 	write := lb.PoolStatus{
 		AssignedIPv4: "2", AvailableIPv4: "254", AssignedIPv6: "0", AvailableIPv6: "18446744073709551616", Writer: "me",
-		Claims: []lb.PoolClaim{{Service: lb.Key{Namespace: "ns", Name: "s"}, UID: "u", Version: "5",
+		Pending: []lb.PendingReservation{{Service: lb.Key{Namespace: "ns", Name: "s"}, UID: "u", Version: "5",
 			Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}},
 		Conditions: []lb.Condition{{Type: lb.ConditionReady, Status: true, Reason: lb.ReasonPoolReady,
 			Message: "hands out addresses", Generation: 3}},

@@ -97,11 +97,30 @@ func ServiceNetworks(c *Client, changed func(name string)) *Table[string, []neti
 	return table
 }
 
-// Pools watches the IPAddressPools.
-func Pools(c *Client, changed func(name string)) *Table[string, lb.Pool] {
-	table := newTable[string, lb.Pool](nil, changed)
+// Pools watches the IPAddressPools. status, unless nil, is called in place of changed where only the
+// status differs, which the controller writes with each assignment.
+func Pools(c *Client, changed, status func(name string)) *Table[string, lb.Pool] {
+	table := newStatusTable(poolSpec, changed, status)
 	c.register(resource{client: c.landfall, name: "ipaddresspools", example: &v1beta1.IPAddressPool{}},
 		objects[string, lb.Pool, *v1beta1.IPAddressPool]{table, convertPool})
+	return table
+}
+
+// poolSpec returns a pool without its status.
+func poolSpec(p lb.Pool) lb.Pool {
+	p.Version, p.Status = "", lb.PoolStatus{}
+	return p
+}
+
+// PoolRanges watches the addresses of the IPAddressPools, by pool. Where the API server does not
+// have the resource, or we may not see it, the table is empty.
+func PoolRanges(c *Client, changed func(name string)) *Table[string, []lb.Range] {
+	table := newTable[string, []lb.Range](nil, changed)
+	c.register(resource{client: c.landfall, name: "ipaddresspools", example: &v1beta1.IPAddressPool{}, optional: true},
+		objects[string, []lb.Range, *v1beta1.IPAddressPool]{table, func(o *v1beta1.IPAddressPool) (string, []lb.Range) {
+			name, pool := convertPool(o)
+			return name, pool.Ranges
+		}})
 	return table
 }
 

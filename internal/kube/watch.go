@@ -88,14 +88,31 @@ func (p pacedListWatch) Watch(o metav1.ListOptions) (apiwatch.Interface, error) 
 	return p.WatchWithContext(context.Background(), o)
 }
 
-// reportingStore tells the watch and the client's user when a full list has arrived.
+// reportingStore tells for how long the store takes something, and tells the watch and the client's
+// user when a full list has arrived.
 type reportingStore struct {
 	cache.TransformingStore
 	watch  *watch
 	client *Client
 }
 
+func (s reportingStore) Add(object any) error {
+	defer s.watch.pulse.Begin()()
+	return s.TransformingStore.Add(object)
+}
+
+func (s reportingStore) Update(object any) error {
+	defer s.watch.pulse.Begin()()
+	return s.TransformingStore.Update(object)
+}
+
+func (s reportingStore) Delete(object any) error {
+	defer s.watch.pulse.Begin()()
+	return s.TransformingStore.Delete(object)
+}
+
 func (s reportingStore) Replace(list []any, version string) error {
+	defer s.watch.pulse.Begin()()
 	err := s.TransformingStore.Replace(list, version)
 	s.watch.reached()
 	s.client.synced()
@@ -108,6 +125,8 @@ type watch struct {
 	host      string
 	resource  string
 	reflector *cache.Reflector
+
+	pulse loop.Pulse // while the store takes something
 
 	// absent makes the list empty, unless there is one; nil if the resource must be there.
 	absent func(why error)

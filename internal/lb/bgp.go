@@ -122,27 +122,6 @@ type Community struct {
 	A, B, C uint32
 }
 
-// GracefulShutdown asks the peer to prefer any other route (RFC 8326).
-var GracefulShutdown = Community{A: 65535, B: 0}
-
-// wellKnown are the names that need no Community object (IANA, BGP Well-known Communities).
-var wellKnown = map[string]Community{
-	"graceful-shutdown": GracefulShutdown,
-	"accept-own":        {A: 65535, B: 1},
-	"blackhole":         {A: 65535, B: 666},
-	"no-export":         {A: 65535, B: 65281},
-	"no-advertise":      {A: 65535, B: 65282},
-	"local-as":          {A: 65535, B: 65283},
-	"no-peer":           {A: 65535, B: 65284},
-}
-
-// WellKnownCommunity returns the community of a name that IANA has registered, and reports whether
-// there is one.
-func WellKnownCommunity(name string) (Community, bool) {
-	c, ok := wellKnown[name]
-	return c, ok
-}
-
 // ParseCommunity parses 64512:100 or large:64512:1:2.
 func ParseCommunity(s string) (Community, error) {
 	rest, large := strings.CutPrefix(s, "large:")

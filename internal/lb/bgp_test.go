@@ -20,9 +20,6 @@ func TestCommunities(t *testing.T) {
 			t.Errorf("%q was taken for %v", s, got)
 		}
 	}
-	if c, ok := WellKnownCommunity("graceful-shutdown"); !ok || c != GracefulShutdown || c.String() != "65535:0" {
-		t.Errorf("%v", c)
-	}
 	list := []Community{{Large: true}, {A: 2}, {A: 1, B: 5}, {A: 1, B: 4}}
 	slices.SortFunc(list, Community.Compare)
 	if want := []Community{{A: 1, B: 4}, {A: 1, B: 5}, {A: 2}, {Large: true}}; !slices.Equal(list, want) {

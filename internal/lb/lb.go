@@ -311,9 +311,10 @@ type Namespace struct {
 	Labels labels.Set
 }
 
-// PoolClaim is a reservation in progress: a controller is about to assign addresses to a Service.
-// It is valid for one version of the Service, and ends when the Service shows the addresses.
-type PoolClaim struct {
+// PendingReservation is a reservation in progress: a controller is about to assign addresses to a
+// Service. A pool shows it in status.claims. It is valid for one version of the Service, and ends
+// when the Service shows the addresses.
+type PendingReservation struct {
 	Service      Key
 	UID, Version string
 	Addresses    []netip.Addr // all addresses that the Service will hold
@@ -326,9 +327,9 @@ type PoolStatus struct {
 	AvailableIPv4, AvailableIPv6 string
 	// Released are the addresses in quarantine, sorted by address.
 	Released []Released
-	// Claims are the reservations in progress. Writer is the controller that wrote them last; "" if
+	// Pending are the reservations in progress. Writer is the controller that wrote them last; "" if
 	// none did.
-	Claims     []PoolClaim
+	Pending    []PendingReservation
 	Writer     string
 	Conditions []Condition
 }
@@ -400,7 +401,7 @@ const (
 	// AnnotationShare holds a key: Services with the same key share addresses if their ports do not
 	// collide.
 	AnnotationShare = "landfall.dev/allow-shared-ip"
-	// AnnotationPerFamily requests this many addresses of each family, 1 to MaxPerFamily.
+	// AnnotationPerFamily requests this many addresses of each family, from 1 to 16.
 	AnnotationPerFamily = "landfall.dev/addresses-per-family"
 	// AnnotationMode requests an ipMode, VIP or Proxy.
 	AnnotationMode = "landfall.dev/ip-mode"
@@ -422,9 +423,6 @@ const FinalizerCleanup = "service.kubernetes.io/load-balancer-cleanup"
 
 // LabelHeadless on a Service has service proxies ignore it, whatever its value.
 const LabelHeadless = "service.kubernetes.io/headless"
-
-// MaxPerFamily is the most addresses of one family that a Service can request.
-const MaxPerFamily = 16
 
 // DriverName is the API group, the prefix of annotations and condition types.
 const DriverName = "landfall.dev"

@@ -66,6 +66,10 @@ const (
 
 	// a proxy cannot choose backends in the way that the Service asks for
 	ReasonSchedulerIgnored Reason = "SchedulerIgnored"
+	// a Service with an older or stronger right to it uses a frontend of the Service
+	ReasonFrontendInUse Reason = "FrontendInUse"
+	// the nodes do not serve an address in spec.externalIPs
+	ReasonExternalIPRefused Reason = "ExternalIPRefused"
 	// the owner probes whether another device uses the VIP, before its first announcement
 	ReasonProbing Reason = "Probing"
 	// a conflicting host uses the VIP, so no node announces it
@@ -74,6 +78,8 @@ const (
 	ReasonMissing Reason = "Missing"
 	// the other side of a partition, with a majority of the speakers, answers for the VIP
 	ReasonYielded Reason = "Yielded"
+	// the node may have been cut off, and takes no VIP before it has heard another speaker
+	ReasonCutOff Reason = "CutOff"
 	// a node announces the VIP, and a conflicting host uses it too
 	ReasonContested Reason = "Contested"
 )

@@ -26,6 +26,8 @@ type Runner struct {
 	step Step
 	opts Options
 	poke chan struct{}
+
+	pulse Pulse
 }
 
 // New returns a Runner for step. Nothing runs before Run is called; pokes until then are kept.
@@ -47,13 +49,17 @@ func (r *Runner) Poke() {
 	}
 }
 
+// Busy returns how long ago the present step began, or came further; 0 between steps.
+func (r *Runner) Busy() time.Duration { return r.pulse.Busy() }
+
 // Run runs the step as asked until ctx ends, and returns nil then. It does not run the step before
 // the first poke.
 func (r *Runner) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	timer.Stop()
 	defer timer.Stop()
-	backoff := r.opts.MinBackoff
+	followed := context.WithValue(ctx, pulseKey{}, &r.pulse)
+	backoff := Backoff{Min: r.opts.MinBackoff, Max: r.opts.MaxBackoff}
 	for {
 		select {
 		case <-ctx.Done():
@@ -63,16 +69,16 @@ func (r *Runner) Run(ctx context.Context) error {
 		}
 		timer.Stop()
 		started := time.Now()
-		again, err := r.step(ctx)
-		switch {
-		case err != nil:
-			timer.Reset(backoff)
-			backoff = min(2*backoff, r.opts.MaxBackoff)
-		default:
-			backoff = r.opts.MinBackoff
-			if again > 0 {
-				timer.Reset(again)
-			}
+		end := r.pulse.Begin()
+		again, err := r.step(followed)
+		end()
+		if err != nil {
+			again = backoff.Next()
+		} else {
+			backoff.Reset()
+		}
+		if again > 0 {
+			timer.Reset(again)
 		}
 		if rest := r.opts.Gap - time.Since(started); rest > 0 && !sleep(ctx, rest) {
 			return nil

@@ -101,7 +101,8 @@ func ping(family lb.Family, addr netip.Addr) destination {
 	return destination{family, unix.IPPROTO_ICMP, netip.AddrPortFrom(addr, 0)}
 }
 
-// answerers are who answers flows. The zero address stands for nobody: the flow went on as it came.
+// answerers are the backends that answer flows. The zero address is for a flow without one: its
+// packets went on as they came.
 type answerers map[netip.AddrPort]bool
 
 // anybody stands for whoever it is.
@@ -186,6 +187,9 @@ func (a *Actor) doubt(f destination, by netip.AddrPort) {
 	a.suspect[f][by] = true
 }
 
+// Busy returns for how long the actor has been at one thing.
+func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
+
 // Run works until ctx ends.
 func (a *Actor) Run(ctx context.Context) error { return a.runner.Run(ctx) }
 
@@ -242,7 +246,7 @@ func (a *Actor) apply() error {
 	return err
 }
 
-// cut deletes the flows to frontends in allowed that nobody answers who may.
+// cut deletes the flows to frontends in allowed whose answerers are not allowed.
 func (a *Actor) cut(suspect map[destination]answerers, allowed map[destination][]netip.AddrPort) error {
 	local := map[netip.Addr]bool{}
 	addrs, err := a.deps.Local()

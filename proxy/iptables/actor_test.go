@@ -120,7 +120,7 @@ func TestContract6RandomStoriesEndAsAFreshStart(t *testing.T) {
 				old := kernels(t, kind)
 				a := newActor(old, seedConfig)
 				final := map[lb.Key]plan.Service{}
-				a.set(nil)
+				a.Set(nil)
 				for range 25 {
 					for range 1 + r.IntN(3) {
 						s := random(r, r.IntN(8))
@@ -128,7 +128,7 @@ func TestContract6RandomStoriesEndAsAFreshStart(t *testing.T) {
 							s = plan.Service{Key: s.Key}
 						}
 						final[s.Key] = s
-						a.set(plans(s))
+						a.Set(plans(s))
 					}
 					if err := settle(a, r.IntN(5) == 0); err != nil {
 						t.Fatal(err)
@@ -136,7 +136,7 @@ func TestContract6RandomStoriesEndAsAFreshStart(t *testing.T) {
 				}
 				fresh := kernels(t, kind)
 				b := newActor(fresh, seedConfig)
-				b.set(final)
+				b.Set(final)
 				if err := settle(b, false); err != nil {
 					t.Fatal(err)
 				}
@@ -147,7 +147,7 @@ func TestContract6RandomStoriesEndAsAFreshStart(t *testing.T) {
 				}
 				before := writes(old)
 				restarted := newActor(old, seedConfig)
-				restarted.set(final)
+				restarted.Set(final)
 				if err := settle(restarted, false); err != nil {
 					t.Fatal(err)
 				}
@@ -168,14 +168,14 @@ func TestContract6RestartRemovesOnlyLeftovers(t *testing.T) {
 	old := kernels(t, "nft")
 	a := newActor(old, seedConfig)
 	all := plans(random(r, 0), random(r, 1), random(r, 2))
-	a.set(all)
+	a.Set(all)
 	if err := settle(a, false); err != nil {
 		t.Fatal(err)
 	}
 	gone := lb.Key{Namespace: "test", Name: "svc-1"}
 	delete(all, gone)
 	b := newActor(old, seedConfig)
-	b.set(all)
+	b.Set(all)
 	if err := settle(b, false); err != nil {
 		t.Fatal(err)
 	}
@@ -206,14 +206,14 @@ func TestPoisonedServiceHoldsBackNobody(t *testing.T) {
 	poisoned := lb.Key{Namespace: "test", Name: "svc-4"}
 	v4.refuse = refuseWith("-d 10.96.1.5/32")
 	a := newActor(ks, seedConfig)
-	a.set(services)
+	a.Set(services)
 	if err := settle(a, false); err == nil || !strings.Contains(err.Error(), poisoned.String()) {
 		t.Fatalf("error %v does not name %s", err, poisoned)
 	}
 	check := func(wantBad bool) {
 		t.Helper()
 		outcomes := a.Outcomes()
-		if !a.tried {
+		if !a.Tried {
 			t.Error("not all have been tried")
 		}
 		for key, o := range outcomes {
@@ -230,7 +230,7 @@ func TestPoisonedServiceHoldsBackNobody(t *testing.T) {
 	}
 	check(true)
 	other := random(r, 6)
-	a.set(plans(other))
+	a.Set(plans(other))
 	if err := settle(a, false); err == nil {
 		t.Fatal("the refused rules count as applied")
 	}
@@ -251,14 +251,14 @@ func TestContract6PredecessorsRulesStayWhileOursAreRefused(t *testing.T) {
 	ks := kernels(t, "nft")
 	v4 := ks[lb.IPv4].(*spy)
 	a := newActor(ks, seedConfig)
-	a.set(seed(func(*lb.Service) {}))
+	a.Set(seed(func(*lb.Service) {}))
 	if err := settle(a, false); err != nil {
 		t.Fatal(err)
 	}
 	before := listing(t, v4)
 	v4.refuse = refuseWith("LF-SVL-BEPXDJBUHFCSYIC3")
 	b := newActor(ks, seedConfig)
-	b.set(seed(func(s *lb.Service) { s.ExternalPolicy = lb.Local }))
+	b.Set(seed(func(s *lb.Service) { s.ExternalPolicy = lb.Local }))
 	for range 3 {
 		if err := settle(b, false); err == nil {
 			t.Fatal("nothing was refused")
@@ -288,7 +288,7 @@ func TestFailureThatIsNoServicesFault(t *testing.T) {
 	v4.refuse = func(string) error { calls++; return errors.New("no lock") }
 	a := newActor(ks, seedConfig)
 	services := seed(func(*lb.Service) {})
-	a.set(services)
+	a.Set(services)
 	if err := settle(a, false); err == nil {
 		t.Fatal("no error")
 	}
@@ -300,7 +300,7 @@ func TestFailureThatIsNoServicesFault(t *testing.T) {
 			t.Errorf("%s: no error", key)
 		}
 	}
-	if a.tried {
+	if a.Tried {
 		t.Error("all are said to have been tried although nothing could be written")
 	}
 	v4.refuse = nil
@@ -325,7 +325,7 @@ func TestContract6DriftIsRepaired(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			ks := kernels(t, kind)
 			a := newActor(ks, seedConfig)
-			a.set(seed(func(*lb.Service) {}))
+			a.Set(seed(func(*lb.Service) {}))
 			if err := settle(a, false); err != nil {
 				t.Fatal(err)
 			}
@@ -368,7 +368,7 @@ func TestContract1LostRulesAreNotProgrammed(t *testing.T) {
 	ks := kernels(t, "nft")
 	v4 := ks[lb.IPv4].(*spy)
 	a := newActor(ks, seedConfig)
-	a.set(seed(func(*lb.Service) {}))
+	a.Set(seed(func(*lb.Service) {}))
 	if err := settle(a, false); err != nil {
 		t.Fatal(err)
 	}

@@ -24,7 +24,7 @@ func TestSessionAffinity(t *testing.T) {
 				c := cases.Case{Backends: backends, Service: func(_ cases.World, s *lb.Service) { s.AffinityTimeout = timeout }}
 				service, config := c.Plan(w)
 				a.Configure(config)
-				a.set(plans(service))
+				a.Set(plans(service))
 				if err := settle(a, false); err != nil {
 					t.Fatal(err)
 				}

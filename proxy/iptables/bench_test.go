@@ -55,7 +55,7 @@ func (k *deaf) Restore(_ context.Context, input string) error {
 func changer(tb testing.TB, kernel Kernel, n int) (change func()) {
 	a := newActor(map[lb.Family]Kernel{lb.IPv4: kernel}, seedConfig)
 	a.families[0].batch = 500
-	a.set(many(n, 2))
+	a.Set(many(n, 2))
 	i := 0
 	settled := func() {
 		if err := settle(a, false); err != nil {
@@ -65,7 +65,7 @@ func changer(tb testing.TB, kernel Kernel, n int) (change func()) {
 	settled()
 	return func() {
 		i++
-		a.set(plans(simple(n/2, 2+i%2)))
+		a.Set(plans(simple(n/2, 2+i%2)))
 		settled()
 	}
 }
@@ -120,13 +120,13 @@ func BenchmarkNew(b *testing.B) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			a := newActor(map[lb.Family]Kernel{lb.IPv4: nsKernel{b, nstest.New(b), variant(lb.IPv4, "nft")}}, seedConfig)
 			a.families[0].batch = 500
-			a.set(many(n, 2))
+			a.Set(many(n, 2))
 			if err := settle(a, false); err != nil {
 				b.Fatal(err)
 			}
 			s := simple(n, 2)
 			for i := 0; b.Loop(); i++ {
-				a.set(map[lb.Key]plan.Service{s.Key: []plan.Service{s, {Key: s.Key}}[i%2]})
+				a.Set(map[lb.Key]plan.Service{s.Key: []plan.Service{s, {Key: s.Key}}[i%2]})
 				if err := settle(a, false); err != nil {
 					b.Fatal(err)
 				}
@@ -147,7 +147,7 @@ func BenchmarkStart(b *testing.B) {
 					if kind == "nft" {
 						a.families[0].batch = 500
 					}
-					a.set(all)
+					a.Set(all)
 					b.StartTimer()
 					if err := settle(a, false); err != nil {
 						b.Fatal(err)
@@ -161,7 +161,7 @@ func BenchmarkStart(b *testing.B) {
 // BenchmarkVerify compares many Services' rules with the kernel's.
 func BenchmarkVerify(b *testing.B) {
 	a := newActor(map[lb.Family]Kernel{lb.IPv4: nsKernel{b, nstest.New(b), variant(lb.IPv4, "nft")}}, seedConfig)
-	a.set(many(1000, 4))
+	a.Set(many(1000, 4))
 	if err := settle(a, false); err != nil {
 		b.Fatal(err)
 	}

@@ -55,7 +55,7 @@ func program(t *testing.T, s *cases.Site) func(*testing.T, cases.Case) {
 		t.Helper()
 		service, config := c.Plan(s.World)
 		a.Configure(config)
-		a.set(plans(service))
+		a.Set(plans(service))
 		if err := settle(a, false); err != nil {
 			t.Fatal(err)
 		}

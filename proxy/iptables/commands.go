@@ -102,7 +102,7 @@ func (c Commands) Watched(w *Watcher) Commands {
 	return c
 }
 
-// Legacy reports whether they are of the legacy variant, whose changes nobody is told of.
+// Legacy reports whether they are of the legacy variant, whose changes the kernel does not report.
 func (c Commands) Legacy(ctx context.Context) bool {
 	var version []byte
 	err := c.run(ctx, "", func(out io.Reader) (err error) {

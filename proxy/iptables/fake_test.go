@@ -169,7 +169,7 @@ func TestContract1RandomFailures(t *testing.T) {
 			return a
 		}
 		a := start()
-		a.set(nil)
+		a.Set(nil)
 		final, said := map[lb.Key]plan.Service{}, map[lb.Key]plan.Outcome{}
 		for range 60 {
 			s := random(r, r.IntN(6)).Only(lb.IPv4)
@@ -177,10 +177,10 @@ func TestContract1RandomFailures(t *testing.T) {
 				s = plan.Service{Key: s.Key}
 			}
 			final[s.Key] = s
-			a.set(plans(s))
+			a.Set(plans(s))
 			if r.IntN(10) == 0 {
 				a = start()
-				a.set(final)
+				a.Set(final)
 				clear(said)
 			}
 			_ = settle(a, r.IntN(3) == 0) // fails now and then
@@ -208,7 +208,7 @@ func TestContract1RandomFailures(t *testing.T) {
 		}
 		fresh := newFakeKernel()
 		b := newActor(map[lb.Family]Kernel{lb.IPv4: fresh}, seedConfig)
-		b.set(final)
+		b.Set(final)
 		if err := settle(b, false); err != nil {
 			t.Fatal(err)
 		}
@@ -259,8 +259,8 @@ func TestRetriesAndVerification(t *testing.T) {
 			t.Error("touched the kernel before knowing what is wanted")
 		}
 		start := time.Now()
-		a.set(seed(func(*lb.Service) {}))
-		for a.Outcomes(); !a.tried; a.Outcomes() {
+		a.Set(seed(func(*lb.Service) {}))
+		for a.Outcomes(); !a.Tried; a.Outcomes() {
 			time.Sleep(10 * time.Millisecond)
 			synctest.Wait()
 		}

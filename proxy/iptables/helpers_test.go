@@ -12,6 +12,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
 	"github.com/landfall-lb/landfall/proxy/dialect"
+	"github.com/landfall-lb/landfall/proxy/internal/suite"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -82,10 +83,8 @@ func variant(family lb.Family, name string) Commands {
 
 // testActor is an actor whose families tests look into, and whose rounds they run.
 type testActor struct {
-	*dialect.Actor
+	suite.Actor
 	families []*family
-	begun    bool
-	tried    bool // every Service has been, as the actor said last
 }
 
 // newActor returns an actor without a goroutine: tests call settle.
@@ -105,28 +104,13 @@ func actorWith(deps dialect.Deps, kernels map[lb.Family]Kernel) *testActor {
 		}
 		return rules
 	}
-	a.Actor = dialect.New(deps)
+	a.Actor.Actor = dialect.New(deps)
 	return a
-}
-
-// set says what is wanted: at first all of it.
-func (a *testActor) set(services map[lb.Key]plan.Service) {
-	if a.begun {
-		a.Update(services)
-		return
-	}
-	a.begun = true
-	a.Begin(services)
-}
-
-func (a *testActor) Outcomes() (outcomes map[lb.Key]plan.Outcome) {
-	outcomes, a.tried = a.Actor.Outcomes()
-	return outcomes
 }
 
 // settle does one round.
 func settle(a *testActor, verify bool) error {
-	if !a.begun {
+	if !a.Begun {
 		return errors.New("nothing is wanted")
 	}
 	_, err := a.Apply(context.Background(), verify)

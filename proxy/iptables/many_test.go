@@ -32,7 +32,7 @@ func TestManyEndpoints(t *testing.T) {
 	kernel := &spy{Kernel: nsKernel{t, nstest.New(t), variant(lb.IPv4, "nft")}}
 	a := newActor(map[lb.Family]Kernel{lb.IPv4: kernel}, seedConfig)
 	for i, last := range []int{1, 2} {
-		a.set(plans(planned(last)))
+		a.Set(plans(planned(last)))
 		if err := settle(a, false); err != nil {
 			t.Fatal(err)
 		}

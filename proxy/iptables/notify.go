@@ -12,7 +12,7 @@ import (
 )
 
 // Watcher hears of changes that others make to our rules through the nf_tables variant of iptables.
-// The legacy variant tells nobody.
+// The kernel does not report changes of the legacy variant.
 type Watcher struct {
 	events *nfnetlink.Events
 

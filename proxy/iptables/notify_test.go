@@ -45,12 +45,12 @@ func TestDriftIsNoticed(t *testing.T) {
 				}
 			}()
 			a.Configure(seedConfig)
-			a.set(many(3, 2))
+			a.Set(many(3, 2))
 			<-verified // at first it is read
 			want := listing(t, kernel)
 			program := strings.TrimSuffix(kernel.commands.restore, "-restore")
 			for i := range 3 {
-				a.set(plans(simple(i, 2)))
+				a.Set(plans(simple(i, 2)))
 				ns.Run(t, program, "-t", "nat", "-N", fmt.Sprint("KUBE-", i))
 			}
 			if n := len(verified); n != 0 {

@@ -30,7 +30,7 @@ func TestContract9NoSilenceBetweenTheTables(t *testing.T) {
 				a := newActor(map[lb.Family]Kernel{lb.IPv4: k}, seedConfig)
 				service, config := before.Plan(w)
 				a.Configure(config)
-				a.set(plans(service))
+				a.Set(plans(service))
 				if err := settle(a, false); err != nil {
 					t.Fatal(err)
 				}
@@ -38,7 +38,7 @@ func TestContract9NoSilenceBetweenTheTables(t *testing.T) {
 				a.families[0].kernel = recorder
 				now, next := k.tables["nat"], k.tables["filter"]
 				service, _ = after.Plan(w)
-				a.set(plans(service))
+				a.Set(plans(service))
 				if err := settle(a, false); err != nil {
 					t.Fatal(err)
 				}

@@ -179,6 +179,8 @@ func (r renderer) frontend(c *contribution, key lb.Key, p plan.Port, f plan.Fron
 	refusals, target := chainExternal, prefixExternal+end
 	switch {
 	case f.Kind == plan.ClusterIP:
+		// What no rule has translated is for a port or a protocol that the Service does not have.
+		c.put(place{filter: true, chain: chainClusterIPs}, rule{dst: m.dst, target: chainRefuse})
 		refusals, target = chainServices, prefixCluster+end
 		if f.Action == plan.ToLocal {
 			target = prefixLocal + end

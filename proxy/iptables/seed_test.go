@@ -98,7 +98,7 @@ func TestSeedClusterListing(t *testing.T) {
 			t.Run(name+"/"+kind, func(t *testing.T) {
 				kernel := nsKernel{t, nstest.New(t), variant(lb.IPv4, kind)}
 				a := newActor(map[lb.Family]Kernel{lb.IPv4: kernel}, seedConfig)
-				a.set(seed(nginx))
+				a.Set(seed(nginx))
 				if err := settle(a, false); err != nil {
 					t.Fatal(err)
 				}

@@ -34,7 +34,7 @@ func story(t *testing.T, seed uint64, steps, checks int, kernels func() map[lb.F
 	config := randomConfig(r)
 	start := func(on map[lb.Family]Kernel, all map[lb.Key]plan.Service) *testActor {
 		a := newActor(on, config)
-		a.set(all)
+		a.Set(all)
 		if err := settle(a, false); err != nil {
 			t.Fatal(err)
 		}
@@ -50,7 +50,7 @@ func story(t *testing.T, seed uint64, steps, checks int, kernels func() map[lb.F
 				delete(final, s.Key)
 			}
 			for range 1 + r.IntN(2) {
-				a.set(plans(s))
+				a.Set(plans(s))
 			}
 			changes++
 		}

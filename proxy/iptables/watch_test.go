@@ -24,7 +24,7 @@ func TestContract6RightRulesAreNeverRemoved(t *testing.T) {
 		steady[s.Key] = s
 	}
 	a := newActor(map[lb.Family]Kernel{lb.IPv4: kernel}, seedConfig)
-	a.set(steady)
+	a.Set(steady)
 	if err := settle(a, false); err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +54,7 @@ func TestContract6RightRulesAreNeverRemoved(t *testing.T) {
 		if i%5 == 4 {
 			s = plan.Service{Key: s.Key}
 		}
-		a.set(plans(s))
+		a.Set(plans(s))
 		if err := settle(a, i%10 == 9); err != nil {
 			t.Error(err)
 		}
@@ -62,7 +62,7 @@ func TestContract6RightRulesAreNeverRemoved(t *testing.T) {
 			a = newActor(map[lb.Family]Kernel{lb.IPv4: kernel}, seedConfig)
 			all := plans(s)
 			maps.Copy(all, steady)
-			a.set(all)
+			a.Set(all)
 			if err := settle(a, false); err != nil {
 				t.Error(err)
 			}

@@ -22,6 +22,9 @@ func NewBatch(t Table) *Batch {
 	return b
 }
 
+// Size is how many bytes the transaction has so far.
+func (b *Batch) Size() int { return len(b.messages.Attributes) }
+
 // Commit makes the transaction. The error of a refusal says which change the kernel refused first.
 // After nfnetlink.ErrUnanswered it is not known whether the transaction has happened. b must not be
 // used after.

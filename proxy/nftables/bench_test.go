@@ -99,7 +99,7 @@ func BenchmarkApply(b *testing.B) {
 						s = clusterService((i-1)/2*7919%size, 2+i%2, 0)
 					}
 					started := time.Now()
-					a.set(map[lb.Key]plan.Service{s.Key: s})
+					a.Set(map[lb.Key]plan.Service{s.Key: s})
 					if st, err := a.Apply(b.Context(), false); err != nil || st.Transactions != 1 {
 						b.Fatalf("%+v, %v", st, err)
 					}
@@ -117,7 +117,7 @@ func BenchmarkApply(b *testing.B) {
 func benchActor(b *testing.B, size int, kernels map[lb.Family]kernel) *testActor {
 	a := newActor(dialect.Deps{}, kernels)
 	a.Configure(seedConfig)
-	a.set(clusterServices(size))
+	a.Set(clusterServices(size))
 	if _, err := a.Apply(b.Context(), false); err != nil {
 		b.Fatal(err)
 	}
@@ -142,7 +142,7 @@ func BenchmarkColdStart(b *testing.B) {
 			n := dial(b, ns)
 			a := newActor(dialect.Deps{}, map[lb.Family]kernel{lb.IPv4: netlinkKernel{family: lb.IPv4, socket: n.commands}})
 			a.Configure(seedConfig)
-			a.set(all)
+			a.Set(all)
 			if _, err := a.Apply(b.Context(), false); err != nil {
 				b.Fatal(err)
 			}

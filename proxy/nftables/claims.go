@@ -84,8 +84,8 @@ func (c *claims) owns(key lb.Key, f frontend) bool {
 	return owner != nil && owner.key == key
 }
 
-// claim notes that a Service wants a frontend. One that lingers yields, and else the lesser name
-// wins, so that it does not depend on who came first.
+// claim notes that a Service wants a frontend. Plans contest only what depends on the node's own
+// addresses, where node ports are served. One that lingers yields; else plan.Precedes decides.
 func (c *claims) claim(f frontend, s *service) {
 	owner := c.owners[f]
 	if owner == nil {
@@ -122,12 +122,13 @@ func (c *claims) unclaim(f frontend, s *service) {
 }
 
 func (s *service) precedes(other *service, f frontend) bool {
-	if a, b := s.lingers(f), other.lingers(f); a != b {
-		return b
+	mine, theirs := s.part(f), other.part(f)
+	if mine.lingering != theirs.lingering {
+		return theirs.lingering
 	}
-	return s.key.Compare(other.key) < 0
+	return plan.Precedes(mine.kind, s.input.Age, theirs.kind, other.input.Age)
 }
 
-func (s *service) lingers(f frontend) bool {
-	return slices.ContainsFunc(s.parts, func(p part) bool { return p.frontend == f && p.lingering })
+func (s *service) part(f frontend) part {
+	return s.parts[slices.IndexFunc(s.parts, func(p part) bool { return p.frontend == f })]
 }

@@ -30,6 +30,51 @@ func newHeld(elements map[element]target) held {
 	return h
 }
 
+// patch notes a part of a change. Lists that others may hold too stay as they are.
+func (h held) patch(c change) {
+	type edit struct {
+		remove map[element]bool
+		add    []entry
+	}
+	edits := map[frontend]*edit{}
+	of := func(e entry) *edit {
+		x := edits[e.frontend]
+		if x == nil {
+			x = &edit{remove: map[element]bool{}}
+			edits[e.frontend] = x
+		}
+		return x
+	}
+	for _, e := range c.remove {
+		if e.isShared() {
+			delete(h.shared, common{e.addr, e.set})
+		} else {
+			of(e).remove[e.element] = true
+		}
+	}
+	for _, e := range c.add {
+		if e.isShared() {
+			h.shared[common{e.addr, e.set}] = true
+		} else {
+			x := of(e)
+			x.add = append(x.add, e)
+		}
+	}
+	for f, x := range edits {
+		entries := make([]entry, 0, len(h.parts[f])+len(x.add))
+		for _, e := range h.parts[f] {
+			if !x.remove[e.element] {
+				entries = append(entries, e)
+			}
+		}
+		entries = append(entries, x.add...)
+		slices.SortFunc(entries, inOrder)
+		if h.parts[f] = entries; len(entries) == 0 {
+			delete(h.parts, f)
+		}
+	}
+}
+
 func inOrder(a, b entry) int { return a.compare(b.element) }
 
 // isShared reports whether an element can be several Services'.
@@ -83,6 +128,9 @@ func (d *diff) service(key lb.Key, old, now *service, c *claims) {
 
 // part adds what makes a frontend's elements as wanted.
 func (d *diff) part(f frontend, want []entry) {
+	if _, done := d.parts[f]; done {
+		return // two Services have lost it at once
+	}
 	have := d.from.parts[f]
 	d.parts[f] = want
 	affine := slices.ContainsFunc(have, func(e entry) bool { return e.set == setAffinity })
@@ -122,7 +170,7 @@ func (d *diff) share(elements []common, by int) {
 
 // change returns the transaction.
 func (d *diff) change() change {
-	c := change{add: d.add, remove: d.remove}
+	c := change{add: slices.Clone(d.add), remove: slices.Clone(d.remove)}
 	for e, by := range d.shares {
 		switch used := d.users[e]+by > 0; {
 		case used && !d.from.shared[e]:

@@ -9,6 +9,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
 	"github.com/landfall-lb/landfall/proxy/dialect"
+	"github.com/landfall-lb/landfall/proxy/internal/suite"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -40,11 +41,9 @@ func dial(t testing.TB, ns *nstest.NS) *Netlink {
 
 // testActor is an actor whose tables tests look into, and whose rounds they run.
 type testActor struct {
-	*dialect.Actor
+	suite.Actor
 	netlink *Netlink
 	tables  []*table
-	begun   bool
-	tried   bool // every Service has been, as the actor said last
 }
 
 // newActor returns an actor over kernels, and for tests that need not know, without a log.
@@ -62,7 +61,7 @@ func newActor(deps dialect.Deps, kernels map[lb.Family]kernel) *testActor {
 	if deps.Changed == nil {
 		deps.Changed = func() {}
 	}
-	a.Actor = dialect.New(deps)
+	a.Actor.Actor = dialect.New(deps)
 	return a
 }
 
@@ -80,25 +79,10 @@ func newTestActor(t testing.TB, ns *nstest.NS) *testActor {
 	return a
 }
 
-// set says what is wanted: at first all of it.
-func (a *testActor) set(services map[lb.Key]plan.Service) {
-	if a.begun {
-		a.Update(services)
-		return
-	}
-	a.begun = true
-	a.Begin(services)
-}
-
-func (a *testActor) Outcomes() (outcomes map[lb.Key]plan.Outcome) {
-	outcomes, a.tried = a.Actor.Outcomes()
-	return outcomes
-}
-
 // settle runs one round of the actor.
 func (a *testActor) settle(t testing.TB, services map[lb.Key]plan.Service) dialect.Stats {
 	t.Helper()
-	a.set(services)
+	a.Set(services)
 	st, err := a.Apply(t.Context(), false)
 	if err != nil {
 		t.Fatal(err)

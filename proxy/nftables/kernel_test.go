@@ -36,7 +36,7 @@ func run(t *testing.T, ns *nstest.NS, services map[lb.Key]plan.Service) (
 		Observe: func(s dialect.Sync) { repairs.Add(int64(s.Repaired)) },
 	}, inKernel(n))
 	a.Configure(bothAddresses(seedConfig))
-	a.set(services)
+	a.Set(services)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- a.Run(ctx) }()
@@ -46,7 +46,7 @@ func run(t *testing.T, ns *nstest.NS, services map[lb.Key]plan.Service) (
 			t.Errorf("Run: %v", err)
 		}
 	})
-	for a.Outcomes(); !a.tried; a.Outcomes() {
+	for a.Outcomes(); !a.Tried; a.Outcomes() {
 		<-changed
 	}
 	return repairs, changed, a
@@ -101,7 +101,7 @@ func TestContract6DriftIsRepaired(t *testing.T) {
 	}
 }
 
-// What others do in tables of their own, and what packets write into ours, disturbs nobody.
+// The watcher ignores changes of other tables, and what packets write into ours.
 func TestOnlyOurTablesDisturb(t *testing.T) {
 	ns := nstest.New(t)
 	n := dial(t, ns)
@@ -127,7 +127,7 @@ func TestOnlyOurTablesDisturb(t *testing.T) {
 	ns.Run(t, "nft", "delete", "table", "ip", TableName)
 	for deadline := time.Now().Add(time.Minute); disturbed.Load() == 0; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("the end of our table disturbs nobody")
+			t.Fatal("the watcher did not report the removal of our table")
 		}
 	}
 	cancel()

@@ -24,6 +24,7 @@ type service struct {
 // part is what one frontend brings.
 type part struct {
 	frontend
+	kind      plan.Kind
 	lingering bool
 	entries   []entry
 }
@@ -49,6 +50,7 @@ func newRenderer(family lb.Family, config plan.Config) renderer {
 // service renders a Service whose plan holds only ports of the renderer's family.
 func (r renderer) service(key lb.Key, s plan.Service) *service {
 	out := &service{key: key, input: s, seconds: uint32(s.AffinityTimeout / time.Second)}
+	places := map[frontend]int{}
 	for _, p := range s.Ports {
 		protocol, ok := protocolOf(p.Protocol)
 		if !ok {
@@ -61,7 +63,8 @@ func (r renderer) service(key lb.Key, s plan.Service) *service {
 			}
 			for _, addr := range addrs {
 				at := frontend{addr: addressOf(addr), port: f.Port, protocol: protocol}
-				out.put(part{frontend: at, lingering: f.Lingering, entries: r.frontend(at, p, f, s.Scheduler, out.seconds)})
+				out.put(places, part{frontend: at, kind: f.Kind, lingering: f.Lingering,
+					entries: r.frontend(at, p, f, s.Scheduler, out.seconds)})
 			}
 			if f.AnswersPing() {
 				out.share(common{addressOf(f.Addr), setEcho})
@@ -83,18 +86,15 @@ func (r renderer) service(key lb.Key, s plan.Service) *service {
 	return out
 }
 
-// put adds a frontend. Where a Service has the same one twice, as with an external IP that is also
-// its VIP, that with source ranges counts.
-func (s *service) put(p part) {
-	i := slices.IndexFunc(s.parts, func(other part) bool { return other.frontend == p.frontend })
-	if i < 0 {
+// put adds a frontend, and notes its place. If a Service has the same one twice, as with a node
+// port at an address that is also its VIP, the kind that comes first counts.
+func (s *service) put(places map[frontend]int, p part) {
+	i, twice := places[p.frontend]
+	switch {
+	case !twice:
+		places[p.frontend] = len(s.parts)
 		s.parts = append(s.parts, p)
-		return
-	}
-	restricted := func(p part) bool {
-		return slices.ContainsFunc(p.entries, func(e entry) bool { return e.set == setRestricted })
-	}
-	if restricted(p) && !restricted(s.parts[i]) {
+	case plan.Precedes(p.kind, s.input.Age, s.parts[i].kind, s.input.Age):
 		s.parts[i] = p
 	}
 }

@@ -16,9 +16,8 @@ import (
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// maxOperations is how many elements one transaction adds and removes, unless a single Service
-// needs more: the kernel works through them in a few milliseconds, and they fit into the smallest
-// send buffer.
+// maxOperations is how many elements one transaction adds and removes: the kernel works through
+// them in a few milliseconds, and they fit into the smallest send buffer.
 const maxOperations = 1500
 
 // table keeps the table of one family. One goroutine owns it.
@@ -26,6 +25,8 @@ type table struct {
 	claims
 	*dialect.Ledger
 	kernel kernel
+	// limit is maxOperations.
+	limit int
 	// config is what the rules depend on.
 	config     plan.Config
 	configured bool
@@ -39,10 +40,16 @@ type table struct {
 	known bool
 	// rules are those that the kernel holds; nil when they are not known or not right.
 	rules *ruleset
-	// unpruned is set while the kernel may hold elements of frontends that nobody wants.
+	// unpruned is set while the kernel may hold elements of frontends that no Service has.
 	unpruned bool
 	// stale is set while clients may be remembered for backends that are gone.
 	stale bool
+	// parted are Services of whose change only a part is written, loses is set when one of them loses
+	// backends to which clients may be remembered.
+	parted map[lb.Key]bool
+	loses  bool
+	// doubtful is set when the last failure may come of the kernel holding something else than known.
+	doubtful bool
 	// foreign is set when what was last found to differ was changed by others.
 	foreign bool
 }
@@ -51,8 +58,9 @@ var _ dialect.Rules = (*table)(nil)
 
 func newTable(family lb.Family, k kernel, ledger *dialect.Ledger) *table {
 	return &table{
-		Ledger: ledger, claims: newClaims(family, ledger.Touch), kernel: k, applied: map[lb.Key]*service{},
-		users: map[common]int{}, stale: true,
+		Ledger: ledger, claims: newClaims(family, ledger.Touch), kernel: k, limit: maxOperations,
+		applied: map[lb.Key]*service{},
+		users:   map[common]int{}, parted: map[lb.Key]bool{}, stale: true,
 	}
 }
 
@@ -83,7 +91,7 @@ func (t *table) Prepare(_ context.Context, verify bool) error {
 // Recover implements dialect.Rules. Rules that are right show nothing, so it adds an element that
 // no packet matches, and removes it.
 func (t *table) Recover(context.Context) error {
-	if err := t.prepare(true); err != nil {
+	if err := t.prepare(t.doubtful); err != nil {
 		return err
 	}
 	probe := []entry{{element: common{set: setHairpin}.element()}}
@@ -150,7 +158,8 @@ func (t *table) repair(unknown []unknownElement) error {
 	d := t.newDiff()
 	for key, s := range t.applied {
 		for _, p := range s.parts {
-			if t.owns(key, p.frontend) {
+			if t.owns(key, p.frontend) && !t.parted[key] { // else it is on its way to something else
+
 				d.part(p.frontend, p.entries)
 			}
 		}
@@ -195,28 +204,59 @@ func (t *table) Commit(_ context.Context, keys []lb.Key) (n int, err error) {
 		}
 	}
 	d := t.newDiff()
-	for n < len(keys) && (n == 0 || d.operations() < maxOperations) {
+	for n < len(keys) && d.operations() < t.limit {
 		d.service(keys[n], t.applied[keys[n]], t.want[keys[n]], &t.claims)
 		n++
 	}
-	return n, t.apply(d)
+	if n > 1 && d.operations() > t.limit { // the last is too much
+		n--
+		d = t.newDiff()
+		for _, key := range keys[:n] {
+			d.service(key, t.applied[key], t.want[key], &t.claims)
+		}
+	}
+	c := d.change()
+	if n != 1 {
+		return n, t.apply(d, c)
+	}
+	switch parts := c.parts(t.limit); {
+	case len(parts) <= 1:
+		return n, t.apply(d, c)
+	case len(keys) > 1:
+		return n, dialect.ErrUnfinished
+	default:
+		return n, t.begin(keys[0], d, parts[0])
+	}
+}
+
+// begin writes the first part of what a Service needs.
+func (t *table) begin(key lb.Key, d *diff, part change) error {
+	t.parted[key] = true
+	t.loses = t.loses || d.loses
+	if err := t.commit(part); err != nil {
+		return err
+	}
+	t.have.patch(part)
+	return dialect.ErrUnfinished
 }
 
 // apply makes one transaction, and records what it did.
-func (t *table) apply(d *diff) error {
-	if c := d.change(); !c.empty() {
+func (t *table) apply(d *diff, c change) error {
+	if !c.empty() {
 		if err := t.commit(c); err != nil {
 			return err
 		}
 	}
 	d.happened(t.have, t.users)
-	t.stale = t.stale || d.loses
+	t.stale = t.stale || d.loses || t.loses
+	t.loses = false
 	for key, s := range d.services {
 		t.count(t.applied[key], -1)
 		t.count(s, 1)
-		if t.Failed(key) {
-			t.unpruned = true // what a predecessor left for it was kept
+		if t.Failed(key) || t.parted[key] {
+			t.unpruned = true // what a predecessor left for it was kept, or parts of what it no longer wants
 		}
+		delete(t.parted, key)
 		if s != nil {
 			t.applied[key] = s
 		} else {
@@ -238,52 +278,24 @@ func (t *table) commit(c change) error {
 	if err := t.kernel.commit(c); err != nil {
 		t.Stats.Failures++
 		t.known = t.known && !errors.Is(err, errUnanswered)
+		t.doubtful = !errors.Is(err, unix.EMSGSIZE) && !errors.Is(err, unix.ENOMEM) && !errors.Is(err, unix.ENOBUFS)
 		return err
 	}
 	t.Stats.Changes += len(c.add) + len(c.remove) + len(c.unknown)
 	return nil
 }
 
-// commitInParts adds and removes elements in several transactions, what is replaced in the same
-// one.
+// commitInParts makes a change in as many transactions as it needs.
 func (t *table) commitInParts(c change) error {
-	replaced := make(map[element]entry, min(len(c.add), len(c.remove)))
-	for _, e := range c.remove {
-		replaced[e.element] = entry{}
-	}
-	additions := c.add[:0:0]
-	for _, e := range c.add {
-		if _, ok := replaced[e.element]; ok {
-			replaced[e.element] = e
-		} else {
-			additions = append(additions, e)
-		}
-	}
-	for batch := range slices.Chunk(additions, maxOperations) {
-		if err := t.commit(change{add: batch}); err != nil {
-			return err
-		}
-	}
-	for batch := range slices.Chunk(c.remove, maxOperations/2) {
-		part := change{remove: batch}
-		for _, e := range batch {
-			if again := replaced[e.element]; again != (entry{}) {
-				part.add = append(part.add, again)
-			}
-		}
+	for _, part := range c.parts(t.limit) {
 		if err := t.commit(part); err != nil {
-			return err
-		}
-	}
-	for batch := range slices.Chunk(c.unknown, maxOperations) {
-		if err := t.commit(change{unknown: batch}); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// prune removes what nobody wants, now that all that is wanted has been tried.
+// prune removes the elements of frontends that no Service has, after every wanted one was tried.
 func (t *table) prune() error {
 	if !t.known || !t.unpruned {
 		return nil

@@ -24,7 +24,7 @@ import (
 func randomService(r *rand.Rand, i int) plan.Service {
 	key := lb.Key{Namespace: "test", Name: fmt.Sprint("service-", i)}
 	svc := lb.Service{
-		Key: key, Type: lb.LoadBalancer, ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
+		Key: key, UID: key.Name, Type: lb.LoadBalancer, ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
 		ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 0, byte(i + 1)})},
 		Ports:      []lb.ServicePort{{Name: "a", Protocol: lb.TCP, Port: 80, NodePort: uint16(30000 + i)}},
 	}
@@ -119,7 +119,7 @@ func story(t *testing.T, seed uint64, steps int, actor func() *testActor, fresh 
 			a.Configure(config)
 		}
 		for range 1 + r.IntN(2) {
-			a.set(changed)
+			a.Set(changed)
 		}
 		if r.IntN(4) > 0 {
 			_, _ = a.Apply(t.Context(), r.IntN(30) == 0)
@@ -128,7 +128,7 @@ func story(t *testing.T, seed uint64, steps int, actor func() *testActor, fresh 
 			settled(t, a)
 			want := fresh()
 			want.Configure(config)
-			want.set(now)
+			want.Set(now)
 			settled(t, want)
 			same(t, want, a)
 		}
@@ -138,7 +138,7 @@ func story(t *testing.T, seed uint64, steps int, actor func() *testActor, fresh 
 		if r.IntN(100) == 0 {
 			a = actor() // a restart
 			a.Configure(config)
-			a.set(now)
+			a.Set(now)
 		}
 	}
 }
@@ -217,12 +217,12 @@ func TestContract1RandomFailures(t *testing.T) {
 		config := randomConfig(r)
 		a.Configure(config)
 		now := map[lb.Key]plan.Service{}
-		a.set(now)
+		a.Set(now)
 		outcomes := map[lb.Key]plan.Outcome{}
 		for range seeds.Of(60, 200) {
 			s := randomService(r, r.IntN(20))
 			now[s.Key] = s
-			a.set(map[lb.Key]plan.Service{s.Key: s})
+			a.Set(map[lb.Key]plan.Service{s.Key: s})
 			for _, k := range []*fakeKernel{four, six} {
 				k.refuse, k.loadErr, k.unanswered = nil, nil, nil
 				switch r.IntN(8) {
@@ -258,7 +258,7 @@ func TestContract1RandomFailures(t *testing.T) {
 		settled(t, a)
 		want := fakeActor(fakeKernels())
 		want.Configure(config)
-		want.set(now)
+		want.Set(now)
 		settled(t, want)
 		same(t, want, a)
 		maps.Copy(outcomes, a.Outcomes())
@@ -295,7 +295,7 @@ func confirm(t *testing.T, a *testActor, outcomes map[lb.Key]plan.Outcome, confi
 func simpleService(i, backends int) plan.Service {
 	key := lb.Key{Namespace: "test", Name: fmt.Sprint("service-", i)}
 	svc := lb.Service{
-		Key: key, Type: lb.NodePort, ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
+		Key: key, UID: key.Name, Type: lb.NodePort, ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
 		ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)})},
 		Ports:      []lb.ServicePort{{Protocol: lb.TCP, Port: 80, NodePort: uint16(30000 + i)}},
 	}
@@ -316,7 +316,7 @@ func TestContestedFrontend(t *testing.T) {
 		services := map[int]plan.Service{1: simpleService(1, 1), 2: simpleService(2, 2)}
 		services[2].Ports[0].Frontends[1].Port = 30001 // the other's node port
 		for _, i := range order {
-			a.set(map[lb.Key]plan.Service{services[i].Key: services[i]})
+			a.Set(map[lb.Key]plan.Service{services[i].Key: services[i]})
 			settled(t, a)
 		}
 		o := a.Outcomes()
@@ -332,7 +332,7 @@ func TestContestedFrontend(t *testing.T) {
 			entry{element: element{set: setAffinity}})); len(got.all) != 1 {
 			t.Errorf("order %v: the frontend has %d backends", order, len(got.all))
 		}
-		a.set(map[lb.Key]plan.Service{services[1].Key: {}})
+		a.Set(map[lb.Key]plan.Service{services[1].Key: {}})
 		settled(t, a)
 		if second := a.Outcomes()[services[2].Key]; second.Err != nil || len(second.Applied.Ports[0].Frontends) != 2 {
 			t.Errorf("order %v: the heir: %+v", order, second)
@@ -350,7 +350,7 @@ func TestColdStartIsSplit(t *testing.T) {
 		s := simpleService(i, 2)
 		all[s.Key] = s
 	}
-	a.set(all)
+	a.Set(all)
 	settled(t, a)
 	four := kernels[lb.IPv4].(*fakeKernel)
 	if four.largest > 2*maxOperations || four.commits > 20 {
@@ -360,14 +360,14 @@ func TestColdStartIsSplit(t *testing.T) {
 	before := four.commits
 	b := fakeActor(kernels)
 	b.Configure(seedConfig)
-	b.set(all)
+	b.Set(all)
 	settled(t, b)
 	if four.commits != before {
 		t.Errorf("%d transactions for what is there already", four.commits-before)
 	}
 	c := fakeActor(kernels)
 	c.Configure(seedConfig)
-	c.set(nil)
+	c.Set(nil)
 	settled(t, c)
 	if len(four.state.elements) != 0 || four.largest > 2*maxOperations {
 		t.Errorf("%d elements left, the largest transaction was of %d", len(four.state.elements), four.largest)
@@ -381,14 +381,14 @@ func TestContract6PredecessorsElementsStayWhileOursAreRefused(t *testing.T) {
 	a := fakeActor(kernels)
 	a.Configure(seedConfig)
 	s, other := simpleService(1, 2), simpleService(2, 2)
-	a.set(map[lb.Key]plan.Service{s.Key: s, other.Key: other})
+	a.Set(map[lb.Key]plan.Service{s.Key: s, other.Key: other})
 	settled(t, a)
 	four := kernels[lb.IPv4].(*fakeKernel)
 	four.refuse = poisoned(80)
 	b := fakeActor(kernels)
 	b.Configure(seedConfig)
 	now := simpleService(1, 3)
-	b.set(map[lb.Key]plan.Service{now.Key: now})
+	b.Set(map[lb.Key]plan.Service{now.Key: now})
 	if _, err := b.Apply(t.Context(), false); err == nil {
 		t.Fatal("no error")
 	}

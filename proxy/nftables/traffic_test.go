@@ -88,7 +88,7 @@ func TestSessionAffinity(t *testing.T) {
 			if known, err := a.table(family).kernel.clients(); err != nil || len(known) < 5 {
 				t.Errorf("remembered are %v, %v", known, err)
 			}
-			// Without affinity nobody is remembered, and everybody is sent everywhere.
+			// Without affinity the rules remember no client, and send each one to all backends.
 			apply(a, 0, everywhere...)
 			if known, err := a.table(family).kernel.clients(); err != nil || len(known) > 0 {
 				t.Errorf("still remembered are %v, %v", known, err)

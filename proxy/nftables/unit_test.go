@@ -195,7 +195,7 @@ func TestContract1LostRulesAreNotProgrammed(t *testing.T) {
 			a := fakeActor(kernels)
 			a.Configure(seedConfig)
 			s := simpleService(1, 2)
-			a.set(map[lb.Key]plan.Service{s.Key: s})
+			a.Set(map[lb.Key]plan.Service{s.Key: s})
 			settled(t, a)
 			if o := a.Outcomes()[s.Key]; o.Err != nil || len(o.Applied.Ports) != 1 {
 				t.Fatalf("at first: %+v", o)
@@ -216,7 +216,7 @@ func TestContract1LostRulesAreNotProgrammed(t *testing.T) {
 			}
 			want := fakeActor(fakeKernels())
 			want.Configure(seedConfig)
-			want.set(map[lb.Key]plan.Service{s.Key: s})
+			want.Set(map[lb.Key]plan.Service{s.Key: s})
 			settled(t, want)
 			same(t, want, a)
 		})
@@ -247,7 +247,8 @@ func TestRetriesAndVerification(t *testing.T) {
 		done := make(chan error)
 		go func() { done <- a.Run(ctx) }()
 		a.Configure(seedConfig)
-		a.set(nil)
+		synctest.Wait() // else the run that Configure asks for may be the first try, and Begin asks for another one
+		a.Set(nil)
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		ms := time.Millisecond

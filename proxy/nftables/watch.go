@@ -2,7 +2,6 @@ package nftables
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -62,19 +61,6 @@ func (n *Netlink) watch(ctx context.Context, log *slog.Logger, disturbed func())
 func disturbing(m nfnetlink.Message) bool {
 	table, set, ok := nft.Changed(m)
 	return ok && table.Name == TableName && !isState(set)
-}
-
-// Cleanup removes our tables of both families, and nothing else.
-func Cleanup(n *Netlink) error {
-	var errs []error
-	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
-		b := nft.NewBatch(nft.Table{Family: family, Name: TableName})
-		b.RemoveTable()
-		if err := b.Commit(n.commands); err != nil && !errors.Is(err, unix.ENOENT) {
-			errs = append(errs, fmt.Errorf("%s: %w", family, err))
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // Probe returns nil if the kernel takes our rules, and otherwise why it does not. It changes

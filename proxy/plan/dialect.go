@@ -26,6 +26,8 @@ type Config struct {
 	NodePortAddresses map[lb.Family][]netip.Addr
 	// LoopbackNodePorts serves node ports at 127.0.0.1 too, which needs the sysctl route_localnet.
 	LoopbackNodePorts bool
+	// SetRouteLocalnet is set if Landfall itself has set that sysctl, and sets it back.
+	SetRouteLocalnet bool
 	// DropInvalid drops packets that conntrack finds invalid: those of a pod would else leave with its
 	// own address and end the client's connection (kubernetes/kubernetes#74839).
 	DropInvalid bool

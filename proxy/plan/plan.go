@@ -32,7 +32,7 @@ const (
 	NodePort     Kind = "NodePort"
 )
 
-// Action says what becomes of a connection to a frontend.
+// Action says what to do with a connection to a frontend.
 type Action string
 
 // The actions.
@@ -87,8 +87,11 @@ type Port struct {
 
 // Service is what the kernel shall do for one Service.
 type Service struct {
-	Key   lb.Key
+	Key lb.Key
+	Age
 	Ports []Port
+	// Denied are the frontends that the Service asks for and does not get.
+	Denied []Denied
 	// Policy is the external traffic policy.
 	Policy lb.TrafficPolicy
 	// VIPs are the addresses that the Service holds and the nodes have to deliver, without lingering
@@ -103,6 +106,15 @@ type Service struct {
 	AffinityTimeout time.Duration
 	// Scheduler is what the Service asks for; "" for the node's default.
 	Scheduler Scheduler
+}
+
+// Denied is a frontend that a Service asks for and does not get, and why.
+type Denied struct {
+	Kind     Kind
+	Addr     netip.Addr
+	Port     uint16
+	Protocol lb.Protocol
+	lb.Refusal
 }
 
 // Scheduler is a way of choosing a backend for a new connection. Those but Random need nftables.
@@ -151,6 +163,7 @@ func SchedulerIgnored(asked string, onlyRandom bool) string {
 func New(svc lb.Service, endpoints []lb.Slice, node Node) Service {
 	s := Service{
 		Key:      svc.Key,
+		Age:      Age{Created: svc.Created.Unix(), UID: svc.UID},
 		Policy:   svc.ExternalPolicy,
 		VIPs:     slices.Compact(slices.SortedFunc(slices.Values(svc.VIPs()), netip.Addr.Compare)),
 		Affinity: svc.AffinityTimeout > 0, AffinityTimeout: svc.AffinityTimeout,

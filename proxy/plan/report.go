@@ -23,7 +23,9 @@ func Report(desired, applied Service, failure error) []lb.Delivery {
 func deliver(desired, applied Service, failure error, vip netip.Addr) lb.Delivery {
 	d := lb.Delivery{Service: desired.Key, VIP: vip, Policy: desired.Policy}
 	want, have := portsOf(desired, vip), portsOf(applied, vip)
-	d.Refusal = refusal(want, have, failure, vip)
+	if d.Refusal = desired.deniedAt(vip); d.Refusal == nil {
+		d.Refusal = refusal(want, have, failure, vip)
+	}
 	if d.Refusal != nil {
 		return d
 	}
@@ -44,6 +46,17 @@ func deliver(desired, applied Service, failure error, vip netip.Addr) lb.Deliver
 	d.Ready, d.Serving = cluster.counts()
 	d.LocalReady, d.LocalServing = local.counts()
 	return d
+}
+
+// deniedAt returns why the Service does not get a port of its VIP; nil if it gets all of them. The
+// ports that it gets are in the kernel all the same.
+func (s Service) deniedAt(vip netip.Addr) *lb.Refusal {
+	for _, d := range s.Denied {
+		if d.Kind == LoadBalancer && d.Addr == vip {
+			return &d.Refusal
+		}
+	}
+	return nil
 }
 
 func refusal(want, have []Port, failure error, vip netip.Addr) *lb.Refusal {

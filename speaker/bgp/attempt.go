@@ -32,14 +32,14 @@ type attempt struct {
 	err           error         // why the last one ended
 }
 
-// ending is what becomes of a connection.
+// ending says how a connection ended.
 type ending struct {
 	c   *connection
 	up  time.Duration
 	err error
 }
 
-// dialed is what becomes of our attempt to connect.
+// dialed is the result of our attempt to connect.
 type dialed struct {
 	conn net.Conn
 	err  error

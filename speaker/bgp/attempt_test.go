@@ -209,7 +209,7 @@ func TestCollision(t *testing.T) {
 	})
 }
 
-// What becomes of a connection that the peer opens while the session is up.
+// The peer opens another connection while the session is up.
 func TestPeerConnectsAgainWhenEstablished(t *testing.T) {
 	up := func(a *Actor, p *fakePeer, o peerOpen) {
 		set(a, external(func(d *plan.BGPSession) { d.GracefulRestart, d.Routes = true, routes("192.0.2.1/32") }))

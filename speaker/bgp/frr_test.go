@@ -46,7 +46,7 @@ func TestFRRSeesAttributes(t *testing.T) {
 		}, "", 300, 50, "", "4200000000:1:2"},
 		{"internal, default preference", frrInternal, func(d *plan.BGPSession) { d.PeerASN = 64500 },
 			plan.Route{LocalPref: plan.DefaultLocalPref}, "", 100, 0, "", ""},
-		{"graceful shutdown", frrExternal, nil, plan.Route{Communities: []lb.Community{lb.GracefulShutdown}}, "64500", 0, 0,
+		{"graceful shutdown", frrExternal, nil, plan.Route{Communities: []lb.Community{plan.GracefulShutdown}}, "64500", 0, 0,
 			"graceful-shutdown", ""},
 		{"AS numbers of four octets", strings.ReplaceAll(strings.ReplaceAll(frrExternal, "64501", "4200000001"), "64500",
 			"4200000000"),
@@ -586,7 +586,7 @@ func TestFRRPairWithECMP(t *testing.T) {
 	// is under way.
 	leaving := want(0, "192.0.2.1/32", "192.0.2.2/32")
 	for _, s := range leaving {
-		s.Routes[netip.MustParsePrefix("192.0.2.1/32")] = plan.Route{Communities: []lb.Community{lb.GracefulShutdown}}
+		s.Routes[netip.MustParsePrefix("192.0.2.1/32")] = plan.Route{Communities: []lb.Community{plan.GracefulShutdown}}
 	}
 	agents[0].Set(leaving)
 	hops("192.0.2.1", "10.0.0.2")

@@ -1,6 +1,7 @@
 package bgp
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -38,7 +39,7 @@ type listener struct {
 	refused   atomic.Uint64 // connections that no session expects
 	quiet     time.Time     // until when another one of these is not logged
 	opening   loop.Failures
-	signing   loop.Failures
+	signing   map[netip.Addr]*loop.Failures // by peer with a password
 }
 
 // CheckListen tells what is wrong with an address for Options.Listen.
@@ -59,7 +60,7 @@ func CheckListen(address string) error {
 func newListener(a *Actor) *listener {
 	return &listener{
 		address: a.opts.Listen, log: a.opts.Log.With("address", a.opts.Listen), offer: a.offer, passwords: a.passwords,
-		changed: make(chan struct{}, 1),
+		changed: make(chan struct{}, 1), signing: map[netip.Addr]*loop.Failures{},
 	}
 }
 
@@ -164,7 +165,8 @@ func (l *listener) serve(ctx context.Context, socket *net.TCPListener) error {
 // sets the password of its connection as well.
 func (l *listener) sign(socket *net.TCPListener, signed map[netip.Addr]string) {
 	want := l.passwords()
-	set := func(fd int) (failed error) {
+	failed := map[netip.Addr]error{}
+	set := func(fd int) error {
 		for peer := range signed {
 			if _, ok := want[peer]; !ok {
 				_ = sign(fd, peer, "") // it was set, so that it can be removed
@@ -176,18 +178,26 @@ func (l *listener) sign(socket *net.TCPListener, signed map[netip.Addr]string) {
 				continue
 			}
 			if err := sign(fd, peer, password); err != nil {
-				failed = fmt.Errorf("peer %s: %w", peer, err)
+				failed[peer] = err
 				continue
 			}
 			signed[peer] = password
 		}
-		return failed
+		return nil
 	}
 	raw, err := socket.SyscallConn()
 	if err == nil {
 		err = control(raw, set)
 	}
-	l.signing.Log(l.log, "a BGP peer with a password cannot connect", "BGP peers with passwords can connect again", err)
+	maps.DeleteFunc(l.signing, func(peer netip.Addr, _ *loop.Failures) bool { _, ok := want[peer]; return !ok })
+	for peer := range want {
+		if l.signing[peer] == nil {
+			l.signing[peer] = &loop.Failures{}
+		}
+		l.signing[peer].Log(l.log, "a BGP peer with a password cannot connect",
+			"a BGP peer with a password can connect again",
+			cmp.Or(failed[peer], err), "peer", peer)
+	}
 }
 
 // take hands a connection on, or closes it.

@@ -1,6 +1,7 @@
 package bgp
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -188,6 +189,45 @@ func TestListenerPasswords(t *testing.T) {
 				return nil
 			})
 		})
+	}
+}
+
+// Each peer whose password the kernel refuses is logged, also if another one failed a moment ago.
+func TestEachFailingPasswordIsLogged(t *testing.T) {
+	var out bytes.Buffer
+	long, wanted := strings.Repeat("x", 81), map[netip.Addr]string{}
+	a := New(Options{Log: slog.New(slog.NewTextHandler(&out, nil)), Listen: "127.0.0.1:0", Changed: func() {}})
+	l := a.listener
+	l.passwords = func() map[netip.Addr]string { return wanted }
+	socket, err := l.open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	signed := map[netip.Addr]string{}
+	first, second := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+	for _, step := range []struct {
+		peer     netip.Addr
+		password string
+		want     string
+	}{
+		{first, long, "level=WARN msg=\"a BGP peer with a password cannot connect\" peer=192.0.2.1"},
+		{second, long, "level=WARN msg=\"a BGP peer with a password cannot connect\" peer=192.0.2.2"},
+		{first, "right", "level=INFO msg=\"a BGP peer with a password can connect again\" peer=192.0.2.1"},
+		{second, "right", "level=INFO msg=\"a BGP peer with a password can connect again\" peer=192.0.2.2"},
+		{second, "other", ""},
+	} {
+		wanted[step.peer] = step.password
+		out.Reset()
+		l.sign(socket, signed)
+		_, got, _ := strings.Cut(strings.TrimSpace(out.String()), " ")
+		level, rest, _ := strings.Cut(got, " address=")
+		if _, peer, ok := strings.Cut(rest, "peer="); ok {
+			level += " peer=" + peer
+		}
+		if level != step.want {
+			t.Errorf("peer %s, password %q: logged %q, want %q", step.peer, step.password, got, step.want)
+		}
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 // What happens to a session is recorded here, after it has happened.
@@ -41,7 +42,7 @@ func (s *session) established(c *connection) {
 	s.status.Negotiated = &n
 	s.heard = map[netip.Prefix]announced{}
 	s.flushedVersion = -1
-	s.logged, s.told = map[string]bool{}, nil
+	s.failures, s.told = &loop.Failures{}, nil
 	s.mu.Unlock()
 	s.log.Info("BGP session established", "address", n.Peer, "incoming", n.Incoming, "asn", n.PeerASN, "holdTime",
 		n.HoldTime, "families", n.Families,
@@ -72,16 +73,12 @@ func reasonOf(err error) lb.Reason {
 	return lb.ReasonNotEstablished
 }
 
-// failed records an attempt that came to nothing. What recurs is logged once.
+// failed records an attempt that came to nothing.
 func (s *session) failed(reason lb.Reason, err error) {
 	s.mu.Lock()
-	logged := s.logged[err.Error()]
-	s.logged[err.Error()] = true
-	told := s.told
+	failures, told := s.failures, s.told
 	s.mu.Unlock()
-	if !logged {
-		s.log.Warn("BGP session cannot be established", "error", err)
-	}
+	failures.Log(s.log, "BGP session cannot be established", "", err)
 	if told != nil && errors.Is(err, errClosed) {
 		err = told
 	}

@@ -56,10 +56,10 @@ type session struct {
 	status  Status
 	heard   map[netip.Prefix]announced // what the peer has heard over the current connection
 	learned map[netip.Prefix]ReceivedRoute
-	// logged are the failures since the session was last established or changed that were logged, told
-	// what the peer has said since.
-	logged map[string]bool
-	told   error
+	// failures are those since the session was last established or changed, told what the peer has
+	// said since. Only run uses what failures points to; others replace it.
+	failures *loop.Failures
+	told     error
 
 	restarted bool // a session was established since the speaker started; only run touches it
 }
@@ -82,7 +82,7 @@ func newSession(name string, opts Options, d plan.BGPSession) *session {
 		routes: make(chan struct{}, 1), redo: make(chan struct{}, 1), incoming: make(chan net.Conn),
 		over: make(chan struct{}), moved: func() {},
 		status: Status{State: Idle, Since: time.Now(), Reason: lb.ReasonNotEstablished}, flushedVersion: -1,
-		logged: map[string]bool{},
+		failures: &loop.Failures{},
 	}
 }
 
@@ -102,7 +102,7 @@ func (s *session) set(d plan.BGPSession) {
 	s.version++
 	change := difference(before, d)
 	if change != nil {
-		s.logged, s.told = map[string]bool{}, nil
+		s.failures, s.told = &loop.Failures{}, nil
 	}
 	abort := s.abort
 	s.mu.Unlock()

@@ -1,6 +1,7 @@
 package bgp
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -274,7 +275,7 @@ func TestUpdatesArePacked(t *testing.T) {
 			check("one announced", 1, 1, 0)
 			d.Routes = vips(5000, test.v6)
 			for prefix := range d.Routes {
-				d.Routes[prefix] = plan.Route{Communities: []lb.Community{lb.GracefulShutdown}}
+				d.Routes[prefix] = plan.Route{Communities: []lb.Community{plan.GracefulShutdown}}
 			}
 			set(a, d)
 			check("all changed", test.full, 5000, 0)
@@ -752,7 +753,7 @@ func TestHostilePeer(t *testing.T) {
 	})
 }
 
-func TestMetricsAndWords(t *testing.T) {
+func TestMetricsAndPeerNode(t *testing.T) {
 	inBubble(t, "as the session goes", func(t *testing.T, p *fakePeer, a *Actor) {
 		value := func(name, label string) string {
 			t.Helper()
@@ -763,17 +764,17 @@ func TestMetricsAndWords(t *testing.T) {
 			d.Families, d.Routes = []lb.Family{lb.IPv4, lb.IPv6}, routes("192.0.2.1/32", "192.0.2.2/32", "fd01::1/128")
 		}))
 		synctest.Wait()
-		if got, want := status(a).Word(),
+		if got, want := status(a).PeerNode(),
 			(lb.PeerNode{State: "Idle", Reason: lb.ReasonNotEstablished, Message: "connection refused"}); got != want {
-			t.Errorf("word %+v, want %+v", got, want)
+			t.Errorf("node %+v, want %+v", got, want)
 		}
 		if up := value("landfall_bgp_session_up", "tor"); up != "0" {
 			t.Errorf("up: %s", up)
 		}
 		p.establish(dualOpen())
 		p.readUpdates()
-		if got := status(a).Word(); got.State != "Established" || got.Reason != lb.ReasonNoNextHop {
-			t.Errorf("word %+v", got)
+		if got := status(a).PeerNode(); got.State != "Established" || got.Reason != lb.ReasonNoNextHop {
+			t.Errorf("node %+v", got)
 		}
 		for name, want := range map[string]string{
 			"landfall_bgp_session_up": "1", "landfall_bgp_session_flaps_total": "0", "landfall_bgp_prefixes_announced": "2",
@@ -803,4 +804,33 @@ func TestWhatThePacketLibraryFallsOverIsMalformed(t *testing.T) {
 	if err := decode(trap{}, nil); err == nil || !strings.Contains(err.Error(), "index out of range") {
 		t.Errorf("%v", err)
 	}
+}
+
+// TestFailedAttemptsAreLogged checks that a router that is away is logged once, and once more a
+// minute if its errors differ, and that another configuration begins anew.
+func TestFailedAttemptsAreLogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		d := plan.BGPSession{Addr: netip.MustParseAddr("192.0.2.1"), Port: 179, LocalASN: 64500}
+		s := newSession("tor", Options{Log: slog.New(slog.NewTextHandler(&out, nil)), Changed: func() {}}, d)
+		lines := func() int { return strings.Count(out.String(), "BGP session cannot be established") }
+		for i := range 60 {
+			s.failed(lb.ReasonNotEstablished, fmt.Errorf("port %d: connection reset", i))
+			time.Sleep(time.Second)
+		}
+		if lines() != 1 {
+			t.Errorf("%d lines in the first minute, want 1", lines())
+		}
+		s.failed(lb.ReasonNotEstablished, errors.New("connection refused"))
+		s.failed(lb.ReasonNotEstablished, errors.New("connection reset"))
+		if lines() != 2 {
+			t.Errorf("%d lines after a minute, want 2", lines())
+		}
+		d.LocalASN++
+		s.set(d)
+		s.failed(lb.ReasonNotEstablished, errors.New("connection refused"))
+		if lines() != 3 {
+			t.Errorf("%d lines after another configuration, want 3", lines())
+		}
+	})
 }

@@ -45,20 +45,20 @@ type Status struct {
 	Counters Counters        `json:"counters"`
 }
 
-// Word is the status in the form that a BGPPeer shows. It does not change while an attempt to
-// connect goes through its states, so that a router that is away is not written about again and
-// again.
-func (s Status) Word() lb.PeerNode {
+// PeerNode returns the status in the form that a BGPPeer shows. It does not change while an attempt
+// to connect goes through its states, so that the speaker does not write again and again about a
+// router that is away.
+func (s Status) PeerNode() lb.PeerNode {
 	if s.State != Established {
 		return lb.PeerNode{State: string(Idle), Reason: s.Reason, Message: s.LastError}
 	}
-	word := lb.PeerNode{State: string(Established)}
+	node := lb.PeerNode{State: string(Established)}
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		if held, ok := s.Held[f]; ok {
-			word.Reason, word.Message = held.Reason, held.Message
+			node.Reason, node.Message = held.Reason, held.Message
 		}
 	}
-	return word
+	return node
 }
 
 // Negotiated is what both ends of a session have agreed on.

@@ -134,7 +134,7 @@ func TestStory(t *testing.T) {
 			events := map[netip.Addr]*View{vip1: view(c.view)}
 			next, changed := s.Step(now, f, events)
 			if changed {
-				u = next
+				u.Apply(next)
 			}
 			if changed == c.same || said(u, vip1, all) != strings.TrimSpace(c.want) {
 				t.Errorf("%s, %s: told %v %q, want %q", name, c.what, changed, said(u, vip1, all), c.want)
@@ -171,6 +171,33 @@ func TestFacts(t *testing.T) {
 	gone := slices.Concat(moved["c"], moved["d"])
 	if !changed || !slices.Equal(u.Dead, []string{"c", "d"}) || !slices.Equal(u.Gone, gone) || said(u, vip6, all) != "" {
 		t.Errorf("dead: told %v %+v", changed, u)
+	}
+}
+
+// TestOnlyWhatChangesIsTold has one of many VIPs change, and end.
+func TestOnlyWhatChangesIsTold(t *testing.T) {
+	var s State
+	many := map[netip.Addr]*View{}
+	for i := range 100 {
+		many[netip.AddrFrom4([4]byte{192, 0, 2, byte(i)})] = view("a:arp owner=a")
+	}
+	f := Facts{Self: "b", Addresses: nodes()}
+	if u, _ := s.Step(epoch, f, many); u.Changes || len(u.Previous) != len(many) {
+		t.Errorf("at first: %+v", u)
+	}
+	one := netip.MustParseAddr("192.0.2.7")
+	many[one] = view("c:arp owner=c")
+	u, changed := s.Step(epoch, f, many)
+	if !changed || !u.Changes || len(u.Previous) != 1 || len(u.Previous[one]) != 1 || len(u.Ended) != 0 {
+		t.Errorf("told %v %+v, want a change of %s only", changed, u, one)
+	}
+	many[one] = nil
+	u, changed = s.Step(epoch, f, many)
+	if !changed || !u.Changes || len(u.Previous) != 0 || !slices.Equal(u.Ended, []netip.Addr{one}) {
+		t.Errorf("told %v %+v, want the end of %s only", changed, u, one)
+	}
+	if u, _ = s.Step(epoch, Facts{Self: "b", Dead: []string{"c"}}, nil); u.Changes || len(u.Previous) != len(many)-1 {
+		t.Errorf("when a node is dead: %+v", u)
 	}
 }
 
@@ -220,7 +247,7 @@ func TestOrderAndRepetition(t *testing.T) {
 				}
 			}
 			if next, changed := one.Step(now, f, events); changed {
-				u = next
+				u.Apply(next)
 			}
 			twice.Step(now, f, events)
 			if _, changed := twice.Step(now, f, events); changed {
@@ -235,7 +262,7 @@ func TestOrderAndRepetition(t *testing.T) {
 				reversed.Step(now, f, map[netip.Addr]*View{vip: events[vip]})
 			}
 			for what, other := range map[string]*State{"one by one": &single, "reversed": &reversed, "twice": &twice} {
-				if got := other.update(); !reflect.DeepEqual(got, u) {
+				if got := other.update(maps.Keys(other.vips)); !reflect.DeepEqual(got, u) {
 					t.Fatalf("seed %d, %s: %+v, want %+v", seed, what, got, u)
 				}
 			}

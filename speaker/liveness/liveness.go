@@ -116,6 +116,9 @@ func (a *Actor) Standings() (others map[string]plan.Standing, previous uint64) {
 	return a.standings, a.state.Previous(now)
 }
 
+// Busy returns for how long the actor has been at one thing.
+func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
+
 // Run probes nodes until ctx ends.
 func (a *Actor) Run(ctx context.Context) error { return a.runner.Run(ctx) }
 

@@ -19,15 +19,6 @@ type page struct {
 	before      *page // of the last process before that announced an address, or nil
 }
 
-// pageOf returns what an update says, as a page.
-func pageOf(u update) *page {
-	p := &page{born: u.born, entries: make(map[netip.Addr]entry, len(u.entries))}
-	for _, e := range u.entries {
-		p.entries[e.vip] = e
-	}
-	return p
-}
-
 // merge takes in an update and returns the VIPs of which something else is known now.
 func (b book) merge(u update) []netip.Addr {
 	p := b[u.node]
@@ -49,6 +40,13 @@ func (b book) merge(u update) []netip.Addr {
 	case p.born > u.born:
 		return nil
 	}
+	p.merge(u, changed)
+	return slices.SortedFunc(maps.Keys(changed), netip.Addr.Compare)
+}
+
+// merge takes in an update of the page's process, and adds to changed the VIPs of which the page
+// says something else now.
+func (p *page) merge(u update, changed map[netip.Addr]bool) {
 	named := make(map[netip.Addr]bool, len(u.entries))
 	for _, e := range u.entries {
 		named[e.vip] = true
@@ -62,7 +60,6 @@ func (b book) merge(u update) []netip.Addr {
 		p.entries[e.vip] = e
 	}
 	p.raise(u.floor, named, changed)
-	return slices.SortedFunc(maps.Keys(changed), netip.Addr.Compare)
 }
 
 // raise forgets what an update that is complete up to floor does not name, and the marks of what is

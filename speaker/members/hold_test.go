@@ -217,6 +217,13 @@ func TestTwoRestartsWithinTheHold(t *testing.T) {
 	second := update{node: "a", born: 2, floor: 1, entries: []entry{
 		{vip: vip2, seq: 1, claim: plan.Claim{Answering: true}},
 	}}
+	// A process that has announced both, and then withdraws the first: as a whole, and change by
+	// change.
+	both := update{node: "a", born: 2, floor: 2, entries: []entry{
+		{vip: vip1, seq: 1, claim: plan.Claim{Answering: true}}, {vip: vip2, seq: 2, claim: plan.Claim{Answering: true}},
+	}}
+	added := update{node: "a", born: 2, entries: both.entries[1:]}
+	withdrawn := update{node: "a", born: 2, entries: []entry{{vip: vip1, seq: 3, gone: true}}}
 	other := book{}
 	other.merge(first)
 	other.merge(silent)
@@ -236,6 +243,12 @@ func TestTwoRestartsWithinTheHold(t *testing.T) {
 		{"two that announced, the newest first", []update{second, first}, false, true},
 		{"two that announced, the newest last", []update{first, second}, false, true},
 		{"a silent process alone", []update{silent}, false, false},
+		{"a change, then the whole", []update{added, both}, true, true},
+		{"the whole, then an old change", []update{both, added}, true, true},
+		{"a change, the one before, then the whole", []update{added, first, both}, true, true},
+		{"the whole, then the newest change", []update{both, withdrawn}, false, true},
+		{"the newest change, then the whole", []update{withdrawn, both}, false, true},
+		{"one change, and the other", []update{withdrawn, added}, false, true},
 	} {
 		for _, apart := range []bool{false, true} {
 			m := New(Options{Self: "a", Born: time.Unix(0, 3), Liveness: &recaller{}, Log: slog.New(slog.DiscardHandler)})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -21,14 +22,14 @@ const retransmitMult = 4
 // config tunes memberlist for finding a crashed node in well under a second, and for not taking a
 // busy one for crashed.
 //
-// Each node probes one other every 100 ms, each of the n-1 others once in a round, from a random
-// phase. So after a crash the first survivor probes the dead node after about 100 ms whatever n is:
-// n-1 survivors with a period of (n-1)·100 ms each. In the worst case of 100 this takes (n=3) 200
-// ms, (n=9) 350 ms. The probe fails 100 ms later: 50 ms for a direct answer, then 50 ms for answers
-// over three others and over TCP. Then the node is suspected, which all are told, the suspect too;
-// it has 3·max(1, log10 n)·100 ms = 300 ms to refute (600 ms at n=100) once a second node has seen
-// the same, twice that otherwise. Crash to known: about 100+100+300 = 500 ms, at worst of 100 some
-// 800 ms, up to 100 nodes about 1 s.
+// With the profile LAN, each node probes one other every 100 ms, each of the n-1 others once in a
+// round, from a random phase. So after a crash the first survivor probes the dead node after about
+// 100 ms whatever n is: n-1 survivors with a period of (n-1)·100 ms each. In the worst case of 100
+// this takes (n=3) 200 ms, (n=9) 350 ms. The probe fails 100 ms later: 50 ms for a direct answer,
+// then 50 ms for answers over three others and over TCP. Then the node is suspected, which all are
+// told, the suspect too; it has 3·max(1, log10 n)·100 ms = 300 ms to refute (600 ms at n=100) once
+// a second node has seen the same, twice that otherwise. Crash to known: about 100+100+300 = 500
+// ms, at worst of 100 some 800 ms, up to 100 nodes about 1 s.
 //
 // A false alarm takes a node that neither answers probes nor refutes for at least 100+300 ms. On a
 // machine with 2 busy cores a runnable process waits some tens of milliseconds. Being suspected
@@ -42,12 +43,12 @@ func (m *Members) config(bind netip.Addr) *memberlist.Config {
 	c.Transport = m.opts.transport
 	c.SecretKey = m.opts.Key
 
-	c.ProbeInterval, c.ProbeTimeout = 100*time.Millisecond, 50*time.Millisecond
+	c.ProbeInterval, c.ProbeTimeout = m.opts.Profile.ProbeInterval, m.opts.Profile.ProbeTimeout
 	c.SuspicionMult, c.SuspicionMaxTimeoutMult = 3, 2
 	// a node that finds itself slow doubles its intervals, where the default would make them 8 times
 	// as long
 	c.AwarenessMaxMultiplier = 2
-	c.GossipInterval, c.GossipNodes = 50*time.Millisecond, 3
+	c.GossipInterval, c.GossipNodes = m.opts.Profile.GossipInterval, 3
 	c.RetransmitMult = retransmitMult
 	c.PushPullInterval = 15 * time.Second
 	// Compression has a table of its own made for each packet, of which there are some for each claim;
@@ -141,16 +142,23 @@ func (m *Members) learn(b []byte) bool {
 }
 
 // recall keeps what others know of the last process before this one that announced an address, in
-// whatever order they tell of those before, and reports whether it is news. It needs mu.
+// whatever order and parts they tell of those before, and reports whether that process is news. It
+// needs mu.
 func (m *Members) recall(u update) bool {
-	if u.born >= m.own.born || m.previous != nil && u.born <= m.previous.born {
+	if u.born >= m.own.born || m.previous != nil && u.born < m.previous.born {
 		return false
 	}
-	p := pageOf(u)
-	if !p.announces() {
-		return false // the others wait for what a process before it announced
+	p := m.past[u.born]
+	if p == nil {
+		p = &page{born: u.born, entries: map[netip.Addr]entry{}}
+		m.past[u.born] = p
+	}
+	p.merge(u, map[netip.Addr]bool{})
+	if p == m.previous || !p.announces() {
+		return false // if it announces nothing, the others wait for what a process before it announced
 	}
 	m.previous = p
+	maps.DeleteFunc(m.past, func(born uint64, _ *page) bool { return born < p.born })
 	return true
 }
 

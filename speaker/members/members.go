@@ -1,6 +1,6 @@
 // Package members is the actor that gossips: it keeps the speakers of a cluster in touch, tells the
-// others what this node claims, and knows what each of them claims. What becomes of speakers that
-// gossip loses is for others to find out (see Liveness). It wraps memberlist, of which no type
+// others what this node claims, and knows what each of them claims. Package liveness
+// finds out whether a speaker that gossip has lost is dead. It wraps memberlist, of which no type
 // leaves the package.
 package members
 
@@ -33,11 +33,16 @@ type Options struct {
 	// Key encrypts gossip (AES-GCM); 16, 24 or 32 bytes, or none.
 	Key []byte
 	// Born tells this process from earlier ones on the node: the time of its start.
-	Born     time.Time
+	Born    time.Time
+	Profile Profile // the zero value stands for LAN
+	// Alone is how long a node calls the others, if they do not answer at all, before it takes itself
+	// for the only one.
+	Alone    time.Duration
 	Liveness Liveness
 	Log      *slog.Logger
 	// Changed is called with the VIPs of which another node says something else now; nil means that
-	// Joined changed. It must not block, and may be called from any goroutine.
+	// Joined changed, and an empty list that Met did while it was sought. It must not block, and may
+	// be called from any goroutine.
 	Changed func(vips []netip.Addr)
 	// transport and pace replace the network and usualPace in tests.
 	transport memberlist.Transport
@@ -71,6 +76,7 @@ type Members struct {
 	// what the last process before this one that announced an address said, from the others; nil if
 	// unknown
 	previous *page
+	past     map[uint64]*page            // of previous and the processes after it, by when they were started
 	book     book                        // of the other nodes
 	live     map[string]*memberlist.Node // other nodes
 	greet    map[string]bool             // live nodes that were not told everything yet
@@ -78,7 +84,10 @@ type Members struct {
 	joined   bool
 	macs     map[string][]string // of the other nodes, by name, also of those that have gone
 	ownMACs  []string
-	alone    time.Time // when this node may believe that it is alone; set by the first calls
+	seeks    bool      // another speaker has to be heard
+	lastMet  time.Time // see Met
+	calling  time.Time // when the first round of calls began
+	trouble  string    // why others cannot be joined
 	bind     netip.Addr
 	ml       *memberlist.Memberlist // nil before and after Run
 	stopped  bool
@@ -90,11 +99,16 @@ var _ actor.Updater[netip.Addr, *plan.Claim] = (*Members)(nil)
 func New(opts Options) *Members {
 	if opts.pace == (pace{}) {
 		opts.pace = usualPace
+		opts.pace.silent = max(opts.Alone, opts.pace.alone)
+	}
+	if opts.Profile == (Profile{}) {
+		opts.Profile = LAN
 	}
 	m := &Members{
 		opts: opts,
 		own:  newJournal(opts.Self, uint64(opts.Born.UnixNano())),
-		book: book{}, live: map[string]*memberlist.Node{}, greet: map[string]bool{}, macs: map[string][]string{},
+		book: book{}, past: map[uint64]*page{}, live: map[string]*memberlist.Node{}, greet: map[string]bool{},
+		macs: map[string][]string{},
 	}
 	m.queue.NumNodes = m.size
 	m.queue.RetransmitMult = retransmitMult
@@ -181,6 +195,9 @@ func (m *Members) Joined() bool {
 	defer m.mu.Unlock()
 	return m.joined
 }
+
+// Busy returns for how long the actor has been at one thing.
+func (m *Members) Busy() time.Duration { return max(m.send.Busy(), m.join.Busy(), m.renew.Busy()) }
 
 // Run takes part until ctx ends; then it sends what is left to be said and takes its leave.
 func (m *Members) Run(ctx context.Context) error {

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -162,7 +163,8 @@ func (r *rig) start(name string, tweak ...func(*setup)) *rigged {
 		Options: Options{
 			Self: name, Bind: fixed(addr.Addr()), Port: int(addr.Port()), Born: time.Now(),
 			Log: slog.New(slog.DiscardHandler), Changed: func([]netip.Addr) {}, transport: c,
-			pace: pace{every: 200 * time.Millisecond, alone: 500 * time.Millisecond, soon: 50 * time.Millisecond},
+			pace: pace{every: 200 * time.Millisecond, alone: 500 * time.Millisecond, silent: time.Second,
+				soon: 50 * time.Millisecond},
 		},
 		liveness: liveness.Options{Self: name, Log: slog.New(slog.DiscardHandler), Changed: func() {}, Probe: r.probe(c)},
 	}
@@ -397,9 +399,10 @@ func TestEncryption(t *testing.T) {
 		r.introduce(name)
 	}
 	r.eventually("a and b meet", func() bool { return slices.Equal(r.members["a"].Live(), []string{"a", "b"}) })
-	r.eventually("c has tried all", c.Joined)
-	if got := c.Live(); !slices.Equal(got, []string{"c"}) {
-		t.Errorf("with another key c sees %v", got)
+	r.eventually("c says whom it cannot join", func() bool { return strings.HasPrefix(c.Trouble(), ": a, b: connected") })
+	time.Sleep(2 * c.opts.pace.silent)
+	if got := c.Live(); !slices.Equal(got, []string{"c"}) || c.Joined() {
+		t.Errorf("with another key c sees %v, joined %v: it must not take itself for the only one", got, c.Joined())
 	}
 }
 

@@ -36,6 +36,8 @@ type Events struct {
 type Answer struct {
 	On    []string
 	Round int
+	// Owned is set where this node owns the VIP, and does not only answer until another does.
+	Owned bool
 }
 
 // Decided is what a step has come to for one VIP. Before is the zero Decision of a VIP that is new,
@@ -55,6 +57,7 @@ type State struct {
 	fresh     map[netip.Addr]time.Time // VIPs that were first seen a moment ago, until when they count as fresh
 	served    map[netip.Addr]bool      // VIPs that a node of ours has answered for
 	unserved  map[netip.Addr]bool      // VIPs that no node answers for now
+	missing   []string                 // nodes, as of the last step
 	seen      Seen
 	changes   int
 }
@@ -79,6 +82,7 @@ func (s *State) Step(now time.Time, facts plan.Facts, e Events) (
 	}
 	s.look(e.Seen, vips)
 	s.ripen(now, vips)
+	s.greet(facts, vips)
 	decided = make(map[netip.Addr]Decided, len(vips))
 	for vip := range vips {
 		in, held := e.Input(vip)
@@ -111,6 +115,22 @@ func differing[V any](a, b map[netip.Addr]V, same func(a, b V) bool, found map[n
 	for vip := range a {
 		if _, ok := b[vip]; !ok {
 			found[vip] = true
+		}
+	}
+}
+
+// greet has the VIPs announced again that this node owns when a node is back that was missing: it
+// may have announced them before it was heard. It adds them to vips.
+func (s *State) greet(facts plan.Facts, vips map[netip.Addr]bool) {
+	back := slices.ContainsFunc(s.missing, func(node string) bool { return slices.Contains(facts.Live, node) })
+	s.missing = facts.Missing
+	if !back {
+		return
+	}
+	for vip, answer := range s.answers {
+		if answer.Owned {
+			s.rounds[vip]++
+			vips[vip] = true
 		}
 	}
 }
@@ -193,12 +213,13 @@ func (s *State) assign(vip netip.Addr) bool {
 	delete(s.answers, vip)
 	delete(s.probes, vip)
 	if len(d.Answer) > 0 {
-		s.answers[vip] = Answer{On: d.Answer, Round: s.rounds[vip]}
+		s.answers[vip] = Answer{On: d.Answer, Round: s.rounds[vip], Owned: !d.Handover}
 	} else if len(d.Probe) > 0 {
 		s.probes[vip] = d.Probe
 	}
 	now := s.answers[vip]
-	return !slices.Equal(answer.On, now.On) || answer.Round != now.Round || !slices.Equal(probe, s.probes[vip])
+	return !slices.Equal(answer.On, now.On) || answer.Round != now.Round || answer.Owned != now.Owned ||
+		!slices.Equal(probe, s.probes[vip])
 }
 
 // Desired returns what the actor is to answer for, and on which interfaces it is to probe. Do not
@@ -212,6 +233,9 @@ func (s *State) Decision(vip netip.Addr) (d plan.Decision, ok bool) {
 	d, ok = s.decisions[vip]
 	return d, ok
 }
+
+// VIPs returns all VIPs that were decided, in no order.
+func (s *State) VIPs() []netip.Addr { return slices.Collect(maps.Keys(s.decisions)) }
 
 // Decisions returns what was last decided, sorted by VIP.
 func (s *State) Decisions() []plan.Decision {

@@ -56,7 +56,7 @@ type PeerDecision struct {
 	Profile *lb.BFDProfile
 }
 
-// BGPVIP says what becomes of one VIP.
+// BGPVIP says whether the node announces one VIP over BGP, and to which peers.
 type BGPVIP struct {
 	// Selected is set when a BGPAdvertisement is for the VIP on this node, whatever else keeps it from
 	// being announced.

@@ -26,10 +26,10 @@ func (k *BGPBook) Sessions() map[string]BGPSession { return k.sessions }
 // Peers returns the decision for each peer that selects the node.
 func (k *BGPBook) Peers() map[string]PeerDecision { return k.peers }
 
-// VIP returns what becomes of a VIP.
+// VIP returns the decision for a VIP.
 func (k *BGPBook) VIP(vip netip.Addr) BGPVIP { return k.vips[vip] }
 
-// VIPs returns what becomes of each VIP. Do not change it.
+// VIPs returns the decision for each VIP. The caller must not change the map.
 func (k *BGPBook) VIPs() map[netip.Addr]BGPVIP { return k.vips }
 
 // PlanAll plans everything anew. Changed reports whether Sessions differ.

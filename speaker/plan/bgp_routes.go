@@ -134,7 +134,7 @@ func resolveOne(written string, objects map[string]lb.CommunityNames) (lb.Commun
 		}
 		return c, nil
 	}
-	if c, ok := lb.WellKnownCommunity(written); ok {
+	if c, ok := wellKnown[written]; ok {
 		return c, nil
 	}
 	var found []string
@@ -309,7 +309,7 @@ func (o mix) route() Route {
 	}
 	if !o.steady {
 		route.LocalPref = 0 // RFC 8326 section 4.2
-		route.Communities = append(route.Communities, lb.GracefulShutdown)
+		route.Communities = append(route.Communities, GracefulShutdown)
 	}
 	slices.SortFunc(route.Communities, lb.Community.Compare)
 	route.Communities = slices.Compact(route.Communities)

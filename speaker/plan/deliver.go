@@ -41,7 +41,8 @@ func deliverable(gate lb.Reason, holders []Holder) *lb.Refusal {
 	}
 	of, joined := first(holders)
 	refusal := allDeliverable(of)
-	if len(joined) > 0 && (len(of) == 0 || refusal != nil && refusal.Reason == lb.ReasonNoBackends) {
+	nowhere := refusal != nil && (refusal.Reason == lb.ReasonNoBackends || refusal.Reason == lb.ReasonFrontendInUse)
+	if len(joined) > 0 && (len(of) == 0 || nowhere) {
 		return allDeliverable(joined)
 	}
 	return refusal
@@ -65,7 +66,8 @@ func undelivered(holders []Holder) map[lb.Key]*lb.Refusal {
 }
 
 // allDeliverable returns why this node cannot deliver one of the Services, or nil when it can. A
-// Service that no node can deliver does not count, unless there is no other.
+// Service that no node can deliver, or whose frontends another Service has, does not count, unless
+// there is no other.
 func allDeliverable(holders []Holder) *lb.Refusal {
 	var empty *lb.Refusal
 	counted := 0
@@ -74,7 +76,7 @@ func allDeliverable(holders []Holder) *lb.Refusal {
 		switch {
 		case refusal == nil:
 			counted++
-		case refusal.Reason != lb.ReasonNoBackends:
+		case refusal.Reason != lb.ReasonNoBackends && refusal.Reason != lb.ReasonFrontendInUse:
 			return refusal
 		case empty == nil:
 			empty = refusal
@@ -95,7 +97,7 @@ func (h Holder) refuse() *lb.Refusal {
 	switch reason := h.Delivery.Deliverable(); reason {
 	case "":
 		return nil
-	case lb.ReasonNotProgrammed:
+	case lb.ReasonNotProgrammed, lb.ReasonFrontendInUse:
 		return lb.Refuse(reason, "%s: %s", h.Service, h.Delivery.Refusal.Message)
 	case lb.ReasonNoLocalBackends:
 		return lb.Refuse(reason, "%s has externalTrafficPolicy Local and no usable endpoint on this node", h.Service)
@@ -121,6 +123,8 @@ func countForwarding(holders []Holder) (counted int, all bool) {
 	for _, h := range holders {
 		d := h.Delivery
 		switch {
+		case d != nil && d.Deliverable() == lb.ReasonFrontendInUse:
+			continue // another Service's
 		case d == nil || d.Refusal != nil:
 			return counted, false
 		case d.Ready+d.Serving == 0:

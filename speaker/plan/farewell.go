@@ -7,8 +7,9 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// Farewell corrects what a Service shows that has lost its addresses; nil when it shows nothing
-// wrong, is not of the class, or another node corrects it.
+// Farewell returns the status for a Service that has lost its addresses but still shows that they
+// are announced. It returns nil if the Service shows no such thing, if it is not of the class, or
+// if another node writes the status.
 func Farewell(f Facts, class string, service lb.Service) *lb.AnnouncedStatus {
 	stale := service.Announcements != "" ||
 		slices.ContainsFunc(service.Conditions, func(c lb.Condition) bool { return c.Type == lb.ConditionAnnounced })

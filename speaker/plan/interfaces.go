@@ -123,18 +123,30 @@ func matchesAny(patterns []string, name string) bool {
 	})
 }
 
-// MACs returns the link-layer addresses under which this node may answer, by which the others tell
-// it from conflicting hosts; sorted.
-func MACs(f Facts) []string {
+// Candidates returns the interfaces that may answer for some VIP: those that an advertisement names,
+// and those that are not excluded. The interfaces of pods, which come and go with them, are none.
+func Candidates(f Facts) []lb.Interface {
 	named := map[string]bool{}
 	for _, ad := range f.Advertisements {
 		for _, name := range ad.Interfaces {
 			named[name] = true
 		}
 	}
-	macs := map[string]bool{}
+	var found []lb.Interface
 	for _, i := range f.Interfaces {
-		if len(i.MAC) > 0 && !i.Loopback && (named[i.Name] || !matchesAny(f.Exclude, i.Name)) {
+		if named[i.Name] || !matchesAny(f.Exclude, i.Name) {
+			found = append(found, i)
+		}
+	}
+	return found
+}
+
+// MACs returns the link-layer addresses under which this node may answer, by which the others tell
+// it from conflicting hosts; sorted.
+func MACs(f Facts) []string {
+	macs := map[string]bool{}
+	for _, i := range Candidates(f) {
+		if len(i.MAC) > 0 && !i.Loopback {
 			macs[i.MAC.String()] = true
 		}
 	}

@@ -42,6 +42,8 @@ type Facts struct {
 	Missing []string
 	// Parted is set while this node sees no majority of the speakers, and for a moment after.
 	Parted bool
+	// Estranged is set while this node may have been cut off and has not heard the others since.
+	Estranged bool
 }
 
 // Input is what one node knows of one VIP.
@@ -157,13 +159,16 @@ func Decide(f Facts, in Input) Decision {
 			f.Self,
 			in.VIP)
 	}
+	if d.Refusal == nil && f.Estranged && len(in.Answering) == 0 {
+		d.Refusal = lb.Refuse(lb.ReasonCutOff, "%s may have been cut off, and has not heard another speaker since", f.Self)
+	}
 	d.Weight = place.weight
 	d.Owner = Elect(in.VIP, claimants(f, in, d))
 	d.Reporter = d.Owner
 	if d.Owner == "" {
 		d.Reporter = Winner(in.VIP, reporters(f, in, d))
 	}
-	if d.Refusal != nil && d.Refusal.Reason == lb.ReasonYielded {
+	if d.Refusal != nil && (d.Refusal.Reason == lb.ReasonYielded || d.Refusal.Reason == lb.ReasonCutOff) {
 		d.Reporter = "" // the others do
 	}
 	if probes(f, in, d) {

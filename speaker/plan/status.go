@@ -101,6 +101,8 @@ func Describe(reason lb.Reason) string {
 		return "this node's proxy has been disconnected for longer than --hold"
 	case lb.ReasonNotProgrammed:
 		return "this node's kernel does not hold every rule for the address"
+	case lb.ReasonFrontendInUse:
+		return "another Service uses the address and port"
 	case lb.ReasonNoBackends:
 		return "no endpoint is usable on any node"
 	case lb.ReasonNoLocalBackends:
@@ -125,6 +127,8 @@ func Describe(reason lb.Reason) string {
 		return "the node's speaker has stopped answering the others"
 	case lb.ReasonYielded:
 		return "the node is cut off from a majority of the speakers, which answers for the address"
+	case lb.ReasonCutOff:
+		return "the node may have been cut off, and takes no address before it has heard another speaker"
 	case lb.ReasonProbing:
 		return "the node probes whether another device uses the address before it announces it for the first time"
 	case lb.ReasonAddressConflict:
@@ -150,6 +154,13 @@ func (r Report) Status() lb.AnnouncedStatus {
 			Message: r.Message},
 		Announcements: lb.EncodeAnnouncements(r.Announcements),
 	}
+}
+
+// Refused returns the report for a Service of which the nodes do not serve every frontend, whoever
+// announces its addresses.
+func (r Report) Refused(why *lb.Refusal) Report {
+	r.Announced, r.Reason, r.Message = false, why.Reason, why.Message+"; "+r.Message
+	return r
 }
 
 // Summarize reports on a Service from the decisions about its VIPs, in the order of its status. The

@@ -18,21 +18,21 @@ import (
 const (
 	// rewrite is how long a write may take to show before it is repeated.
 	rewrite = 10 * time.Second
-	// objectQuiet is the most that quiet grows to: these words are looked at by people who try things,
-	// and each node has its own.
+	// objectQuiet is the most that quiet grows to. It is short as people who try things look at these
+	// objects, and each node writes a part of its own.
 	objectQuiet = 4 * time.Second
 	objectCalm  = 30 * time.Second
 )
 
 // Job is something to write into an object's status.
 type Job struct {
-	// Word says what is to be written: two jobs of the same word write the same.
-	Word string
-	Do   func(context.Context) error
+	// Content identifies what Do writes: two jobs with the same content write the same.
+	Content string
+	Do      func(context.Context) error
 }
 
-// Objects writes into the status of objects that are not Services. A word is written once it has
-// lasted, to one object not more often than once a second, and every few seconds if it keeps
+// Objects writes into the status of objects that are not Services. It writes content once
+// it has lasted, to one object not more often than once a second, and every few seconds if it keeps
 // changing.
 type Objects struct {
 	log    *slog.Logger
@@ -57,9 +57,9 @@ type task struct {
 
 // writing is what was last written to an object.
 type writing struct {
-	word  string
-	at    time.Time
-	quiet time.Duration
+	content string
+	at      time.Time
+	quiet   time.Duration
 }
 
 // NewObjects returns an Objects with nothing to write.
@@ -80,7 +80,7 @@ func (o *Objects) Set(jobs map[string]Job) {
 	next := make(map[string]*task, len(jobs))
 	for id, job := range jobs {
 		t := o.wanted[id]
-		if t == nil || t.Word != job.Word {
+		if t == nil || t.Content != job.Content {
 			t = &task{since: now}
 			changed = true
 		}
@@ -100,6 +100,9 @@ func (o *Objects) Idle() bool {
 	defer o.mu.Unlock()
 	return len(o.wanted) == 0
 }
+
+// Busy returns for how long the actor has been at one thing.
+func (o *Objects) Busy() time.Duration { return o.runner.Busy() }
 
 // Run writes until ctx ends.
 func (o *Objects) Run(ctx context.Context) error { return o.runner.Run(ctx) }
@@ -162,7 +165,7 @@ func (o *Objects) due(id string, t task) time.Time {
 		return at
 	}
 	wait := before.quiet
-	if before.word == t.Word {
+	if before.content == t.Content {
 		wait = max(wait, rewrite) // it should show by now
 	}
 	if free := before.at.Add(wait); free.After(at) {
@@ -172,6 +175,7 @@ func (o *Objects) due(id string, t task) time.Time {
 }
 
 func (o *Objects) write(ctx context.Context, now time.Time, id string, job Job) error {
+	defer loop.Progress(ctx)
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	if err := job.Do(ctx); err != nil {
@@ -181,6 +185,6 @@ func (o *Objects) write(ctx context.Context, now time.Time, id string, job Job) 
 	if now.Sub(before.at) > objectCalm {
 		before.quiet = 0
 	}
-	o.written[id] = writing{word: job.Word, at: now, quiet: min(max(2*before.quiet, quiet), objectQuiet)}
+	o.written[id] = writing{content: job.Content, at: now, quiet: min(max(2*before.quiet, quiet), objectQuiet)}
 	return nil
 }

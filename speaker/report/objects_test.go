@@ -35,13 +35,13 @@ func inObjects(t *testing.T, f func(r *objectRig)) {
 	})
 }
 
-func (r *objectRig) want(words ...string) {
+func (r *objectRig) want(contents ...string) {
 	jobs := map[string]Job{}
-	for _, word := range words {
-		jobs[word[:1]] = Job{Word: word, Do: func(context.Context) error {
+	for _, content := range contents {
+		jobs[content[:1]] = Job{Content: content, Do: func(context.Context) error {
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			r.wrote = append(r.wrote, time.Since(r.began).Round(100*time.Millisecond).String()+" "+word)
+			r.wrote = append(r.wrote, time.Since(r.began).Round(100*time.Millisecond).String()+" "+content)
 			return r.fail
 		}}
 	}

@@ -143,7 +143,7 @@ func (s *State) Step(now time.Time, f Facts, e Events) Step {
 		s.depart(now, vip, f.Convergence)
 	}
 	step.Sessions = s.book.Sessions()
-	step.PathsChanged = s.paths.plan(&s.book, f.Seen, f.Node.Interfaces)
+	step.PathsChanged = s.paths.plan(now, &s.book, f.Seen, f.Node.Interfaces)
 	if step.PathsChanged {
 		step.Paths = s.paths.desired()
 	}

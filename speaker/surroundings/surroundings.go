@@ -70,6 +70,9 @@ func (s *Surroundings) Set(interfaces []lb.Interface) {
 // Poke has the actor look again: what Shown or Exists return has changed.
 func (s *Surroundings) Poke() { s.runner.Poke() }
 
+// Busy returns for how long the actor has been at one thing.
+func (s *Surroundings) Busy() time.Duration { return s.runner.Busy() }
+
 // Run looks and writes until ctx ends.
 func (s *Surroundings) Run(ctx context.Context) error {
 	s.Poke()

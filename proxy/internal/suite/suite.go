@@ -56,6 +56,29 @@ type bench struct {
 	rounds   []dialect.Sync
 }
 
+// Actor is the actor of a dialect, for tests that run its rounds themselves.
+type Actor struct {
+	*dialect.Actor
+	Begun bool
+	Tried bool // every Service has been, as the last Outcomes said
+}
+
+// Set says what is wanted: all that there is the first time, changes after it.
+func (a *Actor) Set(services map[lb.Key]plan.Service) {
+	if a.Begun {
+		a.Update(services)
+		return
+	}
+	a.Begun = true
+	a.Begin(services)
+}
+
+// Outcomes returns what the actor has found out since the last call.
+func (a *Actor) Outcomes() (outcomes map[lb.Key]plan.Outcome) {
+	outcomes, a.Tried = a.Actor.Outcomes()
+	return outcomes
+}
+
 const many = 12
 
 // config serves node ports at one address of each family.
@@ -255,13 +278,14 @@ func Run(t *testing.T, newKernel func(lb.Family) Kernel) {
 		{"nothing is written before all is known", nothingBeforeBegin},
 		{"one Service that is refused", oneIsRefused},
 		{"one Service that is refused, and a family that takes nothing", oneIsRefusedAndAFamily},
-		{"no Service is to blame", nobodyIsToBlame},
+		{"no Service is to blame", allAreRefused},
 		{"a failure that passes", aFailureThatPasses},
 		{"a kernel that hides what it holds", hidden},
 		{"rules that are lost for good", lost},
 		{"a family that the node lacks", unusable},
 		{"a restart", restart},
 		{"retries", retries},
+		{"a Service that goes on failing", goesOnFailing},
 		{"verification", verification},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, newKernel) })
@@ -283,12 +307,13 @@ func nothingBeforeBegin(t *testing.T, newKernel func(lb.Family) Kernel) {
 	}
 	for i := range many {
 		if b.kernels[lb.IPv4].Holds(port(i)) {
-			t.Errorf("what a predecessor left for %s, which nobody wants, is still there", key(i))
+			t.Errorf("the rules that a predecessor left for %s, which is gone, are still there", key(i))
 		}
 	}
 }
 
-// Contract clause 11: it holds back nobody, and is taken as soon as it can be.
+// Contract clause 11: a Service that the kernel refuses does not hold up the others, and is written
+// as soon as the kernel takes it.
 func oneIsRefused(t *testing.T, newKernel func(lb.Family) Kernel) {
 	b := empty(t, newKernel)
 	four := b.kernels[lb.IPv4]
@@ -337,7 +362,7 @@ func oneIsRefusedAndAFamily(t *testing.T, newKernel func(lb.Family) Kernel) {
 }
 
 // When the kernel takes nothing at all, every Service says so, and it is not asked about each.
-func nobodyIsToBlame(t *testing.T, newKernel func(lb.Family) Kernel) {
+func allAreRefused(t *testing.T, newKernel func(lb.Family) Kernel) {
 	b := empty(t, newKernel)
 	for _, k := range b.kernels {
 		k.Refuse(0, ever)
@@ -364,7 +389,7 @@ func nobodyIsToBlame(t *testing.T, newKernel func(lb.Family) Kernel) {
 	b.check(nil)
 }
 
-// A write that fails once, as when another program holds a lock, is nobody's fault.
+// A write that fails once, as when another program holds a lock, marks no Service as refused.
 func aFailureThatPasses(t *testing.T, newKernel func(lb.Family) Kernel) {
 	b := started(t, newKernel, 7)
 	b.kernels[lb.IPv4].Refuse(port(7), 1)
@@ -439,7 +464,8 @@ func unusable(t *testing.T, newKernel func(lb.Family) Kernel) {
 	}
 }
 
-// Contract clause 6: a start over what is right writes nothing, and removes what nobody wants.
+// Contract clause 6: a start over right rules writes nothing, and removes the rules of Services
+// that are gone.
 func restart(t *testing.T, newKernel func(lb.Family) Kernel) {
 	b := started(t, newKernel)
 	before := b.writes()
@@ -484,6 +510,37 @@ func retries(t *testing.T, newKernel func(lb.Family) Kernel) {
 		if b.collect(); !b.all || b.rounds[len(b.rounds)-1].Err != nil {
 			t.Errorf("after a minute: all tried: %v, error %v", b.all, b.rounds[len(b.rounds)-1].Err)
 		}
+		stop()
+	})
+}
+
+// Contract clause 11: a Service that is refused is tried again ever more rarely, however often
+// others change, and at once when it changes itself.
+func goesOnFailing(t *testing.T, newKernel func(lb.Family) Kernel) {
+	synctest.Test(t, func(t *testing.T) {
+		b := empty(t, newKernel)
+		b.process("", 0)
+		four := b.kernels[lb.IPv4]
+		four.Refuse(port(7), ever)
+		b.Begin(services())
+		stop := b.run()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		const changes = 200
+		before := four.Writes()
+		for i := range changes {
+			time.Sleep(50 * time.Millisecond)
+			b.Update(map[lb.Key]plan.Service{key(3): service(3, 1+i%2)})
+		}
+		synctest.Wait()
+		if n := four.Writes() - before; n > changes+20 {
+			t.Errorf("%d writes for %d changes beside a Service that is refused", n, changes)
+		}
+		four.Refuse(0, 0)
+		b.Update(map[lb.Key]plan.Service{key(7): service(7, 2)})
+		synctest.Wait()
+		b.collect()
+		b.check(nil)
 		stop()
 	})
 }

@@ -315,7 +315,7 @@ const (
 	VerdictAccept VerdictKind = 1 // NF_ACCEPT
 )
 
-// Verdict says what becomes of a packet.
+// Verdict says what to do with a packet.
 type Verdict struct {
 	Kind  VerdictKind
 	Chain string

@@ -1,0 +1,251 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/landfall-lb/landfall/controller/plan"
+	"github.com/landfall-lb/landfall/internal/kube"
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// The Lease makes sure that one controller leads, as far as clocks and networks behave. But a write
+// may arrive late, a process may sleep and go on, and somebody may install a second Landfall.
+// Reservations make sure that even then no two Services get one address.
+//
+// Before the controller assigns an address, it writes a reservation into the status of the pool
+// that has the address. It makes that write conditional on a version of the pool: the version that
+// its own last reservation made, or one that it read before it caught up with all Services. So the
+// controller knows every address of that pool that another one has given away until then, from the
+// status of a Service or from a reservation; and every later reservation changes the version. The
+// controller drops a reservation once the Service shows another version than the write was decided
+// on, as the API server refuses that write from then on.
+
+// maxReservations bounds the reservations in a pool's status, so that the object stays small.
+const maxReservations = 500
+
+// registry is what the controller knows about the reservations of one pool.
+type registry struct {
+	// caughtUp is a version of the pool that was read before the controller last caught up with the
+	// Services.
+	caughtUp string
+	// version is the one that our last write of the pool made.
+	version      string
+	reservations []lb.PendingReservation // those in that version
+}
+
+// base returns the version of a pool on which the controller may reserve addresses; false when it
+// has to catch up first.
+func (c *controller) base(pool lb.Pool) (string, bool) {
+	r := c.registries[pool.Name]
+	switch {
+	case r == nil:
+		return "", false
+	case r.version != "" && !kube.Older(r.version, pool.Version):
+		return r.version, true
+	case r.version != "" && pool.Status.Writer == c.writer:
+		return pool.Version, true // it was edited since
+	}
+	return pool.Version, r.caughtUp == pool.Version
+}
+
+// catchUpWithOthers makes base return a version for all pools as they are now, and adopts the
+// reservations of other controllers.
+func (c *controller) catchUpWithOthers(ctx context.Context) error {
+	pools := c.pools.All() // before
+	if err := c.catchUp(ctx); err != nil {
+		return err
+	}
+	for name, pool := range pools {
+		if _, ok := c.base(pool); ok {
+			continue
+		}
+		// The reservations of others do not count as our own: while another controller is the last
+		// writer, it may still change them.
+		c.registries[name] = &registry{caughtUp: pool.Version}
+		c.disown(name)
+		for _, reservation := range pool.Status.Pending {
+			c.adopt(name, reservation)
+		}
+	}
+	return nil
+}
+
+// disown forgets the adopted writes of a pool that this controller never sent: the controller that
+// reserved the addresses may have changed its mind since.
+func (c *controller) disown(pool string) {
+	for key, w := range c.writes {
+		if _, ok := w.reservations[pool]; !ok || !w.adopted {
+			continue
+		}
+		if delete(w.reservations, pool); len(w.reservations) == 0 {
+			delete(c.writes, key)
+			c.again[key] = true
+		}
+	}
+}
+
+// adopt treats a reservation of another controller as a write that may still take place.
+func (c *controller) adopt(pool string, reservation lb.PendingReservation) {
+	s, ok := c.services.Get(reservation.Service)
+	if !ok || s.UID != reservation.UID || s.Version != reservation.Version {
+		return // the write has taken place, or never will
+	}
+	w := c.writes[reservation.Service]
+	if !w.Covers(s) {
+		pending := plan.Pending{UID: reservation.UID, Version: reservation.Version, Addresses: reservation.Addresses}
+		w = write{Pending: pending, adopted: true}
+	}
+	for _, addr := range reservation.Addresses {
+		if !slices.Contains(w.Addresses, addr) && !slices.Contains(w.Possible, addr) {
+			w.Possible = append(slices.Clip(w.Possible), addr)
+		}
+	}
+	if w.reservations == nil {
+		w.reservations = map[string]lb.PendingReservation{}
+	}
+	w.reservations[pool] = reservation
+	c.writes[reservation.Service] = w
+	c.again[reservation.Service] = true
+}
+
+// reserve reserves the addresses that the changes add to Services, and returns the changes for
+// which that is done. The controller decides the others again: after a while with an error, else at
+// once.
+func (c *controller) reserve(ctx context.Context, p plan.Plan, pools map[string]lb.Pool,
+	changes []change) ([]change, error) {
+	wanted := map[string][]lb.PendingReservation{} // new ones, by pool
+	for i, ch := range changes {
+		reservation := c.reservationOf(ch)
+		for _, name := range c.poolsOfNew(ch) {
+			if _, ok := c.base(pools[name]); !ok {
+				c.log.Info("another controller may have assigned addresses: catching up", "pool", name, "writer",
+					pools[name].Status.Writer)
+				c.retry(changes)
+				return nil, c.catchUpWithOthers(ctx)
+			}
+			if changes[i].reservations == nil {
+				changes[i].reservations = map[string]lb.PendingReservation{}
+			}
+			changes[i].reservations[name] = reservation
+			if !c.reserved(name, reservation) {
+				wanted[name] = append(wanted[name], reservation)
+			}
+		}
+	}
+	var failed []error
+	for _, name := range slices.Sorted(maps.Keys(wanted)) {
+		open := c.openReservations(name)
+		adds := first(wanted[name], maxReservations-len(open))
+		open = slices.DeleteFunc(open, func(have lb.PendingReservation) bool {
+			// The new reservation contains this one: see reservationOf.
+			return slices.ContainsFunc(adds, func(add lb.PendingReservation) bool { return add.Service == have.Service })
+		})
+		status := p.Pools[name].Status
+		status.Pending = append(open, adds...)
+		status.Writer = c.writer
+		if err := c.writePool(ctx, pools[name], status); err != nil {
+			failed = append(failed, err)
+		}
+	}
+	var allowed, refused []change
+	for _, ch := range changes {
+		if c.allReserved(ch) {
+			allowed = append(allowed, ch)
+		} else {
+			refused = append(refused, ch)
+		}
+	}
+	c.retry(refused)
+	return allowed, errors.Join(failed...)
+}
+
+// retry has the Services of changes decided again, as nothing was written.
+func (c *controller) retry(changes []change) {
+	for _, ch := range changes {
+		c.again[ch.service.Key] = true
+	}
+}
+
+func (c *controller) allReserved(ch change) bool {
+	for name, reservation := range ch.reservations {
+		if !c.reserved(name, reservation) {
+			return false
+		}
+	}
+	return true
+}
+
+// reservationOf returns the reservation for a change: all addresses that the Service may turn out
+// to hold, should an earlier write still take place.
+func (c *controller) reservationOf(ch change) lb.PendingReservation {
+	return lb.PendingReservation{
+		Service: ch.service.Key, UID: ch.service.UID, Version: ch.service.Version,
+		Addresses: slices.Concat(ch.holding.Addresses, c.possible(ch)),
+	}
+}
+
+// possible returns the addresses of earlier writes that a change does not have.
+func (c *controller) possible(ch change) []netip.Addr {
+	w := c.writes[ch.service.Key]
+	if !w.Covers(ch.service) {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Concat(w.Addresses, w.Possible),
+		func(addr netip.Addr) bool { return slices.Contains(ch.holding.Addresses, addr) })
+}
+
+// poolsOfNew names the pools of the addresses that a change adds to what the Service shows.
+func (c *controller) poolsOfNew(ch change) []string {
+	var names []string
+	for _, addr := range ch.holding.Addresses {
+		shown := slices.ContainsFunc(ch.service.Ingress, func(in lb.Ingress) bool { return in.Addr == addr })
+		// An address that left its pool was reserved before, and no pool gives it to another Service.
+		if name := c.book.Pool(addr); !shown && name != "" && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// reserved reports whether the pool's status has the reservation.
+func (c *controller) reserved(pool string, reservation lb.PendingReservation) bool {
+	r := c.registries[pool]
+	return r != nil && slices.ContainsFunc(r.reservations, func(have lb.PendingReservation) bool {
+		return sameReservation(have, reservation)
+	})
+}
+
+// keepReservations returns the reservations of a change, and those of earlier writes to the same
+// version of the Service.
+func (c *controller) keepReservations(ch change) map[string]lb.PendingReservation {
+	w := c.writes[ch.service.Key]
+	if len(w.reservations) == 0 || !w.Covers(ch.service) {
+		return ch.reservations
+	}
+	all := maps.Clone(w.reservations)
+	maps.Copy(all, ch.reservations)
+	return all
+}
+
+// openReservations returns the reservations of a pool whose writes may still take place.
+func (c *controller) openReservations(pool string) []lb.PendingReservation {
+	var open []lb.PendingReservation
+	for _, w := range c.writes {
+		if reservation, ok := w.reservations[pool]; ok {
+			open = append(open, reservation)
+		}
+	}
+	slices.SortFunc(open, func(a, b lb.PendingReservation) int { return a.Service.Compare(b.Service) })
+	return open
+}
+
+func sameReservation(a, b lb.PendingReservation) bool {
+	return a.Service == b.Service && a.UID == b.UID && a.Version == b.Version && slices.Equal(a.Addresses, b.Addresses)
+}
+
+// first returns the first n of all, none if n is negative.
+func first[T any](all []T, n int) []T { return all[:max(0, min(n, len(all)))] }
