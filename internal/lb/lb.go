@@ -100,6 +100,10 @@ type Service struct {
 	// finalizer FinalizerCleanup. Only the tables of controller and speakers fill them; only the
 	// controller's fills Families, FamilyPolicy and Request.
 	Deleting, Finalizer bool
+	// Intruding is set while a Service that shares an address has other ports than the controller
+	// agreed to, or holds an address by mistake: Services that it collides with come first. Only the
+	// proxies' table fills it.
+	Intruding bool
 	// Headless is set by the label LabelHeadless, which takes the Service down. Proxies do not see it.
 	Headless bool
 
@@ -132,8 +136,9 @@ type Service struct {
 	Ingress []Ingress
 	// Conditions are those conditions of the status that Landfall owns (type landfall.dev/…).
 	Conditions []Condition
-	// AllocatedFrom has AnnotationAllocatedFrom and AnnotationAllocatedFromOld, as far as they are set:
-	// the pool of the addresses, as MetalLB or Landfall wrote it. Only the controller's table fills it.
+	// AllocatedFrom has AnnotationAllocatedFrom and AnnotationAllocatedFromOld, as far as they are
+	// set: the pool of the addresses, as MetalLB or Landfall wrote it. Only the controller's table
+	// fills it.
 	AllocatedFrom map[string]string
 	// Announcements is the annotation landfall.dev/announcements, unparsed: see DecodeAnnouncements.
 	Announcements string
@@ -407,8 +412,8 @@ const (
 	AnnotationMode = "landfall.dev/ip-mode"
 	// AnnotationWhenOutside sets what to do when no pool contains the address any more: keep or move.
 	AnnotationWhenOutside = "landfall.dev/when-outside"
-	// AnnotationAllocatedFrom names the pool of the Service's addresses, where MetalLB's users look for
-	// it.
+	// AnnotationAllocatedFrom names the pool of the Service's addresses, where MetalLB's users look
+	// for it.
 	AnnotationAllocatedFrom = "metallb.io/ip-allocated-from-pool"
 	// AnnotationAllocatedFromOld is its name in older versions of MetalLB.
 	AnnotationAllocatedFromOld = "metallb.universe.tf/ip-allocated-from-pool"

@@ -3,6 +3,7 @@ package lb
 import (
 	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -12,7 +13,8 @@ func TestSharing(t *testing.T) {
 	if got := FormatSharing(SharingTerms(&s), nil); got != "" {
 		t.Errorf("without a key: %q", got)
 	}
-	first, four, six := Key{Namespace: "a", Name: "first"}, netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("fd00::7")
+	first, four, six := Key{Namespace: "a", Name: "first"}, netip.MustParseAddr("192.0.2.7"),
+		netip.MustParseAddr("fd00::7")
 	for key, want := range map[string]string{
 		"web": `p (shared by key "web" on 22/TCP, 53/TCP, 53/UDP; 192.0.2.7 after a/first; fd00::7 after a/first)`,
 		`x"; 1.1.1.1 after a/b`: `p (shared by key "x\"; 1.1.1.1 after a/b" on 22/TCP, 53/TCP, 53/UDP; ` +
@@ -58,8 +60,30 @@ func FuzzParseSharing(f *testing.F) {
 			return
 		}
 		again, keys := ParseSharing(FormatSharing(terms, after))
-		if again != terms && !strings.Contains(terms, sharedBy) || !strings.Contains(terms, sharedBy) && !maps.Equal(keys, after) {
+		if again != terms && !strings.Contains(terms, sharedBy) || !strings.Contains(terms, sharedBy) &&
+			!maps.Equal(keys, after) {
 			t.Errorf("%q: %q %v, then %q %v", message, terms, after, again, keys)
 		}
 	})
+}
+
+func TestIntrudes(t *testing.T) {
+	ports := []ServicePort{{Protocol: TCP, Port: 53}, {Protocol: TCP, Port: 22}}
+	s := Service{Ports: ports, Request: Request{Share: `x" on 80/TCP, policy `}, ExternalPolicy: Local}
+	agreed := Condition{Message: "p" + FormatSharing(SharingTerms(&s), map[netip.Addr]Key{netip.IPv4Unspecified(): {}})}
+	for name, test := range map[string]struct {
+		c     Condition
+		ports []ServicePort
+		want  bool
+	}{
+		"as agreed":     {agreed, ports, false},
+		"another port":  {agreed, []ServicePort{{Protocol: TCP, Port: 53}, {Protocol: TCP, Port: 23}}, true},
+		"one port more": {agreed, append(slices.Clone(ports), ServicePort{Protocol: TCP, Port: 23}), true},
+		"shares none":   {Condition{Message: "10.0.0.0 from pool p"}, ports, false},
+		"by mistake":    {Condition{Reason: ReasonDuplicate}, ports, true},
+	} {
+		if got := Intrudes(test.c, test.ports); got != test.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
 }
