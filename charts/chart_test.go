@@ -145,13 +145,11 @@ func TestDefaults(t *testing.T) {
 	}
 	want := []string{
 		"ClusterRole landfall-cleanup", "ClusterRole landfall-controller", "ClusterRole landfall-metrics-auth",
-		"ClusterRole landfall-metrics-reader",
-		"ClusterRole landfall-proxy", "ClusterRole landfall-speaker", "ClusterRole landfall-view",
-		"ClusterRoleBinding landfall-cleanup", "ClusterRoleBinding landfall-controller",
-		"ClusterRoleBinding landfall-metrics-auth",
-		"ClusterRoleBinding landfall-proxy", "ClusterRoleBinding landfall-speaker",
-		"DaemonSet landfall-node", "Deployment landfall-controller", "Job landfall-cleanup",
-		"PodDisruptionBudget landfall-controller",
+		"ClusterRole landfall-metrics-reader", "ClusterRole landfall-proxy", "ClusterRole landfall-speaker",
+		"ClusterRole landfall-view", "ClusterRoleBinding landfall-cleanup", "ClusterRoleBinding landfall-controller",
+		"ClusterRoleBinding landfall-metrics-auth", "ClusterRoleBinding landfall-proxy",
+		"ClusterRoleBinding landfall-speaker", "DaemonSet landfall-node", "Deployment landfall-controller",
+		"Job landfall-cleanup", "PodDisruptionBudget landfall-controller",
 		"Role landfall-controller", "Role landfall-speaker", "RoleBinding landfall-controller",
 		"RoleBinding landfall-speaker", "Secret landfall-gossip",
 		"ServiceAccount landfall-cleanup", "ServiceAccount landfall-controller", "ServiceAccount landfall-node",

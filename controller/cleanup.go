@@ -60,7 +60,9 @@ func (c *cleaner) run(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			if err == nil {
+			if errors.Is(ctx.Err(), context.Canceled) {
+				err = ctx.Err() // somebody interrupts
+			} else if err == nil {
 				err = errors.New("Services are written again and again: are a controller and speakers of Landfall still running?")
 			}
 			return fmt.Errorf("clean up Services: %w", err)

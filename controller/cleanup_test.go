@@ -58,7 +58,7 @@ func wrote(name string) lb.Service {
 	s.AllocatedFrom = map[string]string{lb.AnnotationAllocatedFrom: "p"}
 	s.Ingress = []lb.Ingress{{Addr: netip.MustParseAddr("10.0.0.1")}}
 	s.Conditions = []lb.Condition{{Type: lb.ConditionAssigned, Status: true}, {Type: lb.ConditionAnnounced, Status: true},
-		{Type: lb.ConditionServing, Status: true}}
+		lb.Serving(lb.Condition{Status: true})}
 	return s
 }
 
@@ -133,8 +133,8 @@ func TestCleanupEnds(t *testing.T) {
 			t.Errorf("%v after %v", err, time.Since(began))
 		}
 		cancel()
-		if err := cleaner.run(ctx); !errors.Is(err, context.Canceled) && err == nil {
-			t.Error("interrupted: no error")
+		if err := cleaner.run(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("interrupted: %v", err)
 		}
 		<-ended
 	})

@@ -92,11 +92,11 @@ func (c *controller) reportPool(pool lb.Pool, status lb.PoolStatus) {
 		before := i >= 0 && shown[i].Status
 		switch ready := condition.Type == lb.ConditionReady; {
 		case i >= 0 && before == condition.Status && (shown[i].Message == condition.Message || !ready):
-		case condition.Status != ready && ready, condition.Status && condition.Type == lb.ConditionExhausted:
+		case condition.Status != ready && ready, condition.Status && condition.Type == plan.ConditionExhausted:
 			c.log.Warn("the pool hands out nothing new", "pool", pool.Name, "reason", condition.Reason, "message",
 				condition.Message)
 			c.events.Warning(about, condition.Reason, condition.Message)
-		case ready, condition.Type == lb.ConditionExhausted && before:
+		case ready, condition.Type == plan.ConditionExhausted && before:
 			c.log.Info("the pool hands out addresses", "pool", pool.Name)
 			c.events.Normal(about, condition.Reason, condition.Message)
 		}
@@ -116,7 +116,7 @@ func shows(have, want lb.PoolStatus) bool {
 func showsConditions(have, want lb.PoolStatus) bool {
 	return !slices.ContainsFunc(want.Conditions, func(c lb.Condition) bool {
 		return !slices.ContainsFunc(have.Conditions, func(h lb.Condition) bool {
-			if c.Type == lb.ConditionExhausted {
+			if c.Type == plan.ConditionExhausted {
 				h.Message = c.Message
 			}
 			return h == c

@@ -120,6 +120,27 @@ func wantRouted(t testing.TB, l *lab.Lab, vip netip.Addr, nodes ...string) {
 	eventually(t, fmt.Sprintf("%s is routed to %v", vip, nodes), func() error { return routed(t, l, host(vip), nodes...) })
 }
 
+// wantSessions waits until all routers have established sessions of both families with bgpNode, of
+// which they show all of this. Routes alone do not tell: those of a session that is down may be
+// kept, stale.
+func wantSessions(t testing.TB, l *lab.Lab, shown ...string) {
+	t.Helper()
+	shown = append(shown, "BGP state = Established")
+	eventually(t, fmt.Sprintf("sessions with %s: %q", bgpNode, shown), func() error {
+		for _, r := range l.Routers() {
+			for _, node := range []string{"172.26.236.177", "fd00:172:26:236::177"} {
+				out := ask(t, r, "show bgp neighbors "+node)
+				for _, want := range shown {
+					if !strings.Contains(out, want) {
+						return fmt.Errorf("%s: no %q in %s", r.Name, want, out)
+					}
+				}
+			}
+		}
+		return nil
+	})
+}
+
 // startFar begins new connections from the client behind the routers to each address of the
 // Service.
 func startFar(t testing.TB, l *lab.Lab) []*lab.Probe {

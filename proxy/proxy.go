@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -128,38 +129,6 @@ func newProxy(self string, settings settings, families []lb.Family, log *slog.Lo
 	return p
 }
 
-// mark notes that something of a Service has changed. It never blocks.
-func (p *proxy) mark(key lb.Key) {
-	p.dirtyMu.Lock()
-	if _, ok := p.dirty[key]; !ok {
-		p.dirty[key] = p.now()
-	}
-	p.dirtyMu.Unlock()
-	p.runner.Poke()
-}
-
-// markAll notes that every Service has to be planned again.
-func (p *proxy) markAll(at time.Time) { p.markThose(p.from.services.Keys(), at) }
-
-// markThose notes that the named Services have to be planned again.
-func (p *proxy) markThose(keys []lb.Key, at time.Time) {
-	p.dirtyMu.Lock()
-	defer p.dirtyMu.Unlock()
-	for _, key := range keys {
-		if _, ok := p.dirty[key]; !ok {
-			p.dirty[key] = at
-		}
-	}
-}
-
-func (p *proxy) takeDirty() map[lb.Key]time.Time {
-	p.dirtyMu.Lock()
-	defer p.dirtyMu.Unlock()
-	dirty := p.dirty
-	p.dirty = map[lb.Key]time.Time{}
-	return dirty
-}
-
 // step does all that is due. It costs what has changed, not what there is.
 func (p *proxy) step(context.Context) (time.Duration, error) {
 	p.mu.Lock()
@@ -264,7 +233,7 @@ func (p *proxy) planLive(key lb.Key, now time.Time) []lb.Key {
 	live := plan.Service{Key: key}
 	if svc, ok := p.from.services.Get(key); ok {
 		endpoints, _ := p.from.slices.Get(key)
-		live = plan.New(svc, lb.Without(endpoints, p.dead), p.facts.node)
+		live = plan.New(svc, plan.Without(endpoints, p.dead), p.facts.node)
 		r.trigger(endpoints, p.began)
 	}
 	if gone := plan.Withdrawn(r.planned, live); len(gone) > 0 && p.settings.drain > 0 {
@@ -383,7 +352,11 @@ func (p *proxy) warn(r *record) {
 	}
 	if said != "" && said != r.warned {
 		if svc, ok := p.from.services.Get(r.planned.Key); ok {
-			p.to.warn(svc, lb.ReasonNotProgrammed, p.self+": the kernel refused the rules: "+said)
+			about := "the kernel refused the rules: "
+			if errors.As(r.failure, new(plan.TooLarge)) {
+				about = "the Service is too large: "
+			}
+			p.to.warn(svc, lb.ReasonNotProgrammed, p.self+": "+about+said)
 		}
 	}
 	r.warned = said

@@ -38,6 +38,7 @@ func TestMinorityYields(t *testing.T) {
 	inRig(t, func(r *rig) {
 		r.start(w177, w178, w179)
 		r.service(nginx, vip1)
+		time.Sleep(time.Minute) // what it has just taken, it would give up
 		order := ranked(vip1)
 		apart := r.nodes[order[0]]
 		apart.apiless = true
@@ -80,6 +81,7 @@ func TestHealWithoutAPIServer(t *testing.T) {
 	inRig(t, func(r *rig) {
 		r.start(w177, w178, w179)
 		r.service(nginx, vip1)
+		time.Sleep(time.Minute) // what it has just taken, it would give up
 		order := ranked(vip1)
 		for _, n := range r.nodes {
 			n.apiless = true

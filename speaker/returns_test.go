@@ -75,6 +75,36 @@ func TestContract11AReturningNodeTakesNothing(t *testing.T) {
 	}
 }
 
+// A node that is cut off finds the others dead one by one. What it takes while it still sees a
+// majority it gives up when it sees none.
+func TestContract11WhatWasTakenFromTheFirstIsGivenUp(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177, w178, w179)
+		r.service(nginx, vip1)
+		time.Sleep(time.Minute)
+		order := ranked(vip1)
+		lost := r.nodes[order[1]]
+		lost.set(func(n *fakeNode) {
+			n.apiless, n.cutOff = true, true
+			n.sees = func(other string) bool { return other != order[0] }
+		})
+		lost.changes.markAll()
+		synctest.Wait()
+		r.wantAnswers("when the first is found dead", vip1, sortedNames(order[0], order[1])...)
+		time.Sleep(500 * time.Millisecond)
+		r.part(order[1])
+		r.wantAnswers("when all are", vip1, order[0])
+		time.Sleep(8 * time.Second)
+		r.wire.forget()
+		r.reconnect(order[1], 4*time.Second)
+		time.Sleep(time.Minute)
+		if r.wire.answered(order[1], vip1) {
+			t.Error("it answered for an address that it did not own before")
+		}
+		r.wantAnswers("in the end", vip1, order[0])
+	})
+}
+
 // A node whose gossip alone is cut does not take what the others answer for, although the API
 // server answers it: their kernels are there.
 func TestContract11ANodeWithoutGossipTakesNothing(t *testing.T) {

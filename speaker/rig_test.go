@@ -492,7 +492,7 @@ func (f fakeL2) Set(d l2.Desired) {
 	f.mu.Lock()
 	outcome := map[netip.Addr][]string{}
 	for vip, answer := range d.Answers {
-		if !f.mute && !(d.Mute && f.outcome[vip] == nil) {
+		if !f.mute && (!d.Mute || f.outcome[vip] != nil) {
 			outcome[vip] = answer.On
 		}
 		f.fakeNode.rounds[vip] = answer.Round

@@ -153,6 +153,7 @@ func (s *speaker) facts() plan.Facts {
 		Self: s.self, Joined: s.from.members.Joined(), Stopping: s.phase.stopping, Pools: s.from.pools.All(),
 		Advertisements: s.from.advertisements.All(), Interfaces: interfaces, Live: speakers.Live,
 		Missing: speakers.Missing, Parted: s.rooms.partition.Parted(), Estranged: s.rooms.partition.Estranged(),
+		Trusted:      s.rooms.partition.Trusted(),
 		Exclude:      s.opts.exclude,
 		CordonDrains: s.opts.cordonDrains, OnConflict: s.opts.onConflict,
 	}

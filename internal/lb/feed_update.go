@@ -25,7 +25,7 @@ type FeedUpdate struct {
 	// Ended are addresses that are no VIPs any more, or were not in between; only with Changes.
 	Ended []netip.Addr `json:"ended,omitempty"`
 	// Dead are the nodes whose speaker gossip has lost and whose kernel is silent. The proxy delivers
-	// nothing to endpoints on them (see Without). Dead is empty unless this node sees a majority of
+	// nothing to endpoints on them (see plan.Without of the proxy). Dead is empty unless this node sees a majority of
 	// the speakers, so that a partition empties no Service.
 	Dead []string `json:"dead,omitempty"`
 	// Gone are the addresses of the nodes in Dead.
@@ -129,36 +129,4 @@ const (
 // silent before it counts as hung; 0 means for ever.
 func FeedSilence(beat int) time.Duration {
 	return missedBeats * time.Duration(max(0, beat)) * time.Millisecond
-}
-
-// Without returns the slices without the endpoints on dead nodes. A family of a Service keeps all
-// of its endpoints if none would be left.
-func Without(all []Slice, dead map[string]bool) []Slice {
-	if len(dead) == 0 {
-		return all
-	}
-	some, dropped := map[Family]bool{}, map[Family]bool{}
-	for _, slice := range all {
-		for _, ep := range slice.Endpoints {
-			if dead[ep.Node] {
-				dropped[slice.Family] = true
-			} else if ep.Ready || ep.Serving && ep.Terminating {
-				some[slice.Family] = true
-			}
-		}
-	}
-	left := make([]Slice, 0, len(all))
-	for _, slice := range all {
-		if dropped[slice.Family] && some[slice.Family] {
-			var endpoints []Endpoint
-			for _, ep := range slice.Endpoints {
-				if !dead[ep.Node] {
-					endpoints = append(endpoints, ep)
-				}
-			}
-			slice.Endpoints = endpoints
-		}
-		left = append(left, slice)
-	}
-	return left
 }

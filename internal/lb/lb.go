@@ -390,10 +390,6 @@ const (
 	ConditionAnnounced = "landfall.dev/Announced"
 	// ConditionReady on a pool: the controller assigns its addresses.
 	ConditionReady = "Ready"
-	// ConditionOverlapping on a pool: it shares addresses with another pool.
-	ConditionOverlapping = "Overlapping"
-	// ConditionExhausted on a pool: no address of some family is free.
-	ConditionExhausted = "Exhausted"
 )
 
 // DriverName is the API group, the prefix of annotations and condition types.

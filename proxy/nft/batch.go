@@ -104,14 +104,6 @@ func (b *Batch) RemoveSet(name string) {
 	})
 }
 
-// FlushSet removes all elements of a set.
-func (b *Batch) FlushSet(name string) {
-	b.add(unix.NFT_MSG_DELSETELEM, 0, "flush set "+name, func(a *nfnetlink.Attributes) {
-		a.Text(unix.NFTA_SET_ELEM_LIST_TABLE, b.table.Name)
-		a.Text(unix.NFTA_SET_ELEM_LIST_SET, name)
-	})
-}
-
 // AddChain adds a chain if it is not there.
 func (b *Batch) AddChain(name string, h Hook) {
 	b.add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, "add chain "+name, func(a *nfnetlink.Attributes) {

@@ -21,11 +21,13 @@ type claims struct {
 }
 
 func newClaims(family lb.Family, touch func(lb.Key)) claims {
-	return claims{
+	c := claims{
 		renderer: renderer{family: family}, want: map[lb.Key]*service{}, owners: map[frontend]*service{},
 		waiting: map[frontend][]*service{},
 		touch:   touch, timeouts: map[uint32]int{},
 	}
+	c.taken = func(group uint32) bool { return c.owners[frontend{group: group}] != nil }
+	return c
 }
 
 // count counts an affinity timeout that is needed by so many more.
@@ -53,7 +55,7 @@ func (c *claims) set(key lb.Key, s plan.Service) {
 	if len(s.Ports) == 0 {
 		return
 	}
-	now := c.service(key, s)
+	now := c.service(key, s) // its own groups are free again
 	c.want[key] = now
 	c.count(now, 1)
 	for _, p := range now.parts {
@@ -64,6 +66,7 @@ func (c *claims) set(key lb.Key, s plan.Service) {
 // render renders the Services again that bring other elements with another renderer: those with
 // node ports.
 func (c *claims) render(r renderer) {
+	r.taken = c.taken
 	c.renderer = r
 	for key, s := range c.want {
 		if s.hasNodePort() {

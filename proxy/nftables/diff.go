@@ -8,7 +8,7 @@ import (
 
 // held is what the kernel is known to hold.
 type held struct {
-	// parts are the elements that belong to one frontend, in order.
+	// parts are the elements that belong to one frontend or group, in order.
 	parts map[frontend][]entry
 	// shared are the elements that Services may share.
 	shared map[common]bool
@@ -93,7 +93,7 @@ type diff struct {
 	parts    map[frontend][]entry
 	shares   map[common]int // by how many there are more users
 	services map[lb.Key]*service
-	// loses is set when a frontend with session affinity loses backends, for all or for some clients.
+	// loses is set when a group with session affinity loses backends.
 	loses bool
 }
 
@@ -133,7 +133,6 @@ func (d *diff) part(f frontend, want []entry) {
 	}
 	have := d.from.parts[f]
 	d.parts[f] = want
-	affine := slices.ContainsFunc(have, func(e entry) bool { return e.set == setAffinity })
 	for len(have) > 0 || len(want) > 0 {
 		order := 0
 		switch {
@@ -146,16 +145,13 @@ func (d *diff) part(f frontend, want []entry) {
 		}
 		switch {
 		case order < 0:
+			d.loses = d.loses || have[0].set == setAffinity
 			d.remove, have = append(d.remove, have[0]), have[1:]
-			d.loses = d.loses || affine
 		case order > 0:
-			// With policy Local, those from outside lose all backends elsewhere.
-			d.loses = d.loses || affine && want[0].set == setLocal
 			d.add, want = append(d.add, want[0]), want[1:]
 		default:
 			if have[0].to != want[0].to {
 				d.remove, d.add = append(d.remove, have[0]), append(d.add, want[0])
-				d.loses = d.loses || affine
 			}
 			have, want = have[1:], want[1:]
 		}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"reflect"
 	"slices"
 
@@ -135,10 +134,39 @@ func (t *table) prepare(verify bool) error {
 		t.Stats.Repaired++
 	}
 	t.rules, t.known, t.unpruned, t.have = &wanted, true, true, newHeld(loaded.elements)
+	if err := t.misled(); err != nil {
+		return fmt.Errorf("remove what leads to another Service: %w", err)
+	}
 	if err := t.repair(loaded.unknown); err != nil {
 		t.withdraw(err)
 		return fmt.Errorf("repair the elements: %w", err)
 	}
+	return nil
+}
+
+// misled removes what leads from a predecessor's frontends to groups whose numbers are those of
+// other Services now, as happens when two names have one hash.
+func (t *table) misled() error {
+	if len(t.applied) > 0 {
+		return nil // numbers do not change while a process runs
+	}
+	var c change
+	for f, entries := range t.have.parts {
+		for _, e := range entries {
+			if owner := t.owners[frontend{group: e.to.group}]; e.to.group != 0 && owner != nil && owner != t.owners[f] {
+				c.remove = append(c.remove, e)
+			}
+		}
+	}
+	if c.empty() {
+		return nil
+	}
+	slices.SortFunc(c.remove, inOrder)
+	if err := t.commitInParts(c); err != nil {
+		t.known = false
+		return err
+	}
+	t.have.patch(c)
 	return nil
 }
 
@@ -205,6 +233,12 @@ func (t *table) Commit(_ context.Context, keys []lb.Key) (n int, err error) {
 	}
 	d := t.newDiff()
 	for n < len(keys) && d.operations() < t.limit {
+		if now := t.want[keys[n]]; now != nil && now.refusal != nil {
+			if n == 0 {
+				return 1, dialect.Own(now.refusal)
+			}
+			break
+		}
 		d.service(keys[n], t.applied[keys[n]], t.want[keys[n]], &t.claims)
 		n++
 	}
@@ -333,83 +367,4 @@ func (t *table) prune() error {
 	}
 	d.happened(t.have, t.users)
 	return nil
-}
-
-// forget makes the kernel forget clients whose backend their frontend no longer has for them.
-func (t *table) forget() error {
-	if !t.stale || !t.known {
-		return nil
-	}
-	clients, err := t.kernel.clients()
-	if err != nil {
-		return fmt.Errorf("read the clients with session affinity: %w", err)
-	}
-	valid := map[frontend]affinity{}
-	var gone []client
-	for _, c := range clients {
-		backends, ok := valid[c.frontend]
-		if !ok {
-			backends = t.affine(t.have.parts[c.frontend])
-			valid[c.frontend] = backends
-		}
-		if !backends.all[c.to] || backends.local != nil && !backends.local[c.to] && !t.isPod(c.addr) {
-			gone = append(gone, c)
-		}
-	}
-	for batch := range slices.Chunk(gone, maxOperations) {
-		if t.commit(change{forget: batch}) == nil {
-			continue
-		}
-		for _, c := range batch { // one of them may have timed out in the meantime
-			if err := t.commit(change{forget: []client{c}}); err != nil && !errors.Is(err, unix.ENOENT) {
-				return fmt.Errorf("remove a client from session affinity: %w", err)
-			}
-		}
-	}
-	t.stale = false
-	return nil
-}
-
-// affinity are the backends to which a frontend's clients may be remembered; without session
-// affinity there are none.
-type affinity struct {
-	all map[target]bool
-	// local are those for clients from outside when the policy is Local; nil when it is not.
-	local map[target]bool
-}
-
-// affine returns the backends in the form in which clients are remembered with them.
-func (t *table) affine(entries []entry) affinity {
-	backends, local := map[target]bool{}, map[target]bool{}
-	sticky, isLocal := false, false
-	for _, e := range entries {
-		switch e.set {
-		case setAffinity:
-			sticky = true
-		case setLocal:
-			isLocal = true
-		case setBackends:
-			if t.family == lb.IPv6 {
-				e.to.port = 0
-			}
-			backends[e.to] = true
-			if e.number%methodNumbers >= localNumbers {
-				local[e.to] = true
-			}
-		}
-	}
-	switch {
-	case !sticky:
-		return affinity{}
-	case !isLocal:
-		local = nil
-	}
-	return affinity{backends, local}
-}
-
-// isPod reports whether a client is known to be a pod. One that is not may be taken for one from
-// outside, as all IPv6 clients are, of which only a hash is known: it is sent anywhere once more.
-func (t *table) isPod(client address) bool {
-	return slices.ContainsFunc(t.config.Pods.Prefixes,
-		func(p netip.Prefix) bool { return p.Contains(client.ip(t.family)) })
 }

@@ -39,8 +39,9 @@ type slot struct {
 // claimant is a Service with what it asks for.
 type claimant struct {
 	Age
-	key   lb.Key
-	ports []Port
+	key    lb.Key
+	ports  []Port
+	health uint16 // the healthCheckNodePort
 }
 
 // claim is a Service's wish to have a slot.
@@ -112,7 +113,7 @@ func (c *Claims) Configure(external ExternalIPs, own []netip.Addr) []lb.Key {
 // Services for which Grant may return something else than before.
 func (c *Claims) Set(s Service) []lb.Key {
 	before := c.claiming[s.Key]
-	if before != nil && before.Age == s.Age && slices.EqualFunc(before.ports, s.Ports, sameFrontends) {
+	if before != nil && before.Age == s.Age && before.health == s.HealthPort && slices.EqualFunc(before.ports, s.Ports, sameFrontends) {
 		before.ports = s.Ports
 		return nil
 	}
@@ -121,7 +122,7 @@ func (c *Claims) Set(s Service) []lb.Key {
 		c.remove(before, changed)
 	}
 	if len(s.Ports) > 0 {
-		c.add(&claimant{Age: s.Age, key: s.Key, ports: s.Ports}, changed)
+		c.add(&claimant{Age: s.Age, key: s.Key, ports: s.Ports, health: s.HealthPort}, changed)
 	}
 	concerned := map[lb.Key]bool{}
 	for at := range changed {
@@ -215,9 +216,12 @@ func (c *Claims) remove(s *claimant, changed map[slot]bool) {
 }
 
 // slots returns what the Service asks for, each slot with the first kind that asks for it. A
-// cluster IP takes the whole address.
+// cluster IP takes the whole address, and the health check node port is a node port.
 func (s *claimant) slots() map[slot]Kind {
 	slots := map[slot]Kind{}
+	if s.health != 0 {
+		slots[slotOf(lb.TCP, netip.Addr{}, s.health)] = NodePort
+	}
 	for _, p := range s.ports {
 		for _, f := range p.Frontends {
 			at := slotOf(p.Protocol, f.Addr, f.Port)

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"errors"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -64,6 +65,8 @@ func refusal(want, have []Port, failure error, vip netip.Addr) *lb.Refusal {
 	case len(want) == 0:
 		return lb.Refuse(lb.ReasonNotProgrammed,
 			"the Service has no %s cluster IP, or no ports, so nothing can be programmed for %s", lb.FamilyOf(vip), vip)
+	case errors.As(failure, new(TooLarge)) && !reflect.DeepEqual(want, have):
+		return lb.Refuse(lb.ReasonNotProgrammed, "the Service is too large: %v", failure)
 	case failure != nil && !reflect.DeepEqual(want, have):
 		return lb.Refuse(lb.ReasonNotProgrammed, "the kernel refused the rules for %s: %v", vip, failure)
 	case len(have) == 0:

@@ -36,7 +36,8 @@ type Events struct {
 type Answer struct {
 	On    []string
 	Round int
-	// Owned is set where this node owns the VIP, and does not only answer until another does.
+	// Owned is set where this node owns the VIP as a majority sees it, and does not only answer until
+	// another does.
 	Owned bool
 }
 
@@ -57,7 +58,9 @@ type State struct {
 	fresh     map[netip.Addr]time.Time // VIPs that were first seen a moment ago, until when they count as fresh
 	served    map[netip.Addr]bool      // VIPs that a node of ours has answered for
 	unserved  map[netip.Addr]bool      // VIPs that no node answers for now
+	since     map[netip.Addr]time.Time // when this node began to answer for VIPs
 	missing   []string                 // nodes, as of the last step
+	parted    bool                     // as of the last step
 	seen      Seen
 	changes   int
 }
@@ -67,7 +70,7 @@ func New() State {
 	return State{
 		decisions: map[netip.Addr]plan.Decision{}, answers: map[netip.Addr]Answer{}, probes: map[netip.Addr][]string{},
 		rounds: map[netip.Addr]int{}, fresh: map[netip.Addr]time.Time{}, served: map[netip.Addr]bool{},
-		unserved: map[netip.Addr]bool{},
+		unserved: map[netip.Addr]bool{}, since: map[netip.Addr]time.Time{},
 	}
 }
 
@@ -120,11 +123,13 @@ func differing[V any](a, b map[netip.Addr]V, same func(a, b V) bool, found map[n
 }
 
 // greet has the VIPs announced again that this node owns when a node is back that was missing: it
-// may have announced them before it was heard. It adds them to vips.
+// may have announced them before it was heard. A node that was on the lesser side itself does so
+// when it is sure again what it owns. It adds the VIPs to vips.
 func (s *State) greet(facts plan.Facts, vips map[netip.Addr]bool) {
-	back := slices.ContainsFunc(s.missing, func(node string) bool { return slices.Contains(facts.Live, node) })
-	s.missing = facts.Missing
-	if !back {
+	back := slices.ContainsFunc(s.missing, func(node string) bool { return slices.Contains(facts.Live, node) }) ||
+		s.parted
+	s.missing, s.parted = facts.Missing, facts.Parted
+	if !back || facts.Parted {
 		return
 	}
 	for vip, answer := range s.answers {
@@ -159,6 +164,7 @@ func (s *State) forget(vip netip.Addr) {
 	delete(s.fresh, vip)
 	delete(s.served, vip)
 	delete(s.unserved, vip)
+	delete(s.since, vip)
 }
 
 // decide plans one VIP and notes what follows.
@@ -177,10 +183,16 @@ func (s *State) decide(now time.Time, facts plan.Facts, in plan.Input) Decided {
 		s.served[vip] = true
 	}
 	_, in.Fresh = s.fresh[vip]
-	in.Served = s.served[vip]
+	in.Served, in.Since = s.served[vip], s.since[vip]
 	next := plan.Decide(facts, in)
-	if before.Overlap != next.Overlap {
+	if before.Overlap != next.Overlap && !facts.Parted {
 		s.rounds[vip]++ // clients may have listened to the other one last
+	}
+	switch {
+	case len(next.Answer) == 0:
+		delete(s.since, vip)
+	case len(before.Answer) == 0:
+		s.since[vip] = now
 	}
 	if known && before.Owner != next.Owner {
 		s.changes++
@@ -213,7 +225,9 @@ func (s *State) assign(vip netip.Addr) bool {
 	delete(s.answers, vip)
 	delete(s.probes, vip)
 	if len(d.Answer) > 0 {
-		s.answers[vip] = Answer{On: d.Answer, Round: s.rounds[vip], Owned: !d.Handover}
+		// A node that sees no majority does not know who else answers by right, and would refuse the
+		// connections of the clients that it takes from that one.
+		s.answers[vip] = Answer{On: d.Answer, Round: s.rounds[vip], Owned: !d.Handover && !d.Parted}
 	} else if len(d.Probe) > 0 {
 		s.probes[vip] = d.Probe
 	}

@@ -335,3 +335,23 @@ func TestContract11OwnedVIPsAreAnnouncedAgainWhenANodeIsBack(t *testing.T) {
 		}
 	}
 }
+
+// Of two nodes that answer in a partition, the one without a majority does not claim the VIP back
+// from the other: it does not know the other's connections, nor that it could ask the other.
+func TestContract11ANodeWithoutAMajorityClaimsNothingBack(t *testing.T) {
+	order := ranked(vip1)
+	s, now := New(), epoch
+	f := facts(order[0])
+	e := Events{VIPs: map[netip.Addr]bool{vip1: true}, Input: func(vip netip.Addr) (plan.Input, bool) {
+		return input(vip, order[1]), true
+	}}
+	e.Seen.Probed = map[netip.Addr]bool{vip1: true}
+	for i, parted := range []bool{false, true, false} {
+		f.Parted = parted
+		e.Seen.Answering = map[netip.Addr][]string{vip1: {"eth0"}}
+		_, changed, _ := s.Step(now, f, e)
+		if a := s.answers[vip1]; len(a.On) == 0 || a.Owned == parted || !changed {
+			t.Errorf("step %d, parted %v: the actor is told %v of %+v", i, parted, changed, a)
+		}
+	}
+}

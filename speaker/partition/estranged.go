@@ -29,6 +29,11 @@ const (
 	// just been connected again has to send its question once more, which TCP does after 200 ms.
 	AskedSoon = 500 * time.Millisecond
 	Promptly  = 180 * time.Millisecond
+	// A node that is cut off finds the others dead one by one, and sees a majority for a while. What it
+	// took from the first of them it gives up when it is estranged: doubt, and so much more for each
+	// node, is longer than that takes.
+	doubt       = 2 * time.Second
+	doubtOfEach = 100 * time.Millisecond
 	// AskedLately is within which time the API server has to have answered for its silence about a
 	// majority to mean something.
 	AskedLately = 3 * time.Second
@@ -52,6 +57,9 @@ type Contact struct {
 type estrangement struct {
 	on    bool
 	since time.Time // when the node could hear the others again, as far as it can know
+	// trusted is until when the node was not cut off, for sure.
+	trusted time.Time
+	met     time.Time // when it first heard another speaker after since, if it has
 	// deaf is set when it could not hear them before: it had no carrier or was frozen.
 	deaf bool
 	// What follows is as of the last step.
@@ -73,7 +81,7 @@ type look struct {
 // step takes in whether the node may have been cut off.
 func (e *estrangement) step(now time.Time, f Facts, l look) {
 	back := e.looked && slices.ContainsFunc(f.Carrier, func(name string) bool { return !slices.Contains(e.carrier, name) })
-	woke := f.Woke.After(e.woke)
+	woke, was := f.Woke.After(e.woke), e.on
 	heard := f.Heard && !f.Speakers.Majority
 	// A majority that is not heard of any more may have gone, if the API server can say so.
 	deafened := e.heard && !heard && !f.Speakers.Majority && now.Sub(f.Contact.Asked) > AskedLately
@@ -94,16 +102,22 @@ func (e *estrangement) step(now time.Time, f Facts, l look) {
 	case l.lost && !e.on:
 		e.on, e.deaf, e.since = true, false, now
 	}
+	if e.on && !was {
+		e.trusted = now.Add(-doubt - time.Duration(len(f.Speakers.Live)+len(f.Speakers.Missing))*doubtOfEach)
+	}
+	if met := f.Contact.Met; e.met.Before(e.since) && !met.Before(e.since) {
+		e.met = met
+	}
 	e.on = e.on && !e.over(now, f, l.calm)
 }
 
 // over reports whether the node is estranged no more.
 func (e *estrangement) over(now time.Time, f Facts, calm bool) bool {
-	asked, met := !f.Contact.Asked.Before(e.since), !f.Contact.Met.Before(e.since)
+	asked, met := !f.Contact.Asked.Before(e.since), !e.met.Before(e.since)
 	switch {
 	case len(f.Carrier) == 0:
 		return false
-	case met && calm && (!f.Speakers.Lost || !now.Before(f.Contact.Met.Add(Reunion))):
+	case met && calm && (!f.Speakers.Lost || !now.Before(e.met.Add(Reunion))):
 		return true // who is missing now, others would have told of
 	case asked && e.heard:
 		return true // the majority says what it answers for
@@ -127,7 +141,7 @@ func (e *estrangement) bound(hold time.Duration) time.Time {
 
 // mute reports whether the node was frozen and has heard nobody since.
 func (e *estrangement) mute(now time.Time, f Facts) bool {
-	return e.on && e.deaf && e.since.Equal(e.woke) && f.Contact.Met.Before(e.since) && now.Before(e.since.Add(MuteFor))
+	return e.on && f.Contact.Met.Before(e.woke) && now.Before(e.woke.Add(MuteFor))
 }
 
 // next returns when something changes by itself, if nothing else is heard; the zero time means
@@ -136,9 +150,8 @@ func (e *estrangement) next(now time.Time, f Facts) (next time.Time) {
 	if !e.on {
 		return next
 	}
-	for _, at := range []time.Time{e.since.Add(MuteFor), e.bound(f.ReturnHold), e.since.Add(silentHolds * f.ReturnHold),
-		f.Contact.Met.Add(Reunion),
-		e.asked.Add(AskedLately + time.Millisecond)} {
+	for _, at := range []time.Time{e.woke.Add(MuteFor), e.met.Add(Reunion), e.asked.Add(AskedLately + time.Millisecond),
+		e.bound(f.ReturnHold), e.since.Add(silentHolds * f.ReturnHold)} {
 		if now.Before(at) && (next.IsZero() || at.Before(next)) {
 			next = at
 		}

@@ -93,8 +93,12 @@ func (s *State) Speakers() plan.Speakers { return s.seen }
 func (s *State) Parted() bool { return s.parted }
 
 // Estranged reports whether the node may have been cut off and has heard no other speaker since: it
-// takes no address that it does not answer for.
+// has no address that it did not answer for before.
 func (s *State) Estranged() bool { return s.estranged }
+
+// Trusted returns until when a node that is estranged was not, for sure: what it has taken since
+// then it gives up.
+func (s *State) Trusted() time.Time { return s.estrangement.trusted }
 
 // Mute reports whether the process was frozen and has heard no other speaker since: it answers for
 // nothing.

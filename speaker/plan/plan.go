@@ -4,6 +4,7 @@ package plan
 
 import (
 	"net/netip"
+	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -42,8 +43,10 @@ type Facts struct {
 	Missing []string
 	// Parted is set while this node sees no majority of the speakers, and for a moment after.
 	Parted bool
-	// Estranged is set while this node may have been cut off and has not heard the others since.
+	// Estranged is set while this node may have been cut off and has not heard the others since. Until
+	// Trusted it was not, for sure.
 	Estranged bool
+	Trusted   time.Time
 }
 
 // Input is what one node knows of one VIP.
@@ -55,6 +58,8 @@ type Input struct {
 	Claims map[string]Claim
 	// Answering are the interfaces on which this node answers for the VIP now.
 	Answering []string
+	// Since is when this node began to answer for the VIP.
+	Since time.Time
 	// Restarted is set when this node's speaker restarted a moment ago and answered for the VIP
 	// before, so that the others wait for it.
 	Restarted bool
@@ -159,11 +164,11 @@ func Decide(f Facts, in Input) Decision {
 			f.Self,
 			in.VIP)
 	}
-	if d.Refusal == nil && f.Estranged && len(in.Answering) == 0 {
+	if d.Refusal == nil && f.Estranged && (len(in.Answering) == 0 || in.Since.After(f.Trusted)) {
 		d.Refusal = lb.Refuse(lb.ReasonCutOff, "%s may have been cut off, and has not heard another speaker since", f.Self)
 	}
 	d.Weight = place.weight
-	d.Owner = Elect(in.VIP, claimants(f, in, d))
+	d.Owner = elect(in.VIP, claimants(f, in, d))
 	d.Reporter = d.Owner
 	if d.Owner == "" {
 		d.Reporter = Winner(in.VIP, reporters(f, in, d))

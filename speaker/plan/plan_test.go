@@ -458,7 +458,8 @@ func wantReport(t *testing.T, got Report, ok bool, want Report, announcement lb.
 func TestRoutesAreReportedAsData(t *testing.T) {
 	d := Decision{VIP: vip, Reporter: "n000", Owner: "n001"}
 	for i := range 100 {
-		w := NodeStatus{Node: fmt.Sprintf("n%03d", i), Routed: true, Peers: fmt.Sprintf("tor-%02da, tor-%02db", i/10, i/10)}
+		w := NodeStatus{Node: fmt.Sprintf("n%03d", i), Routed: true, Peers: NewPeerNames(fmt.Sprintf("tor-%02da", i/10),
+			fmt.Sprintf("tor-%02db", i/10))}
 		if w.Node == d.Owner {
 			w.Reason = lb.ReasonAnnounced
 		}

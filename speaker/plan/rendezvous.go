@@ -45,10 +45,10 @@ func (c Candidate) compare(other Candidate) int {
 	return cmp.Or(cmp.Compare(other.Weight, c.Weight), cmp.Compare(rank(c), rank(other)))
 }
 
-// Elect returns which candidate owns the VIP: of the heaviest, one that answers already, as a VIP
+// elect returns which candidate owns the VIP: of the heaviest, one that answers already, as a VIP
 // that is served well is not moved, and of those one that was with the majority; else the winner.
 // "" without candidates.
-func Elect(vip netip.Addr, candidates []Candidate) string {
+func elect(vip netip.Addr, candidates []Candidate) string {
 	var best []string
 	var top Candidate
 	for _, c := range candidates {

@@ -21,8 +21,8 @@ type NodeStatus struct {
 	// Answering is set while the node answers, or BGP peers hear of the VIP from it, which may also be
 	// so during a handover.
 	Answering bool `json:"answering"`
-	// Peers are the BGP peers that hear of the VIP from the node, joined by ", ".
-	Peers string `json:"peers,omitempty"`
+	// Peers are the BGP peers that hear of the VIP from the node.
+	Peers PeerNames `json:"peers,omitempty"`
 	// Routed is set while peers hear of the VIP from the node and go on to.
 	Routed bool `json:"routed,omitempty"`
 }
@@ -79,10 +79,10 @@ func (w *NodeStatus) addRoutes(claim Claim, owner bool) {
 	w.Answering = w.Answering || claim.Routes != ""
 	switch {
 	case w.Routed && owner:
-		w.Message += ", and announces a route to it to " + claim.Routes
+		w.Message += ", and announces a route to it to " + claim.Routes.String()
 	case w.Routed:
 		w.Claims = true
-		w.Reason, w.Message = lb.ReasonAnnounced, "the node announces a route to the address to "+claim.Routes
+		w.Reason, w.Message = lb.ReasonAnnounced, "the node announces a route to the address to "+claim.Routes.String()
 	case claim.Reason == lb.ReasonNoAdvertisement && claim.Unrouted != "":
 		w.Reason, w.Message = claim.Unrouted, Describe(claim.Unrouted)
 	}
@@ -223,7 +223,8 @@ func (d Decision) announcement(self string) (lb.Announcement, string) {
 	if others > 0 {
 		sentences = append(sentences, fmt.Sprintf("%s is announced from %d more nodes to other BGP peers", d.VIP, others))
 	}
-	if len(a.Routes) > 0 {
+	// Routes announce the VIP whatever keeps ARP and NDP from it, but they do not end a conflict.
+	if len(a.Routes) > 0 && a.Reason != lb.ReasonContested && a.Reason != lb.ReasonParting {
 		a.Reason = lb.ReasonAnnounced
 	}
 	return a, strings.Join(sentences, "; ")
@@ -232,17 +233,17 @@ func (d Decision) announcement(self string) (lb.Announcement, string) {
 // routes says from which nodes which peers hear of the VIP, for as long as it stays so: the peers
 // that most nodes announce it to first.
 func (d Decision) routes() []lb.RouteAnnouncement {
-	byPeers := map[string][]string{}
+	byPeers := map[PeerNames][]string{}
 	for _, w := range d.Nodes {
 		if w.Routed {
 			byPeers[w.Peers] = append(byPeers[w.Peers], w.Node)
 		}
 	}
 	var found []lb.RouteAnnouncement
-	for _, peers := range slices.SortedFunc(maps.Keys(byPeers), func(a, b string) int {
-		return cmp.Or(len(byPeers[b])-len(byPeers[a]), strings.Compare(a, b))
+	for _, peers := range slices.SortedFunc(maps.Keys(byPeers), func(a, b PeerNames) int {
+		return cmp.Or(len(byPeers[b])-len(byPeers[a]), cmp.Compare(a, b))
 	}) {
-		found = append(found, lb.RouteAnnouncement{Peers: strings.Split(peers, ", "), Nodes: byPeers[peers]})
+		found = append(found, lb.RouteAnnouncement{Peers: peers.List(), Nodes: byPeers[peers]})
 	}
 	return found
 }
