@@ -77,7 +77,9 @@ func TestCleanup(t *testing.T) {
 				c.put(s)
 			}
 			c.fail(refused, nil, refused, refused)
+			ended := make(chan struct{})
 			go func() { // a speaker that ends after 5 s
+				defer close(ended)
 				for range 5 {
 					time.Sleep(time.Second)
 					c.announce("ours", true)
@@ -87,6 +89,7 @@ func TestCleanup(t *testing.T) {
 			if err := cleaner.run(t.Context()); err != nil {
 				t.Fatal(err)
 			}
+			<-ended
 			for _, name := range []string{"ours", "internal", "waits"} {
 				s := c.services[key(name)]
 				if len(s.Conditions) > 0 || s.Announcements != "" || s.Finalizer != (name == "waits") {
@@ -115,9 +118,11 @@ func TestCleanupEnds(t *testing.T) {
 		c := newCluster()
 		c.put(wrote("a"))
 		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
 		go func() {
+			defer close(ended)
 			for ctx.Err() == nil {
-				time.Sleep(time.Second)
+				time.Sleep(cleanupEvery / 2)
 				c.put(wrote("a"))
 			}
 		}()
@@ -131,6 +136,6 @@ func TestCleanupEnds(t *testing.T) {
 		if err := cleaner.run(ctx); !errors.Is(err, context.Canceled) {
 			t.Errorf("interrupted: %v", err)
 		}
-		time.Sleep(2 * time.Second) // the controller has ended
+		<-ended
 	})
 }

@@ -250,6 +250,8 @@ func (c *cluster) del(name string) {
 
 // announce has the speakers report on a Service.
 func (c *cluster) announce(name string, announced bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	s := c.services[key(name)]
 	s.Conditions = slices.DeleteFunc(slices.Clone(s.Conditions),
 		func(have lb.Condition) bool { return have.Type == lb.ConditionAnnounced })
@@ -257,7 +259,7 @@ func (c *cluster) announce(name string, announced bool) {
 	if s.Announcements = ""; announced {
 		s.Announcements = "n1"
 	}
-	c.put(s)
+	c.store(s)
 }
 
 // Pool implements statusWriter.

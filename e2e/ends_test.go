@@ -3,7 +3,6 @@ package e2e
 import (
 	"errors"
 	"fmt"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -50,7 +49,7 @@ func TestServicesEnd(t *testing.T) {
 	}
 	eventually(t, "the deleted Service goes", func() error {
 		if _, err := services.Get(t.Context(), "my-nginx", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("it is there: %v", err)
+			return errors.New("it is still there")
 		}
 		return nil
 	})
@@ -122,10 +121,9 @@ func wantCleanedUp(t *testing.T, l *lab.Lab) {
 			t.Fatal(err)
 		}
 	}
-	cmd := exec.CommandContext(t.Context(), filepath.Join(programFolder(t), "landfall-controller"), "cleanup",
-		"--kubeconfig="+l.Kubeconfig())
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("cleanup: %v: %s", err, out)
+	if _, err := l.Exec(t.Context(), l.Cluster().Nodes[0].Name, filepath.Join(programFolder(t), "landfall-controller"),
+		"cleanup", "--kubeconfig="+l.Kubeconfig()); err != nil {
+		t.Fatal(err)
 	}
 	got, err := services.Get(t.Context(), "held", metav1.GetOptions{})
 	if err != nil {

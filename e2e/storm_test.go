@@ -167,10 +167,18 @@ func (s *storm) calm(t *testing.T) {
 			}
 		}
 	}
-	list, err := s.l.Kube().CoreV1().Services("default").List(ctx, metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	var list *corev1.ServiceList
+	eventually(t, "the deleted Services are gone", func() (err error) {
+		if list, err = s.l.Kube().CoreV1().Services("default").List(ctx, metav1.ListOptions{}); err != nil {
+			return err
+		}
+		for _, svc := range list.Items {
+			if svc.DeletionTimestamp != nil {
+				return fmt.Errorf("%s is still there", svc.Name)
+			}
+		}
+		return nil
+	})
 	for _, svc := range list.Items {
 		if svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
 			continue

@@ -72,6 +72,9 @@ func convertService(o *corev1.Service) (lb.Key, lb.Service) {
 // convertForwardedService also fills what proxies read.
 func convertForwardedService(o *corev1.Service) (lb.Key, lb.Service) {
 	key, s := convertService(o)
+	for _, c := range convertConditions(o.Status.Conditions, lb.ConditionAssigned) {
+		s.Intruding = s.Intruding || lb.Intrudes(c, s.Ports)
+	}
 	s.InternalPolicy = cmp.Or(lb.TrafficPolicy(common(deref(o.Spec.InternalTrafficPolicy))), lb.Cluster)
 	s.SourceRanges = sourceRanges(o.Spec.LoadBalancerSourceRanges)
 	s.HealthCheckNodePort = uint16(o.Spec.HealthCheckNodePort)

@@ -134,3 +134,17 @@ func TestTakeBack(t *testing.T) {
 		}
 	}
 }
+
+// TestIntrudingServicesAreSeenByProxies before the controller has said anything.
+func TestIntrudingServicesAreSeenByProxies(t *testing.T) {
+	o := testService()
+	o.Spec.Ports = []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}}
+	o.Status.Conditions = []metav1.Condition{{Type: lb.ConditionAssigned, Status: metav1.ConditionTrue,
+		Reason: string(lb.ReasonAssigned), Message: `10.0.0.1 from pool p (shared by key "k" on 80/TCP)`}}
+	for port, want := range map[int32]bool{80: false, 81: true} {
+		o.Spec.Ports[0].Port = port
+		if _, s := convertForwardedService(o); s.Intruding != want {
+			t.Errorf("port %d: intruding %v", port, s.Intruding)
+		}
+	}
+}

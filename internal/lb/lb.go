@@ -100,6 +100,10 @@ type Service struct {
 	// finalizer FinalizerCleanup. Only the tables of controller and speakers fill them; only the
 	// controller's fills Families, FamilyPolicy and Request.
 	Deleting, Finalizer bool
+	// Intruding is set while a Service that shares an address has other ports than the controller
+	// agreed to, or holds an address by mistake: Services that it collides with come first. Only the
+	// proxies' table fills it.
+	Intruding bool
 	// Headless is set by the label LabelHeadless, which takes the Service down. Proxies do not see it.
 	Headless bool
 
@@ -387,39 +391,6 @@ const (
 	// ConditionReady on a pool: the controller assigns its addresses.
 	ConditionReady = "Ready"
 )
-
-// Annotations of a Service.
-const (
-	AnnotationAddresses = "landfall.dev/loadBalancerIPs"
-	AnnotationPool      = "landfall.dev/address-pool"
-	// AnnotationScheduler sets how proxies choose a backend for a new connection: random, round-robin,
-	// source-hash or maglev.
-	AnnotationScheduler = "landfall.dev/scheduler"
-	// AnnotationShare holds a key: Services with the same key share addresses if their ports do not
-	// collide.
-	AnnotationShare = "landfall.dev/allow-shared-ip"
-	// AnnotationPerFamily requests this many addresses of each family, from 1 to 16.
-	AnnotationPerFamily = "landfall.dev/addresses-per-family"
-	// AnnotationMode requests an ipMode, VIP or Proxy.
-	AnnotationMode = "landfall.dev/ip-mode"
-	// AnnotationWhenOutside sets what to do when no pool contains the address any more: keep or move.
-	AnnotationWhenOutside = "landfall.dev/when-outside"
-	// AnnotationAllocatedFrom names the pool of the Service's addresses, where MetalLB's users look
-	// for it.
-	AnnotationAllocatedFrom = "metallb.io/ip-allocated-from-pool"
-	// AnnotationAllocatedFromOld is its name in older versions of MetalLB.
-	AnnotationAllocatedFromOld = "metallb.universe.tf/ip-allocated-from-pool"
-	// AnnotationOnConflict sets what to do when a conflicting host uses the address: refuse or
-	// announce.
-	AnnotationOnConflict = "landfall.dev/on-address-conflict"
-)
-
-// FinalizerCleanup keeps a deleted Service until its addresses are announced no more
-// (KEP-980). The API server's other load balancer controllers use it too.
-const FinalizerCleanup = "service.kubernetes.io/load-balancer-cleanup"
-
-// LabelHeadless on a Service has service proxies ignore it, whatever its value.
-const LabelHeadless = "service.kubernetes.io/headless"
 
 // DriverName is the API group, the prefix of annotations and condition types.
 const DriverName = "landfall.dev"

@@ -28,18 +28,39 @@ func SharingTerms(s *Service) string {
 	if s.Request.Share == "" {
 		return ""
 	}
-	ports := slices.SortedFunc(slices.Values(s.Ports), func(a, b ServicePort) int {
+	terms := strconv.Quote(shorten(s.Request.Share)) + " on " + sharedPorts(s.Ports)
+	if s.ExternalPolicy == Local {
+		terms += ", policy Local, selector " + strconv.Quote(shorten(s.Request.Selector))
+	}
+	return terms
+}
+
+// sharedPorts lists ports in an order of its own.
+func sharedPorts(all []ServicePort) string {
+	ports := slices.SortedFunc(slices.Values(all), func(a, b ServicePort) int {
 		return cmp.Or(cmp.Compare(a.Port, b.Port), strings.Compare(string(a.Protocol), string(b.Protocol)))
 	})
 	var list []string
 	for _, p := range ports {
 		list = append(list, fmt.Sprintf("%d/%s", p.Port, p.Protocol))
 	}
-	terms := strconv.Quote(shorten(s.Request.Share)) + " on " + shorten(strings.Join(list, ", "))
-	if s.ExternalPolicy == Local {
-		terms += ", policy Local, selector " + strconv.Quote(shorten(s.Request.Selector))
+	return shorten(strings.Join(list, ", "))
+}
+
+// Intrudes reports whether the condition Assigned of a Service with these ports says that it holds
+// its address by mistake, or names others: then it changed its ports, and the controller has not
+// said yet whether they collide.
+func Intrudes(assigned Condition, ports []ServicePort) bool {
+	if assigned.Reason == ReasonDuplicate {
+		return true
 	}
-	return terms
+	terms, _ := ParseSharing(assigned.Message)
+	key, err := strconv.QuotedPrefix(terms)
+	if err != nil {
+		return false // it shares nothing
+	}
+	agreed, _, _ := strings.Cut(strings.TrimPrefix(terms[len(key):], " on "), ", policy ")
+	return agreed != sharedPorts(ports)
 }
 
 // shorten bounds a text and keeps different ones apart.

@@ -3,6 +3,7 @@ package lb
 import (
 	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -64,4 +65,25 @@ func FuzzParseSharing(f *testing.F) {
 			t.Errorf("%q: %q %v, then %q %v", message, terms, after, again, keys)
 		}
 	})
+}
+
+func TestIntrudes(t *testing.T) {
+	ports := []ServicePort{{Protocol: TCP, Port: 53}, {Protocol: TCP, Port: 22}}
+	s := Service{Ports: ports, Request: Request{Share: `x" on 80/TCP, policy `}, ExternalPolicy: Local}
+	agreed := Condition{Message: "p" + FormatSharing(SharingTerms(&s), map[netip.Addr]Key{netip.IPv4Unspecified(): {}})}
+	for name, test := range map[string]struct {
+		c     Condition
+		ports []ServicePort
+		want  bool
+	}{
+		"as agreed":     {agreed, ports, false},
+		"another port":  {agreed, []ServicePort{{Protocol: TCP, Port: 53}, {Protocol: TCP, Port: 23}}, true},
+		"one port more": {agreed, append(slices.Clone(ports), ServicePort{Protocol: TCP, Port: 23}), true},
+		"shares none":   {Condition{Message: "10.0.0.0 from pool p"}, ports, false},
+		"by mistake":    {Condition{Reason: ReasonDuplicate}, ports, true},
+	} {
+		if got := Intrudes(test.c, test.ports); got != test.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
 }

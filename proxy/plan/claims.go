@@ -51,13 +51,21 @@ type claim struct {
 }
 
 // Age orders Services: the older one was created earlier. UIDs decide between Services of the same
-// second. Names do not count, because tenants choose them.
+// second. Names do not count, because tenants choose them. A Service that changed its ports into a
+// conflict comes after all others.
 type Age struct {
-	Created int64 // Unix time in seconds, the resolution of the API
-	UID     string
+	Intruding bool  // see lb.Service
+	Created   int64 // Unix time in seconds, the resolution of the API
+	UID       string
 }
 
 func (a Age) compare(b Age) int {
+	if a.Intruding != b.Intruding {
+		if b.Intruding {
+			return -1
+		}
+		return 1
+	}
 	return cmp.Or(cmp.Compare(a.Created, b.Created), cmp.Compare(a.UID, b.UID))
 }
 

@@ -163,7 +163,7 @@ func SchedulerIgnored(asked string, onlyRandom bool) string {
 func New(svc lb.Service, endpoints []lb.Slice, node Node) Service {
 	s := Service{
 		Key:      svc.Key,
-		Age:      Age{Created: svc.Created.Unix(), UID: svc.UID},
+		Age:      Age{Intruding: svc.Intruding, Created: svc.Created.Unix(), UID: svc.UID},
 		Policy:   svc.ExternalPolicy,
 		VIPs:     slices.Compact(slices.SortedFunc(slices.Values(svc.VIPs()), netip.Addr.Compare)),
 		Affinity: svc.AffinityTimeout > 0, AffinityTimeout: svc.AffinityTimeout,
