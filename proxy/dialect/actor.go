@@ -239,7 +239,7 @@ func (a *Actor) apply(ctx context.Context, verify, all bool) (r round, ok bool) 
 		if err := f.sync(ctx, verify); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", f.name, err))
 		}
-		err, next := f.failing()
+		next, err := f.failing()
 		if err != nil {
 			own = append(own, fmt.Errorf("%s: %w", f.name, err))
 		}

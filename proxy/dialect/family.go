@@ -237,9 +237,9 @@ func (f *family) blame(key lb.Key, err error) {
 	f.fail(failure{err: err, alone: true, due: due, backoff: backoff}, key)
 }
 
-// failing returns why Services fail by themselves, and when the next of them is tried again; zero
-// for never.
-func (f *family) failing() (err error, next time.Time) {
+// failing returns when the next of the Services that fail by themselves is tried again, zero for
+// never, and why they fail.
+func (f *family) failing() (next time.Time, err error) {
 	var errs []error
 	for _, key := range slices.SortedFunc(maps.Keys(f.dirty), lb.Key.Compare) {
 		failed := f.failed[key]
@@ -251,7 +251,7 @@ func (f *family) failing() (err error, next time.Time) {
 			next = failed.due
 		}
 	}
-	return errors.Join(errs...), next
+	return next, errors.Join(errs...)
 }
 
 // outcome returns what is held of a Service, and why not more.

@@ -81,7 +81,7 @@ func (f *family) large(key lb.Key) bool {
 		return false
 	}
 	want := f.want[key].rules
-	return cost(f.held[key].rules, want) > maxRules && !(f.whole && f.intact(want))
+	return cost(f.held[key].rules, want) > maxRules && (!f.whole || !f.intact(want))
 }
 
 // applyPart writes some ports of a Service. What it wants stays to be written.

@@ -81,7 +81,7 @@ func (r renderer) service(key lb.Key, s plan.Service) *service {
 			for _, addr := range addrs {
 				at := frontend{addr: addressOf(addr), port: f.Port, protocol: protocol}
 				out.put(places, part{frontend: at, kind: f.Kind, lingering: f.Lingering,
-					entries: out.frontend(at, p, f, choices[i])})
+					entries: out.frontend(at, f, choices[i])})
 			}
 			if f.AnswersPing() {
 				share(common{addressOf(f.Addr), setEcho})
@@ -151,7 +151,7 @@ func (s *service) group(g *group) part {
 
 // frontend renders one frontend. One without endpoints brings nothing that leads anywhere: what
 // finds no backend is refused.
-func (s *service) frontend(at frontend, p plan.Port, f plan.Frontend, c choice) []entry {
+func (s *service) frontend(at frontend, f plan.Frontend, c choice) []entry {
 	w := writer{at: at}
 	if s.refusal != nil {
 		return nil
