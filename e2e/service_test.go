@@ -82,9 +82,9 @@ func testServiceLife(t *testing.T, l *lab.Lab) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			toItsPods := func(text string) bool { // an element of the table of the Service's endpoints
+			toItsPods := func(text string) bool { // an element about one of its endpoints
 				return slices.ContainsFunc(l.Pods("my-nginx"), func(p lab.Pod) bool {
-					return strings.Contains(text, " : "+p.Addr.String()+" ")
+					return strings.Contains(text, " "+p.Addr.String()+" ")
 				})
 			}
 			for _, c := range changes {
