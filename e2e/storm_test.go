@@ -139,6 +139,9 @@ func (s *storm) look(ctx context.Context) error {
 				return fmt.Errorf("%s is held by %s and by %s", in.IP, other, svc.Name)
 			}
 			holder[in.IP] = svc.Name
+			if svc.DeletionTimestamp != nil {
+				continue // it goes once nobody announces it
+			}
 			if before, ok := s.holders[svc.Name]; ok && before != in.IP {
 				return fmt.Errorf("%s had %s and has %s now", svc.Name, before, in.IP)
 			}
