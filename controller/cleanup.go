@@ -63,7 +63,7 @@ func (c *cleaner) run(ctx context.Context) error {
 			if errors.Is(ctx.Err(), context.Canceled) {
 				err = ctx.Err() // somebody interrupts
 			} else if err == nil {
-				err = errors.New("somebody writes to them again and again: are a controller and speakers of Landfall still running?")
+				err = errors.New("somebody goes on writing to them: are a controller and speakers of Landfall still running?")
 			}
 			return fmt.Errorf("clean up Services: %w", err)
 		case <-time.After(cleanupEvery):
