@@ -281,7 +281,8 @@ func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]owne
 	if s.from.feed == nil {
 		return
 	}
-	f := handoff.Facts{Self: s.self, Dead: s.rooms.partition.Speakers().Dead}
+	speakers := s.rooms.partition.Speakers()
+	f := handoff.Facts{Self: s.self, Dead: speakers.Dead, Parted: !speakers.Majority}
 	if nodes {
 		f.Addresses = addresses(s.from.nodes.All())
 	}

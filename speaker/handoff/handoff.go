@@ -21,6 +21,8 @@ type Facts struct {
 	Addresses map[string][]netip.Addr
 	// Dead are the nodes that have stopped answering, and whose kernels do not answer either.
 	Dead []string
+	// Parted is set while this node sees no majority of the speakers.
+	Parted bool
 }
 
 // View is what is known of one VIP.
@@ -46,6 +48,7 @@ type State struct {
 type vip struct {
 	previous string // owner: the other node that answered for the VIP last; "" if nobody is known
 	ring     *ring  // nil unless routers spread the VIP over nodes
+	heir     heir
 }
 
 // Step takes in what is known now of the VIPs that events names, nil for those that no Service
@@ -70,6 +73,7 @@ func (s *State) Step(now time.Time, f Facts, events map[netip.Addr]*View) (updat
 				v = &vip{}
 				s.vips[addr] = v
 			}
+			v.heir.note(now, addr, f.Parted, view.Claims)
 			answered, spread := v.answered(*view), s.spread(now, addr, v, *view)
 			if !known || answered || spread {
 				differing = append(differing, addr)
@@ -116,6 +120,8 @@ func (v *vip) answered(view View) (changed bool) {
 		v.previous = view.Owner
 	case len(answering) > 0 && !slices.Contains(answering, v.previous):
 		v.previous = slices.Min(answering)
+	case len(answering) == 0 && v.heir.expected != "":
+		v.previous = v.heir.expected
 	}
 	return v.previous != before
 }

@@ -87,6 +87,7 @@ func TestStory(t *testing.T) {
 		after time.Duration
 		view  string
 		dead  string
+		cut   bool // off from the others
 		want  string
 		same  bool // nothing is told
 	}
@@ -116,6 +117,20 @@ func TestStory(t *testing.T) {
 			{what: "nor by this node", after: lb.FlowMemory, view: "c", want: "; ring c", same: true},
 			{what: "and that is over", after: 1, view: "c", want: ""},
 		},
+		"cut off": {
+			{what: "all claim", view: "a c owner=b", want: ""},
+			{what: "a long while", after: time.Hour, view: "a c owner=b", want: "", same: true},
+			{what: "the heir is lost first", view: "c owner=b", want: "", same: true},
+			{what: "then the other one", after: time.Second, view: "owner=b", cut: true, want: "a"},
+			{what: "a majority has taken over", after: time.Minute, view: "owner=a", cut: true, want: "a", same: true},
+			{what: "together again", view: "a c:arp owner=c", want: "c"},
+		},
+		"cut off for the second time": {
+			{what: "one claims", view: "c owner=b", want: ""},
+			{what: "cut off", after: time.Minute, view: "owner=b", cut: true, want: "c"},
+			{what: "together again, and it owns still", view: "a c owner=b", want: "c", same: true},
+			{what: "cut off again, from a too", after: time.Minute, view: "owner=b", cut: true, want: "a"},
+		},
 		"both ways": {
 			{what: "over ARP", view: "a:arp c owner=a", want: "a"},
 			{what: "BGP is for it", after: 1, view: "a:arp c owner=a routable", want: "a; ring"},
@@ -127,7 +142,7 @@ func TestStory(t *testing.T) {
 		var u lb.FeedUpdate
 		for i, c := range story {
 			now = now.Add(c.after)
-			f := Facts{Self: "b", Dead: strings.Fields(c.dead)}
+			f := Facts{Self: "b", Dead: strings.Fields(c.dead), Parted: c.cut}
 			if i == 0 {
 				f.Addresses = all
 			}
@@ -232,7 +247,8 @@ func TestOrderAndRepetition(t *testing.T) {
 		var u lb.FeedUpdate
 		for range 30 {
 			now = now.Add(time.Duration(r.IntN(40)) * time.Minute)
-			f := Facts{Self: "b", Addresses: nodes(), Dead: [][]string{nil, nil, nil, {"c"}}[r.IntN(4)]}
+			f := Facts{Self: "b", Addresses: nodes(), Dead: [][]string{nil, nil, nil, {"c"}}[r.IntN(4)],
+				Parted: r.IntN(4) == 0}
 			events := map[netip.Addr]*View{}
 			for _, vip := range []netip.Addr{vip1, vip2, vip6} {
 				var text []string
