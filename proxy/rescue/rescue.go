@@ -38,8 +38,11 @@ type Deps struct {
 // waits for the address of a node that it has just asked for: a VIP may be about to move.
 const (
 	lookEvery = 2 * time.Second
-	lookSoon  = 20 * time.Millisecond
-	soonLooks = 10
+	// lookFailed is how often while a node does not answer that the speaker does not take for dead: it
+	// may be this node's link that was away, and connections come with it when it is back.
+	lookFailed = 200 * time.Millisecond
+	lookSoon   = 20 * time.Millisecond
+	soonLooks  = 10
 	// gap is the least time between two steps that changes cause, which may come by the hundred.
 	gap = 50 * time.Millisecond
 )
@@ -176,7 +179,7 @@ func (a *Actor) step(context.Context) (time.Duration, error) {
 	if !a.take() {
 		return 0, nil
 	}
-	if rest := lookEvery - time.Since(a.looked); rest > 0 && !a.expecting() && a.adjust() {
+	if rest := a.period() - time.Since(a.looked); rest > 0 && !a.expecting() && a.adjust() {
 		return rest, nil
 	}
 	err := a.apply()
@@ -188,7 +191,17 @@ func (a *Actor) step(context.Context) (time.Duration, error) {
 	case a.expecting():
 		return lookSoon, err
 	}
-	return lookEvery, err
+	return a.period(), err
+}
+
+// period is how long to wait between two looks.
+func (a *Actor) period() time.Duration {
+	for node := range a.nodes {
+		if a.known[node].Failed && !slices.Contains(a.gone, node) {
+			return lookFailed
+		}
+	}
+	return lookEvery
 }
 
 // apply makes the kernel hold what is wanted. A family that fails does not hold back the other.

@@ -286,6 +286,32 @@ func TestAChangeNeedsNoLook(t *testing.T) {
 	}
 }
 
+// Other nodes answer no more where this node's own link was away. They are looked for often then, as
+// connections arrive with the link; unless the speaker takes them for dead.
+func TestContract5NodesThatAnswerAgainAreFoundSoon(t *testing.T) {
+	node, other := addr("10.0.0.1"), addr("10.0.0.2")
+	k := &fakeKernel{neighbor: map[netip.Addr]links.Neighbor{node: {Failed: true}, other: there(2)}}
+	a := newActor(fakeDeps, k)
+	step := func(what string, after, next time.Duration, targets int) {
+		t.Helper()
+		a.looked = a.looked.Add(-after)
+		if got, err := a.step(t.Context()); err != nil || got != next || a.Targets() != targets {
+			t.Errorf("%s: next after %s, %v, with %d targets; want %s and %d", what, got, err, a.Targets(), next, targets)
+		}
+	}
+	a.set(from("192.0.2.1", "10.0.0.1", "192.0.2.2", "10.0.0.2"))
+	step("it does not answer", 0, lookFailed, 1)
+	step("nor later", lookFailed, lookFailed, 1)
+	k.neighbor[node] = there(1)
+	step("it answers again", lookFailed, lookEvery, 2)
+	k.neighbor[node] = links.Neighbor{Failed: true}
+	step("no more", lookEvery, lookFailed, 1)
+	w := from("192.0.2.1", "10.0.0.1", "192.0.2.2", "10.0.0.2")
+	w.Gone = []netip.Addr{node}
+	a.set(w)
+	step("it is dead", lookFailed, lookEvery, 1)
+}
+
 // BenchmarkChange has one of many VIPs on a ring move, in memory.
 func BenchmarkChange(b *testing.B) {
 	for _, n := range []int{1000, 20000} {
