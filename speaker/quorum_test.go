@@ -157,10 +157,10 @@ func TestMissingNodesAreNamed(t *testing.T) {
 		}
 		registry := prometheus.NewRegistry()
 		registry.MustRegister(newCollector(heir.speaker))
-		want := `# HELP landfall_speaker_majority 1 while this node sees most of the speakers that it has met.
+		want := `# HELP landfall_speaker_majority 1 while this node sees a majority of the speakers that it has met.
 # TYPE landfall_speaker_majority gauge
 landfall_speaker_majority 1
-# HELP landfall_speaker_members_missing Nodes whose speaker has stopped answering without taking its leave.
+# HELP landfall_speaker_members_missing Nodes whose speaker disappeared without leaving.
 # TYPE landfall_speaker_members_missing gauge
 landfall_speaker_members_missing 1
 # HELP landfall_speaker_vip_reason 1 for each VIP and why this node does or does not announce it.

@@ -200,7 +200,7 @@ func TestContract11AFrozenProcessFindsOutFirst(t *testing.T) {
 func (r *rig) thaw(name string) {
 	n := r.nodes[name]
 	ctx, cancel := context.WithCancel(context.Background())
-	n.cancel = cancel
+	n.set(func(n *fakeNode) { n.cancel = cancel })
 	go func() { n.done <- n.runner.Run(ctx) }()
 	n.changes.markAll()
 	synctest.Wait()

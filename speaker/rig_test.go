@@ -390,14 +390,14 @@ func (g fakeLiveness) Set(map[string][]netip.Addr) {}
 
 func (g fakeLiveness) Speakers() plan.Speakers {
 	g.mu.Lock()
-	silent, cut := slices.Clone(g.dead), g.cutOff
+	silent, cut, sees := slices.Clone(g.dead), g.cutOff, g.sees
 	g.mu.Unlock()
 	live := []string{g.self}
 	for name, n := range g.rig.nodes {
 		n.mu.Lock()
 		switch {
 		case name == g.self:
-		case n.live && (g.sees == nil || g.sees(name)):
+		case n.live && (sees == nil || sees(name)):
 			live = append(live, name)
 		case (cut || n.cutOff || n.cancel == nil) && !slices.Contains(silent, name):
 			silent = append(silent, name)
@@ -410,10 +410,13 @@ func (g fakeLiveness) Speakers() plan.Speakers {
 }
 
 func (g fakeGossip) Claims(vip netip.Addr) map[string]plan.Claim {
+	g.mu.Lock()
+	sees := g.sees
+	g.mu.Unlock()
 	claims := map[string]plan.Claim{}
 	for name, n := range g.rig.nodes {
 		n.mu.Lock()
-		if c, ok := n.claims[vip]; ok && n.live && name != g.self && (g.sees == nil || g.sees(name)) {
+		if c, ok := n.claims[vip]; ok && n.live && name != g.self && (sees == nil || sees(name)) {
 			claims[name] = c
 		}
 		n.mu.Unlock()
