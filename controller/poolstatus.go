@@ -11,7 +11,6 @@ import (
 	"github.com/landfall-lb/landfall/controller/plan"
 	"github.com/landfall-lb/landfall/internal/kube"
 	"github.com/landfall-lb/landfall/internal/lb"
-	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 // writePools writes the status of each pool that differs from what it shows. Counts that it is too
@@ -63,7 +62,6 @@ func (c *controller) writePool(ctx context.Context, pool lb.Pool, status lb.Pool
 	writeCtx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	version, err := c.status.Pool(writeCtx, pool, status)
-	loop.Progress(ctx)
 	c.metrics.wrote("pool", err)
 	switch {
 	case err == nil:
@@ -92,11 +90,11 @@ func (c *controller) reportPool(pool lb.Pool, status lb.PoolStatus) {
 		before := i >= 0 && shown[i].Status
 		switch ready := condition.Type == lb.ConditionReady; {
 		case i >= 0 && before == condition.Status && (shown[i].Message == condition.Message || !ready):
-		case condition.Status != ready && ready, condition.Status && condition.Type == plan.ConditionExhausted:
+		case condition.Status != ready && ready, condition.Status && condition.Type == lb.ConditionExhausted:
 			c.log.Warn("the pool hands out nothing new", "pool", pool.Name, "reason", condition.Reason, "message",
 				condition.Message)
 			c.events.Warning(about, condition.Reason, condition.Message)
-		case ready, condition.Type == plan.ConditionExhausted && before:
+		case ready, condition.Type == lb.ConditionExhausted && before:
 			c.log.Info("the pool hands out addresses", "pool", pool.Name)
 			c.events.Normal(about, condition.Reason, condition.Message)
 		}
@@ -116,7 +114,7 @@ func shows(have, want lb.PoolStatus) bool {
 func showsConditions(have, want lb.PoolStatus) bool {
 	return !slices.ContainsFunc(want.Conditions, func(c lb.Condition) bool {
 		return !slices.ContainsFunc(have.Conditions, func(h lb.Condition) bool {
-			if c.Type == plan.ConditionExhausted {
+			if c.Type == lb.ConditionExhausted {
 				h.Message = c.Message
 			}
 			return h == c

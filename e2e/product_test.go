@@ -232,8 +232,7 @@ func wantRulesOfFreshStart(t *testing.T, l *lab.Lab, node string) {
 		t.Fatal(err)
 	}
 	for _, command := range []string{"iptables -t nat -F", "iptables -t nat -X", "iptables -F", "iptables -X",
-		"nft add table ip landfall", "nft delete table ip landfall",
-		"sysctl -qw net.ipv4.conf.all.route_localnet=0"} { // which the rules say that Landfall has set
+		"nft add table ip landfall", "nft delete table ip landfall"} {
 		mustExec(t, l, node, strings.Fields(command)...)
 	}
 	if err := proxy.Start(); err != nil {

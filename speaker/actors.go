@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"net/netip"
-	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/bfd"
@@ -30,10 +29,9 @@ type sources struct {
 	pools          table[string, lb.Pool]
 	advertisements table[string, lb.L2Advertisement]
 	interfaces     func() ([]lb.Interface, bool)
-	wakes          func() (times uint64, woke time.Time) // how often the process was frozen, and when it last went on
-	feed           feed                                  // nil unless the gate is the proxy
-	members        gossip                                // the claims of the other nodes
-	liveness       diagnosis                             // which of them are there
+	feed           feed      // nil unless the gate is the proxy
+	members        gossip    // the claims of the other nodes
+	liveness       diagnosis // which of them are there
 	routes         routeSources
 	// daemonSet has what started the speaker, by name, as long as it is there to stay; nil when nobody
 	// can know.
@@ -54,7 +52,7 @@ type feed interface {
 	Reason() lb.Reason
 	Connected() bool
 	Delivery(lb.DeliveryKey) *lb.Delivery
-	Tell(lb.FeedUpdate)
+	Set(lb.FeedUpdate)
 }
 
 type gossip interface {
@@ -64,9 +62,6 @@ type gossip interface {
 	Claims(netip.Addr) map[string]plan.Claim
 	Restarted(netip.Addr) bool
 	Joined() bool
-	Seek(bool)
-	Met() time.Time
-	Trouble() string
 	SetMACs([]string)
 	MACs() map[string]bool
 }
@@ -139,7 +134,6 @@ type sinks struct {
 	witness interface {
 		Set(witness.Desired)
 		Outcome() (lb.Witness, bool)
-		Contact() (asked time.Time, took time.Duration)
 	}
 	routes  routeSinks
 	objects interface {

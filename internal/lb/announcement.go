@@ -8,24 +8,24 @@ import (
 	"slices"
 )
 
-// conditionServing on a Service: for each of its addresses a node answers whose kernel is confirmed
+// ConditionServing on a Service: for each of its addresses a node answers whose kernel is confirmed
 // to deliver it to a usable endpoint. It follows ConditionAnnounced, except while the last node
 // still answers for an address that it should withdraw.
-const conditionServing = "landfall.dev/Serving"
+const ConditionServing = "landfall.dev/Serving"
 
-// Reasons of conditionServing and ConditionAnnounced.
+// Reasons of ConditionServing and ConditionAnnounced.
 const (
-	reasonServing Reason = "Serving" // a node that delivers the address announces it
+	ReasonServing Reason = "Serving" // a node that delivers the address announces it
 	ReasonParting Reason = "Parting" // the node that answers should withdraw, and no other node can answer
 )
 
 // Serving returns the condition Serving that goes with the condition Announced.
 func Serving(announced Condition) Condition {
 	c := announced
-	c.Type = conditionServing
+	c.Type = ConditionServing
 	c.Status = announced.Status && announced.Reason == ReasonAnnounced
 	if c.Status {
-		c.Reason = reasonServing
+		c.Reason = ReasonServing
 	}
 	return c
 }

@@ -121,9 +121,6 @@ func (a *Actor) Outcomes() (outcomes map[lb.Key]plan.Outcome, all bool) {
 	return outcomes, a.tried
 }
 
-// Busy returns for how long the actor has been at one thing.
-func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
-
 // Run applies until ctx ends. The rules stay in the kernel then.
 func (a *Actor) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
@@ -145,11 +142,10 @@ func (a *Actor) step(ctx context.Context) (time.Duration, error) {
 	if verify {
 		a.disturbed.Store(false)
 	}
-	r, ok := a.apply(ctx, verify, false)
+	st, ok, err := a.apply(ctx, verify)
 	if !ok || ctx.Err() != nil {
 		return 0, nil
 	}
-	st, err := r.stats, r.err
 	took := time.Since(started)
 	if verify && err != nil {
 		a.disturbed.Store(true)
@@ -161,15 +157,7 @@ func (a *Actor) step(ctx context.Context) (time.Duration, error) {
 		}
 		again = a.interval
 	}
-	a.report(st, errors.Join(err, r.own), took)
-	switch {
-	case r.unfinished:
-		a.runner.Poke() // what has come in meanwhile goes first
-	case !r.next.IsZero():
-		if wait := max(time.Until(r.next), time.Millisecond); again == 0 || wait < again {
-			again = wait
-		}
-	}
+	a.report(st, err, took)
 	return again, err
 }
 
@@ -190,48 +178,28 @@ func (a *Actor) due(now time.Time) (verify bool, again time.Duration) {
 	return wait <= 0, max(wait, time.Millisecond)
 }
 
-// Apply writes what is pending without a goroutine; Run must not be called beside it. It tries all
-// that has failed, and does rounds until no Service has parts left to write.
+// Apply does one round without a goroutine; Run must not be called beside it.
 func (a *Actor) Apply(ctx context.Context, verify bool) (Stats, error) {
-	var total Stats
-	for {
-		r, _ := a.apply(ctx, verify, true)
-		total.add(r.stats)
-		if !r.unfinished || r.err != nil || ctx.Err() != nil {
-			return total, errors.Join(r.err, r.own)
-		}
-		verify = false
-	}
-}
-
-// round is what one round has done.
-type round struct {
-	stats Stats
-	// err is a failure for which no Service is to blame, own are those of Services, and next is when
-	// the first of those is due again.
-	err, own error
-	next     time.Time
-	// unfinished is set when there are Services of which only a part is written.
-	unfinished bool
+	st, _, err := a.apply(ctx, verify)
+	return st, err
 }
 
 // apply hands what is pending to both families, syncs them, and collects their outcomes. A family
-// that fails does not hold back the other. With all, Services that have failed do not wait for
-// their next try. ok is false before Configure and Begin were called.
-func (a *Actor) apply(ctx context.Context, verify, all bool) (r round, ok bool) {
+// that fails does not hold back the other. ok is false before Configure and Begin were called.
+func (a *Actor) apply(ctx context.Context, verify bool) (total Stats, ok bool, err error) {
 	a.mu.Lock()
 	config := a.config
 	a.mu.Unlock()
 	if config == nil {
-		return r, false
+		return Stats{}, false, nil
 	}
 	changes, ok := a.wanted.Take()
 	if !ok {
-		return r, false
+		return Stats{}, false, nil
 	}
-	var errs, own []error
+	var errs []error
 	for _, f := range a.families {
-		f.Stats, f.now, f.all = Stats{}, time.Now(), all
+		f.Stats = Stats{}
 		f.configure(*config)
 		for key, s := range changes {
 			f.want(key, s)
@@ -239,19 +207,10 @@ func (a *Actor) apply(ctx context.Context, verify, all bool) (r round, ok bool) 
 		if err := f.sync(ctx, verify); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", f.name, err))
 		}
-		next, err := f.failing()
-		if err != nil {
-			own = append(own, fmt.Errorf("%s: %w", f.name, err))
-		}
-		if !next.IsZero() && (r.next.IsZero() || next.Before(r.next)) {
-			r.next = next
-		}
-		r.unfinished = r.unfinished || len(f.unfinished) > 0
-		r.stats.add(f.Stats)
+		total.add(f.Stats)
 	}
 	a.collect()
-	r.err, r.own = errors.Join(errs...), errors.Join(own...)
-	return r, true
+	return total, true, errors.Join(errs...)
 }
 
 // collect publishes the outcomes of the Services for which something was reported.

@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -24,57 +23,40 @@ const (
 	maxOwners = lb.MaxRing // nodes for each VIP
 )
 
-// Heard returns the nodes that the speaker reports as dead, and its updates about VIPs since the
-// last call. It returns false while no speaker is connected, or the speaker has sent nothing yet.
-// Only one goroutine may call it.
-func (a *Actor) Heard() (news lb.FeedUpdate, ok bool) {
+// Heard returns what the speaker says now: the last update of all that are connected; false if
+// there is none.
+func (a *Actor) Heard() (lb.FeedUpdate, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.speaker == nil {
-		return news, false
+	var last *subscriber
+	for r := range a.readers {
+		if r.update != nil && (last == nil || r.number > last.number) {
+			last = r
+		}
 	}
-	news, a.heard = a.heard, lb.FeedUpdate{Changes: true}
-	news.Dead, news.Gone = a.said.Dead, a.said.Gone
-	return news, true
+	if last == nil {
+		return lb.FeedUpdate{}, false
+	}
+	return *last.update, true
 }
 
-// take applies an update from a reader. The reader that last sent a whole state is the speaker.
-func (a *Actor) take(r *subscriber, update lb.FeedUpdate) error {
+// take notes what a reader says; nil when nothing of what it said counts any more.
+func (a *Actor) take(r *subscriber, n *lb.FeedUpdate) {
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	news := update
-	if !update.Changes {
-		a.speaker = r
-		news = update.Since(a.said)
-	} else if a.speaker != r {
-		return errors.New("changes from a speaker that has not said all, or that another one has followed")
-	}
-	a.said.Apply(update)
-	a.heard.Apply(news)
-	if len(a.said.Previous) > maxVIPs || len(a.heard.Ended) > maxVIPs {
-		return fmt.Errorf("more than %d addresses", maxVIPs)
-	}
-	a.changed()
-	return nil
-}
-
-// leave forgets that a reader is the speaker. Its updates about VIPs stay known, so that the next
-// speaker's state is compared with them.
-func (a *Actor) leave(r *subscriber) {
-	a.mu.Lock()
-	spoke := a.speaker == r
-	if spoke {
-		a.speaker = nil
+	changed := r.update != n
+	if changed {
+		a.updates++
+		r.update, r.number = n, a.updates
 	}
 	a.mu.Unlock()
-	if spoke {
+	if changed {
 		a.changed()
 	}
 }
 
 // hear takes in updates until the connection ends, or a reader that has promised to speak is silent
-// for too long. After an update that makes no sense it takes in no more, but goes on to send the
-// reader what the kernel delivers.
+// for too long. Once something makes no sense, it listens no more, but the reader is told on what
+// the kernel delivers.
 func (a *Actor) hear(conn net.Conn, r *subscriber) error {
 	lines := bufio.NewScanner(conn)
 	lines.Buffer(nil, maxLine)
@@ -93,14 +75,8 @@ func (a *Actor) hear(conn net.Conn, r *subscriber) error {
 				return err
 			}
 		}
-		if n.Same {
-			continue
-		}
-		end := a.pulse.Begin()
-		err = a.take(r, n)
-		end()
-		if err != nil {
-			return err
+		if !n.Same {
+			a.take(r, &n)
 		}
 	}
 	switch err := lines.Err(); {
@@ -115,7 +91,7 @@ func (a *Actor) hear(conn net.Conn, r *subscriber) error {
 // ignore forgets what a reader has said, and waits for its end.
 func (a *Actor) ignore(conn net.Conn, r *subscriber, reason error) {
 	a.log.Warn("ignoring an invalid message from a reader of the feed", "error", reason)
-	a.leave(r)
+	a.take(r, nil)
 	if conn.SetReadDeadline(time.Time{}) == nil {
 		_, _ = io.Copy(io.Discard, conn)
 	}
@@ -130,17 +106,17 @@ func decode(line []byte) (lb.FeedUpdate, error) {
 	if n.Beat < 0 || n.Beat > int(time.Hour.Milliseconds()) {
 		return lb.FeedUpdate{}, fmt.Errorf("read an update: a beat of %d ms", n.Beat)
 	}
-	vips := max(len(n.Previous), len(n.Ring), len(n.Ended))
-	if len(n.Dead) > maxDead || len(n.Gone) > maxDead || vips > maxVIPs {
+	if len(n.Dead) > maxDead || len(n.Gone) > maxDead || len(n.Previous) > maxVIPs || len(n.Ring) > maxVIPs {
 		return lb.FeedUpdate{},
-			fmt.Errorf("read an update: %d dead nodes and %d moved addresses are too many", len(n.Dead), vips)
+			fmt.Errorf("read an update: %d dead nodes and %d moved addresses are too many", len(n.Dead),
+				max(len(n.Previous), len(n.Ring)))
 	}
 	for _, node := range n.Dead {
 		if node == "" || len(node) > maxName {
 			return lb.FeedUpdate{}, fmt.Errorf("read an update: %q is not a name of a node", node)
 		}
 	}
-	for _, addr := range slices.Concat(n.Gone, n.Ended) {
+	for _, addr := range n.Gone {
 		if !addr.IsValid() {
 			return lb.FeedUpdate{}, errors.New("read an update: an empty address")
 		}

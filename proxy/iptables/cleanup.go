@@ -12,9 +12,8 @@ import (
 
 // Cleanup removes our chains, and the jumps to them, of both families, from each variant of
 // iptables that is installed. It touches nothing else, and does nothing where iptables is not
-// installed. Before the rules go it calls unsetLocalnet if Landfall has set the kernel parameter
-// route_localnet and nobody else needs it.
-func Cleanup(ctx context.Context, unsetLocalnet func()) error {
+// installed.
+func Cleanup(ctx context.Context) error {
 	var errs []error
 	for _, name := range []string{"iptables", "ip6tables"} {
 		found := false
@@ -24,7 +23,7 @@ func Cleanup(ctx context.Context, unsetLocalnet func()) error {
 				continue
 			}
 			found = true
-			if err := cleanup(ctx, c, unsetLocalnet); err != nil {
+			if err := cleanup(ctx, c); err != nil {
 				errs = append(errs, fmt.Errorf("%s%s: %w", name, variant, err))
 			}
 		}
@@ -33,13 +32,10 @@ func Cleanup(ctx context.Context, unsetLocalnet func()) error {
 }
 
 // cleanup removes what is ours from one variant.
-func cleanup(ctx context.Context, kernel Kernel, unsetLocalnet func()) error {
+func cleanup(ctx context.Context, kernel Kernel) error {
 	have, err := readSave(ctx, kernel)
 	if err != nil {
 		return err
-	}
-	if set, needed := have.setLocalnet(); set && !needed {
-		unsetLocalnet()
 	}
 	// Packets whose destination is translated already must still meet the rules that masquerade.
 	if input := detach(have.nat); input != "" {

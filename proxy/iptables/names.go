@@ -22,8 +22,6 @@ const (
 	chainMartians     = prefix + "FIREWALL"
 	chainForward      = prefix + "FORWARD"
 	chainEcho         = prefix + "ECHO" // addresses that answer ping
-	chainClusterIPs   = prefix + "CLUSTER-IPS"
-	chainRefuse       = prefix + "REFUSE"
 	chainMasquerade   = prefix + "MARK-MASQ"
 	chainPostrouting  = prefix + "POSTROUTING"
 	prefixCluster     = prefix + "SVC-" // the endpoints of policy Cluster

@@ -51,8 +51,6 @@ func (o Options) withDefaults() Options {
 // node. docs/bfd.md has what that does to sessions of 50 ms × 3. The process ends when this one
 // does, whichever way, and takes the sessions down administratively then.
 type Actor struct {
-	pulse loop.Pulse // while the process takes an order
-
 	opts  Options
 	start func(*exec.Cmd) error
 	poked chan struct{} // desired has changed
@@ -132,9 +130,6 @@ func (a *Actor) Health() Health {
 	defer a.mu.Unlock()
 	return a.health
 }
-
-// Busy returns for how long the actor has been at one thing.
-func (a *Actor) Busy() time.Duration { return a.pulse.Busy() }
 
 // Run keeps the sessions until ctx ends, then takes them down administratively, which takes a round
 // trip to the peers, or a second if one does not answer. It starts the process with the first
@@ -218,10 +213,7 @@ func (a *Actor) order(ctx context.Context, stdin io.WriteCloser, process *os.Pro
 			o.Sessions = append(o.Sessions, ordered{key, profile})
 		}
 		a.mu.Unlock()
-		end := a.pulse.Begin()
-		err := encoder.Encode(o)
-		end()
-		if err != nil { // it is about to end
+		if encoder.Encode(o) != nil { // it is about to end
 			<-ended
 			return
 		}

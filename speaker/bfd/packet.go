@@ -78,18 +78,18 @@ type Drop uint8
 // The reasons, in the order in which RFC 5880 section 6.8.6 has them checked.
 const (
 	dropNone            Drop = iota
-	dropVersion              // another version of the protocol
-	dropShort                // the length is less than that of the mandatory part
-	dropTruncated            // the length is more than what arrived
-	dropMultiplier           // detect multiplier zero
-	dropMultipoint           // the multipoint bit is set
-	dropMyDiscriminator      // My Discriminator is zero
-	dropNoSession            // no session has Your Discriminator, or none is with that sender
-	dropState                // Your Discriminator zero, which only a peer that is down may send
+	DropVersion              // another version of the protocol
+	DropShort                // the length is less than that of the mandatory part
+	DropTruncated            // the length is more than what arrived
+	DropMultiplier           // detect multiplier zero
+	DropMultipoint           // the multipoint bit is set
+	DropMyDiscriminator      // My Discriminator is zero
+	DropNoSession            // no session has Your Discriminator, or none is with that sender
+	DropState                // Your Discriminator zero, which only a peer that is down may send
 	// TTL or hop limit too low: the sender is further away than it may be (RFC 5881 section 5, RFC
 	// 5883)
-	dropTTL
-	dropAuthentication // authenticated, and no session here is
+	DropTTL
+	DropAuthentication // authenticated, and no session here is
 	dropCount
 )
 
@@ -116,16 +116,16 @@ const (
 // order.
 func decode(b []byte) (Packet, Drop) {
 	if len(b) < packetLen {
-		return Packet{}, dropShort // nothing can be read of it, the version included
+		return Packet{}, DropShort // nothing can be read of it, the version included
 	}
 	flags, length := b[1], int(b[3])
 	switch {
 	case b[0]>>5 != version:
-		return Packet{}, dropVersion
+		return Packet{}, DropVersion
 	case length < packetLen, flags&bitAuth != 0 && length < minAuthLen:
-		return Packet{}, dropShort
+		return Packet{}, DropShort
 	case length > len(b):
-		return Packet{}, dropTruncated
+		return Packet{}, DropTruncated
 	}
 	p := Packet{
 		Diagnostic:        Diagnostic(b[0] & 0x1f),
@@ -144,11 +144,11 @@ func decode(b []byte) (Packet, Drop) {
 	}
 	switch {
 	case p.DetectMultiplier == 0:
-		return Packet{}, dropMultiplier
+		return Packet{}, DropMultiplier
 	case flags&bitMultipoint != 0:
-		return Packet{}, dropMultipoint
+		return Packet{}, DropMultipoint
 	case p.MyDiscriminator == 0:
-		return Packet{}, dropMyDiscriminator
+		return Packet{}, DropMyDiscriminator
 	}
 	return p, dropNone
 }
