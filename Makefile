@@ -3,8 +3,8 @@ SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-# Programs, tools, linters and end-to-end tests are compiled in one way, so that each package is compiled once for all of
-# them. Only the race detector needs another.
+# Programs, tools, linters and end-to-end tests are compiled in one way, so that each package is compiled once for all
+# of them. Only the race detector needs another.
 USER_GOFLAGS := $(filter-out -trimpath,$(shell go env GOFLAGS))
 export CGO_ENABLED := 0
 export GOFLAGS := $(strip $(USER_GOFLAGS) -trimpath)
@@ -17,7 +17,8 @@ LDFLAGS := -s -w -X github.com/landfall-lb/landfall/internal/ops.Version=$(VERSI
 LAB := bin/landfall-lab
 CACHE = $(or $(LANDFALL_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/landfall)
 
-# Everything but the end-to-end cases; those that need a kernel of their own use network namespaces and skip without root.
+# Everything but the end-to-end cases; those that need a kernel of their own use network namespaces and skip without
+# root.
 PACKAGES = $(shell go list ./... | grep -v '/landfall/e2e')
 NET_PACKAGES = $(shell go list -f '{{range .TestImports}}{{if eq . "github.com/landfall-lb/landfall/internal/nstest"}}{{$$.ImportPath}} {{end}}{{end}}{{range .XTestImports}}{{if eq . "github.com/landfall-lb/landfall/internal/nstest"}}{{$$.ImportPath}} {{end}}{{end}}' ./... | tr ' ' '\n' | sort -u | grep -v '/landfall/e2e')
 
@@ -26,8 +27,8 @@ BUILD = go build -v -o $(1) $(2) 2>&1 | { n=0; while IFS= read -r line; do \
 	if [[ $$line == *[!a-zA-Z0-9_./-]* ]]; then echo "$$line"; \
 	elif (( ++n % 20 == 0 )); then echo "  building $(notdir $(1)): $$n packages"; fi; done; }
 
-# Suites of tests, each a name, variables and arguments of "go test". Labs run side by side, as they wait a lot. "make lint"
-# does the work of vet.
+# Suites of tests, each a name, variables and arguments of "go test". Labs run side by side, as they wait a lot. "make
+# lint" does the work of vet.
 TEST = LANDFALL_PROGRAMS='$(CURDIR)/bin' LANDFALL_HELM="$$($(LAB) tool helm)" \
 	LANDFALL_CONTROLLER_GEN="$$($(LAB) tool controller-gen)" bin/landfall-test
 UNIT = unit $(RACE_ENV) -race -vet=off -timeout 30m
@@ -65,7 +66,7 @@ test-net: require-root prepare ## only the packages with tests against real kern
 	@$(TEST) $(UNIT) $(NET_PACKAGES)
 
 .PHONY: test-e2e
-test-e2e: require-root prepare ## end-to-end cases in the lab: a real API server, nodes as network namespaces, real clients
+test-e2e: require-root prepare ## end-to-end cases in the lab: a real API server, namespaces as nodes, real clients
 	@$(TEST) --verbose e2e $(E2E)
 
 .PHONY: test-long
@@ -95,7 +96,7 @@ demo demo-bgp: require-root bin/landfall-lab
 bench: bench-proxy bench-faults bench-go ## every figure: the better part of an hour, best on a quiet machine
 
 .PHONY: bench-proxy
-bench-proxy: require-root ## Landfall's proxy beside kube-proxy, as a table and in bench.json; ARGS="-services 1000" and the like
+bench-proxy: require-root ## Landfall's proxy beside kube-proxy, as a table and in bench.json; ARGS="-services 1000"
 	@go run ./e2e/bench -json bench.json $(ARGS)
 
 .PHONY: bench-faults

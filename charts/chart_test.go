@@ -15,8 +15,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	yamlutil "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
 )
@@ -142,13 +144,20 @@ func TestDefaults(t *testing.T) {
 		}
 	}
 	want := []string{
-		"ClusterRole landfall-controller", "ClusterRole landfall-proxy", "ClusterRole landfall-speaker",
-		"ClusterRole landfall-view",
-		"ClusterRoleBinding landfall-controller", "ClusterRoleBinding landfall-proxy", "ClusterRoleBinding landfall-speaker",
-		"DaemonSet landfall-node", "Deployment landfall-controller", "PodDisruptionBudget landfall-controller",
+		"ClusterRole landfall-cleanup", "ClusterRole landfall-controller", "ClusterRole landfall-metrics-auth",
+		"ClusterRole landfall-metrics-reader", "ClusterRole landfall-proxy", "ClusterRole landfall-speaker",
+		"ClusterRole landfall-view", "ClusterRole landfall-view-peers", "ClusterRoleBinding landfall-cleanup",
+		"ClusterRoleBinding landfall-controller", "ClusterRoleBinding landfall-metrics-auth",
+		"ClusterRoleBinding landfall-proxy", "ClusterRoleBinding landfall-speaker", "DaemonSet landfall-node",
+		"Deployment landfall-controller", "Job landfall-cleanup", "PodDisruptionBudget landfall-controller",
 		"Role landfall-controller", "Role landfall-speaker", "RoleBinding landfall-controller",
-		"RoleBinding landfall-speaker", "Secret landfall-gossip",
+		"RoleBinding landfall-speaker", "Secret landfall-gossip", "ServiceAccount landfall-cleanup",
 		"ServiceAccount landfall-controller", "ServiceAccount landfall-node",
+		"ValidatingAdmissionPolicy landfall-node-gateways", "ValidatingAdmissionPolicy landfall-node-leases",
+		"ValidatingAdmissionPolicy landfall-node-peers", "ValidatingAdmissionPolicy landfall-node-services",
+		"ValidatingAdmissionPolicyBinding landfall-node-gateways",
+		"ValidatingAdmissionPolicyBinding landfall-node-leases", "ValidatingAdmissionPolicyBinding landfall-node-peers",
+		"ValidatingAdmissionPolicyBinding landfall-node-services",
 	}
 	if diff := cmp.Diff(want, others); diff != "" {
 		t.Errorf("objects (-want +got):\n%s", diff)
@@ -250,10 +259,11 @@ func TestPrivileges(t *testing.T) {
 func TestRights(t *testing.T) {
 	objects := render(t)
 	for role, want := range map[string][]string{
+		"metrics-auth": {"subjectaccessreviews:create", "tokenreviews:create"},
 		"controller": {"events:create,patch", "ipaddresspools/status:update", "ipaddresspools:get,list,watch",
 			"namespaces:list,watch", "nodes:list,watch", "services/status:patch", "services:list,watch"},
-		"proxy": {"endpointslices:list,watch", "events:create,patch", "nodes:list,watch", "servicecidrs:list,watch",
-			"services:list,watch"},
+		"proxy": {"endpointslices:list,watch", "events:create,patch", "ipaddresspools:list,watch", "nodes:list,watch",
+			"servicecidrs:list,watch", "services:list,watch"},
 	} {
 		if diff := cmp.Diff(
 			want, rights(as[rbacv1.ClusterRole](t, objects, "ClusterRole landfall-"+role).Rules)); diff != "" {
@@ -277,9 +287,14 @@ func TestRights(t *testing.T) {
 			t.Errorf("the speaker may not do %s: %v", right, speaker)
 		}
 	}
+	view := rights(as[rbacv1.ClusterRole](t, objects, "ClusterRole landfall-view").Rules)
+	if diff := cmp.Diff([]string{"bfdprofiles:get,list,watch", "bgpadvertisements:get,list,watch",
+		"communities:get,list,watch", "ipaddresspools:get,list,watch", "l2advertisements:get,list,watch"}, view); diff != "" {
+		t.Errorf("the role view reads BGP passwords with BGPPeers (-want +got):\n%s", diff)
+	}
 	own := as[rbacv1.Role](t, objects, "Role landfall-speaker").Rules
 	if diff := cmp.Diff([]string{"configmaps:create", "configmaps:list,watch,patch", "daemonsets:list,watch",
-		"leases:create", "leases:get,update", "secrets:list,watch"}, rights(own)); diff != "" {
+		"leases:create", "leases:get,update"}, rights(own)); diff != "" {
 		t.Errorf("the speaker in its namespace (-want +got):\n%s", diff)
 	}
 	for _, rule := range own {
@@ -287,9 +302,47 @@ func TestRights(t *testing.T) {
 			t.Errorf("the speaker may watch the DaemonSets %v", rule.ResourceNames)
 		}
 	}
+	passwords := as[rbacv1.Role](t, render(t, `speaker.bgpSecrets=["tor","far"]`), "Role landfall-speaker").Rules
+	if i := slices.IndexFunc(passwords, func(r rbacv1.PolicyRule) bool { return r.Resources[0] == "secrets" }); i < 0 ||
+		!slices.Equal(passwords[i].ResourceNames, []string{"far", "tor"}) ||
+		!slices.Equal(passwords[i].Verbs, []string{"list", "watch"}) {
+		t.Errorf("the speaker reads other Secrets than those of speaker.bgpSecrets: %+v", passwords)
+	}
 	lease := rights(as[rbacv1.Role](t, objects, "Role landfall-controller").Rules)
-	if diff := cmp.Diff([]string{"configmaps:list,watch", "leases:create", "leases:get,update"}, lease); diff != "" {
+	if diff := cmp.Diff([]string{"configmaps:list,watch,patch", "leases:create", "leases:get,update"}, lease); diff != "" {
 		t.Errorf("the controller in its namespace (-want +got):\n%s", diff)
+	}
+}
+
+// TestCleanupHook runs after the release is deleted, with an account of its own that goes with it.
+func TestCleanupHook(t *testing.T) {
+	objects := render(t, `loadBalancerClass="example.com/x"`, "cleanup.clearAddresses=true",
+		`kubernetesServiceHost="10.0.0.1"`)
+	for _, kind := range []string{"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Job"} {
+		meta := as[struct {
+			metav1.TypeMeta
+			metav1.ObjectMeta `json:"metadata"`
+			Spec, Rules       any
+			RoleRef, Subjects any
+		}](t, objects, kind+" landfall-cleanup")
+		if meta.Annotations["helm.sh/hook"] != "post-delete" ||
+			meta.Annotations["helm.sh/hook-delete-policy"] != "before-hook-creation,hook-succeeded" {
+			t.Errorf("%s: annotations %v", kind, meta.Annotations)
+		}
+	}
+	role := as[rbacv1.ClusterRole](t, objects, "ClusterRole landfall-cleanup")
+	if diff := cmp.Diff([]string{"services/status:patch", "services:list"}, rights(role.Rules)); diff != "" {
+		t.Errorf("rights (-want +got):\n%s", diff)
+	}
+	job := as[batchv1.Job](t, objects, "Job landfall-cleanup").Spec
+	c := container(t, job.Template.Spec, "cleanup")
+	if want := []string{"cleanup", "--log-level=info", "--load-balancer-class=example.com/x",
+		"--clear-addresses=true"}; !slices.Equal(c.Args, want) || c.Command[0] != "landfall-controller" {
+		t.Errorf("%v %v, want %v", c.Command, c.Args, want)
+	}
+	if len(c.Env) != 2 || job.ActiveDeadlineSeconds == nil || *job.ActiveDeadlineSeconds >= 300 ||
+		job.Template.Spec.ServiceAccountName != "landfall-cleanup" || !*job.Template.Spec.SecurityContext.RunAsNonRoot {
+		t.Errorf("the Job: %+v", job)
 	}
 }
 
@@ -342,7 +395,16 @@ func TestValuesReachThePrograms(t *testing.T) {
 		{[]string{`proxy.scheduler="maglev"`, "proxy.conntrackTCPBeLiberal=true", "proxy.setKernelParameters=false"}, "proxy",
 			[]string{"--scheduler=maglev", "--conntrack-tcp-be-liberal=true"}, []string{"--proc-sys-net"}},
 		{[]string{`proxy.extraArgs=["--x=y"]`, "proxy.metricsPort=9000"}, "proxy",
-			[]string{"--x=y", "--metrics-bind-address=:9000"}, nil},
+			[]string{"--x=y", "--metrics-bind-address=node:9000"}, nil},
+		{nil, "speaker", []string{"--metrics-bind-address=node:7481", "--metrics-secure=true"},
+			[]string{"--metrics-cert-file", "--metrics-key-file"}},
+		{nil, "controller", []string{"--metrics-bind-address=:7480", "--metrics-secure=true"}, nil},
+		{[]string{`metrics.listen="localhost"`, "metrics.secure=false"}, "proxy",
+			[]string{"--metrics-bind-address=localhost:7482", "--metrics-secure=false"}, nil},
+		{[]string{`metrics.listen="localhost"`, `metrics.certSecret="tls"`}, "controller",
+			[]string{"--metrics-bind-address=:7480", "--metrics-cert-file=/run/secrets/landfall/metrics/tls.crt",
+				"--metrics-key-file=/run/secrets/landfall/metrics/tls.key"}, nil},
+		{[]string{`metrics.listen="all"`}, "speaker", []string{"--metrics-bind-address=:7481"}, nil},
 	} {
 		objects := render(t, test.set...)
 		pod := as[appsv1.DaemonSet](t, objects, "DaemonSet landfall-node").Spec.Template.Spec
@@ -390,9 +452,21 @@ func TestOptionalParts(t *testing.T) {
 		{[]string{"proxy.enabled=false"}, []string{"DaemonSet landfall-node"}, []string{"ClusterRole landfall-proxy"}},
 		{[]string{"proxy.enabled=false", "speaker.enabled=false"}, []string{"Deployment landfall-controller"},
 			[]string{"DaemonSet landfall-node", "ServiceAccount landfall-node"}},
-		{[]string{"rbac.create=false"}, nil, []string{"ServiceAccount landfall-node", "ClusterRole landfall-view",
+		{nil, []string{"Job landfall-cleanup", "ClusterRole landfall-cleanup"}, nil},
+		{[]string{"cleanup.enabled=false"}, nil, []string{"Job landfall-cleanup", "ClusterRole landfall-cleanup",
+			"ServiceAccount landfall-cleanup", "ClusterRoleBinding landfall-cleanup"}},
+		{[]string{"rbac.create=false"}, nil, []string{"Job landfall-cleanup", "ServiceAccount landfall-node",
+			"ClusterRole landfall-view",
 			"Role landfall-controller"}},
+		{[]string{"nodePolicies.enabled=false"}, nil, []string{"ValidatingAdmissionPolicy landfall-node-services",
+			"ValidatingAdmissionPolicyBinding landfall-node-services"}},
 		{[]string{"podMonitor.enabled=true"}, []string{"PodMonitor landfall-controller", "PodMonitor landfall-node"}, nil},
+		{[]string{"podMonitor.enabled=true"}, []string{"Secret landfall-metrics-reader",
+			"ServiceAccount landfall-metrics-reader", "ClusterRoleBinding landfall-metrics-reader"}, nil},
+		{[]string{"podMonitor.enabled=true", `podMonitor.tokenSecret="mine"`}, []string{"PodMonitor landfall-node"},
+			[]string{"Secret landfall-metrics-reader", "ServiceAccount landfall-metrics-reader"}},
+		{[]string{"podMonitor.enabled=true", "metrics.secure=false"}, []string{"PodMonitor landfall-node"},
+			[]string{"ClusterRole landfall-metrics-auth", "Secret landfall-metrics-reader"}},
 		{[]string{`speaker.gossip.existingSecret="mine"`}, nil, []string{"Secret landfall-gossip"}},
 		{[]string{`fullnameOverride="lf"`}, []string{"DaemonSet lf-node", "Secret lf-gossip", "ClusterRole lf-proxy"},
 			[]string{"DaemonSet landfall-node"}},
@@ -425,6 +499,8 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		`speaker.bgpListen="179"`:               "/speaker/bgpListen",
 		"speaker.gossip.key=1":                  "key",
 		"controller.leaderElect.leaseSeconds=1": "leaseSeconds",
+		`metrics.listen="10.0.0.1"`:             "/metrics/listen",
+		"metrics.tls=1":                         "tls",
 		`controller.replicas="two"`:             "/controller/replicas",
 		"node.hostNetwork=false":                "hostNetwork",
 		`image.digest="latest"`:                 "/image/digest",
@@ -437,6 +513,10 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		if _, err := template(t, set); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want a refusal that names %s", set, err, want)
 		}
+	}
+	if _, err := template(t, "podMonitor.enabled=true", `metrics.listen="localhost"`); err == nil ||
+		!strings.Contains(err.Error(), "metrics.listen=node or all") {
+		t.Errorf("a PodMonitor of a localhost: %v", err)
 	}
 	if _, err := template(t, "proxy.enabled=false", `speaker.gate="proxy"`); err == nil ||
 		!strings.Contains(err.Error(), "speaker.gate=none") {
@@ -478,6 +558,53 @@ func (n schemaNode) compare(t *testing.T, path string, values map[string]any) {
 		}
 		if nested, ok := value.(map[string]any); ok && sub.Properties != nil {
 			sub.compare(t, path+"/"+name, nested)
+		}
+	}
+}
+
+// TestMetricsPorts checks that probes ask where the programs listen, and PodMonitors how they
+// answer.
+func TestMetricsPorts(t *testing.T) {
+	for _, test := range []struct {
+		set                    []string
+		scheme                 corev1.URIScheme
+		node, controller, cert string
+	}{
+		{nil, corev1.URISchemeHTTPS, "", "", ""},
+		{[]string{"metrics.secure=false", `metrics.certSecret="tls"`}, corev1.URISchemeHTTP, "", "", ""},
+		{[]string{`metrics.listen="localhost"`, `metrics.certSecret="tls"`}, corev1.URISchemeHTTPS, "127.0.0.1", "", "tls"},
+	} {
+		objects := render(t, test.set...)
+		node := as[appsv1.DaemonSet](t, objects, "DaemonSet landfall-node").Spec.Template.Spec
+		controller := as[appsv1.Deployment](t, objects, "Deployment landfall-controller").Spec.Template.Spec
+		for _, pod := range []corev1.PodSpec{node, controller} {
+			host := map[bool]string{true: test.node, false: test.controller}[pod.HostNetwork]
+			for _, c := range pod.Containers {
+				for _, probe := range []*corev1.Probe{c.LivenessProbe, c.ReadinessProbe} {
+					if probe.HTTPGet.Scheme != test.scheme || probe.HTTPGet.Host != host {
+						t.Errorf("%v: %s: probe %v", test.set, c.Name, probe.HTTPGet)
+					}
+				}
+				mounted := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
+					return m.MountPath == "/run/secrets/landfall/metrics" && m.ReadOnly
+				})
+				if mounted != (test.cert != "") {
+					t.Errorf("%v: %s mounts %v", test.set, c.Name, c.VolumeMounts)
+				}
+				if pod.HostNetwork && !slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool {
+					return e.Name == "NODE_IP" && e.ValueFrom.FieldRef.FieldPath == "status.podIP"
+				}) {
+					t.Errorf("%s does not know the node's address", c.Name)
+				}
+			}
+		}
+	}
+	for secure, want := range map[string]string{
+		"true": `"scheme":"https"`, "false": `"podMetricsEndpoints":[{"interval":"30s","port":"metrics","relabelings"`,
+	} {
+		monitor := render(t, "podMonitor.enabled=true", "metrics.secure="+secure)["PodMonitor landfall-controller"]
+		if !strings.Contains(string(monitor), want) {
+			t.Errorf("metrics.secure=%s: %s", secure, monitor)
 		}
 	}
 }

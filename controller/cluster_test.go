@@ -201,16 +201,65 @@ func (c *cluster) hold(ctx context.Context, given lb.Service, h kube.Holding) er
 		err, _ := conflict(given.Key)
 		return err
 	}
-	s.Ingress, s.Conditions = nil, nil
+	show(&s, h)
+	c.writes = append(c.writes, "service "+s.Key.Name)
+	if s.Deleting && !s.Finalizer {
+		c.log = append(c.log, event{service: s, deleted: true})
+		delete(c.services, s.Key)
+		delete(c.history, s.Key)
+		return err
+	}
+	c.store(s)
+	return err
+}
+
+// show has s show h.
+func show(s *lb.Service, h kube.Holding) {
+	s.Ingress = nil
 	for _, addr := range h.Addresses {
 		s.Ingress = append(s.Ingress, lb.Ingress{Addr: addr, Mode: lb.IPModeVIP})
 	}
-	if h.Condition != nil {
-		s.Conditions = []lb.Condition{*h.Condition}
+	if h.Condition == nil {
+		s.Conditions = nil
+	} else {
+		s.Conditions = slices.DeleteFunc(slices.Clone(s.Conditions),
+			func(have lb.Condition) bool { return have.Type == h.Condition.Type })
+		s.Conditions = append(s.Conditions, *h.Condition)
+	}
+	if h.Finalizer != kube.FinalizerStays {
+		s.Finalizer = h.Finalizer == kube.FinalizerSet
+	}
+	switch {
+	case len(h.Addresses) == 0:
+		s.Announcements, s.AllocatedFrom = "", nil
+	case h.Pool != "":
+		s.AllocatedFrom = map[string]string{lb.AnnotationAllocatedFrom: h.Pool}
+	}
+}
+
+// del deletes a Service as an API server does: one with a finalizer stays until that is removed.
+func (c *cluster) del(name string) {
+	s := c.services[key(name)]
+	if !s.Finalizer {
+		c.remove(name)
+		return
+	}
+	s.Deleting = true
+	c.put(s)
+}
+
+// announce has the speakers report on a Service.
+func (c *cluster) announce(name string, announced bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.services[key(name)]
+	s.Conditions = slices.DeleteFunc(slices.Clone(s.Conditions),
+		func(have lb.Condition) bool { return have.Type == lb.ConditionAnnounced })
+	s.Conditions = append(s.Conditions, lb.Condition{Type: lb.ConditionAnnounced, Status: announced, Reason: "Said"})
+	if s.Announcements = ""; announced {
+		s.Announcements = "n1"
 	}
 	c.store(s)
-	c.writes = append(c.writes, "service "+s.Key.Name)
-	return err
 }
 
 // Pool implements statusWriter.
@@ -320,8 +369,15 @@ func newProcess(c *cluster) *process {
 	p.pools.SetSynced(false)
 	p.controller = newController(deps{
 		services: p.services, pools: p.pools, nodes: p.nodes, namespaces: p.spaces, around: p.around, status: c,
-		events:   (*eventLog)(&p.events),
-		catchUp:  func(context.Context) error { p.deliverServices(len(c.log)); return nil },
+		events:  (*eventLog)(&p.events),
+		catchUp: func(context.Context) error { p.deliverServices(len(c.log)); return nil },
+		forgetAround: func(_ context.Context, nodes []string) error {
+			told, _ := p.around.Get(lb.SurroundingsConfigMap)
+			told = maps.Clone(told)
+			maps.DeleteFunc(told, func(node, _ string) bool { return slices.Contains(nodes, node) })
+			p.around.Replace(map[string]map[string]string{lb.SurroundingsConfigMap: told})
+			return nil
+		},
 		parallel: 1, identity: fmt.Sprintf("process-%d", processes.Add(1)),
 		metrics: newMetrics(prometheus.NewRegistry()), log: slog.New(slog.DiscardHandler),
 		now: func() time.Time { p.clock = p.clock.Add(p.ticks); return p.clock },

@@ -53,6 +53,8 @@ type deps struct {
 	// around has what speakers tell of the networks of their nodes, by node, under the name of the
 	// ConfigMap.
 	around table[string, map[string]string]
+	// forgetAround removes what speakers have told of these nodes, which are gone.
+	forgetAround func(ctx context.Context, nodes []string) error
 	// catchUp returns once services shows all that was written before the call.
 	catchUp func(ctx context.Context) error
 	status  statusWriter
@@ -64,6 +66,8 @@ type deps struct {
 	parallel int
 	// identity differs from that of all other controllers.
 	identity string
+	// allocatedFrom has the pool of a Service written where MetalLB's users look for it.
+	allocatedFrom bool
 }
 
 // controller gives addresses to Services while it leads.
@@ -92,7 +96,12 @@ type controller struct {
 	registries map[string]*registry
 	writer     string
 	terms      int
-	counted    time.Time // when counts of pools were last written
+	gone       []string      // nodes that are gone, of whose networks something is still told
+	tidying    loop.Failures // of removing that
+	replaces   replaces
+	// withdrawals are the Services that are to lose their finalizer once nobody announces them.
+	withdrawals withdrawals
+	counted     time.Time // when counts of pools were last written
 }
 
 // write is a write of ours to a Service's status.
@@ -165,6 +174,7 @@ func (c *controller) begin() {
 	c.remember(map[lb.Key]bool{})
 	c.book, c.known, c.again = plan.NewBook(c.config, 0), false, map[lb.Key]bool{}
 	c.writes, c.poolWrites, c.counted = map[lb.Key]write{}, map[string]poolWrite{}, time.Time{}
+	c.replaces, c.withdrawals = replaces{}, withdrawals{}
 	c.terms++
 	c.registries, c.writer = map[string]*registry{}, fmt.Sprintf("%s/%d", c.identity, c.terms)
 }
@@ -197,11 +207,18 @@ func (c *controller) step(ctx context.Context) (again time.Duration, err error) 
 	changes, reserveErr := c.reserve(ctx, p, pools, c.changes(p))
 	err = errors.Join(reserveErr, c.writeServices(ctx, changes))
 	again, poolErr := c.writePools(ctx, p, pools)
+	poolErr = errors.Join(poolErr, c.tidy(ctx))
 	if err := errors.Join(err, poolErr); errors.Is(err, kube.ErrWentBack) {
 		return 0, ignoreEnd(ctx, errors.Join(err, c.startOver(ctx)))
 	}
 	if len(c.again) > 0 {
 		again = time.Millisecond
+	}
+	retry := func(key lb.Key) { c.again[key] = true }
+	for _, next := range []time.Duration{c.replaces.due(c.now(), retry), c.withdrawals.due(c.now(), retry)} {
+		if next > 0 {
+			again = soonest(again, next)
+		}
 	}
 	if next := c.book.Next(); !next.IsZero() {
 		again = soonest(again, max(next.Sub(c.now()), time.Millisecond))
@@ -249,6 +266,8 @@ func (c *controller) tell(pools map[string]lb.Pool, now time.Time) {
 			c.book.Set(s, w.Pending, now)
 		} else {
 			c.book.Delete(key, now)
+			delete(c.replaces, key)
+			delete(c.withdrawals, key)
 		}
 	}
 }
@@ -257,13 +276,36 @@ func (c *controller) tell(pools map[string]lb.Pool, now time.Time) {
 func (c *controller) nodesAndAround() map[string]lb.Node {
 	nodes := c.nodes.All()
 	around, _ := c.around.Get(lb.SurroundingsConfigMap)
+	c.gone = nil
 	for name, text := range around {
-		if node, ok := nodes[name]; ok { // what is told of nodes that are gone counts no more
-			node.Unassignable = lb.ParseUnassignable(text)
-			nodes[name] = node
+		node, ok := nodes[name]
+		if !ok {
+			c.gone = append(c.gone, name)
+			continue
 		}
+		node.Unassignable = lb.ParseUnassignable(text)
+		nodes[name] = node
 	}
 	return nodes
+}
+
+// tidy removes what speakers have told of nodes that are gone: a speaker may write for its own node
+// only.
+func (c *controller) tidy(ctx context.Context) error {
+	if len(c.gone) == 0 {
+		return nil
+	}
+	writeCtx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	err := c.forgetAround(writeCtx, c.gone)
+	if err == nil {
+		c.gone = nil
+	}
+	if ctx.Err() == nil {
+		c.tidying.Log(c.log, "cannot remove what speakers told of nodes that are gone; trying again",
+			"removed what speakers told of nodes that are gone", err)
+	}
+	return err
 }
 
 // ready returns a check that passes once the tables have been complete.

@@ -416,6 +416,9 @@ func TestGatewaysAreNotHandedOut(t *testing.T) {
 	if got := c.pools["p"].Status.Conditions[0].Message; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
+	if left, _ := p.around.Get(lb.SurroundingsConfigMap); len(left) != 1 || left["n"] != told["n"] {
+		t.Errorf("what was told of networks is %q", left)
+	}
 }
 
 func TestMetrics(t *testing.T) {

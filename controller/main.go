@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/rand"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -44,14 +45,25 @@ type options struct {
 	outside, duplicates                       string
 	never                                     []string
 	leaseDuration, renewDeadline, retryPeriod time.Duration
+	clearAddresses                            bool
 }
+
+// cleanupArg has the program take back what Landfall wrote to Services.
+const cleanupArg = "cleanup"
 
 func main() {
 	var o options
+	metrics := "localhost:7480"
+	if slices.Contains(os.Args, cleanupArg) {
+		metrics = "" // where a controller may still be running
+	}
 	os.Exit(ops.Main(ops.Program{
-		Name:               name,
-		Summary:            "assigns addresses from IPAddressPools to Services of type LoadBalancer",
-		MetricsBindAddress: ":7480",
+		Name:    name,
+		Summary: "assigns addresses from IPAddressPools to Services of type LoadBalancer",
+		Usage: "With the argument cleanup, the program removes what Landfall wrote to the Services of its class " +
+			"(conditions,\n" +
+			"annotations and the finalizer) and exits. Stop controllers and speakers before.",
+		MetricsBindAddress: metrics,
 		Flags:              o.add,
 		Run:                func(ctx context.Context, rt *ops.Runtime) error { return run(ctx, rt, o) },
 	}))
@@ -71,13 +83,13 @@ func (o *options) add(flags *pflag.FlagSet) {
 		"assign addresses only while this replica is the leader; without leader election, several controllers assign no "+
 			"address twice but refuse one another's writes and slow down")
 	flags.BoolVar(&o.metallb, "metallb-annotations", true,
-		"read annotations of metallb.io and metallb.universe.tf on Services that do not set those of landfall.dev")
+		"read annotations of metallb.io and metallb.universe.tf as well as those of landfall.dev")
 	flags.StringVar(&o.outside, "when-outside", keep,
 		"what to do when no pool contains a Service's address any more: keep the address, or move the Service to another; "+
 			"the Service's annotation "+lb.AnnotationWhenOutside+" overrides this")
 	flags.StringVar(&o.duplicates, "when-duplicate", keep,
-		"what to do when an older Service holds the same address, as after a restored backup: keep the address, or move the "+
-			"younger Service to another")
+		"what to do when a Service that comes first holds the same address, as after a restored backup or a change of "+
+			"ports: keep the address, or move the Service that changed, else the younger one, to another")
 	flags.StringSliceVar(&o.never, "never-assign", nil,
 		"CIDRs and ranges that the controller never assigns, whatever pools contain; it never assigns addresses of Nodes "+
 			"and "+
@@ -89,6 +101,9 @@ func (o *options) add(flags *pflag.FlagSet) {
 			"duration")
 	flags.DurationVar(&o.retryPeriod, "leader-elect-retry-period", 2*time.Second,
 		"time between attempts to acquire or renew the Lease")
+	flags.BoolVar(&o.clearAddresses, "clear-addresses", false,
+		"with the argument cleanup, also remove the addresses of Services; by default they stay, so that the next "+
+			"installation of Landfall, or MetalLB, goes on with them")
 }
 
 // check finds what the flags' types cannot.
@@ -134,7 +149,11 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 	if err := o.check(); err != nil {
 		return err
 	}
-	if len(rt.Args) > 0 {
+	clean := slices.Equal(rt.Args, []string{cleanupArg})
+	if o.clearAddresses && !clean {
+		return ops.Usagef("--clear-addresses: only with the argument %s", cleanupArg)
+	}
+	if len(rt.Args) > 0 && !clean {
 		return ops.Usagef("unexpected argument %q", rt.Args[0])
 	}
 	config, err := o.config()
@@ -145,6 +164,10 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 		Burst: burst})
 	if err != nil {
 		return err
+	}
+	if clean {
+		c := cleaner{services: client.Status(time.Now), class: o.class, addresses: o.clearAddresses, log: rt.Log}
+		return c.run(ctx)
 	}
 	host, err := os.Hostname()
 	if err != nil {
@@ -158,17 +181,28 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 	events := client.Events(name, host)
 	d := deps{
 		config: config, services: services,
-		pools: kube.Pools(client, changed), namespaces: kube.Namespaces(client, changed),
-		nodes:   kube.Nodes(client, "", changed),
-		around:  kube.Surroundings(client, o.namespace, changed),
+		pools: kube.Pools(client, changed, changed), namespaces: kube.Namespaces(client, changed),
+		nodes:  kube.Nodes(client, "", changed),
+		around: kube.Surroundings(client, o.namespace, changed),
+		forgetAround: func(ctx context.Context, nodes []string) error {
+			entries := map[string]*string{}
+			for _, node := range nodes {
+				entries[node] = nil
+			}
+			return client.TellSurroundings(ctx, o.namespace, entries)
+		},
 		catchUp: func(ctx context.Context) error { return status.CatchUp(ctx, services) },
 		status:  status, events: events, metrics: newMetrics(rt.Metrics), log: rt.Log, now: time.Now,
-		identity: identity, parallel: parallel,
+		identity: identity, parallel: parallel, allocatedFrom: o.metallb,
 	}
 	c = newController(d)
 	client.OnSync(c.poke)
 	rt.Ready("watches", ready(d))
+	rt.ReviewMetrics(client.ReviewMetrics)
 
+	rt.Live("assign addresses", c.runner.Busy)
+	rt.Live("watches", client.Busy)
+	rt.Live("events", events.Busy)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return client.Run(ctx) })
 	group.Go(func() error { return events.Run(ctx) })

@@ -11,6 +11,7 @@ import (
 	"github.com/landfall-lb/landfall/controller/plan"
 	"github.com/landfall-lb/landfall/internal/kube"
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 // writePools writes the status of each pool that differs from what it shows. Counts that it is too
@@ -62,6 +63,7 @@ func (c *controller) writePool(ctx context.Context, pool lb.Pool, status lb.Pool
 	writeCtx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	version, err := c.status.Pool(writeCtx, pool, status)
+	loop.Progress(ctx)
 	c.metrics.wrote("pool", err)
 	switch {
 	case err == nil:
@@ -90,11 +92,11 @@ func (c *controller) reportPool(pool lb.Pool, status lb.PoolStatus) {
 		before := i >= 0 && shown[i].Status
 		switch ready := condition.Type == lb.ConditionReady; {
 		case i >= 0 && before == condition.Status && (shown[i].Message == condition.Message || !ready):
-		case condition.Status != ready && ready, condition.Status && condition.Type == lb.ConditionExhausted:
+		case condition.Status != ready && ready, condition.Status && condition.Type == plan.ConditionExhausted:
 			c.log.Warn("the pool hands out nothing new", "pool", pool.Name, "reason", condition.Reason, "message",
 				condition.Message)
 			c.events.Warning(about, condition.Reason, condition.Message)
-		case ready, condition.Type == lb.ConditionExhausted && before:
+		case ready, condition.Type == plan.ConditionExhausted && before:
 			c.log.Info("the pool hands out addresses", "pool", pool.Name)
 			c.events.Normal(about, condition.Reason, condition.Message)
 		}
@@ -114,7 +116,7 @@ func shows(have, want lb.PoolStatus) bool {
 func showsConditions(have, want lb.PoolStatus) bool {
 	return !slices.ContainsFunc(want.Conditions, func(c lb.Condition) bool {
 		return !slices.ContainsFunc(have.Conditions, func(h lb.Condition) bool {
-			if c.Type == lb.ConditionExhausted {
+			if c.Type == plan.ConditionExhausted {
 				h.Message = c.Message
 			}
 			return h == c

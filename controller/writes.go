@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 
 	"golang.org/x/sync/errgroup"
@@ -11,6 +13,7 @@ import (
 	"github.com/landfall-lb/landfall/controller/plan"
 	"github.com/landfall-lb/landfall/internal/kube"
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 // change is a Service with what it shall show.
@@ -18,6 +21,10 @@ type change struct {
 	service      lb.Service
 	holding      kube.Holding
 	reservations map[string]lb.PendingReservation // by pool, for what it adds
+	// replaced are addresses that others wrote into the status and that this change takes out of it.
+	replaced []netip.Addr
+	// deleted is set for a Service that is being deleted and loses its finalizer.
+	deleted bool
 }
 
 // changes returns what must be written, oldest Services first. A write is decided on the Service as
@@ -27,14 +34,35 @@ func (c *controller) changes(p plan.Plan) []change {
 	var changes []change
 	for key, decision := range p.Services {
 		s := c.book.Service(key)
-		h := kube.Holding{Addresses: decision.Addresses, Mode: decision.Mode, Condition: decision.Condition}
+		h := c.holding(decision)
 		if w, ok := c.writes[key]; ok && w.done || !ok && h.Shows(s) {
 			continue // a Service that was written is decided anew once the write is seen
 		}
-		changes = append(changes, change{service: s, holding: h})
+		if h.Finalizer == kube.FinalizerRemoved && announced(s) && !c.withdrawals.allow(key, c.now()) {
+			continue
+		}
+		if len(decision.Replaced) > 0 && !c.replaces.allow(key, c.now()) {
+			continue
+		}
+		changes = append(changes, change{service: s, holding: h, replaced: decision.Replaced, deleted: s.Deleting})
 	}
 	slices.SortFunc(changes, func(a, b change) int { return plan.Older(&a.service, &b.service) })
 	return changes
+}
+
+// holding returns what a Service shall show.
+func (c *controller) holding(d plan.Decision) kube.Holding {
+	h := kube.Holding{Addresses: d.Addresses, Mode: d.Mode, Condition: d.Condition}
+	if c.allocatedFrom {
+		h.Pool = d.Pool
+	}
+	switch {
+	case d.Protect:
+		h.Finalizer = kube.FinalizerSet
+	case d.Release:
+		h.Finalizer = kube.FinalizerRemoved
+	}
+	return h
 }
 
 // writeServices writes all changes, several at a time. All of them come from one plan, so their
@@ -56,6 +84,7 @@ func (c *controller) writeServices(ctx context.Context, changes []change) error 
 			ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 			defer cancel()
 			errs[i] = c.status.Hold(ctx, ch.service, ch.holding)
+			loop.Progress(ctx)
 			return nil
 		})
 	}
@@ -109,7 +138,16 @@ func (w *write) log(log *slog.Logger, key lb.Key, err error) {
 func (c *controller) report(ch change) {
 	about := kube.ServiceReference(ch.service)
 	condition := ch.holding.Condition
+	if len(ch.replaced) > 0 {
+		message := fmt.Sprintf("replaced %v in the status: no pool contains it, and Landfall did not assign it; "+
+			"check whether another load balancer serves this Service", ch.replaced)
+		c.log.Warn("replaced an address that another program wrote into the status", "service", ch.service.Key, "addresses",
+			ch.replaced)
+		c.events.Warning(about, lb.ReasonForeignAddress, message)
+	}
 	switch {
+	case ch.deleted:
+		c.log.Info("nobody announces the deleted Service: removed its finalizer", "service", ch.service.Key)
 	case condition == nil:
 		c.log.Info("took all of Landfall's addresses and conditions off the Service", "service", ch.service.Key)
 	case condition.Status:

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
@@ -37,6 +38,8 @@ type metadata struct {
 	Namespace string            `json:"namespace"`
 	Name      string            `json:"name"`
 	Labels    map[string]string `json:"labels"`
+	// Annotations are those of Services only.
+	Annotations map[string]string `json:"annotations"`
 }
 
 // decodeObjects reads YAML or JSON documents. It returns the items of a list in place of the list.
@@ -125,6 +128,7 @@ func migrate(objects []object) migration {
 		}
 	}
 	m.checkServices(objects)
+	m.keepSharing(objects)
 	return m
 }
 
@@ -217,4 +221,44 @@ func (m *migration) checkServices(objects []object) {
 			}
 		}
 	}
+}
+
+// keepSharing sets spec.sharing of the pools in which Services of different namespaces share an
+// address, which MetalLB lets everybody do who knows the key.
+func (m *migration) keepSharing(objects []object) {
+	holders := map[netip.Addr]map[string]bool{} // the namespaces that share the address
+	for _, o := range objects {
+		key := cmp.Or(o.Metadata.Annotations["metallb.io/allow-shared-ip"],
+			o.Metadata.Annotations["metallb.universe.tf/allow-shared-ip"], o.Metadata.Annotations[lb.AnnotationShare])
+		for _, in := range o.Status.LoadBalancer.Ingress {
+			addr, err := lb.ParseAddr(in.IP)
+			if o.Kind != "Service" || o.APIVersion != "v1" || key == "" || err != nil {
+				continue
+			}
+			if holders[addr] == nil {
+				holders[addr] = map[string]bool{}
+			}
+			holders[addr][o.Metadata.Namespace] = true
+		}
+	}
+	for _, addr := range slices.SortedFunc(maps.Keys(holders), netip.Addr.Compare) {
+		for _, o := range m.objects {
+			if len(holders[addr]) < 2 || o.Kind != "IPAddressPool" || o.Spec["sharing"] != nil || !contains(o, addr) {
+				continue
+			}
+			o.Spec["sharing"] = "cluster"
+			m.note("IPAddressPool %s: Services of the namespaces %s share %s, so spec.sharing is cluster: everybody who knows "+
+				"a sharing key can join an address of this pool", o.Metadata.Name,
+				strings.Join(slices.Sorted(maps.Keys(holders[addr])), ", "), addr)
+		}
+	}
+}
+
+// contains reports whether a pool contains addr.
+func contains(pool manifest, addr netip.Addr) bool {
+	written, _ := pool.Spec["addresses"].([]any)
+	return slices.ContainsFunc(written, func(w any) bool {
+		r, err := lb.ParseRange(fmt.Sprint(w))
+		return err == nil && r.Contains(addr)
+	})
 }

@@ -91,6 +91,46 @@ spec:
 	}
 }
 
+// TestMigrateKeepsSharing sets spec.sharing only where Services of two namespaces share an address.
+func TestMigrateKeepsSharing(t *testing.T) {
+	const shared = `
+apiVersion: v1
+kind: List
+items:
+- {apiVersion: metallb.io/v1beta1, kind: IPAddressPool, metadata: {name: across}, spec: {addresses: [10.0.0.0/24]}}
+- {apiVersion: metallb.io/v1beta1, kind: IPAddressPool, metadata: {name: within}, spec: {addresses: [10.1.0.0/24]}}
+- apiVersion: v1
+  kind: Service
+  metadata: {name: web, namespace: a, annotations: {metallb.universe.tf/allow-shared-ip: k}}
+  status: {loadBalancer: {ingress: [{ip: 10.0.0.7}]}}
+- apiVersion: v1
+  kind: Service
+  metadata: {name: dns, namespace: b, annotations: {metallb.io/allow-shared-ip: k}}
+  status: {loadBalancer: {ingress: [{ip: 10.0.0.7}]}}
+- apiVersion: v1
+  kind: Service
+  metadata: {name: one, namespace: a, annotations: {metallb.io/allow-shared-ip: q}}
+  status: {loadBalancer: {ingress: [{ip: 10.1.0.1}]}}
+- apiVersion: v1
+  kind: Service
+  metadata: {name: two, namespace: a, annotations: {metallb.io/allow-shared-ip: q}}
+  status: {loadBalancer: {ingress: [{ip: 10.1.0.1}]}}
+`
+	objects, err := decodeObjects(strings.NewReader(shared))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := migrate(objects)
+	if got := []any{m.objects[0].Spec["sharing"], m.objects[1].Spec["sharing"]}; got[0] != "cluster" || got[1] != nil {
+		t.Errorf("sharing of the pools: %v", got)
+	}
+	want := []string{"IPAddressPool across: Services of the namespaces a, b share 10.0.0.7, so spec.sharing is cluster: " +
+		"everybody who knows a sharing key can join an address of this pool"}
+	if diff := cmp.Diff(want, m.notes); diff != "" {
+		t.Errorf("notes (-want +got):\n%s", diff)
+	}
+}
+
 func TestImport(t *testing.T) {
 	pool, err := importList(
 		"old",

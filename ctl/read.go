@@ -29,11 +29,12 @@ func read(ctx context.Context, client *kube.Client, o options) (world, error) {
 		default:
 		}
 	})
+	ignore := func(string) {}
 	services := kube.LabelledServices(client, func(lb.Key) {})
-	pools := kube.Pools(client, func(string) {})
-	advertisements := kube.L2Advertisements(client, func(string) {})
-	routed := kube.BGPAdvertisements(client, func(string) {})
-	peers := kube.BGPPeers(client, func(string) {})
+	pools := kube.Pools(client, ignore, ignore)
+	advertisements := kube.L2Advertisements(client, ignore)
+	routed := kube.BGPAdvertisements(client, ignore, ignore)
+	peers := kube.BGPPeers(client, ignore, ignore)
 
 	ended := make(chan error, 1)
 	go func() { ended <- client.Run(ctx) }()

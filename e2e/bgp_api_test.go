@@ -102,16 +102,19 @@ stringData: {password: secret}
 		t.Fatal(err)
 	}
 	ignore := func(string) {}
-	peers, ads, profiles := kube.BGPPeers(client, ignore), kube.BGPAdvertisements(client, ignore),
+	peers, ads, profiles := kube.BGPPeers(client, ignore, ignore), kube.BGPAdvertisements(client, ignore, ignore),
 		kube.BFDProfiles(client, ignore)
-	communities, passwords := kube.Communities(client, ignore), kube.Passwords(client, "default", ignore)
+	communities := kube.Communities(client, ignore)
+	named := map[string]bool{"tor": true, "other": true, "missing": true} // other has another type
+	passwords := client.Passwords("default", func() map[string]bool { return named }, ignore)
 	go client.Run(ctx)
+	go passwords.Run(ctx)
 	eventually(t, "tables", func() error {
 		peer, _ := peers.Get("tor")
 		profile, _ := profiles.Get("fast")
 		names, _ := communities.Get("ours")
 		ad, ok := ads.Get("all")
-		if all := passwords.All(); peer.PeerASN != 64501 || profile.Transmit != 50*time.Millisecond ||
+		if all := passwords.All(); !passwords.Synced() || peer.PeerASN != 64501 || profile.Transmit != 50*time.Millisecond ||
 			profile.Multiplier != 3 ||
 			names.Values["gold"].B != 100 || !ok || ad.AggregationLength != 32 || len(all) != 1 || all["tor"] != "secret" {
 			return fmt.Errorf("%+v %+v %+v %+v %+v", peer, profile, names, ad, passwords.All())

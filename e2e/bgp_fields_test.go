@@ -253,7 +253,8 @@ func TestBGPFieldsReachTheRouter(t *testing.T) {
 	cluster := lab.SeedCluster()
 	cluster.DualStack = true
 	cluster.ToR = lab.ToR{Kind: lab.FRR, Count: 1, ASN: 64501, NodeASN: 64500, BFD: 100 * time.Millisecond}
-	l := labtest.Start(t, cluster, lab.Options{})
+	l := labtest.Start(
+		t, cluster, lab.Options{Values: map[string]any{"speaker": map[string]any{"bgpSecrets": []string{"tor"}}}})
 	if err := l.ApplyYAML(t.Context(), fieldObjects); err != nil {
 		t.Fatal(err)
 	}

@@ -98,8 +98,8 @@ func bgpVIPs(l *lab.Lab) []netip.AddrPort {
 // host is the prefix of one address.
 func host(vip netip.Addr) netip.Prefix { return netip.PrefixFrom(vip, vip.BitLen()) }
 
-// routed reports whether the kernels of all routers spread a prefix over exactly these nodes, in the
-// order of their names.
+// routed reports whether the kernels of all routers spread a prefix over exactly these nodes, in
+// the order of their names.
 func routed(t testing.TB, l *lab.Lab, prefix netip.Prefix, nodes ...string) error {
 	t.Helper()
 	var errs []error
@@ -118,6 +118,27 @@ func wantRouted(t testing.TB, l *lab.Lab, vip netip.Addr, nodes ...string) {
 	t.Helper()
 	nodes = slices.Sorted(slices.Values(nodes))
 	eventually(t, fmt.Sprintf("%s is routed to %v", vip, nodes), func() error { return routed(t, l, host(vip), nodes...) })
+}
+
+// wantSessions waits until all routers have established sessions of both families with bgpNode, of
+// which they show all of this. Routes alone do not tell: those of a session that is down may be
+// kept, stale.
+func wantSessions(t testing.TB, l *lab.Lab, shown ...string) {
+	t.Helper()
+	shown = append(shown, "BGP state = Established")
+	eventually(t, fmt.Sprintf("sessions with %s: %q", bgpNode, shown), func() error {
+		for _, r := range l.Routers() {
+			for _, node := range []string{"172.26.236.177", "fd00:172:26:236::177"} {
+				out := ask(t, r, "show bgp neighbors "+node)
+				for _, want := range shown {
+					if !strings.Contains(out, want) {
+						return fmt.Errorf("%s: no %q in %s", r.Name, want, out)
+					}
+				}
+			}
+		}
+		return nil
+	})
 }
 
 // startFar begins new connections from the client behind the routers to each address of the
@@ -214,4 +235,22 @@ func watchRoutes(t testing.TB, l *lab.Lab) func() []string {
 		}
 		return changes
 	}
+}
+
+// sessionsSince returns what happened to the sessions of a node since then, as FRR and the node's
+// speaker have logged it: which came first, the end of BGP or of BFD, and why.
+func sessionsSince(l *lab.Lab, node string, begin time.Time) string {
+	var b strings.Builder
+	i := slices.IndexFunc(l.Cluster().Nodes, func(n lab.Node) bool { return n.Name == node })
+	addr := l.Cluster().Nodes[i].Addr
+	for _, r := range l.Routers() {
+		fmt.Fprintf(&b, "%s about %s:\n%s", r.Name, node, r.Since(begin, func(line string) bool {
+			about := strings.Contains(line, addr.String()) || strings.Contains(line, lab.Twin(addr).String())
+			return about && containsAny(line, "state-change", "session-", "bfd state", "ADJCHANGE", "went from",
+				"connection closed", "graceful restart", "End-of-RIB", "NOTIFICATION")
+		}))
+	}
+	fmt.Fprintf(&b, "the speaker of %s:\n%s", node,
+		logSince(l.Agent("speaker", node), begin, "BFD", "BGP", "peer=", "starting", "stopping"))
+	return b.String()
 }

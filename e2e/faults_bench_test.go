@@ -113,7 +113,9 @@ func BenchmarkFalseAlarms(b *testing.B) {
 		return n
 	}
 	const slow, gone = `msg="speaker is lost, its node answers"`, `msg="node is dead"` // no metric counts these
-	slowBefore, goneBefore, movedBefore, began := said(slow), said(gone), moved(), time.Now()
+	const cutOff = `msg="this node may have been cut off`
+	slowBefore, goneBefore, movedBefore, cutOffBefore := said(slow), said(gone), moved(), said(cutOff)
+	began := time.Now()
 	for b.Loop() {
 		time.Sleep(10 * time.Second)
 	}
@@ -121,4 +123,5 @@ func BenchmarkFalseAlarms(b *testing.B) {
 	b.ReportMetric(float64(said(slow)-slowBefore)/hours, "slow/h")
 	b.ReportMetric(float64(said(gone)-goneBefore)/hours, "alarms/h")
 	b.ReportMetric((moved()-movedBefore)/hours, "owner-changes/h")
+	b.ReportMetric(float64(said(cutOff)-cutOffBefore)/hours, "cut-off/h")
 }

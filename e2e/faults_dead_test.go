@@ -25,7 +25,12 @@ func TestFaultCrashWithEndpoints(t *testing.T) {
 		time.Sleep(300 * time.Millisecond)
 		crash(t, l, was)
 		heir := wantAnswererAmong(t, l, seedVIP.Addr(), otherThan(l, was)...)
-		time.Sleep(time.Second) // the proxies hear of it
+		eventually(t, heir+" sends no connection to the dead pod", func() error {
+			if s := l.Spread(t.Context(), lab.ClientName, "tcp", seedVIP, 30); len(s.Failures) > 0 {
+				return s.Failures[0]
+			}
+			return nil
+		})
 		report := first.Stop()
 		t.Logf("%s crashed with its pod: %s", was, report)
 		if report.Gap > crashBound {

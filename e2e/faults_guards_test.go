@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"cmp"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -27,6 +28,7 @@ var guards = []guard{
 	{"hold", []string{"--restart-hold=0s"}, "", damageKilled},
 	{"handover", nil, "", damageStopped},
 	{"rescue", []string{"--rescue=false"}, "proxy", damageMoved},
+	{"return", []string{"--return-hold=0s"}, "", damageReturned},
 }
 
 func TestFaultsShowWithoutTheGuards(t *testing.T) {
@@ -129,4 +131,18 @@ func damageMoved(t *testing.T, l *lab.Lab, _ bool) int {
 	wantAnswererAmong(t, l, seedVIP.Addr(), otherThan(l, was)...)
 	time.Sleep(time.Second)
 	return flows.stop()
+}
+
+// damageReturned pulls the cable of a node that does not own the address and puts it back. It counts
+// connections that broke, and how often the node took the address.
+func damageReturned(t *testing.T, l *lab.Lab, _ bool) int {
+	podsBesideAPI(t, l)
+	seedService(t, l)
+	wantAnswers(t, l, lab.ClientName, "tcp", seedVIP, "my-nginx-3", "my-nginx-4")
+	owner := answerer(t, l, seedVIP.Addr())
+	broken, _ := returnOf(t, l, absences[0], 3*time.Second, seedVIP)
+	for _, node := range without(workers(l), []string{owner}) {
+		broken += strings.Count(l.Agent("speaker", node).Log(), "to="+node+" interfaces=[eth0]")
+	}
+	return broken
 }

@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/netip"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -71,6 +73,31 @@ func wantNoneLost(t *testing.T, report lab.Report) {
 	if report.Answered == 0 || report.Failed() > 0 {
 		t.Errorf("new connections were lost: %s", report)
 	}
+}
+
+// decidedSince returns what the speakers have logged since then about nodes and owners.
+func decidedSince(l *lab.Lab, begin time.Time) string {
+	var b strings.Builder
+	for _, a := range l.Agents("speaker") {
+		fmt.Fprintf(&b, "%s:\n%s", a.Node, logSince(a, begin, "owner", "answers", "dead", "partition", "joined", "lost"))
+	}
+	return b.String()
+}
+
+// logSince returns what an agent has logged since then, of the lines with one of the words.
+func logSince(a *lab.Agent, begin time.Time, words ...string) string {
+	var b strings.Builder
+	first := "time=" + begin.UTC().Format("2006-01-02T15:04:05.000Z")
+	for line := range strings.Lines(a.Log()) {
+		if strings.HasPrefix(line, "time=") && line >= first && containsAny(line, words...) {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
+}
+
+func containsAny(text string, words ...string) bool {
+	return slices.ContainsFunc(words, func(word string) bool { return strings.Contains(text, word) })
 }
 
 // flows are long-lived connections. One is lost when it gets no answer within a few seconds, or is

@@ -44,6 +44,7 @@ func TestFaultPartition(t *testing.T) {
 	wantAnswers(t, l, lab.ClientName, "tcp", seedVIP, "my-nginx-1", "my-nginx-2")
 	for i, chains := range [][]string{{"INPUT"}, {"OUTPUT"}, {"INPUT", "OUTPUT"}} {
 		owner := answerer(t, l, seedVIP.Addr())
+		began := time.Now()
 		probe := l.StartProbe(t.Context(), lab.ClientName, "tcp", seedVIP, newEvery)
 		dropGossip(t, l, owner, chains...)
 		heir := wantAnswererAmong(t, l, seedVIP.Addr(), otherThan(l, owner)...)
@@ -60,7 +61,9 @@ func TestFaultPartition(t *testing.T) {
 		}
 		report := probe.Stop()
 		t.Logf("%v dropped on %s, %s took over: %s", chains, owner, heir, report)
-		wantNoneLost(t, report)
+		if wantNoneLost(t, report); t.Failed() {
+			t.Log(decidedSince(l, began)) // to place the time of the first failure
+		}
 	}
 }
 

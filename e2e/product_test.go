@@ -232,7 +232,8 @@ func wantRulesOfFreshStart(t *testing.T, l *lab.Lab, node string) {
 		t.Fatal(err)
 	}
 	for _, command := range []string{"iptables -t nat -F", "iptables -t nat -X", "iptables -F", "iptables -X",
-		"nft add table ip landfall", "nft delete table ip landfall"} {
+		"nft add table ip landfall", "nft delete table ip landfall",
+		"sysctl -qw net.ipv4.conf.all.route_localnet=0"} { // which the rules say that Landfall has set
 		mustExec(t, l, node, strings.Fields(command)...)
 	}
 	if err := proxy.Start(); err != nil {

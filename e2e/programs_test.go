@@ -90,8 +90,8 @@ func TestWithoutAPIServerAgentsWait(t *testing.T) {
 	}
 	for name, args := range map[string][]string{
 		"landfall-controller": nil,
-		"landfall-speaker":    {"--gate=none", "--bind-address=127.0.0.1", "--bind-port=17947"},
-		"landfall-proxy": {"--healthz-bind-address=127.0.0.1:0",
+		"landfall-speaker":    {"--gate=none", "--bind-address=127.0.0.1", "--bind-port=17947", "--status-socket="},
+		"landfall-proxy": {"--healthz-bind-address=127.0.0.1:0", "--status-socket=",
 			"--feed-socket=" + filepath.Join(t.TempDir(), "feed.sock")},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -139,6 +139,9 @@ func (s *storm) look(ctx context.Context) error {
 				return fmt.Errorf("%s is held by %s and by %s", in.IP, other, svc.Name)
 			}
 			holder[in.IP] = svc.Name
+			if svc.DeletionTimestamp != nil {
+				continue // it goes once nobody announces it
+			}
 			if before, ok := s.holders[svc.Name]; ok && before != in.IP {
 				return fmt.Errorf("%s had %s and has %s now", svc.Name, before, in.IP)
 			}
@@ -167,10 +170,18 @@ func (s *storm) calm(t *testing.T) {
 			}
 		}
 	}
-	list, err := s.l.Kube().CoreV1().Services("default").List(ctx, metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	var list *corev1.ServiceList
+	eventually(t, "the deleted Services are gone", func() (err error) {
+		if list, err = s.l.Kube().CoreV1().Services("default").List(ctx, metav1.ListOptions{}); err != nil {
+			return err
+		}
+		for _, svc := range list.Items {
+			if svc.DeletionTimestamp != nil {
+				return fmt.Errorf("%s is still there", svc.Name)
+			}
+		}
+		return nil
+	})
 	for _, svc := range list.Items {
 		if svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
 			continue

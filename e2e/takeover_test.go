@@ -102,6 +102,10 @@ func TestContract6SwitchOfModes(t *testing.T) {
 			!strings.Contains(rules, "table ip mine") {
 			t.Errorf("in mode %s: rules of others are gone:\n%s", mode, rules)
 		}
+		localnet := strings.TrimSpace(mustExec(t, l, takeoverNode, "sysctl", "-n", "net.ipv4.conf.all.route_localnet"))
+		if want := map[string]string{"iptables": "1", "nftables": "0"}[mode]; localnet != want {
+			t.Errorf("in mode %s: route_localnet is %s, want %s", mode, localnet, want)
+		}
 		o.wantBackendsFollow(t)
 	}
 	clients.wantNoneLost(t)

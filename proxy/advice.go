@@ -1,24 +1,75 @@
 package main
 
 import (
+	"fmt"
+	"slices"
+	"strings"
+
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
 // advise says once what of a Service's wishes this proxy does not follow.
-func (p *proxy) advise(r *record, svc lb.Service) {
-	advice := plan.SchedulerIgnored(svc.Scheduler, p.mode == modeIptables)
-	if advice == r.advice {
+func (p *proxy) advise(r *record, denied []plan.Denied) {
+	var advice []lb.Refusal
+	svc, exists := p.from.services.Get(r.live.Key)
+	if exists {
+		if said := plan.SchedulerIgnored(svc.Scheduler, p.mode == modeIptables); said != "" {
+			advice = append(advice, lb.Refusal{Reason: lb.ReasonSchedulerIgnored, Message: said})
+		}
+		advice = append(advice, summarize(denied)...)
+	}
+	if slices.Equal(advice, r.advice) {
 		return
 	}
+	said := r.advice
 	p.counts.add(r, -1)
 	r.advice = advice
 	p.counts.add(r, 1)
-	if advice == "" {
-		return
+	for _, one := range advice {
+		if slices.Contains(said, one) {
+			continue
+		}
+		p.log.Warn("this proxy does not follow a setting of a Service", "service", svc.Key, "reason", one.Reason,
+			"message", one.Message)
+		p.to.warn(svc, one.Reason, p.self+": "+one.Message)
 	}
-	p.log.Warn("this proxy does not follow a setting of a Service", "service", svc.Key, "reason",
-		lb.ReasonSchedulerIgnored,
-		"message", advice)
-	p.to.warn(svc, lb.ReasonSchedulerIgnored, p.self+": "+advice)
+}
+
+// summarize folds what a Service does not get into one sentence for each reason, so that a Service
+// with many ports and addresses makes few Events.
+func summarize(denied []plan.Denied) []lb.Refusal {
+	var all []lb.Refusal
+	for _, reason := range []lb.Reason{lb.ReasonFrontendInUse, lb.ReasonExternalIPRefused} {
+		var sentences []string
+		more := 0
+		for _, d := range denied {
+			switch {
+			case d.Reason != reason || slices.Contains(sentences, d.Message):
+			case len(sentences) == maxSentences:
+				more++
+			default:
+				sentences = append(sentences, d.Message)
+			}
+		}
+		if more > 0 {
+			sentences = append(sentences, fmt.Sprintf("and %d more", more))
+		}
+		if len(sentences) > 0 {
+			all = append(all, lb.Refusal{Reason: reason, Message: strings.Join(sentences, "; ")})
+		}
+	}
+	return all
+}
+
+// maxSentences is how many frontends one Event names: an Event has at most 1,024 characters.
+const maxSentences = 5
+
+// adviceText is what the status page shows.
+func adviceText(advice []lb.Refusal) string {
+	var sentences []string
+	for _, one := range advice {
+		sentences = append(sentences, one.Message)
+	}
+	return strings.Join(sentences, "; ")
 }

@@ -70,11 +70,12 @@ func loaded(n int) (*proxy, *kubetest.Table[lb.Key, []lb.Slice]) {
 	log := slog.New(slog.DiscardHandler)
 	p := newProxy("here", settings{drain: 5 * time.Second, masqueradeBit: 14}, []lb.Family{lb.IPv4}, log, time.Now)
 	p.from = sources{services, slices, nodes, func() ([]lb.Interface, bool) { return nil, true },
-		func() (lb.FeedUpdate, bool) { return lb.FeedUpdate{}, false }, networks}
+		func() (lb.FeedUpdate, bool) { return lb.FeedUpdate{}, false }, networks, kubetest.NewTable[string, []lb.Range]()}
 	p.to = sinks{
 		rules: &confirming{outcomes: map[lb.Key]plan.Outcome{}}, flows: &fakeFlows{applied: map[lb.Key]plan.Service{}},
-		health: health.New(health.Deps{Log: log, Now: time.Now}), feed: feed.New(log, "", func() {}),
-		warn: func(lb.Service, lb.Reason, string) {}, latency: func(time.Duration) {}, programmed: func(time.Duration) {},
+		health: health.New(health.Deps{Log: log, Now: time.Now}),
+		feed:   feed.New(log, "", func() {}, func() time.Duration { return 0 }),
+		warn:   func(lb.Service, lb.Reason, string) {}, latency: func(time.Duration) {}, programmed: func(time.Duration) {},
 	}
 	for i := range n {
 		key, low := benchKey(i), [2]byte{byte(i >> 8), byte(i)}

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -24,10 +25,12 @@ type settings struct {
 	nodePorts         []netip.Prefix
 	primary           bool
 	loopbackNodePorts bool
+	setRouteLocalnet  bool
 	masqueradeAll     bool
 	masqueradeBit     int
 	dropInvalid       bool
 	answerPing        bool
+	externalIPs       plan.ExternalIPs
 	drain             time.Duration
 	scheduler         plan.Scheduler
 	// allAddresses lists the node's addresses where node ports are not limited, for rules that cannot
@@ -41,6 +44,9 @@ type facts struct {
 	object lb.Node // as last seen
 	node   plan.Node
 	config plan.Config
+	// external says which external IPs are served, own are the node's own addresses.
+	external plan.ExternalIPs
+	own      []netip.Addr
 	// healthAddresses limit where the health ports of Services are served.
 	healthAddresses map[lb.Family][]netip.Addr
 	known           bool // the Node object has been seen
@@ -62,6 +68,7 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 		}
 	}
 	interfaces, listed := from.interfaces()
+	own, others := ownAddresses(interfaces)
 	switch {
 	case !from.services.Synced():
 		return f, "the Services"
@@ -69,6 +76,8 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 		return f, "the EndpointSlices"
 	case !from.networks.Synced():
 		return f, "the ServiceCIDRs"
+	case !from.pools.Synced():
+		return f, "the IPAddressPools"
 	case s.nodeCIDR && len(node.PodCIDRs) == 0:
 		return f, "the pod networks in the Node " + self
 	case s.primary && len(node.Addresses) == 0:
@@ -83,14 +92,19 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 		known: ok, leaving: node.Leaving,
 		config: plan.Config{
 			Pods: s.pods, MasqueradeAll: s.masqueradeAll, MasqueradeBit: s.masqueradeBit, DropInvalid: s.dropInvalid,
-			LoopbackNodePorts: s.loopbackNodePorts, AnswerPing: s.answerPing,
+			LoopbackNodePorts: s.loopbackNodePorts, SetRouteLocalnet: s.setRouteLocalnet, AnswerPing: s.answerPing,
 			ServiceNetworks:   serviceNetworks(from.networks.All()),
-			NodePortAddresses: s.nodePortAddresses(node, interfaces),
+			NodePortAddresses: s.nodePortAddresses(node, own),
 		},
 	}
+	f.external, f.own = s.externalIPs, own
+	f.external.Pools, f.external.Networks = from.pools.All(), f.config.ServiceNetworks
 	f.healthAddresses = f.config.NodePortAddresses
-	if s.allAddresses {
-		f.config = nftables.WithAddresses(f.config, stable(localAddresses(interfaces)))
+	switch {
+	case s.allAddresses:
+		f.config = nftables.WithAddresses(f.config, own)
+	case others: // rules that ask the kernel for its addresses would serve node ports there too
+		f.config = withAddresses(f.config, own)
 	}
 	if s.nodeCIDR {
 		f.config.Pods.Prefixes = node.PodCIDRs
@@ -110,7 +124,7 @@ func serviceNetworks(all map[string][]netip.Prefix) []netip.Prefix {
 
 // nodePortAddresses returns the node's addresses that serve node ports, for the families that are
 // limited.
-func (s settings) nodePortAddresses(node lb.Node, interfaces []lb.Interface) map[lb.Family][]netip.Addr {
+func (s settings) nodePortAddresses(node lb.Node, own []netip.Addr) map[lb.Family][]netip.Addr {
 	limited := map[lb.Family][]netip.Addr{}
 	add := func(addr netip.Addr) {
 		family := lb.FamilyOf(addr)
@@ -131,7 +145,7 @@ func (s settings) nodePortAddresses(node lb.Node, interfaces []lb.Interface) map
 			}
 		}
 	}
-	for _, addr := range localAddresses(interfaces) {
+	for _, addr := range own {
 		if slices.ContainsFunc(s.nodePorts, func(network netip.Prefix) bool { return network.Contains(addr) }) {
 			add(addr)
 		}
@@ -145,12 +159,16 @@ func (s settings) nodePortAddresses(node lb.Node, interfaces []lb.Interface) map
 	return limited
 }
 
-// stable leaves out link-local IPv6 addresses, of which each interface of a pod brings one: nobody
-// is told to connect to them, and all rules would change with every pod. The rest is sorted.
-func stable(addrs []netip.Addr) []netip.Addr {
-	addrs = slices.DeleteFunc(addrs, func(addr netip.Addr) bool { return addr.Is6() && addr.IsLinkLocalUnicast() })
-	slices.SortFunc(addrs, netip.Addr.Compare)
-	return slices.Compact(addrs)
+// withAddresses names the addresses that serve node ports, 127.0.0.1 among them if it does.
+func withAddresses(config plan.Config, own []netip.Addr) plan.Config {
+	config = nftables.WithAddresses(config, own)
+	if config.LoopbackNodePorts {
+		loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+		if v4 := config.NodePortAddresses[lb.IPv4]; !slices.Contains(v4, loopback) {
+			config.NodePortAddresses[lb.IPv4] = append(slices.Clone(v4), loopback)
+		}
+	}
+	return config
 }
 
 // localAddresses returns the addresses of the interfaces.
@@ -162,4 +180,45 @@ func localAddresses(interfaces []lb.Interface) []netip.Addr {
 		}
 	}
 	return addrs
+}
+
+// holdsOthers reports whether the addresses of an interface are not the node's: kube-proxy in mode
+// ipvs, and node-local DNS caches, put those of Services on interfaces with these names.
+func holdsOthers(i lb.Interface) bool {
+	return strings.HasPrefix(i.Name, "kube-ipvs") || strings.HasPrefix(i.Name, "nodelocaldns")
+}
+
+// ownAddresses returns the node's own addresses, sorted, and whether there are others on interfaces
+// that holdsOthers. Left out are also addresses of interfaces that are down, and link-local IPv6
+// addresses, of which each interface of a pod brings one: nobody is told to connect to them, and
+// all rules would change with every pod.
+func ownAddresses(interfaces []lb.Interface) (own []netip.Addr, others bool) {
+	for _, i := range interfaces {
+		if holdsOthers(i) {
+			others = others || len(i.Addresses) > 0
+			continue
+		}
+		for _, p := range i.Addresses {
+			if addr := p.Addr(); !i.Disabled && (addr.Is4() || !addr.IsLinkLocalUnicast()) {
+				own = append(own, addr)
+			}
+		}
+	}
+	slices.SortFunc(own, netip.Addr.Compare)
+	return slices.Compact(own), others
+}
+
+// ifAddressesChange returns what calls poke if the node's own addresses have changed since its last
+// call. The interfaces of pods come and go all the time.
+func ifAddressesChange(poke func()) func(interfaces []lb.Interface) {
+	var known, others bool
+	var own []netip.Addr
+	return func(interfaces []lb.Interface) {
+		nowOwn, nowOthers := ownAddresses(interfaces)
+		if known && nowOthers == others && slices.Equal(nowOwn, own) {
+			return
+		}
+		known, others, own = true, nowOthers, nowOwn
+		poke()
+	}
 }

@@ -21,8 +21,9 @@ type flags struct {
 	masqueradeBit                                            int
 	healthzBindAddress, serviceProxyName, feedSocket         string
 	drain                                                    time.Duration
-	scheduler, procSysNet                                    string
+	scheduler, procSysNet, externalIPs                       string
 	cleanup, liberal, answerPing, rescue, rescueRing         bool
+	localhostNodePorts                                       bool
 }
 
 func (f *flags) add(set *pflag.FlagSet) {
@@ -43,6 +44,9 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.StringSliceVar(&f.nodePortAddresses, "nodeport-addresses", nil,
 		"CIDRs; node ports are served at the node's addresses in them; primary stands for the Node's InternalIPs (default: "+
 			"all addresses of the node)")
+	set.BoolVar(&f.localhostNodePorts, "iptables-localhost-nodeports", true,
+		"in iptables mode, serve node ports at 127.0.0.1 too, which sets the kernel parameter route_localnet; nftables mode "+
+			"and IPv6 never do")
 	set.BoolVar(&f.masqueradeAll, "masquerade-all", false,
 		"masquerade every connection to a cluster IP, also those from pods")
 	set.IntVar(&f.masqueradeBit, "masquerade-bit", 14,
@@ -55,7 +59,8 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.StringVar(&f.feedSocket, "feed-socket", lb.FeedSocket,
 		"Unix socket on which the proxy reports to the speaker what the kernel delivers")
 	set.DurationVar(&f.drain, "drain-time", 5*time.Second,
-		"how long the rules of an external address stay after its Service lost the address, for packets in flight")
+		"how long the rules of an external address stay after its Service lost the address, or its policy became Local, for "+
+			"packets in flight")
 	set.StringVar(&f.scheduler, "scheduler", string(plan.Random),
 		"how the proxy picks a backend for Services without the annotation "+lb.AnnotationScheduler+
 			": random, round-robin, source-hash or maglev; iptables mode supports only random")
@@ -63,6 +68,9 @@ func (f *flags) add(set *pflag.FlagSet) {
 		"let conntrack treat TCP packets outside the window as valid; needed where routes are asymmetric")
 	set.BoolVar(&f.answerPing, "answer-ping", true,
 		"answer pings to VIPs and external IPs that this node delivers; cluster IPs never answer pings")
+	set.StringVar(&f.externalIPs, "external-ips", "allow",
+		"addresses in spec.externalIPs that the proxy serves: allow, deny, or CIDRs separated by commas; never those of an "+
+			"IPAddressPool or of cluster IPs")
 	set.StringVar(&f.procSysNet, "proc-sys-net", "/proc/sys/net",
 		"directory of the kernel's network parameters; a container whose /proc/sys is read-only mounts the host's elsewhere")
 	set.BoolVar(
@@ -105,6 +113,10 @@ func (f *flags) settings() (settings, error) {
 		return s, ops.Usagef("--scheduler: %q is none of random, round-robin, source-hash, maglev", f.scheduler)
 	}
 	s.scheduler = scheduler
+	var err error
+	if s.externalIPs, err = plan.ParseExternalIPs(f.externalIPs); err != nil {
+		return s, ops.Usagef("--external-ips: %v", err)
+	}
 	if f.masqueradeBit < 0 || f.masqueradeBit > 31 {
 		return s, ops.Usagef("--masquerade-bit: %d is not between 0 and 31", f.masqueradeBit)
 	}
@@ -156,7 +168,7 @@ func (f *flags) detector(s *settings) error {
 }
 
 // nodePorts reads --nodeport-addresses. Node ports are reached at 127.0.0.1 too, unless IPv4
-// networks are given without it.
+// networks are given without it, or --iptables-localhost-nodeports is false.
 func (f *flags) nodePorts(s *settings) error {
 	loopback := netip.MustParsePrefix("127.0.0.0/8")
 	limited := false
@@ -175,6 +187,6 @@ func (f *flags) nodePorts(s *settings) error {
 		limited = limited || network.Addr().Is4()
 		s.loopbackNodePorts = s.loopbackNodePorts || network.Overlaps(loopback)
 	}
-	s.loopbackNodePorts = s.loopbackNodePorts || !limited
+	s.loopbackNodePorts = f.localhostNodePorts && (s.loopbackNodePorts || !limited)
 	return nil
 }

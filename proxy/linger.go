@@ -1,7 +1,6 @@
 package main
 
 import (
-	"net/netip"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -12,12 +11,13 @@ import (
 // packets may still arrive, unless a Service serves them again.
 type lingers struct {
 	services map[lb.Key][]lingering
+	// policies are the Services whose policy became Local, and until when nodes without an endpoint go
+	// on as with policy Cluster.
+	policies map[lb.Key]time.Time
 	// due are the ends of lingering, the earliest first: all last equally long.
 	due []deadline
-	// served counts the Services that serve an address and port.
-	served map[destination]int
-	// taken is set when something has become served since changed was last called.
-	taken bool
+	// added is set when something lingers that some Service may serve already.
+	added bool
 }
 
 // lingering are frontends that were withdrawn together.
@@ -31,48 +31,28 @@ type deadline struct {
 	at  time.Time
 }
 
-// destination is an address and port that a live plan serves.
-type destination struct {
-	protocol lb.Protocol
-	at       netip.AddrPort
-}
-
 func newLingers() lingers {
-	return lingers{services: map[lb.Key][]lingering{}, served: map[destination]int{}}
+	return lingers{services: map[lb.Key][]lingering{}, policies: map[lb.Key]time.Time{}}
 }
 
 // add lets frontends of a Service linger until a time that is not before those of earlier calls.
 func (l *lingers) add(key lb.Key, ports []plan.Port, until time.Time) {
 	l.services[key] = append(l.services[key], lingering{ports, until})
 	l.due = append(l.due, deadline{key, until})
-	l.taken = true // it may be served already
+	l.added = true
 }
 
-// live notes that what a Service serves has changed from before to now.
-func (l *lingers) live(before, now plan.Service) {
-	for f := range destinations(now) {
-		if l.served[f]++; l.served[f] == 1 {
-			l.taken = true
-		}
-	}
-	for f := range destinations(before) {
-		if l.served[f]--; l.served[f] == 0 {
-			delete(l.served, f)
-		}
-	}
+// addPolicy lets the policy Cluster of a Service linger until a time that is not before those of
+// earlier calls.
+func (l *lingers) addPolicy(key lb.Key, until time.Time) {
+	l.policies[key] = until
+	l.due = append(l.due, deadline{key, until})
 }
 
-// destinations yields the addresses and ports of a live plan.
-func destinations(s plan.Service) func(yield func(destination) bool) {
-	return func(yield func(destination) bool) {
-		for _, p := range s.Ports {
-			for _, f := range p.Frontends {
-				if f.Addr.IsValid() && !yield(destination{p.Protocol, netip.AddrPortFrom(f.Addr, f.Port)}) {
-					return
-				}
-			}
-		}
-	}
+// policy reports whether the policy Cluster of a Service lingers.
+func (l *lingers) policy(key lb.Key) bool {
+	_, lingers := l.policies[key]
+	return lingers
 }
 
 // of returns what lingers of a Service.
@@ -84,26 +64,31 @@ func (l *lingers) of(key lb.Key) [][]plan.Port {
 	return all
 }
 
-// changed ends what has lingered for long enough, and what is served again, and returns the
-// Services concerned.
-func (l *lingers) changed(now time.Time) []lb.Key {
+// changed ends what has lingered for long enough, and what some Service serves again, and returns
+// the Services concerned.
+func (l *lingers) changed(now time.Time, claims *plan.Claims) []lb.Key {
 	var keys []lb.Key
 	for len(l.due) > 0 && !now.Before(l.due[0].at) {
 		key := l.due[0].key
 		l.due = l.due[1:]
-		if l.keep(key, func(one lingering) []plan.Port {
+		ended := l.keep(key, func(one lingering) []plan.Port {
 			if now.Before(one.until) {
 				return one.ports
 			}
 			return nil
-		}) {
+		})
+		if until, ok := l.policies[key]; ok && !now.Before(until) {
+			delete(l.policies, key)
+			ended = true
+		}
+		if ended {
 			keys = append(keys, key)
 		}
 	}
-	if l.taken {
-		l.taken = false
+	if claims.Taken() || l.added {
+		l.added = false
 		for key := range l.services {
-			if l.keep(key, func(one lingering) []plan.Port { return plan.Yield(one.ports, l.serves) }) {
+			if l.keep(key, func(one lingering) []plan.Port { return plan.Yield(one.ports, claims.Serves) }) {
 				keys = append(keys, key)
 			}
 		}
@@ -114,12 +99,11 @@ func (l *lingers) changed(now time.Time) []lb.Key {
 	return keys
 }
 
-func (l *lingers) serves(protocol lb.Protocol, addr netip.Addr, port uint16) bool {
-	return l.served[destination{protocol, netip.AddrPortFrom(addr, port)}] > 0
-}
-
 // waits reports whether something still lingers until a deadline.
 func (l *lingers) waits(d deadline) bool {
+	if until, ok := l.policies[d.key]; ok && until.Equal(d.at) {
+		return true
+	}
 	for _, one := range l.services[d.key] {
 		if one.until.Equal(d.at) {
 			return true

@@ -6,8 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
-	"net/http"
 	"net/netip"
 	"os"
 	"runtime/debug"
@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/landfall-lb/landfall/internal/actor"
 	"github.com/landfall-lb/landfall/internal/kube"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/links"
@@ -25,6 +26,7 @@ import (
 	"github.com/landfall-lb/landfall/proxy/conntrack"
 	"github.com/landfall-lb/landfall/proxy/feed"
 	"github.com/landfall-lb/landfall/proxy/health"
+	"github.com/landfall-lb/landfall/proxy/iptables"
 	"github.com/landfall-lb/landfall/proxy/plan"
 	"github.com/landfall-lb/landfall/proxy/rescue"
 )
@@ -36,15 +38,16 @@ const reasonHealthPort lb.Reason = "FailedToStartServiceHealthcheck"
 
 func main() {
 	var f flags
-	metrics := ":7482"
+	metrics, statusSocket := "localhost:7482", "/run/landfall/proxy.sock"
 	if slices.Contains(os.Args, "cleanup") || slices.Contains(os.Args, "--cleanup") {
-		metrics = "" // where a proxy may still be running
+		metrics, statusSocket = "", "" // where a proxy may still be running
 	}
 	os.Exit(ops.Main(ops.Program{
 		Name: name,
 		Summary: "programs this node's kernel to forward connections to Services, and reports what the kernel " +
 			"delivers",
 		MetricsBindAddress: metrics,
+		StatusSocket:       statusSocket,
 		Flags:              f.add,
 		Run:                f.run,
 	}))
@@ -59,7 +62,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		debug.SetGCPercent(gcPercent)
 	}
 	if f.cleanup || slices.Equal(rt.Args, []string{"cleanup"}) {
-		if err := cleanup(ctx); err != nil {
+		if err := cleanup(ctx, kernelParameters{f.procSysNet, rt.Log}); err != nil {
 			return fmt.Errorf("clean up: %w", err)
 		}
 		rt.Log.Info("removed all of Landfall's rules from this node")
@@ -80,7 +83,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	defer kernel.close()
 	parameters := kernelParameters{f.procSysNet, rt.Log}
 	parameters.conntrack(cores(), f.liberal)
-	set.prepareKernel(parameters, kernel.mode)
+	set.prepareKernel(ctx, parameters, kernel)
 	if kernel.mode == modeIptables && set.scheduler != plan.Random {
 		rt.Log.Warn("iptables mode spreads connections at random; other schedulers need --mode=nftables", "scheduler",
 			set.scheduler)
@@ -100,12 +103,13 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	p.mode = kernel.mode
 	metrics := newMetrics(rt.Metrics)
 	events := client.Events(name, rt.NodeName)
-	watcher := links.New(links.Options{Namespace: netns.None(), Log: rt.Log, Changed: p.runner.Poke})
+	watcher := watchLinks(rt.Log, ifAddressesChange(p.runner.Poke))
 	services := kube.Services(client, f.serviceSelector(), metrics.counting(metrics.services, p.mark))
 	p.from = sources{
 		services: services, slices: kube.Slices(client, metrics.counting(metrics.endpoints, p.mark)),
 		nodes:      kube.Nodes(client, rt.NodeName, func(string) { p.runner.Poke() }),
 		interfaces: watcher.All, networks: kube.ServiceNetworks(client, func(string) { p.runner.Poke() }),
+		pools: kube.PoolRanges(client, func(string) { p.runner.Poke() }),
 	}
 	client.OnSync(p.runner.Poke)
 	rules := kernel.writer(rt.Log, p.runner.Poke, metrics)
@@ -126,7 +130,8 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 			}
 		},
 	})
-	offer := feed.New(rt.Log, f.feedSocket, p.runner.Poke)
+	offer := feed.New(rt.Log, f.feedSocket, p.runner.Poke,
+		func() time.Duration { return max(p.runner.Busy(), rules.Busy()) })
 	p.from.update = offer.Heard
 	rescuer := rescue.New(rescue.Deps{Log: rt.Log, Kernel: neighbours,
 		Families: f.rescueFamilies(kernel.families, rt.Log), Ring: f.rescueRing})
@@ -138,40 +143,51 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		},
 	}
 	rt.Metrics.MustRegister(newCollector(p, offer.Readers), rescued(rescuer), rescueTargets(rescuer))
-	rt.Handle("GET /v1/status", http.HandlerFunc(p.serveStatus))
+	rt.Status(p.writeStatus)
+	rt.ReviewMetrics(client.ReviewMetrics)
 	rt.Ready("proxy", p.ready)
 
 	rt.Log.Info("starting", "version", ops.BuildVersion(), "node", rt.NodeName, "api", client.Host(), "mode", kernel.mode,
 		"families", p.families)
 	group, ctx := errgroup.WithContext(ctx)
-	for _, run := range []func(context.Context) error{
-		client.Run, watcher.Run, events.Run, rules.Run, cutter.Run, checks.Run, offer.Run, rescuer.Run, p.runner.Run,
-		func(ctx context.Context) error {
-			select {
-			case <-ctx.Done():
-			case <-p.settled:
-				kernel.leaveOther(ctx, rt.Log)
-			}
-			return nil
-		},
+	for name, a := range map[string]actor.Runner{
+		"watches": client, "interfaces": watcher, "events": events, "rules": rules, "conntrack": cutter,
+		"health ports": checks, "feed": offer, "rescue": rescuer, "plan": p.runner,
 	} {
-		group.Go(func() error { return run(ctx) })
+		rt.Live(name, a.Busy)
+		group.Go(func() error { return a.Run(ctx) })
 	}
+	group.Go(func() error {
+		select {
+		case <-ctx.Done():
+		case <-p.settled:
+			kernel.leaveOther(ctx, rt.Log, parameters)
+		}
+		return nil
+	})
 	return group.Wait()
+}
+
+// watchLinks watches the node's interfaces.
+func watchLinks(log *slog.Logger, changed func([]lb.Interface)) (watcher *links.Watcher) {
+	watcher = links.New(links.Options{Namespace: netns.None(), Log: log, Changed: func() {
+		interfaces, _ := watcher.All()
+		changed(interfaces)
+	}})
+	return watcher
 }
 
 // prepareKernel switches on what node ports at 127.0.0.1 need, and looks whether conntrack finds
 // packets invalid.
-func (s *settings) prepareKernel(parameters kernelParameters, mode string) {
-	if mode == modeNftables {
+func (s *settings) prepareKernel(ctx context.Context, parameters kernelParameters, k kernel) {
+	if commands, ok := k.commands[lb.IPv4]; ok && k.mode == modeIptables {
+		s.prepareLocalnet(ctx, parameters, iptables.Localnet{Kernel: commands})
+	} else {
 		// As with kube-proxy: what keeps packets from outside away from 127.0.0.0/8 would need rules
 		// ahead of everybody's.
-		s.loopbackNodePorts, s.allAddresses = false, true
-	}
-	if s.loopbackNodePorts && !parameters.switchOn(routeLocalnet) {
 		s.loopbackNodePorts = false
-		parameters.log.Warn("node ports are not reachable at 127.0.0.1")
 	}
+	s.allAddresses = k.mode == modeNftables
 	s.dropInvalid = !parameters.on(parameterLiberal)
 	if names := parameters.redirecting(); len(names) > 0 {
 		parameters.log.Warn(

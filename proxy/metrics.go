@@ -171,7 +171,7 @@ func newCollector(p *proxy, readers func() int) *collector {
 			"traffic_policy"),
 		advised: desc(
 			"services_not_as_asked",
-			"Services with a setting that this proxy does not follow; Events and /v1/status name it."),
+			"Services with a setting that this proxy does not follow; Events and the status name it."),
 		ready: desc("ready", "1 once all Services have been written for the first time, else 0."),
 	}
 }

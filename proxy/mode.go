@@ -205,10 +205,10 @@ func (k kernel) writer(log *slog.Logger, changed func(), m *metrics) *dialect.Ac
 
 // leaveOther removes what a predecessor wrote in the mode that is not ours, once ours serves. It is
 // not worth ending for.
-func (k kernel) leaveOther(ctx context.Context, log *slog.Logger) {
+func (k kernel) leaveOther(ctx context.Context, log *slog.Logger, parameters kernelParameters) {
 	var err error
 	if k.mode == modeNftables {
-		err = iptables.Cleanup(ctx)
+		err = iptables.Cleanup(ctx, parameters.unsetLocalnet)
 	} else {
 		err = cleanupNftables()
 	}
@@ -227,9 +227,9 @@ func cleanupNftables() error {
 }
 
 // cleanup removes all that is ours, whichever mode wrote it, and nothing else.
-func cleanup(ctx context.Context) error {
+func cleanup(ctx context.Context, parameters kernelParameters) error {
 	var errs []error
-	if err := iptables.Cleanup(ctx); err != nil {
+	if err := iptables.Cleanup(ctx, parameters.unsetLocalnet); err != nil {
 		errs = append(errs, fmt.Errorf("iptables: %w", err))
 	}
 	if err := cleanupNftables(); err != nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -31,8 +32,11 @@ type sources struct {
 	slices     table[lb.Key, []lb.Slice]
 	nodes      table[string, lb.Node]
 	interfaces func() ([]lb.Interface, bool)
-	update     func() (lb.FeedUpdate, bool)  // what the speaker says, if it is there
-	networks   table[string, []netip.Prefix] // of cluster IPs
+	// update returns which nodes are dead and what else the speaker has said since the last call, if
+	// there is one.
+	update   func() (lb.FeedUpdate, bool)
+	networks table[string, []netip.Prefix] // of cluster IPs
+	pools    table[string, []lb.Range]     // the addresses of IPAddressPools
 }
 
 // updates are how an actor of Services is told: see actor.Updater.
@@ -57,7 +61,9 @@ type sinks struct {
 	feed updates[[]lb.Delivery]
 	// rescue hands over packets of connections that this node does not know.
 	rescue interface {
-		Set(rescue.Desired)
+		Begin(all map[netip.Addr]*rescue.Origins)
+		Update(changes map[netip.Addr]*rescue.Origins)
+		SetGone(nodes []netip.Addr)
 	}
 	// warn reports something wrong with a Service.
 	warn func(s lb.Service, reason lb.Reason, message string)
@@ -99,10 +105,11 @@ type proxy struct {
 	counts   counts
 	// unconfirmed are the Services with changes that the kernel has not confirmed.
 	unconfirmed map[lb.Key]bool
+	claims      *plan.Claims
 	lingers     lingers
-	dead        map[string]bool             // nodes, as the speaker says
-	previous    map[netip.Addr][]netip.Addr // where VIPs were, as speakers have said
-	ring        map[netip.Addr][]netip.Addr // which other nodes have those that routers spread, as speakers have said
+	heard       bool                          // a speaker
+	dead        map[string]bool               // nodes, as the speaker says
+	origins     map[netip.Addr]rescue.Origins // where connections to VIPs may be known, as speakers have said
 }
 
 // gap folds bursts of changes into one step. It is short, as a new Service and its slice come a few
@@ -116,38 +123,10 @@ func newProxy(self string, settings settings, families []lb.Family, log *slog.Lo
 		settled: make(chan struct{}), began: now(), dirty: map[lb.Key]time.Time{}, records: map[lb.Key]*record{},
 		waiting: "the first step",
 		counts:  newCounts(), unconfirmed: map[lb.Key]bool{}, lingers: newLingers(),
+		claims: plan.NewClaims(), origins: map[netip.Addr]rescue.Origins{},
 	}
 	p.runner = loop.New(p.step, loop.Options{Gap: gap})
 	return p
-}
-
-// mark notes that something of a Service has changed. It never blocks.
-func (p *proxy) mark(key lb.Key) {
-	p.dirtyMu.Lock()
-	if _, ok := p.dirty[key]; !ok {
-		p.dirty[key] = p.now()
-	}
-	p.dirtyMu.Unlock()
-	p.runner.Poke()
-}
-
-// markAll notes that every Service has to be planned again.
-func (p *proxy) markAll(at time.Time) {
-	p.dirtyMu.Lock()
-	defer p.dirtyMu.Unlock()
-	for _, key := range p.from.services.Keys() {
-		if _, ok := p.dirty[key]; !ok {
-			p.dirty[key] = at
-		}
-	}
-}
-
-func (p *proxy) takeDirty() map[lb.Key]time.Time {
-	p.dirtyMu.Lock()
-	defer p.dirtyMu.Unlock()
-	dirty := p.dirty
-	p.dirty = map[lb.Key]time.Time{}
-	return dirty
 }
 
 // step does all that is due. It costs what has changed, not what there is.
@@ -207,15 +186,17 @@ func (p *proxy) learn(f facts, now time.Time) {
 	if first || !f.samePlans(before) {
 		p.markAll(now)
 	}
+	p.markThose(p.claims.Configure(f.external, f.own), now)
 }
 
 // plan plans the dirty Services, and those on which their plans bear, which become dirty too. It
 // returns those whose plans changed.
 func (p *proxy) plan(dirty map[lb.Key]time.Time, now time.Time) map[lb.Key]bool {
+	var concerned []lb.Key
 	for _, key := range slices.SortedFunc(maps.Keys(dirty), lb.Key.Compare) {
-		p.planLive(key, now)
+		concerned = append(concerned, p.planLive(key, now)...)
 	}
-	for _, key := range p.lingers.changed(now) {
+	for _, key := range append(concerned, p.lingers.changed(now, p.claims)...) {
 		if _, ok := dirty[key]; !ok {
 			dirty[key] = now
 		}
@@ -223,7 +204,11 @@ func (p *proxy) plan(dirty map[lb.Key]time.Time, now time.Time) map[lb.Key]bool 
 	touched := map[lb.Key]bool{}
 	for key, since := range dirty {
 		r := p.records[key]
-		planned := r.live
+		planned := p.claims.Grant(r.live)
+		p.advise(r, planned.Denied)
+		if p.lingers.policy(key) {
+			planned = planned.AsCluster()
+		}
 		for _, ports := range p.lingers.of(key) {
 			planned = planned.WithLingering(ports)
 		}
@@ -236,8 +221,9 @@ func (p *proxy) plan(dirty map[lb.Key]time.Time, now time.Time) map[lb.Key]bool 
 	return touched
 }
 
-// planLive plans one Service by what the API server has, and lets the VIPs that it loses linger.
-func (p *proxy) planLive(key lb.Key, now time.Time) {
+// planLive plans one Service by what the API server has, and lets the VIPs that it loses linger. It
+// returns the other Services on whose frontends that bears.
+func (p *proxy) planLive(key lb.Key, now time.Time) []lb.Key {
 	r := p.records[key]
 	if r == nil {
 		r = &record{live: plan.Service{Key: key}, planned: plan.Service{Key: key}, applied: plan.Service{Key: key}}
@@ -247,22 +233,25 @@ func (p *proxy) planLive(key lb.Key, now time.Time) {
 	live := plan.Service{Key: key}
 	if svc, ok := p.from.services.Get(key); ok {
 		endpoints, _ := p.from.slices.Get(key)
-		live = plan.New(svc, lb.Without(endpoints, p.dead), p.facts.node)
+		live = plan.New(svc, plan.Without(endpoints, p.dead), p.facts.node)
 		r.trigger(endpoints, p.began)
-		p.advise(r, svc)
 	}
-	if gone := plan.Withdrawn(r.live, live); len(gone) > 0 && p.settings.drain > 0 {
+	if gone := plan.Withdrawn(r.planned, live); len(gone) > 0 && p.settings.drain > 0 {
 		p.lingers.add(key, gone, now.Add(p.settings.drain))
 	}
-	p.lingers.live(r.live, live)
+	if plan.Tightened(r.live, live) && p.settings.drain > 0 {
+		p.lingers.addPolicy(key, now.Add(p.settings.drain))
+	}
 	if !reflect.DeepEqual(r.live, live) { // else they are worth keeping once
 		r.live = live
 	}
+	return p.claims.Set(r.live)
 }
 
 // replan notes a new plan, and returns whether it differs from the one before.
 func (p *proxy) replan(r *record, planned plan.Service, since time.Time) bool {
-	same := planned.Policy == r.planned.Policy && slices.Equal(planned.VIPs, r.planned.VIPs)
+	same := planned.Policy == r.planned.Policy && slices.Equal(planned.VIPs, r.planned.VIPs) &&
+		slices.Equal(planned.Denied, r.planned.Denied)
 	for i, family := range allFamilies {
 		if plan.SameRules(r.planned, planned, family) {
 			continue
@@ -363,7 +352,11 @@ func (p *proxy) warn(r *record) {
 	}
 	if said != "" && said != r.warned {
 		if svc, ok := p.from.services.Get(r.planned.Key); ok {
-			p.to.warn(svc, lb.ReasonNotProgrammed, p.self+": the kernel refused the rules: "+said)
+			about := "the kernel refused the rules: "
+			if errors.As(r.failure, new(plan.TooLarge)) {
+				about = "the Service is too large: "
+			}
+			p.to.warn(svc, lb.ReasonNotProgrammed, p.self+": "+about+said)
 		}
 	}
 	r.warned = said

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
@@ -11,10 +13,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/landfall-lb/landfall/internal/kube/kubetest"
@@ -32,9 +36,14 @@ type fakeRules struct {
 	outcomes map[lb.Key]plan.Outcome
 	tried    bool
 	sets     int
+	// configured counts the calls of Configure.
+	configured int
 }
 
-func (f *fakeRules) Configure(c plan.Config) { f.config = c }
+func (f *fakeRules) Configure(c plan.Config) {
+	f.config = c
+	f.configured++
+}
 
 func (f *fakeRules) Begin(s map[lb.Key]plan.Service) { f.Update(s) }
 
@@ -114,9 +123,25 @@ func (f *fakeFeed) Update(changes map[lb.Key][]lb.Delivery) {
 	}
 }
 
-type fakeRescue struct{ wanted *rescue.Desired }
+// fakeRescue has what it was told; nil before that.
+type fakeRescue struct{ wanted map[netip.Addr]rescue.Origins }
 
-func (f *fakeRescue) Set(w rescue.Desired) { f.wanted = &w }
+func (f *fakeRescue) Begin(all map[netip.Addr]*rescue.Origins) {
+	f.wanted = map[netip.Addr]rescue.Origins{}
+	f.Update(all)
+}
+
+func (f *fakeRescue) Update(changes map[netip.Addr]*rescue.Origins) {
+	for vip, o := range changes {
+		if o == nil {
+			delete(f.wanted, vip)
+		} else {
+			f.wanted[vip] = *o
+		}
+	}
+}
+
+func (f *fakeRescue) SetGone([]netip.Addr) {}
 
 // bench is a proxy among fakes, with a clock of its own.
 type bench struct {
@@ -127,12 +152,15 @@ type bench struct {
 	slices   *kubetest.Table[lb.Key, []lb.Slice]
 	nodes    *kubetest.Table[string, lb.Node]
 	networks *kubetest.Table[string, []netip.Prefix]
+	pools    *kubetest.Table[string, []lb.Range]
+	own      []lb.Interface
 	rules    *fakeRules
 	flows    *fakeFlows
 	health   *fakeHealth
 	feed     *fakeFeed
-	update   lb.FeedUpdate
-	mute     bool // there is no speaker
+	update   lb.FeedUpdate // all that the speaker says
+	heard    lb.FeedUpdate // of it, by the proxy
+	mute     bool          // there is no speaker
 	rescue   fakeRescue
 	warnings []string
 	latency  []time.Duration
@@ -147,8 +175,11 @@ func newBench(t *testing.T, change ...func(*settings)) *bench {
 		services: kubetest.NewTable[lb.Key, lb.Service](), slices: kubetest.NewTable[lb.Key, []lb.Slice](),
 		nodes:    kubetest.NewTable[string, lb.Node](),
 		networks: kubetest.NewTable[string, []netip.Prefix](),
-		flows:    &fakeFlows{applied: map[lb.Key]plan.Service{}},
-		health:   &fakeHealth{state: healthState{Services: map[lb.Key]health.Service{}}},
+		pools:    kubetest.NewTable[string, []lb.Range](),
+		own: []lb.Interface{{Name: "eth0", Up: true, Addresses: []netip.Prefix{
+			netip.MustParsePrefix("172.31.0.1/24"), netip.MustParsePrefix("10.9.0.1/24")}}},
+		flows:  &fakeFlows{applied: map[lb.Key]plan.Service{}},
+		health: &fakeHealth{state: healthState{Services: map[lb.Key]health.Service{}}},
 	}
 	b.rules = &fakeRules{log: &b.order, wanted: map[lb.Key]plan.Service{}, outcomes: map[lb.Key]plan.Outcome{}}
 	b.feed = &fakeFeed{log: &b.order, all: map[lb.DeliveryKey]lb.Delivery{}}
@@ -158,11 +189,8 @@ func newBench(t *testing.T, change ...func(*settings)) *bench {
 	}
 	b.proxy = newProxy("here", set, []lb.Family{lb.IPv4, lb.IPv6}, slog.New(slog.DiscardHandler),
 		func() time.Time { return b.clock })
-	b.from = sources{b.services, b.slices, b.nodes, func() ([]lb.Interface, bool) {
-		return []lb.Interface{
-			{Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("172.31.0.1/24"),
-				netip.MustParsePrefix("10.9.0.1/24")}}}, true
-	}, func() (lb.FeedUpdate, bool) { return b.update, !b.mute }, b.networks}
+	b.from = sources{b.services, b.slices, b.nodes, func() ([]lb.Interface, bool) { return b.own, true },
+		b.hear, b.networks, b.pools}
 	b.to = sinks{
 		rules: b.rules, flows: b.flows, health: b.health, feed: b.feed, rescue: &b.rescue,
 		warn: func(s lb.Service, reason lb.Reason, message string) {
@@ -179,6 +207,16 @@ func newBench(t *testing.T, change ...func(*settings)) *bench {
 	return b
 }
 
+// hear is what the feed's actor offers.
+func (b *bench) hear() (news lb.FeedUpdate, ok bool) {
+	if b.mute {
+		return news, false
+	}
+	news = b.update.Since(b.heard)
+	b.heard = b.update
+	return news, true
+}
+
 // run does one step and returns when the next is due.
 func (b *bench) run() time.Duration {
 	b.t.Helper()
@@ -190,13 +228,21 @@ func (b *bench) run() time.Duration {
 }
 
 func (b *bench) tables() []interface{ SetSynced(bool) } {
-	return []interface{ SetSynced(bool) }{b.services, b.slices, b.nodes, b.networks}
+	return []interface{ SetSynced(bool) }{b.services, b.slices, b.nodes, b.networks, b.pools}
 }
 
 func (b *bench) synced() {
 	for _, table := range b.tables() {
 		table.SetSynced(true)
 	}
+}
+
+// clusterIP returns an address that the API server could have given to a Service of this name.
+func clusterIP(name string) netip.Addr {
+	h := fnv.New32()
+	h.Write([]byte(name))
+	n := h.Sum32()
+	return netip.AddrFrom4([4]byte{10, 96, byte(n >> 8), byte(n)})
 }
 
 func key(name string) lb.Key { return lb.Key{Namespace: "default", Name: name} }
@@ -206,7 +252,7 @@ func (b *bench) put(name, vip string, endpoints ...string) {
 	b.services.Set(key(name), lb.Service{
 		Key: key(name), UID: name, Type: lb.LoadBalancer, ExternalPolicy: lb.Local, InternalPolicy: lb.Cluster,
 		HealthCheckNodePort: 32000,
-		ClusterIPs:          []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+		ClusterIPs:          []netip.Addr{clusterIP(name)},
 		Ports:               []lb.ServicePort{{Protocol: lb.TCP, Port: 80}},
 		Ingress:             []lb.Ingress{{Addr: netip.MustParseAddr(vip)}},
 	})
@@ -459,7 +505,8 @@ func TestContract10FailuresAreSaid(t *testing.T) {
 		want) {
 		t.Errorf("warnings %q, want %q", b.warnings, want)
 	}
-	if st := b.status().Services[0]; st.State != stateFailed || st.VIPs[0].Reason != lb.ReasonNotProgrammed ||
+	if st := slices.Collect(b.proxy.services())[0]; st.State != stateFailed ||
+		st.VIPs[0].Reason != lb.ReasonNotProgrammed ||
 		!strings.Contains(st.VIPs[0].Message, "no lock") {
 		t.Errorf("status %+v", st)
 	}
@@ -533,7 +580,8 @@ func TestNodePortAddresses(t *testing.T) {
 		{"primary", map[lb.Family][]netip.Addr{lb.IPv4: at("172.31.0.1")}, false},
 		{"2001:db8::/32", map[lb.Family][]netip.Addr{lb.IPv6: at()}, true},
 	} {
-		f := flags{mode: "auto", detectLocalMode: "ClusterCIDR", nodePortAddresses: strings.Split(tt.flag, ",")}
+		f := flags{mode: "auto", detectLocalMode: "ClusterCIDR", externalIPs: "allow", localhostNodePorts: true,
+			nodePortAddresses: strings.Split(tt.flag, ",")}
 		if tt.flag == "" {
 			f.nodePortAddresses = nil
 		}
@@ -554,6 +602,119 @@ func TestNodePortAddresses(t *testing.T) {
 	}
 }
 
+// leftovers are what kube-proxy in mode ipvs and a node-local DNS cache leave on a node: n
+// addresses of Services.
+func leftovers(n int) []lb.Interface {
+	ipvs := lb.Interface{Name: "kube-ipvs0", Disabled: true, NoARP: true}
+	for i := range n {
+		v4 := netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)})
+		v6 := netip.AddrFrom16([16]byte{0xfd, 0x96, 14: byte(i >> 8), 15: byte(i)})
+		ipvs.Addresses = append(ipvs.Addresses, netip.PrefixFrom(v4, 32), netip.PrefixFrom(v6, 128))
+	}
+	return []lb.Interface{ipvs,
+		{Name: "nodelocaldns", Up: true, NoARP: true, Addresses: []netip.Prefix{
+			netip.MustParsePrefix("169.254.20.10/32"), netip.MustParsePrefix("10.96.0.10/32")}},
+		{Name: "off", Disabled: true, Addresses: []netip.Prefix{netip.MustParsePrefix("10.7.0.1/24")}},
+		{Name: "nocarrier", Addresses: []netip.Prefix{netip.MustParsePrefix("10.8.0.1/24")}}}
+}
+
+// Node ports are served at the node's own addresses, in both modes.
+func TestNodePortsAreNotServedAtLeftovers(t *testing.T) {
+	v6 := lb.Interface{Name: "eth1", Up: true, Addresses: []netip.Prefix{netip.MustParsePrefix("2001:db8::7/64"),
+		netip.MustParsePrefix("fe80::1/64")}}
+	lo := lb.Interface{Name: "lo", Up: true, Loopback: true, Addresses: []netip.Prefix{
+		netip.MustParsePrefix("127.0.0.1/8"), netip.MustParsePrefix("::1/128")}}
+	for _, tt := range []struct {
+		name   string
+		change func(*settings)
+		extra  []lb.Interface
+		v4, v6 string
+	}{
+		{"nftables", func(s *settings) { s.allAddresses = true }, leftovers(400), "[10.8.0.1 10.9.0.1 172.31.0.1]",
+			"[2001:db8::7]"},
+		{"iptables", func(s *settings) { s.loopbackNodePorts = true }, leftovers(400),
+			"[10.8.0.1 10.9.0.1 172.31.0.1 127.0.0.1]", "[2001:db8::7]"},
+		{"iptables, not at 127.0.0.1", func(*settings) {}, leftovers(400), "[10.8.0.1 10.9.0.1 172.31.0.1]",
+			"[2001:db8::7]"},
+		{"iptables, no leftovers", func(*settings) {}, leftovers(1)[2:], "[]", "[]"},
+		{"limited", func(s *settings) {
+			s.allAddresses = true
+			s.nodePorts = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}
+		}, leftovers(400), "[10.8.0.1 10.9.0.1]", "[]"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b := newBench(t, tt.change)
+			b.own = slices.Concat(b.own, []lb.Interface{lo, v6}, tt.extra)
+			b.synced()
+			b.run()
+			at := b.rules.config.NodePortAddresses
+			if got4, got6 := fmt.Sprint(at[lb.IPv4]), fmt.Sprint(at[lb.IPv6]); got4 != tt.v4 || got6 != tt.v6 {
+				t.Errorf("node ports at %s and %s, want %s and %s", got4, got6, tt.v4, tt.v6)
+			}
+		})
+	}
+}
+
+// The interfaces of pods come and go, with link-local addresses and with the gateway's: no step is
+// made for them, and one made all the same plans nothing.
+func TestInterfacesOfPodsPlanNothing(t *testing.T) {
+	pokes := 0
+	changed := ifAddressesChange(func() { pokes++ })
+	b := newBench(t, func(s *settings) { s.allAddresses = true })
+	gateway := netip.MustParsePrefix("10.200.1.1/32")
+	veth := func(n int) lb.Interface {
+		return lb.Interface{Index: n, Name: fmt.Sprint("veth", n), Up: true,
+			Addresses: []netip.Prefix{gateway, netip.MustParsePrefix(fmt.Sprintf("fe80::%d/64", n))}}
+	}
+	b.put("web", "192.0.2.1", "10.200.1.2")
+	b.own = append(b.own, veth(1))
+	changed(b.own)
+	b.synced()
+	b.run()
+	b.rules.confirm()
+	b.run()
+	sets, configured := b.rules.sets, b.rules.configured
+	for n := range 5 {
+		b.own = append(b.own, veth(n+2))
+		changed(b.own)
+		b.run()
+	}
+	changed(b.own[:len(b.own)-2])
+	if pokes != 1 || b.rules.sets != sets || b.rules.configured != configured {
+		t.Errorf("%d pokes, %d updates and %d configurations for interfaces of pods", pokes, b.rules.sets-sets,
+			b.rules.configured-configured)
+	}
+	b.own[0].Addresses = b.own[0].Addresses[:1]
+	changed(b.own)
+	b.run()
+	if pokes != 2 || b.rules.configured != configured+1 {
+		t.Errorf("an address of the node has gone: %d pokes, %d configurations", pokes, b.rules.configured)
+	}
+	if changed(leftovers(3)); pokes != 3 {
+		t.Error("other interfaces made no step")
+	}
+}
+
+// kube-proxy's flag for node ports at 127.0.0.1, with its name and default.
+func TestLocalhostNodePorts(t *testing.T) {
+	for arguments, want := range map[string]bool{
+		"": true, "--iptables-localhost-nodeports": true, "--iptables-localhost-nodeports=false": false,
+		"--iptables-localhost-nodeports=false --nodeport-addresses=127.0.0.0/8": false,
+		"--nodeport-addresses=10.0.0.0/8":                                       false,
+	} {
+		var f flags
+		set := pflag.NewFlagSet("", pflag.ContinueOnError)
+		f.add(set)
+		if err := set.Parse(strings.Fields(arguments)); err != nil {
+			t.Fatal(err)
+		}
+		s, err := f.settings()
+		if err != nil || s.loopbackNodePorts != want {
+			t.Errorf("%q: node ports at 127.0.0.1: %v, want %v (%v)", arguments, s.loopbackNodePorts, want, err)
+		}
+	}
+}
+
 func TestBadFlags(t *testing.T) {
 	for flag, change := range map[string]func(*flags){
 		"--scheduler: \"best\"":                 func(f *flags) { f.scheduler = "best" },
@@ -566,13 +727,94 @@ func TestBadFlags(t *testing.T) {
 		"needs --pod-interface-name-prefix":     func(f *flags) { f.detectLocalMode = "InterfaceNamePrefix" },
 		"\"a b\" is not a name of an interface": func(f *flags) { f.detectLocalMode, f.podBridge = "BridgeInterface", "a b" },
 		"--nodeport-addresses: \"x\"":           func(f *flags) { f.nodePortAddresses = []string{"x"} },
+		"--external-ips: \"10.0.0.0\"":          func(f *flags) { f.externalIPs = "192.0.2.0/24, 10.0.0.0" },
+		"--external-ips: \"\"":                  func(f *flags) { f.externalIPs = "" },
 		"--healthz-bind-address: \"localhost\"": func(f *flags) { f.healthzBindAddress = "localhost" },
 	} {
-		f := flags{mode: "auto", detectLocalMode: "ClusterCIDR", healthzBindAddress: "0.0.0.0:10256"}
+		f := flags{mode: "auto", detectLocalMode: "ClusterCIDR", healthzBindAddress: "0.0.0.0:10256", externalIPs: "allow"}
 		change(&f)
 		if _, err := f.settings(); err == nil || !strings.Contains(err.Error(), flag) {
 			t.Errorf("error %v does not say %q", err, flag)
 		}
+	}
+}
+
+// setPolicy changes the external policy of a Service, and moves its endpoints to another node.
+func (b *bench) setPolicy(name string, policy lb.TrafficPolicy) {
+	svc, _ := b.services.Get(key(name))
+	svc.ExternalPolicy = policy
+	b.services.Set(key(name), svc)
+	b.mark(key(name))
+}
+
+func (b *bench) moveEndpoints(name string) {
+	all, _ := b.slices.Get(key(name))
+	for _, s := range all {
+		for i := range s.Endpoints {
+			s.Endpoints[i].Node = "there"
+		}
+	}
+	b.mark(key(name))
+}
+
+// The policy becomes Local on a node without endpoints: the speaker and the health port hear it at
+// once, and the rules go on until what is in flight has come.
+func TestContract3RulesOutliveTheChangeToLocal(t *testing.T) {
+	b := newBench(t)
+	b.put("web", "192.0.2.1", "10.200.1.2")
+	b.moveEndpoints("web")
+	b.setPolicy("web", lb.Cluster)
+	b.synced()
+	b.run()
+	b.rules.confirm()
+	b.run()
+	vip := lb.DeliveryKey{Service: key("web"), VIP: netip.MustParseAddr("192.0.2.1")}
+	expect := func(when string, deliverable lb.Reason, action plan.Action) {
+		t.Helper()
+		d := b.feed.all[vip]
+		if got := d.Deliverable(); got != deliverable {
+			t.Errorf("%s: the feed says %q, want %q", when, got, deliverable)
+		}
+		for _, f := range b.rules.wanted[key("web")].Ports[0].Frontends {
+			if f.Kind == plan.LoadBalancer && f.Action != action {
+				t.Errorf("%s: the rules %s, want %s", when, f.Action, action)
+			}
+		}
+	}
+	expect("policy Cluster", "", plan.ToCluster)
+	b.setPolicy("web", lb.Local)
+	if again := b.run(); again <= 0 || again > 5*time.Second {
+		t.Errorf("the next step is due in %s", again)
+	}
+	expect("at once", lb.ReasonNoLocalBackends, plan.ToCluster)
+	b.rules.confirm()
+	b.run()
+	if h := b.health.state.Services[key("web")]; h.Port != 32000 || h.Local[lb.IPv4] != 0 {
+		t.Errorf("health %+v", h)
+	}
+	b.clock = b.clock.Add(3 * time.Second)
+	b.setPolicy("web", lb.Cluster)
+	b.run()
+	expect("policy Cluster again", "", plan.ToCluster)
+	b.setPolicy("web", lb.Local)
+	b.clock = b.clock.Add(3 * time.Second)
+	b.run()
+	expect("3 s after the last change", lb.ReasonNoLocalBackends, plan.ToCluster)
+	b.clock = b.clock.Add(5 * time.Second)
+	if again := b.run(); again != 0 {
+		t.Errorf("after the drain time there is a step due in %s", again)
+	}
+	expect("after the drain time", lb.ReasonNoLocalBackends, plan.Drop)
+	b.delete("web")
+	b.run()
+	b.rules.confirm()
+	b.run()
+	b.clock = b.clock.Add(time.Minute)
+	b.run()
+	b.rules.confirm()
+	b.run()
+	if len(b.records) != 0 || len(b.lingers.policies) != 0 {
+		t.Errorf("%d records, %d policies are kept", len(b.records), len(b.lingers.policies))
 	}
 }
 
@@ -595,6 +837,10 @@ func TestRandomStoriesEndAsAFreshStart(t *testing.T) {
 					Alone: []lb.Family{lb.IPv4, lb.IPv6}[:r.IntN(3)]}
 			default:
 				b.put(name, fmt.Sprint("192.0.2.", r.IntN(3)), fmt.Sprint("10.200.1.", r.IntN(3)+2))
+				if r.IntN(2) == 0 {
+					b.moveEndpoints(name)
+				}
+				b.setPolicy(name, []lb.TrafficPolicy{lb.Local, lb.Cluster}[r.IntN(2)])
 			}
 			b.clock = b.clock.Add(time.Duration(r.IntN(3000)) * time.Millisecond)
 			for range r.IntN(3) {
@@ -759,4 +1005,32 @@ func TestCountsFollowServices(t *testing.T) {
 		b.clock = b.clock.Add(time.Minute)
 	}
 	check(map[string]int{stateApplied: 1}, 0)
+}
+
+// TestAPlannerThatHangsIsSeen has the loop deadlocked on what it reads.
+func TestAPlannerThatHangsIsSeen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		hang := make(chan struct{})
+		interfaces := b.from.interfaces
+		b.from.interfaces = func() ([]lb.Interface, bool) { <-hang; return interfaces() }
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- b.runner.Run(ctx) }()
+		b.synced()
+		b.runner.Poke()
+		time.Sleep(time.Hour)
+		if busy := b.runner.Busy(); busy != time.Hour {
+			t.Errorf("busy for %v", busy)
+		}
+		close(hang)
+		synctest.Wait()
+		if busy := b.runner.Busy(); busy != 0 {
+			t.Errorf("busy for %v", busy)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }

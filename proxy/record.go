@@ -27,8 +27,8 @@ type record struct {
 	// warned is the last failure that was reported.
 	warned  string
 	counted counted
-	// advice says what of the Service's wishes is not followed; "" when all is.
-	advice string
+	// advice says what of the Service's wishes is not followed.
+	advice []lb.Refusal
 	// deliveries are what was last told of the VIPs.
 	deliveries []lb.Delivery
 }
@@ -56,7 +56,7 @@ func forget[V any](p *proxy, keys map[lb.Key]V) {
 		if _, exists := p.from.services.Get(key); exists || r.pending() || r.failure != nil {
 			continue
 		}
-		if len(r.planned.Ports)+len(r.applied.Ports)+len(p.lingers.of(key)) == 0 {
+		if len(r.planned.Ports)+len(r.applied.Ports)+len(p.lingers.of(key)) == 0 && !p.lingers.policy(key) {
 			p.counts.add(r, -1)
 			delete(p.records, key)
 		}
@@ -83,7 +83,7 @@ func newCounts() counts {
 	return counts{states: map[string]int{}, vips: map[lb.Reason]int{}, noLocal: map[string]int{}, advised: map[bool]int{}}
 }
 
-// counted is as what a record was counted.
+// counted is what a record has added to the counts.
 type counted struct {
 	state   string
 	vips    []lb.Reason
@@ -109,7 +109,7 @@ func (c counts) add(r *record, n int) {
 }
 
 func (r *record) count() counted {
-	now := counted{state: r.state(), advised: r.advice != ""}
+	now := counted{state: r.state(), advised: len(r.advice) > 0}
 	for _, d := range r.deliveries {
 		now.vips = append(now.vips, cmp.Or(d.Deliverable(), deliverable))
 	}

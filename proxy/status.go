@@ -1,25 +1,26 @@
 package main
 
 import (
-	"encoding/json"
-	"net/http"
+	"io"
+	"iter"
+	"maps"
 	"net/netip"
 	"slices"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/ops"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// status is what /v1/status shows.
+// status is what /v1/status shows, ahead of the list "services".
 type status struct {
 	Node string `json:"node"`
 	Mode string `json:"mode"`
 	// Waiting names what the proxy needs before it writes any rule; absent once it has it.
 	Waiting string `json:"waiting,omitempty"`
 	// Ready is set once the kernel has confirmed the rules of all Services.
-	Ready    bool            `json:"ready"`
-	Leaving  lb.Reason       `json:"leaving,omitempty"`
-	Services []serviceStatus `json:"services"`
+	Ready   bool      `json:"ready"`
+	Leaving lb.Reason `json:"leaving,omitempty"`
 }
 
 // The states of a Service.
@@ -81,23 +82,48 @@ type vipStatus struct {
 
 func (p *proxy) status() status {
 	p.mu.Lock()
-	st := status{Node: p.self, Mode: p.mode, Waiting: p.waiting, Ready: p.complete, Leaving: p.facts.leaving,
-		Services: []serviceStatus{}}
-	records := make([]record, 0, len(p.records)) // copies: the step goes on while they are described
-	for _, r := range p.records {
-		records = append(records, *r)
+	defer p.mu.Unlock()
+	return status{Node: p.self, Mode: p.mode, Waiting: p.waiting, Ready: p.complete, Leaving: p.facts.leaving}
+}
+
+// statusPiece is how many Services are copied at a time: the loop waits no longer than that takes.
+const statusPiece = 64
+
+// services describes all Services in their order. It copies a few at a time, so that it neither
+// copies all nor holds up the loop.
+func (p *proxy) services() iter.Seq[serviceStatus] {
+	return func(yield func(serviceStatus) bool) {
+		p.mu.Lock()
+		keys := slices.Collect(maps.Keys(p.records))
+		p.mu.Unlock()
+		slices.SortFunc(keys, lb.Key.Compare)
+		for piece := range slices.Chunk(keys, statusPiece) {
+			for _, r := range p.copies(piece) {
+				if !yield(r.status()) {
+					return
+				}
+			}
+		}
 	}
-	p.mu.Unlock()
-	slices.SortFunc(records, func(a, b record) int { return a.planned.Key.Compare(b.planned.Key) })
-	for _, r := range records {
-		st.Services = append(st.Services, r.status())
+}
+
+// copies returns the records of those Services that are still there: the step goes on while they
+// are described.
+func (p *proxy) copies(keys []lb.Key) []record {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	records := make([]record, 0, len(keys))
+	for _, key := range keys {
+		if r := p.records[key]; r != nil {
+			records = append(records, *r)
+		}
 	}
-	return st
+	return records
 }
 
 func (r *record) status() serviceStatus {
 	st := serviceStatus{
-		Service: r.planned.Key.String(), State: r.state(), Advice: r.advice, Ports: []portStatus{},
+		Service: r.planned.Key.String(), State: r.state(), Advice: adviceText(r.advice), Ports: []portStatus{},
 		HealthPort: r.planned.HealthPort,
 		LocalReady: plan.Health(r.planned, r.applied),
 	}
@@ -144,9 +170,6 @@ func describe(port plan.Port) portStatus {
 	return st
 }
 
-func (p *proxy) serveStatus(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", "application/json")
-	encoder := json.NewEncoder(w)
-	encoder.SetIndent("", "  ")
-	_ = encoder.Encode(p.status()) // the client has gone
+func (p *proxy) writeStatus(w io.Writer) error {
+	return ops.WriteStatus(w, p.status(), "services", p.services())
 }

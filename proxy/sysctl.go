@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -57,6 +58,55 @@ func (k kernelParameters) on(name string) bool {
 
 func (k kernelParameters) switchOn(name string) bool {
 	return k.set(name, 1, func(now int) bool { return now != 1 })
+}
+
+func (k kernelParameters) switchOff(name string) bool {
+	return k.set(name, 0, func(now int) bool { return now != 0 })
+}
+
+// unsetLocalnet switches off again what Landfall has switched on for node ports at 127.0.0.1.
+func (k kernelParameters) unsetLocalnet() {
+	if k.switchOff(routeLocalnet) {
+		k.log.Info("set a kernel parameter back", "parameter", "net/"+routeLocalnet, "value", 0)
+	}
+}
+
+// localnetMemory remembers whether Landfall has set route_localnet: see iptables.Localnet.
+type localnetMemory interface {
+	Set(context.Context) (set, needed bool, err error)
+	Mark(context.Context) error
+}
+
+// prepareLocalnet switches on what node ports at 127.0.0.1 need, and notes that first. Without such
+// node ports it switches off what a predecessor has switched on.
+func (s *settings) prepareLocalnet(ctx context.Context, parameters kernelParameters, memory localnetMemory) {
+	if parameters.on(routeLocalnet) {
+		set, needed, err := memory.Set(ctx)
+		switch {
+		case err != nil:
+			parameters.log.Warn("cannot find out who has set a kernel parameter", "parameter", "net/"+routeLocalnet, "error",
+				err)
+		case set && !needed && !s.loopbackNodePorts:
+			parameters.unsetLocalnet()
+		default:
+			s.setRouteLocalnet = set
+		}
+		return
+	}
+	if !s.loopbackNodePorts {
+		return
+	}
+	err := memory.Mark(ctx)
+	if err != nil {
+		parameters.log.Warn("cannot note that a kernel parameter is Landfall's", "parameter", "net/"+routeLocalnet, "error",
+			err)
+	}
+	if !parameters.switchOn(routeLocalnet) {
+		s.loopbackNodePorts = false
+		parameters.log.Warn("node ports are not reachable at 127.0.0.1")
+		return
+	}
+	s.setRouteLocalnet = err == nil
 }
 
 // conntrack writes conntrack's parameters.

@@ -2,13 +2,17 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
+	"github.com/landfall-lb/landfall/proxy/iptables"
 )
 
 func TestConntrackParameters(t *testing.T) {
@@ -104,4 +108,94 @@ func TestRedirectingInterfaces(t *testing.T) {
 	write("all", "0")
 	write("eth0", "0")
 	check("")
+}
+
+// What Landfall has set it sets back, when its rules go or the flag changes, also after a restart;
+// what the administrator has set, and what kube-proxy needs, stays.
+func TestWhatLandfallHasSetItSetsBack(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		before string // route_localnet
+		story  string // start, off (start without the node ports), kube (kube-proxy comes), cleanup
+		after  string
+		noted  bool
+	}{
+		{"set and cleaned up", "0", "start cleanup", "0", false},
+		{"cleaned up after restarts", "0", "start start start cleanup cleanup", "0", false},
+		{"the administrator's", "1", "start start cleanup", "1", false},
+		{"the administrator's, and the flag is off", "1", "off cleanup", "1", false},
+		{"the flag goes off", "0", "start off", "0", true}, // the actor removes the note
+		{"the flag is off", "0", "off", "0", false},
+		{"kept while it serves", "0", "start start", "1", true},
+		{"kube-proxy needs it", "0", "start kube cleanup", "1", false},
+		{"kube-proxy needs it, and the flag goes off", "0", "start kube off", "1", true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			ns := nstest.New(t)
+			ns.Run(t, "sysctl", "-qw", "net.ipv4.conf.all.route_localnet="+tt.before)
+			parameters := kernelParameters{"/proc/sys/net", slog.New(slog.DiscardHandler)}
+			ns.Do(t, func() error {
+				for step := range strings.FieldsSeq(tt.story) {
+					commands, err := iptables.Detect(t.Context(), lb.IPv4)
+					if err != nil {
+						return err
+					}
+					switch step {
+					case "start", "off":
+						s := settings{loopbackNodePorts: step == "start"}
+						s.prepareKernel(t.Context(), parameters, kernel{mode: modeIptables,
+							commands: map[lb.Family]iptables.Kernel{lb.IPv4: commands}})
+						if step == "start" && !parameters.on(routeLocalnet) {
+							t.Error("not set")
+						}
+						if step == "start" && tt.before == "0" && !s.setRouteLocalnet {
+							t.Error("the rules would not keep the note")
+						}
+					case "kube":
+						err = commands.Restore(t.Context(),
+							"*nat\n:KUBE-SERVICES - [0:0]\n-A PREROUTING -j KUBE-SERVICES\nCOMMIT\n")
+					case "cleanup":
+						err = iptables.Cleanup(t.Context(), parameters.unsetLocalnet)
+					}
+					if err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			if got := strings.TrimSpace(ns.Run(t, "cat", "/proc/sys/net/"+routeLocalnet)); got != tt.after {
+				t.Errorf("route_localnet is %s, want %s", got, tt.after)
+			}
+			if noted := strings.Contains(ns.Run(t, "iptables-save"), "LF-SET-ROUTE-LOCALNET"); noted != tt.noted {
+				t.Errorf("noted: %v, want %v", noted, tt.noted)
+			}
+		})
+	}
+}
+
+// memory is a localnetMemory that fails.
+type memory struct{ set, mark error }
+
+func (m memory) Set(context.Context) (set, needed bool, err error) { return false, false, m.set }
+func (m memory) Mark(context.Context) error                        { return m.mark }
+
+// Where nothing can be noted, or read, node ports work all the same, and nothing is set back.
+func TestRouteLocalnetWithoutMemory(t *testing.T) {
+	folder := t.TempDir()
+	file := filepath.Join(folder, routeLocalnet)
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, before := range []string{"0\n", "1\n"} {
+		if err := os.WriteFile(file, []byte(before), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s := settings{loopbackNodePorts: true}
+		broken := errors.New("no lock")
+		s.prepareLocalnet(t.Context(), kernelParameters{folder, slog.New(slog.DiscardHandler)}, memory{broken, broken})
+		if now, err := os.ReadFile(file); err != nil || string(now) != "1\n" || s.setRouteLocalnet || !s.loopbackNodePorts {
+			t.Errorf("before %q: now %q, settings %+v (%v)", before, now, s, err)
+		}
+	}
 }

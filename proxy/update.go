@@ -9,14 +9,13 @@ import (
 	"github.com/landfall-lb/landfall/proxy/rescue"
 )
 
-// hear takes over what the speaker says now, and makes the Services dirty that have endpoints on a
-// node of which it says something else than before. Without a speaker nobody is dead, and addresses
-// are as they were: those that have moved stay where they are.
+// hear takes over the speaker's latest update. It marks as dirty each Service with an endpoint on a
+// node that has died or come back. Without a speaker no node counts as dead, and what is known of
+// moved addresses stays.
 func (p *proxy) hear(now time.Time) {
 	n, ok := p.from.update()
 	if ok {
-		p.previous, p.ring = succeed(p.previous, n.Previous), succeed(p.ring, n.Ring)
-		p.to.rescue.Set(rescue.Desired{Previous: p.previous, Ring: p.ring, Gone: n.Gone})
+		p.follow(n)
 	}
 	dead := make(map[string]bool, len(n.Dead))
 	for _, node := range n.Dead {
@@ -47,19 +46,32 @@ func (p *proxy) hear(now time.Time) {
 	}
 }
 
-// succeed returns where connections to VIPs may be known: what is said of each now, or else what
+// follow passes on where connections to VIPs may be known: what is said of each now, or else what
 // was said of it before.
-func succeed(before, now map[netip.Addr][]netip.Addr) map[netip.Addr][]netip.Addr {
-	previous := make(map[netip.Addr][]netip.Addr, len(now))
-	for vip, nodes := range now {
-		if len(nodes) == 0 {
-			nodes = before[vip]
-		}
-		if len(nodes) > 0 {
-			previous[vip] = nodes
-		}
+func (p *proxy) follow(n lb.FeedUpdate) {
+	changes := make(map[netip.Addr]*rescue.Origins, len(n.Previous)+len(n.Ended))
+	for _, vip := range n.Ended {
+		delete(p.origins, vip)
+		changes[vip] = nil
 	}
-	return previous
+	for vip, previous := range n.Previous {
+		ring, spread := n.Ring[vip]
+		now, before := rescue.Origins{Previous: previous, Ring: ring}, p.origins[vip]
+		if len(previous) == 0 {
+			now.Previous = before.Previous
+		}
+		if spread && len(ring) == 0 {
+			now.Ring = before.Ring
+		}
+		p.origins[vip], changes[vip] = now, &now
+	}
+	p.to.rescue.SetGone(n.Gone)
+	if !p.heard {
+		p.heard = true
+		p.to.rescue.Begin(changes)
+	} else if len(changes) > 0 {
+		p.to.rescue.Update(changes)
+	}
 }
 
 // on reports whether there are endpoints on some of the nodes.

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"net/netip"
+	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/bfd"
@@ -29,9 +30,10 @@ type sources struct {
 	pools          table[string, lb.Pool]
 	advertisements table[string, lb.L2Advertisement]
 	interfaces     func() ([]lb.Interface, bool)
-	feed           feed      // nil unless the gate is the proxy
-	members        gossip    // the claims of the other nodes
-	liveness       diagnosis // which of them are there
+	wakes          func() (times uint64, woke time.Time) // how often the process was frozen, and when it last went on
+	feed           feed                                  // nil unless the gate is the proxy
+	members        gossip                                // the claims of the other nodes
+	liveness       diagnosis                             // which of them are there
 	routes         routeSources
 	// daemonSet has what started the speaker, by name, as long as it is there to stay; nil when nobody
 	// can know.
@@ -52,7 +54,7 @@ type feed interface {
 	Reason() lb.Reason
 	Connected() bool
 	Delivery(lb.DeliveryKey) *lb.Delivery
-	Set(lb.FeedUpdate)
+	Tell(lb.FeedUpdate)
 }
 
 type gossip interface {
@@ -62,6 +64,9 @@ type gossip interface {
 	Claims(netip.Addr) map[string]plan.Claim
 	Restarted(netip.Addr) bool
 	Joined() bool
+	Seek(bool)
+	Met() time.Time
+	Trouble() string
 	SetMACs([]string)
 	MACs() map[string]bool
 }
@@ -134,6 +139,7 @@ type sinks struct {
 	witness interface {
 		Set(witness.Desired)
 		Outcome() (lb.Witness, bool)
+		Contact() (asked time.Time, took time.Duration)
 	}
 	routes  routeSinks
 	objects interface {

@@ -20,7 +20,9 @@ type dirt struct {
 	all      bool
 	peers    bool            // the nodes that are to be met over gossip
 	nodes    bool            // the nodes' addresses
+	links    bool            // this node's interfaces
 	routes   bool            // all that BGP peers hear
+	status   bool            // what the status of objects for BGP shows
 	services map[lb.Key]bool // Services whose set of VIPs may differ, too
 	vips     map[netip.Addr]bool
 }
@@ -34,8 +36,14 @@ func (c *changes) mark(f func(*dirt)) {
 
 func (c *changes) markAll() { c.mark(func(d *dirt) { d.all = true }) }
 
+// markLinks takes a change of some interface of this node.
+func (c *changes) markLinks() { c.mark(func(d *dirt) { d.links = true }) }
+
 // markRoutes takes a change of an object that concerns BGP only.
 func (c *changes) markRoutes(string) { c.mark(func(d *dirt) { d.routes = true }) }
+
+// markStatus takes a change of the status of such an object, which changes no decision.
+func (c *changes) markStatus(string) { c.mark(func(d *dirt) { d.status = true }) }
 
 func (c *changes) markService(key lb.Key) {
 	c.mark(func(d *dirt) {

@@ -78,7 +78,7 @@ func TestForeignHolderIsReportedAndKeepsItsAddress(t *testing.T) {
 				!strings.Contains(c.Message, "172.26.236.180 is in use by 02:00:00:00:99:99 on eth0") {
 				t.Errorf("%s reports %+v", name, c)
 			}
-			if st := n.status().VIPs[0]; len(st.ConflictingHosts) != 1 || !st.Probing {
+			if st := n.whole(t).VIPs[0]; len(st.ConflictingHosts) != 1 || !st.Probing {
 				t.Errorf("status %+v", st)
 			}
 			want := `landfall_speaker_address_conflict{interface="eth0",mac="02:00:00:00:99:99",vip="172.26.236.180"} 1`
@@ -131,6 +131,54 @@ func TestNodesKnowOneAnother(t *testing.T) {
 			if len(n.ours) != 3 {
 				t.Errorf("%s knows %v", name, n.ours)
 			}
+		}
+	})
+}
+
+// Two Services have one VIP in their status, and the nodes serve its port for one of them. The VIP
+// stays announced, and the other Service's condition says why it is not served.
+func TestContract11TheLoserOfAFrontendIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.service(nginx, vip1)
+		r.start(w177, w178)
+		defer r.end()
+		owner := r.wire.who(vip1)
+		r.wire.watch(vip1)
+		for _, n := range r.nodes {
+			n.deliver(lb.Delivery{Service: other, VIP: vip1, Policy: lb.Cluster,
+				Refusal: lb.Refuse(lb.ReasonFrontendInUse, "172.26.236.180:80/tcp is held by Service default/my-nginx")})
+		}
+		r.api.services.Set(other, lb.Service{Key: other, Type: lb.LoadBalancer, ExternalPolicy: lb.Cluster,
+			Ingress: []lb.Ingress{{Addr: vip1}}})
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		r.wantAnswers("with the loser", vip1, owner...)
+		if r.wire.least[vip1] == 0 {
+			t.Error("no node answered for a moment")
+		}
+		condition := func(key lb.Key) (found lb.Condition) {
+			for _, n := range r.nodes {
+				if c, ok := n.reported(key); ok {
+					found = c
+				}
+			}
+			return found
+		}
+		if c := condition(nginx); !c.Status || c.Reason != lb.ReasonAnnounced {
+			t.Errorf("the winner's condition: %+v", c)
+		}
+		if c := condition(other); c.Status || c.Reason != lb.ReasonFrontendInUse ||
+			!strings.HasPrefix(c.Message, "172.26.236.180:80/tcp is held by Service default/my-nginx") {
+			t.Errorf("the loser's condition: %+v", c)
+		}
+		for _, n := range r.nodes {
+			n.deliver(lb.Delivery{Service: other, VIP: vip1, Policy: lb.Cluster, Ready: 1})
+		}
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if c := condition(other); !c.Status {
+			t.Errorf("it is served, and its condition says: %+v", c)
 		}
 	})
 }

@@ -5,9 +5,7 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"net/http"
 	"net/netip"
 	"os"
 	"path"
@@ -18,6 +16,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/landfall-lb/landfall/internal/actor"
 	"github.com/landfall-lb/landfall/internal/kube"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/links"
@@ -28,7 +27,9 @@ import (
 	"github.com/landfall-lb/landfall/speaker/l2"
 	"github.com/landfall-lb/landfall/speaker/liveness"
 	"github.com/landfall-lb/landfall/speaker/members"
+	"github.com/landfall-lb/landfall/speaker/partition"
 	"github.com/landfall-lb/landfall/speaker/plan"
+	"github.com/landfall-lb/landfall/speaker/pulse"
 	"github.com/landfall-lb/landfall/speaker/report"
 	"github.com/landfall-lb/landfall/speaker/witness"
 )
@@ -53,7 +54,8 @@ func main() {
 	os.Exit(ops.Main(ops.Program{
 		Name:               name,
 		Summary:            "announces external addresses of Services from this node while the node's kernel delivers them",
-		MetricsBindAddress: ":7481",
+		MetricsBindAddress: "localhost:7481",
+		StatusSocket:       "/run/landfall/speaker.sock",
 		Flags:              f.add,
 		Run:                f.run,
 	}))
@@ -63,6 +65,8 @@ type flags struct {
 	gate, feedSocket, bindAddress, gossipKeyFile string
 	namespace, daemonSet, onConflict, bgpListen  string
 	bindPort                                     uint16
+	gossipProfile                                string
+	probeInterval, probeTimeout                  time.Duration
 	hold, restartHold, announceEvery             time.Duration
 	options                                      options
 }
@@ -87,6 +91,9 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.DurationVar(&f.restartHold, "restart-hold", 5*time.Second,
 		"how long addresses stay reserved for a node whose speaker crashed while the node itself still answers; 0 lets "+
 			"another node take over at once")
+	set.DurationVar(&f.options.returnHold, "return-hold", partition.ReturnHold,
+		"how long a node that may have been cut off, or has just started, waits to hear another speaker before it announces "+
+			"an address that it did not own; four times as long if it does not reach the API server either; 0 does not wait")
 	set.StringSliceVar(&f.options.exclude, "exclude-interfaces", strings.Split(excluded, ","),
 		"shell patterns of interfaces that answer ARP and NDP only if an L2Advertisement names them")
 	set.StringVar(&f.onConflict, "on-address-conflict", string(plan.RefuseOnConflict),
@@ -105,18 +112,29 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.StringVar(&f.daemonSet, "daemonset", "",
 		"DaemonSet in --namespace that runs the speaker; a speaker that stops after this DaemonSet was deleted withdraws "+
 			"its BGP routes, instead of leaving them to a successor (default: always expect a successor)")
+	set.StringVar(&f.gossipProfile, "gossip-profile", "lan",
+		"how fast speakers find a node that has died, and how slow the network between them may be: lan or wan (up to "+
+			"200 ms); the same on all nodes")
+	set.DurationVar(&f.probeInterval, "probe-interval", 0,
+		"time between two probes by one speaker, each of another; a crash is noticed after about five of them (default: "+
+			"that of --gossip-profile, 100ms or 500ms)")
+	set.DurationVar(&f.probeTimeout, "probe-timeout", 0,
+		"how long a speaker waits for the answer to a probe (default: that of --gossip-profile, 50ms or 300ms)")
 	set.StringVar(&f.gossipKeyFile, "gossip-key-file", "",
-		"file with the key that encrypts gossip: 16, 24 or 32 bytes, raw or in base64; the same on all nodes (default: "+
-			"gossip is not encrypted)")
+		"file with the keys of gossip, one a line: 16, 24 or 32 bytes, raw or in base64; the first one encrypts, and all of "+
+			"them decrypt; read again when it changes (default: gossip is not encrypted)")
 }
 
 // check reads what the flags say.
-func (f *flags) check() (bind netip.Addr, key []byte, err error) {
+func (f *flags) check() (bind netip.Addr, keys [][]byte, err error) {
 	if err := cmp.Or(
 		ops.OneOf("gate", f.gate, "proxy", "none"), ops.NotNegative("hold", f.hold),
 		ops.NotNegative("restart-hold", f.restartHold), ops.NotNegative("bgp-convergence", f.options.convergence),
 	); err != nil {
 		return bind, nil, err
+	}
+	if f.options.returnHold < 0 {
+		return bind, nil, ops.Usagef("--return-hold: %s is negative", f.options.returnHold)
 	}
 	if f.options.onConflict, err = plan.ParseOnConflict(f.onConflict); err != nil {
 		return bind, nil, ops.Usagef("--on-address-conflict: %w", err)
@@ -143,42 +161,60 @@ func (f *flags) check() (bind netip.Addr, key []byte, err error) {
 		}
 	}
 	if f.gossipKeyFile != "" {
-		content, err := os.ReadFile(f.gossipKeyFile)
-		if err != nil {
-			return bind, nil, fmt.Errorf("--gossip-key-file: %w", err)
-		}
-		if key, err = members.ParseKey(content); err != nil {
-			return bind, nil, fmt.Errorf("--gossip-key-file %s: %w", f.gossipKeyFile, err)
-		}
+		keys, _, err = readKeys(f.gossipKeyFile)
 	}
-	return bind, key, nil
+	return bind, keys, err
 }
 
-// watch has the speaker follow what it reads from the API server.
-func (f *flags) watch(client *kube.Client, s *speaker) {
+// watch has the speaker follow what it reads from the API server. The actor that it returns reads
+// the passwords of BGP sessions.
+func (f *flags) watch(client *kube.Client, s *speaker) actor.Runner {
 	s.from = sources{
 		services:       kube.LabelledServices(client, s.changes.markService),
 		nodes:          kube.Nodes(client, "", func(node string) { s.changes.markNode(node == s.self) }),
-		pools:          kube.Pools(client, func(string) { s.changes.markAll() }),
+		pools:          kube.Pools(client, func(string) { s.changes.markAll() }, nil),
 		advertisements: kube.L2Advertisements(client, func(string) { s.changes.markAll() }),
 	}
+	var peers *kube.Table[string, lb.Peer]
+	passwords := client.Passwords(f.namespace, func() map[string]bool { return secretsOf(peers.All(), f.namespace) },
+		s.changes.markRoutes)
+	peers = kube.BGPPeers(client, func(name string) {
+		passwords.Poke()
+		s.changes.markRoutes(name)
+	}, s.changes.markStatus)
 	s.from.routes = routeSources{
-		peers:          kube.BGPPeers(client, s.changes.markRoutes),
-		advertisements: kube.BGPAdvertisements(client, s.changes.markRoutes),
+		peers:          peers,
+		advertisements: kube.BGPAdvertisements(client, s.changes.markRoutes, s.changes.markStatus),
 		communities:    kube.Communities(client, s.changes.markRoutes),
 		profiles:       kube.BFDProfiles(client, s.changes.markRoutes),
-		passwords:      kube.Passwords(client, f.namespace, s.changes.markRoutes), namespace: f.namespace,
+		passwords:      passwords, namespace: f.namespace,
 	}
 	if f.daemonSet != "" {
 		s.from.daemonSet = kube.DaemonSet(client, f.namespace, f.daemonSet, func(string) { s.runner.Poke() })
 	}
 	client.OnSync(s.changes.markSynced)
+	return passwords
+}
+
+// secretsOf returns the names of the Secrets in a namespace in which peers have passwords.
+func secretsOf(peers map[string]lb.Peer, namespace string) map[string]bool {
+	names := map[string]bool{}
+	for _, p := range peers {
+		if ref := p.PasswordSecret; ref != nil && (ref.Namespace == "" || ref.Namespace == namespace) {
+			names[ref.Name] = true
+		}
+	}
+	return names
 }
 
 func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
-	bind, key, err := f.check()
+	bind, keys, err := f.check()
 	if err != nil {
 		return err
+	}
+	profile, err := members.ParseProfile(f.gossipProfile, f.probeInterval, f.probeTimeout)
+	if err != nil {
+		return ops.Usagef("%w", err)
 	}
 	if err := prefer(); err != nil {
 		rt.Log.Info("the speaker runs at normal priority; without CPU time it looks dead to the other speakers", "error", err)
@@ -189,26 +225,29 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	}
 	s := newSpeaker(rt.NodeName, f.options.class, rt.Log)
 	s.opts = f.options
-	f.watch(client, s)
+	passwords := f.watch(client, s)
 
-	around := newSurroundings(client, rt, f.namespace, s.from.nodes)
+	around := newSurroundings(client, rt, f.namespace)
 	var watcher *links.Watcher
 	watcher = links.New(links.Options{Namespace: netns.None(), Log: rt.Log, Changed: func() {
 		if interfaces, known := watcher.All(); known {
 			around.Set(interfaces)
 		}
-		s.changes.markAll()
+		s.changes.markLinks()
 	}})
 	s.from.interfaces = watcher.All
+	beat := pulse.New(profile.Unnoticed(), s.changes.markAll)
+	s.from.wakes = beat.Wakes
 	alive := liveness.New(liveness.Options{Self: rt.NodeName, Hold: f.restartHold, Log: rt.Log,
-		Changed: s.changes.markAll})
+		Changed: s.changes.markAll, Probe: liveness.AnswersWithin(profile.ProbeTimeout)})
 	talk := members.New(members.Options{
-		Self: rt.NodeName, Bind: bindAddress(bind, rt.NodeName, s.from.nodes), Port: int(f.bindPort), Key: key,
-		Born: time.Now(), Liveness: alive, Log: rt.Log, Changed: s.changes.markVIPs,
+		Self: rt.NodeName, Bind: bindAddress(bind, rt.NodeName, s.from.nodes), Port: int(f.bindPort), Keys: keys,
+		Born: time.Now(), Profile: profile, Alone: f.options.returnHold, Liveness: alive, Log: rt.Log,
+		Changed: s.changes.markVIPs,
 	})
 	s.from.members, s.from.liveness = talk, alive
 	responder := l2.New(l2.Options{Log: rt.Log, Repeat: f.announceEvery, Stats: newPackets(rt.Metrics),
-		Changed: s.runner.Poke})
+		Changed: s.runner.Poke, Wakes: func() uint64 { wakes, _ := beat.Wakes(); return wakes }})
 	events := client.Events(name, rt.NodeName)
 	reporter := newReporter(client, s, events)
 	reporter.Begin(nil) // nothing is reported before the first update
@@ -223,28 +262,38 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	seen := witness.New(witness.Options{Lease: client.Witnesses(f.namespace, leaseName), Log: rt.Log,
 		Changed: s.runner.Poke})
 	s.to.witness = seen
-	actors := []func(context.Context) error{
-		around.Run, client.Run, watcher.Run, talk.Run, alive.Run, responder.Run, events.Run, reporter.Run, s.runner.Run,
-		seen.Run,
-		outlived(sessions.Run, watches.Run), objects.Run,
+	actors := map[string]actor.Runner{
+		"gateways": around, "watches": client, "interfaces": watcher, "gossip": talk, "probes of speakers": alive,
+		"ARP and NDP": responder, "events": events, "status of Services": reporter, "plan": s.runner, "partitions": seen,
+		"pulse": beat, "passwords": passwords,
+		"BGP and BFD": outlived{sessions, watches}, "status of BGP objects": objects,
+	}
+	if keys != nil {
+		actors["gossip keys"] = newKeyFile(f.gossipKeyFile, talk.SetKeys, rt.Log)
 	}
 	if f.gate == "proxy" {
 		fed := gate.NewFeed(gate.Options{Dial: gate.DialUnix(f.feedSocket), Hold: f.hold, Log: rt.Log,
 			Changed: s.changes.markVIPs})
 		s.from.feed = fed
-		actors = append(actors, fed.Run)
+		actors["feed"] = fed
 	} else {
 		s.from.slices = kube.Slices(client, s.changes.markService)
 		rt.Log.Warn("the speaker trusts endpoints alone and does not check that this node's rules deliver an address", "gate",
 			f.gate)
 	}
 	rt.Metrics.MustRegister(newCollector(s), newPathCollector(s))
-	rt.Handle("GET /v1/status", http.HandlerFunc(s.serveStatus))
+	rt.Status(s.writeStatus)
+	rt.ReviewMetrics(client.ReviewMetrics)
 	rt.Ready("speaker", s.ready)
 
 	rt.Log.Info("starting", "version", ops.BuildVersion(), "node", rt.NodeName, "api", client.Host(), "gate", f.gate,
-		"encrypted", key != nil)
-	return live(ctx, s, actors)
+		"encrypted", keys != nil)
+	var runs []func(context.Context) error
+	for name, a := range actors {
+		rt.Live(name, a.Busy)
+		runs = append(runs, a.Run)
+	}
+	return live(ctx, s, runs)
 }
 
 // newReporter returns the actor that writes to Services whether their addresses are announced.
@@ -297,19 +346,23 @@ func live(ctx context.Context, s *speaker, actors []func(context.Context) error)
 	return group.Wait()
 }
 
-// outlived runs an actor, and another that goes on until the first has ended: BFD, as a router that
+// outlived is an actor, and another that goes on until the first has ended: BFD, as a router that
 // hears of the end by it before BGP sessions are closed drops the routes that it would keep over a
 // graceful restart.
-func outlived(first, last func(context.Context) error) func(context.Context) error {
-	return func(ctx context.Context) error {
-		ctx, end := context.WithCancel(ctx)
-		after, endLast := context.WithCancel(context.WithoutCancel(ctx))
-		var group errgroup.Group
-		group.Go(func() error { defer endLast(); return first(ctx) })
-		group.Go(func() error { defer end(); return last(after) })
-		return group.Wait()
-	}
+type outlived struct{ first, last actor.Runner }
+
+// Run runs both until ctx ends.
+func (o outlived) Run(ctx context.Context) error {
+	ctx, end := context.WithCancel(ctx)
+	after, endLast := context.WithCancel(context.WithoutCancel(ctx))
+	var group errgroup.Group
+	group.Go(func() error { defer endLast(); return o.first.Run(ctx) })
+	group.Go(func() error { defer end(); return o.last.Run(after) })
+	return group.Wait()
 }
+
+// Busy returns for how long one of them has been at one thing.
+func (o outlived) Busy() time.Duration { return max(o.first.Busy(), o.last.Busy()) }
 
 // bindAddress returns the address given or waits for this node's own.
 func bindAddress(given netip.Addr, self string,
@@ -341,7 +394,7 @@ func (s *speaker) ready() error {
 	case waiting != "":
 		return fmt.Errorf("waiting for %s", waiting)
 	case !s.from.members.Joined():
-		return errors.New("has not met the other speakers yet")
+		return fmt.Errorf("has not met the other speakers yet%s", s.from.members.Trouble())
 	case s.from.feed != nil && s.from.feed.Reason() != "":
 		return fmt.Errorf("waiting for the proxy: %s", s.from.feed.Reason())
 	}

@@ -64,10 +64,10 @@ func newCollector(s *speaker) *collector {
 			"service"),
 		claims:     desc("claims", "VIPs by why this node does not claim them; Claimed for those that it does.", "reason"),
 		reasons:    desc("vip_reason", "1 for each VIP and why this node does or does not announce it.", "vip", "reason"),
-		missing:    desc("members_missing", "Nodes whose speaker has stopped answering without taking its leave."),
-		majority:   desc("majority", "1 while this node sees most of the speakers that it has met."),
+		missing:    desc("members_missing", "Nodes whose speaker disappeared without leaving."),
+		majority:   desc("majority", "1 while this node sees a majority of the speakers that it has met."),
 		members:    desc("members", "Live nodes that run a speaker, this one included."),
-		feedUsable: desc("gate_usable", "1 while this node's claims can rest on what its gate says."),
+		feedUsable: desc("gate_usable", "1 while the speaker can trust what its readiness source reports."),
 		changes:    desc("owner_changes_total", "Changes of a VIP's owner, as this node saw them."),
 		conflicts: desc(
 			"address_conflict",

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// niceness is that of the speaker: ahead of what else runs on the node, as a speaker that gets no
-// processor for half a second is taken for gone, and well behind what is real-time.
+// niceness is the speaker's: ahead of the node's other processes, because a speaker that gets no
+// CPU time for half a second looks dead to its peers, and well behind real-time ones.
 const niceness = -15
 
 // prefer raises the priority of all threads of this process, and so of those that they will start.

@@ -38,6 +38,7 @@ func TestMinorityYields(t *testing.T) {
 	inRig(t, func(r *rig) {
 		r.start(w177, w178, w179)
 		r.service(nginx, vip1)
+		time.Sleep(time.Minute) // what it has just taken, it would give up
 		order := ranked(vip1)
 		apart := r.nodes[order[0]]
 		apart.apiless = true
@@ -80,6 +81,7 @@ func TestHealWithoutAPIServer(t *testing.T) {
 	inRig(t, func(r *rig) {
 		r.start(w177, w178, w179)
 		r.service(nginx, vip1)
+		time.Sleep(time.Minute) // what it has just taken, it would give up
 		order := ranked(vip1)
 		for _, n := range r.nodes {
 			n.apiless = true
@@ -124,8 +126,8 @@ func TestLastNodeGoesOn(t *testing.T) {
 		r.start(w177, w178, w179)
 		r.service(nginx, vip1)
 		order := ranked(vip1)
-		r.crash(order[0])
-		r.crash(order[1])
+		r.die(order[0])
+		r.die(order[1])
 		// What the two said while they were a majority counts no more.
 		r.leaseMu.Lock()
 		r.lease = nil
@@ -143,7 +145,7 @@ func TestMissingNodesAreNamed(t *testing.T) {
 		order := ranked(vip1)
 		r.crash(order[0])
 		heir := r.nodes[order[1]]
-		st := heir.status()
+		st := heir.whole(t)
 		if len(st.Members.Missing) != 1 || st.Members.Missing[0] != order[0] || !st.Members.Majority {
 			t.Errorf("members %+v", st.Members)
 		}
@@ -155,10 +157,10 @@ func TestMissingNodesAreNamed(t *testing.T) {
 		}
 		registry := prometheus.NewRegistry()
 		registry.MustRegister(newCollector(heir.speaker))
-		want := `# HELP landfall_speaker_majority 1 while this node sees most of the speakers that it has met.
+		want := `# HELP landfall_speaker_majority 1 while this node sees a majority of the speakers that it has met.
 # TYPE landfall_speaker_majority gauge
 landfall_speaker_majority 1
-# HELP landfall_speaker_members_missing Nodes whose speaker has stopped answering without taking its leave.
+# HELP landfall_speaker_members_missing Nodes whose speaker disappeared without leaving.
 # TYPE landfall_speaker_members_missing gauge
 landfall_speaker_members_missing 1
 # HELP landfall_speaker_vip_reason 1 for each VIP and why this node does or does not announce it.

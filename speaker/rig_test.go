@@ -1,7 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"log/slog"
 	"maps"
 	"net"
@@ -16,6 +19,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/bfd"
 	"github.com/landfall-lb/landfall/speaker/l2"
+	"github.com/landfall-lb/landfall/speaker/partition"
 	"github.com/landfall-lb/landfall/speaker/plan"
 	"github.com/landfall-lb/landfall/speaker/report"
 	"github.com/landfall-lb/landfall/speaker/witness"
@@ -69,6 +73,7 @@ type wire struct {
 	mu      sync.Mutex
 	answers map[netip.Addr]map[string]bool
 	least   map[netip.Addr]int // the least number of nodes that answered at any moment
+	ever    map[string]bool    // those that answered at any moment since ever was emptied, as "node vip"
 }
 
 func (w *wire) set(node string, answers map[netip.Addr]l2.Answer) {
@@ -82,6 +87,7 @@ func (w *wire) set(node string, answers map[netip.Addr]l2.Answer) {
 	for vip, nodes := range w.answers {
 		if _, ok := answers[vip]; ok {
 			nodes[node] = true
+			w.ever[node+" "+vip.String()] = true
 		} else {
 			delete(nodes, node)
 		}
@@ -96,6 +102,19 @@ func (w *wire) watch(vip netip.Addr) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.least[vip] = len(w.answers[vip])
+}
+
+// forget begins to note anew who answers at any moment, from now on.
+func (w *wire) forget() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	clear(w.ever)
+}
+
+func (w *wire) answered(node string, vip netip.Addr) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.ever[node+" "+vip.String()]
 }
 
 func (w *wire) who(vip netip.Addr) []string {
@@ -113,12 +132,19 @@ type fakeNode struct {
 	live        bool
 	joined      bool
 	claims      map[netip.Addr]plan.Claim
+	decided     int // how many decisions about VIPs there were
 	peers       map[string][]netip.Addr
 	outcome     map[netip.Addr][]string
 	rounds      map[netip.Addr]int
 	macs        []string
 	sees        func(node string) bool // nil: all
 	apiless     bool                   // cannot read the Lease
+	cutOff      bool                   // from the kernels of the others, too
+	unheard     bool                   // has read the Lease only once
+	seeks       bool
+	met, woke   time.Time
+	wakes       uint64
+	muted       bool // as the actor for ARP and NDP is told
 	probed      map[netip.Addr]bool
 	conflicting map[netip.Addr][]plan.ConflictingHost
 	ours        map[string]bool
@@ -141,7 +167,8 @@ type fakeNode struct {
 func newRig(t testing.TB) *rig {
 	r := &rig{
 		t: t, nodes: map[string]*fakeNode{},
-		wire: &wire{answers: map[netip.Addr]map[string]bool{}, least: map[netip.Addr]int{}},
+		wire: &wire{answers: map[netip.Addr]map[string]bool{}, least: map[netip.Addr]int{},
+			ever: map[string]bool{}},
 		api: api{
 			services: kubetest.NewTable[lb.Key, lb.Service](), slices: kubetest.NewTable[lb.Key, []lb.Slice](),
 			nodes: kubetest.NewTable[string, lb.Node](),
@@ -171,6 +198,11 @@ func newRig(t testing.TB) *rig {
 				defer n.mu.Unlock()
 				return n.interfaces, n.interfaces != nil
 			},
+			wakes: func() (uint64, time.Time) {
+				n.mu.Lock()
+				defer n.mu.Unlock()
+				return n.wakes, n.woke
+			},
 			feed: fakeFeed{n}, members: fakeGossip{n}, liveness: fakeLiveness{n},
 			routes: routeSources{
 				peers: r.api.peers, advertisements: r.api.bgpAds, communities: r.api.communities, profiles: r.api.profiles,
@@ -186,7 +218,7 @@ func newRig(t testing.TB) *rig {
 		}
 		n.daemonSet = kubetest.NewTable[string, bool]()
 		n.daemonSet.Set("landfall-node", true)
-		n.opts.convergence = 3 * time.Second
+		n.opts.convergence, n.opts.returnHold = 3*time.Second, partition.ReturnHold
 		r.nodes[name] = n
 	}
 	r.follow()
@@ -321,6 +353,7 @@ func (g fakeGossip) Begin(all map[netip.Addr]*plan.Claim) { g.Update(all) }
 
 func (g fakeGossip) Update(changes map[netip.Addr]*plan.Claim) {
 	g.mu.Lock()
+	g.decided += len(changes)
 	var changed []netip.Addr
 	for vip, claim := range changes {
 		old, ok := g.fakeNode.claims[vip]
@@ -356,25 +389,34 @@ type fakeLiveness struct{ *fakeNode }
 func (g fakeLiveness) Set(map[string][]netip.Addr) {}
 
 func (g fakeLiveness) Speakers() plan.Speakers {
+	g.mu.Lock()
+	silent, cut, sees := slices.Clone(g.dead), g.cutOff, g.sees
+	g.mu.Unlock()
 	live := []string{g.self}
 	for name, n := range g.rig.nodes {
 		n.mu.Lock()
-		if n.live && name != g.self && (g.sees == nil || g.sees(name)) {
+		switch {
+		case name == g.self:
+		case n.live && (sees == nil || sees(name)):
 			live = append(live, name)
+		case (cut || n.cutOff || n.cancel == nil) && !slices.Contains(silent, name):
+			silent = append(silent, name)
 		}
 		n.mu.Unlock()
 	}
 	slices.Sort(live)
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return plan.SpeakersOf(g.self, live, slices.Sorted(maps.Keys(g.rig.nodes)), g.dead)
+	slices.Sort(silent)
+	return plan.SpeakersOf(g.self, live, slices.Sorted(maps.Keys(g.rig.nodes)), silent)
 }
 
 func (g fakeGossip) Claims(vip netip.Addr) map[string]plan.Claim {
+	g.mu.Lock()
+	sees := g.sees
+	g.mu.Unlock()
 	claims := map[string]plan.Claim{}
 	for name, n := range g.rig.nodes {
 		n.mu.Lock()
-		if c, ok := n.claims[vip]; ok && n.live && name != g.self && (g.sees == nil || g.sees(name)) {
+		if c, ok := n.claims[vip]; ok && n.live && name != g.self && (sees == nil || sees(name)) {
 			claims[name] = c
 		}
 		n.mu.Unlock()
@@ -400,10 +442,10 @@ func (g fakeGossip) MACs() map[string]bool {
 	return all
 }
 
-func (f fakeFeed) Set(n lb.FeedUpdate) {
+func (f fakeFeed) Tell(n lb.FeedUpdate) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.update = n
+	f.update.Apply(n)
 }
 
 func (g fakeGossip) Restarted(netip.Addr) bool { return false }
@@ -414,13 +456,46 @@ func (g fakeGossip) Joined() bool {
 	return g.joined
 }
 
+// Seek has the node exchange states with another one that it sees, which takes a moment.
+func (g fakeGossip) Seek(on bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if on && !g.seeks {
+		time.AfterFunc(20*time.Millisecond, g.seek)
+	}
+	g.seeks = on
+}
+
+func (g fakeGossip) seek() {
+	began := time.Now().Add(-20 * time.Millisecond)
+	alone := len(fakeLiveness(g).Speakers().Live) == 1
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.seeks {
+		return
+	}
+	if !alone {
+		g.met = began
+		g.runner.Poke()
+	}
+	time.AfterFunc(200*time.Millisecond, g.seek)
+}
+
+func (g fakeGossip) Met() time.Time {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.met
+}
+
+func (g fakeGossip) Trouble() string { return "" }
+
 type fakeL2 struct{ *fakeNode }
 
 func (f fakeL2) Set(d l2.Desired) {
 	f.mu.Lock()
 	outcome := map[netip.Addr][]string{}
 	for vip, answer := range d.Answers {
-		if !f.mute {
+		if !f.mute && (!d.Mute || f.outcome[vip] != nil) {
 			outcome[vip] = answer.On
 		}
 		f.fakeNode.rounds[vip] = answer.Round
@@ -432,9 +507,9 @@ func (f fakeL2) Set(d l2.Desired) {
 		}
 	}
 	same := maps.EqualFunc(f.outcome, outcome, slices.Equal) && maps.Equal(f.probed, probed)
-	f.probed, f.ours = probed, d.Ours
+	f.probed, f.ours, f.muted = probed, d.Ours, d.Mute
 	f.fakeNode.outcome = outcome
-	muted := f.mute
+	muted := f.mute || d.Mute
 	f.mu.Unlock()
 	if muted {
 		d.Answers = nil
@@ -455,12 +530,41 @@ func (f fakeL2) Outcome() l2.Outcome {
 type fakeWitness struct {
 	*fakeNode
 	desired witness.Desired
+	asked   time.Time
+	asking  bool
+}
+
+// ask has the API server answer, once a second.
+func (f *fakeWitness) ask() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.asking || !f.desired.Heed && !f.desired.Tell {
+		return
+	}
+	f.asking = true
+	if !f.apiless {
+		f.asked = time.Now()
+		f.runner.Poke()
+	}
+	time.AfterFunc(time.Second, func() {
+		f.mu.Lock()
+		f.asking = false
+		f.mu.Unlock()
+		f.ask()
+	})
+}
+
+func (f *fakeWitness) Contact() (asked time.Time, took time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.asked, 5 * time.Millisecond
 }
 
 func (f *fakeWitness) Set(d witness.Desired) {
 	f.mu.Lock()
 	f.desired = d
 	f.mu.Unlock()
+	f.ask()
 	if !d.Tell || d.Rank > 0 {
 		return
 	}
@@ -477,7 +581,7 @@ func (f *fakeWitness) Set(d witness.Desired) {
 
 func (f *fakeWitness) Outcome() (lb.Witness, bool) {
 	f.mu.Lock()
-	heed := f.desired.Heed && !f.apiless
+	heed := f.desired.Heed && !f.apiless && !f.unheard
 	f.mu.Unlock()
 	f.rig.leaseMu.Lock()
 	defer f.rig.leaseMu.Unlock()
@@ -528,4 +632,20 @@ func inRig(t *testing.T, f func(r *rig)) {
 		defer r.end()
 		f(r)
 	})
+}
+
+// wholeStatus is what /v1/status shows.
+type wholeStatus struct {
+	status
+	VIPs []vipStatus `json:"vips"`
+}
+
+func (s *speaker) whole(t *testing.T) wholeStatus {
+	t.Helper()
+	var text bytes.Buffer
+	var got wholeStatus
+	if err := errors.Join(s.writeStatus(&text), json.Unmarshal(text.Bytes(), &got)); err != nil {
+		t.Fatal(err)
+	}
+	return got
 }

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"encoding/json"
-	"net/http/httptest"
 	"net/netip"
 	"slices"
 	"strings"
@@ -268,7 +266,7 @@ func TestContract5PlannedWithdrawalsAreToldAhead(t *testing.T) {
 			r.wantTold(what, w177, up1)
 			c.end(r, n)
 			r.wantTold(what+": at once", w177, bye1)
-			if got := n.status().VIPs[0].Routes; got == nil || !got.Leaving {
+			if got := n.whole(t).VIPs[0].Routes; got == nil || !got.Leaving {
 				t.Errorf("%s: status %+v", what, got)
 			}
 			if c, _ := n.reported(nginx); c.Reason != lb.ReasonParting || lb.Serving(c).Status {
@@ -319,6 +317,8 @@ func TestNothingIsSetWithoutAChange(t *testing.T) {
 		r.service(nginx, vip1)
 		n := r.nodes[w177]
 		n.routers.told()
+		time.Sleep(2 * routes.Settle) // BFD begins
+		synctest.Wait()
 		sets, watches := n.routers.sets, n.bfd.sets
 		for range 10 {
 			n.changes.markAll()
@@ -345,6 +345,7 @@ func TestBFDTakesThePeerDown(t *testing.T) {
 		}
 		r.api.profiles.Set("fast", lb.BFDProfile{Name: "fast", Receive: 50 * time.Millisecond,
 			Transmit: 60 * time.Millisecond, Multiplier: 3, Passive: true, MinimumTTL: 200})
+		time.Sleep(2 * routes.Settle)
 		synctest.Wait()
 		key := bfd.Key{Peer: tor1}
 		want := bfd.Profile{ReceiveInterval: 50 * time.Millisecond, TransmitInterval: 60 * time.Millisecond,
@@ -512,20 +513,17 @@ func TestBGPStatusAndMetrics(t *testing.T) {
 		r.service(nginx, vip1)
 		n := r.nodes[w177]
 		n.routers.told()
+		time.Sleep(2 * routes.Settle)
+		synctest.Wait()
 		n.bfd.change(bfd.Key{Peer: tor1}, func(o *bfd.Outcome) { o.State, o.DetectionTime = bfd.Up, 150*time.Millisecond })
-		recorder := httptest.NewRecorder()
-		n.serveStatus(recorder, nil)
-		var got status
-		if err := json.Unmarshal(recorder.Body.Bytes(), &got); err != nil {
-			t.Fatal(err)
-		}
+		got := n.whole(t)
 		if len(got.BGP.Peers) != 1 || got.BGP.Peers[0].BFD.State != "Up" || got.BGP.Peers[0].BFD.DetectionTime != "150ms" ||
 			got.BGP.Peers[0].Session.State != "Established" {
-			t.Errorf("%s", recorder.Body)
+			t.Errorf("%+v", got)
 		}
 		routes := got.VIPs[0].Routes
 		if routes == nil || !slices.Equal(routes.Peers, []string{"tor-1"}) || len(routes.Prefixes) != 1 {
-			t.Errorf("%s", recorder.Body)
+			t.Errorf("%+v", got)
 		}
 		registry := prometheus.NewPedanticRegistry()
 		registry.MustRegister(newPathCollector(n.speaker), newCollector(n.speaker))

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
 	"github.com/landfall-lb/landfall/speaker/handoff"
 	"github.com/landfall-lb/landfall/speaker/holders"
@@ -25,6 +26,8 @@ type speaker struct {
 	to      sinks
 	runner  *loop.Runner
 	changes changes
+	// candidates are the interfaces that may answer, as of the last step. Only the step uses them.
+	candidates []lb.Interface
 
 	// mu guards what follows, which only the step changes; the status page and the metrics read it.
 	mu    sync.Mutex
@@ -39,6 +42,7 @@ type options struct {
 	cordonDrains bool
 	convergence  time.Duration // that routers get to choose other routes before a planned withdrawal
 	onConflict   plan.OnConflict
+	returnHold   time.Duration // that a node which may have been cut off waits for the others
 }
 
 // phase is where in its life the speaker is.
@@ -48,6 +52,7 @@ type phase struct {
 	stopping  bool
 	// restarting is set, while the speaker stops, when a successor is expected on this node.
 	restarting bool
+	wakes      uint64 // how often the process has woken up, as of the last step
 }
 
 // rooms are the sub-states of the loop. Each decides from values, and knows neither the loop nor

@@ -1,8 +1,7 @@
 package main
 
 import (
-	"encoding/json"
-	"net/http/httptest"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -100,8 +99,8 @@ func TestContract6HandoverIsBounded(t *testing.T) {
 		}
 
 		// Without anybody to hand over to there is nothing to wait for.
-		r.crash(order[0])
-		r.crash(order[1])
+		r.die(order[0])
+		r.die(order[1])
 		r.wantAnswers("the last one", vip1, order[2])
 		started = time.Now()
 		r.stop(order[2])
@@ -333,12 +332,7 @@ func TestContract10StatusAndMetrics(t *testing.T) {
 		r.nodes[order[1]].deliver(lb.Delivery{Service: nginx, VIP: vip1, Policy: lb.Local, Ready: 1})
 		synctest.Wait()
 
-		recorder := httptest.NewRecorder()
-		owner.serveStatus(recorder, nil)
-		var got status
-		if err := json.Unmarshal(recorder.Body.Bytes(), &got); err != nil {
-			t.Fatal(err)
-		}
+		got := owner.whole(t)
 		if len(got.VIPs) != 2 || got.VIPs[0].VIP != vip1 || got.VIPs[0].Owner != order[0] ||
 			!slices.Equal(got.VIPs[0].Answering, []string{"eth0"}) {
 			t.Fatalf("got %+v", got.VIPs)
@@ -371,6 +365,66 @@ landfall_speaker_claims{reason="Claimed"} 2
 		}
 		if n, err := testutil.GatherAndCount(registry, "landfall_speaker_announced"); err != nil || n != len(owner.outcome) {
 			t.Errorf("%d announced, want %d: %v", n, len(owner.outcome), err)
+		}
+	})
+}
+
+// TestALoopThatHangsIsSeen has the loop deadlocked on what it reads.
+func TestALoopThatHangsIsSeen(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177)
+		n := r.nodes[w177]
+		if busy := n.runner.Busy(); busy != 0 {
+			t.Errorf("at rest: busy for %v", busy)
+		}
+		hang, interfaces := make(chan struct{}), n.from.interfaces
+		n.from.interfaces = func() ([]lb.Interface, bool) { <-hang; return interfaces() }
+		n.changes.markAll()
+		time.Sleep(time.Hour)
+		if busy := n.runner.Busy(); busy < time.Hour-time.Minute {
+			t.Errorf("busy for %v", busy)
+		}
+		close(hang)
+		synctest.Wait()
+		if busy := n.runner.Busy(); busy != 0 {
+			t.Errorf("busy for %v", busy)
+		}
+	})
+}
+
+// TestOnlyInterfacesThatMayAnswerCount has interfaces come: one of a pod, as with each pod, plans no
+// address anew; one that may answer does.
+func TestOnlyInterfacesThatMayAnswerCount(t *testing.T) {
+	inRig(t, func(r *rig) {
+		n := r.nodes[w177]
+		n.opts.exclude = []string{"veth*"}
+		r.start(w177)
+		r.service(nginx, vip1)
+		come := func(name string) (decided int) {
+			n.mu.Lock()
+			before := n.decided
+			n.interfaces = append(slices.Clone(n.interfaces), lb.Interface{Index: len(n.interfaces) + 2, Name: name,
+				MAC: net.HardwareAddr{2, 0, 0, 0, 1, byte(len(n.interfaces))}, Up: true})
+			n.mu.Unlock()
+			n.changes.markLinks()
+			synctest.Wait()
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			return n.decided - before
+		}
+		if got := come("veth1234"); got != 0 {
+			t.Errorf("%d decisions for the interface of a pod", got)
+		}
+		if come("eth1") == 0 {
+			t.Error("no decision for an interface that may answer")
+		}
+		if come("veth5678") != 0 {
+			t.Error("decisions for the next interface of a pod")
+		}
+		r.api.advertisements.Set("lan", lb.L2Advertisement{Name: "lan", Interfaces: []string{"eth0", "veth9"}})
+		synctest.Wait()
+		if come("veth9") == 0 {
+			t.Error("no decision for an interface that an advertisement names")
 		}
 	})
 }

@@ -1,16 +1,17 @@
 package main
 
 import (
-	"encoding/json"
-	"net/http"
+	"io"
+	"iter"
 	"net/netip"
 	"slices"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/ops"
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
-// status is what /v1/status shows.
+// status is what /v1/status shows, ahead of the list "vips".
 type status struct {
 	Node string `json:"node"`
 	// Waiting names what the speaker needs before it can plan anything; absent once it has it.
@@ -20,7 +21,6 @@ type status struct {
 	Members    membersStatus     `json:"members"`
 	Interfaces []interfaceStatus `json:"interfaces"`
 	BGP        bgpStatus         `json:"bgp"`
-	VIPs       []vipStatus       `json:"vips"`
 }
 
 type gateStatus struct {
@@ -82,27 +82,59 @@ func (s *speaker) status() status {
 	interfaces, _ := s.from.interfaces()
 	outcome := s.to.l2.Outcome()
 	st := status{
-		Node: s.self, Gate: s.gateStatus(), Members: s.membersStatus(),
-		Interfaces: []interfaceStatus{}, BGP: s.bgpStatus(), VIPs: []vipStatus{},
+		Node: s.self, Gate: s.gateStatus(), Members: s.membersStatus(), Interfaces: []interfaceStatus{}, BGP: s.bgpStatus(),
 	}
-	routes := s.routeStatus()
 	for _, i := range interfaces {
 		st.Interfaces = append(st.Interfaces, interfaceStatus{
 			Name: i.Name, MAC: i.MAC.String(), Up: i.Up, Addresses: i.Addresses, Problem: outcome.Problems[i.Name],
 		})
 	}
-	for _, d := range s.snapshot() {
-		v := vipStatus{VIP: d.VIP, Owner: d.Owner, Answering: outcome.Answering[d.VIP], Handover: d.Handover,
-			Probing: len(d.Probe) > 0, ConflictingHosts: d.ConflictingHosts, Nodes: d.Nodes, Routes: routes[d.VIP]}
-		for _, key := range d.Services {
-			v.Services = append(v.Services, key.String())
-		}
-		st.VIPs = append(st.VIPs, v)
-	}
 	s.mu.Lock()
 	st.Waiting, st.Stopping = s.phase.waiting, s.phase.stopping
 	s.mu.Unlock()
 	return st
+}
+
+// statusPiece is how many VIPs are described at a time: the loop waits no longer than that takes.
+const statusPiece = 64
+
+// vips describes all VIPs in their order. It looks at a few at a time, so that it neither copies
+// all nor holds up the loop.
+func (s *speaker) vips() iter.Seq[vipStatus] {
+	return func(yield func(vipStatus) bool) {
+		s.mu.Lock()
+		vips := s.rooms.ownership.VIPs()
+		s.mu.Unlock()
+		slices.SortFunc(vips, netip.Addr.Compare)
+		for piece := range slices.Chunk(vips, statusPiece) {
+			for _, v := range s.describe(piece) {
+				if !yield(v) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// describe returns the status of those VIPs that are still there.
+func (s *speaker) describe(vips []netip.Addr) []vipStatus {
+	outcome := s.to.l2.Outcome()
+	all := make([]vipStatus, 0, len(vips))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, vip := range vips {
+		d, ok := s.rooms.ownership.Decision(vip)
+		if !ok {
+			continue
+		}
+		v := vipStatus{VIP: d.VIP, Owner: d.Owner, Answering: outcome.Answering[d.VIP], Handover: d.Handover,
+			Probing: len(d.Probe) > 0, ConflictingHosts: d.ConflictingHosts, Nodes: d.Nodes, Routes: s.routeStatus(d.VIP)}
+		for _, key := range d.Services {
+			v.Services = append(v.Services, key.String())
+		}
+		all = append(all, v)
+	}
+	return all
 }
 
 func (s *speaker) membersStatus() membersStatus {
@@ -132,9 +164,6 @@ func (s *speaker) gateStatus() gateStatus {
 	}
 }
 
-func (s *speaker) serveStatus(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", "application/json")
-	encoder := json.NewEncoder(w)
-	encoder.SetIndent("", "  ")
-	_ = encoder.Encode(s.status()) // the client has gone
+func (s *speaker) writeStatus(w io.Writer) error {
+	return ops.WriteStatus(w, s.status(), "vips", s.vips())
 }

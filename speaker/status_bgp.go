@@ -95,7 +95,7 @@ func (s *speaker) bgpStatus() bgpStatus {
 			p.Session, p.Uptime = &session, time.Since(session.Since).Round(time.Second).String()
 		}
 		if w, ok := watches[name]; ok {
-			p.BFD = describe(w, outcomes[bfd.Key(w.Path)])
+			p.BFD = describePath(w, outcomes[bfd.Key(w.Path)])
 		}
 		st.Peers = append(st.Peers, p)
 	}
@@ -107,7 +107,7 @@ func (s *speaker) bgpStatus() bgpStatus {
 	return st
 }
 
-func describe(w routes.Watch, o bfd.Outcome) *pathStatus {
+func describePath(w routes.Watch, o bfd.Outcome) *pathStatus {
 	p := &pathStatus{
 		Session: bfd.Key(w.Path).String(), State: o.State.String(), RemoteState: o.RemoteState.String(), Since: o.Since,
 		Diagnostic: o.Diagnostic.String(), RemoteDiagnostic: o.RemoteDiagnostic.String(),
@@ -126,19 +126,16 @@ func describe(w routes.Watch, o bfd.Outcome) *pathStatus {
 	return p
 }
 
-// routeStatus copies the status of each VIP for which there is a BGPAdvertisement.
-func (s *speaker) routeStatus() map[netip.Addr]*routeStatus {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	all := map[netip.Addr]*routeStatus{}
-	for vip, v := range s.rooms.routes.VIPs() {
-		if v.Selected {
-			routed := s.rooms.routes.Routed(vip)
-			all[vip] = &routeStatus{Prefixes: v.Prefixes, Peers: routed.Peers, Leaving: v.Leaving, Refusal: routed.Refusal,
-				Obstacles: v.Obstacles}
-		}
+// routeStatus returns what becomes of a VIP over BGP; nil without a BGPAdvertisement for it. The
+// caller holds the lock.
+func (s *speaker) routeStatus(vip netip.Addr) *routeStatus {
+	v := s.rooms.routes.VIPs()[vip]
+	if !v.Selected {
+		return nil
 	}
-	return all
+	routed := s.rooms.routes.Routed(vip)
+	return &routeStatus{Prefixes: v.Prefixes, Peers: routed.Peers, Leaving: v.Leaving, Refusal: routed.Refusal,
+		Obstacles: v.Obstacles}
 }
 
 // pathCollector shows the BFD sessions as metrics.

@@ -3,6 +3,7 @@ package main
 import (
 	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
@@ -34,6 +35,9 @@ func (s *speaker) step(now time.Time) (again time.Duration) {
 	}
 	dirty := s.changes.take()
 	dirty.all = dirty.all || first
+	if dirty.links || dirty.all {
+		dirty.all = s.look() || dirty.all
+	}
 	s.phase.installed = s.phase.installed || s.from.stays()
 	then := func(wait time.Duration) {
 		if wait > 0 {
@@ -42,14 +46,15 @@ func (s *speaker) step(now time.Time) (again time.Duration) {
 	}
 
 	without := s.hold(dirty)
-	then(s.divide(now, dirty.vips))
+	divided, wait := s.divide(now, dirty.vips)
+	then(wait)
 	facts := s.facts()
 	services := s.lookup()
 	then(s.route(now, facts, dirty, services))
 	decided, changed, wait := s.own(now, facts, dirty.vips, services)
 	then(wait)
 	s.handOff(now, dirty.nodes, decided) // before it is acted upon: the proxy has to know where a VIP comes from
-	s.act(facts, decided, dirty.all || changed, first)
+	s.act(facts, decided, dirty.all || divided || changed, first)
 	s.tell(facts, without, decided)
 	return again
 }
@@ -71,6 +76,15 @@ func addresses(nodes map[string]lb.Node) map[string][]netip.Addr {
 		all[name] = node.Addresses
 	}
 	return all
+}
+
+// look reports whether the interfaces that may answer differ from those of the last step. On a busy
+// node others come and go with each pod.
+func (s *speaker) look() bool {
+	candidates := plan.Candidates(s.facts())
+	differ := !slices.EqualFunc(candidates, s.candidates, lb.Interface.Equal)
+	s.candidates = candidates
+	return differ
 }
 
 // hold takes in which VIPs the Services have that have changed, and adds those that they have or
@@ -101,11 +115,23 @@ func (s *speaker) hold(dirty dirt) (without []lb.Key) {
 }
 
 // divide takes in which speakers are there, and adds all VIPs to dirty if that changes what is
-// decided of them.
-func (s *speaker) divide(now time.Time, dirty map[netip.Addr]bool) (again time.Duration) {
-	f := partition.Facts{Self: s.self, Speakers: s.from.liveness.Speakers()}
+// decided of them, which it reports.
+func (s *speaker) divide(now time.Time, dirty map[netip.Addr]bool) (changed bool, again time.Duration) {
+	interfaces, _ := s.from.interfaces()
+	speakers := s.from.liveness.Speakers()
+	f := partition.Facts{Self: s.self, Speakers: speakers,
+		Others:  len(speakers.Live)+len(speakers.Missing) > 1 || len(s.from.nodes.All()) > 1,
+		Carrier: plan.Carriers(s.opts.exclude, s.from.advertisements.All(), interfaces)}
 	f.Said, f.Heard = s.to.witness.Outcome()
+	f.Contact.Asked, f.Contact.Took = s.to.witness.Contact()
+	f.Contact.Met, f.ReturnHold = s.from.members.Met(), s.opts.returnHold
+	s.phase.wakes, f.Woke = s.from.wakes()
+	was := s.rooms.partition.Estranged()
 	news, changed, again := s.rooms.partition.Step(now, f)
+	if is := s.rooms.partition.Estranged(); is != was {
+		logEstranged(s.log, is, f)
+	}
+	s.from.members.Seek(s.rooms.partition.Estranged())
 	if news {
 		said, heard := s.rooms.partition.Heard()
 		s.log.Info("the other side of a partition reports over the API server", "heard", heard, "from",
@@ -116,7 +142,7 @@ func (s *speaker) divide(now time.Time, dirty map[netip.Addr]bool) (again time.D
 			dirty[vip] = true
 		}
 	}
-	return again
+	return changed, again
 }
 
 // facts are what this node knows that concerns all VIPs alike.
@@ -126,7 +152,9 @@ func (s *speaker) facts() plan.Facts {
 	f := plan.Facts{
 		Self: s.self, Joined: s.from.members.Joined(), Stopping: s.phase.stopping, Pools: s.from.pools.All(),
 		Advertisements: s.from.advertisements.All(), Interfaces: interfaces, Live: speakers.Live,
-		Missing: speakers.Missing, Parted: s.rooms.partition.Parted(), Exclude: s.opts.exclude,
+		Missing: speakers.Missing, Parted: s.rooms.partition.Parted(), Estranged: s.rooms.partition.Estranged(),
+		Trusted:      s.rooms.partition.Trusted(),
+		Exclude:      s.opts.exclude,
 		CordonDrains: s.opts.cordonDrains, OnConflict: s.opts.onConflict,
 	}
 	if node, ok := s.from.nodes.Get(s.self); ok {
@@ -147,17 +175,20 @@ func (s *speaker) lookup() func(vip netip.Addr) []plan.Holder {
 			return holders
 		}
 		var holders []plan.Holder
-		for _, key := range s.rooms.holders.Of(vip) {
+		keys := s.rooms.holders.Of(vip)
+		holds := func(key lb.Key) bool { return slices.Contains(keys, key) }
+		for _, key := range keys {
 			service, _ := s.from.services.Get(key)
 			holders = append(holders, plan.Holder{Service: key, Labels: labels.Set(service.Labels),
-				Delivery: s.delivery(service, key, vip), OnConflict: service.OnConflict})
+				Delivery: s.delivery(service, key, vip), OnConflict: service.OnConflict,
+				Joined: len(keys) > 1 && service.Joined(vip, holds)})
 		}
 		found[vip] = holders
 		return holders
 	}
 }
 
-// delivery returns what the gate says of a VIP of a Service.
+// delivery returns what the readiness source reports about a VIP of a Service.
 func (s *speaker) delivery(service lb.Service, key lb.Key, vip netip.Addr) *lb.Delivery {
 	switch {
 	case s.from.feed != nil:
@@ -165,8 +196,8 @@ func (s *speaker) delivery(service lb.Service, key lb.Key, vip netip.Addr) *lb.D
 	case service.Key != key: // it is gone
 		return nil
 	}
-	slices, _ := s.from.slices.Get(key)
-	d := gate.Endpoints(service, vip, slices, s.self)
+	endpoints, _ := s.from.slices.Get(key)
+	d := gate.Endpoints(service, vip, endpoints, s.self)
 	return &d
 }
 
@@ -197,7 +228,7 @@ func (s *speaker) route(now time.Time, facts plan.Facts, dirty dirt, services fu
 	}
 	s.announceSessions(step.News)
 	writes, wait := s.rooms.routes.Status(now, f, routes.StatusEvents{
-		Check:  dirty.all || dirty.routes || dirty.nodes || dirty.services != nil,
+		Check:  dirty.all || dirty.routes || dirty.status || dirty.nodes || dirty.services != nil,
 		Exists: func(node string) bool { _, ok := s.from.nodes.Get(node); return ok },
 		Held:   s.held,
 	})
@@ -250,7 +281,8 @@ func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]owne
 	if s.from.feed == nil {
 		return
 	}
-	f := handoff.Facts{Self: s.self, Dead: s.rooms.partition.Speakers().Dead}
+	speakers := s.rooms.partition.Speakers()
+	f := handoff.Facts{Self: s.self, Dead: speakers.Dead, Parted: !speakers.Majority}
 	if nodes {
 		f.Addresses = addresses(s.from.nodes.All())
 	}
@@ -263,7 +295,7 @@ func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]owne
 		}
 	}
 	if update, changed := s.rooms.handoff.Step(now, f, events); changed {
-		s.from.feed.Set(update)
+		s.from.feed.Tell(update)
 	}
 }
 
@@ -280,7 +312,7 @@ func (s *speaker) act(facts plan.Facts, decided map[netip.Addr]ownership.Decided
 	if work {
 		answers, probes := s.rooms.ownership.Desired()
 		desired := l2.Desired{Interfaces: facts.Interfaces, Answers: make(map[netip.Addr]l2.Answer, len(answers)),
-			Probes: maps.Clone(probes), Ours: s.from.members.MACs()}
+			Probes: maps.Clone(probes), Ours: s.from.members.MACs(), Mute: s.rooms.partition.Mute(), Wakes: s.phase.wakes}
 		for vip, answer := range answers {
 			desired.Answers[vip] = l2.Answer(answer)
 		}

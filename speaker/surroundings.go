@@ -26,8 +26,7 @@ func addNamespace(set *pflag.FlagSet, namespace *string) {
 }
 
 // newSurroundings returns the actor that tells the controller of this node's gateways.
-func newSurroundings(client *kube.Client, rt *ops.Runtime, namespace string, nodes table[string, lb.Node],
-) *surroundings.Surroundings {
+func newSurroundings(client *kube.Client, rt *ops.Runtime, namespace string) *surroundings.Surroundings {
 	var actor *surroundings.Surroundings
 	shown := kube.Surroundings(client, namespace, func(string) { actor.Poke() })
 	actor = surroundings.New(surroundings.Options{
@@ -37,14 +36,8 @@ func newSurroundings(client *kube.Client, rt *ops.Runtime, namespace string, nod
 			data, _ := shown.Get(lb.SurroundingsConfigMap)
 			return data, shown.Synced()
 		},
-		Exists: func() func(string) bool {
-			if !nodes.Synced() {
-				return nil
-			}
-			return func(node string) bool { _, ok := nodes.Get(node); return ok }
-		},
-		Write: func(ctx context.Context, entries map[string]*string) error {
-			return client.TellSurroundings(ctx, namespace, entries)
+		Write: func(ctx context.Context, text string) error {
+			return client.TellSurroundings(ctx, namespace, map[string]*string{rt.NodeName: &text})
 		},
 	})
 	client.OnSync(actor.Poke)

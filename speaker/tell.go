@@ -10,6 +10,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/ownership"
+	"github.com/landfall-lb/landfall/speaker/partition"
 	"github.com/landfall-lb/landfall/speaker/plan"
 	"github.com/landfall-lb/landfall/speaker/report"
 	"github.com/landfall-lb/landfall/speaker/routes"
@@ -39,6 +40,16 @@ func (s *speaker) tell(facts plan.Facts, without []lb.Key, decided map[netip.Add
 	if len(reports) > 0 {
 		s.to.report.Update(reports)
 	}
+}
+
+// logEstranged logs that the node may have been cut off, or has heard the others again.
+func logEstranged(log *slog.Logger, estranged bool, f partition.Facts) {
+	if estranged {
+		log.Warn("this node may have been cut off; it takes no address before it has heard another speaker", "interfaces",
+			f.Carrier, "live", f.Speakers.Live, "missing", f.Speakers.Missing)
+		return
+	}
+	log.Info("this node takes addresses again", "live", f.Speakers.Live, "missing", f.Speakers.Missing)
 }
 
 // logChange logs that a decision differs, not each time that it is made.
@@ -78,6 +89,14 @@ func (s *speaker) announced(facts plan.Facts, key lb.Key) *lb.AnnouncedStatus {
 	r, ok := plan.Summarize(s.self, decisions)
 	if !ok {
 		return nil
+	}
+	r = r.For(key, s.self, decisions)
+	service, _ := s.from.services.Get(key)
+	for i, vip := range vips {
+		d := s.delivery(service, key, vip)
+		if d != nil && d.Deliverable() == lb.ReasonFrontendInUse && decisions[i].Undelivered[key] == nil {
+			r = r.Refused(d.Refusal) // the address is announced for another Service
+		}
 	}
 	status := r.Status()
 	return &status

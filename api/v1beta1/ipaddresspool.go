@@ -82,6 +82,15 @@ type IPAddressPoolSpec struct {
 	// +kubebuilder:validation:Minimum=1
 	AddressesPerNamespace int32 `json:"addressesPerNamespace,omitempty"`
 
+	// sharing says which Services may share an address of this pool if they have the same sharing
+	// key: those of one namespace, or with cluster those of all namespaces, where everybody who
+	// guesses the key can join. Services that already share an address continue to do so.
+	//
+	// +optional
+	// +kubebuilder:default=namespace
+	// +kubebuilder:validation:Enum=namespace;cluster
+	Sharing string `json:"sharing,omitempty"`
+
 	// reservations keep addresses of the pool for one Service, or for the Services of one
 	// namespace, before and after these exist.
 	//

@@ -43,13 +43,23 @@ type entry struct {
 	lb.Service
 	// held is what it holds: what its status shows, or what was decided since.
 	held []netip.Addr
-	// taken is all that nobody else can have because of it: held, what its status still shows, and
-	// what others route to it.
+	// taken is all that nobody else can have because of it: held, and what its status still shows. Its
+	// external IPs are not among it: whoever may edit a Service could keep addresses from all others.
 	taken []netip.Addr
-	asks  []netip.Addr // what it waits for by name, as in Book.asking
-	born  int64        // when it was created, in seconds: numbers are compared faster than times
-	dirty bool         // it is in Book.dirty
-	place int          // in Book.waiting, counted from 1; 0 when it does not wait
+	// assigned are the addresses that a decision gave it and that its status need not show yet.
+	assigned []netip.Addr
+	// terms are those under which it shares addresses. shown is the reason of the condition that it
+	// shows, confirmed is set if that was decided on the same terms, and after has the Services that
+	// held its addresses first.
+	terms     string
+	shown     lb.Reason
+	confirmed bool
+	after     map[netip.Addr]lb.Key
+	decided   bool         // after is of a decision that the Service does not show yet
+	asks      []netip.Addr // what it waits for by name, as in Book.asking
+	born      int64        // when it was created, in seconds: numbers are compared faster than times
+	dirty     bool         // it is in Book.dirty
+	place     int          // in Book.waiting, counted from 1; 0 when it does not wait
 	// reason is what it is counted under in the summary; "" when it is not counted.
 	reason lb.Reason
 }
@@ -129,7 +139,8 @@ func (b *Book) Set(s lb.Service, pending Pending, now time.Time) {
 	before, key := e.taken, e.Request.Share
 	b.freed = b.freed || key != "" || s.Request.Share != "" // whatever has changed may let others share
 	e.Service, e.born = s, s.Created.Unix()
-	e.held, e.taken = holding(&s, pending)
+	e.held, e.taken, e.assigned = holding(&s, pending)
+	e.recall()
 	for _, addr := range e.taken {
 		if !slices.Contains(before, addr) {
 			b.take(e, addr)
@@ -152,8 +163,9 @@ func (b *Book) Set(s lb.Service, pending Pending, now time.Time) {
 	b.mark(e)
 }
 
-// holding returns what a Service holds and all that is taken because of it.
-func holding(s *lb.Service, pending Pending) (held, taken []netip.Addr) {
+// holding returns what a Service holds, all that is taken because of it, and what is known to be
+// assigned to it although its status does not show that yet.
+func holding(s *lb.Service, pending Pending) (held, taken, assigned []netip.Addr) {
 	if len(s.Ingress) > 0 {
 		held = make([]netip.Addr, 0, len(s.Ingress))
 	}
@@ -164,9 +176,10 @@ func holding(s *lb.Service, pending Pending) (held, taken []netip.Addr) {
 	if pending.UID != "" && pending.Covers(*s) {
 		// Whether the write took place is not known for sure, so what is shown stays taken as well.
 		held = pending.Addresses
-		taken = union(union(held, pending.Possible), taken)
+		assigned = union(held, pending.Possible)
+		taken = union(assigned, taken)
 	}
-	return held, union(taken, s.ExternalIPs)
+	return held, taken, assigned
 }
 
 // union returns the addresses of a, then those of b that are not in a; it changes neither.
@@ -273,8 +286,11 @@ func (b *Book) due() []*entry {
 // decision decides for one Service if it is or was ours.
 func (b *Book) decision(e *entry) (Decision, bool) {
 	switch {
-	case e.Deleting:
-		// It holds what it has until it is gone; its condition no longer matters.
+	case e.Deleting && Protected(&e.Service) && (e.Type != lb.LoadBalancer || Ours(&e.Service, b.config.Class)):
+		b.settled(e)
+		return e.farewell(), true
+	case e.Deleting, e.Headless && e.Type == lb.LoadBalancer:
+		// It holds what it has until it is gone, or back, and nobody cares for its condition.
 	case Ours(&e.Service, b.config.Class):
 		return b.decide(e), true
 	case e.Type != lb.LoadBalancer && (len(e.Conditions) > 0 || e.Announcements != ""):
@@ -282,10 +298,25 @@ func (b *Book) decision(e *entry) (Decision, bool) {
 		// may be those of another controller like this one, and an API server does not let a class
 		// change.
 		b.settled(e)
-		return Decision{}, true
+		return Decision{Release: Protected(&e.Service)}, true
 	}
 	b.settled(e)
 	return Decision{}, false
+}
+
+// farewell is the decision for a Service that is being deleted: it changes nothing but the
+// finalizer.
+func (e *entry) farewell() Decision {
+	d := Decision{Release: true}
+	for _, in := range e.Ingress {
+		d.Addresses = append(d.Addresses, in.Addr)
+	}
+	for _, c := range e.Conditions {
+		if c.Type == lb.ConditionAssigned {
+			d.Condition = &c
+		}
+	}
+	return d
 }
 
 func (b *Book) settled(e *entry) {

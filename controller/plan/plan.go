@@ -53,6 +53,14 @@ type Decision struct {
 	// Condition says whether the Service has what it asks for; nil on a Service that is to lose all
 	// that is ours.
 	Condition *lb.Condition
+	// Pool is the pool of the first address; "" if none contains it.
+	Pool string
+	// Protect is set while Landfall assigned an address: a deleted Service stays until nobody
+	// announces it. Release is set for one that Landfall protected and that no longer needs it.
+	Protect, Release bool
+	// Replaced are the addresses that the Service loses for those that it gets, as neither a pool
+	// contains them nor Landfall assigned them.
+	Replaced []netip.Addr
 }
 
 // Plan is what is to be shown.

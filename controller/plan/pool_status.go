@@ -8,6 +8,14 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
+// The condition types on pools beside lb.ConditionReady.
+const (
+	// conditionOverlapping on a pool: it shares addresses with another pool.
+	conditionOverlapping = "Overlapping"
+	// ConditionExhausted on a pool: no address of some family is free.
+	ConditionExhausted = "Exhausted"
+)
+
 // plan returns what the pool shall show.
 func (p *pool) plan(released []lb.Released) PoolPlan {
 	plan := PoolPlan{Families: make(map[lb.Family]Usage, len(p.spaces)), Status: lb.PoolStatus{Released: released}}
@@ -52,10 +60,10 @@ func (p *pool) ready() lb.Condition {
 
 func (p *pool) overlapping() lb.Condition {
 	if p.overlap == "" {
-		return lb.Condition{Type: lb.ConditionOverlapping, Reason: lb.ReasonPoolApart,
+		return lb.Condition{Type: conditionOverlapping, Reason: lb.ReasonPoolApart,
 			Message: "no other pool has any of its addresses", Generation: p.Generation}
 	}
-	return lb.Condition{Type: lb.ConditionOverlapping, Status: true, Reason: lb.ReasonPoolOverlaps, Message: p.overlap,
+	return lb.Condition{Type: conditionOverlapping, Status: true, Reason: lb.ReasonPoolOverlaps, Message: p.overlap,
 		Generation: p.Generation}
 }
 
@@ -75,7 +83,7 @@ func (p *pool) exhausted() lb.Condition {
 				s.usage.Total, family, s.usage.Assigned))
 		}
 	}
-	c := lb.Condition{Type: lb.ConditionExhausted, Reason: lb.ReasonPoolAvailable, Message: strings.Join(figures, "; "),
+	c := lb.Condition{Type: ConditionExhausted, Reason: lb.ReasonPoolAvailable, Message: strings.Join(figures, "; "),
 		Generation: p.Generation}
 	if none {
 		c.Status, c.Reason = true, lb.ReasonPoolExhausted

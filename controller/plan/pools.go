@@ -47,6 +47,8 @@ type pools struct {
 	never           never
 	// selectNamespaces is set when a pool selects namespaces by labels.
 	selectNamespaces bool
+	// unread is set while the ranges of a pool cannot all be read.
+	unread bool
 }
 
 // indexed is one range of a pool in the index, which is sorted by the start of the ranges.
@@ -79,6 +81,7 @@ func newPools(all map[string]lb.Pool, never never) *pools {
 		for _, r := range p.Reservations {
 			p.reserved = append(p.reserved, reservedSpace(p, r, excluded))
 		}
+		ps.unread = ps.unread || p.Problem != nil
 		p.without = never.among(p.Ranges)
 		p.outside = reservationOutside(p)
 		ps.ordered = append(ps.ordered, p)

@@ -43,6 +43,8 @@ func namespace(set labels.Set) change {
 
 func request(f func(*lb.Request)) func(*lb.Service) { return func(s *lb.Service) { f(&s.Request) } }
 
+var disagrees = request(func(r *lb.Request) { r.Disagreement = "one is 1 and another is 2" })
+
 func selector(s string) labels.Selector {
 	parsed, err := labels.Parse(s)
 	if err != nil {
@@ -196,8 +198,8 @@ var ruleStories = []story{
 			pools: map[string]string{"p": "Ready 7/249"}},
 		{name: "one gives its port up", do: []change{service("a", shares("k", 90))},
 			want: map[string]string{"h": "10.0.0.0 Assigned"}},
-		{name: "ports that collide later: the younger is told, nobody moves", do: []change{service("a", shares("k", 81))},
-			want: map[string]string{"b": "10.0.0.0 Duplicate"}},
+		{name: "ports that collide later: the one that changed is told, nobody moves",
+			do: []change{service("a", shares("k", 81))}, want: map[string]string{"a": "10.0.0.0 Duplicate"}},
 		{name: "the last one leaves", do: []change{noService("l"), noService("m"), noService("o"),
 			service("r", shares("l", 83))},
 			want:  map[string]string{"l": "gone", "m": "gone", "o": "gone", "r": "10.0.0.5 Assigned"},
@@ -210,12 +212,12 @@ var ruleStories = []story{
 		{name: "the pool moves", do: []change{newPool("p", "10.0.1.0/24")}, moves: []string{"old", "young"},
 			want: map[string]string{"old": "10.0.1.0 Assigned", "young": "10.0.1.1 Assigned"}},
 		{name: "nothing to move to: keeps", do: []change{noPool("p"),
-			service("stays", holds("10.9.9.9"), request(func(r *lb.Request) { r.WhenOutside = "keep" }))},
+			service("stays", holds("10.9.9.9"), marked, request(func(r *lb.Request) { r.WhenOutside = "keep" }))},
 			want: map[string]string{"old": "10.0.1.0 NoPool", "young": "10.0.1.1 NoPool", "stays": "10.9.9.9 HeldOutside"}},
 	}},
 	{name: "told to move by annotation", steps: []step{
-		{name: "one of two", do: []change{newPool("p", "10.0.0.0/24"), service("a", holds("10.9.0.1")),
-			service("b", holds("10.9.0.2"), request(func(r *lb.Request) { r.WhenOutside = "move" }))},
+		{name: "one of two", do: []change{newPool("p", "10.0.0.0/24"), service("a", holds("10.9.0.1"), marked),
+			service("b", holds("10.9.0.2"), marked, request(func(r *lb.Request) { r.WhenOutside = "move" }))},
 			moves: []string{"b"}, want: map[string]string{"a": "10.9.0.1 HeldOutside", "b": "10.0.0.0 Assigned"}},
 		{name: "nonsense", do: []change{service("a", request(func(r *lb.Request) { r.WhenOutside = "go" }))},
 			want: map[string]string{"a": "10.9.0.1 RequestInvalid"}},
@@ -236,6 +238,14 @@ var ruleStories = []story{
 		{name: "by name", do: []change{newPool("p", "10.0.0.0-10.0.0.9"),
 			service("f", asks("10.0.0.9", "10.0.0.8"), request(func(r *lb.Request) { r.PerFamily = "3" }))},
 			want: map[string]string{"f": "10.0.0.9,10.0.0.8,10.0.0.4 Assigned"}},
+	}},
+	{name: "requests that disagree", steps: []step{
+		{name: "a newcomer gets nothing, a holder keeps what it has", do: []change{newPool("p", "10.0.0.0/24"), service("a"),
+			service("a", asks("10.0.0.7"), disagrees), service("b", asks("10.0.0.8"), disagrees)},
+			want: map[string]string{"a": "- RequestsDisagree", "b": "- RequestsDisagree"}},
+		{name: "agree", do: []change{service("a", request(func(r *lb.Request) { r.Disagreement = "" }))},
+			want: map[string]string{"a": "10.0.0.7 Assigned"}},
+		{name: "again not", do: []change{service("a", disagrees)}, want: map[string]string{"a": "10.0.0.7 RequestsDisagree"}},
 	}},
 	{name: "ipMode", steps: []step{
 		{name: "nonsense", do: []change{newPool("p", "10.0.0.0/24"),

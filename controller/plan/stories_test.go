@@ -2,6 +2,7 @@ package plan
 
 import (
 	"net/netip"
+	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
@@ -180,13 +181,23 @@ var stories = []story{
 		{name: "the old one goes", do: []change{noService("old")},
 			want: map[string]string{"old": "gone", "young": "10.0.0.4 Assigned"}},
 	}},
-	{name: "what others route is not handed out", steps: []step{
-		{name: "externalIPs", do: []change{newPool("p", "10.0.0.0/30"),
-			service("routed", kind(lb.ClusterIP), func(s *lb.Service) {
-				s.ExternalIPs = []netip.Addr{netip.MustParseAddr("10.0.0.0")}
-			}), service("a"), service("b", asks("10.0.0.0"))},
-			want:  map[string]string{"routed": "-", "a": "10.0.0.1 Assigned", "b": "- AddressTaken"},
+	{name: "external IPs hold nothing", config: Config{MoveDuplicates: true}, steps: []step{
+		{name: "neither a free address", do: []change{newPool("p", "10.0.0.0/30"),
+			edit("p", func(p *lb.Pool) { p.Quarantine = time.Minute }),
+			service("routed", kind(lb.ClusterIP), routes("10.0.0.0", "10.0.0.1")), service("a"),
+			service("b", asks("10.0.0.1"))},
+			want:  map[string]string{"routed": "-", "a": "10.0.0.0 Assigned", "b": "10.0.0.1 Assigned"},
 			pools: map[string]string{"p": "Ready 2/2"}},
+		{name: "nor one that another holds, although the Service is older", do: []change{
+			service("older", created(1), routes("10.0.0.0")),
+			service("first", kind(lb.ClusterIP), created(1), routes("10.0.0.1"))},
+			want:  map[string]string{"older": "10.0.0.2 Assigned", "first": "-"},
+			pools: map[string]string{"p": "Ready 3/1"}},
+		{name: "nor is it kept after the end", do: []change{service("late", kind(lb.ClusterIP), routes("10.0.0.3")),
+			noService("late"), noService("routed"), noService("first")},
+			want: map[string]string{"routed": "gone", "first": "gone"}, pools: map[string]string{"p": "Ready 3/1"}},
+		{name: "which has it to give at once", do: []change{service("c")},
+			want: map[string]string{"c": "10.0.0.3 Assigned"}, pools: map[string]string{"p": "Ready 4/0"}},
 	}},
 	{name: "a Service that is being deleted holds until it is gone", steps: []step{
 		{name: "holds", do: []change{newPool("p", "10.0.0.0/32"), service("a"), service("b")},

@@ -134,6 +134,18 @@ func holds(addrs ...string) func(*lb.Service) {
 	}
 }
 
+// marked gives the Service the mark of MetalLB, which has assigned its addresses.
+func marked(s *lb.Service) { s.AllocatedFrom = map[string]string{lb.AnnotationAllocatedFrom: "theirs"} }
+
+func routes(addrs ...string) func(*lb.Service) {
+	return func(s *lb.Service) {
+		s.ExternalIPs = nil
+		for _, a := range addrs {
+			s.ExternalIPs = append(s.ExternalIPs, netip.MustParseAddr(a))
+		}
+	}
+}
+
 func class(name string) func(*lb.Service) { return func(s *lb.Service) { s.Class = name } }
 
 func kind(t lb.ServiceType) func(*lb.Service) { return func(s *lb.Service) { s.Type = t } }
@@ -448,7 +460,7 @@ func TestMessages(t *testing.T) {
 		service("first"), service("second"), service("third", asks("10.0.0.1")), service("fourth", asks("192.0.2.1")),
 		service("fifth", asks("fd00::1")), service("sixth", asks("x")), service("seventh", asksPool("nope")),
 		service("eighth", asksPool("late")), service("ninth", asks("10.1.0.1")), service("tenth", holds("10.1.0.1")),
-		service("eleventh", holds("192.0.2.7")), service("twelfth", families(lb.SingleStack, lb.IPv6)),
+		service("eleventh", holds("192.0.2.7"), marked), service("twelfth", families(lb.SingleStack, lb.IPv6)),
 		service("thirteenth", requireDual, asks("10.1.0.2")),
 		service("fourteenth", holds("10.1.0.3"), preferDual), service("fifteenth", asks("10.1.0.0", "10.1.0.2")),
 	} {

@@ -49,6 +49,9 @@ func parse(s *lb.Service) (want, *lb.Refusal) {
 				lb.ReasonNoClusterIP,
 				"waits for the API server to give the Service a cluster IP, which determines its address families")
 	}
+	if s.Request.Disagreement != "" {
+		return w, lb.Refuse(lb.ReasonRequestsDisagree, "%s; remove one, or let them say the same", s.Request.Disagreement)
+	}
 	if refusal := w.parseAnnotations(s.Request); refusal != nil {
 		return w, refusal
 	}

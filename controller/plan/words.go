@@ -54,16 +54,50 @@ func refuseFamily(e *entry, candidates []*pool, family lb.Family, named string) 
 	return lb.Refuse(lb.ReasonPoolExhausted, "all %s addresses of the pools %s are held", family, strings.Join(full, ", "))
 }
 
-// condition says in one sentence what came out for a Service.
-func (b *Book) condition(addrs []netip.Addr, duplicate *duplicated, note string, refusal *lb.Refusal) lb.Condition {
+// condition says in one sentence what came out for a Service, and how it shares what it holds.
+func (b *Book) condition(e *entry, duplicate *duplicated, note string, refusal *lb.Refusal) lb.Condition {
 	condition := lb.Condition{Type: lb.ConditionAssigned}
-	var outside, never []string
+	from, held := b.origins(e)
+	switch {
+	case duplicate != nil:
+		held = lb.Refuse(
+			lb.ReasonDuplicate,
+			"%s is held by Service %s as well, which comes first, %s; undo the change, ask for another address, or delete "+
+				"and create this Service",
+			duplicate.addr, duplicate.first.Key, duplicate.why)
+		if refusal != nil {
+			held.Message += "; " + refusal.Message
+		}
+	case refusal != nil && len(e.held) == 0:
+		held = refusal
+	case refusal != nil:
+		held = lb.Refuse(refusal.Reason, "%s; %s", refusal.Message, b.keeps(e, e.held))
+	}
+	if held != nil {
+		condition.Reason, condition.Message = held.Reason, held.Message
+		condition.Message += b.others(e, condition)
+	} else {
+		condition.Status, condition.Reason, condition.Message = true, lb.ReasonAssigned, from
+		if note != "" {
+			condition.Message += "; " + note
+		}
+	}
+	if duplicate == nil && len(e.held) > 0 {
+		condition.Message += b.sharing(e, e.held)
+	}
+	return condition
+}
+
+// origins says from which pool each address of e comes, or why one is held that should not be.
+func (b *Book) origins(e *entry) (string, *lb.Refusal) {
+	var outside []netip.Addr
+	var never []string
 	var room [64]byte
 	from := room[:0]
-	for _, addr := range addrs {
+	for _, addr := range e.held {
 		p := b.pools.of(addr)
 		if p == nil {
-			outside = append(outside, addr.String())
+			outside = append(outside, addr)
 			continue
 		}
 		if what := b.pools.never.theirs[addr]; what != "" {
@@ -75,37 +109,12 @@ func (b *Book) condition(addrs []netip.Addr, duplicate *duplicated, note string,
 		from = append(append(addr.AppendTo(from), " from pool "...), p.Name...)
 	}
 	switch {
-	case refusal != nil && len(addrs) == 0:
-	case refusal != nil:
-		refusal = lb.Refuse(refusal.Reason, "%s; keeps %s", refusal.Message, join(addrs))
-	case duplicate != nil:
-		refusal = lb.Refuse(
-			lb.ReasonDuplicate,
-			"%s is held by the older Service %s as well, %s; delete and create this Service, or ask for another address",
-			duplicate.addr, duplicate.older.Key, duplicate.why)
 	case len(outside) > 0:
-		refusal = lb.Refuse(lb.ReasonHeldOutside,
-			"keeps %s, which is in no pool and so is not announced; add it to a pool, or ask for another address",
-			strings.Join(outside, ", "))
+		return "", lb.Refuse(lb.ReasonHeldOutside,
+			"%s, which is in no pool and so is not announced; add it to a pool, or ask for another address",
+			b.keeps(e, outside))
+	case len(never) > 0:
+		return "", lb.Refuse(lb.ReasonAddressExcluded, "keeps %s; ask for another address", strings.Join(never, ", "))
 	}
-	if refusal == nil && len(never) > 0 {
-		refusal = lb.Refuse(lb.ReasonAddressExcluded, "keeps %s; ask for another address", strings.Join(never, ", "))
-	}
-	if refusal != nil {
-		condition.Reason, condition.Message = refusal.Reason, refusal.Message
-		return condition
-	}
-	condition.Status, condition.Reason, condition.Message = true, lb.ReasonAssigned, string(from)
-	if note != "" {
-		condition.Message += "; " + note
-	}
-	return condition
-}
-
-func join(addrs []netip.Addr) string {
-	var s []string
-	for _, addr := range addrs {
-		s = append(s, addr.String())
-	}
-	return strings.Join(s, ", ")
+	return string(from), nil
 }

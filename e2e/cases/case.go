@@ -39,10 +39,7 @@ type Case struct {
 	// Want are the endpoints that get connections, or one of reject, drop and none: none of ours, so
 	// that nothing is done to it.
 	Want string
-	// WantNftables differs from Want where the table of differences in docs/proxy.md says so; "" for
-	// the same.
-	WantNftables string
-	SNAT         bool
+	SNAT bool
 	// Own gives the node the VIP as an address of its own.
 	Own bool
 	// Sticky sends all connections to one of the endpoints of Want.
@@ -61,9 +58,6 @@ func For(family lb.Family, nftables bool) []Case {
 	for _, c := range All() {
 		if c.Only != "" && c.Only != family || c.Scheduler != "" && !nftables {
 			continue
-		}
-		if nftables && c.WantNftables != "" {
-			c.Want = c.WantNftables
 		}
 		some = append(some, c)
 	}

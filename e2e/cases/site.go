@@ -267,7 +267,11 @@ func (s Seen) String() string {
 // See sends the case's packets and returns how they end, in the words of the table.
 func (s *Site) See(t *testing.T, c Case) Seen {
 	t.Helper()
-	seen := s.Look(t, c)
+	return c.InWords(s.Look(t, c))
+}
+
+// InWords returns what Look has returned in the words of the table.
+func (c Case) InWords(seen Seen) Seen {
 	switch {
 	case seen.Ends == Passed:
 		seen.Ends = "none"

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -173,14 +174,30 @@ func (a *Agent) probe(ctx context.Context) error {
 	return err
 }
 
-// Get asks the agent's own HTTP server for a path, such as /v1/status.
+// Get asks a speaker or a proxy for a path, such as /v1/status or /metrics, on its status socket:
+// what root can do in the pod.
 func (a *Agent) Get(ctx context.Context, path string) (string, error) {
-	base, _, _ := strings.Cut(strings.TrimPrefix(a.ready, "http://"), "/")
-	code, body, err := a.lab.Get(ctx, a.Node, "http://"+base+path)
-	if err == nil && code != http.StatusOK {
-		err = fmt.Errorf("%s: %s: %d %s", a.Name(), path, code, strings.TrimSpace(body))
+	socket := a.Path("/run/landfall/" + a.Program + ".sock")
+	client := &http.Client{Timeout: requestTimeout, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		},
+	}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path, nil)
+	if err != nil {
+		return "", err
 	}
-	return body, err
+	resp, err := client.Do(req)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", a.Name(), err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s: %s %s", a.Name(), path, resp.Status, strings.TrimSpace(string(body)))
+	}
+	return string(body), err
 }
 
 // Path returns where a path below one of the container's mounts is outside, for a test to look at.

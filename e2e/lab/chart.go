@@ -63,7 +63,7 @@ func proxyMode() string { return cmp.Or(os.Getenv("LANDFALL_LAB_PROXY_MODE"), "a
 func (l *Lab) renderChart(ctx context.Context, helm string) (*chart, error) {
 	args := []string{
 		"template", releaseName, filepath.Join(l.options.Repository, chartFolder),
-		"--namespace", Namespace, "--include-crds", "--kube-version", "v1.35.4",
+		"--namespace", Namespace, "--include-crds", "--no-hooks", "--kube-version", "v1.35.4",
 	}
 	for i, values := range []map[string]any{l.chartValues(), l.options.Values} {
 		text, err := yaml.Marshal(values)
@@ -262,7 +262,7 @@ func (l *Lab) planPodAgents(ctx context.Context, owner string, spec corev1.PodSp
 	if !labels.SelectorFromSet(spec.NodeSelector).Matches(labels.Set(node.Labels)) {
 		return nil
 	}
-	account, err := l.serviceAccount(ctx, spec.ServiceAccountName)
+	account, err := l.serviceAccount(ctx, owner, spec.ServiceAccountName, n)
 	if err != nil {
 		return err
 	}

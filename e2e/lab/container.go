@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,17 +24,29 @@ import (
 // issued and its certificate.
 type account struct{ Name, Folder string }
 
-// serviceAccount asks the API server for a token of a ServiceAccount that the chart has made, so
-// that what an agent may do is what the chart's roles say. A kubeconfig with that token is written
-// beside it, for a person to start a program by hand.
-func (l *Lab) serviceAccount(ctx context.Context, name string) (account, error) {
-	acc := account{Name: name, Folder: l.state.path("agents", name)}
+// serviceAccount asks the API server for a token of a ServiceAccount that the chart has made, bound
+// to a pod on a node as the kubelet's are, so that what an agent may do is what the chart's roles
+// and policies say. A kubeconfig with that token is written beside it, for a person to start a
+// program by hand.
+func (l *Lab) serviceAccount(ctx context.Context, owner, name string, n Node) (account, error) {
+	acc := account{Name: name, Folder: l.state.path("agents", owner+"-"+n.Name)}
 	if _, err := os.Stat(acc.Folder); err == nil {
 		return acc, nil
 	}
+	// The pod is there for the token only: no kubelet runs it.
+	pod, err := l.kube.CoreV1().Pods(Namespace).Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: owner + "-" + n.Name},
+		Spec: corev1.PodSpec{NodeName: n.Name, ServiceAccountName: name,
+			Containers: []corev1.Container{{Name: "agent", Image: "agent"}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return acc, err
+	}
 	day := int64((24 * time.Hour).Seconds())
 	token, err := l.kube.CoreV1().ServiceAccounts(Namespace).CreateToken(ctx, name,
-		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &day}},
+		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &day,
+			BoundObjectRef: &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name,
+				UID: pod.UID}}},
 		metav1.CreateOptions{})
 	if err != nil {
 		return acc, fmt.Errorf("token of ServiceAccount %s: %w", name, err)
@@ -265,5 +278,6 @@ func readinessURL(c corev1.Container, n Node) (string, error) {
 	if port == 0 {
 		return "", fmt.Errorf("readiness probe: no port %s", get.Port.String())
 	}
-	return "http://" + net.JoinHostPort(n.Addr.String(), strconv.Itoa(port)) + get.Path, nil
+	scheme := strings.ToLower(string(cmp.Or(get.Scheme, corev1.URISchemeHTTP)))
+	return scheme + "://" + net.JoinHostPort(cmp.Or(get.Host, n.Addr.String()), strconv.Itoa(port)) + get.Path, nil
 }

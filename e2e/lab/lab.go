@@ -262,5 +262,16 @@ func (l *Lab) RESTConfig() *rest.Config { return rest.CopyConfig(l.control.admin
 // Kube returns a client with an administrator's rights.
 func (l *Lab) Kube() kubernetes.Interface { return l.kube }
 
+// KubeAs returns a client with the rights of an agent: its token.
+func (l *Lab) KubeAs(a *Agent) (kubernetes.Interface, error) {
+	token, err := os.ReadFile(a.Path("/run/secrets/kubernetes.io/serviceaccount/token"))
+	if err != nil {
+		return nil, err
+	}
+	config := rest.AnonymousClientConfig(l.control.admin)
+	config.BearerToken = string(token)
+	return kubernetes.NewForConfig(config)
+}
+
 // Dynamic returns a client for objects of any kind, with an administrator's rights.
 func (l *Lab) Dynamic() dynamic.Interface { return l.dynamic }

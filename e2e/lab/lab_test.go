@@ -183,6 +183,11 @@ func TestReadinessURL(t *testing.T) {
 			t.Errorf("%s: %q, %v, want %q", tc.port.String(), got, err, tc.want)
 		}
 	}
+	c.ReadinessProbe.HTTPGet = &corev1.HTTPGetAction{Path: "/readyz", Port: intstr.FromInt32(7482), Host: "127.0.0.1",
+		Scheme: corev1.URISchemeHTTPS}
+	if got, err := readinessURL(c, node); got != "https://127.0.0.1:7482/readyz" {
+		t.Errorf("%q, %v", got, err)
+	}
 }
 
 func TestParseChart(t *testing.T) {

@@ -86,7 +86,11 @@ func (c Cluster) frrConfig(i int) router.Options {
 	t := c.ToR
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	line("debug bgp neighbor-events")
+	line("debug bgp graceful-restart")
+	line("debug bgp bfd")
 	line("router bgp %d", t.ASN)
+	line(" bgp log-neighbor-changes")
 	line(" bgp router-id %s", c.gateways(c.LAN)[i])
 	line(" no bgp ebgp-requires-policy")
 	line(" no bgp default ipv4-unicast")
@@ -121,8 +125,8 @@ func (c Cluster) frrConfig(i int) router.Options {
 	o := router.Options{Config: b.String(), Zebra: "hostname " + torName(i)}
 	if t.BFD != 0 {
 		ms := t.BFD.Milliseconds()
-		o.BFD = fmt.Sprintf("bfd\n profile nodes\n  transmit-interval %d\n  receive-interval %d\n  detect-multiplier 3\n", ms,
-			ms)
+		o.BFD = fmt.Sprintf("debug bfd peer\nbfd\n profile nodes\n  transmit-interval %d\n  receive-interval %d\n"+
+			"  detect-multiplier 3\n", ms, ms)
 	}
 	return o
 }

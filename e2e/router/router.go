@@ -93,12 +93,13 @@ func StartFRR(ctx context.Context, o Options) (*Router, error) {
 			return nil, err
 		}
 		config := filepath.Join(o.Dir, name+".conf")
-		if err := os.WriteFile(config, []byte(configs[name]+"\n"), 0o644); err != nil {
+		// Not --log, whose lines have no fractions of seconds.
+		text := fmt.Sprintf("log file %s\nlog timestamp precision 3\n%s\n", filepath.Join(o.Dir, name+".log"), configs[name])
+		if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
 			return nil, err
 		}
 		argv := []string{program, "-f", config, "-i", filepath.Join(o.Dir, name+".pid"),
-			"-z", filepath.Join(o.Dir, "zserv.api"), "--vty_socket", o.Dir, "-P", "0", "--log",
-			"file:" + filepath.Join(o.Dir, name+".log")}
+			"-z", filepath.Join(o.Dir, "zserv.api"), "--vty_socket", o.Dir, "-P", "0"}
 		if name == "bgpd" && o.NoListen {
 			argv = append(argv, "-p", "0")
 		}
@@ -276,6 +277,20 @@ func (r *Router) Launch(ctx context.Context) error {
 
 // Close ends the router.
 func (r *Router) Close() { r.Kill("") }
+
+// Since returns the wanted lines that FRR's daemons have logged since then, of all of them together
+// and in the order of time.
+func (r *Router) Since(begin time.Time, wanted func(line string) bool) string {
+	first := begin.Format("2006/01/02 15:04:05.000")
+	var lines []string
+	for line := range strings.Lines(r.Logs()) {
+		if len(line) > len(first) && line[:2] == first[:2] && line >= first && wanted(line) {
+			lines = append(lines, line)
+		}
+	}
+	slices.SortStableFunc(lines, func(a, b string) int { return strings.Compare(a[:len(first)], b[:len(first)]) })
+	return strings.Join(lines, "")
+}
 
 // Logs returns what the daemons have written.
 func (r *Router) Logs() string {

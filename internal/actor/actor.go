@@ -11,12 +11,16 @@ import (
 	"context"
 	"maps"
 	"sync"
+	"time"
 )
 
-// Runner applies what it was told until ctx ends, and returns when all of its goroutines have ended.
-// It retries what fails, and repairs what others change.
+// Runner applies what it was told until ctx ends, and returns when all of its goroutines have
+// ended. It retries what fails, and repairs what others change.
 type Runner interface {
 	Run(ctx context.Context) error
+	// Busy returns for how long the loop of the actor has been at one thing without progress; 0 at
+	// rest. A loop that is at it for too long hangs.
+	Busy() time.Duration
 }
 
 // A Setter is told the whole desired state. What it is not told of any more goes.

@@ -67,27 +67,38 @@ func binary(pkg string) string {
 	return ""
 }
 
-// actors are the packages below a binary's folder that declare a method Run(context.Context) error.
-var actors = map[string]bool{}
+// What findParts finds, by what the packages declare and import.
+var (
+	// actors are the packages below a binary's folder that declare a method Run.
+	actors = map[string]bool{}
+	// rooms are the sub-states of the speaker's loop: like plans, but they remember something from
+	// one step to the next. They declare a method Step of a type State.
+	rooms = map[string]bool{}
+	// dialects are the packages below proxy that are built on proxy/dialect, whose actor runs them.
+	dialects = map[string]bool{}
+	// testSupport are the packages that help tests: outside of test files they import testing.
+	testSupport = map[string]bool{}
+)
 
-// isActor reports whether the package owns goroutines: its exported types have a Run.
-func isActor(pkg string) bool { return actors[pkg] }
+const dialect = "proxy/dialect"
 
-// testSupport are the packages that help tests: outside of test files they import testing.
-var testSupport = map[string]bool{}
-
-// findActors fills actors, and testSupport.
-func findActors(t *testing.T) {
+func findParts(t *testing.T) {
 	t.Helper()
 	for _, p := range packages(t) {
-		testSupport[p.name()] = slices.Contains(p.Imports, "testing")
-		if binary(p.name()) != "" && strings.Contains(p.name(), "/") && hasRun(t, p) {
-			actors[p.name()] = true
+		name := p.name()
+		testSupport[name] = slices.Contains(p.Imports, "testing")
+		if binary(name) == "" || !strings.Contains(name, "/") {
+			continue
 		}
+		methods := methods(t, p)
+		rooms[name] = slices.Contains(methods, "State.Step")
+		actors[name] = slices.ContainsFunc(methods, func(m string) bool { return strings.HasSuffix(m, ".Run") })
+		dialects[name] = slices.Contains(p.Imports, module+dialect)
 	}
 }
 
-func hasRun(t *testing.T, p listed) bool {
+// methods returns the methods that a package declares, as Type.Method.
+func methods(t *testing.T, p listed) (all []string) {
 	t.Helper()
 	for _, file := range p.GoFiles {
 		parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, file), nil, 0)
@@ -95,22 +106,33 @@ func hasRun(t *testing.T, p listed) bool {
 			t.Fatal(err)
 		}
 		for _, d := range parsed.Decls {
-			if f, ok := d.(*ast.FuncDecl); ok && f.Recv != nil && f.Name.Name == "Run" {
-				return true
+			if f, ok := d.(*ast.FuncDecl); ok && f.Recv != nil {
+				all = append(all, receiver(f.Recv.List[0].Type)+"."+f.Name.Name)
 			}
 		}
 	}
-	return false
+	return all
+}
+
+// receiver returns the name of a method's type, without a pointer and type parameters.
+func receiver(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.StarExpr:
+		return receiver(e.X)
+	case *ast.IndexExpr:
+		return receiver(e.X)
+	case *ast.IndexListExpr:
+		return receiver(e.X)
+	case *ast.Ident:
+		return e.Name
+	}
+	return ""
 }
 
 func isPlan(pkg string) bool { return binary(pkg) != "" && strings.HasSuffix(pkg, "/plan") }
 
-// rooms are the sub-states of the speaker's loop: like plans, but they remember something from one
-// step to the next.
-var rooms = []string{"speaker/handoff", "speaker/holders", "speaker/ownership", "speaker/partition", "speaker/routes"}
-
 func isPure(pkg string) bool {
-	return isPlan(pkg) || slices.Contains(rooms, pkg) || pkg == "internal/lb"
+	return isPlan(pkg) || rooms[pkg] || pkg == "internal/lb"
 }
 
 // below reports whether pkg is root or lies below it.
@@ -141,15 +163,14 @@ var rules = []rule{
 		},
 	},
 	{
-		reason: "a decision must be testable as a value: plans, rooms and the vocabulary do no I/O and know no logger and " +
-			"no " +
-			"chance",
+		reason: "a decision must be testable as a value: plans, rooms and the vocabulary do no I/O and know no logger " +
+			"and no chance",
 		applies: isPure,
 		forbidden: func(pkg, imported string) bool {
 			if standard(imported) {
 				return below(imported, "os", "log", "net/http", "io", "math/rand", "syscall", "context")
 			}
-			ownPlan := slices.Contains(rooms, pkg) && isPlan(imported) && binary(imported) == binary(pkg)
+			ownPlan := rooms[pkg] && isPlan(imported) && binary(imported) == binary(pkg)
 			return !ownPlan && !below(imported, "internal/lb", "k8s.io/apimachinery/pkg/labels")
 		},
 	},
@@ -159,9 +180,16 @@ var rules = []rule{
 		forbidden: func(pkg, imported string) bool { return binary(imported) != "" && binary(imported) != binary(pkg) },
 	},
 	{
-		reason:    "actors never import one another; only main wires them together. Helpers of a slice may be shared",
-		applies:   isActor,
-		forbidden: func(pkg, imported string) bool { return isActor(imported) && !below(imported, pkg) },
+		reason:  "only main imports actors and wires them together. Helpers of a slice may be shared",
+		applies: func(pkg string) bool { return strings.Contains(pkg, "/") },
+		forbidden: func(pkg, imported string) bool {
+			return actors[imported] && !below(imported, pkg) && (!dialects[pkg] || imported != dialect)
+		},
+	},
+	{
+		reason:    "one dialect knows nothing of the other: what they share is in proxy/dialect and proxy/plan",
+		applies:   func(pkg string) bool { return strings.Contains(pkg, "/") },
+		forbidden: func(pkg, imported string) bool { return dialects[imported] && !below(pkg, imported) },
 	},
 	{
 		reason:    "what is shared must not depend on who shares it",
@@ -206,7 +234,7 @@ func violation(pkg, imported string) string {
 }
 
 func TestImports(t *testing.T) {
-	findActors(t)
+	findParts(t)
 	for _, p := range packages(t) {
 		for _, imported := range p.Imports {
 			imported = strings.TrimPrefix(imported, module)
@@ -219,7 +247,7 @@ func TestImports(t *testing.T) {
 
 // TestRulesCatch shows that each rule can fail.
 func TestRulesCatch(t *testing.T) {
-	findActors(t)
+	findParts(t)
 	for _, test := range []struct {
 		pkg, imported string
 		refused       bool
@@ -242,6 +270,14 @@ func TestRulesCatch(t *testing.T) {
 		{"speaker/gate", "proxy/feed", true},
 		{"proxy/health", "proxy/feed", true},
 		{"proxy", "proxy/feed", false},
+		{"proxy/nftables", "proxy/conntrack", true},
+		{"proxy/nftables", "proxy/rescue", true},
+		{"proxy/nftables", "proxy/iptables", true},
+		{"proxy/iptables", "proxy/feed", true},
+		{"proxy/iptables", "proxy/dialect", false},
+		{"proxy/rescue", "proxy/dialect", true},
+		{"proxy/nft", "proxy/feed", true},
+		{"proxy", "proxy/nftables", false},
 		{"internal/lb", "proxy/plan", true},
 		{"ctl", "e2e/lab", true},
 		{"proxy/nftables", "e2e/cases", true},
@@ -263,6 +299,7 @@ func TestRulesCatch(t *testing.T) {
 
 // TestPurePackagesKnowNoClockAndNoNetwork looks for what makes the same input give another output.
 func TestPurePackagesKnowNoClockAndNoNetwork(t *testing.T) {
+	findParts(t)
 	for _, p := range packages(t) {
 		if !isPure(p.name()) {
 			continue
@@ -280,6 +317,47 @@ func TestPurePackagesKnowNoClockAndNoNetwork(t *testing.T) {
 				return true
 			})
 		}
+	}
+}
+
+// TestImpureCatches shows which expressions a pure package must not have.
+func TestImpureCatches(t *testing.T) {
+	for source, want := range map[string]bool{
+		"time.Now()":          true,
+		"time.NewTimer(0)":    true,
+		"net.Dial":            true,
+		"net.HardwareAddr{}":  false,
+		"time.Second":         false,
+		"f.Now":               false,
+		"s.clock.time.Now":    false,
+		"func() { net.IP{} }": true,
+	} {
+		parsed, err := parser.ParseExpr(source)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := false
+		ast.Inspect(parsed, func(n ast.Node) bool {
+			sel, ok := n.(*ast.SelectorExpr)
+			found = found || ok && impure(sel)
+			return true
+		})
+		if found != want {
+			t.Errorf("%s is impure: %v, want %v", source, found, want)
+		}
+	}
+}
+
+// TestRoomsAreFound holds which packages are pure because of a State.Step.
+func TestRoomsAreFound(t *testing.T) {
+	findParts(t)
+	for _, room := range []string{"handoff", "holders", "ownership", "partition", "routes"} {
+		if !rooms["speaker/"+room] {
+			t.Errorf("speaker/%s is not found to be a room", room)
+		}
+	}
+	if !dialects["proxy/nftables"] || !dialects["proxy/iptables"] {
+		t.Errorf("dialects %v", dialects)
 	}
 }
 

@@ -23,15 +23,7 @@ func (s *Status) Announced(ctx context.Context, service lb.Service, a lb.Announc
 		}
 	}
 	if service.Announcements != a.Announcements {
-		patch.Metadata.announce(a.Announcements)
+		patch.Metadata.annotate(lb.AnnotationAnnouncements, a.Announcements)
 	}
 	return true, s.patchService(ctx, service, patch)
-}
-
-// announce sets the annotation with the announcements, or with "" removes it.
-func (m *patchedMetadata) announce(announcements string) {
-	m.Annotations = map[string]*string{lb.AnnotationAnnouncements: nil}
-	if announcements != "" {
-		m.Annotations[lb.AnnotationAnnouncements] = &announcements
-	}
 }

@@ -8,10 +8,8 @@ import (
 	"slices"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/landfall-lb/landfall/api/v1beta1"
@@ -32,17 +30,25 @@ const (
 	defaultBFDMinimumTTL = 254
 )
 
-// BGPPeers watches the BGPPeers.
-func BGPPeers(c *Client, changed func(name string)) *Table[string, lb.Peer] {
-	table := newTable[string, lb.Peer](nil, changed)
+// BGPPeers watches the BGPPeers. status is called in place of changed where only the status
+// differs, which each node writes into.
+func BGPPeers(c *Client, changed, status func(name string)) *Table[string, lb.Peer] {
+	table := newStatusTable(func(p lb.Peer) lb.Peer {
+		p.Status = nil
+		return p
+	}, changed, status)
 	c.register(resource{client: c.landfall, name: "bgppeers", example: &v1beta1.BGPPeer{}},
 		objects[string, lb.Peer, *v1beta1.BGPPeer]{table, convertBGPPeer})
 	return table
 }
 
-// BGPAdvertisements watches the BGPAdvertisements.
-func BGPAdvertisements(c *Client, changed func(name string)) *Table[string, lb.BGPAdvertisement] {
-	table := newTable[string, lb.BGPAdvertisement](nil, changed)
+// BGPAdvertisements watches the BGPAdvertisements. status is called in place of changed where only
+// the conditions differ.
+func BGPAdvertisements(c *Client, changed, status func(name string)) *Table[string, lb.BGPAdvertisement] {
+	table := newStatusTable(func(a lb.BGPAdvertisement) lb.BGPAdvertisement {
+		a.Conditions = nil
+		return a
+	}, changed, status)
 	c.register(resource{client: c.landfall, name: "bgpadvertisements", example: &v1beta1.BGPAdvertisement{}},
 		objects[string, lb.BGPAdvertisement, *v1beta1.BGPAdvertisement]{table, convertBGPAdvertisement})
 	return table
@@ -61,19 +67,6 @@ func Communities(c *Client, changed func(name string)) *Table[string, lb.Communi
 	table := newTable[string, lb.CommunityNames](nil, changed)
 	c.register(resource{client: c.landfall, name: "communities", example: &v1beta1.Community{}},
 		objects[string, lb.CommunityNames, *v1beta1.Community]{table, convertCommunity})
-	return table
-}
-
-// Passwords watches the Secrets of type kubernetes.io/basic-auth in a namespace, and keeps of each
-// the password, by the Secret's name.
-func Passwords(c *Client, namespace string, changed func(name string)) *Table[string, string] {
-	table := newTable[string, string](nil, changed)
-	c.register(resource{
-		client: c.coreREST.CoreV1REST(), name: "secrets", namespace: namespace, example: &corev1.Secret{},
-		fieldSelector: fields.OneTermEqualSelector("type", string(corev1.SecretTypeBasicAuth)).String(),
-	}, objects[string, string, *corev1.Secret]{table, func(o *corev1.Secret) (string, string) {
-		return o.Name, string(o.Data[corev1.BasicAuthPasswordKey])
-	}})
 	return table
 }
 

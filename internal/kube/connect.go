@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -148,6 +149,18 @@ func (c *Client) synced() {
 	for _, f := range onSync {
 		f()
 	}
+}
+
+// Busy returns for how long a watch has been handing on what it has heard.
+func (c *Client) Busy() time.Duration {
+	c.mu.Lock()
+	watches := c.watches
+	c.mu.Unlock()
+	var longest time.Duration
+	for _, w := range watches {
+		longest = max(longest, w.pulse.Busy())
+	}
+	return longest
 }
 
 // Run keeps all registered tables up to date until ctx ends. While the API server cannot be

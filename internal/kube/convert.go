@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 	"unique"
@@ -71,6 +72,9 @@ func convertService(o *corev1.Service) (lb.Key, lb.Service) {
 // convertForwardedService also fills what proxies read.
 func convertForwardedService(o *corev1.Service) (lb.Key, lb.Service) {
 	key, s := convertService(o)
+	for _, c := range convertConditions(o.Status.Conditions, lb.ConditionAssigned) {
+		s.Intruding = s.Intruding || lb.Intrudes(c, s.Ports)
+	}
 	s.InternalPolicy = cmp.Or(lb.TrafficPolicy(common(deref(o.Spec.InternalTrafficPolicy))), lb.Cluster)
 	s.SourceRanges = sourceRanges(o.Spec.LoadBalancerSourceRanges)
 	s.HealthCheckNodePort = uint16(o.Spec.HealthCheckNodePort)
@@ -88,7 +92,7 @@ func convertForwardedService(o *corev1.Service) (lb.Key, lb.Service) {
 // convertLabelledService also fills what speakers read.
 func convertLabelledService(o *corev1.Service) (lb.Key, lb.Service) {
 	key, s := convertService(o)
-	s.Labels, s.OnConflict = o.Labels, o.Annotations[lb.AnnotationOnConflict]
+	s.OnConflict = o.Annotations[lb.AnnotationOnConflict]
 	fillShown(&s, o)
 	return key, s
 }
@@ -97,7 +101,6 @@ func convertLabelledService(o *corev1.Service) (lb.Key, lb.Service) {
 // MetalLB's annotations count where Landfall's own are not set.
 func convertRequestingService(o *corev1.Service, metallb bool) (lb.Key, lb.Service) {
 	key, s := convertService(o)
-	s.Deleting, s.Labels = o.DeletionTimestamp != nil, o.Labels
 	fillShown(&s, o)
 	for _, family := range o.Spec.IPFamilies {
 		s.Families = append(s.Families, lb.Family(common(family)))
@@ -105,18 +108,21 @@ func convertRequestingService(o *corev1.Service, metallb bool) (lb.Key, lb.Servi
 	if policy := o.Spec.IPFamilyPolicy; policy != nil {
 		s.FamilyPolicy = lb.FamilyPolicy(common(*policy))
 	}
-	annotation := func(name string) string {
-		value := o.Annotations[name]
-		if suffix := strings.TrimPrefix(name, lb.DriverName); metallb {
-			value = cmp.Or(value, o.Annotations["metallb.io"+suffix], o.Annotations["metallb.universe.tf"+suffix])
-		}
-		return strings.TrimSpace(value)
-	}
+	of := requestsOf(o, metallb)
+	addresses, pool, share := of.addresses(o.Spec.LoadBalancerIP), of.annotation(lb.AnnotationPool),
+		of.annotation(lb.AnnotationShare)
 	s.Request = lb.Request{
-		Addresses: splitAddresses(cmp.Or(annotation(lb.AnnotationAddresses), o.Spec.LoadBalancerIP)),
-		Pool:      annotation(lb.AnnotationPool), Share: annotation(lb.AnnotationShare),
+		Addresses: splitAddresses(addresses), Pool: pool, Share: share,
 		PerFamily: o.Annotations[lb.AnnotationPerFamily], Mode: o.Annotations[lb.AnnotationMode],
-		WhenOutside: o.Annotations[lb.AnnotationWhenOutside],
+		WhenOutside: o.Annotations[lb.AnnotationWhenOutside], Disagreement: of.disagreement,
+	}
+	for _, name := range []string{lb.AnnotationAllocatedFrom, lb.AnnotationAllocatedFromOld} {
+		if pool, ok := o.Annotations[name]; ok {
+			if s.AllocatedFrom == nil {
+				s.AllocatedFrom = map[string]string{}
+			}
+			s.AllocatedFrom[name] = pool
+		}
 	}
 	if s.Request.Share != "" {
 		s.Request.Selector = labels.Set(o.Spec.Selector).String()
@@ -128,21 +134,14 @@ func convertNamespace(o *corev1.Namespace) (string, lb.Namespace) {
 	return o.Name, lb.Namespace{Name: o.Name, Labels: o.Labels}
 }
 
-// fillShown fills what Landfall has written to the Service.
+// fillShown fills what controller and speakers read: labels, and what Landfall has written to the
+// Service.
 func fillShown(s *lb.Service, o *corev1.Service) {
+	s.Deleting, s.Labels = o.DeletionTimestamp != nil, o.Labels
+	s.Finalizer = slices.Contains(o.Finalizers, lb.FinalizerCleanup)
+	_, s.Headless = o.Labels[lb.LabelHeadless]
 	s.Conditions = convertConditions(o.Status.Conditions, lb.DriverName+"/")
 	s.Announcements = lb.KeptAnnouncements(s.Type, o.Annotations[lb.AnnotationAnnouncements])
-}
-
-func splitAddresses(list string) []string {
-	if strings.TrimSpace(list) == "" {
-		return nil
-	}
-	var addresses []string
-	for a := range strings.SplitSeq(list, ",") {
-		addresses = append(addresses, strings.TrimSpace(a))
-	}
-	return addresses
 }
 
 func convertConditions(conditions []metav1.Condition, prefix string) []lb.Condition {
@@ -228,7 +227,7 @@ func convertPool(o *v1beta1.IPAddressPool) (string, lb.Pool) {
 		Name: o.Name, UID: string(o.UID), Created: o.CreationTimestamp.Time, Generation: o.Generation,
 		Version: o.ResourceVersion, Labels: o.Labels,
 		AutoAssign: o.Spec.AutoAssign == nil || *o.Spec.AutoAssign, AvoidBuggy: o.Spec.AvoidBuggyIPs,
-		PerNamespace: int(o.Spec.AddressesPerNamespace),
+		PerNamespace: int(o.Spec.AddressesPerNamespace), ShareAcross: o.Spec.Sharing == "cluster",
 		Status: lb.PoolStatus{
 			AssignedIPv4: o.Status.AssignedIPv4, AssignedIPv6: o.Status.AssignedIPv6,
 			AvailableIPv4: o.Status.AvailableIPv4, AvailableIPv6: o.Status.AvailableIPv6,

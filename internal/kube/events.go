@@ -30,6 +30,7 @@ const eventQueue = 1000
 const (
 	minEventRetry = 500 * time.Millisecond
 	maxEventRetry = 30 * time.Second
+	eventTimeout  = 10 * time.Second // of one attempt
 )
 
 // Reference names the object that an Event is about.
@@ -63,6 +64,7 @@ type Events struct {
 	queue      chan *corev1.Event
 	correlator *record.EventCorrelator
 	sequence   atomic.Uint32 // tells Events of one moment apart in their names
+	pulse      loop.Pulse
 }
 
 var _ actor.Runner = (*Events)(nil)
@@ -121,6 +123,9 @@ func (e *Events) event(
 	}
 }
 
+// Busy returns for how long the actor has been at one thing.
+func (e *Events) Busy() time.Duration { return e.pulse.Busy() }
+
 // Run sends Events until ctx ends.
 func (e *Events) Run(ctx context.Context) error {
 	for {
@@ -128,7 +133,9 @@ func (e *Events) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case event := <-e.queue:
+			end := e.pulse.Begin()
 			e.send(ctx, event)
+			end()
 		}
 	}
 }
@@ -143,6 +150,7 @@ func (e *Events) send(ctx context.Context, event *corev1.Event) {
 	}
 	backoff := loop.Backoff{Min: minEventRetry, Max: maxEventRetry}
 	for {
+		e.pulse.Begin() // waits in between are no sign of a hang
 		sent, err := e.write(ctx, result)
 		var answer apierrors.APIStatus
 		switch {
@@ -164,6 +172,8 @@ func (e *Events) send(ctx context.Context, event *corev1.Event) {
 
 // write counts up the Event of which this one is a repetition, or creates it.
 func (e *Events) write(ctx context.Context, r *record.EventCorrelateResult) (*corev1.Event, error) {
+	ctx, cancel := context.WithTimeout(ctx, eventTimeout)
+	defer cancel()
 	events := e.core.CoreV1().Events(r.Event.Namespace)
 	if r.Event.Count > 1 {
 		sent, err := events.Patch(ctx, r.Event.Name, types.StrategicMergePatchType, r.Patch, metav1.PatchOptions{})

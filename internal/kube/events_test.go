@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
@@ -150,4 +151,59 @@ func TestEventsNeverBlock(t *testing.T) {
 		}
 		time.Sleep(5 * time.Minute)
 	})
+}
+
+func TestAnAPIServerThatHangsIsNoHangOfEvents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core := fake.NewClientset()
+		core.PrependReactor("create", "events", func(clienttesting.Action) (bool, runtime.Object, error) {
+			time.Sleep(eventTimeout) // as an API server that does not answer
+			return true, nil, context.DeadlineExceeded
+		})
+		e := newEvents(core, slog.New(slog.DiscardHandler), "landfall-proxy", "n1")
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- e.Run(ctx) }()
+		e.Warning(Reference{Kind: "Service", Namespace: "default", Name: "web"}, "Reason", "message")
+		for range 3600 {
+			time.Sleep(time.Second)
+			if busy := e.Busy(); busy > eventTimeout+maxEventRetry {
+				t.Fatalf("busy for %v", busy)
+			}
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestAWatchThatHangsIsSeen has somebody who is told of a change never return.
+func TestAWatchThatHangsIsSeen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hang := make(chan struct{})
+		w := &watch{}
+		c := &Client{watches: []*watch{{}, w}}
+		store := reportingStore{TransformingStore: blocking{hang: hang}, watch: w, client: c}
+		go func() { _ = store.Add(nil) }()
+		time.Sleep(time.Hour)
+		if busy := c.Busy(); busy != time.Hour {
+			t.Errorf("busy for %v", busy)
+		}
+		close(hang)
+		synctest.Wait()
+		if busy := c.Busy(); busy != 0 {
+			t.Errorf("busy for %v", busy)
+		}
+	})
+}
+
+type blocking struct {
+	cache.TransformingStore
+	hang chan struct{}
+}
+
+func (b blocking) Add(any) error {
+	<-b.hang
+	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 // Waits of CatchUp: between looks at the table, and between questions to the API server.
@@ -92,7 +93,9 @@ func (s *Status) listServices(ctx context.Context) (versions map[lb.Key]string, 
 	}
 }
 
+// wait waits, which is progress of the step that waits.
 func wait(ctx context.Context, d time.Duration) error {
+	loop.Progress(ctx)
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {

@@ -42,11 +42,31 @@ type Holding struct {
 	Mode lb.IPMode
 	// Condition is set on the Service; nil takes all of Landfall's conditions away.
 	Condition *lb.Condition
+	// Pool is written as lb.AnnotationAllocatedFrom along with other changes; "" leaves it. Without
+	// any address the annotation goes.
+	Pool string
+	// Finalizer says what to do with lb.FinalizerCleanup.
+	Finalizer FinalizerChange
+}
+
+// FinalizerChange is what to do with a finalizer.
+type FinalizerChange int
+
+// What to do with a finalizer: leave it as it is, set it, or remove it.
+const (
+	FinalizerStays FinalizerChange = iota
+	FinalizerSet
+	FinalizerRemoved
+)
+
+// shownBy reports whether there is nothing to do.
+func (f FinalizerChange) shownBy(service lb.Service) bool {
+	return f == FinalizerStays || service.Finalizer == (f == FinalizerSet)
 }
 
 // Shows reports whether the Service shows h already, so that there is nothing to write.
 func (h Holding) Shows(service lb.Service) bool {
-	if !h.showsAddresses(service) || h.leavesAnnouncements(service) {
+	if !h.showsAddresses(service) || h.leavesAnnotations(service) || !h.Finalizer.shownBy(service) {
 		return false
 	}
 	if h.Condition == nil {
@@ -60,10 +80,28 @@ func (h Holding) showsAddresses(service lb.Service) bool {
 		!slices.ContainsFunc(service.Ingress, func(in lb.Ingress) bool { return h.Mode != "" && in.Mode != h.Mode })
 }
 
-// leavesAnnouncements reports whether the Service says who announces it although it shall hold no
-// address.
-func (h Holding) leavesAnnouncements(service lb.Service) bool {
-	return len(h.Addresses) == 0 && service.Announcements != ""
+// leavesAnnotations reports whether the Service says who announces it, or of which pool it is,
+// although it shall hold no address.
+func (h Holding) leavesAnnotations(service lb.Service) bool {
+	return len(h.Addresses) == 0 && (service.Announcements != "" || len(service.AllocatedFrom) > 0)
+}
+
+// annotate adds what h changes of the annotations.
+func (h Holding) annotate(service lb.Service, m *patchedMetadata) {
+	if len(h.Addresses) == 0 && service.Announcements != "" {
+		m.annotate(lb.AnnotationAnnouncements, "")
+	}
+	if _, ok := service.AllocatedFrom[lb.AnnotationAllocatedFrom]; !ok && h.Pool != "" && len(h.Addresses) > 0 {
+		m.annotate(lb.AnnotationAllocatedFrom, h.Pool)
+	}
+	for name, pool := range service.AllocatedFrom {
+		switch {
+		case len(h.Addresses) == 0:
+			m.annotate(name, "")
+		case h.Pool != "" && h.Pool != pool:
+			m.annotate(name, h.Pool)
+		}
+	}
 }
 
 // Hold writes h into the Service's status. It fails with a conflict (see IsConflict) if the Service
@@ -73,8 +111,9 @@ func (s *Status) Hold(ctx context.Context, service lb.Service, h Holding) error 
 	if !h.showsAddresses(service) {
 		patch.Status.LoadBalancer = ingressPatch(service.Ingress, h)
 	}
-	if h.leavesAnnouncements(service) {
-		patch.Metadata.announce("")
+	h.annotate(service, &patch.Metadata)
+	if !h.Finalizer.shownBy(service) {
+		patch.Metadata.finalize(h.Finalizer)
 	}
 	if h.Condition != nil {
 		patch.Status.Conditions = []any{s.conditionPatch(service.Conditions, *h.Condition)}
@@ -154,6 +193,28 @@ type patchedMetadata struct {
 	UID             string             `json:"uid,omitempty"`
 	ResourceVersion string             `json:"resourceVersion,omitempty"`
 	Annotations     map[string]*string `json:"annotations,omitempty"` // nil removes one
+	// Of these lists an API server adds and removes what they have.
+	Finalizers        []string `json:"finalizers,omitempty"`
+	RemovedFinalizers []string `json:"$deleteFromPrimitiveList/finalizers,omitempty"`
+}
+
+// annotate sets an annotation, or with "" removes it.
+func (m *patchedMetadata) annotate(name, value string) {
+	if m.Annotations == nil {
+		m.Annotations = map[string]*string{}
+	}
+	m.Annotations[name] = nil
+	if value != "" {
+		m.Annotations[name] = &value
+	}
+}
+
+func (m *patchedMetadata) finalize(change FinalizerChange) {
+	if list := []string{lb.FinalizerCleanup}; change == FinalizerSet {
+		m.Finalizers = list
+	} else {
+		m.RemovedFinalizers = list
+	}
 }
 
 type patchedStatus struct {

@@ -46,6 +46,9 @@ func (c *Client) TellSurroundings(ctx context.Context, namespace string, entries
 			data[node] = *text
 		}
 	}
+	if len(data) == 0 {
+		return nil
+	}
 	_, err = maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: lb.SurroundingsConfigMap}, Data: data},
 		metav1.CreateOptions{})
 	return wrap(err, "create", namespace)

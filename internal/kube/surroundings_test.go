@@ -15,7 +15,8 @@ func TestTellSurroundings(t *testing.T) {
 	core := fake.NewClientset()
 	c := &Client{core: core}
 	a, b := "192.0.2.1 the gateway\n", "192.0.2.2 the gateway\n"
-	for _, entries := range []map[string]*string{{"a": &a, "gone": nil}, {"b": &a}, {"b": &b, "c": &a}, {"c": nil}} {
+	for _, entries := range []map[string]*string{{"gone": nil}, {"a": &a, "gone": nil}, {"b": &a}, {"b": &b, "c": &a},
+		{"c": nil}} {
 		if err := c.TellSurroundings(t.Context(), "ns", entries); err != nil {
 			t.Fatal(err)
 		}

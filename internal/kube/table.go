@@ -15,6 +15,8 @@ import (
 type Table[K comparable, V any] struct {
 	changed func(K)
 	same    func(a, b V) bool
+	// noted, unless nil, is told of keys whose values are the same but not equal.
+	noted func(K)
 
 	mu     sync.RWMutex
 	values map[K]V
@@ -26,6 +28,14 @@ func newTable[K comparable, V any](same func(a, b V) bool, changed func(K)) *Tab
 		same = func(a, b V) bool { return reflect.DeepEqual(a, b) }
 	}
 	return &Table[K, V]{changed: changed, same: same, values: map[K]V{}}
+}
+
+// newStatusTable returns a Table that tells status in place of changed where nothing but the status
+// differs, which withoutStatus takes out of a value.
+func newStatusTable[K comparable, V any](withoutStatus func(V) V, changed, status func(K)) *Table[K, V] {
+	t := newTable(func(a, b V) bool { return reflect.DeepEqual(withoutStatus(a), withoutStatus(b)) }, changed)
+	t.noted = status
+	return t
 }
 
 // Get returns the value of k, and whether there is one. Before Synced, absent means unknown.
@@ -68,8 +78,20 @@ func (t *Table[K, V]) put(k K, v V, ok bool) {
 		delete(t.values, k)
 	}
 	t.mu.Unlock()
-	if had != ok || ok && !t.same(old, v) {
+	if had != ok {
 		t.changed(k)
+	} else if ok {
+		t.compare(k, old, v)
+	}
+}
+
+// compare tells of k if its values differ.
+func (t *Table[K, V]) compare(k K, old, now V) {
+	switch {
+	case !t.same(old, now):
+		t.changed(k)
+	case t.noted != nil && !reflect.DeepEqual(old, now):
+		t.noted(k)
 	}
 }
 
@@ -81,7 +103,9 @@ func (t *Table[K, V]) replace(values map[K]V) {
 	t.synced = true
 	t.mu.Unlock()
 	for k, v := range values {
-		if before, ok := old[k]; !ok || !t.same(before, v) {
+		if before, ok := old[k]; ok {
+			t.compare(k, before, v)
+		} else {
 			t.changed(k)
 		}
 	}

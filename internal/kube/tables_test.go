@@ -215,3 +215,50 @@ func TestSelectorsThatCannotBeReadSelectNothing(t *testing.T) {
 		t.Errorf("selectors: %v", got)
 	}
 }
+
+// TestAStatusIsNoChange has pools come and change: what differs in the status alone is told apart, as
+// speakers plan all addresses anew for a changed pool.
+func TestAStatusIsNoChange(t *testing.T) {
+	pool := func(generation int64, used string) *v1beta1.IPAddressPool {
+		p := &v1beta1.IPAddressPool{ObjectMeta: metav1.ObjectMeta{Name: "lan", Generation: generation,
+			ResourceVersion: used}}
+		p.Status.AssignedIPv4 = used
+		return p
+	}
+	var told []string
+	tell := func(what string) func(string) { return func(name string) { told = append(told, what+" "+name) } }
+	table := newStatusTable(poolSpec, tell("changed"), tell("status"))
+	store := objects[string, lb.Pool, *v1beta1.IPAddressPool]{table, convertPool}
+	check := func(step string, want ...string) {
+		t.Helper()
+		if diff := cmp.Diff(want, told); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", step, diff)
+		}
+		told = nil
+	}
+	list := func(of ...any) {
+		if err := store.Replace(of, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list(pool(1, "1"))
+	check("new", "changed lan")
+	list(pool(1, "1"))
+	check("listed again")
+	list(pool(1, "12"))
+	check("another status in a list", "status lan")
+	_ = store.Update(pool(1, "123"))
+	check("another status", "status lan")
+	if p, _ := table.Get("lan"); p.Version != "123" {
+		t.Errorf("the table has version %s", p.Version)
+	}
+	_ = store.Update(pool(2, "1234"))
+	check("another specification", "changed lan")
+	_ = store.Delete(pool(2, "1234"))
+	check("gone", "changed lan")
+	table.noted = nil
+	list(pool(1, "1"))
+	told = nil
+	list(pool(1, "12"))
+	check("nobody wants to hear of the status")
+}

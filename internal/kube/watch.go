@@ -32,6 +32,14 @@ type resource struct {
 
 // register adds a watch on r that fills store once Run is called.
 func (c *Client) register(r resource, store cache.TransformingStore) {
+	watch := c.watch(r, store)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.watches = append(c.watches, watch)
+}
+
+// watch returns a watch on r that fills store.
+func (c *Client) watch(r resource, store cache.TransformingStore) *watch {
 	watch := &watch{log: c.log, host: c.host, resource: r.name,
 		backoff:  loop.Backoff{Min: minRetry, Max: maxRetry},
 		failures: loop.Failures{Repeat: repeatAfter},
@@ -48,9 +56,7 @@ func (c *Client) register(r resource, store cache.TransformingStore) {
 	}
 	watch.reflector = cache.NewReflectorWithOptions(pacedListWatch{r}, r.example,
 		reportingStore{TransformingStore: store, watch: watch, client: c}, cache.ReflectorOptions{Name: r.name})
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.watches = append(c.watches, watch)
+	return watch
 }
 
 // pacedListWatch sends each request once, so that every failure comes back at once to watch.run, or
@@ -88,14 +94,31 @@ func (p pacedListWatch) Watch(o metav1.ListOptions) (apiwatch.Interface, error) 
 	return p.WatchWithContext(context.Background(), o)
 }
 
-// reportingStore tells the watch and the client's user when a full list has arrived.
+// reportingStore tells for how long the store takes something, and tells the watch and the client's
+// user when a full list has arrived.
 type reportingStore struct {
 	cache.TransformingStore
 	watch  *watch
 	client *Client
 }
 
+func (s reportingStore) Add(object any) error {
+	defer s.watch.pulse.Begin()()
+	return s.TransformingStore.Add(object)
+}
+
+func (s reportingStore) Update(object any) error {
+	defer s.watch.pulse.Begin()()
+	return s.TransformingStore.Update(object)
+}
+
+func (s reportingStore) Delete(object any) error {
+	defer s.watch.pulse.Begin()()
+	return s.TransformingStore.Delete(object)
+}
+
 func (s reportingStore) Replace(list []any, version string) error {
+	defer s.watch.pulse.Begin()()
 	err := s.TransformingStore.Replace(list, version)
 	s.watch.reached()
 	s.client.synced()
@@ -108,6 +131,8 @@ type watch struct {
 	host      string
 	resource  string
 	reflector *cache.Reflector
+
+	pulse loop.Pulse // while the store takes something
 
 	// absent makes the list empty, unless there is one; nil if the resource must be there.
 	absent func(why error)

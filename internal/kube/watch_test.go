@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strconv"
 	"sync"
 	"testing"
@@ -21,6 +22,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/landfall-lb/landfall/api/v1beta1"
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
@@ -281,14 +283,29 @@ func TestTableTakesAStreamedList(t *testing.T) {
 	}
 }
 
-// An API server without ServiceCIDRs (before Kubernetes 1.33), or one that does not show them,
-// holds nobody up.
+// An API server without ServiceCIDRs (before Kubernetes 1.33) or pools, or one that does not show
+// them, holds nobody up.
 func TestOptionalTable(t *testing.T) {
+	lists := map[string]any{
+		"/apis/networking.k8s.io/v1/servicecidrs": networkingv1.ServiceCIDRList{
+			TypeMeta: metav1.TypeMeta{Kind: "ServiceCIDRList", APIVersion: "networking.k8s.io/v1"},
+			ListMeta: metav1.ListMeta{ResourceVersion: "1"},
+			Items: []networkingv1.ServiceCIDR{{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"},
+				Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/12", "fd00::/112"}}}},
+		},
+		"/apis/landfall.dev/v1beta1/ipaddresspools": v1beta1.IPAddressPoolList{
+			TypeMeta: metav1.TypeMeta{Kind: "IPAddressPoolList", APIVersion: "landfall.dev/v1beta1"},
+			ListMeta: metav1.ListMeta{ResourceVersion: "1"},
+			Items: []v1beta1.IPAddressPool{{ObjectMeta: metav1.ObjectMeta{Name: "lan"},
+				Spec: v1beta1.IPAddressPoolSpec{Addresses: []v1beta1.AddressRange{"192.0.2.0/30"},
+					ExcludedAddresses: []v1beta1.AddressRange{"192.0.2.1/32"}}}},
+		},
+	}
 	for _, code := range []int{http.StatusNotFound, http.StatusForbidden, http.StatusOK} {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
 			switch q := r.URL.Query(); {
-			case r.URL.Path != "/apis/networking.k8s.io/v1/servicecidrs" || code != http.StatusOK:
+			case lists[r.URL.Path] == nil || code != http.StatusOK:
 				w.WriteHeader(code)
 				json.NewEncoder(w).Encode(metav1.Status{
 					TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Code: int32(code),
@@ -303,29 +320,30 @@ func TestOptionalTable(t *testing.T) {
 				w.(http.Flusher).Flush()
 				<-r.Context().Done()
 			default:
-				json.NewEncoder(w).Encode(networkingv1.ServiceCIDRList{
-					TypeMeta: metav1.TypeMeta{Kind: "ServiceCIDRList", APIVersion: "networking.k8s.io/v1"},
-					ListMeta: metav1.ListMeta{ResourceVersion: "1"},
-					Items: []networkingv1.ServiceCIDR{{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"},
-						Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/12", "fd00::/112"}}}},
-				})
+				json.NewEncoder(w).Encode(lists[r.URL.Path])
 			}
 		}))
 		client := newClient(t, server.URL)
 		synced := make(chan struct{}, 100)
 		client.OnSync(func() { synced <- struct{}{} })
-		table := ServiceNetworks(client, func(string) {})
+		table, pools := ServiceNetworks(client, func(string) {}), PoolRanges(client, func(string) {})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- client.Run(ctx) }()
 		await(t, synced)
-		want := map[string][]netip.Prefix{}
+		await(t, synced)
+		want, wantPools := map[string][]netip.Prefix{}, map[string][]lb.Range{}
 		if code == http.StatusOK {
+			wantPools["lan"] = []lb.Range{{From: netip.MustParseAddr("192.0.2.0"), To: netip.MustParseAddr("192.0.2.0")},
+				{From: netip.MustParseAddr("192.0.2.2"), To: netip.MustParseAddr("192.0.2.3")}}
 			want["kubernetes"] = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd00::/112")}
 		}
 		if diff := cmp.Diff(want, table.All(), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" ||
 			!table.Synced() {
 			t.Errorf("status %d: synced %v; (-want +got):\n%s", code, table.Synced(), diff)
+		}
+		if !reflect.DeepEqual(pools.All(), wantPools) || !pools.Synced() {
+			t.Errorf("status %d: synced %v; pools %v, want %v", code, pools.Synced(), pools.All(), wantPools)
 		}
 		cancel()
 		if err := <-ended; err != nil {

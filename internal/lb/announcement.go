@@ -8,24 +8,24 @@ import (
 	"slices"
 )
 
-// ConditionServing on a Service: for each of its addresses a node answers whose kernel is confirmed
+// conditionServing on a Service: for each of its addresses a node answers whose kernel is confirmed
 // to deliver it to a usable endpoint. It follows ConditionAnnounced, except while the last node
 // still answers for an address that it should withdraw.
-const ConditionServing = "landfall.dev/Serving"
+const conditionServing = "landfall.dev/Serving"
 
-// Reasons of ConditionServing and ConditionAnnounced.
+// Reasons of conditionServing and ConditionAnnounced.
 const (
-	ReasonServing Reason = "Serving" // a node that delivers the address announces it
+	reasonServing Reason = "Serving" // a node that delivers the address announces it
 	ReasonParting Reason = "Parting" // the node that answers should withdraw, and no other node can answer
 )
 
 // Serving returns the condition Serving that goes with the condition Announced.
 func Serving(announced Condition) Condition {
 	c := announced
-	c.Type = ConditionServing
+	c.Type = conditionServing
 	c.Status = announced.Status && announced.Reason == ReasonAnnounced
 	if c.Status {
-		c.Reason = ReasonServing
+		c.Reason = reasonServing
 	}
 	return c
 }

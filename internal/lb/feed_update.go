@@ -1,14 +1,16 @@
 package lb
 
 import (
+	"maps"
 	"net/netip"
+	"slices"
 	"time"
 )
 
 // FeedUpdate is one line (JSON, ended by a newline) that a speaker writes to its proxy over the
-// feed's socket: an update with the whole state, which replaces the one before. When the connection
-// ends, the proxy forgets Dead and Gone; it keeps Previous and Ring until the next speaker's
-// update.
+// feed's socket. The first that says anything says all; later ones say what has changed. When the
+// connection ends, the proxy forgets Dead and Gone; it keeps Previous and Ring until the next
+// speaker's update.
 type FeedUpdate struct {
 	// Same is set if nothing has changed since the update before, or nothing is known yet. The other
 	// fields except Beat are empty then.
@@ -16,23 +18,93 @@ type FeedUpdate struct {
 	// Beat is the longest time until the next update, in milliseconds; 0 promises none. See
 	// FeedSilence.
 	Beat int `json:"beat,omitempty"`
+	// Changes is set if Previous and Ring name only the VIPs of which they say something else than
+	// before, each of them in Previous. Otherwise they name all, and a VIP that is missing is no VIP
+	// any more.
+	Changes bool `json:"changes,omitempty"`
+	// Ended are addresses that are no VIPs any more, or were not in between; only with Changes.
+	Ended []netip.Addr `json:"ended,omitempty"`
 	// Dead are the nodes whose speaker gossip has lost and whose kernel is silent. The proxy delivers
-	// nothing to endpoints on them (see Without). Dead is empty unless this node sees a majority of
-	// the speakers, so that a partition empties no Service.
+	// nothing to endpoints on them (see plan.Without of the proxy). Dead is empty unless this node
+	// sees a majority of the speakers, so that a partition empties no Service.
 	Dead []string `json:"dead,omitempty"`
 	// Gone are the addresses of the nodes in Dead.
 	Gone []netip.Addr `json:"gone,omitempty"`
 	// Previous has, for each VIP, the previous owners: nodes that may hold connections to the VIP
 	// which this node does not know, because they announce it or did before; the likeliest first. They
 	// are given by their addresses of the VIP's family. Their kernels forward even while their agents
-	// do not run. For a VIP with an empty list, the last list that was not empty stays valid; a VIP
-	// that is missing is no VIP any more.
+	// do not run. For a VIP with an empty list, the last list that was not empty stays valid.
 	Previous map[netip.Addr][]netip.Addr `json:"former,omitempty"`
 	// Ring has, for each VIP that routers spread over nodes, the other nodes that announce it or did
 	// so lately, by their addresses of the VIP's family: in order, from the one after this node's on
-	// and once round. Each of them may hold connections to the VIP, so a stray packet goes round. A
-	// VIP in Ring needs no entry in Previous. Empty and missing lists mean the same as in Previous.
+	// and once round. Each of them may hold connections to the VIP, so a stray packet goes round. An
+	// empty list means the same as in Previous; a VIP that is missing has no ring.
 	Ring map[netip.Addr][]netip.Addr `json:"ring,omitempty"`
+}
+
+// Apply has u say what it said and what next says, as if they were one update.
+func (u *FeedUpdate) Apply(next FeedUpdate) {
+	if !next.Changes {
+		*u = next
+		u.Previous, u.Ring = maps.Clone(next.Previous), maps.Clone(next.Ring)
+		return
+	}
+	u.Dead, u.Gone = next.Dead, next.Gone
+	for _, vip := range next.Ended {
+		delete(u.Previous, vip)
+		delete(u.Ring, vip)
+	}
+	if u.Changes {
+		u.Ended = append(u.Ended, next.Ended...)
+	}
+	if u.Previous == nil {
+		u.Previous, u.Ring = map[netip.Addr][]netip.Addr{}, map[netip.Addr][]netip.Addr{}
+	}
+	for vip, nodes := range next.Previous {
+		u.Previous[vip] = nodes
+		if ring, ok := next.Ring[vip]; ok {
+			u.Ring[vip] = ring
+		} else {
+			delete(u.Ring, vip)
+		}
+	}
+}
+
+// Since returns what u, which says all, says otherwise than before, which did too.
+func (u FeedUpdate) Since(before FeedUpdate) FeedUpdate {
+	changes := FeedUpdate{Changes: true, Dead: u.Dead, Gone: u.Gone, Previous: map[netip.Addr][]netip.Addr{},
+		Ring: map[netip.Addr][]netip.Addr{}}
+	for vip := range u.vips() {
+		was, had := before.Previous[vip]
+		ring, spread := u.Ring[vip]
+		wasRing, wasSpread := before.Ring[vip]
+		if (had || wasSpread) && slices.Equal(was, u.Previous[vip]) && spread == wasSpread && slices.Equal(ring, wasRing) {
+			continue
+		}
+		changes.Previous[vip] = u.Previous[vip]
+		if spread {
+			changes.Ring[vip] = ring
+		}
+	}
+	now := u.vips()
+	for vip := range before.vips() {
+		if !now[vip] {
+			changes.Ended = append(changes.Ended, vip)
+		}
+	}
+	return changes
+}
+
+// vips are those that u names.
+func (u FeedUpdate) vips() map[netip.Addr]bool {
+	vips := make(map[netip.Addr]bool, len(u.Previous))
+	for vip := range u.Previous {
+		vips[vip] = true
+	}
+	for vip := range u.Ring {
+		vips[vip] = true
+	}
+	return vips
 }
 
 // MaxRing is how many nodes a ring names at most, and so how many nodes a packet asks. It is part
@@ -57,36 +129,4 @@ const (
 // silent before it counts as hung; 0 means for ever.
 func FeedSilence(beat int) time.Duration {
 	return missedBeats * time.Duration(max(0, beat)) * time.Millisecond
-}
-
-// Without returns the slices without the endpoints on dead nodes. A family of a Service keeps all
-// of its endpoints if none would be left.
-func Without(all []Slice, dead map[string]bool) []Slice {
-	if len(dead) == 0 {
-		return all
-	}
-	some, dropped := map[Family]bool{}, map[Family]bool{}
-	for _, slice := range all {
-		for _, ep := range slice.Endpoints {
-			if dead[ep.Node] {
-				dropped[slice.Family] = true
-			} else if ep.Ready || ep.Serving && ep.Terminating {
-				some[slice.Family] = true
-			}
-		}
-	}
-	left := make([]Slice, 0, len(all))
-	for _, slice := range all {
-		if dropped[slice.Family] && some[slice.Family] {
-			var endpoints []Endpoint
-			for _, ep := range slice.Endpoints {
-				if !dead[ep.Node] {
-					endpoints = append(endpoints, ep)
-				}
-			}
-			slice.Endpoints = endpoints
-		}
-		left = append(left, slice)
-	}
-	return left
 }

@@ -14,7 +14,10 @@ type Interface struct {
 	MAC   net.HardwareAddr // nil when the interface has no link-layer address
 	// Up is set while the interface is up and has a carrier (IFF_UP and IFF_RUNNING), so that packets
 	// can leave.
-	Up       bool
+	Up bool
+	// Disabled is set while the interface is administratively down (no IFF_UP). Linux answers for the
+	// IPv4 addresses of such an interface all the same.
+	Disabled bool
 	Loopback bool
 	// Enslaved is set for a port of a bridge, bond or VRF: its traffic belongs to the master.
 	Enslaved bool
@@ -27,6 +30,7 @@ type Interface struct {
 // Equal reports whether two interfaces are equal in every field.
 func (i Interface) Equal(other Interface) bool {
 	return i.Index == other.Index && i.Name == other.Name && bytes.Equal(i.MAC, other.MAC) && i.Up == other.Up &&
+		i.Disabled == other.Disabled &&
 		i.Loopback == other.Loopback && i.Enslaved == other.Enslaved && i.NoARP == other.NoARP &&
 		slices.Equal(i.Addresses, other.Addresses)
 }

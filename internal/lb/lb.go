@@ -96,16 +96,24 @@ type Service struct {
 	UID     string
 	Version string // metadata.resourceVersion, for conditional writes
 	Created time.Time
-	// Deleting is set once the object carries a deletion timestamp; only the controller's table fills
-	// it, Families, FamilyPolicy and Request.
-	Deleting bool
+	// Deleting is set once the object carries a deletion timestamp, Finalizer while it carries the
+	// finalizer FinalizerCleanup. Only the tables of controller and speakers fill them; only the
+	// controller's fills Families, FamilyPolicy and Request.
+	Deleting, Finalizer bool
+	// Intruding is set while a Service that shares an address has other ports than the controller
+	// agreed to, or holds an address by mistake: Services that it collides with come first. Only the
+	// proxies' table fills it.
+	Intruding bool
+	// Headless is set by the label LabelHeadless, which takes the Service down. Proxies do not see it.
+	Headless bool
 
 	Type         ServiceType
 	Class        string // spec.loadBalancerClass; "" when unset
 	ClusterIPs   []netip.Addr
 	Families     []Family     // spec.ipFamilies
 	FamilyPolicy FamilyPolicy // spec.ipFamilyPolicy
-	// ExternalIPs are addresses that an administrator routes to nodes without Landfall.
+	// ExternalIPs are addresses that an administrator routes to nodes without Landfall. They hold
+	// nothing of a pool.
 	ExternalIPs    []netip.Addr
 	Ports          []ServicePort
 	ExternalPolicy TrafficPolicy // Cluster unless the Service says Local
@@ -128,13 +136,18 @@ type Service struct {
 	Ingress []Ingress
 	// Conditions are those conditions of the status that Landfall owns (type landfall.dev/…).
 	Conditions []Condition
+	// AllocatedFrom has AnnotationAllocatedFrom and AnnotationAllocatedFromOld, as far as they are
+	// set: the pool of the addresses, as MetalLB or Landfall wrote it. Only the controller's table
+	// fills it.
+	AllocatedFrom map[string]string
 	// Announcements is the annotation landfall.dev/announcements, unparsed: see DecodeAnnouncements.
 	Announcements string
 }
 
-// VIPs returns the addresses of the Service that nodes deliver: all except those of ipMode Proxy.
+// VIPs returns the addresses of the Service that nodes deliver: all except those of ipMode Proxy;
+// none of a Service that is being deleted or is taken down.
 func (s *Service) VIPs() []netip.Addr {
-	if s.Type != LoadBalancer {
+	if s.Type != LoadBalancer || s.Deleting || s.Headless {
 		return nil
 	}
 	var vips []netip.Addr
@@ -171,6 +184,9 @@ type Request struct {
 	Mode string
 	// WhenOutside comes from the annotation landfall.dev/when-outside.
 	WhenOutside string
+	// Disagreement names two fields or annotations that request different things, with their values;
+	// "" if there are none.
+	Disagreement string
 }
 
 // IPMode is status.loadBalancer.ingress[].ipMode (KEP-1860).
@@ -258,6 +274,8 @@ type Pool struct {
 	// no limit.
 	PerNamespace int
 	Reservations []Reservation
+	// ShareAcross lets Services of different namespaces share an address.
+	ShareAcross bool
 	// Quarantine is how long a freed address stays reserved for the Service that held it; negative for
 	// ever.
 	Quarantine time.Duration
@@ -372,31 +390,6 @@ const (
 	ConditionAnnounced = "landfall.dev/Announced"
 	// ConditionReady on a pool: the controller assigns its addresses.
 	ConditionReady = "Ready"
-	// ConditionOverlapping on a pool: it shares addresses with another pool.
-	ConditionOverlapping = "Overlapping"
-	// ConditionExhausted on a pool: no address of some family is free.
-	ConditionExhausted = "Exhausted"
-)
-
-// Annotations of a Service.
-const (
-	AnnotationAddresses = "landfall.dev/loadBalancerIPs"
-	AnnotationPool      = "landfall.dev/address-pool"
-	// AnnotationScheduler sets how proxies choose a backend for a new connection: random, round-robin,
-	// source-hash or maglev.
-	AnnotationScheduler = "landfall.dev/scheduler"
-	// AnnotationShare holds a key: Services with the same key share addresses if their ports do not
-	// collide.
-	AnnotationShare = "landfall.dev/allow-shared-ip"
-	// AnnotationPerFamily requests this many addresses of each family, from 1 to 16.
-	AnnotationPerFamily = "landfall.dev/addresses-per-family"
-	// AnnotationMode requests an ipMode, VIP or Proxy.
-	AnnotationMode = "landfall.dev/ip-mode"
-	// AnnotationWhenOutside sets what to do when no pool contains the address any more: keep or move.
-	AnnotationWhenOutside = "landfall.dev/when-outside"
-	// AnnotationOnConflict sets what to do when a conflicting host uses the address: refuse or
-	// announce.
-	AnnotationOnConflict = "landfall.dev/on-address-conflict"
 )
 
 // DriverName is the API group, the prefix of annotations and condition types.

@@ -94,3 +94,24 @@ func (r Range) String() string {
 	}
 	return r.From.String() + "-" + r.To.String()
 }
+
+// Subtract returns the ranges without the addresses of cut.
+func Subtract(ranges, cut []Range) []Range {
+	for _, c := range cut {
+		var left []Range
+		for _, r := range ranges {
+			if !r.Overlaps(c) {
+				left = append(left, r)
+				continue
+			}
+			if r.From.Less(c.From) {
+				left = append(left, Range{From: r.From, To: c.From.Prev()})
+			}
+			if c.To.Less(r.To) {
+				left = append(left, Range{From: c.To.Next(), To: r.To})
+			}
+		}
+		ranges = left
+	}
+	return ranges
+}

@@ -1,6 +1,7 @@
 package lb
 
 import (
+	"fmt"
 	"math/big"
 	"net/netip"
 	"strings"
@@ -82,6 +83,34 @@ func TestContainsAndOverlaps(t *testing.T) {
 		}
 		if got := r.Overlaps(parsed); got != want || parsed.Overlaps(r) != want {
 			t.Errorf("%s overlaps %s: %v, want %v both ways", r, other, got, want)
+		}
+	}
+}
+
+func TestSubtract(t *testing.T) {
+	ranges := func(text string) (all []Range) {
+		for word := range strings.FieldsSeq(text) {
+			r, err := ParseRange(word)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, r)
+		}
+		return all
+	}
+	for _, tt := range []struct{ from, cut, want string }{
+		{"10.0.0.0/24", "", "[10.0.0.0-10.0.0.255]"},
+		{"10.0.0.0/24", "10.0.1.0/24 2001:db8::/64", "[10.0.0.0-10.0.0.255]"},
+		{"10.0.0.0/24", "10.0.0.0/32", "[10.0.0.1-10.0.0.255]"},
+		{"10.0.0.0/24", "10.0.0.255/32", "[10.0.0.0-10.0.0.254]"},
+		{"10.0.0.0/24", "10.0.0.10-10.0.0.19", "[10.0.0.0-10.0.0.9 10.0.0.20-10.0.0.255]"},
+		{"10.0.0.0/24", "10.0.0.0/16", "[]"},
+		{"10.0.0.0/30 10.0.0.8/30", "10.0.0.2-10.0.0.9 10.0.0.11/32", "[10.0.0.0-10.0.0.1 10.0.0.10]"},
+		{"2001:db8::/126", "2001:db8::1/128", "[2001:db8:: 2001:db8::2-2001:db8::3]"},
+		{"0.0.0.0/0 ::/0", "0.0.0.0/0 ::/0", "[]"},
+	} {
+		if got := fmt.Sprint(Subtract(ranges(tt.from), ranges(tt.cut))); got != tt.want {
+			t.Errorf("%s without %s: %s, want %s", tt.from, tt.cut, got, tt.want)
 		}
 	}
 }

@@ -18,14 +18,19 @@ const (
 	ReasonAddressOutside Reason = "AddressOutside" // no pool contains the requested address
 	ReasonAddressTaken   Reason = "AddressTaken"   // another Service holds the requested address
 	ReasonHeldOutside    Reason = "HeldOutside"    // the Service keeps an address that no pool contains any more
-	ReasonDuplicate      Reason = "Duplicate"      // an older Service holds the same address
+	ReasonDuplicate      Reason = "Duplicate"      // a Service that comes first holds the same address
+	// the status showed an address that no pool contains and that Landfall did not assign
+	ReasonForeignAddress Reason = "ForeignAddress"
 	ReasonPoolOverlaps   Reason = "Overlapping"    // the pool shares addresses with an older pool
 	ReasonPoolInvalid    Reason = "Invalid"        // an address range of the pool cannot be parsed
 	ReasonPoolReady      Reason = "Ready"          // the pool assigns addresses
 	ReasonNoClusterIP    Reason = "NoClusterIP"    // the API server has not given the Service a cluster IP yet
 	ReasonFamilyUnserved Reason = "FamilyUnserved" // no pool has addresses of a family that the Service requires
 
-	ReasonRequestInvalid  Reason = "RequestInvalid"  // an annotation of the Service cannot be parsed
+	ReasonRequestInvalid Reason = "RequestInvalid" // an annotation of the Service cannot be parsed
+	// a field and an annotation of the Service, or two annotations, request different things
+	ReasonRequestsDisagree Reason = "RequestsDisagree"
+
 	ReasonAddressExcluded Reason = "AddressExcluded" // the controller never assigns the requested address
 	ReasonAddressReserved Reason = "AddressReserved" // the requested address is reserved for others
 	ReasonAddressKept     Reason = "AddressKept"     // the requested address is in quarantine for its last holder
@@ -53,6 +58,7 @@ const (
 	ReasonAnnounced       Reason = "Announced"       // this node answers for the VIP
 	ReasonNoOwner         Reason = "NoOwner"         // no live node claims the VIP
 	ReasonNoAddress       Reason = "NoAddress"       // the Service holds no address any more
+	ReasonHeadless        Reason = "Headless"        // a label takes the Service down
 	ReasonUnheard         Reason = "Unheard"         // the node has not reported on the VIP yet
 	ReasonNodeUnknown     Reason = "NodeUnknown"     // the API server has no Node object of this node
 	ReasonFamilyUnspoken  Reason = "FamilyUnspoken"  // the speaker does not announce addresses of this family
@@ -60,6 +66,10 @@ const (
 
 	// a proxy cannot choose backends in the way that the Service asks for
 	ReasonSchedulerIgnored Reason = "SchedulerIgnored"
+	// a Service with an older or stronger right to it uses a frontend of the Service
+	ReasonFrontendInUse Reason = "FrontendInUse"
+	// the nodes do not serve an address in spec.externalIPs
+	ReasonExternalIPRefused Reason = "ExternalIPRefused"
 	// the owner probes whether another device uses the VIP, before its first announcement
 	ReasonProbing Reason = "Probing"
 	// a conflicting host uses the VIP, so no node announces it
@@ -68,6 +78,8 @@ const (
 	ReasonMissing Reason = "Missing"
 	// the other side of a partition, with a majority of the speakers, answers for the VIP
 	ReasonYielded Reason = "Yielded"
+	// the node may have been cut off, and takes no VIP before it has heard another speaker
+	ReasonCutOff Reason = "CutOff"
 	// a node announces the VIP, and a conflicting host uses it too
 	ReasonContested Reason = "Contested"
 )

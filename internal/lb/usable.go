@@ -142,6 +142,8 @@ type Delivery struct {
 // Local a terminating endpoint counts only if no node has a ready one.
 func (d Delivery) Deliverable() Reason {
 	switch {
+	case d.Refusal != nil && d.Refusal.Reason == ReasonFrontendInUse:
+		return ReasonFrontendInUse
 	case d.Refusal != nil:
 		return ReasonNotProgrammed
 	case d.Ready+d.Serving == 0:

@@ -27,6 +27,7 @@ func translate(links []netlink.Link, addrs []netlink.Addr) []lb.Interface {
 			Index:     attrs.Index,
 			Name:      attrs.Name,
 			Up:        attrs.RawFlags&unix.IFF_UP != 0 && attrs.RawFlags&unix.IFF_RUNNING != 0,
+			Disabled:  attrs.RawFlags&unix.IFF_UP == 0,
 			Loopback:  attrs.RawFlags&unix.IFF_LOOPBACK != 0,
 			Enslaved:  attrs.MasterIndex != 0,
 			NoARP:     attrs.RawFlags&unix.IFF_NOARP != 0,

@@ -44,6 +44,7 @@ func TestTranslate(t *testing.T) {
 		device(4, "wg0", running|unix.IFF_NOARP, func(a *netlink.LinkAttrs) { a.HardwareAddr = nil }),
 		device(2, "eth0", running),
 		device(3, "eth1", unix.IFF_UP, func(a *netlink.LinkAttrs) { a.MasterIndex = 7 }),
+		device(5, "kube-ipvs0", unix.IFF_NOARP),
 		device(1, "lo", running|unix.IFF_LOOPBACK, func(a *netlink.LinkAttrs) { a.HardwareAddr = nil }),
 	}, []netlink.Addr{
 		address(t, 2, "2001:db8::2/64"), address(t, 2, "172.26.236.178/24"), address(t, 1, "127.0.0.1/8"),
@@ -54,6 +55,7 @@ func TestTranslate(t *testing.T) {
 		{Index: 2, Name: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 2}, Up: true,
 			Addresses: []netip.Prefix{netip.MustParsePrefix("172.26.236.178/24"), netip.MustParsePrefix("2001:db8::2/64")}},
 		{Index: 3, Name: "eth1", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 3}, Enslaved: true},
+		{Index: 5, Name: "kube-ipvs0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 5}, Disabled: true, NoARP: true},
 		{Index: 1, Name: "lo", Up: true, Loopback: true, Addresses: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8")}},
 		{Index: 4, Name: "wg0", Up: true, NoARP: true},
 	}

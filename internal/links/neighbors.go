@@ -22,7 +22,10 @@ type Neighbor struct {
 
 // Neighbors is the way to the kernel's table of neighbors (ARP, RFC 826; NDP, RFC 4861). It is not
 // safe for concurrent use.
-type Neighbors struct{ handle *netlink.Handle }
+type Neighbors struct {
+	handle *netlink.Handle
+	silent map[int]bool // links that had no carrier when they were last looked at
+}
 
 // OpenNeighbors opens the way to the table of the calling thread's network namespace.
 func OpenNeighbors() (*Neighbors, error) {
@@ -30,7 +33,7 @@ func OpenNeighbors() (*Neighbors, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open netlink for neighbors: %w", err)
 	}
-	return &Neighbors{handle}, nil
+	return &Neighbors{handle, map[int]bool{}}, nil
 }
 
 // Close closes it.
@@ -44,7 +47,8 @@ const (
 
 // Look returns what the kernel knows of addresses of a family, and has it ask for those of which it
 // knows nothing fresh. It leaves out the addresses that it knows nothing of, and those behind a
-// router.
+// router. Behind a link that has no carrier, or has just got one again, nobody counts as failed: the
+// link was away, not the neighbor.
 func (n *Neighbors) Look(family lb.Family, addrs []netip.Addr) (map[netip.Addr]Neighbor, error) {
 	number := unix.AF_INET
 	if family == lb.IPv6 {
@@ -55,18 +59,28 @@ func (n *Neighbors) Look(family lb.Family, addrs []netip.Addr) (map[netip.Addr]N
 		return nil, fmt.Errorf("list neighbors: %w", err)
 	}
 	all := map[netip.Addr]Neighbor{}
+	carriers := map[int]bool{}
 	for _, addr := range addrs {
 		routes, err := n.handle.RouteGet(addr.AsSlice())
 		if err != nil || len(routes) != 1 || routes[0].Gw != nil || routes[0].Type != unix.RTN_UNICAST {
 			continue
 		}
 		link := routes[0].LinkIndex
+		if _, looked := carriers[link]; !looked {
+			carriers[link] = n.carrier(link)
+		}
+		if !carriers[link] {
+			n.silent[link] = true
+			continue
+		}
 		state := netlink.NUD_NONE
 		if i := slices.IndexFunc(list, func(entry netlink.Neigh) bool {
 			return entry.LinkIndex == link && entry.IP.Equal(net.IP(addr.AsSlice()))
 		}); i >= 0 {
 			state = list[i].State
-			all[addr] = neighbor(list[i])
+			if found := neighbor(list[i]); !found.Failed || !n.silent[link] {
+				all[addr] = found
+			}
 		}
 		if state&isFresh != 0 {
 			continue
@@ -75,7 +89,18 @@ func (n *Neighbors) Look(family lb.Family, addrs []netip.Addr) (map[netip.Addr]N
 			return all, fmt.Errorf("ask for %s: %w", addr, err)
 		}
 	}
+	for link, carrier := range carriers {
+		if carrier {
+			delete(n.silent, link)
+		}
+	}
 	return all, nil
+}
+
+// carrier reports whether a link has a carrier, as far as can be known.
+func (n *Neighbors) carrier(index int) bool {
+	link, err := n.handle.LinkByIndex(index)
+	return err != nil || link.Attrs().RawFlags&unix.IFF_RUNNING != 0
 }
 
 func neighbor(entry netlink.Neigh) Neighbor {
@@ -87,7 +112,8 @@ func neighbor(entry netlink.Neigh) Neighbor {
 }
 
 // ask has the kernel act as if it were to send a packet: it asks for an address that it does not
-// know, and probes one that is stale. The MAC address of zeros has to be there, and is not looked at.
+// know, and probes one that is stale. The MAC address of zeros has to be there, and is not looked
+// at.
 func (n *Neighbors) ask(link, family int, addr netip.Addr) error {
 	return n.handle.NeighSet(&netlink.Neigh{
 		LinkIndex: link, Family: family, IP: addr.AsSlice(), State: netlink.NUD_NONE, Flags: netlink.NTF_USE,

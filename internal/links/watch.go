@@ -67,6 +67,9 @@ func (w *Watcher) All() ([]lb.Interface, bool) {
 	return w.interfaces, w.known
 }
 
+// Busy returns for how long the actor has been at one thing.
+func (w *Watcher) Busy() time.Duration { return w.runner.Busy() }
+
 // Run watches until ctx ends.
 func (w *Watcher) Run(ctx context.Context) error {
 	var group errgroup.Group

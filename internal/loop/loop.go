@@ -26,6 +26,8 @@ type Runner struct {
 	step Step
 	opts Options
 	poke chan struct{}
+
+	pulse Pulse
 }
 
 // New returns a Runner for step. Nothing runs before Run is called; pokes until then are kept.
@@ -47,12 +49,16 @@ func (r *Runner) Poke() {
 	}
 }
 
+// Busy returns how long ago the present step began, or came further; 0 between steps.
+func (r *Runner) Busy() time.Duration { return r.pulse.Busy() }
+
 // Run runs the step as asked until ctx ends, and returns nil then. It does not run the step before
 // the first poke.
 func (r *Runner) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	timer.Stop()
 	defer timer.Stop()
+	followed := context.WithValue(ctx, pulseKey{}, &r.pulse)
 	backoff := Backoff{Min: r.opts.MinBackoff, Max: r.opts.MaxBackoff}
 	for {
 		select {
@@ -63,7 +69,9 @@ func (r *Runner) Run(ctx context.Context) error {
 		}
 		timer.Stop()
 		started := time.Now()
-		again, err := r.step(ctx)
+		end := r.pulse.Begin()
+		again, err := r.step(followed)
+		end()
 		if err != nil {
 			again = backoff.Next()
 		} else {

@@ -9,13 +9,15 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net/http"
+	"net"
 	"os"
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
@@ -37,6 +39,8 @@ type Program struct {
 	Summary string
 	// MetricsBindAddress is the default of --metrics-bind-address; empty serves nothing.
 	MetricsBindAddress string
+	// StatusSocket is the default of --status-socket; empty if the program has no status.
+	StatusSocket string
 	// Flags registers the program's own flags. It may be nil.
 	Flags func(*pflag.FlagSet)
 	// Usage is the text of --help between the summary and the flags. It may be empty.
@@ -58,14 +62,35 @@ type Runtime struct {
 	server *server
 }
 
-// Handle registers a handler on the metrics address, for status pages.
-func (rt *Runtime) Handle(pattern string, handler http.Handler) {
-	rt.server.mux.Handle(pattern, handler)
-}
-
 // Ready adds a check to /readyz: the program is ready when no check returns an error. The check
 // must not block.
 func (rt *Runtime) Ready(name string, check func() error) { rt.server.ready.add(name, check) }
+
+// liveFor is how long a loop may be at one thing without progress before /healthz fails. The
+// longest that is known to be legitimate is a command of iptables that waits for the lock of
+// another process and is killed after a minute; everything else has bounds of seconds. Twice that
+// leaves room for a busy machine, and the kubelet asks for a minute more before it restarts the
+// container.
+const liveFor = 2 * time.Minute
+
+// Live has /healthz fail while a loop hangs: busy returns for how long it has been at one thing. It
+// must not block.
+func (rt *Runtime) Live(loop string, busy func() time.Duration) {
+	rt.server.live.add(loop, func() error {
+		if d := busy(); d >= liveFor {
+			return fmt.Errorf("hangs: no progress for %s", d.Round(time.Second))
+		}
+		return nil
+	})
+}
+
+// ReviewMetrics has review decide who reads metrics, where --metrics-secure is set. Until it is
+// called, nobody does.
+func (rt *Runtime) ReviewMetrics(review Review) {
+	if rt.server.gatekeeper != nil {
+		rt.server.gatekeeper.use(review)
+	}
+}
 
 // Main runs the program with the arguments of the process and returns its exit code.
 func Main(p Program) int {
@@ -123,24 +148,28 @@ func (p Program) run(args []string, env environment, stdout, stderr io.Writer) e
 		Args:       flags.Args(),
 		Stdout:     stdout,
 	}
-	rt.server = newServer(rt.Metrics)
-	return p.serve(rt, common.metricsBindAddress)
+	if p.StatusSocket != "" && slices.Equal(rt.Args, []string{statusArgument}) {
+		return printStatus(context.Background(), common.statusSocket, stdout)
+	}
+	rt.server = newServer(rt.Log, rt.Metrics)
+	return p.serve(rt, common, env)
 }
 
-// serve runs the program and its metrics server until one fails, the program returns or the process
+// serve runs the program and its servers until one fails, the program returns or the process
 // receives a signal. A second signal kills the process.
-func (p Program) serve(rt *Runtime, metricsBindAddress string) error {
+func (p Program) serve(rt *Runtime, common *commonFlags, env environment) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	context.AfterFunc(ctx, stop)
-	listen, err := listenMetrics(metricsBindAddress)
+	listeners, err := common.listen(rt, env)
 	if err != nil {
 		return err
 	}
 	serverCtx, stopServer := context.WithCancel(context.WithoutCancel(ctx))
 	group, groupCtx := errgroup.WithContext(ctx)
-	if listen != nil {
-		group.Go(func() error { return rt.server.run(serverCtx, listen) })
+	group.Go(func() error { return rt.server.run(serverCtx, listeners) })
+	if common.statusSocket != "" {
+		group.Go(func() error { rt.server.runLocal(serverCtx, common.statusSocket); return nil })
 	}
 	group.Go(func() error {
 		defer stopServer() // serve metrics and health until the work has ended
@@ -149,9 +178,34 @@ func (p Program) serve(rt *Runtime, metricsBindAddress string) error {
 	return group.Wait()
 }
 
+// listen opens the sockets of the metrics server, and prepares what it needs to be secure.
+func (c *commonFlags) listen(rt *Runtime, env environment) ([]net.Listener, error) {
+	addresses, err := bindAddresses(c.metricsBindAddress, env)
+	if err != nil {
+		return nil, err
+	}
+	if !c.metricsSecure && c.certFile+c.keyFile != "" {
+		return nil, Usagef("--metrics-cert-file and --metrics-key-file need --metrics-secure")
+	}
+	if c.metricsSecure {
+		var hosts []string
+		for _, address := range addresses {
+			host, _, _ := net.SplitHostPort(address)
+			hosts = append(hosts, host)
+		}
+		certificate, err := newCertificate(rt.Log, c.certFile, c.keyFile, hosts)
+		if err != nil {
+			return nil, err
+		}
+		rt.server.secure(certificate)
+	}
+	return openAll(addresses)
+}
+
 type commonFlags struct {
 	kubeconfig, nodeName, logLevel, metricsBindAddress string
-	version                                            bool
+	statusSocket, certFile, keyFile                    string
+	version, metricsSecure                             bool
 }
 
 func (p Program) addCommon(flags *pflag.FlagSet, env environment) *commonFlags {
@@ -164,7 +218,18 @@ func (p Program) addCommon(flags *pflag.FlagSet, env environment) *commonFlags {
 		"name of this node's Node object (default: $NODE_NAME, else the host name)")
 	flags.StringVar(&c.logLevel, "log-level", "info", "lowest level to log: debug, info, warn or error")
 	flags.StringVar(&c.metricsBindAddress, "metrics-bind-address", p.MetricsBindAddress,
-		`address:port of /metrics, /healthz, /readyz and status pages; "" or 0 switches them off`)
+		"address:port of /metrics, /healthz and /readyz, or several with commas; localhost stands for 127.0.0.1, node for "+
+			`$NODE_IP, and no address for all; "" or 0 switches them off`)
+	flags.BoolVar(&c.metricsSecure, "metrics-secure", false,
+		"serve TLS, and /metrics only to users whom the API server lets get the nonResourceURL /metrics; /healthz and "+
+			"/readyz need no token")
+	flags.StringVar(&c.certFile, "metrics-cert-file", "",
+		"file with the certificate for --metrics-secure, read again when it changes (default: a self-signed one)")
+	flags.StringVar(&c.keyFile, "metrics-key-file", "", "file with the key for --metrics-cert-file")
+	if p.StatusSocket != "" {
+		flags.StringVar(&c.statusSocket, "status-socket", p.StatusSocket,
+			`Unix socket of the status, for root only; the argument status prints it; "" switches it off`)
+	}
 	flags.BoolVar(&c.version, "version", false, "print the version and exit")
 	return &c
 }

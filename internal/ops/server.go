@@ -2,8 +2,10 @@ package ops
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
@@ -12,7 +14,22 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/landfall-lb/landfall/internal/listen"
+)
+
+// Limits of each address of the metrics server.
+const (
+	// maxConnections is how many connections are open at a time.
+	maxConnections = 64
+	// maxHeader is how many bytes of a request's headers are read, besides net/http's own 4 kB.
+	maxHeader = 12 << 10
+	// readTimeout bounds the time for the TLS handshake and for reading a request.
+	readTimeout = 5 * time.Second
+	// writeTimeout bounds the time for an answer; Prometheus gives up after 10 s.
+	writeTimeout = 15 * time.Second
+	idleTimeout  = time.Minute
 )
 
 func newRegistry() *prometheus.Registry {
@@ -28,38 +45,60 @@ func newRegistry() *prometheus.Registry {
 	return registry
 }
 
-// server serves metrics, health and status pages.
+// server serves metrics and health on TCP, and these and the status on a unix socket.
 type server struct {
-	mux   *http.ServeMux
-	ready checks
+	log         *slog.Logger
+	tcp, local  *http.ServeMux
+	metrics     http.Handler
+	gatekeeper  *gatekeeper // nil: everybody may read metrics
+	certificate *certificate
+	live, ready checks
 }
 
-func newServer(registry *prometheus.Registry) *server {
-	s := &server{mux: http.NewServeMux()}
-	s.mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	s.mux.Handle("GET /healthz", &checks{}) // a program that answers is alive
-	s.mux.Handle("GET /readyz", &s.ready)
+func newServer(log *slog.Logger, registry *prometheus.Registry) *server {
+	s := &server{log: log, tcp: http.NewServeMux(), local: http.NewServeMux(), metrics: newScraper(registry)}
+	for _, mux := range []*http.ServeMux{s.tcp, s.local} {
+		mux.Handle("GET /healthz", &s.live)
+		mux.Handle("GET /readyz", &s.ready)
+	}
+	s.local.Handle("GET /metrics", s.metrics)
+	s.tcp.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
+		if s.gatekeeper != nil {
+			s.gatekeeper.ServeHTTP(w, r)
+			return
+		}
+		s.metrics.ServeHTTP(w, r)
+	})
 	return s
 }
 
-// listenMetrics opens the socket before the work begins, so that an address in use ends the program
-// before it has changed anything. It returns nil for "" and "0".
-func listenMetrics(address string) (net.Listener, error) {
-	if address == "" || address == "0" {
-		return nil, nil
-	}
-	if _, _, err := net.SplitHostPort(address); err != nil {
-		return nil, Usagef("--metrics-bind-address: %q is not address:port, such as :7480 or 127.0.0.1:7480", address)
-	}
-	listener, err := net.Listen("tcp", address)
-	if err != nil {
-		return nil, fmt.Errorf("--metrics-bind-address: %w", err)
-	}
-	return listener, nil
+// secure has the TCP side speak TLS, and ask who reads metrics.
+func (s *server) secure(c *certificate) {
+	s.certificate = c
+	s.gatekeeper = newGatekeeper(s.metrics)
 }
 
-func (s *server) run(ctx context.Context, listener net.Listener) error {
-	srv := &http.Server{Handler: s.mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
+// run serves on all listeners until ctx ends.
+func (s *server) run(ctx context.Context, listeners []net.Listener) error {
+	group, ctx := errgroup.WithContext(ctx)
+	for _, l := range listeners {
+		group.Go(func() error {
+			limited := listen.Limit(l, listen.NewRoom[net.Conn](maxConnections))
+			if s.certificate != nil {
+				limited = tls.NewListener(limited, s.certificate.config())
+			}
+			return s.serve(ctx, limited, s.tcp, writeTimeout)
+		})
+	}
+	return group.Wait()
+}
+
+// serve serves on one listener until ctx ends.
+func (s *server) serve(ctx context.Context, listener net.Listener, handler http.Handler, write time.Duration) error {
+	srv := &http.Server{
+		Handler: handler, ReadTimeout: readTimeout, WriteTimeout: write, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
+		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug), // what clients do wrong is no news
+	}
 	stop := context.AfterFunc(ctx, func() { srv.Close() })
 	defer stop()
 	if err := srv.Serve(listener); !errors.Is(err, http.ErrServerClosed) {

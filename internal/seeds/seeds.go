@@ -17,15 +17,15 @@ const (
 	variableSeed = "LANDFALL_SEED" // the first seed, in place of 0, or in a long run of any
 )
 
-// Long reports whether the long stories run.
-func Long() bool { return os.Getenv(variableLong) == "1" }
+// long reports whether the long stories run.
+func long() bool { return os.Getenv(variableLong) == "1" }
 
-// Of returns short in an ordinary run and long in a long one.
-func Of[V any](short, long V) V {
-	if Long() {
-		return long
+// Of returns brief in an ordinary run and thorough in a long one.
+func Of[V any](brief, thorough V) V {
+	if long() {
+		return thorough
 	}
-	return short
+	return brief
 }
 
 // Run runs story as a subtest for each of the seeds that once failed, and for n more that follow

@@ -187,6 +187,9 @@ func (a *Actor) doubt(f destination, by netip.AddrPort) {
 	a.suspect[f][by] = true
 }
 
+// Busy returns for how long the actor has been at one thing.
+func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
+
 // Run works until ctx ends.
 func (a *Actor) Run(ctx context.Context) error { return a.runner.Run(ctx) }
 

@@ -121,6 +121,9 @@ func (a *Actor) Outcomes() (outcomes map[lb.Key]plan.Outcome, all bool) {
 	return outcomes, a.tried
 }
 
+// Busy returns for how long the actor has been at one thing.
+func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
+
 // Run applies until ctx ends. The rules stay in the kernel then.
 func (a *Actor) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
@@ -142,10 +145,11 @@ func (a *Actor) step(ctx context.Context) (time.Duration, error) {
 	if verify {
 		a.disturbed.Store(false)
 	}
-	st, ok, err := a.apply(ctx, verify)
+	r, ok := a.apply(ctx, verify, false)
 	if !ok || ctx.Err() != nil {
 		return 0, nil
 	}
+	st, err := r.stats, r.err
 	took := time.Since(started)
 	if verify && err != nil {
 		a.disturbed.Store(true)
@@ -157,7 +161,15 @@ func (a *Actor) step(ctx context.Context) (time.Duration, error) {
 		}
 		again = a.interval
 	}
-	a.report(st, err, took)
+	a.report(st, errors.Join(err, r.own), took)
+	switch {
+	case r.unfinished:
+		a.runner.Poke() // what has come in meanwhile goes first
+	case !r.next.IsZero():
+		if wait := max(time.Until(r.next), time.Millisecond); again == 0 || wait < again {
+			again = wait
+		}
+	}
 	return again, err
 }
 
@@ -178,28 +190,48 @@ func (a *Actor) due(now time.Time) (verify bool, again time.Duration) {
 	return wait <= 0, max(wait, time.Millisecond)
 }
 
-// Apply does one round without a goroutine; Run must not be called beside it.
+// Apply writes what is pending without a goroutine; Run must not be called beside it. It tries all
+// that has failed, and does rounds until no Service has parts left to write.
 func (a *Actor) Apply(ctx context.Context, verify bool) (Stats, error) {
-	st, _, err := a.apply(ctx, verify)
-	return st, err
+	var total Stats
+	for {
+		r, _ := a.apply(ctx, verify, true)
+		total.add(r.stats)
+		if !r.unfinished || r.err != nil || ctx.Err() != nil {
+			return total, errors.Join(r.err, r.own)
+		}
+		verify = false
+	}
+}
+
+// round is what one round has done.
+type round struct {
+	stats Stats
+	// err is a failure for which no Service is to blame, own are those of Services, and next is when
+	// the first of those is due again.
+	err, own error
+	next     time.Time
+	// unfinished is set when there are Services of which only a part is written.
+	unfinished bool
 }
 
 // apply hands what is pending to both families, syncs them, and collects their outcomes. A family
-// that fails does not hold back the other. ok is false before Configure and Begin were called.
-func (a *Actor) apply(ctx context.Context, verify bool) (total Stats, ok bool, err error) {
+// that fails does not hold back the other. With all, Services that have failed do not wait for
+// their next try. ok is false before Configure and Begin were called.
+func (a *Actor) apply(ctx context.Context, verify, all bool) (r round, ok bool) {
 	a.mu.Lock()
 	config := a.config
 	a.mu.Unlock()
 	if config == nil {
-		return Stats{}, false, nil
+		return r, false
 	}
 	changes, ok := a.wanted.Take()
 	if !ok {
-		return Stats{}, false, nil
+		return r, false
 	}
-	var errs []error
+	var errs, own []error
 	for _, f := range a.families {
-		f.Stats = Stats{}
+		f.Stats, f.now, f.all = Stats{}, time.Now(), all
 		f.configure(*config)
 		for key, s := range changes {
 			f.want(key, s)
@@ -207,10 +239,19 @@ func (a *Actor) apply(ctx context.Context, verify bool) (total Stats, ok bool, e
 		if err := f.sync(ctx, verify); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", f.name, err))
 		}
-		total.add(f.Stats)
+		next, err := f.failing()
+		if err != nil {
+			own = append(own, fmt.Errorf("%s: %w", f.name, err))
+		}
+		if !next.IsZero() && (r.next.IsZero() || next.Before(r.next)) {
+			r.next = next
+		}
+		r.unfinished = r.unfinished || len(f.unfinished) > 0
+		r.stats.add(f.Stats)
 	}
 	a.collect()
-	return total, true, errors.Join(errs...)
+	r.err, r.own = errors.Join(errs...), errors.Join(own...)
+	return r, true
 }
 
 // collect publishes the outcomes of the Services for which something was reported.

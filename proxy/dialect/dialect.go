@@ -6,8 +6,10 @@ package dialect
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -26,6 +28,10 @@ type Rules interface {
 	// in one transaction: for as many as are worth one, and for n of 0 only when no repair will be due
 	// after it. It may put the keys into another order. An error says that what is wanted for none of
 	// the n is confirmed.
+	//
+	// A Service that is too large for one transaction is written in parts, one for each call that
+	// names it alone; n is 1 then and the error ErrUnfinished. When others are named after it,
+	// nothing is written for it. Each part leaves rules that deliver.
 	Commit(ctx context.Context, keys []lb.Key) (n int, err error)
 	// Recover finds out, after a transaction has failed, what the kernel holds, and whether it takes
 	// rules at all.
@@ -68,17 +74,23 @@ type Ledger struct {
 	dirty    map[lb.Key]bool
 	failed   map[lb.Key]failure
 	reported map[lb.Key]bool
-	tried    bool
+	// unfinished are Services that are written in parts, with some still to come.
+	unfinished map[lb.Key]bool
+	tried      bool
 }
 
 // failure is why a Service is not applied.
 type failure struct {
 	err   error
 	alone bool // the Service fails by itself, while others can be applied
+	// due is when one that fails alone is tried again, backoff how long it waits after the next time.
+	due     time.Time
+	backoff loop.Backoff
 }
 
 func newLedger() *Ledger {
-	return &Ledger{dirty: map[lb.Key]bool{}, failed: map[lb.Key]failure{}, reported: map[lb.Key]bool{}}
+	return &Ledger{dirty: map[lb.Key]bool{}, failed: map[lb.Key]failure{}, reported: map[lb.Key]bool{},
+		unfinished: map[lb.Key]bool{}}
 }
 
 // Touch notes that a Service has to be written.
@@ -91,6 +103,7 @@ func (l *Ledger) Dirty() map[lb.Key]bool { return l.dirty }
 func (l *Ledger) Done(key lb.Key) {
 	delete(l.failed, key)
 	delete(l.dirty, key)
+	delete(l.unfinished, key)
 	l.reported[key] = true
 }
 
@@ -114,6 +127,16 @@ func (l *Ledger) fail(f failure, keys ...lb.Key) {
 		l.failed[key], l.reported[key] = f, true
 	}
 }
+
+// ErrUnfinished says that a part of a Service is written, and that more is to come.
+var ErrUnfinished = errors.New("only a part is written so far")
+
+// Own returns err as one for which the Service itself is to blame, whatever the kernel holds.
+func Own(err error) error { return ownError{err} }
+
+type ownError struct{ error }
+
+func (e ownError) Unwrap() error { return e.error }
 
 // General returns err as one for which no Service is to blame.
 func General(err error) error {

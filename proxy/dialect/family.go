@@ -6,9 +6,19 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
 	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// What fails by itself is tried again after minBackoff, then after twice that, and so on.
+const (
+	minBackoff = 200 * time.Millisecond
+	maxBackoff = 30 * time.Second
+	// maxRetries is how many are tried in one round.
+	maxRetries = 8
 )
 
 // family keeps the rules of one address family. One goroutine owns it.
@@ -18,6 +28,11 @@ type family struct {
 	// rules is nil on a node without this family; unusable then says why.
 	rules    Rules
 	unusable error
+	// turn is the Service of which a part was written last.
+	turn lb.Key
+	// now is when the round has begun; all is set when those that wait for their next try do not.
+	now time.Time
+	all bool
 }
 
 func newFamily(name lb.Family, rules func(lb.Family, *Ledger) Rules, unusable error) *family {
@@ -41,6 +56,10 @@ func (f *family) configure(config plan.Config) {
 func (f *family) want(key lb.Key, s plan.Service) {
 	s = s.Only(f.name)
 	if f.rules != nil {
+		if failed, ok := f.failed[key]; ok {
+			failed.due = time.Time{} // the change may be what it needs
+			f.failed[key] = failed
+		}
 		f.Touch(key)
 		f.rules.Want(key, s)
 		return
@@ -53,33 +72,38 @@ func (f *family) want(key lb.Key, s plan.Service) {
 	}
 }
 
-// sync makes the kernel hold what is wanted. With verify, or when it is not known, it reads what
-// the kernel holds first. A failure for which no Service is to blame ends it.
+// sync makes the kernel hold what is wanted, but for Services that fail by themselves and for all
+// but one part of those that are too large for one transaction. With verify, or when it is not
+// known, it reads what the kernel holds first. A failure for which no Service is to blame ends it.
 func (f *family) sync(ctx context.Context, verify bool) error {
 	if f.rules == nil {
 		f.tried = true
 		return nil
 	}
-	if err := f.rules.Prepare(ctx, verify); err != nil {
+	err := f.rules.Prepare(ctx, verify)
+	loop.Progress(ctx)
+	if err != nil {
 		f.giveUp(err)
 		return err
 	}
-	err := f.write(ctx)
+	err = f.write(ctx)
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case isGeneral(err):
+	case err != nil:
 		f.giveUp(err)
 		return err
 	}
 	if len(f.dirty) == 0 {
 		f.dirty = map[lb.Key]bool{} // going through a map costs what it once held
 	}
-	f.tried = true
-	if pruneErr := f.rules.Prune(ctx); pruneErr != nil {
-		err = errors.Join(err, pruneErr, f.rules.Recover(ctx))
+	if f.tried = f.tried || len(f.unfinished) == 0; !f.tried {
+		return nil
 	}
-	return err
+	if err := f.rules.Prune(ctx); err != nil {
+		return errors.Join(err, f.rules.Recover(ctx))
+	}
+	return nil
 }
 
 // giveUp notes that nothing could be written.
@@ -87,41 +111,81 @@ func (f *family) giveUp(err error) {
 	f.fail(failure{err: err}, slices.Collect(maps.Keys(f.dirty))...)
 }
 
-// write writes the Services that are dirty: those that failed by themselves one by one, so that
-// they do not hold up the others.
+// write writes the Services that are dirty: first those of which nothing bad is known; then, one by
+// one and when it is time, those that failed by themselves; and at last a part of one that is
+// too large, so that nobody waits for more than a part.
 func (f *family) write(ctx context.Context) error {
-	var fresh, alone []lb.Key
-	for _, key := range slices.SortedFunc(maps.Keys(f.dirty), lb.Key.Compare) {
-		if f.failed[key].alone {
-			alone = append(alone, key)
-		} else {
-			fresh = append(fresh, key)
-		}
-	}
-	var errs []error
+	fresh, alone := f.due()
+	parts := len(f.unfinished) > 0
 	for first := true; first || len(fresh) > 0; first = false { // a repair may be due without any Service
-		n, err := f.rules.Commit(ctx, fresh)
+		n, err := f.commit(ctx, fresh)
 		if err != nil {
 			err = f.recover(ctx, fresh[:n], err, f.bisect)
 		}
-		if ctx.Err() != nil || isGeneral(err) {
+		if ctx.Err() != nil || err != nil {
 			return err
 		}
-		errs = append(errs, err)
 		fresh = fresh[n:]
 	}
+	if key, ok := f.nextTurn(); ok && parts {
+		f.turn = key
+		alone = append(alone, key)
+	}
 	for _, key := range alone {
-		_, err := f.rules.Commit(ctx, []lb.Key{key})
+		_, err := f.commit(ctx, []lb.Key{key})
 		if err != nil {
 			cause := err
-			err = f.recover(ctx, []lb.Key{key}, err, func(context.Context, []lb.Key) error { return f.blame(key, cause) })
+			err = f.recover(ctx, []lb.Key{key}, err, func(context.Context, []lb.Key) error {
+				f.blame(key, cause)
+				return nil
+			})
 		}
-		if ctx.Err() != nil || isGeneral(err) {
+		if ctx.Err() != nil || err != nil {
 			return err
 		}
-		errs = append(errs, err)
 	}
-	return errors.Join(errs...)
+	return nil
+}
+
+// due returns the Services that are dirty and may be written together, and those that have failed
+// by themselves and are to be tried again.
+func (f *family) due() (fresh, alone []lb.Key) {
+	for _, key := range slices.SortedFunc(maps.Keys(f.dirty), lb.Key.Compare) {
+		switch failed := f.failed[key]; {
+		case f.unfinished[key]:
+		case !failed.alone:
+			fresh = append(fresh, key)
+		case f.all || len(alone) < maxRetries && !f.now.Before(failed.due):
+			alone = append(alone, key)
+		}
+	}
+	return fresh, alone
+}
+
+// nextTurn returns the Service of which a part is to be written next: each in turn.
+func (f *family) nextTurn() (next lb.Key, ok bool) {
+	keys := slices.SortedFunc(maps.Keys(f.unfinished), lb.Key.Compare)
+	if len(keys) == 0 {
+		return next, false
+	}
+	i := slices.IndexFunc(keys, func(key lb.Key) bool { return key.Compare(f.turn) > 0 })
+	return keys[max(i, 0)], true
+}
+
+// commit writes the first n of the named Services, or notes that the first is written in parts, or
+// that it is to blame itself.
+func (f *family) commit(ctx context.Context, keys []lb.Key) (n int, err error) {
+	defer loop.Progress(ctx)
+	n, err = f.rules.Commit(ctx, keys)
+	switch own := (ownError{}); {
+	case errors.Is(err, ErrUnfinished):
+		f.unfinished[keys[0]] = true
+		return n, nil
+	case errors.As(err, &own):
+		f.blame(keys[0], own.error)
+		return n, nil
+	}
+	return n, err
 }
 
 // recover is for Services whose transaction has failed: the kernel may not hold what it is believed
@@ -137,11 +201,11 @@ func (f *family) recover(ctx context.Context, keys []lb.Key, cause error,
 	return next(ctx, keys)
 }
 
-// bisect writes what can be written of the named Services, and finds out which cannot.
+// bisect writes what can be written of the named Services, and finds out which cannot. It returns
+// failures for which none of them is to blame.
 func (f *family) bisect(ctx context.Context, keys []lb.Key) error {
-	var errs []error
 	for len(keys) > 0 {
-		n, err := f.rules.Commit(ctx, keys)
+		n, err := f.commit(ctx, keys)
 		switch {
 		case err == nil:
 		case ctx.Err() != nil || isGeneral(err):
@@ -149,24 +213,45 @@ func (f *family) bisect(ctx context.Context, keys []lb.Key) error {
 		case n == 0:
 			return General(err)
 		case n == 1:
-			errs = append(errs, f.blame(keys[0], err))
+			f.blame(keys[0], err)
 		default:
 			for _, half := range [][]lb.Key{keys[:n/2], keys[n/2 : n]} {
-				if err = f.bisect(ctx, half); ctx.Err() != nil || isGeneral(err) {
+				if err = f.bisect(ctx, half); err != nil {
 					return err
 				}
-				errs = append(errs, err)
 			}
 		}
 		keys = keys[n:]
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // blame notes that a Service fails by itself.
-func (f *family) blame(key lb.Key, err error) error {
-	f.fail(failure{err: err, alone: true}, key)
-	return fmt.Errorf("rules of %s: %w", key, err)
+func (f *family) blame(key lb.Key, err error) {
+	backoff := f.failed[key].backoff
+	if backoff == (loop.Backoff{}) {
+		backoff = loop.Backoff{Min: minBackoff, Max: maxBackoff}
+	}
+	due := f.now.Add(backoff.Next())
+	delete(f.unfinished, key)
+	f.fail(failure{err: err, alone: true, due: due, backoff: backoff}, key)
+}
+
+// failing returns when the next of the Services that fail by themselves is tried again, zero for
+// never, and why they fail.
+func (f *family) failing() (next time.Time, err error) {
+	var errs []error
+	for _, key := range slices.SortedFunc(maps.Keys(f.dirty), lb.Key.Compare) {
+		failed := f.failed[key]
+		if !failed.alone {
+			continue
+		}
+		errs = append(errs, fmt.Errorf("rules of %s: %w", key, failed.err))
+		if next.IsZero() || failed.due.Before(next) {
+			next = failed.due
+		}
+	}
+	return next, errors.Join(errs...)
 }
 
 // outcome returns what is held of a Service, and why not more.

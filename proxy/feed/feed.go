@@ -13,21 +13,25 @@ import (
 	"maps"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
-	"syscall"
+	"sync/atomic"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/actor"
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/listen"
 	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 // Times of the server.
 const (
-	writeTimeout  = 30 * time.Second // a reader that takes nothing for as long is cut off
-	checkInterval = time.Second      // how often to see whether the socket is still there, or free at last
+	writeTimeout = 30 * time.Second // a reader that takes nothing for as long is cut off
+	// stuckAfter is how long the proxy's loops may be at one thing before readers hear nothing more.
+	// It is longer than any part of a step takes, even on a busy machine; only iptables may wait
+	// longer for the lock of another process, and what a reader was told counts on for a while.
+	stuckAfter    = 30 * time.Second
+	checkInterval = time.Second // how often to see whether the socket is still there, or free at last
 )
 
 // deliveries are what is so, by Service. The slices are never changed.
@@ -38,13 +42,20 @@ type Actor struct {
 	log     *slog.Logger
 	path    string
 	changed func()
+	busy    func() time.Duration
+	pulse   loop.Pulse // while it takes an update; there is one speaker
+
+	wasStuck atomic.Bool
 
 	mu      sync.Mutex
 	updated bool // the cluster is known
 	begun   bool
 	all     deliveries
 	readers map[*subscriber]bool
-	updates int // that have come
+	// speaker is the reader that said all last; nil when that one is gone. said is what it has said,
+	// and heard what of it about VIPs Heard has not returned yet.
+	speaker     *subscriber
+	said, heard lb.FeedUpdate
 }
 
 // subscriber is one connection.
@@ -53,9 +64,6 @@ type subscriber struct {
 	changed map[lb.Key]bool
 	// wake holds a token while there may be something to say.
 	wake chan struct{}
-	// update is the last one from this reader, nil if none counts; number tells when it came.
-	update *lb.FeedUpdate
-	number int
 }
 
 func (r *subscriber) poke() {
@@ -68,10 +76,16 @@ func (r *subscriber) poke() {
 var _ actor.Updater[lb.Key, []lb.Delivery] = (*Actor)(nil)
 
 // New returns an Actor for a socket at path.
-// changed is called when Heard may return something else; it must not block.
-func New(log *slog.Logger, path string, changed func()) *Actor {
-	return &Actor{log: log, path: path, changed: changed, all: deliveries{}, readers: map[*subscriber]bool{}}
+// changed is called when Heard may return something else; it must not block. busy returns for how
+// long the loops that plan and write rules have been at one thing: while they hang, readers hear
+// nothing, not even that the proxy is there.
+func New(log *slog.Logger, path string, changed func(), busy func() time.Duration) *Actor {
+	return &Actor{log: log, path: path, changed: changed, busy: busy, all: deliveries{},
+		readers: map[*subscriber]bool{}, heard: lb.FeedUpdate{Changes: true}}
 }
+
+// Busy returns for how long the actor has been at one thing.
+func (a *Actor) Busy() time.Duration { return a.pulse.Busy() }
 
 // Begin says all that is so for all Services, which readers hear from now on. It never blocks.
 func (a *Actor) Begin(all map[lb.Key][]lb.Delivery) {
@@ -163,7 +177,7 @@ func (a *Actor) Run(ctx context.Context) error {
 
 // serve opens the socket and serves until ctx ends, the socket fails, or its file is taken away.
 func (a *Actor) serve(ctx context.Context) error {
-	listener, err := listen(a.path)
+	listener, err := listen.Unix(a.path, 0o600)
 	if err != nil {
 		return err
 	}
@@ -214,37 +228,12 @@ func watchFile(ctx context.Context, path string, own fs.FileInfo, cancel context
 	}
 }
 
-// listen opens the socket. A file that a killed predecessor left is replaced; a living one is not
-// pushed aside.
-func listen(path string) (*net.UnixListener, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, err
-	}
-	address := &net.UnixAddr{Name: path, Net: "unix"}
-	listener, err := net.ListenUnix("unix", address)
-	if !errors.Is(err, syscall.EADDRINUSE) {
-		return listener, err
-	}
-	conn, dialErr := net.DialUnix("unix", nil, address)
-	if dialErr == nil {
-		conn.Close()
-		return nil, fmt.Errorf("another proxy serves %s", path)
-	}
-	if !errors.Is(dialErr, syscall.ECONNREFUSED) {
-		return nil, err
-	}
-	if err := os.Remove(path); err != nil {
-		return nil, err
-	}
-	return net.ListenUnix("unix", address)
-}
-
 // serveReader writes to one reader until it goes or ctx ends.
 func (a *Actor) serveReader(ctx context.Context, conn net.Conn) {
 	r := &subscriber{wake: make(chan struct{}, 1)}
 	r.poke()
 	a.count(r, true)
-	defer a.take(r, nil)
+	defer a.leave(r)
 	defer a.count(r, false)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -287,6 +276,9 @@ func (a *Actor) write(ctx context.Context, conn net.Conn, r *subscriber) error {
 		case <-beat.C:
 			due = true
 		}
+		if a.stuck() {
+			continue
+		}
 		now, complete, waiting := a.news(r)
 		if !complete && !waiting {
 			continue
@@ -316,6 +308,20 @@ func (a *Actor) write(ctx context.Context, conn net.Conn, r *subscriber) error {
 			delete(told, key)
 		}
 	}
+}
+
+// stuck reports whether the proxy hangs, and logs it.
+func (a *Actor) stuck() bool {
+	busy := a.busy()
+	stuck := busy >= stuckAfter
+	if a.wasStuck.Swap(stuck) != stuck {
+		if stuck {
+			a.log.Error("the proxy hangs: the speaker hears no more of it", "busy", busy.Round(time.Second))
+		} else {
+			a.log.Info("the proxy goes on: the speaker hears of it again")
+		}
+	}
+	return stuck
 }
 
 // compose returns the message that tells a reader what is so now for some Services, of which it was

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/listen"
 )
 
 func delivery(service, vip string, ready int) lb.Delivery {
@@ -41,7 +42,7 @@ func start(t *testing.T, path string) running {
 		case changes <- struct{}{}:
 		default:
 		}
-	})
+	}, func() time.Duration { return 0 })
 	done := make(chan error, 1)
 	go func() { done <- a.Run(ctx) }()
 	stopped := false
@@ -224,7 +225,7 @@ func TestContract6SocketOfAPredecessor(t *testing.T) {
 	if got := dial(t, path).next(); len(got.Deliveries) != 1 {
 		t.Fatalf("got %+v", got)
 	}
-	if _, err := listen(path); err == nil || !strings.Contains(err.Error(), "another proxy") {
+	if _, err := listen.Unix(path, 0o600); err == nil || !strings.Contains(err.Error(), "another process") {
 		t.Errorf("error %v while another one serves", err)
 	}
 	successor := start(t, path)

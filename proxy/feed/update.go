@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -23,40 +24,57 @@ const (
 	maxOwners = lb.MaxRing // nodes for each VIP
 )
 
-// Heard returns what the speaker says now: the last update of all that are connected; false if
-// there is none.
-func (a *Actor) Heard() (lb.FeedUpdate, bool) {
+// Heard returns the nodes that the speaker reports as dead, and its updates about VIPs since the
+// last call. It returns false while no speaker is connected, or the speaker has sent nothing yet.
+// Only one goroutine may call it.
+func (a *Actor) Heard() (news lb.FeedUpdate, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	var last *subscriber
-	for r := range a.readers {
-		if r.update != nil && (last == nil || r.number > last.number) {
-			last = r
-		}
+	if a.speaker == nil {
+		return news, false
 	}
-	if last == nil {
-		return lb.FeedUpdate{}, false
-	}
-	return *last.update, true
+	news, a.heard = a.heard, lb.FeedUpdate{Changes: true}
+	news.Dead, news.Gone = a.said.Dead, a.said.Gone
+	return news, true
 }
 
-// take notes what a reader says; nil when nothing of what it said counts any more.
-func (a *Actor) take(r *subscriber, n *lb.FeedUpdate) {
+// take applies an update from a reader. The reader that last sent a whole state is the speaker.
+func (a *Actor) take(r *subscriber, update lb.FeedUpdate) error {
 	a.mu.Lock()
-	changed := r.update != n
-	if changed {
-		a.updates++
-		r.update, r.number = n, a.updates
+	defer a.mu.Unlock()
+	news := update
+	if !update.Changes {
+		a.speaker = r
+		news = update.Since(a.said)
+	} else if a.speaker != r {
+		return errors.New("changes from a speaker that has not said all, or that another one has followed")
+	}
+	a.said.Apply(update)
+	a.heard.Apply(news)
+	if len(a.said.Previous) > maxVIPs || len(a.heard.Ended) > maxVIPs {
+		return fmt.Errorf("more than %d addresses", maxVIPs)
+	}
+	a.changed()
+	return nil
+}
+
+// leave forgets that a reader is the speaker. Its updates about VIPs stay known, so that the next
+// speaker's state is compared with them.
+func (a *Actor) leave(r *subscriber) {
+	a.mu.Lock()
+	spoke := a.speaker == r
+	if spoke {
+		a.speaker = nil
 	}
 	a.mu.Unlock()
-	if changed {
+	if spoke {
 		a.changed()
 	}
 }
 
 // hear takes in updates until the connection ends, or a reader that has promised to speak is silent
-// for too long. Once something makes no sense, it listens no more, but the reader is told on what
-// the kernel delivers.
+// for too long. After an update that makes no sense it takes in no more, but goes on to send the
+// reader what the kernel delivers.
 func (a *Actor) hear(conn net.Conn, r *subscriber) error {
 	lines := bufio.NewScanner(conn)
 	lines.Buffer(nil, maxLine)
@@ -75,8 +93,14 @@ func (a *Actor) hear(conn net.Conn, r *subscriber) error {
 				return err
 			}
 		}
-		if !n.Same {
-			a.take(r, &n)
+		if n.Same {
+			continue
+		}
+		end := a.pulse.Begin()
+		err = a.take(r, n)
+		end()
+		if err != nil {
+			return err
 		}
 	}
 	switch err := lines.Err(); {
@@ -91,7 +115,7 @@ func (a *Actor) hear(conn net.Conn, r *subscriber) error {
 // ignore forgets what a reader has said, and waits for its end.
 func (a *Actor) ignore(conn net.Conn, r *subscriber, reason error) {
 	a.log.Warn("ignoring an invalid message from a reader of the feed", "error", reason)
-	a.take(r, nil)
+	a.leave(r)
 	if conn.SetReadDeadline(time.Time{}) == nil {
 		_, _ = io.Copy(io.Discard, conn)
 	}
@@ -106,17 +130,17 @@ func decode(line []byte) (lb.FeedUpdate, error) {
 	if n.Beat < 0 || n.Beat > int(time.Hour.Milliseconds()) {
 		return lb.FeedUpdate{}, fmt.Errorf("read an update: a beat of %d ms", n.Beat)
 	}
-	if len(n.Dead) > maxDead || len(n.Gone) > maxDead || len(n.Previous) > maxVIPs || len(n.Ring) > maxVIPs {
+	vips := max(len(n.Previous), len(n.Ring), len(n.Ended))
+	if len(n.Dead) > maxDead || len(n.Gone) > maxDead || vips > maxVIPs {
 		return lb.FeedUpdate{},
-			fmt.Errorf("read an update: %d dead nodes and %d moved addresses are too many", len(n.Dead),
-				max(len(n.Previous), len(n.Ring)))
+			fmt.Errorf("read an update: %d dead nodes and %d moved addresses are too many", len(n.Dead), vips)
 	}
 	for _, node := range n.Dead {
 		if node == "" || len(node) > maxName {
 			return lb.FeedUpdate{}, fmt.Errorf("read an update: %q is not a name of a node", node)
 		}
 	}
-	for _, addr := range n.Gone {
+	for _, addr := range slices.Concat(n.Gone, n.Ended) {
 		if !addr.IsValid() {
 			return lb.FeedUpdate{}, errors.New("read an update: an empty address")
 		}

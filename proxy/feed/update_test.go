@@ -51,10 +51,65 @@ func TestWhatASpeakerSaysCountsWhileItIsThere(t *testing.T) {
 	a.expectDead(t, "b")
 	two.say(`{"dead":["c"]}`)
 	a.expectDead(t, "c")
+	one.say(`{"changes":true,"dead":["x"]}`) // whoever is not the last has to connect anew, and say all
+	for one.in.Scan() {                      // until it is cut off
+	}
+	two.say(`{"changes":true,"dead":["c","d"]}`)
+	a.expectDead(t, "c", "d")
 	two.conn.Close()
-	a.expectDead(t, "b")
+	a.expectDead(t)
+}
+
+// TestChangesAddUp has a speaker, and the next one, say where VIPs were.
+func TestChangesAddUp(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "feed.sock")
+	a := start(t, path)
+	var all lb.FeedUpdate
+	say := func(r *reader, line string) (news string) {
+		t.Helper()
+		r.say(line)
+		for {
+			if n, ok := a.Heard(); ok && len(n.Previous)+len(n.Ended) > 0 {
+				all.Apply(n)
+				n.Changes = false
+				text, err := json.Marshal(n)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return string(text)
+			}
+			select {
+			case <-a.changes:
+			case <-time.After(10 * time.Second):
+				t.Fatalf("nothing came of %s", line)
+			}
+		}
+	}
+	want := func(line, got, news string) {
+		t.Helper()
+		if got != news {
+			t.Errorf("%s is heard as %s, want %s", line, got, news)
+		}
+	}
+	one := dial(t, path)
+	for _, c := range [][2]string{
+		{`{"former":{"192.0.2.1":["10.0.0.1"],"192.0.2.2":[]},"ring":{"192.0.2.2":["10.0.0.1"]}}`, ``},
+		{`{"changes":true,"former":{"192.0.2.2":["10.0.0.2"]}}`, ``},
+		{`{"changes":true,"former":{"192.0.2.3":[]},"ended":["192.0.2.2"]}`, `{"ended":["192.0.2.2"],"former":{"192.0.2.3":[]}}`},
+	} {
+		if c[1] == "" {
+			c[1] = strings.Replace(c[0], `"changes":true,`, "", 1)
+		}
+		want(c[0], say(one, c[0]), c[1])
+	}
 	one.conn.Close()
 	a.expectDead(t)
+	two := dial(t, path)
+	line := `{"former":{"192.0.2.3":["10.0.0.3"],"192.0.2.4":[]}}`
+	want(line, say(two, line), `{"ended":["192.0.2.1"],"former":{"192.0.2.3":["10.0.0.3"],"192.0.2.4":[]}}`)
+	if len(all.Previous) != 2 || len(all.Ring) != 0 {
+		t.Errorf("what was heard adds up to %+v", all)
+	}
 }
 
 // Nonsense is not believed, and the speaker still hears what is delivered.

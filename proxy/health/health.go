@@ -16,7 +16,17 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/actor"
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/listen"
 	"github.com/landfall-lb/landfall/internal/loop"
+)
+
+// Limits for clients, which may be anybody who reaches the node.
+const (
+	// nodeConnections is how many connections to the node's own server are open at a time, and
+	// serviceConnections how many to the health ports of all Services together.
+	nodeConnections, serviceConnections = 64, 1024
+	// maxHeader is how many bytes of a request's headers are read, besides net/http's own 4 kB.
+	maxHeader = 4 << 10
 )
 
 // Stale is how old the oldest change may be that is not in the kernel yet, before the proxy counts
@@ -72,6 +82,8 @@ type Actor struct {
 	servers map[socket]*server
 	failed  map[socket]string
 	serving sync.WaitGroup
+
+	ofNode, ofServices *listen.Room[net.Conn]
 }
 
 // socket is where a server listens: a port of a Service, or the node's health address.
@@ -93,7 +105,8 @@ var _ actor.Updater[lb.Key, Service] = (*Actor)(nil)
 func New(deps Deps) *Actor {
 	a := &Actor{
 		deps: deps, services: map[lb.Key]Service{}, byPort: map[uint16][]lb.Key{}, servers: map[socket]*server{},
-		failed: map[socket]string{},
+		failed: map[socket]string{}, ofNode: listen.NewRoom[net.Conn](nodeConnections),
+		ofServices: listen.NewRoom[net.Conn](serviceConnections),
 	}
 	a.runner = loop.New(func(context.Context) (time.Duration, error) { return 0, a.apply() },
 		loop.Options{MaxBackoff: 5 * time.Second})
@@ -163,6 +176,9 @@ func (a *Actor) SetAddresses(addresses map[lb.Family][]netip.Addr) {
 	a.mu.Unlock()
 	a.runner.Poke()
 }
+
+// Busy returns for how long the actor has been at one thing.
+func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
 
 // Run serves until ctx ends.
 func (a *Actor) Run(ctx context.Context) error {
@@ -243,14 +259,16 @@ func (a *Actor) open(at socket) error {
 		return err
 	}
 	var handler http.Handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { a.answerService(w, at) })
+	room := a.ofServices
 	if at.port == 0 {
-		handler = a.nodeHandler()
+		handler, room = a.nodeHandler(), a.ofNode
 	}
+	listener = listen.Limit(listener, room)
 	s := &server{
 		http: &http.Server{
 			Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second,
-			IdleTimeout: time.Minute,
-			ErrorLog:    slog.NewLogLogger(a.deps.Log.Handler(), slog.LevelDebug),
+			IdleTimeout: time.Minute, MaxHeaderBytes: maxHeader,
+			ErrorLog: slog.NewLogLogger(a.deps.Log.Handler(), slog.LevelDebug),
 		},
 		listener: listener,
 		done:     make(chan struct{}),

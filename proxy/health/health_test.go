@@ -344,3 +344,47 @@ func TestServerThatEndsIsReopened(t *testing.T) {
 		t.Errorf("answer %d %v", status, err)
 	}
 }
+
+// TestClientsThatHoldConnectionsKeepNobodyOut has a client that opens connections to all ports and
+// says nothing, and one that sends a large header.
+func TestClientsThatHoldConnectionsKeepNobodyOut(t *testing.T) {
+	b := newBench(t)
+	services := map[lb.Key]Service{}
+	for i := range 8 {
+		services[lb.Key{Namespace: "default", Name: fmt.Sprint(i)}] = Service{Port: uint16(30000 + i),
+			Local: map[lb.Family]int{lb.IPv4: 1}}
+	}
+	b.set(State{Services: services, Node: Node{Known: true}})
+	dial := func(from, address string) net.Conn {
+		t.Helper()
+		var conn net.Conn
+		b.ns.Do(t, func() (err error) {
+			conn, err = (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}).Dial("tcp", address)
+			return err
+		})
+		t.Cleanup(func() { conn.Close() })
+		return conn
+	}
+	for i := range serviceConnections + 100 {
+		dial("127.0.0.66", fmt.Sprintf("127.0.0.1:%d", 30000+i%8))
+		if i < nodeConnections+10 {
+			dial("127.0.0.66", "127.0.0.1:10256")
+		}
+	}
+	for _, url := range []string{"http://127.0.0.1:30003/", "http://127.0.0.1:10256/healthz"} {
+		if status, _, _, err := b.get(url); err != nil || status != http.StatusOK {
+			t.Errorf("%s: %d, %v", url, status, err)
+		}
+	}
+	if n := b.ofServices.Len(); n > serviceConnections {
+		t.Errorf("%d connections to health ports are open", n)
+	}
+	if n := b.ofNode.Len(); n > nodeConnections {
+		t.Errorf("%d connections to the node's server are open", n)
+	}
+	large := dial("127.0.0.2", "127.0.0.1:30003")
+	fmt.Fprintf(large, "GET / HTTP/1.1\r\nHost: x\r\nX: %s\r\n\r\n", strings.Repeat("x", maxHeader+8<<10))
+	if answer, _ := io.ReadAll(large); !strings.Contains(string(answer), "431") {
+		t.Errorf("a large header: %q", answer)
+	}
+}

@@ -12,8 +12,9 @@ import (
 
 // Cleanup removes our chains, and the jumps to them, of both families, from each variant of
 // iptables that is installed. It touches nothing else, and does nothing where iptables is not
-// installed.
-func Cleanup(ctx context.Context) error {
+// installed. Before the rules go it calls unsetLocalnet if Landfall has set the kernel parameter
+// route_localnet and nobody else needs it.
+func Cleanup(ctx context.Context, unsetLocalnet func()) error {
 	var errs []error
 	for _, name := range []string{"iptables", "ip6tables"} {
 		found := false
@@ -23,7 +24,7 @@ func Cleanup(ctx context.Context) error {
 				continue
 			}
 			found = true
-			if err := cleanup(ctx, c); err != nil {
+			if err := cleanup(ctx, c, unsetLocalnet); err != nil {
 				errs = append(errs, fmt.Errorf("%s%s: %w", name, variant, err))
 			}
 		}
@@ -32,10 +33,13 @@ func Cleanup(ctx context.Context) error {
 }
 
 // cleanup removes what is ours from one variant.
-func cleanup(ctx context.Context, kernel Kernel) error {
+func cleanup(ctx context.Context, kernel Kernel, unsetLocalnet func()) error {
 	have, err := readSave(ctx, kernel)
 	if err != nil {
 		return err
+	}
+	if set, needed := have.setLocalnet(); set && !needed {
+		unsetLocalnet()
 	}
 	// Packets whose destination is translated already must still meet the rules that masquerade.
 	if input := detach(have.nat); input != "" {

@@ -40,7 +40,7 @@ func TestCleanup(t *testing.T) {
 					t.Fatalf("nothing to clean up:\n%s", during)
 				}
 				for range 2 { // the second time there is nothing to do
-					if err := cleanup(context.Background(), kernel); err != nil {
+					if err := cleanup(context.Background(), kernel, func() {}); err != nil {
 						t.Fatal(err)
 					}
 					if d := cmp.Diff(before, listing(t, kernel)); d != "" {
@@ -70,7 +70,7 @@ func TestContract6ComingAndGoingBesideAnother(t *testing.T) {
 					t.Fatal(err)
 				}
 				b.Wait()
-				if err := cleanup(t.Context(), kernel); err != nil {
+				if err := cleanup(t.Context(), kernel, func() {}); err != nil {
 					t.Fatal(err)
 				}
 				b.Wait()

@@ -22,6 +22,8 @@ const (
 	chainMartians     = prefix + "FIREWALL"
 	chainForward      = prefix + "FORWARD"
 	chainEcho         = prefix + "ECHO" // addresses that answer ping
+	chainClusterIPs   = prefix + "CLUSTER-IPS"
+	chainRefuse       = prefix + "REFUSE"
 	chainMasquerade   = prefix + "MARK-MASQ"
 	chainPostrouting  = prefix + "POSTROUTING"
 	prefixCluster     = prefix + "SVC-" // the endpoints of policy Cluster

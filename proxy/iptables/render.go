@@ -71,12 +71,17 @@ func (r renderer) service(s plan.Service) contribution {
 			r.port(&c, s.Key, p, s.AffinityTimeout)
 		}
 	}
-	if s.HealthPort != 0 && len(c.entries) > 0 {
+	r.healthPort(&c, s, len(c.entries) > 0)
+	return c
+}
+
+// healthPort lets connections to the health check node port of a Service with ports pass.
+func (r renderer) healthPort(c *contribution, s plan.Service, ports bool) {
+	if s.HealthPort != 0 && ports {
 		c.put(place{filter: true, chain: chainNodePorts}, rule{
 			protocol: lb.TCP, comment: s.Key.String() + " health check node port", port: s.HealthPort, target: "ACCEPT",
 		})
 	}
-	return c
 }
 
 // put adds a rule to a chain that Services share.
@@ -179,6 +184,8 @@ func (r renderer) frontend(c *contribution, key lb.Key, p plan.Port, f plan.Fron
 	refusals, target := chainExternal, prefixExternal+end
 	switch {
 	case f.Kind == plan.ClusterIP:
+		// What no rule has translated is for a port or a protocol that the Service does not have.
+		c.put(place{filter: true, chain: chainClusterIPs}, rule{dst: m.dst, target: chainRefuse})
 		refusals, target = chainServices, prefixCluster+end
 		if f.Action == plan.ToLocal {
 			target = prefixLocal + end

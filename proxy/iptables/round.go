@@ -55,6 +55,7 @@ func (f *family) apply(ctx context.Context, keys []lb.Key) error {
 		} else {
 			delete(f.held, key)
 		}
+		delete(f.parted, key)
 		f.Done(key)
 	}
 	return nil
@@ -130,7 +131,21 @@ func (f *family) all(keys []lb.Key) tables {
 			services = append(services, s.rules)
 		}
 	}
+	for key := range f.Dirty() {
+		if _, held := f.held[key]; !held && !named[key] {
+			services = append(services, f.refusals(f.want[key].rules))
+		}
+	}
 	return f.ruleset(services)
+}
+
+// refusals returns the rules of a Service in the table filter about its cluster IPs, as far as a
+// predecessor has left them in the kernel.
+func (f *family) refusals(c contribution) contribution {
+	return contribution{entries: slices.DeleteFunc(slices.Clone(c.entries), func(e entry) bool {
+		return !e.filter || !strings.HasPrefix(e.chain, chainClusterIPs) ||
+			!slices.Contains(f.have.filter[e.chain], e.rule)
+	})}
 }
 
 // ruleset returns all of our chains for the given Services.

@@ -42,6 +42,8 @@ type family struct {
 	whole bool
 	// leftovers stay for Services that are not held yet.
 	leftovers leftovers
+	// parted are the Services of which a part is written.
+	parted map[lb.Key]parting
 }
 
 var _ dialect.Rules = (*family)(nil)
@@ -50,6 +52,7 @@ func newFamily(name lb.Family, kernel Kernel, batch int, ledger *dialect.Ledger)
 	return &family{
 		Ledger: ledger, kernel: kernel, batch: batch, renderer: renderer{family: name}, shared: shared{},
 		want: map[lb.Key]service{}, held: map[lb.Key]service{},
+		parted: map[lb.Key]parting{},
 	}
 }
 
@@ -76,7 +79,12 @@ func (f *family) Want(key lb.Key, s plan.Service) {
 }
 
 // Held implements dialect.Rules. Rules of different Services never stand in each other's way.
-func (f *family) Held(key lb.Key) (plan.Service, error) { return f.held[key].plan, nil }
+func (f *family) Held(key lb.Key) (plan.Service, error) {
+	if p, ok := f.parted[key]; ok {
+		return p.before, nil
+	}
+	return f.held[key].plan, nil
+}
 
 // Size implements dialect.Rules.
 func (f *family) Size() map[string]int {
@@ -101,6 +109,14 @@ func (f *family) Commit(ctx context.Context, keys []lb.Key) (n int, err error) {
 		}
 	}
 	n = len(keys)
+	if i := slices.IndexFunc(keys, f.large); i == 0 && n == 1 {
+		return 1, f.applyPart(ctx, keys[0])
+	} else if i == 0 {
+		return 1, dialect.ErrUnfinished
+	} else if i > 0 {
+		n = i
+	}
+	keys = keys[:n]
 	if f.batch > 0 && n > f.batch {
 		if n = f.batch; f.whole {
 			n = f.rightFirst(keys)
@@ -226,6 +242,7 @@ func (f *family) distrust(ctx context.Context, err error) {
 			continue
 		}
 		delete(f.held, key)
+		delete(f.parted, key)
 		f.shared.add(s.rules.entries, -1, map[place]bool{})
 		f.Lost(key, err)
 	}

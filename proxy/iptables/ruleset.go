@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"net/netip"
 	"slices"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -61,6 +62,11 @@ func (r renderer) base() tables {
 			chainExternal:  {},
 			chainNodePorts: {},
 			chainFirewall:  {},
+			chainRefuse: {
+				rule{protocol: lb.TCP, target: r.refuse(lb.TCP)}.String(),
+				rule{target: r.refuse(lb.UDP)}.String(),
+			},
+			chainClusterIPs: {},
 			chainForward: {
 				rule{comment: "landfall service traffic", match: "-m mark --mark " + mark + "/" + mark, target: "ACCEPT"}.String(),
 				rule{comment: "landfall replies", match: "-m conntrack --ctstate RELATED,ESTABLISHED", target: "ACCEPT"}.String(),
@@ -72,6 +78,9 @@ func (r renderer) base() tables {
 		t.nat[chainServices] = []string{
 			r.echoRequests(rule{comment: "landfall: addresses of Services answer ping", target: chainEcho})}
 		t.nat[chainEcho] = []string{}
+	}
+	if r.config.SetRouteLocalnet && r.family == lb.IPv4 {
+		t.filter[chainLocalnet] = []string{}
 	}
 	if r.config.DropInvalid {
 		t.filter[chainForward] = slices.Insert(t.filter[chainForward], 0,
@@ -112,9 +121,13 @@ func (r renderer) last(at place) []string {
 	case place{filter: true, chain: chainServices}:
 		for _, p := range r.config.ServiceNetworks { // still for one of them, after all translation
 			if lb.FamilyOf(p.Addr()) == r.family {
-				rules = append(rules, rule{dst: p.Masked(), comment: "landfall: cluster IP or port that no Service has",
-					match: notToLocalAddress, target: "DROP"}.String())
+				rules = append(rules, r.clusterIPs(p.Masked()),
+					rule{dst: p.Masked(), comment: "landfall: cluster IP that no Service has", match: notToLocalAddress,
+						target: "DROP"}.String())
 			}
+		}
+		if len(rules) == 0 { // the networks are not known
+			rules = append(rules, r.clusterIPs(netip.Prefix{}))
 		}
 		return rules
 	case place{chain: chainServices}:
@@ -126,4 +139,10 @@ func (r renderer) last(at place) []string {
 		rules = append(rules, at.String())
 	}
 	return rules
+}
+
+// clusterIPs renders the jump to what refuses connections to cluster IPs.
+func (r renderer) clusterIPs(network netip.Prefix) string {
+	return rule{dst: network, comment: "landfall: port or protocol that a cluster IP does not have",
+		match: notToLocalAddress, target: chainClusterIPs}.String()
 }

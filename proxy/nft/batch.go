@@ -22,6 +22,9 @@ func NewBatch(t Table) *Batch {
 	return b
 }
 
+// Size is how many bytes the transaction has so far.
+func (b *Batch) Size() int { return len(b.messages.Attributes) }
+
 // Commit makes the transaction. The error of a refusal says which change the kernel refused first.
 // After nfnetlink.ErrUnanswered it is not known whether the transaction has happened. b must not be
 // used after.
@@ -98,14 +101,6 @@ func (b *Batch) RemoveSet(name string) {
 	b.add(unix.NFT_MSG_DELSET, 0, "remove set "+name, func(a *nfnetlink.Attributes) {
 		a.Text(unix.NFTA_SET_TABLE, b.table.Name)
 		a.Text(unix.NFTA_SET_NAME, name)
-	})
-}
-
-// FlushSet removes all elements of a set.
-func (b *Batch) FlushSet(name string) {
-	b.add(unix.NFT_MSG_DELSETELEM, 0, "flush set "+name, func(a *nfnetlink.Attributes) {
-		a.Text(unix.NFTA_SET_ELEM_LIST_TABLE, b.table.Name)
-		a.Text(unix.NFTA_SET_ELEM_LIST_SET, name)
 	})
 }
 

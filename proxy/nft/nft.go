@@ -57,12 +57,13 @@ const SetConcat = 0x80
 // Numbers by which nft knows types (enum datatypes of nft's datatype.h).
 const (
 	TypeInteger = 4
-	TypeIPv4    = 7
-	TypeIPv6    = 8
+	typeIPv4    = 7
+	typeIPv6    = 8
 	TypeEther   = 9
 	TypeProto   = 12
 	TypePort    = 13
-	typeBits    = 6 // per type in a key of several
+	TypeClass   = 23 // of queueing disciplines
+	typeBits    = 6  // per type in a key of several
 )
 
 // TypeOf returns the number of a type that is made of several.
@@ -76,9 +77,9 @@ func TypeOf(types ...uint32) (n uint32) {
 // TypeAddress returns the type of a family's addresses, AddressBytes their length.
 func TypeAddress(family lb.Family) uint32 {
 	if family == lb.IPv6 {
-		return TypeIPv6
+		return typeIPv6
 	}
-	return TypeIPv4
+	return typeIPv4
 }
 
 // AddressBytes returns the length of a family's addresses.

@@ -142,7 +142,6 @@ func TestRefusalNamesTheObject(t *testing.T) {
 	for about, change := range map[string]func(*Batch){
 		"add to nowhere":              func(b *Batch) { b.AddElements("nowhere", keys("x")) },
 		"remove from nowhere":         func(b *Batch) { b.RemoveElements("nowhere", keys("x")) },
-		"flush set nowhere":           func(b *Batch) { b.FlushSet("nowhere") },
 		"remove set nowhere":          func(b *Batch) { b.RemoveSet("nowhere") },
 		"remove chain nowhere":        func(b *Batch) { b.RemoveChain("nowhere") },
 		"add a rule to chain nowhere": func(b *Batch) { b.AddRule("nowhere", Rule{Exprs: expr.Drop()}) },

@@ -1,7 +1,7 @@
 package nftables
 
 import (
-	"math"
+	"encoding/binary"
 	"net/netip"
 	"strings"
 
@@ -25,9 +25,12 @@ const (
 	fieldOriginalSource // as the client sent it
 	fieldOriginalDestination
 	fieldOriginalPort
-	fieldNumber         // of a backend
-	fieldClient         // a hash of the source
-	fieldOriginalClient // a hash of the source as the client sent it
+	fieldBackend // the address that answers
+	fieldNumber  // of a backend
+	// fieldGroup is the packet's priority. A key can hold what another map has for the packet only if
+	// that is put somewhere in between; no other place is free. It is set back before the packet
+	// leaves.
+	fieldGroup
 )
 
 // builder makes rules for one family.
@@ -40,7 +43,7 @@ func (b builder) rule(comment string, parts ...expr.List) nft.Rule {
 // words returns how many registers of four bytes a field takes.
 func (b builder) words(f field) uint32 {
 	switch f {
-	case fieldDestination, fieldSource, fieldOriginalSource, fieldOriginalDestination:
+	case fieldDestination, fieldSource, fieldOriginalSource, fieldOriginalDestination, fieldBackend:
 		if b.family == lb.IPv6 {
 			return 4
 		}
@@ -65,6 +68,8 @@ func (b builder) load(f field, word uint32) expr.Any {
 		return expr.Load(reg, expr.PayloadBaseNetworkHeader, source, length)
 	case fieldProtocol:
 		return &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}
+	case fieldGroup:
+		return &expr.Meta{Key: expr.MetaKeyPRIORITY, Register: reg}
 	case fieldPort:
 		return expr.Load(reg, expr.PayloadBaseTransportHeader, 2, 2)
 	case fieldSourcePort:
@@ -73,6 +78,8 @@ func (b builder) load(f field, word uint32) expr.Any {
 		return original(ctSource)
 	case fieldOriginalDestination:
 		return original(ctDestination)
+	case fieldBackend:
+		return &expr.Ct{Register: reg, Key: expr.CtKey(ctSource), Reply: true}
 	}
 	return original(unix.NFT_CT_PROTO_DST)
 }
@@ -81,26 +88,10 @@ func (b builder) load(f field, word uint32) expr.Any {
 func (b builder) keyAt(word uint32, fields ...field) (expr.List, uint32) {
 	var list expr.List
 	for _, f := range fields {
-		switch f {
-		case fieldClient:
-			list = append(list, b.clientHash(fieldSource, word)...)
-		case fieldOriginalClient:
-			list = append(list, b.clientHash(fieldOriginalSource, word)...)
-		default:
-			list = append(list, b.load(f, word))
-		}
+		list = append(list, b.load(f, word))
 		word += b.words(f)
 	}
 	return list, word
-}
-
-// clientHash loads a hash of an address.
-func (b builder) clientHash(of field, word uint32) expr.List {
-	return expr.List{b.load(of, hashWord), &expr.Hash{
-		SourceRegister: expr.Register(hashWord), DestRegister: expr.Register(word), Length: 4 * b.words(of),
-		Modulus: math.MaxUint32,
-		Seed:    hashSeed,
-	}}
 }
 
 // key loads fields as the key of a set.
@@ -109,31 +100,37 @@ func (b builder) key(fields ...field) expr.List {
 	return list
 }
 
-// in matches packets whose frontend is in the set, or what else the set is of.
+// in matches packets whose frontend or group is in the set, or what else the set is of.
 func (b builder) in(id setID) expr.List {
 	fields := []field{fieldDestination, fieldProtocol, fieldPort}
-	switch id {
-	case setClusterIPs, setEcho:
+	switch {
+	case id.ofGroup():
+		fields = []field{fieldGroup}
+	case id == setClusterIPs, id == setEcho:
 		fields = fields[:1]
-	case setHairpin:
+	case id == setHairpin:
 		fields = []field{fieldSource, fieldDestination}
 	}
-	return expr.Join(b.key(fields...), expr.In(plainSets[id]))
+	return expr.Join(b.key(fields...), expr.In(setNames[id]))
 }
 
 func (b builder) notFromRange() expr.List {
 	return expr.Join(b.key(fieldDestination, fieldProtocol, fieldPort, fieldSource),
-		expr.NotIn(plainSets[setSourceRanges]))
+		expr.NotIn(setNames[setSourceRanges]))
+}
+
+// grouped takes the group of the frontend from a map.
+func (b builder) grouped(id setID, frontend ...field) expr.List {
+	if len(frontend) == 0 {
+		frontend = []field{fieldDestination, fieldProtocol, fieldPort}
+	}
+	return append(b.key(frontend...), b.lookup(setNames[id], 0), storePriority())
 }
 
 // knownClient sends a client that is remembered to its backend.
 func (b builder) knownClient(p protocol) nft.Rule {
-	list := append(b.key(stickyKey(b.family)...), b.lookup(stickyMap(p), 0))
-	if b.family == lb.IPv6 {
-		port, _ := b.keyAt(b.words(fieldDestination), fieldDestination, fieldPort)
-		list = append(append(list, port...), b.lookup(p.String()+"-ports", b.words(fieldDestination)))
-	}
-	return b.rule("known client", b.isProtocol(p), list, b.dnat())
+	return b.rule("known client", b.isProtocol(p), b.key(fieldGroup, fieldSource),
+		expr.List{b.lookup(stickyMap, 0)}, b.dnat())
 }
 
 // lookup replaces the key that starts at a register of four bytes by what the map has for it.
@@ -142,22 +139,30 @@ func (b builder) lookup(name string, word uint32) expr.Any {
 		DestRegister: expr.Register(word)}
 }
 
-// dnat sends to the address and port that lookups have found.
+// dnat sends to the address that a lookup has found, at the port of the frontend's backends.
 func (b builder) dnat() expr.List {
+	const word = 4 // behind the address
+	port, _ := b.keyAt(word, fieldDestination, fieldProtocol, fieldPort)
+	return append(port, b.lookup(setNames[setPorts], word),
+		&expr.DNAT{Family: nft.Family(b.family), RegAddr: expr.Reg, RegPort: expr.Register(word)})
+}
+
+// dnatMixed sends to the address and port that a lookup has found.
+func (b builder) dnatMixed() expr.List {
 	return expr.List{&expr.DNAT{Family: nft.Family(b.family), RegAddr: expr.Reg,
 		RegPort: expr.Register(b.words(fieldDestination))}}
 }
 
-// numberWord is the register of a number in the key of a map of backends, behind address and port.
-func (b builder) numberWord() uint32 { return b.words(fieldDestination) + 1 }
+// numberWord is the register of a number in the key of a map of backends, behind the group.
+const numberWord = 1
 
 func (b builder) random(modulus, first uint32) expr.List {
-	return expr.List{&expr.Numgen{Register: expr.Register(b.numberWord()), Type: unix.NFT_NG_RANDOM, Modulus: modulus,
+	return expr.List{&expr.Numgen{Register: expr.Register(numberWord), Type: unix.NFT_NG_RANDOM, Modulus: modulus,
 		Offset: first}}
 }
 
 func (b builder) turn(modulus, first uint32) expr.List {
-	return expr.List{&expr.Numgen{Register: expr.Register(b.numberWord()), Type: unix.NFT_NG_INCREMENTAL, Modulus: modulus,
+	return expr.List{&expr.Numgen{Register: expr.Register(numberWord), Type: unix.NFT_NG_INCREMENTAL, Modulus: modulus,
 		Offset: first}}
 }
 
@@ -173,34 +178,57 @@ func (b builder) source() []field { return []field{fieldSource} }
 func (b builder) hashed(fields []field, modulus, first uint32) expr.List {
 	list, end := b.keyAt(hashWord, fields...)
 	return append(list, &expr.Hash{
-		SourceRegister: expr.Register(hashWord), DestRegister: expr.Register(b.numberWord()), Length: 4 * (end - hashWord),
+		SourceRegister: expr.Register(hashWord), DestRegister: expr.Register(numberWord), Length: 4 * (end - hashWord),
 		Modulus: modulus, Seed: hashSeed, Offset: first,
 	})
 }
 
-// remember notes which backend a client was sent to, in a packet on its way there.
-func (b builder) remember(p protocol, seconds uint32) nft.Rule {
-	affine := append(b.key(fieldOriginalDestination, fieldOriginalPort), expr.In(affinitySet(p, seconds))...)
-	original := map[field]field{
-		fieldSource: fieldOriginalSource, fieldClient: fieldOriginalClient, fieldDestination: fieldOriginalDestination,
-		fieldPort: fieldOriginalPort,
+// remembered matches packets of connections to Services whose client has proved to be there, once
+// for each connection: in TCP and SCTP after the handshake, so that a flood of forged openings is
+// not remembered, and in UDP, which has none, after the first answer.
+func (b builder) remembered(udpOnly bool) expr.List {
+	proof, protocol := uint32(statusAssured), expr.List(nil)
+	if udpOnly {
+		proof, protocol = statusSeenReply, b.isProtocol(udp)
 	}
-	var fields []field
-	for _, f := range stickyKey(b.family) {
-		fields = append(fields, original[f])
-	}
-	key, end := b.keyAt(0, fields...)
+	proof |= statusTranslated
+	label := make([]byte, 16)
+	binary.NativeEndian.PutUint32(label[4*(rememberedLabel/32):], 1<<(rememberedLabel%32))
+	return expr.Join(protocol, expr.List{
+		&expr.Ct{Register: expr.Reg, Key: expr.CtKeySTATUS}, expr.Keep(expr.Host32(proof)...),
+		expr.Compare(expr.CmpOpEq, expr.Host32(proof)...),
+		&expr.Ct{Register: expr.Reg, Key: expr.CtKeyLABELS}, expr.Keep(label...),
+		expr.Compare(expr.CmpOpEq, make([]byte, 16)...),
+		&expr.Immediate{Register: expr.Reg, Data: label},
+		&expr.Ct{Register: expr.Reg, Key: expr.CtKeyLABELS, SourceRegister: true},
+	})
+}
+
+// group takes the group that the client's frontend has in a map. The port is compared for nft
+// alone, which cannot read the rule back without a word on the protocol.
+func (b builder) originalGroup(id setID, p protocol) expr.List {
+	return expr.Join(b.isProtocol(p), b.key(fieldPort), expr.List{expr.Compare(expr.CmpOpNeq, 0, 0)},
+		b.grouped(id, fieldOriginalDestination, fieldProtocol, fieldOriginalPort))
+}
+
+// remember notes which backend a client of the group got, if the group may have it.
+func (b builder) remember(seconds uint32) nft.Rule {
+	key, end := b.keyAt(0, fieldGroup, fieldOriginalSource)
 	end = (end + 3) &^ 3 // nft starts values at the next 16 bytes
-	value, _ := b.keyAt(end, newSticky(b.family, p).value...)
-	update := &expr.Dynset{
-		SrcRegKey: expr.Reg, SrcRegData: expr.Register(end), SetName: stickyMap(p), Operation: unix.NFT_DYNSET_OP_UPDATE,
+	value, _ := b.keyAt(end, fieldBackend)
+	return b.rule("", b.key(fieldGroup, fieldBackend), expr.In(affinitySet(seconds)), key, value, expr.List{&expr.Dynset{
+		SrcRegKey: expr.Reg, SrcRegData: expr.Register(end), SetName: stickyMap, Operation: unix.NFT_DYNSET_OP_UPDATE,
 		Timeout: seconds2duration(seconds),
-	}
-	// The port is compared for nft alone, which cannot read the rule back without a word on the
-	// protocol.
-	return b.rule("", b.isProtocol(p), b.key(fieldPort),
-		expr.List{expr.Compare(expr.CmpOpNeq, 0, 0)}, affine, key, value,
-		expr.List{update})
+	}})
+}
+
+// noPriority sets back what held the group.
+func noPriority() expr.List {
+	return expr.List{&expr.Immediate{Register: expr.Reg, Data: expr.Host32(0)}, storePriority()}
+}
+
+func storePriority() expr.Any {
+	return &expr.Meta{Key: expr.MetaKeyPRIORITY, SourceRegister: true, Register: expr.Reg}
 }
 
 // fromPod matches packets from pods, or, with not, from elsewhere; nil when these cannot be told
@@ -291,7 +319,15 @@ func redirect() expr.List { return expr.List{&expr.Redir{}} }
 
 func masquerade() expr.List { return expr.List{&expr.Masq{}} }
 
-const statusTranslated = 1 << 5 // IPS_DST_NAT of linux/netfilter/nf_conntrack_common.h
+// Bits of the status of linux/netfilter/nf_conntrack_common.h.
+const (
+	statusSeenReply  = 1 << 1
+	statusAssured    = 1 << 2
+	statusTranslated = 1 << 5 // IPS_DST_NAT
+)
+
+// rememberedLabel is the bit of the connection's label that is set once its client is remembered.
+const rememberedLabel = 76
 
 // isTranslated matches packets of flows whose destination has been translated.
 func isTranslated() expr.List {

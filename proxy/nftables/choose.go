@@ -7,17 +7,16 @@ import (
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// A frontend's backends are numbered, and a rule draws a number. As the rules are constant, each
-// knows only draws from a fixed range: a class. A number is the frontend's class times 10,000 plus
-// a place in it, so that a rule of another class finds nothing. Numbers of the set for policy
-// Local, and of schedulers other than Random, are told apart by what they add:
+// The backends of a group are numbered, and a rule draws a number. As the rules are constant, each
+// knows only draws from a fixed range: a class. A number is the group's class times 10,000 plus a
+// place in it, so that a rule of another class finds nothing. Numbers of schedulers other than
+// Random are told apart by what they add:
 //
 //	30002        the third of exactly three
 //	80004        the fifth of up to eight: draws of 5 to 7 find nothing and are repeated
-//	30_1021_0007 slot 7 of the 1021 that Maglev fills, 31_1021_0007 the same for policy Local
+//	30_1021_0007 slot 7 of the 1021 that Maglev fills
 const (
 	classFactor   = 10_000
-	localNumbers  = 100_000_000
 	methodNumbers = 1_000_000_000
 	// maxBackends is how many backends of a frontend can be reached.
 	maxBackends = 8192
@@ -79,12 +78,8 @@ func method(s plan.Scheduler) uint32 {
 }
 
 // numbers returns the number of place 0 in a class.
-func numbers(s plan.Scheduler, local bool, class uint32) uint32 {
-	n := method(s)*methodNumbers + class*classFactor
-	if local {
-		n += localNumbers
-	}
-	return n
+func numbers(s plan.Scheduler, class uint32) uint32 {
+	return method(s)*methodNumbers + class*classFactor
 }
 
 // slots fills a table of the given prime size with indexes of backends. How, depends on nothing but
@@ -126,9 +121,12 @@ func slots(s plan.Scheduler, backends []target, size uint32) []uint16 {
 func (b target) hash() uint64 {
 	h := fnv.New64a()
 	h.Write(binary.BigEndian.AppendUint16(append([]byte(nil), b.addr[:]...), b.port))
-	x := h.Sum64()
-	// The finalizer of MurmurHash3, as FNV alone hardly moves the high bits when only the last bytes
-	// differ.
+	return mix(h.Sum64())
+}
+
+// mix is the finalizer of MurmurHash3, as FNV alone hardly moves the high bits when only the last
+// bytes differ.
+func mix(x uint64) uint64 {
 	x ^= x >> 33
 	x *= 0xff51afd7ed558ccd
 	x ^= x >> 33

@@ -21,11 +21,13 @@ type claims struct {
 }
 
 func newClaims(family lb.Family, touch func(lb.Key)) claims {
-	return claims{
+	c := claims{
 		renderer: renderer{family: family}, want: map[lb.Key]*service{}, owners: map[frontend]*service{},
 		waiting: map[frontend][]*service{},
 		touch:   touch, timeouts: map[uint32]int{},
 	}
+	c.taken = func(group uint32) bool { return c.owners[frontend{group: group}] != nil }
+	return c
 }
 
 // count counts an affinity timeout that is needed by so many more.
@@ -53,7 +55,7 @@ func (c *claims) set(key lb.Key, s plan.Service) {
 	if len(s.Ports) == 0 {
 		return
 	}
-	now := c.service(key, s)
+	now := c.service(key, s) // its own groups are free again
 	c.want[key] = now
 	c.count(now, 1)
 	for _, p := range now.parts {
@@ -64,6 +66,7 @@ func (c *claims) set(key lb.Key, s plan.Service) {
 // render renders the Services again that bring other elements with another renderer: those with
 // node ports.
 func (c *claims) render(r renderer) {
+	r.taken = c.taken
 	c.renderer = r
 	for key, s := range c.want {
 		if s.hasNodePort() {
@@ -84,8 +87,8 @@ func (c *claims) owns(key lb.Key, f frontend) bool {
 	return owner != nil && owner.key == key
 }
 
-// claim notes that a Service wants a frontend. One that lingers yields, and else the lesser name
-// wins, so that it does not depend on who came first.
+// claim notes that a Service wants a frontend. Plans contest only what depends on the node's own
+// addresses, where node ports are served. One that lingers yields; else plan.Precedes decides.
 func (c *claims) claim(f frontend, s *service) {
 	owner := c.owners[f]
 	if owner == nil {
@@ -122,12 +125,13 @@ func (c *claims) unclaim(f frontend, s *service) {
 }
 
 func (s *service) precedes(other *service, f frontend) bool {
-	if a, b := s.lingers(f), other.lingers(f); a != b {
-		return b
+	mine, theirs := s.part(f), other.part(f)
+	if mine.lingering != theirs.lingering {
+		return theirs.lingering
 	}
-	return s.key.Compare(other.key) < 0
+	return plan.Precedes(mine.kind, s.input.Age, theirs.kind, other.input.Age)
 }
 
-func (s *service) lingers(f frontend) bool {
-	return slices.ContainsFunc(s.parts, func(p part) bool { return p.frontend == f && p.lingering })
+func (s *service) part(f frontend) part {
+	return s.parts[slices.IndexFunc(s.parts, func(p part) bool { return p.frontend == f })]
 }

@@ -8,7 +8,7 @@ import (
 
 // held is what the kernel is known to hold.
 type held struct {
-	// parts are the elements that belong to one frontend, in order.
+	// parts are the elements that belong to one frontend or group, in order.
 	parts map[frontend][]entry
 	// shared are the elements that Services may share.
 	shared map[common]bool
@@ -30,6 +30,51 @@ func newHeld(elements map[element]target) held {
 	return h
 }
 
+// patch notes a part of a change. Lists that others may hold too stay as they are.
+func (h held) patch(c change) {
+	type edit struct {
+		remove map[element]bool
+		add    []entry
+	}
+	edits := map[frontend]*edit{}
+	of := func(e entry) *edit {
+		x := edits[e.frontend]
+		if x == nil {
+			x = &edit{remove: map[element]bool{}}
+			edits[e.frontend] = x
+		}
+		return x
+	}
+	for _, e := range c.remove {
+		if e.isShared() {
+			delete(h.shared, common{e.addr, e.set})
+		} else {
+			of(e).remove[e.element] = true
+		}
+	}
+	for _, e := range c.add {
+		if e.isShared() {
+			h.shared[common{e.addr, e.set}] = true
+		} else {
+			x := of(e)
+			x.add = append(x.add, e)
+		}
+	}
+	for f, x := range edits {
+		entries := make([]entry, 0, len(h.parts[f])+len(x.add))
+		for _, e := range h.parts[f] {
+			if !x.remove[e.element] {
+				entries = append(entries, e)
+			}
+		}
+		entries = append(entries, x.add...)
+		slices.SortFunc(entries, inOrder)
+		if h.parts[f] = entries; len(entries) == 0 {
+			delete(h.parts, f)
+		}
+	}
+}
+
 func inOrder(a, b entry) int { return a.compare(b.element) }
 
 // isShared reports whether an element can be several Services'.
@@ -48,7 +93,7 @@ type diff struct {
 	parts    map[frontend][]entry
 	shares   map[common]int // by how many there are more users
 	services map[lb.Key]*service
-	// loses is set when a frontend with session affinity loses backends, for all or for some clients.
+	// loses is set when a group with session affinity loses backends.
 	loses bool
 }
 
@@ -83,9 +128,11 @@ func (d *diff) service(key lb.Key, old, now *service, c *claims) {
 
 // part adds what makes a frontend's elements as wanted.
 func (d *diff) part(f frontend, want []entry) {
+	if _, done := d.parts[f]; done {
+		return // two Services have lost it at once
+	}
 	have := d.from.parts[f]
 	d.parts[f] = want
-	affine := slices.ContainsFunc(have, func(e entry) bool { return e.set == setAffinity })
 	for len(have) > 0 || len(want) > 0 {
 		order := 0
 		switch {
@@ -98,16 +145,13 @@ func (d *diff) part(f frontend, want []entry) {
 		}
 		switch {
 		case order < 0:
+			d.loses = d.loses || have[0].set == setAffinity
 			d.remove, have = append(d.remove, have[0]), have[1:]
-			d.loses = d.loses || affine
 		case order > 0:
-			// With policy Local, those from outside lose all backends elsewhere.
-			d.loses = d.loses || affine && want[0].set == setLocal
 			d.add, want = append(d.add, want[0]), want[1:]
 		default:
 			if have[0].to != want[0].to {
 				d.remove, d.add = append(d.remove, have[0]), append(d.add, want[0])
-				d.loses = d.loses || affine
 			}
 			have, want = have[1:], want[1:]
 		}
@@ -122,7 +166,7 @@ func (d *diff) share(elements []common, by int) {
 
 // change returns the transaction.
 func (d *diff) change() change {
-	c := change{add: d.add, remove: d.remove}
+	c := change{add: slices.Clone(d.add), remove: slices.Clone(d.remove)}
 	for e, by := range d.shares {
 		switch used := d.users[e]+by > 0; {
 		case used && !d.from.shared[e]:

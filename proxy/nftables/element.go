@@ -9,39 +9,50 @@ import (
 )
 
 // setID is one of the sets and maps that hold what Services bring. Their names are in the ruleset.
+// What elements lead to comes before them, see change.parts.
 type setID uint8
 
 const (
-	// setClusterIPs are addresses that belong to Services alone: what is not served there is refused.
-	setClusterIPs setID = iota
-	// setExternal are frontends at addresses that may have other uses: VIPs, external IPs and node
-	// ports.
-	setExternal
-	// setLocal are those external frontends whose policy is Local.
-	setLocal
-	// setRestricted are frontends with source ranges, which are in setSourceRanges.
-	setRestricted
+	// setBackends is the map from group and number to a backend's address.
+	setBackends setID = iota
+	// setMixedTCP and the next two are the same where the backends' ports differ, from group and
+	// number to address and port.
+	setMixedTCP
+	setMixedUDP
+	setMixedSCTP
+	// setMany are groups whose backends are drawn by classes: a draw may miss and has to be repeated.
+	setMany
+	// setScheduled are groups that have slots instead of draws.
+	setScheduled
+	// setMixed are the groups in the maps of mixed ports.
+	setMixed
+	// setAffinity are the backends of groups with session affinity, by group and address, in one set
+	// for each timeout.
+	setAffinity
+	// setHairpin are pairs of the same address: an endpoint that is sent to itself.
+	setHairpin
+	// setPorts is the map from frontend to the port of all its backends.
+	setPorts
+	// setSourceRanges are the ranges of the frontends in setRestricted.
 	setSourceRanges
+	setRestricted
+	// setLocalGroups is the map from external frontend with policy Local to its group for those from
+	// outside.
+	setLocalGroups
 	// setSilent are cluster IPs that are not answered, as their policy is Local and only other nodes
 	// have endpoints.
 	setSilent
-	// setMany and setManyLocal are frontends whose backends are drawn by classes: a draw may miss and
-	// has to be repeated.
-	setMany
-	setManyLocal
-	// setScheduled are frontends that have slots instead of draws.
-	setScheduled
+	// setGroups is the map from frontend to its group of backends.
+	setGroups
+	// setLocal are those external frontends whose policy is Local.
+	setLocal
+	// setExternal are frontends at addresses that may have other uses: VIPs, external IPs and node
+	// ports.
+	setExternal
 	// setEcho are addresses that answer echo requests.
 	setEcho
-	// setHairpin are pairs of the same address: an endpoint that is sent to itself.
-	setHairpin
-	// setBackends are the maps from frontend and number to target, one for each protocol.
-	setBackends
-	// setAffinity are frontends with session affinity, in one set for each protocol and timeout.
-	setAffinity
-	// setPorts are the maps from frontend to the port of all its backends, one for each protocol,
-	// where clients are remembered with addresses alone.
-	setPorts
+	// setClusterIPs are addresses that belong to Services alone: what is not served there is refused.
+	setClusterIPs
 )
 
 // protocol is a transport protocol by its number in the IP header (IANA protocol numbers).
@@ -94,11 +105,12 @@ func (a address) ip(family lb.Family) netip.Addr {
 	return netip.AddrFrom16(a)
 }
 
-// frontend is what clients connect to.
+// frontend is what clients connect to, or, without an address, a group of backends.
 type frontend struct {
 	addr     address
 	port     uint16
 	protocol protocol
+	group    uint32
 }
 
 // element is what makes an element of one of our sets different from all others. Fields that the
@@ -108,9 +120,9 @@ type element struct {
 	set setID
 	// bits is the length of the prefix in setSourceRanges.
 	bits uint8
-	// number says which backend, in setBackends, see draw; the timeout in seconds, in setAffinity.
+	// number says which backend, in maps of backends; the timeout in seconds, in setAffinity.
 	number uint32
-	// source is the prefix's address in setSourceRanges.
+	// source is the prefix's address in setSourceRanges, the backend's in setAffinity.
 	source address
 }
 
@@ -122,11 +134,12 @@ type common struct {
 
 func (c common) element() element { return element{set: c.set, frontend: frontend{addr: c.addr}} }
 
-// target is what an element of setBackends leads to; of setPorts, it has the port alone, and in all
-// other sets it is zero.
+// target is what an element of a map leads to: an address, a port, both or a group; in sets it is
+// zero.
 type target struct {
-	addr address
-	port uint16
+	addr  address
+	port  uint16
+	group uint32
 }
 
 // entry is an element with what it leads to.
@@ -139,31 +152,42 @@ func (f frontend) compare(other frontend) int {
 	if f == other {
 		return 0
 	}
-	return cmp.Or(compareAddresses(f.addr, other.addr), cmp.Compare(f.protocol, other.protocol),
-		cmp.Compare(f.port, other.port))
+	return cmp.Or(cmp.Compare(f.group, other.group), compareAddresses(f.addr, other.addr),
+		cmp.Compare(f.protocol, other.protocol), cmp.Compare(f.port, other.port))
 }
 
 // compare orders elements by set, so that those of one set of the kernel travel together, and then
 // by what a reader would look for.
 func (e element) compare(other element) int {
-	switch {
-	case e.set != other.set:
+	if e.set != other.set {
 		return cmp.Compare(e.set, other.set)
-	case e.perProtocol():
-		if c := cmp.Compare(e.protocol, other.protocol); c != 0 {
-			return c
-		}
-		if e.set == setAffinity && e.number != other.number {
-			return cmp.Compare(e.number, other.number)
-		}
+	}
+	if e.set == setAffinity && e.number != other.number {
+		return cmp.Compare(e.number, other.number)
 	}
 	return cmp.Or(e.frontend.compare(other.frontend), cmp.Compare(e.number, other.number),
 		compareAddresses(e.source, other.source), cmp.Compare(e.bits, other.bits))
 }
 
-// perProtocol reports whether the set is there once for each protocol.
-func (e element) perProtocol() bool {
-	return e.set == setBackends || e.set == setAffinity || e.set == setPorts
+// isMap reports whether elements of a set have a value, ofGroup whether their key begins with a
+// group.
+func (id setID) isMap() bool {
+	return id <= setMixedSCTP || id == setPorts || id == setGroups || id == setLocalGroups
+}
+
+func (id setID) ofGroup() bool { return id <= setAffinity }
+
+func (id setID) isMixed() bool { return id >= setMixedTCP && id <= setMixedSCTP }
+
+// mixedOf returns the map of backends with ports that differ.
+func mixedOf(p protocol) setID {
+	switch p {
+	case tcp:
+		return setMixedTCP
+	case udp:
+		return setMixedUDP
+	}
+	return setMixedSCTP
 }
 
 func compareAddresses(a, b address) int {

@@ -22,6 +22,7 @@ type fakeKernel struct {
 	refuse     func(change) error
 	unanswered []bool
 	loadErr    error
+	after      func() // called after each change of elements
 	commits    int
 	largest    int
 }
@@ -61,6 +62,9 @@ func (k *fakeKernel) commit(c change) error {
 		if err := k.change(c); err != nil {
 			return err
 		}
+	}
+	if k.after != nil && c.rules == nil {
+		k.after()
 	}
 	if silent {
 		return errUnanswered

@@ -39,13 +39,12 @@ type unknownElement struct {
 	key, last []byte
 }
 
-// client is one that a map for session affinity remembers, by its key there, and its backend. In
-// IPv6 the target has no port and the client no address.
+// client is one that the map for session affinity remembers, by its key there.
 type client struct {
-	key      string
-	addr     address
-	frontend frontend
-	to       target
+	key   string
+	group uint32
+	addr  address
+	to    address // of its backend
 }
 
 // change is a transaction. Elements are removed before others are added.
@@ -85,7 +84,7 @@ func (k netlinkKernel) commit(c change) error {
 		b.RemoveElements(s.set, one(nft.Element{Key: s.key, Last: s.last}))
 	}
 	for _, f := range c.forget {
-		b.RemoveElements(stickyMap(f.frontend.protocol), one(nft.Element{Key: []byte(f.key)}))
+		b.RemoveElements(stickyMap, one(nft.Element{Key: []byte(f.key)}))
 	}
 	for _, entries := range bySet(c.remove) {
 		b.RemoveElements(entries[0].setName(), k.each(entries, false))
@@ -129,7 +128,7 @@ func (k netlinkKernel) each(entries []entry, values bool) func(*nft.Element) boo
 		if e.set == setSourceRanges {
 			next.Last = e.appendKey(next.Last[:0], k.family, e.lastSource(k.family))
 		}
-		if values && (e.set == setBackends || e.set == setPorts) {
+		if values && e.set.isMap() {
 			next.Value = e.appendValue(next.Value[:0], k.family)
 		}
 		return true
@@ -138,13 +137,7 @@ func (k netlinkKernel) each(entries []entry, values bool) func(*nft.Element) boo
 
 // sameSet reports whether two elements are of the same set of the kernel.
 func (e element) sameSet(other element) bool {
-	switch {
-	case e.set != other.set:
-		return false
-	case e.set == setAffinity:
-		return e.protocol == other.protocol && e.number == other.number
-	}
-	return !e.perProtocol() || e.protocol == other.protocol
+	return e.set == other.set && (e.set != setAffinity || e.number == other.number)
 }
 
 // install writes sets, chains and rules over what there is.
@@ -250,18 +243,13 @@ func (k netlinkKernel) read() (st state, err error) {
 
 func (k netlinkKernel) clients() ([]client, error) {
 	var all []client
-	for _, p := range protocols {
-		err := k.listing().Elements(stickyMap(p), func(e nft.Element) {
-			if c, ok := decodeClient(k.family, p, e.Key, e.Value); ok {
-				all = append(all, c)
-			}
-		})
-		if errors.Is(err, unix.ENOENT) {
-			continue // no table, so no client is remembered
+	err := k.listing().Elements(stickyMap, func(e nft.Element) {
+		if c, ok := decodeClient(k.family, e.Key, e.Value); ok {
+			all = append(all, c)
 		}
-		if err != nil {
-			return nil, fmt.Errorf("list the elements of %s: %w", stickyMap(p), err)
-		}
+	})
+	if err != nil && !errors.Is(err, unix.ENOENT) { // without a table no client is remembered
+		return nil, fmt.Errorf("list the elements of %s: %w", stickyMap, err)
 	}
 	return all, nil
 }

@@ -74,7 +74,7 @@ func TestContract6DriftIsRepaired(t *testing.T) {
 		{"flush", "ruleset"},
 		{"flush", "table", "ip", TableName},
 		{"flush", "chain", "ip", TableName, "services"},
-		{"flush", "map", "ip", TableName, "tcp-backends"},
+		{"flush", "map", "ip", TableName, "backends"},
 		{"flush", "set", "ip6", TableName, "hairpin"},
 		{"insert", "rule", "ip", TableName, "services", "accept"},
 		{"add", "rule", "ip", TableName, "tcp-draw", "drop"},
@@ -85,7 +85,7 @@ func TestContract6DriftIsRepaired(t *testing.T) {
 		{"add", "element", "ip", TableName, "hairpin", "{ 192.0.2.77 . 192.0.2.78 }"},
 		{"add", "element", "ip", TableName, "external", "{ 192.0.2.77 . tcp . 80 }"},
 		{"add", "element", "ip", TableName, "source-ranges", "{ 192.0.2.77 . tcp . 80 . 10.0.0.1-10.0.0.7 }"},
-		{"add", "element", "ip", TableName, "tcp-backends", "{ 10.96.0.40 . 80 . 10000 : 192.0.2.77 . 8080 }"},
+		{"add", "element", "ip", TableName, "tcp-backends", "{ 7:7 . 10000 : 192.0.2.77 . 8080 }"},
 	} {
 		t.Run(strings.Join(damage, " "), func(t *testing.T) {
 			ns.Run(t, "nft", damage...)
@@ -118,8 +118,8 @@ func TestOnlyOurTablesDisturb(t *testing.T) {
 	ns.Run(t, "nft", "add", "table", "ip", "theirs")
 	ns.Run(t, "nft", "add", "chain", "ip", "theirs", "landfall")
 	ns.Run(t, "nft", "add", "table", "inet", TableName)
-	ns.Run(t, "nft", "add", "element", "ip", TableName, "tcp-sticky", "{ 192.0.2.1 . 10.96.0.1 . 80 : 192.0.2.7 . 8080 }")
-	ns.Run(t, "nft", "delete", "element", "ip", TableName, "tcp-sticky", "{ 192.0.2.1 . 10.96.0.1 . 80 }")
+	ns.Run(t, "nft", "add", "element", "ip", TableName, "clients", "{ 7:7 . 192.0.2.1 : 192.0.2.7 }")
+	ns.Run(t, "nft", "delete", "element", "ip", TableName, "clients", "{ 7:7 . 192.0.2.1 }")
 	time.Sleep(2 * settle)
 	if n := disturbed.Load(); n != 0 {
 		t.Errorf("disturbed %d times", n)
@@ -165,7 +165,7 @@ func TestOtherRulesKeepElements(t *testing.T) {
 	a := newTestActor(t, ns)
 	a.Configure(bothAddresses(seedConfig))
 	a.settle(t, variety())
-	elements := func() string { return ns.Run(t, "nft", "-a", "list", "map", "ip", TableName, "tcp-backends") }
+	elements := func() string { return ns.Run(t, "nft", "-a", "list", "map", "ip", TableName, "backends") }
 	before := elements()
 	other := bothAddresses(seedConfig)
 	other.MasqueradeBit, other.DropInvalid, other.Pods = 15, false, plan.Detector{Interface: "cni0"}
@@ -246,7 +246,7 @@ func TestRefusalIsReported(t *testing.T) {
 		about  string
 	}{
 		"remove what is not there": {change{add: []entry{{element: element{set: setExternal, frontend: at}}},
-			remove: []entry{gone}}, unix.ENOENT, "remove from tcp-backends"},
+			remove: []entry{gone}}, unix.ENOENT, "remove from backends"},
 		"add what is there": {
 			change{add: []entry{{element: element{set: setClusterIPs, frontend: frontend{addr: addressOf(addr("10.96.0.1"))}}}}},
 			nil, ""},
@@ -255,7 +255,7 @@ func TestRefusalIsReported(t *testing.T) {
 			{element: element{set: setSourceRanges, frontend: at, bits: 16, source: addressOf(addr("10.1.0.0"))}},
 		}}, unix.EEXIST, "add to source-ranges"},
 		"add to no set": {change{add: []entry{{element: element{set: setAffinity, frontend: at, number: 5}}}}, unix.ENOENT,
-			"add to tcp-affinity-5"},
+			"add to affinity-5"},
 	} {
 		err := k.commit(test.change)
 		if name == "add what is there" {

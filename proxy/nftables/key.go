@@ -12,20 +12,25 @@ import (
 )
 
 // appendKey appends the key of an element as the kernel has it: each field padded to four bytes.
-// source is the address in the key of setSourceRanges.
+// source is the address in the key of setSourceRanges and setAffinity.
 func (e element) appendKey(b []byte, family lb.Family, source address) []byte {
 	n := nft.AddressBytes(family)
+	if e.set.ofGroup() {
+		b = binary.NativeEndian.AppendUint32(b, e.group)
+		switch {
+		case e.set <= setMixedSCTP:
+			b = binary.NativeEndian.AppendUint32(b, e.number)
+		case e.set == setAffinity:
+			b = append(b, source[:n]...)
+		}
+		return b
+	}
 	b = append(b, e.addr[:n]...)
 	switch e.set {
 	case setClusterIPs, setEcho:
 		return b
 	case setHairpin:
 		return append(b, e.addr[:n]...)
-	case setBackends:
-		b = appendPort(b, e.port)
-		return binary.NativeEndian.AppendUint32(b, e.number)
-	case setAffinity, setPorts:
-		return appendPort(b, e.port)
 	}
 	b = append(b, byte(e.protocol), 0, 0, 0)
 	b = appendPort(b, e.port)
@@ -48,88 +53,104 @@ func (e element) lastSource(family lb.Family) address {
 	return last
 }
 
-func (b target) append(buf []byte, family lb.Family) []byte {
-	return appendPort(append(buf, b.addr[:nft.AddressBytes(family)]...), b.port)
-}
-
 // appendValue appends what the element leads to as the kernel has it; nothing in a set that is no
 // map.
 func (e entry) appendValue(buf []byte, family lb.Family) []byte {
-	switch e.set {
-	case setBackends:
-		return e.to.append(buf, family)
-	case setPorts:
+	switch {
+	case e.set == setBackends:
+		return append(buf, e.to.addr[:nft.AddressBytes(family)]...)
+	case e.set.isMixed():
+		return appendPort(append(buf, e.to.addr[:nft.AddressBytes(family)]...), e.to.port)
+	case e.set == setPorts:
 		return binary.BigEndian.AppendUint16(buf, e.to.port)
+	case e.set.isMap():
+		return binary.NativeEndian.AppendUint32(buf, e.to.group)
 	}
 	return buf
 }
 
-// setOf returns what the elements of a set with this name are; what it returns has only the set,
-// protocol and timeout. ok is false for a set that is not one of ours with elements of ours.
+// setOf returns what the elements of a set with this name are; what it returns has only the set and
+// timeout. ok is false for a set that is not one of ours with elements of ours.
 func setOf(name string) (e element, ok bool) {
-	for id, plain := range plainSets {
+	for id, plain := range setNames {
 		if name == plain {
 			e.set = setID(id)
-			return e, true
+			return e, plain != ""
 		}
 	}
-	prefix, rest, _ := strings.Cut(name, "-")
-	for _, p := range protocols {
-		if prefix == p.String() {
-			e.protocol = p
-		}
-	}
-	if e.protocol == 0 {
-		return e, false
-	}
-	switch rest {
-	case "backends":
-		e.set = setBackends
-		return e, true
-	case "ports":
-		e.set = setPorts
-		return e, true
-	}
-	seconds, found := strings.CutPrefix(rest, "affinity-")
+	seconds, found := strings.CutPrefix(name, prefixAffinity)
 	n, err := strconv.ParseUint(seconds, 10, 32)
 	e.set, e.number = setAffinity, uint32(n)
 	return e, found && err == nil
+}
+
+// sizes returns how many bytes the key and the value of an element have.
+func (id setID) sizes(family lb.Family) (key, value int) {
+	n := nft.AddressBytes(family)
+	switch {
+	case id == setBackends:
+		return 8, n
+	case id.isMixed():
+		return 8, n + 4
+	case id == setAffinity:
+		return 4 + n, 0
+	case id.ofGroup():
+		return 4, 0
+	case id == setClusterIPs, id == setEcho:
+		return n, 0
+	case id == setHairpin:
+		return 2 * n, 0
+	case id == setSourceRanges:
+		return 2*n + 8, 0
+	case id == setPorts:
+		return n + 8, 2
+	case id.isMap():
+		return n + 8, 4
+	}
+	return n + 8, 0
 }
 
 // decode reads an element of the set that of stands for.
 func decode(of element, family lb.Family, from nft.Element) (entry, error) {
 	e, key, value := entry{element: of}, from.Key, from.Value
 	n := nft.AddressBytes(family)
-	want := map[setID]int{setClusterIPs: n, setEcho: n, setHairpin: 2 * n, setBackends: n + 8, setAffinity: n + 4,
-		setPorts: n + 4, setSourceRanges: 2*n + 8}[of.set]
-	if want == 0 {
-		want = n + 8
-	}
-	valued := map[setID]int{setBackends: n + 4, setPorts: 2}[of.set]
-	if len(key) != want || valued > 0 && len(value) != valued {
+	keyBytes, valueBytes := of.set.sizes(family)
+	if len(key) != keyBytes || valueBytes > 0 && len(value) != valueBytes {
 		return e, fmt.Errorf("an element of %s has %d bytes of key and %d of value", of.setName(), len(key), len(value))
+	}
+	if of.set.ofGroup() {
+		e.group = binary.NativeEndian.Uint32(key)
+		switch {
+		case of.set == setAffinity:
+			copy(e.source[:], key[4:])
+		case of.set <= setMixedSCTP:
+			e.number = binary.NativeEndian.Uint32(key[4:])
+			copy(e.to.addr[:], value[:n])
+		}
+		if of.set.isMixed() {
+			e.to.port = binary.BigEndian.Uint16(value[n:])
+		}
+		return e, nil
 	}
 	copy(e.addr[:], key[:n])
 	rest := key[n:]
 	switch of.set {
 	case setClusterIPs, setEcho:
+		return e, nil
 	case setHairpin:
 		if string(key[:n]) != string(rest) {
 			return e, fmt.Errorf("an element of %s is not a pair", of.setName())
 		}
-	case setBackends:
-		e.port, e.number = binary.BigEndian.Uint16(rest), binary.NativeEndian.Uint32(rest[4:])
-		copy(e.to.addr[:], value[:n])
-		e.to.port = binary.BigEndian.Uint16(value[n:])
+		return e, nil
+	}
+	e.protocol, e.port = protocol(rest[0]), binary.BigEndian.Uint16(rest[4:])
+	switch of.set {
+	case setSourceRanges:
+		return e, e.decodeRange(rest[8:], from.Last, n)
 	case setPorts:
-		e.port, e.to.port = binary.BigEndian.Uint16(rest), binary.BigEndian.Uint16(value)
-	case setAffinity:
-		e.port = binary.BigEndian.Uint16(rest)
-	default:
-		e.protocol, e.port = protocol(rest[0]), binary.BigEndian.Uint16(rest[4:])
-		if of.set == setSourceRanges {
-			return e, e.decodeRange(rest[8:], from.Last, n)
-		}
+		e.to.port = binary.BigEndian.Uint16(value)
+	case setGroups, setLocalGroups:
+		e.to.group = binary.NativeEndian.Uint32(value)
 	}
 	return e, nil
 }
@@ -161,23 +182,14 @@ func (e *entry) decodeRange(first, last []byte, n int) error {
 	return nil
 }
 
-// decodeClient reads an element of the map that remembers clients of a protocol, see newSticky; ok
-// is false for what is none.
-func decodeClient(family lb.Family, p protocol, key, value []byte) (c client, ok bool) {
+// decodeClient reads an element of the map that remembers clients; ok is false for what is none.
+func decodeClient(family lb.Family, key, value []byte) (c client, ok bool) {
 	n := nft.AddressBytes(family)
-	want, at, port := 2*n+4, n, 2*n
-	if family == lb.IPv6 {
-		want, at, port = n+8, 8, 4
-	}
-	if len(key) != want || len(value) < n || family == lb.IPv4 && len(value) != n+4 {
+	if len(key) != 4+n || len(value) != n {
 		return c, false
 	}
-	c = client{key: string(key), frontend: frontend{protocol: p, port: binary.BigEndian.Uint16(key[port:])}}
-	copy(c.frontend.addr[:], key[at:at+n])
-	copy(c.to.addr[:], value[:n])
-	if family == lb.IPv4 {
-		copy(c.addr[:], key[:n])
-		c.to.port = binary.BigEndian.Uint16(value[n:])
-	}
+	c = client{key: string(key), group: binary.NativeEndian.Uint32(key)}
+	copy(c.addr[:], key[4:])
+	copy(c.to[:], value)
 	return c, true
 }

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -33,6 +34,7 @@ func variety() map[lb.Key]plan.Service {
 			s.Scheduler, c.Service, c.Backends = plan.RoundRobin, etpLocal, twoHere
 		},
 		func(c *cases.Case, s *plan.Service) { s.Scheduler = plan.SourceHash },
+		func(c *cases.Case, s *plan.Service) {},
 	} {
 		key := lb.Key{Namespace: "test", Name: fmt.Sprint("service-", i)}
 		s := plan.Service{Key: key}
@@ -62,6 +64,13 @@ func variety() map[lb.Key]plan.Service {
 			s.Ports[0].Backends.Cluster, s.Ports[3].Backends.Cluster = manyBackends(lb.IPv4, 6), manyBackends(lb.IPv6, 6)
 			s.Ports[0].Backends.Local, s.Ports[3].Backends.Local = manyBackends(lb.IPv4, 5), manyBackends(lb.IPv6, 5)
 		}
+		if i == 10 { // ports that differ
+			for j := range s.Ports {
+				b := slices.Clone(s.Ports[j].Backends.Cluster)
+				b[0].Addr = netip.AddrPortFrom(b[0].Addr.Addr(), 9999)
+				s.Ports[j].Backends.Cluster = b
+			}
+		}
 		all[key] = s
 	}
 	return all
@@ -82,22 +91,30 @@ func TestListingReadsBack(t *testing.T) {
 	a.settle(t, variety())
 	listing := ns.Run(t, "nft", "list", "ruleset")
 	for _, want := range []string{
-		"dnat ip to ip daddr . tcp dport . numgen random mod 2 offset 20000 map @tcp-backends", "192.168.1.2 . 8080",
-		"fd00:10:0:1::2 . 8080",
+		"dnat to meta priority . numgen random mod 2 offset 20000 map @backends:ip daddr . meta l4proto . tcp dport map " +
+			"@ports",
+		"dnat ip6 to meta priority . numgen random mod 2 offset 20000 map @udp-backends",
+		"20000 : 192.168.1.2", "20000 : fd00:10:0:1::2",
 		"ip daddr 10.96.0.0/12 fib daddr type != local drop", "ip6 daddr fd00:10:96::/112 fib daddr type != local drop",
-		"10.96.0.44", "172.31.0.2", "tcp-affinity-90", "udp-affinity-10800",
-		"update @tcp-sticky { ct original ip saddr . ct original ip daddr . ct original proto-dst timeout 3h : ip daddr . " +
-			"tcp dport }",
-		"update @tcp-sticky { jhash ct original ip6 saddr mod 4294967295 seed 0x4c46 . ct original proto-dst . ct original " +
-			"ip6 daddr timeout 3h : ip6 daddr }",
+		"10.96.0.44", "172.31.0.2", "set affinity-90 {", "set affinity-10800 {",
+		"ct status assured,dnat / assured,dnat ct label ! 76 ct label set 76 jump affinity",
+		"update @clients { meta priority . ct original ip saddr timeout 3h : ct reply ip saddr }",
+		"update @clients { meta priority . ct original ip6 saddr timeout 3h : ct reply ip6 saddr }",
 	} {
 		if !strings.Contains(listing, want) {
 			t.Errorf("the listing lacks %q", want)
 		}
 	}
-	for _, set := range plainSets {
+	for id, set := range setNames {
+		if setID(id) == setAffinity || setID(id) == setMixedSCTP {
+			continue
+		}
 		for _, family := range []string{"ip", "ip6"} {
-			if out := ns.Run(t, "nft", "list", "set", family, TableName, set); !strings.Contains(out, "elements") {
+			kind := "set"
+			if setID(id).isMap() {
+				kind = "map"
+			}
+			if out := ns.Run(t, "nft", "list", kind, family, TableName, set); !strings.Contains(out, "elements") {
 				t.Errorf("no Service brings an element of %s %s to the test", family, set)
 			}
 		}

@@ -25,9 +25,8 @@ func (t *table) Held(key lb.Key) (plan.Service, error) {
 		}
 		applied = t.without(applied, p.frontend)
 		if !p.lingering {
-			lost = append(lost, fmt.Errorf("%s/%s is in use by Service %s", netip.AddrPortFrom(p.addr.ip(t.family), p.port),
-				p.protocol,
-				owner.key))
+			lost = append(lost, fmt.Errorf("%s/%s is in use by another Service",
+				netip.AddrPortFrom(p.addr.ip(t.family), p.port), p.protocol))
 		}
 	}
 	return applied, errors.Join(lost...)

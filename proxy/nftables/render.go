@@ -19,11 +19,14 @@ type service struct {
 	shared []common
 	// seconds is the affinity timeout; 0 for none.
 	seconds uint32
+	// refusal says why the Service is not written; nil if it is. Its parts have no entries then.
+	refusal error
 }
 
-// part is what one frontend brings.
+// part is what one frontend or group brings.
 type part struct {
 	frontend
+	kind      plan.Kind
 	lingering bool
 	entries   []entry
 }
@@ -33,6 +36,8 @@ type renderer struct {
 	family lb.Family
 	// nodeAddresses are where node ports are served.
 	nodeAddresses []netip.Addr
+	// taken reports whether a group has this number; may be nil.
+	taken func(id uint32) bool
 }
 
 // newRenderer takes from the configuration what elements depend on.
@@ -49,10 +54,24 @@ func newRenderer(family lb.Family, config plan.Config) renderer {
 // service renders a Service whose plan holds only ports of the renderer's family.
 func (r renderer) service(key lb.Key, s plan.Service) *service {
 	out := &service{key: key, input: s, seconds: uint32(s.AffinityTimeout / time.Second)}
-	for _, p := range s.Ports {
+	choices := r.choices(key, s)
+	out.refusal = r.refusal(s, choices)
+	seen, places, shared := map[*group]bool{}, map[frontend]int{}, map[common]bool{}
+	share := func(e common) {
+		if !shared[e] {
+			shared[e], out.shared = true, append(out.shared, e)
+		}
+	}
+	for i, p := range s.Ports {
 		protocol, ok := protocolOf(p.Protocol)
 		if !ok {
 			continue
+		}
+		for _, g := range []*group{choices[i].cluster, choices[i].local} {
+			if g != nil && !seen[g] {
+				seen[g] = true
+				out.parts = append(out.parts, out.group(g))
+			}
 		}
 		for _, f := range p.Frontends {
 			addrs := []netip.Addr{f.Addr}
@@ -61,19 +80,22 @@ func (r renderer) service(key lb.Key, s plan.Service) *service {
 			}
 			for _, addr := range addrs {
 				at := frontend{addr: addressOf(addr), port: f.Port, protocol: protocol}
-				out.put(part{frontend: at, lingering: f.Lingering, entries: r.frontend(at, p, f, s.Scheduler, out.seconds)})
+				out.put(places, part{frontend: at, kind: f.Kind, lingering: f.Lingering,
+					entries: out.frontend(at, f, choices[i])})
 			}
 			if f.AnswersPing() {
-				out.share(common{addressOf(f.Addr), setEcho})
+				share(common{addressOf(f.Addr), setEcho})
 			}
 			if f.Kind == plan.ClusterIP {
-				out.share(common{addressOf(f.Addr), setClusterIPs})
+				share(common{addressOf(f.Addr), setClusterIPs})
 			}
 		}
-		for _, b := range slices.Concat(p.Backends.Cluster, p.Backends.Local) {
-			// Endpoints of other nodes come back to themselves from here only when their address is kept.
-			if b.Local || p.External == lb.Local {
-				out.share(common{addressOf(b.Addr.Addr()), setHairpin})
+		for _, list := range [][]lb.Backend{p.Backends.Cluster, p.Backends.Local} {
+			for _, b := range list {
+				// Endpoints of other nodes come back to themselves from here only when their address is kept.
+				if b.Local || p.External == lb.Local {
+					share(common{addressOf(b.Addr.Addr()), setHairpin})
+				}
 			}
 		}
 	}
@@ -83,41 +105,56 @@ func (r renderer) service(key lb.Key, s plan.Service) *service {
 	return out
 }
 
-// put adds a frontend. Where a Service has the same one twice, as with an external IP that is also
-// its VIP, that with source ranges counts.
-func (s *service) put(p part) {
-	i := slices.IndexFunc(s.parts, func(other part) bool { return other.frontend == p.frontend })
-	if i < 0 {
+// put adds a frontend, and notes its place. If a Service has the same one twice, as with a node
+// port at an address that is also its VIP, the kind that comes first counts.
+func (s *service) put(places map[frontend]int, p part) {
+	i, twice := places[p.frontend]
+	switch {
+	case !twice:
+		places[p.frontend] = len(s.parts)
 		s.parts = append(s.parts, p)
-		return
-	}
-	restricted := func(p part) bool {
-		return slices.ContainsFunc(p.entries, func(e entry) bool { return e.set == setRestricted })
-	}
-	if restricted(p) && !restricted(s.parts[i]) {
+	case plan.Precedes(p.kind, s.input.Age, s.parts[i].kind, s.input.Age):
 		s.parts[i] = p
 	}
 }
 
-func (s *service) share(e common) {
-	if !slices.Contains(s.shared, e) {
-		s.shared = append(s.shared, e)
+// refusal says why a Service is too large; nil if it is not.
+func (r renderer) refusal(s plan.Service, choices []choice) error {
+	const flags = 8 // elements of a frontend at most, without its source ranges
+	groups, elements := map[*group]bool{nil: true}, 0
+	for i, p := range s.Ports {
+		for _, g := range []*group{choices[i].cluster, choices[i].local} {
+			if !groups[g] {
+				groups[g], elements = true, elements+g.size(s.AffinityTimeout > 0)
+			}
+		}
+		for _, f := range p.Frontends {
+			if f.Kind == plan.NodePort {
+				elements += flags * len(r.nodeAddresses)
+			} else {
+				elements += flags + len(f.Sources)
+			}
+		}
 	}
+	if elements <= maxElements {
+		return nil
+	}
+	return plan.TooLarge{Elements: elements, Limit: maxElements}
+}
+
+func (s *service) group(g *group) part {
+	if s.refusal != nil {
+		return part{frontend: frontend{group: g.id}}
+	}
+	return g.part(s.seconds)
 }
 
 // frontend renders one frontend. One without endpoints brings nothing that leads anywhere: what
 // finds no backend is refused.
-func (r renderer) frontend(
-	at frontend, p plan.Port, f plan.Frontend, scheduler plan.Scheduler, seconds uint32) []entry {
+func (s *service) frontend(at frontend, f plan.Frontend, c choice) []entry {
 	w := writer{at: at}
-	port, samePort := onePort(p.Backends)
-	if seconds > 0 {
-		// a client is remembered at each frontend by itself; this gives it the same endpoint at all of
-		// them
-		scheduler = plan.SourceHash
-	}
-	if r.family == lb.IPv6 && !samePort {
-		seconds = 0 // clients can only be remembered with an address; the hash keeps nearly all of them where they are
+	if s.refusal != nil {
+		return nil
 	}
 	if f.Kind != plan.ClusterIP {
 		w.add(setExternal)
@@ -136,21 +173,18 @@ func (r renderer) frontend(
 	case f.Kind == plan.ClusterIP && f.Action == plan.Drop:
 		w.add(setSilent)
 	case f.Kind == plan.ClusterIP && f.Action == plan.ToLocal:
-		w.backends(p.Backends.Local, scheduler, false)
+		w.chooses(setGroups, c.local)
 	case f.Action == plan.ToCluster:
-		w.backends(p.Backends.Cluster, scheduler, false)
+		w.chooses(setGroups, c.cluster)
 	default: // external with policy Local: pods and the node itself reach all endpoints
 		w.add(setLocal)
-		w.backends(p.Backends.Cluster, scheduler, false)
+		w.chooses(setGroups, c.cluster)
 		if f.Action == plan.ToLocal {
-			w.backends(p.Backends.Local, scheduler, true)
+			w.chooses(setLocalGroups, c.local)
 		}
 	}
-	if seconds > 0 {
-		w.entries = append(w.entries, entry{element: element{set: setAffinity, frontend: at, number: seconds}})
-		if r.family == lb.IPv6 {
-			w.entries = append(w.entries, entry{element: element{set: setPorts, frontend: at}, to: target{port: port}})
-		}
+	if c.port != 0 {
+		w.entries = append(w.entries, entry{element: element{set: setPorts, frontend: at}, to: target{port: c.port}})
 	}
 	return w.entries
 }
@@ -167,7 +201,7 @@ func onePort(u lb.Usable) (uint16, bool) {
 	return port, true
 }
 
-// writer collects the elements of one frontend.
+// writer collects the elements of one frontend or group.
 type writer struct {
 	at      frontend
 	entries []entry
@@ -177,47 +211,15 @@ func (w *writer) add(set setID) {
 	w.entries = append(w.entries, entry{element: element{set: set, frontend: w.at}})
 }
 
-// backends adds the choice among backends, under the numbers for policy Local or the others.
-func (w *writer) backends(all []lb.Backend, scheduler plan.Scheduler, local bool) {
-	targets := make([]target, 0, len(all))
-	for _, b := range all {
-		targets = append(targets, target{addr: addressOf(b.Addr.Addr()), port: b.Addr.Port()})
-	}
-	if len(targets) == 0 {
-		return
-	}
-	if method(scheduler) == 0 || len(targets) == 1 {
-		w.draws(targets[:min(len(targets), maxBackends)], local)
-		return
-	}
-	class := slotClass(len(targets))
-	targets = targets[:min(len(targets), int(class))]
-	if scheduled := (entry{element: element{set: setScheduled, frontend: w.at}}); !slices.Contains(w.entries, scheduled) {
-		w.entries = append(w.entries, scheduled)
-	}
-	first := numbers(scheduler, local, class)
-	w.entries = slices.Grow(w.entries, int(class))
-	for i, place := range slots(scheduler, targets, class) {
-		w.number(first+uint32(i), targets[place])
+// chooses leads to a group.
+func (w *writer) chooses(set setID, g *group) {
+	if g != nil {
+		w.entries = append(w.entries, entry{element: element{set: set, frontend: w.at}, to: target{group: g.id}})
 	}
 }
 
-func (w *writer) draws(targets []target, local bool) {
-	class := drawClass(len(targets))
-	switch {
-	case class > exactClasses && local:
-		w.add(setManyLocal)
-	case class > exactClasses:
-		w.add(setMany)
-	}
-	first := numbers(plan.Random, local, class)
-	for i, to := range targets {
-		w.number(first+uint32(i), to)
-	}
-}
-
-func (w *writer) number(n uint32, to target) {
-	w.entries = append(w.entries, entry{element: element{set: setBackends, frontend: w.at, number: n}, to: to})
+func (w *writer) number(set setID, n uint32, to target) {
+	w.entries = append(w.entries, entry{element: element{set: set, frontend: w.at, number: n}, to: to})
 }
 
 // outermost leaves out prefixes that lie within others: the kernel refuses ranges that overlap.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"reflect"
 	"slices"
 
@@ -16,9 +15,8 @@ import (
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// maxOperations is how many elements one transaction adds and removes, unless a single Service
-// needs more: the kernel works through them in a few milliseconds, and they fit into the smallest
-// send buffer.
+// maxOperations is how many elements one transaction adds and removes: the kernel works through
+// them in a few milliseconds, and they fit into the smallest send buffer.
 const maxOperations = 1500
 
 // table keeps the table of one family. One goroutine owns it.
@@ -26,6 +24,8 @@ type table struct {
 	claims
 	*dialect.Ledger
 	kernel kernel
+	// limit is maxOperations.
+	limit int
 	// config is what the rules depend on.
 	config     plan.Config
 	configured bool
@@ -43,6 +43,12 @@ type table struct {
 	unpruned bool
 	// stale is set while clients may be remembered for backends that are gone.
 	stale bool
+	// parted are Services of whose change only a part is written, loses is set when one of them loses
+	// backends to which clients may be remembered.
+	parted map[lb.Key]bool
+	loses  bool
+	// doubtful is set when the last failure may come of the kernel holding something else than known.
+	doubtful bool
 	// foreign is set when what was last found to differ was changed by others.
 	foreign bool
 }
@@ -51,8 +57,9 @@ var _ dialect.Rules = (*table)(nil)
 
 func newTable(family lb.Family, k kernel, ledger *dialect.Ledger) *table {
 	return &table{
-		Ledger: ledger, claims: newClaims(family, ledger.Touch), kernel: k, applied: map[lb.Key]*service{},
-		users: map[common]int{}, stale: true,
+		Ledger: ledger, claims: newClaims(family, ledger.Touch), kernel: k, limit: maxOperations,
+		applied: map[lb.Key]*service{},
+		users:   map[common]int{}, parted: map[lb.Key]bool{}, stale: true,
 	}
 }
 
@@ -83,7 +90,7 @@ func (t *table) Prepare(_ context.Context, verify bool) error {
 // Recover implements dialect.Rules. Rules that are right show nothing, so it adds an element that
 // no packet matches, and removes it.
 func (t *table) Recover(context.Context) error {
-	if err := t.prepare(true); err != nil {
+	if err := t.prepare(t.doubtful); err != nil {
 		return err
 	}
 	probe := []entry{{element: common{set: setHairpin}.element()}}
@@ -127,10 +134,39 @@ func (t *table) prepare(verify bool) error {
 		t.Stats.Repaired++
 	}
 	t.rules, t.known, t.unpruned, t.have = &wanted, true, true, newHeld(loaded.elements)
+	if err := t.misled(); err != nil {
+		return fmt.Errorf("remove what leads to another Service: %w", err)
+	}
 	if err := t.repair(loaded.unknown); err != nil {
 		t.withdraw(err)
 		return fmt.Errorf("repair the elements: %w", err)
 	}
+	return nil
+}
+
+// misled removes what leads from a predecessor's frontends to groups whose numbers are those of
+// other Services now, as happens when two names have one hash.
+func (t *table) misled() error {
+	if len(t.applied) > 0 {
+		return nil // numbers do not change while a process runs
+	}
+	var c change
+	for f, entries := range t.have.parts {
+		for _, e := range entries {
+			if owner := t.owners[frontend{group: e.to.group}]; e.to.group != 0 && owner != nil && owner != t.owners[f] {
+				c.remove = append(c.remove, e)
+			}
+		}
+	}
+	if c.empty() {
+		return nil
+	}
+	slices.SortFunc(c.remove, inOrder)
+	if err := t.commitInParts(c); err != nil {
+		t.known = false
+		return err
+	}
+	t.have.patch(c)
 	return nil
 }
 
@@ -150,7 +186,8 @@ func (t *table) repair(unknown []unknownElement) error {
 	d := t.newDiff()
 	for key, s := range t.applied {
 		for _, p := range s.parts {
-			if t.owns(key, p.frontend) {
+			if t.owns(key, p.frontend) && !t.parted[key] { // else it is on its way to something else
+
 				d.part(p.frontend, p.entries)
 			}
 		}
@@ -195,28 +232,65 @@ func (t *table) Commit(_ context.Context, keys []lb.Key) (n int, err error) {
 		}
 	}
 	d := t.newDiff()
-	for n < len(keys) && (n == 0 || d.operations() < maxOperations) {
+	for n < len(keys) && d.operations() < t.limit {
+		if now := t.want[keys[n]]; now != nil && now.refusal != nil {
+			if n == 0 {
+				return 1, dialect.Own(now.refusal)
+			}
+			break
+		}
 		d.service(keys[n], t.applied[keys[n]], t.want[keys[n]], &t.claims)
 		n++
 	}
-	return n, t.apply(d)
+	if n > 1 && d.operations() > t.limit { // the last is too much
+		n--
+		d = t.newDiff()
+		for _, key := range keys[:n] {
+			d.service(key, t.applied[key], t.want[key], &t.claims)
+		}
+	}
+	c := d.change()
+	if n != 1 {
+		return n, t.apply(d, c)
+	}
+	switch parts := c.parts(t.limit); {
+	case len(parts) <= 1:
+		return n, t.apply(d, c)
+	case len(keys) > 1:
+		return n, dialect.ErrUnfinished
+	default:
+		return n, t.begin(keys[0], d, parts[0])
+	}
+}
+
+// begin writes the first part of what a Service needs.
+func (t *table) begin(key lb.Key, d *diff, part change) error {
+	t.parted[key] = true
+	t.loses = t.loses || d.loses
+	if err := t.commit(part); err != nil {
+		return err
+	}
+	t.have.patch(part)
+	return dialect.ErrUnfinished
 }
 
 // apply makes one transaction, and records what it did.
-func (t *table) apply(d *diff) error {
-	if c := d.change(); !c.empty() {
+func (t *table) apply(d *diff, c change) error {
+	if !c.empty() {
 		if err := t.commit(c); err != nil {
 			return err
 		}
 	}
 	d.happened(t.have, t.users)
-	t.stale = t.stale || d.loses
+	t.stale = t.stale || d.loses || t.loses
+	t.loses = false
 	for key, s := range d.services {
 		t.count(t.applied[key], -1)
 		t.count(s, 1)
-		if t.Failed(key) {
-			t.unpruned = true // what a predecessor left for it was kept
+		if t.Failed(key) || t.parted[key] {
+			t.unpruned = true // what a predecessor left for it was kept, or parts of what it no longer wants
 		}
+		delete(t.parted, key)
 		if s != nil {
 			t.applied[key] = s
 		} else {
@@ -238,45 +312,17 @@ func (t *table) commit(c change) error {
 	if err := t.kernel.commit(c); err != nil {
 		t.Stats.Failures++
 		t.known = t.known && !errors.Is(err, errUnanswered)
+		t.doubtful = !errors.Is(err, unix.EMSGSIZE) && !errors.Is(err, unix.ENOMEM) && !errors.Is(err, unix.ENOBUFS)
 		return err
 	}
 	t.Stats.Changes += len(c.add) + len(c.remove) + len(c.unknown)
 	return nil
 }
 
-// commitInParts adds and removes elements in several transactions, what is replaced in the same
-// one.
+// commitInParts makes a change in as many transactions as it needs.
 func (t *table) commitInParts(c change) error {
-	replaced := make(map[element]entry, min(len(c.add), len(c.remove)))
-	for _, e := range c.remove {
-		replaced[e.element] = entry{}
-	}
-	additions := c.add[:0:0]
-	for _, e := range c.add {
-		if _, ok := replaced[e.element]; ok {
-			replaced[e.element] = e
-		} else {
-			additions = append(additions, e)
-		}
-	}
-	for batch := range slices.Chunk(additions, maxOperations) {
-		if err := t.commit(change{add: batch}); err != nil {
-			return err
-		}
-	}
-	for batch := range slices.Chunk(c.remove, maxOperations/2) {
-		part := change{remove: batch}
-		for _, e := range batch {
-			if again := replaced[e.element]; again != (entry{}) {
-				part.add = append(part.add, again)
-			}
-		}
+	for _, part := range c.parts(t.limit) {
 		if err := t.commit(part); err != nil {
-			return err
-		}
-	}
-	for batch := range slices.Chunk(c.unknown, maxOperations) {
-		if err := t.commit(change{unknown: batch}); err != nil {
 			return err
 		}
 	}
@@ -321,83 +367,4 @@ func (t *table) prune() error {
 	}
 	d.happened(t.have, t.users)
 	return nil
-}
-
-// forget makes the kernel forget clients whose backend their frontend no longer has for them.
-func (t *table) forget() error {
-	if !t.stale || !t.known {
-		return nil
-	}
-	clients, err := t.kernel.clients()
-	if err != nil {
-		return fmt.Errorf("read the clients with session affinity: %w", err)
-	}
-	valid := map[frontend]affinity{}
-	var gone []client
-	for _, c := range clients {
-		backends, ok := valid[c.frontend]
-		if !ok {
-			backends = t.affine(t.have.parts[c.frontend])
-			valid[c.frontend] = backends
-		}
-		if !backends.all[c.to] || backends.local != nil && !backends.local[c.to] && !t.isPod(c.addr) {
-			gone = append(gone, c)
-		}
-	}
-	for batch := range slices.Chunk(gone, maxOperations) {
-		if t.commit(change{forget: batch}) == nil {
-			continue
-		}
-		for _, c := range batch { // one of them may have timed out in the meantime
-			if err := t.commit(change{forget: []client{c}}); err != nil && !errors.Is(err, unix.ENOENT) {
-				return fmt.Errorf("remove a client from session affinity: %w", err)
-			}
-		}
-	}
-	t.stale = false
-	return nil
-}
-
-// affinity are the backends to which a frontend's clients may be remembered; without session
-// affinity there are none.
-type affinity struct {
-	all map[target]bool
-	// local are those for clients from outside when the policy is Local; nil when it is not.
-	local map[target]bool
-}
-
-// affine returns the backends in the form in which clients are remembered with them.
-func (t *table) affine(entries []entry) affinity {
-	backends, local := map[target]bool{}, map[target]bool{}
-	sticky, isLocal := false, false
-	for _, e := range entries {
-		switch e.set {
-		case setAffinity:
-			sticky = true
-		case setLocal:
-			isLocal = true
-		case setBackends:
-			if t.family == lb.IPv6 {
-				e.to.port = 0
-			}
-			backends[e.to] = true
-			if e.number%methodNumbers >= localNumbers {
-				local[e.to] = true
-			}
-		}
-	}
-	switch {
-	case !sticky:
-		return affinity{}
-	case !isLocal:
-		local = nil
-	}
-	return affinity{backends, local}
-}
-
-// isPod reports whether a client is known to be a pod. One that is not may be taken for one from
-// outside, as all IPv6 clients are, of which only a hash is known: it is sent anywhere once more.
-func (t *table) isPod(client address) bool {
-	return slices.ContainsFunc(t.config.Pods.Prefixes,
-		func(p netip.Prefix) bool { return p.Contains(client.ip(t.family)) })
 }

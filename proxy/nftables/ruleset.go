@@ -2,7 +2,6 @@ package nftables
 
 import (
 	"fmt"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -53,7 +52,9 @@ const (
 	chainPick      = "pick"
 	chainPickLocal = "pick-local"
 	chainRefuse    = "refuse"
+	chainChoose    = "choose"
 	chainAffinity  = "affinity"
+	chainRemember  = "remember"
 	// Those of connections to cluster IPs that no Service has.
 	chainUnserved       = "unserved"
 	chainUnservedOutput = "unserved-output"
@@ -69,7 +70,7 @@ const (
 // newRuleset renders the rules for one family. Timeouts are those of the affinity sets, in seconds.
 func newRuleset(family lb.Family, config plan.Config, timeouts []uint32) ruleset {
 	b := builder{family: family}
-	r := ruleset{family: family, sets: newSets(family, timeouts), timeouts: timeouts}
+	r := ruleset{family: family, sets: newSets(timeouts), timeouts: timeouts}
 	services := []nft.Rule{
 		b.rule("", b.in(setClusterIPs), expr.Goto(chainCluster)),
 		b.rule("", b.in(setExternal), expr.Goto(chainExternal)),
@@ -101,41 +102,51 @@ func (r *ruleset) add(name string, rules ...nft.Rule) {
 // at this very moment: a packet may meet sets from before and after a transaction, hence one more
 // pass before it is refused.
 func (r *ruleset) picks(b builder, sticky bool) {
-	for _, local := range []bool{false, true} {
-		suffix, many, last := "", setMany, []nft.Rule{
-			b.rule("policy Local, endpoints only elsewhere", b.in(setSilent), expr.Drop()),
-			b.rule("", expr.Goto(chainRefuse)),
-		}
-		if local {
-			suffix, many, last = "-local", setManyLocal,
-				[]nft.Rule{b.rule("policy Local, endpoints only elsewhere", expr.Drop())}
-		}
-		pass, draw, slot, more := "pass"+suffix, "draw"+suffix, "slot"+suffix, "again"+suffix
-		pick := []nft.Rule{b.rule("", expr.Jump(pass))}
-		for range repeats {
-			pick = append(pick, b.rule("", b.in(many), expr.Jump(more)))
-		}
-		pick = append(pick, b.rule("", expr.Jump(pass)))
-		r.add("pick"+suffix, append(pick, last...)...)
-		r.add(pass,
-			b.rule("", expr.Jump(draw)),
-			b.rule("", b.in(setScheduled), expr.Jump(slot)))
-		var repeat, draws, slots []nft.Rule
-		for range again {
-			repeat = append(repeat, b.rule("", expr.Jump(draw)))
-		}
-		for _, p := range protocols {
-			draws = append(draws, b.rule("", b.isProtocol(p), expr.Goto(p.String()+"-"+draw)))
-			slots = append(slots, b.rule("", b.isProtocol(p), expr.Goto(p.String()+"-"+slot)))
-		}
-		r.add(more, repeat...)
-		r.add(draw, draws...)
-		r.add(slot, slots...)
-		for _, p := range protocols {
-			r.add(p.String()+"-"+draw, b.draws(p, local, sticky)...)
-			r.add(p.String()+"-"+slot, b.slots(p, local)...)
+	pick := func(name string, groups setID, last ...nft.Rule) {
+		choose := b.rule("", b.grouped(groups), expr.Jump(chainChoose))
+		r.add(name, append([]nft.Rule{choose, choose}, last...)...)
+	}
+	pick(chainPick, setGroups,
+		b.rule("policy Local, endpoints only elsewhere", b.in(setSilent), expr.Drop()), b.rule("", expr.Goto(chainRefuse)))
+	pick(chainPickLocal, setLocalGroups, b.rule("policy Local, endpoints only elsewhere", expr.Drop()))
+	var choose []nft.Rule
+	for _, p := range protocols {
+		if sticky {
+			choose = append(choose, b.knownClient(p))
 		}
 	}
+	r.add(chainChoose, append(choose, r.tries(b, "", setMany)...)...)
+	r.add("mixed", r.tries(b, "mixed-", setMixed)...)
+}
+
+// tries adds the chains that draw backends, all of whose names begin with prefix, and returns the
+// rules that call them. Those of groups in the set repeat are drawn again and again.
+func (r *ruleset) tries(b builder, prefix string, repeat setID) []nft.Rule {
+	draw, slot, more := prefix+"draw", prefix+"slot", prefix+"again"
+	rules := []nft.Rule{b.rule("", expr.Jump(draw)), b.rule("", b.in(setScheduled), expr.Jump(slot))}
+	for range repeats {
+		rules = append(rules, b.rule("", b.in(repeat), expr.Jump(more)))
+	}
+	if prefix == "" {
+		rules = append(rules, b.rule("", b.in(setMixed), expr.Jump("mixed")))
+	}
+	var repeated, draws, slots []nft.Rule
+	for range again {
+		repeated = append(repeated, b.rule("", expr.Jump(draw)))
+	}
+	for _, p := range protocols {
+		draws = append(draws, b.rule("", b.isProtocol(p), expr.Goto(prefix+p.String()+"-draw")))
+		slots = append(slots, b.rule("", b.isProtocol(p), expr.Goto(prefix+p.String()+"-slot")))
+	}
+	r.add(more, repeated...)
+	r.add(draw, draws...)
+	r.add(slot, slots...)
+	for _, p := range protocols {
+		c := chooser{b, p, prefix != ""}
+		r.add(prefix+p.String()+"-draw", c.draws()...)
+		r.add(prefix+p.String()+"-slot", c.slots()...)
+	}
+	return rules
 }
 
 // cluster renders what happens to connections to a cluster IP.
@@ -162,33 +173,37 @@ func (b builder) external(config plan.Config) []nft.Rule {
 		b.rule("", expr.Goto(chainPickLocal)))
 }
 
-// draws renders the draws at random, after the look at who has been here before if anybody is
-// remembered (sticky).
-func (b builder) draws(p protocol, local, sticky bool) []nft.Rule {
+// chooser renders the choice among backends for a protocol, in groups where their ports differ or
+// in the others.
+type chooser struct {
+	builder
+	protocol protocol
+	mixed    bool
+}
+
+// draws renders the draws at random.
+func (c chooser) draws() []nft.Rule {
 	var rules []nft.Rule
-	if sticky {
-		rules = append(rules, b.knownClient(p))
-	}
 	for _, class := range drawClasses() {
-		rules = append(rules, b.choose(p, b.random(class, numbers(plan.Random, local, class))))
+		rules = append(rules, c.choose(c.random(class, numbers(plan.Random, class))))
 	}
 	return rules
 }
 
 // slots renders the draws of slots. Round-robin comes last, so that others do not move its
 // counters.
-func (b builder) slots(p protocol, local bool) []nft.Rule {
+func (c chooser) slots() []nft.Rule {
 	var rules []nft.Rule
 	for _, s := range []plan.Scheduler{plan.SourceHash, plan.Maglev, plan.RoundRobin} {
 		for _, class := range slotClasses {
-			first := numbers(s, local, class)
+			first := numbers(s, class)
 			switch s {
 			case plan.SourceHash:
-				rules = append(rules, b.choose(p, b.hashed(b.source(), class, first)))
+				rules = append(rules, c.choose(c.hashed(c.source(), class, first)))
 			case plan.Maglev:
-				rules = append(rules, b.choose(p, b.hashed(append(b.source(), fieldSourcePort), class, first)))
+				rules = append(rules, c.choose(c.hashed(append(c.source(), fieldSourcePort), class, first)))
 			case plan.RoundRobin:
-				rules = append(rules, b.choose(p, b.turn(class, first)))
+				rules = append(rules, c.choose(c.turn(class, first)))
 			}
 		}
 	}
@@ -196,32 +211,26 @@ func (b builder) slots(p protocol, local bool) []nft.Rule {
 }
 
 // choose renders "send to the backend with this number, if there is one".
-func (b builder) choose(p protocol, number expr.List) nft.Rule {
-	return b.rule("", b.isProtocol(p), b.key(fieldDestination, fieldPort), number,
-		expr.List{b.lookup(p.String()+"-backends", 0)}, b.dnat())
+func (c chooser) choose(number expr.List) nft.Rule {
+	name, dnat := setNames[setBackends], c.dnat()
+	if c.mixed {
+		name, dnat = setNames[mixedOf(c.protocol)], c.dnatMixed()
+	}
+	return c.rule("", c.isProtocol(c.protocol), c.key(fieldGroup), number, expr.List{c.lookup(name, 0)}, dnat)
 }
 
 // hooks adds the chains that the kernel enters.
 func (r *ruleset) hooks(b builder, config plan.Config, timeouts []uint32) {
-	var affinity []nft.Rule
-	for _, seconds := range timeouts {
-		for _, p := range protocols {
-			affinity = append(affinity, b.remember(p, seconds))
-		}
-	}
-	// Without session affinity there is no hook for it.
-	var remember []nft.Rule
-	if len(timeouts) > 0 {
-		r.add(chainAffinity, affinity...)
-		remember = []nft.Rule{b.rule("", isTranslated(), expr.Jump(chainAffinity))}
-		r.hook("input", "nat", unix.NF_INET_LOCAL_IN, prioritySource, remember...)
+	if len(timeouts) > 0 { // without session affinity there are no hooks for it
+		r.affinity(b, timeouts)
 	}
 	toServices := b.rule("", expr.Goto(chainServices))
 	r.hook("prerouting", "nat", unix.NF_INET_PRE_ROUTING, priorityDestination, toServices)
 	r.hook("output", "nat", unix.NF_INET_LOCAL_OUT, priorityDestination, toServices)
-	r.hook("postrouting", "nat", unix.NF_INET_POST_ROUTING, prioritySource, append(remember,
+	r.hook("postrouting", "nat", unix.NF_INET_POST_ROUTING, prioritySource,
+		b.rule("", isTranslated(), noPriority()),
 		b.rule("", hasMark(config.MasqueradeBit), clearMark(config.MasqueradeBit), masquerade()),
-		b.rule("hairpin", isTranslated(), b.in(setHairpin), masquerade()))...)
+		b.rule("hairpin", isTranslated(), b.in(setHairpin), masquerade()))
 	if unserved := b.unserved(config.ServiceNetworks); len(unserved) > 0 {
 		r.hook(chainUnserved, "nat", unix.NF_INET_PRE_ROUTING, priorityUnserved, unserved...)
 		r.hook(chainUnservedOutput, "nat", unix.NF_INET_LOCAL_OUT, priorityUnserved, unserved...)
@@ -236,31 +245,50 @@ func (r *ruleset) hook(name, kind string, number uint32, priority int32, rules .
 		rules: rules})
 }
 
-// affinitySet is the name of the set of frontends of a protocol with an affinity timeout.
-func affinitySet(p protocol, seconds uint32) string { return fmt.Sprintf("%s-affinity-%d", p, seconds) }
+// affinity adds the chains that remember clients. Where the policy is Local, who comes from outside
+// has another group than pods have. Each group remembers only what it may lead to, so it does not
+// matter whose connection this is.
+func (r *ruleset) affinity(b builder, timeouts []uint32) {
+	var remember, groups []nft.Rule
+	for _, seconds := range timeouts {
+		remember = append(remember, b.remember(seconds))
+	}
+	r.add(chainRemember, remember...)
+	for _, p := range protocols {
+		for _, id := range []setID{setGroups, setLocalGroups} {
+			groups = append(groups, b.rule("", b.originalGroup(id, p), expr.Jump(chainRemember)))
+		}
+	}
+	r.add(chainAffinity, append(groups, b.rule("", noPriority()))...)
+	first := []nft.Rule{
+		b.rule("", b.remembered(false), expr.Jump(chainAffinity)), b.rule("", b.remembered(true), expr.Jump(chainAffinity)),
+	}
+	r.hook("remember-input", "filter", unix.NF_INET_LOCAL_IN, prioritySource, first...)
+	r.hook("remember-postrouting", "filter", unix.NF_INET_POST_ROUTING, prioritySource, first...)
+}
 
-// stickyMap is the name of the map from client and frontend to target.
-func stickyMap(p protocol) string { return p.String() + "-sticky" }
+// prefixAffinity begins the names of the sets of backends of groups with an affinity timeout.
+const prefixAffinity = "affinity-"
+
+func affinitySet(seconds uint32) string { return fmt.Sprint(prefixAffinity, seconds) }
+
+// stickyMap is the map from group and client to backend.
+const stickyMap = "clients"
 
 // setName returns the name of the set that an element is in.
 func (e element) setName() string {
-	switch e.set {
-	case setBackends:
-		return e.protocol.String() + "-backends"
-	case setPorts:
-		return e.protocol.String() + "-ports"
-	case setAffinity:
-		return affinitySet(e.protocol, e.number)
+	if e.set == setAffinity {
+		return affinitySet(e.number)
 	}
-	return plainSets[e.set]
+	return setNames[e.set]
 }
 
-var plainSets = [...]string{
-	setClusterIPs: "cluster-ips", setExternal: "external", setLocal: "local", setRestricted: "restricted",
-	setSourceRanges: "source-ranges",
-	setSilent:       "silent", setMany: "many", setManyLocal: "many-local", setScheduled: "scheduled", setEcho: "echo",
-	setHairpin: "hairpin",
+var setNames = [...]string{
+	setBackends: "backends", setMixedTCP: "tcp-backends", setMixedUDP: "udp-backends", setMixedSCTP: "sctp-backends",
+	setMany: "many", setScheduled: "scheduled", setMixed: "mixed-ports", setHairpin: "hairpin", setPorts: "ports",
+	setSourceRanges: "source-ranges", setRestricted: "restricted", setLocalGroups: "local-groups", setSilent: "silent",
+	setGroups: "groups", setLocal: "local", setExternal: "external", setEcho: "echo", setClusterIPs: "cluster-ips",
 }
 
 // isState reports whether a set holds what packets write, which is not for us to compare.
-func isState(name string) bool { return strings.HasSuffix(name, "-sticky") }
+func isState(name string) bool { return name == stickyMap }

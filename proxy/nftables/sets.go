@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -23,65 +24,48 @@ type set struct {
 	typeOf protocol
 }
 
-// stickyLimit is how many clients of a protocol are remembered at most. Others are served without
-// affinity.
+// stickyLimit is how many clients are remembered at most. Others are served without affinity.
 const stickyLimit = 1 << 20
 
-func newSets(family lb.Family, timeouts []uint32) []set {
+func newSets(timeouts []uint32) []set {
 	frontend := []field{fieldDestination, fieldProtocol, fieldPort}
-	target := []field{fieldDestination, fieldPort}
 	var sets []set
-	for id, name := range plainSets {
+	for id, name := range setNames {
 		s := set{name: name, key: frontend}
-		switch setID(id) {
-		case setClusterIPs, setEcho:
+		switch id := setID(id); {
+		case id == setAffinity:
+			continue
+		case id == setBackends:
+			s.key, s.value, s.typeOf = []field{fieldGroup, fieldNumber}, []field{fieldDestination}, tcp
+		case id.isMixed():
+			s.key, s.value = []field{fieldGroup, fieldNumber}, []field{fieldDestination, fieldPort}
+			s.typeOf = protocols[id-setMixedTCP]
+		case id.ofGroup():
+			s.key = []field{fieldGroup}
+		case id == setPorts:
+			s.value = []field{fieldPort}
+		case id.isMap():
+			s.value = []field{fieldGroup}
+		case id == setClusterIPs, id == setEcho:
 			s.key = frontend[:1]
-		case setHairpin:
+		case id == setHairpin:
 			s.key = []field{fieldSource, fieldDestination}
-		case setSourceRanges:
+		case id == setSourceRanges:
 			s.key, s.flags = []field{fieldDestination, fieldProtocol, fieldPort, fieldSource},
 				unix.NFT_SET_INTERVAL|nft.SetConcat
 		}
+		if len(s.value) > 0 {
+			s.flags |= unix.NFT_SET_MAP
+		}
 		sets = append(sets, s)
 	}
-	for _, p := range protocols {
-		sets = append(sets,
-			set{name: p.String() + "-backends", flags: unix.NFT_SET_MAP, key: []field{fieldDestination, fieldPort, fieldNumber},
-				value: target, typeOf: p},
-			newSticky(family, p))
-		if family == lb.IPv6 {
-			sets = append(sets, set{name: p.String() + "-ports", flags: unix.NFT_SET_MAP, key: target,
-				value: []field{fieldPort}})
-		}
-		for _, seconds := range timeouts {
-			sets = append(sets, set{name: affinitySet(p, seconds), key: target})
-		}
+	for _, seconds := range timeouts {
+		sets = append(sets, set{name: affinitySet(seconds), key: []field{fieldGroup, fieldDestination}})
 	}
-	return sets
-}
-
-// newSticky defines the map that remembers clients of a protocol. For IPv4 it holds them as they
-// are. The registers of nft 1.0.6 have no room for that in IPv6: it aborts when it reads an "update
-// @map" whose key or value has a field that starts behind 16 bytes. So a client is there by a hash,
-// behind which frontend and backend are exact: clients that share one also share a backend, no
-// more. The port of the backends is in a map of its own.
-func newSticky(family lb.Family, p protocol) set {
-	s := set{
-		name: stickyMap(p), flags: unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, size: stickyLimit,
-		key: stickyKey(family), value: []field{fieldDestination, fieldPort},
-	}
-	if family == lb.IPv6 {
-		s.value, s.typeOf = s.value[:1], p
-	}
-	return s
-}
-
-// stickyKey is what clients are looked up by.
-func stickyKey(family lb.Family) []field {
-	if family == lb.IPv6 {
-		return []field{fieldClient, fieldPort, fieldDestination}
-	}
-	return []field{fieldSource, fieldDestination, fieldPort}
+	return append(sets, set{
+		name: stickyMap, flags: unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, size: stickyLimit,
+		key: []field{fieldGroup, fieldSource}, value: []field{fieldDestination},
+	})
 }
 
 // typeNumber returns what nft calls a key or value of the given fields.
@@ -93,8 +77,10 @@ func typeNumber(family lb.Family, fields []field) uint32 {
 			types[i] = nft.TypeProto
 		case fieldPort:
 			types[i] = nft.TypePort
-		case fieldNumber, fieldClient:
+		case fieldNumber:
 			types[i] = nft.TypeInteger
+		case fieldGroup:
+			types[i] = nft.TypeClass
 		default:
 			types[i] = nft.TypeAddress(family)
 		}
@@ -142,18 +128,27 @@ func length(family lb.Family, fields []field) uint32 {
 	return 4 * words
 }
 
-// userdata is what nft keeps with a set to print it: for a key that holds a drawn number, the
-// expressions that the key is made of, as no plain type fits a drawn number. nft reads it in
-// libnftnl's form: type, length, value.
+// userdata is what nft keeps with a set to print it, in libnftnl's form: type, length, value. For a
+// key that holds a drawn number these are the expressions that the key is made of, as no plain type
+// fits a drawn number; and where a key or a value is a group alone, its byte order.
 func (s set) userdata(family lb.Family) []byte {
-	if s.typeOf == 0 {
-		return nil
-	}
 	const byteOrder, dataByteOrder, keyTypeOf, dataTypeOf, dataInterval = 0, 1, 3, 4, 6
-	zero := expr.Host32(0)
-	return concat(nft.TLV(byteOrder, zero), nft.TLV(dataByteOrder, zero),
-		nft.TLV(keyTypeOf, s.typeOfFields(family, s.key)),
-		nft.TLV(dataTypeOf, s.typeOfFields(family, s.value)), nft.TLV(dataInterval, zero))
+	order := func(fields []field) []byte {
+		const unknown, host = 0, 1
+		if slices.Equal(fields, []field{fieldGroup}) {
+			return expr.Host32(host)
+		}
+		return expr.Host32(unknown)
+	}
+	orders := concat(nft.TLV(byteOrder, order(s.key)), nft.TLV(dataByteOrder, order(s.value)))
+	switch {
+	case s.typeOf != 0:
+		return concat(orders, nft.TLV(keyTypeOf, s.typeOfFields(family, s.key)),
+			nft.TLV(dataTypeOf, s.typeOfFields(family, s.value)), nft.TLV(dataInterval, expr.Host32(0)))
+	case slices.Contains(s.key, fieldGroup), slices.Contains(s.value, fieldGroup):
+		return orders
+	}
+	return nil
 }
 
 // typeOfFields describes fields as a concatenation of expressions (expression numbers, header and
@@ -161,7 +156,8 @@ func (s set) userdata(family lb.Family) []byte {
 func (s set) typeOfFields(family lb.Family, fields []field) []byte {
 	const (
 		expression, data                = 0, 1
-		isPayload, isConcat, isNumgen   = 7, 13, 23
+		isPayload, isMeta               = 7, 9
+		isConcat, isNumgen              = 13, 23
 		headerIPv4, headerIPv6          = 12, 13
 		destinationIPv4                 = 12
 		destinationIPv6                 = 9
@@ -183,7 +179,10 @@ func (s set) typeOfFields(family lb.Family, fields []field) []byte {
 			}
 		case fieldPort:
 			part = payload(map[protocol]uint32{tcp: 8, udp: 6, sctp: 10}[s.typeOf], destinationPort)
-		case fieldNumber, fieldClient: // nft 1.0.6 crashes on a hash here, and takes it for a number of any kind
+		case fieldGroup:
+			part = concat(nft.TLV(expression, expr.Host32(isMeta)),
+				nft.TLV(data, nft.TLV(0, expr.Host32(unix.NFT_META_PRIORITY))))
+		case fieldNumber: // nft 1.0.6 crashes on a hash here, and takes it for a number of any kind
 			part = concat(nft.TLV(expression, expr.Host32(isNumgen)), nft.TLV(data, concat(
 				nft.TLV(numgenType, expr.Host32(unix.NFT_NG_RANDOM)), nft.TLV(numgenMod, expr.Host32(2)),
 				nft.TLV(numgenOf, expr.Host32(0)))))

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"reflect"
+	"slices"
 	"testing"
 	"time"
 
@@ -24,7 +25,7 @@ import (
 func randomService(r *rand.Rand, i int) plan.Service {
 	key := lb.Key{Namespace: "test", Name: fmt.Sprint("service-", i)}
 	svc := lb.Service{
-		Key: key, Type: lb.LoadBalancer, ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
+		Key: key, UID: key.Name, Type: lb.LoadBalancer, ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
 		ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 0, byte(i + 1)})},
 		Ports:      []lb.ServicePort{{Name: "a", Protocol: lb.TCP, Port: 80, NodePort: uint16(30000 + i)}},
 	}
@@ -295,7 +296,7 @@ func confirm(t *testing.T, a *testActor, outcomes map[lb.Key]plan.Outcome, confi
 func simpleService(i, backends int) plan.Service {
 	key := lb.Key{Namespace: "test", Name: fmt.Sprint("service-", i)}
 	svc := lb.Service{
-		Key: key, Type: lb.NodePort, ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
+		Key: key, UID: key.Name, Type: lb.NodePort, ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
 		ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)})},
 		Ports:      []lb.ServicePort{{Protocol: lb.TCP, Port: 80, NodePort: uint16(30000 + i)}},
 	}
@@ -328,9 +329,12 @@ func TestContestedFrontend(t *testing.T) {
 			t.Errorf("order %v: the other: %+v", order, second)
 		}
 		at := frontend{addr: addressOf(addr("172.31.0.1")), port: 30001, protocol: tcp}
-		if got := a.tables[0].affine(append(a.tables[0].have.parts[at],
-			entry{element: element{set: setAffinity}})); len(got.all) != 1 {
-			t.Errorf("order %v: the frontend has %d backends", order, len(got.all))
+		var group uint32
+		for _, e := range a.tables[0].have.parts[at] {
+			group = max(group, e.to.group)
+		}
+		if got := a.tables[0].have.parts[frontend{group: group}]; len(got) != 1 {
+			t.Errorf("order %v: the frontend leads to %v", order, got)
 		}
 		a.Set(map[lb.Key]plan.Service{services[1].Key: {}})
 		settled(t, a)
@@ -384,7 +388,12 @@ func TestContract6PredecessorsElementsStayWhileOursAreRefused(t *testing.T) {
 	a.Set(map[lb.Key]plan.Service{s.Key: s, other.Key: other})
 	settled(t, a)
 	four := kernels[lb.IPv4].(*fakeKernel)
-	four.refuse = poisoned(80)
+	four.refuse = func(c change) error {
+		if slices.ContainsFunc(c.add, func(e entry) bool { return e.set == setBackends }) {
+			return errPoison
+		}
+		return nil
+	}
 	b := fakeActor(kernels)
 	b.Configure(seedConfig)
 	now := simpleService(1, 3)
@@ -398,7 +407,7 @@ func TestContract6PredecessorsElementsStayWhileOursAreRefused(t *testing.T) {
 	for e := range four.state.elements {
 		count[e.frontend]++
 	}
-	if count[at] != 2 || count[gone] != 0 {
+	if count[at] != 2 || count[gone] != 0 { // its group and port
 		t.Errorf("%d elements of the Service that is wanted, want 2; %d of the one that is not, want 0", count[at],
 			count[gone])
 	}

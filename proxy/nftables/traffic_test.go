@@ -29,8 +29,8 @@ func three(w cases.World, scheduler plan.Scheduler, timeout time.Duration, at ..
 	return p, WithAddresses(config, []netip.Addr{w.Node, w.Node2})
 }
 
-// A client keeps its endpoint, per frontend, over restarts and changes of others, until the
-// endpoint goes or the time is over.
+// A client keeps its endpoint, at all frontends of the Service, over restarts and changes of
+// others, until the endpoint goes or the time is over.
 func TestSessionAffinity(t *testing.T) {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(string(family), func(t *testing.T) {
@@ -85,7 +85,14 @@ func TestSessionAffinity(t *testing.T) {
 			}
 			apply(a, 3*time.Hour, everywhere...)
 			check("after one came", always)
-			if known, err := a.table(family).kernel.clients(); err != nil || len(known) < 5 {
+			for i, c := range table {
+				for j, other := range table {
+					if c.From == other.From && netip.MustParseAddrPort(has[i]).Addr() != netip.MustParseAddrPort(has[j]).Addr() {
+						t.Errorf("%s was sent to %s at %s, to %s at %s", c.From, has[i], c.To, has[j], other.To)
+					}
+				}
+			}
+			if known, err := a.table(family).kernel.clients(); err != nil || len(known) != 4 {
 				t.Errorf("remembered are %v, %v", known, err)
 			}
 			// Without affinity the rules remember no client, and send each one to all backends.
@@ -93,21 +100,41 @@ func TestSessionAffinity(t *testing.T) {
 			if known, err := a.table(family).kernel.clients(); err != nil || len(known) > 0 {
 				t.Errorf("still remembered are %v, %v", known, err)
 			}
-			apply(a, time.Second, everywhere...)
-			clear(has)
-			if _, _, err := s.Ask(table[0], cases.Long); err != nil {
-				t.Fatal(err)
-			}
-			for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		})
+	}
+}
+
+// When the time is over, a client gets another choice.
+func TestSessionAffinityEnds(t *testing.T) {
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		t.Run(string(family), func(t *testing.T) {
+			w := cases.WorldOf(family)
+			s := cases.NewSite(t, w)
+			a := newTestActor(t, s.Node)
+			service, config := three(w, plan.Random, time.Second, "local", "local2", "remote")
+			a.Configure(config)
+			a.settle(t, map[lb.Key]plan.Service{service.Key: service})
+			first := ""
+			for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
 				known, err := a.table(family).kernel.clients()
 				if err != nil {
 					t.Fatal(err)
 				}
-				if len(known) == 0 {
-					break
-				}
 				if time.Now().After(deadline) {
-					t.Fatalf("a second has passed, and still remembered are %v", known)
+					t.Fatalf("after a minute it is still sent to %s; remembered are %v", first, known)
+				}
+				if len(known) > 0 {
+					continue
+				}
+				at, _, err := s.Ask(cases.Case{From: "pod", To: "cluster"}, cases.Long)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if first == "" {
+					first = at
+				}
+				if at != first {
+					break
 				}
 			}
 		})

@@ -29,14 +29,12 @@ func TestClasses(t *testing.T) {
 	}
 	type span struct{ first, last uint32 }
 	var spans []span
-	for _, local := range []bool{false, true} {
-		for _, class := range drawClasses() {
-			spans = append(spans, span{numbers(plan.Random, local, class), numbers(plan.Random, local, class) + class - 1})
-		}
-		for _, s := range []plan.Scheduler{plan.RoundRobin, plan.SourceHash, plan.Maglev} {
-			for _, class := range slotClasses {
-				spans = append(spans, span{numbers(s, local, class), numbers(s, local, class) + class - 1})
-			}
+	for _, class := range drawClasses() {
+		spans = append(spans, span{numbers(plan.Random, class), numbers(plan.Random, class) + class - 1})
+	}
+	for _, s := range []plan.Scheduler{plan.RoundRobin, plan.SourceHash, plan.Maglev} {
+		for _, class := range slotClasses {
+			spans = append(spans, span{numbers(s, class), numbers(s, class) + class - 1})
 		}
 	}
 	slices.SortFunc(spans, func(a, b span) int { return int(int64(a.first) - int64(b.first)) })
@@ -119,20 +117,30 @@ func TestElementsSurviveEncoding(t *testing.T) {
 			at, source = addressOf(addr("2001:db8::3")), addressOf(addr("2001:db8::"))
 		}
 		f := frontend{addr: at, port: 443, protocol: udp}
-		for id := range plainSets {
-			e := element{set: setID(id), frontend: f}
-			switch e.set {
-			case setClusterIPs, setEcho, setHairpin:
+		for id := range setNames {
+			e := entry{element: element{set: setID(id), frontend: f}}
+			switch {
+			case e.set.ofGroup():
+				e.frontend = frontend{group: 0x12345678}
+			case e.set == setClusterIPs, e.set == setEcho, e.set == setHairpin:
 				e.frontend = frontend{addr: at}
-			case setSourceRanges:
+			case e.set == setSourceRanges:
 				e.source, e.bits = source, 8
+			case e.set == setGroups, e.set == setLocalGroups:
+				e.to.group = 0x87654321
 			}
-			testEncoding(t, family, entry{element: e})
+			switch e.set {
+			case setBackends:
+				e.number, e.to = 30002, target{addr: at}
+			case setMixedTCP, setMixedUDP, setMixedSCTP:
+				e.number, e.to = 30002, target{addr: at, port: 8080}
+			case setAffinity:
+				e.number, e.source = 10800, at
+			case setPorts:
+				e.to.port = 8080
+			}
+			testEncoding(t, family, e)
 		}
-		testEncoding(t, family, entry{element: element{set: setBackends, frontend: f, number: 30002},
-			to: target{addr: at, port: 8080}})
-		testEncoding(t, family, entry{element: element{set: setAffinity, frontend: f, number: 10800}})
-		testEncoding(t, family, entry{element: element{set: setPorts, frontend: f}, to: target{port: 8080}})
 	}
 }
 
@@ -150,8 +158,8 @@ func testEncoding(t *testing.T, family lb.Family, e entry) {
 }
 
 func FuzzDecode(f *testing.F) {
-	for _, name := range []string{"cluster-ips", "source-ranges", "hairpin", "tcp-backends", "tcp-ports",
-		"udp-affinity-60", "tcp-sticky"} {
+	for _, name := range []string{"cluster-ips", "source-ranges", "hairpin", "backends", "tcp-backends", "ports",
+		"affinity-60", "groups", "many", "clients"} {
 		f.Add(name, false, make([]byte, 16), make([]byte, 16), make([]byte, 8))
 		f.Add(name, true, make([]byte, 40), make([]byte, 40), make([]byte, 20))
 	}
@@ -170,9 +178,6 @@ func FuzzDecode(f *testing.F) {
 		}
 		again, err := decode(of, family, nft.Element{Key: e.appendKey(nil, family, e.source),
 			Last: e.appendKey(nil, family, e.lastSource(family)), Value: e.appendValue(nil, family)})
-		if of.set != setBackends && of.set != setPorts {
-			again.to = e.to
-		}
 		if err != nil || again != e {
 			t.Errorf("%+v came back as %+v, %v", e, again, err)
 		}
@@ -269,23 +274,27 @@ func TestRetriesAndVerification(t *testing.T) {
 	})
 }
 
-// IPv6 clients are remembered with the address of their backend alone. Where ports differ, they are
-// only sent where a hash says.
-func TestIPv6AffinityNeedsOnePort(t *testing.T) {
+// Clients are remembered with the address of their backend alone. Where ports differ, they are only
+// sent where a hash says.
+func TestAffinityNeedsOnePort(t *testing.T) {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		for _, second := range []uint16{8080, 8081} {
 			w := cases.WorldOf(family)
 			service, config := three(w, plan.Random, time.Hour, "local", "local2")
-			port := &service.Ports[0]
-			port.Backends.Cluster[1].Addr = netip.AddrPortFrom(port.Backends.Cluster[1].Addr.Addr(), second)
-			f := newRenderer(family, config).frontend(frontend{addr: addressOf(w.VIP), port: 80, protocol: tcp}, *port,
-				port.Frontends[1], plan.Random, 3600)
-			has := map[setID]bool{}
-			for _, e := range f {
-				has[e.set] = true
+			for i := range service.Ports {
+				cluster := service.Ports[i].Backends.Cluster
+				cluster[1].Addr = netip.AddrPortFrom(cluster[1].Addr.Addr(), second)
+				cluster[0].Addr = netip.AddrPortFrom(cluster[0].Addr.Addr(), 8080)
+				service.Ports[i].Backends.Local = nil
 			}
-			remembered := family == lb.IPv4 || second == 8080
-			if has[setAffinity] != remembered || !has[setScheduled] || has[setPorts] != (remembered && family == lb.IPv6) {
+			has := map[setID]bool{}
+			for _, p := range newRenderer(family, config).service(service.Key, service.Only(family)).parts {
+				for _, e := range p.entries {
+					has[e.set] = true
+				}
+			}
+			same := second == 8080
+			if has[setAffinity] != same || has[setScheduled] == same || has[setPorts] != same || has[setMixed] == same {
 				t.Errorf("%s, ports 8080 and %d: elements in the sets %v", family, second, has)
 			}
 		}

@@ -23,18 +23,17 @@ import (
 
 // packet is the first one of a connection on its way through the node's rules.
 type packet struct {
-	src, dst         netip.AddrPort
-	in               string // interface; "" for packets of the node itself
-	protocol         protocol
-	mark             uint32
-	originalDst      netip.AddrPort // before translation; valid once translated
-	masquerade       bool
-	registers        [64]byte
-	drawn            [16]draw // registers that hold a drawn number
-	remembered       netip.AddrPort
-	rememberedFor    netip.AddrPort
-	rememberedMillis int64
-	invalid          bool // conntrack finds it so, and chains of type nat do not see it
+	src, dst    netip.AddrPort
+	in          string // interface; "" for packets of the node itself
+	protocol    protocol
+	mark        uint32
+	originalDst netip.AddrPort // before translation; valid once translated
+	masquerade  bool
+	registers   [64]byte
+	drawn       [16]draw // registers that hold a drawn number
+	priority    uint32
+	established bool // the connection has been answered, and its handshake is over
+	invalid     bool // conntrack finds it so, and chains of type nat do not see it
 }
 
 // draw is a number that can be any of so many, from first on; none if of is 0.
@@ -93,7 +92,7 @@ func (w *walker) insert(e entry) {
 		w.t.Fatalf("element %+v is there twice", e)
 	}
 	set[key] = string(e.appendValue(nil, w.family))
-	if e.set == setBackends {
+	if e.set <= setMixedSCTP {
 		rest := e.setName() + key[:len(key)-4]
 		w.numbers[rest] = append(w.numbers[rest], e.number)
 	}
@@ -157,6 +156,16 @@ func (w *walker) fate(p packet) (shares map[string]float64, masqueraded bool) {
 		}
 	}
 	return shares, masqueraded
+}
+
+// establish walks a later packet of a connection that was sent to a backend.
+func (w *walker) establish(p packet, backend netip.AddrPort) {
+	p.originalDst, p.dst, p.established, p.priority = p.dst, backend, true, 7
+	for _, end := range w.chain("remember-postrouting", way{packet: p, chance: 1}) {
+		if end.verdict != "" || end.priority != 0 {
+			w.t.Fatalf("after the handshake: %+v", end)
+		}
+	}
 }
 
 // chain returns the ways out of a chain: decided, or fallen through.
@@ -245,7 +254,9 @@ func (w *walker) expr(e expr.Any, p way) (matched, missed []way) {
 	case *expr.Meta:
 		return w.meta(e, p), nil
 	case *expr.Ct:
-		p.store(e.Register, w.ct(e, p))
+		if !e.SourceRegister { // what is set is the label that the client is remembered
+			p.store(e.Register, w.ct(e, p))
+		}
 	case *expr.Fib:
 		kind, addr := uint32(unix.RTN_UNICAST), p.dst.Addr()
 		if e.Source {
@@ -282,7 +293,11 @@ func (w *walker) expr(e expr.Any, p way) (matched, missed []way) {
 	case *expr.Reject:
 		p.verdict = "reject"
 	case *expr.Dynset:
-		p.remembered, p.rememberedFor, p.rememberedMillis = p.dst, p.originalDst, e.Timeout.Milliseconds()
+		s, _ := w.rules.set(e.SetName)
+		key, value := p.load(e.SrcRegKey, length(w.family, s.key)), p.load(e.SrcRegData, length(w.family, s.value))
+		w.sets[e.SetName][string(key)] = string(value)
+	case *expr.Immediate:
+		p.store(e.Register, e.Data)
 	case *expr.Verdict:
 		return w.verdict(e, p), nil
 	default:
@@ -315,6 +330,10 @@ func (w *walker) meta(e *expr.Meta, p way) []way {
 		p.mark = binary.NativeEndian.Uint32(p.load(e.Register, 4))
 	case e.Key == expr.MetaKeyMARK:
 		p.store(e.Register, expr.Host32(p.mark))
+	case e.Key == expr.MetaKeyPRIORITY && e.SourceRegister:
+		p.priority = binary.NativeEndian.Uint32(p.load(e.Register, 4))
+	case e.Key == expr.MetaKeyPRIORITY:
+		p.store(e.Register, expr.Host32(p.priority))
 	case e.Key == expr.MetaKeyL4PROTO:
 		p.store(e.Register, []byte{byte(p.protocol)})
 	case e.Key == expr.MetaKeyIIFNAME:
@@ -333,11 +352,20 @@ func (w *walker) ct(e *expr.Ct, p way) []byte {
 		}
 		return expr.Host32(expr.CtStateBitNEW)
 	case expr.CtKeySTATUS:
+		status := uint32(0)
 		if p.originalDst.IsValid() {
-			return expr.Host32(statusTranslated)
+			status |= statusTranslated
 		}
-		return expr.Host32(0)
+		if p.established {
+			status |= statusSeenReply | statusAssured
+		}
+		return expr.Host32(status)
+	case expr.CtKeyLABELS:
+		return make([]byte, 16)
 	case unix.NFT_CT_SRC_IP, unix.NFT_CT_SRC_IP6:
+		if e.Reply {
+			return p.dst.Addr().AsSlice()
+		}
 		return p.src.Addr().AsSlice()
 	case unix.NFT_CT_DST_IP, unix.NFT_CT_DST_IP6:
 		return p.originalDst.Addr().AsSlice()
@@ -396,7 +424,7 @@ func (w *walker) lookup(e *expr.Lookup, p way) (matched, missed []way) {
 		return matched, missed
 	}
 	value, found := w.sets[e.SetName][string(key)]
-	if e.SetName == plainSets[setSourceRanges] {
+	if e.SetName == setNames[setSourceRanges] {
 		found = slices.ContainsFunc(w.ranges, func(r [2]string) bool { return within(string(key), r[0], r[1]) })
 	}
 	if e.IsDestRegSet && found {
@@ -486,12 +514,11 @@ func TestRandomSpreadIsEven(t *testing.T) {
 		w := cases.WorldOf(lb.IPv4)
 		c := cases.Case{From: "pod", To: "cluster"}
 		walk := walkOf(t, w, c)
-		walk.sets["tcp-backends"] = map[string]string{}
-		clear(walk.numbers)
 		at := frontend{addr: addressOf(w.ClusterIP), port: cases.ServicePort, protocol: tcp}
-		writer := writer{at: at}
-		writer.backends(manyBackends(lb.IPv4, n), plan.Random, false)
-		for _, e := range writer.entries {
+		group := group{id: 77, backends: targets(n)}
+		walk.sets["groups"] = map[string]string{}
+		walk.insert(entry{element: element{set: setGroups, frontend: at}, to: target{group: 77}})
+		for _, e := range group.part(0).entries {
 			walk.insert(e)
 		}
 		shares, _ := walk.fate(packetOf(w, c))

@@ -35,7 +35,7 @@ func Dial() (*Netlink, error) {
 	return &Netlink{commands: commands, events: events}, nil
 }
 
-// Close closes the sockets. It must not be called before Run has returned.
+// Close closes the sockets. It must not be called before the actor that uses them has returned.
 func (n *Netlink) Close() {
 	n.commands.Close()
 	n.events.Close()

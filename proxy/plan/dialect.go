@@ -26,12 +26,14 @@ type Config struct {
 	NodePortAddresses map[lb.Family][]netip.Addr
 	// LoopbackNodePorts serves node ports at 127.0.0.1 too, which needs the sysctl route_localnet.
 	LoopbackNodePorts bool
-	// DropInvalid drops packets that conntrack finds invalid: those of a pod would else leave with its
-	// own address and end the client's connection (kubernetes/kubernetes#74839).
+	// SetRouteLocalnet is set if Landfall itself has set that sysctl, and sets it back.
+	SetRouteLocalnet bool
+	// DropInvalid drops packets that conntrack finds invalid. Otherwise a pod's packets could leave
+	// with its own address and end the client's connection (kubernetes/kubernetes#74839).
 	DropInvalid bool
-	// ServiceNetworks are those that the cluster takes its cluster IPs from, as far as they are known.
-	// New connections that are still for an address in there, whatever has been translated, are for no
-	// Service: they are dropped rather than sent who knows where.
+	// ServiceNetworks are the known ranges of the cluster's cluster IPs. A new connection that is
+	// still for such an address after translation belongs to no Service: it is dropped, as any route
+	// that it took would be the wrong one.
 	ServiceNetworks []netip.Prefix
 	// AnswerPing has the node answer echo requests to the addresses that it delivers, see
 	// Frontend.AnswersPing.

@@ -79,3 +79,29 @@ func Yield(ports []Port, serves func(protocol lb.Protocol, addr netip.Addr, port
 	}
 	return left
 }
+
+// Tightened reports whether the external policy has become Local, so that nodes without an endpoint
+// of the Service no longer deliver what routers may still send to them.
+func Tightened(before, now Service) bool {
+	return before.Policy == lb.Cluster && now.Policy == lb.Local
+}
+
+// AsCluster returns the plan with policy Cluster for the ports that the node would drop by policy
+// Local. What Report says of it is the same: the node has no endpoint of its own.
+func (s Service) AsCluster() Service {
+	drops := func(f Frontend) bool { return f.Kind != ClusterIP && f.Action == Drop }
+	s.Ports = slices.Clone(s.Ports)
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		if !slices.ContainsFunc(p.Frontends, drops) {
+			continue
+		}
+		p.External, p.Frontends = lb.Cluster, slices.Clone(p.Frontends)
+		for j, f := range p.Frontends {
+			if drops(f) {
+				p.Frontends[j].Action = ToCluster
+			}
+		}
+	}
+	return s
+}

@@ -87,8 +87,11 @@ type Port struct {
 
 // Service is what the kernel shall do for one Service.
 type Service struct {
-	Key   lb.Key
+	Key lb.Key
+	Age
 	Ports []Port
+	// Denied are the frontends that the Service asks for and does not get.
+	Denied []Denied
 	// Policy is the external traffic policy.
 	Policy lb.TrafficPolicy
 	// VIPs are the addresses that the Service holds and the nodes have to deliver, without lingering
@@ -103,6 +106,15 @@ type Service struct {
 	AffinityTimeout time.Duration
 	// Scheduler is what the Service asks for; "" for the node's default.
 	Scheduler Scheduler
+}
+
+// Denied is a frontend that a Service asks for and does not get, and why.
+type Denied struct {
+	Kind     Kind
+	Addr     netip.Addr
+	Port     uint16
+	Protocol lb.Protocol
+	lb.Refusal
 }
 
 // Scheduler is a way of choosing a backend for a new connection. Those but Random need nftables.
@@ -151,6 +163,7 @@ func SchedulerIgnored(asked string, onlyRandom bool) string {
 func New(svc lb.Service, endpoints []lb.Slice, node Node) Service {
 	s := Service{
 		Key:      svc.Key,
+		Age:      Age{Intruding: svc.Intruding, Created: svc.Created.Unix(), UID: svc.UID},
 		Policy:   svc.ExternalPolicy,
 		VIPs:     slices.Compact(slices.SortedFunc(slices.Values(svc.VIPs()), netip.Addr.Compare)),
 		Affinity: svc.AffinityTimeout > 0, AffinityTimeout: svc.AffinityTimeout,
@@ -163,24 +176,26 @@ func New(svc lb.Service, endpoints []lb.Slice, node Node) Service {
 	if svc.Type == lb.LoadBalancer && svc.ExternalPolicy == lb.Local {
 		s.HealthPort = svc.HealthCheckNodePort
 	}
+	choose := chooser{endpoints, lb.Place{Node: node.Name, Zone: node.Zone}, map[lb.Family]chosen{}}
 	for _, clusterIP := range svc.ClusterIPs {
 		for _, port := range svc.Ports {
-			s.Ports = append(s.Ports, newPort(svc, s.VIPs, clusterIP, port, endpoints, node))
+			s.Ports = append(s.Ports, newPort(svc, s.VIPs, clusterIP, port, choose, node))
 		}
 	}
 	return s
 }
 
 func newPort(
-	svc lb.Service, vips []netip.Addr, clusterIP netip.Addr, port lb.ServicePort, endpoints []lb.Slice, node Node) Port {
+	svc lb.Service, vips []netip.Addr, clusterIP netip.Addr, port lb.ServicePort, choose chooser, node Node) Port {
 	family := lb.FamilyOf(clusterIP)
+	chosen := choose.port(port, family)
 	p := Port{
 		Family:   family,
 		Name:     port.Name,
 		Protocol: port.Protocol,
 		External: svc.ExternalPolicy,
-		Backends: lb.Choose(endpoints, port.Name, port.Protocol, family, lb.Place{Node: node.Name, Zone: node.Zone}),
-		Serving:  serving(endpoints, port, family),
+		Backends: chosen.backends,
+		Serving:  chosen.serving,
 	}
 	internal, external := action(p.Backends, svc.InternalPolicy), action(p.Backends, svc.ExternalPolicy)
 	p.Frontends = append(p.Frontends, Frontend{Kind: ClusterIP, Addr: clusterIP, Port: port.Port, Action: internal})

@@ -214,6 +214,39 @@ func TestContract3WithdrawnVIPsLinger(t *testing.T) {
 	}
 }
 
+// On a node without endpoints, what still comes while routers hear of the policy Local is delivered
+// as before; the report says at once that nothing is to come.
+func TestContract3PolicyLocalLingersAsCluster(t *testing.T) {
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		now := New(service(dual, local), slice("2 there"), here)
+		before := New(service(dual), slice("2 there"), here)
+		kept := now.AsCluster()
+		if d := cmp.Diff(before.Only(family).Ports, kept.Only(family).Ports, cmpopts.EquateComparable(netip.Addr{},
+			netip.AddrPort{})); d != "" {
+			t.Errorf("%s: ports (-policy Cluster +kept):\n%s", family, d)
+		}
+		for _, d := range Report(kept, kept, nil) {
+			if reason := d.Deliverable(); reason != lb.ReasonNoLocalBackends {
+				t.Errorf("%s is deliverable: %q", d.VIP, reason)
+			}
+		}
+		if h := Health(kept, kept); h[family] != 0 || len(h) != 2 {
+			t.Errorf("health %v", h)
+		}
+		if !Tightened(before, now) || Tightened(now, before) || Tightened(now, now) || Tightened(Service{}, now) {
+			t.Error("wrong about whether the policy has changed")
+		}
+	}
+	same := New(service(local), slice("1 here"), here)
+	if d := cmp.Diff(same, same.AsCluster(), cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{})); d != "" {
+		t.Errorf("a node with endpoints changes:\n%s", d)
+	}
+	none := New(service(local), nil, here)
+	if d := cmp.Diff(none, none.AsCluster(), cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{})); d != "" {
+		t.Errorf("a Service without endpoints changes:\n%s", d)
+	}
+}
+
 func TestReport(t *testing.T) {
 	plan := func(endpoints string, change ...func(*lb.Service)) Service {
 		return New(service(change...), slice(endpoints), here)
@@ -293,6 +326,24 @@ func TestReport(t *testing.T) {
 				t.Errorf("health count %d, want %d", h, tt.health)
 			}
 		})
+	}
+}
+
+// A Service that does not get its VIP's port says so; the one that has it says nothing new.
+func TestContract11ReportsOfAContest(t *testing.T) {
+	claims := NewClaims()
+	web, x := New(tenant("shop/web", 1, vip("192.0.2.1")), slice("1 here"), here), New(tenant("dev/x", 9,
+		vip("192.0.2.1")), slice("2 here"), here)
+	claims.Set(x)
+	claims.Set(web)
+	web, x = claims.Grant(web), claims.Grant(x)
+	if d := Report(web, web, nil)[0]; d.Deliverable() != "" {
+		t.Errorf("the winner: %+v", d)
+	}
+	d := Report(x, x, nil)[0]
+	if d.Deliverable() != lb.ReasonFrontendInUse || !strings.Contains(d.Refusal.Message, "192.0.2.1:80/tcp") ||
+		strings.Contains(d.Refusal.Message, "shop") {
+		t.Errorf("the loser: %+v, %v", d, d.Refusal)
 	}
 }
 

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"errors"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -23,7 +24,9 @@ func Report(desired, applied Service, failure error) []lb.Delivery {
 func deliver(desired, applied Service, failure error, vip netip.Addr) lb.Delivery {
 	d := lb.Delivery{Service: desired.Key, VIP: vip, Policy: desired.Policy}
 	want, have := portsOf(desired, vip), portsOf(applied, vip)
-	d.Refusal = refusal(want, have, failure, vip)
+	if d.Refusal = desired.deniedAt(vip); d.Refusal == nil {
+		d.Refusal = refusal(want, have, failure, vip)
+	}
 	if d.Refusal != nil {
 		return d
 	}
@@ -46,11 +49,24 @@ func deliver(desired, applied Service, failure error, vip netip.Addr) lb.Deliver
 	return d
 }
 
+// deniedAt returns why the Service does not get a port of its VIP; nil if it gets all of them. The
+// ports that it gets are in the kernel all the same.
+func (s Service) deniedAt(vip netip.Addr) *lb.Refusal {
+	for _, d := range s.Denied {
+		if d.Kind == LoadBalancer && d.Addr == vip {
+			return &d.Refusal
+		}
+	}
+	return nil
+}
+
 func refusal(want, have []Port, failure error, vip netip.Addr) *lb.Refusal {
 	switch {
 	case len(want) == 0:
 		return lb.Refuse(lb.ReasonNotProgrammed,
 			"the Service has no %s cluster IP, or no ports, so nothing can be programmed for %s", lb.FamilyOf(vip), vip)
+	case errors.As(failure, new(TooLarge)) && !reflect.DeepEqual(want, have):
+		return lb.Refuse(lb.ReasonNotProgrammed, "the Service is too large: %v", failure)
 	case failure != nil && !reflect.DeepEqual(want, have):
 		return lb.Refuse(lb.ReasonNotProgrammed, "the kernel refused the rules for %s: %v", vip, failure)
 	case len(have) == 0:

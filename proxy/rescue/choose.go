@@ -16,117 +16,189 @@ func (m mac) bytes() []byte { return m[:] }
 
 func (m mac) compare(other mac) int { return slices.Compare(m[:], other[:]) }
 
+// Origins are the other nodes that may hold connections to a VIP, by their addresses of the VIP's
+// family.
+type Origins struct {
+	// Previous are the previous owners, the likeliest first. They are ignored while there is a Ring.
+	Previous []netip.Addr
+	// Ring is for a VIP that routers spread over nodes: the other ones of these nodes, in the order of
+	// the ring after this node.
+	Ring []netip.Addr
+}
+
+// moved returns the previous owners to use.
+func (o Origins) moved() []netip.Addr {
+	if len(o.Ring) > 0 {
+		return nil
+	}
+	return o.Previous
+}
+
 // table is what one family's rules are made from.
 type table struct {
-	// targets are the nodes that packets are moved to, with the VIPs whose unknown connections they
-	// may hold: none for a node that is only sent what it was sent before.
+	// targets are the nodes that packets are moved to. Each has a sorted list of the VIPs whose
+	// connections it may hold; the list is empty for a node that only keeps the connections it has.
 	targets map[netip.Addr][]netip.Addr
 	// peers are the nodes that may move packets here.
 	peers []mac
-	// ring are those of the VIPs whose packets go on round a ring, sorted, and hops is how many nodes
-	// they may pass through.
+	// ring are the VIPs whose packets go round a ring, sorted. hops is how many nodes they may pass
+	// through.
 	ring []netip.Addr
 	hops int
+
+	// previous counts the VIPs of which a node is a previous owner, and spread the VIPs whose packets
+	// may pass through so many nodes.
+	previous map[netip.Addr]int
+	spread   [maxHops + 1]int
 }
 
 // maxTargets bounds the rules that a stray packet meets.
 const maxTargets = 64
 
+// judge tells which nodes are reachable.
+type judge struct {
+	neighbors map[netip.Addr]links.Neighbor
+	left      []netip.Addr // nodes that hold nothing any more
+}
+
+func (j judge) gone(node netip.Addr) bool {
+	return j.neighbors[node].Failed || slices.Contains(j.left, node)
+}
+
+// reachable reports whether packets can be moved to a node now. A node whose MAC address is not
+// known could move the packet back.
+func (j judge) reachable(node netip.Addr) bool { return j.neighbors[node].Found && !j.gone(node) }
+
 // choose decides on the rules of one family. sent are the nodes to which packets were moved before.
-func choose(family lb.Family, w Desired, neighbors map[netip.Addr]links.Neighbor, sent []netip.Addr) table {
-	c := chooser{w: w, neighbors: neighbors, peers: map[mac]bool{}, table: table{targets: map[netip.Addr][]netip.Addr{}}}
-	vips := map[netip.Addr]bool{}
-	for _, of := range []map[netip.Addr][]netip.Addr{w.Previous, w.Ring} {
-		for vip := range of {
-			vips[vip] = vips[vip] || lb.FamilyOf(vip) == family
-		}
-	}
-	for _, vip := range slices.SortedFunc(maps.Keys(vips), netip.Addr.Compare) {
-		switch {
-		case !vips[vip]:
-		case len(w.Ring[vip]) > 0:
-			c.onRing(vip)
-		default:
-			c.moved(vip)
+func choose(family lb.Family, all map[netip.Addr]Origins, j judge, sent []netip.Addr) *table {
+	t := &table{targets: map[netip.Addr][]netip.Addr{}, previous: map[netip.Addr]int{}}
+	for _, vip := range slices.SortedFunc(maps.Keys(all), netip.Addr.Compare) {
+		if lb.FamilyOf(vip) == family {
+			t.add(vip, all[vip], j)
 		}
 	}
 	for _, node := range sent {
-		if _, known := c.targets[node]; known || c.gone(node) || len(c.targets) >= maxTargets {
-			continue
-		}
-		c.targets[node] = nil
-		if n := neighbors[node]; n.Found {
-			c.peers[n.MAC] = true
+		if _, known := t.targets[node]; !known && !j.gone(node) && len(t.targets) < maxTargets {
+			t.targets[node] = nil
+			if n := j.neighbors[node]; n.Found {
+				t.peers = append(t.peers, n.MAC)
+			}
 		}
 	}
-	c.table.peers = slices.SortedFunc(maps.Keys(c.peers), mac.compare)
-	return c.table
+	for node := range t.previous {
+		t.peers = append(t.peers, j.neighbors[node].MAC)
+	}
+	slices.SortFunc(t.peers, mac.compare)
+	t.peers = slices.Compact(t.peers)
+	return t
 }
 
-// chooser makes a table.
-type chooser struct {
-	w         Desired
-	neighbors map[netip.Addr]links.Neighbor
-	peers     map[mac]bool
-	table
+// add aims a VIP's packets at its previous owners, or at the next reachable node of its ring.
+func (t *table) add(vip netip.Addr, o Origins, j judge) {
+	found := false
+	for _, node := range o.moved() {
+		if j.reachable(node) {
+			t.previous[node]++
+			found = found || t.aim(vip, node)
+		}
+	}
+	for _, node := range o.Ring {
+		found = found || j.reachable(node) && t.aim(vip, node)
+	}
+	if found && len(o.Ring) > 0 {
+		t.ring = insert(t.ring, vip)
+		t.count(o, j, 1)
+	}
 }
-
-func (c *chooser) gone(node netip.Addr) bool {
-	return c.neighbors[node].Failed || slices.Contains(c.w.Gone, node)
-}
-
-// reachable reports whether packets can be moved to a node now.
-func (c *chooser) reachable(node netip.Addr) bool { return c.neighbors[node].Found && !c.gone(node) }
 
 // aim makes a node the target for a VIP, if there is room for it.
-func (c *chooser) aim(vip, node netip.Addr) bool {
-	if _, known := c.targets[node]; !known && len(c.targets) >= maxTargets {
+func (t *table) aim(vip, node netip.Addr) bool {
+	if _, known := t.targets[node]; !known && len(t.targets) >= maxTargets {
 		return false
 	}
-	c.targets[node] = append(c.targets[node], vip)
+	t.targets[node] = insert(t.targets[node], vip)
 	return true
 }
 
-// moved aims what is for a VIP at the likeliest of its previous owners.
-func (c *chooser) moved(vip netip.Addr) {
-	found := false
-	for _, node := range c.w.Previous[vip] {
-		if !c.reachable(node) {
-			continue // a node whose MAC address is not known could move the packet back
+// remove takes a VIP out. o must be the Origins that it was added with.
+func (t *table) remove(vip netip.Addr, o Origins, j judge) {
+	for node, vips := range t.targets {
+		t.targets[node] = drop(vips, vip)
+	}
+	for _, node := range o.moved() {
+		if j.reachable(node) {
+			if t.previous[node]--; t.previous[node] == 0 {
+				delete(t.previous, node)
+			}
 		}
-		c.peers[c.neighbors[node].MAC] = true
-		found = found || c.aim(vip, node)
+	}
+	if _, spread := slices.BinarySearchFunc(t.ring, vip, netip.Addr.Compare); spread {
+		t.ring = drop(t.ring, vip)
+		t.count(o, j, -1)
 	}
 }
 
-// onRing aims what is for a VIP at the next node that is there, and lets it go on to as many as
-// there may be.
-func (c *chooser) onRing(vip netip.Addr) {
-	found, hops := false, 0
-	for _, node := range c.w.Ring[vip] {
-		found = found || c.reachable(node) && c.aim(vip, node)
-		if !c.gone(node) {
-			hops++ // it may be reachable from others
+// count adds a VIP on a ring to the counts, or removes it. Its packets may pass through all nodes
+// of the ring that are not gone: a node that this one cannot reach may be reachable from others.
+func (t *table) count(o Origins, j judge, n int) {
+	hops := 0
+	for _, node := range o.Ring {
+		if !j.gone(node) {
+			hops++
 		}
 	}
-	if found {
-		c.ring = append(c.ring, vip)
-		c.hops = max(c.hops, min(hops, maxHops))
+	t.spread[min(hops, maxHops)] += n
+	for t.hops = maxHops; t.hops > 0 && t.spread[t.hops] == 0; {
+		t.hops--
 	}
+}
+
+// of returns the targets for a VIP, and reports whether its packets go on round a ring.
+func (t *table) of(vip netip.Addr) (nodes []netip.Addr, ring bool) {
+	for node, vips := range t.targets {
+		if _, found := slices.BinarySearchFunc(vips, vip, netip.Addr.Compare); found {
+			nodes = append(nodes, node)
+		}
+	}
+	_, ring = slices.BinarySearchFunc(t.ring, vip, netip.Addr.Compare)
+	return nodes, ring
+}
+
+func insert(sorted []netip.Addr, addr netip.Addr) []netip.Addr {
+	i, found := slices.BinarySearchFunc(sorted, addr, netip.Addr.Compare)
+	if found {
+		return sorted
+	}
+	return slices.Insert(sorted, i, addr)
+}
+
+func drop(sorted []netip.Addr, addr netip.Addr) []netip.Addr {
+	i, found := slices.BinarySearchFunc(sorted, addr, netip.Addr.Compare)
+	if !found {
+		return sorted
+	}
+	return slices.Delete(sorted, i, i+1)
 }
 
 // nodes returns the targets in order.
-func (t table) nodes() []netip.Addr {
+func (t *table) nodes() []netip.Addr {
 	return slices.SortedFunc(maps.Keys(t.targets), netip.Addr.Compare)
 }
 
-func (t table) equal(other table) bool {
+func (t *table) equal(other *table) bool {
 	return maps.EqualFunc(t.targets, other.targets, slices.Equal) && slices.Equal(t.peers, other.peers) &&
 		slices.Equal(t.ring, other.ring) && t.hops == other.hops
 }
 
-// sameRules reports whether other differs in elements of sets at most.
-func (t table) sameRules(other table) bool {
-	some := func(a, b []netip.Addr) bool { return (len(a) > 0) == (len(b) > 0) }
-	return t.hops == other.hops && some(t.ring, other.ring) && maps.EqualFunc(t.targets, other.targets, some)
+// shape is what the rules and the set of peers depend on. Two tables of the same shape differ only
+// in the elements of the other sets.
+func (t *table) shape() string {
+	b := []byte{byte(t.hops), byte(min(1, len(t.ring)))}
+	for _, node := range t.nodes() {
+		b = append(append(b, node.AsSlice()...), byte(min(1, len(t.targets[node]))))
+	}
+	for _, node := range slices.SortedFunc(maps.Keys(t.previous), netip.Addr.Compare) {
+		b = append(b, node.AsSlice()...)
+	}
+	return string(b)
 }

@@ -49,8 +49,10 @@ type held struct {
 	sent map[netip.Addr]uint64
 	// rules are those of the chain of stray packets, see nft.Rule.UserData.
 	rules []string
-	// table is what the sets hold, if that was asked for.
-	table table
+	// What follows is there if that was asked for: what the sets hold, and the names of those that are
+	// in the way of ours.
+	table   table
+	foreign []string
 }
 
 // load reads what is there; with all, the elements of sets too.
@@ -94,7 +96,27 @@ func (h header) load(l nft.Listing, all bool) (held, error) {
 		return have, nil
 	}
 	have.table, err = h.read(l, sets, have)
+	have.foreign = h.foreign(sets, have)
 	return have, err
+}
+
+// foreign are the sets with names of ours that are not as we make them, and those of VIPs for a
+// node that lacks the rest.
+func (h header) foreign(sets map[string]nft.Shape, have held) (names []string) {
+	ours := map[string]nft.Shape{}
+	for _, set := range []nft.Set{h.peers(), h.ring()} {
+		ours[set.Name] = set.Shape()
+	}
+	for node := range have.sent {
+		ours[h.vips(node).Name] = h.vips(node).Shape()
+	}
+	for name, shape := range sets {
+		_, aims := nodeOf(prefixVIPs, name)
+		if should, known := ours[name]; known && shape != should || !known && aims {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 func userData(rules []nft.Rule) []string {
@@ -136,55 +158,139 @@ func (h header) read(l nft.Listing, sets map[string]nft.Shape, have held) (table
 	return t, errors.Join(errs...)
 }
 
-// write makes one family's table as wanted, in one transaction. Connections to targets that stay
-// are kept in mind. With before, which is what the sets hold, it writes only what differs.
-func (k Kernel) write(family lb.Family, before *table, want table, have held) error {
+// maxBatch is how many bytes a transaction has at most, or not many more: the kernel takes one only
+// if it fits into the buffer of the socket. The default of that is 208 KiB.
+const maxBatch = 128 << 10
+
+// chunk is how many elements are added to a transaction before its size is looked at again.
+const chunk = 1000
+
+// writer writes to one table, in as many transactions as it takes.
+type writer struct {
+	*nft.Batch
+	conn  *nfnetlink.Conn
+	table nft.Table
+	err   error // the first, after which nothing is written any more
+}
+
+func (k Kernel) writer(family lb.Family) *writer {
+	table := headerOf(family).table()
+	return &writer{Batch: nft.NewBatch(table), conn: k.conn, table: table}
+}
+
+// spill makes a transaction of what there is if it is large.
+func (w *writer) spill() {
+	if w.Size() > maxBatch {
+		_ = w.commit()
+	}
+}
+
+func (w *writer) commit() error {
+	if w.err == nil {
+		w.err = w.Commit(w.conn)
+	}
+	w.Batch = nft.NewBatch(w.table)
+	return w.err
+}
+
+// fill adds and removes the keys of a set.
+func (w *writer) fill(set nft.Set, add, remove []string) {
+	for keys := range slices.Chunk(add, chunk) {
+		w.AddElements(set.Name, each(keys))
+		w.spill()
+	}
+	for keys := range slices.Chunk(remove, chunk) {
+		w.RemoveElements(set.Name, each(keys))
+		w.spill()
+	}
+}
+
+// write makes one family's table as wanted: what is missing first, then the rules, and then what is
+// too much, so that each transaction leaves rules that are right. What the kernel remembers of
+// connections to targets that stay is kept.
+func (k Kernel) write(family lb.Family, want *table, have held) error {
 	h := headerOf(family)
-	b := nft.NewBatch(h.table())
+	w := k.writer(family)
 	if len(want.targets) == 0 {
 		if have.exists {
-			b.RemoveTable()
+			w.RemoveTable()
 		}
-		return b.Commit(k.conn)
+		return w.commit()
 	}
-	var was table
-	if before != nil && have.exists {
-		was = *before
-	} else {
-		before = nil
+	w.AddTable()
+	if len(have.foreign) > 0 && len(have.rules) > 0 {
+		w.RemoveRules(chainStrays) // which may use them
+		have.rules = nil
 	}
-	b.AddTable()
-	fill := func(set nft.Set, was, now []string) {
-		b.AddSet(set)
-		if before == nil {
-			b.FlushSet(set.Name)
-			was = nil
-		}
-		b.RemoveElements(set.Name, missing(now, was))
-		b.AddElements(set.Name, missing(was, now))
+	for _, name := range have.foreign {
+		w.RemoveSet(name)
 	}
-	fill(h.peers(), keysOf(was.peers, mac.bytes), keysOf(want.peers, mac.bytes))
-	fill(h.ring(), keysOf(was.ring, netip.Addr.AsSlice), keysOf(want.ring, netip.Addr.AsSlice))
+	type sets struct {
+		set      nft.Set
+		has, add []string
+	}
+	all := []sets{
+		{h.peers(), keysOf(have.table.peers, mac.bytes), keysOf(want.peers, mac.bytes)},
+		{h.ring(), keysOf(have.table.ring, netip.Addr.AsSlice), keysOf(want.ring, netip.Addr.AsSlice)},
+	}
 	for _, node := range want.nodes() {
-		fill(h.vips(node), keysOf(was.targets[node], netip.Addr.AsSlice), keysOf(want.targets[node], netip.Addr.AsSlice))
-		if _, there := have.sent[node]; there {
-			continue
+		all = append(all, sets{h.vips(node), keysOf(have.table.targets[node], netip.Addr.AsSlice),
+			keysOf(want.targets[node], netip.Addr.AsSlice)})
+		if _, there := have.sent[node]; !there {
+			w.AddSet(h.flows(node))
+			replace(w.Batch, name(prefixTo, node), nft.Hook{}, h.toRules(node))
 		}
-		b.AddSet(h.flows(node))
-		replace(b, name(prefixTo, node), nft.Hook{}, h.toRules(node))
 	}
-	if before == nil || !was.sameRules(want) {
-		replace(b, chainStrays, strayHook, h.strayRules(want))
+	for _, s := range all {
+		w.AddSet(s.set)
+		w.fill(s.set, missing(s.has, s.add), nil)
+	}
+	if rules := h.strayRules(want); !slices.Equal(have.rules, userData(rules)) {
+		replace(w.Batch, chainStrays, strayHook, rules)
+	}
+	for _, s := range all {
+		w.fill(s.set, nil, missing(s.add, s.has))
 	}
 	for node := range have.sent {
 		if _, wanted := want.targets[node]; !wanted {
-			b.RemoveRules(name(prefixTo, node))
-			b.RemoveChain(name(prefixTo, node))
-			b.RemoveSet(h.vips(node).Name)
-			b.RemoveSet(h.flows(node).Name)
+			w.RemoveRules(name(prefixTo, node))
+			w.RemoveChain(name(prefixTo, node))
+			w.RemoveSet(h.vips(node).Name)
+			w.RemoveSet(h.flows(node).Name)
 		}
 	}
-	return b.Commit(k.conn)
+	return w.commit()
+}
+
+// edit changes elements of the sets only.
+func (k Kernel) edit(family lb.Family, edits []edit) error {
+	h := headerOf(family)
+	w := k.writer(family)
+	add, remove := map[string][]string{}, map[string][]string{}
+	for _, e := range edits {
+		key := string(e.vip.AsSlice())
+		for _, node := range e.to {
+			name := h.vips(node).Name
+			add[name] = append(add[name], key)
+		}
+		for _, node := range e.from {
+			name := h.vips(node).Name
+			remove[name] = append(remove[name], key)
+		}
+		switch e.ring {
+		case 1:
+			add[setRing] = append(add[setRing], key)
+		case -1:
+			remove[setRing] = append(remove[setRing], key)
+		}
+	}
+	for set, keys := range add {
+		w.fill(nft.Set{Name: set}, keys, nil)
+	}
+	for set, keys := range remove {
+		w.fill(nft.Set{Name: set}, nil, keys)
+	}
+	return w.commit()
 }
 
 func keysOf[T any](all []T, bytes func(T) []byte) []string {
@@ -195,21 +301,29 @@ func keysOf[T any](all []T, bytes func(T) []byte) []string {
 	return keys
 }
 
-// missing passes on the keys of all that are not among some.
-func missing(some, all []string) func(*nft.Element) bool {
+// missing returns the keys of all that are not among some.
+func missing(some, all []string) (left []string) {
 	among := make(map[string]bool, len(some))
 	for _, key := range some {
 		among[key] = true
 	}
-	return func(next *nft.Element) bool {
-		for len(all) > 0 {
-			key := all[0]
-			if all = all[1:]; !among[key] {
-				next.Key = append(next.Key[:0], key...)
-				return true
-			}
+	for _, key := range all {
+		if !among[key] {
+			left = append(left, key)
 		}
-		return false
+	}
+	return left
+}
+
+// each passes on keys as elements.
+func each(keys []string) func(*nft.Element) bool {
+	return func(next *nft.Element) bool {
+		if len(keys) == 0 {
+			return false
+		}
+		next.Key = append(next.Key[:0], keys[0]...)
+		keys = keys[1:]
+		return true
 	}
 }
 
@@ -221,9 +335,6 @@ func replace(b *nft.Batch, chain string, hook nft.Hook, rules []nft.Rule) {
 		b.AddRule(chain, r)
 	}
 }
-
-// remove removes a family's table.
-func (k Kernel) remove(family lb.Family) error { return remove(k.conn, family) }
 
 func remove(conn *nfnetlink.Conn, family lb.Family) error {
 	b := nft.NewBatch(headerOf(family).table())

@@ -7,9 +7,12 @@ import (
 	"net"
 	"net/netip"
 	"os/exec"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
@@ -180,7 +183,7 @@ func rescuerWith(t *testing.T, node *nstest.NS, ring bool) *Actor {
 // want lets an actor apply until it has as many targets.
 func want(t *testing.T, node *nstest.NS, a *Actor, w Desired, targets int) {
 	t.Helper()
-	a.Set(w)
+	a.set(w)
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
 		node.Do(t, a.apply)
 		if a.Targets() == targets {
@@ -412,4 +415,79 @@ func reset(t *testing.T, conn net.Conn) {
 		t.Fatal(err)
 	}
 	conn.Close()
+}
+
+// TestContract11ManyAddressesAreWritten has more VIPs than a socket's buffer takes in one
+// transaction, all of which are in the kernel in the end, and what was remembered before as well.
+func TestContract11ManyAddressesAreWritten(t *testing.T) {
+	r := newRack(t, 3)
+	node, actor := r.nodes[0], r.actors[0]
+	// The buffer is the kernel's default, as where it must not be larger.
+	fd := int(reflect.ValueOf(actor.kernel.(Kernel).conn).Elem().FieldByName("fd").Int())
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 106_496); err != nil {
+		t.Fatal(err)
+	}
+	r.set(t, 0, around(1, 2))
+	w := around(1, 2)
+	few := len(w.Ring)
+	for i := range 8000 {
+		b := []byte{byte(i >> 8), byte(i)}
+		w.Ring[netip.AddrFrom4([4]byte{172, 20, b[0], b[1]})] = w.Ring[addr(v4.vip)]
+		w.Ring[netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 14: b[0], 15: b[1]})] = w.Ring[addr(v6.vip)]
+	}
+	count := func(what string, want int) {
+		t.Helper()
+		for family, vip := range map[lb.Family]string{lb.IPv4: v4.vip, lb.IPv6: v6.vip} {
+			have, err := actor.kernel.load(family, true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			next := have.table.targets[w.Ring[addr(vip)][0]]
+			if len(have.table.ring) != want || len(next) != want {
+				t.Errorf("%s, %s: %d VIPs on rings, %d to the next node, want %d", what, family, len(have.table.ring), len(next),
+					want)
+			}
+		}
+	}
+	apply := func() error { return actor.apply() }
+	node.Run(t, "nft", "add", "element", "ip", tableName, name(prefixFlows, w.Ring[addr(v4.vip)][0]),
+		"{ 10.0.0.9 . 1 . 10.0.0.100 . 80 }")
+	actor.set(w)
+	node.Do(t, apply)
+	count("by a look", few/2+8000)
+	actor.set(around(1, 2))
+	node.Do(t, func() error {
+		if !actor.adjust() {
+			t.Error("taking them out needs a look")
+		}
+		return nil
+	})
+	count("taken out", few/2)
+	actor.set(w)
+	node.Do(t, func() error {
+		if !actor.adjust() {
+			t.Error("bringing them back needs a look")
+		}
+		return nil
+	})
+	count("brought back", few/2+8000)
+	// A successor finds it as it is; another one finds sets that are not ours in the place of ours.
+	for what, spoil := range map[string]func(){
+		"a successor": func() {},
+		"foreign sets": func() {
+			node.Run(t, "nft", "flush", "chain", "ip", tableName, chainStrays)
+			node.Run(t, "nft", "delete", "set", "ip", tableName, setRing)
+			node.Run(t, "nft", "add", "set", "ip", tableName, setRing, "{ type ether_addr; }")
+		},
+	} {
+		spoil()
+		actor = rescuer(t, node)
+		actor.set(w)
+		node.Do(t, apply)
+		count(what, few/2+8000)
+	}
+	if out := node.Run(t, "nft", "list", "table", "ip", tableName); !strings.Contains(out,
+		"10.0.0.9 . 1 . 10.0.0.100 . 80") {
+		t.Error("a connection that was remembered is forgotten")
+	}
 }

@@ -24,18 +24,6 @@ import (
 	"github.com/landfall-lb/landfall/internal/loop"
 )
 
-// Desired is what the speaker says.
-type Desired struct {
-	// Previous are the nodes that may hold connections to a VIP, by their addresses of the VIP's
-	// family, likeliest first.
-	Previous map[netip.Addr][]netip.Addr
-	// Ring are the other nodes that may hold connections to a VIP which routers spread over nodes, in
-	// the order of the ring from this node on. Previous does not count for a VIP that is here.
-	Ring map[netip.Addr][]netip.Addr
-	// Gone are nodes that hold nothing any more.
-	Gone []netip.Addr
-}
-
 // Deps are what an Actor needs.
 type Deps struct {
 	Log    *slog.Logger
@@ -46,40 +34,48 @@ type Deps struct {
 	Ring bool
 }
 
-// lookEvery is how often the actor sees whether the targets and the rules are still there. It looks
-// more often at first for a node that it has just asked for: a VIP may be about to move.
+// lookEvery is how often the actor checks the targets and the rules. It checks more often while it
+// waits for the address of a node that it has just asked for: a VIP may be about to move.
 const (
 	lookEvery = 2 * time.Second
-	lookSoon  = 20 * time.Millisecond
-	soonLooks = 10
-	// gap is the least time between two looks that changes cause: each costs as much as there are
-	// VIPs, and they may come by the hundred.
+	// lookFailed is how often while a node does not answer that the speaker does not take for dead: it
+	// may be this node's link that was away, and connections come with it when it is back.
+	lookFailed = 200 * time.Millisecond
+	lookSoon   = 20 * time.Millisecond
+	soonLooks  = 10
+	// gap is the least time between two steps that changes cause, which may come by the hundred.
 	gap = 50 * time.Millisecond
 )
 
 // kernel is what an Actor needs of the node; Kernel outside of tests.
 type kernel interface {
 	load(family lb.Family, all bool) (held, error)
-	write(family lb.Family, before *table, want table, have held) error
-	remove(lb.Family) error
+	write(family lb.Family, want *table, have held) error
+	edit(family lb.Family, edits []edit) error
 	neighbors(lb.Family, []netip.Addr) (map[netip.Addr]links.Neighbor, error)
 }
 
-// Actor keeps the rules. Before Set it leaves what is there: unknown is not absent.
+// Actor keeps the rules. Before Begin it leaves the kernel's rules alone: unknown is not absent.
 type Actor struct {
 	log      *slog.Logger
 	kernel   kernel
 	families []lb.Family
 	ring     bool
 	runner   *loop.Runner
+	inbox    actor.Inbox[netip.Addr, *Origins]
 
-	mu      sync.Mutex
-	desired *Desired
+	mu   sync.Mutex
+	left []netip.Addr
 
-	// The rest belongs to the goroutine that runs apply.
-	written map[lb.Family]table
-	have    map[lb.Family]held            // as the kernel was last seen, or has been made since
-	looked  time.Time                     // when that was
+	// The rest belongs to the goroutine that runs step.
+	begun   bool
+	all     map[netip.Addr]Origins
+	nodes   map[netip.Addr]int            // in how many Origins a node is
+	changed map[netip.Addr]Origins        // VIPs whose Origins have changed since the tables were made, as they were
+	gone    []netip.Addr                  // as left was when the tables were made
+	written map[lb.Family]*table          // as the kernel has it; it is missing where that is not certain
+	sent    map[lb.Family][]netip.Addr    // the nodes that the kernel had when the table was made
+	looked  time.Time                     // when the kernel was looked at last
 	known   map[netip.Addr]links.Neighbor // nodes as they last were
 	asked   map[netip.Addr]int            // how often nodes were looked for of which nothing is known
 	counted map[netip.Addr]uint64
@@ -89,35 +85,82 @@ type Actor struct {
 	targets atomic.Int64
 }
 
-// New returns an Actor that does nothing before Set is called.
+// New returns an Actor that does nothing before Begin is called.
 func New(deps Deps) *Actor { return newActor(deps, deps.Kernel) }
 
 func newActor(deps Deps, k kernel) *Actor {
-	a := &Actor{log: deps.Log, kernel: k, families: deps.Families, ring: deps.Ring, written: map[lb.Family]table{},
-		have:  map[lb.Family]held{},
+	a := &Actor{log: deps.Log, kernel: k, families: deps.Families, ring: deps.Ring,
+		all: map[netip.Addr]Origins{}, nodes: map[netip.Addr]int{}, changed: map[netip.Addr]Origins{},
+		written: map[lb.Family]*table{}, sent: map[lb.Family][]netip.Addr{},
 		known: map[netip.Addr]links.Neighbor{}, asked: map[netip.Addr]int{}, counted: map[netip.Addr]uint64{}}
 	a.runner = loop.New(a.step, loop.Options{Gap: gap})
 	return a
 }
 
-var _ actor.Setter[Desired] = (*Actor)(nil)
+var _ actor.Updater[netip.Addr, *Origins] = (*Actor)(nil)
 
-// Set replaces the desired state. It never blocks.
-func (a *Actor) Set(d Desired) {
-	if !a.ring {
-		d.Ring = nil
-	}
-	a.mu.Lock()
-	a.desired = &d
-	a.mu.Unlock()
+// Begin takes the Origins of all VIPs.
+func (a *Actor) Begin(all map[netip.Addr]*Origins) {
+	a.inbox.Begin(all)
 	a.runner.Poke()
 }
 
-// want returns what was set last, nil before.
-func (a *Actor) want() *Desired {
+// Update takes the changed Origins of some VIPs; nil for an address that is not a VIP any more.
+func (a *Actor) Update(changes map[netip.Addr]*Origins) {
+	a.inbox.Update(changes)
+	a.runner.Poke()
+}
+
+// SetGone takes the dead nodes, whose connections are lost. It never blocks.
+func (a *Actor) SetGone(nodes []netip.Addr) {
+	a.mu.Lock()
+	same := slices.Equal(a.left, nodes)
+	a.left = nodes
+	a.mu.Unlock()
+	if !same {
+		a.runner.Poke()
+	}
+}
+
+// take takes in what has come, and reports whether there is anything to do.
+func (a *Actor) take() bool {
+	changes, begun := a.inbox.Take()
+	a.begun = a.begun || begun
+	for vip, now := range changes {
+		before := a.all[vip]
+		if _, known := a.changed[vip]; !known {
+			a.changed[vip] = before
+		}
+		a.mention(before, -1)
+		if now == nil {
+			delete(a.all, vip)
+			continue
+		}
+		next := *now
+		if !a.ring {
+			next.Ring = nil
+		}
+		a.all[vip] = next
+		a.mention(next, 1)
+	}
+	return a.begun
+}
+
+// mention counts the nodes of Origins that come (1) or go (-1).
+func (a *Actor) mention(o Origins, n int) {
+	for _, of := range [][]netip.Addr{o.Previous, o.Ring} {
+		for _, node := range of {
+			if a.nodes[node] += n; a.nodes[node] == 0 {
+				delete(a.nodes, node)
+			}
+		}
+	}
+}
+
+func (a *Actor) leftNodes() []netip.Addr {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.desired
+	return a.left
 }
 
 // Packets returns how many packets were moved.
@@ -126,103 +169,152 @@ func (a *Actor) Packets() uint64 { return a.packets.Load() }
 // Targets returns to how many nodes packets would be moved.
 func (a *Actor) Targets() int { return int(a.targets.Load()) }
 
+// Busy returns for how long the actor has been at one thing.
+func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
+
 // Run works until ctx ends, and leaves the rules in the kernel.
 func (a *Actor) Run(ctx context.Context) error { return a.runner.Run(ctx) }
 
 func (a *Actor) step(context.Context) (time.Duration, error) {
-	if rest := lookEvery - time.Since(a.looked); rest > 0 && !a.expecting() && a.adjust() {
+	if !a.take() {
+		return 0, nil
+	}
+	if rest := a.period() - time.Since(a.looked); rest > 0 && !a.expecting() && a.adjust() {
 		return rest, nil
 	}
 	err := a.apply()
 	a.failed.Log(a.log, "cannot rescue connections of addresses that have moved; trying again",
 		"can rescue connections of addresses that have moved again", err)
 	switch {
-	case a.idle():
+	case len(a.all) == 0 && a.targets.Load() == 0: // there is nothing to look after
 		return 0, err
 	case a.expecting():
 		return lookSoon, err
 	}
-	return lookEvery, err
+	return a.period(), err
+}
+
+// period is how long to wait between two looks.
+func (a *Actor) period() time.Duration {
+	for node := range a.nodes {
+		if a.known[node].Failed && !slices.Contains(a.gone, node) {
+			return lookFailed
+		}
+	}
+	return lookEvery
 }
 
 // apply makes the kernel hold what is wanted. A family that fails does not hold back the other.
 func (a *Actor) apply() error {
-	w := a.want()
-	if w == nil {
+	if !a.take() {
 		return nil
 	}
+	if left := a.leftNodes(); !slices.Equal(a.gone, left) {
+		a.gone = left
+		clear(a.sent)
+	}
+	for vip := range a.changed {
+		delete(a.sent, lb.FamilyOf(vip))
+	}
+	clear(a.changed)
 	var errs []error
-	targets := 0
 	for _, family := range a.families {
-		n, err := a.sync(family, *w)
-		if err != nil {
+		if err := a.sync(family); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", family, err))
 		}
-		targets += n
 	}
-	a.targets.Store(int64(targets))
+	a.countTargets()
 	a.looked = time.Now()
 	return errors.Join(errs...)
 }
 
-// adjust is apply without a look at the kernel, for when what is wanted may have changed since the
-// last look and nothing else. It reports whether what is known sufficed.
-func (a *Actor) adjust() bool {
-	w := a.want()
-	if w == nil {
-		return false
-	}
+func (a *Actor) countTargets() {
 	targets := 0
-	for _, family := range a.families {
-		before, written := a.written[family]
-		have, seen := a.have[family]
-		if !written || !seen {
-			return false
-		}
-		sent := slices.SortedFunc(maps.Keys(have.sent), netip.Addr.Compare)
-		for _, node := range candidates(family, *w, sent) {
-			if _, ok := a.known[node]; !ok {
-				return false
-			}
-		}
-		want := choose(family, *w, a.known, sent)
-		if !before.equal(want) && a.write(family, &before, want, have) != nil {
-			return false
-		}
-		targets += len(want.targets)
+	for _, t := range a.written {
+		targets += len(t.targets)
 	}
 	a.targets.Store(int64(targets))
-	return true
 }
 
-// write makes the kernel hold a table, and notes that.
-func (a *Actor) write(family lb.Family, before *table, want table, have held) error {
-	delete(a.have, family)
-	if err := a.kernel.write(family, before, want, have); err != nil {
-		delete(a.written, family)
-		if before != nil {
-			return err // the table is not as it is believed to be, so it will be read
+// edit is what differs in the sets for one VIP.
+type edit struct {
+	vip      netip.Addr
+	from, to []netip.Addr // the targets whose set it leaves and enters
+	ring     int          // 1 if it enters the set of VIPs on a ring, -1 if it leaves that
+}
+
+// adjust is apply without a look at the kernel: it suffices where only Origins have changed since
+// the last look. It reports whether that was so. Its cost follows what has changed.
+func (a *Actor) adjust() bool {
+	if !a.take() || !slices.Equal(a.gone, a.leftNodes()) {
+		return false
+	}
+	edits := map[lb.Family][]edit{}
+	j := judge{a.known, a.gone}
+	shapes := map[lb.Family]string{}
+	for _, family := range a.families {
+		t, written := a.written[family]
+		if !written {
+			return false
 		}
-		// The cause may be what another program has made of the table. The connections in mind go with
-		// it.
-		return errors.Join(err, a.kernel.remove(family))
+		shapes[family] = t.shape()
 	}
-	sent := map[netip.Addr]uint64{}
-	for node := range want.targets {
-		sent[node] = have.sent[node]
+	for vip := range a.changed {
+		for _, of := range [][]netip.Addr{a.all[vip].Previous, a.all[vip].Ring} {
+			for _, node := range of {
+				if _, known := a.known[node]; !known {
+					return false
+				}
+			}
+		}
 	}
-	a.written[family], a.have[family] = want, held{exists: len(want.targets) > 0, sent: sent}
-	a.log.Debug("wrote where connections may be known", "family", family, "nodes", len(want.targets))
-	return nil
+	for vip, before := range a.changed {
+		family := lb.FamilyOf(vip)
+		t := a.written[family]
+		if t == nil {
+			continue // the node has no such family
+		}
+		e := edit{vip: vip}
+		aimed, ringed := t.of(vip)
+		t.remove(vip, before, j)
+		if now, is := a.all[vip]; is {
+			t.add(vip, now, j)
+		}
+		aims, rings := t.of(vip)
+		e.from, e.to = without(aimed, aims), without(aims, aimed)
+		e.ring = number(rings) - number(ringed)
+		edits[family] = append(edits[family], e)
+	}
+	clear(a.changed)
+	for _, family := range a.families {
+		switch t := a.written[family]; {
+		case t.shape() == shapes[family] && (len(edits[family]) == 0 || a.kernel.edit(family, edits[family]) == nil):
+		default:
+			delete(a.written, family) // it will be read
+		}
+	}
+	a.countTargets()
+	return len(a.written) == len(a.families)
 }
 
-// idle reports whether there is nothing to look after.
-func (a *Actor) idle() bool {
-	w := a.want()
-	return w == nil || len(w.Previous) == 0 && len(w.Ring) == 0 && a.targets.Load() == 0
+func number(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
-// expecting reports whether a node that was asked for may answer any moment.
+// without returns the elements of all that are not in some.
+func without(all, some []netip.Addr) (left []netip.Addr) {
+	for _, addr := range all {
+		if !slices.Contains(some, addr) {
+			left = append(left, addr)
+		}
+	}
+	return left
+}
+
+// expecting reports whether a node that was just asked for has not answered yet.
 func (a *Actor) expecting() bool {
 	for _, n := range a.asked {
 		if n < soonLooks {
@@ -232,47 +324,85 @@ func (a *Actor) expecting() bool {
 	return false
 }
 
-// sync does what apply does for one family, and returns how many targets there are.
-func (a *Actor) sync(family lb.Family, w Desired) (int, error) {
-	before, known := a.written[family]
+// sync does what apply does for one family. If a write fails, it leaves the table as it is: without
+// the table, the kernel would forget which connections were moved.
+func (a *Actor) sync(family lb.Family) error {
+	want, known := a.written[family]
 	have, err := a.kernel.load(family, !known)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	a.count(have)
 	sent := slices.SortedFunc(maps.Keys(have.sent), netip.Addr.Compare)
-	nodes := candidates(family, w, sent)
-	neighbors, err := a.kernel.neighbors(family, nodes)
+	neighbors, err := a.look(family, sent)
 	if err != nil {
-		return len(have.sent), err
+		return err
+	}
+	before, unchanged := a.sent[family]
+	unchanged = unchanged && known && slices.Equal(before, sent)
+	for node, n := range neighbors {
+		if a.known[node] != n && (n.Found || n.Failed) {
+			a.known[node], unchanged = n, false
+		}
+	}
+	if !unchanged {
+		want = choose(family, a.all, judge{neighbors, a.gone}, sent)
+	}
+	a.sent[family] = sent
+	if same(family, have, want) && (unchanged || a.holds(family, have, want)) {
+		a.written[family] = want
+		return nil
+	}
+	delete(a.written, family)
+	if have, err = a.kernel.load(family, true); err != nil {
+		return err
+	}
+	if err := a.kernel.write(family, want, have); err != nil {
+		return err
+	}
+	a.written[family] = want
+	delete(a.sent, family)
+	a.log.Debug("wrote where connections may be known", "family", family, "nodes", len(want.targets))
+	return nil
+}
+
+// holds reports whether the sets hold what is wanted: as they were last written, or else as they
+// were read.
+func (a *Actor) holds(family lb.Family, have held, want *table) bool {
+	if before, known := a.written[family]; known {
+		return before.equal(want)
+	}
+	have.table.hops = want.hops // the rules show it
+	return have.table.equal(want)
+}
+
+// look finds out which nodes of a family are reachable: those that Origins name, and those that
+// packets were moved to.
+func (a *Actor) look(family lb.Family, sent []netip.Addr) (map[netip.Addr]links.Neighbor, error) {
+	nodes := slices.Clone(sent)
+	for node := range a.nodes {
+		if lb.FamilyOf(node) == family && !slices.Contains(sent, node) {
+			nodes = append(nodes, node)
+		}
+	}
+	slices.SortFunc(nodes, netip.Addr.Compare)
+	found, err := a.kernel.neighbors(family, nodes)
+	if err != nil {
+		return nil, err
 	}
 	for _, node := range nodes {
-		if n, ok := neighbors[node]; ok && (n.Found || n.Failed) {
-			a.known[node] = n
+		if n, ok := found[node]; ok && (n.Found || n.Failed) {
 			delete(a.asked, node)
 		} else if last, ok := a.known[node]; ok {
-			neighbors[node] = last // the kernel forgets a neighbor that it has not needed for long
+			found[node] = last // the kernel forgets a neighbor that it has not needed for long
 		} else {
 			a.asked[node]++
 		}
 	}
 	maps.DeleteFunc(a.asked, func(node netip.Addr, _ int) bool {
-		return lb.FamilyOf(node) == family &&
-			!slices.Contains(nodes, node)
+		return lb.FamilyOf(node) == family && !slices.Contains(nodes, node)
 	})
-	want := choose(family, w, neighbors, sent)
-	if !known {
-		before = have.table     // by a predecessor, whose work is left alone if it is right
-		before.hops = want.hops // the rules show it, which same compares
-	}
-	if before.equal(want) && same(family, have, want) {
-		a.written[family], a.have[family] = want, have
-		return len(want.targets), nil
-	}
-	if err := a.write(family, nil, want, have); err != nil {
-		return 0, err
-	}
-	return len(want.targets), nil
+	return found, nil
 }
 
 // count adds up packets since the last look.
@@ -288,29 +418,10 @@ func (a *Actor) count(have held) {
 }
 
 // same reports whether the kernel has the rules of a table.
-func same(family lb.Family, have held, want table) bool {
+func same(family lb.Family, have held, want *table) bool {
 	if len(want.targets) == 0 {
 		return !have.exists
 	}
 	return slices.Equal(have.rules, userData(headerOf(family).strayRules(want))) &&
 		maps.EqualFunc(have.sent, want.targets, func(uint64, []netip.Addr) bool { return true })
-}
-
-// candidates are the nodes of which something has to be known.
-func candidates(family lb.Family, w Desired, sent []netip.Addr) []netip.Addr {
-	found := map[netip.Addr]bool{}
-	for _, of := range []map[netip.Addr][]netip.Addr{w.Previous, w.Ring} {
-		for vip, all := range of {
-			if lb.FamilyOf(vip) != family {
-				continue
-			}
-			for _, node := range all {
-				found[node] = true
-			}
-		}
-	}
-	for _, node := range sent {
-		found[node] = true
-	}
-	return slices.SortedFunc(maps.Keys(found), netip.Addr.Compare)
 }

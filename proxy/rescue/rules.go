@@ -174,7 +174,7 @@ const unknownStates = expr.CtStateBitINVALID | expr.CtStateBitNEW
 
 // strayRules return the rules of the chain of stray packets. All other packets leave it after one
 // rule, and the first packets of connections, which have a SYN, after three.
-func (h header) strayRules(t table) []nft.Rule {
+func (h header) strayRules(t *table) []nft.Rule {
 	nodes := t.nodes()
 	var all rules
 	all.add("known connections", expr.HasNoBits(expr.State(), unknownStates), expr.Accept())
@@ -228,7 +228,7 @@ func (h header) strayRules(t table) []nft.Rule {
 }
 
 // enterRing adds the rules that put a stray packet on a ring, or mark it as in doubt there.
-func (h header) enterRing(all *rules, t table, inDoubt, notMarked expr.List) {
+func (h header) enterRing(all *rules, t *table, inDoubt, notMarked expr.List) {
 	all.add("ring begins", h.isFor(setRing), h.span(expr.CmpOpNeq, spent, spent+maxHops), notMarked,
 		h.setTTL(byte(spent+t.hops)))
 	all.add("ring ends, in doubt", inDoubt, h.isFor(setRing), h.isTTL(expr.CmpOpEq, spent), expr.Drop())

@@ -51,6 +51,8 @@ func (o Options) withDefaults() Options {
 // node. docs/bfd.md has what that does to sessions of 50 ms × 3. The process ends when this one
 // does, whichever way, and takes the sessions down administratively then.
 type Actor struct {
+	pulse loop.Pulse // while the process takes an order
+
 	opts  Options
 	start func(*exec.Cmd) error
 	poked chan struct{} // desired has changed
@@ -130,6 +132,9 @@ func (a *Actor) Health() Health {
 	defer a.mu.Unlock()
 	return a.health
 }
+
+// Busy returns for how long the actor has been at one thing.
+func (a *Actor) Busy() time.Duration { return a.pulse.Busy() }
 
 // Run keeps the sessions until ctx ends, then takes them down administratively, which takes a round
 // trip to the peers, or a second if one does not answer. It starts the process with the first
@@ -213,7 +218,10 @@ func (a *Actor) order(ctx context.Context, stdin io.WriteCloser, process *os.Pro
 			o.Sessions = append(o.Sessions, ordered{key, profile})
 		}
 		a.mu.Unlock()
-		if encoder.Encode(o) != nil { // it is about to end
+		end := a.pulse.Begin()
+		err := encoder.Encode(o)
+		end()
+		if err != nil { // it is about to end
 			<-ended
 			return
 		}

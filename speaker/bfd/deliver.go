@@ -56,19 +56,19 @@ func (e *engine) excuse(l listener, now time.Time) {
 // find returns the session that a packet is for, or why it is for none.
 func (e *engine) find(p *Packet, d *datagram) (*session, Drop) {
 	if p.YourDiscriminator == 0 && p.State != Down && p.State != AdminDown {
-		return nil, DropState
+		return nil, dropState
 	}
 	i := slices.IndexFunc(e.sessions, func(s *session) bool { return s.owns(p, d) })
 	if i < 0 {
-		return nil, DropNoSession
+		return nil, dropNoSession
 	}
 	s := e.sessions[i]
 	switch {
 	case d.ttl < minTTL(s.key, s.machine.profile):
 		e.far(s, d.ttl)
-		return nil, DropTTL
+		return nil, dropTTL
 	case p.Authenticated:
-		return nil, DropAuthentication
+		return nil, dropAuthentication
 	}
 	return s, dropNone
 }

@@ -89,37 +89,37 @@ func TestWhichSession(t *testing.T) {
 		{"by discriminator", Key{Peer: peer}, up, datagram{listener: v4, from: peer, ttl: 255}, dropNone},
 		{"by discriminator, from another address", Key{Peer: peer}, up, datagram{listener: v4, from: other, ttl: 255},
 			dropNone},
-		{"another address", Key{Peer: peer}, down, datagram{listener: v4, from: other, ttl: 255}, DropNoSession},
+		{"another address", Key{Peer: peer}, down, datagram{listener: v4, from: other, ttl: 255}, dropNoSession},
 		{"another discriminator", Key{Peer: peer}, Packet{State: Up, YourDiscriminator: discr + 1},
-			datagram{listener: v4, from: peer, ttl: 255}, DropNoSession},
-		{"no discriminator, up", Key{Peer: peer}, Packet{State: Up}, datagram{listener: v4, from: peer, ttl: 255}, DropState},
+			datagram{listener: v4, from: peer, ttl: 255}, dropNoSession},
+		{"no discriminator, up", Key{Peer: peer}, Packet{State: Up}, datagram{listener: v4, from: peer, ttl: 255}, dropState},
 		{"no discriminator, init", Key{Peer: peer}, Packet{State: Init}, datagram{listener: v4, from: peer, ttl: 255},
-			DropState},
+			dropState},
 		{"no discriminator, held down", Key{Peer: peer}, Packet{State: AdminDown},
 			datagram{listener: v4, from: peer, ttl: 255}, dropNone},
 		{"to our address", Key{Peer: peer, Local: other}, down, datagram{listener: v4, from: peer, to: other, ttl: 255},
 			dropNone},
 		{"to another of our addresses", Key{Peer: peer, Local: other}, down,
-			datagram{listener: v4, from: peer, to: peer, ttl: 255}, DropNoSession},
+			datagram{listener: v4, from: peer, to: peer, ttl: 255}, dropNoSession},
 		{"on the interface", Key{Peer: peer, Interface: "eth0"}, down,
 			datagram{listener: v4, from: peer, device: 7, ttl: 255}, dropNone},
 		{"on another interface", Key{Peer: peer, Interface: "eth0"}, down,
-			datagram{listener: v4, from: peer, device: 8, ttl: 255}, DropNoSession},
+			datagram{listener: v4, from: peer, device: 8, ttl: 255}, dropNoSession},
 		{"link-local", Key{Peer: ll.WithZone("eth0")}, down, datagram{listener: v6, from: ll, device: 7, ttl: 255}, dropNone},
 		{"link-local on another interface", Key{Peer: ll.WithZone("eth0")}, down,
-			datagram{listener: v6, from: ll, device: 8, ttl: 255}, DropNoSession},
-		{"one hop too far", Key{Peer: peer}, down, datagram{listener: v4, from: peer, ttl: 254}, DropTTL},
-		{"unknown TTL", Key{Peer: peer}, down, datagram{listener: v4, from: peer, ttl: -1}, DropTTL},
+			datagram{listener: v6, from: ll, device: 8, ttl: 255}, dropNoSession},
+		{"one hop too far", Key{Peer: peer}, down, datagram{listener: v4, from: peer, ttl: 254}, dropTTL},
+		{"unknown TTL", Key{Peer: peer}, down, datagram{listener: v4, from: peer, ttl: -1}, dropTTL},
 		{"multihop, one router", Key{Peer: peer, Multihop: true}, down,
 			datagram{listener: listener{multihop: true}, from: peer, ttl: 254}, dropNone},
 		{"multihop, too far", Key{Peer: peer, Multihop: true}, down,
-			datagram{listener: listener{multihop: true}, from: peer, ttl: 253}, DropTTL},
+			datagram{listener: listener{multihop: true}, from: peer, ttl: 253}, dropTTL},
 		{"multihop packet for a session that is not", Key{Peer: peer}, up,
-			datagram{listener: listener{multihop: true}, from: peer, ttl: 255}, DropNoSession},
+			datagram{listener: listener{multihop: true}, from: peer, ttl: 255}, dropNoSession},
 		{"single-hop packet for a multihop session", Key{Peer: peer, Multihop: true}, up,
-			datagram{listener: v4, from: peer, ttl: 255}, DropNoSession},
+			datagram{listener: v4, from: peer, ttl: 255}, dropNoSession},
 		{"authenticated", Key{Peer: peer}, Packet{State: Down, Authenticated: true},
-			datagram{listener: v4, from: peer, ttl: 255}, DropAuthentication},
+			datagram{listener: v4, from: peer, ttl: 255}, dropAuthentication},
 	} {
 		e, _, want := engineWith(test.key, Profile{})
 		got, drop := e.find(&test.p, &test.d)
@@ -139,7 +139,7 @@ func TestTooFarIsSaid(t *testing.T) {
 	if got, want := problem(), "packets of the peer arrive with TTL 64, and the least that is heeded is 254"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	if dropped := e.worker.Health().Dropped[DropTTL]; dropped != 1 {
+	if dropped := e.worker.Health().Dropped[dropTTL]; dropped != 1 {
 		t.Errorf("%d packets dropped because of their TTL", dropped)
 	}
 	e.apply(map[Key]Profile{s.key: {MinimumTTL: 60}}, epoch)

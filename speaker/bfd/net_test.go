@@ -401,7 +401,7 @@ func TestJunk(t *testing.T) {
 		for _, count := range h.Dropped {
 			n += count
 		}
-		return n > 15000 && h.Dropped[DropShort] > 0 && h.Dropped[DropNoSession] > 0
+		return n > 15000 && h.Dropped[dropShort] > 0 && h.Dropped[dropNoSession] > 0
 	})
 	if o := us.Outcomes()[toRight]; o.State != Up || o.Failures > 0 {
 		t.Errorf("%+v; %+v", o, us.Health())

@@ -81,7 +81,7 @@ func (e *engine) outcome(s *session) Outcome {
 		Ups:          s.ups, Failures: s.failures, LastDown: s.lastDown, Ignored: ignored, Problem: e.problem(s),
 	}
 	if m.remoteDiscr == 0 {
-		o.RemoteReceiveInterval = 0 // what stands there is no word of the peer
+		o.RemoteReceiveInterval = 0 // the value is a default; the peer has not sent one
 	}
 	return o
 }

@@ -78,18 +78,18 @@ type Drop uint8
 // The reasons, in the order in which RFC 5880 section 6.8.6 has them checked.
 const (
 	dropNone            Drop = iota
-	DropVersion              // another version of the protocol
-	DropShort                // the length is less than that of the mandatory part
-	DropTruncated            // the length is more than what arrived
-	DropMultiplier           // detect multiplier zero
-	DropMultipoint           // the multipoint bit is set
-	DropMyDiscriminator      // My Discriminator is zero
-	DropNoSession            // no session has Your Discriminator, or none is with that sender
-	DropState                // Your Discriminator zero, which only a peer that is down may send
+	dropVersion              // another version of the protocol
+	dropShort                // the length is less than that of the mandatory part
+	dropTruncated            // the length is more than what arrived
+	dropMultiplier           // detect multiplier zero
+	dropMultipoint           // the multipoint bit is set
+	dropMyDiscriminator      // My Discriminator is zero
+	dropNoSession            // no session has Your Discriminator, or none is with that sender
+	dropState                // Your Discriminator zero, which only a peer that is down may send
 	// TTL or hop limit too low: the sender is further away than it may be (RFC 5881 section 5, RFC
 	// 5883)
-	DropTTL
-	DropAuthentication // authenticated, and no session here is
+	dropTTL
+	dropAuthentication // authenticated, and no session here is
 	dropCount
 )
 
@@ -116,16 +116,16 @@ const (
 // order.
 func decode(b []byte) (Packet, Drop) {
 	if len(b) < packetLen {
-		return Packet{}, DropShort // nothing can be read of it, the version included
+		return Packet{}, dropShort // nothing can be read of it, the version included
 	}
 	flags, length := b[1], int(b[3])
 	switch {
 	case b[0]>>5 != version:
-		return Packet{}, DropVersion
+		return Packet{}, dropVersion
 	case length < packetLen, flags&bitAuth != 0 && length < minAuthLen:
-		return Packet{}, DropShort
+		return Packet{}, dropShort
 	case length > len(b):
-		return Packet{}, DropTruncated
+		return Packet{}, dropTruncated
 	}
 	p := Packet{
 		Diagnostic:        Diagnostic(b[0] & 0x1f),
@@ -144,11 +144,11 @@ func decode(b []byte) (Packet, Drop) {
 	}
 	switch {
 	case p.DetectMultiplier == 0:
-		return Packet{}, DropMultiplier
+		return Packet{}, dropMultiplier
 	case flags&bitMultipoint != 0:
-		return Packet{}, DropMultipoint
+		return Packet{}, dropMultipoint
 	case p.MyDiscriminator == 0:
-		return Packet{}, DropMyDiscriminator
+		return Packet{}, dropMyDiscriminator
 	}
 	return p, dropNone
 }

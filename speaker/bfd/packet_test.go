@@ -50,16 +50,16 @@ func TestDecodeDrops(t *testing.T) {
 		spoil func([]byte) []byte
 		want  Drop
 	}{
-		{"version 0", with(0, 0<<5|3), DropVersion},
-		{"version 2", with(0, 2<<5|3), DropVersion},
-		{"length 23", with(3, 23), DropShort},
+		{"version 0", with(0, 0<<5|3), dropVersion},
+		{"version 2", with(0, 2<<5|3), dropVersion},
+		{"length 23", with(3, 23), dropShort},
 		{"length 25 with authentication", func(b []byte) []byte { b[1] |= bitAuth; b[3] = 25; return append(b, 0) },
-			DropShort},
-		{"length 25", with(3, 25), DropTruncated},
-		{"length 255", with(3, 255), DropTruncated},
-		{"multiplier", with(2, 0), DropMultiplier},
-		{"multipoint", func(b []byte) []byte { b[1] |= bitMultipoint; return b }, DropMultipoint},
-		{"my discriminator", func(b []byte) []byte { clear(b[4:8]); return b }, DropMyDiscriminator},
+			dropShort},
+		{"length 25", with(3, 25), dropTruncated},
+		{"length 255", with(3, 255), dropTruncated},
+		{"multiplier", with(2, 0), dropMultiplier},
+		{"multipoint", func(b []byte) []byte { b[1] |= bitMultipoint; return b }, dropMultipoint},
+		{"my discriminator", func(b []byte) []byte { clear(b[4:8]); return b }, dropMyDiscriminator},
 	}
 	for i, step := range steps {
 		if p, drop := decode(step.spoil(slices.Clone(sample))); drop != step.want || p != (Packet{}) {
@@ -74,7 +74,7 @@ func TestDecodeDrops(t *testing.T) {
 		}
 	}
 	for n := range packetLen {
-		if _, drop := decode(sample[:n]); drop != DropShort {
+		if _, drop := decode(sample[:n]); drop != dropShort {
 			t.Errorf("%d bytes: dropped because of %v", n, drop)
 		}
 	}
@@ -94,7 +94,7 @@ func TestAuthenticatedIsDecodedButMarked(t *testing.T) {
 func TestNames(t *testing.T) {
 	for want, got := range map[string]string{
 		"Up": Up.String(), "unknown (9)": State(9).String(), "Control Detection Time Expired": DetectionExpired.String(),
-		"unknown (31)": Diagnostic(31).String(), "ttl": DropTTL.String(), "authentication": DropAuthentication.String(),
+		"unknown (31)": Diagnostic(31).String(), "ttl": dropTTL.String(), "authentication": dropAuthentication.String(),
 	} {
 		if got != want {
 			t.Errorf("%q, want %q", got, want)

@@ -93,6 +93,9 @@ func (a *Actor) Set(desired map[string]plan.BGPSession) {
 	a.runner.Poke()
 }
 
+// Busy returns for how long the actor has been at one thing.
+func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
+
 // Run keeps the sessions until ctx ends. Then sessions with graceful restart end without a word, so
 // that their peers keep the routes for a successor; all others are told. For an end for good, Set
 // an empty map and wait until Statuses is empty.

@@ -252,7 +252,7 @@ func (e encoding) asPath(n int) (path, as4 bgp.PathAttributeInterface) {
 	return path, as4
 }
 
-// twoOctets returns the AS number for those who know no longer ones.
+// twoOctets returns the AS number for peers that support only two octets.
 func twoOctets(asn uint32) uint16 {
 	if asn > 0xffff {
 		return bgp.AS_TRANS

@@ -17,7 +17,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/landfall-lb/landfall/internal/actor"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
 )
@@ -58,15 +57,13 @@ type Feed struct {
 	reason     lb.Reason // why the deliveries cannot be used
 	connected  bool      // and a complete message has come over this connection
 	hold       *time.Timer
-	update     *lb.FeedUpdate // nil before Set
-	told       chan struct{}  // closed, and replaced, when the update changes
+	pulse      loop.Pulse // while it takes in a message
+	told       told
 }
-
-var _ actor.Setter[lb.FeedUpdate] = (*Feed)(nil)
 
 // NewFeed returns a Feed that knows nothing. It connects once Run is called.
 func NewFeed(opts Options) *Feed {
-	return &Feed{opts: opts, reason: lb.ReasonFeedUnknown, told: make(chan struct{})}
+	return &Feed{opts: opts, reason: lb.ReasonFeedUnknown, told: told{more: make(chan struct{})}}
 }
 
 // Reason says why the deliveries cannot be used: ReasonFeedUnknown before the proxy's first report,
@@ -94,6 +91,9 @@ func (f *Feed) Delivery(k lb.DeliveryKey) *lb.Delivery {
 	}
 	return &d
 }
+
+// Busy returns for how long the actor has been at one thing.
+func (f *Feed) Busy() time.Duration { return f.pulse.Busy() }
 
 // Run listens until ctx ends.
 func (f *Feed) Run(ctx context.Context) error {
@@ -132,6 +132,7 @@ func (f *Feed) listen(ctx context.Context) (heard bool, err error) {
 	defer cancel()
 	speaking.Go(func() { f.speak(ctx, conn) })
 	err = read(conn, func(m lb.FeedMessage) {
+		defer f.pulse.Begin()()
 		if m.Waiting {
 			f.wait()
 		} else {

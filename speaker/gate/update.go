@@ -3,57 +3,81 @@ package gate
 import (
 	"context"
 	"encoding/json"
-	"maps"
 	"net"
-	"slices"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// Set replaces what the proxy is told. It never blocks.
-func (f *Feed) Set(n lb.FeedUpdate) {
+// told is what the proxy is to be told.
+type told struct {
+	all       *lb.FeedUpdate // nil before Tell
+	listening bool           // a proxy is connected, and was told all up to news
+	news      *lb.FeedUpdate // nil for none
+	more      chan struct{}  // closed, and replaced, when there is news
+}
+
+// Tell has the proxy told what update says, beside what it was told before. It never blocks.
+func (f *Feed) Tell(update lb.FeedUpdate) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.update != nil && sameUpdate(*f.update, n) {
+	if f.told.all == nil {
+		f.told.all = &lb.FeedUpdate{}
+	}
+	f.told.all.Apply(update)
+	if !f.told.listening {
 		return
 	}
-	f.update = &n
-	close(f.told)
-	f.told = make(chan struct{})
+	if f.told.news == nil {
+		f.told.news = &lb.FeedUpdate{Changes: true}
+	}
+	f.told.news.Apply(update)
+	close(f.told.more)
+	f.told.more = make(chan struct{})
 }
 
-func sameUpdate(a, b lb.FeedUpdate) bool {
-	return slices.Equal(a.Dead, b.Dead) && slices.Equal(a.Gone, b.Gone) &&
-		maps.EqualFunc(a.Previous, b.Previous, slices.Equal) &&
-		maps.EqualFunc(a.Ring, b.Ring, slices.Equal)
+// next returns the line to write, and what is closed when there is more. A proxy that does not
+// listen yet is told all.
+func (f *Feed) next() (line lb.FeedUpdate, more <-chan struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	t := &f.told
+	switch {
+	case !t.listening && t.all != nil:
+		line.Apply(*t.all)
+	case t.news != nil:
+		line = *t.news
+	default:
+		line.Same = true
+	}
+	t.listening, t.news = true, nil
+	line.Beat = int(lb.FeedBeat.Milliseconds())
+	return line, t.more
 }
 
-// speak writes each update to the proxy, and something at least every FeedBeat, until the
+func (f *Feed) stopTelling() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.told.listening, f.told.news = false, nil
+}
+
+// speak writes what the proxy is to be told, and something at least every FeedBeat, until the
 // connection fails or ctx ends.
 func (f *Feed) speak(ctx context.Context, conn net.Conn) {
-	var said *lb.FeedUpdate
 	encoder := json.NewEncoder(conn)
 	ticker := time.NewTicker(lb.FeedBeat)
 	defer ticker.Stop()
+	defer f.stopTelling()
 	for {
-		f.mu.Lock()
-		update, changed := f.update, f.told
-		f.mu.Unlock()
-		line := lb.FeedUpdate{Same: true}
-		if update != said { // each has an address of its own
-			line = *update
-		}
-		line.Beat = int(lb.FeedBeat.Milliseconds())
+		line, more := f.next()
 		if conn.SetWriteDeadline(time.Now().Add(writeTimeout)) != nil || encoder.Encode(line) != nil {
 			conn.Close() // the reader notices, and connects anew
 			return
 		}
-		said = update
 		select {
 		case <-ctx.Done():
 			return
-		case <-changed:
+		case <-more:
 		case <-ticker.C:
 		}
 	}

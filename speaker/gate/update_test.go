@@ -39,22 +39,31 @@ func TestTheProxyIsToldOfDeadNodes(t *testing.T) {
 		proxy := <-conns
 		in := bufio.NewReader(proxy)
 		heard(in, `{"same":true,"beat":2000}`) // it is there, and does not know anything yet
-		f.Set(lb.FeedUpdate{})
+		f.Tell(lb.FeedUpdate{})
 		heard(in, `{"beat":2000}`)
-		f.Set(lb.FeedUpdate{})
-		f.Set(lb.FeedUpdate{Dead: []string{"a", "b"}})
-		heard(in, `{"beat":2000,"dead":["a","b"]}`)
-		f.Set(lb.FeedUpdate{Dead: []string{"b"}})
-		heard(in, `{"beat":2000,"dead":["b"]}`)
+		f.Tell(lb.FeedUpdate{Changes: true, Dead: []string{"a", "b"}})
+		heard(in, `{"beat":2000,"changes":true,"dead":["a","b"]}`)
+		f.Tell(lb.FeedUpdate{Changes: true, Dead: []string{"b"}})
+		heard(in, `{"beat":2000,"changes":true,"dead":["b"]}`)
 		proxy.Close()
 		proxy = <-conns
 		in = bufio.NewReader(proxy)
 		heard(in, `{"beat":2000,"dead":["b"]}`)
 		vip, node := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("172.26.236.177")
-		f.Set(lb.FeedUpdate{Previous: map[netip.Addr][]netip.Addr{vip: {node}}})
-		heard(in, `{"beat":2000,"former":{"192.0.2.1":["172.26.236.177"]}}`)
-		f.Set(lb.FeedUpdate{})
-		heard(in, `{"beat":2000}`)
+		other := netip.MustParseAddr("192.0.2.2")
+		f.Tell(lb.FeedUpdate{Changes: true, Previous: map[netip.Addr][]netip.Addr{vip: {node}}})
+		heard(in, `{"beat":2000,"changes":true,"former":{"192.0.2.1":["172.26.236.177"]}}`)
+		// Two that come while the proxy does not read are one.
+		f.Tell(lb.FeedUpdate{Changes: true, Previous: map[netip.Addr][]netip.Addr{other: {node}}})
+		synctest.Wait()
+		f.Tell(lb.FeedUpdate{Changes: true, Previous: map[netip.Addr][]netip.Addr{vip: {}}})
+		f.Tell(lb.FeedUpdate{Changes: true, Ended: []netip.Addr{other}})
+		heard(in, `{"beat":2000,"changes":true,"former":{"192.0.2.2":["172.26.236.177"]}}`)
+		heard(in, `{"beat":2000,"changes":true,"ended":["192.0.2.2"],"former":{"192.0.2.1":[]}}`)
+		proxy.Close()
+		proxy = <-conns
+		in = bufio.NewReader(proxy)
+		heard(in, `{"beat":2000,"former":{"192.0.2.1":[]}}`)
 		heard(in, `{"same":true,"beat":2000}`) // a moment later
 		cancel()
 		if err := <-done; err != nil {

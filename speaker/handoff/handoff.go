@@ -4,6 +4,7 @@
 package handoff
 
 import (
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -20,6 +21,8 @@ type Facts struct {
 	Addresses map[string][]netip.Addr
 	// Dead are the nodes that have stopped answering, and whose kernels do not answer either.
 	Dead []string
+	// Parted is set while this node sees no majority of the speakers.
+	Parted bool
 }
 
 // View is what is known of one VIP.
@@ -45,40 +48,51 @@ type State struct {
 type vip struct {
 	previous string // owner: the other node that answered for the VIP last; "" if nobody is known
 	ring     *ring  // nil unless routers spread the VIP over nodes
+	heir     heir
 }
 
 // Step takes in what is known now of the VIPs that events names, nil for those that no Service
-// holds any more. It returns what the proxy is to be told, and reports whether that differs from
-// what it was told before.
+// holds any more. It returns what the proxy is to be told, and reports whether there is anything:
+// all at first and when nodes differ, and else what has changed.
 func (s *State) Step(now time.Time, f Facts, events map[netip.Addr]*View) (update lb.FeedUpdate, changed bool) {
-	changed = !s.told
-	if s.meet(f) {
-		changed = true
+	all := s.meet(f) || !s.told
+	if all {
 		for addr, v := range s.vips {
 			s.arrange(addr, v)
 		}
 	}
+	if s.vips == nil {
+		s.vips = map[netip.Addr]*vip{}
+	}
+	var differing, ended []netip.Addr
 	for addr, view := range events {
 		v, known := s.vips[addr]
 		switch {
-		case view == nil:
-			delete(s.vips, addr)
-			changed = changed || known
-			continue
-		case !known:
-			if s.vips == nil {
-				s.vips = map[netip.Addr]*vip{}
+		case view != nil:
+			if !known {
+				v = &vip{}
+				s.vips[addr] = v
 			}
-			v, changed = &vip{}, true
-			s.vips[addr] = v
+			v.heir.note(now, addr, f.Parted, view.Claims)
+			answered, spread := v.answered(*view), s.spread(now, addr, v, *view)
+			if !known || answered || spread {
+				differing = append(differing, addr)
+			}
+		case known:
+			delete(s.vips, addr)
+			ended = append(ended, addr)
 		}
-		changed = v.answered(*view) || changed
-		changed = s.spread(now, addr, v, *view) || changed
 	}
-	if changed {
-		update, s.told = s.update(), true
+	s.told = true
+	switch {
+	case all:
+		return s.update(maps.Keys(s.vips)), true
+	case len(differing)+len(ended) == 0:
+		return update, false
 	}
-	return update, changed
+	update = s.update(slices.Values(differing))
+	update.Changes, update.Ended = true, ended
+	return update, true
 }
 
 // meet takes in which nodes there are, and reports whether that differs.
@@ -106,20 +120,21 @@ func (v *vip) answered(view View) (changed bool) {
 		v.previous = view.Owner
 	case len(answering) > 0 && !slices.Contains(answering, v.previous):
 		v.previous = slices.Min(answering)
+	case len(answering) == 0 && v.heir.expected != "":
+		v.previous = v.heir.expected
 	}
 	return v.previous != before
 }
 
-// update is what the proxy is told: of each VIP, even if nobody is known to have answered for it,
-// so that what an earlier speaker said goes on.
-func (s *State) update() lb.FeedUpdate {
-	n := lb.FeedUpdate{
-		Dead: s.dead, Previous: make(map[netip.Addr][]netip.Addr, len(s.vips)), Ring: map[netip.Addr][]netip.Addr{},
-	}
+// update is what the proxy is told of some VIPs: of each, even if nobody is known to have answered
+// for it, so that what an earlier speaker said goes on.
+func (s *State) update(vips iter.Seq[netip.Addr]) lb.FeedUpdate {
+	n := lb.FeedUpdate{Dead: s.dead, Previous: map[netip.Addr][]netip.Addr{}, Ring: map[netip.Addr][]netip.Addr{}}
 	for _, node := range s.dead {
 		n.Gone = append(n.Gone, s.addresses[node]...)
 	}
-	for addr, v := range s.vips {
+	for addr := range vips {
+		v := s.vips[addr]
 		n.Previous[addr] = []netip.Addr{}
 		if from, ok := s.address(v.previous, lb.FamilyOf(addr)); ok {
 			n.Previous[addr] = []netip.Addr{from}

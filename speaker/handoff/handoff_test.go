@@ -87,6 +87,7 @@ func TestStory(t *testing.T) {
 		after time.Duration
 		view  string
 		dead  string
+		cut   bool // off from the others
 		want  string
 		same  bool // nothing is told
 	}
@@ -116,6 +117,20 @@ func TestStory(t *testing.T) {
 			{what: "nor by this node", after: lb.FlowMemory, view: "c", want: "; ring c", same: true},
 			{what: "and that is over", after: 1, view: "c", want: ""},
 		},
+		"cut off": {
+			{what: "all claim", view: "a c owner=b", want: ""},
+			{what: "a long while", after: time.Hour, view: "a c owner=b", want: "", same: true},
+			{what: "the heir is lost first", view: "c owner=b", want: "", same: true},
+			{what: "then the other one", after: time.Second, view: "owner=b", cut: true, want: "a"},
+			{what: "a majority has taken over", after: time.Minute, view: "owner=a", cut: true, want: "a", same: true},
+			{what: "together again", view: "a c:arp owner=c", want: "c"},
+		},
+		"cut off for the second time": {
+			{what: "one claims", view: "c owner=b", want: ""},
+			{what: "cut off", after: time.Minute, view: "owner=b", cut: true, want: "c"},
+			{what: "together again, and it owns still", view: "a c owner=b", want: "c", same: true},
+			{what: "cut off again, from a too", after: time.Minute, view: "owner=b", cut: true, want: "a"},
+		},
 		"both ways": {
 			{what: "over ARP", view: "a:arp c owner=a", want: "a"},
 			{what: "BGP is for it", after: 1, view: "a:arp c owner=a routable", want: "a; ring"},
@@ -127,14 +142,14 @@ func TestStory(t *testing.T) {
 		var u lb.FeedUpdate
 		for i, c := range story {
 			now = now.Add(c.after)
-			f := Facts{Self: "b", Dead: strings.Fields(c.dead)}
+			f := Facts{Self: "b", Dead: strings.Fields(c.dead), Parted: c.cut}
 			if i == 0 {
 				f.Addresses = all
 			}
 			events := map[netip.Addr]*View{vip1: view(c.view)}
 			next, changed := s.Step(now, f, events)
 			if changed {
-				u = next
+				u.Apply(next)
 			}
 			if changed == c.same || said(u, vip1, all) != strings.TrimSpace(c.want) {
 				t.Errorf("%s, %s: told %v %q, want %q", name, c.what, changed, said(u, vip1, all), c.want)
@@ -174,6 +189,33 @@ func TestFacts(t *testing.T) {
 	}
 }
 
+// TestOnlyWhatChangesIsTold has one of many VIPs change, and end.
+func TestOnlyWhatChangesIsTold(t *testing.T) {
+	var s State
+	many := map[netip.Addr]*View{}
+	for i := range 100 {
+		many[netip.AddrFrom4([4]byte{192, 0, 2, byte(i)})] = view("a:arp owner=a")
+	}
+	f := Facts{Self: "b", Addresses: nodes()}
+	if u, _ := s.Step(epoch, f, many); u.Changes || len(u.Previous) != len(many) {
+		t.Errorf("at first: %+v", u)
+	}
+	one := netip.MustParseAddr("192.0.2.7")
+	many[one] = view("c:arp owner=c")
+	u, changed := s.Step(epoch, f, many)
+	if !changed || !u.Changes || len(u.Previous) != 1 || len(u.Previous[one]) != 1 || len(u.Ended) != 0 {
+		t.Errorf("told %v %+v, want a change of %s only", changed, u, one)
+	}
+	many[one] = nil
+	u, changed = s.Step(epoch, f, many)
+	if !changed || !u.Changes || len(u.Previous) != 0 || !slices.Equal(u.Ended, []netip.Addr{one}) {
+		t.Errorf("told %v %+v, want the end of %s only", changed, u, one)
+	}
+	if u, _ = s.Step(epoch, Facts{Self: "b", Dead: []string{"c"}}, nil); u.Changes || len(u.Previous) != len(many)-1 {
+		t.Errorf("when a node is dead: %+v", u)
+	}
+}
+
 // TestRingIsBounded has more nodes announce a VIP than a packet may pass through.
 func TestRingIsBounded(t *testing.T) {
 	all := map[string][]netip.Addr{}
@@ -205,7 +247,8 @@ func TestOrderAndRepetition(t *testing.T) {
 		var u lb.FeedUpdate
 		for range 30 {
 			now = now.Add(time.Duration(r.IntN(40)) * time.Minute)
-			f := Facts{Self: "b", Addresses: nodes(), Dead: [][]string{nil, nil, nil, {"c"}}[r.IntN(4)]}
+			f := Facts{Self: "b", Addresses: nodes(), Dead: [][]string{nil, nil, nil, {"c"}}[r.IntN(4)],
+				Parted: r.IntN(4) == 0}
 			events := map[netip.Addr]*View{}
 			for _, vip := range []netip.Addr{vip1, vip2, vip6} {
 				var text []string
@@ -220,7 +263,7 @@ func TestOrderAndRepetition(t *testing.T) {
 				}
 			}
 			if next, changed := one.Step(now, f, events); changed {
-				u = next
+				u.Apply(next)
 			}
 			twice.Step(now, f, events)
 			if _, changed := twice.Step(now, f, events); changed {
@@ -235,7 +278,7 @@ func TestOrderAndRepetition(t *testing.T) {
 				reversed.Step(now, f, map[netip.Addr]*View{vip: events[vip]})
 			}
 			for what, other := range map[string]*State{"one by one": &single, "reversed": &reversed, "twice": &twice} {
-				if got := other.update(); !reflect.DeepEqual(got, u) {
+				if got := other.update(maps.Keys(other.vips)); !reflect.DeepEqual(got, u) {
 					t.Fatalf("seed %d, %s: %+v, want %+v", seed, what, got, u)
 				}
 			}

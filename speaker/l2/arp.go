@@ -117,13 +117,12 @@ func encodeARP(op arp.Operation, own net.HardwareAddr, sender netip.Addr, target
 // arpResponder answers ARP on one interface.
 type arpResponder struct{ base }
 
-func newARPResponder(i lb.Interface, listen func(lb.Interface) (net.PacketConn, error), stat Stats,
-	seen func(netip.Addr, net.HardwareAddr)) (responder, error) {
+func newARPResponder(i lb.Interface, listen func(lb.Interface) (net.PacketConn, error), a around) (responder, error) {
 	conn, err := listen(i)
 	if err != nil {
 		return nil, fmt.Errorf("listen for ARP: %w", err)
 	}
-	return &arpResponder{base{i: i, conn: conn, stat: stat, seen: seen}}, nil
+	return &arpResponder{base{i: i, conn: conn, around: a}}, nil
 }
 
 func (r *arpResponder) announce(vip netip.Addr) error {

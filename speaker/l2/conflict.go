@@ -39,6 +39,7 @@ const (
 // work is what is to be done on one port.
 type work struct {
 	rounds map[netip.Addr]int  // of the VIPs to be answered for
+	owned  map[netip.Addr]bool // of these, those that this node answers for for good
 	probes map[netip.Addr]bool // VIPs to be probed
 }
 
@@ -55,13 +56,15 @@ func byPlace(d Desired) map[place]work {
 	at := func(name string, vip netip.Addr) work {
 		where := place{name, lb.FamilyOf(vip)}
 		if wanted[where].rounds == nil {
-			wanted[where] = work{rounds: map[netip.Addr]int{}, probes: map[netip.Addr]bool{}}
+			wanted[where] = work{rounds: map[netip.Addr]int{}, owned: map[netip.Addr]bool{},
+				probes: map[netip.Addr]bool{}}
 		}
 		return wanted[where]
 	}
 	for vip, answer := range d.Answers {
 		for _, name := range answer.On {
-			at(name, vip).rounds[vip] = answer.Round
+			w := at(name, vip)
+			w.rounds[vip], w.owned[vip] = answer.Round, answer.Owned
 		}
 	}
 	for vip, names := range d.Probes {
@@ -160,7 +163,11 @@ func (a *Actor) seenOn(p *port) func(netip.Addr, net.HardwareAddr) {
 	return func(vip netip.Addr, mac net.HardwareAddr) {
 		now := time.Now()
 		a.mu.Lock()
-		news := !a.desired.Ours[mac.String()] && a.seen.note(at, vip, mac.String(), now)
+		ours := a.desired.Ours[mac.String()]
+		news := !ours && a.seen.note(at, vip, mac.String(), now)
+		if ours && !a.desired.own(mac) {
+			a.note(at, vip)
+		}
 		a.mu.Unlock()
 		if news {
 			a.runner.Poke()

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/actor"
@@ -25,7 +26,10 @@ import (
 
 // burst says when after taking over a VIP it is announced. A Linux host heeds the first one at
 // once, even inside its lock time; the others are for packets lost and for devices that were busy.
-var burst = []time.Duration{0, 100 * time.Millisecond, 300 * time.Millisecond, time.Second, 2 * time.Second}
+// The last two come when a node that was cut off and still answered has yielded, which it does
+// without a word.
+var burst = []time.Duration{0, 100 * time.Millisecond, 300 * time.Millisecond, time.Second, 2 * time.Second,
+	5 * time.Second, 10 * time.Second}
 
 // Waits between attempts to open or to send on an interface that fails.
 const (
@@ -44,6 +48,11 @@ type Desired struct {
 	// Ours are the MAC addresses of all nodes that run a speaker. A device with another one is a
 	// conflicting host.
 	Ours map[string]bool
+	// Mute has the actor answer and announce nothing for now, whatever else is desired.
+	Mute bool
+	// Wakes is how often the process has woken up, as far as this was decided with the knowledge. The
+	// actor sends nothing while Options.Wakes says something else.
+	Wakes uint64
 }
 
 // Answer says where a VIP is answered for.
@@ -51,6 +60,9 @@ type Answer struct {
 	On []string // names of interfaces
 	// Round makes the VIP be announced again when it changes.
 	Round int
+	// Owned is set where this node answers for good, and not only until another does: if another node
+	// of ours announces the VIP, it is announced again.
+	Owned bool
 }
 
 // Stats counts what passes. Its methods are called from several goroutines and must not block.
@@ -72,6 +84,8 @@ type Options struct {
 	// quiet address is; 0 for never.
 	Repeat time.Duration
 	Stats  Stats
+	// Wakes returns how often the process has woken up after it was frozen; nil for never.
+	Wakes func() uint64
 	// Changed is called after Outcome differs, from the actor's goroutine.
 	Changed func()
 }
@@ -107,8 +121,12 @@ type Actor struct {
 	outcome Outcome
 	broken  map[responder]error // those whose serve has ended
 	seen    sightings
+	rivals  rivals
 
-	ports map[place]*port // only apply touches them
+	awake atomic.Pointer[wakefulness] // what was last applied
+	// Only apply touches what follows.
+	ports    map[place]*port
+	reclaims allowance
 }
 
 // place is where VIPs of one family are answered for.
@@ -121,36 +139,6 @@ func (p place) compare(other place) int {
 	return cmp.Or(strings.Compare(p.iface, other.iface), strings.Compare(string(p.family), string(other.family)))
 }
 
-// port is what the actor has on one interface.
-type port struct {
-	i         lb.Interface
-	family    lb.Family
-	responder responder                    // nil while it cannot be opened
-	vips      map[netip.Addr]*announcement // those that are answered for
-	probes    map[netip.Addr]*probing
-	problem   error
-	retryAt   time.Time
-	backoff   loop.Backoff
-}
-
-// announcement is the state of one VIP on one interface.
-type announcement struct {
-	round int
-	since time.Time // of the takeover
-	sent  int       // how many are out, of the burst and after it
-	last  time.Time // when the last one went out
-	// defended is when it was last announced against a conflicting host.
-	defended time.Time
-}
-
-// due returns when the next announcement goes out.
-func (v *announcement) due(repeat time.Duration) time.Time {
-	if v.sent < len(burst) {
-		return v.since.Add(burst[v.sent])
-	}
-	return v.last.Add(repeat)
-}
-
 var _ actor.Setter[Desired] = (*Actor)(nil)
 
 // New returns an Actor that answers for nothing.
@@ -161,8 +149,12 @@ func New(opts Options) *Actor {
 	if opts.ListenNDP == nil {
 		opts.ListenNDP = listenNDP
 	}
+	if opts.Wakes == nil {
+		opts.Wakes = func() uint64 { return 0 }
+	}
 	a := &Actor{opts: opts, ports: map[place]*port{}, broken: map[responder]error{}, seen: sightings{},
-		serve: func(f func()) { go f() }}
+		rivals: rivals{}, serve: func(f func()) { go f() }}
+	a.awake.Store(&wakefulness{})
 	a.runner = loop.New(func(context.Context) (time.Duration, error) { return a.apply(time.Now()), nil }, loop.Options{})
 	return a
 }
@@ -181,6 +173,9 @@ func (a *Actor) Outcome() Outcome {
 	defer a.mu.Unlock()
 	return a.outcome
 }
+
+// Busy returns for how long the actor has been at one thing.
+func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
 
 // Run answers until ctx ends; then nothing is answered any more.
 func (a *Actor) Run(ctx context.Context) error {
@@ -205,6 +200,8 @@ func (a *Actor) apply(now time.Time) time.Duration {
 	wanted := byPlace(desired)
 	a.seen.forget(now, desired.Ours, wanted)
 	seen := a.seen.copy()
+	rivals := a.rivals
+	a.rivals = nil // and the next one has the actor woken anew
 	a.mu.Unlock()
 	for at, p := range a.ports {
 		if err, ok := broken[p.responder]; ok && p.responder != nil {
@@ -221,6 +218,12 @@ func (a *Actor) apply(now time.Time) time.Duration {
 			delete(a.ports, at)
 		}
 	}
+	for at, p := range a.ports {
+		if p.responder != nil {
+			p.withdraw(wanted[at])
+		}
+	}
+	a.awake.Store(&wakefulness{mute: desired.Mute, wakes: desired.Wakes}) // what is not ours any more is withdrawn
 	var next time.Time
 	for _, at := range slices.SortedFunc(maps.Keys(wanted), place.compare) {
 		i, ok := find(desired.Interfaces, at.iface)
@@ -228,9 +231,10 @@ func (a *Actor) apply(now time.Time) time.Duration {
 			continue // the plan will follow
 		}
 		if a.ports[at] == nil {
-			a.ports[at] = &port{i: i, family: at.family, vips: map[netip.Addr]*announcement{},
+			a.ports[at] = &port{i: i, family: at.family, vips: map[netip.Addr]*announcement{}, awake: a.isAwake,
 				probes: map[netip.Addr]*probing{}, backoff: loop.Backoff{Min: minRetry, Max: maxRetry}}
 		}
+		a.ports[at].claimed(rivals[at], now)
 		next = earlier(next, a.applyPort(a.ports[at], wanted[at], seen[at], now))
 		next = earlier(next, seen[at].end())
 	}
@@ -267,7 +271,12 @@ func (a *Actor) applyPort(p *port, w work, seen seenOn, now time.Time) time.Time
 		})
 	}
 	p.withdraw(w)
+	if !a.isAwake() {
+		return time.Time{} // what is desired is about to change
+	}
+	p.reclaim(w, &a.reclaims, now)
 	next, err := p.announce(w.rounds, now, a.opts.Repeat)
+	next = earlier(next, p.reclaimDue())
 	if err == nil {
 		err = p.defend(seen, now)
 	}
@@ -288,71 +297,9 @@ func (a *Actor) applyPort(p *port, w work, seen seenOn, now time.Time) time.Time
 
 func (a *Actor) open(p *port) (responder, error) {
 	if p.family == lb.IPv6 {
-		return newNDPResponder(p.i, a.opts.ListenNDP, a.opts.Stats, a.seenOn(p))
+		return newNDPResponder(p.i, a.opts.ListenNDP, around{stat: a.opts.Stats, seen: a.seenOn(p), awake: a.isAwake})
 	}
-	return newARPResponder(p.i, a.opts.Listen, a.opts.Stats, a.seenOn(p))
-}
-
-// withdraw ends the answers that are no longer wanted and begins the new ones. Answering starts
-// before the first announcement, so that a client that asks back at once is served.
-func (p *port) withdraw(w work) {
-	maps.DeleteFunc(p.vips, func(vip netip.Addr, _ *announcement) bool {
-		_, ok := w.rounds[vip]
-		return !ok
-	})
-	heeded := make(map[netip.Addr]bool, len(w.rounds)+len(w.probes))
-	for vip := range w.probes {
-		heeded[vip] = false
-	}
-	for vip := range w.rounds {
-		heeded[vip] = true
-	}
-	p.responder.answer(heeded)
-}
-
-// announce sends what is due of the bursts and returns when the next part is; the zero time means
-// never.
-func (p *port) announce(rounds map[netip.Addr]int, now time.Time, repeat time.Duration) (next time.Time, err error) {
-	for vip, round := range rounds {
-		v := p.vips[vip]
-		if v == nil {
-			v = &announcement{round: round, since: now}
-		} else if v.round != round {
-			v.round, v.since, v.sent = round, now, 0
-		}
-		for v.sent < len(burst) || repeat > 0 {
-			due := v.due(repeat)
-			if due.After(now) {
-				next = earlier(next, due)
-				break
-			}
-			if err := p.responder.announce(vip); err != nil {
-				return next, err
-			}
-			v.sent, v.last = v.sent+1, now
-			p.vips[vip] = v // recorded after the effect
-		}
-	}
-	return next, nil
-}
-
-// fail closes the port after an error, until it is tried again.
-func (p *port) fail(now time.Time, err error) {
-	p.shut()
-	p.vips, p.probes = map[netip.Addr]*announcement{}, map[netip.Addr]*probing{}
-	p.delay(now, err)
-}
-
-func (p *port) delay(now time.Time, err error) {
-	p.problem = err
-	p.retryAt = now.Add(p.backoff.Next())
-}
-
-func (p *port) shut() {
-	if p.responder != nil {
-		p.responder.close()
-		p.responder = nil
-	}
+	return newARPResponder(p.i, a.opts.Listen, around{stat: a.opts.Stats, seen: a.seenOn(p), awake: a.isAwake})
 }
 
 // publish makes the outcome known, if it differs.

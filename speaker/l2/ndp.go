@@ -254,14 +254,12 @@ type ndpResponder struct {
 	failed error                 // why some could not be joined
 }
 
-func newNDPResponder(i lb.Interface, listen func(lb.Interface) (NDPSocket, error), stat Stats,
-	seen func(netip.Addr, net.HardwareAddr)) (responder, error) {
+func newNDPResponder(i lb.Interface, listen func(lb.Interface) (NDPSocket, error), a around) (responder, error) {
 	conn, err := listen(i)
 	if err != nil {
 		return nil, fmt.Errorf("listen for NDP: %w", err)
 	}
-	return &ndpResponder{base: base{i: i, conn: conn, stat: stat, seen: seen}, join: conn.Join,
-		groups: map[netip.Addr]func(){}}, nil
+	return &ndpResponder{base: base{i: i, conn: conn, around: a}, join: conn.Join, groups: map[netip.Addr]func(){}}, nil
 }
 
 // answer also joins the groups in which the VIPs are asked for.

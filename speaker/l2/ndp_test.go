@@ -207,7 +207,7 @@ func TestClientResolvesOverNDP(t *testing.T) {
 // A group that cannot be joined is a problem of the interface: nobody who asks would be heard.
 func TestAGroupThatCannotBeJoined(t *testing.T) {
 	r, err := newNDPResponder(lb.Interface{Name: "eth0", MAC: ownMAC},
-		func(lb.Interface) (NDPSocket, error) { return deaf{}, nil }, &counts{}, nil)
+		func(lb.Interface) (NDPSocket, error) { return deaf{}, nil }, around{stat: &counts{}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,6 +25,7 @@ const (
 	dropBadSender Drop = "bad-sender" // an answer would go to all, or to ourselves
 	dropAnnounced Drop = "announced"  // a gratuitous request: somebody tells where an address is, and asks nothing
 	dropNotOurs   Drop = "not-ours"   // this node does not answer for the address
+	dropAsleep    Drop = "asleep"     // the process was frozen, and has not found out yet what is its own
 )
 
 // responder answers for VIPs of one family on one interface.
@@ -48,9 +49,16 @@ type frame interface {
 type base struct {
 	i    lb.Interface
 	conn net.PacketConn
+	around
+	vips atomic.Pointer[map[netip.Addr]bool]
+}
+
+// around is what the responders are given.
+type around struct {
 	stat Stats
 	seen func(netip.Addr, net.HardwareAddr) // takes note of a device that uses a VIP
-	vips atomic.Pointer[map[netip.Addr]bool]
+	// awake reports whether what this node answers for was decided since it was last frozen.
+	awake func() bool
 }
 
 func (b *base) answer(vips map[netip.Addr]bool) { b.vips.Store(&vips) }
@@ -115,6 +123,10 @@ func serve[F frame](b *base, protocol string, size int, read func([]byte) (F, bo
 		reply, asked, drop := frame.answer(b.i.MAC, b.answers)
 		if drop != dropNone {
 			b.stat.Dropped(b.i.Name, drop)
+			continue
+		}
+		if !b.awake() {
+			b.stat.Dropped(b.i.Name, dropAsleep)
 			continue
 		}
 		b.stat.Request(b.i.Name, asked)

@@ -53,7 +53,7 @@ func New(opts Options) *Actor {
 	if opts.Probe == nil {
 		opts.Probe = Answers
 	}
-	a := &Actor{opts: opts, state: NewState(opts.Self, opts.Hold)}
+	a := &Actor{opts: opts, state: newState(opts.Self, opts.Hold)}
 	a.runner = loop.New(func(ctx context.Context) (time.Duration, error) { return a.apply(ctx), nil }, loop.Options{})
 	return a
 }
@@ -115,6 +115,9 @@ func (a *Actor) Standings() (others map[string]plan.Standing, previous uint64) {
 	}
 	return a.standings, a.state.Previous(now)
 }
+
+// Busy returns for how long the actor has been at one thing.
+func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
 
 // Run probes nodes until ctx ends.
 func (a *Actor) Run(ctx context.Context) error { return a.runner.Run(ctx) }

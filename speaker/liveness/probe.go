@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// answerTimeout bounds the wait for an answer. A kernel answers at once, however busy its programs
-// are.
+// answerTimeout bounds the wait for an answer on a network without long ways. A kernel answers at
+// once, however busy its programs are.
 const answerTimeout = 50 * time.Millisecond
 
 // Answers reports whether the kernel of a node answers: it accepts or refuses a connection to the
@@ -21,7 +21,14 @@ const answerTimeout = 50 * time.Millisecond
 // time is over. For that the sockets are looked at by poll(2): the runtime's network poller drops
 // what has arrived if a deadline expires with it.
 func Answers(ctx context.Context, addr netip.AddrPort) bool {
-	return ctx.Err() == nil && anyAnswered(answerTimeout, connecting(addr), ping(addr.Addr()))
+	return AnswersWithin(answerTimeout)(ctx, addr)
+}
+
+// AnswersWithin returns a function like Answers that waits for as long as is given.
+func AnswersWithin(timeout time.Duration) func(ctx context.Context, addr netip.AddrPort) bool {
+	return func(ctx context.Context, addr netip.AddrPort) bool {
+		return ctx.Err() == nil && anyAnswered(timeout, connecting(addr), ping(addr.Addr()))
+	}
 }
 
 // question is one that was asked.

@@ -68,9 +68,9 @@ type reserved struct {
 
 func (r reserved) active(now time.Time) bool { return now.Before(r.until) }
 
-// NewState returns a State that has met no other node. hold is how long it reserves what a
+// newState returns a State that has met no other node. hold is how long it reserves what a
 // crashed speaker announced.
-func NewState(self string, hold time.Duration) *State {
+func newState(self string, hold time.Duration) *State {
 	return &State{self: self, hold: hold, nodes: map[string]*peer{}}
 }
 

@@ -2,89 +2,298 @@ package members
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"maps"
+	"math/rand/v2"
+	"net"
 	"net/netip"
 	"slices"
+	"strings"
+	"sync"
+	"syscall"
 	"time"
 
 	"github.com/hashicorp/memberlist"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/landfall-lb/landfall/internal/loop"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
-// joinsAtOnce bounds the calls under way, as all of the nodes may be down.
-const joinsAtOnce = 16
+const (
+	// joinsAtOnce bounds the calls under way, as all of the nodes may be down.
+	joinsAtOnce = 16
+	// seeksAtOnce is how many of the live nodes a node calls at a time that has to hear one of them.
+	seeksAtOnce = 3
+	// lookTimeout bounds the wait for the kernel of a node that could not be joined.
+	lookTimeout = 500 * time.Millisecond
+)
 
 // pace is how often this node calls those that the API server knows and that are not members.
 type pace struct {
 	every time.Duration
 	// alone is how long a node that has just started calls the others, every soon, before it believes
 	// that it is alone: its network may not be ready yet, and the speakers that start together with it
-	// need a moment.
-	alone, soon time.Duration
+	// need a moment. It waits for silent if those who do not answer at all may be a majority.
+	alone, silent, soon time.Duration
 }
 
 var usualPace = pace{every: 3 * time.Second, alone: 2 * time.Second, soon: 200 * time.Millisecond}
 
-// joinStep calls the nodes that should be members and are not.
+// finding is what a call has found.
+type finding int
+
+const (
+	reached finding = iota // states were exchanged
+	nobody                 // the kernel refuses the connection: no speaker runs there
+	// it accepts the connection, and there is no understanding: another key, or a program that hangs
+	stranger
+	silent // no answer
+)
+
+// lonely returns how long a node that has exchanged states with nobody has to go on calling until
+// it may take itself for the only one; ok is false while it may not. calls are what it has found at
+// all others.
+func (p pace) lonely(self string, calls map[string]finding) (wait time.Duration, ok bool) {
+	known, accounted := []string{self}, []string{self}
+	for node, f := range calls {
+		known = append(known, node)
+		switch f {
+		case nobody:
+			accounted = append(accounted, node)
+		case stranger, reached:
+			return 0, false
+		}
+	}
+	slices.Sort(known)
+	slices.Sort(accounted)
+	if plan.QuorumOf(self, accounted, known).Majority {
+		return p.alone, true
+	}
+	return p.silent, true
+}
+
+// joinStep calls the nodes that should be members and are not, and some of the others too while
+// this node has to hear one.
 func (m *Members) joinStep(ctx context.Context) (time.Duration, error) {
 	m.mu.Lock()
-	ml, known, bind := m.ml, m.peers != nil, m.bind
+	ml, known, bind, seeks := m.ml, m.peers != nil, m.bind, m.seeks || !m.joined
 	missing := map[string][]netip.Addr{}
+	var live []string
 	for name, addrs := range m.peers {
-		if m.live[name] == nil && len(addrs) > 0 {
+		switch {
+		case m.live[name] != nil:
+			live = append(live, name)
+		case len(addrs) > 0:
 			missing[name] = addrs
+		}
+	}
+	calls := maps.Clone(missing)
+	if seeks {
+		rand.Shuffle(len(live), func(i, j int) { live[i], live[j] = live[j], live[i] })
+		for _, name := range live[:min(len(live), seeksAtOnce)] {
+			calls[name] = m.peers[name]
 		}
 	}
 	m.mu.Unlock()
 	if ml == nil || !known {
 		return 0, nil
 	}
-	var group errgroup.Group
-	group.SetLimit(joinsAtOnce)
-	for _, name := range slices.Sorted(maps.Keys(missing)) {
-		if ctx.Err() != nil {
-			break
-		}
-		group.Go(func() error { return m.call(ml, bind, name, missing[name]) })
+	began := time.Now()
+	found := m.callAll(ctx, calls, func(name string) finding { return m.call(ml, bind, name, calls[name]) })
+	if ctx.Err() != nil {
+		return 0, nil
 	}
-	if err := group.Wait(); err != nil {
-		m.opts.Log.Debug("gossip does not reach every node", "error", err)
-	}
-	if len(missing) > 0 && m.hope(time.Now()) {
+	if m.conclude(began, found, len(live) > 0) {
 		return m.opts.pace.soon, nil
 	}
-	m.meet()
 	return m.opts.pace.every, nil
 }
 
-// hope reports whether a node that has met no other should go on calling before it takes itself for
-// the only one.
-func (m *Members) hope(now time.Time) bool {
+// callAll calls nodes at once, as far as is allowed, and returns what it has found.
+func (m *Members) callAll(ctx context.Context, nodes map[string][]netip.Addr, call func(name string) finding,
+) map[string]finding {
+	var mu sync.Mutex
+	found := make(map[string]finding, len(nodes))
+	var group errgroup.Group
+	group.SetLimit(joinsAtOnce)
+	for _, name := range slices.Sorted(maps.Keys(nodes)) {
+		if ctx.Err() != nil {
+			break
+		}
+		group.Go(func() error {
+			f := call(name)
+			loop.Progress(ctx)
+			mu.Lock()
+			found[name] = f
+			mu.Unlock()
+			return nil
+		})
+	}
+	_ = group.Wait() // no call returns an error
+	return found
+}
+
+// conclude takes in what a round of calls has found, and reports whether the next one is to follow
+// soon.
+func (m *Members) conclude(began time.Time, found map[string]finding, live bool) (soon bool) {
+	now := time.Now()
+	m.mu.Lock()
+	if m.calling.IsZero() {
+		m.calling = began
+	}
+	joined, seeks, called := m.joined, m.seeks, now.Sub(m.calling)
+	wait, may := m.opts.pace.lonely(m.opts.Self, found)
+	m.tellTrouble(found, called)
+	m.mu.Unlock()
+	switch {
+	case len(found) == 0 && !live:
+		m.met(now) // there is nobody else
+		return false
+	case !joined && !live && may && called >= wait:
+		if wait == m.opts.pace.silent {
+			m.opts.Log.Warn("no other speaker answers; this one takes itself for the only one", "after", wait)
+		}
+		m.met(began)
+		return false
+	case joined && seeks && !live && may && wait == m.opts.pace.alone:
+		m.met(began) // none of the others runs a speaker
+		return false
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.alone.IsZero() {
-		m.alone = now.Add(m.opts.pace.alone)
+	return !m.joined || m.seeks
+}
+
+// tellTrouble notes and logs which nodes cannot be joined, once this node has called for long
+// enough. It needs mu.
+func (m *Members) tellTrouble(found map[string]finding, called time.Duration) {
+	var strangers, quiet []string
+	for _, name := range slices.Sorted(maps.Keys(found)) {
+		switch found[name] {
+		case stranger:
+			strangers = append(strangers, name)
+		case silent:
+			quiet = append(quiet, name)
+		}
 	}
-	return !m.joined && now.Before(m.alone)
+	var parts []string
+	if len(strangers) > 0 {
+		parts = append(parts, fmt.Sprintf(
+			"%s: connected, but no exchange of states: a different --gossip-key-file, or a speaker that hangs", some(strangers)))
+	}
+	if len(quiet) > 0 && !m.joined {
+		parts = append(parts, fmt.Sprintf("%s: no answer on port %d, which must be open between all nodes", some(quiet),
+			m.opts.Port))
+	}
+	text := strings.Join(parts, "; ")
+	if called < m.opts.pace.alone || text == m.trouble {
+		return
+	}
+	m.trouble = text
+	if text != "" {
+		m.opts.Log.Warn("cannot join other speakers; retrying", "problem", text)
+	} else {
+		m.opts.Log.Info("the other speakers can be joined again")
+	}
+}
+
+// some names a few of a list.
+func some(names []string) string {
+	const most = 5
+	if more := len(names) - most; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), more)
+	}
+	return strings.Join(names, ", ")
 }
 
 // call exchanges states with one node, at the first of its addresses that answers.
-func (m *Members) call(ml *memberlist.Memberlist, bind netip.Addr, name string, addrs []netip.Addr) error {
-	var err error
+func (m *Members) call(ml *memberlist.Memberlist, bind netip.Addr, name string, addrs []netip.Addr) finding {
+	found := silent
 	for _, addr := range addrs {
 		if addr.Is4() != bind.Is4() {
 			continue // gossip is bound to an address of one family
 		}
 		target := netip.AddrPortFrom(addr, uint16(m.opts.Port)).String()
-		if _, err = ml.Join([]string{name + "/" + target}); err == nil {
-			m.meet()
-			return nil
+		began := time.Now()
+		_, err := ml.Join([]string{name + "/" + target})
+		if err == nil {
+			m.met(began)
+			return reached
+		}
+		m.opts.Log.Debug("gossip does not reach a node", "member", name, "error", err)
+		if found == silent {
+			found = m.look(target)
 		}
 	}
-	return err
+	return found
 }
 
-// meet notes that this node knows the others as well as it can.
+// look finds out why a node could not be joined.
+func (m *Members) look(target string) finding {
+	dial := func() (net.Conn, error) { return net.DialTimeout("tcp", target, lookTimeout) }
+	if m.opts.transport != nil {
+		dial = func() (net.Conn, error) { return m.opts.transport.DialTimeout(target, lookTimeout) }
+	}
+	conn, err := dial()
+	switch {
+	case err == nil:
+		conn.Close()
+		return stranger
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return nobody
+	}
+	return silent
+}
+
+// Seek has this node call others until one has been heard, and again whenever it is set anew.
+func (m *Members) Seek(on bool) {
+	m.mu.Lock()
+	was := m.seeks
+	m.seeks = on
+	m.mu.Unlock()
+	if on && !was {
+		m.join.Poke()
+	}
+}
+
+// Met returns when the last call to another speaker began that exchanged states, or that showed
+// that there is none.
+func (m *Members) Met() time.Time {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.lastMet
+}
+
+// Trouble says which other speakers cannot be joined, as ": ..."; "" for none.
+func (m *Members) Trouble() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.trouble == "" {
+		return ""
+	}
+	return ": " + m.trouble
+}
+
+// met notes that this node knows the others as well as it can, since a call that began then.
+func (m *Members) met(began time.Time) {
+	m.mu.Lock()
+	was, seeks := m.joined, m.seeks
+	m.joined = true
+	if m.lastMet.Before(began) {
+		m.lastMet = began
+	}
+	m.mu.Unlock()
+	switch {
+	case !was:
+		m.opts.Changed(nil)
+	case seeks:
+		m.opts.Changed([]netip.Addr{}) // of no VIP, but Met is later
+	}
+}
+
+// meet notes that another node has told this one all that it knows.
 func (m *Members) meet() {
 	m.mu.Lock()
 	was := m.joined

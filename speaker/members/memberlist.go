@@ -22,14 +22,14 @@ const retransmitMult = 4
 // config tunes memberlist for finding a crashed node in well under a second, and for not taking a
 // busy one for crashed.
 //
-// Each node probes one other every 100 ms, each of the n-1 others once in a round, from a random
-// phase. So after a crash the first survivor probes the dead node after about 100 ms whatever n is:
-// n-1 survivors with a period of (n-1)·100 ms each. In the worst case of 100 this takes (n=3) 200
-// ms, (n=9) 350 ms. The probe fails 100 ms later: 50 ms for a direct answer, then 50 ms for answers
-// over three others and over TCP. Then the node is suspected, which all are told, the suspect too;
-// it has 3·max(1, log10 n)·100 ms = 300 ms to refute (600 ms at n=100) once a second node has seen
-// the same, twice that otherwise. Crash to known: about 100+100+300 = 500 ms, at worst of 100 some
-// 800 ms, up to 100 nodes about 1 s.
+// With the profile LAN, each node probes one other every 100 ms, each of the n-1 others once in a
+// round, from a random phase. So after a crash the first survivor probes the dead node after about
+// 100 ms whatever n is: n-1 survivors with a period of (n-1)·100 ms each. In the worst case of 100
+// this takes (n=3) 200 ms, (n=9) 350 ms. The probe fails 100 ms later: 50 ms for a direct answer,
+// then 50 ms for answers over three others and over TCP. Then the node is suspected, which all are
+// told, the suspect too; it has 3·max(1, log10 n)·100 ms = 300 ms to refute (600 ms at n=100) once
+// a second node has seen the same, twice that otherwise. Crash to known: about 100+100+300 = 500
+// ms, at worst of 100 some 800 ms, up to 100 nodes about 1 s.
 //
 // A false alarm takes a node that neither answers probes nor refutes for at least 100+300 ms. On a
 // machine with 2 busy cores a runnable process waits some tens of milliseconds. Being suspected
@@ -41,14 +41,14 @@ func (m *Members) config(bind netip.Addr) *memberlist.Config {
 	c.BindAddr, c.BindPort = bind.String(), m.opts.Port
 	c.AdvertiseAddr, c.AdvertisePort = c.BindAddr, c.BindPort
 	c.Transport = m.opts.transport
-	c.SecretKey = m.opts.Key
+	c.Keyring = m.keys
 
-	c.ProbeInterval, c.ProbeTimeout = 100*time.Millisecond, 50*time.Millisecond
+	c.ProbeInterval, c.ProbeTimeout = m.opts.Profile.ProbeInterval, m.opts.Profile.ProbeTimeout
 	c.SuspicionMult, c.SuspicionMaxTimeoutMult = 3, 2
 	// a node that finds itself slow doubles its intervals, where the default would make them 8 times
 	// as long
 	c.AwarenessMaxMultiplier = 2
-	c.GossipInterval, c.GossipNodes = 50*time.Millisecond, 3
+	c.GossipInterval, c.GossipNodes = m.opts.Profile.GossipInterval, 3
 	c.RetransmitMult = retransmitMult
 	c.PushPullInterval = 15 * time.Second
 	// Compression has a table of its own made for each packet, of which there are some for each claim;

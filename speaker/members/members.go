@@ -30,14 +30,20 @@ type Options struct {
 	// told. It may wait for it.
 	Bind func(context.Context) (netip.Addr, error)
 	Port int
-	// Key encrypts gossip (AES-GCM); 16, 24 or 32 bytes, or none.
-	Key []byte
+	// Keys encrypt gossip (AES-GCM), 16, 24 or 32 bytes each: the first one encrypts, all of them
+	// decrypt. Without keys gossip is not encrypted. See SetKeys.
+	Keys [][]byte
 	// Born tells this process from earlier ones on the node: the time of its start.
-	Born     time.Time
+	Born    time.Time
+	Profile Profile // the zero value stands for LAN
+	// Alone is how long a node calls the others, if they do not answer at all, before it takes itself
+	// for the only one.
+	Alone    time.Duration
 	Liveness Liveness
 	Log      *slog.Logger
 	// Changed is called with the VIPs of which another node says something else now; nil means that
-	// Joined changed. It must not block, and may be called from any goroutine.
+	// Joined changed, and an empty list that Met did while it was sought. It must not block, and may
+	// be called from any goroutine.
 	Changed func(vips []netip.Addr)
 	// transport and pace replace the network and usualPace in tests.
 	transport memberlist.Transport
@@ -65,6 +71,7 @@ type Members struct {
 	join  *loop.Runner
 	renew *loop.Runner
 	queue memberlist.TransmitLimitedQueue
+	keys  *memberlist.Keyring // nil without encryption
 
 	mu  sync.Mutex
 	own *journal
@@ -79,7 +86,10 @@ type Members struct {
 	joined   bool
 	macs     map[string][]string // of the other nodes, by name, also of those that have gone
 	ownMACs  []string
-	alone    time.Time // when this node may believe that it is alone; set by the first calls
+	seeks    bool      // another speaker has to be heard
+	lastMet  time.Time // see Met
+	calling  time.Time // when the first round of calls began
+	trouble  string    // why others cannot be joined
 	bind     netip.Addr
 	ml       *memberlist.Memberlist // nil before and after Run
 	stopped  bool
@@ -91,9 +101,13 @@ var _ actor.Updater[netip.Addr, *plan.Claim] = (*Members)(nil)
 func New(opts Options) *Members {
 	if opts.pace == (pace{}) {
 		opts.pace = usualPace
+		opts.pace.silent = max(opts.Alone, opts.pace.alone)
+	}
+	if opts.Profile == (Profile{}) {
+		opts.Profile = LAN
 	}
 	m := &Members{
-		opts: opts,
+		opts: opts, keys: newKeyring(opts.Keys),
 		own:  newJournal(opts.Self, uint64(opts.Born.UnixNano())),
 		book: book{}, past: map[uint64]*page{}, live: map[string]*memberlist.Node{}, greet: map[string]bool{},
 		macs: map[string][]string{},
@@ -183,6 +197,9 @@ func (m *Members) Joined() bool {
 	defer m.mu.Unlock()
 	return m.joined
 }
+
+// Busy returns for how long the actor has been at one thing.
+func (m *Members) Busy() time.Duration { return max(m.send.Busy(), m.join.Busy(), m.renew.Busy()) }
 
 // Run takes part until ctx ends; then it sends what is left to be said and takes its leave.
 func (m *Members) Run(ctx context.Context) error {

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -162,7 +163,8 @@ func (r *rig) start(name string, tweak ...func(*setup)) *rigged {
 		Options: Options{
 			Self: name, Bind: fixed(addr.Addr()), Port: int(addr.Port()), Born: time.Now(),
 			Log: slog.New(slog.DiscardHandler), Changed: func([]netip.Addr) {}, transport: c,
-			pace: pace{every: 200 * time.Millisecond, alone: 500 * time.Millisecond, soon: 50 * time.Millisecond},
+			pace: pace{every: 200 * time.Millisecond, alone: 500 * time.Millisecond, silent: time.Second,
+				soon: 50 * time.Millisecond},
 		},
 		liveness: liveness.Options{Self: name, Log: slog.New(slog.DiscardHandler), Changed: func() {}, Probe: r.probe(c)},
 	}
@@ -387,7 +389,7 @@ func TestContractNothingIsKnownBeforeJoining(t *testing.T) {
 
 func TestEncryption(t *testing.T) {
 	key := func(b byte) func(*setup) {
-		return func(o *setup) { o.Key = slices.Repeat([]byte{b}, 32) }
+		return func(o *setup) { o.Keys = [][]byte{slices.Repeat([]byte{b}, 32)} }
 	}
 	r := newRig(t, "a", "b", "c")
 	r.start("a", key(1))
@@ -397,26 +399,82 @@ func TestEncryption(t *testing.T) {
 		r.introduce(name)
 	}
 	r.eventually("a and b meet", func() bool { return slices.Equal(r.members["a"].Live(), []string{"a", "b"}) })
-	r.eventually("c has tried all", c.Joined)
-	if got := c.Live(); !slices.Equal(got, []string{"c"}) {
-		t.Errorf("with another key c sees %v", got)
+	r.eventually("c says whom it cannot join", func() bool { return strings.HasPrefix(c.Trouble(), ": a, b: connected") })
+	time.Sleep(2 * c.opts.pace.silent)
+	if got := c.Live(); !slices.Equal(got, []string{"c"}) || c.Joined() {
+		t.Errorf("with another key c sees %v, joined %v: it must not take itself for the only one", got, c.Joined())
 	}
 }
 
-func TestParseKey(t *testing.T) {
+// TestKeysAreRotatedWithoutAGap replaces the key on one node after the other, while gossip goes on.
+func TestKeysAreRotatedWithoutAGap(t *testing.T) {
+	old, next := slices.Repeat([]byte{1}, 32), slices.Repeat([]byte{2}, 32)
+	r := newRig(t, "a", "b", "c")
+	for _, name := range r.names() {
+		r.start(name, func(o *setup) { o.Keys = [][]byte{old} })
+	}
+	for _, name := range r.names() {
+		r.introduce(name)
+	}
+	all := func() bool {
+		for _, m := range r.members {
+			if !slices.Equal(m.Live(), []string{"a", "b", "c"}) {
+				return false
+			}
+		}
+		return true
+	}
+	r.eventually("all meet", all)
+	claims := 0
+	for _, keys := range [][][]byte{{old, next}, {next, old}, {next}} {
+		for _, name := range r.names() {
+			if err := r.members[name].SetKeys(keys); err != nil {
+				t.Fatal(err)
+			}
+			claims++
+			vip := netip.AddrFrom4([4]byte{192, 0, 2, byte(claims)})
+			r.members[name].Update(map[netip.Addr]*plan.Claim{vip: {}})
+			for other, m := range r.members {
+				r.eventually(fmt.Sprintf("%s hears of %s from %s", other, vip, name), func() bool {
+					_, heard := m.Claims(vip)[name]
+					return heard || other == name
+				})
+			}
+			if !all() {
+				t.Errorf("a node was lost when %s changed its keys", name)
+			}
+		}
+	}
+	for _, m := range r.members {
+		if got := m.keys.GetKeys(); len(got) != 1 || !slices.Equal(got[0], next) {
+			t.Errorf("%d keys are left", len(got))
+		}
+		if err := m.SetKeys(nil); err == nil {
+			t.Error("encryption ends while gossip goes on")
+		}
+	}
+}
+
+func TestParseKeys(t *testing.T) {
 	bare := []byte("0123456789abcdef0123456789abcde\xff")
+	text := []byte("0123456789abcdef")
 	for _, c := range []struct {
 		in   string
-		want []byte
+		want [][]byte
 	}{
-		{string(bare), bare},
-		{string(bare) + "\n", bare},
-		{"MDEyMzQ1Njc4OWFiY2RlZg==\n", []byte("0123456789abcdef")},
+		{string(bare), [][]byte{bare}},
+		{string(bare) + "\n", [][]byte{bare}},
+		{"0123456\n89abcdef", [][]byte{[]byte("0123456\n89abcdef")}},
+		{"MDEyMzQ1Njc4OWFiY2RlZg==\n", [][]byte{text}},
+		{"MDEyMzQ1Njc4OWFiY2RlZg==\n" + string(bare) + "\r\n", [][]byte{text, bare}},
+		{string(bare) + "\nMDEyMzQ1Njc4OWFiY2RlZg==", [][]byte{bare, text}},
+		{string(bare) + "\nshort", nil},
+		{string(bare) + "\n\n" + string(bare), nil},
 		{"short", nil},
 		{"", nil},
 	} {
-		got, err := ParseKey([]byte(c.in))
-		if !slices.Equal(got, c.want) || (err == nil) != (c.want != nil) {
+		got, err := ParseKeys([]byte(c.in))
+		if !slices.EqualFunc(got, c.want, slices.Equal) || (err == nil) != (c.want != nil) {
 			t.Errorf("%q: got %q, %v", c.in, got, err)
 		}
 	}
@@ -486,8 +544,8 @@ func TestLogBridgeLevels(t *testing.T) {
 	}
 }
 
-func ExampleParseKey() {
-	_, err := ParseKey([]byte("secret"))
+func ExampleParseKeys() {
+	_, err := ParseKeys([]byte("secret"))
 	fmt.Println(err)
-	// Output: a gossip key is 16, 24 or 32 bytes, bare or in base64; this has 6 bytes
+	// Output: line 1: a gossip key is 16, 24 or 32 bytes, bare or in base64; this has 6 bytes
 }

@@ -40,6 +40,10 @@ func (m *Members) sendStep(context.Context) (time.Duration, error) {
 		full = m.own.full()
 	}
 	m.mu.Unlock()
+	if len(newcomers)+len(others) == 0 {
+		m.queue.Reset() // nobody takes from it; who comes is told everything
+		return 0, nil
+	}
 	if len(newcomers) > 0 {
 		// To a newcomer the page goes in parts, so none of them may say that it is complete. Even an
 		// empty one announces the new process.

@@ -50,10 +50,10 @@ const (
 // appendUpdate encodes one update; a message is the version followed by any number of them:
 //
 //	string node, varint born, varint floor
-//	varint count, strings: the reasons and lists of peers that occur
-//	varint count, entries: byte flags, 4 or 16 bytes address, varint seq, varint reason (0 none, n the
-//	nth of the strings); if the flags say so a varint weight; and if they say so varints for the list
-//	of peers and the reason of its own that BGP has
+//	varint count, strings: the reasons and lists of peers (plan.PeerNames) that occur
+//	varint count, entries: byte flags, 4 or 16 bytes address, varint seq, varint reason (0 none, n
+//	the nth of the strings); if the flags say so a varint weight; and if they say so varints for the
+//	list of peers and the reason of its own that BGP has
 //
 // A string is its length as a varint and its bytes. Addresses that are claimed, the common case,
 // take about 8 bytes.
@@ -77,7 +77,7 @@ func appendUpdate(b []byte, u update) []byte {
 			b = binary.AppendUvarint(b, uint64(e.claim.Weight))
 		}
 		if e.routed() {
-			b = binary.AppendUvarint(b, index(e.claim.Routes))
+			b = binary.AppendUvarint(b, index(string(e.claim.Routes)))
 			b = binary.AppendUvarint(b, index(string(e.claim.Unrouted)))
 		}
 	}
@@ -88,7 +88,7 @@ func appendUpdate(b []byte, u update) []byte {
 func (u update) words() []string {
 	var words []string
 	for _, e := range u.entries {
-		for _, w := range []string{string(e.claim.Reason), e.claim.Routes, string(e.claim.Unrouted)} {
+		for _, w := range []string{string(e.claim.Reason), string(e.claim.Routes), string(e.claim.Unrouted)} {
 			if w != "" && !slices.Contains(words, w) {
 				words = append(words, w)
 			}
@@ -199,7 +199,7 @@ func (r *reader) entry(words []string) entry {
 		e.claim.Weight = uint16(weight)
 	}
 	if flags[0]&flagRouted != 0 {
-		e.claim.Routes = r.word(words)
+		e.claim.Routes = plan.PeerNames(r.word(words))
 		e.claim.Unrouted = lb.Reason(r.word(words))
 	}
 	return e

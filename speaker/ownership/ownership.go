@@ -36,6 +36,9 @@ type Events struct {
 type Answer struct {
 	On    []string
 	Round int
+	// Owned is set where this node owns the VIP as a majority sees it, and does not only answer until
+	// another does.
+	Owned bool
 }
 
 // Decided is what a step has come to for one VIP. Before is the zero Decision of a VIP that is new,
@@ -55,6 +58,9 @@ type State struct {
 	fresh     map[netip.Addr]time.Time // VIPs that were first seen a moment ago, until when they count as fresh
 	served    map[netip.Addr]bool      // VIPs that a node of ours has answered for
 	unserved  map[netip.Addr]bool      // VIPs that no node answers for now
+	since     map[netip.Addr]time.Time // when this node began to answer for VIPs
+	missing   []string                 // nodes, as of the last step
+	parted    bool                     // as of the last step
 	seen      Seen
 	changes   int
 }
@@ -64,13 +70,13 @@ func New() State {
 	return State{
 		decisions: map[netip.Addr]plan.Decision{}, answers: map[netip.Addr]Answer{}, probes: map[netip.Addr][]string{},
 		rounds: map[netip.Addr]int{}, fresh: map[netip.Addr]time.Time{}, served: map[netip.Addr]bool{},
-		unserved: map[netip.Addr]bool{},
+		unserved: map[netip.Addr]bool{}, since: map[netip.Addr]time.Time{},
 	}
 }
 
-// Step decides the VIPs that the events name and those of which the actor has news or that are
-// fresh no more. It returns what it has decided, and reports whether the actor has something else
-// to do. again is when to look again; 0 for not at all.
+// Step decides these VIPs: those that the events name, those that the actor has news of, and those
+// that stop being fresh. It returns the decisions, and reports whether the actor's work changes.
+// again is when to call Step next; 0 for not at all.
 func (s *State) Step(now time.Time, facts plan.Facts, e Events) (
 	decided map[netip.Addr]Decided, changed bool, again time.Duration) {
 	vips := maps.Clone(e.VIPs)
@@ -79,6 +85,7 @@ func (s *State) Step(now time.Time, facts plan.Facts, e Events) (
 	}
 	s.look(e.Seen, vips)
 	s.ripen(now, vips)
+	s.greet(facts, vips)
 	decided = make(map[netip.Addr]Decided, len(vips))
 	for vip := range vips {
 		in, held := e.Input(vip)
@@ -93,7 +100,7 @@ func (s *State) Step(now time.Time, facts plan.Facts, e Events) (
 	return decided, changed, s.ripest(now)
 }
 
-// look takes what the actor has found out, and adds the VIPs to vips of which it is news.
+// look takes what the actor has found out. It adds to vips those that this is news about.
 func (s *State) look(seen Seen, vips map[netip.Addr]bool) {
 	differing(s.seen.Answering, seen.Answering, slices.Equal, vips)
 	differing(s.seen.ConflictingHosts, seen.ConflictingHosts, slices.Equal, vips)
@@ -101,7 +108,7 @@ func (s *State) look(seen Seen, vips map[netip.Addr]bool) {
 	s.seen = seen
 }
 
-// differing adds the keys to found whose values are not the same in both.
+// differing compares two maps, and adds to found each key whose values differ.
 func differing[V any](a, b map[netip.Addr]V, same func(a, b V) bool, found map[netip.Addr]bool) {
 	for vip, now := range b {
 		if before := a[vip]; !same(before, now) {
@@ -111,6 +118,24 @@ func differing[V any](a, b map[netip.Addr]V, same func(a, b V) bool, found map[n
 	for vip := range a {
 		if _, ok := b[vip]; !ok {
 			found[vip] = true
+		}
+	}
+}
+
+// greet has this node announce its own VIPs again when a missing node is back: that node may have
+// announced them before it was heard. A node that was on the lesser side itself does so when it is
+// sure again what it owns. It adds the VIPs to vips.
+func (s *State) greet(facts plan.Facts, vips map[netip.Addr]bool) {
+	back := slices.ContainsFunc(s.missing, func(node string) bool { return slices.Contains(facts.Live, node) }) ||
+		s.parted
+	s.missing, s.parted = facts.Missing, facts.Parted
+	if !back || facts.Parted {
+		return
+	}
+	for vip, answer := range s.answers {
+		if answer.Owned {
+			s.rounds[vip]++
+			vips[vip] = true
 		}
 	}
 }
@@ -139,6 +164,7 @@ func (s *State) forget(vip netip.Addr) {
 	delete(s.fresh, vip)
 	delete(s.served, vip)
 	delete(s.unserved, vip)
+	delete(s.since, vip)
 }
 
 // decide plans one VIP and notes what follows.
@@ -157,10 +183,16 @@ func (s *State) decide(now time.Time, facts plan.Facts, in plan.Input) Decided {
 		s.served[vip] = true
 	}
 	_, in.Fresh = s.fresh[vip]
-	in.Served = s.served[vip]
+	in.Served, in.Since = s.served[vip], s.since[vip]
 	next := plan.Decide(facts, in)
-	if before.Overlap != next.Overlap {
+	if before.Overlap != next.Overlap && !facts.Parted {
 		s.rounds[vip]++ // clients may have listened to the other one last
+	}
+	switch {
+	case len(next.Answer) == 0:
+		delete(s.since, vip)
+	case len(before.Answer) == 0:
+		s.since[vip] = now
 	}
 	if known && before.Owner != next.Owner {
 		s.changes++
@@ -193,12 +225,15 @@ func (s *State) assign(vip netip.Addr) bool {
 	delete(s.answers, vip)
 	delete(s.probes, vip)
 	if len(d.Answer) > 0 {
-		s.answers[vip] = Answer{On: d.Answer, Round: s.rounds[vip]}
+		// A node that sees no majority does not know who else answers by right, and would refuse the
+		// connections of the clients that it takes from that one.
+		s.answers[vip] = Answer{On: d.Answer, Round: s.rounds[vip], Owned: !d.Handover && !d.Parted}
 	} else if len(d.Probe) > 0 {
 		s.probes[vip] = d.Probe
 	}
 	now := s.answers[vip]
-	return !slices.Equal(answer.On, now.On) || answer.Round != now.Round || !slices.Equal(probe, s.probes[vip])
+	return !slices.Equal(answer.On, now.On) || answer.Round != now.Round || answer.Owned != now.Owned ||
+		!slices.Equal(probe, s.probes[vip])
 }
 
 // Desired returns what the actor is to answer for, and on which interfaces it is to probe. Do not
@@ -212,6 +247,9 @@ func (s *State) Decision(vip netip.Addr) (d plan.Decision, ok bool) {
 	d, ok = s.decisions[vip]
 	return d, ok
 }
+
+// VIPs returns all VIPs that were decided, in no order.
+func (s *State) VIPs() []netip.Addr { return slices.Collect(maps.Keys(s.decisions)) }
 
 // Decisions returns what was last decided, sorted by VIP.
 func (s *State) Decisions() []plan.Decision {

@@ -24,6 +24,16 @@ type Facts struct {
 	// Said is what another node has said over the API server, if Heard is set.
 	Said  lb.Witness
 	Heard bool
+	// Others is set when the cluster has other nodes.
+	Others bool
+	// Carrier are the interfaces with a carrier on which this node may answer.
+	Carrier []string
+	// Woke is when the process last went on after it had been frozen; the zero time if it never was.
+	Woke    time.Time
+	Contact Contact
+	// ReturnHold is how long the node waits to hear another speaker that may have been cut off; 0 for
+	// not at all.
+	ReturnHold time.Duration
 }
 
 // State is what is remembered from one step to the next. The zero value is ready.
@@ -35,6 +45,10 @@ type State struct {
 	apart  bool // as of the last step
 	parted bool
 	until  time.Time // how long a node that sees a majority again counts as parted, and goes on yielding
+
+	estrangement estrangement
+	estranged    bool
+	mute         bool
 }
 
 // Step takes in who is there. It reports whether a majority elsewhere has said something new, and
@@ -43,22 +57,32 @@ type State struct {
 func (s *State) Step(now time.Time, f Facts) (news, changed bool, again time.Duration) {
 	s.self, s.seen = f.Self, f.Speakers
 	said, heard := f.Said, f.Heard
+	lost, found := !s.seen.Majority && !s.apart, s.seen.Majority && s.apart
 	if !s.seen.Majority || s.apart {
 		// From the first look at which they are together again, as nothing may have called for one in
 		// between.
 		s.until = now.Add(Reunion)
 	}
 	s.apart = !s.seen.Majority
-	parted := now.Before(s.until)
+	s.estrangement.step(now, f, look{lost: lost, found: found, calm: !now.Before(s.until)})
+	until := s.until
+	if woke := s.estrangement.woke; !woke.IsZero() && until.Before(woke.Add(Reunion)) {
+		until = woke.Add(Reunion) // others may have taken over while this node was frozen
+	}
+	parted := now.Before(until)
 	if s.seen.Majority {
 		heard, said = s.heard && parted, s.others
 		if parted {
-			again = s.until.Sub(now)
+			again = until.Sub(now)
 		}
 	}
+	estranged, mute := s.estrangement.on, s.estrangement.mute(now, f)
+	if next := s.estrangement.next(now, f); !next.IsZero() {
+		again = plan.Sooner(again, next.Sub(now))
+	}
 	news = heard != s.heard || heard && !said.Same(s.others)
-	changed = news || parted != s.parted
-	s.others, s.heard, s.parted = said, heard, parted
+	changed = news || parted != s.parted || estranged != s.estranged || mute != s.mute
+	s.others, s.heard, s.parted, s.estranged, s.mute = said, heard, parted, estranged, mute
 	return news, changed, again
 }
 
@@ -67,6 +91,18 @@ func (s *State) Speakers() plan.Speakers { return s.seen }
 
 // Parted reports whether the node sees no majority of the speakers, or has seen none a moment ago.
 func (s *State) Parted() bool { return s.parted }
+
+// Estranged reports whether the node may have been cut off and has heard no other speaker since: it
+// has no address that it did not answer for before.
+func (s *State) Estranged() bool { return s.estranged }
+
+// Trusted returns until when a node that is estranged was not, for sure: what it has taken since
+// then it gives up.
+func (s *State) Trusted() time.Time { return s.estrangement.trusted }
+
+// Mute reports whether the process was frozen and has heard no other speaker since: it answers for
+// nothing.
+func (s *State) Mute() bool { return s.mute }
 
 // Heard returns what a majority says that this node does not see.
 func (s *State) Heard() (said lb.Witness, heard bool) { return s.others, s.heard }
@@ -89,10 +125,10 @@ type Desired struct {
 // sorted.
 func (s *State) Desired(unserved func() []netip.Addr) Desired {
 	switch {
+	case !s.seen.Majority, s.estranged && !s.seen.Lost:
+		return Desired{Heed: true} // also to learn whether the API server answers
 	case !s.seen.Lost:
 		return Desired{}
-	case !s.seen.Majority:
-		return Desired{Heed: true}
 	case s.seen.Rank >= standby:
 		return Desired{}
 	}

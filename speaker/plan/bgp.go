@@ -37,8 +37,8 @@ type BGPInput struct {
 	Converged bool
 }
 
-// BGPDecision is what follows for this node.
-type BGPDecision struct {
+// bgpDecision is what follows for this node.
+type bgpDecision struct {
 	// Sessions are what the actor shall have, by peer.
 	Sessions map[string]BGPSession
 	// Peers has a decision for each peer that selects this node.
@@ -85,9 +85,9 @@ type BGPObstacle struct {
 	VIP           netip.Addr `json:"-"`
 }
 
-// DecideBGP plans all sessions of a node and all that its peers hear.
-func DecideBGP(f Facts, b BGPFacts, vips []BGPInput) BGPDecision {
-	d := BGPDecision{VIPs: make(map[netip.Addr]BGPVIP, len(vips))}
+// decideBGP plans all sessions of a node and all that its peers hear.
+func decideBGP(f Facts, b BGPFacts, vips []BGPInput) bgpDecision {
+	d := bgpDecision{VIPs: make(map[netip.Addr]BGPVIP, len(vips))}
 	d.Sessions, d.Peers = sessions(f, b)
 	r := newRoutes(f, b, d.Sessions, len(vips))
 	node := refuseNode(f)

@@ -5,13 +5,12 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
-	"strings"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
 // BGPBook keeps what was last planned over BGP, so that a plan costs what has changed. The zero
-// value is ready. It holds values only; what it says is what DecideBGP says of all VIPs.
+// value is ready. It holds values only; what it says is what decideBGP says of all VIPs.
 type BGPBook struct {
 	sessions map[string]BGPSession
 	peers    map[string]PeerDecision
@@ -34,7 +33,7 @@ func (k *BGPBook) VIPs() map[netip.Addr]BGPVIP { return k.vips }
 
 // PlanAll plans everything anew. Changed reports whether Sessions differ.
 func (k *BGPBook) PlanAll(f Facts, b BGPFacts, inputs []BGPInput) (changed bool) {
-	d := DecideBGP(f, b, inputs)
+	d := decideBGP(f, b, inputs)
 	k.peers, k.vips, k.inside = d.Peers, d.VIPs, map[netip.Prefix]map[netip.Addr]bool{}
 	for vip, v := range d.VIPs {
 		k.enter(vip, v)
@@ -88,14 +87,14 @@ func (k *BGPBook) Plan(f Facts, b BGPFacts, dirty map[netip.Addr]bool,
 }
 
 func (k *BGPBook) decide(f Facts, b BGPFacts, vips map[netip.Addr]bool,
-	input func(netip.Addr) (BGPInput, bool)) BGPDecision {
+	input func(netip.Addr) (BGPInput, bool)) bgpDecision {
 	inputs := make([]BGPInput, 0, len(vips))
 	for vip := range vips {
 		if in, ok := input(vip); ok {
 			inputs = append(inputs, in)
 		}
 	}
-	return DecideBGP(f, b, inputs)
+	return decideBGP(f, b, inputs)
 }
 
 // siblings adds the VIPs that are announced by one of the prefixes.
@@ -198,7 +197,7 @@ func (r Routed) steady() bool { return len(r.Peers) > 0 && r.Refusal == nil }
 
 // claim adds to what the node says to the others.
 func (r Routed) claim(c *Claim) {
-	c.Routes = strings.Join(r.Peers, ", ")
+	c.Routes = NewPeerNames(r.Peers...)
 	if r.Refusal != nil {
 		c.Unrouted = r.Refusal.Reason
 	}

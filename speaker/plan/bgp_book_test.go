@@ -48,7 +48,7 @@ func TestABookFollowsChanges(t *testing.T) {
 			w.bgp.BFDDown = map[string]bool{"tor-1": r.IntN(8) == 0}
 			before := book.Sessions()
 			planned, changed := book.Plan(w.facts, w.bgp, dirty, input)
-			want := DecideBGP(w.facts, w.bgp, all())
+			want := decideBGP(w.facts, w.bgp, all())
 			for name, s := range want.Sessions {
 				if !sameSession(book.Sessions()[name], s) {
 					t.Fatalf("seed %d step %d: %s hears %v, want %v", seed, step, name, book.Sessions()[name].Routes, s.Routes)

@@ -93,8 +93,8 @@ func passwordOf(p lb.Peer, b BGPFacts) (string, *lb.Refusal) {
 	switch {
 	case !ok:
 		return "",
-			lb.Refuse(lb.ReasonSecretMissing, "Secret %s/%s of type kubernetes.io/basic-auth does not exist", b.Namespace,
-				ref.Name)
+			lb.Refuse(lb.ReasonSecretMissing, "Secret %s/%s of type kubernetes.io/basic-auth does not exist, or the speaker "+
+				"may not read it: the chart's value speaker.bgpSecrets lists those that it may", b.Namespace, ref.Name)
 	case password == "" || len(password) > maxPassword:
 		return "",
 			lb.Refuse(lb.ReasonSecretMissing, "the key password of Secret %s/%s has %d bytes, and a password has 1 to %d",

@@ -170,7 +170,7 @@ func (r *routes) selects(in BGPInput) bool {
 
 func (a *advertisement) selects(in BGPInput) bool {
 	return len(a.ServiceSelectors) == 0 ||
-		slices.ContainsFunc(in.Holders, func(h Holder) bool { return anyMatches(a.ServiceSelectors, h.Labels) })
+		slices.ContainsFunc(tenants(in.Holders), func(h Holder) bool { return anyMatches(a.ServiceSelectors, h.Labels) })
 }
 
 // add announces a VIP, and says so in v, or why not. With kept set, peers with graceful restart

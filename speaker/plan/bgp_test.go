@@ -96,10 +96,10 @@ func newBGPWorld(changes ...func(*bgpWorld)) *bgpWorld {
 	return w
 }
 
-func (w *bgpWorld) decide() BGPDecision { return DecideBGP(w.facts, w.bgp, w.vips) }
+func (w *bgpWorld) decide() bgpDecision { return decideBGP(w.facts, w.bgp, w.vips) }
 
 // heard writes what each peer hears: "tor-1: 192.0.2.1/32 lp 100; …".
-func heard(d BGPDecision) string {
+func heard(d bgpDecision) string {
 	var peers []string
 	for _, name := range slices.Sorted(maps.Keys(d.Sessions)) {
 		var list []string

@@ -12,8 +12,8 @@ type Claim struct {
 	// Weight is how much the node is preferred for the VIP, 0 to lb.MaxWeight; the heaviest that claim
 	// own.
 	Weight uint16 `json:"weight,omitempty"`
-	// Routes are the BGP peers that hear of the VIP from the node, by name, joined by ", ".
-	Routes string `json:"routes,omitempty"`
+	// Routes are the BGP peers that hear of the VIP from the node.
+	Routes PeerNames `json:"routes,omitempty"`
 	// Unrouted says why no peer hears of the VIP although a BGPAdvertisement is for it, or, with
 	// Routes, why they soon hear of it no more; empty when all is well or when BGP is not for the VIP.
 	Unrouted lb.Reason `json:"unrouted,omitempty"`

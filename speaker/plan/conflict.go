@@ -27,10 +27,11 @@ func conflict(f Facts, in Input) *lb.Refusal {
 		named(in.ConflictingHosts), advice)
 }
 
-// onConflict is what the Services on the VIP ask for, of which one that insists is enough, or else
-// what holds for all.
+// onConflict is what the Services that held the VIP first ask for, of which one that insists is
+// enough, or else what holds for all.
 func onConflict(f Facts, holders []Holder) (policy OnConflict, advice string) {
 	policy = f.OnConflict
+	holders, _ = first(holders)
 	for _, h := range holders {
 		if h.OnConflict == "" {
 			continue

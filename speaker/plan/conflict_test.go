@@ -47,6 +47,10 @@ func TestAddressConflicts(t *testing.T) {
 		{name: "it comes when we answer: defended and reported", input: func(in *Input) {
 			in.ConflictingHosts, in.Served, in.Answering = conflicting, true, []string{"eth0"}
 		}, answers: true, summary: lb.ReasonContested, true: true},
+		{name: "a route to it besides makes it no better", input: func(in *Input) {
+			in.ConflictingHosts, in.Served, in.Answering = conflicting, true, []string{"eth0"}
+			in.Routed = Routed{Peers: []string{"tor-1"}}
+		}, answers: true, summary: lb.ReasonContested, true: true},
 		{name: "what this node cannot deliver anyway is not probed",
 			input: func(in *Input) { unprogrammed(in.Holders[0].Delivery) }, reason: lb.ReasonNotProgrammed,
 			summary: lb.ReasonNotProgrammed},

@@ -1,14 +1,74 @@
 package plan
 
-import "github.com/landfall-lb/landfall/internal/lb"
+import (
+	"slices"
 
-// deliverable returns why this node cannot deliver the VIP, or nil when it can: every Service on it
-// is programmed and deliverable here. A Service that no node can deliver does not count, unless
-// there is no other.
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// A Service that joined an address of another one never decides where that is announced: it could
+// take the first holder off the air, or off all nodes but its own. So those who held the VIP first
+// decide, and those who joined only where no node can deliver the first ones.
+
+// first returns the holders that did not join another one, and the others.
+func first(holders []Holder) (first, joined []Holder) {
+	for _, h := range holders {
+		if h.Joined {
+			joined = append(joined, h)
+		} else {
+			first = append(first, h)
+		}
+	}
+	return first, joined
+}
+
+// tenants returns the holders whose labels and annotations count: those that did not join another
+// one, and those of their namespaces.
+func tenants(holders []Holder) []Holder {
+	of, _ := first(holders)
+	if len(of) == 0 || len(of) == len(holders) {
+		return holders
+	}
+	return slices.DeleteFunc(slices.Clone(holders), func(h Holder) bool {
+		return !slices.ContainsFunc(of, func(f Holder) bool { return f.Service.Namespace == h.Service.Namespace })
+	})
+}
+
+// deliverable returns why this node cannot deliver the VIP, or nil when it can.
 func deliverable(gate lb.Reason, holders []Holder) *lb.Refusal {
 	if gate != "" {
 		return lb.Refuse(gate, "%s", Describe(gate))
 	}
+	of, joined := first(holders)
+	refusal := allDeliverable(of)
+	nowhere := refusal != nil && (refusal.Reason == lb.ReasonNoBackends || refusal.Reason == lb.ReasonFrontendInUse)
+	if len(joined) > 0 && (len(of) == 0 || nowhere) {
+		return allDeliverable(joined)
+	}
+	return refusal
+}
+
+// undelivered returns why this node cannot deliver the Services that joined the VIP of others.
+func undelivered(holders []Holder) map[lb.Key]*lb.Refusal {
+	var found map[lb.Key]*lb.Refusal
+	for _, h := range holders {
+		if !h.Joined {
+			continue
+		}
+		if refusal := h.refuse(); refusal != nil {
+			if found == nil {
+				found = map[lb.Key]*lb.Refusal{}
+			}
+			found[h.Service] = refusal
+		}
+	}
+	return found
+}
+
+// allDeliverable returns why this node cannot deliver one of the Services, or nil when it can. A
+// Service that no node can deliver, or whose frontends another Service has, does not count, unless
+// there is no other.
+func allDeliverable(holders []Holder) *lb.Refusal {
 	var empty *lb.Refusal
 	counted := 0
 	for _, h := range holders {
@@ -16,7 +76,7 @@ func deliverable(gate lb.Reason, holders []Holder) *lb.Refusal {
 		switch {
 		case refusal == nil:
 			counted++
-		case refusal.Reason != lb.ReasonNoBackends:
+		case refusal.Reason != lb.ReasonNoBackends && refusal.Reason != lb.ReasonFrontendInUse:
 			return refusal
 		case empty == nil:
 			empty = refusal
@@ -37,7 +97,7 @@ func (h Holder) refuse() *lb.Refusal {
 	switch reason := h.Delivery.Deliverable(); reason {
 	case "":
 		return nil
-	case lb.ReasonNotProgrammed:
+	case lb.ReasonNotProgrammed, lb.ReasonFrontendInUse:
 		return lb.Refuse(reason, "%s: %s", h.Service, h.Delivery.Refusal.Message)
 	case lb.ReasonNoLocalBackends:
 		return lb.Refuse(reason, "%s has externalTrafficPolicy Local and no usable endpoint on this node", h.Service)
@@ -49,18 +109,30 @@ func (h Holder) refuse() *lb.Refusal {
 // forwards reports whether the kernel still delivers what arrives for the VIP, be it to endpoints
 // that are terminating.
 func forwards(holders []Holder) bool {
-	counted := 0
+	of, joined := first(holders)
+	counted, all := countForwarding(of)
+	if all && counted == 0 {
+		counted, all = countForwarding(joined)
+	}
+	return all && counted > 0
+}
+
+// countForwarding counts the Services that the kernel still delivers; all is false if there is one
+// that it does not although another node may.
+func countForwarding(holders []Holder) (counted int, all bool) {
 	for _, h := range holders {
 		d := h.Delivery
 		switch {
+		case d != nil && d.Deliverable() == lb.ReasonFrontendInUse:
+			continue // another Service's
 		case d == nil || d.Refusal != nil:
-			return false
+			return counted, false
 		case d.Ready+d.Serving == 0:
 			continue // refused here as everywhere
 		case d.Policy == lb.Local && d.LocalReady+d.LocalServing == 0:
-			return false
+			return counted, false
 		}
 		counted++
 	}
-	return counted > 0
+	return counted, true
 }

@@ -67,9 +67,9 @@ func poolsOf(pools map[string]lb.Pool, vip netip.Addr) []lb.Pool {
 }
 
 // selectsService reports whether the advertisement is for a Service that holds the VIP; one of
-// several that share it is enough.
+// several that share it is enough, but not one of another namespace that joined.
 func selectsService(ad lb.L2Advertisement, holders []Holder) bool {
-	return len(ad.ServiceSelectors) == 0 || slices.ContainsFunc(holders, func(h Holder) bool {
+	return len(ad.ServiceSelectors) == 0 || slices.ContainsFunc(tenants(holders), func(h Holder) bool {
 		return slices.ContainsFunc(ad.ServiceSelectors, func(s labels.Selector) bool { return s.Matches(h.Labels) })
 	})
 }
@@ -123,18 +123,31 @@ func matchesAny(patterns []string, name string) bool {
 	})
 }
 
-// MACs returns the link-layer addresses under which this node may answer, by which the others tell
-// it from conflicting hosts; sorted.
-func MACs(f Facts) []string {
+// Candidates returns the interfaces that may answer for some VIP: those that an advertisement
+// names, and those that are not excluded. The interfaces of pods, which come and go with them, are
+// none.
+func Candidates(f Facts) []lb.Interface {
 	named := map[string]bool{}
 	for _, ad := range f.Advertisements {
 		for _, name := range ad.Interfaces {
 			named[name] = true
 		}
 	}
-	macs := map[string]bool{}
+	var found []lb.Interface
 	for _, i := range f.Interfaces {
-		if len(i.MAC) > 0 && !i.Loopback && (named[i.Name] || !matchesAny(f.Exclude, i.Name)) {
+		if named[i.Name] || !matchesAny(f.Exclude, i.Name) {
+			found = append(found, i)
+		}
+	}
+	return found
+}
+
+// MACs returns the link-layer addresses under which this node may answer, by which the others tell
+// it from conflicting hosts; sorted.
+func MACs(f Facts) []string {
+	macs := map[string]bool{}
+	for _, i := range Candidates(f) {
+		if len(i.MAC) > 0 && !i.Loopback {
 			macs[i.MAC.String()] = true
 		}
 	}

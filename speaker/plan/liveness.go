@@ -39,7 +39,7 @@ func Resuming(c Claim) bool {
 	switch c.Reason {
 	case "":
 		return !c.Answering
-	case lb.ReasonNotJoined, lb.ReasonFeedUnknown, lb.ReasonNotProgrammed:
+	case lb.ReasonNotJoined, lb.ReasonCutOff, lb.ReasonFeedUnknown, lb.ReasonNotProgrammed:
 		return true
 	}
 	return false

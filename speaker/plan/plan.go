@@ -4,6 +4,7 @@ package plan
 
 import (
 	"net/netip"
+	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -42,6 +43,10 @@ type Facts struct {
 	Missing []string
 	// Parted is set while this node sees no majority of the speakers, and for a moment after.
 	Parted bool
+	// Estranged is set while this node may have been cut off and has not heard the others since. Until
+	// Trusted it was not, for sure.
+	Estranged bool
+	Trusted   time.Time
 }
 
 // Input is what one node knows of one VIP.
@@ -53,6 +58,8 @@ type Input struct {
 	Claims map[string]Claim
 	// Answering are the interfaces on which this node answers for the VIP now.
 	Answering []string
+	// Since is when this node began to answer for the VIP.
+	Since time.Time
 	// Restarted is set when this node's speaker restarted a moment ago and answered for the VIP
 	// before, so that the others wait for it.
 	Restarted bool
@@ -61,8 +68,8 @@ type Input struct {
 	// Fresh is set for a moment after this node has first seen the VIP: other nodes may see it a
 	// little later.
 	Fresh bool
-	// Elsewhere is set while a majority of the speakers, of which this node sees none, answers for the
-	// VIP.
+	// Elsewhere is set while this node is cut off from a majority of the speakers and the majority
+	// answers for the VIP.
 	Elsewhere bool
 	// Served is set once a node of ours has answered for the VIP, as far as this node has heard.
 	Served bool
@@ -80,6 +87,9 @@ type Holder struct {
 	OnConflict string
 	// Delivery is nil when the gate says nothing.
 	Delivery *lb.Delivery
+	// Joined is set for a Service that another holder of the VIP let join, or that holds it by
+	// mistake.
+	Joined bool
 }
 
 // Decision is what follows for one VIP.
@@ -109,6 +119,8 @@ type Decision struct {
 	Overlap bool
 	// Routed is what has become of the VIP over BGP on this node.
 	Routed Routed
+	// Undelivered says which Services that joined the VIP this node does not deliver, and why.
+	Undelivered map[lb.Key]*lb.Refusal
 	// Nodes is the status of each live or missing node, sorted by name.
 	Nodes []NodeStatus
 }
@@ -141,6 +153,7 @@ func Decide(f Facts, in Input) Decision {
 	for _, h := range in.Holders {
 		d.Services = append(d.Services, h.Service)
 	}
+	d.Undelivered = undelivered(in.Holders)
 	var place place
 	place, d.Refusal = refuse(f, in)
 	if d.Refusal == nil {
@@ -151,13 +164,16 @@ func Decide(f Facts, in Input) Decision {
 			f.Self,
 			in.VIP)
 	}
+	if d.Refusal == nil && f.Estranged && (len(in.Answering) == 0 || in.Since.After(f.Trusted)) {
+		d.Refusal = lb.Refuse(lb.ReasonCutOff, "%s may have been cut off, and has not heard another speaker since", f.Self)
+	}
 	d.Weight = place.weight
-	d.Owner = Elect(in.VIP, claimants(f, in, d))
+	d.Owner = elect(in.VIP, claimants(f, in, d))
 	d.Reporter = d.Owner
 	if d.Owner == "" {
 		d.Reporter = Winner(in.VIP, reporters(f, in, d))
 	}
-	if d.Refusal != nil && d.Refusal.Reason == lb.ReasonYielded {
+	if d.Refusal != nil && (d.Refusal.Reason == lb.ReasonYielded || d.Refusal.Reason == lb.ReasonCutOff) {
 		d.Reporter = "" // the others do
 	}
 	if probes(f, in, d) {

@@ -80,6 +80,10 @@ func unprogrammed(d *lb.Delivery) {
 	d.Refusal = lb.Refuse(lb.ReasonNotProgrammed, "iptables-restore: exit status 4")
 }
 
+func contested(d *lb.Delivery) {
+	d.Refusal = lb.Refuse(lb.ReasonFrontendInUse, "192.0.2.1:80/tcp is held by a Service of another namespace")
+}
+
 func input(tweak ...func(*Input)) Input {
 	in := Input{VIP: vip, Probed: true, Holders: []Holder{{Service: nginx, Delivery: delivery(nginx)}}}
 	for _, t := range tweak {
@@ -206,6 +210,11 @@ func TestContract1And2And10ClaimOrTypedReason(t *testing.T) {
 			input: held(delivery(metrics, empty), delivery(nginx, local(0, 0, 1, 0))), want: lb.ReasonNoLocalBackends},
 		{name: "shared, none has backends", input: held(delivery(metrics, empty), delivery(nginx, empty)),
 			want: lb.ReasonNoBackends},
+		{name: "shared, one whose frontends the other has", input: held(delivery(metrics, contested), delivery(nginx))},
+		{name: "its frontends are another Service's", input: held(delivery(nginx, contested)),
+			want: lb.ReasonFrontendInUse},
+		{name: "shared, one contested and one not programmed",
+			input: held(delivery(metrics, contested), delivery(nginx, unprogrammed)), want: lb.ReasonNotProgrammed},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f, in := facts(w178), input()
@@ -246,7 +255,7 @@ func TestContract10EveryReasonHasASentence(t *testing.T) {
 		lb.ReasonNoBackends,
 		lb.ReasonNoLocalBackends, lb.ReasonNodeLeaving, lb.ReasonNodeExcluded, lb.ReasonNodeUnknown, lb.ReasonStopping,
 		lb.ReasonNotJoined,
-		lb.ReasonFamilyUnspoken, lb.ReasonUnheard, lb.ReasonAnnounced,
+		lb.ReasonFamilyUnspoken, lb.ReasonUnheard, lb.ReasonAnnounced, lb.ReasonFrontendInUse,
 	} {
 		if Describe(r) == string(r) {
 			t.Errorf("%s has no sentence", r)
@@ -449,7 +458,8 @@ func wantReport(t *testing.T, got Report, ok bool, want Report, announcement lb.
 func TestRoutesAreReportedAsData(t *testing.T) {
 	d := Decision{VIP: vip, Reporter: "n000", Owner: "n001"}
 	for i := range 100 {
-		w := NodeStatus{Node: fmt.Sprintf("n%03d", i), Routed: true, Peers: fmt.Sprintf("tor-%02da, tor-%02db", i/10, i/10)}
+		w := NodeStatus{Node: fmt.Sprintf("n%03d", i), Routed: true, Peers: NewPeerNames(fmt.Sprintf("tor-%02da", i/10),
+			fmt.Sprintf("tor-%02db", i/10))}
 		if w.Node == d.Owner {
 			w.Reason = lb.ReasonAnnounced
 		}

@@ -9,9 +9,9 @@ type Speakers struct {
 	Live []string
 	// Missing are the nodes that it has met and does not see, without those that have left. Sorted.
 	Missing []string
-	// Dead are the missing nodes whose kernel is silent too. Sorted; empty without a majority, as it
-	// may be this node that is cut off.
-	Dead []string
+	// Silent are the missing nodes whose kernel is silent too; sorted. Dead are the same, but none
+	// without a majority, as it may be this node that is cut off.
+	Silent, Dead []string
 	Quorum
 }
 
@@ -27,18 +27,31 @@ type Quorum struct {
 }
 
 // SpeakersOf returns what a node sees: live are the nodes that it sees, itself included, known
-// those and the ones that it misses, and dead those whose kernel is silent. All are sorted.
-func SpeakersOf(self string, live, known, dead []string) Speakers {
-	s := Speakers{Live: live, Quorum: QuorumOf(self, live, known)}
+// those and the ones that it misses, and silent those whose kernel is silent. All are sorted.
+func SpeakersOf(self string, live, known, silent []string) Speakers {
+	s := Speakers{Live: live, Silent: silent, Quorum: QuorumOf(self, live, known)}
 	for _, node := range known {
 		if _, seen := slices.BinarySearch(live, node); !seen {
 			s.Missing = append(s.Missing, node)
 		}
 	}
 	if s.Majority {
-		s.Dead = dead
+		s.Dead = silent
 	}
 	return s
+}
+
+// Survives reports whether a node sees a majority of those that may be there at all: the others are
+// dead, if it is not this node that is cut off.
+func (s Speakers) Survives(self string) bool {
+	known := slices.Clone(s.Live)
+	for _, node := range s.Missing {
+		if !slices.Contains(s.Silent, node) {
+			known = append(known, node)
+		}
+	}
+	slices.Sort(known)
+	return QuorumOf(self, s.Live, known).Majority
 }
 
 // QuorumOf applies the one rule by which a node judges whether it belongs to the majority. live are

@@ -74,3 +74,26 @@ func TestSpeakersOf(t *testing.T) {
 		}
 	}
 }
+
+// A node survives if it sees a majority of those that may be there.
+func TestSurvives(t *testing.T) {
+	for _, c := range []struct {
+		self, live, known, silent string
+		want                      bool
+	}{
+		{"a", "a", "a", "", true},
+		{"b", "b", "ab", "", false}, // the other one's kernel answers
+		{"b", "b", "ab", "a", true},
+		{"c", "c", "abc", "ab", true},
+		{"c", "c", "abc", "a", false}, // two that cannot tell which of them is cut off
+		{"b", "b", "abc", "a", true},
+		{"c", "c", "abc", "", false},
+		{"e", "de", "abcde", "a", false},
+		{"e", "de", "abcde", "abc", true},
+	} {
+		s := SpeakersOf(c.self, strings.Split(c.live, ""), strings.Split(c.known, ""), strings.Split(c.silent, ""))
+		if got := s.Survives(c.self); got != c.want {
+			t.Errorf("%s sees %s of %s, %s are silent: %v", c.self, c.live, c.known, c.silent, got)
+		}
+	}
+}

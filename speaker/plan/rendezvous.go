@@ -45,10 +45,10 @@ func (c Candidate) compare(other Candidate) int {
 	return cmp.Or(cmp.Compare(other.Weight, c.Weight), cmp.Compare(rank(c), rank(other)))
 }
 
-// Elect returns which candidate owns the VIP: of the heaviest, one that answers already, as a VIP
+// elect returns which candidate owns the VIP: of the heaviest, one that answers already, as a VIP
 // that is served well is not moved, and of those one that was with the majority; else the winner.
 // "" without candidates.
-func Elect(vip netip.Addr, candidates []Candidate) string {
+func elect(vip netip.Addr, candidates []Candidate) string {
 	var best []string
 	var top Candidate
 	for _, c := range candidates {
@@ -62,6 +62,18 @@ func Elect(vip netip.Addr, candidates []Candidate) string {
 		best = append(best, c.Node)
 	}
 	return Winner(vip, best)
+}
+
+// Heir returns who of the nodes with these claims would own the VIP if no node answered for it; ""
+// if none claims it.
+func Heir(vip netip.Addr, claims map[string]Claim) string {
+	var candidates []Candidate
+	for node, claim := range claims {
+		if claim.Reason == "" {
+			candidates = append(candidates, Candidate{Node: node, Weight: claim.Weight})
+		}
+	}
+	return elect(vip, candidates)
 }
 
 // weight must never change between versions: nodes of both would disagree during an upgrade.

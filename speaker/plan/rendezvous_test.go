@@ -135,7 +135,7 @@ func TestElect(t *testing.T) {
 		reversed := slices.Clone(c.candidates)
 		slices.Reverse(reversed)
 		for _, candidates := range [][]Candidate{c.candidates, reversed} {
-			if got := Elect(vip, candidates); got != c.want {
+			if got := elect(vip, candidates); got != c.want {
 				t.Errorf("%s: %s, want %s", c.name, got, c.want)
 			}
 		}

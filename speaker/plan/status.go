@@ -21,8 +21,8 @@ type NodeStatus struct {
 	// Answering is set while the node answers, or BGP peers hear of the VIP from it, which may also be
 	// so during a handover.
 	Answering bool `json:"answering"`
-	// Peers are the BGP peers that hear of the VIP from the node, joined by ", ".
-	Peers string `json:"peers,omitempty"`
+	// Peers are the BGP peers that hear of the VIP from the node.
+	Peers PeerNames `json:"peers,omitempty"`
 	// Routed is set while peers hear of the VIP from the node and go on to.
 	Routed bool `json:"routed,omitempty"`
 }
@@ -79,10 +79,10 @@ func (w *NodeStatus) addRoutes(claim Claim, owner bool) {
 	w.Answering = w.Answering || claim.Routes != ""
 	switch {
 	case w.Routed && owner:
-		w.Message += ", and announces a route to it to " + claim.Routes
+		w.Message += ", and announces a route to it to " + claim.Routes.String()
 	case w.Routed:
 		w.Claims = true
-		w.Reason, w.Message = lb.ReasonAnnounced, "the node announces a route to the address to "+claim.Routes
+		w.Reason, w.Message = lb.ReasonAnnounced, "the node announces a route to the address to "+claim.Routes.String()
 	case claim.Reason == lb.ReasonNoAdvertisement && claim.Unrouted != "":
 		w.Reason, w.Message = claim.Unrouted, Describe(claim.Unrouted)
 	}
@@ -101,6 +101,8 @@ func Describe(reason lb.Reason) string {
 		return "this node's proxy has been disconnected for longer than --hold"
 	case lb.ReasonNotProgrammed:
 		return "this node's kernel does not hold every rule for the address"
+	case lb.ReasonFrontendInUse:
+		return "another Service uses the address and port"
 	case lb.ReasonNoBackends:
 		return "no endpoint is usable on any node"
 	case lb.ReasonNoLocalBackends:
@@ -125,6 +127,8 @@ func Describe(reason lb.Reason) string {
 		return "the node's speaker has stopped answering the others"
 	case lb.ReasonYielded:
 		return "the node is cut off from a majority of the speakers, which answers for the address"
+	case lb.ReasonCutOff:
+		return "the node may have been cut off, and takes no address before it has heard another speaker"
 	case lb.ReasonProbing:
 		return "the node probes whether another device uses the address before it announces it for the first time"
 	case lb.ReasonAddressConflict:
@@ -152,6 +156,13 @@ func (r Report) Status() lb.AnnouncedStatus {
 	}
 }
 
+// Refused returns the report for a Service of which the nodes do not serve every frontend, whoever
+// announces its addresses.
+func (r Report) Refused(why *lb.Refusal) Report {
+	r.Announced, r.Reason, r.Message = false, why.Reason, why.Message+"; "+r.Message
+	return r
+}
+
 // Summarize reports on a Service from the decisions about its VIPs, in the order of its status. The
 // first VIP's reporter speaks for all of them; ok is false on any other node.
 func Summarize(self string, decisions []Decision) (report Report, ok bool) {
@@ -177,6 +188,21 @@ func Summarize(self string, decisions []Decision) (report Report, ok bool) {
 	return report, true
 }
 
+// For returns the report for one of the Services on the VIPs. One that joined the address of
+// another is announced from nodes that need not deliver it; the reporter tells of itself.
+func (r Report) For(service lb.Key, self string, decisions []Decision) Report {
+	for _, d := range decisions {
+		refusal := d.Undelivered[service]
+		if refusal == nil || d.Owner != self && len(d.Routed.Peers) == 0 {
+			continue
+		}
+		r.Announced, r.Reason = false, refusal.Reason
+		r.Message += fmt.Sprintf("; %s announces %s for another Service, and does not deliver this one: %s", self, d.VIP,
+			refusal.Message)
+	}
+	return r
+}
+
 // announcement says who announces the VIP, or why nobody does: as data and in a sentence.
 func (d Decision) announcement(self string) (lb.Announcement, string) {
 	a := lb.Announcement{VIP: d.VIP, Routes: d.routes()}
@@ -197,7 +223,8 @@ func (d Decision) announcement(self string) (lb.Announcement, string) {
 	if others > 0 {
 		sentences = append(sentences, fmt.Sprintf("%s is announced from %d more nodes to other BGP peers", d.VIP, others))
 	}
-	if len(a.Routes) > 0 {
+	// Routes announce the VIP whatever keeps ARP and NDP from it, but they do not end a conflict.
+	if len(a.Routes) > 0 && a.Reason != lb.ReasonContested && a.Reason != lb.ReasonParting {
 		a.Reason = lb.ReasonAnnounced
 	}
 	return a, strings.Join(sentences, "; ")
@@ -206,17 +233,17 @@ func (d Decision) announcement(self string) (lb.Announcement, string) {
 // routes says from which nodes which peers hear of the VIP, for as long as it stays so: the peers
 // that most nodes announce it to first.
 func (d Decision) routes() []lb.RouteAnnouncement {
-	byPeers := map[string][]string{}
+	byPeers := map[PeerNames][]string{}
 	for _, w := range d.Nodes {
 		if w.Routed {
 			byPeers[w.Peers] = append(byPeers[w.Peers], w.Node)
 		}
 	}
 	var found []lb.RouteAnnouncement
-	for _, peers := range slices.SortedFunc(maps.Keys(byPeers), func(a, b string) int {
-		return cmp.Or(len(byPeers[b])-len(byPeers[a]), strings.Compare(a, b))
+	for _, peers := range slices.SortedFunc(maps.Keys(byPeers), func(a, b PeerNames) int {
+		return cmp.Or(len(byPeers[b])-len(byPeers[a]), cmp.Compare(a, b))
 	}) {
-		found = append(found, lb.RouteAnnouncement{Peers: strings.Split(peers, ", "), Nodes: byPeers[peers]})
+		found = append(found, lb.RouteAnnouncement{Peers: peers.List(), Nodes: byPeers[peers]})
 	}
 	return found
 }

@@ -101,6 +101,9 @@ func (o *Objects) Idle() bool {
 	return len(o.wanted) == 0
 }
 
+// Busy returns for how long the actor has been at one thing.
+func (o *Objects) Busy() time.Duration { return o.runner.Busy() }
+
 // Run writes until ctx ends.
 func (o *Objects) Run(ctx context.Context) error { return o.runner.Run(ctx) }
 
@@ -172,6 +175,7 @@ func (o *Objects) due(id string, t task) time.Time {
 }
 
 func (o *Objects) write(ctx context.Context, now time.Time, id string, job Job) error {
+	defer loop.Progress(ctx)
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	if err := job.Do(ctx); err != nil {

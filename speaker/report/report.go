@@ -94,6 +94,9 @@ func (r *Reporter) Update(changes map[lb.Key]*lb.AnnouncedStatus) {
 	r.runner.Poke()
 }
 
+// Busy returns for how long the actor has been at one thing.
+func (r *Reporter) Busy() time.Duration { return r.runner.Busy() }
+
 // Run writes until ctx ends.
 func (r *Reporter) Run(ctx context.Context) error { return r.runner.Run(ctx) }
 
@@ -206,6 +209,7 @@ func (r *Reporter) next(key lb.Key) (service lb.Service, at time.Time, ok bool) 
 }
 
 func (r *Reporter) write(ctx context.Context, service lb.Service, i *item) error {
+	defer loop.Progress(ctx)
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	wrote, err := r.opts.Write(ctx, service, i.status)

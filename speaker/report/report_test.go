@@ -245,3 +245,34 @@ func TestWritersThatDisagreeCalmDown(t *testing.T) {
 		}
 	})
 }
+
+// TestAnAPIServerThatHangsIsNoHang has thousands of writes wait for an API server that does not
+// answer: each has an end, so the loop is alive.
+func TestAnAPIServerThatHangsIsNoHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := New(Options{Log: slog.New(slog.DiscardHandler), Event: func(lb.Service, bool, lb.Reason, string) {},
+			Service: func(k lb.Key) (lb.Service, bool) { return lb.Service{Key: k}, true },
+			Write: func(ctx context.Context, _ lb.Service, _ lb.AnnouncedStatus) (bool, error) {
+				<-ctx.Done()
+				return false, errors.New("no answer")
+			}})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- r.Run(ctx) }()
+		all := map[lb.Key]*lb.AnnouncedStatus{}
+		for i := range 1000 {
+			all[lb.Key{Namespace: "default", Name: fmt.Sprint(i)}] = announced("node-1")
+		}
+		r.Begin(all)
+		for range 3600 {
+			time.Sleep(time.Second)
+			if busy := r.Busy(); busy > writeTimeout {
+				t.Fatalf("busy for %v", busy)
+			}
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}

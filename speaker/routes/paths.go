@@ -12,6 +12,11 @@ import (
 // without BFD, as when its daemon was ended, must not stay unreachable.
 const LostFor = 30 * time.Second
 
+// Settle is how long a BGP session is up before BFD begins to watch its path. FRR (8.4 to 10) takes
+// BFD's coming up for a reason to connect, and if a connection of the peer is being opened at that
+// moment, it ends the session right after and drops all routes, also those of a graceful restart.
+const Settle = time.Second
+
 // Path is what a BFD session watches.
 type Path struct {
 	// Peer is the peer's address. A link-local one (unnumbered BGP) has its interface as zone.
@@ -34,7 +39,8 @@ type PathState struct {
 
 // paths are the BFD sessions that watch the paths to BGP peers.
 type paths struct {
-	by map[string]*watch // by peer
+	by  map[string]*watch // by peer
+	due time.Time         // when the next session has settled whose path is not watched yet; zero: none
 }
 
 type watch struct {
@@ -75,9 +81,12 @@ func (p *paths) lost() map[string]bool {
 	return lost
 }
 
-// again is when a peer need not be held down any more; 0 when none is.
+// again is when a peer need not be held down any more, or a path can be watched; 0 for neither.
 func (p *paths) again(now time.Time) time.Duration {
 	var next time.Duration
+	if !p.due.IsZero() {
+		next = p.due.Sub(now)
+	}
 	for _, w := range p.by {
 		if !w.lost.IsZero() {
 			// A path that was lost and is back already is let go by the next look.
@@ -88,9 +97,11 @@ func (p *paths) again(now time.Time) time.Duration {
 }
 
 // plan takes the paths that shall be watched from what is planned for BGP, and reports whether they
-// differ.
-func (p *paths) plan(book *plan.BGPBook, seen Seen, interfaces []lb.Interface) (changed bool) {
+// differ. A path is watched from the time when its session has settled, and then also while there
+// is no session.
+func (p *paths) plan(now time.Time, book *plan.BGPBook, seen Seen, interfaces []lb.Interface) (changed bool) {
 	next := make(map[string]*watch, len(p.by))
+	p.due = time.Time{}
 	for name, d := range book.Peers() {
 		if d.Profile == nil || d.Refusal != nil {
 			continue
@@ -101,6 +112,9 @@ func (p *paths) plan(book *plan.BGPBook, seen Seen, interfaces []lb.Interface) (
 			continue
 		}
 		if before == nil || before.path != path {
+			if !p.settled(now, seen.Sessions[name]) {
+				continue
+			}
 			before = &watch{path: path, failures: seen.Paths[path].Failures}
 			changed = true
 		}
@@ -113,6 +127,15 @@ func (p *paths) plan(book *plan.BGPBook, seen Seen, interfaces []lb.Interface) (
 	changed = changed || len(next) != len(p.by)
 	p.by = next
 	return changed
+}
+
+// settled reports whether a BGP session has been up for long enough; if not yet, it notes when.
+func (p *paths) settled(now time.Time, session Session) bool {
+	at := session.up().Add(Settle)
+	if session.Established && now.Before(at) && (p.due.IsZero() || at.Before(p.due)) {
+		p.due = at
+	}
+	return session.Established && !now.Before(at)
 }
 
 // pathTo is the path that a BGP session takes; ok is false as long as the address of an unnumbered

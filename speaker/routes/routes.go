@@ -77,7 +77,7 @@ type Step struct {
 	// Paths are what the BFD actor shall watch, if PathsChanged is set.
 	Paths        map[Path]lb.BFDProfile
 	PathsChanged bool
-	// Changed are the VIPs of which something else is so than before, or may be.
+	// Changed are the VIPs whose peers or decision have changed, or may have.
 	Changed map[netip.Addr]bool
 	News    []News
 	// Again is when to look again; 0 for not at all.
@@ -100,9 +100,9 @@ type State struct {
 	planned  bool
 	sessions map[string]Session // as last seen
 	heard    map[netip.Addr][]string
-	// pending are the VIPs of which other peers may hear now than heard says.
+	// pending are the VIPs whose peers may have changed since heard was written.
 	pending map[netip.Addr]bool
-	// leaving are the VIPs whose end routers are told of, until when they are announced yet.
+	// leaving are the VIPs that routers are told will end, and until when they are still announced.
 	leaving map[netip.Addr]*departure
 	checks  checks
 }
@@ -143,7 +143,7 @@ func (s *State) Step(now time.Time, f Facts, e Events) Step {
 		s.depart(now, vip, f.Convergence)
 	}
 	step.Sessions = s.book.Sessions()
-	step.PathsChanged = s.paths.plan(&s.book, f.Seen, f.Node.Interfaces)
+	step.PathsChanged = s.paths.plan(now, &s.book, f.Seen, f.Node.Interfaces)
 	if step.PathsChanged {
 		step.Paths = s.paths.desired()
 	}
@@ -166,8 +166,8 @@ func (s *State) missing(f Facts) string {
 	return ""
 }
 
-// look notes which sessions are up, and which peers hear of the VIPs for which that may have
-// changed. It adds the VIPs to changed of which it is news.
+// look notes which sessions are up, and which peers hear of the VIPs whose peers may have changed.
+// It adds to changed each VIP that this is news about.
 func (s *State) look(seen Seen, changed map[netip.Addr]bool) (news []News) {
 	settled := true
 	for _, now := range seen.Sessions {

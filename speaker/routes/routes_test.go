@@ -139,6 +139,14 @@ func (w *world) up(up bool) {
 	})
 }
 
+// watch brings the session up, for long enough that BFD watches its path.
+func (w *world) watch() {
+	w.up(true)
+	w.step()
+	w.now = w.now.Add(Settle)
+	w.step()
+}
+
 // want fails the test unless the router shall hear of, and hears of, a VIP.
 func (w *world) want(what string, vip netip.Addr, shall, hears bool) {
 	w.t.Helper()
@@ -189,10 +197,14 @@ func TestLifeOfAVIP(t *testing.T) {
 	w.step()
 	w.up(true)
 	step := w.settle()
-	if !step.Changed[vip1] || step.SessionsChanged || step.Again != 0 {
+	if !step.Changed[vip1] || step.SessionsChanged || step.Again != Settle {
 		t.Errorf("the router hears: %+v", step)
 	}
 	w.want("announced", vip1, true, true)
+	w.now = w.now.Add(Settle)
+	if step := w.step(); !step.PathsChanged || step.Again != 0 {
+		t.Errorf("the session has settled: %+v", step)
+	}
 	if step := w.step(); len(step.Changed) > 0 || step.SessionsChanged || step.PathsChanged || len(step.News) > 0 {
 		t.Errorf("nothing has changed: %+v", step)
 	}
@@ -279,11 +291,43 @@ func TestSessionsComeAndGo(t *testing.T) {
 	}
 }
 
+// TestBFDWaitsForBGP has BFD begin when the session has been up for a while, and go on when it is
+// lost: FRR drops the routes that it keeps over a restart if both come up at once.
+func TestBFDWaitsForBGP(t *testing.T) {
+	w := newWorld(t)
+	w.hold(vip1, served)
+	step := w.step()
+	w.up(false)
+	for what, c := range map[string]Step{"before there is a session": step, "while it is down": w.step()} {
+		if c.PathsChanged || c.Again != 0 {
+			t.Errorf("%s: BFD watches %v, again in %s", what, c.Paths, c.Again)
+		}
+	}
+	w.up(true)
+	w.now = w.now.Add(Settle / 4)
+	if step = w.step(); step.PathsChanged || step.Again != 3*Settle/4 {
+		t.Errorf("up for a moment: BFD watches %v, again in %s", step.Paths, step.Again)
+	}
+	w.up(true) // it was lost and came back
+	w.now = w.now.Add(Settle - 1)
+	if step = w.step(); step.PathsChanged || step.Again != 1 {
+		t.Errorf("up again for a moment: BFD watches %v, again in %s", step.Paths, step.Again)
+	}
+	w.now = w.now.Add(1)
+	if step = w.step(); !step.PathsChanged || len(step.Paths) != 1 || step.Again != 0 {
+		t.Errorf("settled: BFD watches %v, again in %s", step.Paths, step.Again)
+	}
+	w.up(false)
+	if step = w.step(); step.PathsChanged || len(w.watched) != 1 {
+		t.Errorf("lost: BFD watches %v", w.watched)
+	}
+}
+
 // TestPathIsLost has BFD lose the path to the peer, and find it again or not.
 func TestPathIsLost(t *testing.T) {
 	w := newWorld(t)
 	w.hold(vip1, served)
-	w.step()
+	w.watch()
 	want := map[Path]lb.BFDProfile{toTor: {Transmit: time.Second, Multiplier: 3}}
 	if !maps.Equal(w.watched, want) {
 		t.Fatalf("BFD watches %v, want %v", w.watched, want)
@@ -349,7 +393,7 @@ func TestStatus(t *testing.T) {
 		}
 	}
 	up := func(w *world) {
-		w.up(true)
+		w.watch()
 		w.facts.Seen.Paths = map[Path]PathState{toTor: {Up: true, Message: "BFD is Up"}}
 	}
 	down := func(w *world) { w.up(false) }

@@ -32,10 +32,8 @@ type Options struct {
 	Gateways func() ([]links.Gateway, error)
 	// Shown is what all nodes tell at present, and whether that is known.
 	Shown func() (map[string]string, bool)
-	// Exists reports whether there is a Node of that name; nil while it is not known.
-	Exists func() func(node string) bool
-	// Write sets what nodes tell; nil removes an entry.
-	Write func(ctx context.Context, entries map[string]*string) error
+	// Write sets what this node tells.
+	Write func(ctx context.Context, text string) error
 	Log   *slog.Logger
 }
 
@@ -70,6 +68,9 @@ func (s *Surroundings) Set(interfaces []lb.Interface) {
 // Poke has the actor look again: what Shown or Exists return has changed.
 func (s *Surroundings) Poke() { s.runner.Poke() }
 
+// Busy returns for how long the actor has been at one thing.
+func (s *Surroundings) Busy() time.Duration { return s.runner.Busy() }
+
 // Run looks and writes until ctx ends.
 func (s *Surroundings) Run(ctx context.Context) error {
 	s.Poke()
@@ -94,15 +95,7 @@ func (s *Surroundings) apply(ctx context.Context) (time.Duration, error) {
 	if text == shown[s.opts.Node] {
 		return lookEvery, s.report(nil)
 	}
-	entries := map[string]*string{s.opts.Node: &text}
-	if exists := s.opts.Exists(); exists != nil {
-		for node := range shown {
-			if node != s.opts.Node && !exists(node) {
-				entries[node] = nil // whoever writes takes away what nobody else will
-			}
-		}
-	}
-	if err := s.opts.Write(ctx, entries); err != nil {
+	if err := s.opts.Write(ctx, text); err != nil {
 		return 0, s.report(err)
 	}
 	s.opts.Log.Info("told the controller which addresses of this node's networks no Service can have", "addresses", text)

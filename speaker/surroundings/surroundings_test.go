@@ -53,29 +53,21 @@ func TestUnassignable(t *testing.T) {
 	}
 }
 
-// TestApply tells once, tells again what somebody has taken away, and takes away what nodes left
-// behind that are gone.
+// TestApply tells once, and tells again what somebody has taken away.
 func TestApply(t *testing.T) {
-	shown, known := map[string]string{"other": "192.0.2.1 the gateway\n", "gone": "192.0.2.1 the gateway\n"}, false
+	shown, known := map[string]string{"other": "192.0.2.1 the gateway\n"}, false
 	var fail, failGateways error
 	writes := 0
 	s := New(Options{
 		Node: "here", Log: slog.New(slog.DiscardHandler),
 		Gateways: func() ([]links.Gateway, error) { return []links.Gateway{gateway("192.0.2.1", 2)}, failGateways },
 		Shown:    func() (map[string]string, bool) { return shown, known },
-		Exists:   func() func(string) bool { return func(node string) bool { return node != "gone" } },
-		Write: func(_ context.Context, entries map[string]*string) error {
+		Write: func(_ context.Context, text string) error {
 			if fail != nil {
 				return fail
 			}
 			writes++
-			for node, text := range entries {
-				if text == nil {
-					delete(shown, node)
-				} else {
-					shown[node] = *text
-				}
-			}
+			shown["here"] = text
 			return nil
 		},
 	})

@@ -64,6 +64,8 @@ type Actor struct {
 	desired Desired
 	outcome lb.Witness
 	fresh   bool
+	asked   time.Time     // when the last request began that was answered
+	took    time.Duration // how long that one took
 
 	// Only apply touches these.
 	known    bool // version is what was read or written last
@@ -103,6 +105,16 @@ func (a *Actor) Outcome() (said lb.Witness, fresh bool) {
 	return a.outcome, a.fresh
 }
 
+// Contact returns when the last request began that the API server answered, and how long that took.
+func (a *Actor) Contact() (asked time.Time, took time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.asked, a.took
+}
+
+// Busy returns for how long the actor has been at one thing.
+func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
+
 // Run keeps the Lease until ctx ends.
 func (a *Actor) Run(ctx context.Context) error { return a.runner.Run(ctx) }
 
@@ -114,7 +126,9 @@ func (a *Actor) apply(ctx context.Context, now time.Time) time.Duration {
 	var next time.Duration
 	switch {
 	case d.Heed:
-		a.report(a.read(ctx, now))
+		err := a.read(ctx, now)
+		a.report(err)
+		a.note(now, err)
 		next = heedEvery
 	case d.Tell:
 		next = a.tell(ctx, now, d)
@@ -151,7 +165,9 @@ func (a *Actor) tell(ctx context.Context, now time.Time, d Desired) time.Duratio
 		return soon.Sub(now)
 	}
 	was := a.known
-	if err := a.read(ctx, now); err != nil {
+	err := a.read(ctx, now)
+	a.note(now, err)
+	if err != nil {
 		a.report(err)
 		return tellEvery
 	}
@@ -173,6 +189,19 @@ func (a *Actor) tell(ctx context.Context, now time.Time, d Desired) time.Duratio
 		a.version, a.said, a.renewed = version, says, now
 	}
 	return tellEvery
+}
+
+// note takes in how a request has ended that began at a time.
+func (a *Actor) note(began time.Time, err error) {
+	if err != nil {
+		return
+	}
+	a.mu.Lock()
+	a.asked, a.took = began, time.Since(began)
+	a.mu.Unlock()
+	if a.opts.Changed != nil {
+		a.opts.Changed()
+	}
 }
 
 // report logs how an attempt to use the Lease has ended.

@@ -51,19 +51,72 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- $gate -}}
 {{- end -}}
 
-{{/* Probes on the metrics port. Liveness: the process answers. Readiness: its first work is done. */}}
+{{/* Probes on the metrics port, of a container on the node's network or not. Liveness: all loops run. Readiness: the
+first work is done. */}}
 {{- define "landfall.probes" -}}
+{{- $scheme := ternary "HTTPS" "HTTP" .root.Values.metrics.secure -}}
+{{- $host := ternary "127.0.0.1" "" (and .node (eq .root.Values.metrics.listen "localhost")) -}}
 livenessProbe:
-  httpGet: {path: /healthz, port: {{ . }}}
+  httpGet: {path: /healthz, port: {{ .port }}, scheme: {{ $scheme }}{{ with $host }}, host: {{ . }}{{ end }}}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 6
 readinessProbe:
-  httpGet: {path: /readyz, port: {{ . }}}
+  httpGet: {path: /readyz, port: {{ .port }}, scheme: {{ $scheme }}{{ with $host }}, host: {{ . }}{{ end }}}
   periodSeconds: 5
   timeoutSeconds: 5
 {{- end -}}
 
+{{/* Flags for the metrics port. */}}
+{{- define "landfall.metricsArgs" -}}
+{{- $listen := ternary .root.Values.metrics.listen "all" .node -}}
+- --metrics-bind-address={{ ternary "" $listen (eq $listen "all") }}:{{ .port }}
+- --metrics-secure={{ .root.Values.metrics.secure }}
+{{- if and .root.Values.metrics.secure .root.Values.metrics.certSecret }}
+- --metrics-cert-file=/run/secrets/landfall/metrics/tls.crt
+- --metrics-key-file=/run/secrets/landfall/metrics/tls.key
+{{- end }}
+{{- end -}}
+
+{{- define "landfall.metricsMount" -}}
+{{- if and .Values.metrics.secure .Values.metrics.certSecret }}
+- {name: metrics-certificate, mountPath: /run/secrets/landfall/metrics, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "landfall.metricsVolume" -}}
+{{- if and .Values.metrics.secure .Values.metrics.certSecret }}
+- name: metrics-certificate
+  secret:
+    secretName: {{ .Values.metrics.certSecret }}
+    items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}]
+{{- end }}
+{{- end -}}
+
+{{/* The Secret with the token by which Prometheus Operator's PodMonitors read metrics. */}}
+{{- define "landfall.metricsToken" -}}
+{{- .Values.podMonitor.tokenSecret | default (printf "%s-metrics-reader" (include "landfall.fullname" .)) -}}
+{{- end -}}
+
+{{/* The Secrets with passwords of BGP sessions, as JSON: those of the value, and those that BGPPeers name already when
+helm installs or upgrades. */}}
+{{- define "landfall.bgpSecrets" -}}
+{{- $names := .Values.speaker.bgpSecrets -}}
+{{- range (lookup "landfall.dev/v1beta1" "BGPPeer" "" "").items | default list -}}
+{{- $secret := dig "passwordSecret" dict .spec -}}
+{{- if and $secret.name (has ($secret.namespace | default $.Release.Namespace) (list $.Release.Namespace)) -}}
+{{- $names = append $names $secret.name -}}
+{{- end -}}
+{{- end -}}
+{{- $names | uniq | sortAlpha | toJson -}}
+{{- end -}}
+
 {{- define "landfall.gossipSecret" -}}
 {{- .Values.speaker.gossip.existingSecret | default (printf "%s-gossip" (include "landfall.fullname" .)) -}}
+{{- end -}}
+
+{{/* What Helm runs after it has deleted the rest, and deletes then. */}}
+{{- define "landfall.cleanupHook" -}}
+helm.sh/hook: post-delete
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}

@@ -285,6 +285,7 @@ func Run(t *testing.T, newKernel func(lb.Family) Kernel) {
 		{"a family that the node lacks", unusable},
 		{"a restart", restart},
 		{"retries", retries},
+		{"a Service that goes on failing", goesOnFailing},
 		{"verification", verification},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, newKernel) })
@@ -509,6 +510,37 @@ func retries(t *testing.T, newKernel func(lb.Family) Kernel) {
 		if b.collect(); !b.all || b.rounds[len(b.rounds)-1].Err != nil {
 			t.Errorf("after a minute: all tried: %v, error %v", b.all, b.rounds[len(b.rounds)-1].Err)
 		}
+		stop()
+	})
+}
+
+// Contract clause 11: a Service that is refused is tried again ever more rarely, however often
+// others change, and at once when it changes itself.
+func goesOnFailing(t *testing.T, newKernel func(lb.Family) Kernel) {
+	synctest.Test(t, func(t *testing.T) {
+		b := empty(t, newKernel)
+		b.process("", 0)
+		four := b.kernels[lb.IPv4]
+		four.Refuse(port(7), ever)
+		b.Begin(services())
+		stop := b.run()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		const changes = 200
+		before := four.Writes()
+		for i := range changes {
+			time.Sleep(50 * time.Millisecond)
+			b.Update(map[lb.Key]plan.Service{key(3): service(3, 1+i%2)})
+		}
+		synctest.Wait()
+		if n := four.Writes() - before; n > changes+20 {
+			t.Errorf("%d writes for %d changes beside a Service that is refused", n, changes)
+		}
+		four.Refuse(0, 0)
+		b.Update(map[lb.Key]plan.Service{key(7): service(7, 2)})
+		synctest.Wait()
+		b.collect()
+		b.check(nil)
 		stop()
 	})
 }

@@ -82,6 +82,8 @@ const (
 	MetaKeyIIFNAME MetaKey = unix.NFT_META_IIFNAME
 	MetaKeyIIFTYPE MetaKey = unix.NFT_META_IIFTYPE
 	MetaKeyL4PROTO MetaKey = unix.NFT_META_L4PROTO
+	// MetaKeyPRIORITY is the packet's class for queueing disciplines.
+	MetaKeyPRIORITY MetaKey = unix.NFT_META_PRIORITY
 )
 
 // Meta loads what is known of a packet, or, with SourceRegister, changes it.
@@ -108,25 +110,34 @@ type CtKey uint32
 const (
 	CtKeySTATE  CtKey = unix.NFT_CT_STATE
 	CtKeySTATUS CtKey = unix.NFT_CT_STATUS
+	CtKeyLABELS CtKey = unix.NFT_CT_LABELS
 
 	CtStateBitINVALID = 1
 	CtStateBitNEW     = 8
 )
 
-// Ct loads what connection tracking knows of a packet. Addresses and ports are those of the
-// original direction.
+// Ct loads what connection tracking knows of a packet, or, with SourceRegister, changes it.
+// Addresses and ports are those of the original direction unless Reply is set.
 type Ct struct {
-	Key      CtKey
-	Register uint32
+	Key                   CtKey
+	SourceRegister, Reply bool
+	Register              uint32
 }
 
 func (e *Ct) encode(a *nfnetlink.Attributes) string {
 	a.Number(unix.NFTA_CT_KEY, uint32(e.Key))
-	a.Number(unix.NFTA_CT_DREG, e.Register)
-	const original = 0
+	if e.SourceRegister {
+		a.Number(unix.NFTA_CT_SREG, e.Register)
+	} else {
+		a.Number(unix.NFTA_CT_DREG, e.Register)
+	}
+	direction := byte(0)
+	if e.Reply {
+		direction = 1
+	}
 	switch e.Key {
 	case unix.NFT_CT_SRC_IP, unix.NFT_CT_DST_IP, unix.NFT_CT_SRC_IP6, unix.NFT_CT_DST_IP6, unix.NFT_CT_PROTO_DST:
-		a.Bytes(unix.NFTA_CT_DIRECTION, []byte{original}) // without it the kernel refuses them
+		a.Bytes(unix.NFTA_CT_DIRECTION, []byte{direction}) // without it the kernel refuses them
 	}
 	return "ct"
 }

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/landfall-lb/landfall/controller/plan"
+	"github.com/landfall-lb/landfall/internal/kube"
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+const (
+	// Passes of a cleanup are this far apart, and it ends after so many that found nothing: speakers
+	// that have not ended yet write their conditions again.
+	cleanupEvery  = time.Second
+	cleanupPasses = 3
+	// A cleanup that takes longer has failed: pods take up to 30 s to end.
+	cleanupTimeout = 2 * time.Minute
+)
+
+// services is what kube.Status offers a cleanup.
+type services interface {
+	EachService(ctx context.Context, yield func(lb.Service)) error
+	TakeBack(ctx context.Context, service lb.Service, finalizer, addresses bool) error
+}
+
+// cleaner takes back what Landfall wrote to the Services of a class.
+type cleaner struct {
+	services services
+	class    string
+	// addresses has the addresses taken back too. Without it they stay, as the statuses are the only
+	// record of who holds what: the next Landfall or MetalLB goes on with them.
+	addresses bool
+	log       *slog.Logger
+}
+
+// run takes back until nobody writes any more. It may be repeated, and ended at any time.
+func (c *cleaner) run(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
+	defer cancel()
+	total := 0
+	for quiet := 0; quiet < cleanupPasses; {
+		written, err := c.pass(ctx)
+		switch total += written; {
+		case err != nil:
+			quiet = 0
+			c.log.Warn("cannot clean up all Services; trying again", "error", err)
+		case written > 0:
+			quiet = 0
+		default:
+			quiet++
+		}
+		if quiet == cleanupPasses {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.Canceled) {
+				err = ctx.Err() // somebody interrupts
+			} else if err == nil {
+				err = errors.New("somebody goes on writing to them: are a controller and speakers of Landfall still running?")
+			}
+			return fmt.Errorf("clean up Services: %w", err)
+		case <-time.After(cleanupEvery):
+		}
+	}
+	c.log.Info("took back what Landfall wrote to Services", "writes", total)
+	return nil
+}
+
+// pass takes back what it finds, and returns how many Services it wrote.
+func (c *cleaner) pass(ctx context.Context) (written int, err error) {
+	var found []lb.Service
+	if err := c.services.EachService(ctx, func(s lb.Service) {
+		if plan.Written(&s, c.class) {
+			found = append(found, s)
+		}
+	}); err != nil {
+		return 0, err
+	}
+	errs := make([]error, len(found))
+	var group errgroup.Group
+	group.SetLimit(parallel)
+	for i, s := range found {
+		group.Go(func() error {
+			ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+			defer cancel()
+			errs[i] = c.services.TakeBack(ctx, s, plan.Protected(&s), c.addresses)
+			if kube.IsNotFound(errs[i]) || kube.IsConflict(errs[i]) {
+				errs[i] = nil // it is gone, or created anew
+			}
+			return nil
+		})
+	}
+	_ = group.Wait() // no task returns an error
+	return len(found), errors.Join(errs...)
+}

@@ -1,0 +1,160 @@
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+func testAddr(s string) netip.Addr { return netip.MustParseAddr(s) }
+
+// in puts the Service into another namespace. Names stay unique, as stories show only those.
+func in(namespace, name string, tweaks ...func(*lb.Service)) change {
+	return func(w *world) {
+		k := lb.Key{Namespace: namespace, Name: name}
+		s, ok := w.services[k]
+		if !ok {
+			tick := w.next()
+			s = lb.Service{Key: k, UID: fmt.Sprint(tick), Created: at(tick), Type: lb.LoadBalancer,
+				Families: []lb.Family{lb.IPv4}, FamilyPolicy: lb.SingleStack}
+		}
+		for _, tweak := range tweaks {
+			tweak(&s)
+		}
+		s.Version = fmt.Sprint(w.next())
+		w.services[k] = s
+	}
+}
+
+var shareStories = []story{
+	{name: "a change into a conflict hurts the one that changed", steps: []step{
+		{name: "two share", do: []change{newPool("p", "10.0.0.0/30"), service("old", shares("k", 80)),
+			service("young", shares("k", 81))},
+			want: map[string]string{"old": "10.0.0.0 Assigned", "young": "10.0.0.0 Assigned"}},
+		{name: "the older takes the other's port", do: []change{service("old", shares("k", 81))},
+			want: map[string]string{"old": "10.0.0.0 Duplicate"}},
+		{name: "and back", do: []change{service("old", shares("k", 80))},
+			want: map[string]string{"old": "10.0.0.0 Assigned"}},
+		{name: "the younger takes the other's", do: []change{service("young", shares("k", 80))},
+			want: map[string]string{"young": "10.0.0.0 Duplicate"}},
+		{name: "to a free one", do: []change{service("young", shares("k", 82))},
+			want: map[string]string{"young": "10.0.0.0 Assigned"}},
+		{name: "the older drops its key", do: []change{service("old", shares("", 80))},
+			want: map[string]string{"old": "10.0.0.0 Duplicate"}},
+		{name: "takes another", do: []change{service("old", shares("other", 80), asks("nonsense"))}},
+		{name: "has its own again", do: []change{service("old", shares("k", 80), asks())},
+			want: map[string]string{"old": "10.0.0.0 Assigned"}},
+		{name: "both at once: the older goes on",
+			do:   []change{service("old", shares("k", 90)), service("young", shares("k", 90))},
+			want: map[string]string{"young": "10.0.0.0 Duplicate"}},
+		{name: "the older goes", do: []change{noService("old")},
+			want: map[string]string{"old": "gone", "young": "10.0.0.0 Assigned"}},
+	}},
+	{name: "a change into a conflict moves the one that changed", config: Config{MoveDuplicates: true}, steps: []step{
+		{name: "two share", do: []change{newPool("p", "10.0.0.0/30"), service("old", shares("k", 80)),
+			service("young", shares("k", 81))},
+			want: map[string]string{"old": "10.0.0.0 Assigned", "young": "10.0.0.0 Assigned"}},
+		{name: "the older takes the other's port", do: []change{service("old", shares("k", 81))}, moves: []string{"old"},
+			want: map[string]string{"old": "10.0.0.1 Assigned"}},
+		{name: "the younger drops its key: it is alone", do: []change{service("young", shares("", 81))}},
+	}},
+	{name: "sharing across namespaces", steps: []step{
+		{name: "only where the pool allows it", do: []change{newPool("p", "10.0.0.0/29"), service("first", shares("k", 80)),
+			in("other", "guest", shares("k", 81)), in("other", "asks", shares("k", 82), asks("10.0.0.0"))},
+			want: map[string]string{"first": "10.0.0.0 Assigned", "guest": "10.0.0.1 Assigned",
+				"asks": "- SharingRefused"}},
+		{name: "it does", do: []change{edit("p", func(p *lb.Pool) { p.ShareAcross = true }),
+			in("third", "late", shares("k", 83))},
+			want: map[string]string{"asks": "10.0.0.0 Assigned", "late": "10.0.0.0 Assigned"}},
+		{name: "it does no longer: nobody loses, also not by a change", do: []change{
+			edit("p", func(p *lb.Pool) { p.ShareAcross = false }), in("third", "late", shares("k", 84)),
+			in("third", "later", shares("k", 85)), in("third", "latest", shares("k", 85), asks("10.0.0.0"))},
+			want: map[string]string{"later": "10.0.0.2 Assigned", "latest": "- SharingRefused"}},
+	}},
+	// Such as assigned by a version that let every namespace share.
+	{name: "shared across namespaces before", config: Config{MoveDuplicates: true}, steps: []step{
+		{name: "kept", do: []change{newPool("p", "10.0.0.0/29"), service("first", shares("k", 80), holds("10.0.0.0")),
+			in("other", "guest", shares("k", 81), holds("10.0.0.0"))},
+			want: map[string]string{"first": "10.0.0.0 Assigned", "guest": "10.0.0.0 Assigned"}},
+	}},
+	{name: "a joiner must be delivered wherever the first holder is", steps: []step{
+		{name: "Local does not join Cluster", do: []change{newPool("p", "10.0.0.0/29"), service("first", shares("k", 80)),
+			service("local", shares("k", 81), local("app=x")), service("asks", shares("k", 82), local(""), asks("10.0.0.0"))},
+			want: map[string]string{"first": "10.0.0.0 Assigned", "local": "10.0.0.1 Assigned", "asks": "- SharingRefused"}},
+		{name: "Cluster joins Local, and so does Local with its selector", do: []change{
+			service("wide", shares("k", 82), asks("10.0.0.1")),
+			service("same", shares("k", 83), local("app=x"), asks("10.0.0.1")),
+			service("other", shares("k", 84), local("app=y"), asks("10.0.0.1"))},
+			want: map[string]string{"wide": "10.0.0.1 Assigned", "same": "10.0.0.1 Assigned", "other": "- SharingRefused"}},
+	}},
+}
+
+func TestContract11SharingStories(t *testing.T) {
+	for _, s := range shareStories {
+		for _, duplicated := range []bool{false, true} {
+			for _, lagging := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s/duplicated=%v/lagging=%v", s.name, duplicated, lagging), func(t *testing.T) {
+					tell(t, s, duplicated, lagging)
+				})
+			}
+		}
+	}
+}
+
+// TestContract11WhoWasFirst has conditions say which Service held a shared address first, also if
+// an older one joins, and whatever else it does.
+func TestContract11WhoWasFirst(t *testing.T) {
+	w := newWorld(Config{})
+	says := func(step string, want map[string]string) {
+		t.Helper()
+		w.settle(t, true)
+		for name, text := range want {
+			if got := w.services[key(name)].Conditions[0].Message; got != text {
+				t.Errorf("%s: %s: %q, want %q", step, name, got, text)
+			}
+		}
+	}
+	for _, do := range []change{newPool("p", "10.0.0.0/30"), service("old", kind(lb.ClusterIP), shares("k", 81)),
+		service("first", shares("k", 80))} {
+		do(w)
+	}
+	says("alone", map[string]string{"first": `10.0.0.0 from pool p (shared by key "k" on 80/TCP)`})
+	service("old", kind(lb.LoadBalancer))(w)
+	joined := map[string]string{"first": `10.0.0.0 from pool p (shared by key "k" on 80/TCP)`,
+		"old": `10.0.0.0 from pool p (shared by key "k" on 81/TCP; 10.0.0.0 after default/first)`}
+	says("an older one joins", joined)
+	service("old", asksPool(`nope (shared by key "k" on 80/TCP)`))(w)
+	says(
+		"asks for nonsense", map[string]string{"old": `asks for pool nope (shared by key "k" on 80/TCP), which does not ` +
+			`exist; keeps 10.0.0.0 (shared by key "k" on 81/TCP; 10.0.0.0 after default/first)`})
+	service("old", asksPool(""))(w)
+	service("first", shares("k", 82))(w)
+	joined["first"] = `10.0.0.0 from pool p (shared by key "k" on 82/TCP)`
+	says("the first changes its port", joined)
+	service("old", shares("k", 82))(w)
+	says("a conflict", map[string]string{"first": joined["first"], "old": "10.0.0.0 is held by Service default/first as " +
+		"well, which comes first, and both have port 82/TCP; undo the change, ask for another address, or delete and " +
+		"create this Service"})
+	noService("first")(w)
+	says("the first goes", map[string]string{"old": `10.0.0.0 from pool p (shared by key "k" on 82/TCP)`})
+}
+
+// TestContract11TermsAreBounded has a Service with all that it can have share its address.
+func TestContract11TermsAreBounded(t *testing.T) {
+	s := lb.Service{Request: lb.Request{Share: strings.Repeat("k", 10_000), Selector: strings.Repeat("s", 10_000)},
+		ExternalPolicy: lb.Local}
+	for i := range 2000 {
+		s.Ports = append(s.Ports, lb.ServicePort{Protocol: lb.TCP, Port: uint16(i + 1)})
+	}
+	terms := lb.SharingTerms(&s)
+	if len(terms) > 500 {
+		t.Errorf("%d characters", len(terms))
+	}
+	s.Ports[1999].Port = 3000
+	if lb.SharingTerms(&s) == terms {
+		t.Error("another port has the same terms")
+	}
+}

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// TestContract8ForeignStatus has another load balancer write its own address into the status
+// whenever Landfall has replaced it: each time is an Event, and they are ever further apart.
+func TestContract8ForeignStatus(t *testing.T) {
+	c := newCluster()
+	p := newProcess(c)
+	p.ticks = time.Millisecond
+	c.addPool("p", "10.0.0.0/24")
+	foreign := []lb.Ingress{{Addr: netip.MustParseAddr("172.18.0.3")}}
+	s := service("a")
+	s.Ingress = foreign
+	c.put(s)
+	p.takeOver(t)
+	begun, writes, times := p.clock, 0, []time.Duration(nil)
+	for p.clock.Sub(begun) < time.Hour {
+		p.deliver()
+		again, err := p.step(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch {
+		case !strings.HasPrefix(c.holds("a"), "172."):
+			writes++
+			times = append(times, p.clock.Sub(begun).Round(time.Second))
+			if got := c.holds("a"); got != "10.0.0.0 Assigned" {
+				t.Fatalf("replaced by %q", got)
+			}
+			s := c.services[key("a")]
+			s.Ingress = foreign
+			c.put(s)
+		case again == 0:
+			t.Fatal("the address stays for ever")
+		default:
+			p.clock = p.clock.Add(again)
+		}
+	}
+	if writes < 5 || writes > 30 {
+		t.Errorf("replaced %d times in an hour, at %v", writes, times)
+	}
+	// One of them may have been sent before the Event.
+	told := 0
+	for _, e := range p.events {
+		if e == "Warning a ForeignAddress" {
+			told++
+		}
+	}
+	if told != writes {
+		t.Errorf("%d Events for %d replacements", told, writes)
+	}
+}
+
+// TestContract8PoolsUnknown restarts a controller whose pools have not been read yet, or cannot all
+// be read.
+func TestContract8PoolsUnknown(t *testing.T) {
+	c := newCluster()
+	c.addPool("p", "10.0.0.0/24")
+	s := service("a")
+	s.Ingress = []lb.Ingress{{Addr: netip.MustParseAddr("10.0.0.9")}}
+	c.put(s)
+	p := newProcess(c)
+	p.deliverServices(1)
+	step(t, p)
+	if got := c.written(); len(got) > 0 {
+		t.Errorf("written before the pools are known: %v", got)
+	}
+	p.settle(t)
+	if got := c.holds("a"); got != "10.0.0.9 Assigned" {
+		t.Errorf("holds %q", got)
+	}
+	if slices.Contains(p.events, "Warning a ForeignAddress") {
+		t.Error("what a pool contains was replaced")
+	}
+	// The pool goes while no controller runs, and another one comes.
+	delete(c.pools, "p")
+	c.addPool("q", "192.0.2.0/24")
+	p = newProcess(c)
+	p.settle(t)
+	if got := c.holds("a"); got != "10.0.0.9 HeldOutside" {
+		t.Errorf("after the pool went: holds %q", got)
+	}
+}

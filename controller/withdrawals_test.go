@@ -1,0 +1,177 @@
+package main
+
+import (
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+func (c *cluster) exists(name string) bool { _, ok := c.services[key(name)]; return ok }
+
+// TestContract3DeletedServicesWaitForTheSpeakers keeps a deleted Service, and with it the rules of
+// the proxies and the address, until nobody announces it, or the speakers have had their time.
+func TestContract3DeletedServicesWaitForTheSpeakers(t *testing.T) {
+	for name, test := range map[string]struct {
+		end     func(c *cluster) // the Service's end as one that is ours
+		speaker bool             // one is left to report
+	}{
+		"deleted":                            {func(c *cluster) { c.del("a") }, true},
+		"deleted, all speakers dead":         {func(c *cluster) { c.del("a") }, false},
+		"no load balancer any more":          {toClusterIP, true},
+		"no load balancer, speakers dead":    {toClusterIP, false},
+		"no load balancer any more, deleted": {func(c *cluster) { toClusterIP(c); c.del("a") }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster()
+			p := newProcess(c)
+			c.addPool("p", "10.0.0.0/31")
+			c.put(service("a"))
+			p.settle(t)
+			c.announce("a", true)
+			p.settle(t)
+			p.ticks = time.Millisecond
+			if !c.services[key("a")].Finalizer {
+				t.Fatal("the finalizer is not set with the address")
+			}
+			test.end(c)
+			p.deliver()
+			again, err := p.step(t.Context())
+			if err != nil || !c.services[key("a")].Finalizer {
+				t.Fatalf("the finalizer goes before the announcements: %v", err)
+			}
+			if again <= 0 || again > withdrawWithin {
+				t.Fatalf("it is looked at again after %v", again)
+			}
+			if test.speaker {
+				c.announce("a", false)
+			} else {
+				p.clock = p.clock.Add(again)
+			}
+			p.ticks = time.Second
+			p.settle(t)
+			if s, ok := c.services[key("a")]; ok && (s.Deleting || s.Finalizer || len(s.Conditions) > 0) {
+				t.Errorf("left: %+v", s)
+			}
+		})
+	}
+}
+
+func toClusterIP(c *cluster) {
+	s := c.services[key("a")]
+	s.Type, s.Ingress = lb.ClusterIP, nil // as an API server does
+	c.put(s)
+}
+
+// TestContract8DeletedServicesHoldTheirAddress has nobody get the address before the Service is
+// gone and its time of quarantine over.
+func TestContract8DeletedServicesHoldTheirAddress(t *testing.T) {
+	c := newCluster()
+	p := newProcess(c)
+	c.addPool("p", "10.0.0.0/32")
+	c.put(service("a"))
+	p.settle(t)
+	c.announce("a", true)
+	c.put(service("b"))
+	c.del("a")
+	p.deliver()
+	step(t, p)
+	// A new leader knows as much.
+	p = newProcess(c)
+	p.takeOver(t)
+	p.ticks = time.Millisecond
+	step(t, p)
+	if got := c.holds("b"); got != "PoolExhausted" {
+		t.Errorf("b holds %q while a is being deleted", got)
+	}
+	c.announce("a", false)
+	p.ticks = time.Second
+	p.settle(t)
+	if got := c.holds("b"); c.exists("a") || got != "10.0.0.0 Assigned" {
+		t.Errorf("a is there: %v, b holds %q", c.exists("a"), got)
+	}
+}
+
+// TestOthersFinalizersStay leaves alone what another load balancer's controller set.
+func TestOthersFinalizersStay(t *testing.T) {
+	c := newCluster()
+	p := newProcess(c)
+	waits, theirs, internal := service("waits"), service("theirs"), service("internal")
+	theirs.Class, internal.Type = "cloud", lb.ClusterIP
+	for _, s := range []lb.Service{waits, theirs, internal} {
+		s.Finalizer = true
+		c.put(s)
+	}
+	p.settle(t)
+	c.del("waits")
+	c.del("theirs")
+	p.settle(t)
+	for _, name := range []string{"waits", "theirs", "internal"} {
+		if !c.services[key(name)].Finalizer {
+			t.Errorf("%s lost its finalizer", name)
+		}
+	}
+}
+
+// TestHeadlessServicesAreLeftAlone has the label take a Service down, which keeps its address.
+func TestHeadlessServicesAreLeftAlone(t *testing.T) {
+	c := newCluster()
+	p := newProcess(c)
+	c.addPool("p", "10.0.0.0/31")
+	c.put(service("a"))
+	p.settle(t)
+	for _, name := range []string{"a", "never"} {
+		s := service(name)
+		if c.exists(name) {
+			s = c.services[key(name)]
+		}
+		s.Headless = true
+		c.put(s)
+	}
+	c.put(service("b"))
+	c.put(service("c"))
+	delete(c.pools, "p")
+	c.addPool("q", "10.0.0.0/31")
+	p.settle(t)
+	if got := c.holds("a") + ", " + c.holds("never") + ", " + c.holds("b") + ", " +
+		c.holds("c"); got != "10.0.0.0 Assigned, , 10.0.0.1 Assigned, PoolExhausted" {
+		t.Errorf("held: %s", got)
+	}
+	s := c.services[key("never")]
+	s.Headless = false
+	c.put(s)
+	c.remove("b")
+	p.settle(t)
+	if got := c.holds("never"); got != "10.0.0.1 Assigned" {
+		t.Errorf("without the label: %q", got)
+	}
+}
+
+// TestAllocatedFromIsWrittenAlong has the pool be written with the address, not for itself.
+func TestAllocatedFromIsWrittenAlong(t *testing.T) {
+	c := newCluster()
+	p := newProcess(c)
+	p.allocatedFrom = true
+	c.addPool("p", "10.0.0.0/31")
+	c.put(service("a"))
+	p.deliver()
+	step(t, p)
+	p.deliver()
+	step(t, p)
+	writes := 0
+	for _, written := range c.written() {
+		if written == "service a" {
+			writes++
+		}
+	}
+	if got := c.services[key("a")].AllocatedFrom[lb.AnnotationAllocatedFrom]; got != "p" || writes != 1 {
+		t.Errorf("%q after %d writes", got, writes)
+	}
+	s := c.services[key("a")]
+	s.AllocatedFrom = nil
+	c.put(s)
+	p.settle(t)
+	if len(c.services[key("a")].AllocatedFrom) > 0 {
+		t.Error("written for itself")
+	}
+}

@@ -1,0 +1,229 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/landfall-lb/landfall/e2e/lab"
+)
+
+// TestContract11WhoMayAskAndWrite checks with the chart's defaults and a real API server who may
+// read metrics and status, and what the ServiceAccount of a node can write.
+func TestContract11WhoMayAskAndWrite(t *testing.T) {
+	t.Parallel()
+	l := startProduct(t)
+	waitAnnounced(t, l, "my-nginx", seedVIP.Addr().String())
+	t.Run("metrics", func(t *testing.T) { metricsAreForReaders(t, l) })
+	t.Run("status", func(t *testing.T) { statusIsForThePod(t, l) })
+	t.Run("writes of a node", func(t *testing.T) { nodesWriteTheirOwn(t, l) })
+}
+
+// metricsPorts are the ports of the programs.
+var metricsPorts = map[string]string{"controller": "7480", "speaker": "7481", "proxy": "7482"}
+
+func metricsAreForReaders(t *testing.T, l *lab.Lab) {
+	node := l.Cluster().Nodes[1]
+	stranger, reader := tokenOf(t, l, "stranger"), tokenOf(t, l, "reader")
+	binding := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "reader"},
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole",
+			Name: "landfall-metrics-reader"},
+		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Name: "reader", Namespace: "default"}},
+	}
+	if _, err := l.Kube().RbacV1().ClusterRoleBindings().Create(t.Context(), binding, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, program := range []string{"speaker", "proxy"} {
+		at := net.JoinHostPort(node.Addr.String(), metricsPorts[program])
+		for _, test := range []struct {
+			path, token string
+			code        int
+			text        string
+		}{
+			{"/healthz", "", 200, "ok"},
+			{"/readyz", "", 200, "ok"},
+			{"/metrics", "", 401, "bearer token"},
+			{"/metrics", "nonsense", 401, "does not accept the token"},
+			{"/metrics", stranger, 403, `user "system:serviceaccount:default:stranger" may not get /metrics`},
+			{"/metrics", reader, 200, "landfall_build_info"},
+			{"/v1/status", reader, 404, ""},
+		} {
+			eventually(t, fmt.Sprintf("%s of the %s answers %d", test.path, program, test.code), func() error {
+				code, body, err := getWithToken(t.Context(), l, lab.ClientName, "https://"+at+test.path, test.token)
+				if err == nil && (code != test.code || !strings.Contains(body, test.text)) {
+					err = fmt.Errorf("%d %s", code, body)
+				}
+				return err
+			})
+		}
+		if code, body, err := l.Get(t.Context(), lab.ClientName, "http://"+at+"/metrics"); err == nil && code == 200 {
+			t.Errorf("the %s serves metrics without TLS: %s", program, body)
+		}
+		// The node's other addresses serve nothing.
+		for _, other := range []string{"127.0.0.1", seedVIP.Addr().String()} {
+			conn, err := l.Dial(t.Context(), node.Name, "tcp", net.JoinHostPort(other, metricsPorts[program]))
+			if err == nil {
+				conn.Close()
+				t.Errorf("the %s listens at %s", program, other)
+			}
+		}
+	}
+}
+
+// tokenOf returns a token of a new ServiceAccount.
+func tokenOf(t *testing.T, l *lab.Lab, name string) string {
+	t.Helper()
+	accounts := l.Kube().CoreV1().ServiceAccounts("default")
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if _, err := accounts.Create(t.Context(), account, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	token, err := accounts.CreateToken(t.Context(), name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return token.Status.Token
+}
+
+func getWithToken(ctx context.Context, l *lab.Lab, host, url, token string) (code int, body string, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return 0, "", err
+	}
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	resp, err := l.HTTPClient(host).Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(text), err
+}
+
+// statusIsForThePod runs what an administrator runs with "kubectl exec".
+func statusIsForThePod(t *testing.T, l *lab.Lab) {
+	for program, field := range map[string]string{"speaker": "vips", "proxy": "services"} {
+		text, err := l.Agent(program, l.Cluster().Nodes[1].Name).Run(t.Context(), "status")
+		var status map[string]any
+		if err == nil {
+			err = json.Unmarshal([]byte(text), &status)
+		}
+		if list, ok := status[field].([]any); err != nil || !ok || len(list) == 0 || status["node"] == "" {
+			t.Errorf("landfall-%s status: %v\n%s", program, err, text)
+		}
+	}
+}
+
+// nodesWriteTheirOwn does as one who has taken over a node: with the token of its pod.
+func nodesWriteTheirOwn(t *testing.T, l *lab.Lab) {
+	self, other := l.Cluster().Nodes[1].Name, l.Cluster().Nodes[2].Name
+	node, err := l.KubeAs(l.Agent("speaker", self))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.ApplyYAML(t.Context(), `{apiVersion: landfall.dev/v1beta1, kind: BGPPeer, metadata: {name: far},
+  spec: {myASN: 64500, peerASN: 64501, peerAddress: 192.0.2.1}}`); err != nil {
+		t.Fatal(err)
+	}
+	peers := "/apis/landfall.dev/v1beta1/bgppeers/far/status"
+	service := "/api/v1/namespaces/default/services/my-nginx/status"
+	gateways := "/api/v1/namespaces/" + lab.Namespace + "/configmaps/landfall-surroundings"
+	entry := func(name, state string) string {
+		return fmt.Sprintf(`{"apiVersion":"landfall.dev/v1beta1","kind":"BGPPeer","metadata":{"name":"far"},`+
+			`"status":{"nodes":[{"name":%q,"state":%q}]}}`, name, state)
+	}
+	eventually(t, "both nodes report on the peer, and what they tell of their networks", func() error {
+		raw, err := l.Kube().CoreV1().RESTClient().Get().AbsPath(peers).DoRaw(t.Context())
+		if err == nil &&
+			(!strings.Contains(string(raw), `"name":"`+self) || !strings.Contains(string(raw), `"name":"`+other)) {
+			err = fmt.Errorf("%s", raw)
+		}
+		return err
+	})
+	for _, test := range []struct {
+		what, path string
+		kind       types.PatchType
+		body       string
+		refusal    string // "" if it is allowed
+	}{
+		{"its own condition", service, types.StrategicMergePatchType,
+			`{"status":{"conditions":[{"type":"landfall.dev/Announced","status":"False","reason":"Test","message":"x"}]}}`, ""},
+		{"the annotation", service, types.MergePatchType,
+			`{"metadata":{"annotations":{"landfall.dev/announcements":"x"}}}`, ""},
+		{"the controller's condition", service, types.StrategicMergePatchType,
+			`{"status":{"conditions":[{"type":"landfall.dev/Assigned","status":"False","reason":"Test","message":"x"}]}}`,
+			"landfall.dev/Announced and landfall.dev/Serving only"},
+		{"another's condition", service, types.StrategicMergePatchType,
+			`{"status":{"conditions":[{"type":"example.com/X","status":"False","reason":"Test","message":"x",` +
+				`"lastTransitionTime":"2026-01-01T00:00:00Z"}]}}`, "landfall.dev/Announced and landfall.dev/Serving only"},
+		{"an address", service, types.MergePatchType, `{"status":{"loadBalancer":{"ingress":[{"ip":"172.26.236.200"}]}}}`,
+			"may not change the addresses of a Service"},
+		{"no address", service, types.MergePatchType, `{"status":{"loadBalancer":null}}`,
+			"may not change the addresses of a Service"},
+		{"another annotation", service, types.MergePatchType, `{"metadata":{"annotations":{"example.com/x":"y"}}}`,
+			"landfall.dev/announcements only"},
+		{"a label", service, types.MergePatchType, `{"metadata":{"labels":{"example.com/x":"y"}}}`, "may not change labels"},
+		{"a finalizer", service, types.MergePatchType, `{"metadata":{"finalizers":["example.com/x"]}}`,
+			"may not change labels"},
+		{"its session", peers, types.ApplyPatchType, entry(self, "Idle"), ""},
+		{"another's session", peers, types.ApplyPatchType, entry(other, "Forged"),
+			"node " + self + " may write its own entry in status.nodes only"},
+		{"a session of no node", peers, types.ApplyPatchType, entry("nowhere", "Idle"), "its own entry"},
+		{"its gateways", gateways, types.MergePatchType, fmt.Sprintf(`{"data":{%q:""}}`, self), ""},
+		{"another's gateways", gateways, types.MergePatchType, fmt.Sprintf(`{"data":{%q:"172.26.236.1 x"}}`, other),
+			"node " + self + " may write its own key in data only"},
+		{"no gateways of another", gateways, types.MergePatchType, fmt.Sprintf(`{"data":{%q:null}}`, other), "its own key"},
+		{"gateways for ever", gateways, types.MergePatchType, `{"immutable":true}`, "may write data only"},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			patch := node.CoreV1().RESTClient().Patch(test.kind).AbsPath(test.path).Param("fieldManager", "stranger")
+			if test.kind == types.ApplyPatchType {
+				patch = patch.Param("force", "true")
+			}
+			err := patch.Body([]byte(test.body)).Do(t.Context()).Error()
+			if test.refusal == "" && err != nil ||
+				test.refusal != "" && (err == nil || !strings.Contains(err.Error(), test.refusal)) {
+				t.Errorf("%v, want a refusal with %q", err, test.refusal)
+			}
+		})
+	}
+	for what, create := range map[string]func() error{
+		"may write the ConfigMap landfall-surroundings only": func() error {
+			_, err := node.CoreV1().ConfigMaps(lab.Namespace).Create(t.Context(),
+				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, metav1.CreateOptions{})
+			return err
+		},
+		"may create the Lease landfall-speaker only": func() error {
+			_, err := node.CoordinationV1().Leases(lab.Namespace).Create(t.Context(),
+				&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, metav1.CreateOptions{})
+			return err
+		},
+	} {
+		if err := create(); err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("%v, want a refusal with %q", err, what)
+		}
+	}
+	// The agents themselves are not refused anything.
+	for _, a := range append(l.Agents("speaker"), l.Agents("controller")...) {
+		for line := range strings.Lines(a.Log()) {
+			if strings.Contains(line, "ValidatingAdmissionPolicy") || strings.Contains(line, "forbidden") {
+				t.Errorf("%s: %s", a.Name(), line)
+			}
+		}
+	}
+}

@@ -1,0 +1,34 @@
+package lb
+
+// Annotations of a Service.
+const (
+	AnnotationAddresses = "landfall.dev/loadBalancerIPs"
+	AnnotationPool      = "landfall.dev/address-pool"
+	// AnnotationScheduler sets how proxies choose a backend for a new connection: random, round-robin,
+	// source-hash or maglev.
+	AnnotationScheduler = "landfall.dev/scheduler"
+	// AnnotationShare holds a key: Services with the same key share addresses if their ports do not
+	// collide.
+	AnnotationShare = "landfall.dev/allow-shared-ip"
+	// AnnotationPerFamily requests this many addresses of each family, from 1 to 16.
+	AnnotationPerFamily = "landfall.dev/addresses-per-family"
+	// AnnotationMode requests an ipMode, VIP or Proxy.
+	AnnotationMode = "landfall.dev/ip-mode"
+	// AnnotationWhenOutside sets what to do when no pool contains the address any more: keep or move.
+	AnnotationWhenOutside = "landfall.dev/when-outside"
+	// AnnotationAllocatedFrom names the pool of the Service's addresses, where MetalLB's users look
+	// for it.
+	AnnotationAllocatedFrom = "metallb.io/ip-allocated-from-pool"
+	// AnnotationAllocatedFromOld is its name in older versions of MetalLB.
+	AnnotationAllocatedFromOld = "metallb.universe.tf/ip-allocated-from-pool"
+	// AnnotationOnConflict sets what to do when a conflicting host uses the address: refuse or
+	// announce.
+	AnnotationOnConflict = "landfall.dev/on-address-conflict"
+)
+
+// FinalizerCleanup keeps a deleted Service until its addresses are announced no more
+// (KEP-980). The API server's other load balancer controllers use it too.
+const FinalizerCleanup = "service.kubernetes.io/load-balancer-cleanup"
+
+// LabelHeadless on a Service has service proxies ignore it, whatever its value.
+const LabelHeadless = "service.kubernetes.io/headless"

@@ -1,0 +1,136 @@
+package lb
+
+import (
+	"cmp"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// The condition Assigned of a Service with a sharing key ends with how it shares its addresses:
+//
+//	192.0.2.7 from pool lan (shared by key "web" on 80/TCP, 443/TCP; 192.0.2.7 after default/first)
+//
+// Tenants cannot write conditions, so this is also the memory of what was agreed: which Service
+// changed its ports since, and which Service held an address first.
+const sharedBy = " (shared by key "
+
+// maxTerms bounds each part of the terms, since they go into a condition.
+const maxTerms = 96
+
+// SharingTerms returns all that decides with which others a Service can share an address; "" if it
+// has no sharing key.
+func SharingTerms(s *Service) string {
+	if s.Request.Share == "" {
+		return ""
+	}
+	terms := strconv.Quote(shorten(s.Request.Share)) + " on " + sharedPorts(s.Ports)
+	if s.ExternalPolicy == Local {
+		terms += ", policy Local, selector " + strconv.Quote(shorten(s.Request.Selector))
+	}
+	return terms
+}
+
+// sharedPorts lists ports in an order of its own.
+func sharedPorts(all []ServicePort) string {
+	ports := slices.SortedFunc(slices.Values(all), func(a, b ServicePort) int {
+		return cmp.Or(cmp.Compare(a.Port, b.Port), strings.Compare(string(a.Protocol), string(b.Protocol)))
+	})
+	var list []string
+	for _, p := range ports {
+		list = append(list, fmt.Sprintf("%d/%s", p.Port, p.Protocol))
+	}
+	return shorten(strings.Join(list, ", "))
+}
+
+// Intrudes reports whether the condition Assigned of a Service with these ports says that it holds
+// its address by mistake, or names others: then it changed its ports, and the controller has not
+// said yet whether they collide.
+func Intrudes(assigned Condition, ports []ServicePort) bool {
+	if assigned.Reason == ReasonDuplicate {
+		return true
+	}
+	terms, _ := ParseSharing(assigned.Message)
+	key, err := strconv.QuotedPrefix(terms)
+	if err != nil {
+		return false // it shares nothing
+	}
+	agreed, _, _ := strings.Cut(strings.TrimPrefix(terms[len(key):], " on "), ", policy ")
+	return agreed != sharedPorts(ports)
+}
+
+// shorten bounds a text and keeps different ones apart.
+func shorten(s string) string {
+	if len(s) <= maxTerms {
+		return s
+	}
+	h := fnv.New64a()
+	h.Write([]byte(s))
+	return fmt.Sprintf("%s... %016x", strings.ToValidUTF8(s[:maxTerms/2], ""), h.Sum64())
+}
+
+// FormatSharing returns the end of a condition's message. after has, for each address that another
+// Service held first, that Service.
+func FormatSharing(terms string, after map[netip.Addr]Key) string {
+	if terms == "" {
+		return ""
+	}
+	var b strings.Builder
+	b.WriteString(sharedBy + terms)
+	for _, addr := range slices.SortedFunc(maps.Keys(after), netip.Addr.Compare) {
+		fmt.Fprintf(&b, "; %s after %s", addr, after[addr])
+	}
+	b.WriteString(")")
+	return b.String()
+}
+
+// ParseSharing reads the end of a condition's message; terms is "" if it says nothing of sharing.
+func ParseSharing(message string) (terms string, after map[netip.Addr]Key) {
+	start := strings.LastIndex(message, sharedBy)
+	if start < 0 || !strings.HasSuffix(message, ")") {
+		return "", nil
+	}
+	rest := strings.TrimSuffix(message[start+len(sharedBy):], ")")
+	for {
+		i := strings.LastIndex(rest, "; ")
+		if i < 0 {
+			return rest, after
+		}
+		addr, key, ok := parseAfter(rest[i+2:])
+		if !ok {
+			return rest, after
+		}
+		if after == nil {
+			after = map[netip.Addr]Key{}
+		}
+		after[addr], rest = key, rest[:i]
+	}
+}
+
+func parseAfter(written string) (netip.Addr, Key, bool) {
+	address, name, _ := strings.Cut(written, " after ")
+	addr, err := netip.ParseAddr(address)
+	namespace, name, ok := strings.Cut(name, "/")
+	return addr, Key{Namespace: namespace, Name: name}, err == nil && ok && !strings.ContainsAny(name, `" `)
+}
+
+// Joined reports whether the condition Assigned says that the Service joined an address that
+// another of its holders held first, or holds it by mistake.
+func (s *Service) Joined(addr netip.Addr, holds func(Key) bool) bool {
+	for _, c := range s.Conditions {
+		if c.Type != ConditionAssigned {
+			continue
+		}
+		if c.Reason == ReasonDuplicate {
+			return true
+		}
+		_, after := ParseSharing(c.Message)
+		first, ok := after[addr]
+		return ok && holds(first)
+	}
+	return false
+}

@@ -1,0 +1,89 @@
+package lb
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestSharing(t *testing.T) {
+	s := Service{Ports: []ServicePort{{Protocol: UDP, Port: 53}, {Protocol: TCP, Port: 53}, {Protocol: TCP, Port: 22}}}
+	if got := FormatSharing(SharingTerms(&s), nil); got != "" {
+		t.Errorf("without a key: %q", got)
+	}
+	first, four, six := Key{Namespace: "a", Name: "first"}, netip.MustParseAddr("192.0.2.7"),
+		netip.MustParseAddr("fd00::7")
+	for key, want := range map[string]string{
+		"web": `p (shared by key "web" on 22/TCP, 53/TCP, 53/UDP; 192.0.2.7 after a/first; fd00::7 after a/first)`,
+		`x"; 1.1.1.1 after a/b`: `p (shared by key "x\"; 1.1.1.1 after a/b" on 22/TCP, 53/TCP, 53/UDP; ` +
+			`192.0.2.7 after a/first; fd00::7 after a/first)`,
+	} {
+		s.Request.Share = key
+		terms, after := SharingTerms(&s), map[netip.Addr]Key{four: first, six: first}
+		message := "p" + FormatSharing(terms, after)
+		if message != want {
+			t.Errorf("%s, want %s", message, want)
+		}
+		if gotTerms, gotAfter := ParseSharing(message); gotTerms != terms || !maps.Equal(gotAfter, after) {
+			t.Errorf("%s: parsed as %s, %v", message, gotTerms, gotAfter)
+		}
+		if gotTerms, gotAfter := ParseSharing("p" + FormatSharing(terms, nil)); gotTerms != terms || len(gotAfter) > 0 {
+			t.Errorf("%s alone: parsed as %s, %v", terms, gotTerms, gotAfter)
+		}
+	}
+}
+
+func TestJoined(t *testing.T) {
+	addr, other := netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("192.0.2.8")
+	first := Key{Namespace: "a", Name: "first"}
+	s := Service{Conditions: []Condition{{Type: ConditionAssigned,
+		Message: `p (shared by key "web" on 22/TCP; 192.0.2.7 after a/first)`}}}
+	there := func(k Key) bool { return k == first }
+	gone := func(Key) bool { return false }
+	if !s.Joined(addr, there) || s.Joined(addr, gone) || s.Joined(other, there) {
+		t.Error("it joined 192.0.2.7 while a/first holds that, and nothing else")
+	}
+	s.Conditions[0] = Condition{Type: ConditionAssigned, Reason: ReasonDuplicate}
+	if !s.Joined(addr, gone) || (&Service{}).Joined(addr, there) {
+		t.Error("a duplicate comes last, a Service without a condition does not")
+	}
+}
+
+func FuzzParseSharing(f *testing.F) {
+	f.Add(`p (shared by key "web" on 22/TCP; 192.0.2.7 after a/first)`)
+	f.Add(` (shared by key ; 1.1.1.1 after a/)`)
+	f.Fuzz(func(t *testing.T, message string) {
+		terms, after := ParseSharing(message)
+		if terms == "" {
+			return
+		}
+		again, keys := ParseSharing(FormatSharing(terms, after))
+		if again != terms && !strings.Contains(terms, sharedBy) || !strings.Contains(terms, sharedBy) &&
+			!maps.Equal(keys, after) {
+			t.Errorf("%q: %q %v, then %q %v", message, terms, after, again, keys)
+		}
+	})
+}
+
+func TestIntrudes(t *testing.T) {
+	ports := []ServicePort{{Protocol: TCP, Port: 53}, {Protocol: TCP, Port: 22}}
+	s := Service{Ports: ports, Request: Request{Share: `x" on 80/TCP, policy `}, ExternalPolicy: Local}
+	agreed := Condition{Message: "p" + FormatSharing(SharingTerms(&s), map[netip.Addr]Key{netip.IPv4Unspecified(): {}})}
+	for name, test := range map[string]struct {
+		c     Condition
+		ports []ServicePort
+		want  bool
+	}{
+		"as agreed":     {agreed, ports, false},
+		"another port":  {agreed, []ServicePort{{Protocol: TCP, Port: 53}, {Protocol: TCP, Port: 23}}, true},
+		"one port more": {agreed, append(slices.Clone(ports), ServicePort{Protocol: TCP, Port: 23}), true},
+		"shares none":   {Condition{Message: "10.0.0.0 from pool p"}, ports, false},
+		"by mistake":    {Condition{Reason: ReasonDuplicate}, ports, true},
+	} {
+		if got := Intrudes(test.c, test.ports); got != test.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}

@@ -1,0 +1,121 @@
+// Package listen opens sockets for servers that hostile clients can reach: a bound on connections
+// that no client can use up for the others, and unix sockets that replace those of dead processes.
+package listen
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+// buffer is how many bytes the kernel holds for a connection in each direction: what a client does
+// not read is memory too.
+const buffer = 64 << 10
+
+// Limit returns a listener whose connections take places in a room, which it may share with other
+// listeners. The connection that has to leave the room is closed.
+func Limit(l net.Listener, room *Room[net.Conn]) net.Listener {
+	return &limited{Listener: l, room: room}
+}
+
+type limited struct {
+	net.Listener
+	room *Room[net.Conn]
+}
+
+// Accept returns the next connection.
+func (l *limited) Accept() (net.Conn, error) {
+	accepted, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	if tcp, ok := accepted.(*net.TCPConn); ok {
+		_ = tcp.SetReadBuffer(buffer)
+		_ = tcp.SetWriteBuffer(buffer)
+	}
+	place, out, full := l.room.Enter(client(accepted.RemoteAddr()), accepted)
+	if full {
+		out.Close()
+	}
+	return &conn{Conn: accepted, leave: func() { l.room.Leave(place) }}, nil
+}
+
+// conn is an accepted connection.
+type conn struct {
+	net.Conn
+	leave func()
+}
+
+// Close closes the connection.
+func (c *conn) Close() error {
+	c.leave()
+	return c.Conn.Close()
+}
+
+// client returns what stands for the machine at the other end of a connection.
+func client(address net.Addr) netip.Prefix {
+	tcp, ok := address.(*net.TCPAddr)
+	if !ok {
+		return netip.Prefix{}
+	}
+	return Client(tcp.AddrPort().Addr())
+}
+
+// Client returns what stands for the machine with an address: an IPv4 address, or an IPv6 network
+// of 64 bits, of which one machine can use all addresses.
+func Client(addr netip.Addr) netip.Prefix {
+	addr = addr.Unmap().WithZone("")
+	bits := 64
+	if addr.Is4() {
+		bits = 32
+	}
+	network, _ := addr.Prefix(bits)
+	return network
+}
+
+// Unix opens a unix socket that only this user may connect to, unless mode allows more. It replaces
+// the file of a process that has ended, and leaves a socket alone that another process serves.
+func Unix(path string, mode fs.FileMode) (*net.UnixListener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, err
+	}
+	listener, err := bind(path, mode)
+	if !errors.Is(err, syscall.EADDRINUSE) {
+		return listener, err
+	}
+	other, dialErr := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
+	if dialErr == nil {
+		other.Close()
+		return nil, fmt.Errorf("another process serves %s", path)
+	}
+	if !errors.Is(dialErr, syscall.ECONNREFUSED) {
+		return nil, err
+	}
+	if err := os.Remove(path); err != nil {
+		return nil, err
+	}
+	return bind(path, mode)
+}
+
+// bind makes the file of the socket with its mode: a change after it exists would come too late for
+// whoever connects at once.
+func bind(path string, mode fs.FileMode) (*net.UnixListener, error) {
+	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
+		var failed error
+		if err := raw.Control(func(fd uintptr) { failed = syscall.Fchmod(int(fd), uint32(mode.Perm())) }); err != nil {
+			return err
+		}
+		return failed
+	}}
+	listener, err := config.Listen(context.Background(), "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	return listener.(*net.UnixListener), nil
+}

@@ -1,0 +1,156 @@
+package ops
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+)
+
+// door is a gatekeeper with a clock and an API server of its own.
+type door struct {
+	*gatekeeper
+	clock   time.Time
+	asked   []string
+	answers map[string]verdict
+	err     error
+}
+
+func newDoor() *door {
+	d := &door{clock: time.Unix(1e9, 0), answers: map[string]verdict{
+		"good": {user: "prometheus", allowed: true}, "other": {user: "eve"},
+	}}
+	d.gatekeeper = newGatekeeper(
+		http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "metrics") }))
+	d.now = func() time.Time { return d.clock }
+	d.use(func(_ context.Context, token string) (string, bool, error) {
+		d.asked = append(d.asked, token)
+		return d.answers[token].user, d.answers[token].allowed, d.err
+	})
+	return d
+}
+
+func (d *door) get(client, authorization string) (code int, body string) {
+	r := httptest.NewRequest(http.MethodGet, "/metrics", nil)
+	r.RemoteAddr = client + ":1"
+	if authorization != "" {
+		r.Header.Set("Authorization", authorization)
+	}
+	w := httptest.NewRecorder()
+	d.ServeHTTP(w, r)
+	return w.Code, w.Body.String()
+}
+
+func (d *door) want(t *testing.T, client, authorization string, code int, text string) {
+	t.Helper()
+	if got, body := d.get(client, authorization); got != code || !strings.Contains(body, text) {
+		t.Errorf("%q from %s: %d %q, want %d with %q", authorization, client, got, body, code, text)
+	}
+}
+
+func TestMetricsNeedATokenThatTheAPIServerAccepts(t *testing.T) {
+	d := newDoor()
+	d.use(nil)
+	d.want(t, "10.0.0.1", "Bearer good", 503, "has not connected to the API server yet")
+	d = newDoor()
+	for i, test := range []struct {
+		authorization string
+		code          int
+		text          string
+	}{
+		{"", 401, "bearer token"},
+		{"Basic Z29vZDo=", 401, "bearer token"},
+		{"Bearer", 401, "bearer token"},
+		{"Bearer " + strings.Repeat("x", maxToken+1), 401, "bearer token"},
+		{"Bearer bad", 401, "does not accept the token"},
+		{"Bearer other", 403, `user "eve" may not get /metrics`},
+		{"bearer good", 200, "metrics"},
+	} {
+		d.want(t, fmt.Sprintf("10.0.1.%d", i), test.authorization, test.code, test.text)
+	}
+}
+
+func TestAnswersOfTheAPIServerAreRememberedForAWhile(t *testing.T) {
+	d := newDoor()
+	for range 10 {
+		d.want(t, "10.0.0.1", "Bearer good", 200, "")
+		d.want(t, "10.0.0.2", "Bearer other", 403, "")
+	}
+	if len(d.asked) != 2 {
+		t.Errorf("the API server was asked %d times, want 2", len(d.asked))
+	}
+	d.clock = d.clock.Add(distrustFor)
+	d.answers["other"] = verdict{user: "eve", allowed: true}
+	d.want(t, "10.0.0.2", "Bearer other", 200, "")
+	d.clock = d.clock.Add(trustFor)
+	delete(d.answers, "other")
+	d.want(t, "10.0.0.2", "Bearer other", 401, "")
+
+	// Monitoring goes on without the API server, for a while.
+	d.err = errors.New("connection refused")
+	d.clock = d.clock.Add(trustFor)
+	d.want(t, "10.0.0.1", "Bearer good", 200, "")
+	d.want(t, "10.0.0.3", "Bearer new", 503, "connection refused")
+	d.clock = d.clock.Add(trustAtMost)
+	d.want(t, "10.0.0.1", "Bearer good", 503, "connection refused")
+}
+
+func TestAClientThatTriesTokensKeepsNobodyOut(t *testing.T) {
+	d := newDoor()
+	for i := range 1000 {
+		code, _ := d.get("10.0.0.66", fmt.Sprintf("Bearer guess-%d", i))
+		if want := map[bool]int{true: 401, false: 503}[i == 0]; code != want {
+			t.Fatalf("guess %d: %d, want %d", i, code, want)
+		}
+	}
+	if len(d.asked) != 1 {
+		t.Errorf("the API server was asked %d times within a second", len(d.asked))
+	}
+	d.want(t, "10.0.0.1", "Bearer good", 200, "")
+	// What was allowed is asked for again however many try, and forgotten last.
+	for i := range 3 * maxVerdicts {
+		d.clock = d.clock.Add(reviewGap)
+		d.get("10.0.0.66", fmt.Sprintf("Bearer more-%d", i))
+	}
+	d.err = errors.New("connection refused")
+	d.clock = d.clock.Add(-time.Second * (3*maxVerdicts - 60)) // within trustAtMost
+	d.want(t, "10.0.0.1", "Bearer good", 200, "")
+	if len(d.verdicts) > maxVerdicts {
+		t.Errorf("%d tokens are remembered", len(d.verdicts))
+	}
+	// Many clients at once are bounded together.
+	asked := len(d.asked)
+	for i := range 1000 {
+		d.get(fmt.Sprintf("10.1.%d.%d", i/250, i%250), fmt.Sprintf("Bearer many-%d", i))
+	}
+	if got := len(d.asked) - asked; got > maxClients {
+		t.Errorf("the API server was asked %d times within a second", got)
+	}
+}
+
+func TestAHangingAPIServerHoldsFewRequests(t *testing.T) {
+	d := newDoor()
+	hang, started := make(chan struct{}), make(chan struct{})
+	d.use(func(ctx context.Context, _ string) (string, bool, error) {
+		if _, bounded := ctx.Deadline(); !bounded {
+			t.Error("a question without a time-out")
+		}
+		started <- struct{}{}
+		<-hang
+		return "", false, errors.New("hung")
+	})
+	ended := make(chan struct{})
+	for i := range maxReviews {
+		go func() { d.get(fmt.Sprintf("10.0.0.%d", i), "Bearer x"); ended <- struct{}{} }()
+		<-started
+	}
+	d.want(t, "10.0.0.9", "Bearer y", 503, "too many")
+	close(hang)
+	for range maxReviews {
+		<-ended
+	}
+}

@@ -1,0 +1,107 @@
+package ops
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/listen"
+)
+
+const (
+	// statusConnections is how many connections to the status socket are open at a time.
+	statusConnections = 4
+	// statusTimeout bounds the time for one answer on the status socket.
+	statusTimeout = time.Minute
+)
+
+// statusArgument is the argument that prints the status of the running program.
+const statusArgument = "status"
+
+// WriteStatus writes an object as JSON: the fields of head, and then a list under that name,
+// element by element, so that memory does not grow with the list.
+func WriteStatus[E any](w io.Writer, head any, list string, elements iter.Seq[E]) error {
+	out := bufio.NewWriterSize(w, 32<<10)
+	text, err := json.MarshalIndent(head, "", "  ")
+	if err != nil {
+		return err
+	}
+	_, _ = out.Write(bytes.TrimSuffix(text, []byte("\n}")))
+	fmt.Fprintf(out, ",\n  %q: [", list)
+	separator := "\n    "
+	for element := range elements {
+		text, err := json.MarshalIndent(element, "    ", "  ")
+		if err != nil {
+			return err
+		}
+		_, _ = out.WriteString(separator)
+		if _, err := out.Write(text); err != nil {
+			return err // the client has gone
+		}
+		separator = ",\n    "
+	}
+	if separator[0] == ',' {
+		_, _ = out.WriteString("\n  ")
+	}
+	_, _ = out.WriteString("]\n}\n")
+	return out.Flush()
+}
+
+// Status has /v1/status answered by write, on the status socket only.
+func (rt *Runtime) Status(write func(io.Writer) error) {
+	rt.server.local.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = write(w) // the client has gone
+	})
+}
+
+// runLocal serves the status, and whatever the TCP port serves, on a unix socket that only the user
+// of the program can connect to. A program works without it: what fails is logged.
+func (s *server) runLocal(ctx context.Context, path string) {
+	listener, err := listen.Unix(path, 0o600)
+	if err != nil {
+		s.log.Warn("the argument status does not work: cannot open the status socket", "error", err)
+		return
+	}
+	limited := listen.Limit(listener, listen.NewRoom[net.Conn](statusConnections))
+	if err := s.serve(ctx, limited, s.local, statusTimeout); err != nil {
+		s.log.Warn("the argument status does not work any more", "error", err)
+	}
+}
+
+// printStatus prints what a running program answers on its status socket.
+func printStatus(ctx context.Context, path string, stdout io.Writer) error {
+	client := &http.Client{Timeout: statusTimeout, Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		},
+	}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://status/v1/status", nil)
+	if err != nil {
+		return err
+	}
+	response, err := client.Do(request)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return fmt.Errorf("status: no program serves %s; --status-socket names another", path)
+	case err != nil:
+		return fmt.Errorf("status: %w", errors.Unwrap(err))
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("status: the program answers %s: it has just started", response.Status)
+	}
+	if _, err := io.Copy(stdout, response.Body); err != nil {
+		return fmt.Errorf("status: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,167 @@
+package main
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// list creates a Service of type ClusterIP that lists external IPs.
+func (b *bench) list(name string, created time.Time, port uint16, ips ...string) {
+	b.put(name, "192.0.2.99", "10.200.1.66")
+	svc, _ := b.services.Get(key(name))
+	svc.Type, svc.Ingress, svc.Created, svc.HealthCheckNodePort = lb.ClusterIP, nil, created, 0
+	svc.Ports = []lb.ServicePort{{Protocol: lb.TCP, Port: port}}
+	for _, ip := range ips {
+		svc.ExternalIPs = append(svc.ExternalIPs, netip.MustParseAddr(ip))
+	}
+	b.services.Set(key(name), svc)
+	b.mark(key(name))
+}
+
+// A tenant that lists another's VIP and a cluster IP gets an Event, once. The owners are not
+// touched, not even in what the feed says; and when one of them goes, the tenant gets what is free.
+func TestContract11ATenantsExternalIPsHarmNobody(t *testing.T) {
+	b := newBench(t)
+	b.put("web", "192.0.2.1", "10.200.1.2")
+	b.put("dns", "192.0.2.3", "10.200.1.3")
+	b.synced()
+	b.run()
+	b.rules.confirm()
+	b.run()
+	b.expectDelivery("web", "192.0.2.1", "1")
+	b.order = nil
+	b.list("aaa", time.Time{}.Add(-time.Hour), 80, "192.0.2.1", clusterIP("dns").String(), "198.51.100.7")
+	b.run()
+	if want := []string{"feed aaa", "rules aaa"}; !slices.Equal(b.order, want) {
+		t.Errorf("the owners were touched: %v", b.order)
+	}
+	b.rules.confirm()
+	b.run()
+	b.expectDelivery("web", "192.0.2.1", "1")
+	if want := "aaa FrontendInUse here: spec.externalIPs: 192.0.2.1:80/tcp is held by Service default/web\n" +
+		"aaa ExternalIPRefused here: spec.externalIPs: " + clusterIP("dns").String() +
+		" is the cluster IP of Service default/dns"; strings.Join(b.warnings, "\n") != want {
+		t.Errorf("Events:\n%s\nwant\n%s", strings.Join(b.warnings, "\n"), want)
+	}
+	external := func() string {
+		var all []string
+		for _, p := range b.rules.wanted[key("aaa")].Ports {
+			for _, f := range p.Frontends {
+				if f.Kind == plan.ExternalIP {
+					all = append(all, f.Addr.String())
+				}
+			}
+		}
+		return strings.Join(all, " ")
+	}
+	if got := external(); got != "198.51.100.7" {
+		t.Errorf("served at %s", got)
+	}
+	if n := b.counts.advised[true]; n != 1 {
+		t.Errorf("%d Services counted that do not get what they ask for", n)
+	}
+	b.mark(key("aaa"))
+	b.run()
+	if len(b.warnings) != 2 {
+		t.Errorf("warned again: %v", b.warnings)
+	}
+	b.delete("web")
+	b.run()
+	if got := external(); got != "192.0.2.1 198.51.100.7" {
+		t.Errorf("the owner has gone, and the tenant is served at %s", got)
+	}
+	if got := b.frontends("web"); got != "" {
+		t.Errorf("what the tenant serves lingers: %s", got)
+	}
+}
+
+// Two Services have one VIP and port in their status, as of a cache that lags. The younger one is
+// told, and the older one's report stays as it is.
+func TestContract11TheOlderHolderOfAVIPGoesOn(t *testing.T) {
+	b := newBench(t)
+	b.put("zzz", "192.0.2.1", "10.200.1.2")
+	b.synced()
+	b.run()
+	b.rules.confirm()
+	b.run()
+	b.order = nil
+	b.put("aaa", "192.0.2.1", "10.200.1.3")
+	svc, _ := b.services.Get(key("aaa"))
+	svc.Created = svc.Created.Add(time.Hour)
+	b.services.Set(key("aaa"), svc)
+	b.run()
+	if want := []string{"feed aaa", "rules aaa"}; !slices.Equal(b.order, want) {
+		t.Errorf("the owner was touched: %v", b.order)
+	}
+	b.rules.confirm()
+	b.run()
+	b.expectDelivery("zzz", "192.0.2.1", "1")
+	b.expectDelivery("aaa", "192.0.2.1", "refused")
+	b.expectFrontends("aaa", "")
+	b.expectFrontends("zzz", "192.0.2.1")
+	b.delete("zzz")
+	b.run()
+	b.rules.confirm()
+	b.run()
+	b.expectFrontends("aaa", "192.0.2.1")
+	b.expectDelivery("aaa", "192.0.2.1", "1")
+}
+
+// Pools and the flag refuse external IPs as soon as they are known. A change of them plans only the
+// Services that list some.
+func TestExternalIPsFollowPoolsAndFlag(t *testing.T) {
+	b := newBench(t)
+	b.put("web", "192.0.2.1", "10.200.1.2")
+	b.list("x", time.Time{}, 80, "192.0.2.50")
+	b.synced()
+	b.pools.SetSynced(false)
+	b.run()
+	if b.waiting != "the IPAddressPools" || b.rules.sets != 0 {
+		t.Errorf("waiting for %q, %d writes", b.waiting, b.rules.sets)
+	}
+	b.pools.SetSynced(true)
+	b.run()
+	b.rules.confirm()
+	b.run()
+	serves := func() bool {
+		return b.rules.wanted[key("x")].Serves(lb.TCP, netip.MustParseAddr("192.0.2.50"), 80)
+	}
+	if !serves() {
+		t.Error("not served although nothing is against it")
+	}
+	b.order = nil
+	b.pools.Set("lan", []lb.Range{{From: netip.MustParseAddr("192.0.2.0"), To: netip.MustParseAddr("192.0.2.99")}})
+	b.run()
+	if serves() || len(b.warnings) != 1 || !strings.Contains(b.warnings[0], "IPAddressPool lan") {
+		t.Errorf("served: %v, Events %v", serves(), b.warnings)
+	}
+	if slices.Contains(b.order, "rules web") {
+		t.Error("another Service was planned again")
+	}
+	b.pools.Delete("lan")
+	b.run()
+	if !serves() {
+		t.Error("not served although the pool has gone")
+	}
+}
+
+// A Service with many addresses makes one Event of a bounded length.
+func TestEventsOfManyFrontendsAreShort(t *testing.T) {
+	b := newBench(t, func(s *settings) { s.externalIPs.Deny = true })
+	var ips []string
+	for i := range 200 {
+		ips = append(ips, netip.AddrFrom4([4]byte{198, 51, 100, byte(i)}).String())
+	}
+	b.list("x", time.Time{}, 80, ips...)
+	b.synced()
+	b.run()
+	if len(b.warnings) != 1 || len(b.warnings[0]) > 1024 || !strings.HasSuffix(b.warnings[0], "; and 195 more") {
+		t.Errorf("%d Events: %v", len(b.warnings), b.warnings)
+	}
+}

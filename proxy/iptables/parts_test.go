@@ -1,0 +1,94 @@
+package iptables
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// large is a Service with session affinity, many ports and many endpoints, the first of which each
+// version replaces.
+func large(ports, endpoints, version int) plan.Service {
+	key := lb.Key{Namespace: "bench", Name: "large"}
+	svc := lb.Service{
+		Key: key, Type: lb.LoadBalancer, ExternalPolicy: lb.Local, InternalPolicy: lb.Cluster, AffinityTimeout: time.Hour,
+		ClusterIPs: []netip.Addr{addr("10.111.0.1")}, Ingress: []lb.Ingress{{Addr: addr("172.21.0.1")}},
+		HealthCheckNodePort: 30999,
+	}
+	s := lb.Slice{Key: key, Service: key, Family: lb.IPv4}
+	for i := range ports {
+		name := fmt.Sprint("p", i)
+		svc.Ports = append(svc.Ports, lb.ServicePort{Name: name, Protocol: lb.TCP, Port: uint16(1000 + i)})
+		s.Ports = append(s.Ports, lb.SlicePort{Name: name, Protocol: lb.TCP, Port: uint16(2000 + i)})
+	}
+	for i := range endpoints {
+		if i == 0 {
+			i = 5000 + version
+		}
+		s.Endpoints = append(s.Endpoints, lb.Endpoint{Addr: netip.AddrFrom4([4]byte{172, 16, byte(i >> 8), byte(i)}),
+			Node: "here", Ready: true, Serving: true})
+	}
+	return plan.New(svc, []lb.Slice{s}, plan.Node{Name: "here"})
+}
+
+// Contract clauses 1 and 11: a Service with many rules is written in several calls, is not said to
+// be applied before the last of them, and ends as if it had been written at once.
+func TestContract11LargeServicesAreWrittenInParts(t *testing.T) {
+	kernel := newFakeKernel()
+	watched := &spy{Kernel: kernel}
+	a := newActor(map[lb.Family]Kernel{lb.IPv4: watched}, seedConfig)
+	a.families[0].batch = 500
+	step := func(name string, s plan.Service, before int) {
+		t.Helper()
+		watched.writes = nil
+		kernel.fail = func(string) error {
+			if o, ok := a.Outcomes()[s.Key]; ok && len(o.Applied.Ports) != before {
+				t.Errorf("%s: after %d calls %d ports are applied, want %d", name, len(watched.writes), len(o.Applied.Ports),
+					before)
+			}
+			return nil
+		}
+		a.Set(plans(s))
+		if err := settle(a, false); err != nil {
+			t.Fatal(err)
+		}
+		kernel.fail = nil
+		if len(watched.writes) < 3 {
+			t.Errorf("%s: %d calls", name, len(watched.writes))
+		}
+		for _, input := range watched.writes {
+			if lines := strings.Count(input, "\n"); lines > maxRules+maxRules/2 {
+				t.Errorf("%s: a call of %d lines", name, lines)
+			}
+		}
+		if o := a.Outcomes()[s.Key]; o.Err != nil || len(o.Applied.Ports) != len(s.Ports) {
+			t.Errorf("%s: in the end %d ports are applied, error %v", name, len(o.Applied.Ports), o.Err)
+		}
+		if input, err := repair(a, lb.IPv4); err != nil || input != "" {
+			t.Errorf("%s: the kernel lacks, %v:\n%.2000s", name, err, input)
+		}
+	}
+	a.Set(many(5, 2))
+	if err := settle(a, false); err != nil {
+		t.Fatal(err)
+	}
+	before := fmt.Sprint(kernel.tables)
+	step("new", large(60, 60, 0), 0)
+	step("other endpoints", large(60, 61, 1), 60)
+	step("fewer ports", large(31, 62, 1), 60)
+	gone := large(31, 62, 1)
+	a.Set(map[lb.Key]plan.Service{gone.Key: {}})
+	if err := settle(a, false); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(before, fmt.Sprint(kernel.tables)); d != "" {
+		t.Errorf("after its end (-before +now):\n%.2000s", d)
+	}
+}

@@ -1,0 +1,213 @@
+package nftables
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"math"
+	"slices"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// group is a list of backends from which frontends of a Service choose. Ports whose lists have the
+// same addresses share one.
+type group struct {
+	// name tells it from the Service's other groups, whatever the list: that of the first of its
+	// ports by name, so that clients are remembered over changes of the list.
+	name string
+	id   uint32
+	// mixed is the protocol of the only port if its backends' ports differ; else 0, and targets have
+	// no port.
+	mixed     protocol
+	backends  []target
+	scheduler plan.Scheduler
+	// class is the size of the table of a scheduler with slots.
+	class uint32
+}
+
+// choice is what the frontends of one port choose from; nil for what no frontend uses.
+type choice struct {
+	cluster, local *group
+	// port is that of all backends; 0 if their ports differ.
+	port uint16
+}
+
+const (
+	// maxSlots is how many slots the tables of a Service have together. A Service with many lists of
+	// backends gets smaller tables, and draws at random where even the smallest are too many.
+	maxSlots = 1 << 16
+	// maxElements is how many elements a Service may have in the kernel.
+	maxElements = 1 << 17
+)
+
+// choices returns what each port of a Service chooses from.
+func (r renderer) choices(key lb.Key, s plan.Service) []choice {
+	lists := map[string]*group{}
+	choices := make([]choice, len(s.Ports))
+	for i, p := range s.Ports {
+		protocol, ok := protocolOf(p.Protocol)
+		if !ok {
+			continue
+		}
+		usesCluster, usesLocal := uses(p)
+		port, same := onePort(p.Backends)
+		if same {
+			choices[i].port, protocol = port, 0
+		}
+		name := p.Name + "/" + string(p.Protocol)
+		if usesCluster {
+			choices[i].cluster = share(lists, "cluster ", name, protocol, p.Backends.Cluster)
+		}
+		if usesLocal {
+			choices[i].local = share(lists, "local ", name, protocol, p.Backends.Local)
+		}
+	}
+	all := slices.SortedFunc(maps.Values(lists), func(a, b *group) int { return compareNames(a.name, b.name) })
+	taken := map[uint32]bool{}
+	for _, g := range all {
+		if g.scheduler = s.Scheduler; g.mixed != 0 && s.AffinityTimeout > 0 {
+			g.scheduler = plan.SourceHash // clients can only be remembered with an address
+		}
+		g.id = r.number(key, g.name, taken)
+	}
+	limitSlots(all)
+	return choices
+}
+
+func compareNames(a, b string) int {
+	switch {
+	case a < b:
+		return -1
+	case a > b:
+		return 1
+	}
+	return 0
+}
+
+// uses reports which backends the frontends of a port choose from.
+func uses(p plan.Port) (cluster, local bool) {
+	for _, f := range p.Frontends {
+		switch {
+		case f.Action == plan.Reject, f.Kind == plan.ClusterIP && f.Action == plan.Drop:
+		case f.Kind == plan.ClusterIP && f.Action == plan.ToLocal:
+			local = true
+		default: // with policy Local, pods and the node itself reach all endpoints
+			cluster = true
+			local = local || f.Action == plan.ToLocal
+		}
+	}
+	return cluster, local
+}
+
+// share returns the group for a list of backends, one that is there already if it has the same.
+func share(lists map[string]*group, kind, name string, mixed protocol, backends []lb.Backend) *group {
+	if len(backends) == 0 {
+		return nil
+	}
+	backends = backends[:min(len(backends), maxBackends)]
+	targets := make([]target, len(backends))
+	list := make([]byte, 0, len(kind)+len(name)+16*len(backends))
+	list = append(list, kind...)
+	if mixed != 0 {
+		list = append(list, name...)
+	}
+	for i, b := range backends {
+		targets[i].addr = addressOf(b.Addr.Addr())
+		if mixed != 0 {
+			targets[i].port = b.Addr.Port()
+		} else {
+			list = append(list, targets[i].addr[:]...)
+		}
+	}
+	name = kind + name
+	g := lists[string(list)]
+	if g == nil {
+		g = &group{name: name, mixed: mixed, backends: targets}
+		lists[string(list)] = g
+	}
+	g.name = min(g.name, name)
+	return g
+}
+
+// number returns the number of a group, which is the same after each start: a hash, or the next
+// that is not another's.
+func (r renderer) number(key lb.Key, name string, taken map[uint32]bool) uint32 {
+	for try := uint64(0); ; try++ {
+		h := fnv.New64a()
+		fmt.Fprintf(h, "%s\x00%s\x00", key, name)
+		h.Write(binary.BigEndian.AppendUint64(nil, try))
+		id := uint32(mix(h.Sum64()) >> 32)
+		if id == 0 || id == math.MaxUint32 || taken[id] || r.taken != nil && r.taken(id) { // the two mean something
+			continue
+		}
+		taken[id] = true
+		return id
+	}
+}
+
+// limitSlots chooses the sizes of the tables of groups whose scheduler needs one.
+func limitSlots(groups []*group) {
+	for largest := len(slotClasses) - 1; ; largest-- {
+		total := 0
+		for _, g := range groups {
+			if g.class = 0; method(g.scheduler) == 0 || len(g.backends) == 1 {
+				continue
+			}
+			if largest < 0 {
+				g.scheduler = plan.Random
+				continue
+			}
+			g.class = min(slotClass(len(g.backends)), slotClasses[largest])
+			total += int(g.class)
+		}
+		if total <= maxSlots || largest < 0 {
+			return
+		}
+	}
+}
+
+// size returns how many elements a group needs at most.
+func (g *group) size(affinity bool) int {
+	n := max(int(g.class), len(g.backends)) + 2
+	if affinity && g.mixed == 0 {
+		n += len(g.backends)
+	}
+	return n
+}
+
+// part renders a group. Its clients are remembered for so many seconds.
+func (g *group) part(seconds uint32) part {
+	w := writer{at: frontend{group: g.id}}
+	w.entries = make([]entry, 0, g.size(seconds > 0))
+	to := setBackends
+	if g.mixed != 0 {
+		w.add(setMixed)
+		to = mixedOf(g.mixed)
+	}
+	if g.class == 0 {
+		class := drawClass(len(g.backends))
+		if class > exactClasses && g.mixed == 0 {
+			w.add(setMany)
+		}
+		for i, b := range g.backends {
+			w.number(to, numbers(plan.Random, class)+uint32(i), b)
+		}
+	} else {
+		w.add(setScheduled)
+		backends := g.backends[:min(len(g.backends), int(g.class))]
+		for i, place := range slots(g.scheduler, backends, g.class) {
+			w.number(to, numbers(g.scheduler, g.class)+uint32(i), backends[place])
+		}
+	}
+	if seconds > 0 && g.mixed == 0 {
+		for _, b := range g.backends {
+			w.entries = append(w.entries, entry{element: element{
+				set: setAffinity, frontend: w.at, number: seconds, source: b.addr,
+			}})
+		}
+	}
+	return part{frontend: w.at, entries: w.entries}
+}

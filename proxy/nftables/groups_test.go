@@ -1,0 +1,226 @@
+package nftables
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/e2e/cases"
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/dialect"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// count returns how many elements a Service brings.
+func count(s *service) int {
+	n := len(s.shared)
+	for _, p := range s.parts {
+		n += len(p.entries)
+	}
+	return n
+}
+
+// Contract clause 11: what a Service costs grows with its endpoints and with its frontends, not
+// with both at once.
+func TestContract11TablesAreShared(t *testing.T) {
+	r := newRenderer(lb.IPv4, seedConfig)
+	for _, test := range []struct {
+		ports, endpoints, most int
+		scheduler              plan.Scheduler
+		timeout                time.Duration
+	}{
+		{200, 500, 500 + 200*2 + 10, plan.Random, 0},
+		{200, 500, 2*500 + 200*2 + 10, plan.Random, time.Hour},
+		{200, 500, 8191 + 200*2 + 10, plan.Maglev, 0},
+		{200, 50, 1021 + 200*2 + 10, plan.SourceHash, 0},
+		{1, 5, 127 + 2 + 10, plan.RoundRobin, 0},
+	} {
+		s := largeService(test.ports, test.endpoints, 0)
+		s.Scheduler, s.AffinityTimeout = test.scheduler, test.timeout
+		if n := count(r.service(s.Key, s)); n > test.most {
+			t.Errorf("%+v: %d elements", test, n)
+		}
+	}
+	s := mixedService(200, 500, 0) // nothing to share
+	s.Scheduler = plan.Maglev
+	out := r.service(s.Key, s)
+	slots := 0
+	for _, p := range out.parts {
+		for _, e := range p.entries {
+			if e.set.isMixed() && e.number >= methodNumbers {
+				slots++
+			}
+		}
+	}
+	if slots == 0 || slots > maxSlots || out.refusal != nil {
+		t.Errorf("%d slots, refused %v", slots, out.refusal)
+	}
+}
+
+// Contract clauses 10 and 11: a Service that is too large says so, keeps what it has, and concerns
+// no other. It is not tried in the kernel.
+func TestContract11TooLarge(t *testing.T) {
+	kernels := fakeKernels()
+	a := fakeActor(kernels)
+	a.Configure(seedConfig)
+	all := clusterServices(3)
+	before := mixedService(2, 20, 0)
+	all[before.Key] = before
+	a.Set(all)
+	settled(t, a)
+	a.Outcomes()
+	four := kernels[lb.IPv4].(*fakeKernel)
+	held, commits := len(four.state.elements), four.commits
+	s := mixedService(40, 4000, 0)
+	for range 3 {
+		a.Set(map[lb.Key]plan.Service{s.Key: s})
+		if _, err := a.Apply(t.Context(), false); !errors.As(err, new(plan.TooLarge)) {
+			t.Errorf("error %v", err)
+		}
+	}
+	o := a.Outcomes()[s.Key]
+	if !strings.Contains(fmt.Sprint(o.Err), "131072") || len(o.Alone) != 1 || len(o.Applied.Ports) != 2 {
+		t.Errorf("error %v, alone in %v, %d ports applied", o.Err, o.Alone, len(o.Applied.Ports))
+	}
+	if len(four.state.elements) != held || four.commits != commits {
+		t.Errorf("%d elements, before %d; %d transactions", len(four.state.elements), held, four.commits-commits)
+	}
+	a.Set(map[lb.Key]plan.Service{s.Key: before, clusterService(1, 2, 0).Key: clusterService(1, 3, 0)})
+	settled(t, a)
+	for key, o := range a.Outcomes() {
+		if o.Err != nil {
+			t.Errorf("%s: %v", key, o.Err)
+		}
+	}
+}
+
+// Groups keep their numbers over restarts and changes of their lists, and no two have the same.
+func TestNumbersOfGroups(t *testing.T) {
+	numbers := map[uint32]string{}
+	r := newRenderer(lb.IPv4, seedConfig)
+	for i := range 100 {
+		for version := range 2 {
+			s := clusterService(i, 2+version, version)
+			for _, p := range r.service(s.Key, s).parts {
+				if other, ok := numbers[p.group]; p.group != 0 && ok && other != s.Key.Name {
+					t.Errorf("%s and %s have number %d", s.Key.Name, other, p.group)
+				} else if p.group != 0 {
+					numbers[p.group] = s.Key.Name
+				}
+			}
+		}
+	}
+	if len(numbers) != 100 {
+		t.Errorf("%d numbers for 100 Services, want 100", len(numbers))
+	}
+	key := lb.Key{Namespace: "a", Name: "b"}
+	first := r.number(key, "x", map[uint32]bool{})
+	r.taken = func(id uint32) bool { return id == first }
+	if second := r.number(key, "x", map[uint32]bool{}); second == first {
+		t.Error("a number that another Service has")
+	}
+}
+
+// Whatever numbers a predecessor gave: no frontend leads to another Service's backends, not even
+// until it is its turn.
+func TestNumbersOfAPredecessor(t *testing.T) {
+	four := newFakeKernel(lb.IPv4)
+	start := func() *testActor {
+		a := newActor(dialect.Deps{}, map[lb.Family]kernel{lb.IPv4: four})
+		a.Configure(seedConfig)
+		return a
+	}
+	a := start()
+	one, two := clusterService(1, 2, 0), clusterService(2, 2, 0)
+	a.Set(map[lb.Key]plan.Service{one.Key: one, two.Key: two})
+	settled(t, a)
+	at := func(s plan.Service) element {
+		return element{set: setGroups, frontend: frontend{addr: addressOf(s.Ports[0].Frontends[0].Addr), port: 80,
+			protocol: tcp}}
+	}
+	want := four.state.elements[at(two)]
+	four.state.elements[at(two)] = four.state.elements[at(one)]
+	refused := 0
+	four.refuse = func(c change) error {
+		for _, e := range c.add {
+			if _, misled := four.state.elements[at(two)]; misled && e.set == setBackends {
+				refused++
+			}
+		}
+		return nil
+	}
+	b := start()
+	b.Set(map[lb.Key]plan.Service{one.Key: clusterService(1, 3, 0), two.Key: two})
+	settled(t, b)
+	if refused > 0 || four.state.elements[at(two)] != want {
+		t.Errorf("%d backends were added while a frontend led there; it leads to %v, want %v", refused,
+			four.state.elements[at(two)], want)
+	}
+}
+
+// Contract clause 11: openings of connections that nobody goes on with are not remembered.
+func TestContract11OpeningsAreNotRemembered(t *testing.T) {
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		t.Run(string(family), func(t *testing.T) {
+			w := cases.WorldOf(family)
+			s := cases.NewSite(t, w)
+			a := newTestActor(t, s.Node)
+			service, config := three(w, plan.Random, time.Hour, "local", "remote")
+			a.Configure(config)
+			a.settle(t, map[lb.Key]plan.Service{service.Key: service})
+			outside := s.At["outside"]
+			outside.Run(t, "nft", "add table inet half")
+			outside.Run(t, "nft", "add chain inet half in { type filter hook input priority 0 ; }")
+			outside.Run(t, "nft", "add rule inet half in tcp flags & (syn | ack) == syn | ack counter drop")
+			vip := netip.AddrPortFrom(w.VIP, cases.ServicePort)
+			if err := s.Reach(t, "outside", vip, cases.Short); err == nil {
+				t.Fatal("connected without an answer")
+			}
+			if out := outside.Run(t, "nft", "list", "table", "inet", "half"); strings.Contains(out, "packets 0") {
+				t.Fatalf("no backend has answered: %s", out)
+			}
+			if known, err := a.table(family).kernel.clients(); err != nil || len(known) > 0 {
+				t.Errorf("remembered are %v, %v", known, err)
+			}
+			outside.Run(t, "nft", "delete table inet half")
+			if err := s.Reach(t, "outside", vip, cases.Long); err != nil {
+				t.Fatal(err)
+			}
+			if known, err := a.table(family).kernel.clients(); err != nil || len(known) != 1 {
+				t.Errorf("after a handshake %v are remembered, %v", known, err)
+			}
+		})
+	}
+}
+
+// Contract clause 11: beside a Service with session affinity, 200 frontends and 500 endpoints, a
+// change of each of 5,000 others is one transaction of what changes; and so is its own.
+func TestContract11AChangeBesideALargeService(t *testing.T) {
+	four := newFakeKernel(lb.IPv4)
+	a := newActor(dialect.Deps{}, map[lb.Family]kernel{lb.IPv4: four})
+	a.Configure(seedConfig)
+	large := func(version int) plan.Service {
+		s := largeService(200, 500, version)
+		s.Affinity, s.AffinityTimeout = true, 3*time.Hour
+		return s
+	}
+	all := clusterServices(5000)
+	all[large(0).Key] = large(0)
+	a.Set(all)
+	settled(t, a)
+	if four.largest > maxOperations+maxOperations/2 {
+		t.Errorf("a transaction of %d elements", four.largest)
+	}
+	for i, s := range []plan.Service{clusterService(7, 2, 1), large(1), clusterService(4000, 2, 2), large(2)} {
+		four.largest = 0
+		st := a.settle(t, map[lb.Key]plan.Service{s.Key: s})
+		// A backend goes and one comes, with affinity or at another place.
+		if most := 4; st.Transactions != 1 || four.largest > most {
+			t.Errorf("change %d: %d transactions, the largest of %d elements, want one of %d", i, st.Transactions,
+				four.largest, most)
+		}
+	}
+}

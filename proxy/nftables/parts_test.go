@@ -1,0 +1,144 @@
+package nftables
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/dialect"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// mixedService is a large Service whose endpoints have different ports, so that its ports share
+// nothing.
+func mixedService(ports, endpoints, version int) plan.Service {
+	s := largeService(ports, endpoints, version)
+	for i := range s.Ports {
+		backends := &s.Ports[i].Backends
+		backends.Cluster = slices.Clone(backends.Cluster)
+		b := &backends.Cluster[len(backends.Cluster)-1]
+		b.Addr = netip.AddrPortFrom(b.Addr.Addr(), b.Addr.Port()+1)
+	}
+	return s
+}
+
+// Contract clause 11: a change of another Service waits for no more than one part of a large one.
+func TestContract11OthersGoFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		four := newFakeKernel(lb.IPv4)
+		a := newActor(dialect.Deps{}, map[lb.Family]kernel{lb.IPv4: four})
+		a.Configure(seedConfig)
+		a.Set(clusterServices(100))
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- a.Run(ctx) }()
+		synctest.Wait()
+		// In the middle of each part of the large Service, another one changes.
+		asked, waiting, waits, parts := 0, -1, []int{}, 0
+		four.refuse = func(c change) error {
+			if len(c.add)+len(c.remove) > maxOperations+maxOperations/2 {
+				t.Errorf("a transaction of %d elements", len(c.add)+len(c.remove))
+			}
+			if slices.ContainsFunc(c.add, func(e entry) bool { return e.to.addr[0] == 10 }) { // the other's endpoint
+				waits, waiting = append(waits, waiting), -1
+				return nil
+			}
+			if parts++; waiting >= 0 {
+				waiting++
+				return nil
+			}
+			asked, waiting = asked+1, 0
+			s := clusterService(7, 2, asked)
+			a.Set(map[lb.Key]plan.Service{s.Key: s})
+			return nil
+		}
+		s := mixedService(20, 300, 1)
+		a.Set(map[lb.Key]plan.Service{s.Key: s})
+		synctest.Wait()
+		if parts < 4 || len(waits) < parts-1 || slices.Max(waits) > 1 {
+			t.Errorf("%d parts, the others waited for %v of them", parts, waits)
+		}
+		if o := a.Outcomes()[s.Key]; o.Err != nil || len(o.Applied.Ports) != 20 {
+			t.Errorf("the large Service: error %v, %d ports", o.Err, len(o.Applied.Ports))
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Contract clause 5: while a change is written in parts, the rules deliver after each of them.
+func TestContract5PartsDeliver(t *testing.T) {
+	four := newFakeKernel(lb.IPv4)
+	a := newActor(dialect.Deps{}, map[lb.Family]kernel{lb.IPv4: four})
+	a.Configure(seedConfig)
+	const ports = 3
+	step := func(name string, limit int, s plan.Service) {
+		a.table(lb.IPv4).limit = limit
+		parts := 0
+		check := func() {
+			parts++
+			w := walkerOver(t, a, four)
+			for _, port := range []uint16{1000, 1000 + ports - 1} {
+				shares, _ := w.fate(packet{src: netip.MustParseAddrPort("192.168.0.9:4000"),
+					dst: netip.AddrPortFrom(addr("10.111.0.1"), port), in: "pod", protocol: tcp})
+				if lost := shares["reject"] + shares["drop"] + shares["none"]; lost > 1e-6 {
+					t.Errorf("%s: after part %d %.6f of connections to port %d are lost", name, parts, lost, port)
+				}
+			}
+		}
+		four.after = check
+		a.settle(t, map[lb.Key]plan.Service{{Namespace: "default", Name: "large"}: s})
+		if parts < 3 {
+			t.Errorf("%s: only %d parts", name, parts)
+		}
+	}
+	scheduled := func(s plan.Service, scheduler plan.Scheduler) plan.Service {
+		s.Scheduler = scheduler
+		return s
+	}
+	a.settle(t, map[lb.Key]plan.Service{{Namespace: "default", Name: "large"}: mixedService(ports, 7, 0)})
+	step("more endpoints", 10, mixedService(ports, 20, 0))
+	step("fewer endpoints", 10, mixedService(ports, 5, 0))
+	step("Maglev", 100, scheduled(mixedService(ports, 5, 0), plan.Maglev))
+	step("others", 50, scheduled(mixedService(ports, 7, 1), plan.Maglev))
+	step("at random", 200, mixedService(ports, 7, 1))
+	four.after = nil
+	a.settle(t, map[lb.Key]plan.Service{{Namespace: "default", Name: "large"}: {}})
+	if n := len(four.state.elements); n != 0 {
+		t.Errorf("%d elements are left", n)
+	}
+}
+
+// What a large Service wants changes while it is written in parts: nothing of what it no longer
+// wants stays.
+func TestPartsOfWhatIsNoLongerWanted(t *testing.T) {
+	four := newFakeKernel(lb.IPv4)
+	a := newActor(dialect.Deps{}, map[lb.Family]kernel{lb.IPv4: four})
+	a.Configure(seedConfig)
+	a.settle(t, clusterServices(10))
+	before := fmt.Sprint(four.state.elements)
+	s := mixedService(20, 300, 1)
+	four.after = func() {
+		four.after = nil
+		a.Set(map[lb.Key]plan.Service{s.Key: {}})
+	}
+	a.settle(t, map[lb.Key]plan.Service{s.Key: s})
+	if after := fmt.Sprint(four.state.elements); after != before {
+		t.Errorf("%d elements are left", len(four.state.elements))
+	}
+}
+
+// walkerOver walks over what a fake kernel holds.
+func walkerOver(t *testing.T, a *testActor, k *fakeKernel) *walker {
+	w := newWalker(t, *a.table(k.family).rules, nil)
+	for e, to := range k.state.elements {
+		w.insert(entry{e, to})
+	}
+	return w
+}

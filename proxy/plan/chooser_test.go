@@ -1,0 +1,56 @@
+package plan
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"reflect"
+	"testing"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// Whatever the slices hold, ports that are chosen together get what each gets by itself.
+func TestPortsAreChosenAsEachByItself(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	at := lb.Place{Node: "here", Zone: "a"}
+	shared := 0
+	for range 2000 {
+		ports := []lb.ServicePort{{Name: "a", Protocol: lb.TCP}, {Name: "b", Protocol: lb.TCP}, {Name: "b", Protocol: lb.UDP}}
+		var slices []lb.Slice
+		for range r.IntN(4) {
+			s := lb.Slice{Family: []lb.Family{lb.IPv4, lb.IPv4, lb.IPv6}[r.IntN(3)]}
+			for i, p := range ports {
+				for times := 1 + (r.IntN(12)-10)/10; times > 0; times-- {
+					s.Ports = append(s.Ports, lb.SlicePort{Name: p.Name, Protocol: p.Protocol, Port: uint16(8000 + i + r.IntN(20)/19)})
+				}
+			}
+			for range r.IntN(5) {
+				e := lb.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(r.IntN(6))}), Ready: r.IntN(3) > 0,
+					Serving: r.IntN(2) == 0, Terminating: r.IntN(2) == 0, Node: []string{"here", "there"}[r.IntN(2)]}
+				if r.IntN(2) == 0 {
+					e.ForZones = []string{[]string{"a", "b"}[r.IntN(2)]}
+				}
+				s.Endpoints = append(s.Endpoints, e)
+			}
+			slices = append(slices, s)
+		}
+		c := chooser{slices, at, map[lb.Family]chosen{}}
+		for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+			for _, p := range ports {
+				want := chosen{lb.Choose(slices, p.Name, p.Protocol, family, at), serving(slices, p, family)}
+				if _, same := c.number(p, family); same && len(c.first) > 0 {
+					shared++
+				}
+				if got := c.port(p, family); fmt.Sprint(got) != fmt.Sprint(want) ||
+					(got.backends.Cluster == nil) != (want.backends.Cluster == nil) || len(got.serving) != len(want.serving) ||
+					!reflect.DeepEqual(got.backends, want.backends) {
+					t.Fatalf("%+v of %+v: %+v, want %+v", p, slices, got, want)
+				}
+			}
+		}
+	}
+	if shared < 500 {
+		t.Errorf("only %d were chosen together", shared)
+	}
+}

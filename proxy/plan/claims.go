@@ -1,0 +1,347 @@
+package plan
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// Claims decides which Service serves each frontend if several ask for the same one, and which
+// externalIPs are served at all. Precedes has the order. A Service that joins or leaves never
+// changes what a Service before it serves.
+//
+// Claims is not safe for concurrent use.
+type Claims struct {
+	external ExternalIPs
+	own      map[netip.Addr]bool
+	claiming map[lb.Key]*claimant
+	// owners serve a frontend; waiting have asked for it too.
+	owners  map[slot]claim
+	waiting map[slot][]claim
+	// watching have externalIPs that depend on whether a slot has an owner.
+	watching map[slot]map[*claimant]bool
+	// externals are the Services with externalIPs.
+	externals map[*claimant]bool
+	taken     bool
+}
+
+// slot is what only one Service can have: an address and port for one protocol. A node port has no
+// address. The slot of a whole address has neither port nor protocol.
+type slot struct {
+	addr     netip.Addr
+	port     uint16
+	protocol uint8
+}
+
+// claimant is a Service with what it asks for.
+type claimant struct {
+	Age
+	key    lb.Key
+	ports  []Port
+	health uint16 // the healthCheckNodePort
+}
+
+// claim is a Service's wish to have a slot.
+type claim struct {
+	*claimant
+	kind Kind
+}
+
+// Age orders Services: the older one was created earlier. UIDs decide between Services of the same
+// second. Names do not count, because tenants choose them. A Service that changed its ports into a
+// conflict comes after all others.
+type Age struct {
+	Intruding bool  // see lb.Service
+	Created   int64 // Unix time in seconds, the resolution of the API
+	UID       string
+}
+
+func (a Age) compare(b Age) int {
+	if a.Intruding != b.Intruding {
+		if b.Intruding {
+			return -1
+		}
+		return 1
+	}
+	return cmp.Or(cmp.Compare(a.Created, b.Created), cmp.Compare(a.UID, b.UID))
+}
+
+// rank orders kinds by how firmly a frontend belongs to its Service. The API server assigns cluster
+// IPs and node ports, and the controller VIPs. Everybody who may write a Service writes external
+// IPs. A VIP comes before a node port, because the administrator who puts a node's address into a
+// pool gives it to the pool.
+func (k Kind) rank() int {
+	return slices.Index([]Kind{ClusterIP, LoadBalancer, NodePort, ExternalIP}, k)
+}
+
+// Precedes reports whether a frontend of one kind, of a Service of one age, comes before another
+// with the same address and port.
+func Precedes(kind Kind, age Age, otherKind Kind, otherAge Age) bool {
+	return cmp.Or(cmp.Compare(kind.rank(), otherKind.rank()), age.compare(otherAge)) < 0
+}
+
+// NewClaims returns Claims that no Service has made.
+func NewClaims() *Claims {
+	return &Claims{
+		claiming: map[lb.Key]*claimant{}, owners: map[slot]claim{}, waiting: map[slot][]claim{},
+		watching: map[slot]map[*claimant]bool{}, externals: map[*claimant]bool{},
+	}
+}
+
+// Configure sets which externalIPs are served, and the node's own addresses. It returns the
+// Services for which Grant may return something else than before.
+func (c *Claims) Configure(external ExternalIPs, own []netip.Addr) []lb.Key {
+	ownSet := make(map[netip.Addr]bool, len(own))
+	for _, addr := range own {
+		ownSet[addr] = true
+	}
+	if c.external.Equal(external) && maps.Equal(c.own, ownSet) {
+		return nil
+	}
+	c.external, c.own, c.taken = external, ownSet, true
+	var keys []lb.Key
+	for s := range c.externals {
+		keys = append(keys, s.key)
+	}
+	return keys
+}
+
+// Set takes all that a Service asks for; a plan without ports ends its claims. It returns the other
+// Services for which Grant may return something else than before.
+func (c *Claims) Set(s Service) []lb.Key {
+	before := c.claiming[s.Key]
+	if before != nil && before.Age == s.Age && before.health == s.HealthPort &&
+		slices.EqualFunc(before.ports, s.Ports, sameFrontends) {
+		before.ports = s.Ports
+		return nil
+	}
+	changed := map[slot]bool{}
+	if before != nil {
+		c.remove(before, changed)
+	}
+	if len(s.Ports) > 0 {
+		c.add(&claimant{Age: s.Age, key: s.Key, ports: s.Ports, health: s.HealthPort}, changed)
+	}
+	concerned := map[lb.Key]bool{}
+	for at := range changed {
+		for s := range c.watching[at] {
+			concerned[s.key] = true
+		}
+		if owner, owned := c.owners[at]; owned {
+			concerned[owner.key] = true
+			for _, other := range c.waiting[at] {
+				concerned[other.key] = true
+			}
+		}
+	}
+	delete(concerned, s.Key)
+	return slices.Collect(maps.Keys(concerned))
+}
+
+// sameFrontends reports whether two ports ask for the same frontends.
+func sameFrontends(a, b Port) bool {
+	return a.Protocol == b.Protocol && slices.EqualFunc(a.Frontends, b.Frontends, func(a, b Frontend) bool {
+		return a.Kind == b.Kind && a.Addr == b.Addr && a.Port == b.Port
+	})
+}
+
+// Taken reports whether a frontend has got an owner since the last call that had none before.
+func (c *Claims) Taken() bool {
+	taken := c.taken
+	c.taken = false
+	return taken
+}
+
+// Serves reports whether some Service serves an address and port.
+func (c *Claims) Serves(protocol lb.Protocol, addr netip.Addr, port uint16) bool {
+	owner, ok := c.owners[slotOf(protocol, addr, port)]
+	return ok && (owner.kind != ExternalIP || c.refuse(owner.claimant, protocol, Frontend{Addr: addr, Port: port}) == nil)
+}
+
+func (c *Claims) add(s *claimant, changed map[slot]bool) {
+	c.claiming[s.key] = s
+	for at, kind := range s.slots() {
+		wish := claim{s, kind}
+		owner, owned := c.owners[at]
+		switch {
+		case !owned:
+			c.owners[at], c.taken, changed[at] = wish, true, true
+		case Precedes(kind, s.Age, owner.kind, owner.Age):
+			c.owners[at], changed[at] = wish, true
+			c.waiting[at] = append(c.waiting[at], owner)
+		default:
+			c.waiting[at] = append(c.waiting[at], wish)
+		}
+	}
+	for _, at := range s.watched() {
+		if c.watching[at] == nil {
+			c.watching[at] = map[*claimant]bool{}
+		}
+		c.watching[at][s], c.externals[s] = true, true
+	}
+}
+
+func (c *Claims) remove(s *claimant, changed map[slot]bool) {
+	delete(c.claiming, s.key)
+	delete(c.externals, s)
+	for at := range s.slots() {
+		isOwn := func(other claim) bool { return other.claimant == s }
+		waiting := slices.DeleteFunc(c.waiting[at], isOwn)
+		if c.owners[at].claimant == s {
+			changed[at] = true
+			delete(c.owners, at)
+			if len(waiting) > 0 {
+				next := slices.MinFunc(waiting, func(a, b claim) int {
+					if Precedes(a.kind, a.Age, b.kind, b.Age) {
+						return -1
+					}
+					return 1
+				})
+				c.owners[at] = next
+				waiting = slices.DeleteFunc(waiting, func(other claim) bool { return other == next })
+			}
+		}
+		if c.waiting[at] = waiting; len(waiting) == 0 {
+			delete(c.waiting, at)
+		}
+	}
+	for _, at := range s.watched() {
+		delete(c.watching[at], s)
+		if len(c.watching[at]) == 0 {
+			delete(c.watching, at)
+		}
+	}
+}
+
+// slots returns what the Service asks for, each slot with the first kind that asks for it. A
+// cluster IP takes the whole address, and the health check node port is a node port.
+func (s *claimant) slots() map[slot]Kind {
+	slots := map[slot]Kind{}
+	if s.health != 0 {
+		slots[slotOf(lb.TCP, netip.Addr{}, s.health)] = NodePort
+	}
+	for _, p := range s.ports {
+		for _, f := range p.Frontends {
+			at := slotOf(p.Protocol, f.Addr, f.Port)
+			if kind, ok := slots[at]; !ok || f.Kind.rank() < kind.rank() {
+				slots[at] = f.Kind
+			}
+			if f.Kind == ClusterIP {
+				slots[slot{addr: f.Addr}] = ClusterIP
+			}
+		}
+	}
+	return slots
+}
+
+// watched returns the slots on whose owners the Service's externalIPs depend: the whole address,
+// which may be a cluster IP, and the node port of the same number.
+func (s *claimant) watched() []slot {
+	var slots []slot
+	for _, p := range s.ports {
+		for _, f := range p.Frontends {
+			if f.Kind == ExternalIP {
+				slots = append(slots, slot{addr: f.Addr}, slotOf(p.Protocol, netip.Addr{}, f.Port))
+			}
+		}
+	}
+	return slots
+}
+
+func slotOf(protocol lb.Protocol, addr netip.Addr, port uint16) slot {
+	return slot{addr, port, map[lb.Protocol]uint8{lb.TCP: 6, lb.UDP: 17, lb.SCTP: 132}[protocol]}
+}
+
+// Grant returns the plan that was last Set with only the frontends that the Service gets. The
+// others are in its Denied, except those that the Service has by another name: an external IP that
+// is also its VIP.
+func (c *Claims) Grant(s Service) Service {
+	claimant := c.claiming[s.Key]
+	if claimant == nil {
+		return s
+	}
+	shared := true
+	for i, p := range s.Ports {
+		var kept []Frontend
+		for at, f := range p.Frontends {
+			got, refusal := c.grant(claimant, p.Protocol, f)
+			if !got && kept == nil {
+				kept = slices.Clone(p.Frontends[:at])
+				if kept == nil {
+					kept = []Frontend{}
+				}
+			}
+			if got && kept != nil {
+				kept = append(kept, f)
+			}
+			if refusal != nil {
+				s.Denied = append(s.Denied, Denied{Kind: f.Kind, Addr: f.Addr, Port: f.Port, Protocol: p.Protocol,
+					Refusal: *refusal})
+			}
+		}
+		if kept == nil {
+			continue
+		}
+		if shared {
+			s.Ports, shared = slices.Clone(s.Ports), false
+		}
+		s.Ports[i].Frontends = kept
+	}
+	return s
+}
+
+// grant reports whether a Service gets a frontend, and if it does not and should know, why.
+func (c *Claims) grant(s *claimant, protocol lb.Protocol, f Frontend) (got bool, why *lb.Refusal) {
+	if f.Kind == ExternalIP {
+		if own := c.owners[slotOf(protocol, f.Addr, f.Port)]; own.claimant == s && own.kind != ExternalIP {
+			return false, nil
+		}
+		if why = c.refuse(s, protocol, f); why != nil {
+			return false, why
+		}
+	}
+	owner := c.owners[slotOf(protocol, f.Addr, f.Port)]
+	switch {
+	case owner.claimant == s:
+		return owner.kind == f.Kind, nil
+	case f.Kind == NodePort:
+		return false, lb.Refuse(lb.ReasonFrontendInUse, "node port %d/%s is in use by %s", f.Port, protocol.Lower(),
+			owner.about(s))
+	}
+	return false, lb.Refuse(lb.ReasonFrontendInUse, "%s %s/%s is %s", f.Kind.field(),
+		netip.AddrPortFrom(f.Addr, f.Port), protocol.Lower(), owner.uses(s))
+}
+
+// field says where in a Service a frontend of this kind comes from.
+func (k Kind) field() string {
+	switch k {
+	case ClusterIP:
+		return "spec.clusterIPs:"
+	case ExternalIP:
+		return "spec.externalIPs:"
+	}
+	return "status.loadBalancer:"
+}
+
+// uses says what the frontend is to its owner, for the eyes of another Service's owner.
+func (c claim) uses(reader *claimant) string {
+	switch c.kind {
+	case ClusterIP:
+		return "the cluster IP of " + c.about(reader)
+	case LoadBalancer:
+		return "held by " + c.about(reader)
+	}
+	return "in use by " + c.about(reader)
+}
+
+// about names the owner only to its own namespace: what runs in another one is not for every tenant
+// to know.
+func (c claim) about(reader *claimant) string {
+	if c.key.Namespace == reader.key.Namespace {
+		return "Service " + c.key.String()
+	}
+	return "a Service of another namespace"
+}

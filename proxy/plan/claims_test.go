@@ -1,0 +1,313 @@
+package plan
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// tenant returns a Service with a cluster IP of its own, created so many seconds after the first.
+func tenant(name string, created int, change ...func(*lb.Service)) lb.Service {
+	namespace, name, _ := strings.Cut(name, "/")
+	return service(append([]func(*lb.Service){func(s *lb.Service) {
+		s.Key = lb.Key{Namespace: namespace, Name: name}
+		s.UID, s.Created = name, time.Unix(int64(1000+created), 0)
+		s.ClusterIPs = []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 1, name[0]})}
+		s.Type, s.Ingress, s.Ports[0].NodePort = lb.ClusterIP, nil, 0
+	}}, change...)...)
+}
+
+func vip(ip string) func(*lb.Service) {
+	return func(s *lb.Service) { s.Type, s.Ingress = lb.LoadBalancer, []lb.Ingress{{Addr: addr(ip)}} }
+}
+
+func external(ips ...string) func(*lb.Service) {
+	return func(s *lb.Service) {
+		for _, ip := range ips {
+			s.ExternalIPs = append(s.ExternalIPs, addr(ip))
+		}
+	}
+}
+
+func at(port uint16) func(*lb.Service) { return func(s *lb.Service) { s.Ports[0].Port = port } }
+
+func onNodePort(port uint16) func(*lb.Service) {
+	return func(s *lb.Service) { s.Type, s.Ports[0].NodePort = lb.NodePort, port }
+}
+
+// grants returns what each Service gets beside its cluster IP, and what not and why.
+func grants(claims *Claims, plans []Service) string {
+	var lines []string
+	for _, p := range plans {
+		p = claims.Grant(p)
+		for line := range strings.SplitSeq(show(p), "\n") {
+			if line != "" && !strings.HasPrefix(line, "ClusterIP 10.96.1.") {
+				lines = append(lines, p.Key.Name+": "+line)
+			}
+		}
+		for _, d := range p.Denied {
+			lines = append(lines, fmt.Sprintf("%s: %s: %s", p.Key.Name, d.Reason, d.Message))
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+func TestContract11WhoGetsAFrontend(t *testing.T) {
+	pools := map[string][]lb.Range{"lan": {{From: addr("192.0.2.0"), To: addr("192.0.2.99")}}}
+	for _, tt := range []struct {
+		name     string
+		external ExternalIPs
+		services []lb.Service
+		want     string
+	}{
+		{"a VIP before an older external IP", ExternalIPs{},
+			[]lb.Service{tenant("shop/web", 9, vip("192.0.2.1")), tenant("dev/x", 1, external("192.0.2.1"))},
+			`web: LoadBalancer 192.0.2.1:80/tcp Cluster
+x: FrontendInUse: spec.externalIPs: 192.0.2.1:80/tcp is held by a Service of another namespace`},
+		{"another port of a VIP that no pool has", ExternalIPs{},
+			[]lb.Service{tenant("shop/web", 9, vip("192.0.2.1")), tenant("dev/x", 1, external("192.0.2.1"), at(81))},
+			"web: LoadBalancer 192.0.2.1:80/tcp Cluster\nx: ExternalIP 192.0.2.1:81/tcp Cluster"},
+		{"the same with a pool", ExternalIPs{Pools: pools},
+			[]lb.Service{tenant("shop/web", 9, vip("192.0.2.1")), tenant("dev/x", 1, external("192.0.2.1"), at(81))},
+			`web: LoadBalancer 192.0.2.1:80/tcp Cluster
+x: ExternalIPRefused: spec.externalIPs: 192.0.2.1 lies in the IPAddressPool lan; a Service of type LoadBalancer can request it`},
+		{"the owner's name within a namespace", ExternalIPs{},
+			[]lb.Service{tenant("dev/web", 9, vip("192.0.2.1")), tenant("dev/x", 1, external("192.0.2.1"))},
+			`web: LoadBalancer 192.0.2.1:80/tcp Cluster
+x: FrontendInUse: spec.externalIPs: 192.0.2.1:80/tcp is held by Service dev/web`},
+		{"a cluster IP, without ServiceCIDRs", ExternalIPs{},
+			[]lb.Service{tenant("kube-system/dns", 9, at(53)), tenant("dev/x", 1, external("10.96.1.100"), at(9153))},
+			"x: ExternalIPRefused: spec.externalIPs: 10.96.1.100 is the cluster IP of a Service of another namespace"},
+		{"the network of cluster IPs", ExternalIPs{Networks: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}},
+			[]lb.Service{tenant("dev/x", 1, external("10.96.9.9"))},
+			"x: ExternalIPRefused: spec.externalIPs: 10.96.9.9 lies in 10.96.0.0/16, the network of cluster IPs"},
+		{"deny", ExternalIPs{Deny: true}, []lb.Service{tenant("dev/x", 1, external("198.51.100.1"))},
+			"x: ExternalIPRefused: spec.externalIPs: the proxy's flag --external-ips does not allow 198.51.100.1"},
+		{"some", ExternalIPs{Deny: true, Allowed: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/31")}},
+			[]lb.Service{tenant("dev/x", 1, external("198.51.100.1", "198.51.100.2"))},
+			`x: ExternalIP 198.51.100.1:80/tcp Cluster
+x: ExternalIPRefused: spec.externalIPs: the proxy's flag --external-ips does not allow 198.51.100.2`},
+		{"the older external IP", ExternalIPs{},
+			[]lb.Service{tenant("a/a", 9, external("198.51.100.1")), tenant("z/z", 1, external("198.51.100.1"))},
+			`a: FrontendInUse: spec.externalIPs: 198.51.100.1:80/tcp is in use by a Service of another namespace
+z: ExternalIP 198.51.100.1:80/tcp Cluster`},
+		{"the older VIP", ExternalIPs{}, []lb.Service{tenant("a/a", 9, vip("192.0.2.1")), tenant("z/z", 1, vip("192.0.2.1"))},
+			`a: FrontendInUse: status.loadBalancer: 192.0.2.1:80/tcp is held by a Service of another namespace
+z: LoadBalancer 192.0.2.1:80/tcp Cluster`},
+		{"the younger VIP, whose port the older took", ExternalIPs{},
+			[]lb.Service{tenant("a/a", 9, vip("192.0.2.1")),
+				tenant("a/z", 1, vip("192.0.2.1"), func(s *lb.Service) { s.Intruding = true })},
+			`a: LoadBalancer 192.0.2.1:80/tcp Cluster
+z: FrontendInUse: status.loadBalancer: 192.0.2.1:80/tcp is held by Service a/a`},
+		{"the older node port", ExternalIPs{}, []lb.Service{tenant("a/a", 9, onNodePort(30080)),
+			tenant("z/z", 1, onNodePort(30080))},
+			`a: FrontendInUse: node port 30080/tcp is in use by a Service of another namespace
+z: NodePort 30080/tcp Cluster`},
+		{"the node's own address with a node port", ExternalIPs{}, []lb.Service{tenant("shop/web", 9, onNodePort(30080)),
+			tenant("dev/x", 1, external("172.31.0.1"), at(30080))},
+			`web: NodePort 30080/tcp Cluster
+x: FrontendInUse: spec.externalIPs: 172.31.0.1:30080/tcp is the node port of a Service of another namespace`},
+		{"the node's own address with a health check node port", ExternalIPs{},
+			[]lb.Service{tenant("shop/web", 9, vip("192.0.2.1"), local), tenant("dev/x", 1, external("172.31.0.1"), at(32000))},
+			`web: LoadBalancer 192.0.2.1:80/tcp Local
+x: FrontendInUse: spec.externalIPs: 172.31.0.1:32000/tcp is the node port of a Service of another namespace`},
+		{"the node's own address with another port", ExternalIPs{}, []lb.Service{tenant("shop/web", 9, onNodePort(30080)),
+			tenant("dev/x", 1, external("172.31.0.1"), at(443))},
+			"web: NodePort 30080/tcp Cluster\nx: ExternalIP 172.31.0.1:443/tcp Cluster"},
+		{"its own VIP is no refusal", ExternalIPs{Pools: pools},
+			[]lb.Service{tenant("shop/web", 1, vip("192.0.2.1"), external("192.0.2.1"))},
+			"web: LoadBalancer 192.0.2.1:80/tcp Cluster"},
+	} {
+		for _, order := range []string{"", ", reversed", ", twice"} {
+			t.Run(tt.name+order, func(t *testing.T) {
+				services := slices.Clone(tt.services)
+				switch order {
+				case ", reversed":
+					slices.Reverse(services)
+				case ", twice":
+					services = append(services, services...)
+				}
+				claims := NewClaims()
+				claims.Configure(tt.external, []netip.Addr{addr("172.31.0.1")})
+				var plans []Service
+				for _, s := range services {
+					endpoints := slice("1 here")
+					p := New(s, endpoints, here)
+					claims.Set(p)
+					if plans = append(plans, p); len(plans) > len(tt.services) {
+						plans = plans[1:]
+					}
+				}
+				if d := cmp.Diff(tt.want, grants(claims, plans)); d != "" {
+					t.Errorf("grants (-want +got):\n%s", d)
+				}
+			})
+		}
+	}
+}
+
+// Whoever asks for a frontend, the Service that has it is not even planned again. It is the loser
+// that is concerned when the owner goes.
+func TestContract11TheWinnerIsNotTouched(t *testing.T) {
+	claims := NewClaims()
+	web, x := New(tenant("shop/web", 9, vip("192.0.2.1")), nil, here), New(tenant("dev/x", 1,
+		external("192.0.2.1", "198.51.100.1")), nil, here)
+	if keys := claims.Set(web); len(keys) != 0 {
+		t.Errorf("concerned %v", keys)
+	}
+	before := claims.Grant(web)
+	if keys := claims.Set(x); slices.Contains(keys, x.Key) {
+		t.Errorf("concerned %v", keys)
+	}
+	if d := cmp.Diff(before, claims.Grant(web), cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{})); d != "" {
+		t.Errorf("the winner's plan changed:\n%s", d)
+	}
+	if keys := claims.Set(Service{Key: web.Key}); !slices.Equal(keys, []lb.Key{x.Key}) {
+		t.Errorf("the owner has gone, and %v are concerned", keys)
+	}
+	if got := claims.Grant(x); len(got.Denied) != 0 {
+		t.Errorf("denied %v", got.Denied)
+	}
+	if keys := claims.Set(New(tenant("kube-system/c", 9, func(s *lb.Service) {
+		s.ClusterIPs = []netip.Addr{addr("198.51.100.1")}
+		s.Ports[0].Port = 53
+	}), nil, here)); !slices.Equal(keys, []lb.Key{x.Key}) {
+		t.Errorf("a cluster IP has come, and %v are concerned", keys)
+	}
+	if keys := claims.Configure(ExternalIPs{Deny: true}, nil); !slices.Equal(keys, []lb.Key{x.Key}) {
+		t.Errorf("the flag has changed, and %v are concerned", keys)
+	}
+	if keys := claims.Configure(ExternalIPs{Deny: true}, nil); len(keys) != 0 {
+		t.Errorf("nothing has changed, and %v are concerned", keys)
+	}
+}
+
+// What an address that is refused as an external IP lets linger goes on.
+func TestContract3ARefusedExternalIPServesNothing(t *testing.T) {
+	claims := NewClaims()
+	claims.Set(New(tenant("dev/x", 1, external("192.0.2.1")), nil, here))
+	if !claims.Serves(lb.TCP, addr("192.0.2.1"), 80) || claims.Serves(lb.UDP, addr("192.0.2.1"), 80) {
+		t.Error("not served as asked")
+	}
+	claims.Configure(ExternalIPs{Deny: true}, nil)
+	if claims.Serves(lb.TCP, addr("192.0.2.1"), 80) {
+		t.Error("served although it is refused")
+	}
+}
+
+// Stories of Services that come, change and go end as if only the last state had ever been, and all
+// whose grants change on the way are named.
+func TestContract11ClaimsDoNotDependOnTheWay(t *testing.T) {
+	for seed := range uint64(200) {
+		r := rand.New(rand.NewPCG(seed, 11))
+		claims, plans, shown := NewClaims(), map[lb.Key]Service{}, map[lb.Key]string{}
+		rules := []ExternalIPs{{}, {Deny: true}, {Pools: map[string][]lb.Range{"a": {{From: addr("192.0.2.1"),
+			To: addr("192.0.2.1")}}}}}
+		rule, own := rules[0], []netip.Addr(nil)
+		for range 40 {
+			var concerned []lb.Key
+			if r.IntN(8) == 0 {
+				rule = rules[r.IntN(len(rules))]
+				own = []netip.Addr{addr("172.31.0.1")}
+				concerned = claims.Configure(rule, own)
+			} else {
+				p := New(randomTenant(r), slice("1 here"), here)
+				if r.IntN(4) == 0 {
+					p = Service{Key: p.Key}
+				}
+				concerned = append(claims.Set(p), p.Key)
+				plans[p.Key] = p
+			}
+			for key, p := range plans {
+				now := grants(claims, []Service{p})
+				if now != shown[key] && !slices.Contains(concerned, key) {
+					t.Fatalf("seed %d: %s changed from %q to %q, and was not named", seed, key, shown[key], now)
+				}
+				shown[key] = now
+			}
+		}
+		fresh, all := NewClaims(), []Service{}
+		fresh.Configure(rule, own)
+		for _, p := range plans {
+			fresh.Set(p)
+			all = append(all, p)
+		}
+		if d := cmp.Diff(grants(fresh, all), grants(claims, all)); d != "" {
+			t.Fatalf("seed %d: grants (-fresh +got):\n%s", seed, d)
+		}
+		for _, p := range all {
+			claims.Set(Service{Key: p.Key})
+		}
+		if n := len(claims.claiming) + len(claims.owners) + len(claims.waiting) + len(claims.watching) +
+			len(claims.externals); n != 0 {
+			t.Fatalf("seed %d: %d things are remembered of Services that are gone", seed, n)
+		}
+	}
+}
+
+func randomTenant(r *rand.Rand) lb.Service {
+	name := string(rune('a' + r.IntN(5)))
+	addresses := []string{"192.0.2.1", "192.0.2.2", "172.31.0.1", "10.96.1.97", "10.96.1.98"}
+	var change []func(*lb.Service)
+	if r.IntN(2) == 0 {
+		change = append(change, vip(addresses[r.IntN(2)]))
+	}
+	for range r.IntN(3) {
+		change = append(change, external(addresses[r.IntN(len(addresses))]))
+	}
+	if r.IntN(3) == 0 {
+		change = append(change, onNodePort(uint16(80+r.IntN(2))))
+	}
+	return tenant(fmt.Sprint("ns/", name), r.IntN(3), append(change, at(uint16(80+r.IntN(2))))...)
+}
+
+func TestParseExternalIPs(t *testing.T) {
+	for text, want := range map[string]string{
+		"allow": "", "deny": "", "192.0.2.0/24": "", "192.0.2.0/24, 2001:db8::/32": "",
+		"":                       `"" is neither allow, nor deny, nor a CIDR like 192.0.2.0/24`,
+		"allow,192.0.2.0/24":     `"allow" is neither allow, nor deny, nor a CIDR like 192.0.2.0/24`,
+		"::ffff:192.0.2.0/120":   `"::ffff:192.0.2.0/120" is neither allow, nor deny, nor a CIDR like 192.0.2.0/24`,
+		"192.0.2.1":              `"192.0.2.1" is neither allow, nor deny, nor a CIDR like 192.0.2.0/24`,
+		"192.0.2.0/24,192.0.2.1": `"192.0.2.1" is neither allow, nor deny, nor a CIDR like 192.0.2.0/24`,
+	} {
+		_, err := ParseExternalIPs(text)
+		if got := fmt.Sprint(err); want != "" && got != want || want == "" && err != nil {
+			t.Errorf("%q: error %v, want %q", text, err, want)
+		}
+	}
+}
+
+func BenchmarkClaims(b *testing.B) {
+	for _, n := range []int{100, 10_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			claims := NewClaims()
+			plan := func(i, port int) Service {
+				return New(service(func(s *lb.Service) {
+					s.Key.Name = fmt.Sprint(i)
+					s.ClusterIPs[0] = netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)})
+					s.Ingress[0].Addr = netip.AddrFrom4([4]byte{192, 0, byte(i >> 8), byte(i)})
+					s.Ports[0].Port, s.Ports[0].NodePort = uint16(port), uint16(i+1)
+				}), nil, here)
+			}
+			for i := range n {
+				claims.Set(plan(i, 80))
+			}
+			changes := []Service{plan(0, 80), plan(0, 81)}
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				claims.Set(changes[i%2])
+				claims.Grant(changes[i%2])
+			}
+		})
+	}
+}

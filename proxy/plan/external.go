@@ -1,0 +1,89 @@
+package plan
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// ExternalIPs says which addresses in spec.externalIPs are served (CVE-2020-8554: whoever may write
+// a Service may write any address there).
+type ExternalIPs struct {
+	// Deny serves none but those in Allowed.
+	Deny    bool
+	Allowed []netip.Prefix
+	// Pools are the addresses that only the controller gives to Services.
+	Pools map[string][]lb.Range
+	// Networks are those of cluster IPs.
+	Networks []netip.Prefix
+}
+
+// ParseExternalIPs reads allow, deny, or the networks whose addresses are allowed.
+func ParseExternalIPs(text string) (ExternalIPs, error) {
+	switch text {
+	case "allow":
+		return ExternalIPs{}, nil
+	case "deny":
+		return ExternalIPs{Deny: true}, nil
+	}
+	e := ExternalIPs{Deny: true}
+	for word := range strings.SplitSeq(text, ",") {
+		network, err := netip.ParsePrefix(strings.TrimSpace(word))
+		if err != nil || network.Addr().Is4In6() {
+			return e, fmt.Errorf("%q is neither allow, nor deny, nor a CIDR like 192.0.2.0/24", strings.TrimSpace(word))
+		}
+		e.Allowed = append(e.Allowed, network.Masked())
+	}
+	return e, nil
+}
+
+// Equal reports whether both serve the same.
+func (e ExternalIPs) Equal(other ExternalIPs) bool {
+	samePools := len(e.Pools) == len(other.Pools)
+	for name, ranges := range e.Pools {
+		theirs, ok := other.Pools[name]
+		samePools = samePools && ok && slices.Equal(ranges, theirs)
+	}
+	return samePools && e.Deny == other.Deny && slices.Equal(e.Allowed, other.Allowed) &&
+		slices.Equal(e.Networks, other.Networks)
+}
+
+// Refuse returns why no Service is served at an external IP; nil if Services are.
+func (e ExternalIPs) Refuse(addr netip.Addr) *lb.Refusal {
+	for _, network := range e.Networks {
+		if network.Contains(addr) {
+			return lb.Refuse(lb.ReasonExternalIPRefused, "spec.externalIPs: %s lies in %s, the network of cluster IPs", addr,
+				network)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(e.Pools)) {
+		if slices.ContainsFunc(e.Pools[name], func(r lb.Range) bool { return r.Contains(addr) }) {
+			return lb.Refuse(lb.ReasonExternalIPRefused, "spec.externalIPs: %s lies in the IPAddressPool %s; a Service of "+
+				"type LoadBalancer can request it", addr, name)
+		}
+	}
+	if e.Deny && !slices.ContainsFunc(e.Allowed, func(network netip.Prefix) bool { return network.Contains(addr) }) {
+		return lb.Refuse(lb.ReasonExternalIPRefused,
+			"spec.externalIPs: the proxy's flag --external-ips does not allow %s", addr)
+	}
+	return nil
+}
+
+// refuse returns why a Service does not get an external IP, whoever else asks for it.
+func (c *Claims) refuse(s *claimant, protocol lb.Protocol, f Frontend) *lb.Refusal {
+	if why := c.external.Refuse(f.Addr); why != nil {
+		return why
+	}
+	if owner, owned := c.owners[slot{addr: f.Addr}]; owned {
+		return lb.Refuse(lb.ReasonExternalIPRefused, "spec.externalIPs: %s is the cluster IP of %s", f.Addr, owner.about(s))
+	}
+	if owner, owned := c.owners[slotOf(protocol, netip.Addr{}, f.Port)]; owned && owner.claimant != s && c.own[f.Addr] {
+		return lb.Refuse(lb.ReasonFrontendInUse, "spec.externalIPs: %s/%s is the node port of %s",
+			netip.AddrPortFrom(f.Addr, f.Port), protocol.Lower(), owner.about(s))
+	}
+	return nil
+}

@@ -1,0 +1,107 @@
+package l2
+
+import (
+	"maps"
+	"net/netip"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
+)
+
+// port is what the actor has on one interface.
+type port struct {
+	i         lb.Interface
+	family    lb.Family
+	responder responder                    // nil while it cannot be opened
+	vips      map[netip.Addr]*announcement // those that are answered for
+	probes    map[netip.Addr]*probing
+	awake     func() bool
+	problem   error
+	retryAt   time.Time
+	backoff   loop.Backoff
+}
+
+// announcement is the state of one VIP on one interface.
+type announcement struct {
+	round int
+	since time.Time // of the takeover
+	sent  int       // how many are out, of the burst and after it
+	last  time.Time // when the last one went out
+	// defended is when it was last announced against a conflicting host.
+	defended time.Time
+	rival    rivalry
+}
+
+// due returns when the next announcement goes out.
+func (v *announcement) due(repeat time.Duration) time.Time {
+	if v.sent < len(burst) {
+		return v.since.Add(burst[v.sent])
+	}
+	return v.last.Add(repeat)
+}
+
+// withdraw ends the answers that are no longer wanted and begins the new ones. Answering starts
+// before the first announcement, so that a client that asks back at once is served.
+func (p *port) withdraw(w work) {
+	maps.DeleteFunc(p.vips, func(vip netip.Addr, _ *announcement) bool {
+		_, ok := w.rounds[vip]
+		return !ok
+	})
+	heeded := make(map[netip.Addr]bool, len(w.rounds)+len(w.probes))
+	for vip := range w.probes {
+		heeded[vip] = false
+	}
+	for vip := range w.rounds {
+		heeded[vip] = true
+	}
+	p.responder.answer(heeded)
+}
+
+// announce sends what is due of the bursts and returns when the next part is; the zero time means
+// never.
+func (p *port) announce(rounds map[netip.Addr]int, now time.Time, repeat time.Duration) (next time.Time, err error) {
+	for vip, round := range rounds {
+		v := p.vips[vip]
+		if v == nil {
+			v = &announcement{round: round, since: now}
+		} else if v.round != round {
+			v.round, v.since, v.sent = round, now, 0
+		}
+		for v.sent < len(burst) || repeat > 0 {
+			due := v.due(repeat)
+			if due.After(now) {
+				next = earlier(next, due)
+				break
+			}
+			if !p.awake() {
+				return next, nil
+			}
+			if err := p.responder.announce(vip); err != nil {
+				return next, err
+			}
+			v.sent, v.last = v.sent+1, now
+			p.vips[vip] = v // recorded after the effect
+		}
+	}
+	return next, nil
+}
+
+// fail closes the port after an error, until it is tried again.
+func (p *port) fail(now time.Time, err error) {
+	p.shut()
+	p.vips, p.probes = map[netip.Addr]*announcement{}, map[netip.Addr]*probing{}
+	p.delay(now, err)
+}
+
+func (p *port) delay(now time.Time, err error) {
+	p.problem = err
+	p.retryAt = now.Add(p.backoff.Next())
+}
+
+func (p *port) shut() {
+	if p.responder != nil {
+		p.responder.close()
+		p.responder = nil
+	}
+}

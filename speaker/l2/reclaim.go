@@ -1,0 +1,148 @@
+package l2
+
+import (
+	"bytes"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// When another node of ours announces a VIP that this one owns, that one was cut off or frozen and
+// does not know yet. It gives the VIP up when it hears of this one, without a word on the segment,
+// and clients may have listened to it last. So this node announces the VIP again: soon, as clients
+// send their packets there meanwhile, and some times more.
+const (
+	// reclaimAfter leaves time to hear over gossip that the other node owns the VIP by right.
+	reclaimAfter = 40 * time.Millisecond
+	// gatherFor bounds how often what others announce wakes the actor.
+	gatherFor = 20 * time.Millisecond
+	// A VIP is reclaimed again after reclaimWait at the soonest, and each time that this happens
+	// within reclaimCalm after twice as long, up to the interval for conflicting hosts: whoever makes
+	// up packets must not have us flood the segment.
+	reclaimWait = time.Second
+	reclaimCalm = time.Minute
+	// All VIPs together are reclaimed so many times a second, and so many at once.
+	reclaimRate  = 50
+	reclaimsKept = 500
+)
+
+// rivals are the VIPs that other nodes of ours were seen to announce since the last look.
+type rivals map[place]map[netip.Addr]bool
+
+// note takes in that another node of ours uses a VIP, and has the actor look at it in a moment. It
+// needs mu.
+func (a *Actor) note(at place, vip netip.Addr) {
+	if answer, ok := a.desired.Answers[vip]; !ok || !answer.Owned || a.rivals[at][vip] {
+		return
+	}
+	if len(a.rivals) == 0 {
+		time.AfterFunc(gatherFor, a.runner.Poke)
+	}
+	if a.rivals == nil {
+		a.rivals = rivals{}
+	}
+	if a.rivals[at] == nil {
+		a.rivals[at] = map[netip.Addr]bool{}
+	}
+	a.rivals[at][vip] = true
+}
+
+// own reports whether the address is one of this node's.
+func (d Desired) own(mac net.HardwareAddr) bool {
+	return slices.ContainsFunc(d.Interfaces, func(i lb.Interface) bool { return bytes.Equal(i.MAC, mac) })
+}
+
+// rivalry is what is remembered of other nodes that announced a VIP.
+type rivalry struct {
+	due  time.Time // when the VIP is reclaimed next; the zero time for not
+	last time.Time // when it last was
+	wait time.Duration
+}
+
+// seen takes in that another node announces the VIP.
+func (r *rivalry) seen(now time.Time) {
+	if !r.due.IsZero() {
+		return
+	}
+	r.due = now.Add(reclaimAfter)
+	if again := r.last.Add(r.wait); r.due.Before(again) {
+		r.due = again
+	}
+}
+
+// reclaimed notes that the VIP is announced again from now on.
+func (r *rivalry) reclaimed(now time.Time) {
+	if now.Sub(r.last) > reclaimCalm {
+		r.wait = 0
+	}
+	r.due, r.last, r.wait = time.Time{}, now, min(max(reclaimWait, 2*r.wait), defendInterval)
+}
+
+// claimed takes in which VIPs other nodes announce.
+func (p *port) claimed(vips map[netip.Addr]bool, now time.Time) {
+	for vip := range vips {
+		if v := p.vips[vip]; v != nil {
+			v.rival.seen(now)
+		}
+	}
+}
+
+// reclaim begins to announce the VIPs again for which it is time, as far as is allowed.
+func (p *port) reclaim(w work, allowed *allowance, now time.Time) {
+	for vip, v := range p.vips {
+		switch {
+		case v.rival.due.IsZero() || v.rival.due.After(now):
+		case !w.owned[vip]:
+			v.rival.due = time.Time{} // it was the other's by right
+		case allowed.take(now):
+			v.rival.reclaimed(now)
+			v.since, v.sent = now, 0
+		default:
+			v.rival.due = now.Add(time.Second / reclaimRate)
+		}
+	}
+}
+
+// reclaimDue returns when the next VIP is to be reclaimed; the zero time means never.
+func (p *port) reclaimDue() (next time.Time) {
+	for _, v := range p.vips {
+		next = earlier(next, v.rival.due)
+	}
+	return next
+}
+
+// allowance bounds how often something is done: reclaimRate times a second, and reclaimsKept at
+// once.
+type allowance struct {
+	left float64
+	at   time.Time
+}
+
+func (a *allowance) take(now time.Time) bool {
+	if a.at.IsZero() {
+		a.left = reclaimsKept
+	} else {
+		a.left = min(reclaimsKept, a.left+now.Sub(a.at).Seconds()*reclaimRate)
+	}
+	a.at = now
+	if a.left < 1 {
+		return false
+	}
+	a.left--
+	return true
+}
+
+// wakefulness says what a node that may have been frozen knew when it decided what it answers for.
+type wakefulness struct {
+	mute  bool
+	wakes uint64
+}
+
+// isAwake reports whether the actor may send.
+func (a *Actor) isAwake() bool {
+	w := a.awake.Load()
+	return !w.mute && a.opts.Wakes() == w.wakes
+}

@@ -1,0 +1,40 @@
+package plan
+
+import (
+	"encoding/json"
+	"strings"
+)
+
+// PeerNames is a list of the names of BGP peers, in a form that can be compared: two lists are
+// equal if they name the same peers in the same order. The zero value is the empty list.
+type PeerNames string
+
+// peerSeparator occurs in no name of a Kubernetes object.
+const peerSeparator = "\n"
+
+// NewPeerNames returns the list of these names.
+func NewPeerNames(names ...string) PeerNames { return PeerNames(strings.Join(names, peerSeparator)) }
+
+// List returns the names; nil if there are none.
+func (p PeerNames) List() []string {
+	if p == "" {
+		return nil
+	}
+	return strings.Split(string(p), peerSeparator)
+}
+
+// String returns the names for a message.
+func (p PeerNames) String() string { return strings.Join(p.List(), ", ") }
+
+// MarshalJSON writes the names as a list.
+func (p PeerNames) MarshalJSON() ([]byte, error) { return json.Marshal(p.List()) }
+
+// UnmarshalJSON reads a list of names.
+func (p *PeerNames) UnmarshalJSON(b []byte) error {
+	var names []string
+	if err := json.Unmarshal(b, &names); err != nil {
+		return err
+	}
+	*p = NewPeerNames(names...)
+	return nil
+}
