@@ -36,16 +36,9 @@ type running struct {
 	stop    func() // ends Run and waits for it; may be called again
 }
 
-// raiseThread gives the calling thread real-time priority. Threads and processes that it starts do
-// not inherit it. The workers of a test share its process, whose other threads keep their priority.
-func raiseThread() error {
-	return unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: priority,
-		Flags: unix.SCHED_FLAG_RESET_ON_FORK}, 0)
-}
-
 // start runs a worker in a namespace until the test ends. Its thread does the given things first.
 func start(t testing.TB, ns *nstest.NS, opts Options, first ...func() error) *running {
-	return startWorker(t, ns, workerOptions{Options: opts, raise: raiseThread}, first...)
+	return startWorker(t, ns, workerOptions{Options: opts}, first...)
 }
 
 func startWorker(t testing.TB, ns *nstest.NS, opts workerOptions, first ...func() error) *running {
@@ -76,8 +69,8 @@ func startProcess(t testing.TB, ns *nstest.NS, opts Options) (_ *running, pid fu
 	var child atomic.Pointer[os.Process]
 	r := begin(t, ns, opts, func(opts Options) keeper {
 		p := New(opts)
-		p.start = func(cmd *exec.Cmd) error {
-			ns.Do(t, cmd.Start)
+		p.onThread = func(start func(*exec.Cmd) error, cmd *exec.Cmd) error {
+			ns.Do(t, func() error { return start(cmd) })
 			child.Store(cmd.Process)
 			return nil
 		}
