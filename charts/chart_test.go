@@ -154,9 +154,11 @@ func TestDefaults(t *testing.T) {
 		"RoleBinding landfall-speaker", "Secret landfall-gossip", "ServiceAccount landfall-cleanup",
 		"ServiceAccount landfall-controller", "ServiceAccount landfall-node",
 		"ValidatingAdmissionPolicy landfall-node-gateways", "ValidatingAdmissionPolicy landfall-node-leases",
-		"ValidatingAdmissionPolicy landfall-node-peers", "ValidatingAdmissionPolicy landfall-node-services",
+		"ValidatingAdmissionPolicy landfall-node-others", "ValidatingAdmissionPolicy landfall-node-peers",
+		"ValidatingAdmissionPolicy landfall-node-services",
 		"ValidatingAdmissionPolicyBinding landfall-node-gateways",
-		"ValidatingAdmissionPolicyBinding landfall-node-leases", "ValidatingAdmissionPolicyBinding landfall-node-peers",
+		"ValidatingAdmissionPolicyBinding landfall-node-leases",
+		"ValidatingAdmissionPolicyBinding landfall-node-others", "ValidatingAdmissionPolicyBinding landfall-node-peers",
 		"ValidatingAdmissionPolicyBinding landfall-node-services",
 	}
 	if diff := cmp.Diff(want, others); diff != "" {
