@@ -478,7 +478,7 @@ func TestContract6StepsEndWhereOneWriteDoes(t *testing.T) {
 				}
 				want := choose(family, actor.all, judge{neighbors: actor.known},
 					slices.SortedFunc(maps.Keys(have.sent), netip.Addr.Compare))
-				have.table.hops = want.hops // which same compares
+				have.table.hops, have.table.limit, want.limit = want.hops, actor.limit, actor.limit // which same compares
 				if !same(family, have, want) || have.exists && !have.table.equal(want) {
 					t.Errorf("%s: targets %v, peers %v, ring %v; want %v, %v, %v", family, have.table.targets, have.table.peers,
 						have.table.ring, want.targets, want.peers, want.ring)
