@@ -161,7 +161,7 @@ func (k *fakeKernel) write(_ lb.Family, want *table, _ held) error {
 		k.have.sent[node] = 0
 	}
 	if k.have.exists {
-		k.have.rules = userData(headerOf(lb.IPv4).strayRules(want))
+		k.have.rules, k.have.limits = userData(headerOf(lb.IPv4).strayRules(want)), headerOf(lb.IPv4).limitsOf(want.limit)
 	}
 	return nil
 }
@@ -286,8 +286,8 @@ func TestAChangeNeedsNoLook(t *testing.T) {
 	}
 }
 
-// Other nodes answer no more where this node's own link was away. They are looked for often then, as
-// connections arrive with the link; unless the speaker takes them for dead.
+// Other nodes answer no more where this node's own link was away. They are looked for often then,
+// as connections arrive with the link; unless the speaker takes them for dead.
 func TestContract5NodesThatAnswerAgainAreFoundSoon(t *testing.T) {
 	node, other := addr("10.0.0.1"), addr("10.0.0.2")
 	k := &fakeKernel{neighbor: map[netip.Addr]links.Neighbor{node: {Failed: true}, other: there(2)}}
