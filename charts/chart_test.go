@@ -154,9 +154,11 @@ func TestDefaults(t *testing.T) {
 		"RoleBinding landfall-speaker", "Secret landfall-gossip", "ServiceAccount landfall-cleanup",
 		"ServiceAccount landfall-controller", "ServiceAccount landfall-node",
 		"ValidatingAdmissionPolicy landfall-node-gateways", "ValidatingAdmissionPolicy landfall-node-leases",
-		"ValidatingAdmissionPolicy landfall-node-peers", "ValidatingAdmissionPolicy landfall-node-services",
+		"ValidatingAdmissionPolicy landfall-node-others", "ValidatingAdmissionPolicy landfall-node-peers",
+		"ValidatingAdmissionPolicy landfall-node-services",
 		"ValidatingAdmissionPolicyBinding landfall-node-gateways",
-		"ValidatingAdmissionPolicyBinding landfall-node-leases", "ValidatingAdmissionPolicyBinding landfall-node-peers",
+		"ValidatingAdmissionPolicyBinding landfall-node-leases",
+		"ValidatingAdmissionPolicyBinding landfall-node-others", "ValidatingAdmissionPolicyBinding landfall-node-peers",
 		"ValidatingAdmissionPolicyBinding landfall-node-services",
 	}
 	if diff := cmp.Diff(want, others); diff != "" {
@@ -388,7 +390,8 @@ func TestValuesReachThePrograms(t *testing.T) {
 			`proxy.clusterCIDR="10.0.0.0/8,fd00::/48"`}, "proxy",
 			[]string{"--nodeport-addresses=10.0.0.0/8,primary", "--masquerade-all=true", "--cluster-cidr=10.0.0.0/8,fd00::/48"},
 			nil},
-		{nil, "proxy", []string{"--rescue=true", "--rescue-ring=true"}, nil},
+		{nil, "proxy", []string{"--rescue=true", "--rescue-ring=true", "--rescue-limit=2000"}, nil},
+		{[]string{"proxy.rescueLimit=100000"}, "proxy", []string{"--rescue-limit=100000"}, nil},
 		{[]string{"proxy.rescueRing=false"}, "proxy", []string{"--rescue=true", "--rescue-ring=false"}, nil},
 		{nil, "proxy", []string{"--scheduler=random", "--conntrack-tcp-be-liberal=false", "--proc-sys-net=/run/proc-sys-net"},
 			nil},

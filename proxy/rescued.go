@@ -28,6 +28,13 @@ func rescued(a *rescue.Actor) prometheus.Collector {
 	}, func() float64 { return float64(a.Packets()) })
 }
 
+func rescueDropped(a *rescue.Actor) prometheus.Collector {
+	return prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "landfall_proxy_rescue_dropped_packets_total",
+		Help: "Packets of unknown connections that were dropped because they were above --rescue-limit.",
+	}, func() float64 { return float64(a.Dropped()) })
+}
+
 func rescueTargets(a *rescue.Actor) prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "landfall_proxy_rescue_targets",

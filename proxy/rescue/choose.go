@@ -45,6 +45,8 @@ type table struct {
 	// through.
 	ring []netip.Addr
 	hops int
+	// limit is Deps.Limit.
+	limit int
 
 	// previous counts the VIPs of which a node is a previous owner, and spread the VIPs whose packets
 	// may pass through so many nodes.
@@ -200,7 +202,7 @@ func (t *table) nodes() []netip.Addr {
 
 func (t *table) equal(other *table) bool {
 	return maps.EqualFunc(t.targets, other.targets, slices.Equal) && slices.Equal(t.peers, other.peers) &&
-		slices.Equal(t.ring, other.ring) && t.hops == other.hops
+		slices.Equal(t.ring, other.ring) && t.hops == other.hops && t.limit == other.limit
 }
 
 // shape is what the rules and the set of peers depend on. Two tables of the same shape differ only

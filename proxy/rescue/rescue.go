@@ -32,6 +32,9 @@ type Deps struct {
 	Families []lb.Family
 	// Ring switches the rings on. Without them a stray packet goes to one node.
 	Ring bool
+	// Limit is how many stray packets for one VIP are moved in a second while their connections are
+	// not remembered, at most MaxLimit; 0 for no limit.
+	Limit int
 }
 
 // lookEvery is how often the actor checks the targets and the rules. It checks more often while it
@@ -61,6 +64,7 @@ type Actor struct {
 	kernel   kernel
 	families []lb.Family
 	ring     bool
+	limit    int
 	runner   *loop.Runner
 	inbox    actor.Inbox[netip.Addr, *Origins]
 
@@ -79,9 +83,11 @@ type Actor struct {
 	known   map[netip.Addr]links.Neighbor // nodes as they last were
 	asked   map[netip.Addr]int            // how often nodes were looked for of which nothing is known
 	counted map[netip.Addr]uint64
+	floods  map[lb.Family]flood
 	failed  loop.Failures
 
 	packets atomic.Uint64
+	dropped atomic.Uint64
 	targets atomic.Int64
 }
 
@@ -89,10 +95,11 @@ type Actor struct {
 func New(deps Deps) *Actor { return newActor(deps, deps.Kernel) }
 
 func newActor(deps Deps, k kernel) *Actor {
-	a := &Actor{log: deps.Log, kernel: k, families: deps.Families, ring: deps.Ring,
+	a := &Actor{log: deps.Log, kernel: k, families: deps.Families, ring: deps.Ring, limit: deps.Limit,
 		all: map[netip.Addr]Origins{}, nodes: map[netip.Addr]int{}, changed: map[netip.Addr]Origins{},
 		written: map[lb.Family]*table{}, sent: map[lb.Family][]netip.Addr{},
-		known: map[netip.Addr]links.Neighbor{}, asked: map[netip.Addr]int{}, counted: map[netip.Addr]uint64{}}
+		known: map[netip.Addr]links.Neighbor{}, asked: map[netip.Addr]int{}, counted: map[netip.Addr]uint64{},
+		floods: map[lb.Family]flood{}}
 	a.runner = loop.New(a.step, loop.Options{Gap: gap})
 	return a
 }
@@ -167,6 +174,9 @@ func (a *Actor) losses() losses {
 
 // Packets returns how many packets were moved.
 func (a *Actor) Packets() uint64 { return a.packets.Load() }
+
+// Dropped returns how many packets were above a limit.
+func (a *Actor) Dropped() uint64 { return a.dropped.Load() }
 
 // Targets returns to how many nodes packets would be moved.
 func (a *Actor) Targets() int { return int(a.targets.Load()) }
@@ -335,6 +345,7 @@ func (a *Actor) sync(family lb.Family) error {
 		return err
 	}
 	a.count(have)
+	a.watchFlood(family, have)
 	sent := slices.SortedFunc(maps.Keys(have.sent), netip.Addr.Compare)
 	neighbors, err := a.look(family, sent)
 	if err != nil {
@@ -349,6 +360,7 @@ func (a *Actor) sync(family lb.Family) error {
 	}
 	if !unchanged {
 		want = choose(family, a.all, judge{neighbors, a.gone}, sent)
+		want.limit = a.limit
 	}
 	a.sent[family] = sent
 	if same(family, have, want) && (unchanged || a.holds(family, have, want)) {
@@ -374,7 +386,7 @@ func (a *Actor) holds(family lb.Family, have held, want *table) bool {
 	if before, known := a.written[family]; known {
 		return before.equal(want)
 	}
-	have.table.hops = want.hops // the rules show it
+	have.table.hops, have.table.limit = want.hops, want.limit // the rules show them
 	return have.table.equal(want)
 }
 
@@ -429,6 +441,7 @@ func same(family lb.Family, have held, want *table) bool {
 	if len(want.targets) == 0 {
 		return !have.exists
 	}
-	return slices.Equal(have.rules, userData(headerOf(family).strayRules(want))) &&
+	h := headerOf(family)
+	return slices.Equal(have.rules, userData(h.strayRules(want))) && slices.Equal(have.limits, h.limitsOf(want.limit)) &&
 		maps.EqualFunc(have.sent, want.targets, func(uint64, []netip.Addr) bool { return true })
 }

@@ -162,7 +162,7 @@ func (k *fakeKernel) write(_ lb.Family, want *table, _ held) error {
 		k.have.sent[node] = 0
 	}
 	if k.have.exists {
-		k.have.rules = userData(headerOf(lb.IPv4).strayRules(want))
+		k.have.rules, k.have.limits = userData(headerOf(lb.IPv4).strayRules(want)), headerOf(lb.IPv4).limitsOf(want.limit)
 	}
 	return nil
 }

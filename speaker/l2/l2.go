@@ -114,6 +114,7 @@ func (o Outcome) equal(other Outcome) bool {
 type Actor struct {
 	opts   Options
 	runner *loop.Runner
+	pulses loop.Pulses  // of the goroutines that read
 	serve  func(func()) // starts a goroutine that Run waits for
 
 	mu      sync.Mutex
@@ -174,8 +175,8 @@ func (a *Actor) Outcome() Outcome {
 	return a.outcome
 }
 
-// Busy returns for how long the actor has been at one thing.
-func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
+// Busy returns for how long the actor, or one of its readers, has been at one thing.
+func (a *Actor) Busy() time.Duration { return max(a.runner.Busy(), a.pulses.Busy()) }
 
 // Run answers until ctx ends; then nothing is answered any more.
 func (a *Actor) Run(ctx context.Context) error {
@@ -296,10 +297,11 @@ func (a *Actor) applyPort(p *port, w work, seen seenOn, now time.Time) time.Time
 }
 
 func (a *Actor) open(p *port) (responder, error) {
+	given := around{stat: a.opts.Stats, seen: a.seenOn(p), awake: a.isAwake, pulses: &a.pulses}
 	if p.family == lb.IPv6 {
-		return newNDPResponder(p.i, a.opts.ListenNDP, around{stat: a.opts.Stats, seen: a.seenOn(p), awake: a.isAwake})
+		return newNDPResponder(p.i, a.opts.ListenNDP, given)
 	}
-	return newARPResponder(p.i, a.opts.Listen, around{stat: a.opts.Stats, seen: a.seenOn(p), awake: a.isAwake})
+	return newARPResponder(p.i, a.opts.Listen, given)
 }
 
 // publish makes the outcome known, if it differs.

@@ -76,18 +76,28 @@ type delegate struct{ m *Members }
 
 // NodeMeta is what each member knows of this node from the first moment on.
 func (d delegate) NodeMeta(limit int) []byte {
+	defer d.m.pulses.Begin()()
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
 	return meta{born: uint64(d.m.opts.Born.UnixNano()), macs: d.m.ownMACs}.encode(limit)
 }
 
 func (d delegate) GetBroadcasts(overhead, limit int) [][]byte {
+	defer d.m.pulses.Begin()()
+	d.m.beats()
 	return d.m.queue.GetBroadcasts(overhead, limit)
+}
+
+// beats notes that gossip goes on.
+func (m *Members) beats() {
+	now := time.Now()
+	m.beat.Store(&now)
 }
 
 // NotifyMsg gets what a node said. What is news is passed on, as the one who said it tells only a
 // few.
 func (d delegate) NotifyMsg(b []byte) {
+	defer d.m.pulses.Begin()()
 	if d.m.learn(b) {
 		d.m.queue.QueueBroadcast(broadcast(slices.Clone(b)))
 	}
@@ -96,6 +106,7 @@ func (d delegate) NotifyMsg(b []byte) {
 // LocalState is what this node says, what the live others have said, and what is reserved for those
 // that are expected back.
 func (d delegate) LocalState(bool) []byte {
+	defer d.m.pulses.Begin()()
 	standings, _ := d.m.opts.Liveness.Standings()
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
@@ -103,6 +114,7 @@ func (d delegate) LocalState(bool) []byte {
 }
 
 func (d delegate) MergeRemoteState(b []byte, _ bool) {
+	defer d.m.pulses.Begin()()
 	d.m.learn(b)
 	d.m.meet()
 }
@@ -141,6 +153,11 @@ func (m *Members) learn(b []byte) bool {
 	return len(changed) > 0
 }
 
+// maxPast is how many earlier processes of this node are remembered at most, beside the one that
+// announced. More than a few restarts within the time that the others hold its addresses do not
+// matter, and a member may name any number of processes.
+const maxPast = 8
+
 // recall keeps what others know of the last process before this one that announced an address, in
 // whatever order and parts they tell of those before, and reports whether that process is news. It
 // needs mu.
@@ -152,14 +169,27 @@ func (m *Members) recall(u update) bool {
 	if p == nil {
 		p = &page{born: u.born, entries: map[netip.Addr]entry{}}
 		m.past[u.born] = p
+		m.forget()
 	}
 	p.merge(u, map[netip.Addr]bool{})
 	if p == m.previous || !p.announces() {
 		return false // if it announces nothing, the others wait for what a process before it announced
 	}
 	m.previous = p
+	m.past[p.born] = p // unless it was the oldest of too many, it is there
 	maps.DeleteFunc(m.past, func(born uint64, _ *page) bool { return born < p.born })
 	return true
+}
+
+// forget drops the oldest of too many processes. It needs mu.
+func (m *Members) forget() {
+	born := slices.Sorted(maps.Keys(m.past))
+	if m.previous != nil {
+		born = born[1:] // it is the oldest, and stays
+	}
+	for _, oldest := range born[:max(0, len(born)-maxPast)] {
+		delete(m.past, oldest)
+	}
 }
 
 // events is what memberlist reports about nodes. It calls with its own lock held, so nothing here
@@ -167,6 +197,7 @@ func (m *Members) recall(u update) bool {
 type events struct{ m *Members }
 
 func (e events) NotifyJoin(n *memberlist.Node) {
+	defer e.m.pulses.Begin()()
 	if n.Name == e.m.opts.Self {
 		return
 	}
@@ -177,6 +208,7 @@ func (e events) NotifyJoin(n *memberlist.Node) {
 // NotifyUpdate gets a node whose speaker was restarted before a probe of gossip missed it, or whose
 // MAC addresses have changed.
 func (e events) NotifyUpdate(n *memberlist.Node) {
+	defer e.m.pulses.Begin()()
 	if n.Name != e.m.opts.Self {
 		e.m.welcome(n)
 	}
@@ -184,6 +216,7 @@ func (e events) NotifyUpdate(n *memberlist.Node) {
 
 // NotifyLeave gets a node that has left, or that has stopped answering.
 func (e events) NotifyLeave(n *memberlist.Node) {
+	defer e.m.pulses.Begin()()
 	if n.Name == e.m.opts.Self {
 		return
 	}
@@ -208,6 +241,9 @@ func (m *Members) welcome(n *memberlist.Node) {
 	node := *n
 	m.mu.Lock()
 	process := m.process(n)
+	if len(m.live) == 0 {
+		m.beats() // nothing was asked for while this node was alone
+	}
 	m.live[n.Name], m.greet[n.Name] = &node, true
 	m.macs[n.Name] = metaOf(n).macs
 	m.mu.Unlock()
