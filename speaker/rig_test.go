@@ -136,8 +136,10 @@ type fakeNode struct {
 	peers       map[string][]netip.Addr
 	outcome     map[netip.Addr][]string
 	rounds      map[netip.Addr]int
+	owned       map[netip.Addr]bool // as the actor for ARP and NDP was told
 	macs        []string
 	sees        func(node string) bool // nil: all
+	waits       bool                   // for those that it does not see
 	apiless     bool                   // cannot read the Lease
 	cutOff      bool                   // from the kernels of the others, too
 	unheard     bool                   // has read the Lease only once
@@ -390,7 +392,7 @@ func (g fakeLiveness) Set(map[string][]netip.Addr) {}
 
 func (g fakeLiveness) Speakers() plan.Speakers {
 	g.mu.Lock()
-	silent, cut, sees := slices.Clone(g.dead), g.cutOff, g.sees
+	silent, cut, sees, waits := slices.Clone(g.dead), g.cutOff, g.sees, g.waits
 	g.mu.Unlock()
 	live := []string{g.self}
 	for name, n := range g.rig.nodes {
@@ -406,7 +408,11 @@ func (g fakeLiveness) Speakers() plan.Speakers {
 	}
 	slices.Sort(live)
 	slices.Sort(silent)
-	return plan.SpeakersOf(g.self, live, slices.Sorted(maps.Keys(g.rig.nodes)), silent)
+	all := slices.Sorted(maps.Keys(g.rig.nodes))
+	if waits {
+		return plan.SpeakersOf(g.self, live, all, all, nil)
+	}
+	return plan.SpeakersOf(g.self, live, live, all, silent)
 }
 
 func (g fakeGossip) Claims(vip netip.Addr) map[string]plan.Claim {
@@ -494,7 +500,9 @@ type fakeL2 struct{ *fakeNode }
 func (f fakeL2) Set(d l2.Desired) {
 	f.mu.Lock()
 	outcome := map[netip.Addr][]string{}
+	f.owned = map[netip.Addr]bool{}
 	for vip, answer := range d.Answers {
+		f.owned[vip] = answer.Owned
 		if !f.mute && (!d.Mute || f.outcome[vip] != nil) {
 			outcome[vip] = answer.On
 		}

@@ -152,7 +152,8 @@ func (s *speaker) facts() plan.Facts {
 	f := plan.Facts{
 		Self: s.self, Joined: s.from.members.Joined(), Stopping: s.phase.stopping, Pools: s.from.pools.All(),
 		Advertisements: s.from.advertisements.All(), Interfaces: interfaces, Live: speakers.Live,
-		Missing: speakers.Missing, Parted: s.rooms.partition.Parted(), Estranged: s.rooms.partition.Estranged(),
+		Missing: speakers.Missing, Parted: s.rooms.partition.Parted(), Alone: speakers.Alone,
+		Estranged:    s.rooms.partition.Estranged(),
 		Trusted:      s.rooms.partition.Trusted(),
 		Exclude:      s.opts.exclude,
 		CordonDrains: s.opts.cordonDrains, OnConflict: s.opts.onConflict,
@@ -282,7 +283,7 @@ func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]owne
 		return
 	}
 	speakers := s.rooms.partition.Speakers()
-	f := handoff.Facts{Self: s.self, Dead: s.rooms.partition.Dead(), Parted: !speakers.Majority,
+	f := handoff.Facts{Self: s.self, Dead: s.rooms.partition.Dead(), Alone: speakers.Alone,
 		CutOff: s.rooms.partition.CutOff()}
 	if nodes {
 		f.Addresses = addresses(s.from.nodes.All())

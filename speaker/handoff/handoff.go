@@ -21,9 +21,9 @@ type Facts struct {
 	Addresses map[string][]netip.Addr
 	// Dead are the nodes that have stopped answering, and whose kernels do not answer either.
 	Dead []string
-	// Parted is set while this node sees no majority of the speakers, CutOff while it may be cut off
+	// Alone is set while this node hears no majority of the speakers, CutOff while it may be cut off
 	// or was until a moment ago.
-	Parted, CutOff bool
+	Alone, CutOff bool
 }
 
 // View is what is known of one VIP.
@@ -75,7 +75,7 @@ func (s *State) Step(now time.Time, f Facts, events map[netip.Addr]*View) (updat
 				v = &vip{}
 				s.vips[addr] = v
 			}
-			v.heir.note(now, addr, f.Parted, view.Claims)
+			v.heir.note(now, addr, f.Alone, view.Claims)
 			answered, spread := v.answered(*view), s.spread(now, addr, v, *view)
 			if !known || answered || spread {
 				differing = append(differing, addr)

@@ -142,7 +142,7 @@ func TestStory(t *testing.T) {
 		var u lb.FeedUpdate
 		for i, c := range story {
 			now = now.Add(c.after)
-			f := Facts{Self: "b", Dead: strings.Fields(c.dead), Parted: c.cut}
+			f := Facts{Self: "b", Dead: strings.Fields(c.dead), Alone: c.cut}
 			if i == 0 {
 				f.Addresses = all
 			}
@@ -264,7 +264,7 @@ func TestOrderAndRepetition(t *testing.T) {
 		for range 30 {
 			now = now.Add(time.Duration(r.IntN(40)) * time.Minute)
 			f := Facts{Self: "b", Addresses: nodes(), Dead: [][]string{nil, nil, nil, {"c"}}[r.IntN(4)],
-				Parted: r.IntN(4) == 0}
+				Alone: r.IntN(4) == 0}
 			events := map[netip.Addr]*View{}
 			for _, vip := range []netip.Addr{vip1, vip2, vip6} {
 				var text []string

@@ -11,7 +11,7 @@ import (
 // answering until it hears of a majority that has taken over. Until then clients turn to both, and
 // packets of connections that the other node has begun arrive here.
 type heir struct {
-	now    string // as of the last claims that were heard while this node saw a majority
+	now    string // as of the last claims that were heard while this node heard a majority
 	before string // as of the time before the last row of changes
 	since  time.Time
 	// expected is the heir of the others while this node is cut off; "" otherwise.
@@ -23,8 +23,8 @@ type heir struct {
 const row = 10 * time.Second
 
 // note takes in who claims the VIP. While the node is cut off it goes by what it heard before.
-func (h *heir) note(now time.Time, vip netip.Addr, parted bool, claims map[string]plan.Claim) {
-	if parted {
+func (h *heir) note(now time.Time, vip netip.Addr, alone bool, claims map[string]plan.Claim) {
+	if alone {
 		if h.expected == "" {
 			h.expected = h.now
 			if h.before != "" && now.Sub(h.since) <= row {

@@ -60,7 +60,7 @@ type State struct {
 	unserved  map[netip.Addr]bool      // VIPs that no node answers for now
 	since     map[netip.Addr]time.Time // when this node began to answer for VIPs
 	missing   []string                 // nodes, as of the last step
-	parted    bool                     // as of the last step
+	apart     bool                     // it heard no majority in the last step, or was yielding
 	seen      Seen
 	changes   int
 }
@@ -127,13 +127,13 @@ func differing[V any](a, b map[netip.Addr]V, same func(a, b V) bool, found map[n
 // sure again what it owns. It adds the VIPs to vips.
 func (s *State) greet(facts plan.Facts, vips map[netip.Addr]bool) {
 	back := slices.ContainsFunc(s.missing, func(node string) bool { return slices.Contains(facts.Live, node) }) ||
-		s.parted
-	s.missing, s.parted = facts.Missing, facts.Parted
-	if !back || facts.Parted {
+		s.apart
+	s.missing, s.apart = facts.Missing, facts.Parted || facts.Alone
+	if !back || s.apart {
 		return
 	}
-	for vip, answer := range s.answers {
-		if answer.Owned {
+	for vip := range s.answers {
+		if !s.decisions[vip].Handover {
 			s.rounds[vip]++
 			vips[vip] = true
 		}
@@ -185,7 +185,7 @@ func (s *State) decide(now time.Time, facts plan.Facts, in plan.Input) Decided {
 	_, in.Fresh = s.fresh[vip]
 	in.Served, in.Since = s.served[vip], s.since[vip]
 	next := plan.Decide(facts, in)
-	if before.Overlap != next.Overlap && !facts.Parted {
+	if before.Overlap != next.Overlap && !s.apart {
 		s.rounds[vip]++ // clients may have listened to the other one last
 	}
 	switch {
@@ -225,9 +225,9 @@ func (s *State) assign(vip netip.Addr) bool {
 	delete(s.answers, vip)
 	delete(s.probes, vip)
 	if len(d.Answer) > 0 {
-		// A node that sees no majority does not know who else answers by right, and would refuse the
-		// connections of the clients that it takes from that one.
-		s.answers[vip] = Answer{On: d.Answer, Round: s.rounds[vip], Owned: !d.Handover && !d.Parted}
+		// A node that hears no majority does not know who else answers by right: one that it waits for
+		// may have taken over. It would take that one's clients in the middle of their connections.
+		s.answers[vip] = Answer{On: d.Answer, Round: s.rounds[vip], Owned: !d.Handover && !s.apart}
 	} else if len(d.Probe) > 0 {
 		s.probes[vip] = d.Probe
 	}
