@@ -282,7 +282,7 @@ func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]owne
 		return
 	}
 	speakers := s.rooms.partition.Speakers()
-	f := handoff.Facts{Self: s.self, Dead: speakers.Dead, Parted: !speakers.Majority}
+	f := handoff.Facts{Self: s.self, Dead: s.rooms.partition.Dead(), Parted: !speakers.Majority}
 	if nodes {
 		f.Addresses = addresses(s.from.nodes.All())
 	}

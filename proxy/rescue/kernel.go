@@ -7,8 +7,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/links"
 	"github.com/landfall-lb/landfall/proxy/nfnetlink"
@@ -388,15 +386,6 @@ func replace(b *nft.Batch, chain string, hook nft.Hook, rules []nft.Rule) {
 	}
 }
 
-func remove(conn *nfnetlink.Conn, family lb.Family) error {
-	b := nft.NewBatch(headerOf(family).table())
-	b.RemoveTable()
-	if err := b.Commit(conn); !errors.Is(err, unix.ENOENT) {
-		return err
-	}
-	return nil
-}
-
 // Cleanup removes what is ours.
 func Cleanup() error {
 	conn, err := nfnetlink.Open()
@@ -404,13 +393,7 @@ func Cleanup() error {
 		return err
 	}
 	defer conn.Close()
-	var errs []error
-	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
-		if err := remove(conn, family); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", family, err))
-		}
-	}
-	return errors.Join(errs...)
+	return nft.Remove(conn, tableName)
 }
 
 // neighbors returns what is known of nodes, and has the kernel find out whether they are there. It

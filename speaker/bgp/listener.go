@@ -168,7 +168,8 @@ func (l *listener) sign(socket *net.TCPListener, signed map[netip.Addr]string) {
 	defer l.pulses.Begin()()
 	want := l.passwords()
 	failed := map[netip.Addr]error{}
-	set := func(fd int) error {
+	set := func(descriptor uintptr) {
+		fd := int(descriptor)
 		for peer := range signed {
 			if _, ok := want[peer]; !ok {
 				_ = sign(fd, peer, "") // it was set, so that it can be removed
@@ -185,11 +186,10 @@ func (l *listener) sign(socket *net.TCPListener, signed map[netip.Addr]string) {
 			}
 			signed[peer] = password
 		}
-		return nil
 	}
 	raw, err := socket.SyscallConn()
 	if err == nil {
-		err = control(raw, set)
+		err = raw.Control(set)
 	}
 	maps.DeleteFunc(l.signing, func(peer netip.Addr, _ *loop.Failures) bool { _, ok := want[peer]; return !ok })
 	for peer := range want {

@@ -153,6 +153,11 @@ func (m *Members) learn(b []byte) bool {
 	return len(changed) > 0
 }
 
+// maxPast is how many earlier processes of this node are remembered at most, beside the one that
+// announced. More than a few restarts within the time that the others hold its addresses do not
+// matter, and a member may name any number of processes.
+const maxPast = 8
+
 // recall keeps what others know of the last process before this one that announced an address, in
 // whatever order and parts they tell of those before, and reports whether that process is news. It
 // needs mu.
@@ -164,14 +169,27 @@ func (m *Members) recall(u update) bool {
 	if p == nil {
 		p = &page{born: u.born, entries: map[netip.Addr]entry{}}
 		m.past[u.born] = p
+		m.forget()
 	}
 	p.merge(u, map[netip.Addr]bool{})
 	if p == m.previous || !p.announces() {
 		return false // if it announces nothing, the others wait for what a process before it announced
 	}
 	m.previous = p
+	m.past[p.born] = p // unless it was the oldest of too many, it is there
 	maps.DeleteFunc(m.past, func(born uint64, _ *page) bool { return born < p.born })
 	return true
+}
+
+// forget drops the oldest of too many processes. It needs mu.
+func (m *Members) forget() {
+	born := slices.Sorted(maps.Keys(m.past))
+	if m.previous != nil {
+		born = born[1:] // it is the oldest, and stays
+	}
+	for _, oldest := range born[:max(0, len(born)-maxPast)] {
+		delete(m.past, oldest)
+	}
 }
 
 // events is what memberlist reports about nodes. It calls with its own lock held, so nothing here

@@ -96,6 +96,18 @@ func (s *State) Parted() bool { return s.parted }
 // has no address that it did not answer for before.
 func (s *State) Estranged() bool { return s.estranged }
 
+// CutOff reports whether this node may be cut off from the others, or was until a moment ago.
+func (s *State) CutOff() bool { return s.parted || s.estranged }
+
+// Dead are the nodes that are dead. A node that comes back finds the others one by one, and may see
+// a majority before it has found all: until it has, nobody counts as dead.
+func (s *State) Dead() []string {
+	if s.CutOff() {
+		return nil
+	}
+	return s.seen.Dead
+}
+
 // Trusted returns until when a node that is estranged was not, for sure: what it has taken since
 // then it gives up.
 func (s *State) Trusted() time.Time { return s.estrangement.trusted }

@@ -101,6 +101,51 @@ func lease(s State) string {
 	return "nothing"
 }
 
+// TestDead tells, from the view of c of a to d, whom it takes for dead: nobody as long as it may be
+// this node that was cut off, although it sees a majority before it has found all others again.
+func TestDead(t *testing.T) {
+	type view struct {
+		after time.Duration
+		live  string
+		down  bool // no carrier
+		met   bool // another speaker has just been heard
+		want  string
+	}
+	for name, story := range map[string][]view{
+		"one dies": {{live: "a b c d"}, {after: time.Minute, live: "a b c", want: "d"},
+			{after: time.Minute, live: "a b c d"}},
+		"cut off, and back": {{live: "a b c d"}, {after: time.Minute, live: "b c d", want: "a"},
+			{after: time.Second, live: "c"},
+			{after: time.Minute, live: "a c"}, {live: "a c d", met: true}, {after: time.Millisecond, live: "a b c d"},
+			{after: Reunion, live: "a b c d"}},
+		"back, and one has died": {{live: "a b c d"}, {after: time.Minute, live: "c"}, {after: time.Minute, live: "a c"},
+			{live: "a b c", met: true}, {after: Reunion - 1, live: "a b c"}, {after: 1, live: "a b c", want: "d"}},
+		"a link that flaps": {{live: "a b c d"}, {after: time.Minute, live: "a b c d", down: true},
+			{after: time.Second, live: "a c d", down: true}, {after: time.Second, live: "a c d"},
+			{after: time.Millisecond, live: "a b c d", met: true}},
+	} {
+		var s State
+		now := time.Unix(1e9, 0)
+		f := Facts{Self: "c", Others: true, ReturnHold: ReturnHold}
+		known := strings.Fields("a b c d")
+		for i, v := range story {
+			now = now.Add(v.after)
+			live := strings.Fields(v.live)
+			f.Speakers, f.Carrier = plan.SpeakersOf("c", live, known, without(known, live)), []string{"eth0"}
+			if v.down {
+				f.Carrier = nil
+			}
+			if v.met {
+				f.Contact.Met = now
+			}
+			s.Step(now, f)
+			if got := strings.Join(s.Dead(), " "); got != v.want {
+				t.Errorf("%s, %d, seeing %s: %q are dead, want %q", name, i, v.live, got, v.want)
+			}
+		}
+	}
+}
+
 // TestDesired checks who renews the Lease, and what it says.
 func TestDesired(t *testing.T) {
 	known := strings.Fields("a b c d e f g")
