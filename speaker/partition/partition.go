@@ -44,6 +44,7 @@ type State struct {
 	heard  bool
 	apart  bool // as of the last step
 	parted bool
+	alone  bool      // as of the last step
 	until  time.Time // how long a node that sees a majority again counts as parted, and goes on yielding
 
 	estrangement estrangement
@@ -81,7 +82,8 @@ func (s *State) Step(now time.Time, f Facts) (news, changed bool, again time.Dur
 		again = plan.Sooner(again, next.Sub(now))
 	}
 	news = heard != s.heard || heard && !said.Same(s.others)
-	changed = news || parted != s.parted || estranged != s.estranged || mute != s.mute
+	changed = news || parted != s.parted || f.Speakers.Alone != s.alone || estranged != s.estranged || mute != s.mute
+	s.alone = f.Speakers.Alone
 	s.others, s.heard, s.parted, s.estranged, s.mute = said, heard, parted, estranged, mute
 	return news, changed, again
 }

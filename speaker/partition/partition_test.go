@@ -43,8 +43,8 @@ func TestStory(t *testing.T) {
 		{what: "the majority is heard of", after: time.Second, live: "d e", said: majority, news: true, changed: true,
 			parted: true, yields: "1", lease: "reads"},
 		{what: "and again", after: time.Hour, live: "d e", said: majority, parted: true, yields: "1", lease: "reads"},
-		{what: "together again, and yields yet", after: time.Hour, live: "a b c d e", again: Reunion, parted: true,
-			yields: "1", lease: "nothing"},
+		{what: "together again, and yields yet", after: time.Hour, live: "a b c d e", changed: true, again: Reunion,
+			parted: true, yields: "1", lease: "nothing"},
 		{what: "half of the time is over", after: Reunion / 2, live: "a b c d e", again: Reunion / 2, parted: true,
 			yields: "1", lease: "nothing"},
 		{what: "all of it", after: Reunion / 2, live: "a b c d e", news: true, changed: true, lease: "nothing"},
@@ -65,7 +65,7 @@ func play(t *testing.T, story []scene) {
 	for _, c := range story {
 		now = now.Add(c.after)
 		f := Facts{Self: "e",
-			Speakers: plan.SpeakersOf("e", strings.Fields(c.live), strings.Fields("a b c d e"), nil)}
+			Speakers: plan.SpeakersOf("e", strings.Fields(c.live), strings.Fields(c.live), strings.Fields("a b c d e"), nil)}
 		if c.said != nil {
 			f.Said, f.Heard = *c.said, true
 		}
@@ -154,12 +154,28 @@ func TestDesired(t *testing.T) {
 	} {
 		live := strings.Fields("a b c d e f")
 		var s State
-		s.Step(time.Unix(1e9, 0), Facts{Self: self, Speakers: plan.SpeakersOf(self, live, known, nil)})
+		s.Step(time.Unix(1e9, 0), Facts{Self: self, Speakers: plan.SpeakersOf(self, live, live, known, nil)})
 		if want.Tell {
 			want.Says = lb.Witness{Node: self, Live: live, Unserved: []netip.Addr{vip2}}
 		}
 		if got := s.Desired(func() []netip.Addr { return []netip.Addr{vip2} }); !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %+v, want %+v", self, got, want)
+		}
+	}
+}
+
+// A node that hears none of the others, and waits for them, sees a majority and is alone: that
+// changes what is decided.
+func TestAloneWhileItWaits(t *testing.T) {
+	var s State
+	now, all := time.Unix(1e9, 0), []string{"a", "b", "c"}
+	for _, c := range []struct {
+		heard   []string
+		changed bool
+	}{{all, false}, {[]string{"c"}, true}, {[]string{"c"}, false}, {[]string{"b", "c"}, true}} {
+		_, changed, _ := s.Step(now, Facts{Self: "c", Speakers: plan.SpeakersOf("c", c.heard, all, all, nil)})
+		if changed != c.changed || s.Parted() {
+			t.Errorf("it hears %v: changed %v, parted %v", c.heard, changed, s.Parted())
 		}
 	}
 }
