@@ -1,6 +1,7 @@
 package main
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -108,8 +109,8 @@ func TestHealWithoutAPIServer(t *testing.T) {
 }
 
 // A node whose gossip is cut waits for the others longer than they wait for it: it has found them
-// lost later. What it answers for it does not claim back from its heir then, and hands the heir
-// what it does not know.
+// lost later. What it answers for it does not claim back from its heir then. It hears the heir
+// announce it, and hands the heir what it does not know.
 func TestContract11ANodeThatWaitsForAllClaimsNothingBack(t *testing.T) {
 	inRig(t, func(r *rig) {
 		r.start(w177, w178, w179)
@@ -132,6 +133,9 @@ func TestContract11ANodeThatWaitsForAllClaimsNothingBack(t *testing.T) {
 		}
 		r.wantAnswers("when the others wait no more", vip1, sortedNames(order[0], order[1])...)
 		heir, _ := r.api.nodes.Get(order[1])
+		apart.set(func(n *fakeNode) { n.rivals = map[netip.Addr]string{vip1: order[1]} })
+		apart.runner.Poke()
+		synctest.Wait()
 		apart.mu.Lock()
 		previous := apart.update.Previous[vip1]
 		apart.mu.Unlock()

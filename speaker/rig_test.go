@@ -149,7 +149,8 @@ type fakeNode struct {
 	muted       bool // as the actor for ARP and NDP is told
 	probed      map[netip.Addr]bool
 	conflicting map[netip.Addr][]plan.ConflictingHost
-	ours        map[string]bool
+	ours        map[string]string
+	rivals      map[netip.Addr]string
 	dead        []string      // as gossip finds
 	update      lb.FeedUpdate // as the proxy was last told
 	slow        bool          // probing takes until finish is called
@@ -436,12 +437,12 @@ func (g fakeGossip) SetMACs(macs []string) {
 	g.fakeNode.macs = macs
 }
 
-func (g fakeGossip) MACs() map[string]bool {
-	all := map[string]bool{}
-	for _, n := range g.rig.nodes {
+func (g fakeGossip) MACs() map[string]string {
+	all := map[string]string{}
+	for name, n := range g.rig.nodes {
 		n.mu.Lock()
 		for _, mac := range n.macs {
-			all[mac] = true
+			all[mac] = name
 		}
 		n.mu.Unlock()
 	}
@@ -531,7 +532,7 @@ func (f fakeL2) Set(d l2.Desired) {
 func (f fakeL2) Outcome() l2.Outcome {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return l2.Outcome{Answering: f.outcome, Probed: f.probed, ConflictingHosts: f.conflicting}
+	return l2.Outcome{Answering: f.outcome, Probed: f.probed, ConflictingHosts: f.conflicting, Rivals: f.rivals}
 }
 
 // fakeWitness keeps what a node makes of the Lease, which all nodes share.

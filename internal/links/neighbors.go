@@ -16,6 +16,8 @@ import (
 type Neighbor struct {
 	// MAC is the link-layer address, if Found is set.
 	MAC [6]byte
+	// Link is the index of the interface that leads there.
+	Link int
 	// Found is set if the neighbor has answered, Failed if it answers no more.
 	Found, Failed bool
 }
@@ -80,7 +82,8 @@ func (n *Neighbors) Look(family lb.Family, addrs []netip.Addr) (map[netip.Addr]N
 			return entry.LinkIndex == link && entry.IP.Equal(net.IP(addr.AsSlice()))
 		}); i >= 0 {
 			state = list[i].State
-			if found := neighbor(list[i]); !found.Failed || !silent[link] {
+			found := neighbor(list[i])
+			if found.Link = link; !found.Failed || !silent[link] {
 				all[addr] = found
 			}
 		}
@@ -121,4 +124,24 @@ func (n *Neighbors) ask(link, family int, addr netip.Addr) error {
 		LinkIndex: link, Family: family, IP: addr.AsSlice(), State: netlink.NUD_NONE, Flags: netlink.NTF_USE,
 		HardwareAddr: make(net.HardwareAddr, len(Neighbor{}.MAC)),
 	})
+}
+
+// Name returns the name of an interface.
+func (n *Neighbors) Name(link int) (string, error) {
+	l, err := n.handle.LinkByIndex(link)
+	if err != nil {
+		return "", fmt.Errorf("find interface %d: %w", link, err)
+	}
+	return l.Attrs().Name, nil
+}
+
+// Uplink returns the interface over which packets to the rest of the world leave, and 0 if there is
+// no default route in IPv4.
+func (n *Neighbors) Uplink() int {
+	nowhere := net.IPv4(192, 0, 2, 1) // of no network (RFC 5737)
+	routes, err := n.handle.RouteGet(nowhere)
+	if err != nil || len(routes) == 0 || routes[0].Type != unix.RTN_UNICAST {
+		return 0
+	}
+	return routes[0].LinkIndex
 }

@@ -32,6 +32,10 @@ type Deps struct {
 	Families []lb.Family
 	// Ring switches the rings on. Without them a stray packet goes to one node.
 	Ring bool
+	// Parameters is the folder of the network's kernel parameters, to set rp_filter where it is
+	// needed; "" to leave it alone. Warn is called when that is needed and cannot be done.
+	Parameters string
+	Warn       func(message string)
 	// Limit is how many stray packets for one VIP are moved in a second while their connections are
 	// not remembered, at most MaxLimit; 0 for no limit.
 	Limit int
@@ -56,6 +60,7 @@ type kernel interface {
 	write(family lb.Family, want *table, have held) error
 	edit(family lb.Family, edits []edit) error
 	neighbors(lb.Family, []netip.Addr) (map[netip.Addr]links.Neighbor, error)
+	loosen(folder string, from []int) (changed []string, err error)
 }
 
 // Actor keeps the rules. Before Begin it leaves the kernel's rules alone: unknown is not absent.
@@ -65,8 +70,13 @@ type Actor struct {
 	families []lb.Family
 	ring     bool
 	limit    int
-	runner   *loop.Runner
-	inbox    actor.Inbox[netip.Addr, *Origins]
+
+	parameters string
+	warn       func(string)
+	filtered   string // what warn was called with last
+
+	runner *loop.Runner
+	inbox  actor.Inbox[netip.Addr, *Origins]
 
 	mu   sync.Mutex
 	lost losses
@@ -96,6 +106,7 @@ func New(deps Deps) *Actor { return newActor(deps, deps.Kernel) }
 
 func newActor(deps Deps, k kernel) *Actor {
 	a := &Actor{log: deps.Log, kernel: k, families: deps.Families, ring: deps.Ring, limit: deps.Limit,
+		parameters: deps.Parameters, warn: deps.Warn,
 		all: map[netip.Addr]Origins{}, nodes: map[netip.Addr]int{}, changed: map[netip.Addr]Origins{},
 		written: map[lb.Family]*table{}, sent: map[lb.Family][]netip.Addr{},
 		known: map[netip.Addr]links.Neighbor{}, asked: map[netip.Addr]int{}, counted: map[netip.Addr]uint64{},
@@ -362,6 +373,9 @@ func (a *Actor) sync(family lb.Family) error {
 		want = choose(family, a.all, judge{neighbors, a.gone}, sent)
 		want.limit = a.limit
 	}
+	if family == lb.IPv4 {
+		a.checkFilters(want, neighbors)
+	}
 	a.sent[family] = sent
 	if same(family, have, want) && (unchanged || a.holds(family, have, want)) {
 		a.written[family] = want
@@ -408,7 +422,8 @@ func (a *Actor) look(family lb.Family, sent []netip.Addr) (map[netip.Addr]links.
 		last, before := a.known[node]
 		switch n := found[node]; {
 		case n.Failed:
-			found[node] = links.Neighbor{MAC: last.MAC, Found: last.Found, Failed: true} // where it was
+			last.Failed = true
+			found[node] = last // where it was
 			delete(a.asked, node)
 		case n.Found:
 			delete(a.asked, node)

@@ -136,6 +136,8 @@ type fakeKernel struct {
 	writes    int
 	edits     int
 	lastAsked []netip.Addr
+	loosened  []int
+	strict    error
 }
 
 func (k *fakeKernel) load(_ lb.Family, all bool) (held, error) {
@@ -188,6 +190,11 @@ func (k *fakeKernel) edit(_ lb.Family, edits []edit) error {
 		}
 	}
 	return nil
+}
+
+func (k *fakeKernel) loosen(_ string, from []int) ([]string, error) {
+	k.loosened = append(k.loosened, from...)
+	return nil, k.strict
 }
 
 func (k *fakeKernel) neighbors(_ lb.Family, nodes []netip.Addr) (map[netip.Addr]links.Neighbor, error) {

@@ -21,9 +21,8 @@ type Facts struct {
 	Addresses map[string][]netip.Addr
 	// Dead are the nodes that have stopped answering, and whose kernels do not answer either.
 	Dead []string
-	// Alone is set while this node hears no majority of the speakers, CutOff while it may be cut off
-	// or was until a moment ago.
-	Alone, CutOff bool
+	// CutOff is set while this node may be cut off from the others, or was until a moment ago.
+	CutOff bool
 }
 
 // View is what is known of one VIP.
@@ -31,6 +30,9 @@ type View struct {
 	// Claims are those of the other nodes.
 	Claims map[string]plan.Claim
 	Owner  string
+	// Rival is the other node that was the last to announce the VIP on the LAN while this one answers
+	// for it; "" if none was seen to. A node that is cut off has no other news of who has taken over.
+	Rival string
 	// Announced is set while this node announces the VIP over BGP, Routable while BGP is for the VIP,
 	// as far as is known.
 	Announced, Routable bool
@@ -50,7 +52,7 @@ type State struct {
 type vip struct {
 	previous string // owner: the other node that answered for the VIP last; "" if nobody is known
 	ring     *ring  // nil unless routers spread the VIP over nodes
-	heir     heir
+	rival    string // as of the last step
 }
 
 // Step takes in what is known now of the VIPs that events names, nil for those that no Service
@@ -75,7 +77,6 @@ func (s *State) Step(now time.Time, f Facts, events map[netip.Addr]*View) (updat
 				v = &vip{}
 				s.vips[addr] = v
 			}
-			v.heir.note(now, addr, f.Alone, view.Claims)
 			answered, spread := v.answered(*view), s.spread(now, addr, v, *view)
 			if !known || answered || spread {
 				differing = append(differing, addr)
@@ -117,13 +118,15 @@ func (v *vip) answered(view View) (changed bool) {
 			answering = append(answering, node)
 		}
 	}
+	if view.Rival != v.rival && view.Rival != "" {
+		v.previous = view.Rival // clients have turned to it
+	}
+	v.rival = view.Rival
 	switch {
 	case slices.Contains(answering, view.Owner):
 		v.previous = view.Owner
 	case len(answering) > 0 && !slices.Contains(answering, v.previous):
 		v.previous = slices.Min(answering)
-	case len(answering) == 0 && v.heir.expected != "":
-		v.previous = v.heir.expected
 	}
 	return v.previous != before
 }

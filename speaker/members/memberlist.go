@@ -79,7 +79,7 @@ func (d delegate) NodeMeta(limit int) []byte {
 	defer d.m.pulses.Begin()()
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
-	return meta{born: uint64(d.m.opts.Born.UnixNano()), macs: d.m.ownMACs}.encode(limit)
+	return meta{born: uint64(d.m.opts.Born.UnixNano()), macs: d.m.ownMACs, wire: compactVersion}.encode(limit)
 }
 
 func (d delegate) GetBroadcasts(overhead, limit int) [][]byte {
@@ -94,11 +94,11 @@ func (m *Members) beats() {
 	m.beat.Store(&now)
 }
 
-// NotifyMsg gets what a node said. What is news is passed on, as the one who said it tells only a
-// few.
+// NotifyMsg gets what a node said. Changes that are news are passed on, as the one who said them
+// tells only a few; a whole state goes to each newcomer.
 func (d delegate) NotifyMsg(b []byte) {
 	defer d.m.pulses.Begin()()
-	if d.m.learn(b) {
+	if d.m.learn(b) && b[0] == wireVersion {
 		d.m.queue.QueueBroadcast(broadcast(slices.Clone(b)))
 	}
 }
@@ -110,7 +110,7 @@ func (d delegate) LocalState(bool) []byte {
 	standings, _ := d.m.opts.Liveness.Standings()
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
-	return encode(append([]update{d.m.own.full()}, d.m.book.updates(standings)...)...)
+	return state(d.m.own.full(), d.m.book.updates(standings), d.m.compacts(), maxState)
 }
 
 func (d delegate) MergeRemoteState(b []byte, _ bool) {
@@ -126,7 +126,7 @@ func (m *Members) learn(b []byte) bool {
 		m.opts.Log.Warn("cannot read a gossip message", "error", err)
 		return false
 	}
-	var changed []netip.Addr
+	var others []update
 	var recalled uint64
 	again := false
 	m.mu.Lock()
@@ -138,8 +138,9 @@ func (m *Members) learn(b []byte) bool {
 			again = m.own.outlive(u) || again
 			continue
 		}
-		changed = append(changed, m.book.merge(u)...)
+		others = append(others, u)
 	}
+	changed := m.book.merge(others...)
 	m.mu.Unlock()
 	if recalled != 0 {
 		m.opts.Liveness.Recalled(recalled)
@@ -167,11 +168,11 @@ func (m *Members) recall(u update) bool {
 	}
 	p := m.past[u.born]
 	if p == nil {
-		p = &page{born: u.born, entries: map[netip.Addr]entry{}}
+		p = newPage(u.born, newIndex())
 		m.past[u.born] = p
 		m.forget()
 	}
-	p.merge(u, map[netip.Addr]bool{})
+	p.merge(u, &merging{index: p.index})
 	if p == m.previous || !p.announces() {
 		return false // if it announces nothing, the others wait for what a process before it announced
 	}
@@ -257,7 +258,7 @@ func (m *Members) process(n *memberlist.Node) plan.Process {
 	if addr, ok := netip.AddrFromSlice(n.Addr); ok {
 		p.Addr = netip.AddrPortFrom(addr.Unmap(), n.Port)
 	}
-	if page := m.book[n.Name]; page != nil {
+	if page := m.book.pages[n.Name]; page != nil {
 		p.Heard, p.Announces = page.newest(), page.announces()
 	}
 	return p

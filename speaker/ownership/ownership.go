@@ -20,6 +20,7 @@ type Seen struct {
 	Answering        map[netip.Addr][]string
 	Probed           map[netip.Addr]bool
 	ConflictingHosts map[netip.Addr][]plan.ConflictingHost
+	Rivals           map[netip.Addr]string
 }
 
 // Events are what may change decisions.
@@ -46,7 +47,10 @@ type Answer struct {
 type Decided struct {
 	Claims        map[string]plan.Claim // of the other nodes
 	Before, After plan.Decision
-	New, Gone     bool
+	// Rival is the other node that was the last to announce the VIP while this one answers for it; ""
+	// if none was seen to.
+	Rival     string
+	New, Gone bool
 }
 
 // State is what is remembered from one step to the next. Use New.
@@ -104,6 +108,7 @@ func (s *State) Step(now time.Time, facts plan.Facts, e Events) (
 func (s *State) look(seen Seen, vips map[netip.Addr]bool) {
 	differing(s.seen.Answering, seen.Answering, slices.Equal, vips)
 	differing(s.seen.ConflictingHosts, seen.ConflictingHosts, slices.Equal, vips)
+	differing(s.seen.Rivals, seen.Rivals, func(a, b string) bool { return a == b }, vips)
 	differing(s.seen.Probed, seen.Probed, func(a, b bool) bool { return a == b }, vips)
 	s.seen = seen
 }
@@ -206,7 +211,7 @@ func (s *State) decide(now time.Time, facts plan.Facts, in plan.Input) Decided {
 	} else {
 		s.unserved[vip] = true
 	}
-	return Decided{Claims: in.Claims, Before: before, After: next, New: !known}
+	return Decided{Claims: in.Claims, Before: before, After: next, Rival: s.seen.Rivals[vip], New: !known}
 }
 
 func anyAnswers(claims map[string]plan.Claim) bool {
