@@ -198,7 +198,7 @@ func rescuerWith(t *testing.T, node *nstest.NS, ring bool) *Actor {
 	})
 	t.Cleanup(kernel.Close)
 	return New(Deps{Log: slog.New(slog.DiscardHandler), Kernel: kernel, Families: []lb.Family{lb.IPv4, lb.IPv6},
-		Ring: ring})
+		Ring: ring, Limit: DefaultLimit})
 }
 
 // want lets an actor apply until it has as many targets.

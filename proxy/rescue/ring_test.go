@@ -56,7 +56,7 @@ func TestChooseOnARing(t *testing.T) {
 			[]netip.Addr{vip2}, 2, []byte{2}},
 		{"no further than this", Desired{Ring: many}, all, nodes{a: {vip1}}, []netip.Addr{vip1}, maxHops, nil},
 	} {
-		got := choose(lb.IPv4, test.w.all(), judge{test.neighbors, test.w.Gone}, nil)
+		got := choose(lb.IPv4, test.w.all(), judge{test.neighbors, losses{nodes: test.w.Gone}}, nil)
 		var peers []byte
 		for _, peer := range got.peers {
 			peers = append(peers, peer[5])
@@ -478,7 +478,7 @@ func TestContract6StepsEndWhereOneWriteDoes(t *testing.T) {
 				}
 				want := choose(family, actor.all, judge{neighbors: actor.known},
 					slices.SortedFunc(maps.Keys(have.sent), netip.Addr.Compare))
-				have.table.hops = want.hops // which same compares
+				have.table.hops, have.table.limit, want.limit = want.hops, actor.limit, actor.limit // which same compares
 				if !same(family, have, want) || have.exists && !have.table.equal(want) {
 					t.Errorf("%s: targets %v, peers %v, ring %v; want %v, %v, %v", family, have.table.targets, have.table.peers,
 						have.table.ring, want.targets, want.peers, want.ring)

@@ -141,7 +141,7 @@ func tell(t *testing.T, name, self string, story []moment) {
 		if m.answer {
 			silent = nil
 		}
-		f.Speakers, f.Others = plan.SpeakersOf(self, live, known, silent), m.live != "only"
+		f.Speakers, f.Others = plan.SpeakersOf(self, live, live, known, silent), m.live != "only"
 		f.Carrier, f.Heard = []string{"eth0"}, m.heard
 		if m.down {
 			f.Carrier = nil
@@ -194,7 +194,7 @@ func TestEverySplitOfSmallClusters(t *testing.T) {
 				f := Facts{Self: self, ReturnHold: ReturnHold, Others: true, Carrier: []string{"eth0"}}
 				step := func(after time.Duration, live []string) bool {
 					now = now.Add(after)
-					f.Speakers = plan.SpeakersOf(self, live, known, without(known, live))
+					f.Speakers = plan.SpeakersOf(self, live, live, known, without(known, live))
 					s.Step(now, f)
 					return s.Estranged()
 				}

@@ -44,6 +44,7 @@ type State struct {
 	heard  bool
 	apart  bool // as of the last step
 	parted bool
+	alone  bool      // as of the last step
 	until  time.Time // how long a node that sees a majority again counts as parted, and goes on yielding
 
 	estrangement estrangement
@@ -81,7 +82,8 @@ func (s *State) Step(now time.Time, f Facts) (news, changed bool, again time.Dur
 		again = plan.Sooner(again, next.Sub(now))
 	}
 	news = heard != s.heard || heard && !said.Same(s.others)
-	changed = news || parted != s.parted || estranged != s.estranged || mute != s.mute
+	changed = news || parted != s.parted || f.Speakers.Alone != s.alone || estranged != s.estranged || mute != s.mute
+	s.alone = f.Speakers.Alone
 	s.others, s.heard, s.parted, s.estranged, s.mute = said, heard, parted, estranged, mute
 	return news, changed, again
 }
@@ -95,6 +97,18 @@ func (s *State) Parted() bool { return s.parted }
 // Estranged reports whether the node may have been cut off and has heard no other speaker since: it
 // has no address that it did not answer for before.
 func (s *State) Estranged() bool { return s.estranged }
+
+// CutOff reports whether this node may be cut off from the others, or was until a moment ago.
+func (s *State) CutOff() bool { return s.parted || s.estranged }
+
+// Dead are the nodes that are dead. A node that comes back finds the others one by one, and may see
+// a majority before it has found all: until it has, nobody counts as dead.
+func (s *State) Dead() []string {
+	if s.CutOff() {
+		return nil
+	}
+	return s.seen.Dead
+}
 
 // Trusted returns until when a node that is estranged was not, for sure: what it has taken since
 // then it gives up.
