@@ -77,19 +77,29 @@ type delegate struct{ m *Members }
 
 // NodeMeta is what each member knows of this node from the first moment on.
 func (d delegate) NodeMeta(limit int) []byte {
+	defer d.m.pulses.Begin()()
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
-	return meta{born: uint64(d.m.opts.Born.UnixNano()), macs: d.m.ownMACs}.encode(limit)
+	return meta{born: uint64(d.m.opts.Born.UnixNano()), macs: d.m.ownMACs, wire: compactVersion}.encode(limit)
 }
 
 func (d delegate) GetBroadcasts(overhead, limit int) [][]byte {
+	defer d.m.pulses.Begin()()
+	d.m.beats()
 	return d.m.queue.GetBroadcasts(overhead, limit)
 }
 
-// NotifyMsg gets what a node said. What is news is passed on, as the one who said it tells only a
-// few.
+// beats notes that gossip goes on.
+func (m *Members) beats() {
+	now := time.Now()
+	m.beat.Store(&now)
+}
+
+// NotifyMsg gets what a node said. Changes that are news are passed on, as the one who said them
+// tells only a few; a whole state goes to each newcomer.
 func (d delegate) NotifyMsg(b []byte) {
-	if d.m.learn(b) {
+	defer d.m.pulses.Begin()()
+	if d.m.learn(b) && b[0] == wireVersion {
 		d.m.queue.QueueBroadcast(broadcast(slices.Clone(b)))
 	}
 }
@@ -97,13 +107,15 @@ func (d delegate) NotifyMsg(b []byte) {
 // LocalState is what this node says, what the live others have said, and what is reserved for those
 // that are expected back.
 func (d delegate) LocalState(bool) []byte {
+	defer d.m.pulses.Begin()()
 	standings, _ := d.m.opts.Liveness.Standings()
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
-	return encode(append([]update{d.m.own.full()}, d.m.book.updates(standings)...)...)
+	return state(d.m.own.full(), d.m.book.updates(standings), d.m.compacts(), maxState)
 }
 
 func (d delegate) MergeRemoteState(b []byte, _ bool) {
+	defer d.m.pulses.Begin()()
 	d.m.learn(b)
 	d.m.meet()
 }
@@ -115,7 +127,7 @@ func (m *Members) learn(b []byte) bool {
 		m.opts.Log.Warn("cannot read a gossip message", "error", err)
 		return false
 	}
-	var changed []netip.Addr
+	var others []update
 	var recalled uint64
 	again := false
 	m.mu.Lock()
@@ -127,8 +139,9 @@ func (m *Members) learn(b []byte) bool {
 			again = m.own.outlive(u) || again
 			continue
 		}
-		changed = append(changed, m.book.merge(u)...)
+		others = append(others, u)
 	}
+	changed := m.book.merge(others...)
 	m.mu.Unlock()
 	if recalled != 0 {
 		m.opts.Liveness.Recalled(recalled)
@@ -142,6 +155,11 @@ func (m *Members) learn(b []byte) bool {
 	return len(changed) > 0
 }
 
+// maxPast is how many earlier processes of this node are remembered at most, beside the one that
+// announced. More than a few restarts within the time that the others hold its addresses do not
+// matter, and a member may name any number of processes.
+const maxPast = 8
+
 // recall keeps what others know of the last process before this one that announced an address, in
 // whatever order and parts they tell of those before, and reports whether that process is news. It
 // needs mu.
@@ -151,16 +169,29 @@ func (m *Members) recall(u update) bool {
 	}
 	p := m.past[u.born]
 	if p == nil {
-		p = &page{born: u.born, entries: map[netip.Addr]entry{}}
+		p = newPage(u.born, newIndex())
 		m.past[u.born] = p
+		m.forget()
 	}
-	p.merge(u, map[netip.Addr]bool{})
+	p.merge(u, &merging{index: p.index})
 	if p == m.previous || !p.announces() {
 		return false // if it announces nothing, the others wait for what a process before it announced
 	}
 	m.previous = p
+	m.past[p.born] = p // unless it was the oldest of too many, it is there
 	maps.DeleteFunc(m.past, func(born uint64, _ *page) bool { return born < p.born })
 	return true
+}
+
+// forget drops the oldest of too many processes. It needs mu.
+func (m *Members) forget() {
+	born := slices.Sorted(maps.Keys(m.past))
+	if m.previous != nil {
+		born = born[1:] // it is the oldest, and stays
+	}
+	for _, oldest := range born[:max(0, len(born)-maxPast)] {
+		delete(m.past, oldest)
+	}
 }
 
 // events is what memberlist reports about nodes. It calls with its own lock held, so nothing here
@@ -168,6 +199,7 @@ func (m *Members) recall(u update) bool {
 type events struct{ m *Members }
 
 func (e events) NotifyJoin(n *memberlist.Node) {
+	defer e.m.pulses.Begin()()
 	if n.Name == e.m.opts.Self {
 		return
 	}
@@ -178,6 +210,7 @@ func (e events) NotifyJoin(n *memberlist.Node) {
 // NotifyUpdate gets a node whose speaker was restarted before a probe of gossip missed it, or whose
 // MAC addresses have changed.
 func (e events) NotifyUpdate(n *memberlist.Node) {
+	defer e.m.pulses.Begin()()
 	if n.Name != e.m.opts.Self {
 		e.m.welcome(n)
 	}
@@ -185,6 +218,7 @@ func (e events) NotifyUpdate(n *memberlist.Node) {
 
 // NotifyLeave gets a node that has left, or that has stopped answering.
 func (e events) NotifyLeave(n *memberlist.Node) {
+	defer e.m.pulses.Begin()()
 	if n.Name == e.m.opts.Self {
 		return
 	}
@@ -209,6 +243,9 @@ func (m *Members) welcome(n *memberlist.Node) {
 	node := *n
 	m.mu.Lock()
 	process := m.process(n)
+	if len(m.live) == 0 {
+		m.beats() // nothing was asked for while this node was alone
+	}
 	m.live[n.Name], m.greet[n.Name] = &node, true
 	m.macs[n.Name] = metaOf(n).macs
 	m.mu.Unlock()
@@ -222,7 +259,7 @@ func (m *Members) process(n *memberlist.Node) plan.Process {
 	if addr, ok := netip.AddrFromSlice(n.Addr); ok {
 		p.Addr = netip.AddrPortFrom(addr.Unmap(), n.Port)
 	}
-	if page := m.book[n.Name]; page != nil {
+	if page := m.book.pages[n.Name]; page != nil {
 		p.Heard, p.Announces = page.newest(), page.announces()
 	}
 	return p
