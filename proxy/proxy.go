@@ -63,7 +63,7 @@ type sinks struct {
 	rescue interface {
 		Begin(all map[netip.Addr]*rescue.Origins)
 		Update(changes map[netip.Addr]*rescue.Origins)
-		SetGone(nodes []netip.Addr)
+		SetGone(nodes []netip.Addr, cutOff bool)
 	}
 	// warn reports something wrong with a Service.
 	warn func(s lb.Service, reason lb.Reason, message string)

@@ -8,7 +8,13 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
+// maxName is the length of the longest name that an object can have.
+const maxName = 253
+
 func refuseUnknown(name string) *lb.Refusal {
+	if strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789.-") != "" || len(name) > maxName {
+		name = quoted(name)
+	}
 	return lb.Refuse(lb.ReasonPoolNotFound, "asks for pool %s, which does not exist", name)
 }
 

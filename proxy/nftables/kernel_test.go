@@ -124,8 +124,9 @@ func TestOnlyOurTablesDisturb(t *testing.T) {
 	if n := disturbed.Load(); n != 0 {
 		t.Errorf("disturbed %d times", n)
 	}
-	ns.Run(t, "nft", "delete", "table", "ip", TableName)
 	for deadline := time.Now().Add(time.Minute); disturbed.Load() == 0; time.Sleep(10 * time.Millisecond) {
+		ns.Run(t, "nft", "add", "table", "ip", TableName) // again, in case the watcher has only begun
+		ns.Run(t, "nft", "delete", "table", "ip", TableName)
 		if time.Now().After(deadline) {
 			t.Fatal("the watcher did not report the removal of our table")
 		}

@@ -265,3 +265,35 @@ func TestTwoRestartsWithinTheHold(t *testing.T) {
 		}
 	}
 }
+
+// TestOfManyProcessesAFewAreRemembered checks that a member that names any number of earlier
+// processes of this node takes little memory, and hides none that announced.
+func TestOfManyProcessesAFewAreRemembered(t *testing.T) {
+	const many = 1000
+	announced := func(born uint64, seq uint64, vip netip.Addr) update {
+		return update{node: "a", born: born, entries: []entry{{vip: vip, seq: seq, claim: plan.Claim{Answering: true}}}}
+	}
+	for _, c := range []struct {
+		name  string
+		first func(m *Members)
+	}{
+		{"nothing is known yet", func(*Members) {}},
+		{"one that announced is known", func(m *Members) { m.learn(encode(announced(1, 1, vip1))) }},
+	} {
+		m := New(Options{Self: "a", Born: time.Unix(0, many+1), Liveness: &recaller{},
+			Log: slog.New(slog.DiscardHandler)})
+		c.first(m)
+		for born := many; born > 1; born-- { // the oldest last
+			m.learn(encode(update{node: "a", born: uint64(born)}))
+		}
+		if n := len(m.past); n > maxPast+1 {
+			t.Errorf("%s: %d processes are remembered, want %d at most", c.name, n, maxPast+1)
+		}
+		// In two parts, of a process that is older than all that are remembered.
+		m.learn(encode(announced(1, 1, vip1)))
+		m.learn(encode(announced(1, 2, vip2)))
+		if !m.Restarted(vip1) || !m.Restarted(vip2) {
+			t.Errorf("%s: what the last process announced is not known", c.name)
+		}
+	}
+}

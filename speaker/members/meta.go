@@ -77,17 +77,18 @@ func (m *Members) SetMACs(macs []string) {
 	}
 }
 
-// MACs returns the MAC addresses of all nodes of ours that this one has met, itself included.
-func (m *Members) MACs() map[string]bool {
+// MACs returns whose the MAC addresses of all nodes of ours are that this one has met, itself
+// included.
+func (m *Members) MACs() map[string]string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	all := map[string]bool{}
+	all := map[string]string{}
 	for _, mac := range m.ownMACs {
-		all[mac] = true
+		all[mac] = m.opts.Self
 	}
-	for _, macs := range m.macs {
+	for node, macs := range m.macs {
 		for _, mac := range macs {
-			all[mac] = true
+			all[mac] = node
 		}
 	}
 	return all
