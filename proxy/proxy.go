@@ -205,7 +205,7 @@ func (p *proxy) plan(dirty map[lb.Key]time.Time, now time.Time) map[lb.Key]bool 
 	for key, since := range dirty {
 		r := p.records[key]
 		planned := p.claims.Grant(r.live)
-		p.advise(r, planned.Denied)
+		p.advise(r, planned)
 		if p.lingers.policy(key) {
 			planned = planned.AsCluster()
 		}

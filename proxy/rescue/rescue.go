@@ -422,7 +422,8 @@ func (a *Actor) look(family lb.Family, sent []netip.Addr) (map[netip.Addr]links.
 		last, before := a.known[node]
 		switch n := found[node]; {
 		case n.Failed:
-			found[node] = links.Neighbor{MAC: last.MAC, Found: last.Found, Failed: true} // where it was
+			last.Failed = true
+			found[node] = last // where it was
 			delete(a.asked, node)
 		case n.Found:
 			delete(a.asked, node)

@@ -131,7 +131,7 @@ func TestDead(t *testing.T) {
 		for i, v := range story {
 			now = now.Add(v.after)
 			live := strings.Fields(v.live)
-			f.Speakers, f.Carrier = plan.SpeakersOf("c", live, known, without(known, live)), []string{"eth0"}
+			f.Speakers, f.Carrier = plan.SpeakersOf("c", live, live, known, without(known, live)), []string{"eth0"}
 			if v.down {
 				f.Carrier = nil
 			}
