@@ -304,11 +304,25 @@ func TestRights(t *testing.T) {
 			t.Errorf("the speaker may watch the DaemonSets %v", rule.ResourceNames)
 		}
 	}
-	passwords := as[rbacv1.Role](t, render(t, `speaker.bgpSecrets=["tor","far"]`), "Role landfall-speaker").Rules
+	passwords := as[rbacv1.Role](t, render(t, `speaker.bgpSecrets=["tor","far","tor"]`), "Role landfall-speaker").Rules
 	if i := slices.IndexFunc(passwords, func(r rbacv1.PolicyRule) bool { return r.Resources[0] == "secrets" }); i < 0 ||
 		!slices.Equal(passwords[i].ResourceNames, []string{"far", "tor"}) ||
 		!slices.Equal(passwords[i].Verbs, []string{"list", "watch"}) {
 		t.Errorf("the speaker reads other Secrets than those of speaker.bgpSecrets: %+v", passwords)
+	}
+	// What a role allows follows the values alone: only the gossip key is taken from the cluster.
+	files, err := filepath.Glob("landfall/templates/*")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("the templates: %v, %v", files, err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(text), "lookup ") && filepath.Base(file) != "gossip-key.yaml" {
+			t.Errorf("%s depends on what is in the cluster", file)
+		}
 	}
 	lease := rights(as[rbacv1.Role](t, objects, "Role landfall-controller").Rules)
 	if diff := cmp.Diff([]string{"configmaps:list,watch,patch", "leases:create", "leases:get,update"}, lease); diff != "" {

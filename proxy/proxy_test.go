@@ -141,7 +141,7 @@ func (f *fakeRescue) Update(changes map[netip.Addr]*rescue.Origins) {
 	}
 }
 
-func (f *fakeRescue) SetGone([]netip.Addr) {}
+func (f *fakeRescue) SetGone([]netip.Addr, bool) {}
 
 // bench is a proxy among fakes, with a clock of its own.
 type bench struct {

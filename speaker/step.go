@@ -283,7 +283,7 @@ func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]owne
 	if s.from.feed == nil {
 		return
 	}
-	f := handoff.Facts{Self: s.self, Dead: s.rooms.partition.Dead()}
+	f := handoff.Facts{Self: s.self, Dead: s.rooms.partition.Dead(), CutOff: s.rooms.partition.CutOff()}
 	if nodes {
 		f.Addresses = addresses(s.from.nodes.All())
 	}

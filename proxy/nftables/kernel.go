@@ -43,7 +43,6 @@ type unknownElement struct {
 type client struct {
 	key   string
 	group uint32
-	addr  address
 	to    address // of its backend
 }
 

@@ -57,14 +57,27 @@ type table struct {
 // maxTargets bounds the rules that a stray packet meets.
 const maxTargets = 64
 
+// losses are the nodes that the speaker takes for dead. With cutOff set it may be this node that is
+// cut off from the others.
+type losses struct {
+	nodes  []netip.Addr
+	cutOff bool
+}
+
+func (l losses) equal(other losses) bool {
+	return l.cutOff == other.cutOff && slices.Equal(l.nodes, other.nodes)
+}
+
 // judge tells which nodes are reachable.
 type judge struct {
 	neighbors map[netip.Addr]links.Neighbor
-	left      []netip.Addr // nodes that hold nothing any more
+	lost      losses
 }
 
+// gone reports whether a node holds nothing any more. While this node may be cut off, its kernel
+// finds that nobody answers; connections that only the others know arrive with its first packets.
 func (j judge) gone(node netip.Addr) bool {
-	return j.neighbors[node].Failed || slices.Contains(j.left, node)
+	return j.neighbors[node].Failed && !j.lost.cutOff || slices.Contains(j.lost.nodes, node)
 }
 
 // reachable reports whether packets can be moved to a node now. A node whose MAC address is not

@@ -32,6 +32,10 @@ type Deps struct {
 	Families []lb.Family
 	// Ring switches the rings on. Without them a stray packet goes to one node.
 	Ring bool
+	// Parameters is the folder of the network's kernel parameters, to set rp_filter where it is
+	// needed; "" to leave it alone. Warn is called when that is needed and cannot be done.
+	Parameters string
+	Warn       func(message string)
 	// Limit is how many stray packets for one VIP are moved in a second while their connections are
 	// not remembered, at most MaxLimit; 0 for no limit.
 	Limit int
@@ -56,6 +60,7 @@ type kernel interface {
 	write(family lb.Family, want *table, have held) error
 	edit(family lb.Family, edits []edit) error
 	neighbors(lb.Family, []netip.Addr) (map[netip.Addr]links.Neighbor, error)
+	loosen(folder string, from []int) (changed []string, err error)
 }
 
 // Actor keeps the rules. Before Begin it leaves the kernel's rules alone: unknown is not absent.
@@ -65,18 +70,23 @@ type Actor struct {
 	families []lb.Family
 	ring     bool
 	limit    int
-	runner   *loop.Runner
-	inbox    actor.Inbox[netip.Addr, *Origins]
+
+	parameters string
+	warn       func(string)
+	filtered   string // what warn was called with last
+
+	runner *loop.Runner
+	inbox  actor.Inbox[netip.Addr, *Origins]
 
 	mu   sync.Mutex
-	left []netip.Addr
+	lost losses
 
 	// The rest belongs to the goroutine that runs step.
 	begun   bool
 	all     map[netip.Addr]Origins
 	nodes   map[netip.Addr]int            // in how many Origins a node is
 	changed map[netip.Addr]Origins        // VIPs whose Origins have changed since the tables were made, as they were
-	gone    []netip.Addr                  // as left was when the tables were made
+	gone    losses                        // as lost was when the tables were made
 	written map[lb.Family]*table          // as the kernel has it; it is missing where that is not certain
 	sent    map[lb.Family][]netip.Addr    // the nodes that the kernel had when the table was made
 	looked  time.Time                     // when the kernel was looked at last
@@ -96,6 +106,7 @@ func New(deps Deps) *Actor { return newActor(deps, deps.Kernel) }
 
 func newActor(deps Deps, k kernel) *Actor {
 	a := &Actor{log: deps.Log, kernel: k, families: deps.Families, ring: deps.Ring, limit: deps.Limit,
+		parameters: deps.Parameters, warn: deps.Warn,
 		all: map[netip.Addr]Origins{}, nodes: map[netip.Addr]int{}, changed: map[netip.Addr]Origins{},
 		written: map[lb.Family]*table{}, sent: map[lb.Family][]netip.Addr{},
 		known: map[netip.Addr]links.Neighbor{}, asked: map[netip.Addr]int{}, counted: map[netip.Addr]uint64{},
@@ -118,11 +129,13 @@ func (a *Actor) Update(changes map[netip.Addr]*Origins) {
 	a.runner.Poke()
 }
 
-// SetGone takes the dead nodes, whose connections are lost. It never blocks.
-func (a *Actor) SetGone(nodes []netip.Addr) {
+// SetGone takes the dead nodes, whose connections are lost. With cutOff set it may be this node
+// that the others do not hear: then a node that does not answer stays a target. It never blocks.
+func (a *Actor) SetGone(nodes []netip.Addr, cutOff bool) {
+	now := losses{nodes, cutOff}
 	a.mu.Lock()
-	same := slices.Equal(a.left, nodes)
-	a.left = nodes
+	same := a.lost.equal(now)
+	a.lost = now
 	a.mu.Unlock()
 	if !same {
 		a.runner.Poke()
@@ -164,10 +177,10 @@ func (a *Actor) mention(o Origins, n int) {
 	}
 }
 
-func (a *Actor) leftNodes() []netip.Addr {
+func (a *Actor) losses() losses {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.left
+	return a.lost
 }
 
 // Packets returns how many packets were moved.
@@ -207,7 +220,7 @@ func (a *Actor) step(context.Context) (time.Duration, error) {
 // period is how long to wait between two looks.
 func (a *Actor) period() time.Duration {
 	for node := range a.nodes {
-		if a.known[node].Failed && !slices.Contains(a.gone, node) {
+		if a.known[node].Failed && !slices.Contains(a.gone.nodes, node) {
 			return lookFailed
 		}
 	}
@@ -219,8 +232,8 @@ func (a *Actor) apply() error {
 	if !a.take() {
 		return nil
 	}
-	if left := a.leftNodes(); !slices.Equal(a.gone, left) {
-		a.gone = left
+	if lost := a.losses(); !a.gone.equal(lost) {
+		a.gone = lost
 		clear(a.sent)
 	}
 	for vip := range a.changed {
@@ -256,7 +269,7 @@ type edit struct {
 // adjust is apply without a look at the kernel: it suffices where only Origins have changed since
 // the last look. It reports whether that was so. Its cost follows what has changed.
 func (a *Actor) adjust() bool {
-	if !a.take() || !slices.Equal(a.gone, a.leftNodes()) {
+	if !a.take() || !a.gone.equal(a.losses()) {
 		return false
 	}
 	edits := map[lb.Family][]edit{}
@@ -360,6 +373,9 @@ func (a *Actor) sync(family lb.Family) error {
 		want = choose(family, a.all, judge{neighbors, a.gone}, sent)
 		want.limit = a.limit
 	}
+	if family == lb.IPv4 {
+		a.checkFilters(want, neighbors)
+	}
 	a.sent[family] = sent
 	if same(family, have, want) && (unchanged || a.holds(family, have, want)) {
 		a.written[family] = want
@@ -403,11 +419,17 @@ func (a *Actor) look(family lb.Family, sent []netip.Addr) (map[netip.Addr]links.
 		return nil, err
 	}
 	for _, node := range nodes {
-		if n, ok := found[node]; ok && (n.Found || n.Failed) {
+		last, before := a.known[node]
+		switch n := found[node]; {
+		case n.Failed:
+			last.Failed = true
+			found[node] = last // where it was
 			delete(a.asked, node)
-		} else if last, ok := a.known[node]; ok {
+		case n.Found:
+			delete(a.asked, node)
+		case before:
 			found[node] = last // the kernel forgets a neighbor that it has not needed for long
-		} else {
+		default:
 			a.asked[node]++
 		}
 	}

@@ -56,7 +56,7 @@ func TestChooseOnARing(t *testing.T) {
 			[]netip.Addr{vip2}, 2, []byte{2}},
 		{"no further than this", Desired{Ring: many}, all, nodes{a: {vip1}}, []netip.Addr{vip1}, maxHops, nil},
 	} {
-		got := choose(lb.IPv4, test.w.all(), judge{test.neighbors, test.w.Gone}, nil)
+		got := choose(lb.IPv4, test.w.all(), judge{test.neighbors, losses{nodes: test.w.Gone}}, nil)
 		var peers []byte
 		for _, peer := range got.peers {
 			peers = append(peers, peer[5])

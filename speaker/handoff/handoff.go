@@ -21,6 +21,8 @@ type Facts struct {
 	Addresses map[string][]netip.Addr
 	// Dead are the nodes that have stopped answering, and whose kernels do not answer either.
 	Dead []string
+	// CutOff is set while this node may be cut off from the others, or was until a moment ago.
+	CutOff bool
 }
 
 // View is what is known of one VIP.
@@ -41,6 +43,7 @@ type State struct {
 	self      string
 	addresses map[string][]netip.Addr
 	dead      []string
+	cutOff    bool
 	vips      map[netip.Addr]*vip
 	told      bool
 }
@@ -97,8 +100,8 @@ func (s *State) Step(now time.Time, f Facts, events map[netip.Addr]*View) (updat
 
 // meet takes in which nodes there are, and reports whether that differs.
 func (s *State) meet(f Facts) (changed bool) {
-	changed = f.Self != s.self || !slices.Equal(s.dead, f.Dead)
-	s.self, s.dead = f.Self, f.Dead
+	changed = f.Self != s.self || !slices.Equal(s.dead, f.Dead) || s.cutOff != f.CutOff
+	s.self, s.dead, s.cutOff = f.Self, f.Dead, f.CutOff
 	if f.Addresses != nil && !maps.EqualFunc(s.addresses, f.Addresses, slices.Equal) {
 		s.addresses, changed = f.Addresses, true
 	}
@@ -131,7 +134,8 @@ func (v *vip) answered(view View) (changed bool) {
 // update is what the proxy is told of some VIPs: of each, even if nobody is known to have answered
 // for it, so that what an earlier speaker said goes on.
 func (s *State) update(vips iter.Seq[netip.Addr]) lb.FeedUpdate {
-	n := lb.FeedUpdate{Dead: s.dead, Previous: map[netip.Addr][]netip.Addr{}, Ring: map[netip.Addr][]netip.Addr{}}
+	n := lb.FeedUpdate{Dead: s.dead, CutOff: s.cutOff, Previous: map[netip.Addr][]netip.Addr{},
+		Ring: map[netip.Addr][]netip.Addr{}}
 	for _, node := range s.dead {
 		n.Gone = append(n.Gone, s.addresses[node]...)
 	}

@@ -189,6 +189,22 @@ func TestFacts(t *testing.T) {
 	}
 }
 
+// TestCutOffIsTold has the node be cut off, and come back.
+func TestCutOffIsTold(t *testing.T) {
+	var s State
+	f := Facts{Self: "b", Addresses: nodes()}
+	s.Step(epoch, f, map[netip.Addr]*View{vip1: view("a:bgp c:bgp own routable")})
+	for _, cutOff := range []bool{true, false} {
+		u, changed := s.Step(epoch, Facts{Self: "b", CutOff: cutOff}, nil)
+		if got := said(u, vip1, nodes()); !changed || u.CutOff != cutOff || got != "; ring c a" {
+			t.Errorf("cut off %v: told %v %+v", cutOff, changed, u)
+		}
+		if _, again := s.Step(epoch, Facts{Self: "b", CutOff: cutOff}, nil); again {
+			t.Errorf("cut off %v: told twice", cutOff)
+		}
+	}
+}
+
 // TestOnlyWhatChangesIsTold has one of many VIPs change, and end.
 func TestOnlyWhatChangesIsTold(t *testing.T) {
 	var s State

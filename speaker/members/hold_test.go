@@ -114,6 +114,7 @@ func TestACrashedNodeThatReturnsIsNotWaitedFor(t *testing.T) {
 	r.wantClaims("b", vip1, map[string]plan.Claim{"a": {Answering: true}})
 	r.members["a"].cable.pulled.Store(true)
 	r.wantClaims("b", vip1, nil)
+	r.wantClaims("c", vip1, nil) // else it may tell b that the process before is live
 	r.members["a"].stop()
 	a := r.start("a", holding(time.Minute))
 	r.introduce("a")
@@ -129,7 +130,7 @@ func TestACrashedNodeThatReturnsIsNotWaitedFor(t *testing.T) {
 
 // What a node said before it was lost counts as stale until it has spoken again.
 func TestWhatALostNodeHasSaidIsStale(t *testing.T) {
-	b := book{}
+	b := newBook()
 	answers := plan.Claim{Answering: true}
 	said := func(seq uint64, vip netip.Addr, claim plan.Claim) {
 		b.merge(update{node: "a", born: 7, entries: []entry{{vip: vip, seq: seq, claim: claim}}})
@@ -145,7 +146,7 @@ func TestWhatALostNodeHasSaidIsStale(t *testing.T) {
 	said(1, vip1, answers)
 	said(2, vip2, answers)
 	want("it has come", answers, answers)
-	standing.Stale = b["a"].newest()
+	standing.Stale = b.pages["a"].newest()
 	stale := plan.Claim{Answering: true, Stale: true}
 	want("it has come back", stale, stale)
 	said(2, vip2, answers) // by a node that has not heard more of it either
@@ -158,7 +159,7 @@ func TestWhatALostNodeHasSaidIsStale(t *testing.T) {
 
 // What is reserved outlives the arrival of the next process's first claims, in either order.
 func TestHeldClaimsOutliveTheNextProcess(t *testing.T) {
-	b := book{}
+	b := newBook()
 	b.merge(update{node: "a", born: 7, floor: 3, entries: []entry{
 		{vip: vip1, seq: 1, claim: plan.Claim{Answering: true, Weight: 5}},
 		{vip: vip2, seq: 2, claim: plan.Claim{Answering: true, Reason: lb.ReasonStopping}},
@@ -224,7 +225,7 @@ func TestTwoRestartsWithinTheHold(t *testing.T) {
 	}}
 	added := update{node: "a", born: 2, entries: both.entries[1:]}
 	withdrawn := update{node: "a", born: 2, entries: []entry{{vip: vip1, seq: 3, gone: true}}}
-	other := book{}
+	other := newBook()
 	other.merge(first)
 	other.merge(silent)
 	told := other.updates(map[string]plan.Standing{"a": {Live: true, Born: 2, Held: 1}})

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/memberlist"
@@ -59,7 +60,7 @@ func (m *Members) config(bind netip.Addr) *memberlist.Config {
 	c.HandoffQueueDepth = 4096
 
 	c.Delegate, c.Events = delegate{m}, events{m}
-	c.Logger = log.New(logBridge{m.opts.Log}, "", 0)
+	c.Logger = log.New(&logBridge{log: m.opts.Log}, "", 0)
 	return c
 }
 
@@ -79,7 +80,7 @@ func (d delegate) NodeMeta(limit int) []byte {
 	defer d.m.pulses.Begin()()
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
-	return meta{born: uint64(d.m.opts.Born.UnixNano()), macs: d.m.ownMACs}.encode(limit)
+	return meta{born: uint64(d.m.opts.Born.UnixNano()), macs: d.m.ownMACs, wire: compactVersion}.encode(limit)
 }
 
 func (d delegate) GetBroadcasts(overhead, limit int) [][]byte {
@@ -94,11 +95,11 @@ func (m *Members) beats() {
 	m.beat.Store(&now)
 }
 
-// NotifyMsg gets what a node said. What is news is passed on, as the one who said it tells only a
-// few.
+// NotifyMsg gets what a node said. Changes that are news are passed on, as the one who said them
+// tells only a few; a whole state goes to each newcomer.
 func (d delegate) NotifyMsg(b []byte) {
 	defer d.m.pulses.Begin()()
-	if d.m.learn(b) {
+	if d.m.learn(b) && b[0] == wireVersion {
 		d.m.queue.QueueBroadcast(broadcast(slices.Clone(b)))
 	}
 }
@@ -110,7 +111,7 @@ func (d delegate) LocalState(bool) []byte {
 	standings, _ := d.m.opts.Liveness.Standings()
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
-	return encode(append([]update{d.m.own.full()}, d.m.book.updates(standings)...)...)
+	return state(d.m.own.full(), d.m.book.updates(standings), d.m.compacts(), maxState)
 }
 
 func (d delegate) MergeRemoteState(b []byte, _ bool) {
@@ -126,7 +127,7 @@ func (m *Members) learn(b []byte) bool {
 		m.opts.Log.Warn("cannot read a gossip message", "error", err)
 		return false
 	}
-	var changed []netip.Addr
+	var others []update
 	var recalled uint64
 	again := false
 	m.mu.Lock()
@@ -138,8 +139,9 @@ func (m *Members) learn(b []byte) bool {
 			again = m.own.outlive(u) || again
 			continue
 		}
-		changed = append(changed, m.book.merge(u)...)
+		others = append(others, u)
 	}
+	changed := m.book.merge(others...)
 	m.mu.Unlock()
 	if recalled != 0 {
 		m.opts.Liveness.Recalled(recalled)
@@ -167,11 +169,11 @@ func (m *Members) recall(u update) bool {
 	}
 	p := m.past[u.born]
 	if p == nil {
-		p = &page{born: u.born, entries: map[netip.Addr]entry{}}
+		p = newPage(u.born, newIndex())
 		m.past[u.born] = p
 		m.forget()
 	}
-	p.merge(u, map[netip.Addr]bool{})
+	p.merge(u, &merging{index: p.index})
 	if p == m.previous || !p.announces() {
 		return false // if it announces nothing, the others wait for what a process before it announced
 	}
@@ -257,17 +259,45 @@ func (m *Members) process(n *memberlist.Node) plan.Process {
 	if addr, ok := netip.AddrFromSlice(n.Addr); ok {
 		p.Addr = netip.AddrPortFrom(addr.Unmap(), n.Port)
 	}
-	if page := m.book[n.Name]; page != nil {
+	if page := m.book.pages[n.Name]; page != nil {
 		p.Heard, p.Announces = page.newest(), page.announces()
 	}
 	return p
 }
 
+// maxLines is how many of memberlist's lines of one second are logged: everybody who reaches the
+// port makes it write one for each packet.
+const maxLines = 50
+
 // logBridge passes memberlist's log lines on. Its levels say how bad something is for the library:
 // a node that does not answer is its daily work.
-type logBridge struct{ log *slog.Logger }
+type logBridge struct {
+	log *slog.Logger
 
-func (b logBridge) Write(line []byte) (int, error) {
+	mu      sync.Mutex
+	second  time.Time // when the current second began
+	lines   int       // in it
+	leftOut int       // since a line was last logged
+}
+
+// admits reports whether one more line may be logged now, and how many were left out before it.
+func (b *logBridge) admits(now time.Time) (leftOut int, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if now.Sub(b.second) >= time.Second {
+		b.second, b.lines = now, 0
+	}
+	if b.lines == maxLines {
+		b.leftOut++
+		return 0, false
+	}
+	b.lines++
+	leftOut, b.leftOut = b.leftOut, 0
+	return leftOut, true
+}
+
+// Write takes one line. The logger calls it with its own lock held.
+func (b *logBridge) Write(line []byte) (int, error) {
 	text := strings.TrimSpace(string(line))
 	level := slog.LevelInfo
 	for _, l := range []struct {
@@ -287,6 +317,16 @@ func (b logBridge) Write(line []byte) (int, error) {
 			level = slog.LevelDebug // what comes of it is logged as a node that is gone or live
 		}
 	}
-	b.log.Log(context.Background(), level, "gossip: "+text)
+	if !b.log.Enabled(context.Background(), level) {
+		return len(line), nil
+	}
+	leftOut, ok := b.admits(time.Now())
+	switch {
+	case !ok:
+	case leftOut > 0:
+		b.log.Log(context.Background(), level, "gossip: "+text, "leftOut", leftOut)
+	default:
+		b.log.Log(context.Background(), level, "gossip: "+text)
+	}
 	return len(line), nil
 }

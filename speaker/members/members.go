@@ -114,7 +114,7 @@ func New(opts Options) *Members {
 	m := &Members{
 		opts: opts, keys: newKeyring(opts.Keys),
 		own:  newJournal(opts.Self, uint64(opts.Born.UnixNano())),
-		book: book{}, past: map[uint64]*page{}, live: map[string]*memberlist.Node{}, greet: map[string]bool{},
+		book: newBook(), past: map[uint64]*page{}, live: map[string]*memberlist.Node{}, greet: map[string]bool{},
 		macs: map[string][]string{},
 	}
 	m.queue.NumNodes = m.size
@@ -160,9 +160,9 @@ func (m *Members) SetPeers(peers map[string][]netip.Addr) {
 		_, known := peers[node]
 		return !known && m.live[node] == nil
 	}
-	for node := range m.book {
+	for node := range m.book.pages {
 		if gone(node) {
-			delete(m.book, node)
+			delete(m.book.pages, node)
 		}
 	}
 	for node := range m.macs {
