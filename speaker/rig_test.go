@@ -572,9 +572,10 @@ func (f *fakeWitness) Contact() (asked time.Time, took time.Duration) {
 func (f *fakeWitness) Set(d witness.Desired) {
 	f.mu.Lock()
 	f.desired = d
+	apiless := f.apiless
 	f.mu.Unlock()
 	f.ask()
-	if !d.Tell || d.Rank > 0 {
+	if apiless || !d.Tell || d.Rank > 0 {
 		return
 	}
 	f.rig.leaseMu.Lock()

@@ -165,13 +165,14 @@ func TestContract11AStrayFloodIsBounded(t *testing.T) {
 		for _, one := range []bool{true, false} {
 			l.b.Do(t, r.apply)
 			began, moved, dropped, before := time.Now(), r.Packets(), r.Dropped(), arrived()
-			for arrived()-before < flood/2 { // a busy machine may lose some
+			for sent := 0; arrived()-before < flood/2; sent += flood { // a busy machine may lose some
 				l.send(t, func(yield func([]byte) bool) {
 					for i := range flood {
+						flow := 1 + sent + i
 						if one {
-							i = flood
+							flow = 0
 						}
-						if !yield(ack(l.macB, at.vip, i)) {
+						if !yield(ack(l.macB, at.vip, flow)) {
 							return
 						}
 					}
@@ -183,7 +184,8 @@ func TestContract11AStrayFloodIsBounded(t *testing.T) {
 			if one {
 				most *= 1 + confirmedLimit
 			}
-			if m > most || m == 0 || m+d != came {
+			late := 4 * len(conns) // acknowledgements of connections of the other VIP may come only now
+			if m > most+late || m == 0 || m+d < came || m+d > came+late {
 				t.Errorf("%s, of one connection %v: of %d packets %d were moved, want at most %d; %d were dropped", at.vip, one,
 					came, m, most, d)
 			}
@@ -244,9 +246,8 @@ func TestContract5TheLimitLetsAPlannedMovePass(t *testing.T) {
 	for _, at := range []addresses{v4, v6} {
 		before, moved := arrived(), r.Packets()
 		l.send(t, func(yield func([]byte) bool) {
-			for i := range connections {
-				frame := ack(l.macB, at.vip, i)
-				if !yield(frame) || !yield(frame) {
+			for i := range 2 * connections { // two packets each
+				if !yield(ack(l.macB, at.vip, i/2)) {
 					return
 				}
 			}

@@ -114,6 +114,7 @@ func TestACrashedNodeThatReturnsIsNotWaitedFor(t *testing.T) {
 	r.wantClaims("b", vip1, map[string]plan.Claim{"a": {Answering: true}})
 	r.members["a"].cable.pulled.Store(true)
 	r.wantClaims("b", vip1, nil)
+	r.wantClaims("c", vip1, nil) // else it may tell b that the process before is live
 	r.members["a"].stop()
 	a := r.start("a", holding(time.Minute))
 	r.introduce("a")

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/memberlist"
@@ -59,7 +60,7 @@ func (m *Members) config(bind netip.Addr) *memberlist.Config {
 	c.HandoffQueueDepth = 4096
 
 	c.Delegate, c.Events = delegate{m}, events{m}
-	c.Logger = log.New(logBridge{m.opts.Log}, "", 0)
+	c.Logger = log.New(&logBridge{log: m.opts.Log}, "", 0)
 	return c
 }
 
@@ -264,11 +265,39 @@ func (m *Members) process(n *memberlist.Node) plan.Process {
 	return p
 }
 
+// maxLines is how many of memberlist's lines of one second are logged: everybody who reaches the
+// port makes it write one for each packet.
+const maxLines = 50
+
 // logBridge passes memberlist's log lines on. Its levels say how bad something is for the library:
 // a node that does not answer is its daily work.
-type logBridge struct{ log *slog.Logger }
+type logBridge struct {
+	log *slog.Logger
 
-func (b logBridge) Write(line []byte) (int, error) {
+	mu      sync.Mutex
+	second  time.Time // when the current second began
+	lines   int       // in it
+	leftOut int       // since a line was last logged
+}
+
+// admits reports whether one more line may be logged now, and how many were left out before it.
+func (b *logBridge) admits(now time.Time) (leftOut int, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if now.Sub(b.second) >= time.Second {
+		b.second, b.lines = now, 0
+	}
+	if b.lines == maxLines {
+		b.leftOut++
+		return 0, false
+	}
+	b.lines++
+	leftOut, b.leftOut = b.leftOut, 0
+	return leftOut, true
+}
+
+// Write takes one line. The logger calls it with its own lock held.
+func (b *logBridge) Write(line []byte) (int, error) {
 	text := strings.TrimSpace(string(line))
 	level := slog.LevelInfo
 	for _, l := range []struct {
@@ -288,6 +317,16 @@ func (b logBridge) Write(line []byte) (int, error) {
 			level = slog.LevelDebug // what comes of it is logged as a node that is gone or live
 		}
 	}
-	b.log.Log(context.Background(), level, "gossip: "+text)
+	if !b.log.Enabled(context.Background(), level) {
+		return len(line), nil
+	}
+	leftOut, ok := b.admits(time.Now())
+	switch {
+	case !ok:
+	case leftOut > 0:
+		b.log.Log(context.Background(), level, "gossip: "+text, "leftOut", leftOut)
+	default:
+		b.log.Log(context.Background(), level, "gossip: "+text)
+	}
 	return len(line), nil
 }

@@ -40,7 +40,7 @@ var errPulled = errors.New("the cable is pulled")
 func newCable(t *testing.T, addr netip.AddrPort) *cable {
 	transport, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{
 		BindAddrs: []string{addr.Addr().String()}, BindPort: int(addr.Port()),
-		Logger: log.New(logBridge{slog.New(slog.DiscardHandler)}, "", 0),
+		Logger: log.New(&logBridge{log: slog.New(slog.DiscardHandler)}, "", 0),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -533,7 +533,7 @@ func (f writerFunc) Write(b []byte) (int, error) {
 func TestLogBridgeLevels(t *testing.T) {
 	var got string
 	bridge := log.New(
-		logBridge{slog.New(slog.NewTextHandler(writerFunc(func(b []byte) { got = string(b) }), &slog.HandlerOptions{
+		&logBridge{log: slog.New(slog.NewTextHandler(writerFunc(func(b []byte) { got = string(b) }), &slog.HandlerOptions{
 			Level: slog.LevelDebug, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 				if a.Key == slog.TimeKey {
 					return slog.Attr{}

@@ -42,10 +42,13 @@ type State struct {
 	seen   plan.Speakers
 	others lb.Witness // what a majority says that this node does not see
 	heard  bool
-	apart  bool // as of the last step
-	parted bool
-	alone  bool      // as of the last step
-	until  time.Time // how long a node that sees a majority again counts as parted, and goes on yielding
+	// As of the last step: apart is set when the node saw no majority, half when it saw exactly half
+	// of the speakers, and few when it saw no more.
+	apart, half, few bool
+	calm             time.Time // when it has seen more than half of them for long enough
+	parted           bool
+	alone            bool      // as of the last step
+	until            time.Time // how long a node that sees a majority again counts as parted, and goes on yielding
 
 	estrangement estrangement
 	estranged    bool
@@ -58,14 +61,18 @@ type State struct {
 func (s *State) Step(now time.Time, f Facts) (news, changed bool, again time.Duration) {
 	s.self, s.seen = f.Self, f.Speakers
 	said, heard := f.Said, f.Heard
-	lost, found := !s.seen.Majority && !s.apart, s.seen.Majority && s.apart
+	lost := !s.apart && (!s.seen.Majority || s.seen.Half && !s.half) // of two halves, either may be cut off
+	found := s.seen.Most() && s.few
 	if !s.seen.Majority || s.apart {
 		// From the first look at which they are together again, as nothing may have called for one in
 		// between.
 		s.until = now.Add(Reunion)
 	}
-	s.apart = !s.seen.Majority
-	s.estrangement.step(now, f, look{lost: lost, found: found, calm: !now.Before(s.until)})
+	if !s.seen.Most() || s.few {
+		s.calm = now.Add(Reunion)
+	}
+	s.apart, s.half, s.few = !s.seen.Majority, s.seen.Half, !s.seen.Most()
+	s.estrangement.step(now, f, look{lost: lost, found: found, calm: !now.Before(s.calm)})
 	until := s.until
 	if woke := s.estrangement.woke; !woke.IsZero() && until.Before(woke.Add(Reunion)) {
 		until = woke.Add(Reunion) // others may have taken over while this node was frozen

@@ -25,9 +25,15 @@ type Quorum struct {
 	// Majority is set when it sees more than half of the speakers that it knows, or half of them with
 	// the first by name among these.
 	Majority bool
+	// Half is set when it sees exactly half of them. The first by name tells two halves apart, but not
+	// which of them is cut off.
+	Half bool
 	// Rank is the node's place among those that it sees, by name; 0 is the first.
 	Rank int
 }
+
+// Most reports whether a node sees more than half of the speakers that it knows.
+func (q Quorum) Most() bool { return q.Majority && !q.Half }
 
 // SpeakersOf returns what a node sees: heard are the nodes whose speaker takes part in gossip, live
 // those and the ones that are suspect or expected back, known those and the ones that it misses,
@@ -65,6 +71,7 @@ func QuorumOf(self string, live, known []string) Quorum {
 	return Quorum{
 		Lost:     len(live) < len(known),
 		Majority: 2*len(live) > len(known) || 2*len(live) == len(known) && slices.Contains(live, known[0]),
+		Half:     2*len(live) == len(known),
 		Rank:     slices.Index(live, self),
 	}
 }

@@ -16,10 +16,10 @@ func TestQuorum(t *testing.T) {
 		{"b", "abc", "abc", Quorum{Majority: true, Rank: 1}},
 		{"b", "bc", "abc", Quorum{Lost: true, Majority: true}},
 		{"a", "a", "abc", Quorum{Lost: true}},
-		{"a", "a", "ab", Quorum{Lost: true, Majority: true}}, // of two halves, the one with the first
-		{"b", "b", "ab", Quorum{Lost: true}},
-		{"c", "cd", "abcd", Quorum{Lost: true}},
-		{"d", "ad", "abcd", Quorum{Lost: true, Majority: true, Rank: 1}},
+		{"a", "a", "ab", Quorum{Lost: true, Majority: true, Half: true}}, // of two halves, the one with the first
+		{"b", "b", "ab", Quorum{Lost: true, Half: true}},
+		{"c", "cd", "abcd", Quorum{Lost: true, Half: true}},
+		{"d", "ad", "abcd", Quorum{Lost: true, Majority: true, Half: true, Rank: 1}},
 	} {
 		if got := QuorumOf(c.self, strings.Split(c.live, ""), strings.Split(c.known, "")); got != c.want {
 			t.Errorf("%s sees %s of %s: %+v, want %+v", c.self, c.live, c.known, got, c.want)
