@@ -337,8 +337,13 @@ func TestRestartedMember(t *testing.T) {
 
 func TestManyClaimsArriveAtALateJoiner(t *testing.T) {
 	r := newRig(t, "a", "b", "c")
-	r.start("a")
-	r.start("b")
+	// A member that gets no processor time for a while is not lost: its claims would be stale until it
+	// speaks again.
+	patient := func(o *setup) {
+		o.Profile = Profile{ProbeInterval: 2 * time.Second, ProbeTimeout: time.Second, GossipInterval: LAN.GossipInterval}
+	}
+	r.start("a", patient)
+	r.start("b", patient)
 	r.introduce("a")
 	r.introduce("b")
 	claims := map[netip.Addr]plan.Claim{}
@@ -347,7 +352,7 @@ func TestManyClaimsArriveAtALateJoiner(t *testing.T) {
 	}
 	r.members["a"].say(claims)
 	r.members["b"].say(claims)
-	r.start("c")
+	r.start("c", patient)
 	r.introduce("c")
 	r.eventually("c has met the others", r.members["c"].Joined)
 	for vip, claim := range claims {
