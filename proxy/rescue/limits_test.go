@@ -246,9 +246,8 @@ func TestContract5TheLimitLetsAPlannedMovePass(t *testing.T) {
 	for _, at := range []addresses{v4, v6} {
 		before, moved := arrived(), r.Packets()
 		l.send(t, func(yield func([]byte) bool) {
-			for i := range connections {
-				frame := ack(l.macB, at.vip, i)
-				if !yield(frame) || !yield(frame) {
+			for i := range 2 * connections { // two packets each
+				if !yield(ack(l.macB, at.vip, i/2)) {
 					return
 				}
 			}
