@@ -43,7 +43,7 @@ func TestMinorityYields(t *testing.T) {
 		time.Sleep(time.Minute) // what it has just taken, it would give up
 		order := ranked(vip1)
 		apart := r.nodes[order[0]]
-		apart.apiless = true
+		apart.set(func(n *fakeNode) { n.apiless = true })
 		r.part(order[0])
 		// It cannot know better: two answer, and both forward.
 		want := []string{order[0], order[1]}
@@ -86,7 +86,7 @@ func TestHealWithoutAPIServer(t *testing.T) {
 		time.Sleep(time.Minute) // what it has just taken, it would give up
 		order := ranked(vip1)
 		for _, n := range r.nodes {
-			n.apiless = true
+			n.set(func(n *fakeNode) { n.apiless = true })
 		}
 		r.part(order[0])
 		if got := r.wire.who(vip1); len(got) != 2 {
