@@ -225,10 +225,9 @@ func expand(value any) any {
 		}
 		var list []any
 		for i := range n {
-			switch {
-			case kind == "names":
+			if kind == "names" {
 				list = append(list, fmt.Sprintf("n%d", i))
-			default:
+			} else {
 				list = append(list, listed(rest, i))
 			}
 		}
