@@ -70,8 +70,19 @@ test-e2e: require-root prepare ## end-to-end cases in the lab: a real API server
 	@$(TEST) --verbose e2e $(E2E)
 
 .PHONY: test-long
-test-long: prepare ## tests of packages with all their random stories: an hour or more
+test-long: prepare ## tests of packages with all their random stories, then make fuzz: two hours or more
 	@LANDFALL_LONG=1 $(TEST) $(UNIT) -timeout 4h -count=1 $(PACKAGES)
+	@$(MAKE) --no-print-directory fuzz
+
+# Each function whose name begins with Fuzz, wherever it is; one that fails leaves what made it fail in testdata/fuzz of
+# its package, and the others run.
+FUZZTIME ?= 1m
+.PHONY: fuzz
+fuzz: ## fuzz every decoder, FUZZTIME (1m) each
+	@failed=; while read -r folder name; do echo "$$folder: $$name"; \
+		go test -run '^$$' -fuzz "^$$name\$$" -fuzztime '$(FUZZTIME)' "$$folder" || failed+=" $$folder:$$name"; \
+	done < <(grep -rEo --include='*_test.go' '^func Fuzz\w*' . | sed -E 's|/[^/]*:func | |' | sort); \
+	[ -z "$$failed" ] || { echo "these failed:$$failed" >&2; exit 1; }
 
 .PHONY: lint
 lint: bin/landfall-lab ## golangci-lint (go vet included), helm lint, and generated files that are not stale

@@ -158,9 +158,11 @@ func TestDefaults(t *testing.T) {
 		"RoleBinding landfall-speaker", "Secret landfall-gossip", "ServiceAccount landfall-cleanup",
 		"ServiceAccount landfall-controller", "ServiceAccount landfall-node",
 		"ValidatingAdmissionPolicy landfall-node-gateways", "ValidatingAdmissionPolicy landfall-node-leases",
-		"ValidatingAdmissionPolicy landfall-node-peers", "ValidatingAdmissionPolicy landfall-node-services",
+		"ValidatingAdmissionPolicy landfall-node-others", "ValidatingAdmissionPolicy landfall-node-peers",
+		"ValidatingAdmissionPolicy landfall-node-services",
 		"ValidatingAdmissionPolicyBinding landfall-node-gateways",
-		"ValidatingAdmissionPolicyBinding landfall-node-leases", "ValidatingAdmissionPolicyBinding landfall-node-peers",
+		"ValidatingAdmissionPolicyBinding landfall-node-leases",
+		"ValidatingAdmissionPolicyBinding landfall-node-others", "ValidatingAdmissionPolicyBinding landfall-node-peers",
 		"ValidatingAdmissionPolicyBinding landfall-node-services",
 	}
 	if diff := cmp.Diff(want, others); diff != "" {
@@ -306,11 +308,25 @@ func TestRights(t *testing.T) {
 			t.Errorf("the speaker may watch the DaemonSets %v", rule.ResourceNames)
 		}
 	}
-	passwords := as[rbacv1.Role](t, render(t, `speaker.bgpSecrets=["tor","far"]`), "Role landfall-speaker").Rules
+	passwords := as[rbacv1.Role](t, render(t, `speaker.bgpSecrets=["tor","far","tor"]`), "Role landfall-speaker").Rules
 	if i := slices.IndexFunc(passwords, func(r rbacv1.PolicyRule) bool { return r.Resources[0] == "secrets" }); i < 0 ||
 		!slices.Equal(passwords[i].ResourceNames, []string{"far", "tor"}) ||
 		!slices.Equal(passwords[i].Verbs, []string{"list", "watch"}) {
 		t.Errorf("the speaker reads other Secrets than those of speaker.bgpSecrets: %+v", passwords)
+	}
+	// What a role allows follows the values alone: only the gossip key is taken from the cluster.
+	files, err := filepath.Glob("landfall/templates/*")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("the templates: %v, %v", files, err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(text), "lookup ") && filepath.Base(file) != "gossip-key.yaml" {
+			t.Errorf("%s depends on what is in the cluster", file)
+		}
 	}
 	lease := rights(as[rbacv1.Role](t, objects, "Role landfall-controller").Rules)
 	if diff := cmp.Diff([]string{"configmaps:list,watch,patch", "leases:create", "leases:get,update"}, lease); diff != "" {
@@ -392,7 +408,8 @@ func TestValuesReachThePrograms(t *testing.T) {
 			`proxy.clusterCIDR="10.0.0.0/8,fd00::/48"`}, "proxy",
 			[]string{"--nodeport-addresses=10.0.0.0/8,primary", "--masquerade-all=true", "--cluster-cidr=10.0.0.0/8,fd00::/48"},
 			nil},
-		{nil, "proxy", []string{"--rescue=true", "--rescue-ring=true"}, nil},
+		{nil, "proxy", []string{"--rescue=true", "--rescue-ring=true", "--rescue-limit=2000"}, nil},
+		{[]string{"proxy.rescueLimit=100000"}, "proxy", []string{"--rescue-limit=100000"}, nil},
 		{[]string{"proxy.rescueRing=false"}, "proxy", []string{"--rescue=true", "--rescue-ring=false"}, nil},
 		{nil, "proxy", []string{"--scheduler=random", "--conntrack-tcp-be-liberal=false", "--proc-sys-net=/run/proc-sys-net"},
 			nil},

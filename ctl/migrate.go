@@ -127,6 +127,7 @@ func migrate(objects []object) migration {
 			m.note("%s %s has no equivalent", o.Kind, o.Metadata.Name)
 		}
 	}
+	m.listSecrets()
 	m.checkServices(objects)
 	m.keepSharing(objects)
 	return m
@@ -134,6 +135,22 @@ func migrate(objects []object) migration {
 
 func (m *migration) note(format string, args ...any) {
 	m.notes = append(m.notes, fmt.Sprintf(format, args...))
+}
+
+// listSecrets names the Secrets with passwords of BGP sessions, which a speaker does not read by
+// itself.
+func (m *migration) listSecrets() {
+	var names []string
+	for _, o := range m.objects {
+		secret, _ := o.Spec["passwordSecret"].(map[string]any)
+		if name, ok := secret["name"].(string); ok && o.Kind == "BGPPeer" {
+			names = append(names, name)
+		}
+	}
+	if slices.Sort(names); len(names) > 0 {
+		m.note("copy the Secrets of BGP passwords to Landfall's namespace, and list them in the Helm value: "+
+			"--set 'speaker.bgpSecrets={%s}'", strings.Join(slices.Compact(names), ","))
+	}
 }
 
 func isMetalLB(o object) bool { return strings.HasPrefix(o.APIVersion, "metallb.io/") }

@@ -92,6 +92,24 @@ spec:
 }
 
 // TestMigrateKeepsSharing sets spec.sharing only where Services of two namespaces share an address.
+// A speaker reads only the Secrets that the chart's value names.
+func TestMigrateNamesTheSecretsOfBGP(t *testing.T) {
+	var all string
+	for peer, secret := range map[string]string{"a": "tor", "b": "far", "c": "tor"} {
+		all += "---\n{apiVersion: metallb.io/v1beta2, kind: BGPPeer, metadata: {name: " + peer +
+			"}, spec: {passwordSecret: {name: " + secret + ", namespace: metallb-system}}}\n"
+	}
+	all += "---\n{apiVersion: metallb.io/v1beta2, kind: BGPPeer, metadata: {name: open}, spec: {}}\n"
+	objects, err := decodeObjects(strings.NewReader(all))
+	if err != nil {
+		t.Fatal(err)
+	}
+	notes := migrate(objects).notes
+	if len(notes) != 1 || !strings.Contains(notes[0], "speaker.bgpSecrets={far,tor}") {
+		t.Errorf("%q", notes)
+	}
+}
+
 func TestMigrateKeepsSharing(t *testing.T) {
 	const shared = `
 apiVersion: v1

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/kube"
@@ -17,6 +19,8 @@ type world struct {
 	advertisements map[string]lb.L2Advertisement
 	routed         map[string]lb.BGPAdvertisement
 	peers          map[string]lb.Peer
+	// refused says what the user may not read.
+	refused []string
 }
 
 // read lists the objects that the report needs.
@@ -43,7 +47,17 @@ func read(ctx context.Context, client *kube.Client, o options) (world, error) {
 		<-ended
 	}()
 	deadline := time.After(o.timeout)
+	var refused []string
 	for !services.Synced() || !pools.Synced() || !advertisements.Synced() || !routed.Synced() || !peers.Synced() {
+		if refused = nil; len(client.Refused()) > 0 {
+			var err error
+			if refused, err = without(client.Refused()); err != nil {
+				return world{}, err
+			}
+			if services.Synced() && pools.Synced() && advertisements.Synced() && routed.Synced() {
+				break
+			}
+		}
 		select {
 		case <-synced:
 		case <-ctx.Done():
@@ -54,6 +68,19 @@ func read(ctx context.Context, client *kube.Client, o options) (world, error) {
 	}
 	return world{
 		class: o.class, services: services.All(), pools: pools.All(), advertisements: advertisements.All(),
-		routed: routed.All(), peers: peers.All(),
+		routed: routed.All(), peers: peers.All(), refused: refused,
 	}, nil
+}
+
+// without says what is missing from the report, if it makes sense without what the API server
+// refuses: the role view has no BGPPeers, as they may hold passwords.
+func without(refused map[string]error) (missing []string, err error) {
+	for _, name := range slices.Sorted(maps.Keys(refused)) {
+		if name != "bgppeers" {
+			return nil, fmt.Errorf("read %s: %w", name, refused[name])
+		}
+		missing = append(missing, fmt.Sprintf("BGPPeers and their sessions are not shown: %v; the ClusterRole "+
+			"landfall-view-peers of the Helm chart allows it", refused[name]))
+	}
+	return missing, nil
 }

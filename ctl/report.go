@@ -16,11 +16,12 @@ import (
 // report is the output of landfallctl status: tables and a list of problems.
 type report struct {
 	pools, vips, peers [][]string
+	refused            []string
 	problems           []string
 }
 
 func newReport(w world) report {
-	var r report
+	r := report{refused: w.refused}
 	if len(w.pools) == 0 {
 		r.problem("there is no IPAddressPool, so no Service gets an address: create one")
 	}
@@ -223,6 +224,9 @@ func (r report) print(w io.Writer) error {
 	writeTable(&out, r.vips, "(no Service of type LoadBalancer)", "VIP", "SERVICE", "POLICY", "OWNER")
 	if len(r.peers) > 0 {
 		writeTable(&out, r.peers, "", "BGP PEER", "ADDRESS", "ASN", "SESSIONS UP")
+	}
+	for _, what := range r.refused {
+		fmt.Fprintf(&out, "%s\n\n", what)
 	}
 	if len(r.problems) == 0 {
 		fmt.Fprintln(&out, "Nothing is wrong.")

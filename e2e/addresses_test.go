@@ -3,14 +3,12 @@ package e2e
 import (
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"sigs.k8s.io/yaml"
 
 	"github.com/landfall-lb/landfall/e2e/lab"
 	"github.com/landfall-lb/landfall/e2e/lab/labtest"
@@ -76,37 +74,6 @@ func wantEvent(t *testing.T, l *lab.Lab, service, reason, text string) {
 		}
 		return fmt.Errorf("Events: %q", seen)
 	})
-}
-
-// The API server itself refuses a pool that is wrong, naming the field and what would be right.
-func TestBadPoolsAreRefused(t *testing.T) {
-	t.Parallel()
-	var cases []struct {
-		Value   string `json:"value"`
-		Refused string `json:"refused"`
-	}
-	data, err := os.ReadFile("../api/v1beta1/testdata/addresses.yaml")
-	if err == nil {
-		err = yaml.UnmarshalStrict(data, &cases)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	l := labtest.Start(t, lab.SeedCluster(), lab.Options{Stopped: true})
-	for _, test := range cases {
-		err := l.ApplyYAML(t.Context(), pool("case", fmt.Sprintf("%q", test.Value)))
-		switch {
-		case test.Refused == "" && err != nil:
-			t.Errorf("%q: %v", test.Value, err)
-		case test.Refused != "" &&
-			(err == nil || !strings.Contains(err.Error(), test.Refused) || !strings.Contains(err.Error(), "spec.addresses[0]")):
-			t.Errorf("%q: %v, want a refusal that names spec.addresses[0] and says %q", test.Value, err, test.Refused)
-		}
-	}
-	if err := l.ApplyYAML(t.Context(), pool("empty", "")); err == nil ||
-		!strings.Contains(err.Error(), "spec.addresses in body should have at least 1 items") {
-		t.Errorf("no addresses: %v", err)
-	}
 }
 
 // Addresses over the life of pools and controllers: contract 8 and 10 as an administrator sees

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,43 +16,11 @@ import (
 	"testing"
 	"time"
 
-	"sigs.k8s.io/yaml"
-
 	"github.com/landfall-lb/landfall/e2e/lab"
 	"github.com/landfall-lb/landfall/e2e/lab/labtest"
 	"github.com/landfall-lb/landfall/internal/kube"
 	"github.com/landfall-lb/landfall/internal/lb"
 )
-
-// What one object around BGP shows to be wrong is refused by the API server itself, in text that
-// names the fix.
-func TestBadBGPObjectsAreRefused(t *testing.T) {
-	t.Parallel()
-	var cases []struct {
-		Kind    string          `json:"kind"`
-		Spec    json.RawMessage `json:"spec"`
-		Refused string          `json:"refused"`
-	}
-	data, err := os.ReadFile("../api/v1beta1/testdata/bgp.yaml")
-	if err == nil {
-		err = yaml.UnmarshalStrict(data, &cases)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	l := labtest.Start(t, lab.SeedCluster(), lab.Options{Stopped: true})
-	for i, test := range cases {
-		object := fmt.Sprintf("apiVersion: landfall.dev/v1beta1\nkind: %s\nmetadata: {name: case-%d}\nspec: %s\n", test.Kind,
-			i, test.Spec)
-		err := l.ApplyYAML(t.Context(), object)
-		switch {
-		case test.Refused == "" && err != nil:
-			t.Errorf("%s %s: %v", test.Kind, test.Spec, err)
-		case test.Refused != "" && (err == nil || !strings.Contains(err.Error(), test.Refused)):
-			t.Errorf("%s %s: %v, want a refusal that says %q", test.Kind, test.Spec, err, test.Refused)
-		}
-	}
-}
 
 // Each node owns its entry in the status of a BGPPeer, and passwords come from Secrets of one
 // namespace and type only.

@@ -36,7 +36,7 @@ const manyNodes = 9
 // addresses move.
 func TestFaultManyAddresses(t *testing.T) {
 	t.Parallel()
-	many := startMany(t, 90)
+	many := startMany(t, manyNodes, 90)
 	// So few are not even. That 1,000 are, is shown by the plan's tests and by BenchmarkManyAddresses.
 	if off := many.unevenness(); off > 1 {
 		t.Errorf("the spread is %.0f %% from even: %v", 100*off, many.perNode())
@@ -50,13 +50,29 @@ func TestFaultManyAddresses(t *testing.T) {
 // to follow the 1,000 Services that are created. go test -run '^$' -bench ManyAddresses -benchtime
 // 1x -timeout 30m ./e2e
 func BenchmarkManyAddresses(b *testing.B) {
-	many := startMany(b, 1000)
+	many := startMany(b, manyNodes, 1000)
 	b.ReportMetric(100*many.unevenness(), "%-from-even")
 	quiet := many.cost(b, 20*time.Second)
 	b.ReportMetric(quiet.bytes, "gossip-B/s/node")
 	b.ReportMetric(1000*quiet.cpu, "speaker-ms/s/node")
 	for b.Loop() {
 		b.ReportMetric(float64(many.crashOne(b).Milliseconds()), "ms-all-moved")
+	}
+}
+
+// BenchmarkFiveHundredServices creates 500 Services in a cluster of three workers, and reports the
+// processor seconds that the agents of a node take for it, from their start until one node answers
+// for each: go test -run '^$' -bench FiveHundred -benchtime 1x -timeout 30m ./e2e
+func BenchmarkFiveHundredServices(b *testing.B) {
+	many := startMany(b, 3, 500)
+	for b.Loop() {
+		for _, program := range []string{"speaker", "proxy"} {
+			sum := 0.0
+			for _, node := range workers(many.l) {
+				sum += metric(b, many.l.Agent(program, node), "process_cpu_seconds_total")
+			}
+			b.ReportMetric(sum/float64(len(workers(many.l))), program+"-s/node")
+		}
 	}
 }
 
@@ -67,9 +83,9 @@ type many struct {
 	owner map[netip.Addr]string
 }
 
-func startMany(t testing.TB, n int) *many {
+func startMany(t testing.TB, nodes, n int) *many {
 	t.Helper()
-	l := labtest.Start(t, clusterOf(manyNodes), lab.Options{Progress: func(string) {}})
+	l := labtest.Start(t, clusterOf(nodes), lab.Options{Progress: func(string) {}})
 	if err := l.ApplyYAML(t.Context(), manyPool); err != nil {
 		t.Fatal(err)
 	}

@@ -95,8 +95,8 @@ func TestFaultPartitionWithoutAPIServer(t *testing.T) {
 	report := probe.Stop()
 	t.Logf("%s was cut off, %v answered, and then %s: %s", owner, both, heir, report)
 	// A client that asks for the address meanwhile may turn from one to the other. The one that was
-	// cut off has never heard that the other answers, and refuses what it does not know. Nothing may
-	// be met by silence.
+	// cut off refuses what it does not know until it has heard the other announce the address. Nothing
+	// may be met by silence.
 	if report.Answered == 0 || report.Failed() > report.Failures["connection reset by peer"] {
 		t.Errorf("connections were met by silence: %s", report)
 	}

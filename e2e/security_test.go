@@ -183,6 +183,7 @@ func nodesWriteTheirOwn(t *testing.T, l *lab.Lab) {
 		{"its session", peers, types.ApplyPatchType, entry(self, "Idle"), ""},
 		{"another's session", peers, types.ApplyPatchType, entry(other, "Forged"),
 			"node " + self + " may write its own entry in status.nodes only"},
+		{"no session of another", peers, types.MergePatchType, `{"status":{"nodes":null}}`, "its own entry"},
 		{"a session of no node", peers, types.ApplyPatchType, entry("nowhere", "Idle"), "its own entry"},
 		{"its gateways", gateways, types.MergePatchType, fmt.Sprintf(`{"data":{%q:""}}`, self), ""},
 		{"another's gateways", gateways, types.MergePatchType, fmt.Sprintf(`{"data":{%q:"172.26.236.1 x"}}`, other),
@@ -202,6 +203,19 @@ func nodesWriteTheirOwn(t *testing.T, l *lab.Lab) {
 			}
 		})
 	}
+	// What a node has said that is gone, another may remove, and a speaker does.
+	gone := l.Kube().CoreV1().RESTClient().Patch(types.ApplyPatchType).AbsPath(peers).Param("fieldManager", "nowhere").
+		Body([]byte(entry("nowhere", "Idle"))).Do(t.Context()).Error()
+	if gone != nil {
+		t.Fatal(gone)
+	}
+	eventually(t, "the entry of a node that is gone is removed", func() error {
+		raw, err := l.Kube().CoreV1().RESTClient().Get().AbsPath(peers).DoRaw(t.Context())
+		if err == nil && strings.Contains(string(raw), `"nowhere"`) {
+			err = fmt.Errorf("%s", raw)
+		}
+		return err
+	})
 	for what, create := range map[string]func() error{
 		"may write the ConfigMap landfall-surroundings only": func() error {
 			_, err := node.CoreV1().ConfigMaps(lab.Namespace).Create(t.Context(),

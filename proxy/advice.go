@@ -6,18 +6,23 @@ import (
 	"strings"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/nftables"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
 // advise says once what of a Service's wishes this proxy does not follow.
-func (p *proxy) advise(r *record, denied []plan.Denied) {
+func (p *proxy) advise(r *record, planned plan.Service) {
 	var advice []lb.Refusal
 	svc, exists := p.from.services.Get(r.live.Key)
 	if exists {
-		if said := plan.SchedulerIgnored(svc.Scheduler, p.mode == modeIptables); said != "" {
+		said := plan.SchedulerIgnored(svc.Scheduler, p.mode == modeIptables)
+		if said == "" && p.mode != modeIptables {
+			said = nftables.SchedulerIgnored(planned)
+		}
+		if said != "" {
 			advice = append(advice, lb.Refusal{Reason: lb.ReasonSchedulerIgnored, Message: said})
 		}
-		advice = append(advice, summarize(denied)...)
+		advice = append(advice, summarize(planned.Denied)...)
 	}
 	if slices.Equal(advice, r.advice) {
 		return

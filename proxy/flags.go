@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"strings"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/ops"
 	"github.com/landfall-lb/landfall/proxy/plan"
+	"github.com/landfall-lb/landfall/proxy/rescue"
 )
 
 type flags struct {
@@ -24,6 +26,7 @@ type flags struct {
 	scheduler, procSysNet, externalIPs                       string
 	cleanup, liberal, answerPing, rescue, rescueRing         bool
 	localhostNodePorts                                       bool
+	rescueLimit                                              int
 }
 
 func (f *flags) add(set *pflag.FlagSet) {
@@ -80,6 +83,10 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.BoolVar(&f.rescueRing, "rescue-ring", true,
 		"with --rescue, also forward such packets round the nodes over which routers spread an address (BGP); all nodes "+
 			"need the same setting")
+	set.IntVar(
+		&f.rescueLimit, "rescue-limit", rescue.DefaultLimit,
+		fmt.Sprintf("with --rescue, how many packets of unknown connections the node forwards in a second for each external "+
+			"address, and four times as many for all; it drops what is above; 0 to %d, where 0 is no limit", rescue.MaxLimit))
 	set.BoolVar(&f.cleanup, "cleanup", false,
 		"remove all of Landfall's rules from this node and exit; the same as the argument cleanup")
 }
@@ -119,6 +126,9 @@ func (f *flags) settings() (settings, error) {
 	}
 	if f.masqueradeBit < 0 || f.masqueradeBit > 31 {
 		return s, ops.Usagef("--masquerade-bit: %d is not between 0 and 31", f.masqueradeBit)
+	}
+	if f.rescueLimit < 0 || f.rescueLimit > rescue.MaxLimit {
+		return s, ops.Usagef("--rescue-limit: %d is not between 0 and %d", f.rescueLimit, rescue.MaxLimit)
 	}
 	if address := f.healthzAddress(); address != "" {
 		if _, err := netip.ParseAddrPort(address); err != nil && !strings.HasPrefix(address, ":") {

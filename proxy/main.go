@@ -135,7 +135,10 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		func() time.Duration { return max(p.runner.Busy(), rules.Busy()) })
 	p.from.update = offer.Heard
 	rescuer := rescue.New(rescue.Deps{Log: rt.Log, Kernel: neighbours,
-		Families: f.rescueFamilies(kernel.families, rt.Log), Ring: f.rescueRing})
+		Families: f.rescueFamilies(kernel.families, rt.Log), Ring: f.rescueRing, Limit: f.rescueLimit,
+		Parameters: f.procSysNet, Warn: func(message string) {
+			events.Warning(kube.NodeReference(rt.NodeName), lb.ReasonStrictReversePath, message)
+		}})
 	p.to = sinks{
 		rules: rules, flows: cutter, health: checks, feed: offer, rescue: rescuer, latency: metrics.latency,
 		programmed: metrics.programmed,
@@ -143,7 +146,8 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 			events.Warning(kube.ServiceReference(s), reason, message)
 		},
 	}
-	rt.Metrics.MustRegister(newCollector(p, offer.Readers), rescued(rescuer), rescueTargets(rescuer))
+	rt.Metrics.MustRegister(newCollector(p, offer.Readers), rescued(rescuer), rescueDropped(rescuer),
+		rescueTargets(rescuer))
 	rt.Status(p.writeStatus)
 	rt.ReviewMetrics(client.ReviewMetrics)
 	rt.Ready("proxy", p.ready)

@@ -14,7 +14,6 @@ import (
 	"github.com/landfall-lb/landfall/proxy/dialect"
 	"github.com/landfall-lb/landfall/proxy/iptables"
 	"github.com/landfall-lb/landfall/proxy/nftables"
-	"github.com/landfall-lb/landfall/proxy/rescue"
 )
 
 // The modes.
@@ -235,8 +234,8 @@ func cleanup(ctx context.Context, parameters kernelParameters) error {
 	if err := cleanupNftables(); err != nil {
 		errs = append(errs, fmt.Errorf("nftables: %w", err))
 	}
-	if err := rescue.Cleanup(); err != nil {
-		errs = append(errs, fmt.Errorf("nftables: %w", err))
+	if err := cleanupRescue(parameters); err != nil {
+		errs = append(errs, fmt.Errorf("rescue: %w", err))
 	}
 	return errors.Join(errs...)
 }

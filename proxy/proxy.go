@@ -63,7 +63,7 @@ type sinks struct {
 	rescue interface {
 		Begin(all map[netip.Addr]*rescue.Origins)
 		Update(changes map[netip.Addr]*rescue.Origins)
-		SetGone(nodes []netip.Addr)
+		SetGone(nodes []netip.Addr, cutOff bool)
 	}
 	// warn reports something wrong with a Service.
 	warn func(s lb.Service, reason lb.Reason, message string)
@@ -205,7 +205,7 @@ func (p *proxy) plan(dirty map[lb.Key]time.Time, now time.Time) map[lb.Key]bool 
 	for key, since := range dirty {
 		r := p.records[key]
 		planned := p.claims.Grant(r.live)
-		p.advise(r, planned.Denied)
+		p.advise(r, planned)
 		if p.lingers.policy(key) {
 			planned = planned.AsCluster()
 		}

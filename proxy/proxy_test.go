@@ -141,7 +141,7 @@ func (f *fakeRescue) Update(changes map[netip.Addr]*rescue.Origins) {
 	}
 }
 
-func (f *fakeRescue) SetGone([]netip.Addr) {}
+func (f *fakeRescue) SetGone([]netip.Addr, bool) {}
 
 // bench is a proxy among fakes, with a clock of its own.
 type bench struct {
@@ -719,6 +719,7 @@ func TestBadFlags(t *testing.T) {
 	for flag, change := range map[string]func(*flags){
 		"--scheduler: \"best\"":                 func(f *flags) { f.scheduler = "best" },
 		"--mode: \"ipvs\"":                      func(f *flags) { f.mode = "ipvs" },
+		"--rescue-limit: -1":                    func(f *flags) { f.rescueLimit = -1 },
 		"--masquerade-bit":                      func(f *flags) { f.masqueradeBit = 32 },
 		"--drain-time":                          func(f *flags) { f.drain = -1 },
 		"--cluster-cidr: \"10.0.0.0/33\"":       func(f *flags) { f.clusterCIDR = "10.0.0.0/8,10.0.0.0/33" },

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"log/slog"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -15,10 +16,19 @@ func (f *flags) rescueFamilies(families []lb.Family, log *slog.Logger) []lb.Fami
 	if f.rescue {
 		return families
 	}
-	if err := rescue.Cleanup(); err != nil {
+	if err := cleanupRescue(kernelParameters{f.procSysNet, log}); err != nil {
 		log.Debug("cannot remove the rules of the rescue", "error", err)
 	}
 	return nil
+}
+
+// cleanupRescue removes the rules, and sets back the kernel parameters that were set for it.
+func cleanupRescue(parameters kernelParameters) error {
+	reset, err := rescue.ResetFilters(parameters.folder)
+	for _, name := range reset {
+		parameters.log.Info("set a kernel parameter back", "parameter", "net/ipv4/conf/"+name+"/rp_filter")
+	}
+	return errors.Join(rescue.Cleanup(), err)
 }
 
 func rescued(a *rescue.Actor) prometheus.Collector {
@@ -26,6 +36,13 @@ func rescued(a *rescue.Actor) prometheus.Collector {
 		Name: "landfall_proxy_rescued_packets_total",
 		Help: "Packets of unknown connections that were moved to the node that may know them.",
 	}, func() float64 { return float64(a.Packets()) })
+}
+
+func rescueDropped(a *rescue.Actor) prometheus.Collector {
+	return prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "landfall_proxy_rescue_dropped_packets_total",
+		Help: "Packets of unknown connections that were dropped because they were above --rescue-limit.",
+	}, func() float64 { return float64(a.Dropped()) })
 }
 
 func rescueTargets(a *rescue.Actor) prometheus.Collector {

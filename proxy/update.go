@@ -65,7 +65,7 @@ func (p *proxy) follow(n lb.FeedUpdate) {
 		}
 		p.origins[vip], changes[vip] = now, &now
 	}
-	p.to.rescue.SetGone(n.Gone)
+	p.to.rescue.SetGone(n.Gone, n.CutOff)
 	if !p.heard {
 		p.heard = true
 		p.to.rescue.Begin(changes)

@@ -68,7 +68,7 @@ type gossip interface {
 	Met() time.Time
 	Trouble() string
 	SetMACs([]string)
-	MACs() map[string]bool
+	MACs() map[string]string
 }
 
 type diagnosis interface {

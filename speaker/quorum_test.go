@@ -1,6 +1,8 @@
 package main
 
 import (
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -41,7 +43,7 @@ func TestMinorityYields(t *testing.T) {
 		time.Sleep(time.Minute) // what it has just taken, it would give up
 		order := ranked(vip1)
 		apart := r.nodes[order[0]]
-		apart.apiless = true
+		apart.set(func(n *fakeNode) { n.apiless = true })
 		r.part(order[0])
 		// It cannot know better: two answer, and both forward.
 		want := []string{order[0], order[1]}
@@ -84,7 +86,7 @@ func TestHealWithoutAPIServer(t *testing.T) {
 		time.Sleep(time.Minute) // what it has just taken, it would give up
 		order := ranked(vip1)
 		for _, n := range r.nodes {
-			n.apiless = true
+			n.set(func(n *fakeNode) { n.apiless = true })
 		}
 		r.part(order[0])
 		if got := r.wire.who(vip1); len(got) != 2 {
@@ -102,6 +104,43 @@ func TestHealWithoutAPIServer(t *testing.T) {
 		}
 		if least := r.wire.least[vip1]; least < 1 {
 			t.Error("for a moment nobody answered")
+		}
+	})
+}
+
+// A node whose gossip is cut waits for the others longer than they wait for it: it has found them
+// lost later. What it answers for it does not claim back from its heir then. It hears the heir
+// announce it, and hands the heir what it does not know.
+func TestContract11ANodeThatWaitsForAllClaimsNothingBack(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177, w178, w179)
+		r.service(nginx, vip1)
+		time.Sleep(time.Minute)
+		order := ranked(vip1)
+		apart := r.nodes[order[0]]
+		owned := func() bool {
+			apart.mu.Lock()
+			defer apart.mu.Unlock()
+			return apart.owned[vip1]
+		}
+		if !owned() {
+			t.Error("it does not own its address")
+		}
+		apart.set(func(n *fakeNode) { n.waits, n.unheard = true, true })
+		r.part(order[0])
+		if seen := apart.rooms.partition.Speakers(); !seen.Majority || !seen.Alone {
+			t.Fatalf("it sees %+v", seen)
+		}
+		r.wantAnswers("when the others wait no more", vip1, sortedNames(order[0], order[1])...)
+		heir, _ := r.api.nodes.Get(order[1])
+		apart.set(func(n *fakeNode) { n.rivals = map[netip.Addr]string{vip1: order[1]} })
+		apart.runner.Poke()
+		synctest.Wait()
+		apart.mu.Lock()
+		previous := apart.update.Previous[vip1]
+		apart.mu.Unlock()
+		if owned() || !slices.Equal(previous, heir.Addresses) {
+			t.Errorf("it claims its address back: %v; it asks %v for connections, want %v", owned(), previous, heir.Addresses)
 		}
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/landfall-lb/landfall/speaker/partition"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 // cut takes a node off everything, with or without its carrier.
@@ -103,6 +104,43 @@ func TestContract11WhatWasTakenFromTheFirstIsGivenUp(t *testing.T) {
 		}
 		r.wantAnswers("in the end", vip1, order[0])
 	})
+}
+
+// Of two nodes the first by name counts as a majority. If it is the one that is cut off, it takes
+// nothing either; if the other one dies, it takes over at once, as the API server answers it.
+func TestContract11TheFirstOfTwoTakesNothingWhileCutOff(t *testing.T) {
+	for name, cut := range map[string]bool{"cut off": true, "the other one dies": false} {
+		t.Run(name, func(t *testing.T) {
+			inRig(t, func(r *rig) {
+				delete(r.nodes, w179)
+				r.api.nodes.Delete(w179)
+				r.start(w177, w178)
+				vip := vip1
+				for plan.Winner(vip, []string{w177, w178}) != w178 {
+					vip = vip.Next()
+				}
+				r.service(nginx, vip)
+				time.Sleep(time.Minute)
+				r.wantAnswers("together", vip, w178)
+				r.wire.forget()
+				if !cut {
+					r.die(w178)
+					time.Sleep(time.Second)
+					r.wantAnswers("the other one is dead", vip, w177)
+					return
+				}
+				r.cut(w177, true)
+				time.Sleep(8 * time.Second)
+				r.wantAnswers("while it is away", vip, w178)
+				r.reconnect(w177, 4*time.Second)
+				time.Sleep(time.Minute)
+				if r.wire.answered(w177, vip) {
+					t.Error("it answered for an address that it never owned")
+				}
+				r.wantAnswers("in the end", vip, w178)
+			})
+		})
+	}
 }
 
 // A node whose gossip alone is cut does not take what the others answer for, although the API

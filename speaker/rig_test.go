@@ -136,8 +136,10 @@ type fakeNode struct {
 	peers       map[string][]netip.Addr
 	outcome     map[netip.Addr][]string
 	rounds      map[netip.Addr]int
+	owned       map[netip.Addr]bool // as the actor for ARP and NDP was told
 	macs        []string
 	sees        func(node string) bool // nil: all
+	waits       bool                   // for those that it does not see
 	apiless     bool                   // cannot read the Lease
 	cutOff      bool                   // from the kernels of the others, too
 	unheard     bool                   // has read the Lease only once
@@ -147,7 +149,8 @@ type fakeNode struct {
 	muted       bool // as the actor for ARP and NDP is told
 	probed      map[netip.Addr]bool
 	conflicting map[netip.Addr][]plan.ConflictingHost
-	ours        map[string]bool
+	ours        map[string]string
+	rivals      map[netip.Addr]string
 	dead        []string      // as gossip finds
 	update      lb.FeedUpdate // as the proxy was last told
 	slow        bool          // probing takes until finish is called
@@ -390,7 +393,7 @@ func (g fakeLiveness) Set(map[string][]netip.Addr) {}
 
 func (g fakeLiveness) Speakers() plan.Speakers {
 	g.mu.Lock()
-	silent, cut, sees := slices.Clone(g.dead), g.cutOff, g.sees
+	silent, cut, sees, waits := slices.Clone(g.dead), g.cutOff, g.sees, g.waits
 	g.mu.Unlock()
 	live := []string{g.self}
 	for name, n := range g.rig.nodes {
@@ -406,7 +409,11 @@ func (g fakeLiveness) Speakers() plan.Speakers {
 	}
 	slices.Sort(live)
 	slices.Sort(silent)
-	return plan.SpeakersOf(g.self, live, slices.Sorted(maps.Keys(g.rig.nodes)), silent)
+	all := slices.Sorted(maps.Keys(g.rig.nodes))
+	if waits {
+		return plan.SpeakersOf(g.self, live, all, all, nil)
+	}
+	return plan.SpeakersOf(g.self, live, live, all, silent)
 }
 
 func (g fakeGossip) Claims(vip netip.Addr) map[string]plan.Claim {
@@ -430,12 +437,12 @@ func (g fakeGossip) SetMACs(macs []string) {
 	g.fakeNode.macs = macs
 }
 
-func (g fakeGossip) MACs() map[string]bool {
-	all := map[string]bool{}
-	for _, n := range g.rig.nodes {
+func (g fakeGossip) MACs() map[string]string {
+	all := map[string]string{}
+	for name, n := range g.rig.nodes {
 		n.mu.Lock()
 		for _, mac := range n.macs {
-			all[mac] = true
+			all[mac] = name
 		}
 		n.mu.Unlock()
 	}
@@ -494,7 +501,9 @@ type fakeL2 struct{ *fakeNode }
 func (f fakeL2) Set(d l2.Desired) {
 	f.mu.Lock()
 	outcome := map[netip.Addr][]string{}
+	f.owned = map[netip.Addr]bool{}
 	for vip, answer := range d.Answers {
+		f.owned[vip] = answer.Owned
 		if !f.mute && (!d.Mute || f.outcome[vip] != nil) {
 			outcome[vip] = answer.On
 		}
@@ -523,7 +532,7 @@ func (f fakeL2) Set(d l2.Desired) {
 func (f fakeL2) Outcome() l2.Outcome {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return l2.Outcome{Answering: f.outcome, Probed: f.probed, ConflictingHosts: f.conflicting}
+	return l2.Outcome{Answering: f.outcome, Probed: f.probed, ConflictingHosts: f.conflicting, Rivals: f.rivals}
 }
 
 // fakeWitness keeps what a node makes of the Lease, which all nodes share.
@@ -563,9 +572,10 @@ func (f *fakeWitness) Contact() (asked time.Time, took time.Duration) {
 func (f *fakeWitness) Set(d witness.Desired) {
 	f.mu.Lock()
 	f.desired = d
+	apiless := f.apiless
 	f.mu.Unlock()
 	f.ask()
-	if !d.Tell || d.Rank > 0 {
+	if apiless || !d.Tell || d.Rank > 0 {
 		return
 	}
 	f.rig.leaseMu.Lock()

@@ -148,3 +148,36 @@ func TestRoutesWaitForTheOtherSpeakers(t *testing.T) {
 		r.wantTold("joined", w177, up1)
 	})
 }
+
+// A node that was cut off finds the others again one by one. Those that it has not found yet may
+// hold the connections that routers move to it at once: they stay in the ring.
+func TestContract11AReturningNodeKeepsItsRing(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177, w178, w179)
+		r.service(nginx, vip1)
+		r.onlyBGP()
+		r.tor("tor-1", "172.26.236.2", nil)
+		time.Sleep(time.Minute)
+		r.wantRing("all are there", w179, "177 178")
+		r.cut(w179, false)
+		r.wantRing("cut off", w179, "177 178")
+		time.Sleep(8 * time.Second)
+		n := r.nodes[w179]
+		n.set(func(n *fakeNode) {
+			n.apiless, n.unheard = false, true // cutOff: whoever is missing is silent
+			n.sees = func(other string) bool { return other == w177 }
+			n.interfaces = slices.Clone(n.interfaces)
+			n.interfaces[0].Up = true
+		})
+		n.changes.markAll()
+		synctest.Wait()
+		r.wantRing("found the first", w179, "177 178")
+		n.set(func(n *fakeNode) { n.unheard = false })
+		n.changes.markAll()
+		synctest.Wait()
+		r.wantRing("heard it", w179, "177 178")
+		r.reconnect(w179, 0)
+		time.Sleep(time.Minute)
+		r.wantRing("in the end", w179, "177 178")
+	})
+}

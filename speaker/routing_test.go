@@ -31,6 +31,12 @@ func (r *rig) onlyBGP() {
 	synctest.Wait()
 }
 
+// letRescue waits as speakers that have just started do before they announce routes.
+func (r *rig) letRescue() {
+	time.Sleep(time.Second)
+	synctest.Wait()
+}
+
 func (r *rig) wantTold(what, node, want string) {
 	r.t.Helper()
 	if got := r.nodes[node].routers.told(); got != want {
@@ -51,6 +57,8 @@ func TestRoutesWithoutL2AreAnnouncedFromEachNodeAndReported(t *testing.T) {
 		r.tor("tor-1", "172.26.236.2", nil)
 		r.tor("tor-2", "172.26.236.3", nil)
 		r.service(nginx, vip1)
+		r.wantTold("before the proxy knows where connections are", w177, "")
+		r.letRescue()
 		for _, name := range []string{w177, w178, w179} {
 			r.wantTold("at first", name, up1+"; tor-2 +172.26.236.180/32 lp 100 []")
 		}
@@ -93,6 +101,7 @@ func TestL2AndBGPSideBySide(t *testing.T) {
 		r.start(w177, w178, w179)
 		r.tor("tor-1", "172.26.236.2", nil)
 		r.service(nginx, vip1)
+		r.letRescue()
 		for _, name := range []string{w177, w178, w179} {
 			r.wantTold("at first", name, up1)
 		}
@@ -558,6 +567,7 @@ func TestAPeerThatSelectsTheNodeNoMoreIsLeft(t *testing.T) {
 		r.start(w177, w178)
 		r.tor("tor-1", "172.26.236.2", graceful)
 		r.service(nginx, vip1)
+		r.letRescue()
 		r.wantTold("at first", w177, up1)
 		r.wantTold("at first", w178, up1)
 		p, _ := r.api.peers.Get("tor-1")

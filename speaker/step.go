@@ -152,7 +152,8 @@ func (s *speaker) facts() plan.Facts {
 	f := plan.Facts{
 		Self: s.self, Joined: s.from.members.Joined(), Stopping: s.phase.stopping, Pools: s.from.pools.All(),
 		Advertisements: s.from.advertisements.All(), Interfaces: interfaces, Live: speakers.Live,
-		Missing: speakers.Missing, Parted: s.rooms.partition.Parted(), Estranged: s.rooms.partition.Estranged(),
+		Missing: speakers.Missing, Parted: s.rooms.partition.Parted(), Alone: speakers.Alone,
+		Estranged:    s.rooms.partition.Estranged(),
 		Trusted:      s.rooms.partition.Trusted(),
 		Exclude:      s.opts.exclude,
 		CordonDrains: s.opts.cordonDrains, OnConflict: s.opts.onConflict,
@@ -207,7 +208,8 @@ func (s *speaker) route(now time.Time, facts plan.Facts, dirty dirt, services fu
 ) (again time.Duration) {
 	from := s.from.routes
 	f := routes.Facts{
-		Node: facts, Unknown: from.missing(), Convergence: s.opts.convergence, Seen: s.to.routes.seen(),
+		Node: facts, Unknown: from.missing(), Rescue: s.from.feed != nil, Convergence: s.opts.convergence,
+		Seen: s.to.routes.seen(),
 		BGP: plan.BGPFacts{
 			Peers: from.peers.All(), Advertisements: from.advertisements.All(), Communities: from.communities.All(),
 			Profiles: from.profiles.All(), Passwords: from.passwords.All(), Namespace: from.namespace,
@@ -262,7 +264,8 @@ func (s *speaker) own(now time.Time, facts plan.Facts, dirty map[netip.Addr]bool
 	seen := s.to.l2.Outcome()
 	return s.rooms.ownership.Step(now, facts, ownership.Events{
 		VIPs: dirty,
-		Seen: ownership.Seen{Answering: seen.Answering, Probed: seen.Probed, ConflictingHosts: seen.ConflictingHosts},
+		Seen: ownership.Seen{Answering: seen.Answering, Probed: seen.Probed, ConflictingHosts: seen.ConflictingHosts,
+			Rivals: seen.Rivals},
 		Input: func(vip netip.Addr) (plan.Input, bool) {
 			if !s.rooms.holders.Held(vip) {
 				return plan.Input{}, false
@@ -281,8 +284,7 @@ func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]owne
 	if s.from.feed == nil {
 		return
 	}
-	speakers := s.rooms.partition.Speakers()
-	f := handoff.Facts{Self: s.self, Dead: speakers.Dead, Parted: !speakers.Majority}
+	f := handoff.Facts{Self: s.self, Dead: s.rooms.partition.Dead(), CutOff: s.rooms.partition.CutOff()}
 	if nodes {
 		f.Addresses = addresses(s.from.nodes.All())
 	}
@@ -290,8 +292,9 @@ func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]owne
 	for vip, d := range decided {
 		events[vip] = nil
 		if !d.Gone {
-			events[vip] = &handoff.View{Claims: d.Claims, Owner: d.After.Owner, Announced: len(d.After.Routed.Peers) > 0,
-				Routable: s.rooms.routes.Routable(vip)}
+			events[vip] = &handoff.View{Claims: d.Claims, Owner: d.After.Owner, Rival: d.Rival,
+				Announced: len(d.After.Routed.Peers) > 0,
+				Routable:  s.rooms.routes.Routable(vip)}
 		}
 	}
 	if update, changed := s.rooms.handoff.Step(now, f, events); changed {

@@ -80,6 +80,7 @@ type IPAddressPoolSpec struct {
 	//
 	// +optional
 	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=2147483647
 	AddressesPerNamespace int32 `json:"addressesPerNamespace,omitempty"`
 
 	// sharing says which Services may share an address of this pool if they have the same sharing
@@ -119,6 +120,7 @@ type ServiceAllocation struct {
 	//
 	// +optional
 	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=2147483647
 	Priority int32 `json:"priority,omitempty"`
 	// namespaces selects namespaces by name, in addition to namespaceSelectors. If both are empty,
 	// every namespace is selected.

@@ -155,7 +155,7 @@ func (b *Book) find(e *entry, w want, needs []need,
 		if ok {
 			found = more
 		} else if refusal == nil {
-			refusal = refuseFamily(e, candidates, family, w.pool)
+			refusal = refuseFamily(e, candidates, family, w.pool, found)
 		}
 	}
 	if refusal == nil {

@@ -105,6 +105,11 @@ var ruleStories = []story{
 		{name: "is skipped", do: []change{newPool("p", "10.0.0.1-10.0.0.2"), service("a"), service("b", asks("10.0.0.1"))},
 			want: map[string]string{"a": "10.0.0.2 Assigned", "b": "- AddressExcluded"}},
 	}},
+	{name: "more at once than the quota", steps: []step{
+		{name: "three of two", do: []change{newPool("p", "10.0.0.0/24"), edit("p", func(p *lb.Pool) { p.PerNamespace = 2 }),
+			service("a", request(func(r *lb.Request) { r.PerFamily = "3" }))},
+			want: map[string]string{"a": "- QuotaExceeded"}},
+	}},
 	{name: "a quota for each namespace", steps: []step{
 		{name: "two", do: []change{newPool("p", "10.0.0.0/24"), edit("p", func(p *lb.Pool) { p.PerNamespace = 2 }),
 			service("a"), service("b"), service("c"), service("d", asks("10.0.0.9"))},

@@ -128,7 +128,7 @@ func TestContract11WhoWasFirst(t *testing.T) {
 	says("an older one joins", joined)
 	service("old", asksPool(`nope (shared by key "k" on 80/TCP)`))(w)
 	says(
-		"asks for nonsense", map[string]string{"old": `asks for pool nope (shared by key "k" on 80/TCP), which does not ` +
+		"asks for nonsense", map[string]string{"old": `asks for pool "nope (shared by key \"k\" on 80/TCP)", which does not ` +
 			`exist; keeps 10.0.0.0 (shared by key "k" on 81/TCP; 10.0.0.0 after default/first)`})
 	service("old", asksPool(""))(w)
 	service("first", shares("k", 82))(w)

@@ -13,7 +13,7 @@ import (
 // both lead all the time. Services come and go, watches deliver late and in any order between
 // objects, writes of Services arrive at any time or never, answers get lost, controllers crash and
 // lose all that they remember, others edit the Services and the pool: each of it as often as it
-// likes. Nothing is taken for granted of clocks and of the Lease.
+// likes. The model trusts neither clocks nor the Lease.
 //
 // Versions are only ever asked whether they are the present one, so the model has no numbers of
 // them. What can be of no effect any more is dropped, and controllers are in no order. So there are

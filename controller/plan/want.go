@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -10,6 +11,12 @@ import (
 
 // maxPerFamily is the most addresses of one family that a Service can request.
 const maxPerFamily = 16
+
+// quoted quotes what a tenant wrote, as much of it as a condition has room for.
+func quoted(written string) string {
+	const most = 80
+	return fmt.Sprintf("%.*q", most, written)
+}
 
 // want is what a Service asks for, parsed.
 type want struct {
@@ -63,20 +70,21 @@ func (w *want) parseAnnotations(r lb.Request) *lb.Refusal {
 	case "", lb.IPModeVIP, lb.IPModeProxy:
 	default:
 		w.mode = ""
-		return lb.Refuse(lb.ReasonRequestInvalid, "annotation %s is %q; it can be VIP or Proxy", lb.AnnotationMode, r.Mode)
+		return lb.Refuse(lb.ReasonRequestInvalid, "annotation %s is %s; it can be VIP or Proxy", lb.AnnotationMode,
+			quoted(r.Mode))
 	}
 	switch r.WhenOutside {
 	case "", "keep", "move":
 		w.move = r.WhenOutside == "move"
 	default:
-		return lb.Refuse(lb.ReasonRequestInvalid, "annotation %s is %q; it can be keep or move", lb.AnnotationWhenOutside,
-			r.WhenOutside)
+		return lb.Refuse(lb.ReasonRequestInvalid, "annotation %s is %s; it can be keep or move", lb.AnnotationWhenOutside,
+			quoted(r.WhenOutside))
 	}
 	if r.PerFamily != "" {
 		n, err := strconv.Atoi(r.PerFamily)
 		if err != nil || n < 1 || n > maxPerFamily {
-			return lb.Refuse(lb.ReasonRequestInvalid, "annotation %s is %q; it can be a number from 1 to %d",
-				lb.AnnotationPerFamily, r.PerFamily, maxPerFamily)
+			return lb.Refuse(lb.ReasonRequestInvalid, "annotation %s is %s; it can be a number from 1 to %d",
+				lb.AnnotationPerFamily, quoted(r.PerFamily), maxPerFamily)
 		}
 		w.count = n
 	}
@@ -87,7 +95,7 @@ func (w *want) parseAddresses(r lb.Request) *lb.Refusal {
 	for _, written := range r.Addresses {
 		addr, err := lb.ParseAddr(written)
 		if err != nil {
-			return lb.Refuse(lb.ReasonAddressInvalid, "asks for %q, which is not an IP address", written)
+			return lb.Refuse(lb.ReasonAddressInvalid, "asks for %s, which is not an IP address", quoted(written))
 		}
 		family := lb.FamilyOf(addr)
 		asked := w.addr[family]

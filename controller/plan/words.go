@@ -8,7 +8,13 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
+// maxName is the length of the longest name that an object can have.
+const maxName = 253
+
 func refuseUnknown(name string) *lb.Refusal {
+	if strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789.-") != "" || len(name) > maxName {
+		name = quoted(name)
+	}
 	return lb.Refuse(lb.ReasonPoolNotFound, "asks for pool %s, which does not exist", name)
 }
 
@@ -27,8 +33,9 @@ func refuseQuota(e *entry, p *pool, family lb.Family) *lb.Refusal {
 		e.Key.Namespace, p.PerNamespace, family, p.Name)
 }
 
-// refuseFamily says why none of the pools gave an address of the family.
-func refuseFamily(e *entry, candidates []*pool, family lb.Family, named string) *lb.Refusal {
+// refuseFamily says why none of the pools gave an address of the family, beside those that were
+// found.
+func refuseFamily(e *entry, candidates []*pool, family lb.Family, named string, found []netip.Addr) *lb.Refusal {
 	var full []string
 	var quota *pool
 	for _, p := range candidates {
@@ -36,7 +43,7 @@ func refuseFamily(e *entry, candidates []*pool, family lb.Family, named string) 
 			continue
 		}
 		full = append(full, p.Name)
-		if quota == nil && p.full(e, family, nil) {
+		if quota == nil && p.full(e, family, found) {
 			quota = p
 		}
 	}
@@ -46,6 +53,10 @@ func refuseFamily(e *entry, candidates []*pool, family lb.Family, named string) 
 		return lb.Refuse(lb.ReasonFamilyUnserved, "pool %s has no %s addresses", named, family)
 	case len(full) == 0:
 		return lb.Refuse(lb.ReasonFamilyUnserved, "no pool with autoAssign has %s addresses", family)
+	case quota != nil && !quota.full(e, family, nil):
+		return lb.Refuse(lb.ReasonQuotaExceeded,
+			"asks for more %s addresses than the %d of pool %s that spec.addressesPerNamespace allows namespace %s", family,
+			quota.PerNamespace, quota.Name, e.Key.Namespace)
 	case quota != nil:
 		return refuseQuota(e, quota, family)
 	case len(full) == 1:

@@ -14,7 +14,7 @@ import (
 const clientPort = 40000
 
 // sendInvalid sends answers (SYN and ACK) without a connection, and looks whether they arrive.
-func (s *Site) sendInvalid(t *testing.T, c Case) Seen {
+func (s *Site) sendInvalid(t *testing.T, c Case, patience time.Duration) Seen {
 	t.Helper()
 	network := "ip4:tcp"
 	if s.World.Node.Is6() {
@@ -32,13 +32,13 @@ func (s *Site) sendInvalid(t *testing.T, c Case) Seen {
 	defer receiver.Close()
 	defer sender.Close()
 	segment := synAck(from, to)
-	if err := receiver.SetReadDeadline(time.Now().Add(Short)); err != nil {
-		t.Fatal(err)
-	}
 	for range 3 {
 		if _, err := sender.WriteTo(segment, &net.IPAddr{IP: to.Addr().AsSlice()}); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if err := receiver.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
 	}
 	buf := make([]byte, 1500)
 	for {

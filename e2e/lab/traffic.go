@@ -24,6 +24,9 @@ func (l *Lab) Dial(ctx context.Context, host, network, address string) (net.Conn
 	return dialIn(ctx, l.state.namespace(host), &net.Dialer{Timeout: requestTimeout}, network, address)
 }
 
+// In runs f on a thread in a host's network namespace: sockets that f opens stay in it.
+func (l *Lab) In(host string, f func() error) error { return inNamespace(l.state.namespace(host), f) }
+
 // HTTPClient returns an HTTP client whose connections begin at a host, each request with one of its
 // own.
 func (l *Lab) HTTPClient(host string) *http.Client {

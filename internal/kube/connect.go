@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/kubernetes"
@@ -144,7 +145,8 @@ func landfallClient(config *rest.Config, httpClient *http.Client) (rest.Interfac
 // Host returns the address of the API server.
 func (c *Client) Host() string { return c.host }
 
-// OnSync has f called each time after a full list of some kind has arrived. Call it before Run.
+// OnSync has f called each time after a full list of some kind has arrived, or was refused. Call it
+// before Run.
 func (c *Client) OnSync(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -158,6 +160,26 @@ func (c *Client) synced() {
 	for _, f := range onSync {
 		f()
 	}
+}
+
+// answered has a refusal count as an answer, for who waits for a list.
+func (c *Client) answered(err error) {
+	if apierrors.IsForbidden(err) {
+		c.synced()
+	}
+}
+
+// Refused returns what the API server does not let this user read, by the plural name, and why.
+func (c *Client) Refused() map[string]error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	refused := map[string]error{}
+	for _, w := range c.watches {
+		if err := w.refusal(); err != nil {
+			refused[w.resource] = err
+		}
+	}
+	return refused
 }
 
 // Busy returns for how long a watch has been handing on what it has heard.

@@ -3,6 +3,7 @@ package kube
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -189,7 +190,8 @@ func convertSlice(o *discoveryv1.EndpointSlice) lb.Slice {
 		return s // nothing to deliver to
 	}
 	for _, p := range o.Ports {
-		if p.Name != nil && p.Port != nil && *p.Port != 0 {
+		// The API server takes any number here.
+		if p.Name != nil && p.Port != nil && *p.Port > 0 && *p.Port <= math.MaxUint16 {
 			protocol := cmp.Or(lb.Protocol(common(deref(p.Protocol))), lb.TCP)
 			s.Ports = append(s.Ports, lb.SlicePort{Name: common(*p.Name), Protocol: protocol, Port: uint16(*p.Port)})
 		}

@@ -50,6 +50,11 @@ func PoolReference(p lb.Pool) Reference {
 	return Reference{APIVersion: v1beta1.GroupVersion.String(), Kind: "IPAddressPool", Name: p.Name, UID: p.UID}
 }
 
+// NodeReference refers to a Node as the kubelet does in its Events, by which kubectl finds them.
+func NodeReference(name string) Reference {
+	return Reference{APIVersion: "v1", Kind: "Node", Name: name, UID: name}
+}
+
 // PeerReference refers to a BGPPeer.
 func PeerReference(p lb.Peer) Reference {
 	return Reference{APIVersion: v1beta1.GroupVersion.String(), Kind: "BGPPeer", Name: p.Name, UID: p.UID}

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -57,4 +58,35 @@ func TestRequestsOfServices(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
+}
+
+// FuzzRequest checks that whatever annotations and fields hold is read, in words that are short.
+func FuzzRequest(f *testing.F) {
+	f.Add("192.0.2.1, 2001:db8::1", "192.0.2.1", "192.0.2.1", "p", "60s")
+	f.Add(",", ",,", ",", "", "99999999999999h")
+	f.Add("\x00", "::ffff:192.0.2.1", "fe80::1%eth0", "\xff", "forever")
+	f.Fuzz(func(t *testing.T, ours, theirs, field, pool, quarantine string) {
+		key, s := convertRequestingService(&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: "a", Annotations: map[string]string{
+				"landfall.dev/loadBalancerIPs": ours, "metallb.io/loadBalancerIPs": theirs,
+				"metallb.universe.tf/address-pool": pool, lb.AnnotationAnnouncements: ours,
+			}},
+			Spec: corev1.ServiceSpec{LoadBalancerIP: field, LoadBalancerSourceRanges: []string{ours, theirs},
+				ExternalIPs: []string{ours}},
+		}, true)
+		if key.Name != "a" || len(s.Request.Disagreement) > 1000 {
+			t.Errorf("%s: %d bytes of disagreement", key, len(s.Request.Disagreement))
+		}
+		for _, addr := range s.ExternalIPs {
+			if !addr.IsValid() || addr.Zone() != "" {
+				t.Errorf("external IP %q of %q", addr, ours)
+			}
+		}
+		if got := sourceRanges([]string{ours, theirs}); len(got) == 0 {
+			t.Errorf("source ranges %q and %q admit everybody", ours, theirs)
+		}
+		if d, err := parseQuarantine(quarantine); err == nil && d < -1 && !strings.HasPrefix(quarantine, "-") {
+			t.Errorf("a quarantine of %v", d)
+		}
+	})
 }

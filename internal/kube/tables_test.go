@@ -2,6 +2,7 @@ package kube
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"strings"
 	"testing"
@@ -78,6 +79,9 @@ func TestConvertSlice(t *testing.T) {
 		ForNodes: []discoveryv1.ForNode{{Name: "n1"}}}
 	o.Ports = append(o.Ports, discoveryv1.EndpointPort{Name: nil, Port: new(int32(1))},
 		discoveryv1.EndpointPort{Name: new("all")})
+	for i, port := range []int32{-1, 0, 65536, 65616, math.MaxInt32} { // all of which the API server takes
+		o.Ports = append(o.Ports, discoveryv1.EndpointPort{Name: new(fmt.Sprint("p", i)), Port: new(port)})
+	}
 	o.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: "2026-05-01T12:00:00.25Z"}
 	want := lb.Slice{
 		Triggered: time.Date(2026, 5, 1, 12, 0, 0, 250_000_000, time.UTC), Key: lb.Key{Namespace: "default", Name: "s"},
@@ -216,8 +220,8 @@ func TestSelectorsThatCannotBeReadSelectNothing(t *testing.T) {
 	}
 }
 
-// TestAStatusIsNoChange has pools come and change: what differs in the status alone is told apart, as
-// speakers plan all addresses anew for a changed pool.
+// TestAStatusIsNoChange has pools come and change: what differs in the status alone is told apart,
+// as speakers plan all addresses anew for a changed pool.
 func TestAStatusIsNoChange(t *testing.T) {
 	pool := func(generation int64, used string) *v1beta1.IPAddressPool {
 		p := &v1beta1.IPAddressPool{ObjectMeta: metav1.ObjectMeta{Name: "lan", Generation: generation,

@@ -40,7 +40,7 @@ func (c *Client) register(r resource, store cache.TransformingStore) {
 
 // watch returns a watch on r that fills store.
 func (c *Client) watch(r resource, store cache.TransformingStore) *watch {
-	watch := &watch{log: c.log, host: c.host, resource: r.name,
+	watch := &watch{log: c.log, host: c.host, resource: r.name, told: c.answered,
 		backoff:  loop.Backoff{Min: minRetry, Max: maxRetry},
 		failures: loop.Failures{Repeat: repeatAfter},
 	}
@@ -131,6 +131,7 @@ type watch struct {
 	host      string
 	resource  string
 	reflector *cache.Reflector
+	told      func(err error) // is called after a failure
 
 	pulse loop.Pulse // while the store takes something
 
@@ -140,7 +141,8 @@ type watch struct {
 	mu       sync.Mutex
 	backoff  loop.Backoff
 	failures loop.Failures
-	complete bool // there is a list, be it that of what is absent
+	complete bool  // there is a list, be it that of what is absent
+	refused  error // why this user may not read it
 }
 
 // Retries of a watch that failed: quick at first, as an API server restart takes seconds, and never
@@ -163,6 +165,7 @@ func (w *watch) run(ctx context.Context) {
 			w.absent(err)
 		} else {
 			retry = w.failed(err)
+			w.told(err)
 		}
 		select {
 		case <-ctx.Done():
@@ -179,6 +182,9 @@ func (w *watch) failed(err error) time.Duration {
 		return minRetry // the API server ended the watch, as it does now and then
 	}
 	w.report(err)
+	if apierrors.IsForbidden(err) {
+		w.refused = err
+	}
 	wait := w.backoff.Next()
 	return wait/2 + rand.N(wait)/2
 }
@@ -188,7 +194,7 @@ func (w *watch) reached() {
 	defer w.mu.Unlock()
 	w.report(nil)
 	w.backoff.Reset()
-	w.complete = true
+	w.complete, w.refused = true, nil
 }
 
 func (w *watch) report(err error) {
@@ -203,4 +209,10 @@ func (w *watch) given() bool {
 	before := w.complete
 	w.complete = true
 	return before
+}
+
+func (w *watch) refusal() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.refused
 }

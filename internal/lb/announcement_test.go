@@ -178,3 +178,28 @@ func TestNamesInAnnouncementsAreNames(t *testing.T) {
 		}
 	}
 }
+
+// FuzzDecodeAnnouncements checks that what is taken for announcements is written back the same.
+func FuzzDecodeAnnouncements(f *testing.F) {
+	f.Add(EncodeAnnouncements([]Announcement{{VIP: netip.MustParseAddr("192.0.2.1"), Reason: ReasonAnnounced, Owner: "n1",
+		Protocol: "ARP", Interfaces: []string{"eth0"},
+		Routes: []RouteAnnouncement{{Peers: []string{"tor"}, Nodes: []string{"n1", "n2"}, OtherNodes: 3}}}}))
+	f.Add(`{"version":1,"vips":[{"vip":"fe80::1%eth0","reason":"x\u001b"}]}`)
+	f.Add(announcementsLeftOver)
+	f.Fuzz(func(t *testing.T, value string) {
+		list, err := DecodeAnnouncements(value)
+		if err != nil {
+			if len(err.Error()) > 1000 {
+				t.Errorf("an error of %d bytes", len(err.Error()))
+			}
+			return
+		}
+		encoded := EncodeAnnouncements(list)
+		if len(encoded) > MaxAnnouncementsSize {
+			t.Fatalf("%d bytes", len(encoded))
+		}
+		if _, err := DecodeAnnouncements(encoded); err != nil {
+			t.Fatalf("what was decoded cannot be read back: %v\n%s", err, encoded)
+		}
+	})
+}

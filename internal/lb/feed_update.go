@@ -30,6 +30,9 @@ type FeedUpdate struct {
 	Dead []string `json:"dead,omitempty"`
 	// Gone are the addresses of the nodes in Dead.
 	Gone []netip.Addr `json:"gone,omitempty"`
+	// CutOff is set while this node may be cut off from the others, and for a moment after. It is no
+	// sign of a node's end then that the node does not answer.
+	CutOff bool `json:"cutOff,omitempty"`
 	// Previous has, for each VIP, the previous owners: nodes that may hold connections to the VIP
 	// which this node does not know, because they announce it or did before; the likeliest first. They
 	// are given by their addresses of the VIP's family. Their kernels forward even while their agents
@@ -49,7 +52,7 @@ func (u *FeedUpdate) Apply(next FeedUpdate) {
 		u.Previous, u.Ring = maps.Clone(next.Previous), maps.Clone(next.Ring)
 		return
 	}
-	u.Dead, u.Gone = next.Dead, next.Gone
+	u.Dead, u.Gone, u.CutOff = next.Dead, next.Gone, next.CutOff
 	for _, vip := range next.Ended {
 		delete(u.Previous, vip)
 		delete(u.Ring, vip)
@@ -72,8 +75,8 @@ func (u *FeedUpdate) Apply(next FeedUpdate) {
 
 // Since returns what u, which says all, says otherwise than before, which did too.
 func (u FeedUpdate) Since(before FeedUpdate) FeedUpdate {
-	changes := FeedUpdate{Changes: true, Dead: u.Dead, Gone: u.Gone, Previous: map[netip.Addr][]netip.Addr{},
-		Ring: map[netip.Addr][]netip.Addr{}}
+	changes := FeedUpdate{Changes: true, Dead: u.Dead, Gone: u.Gone, CutOff: u.CutOff,
+		Previous: map[netip.Addr][]netip.Addr{}, Ring: map[netip.Addr][]netip.Addr{}}
 	for vip := range u.vips() {
 		was, had := before.Previous[vip]
 		ring, spread := u.Ring[vip]

@@ -70,6 +70,8 @@ const (
 	ReasonFrontendInUse Reason = "FrontendInUse"
 	// the nodes do not serve an address in spec.externalIPs
 	ReasonExternalIPRefused Reason = "ExternalIPRefused"
+	// a node drops packets that other nodes move to it, by its kernel parameter rp_filter
+	ReasonStrictReversePath Reason = "StrictReversePath"
 	// the owner probes whether another device uses the VIP, before its first announcement
 	ReasonProbing Reason = "Probing"
 	// a conflicting host uses the VIP, so no node announces it

@@ -16,6 +16,8 @@ import (
 type Neighbor struct {
 	// MAC is the link-layer address, if Found is set.
 	MAC [6]byte
+	// Link is the index of the interface that leads there.
+	Link int
 	// Found is set if the neighbor has answered, Failed if it answers no more.
 	Found, Failed bool
 }
@@ -24,7 +26,9 @@ type Neighbor struct {
 // safe for concurrent use.
 type Neighbors struct {
 	handle *netlink.Handle
-	silent map[int]bool // links that had no carrier when they were last looked at
+	// silent are the links that had no carrier when they were last looked at, for each family: their
+	// neighbors are looked at apart.
+	silent map[int]map[int]bool
 }
 
 // OpenNeighbors opens the way to the table of the calling thread's network namespace.
@@ -33,7 +37,7 @@ func OpenNeighbors() (*Neighbors, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open netlink for neighbors: %w", err)
 	}
-	return &Neighbors{handle, map[int]bool{}}, nil
+	return &Neighbors{handle, map[int]map[int]bool{unix.AF_INET: {}, unix.AF_INET6: {}}}, nil
 }
 
 // Close closes it.
@@ -47,8 +51,8 @@ const (
 
 // Look returns what the kernel knows of addresses of a family, and has it ask for those of which it
 // knows nothing fresh. It leaves out the addresses that it knows nothing of, and those behind a
-// router. Behind a link that has no carrier, or has just got one again, nobody counts as failed: the
-// link was away, not the neighbor.
+// router. Behind a link that has no carrier, or has just got one again, nobody counts as failed:
+// the link was away, not the neighbor.
 func (n *Neighbors) Look(family lb.Family, addrs []netip.Addr) (map[netip.Addr]Neighbor, error) {
 	number := unix.AF_INET
 	if family == lb.IPv6 {
@@ -58,7 +62,7 @@ func (n *Neighbors) Look(family lb.Family, addrs []netip.Addr) (map[netip.Addr]N
 	if err != nil {
 		return nil, fmt.Errorf("list neighbors: %w", err)
 	}
-	all := map[netip.Addr]Neighbor{}
+	all, silent := map[netip.Addr]Neighbor{}, n.silent[number]
 	carriers := map[int]bool{}
 	for _, addr := range addrs {
 		routes, err := n.handle.RouteGet(addr.AsSlice())
@@ -70,7 +74,7 @@ func (n *Neighbors) Look(family lb.Family, addrs []netip.Addr) (map[netip.Addr]N
 			carriers[link] = n.carrier(link)
 		}
 		if !carriers[link] {
-			n.silent[link] = true
+			silent[link] = true
 			continue
 		}
 		state := netlink.NUD_NONE
@@ -78,7 +82,8 @@ func (n *Neighbors) Look(family lb.Family, addrs []netip.Addr) (map[netip.Addr]N
 			return entry.LinkIndex == link && entry.IP.Equal(net.IP(addr.AsSlice()))
 		}); i >= 0 {
 			state = list[i].State
-			if found := neighbor(list[i]); !found.Failed || !n.silent[link] {
+			found := neighbor(list[i])
+			if found.Link = link; !found.Failed || !silent[link] {
 				all[addr] = found
 			}
 		}
@@ -91,7 +96,7 @@ func (n *Neighbors) Look(family lb.Family, addrs []netip.Addr) (map[netip.Addr]N
 	}
 	for link, carrier := range carriers {
 		if carrier {
-			delete(n.silent, link)
+			delete(silent, link)
 		}
 	}
 	return all, nil
@@ -119,4 +124,24 @@ func (n *Neighbors) ask(link, family int, addr netip.Addr) error {
 		LinkIndex: link, Family: family, IP: addr.AsSlice(), State: netlink.NUD_NONE, Flags: netlink.NTF_USE,
 		HardwareAddr: make(net.HardwareAddr, len(Neighbor{}.MAC)),
 	})
+}
+
+// Name returns the name of an interface.
+func (n *Neighbors) Name(link int) (string, error) {
+	l, err := n.handle.LinkByIndex(link)
+	if err != nil {
+		return "", fmt.Errorf("find interface %d: %w", link, err)
+	}
+	return l.Attrs().Name, nil
+}
+
+// Uplink returns the interface over which packets to the rest of the world leave, and 0 if there is
+// no default route in IPv4.
+func (n *Neighbors) Uplink() int {
+	nowhere := net.IPv4(192, 0, 2, 1) // of no network (RFC 5737)
+	routes, err := n.handle.RouteGet(nowhere)
+	if err != nil || len(routes) == 0 || routes[0].Type != unix.RTN_UNICAST {
+		return 0
+	}
+	return routes[0].LinkIndex
 }

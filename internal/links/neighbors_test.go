@@ -66,7 +66,8 @@ func TestALinkThatWasAwayFailsNobody(t *testing.T) {
 	both := map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("198.51.100.2"),
 		lb.IPv6: netip.MustParseAddr("2001:db8::2")}
 	found := func() (count int) {
-		for family, addr := range both {
+		for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+			addr := both[family]
 			all, err := n.Look(family, []netip.Addr{addr})
 			if err != nil {
 				t.Fatal(err)
@@ -95,6 +96,9 @@ func TestALinkThatWasAwayFailsNobody(t *testing.T) {
 	a.Run(t, "sh", "-c", "ping -c1 -W4 198.51.100.2 & ping -6 -c1 -W4 2001:db8::2 & wait")
 	if found() != 0 {
 		t.Error("found without a link")
+	}
+	for _, addr := range both { // or has given up just now
+		a.Run(t, "ip", "neigh", "replace", addr.String(), "dev", "eth0", "nud", "failed")
 	}
 	b.Run(t, "ip", "link", "set", "eth0", "up")
 	wait(2)

@@ -44,6 +44,42 @@ func (p *Pulse) Busy() time.Duration {
 	return max(time.Since(p.since), time.Nanosecond)
 }
 
+// Pulses is the pulse of several goroutines that share one answer to how they are. The zero value
+// is at rest. It is safe for concurrent use.
+type Pulses struct {
+	mu   sync.Mutex
+	last uint64
+	all  map[uint64]time.Time // since when, for each thing that was begun
+}
+
+// Begin says that one of the goroutines has begun something. It returns what says that it has
+// ended.
+func (p *Pulses) Begin() (end func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.all == nil {
+		p.all = map[uint64]time.Time{}
+	}
+	p.last++
+	id := p.last
+	p.all[id] = time.Now()
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.all, id)
+	}
+}
+
+// Busy returns how long ago the thing was begun that takes longest; 0 at rest.
+func (p *Pulses) Busy() (longest time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, since := range p.all {
+		longest = max(longest, time.Since(since), time.Nanosecond)
+	}
+	return longest
+}
+
 type pulseKey struct{}
 
 // Progress says that the step that was called with ctx has come further. A step of many parts, each

@@ -48,3 +48,27 @@ func TestAStepThatHangsIsSeen(t *testing.T) {
 		}
 	})
 }
+
+func TestOneOfManyThatHangsIsSeen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var p Pulses
+		want := func(what string, busy time.Duration) {
+			t.Helper()
+			if got := p.Busy(); got != busy {
+				t.Errorf("%s: busy for %v, want %v", what, got, busy)
+			}
+		}
+		want("at rest", 0)
+		hangs := p.Begin()
+		time.Sleep(time.Minute)
+		p.Begin()()
+		want("one is quick", time.Minute)
+		other := p.Begin()
+		time.Sleep(time.Minute)
+		want("the longest", 2*time.Minute)
+		hangs()
+		want("the rest", time.Minute)
+		other()
+		want("at rest again", 0)
+	})
+}

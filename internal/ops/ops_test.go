@@ -101,12 +101,7 @@ func TestHelpAndVersion(t *testing.T) {
 }
 
 func TestServesUntilTheSignalAndEndsCleanly(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := listener.Addr().String()
-	listener.Close()
+	address := ownAddress()
 
 	get := func(path string) (int, string) {
 		resp, err := http.Get("http://" + address + path)

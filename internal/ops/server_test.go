@@ -52,6 +52,12 @@ func serving(t *testing.T, s *server) (address string) {
 	return listener.Addr().String()
 }
 
+// ownAddress is one at which nobody but this process listens, or has a connection.
+func ownAddress() string {
+	pid := os.Getpid()
+	return fmt.Sprintf("127.%d.%d.%d:7480", 64|pid>>16&63, pid>>8&255, pid&255)
+}
+
 // client sends requests over new connections from an address, and accepts any certificate.
 func client(from string) *http.Client {
 	return &http.Client{Timeout: time.Minute, Transport: &http.Transport{
@@ -232,12 +238,7 @@ func TestStatusIsForThisUserOnly(t *testing.T) {
 		}
 		return nil
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address = listener.Addr().String()
-	listener.Close()
+	address = ownAddress()
 	if got := runProgram(p, nil, "--status-socket="+socket, "--metrics-bind-address="+address); got.code != 0 {
 		t.Errorf("%+v", got)
 	}

@@ -34,7 +34,7 @@ func (a *Actor) Heard() (news lb.FeedUpdate, ok bool) {
 		return news, false
 	}
 	news, a.heard = a.heard, lb.FeedUpdate{Changes: true}
-	news.Dead, news.Gone = a.said.Dead, a.said.Gone
+	news.Dead, news.Gone, news.CutOff = a.said.Dead, a.said.Gone, a.said.CutOff
 	return news, true
 }
 

@@ -32,7 +32,7 @@ func (r running) expectDead(t *testing.T, want ...string) {
 		}
 		select {
 		case <-r.changes:
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatalf("dead are %v, want %v", n.Dead, want)
 		}
 	}
@@ -80,7 +80,7 @@ func TestChangesAddUp(t *testing.T) {
 			}
 			select {
 			case <-a.changes:
-			case <-time.After(10 * time.Second):
+			case <-time.After(time.Minute):
 				t.Fatalf("nothing came of %s", line)
 			}
 		}

@@ -15,6 +15,34 @@ import (
 // Each call has a cost that grows with the table, so smaller parts would take much longer in all.
 const maxRules = 4000
 
+// How many rules one Service may have in one family. The legacy variant reads and writes them with
+// each change of any Service.
+const (
+	maxServiceRules = 1 << 19
+	maxLegacyRules  = 1 << 16
+)
+
+// count returns how many rules a Service needs at most.
+func (r renderer) count(s plan.Service) int {
+	const perPort, perFrontend = 8, 8
+	n := 0
+	for _, p := range s.Ports {
+		if p.Family != r.family {
+			continue
+		}
+		n += perPort
+		for _, f := range p.Frontends {
+			n += perFrontend + len(f.Sources)
+		}
+		cluster, local := len(p.Backends.Cluster), len(p.Backends.Local)
+		n += cluster + local + 2*max(cluster, local)
+		if s.AffinityTimeout > 0 {
+			n += cluster + local
+		}
+	}
+	return n
+}
+
 // parting is a Service that is written port by port.
 type parting struct {
 	// before is the plan that was last held as a whole.

@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -90,5 +91,63 @@ func TestContract11LargeServicesAreWrittenInParts(t *testing.T) {
 	}
 	if d := cmp.Diff(before, fmt.Sprint(kernel.tables)); d != "" {
 		t.Errorf("after its end (-before +now):\n%.2000s", d)
+	}
+}
+
+// TestContract11TooLarge checks that a Service that is too large says so, keeps what it has, and
+// concerns no other. It is not tried in the kernel.
+func TestContract11TooLarge(t *testing.T) {
+	kernel := newFakeKernel()
+	watched := &spy{Kernel: kernel}
+	a := newActor(map[lb.Family]Kernel{lb.IPv4: watched}, seedConfig)
+	set := func(s plan.Service, version int) error {
+		all := many(3, version)
+		all[s.Key] = s
+		a.Set(all)
+		return settle(a, false)
+	}
+	small := large(2, 3, 0)
+	if err := set(small, 1); err != nil {
+		t.Fatal(err)
+	}
+	a.Outcomes()
+	s := large(30, 1000, 1)
+	for version := range 3 {
+		watched.writes = nil
+		if err := set(s, 2+version); !errors.As(err, new(plan.TooLarge)) {
+			t.Errorf("error %v", err)
+		}
+		for _, input := range watched.writes {
+			if lines := strings.Count(input, "\n"); lines > 100 {
+				t.Errorf("a call of %d lines", lines)
+			}
+		}
+		for key, o := range a.Outcomes() {
+			switch {
+			case key != s.Key && o.Err != nil:
+				t.Errorf("%s: %v", key, o.Err)
+			case key == s.Key && (!strings.Contains(fmt.Sprint(o.Err), "65536 that one Service") || len(o.Applied.Ports) != 2):
+				t.Errorf("%d ports applied, error %v", len(o.Applied.Ports), o.Err)
+			}
+		}
+	}
+	if err := set(small, 5); err != nil {
+		t.Error(err)
+	}
+	if input, err := repair(a, lb.IPv4); err != nil || input != "" {
+		t.Errorf("in the end the kernel lacks, %v:\n%.2000s", err, input)
+	}
+	if n := a.families[0].count(s); n > maxServiceRules {
+		t.Errorf("iptables-nft, which writes port by port, refuses %d rules too", n)
+	}
+	// No Service has more rules than are counted.
+	for _, s := range []plan.Service{small, large(7, 50, 3)} {
+		c, n := a.families[0].service(s), 0
+		for _, rules := range c.chains {
+			n += len(rules)
+		}
+		if n += len(c.entries); n > a.families[0].count(s) {
+			t.Errorf("%d rules, counted %d", n, a.families[0].count(s))
+		}
 	}
 }

@@ -15,6 +15,8 @@ import (
 type service struct {
 	plan  plan.Service
 	rules contribution
+	// refusal says why the Service is not written; nil if it is. It has no rules then.
+	refusal error
 }
 
 // family keeps the rules of one address family. One goroutine owns it.
@@ -64,7 +66,7 @@ func (f *family) Configure(config plan.Config) {
 	f.config, f.configured, f.whole = config, true, true
 	f.fixed = f.base()
 	for key, s := range f.want {
-		f.want[key] = service{s.plan, f.service(s.plan)}
+		f.want[key] = f.render(s.plan)
 		f.Touch(key)
 	}
 }
@@ -75,7 +77,19 @@ func (f *family) Want(key lb.Key, s plan.Service) {
 		delete(f.want, key)
 		return
 	}
-	f.want[key] = service{s, f.service(s)}
+	f.want[key] = f.render(s)
+}
+
+// render renders a Service, unless it is too large.
+func (f *family) render(s plan.Service) service {
+	limit := maxServiceRules
+	if f.batch == 0 {
+		limit = maxLegacyRules
+	}
+	if n := f.count(s); n > limit {
+		return service{plan: s, refusal: plan.TooLarge{Elements: n, Limit: limit, Rules: true}}
+	}
+	return service{plan: s, rules: f.service(s)}
 }
 
 // Held implements dialect.Rules. Rules of different Services never stand in each other's way.
@@ -107,6 +121,11 @@ func (f *family) Commit(ctx context.Context, keys []lb.Key) (n int, err error) {
 		if err := f.read(ctx, false); err != nil {
 			return len(keys), dialect.General(err)
 		}
+	}
+	if i := slices.IndexFunc(keys, func(key lb.Key) bool { return f.want[key].refusal != nil }); i == 0 {
+		return 1, dialect.Own(f.want[keys[0]].refusal)
+	} else if i > 0 {
+		keys = keys[:i]
 	}
 	n = len(keys)
 	if i := slices.IndexFunc(keys, f.large); i == 0 && n == 1 {

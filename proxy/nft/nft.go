@@ -63,7 +63,8 @@ const (
 	TypeProto   = 12
 	TypePort    = 13
 	TypeClass   = 23 // of queueing disciplines
-	typeBits    = 6  // per type in a key of several
+	TypeIfname  = 41
+	typeBits    = 6 // per type in a key of several
 )
 
 // TypeOf returns the number of a type that is made of several.

@@ -113,6 +113,36 @@ func TestTableReadsBack(t *testing.T) {
 	}
 }
 
+// TestRemove checks that the tables of a name go, of both families and also where they are not
+// there, and that others stay.
+func TestRemove(t *testing.T) {
+	ns := nstest.New(t)
+	c := open(t, ns)
+	for _, table := range []Table{{lb.IPv4, "ours"}, {lb.IPv6, "ours"}, {lb.IPv4, "theirs"}} {
+		b := NewBatch(table)
+		b.AddTable()
+		b.AddSet(Set{Name: "ports", KeyType: TypePort, KeyLength: 2})
+		b.AddChain("in", Hook{"filter", unix.NF_INET_PRE_ROUTING, -150})
+		b.AddChain("after", Hook{"filter", unix.NF_INET_POST_ROUTING, 0})
+		b.AddChain("other", Hook{})
+		b.AddRule("in", Rule{Exprs: expr.Jump("other")})
+		b.AddRule("other", Rule{Exprs: expr.Join(expr.IsProtocol(expr.CmpOpEq, unix.IPPROTO_TCP),
+			expr.List{expr.Load(expr.Reg, expr.PayloadBaseTransportHeader, 2, 2)}, expr.In("ports"), expr.Drop())})
+		if err := b.Commit(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	theirs := ns.Run(t, "nft", "list", "table", "ip", "theirs")
+	for range 2 {
+		if err := Remove(c, "ours"); err != nil {
+			t.Error(err)
+		}
+		if left := ns.Run(t, "nft", "list", "ruleset"); left != theirs {
+			t.Errorf("left:\n%swant:\n%s", left, theirs)
+		}
+	}
+}
+
 // TestCountersAreRead checks that packets through a chain are counted, and found in its listing.
 func TestCountersAreRead(t *testing.T) {
 	ns := nstest.New(t)

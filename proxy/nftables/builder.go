@@ -129,7 +129,7 @@ func (b builder) grouped(id setID, frontend ...field) expr.List {
 
 // knownClient sends a client that is remembered to its backend.
 func (b builder) knownClient(p protocol) nft.Rule {
-	return b.rule("known client", b.isProtocol(p), b.key(fieldGroup, fieldSource),
+	return b.rule("known client", b.isProtocol(p), b.key(fieldGroup), b.hashed(b.source(), stickyShare, 0),
 		expr.List{b.lookup(stickyMap, 0)}, b.dnat())
 }
 
@@ -213,13 +213,13 @@ func (b builder) originalGroup(id setID, p protocol) expr.List {
 
 // remember notes which backend a client of the group got, if the group may have it.
 func (b builder) remember(seconds uint32) nft.Rule {
-	key, end := b.keyAt(0, fieldGroup, fieldOriginalSource)
-	end = (end + 3) &^ 3 // nft starts values at the next 16 bytes
+	const end = 4 // nft starts values at the next 16 bytes
 	value, _ := b.keyAt(end, fieldBackend)
-	return b.rule("", b.key(fieldGroup, fieldBackend), expr.In(affinitySet(seconds)), key, value, expr.List{&expr.Dynset{
-		SrcRegKey: expr.Reg, SrcRegData: expr.Register(end), SetName: stickyMap, Operation: unix.NFT_DYNSET_OP_UPDATE,
-		Timeout: seconds2duration(seconds),
-	}})
+	return b.rule("", b.key(fieldGroup, fieldBackend), expr.In(affinitySet(seconds)),
+		b.key(fieldGroup), b.hashed([]field{fieldOriginalSource}, stickyShare, 0), value, expr.List{&expr.Dynset{
+			SrcRegKey: expr.Reg, SrcRegData: expr.Register(end), SetName: stickyMap, Operation: unix.NFT_DYNSET_OP_UPDATE,
+			Timeout: seconds2duration(seconds),
+		}})
 }
 
 // noPriority sets back what held the group.

@@ -169,6 +169,26 @@ func limitSlots(groups []*group) {
 	}
 }
 
+// SchedulerIgnored says why this mode does not choose a Service's backends by its scheduler, "" if
+// it does.
+func SchedulerIgnored(s plan.Service) string {
+	if method(s.Scheduler) == 0 {
+		return ""
+	}
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		for _, c := range (renderer{family: family}).choices(s.Key, s.Only(family)) {
+			for _, g := range []*group{c.cluster, c.local} {
+				if g != nil && method(g.scheduler) == 0 {
+					return fmt.Sprintf("scheduler %s: the tables for the lists of endpoints of the ports have more than %d places "+
+						"together, so connections are spread at random; a Service with fewer named target ports needs fewer lists",
+						s.Scheduler, maxSlots)
+				}
+			}
+		}
+	}
+	return ""
+}
+
 // size returns how many elements a group needs at most.
 func (g *group) size(affinity bool) int {
 	n := max(int(g.class), len(g.backends)) + 2

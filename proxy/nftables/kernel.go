@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -43,7 +45,6 @@ type unknownElement struct {
 type client struct {
 	key   string
 	group uint32
-	addr  address
 	to    address // of its backend
 }
 
@@ -272,6 +273,17 @@ func (r *ruleset) compare(have state) (right, keep bool) {
 		right = right && c.same(have.chains[c.name])
 	}
 	return right, keep
+}
+
+// leaveOut takes from what was read the elements of sets that the rules do not have: they went with
+// their set.
+func (r *ruleset) leaveOut(have *state) {
+	sets := map[string]bool{}
+	for _, s := range r.sets {
+		sets[s.name] = true
+	}
+	maps.DeleteFunc(have.elements, func(e element, _ target) bool { return !sets[e.setName()] })
+	have.unknown = slices.DeleteFunc(have.unknown, func(e unknownElement) bool { return !sets[e.set] })
 }
 
 func (c chain) same(have nft.Chain) bool {

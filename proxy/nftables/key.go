@@ -185,11 +185,10 @@ func (e *entry) decodeRange(first, last []byte, n int) error {
 // decodeClient reads an element of the map that remembers clients; ok is false for what is none.
 func decodeClient(family lb.Family, key, value []byte) (c client, ok bool) {
 	n := nft.AddressBytes(family)
-	if len(key) != 4+n || len(value) != n {
+	if len(key) != 8 || len(value) != n {
 		return c, false
 	}
 	c = client{key: string(key), group: binary.NativeEndian.Uint32(key)}
-	copy(c.addr[:], key[4:])
 	copy(c.to[:], value)
 	return c, true
 }

@@ -129,6 +129,7 @@ func (t *table) prepare(verify bool) error {
 		if !keep {
 			loaded.elements, loaded.unknown = nil, nil
 		}
+		wanted.leaveOut(&loaded)
 	}
 	if t.foreign && !right && t.rules != nil {
 		t.Stats.Repaired++

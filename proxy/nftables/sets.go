@@ -24,8 +24,14 @@ type set struct {
 	typeOf protocol
 }
 
-// stickyLimit is how many clients are remembered at most. Others are served without affinity.
-const stickyLimit = 1 << 20
+const (
+	// stickyShare is how many clients a group remembers: each has a place by its address' hash, and
+	// clients with the same place share a backend. So the clients of one Service, however many, take
+	// no more than its share of the map.
+	stickyShare = 1 << 15
+	// stickyLimit is how many places are taken at most. Clients of others are served without affinity.
+	stickyLimit = 1 << 20
+)
 
 func newSets(timeouts []uint32) []set {
 	frontend := []field{fieldDestination, fieldProtocol, fieldPort}
@@ -64,7 +70,7 @@ func newSets(timeouts []uint32) []set {
 	}
 	return append(sets, set{
 		name: stickyMap, flags: unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, size: stickyLimit,
-		key: []field{fieldGroup, fieldSource}, value: []field{fieldDestination},
+		key: []field{fieldGroup, fieldNumber}, value: []field{fieldDestination}, typeOf: tcp,
 	})
 }
 

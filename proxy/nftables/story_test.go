@@ -123,7 +123,10 @@ func story(t *testing.T, seed uint64, steps int, actor func() *testActor, fresh 
 			a.Set(changed)
 		}
 		if r.IntN(4) > 0 {
-			_, _ = a.Apply(t.Context(), r.IntN(30) == 0)
+			stats, _ := a.Apply(t.Context(), r.IntN(30) == 0)
+			if stats.Failures > 0 { // the kernel refuses only what is wrong
+				t.Errorf("%+v", stats)
+			}
 		}
 		if i%(steps/6) == 0 || i == steps-1 {
 			settled(t, a)
@@ -189,7 +192,9 @@ func fakeKernels() map[lb.Family]kernel {
 // Contract clause 6.
 func TestContract6RandomStoriesEndAsAFreshStart(t *testing.T) {
 	t.Parallel()
-	seeds.Run(t, seeds.Of(4, 60), nil, func(t *testing.T, seed uint64) {
+	// Those that find a start that removes elements of a set that has gone with its rules.
+	found := []uint64{6, 9}
+	seeds.Run(t, seeds.Of(4, 60), found, func(t *testing.T, seed uint64) {
 		kernels := fakeKernels()
 		story(t, seed, seeds.Of(150, 300), func() *testActor { return fakeActor(kernels) },
 			func() *testActor { return fakeActor(fakeKernels()) })
@@ -211,7 +216,9 @@ func TestContract6RandomStoriesInTheKernel(t *testing.T) {
 // the end all is as it should be.
 func TestContract1RandomFailures(t *testing.T) {
 	t.Parallel()
-	seeds.Run(t, seeds.Of(4, 60), nil, func(t *testing.T, seed uint64) {
+	// One that finds a change that counts a frontend twice which two Services have lost at once.
+	found := []uint64{112}
+	seeds.Run(t, seeds.Of(4, 60), found, func(t *testing.T, seed uint64) {
 		r := rand.New(rand.NewPCG(seed, 2))
 		four, six := newFakeKernel(lb.IPv4), newFakeKernel(lb.IPv6)
 		a := fakeActor(map[lb.Family]kernel{lb.IPv4: four, lb.IPv6: six})

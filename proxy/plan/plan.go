@@ -149,11 +149,12 @@ func ParseScheduler(name string) (Scheduler, bool) {
 func SchedulerIgnored(asked string, onlyRandom bool) string {
 	switch scheduler, ok := ParseScheduler(asked); {
 	case !ok:
-		return fmt.Sprintf("annotation %s: %q is none of %s, %s, %s, %s; the node's default is used", lb.AnnotationScheduler,
+		return fmt.Sprintf("annotation %s: %.80q is none of %s, %s, %s, %s; the node's default is used",
+			lb.AnnotationScheduler,
 			asked, Random, RoundRobin, SourceHash, Maglev)
 	case onlyRandom && scheduler != "" && scheduler != Random:
 		return fmt.Sprintf(
-			"annotation %s: %q needs a proxy in nftables mode; in iptables mode connections are spread at random",
+			"annotation %s: %.80q needs a proxy in nftables mode; in iptables mode connections are spread at random",
 			lb.AnnotationScheduler, asked)
 	}
 	return ""

@@ -45,6 +45,8 @@ type table struct {
 	// through.
 	ring []netip.Addr
 	hops int
+	// limit is Deps.Limit.
+	limit int
 
 	// previous counts the VIPs of which a node is a previous owner, and spread the VIPs whose packets
 	// may pass through so many nodes.
@@ -55,14 +57,27 @@ type table struct {
 // maxTargets bounds the rules that a stray packet meets.
 const maxTargets = 64
 
+// losses are the nodes that the speaker takes for dead. With cutOff set it may be this node that is
+// cut off from the others.
+type losses struct {
+	nodes  []netip.Addr
+	cutOff bool
+}
+
+func (l losses) equal(other losses) bool {
+	return l.cutOff == other.cutOff && slices.Equal(l.nodes, other.nodes)
+}
+
 // judge tells which nodes are reachable.
 type judge struct {
 	neighbors map[netip.Addr]links.Neighbor
-	left      []netip.Addr // nodes that hold nothing any more
+	lost      losses
 }
 
+// gone reports whether a node holds nothing any more. While this node may be cut off, its kernel
+// finds that nobody answers; connections that only the others know arrive with its first packets.
 func (j judge) gone(node netip.Addr) bool {
-	return j.neighbors[node].Failed || slices.Contains(j.left, node)
+	return j.neighbors[node].Failed && !j.lost.cutOff || slices.Contains(j.lost.nodes, node)
 }
 
 // reachable reports whether packets can be moved to a node now. A node whose MAC address is not
@@ -187,7 +202,7 @@ func (t *table) nodes() []netip.Addr {
 
 func (t *table) equal(other *table) bool {
 	return maps.EqualFunc(t.targets, other.targets, slices.Equal) && slices.Equal(t.peers, other.peers) &&
-		slices.Equal(t.ring, other.ring) && t.hops == other.hops
+		slices.Equal(t.ring, other.ring) && t.hops == other.hops && t.limit == other.limit
 }
 
 // shape is what the rules and the set of peers depend on. Two tables of the same shape differ only

@@ -7,8 +7,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/links"
 	"github.com/landfall-lb/landfall/proxy/nfnetlink"
@@ -49,6 +47,11 @@ type held struct {
 	sent map[netip.Addr]uint64
 	// rules are those of the chain of stray packets, see nft.Rule.UserData.
 	rules []string
+	// limits are those of the chains of limits, one after the other. dropped is how many packets were
+	// above one, and flooded for which VIPs, in the last minute.
+	limits  []string
+	dropped uint64
+	flooded []netip.Addr
 	// What follows is there if that was asked for: what the sets hold, and the names of those that are
 	// in the way of ours.
 	table   table
@@ -83,13 +86,22 @@ func (h header) load(l nft.Listing, all bool) (held, error) {
 		return have, err
 	}
 	have.rules = chains[chainStrays].Rules
+	for _, name := range limitChains {
+		have.limits = append(have.limits, chains[name].Rules...)
+	}
+	if have.dropped = chains[chainOver].Packets; have.dropped > 0 {
+		if have.flooded, err = h.readAddresses(l, sets, h.timed(setFlooded, floodedFor)); err != nil {
+			return have, err
+		}
+	}
 	for set := range sets {
 		node, ok := nodeOf(prefixFlows, set)
 		if !ok {
 			continue
 		}
-		if to := chains[name(prefixTo, node)]; slices.Equal(to.Rules, userData(h.toRules(node))) {
-			have.sent[node] = to.Packets
+		to, first := chains[name(prefixTo, node)], chains[name(prefixNew, node)]
+		if slices.Equal(to.Rules, userData(h.toRules(node))) && slices.Equal(first.Rules, userData(h.newRules(node))) {
+			have.sent[node] = to.Packets + first.Packets
 		}
 	}
 	if !all {
@@ -104,7 +116,7 @@ func (h header) load(l nft.Listing, all bool) (held, error) {
 // node that lacks the rest.
 func (h header) foreign(sets map[string]nft.Shape, have held) (names []string) {
 	ours := map[string]nft.Shape{}
-	for _, set := range []nft.Set{h.peers(), h.ring()} {
+	for _, set := range append(h.limitSets(), h.peers(), h.ring()) {
 		ours[set.Name] = set.Shape()
 	}
 	for node := range have.sent {
@@ -130,32 +142,41 @@ func userData(rules []nft.Rule) []string {
 // read reads what the sets hold, sorted. A set that is missing is empty, and will be written.
 func (h header) read(l nft.Listing, sets map[string]nft.Shape, have held) (table, error) {
 	var errs []error
-	read := func(set nft.Set) (keys [][]byte) {
-		if sets[set.Name] == set.Shape() {
-			errs = append(errs, l.Elements(set.Name, func(e nft.Element) {
-				if len(e.Key) == int(set.KeyLength) {
-					keys = append(keys, bytes.Clone(e.Key))
-				}
-			}))
-		}
-		slices.SortFunc(keys, bytes.Compare)
-		return keys
-	}
-	addresses := func(set nft.Set) (addrs []netip.Addr) {
-		for _, key := range read(set) {
-			addr, _ := netip.AddrFromSlice(key)
-			addrs = append(addrs, addr)
-		}
+	addresses := func(set nft.Set) []netip.Addr {
+		addrs, err := h.readAddresses(l, sets, set)
+		errs = append(errs, err)
 		return addrs
 	}
 	t := table{targets: map[netip.Addr][]netip.Addr{}, ring: addresses(h.ring())}
 	for node := range have.sent {
 		t.targets[node] = addresses(h.vips(node))
 	}
-	for _, key := range read(h.peers()) {
+	peers, err := readKeys(l, sets, h.peers())
+	for _, key := range peers {
 		t.peers = append(t.peers, mac(key))
 	}
-	return t, errors.Join(errs...)
+	return t, errors.Join(append(errs, err)...)
+}
+
+func (h header) readAddresses(l nft.Listing, sets map[string]nft.Shape, set nft.Set) (addrs []netip.Addr, err error) {
+	keys, err := readKeys(l, sets, set)
+	for _, key := range keys {
+		addr, _ := netip.AddrFromSlice(key)
+		addrs = append(addrs, addr)
+	}
+	return addrs, err
+}
+
+func readKeys(l nft.Listing, sets map[string]nft.Shape, set nft.Set) (keys [][]byte, err error) {
+	if sets[set.Name] == set.Shape() {
+		err = l.Elements(set.Name, func(e nft.Element) {
+			if len(e.Key) == int(set.KeyLength) {
+				keys = append(keys, bytes.Clone(e.Key))
+			}
+		})
+	}
+	slices.SortFunc(keys, bytes.Compare)
+	return keys, err
 }
 
 // maxBatch is how many bytes a transaction has at most, or not many more: the kernel takes one only
@@ -218,9 +239,10 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 		return w.commit()
 	}
 	w.AddTable()
-	if len(have.foreign) > 0 && len(have.rules) > 0 {
-		w.RemoveRules(chainStrays) // which may use them
-		have.rules = nil
+	written := have.sent
+	if len(have.foreign) > 0 {
+		w.RemoveRules("") // which may use them
+		have.rules, have.limits, written = nil, nil, nil
 	}
 	for _, name := range have.foreign {
 		w.RemoveSet(name)
@@ -233,12 +255,15 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 		{h.peers(), keysOf(have.table.peers, mac.bytes), keysOf(want.peers, mac.bytes)},
 		{h.ring(), keysOf(have.table.ring, netip.Addr.AsSlice), keysOf(want.ring, netip.Addr.AsSlice)},
 	}
+	h.writeLimits(w.Batch, want.limit, have)
 	for _, node := range want.nodes() {
 		all = append(all, sets{h.vips(node), keysOf(have.table.targets[node], netip.Addr.AsSlice),
 			keysOf(want.targets[node], netip.Addr.AsSlice)})
-		if _, there := have.sent[node]; !there {
+		if _, there := written[node]; !there {
 			w.AddSet(h.flows(node))
+			w.AddSet(h.fresh(node))
 			replace(w.Batch, name(prefixTo, node), nft.Hook{}, h.toRules(node))
+			replace(w.Batch, name(prefixNew, node), nft.Hook{}, h.newRules(node))
 		}
 	}
 	for _, s := range all {
@@ -253,13 +278,38 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 	}
 	for node := range have.sent {
 		if _, wanted := want.targets[node]; !wanted {
-			w.RemoveRules(name(prefixTo, node))
-			w.RemoveChain(name(prefixTo, node))
-			w.RemoveSet(h.vips(node).Name)
-			w.RemoveSet(h.flows(node).Name)
+			for _, chain := range []string{name(prefixNew, node), name(prefixTo, node)} {
+				w.RemoveRules(chain)
+				w.RemoveChain(chain)
+			}
+			for _, set := range []nft.Set{h.vips(node), h.flows(node), h.fresh(node)} {
+				w.RemoveSet(set.Name)
+			}
 		}
 	}
 	return w.commit()
+}
+
+// writeLimits makes the chains of limits as wanted. What was counted of a VIP goes on.
+func (h header) writeLimits(b *nft.Batch, limit int, have held) {
+	for _, set := range h.limitSets() {
+		b.AddSet(set)
+	}
+	if slices.Equal(have.limits, h.limitsOf(limit)) {
+		return
+	}
+	all := h.limitRules(limit)
+	for _, chain := range limitChains {
+		replace(b, chain, nft.Hook{}, all[chain])
+	}
+}
+
+// limitsOf returns what load reads of the chains of limits.
+func (h header) limitsOf(limit int) (all []string) {
+	for _, chain := range limitChains {
+		all = append(all, userData(h.limitRules(limit)[chain])...)
+	}
+	return all
 }
 
 // edit changes elements of the sets only.
@@ -336,15 +386,6 @@ func replace(b *nft.Batch, chain string, hook nft.Hook, rules []nft.Rule) {
 	}
 }
 
-func remove(conn *nfnetlink.Conn, family lb.Family) error {
-	b := nft.NewBatch(headerOf(family).table())
-	b.RemoveTable()
-	if err := b.Commit(conn); !errors.Is(err, unix.ENOENT) {
-		return err
-	}
-	return nil
-}
-
 // Cleanup removes what is ours.
 func Cleanup() error {
 	conn, err := nfnetlink.Open()
@@ -352,13 +393,7 @@ func Cleanup() error {
 		return err
 	}
 	defer conn.Close()
-	var errs []error
-	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
-		if err := remove(conn, family); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", family, err))
-		}
-	}
-	return errors.Join(errs...)
+	return nft.Remove(conn, tableName)
 }
 
 // neighbors returns what is known of nodes, and has the kernel find out whether they are there. It

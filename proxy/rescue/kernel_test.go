@@ -1,6 +1,7 @@
 package rescue
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -148,17 +149,37 @@ func (l lan) dial(t *testing.T, vip string, n int) (conns []net.Conn) {
 	return conns
 }
 
+// patience is far longer than anything takes that happens at all.
+const patience = 30 * time.Second
+
 // lost counts connections that do not work any more.
 func lost(conns []net.Conn) (n int) {
 	for _, conn := range conns {
-		_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
-		if _, err := conn.Write([]byte("x")); err != nil {
-			n++
-		} else if _, err := io.ReadFull(conn, make([]byte, 1)); err != nil {
+		if use(conn) != nil {
 			n++
 		}
 	}
 	return n
+}
+
+// refused counts connections that are answered with a reset.
+func refused(conns []net.Conn) (n int) {
+	for _, conn := range conns {
+		if errors.Is(use(conn), unix.ECONNRESET) {
+			n++
+		}
+	}
+	return n
+}
+
+// use sends something over a connection and waits for its echo.
+func use(conn net.Conn) error {
+	_ = conn.SetDeadline(time.Now().Add(patience))
+	if _, err := conn.Write([]byte("x")); err != nil {
+		return err
+	}
+	_, err := io.ReadFull(conn, make([]byte, 1))
+	return err
 }
 
 // rescuer is an actor for a node.
@@ -177,14 +198,14 @@ func rescuerWith(t *testing.T, node *nstest.NS, ring bool) *Actor {
 	})
 	t.Cleanup(kernel.Close)
 	return New(Deps{Log: slog.New(slog.DiscardHandler), Kernel: kernel, Families: []lb.Family{lb.IPv4, lb.IPv6},
-		Ring: ring})
+		Ring: ring, Limit: DefaultLimit})
 }
 
 // want lets an actor apply until it has as many targets.
 func want(t *testing.T, node *nstest.NS, a *Actor, w Desired, targets int) {
 	t.Helper()
 	a.set(w)
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
 		node.Do(t, a.apply)
 		if a.Targets() == targets {
 			return
@@ -239,7 +260,7 @@ func TestContract5ConnectionsSurviveAMove(t *testing.T) {
 			return l.a.Run(t, "conntrack", "-L", "-p", "tcp", "-d", at.vip, "--state", "ESTABLISHED", "-f",
 				map[bool]string{true: "ipv4", false: "ipv6"}[at == v4])
 		}
-		for deadline := time.Now().Add(5 * time.Second); strings.Count(established(), "ESTABLISHED") > len(idle)+
+		for deadline := time.Now().Add(patience); strings.Count(established(), "ESTABLISHED") > len(idle)+
 			10; time.Sleep(50 * time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Errorf("connections that were closed are still there:\n%s", established())
@@ -267,12 +288,8 @@ func TestContract9UnknownConnectionsAreRefused(t *testing.T) {
 	writeRules(
 		t, l.a, "flush chain ip test pre\nadd rule ip test pre ip daddr 10.0.0.100 tcp dport 80 dnat to 10.1.0.2:81")
 	l.point(t, v4.vip, l.macB)
-	began := time.Now()
-	if n := lost(conns); n != len(conns) {
-		t.Errorf("%d of %d connections were lost that no node knows", n, len(conns))
-	}
-	if took := time.Since(began); took > 5*time.Second {
-		t.Errorf("they were refused after %v", took)
+	if n := refused(conns); n != len(conns) {
+		t.Errorf("%d of %d connections were refused that no node knows", n, len(conns))
 	}
 	l.b.Do(t, rb.apply)
 	if rb.Packets() > 50 {
@@ -385,7 +402,7 @@ func (l lan) dialFrom(t *testing.T, port int, vip string) net.Conn {
 	time.Sleep(50 * time.Millisecond)
 	var conn net.Conn
 	l.client.Do(t, func() (err error) {
-		d := net.Dialer{LocalAddr: &net.TCPAddr{Port: port}, Timeout: 5 * time.Second}
+		d := net.Dialer{LocalAddr: &net.TCPAddr{Port: port}, Timeout: patience}
 		conn, err = d.Dial("tcp", net.JoinHostPort(vip, "80"))
 		return err
 	})

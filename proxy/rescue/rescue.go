@@ -32,6 +32,13 @@ type Deps struct {
 	Families []lb.Family
 	// Ring switches the rings on. Without them a stray packet goes to one node.
 	Ring bool
+	// Parameters is the folder of the network's kernel parameters, to set rp_filter where it is
+	// needed; "" to leave it alone. Warn is called when that is needed and cannot be done.
+	Parameters string
+	Warn       func(message string)
+	// Limit is how many stray packets for one VIP are moved in a second while their connections are
+	// not remembered, at most MaxLimit; 0 for no limit.
+	Limit int
 }
 
 // lookEvery is how often the actor checks the targets and the rules. It checks more often while it
@@ -53,6 +60,7 @@ type kernel interface {
 	write(family lb.Family, want *table, have held) error
 	edit(family lb.Family, edits []edit) error
 	neighbors(lb.Family, []netip.Addr) (map[netip.Addr]links.Neighbor, error)
+	loosen(folder string, from []int) (changed []string, err error)
 }
 
 // Actor keeps the rules. Before Begin it leaves the kernel's rules alone: unknown is not absent.
@@ -61,27 +69,35 @@ type Actor struct {
 	kernel   kernel
 	families []lb.Family
 	ring     bool
-	runner   *loop.Runner
-	inbox    actor.Inbox[netip.Addr, *Origins]
+	limit    int
+
+	parameters string
+	warn       func(string)
+	filtered   string // what warn was called with last
+
+	runner *loop.Runner
+	inbox  actor.Inbox[netip.Addr, *Origins]
 
 	mu   sync.Mutex
-	left []netip.Addr
+	lost losses
 
 	// The rest belongs to the goroutine that runs step.
 	begun   bool
 	all     map[netip.Addr]Origins
 	nodes   map[netip.Addr]int            // in how many Origins a node is
 	changed map[netip.Addr]Origins        // VIPs whose Origins have changed since the tables were made, as they were
-	gone    []netip.Addr                  // as left was when the tables were made
+	gone    losses                        // as lost was when the tables were made
 	written map[lb.Family]*table          // as the kernel has it; it is missing where that is not certain
 	sent    map[lb.Family][]netip.Addr    // the nodes that the kernel had when the table was made
 	looked  time.Time                     // when the kernel was looked at last
 	known   map[netip.Addr]links.Neighbor // nodes as they last were
 	asked   map[netip.Addr]int            // how often nodes were looked for of which nothing is known
 	counted map[netip.Addr]uint64
+	floods  map[lb.Family]flood
 	failed  loop.Failures
 
 	packets atomic.Uint64
+	dropped atomic.Uint64
 	targets atomic.Int64
 }
 
@@ -89,10 +105,12 @@ type Actor struct {
 func New(deps Deps) *Actor { return newActor(deps, deps.Kernel) }
 
 func newActor(deps Deps, k kernel) *Actor {
-	a := &Actor{log: deps.Log, kernel: k, families: deps.Families, ring: deps.Ring,
+	a := &Actor{log: deps.Log, kernel: k, families: deps.Families, ring: deps.Ring, limit: deps.Limit,
+		parameters: deps.Parameters, warn: deps.Warn,
 		all: map[netip.Addr]Origins{}, nodes: map[netip.Addr]int{}, changed: map[netip.Addr]Origins{},
 		written: map[lb.Family]*table{}, sent: map[lb.Family][]netip.Addr{},
-		known: map[netip.Addr]links.Neighbor{}, asked: map[netip.Addr]int{}, counted: map[netip.Addr]uint64{}}
+		known: map[netip.Addr]links.Neighbor{}, asked: map[netip.Addr]int{}, counted: map[netip.Addr]uint64{},
+		floods: map[lb.Family]flood{}}
 	a.runner = loop.New(a.step, loop.Options{Gap: gap})
 	return a
 }
@@ -111,11 +129,13 @@ func (a *Actor) Update(changes map[netip.Addr]*Origins) {
 	a.runner.Poke()
 }
 
-// SetGone takes the dead nodes, whose connections are lost. It never blocks.
-func (a *Actor) SetGone(nodes []netip.Addr) {
+// SetGone takes the dead nodes, whose connections are lost. With cutOff set it may be this node
+// that the others do not hear: then a node that does not answer stays a target. It never blocks.
+func (a *Actor) SetGone(nodes []netip.Addr, cutOff bool) {
+	now := losses{nodes, cutOff}
 	a.mu.Lock()
-	same := slices.Equal(a.left, nodes)
-	a.left = nodes
+	same := a.lost.equal(now)
+	a.lost = now
 	a.mu.Unlock()
 	if !same {
 		a.runner.Poke()
@@ -157,14 +177,17 @@ func (a *Actor) mention(o Origins, n int) {
 	}
 }
 
-func (a *Actor) leftNodes() []netip.Addr {
+func (a *Actor) losses() losses {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.left
+	return a.lost
 }
 
 // Packets returns how many packets were moved.
 func (a *Actor) Packets() uint64 { return a.packets.Load() }
+
+// Dropped returns how many packets were above a limit.
+func (a *Actor) Dropped() uint64 { return a.dropped.Load() }
 
 // Targets returns to how many nodes packets would be moved.
 func (a *Actor) Targets() int { return int(a.targets.Load()) }
@@ -197,7 +220,7 @@ func (a *Actor) step(context.Context) (time.Duration, error) {
 // period is how long to wait between two looks.
 func (a *Actor) period() time.Duration {
 	for node := range a.nodes {
-		if a.known[node].Failed && !slices.Contains(a.gone, node) {
+		if a.known[node].Failed && !slices.Contains(a.gone.nodes, node) {
 			return lookFailed
 		}
 	}
@@ -209,8 +232,8 @@ func (a *Actor) apply() error {
 	if !a.take() {
 		return nil
 	}
-	if left := a.leftNodes(); !slices.Equal(a.gone, left) {
-		a.gone = left
+	if lost := a.losses(); !a.gone.equal(lost) {
+		a.gone = lost
 		clear(a.sent)
 	}
 	for vip := range a.changed {
@@ -246,7 +269,7 @@ type edit struct {
 // adjust is apply without a look at the kernel: it suffices where only Origins have changed since
 // the last look. It reports whether that was so. Its cost follows what has changed.
 func (a *Actor) adjust() bool {
-	if !a.take() || !slices.Equal(a.gone, a.leftNodes()) {
+	if !a.take() || !a.gone.equal(a.losses()) {
 		return false
 	}
 	edits := map[lb.Family][]edit{}
@@ -333,6 +356,7 @@ func (a *Actor) sync(family lb.Family) error {
 		return err
 	}
 	a.count(have)
+	a.watchFlood(family, have)
 	sent := slices.SortedFunc(maps.Keys(have.sent), netip.Addr.Compare)
 	neighbors, err := a.look(family, sent)
 	if err != nil {
@@ -347,6 +371,10 @@ func (a *Actor) sync(family lb.Family) error {
 	}
 	if !unchanged {
 		want = choose(family, a.all, judge{neighbors, a.gone}, sent)
+		want.limit = a.limit
+	}
+	if family == lb.IPv4 {
+		a.checkFilters(want, neighbors)
 	}
 	a.sent[family] = sent
 	if same(family, have, want) && (unchanged || a.holds(family, have, want)) {
@@ -372,7 +400,7 @@ func (a *Actor) holds(family lb.Family, have held, want *table) bool {
 	if before, known := a.written[family]; known {
 		return before.equal(want)
 	}
-	have.table.hops = want.hops // the rules show it
+	have.table.hops, have.table.limit = want.hops, want.limit // the rules show them
 	return have.table.equal(want)
 }
 
@@ -391,11 +419,17 @@ func (a *Actor) look(family lb.Family, sent []netip.Addr) (map[netip.Addr]links.
 		return nil, err
 	}
 	for _, node := range nodes {
-		if n, ok := found[node]; ok && (n.Found || n.Failed) {
+		last, before := a.known[node]
+		switch n := found[node]; {
+		case n.Failed:
+			last.Failed = true
+			found[node] = last // where it was
 			delete(a.asked, node)
-		} else if last, ok := a.known[node]; ok {
+		case n.Found:
+			delete(a.asked, node)
+		case before:
 			found[node] = last // the kernel forgets a neighbor that it has not needed for long
-		} else {
+		default:
 			a.asked[node]++
 		}
 	}
@@ -422,6 +456,7 @@ func same(family lb.Family, have held, want *table) bool {
 	if len(want.targets) == 0 {
 		return !have.exists
 	}
-	return slices.Equal(have.rules, userData(headerOf(family).strayRules(want))) &&
+	h := headerOf(family)
+	return slices.Equal(have.rules, userData(h.strayRules(want))) && slices.Equal(have.limits, h.limitsOf(want.limit)) &&
 		maps.EqualFunc(have.sent, want.targets, func(uint64, []netip.Addr) bool { return true })
 }

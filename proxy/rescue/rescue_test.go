@@ -21,6 +21,7 @@ import (
 type Desired struct {
 	Previous, Ring map[netip.Addr][]netip.Addr
 	Gone           []netip.Addr
+	CutOff         bool
 }
 
 // all is what is said of each VIP.
@@ -49,7 +50,7 @@ func (a *Actor) set(w Desired) {
 			changes[vip] = &o
 		}
 	}
-	a.SetGone(w.Gone)
+	a.SetGone(w.Gone, w.CutOff)
 	if begun {
 		a.Update(changes)
 	} else {
@@ -98,7 +99,7 @@ func TestChoose(t *testing.T) {
 		{"until the node is gone", lb.IPv4, Desired{}, dead, []netip.Addr{a}, owners{}, nil},
 		{"or said to be", lb.IPv4, Desired{Gone: []netip.Addr{a}}, all, []netip.Addr{a}, owners{}, nil},
 	} {
-		got := choose(test.family, test.w.all(), judge{test.neighbors, test.w.Gone}, test.sent)
+		got := choose(test.family, test.w.all(), judge{test.neighbors, losses{test.w.Gone, test.w.CutOff}}, test.sent)
 		var peers []byte
 		for _, peer := range got.peers {
 			peers = append(peers, peer[5])
@@ -135,6 +136,8 @@ type fakeKernel struct {
 	writes    int
 	edits     int
 	lastAsked []netip.Addr
+	loosened  []int
+	strict    error
 }
 
 func (k *fakeKernel) load(_ lb.Family, all bool) (held, error) {
@@ -161,7 +164,7 @@ func (k *fakeKernel) write(_ lb.Family, want *table, _ held) error {
 		k.have.sent[node] = 0
 	}
 	if k.have.exists {
-		k.have.rules = userData(headerOf(lb.IPv4).strayRules(want))
+		k.have.rules, k.have.limits = userData(headerOf(lb.IPv4).strayRules(want)), headerOf(lb.IPv4).limitsOf(want.limit)
 	}
 	return nil
 }
@@ -187,6 +190,11 @@ func (k *fakeKernel) edit(_ lb.Family, edits []edit) error {
 		}
 	}
 	return nil
+}
+
+func (k *fakeKernel) loosen(_ string, from []int) ([]string, error) {
+	k.loosened = append(k.loosened, from...)
+	return nil, k.strict
 }
 
 func (k *fakeKernel) neighbors(_ lb.Family, nodes []netip.Addr) (map[netip.Addr]links.Neighbor, error) {
@@ -286,8 +294,8 @@ func TestAChangeNeedsNoLook(t *testing.T) {
 	}
 }
 
-// Other nodes answer no more where this node's own link was away. They are looked for often then, as
-// connections arrive with the link; unless the speaker takes them for dead.
+// Other nodes answer no more where this node's own link was away. They are looked for often then,
+// as connections arrive with the link; unless the speaker takes them for dead.
 func TestContract5NodesThatAnswerAgainAreFoundSoon(t *testing.T) {
 	node, other := addr("10.0.0.1"), addr("10.0.0.2")
 	k := &fakeKernel{neighbor: map[netip.Addr]links.Neighbor{node: {Failed: true}, other: there(2)}}
@@ -310,6 +318,41 @@ func TestContract5NodesThatAnswerAgainAreFoundSoon(t *testing.T) {
 	w.Gone = []netip.Addr{node}
 	a.set(w)
 	step("it is dead", lookFailed, lookEvery, 1)
+}
+
+// A node that is cut off finds that nobody answers. It goes on to move connections to the others:
+// once it is connected again, such connections may be the first to arrive.
+func TestContract5ANodeThatIsCutOffKeepsItsTargets(t *testing.T) {
+	node, other, unseen := addr("10.0.0.1"), addr("10.0.0.2"), addr("10.0.0.3")
+	k := &fakeKernel{neighbor: map[netip.Addr]links.Neighbor{node: there(1), other: there(2), unseen: {Failed: true}}}
+	a := newActor(fakeDeps, k)
+	w := Desired{Ring: map[netip.Addr][]netip.Addr{addr("192.0.2.1"): {node, other, unseen}}}
+	step := func(what string, hops, targets int) {
+		t.Helper()
+		a.set(w)
+		a.looked = time.Time{}
+		if _, err := a.step(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if a.Targets() != targets || k.table.hops != hops {
+			t.Errorf("%s: %d targets, %d hops, want %d and %d", what, a.Targets(), k.table.hops, targets, hops)
+		}
+	}
+	step("together", 2, 1)
+	k.neighbor[other] = links.Neighbor{Failed: true}
+	step("one is not found before the speaker says why", 1, 1)
+	w.CutOff = true
+	step("it does", 3, 1)
+	k.neighbor[node] = links.Neighbor{Failed: true}
+	step("nobody answers", 3, 1)
+	k.neighbor[node], k.neighbor[other] = links.Neighbor{}, links.Neighbor{}
+	step("connected, and asking", 3, 1)
+	k.neighbor[node], k.neighbor[other] = there(1), there(2)
+	step("found", 3, 1)
+	w.CutOff = false
+	step("together again", 2, 1)
+	k.neighbor[node], k.neighbor[other] = links.Neighbor{Failed: true}, links.Neighbor{Failed: true}
+	step("they do not answer this time", 0, 0)
 }
 
 // BenchmarkChange has one of many VIPs on a ring move, in memory.

@@ -56,7 +56,7 @@ func TestChooseOnARing(t *testing.T) {
 			[]netip.Addr{vip2}, 2, []byte{2}},
 		{"no further than this", Desired{Ring: many}, all, nodes{a: {vip1}}, []netip.Addr{vip1}, maxHops, nil},
 	} {
-		got := choose(lb.IPv4, test.w.all(), judge{test.neighbors, test.w.Gone}, nil)
+		got := choose(lb.IPv4, test.w.all(), judge{test.neighbors, losses{nodes: test.w.Gone}}, nil)
 		var peers []byte
 		for _, peer := range got.peers {
 			peers = append(peers, peer[5])
@@ -120,7 +120,7 @@ func (r *rack) wait(t *testing.T, i int, w Desired) {
 		}
 		return true
 	}
-	for deadline := time.Now().Add(10 * time.Second); !done(); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); !done(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("node %d has %+v, want %+v", i, r.actors[i].written, w)
 		}
@@ -206,12 +206,8 @@ func TestContract9WhatNoNodeOnARingKnowsIsRefused(t *testing.T) {
 		r.nodes[2].Run(t, "conntrack", "-F")
 		r.point(t, at.vip, r.macs[0])
 		before, resets := r.packets(t), r.resets(t)
-		began := time.Now()
-		if n := lost(conns); n != len(conns) {
-			t.Errorf("%d of %d connections were lost that no node knows", n, len(conns))
-		}
-		if took := time.Since(began); took > 5*time.Second {
-			t.Errorf("they were refused after %v", took)
+		if n := refused(conns); n != len(conns) {
+			t.Errorf("%d of %d connections were refused that no node knows", n, len(conns))
 		}
 		if n := r.packets(t) - before; n != len(conns)*(len(r.nodes)-1) {
 			t.Errorf("%s: %d packets were moved for %d connections among %d nodes", at.vip, n, len(conns), len(r.nodes))
@@ -361,7 +357,7 @@ func TestContract5ARouterThatChangesItsNodesLosesNothing(t *testing.T) {
 		var conn net.Conn
 		var err error
 		client.Do(t, func() error {
-			conn, err = net.DialTimeout("tcp", net.JoinHostPort(vip, "80"), 10*time.Second)
+			conn, err = net.DialTimeout("tcp", net.JoinHostPort(vip, "80"), patience)
 			return nil
 		})
 		return conn, err
@@ -482,7 +478,7 @@ func TestContract6StepsEndWhereOneWriteDoes(t *testing.T) {
 				}
 				want := choose(family, actor.all, judge{neighbors: actor.known},
 					slices.SortedFunc(maps.Keys(have.sent), netip.Addr.Compare))
-				have.table.hops = want.hops // which same compares
+				have.table.hops, have.table.limit, want.limit = want.hops, actor.limit, actor.limit // which same compares
 				if !same(family, have, want) || have.exists && !have.table.equal(want) {
 					t.Errorf("%s: targets %v, peers %v, ring %v; want %v, %v, %v", family, have.table.targets, have.table.peers,
 						have.table.ring, want.targets, want.peers, want.ring)

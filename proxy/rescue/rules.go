@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"net/netip"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -24,8 +25,8 @@ const (
 	prefixFlows = "flows-"
 )
 
-// A connection that was moved once goes the same way again, whichever node owns the VIP by then,
-// until it has been silent for flowTimeout.
+// A connection that was moved goes the same way again, whichever node owns the VIP by then, until
+// it has been silent for flowTimeout. What is known after one packet, limits.go says.
 const (
 	flowTimeout = lb.FlowMemory
 	maxFlows    = 131072 // for each target; about 16 MiB if a flood fills it
@@ -94,10 +95,15 @@ func (h header) peers() nft.Set {
 }
 
 func (h header) flows(node netip.Addr) nft.Set {
+	return h.memory(name(prefixFlows, node), flowTimeout)
+}
+
+// memory is a set of connections that are forgotten after a silence.
+func (h header) memory(name string, silence time.Duration) nft.Set {
 	address := nft.TypeAddress(h.family)
 	return nft.Set{
-		Name: name(prefixFlows, node), Flags: unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT, Size: maxFlows,
-		Timeout:   uint64(flowTimeout.Milliseconds()),
+		Name: name, Flags: unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT, Size: maxFlows,
+		Timeout:   uint64(silence.Milliseconds()),
 		KeyType:   nft.TypeOf(address, nft.TypePort, address, nft.TypePort),
 		KeyLength: 2 * (h.size + 4), // a port is padded
 	}
@@ -211,6 +217,7 @@ func (h header) strayRules(t *table) []nft.Rule {
 	all.add("", h.isTTL(expr.CmpOpEq, floor), expr.Accept())
 	for _, node := range nodes {
 		all.add("", h.flow(), expr.In(name(prefixFlows, node)), expr.Goto(name(prefixTo, node)))
+		all.add("", h.flow(), expr.In(name(prefixFresh, node)), expr.Goto(name(prefixNew, node)))
 	}
 	// A packet that another node has moved here, of a connection that this node does not know, is not
 	// moved on, lest it go round in circles. On a ring it goes on until its TTL is spent.
@@ -221,7 +228,7 @@ func (h header) strayRules(t *table) []nft.Rule {
 	}
 	for _, node := range nodes {
 		if len(t.targets[node]) > 0 {
-			all.add("", h.isFor(name(prefixVIPs, node)), expr.Goto(name(prefixTo, node)))
+			all.add("", h.isFor(name(prefixVIPs, node)), expr.Goto(name(prefixNew, node)))
 		}
 	}
 	return all
@@ -242,14 +249,25 @@ func (r *rules) add(comment string, parts ...expr.List) {
 	*r = append(*r, nft.Rule{Comment: comment, Exprs: expr.Join(parts...)})
 }
 
-// toRules return the rules that move a packet as it is: a copy goes out to the node, and this one
-// ends here, so that conntrack forgets it.
+// toRules return the rules that move a packet of a connection to remember.
 func (h header) toRules(node netip.Addr) []nft.Rule {
 	var all rules
-	all.add("", h.flow(), expr.List{&expr.Dynset{SrcRegKey: expr.Reg, SetName: name(prefixFlows, node),
-		Operation: unix.NFT_DYNSET_OP_UPDATE}})
-	all.add("", expr.List{&expr.Counter{}, &expr.Immediate{Register: expr.Reg, Data: node.AsSlice()},
-		&expr.Dup{RegAddr: expr.Reg}})
-	all.add("", expr.Drop())
+	all.add("", h.remember(h.flows(node)))
+	all.add("", expr.Jump(chainConfirmed))
+	all.move(node)
 	return all
+}
+
+// remember adds a packet's connection to a memory, or begins its time there anew.
+func (h header) remember(memory nft.Set) expr.List {
+	return append(h.flow(), &expr.Dynset{SrcRegKey: expr.Reg, SetName: memory.Name,
+		Operation: unix.NFT_DYNSET_OP_UPDATE})
+}
+
+// move moves a packet as it is: a copy goes out to the node, and this one ends here, so that
+// conntrack forgets it.
+func (r *rules) move(node netip.Addr) {
+	r.add("", expr.List{&expr.Counter{}, &expr.Immediate{Register: expr.Reg, Data: node.AsSlice()},
+		&expr.Dup{RegAddr: expr.Reg}})
+	r.add("", expr.Drop())
 }

@@ -18,6 +18,7 @@ import (
 	"os"
 	"os/exec"
 	"reflect"
+	"runtime"
 	"sync"
 	"time"
 
@@ -53,9 +54,9 @@ func (o Options) withDefaults() Options {
 type Actor struct {
 	pulse loop.Pulse // while the process takes an order
 
-	opts  Options
-	start func(*exec.Cmd) error
-	poked chan struct{} // desired has changed
+	opts     Options
+	onThread func(start func(*exec.Cmd) error, cmd *exec.Cmd) error // on one that ends after
+	poked    chan struct{}                                          // desired has changed
 
 	mu       sync.Mutex
 	desired  map[Key]Profile
@@ -97,7 +98,7 @@ var _ actor.Setter[map[Key]Profile] = (*Actor)(nil)
 
 // New returns an Actor without sessions. The program must call ProcessMain.
 func New(opts Options) *Actor {
-	return &Actor{opts: opts.withDefaults(), start: (*exec.Cmd).Start, poked: make(chan struct{}, 1),
+	return &Actor{opts: opts.withDefaults(), onThread: onOwnThread, poked: make(chan struct{}, 1),
 		before: map[Key]Outcome{}}
 }
 
@@ -185,7 +186,11 @@ func (a *Actor) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := a.start(cmd); err != nil {
+	start := startRaised
+	if a.opts.Normal {
+		start = (*exec.Cmd).Start
+	}
+	if err := a.onThread(start, cmd); err != nil {
 		return fmt.Errorf("start: %w", err)
 	}
 	ended := make(chan struct{})
@@ -239,6 +244,17 @@ func (a *Actor) order(ctx context.Context, stdin io.WriteCloser, process *os.Pro
 			return
 		}
 	}
+}
+
+// onOwnThread starts the process on a thread that ends after, and with it what start does to the
+// thread.
+func onOwnThread(start func(*exec.Cmd) error, cmd *exec.Cmd) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked
+		done <- start(cmd)
+	}()
+	return <-done
 }
 
 // listen takes what the process tells until it has ended.

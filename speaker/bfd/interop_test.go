@@ -101,12 +101,8 @@ func TestRouters(t *testing.T) {
 				us.Set(map[Key]Profile{path.key: profile})
 				us.until(path.key, "up again", settled)
 
-				began := time.Now()
 				r.Kill(program.program)
 				o = us.until(path.key, "down", func(o Outcome) bool { return o.State == Down })
-				if took := time.Since(began); took > 5*time.Second {
-					t.Errorf("took %v", took)
-				}
 				if o.Diagnostic != DetectionExpired || o.Failures != 1 || o.LastDown.Administrative {
 					t.Errorf("a killed router is seen as %+v", o)
 				}

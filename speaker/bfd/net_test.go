@@ -36,16 +36,9 @@ type running struct {
 	stop    func() // ends Run and waits for it; may be called again
 }
 
-// raiseThread gives the calling thread real-time priority. Threads and processes that it starts do
-// not inherit it. The workers of a test share its process, whose other threads keep their priority.
-func raiseThread() error {
-	return unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: priority,
-		Flags: unix.SCHED_FLAG_RESET_ON_FORK}, 0)
-}
-
 // start runs a worker in a namespace until the test ends. Its thread does the given things first.
 func start(t testing.TB, ns *nstest.NS, opts Options, first ...func() error) *running {
-	return startWorker(t, ns, workerOptions{Options: opts, raise: raiseThread}, first...)
+	return startWorker(t, ns, workerOptions{Options: opts}, first...)
 }
 
 func startWorker(t testing.TB, ns *nstest.NS, opts workerOptions, first ...func() error) *running {
@@ -76,8 +69,8 @@ func startProcess(t testing.TB, ns *nstest.NS, opts Options) (_ *running, pid fu
 	var child atomic.Pointer[os.Process]
 	r := begin(t, ns, opts, func(opts Options) keeper {
 		p := New(opts)
-		p.start = func(cmd *exec.Cmd) error {
-			ns.Do(t, cmd.Start)
+		p.onThread = func(start func(*exec.Cmd) error, cmd *exec.Cmd) error {
+			ns.Do(t, func() error { return start(cmd) })
 			child.Store(cmd.Process)
 			return nil
 		}
@@ -114,7 +107,7 @@ func begin(t testing.TB, ns *nstest.NS, opts Options, build func(Options) keeper
 // until waits for the outcome of a session to be as wished.
 func (r *running) until(key Key, what string, ok func(Outcome) bool) Outcome {
 	r.t.Helper()
-	timeout := time.After(20 * time.Second)
+	timeout := time.After(time.Minute)
 	for {
 		if o, found := r.Outcomes()[key]; found && ok(o) {
 			return o
@@ -262,6 +255,7 @@ func TestArrivalIsKeptWhilePacketsWait(t *testing.T) {
 		t.Fatal(err)
 	}
 	sent := time.Now()
+	w.wait(time.Now().Add(20 * time.Second))
 	time.Sleep(50 * ms)
 	got, horizon := w.receive(time.Now())
 	if len(got) != 1 || got[0].at.After(sent) || got[0].lost || horizon.Before(sent) {
@@ -274,8 +268,10 @@ func TestArrivalIsKeptWhilePacketsWait(t *testing.T) {
 	for range 100 {
 		_ = l.send(sample)
 	}
+	w.wait(time.Now().Add(20 * time.Second))
 	got, _ = w.receive(time.Now())
 	_ = l.send(sample) // which tells of those before it that found no room
+	w.wait(time.Now().Add(20 * time.Second))
 	after, _ := w.receive(time.Now())
 	if len(got) == 0 || len(got) > 50 || len(after) != 1 || !after[0].lost {
 		t.Errorf("of 100 packets %d came, then %+v", len(got), after)
@@ -386,17 +382,14 @@ func TestJunk(t *testing.T) {
 	})
 	defer l.close()
 	random := rand.New(rand.NewPCG(1, 2))
-	for i := range 20000 {
-		junk := slices.Clone(sample)
-		for range random.IntN(6) {
-			junk[random.IntN(len(junk))] = byte(random.Uint32())
-		}
-		_ = l.send(junk[:random.IntN(len(junk)+1)])
-		if i%100 == 0 {
-			time.Sleep(ms)
-		}
-	}
 	waitFor(t, "the junk to be counted", func() bool {
+		for range 500 { // as many as the socket has room for, also while the engine gets no processor
+			junk := slices.Clone(sample)
+			for range random.IntN(6) {
+				junk[random.IntN(len(junk))] = byte(random.Uint32())
+			}
+			_ = l.send(junk[:random.IntN(len(junk)+1)])
+		}
 		h, n := us.Health(), uint64(0)
 		for _, count := range h.Dropped {
 			n += count

@@ -3,6 +3,7 @@ package bfd
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"runtime"
 	"strconv"
 	"strings"
@@ -103,12 +104,7 @@ func TestProcessOutlivesNobody(t *testing.T) {
 // real-time priority even to root.
 func TestPunctuality(t *testing.T) {
 	ns, _ := cable(t)
-	asked := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		asked <- raiseThread()
-	}()
-	refused := <-asked
+	refused := askForPriority()
 	p, pid := startProcess(t, ns, Options{})
 	p.Set(map[Key]Profile{toRight: sturdy})
 	p.until(toRight, "there", func(Outcome) bool {
@@ -133,6 +129,39 @@ func TestPunctuality(t *testing.T) {
 			t.Errorf("thread %d: real-time priority %v, and a thread that asks by itself hears %v", id, raised, refused)
 		}
 	}
+}
+
+// TestPriorityFromTheFirst checks that a process has real-time priority before it does anything, as
+// then no thread that it makes can lack it.
+func TestPriorityFromTheFirst(t *testing.T) {
+	in, out, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("cat")
+	cmd.Stdin = in
+	if err := onOwnThread(startRaised, cmd); err != nil {
+		t.Fatal(err)
+	}
+	in.Close()
+	attr, err := unix.SchedGetAttr(cmd.Process.Pid, 0)
+	out.Close()
+	if waited := cmd.Wait(); err != nil || waited != nil {
+		t.Fatal(err, waited)
+	}
+	if refused := askForPriority(); (attr.Policy == unix.SCHED_RR) != (refused == nil) {
+		t.Errorf("the process has %+v, and a thread that asks by itself hears %v", attr, refused)
+	}
+}
+
+// askForPriority returns what a thread hears that asks for real-time priority.
+func askForPriority() error {
+	asked := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		asked <- raiseThread()
+	}()
+	return <-asked
 }
 
 // TestNothingIsGranted drops the capabilities of the engine's thread.

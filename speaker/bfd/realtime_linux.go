@@ -4,8 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
-	"strconv"
+	"os/exec"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,27 +13,20 @@ import (
 // that of normal threads, and the kernel's own real-time threads must not wait for us.
 const priority = 5
 
-// raiseProcess gives all threads of this process real-time priority, those that it will start
-// included: for one that does nothing else.
-func raiseProcess() error {
-	threads, err := os.ReadDir("/proc/self/task")
-	if err != nil {
-		return fmt.Errorf("real-time priority: %w", err)
-	}
-	for _, thread := range threads {
-		id, err := strconv.Atoi(thread.Name())
-		if err != nil {
-			continue
-		}
-		if err := raise(id); err != nil && !errors.Is(err, unix.ESRCH) { // it may have ended meanwhile
-			return err
-		}
-	}
-	return nil
+// startRaised starts a process with real-time priority where the system grants it, and without it
+// where not. The calling goroutine must be locked to its thread, and end with it.
+//
+// All threads of the process inherit the priority from its first one. Raising them one by one would
+// miss a thread that is being made meanwhile: it is not listed yet, and has the priority that its
+// maker had before.
+func startRaised(cmd *exec.Cmd) error {
+	_ = raiseThread() // the process asks again, and reports why it was refused
+	return cmd.Start()
 }
 
-func raise(thread int) error {
-	err := unix.SchedSetAttr(thread, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR,
+// raiseThread gives the calling thread real-time priority.
+func raiseThread() error {
+	err := unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR,
 		Priority: priority}, 0)
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("real-time priority: %w (needs CAP_SYS_NICE)", err)

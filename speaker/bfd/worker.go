@@ -16,7 +16,6 @@ type workerOptions struct {
 	Options
 	random func() uint32
 	open   func() (wire, error)
-	raise  func() error // asks for real-time priority
 	note   func(change) // logs
 }
 
@@ -57,9 +56,6 @@ func newWorker(opts workerOptions) *worker {
 	}
 	if opts.open == nil {
 		opts.open = func() (wire, error) { return newKernel() }
-	}
-	if opts.raise == nil {
-		opts.raise = raiseProcess
 	}
 	if opts.note == nil {
 		opts.note = func(c change) { c.log(opts.Log) }
@@ -155,7 +151,7 @@ func (a *worker) harden() {
 	for _, step := range []struct {
 		do   func() error
 		done *bool
-	}{{a.opts.raise, &h.RealTime}, {lockMemory, &h.MemoryLocked}} {
+	}{{raiseThread, &h.RealTime}, {lockMemory, &h.MemoryLocked}} {
 		err := step.do()
 		*step.done = err == nil
 		if err == nil {

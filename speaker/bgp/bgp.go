@@ -38,6 +38,8 @@ type Options struct {
 	// Discover finds the link-local address of the router on an interface and calls found with it, and
 	// with no valid address while it knows none, until ctx ends; nil does so by router advertisements.
 	Discover func(ctx context.Context, iface string, found func(netip.Addr)) error
+
+	pulses *loop.Pulses // of the goroutines of sessions, while they do not wait
 }
 
 // Actor keeps sessions as desired.
@@ -64,6 +66,7 @@ var (
 
 // New returns an Actor without sessions.
 func New(opts Options) *Actor {
+	opts.pulses = &loop.Pulses{}
 	if opts.Dial == nil {
 		opts.Dial = dial
 	}
@@ -93,8 +96,9 @@ func (a *Actor) Set(desired map[string]plan.BGPSession) {
 	a.runner.Poke()
 }
 
-// Busy returns for how long the actor has been at one thing.
-func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
+// Busy returns for how long the actor, or one of its sessions, has been at one thing. To wait for a
+// peer is none.
+func (a *Actor) Busy() time.Duration { return max(a.runner.Busy(), a.opts.pulses.Busy()) }
 
 // Run keeps the sessions until ctx ends. Then sessions with graceful restart end without a word, so
 // that their peers keep the routes for a successor; all others are told. For an end for good, Set

@@ -249,7 +249,9 @@ func (c *connection) flush() error {
 	e := encoding{
 		internal: d.Internal(c.n.PeerASN), localASN: d.LocalASN, fourOctets: c.n.FourOctetASN, nextHops: nextHops(d, c.n),
 	}
+	end := c.s.opts.pulses.Begin()
 	out := e.outgoing(c.s.heard, d.Routes)
+	end()
 	var batch []byte
 	for i, m := range out.messages {
 		batch = append(batch, m...)

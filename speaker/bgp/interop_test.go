@@ -8,10 +8,10 @@ import (
 	"maps"
 	"net"
 	"net/netip"
-	"os"
 	"os/exec"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -238,7 +238,7 @@ func watchRoutes(t testing.TB, l lan, addr string) func() string {
 	}
 	time.Sleep(300 * time.Millisecond) // until it listens
 	return func() string {
-		monitor.Process.Signal(os.Interrupt)
+		monitor.Process.Signal(syscall.SIGTERM) // a background job of a shell ignores an interrupt
 		monitor.Wait()
 		var lines []string
 		for line := range strings.Lines(out.String()) {

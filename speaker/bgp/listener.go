@@ -40,6 +40,7 @@ type listener struct {
 	quiet     time.Time     // until when another one of these is not logged
 	opening   loop.Failures
 	signing   map[netip.Addr]*loop.Failures // by peer with a password
+	pulses    *loop.Pulses                  // while it takes a connection, or looks at the passwords
 }
 
 // CheckListen tells what is wrong with an address for Options.Listen.
@@ -60,7 +61,7 @@ func CheckListen(address string) error {
 func newListener(a *Actor) *listener {
 	return &listener{
 		address: a.opts.Listen, log: a.opts.Log.With("address", a.opts.Listen), offer: a.offer, passwords: a.passwords,
-		changed: make(chan struct{}, 1), signing: map[netip.Addr]*loop.Failures{},
+		changed: make(chan struct{}, 1), signing: map[netip.Addr]*loop.Failures{}, pulses: a.opts.pulses,
 	}
 }
 
@@ -164,9 +165,11 @@ func (l *listener) serve(ctx context.Context, socket *net.TCPListener) error {
 // are those of which it does already. A peer of which it cannot is not let in for that: the session
 // sets the password of its connection as well.
 func (l *listener) sign(socket *net.TCPListener, signed map[netip.Addr]string) {
+	defer l.pulses.Begin()()
 	want := l.passwords()
 	failed := map[netip.Addr]error{}
-	set := func(fd int) error {
+	set := func(descriptor uintptr) {
+		fd := int(descriptor)
 		for peer := range signed {
 			if _, ok := want[peer]; !ok {
 				_ = sign(fd, peer, "") // it was set, so that it can be removed
@@ -183,11 +186,10 @@ func (l *listener) sign(socket *net.TCPListener, signed map[netip.Addr]string) {
 			}
 			signed[peer] = password
 		}
-		return nil
 	}
 	raw, err := socket.SyscallConn()
 	if err == nil {
-		err = control(raw, set)
+		err = raw.Control(set)
 	}
 	maps.DeleteFunc(l.signing, func(peer netip.Addr, _ *loop.Failures) bool { _, ok := want[peer]; return !ok })
 	for peer := range want {
@@ -202,6 +204,7 @@ func (l *listener) sign(socket *net.TCPListener, signed map[netip.Addr]string) {
 
 // take hands a connection on, or closes it.
 func (l *listener) take(conn net.Conn) {
+	defer l.pulses.Begin()()
 	if l.offer(conn) {
 		return
 	}

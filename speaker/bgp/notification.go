@@ -116,7 +116,7 @@ func (n notification) communication() string {
 		int(n.data[0]) > len(n.data)-1 {
 		return ""
 	}
-	return strings.ToValidUTF8(string(n.data[1:1+n.data[0]]), "?")
+	return strings.ToValidUTF8(string(n.data[1:1+int(n.data[0])]), "?")
 }
 
 // shutdownText is the data of a Cease that says in words why.

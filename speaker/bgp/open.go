@@ -54,6 +54,9 @@ func negotiate(d plan.BGPSession, body []byte, v6 bool) (Negotiated, *protocolEr
 	if err := decode(m, body); err != nil {
 		return Negotiated{}, fault(code, 0, nil, "%v", err)
 	}
+	if read, sent := countCapabilities(m), sentCapabilities(body); read != sent {
+		return Negotiated{}, fault(code, 0, nil, "a capability cannot be read")
+	}
 	offer, err := readOffer(m)
 	if err != nil {
 		return Negotiated{}, err
@@ -89,6 +92,37 @@ func negotiate(d plan.BGPSession, body []byte, v6 bool) (Negotiated, *protocolEr
 			"we offer routes of %v, the peer of %v; no family is common", d.Families, offer.families)
 	}
 	return n, nil
+}
+
+// countCapabilities returns how many capabilities the packet library has read. It passes over what
+// it cannot read.
+func countCapabilities(m *bgp.BGPOpen) (n int) {
+	for _, p := range m.OptParams {
+		if capabilities, ok := p.(*bgp.OptionParameterCapability); ok {
+			n += len(capabilities.Capability)
+		}
+	}
+	return n
+}
+
+// sentCapabilities returns how many capabilities there are in an OPEN message whose parameters have
+// right lengths (RFC 4271 section 4.2, RFC 5492 section 4); -1 if one does not end with its
+// parameter.
+func sentCapabilities(body []byte) (n int) {
+	const before = 10
+	for rest := body[before:][:body[before-1]]; len(rest) > 0; {
+		parameter := rest[2:][:rest[1]]
+		kind := rest[0]
+		rest = rest[2+len(parameter):]
+		for kind == bgp.BGP_OPT_CAPABILITY && len(parameter) > 0 {
+			if len(parameter) < 2 || len(parameter) < 2+int(parameter[1]) {
+				return -1
+			}
+			parameter = parameter[2+int(parameter[1]):]
+			n++
+		}
+	}
+	return n
 }
 
 // checkASN compares the peer's AS number with the one that is wanted.

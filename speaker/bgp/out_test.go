@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -87,7 +88,10 @@ func TestGroupsAreStable(t *testing.T) {
 
 func TestNotificationsAreNamed(t *testing.T) {
 	for want, n := range map[string]notification{
-		"Hold Timer Expired":                         {code: 4},
+		"Hold Timer Expired": {code: 4},
+		`Cease/Administrative Shutdown "` + strings.Repeat("x", 255) + `"`: {6, 2,
+			append([]byte{255}, strings.Repeat("x", 300)...)},
+		"Cease/Administrative Reset":                 {6, 4, []byte{255, 'x'}},
 		"Cease/Administrative Shutdown":              {code: 6, subcode: 2},
 		`Cease/Administrative Reset "a ? b"`:         {6, 4, append([]byte{5}, "a \xff b"...)},
 		"code 99 subcode 1":                          {code: 99, subcode: 1},
@@ -105,6 +109,7 @@ func FuzzMessages(f *testing.F) {
 	f.Add(routerOpen().serialize())
 	f.Add(keepalive())
 	f.Add(notification{6, 2, shutdownText("x")}.serialize())
+	f.Add(notification{6, 4, append([]byte{255}, strings.Repeat("x", 255)...)}.serialize())
 	f.Add(routeRefresh(bgp.AFI_IP))
 	e := encoding{localASN: 4200000000, nextHops: map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("fd00::1"),
 		lb.IPv6: netip.MustParseAddr("fd00::1")}}

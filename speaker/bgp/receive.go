@@ -75,6 +75,7 @@ func familyOf(afi uint16) lb.Family {
 // heardUpdate checks an UPDATE and keeps its routes if they are accepted. Faults that do not make
 // the rest unreadable concern only the routes in the message (RFC 7606), which are nothing to us.
 func (c *connection) heardUpdate(body []byte) error {
+	defer c.s.opts.pulses.Begin()()
 	c.s.count(func(n *Counters) { n.UpdatesIn++ })
 	changes, err := parseUpdate(body, c.n, !c.d.Internal(c.n.PeerASN), c.s.want().AcceptRoutes)
 	if err != nil {

@@ -12,10 +12,12 @@ import (
 	"github.com/landfall-lb/landfall/internal/loop"
 )
 
-// What happens to a session is recorded here, after it has happened.
+// What happens to a session is recorded here, after it has happened: each message and each state. A
+// session that hangs does so here, at the latest.
 
 // enter records the state on the way up.
 func (s *session) enter(state State) {
+	defer s.opts.pulses.Begin()()
 	s.mu.Lock()
 	same := s.status.State == state
 	if !same {
@@ -35,6 +37,7 @@ func (s *session) state() State {
 
 // established records that the session is up.
 func (s *session) established(c *connection) {
+	defer s.opts.pulses.Begin()()
 	n := c.n
 	s.mu.Lock()
 	s.status.State, s.status.Since = Established, time.Now()
@@ -51,6 +54,7 @@ func (s *session) established(c *connection) {
 }
 
 func (s *session) renegotiated(n Negotiated) {
+	defer s.opts.pulses.Begin()()
 	s.mu.Lock()
 	s.status.Negotiated = &n
 	s.mu.Unlock()
@@ -86,6 +90,7 @@ func (s *session) failed(reason lb.Reason, err error) {
 }
 
 func (s *session) down(reason lb.Reason, err error) {
+	defer s.opts.pulses.Begin()()
 	now := time.Now()
 	s.mu.Lock()
 	if s.status.State != Idle {
@@ -106,6 +111,7 @@ func (s *session) down(reason lb.Reason, err error) {
 }
 
 func (s *session) count(f func(*Counters)) {
+	defer s.opts.pulses.Begin()()
 	s.mu.Lock()
 	f(&s.status.Counters)
 	s.mu.Unlock()
@@ -113,6 +119,7 @@ func (s *session) count(f func(*Counters)) {
 
 // flushed records what the peer has heard, as of that version of what it shall.
 func (s *session) flushed(out outgoing, version int, held map[lb.Family]lb.Refusal) {
+	defer s.opts.pulses.Begin()()
 	s.mu.Lock()
 	changed := len(out.messages) > 0 || s.flushedVersion != s.version && version == s.version ||
 		!maps.Equal(held, s.status.Held)
@@ -130,6 +137,7 @@ func (s *session) flushed(out outgoing, version int, held map[lb.Family]lb.Refus
 
 // forget makes the next flush send all routes of a family again.
 func (s *session) forget(f lb.Family) {
+	defer s.opts.pulses.Begin()()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for p := range s.heard {

@@ -77,6 +77,9 @@ type changeError struct {
 func (e *changeError) Error() string { return "configuration changed: " + e.what }
 
 func newSession(name string, opts Options, d plan.BGPSession) *session {
+	if opts.pulses == nil {
+		opts.pulses = &loop.Pulses{}
+	}
 	return &session{
 		name: name, opts: opts, log: opts.Log.With("peer", name), desired: d,
 		routes: make(chan struct{}, 1), redo: make(chan struct{}, 1), incoming: make(chan net.Conn),

@@ -18,6 +18,10 @@ type told struct {
 }
 
 // Tell has the proxy told what update says, beside what it was told before. It never blocks.
+//
+// It is neither Set nor Update of internal/actor, as an update is the line that goes to the proxy.
+// It says all the first time and then what has changed of VIPs, and each time all dead nodes. In
+// one line the proxy sees a node's death and what that changes for VIPs at the same moment.
 func (f *Feed) Tell(update lb.FeedUpdate) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -21,8 +21,8 @@ type Facts struct {
 	Addresses map[string][]netip.Addr
 	// Dead are the nodes that have stopped answering, and whose kernels do not answer either.
 	Dead []string
-	// Parted is set while this node sees no majority of the speakers.
-	Parted bool
+	// CutOff is set while this node may be cut off from the others, or was until a moment ago.
+	CutOff bool
 }
 
 // View is what is known of one VIP.
@@ -30,6 +30,9 @@ type View struct {
 	// Claims are those of the other nodes.
 	Claims map[string]plan.Claim
 	Owner  string
+	// Rival is the other node that was the last to announce the VIP on the LAN while this one answers
+	// for it; "" if none was seen to. A node that is cut off has no other news of who has taken over.
+	Rival string
 	// Announced is set while this node announces the VIP over BGP, Routable while BGP is for the VIP,
 	// as far as is known.
 	Announced, Routable bool
@@ -40,6 +43,7 @@ type State struct {
 	self      string
 	addresses map[string][]netip.Addr
 	dead      []string
+	cutOff    bool
 	vips      map[netip.Addr]*vip
 	told      bool
 }
@@ -48,7 +52,7 @@ type State struct {
 type vip struct {
 	previous string // owner: the other node that answered for the VIP last; "" if nobody is known
 	ring     *ring  // nil unless routers spread the VIP over nodes
-	heir     heir
+	rival    string // as of the last step
 }
 
 // Step takes in what is known now of the VIPs that events names, nil for those that no Service
@@ -73,7 +77,6 @@ func (s *State) Step(now time.Time, f Facts, events map[netip.Addr]*View) (updat
 				v = &vip{}
 				s.vips[addr] = v
 			}
-			v.heir.note(now, addr, f.Parted, view.Claims)
 			answered, spread := v.answered(*view), s.spread(now, addr, v, *view)
 			if !known || answered || spread {
 				differing = append(differing, addr)
@@ -97,8 +100,8 @@ func (s *State) Step(now time.Time, f Facts, events map[netip.Addr]*View) (updat
 
 // meet takes in which nodes there are, and reports whether that differs.
 func (s *State) meet(f Facts) (changed bool) {
-	changed = f.Self != s.self || !slices.Equal(s.dead, f.Dead)
-	s.self, s.dead = f.Self, f.Dead
+	changed = f.Self != s.self || !slices.Equal(s.dead, f.Dead) || s.cutOff != f.CutOff
+	s.self, s.dead, s.cutOff = f.Self, f.Dead, f.CutOff
 	if f.Addresses != nil && !maps.EqualFunc(s.addresses, f.Addresses, slices.Equal) {
 		s.addresses, changed = f.Addresses, true
 	}
@@ -115,13 +118,15 @@ func (v *vip) answered(view View) (changed bool) {
 			answering = append(answering, node)
 		}
 	}
+	if view.Rival != v.rival && view.Rival != "" {
+		v.previous = view.Rival // clients have turned to it
+	}
+	v.rival = view.Rival
 	switch {
 	case slices.Contains(answering, view.Owner):
 		v.previous = view.Owner
 	case len(answering) > 0 && !slices.Contains(answering, v.previous):
 		v.previous = slices.Min(answering)
-	case len(answering) == 0 && v.heir.expected != "":
-		v.previous = v.heir.expected
 	}
 	return v.previous != before
 }
@@ -129,7 +134,8 @@ func (v *vip) answered(view View) (changed bool) {
 // update is what the proxy is told of some VIPs: of each, even if nobody is known to have answered
 // for it, so that what an earlier speaker said goes on.
 func (s *State) update(vips iter.Seq[netip.Addr]) lb.FeedUpdate {
-	n := lb.FeedUpdate{Dead: s.dead, Previous: map[netip.Addr][]netip.Addr{}, Ring: map[netip.Addr][]netip.Addr{}}
+	n := lb.FeedUpdate{Dead: s.dead, CutOff: s.cutOff, Previous: map[netip.Addr][]netip.Addr{},
+		Ring: map[netip.Addr][]netip.Addr{}}
 	for _, node := range s.dead {
 		n.Gone = append(n.Gone, s.addresses[node]...)
 	}

@@ -38,9 +38,12 @@ func view(text string) *View {
 	for word := range strings.FieldsSeq(text) {
 		node, how, _ := strings.Cut(word, ":")
 		owner, isOwner := strings.CutPrefix(word, "owner=")
+		rival, isRival := strings.CutPrefix(word, "rival=")
 		switch {
 		case isOwner:
 			v.Owner = owner
+		case isRival:
+			v.Rival = rival
 		case word == "own":
 			v.Announced = true
 		case word == "routable":
@@ -87,7 +90,6 @@ func TestStory(t *testing.T) {
 		after time.Duration
 		view  string
 		dead  string
-		cut   bool // off from the others
 		want  string
 		same  bool // nothing is told
 	}
@@ -117,19 +119,17 @@ func TestStory(t *testing.T) {
 			{what: "nor by this node", after: lb.FlowMemory, view: "c", want: "; ring c", same: true},
 			{what: "and that is over", after: 1, view: "c", want: ""},
 		},
-		"cut off": {
+		"over the LAN": {
 			{what: "all claim", view: "a c owner=b", want: ""},
-			{what: "a long while", after: time.Hour, view: "a c owner=b", want: "", same: true},
-			{what: "the heir is lost first", view: "c owner=b", want: "", same: true},
-			{what: "then the other one", after: time.Second, view: "owner=b", cut: true, want: "a"},
-			{what: "a majority has taken over", after: time.Minute, view: "owner=a", cut: true, want: "a", same: true},
-			{what: "together again", view: "a c:arp owner=c", want: "c"},
-		},
-		"cut off for the second time": {
-			{what: "one claims", view: "c owner=b", want: ""},
-			{what: "cut off", after: time.Minute, view: "owner=b", cut: true, want: "c"},
-			{what: "together again, and it owns still", view: "a c owner=b", want: "c", same: true},
-			{what: "cut off again, from a too", after: time.Minute, view: "owner=b", cut: true, want: "a"},
+			{what: "cut off", view: "owner=b", want: "", same: true},
+			{what: "a is heard to announce", view: "owner=b rival=a", want: "a"},
+			{what: "and waited for", view: "c:arp owner=b rival=a", want: "c"},
+			{what: "together again", view: "a:arp c owner=a rival=a", want: "a"},
+			{what: "it owns again", view: "a c owner=b", want: "a", same: true},
+			{what: "c is back, and announces", view: "a c owner=b rival=c", want: "c"},
+			{what: "both are", view: "a:arp c owner=b rival=c", want: "a"},
+			{what: "c announces no more", view: "a c owner=b", want: "a", same: true},
+			{what: "and does once more", view: "a c owner=b rival=c", want: "c"},
 		},
 		"both ways": {
 			{what: "over ARP", view: "a:arp c owner=a", want: "a"},
@@ -142,7 +142,7 @@ func TestStory(t *testing.T) {
 		var u lb.FeedUpdate
 		for i, c := range story {
 			now = now.Add(c.after)
-			f := Facts{Self: "b", Dead: strings.Fields(c.dead), Parted: c.cut}
+			f := Facts{Self: "b", Dead: strings.Fields(c.dead)}
 			if i == 0 {
 				f.Addresses = all
 			}
@@ -186,6 +186,22 @@ func TestFacts(t *testing.T) {
 	gone := slices.Concat(moved["c"], moved["d"])
 	if !changed || !slices.Equal(u.Dead, []string{"c", "d"}) || !slices.Equal(u.Gone, gone) || said(u, vip6, all) != "" {
 		t.Errorf("dead: told %v %+v", changed, u)
+	}
+}
+
+// TestCutOffIsTold has the node be cut off, and come back.
+func TestCutOffIsTold(t *testing.T) {
+	var s State
+	f := Facts{Self: "b", Addresses: nodes()}
+	s.Step(epoch, f, map[netip.Addr]*View{vip1: view("a:bgp c:bgp own routable")})
+	for _, cutOff := range []bool{true, false} {
+		u, changed := s.Step(epoch, Facts{Self: "b", CutOff: cutOff}, nil)
+		if got := said(u, vip1, nodes()); !changed || u.CutOff != cutOff || got != "; ring c a" {
+			t.Errorf("cut off %v: told %v %+v", cutOff, changed, u)
+		}
+		if _, again := s.Step(epoch, Facts{Self: "b", CutOff: cutOff}, nil); again {
+			t.Errorf("cut off %v: told twice", cutOff)
+		}
 	}
 }
 
@@ -239,6 +255,7 @@ func TestRingIsBounded(t *testing.T) {
 // the VIPs came in one step, one by one, in reverse, or twice.
 func TestOrderAndRepetition(t *testing.T) {
 	words := []string{"a", "a:arp", "a:bgp", "c", "c:arp", "c:bgp", "d:arp", "owner=a", "owner=b", "owner=c", "own",
+		"rival=a",
 		"routable"}
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 2))
@@ -247,8 +264,7 @@ func TestOrderAndRepetition(t *testing.T) {
 		var u lb.FeedUpdate
 		for range 30 {
 			now = now.Add(time.Duration(r.IntN(40)) * time.Minute)
-			f := Facts{Self: "b", Addresses: nodes(), Dead: [][]string{nil, nil, nil, {"c"}}[r.IntN(4)],
-				Parted: r.IntN(4) == 0}
+			f := Facts{Self: "b", Addresses: nodes(), Dead: [][]string{nil, nil, nil, {"c"}}[r.IntN(4)]}
 			events := map[netip.Addr]*View{}
 			for _, vip := range []netip.Addr{vip1, vip2, vip6} {
 				var text []string

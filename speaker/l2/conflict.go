@@ -163,10 +163,10 @@ func (a *Actor) seenOn(p *port) func(netip.Addr, net.HardwareAddr) {
 	return func(vip netip.Addr, mac net.HardwareAddr) {
 		now := time.Now()
 		a.mu.Lock()
-		ours := a.desired.Ours[mac.String()]
+		node, ours := a.desired.Ours[mac.String()]
 		news := !ours && a.seen.note(at, vip, mac.String(), now)
 		if ours && !a.desired.own(mac) {
-			a.note(at, vip)
+			a.note(at, vip, node)
 		}
 		a.mu.Unlock()
 		if news {
@@ -194,11 +194,12 @@ func (s sightings) note(at place, vip netip.Addr, mac string, now time.Time) boo
 
 // forget leaves out what is too old, what is about VIPs that are no longer desired, and devices
 // that have turned out to be nodes of ours.
-func (s sightings) forget(now time.Time, ours map[string]bool, wanted map[place]work) {
+func (s sightings) forget(now time.Time, ours map[string]string, wanted map[place]work) {
 	for at, vips := range s {
 		for vip, holders := range vips {
 			maps.DeleteFunc(holders, func(mac string, last time.Time) bool {
-				return ours[mac] || !now.Before(last.Add(sightingLasts)) || !wanted[at].heeds(vip)
+				_, our := ours[mac]
+				return our || !now.Before(last.Add(sightingLasts)) || !wanted[at].heeds(vip)
 			})
 			if len(holders) == 0 {
 				delete(vips, vip)

@@ -237,7 +237,7 @@ func TestProbing(t *testing.T) {
 		s.open["eth0"].in <- use
 		synctest.Wait()
 		wantConflicts(t, "once more", a, conflicts(theirs.String()))
-		probing.Ours = map[string]bool{theirs.String(): true}
+		probing.Ours = map[string]string{theirs.String(): "other"}
 		a.Set(probing)
 		synctest.Wait()
 		wantConflicts(t, "of ours", a, nil)
@@ -273,7 +273,7 @@ func TestDefence(t *testing.T) {
 		wantAnnounced(t, s, map[string]int{key: 2}) // against what came in the interval
 		wantConflicts(t, "when it is silent", a, nil)
 
-		d.Ours = map[string]bool{theirs.String(): true}
+		d.Ours = map[string]string{theirs.String(): "other"}
 		a.Set(d)
 		s.open["eth0"].in <- use
 		time.Sleep(time.Second)

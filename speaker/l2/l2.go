@@ -45,9 +45,9 @@ type Desired struct {
 	// Probes names the interfaces on which it is to be found out whether a VIP that is not answered
 	// for has another holder.
 	Probes map[netip.Addr][]string
-	// Ours are the MAC addresses of all nodes that run a speaker. A device with another one is a
-	// conflicting host.
-	Ours map[string]bool
+	// Ours says whose the MAC addresses are of all nodes that run a speaker. A device with another one
+	// is a conflicting host.
+	Ours map[string]string
 	// Mute has the actor answer and announce nothing for now, whatever else is desired.
 	Mute bool
 	// Wakes is how often the process has woken up, as far as this was decided with the knowledge. The
@@ -61,7 +61,7 @@ type Answer struct {
 	// Round makes the VIP be announced again when it changes.
 	Round int
 	// Owned is set where this node answers for good, and not only until another does: if another node
-	// of ours announces the VIP, it is announced again.
+	// of ours announces the VIP, it is announced again. Without it, it is then announced no more.
 	Owned bool
 }
 
@@ -103,17 +103,22 @@ type Outcome struct {
 	// ConflictingHosts are the devices that use a VIP which is answered for or probed, as they were
 	// seen lately; sorted.
 	ConflictingHosts map[netip.Addr][]plan.ConflictingHost
+	// Rivals are the other nodes of ours that were the last to announce VIPs which this one answers
+	// for.
+	Rivals map[netip.Addr]string
 }
 
 func (o Outcome) equal(other Outcome) bool {
 	return maps.EqualFunc(o.Answering, other.Answering, slices.Equal) && maps.Equal(o.Problems, other.Problems) &&
-		maps.Equal(o.Probed, other.Probed) && maps.EqualFunc(o.ConflictingHosts, other.ConflictingHosts, slices.Equal)
+		maps.Equal(o.Probed, other.Probed) && maps.Equal(o.Rivals, other.Rivals) &&
+		maps.EqualFunc(o.ConflictingHosts, other.ConflictingHosts, slices.Equal)
 }
 
 // Actor keeps responders and announcements as desired.
 type Actor struct {
 	opts   Options
 	runner *loop.Runner
+	pulses loop.Pulses  // of the goroutines that read
 	serve  func(func()) // starts a goroutine that Run waits for
 
 	mu      sync.Mutex
@@ -174,8 +179,8 @@ func (a *Actor) Outcome() Outcome {
 	return a.outcome
 }
 
-// Busy returns for how long the actor has been at one thing.
-func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
+// Busy returns for how long the actor, or one of its readers, has been at one thing.
+func (a *Actor) Busy() time.Duration { return max(a.runner.Busy(), a.pulses.Busy()) }
 
 // Run answers until ctx ends; then nothing is answered any more.
 func (a *Actor) Run(ctx context.Context) error {
@@ -234,7 +239,7 @@ func (a *Actor) apply(now time.Time) time.Duration {
 			a.ports[at] = &port{i: i, family: at.family, vips: map[netip.Addr]*announcement{}, awake: a.isAwake,
 				probes: map[netip.Addr]*probing{}, backoff: loop.Backoff{Min: minRetry, Max: maxRetry}}
 		}
-		a.ports[at].claimed(rivals[at], now)
+		a.ports[at].claimed(rivals[at], wanted[at], now)
 		next = earlier(next, a.applyPort(a.ports[at], wanted[at], seen[at], now))
 		next = earlier(next, seen[at].end())
 	}
@@ -275,7 +280,7 @@ func (a *Actor) applyPort(p *port, w work, seen seenOn, now time.Time) time.Time
 		return time.Time{} // what is desired is about to change
 	}
 	p.reclaim(w, &a.reclaims, now)
-	next, err := p.announce(w.rounds, now, a.opts.Repeat)
+	next, err := p.announce(w, now, a.opts.Repeat)
 	next = earlier(next, p.reclaimDue())
 	if err == nil {
 		err = p.defend(seen, now)
@@ -296,22 +301,27 @@ func (a *Actor) applyPort(p *port, w work, seen seenOn, now time.Time) time.Time
 }
 
 func (a *Actor) open(p *port) (responder, error) {
+	given := around{stat: a.opts.Stats, seen: a.seenOn(p), awake: a.isAwake, pulses: &a.pulses}
 	if p.family == lb.IPv6 {
-		return newNDPResponder(p.i, a.opts.ListenNDP, around{stat: a.opts.Stats, seen: a.seenOn(p), awake: a.isAwake})
+		return newNDPResponder(p.i, a.opts.ListenNDP, given)
 	}
-	return newARPResponder(p.i, a.opts.Listen, around{stat: a.opts.Stats, seen: a.seenOn(p), awake: a.isAwake})
+	return newARPResponder(p.i, a.opts.Listen, given)
 }
 
 // publish makes the outcome known, if it differs.
 func (a *Actor) publish() {
-	outcome := Outcome{Answering: map[netip.Addr][]string{}, Problems: map[string]string{}}
+	outcome := Outcome{Answering: map[netip.Addr][]string{}, Problems: map[string]string{},
+		Rivals: map[netip.Addr]string{}}
 	for _, at := range slices.SortedFunc(maps.Keys(a.ports), place.compare) {
 		name, p := at.iface, a.ports[at]
 		if p.problem != nil {
 			outcome.Problems[name] = p.problem.Error()
 		}
-		for vip := range p.vips {
+		for vip, v := range p.vips {
 			outcome.Answering[vip] = append(outcome.Answering[vip], name)
+			if v.rival.node != "" {
+				outcome.Rivals[vip] = v.rival.node
+			}
 		}
 	}
 	a.mu.Lock()

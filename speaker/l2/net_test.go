@@ -22,13 +22,13 @@ type lan struct {
 	client *nstest.NS
 	hub    *nstest.NS
 	nodes  int
-	ours   map[string]bool // MAC addresses of the nodes
+	ours   map[string]string // MAC addresses of the nodes
 }
 
 // newLAN makes a LAN whose test runs beside others, as all of them wait most of the time.
 func newLAN(t *testing.T) *lan {
 	t.Parallel()
-	l := &lan{client: nstest.New(t), hub: nstest.New(t), ours: map[string]bool{}}
+	l := &lan{client: nstest.New(t), hub: nstest.New(t), ours: map[string]string{}}
 	l.hub.Run(t, "ip", "link", "add", "br0", "type", "bridge")
 	l.hub.Run(t, "ip", "link", "set", "br0", "up")
 	l.plug(t, l.client, "172.26.236.9/24")
@@ -71,7 +71,7 @@ func (l *lan) node(t *testing.T, addr string) *node {
 	n := &node{ns: nstest.New(t), lan: l}
 	l.plug(t, n.ns, addr)
 	n.i = n.iface(t)
-	l.ours[n.i.MAC.String()] = true
+	l.ours[n.i.MAC.String()] = n.i.MAC.String()
 	n.actor = New(Options{Log: slog.New(slog.DiscardHandler), Stats: &n.stats,
 		Listen: func(i lb.Interface) (conn net.PacketConn, err error) {
 			n.ns.Do(t, func() error {

@@ -60,13 +60,16 @@ func (p *port) withdraw(w work) {
 
 // announce sends what is due of the bursts and returns when the next part is; the zero time means
 // never.
-func (p *port) announce(rounds map[netip.Addr]int, now time.Time, repeat time.Duration) (next time.Time, err error) {
-	for vip, round := range rounds {
+func (p *port) announce(w work, now time.Time, repeat time.Duration) (next time.Time, err error) {
+	for vip, round := range w.rounds {
 		v := p.vips[vip]
 		if v == nil {
 			v = &announcement{round: round, since: now}
 		} else if v.round != round {
-			v.round, v.since, v.sent = round, now, 0
+			v.round, v.since, v.sent, v.rival.node = round, now, 0, ""
+		}
+		if v.rival.node != "" && !w.owned[vip] {
+			continue // it may be the other's by right, and clients listen to whoever spoke last
 		}
 		for v.sent < len(burst) || repeat > 0 {
 			due := v.due(repeat)

@@ -29,13 +29,14 @@ const (
 	reclaimsKept = 500
 )
 
-// rivals are the VIPs that other nodes of ours were seen to announce since the last look.
-type rivals map[place]map[netip.Addr]bool
+// rivals are the VIPs that other nodes of ours were seen to announce since the last look, and who
+// did so last.
+type rivals map[place]map[netip.Addr]string
 
 // note takes in that another node of ours uses a VIP, and has the actor look at it in a moment. It
 // needs mu.
-func (a *Actor) note(at place, vip netip.Addr) {
-	if answer, ok := a.desired.Answers[vip]; !ok || !answer.Owned || a.rivals[at][vip] {
+func (a *Actor) note(at place, vip netip.Addr, node string) {
+	if _, ok := a.desired.Answers[vip]; !ok {
 		return
 	}
 	if len(a.rivals) == 0 {
@@ -45,9 +46,9 @@ func (a *Actor) note(at place, vip netip.Addr) {
 		a.rivals = rivals{}
 	}
 	if a.rivals[at] == nil {
-		a.rivals[at] = map[netip.Addr]bool{}
+		a.rivals[at] = map[netip.Addr]string{}
 	}
-	a.rivals[at][vip] = true
+	a.rivals[at][vip] = node
 }
 
 // own reports whether the address is one of this node's.
@@ -57,6 +58,7 @@ func (d Desired) own(mac net.HardwareAddr) bool {
 
 // rivalry is what is remembered of other nodes that announced a VIP.
 type rivalry struct {
+	node string    // who did so last, in this round; "" if nobody has
 	due  time.Time // when the VIP is reclaimed next; the zero time for not
 	last time.Time // when it last was
 	wait time.Duration
@@ -82,9 +84,14 @@ func (r *rivalry) reclaimed(now time.Time) {
 }
 
 // claimed takes in which VIPs other nodes announce.
-func (p *port) claimed(vips map[netip.Addr]bool, now time.Time) {
-	for vip := range vips {
-		if v := p.vips[vip]; v != nil {
+func (p *port) claimed(vips map[netip.Addr]string, w work, now time.Time) {
+	for vip, node := range vips {
+		v := p.vips[vip]
+		if v == nil {
+			continue
+		}
+		v.rival.node = node
+		if w.owned[vip] {
 			v.rival.seen(now)
 		}
 	}

@@ -36,7 +36,7 @@ func TestContract11WhatAnotherNodeAnnouncesIsReclaimed(t *testing.T) {
 		s := newSegment()
 		a := started(t, s, Options{})
 		d := desire([]lb.Interface{iface("eth0", 2, 0x78)}, map[netip.Addr]Answer{vip: {On: []string{"eth0"}, Owned: true}})
-		d.Ours = map[string]bool{theirs.String(): true, own.String(): true}
+		d.Ours = map[string]string{theirs.String(): "other", own.String(): "self"}
 		a.Set(d)
 		time.Sleep(time.Hour)
 		s.announced()
@@ -80,6 +80,48 @@ func TestContract11WhatAnotherNodeAnnouncesIsReclaimed(t *testing.T) {
 	})
 }
 
+// Once another node of ours has announced a VIP, one that does not own it for sure says no more of
+// it, neither the rest of its burst nor what it repeats: clients listen to whoever spoke last. It
+// begins anew in the next round, or when it is sure.
+func TestContract11WhoDoesNotOwnFallsSilent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSegment()
+		a := started(t, s, Options{Repeat: time.Minute})
+		d := desire([]lb.Interface{iface("eth0", 2, 0x78)}, nil)
+		d.Ours = map[string]string{theirs.String(): "other", own.String(): "self"}
+		told := func(answer Answer) {
+			answer.On = []string{"eth0"}
+			d.Answers = map[netip.Addr]Answer{vip: answer}
+			a.Set(d)
+			synctest.Wait()
+		}
+		use := ask(func(q *question) { q.sender = vip })
+		key := "eth0 " + vip.String() + " " + own.String()
+		for _, c := range []struct{ unsure, then Answer }{
+			{Answer{Round: 0}, Answer{Round: 1}},
+			{Answer{Round: 2}, Answer{Round: 2, Owned: true}},
+		} {
+			told(c.unsure)
+			time.Sleep(time.Second / 2)
+			wantAnnounced(t, s, map[string]int{key: 2 * 3}) // of the burst
+			s.open["eth0"].in <- use
+			time.Sleep(gatherFor)
+			synctest.Wait()
+			if rival := a.Outcome().Rivals[vip]; rival != "other" {
+				t.Errorf("the rival is %q", rival)
+			}
+			time.Sleep(time.Hour)
+			wantAnnounced(t, s, nil)
+			told(c.then)
+			if len(s.announced()) == 0 {
+				t.Errorf("it says nothing when told %+v", c.then)
+			}
+			time.Sleep(time.Hour)
+			s.announced()
+		}
+	})
+}
+
 // Another interface of this node on the same segment is no rival.
 func TestAnotherInterfaceIsNoRival(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -87,7 +129,7 @@ func TestAnotherInterfaceIsNoRival(t *testing.T) {
 		a := started(t, s, Options{})
 		d := desire([]lb.Interface{iface("eth0", 2, 0x78), {Name: "eth1", Index: 3, MAC: theirs, Up: true}},
 			map[netip.Addr]Answer{vip: {On: []string{"eth0"}, Owned: true}})
-		d.Ours = map[string]bool{theirs.String(): true, own.String(): true}
+		d.Ours = map[string]string{theirs.String(): "other", own.String(): "self"}
 		a.Set(d)
 		time.Sleep(time.Hour)
 		s.announced()
@@ -143,7 +185,7 @@ func TestContract11NothingIsSentAsleep(t *testing.T) {
 		var wakes atomic.Uint64
 		a := started(t, s, Options{Wakes: wakes.Load, Repeat: time.Second})
 		d := desire([]lb.Interface{iface("eth0", 2, 0x78)}, map[netip.Addr]Answer{vip: {On: []string{"eth0"}, Owned: true}})
-		d.Ours = map[string]bool{theirs.String(): true}
+		d.Ours = map[string]string{theirs.String(): "other"}
 		a.Set(d)
 		time.Sleep(time.Hour)
 		question := ask(func(*question) {})

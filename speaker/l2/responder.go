@@ -10,6 +10,7 @@ import (
 	"github.com/mdlayher/packet"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 // Drop is why a packet gets no answer.
@@ -58,7 +59,8 @@ type around struct {
 	stat Stats
 	seen func(netip.Addr, net.HardwareAddr) // takes note of a device that uses a VIP
 	// awake reports whether what this node answers for was decided since it was last frozen.
-	awake func() bool
+	awake  func() bool
+	pulses *loop.Pulses // while it takes in a frame
 }
 
 func (b *base) answer(vips map[netip.Addr]bool) { b.vips.Store(&vips) }
@@ -112,30 +114,37 @@ func serve[F frame](b *base, protocol string, size int, read func([]byte) (F, bo
 		if err != nil {
 			return fmt.Errorf("receive %s: %w", protocol, err)
 		}
-		frame, ok := read(buf[:n])
-		if !ok {
-			b.stat.Dropped(b.i.Name, dropMalformed)
-			continue
+		if err := take(b, read, buf[:n]); err != nil {
+			return err
 		}
-		if vip, mac, ok := frame.uses(b.i.MAC, b.heeded()); ok {
-			b.seen(vip, mac)
-		}
-		reply, asked, drop := frame.answer(b.i.MAC, b.answers)
-		if drop != dropNone {
-			b.stat.Dropped(b.i.Name, drop)
-			continue
-		}
-		if !b.awake() {
-			b.stat.Dropped(b.i.Name, dropAsleep)
-			continue
-		}
-		b.stat.Request(b.i.Name, asked)
-		if err := b.send(reply); err != nil {
-			if errors.Is(err, net.ErrClosed) {
-				return err
-			}
-			continue // a full queue, say: the client asks again
-		}
+	}
+}
+
+// take answers a frame, if it is to be answered. The error is nil as long as others can be.
+func take[F frame](b *base, read func([]byte) (F, bool), received []byte) error {
+	defer b.pulses.Begin()()
+	frame, ok := read(received)
+	if !ok {
+		b.stat.Dropped(b.i.Name, dropMalformed)
+		return nil
+	}
+	if vip, mac, ok := frame.uses(b.i.MAC, b.heeded()); ok {
+		b.seen(vip, mac)
+	}
+	reply, asked, drop := frame.answer(b.i.MAC, b.answers)
+	if drop == dropNone && !b.awake() {
+		drop = dropAsleep
+	}
+	if drop != dropNone {
+		b.stat.Dropped(b.i.Name, drop)
+		return nil
+	}
+	b.stat.Request(b.i.Name, asked)
+	switch err := b.send(reply); {
+	case errors.Is(err, net.ErrClosed):
+		return err
+	case err == nil: // else a full queue, say: the client asks again
 		b.stat.Reply(b.i.Name, asked)
 	}
+	return nil
 }

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/landfall-lb/landfall/internal/nstest"
 )
 
@@ -92,6 +94,21 @@ func TestPing(t *testing.T) {
 	}
 }
 
+// stops waits until a process that was sent SIGSTOP is stopped, and returns false if it has ended
+// before.
+func stops(t *testing.T, pid int) bool {
+	t.Helper()
+	const notReaped = unix.WNOWAIT
+	var info unix.Siginfo
+	if err := unix.Waitid(unix.P_PID, pid, &info, unix.WSTOPPED|unix.WEXITED|notReaped, nil); err != nil {
+		t.Fatal(err)
+	}
+	return info.Code == cldStopped
+}
+
+// cldStopped is CLD_STOPPED of asm-generic/siginfo.h.
+const cldStopped = 5
+
 // An answer counts that has arrived while the program that waits for it got no CPU time.
 func TestAnAnswerThatNobodyReadCounts(t *testing.T) {
 	const child, patience = "LANDFALL_TEST_PING", time.Second
@@ -102,23 +119,31 @@ func TestAnAnswerThatNobodyReadCounts(t *testing.T) {
 	a, b := nstest.New(t), nstest.New(t)
 	nstest.Veth(t, a, "eth0", "172.26.236.177/24", b, "eth0", "172.26.236.178/24")
 	b.Run(t, "sysctl", "-qw", "net.ipv4.icmp_echo_ignore_all=1") // this test answers
-	var asked net.PacketConn
-	b.Do(t, func() (err error) {
-		asked, err = net.ListenPacket("ip4:icmp", "172.26.236.178")
-		return err
-	})
-	defer asked.Close()
+	var cmd *exec.Cmd
 	var said bytes.Buffer
-	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
-	cmd.Env, cmd.Stdout = append(os.Environ(), child+"=172.26.236.178"), &said
-	a.Do(t, cmd.Start)
+	var asked net.PacketConn
 	var buf [256]byte
-	_, from, err := asked.ReadFrom(buf[:])
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
+	var from net.Addr
+	for stopped := false; !stopped; { // again if this process got no time until the child's patience was over
+		b.Do(t, func() (err error) {
+			asked, err = net.ListenPacket("ip4:icmp", "172.26.236.178")
+			return err
+		})
+		defer asked.Close()
+		said.Reset()
+		cmd = exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
+		cmd.Env, cmd.Stdout = append(os.Environ(), child+"=172.26.236.178"), &said
+		a.Do(t, cmd.Start)
+		var err error
+		if _, from, err = asked.ReadFrom(buf[:]); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		if stopped = stops(t, cmd.Process.Pid); !stopped {
+			_ = cmd.Wait()
+		}
 	}
 	if _, err := asked.WriteTo(echoRequest(0, binary.BigEndian.Uint64(buf[8:])), from); err != nil {
 		t.Fatal(err)

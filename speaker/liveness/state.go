@@ -234,9 +234,12 @@ func (l *State) Next(now time.Time) (next time.Time) {
 
 // Speakers returns what this node sees of the cluster's speakers.
 func (l *State) Speakers(now time.Time) plan.Speakers {
-	alive, known := []string{l.self}, []string{l.self}
+	heard, alive, known := []string{l.self}, []string{l.self}, []string{l.self}
 	var dead []string
 	for name, n := range l.nodes {
+		if n.phase == live {
+			heard = append(heard, name)
+		}
 		seen := n.phase != absent || n.hold.active(now)
 		if seen {
 			alive = append(alive, name)
@@ -248,10 +251,10 @@ func (l *State) Speakers(now time.Time) plan.Speakers {
 			dead = append(dead, name)
 		}
 	}
-	slices.Sort(alive)
-	slices.Sort(known)
-	slices.Sort(dead)
-	return plan.SpeakersOf(l.self, alive, known, dead)
+	for _, names := range [][]string{heard, alive, known, dead} {
+		slices.Sort(names)
+	}
+	return plan.SpeakersOf(l.self, heard, alive, known, dead)
 }
 
 // Standings returns what counts of the claims of each node that is live or waited for.

@@ -87,8 +87,8 @@ func (s *story) do(step string) Verdict {
 	return Unchanged
 }
 
-// String says what the State makes of the story: "live a m, missing b, dead b, a held 1, a stale
-// 1.2".
+// String says what the State makes of the story: "live a m, missing b, dead b, alone, a held 1, a
+// stale 1.2".
 func (s *story) String() string {
 	seen := s.Speakers(s.now)
 	parts := []string{"live " + strings.Join(seen.Live, " ")}
@@ -97,6 +97,9 @@ func (s *story) String() string {
 	}
 	if len(seen.Dead) > 0 {
 		parts = append(parts, "dead "+strings.Join(seen.Dead, " "))
+	}
+	if seen.Alone {
+		parts = append(parts, "alone")
 	}
 	standings := s.Standings(s.now)
 	for _, node := range slices.Sorted(maps.Keys(standings)) {
@@ -158,14 +161,17 @@ func TestStories(t *testing.T) {
 		{"left as a suspect", all + "a1 lost, a1 leaves, a answers", "live b m"},
 
 		// Who may call others dead.
-		{"two of three are lost", all + "a1 lost, a silent, b1 lost, b silent", "live m, missing a b"},
+		{"two of three are lost", all + "a1 lost, a silent, b1 lost, b silent", "live m, missing a b, alone"},
 		{"of two, the first by name goes on", "z1 joins, z1 lost, z silent", "live m, missing z, dead z"},
-		{"of two, the second does not", "a1 joins, a1 lost, a silent", "live m, missing a"},
+		{"of two, the second does not", "a1 joins, a1 lost, a silent", "live m, missing a, alone"},
 		{"of four, the half with the first", all + "z1 joins, b1 lost, b silent, z1 lost, z silent",
 			"live a m, missing b z, dead b z"},
-		{"of four, the other half", all + "z1 joins, a1 lost, a silent, b1 lost, b silent", "live m z, missing a b"},
-		{"who is waited for is seen", all + "a1 lost, a answers, b1 lost, b silent", "live a m, missing b, dead b, a held 1"},
-		{"who is missed and not dead counts, too", all + "a1 lost, a answers, 6s, b1 lost, b silent", "live m, missing a b"},
+		{"of four, the other half", all + "z1 joins, a1 lost, a silent, b1 lost, b silent", "live m z, missing a b, alone"},
+		{"who is waited for is seen", all + "a1 lost, a answers, b1 lost, b silent", "live a m, missing b, dead b, alone, a held 1"},
+		{"but not heard", all + "a1 lost, a answers, b1 lost, b answers", "live a b m, alone, a held 1, b held 1"},
+		{"nor is a suspect", all + "a1 lost, b1 lost", "live a b m, alone"},
+		{"heard again", all + "a1 lost, a answers, b1 lost, b answers, a1 joins", "live a b m, a stale 1.1, b held 1"},
+		{"who is missed and not dead counts, too", all + "a1 lost, a answers, 6s, b1 lost, b silent", "live m, missing a b, alone"},
 
 		// This node's own earlier process.
 		{"recalled", "recalled 1", "live m, previous 1"},

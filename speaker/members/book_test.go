@@ -16,9 +16,9 @@ import (
 // known is what a book says, without the means by which it knows.
 func known(b book) map[string]map[netip.Addr]plan.Claim {
 	all := map[string]map[netip.Addr]plan.Claim{}
-	for node, p := range b {
+	for node, p := range b.pages {
 		all[node] = map[netip.Addr]plan.Claim{}
-		for vip := range p.entries {
+		for _, vip := range p.vips() {
 			if claim, ok := b.claims(vip, map[string]plan.Standing{node: {Live: true}})[node]; ok {
 				all[node][vip] = claim
 			}
@@ -78,7 +78,7 @@ func TestBookDoesNotDependOnOrderOrRepetition(t *testing.T) {
 			order = append(order, order...)
 			random.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 		}
-		b := book{}
+		b := newBook()
 		for _, u := range order {
 			b.merge(u)
 		}
@@ -86,7 +86,7 @@ func TestBookDoesNotDependOnOrderOrRepetition(t *testing.T) {
 			t.Fatalf("order %d: %s", i, d)
 		}
 		// What is relayed by a third node gives the same, and nothing is left over from what is gone.
-		relayed := book{}
+		relayed := newBook()
 		relayed.merge(b.update("n1"))
 		if d := cmp.Diff(want, known(relayed), cmpopts.EquateComparable(netip.Addr{})); d != "" {
 			t.Fatalf("order %d, relayed: %s", i, d)
@@ -107,7 +107,7 @@ func TestBooksConvergeByExchange(t *testing.T) {
 	want := map[string]map[netip.Addr]plan.Claim{"n1": final}
 	random := rand.New(rand.NewPCG(8, 8))
 	for i := range 500 {
-		a, b := book{}, book{}
+		a, b := newBook(), newBook()
 		random.Shuffle(len(changes), func(i, j int) { changes[i], changes[j] = changes[j], changes[i] })
 		half := random.IntN(len(changes) + 1)
 		for k, u := range changes {
@@ -118,10 +118,10 @@ func TestBooksConvergeByExchange(t *testing.T) {
 			}
 		}
 		for range 2 {
-			if a["n1"] != nil {
+			if a.pages["n1"] != nil {
 				b.merge(a.update("n1"))
 			}
-			if b["n1"] != nil {
+			if b.pages["n1"] != nil {
 				a.merge(b.update("n1"))
 			}
 		}
@@ -134,7 +134,7 @@ func TestBooksConvergeByExchange(t *testing.T) {
 }
 
 func TestMergeTellsWhatChanged(t *testing.T) {
-	b := book{}
+	b := newBook()
 	for i, c := range []struct {
 		u    update
 		want []netip.Addr
@@ -160,7 +160,7 @@ func TestMergeTellsWhatChanged(t *testing.T) {
 // A clock that was set back must not make a restarted speaker mute: the others would take its words
 // for old ones.
 func TestContract6OutlivesAnEarlierProcessFromTheFuture(t *testing.T) {
-	others := book{}
+	others := newBook()
 	before := newJournal("n1", 1000)
 	before.set(all(map[netip.Addr]plan.Claim{vip1: {Answering: true}}))
 	others.merge(before.full())

@@ -114,6 +114,7 @@ func TestACrashedNodeThatReturnsIsNotWaitedFor(t *testing.T) {
 	r.wantClaims("b", vip1, map[string]plan.Claim{"a": {Answering: true}})
 	r.members["a"].cable.pulled.Store(true)
 	r.wantClaims("b", vip1, nil)
+	r.wantClaims("c", vip1, nil) // else it may tell b that the process before is live
 	r.members["a"].stop()
 	a := r.start("a", holding(time.Minute))
 	r.introduce("a")
@@ -129,7 +130,7 @@ func TestACrashedNodeThatReturnsIsNotWaitedFor(t *testing.T) {
 
 // What a node said before it was lost counts as stale until it has spoken again.
 func TestWhatALostNodeHasSaidIsStale(t *testing.T) {
-	b := book{}
+	b := newBook()
 	answers := plan.Claim{Answering: true}
 	said := func(seq uint64, vip netip.Addr, claim plan.Claim) {
 		b.merge(update{node: "a", born: 7, entries: []entry{{vip: vip, seq: seq, claim: claim}}})
@@ -145,7 +146,7 @@ func TestWhatALostNodeHasSaidIsStale(t *testing.T) {
 	said(1, vip1, answers)
 	said(2, vip2, answers)
 	want("it has come", answers, answers)
-	standing.Stale = b["a"].newest()
+	standing.Stale = b.pages["a"].newest()
 	stale := plan.Claim{Answering: true, Stale: true}
 	want("it has come back", stale, stale)
 	said(2, vip2, answers) // by a node that has not heard more of it either
@@ -158,7 +159,7 @@ func TestWhatALostNodeHasSaidIsStale(t *testing.T) {
 
 // What is reserved outlives the arrival of the next process's first claims, in either order.
 func TestHeldClaimsOutliveTheNextProcess(t *testing.T) {
-	b := book{}
+	b := newBook()
 	b.merge(update{node: "a", born: 7, floor: 3, entries: []entry{
 		{vip: vip1, seq: 1, claim: plan.Claim{Answering: true, Weight: 5}},
 		{vip: vip2, seq: 2, claim: plan.Claim{Answering: true, Reason: lb.ReasonStopping}},
@@ -224,7 +225,7 @@ func TestTwoRestartsWithinTheHold(t *testing.T) {
 	}}
 	added := update{node: "a", born: 2, entries: both.entries[1:]}
 	withdrawn := update{node: "a", born: 2, entries: []entry{{vip: vip1, seq: 3, gone: true}}}
-	other := book{}
+	other := newBook()
 	other.merge(first)
 	other.merge(silent)
 	told := other.updates(map[string]plan.Standing{"a": {Live: true, Born: 2, Held: 1}})
@@ -262,6 +263,38 @@ func TestTwoRestartsWithinTheHold(t *testing.T) {
 			if one, two := m.Restarted(vip1), m.Restarted(vip2); one != c.vip1 || two != c.vip2 {
 				t.Errorf("%s (apart: %v): announced before %v and %v, want %v and %v", c.name, apart, one, two, c.vip1, c.vip2)
 			}
+		}
+	}
+}
+
+// TestOfManyProcessesAFewAreRemembered checks that a member that names any number of earlier
+// processes of this node takes little memory, and hides none that announced.
+func TestOfManyProcessesAFewAreRemembered(t *testing.T) {
+	const many = 1000
+	announced := func(born uint64, seq uint64, vip netip.Addr) update {
+		return update{node: "a", born: born, entries: []entry{{vip: vip, seq: seq, claim: plan.Claim{Answering: true}}}}
+	}
+	for _, c := range []struct {
+		name  string
+		first func(m *Members)
+	}{
+		{"nothing is known yet", func(*Members) {}},
+		{"one that announced is known", func(m *Members) { m.learn(encode(announced(1, 1, vip1))) }},
+	} {
+		m := New(Options{Self: "a", Born: time.Unix(0, many+1), Liveness: &recaller{},
+			Log: slog.New(slog.DiscardHandler)})
+		c.first(m)
+		for born := many; born > 1; born-- { // the oldest last
+			m.learn(encode(update{node: "a", born: uint64(born)}))
+		}
+		if n := len(m.past); n > maxPast+1 {
+			t.Errorf("%s: %d processes are remembered, want %d at most", c.name, n, maxPast+1)
+		}
+		// In two parts, of a process that is older than all that are remembered.
+		m.learn(encode(announced(1, 1, vip1)))
+		m.learn(encode(announced(1, 2, vip2)))
+		if !m.Restarted(vip1) || !m.Restarted(vip2) {
+			t.Errorf("%s: what the last process announced is not known", c.name)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/memberlist"
@@ -59,7 +60,7 @@ func (m *Members) config(bind netip.Addr) *memberlist.Config {
 	c.HandoffQueueDepth = 4096
 
 	c.Delegate, c.Events = delegate{m}, events{m}
-	c.Logger = log.New(logBridge{m.opts.Log}, "", 0)
+	c.Logger = log.New(&logBridge{log: m.opts.Log}, "", 0)
 	return c
 }
 
@@ -76,19 +77,29 @@ type delegate struct{ m *Members }
 
 // NodeMeta is what each member knows of this node from the first moment on.
 func (d delegate) NodeMeta(limit int) []byte {
+	defer d.m.pulses.Begin()()
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
-	return meta{born: uint64(d.m.opts.Born.UnixNano()), macs: d.m.ownMACs}.encode(limit)
+	return meta{born: uint64(d.m.opts.Born.UnixNano()), macs: d.m.ownMACs, wire: compactVersion}.encode(limit)
 }
 
 func (d delegate) GetBroadcasts(overhead, limit int) [][]byte {
+	defer d.m.pulses.Begin()()
+	d.m.beats()
 	return d.m.queue.GetBroadcasts(overhead, limit)
 }
 
-// NotifyMsg gets what a node said. What is news is passed on, as the one who said it tells only a
-// few.
+// beats notes that gossip goes on.
+func (m *Members) beats() {
+	now := time.Now()
+	m.beat.Store(&now)
+}
+
+// NotifyMsg gets what a node said. Changes that are news are passed on, as the one who said them
+// tells only a few; a whole state goes to each newcomer.
 func (d delegate) NotifyMsg(b []byte) {
-	if d.m.learn(b) {
+	defer d.m.pulses.Begin()()
+	if d.m.learn(b) && b[0] == wireVersion {
 		d.m.queue.QueueBroadcast(broadcast(slices.Clone(b)))
 	}
 }
@@ -96,13 +107,15 @@ func (d delegate) NotifyMsg(b []byte) {
 // LocalState is what this node says, what the live others have said, and what is reserved for those
 // that are expected back.
 func (d delegate) LocalState(bool) []byte {
+	defer d.m.pulses.Begin()()
 	standings, _ := d.m.opts.Liveness.Standings()
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
-	return encode(append([]update{d.m.own.full()}, d.m.book.updates(standings)...)...)
+	return state(d.m.own.full(), d.m.book.updates(standings), d.m.compacts(), maxState)
 }
 
 func (d delegate) MergeRemoteState(b []byte, _ bool) {
+	defer d.m.pulses.Begin()()
 	d.m.learn(b)
 	d.m.meet()
 }
@@ -114,7 +127,7 @@ func (m *Members) learn(b []byte) bool {
 		m.opts.Log.Warn("cannot read a gossip message", "error", err)
 		return false
 	}
-	var changed []netip.Addr
+	var others []update
 	var recalled uint64
 	again := false
 	m.mu.Lock()
@@ -126,8 +139,9 @@ func (m *Members) learn(b []byte) bool {
 			again = m.own.outlive(u) || again
 			continue
 		}
-		changed = append(changed, m.book.merge(u)...)
+		others = append(others, u)
 	}
+	changed := m.book.merge(others...)
 	m.mu.Unlock()
 	if recalled != 0 {
 		m.opts.Liveness.Recalled(recalled)
@@ -141,6 +155,11 @@ func (m *Members) learn(b []byte) bool {
 	return len(changed) > 0
 }
 
+// maxPast is how many earlier processes of this node are remembered at most, beside the one that
+// announced. More than a few restarts within the time that the others hold its addresses do not
+// matter, and a member may name any number of processes.
+const maxPast = 8
+
 // recall keeps what others know of the last process before this one that announced an address, in
 // whatever order and parts they tell of those before, and reports whether that process is news. It
 // needs mu.
@@ -150,16 +169,29 @@ func (m *Members) recall(u update) bool {
 	}
 	p := m.past[u.born]
 	if p == nil {
-		p = &page{born: u.born, entries: map[netip.Addr]entry{}}
+		p = newPage(u.born, newIndex())
 		m.past[u.born] = p
+		m.forget()
 	}
-	p.merge(u, map[netip.Addr]bool{})
+	p.merge(u, &merging{index: p.index})
 	if p == m.previous || !p.announces() {
 		return false // if it announces nothing, the others wait for what a process before it announced
 	}
 	m.previous = p
+	m.past[p.born] = p // unless it was the oldest of too many, it is there
 	maps.DeleteFunc(m.past, func(born uint64, _ *page) bool { return born < p.born })
 	return true
+}
+
+// forget drops the oldest of too many processes. It needs mu.
+func (m *Members) forget() {
+	born := slices.Sorted(maps.Keys(m.past))
+	if m.previous != nil {
+		born = born[1:] // it is the oldest, and stays
+	}
+	for _, oldest := range born[:max(0, len(born)-maxPast)] {
+		delete(m.past, oldest)
+	}
 }
 
 // events is what memberlist reports about nodes. It calls with its own lock held, so nothing here
@@ -167,6 +199,7 @@ func (m *Members) recall(u update) bool {
 type events struct{ m *Members }
 
 func (e events) NotifyJoin(n *memberlist.Node) {
+	defer e.m.pulses.Begin()()
 	if n.Name == e.m.opts.Self {
 		return
 	}
@@ -177,6 +210,7 @@ func (e events) NotifyJoin(n *memberlist.Node) {
 // NotifyUpdate gets a node whose speaker was restarted before a probe of gossip missed it, or whose
 // MAC addresses have changed.
 func (e events) NotifyUpdate(n *memberlist.Node) {
+	defer e.m.pulses.Begin()()
 	if n.Name != e.m.opts.Self {
 		e.m.welcome(n)
 	}
@@ -184,6 +218,7 @@ func (e events) NotifyUpdate(n *memberlist.Node) {
 
 // NotifyLeave gets a node that has left, or that has stopped answering.
 func (e events) NotifyLeave(n *memberlist.Node) {
+	defer e.m.pulses.Begin()()
 	if n.Name == e.m.opts.Self {
 		return
 	}
@@ -208,6 +243,9 @@ func (m *Members) welcome(n *memberlist.Node) {
 	node := *n
 	m.mu.Lock()
 	process := m.process(n)
+	if len(m.live) == 0 {
+		m.beats() // nothing was asked for while this node was alone
+	}
 	m.live[n.Name], m.greet[n.Name] = &node, true
 	m.macs[n.Name] = metaOf(n).macs
 	m.mu.Unlock()
@@ -221,17 +259,45 @@ func (m *Members) process(n *memberlist.Node) plan.Process {
 	if addr, ok := netip.AddrFromSlice(n.Addr); ok {
 		p.Addr = netip.AddrPortFrom(addr.Unmap(), n.Port)
 	}
-	if page := m.book[n.Name]; page != nil {
+	if page := m.book.pages[n.Name]; page != nil {
 		p.Heard, p.Announces = page.newest(), page.announces()
 	}
 	return p
 }
 
+// maxLines is how many of memberlist's lines of one second are logged: everybody who reaches the
+// port makes it write one for each packet.
+const maxLines = 50
+
 // logBridge passes memberlist's log lines on. Its levels say how bad something is for the library:
 // a node that does not answer is its daily work.
-type logBridge struct{ log *slog.Logger }
+type logBridge struct {
+	log *slog.Logger
 
-func (b logBridge) Write(line []byte) (int, error) {
+	mu      sync.Mutex
+	second  time.Time // when the current second began
+	lines   int       // in it
+	leftOut int       // since a line was last logged
+}
+
+// admits reports whether one more line may be logged now, and how many were left out before it.
+func (b *logBridge) admits(now time.Time) (leftOut int, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if now.Sub(b.second) >= time.Second {
+		b.second, b.lines = now, 0
+	}
+	if b.lines == maxLines {
+		b.leftOut++
+		return 0, false
+	}
+	b.lines++
+	leftOut, b.leftOut = b.leftOut, 0
+	return leftOut, true
+}
+
+// Write takes one line. The logger calls it with its own lock held.
+func (b *logBridge) Write(line []byte) (int, error) {
 	text := strings.TrimSpace(string(line))
 	level := slog.LevelInfo
 	for _, l := range []struct {
@@ -251,6 +317,16 @@ func (b logBridge) Write(line []byte) (int, error) {
 			level = slog.LevelDebug // what comes of it is logged as a node that is gone or live
 		}
 	}
-	b.log.Log(context.Background(), level, "gossip: "+text)
+	if !b.log.Enabled(context.Background(), level) {
+		return len(line), nil
+	}
+	leftOut, ok := b.admits(time.Now())
+	switch {
+	case !ok:
+	case leftOut > 0:
+		b.log.Log(context.Background(), level, "gossip: "+text, "leftOut", leftOut)
+	default:
+		b.log.Log(context.Background(), level, "gossip: "+text)
+	}
 	return len(line), nil
 }

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/memberlist"
@@ -71,7 +72,11 @@ type Members struct {
 	join  *loop.Runner
 	renew *loop.Runner
 	queue memberlist.TransmitLimitedQueue
-	keys  *memberlist.Keyring // nil without encryption
+	// pulses are of memberlist's goroutines while they are here, and beat is when one of them last
+	// asked what there is to be said.
+	pulses loop.Pulses
+	beat   atomic.Pointer[time.Time]
+	keys   *memberlist.Keyring // nil without encryption
 
 	mu  sync.Mutex
 	own *journal
@@ -109,7 +114,7 @@ func New(opts Options) *Members {
 	m := &Members{
 		opts: opts, keys: newKeyring(opts.Keys),
 		own:  newJournal(opts.Self, uint64(opts.Born.UnixNano())),
-		book: book{}, past: map[uint64]*page{}, live: map[string]*memberlist.Node{}, greet: map[string]bool{},
+		book: newBook(), past: map[uint64]*page{}, live: map[string]*memberlist.Node{}, greet: map[string]bool{},
 		macs: map[string][]string{},
 	}
 	m.queue.NumNodes = m.size
@@ -155,9 +160,9 @@ func (m *Members) SetPeers(peers map[string][]netip.Addr) {
 		_, known := peers[node]
 		return !known && m.live[node] == nil
 	}
-	for node := range m.book {
+	for node := range m.book.pages {
 		if gone(node) {
-			delete(m.book, node)
+			delete(m.book.pages, node)
 		}
 	}
 	for node := range m.macs {
@@ -198,8 +203,28 @@ func (m *Members) Joined() bool {
 	return m.joined
 }
 
-// Busy returns for how long the actor has been at one thing.
-func (m *Members) Busy() time.Duration { return max(m.send.Busy(), m.join.Busy(), m.renew.Busy()) }
+// Busy returns for how long the actor, or the gossip that it runs, has been at one thing.
+func (m *Members) Busy() time.Duration {
+	return max(m.send.Busy(), m.join.Busy(), m.renew.Busy(), m.pulses.Busy(), m.speechless())
+}
+
+// quiet is how long nothing is asked for by gossip at most, several times a second as a rule, while
+// others are live.
+const quiet = time.Minute
+
+// speechless returns how long ago gossip last asked what there is to be said, if that is longer ago
+// than quiet.
+func (m *Members) speechless() time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.ml == nil || len(m.live) == 0 {
+		return 0
+	}
+	if beat := m.beat.Load(); beat != nil && time.Since(*beat) > quiet {
+		return time.Since(*beat)
+	}
+	return 0
+}
 
 // Run takes part until ctx ends; then it sends what is left to be said and takes its leave.
 func (m *Members) Run(ctx context.Context) error {

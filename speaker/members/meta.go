@@ -17,9 +17,11 @@ import (
 type meta struct {
 	born uint64 // nanoseconds since 1970; 0 unknown
 	macs []string
+	wire byte // the newest version of messages that the node understands; 0 for wireVersion
 }
 
-// Sizes in the encoded form: 8 bytes for born, then 6 for each MAC address.
+// Sizes in the encoded form: 8 bytes for born, then 6 for each MAC address, then 1 for wire, which
+// older speakers overlook.
 const (
 	bornSize = 8
 	macSize  = 6
@@ -33,6 +35,9 @@ func (m meta) encode(limit int) []byte {
 			b = append(b, mac...)
 		}
 	}
+	if m.wire != 0 && len(b) < limit {
+		b = append(b, m.wire)
+	}
 	return b
 }
 
@@ -41,10 +46,24 @@ func metaOf(n *memberlist.Node) meta {
 		return meta{}
 	}
 	m := meta{born: binary.BigEndian.Uint64(n.Meta)}
-	for rest := n.Meta[bornSize:]; len(rest) >= macSize; rest = rest[macSize:] {
+	rest := n.Meta[bornSize:]
+	for ; len(rest) >= macSize; rest = rest[macSize:] {
 		m.macs = append(m.macs, net.HardwareAddr(rest[:macSize]).String())
 	}
+	if len(rest) == 1 {
+		m.wire = rest[0]
+	}
 	return m
+}
+
+// compacts reports whether all others that are live understand compact messages. It needs mu.
+func (m *Members) compacts() bool {
+	for _, n := range m.live {
+		if metaOf(n).wire < compactVersion {
+			return false
+		}
+	}
+	return len(m.live) > 0
 }
 
 // SetMACs replaces the MAC addresses under which this node may answer; sorted.
@@ -58,17 +77,18 @@ func (m *Members) SetMACs(macs []string) {
 	}
 }
 
-// MACs returns the MAC addresses of all nodes of ours that this one has met, itself included.
-func (m *Members) MACs() map[string]bool {
+// MACs returns whose the MAC addresses of all nodes of ours are that this one has met, itself
+// included.
+func (m *Members) MACs() map[string]string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	all := map[string]bool{}
+	all := map[string]string{}
 	for _, mac := range m.ownMACs {
-		all[mac] = true
+		all[mac] = m.opts.Self
 	}
-	for _, macs := range m.macs {
+	for node, macs := range m.macs {
 		for _, mac := range macs {
-			all[mac] = true
+			all[mac] = node
 		}
 	}
 	return all

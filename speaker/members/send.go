@@ -15,7 +15,27 @@ const (
 	// that an address moves within milliseconds. A change of one VIP in such a cluster is 128 packets
 	// of some 60 bytes; in larger clusters changes travel by gossip alone.
 	directMembers = 128
+	// maxState bounds a whole state: memberlist refuses one of more than 20 MiB.
+	maxState = 16 << 20
 )
+
+// state encodes what this node and the others say, as far as it fits: of more, half of the others
+// are left out, and again, until it does. Others come in any order, so that the next state has
+// others.
+func state(own update, others []update, compact bool, limit int) []byte {
+	for {
+		all := append([]update{own}, others...)
+		b := encode
+		if compact {
+			all[0] = own.compacted()
+			b = encodeCompact
+		}
+		if message := b(all...); len(message) <= limit || len(others) == 0 {
+			return message
+		}
+		others = others[:len(others)/2]
+	}
+}
 
 // sendStep tells the others what has changed here, and newcomers everything.
 func (m *Members) sendStep(context.Context) (time.Duration, error) {
@@ -35,22 +55,17 @@ func (m *Members) sendStep(context.Context) (time.Duration, error) {
 		}
 	}
 	clear(m.greet)
-	var full update
+	var greetings [][]byte
 	if len(newcomers) > 0 {
-		full = m.own.full()
+		greetings = m.own.greet(m.compacts(), len(m.live))
 	}
 	m.mu.Unlock()
 	if len(newcomers)+len(others) == 0 {
 		m.queue.Reset() // nobody takes from it; who comes is told everything
 		return 0, nil
 	}
-	if len(newcomers) > 0 {
-		// To a newcomer the page goes in parts, so none of them may say that it is complete. Even an
-		// empty one announces the new process.
-		full.floor = 0
-		for _, message := range split(full) {
-			sendTo(ml, newcomers, message)
-		}
+	for _, message := range greetings {
+		sendTo(ml, newcomers, message)
 	}
 	if len(changes.entries) == 0 {
 		return 0, nil
@@ -62,6 +77,25 @@ func (m *Members) sendStep(context.Context) (time.Duration, error) {
 		}
 	}
 	return 0, nil
+}
+
+// greet encodes what a newcomer is told: the whole page, in one packet if that is possible. In
+// parts, none of them may say that it is complete. Even an empty one announces the new process.
+//
+// In a large cluster that would be nodes times VIPs for each newcomer. It has the page from the one
+// that it has joined, and needs only the changes that this one may not have heard.
+func (j *journal) greet(compact bool, others int) [][]byte {
+	full := j.full()
+	if compact {
+		if message := encodeCompact(full.compacted()); len(message) <= messageSize {
+			return [][]byte{message}
+		}
+		if others >= directMembers {
+			full.entries = j.recent
+		}
+	}
+	full.floor = 0
+	return split(full)
 }
 
 // sendTo sends a packet to each node. A failure is left to gossip and to the exchange of full

@@ -12,9 +12,13 @@ import (
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
-// wireVersion opens every message. A node that meets a newer one leaves the message alone and says
-// so.
-const wireVersion = 1
+// A version opens every message. A node that meets a newer one leaves the message alone and says
+// so. Changes go as wireVersion, which all speakers know; whole states as compactVersion, once all
+// live speakers know it.
+const (
+	wireVersion    = 1
+	compactVersion = 2
+)
 
 // update is what is known of one node's claims: changes to them, or all there are up to some point.
 type update struct {
@@ -22,10 +26,32 @@ type update struct {
 	// born tells a process from the one before it on the same node: nanoseconds since 1970 at its
 	// start.
 	born uint64
-	// floor says up to which of the node's changes the entries are complete: of what is older and not
-	// in them, nothing is left.
+	// floor says up to which of the node's changes the row and the entries are complete: of what is
+	// older and not in them, nothing is left.
 	floor   uint64
+	sheet   *sheet // what the row refers to
+	row     row    // what the node had said up to floor
 	entries []entry
+}
+
+// explicit returns the update without a row.
+func (u update) explicit() update {
+	if u.sheet == nil {
+		return u
+	}
+	u.entries = slices.Clone(u.entries)
+	named := make(map[netip.Addr]bool, len(u.entries))
+	for _, e := range u.entries {
+		named[e.vip] = true
+	}
+	for i, claim := range u.row.expand() {
+		if vip := u.sheet.vips[i]; claim != 0 && !named[vip] {
+			u.entries = append(u.entries, entry{vip: vip, seq: u.floor, claim: u.sheet.claim(claim)})
+		}
+	}
+	sortEntries(u.entries)
+	u.sheet, u.row = nil, row{}
+	return u
 }
 
 // entry is one VIP's claim. Of two entries of the same birth, the one with the higher seq is the
@@ -66,20 +92,26 @@ func appendUpdate(b []byte, u update) []byte {
 	for _, w := range words {
 		b = appendString(b, w)
 	}
-	index := func(word string) uint64 { return uint64(slices.Index(words, word) + 1) }
 	b = binary.AppendUvarint(b, uint64(len(u.entries)))
 	for _, e := range u.entries {
 		b = append(b, e.flags())
 		b = append(b, e.vip.AsSlice()...)
 		b = binary.AppendUvarint(b, e.seq)
-		b = binary.AppendUvarint(b, index(string(e.claim.Reason)))
-		if e.claim.Weight > 0 {
-			b = binary.AppendUvarint(b, uint64(e.claim.Weight))
-		}
-		if e.routed() {
-			b = binary.AppendUvarint(b, index(string(e.claim.Routes)))
-			b = binary.AppendUvarint(b, index(string(e.claim.Unrouted)))
-		}
+		b = appendClaim(b, e.claim, words)
+	}
+	return b
+}
+
+// appendClaim encodes a claim, of which the flags are encoded already.
+func appendClaim(b []byte, claim plan.Claim, words []string) []byte {
+	index := func(word string) uint64 { return uint64(slices.Index(words, word) + 1) }
+	b = binary.AppendUvarint(b, index(string(claim.Reason)))
+	if claim.Weight > 0 {
+		b = binary.AppendUvarint(b, uint64(claim.Weight))
+	}
+	if routed(claim) {
+		b = binary.AppendUvarint(b, index(string(claim.Routes)))
+		b = binary.AppendUvarint(b, index(string(claim.Unrouted)))
 	}
 	return b
 }
@@ -97,7 +129,7 @@ func (u update) words() []string {
 	return words
 }
 
-func (e entry) routed() bool { return e.claim.Routes != "" || e.claim.Unrouted != "" }
+func routed(claim plan.Claim) bool { return claim.Routes != "" || claim.Unrouted != "" }
 
 func (e entry) flags() byte {
 	var flags byte
@@ -113,7 +145,7 @@ func (e entry) flags() byte {
 	if e.claim.Weight > 0 {
 		flags |= flagWeighted
 	}
-	if e.routed() {
+	if routed(e.claim) {
 		flags |= flagRouted
 	}
 	if e.claim.Parted {
@@ -130,7 +162,7 @@ func appendString(b []byte, s string) []byte {
 func encode(updates ...update) []byte {
 	b := []byte{wireVersion}
 	for _, u := range updates {
-		b = appendUpdate(b, u)
+		b = appendUpdate(b, u.explicit())
 	}
 	return b
 }
@@ -140,13 +172,17 @@ func decode(b []byte) ([]update, error) {
 	if len(b) == 0 {
 		return nil, errors.New("empty message")
 	}
-	if b[0] != wireVersion {
-		return nil, fmt.Errorf("message of version %d, this speaker knows version %d", b[0], wireVersion)
-	}
 	r := reader{rest: b[1:]}
 	var updates []update
-	for len(r.rest) > 0 && r.err == nil {
-		updates = append(updates, r.update())
+	switch b[0] {
+	case wireVersion:
+		for len(r.rest) > 0 && r.err == nil {
+			updates = append(updates, r.update())
+		}
+	case compactVersion:
+		updates = r.compact()
+	default:
+		return nil, fmt.Errorf("message of version %d, this speaker knows versions up to %d", b[0], compactVersion)
 	}
 	if r.err != nil {
 		return nil, r.err
@@ -179,30 +215,43 @@ func (r *reader) update() update {
 }
 
 func (r *reader) entry(words []string) entry {
-	flags := r.bytes(1)
-	if r.err != nil {
-		return entry{}
+	flags := r.flags()
+	e := entry{vip: r.vip(flags), seq: r.varint(), gone: flags&flagGone != 0}
+	e.claim = r.claim(flags, words)
+	return e
+}
+
+func (r *reader) flags() byte {
+	if b := r.bytes(1); r.err == nil {
+		return b[0]
 	}
+	return 0
+}
+
+func (r *reader) vip(flags byte) netip.Addr {
 	size := 4
-	if flags[0]&flagIPv6 != 0 {
+	if flags&flagIPv6 != 0 {
 		size = 16
 	}
 	vip, _ := netip.AddrFromSlice(r.bytes(size))
-	e := entry{vip: vip, seq: r.varint(), gone: flags[0]&flagGone != 0}
-	e.claim.Answering, e.claim.Parted = flags[0]&flagAnswering != 0, flags[0]&flagParted != 0
-	e.claim.Reason = lb.Reason(r.word(words))
-	if flags[0]&flagWeighted != 0 {
+	return vip
+}
+
+func (r *reader) claim(flags byte, words []string) plan.Claim {
+	claim := plan.Claim{Answering: flags&flagAnswering != 0, Parted: flags&flagParted != 0}
+	claim.Reason = lb.Reason(r.word(words))
+	if flags&flagWeighted != 0 {
 		weight := r.varint()
 		if weight > math.MaxUint16 {
 			r.fail(fmt.Errorf("weight %d", weight))
 		}
-		e.claim.Weight = uint16(weight)
+		claim.Weight = uint16(weight)
 	}
-	if flags[0]&flagRouted != 0 {
-		e.claim.Routes = plan.PeerNames(r.word(words))
-		e.claim.Unrouted = lb.Reason(r.word(words))
+	if flags&flagRouted != 0 {
+		claim.Routes = plan.PeerNames(r.word(words))
+		claim.Unrouted = lb.Reason(r.word(words))
 	}
-	return e
+	return claim
 }
 
 // word reads which of the words is meant; 0 is none.

@@ -20,6 +20,7 @@ type Seen struct {
 	Answering        map[netip.Addr][]string
 	Probed           map[netip.Addr]bool
 	ConflictingHosts map[netip.Addr][]plan.ConflictingHost
+	Rivals           map[netip.Addr]string
 }
 
 // Events are what may change decisions.
@@ -46,7 +47,10 @@ type Answer struct {
 type Decided struct {
 	Claims        map[string]plan.Claim // of the other nodes
 	Before, After plan.Decision
-	New, Gone     bool
+	// Rival is the other node that was the last to announce the VIP while this one answers for it; ""
+	// if none was seen to.
+	Rival     string
+	New, Gone bool
 }
 
 // State is what is remembered from one step to the next. Use New.
@@ -60,7 +64,7 @@ type State struct {
 	unserved  map[netip.Addr]bool      // VIPs that no node answers for now
 	since     map[netip.Addr]time.Time // when this node began to answer for VIPs
 	missing   []string                 // nodes, as of the last step
-	parted    bool                     // as of the last step
+	apart     bool                     // it heard no majority in the last step, or was yielding
 	seen      Seen
 	changes   int
 }
@@ -104,6 +108,7 @@ func (s *State) Step(now time.Time, facts plan.Facts, e Events) (
 func (s *State) look(seen Seen, vips map[netip.Addr]bool) {
 	differing(s.seen.Answering, seen.Answering, slices.Equal, vips)
 	differing(s.seen.ConflictingHosts, seen.ConflictingHosts, slices.Equal, vips)
+	differing(s.seen.Rivals, seen.Rivals, func(a, b string) bool { return a == b }, vips)
 	differing(s.seen.Probed, seen.Probed, func(a, b bool) bool { return a == b }, vips)
 	s.seen = seen
 }
@@ -127,13 +132,13 @@ func differing[V any](a, b map[netip.Addr]V, same func(a, b V) bool, found map[n
 // sure again what it owns. It adds the VIPs to vips.
 func (s *State) greet(facts plan.Facts, vips map[netip.Addr]bool) {
 	back := slices.ContainsFunc(s.missing, func(node string) bool { return slices.Contains(facts.Live, node) }) ||
-		s.parted
-	s.missing, s.parted = facts.Missing, facts.Parted
-	if !back || facts.Parted {
+		s.apart
+	s.missing, s.apart = facts.Missing, facts.Parted || facts.Alone
+	if !back || s.apart {
 		return
 	}
-	for vip, answer := range s.answers {
-		if answer.Owned {
+	for vip := range s.answers {
+		if !s.decisions[vip].Handover {
 			s.rounds[vip]++
 			vips[vip] = true
 		}
@@ -185,7 +190,7 @@ func (s *State) decide(now time.Time, facts plan.Facts, in plan.Input) Decided {
 	_, in.Fresh = s.fresh[vip]
 	in.Served, in.Since = s.served[vip], s.since[vip]
 	next := plan.Decide(facts, in)
-	if before.Overlap != next.Overlap && !facts.Parted {
+	if before.Overlap != next.Overlap && !s.apart {
 		s.rounds[vip]++ // clients may have listened to the other one last
 	}
 	switch {
@@ -206,7 +211,7 @@ func (s *State) decide(now time.Time, facts plan.Facts, in plan.Input) Decided {
 	} else {
 		s.unserved[vip] = true
 	}
-	return Decided{Claims: in.Claims, Before: before, After: next, New: !known}
+	return Decided{Claims: in.Claims, Before: before, After: next, Rival: s.seen.Rivals[vip], New: !known}
 }
 
 func anyAnswers(claims map[string]plan.Claim) bool {
@@ -225,9 +230,9 @@ func (s *State) assign(vip netip.Addr) bool {
 	delete(s.answers, vip)
 	delete(s.probes, vip)
 	if len(d.Answer) > 0 {
-		// A node that sees no majority does not know who else answers by right, and would refuse the
-		// connections of the clients that it takes from that one.
-		s.answers[vip] = Answer{On: d.Answer, Round: s.rounds[vip], Owned: !d.Handover && !d.Parted}
+		// A node that hears no majority does not know who else answers by right: one that it waits for
+		// may have taken over. It would take that one's clients in the middle of their connections.
+		s.answers[vip] = Answer{On: d.Answer, Round: s.rounds[vip], Owned: !d.Handover && !s.apart}
 	} else if len(d.Probe) > 0 {
 		s.probes[vip] = d.Probe
 	}

@@ -29,9 +29,9 @@ const (
 	// just been connected again has to send its question once more, which TCP does after 200 ms.
 	AskedSoon = 500 * time.Millisecond
 	Promptly  = 180 * time.Millisecond
-	// A node that is cut off finds the others dead one by one, and sees a majority for a while. What it
-	// took from the first of them it gives up when it is estranged: doubt, and so much more for each
-	// node, is longer than that takes.
+	// A node that is cut off finds the others dead one by one, and sees a majority for a while. What
+	// it took from the first of them it gives up when it is estranged: doubt, and so much more for
+	// each node, is longer than that takes.
 	doubt       = 2 * time.Second
 	doubtOfEach = 100 * time.Millisecond
 	// AskedLately is within which time the API server has to have answered for its silence about a
@@ -73,8 +73,8 @@ type estrangement struct {
 
 // look is what a step makes of the facts first.
 type look struct {
-	// lost is set when the node loses sight of a majority, found when it sees one again, and calm once
-	// it has seen one for long enough.
+	// lost is set when the node no longer sees more than half of the speakers, found when it sees so
+	// many again, and calm once it has seen them for long enough.
 	lost, found, calm bool
 }
 

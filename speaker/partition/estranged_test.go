@@ -141,7 +141,7 @@ func tell(t *testing.T, name, self string, story []moment) {
 		if m.answer {
 			silent = nil
 		}
-		f.Speakers, f.Others = plan.SpeakersOf(self, live, known, silent), m.live != "only"
+		f.Speakers, f.Others = plan.SpeakersOf(self, live, live, known, silent), m.live != "only"
 		f.Carrier, f.Heard = []string{"eth0"}, m.heard
 		if m.down {
 			f.Carrier = nil
@@ -172,7 +172,59 @@ func tell(t *testing.T, name, self string, story []moment) {
 	}
 }
 
-// However a small cluster falls apart, whoever does not see a majority takes nothing unless the API
+// TestOfTwoHalves tells, from the view of a of two nodes and of a and b of four, what becomes of a
+// node that counts as the majority by its name alone: it takes nothing before the API server shows
+// that it is not cut off.
+func TestOfTwoHalves(t *testing.T) {
+	type view struct {
+		after      time.Duration
+		live       string
+		asked, met bool
+		estranged  bool
+	}
+	for name, c := range map[string]struct {
+		known string
+		story []view
+	}{
+		"the other one dies": {"a b", []view{{live: "a b"}, {after: time.Minute, live: "a", estranged: true},
+			{after: 50 * time.Millisecond, live: "a", asked: true}, {after: time.Hour, live: "a"}}},
+		"without an API server it waits": {"a b", []view{{live: "a b"}, {after: time.Minute, live: "a", estranged: true},
+			{after: silentHolds*ReturnHold - 1, live: "a", estranged: true}, {after: 1, live: "a"}}},
+		"its switch port is cut": {"a b", []view{{live: "a b"}, {after: time.Minute, live: "a", estranged: true},
+			{after: 8 * time.Second, live: "a b", estranged: true}, {after: 1, live: "a b", met: true, estranged: true},
+			{after: Reunion, live: "a b"}}},
+		"half of four dies": {"a b c d", []view{{live: "a b c d"}, {after: time.Minute, live: "a b c"},
+			{after: time.Second, live: "a b", estranged: true}, {after: 1, live: "a b", asked: true},
+			{after: time.Second, live: "a b c"}, {after: time.Second, live: "a b", estranged: true}}},
+		"half of four dies, without an API server": {"a b c d", []view{{live: "a b c d"},
+			{after: time.Minute, live: "a b", estranged: true}, {after: time.Second, live: "a b", met: true, estranged: true},
+			{after: Reunion, live: "a b", estranged: true}, {after: silentHolds * ReturnHold, live: "a b"}}},
+		"cut off from one after the other": {"a b c d", []view{{live: "a b c d"},
+			{after: time.Minute, live: "a b", estranged: true}, {after: 1, live: "a b", asked: true},
+			{after: time.Second, live: "a", estranged: true}, {after: 5 * time.Second, live: "a b", estranged: true},
+			{after: 1, live: "a b c d", met: true, estranged: true}, {after: Reunion, live: "a b c d"}}},
+	} {
+		var s State
+		now, known := time.Unix(1e9, 0), strings.Fields(c.known)
+		f := Facts{Self: "a", Others: true, ReturnHold: ReturnHold, Carrier: []string{"eth0"}}
+		for i, v := range c.story {
+			now = now.Add(v.after)
+			live := strings.Fields(v.live)
+			f.Speakers = plan.SpeakersOf("a", live, live, known, without(known, live))
+			if v.asked {
+				f.Contact.Asked, f.Contact.Took = now, time.Millisecond
+			}
+			if v.met {
+				f.Contact.Met = now
+			}
+			if s.Step(now, f); s.Estranged() != v.estranged {
+				t.Errorf("%s, %d, seeing %s: estranged %v", name, i, v.live, s.Estranged())
+			}
+		}
+	}
+}
+
+// However a small cluster falls apart, whoever sees no more than half takes nothing unless the API
 // server answers it at once; and whoever comes back takes nothing before it has heard somebody,
 // also when the API server is there first.
 func TestEverySplitOfSmallClusters(t *testing.T) {
@@ -189,28 +241,28 @@ func TestEverySplitOfSmallClusters(t *testing.T) {
 			for _, reaches := range []bool{true, false} {
 				what := fmt.Sprintf("%v of %v, API server %v", side, known, reaches)
 				self := side[len(side)-1]
-				quorum := plan.QuorumOf(self, side, known)
+				most := 2*len(side) > size
 				s, now := State{}, time.Unix(1e9, 0)
 				f := Facts{Self: self, ReturnHold: ReturnHold, Others: true, Carrier: []string{"eth0"}}
 				step := func(after time.Duration, live []string) bool {
 					now = now.Add(after)
-					f.Speakers = plan.SpeakersOf(self, live, known, without(known, live))
+					f.Speakers = plan.SpeakersOf(self, live, live, known, without(known, live))
 					s.Step(now, f)
 					return s.Estranged()
 				}
 				if step(0, known) {
 					t.Fatalf("%s: estranged from the first", what)
 				}
-				if got := step(time.Minute, side); got == quorum.Majority {
+				if got := step(time.Minute, side); got == most {
 					t.Fatalf("%s: estranged %v", what, got)
 				}
 				if reaches {
 					f.Contact.Asked, f.Contact.Took = now, time.Millisecond
 				}
-				if got := step(0, side); got != (!quorum.Majority && !reaches) {
+				if got := step(0, side); got != (!most && !reaches) {
 					t.Fatalf("%s: estranged %v after the API server was asked", what, got)
 				}
-				if quorum.Majority || reaches {
+				if most || reaches {
 					continue
 				}
 				for range 8 {

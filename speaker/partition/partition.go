@@ -42,9 +42,13 @@ type State struct {
 	seen   plan.Speakers
 	others lb.Witness // what a majority says that this node does not see
 	heard  bool
-	apart  bool // as of the last step
-	parted bool
-	until  time.Time // how long a node that sees a majority again counts as parted, and goes on yielding
+	// As of the last step: apart is set when the node saw no majority, half when it saw exactly half
+	// of the speakers, and few when it saw no more.
+	apart, half, few bool
+	calm             time.Time // when it has seen more than half of them for long enough
+	parted           bool
+	alone            bool      // as of the last step
+	until            time.Time // how long a node that sees a majority again counts as parted, and goes on yielding
 
 	estrangement estrangement
 	estranged    bool
@@ -57,14 +61,18 @@ type State struct {
 func (s *State) Step(now time.Time, f Facts) (news, changed bool, again time.Duration) {
 	s.self, s.seen = f.Self, f.Speakers
 	said, heard := f.Said, f.Heard
-	lost, found := !s.seen.Majority && !s.apart, s.seen.Majority && s.apart
+	lost := !s.apart && (!s.seen.Majority || s.seen.Half && !s.half) // of two halves, either may be cut off
+	found := s.seen.Most() && s.few
 	if !s.seen.Majority || s.apart {
 		// From the first look at which they are together again, as nothing may have called for one in
 		// between.
 		s.until = now.Add(Reunion)
 	}
-	s.apart = !s.seen.Majority
-	s.estrangement.step(now, f, look{lost: lost, found: found, calm: !now.Before(s.until)})
+	if !s.seen.Most() || s.few {
+		s.calm = now.Add(Reunion)
+	}
+	s.apart, s.half, s.few = !s.seen.Majority, s.seen.Half, !s.seen.Most()
+	s.estrangement.step(now, f, look{lost: lost, found: found, calm: !now.Before(s.calm)})
 	until := s.until
 	if woke := s.estrangement.woke; !woke.IsZero() && until.Before(woke.Add(Reunion)) {
 		until = woke.Add(Reunion) // others may have taken over while this node was frozen
@@ -81,7 +89,8 @@ func (s *State) Step(now time.Time, f Facts) (news, changed bool, again time.Dur
 		again = plan.Sooner(again, next.Sub(now))
 	}
 	news = heard != s.heard || heard && !said.Same(s.others)
-	changed = news || parted != s.parted || estranged != s.estranged || mute != s.mute
+	changed = news || parted != s.parted || f.Speakers.Alone != s.alone || estranged != s.estranged || mute != s.mute
+	s.alone = f.Speakers.Alone
 	s.others, s.heard, s.parted, s.estranged, s.mute = said, heard, parted, estranged, mute
 	return news, changed, again
 }
@@ -95,6 +104,18 @@ func (s *State) Parted() bool { return s.parted }
 // Estranged reports whether the node may have been cut off and has heard no other speaker since: it
 // has no address that it did not answer for before.
 func (s *State) Estranged() bool { return s.estranged }
+
+// CutOff reports whether this node may be cut off from the others, or was until a moment ago.
+func (s *State) CutOff() bool { return s.parted || s.estranged }
+
+// Dead are the nodes that are dead. A node that comes back finds the others one by one, and may see
+// a majority before it has found all: until it has, nobody counts as dead.
+func (s *State) Dead() []string {
+	if s.CutOff() {
+		return nil
+	}
+	return s.seen.Dead
+}
 
 // Trusted returns until when a node that is estranged was not, for sure: what it has taken since
 // then it gives up.

@@ -43,8 +43,8 @@ func TestStory(t *testing.T) {
 		{what: "the majority is heard of", after: time.Second, live: "d e", said: majority, news: true, changed: true,
 			parted: true, yields: "1", lease: "reads"},
 		{what: "and again", after: time.Hour, live: "d e", said: majority, parted: true, yields: "1", lease: "reads"},
-		{what: "together again, and yields yet", after: time.Hour, live: "a b c d e", again: Reunion, parted: true,
-			yields: "1", lease: "nothing"},
+		{what: "together again, and yields yet", after: time.Hour, live: "a b c d e", changed: true, again: Reunion,
+			parted: true, yields: "1", lease: "nothing"},
 		{what: "half of the time is over", after: Reunion / 2, live: "a b c d e", again: Reunion / 2, parted: true,
 			yields: "1", lease: "nothing"},
 		{what: "all of it", after: Reunion / 2, live: "a b c d e", news: true, changed: true, lease: "nothing"},
@@ -65,7 +65,7 @@ func play(t *testing.T, story []scene) {
 	for _, c := range story {
 		now = now.Add(c.after)
 		f := Facts{Self: "e",
-			Speakers: plan.SpeakersOf("e", strings.Fields(c.live), strings.Fields("a b c d e"), nil)}
+			Speakers: plan.SpeakersOf("e", strings.Fields(c.live), strings.Fields(c.live), strings.Fields("a b c d e"), nil)}
 		if c.said != nil {
 			f.Said, f.Heard = *c.said, true
 		}
@@ -101,6 +101,51 @@ func lease(s State) string {
 	return "nothing"
 }
 
+// TestDead tells, from the view of c of a to d, whom it takes for dead: nobody as long as it may be
+// this node that was cut off, although it sees a majority before it has found all others again.
+func TestDead(t *testing.T) {
+	type view struct {
+		after time.Duration
+		live  string
+		down  bool // no carrier
+		met   bool // another speaker has just been heard
+		want  string
+	}
+	for name, story := range map[string][]view{
+		"one dies": {{live: "a b c d"}, {after: time.Minute, live: "a b c", want: "d"},
+			{after: time.Minute, live: "a b c d"}},
+		"cut off, and back": {{live: "a b c d"}, {after: time.Minute, live: "b c d", want: "a"},
+			{after: time.Second, live: "c"},
+			{after: time.Minute, live: "a c"}, {live: "a c d", met: true}, {after: time.Millisecond, live: "a b c d"},
+			{after: Reunion, live: "a b c d"}},
+		"back, and one has died": {{live: "a b c d"}, {after: time.Minute, live: "c"}, {after: time.Minute, live: "a c"},
+			{live: "a b c", met: true}, {after: Reunion - 1, live: "a b c"}, {after: 1, live: "a b c", want: "d"}},
+		"a link that flaps": {{live: "a b c d"}, {after: time.Minute, live: "a b c d", down: true},
+			{after: time.Second, live: "a c d", down: true}, {after: time.Second, live: "a c d"},
+			{after: time.Millisecond, live: "a b c d", met: true}},
+	} {
+		var s State
+		now := time.Unix(1e9, 0)
+		f := Facts{Self: "c", Others: true, ReturnHold: ReturnHold}
+		known := strings.Fields("a b c d")
+		for i, v := range story {
+			now = now.Add(v.after)
+			live := strings.Fields(v.live)
+			f.Speakers, f.Carrier = plan.SpeakersOf("c", live, live, known, without(known, live)), []string{"eth0"}
+			if v.down {
+				f.Carrier = nil
+			}
+			if v.met {
+				f.Contact.Met = now
+			}
+			s.Step(now, f)
+			if got := strings.Join(s.Dead(), " "); got != v.want {
+				t.Errorf("%s, %d, seeing %s: %q are dead, want %q", name, i, v.live, got, v.want)
+			}
+		}
+	}
+}
+
 // TestDesired checks who renews the Lease, and what it says.
 func TestDesired(t *testing.T) {
 	known := strings.Fields("a b c d e f g")
@@ -109,12 +154,28 @@ func TestDesired(t *testing.T) {
 	} {
 		live := strings.Fields("a b c d e f")
 		var s State
-		s.Step(time.Unix(1e9, 0), Facts{Self: self, Speakers: plan.SpeakersOf(self, live, known, nil)})
+		s.Step(time.Unix(1e9, 0), Facts{Self: self, Speakers: plan.SpeakersOf(self, live, live, known, nil)})
 		if want.Tell {
 			want.Says = lb.Witness{Node: self, Live: live, Unserved: []netip.Addr{vip2}}
 		}
 		if got := s.Desired(func() []netip.Addr { return []netip.Addr{vip2} }); !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %+v, want %+v", self, got, want)
+		}
+	}
+}
+
+// A node that hears none of the others, and waits for them, sees a majority and is alone: that
+// changes what is decided.
+func TestAloneWhileItWaits(t *testing.T) {
+	var s State
+	now, all := time.Unix(1e9, 0), []string{"a", "b", "c"}
+	for _, c := range []struct {
+		heard   []string
+		changed bool
+	}{{all, false}, {[]string{"c"}, true}, {[]string{"c"}, false}, {[]string{"b", "c"}, true}} {
+		_, changed, _ := s.Step(now, Facts{Self: "c", Speakers: plan.SpeakersOf("c", c.heard, all, all, nil)})
+		if changed != c.changed || s.Parted() {
+			t.Errorf("it hears %v: changed %v, parted %v", c.heard, changed, s.Parted())
 		}
 	}
 }

@@ -20,7 +20,7 @@ func ParseOnConflict(s string) (OnConflict, error) {
 	case RefuseOnConflict, AnnounceOnConflict:
 		return c, nil
 	}
-	return RefuseOnConflict, fmt.Errorf("%q is neither refuse nor announce", s)
+	return RefuseOnConflict, fmt.Errorf("%.80q is neither refuse nor announce", s)
 }
 
 // ConflictingHost is a device that uses a VIP although it is not a node with a speaker.

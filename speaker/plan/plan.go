@@ -43,6 +43,8 @@ type Facts struct {
 	Missing []string
 	// Parted is set while this node sees no majority of the speakers, and for a moment after.
 	Parted bool
+	// Alone is set while this node hears no majority of the speakers: see Speakers.
+	Alone bool
 	// Estranged is set while this node may have been cut off and has not heard the others since. Until
 	// Trusted it was not, for sure.
 	Estranged bool

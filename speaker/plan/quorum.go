@@ -9,6 +9,9 @@ type Speakers struct {
 	Live []string
 	// Missing are the nodes that it has met and does not see, without those that have left. Sorted.
 	Missing []string
+	// Alone is set when it hears no majority: those that it only expects back do not count. They may
+	// hear one another, and have given up waiting for this node.
+	Alone bool
 	// Silent are the missing nodes whose kernel is silent too; sorted. Dead are the same, but none
 	// without a majority, as it may be this node that is cut off.
 	Silent, Dead []string
@@ -22,14 +25,22 @@ type Quorum struct {
 	// Majority is set when it sees more than half of the speakers that it knows, or half of them with
 	// the first by name among these.
 	Majority bool
+	// Half is set when it sees exactly half of them. The first by name tells two halves apart, but not
+	// which of them is cut off.
+	Half bool
 	// Rank is the node's place among those that it sees, by name; 0 is the first.
 	Rank int
 }
 
-// SpeakersOf returns what a node sees: live are the nodes that it sees, itself included, known
-// those and the ones that it misses, and silent those whose kernel is silent. All are sorted.
-func SpeakersOf(self string, live, known, silent []string) Speakers {
+// Most reports whether a node sees more than half of the speakers that it knows.
+func (q Quorum) Most() bool { return q.Majority && !q.Half }
+
+// SpeakersOf returns what a node sees: heard are the nodes whose speaker takes part in gossip, live
+// those and the ones that are suspect or expected back, known those and the ones that it misses,
+// and silent those whose kernel is silent. All are sorted; the first three contain the node.
+func SpeakersOf(self string, heard, live, known, silent []string) Speakers {
 	s := Speakers{Live: live, Silent: silent, Quorum: QuorumOf(self, live, known)}
+	s.Alone = !QuorumOf(self, heard, known).Majority
 	for _, node := range known {
 		if _, seen := slices.BinarySearch(live, node); !seen {
 			s.Missing = append(s.Missing, node)
@@ -60,6 +71,7 @@ func QuorumOf(self string, live, known []string) Quorum {
 	return Quorum{
 		Lost:     len(live) < len(known),
 		Majority: 2*len(live) > len(known) || 2*len(live) == len(known) && slices.Contains(live, known[0]),
+		Half:     2*len(live) == len(known),
 		Rank:     slices.Index(live, self),
 	}
 }

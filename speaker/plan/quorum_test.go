@@ -16,10 +16,10 @@ func TestQuorum(t *testing.T) {
 		{"b", "abc", "abc", Quorum{Majority: true, Rank: 1}},
 		{"b", "bc", "abc", Quorum{Lost: true, Majority: true}},
 		{"a", "a", "abc", Quorum{Lost: true}},
-		{"a", "a", "ab", Quorum{Lost: true, Majority: true}}, // of two halves, the one with the first
-		{"b", "b", "ab", Quorum{Lost: true}},
-		{"c", "cd", "abcd", Quorum{Lost: true}},
-		{"d", "ad", "abcd", Quorum{Lost: true, Majority: true, Rank: 1}},
+		{"a", "a", "ab", Quorum{Lost: true, Majority: true, Half: true}}, // of two halves, the one with the first
+		{"b", "b", "ab", Quorum{Lost: true, Half: true}},
+		{"c", "cd", "abcd", Quorum{Lost: true, Half: true}},
+		{"d", "ad", "abcd", Quorum{Lost: true, Majority: true, Half: true, Rank: 1}},
 	} {
 		if got := QuorumOf(c.self, strings.Split(c.live, ""), strings.Split(c.known, "")); got != c.want {
 			t.Errorf("%s sees %s of %s: %+v, want %+v", c.self, c.live, c.known, got, c.want)
@@ -68,7 +68,8 @@ func TestSpeakersOf(t *testing.T) {
 		{"a", "ab", "b", "b", "b"},
 		{"b", "ab", "a", "a", ""},
 	} {
-		s := SpeakersOf(c.live[:1], strings.Split(c.live, ""), strings.Split(c.known, ""), strings.Split(c.dead, ""))
+		live := strings.Split(c.live, "")
+		s := SpeakersOf(c.live[:1], live, live, strings.Split(c.known, ""), strings.Split(c.dead, ""))
 		if strings.Join(s.Missing, "") != c.missing || strings.Join(s.Dead, "") != c.wantDead {
 			t.Errorf("%s sees %s of %s, dead %s: %+v", c.live[:1], c.live, c.known, c.dead, s)
 		}
@@ -91,9 +92,32 @@ func TestSurvives(t *testing.T) {
 		{"e", "de", "abcde", "a", false},
 		{"e", "de", "abcde", "abc", true},
 	} {
-		s := SpeakersOf(c.self, strings.Split(c.live, ""), strings.Split(c.known, ""), strings.Split(c.silent, ""))
+		live := strings.Split(c.live, "")
+		s := SpeakersOf(c.self, live, live, strings.Split(c.known, ""), strings.Split(c.silent, ""))
 		if got := s.Survives(c.self); got != c.want {
 			t.Errorf("%s sees %s of %s, %s are silent: %v", c.self, c.live, c.known, c.silent, got)
+		}
+	}
+}
+
+// A node is alone if it hears no majority, whomever it waits for.
+func TestAlone(t *testing.T) {
+	for _, c := range []struct {
+		self, heard, live, known string
+		alone, majority          bool
+	}{
+		{"a", "a", "a", "a", false, true},
+		{"c", "abc", "abc", "abc", false, true},
+		{"c", "bc", "abc", "abc", false, true},
+		{"c", "c", "abc", "abc", true, true},
+		{"c", "c", "c", "abc", true, false},
+		{"a", "a", "ab", "ab", false, true}, // of two halves, the one with the first
+		{"b", "b", "ab", "ab", true, true},
+	} {
+		split := func(names string) []string { return strings.Split(names, "") }
+		s := SpeakersOf(c.self, split(c.heard), split(c.live), split(c.known), nil)
+		if s.Alone != c.alone || s.Majority != c.majority {
+			t.Errorf("%s hears %s, sees %s of %s: %+v", c.self, c.heard, c.live, c.known, s)
 		}
 	}
 }

@@ -64,18 +64,6 @@ func elect(vip netip.Addr, candidates []Candidate) string {
 	return Winner(vip, best)
 }
 
-// Heir returns who of the nodes with these claims would own the VIP if no node answered for it; ""
-// if none claims it.
-func Heir(vip netip.Addr, claims map[string]Claim) string {
-	var candidates []Candidate
-	for node, claim := range claims {
-		if claim.Reason == "" {
-			candidates = append(candidates, Candidate{Node: node, Weight: claim.Weight})
-		}
-	}
-	return elect(vip, candidates)
-}
-
 // weight must never change between versions: nodes of both would disagree during an upgrade.
 func weight(vip netip.Addr, node string) uint64 {
 	h := fnv.New64a()

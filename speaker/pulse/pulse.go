@@ -48,8 +48,9 @@ func (p *Pulse) Wakes() (times uint64, woke time.Time) {
 	p.mu.Lock()
 	now := p.clock()
 	away := now-p.last > p.limit
+	p.last = now // in the same step, so that no freeze falls between
 	if away {
-		p.wakes, p.woke, p.last = p.wakes+1, time.Now(), now
+		p.wakes, p.woke = p.wakes+1, time.Now()
 	}
 	times, woke = p.wakes, p.woke
 	p.mu.Unlock()
@@ -63,10 +64,10 @@ func (p *Pulse) Wakes() (times uint64, woke time.Time) {
 func (p *Pulse) Run(ctx context.Context) error {
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
+	p.mu.Lock()
+	p.last = p.clock()
+	p.mu.Unlock()
 	for {
-		p.mu.Lock()
-		p.last = p.clock()
-		p.mu.Unlock()
 		select {
 		case <-ctx.Done():
 			return nil

@@ -47,6 +47,27 @@ func TestAFreezeIsNoticedByWhoeverAsksFirst(t *testing.T) {
 	})
 }
 
+// TestAFreezeIsNoticedWhereverItFalls freezes the process between any two looks at the clock.
+func TestAFreezeIsNoticedWhereverItFalls(t *testing.T) {
+	for before := 2; before < 8; before++ { // the first look is the start: what was before counts as awake
+		synctest.Test(t, func(t *testing.T) {
+			began, looks, told := time.Now(), 0, 0
+			var frozen time.Duration
+			p := &Pulse{limit: time.Second, changed: func() { told++ }, clock: func() time.Duration {
+				if looks++; looks == before {
+					frozen = time.Minute
+				}
+				return time.Since(began) + frozen
+			}}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			if err := p.Run(ctx); err != nil || told != 1 {
+				t.Errorf("frozen before look %d: told %d times, want once; error %v", before, told, err)
+			}
+		})
+	}
+}
+
 func TestTheClockGoesOn(t *testing.T) {
 	p := New(time.Second, func() {})
 	before := p.clock()

@@ -22,6 +22,8 @@ type Facts struct {
 	// router that has kept the routes of this speaker's predecessor drops those that it does not hear
 	// again.
 	Unknown string
+	// Rescue is set where a proxy passes on the connections that routers move here.
+	Rescue bool
 	// Convergence is how long routers get to choose other routes before a planned withdrawal.
 	Convergence time.Duration
 	Seen        Seen
@@ -92,11 +94,17 @@ type News struct {
 	LastError string
 }
 
+// rescueTime is how long the proxy gets, after all else is known, to pass on the connections that
+// routers move to a node that has just started. It has to find the other nodes first, and a router
+// sends its first packet within 50 ms of the first route.
+const rescueTime = time.Second
+
 // State is what is remembered from one step to the next. Use New.
 type State struct {
 	book     plan.BGPBook
 	paths    paths
-	waiting  string // what is needed before the first plan; "" once there is one
+	waiting  string    // what is needed before the first plan; "" once there is one
+	known    time.Time // since when all else is known that the first plan needs
 	planned  bool
 	sessions map[string]Session // as last seen
 	heard    map[netip.Addr][]string
@@ -123,8 +131,9 @@ func New() State {
 
 // Step plans what BGP peers hear.
 func (s *State) Step(now time.Time, f Facts, e Events) Step {
-	if s.waiting = s.missing(f); s.waiting != "" {
-		return Step{}
+	var wait time.Duration
+	if s.waiting, wait = s.missing(now, f); s.waiting != "" {
+		return Step{Again: wait}
 	}
 	e.All = e.All || !s.planned
 	s.planned = true
@@ -151,19 +160,28 @@ func (s *State) Step(now time.Time, f Facts, e Events) Step {
 	return step
 }
 
-// missing says what a plan of routes needs and is not known yet.
-func (s *State) missing(f Facts) string {
+// missing says what a plan of routes needs and is not known yet, and for how long, if that is
+// certain.
+func (s *State) missing(now time.Time, f Facts) (what string, wait time.Duration) {
 	switch {
 	case s.planned:
-		return ""
+		return "", 0
 	case f.Unknown != "":
-		return f.Unknown
+		return f.Unknown, 0
 	case !f.Node.Joined:
-		return "the other speakers" // to know where connections are that routers move here
+		return "the other speakers", 0 // to know where connections are that routers move here
 	case f.Node.Gate == lb.ReasonFeedUnknown:
-		return "the first report of the proxy"
+		return "the first report of the proxy", 0
+	case !f.Rescue || len(f.Node.Live) < 2:
+		return "", 0
 	}
-	return ""
+	if s.known.IsZero() {
+		s.known = now
+	}
+	if wait = s.known.Add(rescueTime).Sub(now); wait > 0 {
+		return "the proxy, which learns where connections are", wait
+	}
+	return "", 0
 }
 
 // look notes which sessions are up, and which peers hear of the VIPs whose peers may have changed.

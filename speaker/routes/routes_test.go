@@ -190,6 +190,33 @@ func TestNothingIsSaidBeforeAllIsKnown(t *testing.T) {
 	}
 }
 
+// TestRoutesWaitForRescue: a router sends connections of others at once, which the proxy has to
+// pass on by then.
+func TestRoutesWaitForRescue(t *testing.T) {
+	for name, c := range map[string]struct {
+		live  []string
+		proxy bool
+		wait  time.Duration
+	}{
+		"others hold connections": {[]string{"node-1", "node-2"}, true, rescueTime},
+		"there are no others":     {[]string{"node-1"}, true, 0},
+		"nobody passes any on":    {[]string{"node-1", "node-2"}, false, 0},
+	} {
+		w := newWorld(t)
+		w.hold(vip1, served)
+		w.facts.Node.Live, w.facts.Rescue, w.facts.Node.Joined = c.live, c.proxy, false
+		w.step()
+		w.now = w.now.Add(time.Minute)
+		w.facts.Node.Joined = true
+		if step := w.step(); step.SessionsChanged != (c.wait == 0) || c.wait > 0 && step.Again != c.wait {
+			t.Errorf("%s: sessions %v, again after %s", name, step.SessionsChanged, step.Again)
+		}
+		w.now = w.now.Add(c.wait)
+		w.step()
+		w.want(name, vip1, true, false)
+	}
+}
+
 // TestLifeOfAVIP announces one, drains it, and takes it back.
 func TestLifeOfAVIP(t *testing.T) {
 	w := newWorld(t)

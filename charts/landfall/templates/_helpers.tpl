@@ -150,19 +150,6 @@ readinessProbe:
 {{- .Values.podMonitor.tokenSecret | default (printf "%s-metrics-reader" (include "landfall.fullname" .)) -}}
 {{- end -}}
 
-{{/* The Secrets with passwords of BGP sessions, as JSON: those of the value, and those that BGPPeers name already when
-helm installs or upgrades. */}}
-{{- define "landfall.bgpSecrets" -}}
-{{- $names := .Values.speaker.bgpSecrets -}}
-{{- range (lookup "landfall.dev/v1beta1" "BGPPeer" "" "").items | default list -}}
-{{- $secret := dig "passwordSecret" dict .spec -}}
-{{- if and $secret.name (has ($secret.namespace | default $.Release.Namespace) (list $.Release.Namespace)) -}}
-{{- $names = append $names $secret.name -}}
-{{- end -}}
-{{- end -}}
-{{- $names | uniq | sortAlpha | toJson -}}
-{{- end -}}
-
 {{- define "landfall.gossipSecret" -}}
 {{- .Values.speaker.gossip.existingSecret | default (printf "%s-gossip" (include "landfall.fullname" .)) -}}
 {{- end -}}

@@ -259,6 +259,9 @@ type Dynset struct {
 	SetName    string
 	Operation  uint32 // such as unix.NFT_DYNSET_OP_UPDATE
 	Timeout    time.Duration
+	// Each is an expression that every element has one of, such as a Limit. It is run after the
+	// element was added or found.
+	Each Any
 }
 
 func (e *Dynset) encode(a *nfnetlink.Attributes) string {
@@ -271,7 +274,37 @@ func (e *Dynset) encode(a *nfnetlink.Attributes) string {
 		a.Number64(unix.NFTA_DYNSET_TIMEOUT, uint64(e.Timeout.Milliseconds()))
 	}
 	a.Text(unix.NFTA_DYNSET_SET_NAME, e.SetName)
+	if e.Each != nil {
+		var data nfnetlink.Attributes
+		name := e.Each.encode(&data)
+		a.Nested(unix.NFTA_DYNSET_EXPR, func() {
+			a.Text(unix.NFTA_EXPR_NAME, name)
+			a.Bytes(unix.NLA_F_NESTED|unix.NFTA_EXPR_DATA, data)
+		})
+	}
 	return "dynset"
+}
+
+// Limit matches up to Rate packets a second, and Burst at once after a silence. With Over it
+// matches what is above that.
+type Limit struct {
+	Rate  uint64
+	Burst uint32
+	Over  bool
+}
+
+func (e *Limit) encode(a *nfnetlink.Attributes) string {
+	const second = 1 // the unit
+	a.Number64(unix.NFTA_LIMIT_RATE, e.Rate)
+	a.Number64(unix.NFTA_LIMIT_UNIT, second)
+	a.Number(unix.NFTA_LIMIT_BURST, e.Burst)
+	a.Number(unix.NFTA_LIMIT_TYPE, unix.NFT_LIMIT_PKTS)
+	flags := uint32(0)
+	if e.Over {
+		flags = unix.NFT_LIMIT_F_INV
+	}
+	a.Number(unix.NFTA_LIMIT_FLAGS, flags)
+	return "limit"
 }
 
 // Numgen loads a number from Offset to below Offset+Modulus: a random one (unix.NFT_NG_RANDOM) or

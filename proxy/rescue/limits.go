@@ -1,0 +1,146 @@
+package rescue
+
+import (
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/nft"
+	"github.com/landfall-lb/landfall/proxy/nft/expr"
+)
+
+// Whoever can send packets to a VIP can make up stray ones, each of which costs a packet to every
+// node of a ring, and memory on the way. So nodes move only so many in a second, and remember a
+// connection for long only once it has sent a second packet. What is above a limit is dropped and
+// not refused: a real connection sends it again.
+const (
+	chainUnconfirmed = "limit-unconfirmed" // is asked before a packet of a new connection is moved
+	chainConfirmed   = "limit-confirmed"   // is asked before one of a remembered connection is
+	chainOver        = "over-limit"        // where packets above a limit end
+	prefixNew        = "new-"
+	prefixFresh      = "fresh-"
+	setFlooded       = "flooded"
+	setShares        = "shares"
+)
+
+const (
+	// freshTimeout is how long a node remembers a connection of which it has moved one packet.
+	freshTimeout = 30 * time.Second
+	// A connection has moved two packets before it is remembered. So a burst, of as many seconds of
+	// the limit, lets half as many connections of one VIP move at once.
+	burst = 10
+	// nodeLimit is how much more than for one VIP is moved for all together.
+	nodeLimit = 4
+	// confirmedLimit is how much more is moved of connections that are remembered.
+	confirmedLimit = 50
+	// A VIP may have shareBurst connections remembered at once, and shareRate more in each second:
+	// half of the memory, so that there is room for others.
+	shareBurst, shareRate = maxFlows / 2, 10
+	// maxLimited is of how many VIPs the rates are known at a time; where there are more, the node's
+	// limit holds alone.
+	maxLimited   = 65536
+	limitTimeout = 2 * burst * time.Second
+	shareTimeout = 2 * flowTimeout
+	floodedFor   = time.Minute
+)
+
+// DefaultLimit is a Deps.Limit by which 10,000 connections of one VIP move at once without a loss.
+// MaxLimit is the greatest one.
+const (
+	DefaultLimit = 2000
+	MaxLimit     = 100_000
+)
+
+func (h header) fresh(node netip.Addr) nft.Set {
+	return h.memory(name(prefixFresh, node), freshTimeout)
+}
+
+// timed is a set of VIPs that packets add to.
+func (h header) timed(name string, timeout time.Duration) nft.Set {
+	s := h.addresses(name)
+	s.Flags, s.Size, s.Timeout = unix.NFT_SET_EVAL|unix.NFT_SET_TIMEOUT, maxLimited, uint64(timeout.Milliseconds())
+	return s
+}
+
+// limitSets are the sets that the rules of all targets share.
+func (h header) limitSets() []nft.Set {
+	return []nft.Set{h.timed(chainUnconfirmed, limitTimeout), h.timed(chainConfirmed, limitTimeout),
+		h.timed(setShares, shareTimeout), h.timed(setFlooded, floodedFor)}
+}
+
+// newRules return the rules that move a packet of a connection that is not remembered, or only for
+// a short while.
+func (h header) newRules(node netip.Addr) []nft.Rule {
+	var all rules
+	all.add("", expr.Jump(chainUnconfirmed))
+	all.add("second packet", h.flow(), expr.In(name(prefixFresh, node)),
+		h.perVIP(setShares, expr.Limit{Rate: shareRate, Burst: shareBurst}), expr.Goto(name(prefixTo, node)))
+	all.add("", h.remember(h.fresh(node)))
+	all.move(node)
+	return all
+}
+
+// perVIP matches by a limit of which each VIP has one.
+func (h header) perVIP(set string, limit expr.Limit) expr.List {
+	return expr.List{network(expr.Reg, h.dest, h.size), &expr.Dynset{SrcRegKey: expr.Reg, SetName: set,
+		Operation: unix.NFT_DYNSET_OP_UPDATE, Each: &limit}}
+}
+
+// limitRules return the rules of the chains of limits. A limit of 0 is none.
+func (h header) limitRules(limit int) map[string][]nft.Rule {
+	var over rules
+	over.add("", expr.List{network(expr.Reg, h.dest, h.size), &expr.Dynset{SrcRegKey: expr.Reg, SetName: setFlooded,
+		Operation: unix.NFT_DYNSET_OP_UPDATE}})
+	over.add("", expr.List{&expr.Counter{}}, expr.Drop())
+	all := map[string][]nft.Rule{chainOver: over, chainUnconfirmed: nil, chainConfirmed: nil}
+	if limit > 0 {
+		all[chainUnconfirmed] = h.limits(chainUnconfirmed, limit, burst)
+		all[chainConfirmed] = h.limits(chainConfirmed, confirmedLimit*limit, 1)
+	}
+	return all
+}
+
+// limitChains are the chains of limitRules, in an order in which they can be written.
+var limitChains = []string{chainOver, chainUnconfirmed, chainConfirmed}
+
+func (h header) limits(set string, rate, seconds int) (all rules) {
+	over := func(times int) expr.Limit {
+		return expr.Limit{Rate: uint64(times * rate), Burst: uint32(times * rate * seconds), Over: true}
+	}
+	node := over(nodeLimit)
+	all.add("of the address", h.perVIP(set, over(1)), expr.Goto(chainOver))
+	all.add("of the node", expr.List{&node}, expr.Goto(chainOver))
+	return all
+}
+
+// flood is what the actor knows of a flood in one family.
+type flood struct {
+	counted uint64
+	warned  bool
+}
+
+// watchFlood counts the packets that were dropped since the last look, and logs for which VIPs,
+// once for each flood.
+func (a *Actor) watchFlood(family lb.Family, have held) {
+	f := a.floods[family]
+	if have.dropped < f.counted {
+		f.counted = 0 // the table was written anew
+	}
+	a.dropped.Add(have.dropped - f.counted)
+	f.counted = have.dropped
+	switch now := len(have.flooded) > 0; {
+	case now && !f.warned:
+		a.log.Warn("drops packets of unknown connections above the limit", "family", family, "limit", a.limit,
+			"addresses", some(have.flooded))
+		f.warned = true
+	case !now && f.warned:
+		a.log.Info("no packets of unknown connections are above the limit any more", "family", family)
+		f.warned = false
+	}
+	a.floods[family] = f
+}
+
+// some returns as many addresses as are worth a line.
+func some(all []netip.Addr) []netip.Addr { return all[:min(len(all), 10)] }

@@ -1,0 +1,298 @@
+package rescue
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/nstest"
+	"github.com/landfall-lb/landfall/proxy/nfnetlink"
+	"github.com/landfall-lb/landfall/proxy/nft"
+)
+
+// ack is a TCP packet of a connection that nobody has, as made up by somebody who knows a VIP. flow
+// numbers the connection.
+func ack(to, vip string, flow int) []byte {
+	mac, _ := net.ParseMAC(to)
+	dest := netip.MustParseAddr(vip)
+	source := netip.AddrFrom4([4]byte{198, 51, 100, 1})
+	frame := append(append(mac, 2, 0, 0, 0, 0, 9), 8, 0)
+	if dest.Is6() {
+		source = netip.MustParseAddr("2001:db8::1")
+		frame = append(append(mac, 2, 0, 0, 0, 0, 9), 0x86, 0xdd)
+	}
+	tcp := make([]byte, 20)
+	binary.BigEndian.PutUint16(tcp, uint16(1024+flow))
+	tcp[3], tcp[12], tcp[13] = 80, 5<<4, 16 // port, length in words, ACK
+	pseudo := append(append(source.AsSlice(), dest.AsSlice()...), 0, unix.IPPROTO_TCP, 0, byte(len(tcp)))
+	binary.BigEndian.PutUint16(tcp[16:], checksum(append(pseudo, tcp...)))
+	if dest.Is6() {
+		frame = append(frame, 0x60, 0, 0, 0, 0, byte(len(tcp)), unix.IPPROTO_TCP, 64)
+		return append(append(append(frame, source.AsSlice()...), dest.AsSlice()...), tcp...)
+	}
+	ip := append([]byte{0x45, 0, 0, byte(20 + len(tcp)), 0, 0, 0, 0, 64, unix.IPPROTO_TCP, 0, 0}, source.AsSlice()...)
+	ip = append(ip, dest.AsSlice()...)
+	binary.BigEndian.PutUint16(ip[10:], checksum(ip))
+	return append(append(frame, ip...), tcp...)
+}
+
+func checksum(b []byte) uint16 {
+	var sum uint32
+	for ; len(b) > 1; b = b[2:] {
+		sum += uint32(binary.BigEndian.Uint16(b))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return ^uint16(sum)
+}
+
+// send sends frames from the client.
+func (l lan) send(t *testing.T, frames func(yield func([]byte) bool)) {
+	t.Helper()
+	l.client.Do(t, func() error {
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		eth0, err := net.InterfaceByName("eth0")
+		if err != nil {
+			return err
+		}
+		for frame := range frames {
+			for {
+				if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: eth0.Index}); err != unix.ENOBUFS {
+					if err != nil {
+						return err
+					}
+					break
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// arrivals counts what comes for VIPs at a node from now on.
+func arrivals(t *testing.T, node *nstest.NS) (read func() int) {
+	t.Helper()
+	writeRules(t, node, `
+		table inet arrivals {
+			chain pre {
+				type filter hook prerouting priority -300
+				ip saddr 198.51.100.1 counter
+				ip6 saddr 2001:db8::1 counter
+			}
+		}`)
+	return func() (n int) {
+		var out struct {
+			Nftables []struct {
+				Rule struct {
+					Expr []struct{ Counter struct{ Packets int } }
+				}
+			}
+		}
+		text := node.Run(t, "nft", "-j", "list", "chain", "inet", "arrivals", "pre")
+		if err := json.Unmarshal([]byte(text), &out); err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range out.Nftables {
+			for _, e := range o.Rule.Expr {
+				n += e.Counter.Packets
+			}
+		}
+		return n
+	}
+}
+
+// remembered counts what a memory of an actor's node holds.
+func remembered(t *testing.T, node *nstest.NS, a *Actor, set nft.Set, family lb.Family) int {
+	t.Helper()
+	var keys [][]byte
+	node.Do(t, func() error {
+		l := nft.Listing{Conn: a.kernel.(Kernel).conn, Table: headerOf(family).table()}
+		return nfnetlink.Complete(func() error {
+			sets, err := l.Sets()
+			if err != nil {
+				return err
+			}
+			keys, err = readKeys(l, sets, set)
+			return err
+		})
+	})
+	return len(keys)
+}
+
+// limited is an actor of a node with a limit.
+func limited(t *testing.T, node *nstest.NS, limit int) *Actor {
+	t.Helper()
+	a := rescuer(t, node)
+	a.limit = limit
+	return a
+}
+
+// TestContract11AStrayFloodIsBounded sends made-up packets for one VIP, all of one connection and
+// then each of another. The node moves as many as the limit allows, remembers none of the second
+// kind for long, and still rescues connections of another VIP.
+func TestContract11AStrayFloodIsBounded(t *testing.T) {
+	const flood, limit = 3000, 10
+	l := newLAN(t)
+	others := map[string]string{v4.vip: "10.0.0.101", v6.vip: "fd00::101"}
+	writeRules(t, l.a, `
+		add rule ip test pre ip daddr 10.0.0.101 tcp dport 80 dnat to 10.1.0.2:80
+		add rule ip6 test pre ip6 daddr fd00::101 tcp dport 80 dnat to [fd01:0::2]:80`)
+	for _, at := range []addresses{v4, v6} {
+		l.point(t, others[at.vip], l.macA)
+	}
+	conns := append(l.dial(t, others[v4.vip], 5), l.dial(t, others[v6.vip], 5)...)
+	arrived := arrivals(t, l.b)
+	r := limited(t, l.b, limit)
+	w := from(v4.vip, v4.a, v6.vip, v6.a, others[v4.vip], v4.a, others[v6.vip], v6.a)
+	want(t, l.b, r, w, 2)
+	for _, at := range []addresses{v4, v6} {
+		l.point(t, others[at.vip], l.macB)
+		family, target := lb.FamilyOf(addr(at.vip)), addr(at.a)
+		for _, one := range []bool{true, false} {
+			l.b.Do(t, r.apply)
+			began, moved, dropped, before := time.Now(), r.Packets(), r.Dropped(), arrived()
+			for sent := 0; arrived()-before < flood/2; sent += flood { // a busy machine may lose some
+				l.send(t, func(yield func([]byte) bool) {
+					for i := range flood {
+						flow := 1 + sent + i
+						if one {
+							flow = 0
+						}
+						if !yield(ack(l.macB, at.vip, flow)) {
+							return
+						}
+					}
+				})
+			}
+			l.b.Do(t, r.apply)
+			came, most := arrived()-before, limit*burst+limit*int(time.Since(began)/time.Second+1)
+			m, d := int(r.Packets()-moved), int(r.Dropped()-dropped)
+			if one {
+				most *= 1 + confirmedLimit
+			}
+			late := 4 * len(conns) // acknowledgements of connections of the other VIP may come only now
+			if m > most+late || m == 0 || m+d < came || m+d > came+late {
+				t.Errorf("%s, of one connection %v: of %d packets %d were moved, want at most %d; %d were dropped", at.vip, one,
+					came, m, most, d)
+			}
+			n := remembered(t, l.b, r, headerOf(family).flows(target), family)
+			if n == 0 || n > 1+len(conns) {
+				t.Errorf("%s, of one connection %v: %d connections are remembered", at.vip, one, n)
+			}
+			if n := remembered(t, l.b, r, headerOf(family).fresh(target), family); n > most+1+len(conns) {
+				t.Errorf("%s: %d connections are remembered for a short while", at.vip, n)
+			}
+			if n := lost(conns); n > 0 {
+				t.Errorf("%d of %d connections of another VIP were lost", n, len(conns))
+			}
+		}
+	}
+	if text := l.b.Run(t, "nft", "list", "set", "ip", tableName, setFlooded); !strings.Contains(text, v4.vip) {
+		t.Errorf("the address is not named:\n%s", text)
+	}
+	for _, family := range []string{"ip", "ip6"} {
+		text := l.b.Run(t, "nft", "list", "table", family, tableName)
+		l.b.Run(t, "nft", "delete", "table", family, tableName)
+		writeRules(t, l.b, text) // it is readable
+	}
+}
+
+// TestContract11AFloodDoesNotGoRound has the same on a ring: what the first node does not move
+// costs the others nothing.
+func TestContract11AFloodDoesNotGoRound(t *testing.T) {
+	const flood, limit = 2000, 10
+	r := newRack(t, 4)
+	r.actors[0].limit = limit
+	r.all(t)
+	for _, at := range []addresses{v4, v6} {
+		began, before := time.Now(), r.packets(t)
+		r.send(t, func(yield func([]byte) bool) {
+			for i := range flood {
+				if !yield(ack(r.macs[0], at.vip, i)) {
+					return
+				}
+			}
+		})
+		r.nodes[0].Do(t, r.actors[0].apply)
+		most := limit*burst + limit*int(time.Since(began)/time.Second+1)
+		if n := r.packets(t) - before; n > most*(len(r.nodes)-1) || n < limit {
+			t.Errorf("%s: %d packets of %d went round, want at most %d", at.vip, n, flood, most*(len(r.nodes)-1))
+		}
+	}
+}
+
+// TestContract5TheLimitLetsAPlannedMovePass has 10,000 connections of one VIP move at once: all of
+// them are remembered, and none of their packets is dropped.
+func TestContract5TheLimitLetsAPlannedMovePass(t *testing.T) {
+	const connections = 10_000
+	l := newLAN(t)
+	arrived := arrivals(t, l.b)
+	r := rescuer(t, l.b)
+	want(t, l.b, r, from(v4.vip, v4.a, v6.vip, v6.a), 2)
+	for _, at := range []addresses{v4, v6} {
+		before, moved := arrived(), r.Packets()
+		l.send(t, func(yield func([]byte) bool) {
+			for i := range 2 * connections { // two packets each
+				if !yield(ack(l.macB, at.vip, i/2)) {
+					return
+				}
+			}
+		})
+		l.b.Do(t, r.apply)
+		came, m := arrived()-before, int(r.Packets()-moved)
+		if r.Dropped() != 0 || m != came {
+			t.Errorf("%s: of %d packets %d were moved and %d dropped", at.vip, came, m, r.Dropped())
+		}
+		family := lb.FamilyOf(addr(at.vip))
+		n := remembered(t, l.b, r, headerOf(family).flows(addr(at.a)), family)
+		if least := came - connections; n < least || n == 0 {
+			t.Errorf("%s: %d connections are remembered, want %d", at.vip, n, least)
+		}
+	}
+}
+
+// TestTheLimitHasASwitch changes the limit of a node, as a new proxy with another flag does.
+func TestTheLimitHasASwitch(t *testing.T) {
+	l := newLAN(t)
+	for _, limit := range []int{DefaultLimit, 0, 7} {
+		r := limited(t, l.b, limit)
+		want(t, l.b, r, from(v4.vip, v4.a, v6.vip, v6.a), 2)
+		for _, family := range []string{"ip", "ip6"} {
+			text := l.b.Run(t, "nft", "list", "chain", family, tableName, chainUnconfirmed)
+			if got := strings.Contains(text, fmt.Sprintf("limit rate over %d/second", limit)); got != (limit > 0) {
+				t.Errorf("limit %d: %s", limit, text)
+			}
+		}
+	}
+}
+
+func TestAFloodIsCountedAndLogged(t *testing.T) {
+	var log strings.Builder
+	a := newActor(fakeDeps, &fakeKernel{})
+	a.log = slog.New(slog.NewTextHandler(&log, nil))
+	vip := []netip.Addr{addr("192.0.2.1")}
+	for _, have := range []held{{dropped: 5, flooded: vip}, {dropped: 7, flooded: vip}, {dropped: 7}, {dropped: 2}} {
+		a.watchFlood(lb.IPv4, have)
+	}
+	a.watchFlood(lb.IPv6, held{dropped: 10})
+	if a.Dropped() != 19 {
+		t.Errorf("%d packets", a.Dropped())
+	}
+	if n := strings.Count(log.String(), "\n"); n != 2 || !strings.Contains(log.String(), "192.0.2.1") {
+		t.Errorf("the log:\n%s", log.String())
+	}
+}
