@@ -55,9 +55,10 @@ func wantFoundByHelm(t *testing.T, l *lab.Lab, master string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rendered := mustExec(t, l, l.Cluster().Master().Name, helm, "template", "landfall",
-		repository+"/charts/landfall", "--namespace", lab.Namespace, "--kubeconfig", l.Kubeconfig(), "--dry-run=server",
-		"--show-only", "templates/node.yaml")
+	// Another release than that of the lab, whose objects helm would not take over.
+	rendered := mustExec(t, l, l.Cluster().Master().Name, helm, "template", "second",
+		repository+"/charts/landfall", "--namespace", lab.Namespace, "--set", "crds.enabled=false",
+		"--kubeconfig", l.Kubeconfig(), "--dry-run=server", "--show-only", "templates/node.yaml")
 	var set appsv1.DaemonSet
 	if err := yaml.Unmarshal([]byte(rendered), &set); err != nil {
 		t.Fatal(err)
