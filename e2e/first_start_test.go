@@ -57,7 +57,7 @@ func wantFoundByHelm(t *testing.T, l *lab.Lab, master string) {
 	}
 	// Another release than that of the lab, whose objects helm would not take over.
 	rendered := mustExec(t, l, l.Cluster().Master().Name, helm, "template", "second",
-		repository+"/charts/landfall", "--namespace", lab.Namespace, "--set", "crds.enabled=false",
+		repository+"/charts/landfall", "--namespace", lab.Namespace, "--kube-version", "v1.35.4", "--set", "crds.enabled=false",
 		"--kubeconfig", l.Kubeconfig(), "--dry-run=server", "--show-only", "templates/node.yaml")
 	var set appsv1.DaemonSet
 	if err := yaml.Unmarshal([]byte(rendered), &set); err != nil {
