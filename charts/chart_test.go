@@ -25,6 +25,9 @@ import (
 
 const kubeVersion = "1.35.4" // helm built from its module thinks of a very old one
 
+// clusterCIDR is the one value that has no default.
+const clusterCIDR = `proxy.clusterCIDR="192.168.0.0/16"`
+
 // helm is the program in LANDFALL_HELM, or the one that the lab builds from the pinned module.
 var helm = sync.OnceValues(func() (string, error) {
 	if path := os.Getenv("LANDFALL_HELM"); path != "" {
@@ -57,7 +60,8 @@ func run(t *testing.T, args ...string) (string, error) {
 
 func template(t *testing.T, set ...string) (string, error) {
 	t.Helper()
-	args := []string{"template", "landfall", "landfall", "--namespace", "landfall-system", "--kube-version", kubeVersion}
+	args := []string{"template", "landfall", "landfall", "--namespace", "landfall-system", "--kube-version", kubeVersion,
+		"--set-json", clusterCIDR}
 	for _, s := range set {
 		args = append(args, "--set-json", s)
 	}
@@ -130,7 +134,7 @@ func container(t *testing.T, pod corev1.PodSpec, name string) corev1.Container {
 }
 
 func TestLint(t *testing.T) {
-	if out, err := run(t, "lint", "--strict", "landfall"); err != nil {
+	if out, err := run(t, "lint", "--strict", "--set-json", clusterCIDR, "landfall"); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
@@ -310,7 +314,8 @@ func TestRights(t *testing.T) {
 		!slices.Equal(passwords[i].Verbs, []string{"list", "watch"}) {
 		t.Errorf("the speaker reads other Secrets than those of speaker.bgpSecrets: %+v", passwords)
 	}
-	// What a role allows follows the values alone: only the gossip key is taken from the cluster.
+	// What a role allows follows the values alone: only the gossip key, and among the helpers what flags
+	// say of the cluster, are taken from there.
 	files, err := filepath.Glob("landfall/templates/*")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("the templates: %v, %v", files, err)
@@ -320,7 +325,8 @@ func TestRights(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if strings.Contains(string(text), "lookup ") && filepath.Base(file) != "gossip-key.yaml" {
+		if strings.Contains(string(text), "lookup ") && filepath.Base(file) != "gossip-key.yaml" &&
+			filepath.Base(file) != "_helpers.tpl" {
 			t.Errorf("%s depends on what is in the cluster", file)
 		}
 	}
@@ -445,10 +451,14 @@ func TestValuesReachThePrograms(t *testing.T) {
 // TestAPIServerAddress must reach all pods, as the address of default/kubernetes works only once a
 // proxy runs.
 func TestAPIServerAddress(t *testing.T) {
-	objects := render(t, `kubernetesServiceHost="10.0.0.1"`, "kubernetesServicePort=443")
+	objects := render(t, `kubernetesServiceHost="10.0.0.1"`, "kubernetesServicePort=443",
+		`apiServers=["10.0.0.2:6443","[2001:db8::2]:6443"]`)
 	node := as[appsv1.DaemonSet](t, objects, "DaemonSet landfall-node").Spec.Template.Spec
 	controller := as[appsv1.Deployment](t, objects, "Deployment landfall-controller").Spec.Template.Spec
 	for _, c := range slices.Concat(node.Containers, controller.Containers) {
+		if !slices.Contains(c.Args, "--api-servers=10.0.0.2:6443,[2001:db8::2]:6443") {
+			t.Errorf("%s: no other API servers: %v", c.Name, c.Args)
+		}
 		for _, want := range []corev1.EnvVar{{Name: "KUBERNETES_SERVICE_HOST", Value: "10.0.0.1"},
 			{Name: "KUBERNETES_SERVICE_PORT", Value: "443"}} {
 			if !slices.Contains(c.Env, want) {
@@ -508,6 +518,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		"proxyy.mode=1":                         "proxyy",
 		"proxy.mod=1":                           "mod",
 		`proxy.mode="ipvs"`:                     "/proxy/mode",
+		`apiServers=["10.0.0.1"]`:               "/apiServers/0",
 		`proxy.scheduler="lc"`:                  "/proxy/scheduler",
 		`proxy.clusterCIDR="10.0.0.0"`:          "/proxy/clusterCIDR",
 		"proxy.masqueradeBit=32":                "/proxy/masqueradeBit",
@@ -534,6 +545,21 @@ func TestWrongValuesAreRefused(t *testing.T) {
 	if _, err := template(t, "podMonitor.enabled=true", `metrics.listen="localhost"`); err == nil ||
 		!strings.Contains(err.Error(), "metrics.listen=node or all") {
 		t.Errorf("a PodMonitor of a localhost: %v", err)
+	}
+	for set, want := range map[string]string{
+		`proxy.clusterCIDR=""`:                        "proxy.clusterCIDR is empty",
+		`proxy.detectLocalMode="BridgeInterface"`:     "proxy.podBridgeInterface is empty",
+		`proxy.detectLocalMode="InterfaceNamePrefix"`: "proxy.podInterfaceNamePrefix is empty",
+	} {
+		if _, err := template(t, set); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", set, err, want)
+		}
+		if _, err := template(t, set, "proxy.enabled=false"); err != nil {
+			t.Errorf("%s without a proxy: %v", set, err)
+		}
+	}
+	if _, err := template(t, `proxy.clusterCIDR=""`, `proxy.detectLocalMode="NodeCIDR"`); err != nil {
+		t.Errorf("the nodes' own CIDRs: %v", err)
 	}
 	if _, err := template(t, "proxy.enabled=false", `speaker.gate="proxy"`); err == nil ||
 		!strings.Contains(err.Error(), "speaker.gate=none") {

@@ -160,7 +160,8 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 	if err != nil {
 		return err
 	}
-	client, err := kube.Connect(kube.Options{Kubeconfig: rt.Kubeconfig, UserAgent: name, Log: rt.Log, QPS: qps,
+	client, err := kube.Connect(kube.Options{Kubeconfig: rt.Kubeconfig, Servers: rt.APIServers, UserAgent: name,
+		Log: rt.Log, QPS: qps,
 		Burst: burst})
 	if err != nil {
 		return err

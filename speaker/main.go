@@ -219,7 +219,8 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	if err := prefer(); err != nil {
 		rt.Log.Info("the speaker runs at normal priority; without CPU time it looks dead to the other speakers", "error", err)
 	}
-	client, err := kube.Connect(kube.Options{Kubeconfig: rt.Kubeconfig, UserAgent: name, Log: rt.Log})
+	client, err := kube.Connect(kube.Options{Kubeconfig: rt.Kubeconfig, Servers: rt.APIServers, UserAgent: name,
+		Log: rt.Log})
 	if err != nil {
 		return err
 	}

@@ -223,7 +223,7 @@ func (c Cluster) Validate() error {
 	return errors.Join(errs...)
 }
 
-// master returns the node that runs the API server.
-func (c Cluster) master() Node {
+// Master returns the node that runs the API server.
+func (c Cluster) Master() Node {
 	return c.Nodes[slices.IndexFunc(c.Nodes, func(n Node) bool { return n.ControlPlane })]
 }

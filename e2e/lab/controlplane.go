@@ -35,7 +35,7 @@ type controlPlane struct {
 }
 
 func newControlPlane(l *Lab, binary string) (*controlPlane, error) {
-	master := l.cluster.master()
+	master := l.cluster.Master()
 	c := &controlPlane{lab: l, master: master, binary: binary, address: net.JoinHostPort(master.Addr.String(), apiPort)}
 	now := time.Now()
 	var err error

@@ -23,7 +23,7 @@ func TestSeedCluster(t *testing.T) {
 	if err := c.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	if got := c.master().Name; got != "k8s-master-176" {
+	if got := c.Master().Name; got != "k8s-master-176" {
 		t.Errorf("master %s", got)
 	}
 	if got := c.Nodes[3].Gateway().String(); got != "192.168.100.254" {

@@ -34,6 +34,9 @@ const (
 type Options struct {
 	// Kubeconfig is a file; empty means the pod's service account.
 	Kubeconfig string
+	// Servers are more addresses of the API server, host:port, that are tried when the configured one
+	// does not answer within a second.
+	Servers []string
 	// UserAgent names the program in the API server's logs, and the field manager of what it writes.
 	UserAgent string
 	Log       *slog.Logger
@@ -113,6 +116,12 @@ func restConfig(o Options) (*rest.Config, error) {
 	}
 	config.UserAgent = o.UserAgent
 	config.QPS, config.Burst = cmp.Or(o.QPS, qps), cmp.Or(o.Burst, burst)
+	if err := checkServers(o.Servers); err != nil {
+		return nil, fmt.Errorf("--api-servers: %w", err)
+	}
+	if err := dialThrough(config, o.Log, o.Servers); err != nil {
+		return nil, err
+	}
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	return config, nil

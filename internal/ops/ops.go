@@ -53,7 +53,8 @@ type Program struct {
 type Runtime struct {
 	Log        *slog.Logger
 	Metrics    *prometheus.Registry
-	Kubeconfig string // path; empty means in-cluster
+	Kubeconfig string   // path; empty means in-cluster
+	APIServers []string // host:port, to try when the configured address does not answer
 	NodeName   string
 	// Args are the arguments other than flags.
 	Args   []string
@@ -144,6 +145,7 @@ func (p Program) run(args []string, env environment, stdout, stderr io.Writer) e
 		Log:        slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level})),
 		Metrics:    newRegistry(),
 		Kubeconfig: common.kubeconfig,
+		APIServers: common.apiServers,
 		NodeName:   common.nodeName,
 		Args:       flags.Args(),
 		Stdout:     stdout,
@@ -205,6 +207,7 @@ func (c *commonFlags) listen(rt *Runtime, env environment) ([]net.Listener, erro
 type commonFlags struct {
 	kubeconfig, nodeName, logLevel, metricsBindAddress string
 	statusSocket, certFile, keyFile                    string
+	apiServers                                         []string
 	version, metricsSecure                             bool
 }
 
@@ -214,6 +217,9 @@ func (p Program) addCommon(flags *pflag.FlagSet, env environment) *commonFlags {
 	node, _ := env("NODE_NAME")
 	flags.StringVar(&c.kubeconfig, "kubeconfig", "",
 		"kubeconfig file for the API server (default: the pod's service account)")
+	flags.StringSliceVar(&c.apiServers, "api-servers", nil,
+		"host:port of API servers, with commas, to try when the configured address does not answer, as that of the "+
+			"Service default/kubernetes while no proxy runs")
 	flags.StringVar(&c.nodeName, "node-name", cmp.Or(node, host),
 		"name of this node's Node object (default: $NODE_NAME, else the host name)")
 	flags.StringVar(&c.logLevel, "log-level", "info", "lowest level to log: debug, info, warn or error")

@@ -43,6 +43,58 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end -}}
 
+{{/* The flag with addresses of the API server beside that of the Service default/kubernetes, which works only while a
+service proxy runs: those of the value, or those that the Service has when helm installs or upgrades. */}}
+{{- define "landfall.apiServersArg" -}}
+{{- $servers := .Values.apiServers -}}
+{{- if not $servers -}}
+{{- range (lookup "discovery.k8s.io/v1" "EndpointSlice" "default" "").items | default list -}}
+{{- if eq (dig "labels" "kubernetes.io/service-name" "" .metadata) "kubernetes" -}}
+{{- $port := (first (.ports | default (list dict))).port | default 6443 -}}
+{{- $bracket := eq .addressType "IPv6" -}}
+{{- range .endpoints -}}
+{{- range .addresses -}}
+{{- $servers = append $servers (printf (ternary "[%s]:%d" "%s:%d" $bracket) . (int $port)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- with $servers | uniq | sortAlpha }}
+- --api-servers={{ join "," (slice . 0 (min 16 (len .))) }}
+{{- end }}
+{{- end -}}
+
+{{/* The CIDR of the pod network: the value's, or the one that kubeadm has noted. */}}
+{{- define "landfall.clusterCIDR" -}}
+{{- $config := dig "data" "ClusterConfiguration" "" (lookup "v1" "ConfigMap" "kube-system" "kubeadm-config") | fromYaml -}}
+{{- .Values.proxy.clusterCIDR | default (dig "networking" "podSubnet" "" $config) -}}
+{{- end -}}
+
+{{/* The flags by which the proxy tells connections of pods from others. */}}
+{{- define "landfall.detectLocalArgs" -}}
+{{- $cidr := include "landfall.clusterCIDR" . -}}
+{{- with .Values.proxy -}}
+{{- if and (eq .detectLocalMode "ClusterCIDR") (not $cidr) -}}
+{{- fail "proxy.clusterCIDR is empty: set it to the CIDR of the pod network, such as 192.168.0.0/16, or choose another proxy.detectLocalMode" -}}
+{{- end -}}
+{{- if and (eq .detectLocalMode "BridgeInterface") (not .podBridgeInterface) -}}
+{{- fail "proxy.podBridgeInterface is empty, and proxy.detectLocalMode=BridgeInterface needs it: set it to the bridge that pods are attached to, such as cni0" -}}
+{{- end -}}
+{{- if and (eq .detectLocalMode "InterfaceNamePrefix") (not .podInterfaceNamePrefix) -}}
+{{- fail "proxy.podInterfaceNamePrefix is empty, and proxy.detectLocalMode=InterfaceNamePrefix needs it: set it to what the names of pods' interfaces begin with, such as cali" -}}
+{{- end -}}
+- --detect-local-mode={{ .detectLocalMode }}
+- --cluster-cidr={{ $cidr }}
+{{- with .podBridgeInterface }}
+- --pod-bridge-interface={{ . }}
+{{- end }}
+{{- with .podInterfaceNamePrefix }}
+- --pod-interface-name-prefix={{ . }}
+{{- end }}
+{{- end -}}
+{{- end -}}
+
 {{- define "landfall.gate" -}}
 {{- $gate := .Values.speaker.gate | default (ternary "proxy" "none" .Values.proxy.enabled) -}}
 {{- if and (eq $gate "proxy") (not .Values.proxy.enabled) -}}
