@@ -6,7 +6,6 @@ import (
 	"errors"
 	"log/slog"
 	"net"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -22,6 +21,14 @@ type apiServers struct {
 	mu    sync.Mutex
 	asked []string
 	open  int
+}
+
+// take returns what was asked since it was last called, and how many connections are open.
+func (s *apiServers) take() (asked string, open int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	asked, s.asked = strings.Join(s.asked, " "), nil
+	return asked, s.open
 }
 
 type countedConn struct {
@@ -101,18 +108,17 @@ func TestDialer(t *testing.T) {
 				if (err != nil) != (c.want == "") || err == nil && conn.(countedConn).address != c.want {
 					t.Fatalf("connected to %v (%v), want %q", conn, err, c.want)
 				}
-				if got := strings.Join(servers.asked, " "); got != c.asked {
+				if got, _ := servers.take(); got != c.asked {
 					t.Errorf("asked %s, want %s", got, c.asked)
 				}
 				time.Sleep(time.Minute) // those that come late are closed
-				if want := len(strings.Fields(c.want)); servers.open != want {
-					t.Errorf("%d connections are open, want %d", servers.open, want)
+				if _, open := servers.take(); open != len(strings.Fields(c.want)) {
+					t.Errorf("%d connections are open after one to %q", open, c.want)
 				}
-				servers.asked = nil
 				if again, err := d.DialContext(t.Context(), "tcp", service); err == nil {
 					again.Close()
 				}
-				if got := strings.Join(servers.asked, " "); got != c.again {
+				if got, _ := servers.take(); got != c.again {
 					t.Errorf("the second time it asked %s, want %s", got, c.again)
 				}
 				if got := log.String(); c.log == "" && got != "" || !strings.Contains(got, c.log) {
@@ -132,8 +138,8 @@ func TestDialerOfAnotherAddress(t *testing.T) {
 	if _, err := d.DialContext(t.Context(), "tcp", "proxy:3128"); err == nil {
 		t.Error("connected")
 	}
-	if want := []string{"proxy:3128"}; !slices.Equal(servers.asked, want) {
-		t.Errorf("asked %v, want %v", servers.asked, want)
+	if asked, _ := servers.take(); asked != "proxy:3128" {
+		t.Errorf("asked %s", asked)
 	}
 }
 
