@@ -120,8 +120,9 @@ func (s *speaker) divide(now time.Time, dirty map[netip.Addr]bool) (changed bool
 	interfaces, _ := s.from.interfaces()
 	speakers := s.from.liveness.Speakers()
 	f := partition.Facts{Self: s.self, Speakers: speakers,
-		Others:  len(speakers.Live)+len(speakers.Missing) > 1 || len(s.from.nodes.All()) > 1,
-		Carrier: plan.Carriers(s.opts.exclude, s.from.advertisements.All(), interfaces)}
+		Others: len(speakers.Live)+len(speakers.Missing) > 1 || len(s.from.nodes.All()) > 1}
+	up, some := plan.Carriers(s.opts.exclude, s.from.advertisements.All(), interfaces)
+	f.Carrier, f.Unplugged = up, some && len(up) == 0
 	f.Said, f.Heard = s.to.witness.Outcome()
 	f.Contact.Asked, f.Contact.Took = s.to.witness.Contact()
 	f.Contact.Met, f.ReturnHold = s.from.members.Met(), s.opts.returnHold

@@ -95,7 +95,7 @@ func (e *estrangement) step(now time.Time, f Facts, l look) {
 		return
 	case woke:
 		e.on, e.deaf, e.since = true, true, f.Woke
-	case back, deafened, len(f.Carrier) == 0:
+	case back, deafened, f.Unplugged:
 		e.on, e.deaf, e.since = true, true, now
 	case e.on && l.found:
 		e.since = now // what was heard before came from this side
@@ -115,7 +115,7 @@ func (e *estrangement) step(now time.Time, f Facts, l look) {
 func (e *estrangement) over(now time.Time, f Facts, calm bool) bool {
 	asked, met := !f.Contact.Asked.Before(e.since), !e.met.Before(e.since)
 	switch {
-	case len(f.Carrier) == 0:
+	case f.Unplugged:
 		return false
 	case met && calm && (!f.Speakers.Lost || !now.Before(e.met.Add(Reunion))):
 		return true // who is missing now, others would have told of

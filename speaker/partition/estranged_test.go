@@ -142,7 +142,7 @@ func tell(t *testing.T, name, self string, story []moment) {
 			silent = nil
 		}
 		f.Speakers, f.Others = plan.SpeakersOf(self, live, live, known, silent), m.live != "only"
-		f.Carrier, f.Heard = []string{"eth0"}, m.heard
+		f.Carrier, f.Unplugged, f.Heard = []string{"eth0"}, m.down, m.heard
 		if m.down {
 			f.Carrier = nil
 		}

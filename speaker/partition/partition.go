@@ -3,7 +3,9 @@
 package partition
 
 import (
+	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -26,8 +28,10 @@ type Facts struct {
 	Heard bool
 	// Others is set when the cluster has other nodes.
 	Others bool
-	// Carrier are the interfaces with a carrier on which this node may answer.
-	Carrier []string
+	// Carrier are the interfaces with a carrier on which this node may answer. Unplugged is set if it
+	// has such interfaces, and all are without a carrier.
+	Carrier   []string
+	Unplugged bool
 	// Woke is when the process last went on after it had been frozen; the zero time if it never was.
 	Woke    time.Time
 	Contact Contact
@@ -53,6 +57,7 @@ type State struct {
 	estrangement estrangement
 	estranged    bool
 	mute         bool
+	deadSince    map[string]time.Time // nodes that are dead, or were until this node may have been cut off
 }
 
 // Step takes in who is there. It reports whether a majority elsewhere has said something new, and
@@ -60,6 +65,7 @@ type State struct {
 // 0 for not at all.
 func (s *State) Step(now time.Time, f Facts) (news, changed bool, again time.Duration) {
 	s.self, s.seen = f.Self, f.Speakers
+	s.bury(now)
 	said, heard := f.Said, f.Heard
 	lost := !s.apart && (!s.seen.Majority || s.seen.Half && !s.half) // of two halves, either may be cut off
 	found := s.seen.Most() && s.few
@@ -105,16 +111,37 @@ func (s *State) Parted() bool { return s.parted }
 // has no address that it did not answer for before.
 func (s *State) Estranged() bool { return s.estranged }
 
-// CutOff reports whether this node may be cut off from the others, or was until a moment ago.
-func (s *State) CutOff() bool { return s.parted || s.estranged }
+// CutOff reports whether this node may be cut off from the others, or was until a moment ago. One
+// that sees no majority and hears of none, and is estranged no more, has outlived the others.
+func (s *State) CutOff() bool { return s.estranged || s.parted && (s.seen.Majority || s.heard) }
 
 // Dead are the nodes that are dead. A node that comes back finds the others one by one, and may see
-// a majority before it has found all: until it has, nobody counts as dead.
+// a majority before it has found all: until it has, only those count as dead that were dead for
+// sure before it was cut off.
 func (s *State) Dead() []string {
-	if s.CutOff() {
-		return nil
+	if !s.CutOff() {
+		return s.seen.Dead
 	}
-	return s.seen.Dead
+	var dead []string
+	for _, node := range s.seen.Missing {
+		if since, was := s.deadSince[node]; was && since.Before(s.estrangement.trusted) {
+			dead = append(dead, node)
+		}
+	}
+	return dead
+}
+
+// bury notes since when nodes are dead.
+func (s *State) bury(now time.Time) {
+	maps.DeleteFunc(s.deadSince, func(node string, _ time.Time) bool { return !slices.Contains(s.seen.Missing, node) })
+	for _, node := range s.seen.Dead {
+		if _, known := s.deadSince[node]; !known {
+			if s.deadSince == nil {
+				s.deadSince = map[string]time.Time{}
+			}
+			s.deadSince[node] = now
+		}
+	}
 }
 
 // Trusted returns until when a node that is estranged was not, for sure: what it has taken since
@@ -150,6 +177,8 @@ func (s *State) Desired(unserved func() []netip.Addr) Desired {
 		return Desired{Heed: true} // also to learn whether the API server answers
 	case !s.seen.Lost:
 		return Desired{}
+	case s.seen.Rank >= standby && s.estranged:
+		return Desired{Heed: true}
 	case s.seen.Rank >= standby:
 		return Desired{}
 	}

@@ -120,6 +120,10 @@ func TestDead(t *testing.T) {
 			{after: Reunion, live: "a b c d"}},
 		"back, and one has died": {{live: "a b c d"}, {after: time.Minute, live: "c"}, {after: time.Minute, live: "a c"},
 			{live: "a b c", met: true}, {after: Reunion - 1, live: "a b c"}, {after: 1, live: "a b c", want: "d"}},
+		"dead for long when this one is cut off": {{live: "a b c d"}, {after: time.Minute, live: "a b c", want: "d"},
+			{after: time.Minute, live: "a b c", down: true, want: "d"}, {after: time.Second, live: "c", want: "d"},
+			{after: time.Second, live: "a c", want: "d"}, {after: time.Second, live: "a b c", met: true, want: "d"},
+			{after: Reunion, live: "a b c d"}},
 		"a link that flaps": {{live: "a b c d"}, {after: time.Minute, live: "a b c d", down: true},
 			{after: time.Second, live: "a c d", down: true}, {after: time.Second, live: "a c d"},
 			{after: time.Millisecond, live: "a b c d", met: true}},
@@ -132,7 +136,7 @@ func TestDead(t *testing.T) {
 			now = now.Add(v.after)
 			live := strings.Fields(v.live)
 			f.Speakers, f.Carrier = plan.SpeakersOf("c", live, live, known, without(known, live)), []string{"eth0"}
-			if v.down {
+			if f.Unplugged = v.down; v.down {
 				f.Carrier = nil
 			}
 			if v.met {
@@ -142,6 +146,46 @@ func TestDead(t *testing.T) {
 			if got := strings.Join(s.Dead(), " "); got != v.want {
 				t.Errorf("%s, %d, seeing %s: %q are dead, want %q", name, i, v.live, got, v.want)
 			}
+		}
+	}
+}
+
+// Whoever has outlived all others is cut off for no longer than it cannot tell.
+func TestASurvivorIsNotCutOffForEver(t *testing.T) {
+	var s State
+	now, f := time.Unix(1e9, 0), Facts{Self: "b", Others: true, ReturnHold: ReturnHold, Carrier: []string{"eth0"}}
+	step := func(after time.Duration, live string, want bool) {
+		t.Helper()
+		now = now.Add(after)
+		seen, known := strings.Fields(live), strings.Fields("a b")
+		f.Speakers = plan.SpeakersOf("b", seen, seen, known, without(known, seen))
+		if s.Step(now, f); s.CutOff() != want {
+			t.Errorf("seeing %s after %s: cut off %v", live, after, s.CutOff())
+		}
+	}
+	step(0, "a b", false)
+	step(time.Minute, "b", true)
+	f.Contact.Asked, f.Contact.Took = now, time.Millisecond
+	step(time.Millisecond, "b", false)
+	step(time.Hour, "b", false)
+	step(time.Hour, "a b", true) // until it has heard the newest
+	step(Reunion, "a b", false)
+}
+
+// Of survivors that may be cut off all ask, as one that does not would wait for ReturnHold and
+// more.
+func TestEverySurvivorOfHalfAsks(t *testing.T) {
+	known := strings.Fields("a b c d e f g h")
+	for _, self := range known[:4] {
+		var s State
+		now, f := time.Unix(1e9, 0), Facts{Self: self, Others: true, ReturnHold: ReturnHold, Carrier: []string{"eth0"}}
+		f.Speakers = plan.SpeakersOf(self, known, known, known, nil)
+		s.Step(now, f)
+		now = now.Add(time.Minute)
+		f.Speakers = plan.SpeakersOf(self, known[:4], known[:4], known, known[4:])
+		s.Step(now, f)
+		if d := s.Desired(func() []netip.Addr { return nil }); !s.Estranged() || !d.Heed && !d.Tell {
+			t.Errorf("%s: estranged %v, and asks: %+v", self, s.Estranged(), d)
 		}
 	}
 }
