@@ -12,8 +12,8 @@ import (
 
 // Limits of what a compact message may describe, as few bytes can describe much.
 const (
-	maxVIPs  = 1 << 20
-	maxCells = 1 << 26
+	maxVIPs  = 1 << 17
+	maxCells = 1 << 24
 )
 
 // compact reads the message that encodeCompact writes, after its version.

@@ -138,7 +138,7 @@ func TestCompactRefuses(t *testing.T) {
 		"an exception past the end": append(slices.Clone(head), 1, 0, 2, 0, 1, 'n', 1, 1, 1, 1, 2, 0, 1, 'm', 1, 1, 2, 1,
 			1, 2, 1, 0),
 		"an update without a node":      append(slices.Clone(head), 0, 0, 0, 1, 1, 0, 0),
-		"too many nodes with addresses": slices.Concat(head, []byte{1, 0, 0x80, 0x80, 0x40, 0}, tiny(maxCells/maxVIPs+1)),
+		"too many nodes with addresses": slices.Concat(head, []byte{1, 0, 0x80, 0x80, 0x08, 0}, tiny(maxCells/maxVIPs+1)),
 	} {
 		if u, err := decode(b); err == nil {
 			t.Errorf("%s: decoded as %d updates", name, len(u))

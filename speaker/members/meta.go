@@ -27,11 +27,11 @@ const (
 	macSize  = 6
 )
 
-// encode leaves out MAC addresses that do not fit into limit.
+// encode leaves out MAC addresses that do not fit into limit beside the rest.
 func (m meta) encode(limit int) []byte {
 	b := binary.BigEndian.AppendUint64(nil, m.born)
 	for _, text := range m.macs {
-		if mac, err := net.ParseMAC(text); err == nil && len(mac) == macSize && len(b)+macSize <= limit {
+		if mac, err := net.ParseMAC(text); err == nil && len(mac) == macSize && len(b)+macSize < limit {
 			b = append(b, mac...)
 		}
 	}

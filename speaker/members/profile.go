@@ -50,5 +50,5 @@ func ParseProfile(name string, interval, timeout time.Duration) (Profile, error)
 }
 
 // Unnoticed is how long a node may be away before another can find it dead: the interval of probes
-// and three of them in which it may refute.
-func (p Profile) Unnoticed() time.Duration { return 4 * p.ProbeInterval }
+// and three of them in which it may refute. A process looks at the clock too rarely for less.
+func (p Profile) Unnoticed() time.Duration { return max(4*p.ProbeInterval, 400*time.Millisecond) }
