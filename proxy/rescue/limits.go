@@ -26,8 +26,9 @@ const (
 )
 
 const (
-	// freshTimeout is how long a node remembers a connection of which it has moved one packet.
-	freshTimeout = 30 * time.Second
+	// freshTimeout is how long a node remembers a connection of which it has moved one packet: longer
+	// than the time between two keepalives of an idle one, which else would be lost at a second move.
+	freshTimeout = 5 * time.Minute
 	// A connection has moved two packets before it is remembered. So a burst, of as many seconds of
 	// the limit, lets half as many connections of one VIP move at once.
 	burst = 10
@@ -46,10 +47,10 @@ const (
 	floodedFor   = time.Minute
 )
 
-// DefaultLimit is a Deps.Limit by which 10,000 connections of one VIP move at once without a loss.
-// MaxLimit is the greatest one.
+// DefaultLimit is a Deps.Limit by which as many busy connections of one VIP move at once without a
+// loss as are remembered. MaxLimit is the greatest one.
 const (
-	DefaultLimit = 2000
+	DefaultLimit = 20_000
 	MaxLimit     = 100_000
 )
 
