@@ -39,4 +39,3 @@ func (a *Actor) missing() bool {
 	}
 	return false
 }
-
