@@ -10,6 +10,7 @@ import (
 
 	"github.com/landfall-lb/landfall/e2e/cases"
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/seeds"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -127,7 +128,7 @@ func TestNewBackendsGetClients(t *testing.T) {
 	for _, c := range []struct {
 		known int
 		least float64 // of what is fair
-	}{{1000, 0.99}, {10_000, 0.96}, {100_000, 0.8}} {
+	}{{1000, 0.99}, {10_000, 0.96}, {seeds.Of(30_000, 100_000), 0.8}} {
 		const first = "10.1.0.1:8080"
 		old, grown := affineTo(first), affineTo(first, "10.1.0.2:8080", "10.1.0.3:8080")
 		r := newRenderer(lb.IPv4, plan.Config{})
