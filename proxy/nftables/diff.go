@@ -75,6 +75,37 @@ func (h held) patch(c change) {
 	}
 }
 
+// differences counts the elements that are in one of two, or lead elsewhere.
+func (h held) differences(other held) int {
+	n := 0
+	for f, entries := range h.parts {
+		there := make(map[element]target, len(entries))
+		for _, e := range other.parts[f] {
+			there[e.element] = e.to
+		}
+		for _, e := range entries {
+			if to, ok := there[e.element]; !ok || to != e.to {
+				n++
+			}
+			delete(there, e.element)
+		}
+		n += len(there)
+	}
+	for f, entries := range other.parts {
+		if len(h.parts[f]) == 0 {
+			n += len(entries)
+		}
+	}
+	for _, pair := range [][2]map[common]bool{{h.shared, other.shared}, {other.shared, h.shared}} {
+		for e := range pair[0] {
+			if !pair[1][e] {
+				n++
+			}
+		}
+	}
+	return n
+}
+
 // leaveOut forgets elements that are gone.
 func (h held) leaveOut(gone func(element) bool) {
 	for f, entries := range h.parts {

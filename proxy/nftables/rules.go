@@ -115,6 +115,10 @@ func (t *table) prepare(verify bool) error {
 	}
 	t.Stats.Verified = true
 	t.foreign = t.known && verify
+	have := newHeld(loaded.elements)
+	if t.foreign {
+		t.Stats.Repaired += t.disturbed(loaded, have)
+	}
 	wanted := newRuleset(t.family, t.config, slices.Sorted(maps.Keys(t.memories)))
 	right, keep := wanted.compare(loaded)
 	if !right {
@@ -129,11 +133,9 @@ func (t *table) prepare(verify bool) error {
 			loaded.elements, loaded.unknown = nil, nil
 		}
 		wanted.leaveOut(&loaded)
+		have = newHeld(loaded.elements)
 	}
-	if t.foreign && !right && t.rules != nil {
-		t.Stats.Repaired++
-	}
-	t.rules, t.known, t.unpruned, t.have = &wanted, true, true, newHeld(loaded.elements)
+	t.rules, t.known, t.unpruned, t.have = &wanted, true, true, have
 	if err := t.misled(); err != nil {
 		return fmt.Errorf("remove what leads to another Service: %w", err)
 	}
@@ -142,6 +144,17 @@ func (t *table) prepare(verify bool) error {
 		return fmt.Errorf("repair the elements: %w", err)
 	}
 	return nil
+}
+
+// disturbed counts what others have changed: how what was read differs from what is known.
+func (t *table) disturbed(loaded state, have held) int {
+	n := len(loaded.unknown) + t.have.differences(have)
+	if t.rules != nil {
+		if right, _ := t.rules.compare(loaded); !right {
+			n++
+		}
+	}
+	return n
 }
 
 // misled removes what leads from a predecessor's frontends to groups whose numbers are those of
@@ -211,9 +224,6 @@ func (t *table) repair(unknown []unknownElement) error {
 	c.unknown = unknown
 	if c.empty() {
 		return nil
-	}
-	if t.foreign {
-		t.Stats.Repaired += len(c.add) + len(c.remove) + len(c.unknown)
 	}
 	if err := t.commitInParts(c); err != nil {
 		t.known = false
@@ -371,9 +381,6 @@ func (t *table) prune() error {
 	c := d.change()
 	if c.empty() {
 		return nil
-	}
-	if t.foreign {
-		t.Stats.Repaired += len(c.remove)
 	}
 	if err := t.commitInParts(c); err != nil {
 		t.known = false
