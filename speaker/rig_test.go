@@ -464,9 +464,10 @@ func (g fakeGossip) Joined() bool {
 }
 
 // Seek has the node exchange states with another one that it sees, which takes a moment.
-func (g fakeGossip) Seek(on bool) {
+func (g fakeGossip) Seek(since time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	on := !since.IsZero()
 	if on && !g.seeks {
 		time.AfterFunc(20*time.Millisecond, g.seek)
 	}

@@ -267,7 +267,7 @@ func TestCompactOnlyAmongThoseWhoUnderstand(t *testing.T) {
 	node := func(name string, wire byte) *memberlist.Node {
 		return &memberlist.Node{Name: name, Meta: meta{born: 1, macs: []string{"02:00:00:00:00:01"}, wire: wire}.encode(512)}
 	}
-	version := func() byte { return delegate{m}.LocalState(true)[0] }
+	version := func() byte { return delegate{m}.LocalState(false)[0] }
 	for _, c := range []struct {
 		what string
 		join *memberlist.Node
@@ -284,10 +284,22 @@ func TestCompactOnlyAmongThoseWhoUnderstand(t *testing.T) {
 		if got := version(); got != c.want {
 			t.Errorf("%s: a state of version %d, want %d", c.what, got, c.want)
 		}
+		// memberlist asks for what one that joins is sent before it says who that is.
+		if got := (delegate{m}).LocalState(true)[0]; got != wireVersion {
+			t.Errorf("%s: one that joins gets version %d, which it may not know", c.what, got)
+		}
 		greetings := m.own.greet(m.compacts(), len(m.live))
 		if got := greetings[0][0]; len(greetings) != 1 || got != c.want {
 			t.Errorf("%s: %d greetings of version %d, want one of version %d", c.what, len(greetings), got, c.want)
 		}
+	}
+	claims := map[netip.Addr]*plan.Claim{}
+	for n := range joinState / 8 {
+		claims[address(n)] = &claim
+	}
+	m.Begin(claims)
+	if got := (delegate{m}).LocalState(true)[0]; got != compactVersion {
+		t.Errorf("%d claims are told in version %d to one that joins", len(claims), got)
 	}
 	self := metaOf(&memberlist.Node{Meta: delegate{m}.NodeMeta(memberlist.MetaMaxSize)})
 	if self.wire != compactVersion || self.born != 3 {

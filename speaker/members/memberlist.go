@@ -99,33 +99,41 @@ func (m *Members) beats() {
 // tells only a few; a whole state goes to each newcomer.
 func (d delegate) NotifyMsg(b []byte) {
 	defer d.m.pulses.Begin()()
-	if d.m.learn(b) && b[0] == wireVersion {
+	if news, _ := d.m.learn(b); news && b[0] == wireVersion {
 		d.m.queue.QueueBroadcast(broadcast(slices.Clone(b)))
 	}
 }
 
 // LocalState is what this node says, what the live others have said, and what is reserved for those
-// that are expected back.
-func (d delegate) LocalState(bool) []byte {
+// that are expected back. memberlist asks for the answer to one that joins before it tells of that
+// one, which may know wireVersion only; so it gets that while it is small.
+func (d delegate) LocalState(join bool) []byte {
 	defer d.m.pulses.Begin()()
 	standings, _ := d.m.opts.Liveness.Standings()
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
-	return state(d.m.own.full(), d.m.book.updates(standings), d.m.compacts(), maxState)
+	own, others := d.m.own.full(), d.m.book.updates(standings)
+	compact := d.m.compacts()
+	if compact && join {
+		compact = explicitSize(append([]update{own}, others...)) > joinState
+	}
+	return state(own, others, compact, maxState)
 }
 
 func (d delegate) MergeRemoteState(b []byte, _ bool) {
 	defer d.m.pulses.Begin()()
-	d.m.learn(b)
-	d.m.meet()
+	if _, ok := d.m.learn(b); ok {
+		d.m.understood.Add(1)
+		d.m.meet()
+	}
 }
 
-// learn takes in a message and reports whether there was news in it.
-func (m *Members) learn(b []byte) bool {
+// learn takes in a message. It reports whether there was news in it, and whether it could be read.
+func (m *Members) learn(b []byte) (news, ok bool) {
 	updates, err := decode(b)
 	if err != nil {
 		m.opts.Log.Warn("cannot read a gossip message", "error", err)
-		return false
+		return false, false
 	}
 	var others []update
 	var recalled uint64
@@ -152,7 +160,7 @@ func (m *Members) learn(b []byte) bool {
 	if len(changed) > 0 {
 		m.opts.Changed(changed)
 	}
-	return len(changed) > 0
+	return len(changed) > 0, true
 }
 
 // maxPast is how many earlier processes of this node are remembered at most, beside the one that

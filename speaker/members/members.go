@@ -69,7 +69,8 @@ type Liveness interface {
 type Members struct {
 	opts  Options
 	send  *loop.Runner
-	join  *loop.Runner
+	join  *loop.Runner // calls those that are not members
+	seek  *loop.Runner // and live ones
 	renew *loop.Runner
 	queue memberlist.TransmitLimitedQueue
 	// pulses are of memberlist's goroutines while they are here, and beat is when one of them last
@@ -77,6 +78,9 @@ type Members struct {
 	pulses loop.Pulses
 	beat   atomic.Pointer[time.Time]
 	keys   *memberlist.Keyring // nil without encryption
+	// seeking are the calls to live nodes, and understood counts the whole states that could be read.
+	seeking    sync.WaitGroup
+	understood atomic.Uint64
 
 	mu  sync.Mutex
 	own *journal
@@ -91,10 +95,13 @@ type Members struct {
 	joined   bool
 	macs     map[string][]string // of the other nodes, by name, also of those that have gone
 	ownMACs  []string
-	seeks    bool      // another speaker has to be heard
-	lastMet  time.Time // see Met
-	calling  time.Time // when the first round of calls began
-	trouble  string    // why others cannot be joined
+	seeks    time.Time       // since when another speaker has to be heard; the zero time if none has
+	sought   time.Time       // when seeks was set, or gossip began
+	called   map[string]bool // live nodes to which a call is under way
+	strange  map[string]bool // live nodes that the last call did not understand
+	lastMet  time.Time       // see Met
+	calling  time.Time       // when the first round of calls began
+	trouble  string          // why others cannot be joined
 	bind     netip.Addr
 	ml       *memberlist.Memberlist // nil before and after Run
 	stopped  bool
@@ -115,12 +122,13 @@ func New(opts Options) *Members {
 		opts: opts, keys: newKeyring(opts.Keys),
 		own:  newJournal(opts.Self, uint64(opts.Born.UnixNano())),
 		book: newBook(), past: map[uint64]*page{}, live: map[string]*memberlist.Node{}, greet: map[string]bool{},
-		macs: map[string][]string{},
+		macs: map[string][]string{}, called: map[string]bool{}, strange: map[string]bool{},
 	}
 	m.queue.NumNodes = m.size
 	m.queue.RetransmitMult = retransmitMult
 	m.send = loop.New(m.sendStep, loop.Options{})
 	m.join = loop.New(m.joinStep, loop.Options{})
+	m.seek = loop.New(m.seekStep, loop.Options{})
 	m.renew = loop.New(m.renewStep, loop.Options{})
 	return m
 }
@@ -172,6 +180,7 @@ func (m *Members) SetPeers(peers map[string][]netip.Addr) {
 	}
 	m.mu.Unlock()
 	m.join.Poke()
+	m.seek.Poke()
 }
 
 // Claims returns what counts of what the other nodes say of a VIP.
@@ -205,7 +214,7 @@ func (m *Members) Joined() bool {
 
 // Busy returns for how long the actor, or the gossip that it runs, has been at one thing.
 func (m *Members) Busy() time.Duration {
-	return max(m.send.Busy(), m.join.Busy(), m.renew.Busy(), m.pulses.Busy(), m.speechless())
+	return max(m.send.Busy(), m.join.Busy(), m.seek.Busy(), m.renew.Busy(), m.pulses.Busy(), m.speechless())
 }
 
 // quiet is how long nothing is asked for by gossip at most, several times a second as a rule, while
@@ -233,15 +242,18 @@ func (m *Members) Run(ctx context.Context) error {
 		return err
 	}
 	m.mu.Lock()
-	m.ml = ml
+	m.ml, m.sought = ml, time.Now()
 	m.mu.Unlock()
 	m.send.Poke()
 	m.join.Poke()
+	m.seek.Poke()
 	var group errgroup.Group
 	group.Go(func() error { return m.send.Run(ctx) })
 	group.Go(func() error { return m.join.Run(ctx) })
+	group.Go(func() error { return m.seek.Run(ctx) })
 	group.Go(func() error { return m.renew.Run(ctx) })
 	err = group.Wait()
+	m.seeking.Wait()
 	if _, sendErr := m.sendStep(context.Background()); sendErr != nil {
 		m.opts.Log.Debug("the last claims were not sent", "error", sendErr)
 	}
