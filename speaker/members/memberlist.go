@@ -41,7 +41,6 @@ func (m *Members) config(bind netip.Addr) *memberlist.Config {
 	c.Label = "landfall" // keeps other users of memberlist out, such as those of another load balancer on the same nodes
 	c.BindAddr, c.BindPort = bind.String(), m.opts.Port
 	c.AdvertiseAddr, c.AdvertisePort = c.BindAddr, c.BindPort
-	c.Transport = m.opts.transport
 	c.Keyring = m.keys
 
 	c.ProbeInterval, c.ProbeTimeout = m.opts.Profile.ProbeInterval, m.opts.Profile.ProbeTimeout
@@ -130,7 +129,10 @@ func (d delegate) MergeRemoteState(b []byte, _ bool) {
 
 // learn takes in a message. It reports whether there was news in it, and whether it could be read.
 func (m *Members) learn(b []byte) (news, ok bool) {
-	updates, err := decode(b)
+	m.mu.Lock()
+	most := m.own.most()
+	m.mu.Unlock()
+	updates, err := decode(b, most)
 	if err != nil {
 		m.opts.Log.Warn("cannot read a gossip message", "error", err)
 		return false, false
@@ -138,8 +140,12 @@ func (m *Members) learn(b []byte) (news, ok bool) {
 	var others []update
 	var recalled uint64
 	again := false
+	times := make(map[string]int, len(updates))
 	m.mu.Lock()
 	for _, u := range updates {
+		if times[u.node]++; times[u.node] > maxLives {
+			continue
+		}
 		if u.node == m.opts.Self {
 			if m.recall(u) {
 				recalled = u.born
@@ -147,7 +153,9 @@ func (m *Members) learn(b []byte) (news, ok bool) {
 			again = m.own.outlive(u) || again
 			continue
 		}
-		others = append(others, u)
+		if m.knows(u.node) {
+			others = append(others, u)
+		}
 	}
 	changed := m.book.merge(others...)
 	m.mu.Unlock()
@@ -161,6 +169,17 @@ func (m *Members) learn(b []byte) (news, ok bool) {
 		m.opts.Changed(changed)
 	}
 	return len(changed) > 0, true
+}
+
+// maxLives is of how many processes of a node a message may tell: of the one that is live and of
+// the one for which addresses are reserved, and some more.
+const maxLives = 4
+
+// knows reports whether a node takes part, or is one of the cluster: of others nothing is kept. It
+// needs mu.
+func (m *Members) knows(node string) bool {
+	_, known := m.peers[node]
+	return known || m.peers == nil || m.live[node] != nil
 }
 
 // maxPast is how many earlier processes of this node are remembered at most, beside the one that

@@ -6,6 +6,7 @@ package members
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -47,7 +48,7 @@ type Options struct {
 	// be called from any goroutine.
 	Changed func(vips []netip.Addr)
 	// transport and pace replace the network and usualPace in tests.
-	transport memberlist.Transport
+	transport memberlist.NodeAwareTransport
 	pace      pace
 }
 
@@ -286,7 +287,7 @@ func (m *Members) start(ctx context.Context) (ml *memberlist.Memberlist, err err
 	defer done()
 	backoff := loop.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
 	err = loop.Retry(trying, backoff, func(context.Context) bool {
-		opened, err := memberlist.Create(m.config(bind))
+		opened, err := m.open(bind)
 		if err != nil {
 			m.opts.Log.Warn("cannot start gossip; retrying", "address", netip.AddrPortFrom(bind, uint16(m.opts.Port)),
 				"error", err)
@@ -296,5 +297,28 @@ func (m *Members) start(ctx context.Context) (ml *memberlist.Memberlist, err err
 		done()
 		return true
 	})
+	return ml, err
+}
+
+// open opens the sockets and begins to gossip.
+func (m *Members) open(bind netip.Addr) (*memberlist.Memberlist, error) {
+	c := m.config(bind)
+	transport := m.opts.transport
+	if transport == nil {
+		opened, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{BindAddrs: []string{c.BindAddr},
+			BindPort: c.BindPort, Logger: c.Logger})
+		if err != nil {
+			return nil, err
+		}
+		transport = opened
+	}
+	if m.keys != nil {
+		transport = guard(transport)
+	}
+	c.Transport = transport
+	ml, err := memberlist.Create(c)
+	if err != nil && m.opts.transport == nil {
+		err = errors.Join(err, transport.Shutdown())
+	}
 	return ml, err
 }
