@@ -64,7 +64,7 @@ type gossip interface {
 	Claims(netip.Addr) map[string]plan.Claim
 	Restarted(netip.Addr) bool
 	Joined() bool
-	Seek(bool)
+	Seek(since time.Time)
 	Met() time.Time
 	Trouble() string
 	SetMACs([]string)

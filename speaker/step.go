@@ -132,7 +132,7 @@ func (s *speaker) divide(now time.Time, dirty map[netip.Addr]bool) (changed bool
 	if is := s.rooms.partition.Estranged(); is != was {
 		logEstranged(s.log, is, f)
 	}
-	s.from.members.Seek(s.rooms.partition.Estranged())
+	s.from.members.Seek(s.rooms.partition.EstrangedSince())
 	if news {
 		said, heard := s.rooms.partition.Heard()
 		s.log.Info("the other side of a partition reports over the API server", "heard", heard, "from",
