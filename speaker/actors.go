@@ -55,6 +55,7 @@ type feed interface {
 	Connected() bool
 	Delivery(lb.DeliveryKey) *lb.Delivery
 	Tell(lb.FeedUpdate)
+	Rescued() bool
 }
 
 type gossip interface {

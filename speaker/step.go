@@ -209,8 +209,8 @@ func (s *speaker) route(now time.Time, facts plan.Facts, dirty dirt, services fu
 ) (again time.Duration) {
 	from := s.from.routes
 	f := routes.Facts{
-		Node: facts, Unknown: from.missing(), Rescue: s.from.feed != nil, Convergence: s.opts.convergence,
-		Seen: s.to.routes.seen(),
+		Node: facts, Unknown: from.missing(), Convergence: s.opts.convergence, Seen: s.to.routes.seen(),
+		Rescue: s.from.feed != nil, Rescued: s.from.feed != nil && s.from.feed.Rescued(),
 		BGP: plan.BGPFacts{
 			Peers: from.peers.All(), Advertisements: from.advertisements.All(), Communities: from.communities.All(),
 			Profiles: from.profiles.All(), Passwords: from.passwords.All(), Namespace: from.namespace,
