@@ -46,7 +46,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{/* The flag with addresses of the API server beside that of the Service default/kubernetes, which works only while a
 service proxy runs: those of the value, or those that the Service has when helm installs or upgrades. */}}
 {{- define "landfall.apiServersArg" -}}
-{{- $servers := .Values.apiServers -}}
+{{- $servers := uniq .Values.apiServers -}}
 {{- if not $servers -}}
 {{- range (lookup "discovery.k8s.io/v1" "EndpointSlice" "default" "").items | default list -}}
 {{- if eq (dig "labels" "kubernetes.io/service-name" "" .metadata) "kubernetes" -}}
@@ -59,8 +59,9 @@ service proxy runs: those of the value, or those that the Service has when helm 
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- $servers = $servers | uniq | sortAlpha -}}
 {{- end -}}
-{{- with $servers | uniq | sortAlpha }}
+{{- with $servers }}
 - --api-servers={{ join "," (slice . 0 (min 16 (len .))) }}
 {{- end }}
 {{- end -}}
@@ -148,6 +149,45 @@ readinessProbe:
 {{/* The Secret with the token by which Prometheus Operator's PodMonitors read metrics. */}}
 {{- define "landfall.metricsToken" -}}
 {{- .Values.podMonitor.tokenSecret | default (printf "%s-metrics-reader" (include "landfall.fullname" .)) -}}
+{{- end -}}
+
+{{/* The Secrets that BGPPeers in the cluster name and that speaker.bgpSecrets does not, as JSON; none without a
+cluster. */}}
+{{- define "landfall.bgpSecretsMissing" -}}
+{{- $names := list -}}
+{{- if and .Values.speaker.enabled .Values.rbac.create (.Capabilities.APIVersions.Has "landfall.dev/v1beta1/BGPPeer") -}}
+{{- range (lookup "landfall.dev/v1beta1" "BGPPeer" "" "").items | default list -}}
+{{- $secret := dig "passwordSecret" dict .spec -}}
+{{- $ours := eq ($secret.namespace | default $.Release.Namespace) $.Release.Namespace -}}
+{{- if and $secret.name $ours (not (has $secret.name $.Values.speaker.bgpSecrets)) -}}
+{{- $names = append $names $secret.name -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $names | uniq | sortAlpha | toJson -}}
+{{- end -}}
+
+{{/* What to set so that speakers read these Secrets too. */}}
+{{- define "landfall.bgpSecretsSet" -}}
+--set 'speaker.bgpSecrets={ {{- concat .root.Values.speaker.bgpSecrets .names | uniq | sortAlpha | join "," -}} }'
+{{- end -}}
+
+{{/* Fails an upgrade that would end BGP sessions, because it takes away Secrets that speakers may read now and that
+BGPPeers name. */}}
+{{- define "landfall.keepBGPSecrets" -}}
+{{- $role := lookup "rbac.authorization.k8s.io/v1" "Role" .Release.Namespace (printf "%s-speaker" (include "landfall.fullname" .)) -}}
+{{- $lost := list -}}
+{{- $missing := include "landfall.bgpSecretsMissing" . | fromJsonArray -}}
+{{- range $role.rules | default list -}}
+{{- if has "secrets" (.resources | default list) -}}
+{{- range .resourceNames | default list -}}
+{{- if has . $missing -}}{{- $lost = append $lost . -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- with $lost -}}
+{{- fail (printf "speaker.bgpSecrets lacks %s: BGPPeers have their passwords there, and speakers may read them now; without them their sessions would end. Set %s, or remove spec.passwordSecret of those BGPPeers" (join ", " .) (include "landfall.bgpSecretsSet" (dict "root" $ "names" $missing))) -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "landfall.gossipSecret" -}}
