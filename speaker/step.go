@@ -231,9 +231,8 @@ func (s *speaker) route(now time.Time, facts plan.Facts, dirty dirt, services fu
 	}
 	s.announceSessions(step.News)
 	writes, wait := s.rooms.routes.Status(now, f, routes.StatusEvents{
-		Check:  dirty.all || dirty.routes || dirty.status || dirty.nodes || dirty.services != nil,
-		Exists: func(node string) bool { _, ok := s.from.nodes.Get(node); return ok },
-		Held:   s.held,
+		Check: dirty.all || dirty.routes || dirty.status || dirty.nodes || dirty.services != nil,
+		Held:  s.held,
 	})
 	if s.rooms.routes.Waiting() == "" {
 		s.to.objects.Set(s.jobs(f.BGP, writes))
