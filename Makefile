@@ -95,9 +95,17 @@ lint: bin/landfall-lab ## golangci-lint (go vet included), helm lint, and genera
 generate: bin/landfall-lab ## deepcopy functions and CRDs from api/
 	"$$($(LAB) tool controller-gen)" object crd:maxDescLen=400 paths=./api/... output:crd:dir=charts/landfall/charts/crds/templates output:object:dir=api/v1beta1
 
+# Without a daemon: an archive in the OCI image layout, of static programs and files out of Debian's packages
+# (BASE=debootstrap is all there is: no base image is pulled). BUILDER=docker, podman or buildah builds the Dockerfile.
+ARCHS ?= amd64,arm64
+BUILDER ?=
 .PHONY: image
-image: ## build the container image with docker
-	docker build --build-arg VERSION=$(VERSION) -t $(IMAGE) .
+image: ## build the container image into bin/landfall-image.tar; BUILDER=docker (podman, buildah) leaves it with docker
+ifeq ($(BUILDER),)
+	@go run ./e2e/cmd/landfall-image build --arch $(ARCHS) --name $(IMAGE) --version $(VERSION) --output bin/landfall-image.tar
+else
+	$(BUILDER) build --build-arg VERSION=$(VERSION) -t $(IMAGE) .
+endif
 
 .PHONY: release
 release: bin/landfall-lab ## what people download, in dist/: programs, chart, plugin, bills of materials, checksums
