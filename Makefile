@@ -108,8 +108,8 @@ else
 endif
 
 .PHONY: release
-release: bin/landfall-lab ## what people download, in dist/: programs, chart, plugin, bills of materials, checksums
-	@go run ./release --helm "$$($(LAB) tool helm)" --images '$(IMAGES)' '$(VERSION)'
+release: bin/landfall-lab image ## what people download, in dist/: programs, image, chart, plugin, bills of materials, checksums
+	@go run ./release --helm "$$($(LAB) tool helm)" --images "$$(echo bin/landfall-image*.{tar,json} | tr ' ' ,)" '$(VERSION)'
 	@cat dist/checksums.txt
 
 .PHONY: demo demo-bgp

@@ -1,6 +1,6 @@
-// Command landfall-release makes what people download: archives of the programs, the packaged chart,
-// bills of materials, the manifest of the kubectl plugin, notes and checksums. The same commit gives
-// the same bytes.
+// Command landfall-release makes what people download: archives of the programs, the packaged
+// chart, bills of materials, the manifest of the kubectl plugin, notes and checksums. The same
+// commit gives the same bytes.
 package main
 
 import (
@@ -125,8 +125,8 @@ var semantic = regexp.MustCompile(`^(\d+\.\d+\.\d+)(-[0-9A-Za-z-]+(\.[0-9A-Za-z-
 
 var chartVersion = regexp.MustCompile(`(?m)^version: (\S+)$`)
 
-// checkVersion refuses a version that is not the chart's: a chart installed from the source tree and a
-// packaged one must not name different images for the same code.
+// checkVersion refuses a version that is not the chart's: a chart installed from the source tree
+// and a packaged one must not name different images for the same code.
 func (r release) checkVersion() error {
 	match := semantic.FindStringSubmatch(r.Version)
 	if match == nil {

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/landfall-lb/landfall/e2e/image"
 )
 
 // A platform is what Go builds for, such as linux/amd64.
@@ -80,8 +82,14 @@ func (r release) archives(ctx context.Context, p platform) ([]archive, error) {
 			files = append(files, path)
 		}
 		name := fmt.Sprintf("%s_%s_%s_%s", set.name, r.Version, p.os, p.arch)
-		if err := r.bill(name, files); err != nil {
-			return nil, fmt.Errorf("bill of materials: %w", err)
+		bill := image.SBOM{Name: name, Version: r.Version, Created: r.Time, Purpose: "ARCHIVE"}
+		for _, path := range files {
+			if err := bill.AddProgram(path); err != nil {
+				return nil, err
+			}
+		}
+		if err := bill.Write(filepath.Join(r.Out, name+".spdx.json")); err != nil {
+			return nil, err
 		}
 		files = append(files, filepath.Join(r.Repository, "LICENSE"))
 		a, err := r.pack(name, p, files)

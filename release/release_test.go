@@ -144,8 +144,8 @@ func TestRelease(t *testing.T) {
 		if _, ok := files["landfall/charts/crds/Chart.yaml"]; !ok {
 			t.Errorf("the chart holds no CRDs: %v", slices.Sorted(maps.Keys(files)))
 		}
-		out, err := exec.Command(r.Helm, "template", filepath.Join(r.Out, "landfall-"+version+".tgz"),
-			"--set", "proxy.clusterCIDR=10.244.0.0/16").CombinedOutput()
+		out, err := exec.Command(r.Helm, "template", "--kube-version", "1.35.4",
+			filepath.Join(r.Out, "landfall-"+version+".tgz"), "--set", "proxy.clusterCIDR=10.244.0.0/16").CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "/landfall:"+version) {
 			t.Errorf("helm template: %v: no image of version %s", err, version)
 		}
@@ -174,24 +174,18 @@ func TestRelease(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var doc spdxDocument
+		var doc struct {
+			Packages []struct{ Name, VersionInfo string }
+		}
 		if err := json.Unmarshal(text, &doc); err != nil {
 			t.Fatal(err)
 		}
-		ids, names := map[string]bool{doc.ID: true}, map[string]string{}
+		versions := map[string]string{}
 		for _, p := range doc.Packages {
-			if ids[p.ID] {
-				t.Errorf("two packages have the identifier %s", p.ID)
-			}
-			ids[p.ID], names[p.Name] = true, p.Version
+			versions[p.Name] = p.VersionInfo
 		}
-		for _, rel := range doc.Relationships {
-			if !ids[rel.From] || !ids[rel.To] {
-				t.Errorf("relationship of what is not there: %v", rel)
-			}
-		}
-		if names["k8s.io/client-go"] == "" || names["landfall-proxy"] != version || names["stdlib"] == "" {
-			t.Errorf("packages are %v", names)
+		if versions["landfall_"+version+system] != version || versions["k8s.io/client-go"] == "" || versions["stdlib"] == "" {
+			t.Errorf("packages are %v", versions)
 		}
 	})
 
@@ -206,7 +200,8 @@ func TestRelease(t *testing.T) {
 func TestVersions(t *testing.T) {
 	for given, want := range map[string]string{
 		"0.1.0": "", "0.1.0-rc.1": "", "0.1.0-5-gabc1234": "",
-		"v0.1.0": "not semantic", "0.1": "not semantic", "0.1.0+x": "not semantic", "b318418": "not semantic", "": "not semantic",
+		"v0.1.0": "not semantic", "0.1": "not semantic", "0.1.0+x": "not semantic", "b318418": "not semantic",
+		"":      "not semantic",
 		"0.2.0": "change it first", "0.1.1-rc.1": "change it first",
 	} {
 		err := release{Version: given, Repository: "testdata"}.checkVersion()
