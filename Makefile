@@ -10,7 +10,9 @@ export CGO_ENABLED := 0
 export GOFLAGS := $(strip $(USER_GOFLAGS) -trimpath)
 RACE_ENV = CGO_ENABLED=1 'GOFLAGS=$(USER_GOFLAGS)'
 
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+# The tag v0.1.0 is version 0.1.0. A tree without a tag is on the way to the version that the chart says.
+VERSION := $(or $(VERSION),$(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null | sed 's/^v//' | grep . || \
+	echo "$$(sed -n 's/^version: //p' charts/landfall/Chart.yaml)-dev$$(git describe --always --dirty --exclude '*' 2>/dev/null | sed 's|^|.g|')"))
 IMAGE ?= ghcr.io/landfall-lb/landfall:$(VERSION)
 PROGRAMS := landfall-controller landfall-speaker landfall-proxy landfallctl
 LDFLAGS := -s -w -X github.com/landfall-lb/landfall/internal/ops.Version=$(VERSION)
@@ -104,6 +106,11 @@ ifeq ($(BUILDER),)
 else
 	$(BUILDER) build --build-arg VERSION=$(VERSION) -t $(IMAGE) .
 endif
+
+.PHONY: release
+release: bin/landfall-lab image ## what people download, in dist/: programs, image, chart, plugin, bills of materials, checksums
+	@go run ./release --helm "$$($(LAB) tool helm)" --images "$$(echo bin/landfall-image*.{tar,json} | tr ' ' ,)" '$(VERSION)'
+	@cat dist/checksums.txt
 
 .PHONY: demo demo-bgp
 demo: ## the worked example, told step by step; KEEP=1 leaves its lab up
