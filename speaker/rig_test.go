@@ -304,6 +304,25 @@ func (r *rig) service(key lb.Key, vips ...netip.Addr) {
 	synctest.Wait()
 }
 
+func (n *fakeNode) set(f func(*fakeNode)) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	f(n)
+}
+
+// carrier plugs the node's first interface in, or pulls it out.
+func (n *fakeNode) carrier(up bool) {
+	n.set(func(n *fakeNode) {
+		n.interfaces = slices.Clone(n.interfaces)
+		n.interfaces[0].Up = up
+	})
+}
+
+func sortedNames(names ...string) []string {
+	slices.Sort(names)
+	return names
+}
+
 func (n *fakeNode) deliver(d lb.Delivery) {
 	n.mu.Lock()
 	n.deliveries[d.Key()] = d
@@ -482,9 +501,10 @@ func (g fakeGossip) Joined() bool {
 }
 
 // Seek has the node exchange states with another one that it sees, which takes a moment.
-func (g fakeGossip) Seek(on bool) {
+func (g fakeGossip) Seek(since time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	on := !since.IsZero()
 	if on && !g.seeks {
 		time.AfterFunc(20*time.Millisecond, g.seek)
 	}

@@ -435,7 +435,7 @@ func TestContract10PeersAndAdvertisementsSayWhatIsWrong(t *testing.T) {
 	inRig(t, func(r *rig) {
 		r.start(w177, w178, w179)
 		r.tor("tor-1", "172.26.236.2", func(p *lb.Peer) {
-			p.Status = map[string]lb.PeerNode{"gone": {State: "Established"}, w178: {State: "Idle"}}
+			p.Status = map[string]lb.PeerNode{w178: {State: "Idle"}}
 		})
 		r.tor("tor-2", "172.26.236.3", func(p *lb.Peer) { p.PasswordSecret = &lb.Key{Name: "missing"} })
 		r.api.bgpAds.Set("wide", lb.BGPAdvertisement{Name: "wide", Generation: 7, AggregationLength: 20,

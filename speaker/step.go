@@ -132,7 +132,7 @@ func (s *speaker) divide(now time.Time, dirty map[netip.Addr]bool) (changed bool
 	if is := s.rooms.partition.Estranged(); is != was {
 		logEstranged(s.log, is, f)
 	}
-	s.from.members.Seek(s.rooms.partition.Estranged())
+	s.from.members.Seek(s.rooms.partition.EstrangedSince())
 	if news {
 		said, heard := s.rooms.partition.Heard()
 		s.log.Info("the other side of a partition reports over the API server", "heard", heard, "from",
@@ -231,9 +231,8 @@ func (s *speaker) route(now time.Time, facts plan.Facts, dirty dirt, services fu
 	}
 	s.announceSessions(step.News)
 	writes, wait := s.rooms.routes.Status(now, f, routes.StatusEvents{
-		Check:  dirty.all || dirty.routes || dirty.status || dirty.nodes || dirty.services != nil,
-		Exists: func(node string) bool { _, ok := s.from.nodes.Get(node); return ok },
-		Held:   s.held,
+		Check: dirty.all || dirty.routes || dirty.status || dirty.nodes || dirty.services != nil,
+		Held:  s.held,
 	})
 	if s.rooms.routes.Waiting() == "" {
 		s.to.objects.Set(s.jobs(f.BGP, writes))

@@ -474,6 +474,11 @@ func TestStatus(t *testing.T) {
 			peer.Problem = lb.Refuse("Why", "no")
 			w.facts.BGP.Peers = map[string]lb.Peer{"tor": peer}
 		}), true, &lb.PeerNode{State: "Refused", Reason: "Why", Message: "no"}},
+		"refused at length": {do(up, func(w *world) {
+			peer := w.facts.BGP.Peers["tor"]
+			peer.Problem = lb.Refuse("Why", "%s", strings.Repeat("é", maxMessage+1))
+			w.facts.BGP.Peers = map[string]lb.Peer{"tor": peer}
+		}), true, &lb.PeerNode{State: "Refused", Reason: "Why", Message: strings.Repeat("é", maxMessage)}},
 	} {
 		w := newWorld(t)
 		c.change(w)
@@ -491,12 +496,8 @@ func TestChecks(t *testing.T) {
 	w := newWorld(t)
 	w.facts.Node.Live = []string{"a", "b", "c"}
 	reporter := plan.Winner(netip.Addr{}, w.facts.Node.Live)
-	peer := w.facts.BGP.Peers["tor"]
-	peer.Status = map[string]lb.PeerNode{"a": {}, "gone": {}}
-	w.facts.BGP.Peers["tor"] = peer
 	looks := 0
-	e := StatusEvents{Check: true, Exists: func(node string) bool { return node != "gone" },
-		Held: func() []plan.BGPHeld { looks++; return nil }}
+	e := StatusEvents{Check: true, Held: func() []plan.BGPHeld { looks++; return nil }}
 	for _, self := range w.facts.Node.Live {
 		w.state, w.now, looks, e.Check = New(), epoch, 0, true
 		w.facts.Node.Self = self
@@ -506,7 +507,7 @@ func TestChecks(t *testing.T) {
 		if self == reporter {
 			mine = 1
 		}
-		if len(writes.Conditions) != mine || len(writes.Strays) != mine || looks != mine || again != 0 {
+		if len(writes.Conditions) != mine || looks != mine || again != 0 {
 			t.Errorf("%s: %+v after %d looks, again in %s", self, writes, looks, again)
 		}
 		w.now = w.now.Add(CheckEvery / 4)
@@ -524,7 +525,7 @@ func TestChecks(t *testing.T) {
 			t.Errorf("%s does not look again: %d, again in %s", self, looks, again)
 		}
 		w.facts.Node.Stopping = true
-		if writes, _ := w.state.Status(w.now, w.facts, e); len(writes.Conditions)+len(writes.Strays) > 0 {
+		if writes, _ := w.state.Status(w.now, w.facts, e); len(writes.Conditions) > 0 {
 			t.Errorf("%s ends and writes %+v", self, writes)
 		}
 		w.facts.Node.Stopping = false
