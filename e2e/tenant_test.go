@@ -24,8 +24,9 @@ func addTenant(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// testContract11Tenant has a tenant list the VIP of another Service, the cluster's DNS, and a free
-// address of the pool as external IPs while traffic runs. It loses nothing, and the tenant is told.
+// testContract11Tenant has a tenant list the VIP of another Service, the cluster's DNS, a free
+// address of the pool, and a Node's as external IPs while traffic runs. It loses nothing, and the
+// tenant is told.
 func testContract11Tenant(t *testing.T, l *lab.Lab) {
 	ctx := t.Context()
 	before, err := condition(ctx, l, "my-nginx", "landfall.dev/Announced")
@@ -39,7 +40,8 @@ func testContract11Tenant(t *testing.T, l *lab.Lab) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x.Spec.ExternalIPs = []string{seedVIP.Addr().String(), dnsVIP.Addr().String(), "172.26.236.199"}
+	worker := l.Cluster().Nodes[1].Addr.String() // whose sshd and kubelet are not the tenant's
+	x.Spec.ExternalIPs = []string{seedVIP.Addr().String(), dnsVIP.Addr().String(), "172.26.236.199", worker}
 	if _, err := services.Update(ctx, x, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +55,8 @@ func testContract11Tenant(t *testing.T, l *lab.Lab) {
 				return e.Reason == "ExternalIPRefused" && strings.HasPrefix(e.Message, node.Name+": ") &&
 					strings.Contains(e.Message, seedVIP.Addr().String()+" lies in the IPAddressPool vmware") &&
 					strings.Contains(e.Message, dnsVIP.Addr().String()+" lies in ") &&
-					strings.Contains(e.Message, "172.26.236.199 lies in ")
+					strings.Contains(e.Message, "172.26.236.199 lies in ") &&
+					strings.Contains(e.Message, worker+" is an address of the Node ")
 			}) {
 				return fmt.Errorf("no Event of %s", node.Name)
 			}

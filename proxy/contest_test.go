@@ -151,6 +151,56 @@ func TestExternalIPsFollowPoolsAndFlag(t *testing.T) {
 	}
 }
 
+// TestContract11ATenantTakesNoPortOfANode: an external IP that is an address of any Node is refused
+// as soon as the Node is known, and served once an administrator has listed it.
+func TestContract11ATenantTakesNoPortOfANode(t *testing.T) {
+	const address = "172.31.0.9"
+	node := lb.Node{Name: "there", Addresses: []netip.Addr{netip.MustParseAddr(address)}}
+	b := newBench(t)
+	b.nodes.OnChange(b.markNode)
+	b.list("x", time.Time{}, 10250, address)
+	b.put("web", "192.0.2.1", "10.200.1.2")
+	b.synced()
+	b.nodes.SetSynced(false)
+	b.run()
+	if b.waiting != "the Nodes" || b.rules.sets != 0 {
+		t.Errorf("waiting for %q, %d writes", b.waiting, b.rules.sets)
+	}
+	b.nodes.SetSynced(true)
+	serves := func(want bool) {
+		t.Helper()
+		b.order = nil
+		b.run()
+		b.rules.confirm()
+		b.run()
+		if b.rules.wanted[key("x")].Serves(lb.TCP, netip.MustParseAddr(address), 10250) != want {
+			t.Errorf("served: %v", !want)
+		}
+	}
+	serves(true)
+	b.nodes.Set("there", node)
+	serves(false)
+	if slices.Contains(b.order, "rules web") {
+		t.Error("another Service was planned again")
+	}
+	if len(b.warnings) != 1 || !strings.Contains(b.warnings[0], "ExternalIPRefused here: spec.externalIPs: "+address+
+		" is an address of the Node there") {
+		t.Errorf("Events %v", b.warnings)
+	}
+	node.Labels = map[string]string{"a": "b"}
+	b.nodes.Set("there", node)
+	serves(false)
+	if slices.Contains(b.order, "rules x") {
+		t.Errorf("a label of a Node caused %v", b.order)
+	}
+	b.settings.externalIPs.Allowed = []netip.Prefix{netip.MustParsePrefix(address + "/32")}
+	serves(true)
+	b.settings.externalIPs.Allowed = nil
+	serves(false)
+	b.nodes.Delete("there")
+	serves(true)
+}
+
 // A Service with many addresses makes one Event of a bounded length.
 func TestEventsOfManyFrontendsAreShort(t *testing.T) {
 	b := newBench(t, func(s *settings) { s.externalIPs.Deny = true })

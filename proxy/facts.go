@@ -76,6 +76,8 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 		return f, "the EndpointSlices"
 	case !from.networks.Synced():
 		return f, "the ServiceCIDRs"
+	case !from.nodes.Synced():
+		return f, "the Nodes"
 	case !from.pools.Synced():
 		return f, "the IPAddressPools"
 	case s.nodeCIDR && len(node.PodCIDRs) == 0:

@@ -73,7 +73,7 @@ func (f *flags) add(set *pflag.FlagSet) {
 		"answer pings to VIPs and external IPs that this node delivers; cluster IPs never answer pings")
 	set.StringVar(&f.externalIPs, "external-ips", "allow",
 		"addresses in spec.externalIPs that the proxy serves: allow, deny, or CIDRs separated by commas; never those of an "+
-			"IPAddressPool or of cluster IPs")
+			"IPAddressPool or of cluster IPs, and those of Nodes only if a CIDR contains them")
 	set.StringVar(&f.procSysNet, "proc-sys-net", "/proc/sys/net",
 		"directory of the kernel's network parameters; a container whose /proc/sys is read-only mounts the host's elsewhere")
 	set.BoolVar(

@@ -108,7 +108,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	services := kube.Services(client, f.serviceSelector(), metrics.counting(metrics.services, p.mark))
 	p.from = sources{
 		services: services, slices: kube.Slices(client, metrics.counting(metrics.endpoints, p.mark)),
-		nodes:      kube.Nodes(client, rt.NodeName, func(string) { p.runner.Poke() }),
+		nodes:      kube.Nodes(client, "", p.markNode),
 		interfaces: watcher.All, networks: kube.ServiceNetworks(client, func(string) { p.runner.Poke() }),
 		pools: kube.PoolRanges(client, func(string) { p.runner.Poke() }),
 	}

@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -96,6 +97,9 @@ type proxy struct {
 	dirtyMu sync.Mutex
 	dirty   map[lb.Key]time.Time
 
+	// nodesChanged is set by the watch of Nodes.
+	nodesChanged atomic.Bool
+
 	// mu guards what follows, which only the step changes; the status page and the metrics read it.
 	mu       sync.Mutex
 	records  map[lb.Key]*record
@@ -106,11 +110,13 @@ type proxy struct {
 	counts   counts
 	// unconfirmed are the Services with changes that the kernel has not confirmed.
 	unconfirmed map[lb.Key]bool
-	claims      *plan.Claims
-	lingers     lingers
-	heard       bool                          // a speaker
-	dead        map[string]bool               // nodes, as the speaker says
-	origins     map[netip.Addr]rescue.Origins // where connections to VIPs may be known, as speakers have said
+	// clusterNodes are the Nodes as they last were.
+	clusterNodes *plan.Nodes
+	claims       *plan.Claims
+	lingers      lingers
+	heard        bool                          // a speaker
+	dead         map[string]bool               // nodes, as the speaker says
+	origins      map[netip.Addr]rescue.Origins // where connections to VIPs may be known, as speakers have said
 }
 
 // gap folds bursts of changes into one step. It is short, as a new Service and its slice come a few
@@ -130,6 +136,12 @@ func newProxy(self string, settings settings, families []lb.Family, log *slog.Lo
 	return p
 }
 
+// markNode takes that a Node has changed.
+func (p *proxy) markNode(string) {
+	p.nodesChanged.Store(true)
+	p.runner.Poke()
+}
+
 // step does all that is due. It costs what has changed, not what there is.
 func (p *proxy) step(context.Context) (time.Duration, error) {
 	p.mu.Lock()
@@ -145,6 +157,10 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 	if waiting != "" {
 		return 0, nil // unknown is not absent: whatever a predecessor wrote stays
 	}
+	if p.clusterNodes == nil || p.nodesChanged.Swap(false) {
+		p.clusterNodes = plan.NewNodes(p.from.nodes.All())
+	}
+	facts.external.Nodes = p.clusterNodes
 	p.learn(facts, now)
 	p.hear(now)
 	dirty := p.takeDirty()

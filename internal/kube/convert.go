@@ -161,8 +161,11 @@ func convertConditions(conditions []metav1.Condition, prefix string) []lb.Condit
 func convertNode(o *corev1.Node) (string, lb.Node) {
 	n := lb.Node{Name: o.Name, Labels: o.Labels, PodCIDRs: parsePrefixes(o.Spec.PodCIDRs)}
 	for _, a := range o.Status.Addresses {
-		if a.Type == corev1.NodeInternalIP {
+		switch a.Type {
+		case corev1.NodeInternalIP:
 			n.Addresses = append(n.Addresses, parseAddrs([]string{a.Address})...)
+		case corev1.NodeExternalIP:
+			n.ExternalAddresses = append(n.ExternalAddresses, parseAddrs([]string{a.Address})...)
 		}
 	}
 	if o.DeletionTimestamp != nil {

@@ -194,9 +194,9 @@ func TestConvertNode(t *testing.T) {
 	} {
 		o := &corev1.Node{
 			Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: "n"},
-				{Type: corev1.NodeInternalIP, Address: "192.0.2.7"}}}}
+				{Type: corev1.NodeInternalIP, Address: "192.0.2.7"}, {Type: corev1.NodeExternalIP, Address: "198.51.100.7"}}}}
 		test.change(o)
-		if _, n := convertNode(o); n.Leaving != test.leaving || len(n.Addresses) != 1 {
+		if _, n := convertNode(o); n.Leaving != test.leaving || len(n.Addresses) != 1 || len(n.ExternalAddresses) != 1 {
 			t.Errorf("%s: %+v", test.name, n)
 		}
 	}

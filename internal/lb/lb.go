@@ -241,8 +241,10 @@ type Endpoint struct {
 type Node struct {
 	Name      string
 	Addresses []netip.Addr // InternalIP addresses, in the order of the status
-	PodCIDRs  []netip.Prefix
-	Labels    labels.Set
+	// ExternalAddresses are those of type ExternalIP.
+	ExternalAddresses []netip.Addr
+	PodCIDRs          []netip.Prefix
+	Labels            labels.Set
 	// Leaving says why the node is about to leave or must not attract external traffic; "" if it
 	// stays.
 	Leaving Reason

@@ -64,6 +64,10 @@ func grants(claims *Claims, plans []Service) string {
 
 func TestContract11WhoGetsAFrontend(t *testing.T) {
 	pools := map[string][]lb.Range{"lan": {{From: addr("192.0.2.0"), To: addr("192.0.2.99")}}}
+	nodes := NewNodes(map[string]lb.Node{"a": {Addresses: []netip.Addr{addr("172.31.0.1")}},
+		"b": {Addresses: []netip.Addr{addr("172.31.0.2"), addr("2001:db8::2")},
+			ExternalAddresses: []netip.Addr{addr("198.51.100.2")},
+			PodCIDRs:          []netip.Prefix{netip.MustParsePrefix("10.244.2.0/24")}}})
 	for _, tt := range []struct {
 		name     string
 		external ExternalIPs
@@ -124,6 +128,25 @@ x: FrontendInUse: spec.externalIPs: 172.31.0.1:32000/tcp is the node port of a S
 		{"the node's own address with another port", ExternalIPs{}, []lb.Service{tenant("shop/web", 9, onNodePort(30080)),
 			tenant("dev/x", 1, external("172.31.0.1"), at(443))},
 			"web: NodePort 30080/tcp Cluster\nx: ExternalIP 172.31.0.1:443/tcp Cluster"},
+		{"the address of a Node", ExternalIPs{Nodes: nodes}, []lb.Service{tenant("dev/x", 1, external("172.31.0.2"), at(22))},
+			"x: ExternalIPRefused: spec.externalIPs: 172.31.0.2 is an address of the Node b; " +
+				"the proxy's flag --external-ips can allow it"},
+		{"the external address of a Node", ExternalIPs{Nodes: nodes},
+			[]lb.Service{tenant("dev/x", 1, external("198.51.100.2"), at(10250))},
+			"x: ExternalIPRefused: spec.externalIPs: 198.51.100.2 is an address of the Node b; " +
+				"the proxy's flag --external-ips can allow it"},
+		{"the gateway of pods", ExternalIPs{Nodes: nodes}, []lb.Service{tenant("dev/x", 1, external("10.244.2.1"))},
+			"x: ExternalIPRefused: spec.externalIPs: 10.244.2.1 lies in 10.244.2.0/24, the network of pods on the Node b; " +
+				"the proxy's flag --external-ips can allow it"},
+		{"the address of a Node that is listed",
+			ExternalIPs{Deny: true, Nodes: nodes, Allowed: []netip.Prefix{netip.MustParsePrefix("172.31.0.2/32")}},
+			[]lb.Service{tenant("dev/x", 1, external("172.31.0.2", "172.31.0.3"))},
+			`x: ExternalIP 172.31.0.2:80/tcp Cluster
+x: ExternalIPRefused: spec.externalIPs: the proxy's flag --external-ips does not allow 172.31.0.3`},
+		{"an address beside Nodes", ExternalIPs{Nodes: nodes}, []lb.Service{tenant("dev/x", 1, external("172.31.0.9"))},
+			"x: ExternalIP 172.31.0.9:80/tcp Cluster"},
+		{"a Node's address as a VIP", ExternalIPs{Nodes: nodes}, []lb.Service{tenant("shop/web", 1, vip("172.31.0.2"))},
+			"web: LoadBalancer 172.31.0.2:80/tcp Cluster"},
 		{"its own VIP is no refusal", ExternalIPs{Pools: pools},
 			[]lb.Service{tenant("shop/web", 1, vip("192.0.2.1"), external("192.0.2.1"))},
 			"web: LoadBalancer 192.0.2.1:80/tcp Cluster"},

@@ -20,6 +20,8 @@ type ExternalIPs struct {
 	Pools map[string][]lb.Range
 	// Networks are those of cluster IPs.
 	Networks []netip.Prefix
+	// Nodes have addresses that are served only if they are in Allowed; nil for none.
+	Nodes *Nodes
 }
 
 // ParseExternalIPs reads allow, deny, or the networks whose addresses are allowed.
@@ -49,7 +51,7 @@ func (e ExternalIPs) Equal(other ExternalIPs) bool {
 		samePools = samePools && ok && slices.Equal(ranges, theirs)
 	}
 	return samePools && e.Deny == other.Deny && slices.Equal(e.Allowed, other.Allowed) &&
-		slices.Equal(e.Networks, other.Networks)
+		slices.Equal(e.Networks, other.Networks) && e.Nodes.equal(other.Nodes)
 }
 
 // Refuse returns why no Service is served at an external IP; nil if Services are.
@@ -66,11 +68,14 @@ func (e ExternalIPs) Refuse(addr netip.Addr) *lb.Refusal {
 				"type LoadBalancer can request it", addr, name)
 		}
 	}
-	if e.Deny && !slices.ContainsFunc(e.Allowed, func(network netip.Prefix) bool { return network.Contains(addr) }) {
+	switch {
+	case slices.ContainsFunc(e.Allowed, func(network netip.Prefix) bool { return network.Contains(addr) }):
+		return nil
+	case e.Deny:
 		return lb.Refuse(lb.ReasonExternalIPRefused,
 			"spec.externalIPs: the proxy's flag --external-ips does not allow %s", addr)
 	}
-	return nil
+	return e.Nodes.refuse(addr)
 }
 
 // refuse returns why a Service does not get an external IP, whoever else asks for it.

@@ -1,0 +1,58 @@
+package plan
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// Nodes knows the addresses of the cluster's nodes and of their pods. An external IP that is one of
+// them would take ports of the node's own daemons, such as sshd and the kubelet, or of a pod, on
+// all nodes.
+type Nodes struct {
+	addresses map[netip.Addr]string // the Node that has it
+	pods      map[netip.Prefix]string
+}
+
+// NewNodes returns what is known of the Nodes of the cluster.
+func NewNodes(all map[string]lb.Node) *Nodes {
+	n := &Nodes{addresses: map[netip.Addr]string{}, pods: map[netip.Prefix]string{}}
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		node := all[name]
+		for _, addr := range slices.Concat(node.Addresses, node.ExternalAddresses) {
+			n.addresses[addr] = name
+		}
+		for _, network := range node.PodCIDRs {
+			n.pods[network.Masked()] = name
+		}
+	}
+	return n
+}
+
+func (n *Nodes) equal(other *Nodes) bool {
+	return n == other ||
+		n != nil && other != nil && maps.Equal(n.addresses, other.addresses) && maps.Equal(n.pods, other.pods)
+}
+
+// refuse returns why no Service is served at an address; nil if no Node has it.
+func (n *Nodes) refuse(addr netip.Addr) *lb.Refusal {
+	if n == nil {
+		return nil
+	}
+	const allow = "the proxy's flag --external-ips can allow it"
+	if node, has := n.addresses[addr]; has {
+		return lb.Refuse(lb.ReasonExternalIPRefused, "spec.externalIPs: %s is an address of the Node %s; %s", addr, node,
+			allow)
+	}
+	for bits := range addr.BitLen() + 1 {
+		network, err := addr.Prefix(bits)
+		if node, has := n.pods[network]; err == nil && has {
+			return lb.Refuse(lb.ReasonExternalIPRefused,
+				"spec.externalIPs: %s lies in %s, the network of pods on the Node %s; %s",
+				addr, network, node, allow)
+		}
+	}
+	return nil
+}
