@@ -116,7 +116,11 @@ func (k *choosyKernel) damage(r *rand.Rand) {
 			}
 			table[chain] = rules
 		case 4: // another release's names of chains that Services share
-			if !ofOne(chain) && !hooked(table, chain) { // a release keeps the names of those that are
+			shared := slices.DeleteFunc(ours, func(chain string) bool { // a release keeps the names of those that are hooked
+				return ofOne(chain) || hooked(table, chain)
+			})
+			if len(shared) > 0 {
+				chain = shared[r.IntN(len(shared))]
 				rename(table, chain, prefix+"V0-"+strings.TrimPrefix(chain, prefix))
 			}
 		case 5: // another release's chain behind a Service's
@@ -164,7 +168,10 @@ func rename(table chains, old, now string) {
 // and are reached; what nobody wants goes.
 func TestContract6StartOverLeftovers(t *testing.T) {
 	t.Parallel()
-	seeds.Run(t, seeds.Of(120, 3000), nil, func(t *testing.T, seed uint64) {
+	// Those that find a jump to a chain of refusals that goes, that another Service's chains count as a
+	// way, a way over two chains that is lost, and a rule that stands there twice.
+	found := []uint64{3, 14, 40, 96, 181}
+	seeds.Run(t, seeds.Of(50, 3000), found, func(t *testing.T, seed uint64) {
 		r := rand.New(rand.NewPCG(seed, 17))
 		k := &choosyKernel{fakeKernel: newFakeKernel(), refuses: map[lb.Key]bool{}}
 		start := func(k Kernel, config plan.Config, all map[lb.Key]plan.Service) (*testActor, error) {
@@ -188,8 +195,9 @@ func TestContract6StartOverLeftovers(t *testing.T) {
 			t.Fatal(err)
 		}
 		k.damage(r)
+		few := pick(r, 1, 3, 3)
 		for _, key := range slices.SortedFunc(maps.Keys(now), lb.Key.Compare) {
-			if r.IntN(3) == 0 {
+			if r.IntN(few) == 0 {
 				k.refuses[key] = true
 			}
 		}
