@@ -7,6 +7,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
@@ -56,13 +57,20 @@ func wantFoundByHelm(t *testing.T, l *lab.Lab, master string) {
 		t.Fatal(err)
 	}
 	// Another release than that of the lab, whose objects helm would not take over.
-	rendered := mustExec(t, l, l.Cluster().Master().Name, helm, "template", "second",
-		repository+"/charts/landfall", "--namespace", lab.Namespace, "--kube-version", "v1.35.4", "--set", "crds.enabled=false",
-		"--kubeconfig", l.Kubeconfig(), "--dry-run=server", "--show-only", "templates/node.yaml")
+	run := func(verb string, args ...string) (string, error) {
+		return l.Exec(t.Context(), l.Cluster().Master().Name, append([]string{helm, verb, "second",
+			repository + "/charts/landfall", "--namespace", lab.Namespace, "--set", "crds.enabled=false",
+			"--kubeconfig", l.Kubeconfig(), "--dry-run=server"}, args...)...)
+	}
+	rendered, err := run("template", "--kube-version", "v1.35.4", "--show-only", "templates/node.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
 	var set appsv1.DaemonSet
 	if err := yaml.Unmarshal([]byte(rendered), &set); err != nil {
 		t.Fatal(err)
 	}
+	wantSecretsNamed(t, l, run)
 	for _, c := range set.Spec.Template.Spec.Containers {
 		want := []string{"--api-servers=" + master}
 		if c.Name == "proxy" {
@@ -73,5 +81,50 @@ func wantFoundByHelm(t *testing.T, l *lab.Lab, master string) {
 				t.Errorf("%s: helm has not found %s: %s", c.Name, arg, strings.Join(c.Args, " "))
 			}
 		}
+	}
+}
+
+// wantSecretsNamed has helm find BGPPeers with passwords in Secrets that speaker.bgpSecrets lacks:
+// it says so, and takes none away that speakers read.
+func wantSecretsNamed(t *testing.T, l *lab.Lab, run func(verb string, args ...string) (string, error)) {
+	t.Helper()
+	for _, name := range []string{"tor", "far"} {
+		if err := l.ApplyYAML(t.Context(), `{apiVersion: landfall.dev/v1beta1, kind: BGPPeer, metadata: {name: `+name+`},
+  spec: {myASN: 64500, peerASN: 64501, peerAddress: 192.0.2.1, passwordSecret: {name: `+name+`}}}`); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := func(err error, out string, parts ...string) {
+		t.Helper()
+		for _, part := range parts {
+			if err != nil || !strings.Contains(out, part) {
+				t.Errorf("helm does not say %q: %v: %s", part, err, out[strings.Index(out, "NOTES")+1:])
+			}
+		}
+	}
+	out, err := run("install")
+	want(err, out, "Secrets that speakers may not read: far, tor.", "--set 'speaker.bgpSecrets={far,tor}'")
+	// An earlier release let speakers read one of them.
+	role := &rbacv1.Role{
+		ObjectMeta: metav1.ObjectMeta{Name: "second-landfall-speaker", Namespace: lab.Namespace,
+			Labels: map[string]string{"app.kubernetes.io/managed-by": "Helm"},
+			Annotations: map[string]string{"meta.helm.sh/release-name": "second",
+				"meta.helm.sh/release-namespace": lab.Namespace}},
+		Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"secrets"},
+			ResourceNames: []string{"tor", "unused"}, Verbs: []string{"list", "watch"}}},
+	}
+	if _, err := l.Kube().RbacV1().Roles(lab.Namespace).Create(t.Context(), role, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	refusal := "it installs"
+	if _, err := run("install"); err != nil {
+		refusal = err.Error()
+	}
+	want(nil, refusal, "speaker.bgpSecrets lacks tor:", "--set 'speaker.bgpSecrets={far,tor}'")
+	out, err = run("install", "--set", "speaker.bgpSecrets={tor}")
+	want(err, out, "Secrets that speakers may not read: far.", "--set 'speaker.bgpSecrets={far,tor}'")
+	if out, err = run("install", "--set", "speaker.bgpSecrets={far,tor}"); err != nil ||
+		strings.Contains(out, "may not read") {
+		t.Errorf("all Secrets are named: %v: %s", err, out)
 	}
 }

@@ -322,7 +322,7 @@ func newReporter(client *kube.Client, s *speaker, events *kube.Events) *report.R
 func newWriters(client *kube.Client, events *kube.Events) writers {
 	status := client.Status(time.Now)
 	return writers{
-		peerNode: status.PeerNode, drop: status.DropPeerNodes, advertisement: status.BGPAdvertisement,
+		peerNode: status.PeerNode, advertisement: status.BGPAdvertisement,
 		event: func(p lb.Peer, good bool, reason lb.Reason, message string) {
 			if good {
 				events.Normal(kube.PeerReference(p), reason, message)

@@ -211,8 +211,8 @@ func (s *speaker) route(now time.Time, facts plan.Facts, dirty dirt, services fu
 ) (again time.Duration) {
 	from := s.from.routes
 	f := routes.Facts{
-		Node: facts, Unknown: from.missing(), Rescue: s.from.feed != nil, Convergence: s.opts.convergence,
-		Seen: s.to.routes.seen(),
+		Node: facts, Unknown: from.missing(), Convergence: s.opts.convergence, Seen: s.to.routes.seen(),
+		Rescue: s.from.feed != nil, Rescued: s.from.feed != nil && s.from.feed.Rescued(),
 		BGP: plan.BGPFacts{
 			Peers: from.peers.All(), Advertisements: from.advertisements.All(), Communities: from.communities.All(),
 			Profiles: from.profiles.All(), Passwords: from.passwords.All(), Namespace: from.namespace,
@@ -233,9 +233,8 @@ func (s *speaker) route(now time.Time, facts plan.Facts, dirty dirt, services fu
 	}
 	s.announceSessions(step.News)
 	writes, wait := s.rooms.routes.Status(now, f, routes.StatusEvents{
-		Check:  dirty.all || dirty.routes || dirty.status || dirty.nodes || dirty.services != nil,
-		Exists: func(node string) bool { _, ok := s.from.nodes.Get(node); return ok },
-		Held:   s.held,
+		Check: dirty.all || dirty.routes || dirty.status || dirty.nodes || dirty.services != nil,
+		Held:  s.held,
 	})
 	if s.rooms.routes.Waiting() == "" {
 		s.to.objects.Set(s.jobs(f.BGP, writes))
