@@ -124,7 +124,7 @@ apiVersion: apps/v1
 kind: Deployment
 metadata: {name: web, namespace: web}
 spec:
-  replicas: 3
+  replicas: REPLICAS
   selector: {matchLabels: {app: web}}
   template:
     metadata: {labels: {app: web}}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strconv"
 	"strings"
 	"time"
 
@@ -56,15 +57,18 @@ func (w Web) Routed() bool { return strings.HasPrefix(w.Name, "bgp") }
 func (w Web) Target() netip.AddrPort { return netip.AddrPortFrom(w.Addr, 80) }
 
 // CreateWeb creates a pod on each node, and Services of them.
-func (c *Cluster) CreateWeb(ctx context.Context) error {
-	manifest := strings.ReplaceAll(web, "IMAGE", PodImage)
-	for _, w := range Webs {
+func (c *Cluster) CreateWeb(ctx context.Context) error { return c.createWeb(ctx, len(c.nodes), Webs) }
+
+// createWeb creates that many pods, each on a node of its own, and Services of them.
+func (c *Cluster) createWeb(ctx context.Context, pods int, webs []Web) error {
+	manifest := strings.NewReplacer("IMAGE", PodImage, "REPLICAS", strconv.Itoa(pods)).Replace(web)
+	for _, w := range webs {
 		manifest += strings.NewReplacer("NAME", w.Name, "ADDRESS", w.Addr.String(), "POLICY", w.Policy).Replace(service)
 	}
 	if err := c.ApplyYAML(ctx, manifest); err != nil {
 		return err
 	}
-	return c.WaitPods(ctx, "web", "app=web", len(c.nodes))
+	return c.WaitPods(ctx, "web", "app=web", pods)
 }
 
 // WaitAnswer waits until a Service answers a host.

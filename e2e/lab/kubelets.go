@@ -128,6 +128,9 @@ func (m *Machine) Running() bool { return m.process.running() }
 
 // Kill ends everything on the machine at once, as when its power is cut.
 func (m *Machine) Kill() error {
+	if !m.Running() {
+		return nil
+	}
 	if err := syscall.Kill(m.PID, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return err
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"time"
@@ -11,9 +12,17 @@ import (
 	"github.com/landfall-lb/landfall/e2e/lab"
 )
 
+// trial is what is done with a cluster of real kubelets.
+type trial struct {
+	name  string // returns, helm; else a short check
+	count int
+	away  time.Duration
+	keep  bool
+}
+
 // realCluster starts a cluster of real kubelets; it is kept, or Landfall is tried on it and it is
 // taken down again.
-func realCluster(ctx context.Context, out io.Writer, options cluster.Options, keep bool) (err error) {
+func realCluster(ctx context.Context, out io.Writer, options cluster.Options, t trial) (err error) {
 	p := newPrinter(out)
 	options.Progress = p.progress
 	began := time.Now()
@@ -24,16 +33,25 @@ func realCluster(ctx context.Context, out io.Writer, options cluster.Options, ke
 	defer func() { err = errors.Join(err, c.Close()) }()
 	p.section("The cluster " + c.Name() + " is up")
 	p.line("Three nodes are Ready, %.0f s after the start.", time.Since(began).Seconds())
-	if keep {
+	if t.keep {
 		p.line("")
 		useCluster(p, c)
 		return c.Keep()
 	}
-	if err := c.Smoke(ctx, p.line); err != nil {
-		return err
+	switch t.name {
+	case "":
+		err = c.Smoke(ctx, p.line)
+	case "returns":
+		err = c.Returns(ctx, t.count, t.away, p.line)
+	case "helm":
+		err = c.Lifecycle(ctx, p.line)
+	default:
+		err = fmt.Errorf("no story %q: want returns or helm", t.name)
 	}
-	p.section("Everything answers; the cluster is taken down")
-	return nil
+	if err == nil {
+		p.section("Everything holds; the cluster is taken down")
+	}
+	return err
 }
 
 // useCluster says how to use a cluster that stays.

@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"slices"
 	"syscall"
+	"time"
 
 	"github.com/landfall-lb/landfall/e2e/cluster"
 	"github.com/landfall-lb/landfall/e2e/lab"
@@ -25,7 +26,7 @@ const usage = `usage:
   landfall-lab up [--name NAME] [--bare] [--programs DIR]
                                             start that cluster and leave it up; --bare without Landfall
   landfall-lab down [NAME]                  take it down
-  landfall-lab cluster [--keep] [--image FILE]
+  landfall-lab cluster [--keep] [--image FILE] [--story returns [--count N] [--away TIME] | --story helm]
                                             start a cluster of real kubelets, and try Landfall on it: docs/cluster.md
   landfall-lab list                         list the labs on this machine
   landfall-lab prepare                      fetch and build what tests and labs need on this machine
@@ -59,6 +60,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	bare := flags.Bool("bare", false, "")
 	programs := flags.String("programs", "", "")
 	image := flags.String("image", "", "")
+	story := flags.String("story", "", "")
+	count := flags.Int("count", 6, "")
+	away := flags.Duration("away", 8*time.Second, "")
 	keep := flags.Bool("keep", os.Getenv("KEEP") == "1", "")
 	if err := flags.Parse(args[1:]); err != nil {
 		return err
@@ -74,7 +78,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	case "up":
 		return up(ctx, out, options)
 	case "cluster":
-		return realCluster(ctx, out, cluster.Options{Name: *name, Image: *image}, *keep)
+		return realCluster(ctx, out, cluster.Options{Name: *name, Image: *image},
+			trial{name: *story, count: *count, away: *away, keep: *keep})
 	case "down":
 		return down(ctx, out, flags.Arg(0))
 	case "list":
