@@ -77,6 +77,11 @@ func render(t *testing.T, set ...string) rendered {
 	if err != nil {
 		t.Fatalf("%v: %v", set, err)
 	}
+	return decode(t, text)
+}
+
+func decode(t *testing.T, text string) rendered {
+	t.Helper()
 	objects := rendered{}
 	decoder := yamlutil.NewYAMLOrJSONDecoder(strings.NewReader(text), 4096)
 	for {
