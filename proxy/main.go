@@ -136,7 +136,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	p.from.update = offer.Heard
 	rescuer := rescue.New(rescue.Deps{Log: rt.Log, Kernel: neighbours,
 		Families: f.rescueFamilies(kernel.families, rt.Log), Ring: f.rescueRing, Limit: f.rescueLimit,
-		Parameters: f.procSysNet, Warn: func(message string) {
+		Confirmed: offer.Rescued, Parameters: f.procSysNet, Warn: func(message string) {
 			events.Warning(kube.NodeReference(rt.NodeName), lb.ReasonStrictReversePath, message)
 		}})
 	p.to = sinks{

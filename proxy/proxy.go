@@ -64,6 +64,7 @@ type sinks struct {
 		Begin(all map[netip.Addr]*rescue.Origins)
 		Update(changes map[netip.Addr]*rescue.Origins)
 		SetGone(nodes []netip.Addr, cutOff bool)
+		Confirm(number uint64)
 	}
 	// warn reports something wrong with a Service.
 	warn func(s lb.Service, reason lb.Reason, message string)

@@ -55,6 +55,7 @@ type feed interface {
 	Connected() bool
 	Delivery(lb.DeliveryKey) *lb.Delivery
 	Tell(lb.FeedUpdate)
+	Rescued() bool
 }
 
 type gossip interface {
@@ -64,7 +65,7 @@ type gossip interface {
 	Claims(netip.Addr) map[string]plan.Claim
 	Restarted(netip.Addr) bool
 	Joined() bool
-	Seek(bool)
+	Seek(since time.Time)
 	Met() time.Time
 	Trouble() string
 	SetMACs([]string)

@@ -132,7 +132,7 @@ func (s *speaker) divide(now time.Time, dirty map[netip.Addr]bool) (changed bool
 	if is := s.rooms.partition.Estranged(); is != was {
 		logEstranged(s.log, is, f)
 	}
-	s.from.members.Seek(s.rooms.partition.Estranged())
+	s.from.members.Seek(s.rooms.partition.EstrangedSince())
 	if news {
 		said, heard := s.rooms.partition.Heard()
 		s.log.Info("the other side of a partition reports over the API server", "heard", heard, "from",
@@ -209,8 +209,8 @@ func (s *speaker) route(now time.Time, facts plan.Facts, dirty dirt, services fu
 ) (again time.Duration) {
 	from := s.from.routes
 	f := routes.Facts{
-		Node: facts, Unknown: from.missing(), Rescue: s.from.feed != nil, Convergence: s.opts.convergence,
-		Seen: s.to.routes.seen(),
+		Node: facts, Unknown: from.missing(), Convergence: s.opts.convergence, Seen: s.to.routes.seen(),
+		Rescue: s.from.feed != nil, Rescued: s.from.feed != nil && s.from.feed.Rescued(),
 		BGP: plan.BGPFacts{
 			Peers: from.peers.All(), Advertisements: from.advertisements.All(), Communities: from.communities.All(),
 			Profiles: from.profiles.All(), Passwords: from.passwords.All(), Namespace: from.namespace,

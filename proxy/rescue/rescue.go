@@ -36,6 +36,8 @@ type Deps struct {
 	// needed; "" to leave it alone. Warn is called when that is needed and cannot be done.
 	Parameters string
 	Warn       func(message string)
+	// Confirmed is called with the number that Confirm took; it must not block.
+	Confirmed func(number uint64)
 	// Limit is how many stray packets for one VIP are moved in a second while their connections are
 	// not remembered, at most MaxLimit; 0 for no limit.
 	Limit int
@@ -78,8 +80,11 @@ type Actor struct {
 	runner *loop.Runner
 	inbox  actor.Inbox[netip.Addr, *Origins]
 
+	confirmed func(uint64)
+
 	mu   sync.Mutex
 	lost losses
+	asks uint64 // the number that Confirm was called with last
 
 	// The rest belongs to the goroutine that runs step.
 	begun   bool
@@ -95,6 +100,7 @@ type Actor struct {
 	counted map[netip.Addr]uint64
 	floods  map[lb.Family]flood
 	failed  loop.Failures
+	sure    uint64 // the number that confirmed was called with last
 
 	packets atomic.Uint64
 	dropped atomic.Uint64
@@ -106,7 +112,7 @@ func New(deps Deps) *Actor { return newActor(deps, deps.Kernel) }
 
 func newActor(deps Deps, k kernel) *Actor {
 	a := &Actor{log: deps.Log, kernel: k, families: deps.Families, ring: deps.Ring, limit: deps.Limit,
-		parameters: deps.Parameters, warn: deps.Warn,
+		parameters: deps.Parameters, warn: deps.Warn, confirmed: deps.Confirmed,
 		all: map[netip.Addr]Origins{}, nodes: map[netip.Addr]int{}, changed: map[netip.Addr]Origins{},
 		written: map[lb.Family]*table{}, sent: map[lb.Family][]netip.Addr{},
 		known: map[netip.Addr]links.Neighbor{}, asked: map[netip.Addr]int{}, counted: map[netip.Addr]uint64{},
@@ -199,13 +205,18 @@ func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
 func (a *Actor) Run(ctx context.Context) error { return a.runner.Run(ctx) }
 
 func (a *Actor) step(context.Context) (time.Duration, error) {
+	number := a.toConfirm() // before what came before it is taken
 	if !a.take() {
 		return 0, nil
 	}
 	if rest := a.period() - time.Since(a.looked); rest > 0 && !a.expecting() && a.adjust() {
+		a.confirm(number)
 		return rest, nil
 	}
 	err := a.apply()
+	if err == nil {
+		a.confirm(number)
+	}
 	a.failed.Log(a.log, "cannot rescue connections of addresses that have moved; trying again",
 		"can rescue connections of addresses that have moved again", err)
 	switch {
@@ -219,10 +230,8 @@ func (a *Actor) step(context.Context) (time.Duration, error) {
 
 // period is how long to wait between two looks.
 func (a *Actor) period() time.Duration {
-	for node := range a.nodes {
-		if a.known[node].Failed && !slices.Contains(a.gone.nodes, node) {
-			return lookFailed
-		}
+	if a.missing() {
+		return lookFailed
 	}
 	return lookEvery
 }

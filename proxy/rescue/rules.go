@@ -29,7 +29,7 @@ const (
 // it has been silent for flowTimeout. What is known after one packet, limits.go says.
 const (
 	flowTimeout = lb.FlowMemory
-	maxFlows    = 131072 // for each target; about 16 MiB if a flood fills it
+	maxFlows    = 524288 // for each target; about 64 MiB if floods fill it
 )
 
 // The TTLs (hop limits) of the ring's protocol, which docs/rescue.md specifies. All nodes have to
