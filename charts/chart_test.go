@@ -409,6 +409,8 @@ func TestValuesReachThePrograms(t *testing.T) {
 		{[]string{"proxy.enabled=false"}, "speaker", []string{"--gate=none"}, nil},
 		{nil, "speaker", []string{"--namespace=landfall-system", "--daemonset=landfall-node", "--bgp-convergence=3s"}, nil},
 		{[]string{`speaker.bgpConvergence="10s"`}, "speaker", []string{"--bgp-convergence=10s"}, []string{"--bgp-listen"}},
+		{[]string{"speaker.ignoreExcludeLB=true"}, "speaker", []string{"--ignore-exclude-lb=true"}, nil},
+		{[]string{`speaker.bindAddress="$(NODE_IP)"`}, "speaker", []string{"--bind-address=$(NODE_IP)"}, nil},
 		{[]string{`speaker.bgpListen="10.0.0.1:179"`}, "speaker", []string{"--bgp-listen=10.0.0.1:179"}, nil},
 		{[]string{`speaker.gate="none"`, "speaker.gossip.encrypt=false"}, "speaker", []string{"--gate=none"},
 			[]string{"--gossip-key-file"}},

@@ -103,6 +103,9 @@ func (f *flags) add(set *pflag.FlagSet) {
 		"how often the owner repeats its gratuitous ARP and NDP for an address, at least 1s; set it where switches forget "+
 			"MAC addresses sooner than routers refresh them; 0 never repeats")
 	set.BoolVar(&f.options.cordonDrains, "drain-on-cordon", false, "move addresses away from a node that is cordoned")
+	set.BoolVar(&f.options.ignoreExclude, "ignore-exclude-lb", false,
+		"announce addresses on nodes with the label "+plan.LabelExclude+" too, which kubeadm and Talos set on control planes; "+
+			"needed where no node is without it")
 	set.DurationVar(&f.options.convergence, "bgp-convergence", 3*time.Second,
 		"how long the speaker announces a route with the community GRACEFUL_SHUTDOWN before a planned withdrawal; set "+
 			"it longer than routers take to choose another route")

@@ -40,9 +40,11 @@ type options struct {
 	class        string   // loadBalancerClass of the Services that are ours
 	exclude      []string // shell patterns of interfaces that answer only when named
 	cordonDrains bool
-	convergence  time.Duration // that routers get to choose other routes before a planned withdrawal
-	onConflict   plan.OnConflict
-	returnHold   time.Duration // that a node which may have been cut off waits for the others
+	// ignoreExclude has a node with plan.LabelExclude announce all the same.
+	ignoreExclude bool
+	convergence   time.Duration // that routers get to choose other routes before a planned withdrawal
+	onConflict    plan.OnConflict
+	returnHold    time.Duration // that a node which may have been cut off waits for the others
 }
 
 // phase is where in its life the speaker is.
