@@ -174,4 +174,32 @@ func wantObstaclesNamed(t *testing.T, l *lab.Lab, run func(verb string, args ...
 	if out := notes("--set", "speaker.ignoreExcludeLB=true"); strings.Contains(out, excluded) {
 		t.Errorf("helm says %s", out)
 	}
+	wantFindings(t, l)
+}
+
+// wantFindings has speaker and proxy tell, of a node, what keeps it from delivering.
+func wantFindings(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	node := l.Cluster().Nodes[1].Name
+	mustExec(t, l, node, "sysctl", "-w", "net.ipv4.ip_forward=0")
+	for program, want := range map[string][2]string{
+		"speaker": {"NodeExcluded", "neither does any other node"},
+		"proxy":   {"ForwardingOff", node + " has net.ipv4.ip_forward=0"},
+	} {
+		eventually(t, "an Event of the "+program+", and its status", func() error {
+			events, err := l.Kube().CoreV1().Events("").List(t.Context(), metav1.ListOptions{
+				FieldSelector: "involvedObject.kind=Node,involvedObject.name=" + node + ",reason=" + want[0] + ",type=Warning"})
+			if err != nil {
+				return err
+			}
+			if !slices.ContainsFunc(events.Items, func(e corev1.Event) bool { return strings.Contains(e.Message, want[1]) }) {
+				return fmt.Errorf("no Event with %q among %v", want[1], events.Items)
+			}
+			status, err := l.Agent(program, node).Run(t.Context(), "status")
+			if err == nil && !strings.Contains(status, want[1]) {
+				err = fmt.Errorf("the status does not have %q", want[1])
+			}
+			return err
+		})
+	}
 }

@@ -26,6 +26,8 @@ type speaker struct {
 	to      sinks
 	runner  *loop.Runner
 	changes changes
+	// found returns what keeps announcements of this node from clients; nil if nobody looks.
+	found func() []lb.Finding
 	// candidates are the interfaces that may answer, as of the last step. Only the step uses them.
 	candidates []lb.Interface
 

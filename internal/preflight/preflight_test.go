@@ -1,0 +1,59 @@
+package preflight
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// TestTellsOnceAndAgain tells of what is found, again after a while, and not of what stays unknown.
+func TestTellsOnceAndAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		off, dropped := lb.Find(lb.ReasonForwardingOff, "off"), lb.Find(lb.ReasonForwardDropped, "dropped")
+		found, known := []lb.Finding(nil), false
+		var told []string
+		p := New(Options{Log: slog.New(slog.DiscardHandler), Now: time.Now,
+			Look: func() ([]lb.Finding, bool) { return found, known },
+			Tell: func(f lb.Finding) { told = append(told, f.Message) }})
+		ctx, end := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- p.Run(ctx) }()
+		want := func(what string, found int, messages ...string) {
+			t.Helper()
+			synctest.Wait()
+			if !slices.Equal(told, messages) || len(p.Found()) != found {
+				t.Errorf("%s: told %q, want %q; found %v", what, told, messages, p.Found())
+			}
+			told = nil
+		}
+		time.Sleep(time.Minute)
+		want("nothing is known", 0)
+		found, known = []lb.Finding{off}, true
+		time.Sleep(2 * every)
+		want("found", 1, "off")
+		found = []lb.Finding{dropped, off}
+		time.Sleep(2 * every)
+		want("more is found", 2, "dropped")
+		found, known = nil, false
+		time.Sleep(2 * every)
+		want("unknown is not absent", 2)
+		found, known = []lb.Finding{off}, true
+		time.Sleep(repeat + every)
+		want("it stays", 1, "off")
+		found = nil
+		time.Sleep(2 * every)
+		want("mended", 0)
+		found = []lb.Finding{off}
+		time.Sleep(2 * every)
+		want("it comes back", 1, "off")
+		end()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
