@@ -6,6 +6,7 @@ import (
 	"compress/gzip"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -68,7 +69,7 @@ func (r release) restamp(w io.Writer, from io.Reader) error {
 	return writeTarGz(w, func(out *tar.Writer) error {
 		for in := tar.NewReader(unzipped); ; {
 			header, err := in.Next()
-			if err == io.EOF {
+			if errors.Is(err, io.EOF) {
 				return nil
 			} else if err != nil {
 				return err

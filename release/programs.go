@@ -60,7 +60,7 @@ func (r release) archives(ctx context.Context, p platform) ([]archive, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(folder)
+	defer func() { _ = os.RemoveAll(folder) }()
 	sets := []struct {
 		name     string
 		programs []program

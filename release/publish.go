@@ -22,7 +22,7 @@ func (r release) chart(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(folder)
+	defer func() { _ = os.RemoveAll(folder) }()
 	cmd := exec.CommandContext(ctx, r.Helm, "package", filepath.Join(r.Repository, "charts/landfall"),
 		"--version", r.Version, "--app-version", r.Version, "--destination", folder)
 	if out, err := cmd.CombinedOutput(); err != nil {

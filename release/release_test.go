@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/json"
+	"errors"
 	"io"
 	"maps"
 	"os"
@@ -62,7 +63,7 @@ func unpack(t *testing.T, path string) map[string][]byte {
 	files := map[string][]byte{}
 	for in := tar.NewReader(unzipped); ; {
 		header, err := in.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return files
 		} else if err != nil {
 			t.Fatal(err)

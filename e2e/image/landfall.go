@@ -46,13 +46,14 @@ func (l Landfall) Image(ctx context.Context, arch string) (Image, SBOM, error) {
 		if dir, err = os.MkdirTemp("", "landfall-image"); err != nil {
 			return fail(err)
 		}
-		defer os.RemoveAll(dir)
+		defer func() { _ = os.RemoveAll(dir) }()
 		if err := l.build(ctx, arch, dir); err != nil {
 			return fail(err)
 		}
 	}
 	files := []File{}
-	bill := SBOM{Name: "landfall-" + l.Version + "-" + arch, Version: l.Version, Created: l.Created, Purpose: "CONTAINER", Debian: found}
+	bill := SBOM{Name: "landfall-" + l.Version + "-" + arch, Version: l.Version, Created: l.Created, Purpose: "CONTAINER",
+		Debian: found}
 	for _, p := range programs {
 		path := filepath.Join(dir, p.name)
 		content, err := os.ReadFile(path)
