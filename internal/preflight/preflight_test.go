@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,17 +16,34 @@ import (
 func TestTellsOnceAndAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		off, dropped := lb.Find(lb.ReasonForwardingOff, "off"), lb.Find(lb.ReasonForwardDropped, "dropped")
-		found, known := []lb.Finding(nil), false
+		var mu sync.Mutex
+		var found []lb.Finding
+		var known bool
 		var told []string
+		set := func(know bool, all ...lb.Finding) {
+			mu.Lock()
+			defer mu.Unlock()
+			found, known = all, know
+		}
 		p := New(Options{Log: slog.New(slog.DiscardHandler), Now: time.Now,
-			Look: func() ([]lb.Finding, bool) { return found, known },
-			Tell: func(f lb.Finding) { told = append(told, f.Message) }})
+			Look: func() ([]lb.Finding, bool) {
+				mu.Lock()
+				defer mu.Unlock()
+				return found, known
+			},
+			Tell: func(f lb.Finding) {
+				mu.Lock()
+				defer mu.Unlock()
+				told = append(told, f.Message)
+			}})
 		ctx, end := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- p.Run(ctx) }()
 		want := func(what string, found int, messages ...string) {
 			t.Helper()
 			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
 			if !slices.Equal(told, messages) || len(p.Found()) != found {
 				t.Errorf("%s: told %q, want %q; found %v", what, told, messages, p.Found())
 			}
@@ -33,22 +51,22 @@ func TestTellsOnceAndAgain(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		want("nothing is known", 0)
-		found, known = []lb.Finding{off}, true
+		set(true, off)
 		time.Sleep(2 * every)
 		want("found", 1, "off")
-		found = []lb.Finding{dropped, off}
+		set(true, dropped, off)
 		time.Sleep(2 * every)
 		want("more is found", 2, "dropped")
-		found, known = nil, false
+		set(false)
 		time.Sleep(2 * every)
 		want("unknown is not absent", 2)
-		found, known = []lb.Finding{off}, true
+		set(true, off)
 		time.Sleep(repeat + every)
 		want("it stays", 1, "off")
-		found = nil
+		set(true)
 		time.Sleep(2 * every)
 		want("mended", 0)
-		found = []lb.Finding{off}
+		set(true, off)
 		time.Sleep(2 * every)
 		want("it comes back", 1, "off")
 		end()
