@@ -25,8 +25,9 @@ func TestFirstStartWithoutAServiceProxy(t *testing.T) {
 	service := []string{"KUBERNETES_SERVICE_HOST=10.96.0.1", "KUBERNETES_SERVICE_PORT=443"} // as the kubelet sets it
 	master := cluster.Master().Addr.String() + ":6443"
 	l := labtest.Start(t, cluster, lab.Options{
-		Values: map[string]any{"kubernetesServiceHost": "", "apiServers": []string{master}},
-		Env:    map[string][]string{"proxy": service, "speaker": service, "controller": service},
+		Values: map[string]any{"kubernetesServiceHost": "", "apiServers": []string{master},
+			"node": map[string]any{"separatePods": true}}, // which share no more than the feed
+		Env: map[string][]string{"proxy": service, "speaker": service, "controller": service},
 	})
 	if err := l.ApplyYAML(t.Context(), poolAndAdvertisement); err != nil {
 		t.Fatal(err)

@@ -153,7 +153,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		},
 	}
 	rt.Metrics.MustRegister(newCollector(p, offer.Readers), rescued(rescuer), rescueDropped(rescuer),
-		rescueTargets(rescuer))
+		rescueTargets(rescuer), preflight.Collector("landfall_proxy_node_findings", flight.Found))
 	rt.Status(p.writeStatus)
 	rt.ReviewMetrics(client.ReviewMetrics)
 	rt.Ready("proxy", p.ready)

@@ -21,6 +21,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/links"
 	"github.com/landfall-lb/landfall/internal/ops"
+	"github.com/landfall-lb/landfall/internal/preflight"
 	"github.com/landfall-lb/landfall/speaker/bfd"
 	"github.com/landfall-lb/landfall/speaker/bgp"
 	"github.com/landfall-lb/landfall/speaker/gate"
@@ -288,7 +289,8 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		rt.Log.Warn("the speaker trusts endpoints alone and does not check that this node's rules deliver an address", "gate",
 			f.gate)
 	}
-	rt.Metrics.MustRegister(newCollector(s), newPathCollector(s))
+	rt.Metrics.MustRegister(newCollector(s), newPathCollector(s),
+		preflight.Collector("landfall_speaker_node_findings", flight.Found))
 	rt.Status(s.writeStatus)
 	rt.ReviewMetrics(client.ReviewMetrics)
 	rt.Ready("speaker", s.ready)
