@@ -92,8 +92,18 @@ lint: bin/landfall-lab ## golangci-lint (go vet included), helm lint, and genera
 	"$$($(LAB) tool helm)" lint --strict charts/landfall
 
 .PHONY: generate
-generate: bin/landfall-lab ## deepcopy functions and CRDs from api/
+generate: bin/landfall-lab ## deepcopy functions and CRDs from api/, the chart's README from its values
+	go test ./charts -run TestReadmeListsAllValues -update
 	"$$($(LAB) tool controller-gen)" object crd:maxDescLen=400 paths=./api/... output:crd:dir=charts/landfall/charts/crds/templates output:object:dir=api/v1beta1
+
+# Helm's hooks are left out, as kubectl would run them at once, and so is the gossip key, as it would be in a file.
+MANIFEST_VALUES ?= $(wildcard charts/examples/*.yaml)
+.PHONY: manifests
+manifests: bin/landfall-lab ## the chart as plain manifests, for each file of MANIFEST_VALUES, in bin/manifests
+	@mkdir -p bin/manifests
+	@for values in $(MANIFEST_VALUES); do out=bin/manifests/$$(basename "$$values"); \
+		"$$($(LAB) tool helm)" template landfall charts/landfall --namespace landfall-system --kube-version 1.35.0 \
+			--no-hooks --values "$$values" --set speaker.gossip.existingSecret=landfall-gossip >"$$out"; echo "$$out"; done
 
 # Without a daemon: an archive in the OCI image layout, of static programs and files out of Debian's packages
 # (BASE=debootstrap is all there is: no base image is pulled). BUILDER=docker, podman or buildah builds the Dockerfile.
