@@ -45,6 +45,8 @@ type held struct {
 	// sent are the nodes of which connections may be remembered, with the packets that were moved to
 	// each.
 	sent map[netip.Addr]uint64
+	// others are those of them whose rules are not as we make them, as after another release.
+	others map[netip.Addr]bool
 	// rules are those of the chain of stray packets, see nft.Rule.UserData.
 	rules []string
 	// limits are those of the chains of limits, one after the other. dropped is how many packets were
@@ -72,7 +74,7 @@ func (k Kernel) load(family lb.Family, all bool) (have held, err error) {
 }
 
 func (h header) load(l nft.Listing, all bool) (held, error) {
-	have := held{sent: map[netip.Addr]uint64{}}
+	have := held{sent: map[netip.Addr]uint64{}, others: map[netip.Addr]bool{}}
 	exists, err := l.Exists()
 	if have.exists = exists; err != nil || !exists {
 		return have, err
@@ -99,9 +101,18 @@ func (h header) load(l nft.Listing, all bool) (held, error) {
 		if !ok {
 			continue
 		}
-		to, first := chains[name(prefixTo, node)], chains[name(prefixNew, node)]
-		if slices.Equal(to.Rules, userData(h.toRules(node))) && slices.Equal(first.Rules, userData(h.newRules(node))) {
-			have.sent[node] = to.Packets + first.Packets
+		to, right := chains[name(prefixTo, node)]
+		first, both := chains[name(prefixNew, node)]
+		right = right && both
+		for _, set := range []nft.Set{h.vips(node), h.flows(node), h.fresh(node)} {
+			right = right && sets[set.Name] == set.Shape()
+		}
+		if !right {
+			continue // what it remembers cannot be kept
+		}
+		have.sent[node] = to.Packets + first.Packets
+		if !slices.Equal(to.Rules, userData(h.toRules(node))) || !slices.Equal(first.Rules, userData(h.newRules(node))) {
+			have.others[node] = true
 		}
 	}
 	if !all {
@@ -259,7 +270,7 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 	for _, node := range want.nodes() {
 		all = append(all, sets{h.vips(node), keysOf(have.table.targets[node], netip.Addr.AsSlice),
 			keysOf(want.targets[node], netip.Addr.AsSlice)})
-		if _, there := written[node]; !there {
+		if _, there := written[node]; !there || have.others[node] {
 			w.AddSet(h.flows(node))
 			w.AddSet(h.fresh(node))
 			replace(w.Batch, name(prefixTo, node), nft.Hook{}, h.toRules(node))
