@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,6 +23,7 @@ import (
 // fake is a table of flows, written "client's destination answered by", with "sctp", "icmp" or
 // "tcp" before those of other protocols than UDP.
 type fake struct {
+	mu    sync.Mutex // where an actor runs beside the test
 	flows []string
 	err   error
 	asked []string
@@ -41,7 +43,12 @@ func flowOf(s string) Flow {
 }
 
 func (f *fake) Delete(about About, gone func(Flow) bool) (int, error) {
-	time.Sleep(f.takes)
+	f.mu.Lock()
+	takes := f.takes
+	f.mu.Unlock()
+	time.Sleep(takes)
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.asked = append(f.asked, fmt.Sprint(about.Protocol, " ", about.To, " ", about.From))
 	if f.err != nil {
 		err := f.err
@@ -261,7 +268,12 @@ func TestContract11NewServicesCostFewPasses(t *testing.T) {
 		old := dns("old", "192.0.2.200", "192.168.1.2:5353", "192.168.1.3:5353")
 		a.Begin(map[lb.Key]plan.Service{old.Key: old})
 		time.Sleep(10 * time.Second)
-		table.takes = passTakes
+		change := func(f func()) {
+			table.mu.Lock()
+			defer table.mu.Unlock()
+			f()
+		}
+		change(func() { table.takes = passTakes })
 		last := netip.MustParseAddr("192.0.3.0")
 		for i := range services {
 			last = last.Next()
@@ -270,26 +282,34 @@ func TestContract11NewServicesCostFewPasses(t *testing.T) {
 		}
 		synctest.Wait()
 		passes := 0
-		for _, asked := range table.asked {
-			if strings.HasPrefix(asked, "0 invalid") {
-				passes++
+		change(func() {
+			for _, asked := range table.asked {
+				if strings.HasPrefix(asked, "0 invalid") {
+					passes++
+				}
 			}
-		}
+		})
 		if passes > 6 { // 20 s, 5 s apart, one at the start
 			t.Errorf("%d Services in 20 s: %d passes over the whole table, want 6 at most", services, passes)
 		}
-		table.flows = []string{"192.0.2.200:53 192.168.1.3:5353", last.String() + ":53 " + last.String() + ":53"}
+		change(func() {
+			table.flows = []string{"192.0.2.200:53 192.168.1.3:5353", last.String() + ":53 " + last.String() + ":53"}
+		})
 		set(a, dns("old", "192.0.2.200", "192.168.1.2:5353"))
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		if slices.Contains(table.flows, "192.0.2.200:53 192.168.1.3:5353") {
-			t.Error("a flow to a backend that has gone was not cut within 2 s")
-		}
+		change(func() {
+			if slices.Contains(table.flows, "192.0.2.200:53 192.168.1.3:5353") {
+				t.Error("a flow to a backend that has gone was not cut within 2 s")
+			}
+		})
 		time.Sleep(8 * time.Second)
 		synctest.Wait()
-		if len(table.flows) > 0 {
-			t.Errorf("left %q, want nothing", table.flows)
-		}
+		change(func() {
+			if len(table.flows) > 0 {
+				t.Errorf("left %q, want nothing", table.flows)
+			}
+		})
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)

@@ -151,3 +151,42 @@ func TestContract11TooLarge(t *testing.T) {
 		}
 	}
 }
+
+// TestContract6TooLargeIsServedAsBefore checks that a Service that is too large, and that a
+// predecessor has written as it is wanted, is served after a start as before, until it changes.
+func TestContract6TooLargeIsServedAsBefore(t *testing.T) {
+	kernel := newFakeKernel()
+	s := large(3, 5, 1)
+	predecessor := newActor(map[lb.Family]Kernel{lb.IPv4: kernel}, seedConfig)
+	predecessor.Set(plans(s))
+	if err := settle(predecessor, false); err != nil {
+		t.Fatal(err)
+	}
+	watched := &spy{Kernel: kernel}
+	a := newActor(map[lb.Family]Kernel{lb.IPv4: watched}, seedConfig)
+	a.families[0].most = 40
+	all := many(3, 1)
+	all[s.Key] = s
+	a.Set(all)
+	if err := settle(a, false); err != nil {
+		t.Errorf("after a start: %v", err)
+	}
+	if o := a.Outcomes()[s.Key]; o.Err != nil || len(o.Applied.Ports) != len(s.Ports) {
+		t.Errorf("after a start %d ports are applied, error %v", len(o.Applied.Ports), o.Err)
+	}
+	if input, err := repair(a, lb.IPv4); err != nil || input != "" {
+		t.Errorf("after a start the kernel lacks, %v:\n%.2000s", err, input)
+	}
+	for _, input := range watched.writes {
+		if strings.Contains(input, s.Key.String()) {
+			t.Errorf("rules that were right were written:\n%.2000s", input)
+		}
+	}
+	a.Set(plans(large(3, 5, 2)))
+	if err := settle(a, false); !errors.As(err, new(plan.TooLarge)) {
+		t.Errorf("after a change: %v", err)
+	}
+	if o := a.Outcomes()[s.Key]; len(o.Applied.Ports) != len(s.Ports) {
+		t.Errorf("after a change %d ports are applied", len(o.Applied.Ports))
+	}
+}

@@ -25,6 +25,8 @@ type family struct {
 	kernel Kernel
 	// batch is how many Services one call of iptables-restore writes at most; 0 for any number.
 	batch int
+	// most is how many rules a Service may have; 0 for as many as the variant allows.
+	most int
 	renderer
 	configured bool
 	// fixed are the rules that depend on no Service.
@@ -83,7 +85,10 @@ func (f *family) Want(key lb.Key, s plan.Service) {
 // render renders a Service, unless it is too large.
 func (f *family) render(s plan.Service) service {
 	limit := maxServiceRules
-	if f.batch == 0 {
+	switch {
+	case f.most > 0:
+		limit = f.most
+	case f.batch == 0:
 		limit = maxLegacyRules
 	}
 	if n := f.count(s); n > limit {
@@ -122,7 +127,7 @@ func (f *family) Commit(ctx context.Context, keys []lb.Key) (n int, err error) {
 			return len(keys), dialect.General(err)
 		}
 	}
-	if i := slices.IndexFunc(keys, func(key lb.Key) bool { return f.want[key].refusal != nil }); i == 0 {
+	if i := slices.IndexFunc(keys, f.refused); i == 0 {
 		return 1, dialect.Own(f.want[keys[0]].refusal)
 	} else if i > 0 {
 		keys = keys[:i]
@@ -142,6 +147,30 @@ func (f *family) Commit(ctx context.Context, keys []lb.Key) (n int, err error) {
 		}
 	}
 	return n, f.apply(ctx, keys[:n])
+}
+
+// refused reports whether a Service is too large. One that a predecessor has written as it is wanted
+// is served as it was: there is nothing to write.
+func (f *family) refused(key lb.Key) bool {
+	s := f.want[key]
+	if s.refusal == nil {
+		return false
+	}
+	if _, held := f.held[key]; held || f.Tried() {
+		return true
+	}
+	for _, p := range s.plan.Ports {
+		_, cluster := f.have.nat[prefixCluster+suffix(key, p)]
+		if _, local := f.have.nat[prefixLocal+suffix(key, p)]; !cluster && !local {
+			continue
+		}
+		if rules := f.service(s.plan); f.intact(rules) {
+			f.want[key] = service{plan: s.plan, rules: rules}
+			return false
+		}
+		break
+	}
+	return true
 }
 
 // rightFirst moves the Services whose rules the kernel has to the front, and returns how many they

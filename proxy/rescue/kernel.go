@@ -45,6 +45,8 @@ type held struct {
 	// sent are the nodes of which connections may be remembered, with the packets that were moved to
 	// each.
 	sent map[netip.Addr]uint64
+	// others are those of them whose rules are not as we make them, as after another release.
+	others map[netip.Addr]bool
 	// rules are those of the chain of stray packets, see nft.Rule.UserData.
 	rules []string
 	// limits are those of the chains of limits, one after the other. dropped is how many packets were
@@ -72,7 +74,7 @@ func (k Kernel) load(family lb.Family, all bool) (have held, err error) {
 }
 
 func (h header) load(l nft.Listing, all bool) (held, error) {
-	have := held{sent: map[netip.Addr]uint64{}}
+	have := held{sent: map[netip.Addr]uint64{}, others: map[netip.Addr]bool{}}
 	exists, err := l.Exists()
 	if have.exists = exists; err != nil || !exists {
 		return have, err
@@ -99,9 +101,18 @@ func (h header) load(l nft.Listing, all bool) (held, error) {
 		if !ok {
 			continue
 		}
-		to, first := chains[name(prefixTo, node)], chains[name(prefixNew, node)]
-		if slices.Equal(to.Rules, userData(h.toRules(node))) && slices.Equal(first.Rules, userData(h.newRules(node))) {
-			have.sent[node] = to.Packets + first.Packets
+		to, right := chains[name(prefixTo, node)]
+		first, both := chains[name(prefixNew, node)]
+		right = right && both
+		for _, set := range []nft.Set{h.vips(node), h.flows(node), h.fresh(node)} {
+			right = right && sets[set.Name] == set.Shape()
+		}
+		if !right {
+			continue // what it remembers cannot be kept
+		}
+		have.sent[node] = to.Packets + first.Packets
+		if !slices.Equal(to.Rules, userData(h.toRules(node))) || !slices.Equal(first.Rules, userData(h.newRules(node))) {
+			have.others[node] = true
 		}
 	}
 	if !all {
@@ -179,53 +190,6 @@ func readKeys(l nft.Listing, sets map[string]nft.Shape, set nft.Set) (keys [][]b
 	return keys, err
 }
 
-// maxBatch is how many bytes a transaction has at most, or not many more: the kernel takes one only
-// if it fits into the buffer of the socket. The default of that is 208 KiB.
-const maxBatch = 128 << 10
-
-// chunk is how many elements are added to a transaction before its size is looked at again.
-const chunk = 1000
-
-// writer writes to one table, in as many transactions as it takes.
-type writer struct {
-	*nft.Batch
-	conn  *nfnetlink.Conn
-	table nft.Table
-	err   error // the first, after which nothing is written any more
-}
-
-func (k Kernel) writer(family lb.Family) *writer {
-	table := headerOf(family).table()
-	return &writer{Batch: nft.NewBatch(table), conn: k.conn, table: table}
-}
-
-// spill makes a transaction of what there is if it is large.
-func (w *writer) spill() {
-	if w.Size() > maxBatch {
-		_ = w.commit()
-	}
-}
-
-func (w *writer) commit() error {
-	if w.err == nil {
-		w.err = w.Commit(w.conn)
-	}
-	w.Batch = nft.NewBatch(w.table)
-	return w.err
-}
-
-// fill adds and removes the keys of a set.
-func (w *writer) fill(set nft.Set, add, remove []string) {
-	for keys := range slices.Chunk(add, chunk) {
-		w.AddElements(set.Name, each(keys))
-		w.spill()
-	}
-	for keys := range slices.Chunk(remove, chunk) {
-		w.RemoveElements(set.Name, each(keys))
-		w.spill()
-	}
-}
-
 // write makes one family's table as wanted: what is missing first, then the rules, and then what is
 // too much, so that each transaction leaves rules that are right. What the kernel remembers of
 // connections to targets that stay is kept.
@@ -259,7 +223,7 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 	for _, node := range want.nodes() {
 		all = append(all, sets{h.vips(node), keysOf(have.table.targets[node], netip.Addr.AsSlice),
 			keysOf(want.targets[node], netip.Addr.AsSlice)})
-		if _, there := written[node]; !there {
+		if _, there := written[node]; !there || have.others[node] {
 			w.AddSet(h.flows(node))
 			w.AddSet(h.fresh(node))
 			replace(w.Batch, name(prefixTo, node), nft.Hook{}, h.toRules(node))

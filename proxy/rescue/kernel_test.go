@@ -508,3 +508,33 @@ func TestContract11ManyAddressesAreWritten(t *testing.T) {
 		t.Error("a connection that was remembered is forgotten")
 	}
 }
+
+// TestContract6ConnectionsOutliveAnotherRelease checks that a proxy whose rules are others than its
+// predecessor's keeps what is remembered for nodes that no address aims at any more.
+func TestContract6ConnectionsOutliveAnotherRelease(t *testing.T) {
+	r := newRack(t, 3)
+	node := r.nodes[0]
+	w := around(1, 2)
+	r.set(t, 0, w)
+	aimed := w.Ring[addr(v4.vip)][0]
+	const flow = "10.0.0.9 . 1 . 10.0.0.100 . 80"
+	node.Run(t, "nft", "add", "element", "ip", tableName, name(prefixFlows, aimed), "{ "+flow+" }")
+	for _, chain := range []string{name(prefixTo, aimed), name(prefixNew, aimed)} {
+		node.Run(t, "nft", "add", "rule", "ip", tableName, chain, "counter")
+	}
+	actor := rescuer(t, node)
+	for range 2 {
+		actor.set(around(2))
+		node.Do(t, func() error { return actor.apply() })
+	}
+	have, err := actor.kernel.load(lb.IPv4, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if vips, kept := have.table.targets[aimed]; !kept || len(vips) > 0 || len(have.others) > 0 {
+		t.Errorf("%s is kept: %t, with VIPs %v; nodes with other rules: %v", aimed, kept, vips, have.others)
+	}
+	if out := node.Run(t, "nft", "list", "set", "ip", tableName, name(prefixFlows, aimed)); !strings.Contains(out, flow) {
+		t.Errorf("a connection that was remembered is forgotten:\n%s", out)
+	}
+}

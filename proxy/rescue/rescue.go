@@ -469,5 +469,6 @@ func same(family lb.Family, have held, want *table) bool {
 	}
 	h := headerOf(family)
 	return slices.Equal(have.rules, userData(h.strayRules(want))) && slices.Equal(have.limits, h.limitsOf(want.limit)) &&
+		len(have.others) == 0 &&
 		maps.EqualFunc(have.sent, want.targets, func(uint64, []netip.Addr) bool { return true })
 }
