@@ -92,8 +92,18 @@ lint: bin/landfall-lab ## golangci-lint (go vet included), helm lint, and genera
 	"$$($(LAB) tool helm)" lint --strict charts/landfall
 
 .PHONY: generate
-generate: bin/landfall-lab ## deepcopy functions and CRDs from api/
+generate: bin/landfall-lab ## deepcopy functions and CRDs from api/, the chart's README from its values
+	go test ./charts -run TestReadmeListsAllValues -update
 	"$$($(LAB) tool controller-gen)" object crd:maxDescLen=400 paths=./api/... output:crd:dir=charts/landfall/charts/crds/templates output:object:dir=api/v1beta1
+
+# Helm's hooks are left out, as kubectl would run them at once, and so is the gossip key, as it would be in a file.
+MANIFEST_VALUES ?= $(wildcard charts/examples/*.yaml)
+.PHONY: manifests
+manifests: bin/landfall-lab ## the chart as plain manifests, for each file of MANIFEST_VALUES, in bin/manifests
+	@mkdir -p bin/manifests
+	@for values in $(MANIFEST_VALUES); do out=bin/manifests/$$(basename "$$values"); \
+		"$$($(LAB) tool helm)" template landfall charts/landfall --namespace landfall-system --kube-version 1.35.0 \
+			--no-hooks --values "$$values" --set speaker.gossip.existingSecret=landfall-gossip >"$$out"; echo "$$out"; done
 
 # Without a daemon: an archive in the OCI image layout, of static programs and files out of Debian's packages
 # (BASE=debootstrap is all there is: no base image is pulled). BUILDER=docker, podman or buildah builds the Dockerfile.
@@ -117,6 +127,10 @@ demo: ## the worked example, told step by step; KEEP=1 leaves its lab up
 demo-bgp: ## the same behind two routers that speak BGP
 demo demo-bgp: require-root bin/landfall-lab
 	@$(LAB) $@
+
+.PHONY: cluster
+cluster: require-root build bin/landfall-lab ## a cluster of real kubelets, to try Landfall on; KEEP=1 leaves it up
+	@LANDFALL_PROGRAMS='$(CURDIR)/bin' $(LAB) cluster
 
 .PHONY: bench
 bench: bench-proxy bench-faults bench-go ## every figure: the better part of an hour, best on a quiet machine

@@ -77,6 +77,11 @@ func render(t *testing.T, set ...string) rendered {
 	if err != nil {
 		t.Fatalf("%v: %v", set, err)
 	}
+	return decode(t, text)
+}
+
+func decode(t *testing.T, text string) rendered {
+	t.Helper()
 	objects := rendered{}
 	decoder := yamlutil.NewYAMLOrJSONDecoder(strings.NewReader(text), 4096)
 	for {
@@ -404,6 +409,8 @@ func TestValuesReachThePrograms(t *testing.T) {
 		{[]string{"proxy.enabled=false"}, "speaker", []string{"--gate=none"}, nil},
 		{nil, "speaker", []string{"--namespace=landfall-system", "--daemonset=landfall-node", "--bgp-convergence=3s"}, nil},
 		{[]string{`speaker.bgpConvergence="10s"`}, "speaker", []string{"--bgp-convergence=10s"}, []string{"--bgp-listen"}},
+		{[]string{"speaker.ignoreExcludeLB=true"}, "speaker", []string{"--ignore-exclude-lb=true"}, nil},
+		{[]string{`speaker.bindAddress="$(NODE_IP)"`}, "speaker", []string{"--bind-address=$(NODE_IP)"}, nil},
 		{[]string{`speaker.bgpListen="10.0.0.1:179"`}, "speaker", []string{"--bgp-listen=10.0.0.1:179"}, nil},
 		{[]string{`speaker.gate="none"`, "speaker.gossip.encrypt=false"}, "speaker", []string{"--gate=none"},
 			[]string{"--gossip-key-file"}},
@@ -418,6 +425,7 @@ func TestValuesReachThePrograms(t *testing.T) {
 			nil},
 		{[]string{`proxy.scheduler="maglev"`, "proxy.conntrackTCPBeLiberal=true", "proxy.setKernelParameters=false"}, "proxy",
 			[]string{"--scheduler=maglev", "--conntrack-tcp-be-liberal=true"}, []string{"--proc-sys-net"}},
+		{[]string{"proxy.setIPForward=true"}, "proxy", []string{"--set-ip-forward=true"}, nil},
 		{[]string{`proxy.extraArgs=["--x=y"]`, "proxy.metricsPort=9000"}, "proxy",
 			[]string{"--x=y", "--metrics-bind-address=node:9000"}, nil},
 		{nil, "speaker", []string{"--metrics-bind-address=node:7481", "--metrics-secure=true"},

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -9,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
 	"github.com/landfall-lb/landfall/e2e/lab"
@@ -23,8 +25,9 @@ func TestFirstStartWithoutAServiceProxy(t *testing.T) {
 	service := []string{"KUBERNETES_SERVICE_HOST=10.96.0.1", "KUBERNETES_SERVICE_PORT=443"} // as the kubelet sets it
 	master := cluster.Master().Addr.String() + ":6443"
 	l := labtest.Start(t, cluster, lab.Options{
-		Values: map[string]any{"kubernetesServiceHost": "", "apiServers": []string{master}},
-		Env:    map[string][]string{"proxy": service, "speaker": service, "controller": service},
+		Values: map[string]any{"kubernetesServiceHost": "", "apiServers": []string{master},
+			"node": map[string]any{"separatePods": true}}, // which share no more than the feed
+		Env: map[string][]string{"proxy": service, "speaker": service, "controller": service},
 	})
 	if err := l.ApplyYAML(t.Context(), poolAndAdvertisement); err != nil {
 		t.Fatal(err)
@@ -71,6 +74,7 @@ func wantFoundByHelm(t *testing.T, l *lab.Lab, master string) {
 		t.Fatal(err)
 	}
 	wantSecretsNamed(t, l, run)
+	wantObstaclesNamed(t, l, run)
 	for _, c := range set.Spec.Template.Spec.Containers {
 		want := []string{"--api-servers=" + master}
 		if c.Name == "proxy" {
@@ -126,5 +130,77 @@ func wantSecretsNamed(t *testing.T, l *lab.Lab, run func(verb string, args ...st
 	if out, err = run("install", "--set", "speaker.bgpSecrets={far,tor}"); err != nil ||
 		strings.Contains(out, "may not read") {
 		t.Errorf("all Secrets are named: %v: %s", err, out)
+	}
+}
+
+// wantObstaclesNamed has helm find other load balancers, and that no Node may announce.
+func wantObstaclesNamed(t *testing.T, l *lab.Lab, run func(verb string, args ...string) (string, error)) {
+	t.Helper()
+	const set = `{apiVersion: apps/v1, kind: DaemonSet, metadata: {name: %s, namespace: default, labels: %s},
+  spec: {selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}},
+    spec: {containers: [{name: c, image: c}]}}}}`
+	for name, labels := range map[string]string{"svclb-web": "{svccontroller.k3s.cattle.io/svcname: web}",
+		"speaker": "{app.kubernetes.io/name: metallb}", "other": "{app: other}"} {
+		if err := l.ApplyYAML(t.Context(), fmt.Sprintf(set, name, labels)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	notes := func(args ...string) string {
+		t.Helper()
+		out, err := run("install", append(args, "--set", "speaker.bgpSecrets={far,tor}")...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, notes, _ := strings.Cut(out, "\nNOTES:")
+		return notes
+	}
+	const excludeLabel = "node.kubernetes.io/exclude-from-external-load-balancers"
+	const rivals, excluded = "Another load balancer is at work", "Every node of the cluster has the label"
+	if out := notes(); !strings.Contains(out, "ServiceLB of k3s (DaemonSet default/svclb-web)") ||
+		!strings.Contains(out, "MetalLB (DaemonSet default/speaker)") || strings.Contains(out, "default/other") ||
+		strings.Contains(out, excluded) {
+		t.Errorf("helm says %s", out)
+	}
+	label := []byte(`{"metadata":{"labels":{"` + excludeLabel + `":""}}}`)
+	for _, node := range l.Cluster().Nodes {
+		_, err := l.Kube().CoreV1().Nodes().Patch(t.Context(), node.Name, types.MergePatchType, label, metav1.PatchOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out := notes("--set", "loadBalancerClass=example.com/x"); !strings.Contains(out, excluded) ||
+		strings.Contains(out, rivals) {
+		t.Errorf("helm says %s", out)
+	}
+	if out := notes("--set", "speaker.ignoreExcludeLB=true"); strings.Contains(out, excluded) {
+		t.Errorf("helm says %s", out)
+	}
+	wantFindings(t, l)
+}
+
+// wantFindings has speaker and proxy tell, of a node, what keeps it from delivering.
+func wantFindings(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	node := l.Cluster().Nodes[1].Name
+	mustExec(t, l, node, "sysctl", "-w", "net.ipv4.ip_forward=0")
+	for program, want := range map[string][2]string{
+		"speaker": {"NodeExcluded", "neither does any other node"},
+		"proxy":   {"ForwardingOff", node + " has net.ipv4.ip_forward=0"},
+	} {
+		eventually(t, "an Event of the "+program+", and its status", func() error {
+			events, err := l.Kube().CoreV1().Events("").List(t.Context(), metav1.ListOptions{
+				FieldSelector: "involvedObject.kind=Node,involvedObject.name=" + node + ",reason=" + want[0] + ",type=Warning"})
+			if err != nil {
+				return err
+			}
+			if !slices.ContainsFunc(events.Items, func(e corev1.Event) bool { return strings.Contains(e.Message, want[1]) }) {
+				return fmt.Errorf("no Event with %q among %v", want[1], events.Items)
+			}
+			status, err := l.Agent(program, node).Run(t.Context(), "status")
+			if err == nil && !strings.Contains(status, want[1]) {
+				err = fmt.Errorf("the status does not have %q", want[1])
+			}
+			return err
+		})
 	}
 }

@@ -86,7 +86,9 @@ type proxy struct {
 	from     sources
 	to       sinks
 
-	mode   string
+	mode string
+	// found returns what keeps this node from delivering, beside the rules; nil if nobody looks.
+	found  func() []lb.Finding
 	began  time.Time
 	runner *loop.Runner
 	// settled is closed once the kernel holds what is wanted for the first time.

@@ -33,6 +33,8 @@ type speaker struct {
 	to      sinks
 	runner  *loop.Runner
 	changes changes
+	// found returns what keeps announcements of this node from clients; nil if nobody looks.
+	found func() []lb.Finding
 	// candidates are the interfaces that may answer, as of the last step. Only the step uses them.
 	candidates []lb.Interface
 
@@ -47,9 +49,11 @@ type options struct {
 	class        string   // loadBalancerClass of the Services that are ours
 	exclude      []string // shell patterns of interfaces that answer only when named
 	cordonDrains bool
-	convergence  time.Duration // that routers get to choose other routes before a planned withdrawal
-	onConflict   plan.OnConflict
-	returnHold   time.Duration // that a node which may have been cut off waits for the others
+	// ignoreExclude has a node with plan.LabelExclude announce all the same.
+	ignoreExclude bool
+	convergence   time.Duration // that routers get to choose other routes before a planned withdrawal
+	onConflict    plan.OnConflict
+	returnHold    time.Duration // that a node which may have been cut off waits for the others
 }
 
 // phase is where in its life the speaker is.

@@ -279,6 +279,36 @@ BGPPeers name. */}}
 {{- end -}}
 {{- end -}}
 
+{{/* Says that every Node in the cluster has the label that keeps it from announcing; nothing if one has not. */}}
+{{- define "landfall.excluded" -}}
+{{- $label := "node.kubernetes.io/exclude-from-external-load-balancers" -}}
+{{- $free := false -}}
+{{- $nodes := (lookup "v1" "Node" "" "").items | default list -}}
+{{- range $nodes -}}
+{{- if not (hasKey (.metadata.labels | default dict) $label) -}}{{- $free = true -}}{{- end -}}
+{{- end -}}
+{{- if and $nodes (not $free) .Values.speaker.enabled (not .Values.speaker.ignoreExcludeLB) -}}
+{{ if eq (len $nodes) 1 }}The only node{{ else }}Every node{{ end }} of the cluster has the label {{ $label }}.
+{{- end -}}
+{{- end -}}
+
+{{/* Other load balancers whose pods are in the cluster, as YAML. */}}
+{{- define "landfall.rivals" -}}
+{{- $found := list -}}
+{{- if not .Values.loadBalancerClass -}}
+{{- range (lookup "apps/v1" "DaemonSet" "" "").items | default list -}}
+{{- $labels := .metadata.labels | default dict -}}
+{{- $name := printf "DaemonSet %s/%s" .metadata.namespace .metadata.name -}}
+{{- if hasKey $labels "svccontroller.k3s.cattle.io/svcname" -}}
+{{- $found = append $found (printf "ServiceLB of k3s (%s)" $name) -}}
+{{- else if has "metallb" (list (index $labels "app") (index $labels "app.kubernetes.io/name")) -}}
+{{- $found = append $found (printf "MetalLB (%s)" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $found -}}
+{{- end -}}
+
 {{- define "landfall.gossipSecret" -}}
 {{- .Values.speaker.gossip.existingSecret | default (printf "%s-gossip" (include "landfall.fullname" .)) -}}
 {{- end -}}
