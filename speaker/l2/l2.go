@@ -130,6 +130,7 @@ type Actor struct {
 
 	mu      sync.Mutex
 	desired Desired
+	wanted  map[place]work // what is desired, by place
 	outcome Outcome
 	broken  map[responder]error // those whose serve has ended
 	seen    sightings
@@ -174,8 +175,9 @@ func New(opts Options) *Actor {
 
 // Set replaces what shall be answered. The actor keeps d.
 func (a *Actor) Set(d Desired) {
+	wanted := byPlace(d)
 	a.mu.Lock()
-	a.desired = d
+	a.desired, a.wanted = d, wanted
 	a.mu.Unlock()
 	a.runner.Poke()
 }
@@ -208,9 +210,8 @@ func (a *Actor) Run(ctx context.Context) error {
 // due of the bursts, and returns when there is more to do; 0 means not before something changes.
 func (a *Actor) apply(now time.Time) time.Duration {
 	a.mu.Lock()
-	desired, broken := a.desired, a.broken
+	desired, wanted, broken := a.desired, a.wanted, a.broken
 	a.broken = map[responder]error{}
-	wanted := byPlace(desired)
 	a.seen.forget(now, desired.Ours, wanted)
 	seen := a.seen.copy()
 	rivals := a.rivals

@@ -160,6 +160,7 @@ func TestRivalsComeAndGo(t *testing.T) {
 		d.Ours = map[string]string{theirs.String(): "other", own.String(): "self"}
 		a.Set(d)
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		for range 3 {
 			s.open["eth0"].in <- ask(func(q *question) { q.sender = vip })
 			time.Sleep(sightingLasts / 2)

@@ -106,22 +106,29 @@ func (m *Members) joinStep(ctx context.Context) (time.Duration, error) {
 	return m.pause(m.conclude(began, found, live)), nil
 }
 
-// seekStep calls some of the live nodes while this node has to hear one. It waits for none of them:
-// one that has died a moment ago does not hold up the others.
+// seekStep calls some of the live nodes while this node has to hear one, and at first others too.
+// It waits for none of them: one that has died does not hold up the others.
 func (m *Members) seekStep(ctx context.Context) (time.Duration, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.ml == nil || m.seeks.IsZero() && m.joined {
 		return 0, nil
 	}
-	var live []string
-	for name := range m.live {
-		if len(m.peers[name]) > 0 && !m.called[name] {
+	var live, others []string
+	for name, addrs := range m.peers {
+		switch {
+		case len(addrs) == 0 || m.called[name]:
+		case m.live[name] != nil:
 			live = append(live, name)
+		case m.anew: // a round of joinStep may have begun before it could succeed
+			others = append(others, name)
 		}
 	}
+	m.anew = false
 	rand.Shuffle(len(live), func(i, j int) { live[i], live[j] = live[j], live[i] })
-	for _, name := range live[:min(len(live), seeksAtOnce)] {
+	rand.Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
+	live, others = live[:min(len(live), seeksAtOnce)], others[:min(len(others), joinsAtOnce)]
+	for _, name := range slices.Concat(live, others) {
 		m.called[name] = true
 		ml, bind, addrs := m.ml, m.bind, m.peers[name]
 		m.seeking.Go(func() {
@@ -305,7 +312,7 @@ func (m *Members) Seek(since time.Time) {
 	anew := !since.IsZero() && !since.Equal(m.seeks)
 	m.seeks = since
 	if anew {
-		m.sought = time.Now()
+		m.sought, m.anew = time.Now(), true
 	}
 	m.mu.Unlock()
 	if anew {

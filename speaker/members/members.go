@@ -101,7 +101,8 @@ type Members struct {
 	ownMACs  []string
 	seeks    time.Time       // since when another speaker has to be heard; the zero time if none has
 	sought   time.Time       // when seeks was set, or gossip began
-	called   map[string]bool // live nodes to which a call is under way
+	anew     bool            // seeks was set, and no step has followed yet
+	called   map[string]bool // nodes to which a call of seekStep is under way
 	strange  map[string]bool // live nodes that the last call did not understand
 	lastMet  time.Time       // see Met
 	calling  time.Time       // when the first round of calls began
