@@ -1,17 +1,27 @@
-# One image holds all programs; the chart names the program of each container.
-FROM golang:1.26-bookworm AS build
+# One image holds all programs; the chart names the program of each container. "make image" builds the same without a
+# daemon.
+FROM --platform=$BUILDPLATFORM golang:1.26-bookworm AS build
 ARG VERSION=devel
+ARG TARGETARCH
 WORKDIR /src
 COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
-RUN make build VERSION="${VERSION}"
+RUN rm -rf bin && GOARCH="${TARGETARCH}" make build VERSION="${VERSION}"
+# What the proxy runs in iptables mode: the tools of iptables out of Debian's packages, and what they need.
+RUN go run ./e2e/cmd/landfall-image root --arch "${TARGETARCH}" --output /image
 
-# The proxy runs the tools of iptables in iptables mode; nft and conntrack are for people who look around.
-FROM debian:bookworm-slim
-RUN apt-get update \
- && apt-get install -y --no-install-recommends iptables nftables conntrack \
- && rm -rf /var/lib/apt/lists/*
+FROM scratch
+ARG VERSION=devel
+LABEL org.opencontainers.image.title="Landfall" \
+      org.opencontainers.image.description="Load balancer and service proxy for bare-metal Kubernetes" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.source="https://github.com/landfall-lb/landfall" \
+      org.opencontainers.image.version="${VERSION}"
+COPY --from=build /image/ /
 COPY --from=build /src/bin/ /usr/local/bin/
-# The chart names the program of each container. Without one, the image prints the help of landfallctl.
+ENV PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+# What needs root on a node says so in its pod: see the chart.
+USER 65532:65532
+# Without a program of the chart's, the image prints the help of landfallctl.
 CMD ["landfallctl", "--help"]

@@ -1,0 +1,221 @@
+package image
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Package is a Debian package that is in an image.
+type Package struct{ Name, Version, Arch, Source, Maintainer, Homepage string }
+
+// packages are what the proxy's iptables mode needs: the tools of both variants for both families,
+// their extensions, and the libraries of these. Nothing else of the image calls a program.
+var packages = []string{
+	"base-files", "iptables", "libc6", "libip4tc2", "libip6tc2", "libmnl0", "libnetfilter-conntrack3", "libnfnetlink0",
+	"libnftnl11", "libxtables12", "netbase",
+}
+
+// kept are the files of the packages that are worth their place, as patterns of path.Match.
+var kept = []string{
+	"etc/debian_version", "etc/os-release", "usr/lib/os-release", "etc/protocols", "etc/services",
+	"usr/share/doc/*/copyright",
+	"lib/*-linux-gnu/ld-linux-*", "lib64/ld-linux-*", "lib/ld-linux-*", "lib/*-linux-gnu/libc.so.*",
+	"lib/*-linux-gnu/libm.so.*", "lib/*-linux-gnu/libdl.so.*", "lib/*-linux-gnu/libpthread.so.*",
+	"lib/*-linux-gnu/libresolv.so.*",
+	"usr/lib/*-linux-gnu/lib*.so.*", "lib/*-linux-gnu/libmnl.so.*",
+	"usr/lib/*-linux-gnu/xtables/*", "usr/sbin/ip*tables*", "usr/sbin/xtables-*-multi",
+}
+
+// alternatives are the links that the package iptables makes when it is installed: which variant
+// the plain names mean.
+var alternatives = map[string]string{
+	"iptables": "iptables-nft", "iptables-save": "iptables-nft-save", "iptables-restore": "iptables-nft-restore",
+	"ip6tables": "ip6tables-nft", "ip6tables-save": "ip6tables-nft-save", "ip6tables-restore": "ip6tables-nft-restore",
+}
+
+// Debian returns the files of the packages that Landfall's image consists of, for an architecture
+// of Go's name. The packages come from what this machine's apt is configured for, are kept in the
+// folder cache, and are looked up again after a day. No program of them runs.
+func Debian(ctx context.Context, arch, cache string) ([]File, []Package, error) {
+	dir := filepath.Join(cache, "debian-"+arch)
+	archives, err := fetch(ctx, arch, dir)
+	if err != nil {
+		return nil, nil, fmt.Errorf("debian packages for %s: %w", arch, err)
+	}
+	var files []File
+	var found []Package
+	for _, archive := range archives {
+		p, status, err := describe(ctx, archive)
+		if err != nil {
+			return nil, nil, err
+		}
+		found = append(found, p)
+		// Where scanners for vulnerabilities look in an image without dpkg.
+		files = append(files, File{Path: "var/lib/dpkg/status.d/" + p.Name, Mode: 0o644, Content: status})
+		content, err := unpack(ctx, archive)
+		if err != nil {
+			return nil, nil, err
+		}
+		files = append(files, content...)
+	}
+	for _, name := range slices.Sorted(maps.Keys(alternatives)) {
+		files = append(files, File{Path: "usr/sbin/" + name, Mode: fs.ModeSymlink | 0o777, Link: alternatives[name]})
+	}
+	return append(files, accounts()...), found, nil
+}
+
+// accounts are the users, and the folders that programs take for granted.
+func accounts() []File {
+	text := func(path, content string) File { return File{Path: path, Mode: 0o644, Content: []byte(content)} }
+	return []File{
+		text("etc/passwd", "root:x:0:0:root:/root:/sbin/nologin\nnonroot:x:65532:65532:nonroot:/:/sbin/nologin\n"),
+		text("etc/group", "root:x:0:\nnonroot:x:65532:\n"),
+		text("etc/nsswitch.conf", "hosts: files dns\n"),
+		{Path: "run", Mode: fs.ModeDir | 0o755},
+		{Path: "tmp", Mode: fs.ModeDir | fs.ModeSticky | 0o777},
+	}
+}
+
+// fresh is how long fetched packages are taken for the newest ones.
+const fresh = 24 * time.Hour
+
+// fetch downloads the packages into dir, and returns their archives in the order of their names.
+func fetch(ctx context.Context, arch, dir string) ([]string, error) {
+	stamp := filepath.Join(dir, "stamp")
+	have, err := filepath.Glob(filepath.Join(dir, "archives", "*.deb"))
+	if err != nil {
+		return nil, err
+	}
+	info, statErr := os.Stat(stamp)
+	wanted, readErr := os.ReadFile(stamp)
+	complete := readErr == nil && string(wanted) == strings.Join(packages, " ") && len(have) == len(packages)
+	if complete && statErr == nil && time.Since(info.ModTime()) < fresh {
+		return have, nil
+	}
+	fetched := fetchNow(ctx, arch, dir)
+	if fetched != nil {
+		if complete && ctx.Err() == nil { // better old packages than none, as without a network
+			return have, nil
+		}
+		return nil, fetched
+	}
+	if err := os.WriteFile(stamp, []byte(strings.Join(packages, " ")), 0o644); err != nil {
+		return nil, err
+	}
+	return filepath.Glob(filepath.Join(dir, "archives", "*.deb"))
+}
+
+// fetchNow asks apt for the newest packages, without a change to the machine's own state.
+func fetchNow(ctx context.Context, arch, dir string) error {
+	partial := filepath.Join(dir, "archives.partial")
+	if err := errors.Join(os.RemoveAll(partial), os.MkdirAll(partial, 0o755)); err != nil {
+		return err
+	}
+	for _, d := range []string{"state/lists/partial", "cache/archives/partial"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
+			return err
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "status"), nil, 0o644); err != nil {
+		return err
+	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return err
+	}
+	options := []string{
+		"-q", "-o", "Dir::State=" + filepath.Join(dir, "state"), "-o", "Dir::Cache=" + filepath.Join(dir, "cache"),
+		"-o", "Dir::State::status=" + filepath.Join(dir, "status"), "-o", "APT::Architecture=" + arch,
+		"-o", "APT::Architectures=" + arch, "-o", "Acquire::Languages=none", "-o", "APT::Sandbox::User=root",
+		"-o", "APT::Get::List-Cleanup=false",
+	}
+	if _, err := output(ctx, "", "apt-get", append(slices.Clone(options), "update")...); err != nil {
+		return err
+	}
+	if _, err := output(ctx, partial, "apt-get", append(append(options, "download"), packages...)...); err != nil {
+		return err
+	}
+	archives := filepath.Join(dir, "archives")
+	return errors.Join(os.RemoveAll(archives), os.Rename(partial, archives))
+}
+
+// describe returns what a package says of itself.
+func describe(ctx context.Context, archive string) (p Package, status []byte, err error) {
+	status, err = output(ctx, "", "dpkg-deb", "--field", archive)
+	if err != nil {
+		return p, nil, err
+	}
+	fields := map[string]string{}
+	for line := range strings.Lines(string(status)) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), ": "); ok && !strings.HasPrefix(line, " ") {
+			fields[name] = value
+		}
+	}
+	p = Package{Name: fields["Package"], Version: fields["Version"], Arch: fields["Architecture"],
+		Source: fields["Source"], Maintainer: fields["Maintainer"], Homepage: fields["Homepage"]}
+	if p.Name == "" || p.Version == "" {
+		return p, nil, fmt.Errorf("%s has no name or version", archive)
+	}
+	return p, status, nil
+}
+
+// unpack returns the files of a package that are kept.
+func unpack(ctx context.Context, archive string) ([]File, error) {
+	text, err := output(ctx, "", "dpkg-deb", "--fsys-tarfile", archive)
+	if err != nil {
+		return nil, err
+	}
+	var files []File
+	for r := tar.NewReader(bytes.NewReader(text)); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return files, nil
+		} else if err != nil {
+			return nil, fmt.Errorf("%s: %w", archive, err)
+		}
+		f := File{Path: strings.Trim(path.Clean("/"+h.Name), "/"), Mode: h.FileInfo().Mode(), Link: h.Linkname}
+		f.Mode = f.Mode.Type() | f.Mode.Perm()
+		if f.Mode.IsDir() || !isKept(f.Path) {
+			continue
+		}
+		if h.Typeflag == tar.TypeReg {
+			if f.Content, err = io.ReadAll(r); err != nil {
+				return nil, fmt.Errorf("%s: %s: %w", archive, f.Path, err)
+			}
+		}
+		files = append(files, f)
+	}
+}
+
+func isKept(p string) bool {
+	return slices.ContainsFunc(kept, func(pattern string) bool {
+		ok, err := path.Match(pattern, p)
+		return err == nil && ok
+	})
+}
+
+// output runs a program and returns what it prints.
+func output(ctx context.Context, dir, name string, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = dir
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w: %s", name, args[len(args)-1], err, strings.TrimSpace(stderr.String()))
+	}
+	return out, nil
+}
