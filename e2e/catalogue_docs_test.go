@@ -56,8 +56,8 @@ func TestCatalogueIsListed(t *testing.T) {
 	add("ARP and NDP frames", len(brokenARP(mac, mac))+len(brokenNDP(mac, mac, netip.IPv6Unspecified()))+2,
 		"silence, counted by reason")
 	key := make([]byte, 32)
-	silent, answered := tcpGossip(t, key)
-	add("gossip, with and without the key", len(udpGossip(t, key, key))+len(silent)+len(answered)+2,
+	silent, answered := tcpGossip(t, key, key)
+	add("gossip, with and without the key", len(unreadGossip())+len(udpGossip(t, key, key))+len(silent)+len(answered)+2,
 		"silence, and a line in the log; the key's message is left out as a whole")
 	plain, forged := metricsServer("a stranger's token")
 	add("metrics, status and health ports", len(anyServer())+len(plain)+len(forged)+len(healthServer())+

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bytes"
 	"crypto/aes"
 	"crypto/cipher"
 	"crypto/rand"
@@ -83,28 +84,46 @@ func hostileGossip(t *testing.T, l *lab.Lab) {
 	live := counter(t, a, "landfall_speaker_members")
 	wrong := make([]byte, len(key))
 	t.Run("UDP", func(t *testing.T) {
-		conn, err := l.Dial(t.Context(), hostileHost, "udp", target)
-		if err != nil {
-			t.Fatal(err)
+		dial := func() net.Conn {
+			conn, err := l.Dial(t.Context(), hostileHost, "udp", target)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { conn.Close() })
+			return conn
 		}
-		defer conn.Close()
+		unread, read, began := dial(), dial(), len(a.Log())
+		for _, row := range unreadGossip() {
+			if _, err := unread.Write(row.packet); err != nil {
+				t.Fatalf("%s: %v", row.name, err)
+			}
+		}
 		for _, row := range udpGossip(t, key, wrong) {
 			t.Run(row.name, func(t *testing.T) {
-				wantLogOf(t, a, func() error { _, err := conn.Write(row.packet); return err }, row.logs...)
+				wantLogOf(t, a, func() error { _, err := read.Write(row.packet); return err }, row.logs...)
 			})
 		}
-		if err := conn.SetReadDeadline(time.Now().Add(10 * time.Millisecond)); err != nil { // all are read
-			t.Fatal(err)
+		for _, row := range unreadGossip() { // what came later is logged
+			t.Run(row.name, func(t *testing.T) {
+				if strings.Contains(a.Log()[began:], unread.LocalAddr().String()) {
+					t.Errorf("the log names %s", unread.LocalAddr())
+				}
+			})
 		}
-		if n, err := conn.Read(make([]byte, 2000)); err == nil {
-			t.Errorf("an answer of %d bytes", n)
+		for _, conn := range []net.Conn{unread, read} {
+			if err := conn.SetReadDeadline(time.Now().Add(10 * time.Millisecond)); err != nil {
+				t.Fatal(err)
+			}
+			if n, err := conn.Read(make([]byte, 2000)); err == nil {
+				t.Errorf("an answer of %d bytes", n)
+			}
 		}
 		for i := range 20000 { // and a flood
-			_, _ = conn.Write(label("landfall", binary.BigEndian.AppendUint32(make([]byte, 60), uint32(i))))
+			_, _ = read.Write(label("landfall", binary.BigEndian.AppendUint32(bytes.Repeat([]byte{1}, 60), uint32(i))))
 		}
 	})
 	t.Run("TCP", func(t *testing.T) {
-		silent, answered := tcpGossip(t, wrong)
+		silent, answered := tcpGossip(t, key, wrong)
 		for i, row := range slices.Concat(silent, answered) {
 			t.Run(row.name, func(t *testing.T) {
 				wantLogOf(t, a, func() error {
@@ -165,22 +184,30 @@ type gossipRow struct {
 	logs   []string
 }
 
+// unreadGossip are packets that no speaker encrypts, which nothing reads.
+func unreadGossip() []gossipRow {
+	const ours = "landfall"
+	return []gossipRow{
+		{"one byte", []byte{0}, nil},
+		{"HTTP", []byte("GET / HTTP/1.1\r\n\r\n"), nil},
+		{"the beginning of a label", []byte{244}, nil},
+		{"a label beyond the packet", []byte{244, 200, 'l', 'a'}, nil},
+		{"nothing after the label", label(ours, nil), nil},
+		{"a message in clear", label(ours, []byte{gossipUser, 1, 0}), nil},
+		{"the old way to encrypt", label(ours, make([]byte, 61)), nil},
+		{"an unknown way to encrypt", label(ours, []byte{99, 1, 2, 3}), nil},
+	}
+}
+
 func udpGossip(t *testing.T, key, wrong []byte) []gossipRow {
 	const ours = "landfall"
 	with := func(message ...byte) []byte { return label(ours, sealed(t, key, message, []byte(ours))) }
 	user := func(message ...byte) []byte { return with(append([]byte{gossipUser}, message...)...) }
 	const unread = "cannot read a gossip message"
 	return []gossipRow{
-		{"one byte", []byte{0}, []string{"discarding packet with unacceptable label"}},
-		{"HTTP", []byte("GET / HTTP/1.1\r\n\r\n"), []string{"discarding packet with unacceptable label"}},
-		{"the beginning of a label", []byte{244}, []string{"cannot decode label"}},
 		{"an empty label", []byte{244, 0, 1, 2}, []string{"label header cannot be empty"}},
-		{"a label beyond the packet", []byte{244, 200, 'l', 'a'}, []string{"cannot decode label"}},
-		{"the label of another cluster", label("metallb", []byte{8, 1}), []string{"unacceptable label", "metallb"}},
-		{"a label that a terminal obeys", label("\x1b[2J", []byte{8, 1}), []string{"unacceptable label", `x1b[2J`}},
-		{"nothing after the label", label(ours, nil), []string{"cannot decrypt empty payload"}},
-		{"a message in clear", label(ours, []byte{gossipUser, 1, 0}), []string{"Decrypt packet failed"}},
-		{"an unknown way to encrypt", label(ours, []byte{99, 1, 2, 3}), []string{"unsupported encryption version 99"}},
+		{"the label of another cluster", label("metallb", []byte{1, 8}), []string{"unacceptable label", "metallb"}},
+		{"a label that a terminal obeys", label("\x1b[2J", []byte{1, 8}), []string{"unacceptable label", `x1b[2J`}},
 		{"too little to decrypt", label(ours, []byte{1, 2, 3}), []string{"payload is too small to decrypt"}},
 		{"another key", label(ours, sealed(t, wrong, []byte{gossipUser, 1}, []byte(ours))),
 			[]string{"no installed keys could decrypt the message"}},
@@ -219,16 +246,18 @@ func udpGossip(t *testing.T, key, wrong []byte) []gossipRow {
 
 // tcpGossip returns what ends a connection without a word, and what is answered with an error,
 // which is encrypted.
-func tcpGossip(t *testing.T, wrong []byte) (silent, answered []gossipRow) {
+func tcpGossip(t *testing.T, key, wrong []byte) (silent, answered []gossipRow) {
 	const ours = "landfall"
 	long := func(n uint32) []byte { return binary.BigEndian.AppendUint32([]byte{gossipEncrypt}, n) }
-	state := sealed(t, wrong, []byte{6, 1}, nil)
+	state, empty := sealed(t, wrong, []byte{6, 1}, nil), sealed(t, key, nil, append(long(29), ours...))
 	silent = []gossipRow{
 		{"nothing", nil, []string{`discarding stream with unacceptable label \"\"`}},
 		{"HTTP", []byte("GET / HTTP/1.1\r\n\r\n"), []string{"discarding stream with unacceptable label"}},
 		{"the beginning of a label", []byte{244}, []string{"failed to receive and remove the stream label header"}},
 		{"an empty label", []byte{244, 0}, []string{"label header cannot be empty"}},
 		{"the label of another cluster", label("metallb", []byte{6}), []string{"discarding stream", "metallb"}},
+		{"with the key: an empty state", label(ours, append(long(uint32(len(empty))), empty...)),
+			[]string{"an encrypted stream without a text"}},
 		{"a state that ends early", label(ours, append(long(1<<20), 1, 2, 3)), nil},
 	}
 	return silent, []gossipRow{
