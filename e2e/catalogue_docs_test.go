@@ -2,7 +2,10 @@ package e2e
 
 import (
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -37,6 +40,30 @@ func TestCatalogueIsListed(t *testing.T) {
 		}
 		add(file, n, refusal)
 	}
+	for _, file := range []string{"services", "objects"} {
+		n := 0
+		for _, row := range readCatalogue(t, filepath.Join("catalogue", "told-"+file+".yaml"), "Service") {
+			if *row.Says != (answer{}) {
+				n++
+			}
+		}
+		add(file+" that the API server takes", n, "condition, status or Event, with reason and value")
+	}
+	add("endpoints of a Service", len(endpointRows()), "refused, or another endpoint")
+	add("BGP messages", len(bgpRows())+2, "NOTIFICATION with code and subcode, or the session goes on")
+	add("BFD packets", len(bfdRows())+1, "silence, counted by reason")
+	mac := make(net.HardwareAddr, 6)
+	add("ARP and NDP frames", len(brokenARP(mac, mac))+len(brokenNDP(mac, mac, netip.IPv6Unspecified()))+2,
+		"silence, counted by reason")
+	key := make([]byte, 32)
+	silent, answered := tcpGossip(t, key, key)
+	add("gossip, with and without the key", len(unreadGossip())+len(udpGossip(t, key, key))+len(silent)+len(answered)+2,
+		"silence, and a line in the log; the key's message is left out as a whole")
+	plain, forged := metricsServer("a stranger's token")
+	add("metrics, status and health ports", len(anyServer())+len(plain)+len(forged)+len(healthServer())+
+		len(statusServer())+len(noTLS())+4, "the status of HTTP, or an alert of TLS")
+	add("lines to the feed", len(feedRows())+2, "the reader is ignored, and the log says why")
+	add("packets to a VIP", len(hostilePacketRows())+2, "SYN-ACK, RST, ICMP, or silence")
 	add("**all**", total, "")
 	page, err := os.ReadFile("../docs/bad-input.md")
 	if err != nil {

@@ -246,6 +246,12 @@ func listed(what string, i int) any {
 		return map[string]any{"addresses": "198.18.9.0/24", "namespace": name}
 	case "selector":
 		return map[string]any{"matchLabels": map[string]any{"a": name}}
+	case "port":
+		return map[string]any{"name": name, "port": 1000 + i}
+	case "range":
+		return fmt.Sprintf("10.%d.%d.0/24", i/250, i%250)
+	case "externalIP":
+		return fmt.Sprintf("198.18.0.%d", i)
 	case "community":
 		return map[string]any{"name": name, "value": "1:2"}
 	}

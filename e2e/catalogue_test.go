@@ -1,7 +1,14 @@
 package e2e
 
 import (
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -10,22 +17,309 @@ import (
 	"github.com/landfall-lb/landfall/e2e/lab/labtest"
 )
 
-// TestCatalogue sends what the catalogue of bad input holds, and checks each answer.
+// catalogueObjects are what the bystanders need, and what hostile objects meet.
+const catalogueObjects = `
+apiVersion: landfall.dev/v1beta1
+kind: IPAddressPool
+metadata: {name: vmware}
+spec:
+  addresses: [172.26.236.180-172.26.236.189, "fd00:172:26:236::180/128"]
+  serviceAllocation: {namespaces: [default]}
+---
+apiVersion: landfall.dev/v1beta1
+kind: L2Advertisement
+metadata: {name: vmware}
+spec: {ipAddressPools: [vmware]}
+---
+apiVersion: landfall.dev/v1beta1
+kind: IPAddressPool
+metadata: {name: routed}
+spec: {addresses: [203.0.113.180-203.0.113.189], serviceAllocation: {namespaces: [far]}}
+---
+apiVersion: landfall.dev/v1beta1
+kind: BGPAdvertisement
+metadata: {name: routed}
+spec: {ipAddressPools: [routed], peers: [tor-1]}
+---
+apiVersion: landfall.dev/v1beta1
+kind: BGPPeer
+metadata: {name: tor-1}
+spec: {myASN: 64500, peerASN: 64501, peerAddress: 172.26.236.1}
+---
+apiVersion: landfall.dev/v1beta1
+kind: IPAddressPool
+metadata: {name: bait}
+spec: {addresses: [198.18.0.0/24, "fd00:198:18::/120"], serviceAllocation: {namespaces: [hostile]}}
+---
+apiVersion: landfall.dev/v1beta1
+kind: IPAddressPool
+metadata: {name: kept}
+spec:
+  addresses: [198.18.1.0/28]
+  autoAssign: false
+  avoidBuggyIPs: true
+  excludedAddresses: [198.18.1.2/32]
+  reservations: [{addresses: 198.18.1.1/32, namespace: default}]
+---
+apiVersion: landfall.dev/v1beta1
+kind: IPAddressPool
+metadata: {name: small}
+spec: {addresses: [198.18.3.0/28], autoAssign: false, addressesPerNamespace: 1}
+---
+apiVersion: landfall.dev/v1beta1
+kind: IPAddressPool
+metadata: {name: tiny}
+spec: {addresses: [198.18.4.1/32], autoAssign: false}
+---
+apiVersion: landfall.dev/v1beta1
+kind: IPAddressPool
+metadata: {name: six}
+spec: {addresses: ["fd00:198:19::/120"], autoAssign: false}
+---
+apiVersion: landfall.dev/v1beta1
+kind: IPAddressPool
+metadata: {name: nodes}
+spec: {addresses: [172.26.236.179/32], autoAssign: false}
+---
+apiVersion: landfall.dev/v1beta1
+kind: BFDProfile
+metadata: {name: slow}
+spec: {transmitInterval: 1000, receiveInterval: 1000, detectMultiplier: 10}
+---
+apiVersion: landfall.dev/v1beta1
+kind: BGPPeer
+metadata: {name: fuzzer}
+spec:
+  myASN: 64500
+  peerASN: 64666
+  peerAddress: 172.26.236.20
+  bfdProfile: slow
+  nodeSelectors: [{matchLabels: {kubernetes.io/hostname: k8s-worker-177}}]
+`
+
+// The Service over BGP, and the node that speaks with the hostile peer, which is at the address of
+// the client on the LAN.
+var routedVIP = netip.MustParseAddrPort("203.0.113.180:80")
+
+const (
+	hostileHost = lab.ClientName
+	besieged    = "k8s-worker-177"
+)
+
+// TestCatalogue sends what the catalogue of bad input holds, and checks each answer. Meanwhile
+// clients use a Service over L2 and one over BGP, which lose nothing; no agent ends, panics, or
+// grows without a bound.
 func TestCatalogue(t *testing.T) {
 	t.Parallel()
+	l := startCatalogue(t)
+	began := agentsNow(t, l)
+	bystanders := startBystanders(t, l)
+	t.Run("refused by the API server", func(t *testing.T) {
+		for _, all := range []map[string][]badObject{refusedObjects(t), schemaRows(t)} {
+			for _, file := range sortedKeys(all) {
+				t.Run(file, func(t *testing.T) { refuseObjects(t, l, file, all[file]) })
+			}
+		}
+	})
+	t.Run("told by Landfall", func(t *testing.T) {
+		for _, file := range []string{"services", "objects"} {
+			t.Run(file, func(t *testing.T) {
+				rows := readCatalogue(t, filepath.Join("catalogue", "told-"+file+".yaml"), "Service")
+				remove := tellObjects(t, l, "told-"+file, rows)
+				if file == "objects" {
+					remove() // those Services stay to the end
+				}
+			})
+		}
+		t.Run("endpoints", func(t *testing.T) { hostileEndpoints(t, l) })
+	})
+	t.Run("BGP", func(t *testing.T) { hostileBGP(t, l) })
+	t.Run("BFD", func(t *testing.T) { hostileBFD(t, l) })
+	t.Run("neighbours", func(t *testing.T) { hostileNeighbours(t, l) })
+	t.Run("gossip", func(t *testing.T) { hostileGossip(t, l) })
+	t.Run("HTTP", func(t *testing.T) { hostileHTTP(t, l) })
+	t.Run("sockets", func(t *testing.T) { hostileSockets(t, l) })
+	t.Run("packets to a VIP", func(t *testing.T) { hostilePackets(t, l) })
+	bystanders.wantLossless(t)
+	wantUnharmed(t, l, began)
+}
+
+func startCatalogue(t *testing.T) *lab.Lab {
+	t.Helper()
 	cluster := lab.SeedCluster()
 	cluster.DualStack = true
-	l := labtest.Start(t, cluster, lab.Options{Stopped: true})
+	cluster.ToR = lab.ToR{Kind: lab.FRR, Count: 1, ASN: 64501, NodeASN: 64500}
+	l := labtest.Start(t, cluster, lab.Options{Values: map[string]any{"speaker": map[string]any{"bgpListen": ":179"}}})
+	ctx := t.Context()
 	hostile := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: hostileNamespace}}
-	if _, err := l.Kube().CoreV1().Namespaces().Create(t.Context(), hostile, metav1.CreateOptions{}); err != nil {
+	if _, err := l.Kube().CoreV1().Namespaces().Create(ctx, hostile, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.AddService(t.Context(), lab.SeedService()); err != nil {
+	if err := l.ApplyYAML(ctx, catalogueObjects); err != nil {
 		t.Fatal(err)
 	}
-	for _, all := range []map[string][]badObject{refusedObjects(t), schemaRows(t)} {
-		for _, file := range sortedKeys(all) {
-			t.Run(file, func(t *testing.T) { refuseObjects(t, l, file, all[file]) })
+	near, far := lab.SeedService(), lab.Service{Namespace: "far", Name: "routed", App: "my-nginx", Type: "LoadBalancer",
+		Ports: []lab.Port{{Port: 80}}}
+	near.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
+	for _, s := range []lab.Service{near, far} {
+		if err := l.AddService(ctx, s); err != nil {
+			t.Fatal(err)
 		}
 	}
+	wantAddresses(t, l, "my-nginx", "172.26.236.180", "fd00:172:26:236::180")
+	wantCondition(t, l, "my-nginx", "landfall.dev/Announced", "True", "Announced", "172.26.236.180 is announced from ")
+	wantRouted(t, l, routedVIP.Addr(), workers(l)...)
+	return l
+}
+
+// bystanders are clients of the Services that nobody attacks.
+type bystanders struct {
+	probes []*lab.Probe
+	flows  []*flows
+}
+
+const bystanderEvery = 25 * time.Millisecond
+
+func startBystanders(t *testing.T, l *lab.Lab) *bystanders {
+	t.Helper()
+	b := &bystanders{}
+	for _, of := range []struct {
+		from   string
+		target netip.AddrPort
+	}{{lab.ClientName, seedVIP}, {lab.FarClientName, routedVIP}} {
+		b.flows = append(b.flows, startFlowsFrom(t, l, of.from, of.target, 20))
+	}
+	// New ones come from other clients: see startTraffic.
+	for _, target := range []netip.AddrPort{seedVIP, routedVIP} {
+		b.probes = append(b.probes, l.StartProbe(t.Context(), lab.FarClientName, "tcp", target, bystanderEvery))
+	}
+	return b
+}
+
+func (b *bystanders) wantLossless(t *testing.T) {
+	t.Helper()
+	for _, p := range b.probes {
+		report := p.Stop()
+		t.Logf("new connections: %s", report)
+		wantNoneLost(t, report)
+	}
+	for _, f := range b.flows {
+		if lost := f.stop(); lost > 0 {
+			t.Errorf("%d long-lived connections were lost", lost)
+		}
+	}
+}
+
+// agentsNow returns when each agent began.
+func agentsNow(t *testing.T, l *lab.Lab) map[string]float64 {
+	t.Helper()
+	began := map[string]float64{}
+	for _, program := range []string{"speaker", "proxy"} {
+		for _, a := range l.Agents(program) {
+			began[a.Name()] = counter(t, a, "process_start_time_seconds")
+		}
+	}
+	return began
+}
+
+// maxResident is what an agent may need after all of it.
+const maxResident = 256 << 20
+
+// wantUnharmed checks that all agents are those from before, have not panicked, and are small.
+func wantUnharmed(t *testing.T, l *lab.Lab, began map[string]float64) {
+	t.Helper()
+	now, largest := agentsNow(t, l), 0.0
+	for _, program := range []string{"controller", "speaker", "proxy"} {
+		for _, a := range l.Agents(program) {
+			if !a.Running() || now[a.Name()] != began[a.Name()] {
+				t.Errorf("%s has ended", a.Name())
+			}
+			for line := range strings.Lines(a.Log()) {
+				if strings.Contains(line, "panic") || strings.HasPrefix(line, "fatal error") {
+					t.Errorf("%s: %s", a.Name(), line)
+				}
+			}
+			if program == "controller" {
+				continue // it serves no status
+			}
+			size := counter(t, a, "process_resident_memory_bytes")
+			if size > maxResident {
+				t.Errorf("%s has %.0f MiB", a.Name(), size/(1<<20))
+			}
+			largest = max(largest, size)
+		}
+	}
+	t.Logf("the largest speaker or proxy has %.0f MiB", largest/(1<<20))
+}
+
+// counter returns a metric with its labels; 0 while there is none.
+func counter(t testing.TB, a *lab.Agent, name string) float64 {
+	t.Helper()
+	var page string
+	eventually(t, "the metrics of "+a.Name(), func() (err error) { // a busy machine takes its time
+		page, err = a.Get(t.Context(), "/metrics")
+		return err
+	})
+	for line := range strings.Lines(page) {
+		if text, ok := strings.CutPrefix(line, name+" "); ok {
+			value, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return value
+		}
+	}
+	return 0
+}
+
+// wantCounted does something n times, and waits until a metric has grown by as much.
+func wantCounted(t *testing.T, a *lab.Agent, name string, n int, do func() error) {
+	t.Helper()
+	before := counter(t, a, name)
+	for range n {
+		if err := do(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, name+" grows", func() error {
+		if grown := counter(t, a, name) - before; grown < float64(n) {
+			return fmt.Errorf("by %.0f, want %d", grown, n)
+		}
+		return nil
+	})
+}
+
+// wantLogged waits until an agent has logged a line with all of the words after the log was so
+// long.
+func wantLogged(t *testing.T, a *lab.Agent, after int, words ...string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%s logs %q", a.Name(), words), func() error { return logged(a, after, words) })
+}
+
+// wantLogOf does something, again from time to time, until an agent has logged a line of it: packets
+// get lost, and a speaker logs some lines a second at most.
+func wantLogOf(t *testing.T, a *lab.Agent, do func() error, words ...string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%s logs %q", a.Name(), words), func() error {
+		after := len(a.Log())
+		if err := do(); err != nil {
+			return err
+		}
+		return within(2*time.Second, func() error { return logged(a, after, words) })
+	})
+}
+
+// logged returns an error unless the agent has logged a line with all of the words, if there are any,
+// after the log was so long.
+func logged(a *lab.Agent, after int, words []string) error {
+	if len(words) == 0 {
+		return nil
+	}
+	log := a.Log()[after:]
+	for line := range strings.Lines(log) {
+		if !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(line, word) }) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%.2000s", log)
 }

@@ -9,19 +9,23 @@ import (
 )
 
 // patience is how long something may take that is to happen: long, as machines are slow at times.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // eventually calls f until it succeeds and fails the test with its last error.
 func eventually(t testing.TB, what string, f func() error) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
+	if err := within(patience, f); err != nil {
+		t.Fatalf("%s: not within %v: %v", what, patience, err)
+	}
+}
+
+// within calls f until it succeeds, for so long, and returns its last error.
+func within(limit time.Duration, f func() error) error {
+	deadline := time.Now().Add(limit)
 	for {
 		err := f()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %v: %v", what, patience, err)
+		if err == nil || time.Now().After(deadline) {
+			return err
 		}
 		time.Sleep(50 * time.Millisecond)
 	}

@@ -145,12 +145,13 @@ func TestContract11TheLoserOfAFrontendIsTold(t *testing.T) {
 		defer r.end()
 		owner := r.wire.who(vip1)
 		r.wire.watch(vip1)
+		r.api.services.Set(other, lb.Service{Key: other, Type: lb.LoadBalancer, ExternalPolicy: lb.Cluster,
+			Ingress: []lb.Ingress{{Addr: vip1}}})
+		time.Sleep(10 * time.Second) // the speakers hear of it before their proxies do
 		for _, n := range r.nodes {
 			n.deliver(lb.Delivery{Service: other, VIP: vip1, Policy: lb.Cluster,
 				Refusal: lb.Refuse(lb.ReasonFrontendInUse, "172.26.236.180:80/tcp is held by Service default/my-nginx")})
 		}
-		r.api.services.Set(other, lb.Service{Key: other, Type: lb.LoadBalancer, ExternalPolicy: lb.Cluster,
-			Ingress: []lb.Ingress{{Addr: vip1}}})
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		r.wantAnswers("with the loser", vip1, owner...)

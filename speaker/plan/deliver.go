@@ -67,7 +67,8 @@ func undelivered(holders []Holder) map[lb.Key]*lb.Refusal {
 
 // allDeliverable returns why this node cannot deliver one of the Services, or nil when it can. A
 // Service that no node can deliver, or whose frontends another Service has, does not count, unless
-// there is no other.
+// there is no other; nor does one of which the proxy has not heard, such as a Service that is new or
+// gone, or whose status somebody else wrote: what is delivered already stays announced.
 func allDeliverable(holders []Holder) *lb.Refusal {
 	var empty *lb.Refusal
 	counted := 0
@@ -76,7 +77,7 @@ func allDeliverable(holders []Holder) *lb.Refusal {
 		switch {
 		case refusal == nil:
 			counted++
-		case refusal.Reason != lb.ReasonNoBackends && refusal.Reason != lb.ReasonFrontendInUse:
+		case h.Delivery != nil && refusal.Reason != lb.ReasonNoBackends && refusal.Reason != lb.ReasonFrontendInUse:
 			return refusal
 		case empty == nil:
 			empty = refusal
@@ -123,9 +124,9 @@ func countForwarding(holders []Holder) (counted int, all bool) {
 	for _, h := range holders {
 		d := h.Delivery
 		switch {
-		case d != nil && d.Deliverable() == lb.ReasonFrontendInUse:
-			continue // another Service's
-		case d == nil || d.Refusal != nil:
+		case d == nil, d.Deliverable() == lb.ReasonFrontendInUse:
+			continue // unheard of, or another Service's
+		case d.Refusal != nil:
 			return counted, false
 		case d.Ready+d.Serving == 0:
 			continue // refused here as everywhere

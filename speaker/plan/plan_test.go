@@ -214,6 +214,15 @@ func TestContract1And2And10ClaimOrTypedReason(t *testing.T) {
 		{name: "shared, none has backends", input: held(delivery(metrics, empty), delivery(nginx, empty)),
 			want: lb.ReasonNoBackends},
 		{name: "shared, one whose frontends the other has", input: held(delivery(metrics, contested), delivery(nginx))},
+		{name: "shared, one of which the proxy has not heard", input: func(in *Input) {
+			in.Holders = append(in.Holders, Holder{Service: metrics})
+		}},
+		{name: "shared, one unheard of and one not programmed", input: func(in *Input) {
+			in.Holders = []Holder{{Service: metrics}, {Service: nginx, Delivery: delivery(nginx, unprogrammed)}}
+		}, want: lb.ReasonNotProgrammed},
+		{name: "shared, the proxy has heard of none", input: func(in *Input) {
+			in.Holders = []Holder{{Service: metrics}, {Service: nginx}}
+		}, want: lb.ReasonNotProgrammed},
 		{name: "its frontends are another Service's", input: held(delivery(nginx, contested)),
 			want: lb.ReasonFrontendInUse},
 		{name: "shared, one contested and one not programmed",

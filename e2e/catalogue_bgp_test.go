@@ -1,0 +1,325 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/e2e/lab"
+)
+
+// Types of BGP messages (RFC 4271 section 4.1, RFC 2918).
+const (
+	bgpOpen = iota + 1
+	bgpUpdate
+	bgpNotification
+	bgpKeepalive
+	bgpRefresh
+)
+
+// bgpMessage returns a message with a right header.
+func bgpMessage(kind byte, body []byte) []byte {
+	return bgpHeader(uint16(19+len(body)), kind, body)
+}
+
+func bgpHeader(length uint16, kind byte, body []byte) []byte {
+	b := bytes.Repeat([]byte{0xff}, 16)
+	return append(append(binary.BigEndian.AppendUint16(b, length), kind), body...)
+}
+
+// bgpOpenOf returns the OPEN of the hostile peer, changed.
+func bgpOpenOf(change func(version, as, hold *int, id *[4]byte, params *[]byte)) []byte {
+	version, as, hold, id := 4, 64666, 90, [4]byte{172, 26, 236, 20}
+	params := []byte{2, 6, 1, 4, 0, 1, 0, 1} // multiprotocol: IPv4 unicast
+	if change != nil {
+		change(&version, &as, &hold, &id, &params)
+	}
+	b := []byte{byte(version), byte(as >> 8), byte(as), byte(hold >> 8), byte(hold)}
+	b = append(append(b, id[:]...), byte(len(params)))
+	return bgpMessage(bgpOpen, append(b, params...))
+}
+
+func openParams(params ...byte) []byte {
+	return bgpOpenOf(func(_, _, _ *int, _ *[4]byte, p *[]byte) { *p = params })
+}
+
+// bgpUpdateOf returns an UPDATE.
+func bgpUpdateOf(withdrawn, attributes, routes []byte) []byte {
+	b := append(binary.BigEndian.AppendUint16(nil, uint16(len(withdrawn))), withdrawn...)
+	b = append(binary.BigEndian.AppendUint16(b, uint16(len(attributes))), attributes...)
+	return bgpMessage(bgpUpdate, append(b, routes...))
+}
+
+var (
+	originIGP   = []byte{0x40, 1, 1, 0}
+	asPath      = []byte{0x40, 2, 4, 2, 1, 0xfc, 0x9a} // 64666, in two octets
+	nextHopOf   = []byte{0x40, 3, 4, 172, 26, 236, 20}
+	hostileNLRI = []byte{24, 203, 0, 113}
+)
+
+// attributesOf joins path attributes.
+func attributesOf(all ...[]byte) []byte { return bytes.Join(all, nil) }
+
+// The stages at which a row speaks.
+const (
+	atOpenSent = iota
+	atOpenConfirm
+	atEstablished
+)
+
+// bgpRow is what the hostile peer sends, and the NOTIFICATION that it gets.
+type bgpRow struct {
+	name  string
+	stage int
+	send  []byte
+	// code and subcode are those of the NOTIFICATION; with 0 the session goes on.
+	code, subcode byte
+	// closed has the peer get the end of the connection without a word.
+	closed bool
+}
+
+func bgpRows() []bgpRow {
+	good := bgpOpenOf(nil)
+	marker := bytes.Clone(good)
+	marker[7] = 0
+	keepalive := bgpMessage(bgpKeepalive, nil)
+	update := func(attributes []byte, routes []byte) []byte { return bgpUpdateOf(nil, attributes, routes) }
+	full := attributesOf(originIGP, asPath, nextHopOf)
+	rows := []bgpRow{
+		{"a marker with a hole", atOpenSent, marker, 1, 1, false},
+		{"HTTP", atOpenSent, []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"), 1, 1, false},
+		{"a TLS greeting", atOpenSent, append([]byte{22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3}, make([]byte, 40)...), 1, 1, false},
+		{"zeros", atOpenSent, make([]byte, 19), 1, 1, false},
+		{"a message of 18 bytes", atOpenSent, bgpHeader(18, bgpKeepalive, nil), 1, 2, false},
+		{"a message of 0 bytes", atOpenSent, bgpHeader(0, bgpOpen, nil), 1, 2, false},
+		{"a message of 4097 bytes", atOpenSent, bgpHeader(4097, bgpOpen, nil), 1, 2, false},
+		{"a message of 65535 bytes", atOpenSent, bgpHeader(65535, bgpUpdate, nil), 1, 2, false},
+		{"an OPEN of 28 bytes", atOpenSent, bgpHeader(28, bgpOpen, make([]byte, 9)), 1, 2, false},
+		{"a KEEPALIVE of 20 bytes", atOpenSent, bgpHeader(20, bgpKeepalive, []byte{0}), 1, 2, false},
+		{"a NOTIFICATION of 20 bytes", atOpenSent, bgpHeader(20, bgpNotification, []byte{6}), 1, 2, false},
+		{"message type 0", atOpenSent, bgpMessage(0, make([]byte, 10)), 1, 3, false},
+		{"message type 6", atOpenSent, bgpMessage(6, nil), 1, 3, false},
+		{"message type 255", atOpenSent, bgpMessage(255, make([]byte, 100)), 1, 3, false},
+		{"version 3", atOpenSent, bgpOpenOf(func(v, _, _ *int, _ *[4]byte, _ *[]byte) { *v = 3 }), 2, 1, false},
+		{"version 255", atOpenSent, bgpOpenOf(func(v, _, _ *int, _ *[4]byte, _ *[]byte) { *v = 255 }), 2, 1, false},
+		{"another AS", atOpenSent, bgpOpenOf(func(_, as, _ *int, _ *[4]byte, _ *[]byte) { *as = 64667 }), 2, 2, false},
+		{"AS 0", atOpenSent, bgpOpenOf(func(_, as, _ *int, _ *[4]byte, _ *[]byte) { *as = 0 }), 2, 2, false},
+		{"the node's own AS", atOpenSent, bgpOpenOf(func(_, as, _ *int, _ *[4]byte, _ *[]byte) { *as = 64500 }), 2, 2, false},
+		{"another AS in four octets", atOpenSent, openParams(2, 6, 65, 4, 0, 1, 0, 0), 2, 2, false},
+		{"identifier 0.0.0.0", atOpenSent, bgpOpenOf(func(_, _, _ *int, id *[4]byte, _ *[]byte) { *id = [4]byte{} }), 2, 3,
+			false},
+		{"a hold time of 1 s", atOpenSent, bgpOpenOf(func(_, _, hold *int, _ *[4]byte, _ *[]byte) { *hold = 1 }), 2, 6,
+			false},
+		{"a hold time of 2 s", atOpenSent, bgpOpenOf(func(_, _, hold *int, _ *[4]byte, _ *[]byte) { *hold = 2 }), 2, 6,
+			false},
+		{"an unknown parameter", atOpenSent, openParams(7, 2, 0, 0), 2, 4, false},
+		{"an authentication parameter", atOpenSent, openParams(1, 1, 0), 2, 4, false},
+		{"a parameter that is longer than the message", atOpenSent, openParams(2, 200, 1, 4), 2, 0, false},
+		{"a capability that is longer than its parameter", atOpenSent, openParams(2, 4, 1, 99, 0, 1), 2, 0, false},
+		{"a parameter of one byte", atOpenSent, openParams(2), 2, 0, false},
+		{"a multiprotocol capability of two bytes", atOpenSent, openParams(2, 4, 1, 2, 0, 1), 2, 0, false},
+		{"only IPv6", atOpenSent, openParams(2, 6, 1, 4, 0, 2, 0, 1), 2, 7, false},
+		{"only VPN routes", atOpenSent, openParams(2, 6, 1, 4, 0, 1, 0, 128), 2, 7, false},
+		{"parameters that the length does not tell of", atOpenSent, func() []byte {
+			b := bgpOpenOf(nil)
+			b[28] = 200
+			return b
+		}(), 2, 0, false},
+		{"a KEEPALIVE first", atOpenSent, keepalive, 5, 1, false},
+		{"an UPDATE first", atOpenSent, bgpUpdateOf(nil, nil, nil), 5, 1, false},
+		{"a ROUTE-REFRESH first", atOpenSent, bgpMessage(bgpRefresh, []byte{0, 1, 0, 1}), 5, 1, false},
+		{"a NOTIFICATION first", atOpenSent, bgpMessage(bgpNotification, []byte{6, 2, 200, 'x'}), 0, 0, true},
+		{"a second OPEN", atOpenConfirm, good, 5, 2, false},
+		{"an UPDATE before the KEEPALIVE", atOpenConfirm, bgpUpdateOf(nil, nil, nil), 5, 2, false},
+		{"an OPEN in the session", atEstablished, good, 5, 3, false},
+		{"a NOTIFICATION with a code that is none", atEstablished, bgpMessage(bgpNotification, []byte{99, 99}), 0, 0, true},
+		{"a NOTIFICATION of 4096 bytes", atEstablished, bgpMessage(bgpNotification,
+			append([]byte{6, 2, 255}, bytes.Repeat([]byte{0x1b}, 4074)...)), 0, 0, true},
+		{"a ROUTE-REFRESH of 5 bytes", atEstablished, bgpMessage(bgpRefresh, make([]byte, 5)), 7, 1, false},
+		{"a ROUTE-REFRESH for a family that is none", atEstablished, bgpMessage(bgpRefresh, []byte{99, 99, 0, 99}), 0, 0,
+			false},
+		{"100 wishes for routes", atEstablished, bytes.Repeat(bgpMessage(bgpRefresh, []byte{0, 1, 0, 1}), 100), 0, 0, false},
+		{"10,000 KEEPALIVEs", atEstablished, bytes.Repeat(keepalive, 10000), 0, 0, false},
+		{"withdrawn routes that are longer than the message", atEstablished,
+			bgpMessage(bgpUpdate, []byte{0xff, 0xff, 0, 0}), 3, 1, false},
+		{"attributes that are longer than the message", atEstablished,
+			bgpMessage(bgpUpdate, []byte{0, 0, 0xff, 0xff}), 3, 1, false},
+		{"a withdrawn route of 33 bits", atEstablished, bgpUpdateOf([]byte{33, 1, 2, 3, 4, 5}, nil, nil), 3, 10, false},
+		{"a route of 255 bits", atEstablished, update(full, []byte{255}), 3, 10, false},
+		{"a route that ends early", atEstablished, update(full, []byte{24, 203}), 3, 10, false},
+		{"an attribute of one byte", atEstablished, update([]byte{0x40}, nil), 0, 0, false},
+		{"a path without ORIGIN", atEstablished, update(attributesOf(asPath, nextHopOf), hostileNLRI), 0, 0, false},
+		{"ORIGIN 3", atEstablished, update(attributesOf([]byte{0x40, 1, 1, 3}, asPath, nextHopOf), hostileNLRI), 0, 0, false},
+		{"ORIGIN of two bytes", atEstablished,
+			update(attributesOf([]byte{0x40, 1, 2, 0, 0}, asPath, nextHopOf), hostileNLRI), 0, 0, false},
+		{"a next hop of three bytes", atEstablished,
+			update(attributesOf(originIGP, asPath, []byte{0x40, 3, 3, 1, 2, 3}), hostileNLRI), 0, 0, false},
+		{"next hop 0.0.0.0", atEstablished,
+			update(attributesOf(originIGP, asPath, []byte{0x40, 3, 4, 0, 0, 0, 0}), hostileNLRI), 0, 0, false},
+		{"a path of an unknown kind", atEstablished,
+			update(attributesOf(originIGP, []byte{0x40, 2, 4, 9, 1, 0xfc, 0x9a}, nextHopOf), hostileNLRI), 0, 0, false},
+		{"a path with the node's own AS", atEstablished,
+			update(attributesOf(originIGP, []byte{0x40, 2, 4, 2, 1, 0xfb, 0xf4}, nextHopOf), hostileNLRI), 0, 0, false},
+		{"an unknown well-known attribute", atEstablished,
+			update(attributesOf(full, []byte{0x40, 99, 1, 0}), hostileNLRI), 3, 2, false},
+		{"an unknown optional attribute of 2000 bytes", atEstablished,
+			update(attributesOf(full, append([]byte{0xd0, 99, 0x07, 0xd0}, make([]byte, 2000)...)), hostileNLRI), 0, 0, false},
+		{"a route to everything", atEstablished, update(full, []byte{0}), 0, 0, false},
+		{"a route to the VIP of another Service", atEstablished, update(full, []byte{32, 172, 26, 236, 180}), 0, 0, false},
+		{"a message that ends early", atEstablished, bgpHeader(100, bgpUpdate, []byte{0, 0}), 0, 0, true},
+	}
+	return rows
+}
+
+// hostileBGP has a configured peer send what no router would, over connections that it opens, and
+// checks that it is told so as RFC 4271 wants it.
+func hostileBGP(t *testing.T, l *lab.Lab) {
+	for _, row := range bgpRows() {
+		t.Run(row.name, func(t *testing.T) {
+			conn := bgpConnect(t, l, row.stage)
+			defer conn.Close()
+			if _, err := conn.Write(row.send); err != nil {
+				t.Fatal(err)
+			}
+			if row.name == "a message that ends early" {
+				conn.Close()
+				bgpConnect(t, l, atEstablished).Close() // the next one is taken
+				return
+			}
+			want := fmt.Sprintf("NOTIFICATION %d/%d", row.code, row.subcode)
+			if row.code == 0 && !row.closed {
+				// What follows it is answered, so that it was not the end.
+				if _, err := conn.Write(bgpMessage(77, nil)); err != nil {
+					t.Fatal(err)
+				}
+				want = "NOTIFICATION 1/3"
+			}
+			if row.closed {
+				want = "closed"
+			}
+			if got := bgpEnd(conn); got != want {
+				t.Errorf("%s, want %s", got, want)
+			}
+		})
+	}
+	t.Run("a stranger", func(t *testing.T) {
+		a := l.Agent("speaker", besieged)
+		wantCounted(t, a, "landfall_bgp_connections_refused_total", 20, func() error {
+			conn, err := l.Dial(t.Context(), "my-nginx-1", "tcp", "172.26.236.177:179")
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+				return err
+			}
+			if got := bgpEnd(conn); got != "closed" {
+				return errors.New(got)
+			}
+			return nil
+		})
+	})
+	t.Run("500 connections at a time", func(t *testing.T) {
+		for range 500 {
+			conn, err := l.Dial(t.Context(), hostileHost, "tcp", "172.26.236.177:179")
+			if err == nil {
+				defer conn.Close()
+			}
+		}
+		bgpConnect(t, l, atEstablished).Close() // the session can be had all the same
+	})
+}
+
+// bgpConnect opens a connection to the besieged node and takes it to a stage. The node may still be
+// busy with the end of the one before.
+func bgpConnect(t *testing.T, l *lab.Lab, stage int) (conn net.Conn) {
+	t.Helper()
+	eventually(t, "a BGP connection", func() error {
+		c, err := l.Dial(t.Context(), hostileHost, "tcp", "172.26.236.177:179")
+		if err == nil {
+			err = c.SetDeadline(time.Now().Add(patience))
+		}
+		if err == nil {
+			err = bgpReach(c, stage)
+		}
+		if err != nil && c != nil {
+			c.Close()
+		}
+		conn = c
+		return err
+	})
+	return conn
+}
+
+// keepBGP opens a session and keeps it, however long it takes, until it is closed.
+func keepBGP(t *testing.T, l *lab.Lab) net.Conn {
+	t.Helper()
+	conn := bgpConnect(t, l, atEstablished)
+	if err := conn.SetDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	go func() { // answers the speaker's KEEPALIVEs
+		for {
+			switch _, err := bgpRead(conn, bgpKeepalive); {
+			case err == nil:
+				_, _ = conn.Write(bgpMessage(bgpKeepalive, nil))
+			case !strings.HasPrefix(err.Error(), "a message of type"):
+				return
+			}
+		}
+	}()
+	return conn
+}
+
+func bgpReach(c net.Conn, stage int) error {
+	if _, err := bgpRead(c, bgpOpen); err != nil || stage == atOpenSent {
+		return err
+	}
+	if _, err := c.Write(bgpOpenOf(nil)); err != nil {
+		return err
+	}
+	if _, err := bgpRead(c, bgpKeepalive); err != nil || stage == atOpenConfirm {
+		return err
+	}
+	_, err := c.Write(bgpMessage(bgpKeepalive, nil))
+	return err
+}
+
+// bgpRead returns the body of the next message, which is to be of that kind.
+func bgpRead(c net.Conn, kind byte) ([]byte, error) {
+	header := make([]byte, 19)
+	if _, err := io.ReadFull(c, header); err != nil {
+		return nil, err
+	}
+	body := make([]byte, max(0, int(binary.BigEndian.Uint16(header[16:]))-19))
+	if _, err := io.ReadFull(c, body); err != nil {
+		return nil, err
+	}
+	if header[18] != kind {
+		return body, fmt.Errorf("a message of type %d: %x", header[18], body)
+	}
+	return body, nil
+}
+
+// bgpEnd says how the node ends a connection.
+func bgpEnd(c net.Conn) string {
+	for {
+		body, err := bgpRead(c, bgpNotification)
+		switch {
+		case err == nil:
+			return fmt.Sprintf("NOTIFICATION %d/%d", body[0], body[1])
+		case strings.HasPrefix(err.Error(), "a message of type"):
+			continue
+		case errors.Is(err, io.EOF), strings.Contains(err.Error(), "reset by peer"):
+			return "closed"
+		default:
+			return err.Error()
+		}
+	}
+}

@@ -1,0 +1,334 @@
+package e2e
+
+import (
+	"bufio"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/e2e/lab"
+)
+
+// httpRow is a request as it goes over the wire, and the status that it gets.
+type httpRow struct {
+	name string
+	send string
+	code int // 0: the connection ends without a word
+	body string
+}
+
+// request returns a request of HTTP/1.1.
+func request(line string, headers ...string) string {
+	return line + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + strings.Join(append(headers, "", ""), "\r\n")
+}
+
+// anyServer are the rows that each server answers alike.
+func anyServer() []httpRow {
+	long := strings.Repeat("x", 40<<10)
+	return []httpRow{
+		{"no HTTP", "hello\r\n\r\n", 400, "Bad Request"},
+		{"no version", "GET /healthz\r\n\r\n", 400, "Bad Request"},
+		{"version 9.9", "GET /healthz HTTP/9.9\r\nHost: x\r\n\r\n", 505, ""},
+		{"no host", "GET /healthz HTTP/1.1\r\n\r\n", 400, "missing required Host header"},
+		{"two hosts", "GET /healthz HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400, "Bad Request"},
+		{"a host with blanks", "GET /healthz HTTP/1.1\r\nHost: a b\r\n\r\n", 400, "malformed Host header"},
+		{"a header without a colon", request("GET /healthz", "nonsense"), 400, "Bad Request"},
+		{"a header name with blanks", request("GET /healthz", "a b: c"), 400, "Bad Request"},
+		{"a header value with a zero byte", request("GET /healthz", "A: b\x00c"), 400, "Bad Request"},
+		{"a line of 40 KiB", request("GET /" + long), 431, "Request Header Fields Too Large"},
+		{"a header of 40 KiB", request("GET /healthz", "A: "+long), 431, "Request Header Fields Too Large"},
+		{"3,000 headers", request("GET /healthz", strings.Split(strings.Repeat("A: bcdefghijk\n", 3000), "\n")[:3000]...),
+			431,
+			"Request Header Fields Too Large"},
+		{"a method with blanks", "GE T /healthz HTTP/1.1\r\nHost: x\r\n\r\n", 400, "Bad Request"},
+		{"lengths that disagree", request("POST /healthz", "Content-Length: 5", "Content-Length: 6"), 400, "Bad Request"},
+		{"a length below 0", request("POST /healthz", "Content-Length: -1"), 400, "Bad Request"},
+		{"an unknown encoding", request("POST /healthz", "Transfer-Encoding: nonsense"), 501,
+			"Unsupported transfer encoding"},
+		{"a bad escape", request("GET /%zz"), 400, "Bad Request"},
+	}
+}
+
+// metricsServer are the rows of the ports of metrics. The API server is asked about the forged
+// tokens; stranger is one that it knows.
+func metricsServer(stranger string) (plain, forged []httpRow) {
+	plain = []httpRow{
+		{"POST", request("POST /metrics", "Content-Length: 0"), 405, "Method Not Allowed"},
+		{"DELETE", request("DELETE /healthz"), 405, "Method Not Allowed"},
+		{"TRACE", request("TRACE /readyz"), 405, "Method Not Allowed"},
+		{"an unknown path", request("GET /debug/pprof/"), 404, ""},
+		{"the status", request("GET /v1/status"), 404, ""},
+		{"a path upwards", request("GET /healthz/../v1/status"), 307, ""},
+		{"metrics without a token", request("GET /metrics"), 401, "bearer token"},
+		{"metrics with a password", request("GET /metrics", "Authorization: Basic YTpi"), 401, "bearer token"},
+		{"metrics with an empty token", request("GET /metrics", "Authorization: Bearer "), 401, "bearer token"},
+		{"metrics with a token of 9 KiB", request("GET /metrics", "Authorization: Bearer "+strings.Repeat("x", 9<<10)), 401,
+			"bearer token"},
+		{"metrics with a stranger's token", request("GET /metrics", "Authorization: Bearer "+stranger), 403,
+			"may not get /metrics"},
+	}
+	forged = []httpRow{
+		{"metrics with a made-up token", request("GET /metrics", "Authorization: Bearer x.y.z"), 401,
+			"does not accept the token"},
+		{"metrics with a token that nobody signed", request("GET /metrics",
+			"Authorization: Bearer eyJhbGciOiJub25lIn0.eyJzdWIiOiJzeXN0ZW06YWRtaW4ifQ."), 401, "does not accept the token"},
+		{"metrics with another signature", request("GET /metrics", "Authorization: Bearer "+stranger[:len(stranger)-8]+
+			"AAAAAAAA"), 401, "does not accept the token"},
+	}
+	return plain, forged
+}
+
+// healthServer are the further rows of the node's health port.
+func healthServer() []httpRow {
+	return []httpRow{
+		{"an unknown path", request("GET /metrics"), 404, ""},
+		{"a body of 1 MiB", request("POST /livez", "Content-Length: 1048576") + strings.Repeat("x", 1<<20), 200, ""},
+	}
+}
+
+// statusServer are the further rows of the status sockets.
+func statusServer() []httpRow {
+	return []httpRow{
+		{"POST", request("POST /v1/status", "Content-Length: 0"), 405, ""},
+		{"an unknown path", request("GET /v2/status"), 404, ""},
+	}
+}
+
+// hostileHTTP sends requests that no client would to the ports of the agents.
+func hostileHTTP(t *testing.T, l *lab.Lab) {
+	node := l.Cluster().Nodes[1]
+	metrics, forged := metricsServer(tokenOf(t, l, "nobody"))
+	for _, program := range []string{"speaker", "proxy"} {
+		address := net.JoinHostPort(node.Addr.String(), metricsPorts[program])
+		t.Run(program, func(t *testing.T) {
+			if program == "speaker" {
+				tlsRows(t, l, address)
+				httpRows(t, l, address, true, anyServer())
+			}
+			httpRows(t, l, address, true, metrics)
+			httpRows(t, l, address, true, forged)
+			crowd(t, l, address, true)
+		})
+	}
+	health := net.JoinHostPort(node.Addr.String(), "10256")
+	t.Run("node health", func(t *testing.T) {
+		httpRows(t, l, health, false, append(anyServer(), healthServer()...))
+		crowd(t, l, health, false)
+	})
+}
+
+// dialHTTP opens a connection, over TLS or not.
+func dialHTTP(t *testing.T, l *lab.Lab, address string, secure bool) (net.Conn, error) {
+	t.Helper()
+	conn, err := l.Dial(t.Context(), hostileHost, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		return nil, err
+	}
+	if secure {
+		return tls.Client(conn, &tls.Config{InsecureSkipVerify: true}), nil
+	}
+	return conn, nil
+}
+
+func httpRows(t *testing.T, l *lab.Lab, address string, secure bool, rows []httpRow) {
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			eventually(t, "the answer", func() error { // an unknown token is asked about once a second
+				conn, err := dialHTTP(t, l, address, secure)
+				if err != nil {
+					return err
+				}
+				defer conn.Close()
+				go func() { _, _ = io.WriteString(conn, row.send) }() // a server may answer before it has all
+				response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+				if err != nil {
+					return err
+				}
+				defer response.Body.Close()
+				body, _ := io.ReadAll(response.Body) // the connection may be cut off in it
+				if response.StatusCode != row.code || !strings.Contains(response.Status+" "+string(body), row.body) {
+					return fmt.Errorf("%s: %s", response.Status, body)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// beginning is what a connection begins with, and what comes of it: a line in the log, or an
+// answer.
+type beginning struct{ name, send, comes string }
+
+// noTLS are beginnings that are no TLS.
+func noTLS() []beginning {
+	return []beginning{
+		{"noise", strings.Repeat("\xff\x00\x13", 50), ""},
+		{"SSH", "SSH-2.0-x\r\n", ""},
+		{"a greeting of 64 KiB", "\x16\x03\x01\xff\xff" + strings.Repeat("a", 70000), "\x15\x03\x01\x00\x02\x02\x16"},
+		{"an alert", "\x15\x03\x03\x00\x02\x02\x28", ""},
+		{"data before the greeting", "\x17\x03\x03\x00\x05hello", ""},
+	}
+}
+
+// tlsRows are beginnings of connections that are no TLS of today.
+func tlsRows(t *testing.T, l *lab.Lab, address string) {
+	t.Run("HTTP to the port of TLS", func(t *testing.T) {
+		httpRows(t, l, address, false, []httpRow{{"GET", request("GET /healthz"), 400,
+			"Client sent an HTTP request to an HTTPS server"}})
+	})
+	for _, row := range noTLS() {
+		t.Run(row.name, func(t *testing.T) {
+			conn, err := dialHTTP(t, l, address, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			go func() { _, _ = io.WriteString(conn, row.send) }()
+			said, err := io.ReadAll(conn)
+			if string(said) != row.comes || err != nil && !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("an answer %q, %v, want %q", said, err, row.comes)
+			}
+		})
+	}
+	for _, version := range []uint16{tls.VersionTLS10, tls.VersionTLS11} {
+		t.Run(tls.VersionName(version), func(t *testing.T) {
+			conn, err := dialHTTP(t, l, address, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			err = tls.Client(conn, &tls.Config{InsecureSkipVerify: true, MinVersion: version,
+				MaxVersion: version}).HandshakeContext(t.Context())
+			if err == nil || !strings.Contains(err.Error(), "protocol version not supported") {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// crowd opens many connections that say nothing, beside which others are answered.
+func crowd(t *testing.T, l *lab.Lab, address string, secure bool) {
+	t.Run("200 connections that say nothing", func(t *testing.T) {
+		for range 200 {
+			conn, err := l.Dial(t.Context(), hostileHost, "tcp", address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+		}
+		scheme := "http://"
+		if secure {
+			scheme = "https://"
+		}
+		eventually(t, "another client is answered", func() error {
+			code, body, err := l.Get(t.Context(), lab.FarClientName, scheme+address+"/healthz")
+			if err == nil && code != http.StatusOK {
+				err = errors.New(body)
+			}
+			return err
+		})
+	})
+}
+
+// feedRows are lines that no speaker would send to the feed, and what the proxy logs of them.
+func feedRows() []beginning {
+	return []beginning{
+		{"no JSON", "hello\n", "read an update: invalid character"},
+		{"a list", "[]\n", "cannot unmarshal array"},
+		{"a text", "\"x\"\n", "cannot unmarshal string"},
+		{"HTTP", "GET / HTTP/1.1\r\n\r\n", "invalid character 'G'"},
+		{"lists in lists", strings.Repeat("[", 20000) + "\n", "exceeded max depth"},
+		{"a beat below 0", `{"beat":-1}` + "\n", "a beat of -1 ms"},
+		{"a beat of a year", `{"beat":31536000000}` + "\n", "a beat of 31536000000 ms"},
+		{"a node without a name", `{"dead":[""]}` + "\n", "is not a name of a node"},
+		{"a node of 300 letters", `{"dead":["` + strings.Repeat("n", 300) + `"]}` + "\n", "is not a name of a node"},
+		{"10,001 dead nodes", `{"dead":["n"` + strings.Repeat(`,"n"`, 10000) + `]}` + "\n", "10001 dead nodes"},
+		{"an empty address", `{"gone":[""]}` + "\n", "an empty address"},
+		{"an address that is none", `{"gone":["x"]}` + "\n", "unable to parse IP"},
+		{"an owner of the other family", `{"former":{"172.26.236.180":["fd00::1"]}}` + "\n", "cannot be an address for"},
+		{"an owner with a zone", `{"former":{"fe80::1":["fe80::2%eth0"]}}` + "\n", "cannot be an address for"},
+		{"a mapped address", `{"ring":{"::ffff:1.2.3.4":[]}}` + "\n", "cannot be an address for"},
+	}
+}
+
+// hostileSockets writes to the sockets in the pod, as root there could.
+func hostileSockets(t *testing.T, l *lab.Lab) {
+	speaker, proxy := l.Agent("speaker", besieged), l.Agent("proxy", besieged)
+	feed := proxy.Path("/run/landfall/feed.sock")
+	t.Run("feed", func(t *testing.T) {
+		const ignoring = "ignoring an invalid message from a reader of the feed"
+		for _, row := range feedRows() {
+			t.Run(row.name, func(t *testing.T) {
+				after := len(proxy.Log())
+				conn, err := net.Dial("unix", feed)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer conn.Close()
+				if _, err := io.WriteString(conn, row.send); err != nil {
+					t.Fatal(err)
+				}
+				wantLogged(t, proxy, after, ignoring, row.comes)
+			})
+		}
+		t.Run("changes by one who has not said all", func(t *testing.T) {
+			after := len(proxy.Log())
+			conn, err := net.Dial("unix", feed)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if _, err := io.WriteString(conn, `{"changes":true}`+"\n"); err != nil {
+				t.Fatal(err)
+			}
+			wantLogged(t, proxy, after, "disconnected a reader of the feed", "has not said all")
+		})
+		t.Run("100 readers that read nothing", func(t *testing.T) {
+			for range 100 {
+				conn, err := net.Dial("unix", feed)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer conn.Close()
+			}
+			eventually(t, "the speaker is a reader", func() error {
+				if counter(t, speaker, "landfall_speaker_gate_usable") != 1 {
+					return errors.New("its gate is shut")
+				}
+				return nil
+			})
+		})
+	})
+	for _, a := range []*lab.Agent{speaker, proxy} {
+		t.Run("status of the "+a.Program, func(t *testing.T) {
+			for _, row := range append(anyServer(), statusServer()...) {
+				t.Run(row.name, func(t *testing.T) {
+					conn, err := net.Dial("unix", a.Path("/run/landfall/"+a.Program+".sock"))
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer conn.Close()
+					go func() { _, _ = io.WriteString(conn, row.send) }()
+					response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer response.Body.Close()
+					if response.StatusCode != row.code {
+						t.Errorf("%s, want %d", response.Status, row.code)
+					}
+				})
+			}
+		})
+	}
+}
