@@ -10,7 +10,9 @@ export CGO_ENABLED := 0
 export GOFLAGS := $(strip $(USER_GOFLAGS) -trimpath)
 RACE_ENV = CGO_ENABLED=1 'GOFLAGS=$(USER_GOFLAGS)'
 
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+# The tag v0.1.0 is version 0.1.0. A tree without a tag is on the way to the version that the chart says.
+VERSION := $(or $(VERSION),$(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null | sed 's/^v//' | grep . || \
+	echo "$$(sed -n 's/^version: //p' charts/landfall/Chart.yaml)-dev$$(git describe --always --dirty --exclude '*' 2>/dev/null | sed 's|^|.g|')"))
 IMAGE ?= ghcr.io/landfall-lb/landfall:$(VERSION)
 PROGRAMS := landfall-controller landfall-speaker landfall-proxy landfallctl
 LDFLAGS := -s -w -X github.com/landfall-lb/landfall/internal/ops.Version=$(VERSION)
@@ -90,8 +92,18 @@ lint: bin/landfall-lab ## golangci-lint (go vet included), helm lint, and genera
 	"$$($(LAB) tool helm)" lint --strict charts/landfall
 
 .PHONY: generate
-generate: bin/landfall-lab ## deepcopy functions and CRDs from api/
+generate: bin/landfall-lab ## deepcopy functions and CRDs from api/, the chart's README from its values
+	go test ./charts -run TestReadmeListsAllValues -update
 	"$$($(LAB) tool controller-gen)" object crd:maxDescLen=400 paths=./api/... output:crd:dir=charts/landfall/charts/crds/templates output:object:dir=api/v1beta1
+
+# Helm's hooks are left out, as kubectl would run them at once, and so is the gossip key, as it would be in a file.
+MANIFEST_VALUES ?= $(wildcard charts/examples/*.yaml)
+.PHONY: manifests
+manifests: bin/landfall-lab ## the chart as plain manifests, for each file of MANIFEST_VALUES, in bin/manifests
+	@mkdir -p bin/manifests
+	@for values in $(MANIFEST_VALUES); do out=bin/manifests/$$(basename "$$values"); \
+		"$$($(LAB) tool helm)" template landfall charts/landfall --namespace landfall-system --kube-version 1.35.0 \
+			--no-hooks --values "$$values" --set speaker.gossip.existingSecret=landfall-gossip >"$$out"; echo "$$out"; done
 
 # Without a daemon: an archive in the OCI image layout, of static programs and files out of Debian's packages
 # (BASE=debootstrap is all there is: no base image is pulled). BUILDER=docker, podman or buildah builds the Dockerfile.
@@ -104,6 +116,11 @@ ifeq ($(BUILDER),)
 else
 	$(BUILDER) build --build-arg VERSION=$(VERSION) -t $(IMAGE) .
 endif
+
+.PHONY: release
+release: bin/landfall-lab image ## what people download, in dist/: programs, image, chart, plugin, bills of materials, checksums
+	@go run ./release --helm "$$($(LAB) tool helm)" --images "$$(echo bin/landfall-image*.{tar,json} | tr ' ' ,)" '$(VERSION)'
+	@cat dist/checksums.txt
 
 .PHONY: demo demo-bgp
 demo: ## the worked example, told step by step; KEEP=1 leaves its lab up

@@ -77,6 +77,11 @@ func render(t *testing.T, set ...string) rendered {
 	if err != nil {
 		t.Fatalf("%v: %v", set, err)
 	}
+	return decode(t, text)
+}
+
+func decode(t *testing.T, text string) rendered {
+	t.Helper()
 	objects := rendered{}
 	decoder := yamlutil.NewYAMLOrJSONDecoder(strings.NewReader(text), 4096)
 	for {
@@ -158,11 +163,11 @@ func TestDefaults(t *testing.T) {
 		"RoleBinding landfall-speaker", "Secret landfall-gossip", "ServiceAccount landfall-cleanup",
 		"ServiceAccount landfall-controller", "ServiceAccount landfall-node",
 		"ValidatingAdmissionPolicy landfall-node-gateways", "ValidatingAdmissionPolicy landfall-node-leases",
-		"ValidatingAdmissionPolicy landfall-node-others", "ValidatingAdmissionPolicy landfall-node-peers",
+		"ValidatingAdmissionPolicy landfall-node-peers",
 		"ValidatingAdmissionPolicy landfall-node-services",
 		"ValidatingAdmissionPolicyBinding landfall-node-gateways",
 		"ValidatingAdmissionPolicyBinding landfall-node-leases",
-		"ValidatingAdmissionPolicyBinding landfall-node-others", "ValidatingAdmissionPolicyBinding landfall-node-peers",
+		"ValidatingAdmissionPolicyBinding landfall-node-peers",
 		"ValidatingAdmissionPolicyBinding landfall-node-services",
 	}
 	if diff := cmp.Diff(want, others); diff != "" {
@@ -266,8 +271,9 @@ func TestRights(t *testing.T) {
 	objects := render(t)
 	for role, want := range map[string][]string{
 		"metrics-auth": {"subjectaccessreviews:create", "tokenreviews:create"},
-		"controller": {"events:create,patch", "ipaddresspools/status:update", "ipaddresspools:get,list,watch",
-			"namespaces:list,watch", "nodes:list,watch", "services/status:patch", "services:list,watch"},
+		"controller": {"bgppeers/status:update", "bgppeers:get,list,watch", "events:create,patch",
+			"ipaddresspools/status:update", "ipaddresspools:get,list,watch", "namespaces:list,watch", "nodes:list,watch",
+			"services/status:patch", "services:list,watch"},
 		"proxy": {"endpointslices:list,watch", "events:create,patch", "ipaddresspools:list,watch", "nodes:list,watch",
 			"servicecidrs:list,watch", "services:list,watch"},
 	} {
@@ -285,7 +291,7 @@ func TestRights(t *testing.T) {
 		}
 	}
 	for _, right := range []string{
-		"bgppeers:get,list,watch", "bgppeers/status:patch,update", "bgpadvertisements:get,list,watch",
+		"bgppeers:list,watch", "bgppeers/status:patch", "bgpadvertisements:get,list,watch",
 		"bgpadvertisements/status:update",
 		"bfdprofiles:list,watch", "communities:list,watch",
 	} {
@@ -314,8 +320,8 @@ func TestRights(t *testing.T) {
 		!slices.Equal(passwords[i].Verbs, []string{"list", "watch"}) {
 		t.Errorf("the speaker reads other Secrets than those of speaker.bgpSecrets: %+v", passwords)
 	}
-	// What a role allows follows the values alone: only the gossip key, and among the helpers what flags
-	// say of the cluster, are taken from there.
+	// What a role allows follows the values alone: only the gossip key, and among the helpers what
+	// flags say of the cluster, are taken from there.
 	files, err := filepath.Glob("landfall/templates/*")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("the templates: %v, %v", files, err)
@@ -403,6 +409,8 @@ func TestValuesReachThePrograms(t *testing.T) {
 		{[]string{"proxy.enabled=false"}, "speaker", []string{"--gate=none"}, nil},
 		{nil, "speaker", []string{"--namespace=landfall-system", "--daemonset=landfall-node", "--bgp-convergence=3s"}, nil},
 		{[]string{`speaker.bgpConvergence="10s"`}, "speaker", []string{"--bgp-convergence=10s"}, []string{"--bgp-listen"}},
+		{[]string{"speaker.ignoreExcludeLB=true"}, "speaker", []string{"--ignore-exclude-lb=true"}, nil},
+		{[]string{`speaker.bindAddress="$(NODE_IP)"`}, "speaker", []string{"--bind-address=$(NODE_IP)"}, nil},
 		{[]string{`speaker.bgpListen="10.0.0.1:179"`}, "speaker", []string{"--bgp-listen=10.0.0.1:179"}, nil},
 		{[]string{`speaker.gate="none"`, "speaker.gossip.encrypt=false"}, "speaker", []string{"--gate=none"},
 			[]string{"--gossip-key-file"}},
@@ -417,6 +425,7 @@ func TestValuesReachThePrograms(t *testing.T) {
 			nil},
 		{[]string{`proxy.scheduler="maglev"`, "proxy.conntrackTCPBeLiberal=true", "proxy.setKernelParameters=false"}, "proxy",
 			[]string{"--scheduler=maglev", "--conntrack-tcp-be-liberal=true"}, []string{"--proc-sys-net"}},
+		{[]string{"proxy.setIPForward=true"}, "proxy", []string{"--set-ip-forward=true"}, nil},
 		{[]string{`proxy.extraArgs=["--x=y"]`, "proxy.metricsPort=9000"}, "proxy",
 			[]string{"--x=y", "--metrics-bind-address=node:9000"}, nil},
 		{nil, "speaker", []string{"--metrics-bind-address=node:7481", "--metrics-secure=true"},
@@ -452,11 +461,11 @@ func TestValuesReachThePrograms(t *testing.T) {
 // proxy runs.
 func TestAPIServerAddress(t *testing.T) {
 	objects := render(t, `kubernetesServiceHost="10.0.0.1"`, "kubernetesServicePort=443",
-		`apiServers=["10.0.0.2:6443","[2001:db8::2]:6443"]`)
+		`apiServers=["10.0.0.3:6443","[2001:db8::2]:6443","10.0.0.2:6443","10.0.0.3:6443"]`)
 	node := as[appsv1.DaemonSet](t, objects, "DaemonSet landfall-node").Spec.Template.Spec
 	controller := as[appsv1.Deployment](t, objects, "Deployment landfall-controller").Spec.Template.Spec
 	for _, c := range slices.Concat(node.Containers, controller.Containers) {
-		if !slices.Contains(c.Args, "--api-servers=10.0.0.2:6443,[2001:db8::2]:6443") {
+		if !slices.Contains(c.Args, "--api-servers=10.0.0.3:6443,[2001:db8::2]:6443,10.0.0.2:6443") {
 			t.Errorf("%s: no other API servers: %v", c.Name, c.Args)
 		}
 		for _, want := range []corev1.EnvVar{{Name: "KUBERNETES_SERVICE_HOST", Value: "10.0.0.1"},

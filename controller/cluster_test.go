@@ -349,6 +349,7 @@ type process struct {
 	nodes    *kubetest.Table[string, lb.Node]
 	spaces   *kubetest.Table[string, lb.Namespace]
 	around   *kubetest.Table[string, map[string]string]
+	sessions *kubetest.Table[string, []string]
 	seen     int // events of the cluster's log that services shows
 	events   []string
 	clock    time.Time
@@ -363,7 +364,7 @@ func newProcess(c *cluster) *process {
 		cluster: c, clock: time.Unix(1_000_000, 0), ticks: time.Second,
 		services: kubetest.NewTable[lb.Key, lb.Service](), pools: kubetest.NewTable[string, lb.Pool](),
 		nodes: kubetest.NewTable[string, lb.Node](), spaces: kubetest.NewTable[string, lb.Namespace](),
-		around: kubetest.NewTable[string, map[string]string](),
+		around: kubetest.NewTable[string, map[string]string](), sessions: kubetest.NewTable[string, []string](),
 	}
 	p.services.SetSynced(false)
 	p.pools.SetSynced(false)
@@ -376,6 +377,13 @@ func newProcess(c *cluster) *process {
 			told = maps.Clone(told)
 			maps.DeleteFunc(told, func(node, _ string) bool { return slices.Contains(nodes, node) })
 			p.around.Replace(map[string]map[string]string{lb.SurroundingsConfigMap: told})
+			return nil
+		},
+		sessions: p.sessions,
+		forgetSessions: func(_ context.Context, peer string, nodes []string) error {
+			have, _ := p.sessions.Get(peer)
+			p.sessions.Set(peer, slices.DeleteFunc(slices.Clone(have),
+				func(node string) bool { return slices.Contains(nodes, node) }))
 			return nil
 		},
 		parallel: 1, identity: fmt.Sprintf("process-%d", processes.Add(1)),

@@ -55,6 +55,9 @@ type deps struct {
 	around table[string, map[string]string]
 	// forgetAround removes what speakers have told of these nodes, which are gone.
 	forgetAround func(ctx context.Context, nodes []string) error
+	// sessions has the nodes in the status of each BGPPeer; forgetSessions removes some.
+	sessions       table[string, []string]
+	forgetSessions func(ctx context.Context, peer string, nodes []string) error
 	// catchUp returns once services shows all that was written before the call.
 	catchUp func(ctx context.Context) error
 	status  statusWriter
@@ -77,9 +80,10 @@ type controller struct {
 
 	mu sync.Mutex
 	// changed are the Services that the table tells of since the last step, nil for one that does not
-	// lead; factsChanged is set by all that is no Service.
-	changed      map[lb.Key]bool
-	factsChanged bool
+	// lead; factsChanged is set by all that is no Service and decides who gets what.
+	changed         map[lb.Key]bool
+	factsChanged    bool
+	sessionsChanged bool
 
 	// What follows belongs to the goroutine that leads, and begins empty with each time of leading.
 
@@ -96,8 +100,7 @@ type controller struct {
 	registries map[string]*registry
 	writer     string
 	terms      int
-	gone       []string      // nodes that are gone, of whose networks something is still told
-	tidying    loop.Failures // of removing that
+	left       left
 	replaces   replaces
 	// withdrawals are the Services that are to lose their finalizer once nobody announces them.
 	withdrawals withdrawals
@@ -237,14 +240,17 @@ func soonest(a, b time.Duration) time.Duration {
 // tell tells the book of all that has changed since the last step.
 func (c *controller) tell(pools map[string]lb.Pool, now time.Time) {
 	c.mu.Lock()
-	keys, facts := c.changed, c.factsChanged
-	c.changed, c.factsChanged = map[lb.Key]bool{}, false
+	keys, facts, sessions := c.changed, c.factsChanged, c.sessionsChanged
+	c.changed, c.factsChanged, c.sessionsChanged = map[lb.Key]bool{}, false, false
 	c.mu.Unlock()
 	maps.Copy(keys, c.again)
 	c.again = map[lb.Key]bool{}
 	if facts || !c.known {
 		c.book.SetPools(pools, c.nodesAndAround())
 		c.book.SetNamespaces(c.namespaces.All())
+	}
+	if facts || sessions || !c.known {
+		c.findSessions()
 	}
 	if !c.known {
 		c.known = true
@@ -270,42 +276,6 @@ func (c *controller) tell(pools map[string]lb.Pool, now time.Time) {
 			delete(c.withdrawals, key)
 		}
 	}
-}
-
-// nodesAndAround returns the nodes with what is told of their networks.
-func (c *controller) nodesAndAround() map[string]lb.Node {
-	nodes := c.nodes.All()
-	around, _ := c.around.Get(lb.SurroundingsConfigMap)
-	c.gone = nil
-	for name, text := range around {
-		node, ok := nodes[name]
-		if !ok {
-			c.gone = append(c.gone, name)
-			continue
-		}
-		node.Unassignable = lb.ParseUnassignable(text)
-		nodes[name] = node
-	}
-	return nodes
-}
-
-// tidy removes what speakers have told of nodes that are gone: a speaker may write for its own node
-// only.
-func (c *controller) tidy(ctx context.Context) error {
-	if len(c.gone) == 0 {
-		return nil
-	}
-	writeCtx, cancel := context.WithTimeout(ctx, writeTimeout)
-	defer cancel()
-	err := c.forgetAround(writeCtx, c.gone)
-	if err == nil {
-		c.gone = nil
-	}
-	if ctx.Err() == nil {
-		c.tidying.Log(c.log, "cannot remove what speakers told of nodes that are gone; trying again",
-			"removed what speakers told of nodes that are gone", err)
-	}
-	return err
 }
 
 // ready returns a check that passes once the tables have been complete.

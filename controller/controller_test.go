@@ -421,6 +421,45 @@ func TestGatewaysAreNotHandedOut(t *testing.T) {
 	}
 }
 
+// TestSessionsOfNodesThatAreGone are removed from the status of BGPPeers, and no others.
+func TestSessionsOfNodesThatAreGone(t *testing.T) {
+	c := newCluster()
+	p := newProcess(c)
+	shown := func(want map[string][]string) {
+		t.Helper()
+		p.settle(t)
+		if diff := cmp.Diff(want, p.sessions.All()); diff != "" {
+			t.Errorf("sessions (-want +got):\n%s", diff)
+		}
+	}
+	p.nodes.Replace(map[string]lb.Node{"n": {Name: "n"}, "m": {Name: "m"}})
+	p.sessions.Replace(map[string][]string{"tor": {"gone", "m", "n"}, "far": {"n"}})
+	p.factChanged("")
+	shown(map[string][]string{"tor": {"m", "n"}, "far": {"n"}})
+
+	p.sessions.Set("far", []string{"late", "n"}) // a speaker whose Node was deleted before
+	p.sessionsChange("far")
+	shown(map[string][]string{"tor": {"m", "n"}, "far": {"n"}})
+
+	// A write that fails is tried again, and does not keep Services from their addresses.
+	forget := p.forgetSessions
+	p.forgetSessions = func(context.Context, string, []string) error { return errors.New("the API server is busy") }
+	p.nodes.Replace(map[string]lb.Node{"n": {Name: "n"}})
+	p.factChanged("")
+	c.addPool("p", "10.0.0.1/32")
+	c.put(service("a"))
+	var err error
+	for range 5 {
+		p.deliver()
+		_, err = p.step(t.Context())
+	}
+	if err == nil || c.holds("a") != "10.0.0.1 Assigned" {
+		t.Errorf("%v; a holds %q", err, c.holds("a"))
+	}
+	p.forgetSessions = forget
+	shown(map[string][]string{"tor": {"n"}, "far": {"n"}})
+}
+
 func TestMetrics(t *testing.T) {
 	c := newCluster()
 	p := newProcess(c)

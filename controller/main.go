@@ -192,8 +192,10 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 			}
 			return client.TellSurroundings(ctx, o.namespace, entries)
 		},
-		catchUp: func(ctx context.Context) error { return status.CatchUp(ctx, services) },
-		status:  status, events: events, metrics: newMetrics(rt.Metrics), log: rt.Log, now: time.Now,
+		sessions:       kube.BGPPeerNodes(client, func(peer string) { c.sessionsChange(peer) }),
+		forgetSessions: status.DropPeerNodes,
+		catchUp:        func(ctx context.Context) error { return status.CatchUp(ctx, services) },
+		status:         status, events: events, metrics: newMetrics(rt.Metrics), log: rt.Log, now: time.Now,
 		identity: identity, parallel: parallel, allocatedFrom: o.metallb,
 	}
 	c = newController(d)

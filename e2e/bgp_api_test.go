@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/landfall-lb/landfall/e2e/lab"
 	"github.com/landfall-lb/landfall/e2e/lab/labtest"
 	"github.com/landfall-lb/landfall/internal/kube"
@@ -133,6 +135,52 @@ stringData: {password: secret}
 	})
 	if wrote, err := status.BGPAdvertisement(ctx, ad, ready); err != nil || wrote {
 		t.Errorf("an unchanged condition: wrote %v, %v", wrote, err)
+	}
+	for _, nodes := range []int{1000, 4998} { // two more are written, and the schema takes 5000
+		t.Run(fmt.Sprintf("%d nodes report", nodes), func(t *testing.T) { manyNodesReport(t, l, nodes) })
+	}
+}
+
+// manyNodesReport has a node write its entry beside so many others: the API server bounds what the
+// rules of the policy may cost.
+func manyNodesReport(t *testing.T, l *lab.Lab, nodes int) {
+	self := l.Cluster().Nodes[1].Name
+	node, err := l.KubeAs(l.Agent("speaker", self))
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := "/apis/landfall.dev/v1beta1/bgppeers/tor/status"
+	entry := func(name, state string) string {
+		return fmt.Sprintf(`{"name":%q,"state":%q,"since":"2026-01-02T15:04:05Z"}`, name, state)
+	}
+	object := func(entries ...string) []byte {
+		return []byte(`{"apiVersion":"landfall.dev/v1beta1","kind":"BGPPeer","metadata":{"name":"tor"},"status":{"nodes":[` +
+			strings.Join(entries, ",") + `]}}`)
+	}
+	var all []string
+	for i := range nodes {
+		all = append(all, entry(fmt.Sprintf("worker-%04d.rack-17.example.org", i), "Established"))
+	}
+	err = l.Kube().CoreV1().RESTClient().Patch(types.MergePatchType).AbsPath(path).Body(object(all...)).
+		Do(t.Context()).Error()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct{ name, state, refusal string }{
+		{self, "Idle", ""},        // its first entry
+		{self, "Established", ""}, // which it changes
+		{"worker-0007.rack-17.example.org", "Forged", "node " + self + " may write its own entry in status.nodes only"},
+		{"nowhere", "Idle", "its own entry"},
+	} {
+		manager := "landfall-speaker/" + test.name
+		began := time.Now()
+		err := node.CoreV1().RESTClient().Patch(types.ApplyPatchType).AbsPath(path).Param("fieldManager", manager).
+			Param("force", "true").Body(object(entry(test.name, test.state))).Do(t.Context()).Error()
+		t.Logf("%s writes %s of %s beside %d others in %v", self, test.state, test.name, nodes, time.Since(began))
+		if test.refusal == "" && err != nil ||
+			test.refusal != "" && (err == nil || !strings.Contains(err.Error(), test.refusal)) {
+			t.Errorf("%s writes %s of %s: %v, want %q", self, test.state, test.name, err, test.refusal)
+		}
 	}
 }
 

@@ -72,7 +72,7 @@ func signal(t testing.TB, l *lab.Lab, node string, sig syscall.Signal) {
 
 // returns are how often each absence is tried, and for how long: once and for long enough that the
 // node and the others hold one another for dead; or as LANDFALL_RETURNS and LANDFALL_AWAY say, such
-// as 13 and 8s.
+// as 13 and 8s. LANDFALL_ABSENCE names one of them, which is then the only one over BGP.
 func returns(t *testing.T) (times int, away time.Duration) {
 	t.Helper()
 	times, away = 1, 3*time.Second
@@ -166,6 +166,9 @@ func returnsOverBGP(t *testing.T, l *lab.Lab) {
 	for i, a := range absences {
 		if _, all := os.LookupEnv("LANDFALL_RETURNS"); !all && i%3 != 0 {
 			continue // by default only a link, and a reboot
+		}
+		if only, set := os.LookupEnv("LANDFALL_ABSENCE"); set && only != a.name {
+			continue
 		}
 		for range times {
 			a.leave(t, l, bgpNode)

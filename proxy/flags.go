@@ -25,7 +25,7 @@ type flags struct {
 	drain                                                    time.Duration
 	scheduler, procSysNet, externalIPs                       string
 	cleanup, liberal, answerPing, rescue, rescueRing         bool
-	localhostNodePorts                                       bool
+	localhostNodePorts, setIPForward                         bool
 	rescueLimit                                              int
 }
 
@@ -74,6 +74,8 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.StringVar(&f.externalIPs, "external-ips", "allow",
 		"addresses in spec.externalIPs that the proxy serves: allow, deny, or CIDRs separated by commas; never those of an "+
 			"IPAddressPool or of cluster IPs")
+	set.BoolVar(&f.setIPForward, "set-ip-forward", false,
+		"switch on the kernel parameter net.ipv4.ip_forward if it is off; without forwarding no packet reaches a pod")
 	set.StringVar(&f.procSysNet, "proc-sys-net", "/proc/sys/net",
 		"directory of the kernel's network parameters; a container whose /proc/sys is read-only mounts the host's elsewhere")
 	set.BoolVar(

@@ -23,6 +23,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/links"
 	"github.com/landfall-lb/landfall/internal/ops"
+	"github.com/landfall-lb/landfall/internal/preflight"
 	"github.com/landfall-lb/landfall/proxy/conntrack"
 	"github.com/landfall-lb/landfall/proxy/feed"
 	"github.com/landfall-lb/landfall/proxy/health"
@@ -84,6 +85,9 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	defer kernel.close()
 	parameters := kernelParameters{f.procSysNet, rt.Log}
 	parameters.conntrack(cores(), f.liberal)
+	if f.setIPForward {
+		parameters.switchOn(forwardingParameters[lb.IPv4])
+	}
 	set.prepareKernel(ctx, parameters, kernel)
 	if kernel.mode == modeIptables && set.scheduler != plan.Random {
 		rt.Log.Warn("iptables mode spreads connections at random; other schedulers need --mode=nftables", "scheduler",
@@ -136,9 +140,11 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	p.from.update = offer.Heard
 	rescuer := rescue.New(rescue.Deps{Log: rt.Log, Kernel: neighbours,
 		Families: f.rescueFamilies(kernel.families, rt.Log), Ring: f.rescueRing, Limit: f.rescueLimit,
-		Parameters: f.procSysNet, Warn: func(message string) {
+		Confirmed: offer.Rescued, Parameters: f.procSysNet, Warn: func(message string) {
 			events.Warning(kube.NodeReference(rt.NodeName), lb.ReasonStrictReversePath, message)
 		}})
+	flight := newPreflight(p, set, parameters, func(f lb.Finding) { tellNode(events, rt.NodeName, f) })
+	p.found = flight.Found
 	p.to = sinks{
 		rules: rules, flows: cutter, health: checks, feed: offer, rescue: rescuer, latency: metrics.latency,
 		programmed: metrics.programmed,
@@ -147,7 +153,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		},
 	}
 	rt.Metrics.MustRegister(newCollector(p, offer.Readers), rescued(rescuer), rescueDropped(rescuer),
-		rescueTargets(rescuer))
+		rescueTargets(rescuer), preflight.Collector("landfall_proxy_node_findings", flight.Found))
 	rt.Status(p.writeStatus)
 	rt.ReviewMetrics(client.ReviewMetrics)
 	rt.Ready("proxy", p.ready)
@@ -157,7 +163,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for name, a := range map[string]actor.Runner{
 		"watches": client, "interfaces": watcher, "events": events, "rules": rules, "conntrack": cutter,
-		"health ports": checks, "feed": offer, "rescue": rescuer, "plan": p.runner,
+		"health ports": checks, "feed": offer, "rescue": rescuer, "plan": p.runner, "preflight": flight,
 	} {
 		rt.Live(name, a.Busy)
 		group.Go(func() error { return a.Run(ctx) })
@@ -171,6 +177,21 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		return nil
 	})
 	return group.Wait()
+}
+
+// newPreflight returns the actor that looks for what keeps this node from delivering.
+func newPreflight(p *proxy, set settings, parameters kernelParameters, tell func(lb.Finding)) *preflight.Preflight {
+	h := host{proxy: p, parameters: parameters, podNetworks: set.pods.Prefixes, log: p.log, chains: forwardChains}
+	return preflight.New(preflight.Options{Log: p.log, Now: time.Now, Look: h.look, Tell: tell})
+}
+
+// tellNode sends an Event about this node.
+func tellNode(events *kube.Events, node string, f lb.Finding) {
+	if f.Note {
+		events.Normal(kube.NodeReference(node), f.Reason, f.Message)
+	} else {
+		events.Warning(kube.NodeReference(node), f.Reason, f.Message)
+	}
 }
 
 // watchLinks watches the node's interfaces.

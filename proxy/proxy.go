@@ -64,6 +64,7 @@ type sinks struct {
 		Begin(all map[netip.Addr]*rescue.Origins)
 		Update(changes map[netip.Addr]*rescue.Origins)
 		SetGone(nodes []netip.Addr, cutOff bool)
+		Confirm(number uint64)
 	}
 	// warn reports something wrong with a Service.
 	warn func(s lb.Service, reason lb.Reason, message string)
@@ -85,7 +86,9 @@ type proxy struct {
 	from     sources
 	to       sinks
 
-	mode   string
+	mode string
+	// found returns what keeps this node from delivering, beside the rules; nil if nobody looks.
+	found  func() []lb.Finding
 	began  time.Time
 	runner *loop.Runner
 	// settled is closed once the kernel holds what is wanted for the first time.

@@ -124,7 +124,10 @@ func (f *fakeFeed) Update(changes map[lb.Key][]lb.Delivery) {
 }
 
 // fakeRescue has what it was told; nil before that.
-type fakeRescue struct{ wanted map[netip.Addr]rescue.Origins }
+type fakeRescue struct {
+	wanted  map[netip.Addr]rescue.Origins
+	confirm uint64
+}
 
 func (f *fakeRescue) Begin(all map[netip.Addr]*rescue.Origins) {
 	f.wanted = map[netip.Addr]rescue.Origins{}
@@ -142,6 +145,8 @@ func (f *fakeRescue) Update(changes map[netip.Addr]*rescue.Origins) {
 }
 
 func (f *fakeRescue) SetGone([]netip.Addr, bool) {}
+
+func (f *fakeRescue) Confirm(number uint64) { f.confirm = number }
 
 // bench is a proxy among fakes, with a clock of its own.
 type bench struct {
@@ -213,6 +218,7 @@ func (b *bench) hear() (news lb.FeedUpdate, ok bool) {
 		return news, false
 	}
 	news = b.update.Since(b.heard)
+	news.Number = b.update.Number
 	b.heard = b.update
 	return news, true
 }

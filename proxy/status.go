@@ -21,6 +21,8 @@ type status struct {
 	// Ready is set once the kernel has confirmed the rules of all Services.
 	Ready   bool      `json:"ready"`
 	Leaving lb.Reason `json:"leaving,omitempty"`
+	// Findings are what keeps this node from delivering, beside the rules.
+	Findings []lb.Finding `json:"findings,omitempty"`
 }
 
 // The states of a Service.
@@ -81,9 +83,14 @@ type vipStatus struct {
 }
 
 func (p *proxy) status() status {
+	st := status{Node: p.self, Mode: p.mode}
+	if p.found != nil {
+		st.Findings = p.found()
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return status{Node: p.self, Mode: p.mode, Waiting: p.waiting, Ready: p.complete, Leaving: p.facts.leaving}
+	st.Waiting, st.Ready, st.Leaving = p.waiting, p.complete, p.facts.leaving
+	return st
 }
 
 // statusPiece is how many Services are copied at a time: the loop waits no longer than that takes.

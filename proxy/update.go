@@ -72,6 +72,7 @@ func (p *proxy) follow(n lb.FeedUpdate) {
 	} else if len(changes) > 0 {
 		p.to.rescue.Update(changes)
 	}
+	p.to.rescue.Confirm(n.Number)
 }
 
 // on reports whether there are endpoints on some of the nodes.

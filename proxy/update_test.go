@@ -86,9 +86,12 @@ func TestContract7WithoutASpeakerAddressesAreWhereTheyWere(t *testing.T) {
 		t.Errorf("nobody has said %v", b.rescue.wanted)
 	}
 	vip, node := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("172.31.0.2")
-	b.update = lb.FeedUpdate{Dead: []string{"there"}, Previous: map[netip.Addr][]netip.Addr{vip: {node}}}
+	b.update = lb.FeedUpdate{Dead: []string{"there"}, Previous: map[netip.Addr][]netip.Addr{vip: {node}}, Number: 3}
 	b.mute = false
 	b.run()
+	if b.rescue.confirm != 3 {
+		t.Errorf("the rescue was asked to confirm update %d, want 3", b.rescue.confirm)
+	}
 	b.expectBackends("web", "10.200.1.2")
 	b.update, b.mute = lb.FeedUpdate{}, true
 	b.run()

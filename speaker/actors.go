@@ -55,6 +55,7 @@ type feed interface {
 	Connected() bool
 	Delivery(lb.DeliveryKey) *lb.Delivery
 	Tell(lb.FeedUpdate)
+	Rescued() bool
 }
 
 type gossip interface {
@@ -64,7 +65,7 @@ type gossip interface {
 	Claims(netip.Addr) map[string]plan.Claim
 	Restarted(netip.Addr) bool
 	Joined() bool
-	Seek(bool)
+	Seek(since time.Time)
 	Met() time.Time
 	Trouble() string
 	SetMACs([]string)
@@ -166,10 +167,8 @@ type routeSinks struct {
 
 // writers write into the status of objects.
 type writers struct {
-	// peerNode writes what a node says into the status of a peer, or takes it back if it is nil; drop
-	// takes back what nodes said that are gone.
+	// peerNode writes what a node says into the status of a peer, or takes it back if it is nil.
 	peerNode      func(ctx context.Context, peer, node string, said *lb.PeerNode) error
-	drop          func(ctx context.Context, peer string, nodes []string) error
 	advertisement func(context.Context, lb.BGPAdvertisement, lb.Condition) (wrote bool, err error)
 	// event tells of a change of a session.
 	event func(p lb.Peer, good bool, reason lb.Reason, message string)

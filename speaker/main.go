@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path"
+	"runtime"
 	"strings"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/links"
 	"github.com/landfall-lb/landfall/internal/ops"
+	"github.com/landfall-lb/landfall/internal/preflight"
 	"github.com/landfall-lb/landfall/speaker/bfd"
 	"github.com/landfall-lb/landfall/speaker/bgp"
 	"github.com/landfall-lb/landfall/speaker/gate"
@@ -103,6 +105,10 @@ func (f *flags) add(set *pflag.FlagSet) {
 		"how often the owner repeats its gratuitous ARP and NDP for an address, at least 1s; set it where switches forget "+
 			"MAC addresses sooner than routers refresh them; 0 never repeats")
 	set.BoolVar(&f.options.cordonDrains, "drain-on-cordon", false, "move addresses away from a node that is cordoned")
+	set.BoolVar(&f.options.ignoreExclude, "ignore-exclude-lb", false,
+		"announce addresses on nodes with the label "+plan.LabelExclude+
+			" too, which kubeadm and Talos set on control planes; "+
+			"needed where no node is without it")
 	set.DurationVar(&f.options.convergence, "bgp-convergence", 3*time.Second,
 		"how long the speaker announces a route with the community GRACEFUL_SHUTDOWN before a planned withdrawal; set "+
 			"it longer than routers take to choose another route")
@@ -207,7 +213,13 @@ func secretsOf(peers map[string]lb.Peer, namespace string) map[string]bool {
 	return names
 }
 
+// spare is how much more garbage than usual there may be before it is collected: with as little
+// memory as a speaker needs, that would be several times a second while Services come. Nothing
+// touches the memory, so the kernel gives none for it.
+const spare = 24 << 20
+
 func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
+	defer runtime.KeepAlive(make([]byte, spare))
 	bind, keys, err := f.check()
 	if err != nil {
 		return err
@@ -228,7 +240,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	s.opts = f.options
 	passwords := f.watch(client, s)
 
-	around := newSurroundings(client, rt, f.namespace)
+	around, told := newSurroundings(client, rt, f.namespace)
 	var watcher *links.Watcher
 	watcher = links.New(links.Options{Namespace: netns.None(), Log: rt.Log, Changed: func() {
 		if interfaces, known := watcher.All(); known {
@@ -260,13 +272,15 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		l2: responder, report: reporter, routes: routeSinks{bgp: sessions, bfd: watches}, objects: objects,
 		writers: newWriters(client, events),
 	}
+	flight := newPreflight(s, f.bindPort, told, events)
+	s.found = flight.Found
 	seen := witness.New(witness.Options{Lease: client.Witnesses(f.namespace, leaseName), Log: rt.Log,
 		Changed: s.runner.Poke})
 	s.to.witness = seen
 	actors := map[string]actor.Runner{
 		"gateways": around, "watches": client, "interfaces": watcher, "gossip": talk, "probes of speakers": alive,
 		"ARP and NDP": responder, "events": events, "status of Services": reporter, "plan": s.runner, "partitions": seen,
-		"pulse": beat, "passwords": passwords,
+		"pulse": beat, "passwords": passwords, "preflight": flight,
 		"BGP and BFD": outlived{sessions, watches}, "status of BGP objects": objects,
 	}
 	if keys != nil {
@@ -282,7 +296,8 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		rt.Log.Warn("the speaker trusts endpoints alone and does not check that this node's rules deliver an address", "gate",
 			f.gate)
 	}
-	rt.Metrics.MustRegister(newCollector(s), newPathCollector(s))
+	rt.Metrics.MustRegister(newCollector(s), newPathCollector(s),
+		preflight.Collector("landfall_speaker_node_findings", flight.Found))
 	rt.Status(s.writeStatus)
 	rt.ReviewMetrics(client.ReviewMetrics)
 	rt.Ready("speaker", s.ready)
@@ -315,7 +330,7 @@ func newReporter(client *kube.Client, s *speaker, events *kube.Events) *report.R
 func newWriters(client *kube.Client, events *kube.Events) writers {
 	status := client.Status(time.Now)
 	return writers{
-		peerNode: status.PeerNode, drop: status.DropPeerNodes, advertisement: status.BGPAdvertisement,
+		peerNode: status.PeerNode, advertisement: status.BGPAdvertisement,
 		event: func(p lb.Peer, good bool, reason lb.Reason, message string) {
 			if good {
 				events.Normal(kube.PeerReference(p), reason, message)

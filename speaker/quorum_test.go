@@ -18,9 +18,9 @@ import (
 // part separates one node from the others, both ways.
 func (r *rig) part(apart string) {
 	for name, n := range r.nodes {
-		n.mu.Lock()
-		n.sees = func(other string) bool { return (other == apart) == (name == apart) }
-		n.mu.Unlock()
+		n.set(func(n *fakeNode) {
+			n.sees = func(other string) bool { return (other == apart) == (name == apart) }
+		})
 	}
 	r.tellAll(nil)
 	synctest.Wait()
@@ -28,9 +28,7 @@ func (r *rig) part(apart string) {
 
 func (r *rig) join() {
 	for _, n := range r.nodes {
-		n.mu.Lock()
-		n.sees = nil
-		n.mu.Unlock()
+		n.set(func(n *fakeNode) { n.sees = nil })
 	}
 	r.tellAll(nil)
 	synctest.Wait()
@@ -46,15 +44,9 @@ func TestMinorityYields(t *testing.T) {
 		apart.set(func(n *fakeNode) { n.apiless = true })
 		r.part(order[0])
 		// It cannot know better: two answer, and both forward.
-		want := []string{order[0], order[1]}
-		if want[0] > want[1] {
-			want[0], want[1] = want[1], want[0]
-		}
-		r.wantAnswers("while the minority does not reach the API server", vip1, want...)
+		r.wantAnswers("while the minority does not reach the API server", vip1, sortedNames(order[0], order[1])...)
 
-		apart.mu.Lock()
-		apart.apiless = false
-		apart.mu.Unlock()
+		apart.set(func(n *fakeNode) { n.apiless = false })
 		r.tellAll(nil)
 		synctest.Wait()
 		r.wantAnswers("when it hears of the majority", vip1, order[1])
@@ -111,7 +103,14 @@ func TestHealWithoutAPIServer(t *testing.T) {
 // A node whose gossip is cut waits for the others longer than they wait for it: it has found them
 // lost later. What it answers for it does not claim back from its heir then. It hears the heir
 // announce it, and hands the heir what it does not know.
-func TestContract11ANodeThatWaitsForAllClaimsNothingBack(t *testing.T) {
+func TestContract11ANodeThatWaitsForAllClaimsNothingBack(t *testing.T) { claimsNothingBack(t, true) }
+
+// With --restart-hold=0s nobody waits for anybody: the node has lost the others at once, and does
+// not claim its address back either.
+func TestContract11WithoutAHoldNothingIsClaimedBack(t *testing.T) { claimsNothingBack(t, false) }
+
+func claimsNothingBack(t *testing.T, waits bool) {
+	t.Helper()
 	inRig(t, func(r *rig) {
 		r.start(w177, w178, w179)
 		r.service(nginx, vip1)
@@ -126,9 +125,9 @@ func TestContract11ANodeThatWaitsForAllClaimsNothingBack(t *testing.T) {
 		if !owned() {
 			t.Error("it does not own its address")
 		}
-		apart.set(func(n *fakeNode) { n.waits, n.unheard = true, true })
+		apart.set(func(n *fakeNode) { n.waits, n.unheard, n.apiless = waits, true, !waits })
 		r.part(order[0])
-		if seen := apart.rooms.partition.Speakers(); !seen.Majority || !seen.Alone {
+		if seen := apart.rooms.partition.Speakers(); seen.Majority != waits || !seen.Alone {
 			t.Fatalf("it sees %+v", seen)
 		}
 		r.wantAnswers("when the others wait no more", vip1, sortedNames(order[0], order[1])...)

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"net/netip"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,11 +14,8 @@ import (
 // cut takes a node off everything, with or without its carrier.
 func (r *rig) cut(name string, carrier bool) {
 	n := r.nodes[name]
-	n.mu.Lock()
-	n.apiless, n.cutOff = true, true
-	n.interfaces = slices.Clone(n.interfaces)
-	n.interfaces[0].Up = carrier
-	n.mu.Unlock()
+	n.set(func(n *fakeNode) { n.apiless, n.cutOff = true, true })
+	n.carrier(carrier)
 	n.changes.markAll()
 	synctest.Wait()
 	time.Sleep(500 * time.Millisecond)
@@ -29,11 +25,8 @@ func (r *rig) cut(name string, carrier bool) {
 // reconnect undoes it: first the API server is there, and the others after a while.
 func (r *rig) reconnect(name string, later time.Duration) {
 	n := r.nodes[name]
-	n.mu.Lock()
-	n.apiless, n.cutOff, n.unheard = false, false, true
-	n.interfaces = slices.Clone(n.interfaces)
-	n.interfaces[0].Up = true
-	n.mu.Unlock()
+	n.set(func(n *fakeNode) { n.apiless, n.cutOff, n.unheard = false, false, true })
+	n.carrier(true)
 	n.changes.markAll()
 	synctest.Wait()
 	time.Sleep(later)
@@ -283,19 +276,8 @@ func TestTheLastNodeTakesOverWithoutTheAPIServer(t *testing.T) {
 	})
 }
 
-func (n *fakeNode) set(f func(*fakeNode)) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	f(n)
-}
-
 func (n *fakeNode) isMute() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.muted
-}
-
-func sortedNames(names ...string) []string {
-	slices.Sort(names)
-	return names
 }

@@ -251,15 +251,6 @@ func (f *fakeObjects) writers() writers {
 			api.peers.Set(peer, p)
 			return nil
 		},
-		drop: func(_ context.Context, peer string, nodes []string) error {
-			p, _ := api.peers.Get(peer)
-			p.Status = maps.Clone(p.Status)
-			for _, node := range nodes {
-				delete(p.Status, node)
-			}
-			api.peers.Set(peer, p)
-			return nil
-		},
 		advertisement: func(_ context.Context, ad lb.BGPAdvertisement, c lb.Condition) (bool, error) {
 			ad.Conditions = []lb.Condition{c}
 			api.bgpAds.Set(ad.Name, ad)

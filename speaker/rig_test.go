@@ -153,6 +153,7 @@ type fakeNode struct {
 	rivals      map[netip.Addr]string
 	dead        []string      // as gossip finds
 	update      lb.FeedUpdate // as the proxy was last told
+	passing     bool          // it passes on connections by that, or would if it were told
 	slow        bool          // probing takes until finish is called
 	mute        bool          // its interface takes no packets
 	gate        lb.Reason
@@ -189,7 +190,8 @@ func newRig(t testing.TB) *rig {
 		r.api.nodes.Set(name, lb.Node{Name: name, Addresses: []netip.Addr{addr}})
 		n := &fakeNode{
 			speaker: newSpeaker(name, "", slog.New(slog.DiscardHandler)), rig: r,
-			joined: true, claims: map[netip.Addr]plan.Claim{}, outcome: map[netip.Addr][]string{}, rounds: map[netip.Addr]int{},
+			joined: true, passing: true, claims: map[netip.Addr]plan.Claim{}, outcome: map[netip.Addr][]string{},
+			rounds:     map[netip.Addr]int{},
 			deliveries: map[lb.DeliveryKey]lb.Delivery{}, reports: map[lb.Key]lb.AnnouncedStatus{},
 			interfaces: []lb.Interface{{Index: 2, Name: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, byte(177 + i)}, Up: true,
 				Addresses: []netip.Prefix{netip.PrefixFrom(addr, 24)}}},
@@ -302,6 +304,25 @@ func (r *rig) service(key lb.Key, vips ...netip.Addr) {
 	synctest.Wait()
 }
 
+func (n *fakeNode) set(f func(*fakeNode)) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	f(n)
+}
+
+// carrier plugs the node's first interface in, or pulls it out.
+func (n *fakeNode) carrier(up bool) {
+	n.set(func(n *fakeNode) {
+		n.interfaces = slices.Clone(n.interfaces)
+		n.interfaces[0].Up = up
+	})
+}
+
+func sortedNames(names ...string) []string {
+	slices.Sort(names)
+	return names
+}
+
 func (n *fakeNode) deliver(d lb.Delivery) {
 	n.mu.Lock()
 	n.deliveries[d.Key()] = d
@@ -337,6 +358,22 @@ func (f fakeFeed) Reason() lb.Reason {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.gate
+}
+
+// Rescued is true at once, or once answer was called.
+func (f fakeFeed) Rescued() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.passing
+}
+
+// answer has the proxy of a node pass on connections by all that it was told.
+func (n *fakeNode) answer() {
+	n.mu.Lock()
+	n.passing = true
+	n.mu.Unlock()
+	n.changes.markVIPs([]netip.Addr{})
+	synctest.Wait()
 }
 
 func (f fakeFeed) Connected() bool { return f.Reason() == "" }
@@ -464,9 +501,10 @@ func (g fakeGossip) Joined() bool {
 }
 
 // Seek has the node exchange states with another one that it sees, which takes a moment.
-func (g fakeGossip) Seek(on bool) {
+func (g fakeGossip) Seek(since time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	on := !since.IsZero()
 	if on && !g.seeks {
 		time.AfterFunc(20*time.Millisecond, g.seek)
 	}

@@ -31,10 +31,35 @@ func (r *rig) onlyBGP() {
 	synctest.Wait()
 }
 
-// letRescue waits as speakers that have just started do before they announce routes.
+// letRescue waits until speakers that have just started have heard of their proxies that these
+// pass on connections.
 func (r *rig) letRescue() {
 	time.Sleep(time.Second)
 	synctest.Wait()
+}
+
+// TestContract5RoutesWaitForASlowProxy: of three proxies one passes on connections at once, one is
+// slow, and one never says that it does, as one of an earlier release.
+func TestContract5RoutesWaitForASlowProxy(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.onlyBGP()
+		r.nodes[w178].passing, r.nodes[w179].passing = false, false
+		r.start(w177, w178, w179)
+		r.tor("tor-1", "172.26.236.2", nil)
+		r.service(nginx, vip1)
+		r.letRescue()
+		r.wantTold("passes on at once", w177, up1)
+		r.wantTold("slow", w178, "")
+		if ring := r.nodes[w178].update.Ring; len(ring[vip1]) == 0 {
+			t.Errorf("the proxy was told %v, and not where connections may be", ring)
+		}
+		r.nodes[w178].answer()
+		r.wantTold("slow, and has answered", w178, up1)
+		r.wantTold("of an earlier release", w179, "")
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		r.wantTold("of an earlier release, after a while", w179, up1)
+	})
 }
 
 func (r *rig) wantTold(what, node, want string) {
@@ -57,7 +82,6 @@ func TestRoutesWithoutL2AreAnnouncedFromEachNodeAndReported(t *testing.T) {
 		r.tor("tor-1", "172.26.236.2", nil)
 		r.tor("tor-2", "172.26.236.3", nil)
 		r.service(nginx, vip1)
-		r.wantTold("before the proxy knows where connections are", w177, "")
 		r.letRescue()
 		for _, name := range []string{w177, w178, w179} {
 			r.wantTold("at first", name, up1+"; tor-2 +172.26.236.180/32 lp 100 []")
@@ -411,7 +435,7 @@ func TestContract10PeersAndAdvertisementsSayWhatIsWrong(t *testing.T) {
 	inRig(t, func(r *rig) {
 		r.start(w177, w178, w179)
 		r.tor("tor-1", "172.26.236.2", func(p *lb.Peer) {
-			p.Status = map[string]lb.PeerNode{"gone": {State: "Established"}, w178: {State: "Idle"}}
+			p.Status = map[string]lb.PeerNode{w178: {State: "Idle"}}
 		})
 		r.tor("tor-2", "172.26.236.3", func(p *lb.Peer) { p.PasswordSecret = &lb.Key{Name: "missing"} })
 		r.api.bgpAds.Set("wide", lb.BGPAdvertisement{Name: "wide", Generation: 7, AggregationLength: 20,

@@ -16,6 +16,13 @@ import (
 	"github.com/landfall-lb/landfall/speaker/routes"
 )
 
+// A step costs something for each address that there is. While many change, one after the other,
+// the loop rests for so many times as long as a step takes, and the next step takes in more of them.
+const (
+	rest    = 20
+	maxRest = 25 * time.Millisecond
+)
+
 // speaker is the loop: it collects what has changed, has the rooms decide what follows, and tells
 // the actors.
 type speaker struct {
@@ -26,6 +33,8 @@ type speaker struct {
 	to      sinks
 	runner  *loop.Runner
 	changes changes
+	// found returns what keeps announcements of this node from clients; nil if nobody looks.
+	found func() []lb.Finding
 	// candidates are the interfaces that may answer, as of the last step. Only the step uses them.
 	candidates []lb.Interface
 
@@ -40,9 +49,11 @@ type options struct {
 	class        string   // loadBalancerClass of the Services that are ours
 	exclude      []string // shell patterns of interfaces that answer only when named
 	cordonDrains bool
-	convergence  time.Duration // that routers get to choose other routes before a planned withdrawal
-	onConflict   plan.OnConflict
-	returnHold   time.Duration // that a node which may have been cut off waits for the others
+	// ignoreExclude has a node with plan.LabelExclude announce all the same.
+	ignoreExclude bool
+	convergence   time.Duration // that routers get to choose other routes before a planned withdrawal
+	onConflict    plan.OnConflict
+	returnHold    time.Duration // that a node which may have been cut off waits for the others
 }
 
 // phase is where in its life the speaker is.
@@ -70,7 +81,8 @@ func newSpeaker(self, class string, log *slog.Logger) *speaker {
 		self: self, opts: options{class: class}, log: log, phase: phase{waiting: "the API server"},
 		rooms: rooms{routes: routes.New(), ownership: ownership.New()},
 	}
-	s.runner = loop.New(func(context.Context) (time.Duration, error) { return s.step(time.Now()), nil }, loop.Options{})
+	s.runner = loop.New(func(context.Context) (time.Duration, error) { return s.step(time.Now()), nil },
+		loop.Options{Rest: rest, MaxRest: maxRest})
 	s.changes.poke = s.runner.Poke
 	return s
 }

@@ -392,19 +392,19 @@ func TestALoopThatHangsIsSeen(t *testing.T) {
 	})
 }
 
-// TestOnlyInterfacesThatMayAnswerCount has interfaces come: one of a pod, as with each pod, plans no
-// address anew; one that may answer does.
+// TestOnlyInterfacesThatMayAnswerCount has interfaces come: one of a pod, as with each pod, plans
+// no address anew; one that may answer does.
 func TestOnlyInterfacesThatMayAnswerCount(t *testing.T) {
 	inRig(t, func(r *rig) {
 		n := r.nodes[w177]
 		n.opts.exclude = []string{"veth*"}
 		r.start(w177)
 		r.service(nginx, vip1)
-		come := func(name string) (decided int) {
+		come := func(name string, addresses ...netip.Prefix) (decided int) {
 			n.mu.Lock()
 			before := n.decided
 			n.interfaces = append(slices.Clone(n.interfaces), lb.Interface{Index: len(n.interfaces) + 2, Name: name,
-				MAC: net.HardwareAddr{2, 0, 0, 0, 1, byte(len(n.interfaces))}, Up: true})
+				MAC: net.HardwareAddr{2, 0, 0, 0, 1, byte(len(n.interfaces))}, Up: true, Addresses: addresses})
 			n.mu.Unlock()
 			n.changes.markLinks()
 			synctest.Wait()
@@ -415,7 +415,10 @@ func TestOnlyInterfacesThatMayAnswerCount(t *testing.T) {
 		if got := come("veth1234"); got != 0 {
 			t.Errorf("%d decisions for the interface of a pod", got)
 		}
-		if come("eth1") == 0 {
+		if got := come("coredns--1234"); got != 0 {
+			t.Errorf("%d decisions for the interface of a pod of an unknown kind", got)
+		}
+		if come("eth1", netip.MustParsePrefix("198.51.100.1/24")) == 0 {
 			t.Error("no decision for an interface that may answer")
 		}
 		if come("veth5678") != 0 {

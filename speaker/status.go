@@ -21,6 +21,8 @@ type status struct {
 	Members    membersStatus     `json:"members"`
 	Interfaces []interfaceStatus `json:"interfaces"`
 	BGP        bgpStatus         `json:"bgp"`
+	// Findings are what keeps announcements of this node from clients, beside the speaker.
+	Findings []lb.Finding `json:"findings,omitempty"`
 }
 
 type gateStatus struct {
@@ -88,6 +90,9 @@ func (s *speaker) status() status {
 		st.Interfaces = append(st.Interfaces, interfaceStatus{
 			Name: i.Name, MAC: i.MAC.String(), Up: i.Up, Addresses: i.Addresses, Problem: outcome.Problems[i.Name],
 		})
+	}
+	if s.found != nil {
+		st.Findings = s.found()
 	}
 	s.mu.Lock()
 	st.Waiting, st.Stopping = s.phase.waiting, s.phase.stopping

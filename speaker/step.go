@@ -78,10 +78,12 @@ func addresses(nodes map[string]lb.Node) map[string][]netip.Addr {
 	return all
 }
 
-// look reports whether the interfaces that may answer differ from those of the last step. On a busy
-// node others come and go with each pod.
+// look reports whether the interfaces that may answer differ from those of the last step, and tells
+// gossip their addresses. On a busy node others come and go with each pod.
 func (s *speaker) look() bool {
-	candidates := plan.Candidates(s.facts())
+	facts := s.facts()
+	s.from.members.SetMACs(plan.MACs(facts))
+	candidates := plan.Candidates(facts)
 	differ := !slices.EqualFunc(candidates, s.candidates, lb.Interface.Equal)
 	s.candidates = candidates
 	return differ
@@ -132,7 +134,7 @@ func (s *speaker) divide(now time.Time, dirty map[netip.Addr]bool) (changed bool
 	if is := s.rooms.partition.Estranged(); is != was {
 		logEstranged(s.log, is, f)
 	}
-	s.from.members.Seek(s.rooms.partition.Estranged())
+	s.from.members.Seek(s.rooms.partition.EstrangedSince())
 	if news {
 		said, heard := s.rooms.partition.Heard()
 		s.log.Info("the other side of a partition reports over the API server", "heard", heard, "from",
@@ -157,7 +159,7 @@ func (s *speaker) facts() plan.Facts {
 		Estranged:    s.rooms.partition.Estranged(),
 		Trusted:      s.rooms.partition.Trusted(),
 		Exclude:      s.opts.exclude,
-		CordonDrains: s.opts.cordonDrains, OnConflict: s.opts.onConflict,
+		CordonDrains: s.opts.cordonDrains, IgnoreExclude: s.opts.ignoreExclude, OnConflict: s.opts.onConflict,
 	}
 	if node, ok := s.from.nodes.Get(s.self); ok {
 		f.Node = &node
@@ -209,8 +211,8 @@ func (s *speaker) route(now time.Time, facts plan.Facts, dirty dirt, services fu
 ) (again time.Duration) {
 	from := s.from.routes
 	f := routes.Facts{
-		Node: facts, Unknown: from.missing(), Rescue: s.from.feed != nil, Convergence: s.opts.convergence,
-		Seen: s.to.routes.seen(),
+		Node: facts, Unknown: from.missing(), Convergence: s.opts.convergence, Seen: s.to.routes.seen(),
+		Rescue: s.from.feed != nil, Rescued: s.from.feed != nil && s.from.feed.Rescued(),
 		BGP: plan.BGPFacts{
 			Peers: from.peers.All(), Advertisements: from.advertisements.All(), Communities: from.communities.All(),
 			Profiles: from.profiles.All(), Passwords: from.passwords.All(), Namespace: from.namespace,
@@ -231,9 +233,8 @@ func (s *speaker) route(now time.Time, facts plan.Facts, dirty dirt, services fu
 	}
 	s.announceSessions(step.News)
 	writes, wait := s.rooms.routes.Status(now, f, routes.StatusEvents{
-		Check:  dirty.all || dirty.routes || dirty.status || dirty.nodes || dirty.services != nil,
-		Exists: func(node string) bool { _, ok := s.from.nodes.Get(node); return ok },
-		Held:   s.held,
+		Check: dirty.all || dirty.routes || dirty.status || dirty.nodes || dirty.services != nil,
+		Held:  s.held,
 	})
 	if s.rooms.routes.Waiting() == "" {
 		s.to.objects.Set(s.jobs(f.BGP, writes))
@@ -306,7 +307,6 @@ func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]owne
 // act tells the actors what follows from the decisions. With work set, the one for ARP and NDP has
 // something else to do, or interfaces may differ; with first set, gossip is told all claims.
 func (s *speaker) act(facts plan.Facts, decided map[netip.Addr]ownership.Decided, work, first bool) {
-	s.from.members.SetMACs(plan.MACs(facts))
 	if s.phase.stopping {
 		s.to.witness.Set(witness.Desired{})
 	} else {

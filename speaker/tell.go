@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/ownership"
@@ -122,11 +121,6 @@ func (s *speaker) jobs(b plan.BGPFacts, writes routes.Writes) map[string]report.
 	for name, said := range writes.Peers {
 		jobs["BGPPeer "+name] = report.Job{Content: fmt.Sprint(said), Do: func(ctx context.Context) error {
 			return s.to.writers.peerNode(ctx, name, s.self, said)
-		}}
-	}
-	for name, gone := range writes.Strays {
-		jobs["strays of BGPPeer "+name] = report.Job{Content: strings.Join(gone, " "), Do: func(ctx context.Context) error {
-			return s.to.writers.drop(ctx, name, gone)
 		}}
 	}
 	for name, c := range writes.Conditions {

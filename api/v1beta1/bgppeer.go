@@ -214,6 +214,7 @@ type BGPPeerStatus struct {
 	// nodes has one entry for each node that should have a session with the peer.
 	//
 	// +optional
+	// +kubebuilder:validation:MaxItems=5000
 	// +listType=map
 	// +listMapKey=name
 	Nodes []BGPPeerNode `json:"nodes,omitempty"`
@@ -223,18 +224,22 @@ type BGPPeerStatus struct {
 type BGPPeerNode struct {
 	// name is the name of the node.
 	// +required
+	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
 	// state is the state of the session as in RFC 4271, or Refused if the node opens no session.
 	// +required
+	// +kubebuilder:validation:MaxLength=32
 	State string `json:"state"`
 	// since is when the session entered the state.
 	// +optional
 	Since metav1.Time `json:"since,omitzero"`
 	// reason is the reason, as one CamelCase word, why the session is not established.
 	// +optional
+	// +kubebuilder:validation:MaxLength=64
 	Reason string `json:"reason,omitempty"`
 	// message explains why the session is not established, or what it cannot do.
 	// +optional
+	// +kubebuilder:validation:MaxLength=512
 	Message string `json:"message,omitempty"`
 }
 

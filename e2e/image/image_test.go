@@ -188,7 +188,7 @@ func TestBillOfMaterials(t *testing.T) {
 	bill := SBOM{Name: "landfall-1-amd64", Version: "1", Created: epoch,
 		Debian: []Package{{Name: "libc6", Version: "2.36-9+deb12u14", Arch: "amd64", Maintainer: "GNU Libc Maintainers"}}}
 	for range 2 {
-		if err := bill.addProgram(self); err != nil {
+		if err := bill.AddProgram(self); err != nil {
 			t.Fatal(err)
 		}
 	}

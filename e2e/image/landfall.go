@@ -52,7 +52,8 @@ func (l Landfall) Image(ctx context.Context, arch string) (_ Image, _ SBOM, err 
 		}
 	}
 	files := []File{}
-	bill := SBOM{Name: "landfall-" + l.Version + "-" + arch, Version: l.Version, Created: l.Created, Debian: found}
+	bill := SBOM{Name: "landfall-" + l.Version + "-" + arch, Version: l.Version, Created: l.Created, Purpose: "CONTAINER",
+		Debian: found}
 	for _, p := range programs {
 		path := filepath.Join(dir, p.name)
 		content, err := os.ReadFile(path)
@@ -60,7 +61,7 @@ func (l Landfall) Image(ctx context.Context, arch string) (_ Image, _ SBOM, err 
 			return fail(err)
 		}
 		files = append(files, File{Path: "usr/local/bin/" + p.name, Mode: 0o755, Content: content})
-		if err := bill.addProgram(path); err != nil {
+		if err := bill.AddProgram(path); err != nil {
 			return fail(err)
 		}
 	}

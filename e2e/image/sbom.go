@@ -14,17 +14,19 @@ import (
 	"time"
 )
 
-// SBOM is what is in an image: its bill of materials.
+// SBOM is what is in an image, or in an archive of programs: its bill of materials.
 type SBOM struct {
 	Name, Version string
 	Created       time.Time
-	Debian        []Package
+	// Purpose is one of SPDX's primary purposes of a package, such as CONTAINER.
+	Purpose string
+	Debian  []Package
 
 	modules map[string]string // version by path
 }
 
-// addProgram adds the modules that a Go program was built from.
-func (s *SBOM) addProgram(path string) error {
+// AddProgram adds the modules that a Go program was built from.
+func (s *SBOM) AddProgram(path string) error {
 	info, err := buildinfo.ReadFile(path)
 	if err != nil {
 		return fmt.Errorf("modules of %s: %w", filepath.Base(path), err)
@@ -103,8 +105,8 @@ var notInID = regexp.MustCompile(`[^a-zA-Z0-9.-]`)
 
 // document returns the bill as a document of SPDX.
 func (s SBOM) document() spdxDocument {
-	root := newPackage("Image", s.Name, s.Version, "Apache-2.0", "")
-	root.Purpose = "CONTAINER"
+	root := newPackage("Root", s.Name, s.Version, "Apache-2.0", "")
+	root.Purpose = s.Purpose
 	d := spdxDocument{
 		Version: "SPDX-2.3", Licence: "CC0-1.0", ID: "SPDXRef-DOCUMENT", Name: s.Name,
 		Creation: spdxCreation{Created: s.Created.UTC().Format(time.RFC3339), Creators: []string{"Tool: landfall-image"}},

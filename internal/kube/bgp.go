@@ -6,11 +6,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/landfall-lb/landfall/api/v1beta1"
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -39,6 +41,21 @@ func BGPPeers(c *Client, changed, status func(name string)) *Table[string, lb.Pe
 	}, changed, status)
 	c.register(resource{client: c.landfall, name: "bgppeers", example: &v1beta1.BGPPeer{}},
 		objects[string, lb.Peer, *v1beta1.BGPPeer]{table, convertBGPPeer})
+	return table
+}
+
+// BGPPeerNodes watches which nodes are in the status of BGPPeers, in the order of their names.
+func BGPPeerNodes(c *Client, changed func(name string)) *Table[string, []string] {
+	table := newTable[string, []string](nil, changed)
+	c.register(resource{client: c.landfall, name: "bgppeers", example: &v1beta1.BGPPeer{}},
+		objects[string, []string, *v1beta1.BGPPeer]{table, func(o *v1beta1.BGPPeer) (string, []string) {
+			var nodes []string
+			for _, n := range o.Status.Nodes {
+				nodes = append(nodes, strings.Clone(n.Name))
+			}
+			slices.Sort(nodes)
+			return o.Name, nodes
+		}})
 	return table
 }
 
@@ -208,10 +225,19 @@ func (s *Status) PeerNode(ctx context.Context, peer, node string, status *lb.Pee
 }
 
 // DropPeerNodes removes the entries of nodes that are gone from the status of a BGPPeer. It fails
-// with a conflict if another writer comes in between.
+// with a conflict if other writers come in between again and again. A peer that is gone is no
+// failure.
 func (s *Status) DropPeerNodes(ctx context.Context, peer string, nodes []string) error {
+	return retry.RetryOnConflict(retry.DefaultBackoff, func() error { return s.dropPeerNodes(ctx, peer, nodes) })
+}
+
+func (s *Status) dropPeerNodes(ctx context.Context, peer string, nodes []string) error {
 	var o v1beta1.BGPPeer
-	if err := s.landfall.Get().Resource("bgppeers").Name(peer).Do(ctx).Into(&o); err != nil {
+	err := s.landfall.Get().Resource("bgppeers").Name(peer).Do(ctx).Into(&o)
+	switch {
+	case IsNotFound(err):
+		return nil
+	case err != nil:
 		return fmt.Errorf("read BGPPeer %s: %w", peer, err)
 	}
 	before := len(o.Status.Nodes)

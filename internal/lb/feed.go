@@ -14,6 +14,10 @@ type FeedMessage struct {
 	// yet, as without an API server. The kernel still holds the rules of the previous proxy, so the
 	// previous proxy's last report stays valid.
 	Waiting bool `json:"waiting,omitempty"`
+	// Rescued is the Number of the speaker's latest update, once this node passes on connections by
+	// that update and by all before it: the kernel has the rules, and has found the nodes that they
+	// name. It is 0 until then.
+	Rescued uint64 `json:"rescued,omitempty"`
 	// Beat is the longest time until the next message, in milliseconds, even if that has no content; 0
 	// promises none. See FeedSilence.
 	Beat int `json:"beat,omitempty"`

@@ -18,6 +18,9 @@ type FeedUpdate struct {
 	// Beat is the longest time until the next update, in milliseconds; 0 promises none. See
 	// FeedSilence.
 	Beat int `json:"beat,omitempty"`
+	// Number counts the updates of a speaker that are not Same, from 1. The proxy answers with it, see
+	// FeedMessage.Rescued. A speaker that does not ask for an answer sends 0.
+	Number uint64 `json:"number,omitempty"`
 	// Changes is set if Previous and Ring name only the VIPs of which they say something else than
 	// before, each of them in Previous. Otherwise they name all, and a VIP that is missing is no VIP
 	// any more.
@@ -52,7 +55,7 @@ func (u *FeedUpdate) Apply(next FeedUpdate) {
 		u.Previous, u.Ring = maps.Clone(next.Previous), maps.Clone(next.Ring)
 		return
 	}
-	u.Dead, u.Gone, u.CutOff = next.Dead, next.Gone, next.CutOff
+	u.Number, u.Dead, u.Gone, u.CutOff = next.Number, next.Dead, next.Gone, next.CutOff
 	for _, vip := range next.Ended {
 		delete(u.Previous, vip)
 		delete(u.Ring, vip)

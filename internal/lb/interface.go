@@ -21,6 +21,10 @@ type Interface struct {
 	Loopback bool
 	// Enslaved is set for a port of a bridge, bond or VRF: its traffic belongs to the master.
 	Enslaved bool
+	// Guest is set where the other end belongs to a pod or a virtual machine: that of a veth pair is
+	// in another network namespace, or a program holds it (tap). Nodes that run in namespaces have
+	// such interfaces too.
+	Guest bool
 	// NoARP is set for an interface that neither asks nor answers ARP and NDP (IFF_NOARP).
 	NoARP bool
 	// Addresses are the interface's addresses with the length of their subnet, sorted.
@@ -30,7 +34,7 @@ type Interface struct {
 // Equal reports whether two interfaces are equal in every field.
 func (i Interface) Equal(other Interface) bool {
 	return i.Index == other.Index && i.Name == other.Name && bytes.Equal(i.MAC, other.MAC) && i.Up == other.Up &&
-		i.Disabled == other.Disabled &&
+		i.Disabled == other.Disabled && i.Guest == other.Guest &&
 		i.Loopback == other.Loopback && i.Enslaved == other.Enslaved && i.NoARP == other.NoARP &&
 		slices.Equal(i.Addresses, other.Addresses)
 }

@@ -30,6 +30,7 @@ func translate(links []netlink.Link, addrs []netlink.Addr) []lb.Interface {
 			Disabled:  attrs.RawFlags&unix.IFF_UP == 0,
 			Loopback:  attrs.RawFlags&unix.IFF_LOOPBACK != 0,
 			Enslaved:  attrs.MasterIndex != 0,
+			Guest:     l.Type() == "tuntap" || l.Type() == "veth" && attrs.NetNsID >= 0,
 			NoARP:     attrs.RawFlags&unix.IFF_NOARP != 0,
 			Addresses: byIndex[attrs.Index],
 		}

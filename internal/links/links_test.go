@@ -159,6 +159,7 @@ func TestWatcherFollowsTheKernel(t *testing.T) {
 			all[0].Loopback
 	})
 	nstest.Veth(t, a, "eth0", "192.0.2.1/24", b, "eth0", "192.0.2.2/24")
+	until("the other end is elsewhere", func(i lb.Interface) bool { return i.Guest })
 	until("cable plugged in", func(i lb.Interface) bool {
 		_, ok := i.Subnet(netip.MustParseAddr("192.0.2.9"))
 		return i.Up && ok && len(i.MAC) == 6
@@ -171,6 +172,10 @@ func TestWatcherFollowsTheKernel(t *testing.T) {
 	until("address added", func(i lb.Interface) bool { _, ok := i.Subnet(netip.MustParseAddr("198.51.100.7")); return ok })
 	a.Run(t, "ip", "link", "set", "eth0", "address", "02:00:00:00:00:99")
 	until("MAC changed", func(i lb.Interface) bool { return i.MAC.String() == "02:00:00:00:00:99" })
+	a.Run(t, "ip", "link", "del", "eth0")
+	until("gone", func(i lb.Interface) bool { return i.Name == "" })
+	a.Run(t, "ip", "link", "add", "eth0", "type", "veth", "peer", "name", "eth1")
+	until("both ends are here", func(i lb.Interface) bool { return i.Name != "" && !i.Guest })
 	a.Run(t, "ip", "link", "del", "eth0")
 	until("gone", func(i lb.Interface) bool { return i.Name == "" })
 }

@@ -108,7 +108,7 @@ func Unix(path string, mode fs.FileMode) (*net.UnixListener, error) {
 func bind(path string, mode fs.FileMode) (*net.UnixListener, error) {
 	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		var failed error
-		if err := raw.Control(func(fd uintptr) { failed = syscall.Fchmod(int(fd), uint32(mode.Perm())) }); err != nil {
+		if err := raw.Control(func(fd uintptr) { failed = chmodSocket(fd, mode) }); err != nil {
 			return err
 		}
 		return failed

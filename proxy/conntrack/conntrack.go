@@ -29,6 +29,11 @@ const (
 	// maxQuestions is how many questions are worth as many walks of the kernel through its table.
 	// Instead of more, all flows are listed.
 	maxQuestions = 8
+	// After a pass the actor rests for so many times as long as it took, within a limit. Flows to
+	// backends that are gone are urgent: their client hits a dead address. At a frontend that is new,
+	// there are only flows of clients that were there before it, and each Service brings one.
+	urgentRest, maxUrgentRest = 4, 2 * time.Second
+	freshRest, maxFreshRest   = 100, 5 * time.Second
 )
 
 // Flow is one flow: where the client sent, and who answers. Those of ICMP have no ports.
@@ -73,11 +78,15 @@ type Actor struct {
 	applied map[lb.Key]map[destination][]netip.AddrPort
 	by      map[destination]map[lb.Key][]netip.AddrPort
 	// suspect are the frontends to which there may be flows that have to go, since the last pass that
-	// succeeded, by who answers them.
-	suspect map[destination]answerers
+	// succeeded, by who answers them; fresh are those of them that are new.
+	suspect, fresh doubts
 	// begun is set once what a predecessor may have left is known to be among suspect.
 	begun bool
-	// failures belongs to the goroutine that runs apply.
+
+	// The rest belongs to the goroutine that makes passes: when the last one ended, and how long it
+	// took.
+	ended    time.Time
+	took     time.Duration
 	failures loop.Failures
 }
 
@@ -105,6 +114,9 @@ func ping(family lb.Family, addr netip.Addr) destination {
 // packets went on as they came.
 type answerers map[netip.AddrPort]bool
 
+// doubts are frontends to which there may be flows that have to go.
+type doubts map[destination]answerers
+
 // anybody stands for whoever it is.
 var anybody = netip.AddrPortFrom(netip.IPv6Unspecified(), 0)
 
@@ -114,9 +126,9 @@ var _ actor.Updater[lb.Key, plan.Service] = (*Actor)(nil)
 func New(deps Deps) *Actor {
 	a := &Actor{
 		deps: deps, applied: map[lb.Key]map[destination][]netip.AddrPort{}, by: map[destination]map[lb.Key][]netip.AddrPort{},
-		suspect: map[destination]answerers{},
+		suspect: doubts{}, fresh: doubts{},
 	}
-	a.runner = loop.New(func(context.Context) (time.Duration, error) { return 0, a.apply() }, loop.Options{Gap: gap})
+	a.runner = loop.New(func(context.Context) (time.Duration, error) { return a.step() }, loop.Options{Gap: gap})
 	return a
 }
 
@@ -144,7 +156,7 @@ func (a *Actor) update(changes map[lb.Key]plan.Service) {
 		for f, allowed := range before {
 			for _, by := range allowed {
 				if !slices.Contains(after[f], by) {
-					a.doubt(f, by)
+					a.suspect.doubt(f, by)
 				}
 			}
 			delete(a.by[f], key)
@@ -156,9 +168,9 @@ func (a *Actor) update(changes map[lb.Key]plan.Service) {
 			switch {
 			case len(before[f]) > 0:
 			case !a.begun:
-				a.doubt(f, anybody)
+				a.suspect.doubt(f, anybody)
 			default: // packets may have gone out as they were, and would go on doing so
-				a.doubt(f, netip.AddrPort{})
+				a.fresh.doubt(f, netip.AddrPort{})
 			}
 			if a.by[f] == nil {
 				a.by[f] = map[lb.Key][]netip.AddrPort{}
@@ -171,20 +183,29 @@ func (a *Actor) update(changes map[lb.Key]plan.Service) {
 			a.applied[key] = after
 		}
 	}
-	if len(a.suspect) > 0 {
+	if len(a.suspect)+len(a.fresh) > 0 {
 		a.runner.Poke()
 	}
 }
 
 // doubt notes that flows to f may have to go that by answers. Of pings it is not known who does.
-func (a *Actor) doubt(f destination, by netip.AddrPort) {
+func (d doubts) doubt(f destination, by netip.AddrPort) {
 	if f.isPing() {
 		by = anybody
 	}
-	if a.suspect[f] == nil {
-		a.suspect[f] = answerers{}
+	if d[f] == nil {
+		d[f] = answerers{}
 	}
-	a.suspect[f][by] = true
+	d[f][by] = true
+}
+
+func (d doubts) add(other doubts) {
+	for f, by := range other {
+		if d[f] == nil {
+			d[f] = answerers{}
+		}
+		maps.Copy(d[f], by)
+	}
 }
 
 // Busy returns for how long the actor has been at one thing.
@@ -214,11 +235,37 @@ func destinations(s plan.Service) map[destination][]netip.AddrPort {
 	return all
 }
 
-// apply makes one pass.
-func (a *Actor) apply() error {
+// step makes a pass about what is urgent, and about what is not once enough time has passed. It
+// returns how long the rest has to wait.
+func (a *Actor) step() (again time.Duration, err error) {
+	since := time.Since(a.ended)
+	urgent, fresh := min(urgentRest*a.took, maxUrgentRest)-since, min(freshRest*a.took, maxFreshRest)-since
+	if urgent > 0 {
+		return urgent, nil
+	}
+	if err := a.pass(fresh <= 0); err != nil {
+		return 0, err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.fresh) > 0 {
+		return max(fresh, gap), nil
+	}
+	return 0, nil
+}
+
+// apply makes one pass about all that there is.
+func (a *Actor) apply() error { return a.pass(true) }
+
+// pass cuts the flows that have to go. Without all, those to frontends that are new wait.
+func (a *Actor) pass(all bool) error {
 	a.mu.Lock()
 	suspect := a.suspect
-	a.suspect = map[destination]answerers{}
+	a.suspect = doubts{}
+	if all {
+		suspect.add(a.fresh)
+		a.fresh = doubts{}
+	}
 	allowed := make(map[destination][]netip.AddrPort, len(suspect))
 	for f := range suspect {
 		allowed[f] = nil
@@ -230,16 +277,14 @@ func (a *Actor) apply() error {
 	if len(suspect) == 0 {
 		return nil
 	}
+	started := time.Now()
 	err := a.cut(suspect, allowed)
+	a.ended = time.Now()
+	a.took = a.ended.Sub(started)
 	if err != nil {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		for f, by := range suspect {
-			if a.suspect[f] == nil {
-				a.suspect[f] = answerers{}
-			}
-			maps.Copy(a.suspect[f], by)
-		}
+		a.suspect.add(suspect)
 	}
 	a.failures.Log(a.deps.Log, "cannot cut flows to backends that are gone; trying again",
 		"flows to backends that are gone are cut again", err)
@@ -247,7 +292,7 @@ func (a *Actor) apply() error {
 }
 
 // cut deletes the flows to frontends in allowed whose answerers are not allowed.
-func (a *Actor) cut(suspect map[destination]answerers, allowed map[destination][]netip.AddrPort) error {
+func (a *Actor) cut(suspect doubts, allowed map[destination][]netip.AddrPort) error {
 	local := map[netip.Addr]bool{}
 	addrs, err := a.deps.Local()
 	if err != nil {
@@ -293,7 +338,7 @@ func gone(f Flow, allowed map[destination][]netip.AddrPort, local map[netip.Addr
 // questions returns what to ask to find all flows that have to go. As long as it is known who
 // answers them, and they are few, it is about nothing else.
 func questions(
-	suspect map[destination]answerers, allowed map[destination][]netip.AddrPort, local map[netip.Addr]bool) []About {
+	suspect doubts, allowed map[destination][]netip.AddrPort, local map[netip.Addr]bool) []About {
 	var all []About
 	for f, answerers := range suspect {
 		to := []netip.AddrPort{f.at}

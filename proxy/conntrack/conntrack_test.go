@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -8,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -23,6 +26,7 @@ type fake struct {
 	err   error
 	asked []string
 	wrong []string // flows that were in question although they may stay
+	takes time.Duration
 }
 
 func flowOf(s string) Flow {
@@ -37,6 +41,7 @@ func flowOf(s string) Flow {
 }
 
 func (f *fake) Delete(about About, gone func(Flow) bool) (int, error) {
+	time.Sleep(f.takes)
 	f.asked = append(f.asked, fmt.Sprint(about.Protocol, " ", about.To, " ", about.From))
 	if f.err != nil {
 		err := f.err
@@ -240,6 +245,56 @@ func TestQuestions(t *testing.T) {
 		set(a, dns(fmt.Sprint("many-", i), fmt.Sprint("192.0.2.", 10+i), "192.168.1.2:5353"))
 	}
 	pass("many at once", all)
+}
+
+// While many Services are created, the passes that they need take a small part of a processor.
+// Flows to a backend that has gone are cut soon in the meantime, and those to the new Services in
+// the end.
+func TestContract11NewServicesCostFewPasses(t *testing.T) {
+	const passTakes, services = 50 * time.Millisecond, 1000
+	synctest.Test(t, func(t *testing.T) {
+		table := &fake{}
+		a := newActor(table)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- a.Run(ctx) }()
+		old := dns("old", "192.0.2.200", "192.168.1.2:5353", "192.168.1.3:5353")
+		a.Begin(map[lb.Key]plan.Service{old.Key: old})
+		time.Sleep(10 * time.Second)
+		table.takes = passTakes
+		last := netip.MustParseAddr("192.0.3.0")
+		for i := range services {
+			last = last.Next()
+			set(a, dns(fmt.Sprint("many-", i), last.String(), "192.168.1.9:5353"))
+			time.Sleep(20 * time.Millisecond)
+		}
+		synctest.Wait()
+		passes := 0
+		for _, asked := range table.asked {
+			if strings.HasPrefix(asked, "0 invalid") {
+				passes++
+			}
+		}
+		if passes > 6 { // 20 s, 5 s apart, one at the start
+			t.Errorf("%d Services in 20 s: %d passes over the whole table, want 6 at most", services, passes)
+		}
+		table.flows = []string{"192.0.2.200:53 192.168.1.3:5353", last.String() + ":53 " + last.String() + ":53"}
+		set(a, dns("old", "192.0.2.200", "192.168.1.2:5353"))
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if slices.Contains(table.flows, "192.0.2.200:53 192.168.1.3:5353") {
+			t.Error("a flow to a backend that has gone was not cut within 2 s")
+		}
+		time.Sleep(8 * time.Second)
+		synctest.Wait()
+		if len(table.flows) > 0 {
+			t.Errorf("left %q, want nothing", table.flows)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // Services without UDP and SCTP cost nothing.

@@ -56,6 +56,9 @@ type Actor struct {
 	// and heard what of it about VIPs Heard has not returned yet.
 	speaker     *subscriber
 	said, heard lb.FeedUpdate
+	// taken counts the updates that were taken in, and rescued of how many of them Rescued has said
+	// that the kernel has what follows.
+	taken, rescued uint64
 }
 
 // subscriber is one connection.
@@ -64,6 +67,8 @@ type subscriber struct {
 	changed map[lb.Key]bool
 	// wake holds a token while there may be something to say.
 	wake chan struct{}
+	// number is that of the latest update from this reader, and taken is a.taken with it.
+	number, taken uint64
 }
 
 func (r *subscriber) poke() {
@@ -264,6 +269,7 @@ func (a *Actor) count(r *subscriber, there bool) {
 // write sends everything once it is complete, and each change after.
 func (a *Actor) write(ctx context.Context, conn net.Conn, r *subscriber) error {
 	var told deliveries // nil before the complete message
+	var answered uint64
 	encoder := json.NewEncoder(conn)
 	beat := time.NewTicker(lb.FeedBeat)
 	defer beat.Stop()
@@ -286,6 +292,9 @@ func (a *Actor) write(ctx context.Context, conn net.Conn, r *subscriber) error {
 		message, news := lb.FeedMessage{Waiting: true}, true
 		if complete {
 			message, news = compose(told, now)
+			message.Rescued = a.answer(r)
+			news = news || message.Rescued != answered
+			answered = message.Rescued
 		}
 		if news || due {
 			message.Beat = int(lb.FeedBeat.Milliseconds())

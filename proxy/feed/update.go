@@ -25,8 +25,8 @@ const (
 )
 
 // Heard returns the nodes that the speaker reports as dead, and its updates about VIPs since the
-// last call. It returns false while no speaker is connected, or the speaker has sent nothing yet.
-// Only one goroutine may call it.
+// last call. Their Number is for Rescued. It returns false while no speaker is connected, or the
+// speaker has sent nothing yet. Only one goroutine may call it.
 func (a *Actor) Heard() (news lb.FeedUpdate, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -34,8 +34,29 @@ func (a *Actor) Heard() (news lb.FeedUpdate, ok bool) {
 		return news, false
 	}
 	news, a.heard = a.heard, lb.FeedUpdate{Changes: true}
-	news.Dead, news.Gone, news.CutOff = a.said.Dead, a.said.Gone, a.said.CutOff
+	news.Number, news.Dead, news.Gone, news.CutOff = a.taken, a.said.Dead, a.said.Gone, a.said.CutOff
 	return news, true
+}
+
+// Rescued takes that the kernel has what follows from all updates up to the one that Heard returned
+// with this number. It never blocks.
+func (a *Actor) Rescued(number uint64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.rescued = number
+	if a.speaker != nil {
+		a.speaker.poke()
+	}
+}
+
+// answer returns the number that a reader is to be answered with; 0 for none.
+func (a *Actor) answer(r *subscriber) uint64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.speaker != r || a.rescued < r.taken {
+		return 0
+	}
+	return r.number
 }
 
 // take applies an update from a reader. The reader that last sent a whole state is the speaker.
@@ -49,6 +70,8 @@ func (a *Actor) take(r *subscriber, update lb.FeedUpdate) error {
 	} else if a.speaker != r {
 		return errors.New("changes from a speaker that has not said all, or that another one has followed")
 	}
+	a.taken++
+	r.number, r.taken = update.Number, a.taken
 	a.said.Apply(update)
 	a.heard.Apply(news)
 	if len(a.said.Previous) > maxVIPs || len(a.heard.Ended) > maxVIPs {

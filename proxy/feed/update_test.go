@@ -71,7 +71,7 @@ func TestChangesAddUp(t *testing.T) {
 		for {
 			if n, ok := a.Heard(); ok && len(n.Previous)+len(n.Ended) > 0 {
 				all.Apply(n)
-				n.Changes = false
+				n.Changes, n.Number = false, 0
 				text, err := json.Marshal(n)
 				if err != nil {
 					t.Fatal(err)
@@ -95,7 +95,8 @@ func TestChangesAddUp(t *testing.T) {
 	for _, c := range [][2]string{
 		{`{"former":{"192.0.2.1":["10.0.0.1"],"192.0.2.2":[]},"ring":{"192.0.2.2":["10.0.0.1"]}}`, ``},
 		{`{"changes":true,"former":{"192.0.2.2":["10.0.0.2"]}}`, ``},
-		{`{"changes":true,"former":{"192.0.2.3":[]},"ended":["192.0.2.2"]}`, `{"ended":["192.0.2.2"],"former":{"192.0.2.3":[]}}`},
+		{`{"changes":true,"former":{"192.0.2.3":[]},"ended":["192.0.2.2"]}`,
+			`{"ended":["192.0.2.2"],"former":{"192.0.2.3":[]}}`},
 	} {
 		if c[1] == "" {
 			c[1] = strings.Replace(c[0], `"changes":true,`, "", 1)
@@ -110,6 +111,55 @@ func TestChangesAddUp(t *testing.T) {
 	if len(all.Previous) != 2 || len(all.Ring) != 0 {
 		t.Errorf("what was heard adds up to %+v", all)
 	}
+}
+
+// TestRescuedIsAnswered: a speaker hears the number of its last update once all is in the kernel
+// that Heard has returned up to then; no other reader hears it.
+func TestRescuedIsAnswered(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "feed.sock")
+	a := start(t, path)
+	a.Begin(nil)
+	hears := func(r *reader, want uint64) {
+		t.Helper()
+		for range 3 { // a beat may come first, and says the same
+			var m lb.FeedMessage
+			if !r.in.Scan() || json.Unmarshal(r.in.Bytes(), &m) != nil {
+				t.Fatalf("heard %q, %v", r.in.Bytes(), r.in.Err())
+			}
+			if m.Rescued == want {
+				return
+			}
+		}
+		t.Errorf("%d is not heard", want)
+	}
+	number := func(dead string) uint64 {
+		t.Helper()
+		a.expectDead(t, dead)
+		n, _ := a.Heard()
+		return n.Number
+	}
+	one := dial(t, path)
+	hears(one, 0)
+	one.say(`{"dead":["a"],"number":41}`)
+	first := number("a")
+	one.say(`{"dead":["b"],"number":42,"changes":true}`)
+	second := number("b")
+	a.Rescued(first)
+	hears(one, 0) // 41 is not the last one any more
+	a.Rescued(second)
+	hears(one, 42)
+	two := dial(t, path)
+	hears(two, 0)
+	two.say(`{"dead":["c"],"number":1}`)
+	third := number("c")
+	a.Rescued(second) // late
+	hears(two, 0)
+	a.Rescued(third)
+	hears(two, 1)
+	hears(one, 0)
+	two.say(`{"dead":["d"],"changes":true}`) // of an earlier release
+	a.Rescued(number("d"))
+	hears(two, 0)
 }
 
 // Nonsense is not believed, and the speaker still hears what is delivered.

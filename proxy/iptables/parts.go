@@ -151,7 +151,7 @@ func (f *family) applyPart(ctx context.Context, key lb.Key) error {
 	return dialect.ErrUnfinished
 }
 
-func union(a, b map[string]contribution) map[string]contribution {
+func union[V any](a, b map[string]V) map[string]V {
 	all := maps.Clone(a)
 	maps.Copy(all, b)
 	return all

@@ -194,14 +194,32 @@ func (f *family) read(ctx context.Context, verify bool) error {
 			}
 		}
 	}
-	f.have, f.whole = &have, true
 	f.Stats.Verified = true
-	if verify && f.Tried() {
-		want := f.all(nil)
-		repair, _ := script(have, want, f.hooks(), newLeftovers(have.nat, want.nat, f.unconfirmed(nil)))
-		f.Stats.Repaired = strings.Count(repair, "\n")
+	if verify && f.have != nil {
+		f.Stats.Repaired += differences(f.have.nat, have.nat) + differences(f.have.filter, have.filter)
 	}
+	f.have, f.whole = &have, true
 	return nil
+}
+
+// differences counts the rules of ours in which a table differs from what it was known to hold,
+// jumps from built-in chains among them.
+func differences(known, have chains) int {
+	ours := func(table chains, chain string) []string {
+		if strings.HasPrefix(chain, prefix) {
+			return table[chain]
+		}
+		return slices.DeleteFunc(slices.Clone(table[chain]),
+			func(r string) bool { return !strings.HasPrefix(target(r), prefix) })
+	}
+	n := 0
+	for chain := range union(known, have) {
+		before, now := ours(known, chain), ours(have, chain)
+		if !slices.Equal(before, now) {
+			n += max(1, missing(before, now)+missing(now, before))
+		}
+	}
+	return n
 }
 
 // unconfirmed returns the chains that a predecessor left for Services that are wanted but not held:

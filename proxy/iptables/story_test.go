@@ -70,6 +70,9 @@ func story(t *testing.T, seed uint64, steps, checks int, kernels func() map[lb.F
 		if err != nil || stats.Failures > 0 { // the kernel refuses only what is wrong
 			t.Fatalf("step %d: %v, %+v", i, err, stats)
 		}
+		if stats.Repaired > 0 { // nobody else has changed anything
+			t.Fatalf("step %d: %+v", i, stats)
+		}
 		if !check {
 			continue
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/landfall-lb/landfall/e2e/cases"
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/seeds"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -57,14 +58,14 @@ func TestContract11AFloodOfClientsKeepsToItsShare(t *testing.T) {
 		t.Errorf("%d of %d clients are remembered", got, flood)
 	}
 	for key := range walk.sets[stickyMap] { // a group has no more places than there are such numbers
-		if len(key) != 8 || binary.NativeEndian.Uint32([]byte(key[4:])) >= stickyShare {
-			t.Fatalf("a client has the place %x, want a number below %d", key, stickyShare)
+		if place := binary.NativeEndian.Uint32([]byte(key[4:])); len(key) != 8 || place/stickyPlaces != 1 {
+			t.Fatalf("a client has the place %x, want one of %d", key, stickyPlaces)
 		}
 	}
 	if shares, _ := walk.fate(at(to, client)); shares[end(other).String()] != 1 {
 		t.Errorf("a client of another Service ends at %v, want %s", shares, end(other))
 	}
-	if stickyLimit < 32*stickyShare {
+	if stickyLimit < 4*stickyShare {
 		t.Errorf("the map has room for %d Services", stickyLimit/stickyShare)
 	}
 }
@@ -97,4 +98,246 @@ func TestSchedulerIgnored(t *testing.T) {
 			t.Errorf("%s with %d lists: %q", c.scheduler, c.lists, got)
 		}
 	}
+}
+
+// affineTo returns a Service with session affinity whose one port has these backends.
+func affineTo(backends ...string) plan.Service {
+	s := plan.Service{Key: lb.Key{Namespace: "shop", Name: "web"}, AffinityTimeout: 3 * time.Hour}
+	port := plan.Port{Family: lb.IPv4, Name: "http", Protocol: lb.TCP, Frontends: []plan.Frontend{
+		{Kind: plan.LoadBalancer, Addr: addr("192.0.2.1"), Port: 80, Action: plan.ToCluster}}}
+	for _, b := range backends {
+		port.Backends.Cluster = append(port.Backends.Cluster, lb.Backend{Addr: netip.MustParseAddrPort(b)})
+	}
+	s.Ports = []plan.Port{port}
+	return s
+}
+
+// visit returns the first packet that a client sends to affineTo.
+func visit(client int) packet {
+	from := binary.BigEndian.AppendUint32(nil, 0x0b000000+uint32(client)*7919)
+	source, _ := netip.AddrFromSlice(from)
+	return packet{src: netip.AddrPortFrom(source, 40000), dst: netip.MustParseAddrPort("192.0.2.1:80"), in: "uplink",
+		protocol: tcp}
+}
+
+// TestNewBackendsGetClients checks that backends that are new get their share of the clients that
+// are new, however many others are remembered, and that these keep their backend.
+func TestNewBackendsGetClients(t *testing.T) {
+	t.Parallel()
+	const fresh = 500
+	for _, c := range []struct {
+		known int
+		least float64 // of what is fair
+	}{{1000, 0.99}, {10_000, 0.96}, {seeds.Of(30_000, 100_000), 0.8}} {
+		const first = "10.1.0.1:8080"
+		old, grown := affineTo(first), affineTo(first, "10.1.0.2:8080", "10.1.0.3:8080")
+		r := newRenderer(lb.IPv4, plan.Config{})
+		before, after := r.service(old.Key, old), r.service(grown.Key, grown)
+		walk := newWalker(t, newRuleset(lb.IPv4, plan.Config{}, memoriesOf(before)), nil, before)
+		for i := range c.known {
+			walk.establish(visit(i), netip.MustParseAddrPort(first))
+		}
+		now := newWalker(t, newRuleset(lb.IPv4, plan.Config{}, memoriesOf(after)), nil, after)
+		now.sets[stickyMap] = walk.sets[stickyMap]
+		got := 0.0
+		for i := range fresh {
+			if shares, _ := now.fate(visit(i)); shares[first] != 1 {
+				t.Fatalf("of %d clients one ends at %v, want its backend", c.known, shares)
+			}
+			shares, _ := now.fate(visit(10_000_000 + i))
+			got += 1 - shares[first]
+		}
+		fair := fresh * 2.0 / 3
+		t.Logf("%d clients are remembered: of %d new ones %.0f reach new backends, %.0f is fair", c.known, fresh, got, fair)
+		if got < c.least*fair {
+			t.Errorf("%d clients are remembered: of %d new ones %.0f reach new backends, want %.0f", c.known, fresh, got,
+				c.least*fair)
+		}
+	}
+}
+
+// manyLists returns a Service with session affinity and so many ports, each with backends of its
+// own.
+func manyLists(ports int) plan.Service {
+	s := affineTo()
+	s.Ports = nil
+	first := addr("10.2.0.1")
+	for i := range ports {
+		s.Ports = append(s.Ports, plan.Port{Family: lb.IPv4, Name: fmt.Sprint("p", i), Protocol: lb.TCP,
+			Backends: lb.Usable{Cluster: []lb.Backend{{Addr: netip.AddrPortFrom(first, 80)}}},
+			Frontends: []plan.Frontend{
+				{Kind: plan.LoadBalancer, Addr: addr("192.0.2.1"), Port: uint16(1000 + i), Action: plan.ToCluster}}})
+		first = first.Next()
+	}
+	return s
+}
+
+// TestContract11ListsShareOneMemory checks that a Service has one share of the memory for session
+// affinity, whatever the number of its lists of endpoints.
+func TestContract11ListsShareOneMemory(t *testing.T) {
+	t.Parallel()
+	for _, lists := range []int{1, 2, 3, 40, 500, 5000} {
+		s := manyLists(lists)
+		out := newRenderer(lb.IPv4, plan.Config{}).service(s.Key, s)
+		n, first := places(splitOf(out.memory))
+		if total := int(n) * lists; total > stickyShare {
+			t.Errorf("%d lists have %d places together, want at most %d", lists, total, stickyShare)
+		}
+		walk := newWalker(t, newRuleset(lb.IPv4, plan.Config{}, memoriesOf(out)), nil, out)
+		p, end := visit(1), s.Ports[lists-1].Backends.Cluster[0].Addr
+		p.dst = netip.AddrPortFrom(p.dst.Addr(), uint16(1000+lists-1))
+		walk.establish(p, end)
+		for key := range walk.sets[stickyMap] {
+			if place := binary.NativeEndian.Uint32([]byte(key[4:])); place < first || place >= first+n {
+				t.Errorf("%d lists: a client has the place %d, want one of %d from %d on", lists, place, n, first)
+			}
+		}
+		if len(walk.sets[stickyMap]) != 1 {
+			t.Errorf("%d lists: %d clients are remembered, want one", lists, len(walk.sets[stickyMap]))
+		}
+	}
+}
+
+// TestCrowdedGroupMakesRoom checks that a group most of whose places are taken forgets the part
+// that new backends should have, and no client of others; and that one with few clients forgets
+// nobody.
+func TestCrowdedGroupMakesRoom(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		taken       float64 // part of the places
+		least, most float64 // part of the clients that are forgotten
+	}{{"few clients", 0.4, 0, 0}, {"most places taken", 0.9, 0.55, 0.78}} {
+		kernels := fakeKernels()
+		k, a := kernels[lb.IPv4].(*fakeKernel), fakeActor(kernels)
+		s := manyLists(300)
+		a.Configure(plan.Config{})
+		a.settle(t, map[lb.Key]plan.Service{s.Key: s})
+		table := a.table(lb.IPv4)
+		n, first := places(splitOf(table.applied[s.Key].memory))
+		number := func(port int) uint32 {
+			f := frontend{addr: addressOf(addr("192.0.2.1")), port: uint16(1000 + port), protocol: tcp}
+			at := slices.IndexFunc(table.have.parts[f], func(e entry) bool { return e.set == setGroups })
+			return table.have.parts[f][at].to.group
+		}
+		clients := int(c.taken * float64(n))
+		for _, port := range []int{1, 2} {
+			for i := range clients {
+				key := binary.NativeEndian.AppendUint32(nil, number(port))
+				key = binary.NativeEndian.AppendUint32(key, first+uint32(i))
+				to := s.Ports[port].Backends.Cluster[0].Addr.Addr().As4()
+				one, ok := decodeClient(lb.IPv4, key, to[:])
+				if !ok {
+					t.Fatalf("key %x", key)
+				}
+				k.known = append(k.known, one)
+			}
+		}
+		s.Ports = slices.Clone(s.Ports)
+		for _, b := range []string{"10.3.0.1:80", "10.3.0.2:80"} {
+			s.Ports[1].Backends.Cluster = append(slices.Clone(s.Ports[1].Backends.Cluster),
+				lb.Backend{Addr: netip.MustParseAddrPort(b)})
+		}
+		a.settle(t, map[lb.Key]plan.Service{s.Key: s})
+		left := map[uint32]int{}
+		for _, known := range k.known {
+			left[known.group]++
+		}
+		forgotten := 1 - float64(left[number(1)])/float64(clients)
+		if forgotten < c.least || forgotten > c.most {
+			t.Errorf("%s: %.2f of %d clients are forgotten, want %.2f to %.2f", c.name, forgotten, clients, c.least, c.most)
+		}
+		if left[number(2)] != clients {
+			t.Errorf("%s: of another list %d of %d clients are left", c.name, left[number(2)], clients)
+		}
+		before := len(k.known)
+		s.AffinityTimeout = time.Minute
+		a.settle(t, map[lb.Key]plan.Service{s.Key: s})
+		if len(k.known) != before {
+			t.Errorf("%s: another timeout forgets %d of %d clients", c.name, before-len(k.known), before)
+		}
+	}
+}
+
+// TestAnotherTimeoutWritesWhatItNeeds checks that a timeout that no Service has had changes the
+// chains and sets of session affinity and the Service's own elements, without reading the table.
+func TestAnotherTimeoutWritesWhatItNeeds(t *testing.T) {
+	kernels := fakeKernels()
+	k, a := kernels[lb.IPv4].(*fakeKernel), fakeActor(kernels)
+	s := affineTo("10.1.0.1:8080", "10.1.0.2:8080")
+	a.Configure(plan.Config{})
+	a.settle(t, map[lb.Key]plan.Service{s.Key: s})
+	rewritten := map[string]bool{}
+	k.refuse = func(c change) error {
+		if c.rules != nil {
+			for _, want := range c.rules.chains {
+				if !want.same(c.have.chains[want.name]) {
+					rewritten[want.name] = true
+				}
+			}
+		}
+		return nil
+	}
+	loads := k.loads
+	for _, timeout := range []time.Duration{time.Minute, time.Hour, 0, time.Hour} {
+		s.AffinityTimeout = timeout
+		clear(rewritten)
+		st := a.settle(t, map[lb.Key]plan.Service{s.Key: s})
+		if timeout > 0 && (st.Changes > 4 || rewritten["services"] || rewritten["tcp-draw"] || !rewritten[chainRemember]) {
+			t.Errorf("timeout %s: %d elements, chains %v", timeout, st.Changes, rewritten)
+		}
+		if k.loads != loads {
+			t.Errorf("timeout %s: the table was read", timeout)
+		}
+		for name := range k.state.sets {
+			if m, ok := memoryNamed(name); ok && secondsOf(m) != timeout {
+				t.Errorf("timeout %s: the set %s is there", timeout, name)
+			}
+		}
+		for e := range k.state.elements {
+			if e.set == setAffinity && secondsOf(e.number) != timeout {
+				t.Errorf("timeout %s: element %+v", timeout, e)
+			}
+		}
+	}
+}
+
+// TestMemoryNames checks that the name of a set says which memory it is for, and that no other name
+// does.
+func TestMemoryNames(t *testing.T) {
+	for _, groups := range []int{0, 1, 2, 3, 16, 17, 5000, 1 << 17} {
+		for _, timeout := range []time.Duration{time.Second, 3 * time.Hour, 24 * time.Hour} {
+			m := memoryOf(timeout, groups)
+			if got, ok := memoryNamed(affinitySet(m)); !ok || got != m || secondsOf(m) != timeout {
+				t.Errorf("%s for %d groups: %s stands for %x, %t, want %x", timeout, groups, affinitySet(m), got, ok, m)
+			}
+		}
+	}
+	for _, name := range []string{"affinity-", "affinity-0", "affinity-07", "affinity-5-", "affinity-5-0", "affinity-5-3",
+		"affinity-5-524288", "affinity-5-1048576", "affinity-99999999", "affinity-5-65536-1", "clients"} {
+		if m, ok := memoryNamed(name); ok {
+			t.Errorf("%s stands for %x", name, m)
+		}
+	}
+}
+
+// FuzzDecodeClient checks that what is read as a client has an address of the family, and is
+// removed by the key with which it was read.
+func FuzzDecodeClient(f *testing.F) {
+	f.Add(false, make([]byte, 8), make([]byte, 4))
+	f.Add(true, make([]byte, 8), make([]byte, 16))
+	f.Add(true, []byte{1, 2, 3, 4, 5, 6, 7, 8}, make([]byte, 4))
+	f.Fuzz(func(t *testing.T, six bool, key, value []byte) {
+		family := lb.IPv4
+		if six {
+			family = lb.IPv6
+		}
+		c, ok := decodeClient(family, key, value)
+		if !ok {
+			return
+		}
+		again := binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, c.group), c.place)
+		if c.key != string(key) || string(again) != c.key || string(c.to.ip(family).AsSlice()) != string(value) {
+			t.Errorf("%x, %x was read as %+v", key, value, c)
+		}
+	})
 }

@@ -127,9 +127,11 @@ func (b builder) grouped(id setID, frontend ...field) expr.List {
 	return append(b.key(frontend...), b.lookup(setNames[id], 0), storePriority())
 }
 
-// knownClient sends a client that is remembered to its backend.
-func (b builder) knownClient(p protocol) nft.Rule {
-	return b.rule("known client", b.isProtocol(p), b.key(fieldGroup), b.hashed(b.source(), stickyShare, 0),
+// knownClient sends a client that is remembered to its backend, in groups whose places are halved
+// so often.
+func (b builder) knownClient(p protocol, split uint32) nft.Rule {
+	n, first := places(split)
+	return b.rule("known client", b.isProtocol(p), b.key(fieldGroup), b.hashed(b.source(), n, first),
 		expr.List{b.lookup(stickyMap, 0)}, b.dnat())
 }
 
@@ -212,13 +214,14 @@ func (b builder) originalGroup(id setID, p protocol) expr.List {
 }
 
 // remember notes which backend a client of the group got, if the group may have it.
-func (b builder) remember(seconds uint32) nft.Rule {
+func (b builder) remember(m memory) nft.Rule {
+	n, first := places(splitOf(m))
 	const end = 4 // nft starts values at the next 16 bytes
 	value, _ := b.keyAt(end, fieldBackend)
-	return b.rule("", b.key(fieldGroup, fieldBackend), expr.In(affinitySet(seconds)),
-		b.key(fieldGroup), b.hashed([]field{fieldOriginalSource}, stickyShare, 0), value, expr.List{&expr.Dynset{
+	return b.rule("", b.key(fieldGroup, fieldBackend), expr.In(affinitySet(m)),
+		b.key(fieldGroup), b.hashed([]field{fieldOriginalSource}, n, first), value, expr.List{&expr.Dynset{
 			SrcRegKey: expr.Reg, SrcRegData: expr.Register(end), SetName: stickyMap, Operation: unix.NFT_DYNSET_OP_UPDATE,
-			Timeout: seconds2duration(seconds),
+			Timeout: secondsOf(m),
 		}})
 }
 

@@ -16,27 +16,27 @@ type claims struct {
 	waiting map[frontend][]*service
 	// touch is told of the Services for which something has changed.
 	touch func(lb.Key)
-	// timeouts counts who needs an affinity timeout, in seconds.
-	timeouts map[uint32]int
+	// memories counts who needs a memory for session affinity.
+	memories map[memory]int
 }
 
 func newClaims(family lb.Family, touch func(lb.Key)) claims {
 	c := claims{
 		renderer: renderer{family: family}, want: map[lb.Key]*service{}, owners: map[frontend]*service{},
 		waiting: map[frontend][]*service{},
-		touch:   touch, timeouts: map[uint32]int{},
+		touch:   touch, memories: map[memory]int{},
 	}
 	c.taken = func(group uint32) bool { return c.owners[frontend{group: group}] != nil }
 	return c
 }
 
-// count counts an affinity timeout that is needed by so many more.
+// count counts a memory for session affinity that is needed by so many more.
 func (c *claims) count(s *service, by int) {
-	if s == nil || s.seconds == 0 {
+	if s == nil || s.memory == 0 {
 		return
 	}
-	if c.timeouts[s.seconds] += by; c.timeouts[s.seconds] == 0 {
-		delete(c.timeouts, s.seconds)
+	if c.memories[s.memory] += by; c.memories[s.memory] == 0 {
+		delete(c.memories, s.memory)
 	}
 }
 

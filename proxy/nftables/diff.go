@@ -75,6 +75,50 @@ func (h held) patch(c change) {
 	}
 }
 
+// differences counts the elements that are in one of two, or lead elsewhere.
+func (h held) differences(other held) int {
+	n := 0
+	for f, entries := range h.parts {
+		there := make(map[element]target, len(entries))
+		for _, e := range other.parts[f] {
+			there[e.element] = e.to
+		}
+		for _, e := range entries {
+			if to, ok := there[e.element]; !ok || to != e.to {
+				n++
+			}
+			delete(there, e.element)
+		}
+		n += len(there)
+	}
+	for f, entries := range other.parts {
+		if len(h.parts[f]) == 0 {
+			n += len(entries)
+		}
+	}
+	for _, pair := range [][2]map[common]bool{{h.shared, other.shared}, {other.shared, h.shared}} {
+		for e := range pair[0] {
+			if !pair[1][e] {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// leaveOut forgets elements that are gone.
+func (h held) leaveOut(gone func(element) bool) {
+	for f, entries := range h.parts {
+		if f.group == 0 || !slices.ContainsFunc(entries, func(e entry) bool { return gone(e.element) }) {
+			continue
+		}
+		entries = slices.DeleteFunc(slices.Clone(entries), func(e entry) bool { return gone(e.element) })
+		if h.parts[f] = entries; len(entries) == 0 {
+			delete(h.parts, f)
+		}
+	}
+}
+
 func inOrder(a, b entry) int { return a.compare(b.element) }
 
 // isShared reports whether an element can be several Services'.
@@ -93,8 +137,51 @@ type diff struct {
 	parts    map[frontend][]entry
 	shares   map[common]int // by how many there are more users
 	services map[lb.Key]*service
-	// loses is set when a group with session affinity loses backends.
+	moved    moved
+}
+
+// moved says what a change means for the clients that are remembered.
+type moved struct {
+	// loses is set when groups lose backends to which clients may be remembered.
 	loses bool
+	// gains are the backends that groups get beside such.
+	gains map[uint32]map[address]bool
+}
+
+// part notes what a change of a group means.
+func (m *moved) part(group uint32, have, want []entry) {
+	before, after := affineOf(have).backends, affineOf(want).backends
+	if len(before) == 0 {
+		return
+	}
+	for b := range before {
+		m.loses = m.loses || !after[b]
+	}
+	for b := range after {
+		if !before[b] {
+			m.gain(group, b)
+		}
+	}
+}
+
+func (m *moved) gain(group uint32, backend address) {
+	if m.gains == nil {
+		m.gains = map[uint32]map[address]bool{}
+	}
+	if m.gains[group] == nil {
+		m.gains[group] = map[address]bool{}
+	}
+	m.gains[group][backend] = true
+}
+
+// merge adds what another change means.
+func (m *moved) merge(other moved) {
+	m.loses = m.loses || other.loses
+	for group, backends := range other.gains {
+		for b := range backends {
+			m.gain(group, b)
+		}
+	}
 }
 
 func newDiff(from held, users map[common]int) *diff {
@@ -133,6 +220,7 @@ func (d *diff) part(f frontend, want []entry) {
 	}
 	have := d.from.parts[f]
 	d.parts[f] = want
+	d.moved.part(f.group, have, want)
 	for len(have) > 0 || len(want) > 0 {
 		order := 0
 		switch {
@@ -145,7 +233,6 @@ func (d *diff) part(f frontend, want []entry) {
 		}
 		switch {
 		case order < 0:
-			d.loses = d.loses || have[0].set == setAffinity
 			d.remove, have = append(d.remove, have[0]), have[1:]
 		case order > 0:
 			d.add, want = append(d.add, want[0]), want[1:]

@@ -27,7 +27,7 @@ const (
 	// setMixed are the groups in the maps of mixed ports.
 	setMixed
 	// setAffinity are the backends of groups with session affinity, by group and address, in one set
-	// for each timeout.
+	// for each memory.
 	setAffinity
 	// setHairpin are pairs of the same address: an endpoint that is sent to itself.
 	setHairpin
@@ -120,7 +120,7 @@ type element struct {
 	set setID
 	// bits is the length of the prefix in setSourceRanges.
 	bits uint8
-	// number says which backend, in maps of backends; the timeout in seconds, in setAffinity.
+	// number says which backend, in maps of backends; the memory, in setAffinity.
 	number uint32
 	// source is the prefix's address in setSourceRanges, the backend's in setAffinity.
 	source address

@@ -4,12 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
-	"github.com/landfall-lb/landfall/proxy/nft"
 )
 
 // fakeKernel is a kernel in memory. Like the real one it refuses a change as a whole.
@@ -24,6 +24,7 @@ type fakeKernel struct {
 	loadErr    error
 	after      func() // called after each change of elements
 	commits    int
+	loads      int
 	largest    int
 }
 
@@ -34,6 +35,7 @@ func newFakeKernel(family lb.Family) *fakeKernel {
 func (k *fakeKernel) load() (state, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.loads++
 	if k.loadErr != nil {
 		return state{}, k.loadErr
 	}
@@ -42,7 +44,7 @@ func (k *fakeKernel) load() (state, error) {
 	return st, nil
 }
 
-func (k *fakeKernel) clients() ([]client, error) { return k.known, nil }
+func (k *fakeKernel) clients() ([]client, error) { return slices.Clone(k.known), nil }
 
 func (k *fakeKernel) commit(c change) error {
 	k.mu.Lock()
@@ -97,6 +99,13 @@ func (k *fakeKernel) change(c change) error {
 		}
 		added[e.element] = true
 	}
+	for _, f := range c.forget {
+		i := slices.Index(k.known, f)
+		if i < 0 {
+			return fmt.Errorf("forget %+v: %w", f, unix.ENOENT)
+		}
+		k.known = slices.Delete(k.known, i, i+1)
+	}
 	for e := range removed {
 		delete(st.elements, e)
 	}
@@ -109,23 +118,14 @@ func (k *fakeKernel) change(c change) error {
 
 // install returns the state with other rules.
 func (k *fakeKernel) install(c change) state {
-	st := state{exists: true, sets: map[string]nft.Shape{}, chains: map[string]nft.Chain{}, elements: map[element]target{}}
-	for _, s := range c.rules.sets {
-		st.sets[s.name] = s.definition(k.family).Shape()
-	}
+	st := c.rules.state()
+	st.elements = map[element]target{}
 	if !c.replace {
 		for e, to := range k.state.elements {
 			if _, ok := st.sets[e.setName()]; ok {
 				st.elements[e] = to
 			}
 		}
-	}
-	for _, ch := range c.rules.chains {
-		held := nft.Chain{Hook: ch.hook}
-		for _, r := range ch.rules {
-			held.Rules = append(held.Rules, r.UserData())
-		}
-		st.chains[ch.name] = held
 	}
 	return st
 }

@@ -189,6 +189,19 @@ func SchedulerIgnored(s plan.Service) string {
 	return ""
 }
 
+// remembering returns how many groups can remember clients.
+func remembering(choices []choice) int {
+	groups := map[*group]bool{}
+	for _, c := range choices {
+		for _, g := range []*group{c.cluster, c.local} {
+			if g != nil && g.mixed == 0 {
+				groups[g] = true
+			}
+		}
+	}
+	return len(groups)
+}
+
 // size returns how many elements a group needs at most.
 func (g *group) size(affinity bool) int {
 	n := max(int(g.class), len(g.backends)) + 2
@@ -198,10 +211,10 @@ func (g *group) size(affinity bool) int {
 	return n
 }
 
-// part renders a group. Its clients are remembered for so many seconds.
-func (g *group) part(seconds uint32) part {
+// part renders a group.
+func (g *group) part(m memory) part {
 	w := writer{at: frontend{group: g.id}}
-	w.entries = make([]entry, 0, g.size(seconds > 0))
+	w.entries = make([]entry, 0, g.size(m > 0))
 	to := setBackends
 	if g.mixed != 0 {
 		w.add(setMixed)
@@ -222,10 +235,10 @@ func (g *group) part(seconds uint32) part {
 			w.number(to, numbers(g.scheduler, g.class)+uint32(i), backends[place])
 		}
 	}
-	if seconds > 0 && g.mixed == 0 {
+	if m > 0 && g.mixed == 0 {
 		for _, b := range g.backends {
 			w.entries = append(w.entries, entry{element: element{
-				set: setAffinity, frontend: w.at, number: seconds, source: b.addr,
+				set: setAffinity, frontend: w.at, number: m, source: b.addr,
 			}})
 		}
 	}

@@ -43,9 +43,9 @@ type unknownElement struct {
 
 // client is one that the map for session affinity remembers, by its key there.
 type client struct {
-	key   string
-	group uint32
-	to    address // of its backend
+	key          string
+	group, place uint32
+	to           address // of its backend
 }
 
 // change is a transaction. Elements are removed before others are added.
@@ -141,7 +141,7 @@ func (e element) sameSet(other element) bool {
 	return e.set == other.set && (e.set != setAffinity || e.number == other.number)
 }
 
-// install writes sets, chains and rules over what there is.
+// install writes sets, chains and rules over what there is. Chains that are right stay as they are.
 func (c change) install(b *nft.Batch) {
 	have := c.have
 	if c.replace {
@@ -158,8 +158,12 @@ func (c change) install(b *nft.Batch) {
 			b.AddSet(s.definition(c.rules.family))
 		}
 	}
-	if len(have.chains) > 0 {
-		b.RemoveRules("")
+	right := map[string]bool{} // chains that can stay
+	for name, chain := range have.chains {
+		want, ok := c.rules.chain(name)
+		if right[name] = ok && want.same(chain); !right[name] && len(chain.Rules) > 0 {
+			b.RemoveRules(name)
+		}
 	}
 	for name, chain := range have.chains {
 		if want, ok := c.rules.chain(name); !ok || want.hook != chain.Hook {
@@ -172,6 +176,9 @@ func (c change) install(b *nft.Batch) {
 		}
 	}
 	for _, chain := range c.rules.chains {
+		if right[chain.name] {
+			continue
+		}
 		for _, r := range chain.rules {
 			b.AddRule(chain.name, r)
 		}
@@ -273,6 +280,22 @@ func (r *ruleset) compare(have state) (right, keep bool) {
 		right = right && c.same(have.chains[c.name])
 	}
 	return right, keep
+}
+
+// state returns what the kernel holds once it has these rules, but for the elements.
+func (r *ruleset) state() state {
+	st := state{exists: true, sets: map[string]nft.Shape{}, chains: map[string]nft.Chain{}}
+	for _, s := range r.sets {
+		st.sets[s.name] = s.definition(r.family).Shape()
+	}
+	for _, c := range r.chains {
+		held := nft.Chain{Hook: c.hook}
+		for _, rule := range c.rules {
+			held.Rules = append(held.Rules, rule.UserData())
+		}
+		st.chains[c.name] = held
+	}
+	return st
 }
 
 // leaveOut takes from what was read the elements of sets that the rules do not have: they went with

@@ -183,6 +183,48 @@ func TestOtherRulesKeepElements(t *testing.T) {
 	}
 }
 
+// An affinity timeout that is new leaves the chains as they are that it does not concern, and the
+// clients that are remembered.
+func TestAnotherTimeoutKeepsChains(t *testing.T) {
+	ns := nstest.New(t)
+	a := newTestActor(t, ns)
+	s := affineTo("10.1.0.1:8080", "10.1.0.2:8080")
+	a.settle(t, map[lb.Key]plan.Service{s.Key: s})
+	ns.Run(t, "nft", "add", "element", "ip", TableName, stickyMap, fmt.Sprintf("{ %s . 77 timeout 1h : 10.1.0.1 }",
+		class(a.table(lb.IPv4), s.Key)))
+	held := func() string {
+		return ns.Run(t, "nft", "-a", "list", "chain", "ip", TableName, "tcp-draw") +
+			ns.Run(t, "nft", "-a", "list", "chain", "ip", TableName, "prerouting")
+	}
+	before := held()
+	for _, timeout := range []time.Duration{time.Minute, time.Hour} {
+		s.AffinityTimeout = timeout
+		a.settle(t, map[lb.Key]plan.Service{s.Key: s})
+		if held() != before {
+			t.Errorf("timeout %s: rules that have nothing to do with it, with their handles, are others", timeout)
+		}
+		want := fmt.Sprintf(
+			"update @clients { meta priority . jhash ct original ip saddr mod %d seed 0x4c46 offset %d timeout %s",
+			stickyPlaces, stickyPlaces, strings.TrimSuffix(strings.TrimSuffix(timeout.String(), "0s"), "0m"))
+		if out := ns.Run(t, "nft", "list", "chain", "ip", TableName, chainRemember); !strings.Contains(out, want) {
+			t.Errorf("timeout %s: the rules are %s, want %s", timeout, out, want)
+		}
+		if known, err := a.table(lb.IPv4).kernel.clients(); err != nil || len(known) != 1 {
+			t.Errorf("timeout %s: remembered are %v, %v", timeout, known, err)
+		}
+	}
+}
+
+// class returns the group of a Service's first frontend in nft's form.
+func class(t *table, key lb.Key) string {
+	for _, p := range t.applied[key].parts {
+		if p.group != 0 {
+			return fmt.Sprintf("%x:%x", p.group>>16, p.group&0xffff)
+		}
+	}
+	return ""
+}
+
 // A set of another type under a name of ours, as no release of ours makes it, does not stop the
 // actor.
 func TestForeignSetIsReplaced(t *testing.T) {

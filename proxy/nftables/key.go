@@ -4,8 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/bits"
-	"strconv"
-	"strings"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/nft"
@@ -70,7 +68,7 @@ func (e entry) appendValue(buf []byte, family lb.Family) []byte {
 }
 
 // setOf returns what the elements of a set with this name are; what it returns has only the set and
-// timeout. ok is false for a set that is not one of ours with elements of ours.
+// the memory. ok is false for a set that is not one of ours with elements of ours.
 func setOf(name string) (e element, ok bool) {
 	for id, plain := range setNames {
 		if name == plain {
@@ -78,10 +76,9 @@ func setOf(name string) (e element, ok bool) {
 			return e, plain != ""
 		}
 	}
-	seconds, found := strings.CutPrefix(name, prefixAffinity)
-	n, err := strconv.ParseUint(seconds, 10, 32)
-	e.set, e.number = setAffinity, uint32(n)
-	return e, found && err == nil
+	e.set = setAffinity
+	e.number, ok = memoryNamed(name)
+	return e, ok
 }
 
 // sizes returns how many bytes the key and the value of an element have.
@@ -188,7 +185,7 @@ func decodeClient(family lb.Family, key, value []byte) (c client, ok bool) {
 	if len(key) != 8 || len(value) != n {
 		return c, false
 	}
-	c = client{key: string(key), group: binary.NativeEndian.Uint32(key)}
+	c = client{key: string(key), group: binary.NativeEndian.Uint32(key), place: binary.NativeEndian.Uint32(key[4:])}
 	copy(c.to[:], value)
 	return c, true
 }

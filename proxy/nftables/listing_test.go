@@ -98,8 +98,8 @@ func TestListingReadsBack(t *testing.T) {
 		"ip daddr 10.96.0.0/12 fib daddr type != local drop", "ip6 daddr fd00:10:96::/112 fib daddr type != local drop",
 		"10.96.0.44", "172.31.0.2", "set affinity-90 {", "set affinity-10800 {",
 		"ct status assured,dnat / assured,dnat ct label ! 76 ct label set 76 jump affinity",
-		"update @clients { meta priority . jhash ct original ip saddr mod 32768 seed 0x4c46 timeout 3h : ct reply ip saddr }",
-		"update @clients { meta priority . jhash ct original ip6 saddr mod 32768 seed 0x4c46 timeout 3h : ct reply ip6 saddr }",
+		"update @clients { meta priority . jhash ct original ip saddr mod 524288 seed 0x4c46 offset 524288 timeout 3h : ct reply ip saddr }",
+		"update @clients { meta priority . jhash ct original ip6 saddr mod 524288 seed 0x4c46 offset 524288 timeout 3h : ct reply ip6 saddr }",
 	} {
 		if !strings.Contains(listing, want) {
 			t.Errorf("the listing lacks %q", want)

@@ -4,7 +4,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/plan"
@@ -17,8 +16,8 @@ type service struct {
 	parts []part
 	// shared are elements that other Services may bring too: they stay as long as one does.
 	shared []common
-	// seconds is the affinity timeout; 0 for none.
-	seconds uint32
+	// memory is how its groups remember clients.
+	memory memory
 	// refusal says why the Service is not written; nil if it is. Its parts have no entries then.
 	refusal error
 }
@@ -53,8 +52,8 @@ func newRenderer(family lb.Family, config plan.Config) renderer {
 
 // service renders a Service whose plan holds only ports of the renderer's family.
 func (r renderer) service(key lb.Key, s plan.Service) *service {
-	out := &service{key: key, input: s, seconds: uint32(s.AffinityTimeout / time.Second)}
 	choices := r.choices(key, s)
+	out := &service{key: key, input: s, memory: memoryOf(s.AffinityTimeout, remembering(choices))}
 	out.refusal = r.refusal(s, choices)
 	seen, places, shared := map[*group]bool{}, map[frontend]int{}, map[common]bool{}
 	share := func(e common) {
@@ -146,7 +145,7 @@ func (s *service) group(g *group) part {
 	if s.refusal != nil {
 		return part{frontend: frontend{group: g.id}}
 	}
-	return g.part(s.seconds)
+	return g.part(s.memory)
 }
 
 // frontend renders one frontend. One without endpoints brings nothing that leads anywhere: what

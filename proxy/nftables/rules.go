@@ -41,12 +41,11 @@ type table struct {
 	rules *ruleset
 	// unpruned is set while the kernel may hold elements of frontends that no Service has.
 	unpruned bool
-	// stale is set while clients may be remembered for backends that are gone.
-	stale bool
-	// parted are Services of whose change only a part is written, loses is set when one of them loses
-	// backends to which clients may be remembered.
-	parted map[lb.Key]bool
-	loses  bool
+	// moved is what changes mean for the clients that are remembered, as long as nothing was
+	// forgotten.
+	moved moved
+	// parted are Services of whose change only a part is written, with what the whole means.
+	parted map[lb.Key]moved
 	// doubtful is set when the last failure may come of the kernel holding something else than known.
 	doubtful bool
 	// foreign is set when what was last found to differ was changed by others.
@@ -59,7 +58,7 @@ func newTable(family lb.Family, k kernel, ledger *dialect.Ledger) *table {
 	return &table{
 		Ledger: ledger, claims: newClaims(family, ledger.Touch), kernel: k, limit: maxOperations,
 		applied: map[lb.Key]*service{},
-		users:   map[common]int{}, parted: map[lb.Key]bool{}, stale: true,
+		users:   map[common]int{}, parted: map[lb.Key]moved{}, moved: moved{loses: true},
 	}
 }
 
@@ -106,8 +105,8 @@ func (t *table) Recover(context.Context) error {
 
 // prepare makes sure that it is known what the kernel holds, and that it holds the right rules.
 func (t *table) prepare(verify bool) error {
-	if !verify && t.known && t.rules != nil && !t.retimed() {
-		return nil
+	if !verify && t.known && t.rules != nil {
+		return t.retime()
 	}
 	loaded, err := t.kernel.load()
 	if err != nil {
@@ -116,7 +115,11 @@ func (t *table) prepare(verify bool) error {
 	}
 	t.Stats.Verified = true
 	t.foreign = t.known && verify
-	wanted := newRuleset(t.family, t.config, slices.Sorted(maps.Keys(t.timeouts)))
+	have := newHeld(loaded.elements)
+	if t.foreign {
+		t.Stats.Repaired += t.disturbed(loaded, have)
+	}
+	wanted := newRuleset(t.family, t.config, slices.Sorted(maps.Keys(t.memories)))
 	right, keep := wanted.compare(loaded)
 	if !right {
 		if err := t.commit(change{rules: &wanted, have: loaded, replace: !keep}); err != nil {
@@ -130,11 +133,9 @@ func (t *table) prepare(verify bool) error {
 			loaded.elements, loaded.unknown = nil, nil
 		}
 		wanted.leaveOut(&loaded)
+		have = newHeld(loaded.elements)
 	}
-	if t.foreign && !right && t.rules != nil {
-		t.Stats.Repaired++
-	}
-	t.rules, t.known, t.unpruned, t.have = &wanted, true, true, newHeld(loaded.elements)
+	t.rules, t.known, t.unpruned, t.have = &wanted, true, true, have
 	if err := t.misled(); err != nil {
 		return fmt.Errorf("remove what leads to another Service: %w", err)
 	}
@@ -143,6 +144,17 @@ func (t *table) prepare(verify bool) error {
 		return fmt.Errorf("repair the elements: %w", err)
 	}
 	return nil
+}
+
+// disturbed counts what others have changed: how what was read differs from what is known.
+func (t *table) disturbed(loaded state, have held) int {
+	n := len(loaded.unknown) + t.have.differences(have)
+	if t.rules != nil {
+		if right, _ := t.rules.compare(loaded); !right {
+			n++
+		}
+	}
+	return n
 }
 
 // misled removes what leads from a predecessor's frontends to groups whose numbers are those of
@@ -171,14 +183,24 @@ func (t *table) misled() error {
 	return nil
 }
 
-// retimed reports whether other affinity timeouts are needed than the rules have.
-func (t *table) retimed() bool {
-	for _, seconds := range t.rules.timeouts {
-		if t.timeouts[seconds] == 0 {
-			return true
-		}
+// retime writes the rules and sets for other memories than the rules have, if session affinity
+// needs others.
+func (t *table) retime() error {
+	memories := slices.Sorted(maps.Keys(t.memories))
+	if slices.Equal(memories, t.rules.memories) {
+		return nil
 	}
-	return len(t.rules.timeouts) != len(t.timeouts)
+	wanted := newRuleset(t.family, t.config, memories)
+	if err := t.commit(change{rules: &wanted, have: t.rules.state()}); err != nil {
+		t.known = false
+		return fmt.Errorf("write the rules of session affinity: %w", err)
+	}
+	t.rules = &wanted
+	t.have.leaveOut(func(e element) bool {
+		_, ok := wanted.set(e.setName())
+		return !ok
+	})
+	return nil
 }
 
 // repair makes the kernel hold again all that is applied. What is there of other frontends stays,
@@ -186,9 +208,11 @@ func (t *table) retimed() bool {
 func (t *table) repair(unknown []unknownElement) error {
 	d := t.newDiff()
 	for key, s := range t.applied {
+		if _, parted := t.parted[key]; parted {
+			continue // it is on its way to something else
+		}
 		for _, p := range s.parts {
-			if t.owns(key, p.frontend) && !t.parted[key] { // else it is on its way to something else
-
+			if t.owns(key, p.frontend) {
 				d.part(p.frontend, p.entries)
 			}
 		}
@@ -201,15 +225,12 @@ func (t *table) repair(unknown []unknownElement) error {
 	if c.empty() {
 		return nil
 	}
-	if t.foreign {
-		t.Stats.Repaired += len(c.add) + len(c.remove) + len(c.unknown)
-	}
 	if err := t.commitInParts(c); err != nil {
 		t.known = false
 		return err
 	}
 	d.happened(t.have, t.users)
-	t.stale = true
+	t.moved.loses = true
 	return nil
 }
 
@@ -266,8 +287,9 @@ func (t *table) Commit(_ context.Context, keys []lb.Key) (n int, err error) {
 
 // begin writes the first part of what a Service needs.
 func (t *table) begin(key lb.Key, d *diff, part change) error {
-	t.parted[key] = true
-	t.loses = t.loses || d.loses
+	whole := t.parted[key]
+	whole.merge(d.moved)
+	t.parted[key] = whole
 	if err := t.commit(part); err != nil {
 		return err
 	}
@@ -283,12 +305,13 @@ func (t *table) apply(d *diff, c change) error {
 		}
 	}
 	d.happened(t.have, t.users)
-	t.stale = t.stale || d.loses || t.loses
-	t.loses = false
+	t.moved.merge(d.moved)
 	for key, s := range d.services {
 		t.count(t.applied[key], -1)
 		t.count(s, 1)
-		if t.Failed(key) || t.parted[key] {
+		whole, parted := t.parted[key]
+		t.moved.merge(whole)
+		if t.Failed(key) || parted {
 			t.unpruned = true // what a predecessor left for it was kept, or parts of what it no longer wants
 		}
 		delete(t.parted, key)
@@ -358,9 +381,6 @@ func (t *table) prune() error {
 	c := d.change()
 	if c.empty() {
 		return nil
-	}
-	if t.foreign {
-		t.Stats.Repaired += len(c.remove)
 	}
 	if err := t.commitInParts(c); err != nil {
 		t.known = false

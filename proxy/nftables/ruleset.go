@@ -1,7 +1,8 @@
 package nftables
 
 import (
-	"fmt"
+	"maps"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -26,13 +27,13 @@ const (
 )
 
 // A ruleset is all of a table but the elements. It depends on the configuration and on which
-// affinity timeouts there are.
+// memories session affinity needs.
 type ruleset struct {
 	family lb.Family
 	sets   []set
 	chains []chain
-	// timeouts are those of session affinity, in seconds and in order.
-	timeouts []uint32
+	// memories are those that session affinity needs, in order.
+	memories []memory
 }
 
 // chain is a chain with its rules; hook is zero for one that is only jumped to.
@@ -67,10 +68,10 @@ const (
 	again   = 8
 )
 
-// newRuleset renders the rules for one family. Timeouts are those of the affinity sets, in seconds.
-func newRuleset(family lb.Family, config plan.Config, timeouts []uint32) ruleset {
+// newRuleset renders the rules for one family.
+func newRuleset(family lb.Family, config plan.Config, memories []memory) ruleset {
 	b := builder{family: family}
-	r := ruleset{family: family, sets: newSets(timeouts), timeouts: timeouts}
+	r := ruleset{family: family, sets: newSets(memories), memories: memories}
 	services := []nft.Rule{
 		b.rule("", b.in(setClusterIPs), expr.Goto(chainCluster)),
 		b.rule("", b.in(setExternal), expr.Goto(chainExternal)),
@@ -86,11 +87,11 @@ func newRuleset(family lb.Family, config plan.Config, timeouts []uint32) ruleset
 		b.rule("", expr.Goto(chainMarked)))
 	r.add(chainLocal, b.external(config)...)
 	r.add(chainMarked, b.rule("", setMark(config.MasqueradeBit)), b.rule("", expr.Goto(chainPick)))
-	r.picks(b, len(timeouts) > 0)
+	r.picks(b, memories)
 	r.add(chainRefuse,
 		b.rule("", b.isProtocol(tcp), expr.Refuse(unix.NFT_REJECT_TCP_RST, 0)),
 		b.rule("", b.unreachable()))
-	r.hooks(b, config, timeouts)
+	r.hooks(b, config, memories)
 	return r
 }
 
@@ -101,7 +102,7 @@ func (r *ruleset) add(name string, rules ...nft.Rule) {
 // picks adds the chains that choose a backend. What they do not find has none, or is being changed
 // at this very moment: a packet may meet sets from before and after a transaction, hence one more
 // pass before it is refused.
-func (r *ruleset) picks(b builder, sticky bool) {
+func (r *ruleset) picks(b builder, memories []memory) {
 	pick := func(name string, groups setID, last ...nft.Rule) {
 		choose := b.rule("", b.grouped(groups), expr.Jump(chainChoose))
 		r.add(name, append([]nft.Rule{choose, choose}, last...)...)
@@ -109,10 +110,14 @@ func (r *ruleset) picks(b builder, sticky bool) {
 	pick(chainPick, setGroups,
 		b.rule("policy Local, endpoints only elsewhere", b.in(setSilent), expr.Drop()), b.rule("", expr.Goto(chainRefuse)))
 	pick(chainPickLocal, setLocalGroups, b.rule("policy Local, endpoints only elsewhere", expr.Drop()))
+	splits := map[uint32]bool{}
+	for _, m := range memories {
+		splits[splitOf(m)] = true
+	}
 	var choose []nft.Rule
-	for _, p := range protocols {
-		if sticky {
-			choose = append(choose, b.knownClient(p))
+	for _, split := range slices.Sorted(maps.Keys(splits)) {
+		for _, p := range protocols {
+			choose = append(choose, b.knownClient(p, split))
 		}
 	}
 	r.add(chainChoose, append(choose, r.tries(b, "", setMany)...)...)
@@ -220,9 +225,9 @@ func (c chooser) choose(number expr.List) nft.Rule {
 }
 
 // hooks adds the chains that the kernel enters.
-func (r *ruleset) hooks(b builder, config plan.Config, timeouts []uint32) {
-	if len(timeouts) > 0 { // without session affinity there are no hooks for it
-		r.affinity(b, timeouts)
+func (r *ruleset) hooks(b builder, config plan.Config, memories []memory) {
+	if len(memories) > 0 { // without session affinity there are no hooks for it
+		r.affinity(b, memories)
 	}
 	toServices := b.rule("", expr.Goto(chainServices))
 	r.hook("prerouting", "nat", unix.NF_INET_PRE_ROUTING, priorityDestination, toServices)
@@ -248,10 +253,10 @@ func (r *ruleset) hook(name, kind string, number uint32, priority int32, rules .
 // affinity adds the chains that remember clients. Where the policy is Local, who comes from outside
 // has another group than pods have. Each group remembers only what it may lead to, so it does not
 // matter whose connection this is.
-func (r *ruleset) affinity(b builder, timeouts []uint32) {
+func (r *ruleset) affinity(b builder, memories []memory) {
 	var remember, groups []nft.Rule
-	for _, seconds := range timeouts {
-		remember = append(remember, b.remember(seconds))
+	for _, m := range memories {
+		remember = append(remember, b.remember(m))
 	}
 	r.add(chainRemember, remember...)
 	for _, p := range protocols {
@@ -266,11 +271,6 @@ func (r *ruleset) affinity(b builder, timeouts []uint32) {
 	r.hook("remember-input", "filter", unix.NF_INET_LOCAL_IN, prioritySource, first...)
 	r.hook("remember-postrouting", "filter", unix.NF_INET_POST_ROUTING, prioritySource, first...)
 }
-
-// prefixAffinity begins the names of the sets of backends of groups with an affinity timeout.
-const prefixAffinity = "affinity-"
-
-func affinitySet(seconds uint32) string { return fmt.Sprint(prefixAffinity, seconds) }
 
 // stickyMap is the map from group and client to backend.
 const stickyMap = "clients"

@@ -2,7 +2,6 @@ package nftables
 
 import (
 	"slices"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -24,16 +23,7 @@ type set struct {
 	typeOf protocol
 }
 
-const (
-	// stickyShare is how many clients a group remembers: each has a place by its address' hash, and
-	// clients with the same place share a backend. So the clients of one Service, however many, take
-	// no more than its share of the map.
-	stickyShare = 1 << 15
-	// stickyLimit is how many places are taken at most. Clients of others are served without affinity.
-	stickyLimit = 1 << 20
-)
-
-func newSets(timeouts []uint32) []set {
+func newSets(memories []memory) []set {
 	frontend := []field{fieldDestination, fieldProtocol, fieldPort}
 	var sets []set
 	for id, name := range setNames {
@@ -65,8 +55,8 @@ func newSets(timeouts []uint32) []set {
 		}
 		sets = append(sets, s)
 	}
-	for _, seconds := range timeouts {
-		sets = append(sets, set{name: affinitySet(seconds), key: []field{fieldGroup, fieldDestination}})
+	for _, m := range memories {
+		sets = append(sets, set{name: affinitySet(m), key: []field{fieldGroup, fieldDestination}})
 	}
 	return append(sets, set{
 		name: stickyMap, flags: unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, size: stickyLimit,
@@ -208,5 +198,3 @@ func concat(parts ...[]byte) []byte {
 	}
 	return all
 }
-
-func seconds2duration(seconds uint32) time.Duration { return time.Duration(seconds) * time.Second }

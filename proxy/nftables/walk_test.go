@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -486,12 +485,16 @@ func jhash(k []byte, seed uint32) uint32 {
 func walkOf(t *testing.T, w cases.World, c cases.Case) *walker {
 	service, config := serviceOf(w, c)
 	service = service.Only(w.Family)
-	var timeouts []uint32
-	if service.AffinityTimeout > 0 {
-		timeouts = []uint32{uint32(service.AffinityTimeout / time.Second)}
-	}
 	rendered := newRenderer(w.Family, config).service(service.Key, service)
-	return newWalker(t, newRuleset(w.Family, config, timeouts), c.LocalAddresses(w), rendered)
+	return newWalker(t, newRuleset(w.Family, config, memoriesOf(rendered)), c.LocalAddresses(w), rendered)
+}
+
+// memoriesOf returns the memories that a Service needs.
+func memoriesOf(s *service) []memory {
+	if s.memory == 0 {
+		return nil
+	}
+	return []memory{s.memory}
 }
 
 // serviceOf plans a case as the mode does.

@@ -33,7 +33,7 @@ var (
 	v6 = addresses{"fd00::9", "fd00::1", "fd00::2", "fd00::100"}
 )
 
-func newLAN(t *testing.T) lan {
+func newLAN(t testing.TB) lan {
 	t.Helper()
 	client, nodes := newHosts(t, 2)
 	return lan{client: client, a: nodes[0], b: nodes[1], macA: macOf(t, nodes[0]), macB: macOf(t, nodes[1])}
@@ -41,7 +41,7 @@ func newLAN(t *testing.T) lan {
 
 // newHosts makes a client (10.0.0.9, fd00::9) and nodes (10.0.0.1 and so on, fd00::1 and so on),
 // each of which delivers the VIPs to a pod of its own.
-func newHosts(t *testing.T, n int) (client *nstest.NS, nodes []*nstest.NS) {
+func newHosts(t testing.TB, n int) (client *nstest.NS, nodes []*nstest.NS) {
 	t.Helper()
 	sw := nstest.New(t)
 	sw.Run(t, "ip", "link", "add", "lan", "type", "bridge", "forward_delay", "0", "mcast_snooping", "0")
@@ -79,7 +79,7 @@ func newHosts(t *testing.T, n int) (client *nstest.NS, nodes []*nstest.NS) {
 	return client, nodes
 }
 
-func macOf(t *testing.T, ns *nstest.NS) (mac string) {
+func macOf(t testing.TB, ns *nstest.NS) (mac string) {
 	ns.Do(t, func() error {
 		i, err := net.InterfaceByName("eth0")
 		if err == nil {
@@ -90,7 +90,7 @@ func macOf(t *testing.T, ns *nstest.NS) (mac string) {
 	return mac
 }
 
-func writeRules(t *testing.T, ns *nstest.NS, text string) {
+func writeRules(t testing.TB, ns *nstest.NS, text string) {
 	t.Helper()
 	ns.Do(t, func() error {
 		cmd := exec.Command("nft", "-f", "-")
@@ -103,7 +103,7 @@ func writeRules(t *testing.T, ns *nstest.NS, text string) {
 }
 
 // serve answers each byte with the same.
-func serve(t *testing.T, pod *nstest.NS) {
+func serve(t testing.TB, pod *nstest.NS) {
 	t.Helper()
 	var listener net.Listener
 	pod.Do(t, func() (err error) {
@@ -126,11 +126,11 @@ func serve(t *testing.T, pod *nstest.NS) {
 }
 
 // point lets the client send what is for the VIP to a node, as if that had announced it.
-func (l lan) point(t *testing.T, vip, mac string) {
+func (l lan) point(t testing.TB, vip, mac string) {
 	l.client.Run(t, "ip", "neigh", "replace", vip, "lladdr", mac, "dev", "eth0")
 }
 
-func (l lan) dial(t *testing.T, vip string, n int) (conns []net.Conn) {
+func (l lan) dial(t testing.TB, vip string, n int) (conns []net.Conn) {
 	t.Helper()
 	for range n {
 		var conn net.Conn
@@ -183,13 +183,13 @@ func use(conn net.Conn) error {
 }
 
 // rescuer is an actor for a node.
-func rescuer(t *testing.T, node *nstest.NS) *Actor {
+func rescuer(t testing.TB, node *nstest.NS) *Actor {
 	t.Helper()
 	return rescuerWith(t, node, true)
 }
 
 // rescuerWith is an actor with or without the ring.
-func rescuerWith(t *testing.T, node *nstest.NS, ring bool) *Actor {
+func rescuerWith(t testing.TB, node *nstest.NS, ring bool) *Actor {
 	t.Helper()
 	var kernel Kernel
 	node.Do(t, func() (err error) {
@@ -202,7 +202,7 @@ func rescuerWith(t *testing.T, node *nstest.NS, ring bool) *Actor {
 }
 
 // want lets an actor apply until it has as many targets.
-func want(t *testing.T, node *nstest.NS, a *Actor, w Desired, targets int) {
+func want(t testing.TB, node *nstest.NS, a *Actor, w Desired, targets int) {
 	t.Helper()
 	a.set(w)
 	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
@@ -397,7 +397,7 @@ func TestContract5AnOldConnectionIsNotTakenForAMovedOne(t *testing.T) {
 // dialFrom opens a connection from a port, and makes sure that it works. Its sequence numbers are
 // out of the window of one from the same port before: where they begin advances by one each 64 ns,
 // and that window has 64 KiB.
-func (l lan) dialFrom(t *testing.T, port int, vip string) net.Conn {
+func (l lan) dialFrom(t testing.TB, port int, vip string) net.Conn {
 	t.Helper()
 	time.Sleep(50 * time.Millisecond)
 	var conn net.Conn
@@ -413,7 +413,7 @@ func (l lan) dialFrom(t *testing.T, port int, vip string) net.Conn {
 }
 
 // wantNoReset sends something over a connection and fails the test if it is answered with a reset.
-func (l lan) wantNoReset(t *testing.T, conn net.Conn) {
+func (l lan) wantNoReset(t testing.TB, conn net.Conn) {
 	t.Helper()
 	resets := l.resets(t)
 	if _, err := conn.Write([]byte("x")); err != nil {
@@ -426,7 +426,7 @@ func (l lan) wantNoReset(t *testing.T, conn net.Conn) {
 }
 
 // reset ends a connection with a reset, after which its port is free.
-func reset(t *testing.T, conn net.Conn) {
+func reset(t testing.TB, conn net.Conn) {
 	t.Helper()
 	if err := conn.(*net.TCPConn).SetLinger(0); err != nil {
 		t.Fatal(err)

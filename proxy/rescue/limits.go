@@ -16,39 +16,40 @@ import (
 // connection for long only once it has sent a second packet. What is above a limit is dropped and
 // not refused: a real connection sends it again.
 const (
-	chainUnconfirmed = "limit-unconfirmed" // is asked before a packet of a new connection is moved
+	chainUnconfirmed = "limit-unconfirmed" // is asked before a packet is moved whose connection is not remembered
 	chainConfirmed   = "limit-confirmed"   // is asked before one of a remembered connection is
 	chainOver        = "over-limit"        // where packets above a limit end
 	prefixNew        = "new-"
 	prefixFresh      = "fresh-"
 	setFlooded       = "flooded"
-	setShares        = "shares"
+	setShares        = "shares"       // of what is remembered for long
+	setFreshShares   = "shares-fresh" // and for a short while
 )
 
 const (
 	// freshTimeout is how long a node remembers a connection of which it has moved one packet: longer
 	// than the time between two keepalives of an idle one, which else would be lost at a second move.
 	freshTimeout = 5 * time.Minute
-	// A connection has moved two packets before it is remembered. So a burst, of as many seconds of
-	// the limit, lets half as many connections of one VIP move at once.
+	// burst is of how many seconds of the limit connections of one VIP move at once: only the first
+	// packet of each counts.
 	burst = 10
 	// nodeLimit is how much more than for one VIP is moved for all together.
 	nodeLimit = 4
 	// confirmedLimit is how much more is moved of connections that are remembered.
-	confirmedLimit = 50
-	// A VIP may have shareBurst connections remembered at once, and shareRate more in each second:
-	// half of the memory, so that there is room for others.
-	shareBurst, shareRate = maxFlows / 2, 10
+	confirmedLimit = 250
+	// A VIP may have shareBurst connections remembered at once, and so many more in each second that
+	// they are shareMore within the time for which the memory keeps a silent one. So six VIPs have to
+	// be flooded to fill a memory.
+	shareBurst, shareMore = maxFlows / 8, maxFlows / 32
 	// maxLimited is of how many VIPs the rates are known at a time; where there are more, the node's
 	// limit holds alone.
 	maxLimited   = 65536
 	limitTimeout = 2 * burst * time.Second
-	shareTimeout = 2 * flowTimeout
 	floodedFor   = time.Minute
 )
 
-// DefaultLimit is a Deps.Limit by which as many busy connections of one VIP move at once without a
-// loss as are remembered. MaxLimit is the greatest one.
+// DefaultLimit is a Deps.Limit by which more busy connections of one VIP move at once without a
+// loss than are remembered. MaxLimit is the greatest one.
 const (
 	DefaultLimit = 20_000
 	MaxLimit     = 100_000
@@ -68,19 +69,25 @@ func (h header) timed(name string, timeout time.Duration) nft.Set {
 // limitSets are the sets that the rules of all targets share.
 func (h header) limitSets() []nft.Set {
 	return []nft.Set{h.timed(chainUnconfirmed, limitTimeout), h.timed(chainConfirmed, limitTimeout),
-		h.timed(setShares, shareTimeout), h.timed(setFlooded, floodedFor)}
+		h.timed(setShares, 2*flowTimeout), h.timed(setFreshShares, 2*freshTimeout), h.timed(setFlooded, floodedFor)}
 }
 
 // newRules return the rules that move a packet of a connection that is not remembered, or only for
 // a short while.
 func (h header) newRules(node netip.Addr) []nft.Rule {
+	fresh := name(prefixFresh, node)
 	var all rules
-	all.add("", expr.Jump(chainUnconfirmed))
-	all.add("second packet", h.flow(), expr.In(name(prefixFresh, node)),
-		h.perVIP(setShares, expr.Limit{Rate: shareRate, Burst: shareBurst}), expr.Goto(name(prefixTo, node)))
-	all.add("", h.remember(h.fresh(node)))
+	all.add("second packet", h.flow(), expr.In(fresh), h.share(setShares, flowTimeout), expr.Goto(name(prefixTo, node)))
+	all.add("above the share", h.flow(), expr.In(fresh), h.remember(h.fresh(node)), expr.Jump(chainConfirmed))
+	all.add("first packet", h.flow(), expr.NotIn(fresh), expr.Jump(chainUnconfirmed))
+	all.add("", h.flow(), expr.NotIn(fresh), h.share(setFreshShares, freshTimeout), h.remember(h.fresh(node)))
 	all.move(node)
 	return all
+}
+
+// share matches while a VIP has room in a memory that keeps silent connections for some time.
+func (h header) share(set string, silence time.Duration) expr.List {
+	return h.perVIP(set, expr.Limit{Rate: uint64(shareMore / (silence / time.Second)), Burst: shareBurst})
 }
 
 // perVIP matches by a limit of which each VIP has one.

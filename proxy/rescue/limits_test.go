@@ -57,7 +57,7 @@ func checksum(b []byte) uint16 {
 }
 
 // send sends frames from the client.
-func (l lan) send(t *testing.T, frames func(yield func([]byte) bool)) {
+func (l lan) send(t testing.TB, frames func(yield func([]byte) bool)) {
 	t.Helper()
 	l.client.Do(t, func() error {
 		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW, 0)
@@ -84,7 +84,7 @@ func (l lan) send(t *testing.T, frames func(yield func([]byte) bool)) {
 }
 
 // arrivals counts what comes for VIPs at a node from now on.
-func arrivals(t *testing.T, node *nstest.NS) (read func() int) {
+func arrivals(t testing.TB, node *nstest.NS) (read func() int) {
 	t.Helper()
 	writeRules(t, node, `
 		table inet arrivals {
@@ -116,7 +116,7 @@ func arrivals(t *testing.T, node *nstest.NS) (read func() int) {
 }
 
 // remembered counts what a memory of an actor's node holds.
-func remembered(t *testing.T, node *nstest.NS, a *Actor, set nft.Set, family lb.Family) int {
+func remembered(t testing.TB, node *nstest.NS, a *Actor, set nft.Set, family lb.Family) int {
 	t.Helper()
 	var keys [][]byte
 	node.Do(t, func() error {
@@ -134,7 +134,7 @@ func remembered(t *testing.T, node *nstest.NS, a *Actor, set nft.Set, family lb.
 }
 
 // limited is an actor of a node with a limit.
-func limited(t *testing.T, node *nstest.NS, limit int) *Actor {
+func limited(t testing.TB, node *nstest.NS, limit int) *Actor {
 	t.Helper()
 	a := rescuer(t, node)
 	a.limit = limit
@@ -262,6 +262,121 @@ func TestContract5TheLimitLetsAPlannedMovePass(t *testing.T) {
 		if least := came - connections; n < least || n == 0 {
 			t.Errorf("%s: %d connections are remembered, want %d", at.vip, n, least)
 		}
+	}
+}
+
+// TestContract5OnlyTheFirstPacketOfAConnectionCounts has connections move that send packet after
+// packet, within a limit that lets only their first packets pass.
+func TestContract5OnlyTheFirstPacketOfAConnectionCounts(t *testing.T) {
+	const connections, packets, limit = 400, 5, 50
+	l := newLAN(t)
+	r := limited(t, l.b, limit)
+	want(t, l.b, r, from(v4.vip, v4.a, v6.vip, v6.a), 2)
+	for _, at := range []addresses{v4, v6} {
+		l.send(t, func(yield func([]byte) bool) {
+			for i := range packets * connections {
+				if !yield(ack(l.macB, at.vip, i%connections)) {
+					return
+				}
+			}
+		})
+		l.b.Do(t, r.apply)
+		if n := r.Dropped(); n > 0 {
+			t.Errorf("%s: %d packets were dropped", at.vip, n)
+		}
+		family := lb.FamilyOf(addr(at.vip))
+		if n := remembered(t, l.b, r, headerOf(family).flows(addr(at.a)), family); n == 0 {
+			t.Errorf("%s: no connections are remembered", at.vip)
+		}
+	}
+}
+
+// TestContract5PassingPacketsCountOnce has each node of a ring get connections that no node knows:
+// the first packet of each counts at each of the others too, the second one does not.
+func TestContract5PassingPacketsCountOnce(t *testing.T) {
+	const connections, limit = 150, 100
+	r := newRack(t, 5)
+	for i := range r.actors {
+		r.actors[i].limit = limit
+	}
+	r.all(t)
+	for i := range r.nodes {
+		r.send(t, func(yield func([]byte) bool) {
+			for k := range 2 * connections {
+				if !yield(ack(r.macs[i], v4.vip, 1000*i+k/2)) {
+					return
+				}
+			}
+		})
+	}
+	for i := range r.nodes {
+		r.nodes[i].Do(t, r.actors[i].apply)
+		if n := r.actors[i].Dropped(); n > 0 {
+			t.Errorf("node %d dropped %d packets", i, n)
+		}
+	}
+}
+
+// TestContract11FloodedVIPsLeaveRoomForOthers floods two VIPs with as many connections as a source
+// address can have, and then has one of a third VIP remembered.
+func TestContract11FloodedVIPsLeaveRoomForOthers(t *testing.T) {
+	const ports = 65536
+	l := newLAN(t)
+	two, three := "10.0.0.101", "10.0.0.102"
+	r := limited(t, l.b, 0)
+	want(t, l.b, r, from(v4.vip, v4.a, two, v4.a, three, v4.a), 1)
+	flows := headerOf(lb.IPv4).flows(addr(v4.a))
+	for _, vip := range []string{v4.vip, two} {
+		l.send(t, func(yield func([]byte) bool) {
+			for i := range 2 * ports {
+				if !yield(ack(l.macB, vip, i/2)) {
+					return
+				}
+			}
+		})
+	}
+	before := remembered(t, l.b, r, flows, lb.IPv4)
+	if before > 2*shareBurst+shareMore {
+		t.Errorf("%d connections are remembered of two addresses", before)
+	}
+	for sent := 0; remembered(t, l.b, r, flows, lb.IPv4) <= before; sent++ { // a busy machine may lose some
+		if sent == 20 {
+			t.Fatal("no connection of the third address is remembered")
+		}
+		l.send(t, func(yield func([]byte) bool) { yield(ack(l.macB, three, 1)) })
+	}
+}
+
+// BenchmarkMove has connections of one VIP move at once that send a packet every second each, and
+// says how many packets the limits have dropped until all of them are remembered, and when they
+// are.
+func BenchmarkMove(b *testing.B) {
+	for _, connections := range []int{50_000, 65_000} {
+		b.Run(fmt.Sprint(connections), func(b *testing.B) {
+			for range b.N {
+				l := newLAN(b)
+				r := rescuer(b, l.b)
+				want(b, l.b, r, from(v4.vip, v4.a), 1)
+				began, known, rounds := time.Now(), 0, 0
+				for ; known < connections && rounds < 60; rounds++ {
+					time.Sleep(time.Until(began.Add(time.Duration(rounds) * time.Second)))
+					l.send(b, func(yield func([]byte) bool) {
+						for i := range connections {
+							if !yield(ack(l.macB, v4.vip, i)) {
+								return
+							}
+						}
+					})
+					known = remembered(b, l.b, r, headerOf(lb.IPv4).flows(addr(v4.a)), lb.IPv4)
+				}
+				b.ReportMetric(time.Since(began).Seconds(), "s/all-remembered")
+				l.b.Do(b, r.apply)
+				b.ReportMetric(float64(r.Dropped()), "dropped")
+				b.ReportMetric(float64(r.Packets()), "moved")
+				b.ReportMetric(float64(rounds*connections), "sent")
+				b.ReportMetric(float64(known), "remembered")
+			}
+		})
 	}
 }
 

@@ -36,6 +36,8 @@ type Deps struct {
 	// needed; "" to leave it alone. Warn is called when that is needed and cannot be done.
 	Parameters string
 	Warn       func(message string)
+	// Confirmed is called with the number that Confirm took; it must not block.
+	Confirmed func(number uint64)
 	// Limit is how many stray packets for one VIP are moved in a second while their connections are
 	// not remembered, at most MaxLimit; 0 for no limit.
 	Limit int
@@ -61,6 +63,7 @@ type kernel interface {
 	edit(family lb.Family, edits []edit) error
 	neighbors(lb.Family, []netip.Addr) (map[netip.Addr]links.Neighbor, error)
 	loosen(folder string, from []int) (changed []string, err error)
+	tighten(folder string) (reset []string, err error)
 }
 
 // Actor keeps the rules. Before Begin it leaves the kernel's rules alone: unknown is not absent.
@@ -73,13 +76,17 @@ type Actor struct {
 
 	parameters string
 	warn       func(string)
-	filtered   string // what warn was called with last
+	filtered   string // the last error about the parameters
+	tightened  bool   // none is set
 
 	runner *loop.Runner
 	inbox  actor.Inbox[netip.Addr, *Origins]
 
+	confirmed func(uint64)
+
 	mu   sync.Mutex
 	lost losses
+	asks uint64 // the number that Confirm was called with last
 
 	// The rest belongs to the goroutine that runs step.
 	begun   bool
@@ -95,6 +102,7 @@ type Actor struct {
 	counted map[netip.Addr]uint64
 	floods  map[lb.Family]flood
 	failed  loop.Failures
+	sure    uint64 // the number that confirmed was called with last
 
 	packets atomic.Uint64
 	dropped atomic.Uint64
@@ -106,11 +114,11 @@ func New(deps Deps) *Actor { return newActor(deps, deps.Kernel) }
 
 func newActor(deps Deps, k kernel) *Actor {
 	a := &Actor{log: deps.Log, kernel: k, families: deps.Families, ring: deps.Ring, limit: deps.Limit,
-		parameters: deps.Parameters, warn: deps.Warn,
+		parameters: deps.Parameters, warn: deps.Warn, confirmed: deps.Confirmed,
 		all: map[netip.Addr]Origins{}, nodes: map[netip.Addr]int{}, changed: map[netip.Addr]Origins{},
 		written: map[lb.Family]*table{}, sent: map[lb.Family][]netip.Addr{},
 		known: map[netip.Addr]links.Neighbor{}, asked: map[netip.Addr]int{}, counted: map[netip.Addr]uint64{},
-		floods: map[lb.Family]flood{}}
+		floods: map[lb.Family]flood{}, tightened: deps.Parameters == "" || !slices.Contains(deps.Families, lb.IPv4)}
 	a.runner = loop.New(a.step, loop.Options{Gap: gap})
 	return a
 }
@@ -199,17 +207,22 @@ func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
 func (a *Actor) Run(ctx context.Context) error { return a.runner.Run(ctx) }
 
 func (a *Actor) step(context.Context) (time.Duration, error) {
+	number := a.toConfirm() // before what came before it is taken
 	if !a.take() {
 		return 0, nil
 	}
 	if rest := a.period() - time.Since(a.looked); rest > 0 && !a.expecting() && a.adjust() {
+		a.confirm(number)
 		return rest, nil
 	}
 	err := a.apply()
+	if err == nil {
+		a.confirm(number)
+	}
 	a.failed.Log(a.log, "cannot rescue connections of addresses that have moved; trying again",
 		"can rescue connections of addresses that have moved again", err)
 	switch {
-	case len(a.all) == 0 && a.targets.Load() == 0: // there is nothing to look after
+	case len(a.all) == 0 && a.targets.Load() == 0 && a.tightened: // there is nothing to look after
 		return 0, err
 	case a.expecting():
 		return lookSoon, err
@@ -219,10 +232,8 @@ func (a *Actor) step(context.Context) (time.Duration, error) {
 
 // period is how long to wait between two looks.
 func (a *Actor) period() time.Duration {
-	for node := range a.nodes {
-		if a.known[node].Failed && !slices.Contains(a.gone.nodes, node) {
-			return lookFailed
-		}
+	if a.missing() {
+		return lookFailed
 	}
 	return lookEvery
 }
@@ -374,7 +385,7 @@ func (a *Actor) sync(family lb.Family) error {
 		want.limit = a.limit
 	}
 	if family == lb.IPv4 {
-		a.checkFilters(want, neighbors)
+		a.checkFilters(neighbors)
 	}
 	a.sent[family] = sent
 	if same(family, have, want) && (unchanged || a.holds(family, have, want)) {

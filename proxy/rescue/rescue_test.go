@@ -137,6 +137,7 @@ type fakeKernel struct {
 	edits     int
 	lastAsked []netip.Addr
 	loosened  []int
+	tightened int
 	strict    error
 }
 
@@ -197,6 +198,11 @@ func (k *fakeKernel) loosen(_ string, from []int) ([]string, error) {
 	return nil, k.strict
 }
 
+func (k *fakeKernel) tighten(string) ([]string, error) {
+	k.tightened++
+	return nil, k.strict
+}
+
 func (k *fakeKernel) neighbors(_ lb.Family, nodes []netip.Addr) (map[netip.Addr]links.Neighbor, error) {
 	k.lastAsked = nodes
 	return maps.Clone(k.neighbor), nil
@@ -250,6 +256,63 @@ func TestActor(t *testing.T) {
 	if k.have.exists || a.Targets() != 0 {
 		t.Error("the table is still there")
 	}
+}
+
+// TestContract5TheKernelHasWhatIsConfirmed: a number is confirmed once the kernel has what came
+// before it and all nodes were looked for, with and without a look at the kernel.
+func TestContract5TheKernelHasWhatIsConfirmed(t *testing.T) {
+	vip1, vip2, a, b := addr("192.0.2.1"), addr("192.0.2.2"), addr("10.0.0.1"), addr("10.0.0.2")
+	k := &fakeKernel{neighbor: map[netip.Addr]links.Neighbor{}}
+	var confirmed []uint64
+	deps := fakeDeps
+	deps.Confirmed = func(number uint64) { confirmed = append(confirmed, number) }
+	actor := newActor(deps, k)
+	step := func(what string, look bool, want ...uint64) {
+		t.Helper()
+		loads := k.loads
+		_, _ = actor.step(t.Context())
+		if k.loads > loads != look {
+			t.Errorf("%s: looked %v", what, !look)
+		}
+		if !slices.Equal(confirmed, want) {
+			t.Errorf("%s: confirmed %v, want %v", what, confirmed, want)
+		}
+		confirmed = nil
+	}
+	type owners = map[netip.Addr][]netip.Addr
+	tell := func(number uint64, ring owners, gone ...netip.Addr) {
+		actor.set(Desired{Ring: ring, Gone: gone})
+		actor.Confirm(number)
+	}
+	step("nothing was told", false)
+	tell(1, owners{vip1: {a}})
+	step("the node was not found yet", true)
+	k.neighbor[a] = there(1)
+	k.fail = errors.New("no such expression")
+	step("the kernel refuses it", true)
+	step("all is there", true, 1)
+	step("nothing has changed", false)
+	tell(2, owners{vip1: {a}, vip2: {a}})
+	step("a change among nodes in use", false, 2)
+	k.neighbor[b] = links.Neighbor{Failed: true}
+	tell(3, owners{vip1: {a, b}, vip2: {a}})
+	step("a node does not answer", true)
+	actor.looked = time.Time{}
+	k.neighbor[b] = there(2)
+	step("it answers", true, 3)
+	actor.looked = time.Time{}
+	k.neighbor[b] = links.Neighbor{Failed: true}
+	tell(4, owners{vip1: {a, b}, vip2: {a}})
+	step("it does not answer any more", true)
+	tell(5, owners{vip1: {a}, vip2: {a}}, b)
+	step("and is dead", true, 5)
+	delete(k.neighbor, b)
+	actor.looked, actor.known = time.Time{}, map[netip.Addr]links.Neighbor{}
+	tell(6, owners{vip1: {a, b}, vip2: {a}})
+	for range soonLooks - 1 {
+		step("one is behind a router", true)
+	}
+	step("which is not waited for", true, 6)
 }
 
 // A change of single VIPs among nodes that are in use needs no look at the kernel; a node that

@@ -219,7 +219,7 @@ func TestContract9WhatNoNodeOnARingKnowsIsRefused(t *testing.T) {
 }
 
 // resets is how many the client has been sent.
-func (l lan) resets(t *testing.T) (n int) {
+func (l lan) resets(t testing.TB) (n int) {
 	t.Helper()
 	for line := range strings.Lines(l.client.Run(t, "nstat", "-asz", "TcpEstabResets")) {
 		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == "TcpEstabResets" {

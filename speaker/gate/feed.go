@@ -35,8 +35,8 @@ type Options struct {
 	// Hold is how long the proxy's last report counts after its connection is lost.
 	Hold time.Duration
 	Log  *slog.Logger
-	// Changed is called with the VIPs of which the proxy says something else now; nil means all. It
-	// must not block.
+	// Changed is called with the VIPs of which the proxy says something else now; nil means all, and
+	// an empty list that Rescued has become true. It must not block.
 	Changed func(vips []netip.Addr)
 }
 
@@ -195,12 +195,17 @@ func (f *Feed) take(m lb.FeedMessage) {
 	f.reason = ""
 	deliveries, changed := merge(f.deliveries, m)
 	f.deliveries = deliveries
+	answered := f.told.answered()
+	f.told.rescued = m.Rescued
+	answered = f.told.answered() && !answered
 	f.mu.Unlock()
 	switch {
 	case !wasUsable:
 		f.opts.Changed(nil)
 	case len(changed) > 0:
 		f.opts.Changed(changed)
+	case answered:
+		f.opts.Changed([]netip.Addr{})
 	}
 }
 

@@ -15,6 +15,20 @@ type told struct {
 	listening bool           // a proxy is connected, and was told all up to news
 	news      *lb.FeedUpdate // nil for none
 	more      chan struct{}  // closed, and replaced, when there is news
+	number    uint64         // of the last line with news
+	rescued   uint64         // the number that the proxy answered last
+}
+
+// Rescued reports whether the proxy has answered that this node passes on connections by all that
+// Tell was given. A proxy of an earlier release never does.
+func (f *Feed) Rescued() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.told.answered()
+}
+
+func (t *told) answered() bool {
+	return t.listening && t.news == nil && t.number > 0 && t.rescued == t.number
 }
 
 // Tell has the proxy told what update says, beside what it was told before. It never blocks.
@@ -53,6 +67,10 @@ func (f *Feed) next() (line lb.FeedUpdate, more <-chan struct{}) {
 		line = *t.news
 	default:
 		line.Same = true
+	}
+	if !line.Same {
+		t.number++
+		line.Number = t.number
 	}
 	t.listening, t.news = true, nil
 	line.Beat = int(lb.FeedBeat.Milliseconds())

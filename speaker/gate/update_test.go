@@ -40,35 +40,75 @@ func TestTheProxyIsToldOfDeadNodes(t *testing.T) {
 		in := bufio.NewReader(proxy)
 		heard(in, `{"same":true,"beat":2000}`) // it is there, and does not know anything yet
 		f.Tell(lb.FeedUpdate{})
-		heard(in, `{"beat":2000}`)
+		heard(in, `{"beat":2000,"number":1}`)
 		f.Tell(lb.FeedUpdate{Changes: true, Dead: []string{"a", "b"}})
-		heard(in, `{"beat":2000,"changes":true,"dead":["a","b"]}`)
+		heard(in, `{"beat":2000,"number":2,"changes":true,"dead":["a","b"]}`)
 		f.Tell(lb.FeedUpdate{Changes: true, Dead: []string{"b"}})
-		heard(in, `{"beat":2000,"changes":true,"dead":["b"]}`)
+		heard(in, `{"beat":2000,"number":3,"changes":true,"dead":["b"]}`)
 		proxy.Close()
 		proxy = <-conns
 		in = bufio.NewReader(proxy)
-		heard(in, `{"beat":2000,"dead":["b"]}`)
+		heard(in, `{"beat":2000,"number":4,"dead":["b"]}`)
 		vip, node := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("172.26.236.177")
 		other := netip.MustParseAddr("192.0.2.2")
 		f.Tell(lb.FeedUpdate{Changes: true, Previous: map[netip.Addr][]netip.Addr{vip: {node}}})
-		heard(in, `{"beat":2000,"changes":true,"former":{"192.0.2.1":["172.26.236.177"]}}`)
+		heard(in, `{"beat":2000,"number":5,"changes":true,"former":{"192.0.2.1":["172.26.236.177"]}}`)
 		// Two that come while the proxy does not read are one.
 		f.Tell(lb.FeedUpdate{Changes: true, Previous: map[netip.Addr][]netip.Addr{other: {node}}})
 		synctest.Wait()
 		f.Tell(lb.FeedUpdate{Changes: true, Previous: map[netip.Addr][]netip.Addr{vip: {}}})
 		f.Tell(lb.FeedUpdate{Changes: true, Ended: []netip.Addr{other}})
-		heard(in, `{"beat":2000,"changes":true,"former":{"192.0.2.2":["172.26.236.177"]}}`)
-		heard(in, `{"beat":2000,"changes":true,"ended":["192.0.2.2"],"former":{"192.0.2.1":[]}}`)
+		heard(in, `{"beat":2000,"number":6,"changes":true,"former":{"192.0.2.2":["172.26.236.177"]}}`)
+		heard(in, `{"beat":2000,"number":7,"changes":true,"ended":["192.0.2.2"],"former":{"192.0.2.1":[]}}`)
 		proxy.Close()
 		proxy = <-conns
 		in = bufio.NewReader(proxy)
-		heard(in, `{"beat":2000,"former":{"192.0.2.1":[]}}`)
+		heard(in, `{"beat":2000,"number":8,"former":{"192.0.2.1":[]}}`)
 		heard(in, `{"same":true,"beat":2000}`) // a moment later
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
+	})
+}
+
+// TestTheProxyAnswers: Rescued is true while the proxy has answered with the number of the last
+// update, over the same connection.
+func TestTheProxyAnswers(t *testing.T) {
+	feedTest(t, func(t *testing.T, p *proxy, f *Feed, changes func() [][]netip.Addr) {
+		rescued := func(when string, want bool) {
+			t.Helper()
+			if changes(); f.Rescued() != want {
+				t.Errorf("%s: rescued %v", when, !want)
+			}
+		}
+		conn := p.accept()
+		p.say(conn, lb.FeedMessage{Complete: true, Rescued: 7})
+		rescued("nothing was told", false)
+		f.Tell(lb.FeedUpdate{})
+		rescued("no answer yet", false)
+		p.say(conn, lb.FeedMessage{})
+		rescued("a proxy of an earlier release", false)
+		p.say(conn, lb.FeedMessage{Rescued: 1})
+		if got := changes(); len(got) != 1 || got[0] == nil || len(got[0]) != 0 {
+			t.Errorf("told of %v, want once of no address", got)
+		}
+		rescued("answered", true)
+		p.say(conn, lb.FeedMessage{Rescued: 1, Deliveries: []lb.Delivery{delivery(vip1, 1)}})
+		rescued("something else is said", true)
+		f.Tell(lb.FeedUpdate{Changes: true, Dead: []string{"a"}})
+		rescued("told more", false)
+		p.say(conn, lb.FeedMessage{Rescued: 1})
+		rescued("the answer to what was told before", false)
+		p.say(conn, lb.FeedMessage{Rescued: 2})
+		rescued("answered again", true)
+		conn.Close()
+		rescued("the proxy is gone", false)
+		conn = p.accept()
+		p.say(conn, lb.FeedMessage{Complete: true, Rescued: 2})
+		rescued("another proxy, with an answer to something else", false)
+		p.say(conn, lb.FeedMessage{Rescued: 3})
+		rescued("another proxy has answered", true)
 	})
 }
 

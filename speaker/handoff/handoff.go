@@ -77,7 +77,7 @@ func (s *State) Step(now time.Time, f Facts, events map[netip.Addr]*View) (updat
 				v = &vip{}
 				s.vips[addr] = v
 			}
-			answered, spread := v.answered(*view), s.spread(now, addr, v, *view)
+			answered, spread := v.answered(*view, s.dead), s.spread(now, addr, v, *view)
 			if !known || answered || spread {
 				differing = append(differing, addr)
 			}
@@ -109,8 +109,9 @@ func (s *State) meet(f Facts) (changed bool) {
 }
 
 // answered notes which other node answered for the VIP last, and reports whether that is another
-// one than before. If it is this node that clients turn to, that one may hold connections.
-func (v *vip) answered(view View) (changed bool) {
+// one than before. If it is this node that clients turn to, that one may hold connections. What a
+// dead node seems to announce, somebody else makes up.
+func (v *vip) answered(view View, dead []string) (changed bool) {
 	before := v.previous
 	var answering []string
 	for node, claim := range view.Claims {
@@ -118,7 +119,7 @@ func (v *vip) answered(view View) (changed bool) {
 			answering = append(answering, node)
 		}
 	}
-	if view.Rival != v.rival && view.Rival != "" {
+	if view.Rival != v.rival && view.Rival != "" && !slices.Contains(dead, view.Rival) {
 		v.previous = view.Rival // clients have turned to it
 	}
 	v.rival = view.Rival

@@ -130,6 +130,8 @@ func TestStory(t *testing.T) {
 			{what: "both are", view: "a:arp c owner=b rival=c", want: "a"},
 			{what: "c announces no more", view: "a c owner=b", want: "a", same: true},
 			{what: "and does once more", view: "a c owner=b rival=c", want: "c"},
+			{what: "c dies, and a answers", view: "a:arp owner=a", dead: "c", want: "a"},
+			{what: "somebody plays c", view: "a owner=b rival=c", dead: "c", want: "a", same: true},
 		},
 		"both ways": {
 			{what: "over ARP", view: "a:arp c owner=a", want: "a"},

@@ -37,6 +37,13 @@ const (
 	maxRetry = 5 * time.Second
 )
 
+// While much is desired anew, one after the other, the actor rests for so many times as long as it
+// took to apply the last: what it does costs something for each VIP.
+const (
+	rest    = 20
+	maxRest = 25 * time.Millisecond
+)
+
 // Desired is all that shall be answered.
 type Desired struct {
 	// Interfaces are those that the node has.
@@ -104,7 +111,7 @@ type Outcome struct {
 	// seen lately; sorted.
 	ConflictingHosts map[netip.Addr][]plan.ConflictingHost
 	// Rivals are the other nodes of ours that were the last to announce VIPs which this one answers
-	// for.
+	// for, a moment ago.
 	Rivals map[netip.Addr]string
 }
 
@@ -160,7 +167,8 @@ func New(opts Options) *Actor {
 	a := &Actor{opts: opts, ports: map[place]*port{}, broken: map[responder]error{}, seen: sightings{},
 		rivals: rivals{}, serve: func(f func()) { go f() }}
 	a.awake.Store(&wakefulness{})
-	a.runner = loop.New(func(context.Context) (time.Duration, error) { return a.apply(time.Now()), nil }, loop.Options{})
+	a.runner = loop.New(func(context.Context) (time.Duration, error) { return a.apply(time.Now()), nil },
+		loop.Options{Rest: rest, MaxRest: maxRest})
 	return a
 }
 
@@ -192,7 +200,7 @@ func (a *Actor) Run(ctx context.Context) error {
 	}
 	clear(a.ports)
 	serving.Wait()
-	a.publish()
+	a.publish(time.Now())
 	return err
 }
 
@@ -243,7 +251,7 @@ func (a *Actor) apply(now time.Time) time.Duration {
 		next = earlier(next, a.applyPort(a.ports[at], wanted[at], seen[at], now))
 		next = earlier(next, seen[at].end())
 	}
-	a.publish()
+	a.publish(now)
 	if next.IsZero() {
 		return 0
 	}
@@ -281,7 +289,7 @@ func (a *Actor) applyPort(p *port, w work, seen seenOn, now time.Time) time.Time
 	}
 	p.reclaim(w, &a.reclaims, now)
 	next, err := p.announce(w, now, a.opts.Repeat)
-	next = earlier(next, p.reclaimDue())
+	next = earlier(next, p.rivalDue(now))
 	if err == nil {
 		err = p.defend(seen, now)
 	}
@@ -309,7 +317,7 @@ func (a *Actor) open(p *port) (responder, error) {
 }
 
 // publish makes the outcome known, if it differs.
-func (a *Actor) publish() {
+func (a *Actor) publish(now time.Time) {
 	outcome := Outcome{Answering: map[netip.Addr][]string{}, Problems: map[string]string{},
 		Rivals: map[netip.Addr]string{}}
 	for _, at := range slices.SortedFunc(maps.Keys(a.ports), place.compare) {
@@ -319,8 +327,8 @@ func (a *Actor) publish() {
 		}
 		for vip, v := range p.vips {
 			outcome.Answering[vip] = append(outcome.Answering[vip], name)
-			if v.rival.node != "" {
-				outcome.Rivals[vip] = v.rival.node
+			if rival := v.rival.current(now); rival != "" {
+				outcome.Rivals[vip] = rival
 			}
 		}
 	}

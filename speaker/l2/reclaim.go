@@ -24,6 +24,9 @@ const (
 	// up packets must not have us flood the segment.
 	reclaimWait = time.Second
 	reclaimCalm = time.Minute
+	// rivalEvery is the least time between two other nodes that count as the last to have announced a
+	// VIP: each change of that is told to the proxy.
+	rivalEvery = time.Second
 	// All VIPs together are reclaimed so many times a second, and so many at once.
 	reclaimRate  = 50
 	reclaimsKept = 500
@@ -58,10 +61,32 @@ func (d Desired) own(mac net.HardwareAddr) bool {
 
 // rivalry is what is remembered of other nodes that announced a VIP.
 type rivalry struct {
-	node string    // who did so last, in this round; "" if nobody has
-	due  time.Time // when the VIP is reclaimed next; the zero time for not
-	last time.Time // when it last was
-	wait time.Duration
+	node    string    // who did so last, in this round; "" if nobody has
+	heard   time.Time // when it last did
+	changed time.Time // when it was another node before
+	due     time.Time // when the VIP is reclaimed next; the zero time for not
+	last    time.Time // when it last was
+	wait    time.Duration
+}
+
+// announced takes in which node announces the VIP. Of two that do so in turn, one counts for a while.
+func (r *rivalry) announced(node string, now time.Time) {
+	switch {
+	case r.current(now) == node:
+	case r.current(now) != "" && now.Before(r.changed.Add(rivalEvery)):
+		return
+	default:
+		r.node, r.changed = node, now
+	}
+	r.heard = now
+}
+
+// current returns the other node that announced the VIP last, unless that was long ago.
+func (r *rivalry) current(now time.Time) string {
+	if now.Before(r.heard.Add(sightingLasts)) {
+		return r.node
+	}
+	return ""
 }
 
 // seen takes in that another node announces the VIP.
@@ -90,7 +115,7 @@ func (p *port) claimed(vips map[netip.Addr]string, w work, now time.Time) {
 		if v == nil {
 			continue
 		}
-		v.rival.node = node
+		v.rival.announced(node, now)
 		if w.owned[vip] {
 			v.rival.seen(now)
 		}
@@ -113,10 +138,14 @@ func (p *port) reclaim(w work, allowed *allowance, now time.Time) {
 	}
 }
 
-// reclaimDue returns when the next VIP is to be reclaimed; the zero time means never.
-func (p *port) reclaimDue() (next time.Time) {
+// rivalDue returns when the next VIP is to be reclaimed, or is nobody else's any more; the zero time
+// means never.
+func (p *port) rivalDue(now time.Time) (next time.Time) {
 	for _, v := range p.vips {
 		next = earlier(next, v.rival.due)
+		if v.rival.current(now) != "" {
+			next = earlier(next, v.rival.heard.Add(sightingLasts))
+		}
 	}
 	return next
 }

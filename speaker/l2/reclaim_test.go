@@ -122,6 +122,60 @@ func TestContract11WhoDoesNotOwnFallsSilent(t *testing.T) {
 	})
 }
 
+// A node that was heard to announce a VIP is forgotten after a while, and two that announce it in
+// turn change places once a second at most.
+func TestRivalsComeAndGo(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	var r rivalry
+	if r.current(now) != "" {
+		t.Error("there is a rival from the first")
+	}
+	r.announced("b", now)
+	for range 5 {
+		now = now.Add(sightingLasts - time.Millisecond)
+		if r.current(now) != "b" {
+			t.Error("the rival is forgotten while it is heard")
+		}
+		r.announced("b", now)
+	}
+	if now = now.Add(sightingLasts); r.current(now) != "" {
+		t.Error("the rival is never forgotten")
+	}
+	changes, last := 0, ""
+	for i := range 1000 {
+		r.announced([]string{"b", "c"}[i%2], now)
+		if r.current(now) != last {
+			changes, last = changes+1, r.current(now)
+		}
+		now = now.Add(10 * time.Millisecond)
+	}
+	if changes < 2 || changes > 10+1 {
+		t.Errorf("another rival %d times in ten seconds", changes)
+	}
+
+	synctest.Test(t, func(t *testing.T) {
+		s := newSegment()
+		a := started(t, s, Options{})
+		d := desire([]lb.Interface{iface("eth0", 2, 0x78)}, map[netip.Addr]Answer{vip: {On: []string{"eth0"}}})
+		d.Ours = map[string]string{theirs.String(): "other", own.String(): "self"}
+		a.Set(d)
+		time.Sleep(time.Minute)
+		for range 3 {
+			s.open["eth0"].in <- ask(func(q *question) { q.sender = vip })
+			time.Sleep(sightingLasts / 2)
+			synctest.Wait()
+			if rival := a.Outcome().Rivals[vip]; rival != "other" {
+				t.Errorf("the rival is %q", rival)
+			}
+		}
+		time.Sleep(sightingLasts)
+		synctest.Wait()
+		if rival := a.Outcome().Rivals[vip]; rival != "" {
+			t.Errorf("the rival is %q, which was silent for long", rival)
+		}
+	})
+}
+
 // Another interface of this node on the same segment is no rival.
 func TestAnotherInterfaceIsNoRival(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -5,8 +5,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-
-	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 const (
@@ -67,7 +65,7 @@ func encodeCompact(updates ...update) []byte {
 			b = append(b, entry.flags())
 			b = append(b, entry.vip.AsSlice()...)
 			b = binary.AppendUvarint(b, entry.seq)
-			b = binary.AppendUvarint(b, uint64(e.numbers[entry.claim]))
+			b = binary.AppendUvarint(b, uint64(e.number(entry.claim)))
 		}
 	}
 	return b
@@ -75,15 +73,13 @@ func encodeCompact(updates ...update) []byte {
 
 // compactEncoder numbers what occurs in a message.
 type compactEncoder struct {
-	sheet
-	numbers  map[plan.Claim]uint32
-	places   map[netip.Addr]int
+	*index
 	known    map[*sheet]*translation
 	patterns []*pattern
 }
 
 func newCompactEncoder(updates []update) *compactEncoder {
-	e := &compactEncoder{numbers: map[plan.Claim]uint32{}, places: map[netip.Addr]int{}, known: map[*sheet]*translation{}}
+	e := &compactEncoder{index: newIndex(), known: map[*sheet]*translation{}}
 	used := map[*sheet]*translation{} // 1 for what occurs
 	for _, u := range updates {
 		for _, entry := range u.entries {
@@ -106,18 +102,18 @@ func newCompactEncoder(updates []update) *compactEncoder {
 	for s, t := range used {
 		for i, is := range t.places {
 			if is != 0 {
-				e.places[s.vips[i]] = 0
+				e.vipAt[s.vips[i]] = 0
 			}
 		}
 	}
-	e.vips = slices.SortedFunc(maps.Keys(e.places), netip.Addr.Compare)
+	e.vips = slices.SortedFunc(maps.Keys(e.vipAt), netip.Addr.Compare)
 	for i, vip := range e.vips {
-		e.places[vip] = i
+		e.vipAt[vip] = i
 	}
 	for s, t := range used {
 		for i, is := range t.places {
 			if is != 0 {
-				t.places[i] = uint32(e.places[s.vips[i]])
+				t.places[i] = uint32(e.vipAt[s.vips[i]])
 			}
 		}
 		for n, is := range t.numbers {
@@ -128,16 +124,6 @@ func newCompactEncoder(updates []update) *compactEncoder {
 		e.known[s] = t
 	}
 	return e
-}
-
-func (e *compactEncoder) number(claim plan.Claim) uint32 {
-	n, ok := e.numbers[claim]
-	if !ok {
-		e.claims = append(e.claims, claim)
-		n = uint32(len(e.claims))
-		e.numbers[claim] = n
-	}
-	return n
 }
 
 func (e *compactEncoder) appendDictionary(b []byte) []byte {

@@ -10,10 +10,14 @@ import (
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
-// Limits of what a compact message may describe, as few bytes can describe much.
+// Limits of what a compact message may describe, as few bytes can describe much: how many VIPs,
+// where this node knows of few and in any case; how many cells in all; and how many of them for
+// each byte of the message if it has more patterns than a speaker makes without need.
 const (
-	maxVIPs  = 1 << 17
-	maxCells = 1 << 24
+	leastVIPs    = 1 << 12
+	maxVIPs      = 1 << 17
+	maxCells     = 1 << 24
+	cellsOfAByte = 64
 )
 
 // compact reads the message that encodeCompact writes, after its version.
@@ -74,8 +78,8 @@ func (r *reader) number(s *sheet) uint32 {
 func (r *reader) vips() []netip.Addr {
 	var vips []netip.Addr
 	add := func(from netip.Addr, length uint64) {
-		if length == 0 || uint64(len(vips))+length > maxVIPs {
-			r.fail(fmt.Errorf("a run of %d addresses after %d", length, len(vips)))
+		if length == 0 || uint64(len(vips))+length > uint64(r.most) {
+			r.fail(fmt.Errorf("a run of %d addresses after %d, %d may be named", length, len(vips), r.most))
 			return
 		}
 		for range length {
@@ -122,6 +126,10 @@ func (r *reader) row(s *sheet, patterns []*pattern) (row, []*pattern) {
 	case form == 0:
 		return row{}, patterns
 	case form == 1:
+		if (len(patterns)+1-maxPatterns)*len(s.vips) > r.size*cellsOfAByte {
+			r.fail(fmt.Errorf("%d patterns for %d addresses", len(patterns)+1, len(s.vips)))
+			return row{}, patterns
+		}
 		cells := make([]uint32, 0, len(s.vips))
 		for len(cells) < len(s.vips) && r.err == nil {
 			number, length := r.number(s), r.varint()

@@ -65,7 +65,7 @@ func TestCompactRoundTrip(t *testing.T) {
 		"no two alike":          unlike(30, 200),
 		"more than tidy":        manyAlike(4, 3000),
 	} {
-		got, err := decode(encodeCompact(updates...))
+		got, err := decode(encodeCompact(updates...), maxVIPs)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -120,7 +120,7 @@ func TestCompactRefuses(t *testing.T) {
 	good := encodeCompact(manyAlike(3, 20)...)
 	for n := range good {
 		// A message that ends between two updates is whole.
-		if updates, err := decode(good[:n]); err == nil && len(updates) == 3 {
+		if updates, err := decode(good[:n], maxVIPs); err == nil && len(updates) == 3 {
 			t.Errorf("the first %d of %d bytes are taken for all", n, len(good))
 		}
 	}
@@ -140,7 +140,7 @@ func TestCompactRefuses(t *testing.T) {
 		"an update without a node":      append(slices.Clone(head), 0, 0, 0, 1, 1, 0, 0),
 		"too many nodes with addresses": slices.Concat(head, []byte{1, 0, 0x80, 0x80, 0x08, 0}, tiny(maxCells/maxVIPs+1)),
 	} {
-		if u, err := decode(b); err == nil {
+		if u, err := decode(b, maxVIPs); err == nil {
 			t.Errorf("%s: decoded as %d updates", name, len(u))
 		}
 	}
@@ -174,7 +174,7 @@ func TestStoryOfCompactStates(t *testing.T) {
 			return state(journals[i].full(), others, random.IntN(4) > 0, maxState)
 		}
 		hear := func(i int, b []byte) {
-			updates, err := decode(b)
+			updates, err := decode(b, maxVIPs)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -267,7 +267,7 @@ func TestCompactOnlyAmongThoseWhoUnderstand(t *testing.T) {
 	node := func(name string, wire byte) *memberlist.Node {
 		return &memberlist.Node{Name: name, Meta: meta{born: 1, macs: []string{"02:00:00:00:00:01"}, wire: wire}.encode(512)}
 	}
-	version := func() byte { return delegate{m}.LocalState(true)[0] }
+	version := func() byte { return delegate{m}.LocalState(false)[0] }
 	for _, c := range []struct {
 		what string
 		join *memberlist.Node
@@ -284,10 +284,22 @@ func TestCompactOnlyAmongThoseWhoUnderstand(t *testing.T) {
 		if got := version(); got != c.want {
 			t.Errorf("%s: a state of version %d, want %d", c.what, got, c.want)
 		}
+		// memberlist asks for what one that joins is sent before it says who that is.
+		if got := (delegate{m}).LocalState(true)[0]; got != wireVersion {
+			t.Errorf("%s: one that joins gets version %d, which it may not know", c.what, got)
+		}
 		greetings := m.own.greet(m.compacts(), len(m.live))
 		if got := greetings[0][0]; len(greetings) != 1 || got != c.want {
 			t.Errorf("%s: %d greetings of version %d, want one of version %d", c.what, len(greetings), got, c.want)
 		}
+	}
+	claims := map[netip.Addr]*plan.Claim{}
+	for n := range joinState / 8 {
+		claims[address(n)] = &claim
+	}
+	m.Begin(claims)
+	if got := (delegate{m}).LocalState(true)[0]; got != compactVersion {
+		t.Errorf("%d claims are told in version %d to one that joins", len(claims), got)
 	}
 	self := metaOf(&memberlist.Node{Meta: delegate{m}.NodeMeta(memberlist.MetaMaxSize)})
 	if self.wire != compactVersion || self.born != 3 {
@@ -312,7 +324,7 @@ func TestGreetings(t *testing.T) {
 		j.set(map[netip.Addr]*plan.Claim{vip1: &last})
 		b := newBook()
 		for _, message := range j.greet(c.compact, c.others) {
-			got, err := decode(message)
+			got, err := decode(message, maxVIPs)
 			if err != nil || len(message) > messageSize || got[0].floor != 0 {
 				t.Fatalf("%+v: %d bytes, up to %d (%v)", c, len(message), got[0].floor, err)
 			}
@@ -337,11 +349,11 @@ func TestAStateHasALimit(t *testing.T) {
 		whole := state(updates[0].explicit(), updates[1:], compact, maxState)
 		limit := len(whole) / 2
 		b := state(updates[0].explicit(), updates[1:], compact, limit)
-		got, err := decode(b)
+		got, err := decode(b, maxVIPs)
 		if err != nil || len(b) > limit || len(got) < 5 || got[0].node != updates[0].node {
 			t.Errorf("compact %v: %d bytes with %d nodes (%v), limit %d", compact, len(b), len(got), err, limit)
 		}
-		if got, _ := decode(state(updates[0].explicit(), updates[1:], compact, 1)); len(got) != 1 {
+		if got, _ := decode(state(updates[0].explicit(), updates[1:], compact, 1), maxVIPs); len(got) != 1 {
 			t.Errorf("compact %v: %d nodes, want this one alone", compact, len(got))
 		}
 	}

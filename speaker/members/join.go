@@ -74,26 +74,17 @@ func (p pace) lonely(self string, calls map[string]finding) (wait time.Duration,
 	return p.silent, true
 }
 
-// joinStep calls the nodes that should be members and are not, and some of the others too while
-// this node has to hear one.
+// joinStep calls the nodes that should be members and are not.
 func (m *Members) joinStep(ctx context.Context) (time.Duration, error) {
 	m.mu.Lock()
-	ml, known, bind, seeks := m.ml, m.peers != nil, m.bind, m.seeks || !m.joined
+	ml, known, bind, live := m.ml, m.peers != nil, m.bind, false
 	missing := map[string][]netip.Addr{}
-	var live []string
 	for name, addrs := range m.peers {
 		switch {
 		case m.live[name] != nil:
-			live = append(live, name)
+			live = true
 		case len(addrs) > 0:
 			missing[name] = addrs
-		}
-	}
-	calls := maps.Clone(missing)
-	if seeks {
-		rand.Shuffle(len(live), func(i, j int) { live[i], live[j] = live[j], live[i] })
-		for _, name := range live[:min(len(live), seeksAtOnce)] {
-			calls[name] = m.peers[name]
 		}
 	}
 	m.mu.Unlock()
@@ -101,14 +92,70 @@ func (m *Members) joinStep(ctx context.Context) (time.Duration, error) {
 		return 0, nil
 	}
 	began := time.Now()
-	found := m.callAll(ctx, calls, func(name string) finding { return m.call(ml, bind, name, calls[name]) })
+	found := m.callAll(ctx, missing, func(name string) finding { return m.call(ml, bind, name, missing[name]) })
 	if ctx.Err() != nil {
 		return 0, nil
 	}
-	if m.conclude(began, found, len(live) > 0) {
-		return m.opts.pace.soon, nil
+	m.mu.Lock()
+	for name := range m.strange {
+		if m.live[name] != nil {
+			found[name] = stranger
+		}
 	}
-	return m.opts.pace.every, nil
+	m.mu.Unlock()
+	return m.pause(m.conclude(began, found, live)), nil
+}
+
+// seekStep calls some of the live nodes while this node has to hear one. It waits for none of them:
+// one that has died a moment ago does not hold up the others.
+func (m *Members) seekStep(ctx context.Context) (time.Duration, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.ml == nil || m.seeks.IsZero() && m.joined {
+		return 0, nil
+	}
+	var live []string
+	for name := range m.live {
+		if len(m.peers[name]) > 0 && !m.called[name] {
+			live = append(live, name)
+		}
+	}
+	rand.Shuffle(len(live), func(i, j int) { live[i], live[j] = live[j], live[i] })
+	for _, name := range live[:min(len(live), seeksAtOnce)] {
+		m.called[name] = true
+		ml, bind, addrs := m.ml, m.bind, m.peers[name]
+		m.seeking.Go(func() {
+			found := silent
+			if ctx.Err() == nil {
+				found = m.call(ml, bind, name, addrs)
+			}
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			delete(m.called, name)
+			delete(m.strange, name)
+			if found == stranger {
+				m.strange[name] = true
+			}
+		})
+	}
+	return m.pauseSeeking(), nil
+}
+
+// pause returns the time until the next round of calls.
+func (m *Members) pause(soon bool) time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if soon {
+		return m.pauseSeeking()
+	}
+	return m.opts.pace.every
+}
+
+// pauseSeeking returns the time until the next round of calls while this node has to hear another.
+// It gets longer, as there may be nobody for days. It needs mu.
+func (m *Members) pauseSeeking() time.Duration {
+	p := m.opts.pace
+	return max(p.soon, min(p.every, time.Since(m.sought)/8))
 }
 
 // callAll calls nodes at once, as far as is allowed, and returns what it has found.
@@ -143,7 +190,7 @@ func (m *Members) conclude(began time.Time, found map[string]finding, live bool)
 	if m.calling.IsZero() {
 		m.calling = began
 	}
-	joined, seeks, called := m.joined, m.seeks, now.Sub(m.calling)
+	joined, seeks, called := m.joined, !m.seeks.IsZero(), now.Sub(m.calling)
 	wait, may := m.opts.pace.lonely(m.opts.Self, found)
 	m.tellTrouble(found, called)
 	m.mu.Unlock()
@@ -163,7 +210,7 @@ func (m *Members) conclude(began time.Time, found map[string]finding, live bool)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return !m.joined || m.seeks
+	return !m.joined || !m.seeks.IsZero()
 }
 
 // tellTrouble notes and logs which nodes cannot be joined, once this node has called for long
@@ -181,7 +228,8 @@ func (m *Members) tellTrouble(found map[string]finding, called time.Duration) {
 	var parts []string
 	if len(strangers) > 0 {
 		parts = append(parts, fmt.Sprintf(
-			"%s: connected, but no exchange of states: a different --gossip-key-file, or a speaker that hangs", some(strangers)))
+			"%s: connected, but no exchange of states: a different --gossip-key-file, a newer version, or a speaker that hangs",
+			some(strangers)))
 	}
 	if len(quiet) > 0 && !m.joined {
 		parts = append(parts, fmt.Sprintf("%s: no answer on port %d, which must be open between all nodes", some(quiet),
@@ -216,11 +264,14 @@ func (m *Members) call(ml *memberlist.Memberlist, bind netip.Addr, name string, 
 			continue // gossip is bound to an address of one family
 		}
 		target := netip.AddrPortFrom(addr, uint16(m.opts.Port)).String()
-		began := time.Now()
+		began, before := time.Now(), m.understood.Load()
 		_, err := ml.Join([]string{name + "/" + target})
-		if err == nil {
+		switch {
+		case err == nil && m.understood.Load() != before:
 			m.met(began)
 			return reached
+		case err == nil:
+			return stranger // what it answered is in a version that this speaker does not know
 		}
 		m.opts.Log.Debug("gossip does not reach a node", "member", name, "error", err)
 		if found == silent {
@@ -247,13 +298,18 @@ func (m *Members) look(target string) finding {
 	return silent
 }
 
-// Seek has this node call others until one has been heard, and again whenever it is set anew.
-func (m *Members) Seek(on bool) {
+// Seek has this node call others until one has been heard, and anew whenever since is another time;
+// with the zero time it calls nobody.
+func (m *Members) Seek(since time.Time) {
 	m.mu.Lock()
-	was := m.seeks
-	m.seeks = on
+	anew := !since.IsZero() && !since.Equal(m.seeks)
+	m.seeks = since
+	if anew {
+		m.sought = time.Now()
+	}
 	m.mu.Unlock()
-	if on && !was {
+	if anew {
+		m.seek.Poke()
 		m.join.Poke()
 	}
 }
@@ -279,7 +335,7 @@ func (m *Members) Trouble() string {
 // met notes that this node knows the others as well as it can, since a call that began then.
 func (m *Members) met(began time.Time) {
 	m.mu.Lock()
-	was, seeks := m.joined, m.seeks
+	was, seeks := m.joined, !m.seeks.IsZero()
 	m.joined = true
 	if m.lastMet.Before(began) {
 		m.lastMet = began
@@ -293,7 +349,7 @@ func (m *Members) met(began time.Time) {
 	}
 }
 
-// meet notes that another node has told this one all that it knows.
+// meet notes that another node has told this one all that it knows, in words that this one knows.
 func (m *Members) meet() {
 	m.mu.Lock()
 	was := m.joined

@@ -1,10 +1,15 @@
 package members
 
 import (
+	"log/slog"
+	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/hashicorp/memberlist"
 
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
@@ -80,7 +85,7 @@ func TestSeek(t *testing.T) {
 	if met := a.Met(); !met.Before(before) {
 		t.Errorf("met at %s without being asked", met)
 	}
-	a.Seek(true)
+	a.Seek(before)
 	r.eventually("it has heard one of those that it sees", func() bool { return !a.Met().Before(before) })
 	a.cable.pulled.Store(true)
 	r.eventually("it sees nobody", func() bool { return slices.Equal(a.Live(), []string{"a"}) })
@@ -92,5 +97,111 @@ func TestSeek(t *testing.T) {
 	a.cable.pulled.Store(false)
 	r.eventually("it has heard one again", func() bool { return !a.Met().Before(cut) })
 	r.eventually("it sees all", func() bool { return len(a.Live()) == 3 })
-	a.Seek(false)
+	a.Seek(time.Time{})
+}
+
+// swamp is a cable on which calls to one address hang.
+type swamp struct {
+	*cable
+	addr    string
+	stuck   chan struct{} // gets each call that hangs
+	release chan struct{}
+}
+
+func (s *swamp) DialAddressTimeout(a memberlist.Address, timeout time.Duration) (net.Conn, error) {
+	if a.Addr == s.addr {
+		s.stuck <- struct{}{}
+		<-s.release
+		return nil, errPulled
+	}
+	return s.cable.DialAddressTimeout(a, timeout)
+}
+
+// A node that was frozen hears the live ones at once, although a call to a dead one is under way.
+func TestACallToADeadNodeHoldsUpNobody(t *testing.T) {
+	r := newRig(t, "a", "b", "dead")
+	s := &swamp{addr: netip.AddrPortFrom(r.peers["dead"][0], uint16(testPort())).String(),
+		stuck: make(chan struct{}), release: make(chan struct{})}
+	a := r.start("a", func(s2 *setup) { s.cable = s2.transport.(*cable); s2.transport = s })
+	r.start("b")
+	r.introduce("b")
+	a.SetPeers(map[string][]netip.Addr{"b": r.peers["b"]})
+	r.eventually("a sees b", func() bool { return len(a.Live()) == 2 && a.Joined() })
+	r.introduce("a")
+	<-s.stuck
+	woke := time.Now()
+	a.Seek(woke)
+	r.eventually("a has heard b", func() bool { return !a.Met().Before(woke) })
+	again := time.Now()
+	a.Seek(again)
+	r.eventually("a has heard b again", func() bool { return !a.Met().Before(again) })
+	a.Seek(time.Time{})
+	go func() {
+		for range s.stuck { // calls to come
+		}
+	}()
+	close(s.release)
+	a.stop()
+	close(s.stuck)
+}
+
+// A node that has to hear another calls ever more seldom, and at once when it has to anew.
+func TestSeekBacksOff(t *testing.T) {
+	m := New(Options{Self: "a", Liveness: &recaller{}, Log: slog.New(slog.DiscardHandler)})
+	pause := func(after time.Duration) time.Duration {
+		m.sought = time.Now().Add(-after)
+		return m.pause(true)
+	}
+	m.Seek(time.Unix(1, 0))
+	if got := pause(0); got != usualPace.soon {
+		t.Errorf("at first it waits for %s", got)
+	}
+	if got := pause(16 * time.Second); got < 2*time.Second || got > usualPace.every {
+		t.Errorf("after 16 s it waits for %s", got)
+	}
+	if got := pause(time.Hour); got != usualPace.every {
+		t.Errorf("after an hour it waits for %s", got)
+	}
+	m.Seek(time.Unix(1, 0))
+	if got := m.pause(true); got != usualPace.every {
+		t.Errorf("as before, it waits for %s", got)
+	}
+	m.Seek(time.Unix(2, 0))
+	if got := m.pause(true); got != usualPace.soon {
+		t.Errorf("anew, it waits for %s", got)
+	}
+}
+
+// foreign is a member that tells its state in a version of the future.
+type foreign struct{ memberlist.Delegate }
+
+func (foreign) NodeMeta(int) []byte             { return meta{born: 1, wire: 99}.encode(memberlist.MetaMaxSize) }
+func (foreign) LocalState(bool) []byte          { return []byte{99, 1, 2, 3} }
+func (foreign) MergeRemoteState([]byte, bool)   {}
+func (foreign) NotifyMsg([]byte)                {}
+func (foreign) GetBroadcasts(int, int) [][]byte { return nil }
+
+// Whoever understood nothing of what it was told has met nobody.
+func TestAStateThatCannotBeReadIsNoMeeting(t *testing.T) {
+	r := newRig(t, "a", "b")
+	addr := netip.AddrPortFrom(r.peers["b"][0], uint16(testPort()))
+	c := (&Members{opts: Options{Self: "b", Port: int(addr.Port()), Profile: LAN, Log: slog.New(slog.DiscardHandler)}}).
+		config(addr.Addr())
+	c.Transport, c.Delegate, c.Events = newCable(t, addr), foreign{}, nil
+	b, err := memberlist.Create(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.Shutdown(); err != nil {
+			t.Error(err)
+		}
+	})
+	a := r.start("a")
+	r.introduce("a")
+	r.eventually("a has called b and says what is wrong",
+		func() bool { return strings.Contains(a.Trouble(), "newer version") })
+	if a.Joined() || !a.Met().IsZero() {
+		t.Error("a has met b, of whose state it could read nothing")
+	}
 }

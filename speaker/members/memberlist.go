@@ -41,7 +41,6 @@ func (m *Members) config(bind netip.Addr) *memberlist.Config {
 	c.Label = "landfall" // keeps other users of memberlist out, such as those of another load balancer on the same nodes
 	c.BindAddr, c.BindPort = bind.String(), m.opts.Port
 	c.AdvertiseAddr, c.AdvertisePort = c.BindAddr, c.BindPort
-	c.Transport = m.opts.transport
 	c.Keyring = m.keys
 
 	c.ProbeInterval, c.ProbeTimeout = m.opts.Profile.ProbeInterval, m.opts.Profile.ProbeTimeout
@@ -99,39 +98,54 @@ func (m *Members) beats() {
 // tells only a few; a whole state goes to each newcomer.
 func (d delegate) NotifyMsg(b []byte) {
 	defer d.m.pulses.Begin()()
-	if d.m.learn(b) && b[0] == wireVersion {
+	if news, _ := d.m.learn(b); news && b[0] == wireVersion {
 		d.m.queue.QueueBroadcast(broadcast(slices.Clone(b)))
 	}
 }
 
 // LocalState is what this node says, what the live others have said, and what is reserved for those
-// that are expected back.
-func (d delegate) LocalState(bool) []byte {
+// that are expected back. memberlist asks for the answer to one that joins before it tells of that
+// one, which may know wireVersion only; so it gets that while it is small.
+func (d delegate) LocalState(join bool) []byte {
 	defer d.m.pulses.Begin()()
 	standings, _ := d.m.opts.Liveness.Standings()
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
-	return state(d.m.own.full(), d.m.book.updates(standings), d.m.compacts(), maxState)
+	own, others := d.m.own.full(), d.m.book.updates(standings)
+	compact := d.m.compacts()
+	if compact && join {
+		compact = explicitSize(append([]update{own}, others...)) > joinState
+	}
+	return state(own, others, compact, maxState)
 }
 
 func (d delegate) MergeRemoteState(b []byte, _ bool) {
 	defer d.m.pulses.Begin()()
-	d.m.learn(b)
-	d.m.meet()
+	if _, ok := d.m.learn(b); ok {
+		d.m.understood.Add(1)
+		d.m.meet()
+	}
 }
 
-// learn takes in a message and reports whether there was news in it.
-func (m *Members) learn(b []byte) bool {
-	updates, err := decode(b)
+// learn takes in a message. It reports whether there was news in it, and whether it could be read.
+func (m *Members) learn(b []byte) (news, ok bool) {
+	m.mu.Lock()
+	most := m.own.most()
+	m.mu.Unlock()
+	updates, err := decode(b, most)
 	if err != nil {
 		m.opts.Log.Warn("cannot read a gossip message", "error", err)
-		return false
+		return false, false
 	}
 	var others []update
 	var recalled uint64
 	again := false
+	times := make(map[string]int, len(updates))
 	m.mu.Lock()
 	for _, u := range updates {
+		if times[u.node]++; times[u.node] > maxLives {
+			continue
+		}
 		if u.node == m.opts.Self {
 			if m.recall(u) {
 				recalled = u.born
@@ -139,7 +153,9 @@ func (m *Members) learn(b []byte) bool {
 			again = m.own.outlive(u) || again
 			continue
 		}
-		others = append(others, u)
+		if m.knows(u.node) {
+			others = append(others, u)
+		}
 	}
 	changed := m.book.merge(others...)
 	m.mu.Unlock()
@@ -152,7 +168,18 @@ func (m *Members) learn(b []byte) bool {
 	if len(changed) > 0 {
 		m.opts.Changed(changed)
 	}
-	return len(changed) > 0
+	return len(changed) > 0, true
+}
+
+// maxLives is of how many processes of a node a message may tell: of the one that is live and of
+// the one for which addresses are reserved, and some more.
+const maxLives = 4
+
+// knows reports whether a node takes part, or is one of the cluster: of others nothing is kept. It
+// needs mu.
+func (m *Members) knows(node string) bool {
+	_, known := m.peers[node]
+	return known || m.peers == nil || m.live[node] != nil
 }
 
 // maxPast is how many earlier processes of this node are remembered at most, beside the one that

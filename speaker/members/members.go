@@ -6,6 +6,7 @@ package members
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -23,6 +24,9 @@ import (
 
 // leaveTimeout bounds how long a leaving node waits until it has told the others.
 const leaveTimeout = 500 * time.Millisecond
+
+// gather is the least time between two messages with changes: what changes meanwhile goes in one.
+const gather = 25 * time.Millisecond
 
 // Options of Members.
 type Options struct {
@@ -47,7 +51,7 @@ type Options struct {
 	// be called from any goroutine.
 	Changed func(vips []netip.Addr)
 	// transport and pace replace the network and usualPace in tests.
-	transport memberlist.Transport
+	transport memberlist.NodeAwareTransport
 	pace      pace
 }
 
@@ -69,7 +73,8 @@ type Liveness interface {
 type Members struct {
 	opts  Options
 	send  *loop.Runner
-	join  *loop.Runner
+	join  *loop.Runner // calls those that are not members
+	seek  *loop.Runner // and live ones
 	renew *loop.Runner
 	queue memberlist.TransmitLimitedQueue
 	// pulses are of memberlist's goroutines while they are here, and beat is when one of them last
@@ -77,6 +82,9 @@ type Members struct {
 	pulses loop.Pulses
 	beat   atomic.Pointer[time.Time]
 	keys   *memberlist.Keyring // nil without encryption
+	// seeking are the calls to live nodes, and understood counts the whole states that could be read.
+	seeking    sync.WaitGroup
+	understood atomic.Uint64
 
 	mu  sync.Mutex
 	own *journal
@@ -91,10 +99,13 @@ type Members struct {
 	joined   bool
 	macs     map[string][]string // of the other nodes, by name, also of those that have gone
 	ownMACs  []string
-	seeks    bool      // another speaker has to be heard
-	lastMet  time.Time // see Met
-	calling  time.Time // when the first round of calls began
-	trouble  string    // why others cannot be joined
+	seeks    time.Time       // since when another speaker has to be heard; the zero time if none has
+	sought   time.Time       // when seeks was set, or gossip began
+	called   map[string]bool // live nodes to which a call is under way
+	strange  map[string]bool // live nodes that the last call did not understand
+	lastMet  time.Time       // see Met
+	calling  time.Time       // when the first round of calls began
+	trouble  string          // why others cannot be joined
 	bind     netip.Addr
 	ml       *memberlist.Memberlist // nil before and after Run
 	stopped  bool
@@ -115,12 +126,13 @@ func New(opts Options) *Members {
 		opts: opts, keys: newKeyring(opts.Keys),
 		own:  newJournal(opts.Self, uint64(opts.Born.UnixNano())),
 		book: newBook(), past: map[uint64]*page{}, live: map[string]*memberlist.Node{}, greet: map[string]bool{},
-		macs: map[string][]string{},
+		macs: map[string][]string{}, called: map[string]bool{}, strange: map[string]bool{},
 	}
 	m.queue.NumNodes = m.size
 	m.queue.RetransmitMult = retransmitMult
-	m.send = loop.New(m.sendStep, loop.Options{})
+	m.send = loop.New(m.sendStep, loop.Options{Gap: gather})
 	m.join = loop.New(m.joinStep, loop.Options{})
+	m.seek = loop.New(m.seekStep, loop.Options{})
 	m.renew = loop.New(m.renewStep, loop.Options{})
 	return m
 }
@@ -172,6 +184,7 @@ func (m *Members) SetPeers(peers map[string][]netip.Addr) {
 	}
 	m.mu.Unlock()
 	m.join.Poke()
+	m.seek.Poke()
 }
 
 // Claims returns what counts of what the other nodes say of a VIP.
@@ -205,7 +218,7 @@ func (m *Members) Joined() bool {
 
 // Busy returns for how long the actor, or the gossip that it runs, has been at one thing.
 func (m *Members) Busy() time.Duration {
-	return max(m.send.Busy(), m.join.Busy(), m.renew.Busy(), m.pulses.Busy(), m.speechless())
+	return max(m.send.Busy(), m.join.Busy(), m.seek.Busy(), m.renew.Busy(), m.pulses.Busy(), m.speechless())
 }
 
 // quiet is how long nothing is asked for by gossip at most, several times a second as a rule, while
@@ -233,15 +246,18 @@ func (m *Members) Run(ctx context.Context) error {
 		return err
 	}
 	m.mu.Lock()
-	m.ml = ml
+	m.ml, m.sought = ml, time.Now()
 	m.mu.Unlock()
 	m.send.Poke()
 	m.join.Poke()
+	m.seek.Poke()
 	var group errgroup.Group
 	group.Go(func() error { return m.send.Run(ctx) })
 	group.Go(func() error { return m.join.Run(ctx) })
+	group.Go(func() error { return m.seek.Run(ctx) })
 	group.Go(func() error { return m.renew.Run(ctx) })
 	err = group.Wait()
+	m.seeking.Wait()
 	if _, sendErr := m.sendStep(context.Background()); sendErr != nil {
 		m.opts.Log.Debug("the last claims were not sent", "error", sendErr)
 	}
@@ -274,7 +290,7 @@ func (m *Members) start(ctx context.Context) (ml *memberlist.Memberlist, err err
 	defer done()
 	backoff := loop.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
 	err = loop.Retry(trying, backoff, func(context.Context) bool {
-		opened, err := memberlist.Create(m.config(bind))
+		opened, err := m.open(bind)
 		if err != nil {
 			m.opts.Log.Warn("cannot start gossip; retrying", "address", netip.AddrPortFrom(bind, uint16(m.opts.Port)),
 				"error", err)
@@ -284,5 +300,28 @@ func (m *Members) start(ctx context.Context) (ml *memberlist.Memberlist, err err
 		done()
 		return true
 	})
+	return ml, err
+}
+
+// open opens the sockets and begins to gossip.
+func (m *Members) open(bind netip.Addr) (*memberlist.Memberlist, error) {
+	c := m.config(bind)
+	transport := m.opts.transport
+	if transport == nil {
+		opened, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{BindAddrs: []string{c.BindAddr},
+			BindPort: c.BindPort, Logger: c.Logger})
+		if err != nil {
+			return nil, err
+		}
+		transport = opened
+	}
+	if m.keys != nil {
+		transport = guard(transport)
+	}
+	c.Transport = transport
+	ml, err := memberlist.Create(c)
+	if err != nil && m.opts.transport == nil {
+		err = errors.Join(err, transport.Shutdown())
+	}
 	return ml, err
 }

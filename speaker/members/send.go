@@ -17,7 +17,18 @@ const (
 	directMembers = 128
 	// maxState bounds a whole state: memberlist refuses one of more than 20 MiB.
 	maxState = 16 << 20
+	// joinState is up to which size a node that joins is told everything as wireVersion.
+	joinState = 1 << 20
 )
+
+// explicitSize estimates how long updates are as wireVersion.
+func explicitSize(updates []update) (size int) {
+	const ofEntry = 10 // flags, address, seq, words and weight; 22 for IPv6
+	for _, u := range updates {
+		size += ofEntry * (len(u.entries) + len(u.row.cells))
+	}
+	return size
+}
 
 // state encodes what this node and the others say, as far as it fits: of more, half of the others
 // are left out, and again, until it does. Others come in any order, so that the next state has

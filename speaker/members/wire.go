@@ -167,12 +167,13 @@ func encode(updates ...update) []byte {
 	return b
 }
 
-// decode reads a message. It believes nothing that is longer than the message itself.
-func decode(b []byte) ([]update, error) {
+// decode reads a message, which may name up to so many VIPs in runs. It believes nothing that is
+// longer than the message itself.
+func decode(b []byte, most int) ([]update, error) {
 	if len(b) == 0 {
 		return nil, errors.New("empty message")
 	}
-	r := reader{rest: b[1:]}
+	r := reader{rest: b[1:], size: len(b), most: most}
 	var updates []update
 	switch b[0] {
 	case wireVersion:
@@ -192,8 +193,9 @@ func decode(b []byte) ([]update, error) {
 
 // reader takes a message apart. After the first error it returns zero values.
 type reader struct {
-	rest []byte
-	err  error
+	rest       []byte
+	err        error
+	size, most int // of the message, and of the VIPs that it may name
 }
 
 var errShort = errors.New("message ends early")

@@ -2,7 +2,9 @@ package members
 
 import (
 	"bytes"
+	"encoding/hex"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -28,7 +30,7 @@ func TestWireRoundTrip(t *testing.T) {
 		}},
 		{node: "k8s-worker-179", born: 1},
 	}
-	got, err := decode(encode(updates...))
+	got, err := decode(encode(updates...), maxVIPs)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,23 +56,64 @@ func TestWireBytes(t *testing.T) {
 	}
 }
 
+// What speakers of earlier versions write is read as they meant it: version 1 as written before
+// there was a compact form, and the first compact form.
+func TestWhatEarlierVersionsWrote(t *testing.T) {
+	want := []update{{node: "worker-1", born: 1700000000000000001, floor: 4, entries: []entry{
+		{vip: netip.MustParseAddr("192.0.2.1"), seq: 1, claim: plan.Claim{Answering: true, Weight: 50}},
+		{vip: netip.MustParseAddr("192.0.2.2"), seq: 4, claim: plan.Claim{Reason: lb.ReasonNotProgrammed}},
+		{vip: netip.MustParseAddr("2001:db8::1"), seq: 3,
+			claim: plan.Claim{Answering: true, Parted: true, Routes: `["tor-1"]`}},
+	}}, {node: "worker-2", born: 1700000000000000002, entries: []entry{
+		{vip: netip.MustParseAddr("192.0.2.1"), seq: 7, gone: true}}}}
+	for text, explicit := range map[string]bool{
+		"0108776f726b65722d318180a8b1e39fe7cb1704020d4e6f7450726f6772616d6d6564095b22746f722d31225d030ac000020101003200" +
+			"c000020204013320010db80000000000000000000000010300020008776f726b65722d328280a8b1e39fe7cb17000001" +
+			"04c00002010700": true,
+		"02020d4e6f7450726f6772616d6d6564095b22746f722d31225d0400000a003200013200020001818480800c020120010db80000000000" +
+			"000000000000010108776f726b65722d318180a8b1e39fe7cb1704010201030104010008776f726b65722d328280a8b1e39fe7cb170000" +
+			"0104c00002010701": false,
+	} {
+		message, err := hex.DecodeString(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := decode(message, maxVIPs)
+		if err != nil {
+			t.Fatalf("version %d: %v", message[0], err)
+		}
+		expected := slices.Clone(want)
+		if !explicit { // a row has no numbers of its own
+			got[0] = got[0].explicit()
+			expected[0].entries = slices.Clone(want[0].entries)
+			for i := range expected[0].entries {
+				expected[0].entries[i].seq = want[0].floor
+			}
+		}
+		if d := cmp.Diff(expected, got, sameUpdates); d != "" {
+			t.Errorf("version %d: %s", message[0], d)
+		}
+	}
+}
+
 func TestWireRefuses(t *testing.T) {
 	good := encode(update{node: "n1", born: 300,
 		entries: []entry{{vip: vip1, seq: 1, claim: plan.Claim{Reason: "Stopping"}}}})
-	if _, err := decode(good); err != nil {
+	if _, err := decode(good, maxVIPs); err != nil {
 		t.Fatal(err)
 	}
 	for n := range good {
 		if n == 1 {
 			continue // the version alone is a message without updates
 		}
-		if _, err := decode(good[:n]); err == nil {
+		if _, err := decode(good[:n], maxVIPs); err == nil {
 			t.Errorf("the first %d of %d bytes are taken for a message", n, len(good))
 		}
 	}
 	newer := bytes.Clone(good)
 	newer[0] = 3
-	if _, err := decode(newer); err == nil || err.Error() != "message of version 3, this speaker knows versions up to 2" {
+	if _, err := decode(newer, maxVIPs); err == nil ||
+		err.Error() != "message of version 3, this speaker knows versions up to 2" {
 		t.Errorf("a newer version gives %v", err)
 	}
 	for name, b := range map[string][]byte{
@@ -80,7 +123,7 @@ func TestWireRefuses(t *testing.T) {
 		"more reasons than fit": {1, 1, 'n', 1, 0, 0xff, 0xff, 0xff, 0xff, 0x0f},
 		"a name longer than it": {1, 0xff, 0xff, 0xff, 0xff, 0x0f, 'n'},
 	} {
-		if u, err := decode(b); err == nil {
+		if u, err := decode(b, maxVIPs); err == nil {
 			t.Errorf("%s: decoded as %+v", name, u)
 		}
 	}
@@ -94,7 +137,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add([]byte{1})
 	f.Add(encodeCompact(manyAlike(3, 20)...))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		updates, err := decode(b)
+		updates, err := decode(b, maxVIPs)
 		if err != nil {
 			return
 		}
@@ -102,7 +145,7 @@ func FuzzDecode(f *testing.F) {
 		if b[0] == compactVersion {
 			same = encodeCompact
 		}
-		again, err := decode(same(updates...))
+		again, err := decode(same(updates...), maxVIPs)
 		if err != nil {
 			t.Fatalf("what was decoded cannot be encoded and decoded: %v", err)
 		}
@@ -134,7 +177,7 @@ func TestSplitFitsIntoPackets(t *testing.T) {
 		if len(message) > messageSize {
 			t.Errorf("a message of %d bytes", len(message))
 		}
-		updates, err := decode(message)
+		updates, err := decode(message, maxVIPs)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -63,12 +63,13 @@ type estrangement struct {
 	// deaf is set when it could not hear them before: it had no carrier or was frozen.
 	deaf bool
 	// What follows is as of the last step.
-	looked  bool
-	carrier []string  // interfaces with a carrier
-	woke    time.Time // of the last freeze that was noted
-	heard   bool      // a majority that this node does not see is heard of over the API server
-	asked   time.Time // when the API server was last asked that answered
-	reached time.Time // since when it has answered, again and again
+	looked    bool
+	unplugged bool
+	carrier   []string  // interfaces with a carrier
+	woke      time.Time // of the last freeze that was noted
+	heard     bool      // a majority that this node does not see is heard of over the API server
+	asked     time.Time // when the API server was last asked that answered
+	reached   time.Time // since when it has answered, again and again
 }
 
 // look is what a step makes of the facts first.
@@ -88,6 +89,7 @@ func (e *estrangement) step(now time.Time, f Facts, l look) {
 	if f.Contact.Asked.Sub(e.asked) > AskedLately {
 		e.reached = f.Contact.Asked
 	}
+	e.unplugged = f.Unplugged
 	e.looked, e.carrier, e.woke, e.heard, e.asked = true, f.Carrier, f.Woke, heard, f.Contact.Asked
 	switch {
 	case !f.Others || f.ReturnHold == 0:

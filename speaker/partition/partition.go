@@ -111,6 +111,15 @@ func (s *State) Parted() bool { return s.parted }
 // has no address that it did not answer for before.
 func (s *State) Estranged() bool { return s.estranged }
 
+// EstrangedSince returns from when on another speaker has to be heard; the zero time if none has,
+// or if none can be.
+func (s *State) EstrangedSince() time.Time {
+	if !s.estranged || s.estrangement.unplugged {
+		return time.Time{}
+	}
+	return s.estrangement.since
+}
+
 // CutOff reports whether this node may be cut off from the others, or was until a moment ago. One
 // that sees no majority and hears of none, and is estranged no more, has outlived the others.
 func (s *State) CutOff() bool { return s.estranged || s.parted && (s.seen.Majority || s.heard) }

@@ -137,7 +137,7 @@ func refuseNode(f Facts) *lb.Refusal {
 		return lb.Refuse(lb.ReasonNodeUnknown, "the API server has no Node %s", f.Self)
 	case f.Node.Leaving != "":
 		return lb.Refuse(f.Node.Leaving, "%s: %s", f.Self, Describe(f.Node.Leaving))
-	case excluded(*f.Node):
+	case f.excluded():
 		return lb.Refuse(lb.ReasonNodeExcluded, "%s carries the label %s", f.Self, LabelExclude)
 	case f.CordonDrains && f.Node.Cordoned:
 		return lb.Refuse(lb.ReasonNodeLeaving, "%s is cordoned", f.Self)

@@ -123,31 +123,15 @@ func matchesAny(patterns []string, name string) bool {
 	})
 }
 
-// Candidates returns the interfaces that may answer for some VIP: those that an advertisement
-// names, and those that are not excluded. The interfaces of pods, which come and go with them, are
-// none.
-func Candidates(f Facts) []lb.Interface {
-	named := map[string]bool{}
-	for _, ad := range f.Advertisements {
-		for _, name := range ad.Interfaces {
-			named[name] = true
-		}
-	}
-	var found []lb.Interface
-	for _, i := range f.Interfaces {
-		if named[i.Name] || !matchesAny(f.Exclude, i.Name) {
-			found = append(found, i)
-		}
-	}
-	return found
-}
-
-// MACs returns the link-layer addresses under which this node may answer, by which the others tell
-// it from conflicting hosts; sorted.
+// MACs returns the link-layer addresses under which packets of this node may leave, by which the
+// others tell it from conflicting hosts; sorted. Those of ports count, as a bond may send with
+// them, and those of pods do not: each change is told to all nodes.
 func MACs(f Facts) []string {
+	names := namedBy(f.Advertisements)
 	macs := map[string]bool{}
-	for _, i := range Candidates(f) {
-		if len(i.MAC) > 0 && !i.Loopback {
+	for _, i := range f.Interfaces {
+		own := len(i.MAC) > 0 && !i.Loopback && !i.Guest && !matchesAny(f.Exclude, i.Name)
+		if own || names[i.Name] && len(i.MAC) > 0 || mayAnswer(f.Exclude, names, i) {
 			macs[i.MAC.String()] = true
 		}
 	}

@@ -35,6 +35,8 @@ type Facts struct {
 	Exclude []string
 	// CordonDrains makes a node that takes no new pods give its VIPs away.
 	CordonDrains bool
+	// IgnoreExclude has a node with LabelExclude announce all the same.
+	IgnoreExclude bool
 	// OnConflict says what to do with a VIP that a conflicting host uses, unless its Service does.
 	OnConflict OnConflict
 	// Live are the names of all live nodes, this one included, in any order.
@@ -272,7 +274,7 @@ func refuse(f Facts, in Input) (place, *lb.Refusal) {
 		return place{}, lb.Refuse(lb.ReasonNodeUnknown, "the API server has no Node %s", f.Self)
 	case f.Node.Leaving != "":
 		return place{}, lb.Refuse(f.Node.Leaving, "%s: %s", f.Self, Describe(f.Node.Leaving))
-	case excluded(*f.Node):
+	case f.excluded():
 		return place{}, lb.Refuse(lb.ReasonNodeExcluded, "%s carries the label %s", f.Self, LabelExclude)
 	case f.CordonDrains && f.Node.Cordoned:
 		return place{}, lb.Refuse(lb.ReasonNodeLeaving, "%s is cordoned", f.Self)
@@ -289,7 +291,8 @@ func refuse(f Facts, in Input) (place, *lb.Refusal) {
 	return where, nil
 }
 
-func excluded(n lb.Node) bool {
-	_, ok := n.Labels[LabelExclude]
-	return ok
+// excluded reports whether a label keeps this node from announcing.
+func (f Facts) excluded() bool {
+	_, ok := f.Node.Labels[LabelExclude]
+	return ok && !f.IgnoreExclude
 }

@@ -128,6 +128,9 @@ func TestContract1And2And10ClaimOrTypedReason(t *testing.T) {
 		{name: "node leaving", facts: func(f *Facts) { f.Node.Leaving = lb.ReasonNodeLeaving }, want: lb.ReasonNodeLeaving},
 		{name: "node excluded", facts: func(f *Facts) { f.Node.Labels = labels.Set{LabelExclude: ""} },
 			want: lb.ReasonNodeExcluded},
+		{name: "node excluded, which is ignored", facts: func(f *Facts) {
+			f.Node.Labels, f.IgnoreExclude = labels.Set{LabelExclude: ""}, true
+		}},
 		{name: "not joined", facts: func(f *Facts) { f.Joined = false }, want: lb.ReasonNotJoined},
 		{name: "IPv6", facts: func(f *Facts) {
 			f.Pools["six"] = pool("six", "2001:db8::1", "2001:db8::9")

@@ -22,8 +22,9 @@ type Facts struct {
 	// router that has kept the routes of this speaker's predecessor drops those that it does not hear
 	// again.
 	Unknown string
-	// Rescue is set where a proxy passes on the connections that routers move here.
-	Rescue bool
+	// Rescue is set where a proxy passes on the connections that routers move here, and Rescued while
+	// it does so by all that it was told.
+	Rescue, Rescued bool
 	// Convergence is how long routers get to choose other routes before a planned withdrawal.
 	Convergence time.Duration
 	Seen        Seen
@@ -94,10 +95,15 @@ type News struct {
 	LastError string
 }
 
-// rescueTime is how long the proxy gets, after all else is known, to pass on the connections that
-// routers move to a node that has just started. It has to find the other nodes first, and a router
-// sends its first packet within 50 ms of the first route.
-const rescueTime = time.Second
+// A router sends connections of other nodes within 50 ms of the first route to a node that has just
+// started. So once all else is known, routes wait until the proxy passes such connections on: as
+// long as it says that it does not, and for rescueTime at most, as a proxy of an earlier release
+// never says so. What is known then is told to the proxy within the same step, so that its answer
+// counts from tellTime later on.
+const (
+	rescueTime = 3 * time.Second
+	tellTime   = time.Millisecond
+)
 
 // State is what is remembered from one step to the next. Use New.
 type State struct {
@@ -175,11 +181,15 @@ func (s *State) missing(now time.Time, f Facts) (what string, wait time.Duration
 	case !f.Rescue || len(f.Node.Live) < 2:
 		return "", 0
 	}
+	const proxy = "the proxy, which learns where connections are"
 	if s.known.IsZero() {
 		s.known = now
 	}
-	if wait = s.known.Add(rescueTime).Sub(now); wait > 0 {
-		return "the proxy, which learns where connections are", wait
+	switch passed := now.Sub(s.known); {
+	case passed < tellTime:
+		return proxy, tellTime - passed
+	case passed < rescueTime && !f.Rescued:
+		return proxy, rescueTime - passed
 	}
 	return "", 0
 }

@@ -190,29 +190,50 @@ func TestNothingIsSaidBeforeAllIsKnown(t *testing.T) {
 	}
 }
 
-// TestRoutesWaitForRescue: a router sends connections of others at once, which the proxy has to
-// pass on by then.
-func TestRoutesWaitForRescue(t *testing.T) {
+// TestContract5RoutesWaitForRescue: a router sends connections of others at once, which the proxy
+// has to pass on by then.
+func TestContract5RoutesWaitForRescue(t *testing.T) {
+	both := []string{"node-1", "node-2"}
 	for name, c := range map[string]struct {
-		live  []string
-		proxy bool
-		wait  time.Duration
+		live   []string
+		proxy  bool
+		answer time.Duration // after all else is known; 0 if it was there before, and negative for never
+		wait   time.Duration
 	}{
-		"others hold connections": {[]string{"node-1", "node-2"}, true, rescueTime},
-		"there are no others":     {[]string{"node-1"}, true, 0},
-		"nobody passes any on":    {[]string{"node-1", "node-2"}, false, 0},
+		"the proxy was told all before": {both, true, 0, tellTime},
+		"it needs a moment":             {both, true, 50 * time.Millisecond, 50 * time.Millisecond},
+		"it is slow":                    {both, true, 2 * time.Second, 2 * time.Second},
+		"it is very slow":               {both, true, time.Minute, rescueTime},
+		"it never answers":              {both, true, -1, rescueTime},
+		"there are no others":           {[]string{"node-1"}, true, -1, 0},
+		"nobody passes any on":          {both, false, -1, 0},
 	} {
 		w := newWorld(t)
 		w.hold(vip1, served)
 		w.facts.Node.Live, w.facts.Rescue, w.facts.Node.Joined = c.live, c.proxy, false
+		w.facts.Rescued = c.answer == 0
 		w.step()
-		w.now = w.now.Add(time.Minute)
+		w.now = w.now.Add(time.Minute) // it does not count before all else is known
 		w.facts.Node.Joined = true
-		if step := w.step(); step.SessionsChanged != (c.wait == 0) || c.wait > 0 && step.Again != c.wait {
-			t.Errorf("%s: sessions %v, again after %s", name, step.SessionsChanged, step.Again)
+		known := w.now
+		for {
+			w.facts.Rescued = c.answer >= 0 && w.now.Sub(known) >= c.answer
+			step := w.step()
+			if step.SessionsChanged {
+				break
+			}
+			next := w.now.Add(step.Again)
+			if answer := known.Add(c.answer); answer.After(w.now) && answer.Before(next) {
+				next = answer // which has the speaker look again
+			}
+			if step.Again <= 0 || w.now.Sub(known) > time.Hour {
+				t.Fatalf("%s: no sessions after %s, and again after %s", name, w.now.Sub(known), step.Again)
+			}
+			w.now = next
 		}
-		w.now = w.now.Add(c.wait)
-		w.step()
+		if waited := w.now.Sub(known); waited != c.wait {
+			t.Errorf("%s: routes waited for %s, want %s", name, waited, c.wait)
+		}
 		w.want(name, vip1, true, false)
 	}
 }
@@ -453,6 +474,11 @@ func TestStatus(t *testing.T) {
 			peer.Problem = lb.Refuse("Why", "no")
 			w.facts.BGP.Peers = map[string]lb.Peer{"tor": peer}
 		}), true, &lb.PeerNode{State: "Refused", Reason: "Why", Message: "no"}},
+		"refused at length": {do(up, func(w *world) {
+			peer := w.facts.BGP.Peers["tor"]
+			peer.Problem = lb.Refuse("Why", "%s", strings.Repeat("é", maxMessage+1))
+			w.facts.BGP.Peers = map[string]lb.Peer{"tor": peer}
+		}), true, &lb.PeerNode{State: "Refused", Reason: "Why", Message: strings.Repeat("é", maxMessage)}},
 	} {
 		w := newWorld(t)
 		c.change(w)
@@ -470,12 +496,8 @@ func TestChecks(t *testing.T) {
 	w := newWorld(t)
 	w.facts.Node.Live = []string{"a", "b", "c"}
 	reporter := plan.Winner(netip.Addr{}, w.facts.Node.Live)
-	peer := w.facts.BGP.Peers["tor"]
-	peer.Status = map[string]lb.PeerNode{"a": {}, "gone": {}}
-	w.facts.BGP.Peers["tor"] = peer
 	looks := 0
-	e := StatusEvents{Check: true, Exists: func(node string) bool { return node != "gone" },
-		Held: func() []plan.BGPHeld { looks++; return nil }}
+	e := StatusEvents{Check: true, Held: func() []plan.BGPHeld { looks++; return nil }}
 	for _, self := range w.facts.Node.Live {
 		w.state, w.now, looks, e.Check = New(), epoch, 0, true
 		w.facts.Node.Self = self
@@ -485,7 +507,7 @@ func TestChecks(t *testing.T) {
 		if self == reporter {
 			mine = 1
 		}
-		if len(writes.Conditions) != mine || len(writes.Strays) != mine || looks != mine || again != 0 {
+		if len(writes.Conditions) != mine || looks != mine || again != 0 {
 			t.Errorf("%s: %+v after %d looks, again in %s", self, writes, looks, again)
 		}
 		w.now = w.now.Add(CheckEvery / 4)
@@ -503,7 +525,7 @@ func TestChecks(t *testing.T) {
 			t.Errorf("%s does not look again: %d, again in %s", self, looks, again)
 		}
 		w.facts.Node.Stopping = true
-		if writes, _ := w.state.Status(w.now, w.facts, e); len(writes.Conditions)+len(writes.Strays) > 0 {
+		if writes, _ := w.state.Status(w.now, w.facts, e); len(writes.Conditions) > 0 {
 			t.Errorf("%s ends and writes %+v", self, writes)
 		}
 		w.facts.Node.Stopping = false

@@ -1,6 +1,7 @@
 package routes
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -19,20 +20,20 @@ const CheckEvery = time.Second
 // refused is the state of a session that the node does not have, in the status of its peer.
 const refused = "Refused"
 
-// checks is what is remembered of the looks at advertisements and peers.
+// maxMessage is the most characters of a message, as in the schema of BGPPeers.
+const maxMessage = 512
+
+// checks is what is remembered of the looks at advertisements.
 type checks struct {
 	due        bool
 	at         time.Time               // of the last look
 	conditions map[string]lb.Condition // by advertisement; nil where another node reports
-	strays     map[string][]string     // by peer, the nodes that are gone and still stand in its status
 }
 
 // Writes are what the status of objects lacks.
 type Writes struct {
 	// Peers are what this node has to say of its sessions, by peer; nil takes back what it said.
 	Peers map[string]*lb.PeerNode
-	// Strays are nodes that are gone, to be removed, by peer.
-	Strays map[string][]string
 	// Conditions are by BGPAdvertisement.
 	Conditions map[string]lb.Condition
 }
@@ -41,10 +42,9 @@ type Writes struct {
 type StatusEvents struct {
 	// Check is set when something was changed that may be wrong with advertisements.
 	Check bool
-	// Exists reports whether there is a node of that name, Held returns all VIPs with their Services.
-	// They are called when advertisements are looked at, which is not in each step.
-	Exists func(node string) bool
-	Held   func() []plan.BGPHeld
+	// Held returns all VIPs with their Services. It is called when advertisements are looked at, which
+	// is not in each step.
+	Held func() []plan.BGPHeld
 }
 
 // Status returns what is to be written, and when to look again; 0 for not at all.
@@ -54,13 +54,10 @@ func (s *State) Status(now time.Time, f Facts, e StatusEvents) (w Writes, again 
 		return w, 0
 	}
 	again = s.check(now, f, e)
-	w = Writes{Peers: map[string]*lb.PeerNode{}, Strays: map[string][]string{}, Conditions: map[string]lb.Condition{}}
+	w = Writes{Peers: map[string]*lb.PeerNode{}, Conditions: map[string]lb.Condition{}}
 	for name, p := range f.BGP.Peers {
 		if status, differs := s.peerStatus(f, p); differs {
 			w.Peers[name] = status
-		}
-		if strays := s.checks.strays[name]; len(strays) > 0 && !f.Node.Stopping {
-			w.Strays[name] = strays
 		}
 	}
 	for name, c := range s.checks.conditions {
@@ -87,6 +84,7 @@ func (s *State) peerStatus(f Facts, p lb.Peer) (status *lb.PeerNode, differs boo
 	case status == nil:
 		return nil, had
 	}
+	status.Message = fmt.Sprintf("%.*s", maxMessage, status.Message)
 	return status, !had || *status != have
 }
 
@@ -115,9 +113,8 @@ func (s *State) session(name string, seen Seen) (shown *lb.PeerNode, known bool)
 	return &status, true
 }
 
-// check looks for what is wrong with advertisements, and for nodes in the status of peers that are
-// gone, where this node is the one to report it. It returns when the next look is due; 0 for not
-// before something changes.
+// check looks for what is wrong with advertisements, where this node is the one to report it. It
+// returns when the next look is due; 0 for not before something changes.
 func (s *State) check(now time.Time, f Facts, e StatusEvents) time.Duration {
 	c := &s.checks
 	if !c.due {
@@ -131,13 +128,5 @@ func (s *State) check(now time.Time, f Facts, e StatusEvents) time.Duration {
 		return 0
 	}
 	c.conditions = plan.CheckBGP(f.BGP, f.Node.Pools, e.Held())
-	c.strays = map[string][]string{}
-	for name, p := range f.BGP.Peers {
-		for _, node := range sortedKeys(p.Status) {
-			if !e.Exists(node) {
-				c.strays[name] = append(c.strays[name], node)
-			}
-		}
-	}
 	return 0
 }

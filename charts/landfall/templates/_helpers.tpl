@@ -46,7 +46,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{/* The flag with addresses of the API server beside that of the Service default/kubernetes, which works only while a
 service proxy runs: those of the value, or those that the Service has when helm installs or upgrades. */}}
 {{- define "landfall.apiServersArg" -}}
-{{- $servers := .Values.apiServers -}}
+{{- $servers := uniq .Values.apiServers -}}
 {{- if not $servers -}}
 {{- range (lookup "discovery.k8s.io/v1" "EndpointSlice" "default" "").items | default list -}}
 {{- if eq (dig "labels" "kubernetes.io/service-name" "" .metadata) "kubernetes" -}}
@@ -59,8 +59,9 @@ service proxy runs: those of the value, or those that the Service has when helm 
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- $servers = $servers | uniq | sortAlpha -}}
 {{- end -}}
-{{- with $servers | uniq | sortAlpha }}
+{{- with $servers }}
 - --api-servers={{ join "," (slice . 0 (min 16 (len .))) }}
 {{- end }}
 {{- end -}}
@@ -103,20 +104,25 @@ service proxy runs: those of the value, or those that the Service has when helm 
 {{- $gate -}}
 {{- end -}}
 
-{{/* Probes on the metrics port, of a container on the node's network or not. Liveness: all loops run. Readiness: the
-first work is done. */}}
+{{/* Names of the ServiceAccounts. */}}
+{{- define "landfall.controllerAccount" -}}
+{{- .Values.controller.serviceAccount.name | default (printf "%s-controller" (include "landfall.fullname" .)) -}}
+{{- end -}}
+
+{{- define "landfall.nodeAccount" -}}
+{{- .Values.node.serviceAccount.name | default (printf "%s-node" (include "landfall.fullname" .)) -}}
+{{- end -}}
+
+{{/* Probes on the metrics port, of a container on the node's network or not. Startup: the program serves. Liveness: all
+loops run. Readiness: the first work is done. */}}
 {{- define "landfall.probes" -}}
 {{- $scheme := ternary "HTTPS" "HTTP" .root.Values.metrics.secure -}}
 {{- $host := ternary "127.0.0.1" "" (and .node (eq .root.Values.metrics.listen "localhost")) -}}
-livenessProbe:
-  httpGet: {path: /healthz, port: {{ .port }}, scheme: {{ $scheme }}{{ with $host }}, host: {{ . }}{{ end }}}
-  periodSeconds: 10
-  timeoutSeconds: 5
-  failureThreshold: 6
-readinessProbe:
-  httpGet: {path: /readyz, port: {{ .port }}, scheme: {{ $scheme }}{{ with $host }}, host: {{ . }}{{ end }}}
-  periodSeconds: 5
-  timeoutSeconds: 5
+{{- range $probe, $path := dict "startup" "/healthz" "liveness" "/healthz" "readiness" "/readyz" }}
+{{ $probe }}Probe:
+  httpGet: {path: {{ $path }}, port: {{ $.port }}, scheme: {{ $scheme }}{{ with $host }}, host: {{ . }}{{ end }}}
+  {{- toYaml (index $.root.Values.probes $probe) | nindent 2 }}
+{{- end }}
 {{- end -}}
 
 {{/* Flags for the metrics port. */}}
@@ -145,9 +151,162 @@ readinessProbe:
 {{- end }}
 {{- end -}}
 
-{{/* The Secret with the token by which Prometheus Operator's PodMonitors read metrics. */}}
-{{- define "landfall.metricsToken" -}}
-{{- .Values.podMonitor.tokenSecret | default (printf "%s-metrics-reader" (include "landfall.fullname" .)) -}}
+{{/* The values of the monitors that are enabled: PodMonitors or ServiceMonitors. */}}
+{{- define "landfall.monitor" -}}
+{{- if and .Values.podMonitor.enabled .Values.serviceMonitor.enabled -}}
+{{- fail "podMonitor.enabled and serviceMonitor.enabled: choose one, or Prometheus scrapes every pod twice" -}}
+{{- end -}}
+{{- $kind := ternary "serviceMonitor" "podMonitor" .Values.serviceMonitor.enabled -}}
+{{- if eq .Values.metrics.listen "localhost" -}}
+{{- fail (printf "%s.enabled needs metrics.listen=node or all: Prometheus cannot reach the localhost of a node" $kind) -}}
+{{- end -}}
+{{- toYaml (index .Values $kind) -}}
+{{- end -}}
+
+{{/* The ports with metrics, by component of the pods, as YAML. */}}
+{{- define "landfall.metricsPorts" -}}
+controller: [{name: metrics, port: {{ .Values.controller.metricsPort }}}]
+{{- range $set := include "landfall.nodeSets" . | fromYamlArray }}
+{{ $set.component }}:
+  {{- range $program := $set.programs }}
+  - {name: {{ $program }}-metrics, port: {{ (index $.Values $program).metricsPort }}}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* One endpoint of a PodMonitor or ServiceMonitor. */}}
+{{- define "landfall.metricsEndpoint" -}}
+{{- $monitor := include "landfall.monitor" .root | fromYaml -}}
+- port: {{ .port }}
+  interval: {{ $monitor.interval }}
+  {{- with $monitor.scrapeTimeout }}
+  scrapeTimeout: {{ . }}
+  {{- end }}
+  {{- if .root.Values.metrics.secure }}
+  scheme: https
+  tlsConfig:
+    {{- toYaml $monitor.tlsConfig | nindent 4 }}
+  authorization:
+    credentials:
+      name: {{ $monitor.tokenSecret | default (printf "%s-metrics-reader" (include "landfall.fullname" .root)) }}
+      key: token
+  {{- end }}
+  relabelings:
+    - sourceLabels: [__meta_kubernetes_pod_node_name]
+      targetLabel: node
+    {{- with $monitor.relabelings }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- with $monitor.metricRelabelings }}
+  metricRelabelings:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end -}}
+
+{{/* The DaemonSets, as YAML: one with speaker and proxy in one pod, or one of each. */}}
+{{- define "landfall.nodeSets" -}}
+{{- $programs := list -}}
+{{- range list "proxy" "speaker" -}}
+{{- if (index $.Values .).enabled -}}{{- $programs = append $programs . -}}{{- end -}}
+{{- end -}}
+{{- $sets := list -}}
+{{- if .Values.node.separatePods -}}
+{{- range $programs -}}
+{{- $sets = append $sets (dict "component" . "programs" (list .)) -}}
+{{- end -}}
+{{- else if $programs -}}
+{{- $sets = append $sets (dict "component" "node" "programs" $programs) -}}
+{{- end -}}
+{{- toYaml $sets -}}
+{{- end -}}
+
+{{/* Where a program's pods run: a field of speaker or proxy, or that of node. */}}
+{{- define "landfall.placement" -}}
+{{- $root := .root -}}
+{{- $field := .field -}}
+{{- $value := index $root.Values.node $field -}}
+{{- range list "proxy" "speaker" -}}
+{{- $own := index $root.Values . $field -}}
+{{- if kindIs "invalid" $own -}}
+{{- else if not $root.Values.node.separatePods -}}
+{{- fail (printf "%s.%s needs node.separatePods=true: speaker and proxy share a pod otherwise, and node.%s places both" . $field $field) -}}
+{{- else if eq . $.component -}}
+{{- $value = $own -}}
+{{- end -}}
+{{- end -}}
+{{- with $value }}
+{{ $field }}:
+  {{- toYaml . | nindent 2 }}
+{{- end -}}
+{{- end -}}
+
+{{/* The Secrets that BGPPeers in the cluster name and that speaker.bgpSecrets does not, as JSON; none without a
+cluster. */}}
+{{- define "landfall.bgpSecretsMissing" -}}
+{{- $names := list -}}
+{{- if and .Values.speaker.enabled .Values.rbac.create (.Capabilities.APIVersions.Has "landfall.dev/v1beta1/BGPPeer") -}}
+{{- range (lookup "landfall.dev/v1beta1" "BGPPeer" "" "").items | default list -}}
+{{- $secret := dig "passwordSecret" dict .spec -}}
+{{- $ours := eq ($secret.namespace | default $.Release.Namespace) $.Release.Namespace -}}
+{{- if and $secret.name $ours (not (has $secret.name $.Values.speaker.bgpSecrets)) -}}
+{{- $names = append $names $secret.name -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $names | uniq | sortAlpha | toJson -}}
+{{- end -}}
+
+{{/* What to set so that speakers read these Secrets too. */}}
+{{- define "landfall.bgpSecretsSet" -}}
+--set 'speaker.bgpSecrets={ {{- concat .root.Values.speaker.bgpSecrets .names | uniq | sortAlpha | join "," -}} }'
+{{- end -}}
+
+{{/* Fails an upgrade that would end BGP sessions, because it takes away Secrets that speakers may read now and that
+BGPPeers name. */}}
+{{- define "landfall.keepBGPSecrets" -}}
+{{- $role := lookup "rbac.authorization.k8s.io/v1" "Role" .Release.Namespace (printf "%s-speaker" (include "landfall.fullname" .)) -}}
+{{- $lost := list -}}
+{{- $missing := include "landfall.bgpSecretsMissing" . | fromJsonArray -}}
+{{- range $role.rules | default list -}}
+{{- if has "secrets" (.resources | default list) -}}
+{{- range .resourceNames | default list -}}
+{{- if has . $missing -}}{{- $lost = append $lost . -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- with $lost -}}
+{{- fail (printf "speaker.bgpSecrets lacks %s: BGPPeers have their passwords there, and speakers may read them now; without them their sessions would end. Set %s, or remove spec.passwordSecret of those BGPPeers" (join ", " .) (include "landfall.bgpSecretsSet" (dict "root" $ "names" $missing))) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Says that every Node in the cluster has the label that keeps it from announcing; nothing if one has not. */}}
+{{- define "landfall.excluded" -}}
+{{- $label := "node.kubernetes.io/exclude-from-external-load-balancers" -}}
+{{- $free := false -}}
+{{- $nodes := (lookup "v1" "Node" "" "").items | default list -}}
+{{- range $nodes -}}
+{{- if not (hasKey (.metadata.labels | default dict) $label) -}}{{- $free = true -}}{{- end -}}
+{{- end -}}
+{{- if and $nodes (not $free) .Values.speaker.enabled (not .Values.speaker.ignoreExcludeLB) -}}
+{{ if eq (len $nodes) 1 }}The only node{{ else }}Every node{{ end }} of the cluster has the label {{ $label }}.
+{{- end -}}
+{{- end -}}
+
+{{/* Other load balancers whose pods are in the cluster, as YAML. */}}
+{{- define "landfall.rivals" -}}
+{{- $found := list -}}
+{{- if not .Values.loadBalancerClass -}}
+{{- range (lookup "apps/v1" "DaemonSet" "" "").items | default list -}}
+{{- $labels := .metadata.labels | default dict -}}
+{{- $name := printf "DaemonSet %s/%s" .metadata.namespace .metadata.name -}}
+{{- if hasKey $labels "svccontroller.k3s.cattle.io/svcname" -}}
+{{- $found = append $found (printf "ServiceLB of k3s (%s)" $name) -}}
+{{- else if has "metallb" (list (index $labels "app") (index $labels "app.kubernetes.io/name")) -}}
+{{- $found = append $found (printf "MetalLB (%s)" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $found -}}
 {{- end -}}
 
 {{- define "landfall.gossipSecret" -}}

@@ -1,0 +1,28 @@
+package lb
+
+// Finding is something about a node, outside of Landfall, that keeps its addresses from clients or
+// is likely to.
+type Finding struct {
+	Refusal
+	// Note is set where an administrator may have it so on purpose.
+	Note bool `json:"note,omitempty"`
+}
+
+// Find returns a Finding with a formatted message.
+func Find(reason Reason, format string, args ...any) Finding {
+	return Finding{Refusal: *Refuse(reason, format, args...)}
+}
+
+// Reasons around nodes: what a program finds there that keeps traffic from being delivered.
+const (
+	// the kernel forwards no packets, by its parameter ip_forward or forwarding
+	ReasonForwardingOff Reason = "ForwardingOff"
+	// a chain of another program drops packets that the node forwards
+	ReasonForwardDropped Reason = "ForwardDropped"
+	// no pod on the node is in the configured pod network
+	ReasonPodNetworkUnmatched Reason = "PodNetworkUnmatched"
+	// the node answers ARP for addresses of Services that kube-proxy has put on an interface
+	ReasonARPNotStrict Reason = "ARPNotStrict"
+	// the speaker has met no other, although the cluster has more
+	ReasonGossipBlocked Reason = "GossipBlocked"
+)

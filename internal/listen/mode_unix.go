@@ -1,0 +1,12 @@
+//go:build unix
+
+package listen
+
+import (
+	"io/fs"
+	"syscall"
+)
+
+func chmodSocket(fd uintptr, mode fs.FileMode) error {
+	return syscall.Fchmod(int(fd), uint32(mode.Perm()))
+}

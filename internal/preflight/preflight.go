@@ -1,0 +1,94 @@
+// Package preflight looks now and then at what keeps a node from delivering, and tells of it. What
+// to look for is decided by those who use it.
+package preflight
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
+)
+
+const (
+	// every is how often to look: an administrator who mends something waits no longer for an answer.
+	every = 10 * time.Second
+	// repeat is how often to tell of what stays: Events are gone after an hour.
+	repeat = 30 * time.Minute
+)
+
+// Options are what a Preflight works with.
+type Options struct {
+	Log *slog.Logger
+	Now func() time.Time
+	// Look returns what it finds; known is false while it cannot tell, and what was found stays.
+	Look func() (found []lb.Finding, known bool)
+	// Tell says that something was found, or still is. It must not block.
+	Tell func(lb.Finding)
+}
+
+// Preflight is an actor that looks and tells.
+type Preflight struct {
+	opts   Options
+	runner *loop.Runner
+
+	mu    sync.Mutex
+	found []lb.Finding
+
+	told map[lb.Finding]time.Time // when it was last told; belongs to the step
+}
+
+// New returns an actor that looks at nothing before Run.
+func New(opts Options) *Preflight {
+	p := &Preflight{opts: opts, told: map[lb.Finding]time.Time{}}
+	p.runner = loop.New(p.step, loop.Options{})
+	return p
+}
+
+// Run looks until ctx ends.
+func (p *Preflight) Run(ctx context.Context) error {
+	p.runner.Poke()
+	return p.runner.Run(ctx)
+}
+
+// Busy returns for how long a look has been under way.
+func (p *Preflight) Busy() time.Duration { return p.runner.Busy() }
+
+// Found returns what the last look has found.
+func (p *Preflight) Found() []lb.Finding {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.found)
+}
+
+func (p *Preflight) step(context.Context) (again time.Duration, err error) {
+	found, known := p.opts.Look()
+	if !known {
+		return time.Second, nil
+	}
+	now := p.opts.Now()
+	for f := range p.told {
+		if !slices.Contains(found, f) {
+			p.opts.Log.Info("no longer found on this node", "reason", f.Reason, "message", f.Message)
+			delete(p.told, f)
+		}
+	}
+	for _, f := range found {
+		at, before := p.told[f]
+		if before && now.Sub(at) < repeat {
+			continue
+		}
+		p.told[f] = now
+		if !before {
+			p.opts.Log.Warn("found on this node", "reason", f.Reason, "message", f.Message)
+		}
+		p.opts.Tell(f)
+	}
+	p.mu.Lock()
+	p.found = found
+	p.mu.Unlock()
+	return every, nil
+}

@@ -1,0 +1,77 @@
+package preflight
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// TestTellsOnceAndAgain tells of what is found, again after a while, and not of what stays unknown.
+func TestTellsOnceAndAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		off, dropped := lb.Find(lb.ReasonForwardingOff, "off"), lb.Find(lb.ReasonForwardDropped, "dropped")
+		var mu sync.Mutex
+		var found []lb.Finding
+		var known bool
+		var told []string
+		set := func(know bool, all ...lb.Finding) {
+			mu.Lock()
+			defer mu.Unlock()
+			found, known = all, know
+		}
+		p := New(Options{Log: slog.New(slog.DiscardHandler), Now: time.Now,
+			Look: func() ([]lb.Finding, bool) {
+				mu.Lock()
+				defer mu.Unlock()
+				return found, known
+			},
+			Tell: func(f lb.Finding) {
+				mu.Lock()
+				defer mu.Unlock()
+				told = append(told, f.Message)
+			}})
+		ctx, end := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- p.Run(ctx) }()
+		want := func(what string, found int, messages ...string) {
+			t.Helper()
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			if !slices.Equal(told, messages) || len(p.Found()) != found {
+				t.Errorf("%s: told %q, want %q; found %v", what, told, messages, p.Found())
+			}
+			told = nil
+		}
+		time.Sleep(time.Minute)
+		want("nothing is known", 0)
+		set(true, off)
+		time.Sleep(2 * every)
+		want("found", 1, "off")
+		set(true, dropped, off)
+		time.Sleep(2 * every)
+		want("more is found", 2, "dropped")
+		set(false)
+		time.Sleep(2 * every)
+		want("unknown is not absent", 2)
+		set(true, off)
+		time.Sleep(repeat + every)
+		want("it stays", 1, "off")
+		set(true)
+		time.Sleep(2 * every)
+		want("mended", 0)
+		set(true, off)
+		time.Sleep(2 * every)
+		want("it comes back", 1, "off")
+		end()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}

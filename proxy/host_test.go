@@ -1,0 +1,66 @@
+package main
+
+import (
+	"errors"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/nft"
+)
+
+// TestHostLooks has a proxy look at its node: at its kernel's parameters, chains of other programs
+// and the addresses of pods.
+func TestHostLooks(t *testing.T) {
+	b := newBench(t)
+	folder := t.TempDir()
+	set := func(parameter, value string) {
+		t.Helper()
+		file := filepath.Join(folder, parameter)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755),
+			os.WriteFile(file, []byte(value+"\n"), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	log := slog.New(slog.DiscardHandler)
+	var chains []nft.ForwardChain
+	h := host{proxy: b.proxy, parameters: kernelParameters{folder, log}, log: log,
+		podNetworks: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
+		chains:      func() ([]nft.ForwardChain, error) { return chains, nil }}
+	look := func(wantKnown bool, want ...lb.Reason) {
+		t.Helper()
+		found, known := h.look()
+		var reasons []lb.Reason
+		for _, f := range found {
+			reasons = append(reasons, f.Reason)
+		}
+		if known != wantKnown || !slices.Equal(reasons, want) {
+			t.Errorf("found %v, known %v; want %v, %v", found, known, want, wantKnown)
+		}
+	}
+	look(false)
+	b.synced()
+	look(true)
+	set("ipv4/ip_forward", "1")
+	set("ipv6/conf/all/forwarding", "0") // the Node has no pods of that family
+	b.put("host", "192.0.2.1", "172.31.0.1", "10.9.0.1")
+	look(true) // endpoints on the node's own network are no pods
+	b.put("web", "192.0.2.2", "10.200.1.7")
+	look(true, lb.ReasonPodNetworkUnmatched)
+	b.put("api", "192.0.2.3", "10.244.1.7")
+	look(true)
+	set("ipv4/ip_forward", "0")
+	chains = []nft.ForwardChain{{Family: "ip", Table: "filter", Name: "FORWARD", Drops: true}}
+	look(true, lb.ReasonForwardingOff, lb.ReasonForwardDropped)
+	h.parameters.switchOn(forwardingParameters[lb.IPv4])
+	b.mode = modeIptables
+	look(true)
+	b.found = func() []lb.Finding { return []lb.Finding{lb.Find(lb.ReasonForwardingOff, "off")} }
+	if found := b.status().Findings; len(found) != 1 || found[0].Message != "off" {
+		t.Errorf("the status has %v", found)
+	}
+}

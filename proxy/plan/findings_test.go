@@ -1,0 +1,69 @@
+package plan
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+func TestFindings(t *testing.T) {
+	addrs := func(all ...string) (parsed []netip.Addr) {
+		for _, a := range all {
+			parsed = append(parsed, netip.MustParseAddr(a))
+		}
+		return parsed
+	}
+	prefixes := func(all ...string) (parsed []netip.Prefix) {
+		for _, p := range all {
+			parsed = append(parsed, netip.MustParsePrefix(p))
+		}
+		return parsed
+	}
+	docker := ForwardChain{Family: "ip", Table: "filter", Name: "FORWARD", Drops: true, Jumps: []string{"DOCKER-USER"}}
+	flannel := docker
+	flannel.Jumps = []string{"DOCKER-USER", "FLANNEL-FWD"}
+	const off4, off6 = "net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"
+	for name, c := range map[string]struct {
+		host Host
+		want string // reasons, each with a part of its message
+	}{
+		"nothing is known": {},
+		"all is well": {host: Host{Pods: addrs("10.0.1.2", "fd00::2"), PodNetworks: prefixes("10.0.0.0/16", "fd00::/56"),
+			Chains: []ForwardChain{{Family: "inet", Table: "filter", Name: "forward"}, flannel}}},
+		"no forwarding": {host: Host{PodCIDRs: prefixes("10.0.1.0/24"),
+			NotForwarding: map[lb.Family]string{lb.IPv4: off4, lb.IPv6: off6}},
+			want: "ForwardingOff: n has net.ipv4.ip_forward=0"},
+		"no forwarding of IPv6": {host: Host{Pods: addrs("10.0.1.2", "fd00::2"),
+			NotForwarding: map[lb.Family]string{lb.IPv6: off6}}, want: "ForwardingOff: n has net.ipv6.conf.all.forwarding=0"},
+		"no pods yet": {host: Host{NotForwarding: map[lb.Family]string{lb.IPv4: off4}}},
+		"Docker": {host: Host{Chains: []ForwardChain{docker}},
+			want: "ForwardDropped: chain ip filter FORWARD is drop"},
+		"Docker, and flannel":  {host: Host{Chains: []ForwardChain{flannel}}},
+		"Docker, and iptables": {host: Host{Iptables: true, Chains: []ForwardChain{docker}}},
+		"another table, and iptables": {host: Host{Iptables: true, Chains: []ForwardChain{
+			{Family: "inet", Table: "mine", Name: "fw", Drops: true}}}, want: "ForwardDropped: chain inet mine fw is drop"},
+		"firewalld": {host: Host{Iptables: true, Chains: []ForwardChain{
+			{Family: "inet", Table: "firewalld", Name: "filter_FORWARD"}}}, want: "note ForwardDropped: firewalld runs"},
+		"another pod network": {host: Host{Pods: addrs("10.42.1.3", "10.42.1.2"), PodNetworks: prefixes("10.244.0.0/16")},
+			want: "PodNetworkUnmatched: in the pod network 10.244.0.0/16 (clusterCIDR), but 10.42.1.2 is one"},
+		"one pod is in it": {host: Host{Pods: addrs("10.42.1.3", "10.244.1.2"),
+			PodNetworks: prefixes("10.244.0.0/16")}},
+		"pods of another family": {host: Host{Pods: addrs("fd00::2"), PodNetworks: prefixes("10.244.0.0/16")}},
+	} {
+		c.host.Node = "n"
+		var got string
+		for _, f := range Findings(c.host) {
+			if f.Note {
+				got += "note "
+			}
+			got += string(f.Reason) + ": " + f.Message + "\n"
+		}
+		reason, part, _ := strings.Cut(c.want, ": ")
+		if c.want == "" && got != "" || !strings.HasPrefix(got, reason) || !strings.Contains(got, part) ||
+			strings.Count(got, "\n") > 1 {
+			t.Errorf("%s: found %q, want %q", name, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,103 @@
+package members
+
+import (
+	"encoding/binary"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/speaker/plan"
+)
+
+// bomb is a compact message of 63 updates of nodes with these names, each of which says something
+// of so many VIPs. Each has a pattern of its own, or all have the same.
+func bomb(vips uint64, own bool, name func(i int) string) []byte {
+	b := []byte{compactVersion, 0, 1, flagAnswering, 0, 1} // no words, one claim, one run of IPv4
+	b = binary.AppendUvarint(b, 10<<24)
+	b = append(binary.AppendUvarint(b, vips), 0) // none of IPv6
+	for i := range 63 {
+		b = appendString(b, name(i))
+		b = append(b, byte(i+1), 1) // born, floor
+		if own || i == 0 {
+			b = binary.AppendUvarint(append(b, 1, 1), vips)
+		} else {
+			b = append(b, 2, 1, 0)
+		}
+		b = append(b, 0) // entries
+	}
+	return b
+}
+
+// A short message cannot fill the memory: it names few VIPs more than there are, few nodes that are
+// none, and few patterns.
+func TestAShortMessageCostsLittle(t *testing.T) {
+	letter := func(i int) string { return "x" + string(rune('0'+i)) }
+	for name, c := range map[string]struct {
+		message []byte
+		refused string
+	}{
+		"many VIPs":       {bomb(maxVIPs, false, letter), "may be named"},
+		"many patterns":   {bomb(leastVIPs, true, letter), "patterns for"},
+		"many nodes":      {bomb(leastVIPs, false, letter), ""},
+		"one many times":  {bomb(leastVIPs, false, func(int) string { return "b" }), ""},
+		"this many times": {bomb(leastVIPs, false, func(int) string { return "a" }), ""},
+	} {
+		m := New(Options{Self: "a", Born: time.Unix(0, 100), Liveness: &recaller{}, Log: slog.New(slog.DiscardHandler),
+			Changed: func([]netip.Addr) {}})
+		m.SetPeers(map[string][]netip.Addr{"b": nil, "c": nil})
+		if _, err := decode(c.message, m.own.most()); (err == nil) != (c.refused == "") ||
+			err != nil && !strings.Contains(err.Error(), c.refused) {
+			t.Errorf("%s: %d bytes are read with error %v", name, len(c.message), err)
+		}
+		_, ok := m.learn(c.message)
+		if ok != (c.refused == "") {
+			t.Errorf("%s: taken in: %v", name, ok)
+		}
+		if b := m.book.pages["b"]; b != nil && b.born > maxLives {
+			t.Errorf("%s: the book has process %d of b", name, b.born)
+		}
+		for _, node := range slices.Sorted(maps.Keys(m.book.pages)) {
+			if node != "b" {
+				t.Errorf("%s: the book has a page of %s", name, node)
+			}
+		}
+		if len(m.past) > maxLives {
+			t.Errorf("%s: %d earlier processes are remembered", name, len(m.past))
+		}
+	}
+}
+
+// A cluster with more VIPs than a message may name otherwise is told in full.
+func TestMessagesMayNameWhatTheClusterHas(t *testing.T) {
+	m := New(Options{Self: "a", Born: time.Unix(0, 100), Liveness: &recaller{}, Log: slog.New(slog.DiscardHandler),
+		Changed: func([]netip.Addr) {}})
+	message := bomb(2*leastVIPs, false, func(int) string { return "b" })
+	if _, ok := m.learn(message); ok {
+		t.Error("it believes in many VIPs where it knows of none")
+	}
+	claims := map[netip.Addr]*plan.Claim{}
+	for n := range leastVIPs {
+		claims[address(n)] = &plan.Claim{}
+	}
+	m.Begin(claims)
+	if _, ok := m.learn(message); !ok {
+		t.Error("it does not believe in twice as many VIPs as it knows of")
+	}
+}
+
+// Of a node that is neither a member nor one of the cluster nothing is kept.
+func TestOnlyMembersAreHeard(t *testing.T) {
+	m := New(Options{Self: "a", Born: time.Unix(0, 100), Liveness: &recaller{}, Log: slog.New(slog.DiscardHandler),
+		Changed: func([]netip.Addr) {}})
+	m.SetPeers(map[string][]netip.Addr{"b": nil})
+	for node, want := range map[string]bool{"b": true, "x": false} {
+		if news, ok := m.learn(encode(update{node: node, born: 1, floor: 1,
+			entries: []entry{{vip: vip1, seq: 1, claim: plan.Claim{Answering: true}}}})); news != want || !ok {
+			t.Errorf("%s: news %v, read %v", node, news, ok)
+		}
+	}
+}

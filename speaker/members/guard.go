@@ -1,0 +1,153 @@
+package members
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+)
+
+// Of the bytes on the wire, as memberlist writes them: before an encrypted message may come a label
+// header, its type, the length of the label and the label. A stream then has the type of encrypted
+// messages and their length; in a packet both are missing. The message begins with the version of
+// the encryption, and has a nonce and a tag beside the text.
+const (
+	typeLabel         = 244
+	typeEncrypted     = 10
+	encryptionVersion = 1
+	encryptedEmpty    = 1 + 12 + 16
+)
+
+var errNoText = errors.New("an encrypted stream without a text, or of a version that no speaker writes")
+
+// guarded is a transport that keeps two kinds of encrypted messages from memberlist, each of which
+// would end the program: those of encryption version 0 whose padding is wrong, and streams that are
+// empty once decrypted. Whoever sends one has the key.
+type guarded struct {
+	memberlist.NodeAwareTransport
+	streams chan net.Conn
+	packets chan *memberlist.Packet
+	done    chan struct{}
+	once    sync.Once
+}
+
+func guard(t memberlist.NodeAwareTransport) *guarded {
+	g := &guarded{NodeAwareTransport: t, streams: make(chan net.Conn), packets: make(chan *memberlist.Packet),
+		done: make(chan struct{})}
+	go pass(g.done, t.StreamCh(), g.streams, func(c net.Conn) (net.Conn, bool) { return &stream{Conn: c}, true })
+	go pass(g.done, t.PacketCh(), g.packets, func(p *memberlist.Packet) (*memberlist.Packet, bool) {
+		return p, versionOf(p.Buf) == encryptionVersion
+	})
+	return g
+}
+
+// pass hands on what comes until done is closed.
+func pass[T any](done <-chan struct{}, from <-chan T, to chan<- T, check func(T) (T, bool)) {
+	for {
+		select {
+		case <-done:
+			return
+		case it := <-from:
+			it, ok := check(it)
+			if !ok {
+				continue
+			}
+			select {
+			case <-done:
+				return
+			case to <- it:
+			}
+		}
+	}
+}
+
+func (g *guarded) StreamCh() <-chan net.Conn           { return g.streams }
+func (g *guarded) PacketCh() <-chan *memberlist.Packet { return g.packets }
+
+// Shutdown goes on to hand on what comes until the transport has ended, which waits for that.
+func (g *guarded) Shutdown() error {
+	err := g.NodeAwareTransport.Shutdown()
+	g.once.Do(func() { close(g.done) })
+	return err
+}
+
+func (g *guarded) DialTimeout(addr string, timeout time.Duration) (net.Conn, error) {
+	return g.DialAddressTimeout(memberlist.Address{Addr: addr}, timeout)
+}
+
+func (g *guarded) DialAddressTimeout(addr memberlist.Address, timeout time.Duration) (net.Conn, error) {
+	conn, err := g.NodeAwareTransport.DialAddressTimeout(addr, timeout)
+	if err != nil {
+		return nil, err
+	}
+	return &stream{Conn: conn}, nil
+}
+
+// versionOf returns the version of the encryption of a packet; 0 if it is too short to have one.
+func versionOf(packet []byte) byte {
+	if len(packet) > 1 && packet[0] == typeLabel {
+		packet = packet[min(len(packet), 2+int(packet[1])):]
+	}
+	if len(packet) == 0 {
+		return 0
+	}
+	return packet[0]
+}
+
+// stream is a connection whose first message is looked at before it is read.
+type stream struct {
+	net.Conn
+	looked bool
+	head   []byte // what was looked at, and is to be read yet
+}
+
+// Read is called by one goroutine at a time.
+func (s *stream) Read(b []byte) (int, error) {
+	if !s.looked {
+		s.looked = true
+		if err := s.look(); err != nil {
+			return 0, err
+		}
+	}
+	if len(s.head) > 0 {
+		n := copy(b, s.head)
+		s.head = s.head[n:]
+		return n, nil
+	}
+	return s.Conn.Read(b)
+}
+
+// look reads the head of the stream, as far as it comes, and returns an error if memberlist must
+// not see the rest. What is missing of it, memberlist finds out.
+func (s *stream) look() error {
+	if !s.more(1) {
+		return nil
+	}
+	at := 0
+	if s.head[0] == typeLabel {
+		if !s.more(1) || !s.more(int(s.head[1])+1) {
+			return nil
+		}
+		at = len(s.head) - 1
+	}
+	if s.head[at] != typeEncrypted || !s.more(5) {
+		return nil
+	}
+	if rest := s.head[at+1:]; binary.BigEndian.Uint32(rest) <= encryptedEmpty || rest[4] != encryptionVersion {
+		s.head = nil
+		return errNoText
+	}
+	return nil
+}
+
+// more reads n more bytes of the head, and reports whether all of them came.
+func (s *stream) more(n int) bool {
+	b := make([]byte, n)
+	read, err := io.ReadFull(s.Conn, b)
+	s.head = append(s.head, b[:read]...)
+	return err == nil
+}
