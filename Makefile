@@ -129,8 +129,8 @@ demo demo-bgp: require-root bin/landfall-lab
 	@$(LAB) $@
 
 .PHONY: cluster
-cluster: require-root build bin/landfall-lab ## a cluster of real kubelets, to try Landfall on; KEEP=1 leaves it up
-	@LANDFALL_PROGRAMS='$(CURDIR)/bin' $(LAB) cluster
+cluster: require-root build bin/landfall-lab ## a cluster of real kubelets, to try Landfall on; KEEP=1, CNI=flannel, ARGS="--story helm"
+	@LANDFALL_PROGRAMS='$(CURDIR)/bin' $(LAB) cluster $(ARGS)
 
 .PHONY: bench
 bench: bench-proxy bench-faults bench-go ## every figure: the better part of an hour, best on a quiet machine

@@ -10,6 +10,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,11 +33,21 @@ import (
 type Options struct {
 	// Name is that of the lab; empty for the next free one.
 	Name string
+	// CNI is Bridge or Flannel; empty for Bridge.
+	CNI string
 	// Image is an archive of Landfall's image with the name [Image]; empty to build it.
 	Image string
 	// Progress gets a line for each slow step.
 	Progress func(line string)
 }
+
+// What carries packets between the pods of two nodes.
+const (
+	// Bridge is nothing but the CNI plugin bridge, and static routes to the pods of other nodes.
+	Bridge = "bridge"
+	// Flannel is flanneld, over VXLAN.
+	Flannel = "flannel"
+)
 
 // Addresses of the cluster.
 var (
@@ -57,7 +68,7 @@ func topology(n int) lab.Cluster {
 			Client: netip.MustParseAddr("172.31.0.100")},
 		PodNetwork:     netip.MustParsePrefix("10.244.0.0/16"),
 		ServiceNetwork: netip.MustParsePrefix("10.96.0.0/16"),
-		ToR:            lab.ToR{Kind: lab.FRR, Count: 1, ASN: ASN, NodeASN: NodeASN, BFD: 50 * time.Millisecond},
+		ToR:            lab.ToR{Kind: lab.FRR, Count: 1, ASN: ASN, NodeASN: NodeASN, BFD: 300 * time.Millisecond},
 		Nodes:          []lab.Node{controlPlane},
 	}
 	for i := byte(1); int(i) <= n; i++ {
@@ -80,11 +91,15 @@ type Cluster struct {
 }
 
 // tools are the programs that a cluster runs, and the folder of CNI's plugins.
-type tools struct{ controllerManager, scheduler, kubelet, kubectl, helm, coredns, plugins string }
+type tools struct{ controllerManager, scheduler, kubelet, kubectl, helm, coredns, flanneld, plugins string }
 
 // Start builds the cluster and returns when its nodes are Ready and CoreDNS runs. What is missing
 // on the machine is installed or built, which takes long once. On an error nothing is left behind.
 func Start(ctx context.Context, options Options) (_ *Cluster, err error) {
+	options.CNI = cmp.Or(options.CNI, Bridge)
+	if options.CNI != Bridge && options.CNI != Flannel {
+		return nil, fmt.Errorf("CNI %q: want %s or %s", options.CNI, Bridge, Flannel)
+	}
 	repository, err := lab.FindRepository(".")
 	if err != nil {
 		return nil, err
@@ -117,6 +132,9 @@ func (c *Cluster) prepare(ctx context.Context, repository string) (err error) {
 	wanted := map[string]*string{
 		"kube-controller-manager": &c.tools.controllerManager, "kube-scheduler": &c.tools.scheduler,
 		"kubelet": &c.tools.kubelet, "kubectl": &c.tools.kubectl, "helm": &c.tools.helm, "coredns": &c.tools.coredns,
+	}
+	if c.options.CNI == Flannel {
+		wanted["flanneld"] = &c.tools.flanneld
 	}
 	for name, path := range wanted {
 		if *path, err = lab.Tool(ctx, repository, name, c.options.Progress); err != nil {
@@ -269,18 +287,18 @@ func isReady(conditions []corev1.PodCondition) bool {
 
 // describePod says why a pod is not ready.
 func describePod(p corev1.Pod) string {
-	text := p.Name + " is " + string(p.Status.Phase)
+	text := []string{p.Name + " is " + string(p.Status.Phase)}
 	for _, s := range p.Status.ContainerStatuses {
 		if s.State.Waiting != nil {
-			text += fmt.Sprintf(", %s: %s %s", s.Name, s.State.Waiting.Reason, s.State.Waiting.Message)
+			text = append(text, fmt.Sprintf("%s: %s %s", s.Name, s.State.Waiting.Reason, s.State.Waiting.Message))
 		}
 	}
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status != corev1.ConditionTrue {
-			text += ", " + c.Message
+			text = append(text, c.Message)
 		}
 	}
-	return text
+	return strings.Join(text, ", ")
 }
 
 // mergePatch patches a Node.

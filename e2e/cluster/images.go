@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -31,7 +32,7 @@ const programsVariable = "LANDFALL_PROGRAMS"
 const Image = ImageRepository + ":" + ImageTag
 
 // buildImages writes the archives that the nodes import, into the cache folder.
-func (c *Cluster) buildImages(ctx context.Context, repository string) ([]string, error) {
+func (c *Cluster) buildImages(ctx context.Context, repository string) (_ []string, err error) {
 	cache, err := lab.CacheFolder()
 	if err != nil {
 		return nil, err
@@ -41,7 +42,7 @@ func (c *Cluster) buildImages(ctx context.Context, repository string) ([]string,
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(programs)
+	defer func() { err = errors.Join(err, os.RemoveAll(programs)) }()
 	archives := []string{}
 	add := func(file, name string, made image.Image) error {
 		made.Fast = true
@@ -93,7 +94,7 @@ func (c *Cluster) buildImages(ctx context.Context, repository string) ([]string,
 	}
 	made, _, err := landfall.Image(ctx, runtime.GOARCH)
 	if err != nil {
-		return nil, fmt.Errorf("Landfall's image: %w", err)
+		return nil, fmt.Errorf("image of Landfall: %w", err)
 	}
 	return archives, add("landfall.tar", Image, made)
 }

@@ -148,6 +148,9 @@ func (c *Cluster) traces(ctx context.Context) ([]string, error) {
 	return append(all, objects...), err
 }
 
+// notAsked are kinds that come and go by themselves, or that the API server warns of.
+var notAsked = []string{"events", "endpoints", "componentstatuses"}
+
 // objects lists the objects of all kinds that name Landfall, and what Services and Nodes carry of it.
 func (c *Cluster) objects(ctx context.Context) ([]string, error) {
 	lists, err := c.Kube().Discovery().ServerPreferredResources()
@@ -161,7 +164,7 @@ func (c *Cluster) objects(ctx context.Context) ([]string, error) {
 			return nil, err
 		}
 		for _, r := range list.APIResources {
-			if !slices.Contains(r.Verbs, "list") || slices.Contains([]string{"events", "endpoints", "componentstatuses"}, r.Name) {
+			if !slices.Contains(r.Verbs, "list") || slices.Contains(notAsked, r.Name) {
 				continue
 			}
 			got, err := c.Dynamic().Resource(version.WithResource(r.Name)).List(ctx, metav1.ListOptions{})

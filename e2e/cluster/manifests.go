@@ -78,7 +78,8 @@ spec:
   - {name: dns-tcp, port: 53, protocol: TCP}
 `
 
-// Pool announces addresses on the LAN by ARP, and other ones to the router by BGP.
+// Pool announces addresses on the LAN by ARP, and other ones to the router by BGP. BFD is not fast: in
+// containers it often gets no real-time priority, and a machine that runs a whole cluster is busy.
 const Pool = `apiVersion: landfall.dev/v1beta1
 kind: IPAddressPool
 metadata: {name: lan}
@@ -106,13 +107,13 @@ spec:
 ---
 apiVersion: landfall.dev/v1beta1
 kind: BFDProfile
-metadata: {name: fast}
-spec: {transmitInterval: 50, receiveInterval: 50, detectMultiplier: 3}
+metadata: {name: slow}
+spec: {transmitInterval: 300, receiveInterval: 300, detectMultiplier: 3}
 ---
 apiVersion: landfall.dev/v1beta1
 kind: BGPPeer
 metadata: {name: tor-1}
-spec: {myASN: 64500, peerASN: 64501, peerAddress: 172.30.0.1, enableGracefulRestart: true, bfdProfile: fast}
+spec: {myASN: 64500, peerASN: 64501, peerAddress: 172.30.0.1, enableGracefulRestart: true, bfdProfile: slow}
 `
 
 // web is three pods that say who they are, and Services of both policies, on the LAN and routed.

@@ -54,9 +54,16 @@ if [ ! -e @DISK@/imported ]; then
 	for image in @IMAGES@; do ctr -n k8s.io images import "$image"; done
 	touch @DISK@/imported
 fi
+@CARRIER@
 respawn @KUBELET@ --config=@DISK@/kubelet.yaml --kubeconfig=@KUBECONFIG@ --node-ip=@ADDRESS@ \
 	--hostname-override=@NODE@ --root-dir=/var/lib/kubelet >>@LOGS@/@NODE@-kubelet.log 2>&1 &
 while :; do wait || true; sleep 1; done
+`
+
+// flannel takes the place of the static routes to the pods of other nodes.
+const flannel = `ip route | grep '^10\.244\..* via ' | while read -r route; do ip route del $route; done
+NODE_NAME=@NODE@ respawn @FLANNELD@ -kubeconfig=@FLANNELCONFIG@ -net-config-path=@DISK@/flannel.json \
+	>>@LOGS@/@NODE@-flanneld.log 2>&1 &
 `
 
 const containerdConfig = `version = 2
@@ -103,37 +110,71 @@ serializeImagePulls: false
 
 // cniConfig uses the bridge that the lab has made, so that its address is known.
 const cniConfig = `{"cniVersion": "1.0.0", "name": "cluster", "plugins": [
- {"type": "bridge", "bridge": "@BRIDGE@", "isGateway": true, "hairpinMode": true, "ipMasq": false,
+ {"type": "bridge", "bridge": "@BRIDGE@", "isGateway": true, "hairpinMode": true, "ipMasq": false, "mtu": @MTU@,
   "ipam": {"type": "host-local", "ranges": [[{"subnet": "@PODS@", "gateway": "@GATEWAY@"}]],
    "routes": [{"dst": "0.0.0.0/0"}], "dataDir": "/run/cni-ipam"}},
  {"type": "portmap", "capabilities": {"portMappings": true}}]}
 `
 
+// nodeFacts is what a node's files depend on.
+type nodeFacts struct {
+	node              lab.Node
+	state, disk, logs string // folders
+	ca                string
+	carrier           string // Bridge or Flannel
+	kubelet, flannel  lab.Credentials
+	images            []string
+	tools             tools
+}
+
+// nodeFiles returns the files on a node's disk, by their paths in it.
+func nodeFiles(f nodeFacts) map[string]string {
+	mtu, carrier := "1500", ""
+	if f.carrier == Flannel {
+		mtu, carrier = "1450", flannel // VXLAN takes 50 bytes
+	}
+	fill := strings.NewReplacer(
+		"@STATE@", f.state, "@DISK@", f.disk, "@LOGS@", f.logs, "@IMAGES@", strings.Join(f.images, " "),
+		"@KUBELET@", f.tools.kubelet, "@KUBECONFIG@", f.kubelet.Kubeconfig, "@ADDRESS@", f.node.Addr.String(),
+		"@NODE@", f.node.Name, "@PAUSE@", pauseImage, "@PLUGINS@", f.tools.plugins, "@CA@", f.ca,
+		"@CERT@", f.kubelet.Cert, "@KEY@", f.kubelet.Key, "@DNS@", dnsAddr.String(), "@BRIDGE@", lab.PodBridge,
+		"@PODS@", f.node.PodNetwork.String(), "@GATEWAY@", f.node.Gateway().String(), "@MTU@", mtu,
+		"@FLANNELD@", f.tools.flanneld, "@FLANNELCONFIG@", f.flannel.Kubeconfig)
+	return map[string]string{
+		"start.sh":                fill.Replace(strings.ReplaceAll(script, "@CARRIER@\n", carrier)),
+		"containerd.toml":         fill.Replace(containerdConfig),
+		"kubelet.yaml":            fill.Replace(kubeletConfig),
+		"cni/10-cluster.conflist": fill.Replace(cniConfig),
+		"flannel.json":            fmt.Sprintf(`{"Network": "%s", "Backend": {"Type": "vxlan"}}`, topology(0).PodNetwork),
+		"resolv.conf":             "nameserver " + topology(0).LAN.Router.String() + "\n",
+	}
+}
+
 // prepare writes the node's files.
 func (n *Node) prepare() error {
 	c := n.cluster
-	is, err := c.Credentials("system:node:"+n.Name, []string{"system:nodes"}, n.Addr)
-	if err != nil {
+	f := nodeFacts{
+		node: n.Node, state: c.Path(), disk: n.path(), logs: c.LogFolder(), ca: c.Path("ca.crt"),
+		carrier: c.options.CNI, images: c.images, tools: c.tools,
+	}
+	var err error
+	if f.kubelet, err = c.Credentials("system:node:"+n.Name, []string{"system:nodes"}, n.Addr); err != nil {
 		return err
 	}
-	fill := strings.NewReplacer(
-		"@STATE@", c.Path(), "@DISK@", n.path(), "@LOGS@", c.LogFolder(), "@IMAGES@", strings.Join(c.images, " "),
-		"@KUBELET@", c.tools.kubelet, "@KUBECONFIG@", is.Kubeconfig, "@ADDRESS@", n.Addr.String(), "@NODE@", n.Name,
-		"@PAUSE@", pauseImage, "@PLUGINS@", c.tools.plugins, "@CA@", c.Path("ca.crt"), "@CERT@", is.Cert, "@KEY@", is.Key,
-		"@DNS@", dnsAddr.String(), "@BRIDGE@", lab.PodBridge,
-		"@PODS@", n.PodNetwork.String(), "@GATEWAY@", n.Gateway().String())
-	for _, dir := range []string{"kubelet", "containerd", "cni"} {
+	if f.flannel, err = c.Credentials("flannel-"+n.Name, []string{"system:masters"}); err != nil {
+		return err
+	}
+	for _, dir := range []string{"kubelet", "containerd"} {
 		if err := os.MkdirAll(n.path(dir), 0o755); err != nil {
 			return err
 		}
 	}
-	return errors.Join(
-		c.write(n.path("start.sh"), fill.Replace(script)),
-		c.write(n.path("containerd.toml"), fill.Replace(containerdConfig)),
-		c.write(n.path("kubelet.yaml"), fill.Replace(kubeletConfig)),
-		c.write(n.path("cni", "10-cluster.conflist"), fill.Replace(cniConfig)),
-		c.write(n.path("resolv.conf"), "nameserver "+c.Lab.Cluster().LAN.Router.String()+"\n"),
-	)
+	for path, text := range nodeFiles(f) {
+		if err := c.write(n.path(path), text); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Start boots the node.

@@ -37,11 +37,18 @@ func (n *Node) signalAgents(sig syscall.Signal) error {
 	return errors.Join(n.Signal("landfall-speaker", sig), n.Signal("landfall-proxy", sig))
 }
 
-// Returns has a node go away and come back, count times in each way, that owns no address and has no
+// Absences say how often, and for how long, a node goes away.
+type Absences struct {
+	Count  int // in each way, on the LAN and again over BGP
+	Length time.Duration
+	// Only is the one way to go away: link, switch port, frozen or rebooted. Empty for all.
+	Only string
+}
+
+// Returns has a node go away and come back in several ways that owns no address and has no
 // pod. Connections to addresses on the LAN are open while it goes and comes; those over BGP are
 // opened while it is away, and routers move some of them to it when it is back. None may break.
-func (c *Cluster) Returns(
-	ctx context.Context, count int, away time.Duration, say func(format string, args ...any)) (err error) {
+func (c *Cluster) Returns(ctx context.Context, away Absences, say func(format string, args ...any)) (err error) {
 	if err := c.prepareReturns(ctx); err != nil {
 		return err
 	}
@@ -50,37 +57,40 @@ func (c *Cluster) Returns(
 	if err != nil {
 		return err
 	}
-	say("%s goes away for %s and comes back; of the addresses on the LAN these are others': %s", victim.Name, away,
+	say("%s goes away for %s and comes back; of the addresses on the LAN these are others': %s", victim.Name, away.Length,
 		names(onLAN))
 	var all Outcome
+	returns := 0
 	for _, a := range absences {
-		var of Outcome
-		for range count {
-			one, err := c.returnOnLAN(ctx, a, victim, away, onLAN)
-			of.Add(one)
-			if err != nil {
-				return fmt.Errorf("%s, on the LAN: %w", a.name, err)
-			}
+		if away.Only != "" && away.Only != a.name {
+			continue
 		}
-		say("%s, %d times, on the LAN: %s", a.name, count, of)
-		all.Add(of)
-		of = Outcome{}
-		for range count {
-			one, err := c.returnRouted(ctx, a, victim, away)
-			of.Add(one)
-			if err != nil {
-				return fmt.Errorf("%s, over BGP: %w", a.name, err)
+		for _, kind := range []struct {
+			where string
+			once  func() (Outcome, error)
+		}{
+			{"on the LAN", func() (Outcome, error) { return c.returnOnLAN(ctx, a, victim, away.Length, onLAN) }},
+			{"over BGP", func() (Outcome, error) { return c.returnRouted(ctx, a, victim, away.Length) }},
+		} {
+			var of Outcome
+			for range away.Count {
+				one, err := kind.once()
+				of.Add(one)
+				if err != nil {
+					return fmt.Errorf("%s, %s: %w", a.name, kind.where, errors.Join(err, c.explain(ctx)))
+				}
 			}
+			say("%s, %d times, %s: %s", a.name, away.Count, kind.where, of)
+			for _, why := range of.Why {
+				say("  %s", why)
+			}
+			all.Add(of)
+			returns += away.Count
 		}
-		say("%s, %d times, over BGP: %s", a.name, count, of)
-		all.Add(of)
 	}
-	say("over %d returns: %s", 2*count*len(absences), all)
-	for _, why := range all.Why {
-		say("  %s", why)
-	}
+	say("over %d returns: %s", returns, all)
 	if all.Broken+all.Failed > 0 {
-		return fmt.Errorf("over %d returns: %s", 2*count*len(absences), all)
+		return fmt.Errorf("over %d returns: %s", returns, all)
 	}
 	return nil
 }
@@ -107,7 +117,7 @@ func (c *Cluster) prepareReturns(ctx context.Context) error {
 // moreOnLAN are Services, some of which the node that goes away does not own.
 func moreOnLAN() []Web {
 	var more []Web
-	for i := byte(0); i < 6; i++ {
+	for i := range byte(6) {
 		more = append(more, Web{fmt.Sprintf("l2-more-%d", i), "Cluster", netip.AddrFrom4([4]byte{172, 30, 0, 210 + i})})
 	}
 	return more

@@ -61,11 +61,12 @@ func (c *Cluster) CreateWeb(ctx context.Context) error { return c.createWeb(ctx,
 
 // createWeb creates that many pods, each on a node of its own, and Services of them.
 func (c *Cluster) createWeb(ctx context.Context, pods int, webs []Web) error {
-	manifest := strings.NewReplacer("IMAGE", PodImage, "REPLICAS", strconv.Itoa(pods)).Replace(web)
+	manifest := []string{strings.NewReplacer("IMAGE", PodImage, "REPLICAS", strconv.Itoa(pods)).Replace(web)}
 	for _, w := range webs {
-		manifest += strings.NewReplacer("NAME", w.Name, "ADDRESS", w.Addr.String(), "POLICY", w.Policy).Replace(service)
+		manifest = append(manifest,
+			strings.NewReplacer("NAME", w.Name, "ADDRESS", w.Addr.String(), "POLICY", w.Policy).Replace(service))
 	}
-	if err := c.ApplyYAML(ctx, manifest); err != nil {
+	if err := c.ApplyYAML(ctx, strings.Join(manifest, "")); err != nil {
 		return err
 	}
 	return c.WaitPods(ctx, "web", "app=web", pods)

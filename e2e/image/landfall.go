@@ -34,7 +34,7 @@ var programs = []struct{ name, pkg string }{
 }
 
 // Image returns Landfall's image for an architecture, and its bill of materials.
-func (l Landfall) Image(ctx context.Context, arch string) (Image, SBOM, error) {
+func (l Landfall) Image(ctx context.Context, arch string) (_ Image, _ SBOM, err error) {
 	fail := func(err error) (Image, SBOM, error) { return Image{}, SBOM{}, err }
 	l.Progress("Debian packages for " + arch)
 	base, found, err := Debian(ctx, arch, l.Cache)
@@ -46,7 +46,7 @@ func (l Landfall) Image(ctx context.Context, arch string) (Image, SBOM, error) {
 		if dir, err = os.MkdirTemp("", "landfall-image"); err != nil {
 			return fail(err)
 		}
-		defer func() { _ = os.RemoveAll(dir) }()
+		defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 		if err := l.build(ctx, arch, dir); err != nil {
 			return fail(err)
 		}

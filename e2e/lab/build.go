@@ -61,6 +61,10 @@ var tools = map[string]tool{
 		Folder: "e2e/tools/coredns", Module: "github.com/coredns/coredns", Package: ".", Static: true,
 		Flags: func(string) string { return "-s -w" },
 	},
+	"flanneld": {
+		Folder: "e2e/tools/flannel", Module: "github.com/flannel-io/flannel", Package: ".", Static: true,
+		Flags: func(string) string { return "-s -w" },
+	},
 	"helm": {
 		Folder: "e2e/tools/helm", Module: "helm.sh/helm/v3", Package: "helm.sh/helm/v3/cmd/helm",
 		Flags: func(v string) string { return "-s -w -X helm.sh/helm/v3/internal/version.version=" + v },

@@ -1,7 +1,6 @@
 package lab
 
 import (
-	"cmp"
 	"context"
 	"crypto/x509/pkix"
 	"errors"
@@ -158,18 +157,14 @@ func (l *Lab) Remake(ctx context.Context, node string) error {
 	if !ok {
 		return fmt.Errorf("no node %q", node)
 	}
+	// The kernel takes a namespace down some time later; its cable would be in the way until then.
+	if err := batch(ctx, l.state.namespace(switchName), []string{"link delete " + portName(node, "eth0")}); err != nil {
+		return err
+	}
 	if err := batch(ctx, "", []string{"netns delete " + l.state.namespace(node)}); err != nil {
 		return err
 	}
-	// The kernel takes the namespace down, and its cables with it, some time later.
-	err := WaitFor(ctx, l.progress, "the end of "+node+"'s cable", 20*time.Second, func(ctx context.Context) error {
-		out, err := l.Exec(ctx, switchName, "ip", "-oneline", "link", "show")
-		if err == nil && strings.Contains(out, " "+portName(node, "eth0")+"@") {
-			err = errors.New("still there")
-		}
-		return err
-	})
-	return cmp.Or(err, l.makeHost(ctx, planNode(l.cluster, n)))
+	return l.makeHost(ctx, planNode(l.cluster, n))
 }
 
 // removeCgroups removes the control groups of the containers that nodes in a lab's folder had;

@@ -17,6 +17,7 @@ type trial struct {
 	name  string // returns, helm; else a short check
 	count int
 	away  time.Duration
+	only  string // the one way to go away; empty for all
 	keep  bool
 }
 
@@ -36,20 +37,24 @@ func realCluster(ctx context.Context, out io.Writer, options cluster.Options, t 
 	if t.keep {
 		p.line("")
 		useCluster(p, c)
-		return c.Keep()
+		if err := c.Keep(); err != nil {
+			return err
+		}
 	}
-	switch t.name {
-	case "":
+	switch {
+	case t.name == "" && t.keep:
+		return nil
+	case t.name == "":
 		err = c.Smoke(ctx, p.line)
-	case "returns":
-		err = c.Returns(ctx, t.count, t.away, p.line)
-	case "helm":
+	case t.name == "returns":
+		err = c.Returns(ctx, cluster.Absences{Count: t.count, Length: t.away, Only: t.only}, p.line)
+	case t.name == "helm":
 		err = c.Lifecycle(ctx, p.line)
 	default:
 		err = fmt.Errorf("no story %q: want returns or helm", t.name)
 	}
 	if err == nil {
-		p.section("Everything holds; the cluster is taken down")
+		p.section("Everything holds")
 	}
 	return err
 }

@@ -26,7 +26,8 @@ const usage = `usage:
   landfall-lab up [--name NAME] [--bare] [--programs DIR]
                                             start that cluster and leave it up; --bare without Landfall
   landfall-lab down [NAME]                  take it down
-  landfall-lab cluster [--keep] [--image FILE] [--story returns [--count N] [--away TIME] | --story helm]
+  landfall-lab cluster [--keep] [--cni bridge|flannel] [--image FILE] [--story helm]
+  landfall-lab cluster --story returns [--count N] [--away TIME] [--only WAY]
                                             start a cluster of real kubelets, and try Landfall on it: docs/cluster.md
   landfall-lab list                         list the labs on this machine
   landfall-lab prepare                      fetch and build what tests and labs need on this machine
@@ -59,9 +60,11 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	name := flags.String("name", "", "")
 	bare := flags.Bool("bare", false, "")
 	programs := flags.String("programs", "", "")
+	cni := flags.String("cni", os.Getenv("CNI"), "")
 	image := flags.String("image", "", "")
 	story := flags.String("story", "", "")
 	count := flags.Int("count", 6, "")
+	only := flags.String("only", "", "")
 	away := flags.Duration("away", 8*time.Second, "")
 	keep := flags.Bool("keep", os.Getenv("KEEP") == "1", "")
 	if err := flags.Parse(args[1:]); err != nil {
@@ -78,8 +81,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	case "up":
 		return up(ctx, out, options)
 	case "cluster":
-		return realCluster(ctx, out, cluster.Options{Name: *name, Image: *image},
-			trial{name: *story, count: *count, away: *away, keep: *keep})
+		return realCluster(ctx, out, cluster.Options{Name: *name, CNI: *cni, Image: *image},
+			trial{name: *story, count: *count, away: *away, only: *only, keep: *keep})
 	case "down":
 		return down(ctx, out, flags.Arg(0))
 	case "list":

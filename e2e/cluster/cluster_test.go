@@ -1,0 +1,109 @@
+package cluster
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"regexp"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	yamlutil "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
+
+	"github.com/landfall-lb/landfall/e2e/lab"
+)
+
+// Starting a cluster takes root, programs that build for minutes and much memory, so that "make
+// cluster" tests it. What can be known without is tested here.
+
+func TestTopology(t *testing.T) {
+	c := topology(3)
+	if err := c.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	if !c.ServiceNetwork.Contains(dnsAddr) {
+		t.Errorf("the address %s of the cluster's DNS is not in %s", dnsAddr, c.ServiceNetwork)
+	}
+	seen := map[string]bool{}
+	for _, w := range append(moreOnLAN(), Webs...) {
+		if seen[w.Addr.String()] || c.LAN.Prefix.Contains(w.Addr) == w.Routed() {
+			t.Errorf("%s has the address %s", w.Name, w.Addr)
+		}
+		seen[w.Addr.String()] = true
+	}
+}
+
+// Each file of a node is what its reader expects, with nothing left to fill in.
+func TestFilesOfANode(t *testing.T) {
+	fills := regexp.MustCompile(`@[A-Z]+@`)
+	for _, carrier := range []string{Bridge, Flannel} {
+		n := lab.Node{Name: "node-1", Addr: topology(1).Nodes[1].Addr, PodNetwork: topology(1).Nodes[1].PodNetwork}
+		files := nodeFiles(nodeFacts{
+			node: n, state: "/state", disk: "/state/nodes/node-1", logs: "/state/logs", carrier: carrier,
+			kubelet: lab.Credentials{Cert: "/c", Key: "/k", Kubeconfig: "/kc"}, images: []string{"/a.tar", "/b.tar"},
+			tools: tools{kubelet: "/kubelet", flanneld: "/flanneld", plugins: "/cni"},
+		})
+		for path, text := range files {
+			if left := fills.FindString(text); left != "" {
+				t.Errorf("%s, %s: %s is left", carrier, path, left)
+			}
+			switch {
+			case strings.HasSuffix(path, ".json"), strings.HasSuffix(path, ".conflist"):
+				if !json.Valid([]byte(text)) {
+					t.Errorf("%s, %s is no JSON:\n%s", carrier, path, text)
+				}
+			case strings.HasSuffix(path, ".yaml"):
+				if err := yaml.UnmarshalStrict([]byte(text), &map[string]any{}); err != nil {
+					t.Errorf("%s, %s: %v", carrier, path, err)
+				}
+			}
+		}
+		if got := strings.Contains(files["start.sh"], "/flanneld"); got != (carrier == Flannel) {
+			t.Errorf("%s: flanneld runs: %v", carrier, got)
+		}
+	}
+}
+
+func TestManifests(t *testing.T) {
+	for name, text := range map[string]string{"coreDNS": coreDNS, "Pool": Pool, "web": web, "service": service} {
+		reader := yamlutil.NewYAMLOrJSONDecoder(strings.NewReader(text), 4096)
+		for {
+			var object unstructured.Unstructured
+			if err := reader.Decode(&object); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if object.GetKind() == "" || object.GetName() == "" {
+				t.Errorf("%s holds %v", name, object.Object)
+			}
+		}
+	}
+}
+
+func TestOutcome(t *testing.T) {
+	var o Outcome
+	o.Add(Outcome{Long: 20, Broken: 1, New: 100, Why: []string{"a"}})
+	o.Add(Outcome{Long: 20, New: 100, Failed: 2, Why: []string{"b"}})
+	if got, want := o.String(), "1 of 40 long-lived connections broken, 2 of 200 new ones failed"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if len(o.Why) != 2 {
+		t.Errorf("reasons %q", o.Why)
+	}
+}
+
+func TestWhyAPodIsNotReady(t *testing.T) {
+	pod := corev1.Pod{Status: corev1.PodStatus{
+		Phase: corev1.PodPending,
+		ContainerStatuses: []corev1.ContainerStatus{{Name: "web", State: corev1.ContainerState{
+			Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImageNeverPull", Message: "no image"}}}},
+	}}
+	pod.Name = "web-1"
+	if got, want := describePod(pod), "web-1 is Pending, web: ErrImageNeverPull no image"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
