@@ -128,6 +128,10 @@ demo-bgp: ## the same behind two routers that speak BGP
 demo demo-bgp: require-root bin/landfall-lab
 	@$(LAB) $@
 
+.PHONY: cluster
+cluster: require-root build bin/landfall-lab ## a cluster of real kubelets, to try Landfall on; KEEP=1 leaves it up
+	@LANDFALL_PROGRAMS='$(CURDIR)/bin' $(LAB) cluster
+
 .PHONY: bench
 bench: bench-proxy bench-faults bench-go ## every figure: the better part of an hour, best on a quiet machine
 

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path"
+	"runtime"
 	"strings"
 	"time"
 
@@ -212,7 +213,13 @@ func secretsOf(peers map[string]lb.Peer, namespace string) map[string]bool {
 	return names
 }
 
+// spare is how much more garbage than usual there may be before it is collected: with as little
+// memory as a speaker needs, that would be several times a second while Services come. Nothing
+// touches the memory, so the kernel gives none for it.
+const spare = 24 << 20
+
 func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
+	defer runtime.KeepAlive(make([]byte, spare))
 	bind, keys, err := f.check()
 	if err != nil {
 		return err

@@ -78,10 +78,12 @@ func addresses(nodes map[string]lb.Node) map[string][]netip.Addr {
 	return all
 }
 
-// look reports whether the interfaces that may answer differ from those of the last step. On a busy
-// node others come and go with each pod.
+// look reports whether the interfaces that may answer differ from those of the last step, and tells
+// gossip their addresses. On a busy node others come and go with each pod.
 func (s *speaker) look() bool {
-	candidates := plan.Candidates(s.facts())
+	facts := s.facts()
+	s.from.members.SetMACs(plan.MACs(facts))
+	candidates := plan.Candidates(facts)
 	differ := !slices.EqualFunc(candidates, s.candidates, lb.Interface.Equal)
 	s.candidates = candidates
 	return differ
@@ -305,7 +307,6 @@ func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]owne
 // act tells the actors what follows from the decisions. With work set, the one for ARP and NDP has
 // something else to do, or interfaces may differ; with first set, gossip is told all claims.
 func (s *speaker) act(facts plan.Facts, decided map[netip.Addr]ownership.Decided, work, first bool) {
-	s.from.members.SetMACs(plan.MACs(facts))
 	if s.phase.stopping {
 		s.to.witness.Set(witness.Desired{})
 	} else {

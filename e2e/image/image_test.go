@@ -81,7 +81,8 @@ func TestArchive(t *testing.T) {
 	contents := readArchive(t, path)
 	for path, content := range contents {
 		sum := sha256.Sum256(content)
-		if digest, ok := strings.CutPrefix(path, "blobs/sha256/"); ok && digest != "" && digest != hex.EncodeToString(sum[:]) {
+		if digest, ok := strings.CutPrefix(path, "blobs/sha256/"); ok && digest != "" &&
+			digest != hex.EncodeToString(sum[:]) {
 			t.Errorf("%s holds something else", path)
 		}
 	}
@@ -120,7 +121,7 @@ func TestLayer(t *testing.T) {
 		{Path: "usr/bin/b", Mode: fs.ModeSymlink | 0o777, Link: "a"},
 		{Path: "usr/bin/a", Mode: 0o755, Content: []byte("program")},
 		{Path: "tmp", Mode: fs.ModeDir | fs.ModeSticky | 0o777},
-	})
+	}, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +158,7 @@ func TestFilesThatCannotBePacked(t *testing.T) {
 		"folder":   {{Path: "a/", Mode: fs.ModeDir}},
 		"empty":    {{}},
 	} {
-		if _, err := newLayer(files); err == nil {
+		if _, err := newLayer(files, true); err == nil {
 			t.Errorf("%s: no error", name)
 		}
 	}

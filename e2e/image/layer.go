@@ -34,10 +34,14 @@ type layer struct {
 }
 
 // newLayer packs files, in the order of their paths, with the folders that they are in.
-func newLayer(files []File) (layer, error) {
+func newLayer(files []File, fast bool) (layer, error) {
 	sum := sha256.New()
 	var blob bytes.Buffer
-	compressed, err := gzip.NewWriterLevel(&blob, gzip.BestCompression)
+	level := gzip.BestCompression
+	if fast {
+		level = gzip.BestSpeed
+	}
+	compressed, err := gzip.NewWriterLevel(&blob, level)
 	if err != nil {
 		return layer{}, err
 	}

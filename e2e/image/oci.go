@@ -26,6 +26,8 @@ type Image struct {
 	// Created is in the image's configuration, and so in its digest: the time of the sources, not of
 	// the build.
 	Created time.Time
+	// Fast compresses less, for an image that stays on this machine.
+	Fast bool
 }
 
 // Config says how a container of the image runs.
@@ -170,7 +172,7 @@ func (b blobs) addImage(i Image) (Written, descriptor, dockerEntry, error) {
 	var entry dockerEntry
 	fail := func(err error) (Written, descriptor, dockerEntry, error) { return w, descriptor{}, entry, err }
 	for _, files := range i.Layers {
-		l, err := newLayer(files)
+		l, err := newLayer(files, i.Fast)
 		if err != nil {
 			return fail(err)
 		}

@@ -28,13 +28,15 @@ const progressEvery = 3 * time.Second
 type tool struct {
 	Folder, Module, Package string
 	Flags                   func(version string) string // linker flags
+	// Static is set for a program that runs in containers with nothing beside it.
+	Static bool
 	// Published says where the project publishes the program of a version for Linux on an
 	// architecture; nil if it is always built.
 	Published func(version, arch string) published
 }
 
-// kubernetesTool is a program of Kubernetes. The releases for setup-envtest lack most patch versions, so
-// the project's own releases are used.
+// kubernetesTool is a program of Kubernetes. The releases for setup-envtest lack most patch
+// versions, so the project's own releases are used.
 func kubernetesTool(name string) tool {
 	return tool{
 		Folder: "e2e/kubernetes", Module: "k8s.io/kubernetes", Package: "k8s.io/kubernetes/cmd/" + name,
@@ -50,6 +52,15 @@ func kubernetesTool(name string) tool {
 var tools = map[string]tool{
 	"kube-apiserver": kubernetesTool("kube-apiserver"),
 	"kube-proxy":     kubernetesTool("kube-proxy"),
+	// For the cluster of e2e/cluster.
+	"kube-controller-manager": kubernetesTool("kube-controller-manager"),
+	"kube-scheduler":          kubernetesTool("kube-scheduler"),
+	"kubelet":                 kubernetesTool("kubelet"),
+	"kubectl":                 kubernetesTool("kubectl"),
+	"coredns": {
+		Folder: "e2e/tools/coredns", Module: "github.com/coredns/coredns", Package: ".", Static: true,
+		Flags: func(string) string { return "-s -w" },
+	},
 	"helm": {
 		Folder: "e2e/tools/helm", Module: "helm.sh/helm/v3", Package: "helm.sh/helm/v3/cmd/helm",
 		Flags: func(v string) string { return "-s -w -X helm.sh/helm/v3/internal/version.version=" + v },
@@ -187,6 +198,9 @@ func (t tool) ensure(ctx context.Context, name, repo string, progress func(strin
 	}
 	cmd := exec.CommandContext(ctx, "go", "build", "-C", filepath.Join(repo, t.Folder), "-trimpath", "-v", "-ldflags",
 		t.Flags(version), "-o", partial, t.Package)
+	if t.Static {
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	}
 	what := fmt.Sprintf("building %s %s, once", name, version)
 	if err := watched(ctx, progress, what, cmd); err != nil {
 		return "", err

@@ -112,7 +112,14 @@ func (c *controlPlane) startEtcd() (err error) {
 // start starts the API server and waits until it is ready.
 func (c *controlPlane) start(ctx context.Context, progress func(string)) (err error) {
 	file := c.lab.state.path
-	c.server, err = c.lab.startProcess("kube-apiserver", command{Host: c.master.Name, Argv: []string{
+	// No controller-manager creates the default ServiceAccounts here.
+	flags := []string{"--authorization-mode=RBAC", "--disable-admission-plugins=ServiceAccount"}
+	if c.lab.options.Kubelets {
+		if flags, err = c.kubeletFlags(); err != nil {
+			return err
+		}
+	}
+	c.server, err = c.lab.startProcess("kube-apiserver", command{Host: c.master.Name, Argv: append([]string{
 		c.binary,
 		"--etcd-servers=http://127.0.0.1:2379",
 		"--bind-address=0.0.0.0", "--secure-port=" + apiPort, "--advertise-address=" + c.master.Addr.String(),
@@ -121,10 +128,8 @@ func (c *controlPlane) start(ctx context.Context, progress func(string)) (err er
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + file("signing.key"),
 		"--service-account-signing-key-file=" + file("signing.key"),
 		"--service-cluster-ip-range=" + joined(c.lab.cluster.serviceNetworks()),
-		"--authorization-mode=RBAC", "--allow-privileged",
-		// No controller-manager creates the default ServiceAccounts here.
-		"--disable-admission-plugins=ServiceAccount",
-	}})
+		"--allow-privileged",
+	}, flags...)})
 	if err != nil {
 		return err
 	}

@@ -30,6 +30,9 @@ type Options struct {
 	Tool string
 	// NoAgents leaves out Landfall: no chart is rendered, nothing of it is applied.
 	NoAgents bool
+	// Kubelets is for a cluster whose nodes are started by somebody else (e2e/cluster): no Nodes and no
+	// agents are made, and the API server is one for kubelets and a controller-manager.
+	Kubelets bool
 	// Stopped applies the chart without starting its programs; [Agent.Start] does.
 	Stopped bool
 	// Values are chart values, over those that fit the lab to the chart.
@@ -122,7 +125,7 @@ func (l *Lab) prerequisites(ctx context.Context) (t prerequisites, err error) {
 			return t, err
 		}
 	}
-	if o.NoAgents {
+	if o.NoAgents || o.Kubelets {
 		return t, nil
 	}
 	if t.helm, err = Tool(ctx, o.Repository, "helm", l.progress); err != nil {
@@ -174,7 +177,7 @@ func (l *Lab) build(ctx context.Context, t prerequisites) (err error) {
 	})
 	g.run(func() error { return l.startRouters(ctx) })
 	var chart *chart
-	if !l.options.NoAgents {
+	if !l.options.NoAgents && !l.options.Kubelets {
 		g.run(func() (err error) {
 			chart, err = l.renderChart(ctx, t.helm)
 			return err
@@ -182,6 +185,9 @@ func (l *Lab) build(ctx context.Context, t prerequisites) (err error) {
 	}
 	if err := g.wait(); err != nil {
 		return err
+	}
+	if l.options.Kubelets {
+		return nil
 	}
 	if err := l.createObjects(ctx); err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 )
@@ -26,6 +27,42 @@ var debianPackages = map[string]string{
 var routerPackages = map[string]string{
 	"vtysh": "frr",
 	"birdc": "bird2",
+}
+
+// nodePackages says the same of what the nodes of e2e/cluster run.
+var nodePackages = map[string]string{
+	"containerd": "containerd",
+	"runc":       "runc",
+	"nsenter":    "util-linux",
+}
+
+// PrepareNodes installs what the nodes of e2e/cluster run and this machine does not have:
+// containerd, runc and the plugins of CNI, whose folder it returns.
+func PrepareNodes(ctx context.Context, progress func(string)) (plugins string, err error) {
+	if err := ensurePrograms(ctx, nodePackages, progress); err != nil {
+		return "", err
+	}
+	if plugins, err = cniPlugins(); err == nil {
+		return plugins, nil
+	}
+	const name = "containernetworking-plugins"
+	if _, none := exec.LookPath("apt-get"); none != nil {
+		return "", err
+	}
+	if err := watched(ctx, progress, "installing "+name, aptGet(ctx, "install", "-y", name)); err != nil {
+		return "", err
+	}
+	return cniPlugins()
+}
+
+// cniPlugins looks where distributions put the plugins of CNI.
+func cniPlugins() (string, error) {
+	for _, dir := range []string{"/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni"} {
+		if _, err := os.Stat(filepath.Join(dir, "bridge")); err == nil {
+			return dir, nil
+		}
+	}
+	return "", errors.New("no plugins of CNI: install the package containernetworking-plugins")
 }
 
 // ensurePrograms finds the wanted programs and installs the packages of those that are missing.

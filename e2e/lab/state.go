@@ -171,7 +171,7 @@ func removeState(ctx context.Context, name string) error {
 				return err
 			}
 		}
-		err := errors.Join(removeNamespaces(ctx, name+"-"), os.RemoveAll(dir))
+		err := errors.Join(removeNamespaces(ctx, name+"-"), removeCgroups(dir), os.RemoveAll(dir))
 		if !errors.Is(err, unix.ENOTEMPTY) || try == removeTries {
 			return err
 		}

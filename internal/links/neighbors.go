@@ -1,7 +1,9 @@
 package links
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"slices"
@@ -126,9 +128,12 @@ func (n *Neighbors) ask(link, family int, addr netip.Addr) error {
 	})
 }
 
-// Name returns the name of an interface.
+// Name returns the name of an interface. The error is fs.ErrNotExist if there is none.
 func (n *Neighbors) Name(link int) (string, error) {
 	l, err := n.handle.LinkByIndex(link)
+	if errors.Is(err, unix.ENODEV) || errors.As(err, &netlink.LinkNotFoundError{}) {
+		err = fs.ErrNotExist
+	}
 	if err != nil {
 		return "", fmt.Errorf("find interface %d: %w", link, err)
 	}

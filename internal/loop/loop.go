@@ -16,7 +16,11 @@ type Step func(ctx context.Context) (again time.Duration, err error)
 
 // Options are the times of a Runner; zero values take the defaults.
 type Options struct {
-	Gap        time.Duration // least time between the starts of two runs that pokes cause; default none
+	Gap time.Duration // least time between the starts of two runs that pokes cause; default none
+	// Rest is how many times as long as a run took the runner waits before the next, up to MaxRest: so
+	// runs that cost much fold more pokes. The first run after a calm begins at once.
+	Rest       int
+	MaxRest    time.Duration
 	MinBackoff time.Duration // wait after the first failure; default 100 ms
 	MaxBackoff time.Duration // longest wait after failures; default 10 s
 }
@@ -80,10 +84,15 @@ func (r *Runner) Run(ctx context.Context) error {
 		if again > 0 {
 			timer.Reset(again)
 		}
-		if rest := r.opts.Gap - time.Since(started); rest > 0 && !sleep(ctx, rest) {
+		if rest := r.opts.rest(time.Since(started)); rest > 0 && !sleep(ctx, rest) {
 			return nil
 		}
 	}
+}
+
+// rest returns how long to wait after a run that took so long.
+func (o Options) rest(took time.Duration) time.Duration {
+	return max(o.Gap-took, min(time.Duration(o.Rest)*took, o.MaxRest))
 }
 
 func sleep(ctx context.Context, d time.Duration) bool {

@@ -95,3 +95,24 @@ func TestStepAsksToRunAgain(t *testing.T) {
 		check(t, *runs, 0, time.Minute, 2*time.Minute)
 	})
 }
+
+// A runner waits after a run for as many times as long as that took, up to a limit; the first run
+// after a calm begins at once.
+func TestRunsThatCostMuchFoldMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		took := time.Millisecond
+		runner, runs := start(t, Options{Rest: 10, MaxRest: 20 * time.Millisecond},
+			func(context.Context) (time.Duration, error) {
+				time.Sleep(took)
+				took = time.Second
+				return 0, nil
+			})
+		for _, after := range []time.Duration{0, time.Millisecond, 499 * time.Millisecond, 9500 * time.Millisecond} {
+			time.Sleep(after)
+			runner.Poke()
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		check(t, *runs, 0, 11*time.Millisecond, 1031*time.Millisecond, 10*time.Second)
+	})
+}

@@ -236,11 +236,15 @@ func newLeftovers(have, want chains, keep map[string]bool) leftovers {
 	if len(keep) == 0 {
 		return l
 	}
-	for chain, rules := range have {
-		_, wanted := want[chain]
-		if !wanted && strings.HasPrefix(chain, prefix) &&
-			slices.ContainsFunc(rules, func(r string) bool { return keep[target(r)] }) {
-			l.ways[chain] = true
+	leads := func(r string) bool { return keep[target(r)] || l.ways[target(r)] }
+	for found := true; found; { // another release may have led there over more chains
+		found = false
+		for chain, rules := range have {
+			_, wanted := want[chain]
+			if !wanted && !keep[chain] && !l.ways[chain] && strings.HasPrefix(chain, prefix) && !ofOne(chain) &&
+				slices.ContainsFunc(rules, leads) {
+				l.ways[chain], found = true, true
+			}
 		}
 	}
 	return l

@@ -140,11 +140,20 @@ func (f *family) all(keys []lb.Key) tables {
 }
 
 // refusals returns the rules of a Service in the table filter about its cluster IPs, as far as a
-// predecessor has left them in the kernel.
+// predecessor has left them in the kernel. A jump to where it has left none is not kept: the chain
+// goes.
 func (f *family) refusals(c contribution) contribution {
-	return contribution{entries: slices.DeleteFunc(slices.Clone(c.entries), func(e entry) bool {
-		return !e.filter || !strings.HasPrefix(e.chain, chainClusterIPs) ||
-			!slices.Contains(f.have.filter[e.chain], e.rule)
+	var left []entry
+	there := map[string]bool{}
+	for _, e := range c.entries {
+		if e.filter && strings.HasPrefix(e.chain, chainClusterIPs) && slices.Contains(f.have.filter[e.chain], e.rule) {
+			left = append(left, e)
+			there[e.chain] = true
+		}
+	}
+	return contribution{entries: slices.DeleteFunc(left, func(e entry) bool {
+		to := target(e.rule)
+		return strings.HasPrefix(to, chainClusterIPs) && !there[to]
 	})}
 }
 

@@ -95,7 +95,7 @@ func (h header) load(l nft.Listing, all bool) (held, error) {
 		}
 	}
 	for set := range sets {
-		node, ok := nodeOf(prefixFlows, set)
+		node, ok := h.nodeOf(prefixFlows, set)
 		if !ok {
 			continue
 		}
@@ -123,7 +123,7 @@ func (h header) foreign(sets map[string]nft.Shape, have held) (names []string) {
 		ours[h.vips(node).Name] = h.vips(node).Shape()
 	}
 	for name, shape := range sets {
-		_, aims := nodeOf(prefixVIPs, name)
+		_, aims := h.nodeOf(prefixVIPs, name)
 		if should, known := ours[name]; known && shape != should || !known && aims {
 			names = append(names, name)
 		}

@@ -63,6 +63,7 @@ type kernel interface {
 	edit(family lb.Family, edits []edit) error
 	neighbors(lb.Family, []netip.Addr) (map[netip.Addr]links.Neighbor, error)
 	loosen(folder string, from []int) (changed []string, err error)
+	tighten(folder string) (reset []string, err error)
 }
 
 // Actor keeps the rules. Before Begin it leaves the kernel's rules alone: unknown is not absent.
@@ -75,7 +76,8 @@ type Actor struct {
 
 	parameters string
 	warn       func(string)
-	filtered   string // what warn was called with last
+	filtered   string // the last error about the parameters
+	tightened  bool   // none is set
 
 	runner *loop.Runner
 	inbox  actor.Inbox[netip.Addr, *Origins]
@@ -116,7 +118,7 @@ func newActor(deps Deps, k kernel) *Actor {
 		all: map[netip.Addr]Origins{}, nodes: map[netip.Addr]int{}, changed: map[netip.Addr]Origins{},
 		written: map[lb.Family]*table{}, sent: map[lb.Family][]netip.Addr{},
 		known: map[netip.Addr]links.Neighbor{}, asked: map[netip.Addr]int{}, counted: map[netip.Addr]uint64{},
-		floods: map[lb.Family]flood{}}
+		floods: map[lb.Family]flood{}, tightened: deps.Parameters == "" || !slices.Contains(deps.Families, lb.IPv4)}
 	a.runner = loop.New(a.step, loop.Options{Gap: gap})
 	return a
 }
@@ -220,7 +222,7 @@ func (a *Actor) step(context.Context) (time.Duration, error) {
 	a.failed.Log(a.log, "cannot rescue connections of addresses that have moved; trying again",
 		"can rescue connections of addresses that have moved again", err)
 	switch {
-	case len(a.all) == 0 && a.targets.Load() == 0: // there is nothing to look after
+	case len(a.all) == 0 && a.targets.Load() == 0 && a.tightened: // there is nothing to look after
 		return 0, err
 	case a.expecting():
 		return lookSoon, err
@@ -383,7 +385,7 @@ func (a *Actor) sync(family lb.Family) error {
 		want.limit = a.limit
 	}
 	if family == lb.IPv4 {
-		a.checkFilters(want, neighbors)
+		a.checkFilters(neighbors)
 	}
 	a.sent[family] = sent
 	if same(family, have, want) && (unchanged || a.holds(family, have, want)) {

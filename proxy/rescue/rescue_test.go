@@ -137,6 +137,7 @@ type fakeKernel struct {
 	edits     int
 	lastAsked []netip.Addr
 	loosened  []int
+	tightened int
 	strict    error
 }
 
@@ -194,6 +195,11 @@ func (k *fakeKernel) edit(_ lb.Family, edits []edit) error {
 
 func (k *fakeKernel) loosen(_ string, from []int) ([]string, error) {
 	k.loosened = append(k.loosened, from...)
+	return nil, k.strict
+}
+
+func (k *fakeKernel) tighten(string) ([]string, error) {
+	k.tightened++
 	return nil, k.strict
 }
 

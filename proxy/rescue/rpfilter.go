@@ -27,7 +27,7 @@ const (
 )
 
 // settingsTable has the interfaces of which Landfall has changed rp_filter, in a set for each value
-// that it had. Like the parameter itself, it is there until the node starts again.
+// that it had. Like the parameter itself, it is gone when the node starts again.
 var settingsTable = nft.Table{Family: lb.IPv4, Name: "landfall-settings"}
 
 func changedSet(was int) nft.Set {
@@ -35,9 +35,15 @@ func changedSet(was int) nft.Set {
 }
 
 // checkFilters makes the kernel take the packets that other nodes on a ring move here: where
-// routers are reached over other interfaces than the nodes, a strict rp_filter drops them.
-func (a *Actor) checkFilters(want *table, neighbors map[netip.Addr]links.Neighbor) {
-	if a.parameters == "" || len(want.ring) == 0 {
+// routers are reached over other interfaces than the nodes, a strict rp_filter drops them. While no
+// VIP has a ring, also not one with nodes that do not answer just now, it sets back what it has
+// set.
+func (a *Actor) checkFilters(neighbors map[netip.Addr]links.Neighbor) {
+	if a.parameters == "" {
+		return
+	}
+	if !a.ringed() {
+		a.tighten()
 		return
 	}
 	var from []int
@@ -47,20 +53,53 @@ func (a *Actor) checkFilters(want *table, neighbors map[netip.Addr]links.Neighbo
 		}
 	}
 	slices.Sort(from)
+	a.tightened = false
 	set, err := a.kernel.loosen(a.parameters, from)
 	for _, name := range set {
 		a.log.Info("set a kernel parameter, as other nodes move packets here that a strict filter drops", "parameter",
 			"net.ipv4.conf."+name+".rp_filter", "value", loose)
 	}
+	if a.filters(err, "connections are lost that other nodes move here") {
+		a.warn(err.Error())
+	}
+}
+
+// ringed reports whether routers spread an IPv4 address over nodes.
+func (a *Actor) ringed() bool {
+	for vip, o := range a.all {
+		if vip.Is4() && len(o.Ring) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// tighten sets back what was set, once.
+func (a *Actor) tighten() {
+	if a.tightened {
+		return
+	}
+	reset, err := a.kernel.tighten(a.parameters)
+	for _, name := range reset {
+		a.log.Info("set a kernel parameter back, as routers spread no address over nodes any more", "parameter",
+			"net.ipv4.conf."+name+".rp_filter")
+	}
+	a.tightened = err == nil
+	a.filters(err, "cannot set a kernel parameter back; trying again")
+}
+
+// filters logs an error about the parameters, and reports whether it is another one than before.
+func (a *Actor) filters(err error, message string) (news bool) {
 	text := ""
 	if err != nil {
-		text = err.Error()
+		text = message + ": " + err.Error()
 	}
-	if text != "" && text != a.filtered {
-		a.log.Warn("connections are lost that other nodes move here", "error", err)
-		a.warn(text)
+	news = text != "" && text != a.filtered
+	if news {
+		a.log.Warn(message, "error", err)
 	}
 	a.filtered = text
+	return news
 }
 
 func filterOf(folder, iface string) string {
@@ -75,8 +114,19 @@ func readFilter(folder, iface string) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(string(text)))
 }
 
-func writeFilter(folder, iface string, value int) error {
-	return os.WriteFile(filterOf(folder, iface), []byte(strconv.Itoa(value)+"\n"), 0o644)
+// writeFilter changes the value of an interface. before is called once it is certain that this may
+// be written.
+func writeFilter(folder, iface string, value int, before func() error) error {
+	f, err := os.OpenFile(filterOf(folder, iface), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := before(); err != nil {
+		return err
+	}
+	_, err = f.WriteString(strconv.Itoa(value) + "\n")
+	return err
 }
 
 // loosen has interfaces take packets whose answers leave over another one, unless that is the
@@ -85,7 +135,10 @@ func writeFilter(folder, iface string, value int) error {
 func (k Kernel) loosen(folder string, from []int) (changed []string, err error) {
 	out := k.near.Uplink()
 	all, err := readFilter(folder, "all")
-	if err != nil || out == 0 || all == loose {
+	if errors.Is(err, os.ErrNotExist) || err == nil && (out == 0 || all == loose) {
+		return nil, nil
+	}
+	if err != nil {
 		return nil, err
 	}
 	var errs []error
@@ -100,37 +153,65 @@ func (k Kernel) loosen(folder string, from []int) (changed []string, err error) 
 			errs = append(errs, err)
 			continue
 		}
-		err = k.noteFilter(name, was)
-		if err == nil {
-			err = writeFilter(folder, name, loose)
-		}
+		err = writeFilter(folder, name, loose, func() error { return k.noteFilter(name, was) })
 		if err != nil {
-			errs = append(errs, fmt.Errorf("net.ipv4.conf.%s.rp_filter is %d, by which the kernel drops packets that other "+
-				"nodes move here, as the default route leaves over another interface; set it to %d on the node: %w", name,
-				strict, loose, err))
+			if !errors.Is(err, os.ErrNotExist) {
+				err = fmt.Errorf("net.ipv4.conf.%s.rp_filter is %d, by which the kernel drops packets that other "+
+					"nodes move here, as the default route leaves over another interface; set it to %d on the node: %w", name,
+					strict, loose, errors.Join(err, k.forgetFilters(name)))
+			}
+			errs = append(errs, err)
 			continue
 		}
 		changed = append(changed, name)
 	}
+	// An interface that is gone, and its parameter with it, drops nothing.
+	errs = slices.DeleteFunc(errs, func(err error) bool { return errors.Is(err, os.ErrNotExist) })
 	return changed, errors.Join(errs...)
 }
 
-// noteFilter notes that Landfall is about to change the parameter of an interface.
+// noteFilter notes that Landfall is about to change the parameter of an interface. What was noted
+// of it before is of no use: somebody else has set it since.
 func (k Kernel) noteFilter(name string, was int) error {
-	noted, err := readSettings(k.conn)
-	if err != nil {
+	if err := k.forgetFilters(name); err != nil {
 		return err
 	}
-	if _, known := noted[name]; known {
-		return nil
-	}
-	key := make([]byte, unix.IFNAMSIZ)
-	copy(key, name)
 	b := nft.NewBatch(settingsTable)
 	b.AddTable()
 	b.AddSet(changedSet(was))
-	b.AddElements(changedSet(was).Name, each([]string{string(key)}))
+	b.AddElements(changedSet(was).Name, each([]string{interfaceKey(name)}))
 	return b.Commit(k.conn)
+}
+
+func (k Kernel) forgetFilters(names ...string) error { return forgetFilters(k.conn, names) }
+
+// forgetFilters removes the notes about interfaces, and the table if there are no others.
+func forgetFilters(conn *nfnetlink.Conn, names []string) error {
+	noted, err := readSettings(conn)
+	if err != nil {
+		return err
+	}
+	b := nft.NewBatch(settingsTable)
+	removed := 0
+	for _, name := range names {
+		if was, known := noted[name]; known {
+			b.RemoveElements(changedSet(was).Name, each([]string{interfaceKey(name)}))
+			removed++
+		}
+	}
+	switch {
+	case removed == 0:
+		return nil
+	case removed == len(noted):
+		return nft.Remove(conn, settingsTable.Name)
+	}
+	return b.Commit(conn)
+}
+
+func interfaceKey(name string) string {
+	key := make([]byte, unix.IFNAMSIZ)
+	copy(key, name)
+	return string(key)
 }
 
 // readSettings returns the values that interfaces had before Landfall changed them.
@@ -167,27 +248,34 @@ func ResetFilters(folder string) (reset []string, err error) {
 		return nil, err
 	}
 	defer conn.Close()
+	return resetFilters(conn, folder)
+}
+
+func (k Kernel) tighten(folder string) (reset []string, err error) {
+	return resetFilters(k.conn, folder)
+}
+
+func resetFilters(conn *nfnetlink.Conn, folder string) (reset []string, err error) {
 	noted, err := readSettings(conn)
-	if err != nil || len(noted) == 0 {
+	if err != nil {
 		return nil, err
 	}
+	var done []string
 	var errs []error
 	for name, was := range noted {
 		now, err := readFilter(folder, name)
-		switch {
-		case errors.Is(err, os.ErrNotExist): // the interface is gone, and with it the parameter
-		case err == nil && now == loose:
-			if err = writeFilter(folder, name, was); err == nil {
+		if err == nil && now == loose { // else others have set it since
+			if err = writeFilter(folder, name, was, func() error { return nil }); err == nil {
 				reset = append(reset, name)
 			}
-			errs = append(errs, err)
-		default: // others have set it since
+		}
+		switch {
+		case err == nil, errors.Is(err, os.ErrNotExist): // the parameter is gone with the interface
+			done = append(done, name)
+		default:
 			errs = append(errs, err)
 		}
 	}
 	slices.Sort(reset)
-	if err := errors.Join(errs...); err != nil {
-		return reset, err
-	}
-	return reset, nft.Remove(conn, settingsTable.Name)
+	return reset, errors.Join(append(errs, forgetFilters(conn, done))...)
 }

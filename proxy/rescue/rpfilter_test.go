@@ -3,21 +3,160 @@ package rescue
 import (
 	"errors"
 	"fmt"
+	"log/slog"
+	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/links"
 	"github.com/landfall-lb/landfall/internal/nstest"
 )
+
+const parameters = "/proc/sys/net"
+
+func filterIn(t *testing.T, node *nstest.NS, iface string) string {
+	t.Helper()
+	return strings.TrimSpace(node.Run(t, "sysctl", "-n", "net.ipv4.conf."+iface+".rp_filter"))
+}
+
+// strictNode is a node with a strict filter on lan, and a default route over another interface.
+func strictNode(t *testing.T) (node *nstest.NS, k Kernel, lan int) {
+	t.Helper()
+	node, far := nstest.New(t), nstest.New(t)
+	nstest.Veth(t, far, "up0", "10.8.0.1/24", node, "up0", "10.8.0.2/24")
+	nstest.Veth(t, far, "lan", "10.0.0.2/24", node, "lan", "10.0.0.1/24")
+	node.Run(t, "ip", "route", "add", "default", "via", "10.8.0.1")
+	node.Run(t, "sysctl", "-qw", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.up0.rp_filter=0",
+		"net.ipv4.conf.lan.rp_filter=1")
+	node.Do(t, func() (err error) {
+		if k, err = Open(); err != nil {
+			return err
+		}
+		i, err := net.InterfaceByName("lan")
+		if err == nil {
+			lan = i.Index
+		}
+		return err
+	})
+	t.Cleanup(k.Close)
+	return node, k, lan
+}
+
+// TestContract11TheFilterIsStrictAgainWithoutARing: what was set for rings is set back with the
+// last of them, also by a successor, and not while nodes of a ring just do not answer.
+func TestContract11TheFilterIsStrictAgainWithoutARing(t *testing.T) {
+	node, k, _ := strictNode(t)
+	ring := Desired{Ring: map[netip.Addr][]netip.Addr{addr("192.0.2.1"): {addr("10.0.0.2")}}}
+	deps := Deps{Log: slog.New(slog.DiscardHandler), Families: []lb.Family{lb.IPv4}, Ring: true, Parameters: parameters,
+		Warn: func(text string) { t.Error(text) }}
+	for _, successor := range []bool{false, true} {
+		a := newActor(deps, k)
+		a.set(ring)
+		until(t, "the filter is loose", func() bool {
+			node.Do(t, a.apply)
+			return filterIn(t, node, "lan") == "2"
+		})
+		node.Run(t, "ip", "link", "set", "lan", "down")
+		node.Do(t, a.apply)
+		if now := filterIn(t, node, "lan"); now != "2" {
+			t.Errorf("while the link is away the filter is %s", now)
+		}
+		node.Run(t, "ip", "link", "set", "lan", "up")
+		if successor {
+			a = newActor(deps, k)
+		}
+		a.set(Desired{})
+		node.Do(t, a.apply)
+		if now := filterIn(t, node, "lan"); now != "1" {
+			t.Errorf("by a successor %v: the filter is %s without a ring", successor, now)
+		}
+		if out := node.Run(t, "nft", "list", "tables"); strings.Contains(out, settingsTable.Name) {
+			t.Errorf("left behind:\n%s", out)
+		}
+	}
+}
+
+// TestContract11AnAdministratorsFilterIsLeftAlone: what is set back is what was there when Landfall
+// changed it last, and nothing is where it could not change it.
+func TestContract11AnAdministratorsFilterIsLeftAlone(t *testing.T) {
+	node, k, lan := strictNode(t)
+	set := func(value string) { node.Run(t, "sysctl", "-qw", "net.ipv4.conf.lan.rp_filter="+value) }
+	loosen := func(folder string) (err error) {
+		node.Do(t, func() error {
+			_, err = k.loosen(folder, []int{lan})
+			return nil
+		})
+		return err
+	}
+	reset := func(what, want string) {
+		t.Helper()
+		node.Do(t, func() error {
+			_, err := ResetFilters(parameters)
+			return err
+		})
+		if now := filterIn(t, node, "lan"); now != want {
+			t.Errorf("%s: the filter is %s, want %s", what, now, want)
+		}
+	}
+	for _, values := range [][2]string{{"0", "1"}, {"1", "0"}} { // with all=1, 0 is strict too
+		node.Run(t, "sysctl", "-qw", "net.ipv4.conf.all.rp_filter=1")
+		for _, value := range values {
+			set(value)
+			if err := loosen(parameters); err != nil {
+				t.Fatal(err)
+			}
+		}
+		reset("set by an administrator in between", values[1])
+	}
+	// A folder in which the value can be opened, but not be 2.
+	folder := t.TempDir()
+	for iface, parameter := range map[string]string{"all": "conf/all/rp_filter", "lan": "ip_forward_update_priority"} {
+		dir := filepath.Join(folder, "ipv4", "conf", iface)
+		if err := errors.Join(os.MkdirAll(dir, 0o755),
+			os.Symlink(filepath.Join(parameters, "ipv4", parameter), filepath.Join(dir, "rp_filter"))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set("1")
+	if err := loosen(folder); err == nil {
+		t.Error("what cannot be set was set")
+	}
+	set("2")
+	reset("it could not be set", "2")
+}
+
+// TestAMissingInterfaceIsNoTrouble: there is no Event about an interface that has just gone.
+func TestAMissingInterfaceIsNoTrouble(t *testing.T) {
+	node, k, lan := strictNode(t)
+	other := t.TempDir() // without parameters of lan
+	dir := filepath.Join(other, "ipv4", "conf", "all")
+	if err := errors.Join(os.MkdirAll(dir, 0o755),
+		os.WriteFile(filepath.Join(dir, "rp_filter"), []byte("1\n"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	node.Do(t, func() error {
+		for _, c := range []struct {
+			folder string
+			link   int
+		}{{parameters, 12345}, {other, lan}, {t.TempDir(), lan}} {
+			if set, err := k.loosen(c.folder, []int{c.link}); err != nil || len(set) > 0 {
+				t.Errorf("interface %d: set %v, %v", c.link, set, err)
+			}
+		}
+		return nil
+	})
+}
 
 // TestContract5StrictFiltersTakeWhatNodesMove has nodes that reach routers over another interface
 // than one another. A strict rp_filter drops what one node moves to the other there, until the
 // actor has changed it; what was before comes back with the end of the rescue.
 func TestContract5StrictFiltersTakeWhatNodesMove(t *testing.T) {
-	const parameters = "/proc/sys/net"
 	r, far := newRack(t, 2), nstest.New(t)
 	far.Run(t, "ip", "link", "set", "lo", "up")
 	far.Run(t, "ip", "addr", "add", "10.9.0.1/32", "dev", "lo")
@@ -46,9 +185,7 @@ func TestContract5StrictFiltersTakeWhatNodesMove(t *testing.T) {
 		fields := strings.Fields(text[strings.Index(text, "TcpExtIPReversePathFilter"):])
 		return fields[1] != "0"
 	})
-	value := func(node *nstest.NS, iface string) string {
-		return strings.TrimSpace(node.Run(t, "sysctl", "-n", "net.ipv4.conf."+iface+".rp_filter"))
-	}
+	value := func(node *nstest.NS, iface string) string { return filterIn(t, node, iface) }
 	for i, node := range r.nodes {
 		r.actors[i].parameters, r.actors[i].warn = parameters, func(text string) { t.Error(text) }
 		for range 2 {
@@ -118,8 +255,8 @@ func TestAStrictFilterIsToldOnce(t *testing.T) {
 		}
 	}
 	apply(from("192.0.2.1", "10.0.0.1"))
-	if len(k.loosened) > 0 || told > 0 {
-		t.Errorf("without a ring: %v, told %d times", k.loosened, told)
+	if len(k.loosened) > 0 || told > 0 || k.tightened != 3 { // which fails, and is tried again
+		t.Errorf("without a ring: %v, told %d times, set back %d times", k.loosened, told, k.tightened)
 	}
 	apply(Desired{Ring: map[netip.Addr][]netip.Addr{addr("192.0.2.1"): {a, b}}})
 	if !slices.Equal(k.loosened, []int{7, 7, 7}) || told != 1 {

@@ -50,17 +50,14 @@ const (
 
 func name(prefix string, node netip.Addr) string { return prefix + hex.EncodeToString(node.AsSlice()) }
 
-// nodeOf reads back what name has made.
-func nodeOf(prefix, text string) (netip.Addr, bool) {
-	digits, ok := strings.CutPrefix(text, prefix)
-	if !ok {
+// nodeOf reads back what name has made of an address of the family.
+func (h header) nodeOf(prefix, text string) (netip.Addr, bool) {
+	b, err := hex.DecodeString(strings.TrimPrefix(text, prefix))
+	if err != nil || len(b) != int(h.size) {
 		return netip.Addr{}, false
 	}
-	b, err := hex.DecodeString(digits)
-	if err != nil {
-		return netip.Addr{}, false
-	}
-	return netip.AddrFromSlice(b)
+	node, _ := netip.AddrFromSlice(b)
+	return node, name(prefix, node) == text
 }
 
 // header says where things are in the IP header of a family.

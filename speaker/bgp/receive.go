@@ -94,6 +94,9 @@ func parseUpdate(body []byte, n Negotiated, external, keep bool) (changes map[ne
 				"cannot be decoded: %v", r)
 		}
 	}()
+	if bad := checkNetworks(body); bad != nil {
+		return nil, bad
+	}
 	u := &bgp.BGPUpdate{}
 	err := u.DecodeFromBytes(body)
 	if err == nil {
@@ -111,6 +114,46 @@ func parseUpdate(body []byte, n Negotiated, external, keep bool) (changes map[ne
 		return nil, nil
 	}
 	return learned(u, err == nil), nil
+}
+
+// checkNetworks returns the fault of the first field of prefixes that is syntactically incorrect
+// (RFC 4271 section 6.3, RFC 7606 section 5.3), for which the packet library has another subcode.
+func checkNetworks(body []byte) error {
+	withdrawn, rest, ok := field(body)
+	if !ok {
+		return nil // the library says what is wrong
+	}
+	_, nlri, ok := field(rest)
+	if !ok {
+		return nil
+	}
+	for _, f := range []struct {
+		name     string
+		prefixes []byte
+	}{{"withdrawn routes", withdrawn}, {"NLRI", nlri}} {
+		for prefixes := f.prefixes; len(prefixes) > 0; {
+			bits := int(prefixes[0])
+			size := 1 + (bits+7)/8
+			if bits > 32 || size > len(prefixes) {
+				return fault(bgp.BGP_ERROR_UPDATE_MESSAGE_ERROR, bgp.BGP_ERROR_SUB_INVALID_NETWORK_FIELD, nil,
+					"%s: a prefix of %d bits in %d octets", f.name, bits, len(prefixes)-1)
+			}
+			prefixes = prefixes[size:]
+		}
+	}
+	return nil
+}
+
+// field splits off a field that begins with its length in two octets.
+func field(b []byte) (content, rest []byte, ok bool) {
+	if len(b) < 2 {
+		return nil, nil, false
+	}
+	size := 2 + int(binary.BigEndian.Uint16(b))
+	if len(b) < size {
+		return nil, nil, false
+	}
+	return b[2:size], b[size:], true
 }
 
 // learned returns what an UPDATE changes: a route that is not valid is withdrawn.

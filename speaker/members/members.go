@@ -25,6 +25,9 @@ import (
 // leaveTimeout bounds how long a leaving node waits until it has told the others.
 const leaveTimeout = 500 * time.Millisecond
 
+// gather is the least time between two messages with changes: what changes meanwhile goes in one.
+const gather = 25 * time.Millisecond
+
 // Options of Members.
 type Options struct {
 	Self string // this node's name
@@ -127,7 +130,7 @@ func New(opts Options) *Members {
 	}
 	m.queue.NumNodes = m.size
 	m.queue.RetransmitMult = retransmitMult
-	m.send = loop.New(m.sendStep, loop.Options{})
+	m.send = loop.New(m.sendStep, loop.Options{Gap: gather})
 	m.join = loop.New(m.joinStep, loop.Options{})
 	m.seek = loop.New(m.seekStep, loop.Options{})
 	m.renew = loop.New(m.renewStep, loop.Options{})

@@ -13,7 +13,9 @@ import (
 	"os/signal"
 	"slices"
 	"syscall"
+	"time"
 
+	"github.com/landfall-lb/landfall/e2e/cluster"
 	"github.com/landfall-lb/landfall/e2e/lab"
 	"github.com/landfall-lb/landfall/e2e/lab/podserver"
 )
@@ -24,10 +26,12 @@ const usage = `usage:
   landfall-lab up [--name NAME] [--bare] [--programs DIR]
                                             start that cluster and leave it up; --bare without Landfall
   landfall-lab down [NAME]                  take it down
+  landfall-lab cluster [--keep] [--image FILE] [--story returns [--count N] [--away TIME] | --story helm]
+                                            start a cluster of real kubelets, and try Landfall on it: docs/cluster.md
   landfall-lab list                         list the labs on this machine
   landfall-lab prepare                      fetch and build what tests and labs need on this machine
   landfall-lab tool NAME                    print the path of a tool, built if need be: kube-apiserver, kube-proxy,
-                                            helm, controller-gen, golangci-lint
+                                            helm, controller-gen, golangci-lint, and what a cluster runs
 `
 
 func main() {
@@ -55,6 +59,10 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	name := flags.String("name", "", "")
 	bare := flags.Bool("bare", false, "")
 	programs := flags.String("programs", "", "")
+	image := flags.String("image", "", "")
+	story := flags.String("story", "", "")
+	count := flags.Int("count", 6, "")
+	away := flags.Duration("away", 8*time.Second, "")
 	keep := flags.Bool("keep", os.Getenv("KEEP") == "1", "")
 	if err := flags.Parse(args[1:]); err != nil {
 		return err
@@ -69,6 +77,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return demo(ctx, out, tales[args[0]](), options, *keep)
 	case "up":
 		return up(ctx, out, options)
+	case "cluster":
+		return realCluster(ctx, out, cluster.Options{Name: *name, Image: *image},
+			trial{name: *story, count: *count, away: *away, keep: *keep})
 	case "down":
 		return down(ctx, out, flags.Arg(0))
 	case "list":

@@ -1,0 +1,188 @@
+package cluster
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/landfall-lb/landfall/e2e/lab"
+)
+
+// How the stories' clients behave.
+const (
+	longLived   = 20 // connections to each Service from each client
+	lineEvery   = 100 * time.Millisecond
+	lineTimeout = 5 * time.Second // without an answer, after which a connection counts as broken
+	newEvery    = 25 * time.Millisecond
+)
+
+// load is long-lived connections and new ones, from one client to one Service.
+type load struct {
+	host   string
+	to     Web
+	probe  *lab.Probe
+	cancel context.CancelFunc
+	group  sync.WaitGroup
+
+	mu     sync.Mutex
+	broken []string
+}
+
+// Outcome is what became of connections.
+type Outcome struct {
+	Long, Broken int // long-lived ones
+	New, Failed  int // new ones
+	Why          []string
+}
+
+// Add adds another outcome.
+func (o *Outcome) Add(other Outcome) {
+	o.Long += other.Long
+	o.Broken += other.Broken
+	o.New += other.New
+	o.Failed += other.Failed
+	o.Why = append(o.Why, other.Why...)
+}
+
+// String says it in a line.
+func (o Outcome) String() string {
+	return fmt.Sprintf("%d of %d long-lived connections broken, %d of %d new ones failed", o.Broken, o.Long, o.Failed,
+		o.New)
+}
+
+// startLoad opens connections. It fails if one cannot be opened.
+func (c *Cluster) startLoad(ctx context.Context, host string, to Web) (*load, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	l := &load{host: host, to: to, cancel: cancel}
+	for i := range longLived {
+		conn, err := c.Dial(ctx, host, "tcp", to.Target().String())
+		if err != nil {
+			cancel()
+			l.group.Wait()
+			return nil, fmt.Errorf("long-lived connection %d of %s to %s: %w", i, host, to.Name, err)
+		}
+		l.group.Go(func() {
+			defer conn.Close()
+			if err := talk(ctx, conn); err != nil {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				l.broken = append(l.broken, fmt.Sprintf("%s %s to %s: %v", time.Now().Format("15:04:05.000"), host, to.Name, err))
+			}
+		})
+	}
+	l.probe = c.StartProbe(ctx, host, "tcp", to.Target(), newEvery)
+	return l, nil
+}
+
+// talk sends a line, which the pod answers, again and again until ctx ends.
+func talk(ctx context.Context, conn net.Conn) error {
+	in := bufio.NewReader(conn)
+	for tick := time.NewTicker(lineEvery); ; {
+		if err := conn.SetDeadline(time.Now().Add(lineTimeout)); err != nil {
+			return err
+		}
+		if _, err := conn.Write([]byte("\n")); err != nil {
+			return err
+		}
+		if _, err := in.ReadString('\n'); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// stop ends the connections and says what became of them.
+func (l *load) stop() Outcome {
+	report := l.probe.Stop()
+	l.cancel()
+	l.group.Wait()
+	o := Outcome{Long: longLived, Broken: len(l.broken), New: report.Sent, Failed: report.Failed(), Why: l.broken}
+	if o.Failed > 0 {
+		o.Why = append(o.Why, fmt.Sprintf("%s to %s: %s", l.host, l.to.Name, report))
+	}
+	return o
+}
+
+// loads are several, of which each has another client or Service.
+type loads []*load
+
+// startLoads opens connections from each client to each Service.
+func (c *Cluster) startLoads(ctx context.Context, hosts []string, to ...Web) (loads, error) {
+	var all loads
+	for _, host := range hosts {
+		for _, w := range to {
+			l, err := c.startLoad(ctx, host, w)
+			if err != nil {
+				all.stop()
+				return nil, err
+			}
+			all = append(all, l)
+		}
+	}
+	return all, nil
+}
+
+func (all loads) stop() Outcome {
+	var o Outcome
+	for _, l := range all {
+		o.Add(l.stop())
+	}
+	return o
+}
+
+// owner returns the node whose MAC address the client on the LAN has for an address.
+func (c *Cluster) owner(ctx context.Context, addr netip.Addr) (string, error) {
+	type entry struct {
+		MAC     string `json:"lladdr"`
+		Address string `json:"address"`
+	}
+	read := func(host string, argv ...string) ([]entry, error) {
+		out, err := c.Exec(ctx, host, append([]string{"ip", "-json"}, argv...)...)
+		if err != nil {
+			return nil, err
+		}
+		var entries []entry
+		return entries, json.Unmarshal([]byte(out), &entries)
+	}
+	neighbours, err := read(lab.ClientName, "neigh", "show", "to", addr.String())
+	if err != nil {
+		return "", err
+	}
+	if len(neighbours) == 0 {
+		return "", fmt.Errorf("the client knows no MAC address of %s", addr)
+	}
+	for _, n := range c.nodes {
+		links, err := read(n.Name, "link", "show", "eth0")
+		if err != nil {
+			return "", err
+		}
+		if len(links) > 0 && links[0].Address == neighbours[0].MAC {
+			return n.Name, nil
+		}
+	}
+	return "", fmt.Errorf("%s has the MAC address %q, which is no node's", addr, neighbours[0].MAC)
+}
+
+// routed waits until the router sends packets for an address to exactly these nodes.
+func (c *Cluster) routed(ctx context.Context, addr netip.Addr, nodes ...string) error {
+	want := strings.Join(nodes, " ")
+	return lab.WaitFor(ctx, c.options.Progress, fmt.Sprintf("a route of %s to %s", addr, want), 2*time.Minute,
+		func(ctx context.Context) error {
+			got, err := c.Routers()[0].Nodes(ctx, netip.PrefixFrom(addr, addr.BitLen()))
+			if err == nil && strings.Join(got, " ") != want {
+				err = errors.New("it goes to " + strings.Join(got, " "))
+			}
+			return err
+		})
+}

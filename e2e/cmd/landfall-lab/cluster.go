@@ -1,0 +1,85 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/landfall-lb/landfall/e2e/cluster"
+	"github.com/landfall-lb/landfall/e2e/lab"
+)
+
+// trial is what is done with a cluster of real kubelets.
+type trial struct {
+	name  string // returns, helm; else a short check
+	count int
+	away  time.Duration
+	keep  bool
+}
+
+// realCluster starts a cluster of real kubelets; it is kept, or Landfall is tried on it and it is
+// taken down again.
+func realCluster(ctx context.Context, out io.Writer, options cluster.Options, t trial) (err error) {
+	p := newPrinter(out)
+	options.Progress = p.progress
+	began := time.Now()
+	c, err := cluster.Start(ctx, options)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	p.section("The cluster " + c.Name() + " is up")
+	p.line("Three nodes are Ready, %.0f s after the start.", time.Since(began).Seconds())
+	if t.keep {
+		p.line("")
+		useCluster(p, c)
+		return c.Keep()
+	}
+	switch t.name {
+	case "":
+		err = c.Smoke(ctx, p.line)
+	case "returns":
+		err = c.Returns(ctx, t.count, t.away, p.line)
+	case "helm":
+		err = c.Lifecycle(ctx, p.line)
+	default:
+		err = fmt.Errorf("no story %q: want returns or helm", t.name)
+	}
+	if err == nil {
+		p.section("Everything holds; the cluster is taken down")
+	}
+	return err
+}
+
+// useCluster says how to use a cluster that stays.
+func useCluster(p *printer, c *cluster.Cluster) {
+	topology := c.Lab.Cluster()
+	rows := [][]string{}
+	for _, n := range c.Nodes() {
+		rows = append(rows, []string{n.Name, n.Addr.String(), n.Shell()})
+	}
+	rows = append(rows,
+		[]string{lab.ClientName, topology.LAN.Client.String(), "ip netns exec " + c.Namespace(lab.ClientName) + " bash"},
+		[]string{lab.FarClientName, topology.Far.Client.String(), "ip netns exec " + c.Namespace(lab.FarClientName) +
+			" bash"})
+	for _, r := range c.Routers() {
+		rows = append(rows, []string{r.Name, r.Addr.String(), "vtysh --vty_socket " + r.Dir})
+	}
+	p.table(rows)
+	p.line("")
+	p.line("For kubectl and helm, in a shell of the client:")
+	p.line("")
+	p.line("  ip netns exec %s bash", c.Namespace(lab.ClientName))
+	p.line("  export KUBECONFIG=%s", c.Kubeconfig())
+	p.line("  alias kubectl=%s helm=%s", c.Kubectl(), c.HelmPath())
+	p.line("  helm install --create-namespace %s", strings.Join(c.InstallArgs(), " "))
+	p.line("")
+	p.table([][]string{
+		{"Images", "the nodes have " + cluster.Image + " and " + cluster.PodImage + "; nothing is pulled"},
+		{"Logs", "ls " + c.LogFolder()},
+		{"Take down", "go run ./e2e/cmd/landfall-lab down " + c.Name()},
+	})
+}
