@@ -78,8 +78,9 @@ func read(ctx context.Context, client *kube.Client, o options) (world, error) {
 		return world{}, err
 	}
 	return world{
-		class: o.class, warnings: warnings, services: services.All(), pools: pools.All(), advertisements: advertisements.All(),
-		routed: routed.All(), peers: peers.All(), refused: refused,
+		class: o.class, warnings: warnings, services: services.All(), pools: pools.All(),
+		advertisements: advertisements.All(),
+		routed:         routed.All(), peers: peers.All(), refused: refused,
 	}, nil
 }
 
