@@ -139,12 +139,14 @@ func container(t *testing.T, pod corev1.PodSpec, name string) corev1.Container {
 }
 
 func TestLint(t *testing.T) {
+	t.Parallel()
 	if out, err := run(t, "lint", "--strict", "--set-json", clusterCIDR, "landfall"); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
 
 func TestDefaults(t *testing.T) {
+	t.Parallel()
 	objects := render(t)
 	var others []string
 	for _, id := range ids(objects) {
@@ -178,6 +180,7 @@ func TestDefaults(t *testing.T) {
 // TestDefinitionsAreUpgradedAndKept checks that every definition that is generated is rendered, so
 // that upgrades bring new schemas, and that none goes with the release.
 func TestDefinitionsAreUpgradedAndKept(t *testing.T) {
+	t.Parallel()
 	files, err := filepath.Glob("landfall/charts/crds/templates/landfall.dev_*.yaml")
 	if err != nil || len(files) < 2 {
 		t.Fatalf("definitions: %v, %v", files, err)
@@ -204,6 +207,7 @@ func TestDefinitionsAreUpgradedAndKept(t *testing.T) {
 
 // TestPrivileges pins what the pods may do to their nodes.
 func TestPrivileges(t *testing.T) {
+	t.Parallel()
 	objects := render(t)
 	node := as[appsv1.DaemonSet](t, objects, "DaemonSet landfall-node").Spec.Template.Spec
 	controller := as[appsv1.Deployment](t, objects, "Deployment landfall-controller").Spec.Template.Spec
@@ -268,6 +272,7 @@ func TestPrivileges(t *testing.T) {
 
 // TestRights pins what each program may do to the cluster; "resource:verbs".
 func TestRights(t *testing.T) {
+	t.Parallel()
 	objects := render(t)
 	for role, want := range map[string][]string{
 		"metrics-auth": {"subjectaccessreviews:create", "tokenreviews:create"},
@@ -344,6 +349,7 @@ func TestRights(t *testing.T) {
 
 // TestCleanupHook runs after the release is deleted, with an account of its own that goes with it.
 func TestCleanupHook(t *testing.T) {
+	t.Parallel()
 	objects := render(t, `loadBalancerClass="example.com/x"`, "cleanup.clearAddresses=true",
 		`kubernetesServiceHost="10.0.0.1"`)
 	for _, kind := range []string{"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Job"} {
@@ -387,6 +393,7 @@ func rights(rules []rbacv1.PolicyRule) []string {
 
 // TestValuesReachThePrograms sets values and looks for the arguments that they are to become.
 func TestValuesReachThePrograms(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		set     []string
 		program string
@@ -460,6 +467,7 @@ func TestValuesReachThePrograms(t *testing.T) {
 // TestAPIServerAddress must reach all pods, as the address of default/kubernetes works only once a
 // proxy runs.
 func TestAPIServerAddress(t *testing.T) {
+	t.Parallel()
 	objects := render(t, `kubernetesServiceHost="10.0.0.1"`, "kubernetesServicePort=443",
 		`apiServers=["10.0.0.3:6443","[2001:db8::2]:6443","10.0.0.2:6443","10.0.0.3:6443"]`)
 	node := as[appsv1.DaemonSet](t, objects, "DaemonSet landfall-node").Spec.Template.Spec
@@ -478,6 +486,7 @@ func TestAPIServerAddress(t *testing.T) {
 }
 
 func TestOptionalParts(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		set             []string
 		present, absent []string
@@ -523,6 +532,7 @@ func TestOptionalParts(t *testing.T) {
 
 // TestWrongValuesAreRefused shows that the schema is closed at every level.
 func TestWrongValuesAreRefused(t *testing.T) {
+	t.Parallel()
 	for set, want := range map[string]string{
 		"proxyy.mode=1":                         "proxyy",
 		"proxy.mod=1":                           "mod",
@@ -617,6 +627,7 @@ func (n schemaNode) compare(t *testing.T, path string, values map[string]any) {
 // TestMetricsPorts checks that probes ask where the programs listen, and PodMonitors how they
 // answer.
 func TestMetricsPorts(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		set                    []string
 		scheme                 corev1.URIScheme
@@ -663,6 +674,7 @@ func TestMetricsPorts(t *testing.T) {
 
 // TestGracePeriod must leave the speaker time to hand over and the proxy time to drain.
 func TestGracePeriod(t *testing.T) {
+	t.Parallel()
 	spec := as[appsv1.DaemonSet](t, render(t), "DaemonSet landfall-node").Spec
 	if grace := spec.Template.Spec.TerminationGracePeriodSeconds; grace == nil || *grace < 15 {
 		t.Errorf("grace period: %v", grace)

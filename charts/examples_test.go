@@ -11,6 +11,7 @@ import (
 
 // TestExamples renders the chart with the values of each example, which the schema then checks too.
 func TestExamples(t *testing.T) {
+	t.Parallel()
 	files, err := filepath.Glob("examples/*.yaml")
 	if err != nil || len(files) < 9 {
 		t.Fatalf("examples: %v, %v", files, err)

@@ -21,6 +21,7 @@ import (
 
 // TestSeparatePods has speaker and proxy in two DaemonSets, each with its own nodes.
 func TestSeparatePods(t *testing.T) {
+	t.Parallel()
 	objects := render(t, "node.separatePods=true", `speaker.nodeSelector={"edge":"yes"}`, `speaker.tolerations=[]`,
 		`node.affinity={"nodeAffinity":{}}`)
 	if _, ok := objects["DaemonSet landfall-node"]; ok {
@@ -67,6 +68,7 @@ func TestSeparatePods(t *testing.T) {
 
 // TestServiceAccounts has all that names the ServiceAccounts follow their names.
 func TestServiceAccounts(t *testing.T) {
+	t.Parallel()
 	objects := render(t, `controller.serviceAccount={"create":false,"name":"boss"}`,
 		`node.serviceAccount={"name":"hands","annotations":{"example.com/a":"b"}}`, "podMonitor.enabled=true")
 	if _, ok := objects["ServiceAccount boss"]; ok {
@@ -108,6 +110,7 @@ func TestServiceAccounts(t *testing.T) {
 
 // TestProbes sets one field of one probe; the others keep what they are.
 func TestProbes(t *testing.T) {
+	t.Parallel()
 	objects := render(t, "probes.startup.failureThreshold=7", "controller.strategy={\"type\":\"Recreate\"}")
 	controller := as[appsv1.Deployment](t, objects, "Deployment landfall-controller").Spec
 	if controller.Strategy.Type != appsv1.RecreateDeploymentStrategyType {
@@ -127,6 +130,7 @@ func TestProbes(t *testing.T) {
 
 // TestNetworkPolicy lets the controller reach every port at which the values have API servers.
 func TestNetworkPolicy(t *testing.T) {
+	t.Parallel()
 	objects := render(t, "networkPolicy.enabled=true", `networkPolicy.apiServerPorts=[8443]`,
 		`apiServers=["10.0.0.1:7443","[2001:db8::1]:443"]`, `kubernetesServiceHost="api.example.org"`,
 		"kubernetesServicePort=9443", `networkPolicy.metricsFrom=[{"namespaceSelector":{"matchLabels":{"a":"b"}}}]`)
@@ -151,6 +155,7 @@ func TestNetworkPolicy(t *testing.T) {
 
 // TestExtraObjects are rendered as templates, from YAML or from text.
 func TestExtraObjects(t *testing.T) {
+	t.Parallel()
 	objects := render(
 		t, `extraObjects=[{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"{{ .Release.Name }}-a"}},`+
 			`"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: b}"]`)
@@ -175,6 +180,7 @@ type monitor struct {
 
 // TestMonitors checks that monitors of both kinds name ports and labels that are there.
 func TestMonitors(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []string{"podMonitor", "serviceMonitor"} {
 		for _, separate := range []string{"false", "true"} {
 			objects := render(t, kind+".enabled=true", kind+`.scrapeTimeout="5s"`,
@@ -287,6 +293,7 @@ func alerts(t *testing.T, set ...string) []alert {
 
 // TestAlerts checks the alerts' form, that values change them, and that the docs list them.
 func TestAlerts(t *testing.T) {
+	t.Parallel()
 	doc, err := os.ReadFile("../docs/metrics.md")
 	if err != nil {
 		t.Fatal(err)
@@ -314,6 +321,7 @@ func TestAlerts(t *testing.T) {
 
 // TestMetricsExist looks for each metric of alerts and dashboards in the programs' sources.
 func TestMetricsExist(t *testing.T) {
+	t.Parallel()
 	queries := map[string]string{}
 	for _, a := range alerts(t) {
 		queries[a.Alert] = a.Expr

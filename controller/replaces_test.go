@@ -90,3 +90,15 @@ func TestContract8PoolsUnknown(t *testing.T) {
 		t.Errorf("after the pool went: holds %q", got)
 	}
 }
+
+func TestReplacedMessageNamesTheProgram(t *testing.T) {
+	addrs := []netip.Addr{netip.MustParseAddr("10.0.0.9")}
+	for writer, want := range map[string]string{
+		"":    "check whether another load balancer serves this Service",
+		"k3s": `check whether "k3s", the program that wrote it, serves this Service`,
+	} {
+		if got := replacedMessage(lb.Service{StatusWriter: writer}, addrs); !strings.HasSuffix(got, want) {
+			t.Errorf("%q: %s", writer, got)
+		}
+	}
+}

@@ -134,15 +134,25 @@ func (w *write) log(log *slog.Logger, key lb.Key, err error) {
 		"service", key)
 }
 
+// replacedMessage says that addresses in a Service's status were replaced, and which program wrote
+// them if the API server knows.
+func replacedMessage(s lb.Service, addrs []netip.Addr) string {
+	by := "another load balancer"
+	if s.StatusWriter != "" {
+		by = fmt.Sprintf("%.80q, the program that wrote it,", s.StatusWriter)
+	}
+	return fmt.Sprintf("replaced %v in the status: no pool contains it, and Landfall did not assign it; check whether %s "+
+		"serves this Service", addrs, by)
+}
+
 // report logs a change of decision and sends the Event.
 func (c *controller) report(ch change) {
 	about := kube.ServiceReference(ch.service)
 	condition := ch.holding.Condition
 	if len(ch.replaced) > 0 {
-		message := fmt.Sprintf("replaced %v in the status: no pool contains it, and Landfall did not assign it; "+
-			"check whether another load balancer serves this Service", ch.replaced)
+		message := replacedMessage(ch.service, ch.replaced)
 		c.log.Warn("replaced an address that another program wrote into the status", "service", ch.service.Key, "addresses",
-			ch.replaced)
+			ch.replaced, "program", ch.service.StatusWriter)
 		c.events.Warning(about, lb.ReasonForeignAddress, message)
 	}
 	switch {

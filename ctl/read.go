@@ -9,6 +9,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/kube"
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/preflight"
 )
 
 // world is the state of the cluster, as the API server has it.
@@ -19,9 +20,15 @@ type world struct {
 	advertisements map[string]lb.L2Advertisement
 	routed         map[string]lb.BGPAdvertisement
 	peers          map[string]lb.Peer
+	// warnings are what the programs have found on Nodes.
+	warnings []lb.Refusal
 	// refused says what the user may not read.
 	refused []string
 }
+
+// warningsLast is how long a program may take to repeat that something is wrong with a Node: see
+// preflight.Repeat.
+const warningsLast = preflight.Repeat + 5*time.Minute
 
 // read lists the objects that the report needs.
 func read(ctx context.Context, client *kube.Client, o options) (world, error) {
@@ -66,9 +73,14 @@ func read(ctx context.Context, client *kube.Client, o options) (world, error) {
 			return world{}, fmt.Errorf("no answer from the API server %s within %s", client.Host(), o.timeout)
 		}
 	}
+	warnings, err := client.NodeWarnings(ctx, time.Now().Add(-warningsLast))
+	if err != nil {
+		return world{}, err
+	}
 	return world{
-		class: o.class, services: services.All(), pools: pools.All(), advertisements: advertisements.All(),
-		routed: routed.All(), peers: peers.All(), refused: refused,
+		class: o.class, warnings: warnings, services: services.All(), pools: pools.All(),
+		advertisements: advertisements.All(),
+		routed:         routed.All(), peers: peers.All(), refused: refused,
 	}, nil
 }
 

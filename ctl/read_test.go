@@ -68,7 +68,7 @@ func refusing(t *testing.T, refused string) *kube.Client {
 func TestStatusWithoutWhatTheUserMayNotRead(t *testing.T) {
 	// All connect first, as that sets the logger of a library, and one of its goroutines may outlive a
 	// client that has ended.
-	clients := map[string]*kube.Client{"nothing": refusing(t, "nothing")}
+	clients := map[string]*kube.Client{"nothing": refusing(t, "nothing"), "events": refusing(t, "events")}
 	for path := range lists {
 		clients[filepath.Base(path)] = refusing(t, filepath.Base(path))
 	}
@@ -87,7 +87,7 @@ func TestStatusWithoutWhatTheUserMayNotRead(t *testing.T) {
 		}
 	}
 	for name, client := range clients {
-		if name == "bgppeers" || name == "nothing" {
+		if name == "bgppeers" || name == "nothing" || name == "events" {
 			continue
 		}
 		_, err := read(t.Context(), client, options{timeout: time.Hour})
@@ -95,7 +95,9 @@ func TestStatusWithoutWhatTheUserMayNotRead(t *testing.T) {
 			t.Errorf("without %s: %v", name, err)
 		}
 	}
-	if w, err := read(t.Context(), clients["nothing"], options{timeout: time.Hour}); err != nil || w.refused != nil {
-		t.Errorf("with all: %v, %v", w.refused, err)
+	for _, name := range []string{"nothing", "events"} {
+		if w, err := read(t.Context(), clients[name], options{timeout: time.Hour}); err != nil || w.refused != nil {
+			t.Errorf("without %s: %v, %v", name, w.refused, err)
+		}
 	}
 }

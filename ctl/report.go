@@ -41,6 +41,9 @@ func newReport(w world) report {
 			r.problem("BGPAdvertisement %s: %s (%s)", name, c.Message, c.Reason)
 		}
 	}
+	for _, warning := range w.warnings {
+		r.problem("%s (%s)", warning.Message, warning.Reason)
+	}
 	slices.SortStableFunc(r.vips, func(a, b []string) int { return compareAddresses(a[0], b[0]) })
 	return r
 }

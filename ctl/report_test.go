@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -202,5 +203,13 @@ PROBLEMS
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestReportHasWarningsOfNodes shows what speakers and proxies have found on their nodes.
+func TestReportHasWarningsOfNodes(t *testing.T) {
+	r := newReport(world{warnings: []lb.Refusal{*lb.Refuse(lb.ReasonForwardingOff, "Node a: a has net.ipv4.ip_forward=0")}})
+	if want := "Node a: a has net.ipv4.ip_forward=0 (ForwardingOff)"; !slices.Contains(r.problems, want) {
+		t.Errorf("%q is missing: %q", want, r.problems)
 	}
 }

@@ -1,7 +1,9 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -183,6 +185,7 @@ func wantFindings(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	node := l.Cluster().Nodes[1].Name
 	mustExec(t, l, node, "sysctl", "-w", "net.ipv4.ip_forward=0")
+	excluded := "Node " + node + ": " + node + " announces no address, and neither does any other node"
 	for program, want := range map[string][2]string{
 		"speaker": {"NodeExcluded", "neither does any other node"},
 		"proxy":   {"ForwardingOff", node + " has net.ipv4.ip_forward=0"},
@@ -203,4 +206,18 @@ func wantFindings(t *testing.T, l *lab.Lab) {
 			return err
 		})
 	}
+	// landfallctl ends with an error, as there are problems.
+	_, err := l.Exec(t.Context(), l.Cluster().Master().Name, filepath.Join(programFolder(t), "landfallctl"), "status",
+		"--kubeconfig="+l.Kubeconfig())
+	if err == nil || !strings.Contains(err.Error(), excluded) {
+		t.Errorf("landfallctl status lacks %q: %v", excluded, err)
+	}
+	mustExec(t, l, node, "sysctl", "-w", "net.ipv4.ip_forward=1")
+	eventually(t, "the proxy no longer finds it", func() error {
+		status, err := l.Agent("proxy", node).Run(t.Context(), "status")
+		if err == nil && strings.Contains(status, "ForwardingOff") {
+			err = errors.New("it does")
+		}
+		return err
+	})
 }

@@ -143,7 +143,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		Confirmed: offer.Rescued, Parameters: f.procSysNet, Warn: func(message string) {
 			events.Warning(kube.NodeReference(rt.NodeName), lb.ReasonStrictReversePath, message)
 		}})
-	flight := newPreflight(p, set, parameters, func(f lb.Finding) { tellNode(events, rt.NodeName, f) })
+	flight := newPreflight(p, set, parameters, func(f lb.Finding, gone bool) { events.Finding(rt.NodeName, f, gone) })
 	p.found = flight.Found
 	p.to = sinks{
 		rules: rules, flows: cutter, health: checks, feed: offer, rescue: rescuer, latency: metrics.latency,
@@ -180,18 +180,10 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 }
 
 // newPreflight returns the actor that looks for what keeps this node from delivering.
-func newPreflight(p *proxy, set settings, parameters kernelParameters, tell func(lb.Finding)) *preflight.Preflight {
+func newPreflight(p *proxy, set settings, parameters kernelParameters,
+	tell func(f lb.Finding, gone bool)) *preflight.Preflight {
 	h := host{proxy: p, parameters: parameters, podNetworks: set.pods.Prefixes, log: p.log, chains: forwardChains}
 	return preflight.New(preflight.Options{Log: p.log, Now: time.Now, Look: h.look, Tell: tell})
-}
-
-// tellNode sends an Event about this node.
-func tellNode(events *kube.Events, node string, f lb.Finding) {
-	if f.Note {
-		events.Normal(kube.NodeReference(node), f.Reason, f.Message)
-	} else {
-		events.Warning(kube.NodeReference(node), f.Reason, f.Message)
-	}
 }
 
 // watchLinks watches the node's interfaces.

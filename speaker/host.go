@@ -33,13 +33,7 @@ func newPreflight(s *speaker, port uint16, around func() (map[string]string, boo
 		arpIgnore: arpIgnore}
 	return preflight.New(preflight.Options{Log: s.log, Now: time.Now, Look: func() ([]lb.Finding, bool) {
 		return h.look(time.Now())
-	}, Tell: func(f lb.Finding) {
-		if f.Note {
-			events.Normal(kube.NodeReference(s.self), f.Reason, f.Message)
-		} else {
-			events.Warning(kube.NodeReference(s.self), f.Reason, f.Message)
-		}
-	}})
+	}, Tell: func(f lb.Finding, gone bool) { events.Finding(s.self, f, gone) }})
 }
 
 // look returns what keeps announcements of this node from clients; it knows nothing before the

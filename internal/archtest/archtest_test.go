@@ -197,8 +197,8 @@ var rules = []rule{
 		forbidden: func(_, imported string) bool { return binary(imported) != "" },
 	},
 	{
-		reason:    "tests and the lab stand outside of the product",
-		applies:   func(pkg string) bool { return !below(pkg, "e2e") },
+		reason:    "tests, the lab and what makes a release stand outside of the product",
+		applies:   func(pkg string) bool { return !below(pkg, "e2e", "release") },
 		forbidden: func(_, imported string) bool { return below(imported, "e2e") },
 	},
 	{

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"math"
@@ -128,7 +129,28 @@ func convertRequestingService(o *corev1.Service, metallb bool) (lb.Key, lb.Servi
 	if s.Request.Share != "" {
 		s.Request.Selector = labels.Set(o.Spec.Selector).String()
 	}
+	if len(s.Ingress) > 0 {
+		s.StatusWriter = statusWriter(o.ManagedFields)
+	}
 	return key, s
+}
+
+// controllerManager is the name by which the API server knows Landfall's controller.
+const controllerManager = "landfall-controller"
+
+// statusWriter returns which other program last wrote addresses into a Service's status.
+func statusWriter(managed []metav1.ManagedFieldsEntry) (name string) {
+	var at metav1.Time
+	for _, m := range managed {
+		wrote := m.Subresource == "status" && m.FieldsV1 != nil && bytes.Contains(m.FieldsV1.Raw, []byte(`"f:loadBalancer"`))
+		if wrote && m.Manager != controllerManager && (name == "" || m.Time != nil && at.Before(m.Time)) {
+			name = m.Manager
+			if m.Time != nil {
+				at = *m.Time
+			}
+		}
+	}
+	return name
 }
 
 func convertNamespace(o *corev1.Namespace) (string, lb.Namespace) {

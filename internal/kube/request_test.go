@@ -3,6 +3,7 @@ package kube
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -89,4 +90,35 @@ func FuzzRequest(f *testing.F) {
 			t.Errorf("a quarantine of %v", d)
 		}
 	})
+}
+
+// TestStatusWriter finds the program beside Landfall's controller that wrote addresses last.
+func TestStatusWriter(t *testing.T) {
+	now := time.Unix(1_000_000, 0)
+	managed := func(manager, subresource, fields string, ago time.Duration) metav1.ManagedFieldsEntry {
+		at := metav1.NewTime(now.Add(-ago))
+		return metav1.ManagedFieldsEntry{Manager: manager, Subresource: subresource, Time: &at,
+			FieldsV1: &metav1.FieldsV1{Raw: []byte(fields)}}
+	}
+	const addresses = `{"f:status":{"f:loadBalancer":{"f:ingress":{}}}}`
+	ours := managed("landfall-controller", "status", addresses, 0)
+	for what, c := range map[string]struct {
+		managed []metav1.ManagedFieldsEntry
+		want    string
+	}{
+		"nobody": {}, "Landfall": {managed: []metav1.ManagedFieldsEntry{ours}},
+		"another": {[]metav1.ManagedFieldsEntry{ours, managed("k3s", "status", addresses, time.Hour)}, "k3s"},
+		"two others": {[]metav1.ManagedFieldsEntry{managed("old", "status", addresses, time.Hour),
+			managed("new", "status", addresses, time.Minute), managed("older", "status", addresses, 2*time.Hour)}, "new"},
+		"other fields": {managed: []metav1.ManagedFieldsEntry{managed("kubectl", "", `{"f:spec":{"f:loadBalancerIP":{}}}`, 0),
+			managed("landfall-speaker", "status", `{"f:status":{"f:conditions":{}}}`, 0),
+			{Manager: "x", Subresource: "status"}}},
+	} {
+		_, s := convertRequestingService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{ManagedFields: c.managed},
+			Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{
+				Ingress: []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}}}}, false)
+		if s.StatusWriter != c.want {
+			t.Errorf("%s: %q, want %q", what, s.StatusWriter, c.want)
+		}
+	}
 }

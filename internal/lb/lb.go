@@ -100,6 +100,9 @@ type Service struct {
 	// finalizer FinalizerCleanup. Only the tables of controller and speakers fill them; only the
 	// controller's fills Families, FamilyPolicy and Request.
 	Deleting, Finalizer bool
+	// StatusWriter is the program beside Landfall's controller that last wrote addresses into the
+	// status, by its field manager; "" if there is none. Only the controller's table fills it.
+	StatusWriter string
 	// Intruding is set while a Service that shares an address has other ports than the controller
 	// agreed to, or holds an address by mistake: Services that it collides with come first. Only the
 	// proxies' table fills it.

@@ -16,8 +16,8 @@ import (
 const (
 	// every is how often to look: an administrator who mends something waits no longer for an answer.
 	every = 10 * time.Second
-	// repeat is how often to tell of what stays: Events are gone after an hour.
-	repeat = 30 * time.Minute
+	// Repeat is how often to tell of what stays: Events are gone after an hour.
+	Repeat = 30 * time.Minute
 )
 
 // Options are what a Preflight works with.
@@ -26,8 +26,9 @@ type Options struct {
 	Now func() time.Time
 	// Look returns what it finds; known is false while it cannot tell, and what was found stays.
 	Look func() (found []lb.Finding, known bool)
-	// Tell says that something was found, or still is. It must not block.
-	Tell func(lb.Finding)
+	// Tell says that something was found, or still is, or with gone that it is no longer. It must not
+	// block.
+	Tell func(f lb.Finding, gone bool)
 }
 
 // Preflight is an actor that looks and tells.
@@ -73,19 +74,20 @@ func (p *Preflight) step(context.Context) (again time.Duration, err error) {
 	for f := range p.told {
 		if !slices.Contains(found, f) {
 			p.opts.Log.Info("no longer found on this node", "reason", f.Reason, "message", f.Message)
+			p.opts.Tell(f, true)
 			delete(p.told, f)
 		}
 	}
 	for _, f := range found {
 		at, before := p.told[f]
-		if before && now.Sub(at) < repeat {
+		if before && now.Sub(at) < Repeat {
 			continue
 		}
 		p.told[f] = now
 		if !before {
 			p.opts.Log.Warn("found on this node", "reason", f.Reason, "message", f.Message)
 		}
-		p.opts.Tell(f)
+		p.opts.Tell(f, false)
 	}
 	p.mu.Lock()
 	p.found = found

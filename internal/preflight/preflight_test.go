@@ -31,10 +31,13 @@ func TestTellsOnceAndAgain(t *testing.T) {
 				defer mu.Unlock()
 				return found, known
 			},
-			Tell: func(f lb.Finding) {
+			Tell: func(f lb.Finding, gone bool) {
 				mu.Lock()
 				defer mu.Unlock()
 				told = append(told, f.Message)
+				if gone {
+					told[len(told)-1] = "no " + f.Message
+				}
 			}})
 		ctx, end := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
@@ -61,11 +64,11 @@ func TestTellsOnceAndAgain(t *testing.T) {
 		time.Sleep(2 * every)
 		want("unknown is not absent", 2)
 		set(true, off)
-		time.Sleep(repeat + every)
-		want("it stays", 1, "off")
+		time.Sleep(Repeat + every)
+		want("one goes, the other stays", 1, "no dropped", "off")
 		set(true)
 		time.Sleep(2 * every)
-		want("mended", 0)
+		want("mended", 0, "no off")
 		set(true, off)
 		time.Sleep(2 * every)
 		want("it comes back", 1, "off")

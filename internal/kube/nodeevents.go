@@ -1,0 +1,69 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// cured begins the message of an Event about what is no longer found on a node.
+const cured = "no longer: "
+
+// Finding reports what was found on a Node, or with gone that it is no longer found. It never
+// blocks.
+func (e *Events) Finding(node string, f lb.Finding, gone bool) {
+	switch about := NodeReference(node); {
+	case gone:
+		e.Normal(about, f.Reason, cured+f.Message)
+	case f.Note:
+		e.Normal(about, f.Reason, f.Message)
+	default:
+		e.Warning(about, f.Reason, f.Message)
+	}
+}
+
+// NodeWarnings returns what Landfall's programs have warned of on Nodes since a time and have not
+// taken back, in the order of the Nodes. It returns nothing to a user who may not list Events.
+func (c *Client) NodeWarnings(ctx context.Context, since time.Time) ([]lb.Refusal, error) {
+	list, err := c.core.CoreV1().Events(metav1.NamespaceDefault).List(ctx,
+		metav1.ListOptions{FieldSelector: "involvedObject.kind=Node"})
+	switch {
+	case apierrors.IsForbidden(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("list Events about Nodes: %w", err)
+	}
+	return nodeWarnings(list.Items, since), nil
+}
+
+func nodeWarnings(events []corev1.Event, since time.Time) []lb.Refusal {
+	latest := map[string]corev1.Event{}
+	for _, e := range events {
+		if !strings.HasPrefix(e.Source.Component, "landfall-") || e.LastTimestamp.Time.Before(since) {
+			continue
+		}
+		about := e.InvolvedObject.Name + " " + e.Reason + " " + strings.TrimPrefix(e.Message, cured)
+		// Of two in one second the later one is the one with the later name, which has its time.
+		if before, ok := latest[about]; !ok || before.LastTimestamp.Before(&e.LastTimestamp) ||
+			before.LastTimestamp.Equal(&e.LastTimestamp) && before.Name < e.Name {
+			latest[about] = e
+		}
+	}
+	var warnings []lb.Refusal
+	for _, about := range slices.Sorted(maps.Keys(latest)) {
+		if e := latest[about]; e.Type == corev1.EventTypeWarning {
+			warnings = append(warnings, lb.Refusal{Reason: lb.Reason(e.Reason), Message: "Node " + e.InvolvedObject.Name +
+				": " + e.Message})
+		}
+	}
+	return warnings
+}

@@ -1,0 +1,41 @@
+package kube
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// TestNodeWarnings keeps what was warned of last and not taken back.
+func TestNodeWarnings(t *testing.T) {
+	now := time.Unix(1_000_000, 0)
+	event := func(node, component, kind, message string, ago time.Duration) corev1.Event {
+		return corev1.Event{InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: node},
+			Source: corev1.EventSource{Component: component}, Type: kind, Reason: "ForwardingOff", Message: message,
+			LastTimestamp: metav1.NewTime(now.Add(-ago))}
+	}
+	events := []corev1.Event{
+		event("b", "landfall-proxy", "Warning", "off", time.Minute),
+		event("a", "landfall-proxy", "Warning", "off", time.Minute),
+		event("c", "landfall-proxy", "Warning", "cured", time.Minute),
+		event("c", "landfall-proxy", "Normal", "no longer: cured", 0),
+		event("d", "landfall-proxy", "Normal", "no longer: back", time.Minute),
+		event("d", "landfall-proxy", "Warning", "back", 0),
+		event("e", "landfall-speaker", "Normal", "a note", 0),
+		event("f", "landfall-proxy", "Warning", "long ago", time.Hour),
+		event("g", "kubelet", "Warning", "another's", 0),
+	}
+	want := []lb.Refusal{{Reason: "ForwardingOff", Message: "Node a: off"}, {Reason: "ForwardingOff", Message: "Node b: off"},
+		{Reason: "ForwardingOff", Message: "Node d: back"}}
+	for range 2 {
+		if got := nodeWarnings(events, now.Add(-40*time.Minute)); !slices.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+		slices.Reverse(events)
+	}
+}
