@@ -73,10 +73,9 @@ type broken struct {
 }
 
 var (
-	broadcast  = net.HardwareAddr{255, 255, 255, 255, 255, 255}
-	groupMAC   = net.HardwareAddr{1, 0, 0x5e, 0, 0, 1}
-	nobodysMAC = net.HardwareAddr{2, 0, 0, 0, 0xde, 0xad}
-	nobodysIP  = netip.MustParseAddr("172.26.236.240")
+	broadcast = net.HardwareAddr{255, 255, 255, 255, 255, 255}
+	groupMAC  = net.HardwareAddr{1, 0, 0x5e, 0, 0, 1}
+	nobodysIP = netip.MustParseAddr("172.26.236.240")
 )
 
 // arpPayload returns a request for an address, changed.
