@@ -65,7 +65,7 @@ func TestContract11AFloodOfClientsKeepsToItsShare(t *testing.T) {
 	if shares, _ := walk.fate(at(to, client)); shares[end(other).String()] != 1 {
 		t.Errorf("a client of another Service ends at %v, want %s", shares, end(other))
 	}
-	if stickyLimit < 4*stickyShare {
+	if stickyLimit < 8*stickyShare {
 		t.Errorf("the map has room for %d Services", stickyLimit/stickyShare)
 	}
 }
@@ -198,66 +198,6 @@ func TestContract11ListsShareOneMemory(t *testing.T) {
 	}
 }
 
-// TestCrowdedGroupMakesRoom checks that a group most of whose places are taken forgets the part
-// that new backends should have, and no client of others; and that one with few clients forgets
-// nobody.
-func TestCrowdedGroupMakesRoom(t *testing.T) {
-	for _, c := range []struct {
-		name        string
-		taken       float64 // part of the places
-		least, most float64 // part of the clients that are forgotten
-	}{{"few clients", 0.4, 0, 0}, {"most places taken", 0.9, 0.55, 0.78}} {
-		kernels := fakeKernels()
-		k, a := kernels[lb.IPv4].(*fakeKernel), fakeActor(kernels)
-		s := manyLists(300)
-		a.Configure(plan.Config{})
-		a.settle(t, map[lb.Key]plan.Service{s.Key: s})
-		table := a.table(lb.IPv4)
-		n, first := places(splitOf(table.applied[s.Key].memory))
-		number := func(port int) uint32 {
-			f := frontend{addr: addressOf(addr("192.0.2.1")), port: uint16(1000 + port), protocol: tcp}
-			at := slices.IndexFunc(table.have.parts[f], func(e entry) bool { return e.set == setGroups })
-			return table.have.parts[f][at].to.group
-		}
-		clients := int(c.taken * float64(n))
-		for _, port := range []int{1, 2} {
-			for i := range clients {
-				key := binary.NativeEndian.AppendUint32(nil, number(port))
-				key = binary.NativeEndian.AppendUint32(key, first+uint32(i))
-				to := s.Ports[port].Backends.Cluster[0].Addr.Addr().As4()
-				one, ok := decodeClient(lb.IPv4, key, to[:])
-				if !ok {
-					t.Fatalf("key %x", key)
-				}
-				k.known = append(k.known, one)
-			}
-		}
-		s.Ports = slices.Clone(s.Ports)
-		for _, b := range []string{"10.3.0.1:80", "10.3.0.2:80"} {
-			s.Ports[1].Backends.Cluster = append(slices.Clone(s.Ports[1].Backends.Cluster),
-				lb.Backend{Addr: netip.MustParseAddrPort(b)})
-		}
-		a.settle(t, map[lb.Key]plan.Service{s.Key: s})
-		left := map[uint32]int{}
-		for _, known := range k.known {
-			left[known.group]++
-		}
-		forgotten := 1 - float64(left[number(1)])/float64(clients)
-		if forgotten < c.least || forgotten > c.most {
-			t.Errorf("%s: %.2f of %d clients are forgotten, want %.2f to %.2f", c.name, forgotten, clients, c.least, c.most)
-		}
-		if left[number(2)] != clients {
-			t.Errorf("%s: of another list %d of %d clients are left", c.name, left[number(2)], clients)
-		}
-		before := len(k.known)
-		s.AffinityTimeout = time.Minute
-		a.settle(t, map[lb.Key]plan.Service{s.Key: s})
-		if len(k.known) != before {
-			t.Errorf("%s: another timeout forgets %d of %d clients", c.name, before-len(k.known), before)
-		}
-	}
-}
-
 // TestAnotherTimeoutWritesWhatItNeeds checks that a timeout that no Service has had changes the
 // chains and sets of session affinity and the Service's own elements, without reading the table.
 func TestAnotherTimeoutWritesWhatItNeeds(t *testing.T) {
@@ -294,7 +234,7 @@ func TestAnotherTimeoutWritesWhatItNeeds(t *testing.T) {
 			}
 		}
 		for e := range k.state.elements {
-			if e.set == setAffinity && secondsOf(e.number) != timeout {
+			if e.set == setRemember && secondsOf(e.number) != timeout {
 				t.Errorf("timeout %s: element %+v", timeout, e)
 			}
 		}
@@ -307,37 +247,16 @@ func TestMemoryNames(t *testing.T) {
 	for _, groups := range []int{0, 1, 2, 3, 16, 17, 5000, 1 << 17} {
 		for _, timeout := range []time.Duration{time.Second, 3 * time.Hour, 24 * time.Hour} {
 			m := memoryOf(timeout, groups)
-			if got, ok := memoryNamed(affinitySet(m)); !ok || got != m || secondsOf(m) != timeout {
-				t.Errorf("%s for %d groups: %s stands for %x, %t, want %x", timeout, groups, affinitySet(m), got, ok, m)
+			if got, ok := memoryNamed(rememberSet(m)); !ok || got != m || secondsOf(m) != timeout {
+				t.Errorf("%s for %d groups: %s stands for %x, %t, want %x", timeout, groups, rememberSet(m), got, ok, m)
 			}
 		}
 	}
-	for _, name := range []string{"affinity-", "affinity-0", "affinity-07", "affinity-5-", "affinity-5-0", "affinity-5-3",
-		"affinity-5-524288", "affinity-5-1048576", "affinity-99999999", "affinity-5-65536-1", "clients"} {
+	for _, name := range []string{"remember-", "remember-0", "remember-07", "remember-5-", "remember-5-0", "remember-5-3",
+		"remember-5-262144", "remember-5-524288", "remember-99999999", "remember-5-8192-1", "affinity", "affinity-90",
+		stickyMap} {
 		if m, ok := memoryNamed(name); ok {
 			t.Errorf("%s stands for %x", name, m)
 		}
 	}
-}
-
-// FuzzDecodeClient checks that what is read as a client has an address of the family, and is
-// removed by the key with which it was read.
-func FuzzDecodeClient(f *testing.F) {
-	f.Add(false, make([]byte, 8), make([]byte, 4))
-	f.Add(true, make([]byte, 8), make([]byte, 16))
-	f.Add(true, []byte{1, 2, 3, 4, 5, 6, 7, 8}, make([]byte, 4))
-	f.Fuzz(func(t *testing.T, six bool, key, value []byte) {
-		family := lb.IPv4
-		if six {
-			family = lb.IPv6
-		}
-		c, ok := decodeClient(family, key, value)
-		if !ok {
-			return
-		}
-		again := binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, c.group), c.place)
-		if c.key != string(key) || string(again) != c.key || string(c.to.ip(family).AsSlice()) != string(value) {
-			t.Errorf("%x, %x was read as %+v", key, value, c)
-		}
-	})
 }

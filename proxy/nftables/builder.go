@@ -127,12 +127,51 @@ func (b builder) grouped(id setID, frontend ...field) expr.List {
 	return append(b.key(frontend...), b.lookup(setNames[id], 0), storePriority())
 }
 
-// knownClient sends a client that is remembered to its backend, in groups whose places are halved
-// so often.
-func (b builder) knownClient(p protocol, split uint32) nft.Rule {
+// recall looks up which backend is remembered for a client, in groups whose places are halved so
+// often. The packet's destination holds it in between: with the group it is the key of a set, and
+// nft can write a key that holds what a map has only if that is put somewhere.
+func (b builder) recall(split uint32) nft.Rule {
 	n, first := places(split)
-	return b.rule("known client", b.isProtocol(p), b.key(fieldGroup), b.hashed(b.source(), n, first),
-		expr.List{b.lookup(stickyMap, 0)}, b.dnat())
+	return b.rule("known client", b.key(fieldGroup), b.hashed(b.source(), n, first),
+		expr.List{b.lookup(stickyMap, 0), b.setDestination()}, expr.Jump(chainKnown))
+}
+
+// known sends a client to the backend that is remembered for it, if its group still has that; else
+// the packet goes on as it came.
+func (b builder) known() []nft.Rule {
+	const word = 4 // behind the address
+	var rules []nft.Rule
+	for _, p := range protocols {
+		port, _ := b.keyAt(word, fieldOriginalDestination, fieldProtocol, fieldPort)
+		rules = append(rules, b.rule("", b.isProtocol(p), b.key(fieldGroup, fieldDestination),
+			expr.In(setNames[setAffinity]), b.key(fieldDestination), port, b.toPort(word)))
+	}
+	return append(rules, b.rule("", b.key(fieldOriginalDestination), expr.List{b.setDestination()}))
+}
+
+// dynsetDelete removes an element (NFT_DYNSET_OP_DELETE of linux/netfilter/nf_tables.h).
+const dynsetDelete = 2
+
+// forget removes what is remembered for a client: a backend that its group no longer has. What
+// packets write only renews the time of an entry that is there.
+func (b builder) forget(split uint32) nft.Rule {
+	n, first := places(split)
+	const end = 4 // of the key; the kernel wants a value, and ignores it
+	value, _ := b.keyAt(end, fieldDestination)
+	return b.rule("", b.key(fieldGroup), b.hashed(b.source(), n, first), value, expr.List{&expr.Dynset{
+		SrcRegKey: expr.Reg, SrcRegData: expr.Register(end), SetName: stickyMap, Operation: dynsetDelete,
+	}})
+}
+
+// setDestination writes the packet's destination address, with the checksums that it is part of.
+func (b builder) setDestination() expr.Any {
+	w := expr.Payload{Write: true, SourceRegister: expr.Reg, Base: expr.PayloadBaseNetworkHeader, PseudoHeader: true}
+	if b.family == lb.IPv6 {
+		w.Offset, w.Len = 24, 16
+	} else {
+		w.Offset, w.Len, w.Checksum, w.ChecksumOffset = 16, 4, true, 10
+	}
+	return &w
 }
 
 // lookup replaces the key that starts at a register of four bytes by what the map has for it.
@@ -145,8 +184,13 @@ func (b builder) lookup(name string, word uint32) expr.Any {
 func (b builder) dnat() expr.List {
 	const word = 4 // behind the address
 	port, _ := b.keyAt(word, fieldDestination, fieldProtocol, fieldPort)
-	return append(port, b.lookup(setNames[setPorts], word),
-		&expr.DNAT{Family: nft.Family(b.family), RegAddr: expr.Reg, RegPort: expr.Register(word)})
+	return append(port, b.toPort(word)...)
+}
+
+// toPort sends to the address in the first registers, at the port that there is for a key.
+func (b builder) toPort(key uint32) expr.List {
+	return expr.List{b.lookup(setNames[setPorts], key),
+		&expr.DNAT{Family: nft.Family(b.family), RegAddr: expr.Reg, RegPort: expr.Register(key)}}
 }
 
 // dnatMixed sends to the address and port that a lookup has found.
@@ -213,12 +257,12 @@ func (b builder) originalGroup(id setID, p protocol) expr.List {
 		b.grouped(id, fieldOriginalDestination, fieldProtocol, fieldOriginalPort))
 }
 
-// remember notes which backend a client of the group got, if the group may have it.
+// remember notes which backend a client of the group got, in groups with this memory.
 func (b builder) remember(m memory) nft.Rule {
 	n, first := places(splitOf(m))
 	const end = 4 // nft starts values at the next 16 bytes
 	value, _ := b.keyAt(end, fieldBackend)
-	return b.rule("", b.key(fieldGroup, fieldBackend), expr.In(affinitySet(m)),
+	return b.rule("", b.key(fieldGroup), expr.In(rememberSet(m)),
 		b.key(fieldGroup), b.hashed([]field{fieldOriginalSource}, n, first), value, expr.List{&expr.Dynset{
 			SrcRegKey: expr.Reg, SrcRegData: expr.Register(end), SetName: stickyMap, Operation: unix.NFT_DYNSET_OP_UPDATE,
 			Timeout: secondsOf(m),

@@ -137,51 +137,6 @@ type diff struct {
 	parts    map[frontend][]entry
 	shares   map[common]int // by how many there are more users
 	services map[lb.Key]*service
-	moved    moved
-}
-
-// moved says what a change means for the clients that are remembered.
-type moved struct {
-	// loses is set when groups lose backends to which clients may be remembered.
-	loses bool
-	// gains are the backends that groups get beside such.
-	gains map[uint32]map[address]bool
-}
-
-// part notes what a change of a group means.
-func (m *moved) part(group uint32, have, want []entry) {
-	before, after := affineOf(have).backends, affineOf(want).backends
-	if len(before) == 0 {
-		return
-	}
-	for b := range before {
-		m.loses = m.loses || !after[b]
-	}
-	for b := range after {
-		if !before[b] {
-			m.gain(group, b)
-		}
-	}
-}
-
-func (m *moved) gain(group uint32, backend address) {
-	if m.gains == nil {
-		m.gains = map[uint32]map[address]bool{}
-	}
-	if m.gains[group] == nil {
-		m.gains[group] = map[address]bool{}
-	}
-	m.gains[group][backend] = true
-}
-
-// merge adds what another change means.
-func (m *moved) merge(other moved) {
-	m.loses = m.loses || other.loses
-	for group, backends := range other.gains {
-		for b := range backends {
-			m.gain(group, b)
-		}
-	}
 }
 
 func newDiff(from held, users map[common]int) *diff {
@@ -220,7 +175,6 @@ func (d *diff) part(f frontend, want []entry) {
 	}
 	have := d.from.parts[f]
 	d.parts[f] = want
-	d.moved.part(f.group, have, want)
 	for len(have) > 0 || len(want) > 0 {
 		order := 0
 		switch {

@@ -26,8 +26,9 @@ const (
 	setScheduled
 	// setMixed are the groups in the maps of mixed ports.
 	setMixed
-	// setAffinity are the backends of groups with session affinity, by group and address, in one set
-	// for each memory.
+	// setRemember are the groups with session affinity, in one set for each memory.
+	setRemember
+	// setAffinity are the backends of groups with session affinity, by group and address.
 	setAffinity
 	// setHairpin are pairs of the same address: an endpoint that is sent to itself.
 	setHairpin
@@ -120,7 +121,7 @@ type element struct {
 	set setID
 	// bits is the length of the prefix in setSourceRanges.
 	bits uint8
-	// number says which backend, in maps of backends; the memory, in setAffinity.
+	// number says which backend, in maps of backends; the memory, in setRemember.
 	number uint32
 	// source is the prefix's address in setSourceRanges, the backend's in setAffinity.
 	source address
@@ -162,7 +163,7 @@ func (e element) compare(other element) int {
 	if e.set != other.set {
 		return cmp.Compare(e.set, other.set)
 	}
-	if e.set == setAffinity && e.number != other.number {
+	if e.set == setRemember && e.number != other.number {
 		return cmp.Compare(e.number, other.number)
 	}
 	return cmp.Or(e.frontend.compare(other.frontend), cmp.Compare(e.number, other.number),

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -17,7 +16,6 @@ type fakeKernel struct {
 	mu     sync.Mutex
 	family lb.Family
 	state  state
-	known  []client
 	// refuse may refuse a change; unanswered makes the next commits happen, or not, without an answer.
 	refuse     func(change) error
 	unanswered []bool
@@ -43,8 +41,6 @@ func (k *fakeKernel) load() (state, error) {
 	st.elements = maps.Clone(st.elements)
 	return st, nil
 }
-
-func (k *fakeKernel) clients() ([]client, error) { return slices.Clone(k.known), nil }
 
 func (k *fakeKernel) commit(c change) error {
 	k.mu.Lock()
@@ -98,13 +94,6 @@ func (k *fakeKernel) change(c change) error {
 			return fmt.Errorf("add %+v: %w", e, unix.ENOENT)
 		}
 		added[e.element] = true
-	}
-	for _, f := range c.forget {
-		i := slices.Index(k.known, f)
-		if i < 0 {
-			return fmt.Errorf("forget %+v: %w", f, unix.ENOENT)
-		}
-		k.known = slices.Delete(k.known, i, i+1)
 	}
 	for e := range removed {
 		delete(st.elements, e)

@@ -206,7 +206,7 @@ func remembering(choices []choice) int {
 func (g *group) size(affinity bool) int {
 	n := max(int(g.class), len(g.backends)) + 2
 	if affinity && g.mixed == 0 {
-		n += len(g.backends)
+		n += len(g.backends) + 1
 	}
 	return n
 }
@@ -236,10 +236,9 @@ func (g *group) part(m memory) part {
 		}
 	}
 	if m > 0 && g.mixed == 0 {
+		w.number(setRemember, m, target{})
 		for _, b := range g.backends {
-			w.entries = append(w.entries, entry{element: element{
-				set: setAffinity, frontend: w.at, number: m, source: b.addr,
-			}})
+			w.entries = append(w.entries, entry{element: element{set: setAffinity, frontend: w.at, source: b.addr}})
 		}
 	}
 	return part{frontend: w.at, entries: w.entries}

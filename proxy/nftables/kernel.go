@@ -2,12 +2,9 @@ package nftables
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/nfnetlink"
@@ -21,8 +18,6 @@ type kernel interface {
 	// commit makes a change happen as a whole, or not at all. After errUnanswered it is not known
 	// which.
 	commit(change) error
-	// clients reads which clients are remembered.
-	clients() ([]client, error)
 }
 
 // state is what the kernel holds in our table.
@@ -41,13 +36,6 @@ type unknownElement struct {
 	key, last []byte
 }
 
-// client is one that the map for session affinity remembers, by its key there.
-type client struct {
-	key          string
-	group, place uint32
-	to           address // of its backend
-}
-
 // change is a transaction. Elements are removed before others are added.
 type change struct {
 	rules       *ruleset // when the rules have to be written
@@ -55,11 +43,10 @@ type change struct {
 	replace     bool     // write the rules over nothing: what there is cannot be kept
 	add, remove []entry
 	unknown     []unknownElement
-	forget      []client
 }
 
 func (c change) empty() bool {
-	return c.rules == nil && len(c.add)+len(c.remove)+len(c.unknown)+len(c.forget) == 0
+	return c.rules == nil && len(c.add)+len(c.remove)+len(c.unknown) == 0
 }
 
 // netlinkKernel is the kernel of the namespace in which its socket was opened.
@@ -83,9 +70,6 @@ func (k netlinkKernel) commit(c change) error {
 	}
 	for _, s := range c.unknown {
 		b.RemoveElements(s.set, one(nft.Element{Key: s.key, Last: s.last}))
-	}
-	for _, f := range c.forget {
-		b.RemoveElements(stickyMap, one(nft.Element{Key: []byte(f.key)}))
 	}
 	for _, entries := range bySet(c.remove) {
 		b.RemoveElements(entries[0].setName(), k.each(entries, false))
@@ -138,7 +122,7 @@ func (k netlinkKernel) each(entries []entry, values bool) func(*nft.Element) boo
 
 // sameSet reports whether two elements are of the same set of the kernel.
 func (e element) sameSet(other element) bool {
-	return e.set == other.set && (e.set != setAffinity || e.number == other.number)
+	return e.set == other.set && (e.set != setRemember || e.number == other.number)
 }
 
 // install writes sets, chains and rules over what there is. Chains that are right stay as they are.
@@ -247,19 +231,6 @@ func (k netlinkKernel) read() (st state, err error) {
 		}
 	}
 	return st, nil
-}
-
-func (k netlinkKernel) clients() ([]client, error) {
-	var all []client
-	err := k.listing().Elements(stickyMap, func(e nft.Element) {
-		if c, ok := decodeClient(k.family, e.Key, e.Value); ok {
-			all = append(all, c)
-		}
-	})
-	if err != nil && !errors.Is(err, unix.ENOENT) { // without a table no client is remembered
-		return nil, fmt.Errorf("list the elements of %s: %w", stickyMap, err)
-	}
-	return all, nil
 }
 
 // compare reports whether the kernel has these rules, and if not, whether its sets can stay.

@@ -118,8 +118,8 @@ func TestOnlyOurTablesDisturb(t *testing.T) {
 	ns.Run(t, "nft", "add", "table", "ip", "theirs")
 	ns.Run(t, "nft", "add", "chain", "ip", "theirs", "landfall")
 	ns.Run(t, "nft", "add", "table", "inet", TableName)
-	ns.Run(t, "nft", "add", "element", "ip", TableName, "clients", "{ 7:7 . 77 : 192.0.2.7 }")
-	ns.Run(t, "nft", "delete", "element", "ip", TableName, "clients", "{ 7:7 . 77 }")
+	ns.Run(t, "nft", "add", "element", "ip", TableName, stickyMap, "{ 7:7 . 77 : 192.0.2.7 }")
+	ns.Run(t, "nft", "delete", "element", "ip", TableName, stickyMap, "{ 7:7 . 77 }")
 	time.Sleep(2 * settle)
 	if n := disturbed.Load(); n != 0 {
 		t.Errorf("disturbed %d times", n)
@@ -204,25 +204,21 @@ func TestAnotherTimeoutKeepsChains(t *testing.T) {
 			t.Errorf("timeout %s: rules that have nothing to do with it, with their handles, are others", timeout)
 		}
 		want := fmt.Sprintf(
-			"update @clients { meta priority . jhash ct original ip saddr mod %d seed 0x4c46 offset %d timeout %s",
+			"update @%s { meta priority . jhash ct original ip saddr mod %d seed 0x4c46 offset %d timeout %s", stickyMap,
 			stickyPlaces, stickyPlaces, strings.TrimSuffix(strings.TrimSuffix(timeout.String(), "0s"), "0m"))
 		if out := ns.Run(t, "nft", "list", "chain", "ip", TableName, chainRemember); !strings.Contains(out, want) {
 			t.Errorf("timeout %s: the rules are %s, want %s", timeout, out, want)
 		}
-		if known, err := a.table(lb.IPv4).kernel.clients(); err != nil || len(known) != 1 {
-			t.Errorf("timeout %s: remembered are %v, %v", timeout, known, err)
+		if known := a.clients(t, lb.IPv4); len(known) != 1 {
+			t.Errorf("timeout %s: remembered are %v", timeout, known)
 		}
 	}
 }
 
 // class returns the group of a Service's first frontend in nft's form.
 func class(t *table, key lb.Key) string {
-	for _, p := range t.applied[key].parts {
-		if p.group != 0 {
-			return fmt.Sprintf("%x:%x", p.group>>16, p.group&0xffff)
-		}
-	}
-	return ""
+	group := groupOf(t, key)
+	return fmt.Sprintf("%x:%x", group>>16, group&0xffff)
 }
 
 // A set of another type under a name of ours, as no release of ours makes it, does not stop the
@@ -297,8 +293,8 @@ func TestRefusalIsReported(t *testing.T) {
 			{element: element{set: setSourceRanges, frontend: at, bits: 8, source: addressOf(addr("10.0.0.0"))}},
 			{element: element{set: setSourceRanges, frontend: at, bits: 16, source: addressOf(addr("10.1.0.0"))}},
 		}}, unix.EEXIST, "add to source-ranges"},
-		"add to no set": {change{add: []entry{{element: element{set: setAffinity, frontend: at, number: 5}}}}, unix.ENOENT,
-			"add to affinity-5"},
+		"add to no set": {change{add: []entry{{element: element{set: setRemember, frontend: at, number: 5}}}}, unix.ENOENT,
+			"add to remember-5"},
 	} {
 		err := k.commit(test.change)
 		if name == "add what is there" {

@@ -76,7 +76,7 @@ func setOf(name string) (e element, ok bool) {
 			return e, plain != ""
 		}
 	}
-	e.set = setAffinity
+	e.set = setRemember
 	e.number, ok = memoryNamed(name)
 	return e, ok
 }
@@ -177,15 +177,4 @@ func (e *entry) decodeRange(first, last []byte, n int) error {
 		return fmt.Errorf("a source range is not a prefix")
 	}
 	return nil
-}
-
-// decodeClient reads an element of the map that remembers clients; ok is false for what is none.
-func decodeClient(family lb.Family, key, value []byte) (c client, ok bool) {
-	n := nft.AddressBytes(family)
-	if len(key) != 8 || len(value) != n {
-		return c, false
-	}
-	c = client{key: string(key), group: binary.NativeEndian.Uint32(key), place: binary.NativeEndian.Uint32(key[4:])}
-	copy(c.to[:], value)
-	return c, true
 }

@@ -96,17 +96,26 @@ func TestListingReadsBack(t *testing.T) {
 		"dnat ip6 to meta priority . numgen random mod 2 offset 20000 map @udp-backends",
 		"20000 : 192.168.1.2", "20000 : fd00:10:0:1::2",
 		"ip daddr 10.96.0.0/12 fib daddr type != local drop", "ip6 daddr fd00:10:96::/112 fib daddr type != local drop",
-		"10.96.0.44", "172.31.0.2", "set affinity-90 {", "set affinity-10800 {",
+		"10.96.0.44", "172.31.0.2", "set remember-90 {", "set remember-10800 {",
 		"ct status assured,dnat / assured,dnat ct label ! 76 ct label set 76 jump affinity",
-		"update @clients { meta priority . jhash ct original ip saddr mod 524288 seed 0x4c46 offset 524288 timeout 3h : ct reply ip saddr }",
-		"update @clients { meta priority . jhash ct original ip6 saddr mod 524288 seed 0x4c46 offset 524288 timeout 3h : ct reply ip6 saddr }",
+		"update @" + stickyMap + " { meta priority . jhash ct original ip saddr mod 262144 seed 0x4c46 offset 262144 " +
+			"timeout 3h " +
+			": ct reply ip saddr }",
+		"update @" + stickyMap + " { meta priority . jhash ct original ip6 saddr mod 262144 seed 0x4c46 offset 262144 " +
+			"timeout 3h : ct reply ip6 saddr }",
+		"ip6 daddr set meta priority . jhash ip6 saddr mod 262144 seed 0x4c46 offset 262144 map @" + stickyMap +
+			" jump known",
+		"meta l4proto tcp meta priority . ip daddr @affinity dnat to ip daddr:ct original ip daddr . meta l4proto . tcp " +
+			"dport map @ports",
+		"ip daddr set ct original ip daddr",
+		"delete @" + stickyMap + " { meta priority . jhash ip saddr mod 262144 seed 0x4c46 offset 262144 : ip daddr }",
 	} {
 		if !strings.Contains(listing, want) {
 			t.Errorf("the listing lacks %q", want)
 		}
 	}
 	for id, set := range setNames {
-		if setID(id) == setAffinity || setID(id) == setMixedSCTP {
+		if setID(id) == setRemember || setID(id) == setMixedSCTP {
 			continue
 		}
 		for _, family := range []string{"ip", "ip6"} {

@@ -13,10 +13,10 @@ const (
 	// Service has no more than two groups. A client's place follows from its address' hash; clients
 	// with the same place share a backend. So the clients of one Service, however many, take no more
 	// than its share of the map.
-	stickyPlaces = 1 << 19
+	stickyPlaces = 1 << 18
 	stickyShare  = 2 * stickyPlaces
 	// stickyLimit is how many places are taken at most. Clients of others are served without affinity.
-	stickyLimit = 4 * stickyShare
+	stickyLimit = 8 * stickyShare
 	// maxSplit is how often places are halved at most. That is enough for the groups of any Service,
 	// see maxElements.
 	maxSplit = 15
@@ -43,9 +43,10 @@ func memoryOf(timeout time.Duration, groups int) memory {
 }
 
 // splitFor returns how often places are halved so that the groups of a Service keep to its share.
-// It changes in large steps, as the clients of a group whose places change are forgotten.
+// It changes in large steps: the clients of a group whose places change are forgotten, and the old
+// places stay taken until their time is over, so that a Service has at most a share for each step.
 func splitFor(groups int) uint32 {
-	const step = 3
+	const step = 5
 	split := uint32(0)
 	for split < maxSplit && groups > 2<<split {
 		split += step
@@ -63,13 +64,17 @@ func splitOf(m memory) uint32 { return m >> secondsBits }
 // first: groups with fewer have others.
 func places(split uint32) (n, first uint32) { return stickyPlaces >> split, stickyPlaces >> split }
 
-// prefixAffinity begins the names of the sets of backends of groups with session affinity.
-const prefixAffinity = "affinity-"
+// stickyMap is the map from group and place to backend. It is what packets write. A map keeps its
+// size as long as it exists, so one of another size has another name.
+var stickyMap = fmt.Sprint("clients-", stickyLimit)
 
-// affinitySet returns the name of the set of backends of groups with this memory: with the timeout
-// in seconds, and the number of places where that is not stickyPlaces.
-func affinitySet(m memory) string {
-	name := fmt.Sprint(prefixAffinity, m&maxSeconds)
+// prefixRemember begins the names of the sets of groups with session affinity.
+const prefixRemember = "remember-"
+
+// rememberSet returns the name of the set of groups with this memory: with the timeout in seconds,
+// and the number of places where that is not stickyPlaces.
+func rememberSet(m memory) string {
+	name := fmt.Sprint(prefixRemember, m&maxSeconds)
 	if split := splitOf(m); split > 0 {
 		n, _ := places(split)
 		name += fmt.Sprint("-", n)
@@ -79,7 +84,7 @@ func affinitySet(m memory) string {
 
 // memoryNamed returns the memory for which a set has this name.
 func memoryNamed(name string) (memory, bool) {
-	rest, found := strings.CutPrefix(name, prefixAffinity)
+	rest, found := strings.CutPrefix(name, prefixRemember)
 	if !found {
 		return 0, false
 	}
@@ -93,5 +98,5 @@ func memoryNamed(name string) (memory, bool) {
 		}
 		m |= uint32(bits.Len32(stickyPlaces)-bits.Len32(uint32(n))) << secondsBits
 	}
-	return m, err == nil && seconds > 0 && affinitySet(m) == name
+	return m, err == nil && seconds > 0 && rememberSet(m) == name
 }

@@ -41,11 +41,8 @@ type table struct {
 	rules *ruleset
 	// unpruned is set while the kernel may hold elements of frontends that no Service has.
 	unpruned bool
-	// moved is what changes mean for the clients that are remembered, as long as nothing was
-	// forgotten.
-	moved moved
-	// parted are Services of whose change only a part is written, with what the whole means.
-	parted map[lb.Key]moved
+	// parted are Services of whose change only a part is written.
+	parted map[lb.Key]bool
 	// doubtful is set when the last failure may come of the kernel holding something else than known.
 	doubtful bool
 	// foreign is set when what was last found to differ was changed by others.
@@ -58,7 +55,7 @@ func newTable(family lb.Family, k kernel, ledger *dialect.Ledger) *table {
 	return &table{
 		Ledger: ledger, claims: newClaims(family, ledger.Touch), kernel: k, limit: maxOperations,
 		applied: map[lb.Key]*service{},
-		users:   map[common]int{}, parted: map[lb.Key]moved{}, moved: moved{loses: true},
+		users:   map[common]int{}, parted: map[lb.Key]bool{},
 	}
 }
 
@@ -208,7 +205,7 @@ func (t *table) retime() error {
 func (t *table) repair(unknown []unknownElement) error {
 	d := t.newDiff()
 	for key, s := range t.applied {
-		if _, parted := t.parted[key]; parted {
+		if t.parted[key] {
 			continue // it is on its way to something else
 		}
 		for _, p := range s.parts {
@@ -230,7 +227,6 @@ func (t *table) repair(unknown []unknownElement) error {
 		return err
 	}
 	d.happened(t.have, t.users)
-	t.moved.loses = true
 	return nil
 }
 
@@ -281,15 +277,13 @@ func (t *table) Commit(_ context.Context, keys []lb.Key) (n int, err error) {
 	case len(keys) > 1:
 		return n, dialect.ErrUnfinished
 	default:
-		return n, t.begin(keys[0], d, parts[0])
+		return n, t.begin(keys[0], parts[0])
 	}
 }
 
 // begin writes the first part of what a Service needs.
-func (t *table) begin(key lb.Key, d *diff, part change) error {
-	whole := t.parted[key]
-	whole.merge(d.moved)
-	t.parted[key] = whole
+func (t *table) begin(key lb.Key, part change) error {
+	t.parted[key] = true
 	if err := t.commit(part); err != nil {
 		return err
 	}
@@ -305,13 +299,10 @@ func (t *table) apply(d *diff, c change) error {
 		}
 	}
 	d.happened(t.have, t.users)
-	t.moved.merge(d.moved)
 	for key, s := range d.services {
 		t.count(t.applied[key], -1)
 		t.count(s, 1)
-		whole, parted := t.parted[key]
-		t.moved.merge(whole)
-		if t.Failed(key) || parted {
+		if t.Failed(key) || t.parted[key] {
 			t.unpruned = true // what a predecessor left for it was kept, or parts of what it no longer wants
 		}
 		delete(t.parted, key)
@@ -327,7 +318,7 @@ func (t *table) apply(d *diff, c change) error {
 
 // Prune implements dialect.Rules.
 func (t *table) Prune(context.Context) error {
-	return errors.Join(t.prune(), t.prepare(false), t.forget())
+	return errors.Join(t.prune(), t.prepare(false))
 }
 
 // commit makes one transaction.

@@ -54,6 +54,7 @@ const (
 	chainPickLocal = "pick-local"
 	chainRefuse    = "refuse"
 	chainChoose    = "choose"
+	chainKnown     = "known"
 	chainAffinity  = "affinity"
 	chainRemember  = "remember"
 	// Those of connections to cluster IPs that no Service has.
@@ -116,9 +117,10 @@ func (r *ruleset) picks(b builder, memories []memory) {
 	}
 	var choose []nft.Rule
 	for _, split := range slices.Sorted(maps.Keys(splits)) {
-		for _, p := range protocols {
-			choose = append(choose, b.knownClient(p, split))
-		}
+		choose = append(choose, b.recall(split), b.forget(split))
+	}
+	if len(memories) > 0 {
+		r.add(chainKnown, b.known()...)
 	}
 	r.add(chainChoose, append(choose, r.tries(b, "", setMany)...)...)
 	r.add("mixed", r.tries(b, "mixed-", setMixed)...)
@@ -261,7 +263,8 @@ func (r *ruleset) affinity(b builder, memories []memory) {
 	r.add(chainRemember, remember...)
 	for _, p := range protocols {
 		for _, id := range []setID{setGroups, setLocalGroups} {
-			groups = append(groups, b.rule("", b.originalGroup(id, p), expr.Jump(chainRemember)))
+			groups = append(groups, b.rule("", b.originalGroup(id, p), b.key(fieldGroup, fieldBackend),
+				expr.In(setNames[setAffinity]), expr.Jump(chainRemember)))
 		}
 	}
 	r.add(chainAffinity, append(groups, b.rule("", noPriority()))...)
@@ -272,13 +275,10 @@ func (r *ruleset) affinity(b builder, memories []memory) {
 	r.hook("remember-postrouting", "filter", unix.NF_INET_POST_ROUTING, prioritySource, first...)
 }
 
-// stickyMap is the map from group and client to backend.
-const stickyMap = "clients"
-
 // setName returns the name of the set that an element is in.
 func (e element) setName() string {
-	if e.set == setAffinity {
-		return affinitySet(e.number)
+	if e.set == setRemember {
+		return rememberSet(e.number)
 	}
 	return setNames[e.set]
 }
@@ -287,7 +287,8 @@ var setNames = [...]string{
 	setBackends: "backends", setMixedTCP: "tcp-backends", setMixedUDP: "udp-backends", setMixedSCTP: "sctp-backends",
 	setMany: "many", setScheduled: "scheduled", setMixed: "mixed-ports", setHairpin: "hairpin", setPorts: "ports",
 	setSourceRanges: "source-ranges", setRestricted: "restricted", setLocalGroups: "local-groups", setSilent: "silent",
-	setGroups: "groups", setLocal: "local", setExternal: "external", setEcho: "echo", setClusterIPs: "cluster-ips",
+	setGroups: "groups", setLocal: "local", setAffinity: "affinity", setExternal: "external", setEcho: "echo",
+	setClusterIPs: "cluster-ips",
 }
 
 // isState reports whether a set holds what packets write, which is not for us to compare.

@@ -29,13 +29,15 @@ func newSets(memories []memory) []set {
 	for id, name := range setNames {
 		s := set{name: name, key: frontend}
 		switch id := setID(id); {
-		case id == setAffinity:
-			continue
+		case id == setRemember:
+			continue // see below
 		case id == setBackends:
 			s.key, s.value, s.typeOf = []field{fieldGroup, fieldNumber}, []field{fieldDestination}, tcp
 		case id.isMixed():
 			s.key, s.value = []field{fieldGroup, fieldNumber}, []field{fieldDestination, fieldPort}
 			s.typeOf = protocols[id-setMixedTCP]
+		case id == setAffinity:
+			s.key = []field{fieldGroup, fieldDestination}
 		case id.ofGroup():
 			s.key = []field{fieldGroup}
 		case id == setPorts:
@@ -56,7 +58,7 @@ func newSets(memories []memory) []set {
 		sets = append(sets, s)
 	}
 	for _, m := range memories {
-		sets = append(sets, set{name: affinitySet(m), key: []field{fieldGroup, fieldDestination}})
+		sets = append(sets, set{name: rememberSet(m), key: []field{fieldGroup}})
 	}
 	return append(sets, set{
 		name: stickyMap, flags: unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, size: stickyLimit,

@@ -92,13 +92,21 @@ func TestSessionAffinity(t *testing.T) {
 					}
 				}
 			}
-			if known, err := a.table(family).kernel.clients(); err != nil || len(known) != 4 {
-				t.Errorf("remembered are %v, %v", known, err)
+			if known := a.clients(t, family); len(known) != 4 {
+				t.Errorf("remembered are %v", known)
 			}
 			// Without affinity the rules remember no client, and send each one to all backends.
 			apply(a, 0, everywhere...)
-			if known, err := a.table(family).kernel.clients(); err != nil || len(known) > 0 {
-				t.Errorf("still remembered are %v, %v", known, err)
+			ends := map[string]bool{}
+			for n := 0; n < 100 && len(ends) < len(everywhere); n++ {
+				at, _, err := s.Ask(table[0], cases.Long)
+				if err != nil {
+					t.Fatal(err)
+				}
+				ends[at] = true
+			}
+			if known := a.clients(t, family); len(known) != 4 || len(ends) != len(everywhere) {
+				t.Errorf("without affinity a client ends at %v, and remembered are %v", ends, known)
 			}
 		})
 	}
@@ -116,10 +124,7 @@ func TestSessionAffinityEnds(t *testing.T) {
 			a.settle(t, map[lb.Key]plan.Service{service.Key: service})
 			first := ""
 			for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
-				known, err := a.table(family).kernel.clients()
-				if err != nil {
-					t.Fatal(err)
-				}
+				known := a.clients(t, family)
 				if time.Now().After(deadline) {
 					t.Fatalf("after a minute it is still sent to %s; remembered are %v", first, known)
 				}

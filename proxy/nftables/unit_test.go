@@ -134,8 +134,10 @@ func TestElementsSurviveEncoding(t *testing.T) {
 				e.number, e.to = 30002, target{addr: at}
 			case setMixedTCP, setMixedUDP, setMixedSCTP:
 				e.number, e.to = 30002, target{addr: at, port: 8080}
+			case setRemember:
+				e.number = 10800
 			case setAffinity:
-				e.number, e.source = 10800, at
+				e.source = at
 			case setPorts:
 				e.to.port = 8080
 			}
@@ -159,7 +161,7 @@ func testEncoding(t *testing.T, family lb.Family, e entry) {
 
 func FuzzDecode(f *testing.F) {
 	for _, name := range []string{"cluster-ips", "source-ranges", "hairpin", "backends", "tcp-backends", "ports",
-		"affinity-60", "groups", "many", "clients"} {
+		"remember-60", "affinity", "groups", "many", stickyMap} {
 		f.Add(name, false, make([]byte, 16), make([]byte, 16), make([]byte, 8))
 		f.Add(name, true, make([]byte, 40), make([]byte, 40), make([]byte, 20))
 	}

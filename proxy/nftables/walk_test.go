@@ -27,6 +27,7 @@ type packet struct {
 	protocol    protocol
 	mark        uint32
 	originalDst netip.AddrPort // before translation; valid once translated
+	written     netip.Addr     // the destination before rules wrote another; valid once written
 	masquerade  bool
 	registers   [64]byte
 	drawn       [16]draw // registers that hold a drawn number
@@ -146,6 +147,8 @@ func (w *walker) fate(p packet) (shares map[string]float64, masqueraded bool) {
 			switch {
 			case end.verdict == "drop", end.verdict == "reject":
 				shares[end.verdict] += end.chance
+			case !end.originalDst.IsValid() && end.dst != p.dst:
+				w.t.Fatalf("what was sent to %s goes on to %s, untranslated", p.dst, end.dst)
 			case !end.originalDst.IsValid():
 				shares["none"] += end.chance
 			default:
@@ -249,6 +252,9 @@ func (w *walker) expr(e expr.Any, p way) (matched, missed []way) {
 	}
 	switch e := e.(type) {
 	case *expr.Payload:
+		if e.Write {
+			return []way{w.write(e, p)}, nil
+		}
 		p.store(e.DestRegister, w.payload(e, p))
 	case *expr.Meta:
 		return w.meta(e, p), nil
@@ -285,7 +291,7 @@ func (w *walker) expr(e expr.Any, p way) (matched, missed []way) {
 	case *expr.DNAT:
 		length := uint32(nft.AddressBytes(w.family))
 		to, _ := netip.AddrFromSlice(p.load(e.RegAddr, length))
-		p.originalDst, p.dst = p.dst, netip.AddrPortFrom(to, binary.BigEndian.Uint16(p.load(e.RegPort, 2)))
+		p.originalDst, p.dst = p.original(), netip.AddrPortFrom(to, binary.BigEndian.Uint16(p.load(e.RegPort, 2)))
 		p.verdict = "dnat"
 	case *expr.Masq:
 		p.masquerade, p.verdict = true, "masquerade"
@@ -294,7 +300,12 @@ func (w *walker) expr(e expr.Any, p way) (matched, missed []way) {
 	case *expr.Dynset:
 		s, _ := w.rules.set(e.SetName)
 		key, value := p.load(e.SrcRegKey, length(w.family, s.key)), p.load(e.SrcRegData, length(w.family, s.value))
-		w.sets[e.SetName][string(key)] = string(value)
+		switch _, there := w.sets[e.SetName][string(key)]; {
+		case e.Operation == dynsetDelete:
+			delete(w.sets[e.SetName], string(key))
+		case !there: // else only its time begins anew
+			w.sets[e.SetName][string(key)] = string(value)
+		}
 	case *expr.Immediate:
 		p.store(e.Register, e.Data)
 	case *expr.Verdict:
@@ -303,6 +314,32 @@ func (w *walker) expr(e expr.Any, p way) (matched, missed []way) {
 		w.t.Fatalf("unknown %T", e)
 	}
 	return []way{p}, nil
+}
+
+// write changes the packet's destination address.
+func (w *walker) write(e *expr.Payload, p way) way {
+	v4 := e.Offset == 16 && e.Len == 4 && e.Checksum && e.ChecksumOffset == 10
+	if v6 := e.Offset == 24 && e.Len == 16 && !e.Checksum; w.family == lb.IPv6 && !v6 || w.family == lb.IPv4 && !v4 ||
+		e.Base != expr.PayloadBaseNetworkHeader || !e.PseudoHeader {
+		w.t.Fatalf("unknown %+v", e)
+	}
+	if !p.written.IsValid() {
+		p.written = p.dst.Addr()
+	}
+	to, _ := netip.AddrFromSlice(p.load(e.SourceRegister, e.Len))
+	p.dst = netip.AddrPortFrom(to, p.dst.Port())
+	return p
+}
+
+// original returns where the packet was sent to.
+func (p packet) original() netip.AddrPort {
+	switch {
+	case p.originalDst.IsValid():
+		return p.originalDst
+	case p.written.IsValid():
+		return netip.AddrPortFrom(p.written, p.dst.Port())
+	}
+	return p.dst
 }
 
 func (w *walker) payload(e *expr.Payload, p way) []byte {
@@ -367,7 +404,7 @@ func (w *walker) ct(e *expr.Ct, p way) []byte {
 		}
 		return p.src.Addr().AsSlice()
 	case unix.NFT_CT_DST_IP, unix.NFT_CT_DST_IP6:
-		return p.originalDst.Addr().AsSlice()
+		return p.original().Addr().AsSlice()
 	case unix.NFT_CT_PROTO_DST:
 		return binary.BigEndian.AppendUint16(nil, p.originalDst.Port())
 	}

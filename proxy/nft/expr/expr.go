@@ -55,6 +55,8 @@ type Payload struct {
 	// header.
 	Checksum       bool
 	ChecksumOffset uint32
+	// PseudoHeader has it correct the transport header's checksum too: the bytes are an address.
+	PseudoHeader bool
 }
 
 func (e *Payload) encode(a *nfnetlink.Attributes) string {
@@ -69,6 +71,9 @@ func (e *Payload) encode(a *nfnetlink.Attributes) string {
 	if e.Checksum {
 		a.Number(unix.NFTA_PAYLOAD_CSUM_TYPE, unix.NFT_PAYLOAD_CSUM_INET)
 		a.Number(unix.NFTA_PAYLOAD_CSUM_OFFSET, e.ChecksumOffset)
+	}
+	if e.PseudoHeader {
+		a.Number(unix.NFTA_PAYLOAD_CSUM_FLAGS, unix.NFT_PAYLOAD_L4CSUM_PSEUDOHDR)
 	}
 	return "payload"
 }
