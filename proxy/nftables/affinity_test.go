@@ -128,7 +128,7 @@ func TestNewBackendsGetClients(t *testing.T) {
 	for _, c := range []struct {
 		known int
 		least float64 // of what is fair
-	}{{1000, 0.99}, {10_000, 0.96}, {seeds.Of(30_000, 100_000), 0.8}} {
+	}{{1000, 0.99}, {10_000, 0.96}, {seeds.Of(30_000, 100_000), seeds.Of(0.88, 0.65)}} {
 		const first = "10.1.0.1:8080"
 		old, grown := affineTo(first), affineTo(first, "10.1.0.2:8080", "10.1.0.3:8080")
 		r := newRenderer(lb.IPv4, plan.Config{})
