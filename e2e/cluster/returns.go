@@ -72,20 +72,16 @@ func (c *Cluster) Returns(ctx context.Context, away Absences, say func(format st
 			{"on the LAN", func() (Outcome, error) { return c.returnOnLAN(ctx, a, victim, away.Length, onLAN) }},
 			{"over BGP", func() (Outcome, error) { return c.returnRouted(ctx, a, victim, away.Length) }},
 		} {
-			var of Outcome
-			for range away.Count {
-				one, err := kind.once()
-				of.Add(one)
-				if err != nil {
-					return fmt.Errorf("%s, %s: %w", a.name, kind.where, errors.Join(err, c.explain(ctx)))
-				}
-			}
-			say("%s, %d times, %s: %s", a.name, away.Count, kind.where, of)
+			of, times, err := repeat(away.Count, kind.once)
+			say("%s, %d times, %s: %s", a.name, times, kind.where, of)
 			for _, why := range of.Why {
 				say("  %s", why)
 			}
+			if err != nil {
+				return fmt.Errorf("%s, %s: %w", a.name, kind.where, errors.Join(err, c.explain(ctx)))
+			}
 			all.Add(of)
-			returns += away.Count
+			returns += times
 		}
 	}
 	say("over %d returns: %s", returns, all)
@@ -93,6 +89,19 @@ func (c *Cluster) Returns(ctx context.Context, away Absences, say func(format st
 		return fmt.Errorf("over %d returns: %s", returns, all)
 	}
 	return nil
+}
+
+// repeat does something that often, or until it fails.
+func repeat(count int, once func() (Outcome, error)) (all Outcome, times int, err error) {
+	for range count {
+		one, err := once()
+		all.Add(one)
+		if err != nil {
+			return all, times, err
+		}
+		times++
+	}
+	return all, times, nil
 }
 
 // prepareReturns installs everything, with no pod on the node that goes away, and with more

@@ -29,7 +29,9 @@ func raiseThread() error {
 	err := unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR,
 		Priority: priority}, 0)
 	if errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("real-time priority: %w (needs CAP_SYS_NICE)", err)
+		// Kernels with CONFIG_RT_GROUP_SCHED refuse it in control groups without a share of that time,
+		// as containers' are with cgroup v1.
+		return fmt.Errorf("real-time priority: %w (needs CAP_SYS_NICE, and cpu.rt_runtime_us above 0 with cgroup v1)", err)
 	} else if err != nil {
 		return fmt.Errorf("real-time priority: %w", err)
 	}
