@@ -83,11 +83,22 @@ type Actor struct {
 	// begun is set once what a predecessor may have left is known to be among suspect.
 	begun bool
 
-	// The rest belongs to the goroutine that makes passes: when the last one ended, and how long it
-	// took.
-	ended    time.Time
-	took     time.Duration
-	failures loop.Failures
+	// The rest belongs to the goroutine that makes passes: the last one, and the last one about
+	// frontends that are new. What is urgent does not put those off.
+	last, lastFresh pass
+	failures        loop.Failures
+}
+
+// pass is when a pass ended, and how long it took.
+type pass struct {
+	ended time.Time
+	took  time.Duration
+}
+
+// rest returns for how long there shall be no other one: so many times as long as it took, up to
+// most.
+func (p pass) rest(times, most time.Duration) time.Duration {
+	return min(times*p.took, most) - time.Since(p.ended)
 }
 
 // destination is a frontend whose flows are cut; without an address it is a node port. One of ICMP
@@ -238,11 +249,10 @@ func destinations(s plan.Service) map[destination][]netip.AddrPort {
 // step makes a pass about what is urgent, and about what is not once enough time has passed. It
 // returns how long the rest has to wait.
 func (a *Actor) step() (again time.Duration, err error) {
-	since := time.Since(a.ended)
-	urgent, fresh := min(urgentRest*a.took, maxUrgentRest)-since, min(freshRest*a.took, maxFreshRest)-since
-	if urgent > 0 {
+	if urgent := a.last.rest(urgentRest, maxUrgentRest); urgent > 0 {
 		return urgent, nil
 	}
+	fresh := a.lastFresh.rest(freshRest, maxFreshRest)
 	if err := a.pass(fresh <= 0); err != nil {
 		return 0, err
 	}
@@ -262,6 +272,7 @@ func (a *Actor) pass(all bool) error {
 	a.mu.Lock()
 	suspect := a.suspect
 	a.suspect = doubts{}
+	all = all && len(a.fresh) > 0
 	if all {
 		suspect.add(a.fresh)
 		a.fresh = doubts{}
@@ -279,8 +290,10 @@ func (a *Actor) pass(all bool) error {
 	}
 	started := time.Now()
 	err := a.cut(suspect, allowed)
-	a.ended = time.Now()
-	a.took = a.ended.Sub(started)
+	a.last = pass{time.Now(), time.Since(started)}
+	if all {
+		a.lastFresh = a.last
+	}
 	if err != nil {
 		a.mu.Lock()
 		defer a.mu.Unlock()

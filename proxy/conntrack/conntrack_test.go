@@ -317,6 +317,47 @@ func TestContract11NewServicesCostFewPasses(t *testing.T) {
 	})
 }
 
+// A Service whose endpoints change all the time does not put off that flows to another one's new
+// frontend are cut.
+func TestContract11ChangesOfOneServiceDoNotPutOffOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table := &fake{}
+		a := newActor(table)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- a.Run(ctx) }()
+		flaps := func(i int) plan.Service {
+			return dns("flaps", "192.0.2.200", fmt.Sprintf("192.168.1.%d:5353", 2+i%2))
+		}
+		start := flaps(1)
+		a.Begin(map[lb.Key]plan.Service{start.Key: start})
+		time.Sleep(10 * time.Second)
+		table.mu.Lock()
+		table.takes = 50 * time.Millisecond
+		table.mu.Unlock()
+		for round := range 5 {
+			vip := fmt.Sprintf("192.0.3.%d", 1+round)
+			table.mu.Lock()
+			table.flows = []string{vip + ":53 " + vip + ":53"}
+			table.mu.Unlock()
+			set(a, dns(fmt.Sprint("new-", round), vip, "192.168.1.9:5353"))
+			for i := range 8 { // 5 s and what passes take; the changes go on behind that
+				time.Sleep(time.Second)
+				set(a, flaps(i))
+			}
+			table.mu.Lock()
+			if len(table.flows) > 0 {
+				t.Errorf("round %d: left %q", round, table.flows)
+			}
+			table.mu.Unlock()
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // Services without UDP and SCTP cost nothing.
 func TestTCPNeedsNoPass(t *testing.T) {
 	s := dns("web", "192.0.2.1", "192.168.1.2:5353")

@@ -339,6 +339,7 @@ func TestContract6DriftIsRepaired(t *testing.T) {
 				"*nat\n-D LF-SERVICES 1\n-A LF-SERVICES -d 10.96.0.1/32 -p tcp -m comment --comment \"default/kubernetes:https " +
 					"cluster IP\" -m tcp --dport 443 -j LF-SVC-NPX46M4PTMTKRN6Y\nCOMMIT\n",
 				"*nat\n-D PREROUTING 1\n:KUBE-SERVICES - [0:0]\n-A PREROUTING -j KUBE-SERVICES\nCOMMIT\n",
+				"*nat\n-D PREROUTING -j KUBE-SERVICES\n-I PREROUTING 1 -j KUBE-SERVICES\nCOMMIT\n",
 			} {
 				k := ks[lb.IPv4].(*spy)
 				if err := k.Kernel.Restore(t.Context(), damage); err != nil {
@@ -347,8 +348,11 @@ func TestContract6DriftIsRepaired(t *testing.T) {
 				if listing(t, k) == want {
 					t.Fatalf("no damage from %q", damage)
 				}
-				if err := settle(a, true); err != nil {
-					t.Fatal(err)
+				for i, repairs := range []bool{true, false} {
+					stats, err := a.Apply(t.Context(), true)
+					if err != nil || (stats.Repaired > 0) != repairs {
+						t.Errorf("look %d after %q: %v, %d repairs", i, damage, err, stats.Repaired)
+					}
 				}
 				got := strings.ReplaceAll(listing(t, k), "-A PREROUTING -j KUBE-SERVICES\n", "")
 				if d := cmp.Diff(want, got); d != "" {

@@ -35,8 +35,8 @@ type Kernel interface {
 type Commands struct {
 	// Save and Restore commands by name, such as iptables-nft-save.
 	save, restore string
-	// started is told of each process that writes; may be nil.
-	started func(pid int)
+	// start starts a process that writes; may be nil.
+	start func(*exec.Cmd) error
 }
 
 var _ Kernel = Commands{}
@@ -98,7 +98,7 @@ func usedByAgents(saved io.Reader) (bool, error) {
 
 // Watched returns commands whose writing w takes for ours.
 func (c Commands) Watched(w *Watcher) Commands {
-	c.started = w.started
+	c.start = w.start
 	return c
 }
 
@@ -137,15 +137,16 @@ func (c Commands) run(
 	var stderr strings.Builder
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Stdin, cmd.Stderr = strings.NewReader(input), &stderr
+	start := (*exec.Cmd).Start
+	if c.start != nil && input != "" {
+		start = c.start
+	}
 	var readErr error
 	stdout, err := cmd.StdoutPipe()
 	if err == nil {
-		err = cmd.Start()
+		err = start(cmd)
 	}
 	if err == nil {
-		if c.started != nil && input != "" {
-			c.started(cmd.Process.Pid)
-		}
 		readErr = read(stdout)
 		_, _ = io.Copy(io.Discard, stdout) // what nobody wants must not hold it up; if this fails, so does the command
 		err = cmd.Wait()

@@ -6,6 +6,8 @@ import (
 	"io"
 	"log/slog"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -48,6 +50,19 @@ func endpoints(key lb.Key, portName string, protocol lb.Protocol, port uint16, o
 		all = append(all, *s)
 	}
 	return all
+}
+
+// The legacy variant has one lock for the whole machine, and gives up where another program holds it
+// for seconds. Network namespaces share nothing that it would have to protect.
+func TestMain(m *testing.M) {
+	folder, err := os.MkdirTemp("", "landfall-iptables")
+	if err != nil {
+		panic(err)
+	}
+	os.Setenv("XTABLES_LOCKFILE", filepath.Join(folder, "lock"))
+	code := m.Run()
+	os.RemoveAll(folder)
+	os.Exit(code)
 }
 
 // nsKernel runs iptables in a network namespace.

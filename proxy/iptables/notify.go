@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"context"
+	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -36,14 +37,19 @@ const remembered = 64
 // Close ends listening. It must not be called before Watch has returned.
 func (w *Watcher) Close() error { w.events.Close(); return nil }
 
-// started notes a process that writes for us.
-func (w *Watcher) started(pid int) {
+// start starts a process that writes for us, and notes it. Until then nobody asks whose changes are
+// ours, as the process may be faster than we are.
+func (w *Watcher) start(cmd *exec.Cmd) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.own = append(w.own, uint32(pid))
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	w.own = append(w.own, uint32(cmd.Process.Pid))
 	if len(w.own) > remembered {
 		w.own = slices.Delete(w.own, 0, len(w.own)-remembered)
 	}
+	return nil
 }
 
 func (w *Watcher) isOwn(pid uint32) bool {

@@ -149,8 +149,8 @@ func (f *family) Commit(ctx context.Context, keys []lb.Key) (n int, err error) {
 	return n, f.apply(ctx, keys[:n])
 }
 
-// refused reports whether a Service is too large. One that a predecessor has written as it is wanted
-// is served as it was: there is nothing to write.
+// refused reports whether a Service is too large. One that a predecessor has written as it is
+// wanted is served as it was: there is nothing to write.
 func (f *family) refused(key lb.Key) bool {
 	s := f.want[key]
 	if s.refusal == nil {
@@ -225,15 +225,17 @@ func (f *family) read(ctx context.Context, verify bool) error {
 	}
 	f.Stats.Verified = true
 	if verify && f.have != nil {
-		f.Stats.Repaired += differences(f.have.nat, have.nat) + differences(f.have.filter, have.filter)
+		hooks := f.hooks()
+		f.Stats.Repaired += differences(f.have.nat, have.nat, hooks.nat) +
+			differences(f.have.filter, have.filter, hooks.filter)
 	}
 	f.have, f.whole = &have, true
 	return nil
 }
 
-// differences counts the rules of ours in which a table differs from what it was known to hold,
-// jumps from built-in chains among them.
-func differences(known, have chains) int {
+// differences counts the rules of ours in which a table differs from what it was known to hold, our
+// jumps from built-in chains among them, also if others have put theirs ahead of those.
+func differences(known, have, hooks chains) int {
 	ours := func(table chains, chain string) []string {
 		if strings.HasPrefix(chain, prefix) {
 			return table[chain]
@@ -244,8 +246,11 @@ func differences(known, have chains) int {
 	n := 0
 	for chain := range union(known, have) {
 		before, now := ours(known, chain), ours(have, chain)
-		if !slices.Equal(before, now) {
+		switch {
+		case !slices.Equal(before, now):
 			n += max(1, missing(before, now)+missing(now, before))
+		case hooksRight(known[chain], hooks[chain]) && !hooksRight(have[chain], hooks[chain]):
+			n++
 		}
 	}
 	return n

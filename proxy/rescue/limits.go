@@ -24,12 +24,19 @@ const (
 	setFlooded       = "flooded"
 	setShares        = "shares"       // of what is remembered for long
 	setFreshShares   = "shares-fresh" // and for a short while
+	setRenewed       = "renewed"      // connections whose time in the memory has just begun (anew)
 )
 
 const (
-	// freshTimeout is how long a node remembers a connection of which it has moved one packet: longer
-	// than the time between two keepalives of an idle one, which else would be lost at a second move.
+	// freshTimeout is how long a node remembers a connection from the first packet that it moves:
+	// longer than the time between two keepalives of an idle one, which else would be lost at a second
+	// move. Nothing makes that longer, so what is held is no more than what was added in this time.
 	freshTimeout = 5 * time.Minute
+	// flowTimeout is how long a node remembers a connection for long. Its packets renew that, once in
+	// renewal and if the share of its VIP has room: a renewal counts like a new connection, so what is
+	// held is no more than what was added or renewed in this time.
+	flowTimeout = lb.FlowMemory + renewal
+	renewal     = 30 * time.Minute
 	// burst is of how many seconds of the limit connections of one VIP move at once: only the first
 	// packet of each counts.
 	burst = 10
@@ -37,10 +44,10 @@ const (
 	nodeLimit = 4
 	// confirmedLimit is how much more is moved of connections that are remembered.
 	confirmedLimit = 250
-	// A VIP may have shareBurst connections remembered at once, and so many more in each second that
-	// they are shareMore within the time for which the memory keeps a silent one. So six VIPs have to
-	// be flooded to fill a memory.
-	shareBurst, shareMore = maxFlows / 8, maxFlows / 32
+	// A VIP may have shareBurst connections added to a memory at once, and so many more in each second
+	// that they are shareMore within the time for which the memory keeps one. It never holds more than
+	// both, so six VIPs have to be flooded to fill a memory.
+	shareBurst, shareMore = maxFlows / 8, maxFlows / 16
 	// maxLimited is of how many VIPs the rates are known at a time; where there are more, the node's
 	// limit holds alone.
 	maxLimited   = 65536
@@ -69,7 +76,8 @@ func (h header) timed(name string, timeout time.Duration) nft.Set {
 // limitSets are the sets that the rules of all targets share.
 func (h header) limitSets() []nft.Set {
 	return []nft.Set{h.timed(chainUnconfirmed, limitTimeout), h.timed(chainConfirmed, limitTimeout),
-		h.timed(setShares, 2*flowTimeout), h.timed(setFreshShares, 2*freshTimeout), h.timed(setFlooded, floodedFor)}
+		h.timed(setShares, 2*flowTimeout), h.timed(setFreshShares, 2*freshTimeout), h.timed(setFlooded, floodedFor),
+		h.memory(setRenewed, renewal)}
 }
 
 // newRules return the rules that move a packet of a connection that is not remembered, or only for
@@ -77,17 +85,20 @@ func (h header) limitSets() []nft.Set {
 func (h header) newRules(node netip.Addr) []nft.Rule {
 	fresh := name(prefixFresh, node)
 	var all rules
-	all.add("second packet", h.flow(), expr.In(fresh), h.share(setShares, flowTimeout), expr.Goto(name(prefixTo, node)))
-	all.add("above the share", h.flow(), expr.In(fresh), h.remember(h.fresh(node)), expr.Jump(chainConfirmed))
+	all.add("second packet", h.flow(), expr.In(fresh), h.share(setShares, flowTimeout),
+		h.dynset(name(prefixFlows, node), unix.NFT_DYNSET_OP_ADD), h.dynset(setRenewed, unix.NFT_DYNSET_OP_ADD),
+		expr.Goto(name(prefixTo, node)))
+	all.add("above the share", h.flow(), expr.In(fresh), expr.Jump(chainConfirmed))
 	all.add("first packet", h.flow(), expr.NotIn(fresh), expr.Jump(chainUnconfirmed))
-	all.add("", h.flow(), expr.NotIn(fresh), h.share(setFreshShares, freshTimeout), h.remember(h.fresh(node)))
+	all.add("", h.flow(), expr.NotIn(fresh), h.share(setFreshShares, freshTimeout),
+		h.dynset(fresh, unix.NFT_DYNSET_OP_ADD))
 	all.move(node)
 	return all
 }
 
-// share matches while a VIP has room in a memory that keeps silent connections for some time.
-func (h header) share(set string, silence time.Duration) expr.List {
-	return h.perVIP(set, expr.Limit{Rate: uint64(shareMore / (silence / time.Second)), Burst: shareBurst})
+// share matches while a VIP has room in a memory that keeps connections for some time.
+func (h header) share(set string, timeout time.Duration) expr.List {
+	return h.perVIP(set, expr.Limit{Rate: uint64(shareMore / (timeout / time.Second)), Burst: shareBurst})
 }
 
 // perVIP matches by a limit of which each VIP has one.

@@ -264,7 +264,7 @@ func resetFilters(conn *nfnetlink.Conn, folder string) (reset []string, err erro
 	var errs []error
 	for name, was := range noted {
 		now, err := readFilter(folder, name)
-		if err == nil && now == loose { // else others have set it since
+		if err == nil && now == loose { // else others have set it since; their 2 looks like ours
 			if err = writeFilter(folder, name, was, func() error { return nil }); err == nil {
 				reset = append(reset, name)
 			}

@@ -26,11 +26,8 @@ const (
 )
 
 // A connection that was moved goes the same way again, whichever node owns the VIP by then, until
-// it has been silent for flowTimeout. What is known after one packet, limits.go says.
-const (
-	flowTimeout = lb.FlowMemory
-	maxFlows    = 524288 // for each target; about 64 MiB if floods fill it
-)
+// it has been silent for lb.FlowMemory. What is known after one packet, limits.go says.
+const maxFlows = 524288 // for each target
 
 // The TTLs (hop limits) of the ring's protocol, which docs/rescue.md specifies. All nodes have to
 // agree on them.
@@ -95,12 +92,12 @@ func (h header) flows(node netip.Addr) nft.Set {
 	return h.memory(name(prefixFlows, node), flowTimeout)
 }
 
-// memory is a set of connections that are forgotten after a silence.
-func (h header) memory(name string, silence time.Duration) nft.Set {
+// memory is a set of connections, each of which is forgotten after a time.
+func (h header) memory(name string, timeout time.Duration) nft.Set {
 	address := nft.TypeAddress(h.family)
 	return nft.Set{
 		Name: name, Flags: unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT, Size: maxFlows,
-		Timeout:   uint64(silence.Milliseconds()),
+		Timeout:   uint64(timeout.Milliseconds()),
 		KeyType:   nft.TypeOf(address, nft.TypePort, address, nft.TypePort),
 		KeyLength: 2 * (h.size + 4), // a port is padded
 	}
@@ -249,16 +246,17 @@ func (r *rules) add(comment string, parts ...expr.List) {
 // toRules return the rules that move a packet of a connection to remember.
 func (h header) toRules(node netip.Addr) []nft.Rule {
 	var all rules
-	all.add("", h.remember(h.flows(node)))
+	all.add("to renew", h.flow(), expr.NotIn(setRenewed), h.share(setShares, flowTimeout),
+		h.dynset(name(prefixFlows, node), unix.NFT_DYNSET_OP_UPDATE), h.dynset(setRenewed, unix.NFT_DYNSET_OP_ADD))
 	all.add("", expr.Jump(chainConfirmed))
 	all.move(node)
 	return all
 }
 
-// remember adds a packet's connection to a memory, or begins its time there anew.
-func (h header) remember(memory nft.Set) expr.List {
-	return append(h.flow(), &expr.Dynset{SrcRegKey: expr.Reg, SetName: memory.Name,
-		Operation: unix.NFT_DYNSET_OP_UPDATE})
+// dynset adds a packet's connection to a memory. With an update its time there begins anew if it is
+// there already.
+func (h header) dynset(memory string, operation uint32) expr.List {
+	return append(h.flow(), &expr.Dynset{SrcRegKey: expr.Reg, SetName: memory, Operation: operation})
 }
 
 // move moves a packet as it is: a copy goes out to the node, and this one ends here, so that
