@@ -52,7 +52,7 @@ type State struct {
 type vip struct {
 	previous string // owner: the other node that answered for the VIP last; "" if nobody is known
 	ring     *ring  // nil unless routers spread the VIP over nodes
-	rival    string // as of the last step
+	rival    string // that counted in the last step
 }
 
 // Step takes in what is known now of the VIPs that events names, nil for those that no Service
@@ -119,10 +119,14 @@ func (v *vip) answered(view View, dead []string) (changed bool) {
 			answering = append(answering, node)
 		}
 	}
-	if view.Rival != v.rival && view.Rival != "" && !slices.Contains(dead, view.Rival) {
-		v.previous = view.Rival // clients have turned to it
+	rival := view.Rival
+	if slices.Contains(dead, rival) {
+		rival = "" // once it is back it counts anew
 	}
-	v.rival = view.Rival
+	if rival != v.rival && rival != "" {
+		v.previous = rival // clients have turned to it
+	}
+	v.rival = rival
 	switch {
 	case slices.Contains(answering, view.Owner):
 		v.previous = view.Owner

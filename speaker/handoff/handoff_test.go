@@ -132,6 +132,9 @@ func TestStory(t *testing.T) {
 			{what: "and does once more", view: "a c owner=b rival=c", want: "c"},
 			{what: "c dies, and a answers", view: "a:arp owner=a", dead: "c", want: "a"},
 			{what: "somebody plays c", view: "a owner=b rival=c", dead: "c", want: "a", same: true},
+			{what: "c is back, and goes on to announce", view: "a c owner=b rival=c", want: "c"},
+			{what: "it dies again", view: "a owner=b rival=c", dead: "c", want: ""},
+			{what: "a false alarm, in which a took over", view: "a:arp c owner=b rival=c", want: "a"},
 		},
 		"both ways": {
 			{what: "over ARP", view: "a:arp c owner=a", want: "a"},

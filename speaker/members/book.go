@@ -28,9 +28,9 @@ func (b book) merge(updates ...update) []netip.Addr {
 			vips = append(vips, b.index.vips[at])
 		}
 	}
+	vips = append(vips, b.tidy()...)
 	slices.SortFunc(vips, netip.Addr.Compare)
-	b.tidy()
-	return vips
+	return slices.Compact(vips)
 }
 
 func (b book) mergeOne(u update, m *merging) {
@@ -58,15 +58,59 @@ func (b book) mergeOne(u update, m *merging) {
 	p.merge(u, m)
 }
 
-// tidy bounds what the book remembers of VIPs that are gone.
-func (b book) tidy() {
-	var pages []*page
+// Limits of a book: how many VIPs and claims all pages name, and how many cells they have.
+const (
+	maxIndexed = 2 * maxVIPs
+	maxBook    = 1 << 25
+)
+
+// tidy bounds what the book remembers of VIPs that are gone. A book that is too large even so loses
+// its largest pages, whose VIPs it returns: nodes that are live are called if they have none.
+func (b book) tidy() (lost []netip.Addr) {
+	pages, cells := b.all()
+	b.index.tidy(pages)
+	for first := true; max(len(b.index.vips), len(b.index.claims)) > maxIndexed || cells > maxBook; first = false {
+		if !first { // there may be enough that no page names
+			lost = append(lost, b.drop()...)
+			pages, _ = b.all()
+		}
+		b.index.kept = 0
+		b.index.tidy(pages)
+		pages, cells = b.all()
+	}
+	return lost
+}
+
+// all returns all pages, and how many cells they have.
+func (b book) all() (pages []*page, cells int) {
 	for _, p := range b.pages {
 		for ; p != nil; p = p.before {
 			pages = append(pages, p)
+			cells += len(p.cells)
 		}
 	}
-	b.index.tidy(pages)
+	return pages, cells
+}
+
+// drop forgets the node of which the most is known, and returns the VIPs that it names.
+func (b book) drop() []netip.Addr {
+	largest, most := "", -1
+	for node, p := range b.pages {
+		named := 0
+		for ; p != nil; p = p.before {
+			for _, number := range p.cells {
+				if number != 0 {
+					named++
+				}
+			}
+		}
+		if named > most {
+			largest, most = node, named
+		}
+	}
+	vips := b.pages[largest].vips()
+	delete(b.pages, largest)
+	return vips
 }
 
 // updates returns all that is known of the live nodes, and what is reserved for those that are

@@ -132,13 +132,14 @@ func (e *compactEncoder) appendDictionary(b []byte) []byte {
 		all.entries = append(all.entries, entry{claim: claim})
 	}
 	words := all.words()
+	places := places(words)
 	b = binary.AppendUvarint(b, uint64(len(words)))
 	for _, w := range words {
 		b = appendString(b, w)
 	}
 	b = binary.AppendUvarint(b, uint64(len(e.claims)))
 	for _, entry := range all.entries {
-		b = appendClaim(append(b, entry.flags()), entry.claim, words)
+		b = appendClaim(append(b, entry.flags()), entry.claim, places)
 	}
 	var four, six []byte
 	fours, sixes, last := 0, 0, uint32(0)

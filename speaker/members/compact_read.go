@@ -10,12 +10,12 @@ import (
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
-// Limits of what a compact message may describe, as few bytes can describe much: how many VIPs,
-// where this node knows of few and in any case; how many cells in all; and how many of them for
-// each byte of the message if it has more patterns than a speaker makes without need.
+// Limits of what a compact message may describe, as few bytes can describe much: how many VIPs, how
+// many cells in all, and how many of them for each byte of the message if it has more patterns than
+// a speaker makes without need. A node that has just started knows of no VIPs, so that what it
+// knows cannot be a limit.
 const (
-	leastVIPs    = 1 << 12
-	maxVIPs      = 1 << 17
+	maxVIPs      = 1 << 16
 	maxCells     = 1 << 24
 	cellsOfAByte = 64
 )
@@ -44,7 +44,7 @@ func (r *reader) compact() []update {
 		if u.row.cells != nil || u.row.pattern != nil {
 			u.sheet = s
 		}
-		u.entries = make([]entry, 0, r.count(7)) // flags, address, seq and claim take at least 7 bytes
+		u.entries = make([]entry, 0, r.entries())
 		for range cap(u.entries) {
 			u.entries = append(u.entries, r.compactEntry(s))
 		}
@@ -78,8 +78,8 @@ func (r *reader) number(s *sheet) uint32 {
 func (r *reader) vips() []netip.Addr {
 	var vips []netip.Addr
 	add := func(from netip.Addr, length uint64) {
-		if length == 0 || uint64(len(vips))+length > uint64(r.most) {
-			r.fail(fmt.Errorf("a run of %d addresses after %d, %d may be named", length, len(vips), r.most))
+		if length == 0 || uint64(len(vips))+length > maxVIPs {
+			r.fail(fmt.Errorf("a run of %d addresses after %d, %d may be named", length, len(vips), maxVIPs))
 			return
 		}
 		for range length {

@@ -65,7 +65,7 @@ func TestCompactRoundTrip(t *testing.T) {
 		"no two alike":          unlike(30, 200),
 		"more than tidy":        manyAlike(4, 3000),
 	} {
-		got, err := decode(encodeCompact(updates...), maxVIPs)
+		got, err := decode(encodeCompact(updates...))
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -120,7 +120,7 @@ func TestCompactRefuses(t *testing.T) {
 	good := encodeCompact(manyAlike(3, 20)...)
 	for n := range good {
 		// A message that ends between two updates is whole.
-		if updates, err := decode(good[:n], maxVIPs); err == nil && len(updates) == 3 {
+		if updates, err := decode(good[:n]); err == nil && len(updates) == 3 {
 			t.Errorf("the first %d of %d bytes are taken for all", n, len(good))
 		}
 	}
@@ -140,7 +140,7 @@ func TestCompactRefuses(t *testing.T) {
 		"an update without a node":      append(slices.Clone(head), 0, 0, 0, 1, 1, 0, 0),
 		"too many nodes with addresses": slices.Concat(head, []byte{1, 0, 0x80, 0x80, 0x08, 0}, tiny(maxCells/maxVIPs+1)),
 	} {
-		if u, err := decode(b, maxVIPs); err == nil {
+		if u, err := decode(b); err == nil {
 			t.Errorf("%s: decoded as %d updates", name, len(u))
 		}
 	}
@@ -174,7 +174,7 @@ func TestStoryOfCompactStates(t *testing.T) {
 			return state(journals[i].full(), others, random.IntN(4) > 0, maxState)
 		}
 		hear := func(i int, b []byte) {
-			updates, err := decode(b, maxVIPs)
+			updates, err := decode(b)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -324,7 +324,7 @@ func TestGreetings(t *testing.T) {
 		j.set(map[netip.Addr]*plan.Claim{vip1: &last})
 		b := newBook()
 		for _, message := range j.greet(c.compact, c.others) {
-			got, err := decode(message, maxVIPs)
+			got, err := decode(message)
 			if err != nil || len(message) > messageSize || got[0].floor != 0 {
 				t.Fatalf("%+v: %d bytes, up to %d (%v)", c, len(message), got[0].floor, err)
 			}
@@ -349,11 +349,11 @@ func TestAStateHasALimit(t *testing.T) {
 		whole := state(updates[0].explicit(), updates[1:], compact, maxState)
 		limit := len(whole) / 2
 		b := state(updates[0].explicit(), updates[1:], compact, limit)
-		got, err := decode(b, maxVIPs)
+		got, err := decode(b)
 		if err != nil || len(b) > limit || len(got) < 5 || got[0].node != updates[0].node {
 			t.Errorf("compact %v: %d bytes with %d nodes (%v), limit %d", compact, len(b), len(got), err, limit)
 		}
-		if got, _ := decode(state(updates[0].explicit(), updates[1:], compact, 1), maxVIPs); len(got) != 1 {
+		if got, _ := decode(state(updates[0].explicit(), updates[1:], compact, 1)); len(got) != 1 {
 			t.Errorf("compact %v: %d nodes, want this one alone", compact, len(got))
 		}
 	}

@@ -101,17 +101,18 @@ func versionOf(packet []byte) byte {
 // stream is a connection whose first message is looked at before it is read.
 type stream struct {
 	net.Conn
-	looked bool
-	head   []byte // what was looked at, and is to be read yet
+	looked  bool
+	refused error
+	head    []byte // what was looked at, and is to be read yet
 }
 
 // Read is called by one goroutine at a time.
 func (s *stream) Read(b []byte) (int, error) {
 	if !s.looked {
-		s.looked = true
-		if err := s.look(); err != nil {
-			return 0, err
-		}
+		s.looked, s.refused = true, s.look()
+	}
+	if s.refused != nil {
+		return 0, s.refused
 	}
 	if len(s.head) > 0 {
 		n := copy(b, s.head)

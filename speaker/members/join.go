@@ -81,9 +81,10 @@ func (m *Members) joinStep(ctx context.Context) (time.Duration, error) {
 	missing := map[string][]netip.Addr{}
 	for name, addrs := range m.peers {
 		switch {
-		case m.live[name] != nil:
+		case m.live[name] != nil && m.book.pages[name] != nil:
 			live = true
 		case len(addrs) > 0:
+			live = live || m.live[name] != nil // which has said nothing since it is known to be a node
 			missing[name] = addrs
 		}
 	}

@@ -76,12 +76,6 @@ func (j *journal) number() {
 	clear(j.pending)
 }
 
-// most returns how many VIPs a message may name: several times as many as this node says something
-// of, which are all that the Services of the cluster have.
-func (j *journal) most() int {
-	return max(leastVIPs, min(maxVIPs, 4*(len(j.entries)+len(j.pending))))
-}
-
 // full returns the whole page.
 func (j *journal) full() update {
 	j.number()

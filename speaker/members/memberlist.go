@@ -58,7 +58,7 @@ func (m *Members) config(bind netip.Addr) *memberlist.Config {
 	c.DeadNodeReclaimTime = time.Second // a node that comes back may have another address
 	c.HandoffQueueDepth = 4096
 
-	c.Delegate, c.Events = delegate{m}, events{m}
+	c.Delegate, c.Events, c.Alive = delegate{m}, events{m}, admission{m}
 	c.Logger = log.New(&logBridge{log: m.opts.Log}, "", 0)
 	return c
 }
@@ -105,7 +105,8 @@ func (d delegate) NotifyMsg(b []byte) {
 
 // LocalState is what this node says, what the live others have said, and what is reserved for those
 // that are expected back. memberlist asks for the answer to one that joins before it tells of that
-// one, which may know wireVersion only; so it gets that while it is small.
+// one, which may know wireVersion only; so it gets that while it is small. So does everybody while
+// it is unknown which nodes the cluster has, if some do not understand more: they may be made up.
 func (d delegate) LocalState(join bool) []byte {
 	defer d.m.pulses.Begin()()
 	standings, _ := d.m.opts.Liveness.Standings()
@@ -113,7 +114,7 @@ func (d delegate) LocalState(join bool) []byte {
 	defer d.m.mu.Unlock()
 	own, others := d.m.own.full(), d.m.book.updates(standings)
 	compact := d.m.compacts()
-	if compact && join {
+	if compact && join || !compact && d.m.peers == nil {
 		compact = explicitSize(append([]update{own}, others...)) > joinState
 	}
 	return state(own, others, compact, maxState)
@@ -129,10 +130,7 @@ func (d delegate) MergeRemoteState(b []byte, _ bool) {
 
 // learn takes in a message. It reports whether there was news in it, and whether it could be read.
 func (m *Members) learn(b []byte) (news, ok bool) {
-	m.mu.Lock()
-	most := m.own.most()
-	m.mu.Unlock()
-	updates, err := decode(b, most)
+	updates, err := decode(b)
 	if err != nil {
 		m.opts.Log.Warn("cannot read a gossip message", "error", err)
 		return false, false
@@ -140,7 +138,7 @@ func (m *Members) learn(b []byte) (news, ok bool) {
 	var others []update
 	var recalled uint64
 	again := false
-	times := make(map[string]int, len(updates))
+	times, strangers := make(map[string]int, len(updates)), map[string]bool{}
 	m.mu.Lock()
 	for _, u := range updates {
 		if times[u.node]++; times[u.node] > maxLives {
@@ -153,9 +151,13 @@ func (m *Members) learn(b []byte) (news, ok bool) {
 			again = m.own.outlive(u) || again
 			continue
 		}
-		if m.knows(u.node) {
-			others = append(others, u)
+		if !m.knows(u.node) {
+			if m.peers != nil || !strangers[u.node] && len(m.book.pages)+len(strangers) >= maxUnknown {
+				continue
+			}
+			strangers[u.node] = true
 		}
+		others = append(others, u)
 	}
 	changed := m.book.merge(others...)
 	m.mu.Unlock()
@@ -174,13 +176,6 @@ func (m *Members) learn(b []byte) (news, ok bool) {
 // maxLives is of how many processes of a node a message may tell: of the one that is live and of
 // the one for which addresses are reserved, and some more.
 const maxLives = 4
-
-// knows reports whether a node takes part, or is one of the cluster: of others nothing is kept. It
-// needs mu.
-func (m *Members) knows(node string) bool {
-	_, known := m.peers[node]
-	return known || m.peers == nil || m.live[node] != nil
-}
 
 // maxPast is how many earlier processes of this node are remembered at most, beside the one that
 // announced. More than a few restarts within the time that the others hold its addresses do not
@@ -253,6 +248,7 @@ func (e events) NotifyLeave(n *memberlist.Node) {
 	process, ending := e.m.process(n), e.m.stopped
 	delete(e.m.live, n.Name)
 	delete(e.m.greet, n.Name)
+	delete(e.m.former, n.Name)
 	e.m.mu.Unlock()
 	switch {
 	case ending: // this node's own end makes it deaf
@@ -338,6 +334,9 @@ func (b *logBridge) Write(line []byte) (int, error) {
 		}
 	}
 	text = strings.TrimPrefix(text, "memberlist: ")
+	if strings.HasPrefix(text, "ignoring alive message") {
+		level = slog.LevelInfo // a speaker may be heard of before its Node
+	}
 	for _, daily := range []string{"Failed fallback TCP ping", "Failed to send", "Push/Pull with", "Refuting", "Suspect",
 		"Marking"} {
 		if strings.HasPrefix(text, daily) {

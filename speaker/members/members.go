@@ -96,6 +96,7 @@ type Members struct {
 	live     map[string]*memberlist.Node // other nodes
 	greet    map[string]bool             // live nodes that were not told everything yet
 	peers    map[string][]netip.Addr     // other nodes by name, from the API server; nil while unknown
+	former   map[string]bool             // live nodes that were peers
 	joined   bool
 	macs     map[string][]string // of the other nodes, by name, also of those that have gone
 	ownMACs  []string
@@ -127,7 +128,7 @@ func New(opts Options) *Members {
 		opts: opts, keys: newKeyring(opts.Keys),
 		own:  newJournal(opts.Self, uint64(opts.Born.UnixNano())),
 		book: newBook(), past: map[uint64]*page{}, live: map[string]*memberlist.Node{}, greet: map[string]bool{},
-		macs: map[string][]string{}, called: map[string]bool{}, strange: map[string]bool{},
+		macs: map[string][]string{}, former: map[string]bool{}, called: map[string]bool{}, strange: map[string]bool{},
 	}
 	m.queue.NumNodes = m.size
 	m.queue.RetransmitMult = retransmitMult
@@ -162,30 +163,6 @@ func (m *Members) say(changes func(own *journal) map[netip.Addr]*plan.Claim) {
 	if news {
 		m.send.Poke()
 	}
-}
-
-// SetPeers says which other nodes the cluster has, with their addresses. Nodes that have left the
-// cluster are forgotten.
-func (m *Members) SetPeers(peers map[string][]netip.Addr) {
-	m.mu.Lock()
-	m.peers = peers
-	gone := func(node string) bool {
-		_, known := peers[node]
-		return !known && m.live[node] == nil
-	}
-	for node := range m.book.pages {
-		if gone(node) {
-			delete(m.book.pages, node)
-		}
-	}
-	for node := range m.macs {
-		if gone(node) {
-			delete(m.macs, node)
-		}
-	}
-	m.mu.Unlock()
-	m.join.Poke()
-	m.seek.Poke()
 }
 
 // Claims returns what counts of what the other nodes say of a VIP.

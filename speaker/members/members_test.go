@@ -335,13 +335,14 @@ func TestRestartedMember(t *testing.T) {
 	}
 }
 
+// patient has no member take one for lost that gets no processor time for a while: its claims would
+// be stale until it speaks again.
+func patient(o *setup) {
+	o.Profile = Profile{ProbeInterval: 2 * time.Second, ProbeTimeout: time.Second, GossipInterval: LAN.GossipInterval}
+}
+
 func TestManyClaimsArriveAtALateJoiner(t *testing.T) {
 	r := newRig(t, "a", "b", "c")
-	// A member that gets no processor time for a while is not lost: its claims would be stale until it
-	// speaks again.
-	patient := func(o *setup) {
-		o.Profile = Profile{ProbeInterval: 2 * time.Second, ProbeTimeout: time.Second, GossipInterval: LAN.GossipInterval}
-	}
 	r.start("a", patient)
 	r.start("b", patient)
 	r.introduce("a")

@@ -56,14 +56,20 @@ func metaOf(n *memberlist.Node) meta {
 	return m
 }
 
-// compacts reports whether all others that are live understand compact messages. It needs mu.
+// compacts reports whether all other nodes of the cluster that are live understand compact
+// messages. It needs mu.
 func (m *Members) compacts() bool {
-	for _, n := range m.live {
-		if metaOf(n).wire < compactVersion {
+	some := false
+	for name, n := range m.live {
+		switch {
+		case !m.knows(name):
+		case metaOf(n).wire < compactVersion:
 			return false
+		default:
+			some = true
 		}
 	}
-	return len(m.live) > 0
+	return some
 }
 
 // SetMACs replaces the MAC addresses under which this node may answer; sorted.

@@ -21,11 +21,16 @@ const (
 	joinState = 1 << 20
 )
 
-// explicitSize estimates how long updates are as wireVersion.
+// explicitSize estimates how long updates are as wireVersion, less than twice as long as they are.
 func explicitSize(updates []update) (size int) {
 	const ofEntry = 10 // flags, address, seq, words and weight; 22 for IPv6
 	for _, u := range updates {
-		size += ofEntry * (len(u.entries) + len(u.row.cells))
+		size += ofEntry * len(u.entries)
+		for _, number := range u.row.cells {
+			if number != 0 {
+				size += ofEntry
+			}
+		}
 	}
 	return size
 }
@@ -36,6 +41,10 @@ func explicitSize(updates []update) (size int) {
 func state(own update, others []update, compact bool, limit int) []byte {
 	for {
 		all := append([]update{own}, others...)
+		if !compact && len(others) > 0 && explicitSize(all) > 2*limit {
+			others = others[:len(others)/2] // that need not be written out first
+			continue
+		}
 		b := encode
 		if compact {
 			all[0] = own.compacted()

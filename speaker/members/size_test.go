@@ -71,7 +71,7 @@ func BenchmarkGossip(b *testing.B) {
 					runtime.GC()
 					runtime.ReadMemStats(&before)
 					b.StartTimer()
-					got, err := decode(message, maxVIPs)
+					got, err := decode(message)
 					if err != nil {
 						b.Fatal(err)
 					}
@@ -108,7 +108,7 @@ func BenchmarkState(b *testing.B) {
 	})
 	b.Run("no news", func(b *testing.B) {
 		for b.Loop() {
-			got, err := decode(message, maxVIPs)
+			got, err := decode(message)
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -88,6 +88,7 @@ func appendUpdate(b []byte, u update) []byte {
 	b = binary.AppendUvarint(b, u.born)
 	b = binary.AppendUvarint(b, u.floor)
 	words := u.words()
+	places := places(words)
 	b = binary.AppendUvarint(b, uint64(len(words)))
 	for _, w := range words {
 		b = appendString(b, w)
@@ -97,21 +98,29 @@ func appendUpdate(b []byte, u update) []byte {
 		b = append(b, e.flags())
 		b = append(b, e.vip.AsSlice()...)
 		b = binary.AppendUvarint(b, e.seq)
-		b = appendClaim(b, e.claim, words)
+		b = appendClaim(b, e.claim, places)
 	}
 	return b
 }
 
+// places returns the numbers of words, from 1 on.
+func places(words []string) map[string]uint64 {
+	places := make(map[string]uint64, len(words))
+	for i, w := range words {
+		places[w] = uint64(i + 1)
+	}
+	return places
+}
+
 // appendClaim encodes a claim, of which the flags are encoded already.
-func appendClaim(b []byte, claim plan.Claim, words []string) []byte {
-	index := func(word string) uint64 { return uint64(slices.Index(words, word) + 1) }
-	b = binary.AppendUvarint(b, index(string(claim.Reason)))
+func appendClaim(b []byte, claim plan.Claim, words map[string]uint64) []byte {
+	b = binary.AppendUvarint(b, words[string(claim.Reason)])
 	if claim.Weight > 0 {
 		b = binary.AppendUvarint(b, uint64(claim.Weight))
 	}
 	if routed(claim) {
-		b = binary.AppendUvarint(b, index(string(claim.Routes)))
-		b = binary.AppendUvarint(b, index(string(claim.Unrouted)))
+		b = binary.AppendUvarint(b, words[string(claim.Routes)])
+		b = binary.AppendUvarint(b, words[string(claim.Unrouted)])
 	}
 	return b
 }
@@ -119,9 +128,11 @@ func appendClaim(b []byte, claim plan.Claim, words []string) []byte {
 // words are the strings that occur in the entries, each once.
 func (u update) words() []string {
 	var words []string
+	known := map[string]bool{"": true}
 	for _, e := range u.entries {
-		for _, w := range []string{string(e.claim.Reason), string(e.claim.Routes), string(e.claim.Unrouted)} {
-			if w != "" && !slices.Contains(words, w) {
+		for _, w := range [...]string{string(e.claim.Reason), string(e.claim.Routes), string(e.claim.Unrouted)} {
+			if !known[w] {
+				known[w] = true
 				words = append(words, w)
 			}
 		}
@@ -167,13 +178,12 @@ func encode(updates ...update) []byte {
 	return b
 }
 
-// decode reads a message, which may name up to so many VIPs in runs. It believes nothing that is
-// longer than the message itself.
-func decode(b []byte, most int) ([]update, error) {
+// decode reads a message. It believes nothing that is longer than the message itself.
+func decode(b []byte) ([]update, error) {
 	if len(b) == 0 {
 		return nil, errors.New("empty message")
 	}
-	r := reader{rest: b[1:], size: len(b), most: most}
+	r := reader{rest: b[1:], size: len(b)}
 	var updates []update
 	switch b[0] {
 	case wireVersion:
@@ -193,9 +203,9 @@ func decode(b []byte, most int) ([]update, error) {
 
 // reader takes a message apart. After the first error it returns zero values.
 type reader struct {
-	rest       []byte
-	err        error
-	size, most int // of the message, and of the VIPs that it may name
+	rest []byte
+	err  error
+	size int // of the message
 }
 
 var errShort = errors.New("message ends early")
@@ -206,7 +216,7 @@ func (r *reader) update() update {
 	for range cap(words) {
 		words = append(words, r.string())
 	}
-	u.entries = make([]entry, 0, r.count(7)) // flags, address, seq and reason take at least 7 bytes
+	u.entries = make([]entry, 0, r.entries())
 	for range cap(u.entries) {
 		u.entries = append(u.entries, r.entry(words))
 	}
@@ -214,6 +224,16 @@ func (r *reader) update() update {
 		r.err = errors.New("update without a node")
 	}
 	return u
+}
+
+// entries reads how many entries follow.
+func (r *reader) entries() int {
+	n := r.count(7) // flags, address, seq and reason or claim take at least 7 bytes
+	if n > maxVIPs {
+		r.fail(fmt.Errorf("%d entries, a node may have %d", n, maxVIPs))
+		return 0
+	}
+	return n
 }
 
 func (r *reader) entry(words []string) entry {

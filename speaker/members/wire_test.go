@@ -30,7 +30,7 @@ func TestWireRoundTrip(t *testing.T) {
 		}},
 		{node: "k8s-worker-179", born: 1},
 	}
-	got, err := decode(encode(updates...), maxVIPs)
+	got, err := decode(encode(updates...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +78,7 @@ func TestWhatEarlierVersionsWrote(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := decode(message, maxVIPs)
+		got, err := decode(message)
 		if err != nil {
 			t.Fatalf("version %d: %v", message[0], err)
 		}
@@ -99,20 +99,20 @@ func TestWhatEarlierVersionsWrote(t *testing.T) {
 func TestWireRefuses(t *testing.T) {
 	good := encode(update{node: "n1", born: 300,
 		entries: []entry{{vip: vip1, seq: 1, claim: plan.Claim{Reason: "Stopping"}}}})
-	if _, err := decode(good, maxVIPs); err != nil {
+	if _, err := decode(good); err != nil {
 		t.Fatal(err)
 	}
 	for n := range good {
 		if n == 1 {
 			continue // the version alone is a message without updates
 		}
-		if _, err := decode(good[:n], maxVIPs); err == nil {
+		if _, err := decode(good[:n]); err == nil {
 			t.Errorf("the first %d of %d bytes are taken for a message", n, len(good))
 		}
 	}
 	newer := bytes.Clone(good)
 	newer[0] = 3
-	if _, err := decode(newer, maxVIPs); err == nil ||
+	if _, err := decode(newer); err == nil ||
 		err.Error() != "message of version 3, this speaker knows versions up to 2" {
 		t.Errorf("a newer version gives %v", err)
 	}
@@ -123,7 +123,7 @@ func TestWireRefuses(t *testing.T) {
 		"more reasons than fit": {1, 1, 'n', 1, 0, 0xff, 0xff, 0xff, 0xff, 0x0f},
 		"a name longer than it": {1, 0xff, 0xff, 0xff, 0xff, 0x0f, 'n'},
 	} {
-		if u, err := decode(b, maxVIPs); err == nil {
+		if u, err := decode(b); err == nil {
 			t.Errorf("%s: decoded as %+v", name, u)
 		}
 	}
@@ -137,7 +137,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add([]byte{1})
 	f.Add(encodeCompact(manyAlike(3, 20)...))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		updates, err := decode(b, maxVIPs)
+		updates, err := decode(b)
 		if err != nil {
 			return
 		}
@@ -145,7 +145,7 @@ func FuzzDecode(f *testing.F) {
 		if b[0] == compactVersion {
 			same = encodeCompact
 		}
-		again, err := decode(same(updates...), maxVIPs)
+		again, err := decode(same(updates...))
 		if err != nil {
 			t.Fatalf("what was decoded cannot be encoded and decoded: %v", err)
 		}
@@ -177,7 +177,7 @@ func TestSplitFitsIntoPackets(t *testing.T) {
 		if len(message) > messageSize {
 			t.Errorf("a message of %d bytes", len(message))
 		}
-		updates, err := decode(message, maxVIPs)
+		updates, err := decode(message)
 		if err != nil {
 			t.Fatal(err)
 		}
