@@ -21,6 +21,12 @@ func (f Finding) About(subject string) Finding {
 	return f
 }
 
+// DaemonSet is what started a program on the nodes.
+type DaemonSet struct {
+	Stays bool // nobody is deleting it
+	Ready int  // on how many nodes its pod is ready
+}
+
 // Reasons around nodes: what a program finds there that keeps traffic from being delivered.
 const (
 	// the kernel forwards no packets, by its parameter ip_forward or forwarding
