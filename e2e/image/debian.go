@@ -71,10 +71,29 @@ func Debian(ctx context.Context, arch, cache string) ([]File, []Package, error) 
 		}
 		files = append(files, content...)
 	}
+	if err := isBookworm(files); err != nil {
+		return nil, nil, err
+	}
 	for _, name := range slices.Sorted(maps.Keys(alternatives)) {
 		files = append(files, File{Path: "usr/sbin/" + name, Mode: fs.ModeSymlink | 0o777, Link: alternatives[name]})
 	}
 	return append(files, accounts()...), found, nil
+}
+
+// isBookworm refuses the packages of other distributions, whose libraries are not those of the list.
+func isBookworm(files []File) error {
+	const path = "usr/lib/os-release"
+	i := slices.IndexFunc(files, func(f File) bool { return f.Path == path })
+	if i < 0 {
+		return fmt.Errorf("base-files has no %s", path)
+	}
+	text := string(files[i].Content)
+	if !strings.Contains(text, "\nID=debian\n") || !strings.Contains(text, "\nVERSION_CODENAME=bookworm\n") {
+		name, _, _ := strings.Cut(text, "\n")
+		return fmt.Errorf("apt of this machine offers packages of %s: build in a container of Debian 12, "+
+			"or set BUILDER=docker", strings.TrimPrefix(name, "PRETTY_NAME="))
+	}
+	return nil
 }
 
 // accounts are the users, and the folders that programs take for granted.
