@@ -98,6 +98,12 @@ func TestServiceAccounts(t *testing.T) {
 	if diff := cmp.Diff(known, slices.Compact(named)); diff != "" {
 		t.Errorf("bound ServiceAccounts (-want +got):\n%s", diff)
 	}
+	for _, set := range []string{`controller.serviceAccount.name="landfall-node"`, `node.serviceAccount.name="boss"`} {
+		if _, err := template(t, `controller.serviceAccount.name="boss"`, set); err == nil ||
+			!strings.Contains(err.Error(), "node.serviceAccount.name and controller.serviceAccount.name are both") {
+			t.Errorf("one ServiceAccount for both (%s): %v", set, err)
+		}
+	}
 	if name := as[appsv1.DaemonSet](t, objects,
 		"DaemonSet landfall-node").Spec.Template.Spec.ServiceAccountName; name != "hands" {
 		t.Errorf("the node's pod runs as %s", name)
@@ -124,6 +130,18 @@ func TestProbes(t *testing.T) {
 		}
 		if p := c.LivenessProbe; p.FailureThreshold != 6 || p.PeriodSeconds != 10 {
 			t.Errorf("%s: liveness probe %+v", c.Name, p)
+		}
+	}
+}
+
+// TestProbesOff switches probes off.
+func TestProbesOff(t *testing.T) {
+	t.Parallel()
+	objects := render(t, "probes.liveness=null", "probes.startup=null", "speaker.logLevel=null")
+	node := as[appsv1.DaemonSet](t, objects, "DaemonSet landfall-node").Spec.Template.Spec
+	for _, c := range node.Containers {
+		if c.LivenessProbe != nil || c.StartupProbe != nil || c.ReadinessProbe.HTTPGet.Path != "/readyz" {
+			t.Errorf("%s has the probes %v, %v, %v", c.Name, c.StartupProbe, c.LivenessProbe, c.ReadinessProbe)
 		}
 	}
 }

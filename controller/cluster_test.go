@@ -444,6 +444,9 @@ func (p *process) settle(t *testing.T) {
 	for range 10 {
 		p.deliver()
 		again, err := p.step(t.Context())
+		if _, tidyErr := p.tidier.step(t.Context()); err == nil {
+			err = tidyErr
+		}
 		p.cluster.check(t)
 		if err == nil && again == 0 && len(p.cluster.written()) == 0 {
 			return

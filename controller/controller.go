@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/landfall-lb/landfall/controller/plan"
 	"github.com/landfall-lb/landfall/internal/kube"
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -77,13 +79,13 @@ type deps struct {
 type controller struct {
 	deps
 	runner *loop.Runner
+	tidier *tidier
 
 	mu sync.Mutex
 	// changed are the Services that the table tells of since the last step, nil for one that does not
 	// lead; factsChanged is set by all that is no Service and decides who gets what.
-	changed         map[lb.Key]bool
-	factsChanged    bool
-	sessionsChanged bool
+	changed      map[lb.Key]bool
+	factsChanged bool
 
 	// What follows belongs to the goroutine that leads, and begins empty with each time of leading.
 
@@ -100,7 +102,6 @@ type controller struct {
 	registries map[string]*registry
 	writer     string
 	terms      int
-	left       left
 	replaces   replaces
 	// withdrawals are the Services that are to lose their finalizer once nobody announces them.
 	withdrawals withdrawals
@@ -122,13 +123,16 @@ type poolWrite struct {
 }
 
 func newController(d deps) *controller {
-	c := &controller{deps: d}
+	c := &controller{deps: d, tidier: newTidier(d)}
 	c.runner = loop.New(c.step, loop.Options{Gap: gap, MaxBackoff: 5 * time.Second})
 	return c
 }
 
 // poke says that all of a kind are known now.
-func (c *controller) poke() { c.runner.Poke() }
+func (c *controller) poke() {
+	c.runner.Poke()
+	c.tidier.runner.Poke()
+}
 
 // serviceChanged says that a Service has changed.
 func (c *controller) serviceChanged(key lb.Key) {
@@ -145,7 +149,7 @@ func (c *controller) factChanged(string) {
 	c.mu.Lock()
 	c.factsChanged = true
 	c.mu.Unlock()
-	c.runner.Poke()
+	c.poke()
 }
 
 // lead gives out addresses until ctx ends. It starts from what the API server holds now: an earlier
@@ -160,8 +164,11 @@ func (c *controller) lead(ctx context.Context) error {
 	}
 	c.log.Info("leading: assigning addresses")
 	defer c.metrics.forget()
-	c.runner.Poke()
-	return c.runner.Run(ctx)
+	c.poke()
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return c.runner.Run(ctx) })
+	group.Go(func() error { return c.tidier.runner.Run(ctx) })
+	return group.Wait()
 }
 
 // startOver begins anew, as one that has just become the leader: etcd was restored from a snapshot,
@@ -210,7 +217,6 @@ func (c *controller) step(ctx context.Context) (again time.Duration, err error) 
 	changes, reserveErr := c.reserve(ctx, p, pools, c.changes(p))
 	err = errors.Join(reserveErr, c.writeServices(ctx, changes))
 	again, poolErr := c.writePools(ctx, p, pools)
-	poolErr = errors.Join(poolErr, c.tidy(ctx))
 	if err := errors.Join(err, poolErr); errors.Is(err, kube.ErrWentBack) {
 		return 0, ignoreEnd(ctx, errors.Join(err, c.startOver(ctx)))
 	}
@@ -240,17 +246,14 @@ func soonest(a, b time.Duration) time.Duration {
 // tell tells the book of all that has changed since the last step.
 func (c *controller) tell(pools map[string]lb.Pool, now time.Time) {
 	c.mu.Lock()
-	keys, facts, sessions := c.changed, c.factsChanged, c.sessionsChanged
-	c.changed, c.factsChanged, c.sessionsChanged = map[lb.Key]bool{}, false, false
+	keys, facts := c.changed, c.factsChanged
+	c.changed, c.factsChanged = map[lb.Key]bool{}, false
 	c.mu.Unlock()
 	maps.Copy(keys, c.again)
 	c.again = map[lb.Key]bool{}
 	if facts || !c.known {
 		c.book.SetPools(pools, c.nodesAndAround())
 		c.book.SetNamespaces(c.namespaces.All())
-	}
-	if facts || sessions || !c.known {
-		c.findSessions()
 	}
 	if !c.known {
 		c.known = true

@@ -438,26 +438,63 @@ func TestSessionsOfNodesThatAreGone(t *testing.T) {
 	shown(map[string][]string{"tor": {"m", "n"}, "far": {"n"}})
 
 	p.sessions.Set("far", []string{"late", "n"}) // a speaker whose Node was deleted before
-	p.sessionsChange("far")
 	shown(map[string][]string{"tor": {"m", "n"}, "far": {"n"}})
 
 	// A write that fails is tried again, and does not keep Services from their addresses.
-	forget := p.forgetSessions
-	p.forgetSessions = func(context.Context, string, []string) error { return errors.New("the API server is busy") }
+	forget := p.tidier.forgetSessions
+	p.tidier.forgetSessions = func(context.Context, string, []string) error { return errors.New("the API server is busy") }
 	p.nodes.Replace(map[string]lb.Node{"n": {Name: "n"}})
 	p.factChanged("")
 	c.addPool("p", "10.0.0.1/32")
 	c.put(service("a"))
-	var err error
 	for range 5 {
 		p.deliver()
-		_, err = p.step(t.Context())
+		if _, err := p.step(t.Context()); err != nil {
+			t.Error(err)
+		}
 	}
+	_, err := p.tidier.step(t.Context())
 	if err == nil || c.holds("a") != "10.0.0.1 Assigned" {
 		t.Errorf("%v; a holds %q", err, c.holds("a"))
 	}
-	p.forgetSessions = forget
+	p.tidier.forgetSessions = forget
 	shown(map[string][]string{"tor": {"n"}, "far": {"n"}})
+}
+
+// TestTidyingHoldsUpNothing has Services get addresses while the removal of what is left hangs.
+func TestTidyingHoldsUpNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster()
+		p := newProcess(c)
+		p.services.SetSynced(true)
+		p.pools.SetSynced(true)
+		p.sessions.Replace(map[string][]string{"tor": {"gone"}})
+		hangs := make(chan struct{})
+		p.tidier.forgetSessions = func(ctx context.Context, _ string, _ []string) error {
+			close(hangs)
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		ctx, end := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- p.lead(ctx) }()
+		<-hangs
+		p.mu.Lock()
+		p.changed[key("a")] = true
+		p.mu.Unlock()
+		p.runner.Poke()
+		synctest.Wait()
+		p.mu.Lock()
+		left := len(p.changed)
+		p.mu.Unlock()
+		if left > 0 {
+			t.Error("the controller does not look at a Service while the removal hangs")
+		}
+		end()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func TestMetrics(t *testing.T) {

@@ -192,7 +192,7 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 			}
 			return client.TellSurroundings(ctx, o.namespace, entries)
 		},
-		sessions:       kube.BGPPeerNodes(client, func(peer string) { c.sessionsChange(peer) }),
+		sessions:       kube.BGPPeerNodes(client, func(string) { c.tidier.runner.Poke() }),
 		forgetSessions: status.DropPeerNodes,
 		catchUp:        func(ctx context.Context) error { return status.CatchUp(ctx, services) },
 		status:         status, events: events, metrics: newMetrics(rt.Metrics), log: rt.Log, now: time.Now,
@@ -204,6 +204,7 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 	rt.ReviewMetrics(client.ReviewMetrics)
 
 	rt.Live("assign addresses", c.runner.Busy)
+	rt.Live("tidy up", c.tidier.runner.Busy)
 	rt.Live("watches", client.Busy)
 	rt.Live("events", events.Busy)
 	group, ctx := errgroup.WithContext(ctx)

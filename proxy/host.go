@@ -2,6 +2,8 @@ package main
 
 import (
 	"cmp"
+	"errors"
+	"io/fs"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -28,6 +30,7 @@ type host struct {
 	log         *slog.Logger
 	chains      func() ([]nft.ForwardChain, error)
 	failures    loop.Failures
+	last        plan.Host // what was known at the last look; belongs to the actor that looks
 }
 
 // look returns what keeps this node from delivering; it knows nothing before the proxy has all that
@@ -44,19 +47,29 @@ func (h *host) look() (found []lb.Finding, known bool) {
 		NotForwarding: map[lb.Family]string{}, Pods: podsOf(node, localAddresses(interfaces), from.slices.All()),
 	}
 	for family, parameter := range forwardingParameters {
-		if text, err := os.ReadFile(filepath.Join(h.parameters.folder, parameter)); err == nil &&
-			strings.TrimSpace(string(text)) == "0" {
+		switch text, err := os.ReadFile(filepath.Join(h.parameters.folder, parameter)); {
+		case err != nil && !errors.Is(err, fs.ErrNotExist) && h.last.NotForwarding[family] != "":
+			facts.NotForwarding[family] = h.last.NotForwarding[family]
+		case err == nil && strings.TrimSpace(string(text)) == "0":
 			facts.NotForwarding[family] = "net." + strings.ReplaceAll(parameter, "/", ".")
 		}
 	}
 	chains, err := h.chains()
 	h.failures.Log(h.log, "cannot list the chains of other programs", "listed the chains of other programs", err)
+	if err != nil {
+		facts.Chains = h.last.Chains // unknown is not absent
+	}
 	for _, c := range chains {
-		facts.Chains = append(facts.Chains, plan.ForwardChain(c))
+		chain := plan.ForwardChain{Family: c.Family, Table: c.Table, Name: c.Name, Drops: c.Drops}
+		for _, a := range c.Accepts {
+			chain.Accepts = append(chain.Accepts, plan.Accept(a))
+		}
+		facts.Chains = append(facts.Chains, chain)
 	}
 	slices.SortFunc(facts.Chains, func(a, b plan.ForwardChain) int {
 		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Name, b.Name))
 	})
+	h.last = facts
 	return plan.Findings(facts), true
 }
 

@@ -28,9 +28,15 @@ func TestHostLooks(t *testing.T) {
 	}
 	log := slog.New(slog.DiscardHandler)
 	var chains []nft.ForwardChain
+	var failed error
 	h := host{proxy: b.proxy, parameters: kernelParameters{folder, log}, log: log,
 		podNetworks: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
-		chains:      func() ([]nft.ForwardChain, error) { return chains, nil }}
+		chains: func() ([]nft.ForwardChain, error) {
+			if failed != nil {
+				return nil, failed
+			}
+			return chains, nil
+		}}
 	look := func(wantKnown bool, want ...lb.Reason) {
 		t.Helper()
 		found, known := h.look()
@@ -56,6 +62,12 @@ func TestHostLooks(t *testing.T) {
 	set("ipv4/ip_forward", "0")
 	chains = []nft.ForwardChain{{Family: "ip", Table: "filter", Name: "FORWARD", Drops: true}}
 	look(true, lb.ReasonForwardingOff, lb.ReasonForwardDropped)
+	failed = errors.New("interrupted")
+	look(true, lb.ReasonForwardingOff, lb.ReasonForwardDropped) // unknown is not absent
+	failed = nil
+	chains[0].Accepts = []nft.Accept{{Chain: "FORWARD"}}
+	look(true, lb.ReasonForwardingOff)
+	chains[0].Accepts = nil
 	h.parameters.switchOn(forwardingParameters[lb.IPv4])
 	b.mode = modeIptables
 	look(true)

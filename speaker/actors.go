@@ -35,9 +35,8 @@ type sources struct {
 	members        gossip                                // the claims of the other nodes
 	liveness       diagnosis                             // which of them are there
 	routes         routeSources
-	// daemonSet has what started the speaker, by name, as long as it is there to stay; nil when nobody
-	// can know.
-	daemonSet table[string, bool]
+	// daemonSet has what started the speaker, by name; nil when nobody can know.
+	daemonSet table[string, lb.DaemonSet]
 }
 
 // routeSources are where the speaker reads what concerns BGP only.
@@ -122,10 +121,22 @@ func (from sources) stays() bool {
 	if from.daemonSet == nil {
 		return false
 	}
-	for _, stays := range from.daemonSet.All() {
-		return stays
+	for _, d := range from.daemonSet.All() {
+		return d.Stays
 	}
 	return false
+}
+
+// ready returns on how many nodes speakers of the DaemonSet are ready, as far as that is known.
+// Those of nodes that are down are not.
+func (from sources) ready() (n int) {
+	if from.daemonSet == nil {
+		return 0
+	}
+	for _, d := range from.daemonSet.All() {
+		n += d.Ready
+	}
+	return n
 }
 
 // sinks are where the speaker acts.

@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/labels"
 
+	"github.com/landfall-lb/landfall/internal/kube/kubetest"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
@@ -18,16 +19,19 @@ func TestHostLooks(t *testing.T) {
 		r.start(w177, w178)
 		time.Sleep(3 * time.Second)
 		s := r.nodes[w177].speaker
-		told, synced := map[string]string{w177: "", w178: "", "gone": ""}, false
-		h := host{speaker: s, began: time.Now(), port: 7947, arpIgnore: filepath.Join(t.TempDir(), "arp_ignore"),
-			around: func() (map[string]string, bool) { return told, synced }}
+		sets := kubetest.NewTable[string, lb.DaemonSet]()
+		sets.SetSynced(false)
+		s.from.daemonSet = sets
+		h := host{speaker: s, port: 7947, arpIgnore: filepath.Join(t.TempDir(), "arp_ignore")}
+		now := time.Now()
 		if err := os.WriteFile(h.arpIgnore, []byte("0\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		look := func(want ...lb.Reason) {
 			t.Helper()
-			found, known := h.look(time.Now().Add(time.Hour))
-			if known != synced || len(found) != len(want) {
+			now = now.Add(time.Minute)
+			found, known := h.look(now)
+			if known != sets.Synced() || len(found) != len(want) {
 				t.Fatalf("found %v, %v; want %v", found, known, want)
 			}
 			for i := range want {
@@ -37,8 +41,25 @@ func TestHostLooks(t *testing.T) {
 			}
 		}
 		look()
-		synced = true
+		sets.SetSynced(true)
+		ready := func(n int) { sets.Set("landfall-node", lb.DaemonSet{Stays: true, Ready: n}) }
+		ready(2)
+		look()
 		look() // it has met the other
+		met := s.from.liveness
+		s.from.liveness = nobody{met}
+		look()
+		look(lb.ReasonGossipBlocked)
+		ready(1) // the other node is down, or no speaker is to run there
+		look()
+		look()
+		ready(2)
+		look() // for a moment
+		look(lb.ReasonGossipBlocked)
+		s.from.daemonSet = nil // nobody knows
+		look()
+		look()
+		s.from.daemonSet, s.from.liveness = sets, met
 		node, _ := r.api.nodes.Get(s.self)
 		node.Labels = labels.Set{plan.LabelExclude: ""}
 		r.api.nodes.Set(s.self, node)
@@ -47,3 +68,8 @@ func TestHostLooks(t *testing.T) {
 		look()
 	})
 }
+
+// nobody is liveness that has met no other speaker.
+type nobody struct{ diagnosis }
+
+func (nobody) Speakers() plan.Speakers { return plan.Speakers{Live: []string{w177}} }

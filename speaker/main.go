@@ -240,7 +240,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	s.opts = f.options
 	passwords := f.watch(client, s)
 
-	around, told := newSurroundings(client, rt, f.namespace)
+	around := newSurroundings(client, rt, f.namespace)
 	var watcher *links.Watcher
 	watcher = links.New(links.Options{Namespace: netns.None(), Log: rt.Log, Changed: func() {
 		if interfaces, known := watcher.All(); known {
@@ -272,7 +272,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		l2: responder, report: reporter, routes: routeSinks{bgp: sessions, bfd: watches}, objects: objects,
 		writers: newWriters(client, events),
 	}
-	flight := newPreflight(s, f.bindPort, told, events)
+	flight := newPreflight(s, f.bindPort, events)
 	s.found = flight.Found
 	seen := witness.New(witness.Options{Lease: client.Witnesses(f.namespace, leaseName), Log: rt.Log,
 		Changed: s.runner.Poke})

@@ -160,7 +160,7 @@ type fakeNode struct {
 	deliveries  map[lb.DeliveryKey]lb.Delivery
 	reports     map[lb.Key]lb.AnnouncedStatus
 	interfaces  []lb.Interface
-	daemonSet   *kubetest.Table[string, bool]
+	daemonSet   *kubetest.Table[string, lb.DaemonSet]
 	routers     *fakeRouters
 	bfd         *fakeBFD
 	objects     *fakeObjects
@@ -221,8 +221,8 @@ func newRig(t testing.TB) *rig {
 			l2: fakeL2{n}, report: fakeReport{n}, witness: &fakeWitness{fakeNode: n},
 			routes: routeSinks{bgp: n.routers, bfd: n.bfd}, objects: n.objects, writers: n.objects.writers(),
 		}
-		n.daemonSet = kubetest.NewTable[string, bool]()
-		n.daemonSet.Set("landfall-node", true)
+		n.daemonSet = kubetest.NewTable[string, lb.DaemonSet]()
+		n.daemonSet.Set("landfall-node", lb.DaemonSet{Stays: true})
 		n.opts.convergence, n.opts.returnHold = 3*time.Second, partition.ReturnHold
 		r.nodes[name] = n
 	}

@@ -258,7 +258,7 @@ func TestAnEndForGoodLeavesNothingAtRouters(t *testing.T) {
 		r.tor("tor-1", "172.26.236.2", graceful)
 		r.service(nginx, vip1)
 		n := r.nodes[w177]
-		n.from.daemonSet = kubetest.NewTable[string, bool]()
+		n.from.daemonSet = kubetest.NewTable[string, lb.DaemonSet]()
 		n.runner.Poke()
 		n.routers.told()
 		r.stop(w177)

@@ -27,21 +27,19 @@ func addNamespace(set *pflag.FlagSet, namespace *string) {
 
 // newSurroundings returns the actor that tells the controller of this node's gateways, and what all
 // speakers have told.
-func newSurroundings(client *kube.Client, rt *ops.Runtime, namespace string) (actor *surroundings.Surroundings,
-	told func() (map[string]string, bool)) {
+func newSurroundings(client *kube.Client, rt *ops.Runtime, namespace string) (actor *surroundings.Surroundings) {
 	shown := kube.Surroundings(client, namespace, func(string) { actor.Poke() })
-	told = func() (map[string]string, bool) {
-		data, _ := shown.Get(lb.SurroundingsConfigMap)
-		return data, shown.Synced()
-	}
 	actor = surroundings.New(surroundings.Options{
 		Node: rt.NodeName, Log: rt.Log,
 		Gateways: func() ([]links.Gateway, error) { return links.Gateways(netns.None()) },
-		Shown:    told,
+		Shown: func() (map[string]string, bool) {
+			data, _ := shown.Get(lb.SurroundingsConfigMap)
+			return data, shown.Synced()
+		},
 		Write: func(ctx context.Context, text string) error {
 			return client.TellSurroundings(ctx, namespace, map[string]*string{rt.NodeName: &text})
 		},
 	})
 	client.OnSync(actor.Poke)
-	return actor, told
+	return actor
 }

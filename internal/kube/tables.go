@@ -71,15 +71,20 @@ func Nodes(c *Client, name string, changed func(name string)) *Table[string, lb.
 	return table
 }
 
-// DaemonSet watches one DaemonSet. The table has it, by its name, while it is there to stay.
-func DaemonSet(c *Client, namespace, name string, changed func(name string)) *Table[string, bool] {
-	table := newTable[string, bool](nil, changed)
+// DaemonSet watches one DaemonSet. The table has it, by its name; how many of its pods are ready is
+// not told as a change.
+func DaemonSet(c *Client, namespace, name string, changed func(name string)) *Table[string, lb.DaemonSet] {
+	table := newStatusTable(func(d lb.DaemonSet) lb.DaemonSet {
+		d.Ready = 0
+		return d
+	}, changed, func(string) {})
 	c.register(resource{
 		client: c.coreREST.AppsV1REST(), name: "daemonsets", namespace: namespace, example: &appsv1.DaemonSet{},
 		fieldSelector: fields.OneTermEqualSelector("metadata.name", name).String(),
 	},
-		objects[string, bool, *appsv1.DaemonSet]{table,
-			func(o *appsv1.DaemonSet) (string, bool) { return o.Name, o.DeletionTimestamp == nil }})
+		objects[string, lb.DaemonSet, *appsv1.DaemonSet]{table, func(o *appsv1.DaemonSet) (string, lb.DaemonSet) {
+			return o.Name, lb.DaemonSet{Stays: o.DeletionTimestamp == nil, Ready: int(o.Status.NumberReady)}
+		}})
 	return table
 }
 

@@ -6,11 +6,25 @@ type Finding struct {
 	Refusal
 	// Note is set where an administrator may have it so on purpose.
 	Note bool `json:"note,omitempty"`
+	// Subject tells findings with one reason apart, and stays while the message changes.
+	Subject string `json:"-"`
 }
 
 // Find returns a Finding with a formatted message.
 func Find(reason Reason, format string, args ...any) Finding {
 	return Finding{Refusal: *Refuse(reason, format, args...)}
+}
+
+// About returns the Finding with a subject.
+func (f Finding) About(subject string) Finding {
+	f.Subject = subject
+	return f
+}
+
+// DaemonSet is what started a program on the nodes.
+type DaemonSet struct {
+	Stays bool // nobody is deleting it
+	Ready int  // on how many nodes its pod is ready
 }
 
 // Reasons around nodes: what a program finds there that keeps traffic from being delivered.

@@ -39,12 +39,27 @@ type Preflight struct {
 	mu    sync.Mutex
 	found []lb.Finding
 
-	told map[lb.Finding]time.Time // when it was last told; belongs to the step
+	told map[key]told // belongs to the step
+}
+
+// key is what stays of a finding while its message changes, as pods and nodes come and go.
+type key struct {
+	reason  lb.Reason
+	subject string
+	note    bool
+}
+
+func keyOf(f lb.Finding) key { return key{f.Reason, f.Subject, f.Note} }
+
+// told is a finding as it was told, and when.
+type told struct {
+	finding lb.Finding
+	at      time.Time
 }
 
 // New returns an actor that looks at nothing before Run.
 func New(opts Options) *Preflight {
-	p := &Preflight{opts: opts, told: map[lb.Finding]time.Time{}}
+	p := &Preflight{opts: opts, told: map[key]told{}}
 	p.runner = loop.New(p.step, loop.Options{})
 	return p
 }
@@ -71,22 +86,24 @@ func (p *Preflight) step(context.Context) (again time.Duration, err error) {
 		return time.Second, nil
 	}
 	now := p.opts.Now()
-	for f := range p.told {
-		if !slices.Contains(found, f) {
+	for k, t := range p.told {
+		if f := t.finding; !slices.ContainsFunc(found, func(f lb.Finding) bool { return keyOf(f) == k }) {
 			p.opts.Log.Info("no longer found on this node", "reason", f.Reason, "message", f.Message)
 			p.opts.Tell(f, true)
-			delete(p.told, f)
+			delete(p.told, k)
 		}
 	}
 	for _, f := range found {
-		at, before := p.told[f]
-		if before && now.Sub(at) < Repeat {
+		last, before := p.told[keyOf(f)]
+		if before && now.Sub(last.at) < Repeat {
 			continue
 		}
-		p.told[f] = now
 		if !before {
 			p.opts.Log.Warn("found on this node", "reason", f.Reason, "message", f.Message)
+		} else if last.finding.Message != f.Message {
+			p.opts.Tell(last.finding, true) // who reads the Events takes each message for a finding of its own
 		}
+		p.told[keyOf(f)] = told{f, now}
 		p.opts.Tell(f, false)
 	}
 	p.mu.Lock()

@@ -2,7 +2,6 @@ package plan
 
 import (
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -11,7 +10,8 @@ import (
 // ipvsInterface is where kube-proxy in mode ipvs puts the addresses of all Services.
 const ipvsInterface = "kube-ipvs0"
 
-// unmetFor is how long a speaker may look for the others before that is remarkable.
+// unmetFor is how long a speaker may look for the others before that is remarkable. It takes up to
+// 40 s until the API server says of the pods on a node that is down that they are not ready.
 const unmetFor = time.Minute
 
 // Host is what a speaker sees of its node and its cluster that decides whether its announcements
@@ -24,12 +24,9 @@ type Host struct {
 	// AnswersAll is set while the kernel answers ARP for the addresses of all its interfaces on each
 	// of them (arp_ignore=0).
 	AnswersAll bool
-	// Met is set if this speaker has met another, Since is how long it has run, and Others are the
-	// other Nodes on which speakers have run.
-	Met    bool
-	Since  time.Duration
-	Others []string
-	Port   uint16 // of gossip
+	// Unmet is for how long this speaker has met no other although others are ready.
+	Unmet time.Duration
+	Port  uint16 // of gossip
 }
 
 // Findings says what keeps announcements of the node from clients.
@@ -75,16 +72,10 @@ func (h Host) answers() []lb.Finding {
 
 // unmet finds a speaker that hears no other although there are some.
 func (h Host) unmet() []lb.Finding {
-	if h.Met || h.Since < unmetFor || len(h.Others) == 0 {
+	if h.Unmet < unmetFor {
 		return nil
 	}
-	others := slices.Sorted(slices.Values(h.Others))
-	const most = 3
-	named := strings.Join(others[:min(most, len(others))], ", ")
-	if len(others) > most {
-		named += " and others"
-	}
 	return []lb.Finding{lb.Find(lb.ReasonGossipBlocked,
-		"the speaker on %s has met no other, although speakers have run on %s: "+
-			"open TCP and UDP port %d between all nodes, and give all the same gossip key", h.Self, named, h.Port)}
+		"the speaker on %s has met no other, although speakers on other nodes are ready: open TCP and UDP port %d between "+
+			"all nodes, and give all the same gossip key", h.Self, h.Port)}
 }

@@ -32,11 +32,9 @@ func TestFindings(t *testing.T) {
 		"mode ipvs":                 {host: Host{Interfaces: ipvs, AnswersAll: true}, want: "ARPNotStrict: strictARP=true"},
 		"mode ipvs with strictARP":  {host: Host{Interfaces: ipvs}},
 		"mode ipvs without Service": {host: Host{Interfaces: []lb.Interface{{Name: "kube-ipvs0"}}, AnswersAll: true}},
-		"alone": {host: Host{Since: time.Hour, Others: []string{"d", "c", "b", "a"}, Port: 7947},
-			want: "GossipBlocked: run on a, b, c and others: open TCP and UDP port 7947"},
-		"alone for a while":      {host: Host{Since: time.Second, Others: []string{"a"}}},
-		"alone in the cluster":   {host: Host{Since: time.Hour}},
-		"met another, once":      {host: Host{Since: time.Hour, Others: []string{"a"}, Met: true}},
+		"alone": {host: Host{Unmet: time.Hour, Port: 7947},
+			want: "GossipBlocked: are ready: open TCP and UDP port 7947"},
+		"alone for a while":      {host: Host{Unmet: time.Second}},
 		"all of it at one place": {host: Host{Nodes: nodes(free, free), Interfaces: ipvs}},
 	} {
 		c.host.Self = "n"

@@ -1,3 +1,26 @@
+{{/* Adds the values that an earlier version of the chart did not have, if helm upgrade --reuse-values brings the values of
+one: each template begins with this. Values of this version all have their sections; a null in them stays. */}}
+{{- define "landfall.defaults" -}}
+{{- $defaults := .Files.Get "files/defaults.yaml" | fromYaml -}}
+{{- $values := .Values -}}
+{{- $old := false -}}
+{{- range $section, $_ := $defaults -}}
+{{- if not (hasKey $values $section) -}}{{- $old = true -}}{{- end -}}
+{{- end -}}
+{{- if $old -}}{{- include "landfall.fill" (dict "values" $values "defaults" $defaults) -}}{{- end -}}
+{{- end -}}
+
+{{- define "landfall.fill" -}}
+{{- range $key, $default := .defaults -}}
+{{- $value := get $.values $key -}}
+{{- if not (hasKey $.values $key) -}}
+{{- $_ := set $.values $key $default -}}
+{{- else if and (kindIs "map" $default) (kindIs "map" $value) -}}
+{{- include "landfall.fill" (dict "values" $value "defaults" $default) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "landfall.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
@@ -43,9 +66,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end -}}
 
-{{/* The flag with addresses of the API server beside that of the Service default/kubernetes, which works only while a
-service proxy runs: those of the value, or those that the Service has when helm installs or upgrades. */}}
-{{- define "landfall.apiServersArg" -}}
+{{/* Addresses of the API server beside that of the Service default/kubernetes, which works only while a service proxy
+runs, as JSON: those of the value, or those that the Service has when helm installs or upgrades. */}}
+{{- define "landfall.apiServers" -}}
 {{- $servers := uniq .Values.apiServers -}}
 {{- if not $servers -}}
 {{- range (lookup "discovery.k8s.io/v1" "EndpointSlice" "default" "").items | default list -}}
@@ -61,8 +84,12 @@ service proxy runs: those of the value, or those that the Service has when helm 
 {{- end -}}
 {{- $servers = $servers | uniq | sortAlpha -}}
 {{- end -}}
-{{- with $servers }}
-- --api-servers={{ join "," (slice . 0 (min 16 (len .))) }}
+{{- slice $servers 0 (min 16 (len $servers)) | toJson -}}
+{{- end -}}
+
+{{- define "landfall.apiServersArg" -}}
+{{- with include "landfall.apiServers" . | fromJsonArray }}
+- --api-servers={{ join "," . }}
 {{- end }}
 {{- end -}}
 
@@ -110,7 +137,11 @@ service proxy runs: those of the value, or those that the Service has when helm 
 {{- end -}}
 
 {{- define "landfall.nodeAccount" -}}
-{{- .Values.node.serviceAccount.name | default (printf "%s-node" (include "landfall.fullname" .)) -}}
+{{- $name := .Values.node.serviceAccount.name | default (printf "%s-node" (include "landfall.fullname" .)) -}}
+{{- if eq $name (include "landfall.controllerAccount" .) -}}
+{{- fail (printf "node.serviceAccount.name and controller.serviceAccount.name are both %s: each needs its own, or nodes may do what only the controller may" $name) -}}
+{{- end -}}
+{{- $name -}}
 {{- end -}}
 
 {{/* Probes on the metrics port, of a container on the node's network or not. Startup: the program serves. Liveness: all
@@ -119,9 +150,11 @@ loops run. Readiness: the first work is done. */}}
 {{- $scheme := ternary "HTTPS" "HTTP" .root.Values.metrics.secure -}}
 {{- $host := ternary "127.0.0.1" "" (and .node (eq .root.Values.metrics.listen "localhost")) -}}
 {{- range $probe, $path := dict "startup" "/healthz" "liveness" "/healthz" "readiness" "/readyz" }}
+{{- with get $.root.Values.probes $probe }}
 {{ $probe }}Probe:
   httpGet: {path: {{ $path }}, port: {{ $.port }}, scheme: {{ $scheme }}{{ with $host }}, host: {{ . }}{{ end }}}
-  {{- toYaml (index $.root.Values.probes $probe) | nindent 2 }}
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 {{- end -}}
 

@@ -1,0 +1,155 @@
+package nft
+
+import (
+	"bytes"
+	"encoding/binary"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/proxy/nfnetlink"
+)
+
+// rule is what a rule does with a packet.
+type rule struct {
+	accepts bool   // it may accept
+	to      string // the chain that it jumps or goes to
+	accept  Accept // what must be true first
+	loaded  loaded // what the register has that the next expression compares
+}
+
+// loaded is what an expression has loaded to be compared.
+type loaded struct {
+	what int
+	mask uint32 // of a conntrack state
+}
+
+// What may be loaded.
+const (
+	loadedOther = iota
+	loadedInterface
+	loadedProtocol
+	loadedState
+)
+
+// The bits of states of known connections, in ct state and in iptables' match conntrack alike.
+const knownStates = 1<<1 | 1<<2 // established, related
+
+// harmless are iptables' targets that do not accept a packet.
+var harmless = []string{"AUDIT", "CLASSIFY", "CONNMARK", "DSCP", "HL", "LOG", "MARK", "NFLOG", "REJECT", "SET",
+	"TCPMSS",
+	"TRACE", "TTL"}
+
+// readRule reads the expressions of a rule.
+func readRule(expressions []byte) (r rule) {
+	for _, e := range nfnetlink.All(expressions) {
+		data := nfnetlink.Get(e, unix.NFTA_EXPR_DATA)
+		before := r.loaded
+		r.loaded = loaded{}
+		switch nfnetlink.GetText(e, unix.NFTA_EXPR_NAME) {
+		case "meta":
+			r.loaded.what = loadedMeta(data)
+		case "payload":
+			base, _ := nfnetlink.GetNumber(data, unix.NFTA_PAYLOAD_BASE)
+			offset, _ := nfnetlink.GetNumber(data, unix.NFTA_PAYLOAD_OFFSET)
+			size, _ := nfnetlink.GetNumber(data, unix.NFTA_PAYLOAD_LEN)
+			if base == unix.NFT_PAYLOAD_NETWORK_HEADER && offset == protocolOffset && size == 1 {
+				r.loaded.what = loadedProtocol // of IPv4
+			}
+		case "ct":
+			if key, ok := nfnetlink.GetNumber(data, unix.NFTA_CT_KEY); ok && key == unix.NFT_CT_STATE {
+				r.loaded = loaded{loadedState, ^uint32(0)}
+			}
+		case "bitwise":
+			if mask := nfnetlink.Get(data, unix.NFTA_BITWISE_MASK, unix.NFTA_DATA_VALUE); before.what == loadedState &&
+				len(mask) == 4 {
+				r.loaded = loaded{loadedState, binary.NativeEndian.Uint32(mask)}
+			}
+		case "cmp":
+			r.compare(before, data)
+		case "match":
+			if nfnetlink.GetText(data, unix.NFTA_MATCH_NAME) == "conntrack" {
+				r.accept.Established = r.accept.Established || onlyKnown(data)
+			}
+		case "immediate":
+			code, ok := nfnetlink.GetNumber(data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CODE)
+			r.accepts = r.accepts || ok && code == acceptVerdict
+			if to := nfnetlink.GetText(data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT,
+				unix.NFTA_VERDICT_CHAIN); to != "" {
+				r.to = to
+			}
+		case "lookup": // in a map it may find any verdict
+			register, ok := nfnetlink.GetNumber(data, unix.NFTA_LOOKUP_DREG)
+			r.accepts = r.accepts || ok && register == unix.NFT_REG_VERDICT
+		case "queue": // another program decides
+			r.accepts = true
+		case "target":
+			r.accepts = r.accepts || !slices.Contains(harmless, nfnetlink.GetText(data, unix.NFTA_TARGET_NAME))
+		}
+	}
+	return r
+}
+
+const (
+	acceptVerdict  = 1 // NF_ACCEPT
+	protocolOffset = 9 // of the protocol in the header of IPv4
+)
+
+func loadedMeta(data []byte) int {
+	switch key, _ := nfnetlink.GetNumber(data, unix.NFTA_META_KEY); key {
+	case unix.NFT_META_IIFNAME, unix.NFT_META_OIFNAME:
+		return loadedInterface
+	case unix.NFT_META_L4PROTO:
+		return loadedProtocol
+	}
+	return loadedOther
+}
+
+// compare notes what a comparison with what was loaded demands.
+func (r *rule) compare(with loaded, data []byte) {
+	op, ok := nfnetlink.GetNumber(data, unix.NFTA_CMP_OP)
+	value := nfnetlink.Get(data, unix.NFTA_CMP_DATA, unix.NFTA_DATA_VALUE)
+	equal := ok && op == unix.NFT_CMP_EQ
+	switch with.what {
+	case loadedInterface:
+		if equal {
+			name, _, whole := bytes.Cut(value, []byte{0})
+			if !whole && len(value) < unix.IFNAMSIZ {
+				name = append(bytes.Clone(name), '*')
+			}
+			r.accept.Interfaces = append(r.accept.Interfaces, string(name))
+		}
+	case loadedProtocol:
+		if equal && len(value) == 1 && (value[0] == unix.IPPROTO_ICMP || value[0] == unix.IPPROTO_ICMPV6) {
+			r.accept.ICMP = true
+		}
+	case loadedState:
+		if len(value) != 4 {
+			return
+		}
+		state := binary.NativeEndian.Uint32(value)
+		some := op == unix.NFT_CMP_NEQ && state == 0 && with.mask&^knownStates == 0
+		one := equal && state != 0 && state&^knownStates == 0
+		r.accept.Established = r.accept.Established || some || one
+	}
+}
+
+// iptables' match conntrack (struct xt_conntrack_mtinfo3, which differs from 2 behind these).
+const (
+	conntrackFlags     = 146
+	conntrackInverted  = 148
+	conntrackStates    = 150
+	conntrackStateFlag = 1 << 0
+)
+
+// onlyKnown reports whether iptables' match conntrack is for packets of known connections only.
+func onlyKnown(data []byte) bool {
+	revision, _ := nfnetlink.GetNumber(data, unix.NFTA_MATCH_REV)
+	info := nfnetlink.Get(data, unix.NFTA_MATCH_INFO)
+	if revision < 2 || revision > 3 || len(info) < conntrackStates+2 {
+		return false
+	}
+	flags, inverted, states := binary.NativeEndian.Uint16(info[conntrackFlags:]),
+		binary.NativeEndian.Uint16(info[conntrackInverted:]), binary.NativeEndian.Uint16(info[conntrackStates:])
+	return flags&conntrackStateFlag != 0 && inverted&conntrackStateFlag == 0 && states&^knownStates == 0
+}
