@@ -87,10 +87,7 @@ func (r release) restamp(w io.Writer, from io.Reader) error {
 
 // writeTarGz writes an archive that fill fills.
 func writeTarGz(w io.Writer, fill func(*tar.Writer) error) error {
-	zipped, err := gzip.NewWriterLevel(w, gzip.BestCompression)
-	if err != nil {
-		return err
-	}
+	zipped := gzip.NewWriter(w)
 	out := tar.NewWriter(zipped)
 	if err := fill(out); err != nil {
 		return err

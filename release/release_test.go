@@ -16,36 +16,47 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"sigs.k8s.io/yaml"
 )
 
 const version = "0.1.0-rc.1"
 
-// release makes one for this machine's platform.
-func makeRelease(t *testing.T) release {
+// makeRelease runs the program, without the race detector, under which it packs for minutes. It
+// returns the folder of the release for this machine's platform.
+func makeRelease(t *testing.T, program string) (out string) {
 	t.Helper()
-	helm := os.Getenv("LANDFALL_HELM")
-	if helm == "" {
-		out, err := exec.Command("go", "run", "../e2e/cmd/landfall-lab", "tool", "helm").Output()
-		if err != nil {
-			t.Fatalf("helm: %v", err)
-		}
-		helm = strings.TrimSpace(string(out))
-	}
 	image := filepath.Join(t.TempDir(), "landfall-image.tar")
 	if err := os.WriteFile(image, []byte("image"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := release{
-		Version: version, Repository: "..", Out: filepath.Join(t.TempDir(), "dist"), Helm: helm, Images: []string{image},
-		Platforms: []platform{{"linux", runtime.GOARCH}}, Time: time.Unix(1_700_000_000, 0).UTC(),
+	out = filepath.Join(t.TempDir(), "dist")
+	execute(t, program, "--repository", "..", "--out", out, "--helm", helm(t), "--images", image,
+		"--platforms", "linux/"+runtime.GOARCH, version)
+	return out
+}
+
+// helm returns the program in LANDFALL_HELM, or the one that the lab builds.
+func helm(t *testing.T) string {
+	t.Helper()
+	if path := os.Getenv("LANDFALL_HELM"); path != "" {
+		return path
 	}
-	if err := r.make(t.Context()); err != nil {
-		t.Fatal(err)
+	return strings.TrimSpace(execute(t, "go", "run", "../e2e/cmd/landfall-lab", "tool", "helm"))
+}
+
+// execute returns what a program prints.
+func execute(t *testing.T, program string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), program, args...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "SOURCE_DATE_EPOCH=1700000000")
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	text, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%s: %v: %s", filepath.Base(program), err, stderr.String())
 	}
-	return r
+	return string(text)
 }
 
 // unpack returns the files of a tar.gz.
@@ -77,9 +88,9 @@ func unpack(t *testing.T, path string) map[string][]byte {
 }
 
 // sums returns what checksums.txt says.
-func sums(t *testing.T, r release) map[string]string {
+func sums(t *testing.T, folder string) map[string]string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(r.Out, checksumsFile))
+	text, err := os.ReadFile(filepath.Join(folder, checksumsFile))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +104,9 @@ func sums(t *testing.T, r release) map[string]string {
 
 // TestRelease looks for the version wherever it must be, and at what belongs together.
 func TestRelease(t *testing.T) {
-	r := makeRelease(t)
+	program := filepath.Join(t.TempDir(), "landfall-release")
+	execute(t, "go", "build", "-trimpath", "-o", program, ".")
+	dist := makeRelease(t, program)
 	system := "_linux_" + runtime.GOARCH
 
 	t.Run("files", func(t *testing.T) {
@@ -103,20 +116,20 @@ func TestRelease(t *testing.T) {
 			"landfallctl_" + version + system + ".tar.gz", "landfallctl_" + version + system + ".spdx.json",
 		}
 		slices.Sort(want)
-		of := sums(t, r)
+		of := sums(t, dist)
 		if got := slices.Sorted(maps.Keys(of)); !slices.Equal(got, want) {
 			t.Fatalf("files are\n%v, want\n%v", got, want)
 		}
 		for name, sum := range of {
-			if got, err := checksum(filepath.Join(r.Out, name)); err != nil || got != sum {
+			if got, err := checksum(filepath.Join(dist, name)); err != nil || got != sum {
 				t.Errorf("%s: checksum is %s (%v), checksums.txt says %s", name, got, err, sum)
 			}
 		}
 	})
 
 	t.Run("programs", func(t *testing.T) {
-		files := unpack(t, filepath.Join(r.Out, "landfall_"+version+system+".tar.gz"))
-		maps.Copy(files, unpack(t, filepath.Join(r.Out, "landfallctl_"+version+system+".tar.gz")))
+		files := unpack(t, filepath.Join(dist, "landfall_"+version+system+".tar.gz"))
+		maps.Copy(files, unpack(t, filepath.Join(dist, "landfallctl_"+version+system+".tar.gz")))
 		want := []string{"LICENSE", "landfall-controller", "landfall-proxy", "landfall-speaker", "landfallctl"}
 		if got := slices.Sorted(maps.Keys(files)); !slices.Equal(got, want) {
 			t.Fatalf("archives hold %v, want %v", got, want)
@@ -134,7 +147,7 @@ func TestRelease(t *testing.T) {
 	})
 
 	t.Run("chart", func(t *testing.T) {
-		files := unpack(t, filepath.Join(r.Out, "landfall-"+version+".tgz"))
+		files := unpack(t, filepath.Join(dist, "landfall-"+version+".tgz"))
 		var chart struct{ Version, AppVersion string }
 		if err := yaml.Unmarshal(files["landfall/Chart.yaml"], &chart); err != nil {
 			t.Fatal(err)
@@ -145,15 +158,15 @@ func TestRelease(t *testing.T) {
 		if _, ok := files["landfall/charts/crds/Chart.yaml"]; !ok {
 			t.Errorf("the chart holds no CRDs: %v", slices.Sorted(maps.Keys(files)))
 		}
-		out, err := exec.Command(r.Helm, "template", "--kube-version", "1.35.4",
-			filepath.Join(r.Out, "landfall-"+version+".tgz"), "--set", "proxy.clusterCIDR=10.244.0.0/16").CombinedOutput()
+		out, err := exec.Command(helm(t), "template", "--kube-version", "1.35.4",
+			filepath.Join(dist, "landfall-"+version+".tgz"), "--set", "proxy.clusterCIDR=10.244.0.0/16").CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "/landfall:"+version) {
 			t.Errorf("helm template: %v: no image of version %s", err, version)
 		}
 	})
 
 	t.Run("plugin", func(t *testing.T) {
-		text, err := os.ReadFile(filepath.Join(r.Out, "krew-landfall.yaml"))
+		text, err := os.ReadFile(filepath.Join(dist, "krew-landfall.yaml"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -165,13 +178,13 @@ func TestRelease(t *testing.T) {
 			t.Fatalf("manifest is %s", text)
 		}
 		name := filepath.Base(plugin.Spec.Platforms[0].URI)
-		if sum := sums(t, r)[name]; sum == "" || sum != plugin.Spec.Platforms[0].SHA256 {
+		if sum := sums(t, dist)[name]; sum == "" || sum != plugin.Spec.Platforms[0].SHA256 {
 			t.Errorf("%s has checksum %q, the manifest says %q", name, sum, plugin.Spec.Platforms[0].SHA256)
 		}
 	})
 
 	t.Run("bill of materials", func(t *testing.T) {
-		text, err := os.ReadFile(filepath.Join(r.Out, "landfall_"+version+system+".spdx.json"))
+		text, err := os.ReadFile(filepath.Join(dist, "landfall_"+version+system+".spdx.json"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -191,8 +204,7 @@ func TestRelease(t *testing.T) {
 	})
 
 	t.Run("reproducible", func(t *testing.T) {
-		again := makeRelease(t)
-		if a, b := sums(t, r), sums(t, again); !maps.Equal(a, b) {
+		if a, b := sums(t, dist), sums(t, makeRelease(t, program)); !maps.Equal(a, b) {
 			t.Errorf("the same tree gave\n%v and\n%v", a, b)
 		}
 	})
