@@ -29,7 +29,7 @@ var (
 
 // reused stands for the values that a release has, which there is not here: those that everybody
 // must set.
-const reused = "--reuse-values"
+const reused = "--reset-then-reuse-values"
 
 // What the guides have their readers type does not rot: manifests are taken by the API server,
 // values by the chart, patches by what they are for.
