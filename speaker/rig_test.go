@@ -66,7 +66,11 @@ type rig struct {
 
 	leaseMu sync.Mutex
 	lease   *lb.Witness
+	renewed time.Time
 }
+
+// leaseLasts is how long what the Lease says counts after it was renewed, as in package witness.
+const leaseLasts = 6 * time.Second
 
 // wire notes who answers.
 type wire struct {
@@ -589,8 +593,13 @@ func (f *fakeWitness) ask() {
 		return
 	}
 	f.asking = true
-	if !f.apiless {
+	if !f.apiless && f.live {
 		f.asked = time.Now()
+		if f.desired.Tell && f.desired.Rank == 0 {
+			f.rig.leaseMu.Lock()
+			f.rig.renewed = f.asked
+			f.rig.leaseMu.Unlock()
+		}
 		f.runner.Poke()
 	}
 	time.AfterFunc(time.Second, func() {
@@ -618,7 +627,7 @@ func (f *fakeWitness) Set(d witness.Desired) {
 	}
 	f.rig.leaseMu.Lock()
 	same := f.rig.lease != nil && f.rig.lease.Same(d.Says)
-	f.rig.lease = &d.Says
+	f.rig.lease, f.rig.renewed = &d.Says, time.Now()
 	f.rig.leaseMu.Unlock()
 	if !same {
 		for _, n := range f.rig.nodes {
@@ -633,7 +642,7 @@ func (f *fakeWitness) Outcome() (lb.Witness, bool) {
 	f.mu.Unlock()
 	f.rig.leaseMu.Lock()
 	defer f.rig.leaseMu.Unlock()
-	if !heed || f.rig.lease == nil {
+	if !heed || f.rig.lease == nil || time.Since(f.rig.renewed) >= leaseLasts {
 		return lb.Witness{}, false
 	}
 	return *f.rig.lease, true
