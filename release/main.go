@@ -9,14 +9,14 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"regexp"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/landfall-lb/landfall/release/image"
 )
 
 const usage = `usage: landfall-release [flags] VERSION
@@ -78,9 +78,14 @@ func run(ctx context.Context, args []string) error {
 	if r.Platforms, err = platformsNamed(*chosen); err != nil {
 		return fmt.Errorf("--platforms: %w", err)
 	}
-	if r.Time, err = commitTime(ctx, r.Repository); err != nil {
+	commit, created, err := image.Sources(ctx, r.Repository)
+	if err != nil {
 		return err
 	}
+	if commit == "" && os.Getenv("SOURCE_DATE_EPOCH") == "" {
+		return errors.New("time of the last commit: neither git nor SOURCE_DATE_EPOCH says it")
+	}
+	r.Time = created
 	return r.make(ctx)
 }
 
@@ -145,22 +150,4 @@ func (r release) checkVersion() error {
 		return fmt.Errorf("version %s: %s has version %s: change it first", r.Version, path, core)
 	}
 	return nil
-}
-
-// commitTime returns $SOURCE_DATE_EPOCH (https://reproducible-builds.org/specs/source-date-epoch),
-// else when the last commit was made.
-func commitTime(ctx context.Context, repository string) (time.Time, error) {
-	text := os.Getenv("SOURCE_DATE_EPOCH")
-	if text == "" {
-		out, err := exec.CommandContext(ctx, "git", "-C", repository, "log", "-1", "--format=%ct").Output()
-		if err != nil {
-			return time.Time{}, fmt.Errorf("time of the last commit: git log: %w (set SOURCE_DATE_EPOCH without git)", err)
-		}
-		text = strings.TrimSpace(string(out))
-	}
-	seconds, err := strconv.ParseInt(text, 10, 64)
-	if err != nil {
-		return time.Time{}, fmt.Errorf("SOURCE_DATE_EPOCH: %q is no number of seconds", text)
-	}
-	return time.Unix(seconds, 0).UTC(), nil
 }

@@ -3,19 +3,27 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 
-	"github.com/landfall-lb/landfall/e2e/image"
+	"github.com/landfall-lb/landfall/release/image"
 )
 
 // A platform is what Go builds for, such as linux/amd64.
 type platform struct{ os, arch string }
 
 func (p platform) String() string { return p.os + "/" + p.arch }
+
+// suffix ends the names of programs.
+func (p platform) suffix() string {
+	if p.os == "windows" {
+		return ".exe"
+	}
+	return ""
+}
 
 // platforms are those of a release: agents run on Linux, landfallctl where people sit.
 var platforms = []platform{
@@ -41,18 +49,6 @@ func platformsNamed(list string) (chosen []platform, err error) {
 	return chosen, nil
 }
 
-// A program and the folder of its main package.
-type program struct{ name, folder string }
-
-var (
-	agents = []program{
-		{"landfall-controller", "./controller"},
-		{"landfall-speaker", "./speaker"},
-		{"landfall-proxy", "./proxy"},
-	}
-	landfallctl = program{"landfallctl", "./ctl"}
-)
-
 // archives builds the programs of a platform and writes their archives: one of landfallctl, and one
 // of all agents for Linux, each with its bill of materials beside it.
 func (r release) archives(ctx context.Context, p platform) ([]archive, error) {
@@ -61,27 +57,21 @@ func (r release) archives(ctx context.Context, p platform) ([]archive, error) {
 		return nil, err
 	}
 	defer func() { _ = os.RemoveAll(folder) }()
-	sets := []struct {
-		name     string
-		programs []program
-	}{{"landfallctl", []program{landfallctl}}}
+	sets := map[string][]image.Program{image.Landfallctl.Name: {image.Landfallctl}}
 	if p.os == "linux" {
-		sets = append(sets, struct {
-			name     string
-			programs []program
-		}{"landfall", agents})
+		sets["landfall"] = image.Agents
 	}
 	var made []archive
-	for _, set := range sets {
+	for _, set := range slices.Sorted(maps.Keys(sets)) {
 		var files []string
-		for _, program := range set.programs {
-			path, err := r.build(ctx, p, program, folder)
-			if err != nil {
+		for _, program := range sets[set] {
+			path := filepath.Join(folder, program.Name+p.suffix())
+			if err := program.Build(ctx, r.Repository, p.os, p.arch, r.Version, path); err != nil {
 				return nil, err
 			}
 			files = append(files, path)
 		}
-		name := fmt.Sprintf("%s_%s_%s_%s", set.name, r.Version, p.os, p.arch)
+		name := fmt.Sprintf("%s_%s_%s_%s", set, r.Version, p.os, p.arch)
 		bill := image.SBOM{Name: name, Version: r.Version, Created: r.Time, Purpose: "ARCHIVE"}
 		for _, path := range files {
 			if err := bill.AddProgram(path); err != nil {
@@ -99,20 +89,4 @@ func (r release) archives(ctx context.Context, p platform) ([]archive, error) {
 		made = append(made, a)
 	}
 	return made, nil
-}
-
-// build compiles as "make build" does, so that a machine compiles each package once for both.
-func (r release) build(ctx context.Context, p platform, program program, folder string) (string, error) {
-	path := filepath.Join(folder, program.name)
-	if p.os == "windows" {
-		path += ".exe"
-	}
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags",
-		"-s -w -X github.com/landfall-lb/landfall/internal/ops.Version="+r.Version, "-o", path, program.folder)
-	cmd.Dir = r.Repository
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+p.os, "GOARCH="+p.arch)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("go build %s: %w\n%s", program.folder, err, out)
-	}
-	return path, nil
 }

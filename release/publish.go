@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/landfall-lb/landfall/release/image"
 )
 
 const home = "https://github.com/landfall-lb/landfall"
@@ -84,18 +86,14 @@ func (r release) plugin(archives []archive) error {
 		},
 	}
 	for _, a := range archives {
-		if !strings.HasPrefix(a.name, landfallctl.name+"_") {
+		if !strings.HasPrefix(a.name, image.Landfallctl.Name+"_") {
 			continue
-		}
-		bin := landfallctl.name
-		if a.platform.os == "windows" {
-			bin += ".exe"
 		}
 		manifest.Spec.Platforms = append(manifest.Spec.Platforms, krewPlatform{
 			Selector: krewSelector{map[string]string{"os": a.platform.os, "arch": a.platform.arch}},
 			URI:      fmt.Sprintf("%s/releases/download/v%s/%s", home, r.Version, a.name),
 			SHA256:   a.sha256,
-			Bin:      bin,
+			Bin:      image.Landfallctl.Name + a.platform.suffix(),
 		})
 	}
 	text, err := yaml.Marshal(manifest)

@@ -8,8 +8,8 @@ import (
 	"path/filepath"
 	"runtime"
 
-	"github.com/landfall-lb/landfall/e2e/image"
-	"github.com/landfall-lb/landfall/e2e/lab"
+	"github.com/landfall-lb/landfall/e2e/cache"
+	"github.com/landfall-lb/landfall/release/image"
 )
 
 // Names of the images that nodes have. Nothing is ever pulled.
@@ -33,11 +33,11 @@ const Image = ImageRepository + ":" + ImageTag
 
 // buildImages writes the archives that the nodes import, into the cache folder.
 func (c *Cluster) buildImages(ctx context.Context, repository string) (_ []string, err error) {
-	cache, err := lab.CacheFolder()
+	kept, err := cache.Folder()
 	if err != nil {
 		return nil, err
 	}
-	folder := filepath.Join(cache, "images")
+	folder := filepath.Join(kept, "images")
 	programs, err := os.MkdirTemp("", "landfall-cluster")
 	if err != nil {
 		return nil, err
@@ -69,7 +69,7 @@ func (c *Cluster) buildImages(ctx context.Context, repository string) (_ []strin
 		to := filepath.Join(programs, p.name)
 		if built := os.Getenv(programsVariable); built != "" && p.name != "pause" {
 			to = filepath.Join(built, p.name)
-		} else if err := image.Build(ctx, repository, runtime.GOARCH, p.pkg, "-s -w", to); err != nil {
+		} else if err := image.Build(ctx, repository, "linux", runtime.GOARCH, p.pkg, "-s -w", to); err != nil {
 			return nil, err
 		}
 		c.options.Progress("image " + p.image)
@@ -86,7 +86,7 @@ func (c *Cluster) buildImages(ctx context.Context, repository string) (_ []strin
 	}
 	c.options.Progress("image " + Image)
 	landfall := image.Landfall{
-		Repository: repository, Cache: cache, Programs: os.Getenv(programsVariable), Version: ImageTag,
+		Repository: repository, Cache: kept, Programs: os.Getenv(programsVariable), Version: ImageTag,
 		Progress: c.options.Progress,
 	}
 	if landfall.Revision, landfall.Created, err = image.Sources(ctx, repository); err != nil {

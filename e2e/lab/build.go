@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/e2e/cache"
 )
 
 // progressEvery is how often a slow step says that it is still at work.
@@ -155,19 +157,6 @@ func assetFromEnvironment(program string) string {
 	return path
 }
 
-// cacheFolder returns where built tools are kept between runs: LANDFALL_CACHE, else landfall in the
-// user's cache folder.
-func cacheFolder() (string, error) {
-	if dir := os.Getenv("LANDFALL_CACHE"); dir != "" {
-		return filepath.Abs(dir)
-	}
-	dir, err := os.UserCacheDir()
-	if err != nil {
-		return "", fmt.Errorf("no folder to keep built tools in; set LANDFALL_CACHE: %w", err)
-	}
-	return filepath.Join(dir, "landfall"), nil
-}
-
 func (t tool) ensure(ctx context.Context, name, repo string, progress func(string)) (string, error) {
 	if path := assetFromEnvironment(name); path != "" {
 		return path, nil
@@ -176,11 +165,11 @@ func (t tool) ensure(ctx context.Context, name, repo string, progress func(strin
 	if err != nil {
 		return "", err
 	}
-	cache, err := cacheFolder()
+	kept, err := cache.Folder()
 	if err != nil {
 		return "", err
 	}
-	dir := filepath.Join(cache, filepath.Base(t.Folder)+"-"+version)
+	dir := filepath.Join(kept, filepath.Base(t.Folder)+"-"+version)
 	path := filepath.Join(dir, name)
 	if _, err := os.Stat(path); err == nil {
 		return path, nil

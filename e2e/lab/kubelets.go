@@ -35,9 +35,6 @@ func (l *Lab) Tool(ctx context.Context, name string) (string, error) {
 // Repository returns the root of the source tree.
 func (l *Lab) Repository() string { return l.options.Repository }
 
-// CacheFolder returns where built tools are kept between runs.
-func CacheFolder() (string, error) { return cacheFolder() }
-
 // Credentials are the files by which a user proves to be one.
 type Credentials struct{ Cert, Key, Kubeconfig string }
 

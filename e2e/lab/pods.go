@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/landfall-lb/landfall/e2e/cache"
 	"github.com/landfall-lb/landfall/e2e/lab/podserver"
 )
 
@@ -142,11 +143,11 @@ func buildTool(ctx context.Context, repo string, progress func(string)) (string,
 	if dir := os.Getenv(programsVariable); dir != "" {
 		return filepath.Join(dir, "landfall-lab"), nil
 	}
-	cache, err := cacheFolder()
+	kept, err := cache.Folder()
 	if err != nil {
 		return "", err
 	}
-	path := filepath.Join(cache, "bin", "landfall-lab")
+	path := filepath.Join(kept, "bin", "landfall-lab")
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return "", err
 	}

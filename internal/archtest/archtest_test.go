@@ -141,7 +141,7 @@ func below(pkg string, roots ...string) bool {
 }
 
 func ours(imported string) bool {
-	return below(imported, "api", "internal", "e2e") || binary(imported) != ""
+	return below(imported, "api", "internal", "e2e", "release") || binary(imported) != ""
 }
 
 func standard(imported string) bool {
@@ -199,6 +199,11 @@ var rules = []rule{
 	{
 		reason:    "tests, the lab and what makes a release stand outside of the product",
 		applies:   func(pkg string) bool { return !below(pkg, "e2e", "release") },
+		forbidden: func(_, imported string) bool { return below(imported, "e2e", "release") },
+	},
+	{
+		reason:    "a release is made without the lab",
+		applies:   func(pkg string) bool { return below(pkg, "release") },
 		forbidden: func(_, imported string) bool { return below(imported, "e2e") },
 	},
 	{

@@ -15,7 +15,8 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/landfall-lb/landfall/e2e/image"
+	"github.com/landfall-lb/landfall/e2e/cache"
+	"github.com/landfall-lb/landfall/release/image"
 )
 
 const usage = `usage:
@@ -54,20 +55,20 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if *archs == "" { // as TARGETARCH is, without BuildKit
 		*archs = runtime.GOARCH
 	}
-	cache, err := cacheFolder()
+	kept, err := cache.Folder()
 	if err != nil {
 		return err
 	}
 	switch {
 	case args[0] == "root" && *to != "":
-		files, _, err := image.Debian(ctx, *archs, cache)
+		files, _, err := image.Debian(ctx, *archs, kept)
 		if err != nil {
 			return err
 		}
 		return image.Extract(files, *to)
 	case args[0] == "build" && *to != "":
 		return build(ctx, out, strings.Split(*archs, ","), *name, *to, image.Landfall{
-			Repository: ".", Cache: cache, Version: *version, Progress: func(line string) { fmt.Fprintln(out, " ", line) },
+			Repository: ".", Cache: kept, Version: *version, Progress: func(line string) { fmt.Fprintln(out, " ", line) },
 		})
 	default:
 		return flag.ErrHelp
@@ -102,13 +103,4 @@ func build(ctx context.Context, out io.Writer, archs []string, name, to string, 
 		fmt.Fprintf(out, "  %-6s %s, %.1f MiB compressed\n", w.Arch, w.Digest, float64(w.Size)/(1<<20))
 	}
 	return nil
-}
-
-// cacheFolder is that of the lab.
-func cacheFolder() (string, error) {
-	if dir := os.Getenv("LANDFALL_CACHE"); dir != "" {
-		return filepath.Abs(dir)
-	}
-	dir, err := os.UserCacheDir()
-	return filepath.Join(dir, "landfall"), err
 }

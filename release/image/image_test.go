@@ -32,7 +32,7 @@ func TestTheSameInputGivesTheSameDigest(t *testing.T) {
 	build := func(reverse bool) ([]Written, []byte) {
 		dir := t.TempDir()
 		program := filepath.Join(dir, "pause")
-		if err := Build(t.Context(), repository, runtime.GOARCH, "./e2e/cluster/pause", "-s -w", program); err != nil {
+		if err := Build(t.Context(), repository, "linux", runtime.GOARCH, "./e2e/cluster/pause", "-s -w", program); err != nil {
 			t.Fatal(err)
 		}
 		content, err := os.ReadFile(program)

@@ -7,6 +7,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -27,11 +29,19 @@ type Landfall struct {
 	Progress func(line string)
 }
 
-// programs are the programs in the image and their packages.
-var programs = []struct{ name, pkg string }{
+// Program is one of Landfall's and its package.
+type Program struct{ Name, Package string }
+
+// Agents are the programs that run in a cluster.
+var Agents = []Program{
 	{"landfall-controller", "./controller"}, {"landfall-proxy", "./proxy"}, {"landfall-speaker", "./speaker"},
-	{"landfallctl", "./ctl"},
 }
+
+// Landfallctl is for those who look after it.
+var Landfallctl = Program{"landfallctl", "./ctl"}
+
+// programs are those in the image.
+var programs = append(slices.Clone(Agents), Landfallctl)
 
 // Image returns Landfall's image for an architecture, and its bill of materials.
 func (l Landfall) Image(ctx context.Context, arch string) (_ Image, _ SBOM, err error) {
@@ -55,12 +65,12 @@ func (l Landfall) Image(ctx context.Context, arch string) (_ Image, _ SBOM, err 
 	bill := SBOM{Name: "landfall-" + l.Version + "-" + arch, Version: l.Version, Created: l.Created, Purpose: "CONTAINER",
 		Debian: found}
 	for _, p := range programs {
-		path := filepath.Join(dir, p.name)
+		path := filepath.Join(dir, p.Name)
 		content, err := os.ReadFile(path)
 		if err != nil {
 			return fail(err)
 		}
-		files = append(files, File{Path: "usr/local/bin/" + p.name, Mode: 0o755, Content: content})
+		files = append(files, File{Path: "usr/local/bin/" + p.Name, Mode: 0o755, Content: content})
 		if err := bill.AddProgram(path); err != nil {
 			return fail(err)
 		}
@@ -96,23 +106,29 @@ func (l Landfall) labels() map[string]string {
 // build compiles the programs into dir.
 func (l Landfall) build(ctx context.Context, arch, dir string) error {
 	for _, p := range programs {
-		l.Progress("building " + p.name + " for " + arch)
-		flags := "-s -w -X github.com/landfall-lb/landfall/internal/ops.Version=" + l.Version
-		if err := Build(ctx, l.Repository, arch, p.pkg, flags, filepath.Join(dir, p.name)); err != nil {
+		l.Progress("building " + p.Name + " for " + arch)
+		if err := p.Build(ctx, l.Repository, "linux", arch, l.Version, filepath.Join(dir, p.Name)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// Build compiles a static program of a source tree for an architecture. The same sources give the
-// same file, wherever they are.
-func Build(ctx context.Context, repository, arch, pkg, flags, to string) error {
+// Build compiles the program for a system and an architecture, as Go names them, and stamps a version
+// into it.
+func (p Program) Build(ctx context.Context, repository, system, arch, version, to string) error {
+	flags := "-s -w -X github.com/landfall-lb/landfall/internal/ops.Version=" + version
+	return Build(ctx, repository, system, arch, p.Package, flags, to)
+}
+
+// Build compiles a static program of a source tree for a system and an architecture. The same sources
+// give the same file, wherever they are.
+func Build(ctx context.Context, repository, system, arch, pkg, flags, to string) error {
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o", to, pkg)
 	cmd.Dir = repository
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOFLAGS=")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+system, "GOARCH="+arch, "GOFLAGS=")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("build %s for %s: %w: %s", pkg, arch, err, out)
+		return fmt.Errorf("build %s for %s/%s: %w: %s", pkg, system, arch, err, out)
 	}
 	return nil
 }
@@ -140,8 +156,8 @@ func Sources(ctx context.Context, repository string) (revision string, created t
 }
 
 func parseEpoch(text string) (time.Time, error) {
-	var seconds int64
-	if _, err := fmt.Sscanf(text, "%d", &seconds); err != nil {
+	seconds, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
 		return epoch, fmt.Errorf("%q: want seconds since 1970", text)
 	}
 	return time.Unix(seconds, 0).UTC(), nil
