@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -260,16 +259,8 @@ func counter(t testing.TB, a *lab.Agent, name string) float64 {
 		page, err = a.Get(t.Context(), "/metrics")
 		return err
 	})
-	for line := range strings.Lines(page) {
-		if text, ok := strings.CutPrefix(line, name+" "); ok {
-			value, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return value
-		}
-	}
-	return 0
+	value, _ := metricIn(t, page, name)
+	return value
 }
 
 // wantCounted does something n times, and waits until a metric has grown by as much.

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -35,7 +34,6 @@ type traffic struct {
 const (
 	newEvery  = 10 * time.Millisecond
 	longLived = 100
-	byteEvery = 100 * time.Millisecond
 )
 
 // startTraffic begins with the long-lived connections, so that all of them stand when it returns.
@@ -125,35 +123,12 @@ func startFlowsFrom(t *testing.T, l *lab.Lab, from string, target netip.AddrPort
 		}
 		f.group.Go(func() {
 			defer conn.Close()
-			if err := talk(ctx, conn); err != nil {
+			if err := lab.Talk(ctx, conn); err != nil {
 				f.lost.Add(1)
 			}
 		})
 	}
 	return f
-}
-
-// talk sends a line, which takes the pods' server to answer, again and again until ctx ends.
-func talk(ctx context.Context, conn net.Conn) error {
-	in := bufio.NewReader(conn)
-	tick := time.NewTicker(byteEvery)
-	defer tick.Stop()
-	for {
-		if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
-			return err
-		}
-		if _, err := conn.Write([]byte("\n")); err != nil {
-			return err
-		}
-		if _, err := in.ReadString('\n'); err != nil {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-	}
 }
 
 func (f *flows) stop() int {

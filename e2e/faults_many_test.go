@@ -253,15 +253,24 @@ func metric(t testing.TB, a *lab.Agent, name string) float64 {
 	if err != nil {
 		t.Fatal(err)
 	}
+	value, found := metricIn(t, page, name)
+	if !found {
+		t.Fatalf("%s: no metric %s", a.Name(), name)
+	}
+	return value
+}
+
+// metricIn returns the value of a metric, named with its labels, from a page of metrics.
+func metricIn(t testing.TB, page, name string) (value float64, found bool) {
+	t.Helper()
 	for line := range strings.Lines(page) {
 		if text, ok := strings.CutPrefix(line, name+" "); ok {
 			value, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
 			if err != nil {
 				t.Fatal(err)
 			}
-			return value
+			return value, true
 		}
 	}
-	t.Fatalf("%s: no metric %s", a.Name(), name)
-	return 0
+	return 0, false
 }

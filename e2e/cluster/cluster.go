@@ -19,7 +19,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -150,18 +149,18 @@ func (c *Cluster) start(ctx context.Context) error {
 	if err := c.startControllers(); err != nil {
 		return err
 	}
-	var g group
+	var g lab.Group
 	for _, n := range c.Lab.Cluster().Nodes[1:] {
 		node := &Node{Node: n, cluster: c}
 		c.nodes = append(c.nodes, node)
-		g.run(func() error {
+		g.Run(func() error {
 			if err := node.prepare(); err != nil {
 				return err
 			}
 			return node.Start(ctx)
 		})
 	}
-	if err := g.wait(); err != nil {
+	if err := g.Wait(); err != nil {
 		return err
 	}
 	for _, n := range c.nodes {
@@ -232,28 +231,6 @@ func (c *Cluster) logs() error {
 		fmt.Fprintf(&b, "the last lines of %s:\n%s\n", name, text)
 	}
 	return errors.New(b.String())
-}
-
-// group runs functions side by side and joins what failed.
-type group struct {
-	wg   sync.WaitGroup
-	mu   sync.Mutex
-	errs []error
-}
-
-func (g *group) run(f func() error) {
-	g.wg.Go(func() {
-		if err := f(); err != nil {
-			g.mu.Lock()
-			defer g.mu.Unlock()
-			g.errs = append(g.errs, err)
-		}
-	})
-}
-
-func (g *group) wait() error {
-	g.wg.Wait()
-	return errors.Join(g.errs...)
 }
 
 // WaitPods waits until n pods of an app in a namespace are ready.

@@ -1,12 +1,10 @@
 package cluster
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"strings"
 	"sync"
@@ -17,10 +15,8 @@ import (
 
 // How the stories' clients behave.
 const (
-	longLived   = 20 // connections to each Service from each client
-	lineEvery   = 100 * time.Millisecond
-	lineTimeout = 5 * time.Second // without an answer, after which a connection counts as broken
-	newEvery    = 25 * time.Millisecond
+	longLived = 20 // connections to each Service from each client
+	newEvery  = 25 * time.Millisecond
 )
 
 // load is long-lived connections and new ones, from one client to one Service.
@@ -70,7 +66,7 @@ func (c *Cluster) startLoad(ctx context.Context, host string, to Web) (*load, er
 		}
 		l.group.Go(func() {
 			defer conn.Close()
-			if err := talk(ctx, conn); err != nil {
+			if err := lab.Talk(ctx, conn); err != nil {
 				l.mu.Lock()
 				defer l.mu.Unlock()
 				l.broken = append(l.broken, fmt.Sprintf("%s %s to %s: %v", time.Now().Format("15:04:05.000"), host, to.Name, err))
@@ -79,27 +75,6 @@ func (c *Cluster) startLoad(ctx context.Context, host string, to Web) (*load, er
 	}
 	l.probe = c.StartProbe(ctx, host, "tcp", to.Target(), newEvery)
 	return l, nil
-}
-
-// talk sends a line, which the pod answers, again and again until ctx ends.
-func talk(ctx context.Context, conn net.Conn) error {
-	in := bufio.NewReader(conn)
-	for tick := time.NewTicker(lineEvery); ; {
-		if err := conn.SetDeadline(time.Now().Add(lineTimeout)); err != nil {
-			return err
-		}
-		if _, err := conn.Write([]byte("\n")); err != nil {
-			return err
-		}
-		if _, err := in.ReadString('\n'); err != nil {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-	}
 }
 
 // stop ends the connections and says what became of them.
@@ -171,7 +146,7 @@ func (c *Cluster) owner(ctx context.Context, addr netip.Addr) (string, error) {
 			return n.Name, nil
 		}
 	}
-	return "", fmt.Errorf("%s has the MAC address %q, which is no node's", addr, neighbours[0].MAC)
+	return "", fmt.Errorf("%s has the MAC address %q, and no node has that one", addr, neighbours[0].MAC)
 }
 
 // routed waits until the router sends packets for an address to exactly these nodes.

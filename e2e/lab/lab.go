@@ -162,9 +162,9 @@ func (l *Lab) build(ctx context.Context, t prerequisites) (err error) {
 	if err := l.control.startEtcd(); err != nil {
 		return fmt.Errorf("etcd: %w", err)
 	}
-	var g group
-	g.run(func() error { return l.control.start(ctx, l.progress) })
-	g.run(func() error {
+	var g Group
+	g.Run(func() error { return l.control.start(ctx, l.progress) })
+	g.Run(func() error {
 		for _, n := range l.cluster.Nodes {
 			if n.Name == l.control.master.Name {
 				continue
@@ -175,15 +175,15 @@ func (l *Lab) build(ctx context.Context, t prerequisites) (err error) {
 		}
 		return l.startPods(ctx, l.cluster.Pods)
 	})
-	g.run(func() error { return l.startRouters(ctx) })
+	g.Run(func() error { return l.startRouters(ctx) })
 	var chart *chart
 	if !l.options.NoAgents && !l.options.Kubelets {
-		g.run(func() (err error) {
+		g.Run(func() (err error) {
 			chart, err = l.renderChart(ctx, t.helm)
 			return err
 		})
 	}
-	if err := g.wait(); err != nil {
+	if err := g.Wait(); err != nil {
 		return err
 	}
 	if l.options.Kubelets {

@@ -169,14 +169,15 @@ func (l *Lab) Exec(ctx context.Context, host string, argv ...string) (string, er
 	return string(out), nil
 }
 
-// group runs functions side by side and joins what failed.
-type group struct {
+// Group runs functions side by side and joins what failed.
+type Group struct {
 	wg   sync.WaitGroup
 	mu   sync.Mutex
 	errs []error
 }
 
-func (g *group) run(f func() error) {
+// Run starts one.
+func (g *Group) Run(f func() error) {
 	g.wg.Go(func() {
 		if err := f(); err != nil {
 			g.mu.Lock()
@@ -186,7 +187,8 @@ func (g *group) run(f func() error) {
 	})
 }
 
-func (g *group) wait() error {
+// Wait waits for all, and returns what failed.
+func (g *Group) Wait() error {
 	g.wg.Wait()
 	return errors.Join(g.errs...)
 }

@@ -16,8 +16,14 @@ import (
 	"github.com/landfall-lb/landfall/e2e/lab/podserver"
 )
 
-// requestTimeout is how long a single request may take before it counts as failed.
-const requestTimeout = 2 * time.Second
+const (
+	// requestTimeout is how long a single request may take before it counts as failed.
+	requestTimeout = 2 * time.Second
+	// A long-lived connection carries a line so often, and counts as broken without an answer for so
+	// long.
+	lineEvery   = 100 * time.Millisecond
+	lineTimeout = 5 * time.Second
+)
 
 // Dial opens a connection from a host. address is an IP address and a port.
 func (l *Lab) Dial(ctx context.Context, host, network, address string) (net.Conn, error) {
@@ -26,6 +32,30 @@ func (l *Lab) Dial(ctx context.Context, host, network, address string) (net.Conn
 
 // In runs f on a thread in a host's network namespace: sockets that f opens stay in it.
 func (l *Lab) In(host string, f func() error) error { return inNamespace(l.state.namespace(host), f) }
+
+// Talk sends a line, which takes the pods' server to answer, again and again until ctx ends. It fails
+// when the connection breaks.
+func Talk(ctx context.Context, conn net.Conn) error {
+	in := bufio.NewReader(conn)
+	tick := time.NewTicker(lineEvery)
+	defer tick.Stop()
+	for {
+		if err := conn.SetDeadline(time.Now().Add(lineTimeout)); err != nil {
+			return err
+		}
+		if _, err := conn.Write([]byte("\n")); err != nil {
+			return err
+		}
+		if _, err := in.ReadString('\n'); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
 
 // HTTPClient returns an HTTP client whose connections begin at a host, each request with one of its
 // own.
@@ -174,11 +204,11 @@ func (l *Lab) StartProbe(
 	p := &Probe{cancel: cancel, done: make(chan struct{})}
 	outcomes := make(chan outcome)
 	go func() {
-		var g group
+		var g Group
 		tick := time.NewTicker(interval)
 		defer tick.Stop()
 		for ctx.Err() == nil {
-			g.run(func() error {
+			g.Run(func() error {
 				o := outcome{began: time.Now()}
 				// Not ctx: what is under way when the probe stops runs to its own end.
 				o.answer, o.err = l.Ask(context.WithoutCancel(ctx), host, network, target)
@@ -191,7 +221,7 @@ func (l *Lab) StartProbe(
 			case <-ctx.Done():
 			}
 		}
-		_ = g.wait()
+		_ = g.Wait()
 		close(outcomes)
 	}()
 	go func() {
