@@ -16,13 +16,6 @@ import (
 	"github.com/landfall-lb/landfall/speaker/routes"
 )
 
-// A step costs something for each address that there is. While many change, one after the other,
-// the loop rests for so many times as long as a step takes, and the next step takes in more of them.
-const (
-	rest    = 20
-	maxRest = 25 * time.Millisecond
-)
-
 // speaker is the loop: it collects what has changed, has the rooms decide what follows, and tells
 // the actors.
 type speaker struct {
@@ -81,8 +74,7 @@ func newSpeaker(self, class string, log *slog.Logger) *speaker {
 		self: self, opts: options{class: class}, log: log, phase: phase{waiting: "the API server"},
 		rooms: rooms{routes: routes.New(), ownership: ownership.New()},
 	}
-	s.runner = loop.New(func(context.Context) (time.Duration, error) { return s.step(time.Now()), nil },
-		loop.Options{Rest: rest, MaxRest: maxRest})
+	s.runner = loop.New(func(context.Context) (time.Duration, error) { return s.step(time.Now()), nil }, loop.Bulk())
 	s.changes.poke = s.runner.Poke
 	return s
 }

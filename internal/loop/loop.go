@@ -90,6 +90,10 @@ func (r *Runner) Run(ctx context.Context) error {
 	}
 }
 
+// Bulk returns the options of a loop whose runs cost something for everything that there is. While
+// much changes, one thing after the other, it rests for most of the time, and each run takes in more.
+func Bulk() Options { return Options{Rest: 20, MaxRest: 25 * time.Millisecond} }
+
 // rest returns how long to wait after a run that took so long.
 func (o Options) rest(took time.Duration) time.Duration {
 	return max(o.Gap-took, min(time.Duration(o.Rest)*took, o.MaxRest))

@@ -37,13 +37,6 @@ const (
 	maxRetry = 5 * time.Second
 )
 
-// While much is desired anew, one after the other, the actor rests for so many times as long as it
-// took to apply the last: what it does costs something for each VIP.
-const (
-	rest    = 20
-	maxRest = 25 * time.Millisecond
-)
-
 // Desired is all that shall be answered.
 type Desired struct {
 	// Interfaces are those that the node has.
@@ -168,8 +161,7 @@ func New(opts Options) *Actor {
 	a := &Actor{opts: opts, ports: map[place]*port{}, broken: map[responder]error{}, seen: sightings{},
 		rivals: rivals{}, serve: func(f func()) { go f() }}
 	a.awake.Store(&wakefulness{})
-	a.runner = loop.New(func(context.Context) (time.Duration, error) { return a.apply(time.Now()), nil },
-		loop.Options{Rest: rest, MaxRest: maxRest})
+	a.runner = loop.New(func(context.Context) (time.Duration, error) { return a.apply(time.Now()), nil }, loop.Bulk())
 	return a
 }
 
