@@ -254,17 +254,28 @@ func TestQuestions(t *testing.T) {
 	pass("many at once", all)
 }
 
+// running returns an actor that runs over an empty table, and what ends it.
+func running(t *testing.T) (table *fake, a *Actor, end func()) {
+	table = &fake{}
+	a = newActor(table)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- a.Run(ctx) }()
+	return table, a, func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // While many Services are created, the passes that they need take a small part of a processor.
 // Flows to a backend that has gone are cut soon in the meantime, and those to the new Services in
 // the end.
 func TestContract11NewServicesCostFewPasses(t *testing.T) {
 	const passTakes, services = 50 * time.Millisecond, 1000
 	synctest.Test(t, func(t *testing.T) {
-		table := &fake{}
-		a := newActor(table)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- a.Run(ctx) }()
+		table, a, end := running(t)
 		old := dns("old", "192.0.2.200", "192.168.1.2:5353", "192.168.1.3:5353")
 		a.Begin(map[lb.Key]plan.Service{old.Key: old})
 		time.Sleep(10 * time.Second)
@@ -310,10 +321,7 @@ func TestContract11NewServicesCostFewPasses(t *testing.T) {
 				t.Errorf("left %q, want nothing", table.flows)
 			}
 		})
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		end()
 	})
 }
 
@@ -321,11 +329,7 @@ func TestContract11NewServicesCostFewPasses(t *testing.T) {
 // frontend are cut.
 func TestContract11ChangesOfOneServiceDoNotPutOffOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		table := &fake{}
-		a := newActor(table)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- a.Run(ctx) }()
+		table, a, end := running(t)
 		flaps := func(i int) plan.Service {
 			return dns("flaps", "192.0.2.200", fmt.Sprintf("192.168.1.%d:5353", 2+i%2))
 		}
@@ -351,10 +355,7 @@ func TestContract11ChangesOfOneServiceDoNotPutOffOthers(t *testing.T) {
 			}
 			table.mu.Unlock()
 		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		end()
 	})
 }
 

@@ -165,7 +165,7 @@ func rename(table chains, old, now string) {
 
 // Contract clause 6: a start over what another run has left, half written or written otherwise,
 // ends in the rules of a fresh start. Until a Service's own rules are in place, its old ones stay
-// and are reached; what nobody wants goes.
+// and are reached; what is not wanted is removed.
 func TestContract6StartOverLeftovers(t *testing.T) {
 	t.Parallel()
 	// Those that find a jump to a chain of refusals that goes, that another Service's chains count as a

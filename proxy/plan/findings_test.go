@@ -3,10 +3,10 @@ package plan
 import (
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/preflight/findingtest"
 )
 
 func TestFindings(t *testing.T) {
@@ -72,17 +72,6 @@ func TestFindings(t *testing.T) {
 		"pods of another family": {host: Host{Pods: addrs("fd00::2"), PodNetworks: prefixes("10.244.0.0/16")}},
 	} {
 		c.host.Node = "n"
-		var got string
-		for _, f := range Findings(c.host) {
-			if f.Note {
-				got += "note "
-			}
-			got += string(f.Reason) + ": " + f.Message + "\n"
-		}
-		reason, part, _ := strings.Cut(c.want, ": ")
-		if c.want == "" && got != "" || !strings.HasPrefix(got, reason) || !strings.Contains(got, part) ||
-			strings.Count(got, "\n") > 1 {
-			t.Errorf("%s: found %q, want %q", name, got, c.want)
-		}
+		findingtest.Check(t, name, Findings(c.host), c.want)
 	}
 }

@@ -2,13 +2,13 @@ package plan
 
 import (
 	"net/netip"
-	"strings"
 	"testing"
 	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/preflight/findingtest"
 )
 
 func TestFindings(t *testing.T) {
@@ -38,17 +38,6 @@ func TestFindings(t *testing.T) {
 		"all of it at one place": {host: Host{Nodes: nodes(free, free), Interfaces: ipvs}},
 	} {
 		c.host.Self = "n"
-		var got string
-		for _, f := range Findings(c.host) {
-			if f.Note {
-				got += "note "
-			}
-			got += string(f.Reason) + ": " + f.Message + "\n"
-		}
-		reason, part, _ := strings.Cut(c.want, ": ")
-		if c.want == "" && got != "" || !strings.HasPrefix(got, reason) || !strings.Contains(got, part) ||
-			strings.Count(got, "\n") > 1 {
-			t.Errorf("%s: found %q, want %q", name, got, c.want)
-		}
+		findingtest.Check(t, name, Findings(c.host), c.want)
 	}
 }
