@@ -14,8 +14,8 @@ type hostilePacket struct {
 	answer  string // empty for none
 }
 
-// noSuchPort is what becomes of packets that no Service is for: the node is no host with that
-// address, looks for one in vain, and says so after three seconds.
+// noSuchPort is the answer to packets for a port that no Service has. The node does not have the
+// address itself, so it asks the LAN for it, and answers after three seconds without a reply.
 const noSuchPort = "ICMP 3/1"
 
 func hostilePacketRows() []hostilePacket {

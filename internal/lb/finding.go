@@ -23,7 +23,7 @@ func (f Finding) About(subject string) Finding {
 
 // DaemonSet is what started a program on the nodes.
 type DaemonSet struct {
-	Stays bool // nobody is deleting it
+	Stays bool // it is there, and not being deleted
 	Ready int  // on how many nodes its pod is ready
 }
 
