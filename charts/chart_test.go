@@ -412,6 +412,8 @@ func TestValuesReachThePrograms(t *testing.T) {
 		{[]string{`loadBalancerClass="example.com/x"`}, "controller", []string{"--load-balancer-class=example.com/x"}, nil},
 		{[]string{`loadBalancerClass="example.com/x"`}, "speaker", []string{"--load-balancer-class=example.com/x"}, nil},
 		{[]string{`logLevel="warn"`, `proxy.logLevel="debug"`}, "proxy", []string{"--log-level=debug"}, nil},
+		{[]string{`logFormat="json"`}, "speaker", []string{"--log-format=json"}, nil},
+		{[]string{`logFormat="json"`}, "controller", []string{"--log-format=json"}, nil},
 		{[]string{`logLevel="warn"`, `proxy.logLevel="debug"`}, "speaker", []string{"--log-level=warn"}, nil},
 		{[]string{"proxy.enabled=false"}, "speaker", []string{"--gate=none"}, nil},
 		{nil, "speaker", []string{"--namespace=landfall-system", "--daemonset=landfall-node", "--bgp-convergence=3s"}, nil},
@@ -555,6 +557,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		"crds.install=1":                        "install",
 		"podMonitor.namespace=1":                "namespace",
 		`logLevel="trace"`:                      "/logLevel",
+		`logFormat="xml"`:                       "/logFormat",
 		"rbac.clusterAdmin=true":                "clusterAdmin",
 	} {
 		if _, err := template(t, set); err == nil || !strings.Contains(err.Error(), want) {
