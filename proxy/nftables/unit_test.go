@@ -122,7 +122,7 @@ func TestElementsSurviveEncoding(t *testing.T) {
 			switch {
 			case e.set.ofGroup():
 				e.frontend = frontend{group: 0x12345678}
-			case e.set == setClusterIPs, e.set == setEcho, e.set == setHairpin:
+			case e.isShared():
 				e.frontend = frontend{addr: at}
 			case e.set == setSourceRanges:
 				e.source, e.bits = source, 8
