@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 	"time"
 
@@ -27,6 +28,8 @@ type flags struct {
 	cleanup, liberal, answerPing, rescue, rescueRing         bool
 	localhostNodePorts, setIPForward                         bool
 	rescueLimit                                              int
+	namespace                                                string
+	daemonSets                                               []string
 }
 
 func (f *flags) add(set *pflag.FlagSet) {
@@ -89,6 +92,11 @@ func (f *flags) add(set *pflag.FlagSet) {
 		&f.rescueLimit, "rescue-limit", rescue.DefaultLimit,
 		fmt.Sprintf("with --rescue, how many packets of unknown connections the node forwards in a second for each external "+
 			"address, and four times as many for all; it drops what is above; 0 to %d, where 0 is no limit", rescue.MaxLimit))
+	set.StringVar(&f.namespace, "namespace", cmp.Or(os.Getenv("POD_NAMESPACE"), "landfall-system"),
+		"namespace of --daemonsets (default: $POD_NAMESPACE, else landfall-system)")
+	set.StringSliceVar(&f.daemonSets, "daemonsets", nil,
+		"DaemonSets in --namespace that run the proxy, its own first; a proxy that stops after its own was deleted, while "+
+			"none of the others is there, removes all of Landfall's rules from the node (default: rules always stay)")
 	set.BoolVar(&f.cleanup, "cleanup", false,
 		"remove all of Landfall's rules from this node and exit; the same as the argument cleanup")
 }
