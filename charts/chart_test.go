@@ -492,6 +492,7 @@ func TestValuesReachThePrograms(t *testing.T) {
 		{[]string{`proxy.scheduler="maglev"`, "proxy.conntrackTCPBeLiberal=true", "proxy.setKernelParameters=false"}, "proxy",
 			[]string{"--scheduler=maglev", "--conntrack-tcp-be-liberal=true"}, []string{"--proc-sys-net"}},
 		{[]string{"proxy.setIPForward=true"}, "proxy", []string{"--set-ip-forward=true"}, nil},
+		{[]string{"proxy.acceptForwarded=true"}, "proxy", []string{"--accept-forwarded=true"}, nil},
 		{[]string{`proxy.extraArgs=["--x=y"]`, "proxy.metricsPort=9000"}, "proxy",
 			[]string{"--x=y", "--metrics-bind-address=node:9000"}, nil},
 		{nil, "speaker", []string{"--metrics-bind-address=node:7481", "--metrics-secure=true"},
