@@ -25,6 +25,12 @@ func itpLocal(_ World, s *lb.Service) { s.InternalPolicy = lb.Local }
 func ranged(w World, s *lb.Service)   { s.SourceRanges = []netip.Prefix{Host(w.Outside)} }
 func blind(_ World, c *plan.Config)   { c.Pods = plan.Detector{} }
 
+// lengths lists networks of several lengths; that of the clients outside is neither the shortest
+// nor the longest, and the node is in none.
+func lengths(w World, s *lb.Service) {
+	s.SourceRanges = []netip.Prefix{Host(w.Node2), netip.PrefixFrom(w.Outside, w.Outside.BitLen()-1).Masked(), w.Pods}
+}
+
 func masqueradeAll(_ World, c *plan.Config) { c.MasqueradeAll = true }
 func byInterface(_ World, c *plan.Config)   { c.Pods = plan.Detector{Interface: "pod+"} }
 func byBridge(_ World, c *plan.Config)      { c.Pods = plan.Detector{Interface: "podc"} }

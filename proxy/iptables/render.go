@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -27,6 +26,8 @@ type entry struct {
 type contribution struct {
 	chains  chains // in nat
 	entries []entry
+	// lists are the chains of sources, which ports share.
+	lists map[*plan.Sources]string
 }
 
 // renderer renders for one address family.
@@ -114,7 +115,7 @@ func (r renderer) port(c *contribution, key lb.Key, p plan.Port, affinity time.D
 			c.chains[chain] = append(c.chains[chain], rule.String())
 		}
 	}
-	usesCluster, usesLocal, isExternal, isFiltered := false, false, false, false
+	usesCluster, usesLocal, isExternal := false, false, false
 	for _, f := range p.Frontends {
 		r.frontend(c, key, p, f)
 		switch {
@@ -122,13 +123,13 @@ func (r renderer) port(c *contribution, key lb.Key, p plan.Port, affinity time.D
 			continue
 		case f.Kind != plan.ClusterIP:
 			isExternal, usesCluster = true, true // pods and the node itself reach all endpoints
-			isFiltered = isFiltered || len(f.Sources) > 0
 		}
 		usesCluster = usesCluster || f.Action == plan.ToCluster
 		usesLocal = usesLocal || f.Action == plan.ToLocal
 	}
-	if isFiltered {
-		add(prefixSourceRange+end, r.sourceRanges(p, name, end)...)
+	if sources := sourcesOf(p); sources != nil {
+		add(prefixSourceRange+end, rule{comment: name + " source ranges", target: c.sources(key, sources)},
+			rule{comment: name + " " + words(plan.LoadBalancer), target: prefixExternal + end})
 	}
 	if isExternal {
 		add(prefixExternal+end, r.external(p, name, end)...)
@@ -197,7 +198,7 @@ func (r renderer) frontend(c *contribution, key lb.Key, p plan.Port, f plan.Fron
 		if f.Action == plan.ToLocal {
 			target = prefixLocal + end
 		}
-	case len(f.Sources) > 0:
+	case f.Sources != nil:
 		target = prefixSourceRange + end
 	}
 	switch f.Action {
@@ -222,7 +223,7 @@ func (r renderer) frontend(c *contribution, key lb.Key, p plan.Port, f plan.Fron
 		chain = chainNodePorts
 	}
 	put(false, chain, fmt.Sprintf("%s %s", name, words(f.Kind)), target, m)
-	if len(f.Sources) > 0 {
+	if f.Sources != nil {
 		put(true, chainFirewall, name+" traffic not accepted by "+prefixSourceRange+end, "DROP", m)
 	}
 }
@@ -281,26 +282,6 @@ func (r renderer) refuse(p lb.Protocol) string {
 		return "REJECT --reject-with icmp-port-unreachable"
 	}
 	return "REJECT --reject-with icmp6-port-unreachable"
-}
-
-// sourceRanges lets those through to EXT who may connect. The ranges are the same for all VIPs of a
-// Service but for the VIP itself as a source, which is matched together with the VIP as
-// destination.
-func (r renderer) sourceRanges(p plan.Port, name, end string) []rule {
-	var rules []rule
-	for _, f := range p.Frontends {
-		for _, source := range f.Sources {
-			m := rule{src: source, comment: name + " " + words(f.Kind), target: prefixExternal + end}
-			if source == host(f.Addr) {
-				m.dst = source
-			}
-			if !slices.Contains(rules, m) {
-				rules = append(rules, m)
-			}
-		}
-	}
-	slices.SortFunc(rules, func(a, b rule) int { return cmp.Or(a.src.Compare(b.src), a.dst.Compare(b.dst)) })
-	return rules
 }
 
 func (r renderer) external(p plan.Port, name, end string) []rule {

@@ -32,7 +32,7 @@ func TestContract11AFloodOfClientsKeepsToItsShare(t *testing.T) {
 			Action: plan.ToCluster}}
 	}
 	r := newRenderer(w.Family, config)
-	walk := newWalker(t, newRuleset(w.Family, config, []uint32{3600}), nil,
+	walk := newWalker(t, newRuleset(w.Family, config, needs{{setRemember, 3600}}), nil,
 		r.service(shop.Key, shop.Only(w.Family)), r.service(other.Key, other))
 	c := cases.Case{From: "outside", To: "vip"}
 	at := func(service netip.Addr, client netip.Addr) packet {
@@ -133,11 +133,11 @@ func TestNewBackendsGetClients(t *testing.T) {
 		old, grown := affineTo(first), affineTo(first, "10.1.0.2:8080", "10.1.0.3:8080")
 		r := newRenderer(lb.IPv4, plan.Config{})
 		before, after := r.service(old.Key, old), r.service(grown.Key, grown)
-		walk := newWalker(t, newRuleset(lb.IPv4, plan.Config{}, memoriesOf(before)), nil, before)
+		walk := newWalker(t, newRuleset(lb.IPv4, plan.Config{}, neededBy(before)), nil, before)
 		for i := range c.known {
 			walk.establish(visit(i), netip.MustParseAddrPort(first))
 		}
-		now := newWalker(t, newRuleset(lb.IPv4, plan.Config{}, memoriesOf(after)), nil, after)
+		now := newWalker(t, newRuleset(lb.IPv4, plan.Config{}, neededBy(after)), nil, after)
 		now.sets[stickyMap] = walk.sets[stickyMap]
 		got := 0.0
 		for i := range fresh {
@@ -183,7 +183,7 @@ func TestContract11ListsShareOneMemory(t *testing.T) {
 		if total := int(n) * lists; total > stickyShare {
 			t.Errorf("%d lists have %d places together, want at most %d", lists, total, stickyShare)
 		}
-		walk := newWalker(t, newRuleset(lb.IPv4, plan.Config{}, memoriesOf(out)), nil, out)
+		walk := newWalker(t, newRuleset(lb.IPv4, plan.Config{}, neededBy(out)), nil, out)
 		p, end := visit(1), s.Ports[lists-1].Backends.Cluster[0].Addr
 		p.dst = netip.AddrPortFrom(p.dst.Addr(), uint16(1000+lists-1))
 		walk.establish(p, end)

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"net"
 	"net/netip"
 	"strings"
 
@@ -113,9 +114,20 @@ func (b builder) in(id setID) expr.List {
 	return expr.Join(b.key(fields...), expr.In(setNames[id]))
 }
 
-func (b builder) notFromRange() expr.List {
-	return expr.Join(b.key(fieldDestination, fieldProtocol, fieldPort, fieldSource),
-		expr.NotIn(setNames[setSourceRanges]))
+// sourceRanges renders who may connect to a restricted frontend: its group of networks is looked up
+// once for each prefix length that some Service uses.
+func (b builder) sourceRanges(lengths []uint32) []nft.Rule {
+	const word = 1 // behind the group
+	rules := []nft.Rule{b.rule("", b.grouped(setSources))}
+	for _, length := range lengths {
+		key := b.key(fieldGroup, fieldSource)
+		if mask := net.CIDRMask(int(length), 8*nft.AddressBytes(b.family)); int(length) < 8*len(mask) {
+			key = append(key, &expr.Bitwise{SourceRegister: expr.Register(word), DestRegister: expr.Register(word),
+				Len: uint32(len(mask)), Mask: mask, Xor: make([]byte, len(mask))})
+		}
+		rules = append(rules, b.rule("", key, expr.In(rangesSet(length)), expr.Return()))
+	}
+	return append(rules, b.rule("", expr.Drop()))
 }
 
 // grouped takes the group of the frontend from a map.
