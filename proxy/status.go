@@ -160,7 +160,10 @@ func describe(port plan.Port) portStatus {
 		Frontends: []frontendStatus{}, Backends: []backendStatus{},
 	}
 	for _, f := range port.Frontends {
-		frontend := frontendStatus{Kind: f.Kind, Port: f.Port, Action: f.Action, Sources: f.Sources, Lingering: f.Lingering}
+		frontend := frontendStatus{Kind: f.Kind, Port: f.Port, Action: f.Action, Lingering: f.Lingering}
+		if f.Sources != nil {
+			frontend.Sources = f.Sources.Networks
+		}
 		if f.Addr.IsValid() {
 			frontend.Address = &f.Addr
 		}

@@ -123,6 +123,7 @@ type Service struct {
 	// Only the proxies' table fills what follows, up to Scheduler.
 	InternalPolicy      TrafficPolicy
 	SourceRanges        []netip.Prefix // spec.loadBalancerSourceRanges
+	InvalidRange        string         // the first of them that cannot be read, quoted; "" if all can
 	HealthCheckNodePort uint16         // 0 if there is none
 	AffinityTimeout     time.Duration  // session affinity by client IP; 0 if there is none
 	Scheduler           string         // annotation landfall.dev/scheduler; "" when unset

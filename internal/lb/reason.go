@@ -70,6 +70,9 @@ const (
 	ReasonFrontendInUse Reason = "FrontendInUse"
 	// the nodes do not serve an address in spec.externalIPs
 	ReasonExternalIPRefused Reason = "ExternalIPRefused"
+	// ReasonSourceRangeInvalid: an entry of spec.loadBalancerSourceRanges cannot be read, and admits
+	// nobody.
+	ReasonSourceRangeInvalid Reason = "SourceRangeInvalid"
 	// a node drops packets that other nodes move to it, by its kernel parameter rp_filter
 	ReasonStrictReversePath Reason = "StrictReversePath"
 	// the owner probes whether another device uses the VIP, before its first announcement

@@ -89,7 +89,11 @@ func random(r *rand.Rand, n int) plan.Service {
 			all = append(all, s)
 		}
 	}
-	return plan.New(svc, all, plan.Node{Name: "here"})
+	out := plan.New(svc, all, plan.Node{Name: "here"})
+	if r.IntN(2) == 0 {
+		out.Sole = out.VIPs
+	}
+	return out
 }
 
 func pick[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }

@@ -41,6 +41,7 @@ type claimant struct {
 	Age
 	key    lb.Key
 	ports  []Port
+	vips   []netip.Addr
 	health uint16 // the healthCheckNodePort
 }
 
@@ -101,10 +102,13 @@ func (c *Claims) Configure(external ExternalIPs, own []netip.Addr) []lb.Key {
 	if c.external.Equal(external) && maps.Equal(c.own, ownSet) {
 		return nil
 	}
+	before := c.external
 	c.external, c.own, c.taken = external, ownSet, true
 	var keys []lb.Key
-	for s := range c.externals {
-		keys = append(keys, s.key)
+	for key, s := range c.claiming {
+		if c.externals[s] || !slices.Equal(before.soleVIPs(s.vips), external.soleVIPs(s.vips)) {
+			keys = append(keys, key)
+		}
 	}
 	return keys
 }
@@ -115,7 +119,7 @@ func (c *Claims) Set(s Service) []lb.Key {
 	before := c.claiming[s.Key]
 	if before != nil && before.Age == s.Age && before.health == s.HealthPort &&
 		slices.EqualFunc(before.ports, s.Ports, sameFrontends) {
-		before.ports = s.Ports
+		before.ports, before.vips = s.Ports, s.VIPs
 		return nil
 	}
 	changed := map[slot]bool{}
@@ -123,7 +127,7 @@ func (c *Claims) Set(s Service) []lb.Key {
 		c.remove(before, changed)
 	}
 	if len(s.Ports) > 0 {
-		c.add(&claimant{Age: s.Age, key: s.Key, ports: s.Ports, health: s.HealthPort}, changed)
+		c.add(&claimant{Age: s.Age, key: s.Key, ports: s.Ports, vips: s.VIPs, health: s.HealthPort}, changed)
 	}
 	concerned := map[lb.Key]bool{}
 	for at := range changed {
@@ -255,14 +259,15 @@ func slotOf(protocol lb.Protocol, addr netip.Addr, port uint16) slot {
 	return slot{addr, port, map[lb.Protocol]uint8{lb.TCP: 6, lb.UDP: 17, lb.SCTP: 132}[protocol]}
 }
 
-// Grant returns the plan that was last Set with only the frontends that the Service gets. The
-// others are in its Denied, except those that the Service has by another name: an external IP that
-// is also its VIP.
+// Grant returns the plan that was last Set with only the frontends that the Service gets, and with
+// its Sole. The other frontends are in its Denied, except those that the Service has by another
+// name: an external IP that is also its VIP.
 func (c *Claims) Grant(s Service) Service {
 	claimant := c.claiming[s.Key]
 	if claimant == nil {
 		return s
 	}
+	s.Sole = c.external.soleVIPs(s.VIPs)
 	shared := true
 	for i, p := range s.Ports {
 		var kept []Frontend
