@@ -200,6 +200,7 @@ func (g *gatherer) place() {
 	if !g.opts.classSet {
 		c.Class = flagOf(g.pods, "landfall-controller", "load-balancer-class")
 	}
+	c.IgnoreExclude = flagOf(g.pods, "landfall-speaker", "ignore-exclude-lb") == "true"
 	c.ProxyName = flagOf(g.pods, "landfall-proxy", "service-proxy-name")
 }
 

@@ -340,6 +340,18 @@ func leaseState(lease *coordinationv1.Lease) LeaseState {
 	return state
 }
 
+// NamespaceLabels reads the labels of a Namespace; none if it does not exist.
+func (c *Client) NamespaceLabels(ctx context.Context, name string) (map[string]string, error) {
+	o, err := c.core.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, c.looked(err, "get", "", "namespaces", "")
+	}
+	return o.Labels, nil
+}
+
 // ConfigMapValue reads one key of a ConfigMap; found is false without it.
 func (c *Client) ConfigMapValue(ctx context.Context, key lb.Key, name string) (value string, found bool, err error) {
 	o, err := c.core.CoreV1().ConfigMaps(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
