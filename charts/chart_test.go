@@ -467,6 +467,8 @@ func TestValuesReachThePrograms(t *testing.T) {
 		{[]string{`loadBalancerClass="example.com/x"`}, "controller", []string{"--load-balancer-class=example.com/x"}, nil},
 		{[]string{`loadBalancerClass="example.com/x"`}, "speaker", []string{"--load-balancer-class=example.com/x"}, nil},
 		{[]string{`logLevel="warn"`, `proxy.logLevel="debug"`}, "proxy", []string{"--log-level=debug"}, nil},
+		{[]string{`logFormat="json"`}, "speaker", []string{"--log-format=json"}, nil},
+		{[]string{`logFormat="json"`}, "controller", []string{"--log-format=json"}, nil},
 		{[]string{`logLevel="warn"`, `proxy.logLevel="debug"`}, "speaker", []string{"--log-level=warn"}, nil},
 		{[]string{"proxy.enabled=false"}, "speaker", []string{"--gate=none"}, nil},
 		{nil, "proxy", []string{"--namespace=landfall-system", "--daemonsets=landfall-node,landfall-proxy"}, nil},
@@ -490,6 +492,7 @@ func TestValuesReachThePrograms(t *testing.T) {
 		{[]string{`proxy.scheduler="maglev"`, "proxy.conntrackTCPBeLiberal=true", "proxy.setKernelParameters=false"}, "proxy",
 			[]string{"--scheduler=maglev", "--conntrack-tcp-be-liberal=true"}, []string{"--proc-sys-net"}},
 		{[]string{"proxy.setIPForward=true"}, "proxy", []string{"--set-ip-forward=true"}, nil},
+		{[]string{"proxy.acceptForwarded=true"}, "proxy", []string{"--accept-forwarded=true"}, nil},
 		{[]string{`proxy.extraArgs=["--x=y"]`, "proxy.metricsPort=9000"}, "proxy",
 			[]string{"--x=y", "--metrics-bind-address=node:9000"}, nil},
 		{nil, "speaker", []string{"--metrics-bind-address=node:7481", "--metrics-secure=true"},
@@ -613,6 +616,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		"crds.install=1":                        "install",
 		"podMonitor.namespace=1":                "namespace",
 		`logLevel="trace"`:                      "/logLevel",
+		`logFormat="xml"`:                       "/logFormat",
 		"rbac.clusterAdmin=true":                "clusterAdmin",
 	} {
 		if _, err := template(t, set); err == nil || !strings.Contains(err.Error(), want) {

@@ -26,7 +26,7 @@ type flags struct {
 	drain                                                    time.Duration
 	scheduler, procSysNet, externalIPs                       string
 	cleanup, liberal, answerPing, rescue, rescueRing         bool
-	localhostNodePorts, setIPForward                         bool
+	localhostNodePorts, setIPForward, acceptForwarded        bool
 	rescueLimit                                              int
 	namespace                                                string
 	daemonSets                                               []string
@@ -79,6 +79,9 @@ func (f *flags) add(set *pflag.FlagSet) {
 			"IPAddressPool or of cluster IPs, and those of Nodes only if a CIDR contains them")
 	set.BoolVar(&f.setIPForward, "set-ip-forward", false,
 		"switch on the kernel parameter net.ipv4.ip_forward if it is off; without forwarding no packet reaches a pod")
+	set.BoolVar(&f.acceptForwarded, "accept-forwarded", false,
+		"where the chain FORWARD of iptables drops connections of pods and no other rule accepts any, accept those of "+
+			"Services in front of all its rules; needs --cluster-cidr")
 	set.StringVar(&f.procSysNet, "proc-sys-net", "/proc/sys/net",
 		"directory of the kernel's network parameters; a container whose /proc/sys is read-only mounts the host's elsewhere")
 	set.BoolVar(
@@ -147,6 +150,9 @@ func (f *flags) settings() (settings, error) {
 	}
 	if err := f.detector(&s); err != nil {
 		return s, err
+	}
+	if s.acceptForwarded = f.acceptForwarded; f.acceptForwarded && len(s.pods.Prefixes) == 0 {
+		return s, ops.Usagef("--accept-forwarded needs --cluster-cidr with --detect-local-mode=ClusterCIDR")
 	}
 	return s, f.nodePorts(&s)
 }

@@ -217,7 +217,11 @@ func (f *flags) departure(client *kube.Client, log *slog.Logger, withdraw func()
 // newPreflight returns the actor that looks for what keeps this node from delivering.
 func newPreflight(p *proxy, set settings, parameters kernelParameters,
 	tell func(f lb.Finding, gone bool)) *preflight.Preflight {
-	h := host{proxy: p, parameters: parameters, podNetworks: set.pods.Prefixes, log: p.log, chains: forwardChains}
+	var accepter iptables.Accepter
+	h := host{proxy: p, parameters: parameters, podNetworks: set.pods.Prefixes, acceptForwarded: set.acceptForwarded,
+		log: p.log, chains: forwardChains, accept: func(c plan.ForwardChain, want plan.Acceptance) (bool, error) {
+			return accepter.Set(context.Background(), c, want)
+		}}
 	return preflight.New(preflight.Options{Log: p.log, Now: time.Now, Look: h.look, Tell: tell})
 }
 

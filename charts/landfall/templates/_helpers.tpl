@@ -118,6 +118,9 @@ runs, as JSON: those of the value, or those that the Service has when helm insta
 {{- if and (eq .detectLocalMode "InterfaceNamePrefix") (not .podInterfaceNamePrefix) -}}
 {{- fail "proxy.podInterfaceNamePrefix is empty, and proxy.detectLocalMode=InterfaceNamePrefix needs it: set it to what the names of pods' interfaces begin with, such as cali" -}}
 {{- end -}}
+{{- if and .acceptForwarded (ne .detectLocalMode "ClusterCIDR") -}}
+{{- fail "proxy.acceptForwarded needs proxy.detectLocalMode=ClusterCIDR, as it accepts connections of the network in proxy.clusterCIDR" -}}
+{{- end -}}
 - --detect-local-mode={{ .detectLocalMode }}
 - --cluster-cidr={{ $cidr }}
 {{- with .podBridgeInterface }}
