@@ -107,3 +107,21 @@ func TestWhyAPodIsNotReady(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
+
+func TestWhatStaysAfterUninstall(t *testing.T) {
+	for trace, want := range map[string]bool{
+		"IPAddressPool lan": true, "CustomResourceDefinition bgppeers.landfall.dev": true,
+		"CustomResourceDefinition bgppeers.example.com": false, "Namespace landfall-system": true,
+		"ConfigMap landfall-system/kube-root-ca.crt": true, "ConfigMap landfall-system/landfall-surroundings": false,
+		"Lease landfall-system/landfall-speaker": false, "ServiceAccount landfall-system/landfall-node": false,
+		"Service web/l2-local: address [map[ip:172.30.0.202]]":               true,
+		"Service web/l2-local: annotation metallb.io/ip-allocated-from-pool": true,
+		"Service web/l2-local: annotation landfall.dev/announcements":        false,
+		"Service web/l2-local: condition landfall.dev/Serving":               false,
+		"node-1: table ip landfall":                                          false,
+	} {
+		if stays(trace) != want {
+			t.Errorf("%q stays: %v", trace, !want)
+		}
+	}
+}
