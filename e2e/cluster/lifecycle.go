@@ -36,6 +36,9 @@ func (c *Cluster) Lifecycle(ctx context.Context, say func(format string, args ..
 			}
 		}
 	}
+	if err := c.Test(ctx, say); err != nil {
+		return err
+	}
 	var all Outcome
 	for _, step := range []struct {
 		name string

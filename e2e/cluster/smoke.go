@@ -30,7 +30,10 @@ func (c *Cluster) InstallArgs() []string {
 
 // Install installs Landfall and waits until its pods are ready.
 func (c *Cluster) Install(ctx context.Context) error {
-	_, err := c.Helm(ctx, append([]string{"install", "--create-namespace"}, c.InstallArgs()...)...)
+	if err := c.ApplyYAML(ctx, namespaceManifest); err != nil {
+		return err
+	}
+	_, err := c.Helm(ctx, append([]string{"install"}, c.InstallArgs()...)...)
 	return err
 }
 
