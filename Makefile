@@ -57,7 +57,7 @@ prepare: build bin/landfall-lab bin/landfall-test ## build the programs, and fet
 
 .PHONY: test
 test: require-root prepare ## run every test; as root, as it makes network namespaces
-	@$(TEST) --verbose e2e --summary bin/tests.txt $(UNIT) $(PACKAGES) -- $(E2E)
+	@$(TEST) --verbose e2e --summary bin/tests.txt --again 3 $(UNIT) $(PACKAGES) -- $(E2E)
 
 .PHONY: test-unit
 test-unit: prepare ## tests of packages, without a cluster; those that need root skip without it

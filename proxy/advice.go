@@ -22,6 +22,10 @@ func (p *proxy) advise(r *record, planned plan.Service) {
 		if said != "" {
 			advice = append(advice, lb.Refusal{Reason: lb.ReasonSchedulerIgnored, Message: said})
 		}
+		if svc.InvalidRange != "" {
+			advice = append(advice, *lb.Refuse(lb.ReasonSourceRangeInvalid,
+				"spec.loadBalancerSourceRanges: %s is no network of IPv4 or IPv6, and admits nobody", svc.InvalidRange))
+		}
 		advice = append(advice, summarize(planned.Denied)...)
 	}
 	if slices.Equal(advice, r.advice) {

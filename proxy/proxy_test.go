@@ -927,6 +927,25 @@ func TestProgrammingTime(t *testing.T) {
 }
 
 // What a Service asks for and does not get is said once, and counted while it is so.
+// A source range that cannot be read is said.
+func TestContract10InvalidSourceRangesAreSaid(t *testing.T) {
+	b := newBench(t)
+	b.synced()
+	b.put("web", "198.51.100.1", "10.200.1.1")
+	svc, _ := b.services.Get(key("web"))
+	svc.InvalidRange = `"::ffff:10.0.0.0/104"`
+	b.services.Set(key("web"), svc)
+	for range 2 {
+		b.mark(key("web"))
+		b.run()
+	}
+	want := `web SourceRangeInvalid here: spec.loadBalancerSourceRanges: "::ffff:10.0.0.0/104" is no network of IPv4 ` +
+		"or IPv6, and admits nobody"
+	if got := strings.Join(b.warnings, "; "); got != want {
+		t.Errorf("warned %q, want %q", got, want)
+	}
+}
+
 func TestContract10UnknownSchedulersAreSaid(t *testing.T) {
 	b := newBench(t)
 	b.mode = modeIptables

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/ops"
@@ -159,7 +160,10 @@ func describe(port plan.Port) portStatus {
 		Frontends: []frontendStatus{}, Backends: []backendStatus{},
 	}
 	for _, f := range port.Frontends {
-		frontend := frontendStatus{Kind: f.Kind, Port: f.Port, Action: f.Action, Sources: f.Sources, Lingering: f.Lingering}
+		frontend := frontendStatus{Kind: f.Kind, Port: f.Port, Action: f.Action, Lingering: f.Lingering}
+		if f.Sources != nil {
+			frontend.Sources = f.Sources.Networks
+		}
 		if f.Addr.IsValid() {
 			frontend.Address = &f.Addr
 		}
@@ -177,6 +181,17 @@ func describe(port plan.Port) portStatus {
 	return st
 }
 
-func (p *proxy) writeStatus(w io.Writer) error {
-	return ops.WriteStatus(w, p.status(), "services", p.services())
+// writeStatus writes the status, with all Services or only the one that is asked for.
+func (p *proxy) writeStatus(w io.Writer, only string) error {
+	services := p.services()
+	if only != "" {
+		var key lb.Key
+		key.Namespace, key.Name, _ = strings.Cut(only, "/")
+		services = func(yield func(serviceStatus) bool) {
+			for _, r := range p.copies([]lb.Key{key}) {
+				yield(r.status())
+			}
+		}
+	}
+	return ops.WriteStatus(w, p.status(), "services", services)
 }

@@ -25,6 +25,12 @@ func itpLocal(_ World, s *lb.Service) { s.InternalPolicy = lb.Local }
 func ranged(w World, s *lb.Service)   { s.SourceRanges = []netip.Prefix{Host(w.Outside)} }
 func blind(_ World, c *plan.Config)   { c.Pods = plan.Detector{} }
 
+// lengths lists networks of several lengths; that of the clients outside is neither the shortest
+// nor the longest, and the node is in none.
+func lengths(w World, s *lb.Service) {
+	s.SourceRanges = []netip.Prefix{Host(w.Node2), netip.PrefixFrom(w.Outside, w.Outside.BitLen()-1).Masked(), w.Pods}
+}
+
 func masqueradeAll(_ World, c *plan.Config) { c.MasqueradeAll = true }
 func byInterface(_ World, c *plan.Config)   { c.Pods = plan.Detector{Interface: "pod+"} }
 func byBridge(_ World, c *plan.Config)      { c.Pods = plan.Detector{Interface: "podc"} }
@@ -116,14 +122,36 @@ func reference() []Case {
 		{Name: "17 UDP beside TCP", From: "outside", To: "vip", Protocol: lb.UDP, Want: "local remote", SNAT: true},
 		{Name: "17 UDP, ETP Local", Service: etpLocal, From: "outside", To: "vip", Protocol: lb.UDP, Want: "local"},
 		{Name: "16 UDP without endpoints", Backends: nobody, From: "outside", To: "vip", Protocol: lb.UDP, Want: "reject"},
-		{Name: "18 UDP to a TCP port", Service: tcpOnly, From: "outside", To: "vip", Protocol: lb.UDP, Want: "none"},
+		{Name: "18 UDP to a TCP port", Service: tcpOnly, From: "outside", To: "vip", Protocol: lb.UDP, Want: "reject"},
+		{Name: "18 SCTP to a TCP port", Service: tcpOnly, From: "outside", To: "vip", Protocol: lb.SCTP, Want: "reject"},
 		{Name: "18 UDP to a TCP port of a ClusterIP", Service: tcpOnly, From: "pod", To: "cluster", Protocol: lb.UDP,
 			Want: "reject"},
 		{Name: "19 undefined port of a ClusterIP", Service: otherPort, From: "pod", To: "cluster", Want: "reject"},
 		{Name: "19 undefined port of a ClusterIP, outside", Service: otherPort, From: "outside", To: "cluster",
 			Want: "reject"},
 		{Name: "19 undefined port of a ClusterIP, node", Service: otherPort, From: "node", To: "cluster", Want: "reject"},
-		{Name: "19 undefined port of a VIP", Service: otherPort, From: "outside", To: "vip", Want: "none"},
+		{Name: "19 undefined port of a VIP", Service: otherPort, From: "outside", To: "vip", Want: "reject"},
+		{Name: "19 undefined port of a VIP, pod", Service: otherPort, From: "pod", To: "vip", Want: "reject"},
+		{Name: "19 undefined port of a VIP, node", Service: otherPort, From: "node", To: "vip", Want: "reject"},
+		{Name: "19 undefined port of a VIP, its endpoint", Service: otherPort, From: "local", To: "vip", Want: "reject"},
+		{Name: "19 undefined port of the second VIP", Service: otherPort, From: "outside", To: "vip2", Want: "reject"},
+		{Name: "19 undefined port of a VIP, no endpoints", Service: otherPort, Backends: nobody, From: "outside", To: "vip",
+			Want: "reject"},
+		{Name: "19 undefined port of a VIP, ETP Local without local ones", Backends: onlyThere, From: "outside", To: "vip",
+			Want: "reject", Service: func(w World, s *lb.Service) { etpLocal(w, s); otherPort(w, s) }},
+		{Name: "19 undefined port of a VIP, source ranges", From: "stranger", To: "vip", Want: "reject",
+			Service: func(w World, s *lb.Service) { ranged(w, s); otherPort(w, s) }},
+		{Name: "19 undefined port of a VIP, masqueradeAll", Service: otherPort, Config: masqueradeAll, From: "outside",
+			To: "vip", Want: "reject"},
+		{Name: "19 undefined port of a VIP in no pool", Service: otherPort, Unpooled: true, From: "outside", To: "vip",
+			Want: "none"},
+		{Name: "19 undefined port of a VIP in no pool, pod", Service: otherPort, Unpooled: true, From: "pod", To: "vip",
+			Want: "none"},
+		{Name: "19 undefined port of a VIP on the node", Own: true, Service: otherPort, From: "outside", To: "vip",
+			Want: "none"},
+		{Name: "19 undefined port of a VIP on the node, node", Own: true, Service: otherPort, From: "node", To: "vip",
+			Want: "none"},
+		{Name: "19 undefined port of an external IP", Service: otherPort, From: "outside", To: "external", Want: "none"},
 		{Name: "15 localhost to node port", From: "node", To: "loopback", Only: lb.IPv4, Want: "local remote", SNAT: true},
 		{Name: "15 localhost to node port, IPv6", From: "node", To: "loopback", Only: lb.IPv6, Want: "none"},
 		{Name: "15 localhost to node port, off", Config: func(_ World, c *plan.Config) { c.LoopbackNodePorts = false },

@@ -68,17 +68,22 @@ func convertService(o *corev1.Service) (lb.Key, lb.Service) {
 			s.Ingress = append(s.Ingress, lb.Ingress{Addr: addr, Mode: lb.IPMode(common(deref(in.IPMode)))})
 		}
 	}
+	if len(s.Ingress) > lb.MaxAddresses {
+		s.Ingress, s.Unread = lb.ReadIngress(s.Ingress, convertConditions(o.Status.Conditions, lb.ConditionAssigned))
+	}
 	return s.Key, s
 }
 
 // convertForwardedService also fills what proxies read.
 func convertForwardedService(o *corev1.Service) (lb.Key, lb.Service) {
 	key, s := convertService(o)
+	var assigned lb.Condition
 	for _, c := range convertConditions(o.Status.Conditions, lb.ConditionAssigned) {
-		s.Intruding = s.Intruding || lb.Intrudes(c, s.Ports)
+		assigned = c
 	}
+	s.Intruding = lb.Intrudes(assigned, s.Ports, s.Ingress)
 	s.InternalPolicy = cmp.Or(lb.TrafficPolicy(common(deref(o.Spec.InternalTrafficPolicy))), lb.Cluster)
-	s.SourceRanges = sourceRanges(o.Spec.LoadBalancerSourceRanges)
+	s.SourceRanges, s.InvalidRange = sourceRanges(o.Spec.LoadBalancerSourceRanges)
 	s.HealthCheckNodePort = uint16(o.Spec.HealthCheckNodePort)
 	s.Scheduler = o.Annotations[lb.AnnotationScheduler]
 	if o.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
@@ -114,7 +119,7 @@ func convertRequestingService(o *corev1.Service, metallb bool) (lb.Key, lb.Servi
 	addresses, pool, share := of.addresses(o.Spec.LoadBalancerIP), of.annotation(lb.AnnotationPool),
 		of.annotation(lb.AnnotationShare)
 	s.Request = lb.Request{
-		Addresses: splitAddresses(addresses), Pool: pool, Share: share,
+		Addresses: splitAddresses(addresses), Pool: pool, Share: common(share), // compared with those of all sharers
 		PerFamily: o.Annotations[lb.AnnotationPerFamily], Mode: o.Annotations[lb.AnnotationMode],
 		WhenOutside: o.Annotations[lb.AnnotationWhenOutside], Disagreement: of.disagreement,
 	}
@@ -127,7 +132,7 @@ func convertRequestingService(o *corev1.Service, metallb bool) (lb.Key, lb.Servi
 		}
 	}
 	if s.Request.Share != "" {
-		s.Request.Selector = labels.Set(o.Spec.Selector).String()
+		s.Request.Selector = common(labels.Set(o.Spec.Selector).String())
 	}
 	if len(s.Ingress) > 0 {
 		s.StatusWriter = statusWriter(o.ManagedFields)
@@ -385,16 +390,26 @@ func parsePrefixes(list []string) []netip.Prefix {
 	return prefixes
 }
 
-// sourceRanges reads who may connect. A range that cannot be read admits nobody, where leaving it
-// out could admit everybody.
-func sourceRanges(list []string) []netip.Prefix {
-	prefixes := parsePrefixes(list)
-	if len(prefixes) < len(list) {
-		for _, nobody := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
-			prefixes = append(prefixes, netip.PrefixFrom(nobody, nobody.BitLen()))
+// sourceRanges reads who may connect, and returns the first range that cannot be read; "" if all
+// can. Such a range admits nobody, where leaving it out could admit everybody. An IPv4 network in the
+// form of an IPv6 one (::ffff:10.0.0.0/104) is such a range: it would be of neither family.
+func sourceRanges(list []string) (ranges []netip.Prefix, invalid string) {
+	for _, s := range list {
+		prefix, err := netip.ParsePrefix(strings.TrimSpace(s))
+		switch {
+		case err == nil && !prefix.Addr().Is4In6():
+			ranges = append(ranges, prefix.Masked())
+		case invalid == "":
+			invalid = fmt.Sprintf("%.80q", s)
 		}
 	}
-	return prefixes
+	if invalid == "" {
+		return ranges, ""
+	}
+	for _, nobody := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+		ranges = append(ranges, netip.PrefixFrom(nobody, nobody.BitLen()))
+	}
+	return ranges, invalid
 }
 
 // deref returns what p points at, or the zero value.

@@ -138,6 +138,20 @@ func TestConvertService(t *testing.T) {
 	}
 }
 
+// An IPv4 network in the form of an IPv6 one admits nobody, and is named.
+func TestSourceRangesOfNoFamily(t *testing.T) {
+	for _, test := range []struct{ ranges, want, invalid string }{
+		{"10.0.0.0/8,2001:db8::1/32", "[10.0.0.0/8 2001:db8::/32]", ""},
+		{"::ffff:10.0.0.0/104", "[0.0.0.0/32 ::/128]", `"::ffff:10.0.0.0/104"`},
+		{"::ffff:0:0/96,10.0.0.0/8,fe80::%eth0/64", "[10.0.0.0/8 0.0.0.0/32 ::/128]", `"::ffff:0:0/96"`},
+	} {
+		got, invalid := sourceRanges(strings.Split(test.ranges, ","))
+		if fmt.Sprint(got) != test.want || invalid != test.invalid {
+			t.Errorf("%s: %v, invalid %s; want %s, %s", test.ranges, got, invalid, test.want, test.invalid)
+		}
+	}
+}
+
 // TestAnnotationOfATenantIsNotKept checks that no more of the annotation is kept than a speaker
 // writes, and that one is still seen where it must be replaced or removed.
 func TestAnnotationOfATenantIsNotKept(t *testing.T) {

@@ -23,6 +23,7 @@ const (
 	chainForward      = prefix + "FORWARD"
 	chainEcho         = prefix + "ECHO" // addresses that answer ping
 	chainClusterIPs   = prefix + "CLUSTER-IPS"
+	chainVIPs         = prefix + "VIPS"
 	chainRefuse       = prefix + "REFUSE"
 	chainMasquerade   = prefix + "MARK-MASQ"
 	chainPostrouting  = prefix + "POSTROUTING"
@@ -30,12 +31,13 @@ const (
 	prefixLocal       = prefix + "SVL-" // the endpoints of policy Local
 	prefixExternal    = prefix + "EXT-" // what comes to anything but the cluster IP
 	prefixSourceRange = prefix + "FW-"  // who may connect to a VIP
+	prefixSources     = prefix + "SRC-" // the source ranges of a Service
 	prefixEndpoint    = prefix + "SEP-"
 )
 
 // ofOne reports whether a chain is a single Service's.
 func ofOne(chain string) bool {
-	for _, own := range []string{prefixCluster, prefixLocal, prefixExternal, prefixSourceRange, prefixEndpoint} {
+	for _, own := range []string{prefixCluster, prefixLocal, prefixExternal, prefixSourceRange, prefixSources, prefixEndpoint} {
 		if strings.HasPrefix(chain, own) {
 			return true
 		}

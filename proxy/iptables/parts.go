@@ -25,14 +25,16 @@ const (
 // count returns how many rules a Service needs at most.
 func (r renderer) count(s plan.Service) int {
 	const perPort, perFrontend = 8, 8
-	n := 0
+	n, lists := 0, map[*plan.Sources]bool{nil: true}
 	for _, p := range s.Ports {
 		if p.Family != r.family {
 			continue
 		}
 		n += perPort
 		for _, f := range p.Frontends {
-			n += perFrontend + len(f.Sources)
+			if n += perFrontend; !lists[f.Sources] {
+				lists[f.Sources], n = true, n+len(f.Sources.Networks)
+			}
 		}
 		cluster, local := len(p.Backends.Cluster), len(p.Backends.Local)
 		n += cluster + local + 2*max(cluster, local)
@@ -63,17 +65,19 @@ func (r renderer) byPort(s plan.Service) map[string]contribution {
 		ports[suffix(s.Key, p)] = c
 	}
 	c := contribution{chains: chains{}}
-	if r.healthPort(&c, s, len(ports) > 0); len(c.entries) > 0 {
+	if r.once(&c, s, len(ports) > 0); len(c.entries) > 0 {
 		ports[""] = c
 	}
 	return ports
 }
 
-// cost returns how many rules differ.
-func cost(have, want contribution) int {
+// cost returns how many rules differ. What others have already costs nothing.
+func cost(have, want contribution, others chains) int {
 	n := 0
 	for chain, rules := range want.chains {
-		if before := have.chains[chain]; len(before) == 0 {
+		if before := have.chains[chain]; slices.Equal(rules, others[chain]) {
+			continue
+		} else if len(before) == 0 {
 			n += len(rules)
 		} else if !slices.Equal(rules, before) {
 			n += missing(rules, before) + missing(before, rules)
@@ -109,7 +113,7 @@ func (f *family) large(key lb.Key) bool {
 		return false
 	}
 	want := f.want[key].rules
-	return cost(f.held[key].rules, want) > maxRules && (!f.whole || !f.intact(want))
+	return cost(f.held[key].rules, want, nil) > maxRules && (!f.whole || !f.intact(want))
 }
 
 // applyPart writes some ports of a Service. What it wants stays to be written.
@@ -121,14 +125,19 @@ func (f *family) applyPart(ctx context.Context, key lb.Key) error {
 	}
 	want := f.want[key]
 	ports, now, n := maps.Clone(p.ports), f.byPort(want.plan), 0
+	lists := chains{} // of sources, which ports share
+	for _, c := range ports {
+		maps.Copy(lists, c.shared())
+	}
 	for _, id := range slices.Sorted(maps.Keys(union(ports, now))) {
 		c, wanted := now[id]
-		changes := cost(ports[id], c)
+		changes := cost(ports[id], c, lists)
 		if n > 0 && n+changes > maxRules {
 			break
 		}
 		if n += changes; wanted {
 			ports[id] = c
+			maps.Copy(lists, c.shared())
 		} else {
 			delete(ports, id)
 		}

@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -27,6 +26,8 @@ type entry struct {
 type contribution struct {
 	chains  chains // in nat
 	entries []entry
+	// lists are the chains of sources, which ports share.
+	lists map[*plan.Sources]string
 }
 
 // renderer renders for one address family.
@@ -71,16 +72,23 @@ func (r renderer) service(s plan.Service) contribution {
 			r.port(&c, s.Key, p, s.AffinityTimeout)
 		}
 	}
-	r.healthPort(&c, s, len(c.entries) > 0)
+	r.once(&c, s, len(c.entries) > 0)
 	return c
 }
 
-// healthPort lets connections to the health check node port of a Service with ports pass.
-func (r renderer) healthPort(c *contribution, s plan.Service, ports bool) {
-	if s.HealthPort != 0 && ports {
+// once renders what a Service with ports brings besides them: connections to its health check node
+// port pass, and those to its VIPs that no rule has translated are refused.
+func (r renderer) once(c *contribution, s plan.Service, ports bool) {
+	if !ports {
+		return
+	}
+	if s.HealthPort != 0 {
 		c.put(place{filter: true, chain: chainNodePorts}, rule{
 			protocol: lb.TCP, comment: s.Key.String() + " health check node port", port: s.HealthPort, target: "ACCEPT",
 		})
+	}
+	for _, vip := range s.SoleOf(r.family) {
+		c.put(place{filter: true, chain: chainVIPs}, rule{dst: host(vip), target: chainRefuse})
 	}
 }
 
@@ -107,7 +115,7 @@ func (r renderer) port(c *contribution, key lb.Key, p plan.Port, affinity time.D
 			c.chains[chain] = append(c.chains[chain], rule.String())
 		}
 	}
-	usesCluster, usesLocal, isExternal, isFiltered := false, false, false, false
+	usesCluster, usesLocal, isExternal := false, false, false
 	for _, f := range p.Frontends {
 		r.frontend(c, key, p, f)
 		switch {
@@ -115,13 +123,13 @@ func (r renderer) port(c *contribution, key lb.Key, p plan.Port, affinity time.D
 			continue
 		case f.Kind != plan.ClusterIP:
 			isExternal, usesCluster = true, true // pods and the node itself reach all endpoints
-			isFiltered = isFiltered || len(f.Sources) > 0
 		}
 		usesCluster = usesCluster || f.Action == plan.ToCluster
 		usesLocal = usesLocal || f.Action == plan.ToLocal
 	}
-	if isFiltered {
-		add(prefixSourceRange+end, r.sourceRanges(p, name, end)...)
+	if sources := sourcesOf(p); sources != nil {
+		add(prefixSourceRange+end, rule{comment: name + " source ranges", target: c.sources(key, sources)},
+			rule{comment: name + " " + words(plan.LoadBalancer), target: prefixExternal + end})
 	}
 	if isExternal {
 		add(prefixExternal+end, r.external(p, name, end)...)
@@ -190,7 +198,7 @@ func (r renderer) frontend(c *contribution, key lb.Key, p plan.Port, f plan.Fron
 		if f.Action == plan.ToLocal {
 			target = prefixLocal + end
 		}
-	case len(f.Sources) > 0:
+	case f.Sources != nil:
 		target = prefixSourceRange + end
 	}
 	switch f.Action {
@@ -215,7 +223,7 @@ func (r renderer) frontend(c *contribution, key lb.Key, p plan.Port, f plan.Fron
 		chain = chainNodePorts
 	}
 	put(false, chain, fmt.Sprintf("%s %s", name, words(f.Kind)), target, m)
-	if len(f.Sources) > 0 {
+	if f.Sources != nil {
 		put(true, chainFirewall, name+" traffic not accepted by "+prefixSourceRange+end, "DROP", m)
 	}
 }
@@ -274,26 +282,6 @@ func (r renderer) refuse(p lb.Protocol) string {
 		return "REJECT --reject-with icmp-port-unreachable"
 	}
 	return "REJECT --reject-with icmp6-port-unreachable"
-}
-
-// sourceRanges lets those through to EXT who may connect. The ranges are the same for all VIPs of a
-// Service but for the VIP itself as a source, which is matched together with the VIP as
-// destination.
-func (r renderer) sourceRanges(p plan.Port, name, end string) []rule {
-	var rules []rule
-	for _, f := range p.Frontends {
-		for _, source := range f.Sources {
-			m := rule{src: source, comment: name + " " + words(f.Kind), target: prefixExternal + end}
-			if source == host(f.Addr) {
-				m.dst = source
-			}
-			if !slices.Contains(rules, m) {
-				rules = append(rules, m)
-			}
-		}
-	}
-	slices.SortFunc(rules, func(a, b rule) int { return cmp.Or(a.src.Compare(b.src), a.dst.Compare(b.dst)) })
-	return rules
 }
 
 func (r renderer) external(p plan.Port, name, end string) []rule {

@@ -68,31 +68,12 @@ func (b *Batch) AddSet(s Set) {
 		if s.Timeout > 0 {
 			a.Number64(unix.NFTA_SET_TIMEOUT, s.Timeout)
 		}
-		s.describe(a)
+		if s.Size > 0 {
+			a.Nested(unix.NFTA_SET_DESC, func() { a.Number(unix.NFTA_SET_DESC_SIZE, s.Size) })
+		}
 		if s.UserData != nil {
 			a.Bytes(unix.NFTA_SET_USERDATA, s.UserData)
 		}
-	})
-}
-
-// describe adds the limit of a set, and for one with ranges the lengths of its key's parts.
-func (s Set) describe(a *nfnetlink.Attributes) {
-	if s.Size == 0 && len(s.Fields) == 0 {
-		return
-	}
-	a.Nested(unix.NFTA_SET_DESC, func() {
-		if s.Size > 0 {
-			a.Number(unix.NFTA_SET_DESC_SIZE, s.Size)
-		}
-		if len(s.Fields) == 0 {
-			return
-		}
-		const setDescConcat, setFieldLen = 2, 1
-		a.Nested(setDescConcat, func() {
-			for _, length := range s.Fields {
-				a.Nested(unix.NFTA_LIST_ELEM, func() { a.Number(setFieldLen, length) })
-			}
-		})
 	})
 }
 
@@ -158,11 +139,8 @@ func (b *Batch) AddRule(chain string, r Rule) {
 // listLimit keeps a list of elements below what the 16 bits of an attribute's length can say.
 const listLimit = 60_000
 
-// keyEnd is NFTA_SET_ELEM_KEY_END.
-const keyEnd = 10
-
-// Element is what a set holds. Last is the end of a range, nil for one key; Value is nil in a set.
-type Element struct{ Key, Last, Value []byte }
+// Element is what a set holds. Value is nil in a set.
+type Element struct{ Key, Value []byte }
 
 // AddElements adds elements to a set, which must not have them. next fills in an element, whose
 // parts it may use again for the one after, and returns false when there are no more.
@@ -194,9 +172,6 @@ func (b *Batch) elements(kind, flags uint16, about, set string, next func(*Eleme
 func (e Element) append(a *nfnetlink.Attributes) {
 	elem := a.Open(unix.NFTA_LIST_ELEM)
 	value(a, unix.NFTA_SET_ELEM_KEY, e.Key)
-	if e.Last != nil {
-		value(a, keyEnd, e.Last)
-	}
 	if e.Value != nil {
 		value(a, unix.NFTA_SET_ELEM_DATA, e.Value)
 	}

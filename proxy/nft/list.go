@@ -121,8 +121,6 @@ func (l Listing) Elements(set string, each func(Element)) error {
 				switch kind {
 				case unix.NFTA_SET_ELEM_KEY:
 					e.Key = nfnetlink.Get(nested, unix.NFTA_DATA_VALUE)
-				case keyEnd:
-					e.Last = nfnetlink.Get(nested, unix.NFTA_DATA_VALUE)
 				case unix.NFTA_SET_ELEM_DATA:
 					e.Value = nfnetlink.Get(nested, unix.NFTA_DATA_VALUE)
 				}

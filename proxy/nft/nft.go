@@ -38,8 +38,6 @@ type Set struct {
 	Size uint32
 	// Timeout is how long elements stay, in milliseconds; 0 for the time that each brings.
 	Timeout uint64
-	// Fields are the lengths of the parts of a key with ranges.
-	Fields []uint32
 	// UserData is what nft keeps with a set to print it.
 	UserData []byte
 }
@@ -49,10 +47,6 @@ type Shape struct{ Flags, KeyType, KeyLength, ValueType, ValueLength uint32 }
 
 // Shape returns the shape that the kernel has of the set.
 func (s Set) Shape() Shape { return Shape{s.Flags, s.KeyType, s.KeyLength, s.ValueType, s.ValueLength} }
-
-// SetConcat is NFT_SET_CONCAT of linux/netfilter/nf_tables.h: each part of a key has a range of its
-// own.
-const SetConcat = 0x80
 
 // Numbers by which nft knows types (enum datatypes of nft's datatype.h).
 const (

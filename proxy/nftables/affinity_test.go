@@ -32,7 +32,7 @@ func TestContract11AFloodOfClientsKeepsToItsShare(t *testing.T) {
 			Action: plan.ToCluster}}
 	}
 	r := newRenderer(w.Family, config)
-	walk := newWalker(t, newRuleset(w.Family, config, []uint32{3600}), nil,
+	walk := newWalker(t, newRuleset(w.Family, config, needs{{setRemember, 3600}}), nil,
 		r.service(shop.Key, shop.Only(w.Family)), r.service(other.Key, other))
 	c := cases.Case{From: "outside", To: "vip"}
 	at := func(service netip.Addr, client netip.Addr) packet {
@@ -133,11 +133,11 @@ func TestNewBackendsGetClients(t *testing.T) {
 		old, grown := affineTo(first), affineTo(first, "10.1.0.2:8080", "10.1.0.3:8080")
 		r := newRenderer(lb.IPv4, plan.Config{})
 		before, after := r.service(old.Key, old), r.service(grown.Key, grown)
-		walk := newWalker(t, newRuleset(lb.IPv4, plan.Config{}, memoriesOf(before)), nil, before)
+		walk := newWalker(t, newRuleset(lb.IPv4, plan.Config{}, neededBy(before)), nil, before)
 		for i := range c.known {
 			walk.establish(visit(i), netip.MustParseAddrPort(first))
 		}
-		now := newWalker(t, newRuleset(lb.IPv4, plan.Config{}, memoriesOf(after)), nil, after)
+		now := newWalker(t, newRuleset(lb.IPv4, plan.Config{}, neededBy(after)), nil, after)
 		now.sets[stickyMap] = walk.sets[stickyMap]
 		got := 0.0
 		for i := range fresh {
@@ -183,7 +183,7 @@ func TestContract11ListsShareOneMemory(t *testing.T) {
 		if total := int(n) * lists; total > stickyShare {
 			t.Errorf("%d lists have %d places together, want at most %d", lists, total, stickyShare)
 		}
-		walk := newWalker(t, newRuleset(lb.IPv4, plan.Config{}, memoriesOf(out)), nil, out)
+		walk := newWalker(t, newRuleset(lb.IPv4, plan.Config{}, neededBy(out)), nil, out)
 		p, end := visit(1), s.Ports[lists-1].Backends.Cluster[0].Addr
 		p.dst = netip.AddrPortFrom(p.dst.Addr(), uint16(1000+lists-1))
 		walk.establish(p, end)
@@ -238,6 +238,43 @@ func TestAnotherTimeoutWritesWhatItNeeds(t *testing.T) {
 				t.Errorf("timeout %s: element %+v", timeout, e)
 			}
 		}
+	}
+}
+
+// TestContract11TimeoutsAreFew checks that whatever timeouts tenants set, the rules for them are few,
+// and near what was asked for.
+func TestContract11TimeoutsAreFew(t *testing.T) {
+	memories := map[memory]bool{}
+	for seconds := range day + 1 {
+		asked := time.Duration(seconds) * time.Second
+		for _, groups := range []int{1, 2, 3, 64, 65, 2048, 2049, 1 << 17} {
+			m := memoryOf(asked, groups)
+			if seconds == 0 {
+				if m != 0 {
+					t.Errorf("without a timeout: %x", m)
+				}
+				continue
+			}
+			memories[m] = true
+			off, most := max(asked, secondsOf(m))-min(asked, secondsOf(m)), max(asked/12, time.Second/2)
+			if groups > 2 {
+				most = asked / 2
+			}
+			if off > most || secondsOf(m) < time.Second || secondsOf(m) > day*time.Second {
+				t.Fatalf("%s for %d groups became %s", asked, groups, secondsOf(m))
+			}
+		}
+	}
+	if len(memories) > maxMemories {
+		t.Errorf("%d memories, want %d at most", len(memories), maxMemories)
+	}
+	for _, seconds := range []int{1, 10, 20, 45, 60, 90, 100, 120, 300, 600, 1800, 3600, 7200, 10800, 86400} {
+		if asked := time.Duration(seconds) * time.Second; secondsOf(memoryOf(asked, 2)) != asked {
+			t.Errorf("%s became %s", asked, secondsOf(memoryOf(asked, 2)))
+		}
+	}
+	if m := memoryOf(1000*time.Hour, 1); secondsOf(m) != 24*time.Hour {
+		t.Errorf("more than the API takes became %s", secondsOf(m))
 	}
 }
 

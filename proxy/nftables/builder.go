@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"net"
 	"net/netip"
 	"strings"
 
@@ -105,7 +106,7 @@ func (b builder) in(id setID) expr.List {
 	switch {
 	case id.ofGroup():
 		fields = []field{fieldGroup}
-	case id == setClusterIPs, id == setEcho:
+	case id.ofAddress():
 		fields = fields[:1]
 	case id == setHairpin:
 		fields = []field{fieldSource, fieldDestination}
@@ -113,9 +114,20 @@ func (b builder) in(id setID) expr.List {
 	return expr.Join(b.key(fields...), expr.In(setNames[id]))
 }
 
-func (b builder) notFromRange() expr.List {
-	return expr.Join(b.key(fieldDestination, fieldProtocol, fieldPort, fieldSource),
-		expr.NotIn(setNames[setSourceRanges]))
+// sourceRanges renders who may connect to a restricted frontend: its group of networks is looked up
+// once for each prefix length that some Service uses.
+func (b builder) sourceRanges(lengths []uint32) []nft.Rule {
+	const word = 1 // behind the group
+	rules := []nft.Rule{b.rule("", b.grouped(setSources))}
+	for _, length := range lengths {
+		key := b.key(fieldGroup, fieldSource)
+		if mask := net.CIDRMask(int(length), 8*nft.AddressBytes(b.family)); int(length) < 8*len(mask) {
+			key = append(key, &expr.Bitwise{SourceRegister: expr.Register(word), DestRegister: expr.Register(word),
+				Len: uint32(len(mask)), Mask: mask, Xor: make([]byte, len(mask))})
+		}
+		rules = append(rules, b.rule("", key, expr.In(rangesSet(length)), expr.Return()))
+	}
+	return append(rules, b.rule("", expr.Drop()))
 }
 
 // grouped takes the group of the frontend from a map.
@@ -230,17 +242,17 @@ func (b builder) inNetwork(f field, p netip.Prefix, op expr.CmpOp) expr.List {
 	return append(list, expr.Compare(op, network...))
 }
 
-// unserved renders the drop of connections to cluster IPs that no chain has translated. An
-// address that the node itself has is left alone.
+// unserved renders what happens to connections to addresses of Services that no chain has
+// translated. An address that the node itself has is left alone.
 func (b builder) unserved(networks []netip.Prefix) []nft.Rule {
-	var rules []nft.Rule
+	notLocal := expr.List{&expr.Fib{Register: expr.Reg},
+		expr.Compare(expr.CmpOpNeq, expr.Host32(unix.RTN_LOCAL)...)}
+	rules := []nft.Rule{b.rule("port or protocol that no Service has at a VIP", b.in(setVIPs), notLocal,
+		expr.Goto(chainUnservedVIP))}
 	for _, p := range networks {
 		if lb.FamilyOf(p.Addr()) == b.family {
 			rules = append(rules, b.rule("cluster IP that no Service has", b.inNetwork(fieldDestination, p, expr.CmpOpEq),
-				expr.List{
-					&expr.Fib{Register: expr.Reg},
-					expr.Compare(expr.CmpOpNeq, expr.Host32(unix.RTN_LOCAL)...),
-				}, expr.Drop()))
+				notLocal, expr.Drop()))
 		}
 	}
 	return rules

@@ -16,27 +16,29 @@ type claims struct {
 	waiting map[frontend][]*service
 	// touch is told of the Services for which something has changed.
 	touch func(lb.Key)
-	// memories counts who needs a memory for session affinity.
-	memories map[memory]int
+	// needs counts who needs a numbered set.
+	needs map[need]int
 }
 
 func newClaims(family lb.Family, touch func(lb.Key)) claims {
 	c := claims{
 		renderer: renderer{family: family}, want: map[lb.Key]*service{}, owners: map[frontend]*service{},
 		waiting: map[frontend][]*service{},
-		touch:   touch, memories: map[memory]int{},
+		touch:   touch, needs: map[need]int{},
 	}
 	c.taken = func(group uint32) bool { return c.owners[frontend{group: group}] != nil }
 	return c
 }
 
-// count counts a memory for session affinity that is needed by so many more.
+// count counts the numbered sets that a Service needs, for so many more.
 func (c *claims) count(s *service, by int) {
-	if s == nil || s.memory == 0 {
+	if s == nil {
 		return
 	}
-	if c.memories[s.memory] += by; c.memories[s.memory] == 0 {
-		delete(c.memories, s.memory)
+	for _, n := range s.needs {
+		if c.needs[n] += by; c.needs[n] == 0 {
+			delete(c.needs, n)
+		}
 	}
 }
 

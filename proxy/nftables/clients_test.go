@@ -78,7 +78,7 @@ func TestALostBackendIsForgotten(t *testing.T) {
 		world := func(sets map[string]map[string]string, at ...string) *walker {
 			s, config := three(w, plan.Random, time.Hour, at...)
 			out := newRenderer(family, config).service(s.Key, s.Only(family))
-			walk := newWalker(t, newRuleset(family, config, memoriesOf(out)), nil, out)
+			walk := newWalker(t, newRuleset(family, config, neededBy(out)), nil, out)
 			if sets != nil {
 				walk.sets[stickyMap] = sets[stickyMap]
 			}

@@ -23,7 +23,7 @@ func TestContract11ContestsThroughTheRules(t *testing.T) {
 				a.Set(map[lb.Key]plan.Service{s.Key: s})
 				settled(t, a)
 			}
-			walk := newWalker(t, newRuleset(c.Family, config, nil), []netip.Addr{c.Own})
+			walk := newWalker(t, newRuleset(c.Family, config, a.table(c.Family).needed()), []netip.Addr{c.Own})
 			table := a.table(c.Family)
 			for _, entries := range table.have.parts {
 				for _, e := range entries {

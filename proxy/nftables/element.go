@@ -28,14 +28,17 @@ const (
 	setMixed
 	// setRemember are the groups with session affinity, in one set for each memory.
 	setRemember
+	// setSourceRanges are the networks of the groups in setSources, in one set for each prefix length.
+	setSourceRanges
 	// setAffinity are the backends of groups with session affinity, by group and address.
 	setAffinity
 	// setHairpin are pairs of the same address: an endpoint that is sent to itself.
 	setHairpin
 	// setPorts is the map from frontend to the port of all its backends.
 	setPorts
-	// setSourceRanges are the ranges of the frontends in setRestricted.
-	setSourceRanges
+	// setSources is the map from restricted frontend to the group of networks whose clients may
+	// connect. A frontend in setRestricted that is not in it admits nobody.
+	setSources
 	setRestricted
 	// setLocalGroups is the map from external frontend with policy Local to its group for those from
 	// outside.
@@ -54,6 +57,8 @@ const (
 	setEcho
 	// setClusterIPs are addresses that belong to Services alone: what is not served there is refused.
 	setClusterIPs
+	// setVIPs are VIPs of which the same holds, as far as nobody else translates packets to them.
+	setVIPs
 )
 
 // protocol is a transport protocol by its number in the IP header (IANA protocol numbers).
@@ -106,7 +111,7 @@ func (a address) ip(family lb.Family) netip.Addr {
 	return netip.AddrFrom16(a)
 }
 
-// frontend is what clients connect to, or, without an address, a group of backends.
+// frontend is what clients connect to, or, without an address, a group of backends or of sources.
 type frontend struct {
 	addr     address
 	port     uint16
@@ -119,11 +124,10 @@ type frontend struct {
 type element struct {
 	frontend
 	set setID
-	// bits is the length of the prefix in setSourceRanges.
-	bits uint8
-	// number says which backend, in maps of backends; the memory, in setRemember.
+	// number says which backend, in maps of backends; which of the sets of one kind, where there are
+	// several: the memory, in setRemember, and the prefix length, in setSourceRanges.
 	number uint32
-	// source is the prefix's address in setSourceRanges, the backend's in setAffinity.
+	// source is the network's address in setSourceRanges, the backend's in setAffinity.
 	source address
 }
 
@@ -163,20 +167,26 @@ func (e element) compare(other element) int {
 	if e.set != other.set {
 		return cmp.Compare(e.set, other.set)
 	}
-	if e.set == setRemember && e.number != other.number {
+	if e.set.isNumbered() && e.number != other.number {
 		return cmp.Compare(e.number, other.number)
 	}
 	return cmp.Or(e.frontend.compare(other.frontend), cmp.Compare(e.number, other.number),
-		compareAddresses(e.source, other.source), cmp.Compare(e.bits, other.bits))
+		compareAddresses(e.source, other.source))
 }
 
 // isMap reports whether elements of a set have a value, ofGroup whether their key begins with a
 // group.
 func (id setID) isMap() bool {
-	return id <= setMixedSCTP || id == setPorts || id == setGroups || id == setLocalGroups
+	return id <= setMixedSCTP || id == setPorts || id == setGroups || id == setLocalGroups || id == setSources
 }
 
+// isNumbered reports whether there are several sets of this kind, told apart by a number.
+func (id setID) isNumbered() bool { return id == setRemember || id == setSourceRanges }
+
 func (id setID) ofGroup() bool { return id <= setAffinity }
+
+// ofAddress reports whether the key of a set is an address alone.
+func (id setID) ofAddress() bool { return id == setEcho || id == setClusterIPs || id == setVIPs }
 
 func (id setID) isMixed() bool { return id >= setMixedTCP && id <= setMixedSCTP }
 

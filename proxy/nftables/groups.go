@@ -43,8 +43,9 @@ const (
 	maxElements = 1 << 17
 )
 
-// choices returns what each port of a Service chooses from.
-func (r renderer) choices(key lb.Key, s plan.Service) []choice {
+// choices returns what each port of a Service chooses from, in groups with numbers that are not
+// taken yet.
+func (r renderer) choices(key lb.Key, s plan.Service, taken map[uint32]bool) []choice {
 	lists := map[string]*group{}
 	choices := make([]choice, len(s.Ports))
 	for i, p := range s.Ports {
@@ -66,7 +67,6 @@ func (r renderer) choices(key lb.Key, s plan.Service) []choice {
 		}
 	}
 	all := slices.SortedFunc(maps.Values(lists), func(a, b *group) int { return compareNames(a.name, b.name) })
-	taken := map[uint32]bool{}
 	for _, g := range all {
 		if g.scheduler = s.Scheduler; g.mixed != 0 && s.AffinityTimeout > 0 {
 			g.scheduler = plan.SourceHash // clients can only be remembered with an address
@@ -176,7 +176,7 @@ func SchedulerIgnored(s plan.Service) string {
 		return ""
 	}
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
-		for _, c := range (renderer{family: family}).choices(s.Key, s.Only(family)) {
+		for _, c := range (renderer{family: family}).choices(s.Key, s.Only(family), map[uint32]bool{}) {
 			for _, g := range []*group{c.cluster, c.local} {
 				if g != nil && method(g.scheduler) == 0 {
 					return fmt.Sprintf("scheduler %s: the tables for the lists of endpoints of the ports have more than %d places "+

@@ -23,7 +23,11 @@ var (
 
 func etpLocal(_ cases.World, s *lb.Service) { s.ExternalPolicy = lb.Local }
 func itpLocal(_ cases.World, s *lb.Service) { s.InternalPolicy = lb.Local }
-func ranged(w cases.World, s *lb.Service)   { s.SourceRanges = []netip.Prefix{cases.Host(w.Outside)} }
+
+// ranged has one network of a single address, and a larger one elsewhere.
+func ranged(w cases.World, s *lb.Service) {
+	s.SourceRanges = []netip.Prefix{cases.Host(w.Outside), netip.PrefixFrom(w.Node2.Next(), w.Node2.BitLen()-8).Masked()}
+}
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 

@@ -32,8 +32,8 @@ type state struct {
 
 // unknownElement is an element by its key alone.
 type unknownElement struct {
-	set       string
-	key, last []byte
+	set string
+	key []byte
 }
 
 // change is a transaction. Elements are removed before others are added.
@@ -69,7 +69,7 @@ func (k netlinkKernel) commit(c change) error {
 		c.install(b)
 	}
 	for _, s := range c.unknown {
-		b.RemoveElements(s.set, one(nft.Element{Key: s.key, Last: s.last}))
+		b.RemoveElements(s.set, one(nft.Element{Key: s.key}))
 	}
 	for _, entries := range bySet(c.remove) {
 		b.RemoveElements(entries[0].setName(), k.each(entries, false))
@@ -109,10 +109,7 @@ func (k netlinkKernel) each(entries []entry, values bool) func(*nft.Element) boo
 		}
 		e := entries[0]
 		entries = entries[1:]
-		next.Key = e.appendKey(next.Key[:0], k.family, e.source)
-		if e.set == setSourceRanges {
-			next.Last = e.appendKey(next.Last[:0], k.family, e.lastSource(k.family))
-		}
+		next.Key = e.appendKey(next.Key[:0], k.family)
 		if values && e.set.isMap() {
 			next.Value = e.appendValue(next.Value[:0], k.family)
 		}
@@ -122,7 +119,7 @@ func (k netlinkKernel) each(entries []entry, values bool) func(*nft.Element) boo
 
 // sameSet reports whether two elements are of the same set of the kernel.
 func (e element) sameSet(other element) bool {
-	return e.set == other.set && (e.set != setRemember || e.number == other.number)
+	return e.set == other.set && (!e.set.isNumbered() || e.number == other.number)
 }
 
 // install writes sets, chains and rules over what there is. Chains that are right stay as they are.
@@ -223,7 +220,7 @@ func (k netlinkKernel) read() (st state, err error) {
 			if found, err := decode(of, k.family, e); err == nil {
 				st.elements[found.element] = found.to
 			} else {
-				st.unknown = append(st.unknown, unknownElement{set: name, key: bytes.Clone(e.Key), last: bytes.Clone(e.Last)})
+				st.unknown = append(st.unknown, unknownElement{set: name, key: bytes.Clone(e.Key)})
 			}
 		})
 		if err != nil {

@@ -3,52 +3,37 @@ package nftables
 import (
 	"encoding/binary"
 	"fmt"
-	"math/bits"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/nft"
 )
 
 // appendKey appends the key of an element as the kernel has it: each field padded to four bytes.
-// source is the address in the key of setSourceRanges and setAffinity.
-func (e element) appendKey(b []byte, family lb.Family, source address) []byte {
+func (e element) appendKey(b []byte, family lb.Family) []byte {
 	n := nft.AddressBytes(family)
 	if e.set.ofGroup() {
 		b = binary.NativeEndian.AppendUint32(b, e.group)
 		switch {
 		case e.set <= setMixedSCTP:
 			b = binary.NativeEndian.AppendUint32(b, e.number)
-		case e.set == setAffinity:
-			b = append(b, source[:n]...)
+		case e.set == setAffinity, e.set == setSourceRanges:
+			b = append(b, e.source[:n]...)
 		}
 		return b
 	}
 	b = append(b, e.addr[:n]...)
 	switch e.set {
-	case setClusterIPs, setEcho:
+	case setEcho, setClusterIPs, setVIPs:
 		return b
 	case setHairpin:
 		return append(b, e.addr[:n]...)
 	}
 	b = append(b, byte(e.protocol), 0, 0, 0)
-	b = appendPort(b, e.port)
-	if e.set == setSourceRanges {
-		b = append(b, source[:n]...)
-	}
-	return b
+	return appendPort(b, e.port)
 }
 
 func appendPort(b []byte, port uint16) []byte {
 	return append(binary.BigEndian.AppendUint16(b, port), 0, 0)
-}
-
-// lastSource returns the last address of a source range.
-func (e element) lastSource(family lb.Family) address {
-	last := e.source
-	for i := int(e.bits); i < 8*nft.AddressBytes(family); i++ {
-		last[i/8] |= 0x80 >> (i % 8)
-	}
-	return last
 }
 
 // appendValue appends what the element leads to as the kernel has it; nothing in a set that is no
@@ -68,16 +53,20 @@ func (e entry) appendValue(buf []byte, family lb.Family) []byte {
 }
 
 // setOf returns what the elements of a set with this name are; what it returns has only the set and
-// the memory. ok is false for a set that is not one of ours with elements of ours.
+// its number. ok is false for a set that is not one of ours with elements of ours.
 func setOf(name string) (e element, ok bool) {
 	for id, plain := range setNames {
-		if name == plain {
+		if name == plain && !setID(id).isNumbered() {
 			e.set = setID(id)
-			return e, plain != ""
+			return e, true
 		}
 	}
-	e.set = setRemember
-	e.number, ok = memoryNamed(name)
+	if e.number, ok = memoryNamed(name); ok {
+		e.set = setRemember
+		return e, true
+	}
+	e.set = setSourceRanges
+	e.number, ok = lengthNamed(name)
 	return e, ok
 }
 
@@ -89,16 +78,14 @@ func (id setID) sizes(family lb.Family) (key, value int) {
 		return 8, n
 	case id.isMixed():
 		return 8, n + 4
-	case id == setAffinity:
+	case id == setAffinity, id == setSourceRanges:
 		return 4 + n, 0
 	case id.ofGroup():
 		return 4, 0
-	case id == setClusterIPs, id == setEcho:
+	case id.ofAddress():
 		return n, 0
 	case id == setHairpin:
 		return 2 * n, 0
-	case id == setSourceRanges:
-		return 2*n + 8, 0
 	case id == setPorts:
 		return n + 8, 2
 	case id.isMap():
@@ -118,7 +105,7 @@ func decode(of element, family lb.Family, from nft.Element) (entry, error) {
 	if of.set.ofGroup() {
 		e.group = binary.NativeEndian.Uint32(key)
 		switch {
-		case of.set == setAffinity:
+		case of.set == setAffinity, of.set == setSourceRanges:
 			copy(e.source[:], key[4:])
 		case of.set <= setMixedSCTP:
 			e.number = binary.NativeEndian.Uint32(key[4:])
@@ -132,7 +119,7 @@ func decode(of element, family lb.Family, from nft.Element) (entry, error) {
 	copy(e.addr[:], key[:n])
 	rest := key[n:]
 	switch of.set {
-	case setClusterIPs, setEcho:
+	case setEcho, setClusterIPs, setVIPs:
 		return e, nil
 	case setHairpin:
 		if string(key[:n]) != string(rest) {
@@ -142,39 +129,10 @@ func decode(of element, family lb.Family, from nft.Element) (entry, error) {
 	}
 	e.protocol, e.port = protocol(rest[0]), binary.BigEndian.Uint16(rest[4:])
 	switch of.set {
-	case setSourceRanges:
-		return e, e.decodeRange(rest[8:], from.Last, n)
 	case setPorts:
 		e.to.port = binary.BigEndian.Uint16(value)
-	case setGroups, setLocalGroups:
+	case setGroups, setLocalGroups, setSources:
 		e.to.group = binary.NativeEndian.Uint32(value)
 	}
 	return e, nil
-}
-
-// decodeRange reads the prefix of a source range from its first address and the key at its end.
-func (e *entry) decodeRange(first, last []byte, n int) error {
-	if last == nil {
-		last = append(make([]byte, n+8), first...)
-	}
-	if len(last) != 2*n+8 {
-		return fmt.Errorf("the end of a source range has %d bytes", len(last))
-	}
-	copy(e.source[:], first)
-	last = last[n+8:]
-	e.bits = uint8(8 * n)
-	for i := range n {
-		if different := first[i] ^ last[i]; different != 0 {
-			e.bits = uint8(8*i + bits.LeadingZeros8(different))
-			break
-		}
-	}
-	family := lb.IPv4
-	if n > 4 {
-		family = lb.IPv6
-	}
-	if end := e.lastSource(family); string(end[:n]) != string(last) {
-		return fmt.Errorf("a source range is not a prefix")
-	}
-	return nil
 }

@@ -58,7 +58,7 @@ func variety() map[lb.Key]plan.Service {
 					}
 				}
 			}
-			s.Ports = append(s.Ports, p.Ports...)
+			s.Ports, s.Sole = append(s.Ports, p.Ports...), append(s.Sole, p.VIPs...)
 		}
 		if i == 2 { // more backends than there is an exact draw for
 			s.Ports[0].Backends.Cluster, s.Ports[3].Backends.Cluster = manyBackends(lb.IPv4, 6), manyBackends(lb.IPv6, 6)
@@ -97,6 +97,8 @@ func TestListingReadsBack(t *testing.T) {
 		"20000 : 192.168.1.2", "20000 : fd00:10:0:1::2",
 		"ip daddr 10.96.0.0/12 fib daddr type != local drop", "ip6 daddr fd00:10:96::/112 fib daddr type != local drop",
 		"10.96.0.44", "172.31.0.2", "set remember-90 {", "set remember-10800 {",
+		"meta priority . ip saddr @source-ranges-32 return", "meta priority . ip6 saddr @source-ranges-128 return",
+		"meta priority . ip saddr & 255.255.255.0 @source-ranges-24 return", "@source-ranges-120 return",
 		"ct status assured,dnat / assured,dnat ct label ! 76 ct label set 76 jump affinity",
 		"update @" + stickyMap + " { meta priority . jhash ct original ip saddr mod 262144 seed 0x4c46 offset 262144 " +
 			"timeout 3h " +
@@ -115,7 +117,7 @@ func TestListingReadsBack(t *testing.T) {
 		}
 	}
 	for id, set := range setNames {
-		if setID(id) == setRemember || setID(id) == setMixedSCTP {
+		if setID(id).isNumbered() || setID(id) == setMixedSCTP {
 			continue
 		}
 		for _, family := range []string{"ip", "ip6"} {

@@ -5,8 +5,7 @@ import "slices"
 // parts splits a change of elements into transactions of some limit elements. The rules deliver
 // after each of them, as they did before or as they shall: first comes what is new, starting with
 // what other elements lead to; then what changes its value, in one transaction each; and in the
-// reverse order what goes. Ranges of sources that a frontend replaces are replaced at once, as the
-// kernel refuses new ones that overlap with old ones.
+// reverse order what goes.
 func (c change) parts(limit int) []change {
 	if len(c.add)+len(c.remove) <= limit && len(c.unknown) == 0 {
 		if c.empty() {
@@ -15,22 +14,14 @@ func (c change) parts(limit int) []change {
 		return []change{c}
 	}
 	replaced := make(map[element]int, len(c.remove)) // place in c.add, or -1
-	ranges := map[frontend][]entry{}
 	for _, e := range c.remove {
 		replaced[e.element] = -1
-		if e.set == setSourceRanges {
-			ranges[e.frontend] = nil
-		}
 	}
 	var additions []entry
 	for i, e := range c.add {
-		of, ranged := ranges[e.frontend]
-		switch _, ok := replaced[e.element]; {
-		case ranged && e.set == setSourceRanges:
-			ranges[e.frontend] = append(of, e)
-		case ok:
+		if _, ok := replaced[e.element]; ok {
 			replaced[e.element] = i
-		default:
+		} else {
 			additions = append(additions, e)
 		}
 	}
@@ -47,18 +38,13 @@ func (c change) parts(limit int) []change {
 		}
 		part = change{}
 	}
-	for i, e := range slices.Backward(c.remove) {
-		within := e.set == setSourceRanges && i+1 < len(c.remove) && c.remove[i+1].set == e.set &&
-			c.remove[i+1].frontend == e.frontend
-		if !within && len(part.remove)+len(part.add) >= limit {
+	for _, e := range slices.Backward(c.remove) {
+		if len(part.remove)+len(part.add) >= limit {
 			flush()
 		}
 		part.remove = append(part.remove, e)
 		if at := replaced[e.element]; at >= 0 {
 			part.add = append(part.add, c.add[at])
-		}
-		if e.set == setSourceRanges && !within {
-			part.add = append(part.add, ranges[e.frontend]...)
 		}
 	}
 	flush()

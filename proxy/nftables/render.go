@@ -18,6 +18,8 @@ type service struct {
 	shared []common
 	// memory is how its groups remember clients.
 	memory memory
+	// needs are the numbered sets that its elements are in.
+	needs []need
 	// refusal says why the Service is not written; nil if it is. Its parts have no entries then.
 	refusal error
 }
@@ -52,9 +54,16 @@ func newRenderer(family lb.Family, config plan.Config) renderer {
 
 // service renders a Service whose plan holds only ports of the renderer's family.
 func (r renderer) service(key lb.Key, s plan.Service) *service {
-	choices := r.choices(key, s)
+	taken := map[uint32]bool{}
+	choices := r.choices(key, s, taken)
+	lists := r.sourceLists(key, s, taken)
 	out := &service{key: key, input: s, memory: memoryOf(s.AffinityTimeout, remembering(choices))}
-	out.refusal = r.refusal(s, choices)
+	if out.refusal = r.refusal(s, choices, lists); out.refusal == nil {
+		out.needs = needsOf(out.memory, lists)
+	}
+	for _, l := range lists {
+		out.parts = append(out.parts, out.sources(l))
+	}
 	seen, places, shared := map[*group]bool{}, map[frontend]int{}, map[common]bool{}
 	share := func(e common) {
 		if !shared[e] {
@@ -80,7 +89,7 @@ func (r renderer) service(key lb.Key, s plan.Service) *service {
 			for _, addr := range addrs {
 				at := frontend{addr: addressOf(addr), port: f.Port, protocol: protocol}
 				out.put(places, part{frontend: at, kind: f.Kind, lingering: f.Lingering,
-					entries: out.frontend(at, f, choices[i])})
+					entries: out.frontend(at, f, choices[i], listOf(lists, f.Sources))})
 			}
 			if f.AnswersPing() {
 				share(common{addressOf(f.Addr), setEcho})
@@ -97,6 +106,9 @@ func (r renderer) service(key lb.Key, s plan.Service) *service {
 				}
 			}
 		}
+	}
+	for _, vip := range s.SoleOf(r.family) {
+		share(common{addressOf(vip), setVIPs})
 	}
 	for i := range out.parts {
 		slices.SortFunc(out.parts[i].entries, inOrder)
@@ -118,8 +130,8 @@ func (s *service) put(places map[frontend]int, p part) {
 }
 
 // refusal says why a Service is too large; nil if it is not.
-func (r renderer) refusal(s plan.Service, choices []choice) error {
-	const flags = 8 // elements of a frontend at most, without its source ranges
+func (r renderer) refusal(s plan.Service, choices []choice, lists []sourceList) error {
+	const flags = 9 // elements of a frontend at most
 	groups, elements := map[*group]bool{nil: true}, 0
 	for i, p := range s.Ports {
 		for _, g := range []*group{choices[i].cluster, choices[i].local} {
@@ -131,9 +143,12 @@ func (r renderer) refusal(s plan.Service, choices []choice) error {
 			if f.Kind == plan.NodePort {
 				elements += flags * len(r.nodeAddresses)
 			} else {
-				elements += flags + len(f.Sources)
+				elements += flags
 			}
 		}
+	}
+	for _, l := range lists {
+		elements += len(l.networks)
 	}
 	if elements <= maxElements {
 		return nil
@@ -150,7 +165,7 @@ func (s *service) group(g *group) part {
 
 // frontend renders one frontend. One without endpoints brings nothing that leads anywhere: what
 // finds no backend is refused.
-func (s *service) frontend(at frontend, f plan.Frontend, c choice) []entry {
+func (s *service) frontend(at frontend, f plan.Frontend, c choice, sources uint32) []entry {
 	w := writer{at: at}
 	if s.refusal != nil {
 		return nil
@@ -158,13 +173,9 @@ func (s *service) frontend(at frontend, f plan.Frontend, c choice) []entry {
 	if f.Kind != plan.ClusterIP {
 		w.add(setExternal)
 	}
-	if len(f.Sources) > 0 {
+	if sources != 0 {
 		w.add(setRestricted)
-		for _, source := range outermost(f.Sources) {
-			w.entries = append(w.entries, entry{element: element{
-				set: setSourceRanges, frontend: at, source: addressOf(source.Addr()), bits: uint8(source.Bits()),
-			}})
-		}
+		w.leadsTo(setSources, sources)
 	}
 	switch {
 	case f.Action == plan.Reject:
@@ -213,25 +224,16 @@ func (w *writer) add(set setID) {
 // chooses leads to a group.
 func (w *writer) chooses(set setID, g *group) {
 	if g != nil {
-		w.entries = append(w.entries, entry{element: element{set: set, frontend: w.at}, to: target{group: g.id}})
+		w.leadsTo(set, g.id)
 	}
+}
+
+func (w *writer) leadsTo(set setID, group uint32) {
+	w.entries = append(w.entries, entry{element: element{set: set, frontend: w.at}, to: target{group: group}})
 }
 
 func (w *writer) number(set setID, n uint32, to target) {
 	w.entries = append(w.entries, entry{element: element{set: set, frontend: w.at, number: n}, to: to})
-}
-
-// outermost leaves out prefixes that lie within others: the kernel refuses ranges that overlap.
-func outermost(prefixes []netip.Prefix) []netip.Prefix {
-	var outer []netip.Prefix
-	for _, p := range prefixes {
-		p = p.Masked()
-		within := func(other netip.Prefix) bool { return other.Bits() < p.Bits() && other.Masked().Contains(p.Addr()) }
-		if !slices.ContainsFunc(prefixes, within) && !slices.Contains(outer, p) {
-			outer = append(outer, p)
-		}
-	}
-	return outer
 }
 
 // WithAddresses returns config with the node's own addresses as those that serve node ports, in

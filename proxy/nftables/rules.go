@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"reflect"
 	"slices"
 
@@ -103,7 +102,7 @@ func (t *table) Recover(context.Context) error {
 // prepare makes sure that it is known what the kernel holds, and that it holds the right rules.
 func (t *table) prepare(verify bool) error {
 	if !verify && t.known && t.rules != nil {
-		return t.retime()
+		return t.renumber()
 	}
 	loaded, err := t.kernel.load()
 	if err != nil {
@@ -116,7 +115,7 @@ func (t *table) prepare(verify bool) error {
 	if t.foreign {
 		t.Stats.Repaired += t.disturbed(loaded, have)
 	}
-	wanted := newRuleset(t.family, t.config, slices.Sorted(maps.Keys(t.memories)))
+	wanted := newRuleset(t.family, t.config, t.needed())
 	right, keep := wanted.compare(loaded)
 	if !right {
 		if err := t.commit(change{rules: &wanted, have: loaded, replace: !keep}); err != nil {
@@ -180,17 +179,16 @@ func (t *table) misled() error {
 	return nil
 }
 
-// retime writes the rules and sets for other memories than the rules have, if session affinity
-// needs others.
-func (t *table) retime() error {
-	memories := slices.Sorted(maps.Keys(t.memories))
-	if slices.Equal(memories, t.rules.memories) {
+// renumber writes the rules and the numbered sets that Services need, if the rules have others.
+func (t *table) renumber() error {
+	needs := t.needed()
+	if slices.Equal(needs, t.rules.needs) {
 		return nil
 	}
-	wanted := newRuleset(t.family, t.config, memories)
+	wanted := newRuleset(t.family, t.config, needs)
 	if err := t.commit(change{rules: &wanted, have: t.rules.state()}); err != nil {
 		t.known = false
-		return fmt.Errorf("write the rules of session affinity: %w", err)
+		return fmt.Errorf("write the rules for numbered sets: %w", err)
 	}
 	t.rules = &wanted
 	t.have.leaveOut(func(e element) bool {

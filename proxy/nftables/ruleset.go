@@ -27,13 +27,12 @@ const (
 )
 
 // A ruleset is all of a table but the elements. It depends on the configuration and on which
-// memories session affinity needs.
+// numbered sets Services need.
 type ruleset struct {
 	family lb.Family
 	sets   []set
 	chains []chain
-	// memories are those that session affinity needs, in order.
-	memories []memory
+	needs  needs
 }
 
 // chain is a chain with its rules; hook is zero for one that is only jumped to.
@@ -50,6 +49,7 @@ const (
 	chainExternal  = "external"
 	chainLocal     = "external-local"
 	chainMarked    = "masqueraded"
+	chainSources   = "source-ranges"
 	chainPick      = "pick"
 	chainPickLocal = "pick-local"
 	chainRefuse    = "refuse"
@@ -57,9 +57,10 @@ const (
 	chainKnown     = "known"
 	chainAffinity  = "affinity"
 	chainRemember  = "remember"
-	// Those of connections to cluster IPs that no Service has.
+	// Those of connections that nobody has translated to addresses of Services.
 	chainUnserved       = "unserved"
 	chainUnservedOutput = "unserved-output"
+	chainUnservedVIP    = "unserved-vip"
 )
 
 // Where more than exactClasses backends are drawn from, a draw finds one with more than even
@@ -70,9 +71,10 @@ const (
 )
 
 // newRuleset renders the rules for one family.
-func newRuleset(family lb.Family, config plan.Config, memories []memory) ruleset {
+func newRuleset(family lb.Family, config plan.Config, needs needs) ruleset {
 	b := builder{family: family}
-	r := ruleset{family: family, sets: newSets(memories), memories: memories}
+	r := ruleset{family: family, sets: newSets(needs), needs: needs}
+	memories := needs.of(setRemember)
 	services := []nft.Rule{
 		b.rule("", b.in(setClusterIPs), expr.Goto(chainCluster)),
 		b.rule("", b.in(setExternal), expr.Goto(chainExternal)),
@@ -83,9 +85,10 @@ func newRuleset(family lb.Family, config plan.Config, memories []memory) ruleset
 	r.add(chainServices, services...)
 	r.add(chainCluster, b.cluster(config)...)
 	r.add(chainExternal,
-		b.rule("source ranges", b.in(setRestricted), b.notFromRange(), expr.Drop()),
+		b.rule("source ranges", b.in(setRestricted), expr.Jump(chainSources)),
 		b.rule("", b.in(setLocal), expr.Goto(chainLocal)),
 		b.rule("", expr.Goto(chainMarked)))
+	r.add(chainSources, b.sourceRanges(needs.of(setSourceRanges))...)
 	r.add(chainLocal, b.external(config)...)
 	r.add(chainMarked, b.rule("", setMark(config.MasqueradeBit)), b.rule("", expr.Goto(chainPick)))
 	r.picks(b, memories)
@@ -238,10 +241,10 @@ func (r *ruleset) hooks(b builder, config plan.Config, memories []memory) {
 		b.rule("", isTranslated(), noPriority()),
 		b.rule("", hasMark(config.MasqueradeBit), clearMark(config.MasqueradeBit), masquerade()),
 		b.rule("hairpin", isTranslated(), b.in(setHairpin), masquerade()))
-	if unserved := b.unserved(config.ServiceNetworks); len(unserved) > 0 {
-		r.hook(chainUnserved, "nat", unix.NF_INET_PRE_ROUTING, priorityUnserved, unserved...)
-		r.hook(chainUnservedOutput, "nat", unix.NF_INET_LOCAL_OUT, priorityUnserved, unserved...)
-	}
+	r.add(chainUnservedVIP, b.rule("ping", b.isEchoRequest(), expr.Accept()), b.rule("", expr.Goto(chainRefuse)))
+	unserved := b.unserved(config.ServiceNetworks)
+	r.hook(chainUnserved, "nat", unix.NF_INET_PRE_ROUTING, priorityUnserved, unserved...)
+	r.hook(chainUnservedOutput, "nat", unix.NF_INET_LOCAL_OUT, priorityUnserved, unserved...)
 	if config.DropInvalid {
 		r.hook("forward", "filter", unix.NF_INET_FORWARD, priorityFilter, b.rule("", isInvalid(), expr.Drop()))
 	}
@@ -277,8 +280,11 @@ func (r *ruleset) affinity(b builder, memories []memory) {
 
 // setName returns the name of the set that an element is in.
 func (e element) setName() string {
-	if e.set == setRemember {
+	switch e.set {
+	case setRemember:
 		return rememberSet(e.number)
+	case setSourceRanges:
+		return rangesSet(e.number)
 	}
 	return setNames[e.set]
 }
@@ -286,9 +292,9 @@ func (e element) setName() string {
 var setNames = [...]string{
 	setBackends: "backends", setMixedTCP: "tcp-backends", setMixedUDP: "udp-backends", setMixedSCTP: "sctp-backends",
 	setMany: "many", setScheduled: "scheduled", setMixed: "mixed-ports", setHairpin: "hairpin", setPorts: "ports",
-	setSourceRanges: "source-ranges", setRestricted: "restricted", setLocalGroups: "local-groups", setSilent: "silent",
+	setSources: "sources", setRestricted: "restricted", setLocalGroups: "local-groups", setSilent: "silent",
 	setGroups: "groups", setLocal: "local", setAffinity: "affinity", setExternal: "external", setEcho: "echo",
-	setClusterIPs: "cluster-ips",
+	setClusterIPs: "cluster-ips", setVIPs: "vips",
 }
 
 // isState reports whether a set holds what packets write, which is not for us to compare.

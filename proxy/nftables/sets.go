@@ -23,13 +23,13 @@ type set struct {
 	typeOf protocol
 }
 
-func newSets(memories []memory) []set {
+func newSets(needs needs) []set {
 	frontend := []field{fieldDestination, fieldProtocol, fieldPort}
 	var sets []set
 	for id, name := range setNames {
 		s := set{name: name, key: frontend}
 		switch id := setID(id); {
-		case id == setRemember:
+		case id.isNumbered():
 			continue // see below
 		case id == setBackends:
 			s.key, s.value, s.typeOf = []field{fieldGroup, fieldNumber}, []field{fieldDestination}, tcp
@@ -44,21 +44,22 @@ func newSets(memories []memory) []set {
 			s.value = []field{fieldPort}
 		case id.isMap():
 			s.value = []field{fieldGroup}
-		case id == setClusterIPs, id == setEcho:
+		case id.ofAddress():
 			s.key = frontend[:1]
 		case id == setHairpin:
 			s.key = []field{fieldSource, fieldDestination}
-		case id == setSourceRanges:
-			s.key, s.flags = []field{fieldDestination, fieldProtocol, fieldPort, fieldSource},
-				unix.NFT_SET_INTERVAL|nft.SetConcat
 		}
 		if len(s.value) > 0 {
 			s.flags |= unix.NFT_SET_MAP
 		}
 		sets = append(sets, s)
 	}
-	for _, m := range memories {
-		sets = append(sets, set{name: rememberSet(m), key: []field{fieldGroup}})
+	for _, n := range needs {
+		s := set{name: n.setName(), key: []field{fieldGroup}}
+		if n.set == setSourceRanges {
+			s.key = []field{fieldGroup, fieldSource}
+		}
+		sets = append(sets, s)
 	}
 	return append(sets, set{
 		name: stickyMap, flags: unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, size: stickyLimit,
@@ -94,11 +95,6 @@ func (s set) definition(family lb.Family) nft.Set {
 	}
 	if len(s.value) > 0 {
 		d.ValueType, d.ValueLength = typeNumber(family, s.value), length(family, s.value)
-	}
-	if s.flags&nft.SetConcat != 0 {
-		for _, f := range s.key {
-			d.Fields = append(d.Fields, fieldBytes(family, f))
-		}
 	}
 	return d
 }

@@ -97,17 +97,6 @@ func TestMaglevIsTheSameInAllReleases(t *testing.T) {
 	}
 }
 
-func TestOutermost(t *testing.T) {
-	in := []netip.Prefix{}
-	for _, s := range []string{"10.0.0.0/8", "10.1.0.0/16", "10.1.0.0/16", "192.0.2.0/24", "192.0.2.7/24", "2001:db8::/32",
-		"2001:db8:1::/48"} {
-		in = append(in, netip.MustParsePrefix(s))
-	}
-	if got := fmt.Sprint(outermost(in)); got != "[10.0.0.0/8 192.0.2.0/24 2001:db8::/32]" {
-		t.Error(got)
-	}
-}
-
 // Keys and values survive the way to the kernel's form and back, in every set and both families.
 func TestElementsSurviveEncoding(t *testing.T) {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
@@ -122,11 +111,9 @@ func TestElementsSurviveEncoding(t *testing.T) {
 			switch {
 			case e.set.ofGroup():
 				e.frontend = frontend{group: 0x12345678}
-			case e.set == setClusterIPs, e.set == setEcho, e.set == setHairpin:
+			case e.isShared():
 				e.frontend = frontend{addr: at}
-			case e.set == setSourceRanges:
-				e.source, e.bits = source, 8
-			case e.set == setGroups, e.set == setLocalGroups:
+			case e.set == setGroups, e.set == setLocalGroups, e.set == setSources:
 				e.to.group = 0x87654321
 			}
 			switch e.set {
@@ -136,6 +123,8 @@ func TestElementsSurviveEncoding(t *testing.T) {
 				e.number, e.to = 30002, target{addr: at, port: 8080}
 			case setRemember:
 				e.number = 10800
+			case setSourceRanges:
+				e.source, e.number = source, 8
 			case setAffinity:
 				e.source = at
 			case setPorts:
@@ -160,12 +149,12 @@ func testEncoding(t *testing.T, family lb.Family, e entry) {
 }
 
 func FuzzDecode(f *testing.F) {
-	for _, name := range []string{"cluster-ips", "source-ranges", "hairpin", "backends", "tcp-backends", "ports",
+	for _, name := range []string{"cluster-ips", "source-ranges-24", "sources", "hairpin", "backends", "tcp-backends", "ports",
 		"remember-60", "affinity", "groups", "many", stickyMap} {
-		f.Add(name, false, make([]byte, 16), make([]byte, 16), make([]byte, 8))
-		f.Add(name, true, make([]byte, 40), make([]byte, 40), make([]byte, 20))
+		f.Add(name, false, make([]byte, 16), make([]byte, 8))
+		f.Add(name, true, make([]byte, 40), make([]byte, 20))
 	}
-	f.Fuzz(func(t *testing.T, name string, six bool, key, last, value []byte) {
+	f.Fuzz(func(t *testing.T, name string, six bool, key, value []byte) {
 		family := lb.IPv4
 		if six {
 			family = lb.IPv6
@@ -174,12 +163,12 @@ func FuzzDecode(f *testing.F) {
 		if !ok {
 			return
 		}
-		e, err := decode(of, family, nft.Element{Key: key, Last: last, Value: value})
+		e, err := decode(of, family, nft.Element{Key: key, Value: value})
 		if err != nil {
 			return
 		}
-		again, err := decode(of, family, nft.Element{Key: e.appendKey(nil, family, e.source),
-			Last: e.appendKey(nil, family, e.lastSource(family)), Value: e.appendValue(nil, family)})
+		again, err := decode(of, family, nft.Element{Key: e.appendKey(nil, family),
+			Value: e.appendValue(nil, family)})
 		if err != nil || again != e {
 			t.Errorf("%+v came back as %+v, %v", e, again, err)
 		}

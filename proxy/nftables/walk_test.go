@@ -53,7 +53,6 @@ type walker struct {
 	family lb.Family
 	rules  ruleset
 	sets   map[string]map[string]string
-	ranges [][2]string
 	// numbers are the numbers that are in maps of backends, by the rest of the key.
 	numbers map[string][]uint32
 	local   []netip.Addr // the node's own addresses
@@ -65,9 +64,13 @@ func newWalker(t *testing.T, rules ruleset, local []netip.Addr, services ...*ser
 	for _, s := range rules.sets {
 		w.sets[s.name] = map[string]string{}
 	}
+	shared := map[common]bool{}
 	for _, s := range services {
 		for _, e := range s.shared {
-			w.insert(entry{element: e.element()})
+			if !shared[e] {
+				w.insert(entry{element: e.element()})
+			}
+			shared[e] = true
 		}
 		for _, p := range s.parts {
 			for _, e := range p.entries {
@@ -83,11 +86,7 @@ func (w *walker) insert(e entry) {
 	if !ok {
 		w.t.Fatalf("there is no set %s", e.setName())
 	}
-	key := string(e.appendKey(nil, w.family, e.source))
-	if e.set == setSourceRanges {
-		w.ranges = append(w.ranges, [2]string{key, string(e.appendKey(nil, w.family, e.lastSource(w.family)))})
-		return
-	}
+	key := string(e.appendKey(nil, w.family))
 	if _, twice := set[key]; twice {
 		w.t.Fatalf("element %+v is there twice", e)
 	}
@@ -134,7 +133,7 @@ func (w *walker) fate(p packet) (shares map[string]float64, masqueraded bool) {
 		for _, hook := range second {
 			var next []way
 			for _, each := range ways {
-				if each.verdict == "" || each.verdict == "dnat" || each.verdict == "masquerade" {
+				if slices.Contains([]string{"", "accept", "dnat", "masquerade"}, each.verdict) {
 					each.verdict = ""
 					next = append(next, w.chain(hook, each)...)
 				} else {
@@ -417,6 +416,12 @@ func (w *walker) verdict(e *expr.Verdict, p way) []way {
 	case expr.VerdictDrop:
 		p.verdict = "drop"
 		return []way{p}
+	case expr.VerdictAccept:
+		p.verdict = "accept"
+		return []way{p}
+	case expr.VerdictReturn:
+		p.verdict = "return"
+		return []way{p}
 	case expr.VerdictJump:
 		return w.chain(e.Chain, p)
 	case expr.VerdictGoto:
@@ -460,9 +465,6 @@ func (w *walker) lookup(e *expr.Lookup, p way) (matched, missed []way) {
 		return matched, missed
 	}
 	value, found := w.sets[e.SetName][string(key)]
-	if e.SetName == setNames[setSourceRanges] {
-		found = slices.ContainsFunc(w.ranges, func(r [2]string) bool { return within(string(key), r[0], r[1]) })
-	}
 	if e.IsDestRegSet && found {
 		p.store(e.DestRegister, []byte(value))
 	}
@@ -470,15 +472,6 @@ func (w *walker) lookup(e *expr.Lookup, p way) (matched, missed []way) {
 		return []way{p}, nil
 	}
 	return nil, []way{p}
-}
-
-// within compares field by field; fields are whole words, so that words will do.
-func within(key, first, last string) bool {
-	head := len(first) - 16
-	if head < 4 {
-		head = len(first) - 4
-	}
-	return key[:head] == first[:head] && key[head:] >= first[head:] && key[head:] <= last[head:]
 }
 
 // jhash is the kernel's (include/linux/jhash.h).
@@ -523,15 +516,16 @@ func walkOf(t *testing.T, w cases.World, c cases.Case) *walker {
 	service, config := serviceOf(w, c)
 	service = service.Only(w.Family)
 	rendered := newRenderer(w.Family, config).service(service.Key, service)
-	return newWalker(t, newRuleset(w.Family, config, memoriesOf(rendered)), c.LocalAddresses(w), rendered)
+	return newWalker(t, newRuleset(w.Family, config, neededBy(rendered)), c.LocalAddresses(w), rendered)
 }
 
-// memoriesOf returns the memories that a Service needs.
-func memoriesOf(s *service) []memory {
-	if s.memory == 0 {
-		return nil
+// neededBy returns the numbered sets that Services need.
+func neededBy(services ...*service) needs {
+	c := newClaims(lb.IPv4, nil)
+	for _, s := range services {
+		c.count(s, 1)
 	}
-	return []memory{s.memory}
+	return c.needed()
 }
 
 // serviceOf plans a case as the mode does.

@@ -57,12 +57,17 @@ type Frontend struct {
 	Port uint16
 	// Action is for connections from outside the cluster; see ToLocal for those from inside.
 	Action Action
-	// Sources are who may connect; everybody if empty.
-	Sources []netip.Prefix
+	// Sources are who may connect; nil for everybody.
+	Sources *Sources
 	// Lingering marks a VIP that was taken from the Service, and is kept working while packets may
 	// still arrive.
 	Lingering bool
 }
+
+// Sources are the networks whose clients may connect to the VIPs of a Service in one family: masked,
+// ordered, each once. All frontends of a plan share one, so that what a Service costs grows with its
+// ranges, and not with its ranges times its ports and addresses.
+type Sources struct{ Networks []netip.Prefix }
 
 // AnswersPing reports whether the frontend's address answers echo requests on this node: an address
 // of the Service's own that is delivered from here to who comes from outside. One that is not stays
@@ -97,6 +102,9 @@ type Service struct {
 	// VIPs are the addresses that the Service holds and the nodes have to deliver, without lingering
 	// ones.
 	VIPs []netip.Addr
+	// Sole are those of the VIPs that have no other use: what comes there for a port or protocol that
+	// no Service has is refused. Claims.Grant sets them.
+	Sole []netip.Addr
 	// HealthPort is the healthCheckNodePort; 0 when the Service needs none.
 	HealthPort uint16
 	// Affinity is set when the Service asks for session affinity.
@@ -177,17 +185,22 @@ func New(svc lb.Service, endpoints []lb.Slice, node Node) Service {
 	if svc.Type == lb.LoadBalancer && svc.ExternalPolicy == lb.Local {
 		s.HealthPort = svc.HealthCheckNodePort
 	}
+	sources := map[lb.Family]*Sources{}
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		sources[family] = newSources(svc.SourceRanges, s.VIPs, family, node)
+	}
 	choose := chooser{endpoints, lb.Place{Node: node.Name, Zone: node.Zone}, map[lb.Family]chosen{}}
 	for _, clusterIP := range svc.ClusterIPs {
 		for _, port := range svc.Ports {
-			s.Ports = append(s.Ports, newPort(svc, s.VIPs, clusterIP, port, choose, node))
+			s.Ports = append(s.Ports, newPort(svc, s.VIPs, clusterIP, port, choose, sources))
 		}
 	}
 	return s
 }
 
 func newPort(
-	svc lb.Service, vips []netip.Addr, clusterIP netip.Addr, port lb.ServicePort, choose chooser, node Node) Port {
+	svc lb.Service, vips []netip.Addr, clusterIP netip.Addr, port lb.ServicePort, choose chooser,
+	sources map[lb.Family]*Sources) Port {
 	family := lb.FamilyOf(clusterIP)
 	chosen := choose.port(port, family)
 	p := Port{
@@ -208,7 +221,7 @@ func newPort(
 	for _, vip := range vips {
 		if lb.FamilyOf(vip) == family {
 			p.Frontends = append(p.Frontends, Frontend{
-				Kind: LoadBalancer, Addr: vip, Port: port.Port, Action: external, Sources: sources(svc.SourceRanges, vip, node),
+				Kind: LoadBalancer, Addr: vip, Port: port.Port, Action: external, Sources: sources[family],
 			})
 		}
 	}
@@ -230,26 +243,32 @@ func action(usable lb.Usable, policy lb.TrafficPolicy) Action {
 	return ToLocal
 }
 
-// sources returns who may connect to vip, nil for everybody. A node that may connect can do so with
-// the VIP as its own source address, as it has when the VIP is on one of its interfaces.
-func sources(ranges []netip.Prefix, vip netip.Addr, node Node) []netip.Prefix {
+// newSources returns who may connect to the VIPs of one family, nil for everybody. A node that may
+// connect can do so with a VIP as its own source address, as it has when the VIP is on one of its
+// interfaces.
+func newSources(ranges []netip.Prefix, vips []netip.Addr, family lb.Family, node Node) *Sources {
 	var allowed []netip.Prefix
 	nodeAllowed := false
 	for _, r := range ranges {
-		if lb.FamilyOf(r.Addr()) != lb.FamilyOf(vip) {
+		if lb.FamilyOf(r.Addr()) != family {
 			continue
 		}
 		if r.Bits() == 0 {
 			return nil
 		}
-		allowed = append(allowed, r)
+		allowed = append(allowed, r.Masked())
 		nodeAllowed = nodeAllowed || slices.ContainsFunc(node.Addresses, r.Contains)
 	}
-	if nodeAllowed {
-		allowed = append(allowed, netip.PrefixFrom(vip, vip.BitLen()))
+	if allowed == nil {
+		return nil
+	}
+	for _, vip := range vips {
+		if nodeAllowed && lb.FamilyOf(vip) == family {
+			allowed = append(allowed, netip.PrefixFrom(vip, vip.BitLen()))
+		}
 	}
 	slices.SortFunc(allowed, netip.Prefix.Compare)
-	return slices.Compact(allowed)
+	return &Sources{Networks: slices.Compact(allowed)}
 }
 
 // serving returns the endpoints of a port that serve, whether or not they get new connections.
@@ -279,6 +298,14 @@ func (s Service) Only(family lb.Family) Service {
 	}
 	s.Ports = slices.DeleteFunc(slices.Clone(s.Ports), other)
 	return s
+}
+
+// SoleOf returns the addresses in Sole that are of one family; none of a family without ports.
+func (s Service) SoleOf(family lb.Family) []netip.Addr {
+	if !slices.ContainsFunc(s.Ports, func(p Port) bool { return p.Family == family }) {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(s.Sole), func(a netip.Addr) bool { return lb.FamilyOf(a) != family })
 }
 
 // Families returns the address families of the plan's ports.

@@ -76,8 +76,10 @@ func show(s Service) string {
 				at = netip.AddrPortFrom(f.Addr, f.Port).String()
 			}
 			words := []string{string(f.Kind), at + "/" + p.Protocol.Lower(), string(f.Action)}
-			for _, source := range f.Sources {
-				words = append(words, "from", source.String())
+			if f.Sources != nil {
+				for _, source := range f.Sources.Networks {
+					words = append(words, "from", source.String())
+				}
 			}
 			if f.Lingering {
 				words = append(words, "lingering")

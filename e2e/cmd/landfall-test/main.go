@@ -19,15 +19,19 @@ import (
 )
 
 const usage = `usage:
-  landfall-test [--verbose SUITE] [--summary FILE] SUITE [VARIABLE=VALUE...] ARGUMENT... [-- SUITE ...]
+  landfall-test [--verbose SUITE] [--summary FILE] [--again N] SUITE [VARIABLE=VALUE...] ARGUMENT... [-- SUITE ...]
 
 Each suite is a run of "go test" with these arguments, under a name. Suites run side by side.
   --verbose SUITE  print the output of each test of a suite, not only of those that fail
   --summary FILE   write the table and the counts to a file as well
+  --again N        when at most N test functions fail, run each of them alone, three times. Those that pass every time
+                   are listed as flaky, and are no failure. Data races and panics stay failures. 0, the default: never
 `
 
-// beat is how often the program says what is running.
-const beat = 10 * time.Second
+const (
+	beat    = 10 * time.Second // how often the program says what is running
+	repeats = 3                // how often a flaky test must pass, alone
+)
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -78,6 +82,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.SetOutput(io.Discard)
 	verbose := flags.String("verbose", "", "")
 	summary := flags.String("summary", "", "")
+	again := flags.Int("again", 0, "")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -94,6 +99,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		group.Go(func() { errs[i] = s.run(ctx, r) })
 	}
 	group.Wait()
+	if *again > 0 && ctx.Err() == nil {
+		runAgain(ctx, suites, errs, r, *again)
+	}
 	quiet()
 	text := r.summary(time.Since(began))
 	fmt.Fprint(out, text)
@@ -101,6 +109,41 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		errs = append(errs, os.WriteFile(*summary, []byte(text), 0o644))
 	}
 	return errors.Join(errs...)
+}
+
+// runAgain runs alone what failed in each suite, if that is little, and takes back the errors of suites
+// whose tests are only flaky.
+func runAgain(ctx context.Context, suites []suite, errs []error, r *report, most int) {
+	functions := r.repeatable()
+	if len(functions) == 0 || len(functions) > most {
+		return
+	}
+	for _, t := range functions {
+		i := slices.IndexFunc(suites, func(s suite) bool { return s.name == t.suite })
+		r.print(fmt.Sprintf("  %s failed: running it alone, %d times\n", t, repeats))
+		alone := newReport(printer{r}, r.verbose)
+		err := suites[i].alone(t).run(ctx, alone)
+		if err == nil && alone.passed >= repeats && alone.skipped == 0 {
+			r.excuse(t)
+		}
+	}
+	for i, s := range suites {
+		if !r.isBroken(s.name) {
+			errs[i] = nil
+		}
+	}
+}
+
+// alone is the suite's run of one test function, without the tests beside it.
+func (s suite) alone(t test) suite {
+	flags := s.args
+	if i := slices.IndexFunc(flags, func(arg string) bool {
+		return arg[0] != '-' && (arg[0] == '.' || strings.Contains(arg, "/"))
+	}); i >= 0 {
+		flags = flags[:i]
+	}
+	s.args = append(slices.Clone(flags), fmt.Sprintf("-count=%d", repeats), "-run", "^"+t.name+"$", t.pkg)
+	return s
 }
 
 // run runs the suite and hands its events to the report.

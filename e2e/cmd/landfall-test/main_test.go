@@ -4,7 +4,6 @@ import (
 	"errors"
 	"flag"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -128,19 +127,10 @@ func TestProgress(t *testing.T) {
 // Real runs of "go test", of a module with one test: the suite's variables reach it, and a failure
 // is an error.
 func TestRun(t *testing.T) {
-	dir := t.TempDir()
-	for name, text := range map[string]string{
-		"go.mod": "module example.com/x\n\ngo 1.26\n",
-		"x_test.go": `package x
+	writeModule(t, `package x
 import ("os"; "testing")
 func TestWord(t *testing.T) { if os.Getenv("WORD") != "right" { t.Error("the wrong word") } }
-`} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Chdir(dir)
-	t.Setenv("GOFLAGS", "")
+`)
 	var out strings.Builder
 	if err := run(t.Context(), []string{"--summary", "summary", "one", "WORD=right", "."}, &out); err != nil {
 		t.Errorf("%v\n%s", err, out.String())
@@ -153,5 +143,61 @@ func TestWord(t *testing.T) { if os.Getenv("WORD") != "right" { t.Error("the wro
 	if err == nil || !strings.Contains(err.Error(), "suite two: exit status 1") ||
 		!strings.Contains(out.String(), "the wrong word") || !strings.Contains(out.String(), "1 tests passed, 1 failed") {
 		t.Errorf("%v\n%s", err, out.String())
+	}
+}
+
+// A test that fails in its first run only is flaky; one that always fails, panics, or has a data race is a failure.
+func TestAgain(t *testing.T) {
+	const once = `
+func TestOnce(t *testing.T) {
+	if _, err := os.Stat("ran"); err != nil {
+		_ = os.WriteFile("ran", nil, 0o600)
+		t.Run("part", func(t *testing.T) { t.Error("the first time") })
+	}
+}
+`
+	for name, c := range map[string]struct {
+		source string
+		again  string
+		want   string // in the summary
+		fails  bool
+	}{
+		"flaky":    {once, "1", "passed 3 times alone. Each is a defect, of the test or of what it tests:\n  example.com/x TestOnce\n\n3 tests passed, 0 failed", false},
+		"never":    {once, "0", "1 tests passed, 2 failed", true},
+		"too many": {once + `func TestBad(t *testing.T) { t.Error("bad") }`, "1", "1 tests passed, 3 failed", true},
+		"always":   {once + `func TestBad(t *testing.T) { t.Error("bad") }`, "2", "3 tests passed, 1 failed", true},
+		"panic":    {once + `func TestBad(t *testing.T) { panic("bad") }`, "2", "1 tests passed, 3 failed", true},
+		"race": {once + `func TestRace(t *testing.T) {
+	t.Log("of the race detector:")
+	os.Stdout.WriteString("WARNING: DATA RACE\n")
+	if _, err := os.Stat("raced"); err != nil {
+		_ = os.WriteFile("raced", nil, 0o600)
+		t.Fail()
+	}
+}`, "2", "1 tests passed, 3 failed", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			writeModule(t, `package x
+import ("os"; "testing")
+func TestGood(t *testing.T) {}
+`+c.source)
+			var out strings.Builder
+			err := run(t.Context(), []string{"--again", c.again, "one", "-vet=off", "."}, &out)
+			if (err != nil) != c.fails || !strings.Contains(out.String(), c.want) {
+				t.Errorf("%v\n%s", err, out.String())
+			}
+		})
+	}
+}
+
+// writeModule makes a module with one file of tests, and goes to its folder.
+func writeModule(t *testing.T, tests string) {
+	t.Helper()
+	t.Chdir(t.TempDir())
+	t.Setenv("GOFLAGS", "")
+	for name, text := range map[string]string{"go.mod": "module example.com/x\n\ngo 1.26\n", "x_test.go": tests} {
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

@@ -56,11 +56,13 @@ type report struct {
 	parallel                map[test]bool          // subtests that run beside others of their function
 	output                  map[test]*bytes.Buffer // what functions wrote, and packages outside of them
 	broken                  []test                 // what failed
+	fatal                   map[test]bool          // functions with a panic, a time-out or a data race
+	flaky                   []test                 // functions that failed, and passed when they ran again
 }
 
 func newReport(out io.Writer, verbose string) *report {
 	return &report{out: out, verbose: verbose, took: map[test]float64{}, running: map[test]time.Time{},
-		parallel: map[test]bool{}, output: map[test]*bytes.Buffer{}}
+		parallel: map[test]bool{}, output: map[test]*bytes.Buffer{}, fatal: map[test]bool{}}
 }
 
 // read takes the events of a suite until they end. A line that is no event is printed.
@@ -112,6 +114,9 @@ func (r *report) take(suite string, e event) {
 // keep keeps what a test wrote until the test function has ended.
 func (r *report) keep(t test, text string) {
 	t = t.top()
+	if strings.HasPrefix(text, "panic: ") || strings.HasPrefix(text, "WARNING: DATA RACE") {
+		r.fatal[t] = true
+	}
 	if r.output[t] == nil {
 		r.output[t] = &bytes.Buffer{}
 	}
@@ -146,6 +151,41 @@ func (r *report) end(t test, e event) {
 	delete(r.output, t)
 }
 
+// repeatable is the test functions that failed, and nothing if something failed that running a function
+// again cannot excuse: a build, a panic, a data race.
+func (r *report) repeatable() []test {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var functions []test
+	for _, t := range r.broken {
+		if t.name == "" || r.fatal[t.top()] {
+			return nil
+		}
+		if !slices.Contains(functions, t.top()) {
+			functions = append(functions, t.top())
+		}
+	}
+	return functions
+}
+
+// excuse counts a function and its subtests as passed, and lists it as flaky.
+func (r *report) excuse(function test) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before := len(r.broken)
+	r.broken = slices.DeleteFunc(r.broken, func(t test) bool { return t.top() == function })
+	r.failed -= before - len(r.broken)
+	r.passed += before - len(r.broken)
+	r.flaky = append(r.flaky, function)
+}
+
+// isBroken reports whether something of a suite failed and is not excused.
+func (r *report) isBroken(suite string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.ContainsFunc(r.broken, func(t test) bool { return t.suite == suite })
+}
+
 // endPackage prints the line that "go test" ends a package with. Of a package that failed it prints
 // all that was not printed, such as what the compiler said, or the test that a panic ended.
 func (r *report) endPackage(pkg test, action string) {
@@ -155,6 +195,7 @@ func (r *report) endPackage(pkg test, action string) {
 			if action == "fail" {
 				r.failed++
 				r.broken = append(r.broken, t)
+				r.fatal[t.top()] = true
 			}
 		}
 	}
@@ -256,6 +297,12 @@ func (r *report) summary(took time.Duration) string {
 	if len(r.broken) > 0 {
 		fmt.Fprintln(&b, "\nFailed:")
 		for _, t := range r.broken {
+			fmt.Fprintf(&b, "  %s\n", t)
+		}
+	}
+	if len(r.flaky) > 0 {
+		fmt.Fprintf(&b, "\nFlaky: failed, and passed %d times alone. Each is a defect, of the test or of what it tests:\n", repeats)
+		for _, t := range r.flaky {
 			fmt.Fprintf(&b, "  %s\n", t)
 		}
 	}

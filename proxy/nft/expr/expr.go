@@ -360,6 +360,7 @@ type VerdictKind int32
 const (
 	VerdictGoto   VerdictKind = unix.NFT_GOTO
 	VerdictJump   VerdictKind = unix.NFT_JUMP
+	VerdictReturn VerdictKind = unix.NFT_RETURN
 	VerdictDrop   VerdictKind = 0 // NF_DROP
 	VerdictAccept VerdictKind = 1 // NF_ACCEPT
 )

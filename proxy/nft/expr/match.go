@@ -80,5 +80,8 @@ func Goto(chain string) List { return List{&Verdict{Kind: VerdictGoto, Chain: ch
 // Jump goes on in another chain and, where that does not decide, comes back.
 func Jump(chain string) List { return List{&Verdict{Kind: VerdictJump, Chain: chain}} }
 
+// Return goes back to the chain that jumped here.
+func Return() List { return List{&Verdict{Kind: VerdictReturn}} }
+
 // Refuse answers a packet, see Reject.
 func Refuse(kind uint32, code byte) List { return List{&Reject{Type: kind, Code: code}} }

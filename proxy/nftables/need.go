@@ -1,0 +1,52 @@
+package nftables
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// A need is a numbered set, which exists as long as Services need it: the rules ask each of those
+// that exist.
+type need struct {
+	set    setID
+	number uint32
+}
+
+func (n need) setName() string { return element{set: n.set, number: n.number}.setName() }
+
+// needs are in order.
+type needs []need
+
+// of returns the numbers of the sets of one kind.
+func (all needs) of(set setID) []uint32 {
+	var numbers []uint32
+	for _, n := range all {
+		if n.set == set {
+			numbers = append(numbers, n.number)
+		}
+	}
+	return numbers
+}
+
+// needed returns the numbered sets that some Service needs.
+func (c *claims) needed() needs {
+	return slices.SortedFunc(maps.Keys(c.needs), func(a, b need) int {
+		return cmp.Or(cmp.Compare(a.set, b.set), cmp.Compare(a.number, b.number))
+	})
+}
+
+// prefixRanges begins the names of the sets of networks of one length.
+const prefixRanges = "source-ranges-"
+
+func rangesSet(length uint32) string { return fmt.Sprint(prefixRanges, length) }
+
+// lengthNamed returns the prefix length for which a set has this name.
+func lengthNamed(name string) (uint32, bool) {
+	text, found := strings.CutPrefix(name, prefixRanges)
+	length, err := strconv.ParseUint(text, 10, 8)
+	return uint32(length), found && err == nil && length <= 128 && rangesSet(uint32(length)) == name
+}
