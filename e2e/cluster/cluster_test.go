@@ -20,9 +20,16 @@ import (
 // cluster" tests it. What can be known without is tested here.
 
 func TestTopology(t *testing.T) {
-	c := topology(3)
+	c := topology(9)
 	if err := c.Validate(); err != nil {
 		t.Fatal(err)
+	}
+	zones := map[int]int{}
+	for _, n := range c.Nodes[1:7] {
+		zones[(&Node{Node: n}).zone()]++
+	}
+	if zones[1] != 2 || zones[2] != 2 || zones[3] != 2 {
+		t.Errorf("six nodes are in the zones %v", zones)
 	}
 	if !c.ServiceNetwork.Contains(dnsAddr) {
 		t.Errorf("the address %s of the cluster's DNS is not in %s", dnsAddr, c.ServiceNetwork)
