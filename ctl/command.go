@@ -48,7 +48,6 @@ func newCommand(name string) *cobra.Command {
 	if strings.HasPrefix(filepath.Base(name), "kubectl-") {
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl landfall"}
 	}
-	root.SetVersionTemplate("{{.DisplayName}} {{.Version}}\n")
 	flags := root.PersistentFlags()
 	flags.StringVar(&o.user.Kubeconfig, "kubeconfig", "",
 		"kubeconfig `file` (default: the files in $KUBECONFIG, else ~/.kube/config, else the pod's service account)")
