@@ -19,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	yamlutil "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
 )
@@ -161,7 +162,8 @@ func TestDefaults(t *testing.T) {
 		"ClusterRoleBinding landfall-controller", "ClusterRoleBinding landfall-metrics-auth",
 		"ClusterRoleBinding landfall-proxy", "ClusterRoleBinding landfall-speaker", "DaemonSet landfall-node",
 		"Deployment landfall-controller", "Job landfall-cleanup", "PodDisruptionBudget landfall-controller",
-		"Role landfall-controller", "Role landfall-speaker", "RoleBinding landfall-controller",
+		"Role landfall-cleanup", "Role landfall-controller", "Role landfall-proxy", "Role landfall-speaker",
+		"RoleBinding landfall-cleanup", "RoleBinding landfall-controller", "RoleBinding landfall-proxy",
 		"RoleBinding landfall-speaker", "Secret landfall-gossip", "ServiceAccount landfall-cleanup",
 		"ServiceAccount landfall-controller", "ServiceAccount landfall-node",
 		"ValidatingAdmissionPolicy landfall-node-gateways", "ValidatingAdmissionPolicy landfall-node-leases",
@@ -319,6 +321,11 @@ func TestRights(t *testing.T) {
 			t.Errorf("the speaker may watch the DaemonSets %v", rule.ResourceNames)
 		}
 	}
+	proxy := as[rbacv1.Role](t, objects, "Role landfall-proxy").Rules
+	if diff := cmp.Diff([]rbacv1.PolicyRule{{APIGroups: []string{"apps"}, Resources: []string{"daemonsets"},
+		ResourceNames: []string{"landfall-node", "landfall-proxy"}, Verbs: []string{"get", "list", "watch"}}}, proxy); diff != "" {
+		t.Errorf("the proxy in its namespace (-want +got):\n%s", diff)
+	}
 	passwords := as[rbacv1.Role](t, render(t, `speaker.bgpSecrets=["tor","far","tor"]`), "Role landfall-speaker").Rules
 	if i := slices.IndexFunc(passwords, func(r rbacv1.PolicyRule) bool { return r.Resources[0] == "secrets" }); i < 0 ||
 		!slices.Equal(passwords[i].ResourceNames, []string{"far", "tor"}) ||
@@ -351,8 +358,9 @@ func TestRights(t *testing.T) {
 func TestCleanupHook(t *testing.T) {
 	t.Parallel()
 	objects := render(t, `loadBalancerClass="example.com/x"`, "cleanup.clearAddresses=true",
-		`kubernetesServiceHost="10.0.0.1"`)
-	for _, kind := range []string{"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Job"} {
+		`kubernetesServiceHost="10.0.0.1"`, `apiServers=["192.0.2.1:6443"]`, `nameOverride="lf"`,
+		`fullnameOverride="landfall"`)
+	for _, kind := range []string{"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "Job"} {
 		meta := as[struct {
 			metav1.TypeMeta
 			metav1.ObjectMeta `json:"metadata"`
@@ -368,15 +376,62 @@ func TestCleanupHook(t *testing.T) {
 	if diff := cmp.Diff([]string{"services/status:patch", "services:list"}, rights(role.Rules)); diff != "" {
 		t.Errorf("rights (-want +got):\n%s", diff)
 	}
+	own := as[rbacv1.Role](t, objects, "Role landfall-cleanup").Rules
+	if diff := cmp.Diff([]string{"configmaps:delete", "leases:get,delete", "pods:list"}, rights(own)); diff != "" {
+		t.Errorf("rights in the namespace (-want +got):\n%s", diff)
+	}
+	for _, rule := range own {
+		if names := rule.ResourceNames; rule.Resources[0] != "pods" &&
+			!slices.Equal(names, []string{"landfall-controller", "landfall-speaker"}) &&
+			!slices.Equal(names, []string{"landfall-surroundings"}) {
+			t.Errorf("it may delete %v %v", rule.Resources, names)
+		}
+	}
 	job := as[batchv1.Job](t, objects, "Job landfall-cleanup").Spec
 	c := container(t, job.Template.Spec, "cleanup")
-	if want := []string{"cleanup", "--log-level=info", "--load-balancer-class=example.com/x",
-		"--clear-addresses=true"}; !slices.Equal(c.Args, want) || c.Command[0] != "landfall-controller" {
+	selector := "app.kubernetes.io/name=lf,app.kubernetes.io/instance=landfall," +
+		"app.kubernetes.io/component in (controller,node,proxy,speaker)"
+	if want := []string{"cleanup", "--log-level=info", "--api-servers=192.0.2.1:6443", "--namespace=landfall-system",
+		"--pod-selector=" + selector, "--load-balancer-class=example.com/x", "--clear-addresses=true"}; !slices.Equal(c.Args, want) || c.Command[0] != "landfall-controller" {
 		t.Errorf("%v %v, want %v", c.Command, c.Args, want)
 	}
 	if len(c.Env) != 2 || job.ActiveDeadlineSeconds == nil || *job.ActiveDeadlineSeconds >= 300 ||
 		job.Template.Spec.ServiceAccountName != "landfall-cleanup" || !*job.Template.Spec.SecurityContext.RunAsNonRoot {
 		t.Errorf("the Job: %+v", job)
+	}
+}
+
+// TestCleanupWaitsForAllPods checks that the Job selects the pods of all programs, and not its own.
+func TestCleanupWaitsForAllPods(t *testing.T) {
+	t.Parallel()
+	for _, separate := range []string{"true", "false"} {
+		objects := render(t, "node.separatePods="+separate)
+		var selector labels.Selector
+		for _, arg := range container(t, as[batchv1.Job](t, objects, "Job landfall-cleanup").Spec.Template.Spec, "cleanup").Args {
+			if text, ok := strings.CutPrefix(arg, "--pod-selector="); ok {
+				var err error
+				if selector, err = labels.Parse(text); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for _, id := range ids(objects) {
+			kind, _, _ := strings.Cut(id, " ")
+			var got labels.Set
+			switch kind {
+			case "DaemonSet":
+				got = as[appsv1.DaemonSet](t, objects, id).Spec.Template.Labels
+			case "Deployment":
+				got = as[appsv1.Deployment](t, objects, id).Spec.Template.Labels
+			case "Job":
+				got = as[batchv1.Job](t, objects, id).Spec.Template.Labels
+			default:
+				continue
+			}
+			if selector.Matches(got) != (kind != "Job") {
+				t.Errorf("separatePods=%s: the Job waits for the pods of %s: %v", separate, id, selector.Matches(got))
+			}
+		}
 	}
 }
 
@@ -412,8 +467,12 @@ func TestValuesReachThePrograms(t *testing.T) {
 		{[]string{`loadBalancerClass="example.com/x"`}, "controller", []string{"--load-balancer-class=example.com/x"}, nil},
 		{[]string{`loadBalancerClass="example.com/x"`}, "speaker", []string{"--load-balancer-class=example.com/x"}, nil},
 		{[]string{`logLevel="warn"`, `proxy.logLevel="debug"`}, "proxy", []string{"--log-level=debug"}, nil},
+		{[]string{`logFormat="json"`}, "speaker", []string{"--log-format=json"}, nil},
+		{[]string{`logFormat="json"`}, "controller", []string{"--log-format=json"}, nil},
 		{[]string{`logLevel="warn"`, `proxy.logLevel="debug"`}, "speaker", []string{"--log-level=warn"}, nil},
 		{[]string{"proxy.enabled=false"}, "speaker", []string{"--gate=none"}, nil},
+		{nil, "proxy", []string{"--namespace=landfall-system", "--daemonsets=landfall-node,landfall-proxy"}, nil},
+		{[]string{"cleanup.enabled=false"}, "proxy", nil, []string{"--daemonsets"}},
 		{nil, "speaker", []string{"--namespace=landfall-system", "--daemonset=landfall-node", "--bgp-convergence=3s"}, nil},
 		{[]string{`speaker.bgpConvergence="10s"`}, "speaker", []string{"--bgp-convergence=10s"}, []string{"--bgp-listen"}},
 		{[]string{"speaker.ignoreExcludeLB=true"}, "speaker", []string{"--ignore-exclude-lb=true"}, nil},
@@ -433,6 +492,7 @@ func TestValuesReachThePrograms(t *testing.T) {
 		{[]string{`proxy.scheduler="maglev"`, "proxy.conntrackTCPBeLiberal=true", "proxy.setKernelParameters=false"}, "proxy",
 			[]string{"--scheduler=maglev", "--conntrack-tcp-be-liberal=true"}, []string{"--proc-sys-net"}},
 		{[]string{"proxy.setIPForward=true"}, "proxy", []string{"--set-ip-forward=true"}, nil},
+		{[]string{"proxy.acceptForwarded=true"}, "proxy", []string{"--accept-forwarded=true"}, nil},
 		{[]string{`proxy.extraArgs=["--x=y"]`, "proxy.metricsPort=9000"}, "proxy",
 			[]string{"--x=y", "--metrics-bind-address=node:9000"}, nil},
 		{nil, "speaker", []string{"--metrics-bind-address=node:7481", "--metrics-secure=true"},
@@ -499,6 +559,7 @@ func TestOptionalParts(t *testing.T) {
 			[]string{"DaemonSet landfall-node", "ServiceAccount landfall-node"}},
 		{nil, []string{"Job landfall-cleanup", "ClusterRole landfall-cleanup"}, nil},
 		{[]string{"cleanup.enabled=false"}, nil, []string{"Job landfall-cleanup", "ClusterRole landfall-cleanup",
+			"Role landfall-cleanup", "RoleBinding landfall-cleanup", "Role landfall-proxy", "RoleBinding landfall-proxy",
 			"ServiceAccount landfall-cleanup", "ClusterRoleBinding landfall-cleanup"}},
 		{[]string{"rbac.create=false"}, nil, []string{"Job landfall-cleanup", "ServiceAccount landfall-node",
 			"ClusterRole landfall-view",
@@ -555,6 +616,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		"crds.install=1":                        "install",
 		"podMonitor.namespace=1":                "namespace",
 		`logLevel="trace"`:                      "/logLevel",
+		`logFormat="xml"`:                       "/logFormat",
 		"rbac.clusterAdmin=true":                "clusterAdmin",
 	} {
 		if _, err := template(t, set); err == nil || !strings.Contains(err.Error(), want) {

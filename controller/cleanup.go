@@ -29,18 +29,31 @@ type services interface {
 	TakeBack(ctx context.Context, service lb.Service, finalizer, addresses bool) error
 }
 
-// cleaner takes back what Landfall wrote to the Services of a class.
+// installation is what kube.Installation offers a cleanup.
+type installation interface {
+	Pods(context.Context) ([]kube.InstalledPod, error)
+	Leader(context.Context) (holder, version string, err error)
+	Delete(context.Context) error
+}
+
+// cleaner takes back what Landfall wrote to the Services of a class, and deletes what its programs
+// created in their namespace.
 type cleaner struct {
-	services services
-	class    string
+	services     services
+	installation installation
+	class        string
 	// addresses has the addresses taken back too. Without it they stay, as the statuses are the only
 	// record of who holds what: the next Landfall or MetalLB goes on with them.
 	addresses bool
 	log       *slog.Logger
 }
 
-// run takes back until nobody writes any more. It may be repeated, and ended at any time.
+// run waits until Landfall has ended, and then takes back until nobody writes any more. It may be
+// repeated, and ended at any time.
 func (c *cleaner) run(ctx context.Context) error {
+	if err := c.awaitEnd(ctx); err != nil {
+		return fmt.Errorf("clean up: %w", err)
+	}
 	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
 	defer cancel()
 	total := 0
@@ -49,7 +62,7 @@ func (c *cleaner) run(ctx context.Context) error {
 		switch total += written; {
 		case err != nil:
 			quiet = 0
-			c.log.Warn("cannot clean up all Services; trying again", "error", err)
+			c.log.Warn("cannot clean up everything; trying again", "error", err)
 		case written > 0:
 			quiet = 0
 		default:
@@ -73,7 +86,8 @@ func (c *cleaner) run(ctx context.Context) error {
 	return nil
 }
 
-// pass takes back what it finds, and returns how many Services it wrote.
+// pass takes back what it finds, and returns how many Services it wrote. Leases and the ConfigMap go
+// in each pass, as a speaker may have been about to write them.
 func (c *cleaner) pass(ctx context.Context) (written int, err error) {
 	var found []lb.Service
 	if err := c.services.EachService(ctx, func(s lb.Service) {
@@ -83,7 +97,7 @@ func (c *cleaner) pass(ctx context.Context) (written int, err error) {
 	}); err != nil {
 		return 0, err
 	}
-	errs := make([]error, len(found))
+	errs := make([]error, len(found)+1)
 	var group errgroup.Group
 	group.SetLimit(parallel)
 	for i, s := range found {
@@ -98,5 +112,6 @@ func (c *cleaner) pass(ctx context.Context) (written int, err error) {
 		})
 	}
 	_ = group.Wait() // no task returns an error
+	errs[len(found)] = c.installation.Delete(ctx)
 	return len(found), errors.Join(errs...)
 }

@@ -51,6 +51,57 @@ func (c *cluster) TakeBack(_ context.Context, given lb.Service, finalizer, addre
 	return nil
 }
 
+// install is an installation of which what is said in turn, each for a second, runs; the last one
+// stays. Its programs have created the objects that Delete deletes.
+type install struct {
+	began   time.Time
+	said    []said
+	fails   int // so many reads
+	refuses int // so many deletions
+	objects bool
+}
+
+var errAway = errors.New("the API server is away")
+
+// said is what an API server says of an installation.
+type said struct {
+	pods            []kube.InstalledPod
+	leader, version string
+}
+
+func (i *install) now() (said, error) {
+	if i.fails > 0 {
+		i.fails--
+		return said{}, errAway
+	}
+	if len(i.said) == 0 {
+		return said{}, nil
+	}
+	return i.said[min(int(time.Since(i.began)/cleanupEvery), len(i.said)-1)], nil
+}
+
+// Pods implements installation.
+func (i *install) Pods(context.Context) ([]kube.InstalledPod, error) {
+	now, err := i.now()
+	return now.pods, err
+}
+
+// Leader implements installation.
+func (i *install) Leader(context.Context) (string, string, error) {
+	now, err := i.now()
+	return now.leader, now.version, err
+}
+
+// Delete implements installation.
+func (i *install) Delete(context.Context) error {
+	if i.refuses > 0 {
+		i.refuses--
+		return errAway
+	}
+	i.objects = false
+	return nil
+}
+
 // wrote returns a Service with all that Landfall writes.
 func wrote(name string) lb.Service {
 	s := service(name)
@@ -85,7 +136,8 @@ func TestCleanup(t *testing.T) {
 					c.announce("ours", true)
 				}
 			}()
-			cleaner := cleaner{services: c, addresses: addresses, log: slog.New(slog.DiscardHandler)}
+			left := &install{objects: true, fails: 3, refuses: 8}
+			cleaner := cleaner{services: c, installation: left, addresses: addresses, log: slog.New(slog.DiscardHandler)}
 			if err := cleaner.run(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -102,6 +154,9 @@ func TestCleanup(t *testing.T) {
 			}
 			if s := c.services[key("theirs")]; len(s.Conditions) != 3 || !s.Finalizer || s.Announcements == "" {
 				t.Errorf("another class's: %+v", s)
+			}
+			if left.objects {
+				t.Error("the Leases and the ConfigMap stay")
 			}
 			c.written()
 			if err := cleaner.run(t.Context()); err != nil || len(c.written()) > 0 {
@@ -126,7 +181,7 @@ func TestCleanupEnds(t *testing.T) {
 				c.put(wrote("a"))
 			}
 		}()
-		cleaner := cleaner{services: c, log: slog.New(slog.DiscardHandler)}
+		cleaner := cleaner{services: c, installation: &install{}, log: slog.New(slog.DiscardHandler)}
 		began := time.Now()
 		err := cleaner.run(ctx)
 		if err == nil || !strings.Contains(err.Error(), "still running?") || time.Since(began) > cleanupTimeout+time.Second {
@@ -137,5 +192,68 @@ func TestCleanupEnds(t *testing.T) {
 			t.Errorf("interrupted: %v", err)
 		}
 		<-ended
+	})
+}
+
+// TestCleanupWaitsForTheEnd has pods that end, that go on, or that are on a node that is away, and
+// another controller; nothing is taken back while something runs.
+func TestCleanupWaitsForTheEnd(t *testing.T) {
+	const grace = 30 * time.Second
+	runs := kube.InstalledPod{Name: "landfall-node-x", Node: "n1"}
+	ends := kube.InstalledPod{Name: "landfall-node-x", Node: "n1", Ending: true, Grace: grace}
+	pods := func(of ...kube.InstalledPod) said { return said{pods: of} }
+	// Its holder renews the Lease every two seconds.
+	var leads []said
+	for i := range 100 {
+		leads = append(leads, said{leader: "c_1", version: string(rune('a' + i/2))})
+	}
+	for name, test := range map[string]struct {
+		said  []said
+		fails int
+		takes time.Duration // until the first pass
+		want  string        // of the error; "" for none
+	}{
+		"nothing runs":               {},
+		"pods end":                   {said: []said{pods(runs), pods(runs), pods(ends, runs), pods(ends), pods()}, takes: 4 * time.Second},
+		"a node is away":             {said: []said{pods(runs), pods(ends)}, takes: time.Second + grace + awayAfter},
+		"it is not uninstalled":      {said: []said{pods(runs)}, want: "Landfall still runs: pod landfall-node-x runs"},
+		"a pod ends and one runs":    {said: []said{pods(runs, ends)}, want: "pod landfall-node-x runs"},
+		"the API server fails":       {fails: 3, takes: 3 * time.Second},
+		"the API server stays away":  {fails: 1 << 30, want: "find out whether Landfall still runs: "},
+		"another controller leads":   {said: append(leads, leads...), want: "controller c_1 holds its Lease"},
+		"a controller was killed":    {said: []said{{leader: "c_1", version: "7"}}, takes: silentAfter},
+		"a controller has given up":  {said: []said{{version: "7"}}},
+		"a controller gives up soon": {said: append(leads[:5:5], said{version: "8"}), takes: 5 * time.Second},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster()
+			c.put(wrote("ours"))
+			left := &install{began: time.Now(), said: test.said, fails: test.fails, objects: true}
+			cleaner := cleaner{services: c, installation: left, log: slog.New(slog.DiscardHandler)}
+			err := cleaner.run(t.Context())
+			if test.want == "" {
+				// At the end it finds nothing so many times in a row.
+				if took := time.Since(left.began) - cleanupPasses*cleanupEvery; err != nil || took != test.takes || left.objects {
+					t.Errorf("%s: %v after %v, want %v; objects are left: %v", name, err, took, test.takes, left.objects)
+				}
+				return
+			}
+			if err == nil || !strings.Contains(err.Error(), test.want) || len(c.written()) > 0 || !left.objects {
+				t.Errorf("%s: %v, want %q; or something was taken back", name, err, test.want)
+			}
+		})
+	}
+}
+
+// TestCleanupIsInterrupted while it waits.
+func TestCleanupIsInterrupted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(5*time.Second, cancel)
+		left := &install{said: []said{{pods: []kube.InstalledPod{{Name: "p"}}}}, objects: true}
+		cleaner := cleaner{services: newCluster(), installation: left, log: slog.New(slog.DiscardHandler)}
+		if err := cleaner.run(ctx); !errors.Is(err, context.Canceled) || !left.objects {
+			t.Errorf("%v", err)
+		}
 	})
 }

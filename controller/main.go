@@ -35,8 +35,11 @@ const (
 	parallel = 16
 )
 
-// leaseName is also named in the chart's Role.
-const leaseName = name
+// leaseName, and speakersLease, which speakers create, are also named in the chart's Roles.
+const (
+	leaseName     = name
+	speakersLease = "landfall-speaker"
+)
 
 type options struct {
 	class, namespace                          string
@@ -46,6 +49,7 @@ type options struct {
 	never                                     []string
 	leaseDuration, renewDeadline, retryPeriod time.Duration
 	clearAddresses                            bool
+	selector                                  string // of Landfall's pods
 }
 
 // cleanupArg has the program take back what Landfall wrote to Services.
@@ -60,9 +64,9 @@ func main() {
 	os.Exit(ops.Main(ops.Program{
 		Name:    name,
 		Summary: "assigns addresses from IPAddressPools to Services of type LoadBalancer",
-		Usage: "With the argument cleanup, the program removes what Landfall wrote to the Services of its class " +
-			"(conditions,\n" +
-			"annotations and the finalizer) and exits. Stop controllers and speakers before.",
+		Usage: "With the argument cleanup, the program waits until Landfall's pods have ended, removes what Landfall " +
+			"wrote to\nthe Services of its class (conditions, annotations and the finalizer), its Leases and its " +
+			"ConfigMap, and exits.\nIt removes nothing while Landfall runs.",
 		MetricsBindAddress: metrics,
 		Flags:              o.add,
 		Run:                func(ctx context.Context, rt *ops.Runtime) error { return run(ctx, rt, o) },
@@ -104,6 +108,9 @@ func (o *options) add(flags *pflag.FlagSet) {
 	flags.BoolVar(&o.clearAddresses, "clear-addresses", false,
 		"with the argument cleanup, also remove the addresses of Services; by default they stay, so that the next "+
 			"installation of Landfall, or MetalLB, goes on with them")
+	flags.StringVar(&o.selector, "pod-selector",
+		"app.kubernetes.io/name=landfall,app.kubernetes.io/component in (controller,node,proxy,speaker)",
+		"with the argument cleanup, label selector of Landfall's pods in --namespace; while one runs, nothing is removed")
 }
 
 // check finds what the flags' types cannot.
@@ -167,7 +174,10 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 		return err
 	}
 	if clean {
-		c := cleaner{services: client.Status(time.Now), class: o.class, addresses: o.clearAddresses, log: rt.Log}
+		c := cleaner{
+			services: client.Status(time.Now), class: o.class, addresses: o.clearAddresses, log: rt.Log,
+			installation: client.Installation(o.namespace, o.selector, leaseName, speakersLease),
+		}
 		return c.run(ctx)
 	}
 	host, err := os.Hostname()

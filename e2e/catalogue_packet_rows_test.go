@@ -14,9 +14,9 @@ type hostilePacket struct {
 	answer  string // empty for none
 }
 
-// noSuchPort is the answer to packets for a port that no Service has. The node does not have the
-// address itself, so it asks the LAN for it, and answers after three seconds without a reply.
-const noSuchPort = "ICMP 3/1"
+// noSuchPort is the answer to packets for a port or a protocol that no Service has, unless they are
+// of TCP.
+const noSuchPort = "ICMP 3/3"
 
 func hostilePacketRows() []hostilePacket {
 	vip := seedVIP
@@ -127,16 +127,19 @@ func hostilePacketRows() []hostilePacket {
 		{"a port that the Service does not have", func(mark uint16) [][]byte {
 			to := netip.AddrPortFrom(vip.Addr(), 81)
 			return one(ipPacket(protoTCP, vip.Addr(), tcpSegment(hostileIP, to, mark, syn, nil), nil))
-		}, noSuchPort},
+		}, "RST"},
+		{"the end of a connection to such a port", func(mark uint16) [][]byte {
+			to := netip.AddrPortFrom(vip.Addr(), 81)
+			return one(ipPacket(protoTCP, vip.Addr(), tcpSegment(hostileIP, to, mark, fin|ack, nil), nil))
+		}, ""},
 		{"port 0", func(mark uint16) [][]byte {
 			to := netip.AddrPortFrom(vip.Addr(), 0)
 			return one(ipPacket(protoTCP, vip.Addr(), tcpSegment(hostileIP, to, mark, syn, nil), nil))
-		}, noSuchPort},
-		// The node's route to the address leads back to the router, and the router's to a node.
+		}, "RST"},
 		{"a port that no Service over BGP has", func(mark uint16) [][]byte {
 			to := netip.AddrPortFrom(routedVIP.Addr(), 81)
 			return one(ipPacket(protoTCP, to.Addr(), tcpSegment(hostileIP, to, mark, syn, nil), nil))
-		}, "ICMP 11/0"},
+		}, "RST"},
 		{"a ping", func(mark uint16) [][]byte {
 			return one(ipPacket(protoICMP, vip.Addr(), icmpMessage(8, 0, mark, make([]byte, 16)), nil))
 		}, "ICMP 0/0"},

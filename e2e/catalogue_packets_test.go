@@ -109,8 +109,6 @@ func hostilePackets(t *testing.T, l *lab.Lab) {
 	}
 	w := openWire(t, l, hostileHost)
 	owner := answerer(t, l, seedVIP.Addr())
-	// What neighbours have claimed before does not count: see noSuchPort.
-	mustExec(t, l, owner, "ip", "neigh", "flush", "to", seedVIP.Addr().String())
 	node := nodeMAC(t, l, owner)
 	heard := listenFor(t, w)
 	rows := hostilePacketRows()

@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"maps"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -70,7 +71,7 @@ func sample(w cases.World) []judged {
 	for i, c := range cases.For(w.Family, false) {
 		switch {
 		case w.Family == lb.IPv6 && i%3 > 0, // to save time
-			c.Transport() == lb.SCTP, c.Own,
+			c.Transport() == lb.SCTP, c.Own, c.Unpooled,
 			strings.Contains(c.Name, "liberal"), strings.HasPrefix(c.Name, "42 "), strings.HasSuffix(c.Name, ", off"):
 			continue
 		}
@@ -79,10 +80,26 @@ func sample(w cases.World) []judged {
 	return all
 }
 
+// undefined are the cases of ports and protocols that no Service has at a VIP.
+var undefined = []string{
+	"18 UDP to a TCP port", "19 undefined port of a VIP", "19 undefined port of a VIP, pod",
+	"19 undefined port of a VIP, node", "19 undefined port of a VIP, its endpoint", "19 undefined port of the second VIP",
+	"19 undefined port of a VIP, no endpoints", "19 undefined port of a VIP, ETP Local without local ones",
+	"19 undefined port of a VIP, source ranges", "19 undefined port of a VIP, masqueradeAll",
+}
+
+// refusing adds to differences that kube-proxy does not refuse what is undefined.
+func refusing(differences map[string]string) map[string]string {
+	for _, name := range undefined {
+		differences[name] = cases.Silence
+	}
+	return differences
+}
+
 // documented are the differences from kube-proxy, by mode and the case's name, with what kube-proxy
 // does. They are those of the table in docs/proxy.md.
 var documented = map[string]map[string]string{
-	"iptables": {
+	"iptables": refusing(map[string]string{
 		"16 no endpoints, node to vip":      cases.Silence,
 		"16 no endpoints, node to external": cases.Silence,
 		// As the API server has ServiceCIDRs.
@@ -92,10 +109,10 @@ var documented = map[string]map[string]string{
 		"19 undefined port of a ClusterIP, node":                cases.Silence,
 		"19 Service networks, undefined port of a ClusterIP":    cases.Silence,
 		"19 Service networks, UDP to a TCP port of a ClusterIP": cases.Silence,
-	},
-	"nftables": {
+	}),
+	"nftables": refusing(map[string]string{
 		"INVALID from a pod": cases.Passed,
-	},
+	}),
 }
 
 // kube-proxy is the judge: on the same objects of the same API server, in the same namespaces, each
@@ -144,9 +161,29 @@ func contend(t *testing.T, family lb.Family, who contender) map[string]cases.See
 		t.Fatal(err)
 	}
 	w := cases.WorldOf(family)
+	putPool(t, l, w)
 	o := &contest{site: cases.NewSite(t, w), kubeconfig: l.Kubeconfig(), programs: judgePrograms(t), folder: t.TempDir()}
 	connect(t, l, o.site)
 	return o.answers(t, &objects{kube: l.Kube(), world: w}, who, sample(w))
+}
+
+// putPool gives the API server the kind IPAddressPool, and a pool of the VIPs.
+func putPool(t *testing.T, l *lab.Lab, w cases.World) {
+	t.Helper()
+	definition, err := os.ReadFile("../charts/landfall/charts/crds/templates/landfall.dev_ipaddresspools.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.ApplyYAML(t.Context(), string(definition)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the pool", func() error {
+		return l.ApplyYAML(t.Context(), fmt.Sprintf(`
+apiVersion: landfall.dev/v1beta1
+kind: IPAddressPool
+metadata: {name: vips}
+spec: {addresses: ["%s-%s"]}`, w.Pool.From, w.Pool.To))
+	})
 }
 
 func judge(t *testing.T, mode string, theirs, ours map[string]cases.Seen) {
@@ -204,7 +241,7 @@ func (o *contest) look(t *testing.T, who contender, c judged) cases.Seen {
 	t.Helper()
 	seen := o.site.Look(t, c.Case)
 	_, known := documented[who.mode][c.Name]
-	for i := 0; i < 4 && !known && c.InWords(seen) != c.Wanted(o.site.World); i++ {
+	for i := 0; i < 4 && !known && c.InWords(o.site.World, seen) != c.Wanted(o.site.World); i++ {
 		time.Sleep(time.Second)
 		o.site.Forget(t)
 		seen = o.site.Look(t, c.Case)

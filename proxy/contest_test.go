@@ -136,7 +136,7 @@ func TestExternalIPsFollowPoolsAndFlag(t *testing.T) {
 		t.Error("not served although nothing is against it")
 	}
 	b.order = nil
-	b.pools.Set("lan", []lb.Range{{From: netip.MustParseAddr("192.0.2.0"), To: netip.MustParseAddr("192.0.2.99")}})
+	b.pools.Set("lan", []lb.Range{{From: netip.MustParseAddr("192.0.2.9"), To: netip.MustParseAddr("192.0.2.99")}})
 	b.run()
 	if serves() || len(b.warnings) != 1 || !strings.Contains(b.warnings[0], "IPAddressPool lan") {
 		t.Errorf("served: %v, Events %v", serves(), b.warnings)
@@ -149,6 +149,44 @@ func TestExternalIPsFollowPoolsAndFlag(t *testing.T) {
 	if !serves() {
 		t.Error("not served although the pool has gone")
 	}
+}
+
+// Ports that no Service has are refused at the VIPs of Services, as long as a pool contains the VIP
+// and no Node has it. What a Node or a pool changes of that concerns those Services alone.
+func TestContract9PortsAreRefusedAtVIPsOfPools(t *testing.T) {
+	vip := netip.MustParseAddr("192.0.2.1")
+	b := newBench(t)
+	b.nodes.OnChange(b.markNode)
+	b.put("web", vip.String(), "10.200.1.2")
+	b.put("other", "192.0.2.200", "10.200.1.3")
+	b.synced()
+	refused := func(want bool) {
+		t.Helper()
+		b.run()
+		b.rules.confirm()
+		b.run()
+		if slices.Contains(b.rules.wanted[key("web")].Sole, vip) != want {
+			t.Errorf("refused: %v", !want)
+		}
+		b.expectDelivery("web", vip.String(), "1")
+	}
+	refused(false)
+	b.order = nil
+	b.pools.Set("lan", []lb.Range{{From: netip.MustParseAddr("192.0.2.0"), To: netip.MustParseAddr("192.0.2.99")}})
+	refused(true)
+	b.nodes.Set("there", lb.Node{Name: "there", Addresses: []netip.Addr{vip}})
+	refused(false)
+	b.nodes.Delete("there")
+	refused(true)
+	if slices.Contains(b.order, "rules other") {
+		t.Error("another Service was planned again")
+	}
+	b.delete("web") // its frontends stay for a while, but who has the address next is not known
+	b.run()
+	if len(b.rules.wanted[key("web")].Sole) > 0 {
+		t.Error("refused although the Service has gone")
+	}
+	b.expectFrontends("web", vip.String()+"?")
 }
 
 // TestContract11ATenantTakesNoPortOfANode: an external IP that is an address of any Node is refused

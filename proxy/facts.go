@@ -31,6 +31,7 @@ type settings struct {
 	dropInvalid       bool
 	answerPing        bool
 	externalIPs       plan.ExternalIPs
+	acceptForwarded   bool
 	drain             time.Duration
 	scheduler         plan.Scheduler
 	// allAddresses lists the node's addresses where node ports are not limited, for rules that cannot

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 	"time"
 
@@ -25,8 +26,10 @@ type flags struct {
 	drain                                                    time.Duration
 	scheduler, procSysNet, externalIPs                       string
 	cleanup, liberal, answerPing, rescue, rescueRing         bool
-	localhostNodePorts, setIPForward                         bool
+	localhostNodePorts, setIPForward, acceptForwarded        bool
 	rescueLimit                                              int
+	namespace                                                string
+	daemonSets                                               []string
 }
 
 func (f *flags) add(set *pflag.FlagSet) {
@@ -76,6 +79,9 @@ func (f *flags) add(set *pflag.FlagSet) {
 			"IPAddressPool or of cluster IPs, and those of Nodes only if a CIDR contains them")
 	set.BoolVar(&f.setIPForward, "set-ip-forward", false,
 		"switch on the kernel parameter net.ipv4.ip_forward if it is off; without forwarding no packet reaches a pod")
+	set.BoolVar(&f.acceptForwarded, "accept-forwarded", false,
+		"where the chain FORWARD of iptables drops connections of pods and no other rule accepts any, accept those of "+
+			"Services in front of all its rules; needs --cluster-cidr")
 	set.StringVar(&f.procSysNet, "proc-sys-net", "/proc/sys/net",
 		"directory of the kernel's network parameters; a container whose /proc/sys is read-only mounts the host's elsewhere")
 	set.BoolVar(
@@ -89,6 +95,11 @@ func (f *flags) add(set *pflag.FlagSet) {
 		&f.rescueLimit, "rescue-limit", rescue.DefaultLimit,
 		fmt.Sprintf("with --rescue, how many packets of unknown connections the node forwards in a second for each external "+
 			"address, and four times as many for all; it drops what is above; 0 to %d, where 0 is no limit", rescue.MaxLimit))
+	set.StringVar(&f.namespace, "namespace", cmp.Or(os.Getenv("POD_NAMESPACE"), "landfall-system"),
+		"namespace of --daemonsets (default: $POD_NAMESPACE, else landfall-system)")
+	set.StringSliceVar(&f.daemonSets, "daemonsets", nil,
+		"DaemonSets in --namespace that run the proxy, its own first; a proxy that stops after its own was deleted, while "+
+			"none of the others is there, removes all of Landfall's rules from the node (default: rules always stay)")
 	set.BoolVar(&f.cleanup, "cleanup", false,
 		"remove all of Landfall's rules from this node and exit; the same as the argument cleanup")
 }
@@ -139,6 +150,9 @@ func (f *flags) settings() (settings, error) {
 	}
 	if err := f.detector(&s); err != nil {
 		return s, err
+	}
+	if s.acceptForwarded = f.acceptForwarded; f.acceptForwarded && len(s.pods.Prefixes) == 0 {
+		return s, ops.Usagef("--accept-forwarded needs --cluster-cidr with --detect-local-mode=ClusterCIDR")
 	}
 	return s, f.nodePorts(&s)
 }

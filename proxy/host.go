@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"io/fs"
 	"log/slog"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
+	"github.com/landfall-lb/landfall/proxy/iptables"
 	"github.com/landfall-lb/landfall/proxy/nfnetlink"
 	"github.com/landfall-lb/landfall/proxy/nft"
 	"github.com/landfall-lb/landfall/proxy/plan"
@@ -27,10 +29,14 @@ type host struct {
 	parameters kernelParameters
 	// podNetworks are what tells pods from others; none with other ways than by network.
 	podNetworks []netip.Prefix
-	log         *slog.Logger
-	chains      func() ([]nft.ForwardChain, error)
-	failures    loop.Failures
-	last        plan.Host // what was known at the last look; belongs to the actor that looks
+	// acceptForwarded has connections of Services accepted where another program drops them.
+	acceptForwarded bool
+	log             *slog.Logger
+	chains          func() ([]plan.ForwardChain, error)
+	// accept writes to a chain, and reports whether it had to.
+	accept   func(plan.ForwardChain, plan.Acceptance) (changed bool, err error)
+	failures loop.Failures
+	last     plan.Host // what was known at the last look; belongs to the actor that looks
 }
 
 // look returns what keeps this node from delivering; it knows nothing before the proxy has all that
@@ -43,8 +49,9 @@ func (h *host) look() (found []lb.Finding, known bool) {
 		return nil, false
 	}
 	facts := plan.Host{
-		Node: node.Name, Iptables: h.proxy.mode == modeIptables, PodNetworks: h.podNetworks, PodCIDRs: node.PodCIDRs,
+		Node: node.Name, PodNetworks: h.podNetworks, PodCIDRs: node.PodCIDRs, AcceptForwarded: h.acceptForwarded,
 		NotForwarding: map[lb.Family]string{}, Pods: podsOf(node, localAddresses(interfaces), from.slices.All()),
+		Nodes: addressesOf(from.nodes.All(), node.Name),
 	}
 	for family, parameter := range forwardingParameters {
 		switch text, err := os.ReadFile(filepath.Join(h.parameters.folder, parameter)); {
@@ -54,23 +61,58 @@ func (h *host) look() (found []lb.Finding, known bool) {
 			facts.NotForwarding[family] = "net." + strings.ReplaceAll(parameter, "/", ".")
 		}
 	}
-	chains, err := h.chains()
-	h.failures.Log(h.log, "cannot list the chains of other programs", "listed the chains of other programs", err)
-	if err != nil {
-		facts.Chains = h.last.Chains // unknown is not absent
-	}
-	for _, c := range chains {
-		chain := plan.ForwardChain{Family: c.Family, Table: c.Table, Name: c.Name, Drops: c.Drops}
-		for _, a := range c.Accepts {
-			chain.Accepts = append(chain.Accepts, plan.Accept(a))
-		}
-		facts.Chains = append(facts.Chains, chain)
-	}
-	slices.SortFunc(facts.Chains, func(a, b plan.ForwardChain) int {
-		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Name, b.Name))
-	})
+	h.forwarding(&facts)
 	h.last = facts
 	return plan.Findings(facts), true
+}
+
+// forwarding looks at the chains of other programs, and has them accept what they should, before
+// anybody is told that they drop it. What a rule does is read from the kernel after it was written.
+func (h *host) forwarding(facts *plan.Host) {
+	list := func() bool {
+		chains, err := h.chains()
+		h.failures.Log(h.log, "cannot list the chains of other programs", "listed the chains of other programs", err)
+		if err != nil {
+			facts.Chains, facts.AcceptFailed = h.last.Chains, h.last.AcceptFailed // unknown is not absent
+			return false
+		}
+		slices.SortStableFunc(chains, func(a, b plan.ForwardChain) int { return cmp.Compare(a.String(), b.String()) })
+		facts.Chains = chains
+		return true
+	}
+	if !list() {
+		return
+	}
+	facts.AcceptFailed = map[string]string{}
+	written := false
+	for i, want := range plan.Acceptances(*facts) {
+		c := facts.Chains[i]
+		if !c.Filter() {
+			continue
+		}
+		changed, err := h.accept(c, want)
+		written = written || changed
+		if err != nil {
+			facts.AcceptFailed[c.String()] = err.Error()
+		} else if changed {
+			h.log.Info("changed what Landfall accepts in a chain of another program", "chain", c.String(), "podNetworks",
+				want.Networks, "nodes", len(want.Nodes))
+		}
+	}
+	if written {
+		list()
+	}
+}
+
+// addressesOf returns the addresses of all Nodes but one, sorted.
+func addressesOf(nodes map[string]lb.Node, but string) (addrs []netip.Addr) {
+	for name, n := range nodes {
+		if name != but {
+			addrs = slices.Concat(addrs, n.Addresses, n.ExternalAddresses)
+		}
+	}
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return slices.Compact(addrs)
 }
 
 // podsOf returns the endpoints on a node that have addresses of their own.
@@ -97,15 +139,20 @@ func podsOf(node lb.Node, own []netip.Addr, all map[lb.Key][]lb.Slice) []netip.A
 }
 
 // forwardChains lists the chains of all programs that see forwarded packets.
-func forwardChains() (chains []nft.ForwardChain, err error) {
+func forwardChains() ([]plan.ForwardChain, error) {
 	conn, err := nfnetlink.Open()
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
+	var chains []plan.ForwardChain
 	err = nfnetlink.Complete(func() (err error) {
 		chains, err = nft.ForwardChains(conn)
 		return err
 	})
-	return chains, err
+	if err != nil {
+		return nil, err
+	}
+	legacy, err := iptables.LegacyForward(context.Background())
+	return append(chains, legacy...), err
 }

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/landfall-lb/landfall/internal/lb"
-	"github.com/landfall-lb/landfall/proxy/nft"
+	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
 // TestHostLooks has a proxy look at its node: at its kernel's parameters, chains of other programs
@@ -27,15 +27,26 @@ func TestHostLooks(t *testing.T) {
 		}
 	}
 	log := slog.New(slog.DiscardHandler)
-	var chains []nft.ForwardChain
-	var failed error
+	var chains []plan.ForwardChain
+	var failed, refused error
+	var wanted []plan.Acceptance
 	h := host{proxy: b.proxy, parameters: kernelParameters{folder, log}, log: log,
 		podNetworks: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
-		chains: func() ([]nft.ForwardChain, error) {
+		chains: func() ([]plan.ForwardChain, error) {
 			if failed != nil {
 				return nil, failed
 			}
-			return chains, nil
+			return slices.Clone(chains), nil
+		},
+		accept: func(c plan.ForwardChain, want plan.Acceptance) (bool, error) {
+			if len(want.Networks) == 0 || c.HasOwn() {
+				return false, nil
+			}
+			wanted = append(wanted, want)
+			if refused == nil {
+				chains[0].Rules["FORWARD"] = []plan.ForwardRule{{To: plan.ChainAccept}}
+			}
+			return refused == nil, refused
 		}}
 	look := func(wantKnown bool, want ...lb.Reason) {
 		t.Helper()
@@ -60,17 +71,34 @@ func TestHostLooks(t *testing.T) {
 	b.put("api", "192.0.2.3", "10.244.1.7")
 	look(true)
 	set("ipv4/ip_forward", "0")
-	chains = []nft.ForwardChain{{Family: "ip", Table: "filter", Name: "FORWARD", Drops: true}}
+	chains = []plan.ForwardChain{{Family: "ip", Table: "filter", Name: "FORWARD", Drops: true}}
 	look(true, lb.ReasonForwardingOff, lb.ReasonForwardDropped)
 	failed = errors.New("interrupted")
 	look(true, lb.ReasonForwardingOff, lb.ReasonForwardDropped) // unknown is not absent
 	failed = nil
-	chains[0].Accepts = []nft.Accept{{Chain: "FORWARD"}}
+	chains[0].Rules = map[string][]plan.ForwardRule{"FORWARD": {{Verdict: plan.VerdictAccept}}}
 	look(true, lb.ReasonForwardingOff)
-	chains[0].Accepts = nil
+	chains[0].Rules = map[string][]plan.ForwardRule{}
 	h.parameters.switchOn(forwardingParameters[lb.IPv4])
-	b.mode = modeIptables
+	look(true, lb.ReasonForwardDropped)
+	b.nodes.Set("other", lb.Node{Name: "other", Addresses: []netip.Addr{netip.MustParseAddr("172.31.0.9")}})
+	h.acceptForwarded, refused = true, errors.New("no such program")
+	look(true, lb.ReasonForwardDropped)
+	refused = nil
+	look(true) // what it has accepted is looked at before anybody is told
 	look(true)
+	if len(wanted) != 2 || !slices.Equal(wanted[1].Networks, h.podNetworks) ||
+		!slices.Equal(wanted[1].Nodes, []netip.Addr{netip.MustParseAddr("172.31.0.9")}) {
+		t.Errorf("wanted %v", wanted)
+	}
+	chains[0].Rules = map[string][]plan.ForwardRule{}
+	failed = errors.New("interrupted")
+	look(true)
+	failed = nil
+	look(true)
+	if len(wanted) != 3 {
+		t.Errorf("what another removed was not accepted again: %v", wanted)
+	}
 	b.found = func() []lb.Finding { return []lb.Finding{lb.Find(lb.ReasonForwardingOff, "off")} }
 	if found := b.status().Findings; len(found) != 1 || found[0].Message != "off" {
 		t.Errorf("the status has %v", found)

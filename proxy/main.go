@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netns"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/landfall-lb/landfall/internal/actor"
 	"github.com/landfall-lb/landfall/internal/kube"
@@ -69,18 +68,32 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		rt.Log.Info("removed all of Landfall's rules from this node")
 		return nil
 	}
+	left, err := f.serve(ctx, rt)
+	if err != nil || !left {
+		return err
+	}
+	if err := removeAll(context.WithoutCancel(ctx), rt.Log, func(ctx context.Context) error {
+		return cleanup(ctx, kernelParameters{f.procSysNet, rt.Log})
+	}); err != nil {
+		return fmt.Errorf("remove the rules: %w", err)
+	}
+	return nil
+}
+
+// serve serves until ctx ends, and reports whether the rules have to go then.
+func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err error) {
 	set, err := f.settings()
 	if err != nil {
-		return err
+		return false, err
 	}
 	client, err := kube.Connect(kube.Options{Kubeconfig: rt.Kubeconfig, Servers: rt.APIServers, UserAgent: name,
 		Log: rt.Log})
 	if err != nil {
-		return err
+		return false, err
 	}
 	kernel, err := open(ctx, f.mode, rt.Log)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer kernel.close()
 	parameters := kernelParameters{f.procSysNet, rt.Log}
@@ -95,12 +108,12 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	}
 	flows, err := conntrack.Open()
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer flows.Close()
 	neighbours, err := rescue.Open()
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer neighbours.Close()
 
@@ -138,6 +151,11 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	offer := feed.New(rt.Log, f.feedSocket, p.runner.Poke,
 		func() time.Duration { return max(p.runner.Busy(), rules.Busy()) })
 	p.from.update = offer.Heard
+	end, err := f.departure(client, rt.Log, func() { offer.Withdraw(); p.leave() }, offer.Readers)
+	if err != nil {
+		return false, err
+	}
+	defer end.close()
 	rescuer := rescue.New(rescue.Deps{Log: rt.Log, Kernel: neighbours,
 		Families: f.rescueFamilies(kernel.families, rt.Log), Ring: f.rescueRing, Limit: f.rescueLimit,
 		Confirmed: offer.Rescued, Parameters: f.procSysNet, Warn: func(message string) {
@@ -160,15 +178,15 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 
 	rt.Log.Info("starting", "version", ops.BuildVersion(), "node", rt.NodeName, "api", client.Host(), "mode", kernel.mode,
 		"families", p.families)
-	group, ctx := errgroup.WithContext(ctx)
+	var runs []func(context.Context) error
 	for name, a := range map[string]actor.Runner{
 		"watches": client, "interfaces": watcher, "events": events, "rules": rules, "conntrack": cutter,
 		"health ports": checks, "feed": offer, "rescue": rescuer, "plan": p.runner, "preflight": flight,
 	} {
 		rt.Live(name, a.Busy)
-		group.Go(func() error { return a.Run(ctx) })
+		runs = append(runs, a.Run)
 	}
-	group.Go(func() error {
+	runs = append(runs, func(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 		case <-p.settled:
@@ -176,13 +194,33 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		}
 		return nil
 	})
-	return group.Wait()
+	return live(ctx, end.leaves, runs)
+}
+
+// departure returns what finds out whether this proxy is the last one on its node; without
+// --daemonsets it never is.
+func (f *flags) departure(client *kube.Client, log *slog.Logger, withdraw func(), readers func() int) (*departure, error) {
+	own, err := newMark()
+	if err != nil {
+		return nil, err
+	}
+	d := &departure{log: log, ask: asker(client, f.namespace, f.daemonSets), others: own.others, withdraw: withdraw,
+		readers: readers, close: func() { _ = own.Close() }}
+	if len(f.daemonSets) > 0 {
+		var watched *kube.Table[string, lb.DaemonSet]
+		watched = kube.DaemonSet(client, f.namespace, f.daemonSets[0], func(name string) { d.show(watched.Get(name)) })
+	}
+	return d, nil
 }
 
 // newPreflight returns the actor that looks for what keeps this node from delivering.
 func newPreflight(p *proxy, set settings, parameters kernelParameters,
 	tell func(f lb.Finding, gone bool)) *preflight.Preflight {
-	h := host{proxy: p, parameters: parameters, podNetworks: set.pods.Prefixes, log: p.log, chains: forwardChains}
+	var accepter iptables.Accepter
+	h := host{proxy: p, parameters: parameters, podNetworks: set.pods.Prefixes, acceptForwarded: set.acceptForwarded,
+		log: p.log, chains: forwardChains, accept: func(c plan.ForwardChain, want plan.Acceptance) (bool, error) {
+			return accepter.Set(context.Background(), c, want)
+		}}
 	return preflight.New(preflight.Options{Log: p.log, Now: time.Now, Look: h.look, Tell: tell})
 }
 

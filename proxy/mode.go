@@ -231,6 +231,9 @@ func cleanup(ctx context.Context, parameters kernelParameters) error {
 	if err := iptables.Cleanup(ctx, parameters.unsetLocalnet); err != nil {
 		errs = append(errs, fmt.Errorf("iptables: %w", err))
 	}
+	if err := iptables.CleanupForward(ctx); err != nil {
+		errs = append(errs, fmt.Errorf("iptables: %w", err))
+	}
 	if err := cleanupNftables(); err != nil {
 		errs = append(errs, fmt.Errorf("nftables: %w", err))
 	}

@@ -100,6 +100,8 @@ type proxy struct {
 
 	// nodesChanged is set by the watch of Nodes.
 	nodesChanged atomic.Bool
+	// ending is set when the proxy is about to remove its rules.
+	ending atomic.Bool
 
 	// mu guards what follows, which only the step changes; the status page and the metrics read it.
 	mu       sync.Mutex
@@ -143,6 +145,12 @@ func (p *proxy) markNode(string) {
 	p.runner.Poke()
 }
 
+// leave has health ports answer that this node shall not attract traffic any more.
+func (p *proxy) leave() {
+	p.ending.Store(true)
+	p.runner.Poke()
+}
+
 // step does all that is due. It costs what has changed, not what there is.
 func (p *proxy) step(context.Context) (time.Duration, error) {
 	p.mu.Lock()
@@ -170,7 +178,11 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 	p.apply(touched)
 	confirmed, all := p.collect(now)
 	p.announce(confirmed)
-	p.to.health.SetNode(health.Node{Known: p.facts.known, Leaving: p.facts.leaving, Unapplied: p.unapplied()})
+	leaving := p.facts.leaving
+	if p.ending.Load() {
+		leaving = lb.ReasonNodeLeaving
+	}
+	p.to.health.SetNode(health.Node{Known: p.facts.known, Leaving: leaving, Unapplied: p.unapplied()})
 	if !p.complete && all {
 		p.completed()
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/landfall-lb/landfall/speaker/bfd"
 	"github.com/landfall-lb/landfall/speaker/bgp"
 	"github.com/landfall-lb/landfall/speaker/l2"
+	"github.com/landfall-lb/landfall/speaker/neighbors"
 	"github.com/landfall-lb/landfall/speaker/plan"
 	"github.com/landfall-lb/landfall/speaker/report"
 	"github.com/landfall-lb/landfall/speaker/routes"
@@ -153,8 +154,9 @@ type sinks struct {
 		Outcome() (lb.Witness, bool)
 		Contact() (asked time.Time, took time.Duration)
 	}
-	routes  routeSinks
-	objects interface {
+	routes    routeSinks
+	neighbors interface{ Set(neighbors.Desired) }
+	objects   interface {
 		Set(map[string]report.Job)
 		Idle() bool
 	}

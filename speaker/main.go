@@ -29,6 +29,7 @@ import (
 	"github.com/landfall-lb/landfall/speaker/l2"
 	"github.com/landfall-lb/landfall/speaker/liveness"
 	"github.com/landfall-lb/landfall/speaker/members"
+	"github.com/landfall-lb/landfall/speaker/neighbors"
 	"github.com/landfall-lb/landfall/speaker/partition"
 	"github.com/landfall-lb/landfall/speaker/plan"
 	"github.com/landfall-lb/landfall/speaker/pulse"
@@ -264,13 +265,15 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	events := client.Events(name, rt.NodeName)
 	reporter := newReporter(client, s, events)
 	reporter.Begin(nil) // nothing is reported before the first update
-	sessions := bgp.New(bgp.Options{Log: rt.Log, Hostname: rt.NodeName, Listen: f.bgpListen, Changed: s.runner.Poke})
+	nearby := neighbors.New(neighbors.Options{Log: rt.Log})
+	sessions := bgp.New(bgp.Options{Log: rt.Log, Hostname: rt.NodeName, Listen: f.bgpListen, Prepare: nearby.Resolve,
+		Changed: s.runner.Poke})
 	rt.Metrics.MustRegister(sessions)
 	watches := bfd.New(bfd.Options{Log: rt.Log, Changed: s.runner.Poke})
 	objects := report.NewObjects(rt.Log)
 	s.to = sinks{
 		l2: responder, report: reporter, routes: routeSinks{bgp: sessions, bfd: watches}, objects: objects,
-		writers: newWriters(client, events),
+		neighbors: nearby, writers: newWriters(client, events),
 	}
 	flight := newPreflight(s, f.bindPort, events)
 	s.found = flight.Found
@@ -279,7 +282,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	s.to.witness = seen
 	actors := map[string]actor.Runner{
 		"gateways": around, "watches": client, "interfaces": watcher, "gossip": talk, "probes of speakers": alive,
-		"ARP and NDP": responder, "events": events, "status of Services": reporter, "plan": s.runner, "partitions": seen,
+		"ARP and NDP": responder, "events": events, "status of Services": reporter, "plan": s.runner, "partitions": seen, "neighbors": nearby,
 		"pulse": beat, "passwords": passwords, "preflight": flight,
 		"BGP and BFD": outlived{sessions, watches}, "status of BGP objects": objects,
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -280,4 +281,37 @@ func (n *fakeNode) isMute() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.muted
+}
+
+// TestNodesThatRoutesWaitFor: the routes of a node that comes back wait for the nodes that it saw
+// before it was cut off, as gossip finds them again later than routers do. They never wait for one
+// that was dead before.
+func TestNodesThatRoutesWaitFor(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177, w178, w179)
+		want := func(what string, names ...string) {
+			t.Helper()
+			var got []string
+			r.nodes[w177].set(func(n *fakeNode) { got = n.awaited })
+			if !slices.Equal(got, names) {
+				t.Errorf("%s: routes wait for %v, want %v", what, got, names)
+			}
+		}
+		time.Sleep(time.Minute)
+		want("together", w178, w179)
+		r.cut(w177, false)
+		time.Sleep(8 * time.Second)
+		r.reconnect(w177, 0)
+		want("just back", w178, w179)
+		time.Sleep(time.Minute)
+		want("back for long", w178, w179)
+		r.die(w179)
+		time.Sleep(time.Minute)
+		want("a node is dead", w178)
+		r.cut(w177, false)
+		time.Sleep(8 * time.Second)
+		want("away", w178)
+		r.reconnect(w177, time.Second)
+		want("just back, with another node dead", w178)
+	})
 }

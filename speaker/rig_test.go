@@ -19,6 +19,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/bfd"
 	"github.com/landfall-lb/landfall/speaker/l2"
+	"github.com/landfall-lb/landfall/speaker/neighbors"
 	"github.com/landfall-lb/landfall/speaker/partition"
 	"github.com/landfall-lb/landfall/speaker/plan"
 	"github.com/landfall-lb/landfall/speaker/report"
@@ -165,6 +166,7 @@ type fakeNode struct {
 	reports     map[lb.Key]lb.AnnouncedStatus
 	interfaces  []lb.Interface
 	daemonSet   *kubetest.Table[string, lb.DaemonSet]
+	awaited     []string // the nodes that the actor for neighbors is told to wait for, sorted
 	routers     *fakeRouters
 	bfd         *fakeBFD
 	objects     *fakeObjects
@@ -224,6 +226,7 @@ func newRig(t testing.TB) *rig {
 		n.to = sinks{
 			l2: fakeL2{n}, report: fakeReport{n}, witness: &fakeWitness{fakeNode: n},
 			routes: routeSinks{bgp: n.routers, bfd: n.bfd}, objects: n.objects, writers: n.objects.writers(),
+			neighbors: fakeNeighbors{n},
 		}
 		n.daemonSet = kubetest.NewTable[string, lb.DaemonSet]()
 		n.daemonSet.Set("landfall-node", lb.DaemonSet{Stays: true})
@@ -538,6 +541,19 @@ func (g fakeGossip) Met() time.Time {
 
 func (g fakeGossip) Trouble() string { return "" }
 
+type fakeNeighbors struct{ *fakeNode }
+
+func (f fakeNeighbors) Set(d neighbors.Desired) {
+	var awaited []string
+	for name, node := range f.rig.api.nodes.All() {
+		if slices.ContainsFunc(node.Addresses, func(addr netip.Addr) bool { return d.Nodes[addr] }) {
+			awaited = append(awaited, name)
+		}
+	}
+	slices.Sort(awaited)
+	f.set(func(n *fakeNode) { n.awaited = awaited })
+}
+
 type fakeL2 struct{ *fakeNode }
 
 func (f fakeL2) Set(d l2.Desired) {
@@ -701,7 +717,7 @@ func (s *speaker) whole(t *testing.T) wholeStatus {
 	t.Helper()
 	var text bytes.Buffer
 	var got wholeStatus
-	if err := errors.Join(s.writeStatus(&text), json.Unmarshal(text.Bytes(), &got)); err != nil {
+	if err := errors.Join(s.writeStatus(&text, ""), json.Unmarshal(text.Bytes(), &got)); err != nil {
 		t.Fatal(err)
 	}
 	return got

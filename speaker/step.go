@@ -12,6 +12,7 @@ import (
 	"github.com/landfall-lb/landfall/speaker/gate"
 	"github.com/landfall-lb/landfall/speaker/handoff"
 	"github.com/landfall-lb/landfall/speaker/l2"
+	"github.com/landfall-lb/landfall/speaker/neighbors"
 	"github.com/landfall-lb/landfall/speaker/ownership"
 	"github.com/landfall-lb/landfall/speaker/partition"
 	"github.com/landfall-lb/landfall/speaker/plan"
@@ -49,6 +50,9 @@ func (s *speaker) step(now time.Time) (again time.Duration) {
 	divided, wait := s.divide(now, dirty.vips)
 	then(wait)
 	facts := s.facts()
+	if dirty.all || dirty.nodes || dirty.links || divided {
+		s.to.neighbors.Set(neighbors.Desired{Interfaces: facts.Interfaces, Nodes: s.others()})
+	}
 	services := s.lookup()
 	then(s.route(now, facts, dirty, services))
 	decided, changed, wait := s.own(now, facts, dirty.vips, services)
@@ -76,6 +80,33 @@ func addresses(nodes map[string]lb.Node) map[string][]netip.Addr {
 		all[name] = node.Addresses
 	}
 	return all
+}
+
+// others returns the addresses of the other Nodes, true for those whose speaker lives. A node that
+// may be cut off does not know: for it, all live that were not dead before.
+func (s *speaker) others() map[netip.Addr]bool {
+	speakers := s.rooms.partition.Speakers()
+	live := make(map[string]bool, len(speakers.Live)+len(speakers.Missing))
+	for _, name := range speakers.Live {
+		live[name] = true
+	}
+	if s.rooms.partition.CutOff() {
+		for _, name := range speakers.Missing {
+			live[name] = true
+		}
+	}
+	for _, name := range s.rooms.partition.Dead() {
+		delete(live, name)
+	}
+	others := map[netip.Addr]bool{}
+	for name, node := range s.from.nodes.All() {
+		for _, addr := range node.Addresses {
+			if name != s.self {
+				others[addr] = live[name]
+			}
+		}
+	}
+	return others
 }
 
 // look reports whether the interfaces that may answer differ from those of the last step, and tells

@@ -42,6 +42,8 @@ type Case struct {
 	SNAT bool
 	// Own gives the node the VIP as an address of its own.
 	Own bool
+	// Unpooled leaves the VIPs out of all pools.
+	Unpooled bool
 	// Sticky sends all connections to one of the endpoints of Want.
 	Sticky bool
 	// Invalid is for a packet of no connection, which conntrack finds invalid.
@@ -107,7 +109,13 @@ func (c Case) Plan(w World) (plan.Service, plan.Config) {
 	svc, endpoints := c.Objects(w)
 	planned := plan.New(svc, endpoints, plan.Node{Name: Here, Zone: c.Zone, Addresses: []netip.Addr{w.Node}})
 	planned.Scheduler = c.Scheduler
-	return planned, config
+	claims, pools := plan.NewClaims(), map[string][]lb.Range{"lan": {w.Pool}}
+	if c.Unpooled {
+		pools = nil
+	}
+	claims.Configure(plan.ExternalIPs{Pools: pools}, nil)
+	claims.Set(planned)
+	return claims.Grant(planned), config
 }
 
 // Source returns who connects.

@@ -9,10 +9,22 @@ import (
 )
 
 // CheckPings fails the test unless addresses of Services answer ping where they are delivered, and
-// only there; cluster IPs never do. program puts a case into the node's kernel.
+// only there; cluster IPs never do. Nobody refuses a ping to another address, as that would be an
+// answer too. program puts a case into the node's kernel.
 func (s *Site) CheckPings(t *testing.T, program func(*testing.T, Case)) {
 	on := func(_ World, c *plan.Config) { c.AnswerPing = true }
 	off := func(_ World, c *plan.Config) { c.AnswerPing = false }
+	// A ping that is not answered goes on, and ends as "host unreachable".
+	s.Node.Run(t, "nft", `
+		table inet refusals {
+			counter seen {}
+			chain output {
+				type filter hook output priority 0
+				icmp type destination-unreachable icmp code port-unreachable counter name seen
+				icmpv6 type destination-unreachable icmpv6 code port-unreachable counter name seen
+			}
+		}`)
+	refusals := func(t *testing.T) string { return s.Node.Run(t, "nft", "reset", "counter", "inet", "refusals", "seen") }
 	for _, tt := range []struct {
 		c        Case
 		answered string // of vip, external, cluster
@@ -26,7 +38,11 @@ func (s *Site) CheckPings(t *testing.T, program func(*testing.T, Case)) {
 		t.Run(tt.c.Name, func(t *testing.T) {
 			program(t, tt.c)
 			s.Node.Run(t, "conntrack", "-F")
+			refusals(t)
 			for _, to := range []string{"vip", "external", "cluster"} {
+				if to == "cluster" && !strings.Contains(refusals(t), "packets 0 ") {
+					t.Errorf("pings to the addresses before were refused")
+				}
 				for _, from := range []string{"outside", "pod", "node"} {
 					c := Case{From: from, To: to}
 					want := strings.Contains(tt.answered, to)

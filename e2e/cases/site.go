@@ -267,16 +267,17 @@ func (s Seen) String() string {
 // See sends the case's packets and returns how they end, in the words of the table.
 func (s *Site) See(t *testing.T, c Case) Seen {
 	t.Helper()
-	return c.InWords(s.Look(t, c))
+	return c.InWords(s.World, s.Look(t, c))
 }
 
 // InWords returns what Look has returned in the words of the table.
-func (c Case) InWords(seen Seen) Seen {
+func (c Case) InWords(w World, seen Seen) Seen {
+	hosts := slices.Contains(append(c.LocalAddresses(w), w.Outside), c.Destination(w).Addr())
 	switch {
 	case seen.Ends == Passed:
 		seen.Ends = "none"
-	case c.Want == "none" && !c.Invalid && (seen.Ends == Silence || seen.Ends == Refused):
-		seen.Ends = "none" // no node has the address, or this node has it and refuses
+	case c.Want == "none" && !c.Invalid && (seen.Ends == Silence || seen.Ends == Refused && hosts):
+		seen.Ends = "none" // no host has the address, or the one that has it refuses
 	case seen.Ends == Silence:
 		seen.Ends = "drop"
 	}

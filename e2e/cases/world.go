@@ -15,6 +15,7 @@ type World struct {
 	ClusterIP, VIP, VIP2, External      netip.Addr
 	Unallocated                         netip.Addr // of the cluster IPs
 	Pods, Loopback, ClusterIPs          netip.Prefix
+	Pool                                lb.Range // of the VIPs
 }
 
 // Names of the nodes, and their zones.
@@ -48,7 +49,7 @@ func WorldOf(family lb.Family) World {
 		}
 		return netip.MustParsePrefix(v4)
 	}
-	return World{
+	w := World{
 		Family: family,
 		Node:   at("172.31.0.1", "fd31::1"), Node2: at("172.31.0.4", "fd31::4"),
 		Outside: at("172.31.0.2", "fd31::2"), Stranger: at("172.31.0.3", "fd31::3"),
@@ -61,6 +62,8 @@ func WorldOf(family lb.Family) World {
 		Unallocated: at("10.96.0.99", "fd00:10:96::99"), ClusterIPs: net("10.96.0.0/16", "fd00:10:96::/112"),
 		Pods: net("192.168.0.0/16", "fd00:10::/48"), Loopback: net("127.0.0.1/32", "::1/128"),
 	}
+	w.Pool = lb.Range{From: w.VIP, To: w.VIP2}
+	return w
 }
 
 // Other returns the same in the other family.

@@ -83,7 +83,7 @@ func DaemonSet(c *Client, namespace, name string, changed func(name string)) *Ta
 		fieldSelector: fields.OneTermEqualSelector("metadata.name", name).String(),
 	},
 		objects[string, lb.DaemonSet, *appsv1.DaemonSet]{table, func(o *appsv1.DaemonSet) (string, lb.DaemonSet) {
-			return o.Name, lb.DaemonSet{Stays: o.DeletionTimestamp == nil, Ready: int(o.Status.NumberReady)}
+			return o.Name, convertDaemonSet(o)
 		}})
 	return table
 }

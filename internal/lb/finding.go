@@ -24,7 +24,9 @@ func (f Finding) About(subject string) Finding {
 // DaemonSet is what started a program on the nodes.
 type DaemonSet struct {
 	Stays bool // it is there, and not being deleted
-	Ready int  // on how many nodes its pod is ready
+	// Orphans is set while it is being deleted without its pods (kubectl delete --cascade=orphan).
+	Orphans bool
+	Ready   int // on how many nodes its pod is ready
 }
 
 // Reasons around nodes: what a program finds there that keeps traffic from being delivered.

@@ -1,15 +1,17 @@
 package links
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
-// Gateway is a next hop of a default route in the main table.
+// Gateway is a next hop of a route in the main table.
 type Gateway struct {
 	Addr      netip.Addr
 	Interface int // index of the interface that leads to it
@@ -18,13 +20,33 @@ type Gateway struct {
 // Gateways returns the next hops of all default routes in the kernel. netns.None() is the namespace
 // of the calling process.
 func Gateways(ns netns.NsHandle) ([]Gateway, error) {
+	routes, err := mainRoutes(ns)
+	if err != nil {
+		return nil, err
+	}
+	return gateways(slices.DeleteFunc(routes, func(r netlink.Route) bool { return !isDefault(r) })), nil
+}
+
+// NextHops returns the next hops of all routes in the kernel, each once. netns.None() is the
+// namespace of the calling process.
+func NextHops(ns netns.NsHandle) ([]Gateway, error) {
+	routes, err := mainRoutes(ns)
+	if err != nil {
+		return nil, err
+	}
+	all := gateways(routes)
+	slices.SortFunc(all, func(a, b Gateway) int {
+		return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Interface, b.Interface))
+	})
+	return slices.Compact(all), nil
+}
+
+func mainRoutes(ns netns.NsHandle) ([]netlink.Route, error) {
 	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink: %w", err)
 	}
 	defer handle.Close()
-	// Without a destination in the filter the kernel returns the whole table; gateways selects the
-	// default routes.
 	routes, err := complete(func() ([]netlink.Route, error) {
 		return handle.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_MAIN},
 			netlink.RT_FILTER_TABLE)
@@ -32,7 +54,15 @@ func Gateways(ns netns.NsHandle) ([]Gateway, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list routes: %w", err)
 	}
-	return gateways(routes), nil
+	return routes, nil
+}
+
+func isDefault(r netlink.Route) bool {
+	if r.Dst == nil {
+		return true
+	}
+	ones, _ := r.Dst.Mask.Size()
+	return ones == 0 && r.Dst.IP.IsUnspecified()
 }
 
 func gateways(routes []netlink.Route) []Gateway {
@@ -46,11 +76,6 @@ func gateways(routes []netlink.Route) []Gateway {
 		}
 	}
 	for _, r := range routes {
-		if r.Dst != nil {
-			if ones, _ := r.Dst.Mask.Size(); ones > 0 || !r.Dst.IP.IsUnspecified() {
-				continue
-			}
-		}
 		add(r.LinkIndex, r.Gw, r.Via)
 		for _, hop := range r.MultiPath {
 			add(hop.LinkIndex, hop.Gw, hop.Via)

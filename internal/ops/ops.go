@@ -137,12 +137,12 @@ func (p Program) run(args []string, env environment, stdout, stderr io.Writer) e
 		fmt.Fprintf(stdout, "%s %s (%s)\n", p.Name, BuildVersion(), runtime.Version())
 		return nil
 	}
-	level, err := parseLevel(common.logLevel)
+	log, err := newLog(stderr, common.logLevel, common.logFormat)
 	if err != nil {
 		return err
 	}
 	rt := &Runtime{
-		Log:        slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level})),
+		Log:        log,
 		Metrics:    newRegistry(),
 		Kubeconfig: common.kubeconfig,
 		APIServers: common.apiServers,
@@ -151,7 +151,7 @@ func (p Program) run(args []string, env environment, stdout, stderr io.Writer) e
 		Stdout:     stdout,
 	}
 	if p.StatusSocket != "" && slices.Equal(rt.Args, []string{statusArgument}) {
-		return printStatus(context.Background(), common.statusSocket, stdout)
+		return printStatus(context.Background(), common.statusSocket, common.statusOnly, stdout)
 	}
 	rt.server = newServer(rt.Log, rt.Metrics)
 	return p.serve(rt, common, env)
@@ -163,6 +163,10 @@ func (p Program) serve(rt *Runtime, common *commonFlags, env environment) error 
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	context.AfterFunc(ctx, stop)
+	profiles, err := common.listenPprof()
+	if err != nil {
+		return err
+	}
 	listeners, err := common.listen(rt, env)
 	if err != nil {
 		return err
@@ -172,6 +176,9 @@ func (p Program) serve(rt *Runtime, common *commonFlags, env environment) error 
 	group.Go(func() error { return rt.server.run(serverCtx, listeners) })
 	if common.statusSocket != "" {
 		group.Go(func() error { rt.server.runLocal(serverCtx, common.statusSocket); return nil })
+	}
+	if profiles != nil {
+		group.Go(func() error { return rt.server.runPprof(serverCtx, profiles) })
 	}
 	group.Go(func() error {
 		defer stopServer() // serve metrics and health until the work has ended
@@ -205,10 +212,10 @@ func (c *commonFlags) listen(rt *Runtime, env environment) ([]net.Listener, erro
 }
 
 type commonFlags struct {
-	kubeconfig, nodeName, logLevel, metricsBindAddress string
-	statusSocket, certFile, keyFile                    string
-	apiServers                                         []string
-	version, metricsSecure                             bool
+	kubeconfig, nodeName, logLevel, logFormat, metricsBindAddress string
+	statusSocket, statusOnly, certFile, keyFile, pprofAddress     string
+	apiServers                                                    []string
+	version, metricsSecure                                        bool
 }
 
 func (p Program) addCommon(flags *pflag.FlagSet, env environment) *commonFlags {
@@ -223,6 +230,7 @@ func (p Program) addCommon(flags *pflag.FlagSet, env environment) *commonFlags {
 	flags.StringVar(&c.nodeName, "node-name", cmp.Or(node, host),
 		"name of this node's Node object (default: $NODE_NAME, else the host name)")
 	flags.StringVar(&c.logLevel, "log-level", "info", "lowest level to log: debug, info, warn or error")
+	flags.StringVar(&c.logFormat, "log-format", "text", "text (key=value) or json (one object on each line)")
 	flags.StringVar(&c.metricsBindAddress, "metrics-bind-address", p.MetricsBindAddress,
 		"address:port of /metrics, /healthz and /readyz, or several with commas; localhost stands for 127.0.0.1, node for "+
 			`$NODE_IP, and no address for all; "" or 0 switches them off`)
@@ -235,7 +243,13 @@ func (p Program) addCommon(flags *pflag.FlagSet, env environment) *commonFlags {
 	if p.StatusSocket != "" {
 		flags.StringVar(&c.statusSocket, "status-socket", p.StatusSocket,
 			`Unix socket of the status, for root only; the argument status prints it; "" switches it off`)
+		flags.StringVar(&c.statusOnly, "status-only", "",
+			"what of its list the argument status prints: VIPs, with commas, or the namespace/name of a Service; - for nothing "+
+				"(default: all)")
 	}
+	flags.StringVar(&c.pprofAddress, "pprof-address", "",
+		"loopback address:port that serves Go's profiles below /debug/pprof/ to every process of the node, such as "+
+			"localhost:6060 (default: none)")
 	flags.BoolVar(&c.version, "version", false, "print the version and exit")
 	return &c
 }
@@ -266,6 +280,21 @@ func parse(flags *pflag.FlagSet, args []string, env environment) error {
 // --log-level.
 func EnvName(flag string) string {
 	return "LANDFALL_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}
+
+func newLog(w io.Writer, level, format string) (*slog.Logger, error) {
+	least, err := parseLevel(level)
+	if err != nil {
+		return nil, err
+	}
+	options := &slog.HandlerOptions{Level: least}
+	switch format {
+	case "text":
+		return slog.New(slog.NewTextHandler(w, options)), nil
+	case "json":
+		return slog.New(slog.NewJSONHandler(w, options)), nil
+	}
+	return nil, Usagef("--log-format: %q is neither text nor json", format)
 }
 
 func parseLevel(s string) (slog.Level, error) {

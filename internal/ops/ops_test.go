@@ -71,6 +71,13 @@ func TestMistakesAreOneClearLine(t *testing.T) {
 			want: "environment variable LANDFALL_COUNT"},
 		{name: "bad level", args: []string{"--log-level=loud"}, code: 2,
 			want: `--log-level: "loud" is none of debug, info, warn, error`},
+		{name: "bad format", args: []string{"--log-format=xml"}, code: 2, want: `--log-format: "xml" is neither text nor json`},
+		{name: "profiles for everybody", args: []string{"--pprof-address=:6060"}, code: 2,
+			want: `--pprof-address: ":6060" is not a loopback address and a port`},
+		{name: "profiles for the LAN", args: []string{"--pprof-address=192.0.2.1:6060"}, code: 2, want: "is not a loopback"},
+		{name: "profiles without a port", args: []string{"--pprof-address=127.0.0.1"}, code: 2, want: "is not a loopback"},
+		{name: "profiles where somebody listens", args: []string{"--pprof-address=" + taken.Addr().String()}, code: 1,
+			want: "--pprof-address: listen tcp"},
 		{name: "bad address", args: []string{"--metrics-bind-address=7480"}, code: 2, want: `"7480" is not address:port`},
 		{name: "address in use", args: []string{"--metrics-bind-address=" + taken.Addr().String()}, code: 1,
 			want: "address already in use"},
@@ -97,6 +104,35 @@ func TestHelpAndVersion(t *testing.T) {
 	}
 	if got := runProgram(p, nil, "--version"); got.code != 0 || !strings.HasPrefix(got.stdout, "prog ") {
 		t.Errorf("--version: %+v", got)
+	}
+}
+
+func TestLogsAreTextOrJSON(t *testing.T) {
+	for format, want := range map[string]string{"text": `msg=hello pool=lan`, "json": `"msg":"hello","pool":"lan"}`} {
+		p := Program{Name: "prog", Run: func(_ context.Context, rt *Runtime) error {
+			rt.Log.Info("hello", "pool", "lan")
+			return nil
+		}}
+		if got := runProgram(p, nil, "--log-format="+format); got.code != 0 || !strings.Contains(got.stderr, want) {
+			t.Errorf("%s: %+v, want %q", format, got, want)
+		}
+	}
+}
+
+func TestProfiles(t *testing.T) {
+	address := ownAddress()
+	for path, want := range map[string]int{"/debug/pprof/": 200, "/debug/pprof/heap": 200,
+		"/debug/pprof/profile?seconds=1": 200, "/debug/pprof/cmdline": 404, "/healthz": 404, "/metrics": 404} {
+		p := Program{Name: "prog", Run: func(context.Context, *Runtime) error {
+			code, body, err := get(client("127.0.0.1"), "http://"+address+path, "")
+			if err != nil || code != want {
+				t.Errorf("%s: %d %q, %v; want %d", path, code, body, err, want)
+			}
+			return nil
+		}}
+		if got := runProgram(p, nil, "--pprof-address="+address); got.code != 0 {
+			t.Errorf("%s: %+v", path, got)
+		}
 	}
 }
 

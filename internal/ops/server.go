@@ -102,7 +102,7 @@ func (s *server) serve(ctx context.Context, listener net.Listener, handler http.
 	stop := context.AfterFunc(ctx, func() { srv.Close() })
 	defer stop()
 	if err := srv.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve metrics on %s: %w", listener.Addr(), err)
+		return fmt.Errorf("serve on %s: %w", listener.Addr(), err)
 	}
 	return nil
 }

@@ -50,6 +50,7 @@ type Actor struct {
 	mu      sync.Mutex
 	updated bool // the cluster is known
 	begun   bool
+	left    bool // Withdraw was called
 	all     deliveries
 	readers map[*subscriber]bool
 	// speaker is the reader that said all last; nil when that one is gone. said is what it has said,
@@ -110,7 +111,24 @@ func (a *Actor) Update(changes map[lb.Key][]lb.Delivery) {
 	a.update(changes)
 }
 
+// Withdraw has readers hear that this node delivers nothing any more, whatever Begin and Update say:
+// the proxy is about to take its rules away. It never blocks.
+func (a *Actor) Withdraw() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	nothing := make(map[lb.Key][]lb.Delivery, len(a.all))
+	for service := range a.all {
+		nothing[service] = nil
+	}
+	a.update(nothing)
+	a.begun, a.left = true, true
+	a.poke()
+}
+
 func (a *Actor) update(changes map[lb.Key][]lb.Delivery) {
+	if a.left {
+		return
+	}
 	a.updated = true
 	changed := false
 	for service, now := range changes {

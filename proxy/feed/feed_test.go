@@ -209,6 +209,42 @@ func TestContract6StoppingSaysNothing(t *testing.T) {
 	}
 }
 
+// A proxy that is about to remove its rules takes back all it has said, and says nothing else after
+// that, whatever is planned; new readers hear it too.
+func TestContract3WithdrawComesFirst(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "feed.sock")
+	a := start(t, path)
+	one := delivery("one", "192.0.2.1", 1)
+	a.Update(map[lb.Key][]lb.Delivery{key("one"): {one}})
+	a.Begin(nil)
+	r := dial(t, path)
+	r.next()
+	a.Withdraw()
+	said := r.next()
+	for len(said.Removed) == 0 && len(said.Deliveries) == 0 { // a beat
+		said = r.next()
+	}
+	if d := cmp.Diff(lb.FeedMessage{Removed: []lb.DeliveryKey{one.Key()}}, said,
+		cmpopts.EquateComparable(netip.Addr{})); d != "" {
+		t.Errorf("message (-want +got):\n%s", d)
+	}
+	a.Update(map[lb.Key][]lb.Delivery{key("two"): {delivery("two", "192.0.2.2", 1)}})
+	a.Begin(map[lb.Key][]lb.Delivery{key("one"): {one}})
+	r.expect(lb.FeedMessage{}) // the beat
+	dial(t, path).expect(lb.FeedMessage{Complete: true})
+}
+
+// Even a proxy that has never known the cluster does: the speaker still trusts the one before it.
+func TestContract3WithdrawBeforeAllIsKnown(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "feed.sock")
+	a := start(t, path)
+	r := dial(t, path)
+	r.expect(lb.FeedMessage{Waiting: true})
+	a.Withdraw()
+	for !r.next().Complete { // it may say once more that it waits
+	}
+}
+
 // The file that a killed proxy leaves is in nobody's way; a living proxy is not pushed aside, and
 // is succeeded when it ends.
 func TestContract6SocketOfAPredecessor(t *testing.T) {

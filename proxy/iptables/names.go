@@ -23,6 +23,7 @@ const (
 	chainForward      = prefix + "FORWARD"
 	chainEcho         = prefix + "ECHO" // addresses that answer ping
 	chainClusterIPs   = prefix + "CLUSTER-IPS"
+	chainVIPs         = prefix + "VIPS"
 	chainRefuse       = prefix + "REFUSE"
 	chainMasquerade   = prefix + "MARK-MASQ"
 	chainPostrouting  = prefix + "POSTROUTING"

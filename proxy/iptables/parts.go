@@ -65,7 +65,7 @@ func (r renderer) byPort(s plan.Service) map[string]contribution {
 		ports[suffix(s.Key, p)] = c
 	}
 	c := contribution{chains: chains{}}
-	if r.healthPort(&c, s, len(ports) > 0); len(c.entries) > 0 {
+	if r.once(&c, s, len(ports) > 0); len(c.entries) > 0 {
 		ports[""] = c
 	}
 	return ports

@@ -72,16 +72,23 @@ func (r renderer) service(s plan.Service) contribution {
 			r.port(&c, s.Key, p, s.AffinityTimeout)
 		}
 	}
-	r.healthPort(&c, s, len(c.entries) > 0)
+	r.once(&c, s, len(c.entries) > 0)
 	return c
 }
 
-// healthPort lets connections to the health check node port of a Service with ports pass.
-func (r renderer) healthPort(c *contribution, s plan.Service, ports bool) {
-	if s.HealthPort != 0 && ports {
+// once renders what a Service with ports brings besides them: connections to its health check node
+// port pass, and those to its VIPs that no rule has translated are refused.
+func (r renderer) once(c *contribution, s plan.Service, ports bool) {
+	if !ports {
+		return
+	}
+	if s.HealthPort != 0 {
 		c.put(place{filter: true, chain: chainNodePorts}, rule{
 			protocol: lb.TCP, comment: s.Key.String() + " health check node port", port: s.HealthPort, target: "ACCEPT",
 		})
+	}
+	for _, vip := range s.SoleOf(r.family) {
+		c.put(place{filter: true, chain: chainVIPs}, rule{dst: host(vip), target: chainRefuse})
 	}
 }
 

@@ -139,22 +139,28 @@ func (f *family) all(keys []lb.Key) tables {
 	return f.ruleset(services)
 }
 
-// refusals returns the rules of a Service in the table filter about its cluster IPs, as far as a
-// predecessor has left them in the kernel. A jump to where it has left none is not kept: the chain
-// goes.
+// refusals returns the rules of a Service in the table filter about its cluster IPs and its VIPs, as
+// far as a predecessor has left them in the kernel. A jump to where it has left none is not kept:
+// the chain goes.
 func (f *family) refusals(c contribution) contribution {
 	var left []entry
 	there := map[string]bool{}
 	for _, e := range c.entries {
-		if e.filter && strings.HasPrefix(e.chain, chainClusterIPs) && slices.Contains(f.have.filter[e.chain], e.rule) {
+		if e.filter && refuses(e.chain) && slices.Contains(f.have.filter[e.chain], e.rule) {
 			left = append(left, e)
 			there[e.chain] = true
 		}
 	}
 	return contribution{entries: slices.DeleteFunc(left, func(e entry) bool {
 		to := target(e.rule)
-		return strings.HasPrefix(to, chainClusterIPs) && !there[to]
+		return refuses(to) && !there[to]
 	})}
+}
+
+// refuses reports whether a chain refuses what comes for an address of a Service and is not served
+// there.
+func refuses(chain string) bool {
+	return strings.HasPrefix(chain, chainClusterIPs) || strings.HasPrefix(chain, chainVIPs)
 }
 
 // ruleset returns all of our chains for the given Services.

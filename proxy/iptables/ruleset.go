@@ -20,6 +20,7 @@ func (r renderer) hooks() tables {
 	services := jump("landfall service portals", newConnections, chainServices)
 	external := jump("landfall externally-visible service portals", newConnections, chainExternal)
 	healthPorts := jump("landfall health check service ports", "", chainNodePorts)
+	vips := jump("landfall: port or protocol that no Service has at a VIP", newConnections, chainVIPs)
 	t := tables{
 		nat: chains{
 			"PREROUTING":  {portals},
@@ -29,8 +30,8 @@ func (r renderer) hooks() tables {
 		filter: chains{
 			// What has no endpoint is refused before the firewall could drop it in silence.
 			"INPUT":   {healthPorts, external, firewall},
-			"FORWARD": {forward, services, external, firewall},
-			"OUTPUT":  {services, external, firewall}, // a node that connects is refused as fast as anybody
+			"FORWARD": {forward, services, external, firewall, vips},
+			"OUTPUT":  {services, external, firewall, vips}, // a node that connects is refused as fast as anybody
 		},
 	}
 	if r.loopbackNodePorts() {
@@ -67,6 +68,11 @@ func (r renderer) base() tables {
 				rule{target: r.refuse(lb.UDP)}.String(),
 			},
 			chainClusterIPs: {},
+			chainVIPs: {
+				rule{comment: "landfall: served by somebody", match: "-m conntrack --ctstate DNAT", target: "RETURN"}.String(),
+				rule{comment: "landfall: addresses of the node", match: toLocalAddress, target: "RETURN"}.String(),
+				r.echoRequests(rule{comment: "landfall: pings", target: "RETURN"}),
+			},
 			chainForward: {
 				rule{comment: "landfall service traffic", match: "-m mark --mark " + mark + "/" + mark, target: "ACCEPT"}.String(),
 				rule{comment: "landfall replies", match: "-m conntrack --ctstate RELATED,ESTABLISHED", target: "ACCEPT"}.String(),

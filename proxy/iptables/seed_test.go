@@ -70,9 +70,10 @@ func seed(nginx func(*lb.Service)) map[lb.Key]plan.Service {
 		ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
 	}
 	dnsOn := map[string][]string{"k8s-worker-177": {"192.168.77.2"}}
-	return plans(
-		plan.New(svc, endpoints(key, "", lb.TCP, 80,
-			map[string][]string{"k8s-worker-178": {"192.168.189.131"}, "k8s-worker-179": {"192.168.100.1"}}), node),
+	web := plan.New(svc, endpoints(key, "", lb.TCP, 80,
+		map[string][]string{"k8s-worker-178": {"192.168.189.131"}, "k8s-worker-179": {"192.168.100.1"}}), node)
+	web.Sole = web.VIPs
+	return plans(web,
 		plan.New(dns, slices.Concat(endpoints(dns.Key, "dns", lb.UDP, 53, dnsOn),
 			endpoints(dns.Key, "dns-tcp", lb.TCP, 53, dnsOn)), node),
 		plan.New(kubernetes, endpoints(kubernetes.Key, "https", lb.TCP, 6443, map[string][]string{"": {"172.26.236.176"}}),

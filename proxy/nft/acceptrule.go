@@ -3,19 +3,17 @@ package nft
 import (
 	"bytes"
 	"encoding/binary"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/proxy/nfnetlink"
+	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
 // rule is what a rule does with a packet.
 type rule struct {
-	accepts bool   // it may accept
-	to      string // the chain that it jumps or goes to
-	accept  Accept // what must be true first
-	loaded  loaded // what the register has that the next expression compares
+	plan.ForwardRule
+	loaded loaded // what the register has that the next expression compares
 }
 
 // loaded is what an expression has loaded to be compared.
@@ -35,18 +33,14 @@ const (
 // The bits of states of known connections, in ct state and in iptables' match conntrack alike.
 const knownStates = 1<<1 | 1<<2 // established, related
 
-// harmless are iptables' targets that do not accept a packet.
-var harmless = []string{"AUDIT", "CLASSIFY", "CONNMARK", "DSCP", "HL", "LOG", "MARK", "NFLOG", "REJECT", "SET",
-	"TCPMSS",
-	"TRACE", "TTL"}
-
 // readRule reads the expressions of a rule.
 func readRule(expressions []byte) (r rule) {
 	for _, e := range nfnetlink.All(expressions) {
 		data := nfnetlink.Get(e, unix.NFTA_EXPR_DATA)
 		before := r.loaded
 		r.loaded = loaded{}
-		switch nfnetlink.GetText(e, unix.NFTA_EXPR_NAME) {
+		name := nfnetlink.GetText(e, unix.NFTA_EXPR_NAME)
+		switch name {
 		case "meta":
 			r.loaded.what = loadedMeta(data)
 		case "payload":
@@ -67,30 +61,58 @@ func readRule(expressions []byte) (r rule) {
 			}
 		case "cmp":
 			r.compare(before, data)
+			r.Conditional = true
 		case "match":
-			if nfnetlink.GetText(data, unix.NFTA_MATCH_NAME) == "conntrack" {
-				r.accept.Established = r.accept.Established || onlyKnown(data)
+			switch nfnetlink.GetText(data, unix.NFTA_MATCH_NAME) {
+			case "comment":
+			case "conntrack":
+				r.Established = r.Established || onlyKnown(data)
+				r.Conditional = true
+			default:
+				r.Conditional = true
 			}
 		case "immediate":
-			code, ok := nfnetlink.GetNumber(data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CODE)
-			r.accepts = r.accepts || ok && code == acceptVerdict
-			if to := nfnetlink.GetText(data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT,
-				unix.NFTA_VERDICT_CHAIN); to != "" {
-				r.to = to
-			}
+			r.verdict(nfnetlink.Get(data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT))
 		case "lookup": // in a map it may find any verdict
 			register, ok := nfnetlink.GetNumber(data, unix.NFTA_LOOKUP_DREG)
-			r.accepts = r.accepts || ok && register == unix.NFT_REG_VERDICT
+			if ok && register == unix.NFT_REG_VERDICT {
+				r.Verdict = plan.VerdictAccept
+			}
+			r.Conditional = true
 		case "queue": // another program decides
-			r.accepts = true
+			r.Verdict = plan.VerdictAccept
+		case "reject":
+			r.Verdict = plan.VerdictDrop
 		case "target":
-			r.accepts = r.accepts || !slices.Contains(harmless, nfnetlink.GetText(data, unix.NFTA_TARGET_NAME))
+			r.Verdict = plan.VerdictOf(nfnetlink.GetText(data, unix.NFTA_TARGET_NAME))
+		case "counter", "log":
+		default:
+			r.Conditional = true
 		}
 	}
 	return r
 }
 
+// verdict notes the verdict of an expression, which may be none: it loads something else then.
+func (r *rule) verdict(data []byte) {
+	code, ok := nfnetlink.GetNumber(data, unix.NFTA_VERDICT_CODE)
+	if !ok {
+		return
+	}
+	switch int32(code) {
+	case unix.NFT_JUMP, unix.NFT_GOTO:
+		r.To, r.Goto = nfnetlink.GetText(data, unix.NFTA_VERDICT_CHAIN), int32(code) == unix.NFT_GOTO
+	case unix.NFT_RETURN:
+		r.Verdict = plan.VerdictReturn
+	case dropVerdict:
+		r.Verdict = plan.VerdictDrop
+	case acceptVerdict:
+		r.Verdict = plan.VerdictAccept
+	}
+}
+
 const (
+	dropVerdict    = 0 // NF_DROP
 	acceptVerdict  = 1 // NF_ACCEPT
 	protocolOffset = 9 // of the protocol in the header of IPv4
 )
@@ -117,11 +139,11 @@ func (r *rule) compare(with loaded, data []byte) {
 			if !whole && len(value) < unix.IFNAMSIZ {
 				name = append(bytes.Clone(name), '*')
 			}
-			r.accept.Interfaces = append(r.accept.Interfaces, string(name))
+			r.Interfaces = append(r.Interfaces, string(name))
 		}
 	case loadedProtocol:
 		if equal && len(value) == 1 && (value[0] == unix.IPPROTO_ICMP || value[0] == unix.IPPROTO_ICMPV6) {
-			r.accept.ICMP = true
+			r.ICMP = true
 		}
 	case loadedState:
 		if len(value) != 4 {
@@ -130,7 +152,7 @@ func (r *rule) compare(with loaded, data []byte) {
 		state := binary.NativeEndian.Uint32(value)
 		some := op == unix.NFT_CMP_NEQ && state == 0 && with.mask&^knownStates == 0
 		one := equal && state != 0 && state&^knownStates == 0
-		r.accept.Established = r.accept.Established || some || one
+		r.Established = r.Established || some || one
 	}
 }
 

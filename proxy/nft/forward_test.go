@@ -9,7 +9,22 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/landfall-lb/landfall/internal/nstest"
+	"github.com/landfall-lb/landfall/proxy/plan"
 )
+
+type rules = map[string][]plan.ForwardRule
+
+var (
+	unknown, established, icmp = plan.Accept{}, plan.Accept{Established: true}, plan.Accept{ICMP: true}
+	all, reject                = plan.ForwardRule{Verdict: plan.VerdictAccept}, plan.ForwardRule{Verdict: plan.VerdictDrop}
+)
+
+func on(name string) plan.Accept { return plan.Accept{Interfaces: []string{name}} }
+
+// accept is a rule that accepts packets of which something is known.
+func accept(what plan.Accept) plan.ForwardRule {
+	return plan.ForwardRule{Accept: what, Conditional: true, Verdict: plan.VerdictAccept}
+}
 
 // TestForwardChains reads what other programs do with forwarded packets.
 func TestForwardChains(t *testing.T) {
@@ -54,6 +69,14 @@ table ip6 mine {
 	}
 	chain none { type filter hook forward priority 6; policy drop; jump mutual; }
 	chain mutual { drop; }
+	chain jumped { reject; }
+	chain few { }
+	chain passes {
+		type filter hook forward priority 7;
+		tcp dport 1 jump jumped
+		jump few
+		return
+	}
 }
 table arp mine {
 	chain fw { type filter hook input priority 5; policy drop; }
@@ -62,19 +85,22 @@ table arp mine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	slices.SortFunc(chains, func(a, b ForwardChain) int {
+	slices.SortFunc(chains, func(a, b plan.ForwardChain) int {
 		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Name, b.Name))
 	})
 	const in = "FORWARD"
-	want := []ForwardChain{
-		{Family: "inet", Table: "firewalld", Name: "filter_FORWARD"},
-		{Family: "ip", Table: "filter", Name: in, Drops: true, Accepts: []Accept{
-			{Chain: in, Established: true}, {Chain: in, Established: true}, {Chain: in},
-			{Chain: in, Interfaces: []string{"docker0"}}, {Chain: in, Interfaces: []string{"cali*"}}, {Chain: in},
-			{Chain: in, ICMP: true}, {Chain: in, ICMP: true}, {Chain: in, Interfaces: []string{"docker0"}},
-			{Chain: in, Established: true}, {Chain: "FLANNEL-FWD"}, {Chain: "OTHER"}}},
-		{Family: "ip6", Table: "mine", Name: "fw", Drops: true, Accepts: []Accept{{Chain: "fw"}}},
-		{Family: "ip6", Table: "mine", Name: "none", Drops: true},
+	want := []plan.ForwardChain{
+		{Family: "inet", Table: "firewalld", Name: "filter_FORWARD", Rules: rules{"filter_FORWARD": {reject}}},
+		{Family: "ip", Table: "filter", Name: in, Drops: true, Rules: rules{
+			in: {accept(established), accept(established), accept(unknown), accept(on("docker0")), accept(on("cali*")),
+				accept(unknown), accept(icmp), accept(icmp), {Accept: on("docker0"), Conditional: true, To: "BRIDGE"},
+				{Accept: established, Conditional: true, To: "KNOWN"}, {To: "FLANNEL-FWD"}, {}, reject,
+				{Conditional: true, To: "OTHER", Goto: true}},
+			"FLANNEL-FWD": {accept(unknown)}, "OTHER": {all}, "BRIDGE": {all}, "KNOWN": {all}}},
+		{Family: "ip6", Table: "mine", Name: "fw", Drops: true, Rules: rules{"fw": {accept(unknown)}}},
+		{Family: "ip6", Table: "mine", Name: "none", Drops: true, Rules: rules{"none": {{To: "mutual"}}, "mutual": {reject}}},
+		{Family: "ip6", Table: "mine", Name: "passes", Rules: rules{"passes": {
+			{Conditional: true, To: "jumped"}, {To: "few"}, {Verdict: plan.VerdictReturn}}, "few": nil}},
 	}
 	if diff := gocmp.Diff(want, chains); diff != "" {
 		t.Errorf("chains (-want +got):\n%s", diff)
@@ -93,6 +119,7 @@ func TestForwardChainsOfIptables(t *testing.T) {
 		"-A FORWARD -m conntrack --ctstate NEW,RELATED -j ACCEPT", "-A FORWARD -i docker0 ! -o docker0 -j ACCEPT",
 		"-A FORWARD -i virbr+ -j ACCEPT", "-A FORWARD -p icmp --icmp-type 3 -j ACCEPT",
 		"-A FORWARD -p tcp -j REJECT --reject-with tcp-reset", "-A FORWARD -m comment --comment x -j MARK --set-mark 1",
+		"-A FORWARD -m comment --comment x -j REJECT",
 		"-A DOCKER-USER -s 10.0.0.0/8 -j ACCEPT", "-A DOCKER-USER -j RETURN",
 	} {
 		ns.Run(t, "iptables-nft", strings.Fields(rule)...)
@@ -102,10 +129,12 @@ func TestForwardChainsOfIptables(t *testing.T) {
 		t.Fatal(err)
 	}
 	const in = "FORWARD"
-	want := []ForwardChain{{Family: "ip", Table: "filter", Name: in, Drops: true, Accepts: []Accept{
-		{Chain: in, Established: true, Interfaces: []string{"docker0"}}, {Chain: in, Established: true}, {Chain: in},
-		{Chain: in}, {Chain: in, Interfaces: []string{"docker0"}}, {Chain: in, Interfaces: []string{"virbr*"}},
-		{Chain: in, ICMP: true}, {Chain: "DOCKER-USER"}}}}
+	both := on("docker0")
+	both.Established = true
+	want := []plan.ForwardChain{{Family: "ip", Table: "filter", Name: in, Drops: true, Rules: rules{
+		in: {{To: "DOCKER-USER"}, accept(both), accept(established), accept(unknown), accept(unknown), accept(on("docker0")),
+			accept(on("virbr*")), accept(icmp), {Conditional: true, Verdict: plan.VerdictDrop}, {}, reject},
+		"DOCKER-USER": {accept(unknown), {Verdict: plan.VerdictReturn}}}}}
 	if diff := gocmp.Diff(want, chains); diff != "" {
 		t.Errorf("chains (-want +got):\n%s", diff)
 	}

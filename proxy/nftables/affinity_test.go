@@ -241,6 +241,43 @@ func TestAnotherTimeoutWritesWhatItNeeds(t *testing.T) {
 	}
 }
 
+// TestContract11TimeoutsAreFew checks that whatever timeouts tenants set, the rules for them are few,
+// and near what was asked for.
+func TestContract11TimeoutsAreFew(t *testing.T) {
+	memories := map[memory]bool{}
+	for seconds := range day + 1 {
+		asked := time.Duration(seconds) * time.Second
+		for _, groups := range []int{1, 2, 3, 64, 65, 2048, 2049, 1 << 17} {
+			m := memoryOf(asked, groups)
+			if seconds == 0 {
+				if m != 0 {
+					t.Errorf("without a timeout: %x", m)
+				}
+				continue
+			}
+			memories[m] = true
+			off, most := max(asked, secondsOf(m))-min(asked, secondsOf(m)), max(asked/12, time.Second/2)
+			if groups > 2 {
+				most = asked / 2
+			}
+			if off > most || secondsOf(m) < time.Second || secondsOf(m) > day*time.Second {
+				t.Fatalf("%s for %d groups became %s", asked, groups, secondsOf(m))
+			}
+		}
+	}
+	if len(memories) > maxMemories {
+		t.Errorf("%d memories, want %d at most", len(memories), maxMemories)
+	}
+	for _, seconds := range []int{1, 10, 20, 45, 60, 90, 100, 120, 300, 600, 1800, 3600, 7200, 10800, 86400} {
+		if asked := time.Duration(seconds) * time.Second; secondsOf(memoryOf(asked, 2)) != asked {
+			t.Errorf("%s became %s", asked, secondsOf(memoryOf(asked, 2)))
+		}
+	}
+	if m := memoryOf(1000*time.Hour, 1); secondsOf(m) != 24*time.Hour {
+		t.Errorf("more than the API takes became %s", secondsOf(m))
+	}
+}
+
 // TestMemoryNames checks that the name of a set says which memory it is for, and that no other name
 // does.
 func TestMemoryNames(t *testing.T) {

@@ -106,7 +106,7 @@ func (b builder) in(id setID) expr.List {
 	switch {
 	case id.ofGroup():
 		fields = []field{fieldGroup}
-	case id == setClusterIPs, id == setEcho:
+	case id.ofAddress():
 		fields = fields[:1]
 	case id == setHairpin:
 		fields = []field{fieldSource, fieldDestination}
@@ -242,17 +242,17 @@ func (b builder) inNetwork(f field, p netip.Prefix, op expr.CmpOp) expr.List {
 	return append(list, expr.Compare(op, network...))
 }
 
-// unserved renders the drop of connections to cluster IPs that no chain has translated. An
-// address that the node itself has is left alone.
+// unserved renders what happens to connections to addresses of Services that no chain has
+// translated. An address that the node itself has is left alone.
 func (b builder) unserved(networks []netip.Prefix) []nft.Rule {
-	var rules []nft.Rule
+	notLocal := expr.List{&expr.Fib{Register: expr.Reg},
+		expr.Compare(expr.CmpOpNeq, expr.Host32(unix.RTN_LOCAL)...)}
+	rules := []nft.Rule{b.rule("port or protocol that no Service has at a VIP", b.in(setVIPs), notLocal,
+		expr.Goto(chainUnservedVIP))}
 	for _, p := range networks {
 		if lb.FamilyOf(p.Addr()) == b.family {
 			rules = append(rules, b.rule("cluster IP that no Service has", b.inNetwork(fieldDestination, p, expr.CmpOpEq),
-				expr.List{
-					&expr.Fib{Register: expr.Reg},
-					expr.Compare(expr.CmpOpNeq, expr.Host32(unix.RTN_LOCAL)...),
-				}, expr.Drop()))
+				notLocal, expr.Drop()))
 		}
 	}
 	return rules

@@ -123,7 +123,7 @@ func inOrder(a, b entry) int { return a.compare(b.element) }
 
 // isShared reports whether an element can be several Services'.
 func (e element) isShared() bool {
-	return e.set == setClusterIPs || e.set == setEcho || e.set == setHairpin
+	return e.set.ofAddress() || e.set == setHairpin
 }
 
 // diff collects what makes the kernel hold what is wanted, for some Services or frontends.

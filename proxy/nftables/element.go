@@ -57,6 +57,8 @@ const (
 	setEcho
 	// setClusterIPs are addresses that belong to Services alone: what is not served there is refused.
 	setClusterIPs
+	// setVIPs are VIPs of which the same holds, as far as nobody else translates packets to them.
+	setVIPs
 )
 
 // protocol is a transport protocol by its number in the IP header (IANA protocol numbers).
@@ -182,6 +184,9 @@ func (id setID) isMap() bool {
 func (id setID) isNumbered() bool { return id == setRemember || id == setSourceRanges }
 
 func (id setID) ofGroup() bool { return id <= setAffinity }
+
+// ofAddress reports whether the key of a set is an address alone.
+func (id setID) ofAddress() bool { return id == setEcho || id == setClusterIPs || id == setVIPs }
 
 func (id setID) isMixed() bool { return id >= setMixedTCP && id <= setMixedSCTP }
 

@@ -23,7 +23,7 @@ func (e element) appendKey(b []byte, family lb.Family) []byte {
 	}
 	b = append(b, e.addr[:n]...)
 	switch e.set {
-	case setClusterIPs, setEcho:
+	case setEcho, setClusterIPs, setVIPs:
 		return b
 	case setHairpin:
 		return append(b, e.addr[:n]...)
@@ -82,7 +82,7 @@ func (id setID) sizes(family lb.Family) (key, value int) {
 		return 4 + n, 0
 	case id.ofGroup():
 		return 4, 0
-	case id == setClusterIPs, id == setEcho:
+	case id.ofAddress():
 		return n, 0
 	case id == setHairpin:
 		return 2 * n, 0
@@ -119,7 +119,7 @@ func decode(of element, family lb.Family, from nft.Element) (entry, error) {
 	copy(e.addr[:], key[:n])
 	rest := key[n:]
 	switch of.set {
-	case setClusterIPs, setEcho:
+	case setEcho, setClusterIPs, setVIPs:
 		return e, nil
 	case setHairpin:
 		if string(key[:n]) != string(rest) {

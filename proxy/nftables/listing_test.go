@@ -58,7 +58,7 @@ func variety() map[lb.Key]plan.Service {
 					}
 				}
 			}
-			s.Ports = append(s.Ports, p.Ports...)
+			s.Ports, s.Sole = append(s.Ports, p.Ports...), append(s.Sole, p.VIPs...)
 		}
 		if i == 2 { // more backends than there is an exact draw for
 			s.Ports[0].Backends.Cluster, s.Ports[3].Backends.Cluster = manyBackends(lb.IPv4, 6), manyBackends(lb.IPv6, 6)

@@ -1,8 +1,10 @@
 package nftables
 
 import (
+	"cmp"
 	"fmt"
 	"math/bits"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -27,19 +29,50 @@ const (
 // Zero is for none.
 type memory = uint32
 
-// maxSeconds is more than a day, the longest timeout of the Kubernetes API.
+// secondsBits are enough for a day, the longest timeout of the Kubernetes API.
 const (
 	secondsBits = 20
 	maxSeconds  = 1<<secondsBits - 1
+	day         = 24 * 60 * 60
 )
+
+// maxMemories is how many memories there are at most. Each that is in use costs a rule, which
+// connections with session affinity pass once. So timeouts are rounded.
+const maxMemories = 200
 
 // memoryOf returns the memory of each of the groups of one Service.
 func memoryOf(timeout time.Duration, groups int) memory {
-	seconds := memory(min(timeout/time.Second, maxSeconds))
+	seconds := memory(min(timeout/time.Second, day))
 	if seconds == 0 {
 		return 0
 	}
-	return seconds | splitFor(groups)<<secondsBits
+	split := splitFor(groups)
+	if split > 0 {
+		return nearest(seconds) | split<<secondsBits
+	}
+	return rounded(seconds)
+}
+
+// rounded rounds a timeout to a multiple of a step that is at most a sixth of it, or a second.
+func rounded(seconds uint32) uint32 {
+	for _, s := range []struct{ upTo, step uint32 }{
+		{30, 1}, {60, 5}, {120, 10}, {300, 15}, {900, 30}, {1800, 60}, {7200, 300}, {21600, 900},
+	} {
+		if seconds <= s.upTo {
+			return (seconds + s.step/2) / s.step * s.step
+		}
+	}
+	const hour = 3600
+	return (seconds + hour/2) / hour * hour
+}
+
+// nearest rounds a timeout of a Service with many groups, of which there are few.
+func nearest(seconds uint32) uint32 {
+	const minute, hour = 60, 3600
+	few := []uint32{1, 2, 5, 10, 20, 30, minute, 2 * minute, 5 * minute, 10 * minute, 20 * minute, 30 * minute,
+		hour, 3 * hour, 6 * hour, 12 * hour, day}
+	distance := func(a uint32) uint32 { return max(a, seconds) - min(a, seconds) }
+	return slices.MinFunc(few, func(a, b uint32) int { return cmp.Compare(distance(a), distance(b)) })
 }
 
 // splitFor returns how often places are halved so that the groups of a Service keep to its share.

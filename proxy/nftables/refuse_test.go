@@ -12,6 +12,12 @@ import (
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
+func otherPort(_ cases.World, s *lb.Service) {
+	for i := range s.Ports {
+		s.Ports[i].Port++
+	}
+}
+
 // Contract clause 9: TCP is refused by a reset, which firewalls let pass that swallow ICMP; all
 // else by ICMP.
 func TestContract9TCPIsRefusedByAReset(t *testing.T) {
@@ -22,7 +28,9 @@ func TestContract9TCPIsRefusedByAReset(t *testing.T) {
 			a := newTestActor(t, s.Node)
 			for _, c := range []cases.Case{
 				{Backends: []cases.Backend{}, From: "outside", To: "vip"},
+				{Service: otherPort, From: "outside", To: "vip"},
 				{Backends: []cases.Backend{}, From: "outside", To: "vip", Protocol: lb.UDP},
+				{Service: otherPort, From: "outside", To: "vip", Protocol: lb.UDP},
 			} {
 				service, config := c.Plan(w)
 				a.Configure(WithAddresses(config, []netip.Addr{w.Node, w.Node2}))

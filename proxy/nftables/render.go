@@ -107,6 +107,9 @@ func (r renderer) service(key lb.Key, s plan.Service) *service {
 			}
 		}
 	}
+	for _, vip := range s.SoleOf(r.family) {
+		share(common{addressOf(vip), setVIPs})
+	}
 	for i := range out.parts {
 		slices.SortFunc(out.parts[i].entries, inOrder)
 	}

@@ -57,9 +57,10 @@ const (
 	chainKnown     = "known"
 	chainAffinity  = "affinity"
 	chainRemember  = "remember"
-	// Those of connections to cluster IPs that no Service has.
+	// Those of connections that nobody has translated to addresses of Services.
 	chainUnserved       = "unserved"
 	chainUnservedOutput = "unserved-output"
+	chainUnservedVIP    = "unserved-vip"
 )
 
 // Where more than exactClasses backends are drawn from, a draw finds one with more than even
@@ -240,10 +241,10 @@ func (r *ruleset) hooks(b builder, config plan.Config, memories []memory) {
 		b.rule("", isTranslated(), noPriority()),
 		b.rule("", hasMark(config.MasqueradeBit), clearMark(config.MasqueradeBit), masquerade()),
 		b.rule("hairpin", isTranslated(), b.in(setHairpin), masquerade()))
-	if unserved := b.unserved(config.ServiceNetworks); len(unserved) > 0 {
-		r.hook(chainUnserved, "nat", unix.NF_INET_PRE_ROUTING, priorityUnserved, unserved...)
-		r.hook(chainUnservedOutput, "nat", unix.NF_INET_LOCAL_OUT, priorityUnserved, unserved...)
-	}
+	r.add(chainUnservedVIP, b.rule("ping", b.isEchoRequest(), expr.Accept()), b.rule("", expr.Goto(chainRefuse)))
+	unserved := b.unserved(config.ServiceNetworks)
+	r.hook(chainUnserved, "nat", unix.NF_INET_PRE_ROUTING, priorityUnserved, unserved...)
+	r.hook(chainUnservedOutput, "nat", unix.NF_INET_LOCAL_OUT, priorityUnserved, unserved...)
 	if config.DropInvalid {
 		r.hook("forward", "filter", unix.NF_INET_FORWARD, priorityFilter, b.rule("", isInvalid(), expr.Drop()))
 	}
@@ -293,7 +294,7 @@ var setNames = [...]string{
 	setMany: "many", setScheduled: "scheduled", setMixed: "mixed-ports", setHairpin: "hairpin", setPorts: "ports",
 	setSources: "sources", setRestricted: "restricted", setLocalGroups: "local-groups", setSilent: "silent",
 	setGroups: "groups", setLocal: "local", setAffinity: "affinity", setExternal: "external", setEcho: "echo",
-	setClusterIPs: "cluster-ips",
+	setClusterIPs: "cluster-ips", setVIPs: "vips",
 }
 
 // isState reports whether a set holds what packets write, which is not for us to compare.

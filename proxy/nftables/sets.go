@@ -44,7 +44,7 @@ func newSets(needs needs) []set {
 			s.value = []field{fieldPort}
 		case id.isMap():
 			s.value = []field{fieldGroup}
-		case id == setClusterIPs, id == setEcho:
+		case id.ofAddress():
 			s.key = frontend[:1]
 		case id == setHairpin:
 			s.key = []field{fieldSource, fieldDestination}

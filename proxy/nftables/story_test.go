@@ -73,6 +73,9 @@ func randomService(r *rand.Rand, i int) plan.Service {
 		slices = append(slices, s)
 	}
 	out := plan.New(svc, slices, plan.Node{Name: localNode})
+	if pick(2) {
+		out.Sole = out.VIPs
+	}
 	if pick(4) {
 		out.AffinityTimeout = time.Duration(1+r.IntN(3)) * time.Hour
 	}

@@ -111,7 +111,7 @@ func TestElementsSurviveEncoding(t *testing.T) {
 			switch {
 			case e.set.ofGroup():
 				e.frontend = frontend{group: 0x12345678}
-			case e.set == setClusterIPs, e.set == setEcho, e.set == setHairpin:
+			case e.isShared():
 				e.frontend = frontend{addr: at}
 			case e.set == setGroups, e.set == setLocalGroups, e.set == setSources:
 				e.to.group = 0x87654321

@@ -64,9 +64,13 @@ func newWalker(t *testing.T, rules ruleset, local []netip.Addr, services ...*ser
 	for _, s := range rules.sets {
 		w.sets[s.name] = map[string]string{}
 	}
+	shared := map[common]bool{}
 	for _, s := range services {
 		for _, e := range s.shared {
-			w.insert(entry{element: e.element()})
+			if !shared[e] {
+				w.insert(entry{element: e.element()})
+			}
+			shared[e] = true
 		}
 		for _, p := range s.parts {
 			for _, e := range p.entries {
@@ -129,7 +133,7 @@ func (w *walker) fate(p packet) (shares map[string]float64, masqueraded bool) {
 		for _, hook := range second {
 			var next []way
 			for _, each := range ways {
-				if each.verdict == "" || each.verdict == "dnat" || each.verdict == "masquerade" {
+				if slices.Contains([]string{"", "accept", "dnat", "masquerade"}, each.verdict) {
 					each.verdict = ""
 					next = append(next, w.chain(hook, each)...)
 				} else {
@@ -411,6 +415,9 @@ func (w *walker) verdict(e *expr.Verdict, p way) []way {
 	switch e.Kind {
 	case expr.VerdictDrop:
 		p.verdict = "drop"
+		return []way{p}
+	case expr.VerdictAccept:
+		p.verdict = "accept"
 		return []way{p}
 	case expr.VerdictReturn:
 		p.verdict = "return"

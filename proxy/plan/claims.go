@@ -41,6 +41,7 @@ type claimant struct {
 	Age
 	key    lb.Key
 	ports  []Port
+	vips   []netip.Addr
 	health uint16 // the healthCheckNodePort
 }
 
@@ -51,8 +52,8 @@ type claim struct {
 }
 
 // Age orders Services: the older one was created earlier. UIDs decide between Services of the same
-// second. Names do not count, because tenants choose them. A Service that changed its ports into a
-// conflict comes after all others.
+// second. Names do not count, because tenants choose them. At a VIP, a Service whose addresses or ports
+// the controller has not confirmed comes after all others.
 type Age struct {
 	Intruding bool  // see lb.Service
 	Created   int64 // Unix time in seconds, the resolution of the API
@@ -80,6 +81,9 @@ func (k Kind) rank() int {
 // Precedes reports whether a frontend of one kind, of a Service of one age, comes before another
 // with the same address and port.
 func Precedes(kind Kind, age Age, otherKind Kind, otherAge Age) bool {
+	if kind != LoadBalancer {
+		age.Intruding, otherAge.Intruding = false, false
+	}
 	return cmp.Or(cmp.Compare(kind.rank(), otherKind.rank()), age.compare(otherAge)) < 0
 }
 
@@ -101,10 +105,13 @@ func (c *Claims) Configure(external ExternalIPs, own []netip.Addr) []lb.Key {
 	if c.external.Equal(external) && maps.Equal(c.own, ownSet) {
 		return nil
 	}
+	before := c.external
 	c.external, c.own, c.taken = external, ownSet, true
 	var keys []lb.Key
-	for s := range c.externals {
-		keys = append(keys, s.key)
+	for key, s := range c.claiming {
+		if c.externals[s] || !slices.Equal(before.soleVIPs(s.vips), external.soleVIPs(s.vips)) {
+			keys = append(keys, key)
+		}
 	}
 	return keys
 }
@@ -115,7 +122,7 @@ func (c *Claims) Set(s Service) []lb.Key {
 	before := c.claiming[s.Key]
 	if before != nil && before.Age == s.Age && before.health == s.HealthPort &&
 		slices.EqualFunc(before.ports, s.Ports, sameFrontends) {
-		before.ports = s.Ports
+		before.ports, before.vips = s.Ports, s.VIPs
 		return nil
 	}
 	changed := map[slot]bool{}
@@ -123,7 +130,7 @@ func (c *Claims) Set(s Service) []lb.Key {
 		c.remove(before, changed)
 	}
 	if len(s.Ports) > 0 {
-		c.add(&claimant{Age: s.Age, key: s.Key, ports: s.Ports, health: s.HealthPort}, changed)
+		c.add(&claimant{Age: s.Age, key: s.Key, ports: s.Ports, vips: s.VIPs, health: s.HealthPort}, changed)
 	}
 	concerned := map[lb.Key]bool{}
 	for at := range changed {
@@ -255,14 +262,15 @@ func slotOf(protocol lb.Protocol, addr netip.Addr, port uint16) slot {
 	return slot{addr, port, map[lb.Protocol]uint8{lb.TCP: 6, lb.UDP: 17, lb.SCTP: 132}[protocol]}
 }
 
-// Grant returns the plan that was last Set with only the frontends that the Service gets. The
-// others are in its Denied, except those that the Service has by another name: an external IP that
-// is also its VIP.
+// Grant returns the plan that was last Set with only the frontends that the Service gets, and with
+// its Sole. The other frontends are in its Denied, except those that the Service has by another
+// name: an external IP that is also its VIP.
 func (c *Claims) Grant(s Service) Service {
 	claimant := c.claiming[s.Key]
 	if claimant == nil {
 		return s
 	}
+	s.Sole = c.external.soleVIPs(s.VIPs)
 	shared := true
 	for i, p := range s.Ports {
 		var kept []Frontend
@@ -337,11 +345,5 @@ func (c claim) uses(reader *claimant) string {
 	return "in use by " + c.about(reader)
 }
 
-// about names the owner only to its own namespace: what runs in another one is not for every tenant
-// to know.
-func (c claim) about(reader *claimant) string {
-	if c.key.Namespace == reader.key.Namespace {
-		return "Service " + c.key.String()
-	}
-	return "a Service of another namespace"
-}
+// about names the owner.
+func (c claim) about(reader *claimant) string { return c.key.SeenFrom(reader.key.Namespace) }

@@ -2,7 +2,6 @@ package plan
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -62,11 +61,9 @@ func (e ExternalIPs) Refuse(addr netip.Addr) *lb.Refusal {
 				network)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(e.Pools)) {
-		if slices.ContainsFunc(e.Pools[name], func(r lb.Range) bool { return r.Contains(addr) }) {
-			return lb.Refuse(lb.ReasonExternalIPRefused, "spec.externalIPs: %s lies in the IPAddressPool %s; a Service of "+
-				"type LoadBalancer can request it", addr, name)
-		}
+	if pool := e.pool(addr); pool != "" {
+		return lb.Refuse(lb.ReasonExternalIPRefused, "spec.externalIPs: %s lies in the IPAddressPool %s; a Service of "+
+			"type LoadBalancer can request it", addr, pool)
 	}
 	switch {
 	case slices.ContainsFunc(e.Allowed, func(network netip.Prefix) bool { return network.Contains(addr) }):

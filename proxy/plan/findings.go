@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -12,50 +11,21 @@ import (
 // Host is what a proxy sees of its node that decides whether the rules deliver.
 type Host struct {
 	Node string
-	// Iptables is set in iptables mode, whose rules accept in the chain FORWARD of the table filter.
-	Iptables bool
 	// NotForwarding are the kernel parameters by which the kernel forwards no packets.
 	NotForwarding map[lb.Family]string
 	Chains        []ForwardChain
+	// AcceptForwarded has Landfall accept connections of Services in chains that would drop them.
+	AcceptForwarded bool
+	// AcceptFailed says for chains, by their String, why Landfall cannot accept there.
+	AcceptFailed map[string]string
+	// Nodes are the addresses of all Nodes.
+	Nodes []netip.Addr
 	// PodNetworks are the configured ones; none if pods are told from others in another way.
 	PodNetworks []netip.Prefix
 	// Pods are the endpoints on this node without those that use the node's network, PodCIDRs those of
 	// the Node.
 	Pods     []netip.Addr
 	PodCIDRs []netip.Prefix
-}
-
-// ForwardChain is a chain of any program that sees the packets that the node forwards.
-type ForwardChain struct {
-	Family, Table, Name string
-	// Drops is set if the chain drops what no rule accepts, Accepts are those that may accept
-	// something.
-	Drops   bool
-	Accepts []Accept
-}
-
-// Accept is what must be true of packets that a rule accepts, as far as it is known.
-type Accept struct {
-	Chain             string
-	Established, ICMP bool
-	// Interfaces are the names that packets must come in or go out at; a * stands for what may follow.
-	Interfaces []string
-}
-
-// chainKubeForward is kube-proxy's, in which it accepts known connections and what it has marked
-// itself.
-const chainKubeForward = "KUBE-FORWARD"
-
-// otherNetworks begin the names of interfaces that Docker and libvirt make for their own networks.
-var otherNetworks = []string{"docker", "br-", "virbr"}
-
-// newOfPods reports whether the rule may accept new connections of pods: whatever it is not known
-// to leave out.
-func (a Accept) newOfPods() bool {
-	return !a.Established && !a.ICMP && a.Chain != chainKubeForward &&
-		!slices.ContainsFunc(a.Interfaces, func(name string) bool {
-			return slices.ContainsFunc(otherNetworks, func(begin string) bool { return strings.HasPrefix(name, begin) })
-		})
 }
 
 // Findings says what keeps the node from delivering what its rules say.
@@ -85,38 +55,44 @@ func (h Host) has(family lb.Family) bool {
 // finding.
 func (h Host) dropped() (found []lb.Finding) {
 	for _, c := range h.Chains {
-		name := fmt.Sprintf("%s %s %s", c.Family, c.Table, c.Name)
-		switch {
-		case !h.passes(c):
-		case c.Table == "firewalld":
+		if !h.passes(c) {
+			continue
+		}
+		if c.Table == "firewalld" {
 			f := lb.Find(lb.ReasonForwardDropped, "firewalld runs on %s (chain %s) and rejects what its zones do not forward: "+
 				"put the pod network, and the interfaces of pods, into a zone that forwards, such as trusted", h.Node,
-				name).About(name)
+				c).About(c.String())
 			f.Note = true
 			found = append(found, f)
-		case h.Iptables && c.Table == "filter" && c.Name == "FORWARD":
-			// Landfall's rules accept there.
-		case c.Drops && !slices.ContainsFunc(c.Accepts, Accept.newOfPods):
+			continue
+		}
+		if drops, accepted := c.Dropping(); drops && !(accepted && h.AcceptForwarded && c.Filter()) {
 			found = append(found, lb.Find(lb.ReasonForwardDropped,
-				"on %s the policy of chain %s is drop (as Docker and ufw set it), and no rule there accepts new connections of "+
-					"pods; no rule of Landfall can accept what another table drops: accept the pod network there, or set its "+
-					"policy to accept%s", h.Node, name, h.orIptables(c)).About(name))
+				"on %s the chain %s drops new connections of pods, as Docker and ufw have it: its policy or last rule drops what "+
+					"no rule before it accepts; accept the pod network there, or set its policy to accept%s", h.Node, c,
+				h.cure(c)).About(c.String()))
 		}
 	}
 	return slices.CompactFunc(found, func(a, b lb.Finding) bool { return a == b })
 }
 
+// cure says what Landfall can do about a chain that drops, or why it has not done it.
+func (h Host) cure(c ForwardChain) string {
+	failed := h.AcceptFailed[c.String()]
+	switch {
+	case !c.Filter():
+		return "; no rule of Landfall can accept what this table drops, as only iptables' chain FORWARD takes one"
+	case !h.AcceptForwarded:
+		return ", or set --accept-forwarded (chart: proxy.acceptForwarded=true)"
+	case failed != "":
+		return "; --accept-forwarded does not help: " + failed
+	}
+	return "; --accept-forwarded does not help: a rule that takes all packets stands before Landfall's"
+}
+
 // passes reports whether packets of pods pass a chain.
 func (h Host) passes(c ForwardChain) bool {
 	return c.Family != "ip6" && h.has(lb.IPv4) || c.Family != "ip" && h.has(lb.IPv6)
-}
-
-// orIptables says that iptables mode helps, if it does.
-func (h Host) orIptables(c ForwardChain) string {
-	if c.Table == "filter" && c.Name == "FORWARD" && c.Family != "inet" {
-		return ", or choose iptables mode"
-	}
-	return ""
 }
 
 // unmatched looks for a pod network that has no pod of the node.

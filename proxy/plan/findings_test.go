@@ -1,9 +1,13 @@
 package plan
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/preflight/findingtest"
@@ -22,15 +26,34 @@ func TestFindings(t *testing.T) {
 		}
 		return parsed
 	}
+	const in = "FORWARD"
+	accept := func(a Accept) ForwardRule { return ForwardRule{Accept: a, Conditional: true, Verdict: VerdictAccept} }
+	to := func(chain string) ForwardRule { return ForwardRule{To: chain} }
+	reject := ForwardRule{Verdict: VerdictDrop}
 	// What Docker has in its chains, and ufw.
-	docker := ForwardChain{Family: "ip", Table: "filter", Name: "FORWARD", Drops: true, Accepts: []Accept{
-		{Chain: "FORWARD", Established: true}, {Chain: "DOCKER-FORWARD", Interfaces: []string{"docker0"}},
-		{Chain: "DOCKER", Interfaces: []string{"br-1f3c5a7b9d0e"}}, {Chain: "ufw-before-forward", ICMP: true}}}
-	also := func(accepts ...Accept) ForwardChain {
-		c := docker
-		c.Accepts = slices.Concat(docker.Accepts, accepts)
+	docker := ForwardChain{Family: "ip", Table: "filter", Name: in, Drops: true, Rules: map[string][]ForwardRule{
+		in: {to("DOCKER-USER"), to("DOCKER-FORWARD"), accept(Accept{Established: true}), to("ufw-before-forward")},
+		"DOCKER-FORWARD":     {accept(Accept{Interfaces: []string{"docker0"}}), to("DOCKER")},
+		"DOCKER":             {accept(Accept{Interfaces: []string{"br-1f3c5a7b9d0e"}})},
+		"ufw-before-forward": {accept(Accept{ICMP: true})}}}
+	with := func(c ForwardChain, chain string, rules ...ForwardRule) ForwardChain {
+		c.Rules = maps.Clone(c.Rules)
+		c.Rules[chain] = slices.Concat(c.Rules[chain], rules)
 		return c
 	}
+	own := func(c ForwardChain) ForwardChain { // as --accept-forwarded has it
+		c.Rules = maps.Clone(c.Rules)
+		c.Rules[in] = slices.Concat([]ForwardRule{to(ChainAccept)}, c.Rules[in])
+		c.Rules[ChainAccept] = []ForwardRule{accept(Accept{})}
+		return c
+	}
+	// Its policy accepts, but "ufw default reject routed" has a rule behind all others.
+	ufw := ForwardChain{Family: "ip", Table: "filter", Name: in, Rules: map[string][]ForwardRule{
+		in: {to("ufw-before-forward"), to("ufw-reject-forward")}, "ufw-reject-forward": {reject},
+		"ufw-before-forward": {accept(Accept{Established: true})}}}
+	legacy := docker
+	legacy.Legacy = true
+	mine := ForwardChain{Family: "inet", Table: "mine", Name: "fw", Drops: true, Rules: map[string][]ForwardRule{}}
 	docker6 := docker
 	docker6.Family = "ip6"
 	cidr := prefixes("10.0.1.0/24")
@@ -42,7 +65,7 @@ func TestFindings(t *testing.T) {
 		"nothing is known": {},
 		"all is well": {host: Host{Pods: addrs("10.0.1.2", "fd00::2"), PodNetworks: prefixes("10.0.0.0/16", "fd00::/56"),
 			Chains: []ForwardChain{{Family: "inet", Table: "filter", Name: "forward"},
-				also(Accept{Chain: "FLANNEL-FWD"})}}},
+				with(docker, in, accept(Accept{}))}}},
 		"no forwarding": {host: Host{PodCIDRs: prefixes("10.0.1.0/24"),
 			NotForwarding: map[lb.Family]string{lb.IPv4: off4, lb.IPv6: off6}},
 			want: "ForwardingOff: n has net.ipv4.ip_forward=0"},
@@ -50,20 +73,53 @@ func TestFindings(t *testing.T) {
 			NotForwarding: map[lb.Family]string{lb.IPv6: off6}}, want: "ForwardingOff: n has net.ipv6.conf.all.forwarding=0"},
 		"no pods yet": {host: Host{NotForwarding: map[lb.Family]string{lb.IPv4: off4}}},
 		"Docker": {host: Host{PodCIDRs: cidr, Chains: []ForwardChain{docker}},
-			want: "ForwardDropped: chain ip filter FORWARD is drop"},
-		"Docker, and the pod network": {host: Host{PodCIDRs: cidr, Chains: []ForwardChain{also(Accept{Chain: "FORWARD"})}}},
+			want: "ForwardDropped: on n the chain ip filter FORWARD drops new connections of pods"},
+		"Docker, what cures it": {host: Host{PodCIDRs: cidr, Chains: []ForwardChain{docker}},
+			want: "ForwardDropped: or set --accept-forwarded (chart: proxy.acceptForwarded=true)"},
+		"Docker, and the pod network": {host: Host{PodCIDRs: cidr, Chains: []ForwardChain{with(docker, in, accept(Accept{}))}}},
 		"Docker, and an interface": {host: Host{PodCIDRs: cidr,
-			Chains: []ForwardChain{also(Accept{Chain: "DOCKER-USER", Interfaces: []string{"cali*"}})}}},
-		"Docker, and kube-proxy": {host: Host{PodCIDRs: cidr, Chains: []ForwardChain{also(Accept{Chain: "KUBE-FORWARD"})}},
-			want: "ForwardDropped: chain ip filter FORWARD is drop"},
-		"Docker, and iptables":         {host: Host{PodCIDRs: cidr, Iptables: true, Chains: []ForwardChain{docker}}},
+			Chains: []ForwardChain{with(docker, "DOCKER-USER", accept(Accept{Interfaces: []string{"cali*"}}))}}},
+		"Docker, and kube-proxy": {host: Host{PodCIDRs: cidr,
+			Chains: []ForwardChain{with(with(docker, in, to("KUBE-FORWARD")), "KUBE-FORWARD", accept(Accept{}))}},
+			want: "ForwardDropped: chain ip filter FORWARD drops"},
+		"Docker, and Landfall's iptables mode": {host: Host{PodCIDRs: cidr,
+			Chains: []ForwardChain{with(with(docker, in, to("LF-FORWARD")), "LF-FORWARD", accept(Accept{}))}},
+			want: "ForwardDropped: chain ip filter FORWARD drops"},
+		"Docker in iptables-legacy": {host: Host{PodCIDRs: cidr, Chains: []ForwardChain{legacy}},
+			want: "ForwardDropped: chain ip filter FORWARD (iptables-legacy) drops"},
 		"Docker for IPv6, pods of one": {host: Host{PodCIDRs: cidr, Chains: []ForwardChain{docker6}}},
 		"Docker for IPv6": {host: Host{Pods: addrs("fd00::2"), Chains: []ForwardChain{docker6, docker}},
-			want: "ForwardDropped: chain ip6 filter FORWARD is drop"},
+			want: "ForwardDropped: chain ip6 filter FORWARD drops"},
 		"Docker, no pods yet": {host: Host{Chains: []ForwardChain{docker}}},
-		"another table, and iptables": {host: Host{PodCIDRs: cidr, Iptables: true, Chains: []ForwardChain{
-			{Family: "inet", Table: "mine", Name: "fw", Drops: true}}}, want: "ForwardDropped: chain inet mine fw is drop"},
-		"firewalld": {host: Host{PodCIDRs: cidr, Iptables: true, Chains: []ForwardChain{
+		"accepted behind what takes all": {host: Host{PodCIDRs: cidr, Chains: []ForwardChain{
+			with(docker, in, reject, accept(Accept{}))}}, want: "ForwardDropped: FORWARD drops"},
+		"accepted before what takes all": {host: Host{PodCIDRs: cidr, Chains: []ForwardChain{
+			with(docker, in, accept(Accept{}), reject)}}},
+		"ufw": {host: Host{PodCIDRs: cidr, Chains: []ForwardChain{ufw}}, want: "ForwardDropped: FORWARD drops"},
+		"ufw, and an interface": {host: Host{PodCIDRs: cidr, Chains: []ForwardChain{
+			with(ufw, "ufw-before-forward", accept(Accept{Interfaces: []string{"cni0"}}))}}},
+		"ufw, not for all": {host: Host{PodCIDRs: cidr, Chains: []ForwardChain{{Family: "ip", Table: "filter", Name: in,
+			Rules: map[string][]ForwardRule{in: {{Conditional: true, To: "ufw-reject-forward"}}, "ufw-reject-forward": {reject}}}}}},
+		"a chain that returns": {host: Host{PodCIDRs: cidr, Chains: []ForwardChain{{Family: "ip", Table: "filter", Name: in,
+			Rules: map[string][]ForwardRule{in: {to("a")}, "a": {{Verdict: VerdictReturn}, reject}}}}}},
+		"a chain that goes on elsewhere": {host: Host{PodCIDRs: cidr, Chains: []ForwardChain{{Family: "ip", Table: "filter",
+			Name: in, Rules: map[string][]ForwardRule{in: {{To: "a", Goto: true}, accept(Accept{})}, "a": {reject}}}}},
+			want: "ForwardDropped: FORWARD drops"},
+		"accepted": {host: Host{PodCIDRs: cidr, AcceptForwarded: true, Chains: []ForwardChain{own(docker), own(ufw)}}},
+		"accepted, not asked for any more": {host: Host{PodCIDRs: cidr, Chains: []ForwardChain{own(docker)}},
+			want: "ForwardDropped: or set --accept-forwarded"},
+		"accepted too late": {host: Host{PodCIDRs: cidr, AcceptForwarded: true, Chains: []ForwardChain{
+			with(ufw, in, to(ChainAccept))}}, want: "ForwardDropped: a rule that takes all packets stands before Landfall's"},
+		"accepted for some": {host: Host{PodCIDRs: cidr, AcceptForwarded: true, Chains: []ForwardChain{
+			with(docker, in, ForwardRule{To: ChainAccept, Conditional: true})}}, want: "ForwardDropped: does not help"},
+		"accepting fails": {host: Host{PodCIDRs: cidr, AcceptForwarded: true, Chains: []ForwardChain{docker},
+			AcceptFailed: map[string]string{"ip filter FORWARD": "no such program"}},
+			want: "ForwardDropped: --accept-forwarded does not help: no such program"},
+		"another table": {host: Host{PodCIDRs: cidr, AcceptForwarded: true, Chains: []ForwardChain{own(mine)}},
+			want: "ForwardDropped: chain inet mine fw drops new connections of pods"},
+		"another table, what cures it": {host: Host{PodCIDRs: cidr, Chains: []ForwardChain{mine}},
+			want: "ForwardDropped: no rule of Landfall can accept what this table drops"},
+		"firewalld": {host: Host{PodCIDRs: cidr, Chains: []ForwardChain{
 			{Family: "inet", Table: "firewalld", Name: "filter_FORWARD"}}}, want: "note ForwardDropped: firewalld runs"},
 		"another pod network": {host: Host{Pods: addrs("10.42.1.3", "10.42.1.2"), PodNetworks: prefixes("10.244.0.0/16")},
 			want: "PodNetworkUnmatched: in the pod network 10.244.0.0/16 (clusterCIDR), but 10.42.1.2 is one"},
@@ -73,5 +129,32 @@ func TestFindings(t *testing.T) {
 	} {
 		c.host.Node = "n"
 		findingtest.Check(t, name, Findings(c.host), c.want)
+	}
+}
+
+// TestAcceptances has Landfall accept connections only where they are dropped, in a chain that
+// iptables manages.
+func TestAcceptances(t *testing.T) {
+	pods4, pods6 := netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00::/56")
+	node4, node6 := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
+	comparable := cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})
+	drops := ForwardChain{Family: "ip", Table: "filter", Name: "FORWARD", Drops: true}
+	drops6, legacy, mine, accepts, free := drops, drops, drops, drops, drops
+	drops6.Family, legacy.Legacy, mine.Table, free.Drops = "ip6", true, "mine", false
+	accepts.Rules = map[string][]ForwardRule{"FORWARD": {{Verdict: VerdictAccept}}}
+	h := Host{AcceptForwarded: true, PodNetworks: []netip.Prefix{pods4, pods6}, PodCIDRs: []netip.Prefix{pods4},
+		Nodes: []netip.Addr{node4, node6}, Chains: []ForwardChain{drops, drops6, legacy, mine, accepts, free}}
+	want4 := Acceptance{Networks: []netip.Prefix{pods4}, Nodes: []netip.Addr{node4}}
+	want6 := Acceptance{Networks: []netip.Prefix{pods6}, Nodes: []netip.Addr{node6}}
+	if diff := cmp.Diff([]Acceptance{want4, {}, want4, {}, {}, {}}, Acceptances(h), comparable); diff != "" {
+		t.Errorf("one family (-want +got):\n%s", diff)
+	}
+	h.PodCIDRs = append(h.PodCIDRs, pods6)
+	if diff := cmp.Diff([]Acceptance{want4, want6, want4, {}, {}, {}}, Acceptances(h), comparable); diff != "" {
+		t.Errorf("two families (-want +got):\n%s", diff)
+	}
+	h.AcceptForwarded = false
+	if diff := cmp.Diff(make([]Acceptance, 6), Acceptances(h), comparable); diff != "" {
+		t.Errorf("not asked for (-want +got):\n%s", diff)
 	}
 }

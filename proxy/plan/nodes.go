@@ -14,6 +14,7 @@ import (
 type Nodes struct {
 	addresses map[netip.Addr]string // the Node that has it
 	pods      map[netip.Prefix]string
+	lengths   []int // of the prefixes in pods
 }
 
 // NewNodes returns what is known of the Nodes of the cluster.
@@ -26,8 +27,12 @@ func NewNodes(all map[string]lb.Node) *Nodes {
 		}
 		for _, network := range node.PodCIDRs {
 			n.pods[network.Masked()] = name
+			if !slices.Contains(n.lengths, network.Bits()) {
+				n.lengths = append(n.lengths, network.Bits())
+			}
 		}
 	}
+	slices.Sort(n.lengths)
 	return n
 }
 
@@ -46,8 +51,8 @@ func (n *Nodes) refuse(addr netip.Addr) *lb.Refusal {
 		return lb.Refuse(lb.ReasonExternalIPRefused, "spec.externalIPs: %s is an address of the Node %s; %s", addr, node,
 			allow)
 	}
-	for bits := range addr.BitLen() + 1 {
-		network, err := addr.Prefix(bits)
+	for _, bits := range n.lengths {
+		network, err := addr.Prefix(bits) // an error for a length of the other family
 		if node, has := n.pods[network]; err == nil && has {
 			return lb.Refuse(lb.ReasonExternalIPRefused,
 				"spec.externalIPs: %s lies in %s, the network of pods on the Node %s; %s",

@@ -105,6 +105,9 @@ type Service struct {
 	// VIPs are the addresses that the Service holds and the nodes have to deliver, without lingering
 	// ones.
 	VIPs []netip.Addr
+	// Sole are those of the VIPs that have no other use: what comes there for a port or protocol that
+	// no Service has is refused. Claims.Grant sets them.
+	Sole []netip.Addr
 	// HealthPort is the healthCheckNodePort; 0 when the Service needs none.
 	HealthPort uint16
 	// Affinity is set when the Service asks for session affinity.
@@ -298,6 +301,14 @@ func (s Service) Only(family lb.Family) Service {
 	}
 	s.Ports = slices.DeleteFunc(slices.Clone(s.Ports), other)
 	return s
+}
+
+// SoleOf returns the addresses in Sole that are of one family; none of a family without ports.
+func (s Service) SoleOf(family lb.Family) []netip.Addr {
+	if !slices.ContainsFunc(s.Ports, func(p Port) bool { return p.Family == family }) {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(s.Sole), func(a netip.Addr) bool { return lb.FamilyOf(a) != family })
 }
 
 // Families returns the address families of the plan's ports.

@@ -33,6 +33,10 @@ type Options struct {
 	// Listen is the address and port at which peers may connect (see CheckListen); "" for no socket at
 	// all.
 	Listen string
+	// Prepare is called when a session comes up. Its routes, and the end of the RIB, wait until the
+	// channel that it returns is closed, which must be soon: a router that has kept routes over a
+	// graceful restart waits for them. nil lets them go at once.
+	Prepare func() <-chan struct{}
 	// Dial opens a connection; nil opens a TCP connection.
 	Dial func(context.Context, Target) (net.Conn, error)
 	// Discover finds the link-local address of the router on an interface and calls found with it, and
@@ -75,6 +79,9 @@ func New(opts Options) *Actor {
 	}
 	if opts.Changed == nil {
 		opts.Changed = func() {}
+	}
+	if opts.Prepare == nil {
+		opts.Prepare = func() <-chan struct{} { return nil }
 	}
 	a := &Actor{opts: opts, sessions: map[string]*session{}, ending: map[string]*session{},
 		start: func(f func()) { go f() }}

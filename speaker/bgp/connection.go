@@ -207,6 +207,7 @@ func (c *connection) serve(ctx context.Context) error {
 		defer alive.Stop()
 		tick = alive.C
 	}
+	preparing := c.s.opts.Prepare()
 	first := true
 	for {
 		d := c.s.want()
@@ -218,16 +219,15 @@ func (c *connection) serve(ctx context.Context) error {
 		if err := c.accept(d.AcceptRoutes); err != nil {
 			return err
 		}
-		if err := c.flush(); err != nil {
-			return err
-		}
-		if first && c.endOfRIB {
-			if err := c.endOfRIBs(); err != nil {
+		if preparing == nil {
+			if err := c.announce(first); err != nil {
 				return err
 			}
+			first = false
 		}
-		first = false
 		select {
+		case <-preparing:
+			preparing = nil
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case err := <-c.failed:
@@ -241,6 +241,14 @@ func (c *connection) serve(ctx context.Context) error {
 			c.s.forget(familyOf(afi))
 		}
 	}
+}
+
+// announce makes the peer hear what it shall. The first time, it says then that this was all.
+func (c *connection) announce(first bool) error {
+	if err := c.flush(); err != nil || !first || !c.endOfRIB {
+		return err
+	}
+	return c.endOfRIBs()
 }
 
 // flush makes the peer hear what it shall.

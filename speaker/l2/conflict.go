@@ -95,7 +95,9 @@ func (v *probing) due() time.Time {
 func (p *port) probe(w work, seen seenOn, now time.Time) (next time.Time, err error) {
 	due := maps.Clone(w.probes)
 	for vip := range seen {
-		due[vip] = true
+		if w.heeds(vip) {
+			due[vip] = true
+		}
 	}
 	maps.DeleteFunc(p.probes, func(vip netip.Addr, _ *probing) bool { return !due[vip] })
 	for vip := range due {
@@ -147,10 +149,12 @@ type seenOn map[netip.Addr]map[string]time.Time
 
 // end is when the first of the sightings counts no more, if nothing renews it; the zero time
 // without any.
-func (s seenOn) end() (at time.Time) {
-	for _, holders := range s {
-		for _, last := range holders {
-			at = earlier(at, last.Add(sightingLasts))
+func (s sightings) end() (at time.Time) {
+	for _, vips := range s {
+		for _, holders := range vips {
+			for _, last := range holders {
+				at = earlier(at, last.Add(sightingLasts))
+			}
 		}
 	}
 	return at
@@ -192,14 +196,15 @@ func (s sightings) note(at place, vip netip.Addr, mac string, now time.Time) boo
 	return true
 }
 
-// forget leaves out what is too old, what is about VIPs that are no longer desired, and devices
-// that have turned out to be nodes of ours.
-func (s sightings) forget(now time.Time, ours map[string]string, wanted map[place]work) {
+// forget leaves out what is too old, and devices that have turned out to be nodes of ours. A VIP that
+// leaves this node for a moment keeps its conflicting hosts: it would be announced as if there were
+// none when it is back.
+func (s sightings) forget(now time.Time, ours map[string]string) {
 	for at, vips := range s {
 		for vip, holders := range vips {
 			maps.DeleteFunc(holders, func(mac string, last time.Time) bool {
 				_, our := ours[mac]
-				return our || !now.Before(last.Add(sightingLasts)) || !wanted[at].heeds(vip)
+				return our || !now.Before(last.Add(sightingLasts))
 			})
 			if len(holders) == 0 {
 				delete(vips, vip)

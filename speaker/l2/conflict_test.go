@@ -281,6 +281,41 @@ func TestDefence(t *testing.T) {
 	})
 }
 
+// A VIP that leaves the node for a moment keeps its conflicting hosts, and is not looked for
+// meanwhile. They end with time, whether it comes back or not.
+func TestConflictsOutlastAMoment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSegment()
+		a := run(t, s)
+		probing := Desired{Interfaces: []lb.Interface{iface("eth0", 2, 0x78)},
+			Probes: map[netip.Addr][]string{vip: {"eth0"}}}
+		other := Desired{Interfaces: probing.Interfaces, Probes: map[netip.Addr][]string{vip.Next(): {"eth0"}}}
+		use := ask(func(q *question) { q.op, q.sender, q.to = arp.OperationReply, vip, own })
+		for name, away := range map[string]Desired{
+			"nothing is left":        {Interfaces: probing.Interfaces},
+			"another address stays":  other,
+			"the interface is gone":  {},
+			"the interface is muted": {Interfaces: probing.Interfaces, Mute: true},
+		} {
+			a.Set(probing)
+			synctest.Wait()
+			s.socket("eth0").in <- use
+			synctest.Wait()
+			wantConflicts(t, name+": seen", a, conflicts(theirs.String()))
+			a.Set(away)
+			time.Sleep(probeAgain + time.Second)
+			wantConflicts(t, name+": while it is away", a, conflicts(theirs.String()))
+			a.Set(probing)
+			synctest.Wait()
+			wantConflicts(t, name+": when it is back", a, conflicts(theirs.String()))
+			a.Set(away)
+			time.Sleep(sightingLasts)
+			synctest.Wait()
+			wantConflicts(t, name+": long after", a, nil)
+		}
+	})
+}
+
 // Whoever makes up MAC addresses does not fill the memory.
 func TestConflictingHostsAreBounded(t *testing.T) {
 	s := sightings{}

@@ -100,8 +100,8 @@ type Outcome struct {
 	// Probed are those of the VIPs to be probed whose probing has come to an end once on each of their
 	// interfaces.
 	Probed map[netip.Addr]bool
-	// ConflictingHosts are the devices that use a VIP which is answered for or probed, as they were
-	// seen lately; sorted.
+	// ConflictingHosts are the devices that use a VIP which is answered for or probed, or was a moment
+	// ago, as they were seen lately; sorted.
 	ConflictingHosts map[netip.Addr][]plan.ConflictingHost
 	// Rivals are the other nodes of ours that were the last to announce VIPs which this one answers
 	// for, a moment ago.
@@ -204,7 +204,7 @@ func (a *Actor) apply(now time.Time) time.Duration {
 	a.mu.Lock()
 	desired, wanted, broken := a.desired, a.wanted, a.broken
 	a.broken = map[responder]error{}
-	a.seen.forget(now, desired.Ours, wanted)
+	a.seen.forget(now, desired.Ours)
 	seen := a.seen.copy()
 	rivals := a.rivals
 	a.rivals = nil // and the next one has the actor woken anew
@@ -230,7 +230,7 @@ func (a *Actor) apply(now time.Time) time.Duration {
 		}
 	}
 	a.awake.Store(&wakefulness{mute: desired.Mute, wakes: desired.Wakes}) // what is not ours any more is withdrawn
-	var next time.Time
+	next := seen.end()
 	for _, at := range slices.SortedFunc(maps.Keys(wanted), place.compare) {
 		i, ok := find(desired.Interfaces, at.iface)
 		if !ok {
@@ -242,7 +242,6 @@ func (a *Actor) apply(now time.Time) time.Duration {
 		}
 		a.ports[at].claimed(rivals[at], wanted[at], now)
 		next = earlier(next, a.applyPort(a.ports[at], wanted[at], seen[at], now))
-		next = earlier(next, seen[at].end())
 	}
 	a.publish(now)
 	if next.IsZero() {

@@ -54,6 +54,13 @@ func (s *segment) Listen(i lb.Interface) (net.PacketConn, error) {
 	return s.open[i.Name], nil
 }
 
+// socket returns the end of an interface, once the actor has opened it.
+func (s *segment) socket(name string) *socket {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.open[name]
+}
+
 func (c *socket) ReadFrom(b []byte) (int, net.Addr, error) {
 	select {
 	case frame := <-c.in:

@@ -39,6 +39,12 @@ app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
+{{/* A label selector of all pods but those of hooks. */}}
+{{- define "landfall.podSelector" -}}
+app.kubernetes.io/name={{ default .Chart.Name .Values.nameOverride }},app.kubernetes.io/instance={{ .Release.Name -}}
+,app.kubernetes.io/component in (controller,node,proxy,speaker)
+{{- end -}}
+
 {{- define "landfall.labels" -}}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{ include "landfall.selector" . }}
@@ -111,6 +117,9 @@ runs, as JSON: those of the value, or those that the Service has when helm insta
 {{- end -}}
 {{- if and (eq .detectLocalMode "InterfaceNamePrefix") (not .podInterfaceNamePrefix) -}}
 {{- fail "proxy.podInterfaceNamePrefix is empty, and proxy.detectLocalMode=InterfaceNamePrefix needs it: set it to what the names of pods' interfaces begin with, such as cali" -}}
+{{- end -}}
+{{- if and .acceptForwarded (ne .detectLocalMode "ClusterCIDR") -}}
+{{- fail "proxy.acceptForwarded needs proxy.detectLocalMode=ClusterCIDR, as it accepts connections of the network in proxy.clusterCIDR" -}}
 {{- end -}}
 - --detect-local-mode={{ .detectLocalMode }}
 - --cluster-cidr={{ $cidr }}
@@ -251,6 +260,28 @@ controller: [{name: metrics, port: {{ .Values.controller.metricsPort }}}]
 {{- $sets = append $sets (dict "component" "node" "programs" $programs) -}}
 {{- end -}}
 {{- toYaml $sets -}}
+{{- end -}}
+
+{{/* The names of the DaemonSet that runs the proxy, with either value of node.separatePods, as JSON. */}}
+{{- define "landfall.proxySets" -}}
+{{- $full := include "landfall.fullname" . -}}
+{{- list (printf "%s-node" $full) (printf "%s-proxy" $full) | toJson -}}
+{{- end -}}
+
+{{/* Fails an upgrade that would rename the DaemonSet of the proxy: helm would delete the old one, as when it uninstalls,
+and its proxies would remove all rules from their nodes. */}}
+{{- define "landfall.keepNames" -}}
+{{- if .Release.IsUpgrade -}}
+{{- $names := include "landfall.proxySets" . | fromJsonArray -}}
+{{- range (lookup "apps/v1" "DaemonSet" .Release.Namespace "").items | default list -}}
+{{- $ours := eq $.Release.Name (dig "annotations" "meta.helm.sh/release-name" "" .metadata) -}}
+{{- $component := dig "labels" "app.kubernetes.io/component" "" .metadata -}}
+{{- if and $ours (has $component (list "node" "proxy")) (not (has .metadata.name $names)) -}}
+{{- $new := printf "%s-%s" (include "landfall.fullname" $) $component -}}
+{{- fail (printf "nameOverride or fullnameOverride renames DaemonSet %s to %s: its proxies would remove their rules from the nodes before those of %s begin. Keep the name, with --set fullnameOverride=%s, or delete the old DaemonSet without its pods first, upgrade, and then delete the old pods node by node: kubectl -n %s delete daemonset %s --cascade=orphan" .metadata.name $new $new (trimSuffix (printf "-%s" $component) .metadata.name) $.Release.Namespace .metadata.name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Where a program's pods run: a field of speaker or proxy, or that of node. */}}

@@ -109,7 +109,10 @@ func service(i, backends int) plan.Service {
 		}
 		endpoints = append(endpoints, s)
 	}
-	return plan.New(svc, endpoints, plan.Node{Name: "here"})
+	p := plan.New(svc, endpoints, plan.Node{Name: "here"})
+	p.Sole = []netip.Addr{netip.AddrFrom4([4]byte{203, 0, 113, byte(i / 2)}), // shared by two Services
+		netip.MustParseAddr(fmt.Sprintf("2001:db8::%x", i/2))}
+	return p
 }
 
 func services() map[lb.Key]plan.Service {

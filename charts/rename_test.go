@@ -1,0 +1,117 @@
+package charts
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// daemonSet is what a cluster has of an installed release.
+type daemonSet struct{ name, release, component string }
+
+// serve answers what helm asks an API server in which there are DaemonSets and nothing else, and
+// returns a kubeconfig for it.
+func serve(t *testing.T, sets ...daemonSet) (kubeconfig string) {
+	t.Helper()
+	var items []map[string]any
+	for _, s := range sets {
+		items = append(items, map[string]any{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": map[string]any{
+			"name": s.name, "namespace": "landfall-system",
+			"labels":      map[string]string{"app.kubernetes.io/component": s.component},
+			"annotations": map[string]string{"meta.helm.sh/release-name": s.release},
+		}})
+	}
+	resource := func(name, kind string, namespaced bool) metav1.APIResource {
+		return metav1.APIResource{Name: name, Kind: kind, Namespaced: namespaced, Verbs: metav1.Verbs{"get", "list"}}
+	}
+	answers := map[string]any{
+		"/version": map[string]string{"major": "1", "minor": "35", "gitVersion": "v1.35.0"},
+		"/api":     metav1.APIVersions{Versions: []string{"v1"}},
+		"/api/v1": metav1.APIResourceList{GroupVersion: "v1", APIResources: []metav1.APIResource{
+			resource("configmaps", "ConfigMap", true), resource("secrets", "Secret", true), resource("nodes", "Node", false)}},
+		"/apis/apps/v1/namespaces/landfall-system/daemonsets": map[string]any{"apiVersion": "apps/v1",
+			"kind": "DaemonSetList", "items": items},
+		"/apis/apps/v1/daemonsets": map[string]any{"apiVersion": "apps/v1", "kind": "DaemonSetList", "items": items},
+	}
+	var groups metav1.APIGroupList
+	for group, of := range map[string]metav1.APIResource{
+		"apps":                      resource("daemonsets", "DaemonSet", true),
+		"discovery.k8s.io":          resource("endpointslices", "EndpointSlice", true),
+		"rbac.authorization.k8s.io": resource("roles", "Role", true),
+	} {
+		version := metav1.GroupVersionForDiscovery{GroupVersion: group + "/v1", Version: "v1"}
+		groups.Groups = append(groups.Groups, metav1.APIGroup{Name: group, Versions: []metav1.GroupVersionForDiscovery{version},
+			PreferredVersion: version})
+		answers["/apis/"+group+"/v1"] = metav1.APIResourceList{GroupVersion: group + "/v1",
+			APIResources: []metav1.APIResource{of}}
+	}
+	answers["/apis"] = groups
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		answer, ok := answers[r.URL.Path]
+		if !ok {
+			w.WriteHeader(http.StatusNotFound)
+			answer = metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure",
+				Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound}
+		}
+		if err := json.NewEncoder(w).Encode(answer); err != nil {
+			t.Error(err)
+		}
+	}))
+	t.Cleanup(server.Close)
+	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(kubeconfig, fmt.Appendf(nil, `{"apiVersion": "v1", "kind": "Config", "current-context": "x",
+"clusters": [{"name": "x", "cluster": {"server": %q}}], "users": [{"name": "x", "user": {}}],
+"contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}]}`, server.URL), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return kubeconfig
+}
+
+// TestRenamesAreRefused has an upgrade fail that would rename the DaemonSet of the proxy, and says
+// what to do; the proxy itself copes with node.separatePods.
+func TestRenamesAreRefused(t *testing.T) {
+	t.Parallel()
+	installed := daemonSet{"landfall-node", "landfall", "node"}
+	for name, test := range map[string]struct {
+		there []daemonSet
+		args  []string
+		want  []string // of the error; nil for none
+	}{
+		"the same name":      {[]daemonSet{installed}, []string{"--is-upgrade"}, nil},
+		"separate pods":      {[]daemonSet{installed}, []string{"--is-upgrade", "--set", "node.separatePods=true"}, nil},
+		"back to one pod":    {[]daemonSet{{"landfall-proxy", "landfall", "proxy"}}, []string{"--is-upgrade"}, nil},
+		"the first install":  {[]daemonSet{installed}, []string{"--set", "fullnameOverride=lf"}, nil},
+		"of another release": {[]daemonSet{{"other-node", "other", "node"}}, []string{"--is-upgrade"}, nil},
+		"the speaker's own":  {[]daemonSet{{"other-speaker", "landfall", "speaker"}}, []string{"--is-upgrade"}, nil},
+		"nothing is cleaned up": {[]daemonSet{installed},
+			[]string{"--is-upgrade", "--set", "fullnameOverride=lf,cleanup.enabled=false"}, nil},
+		"fullnameOverride": {[]daemonSet{installed}, []string{"--is-upgrade", "--set", "fullnameOverride=lf"},
+			[]string{"renames DaemonSet landfall-node to lf-node", "--set fullnameOverride=landfall,",
+				"kubectl -n landfall-system delete daemonset landfall-node --cascade=orphan"}},
+		"of separate pods": {[]daemonSet{{"landfall-proxy", "landfall", "proxy"}},
+			[]string{"--is-upgrade", "--set", "fullnameOverride=lf,node.separatePods=true"},
+			[]string{"renames DaemonSet landfall-proxy to lf-proxy", "--set fullnameOverride=landfall,"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := run(t, append([]string{"template", "landfall", "landfall", "--namespace", "landfall-system",
+				"--dry-run=server", "--kube-version", kubeVersion, "--kubeconfig", serve(t, test.there...), "--set-json", clusterCIDR}, test.args...)...)
+			if (err != nil) != (test.want != nil) {
+				t.Fatalf("got %v, want %q", err, test.want)
+			}
+			for _, want := range test.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("got %v, want %q", err, want)
+				}
+			}
+		})
+	}
+}
