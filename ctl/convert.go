@@ -9,9 +9,6 @@ import (
 	"os"
 
 	"sigs.k8s.io/yaml"
-
-	"github.com/landfall-lb/landfall/internal/kube"
-	"github.com/landfall-lb/landfall/internal/ops"
 )
 
 // metallbResources are the API server's paths of MetalLB's kinds, and of Services, which hold
@@ -24,16 +21,13 @@ var metallbResources = []string{
 }
 
 // runMigrate prints Landfall's equivalent of MetalLB's objects.
-func runMigrate(ctx context.Context, rt *ops.Runtime, o options) error {
-	if len(rt.Args) != 2 || rt.Args[1] != "metallb" {
-		return ops.Usagef("usage: landfallctl migrate metallb [-f FILE]...")
-	}
+func runMigrate(ctx context.Context, o options, stdin io.Reader, stdout io.Writer) error {
 	var objects []object
 	var err error
 	if len(o.files) > 0 {
-		objects, err = fromFiles(o.files)
+		objects, err = fromFiles(o.files, stdin)
 	} else {
-		objects, err = fromCluster(ctx, rt, o)
+		objects, err = fromCluster(ctx, o)
 	}
 	if err != nil {
 		return err
@@ -42,38 +36,38 @@ func runMigrate(ctx context.Context, rt *ops.Runtime, o options) error {
 	if len(m.objects) == 0 {
 		return errors.New("found no MetalLB objects (API group metallb.io)")
 	}
-	return m.print(rt.Stdout)
+	return m.print(stdout)
 }
 
 // runImport prints an IPAddressPool for a list of addresses.
-func runImport(rt *ops.Runtime, o options) error {
-	if len(rt.Args) != 2 || len(o.files) != 1 {
-		return ops.Usagef("usage: landfallctl import NAME -f FILE")
+func runImport(name string, o options, stdin io.Reader, stdout io.Writer) error {
+	if len(o.files) != 1 {
+		return errors.New("one file is needed: import NAME -f FILE")
 	}
-	r, err := open(o.files[0])
+	r, err := open(o.files[0], stdin)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = r.Close() }() // only read
-	pool, err := importList(rt.Args[1], r)
+	pool, err := importList(name, r)
 	if err != nil {
 		return fmt.Errorf("%s: %w", o.files[0], err)
 	}
-	return migration{objects: []manifest{pool}}.print(rt.Stdout)
+	return migration{objects: []manifest{pool}}.print(stdout)
 }
 
 // open opens a file, or with - the standard input.
-func open(name string) (io.ReadCloser, error) {
+func open(name string, stdin io.Reader) (io.ReadCloser, error) {
 	if name == "-" {
-		return io.NopCloser(os.Stdin), nil
+		return io.NopCloser(stdin), nil
 	}
 	return os.Open(name)
 }
 
-func fromFiles(names []string) ([]object, error) {
+func fromFiles(names []string, stdin io.Reader) ([]object, error) {
 	var all []object
 	for _, name := range names {
-		r, err := open(name)
+		r, err := open(name, stdin)
 		if err != nil {
 			return nil, err
 		}
@@ -87,10 +81,10 @@ func fromFiles(names []string) ([]object, error) {
 	return all, nil
 }
 
-func fromCluster(ctx context.Context, rt *ops.Runtime, o options) ([]object, error) {
+func fromCluster(ctx context.Context, o options) ([]object, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	client, err := kube.Connect(kube.Options{Kubeconfig: kubeconfig(rt.Kubeconfig), UserAgent: "landfallctl", Log: rt.Log})
+	client, _, err := o.connect(ctx)
 	if err != nil {
 		return nil, err
 	}

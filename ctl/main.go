@@ -1,107 +1,49 @@
-// Command landfallctl shows what Landfall does in a cluster and which problems it has. Installed as
-// kubectl-landfall it is a kubectl plugin.
+// Command landfallctl shows what Landfall does in a cluster, and says why something is not
+// reachable. Installed as kubectl-landfall it is a kubectl plugin.
 package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
-	"path/filepath"
-	"time"
-
-	"github.com/spf13/pflag"
-
-	"github.com/landfall-lb/landfall/internal/kube"
-	"github.com/landfall-lb/landfall/internal/ops"
+	"os/signal"
+	"syscall"
 )
 
-const usage = `Usage:
-  landfallctl status    Show pools, addresses, the node that announces each address, and problems.
-                        Exits with 1 if there is a problem.
-  landfallctl migrate metallb [-f FILE]...
-                        Print Landfall's equivalent of MetalLB's objects, which it reads from the cluster or from files.
-                        Comments at the top list what has no equivalent.
-  landfallctl import NAME -f FILE
-                        Print an IPAddressPool NAME for a list. Each line has an address, CIDR or range, and optionally
-                        NAMESPACE/SERVICE to reserve it for.
+// Exit codes.
+const (
+	exitWell = 0
+	// exitWrong says that something in the cluster is wrong.
+	exitWrong = 1
+	// exitUnable says that landfallctl could not tell: wrong usage, no answer, no permission.
+	exitUnable = 2
+)
 
-Without --kubeconfig, landfallctl uses the service account of its pod, else $KUBECONFIG, else ~/.kube/config.`
-
-type options struct {
-	class   string
-	timeout time.Duration
-	files   []string
-}
+// errWrong ends the program with exitWrong; what is wrong was printed.
+var errWrong = errors.New("something is wrong")
 
 func main() {
-	var o options
-	os.Exit(ops.Main(ops.Program{
-		Name:    "landfallctl",
-		Summary: "shows what Landfall does in a cluster and which problems it has",
-		Usage:   usage,
-		Flags: func(f *pflag.FlagSet) {
-			f.StringVar(&o.class, "load-balancer-class", "",
-				"spec.loadBalancerClass of the Services to show, as Landfall is configured (default: Services without one)")
-			f.StringArrayVarP(&o.files, "filename", "f", nil, "file that migrate or import reads; - reads standard input")
-			f.DurationVar(&o.timeout, "timeout", 15*time.Second, "how long to wait for an answer of the API server")
-		},
-		Run: func(ctx context.Context, rt *ops.Runtime) error { return run(ctx, rt, o) },
-	}))
+	os.Exit(execute(os.Args, os.Stdin, os.Stdout, os.Stderr))
 }
 
-func run(ctx context.Context, rt *ops.Runtime, o options) error {
-	if len(rt.Args) == 0 {
-		return ops.Usagef("no command given; commands are status, migrate and import")
+// execute runs the program with these arguments, and returns its exit code.
+func execute(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	command := newCommand(args[0])
+	command.SetArgs(args[1:])
+	command.SetIn(stdin)
+	command.SetOut(stdout)
+	command.SetErr(stderr)
+	switch err := command.ExecuteContext(ctx); {
+	case err == nil:
+		return exitWell
+	case errors.Is(err, errWrong):
+		return exitWrong
+	default:
+		fmt.Fprintf(stderr, "%s: %v\n", command.DisplayName(), err)
+		return exitUnable
 	}
-	switch rt.Args[0] {
-	case "status":
-		return runStatus(ctx, rt, o)
-	case "migrate":
-		return runMigrate(ctx, rt, o)
-	case "import":
-		return runImport(rt, o)
-	}
-	return ops.Usagef("unknown command %q; commands are status, migrate and import", rt.Args[0])
-}
-
-func runStatus(ctx context.Context, rt *ops.Runtime, o options) error {
-	if len(rt.Args) > 1 {
-		return ops.Usagef("status takes no arguments, not %q", rt.Args[1])
-	}
-	client, err := kube.Connect(kube.Options{Kubeconfig: kubeconfig(rt.Kubeconfig), UserAgent: "landfallctl", Log: rt.Log})
-	if err != nil {
-		return err
-	}
-	w, err := read(ctx, client, o)
-	if err != nil {
-		return err
-	}
-	r := newReport(w)
-	if err := r.print(rt.Stdout); err != nil {
-		return err
-	}
-	if n := len(r.problems); n > 0 {
-		return fmt.Errorf("problems found: %d", n)
-	}
-	return nil
-}
-
-// kubeconfig returns the path to use: the one asked for, else the one that kubectl uses outside a
-// pod.
-func kubeconfig(asked string) string {
-	if asked != "" || os.Getenv("KUBERNETES_SERVICE_HOST") != "" {
-		return asked
-	}
-	if path := os.Getenv("KUBECONFIG"); path != "" {
-		return path
-	}
-	home, err := os.UserHomeDir()
-	if err != nil {
-		return ""
-	}
-	path := filepath.Join(home, ".kube", "config")
-	if _, err := os.Stat(path); err != nil {
-		return ""
-	}
-	return path
 }

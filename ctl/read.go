@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/landfall-lb/landfall/internal/kube"
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -31,68 +33,93 @@ type world struct {
 const warningsLast = preflight.Repeat + 5*time.Minute
 
 // read lists the objects that the report needs.
-func read(ctx context.Context, client *kube.Client, o options) (world, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	synced := make(chan struct{}, 1)
-	client.OnSync(func() {
-		select {
-		case synced <- struct{}{}:
-		default:
-		}
+func read(ctx context.Context, client *kube.Client, server kube.Server, o options) (world, error) {
+	w := world{class: o.class}
+	var group errgroup.Group
+	group.Go(func() error {
+		services, err := client.AllServices(ctx)
+		w.services = byKey(services, func(s lb.Service) lb.Key { return s.Key })
+		return reading("services", err)
 	})
-	ignore := func(string) {}
-	services := kube.LabelledServices(client, func(lb.Key) {})
-	pools := kube.Pools(client, ignore, ignore)
-	advertisements := kube.L2Advertisements(client, ignore)
-	routed := kube.BGPAdvertisements(client, ignore, ignore)
-	peers := kube.BGPPeers(client, ignore, ignore)
-
-	ended := make(chan error, 1)
-	go func() { ended <- client.Run(ctx) }()
-	defer func() {
-		cancel()
-		<-ended
-	}()
-	deadline := time.After(o.timeout)
-	var refused []string
-	for !services.Synced() || !pools.Synced() || !advertisements.Synced() || !routed.Synced() || !peers.Synced() {
-		if refused = nil; len(client.Refused()) > 0 {
-			var err error
-			if refused, err = without(client.Refused()); err != nil {
-				return world{}, err
-			}
-			if services.Synced() && pools.Synced() && advertisements.Synced() && routed.Synced() {
-				break
-			}
+	group.Go(func() error {
+		pools, installed, err := client.AllPools(ctx)
+		w.pools = byKey(pools, func(p lb.Pool) string { return p.Name })
+		if err == nil && !installed {
+			err = errors.New("the API server does not know the kind: is Landfall installed?")
 		}
-		select {
-		case <-synced:
-		case <-ctx.Done():
-			return world{}, ctx.Err()
-		case <-deadline:
-			return world{}, fmt.Errorf("no answer from the API server %s within %s", client.Host(), o.timeout)
+		return reading("ipaddresspools", err)
+	})
+	group.Go(func() error {
+		all, err := client.AllL2Advertisements(ctx)
+		w.advertisements = byKey(all, func(a lb.L2Advertisement) string { return a.Name })
+		return reading("l2advertisements", err)
+	})
+	group.Go(func() error {
+		all, err := client.AllBGPAdvertisements(ctx)
+		w.routed = byKey(all, func(a lb.BGPAdvertisement) string { return a.Name })
+		return reading("bgpadvertisements", err)
+	})
+	group.Go(func() error {
+		// The role view has no BGPPeers, as they may hold passwords.
+		peers, err := client.AllBGPPeers(ctx)
+		w.peers = byKey(peers, func(p lb.Peer) string { return p.Name })
+		if denied := (*kube.Denied)(nil); errors.As(err, &denied) {
+			w.refused = append(w.refused, fmt.Sprintf("BGPPeers and their sessions are not shown: %v; the ClusterRole "+
+				"landfall-view-peers of the Helm chart has it", err))
+			return nil
 		}
-	}
-	warnings, err := client.NodeWarnings(ctx, time.Now().Add(-warningsLast))
-	if err != nil {
+		return reading("bgppeers", err)
+	})
+	var warnings []kube.NodeWarning
+	group.Go(func() (err error) {
+		warnings, err = client.NodeWarnings(ctx, server.Now.Add(-warningsLast))
+		return err
+	})
+	group.Go(func() error {
+		if !o.classSet {
+			pods, _ := landfallPods(ctx, client) // who may not read them names the class
+			w.class = flagOf(pods, "landfall-controller", "load-balancer-class")
+		}
+		return nil
+	})
+	if err := group.Wait(); err != nil {
 		return world{}, err
 	}
-	return world{
-		class: o.class, warnings: warnings, services: services.All(), pools: pools.All(),
-		advertisements: advertisements.All(),
-		routed:         routed.All(), peers: peers.All(), refused: refused,
-	}, nil
+	for _, found := range warnings {
+		w.warnings = append(w.warnings, lb.Refusal{Reason: found.Reason,
+			Message: "Node " + found.Node + ": " + found.Message})
+	}
+	return w, nil
 }
 
-// without says what is missing from the report, if it makes sense without what the API server
-// refuses: the role view has no BGPPeers, as they may hold passwords.
-func without(refused map[string]error) (missing []string, err error) {
-	for _, name := range slices.Sorted(maps.Keys(refused)) {
-		if name != "bgppeers" {
-			return nil, fmt.Errorf("read %s: %w", name, refused[name])
-		}
-		missing = append(missing, fmt.Sprintf("BGPPeers and their sessions are not shown: %v; the ClusterRole "+
-			"landfall-view-peers of the Helm chart allows it", refused[name]))
+// reading names the kind that could not be read; one that does not answer needs no name.
+func reading(kind string, err error) error {
+	if err == nil || errors.As(err, new(*kube.Unreachable)) {
+		return err
 	}
-	return missing, nil
+	return fmt.Errorf("read %s: %w", kind, err)
+}
+
+func byKey[K comparable, V any](all []V, key func(V) K) map[K]V {
+	found := make(map[K]V, len(all))
+	for _, v := range all {
+		found[key(v)] = v
+	}
+	return found
+}
+
+// landfallPods returns the pods of Landfall, in any namespace, in the order of their names.
+func landfallPods(ctx context.Context, client *kube.Client) ([]kube.PodState, error) {
+	pods, err := client.PodsWith(ctx, "", componentSelector)
+	if errors.As(err, new(*kube.Denied)) {
+		// Who may not read pods everywhere may do so in Landfall's own namespace.
+		if those, second := client.PodsWith(ctx, defaultNamespace, componentSelector); second == nil {
+			pods, err = those, nil
+		}
+	}
+	pods = slices.DeleteFunc(pods, func(p kube.PodState) bool {
+		return !slices.ContainsFunc(p.Containers, func(c kube.Container) bool { return program(c) != "" })
+	})
+	slices.SortFunc(pods, func(a, b kube.PodState) int { return a.Compare(b.Key) })
+	return pods, err
 }

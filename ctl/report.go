@@ -18,6 +18,8 @@ type report struct {
 	pools, vips, peers [][]string
 	refused            []string
 	problems           []string
+	// wide has the VIPs with two more columns: the pool, and why or why not it is announced.
+	wide [][]string
 }
 
 func newReport(w world) report {
@@ -30,7 +32,7 @@ func newReport(w world) report {
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(w.services), lb.Key.Compare) {
 		if s := w.services[key]; s.Type == lb.LoadBalancer && s.Class == w.class {
-			r.addService(s)
+			r.addService(s, w)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.peers)) {
@@ -44,7 +46,9 @@ func newReport(w world) report {
 	for _, warning := range w.warnings {
 		r.problem("%s (%s)", warning.Message, warning.Reason)
 	}
-	slices.SortStableFunc(r.vips, func(a, b []string) int { return compareAddresses(a[0], b[0]) })
+	for _, rows := range [][][]string{r.vips, r.wide} {
+		slices.SortStableFunc(rows, func(a, b []string) int { return compareAddresses(a[0], b[0]) })
+	}
 	return r
 }
 
@@ -103,7 +107,7 @@ func counts(p lb.Pool, v4, v6 string) string {
 	return cmp.Or(strings.Join(figures, " + "), "-")
 }
 
-func (r *report) addService(s lb.Service) {
+func (r *report) addService(s lb.Service, w world) {
 	assigned, known := find(s.Conditions, lb.ConditionAssigned)
 	switch {
 	case !known:
@@ -113,7 +117,7 @@ func (r *report) addService(s lb.Service) {
 	}
 	vips := s.VIPs()
 	if len(vips) == 0 {
-		r.vips = append(r.vips, []string{"pending", s.Key.String(), string(s.ExternalPolicy), "-"})
+		r.addVIP("-", string(assigned.Reason), "pending", s.Key.String(), string(s.ExternalPolicy), "-")
 		return
 	}
 	announced, known := find(s.Conditions, lb.ConditionAnnounced)
@@ -141,9 +145,24 @@ func (r *report) addService(s lb.Service) {
 		}
 	}
 	for _, vip := range vips {
-		r.vips = append(r.vips, []string{vip.String(), s.Key.String(), string(s.ExternalPolicy),
-			cmp.Or(owner[vip], "none")})
+		r.addVIP(w.poolOf(vip), string(announced.Reason), vip.String(), s.Key.String(), string(s.ExternalPolicy),
+			cmp.Or(owner[vip], "none"))
 	}
+}
+
+func (r *report) addVIP(pool, reason string, row ...string) {
+	r.vips = append(r.vips, row)
+	r.wide = append(r.wide, append(slices.Clone(row), pool, cmp.Or(reason, "-")))
+}
+
+// poolOf names the pool that contains an address.
+func (w world) poolOf(vip netip.Addr) string {
+	for _, name := range slices.Sorted(maps.Keys(w.pools)) {
+		if slices.ContainsFunc(w.pools[name].Ranges, func(r lb.Range) bool { return r.Contains(vip) }) {
+			return name
+		}
+	}
+	return "-"
 }
 
 // announcers says which nodes announce a VIP, and how; "" when none does.
@@ -221,12 +240,52 @@ func compareAddresses(a, b string) int {
 	return x.Compare(y)
 }
 
-func (r report) print(w io.Writer) error {
+// The columns of the tables.
+var (
+	poolColumns = []string{"POOL", "ADDRESSES", "ASSIGNED", "FREE", "READY", "ADVERTISED BY"}
+	vipColumns  = []string{"VIP", "SERVICE", "POLICY", "OWNER"}
+	wideColumns = []string{"VIP", "SERVICE", "POLICY", "OWNER", "POOL", "REASON"}
+	peerColumns = []string{"BGP PEER", "ADDRESS", "ASN", "SESSIONS UP"}
+)
+
+// write writes the report in a format of --output.
+func (r report) write(w io.Writer, format string) error {
+	return write(w, format, struct {
+		Pools    []map[string]string `json:"pools"`
+		VIPs     []map[string]string `json:"vips"`
+		Peers    []map[string]string `json:"peers"`
+		Problems []string            `json:"problems"`
+		NotRead  []string            `json:"notRead,omitempty"`
+	}{
+		named(r.pools, "name", "addresses", "assigned", "free", "ready", "advertisedBy"),
+		named(r.wide, "vip", "service", "policy", "owner", "pool", "reason"),
+		named(r.peers, "name", "address", "asn", "sessionsUp"), append([]string{}, r.problems...), r.refused,
+	}, r.text(format == "wide"))
+}
+
+// named gives the fields of rows names.
+func named(rows [][]string, names ...string) []map[string]string {
+	all := make([]map[string]string, 0, len(rows))
+	for _, row := range rows {
+		one := map[string]string{}
+		for i, name := range names {
+			one[name] = row[i]
+		}
+		all = append(all, one)
+	}
+	return all
+}
+
+func (r report) text(wide bool) string {
 	var out strings.Builder
-	writeTable(&out, r.pools, "(none)", "POOL", "ADDRESSES", "ASSIGNED", "FREE", "READY", "ADVERTISED BY")
-	writeTable(&out, r.vips, "(no Service of type LoadBalancer)", "VIP", "SERVICE", "POLICY", "OWNER")
+	writeTable(&out, r.pools, "(none)", poolColumns...)
+	if wide {
+		writeTable(&out, r.wide, "(no Service of type LoadBalancer)", wideColumns...)
+	} else {
+		writeTable(&out, r.vips, "(no Service of type LoadBalancer)", vipColumns...)
+	}
 	if len(r.peers) > 0 {
-		writeTable(&out, r.peers, "", "BGP PEER", "ADDRESS", "ASN", "SESSIONS UP")
+		writeTable(&out, r.peers, "", peerColumns...)
 	}
 	for _, what := range r.refused {
 		fmt.Fprintf(&out, "%s\n\n", what)
@@ -239,8 +298,7 @@ func (r report) print(w io.Writer) error {
 	for _, p := range r.problems {
 		fmt.Fprintf(&out, "- %s\n", p)
 	}
-	_, err := io.WriteString(w, out.String())
-	return err
+	return out.String()
 }
 
 func writeTable(out *strings.Builder, rows [][]string, none string, columns ...string) {

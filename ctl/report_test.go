@@ -196,7 +196,7 @@ PROBLEMS
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var out bytes.Buffer
-			if err := newReport(test.w).print(&out); err != nil {
+			if err := newReport(test.w).write(&out, ""); err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(test.want, out.String()); diff != "" {

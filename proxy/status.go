@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/ops"
@@ -180,6 +181,17 @@ func describe(port plan.Port) portStatus {
 	return st
 }
 
-func (p *proxy) writeStatus(w io.Writer) error {
-	return ops.WriteStatus(w, p.status(), "services", p.services())
+// writeStatus writes the status, with all Services or only the one that is asked for.
+func (p *proxy) writeStatus(w io.Writer, only string) error {
+	services := p.services()
+	if only != "" {
+		var key lb.Key
+		key.Namespace, key.Name, _ = strings.Cut(only, "/")
+		services = func(yield func(serviceStatus) bool) {
+			for _, r := range p.copies([]lb.Key{key}) {
+				yield(r.status())
+			}
+		}
+	}
+	return ops.WriteStatus(w, p.status(), "services", services)
 }

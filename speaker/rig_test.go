@@ -717,7 +717,7 @@ func (s *speaker) whole(t *testing.T) wholeStatus {
 	t.Helper()
 	var text bytes.Buffer
 	var got wholeStatus
-	if err := errors.Join(s.writeStatus(&text), json.Unmarshal(text.Bytes(), &got)); err != nil {
+	if err := errors.Join(s.writeStatus(&text, ""), json.Unmarshal(text.Bytes(), &got)); err != nil {
 		t.Fatal(err)
 	}
 	return got

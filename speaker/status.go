@@ -5,6 +5,7 @@ import (
 	"iter"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/ops"
@@ -169,6 +170,16 @@ func (s *speaker) gateStatus() gateStatus {
 	}
 }
 
-func (s *speaker) writeStatus(w io.Writer) error {
-	return ops.WriteStatus(w, s.status(), "vips", s.vips())
+// writeStatus writes the status, with all VIPs or only the one that is asked for.
+func (s *speaker) writeStatus(w io.Writer, only string) error {
+	vips := s.vips()
+	if only != "" {
+		var asked []netip.Addr
+		for one := range strings.SplitSeq(only, ",") {
+			vip, _ := netip.ParseAddr(one) // what is no address has no status
+			asked = append(asked, vip)
+		}
+		vips = slices.Values(s.describe(asked))
+	}
+	return ops.WriteStatus(w, s.status(), "vips", vips)
 }

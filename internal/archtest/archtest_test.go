@@ -132,7 +132,7 @@ func receiver(e ast.Expr) string {
 func isPlan(pkg string) bool { return binary(pkg) != "" && strings.HasSuffix(pkg, "/plan") }
 
 func isPure(pkg string) bool {
-	return isPlan(pkg) || rooms[pkg] || pkg == "internal/lb"
+	return isPlan(pkg) || rooms[pkg] || pkg == "internal/lb" || pkg == "ctl/explain"
 }
 
 // below reports whether pkg is root or lies below it.
@@ -285,6 +285,7 @@ func TestRulesCatch(t *testing.T) {
 		{"proxy", "proxy/nftables", false},
 		{"internal/lb", "proxy/plan", true},
 		{"ctl", "e2e/lab", true},
+		{"ctl/explain", "internal/kube", true},
 		{"proxy/nftables", "e2e/cases", true},
 		{"proxy/nftables", "internal/nstest", true},
 		{"e2e/lab", "internal/seeds", true},

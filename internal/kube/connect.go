@@ -5,7 +5,9 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -43,6 +45,48 @@ type Options struct {
 	// QPS and Burst limit requests per second; 100 and 200 if zero.
 	QPS   float32
 	Burst int
+	// User, if set, is read in place of Kubeconfig, in the way that kubectl reads it.
+	User *UserConfig
+}
+
+// UserConfig selects a cluster and a user as kubectl's flags do. Its zero value selects what
+// kubectl without flags uses: the merged files in $KUBECONFIG, else ~/.kube/config, else the
+// service account of the pod.
+type UserConfig struct {
+	Kubeconfig, Context string
+	// Namespace is that of names without one; empty: the context's, else "default".
+	Namespace string
+	// As and AsGroups are a user and groups to impersonate; empty: nobody.
+	As       string
+	AsGroups []string
+}
+
+// loader reads the files when it is asked.
+func (u UserConfig) loader() clientcmd.ClientConfig {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = u.Kubeconfig
+	overrides := &clientcmd.ConfigOverrides{CurrentContext: u.Context}
+	overrides.Context.Namespace = u.Namespace
+	overrides.AuthInfo.Impersonate, overrides.AuthInfo.ImpersonateGroups = u.As, u.AsGroups
+	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides)
+}
+
+// DefaultNamespace returns the namespace of names without one.
+func (u UserConfig) DefaultNamespace() (string, error) {
+	namespace, _, err := u.loader().Namespace()
+	if err != nil {
+		return "", fmt.Errorf("kubeconfig: %w", err)
+	}
+	return namespace, nil
+}
+
+// Contexts returns the names of the contexts, in order.
+func (u UserConfig) Contexts() ([]string, error) {
+	config, err := u.loader().RawConfig()
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig: %w", err)
+	}
+	return slices.Sorted(maps.Keys(config.Contexts)), nil
 }
 
 // Client reads and writes one API server. Register watches first, then call Run.
@@ -54,6 +98,8 @@ type Client struct {
 	events    kubernetes.Interface // the same with limits for Events
 	coreREST  restGetter
 	landfall  rest.Interface
+	config    *rest.Config
+	http      *http.Client
 
 	mu      sync.Mutex
 	watches []*watch
@@ -101,13 +147,17 @@ func Connect(o Options) (*Client, error) {
 		return nil, fmt.Errorf("connect to %s: %w", config.Host, err)
 	}
 	return &Client{log: o.Log, host: config.Host, userAgent: o.UserAgent, core: core, events: events,
-		coreREST: clientset{core}, landfall: landfall}, nil
+		coreREST: clientset{core}, landfall: landfall, config: config, http: httpClient}, nil
 }
 
 func restConfig(o Options) (*rest.Config, error) {
 	var config *rest.Config
 	var err error
-	if o.Kubeconfig == "" {
+	if o.User != nil {
+		if config, err = o.User.loader().ClientConfig(); err != nil {
+			return nil, fmt.Errorf("kubeconfig: %w", err)
+		}
+	} else if o.Kubeconfig == "" {
 		if config, err = rest.InClusterConfig(); err != nil {
 			return nil, fmt.Errorf("no --kubeconfig given and not in a pod: %w", err)
 		}

@@ -2,7 +2,6 @@ package kube
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -31,21 +30,27 @@ func (e *Events) Finding(node string, f lb.Finding, gone bool) {
 	}
 }
 
+// NodeWarning is what a program has found on a Node.
+type NodeWarning struct {
+	Node string
+	lb.Refusal
+}
+
 // NodeWarnings returns what Landfall's programs have warned of on Nodes since a time and have not
 // taken back, in the order of the Nodes. It returns nothing to a user who may not list Events.
-func (c *Client) NodeWarnings(ctx context.Context, since time.Time) ([]lb.Refusal, error) {
+func (c *Client) NodeWarnings(ctx context.Context, since time.Time) ([]NodeWarning, error) {
 	list, err := c.core.CoreV1().Events(metav1.NamespaceDefault).List(ctx,
-		metav1.ListOptions{FieldSelector: "involvedObject.kind=Node"})
+		metav1.ListOptions{FieldSelector: "involvedObject.kind=Node", ResourceVersion: "0"})
 	switch {
 	case apierrors.IsForbidden(err):
 		return nil, nil
 	case err != nil:
-		return nil, fmt.Errorf("list Events about Nodes: %w", err)
+		return nil, c.looked(err, "list", "", "events", metav1.NamespaceDefault)
 	}
 	return nodeWarnings(list.Items, since), nil
 }
 
-func nodeWarnings(events []corev1.Event, since time.Time) []lb.Refusal {
+func nodeWarnings(events []corev1.Event, since time.Time) []NodeWarning {
 	latest := map[string]corev1.Event{}
 	for _, e := range events {
 		if !strings.HasPrefix(e.Source.Component, "landfall-") || e.LastTimestamp.Time.Before(since) {
@@ -58,11 +63,11 @@ func nodeWarnings(events []corev1.Event, since time.Time) []lb.Refusal {
 			latest[about] = e
 		}
 	}
-	var warnings []lb.Refusal
+	var warnings []NodeWarning
 	for _, about := range slices.Sorted(maps.Keys(latest)) {
 		if e := latest[about]; e.Type == corev1.EventTypeWarning {
-			warnings = append(warnings, lb.Refusal{Reason: lb.Reason(e.Reason), Message: "Node " + e.InvolvedObject.Name +
-				": " + e.Message})
+			warnings = append(warnings, NodeWarning{e.InvolvedObject.Name,
+				lb.Refusal{Reason: lb.Reason(e.Reason), Message: e.Message}})
 		}
 	}
 	return warnings

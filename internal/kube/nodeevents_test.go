@@ -30,8 +30,8 @@ func TestNodeWarnings(t *testing.T) {
 		event("f", "landfall-proxy", "Warning", "long ago", time.Hour),
 		event("g", "kubelet", "Warning", "another's", 0),
 	}
-	want := []lb.Refusal{{Reason: "ForwardingOff", Message: "Node a: off"}, {Reason: "ForwardingOff", Message: "Node b: off"},
-		{Reason: "ForwardingOff", Message: "Node d: back"}}
+	off := lb.Refusal{Reason: "ForwardingOff", Message: "off"}
+	want := []NodeWarning{{"a", off}, {"b", off}, {"d", lb.Refusal{Reason: "ForwardingOff", Message: "back"}}}
 	for range 2 {
 		if got := nodeWarnings(events, now.Add(-40*time.Minute)); !slices.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)

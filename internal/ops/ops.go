@@ -151,7 +151,7 @@ func (p Program) run(args []string, env environment, stdout, stderr io.Writer) e
 		Stdout:     stdout,
 	}
 	if p.StatusSocket != "" && slices.Equal(rt.Args, []string{statusArgument}) {
-		return printStatus(context.Background(), common.statusSocket, stdout)
+		return printStatus(context.Background(), common.statusSocket, common.statusOnly, stdout)
 	}
 	rt.server = newServer(rt.Log, rt.Metrics)
 	return p.serve(rt, common, env)
@@ -213,7 +213,7 @@ func (c *commonFlags) listen(rt *Runtime, env environment) ([]net.Listener, erro
 
 type commonFlags struct {
 	kubeconfig, nodeName, logLevel, logFormat, metricsBindAddress string
-	statusSocket, certFile, keyFile, pprofAddress                 string
+	statusSocket, statusOnly, certFile, keyFile, pprofAddress     string
 	apiServers                                                    []string
 	version, metricsSecure                                        bool
 }
@@ -243,6 +243,9 @@ func (p Program) addCommon(flags *pflag.FlagSet, env environment) *commonFlags {
 	if p.StatusSocket != "" {
 		flags.StringVar(&c.statusSocket, "status-socket", p.StatusSocket,
 			`Unix socket of the status, for root only; the argument status prints it; "" switches it off`)
+		flags.StringVar(&c.statusOnly, "status-only", "",
+			"what of its list the argument status prints: VIPs, with commas, or the namespace/name of a Service; - for nothing "+
+				"(default: all)")
 	}
 	flags.StringVar(&c.pprofAddress, "pprof-address", "",
 		"loopback address:port that serves Go's profiles below /debug/pprof/ to every process of the node, such as "+

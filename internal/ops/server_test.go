@@ -219,7 +219,7 @@ func TestStatusIsForThisUserOnly(t *testing.T) {
 		t.Errorf("status without a program: %+v", got)
 	}
 	p.Run = func(ctx context.Context, rt *Runtime) error {
-		rt.Status(func(w io.Writer) error { return WriteStatus(w, item{"prog"}, "items", items(3)) })
+		rt.Status(func(w io.Writer, _ string) error { return WriteStatus(w, item{"prog"}, "items", items(3)) })
 		for { // the socket opens beside Run
 			got := runProgram(p, nil, "status", "--status-socket="+socket)
 			if got.code == 0 {

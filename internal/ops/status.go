@@ -11,6 +11,7 @@ import (
 	"iter"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"time"
 
@@ -56,11 +57,12 @@ func WriteStatus[E any](w io.Writer, head any, list string, elements iter.Seq[E]
 	return out.Flush()
 }
 
-// Status has /v1/status answered by write, on the status socket only.
-func (rt *Runtime) Status(write func(io.Writer) error) {
-	rt.server.local.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) {
+// Status has /v1/status answered by write, on the status socket only. only is the value of
+// --status-only: "" for the whole list.
+func (rt *Runtime) Status(write func(w io.Writer, only string) error) {
+	rt.server.local.HandleFunc("GET /v1/status", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = write(w) // the client has gone
+		_ = write(w, r.URL.Query().Get("only")) // the client has gone
 	})
 }
 
@@ -79,13 +81,14 @@ func (s *server) runLocal(ctx context.Context, path string) {
 }
 
 // printStatus prints what a running program answers on its status socket.
-func printStatus(ctx context.Context, path string, stdout io.Writer) error {
+func printStatus(ctx context.Context, path, only string, stdout io.Writer) error {
 	client := &http.Client{Timeout: statusTimeout, Transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", path)
 		},
 	}}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://status/v1/status", nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://status/v1/status?only="+url.QueryEscape(only),
+		nil)
 	if err != nil {
 		return err
 	}

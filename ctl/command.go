@@ -1,0 +1,230 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/landfall-lb/landfall/internal/kube"
+	"github.com/landfall-lb/landfall/internal/ops"
+)
+
+// options are the flags of all commands.
+type options struct {
+	user    kube.UserConfig
+	timeout time.Duration
+	// class is the spec.loadBalancerClass to look at; if classSet is not set, that of the controller's
+	// flags.
+	class    string
+	classSet bool
+	output   string
+	files    []string
+}
+
+const long = `landfallctl shows what Landfall does in a cluster, and says why something is not reachable.
+
+It needs the API server alone, and asks Landfall's programs on the nodes through it (pods/exec). What it may not
+read it names, with the RBAC rule that allows it.
+
+Exit codes: 0 nothing is wrong, 1 something is wrong, 2 landfallctl cannot tell (usage, no answer, no permission).`
+
+// newCommand returns the root command of the program called name.
+func newCommand(name string) *cobra.Command {
+	o := &options{}
+	root := &cobra.Command{
+		Use: "landfallctl", Short: "shows what Landfall does in a cluster, and why something is not reachable", Long: long,
+		Version:      fmt.Sprintf("%s (%s)", ops.BuildVersion(), runtime.Version()),
+		SilenceUsage: true, SilenceErrors: true,
+		PersistentPreRun: func(cmd *cobra.Command, _ []string) { o.classSet = cmd.Flags().Changed("load-balancer-class") },
+	}
+	if strings.HasPrefix(filepath.Base(name), "kubectl-") {
+		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl landfall"}
+	}
+	flags := root.PersistentFlags()
+	flags.StringVar(&o.user.Kubeconfig, "kubeconfig", "",
+		"kubeconfig `file` (default: the files in $KUBECONFIG, else ~/.kube/config, else the pod's service account)")
+	flags.StringVar(&o.user.Context, "context", "", "`name` of the context in the kubeconfig (default: the current one)")
+	flags.StringVarP(&o.user.Namespace, "namespace", "n", "",
+		"`namespace` of Services that are named without one (default: that of the context)")
+	flags.StringVar(&o.user.As, "as", "", "`user` to impersonate")
+	flags.StringArrayVar(&o.user.AsGroups, "as-group", nil, "`group` to impersonate, may be repeated")
+	flags.DurationVar(&o.timeout, "request-timeout", 15*time.Second, "how long to wait for answers")
+	flags.StringVar(&o.class, "load-balancer-class", "",
+		"spec.loadBalancerClass of the Services to look at (default: that of Landfall's controller)")
+	root.AddCommand(statusCommand(o), explainCommand(o), doctorCommand(o), verifyCommand(o), migrateCommand(o),
+		importCommand(o), versionCommand(o))
+	complete(root, "context", func(string) []string { names, _ := o.user.Contexts(); return names })
+	return root
+}
+
+// addOutput gives a command the flag --output.
+func (o *options) addOutput(cmd *cobra.Command, formats ...string) {
+	cmd.Flags().StringVarP(&o.output, "output", "o", "", "output `format`: "+strings.Join(formats, ", ")+
+		" (default: text)")
+	complete(cmd, "output", func(string) []string { return formats })
+	inner := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		for _, format := range append([]string{""}, formats...) {
+			if o.output == format {
+				return inner(cmd, args)
+			}
+		}
+		return fmt.Errorf("--output: %q is none of %s", o.output, strings.Join(formats, ", "))
+	}
+}
+
+// complete completes the values of a flag.
+func complete(cmd *cobra.Command, flag string, values func(begun string) []string) {
+	err := cmd.RegisterFlagCompletionFunc(flag,
+		func(_ *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
+			return values(begun), cobra.ShellCompDirectiveNoFileComp
+		})
+	if err != nil {
+		panic(err) // the flag is not there
+	}
+}
+
+func (o *options) addFiles(cmd *cobra.Command, what string) {
+	cmd.Flags().StringArrayVarP(&o.files, "filename", "f", nil, "`file` "+what+"; - reads standard input")
+}
+
+// connect returns a client, after the API server has answered, and what it says of itself.
+func (o *options) connect(ctx context.Context) (*kube.Client, kube.Server, error) {
+	client, err := kube.Connect(kube.Options{User: &o.user, UserAgent: "landfallctl", Log: slog.New(slog.DiscardHandler),
+		QPS: 1000, Burst: 1000})
+	if err != nil {
+		return nil, kube.Server{}, err
+	}
+	server, err := client.Server(ctx)
+	return client, server, o.late(ctx, client, err)
+}
+
+// late names the time-out where it is the reason of an error.
+func (o *options) late(ctx context.Context, client *kube.Client, err error) error {
+	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return fmt.Errorf("no answer from the API server %s within %s", client.Host(), o.timeout)
+	}
+	return err
+}
+
+func statusCommand(o *options) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "status", Short: "Show pools, addresses, the node that announces each address, and problems",
+		Example: "  landfallctl status\n  landfallctl status -o json | jq -r '.problems[]'",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return runStatus(cmd.Context(), *o, cmd.OutOrStdout())
+		},
+	}
+	o.addOutput(cmd, "json", "yaml", "wide")
+	return cmd
+}
+
+func runStatus(ctx context.Context, o options, stdout io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	client, server, err := o.connect(ctx)
+	if err != nil {
+		return err
+	}
+	w, err := read(ctx, client, server, o)
+	if err != nil {
+		return o.late(ctx, client, err)
+	}
+	r := newReport(w)
+	if err := r.write(stdout, o.output); err != nil {
+		return err
+	}
+	if len(r.problems) > 0 {
+		return errWrong
+	}
+	return nil
+}
+
+func versionCommand(o *options) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "version", Short: "Show the versions of landfallctl, the API server and Landfall's programs",
+		Example: "  landfallctl version\n  landfallctl version --client",
+		Args:    cobra.NoArgs,
+	}
+	client := cmd.Flags().Bool("client", false, "ask no API server")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return runVersion(cmd.Context(), *o, *client, cmd.OutOrStdout())
+	}
+	o.addOutput(cmd, "json", "yaml")
+	return cmd
+}
+
+// versions is what landfallctl version shows.
+type versions struct {
+	Client    string `json:"client"`
+	APIServer string `json:"apiServer,omitempty"`
+	// Images are those of Landfall's containers, with the number of them.
+	Images  map[string]int `json:"images,omitempty"`
+	NotRead string         `json:"notRead,omitempty"`
+}
+
+func runVersion(ctx context.Context, o options, clientOnly bool, stdout io.Writer) error {
+	v := versions{Client: ops.BuildVersion()}
+	if !clientOnly {
+		ctx, cancel := context.WithTimeout(ctx, o.timeout)
+		defer cancel()
+		client, server, err := o.connect(ctx)
+		if err != nil {
+			return err
+		}
+		v.APIServer, v.Images = server.Version, map[string]int{}
+		pods, err := landfallPods(ctx, client)
+		if err != nil {
+			v.NotRead = err.Error()
+		}
+		for _, p := range pods {
+			for _, c := range p.Containers {
+				if program(c) != "" {
+					v.Images[c.Image]++
+				}
+			}
+		}
+	}
+	return write(stdout, o.output, v, v.text())
+}
+
+func migrateCommand(o *options) *cobra.Command {
+	parent := &cobra.Command{Use: "migrate", Short: "Print Landfall's equivalent of another product's objects"}
+	cmd := &cobra.Command{
+		Use: "metallb [-f FILE]...", Short: "Print Landfall's equivalent of MetalLB's objects",
+		Long: "Print Landfall's equivalent of MetalLB's objects, from the cluster or from files. Comments at the top list " +
+			"what has no equivalent.",
+		Example: "  landfallctl migrate metallb > landfall.yaml\n  kubectl apply --server-side -f landfall.yaml",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return runMigrate(cmd.Context(), *o, cmd.InOrStdin(), cmd.OutOrStdout())
+		},
+	}
+	o.addFiles(cmd, "with MetalLB's objects, may be repeated (default: the cluster)")
+	parent.AddCommand(cmd)
+	return parent
+}
+
+func importCommand(o *options) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "import NAME -f FILE", Short: "Print an IPAddressPool for a list of addresses",
+		Long: "Print an IPAddressPool NAME for a list. Each line has an address, CIDR or range, and optionally " +
+			"NAMESPACE/SERVICE to reserve it for.",
+		Example: "  printf '192.0.2.10 shop/web\\n192.0.2.32/28\\n' | landfallctl import lan -f -",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return runImport(args[0], *o, cmd.InOrStdin(), cmd.OutOrStdout())
+		},
+	}
+	o.addFiles(cmd, "with the list")
+	return cmd
+}

@@ -1,0 +1,182 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/landfall-lb/landfall/ctl/explain"
+)
+
+// run runs landfallctl.
+func run(args ...string) (code int, stdout, stderr string) {
+	var out, errs strings.Builder
+	code = execute(append([]string{"landfallctl"}, args...), strings.NewReader(""), &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+// TestExitCodes holds what scripts rely on: 0 nothing is wrong, 1 something is, 2 landfallctl
+// cannot tell, with one line that says why.
+func TestExitCodes(t *testing.T) {
+	well, none, denied := fakeWell(2), fakeWell(2), fakeWell(2)
+	delete(none.objects, servicePath)
+	denied.refused["/api/v1/namespaces/shop/services/web"] = true
+	ok, missing, forbidden := well.serve(t), none.serve(t), denied.serve(t)
+	away := filepath.Join(t.TempDir(), "config")
+	writeKubeconfig(t, away, "away", "http://127.0.0.1:9")
+	for _, test := range []struct {
+		args []string
+		code int
+		want string // in stdout for 0 and 1, in stderr for 2
+	}{
+		{[]string{"status", "--kubeconfig", ok}, 0, "Nothing is wrong."},
+		{[]string{"status", "-o", "json", "--kubeconfig", ok}, 0, `"vip": "192.0.2.10"`},
+		{[]string{"status", "-o", "wide", "--kubeconfig", ok}, 0, "REASON"},
+		{[]string{"explain", "svc", "web", "--kubeconfig", missing}, 1, "Service shop/web: there is no such Service\n"},
+		{[]string{"explain", "svc", "other/web", "--kubeconfig", ok}, 1, "Service other/web: there is no such Service\n"},
+		{[]string{"explain", "svc", "web", "-n", "other", "--kubeconfig", ok}, 1, "Service other/web: there is no such"},
+		{[]string{"explain", "pool", "lan", "-o", "yaml", "--kubeconfig", ok}, 0, "level: ok"},
+		{[]string{"explain", "ip", "198.51.100.1", "--kubeconfig", ok}, 1, "IP 198.51.100.1: no pool contains it"},
+		{[]string{"explain", "reason", "NoInterface"}, 0, "NoInterface: No interface"},
+		{[]string{"version", "--client"}, 0, "landfallctl: "},
+		{[]string{"version", "--kubeconfig", ok}, 0, "API server: v1.35.4"},
+		{[]string{"explain", "svc", "web", "--kubeconfig", forbidden}, 2,
+			`this rule allows it: {apiGroups: [""], resources: ["services"], verbs: ["get"]}`},
+		{[]string{"explain", "reason", "Nonsense"}, 2, `"Nonsense" is none of Landfall's reasons`},
+		{[]string{"status", "-o", "xml", "--kubeconfig", ok}, 2, `--output: "xml" is none of json, yaml, wide`},
+		{[]string{"status", "--no-such-flag"}, 2, "unknown flag: --no-such-flag"},
+		{[]string{"nonsense"}, 2, `unknown command "nonsense"`},
+		{[]string{"explain", "svc"}, 2, "accepts 1 arg(s)"},
+		{[]string{"import", "lan"}, 2, "one file is needed"},
+		{[]string{"status", "--kubeconfig", away}, 2, "the API server http://127.0.0.1:9 does not answer: "},
+		{[]string{"explain", "svc", "web", "--kubeconfig", away}, 2, "the API server http://127.0.0.1:9 does not answer: "},
+		{[]string{"status", "--kubeconfig", ok, "--context", "nowhere"}, 2, `context "nowhere" does not exist`},
+	} {
+		code, stdout, stderr := run(test.args...)
+		said := stdout
+		if test.code == 2 {
+			said = stderr
+			if strings.Count(strings.TrimSpace(stderr), "\n") > 0 {
+				t.Errorf("%q: more than one line: %q", test.args, stderr)
+			}
+		}
+		if code != test.code || !strings.Contains(said, test.want) {
+			t.Errorf("%q: exit code %d, want %d; %q is not in %q %q", test.args, code, test.code, test.want, stdout, stderr)
+		}
+	}
+}
+
+// TestSeveralKubeconfigs merges the files of $KUBECONFIG, as kubectl does.
+func TestSeveralKubeconfigs(t *testing.T) {
+	ok, away := fakeWell(1).serve(t), filepath.Join(t.TempDir(), "away")
+	writeKubeconfig(t, away, "away", "http://127.0.0.1:9")
+	t.Setenv("KUBECONFIG", away+string(os.PathListSeparator)+ok)
+	if code, _, _ := run("status"); code != 2 {
+		t.Errorf("the current context is that of the first file: exit code %d", code)
+	}
+	if code, _, stderr := run("status", "--context", "fake"); code != 0 {
+		t.Errorf("--context of the second file: exit code %d: %s", code, stderr)
+	}
+	if code, stdout, _ := run("__complete", "status", "--context", ""); code != 0 || !strings.Contains(stdout, "fake\n") {
+		t.Errorf("completion of --context: %q", stdout)
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	ok := fakeWell(2).serve(t)
+	for _, test := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"explain", "svc", ""}, "web\n"},
+		{[]string{"explain", "node", ""}, "n1\n"},
+		{[]string{"explain", "pool", ""}, "lan\n"},
+		{[]string{"explain", "reason", "NoI"}, "NoInterface\n"},
+		{[]string{"explain", ""}, "svc\t"},
+		{[]string{"status", "-o", ""}, "yaml\n"},
+	} {
+		args := append([]string{"__complete", "--kubeconfig", ok}, test.args...)
+		if code, stdout, stderr := run(args...); code != 0 || !strings.Contains(stdout, test.want) {
+			t.Errorf("%q: %q is not in %q %s", test.args, test.want, stdout, stderr)
+		}
+	}
+}
+
+// TestPluginName has help and errors call the program what the user has called it.
+func TestPluginName(t *testing.T) {
+	var out, errs strings.Builder
+	if code := execute([]string{"/usr/local/bin/kubectl-landfall", "status", "--help"}, nil, &out, &errs); code != 0 ||
+		!strings.Contains(out.String(), "kubectl landfall status") {
+		t.Errorf("%d %s", code, out.String())
+	}
+}
+
+// TestServiceAsksFewNodes asks the owner, and one node for each other reason.
+func TestServiceAsksFewNodes(t *testing.T) {
+	programs := &agents{nodes: 100}
+	g := fakeWell(100).connected(t, programs)
+	v, err := explainService(t.Context(), g, "shop/web")
+	if err != nil || v.Level != explain.OK {
+		t.Fatalf("%v %v", v, err)
+	}
+	if asked := programs.asked.Load(); asked != 4 {
+		t.Errorf("%d programs were asked, want those of 2 nodes", asked)
+	}
+	nodes := 0
+	for _, c := range v.Checks {
+		if strings.HasPrefix(c.What, "node ") {
+			nodes++
+		}
+	}
+	if nodes != 100 {
+		t.Errorf("%d nodes in the checklist, want 100", nodes)
+	}
+}
+
+// TestServiceWithoutExec says which rule is missing, and what it knows from the API server.
+func TestServiceWithoutExec(t *testing.T) {
+	code, stdout, stderr := run("explain", "svc", "web", "-o", "json", "--kubeconfig", fakeWell(2).serve(t))
+	var v explain.Verdict
+	if err := json.Unmarshal([]byte(stdout), &v); err != nil || code != 0 || v.Level != explain.OK {
+		t.Fatalf("%d %v %s %s", code, err, stdout, stderr)
+	}
+	if !slices.ContainsFunc(v.Checks, func(c explain.Check) bool { return c.What == "address" && c.Text == "192.0.2.10" }) {
+		t.Errorf("the checklist lacks the address: %s", stdout)
+	}
+}
+
+// BenchmarkExplain measures an explanation in a cluster of 10,000 Services and 100 nodes, whose
+// programs answer at once.
+func BenchmarkExplain(b *testing.B) {
+	f := fakeWell(100)
+	one := strings.TrimSuffix(strings.TrimPrefix(f.objects["/api/v1/services"], `{"items":[`), `]}`)
+	var all strings.Builder
+	all.WriteString(`{"items":[` + one)
+	for i := range 9_999 {
+		other := strings.ReplaceAll(strings.ReplaceAll(one, "192.0.2.10", netip.AddrFrom4([4]byte{10, 9, byte(i >> 8), byte(i)}).String()),
+			`"web"`, fmt.Sprintf(`"web-%d"`, i))
+		all.WriteString("," + other)
+	}
+	f.objects["/api/v1/services"] = all.String() + "]}"
+	for name, explanation := range map[string]func(*gatherer) (explain.Verdict, error){
+		"svc":  func(g *gatherer) (explain.Verdict, error) { return explainService(b.Context(), g, "shop/web") },
+		"ip":   func(g *gatherer) (explain.Verdict, error) { return explainIP(b.Context(), g, "192.0.2.10") },
+		"free": func(g *gatherer) (explain.Verdict, error) { return explainIP(b.Context(), g, "192.0.2.99") },
+	} {
+		b.Run(name, func(b *testing.B) {
+			ready := f.connected(b, &agents{nodes: 100})
+			for b.Loop() {
+				g := newGatherer(ready.client, ready.server, ready.opts)
+				g.exec = ready.exec
+				if v, err := explanation(g); err != nil || v.Level != explain.OK {
+					b.Fatalf("%v %v", v, err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,184 @@
+package explain
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// Agent is what is known of Landfall's programs on one node.
+type Agent struct {
+	Node           string
+	Speaker, Proxy Program
+	// Said and Delivers are the answers of the two; nil if they were not asked, or did not answer.
+	Said     *SpeakerStatus
+	Delivers *ProxyStatus
+}
+
+// Program is one of the programs as the API server shows its container.
+type Program struct {
+	// There is false if no pod on the node has it.
+	There          bool
+	Running, Ready bool
+	// Why says why it does not run, Unanswered why it did not answer.
+	Why, Unanswered string
+	Image           string
+}
+
+// SpeakerStatus is the part of "landfall-speaker status" that a diagnosis reads.
+type SpeakerStatus struct {
+	Node     string `json:"node"`
+	Waiting  string `json:"waiting"`
+	Stopping bool   `json:"stopping"`
+	Gate     struct {
+		Kind      string    `json:"kind"`
+		Reason    lb.Reason `json:"reason"`
+		Connected bool      `json:"connected"`
+	} `json:"gate"`
+	Members struct {
+		Joined   bool     `json:"joined"`
+		Live     []string `json:"live"`
+		Missing  []string `json:"missing"`
+		Strange  []string `json:"withoutSpeaker"`
+		Majority bool     `json:"majority"`
+		Trouble  string   `json:"trouble"`
+	} `json:"members"`
+	Interfaces []Interface  `json:"interfaces"`
+	BGP        BGPStatus    `json:"bgp"`
+	Findings   []lb.Finding `json:"findings"`
+	VIPs       []SpeakerVIP `json:"vips"`
+}
+
+// Interface is an interface of a node.
+type Interface struct {
+	Name      string         `json:"name"`
+	Up        bool           `json:"up"`
+	Addresses []netip.Prefix `json:"addresses"`
+	Problem   string         `json:"problem"`
+}
+
+// BGPStatus has the sessions of a node.
+type BGPStatus struct {
+	Waiting string       `json:"waiting"`
+	Peers   []PeerStatus `json:"peers"`
+}
+
+// PeerStatus is a session of a node.
+type PeerStatus struct {
+	Name    string      `json:"name"`
+	Refusal *lb.Refusal `json:"refusal"`
+	Session *struct {
+		State     string    `json:"state"`
+		Since     time.Time `json:"since"`
+		Reason    lb.Reason `json:"reason"`
+		LastError string    `json:"lastError"`
+		Prefixes  int       `json:"prefixes"`
+		Flaps     int       `json:"flaps"`
+	} `json:"session"`
+	Uptime string `json:"uptime"`
+}
+
+// SpeakerVIP is what a speaker says of one VIP.
+type SpeakerVIP struct {
+	VIP       netip.Addr `json:"vip"`
+	Services  []string   `json:"services"`
+	Owner     string     `json:"owner"`
+	Answering []string   `json:"answering"`
+	Probing   bool       `json:"probing"`
+	Nodes     []NodeVIP  `json:"nodes"`
+	Routes    *struct {
+		Prefixes []netip.Prefix `json:"prefixes"`
+		Peers    []string       `json:"peers"`
+		Refusal  *lb.Refusal    `json:"refusal"`
+	} `json:"routes"`
+}
+
+// NodeVIP says why one node does or does not announce a VIP.
+type NodeVIP struct {
+	Node      string    `json:"node"`
+	Reason    lb.Reason `json:"reason"`
+	Message   string    `json:"message"`
+	Claims    bool      `json:"claims"`
+	Answering bool      `json:"answering"`
+	Peers     []string  `json:"peers"`
+}
+
+// ProxyStatus is the part of "landfall-proxy status" that a diagnosis reads.
+type ProxyStatus struct {
+	Node     string         `json:"node"`
+	Mode     string         `json:"mode"`
+	Waiting  string         `json:"waiting"`
+	Ready    bool           `json:"ready"`
+	Findings []lb.Finding   `json:"findings"`
+	Services []ProxyService `json:"services"`
+}
+
+// ProxyService is what a proxy says of one Service.
+type ProxyService struct {
+	Service    string            `json:"service"`
+	State      string            `json:"state"`
+	Error      string            `json:"error"`
+	Advice     string            `json:"advice"`
+	VIPs       []ProxyVIP        `json:"vips"`
+	HealthPort uint16            `json:"healthPort"`
+	LocalReady map[lb.Family]int `json:"localReady"`
+	Ports      []struct {
+		Backends []struct {
+			Address netip.AddrPort `json:"address"`
+			Local   bool           `json:"local"`
+			Ready   bool           `json:"ready"`
+		} `json:"backends"`
+	} `json:"ports"`
+}
+
+// ProxyVIP says whether a node delivers a VIP.
+type ProxyVIP struct {
+	VIP          netip.Addr `json:"vip"`
+	Programmed   bool       `json:"programmed"`
+	Reason       lb.Reason  `json:"reason"`
+	Message      string     `json:"message"`
+	LocalReady   int        `json:"localReady"`
+	LocalServing int        `json:"localServing"`
+	Ready        int        `json:"ready"`
+	Serving      int        `json:"serving"`
+}
+
+// findings returns what both programs have found on the node.
+func (a Agent) findings() []lb.Finding {
+	var all []lb.Finding
+	if a.Said != nil {
+		all = append(all, a.Said.Findings...)
+	}
+	if a.Delivers != nil {
+		all = append(all, a.Delivers.Findings...)
+	}
+	return all
+}
+
+// asked reports whether a program of the node has answered.
+func (a Agent) asked() bool { return a.Said != nil || a.Delivers != nil }
+
+// vip returns what the speaker says of a VIP.
+func (a Agent) vip(addr netip.Addr) (SpeakerVIP, bool) {
+	if a.Said != nil {
+		for _, v := range a.Said.VIPs {
+			if v.VIP == addr {
+				return v, true
+			}
+		}
+	}
+	return SpeakerVIP{}, false
+}
+
+// service returns what the proxy says of a Service.
+func (a Agent) service(key lb.Key) (ProxyService, bool) {
+	if a.Delivers != nil {
+		for _, s := range a.Delivers.Services {
+			if s.Service == key.String() {
+				return s, true
+			}
+		}
+	}
+	return ProxyService{}, false
+}

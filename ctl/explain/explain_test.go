@@ -1,0 +1,374 @@
+package explain
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+var vip = netip.MustParseAddr("192.0.2.10")
+
+// world is a cluster of two nodes with one Service, of which everything is well.
+type world struct {
+	Cluster
+	ServiceFacts
+}
+
+func mustRange(s string) lb.Range {
+	r, err := lb.ParseRange(s)
+	if err != nil {
+		panic(err)
+	}
+	return r
+}
+
+func well() world {
+	running := Program{There: true, Running: true, Ready: true}
+	nodes := []NodeVIP{
+		{Node: "n1", Reason: lb.ReasonAnnounced, Message: "this node answers for the address", Claims: true, Answering: true},
+		{Node: "n2", Reason: lb.ReasonNotOwner, Message: "the node can deliver; n1 owns the address", Claims: true},
+	}
+	c := Cluster{
+		Installed: true,
+		Pools: []lb.Pool{{Name: "lan", Ranges: []lb.Range{mustRange("192.0.2.0/28")}, AutoAssign: true, Status: lb.PoolStatus{
+			AssignedIPv4: "1", AvailableIPv4: "15",
+			Conditions: []lb.Condition{{Type: lb.ConditionReady, Status: true, Reason: lb.ReasonPoolReady, Message: "in use"}},
+		}}},
+		L2:    []lb.L2Advertisement{{Name: "all"}},
+		Nodes: map[string]Node{}, Agents: map[string]Agent{},
+		Controllers: map[string]Program{"landfall-controller-1": running}, Leader: "landfall-controller-1",
+	}
+	key := lb.Key{Namespace: "shop", Name: "web"}
+	for _, name := range []string{"n1", "n2"} {
+		c.Nodes[name] = Node{Node: lb.Node{Name: name, Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}, Ready: true}
+		said := &SpeakerStatus{Node: name, VIPs: []SpeakerVIP{{VIP: vip, Owner: "n1", Nodes: nodes}},
+			Interfaces: []Interface{{Name: "eth0", Up: true, Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24")}}}}
+		said.Gate.Kind, said.Gate.Connected = "proxy", true
+		said.Members.Joined, said.Members.Live = true, []string{"n1", "n2"}
+		c.Agents[name] = Agent{Node: name, Speaker: running, Proxy: running, Said: said,
+			Delivers: &ProxyStatus{Node: name, Mode: "nftables", Ready: true, Services: []ProxyService{{
+				Service: key.String(), State: "applied", VIPs: []ProxyVIP{{VIP: vip, Programmed: true, Ready: 2, LocalReady: 1}},
+			}}}}
+	}
+	return world{c, ServiceFacts{
+		Key: key, Found: true,
+		Service: lb.Service{Key: key, Type: lb.LoadBalancer, ExternalPolicy: lb.Cluster, Ingress: []lb.Ingress{{Addr: vip}},
+			Conditions: []lb.Condition{
+				{Type: lb.ConditionAssigned, Status: true, Reason: lb.ReasonAssigned, Message: "192.0.2.10 from pool lan"},
+				{Type: lb.ConditionAnnounced, Status: true, Reason: lb.ReasonAnnounced,
+					Message: "192.0.2.10 is announced from n1 (ARP on eth0)"},
+			}},
+		Slices: []lb.Slice{{Service: key, Family: lb.IPv4, Endpoints: []lb.Endpoint{
+			{Addr: netip.MustParseAddr("10.0.1.2"), Node: "n1", Ready: true, Serving: true},
+			{Addr: netip.MustParseAddr("10.0.2.2"), Node: "n2", Ready: true, Serving: true}}}},
+	}}
+}
+
+// announced sets what the condition Announced says.
+func (w *world) announced(status bool, reason lb.Reason, message string) {
+	w.Service.Conditions[1] = lb.Condition{Type: lb.ConditionAnnounced, Status: status, Reason: reason, Message: message}
+	if status {
+		return
+	}
+	for name, a := range w.Agents {
+		var nodes []NodeVIP
+		for node := range w.Nodes() {
+			nodes = append(nodes, NodeVIP{Node: node, Reason: reason, Message: message})
+		}
+		a.Said.VIPs[0] = SpeakerVIP{VIP: vip, Nodes: nodes}
+		w.Agents[name] = a
+	}
+}
+
+// Nodes returns the Nodes: a field of that name is in Cluster.
+func (w *world) Nodes() map[string]Node { return w.Cluster.Nodes }
+
+func (w *world) unassigned(reason lb.Reason, message string) {
+	w.Service.Ingress = nil
+	w.Service.Conditions = []lb.Condition{{Type: lb.ConditionAssigned, Reason: reason, Message: message}}
+}
+
+func (w *world) find(node string, reason lb.Reason, message string) {
+	w.Agents[node].Delivers.Findings = append(w.Agents[node].Delivers.Findings, lb.Find(reason, "%s", message))
+}
+
+// overBGP has the Service announced to one peer from both nodes.
+func (w *world) overBGP(p lb.Peer) {
+	w.L2 = nil
+	w.BGP = []lb.BGPAdvertisement{{Name: "all"}}
+	p.Name, p.Addr, p.Port, p.LocalASN = "tor", netip.MustParseAddr("192.0.2.254"), 179, 64512
+	w.Peers = []lb.Peer{p}
+}
+
+func down(message string) map[string]lb.PeerNode {
+	s := lb.PeerNode{State: "Idle", Reason: lb.ReasonNotEstablished, Message: message}
+	return map[string]lb.PeerNode{"n1": s, "n2": s}
+}
+
+const noSession = "no node announces 192.0.2.10: the node has no established BGP session that carries the address"
+
+// TestServiceNamesTheCauseFirst has one fault after the other, and what the first line says.
+func TestServiceNamesTheCauseFirst(t *testing.T) {
+	for name, test := range map[string]struct {
+		fault func(w *world)
+		level Level
+		// line begins the verdict after "Service shop/web: ", cure is a part of the cure.
+		line, cure string
+	}{
+		"nothing":       {func(*world) {}, OK, "192.0.2.10 is announced from n1 (ARP on eth0); 2 endpoints", ""},
+		"absent":        {func(w *world) { w.Found = false }, Wrong, "there is no such Service", "kubectl get services"},
+		"not installed": {func(w *world) { w.Installed = false }, Wrong, "Landfall is not installed", "install"},
+		"type": {func(w *world) { w.Service.Type = lb.ClusterIP }, Wrong, "it is of type ClusterIP",
+			`kubectl patch service web -n shop`},
+		"class": {func(w *world) { w.Service.Class = "metallb" }, Wrong,
+			"spec.loadBalancerClass metallb gives it to another load balancer", "--load-balancer-class metallb"},
+		"no class": {func(w *world) { w.Class = "landfall" }, Wrong, "it has no spec.loadBalancerClass", "landfall"},
+		"deleted":  {func(w *world) { w.Service.Deleting = true }, Wrong, "it is being deleted", "finalizers"},
+		"headless": {func(w *world) { w.Service.Headless = true }, Wrong,
+			"the label service.kubernetes.io/headless takes it down on all nodes (Headless)", "kubectl label service web -n shop"},
+		"another proxy": {func(w *world) { w.Service.Labels = labels.Set{labelProxyName: "cilium"} }, Wrong,
+			"the label service.kubernetes.io/service-proxy-name=cilium gives it to another service proxy",
+			"kubectl label service web -n shop service.kubernetes.io/service-proxy-name-"},
+		"no controller": {func(w *world) {
+			w.unassigned("", "")
+			w.Service.Conditions = nil
+			w.Controllers = map[string]Program{"c": {There: true, Why: "CrashLoopBackOff"}}
+		}, Wrong, "the controller does not run, so no Service gets an address: c: CrashLoopBackOff", "kubectl"},
+		"no leader": {func(w *world) {
+			w.unassigned("", "")
+			w.Service.Conditions, w.Leader = nil, ""
+		}, Wrong, "no controller leads", "logs"},
+		"pool full": {func(w *world) { w.unassigned(lb.ReasonPoolExhausted, "pool lan is full") }, Wrong,
+			"pool lan is full (PoolExhausted)", "kubectl edit ipaddresspool lan"},
+		"quarantine": {func(w *world) { w.unassigned(lb.ReasonAddressKept, "192.0.2.9 is kept for shop/old") }, Wrong,
+			"192.0.2.9 is kept for shop/old (AddressKept)", "quarantine"},
+		"no advertisement": {func(w *world) { w.L2 = nil; w.announced(false, lb.ReasonNoAdvertisement, "no one") }, Wrong,
+			"no L2Advertisement or BGPAdvertisement selects pool lan and this Service, so no node announces 192.0.2.10 " +
+				"(NoAdvertisement)", "kubectl apply"},
+		"wrong subnet": {func(w *world) { w.announced(false, lb.ReasonNoInterface, "no node announces 192.0.2.10: no interface") },
+			Wrong, "no node announces 192.0.2.10: no interface (NoInterface)", "subnet"},
+		"no endpoints": {func(w *world) { w.Slices = nil; w.announced(false, lb.ReasonNoBackends, "no") }, Wrong,
+			"it has no endpoints, so clients are refused", "kubectl get endpointslices -n shop"},
+		"unready": {func(w *world) {
+			for i := range w.Slices[0].Endpoints {
+				w.Slices[0].Endpoints[i].Ready = false
+			}
+			w.announced(false, lb.ReasonNoBackends, "no")
+		}, Wrong, "none of its 2 endpoints is ready", "kubectl get endpointslices"},
+		"no speaker": {func(w *world) {
+			for name, a := range w.Agents {
+				w.Agents[name] = Agent{Node: name, Speaker: Program{There: true, Why: "ImagePullBackOff"}, Proxy: a.Proxy}
+			}
+		}, Wrong, "no speaker runs", "pods"},
+		"not reported": {func(w *world) { w.Service.Conditions = w.Service.Conditions[:1] }, Wrong,
+			"no speaker has reported on it yet", "logs"},
+		"proxy down": {func(w *world) {
+			w.announced(false, lb.ReasonFeedLost, "the proxy is silent")
+			for name, a := range w.Agents {
+				a.Proxy = Program{There: true, Why: "CrashLoopBackOff"}
+				a.Delivers, a.Said.Gate.Reason = nil, lb.ReasonFeedLost
+				w.Agents[name] = a
+			}
+		}, Wrong, "the proxy on n1 does not run: CrashLoopBackOff", "spec.nodeName=n1"},
+		"kernel": {func(w *world) {
+			w.announced(false, lb.ReasonNotProgrammed, "not programmed")
+			for _, a := range w.Agents {
+				a.Delivers.Services[0].VIPs[0] = ProxyVIP{VIP: vip, Reason: lb.ReasonNotProgrammed, Message: "the kernel refused them"}
+			}
+		}, Wrong, "n1 does not deliver 192.0.2.10: the kernel refused them (NotProgrammed)", "logs"},
+		"one node is out, and the kernel of the other": {func(w *world) {
+			w.announced(false, lb.ReasonNotProgrammed, "not programmed")
+			for _, a := range w.Agents {
+				a.Said.VIPs[0].Nodes = []NodeVIP{{Node: "n1", Reason: lb.ReasonNodeExcluded, Message: "label"},
+					{Node: "n2", Reason: lb.ReasonNotProgrammed, Message: "not programmed"}}
+			}
+		}, Wrong, "n2 does not announce 192.0.2.10: not programmed (NotProgrammed)", "logs"},
+		"forwarding": {func(w *world) { w.find("n1", lb.ReasonForwardingOff, "n1 has ip_forward=0") }, Wrong,
+			"n1 has ip_forward=0 (ForwardingOff)", "sysctl"},
+		"only an Event says so": {func(w *world) {
+			w.Warnings = []NodeWarning{{"n3", *lb.Refuse(lb.ReasonForwardDropped, "n3 drops")}}
+		}, Wrong, "n3 drops (ForwardDropped)", "FORWARD"},
+		"an Event of a node that says otherwise now": {func(w *world) {
+			w.Warnings = []NodeWarning{{"n1", *lb.Refuse(lb.ReasonForwardDropped, "n1 drops")}}
+		}, OK, "192.0.2.10 is announced from n1", ""},
+		"contested": {func(w *world) { w.announced(true, lb.ReasonContested, "in use by 02:00:00:00:00:01, too") }, Warning,
+			"in use by 02:00:00:00:00:01, too (Contested)", "MAC"},
+		"one node is out": {func(w *world) {
+			w.Agents["n2"].Said.VIPs[0].Nodes[1].Reason = lb.ReasonNodeExcluded
+		}, OK, "192.0.2.10 is announced from n1", ""},
+		"stale condition": {func(w *world) {
+			for _, a := range w.Agents {
+				a.Said.VIPs[0].Nodes = []NodeVIP{{Node: "n1", Reason: lb.ReasonStopping, Message: "it stops"}}
+			}
+		}, Wrong, "n1 does not announce 192.0.2.10: it stops (Stopping)", "wait"},
+		"sources": {func(w *world) { w.Service.SourceRanges = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")} }, OK,
+			"192.0.2.10 is announced from n1 (ARP on eth0); 2 endpoints; only for clients in 198.51.100.0/24", ""},
+		"may not ask": {func(w *world) {
+			w.Unread = []Unread{{"nodes' programs", "you may not create pods/exec", "grant it"}}
+		}, OK, "192.0.2.10 is announced from n1 (ARP on eth0); 2 endpoints; not checked: you may not create pods/exec", "grant"},
+
+		"session refused": {func(w *world) {
+			w.overBGP(lb.Peer{PeerASN: 64513, Status: down("dial: connection refused")})
+			w.announced(false, lb.ReasonNotEstablished, noSession)
+		}, Wrong, "BGP session with tor (192.0.2.254) from n1, n2 is down: 192.0.2.254 refuses the connection",
+			"neighbor"},
+		"wrong ASN": {func(w *world) {
+			w.overBGP(lb.Peer{PeerASN: 64513, Status: down("received NOTIFICATION OPEN Message Error/Bad Peer AS")})
+			w.announced(false, lb.ReasonNotEstablished, noSession)
+		}, Wrong, "BGP session with tor (192.0.2.254) from n1, n2 is down: the AS numbers differ", "peerASN"},
+		"wrong password": {func(w *world) {
+			w.overBGP(lb.Peer{PeerASN: 64513, Password: "x", Status: down("dial: i/o timeout")})
+			w.announced(false, lb.ReasonNotEstablished, noSession)
+		}, Wrong, "BGP session with tor (192.0.2.254) from n1, n2 is down: 192.0.2.254 does not answer: most likely the MD5 " +
+			"passwords differ", "password"},
+		"hold time": {func(w *world) {
+			w.overBGP(lb.Peer{PeerASN: 64513, Status: down("received NOTIFICATION OPEN Message Error/Unacceptable Hold Time")})
+			w.announced(false, lb.ReasonNotEstablished, noSession)
+		}, Wrong, "BGP session with tor (192.0.2.254) from n1, n2 is down: the router does not accept the hold time",
+			"holdTime"},
+		"no peer": {func(w *world) {
+			w.overBGP(lb.Peer{})
+			w.Peers = nil
+			w.announced(false, lb.ReasonNotEstablished, noSession)
+		},
+			Wrong, "no BGPPeer exists", "bgppeers"},
+		"one session of two": {func(w *world) {
+			w.overBGP(lb.Peer{PeerASN: 64513, Status: map[string]lb.PeerNode{"n1": {State: "Established"},
+				"n2": {State: "Idle", Reason: lb.ReasonNotEstablished, Message: "connection refused"}}})
+		}, Warning, "BGP session with tor (192.0.2.254) from n2 is down", "neighbor"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := well()
+			test.fault(&w)
+			v := Service(w.Cluster, w.ServiceFacts)
+			if v.Level != test.level || !strings.HasPrefix(v.Line, "Service shop/web: "+test.line) {
+				t.Errorf("%s: %q\nwant %s: %q", v.Level, v.Line, test.level, test.line)
+			}
+			if !strings.Contains(v.Cure, test.cure) || (v.Cure == "") != (test.cure == "") {
+				t.Errorf("cure %q, want %q", v.Cure, test.cure)
+			}
+		})
+	}
+}
+
+// TestPeerBeyondTheSubnet tells a time to live from a password.
+func TestPeerBeyondTheSubnet(t *testing.T) {
+	w := well()
+	w.overBGP(lb.Peer{PeerASN: 64513, Status: down("i/o timeout")})
+	v := Peer(w.Cluster, "tor")
+	if want := "drops the packets: it expects an MD5 password or another TTL"; !strings.Contains(v.Line, want) {
+		t.Errorf("%q, want %q", v.Line, want)
+	}
+	w.Peers[0].Addr = netip.MustParseAddr("203.0.113.1")
+	v = Peer(w.Cluster, "tor")
+	if want := "203.0.113.1 is in no subnet of the node"; !strings.Contains(v.Line, want) || !strings.Contains(v.Cure, "ebgpMultiHop") {
+		t.Errorf("%q, %q, want %q", v.Line, v.Cure, want)
+	}
+}
+
+// TestNode explains a node, and TestPool a pool, with one fault after the other.
+func TestNode(t *testing.T) {
+	for name, test := range map[string]struct {
+		fault func(w *world)
+		level Level
+		line  string
+	}{
+		"nothing":   {func(*world) {}, OK, "announces and delivers"},
+		"absent":    {func(w *world) { delete(w.Nodes(), "n1") }, Wrong, "there is no such Node"},
+		"not ready": {func(w *world) { w.Nodes()["n1"] = Node{NotReady: "kubelet stopped"} }, Wrong, "it is not ready: kubelet"},
+		"no pod":    {func(w *world) { w.Agents["n1"] = Agent{} }, Wrong, "the speaker on n1 does not run: it has no pod"},
+		"waits":     {func(w *world) { w.Agents["n1"].Said.Waiting = "pools" }, Wrong, "the speaker on n1 announces nothing yet"},
+		"deaf": {func(w *world) { w.Agents["n1"].Said.Members.Live = []string{"n1"} }, Wrong,
+			"its speaker does not hear the ready speakers on n2 (GossipBlocked)"},
+		"not joined": {func(w *world) {
+			w.Agents["n1"].Said.Members.Live, w.Agents["n1"].Said.Members.Joined = []string{"n1"}, false
+		}, Wrong, "its speaker has not met that of n2"},
+		"forwarding": {func(w *world) { w.find("n1", lb.ReasonForwardingOff, "n1 has ip_forward=0") }, Wrong, "n1 has ip_forward=0"},
+		"another's":  {func(w *world) { w.find("n2", lb.ReasonForwardingOff, "n2 has ip_forward=0") }, OK, "announces and"},
+		"interface":  {func(w *world) { w.Agents["n1"].Said.Interfaces[0].Problem = "no MAC" }, Warning, "interface eth0: no MAC"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := well()
+			test.fault(&w)
+			if v := NodeName(w.Cluster, "n1"); v.Level != test.level || !strings.HasPrefix(v.Line, "Node n1: "+test.line) {
+				t.Errorf("%s: %q\nwant %s: %q", v.Level, v.Line, test.level, test.line)
+			}
+		})
+	}
+}
+
+func TestPool(t *testing.T) {
+	waiting := []lb.Key{{Namespace: "shop", Name: "new"}}
+	for name, test := range map[string]struct {
+		fault   func(w *world)
+		waiting []lb.Key
+		level   Level
+		line    string
+	}{
+		"nothing": {func(*world) {}, nil, OK, "assigns addresses; IPv4 1 assigned, 15 free"},
+		"absent":  {func(w *world) { w.Pools = nil }, nil, Wrong, "there is no such IPAddressPool"},
+		"full": {func(w *world) { w.Pools[0].Status.AvailableIPv4 = "0" }, nil, Warning,
+			"it is full, so the next Service gets no address"},
+		"full and waited for": {func(w *world) { w.Pools[0].Status.AvailableIPv4 = "0" }, waiting, Wrong,
+			"it is full, and shop/new waits for an address"},
+		"overlaps": {func(w *world) {
+			w.Pools[0].Status.Conditions[0] = lb.Condition{Type: lb.ConditionReady, Reason: lb.ReasonPoolOverlaps, Message: "overlaps wan"}
+		}, nil, Wrong, "overlaps wan (Overlapping)"},
+		"no advertisement": {func(w *world) { w.L2 = nil }, nil, Wrong, "no L2Advertisement or BGPAdvertisement selects it"},
+		"no controller": {func(w *world) { w.Pools[0].Status.Conditions, w.Controllers = nil, nil }, nil, Wrong,
+			"the controller does not run"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := well()
+			test.fault(&w)
+			v := Pool(w.Cluster, "lan", test.waiting)
+			if v.Level != test.level || !strings.HasPrefix(v.Line, "IPAddressPool lan: "+test.line) {
+				t.Errorf("%s: %q\nwant %s: %q", v.Level, v.Line, test.level, test.line)
+			}
+		})
+	}
+}
+
+func TestIPWithoutService(t *testing.T) {
+	free := netip.MustParseAddr("192.0.2.12")
+	for name, test := range map[string]struct {
+		addr  string
+		fault func(p *lb.Pool)
+		level Level
+		line  string
+	}{
+		"free":    {"192.0.2.12", func(*lb.Pool) {}, OK, "no Service holds it; in pool lan: free"},
+		"outside": {"198.51.100.1", func(*lb.Pool) {}, Wrong, "no pool contains it"},
+		"node":    {"192.0.2.1", func(*lb.Pool) {}, OK, "it is an address of Node n"},
+		"quarantine": {"192.0.2.12", func(p *lb.Pool) {
+			p.Status.Released = []lb.Released{{Addr: free, Service: lb.Key{Namespace: "shop", Name: "old"}}}
+		}, OK, "no Service holds it; in pool lan: in quarantine for shop/old"},
+		"excluded": {"192.0.2.12", func(p *lb.Pool) { p.Excluded = []lb.Range{mustRange("192.0.2.12/32")} }, OK,
+			"no Service holds it; in pool lan: spec.excludedAddresses"},
+		"reserved": {"192.0.2.12", func(p *lb.Pool) {
+			p.Reservations = []lb.Reservation{{Range: mustRange("192.0.2.12/32"), Namespace: "shop"}}
+		}, OK, "no Service holds it; in pool lan: spec.reservations keeps it for shop/"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := well()
+			test.fault(&w.Pools[0])
+			v := IP(w.Cluster, netip.MustParseAddr(test.addr))
+			if v.Level != test.level || !strings.HasPrefix(v.Line, "IP "+test.addr+": "+test.line) {
+				t.Errorf("%s: %q\nwant %s: %q", v.Level, v.Line, test.level, test.line)
+			}
+		})
+	}
+}
+
+func TestReasonName(t *testing.T) {
+	if v, ok := ReasonName("nointerface"); !ok || !strings.HasPrefix(v.Line, "NoInterface: ") || v.Cure == "" {
+		t.Errorf("%v %v", v, ok)
+	}
+	if _, ok := ReasonName("Nonsense"); ok {
+		t.Error("explains nonsense")
+	}
+}

@@ -1,0 +1,218 @@
+package explain
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// nodes checks each node: those that were asked in detail, the others by what a speaker knows of
+// them.
+func (e explanation) nodes(vips []netip.Addr) []Check {
+	var checks []Check
+	for _, vip := range vips {
+		view, _ := e.view(vip)
+		announced := slices.ContainsFunc(view.Nodes, func(n NodeVIP) bool { return n.Answering })
+		seen := map[string]NodeVIP{}
+		for _, n := range view.Nodes {
+			seen[n.Node] = n
+		}
+		// A node knows best why it does not announce.
+		for node, a := range e.Agents {
+			if own, ok := a.vip(vip); ok {
+				for _, n := range own.Nodes {
+					if n.Node == node {
+						seen[node] = n
+					}
+				}
+			}
+		}
+		for node, a := range e.Agents {
+			if _, ok := seen[node]; !ok && (a.asked() || !a.Speaker.Running) {
+				seen[node] = NodeVIP{Node: node}
+			}
+		}
+		candidates := false
+		for _, n := range seen {
+			candidates = candidates || !outByItself(n.Reason)
+		}
+		for _, node := range slices.Sorted(maps.Keys(seen)) {
+			n := seen[node]
+			check := e.node(vip, n, len(vips) > 1)
+			if announced && !n.Answering || candidates && outByItself(n.Reason) {
+				soften(&check) // another node can announce
+			}
+			checks = append(checks, check)
+		}
+	}
+	return checks
+}
+
+// outByItself reports whether a reason keeps a node from announcing anything, whatever the VIP.
+func outByItself(r lb.Reason) bool {
+	return r == lb.ReasonNodeExcluded || r == lb.ReasonNodeLeaving || r == lb.ReasonStopping || r == lb.ReasonMissing
+}
+
+// node checks what one node does for a VIP.
+func (e explanation) node(vip netip.Addr, n NodeVIP, several bool) Check {
+	a := e.Agents[n.Node]
+	check := Check{Level: OK, What: "node " + n.Node, Reason: n.Reason, Text: n.Message}
+	if several {
+		check.Text = vip.String() + ": " + check.Text
+	}
+	switch n.Reason {
+	case lb.ReasonAnnounced, lb.ReasonNotOwner:
+		check.Reason = ""
+	case "":
+		check.Level, check.Text = Note, "has not said anything of "+vip.String()
+	case lb.ReasonProbing:
+		check.Level = Note
+	default:
+		check.Level, check.Cure = Wrong, cureOf(n.Reason, append(e.names(""), "NODE", n.Node)...)
+		check.Text = fmt.Sprintf("%s does not announce %s: %s", n.Node, vip, n.Message)
+	}
+	check.Parts = append(check.Parts, e.programs(n.Node)...)
+	check.Parts = append(check.Parts, gate(a)...)
+	check.Parts = append(check.Parts, e.rules(a, vip)...)
+	if said := a.Said; said != nil && n.Answering {
+		for _, i := range said.Interfaces {
+			if i.Problem != "" {
+				check.Parts = append(check.Parts, Check{Level: Warning, What: "interface " + i.Name,
+					Text: fmt.Sprintf("interface %s of %s: %s", i.Name, n.Node, i.Problem)})
+			}
+		}
+	}
+	return check
+}
+
+// soften makes a note of what is wrong on a node that need not announce.
+func soften(c *Check) {
+	if c.Level.Worse(Note) {
+		c.Level = Note
+	}
+	for i := range c.Parts {
+		soften(&c.Parts[i])
+	}
+}
+
+// rules checks what the kernel of a node holds of the Service.
+func (e explanation) rules(a Agent, vip netip.Addr) []Check {
+	if a.Delivers == nil || a.Delivers.Waiting != "" {
+		return nil
+	}
+	s, known := e.Agents[a.Node].service(e.Key)
+	if !known {
+		return []Check{{Level: Wrong, What: "kernel rules", Reason: lb.ReasonNotProgrammed,
+			Text: fmt.Sprintf("the proxy on %s does not serve this Service", a.Node)}}
+	}
+	var checks []Check
+	for _, v := range s.VIPs {
+		if v.VIP != vip {
+			continue
+		}
+		rules := Check{Level: OK, What: "kernel rules", Text: "held, " + a.Delivers.Mode}
+		if !v.Programmed {
+			rules.Level, rules.Reason = Wrong, v.Reason
+			rules.Text = fmt.Sprintf("%s does not deliver %s: %s", a.Node, vip, v.Message)
+		}
+		if s.Error != "" {
+			rules.Level, rules.Text = Wrong, fmt.Sprintf("the kernel of %s does not take the rules: %s", a.Node, s.Error)
+		}
+		checks = append(checks, rules)
+		to := Check{Level: OK, What: "backends",
+			Text: fmt.Sprintf("%d ready, %d of them on the node", v.Ready, v.LocalReady)}
+		if v.Serving > 0 {
+			to.Text += fmt.Sprintf(", %d terminating", v.Serving)
+		}
+		checks = append(checks, to)
+	}
+	if s.Advice != "" {
+		checks = append(checks, Check{Level: Note, What: "advice", Text: s.Advice})
+	}
+	return checks
+}
+
+// NodeName explains a node.
+func NodeName(c Cluster, name string) Verdict {
+	subject := "Node " + name
+	n, ok := c.Nodes[name]
+	if !ok {
+		return missing(subject, "there is no such Node", "kubectl get nodes")
+	}
+	if !c.Installed {
+		return missing(subject, "Landfall is not installed: the API server does not know its kinds", "see docs/install.md")
+	}
+	a := c.Agents[name]
+	a.Node = name
+	checks := []Check{{Level: OK, What: "node", Text: "its kubelet reports that it is ready"}}
+	if !n.Ready {
+		checks[0] = Check{Level: Wrong, What: "node", Text: "it is not ready: " + n.NotReady,
+			Cure: "kubectl describe node " + name}
+	}
+	checks = append(checks, c.programs(name)...)
+	checks = append(checks, gate(a)...)
+	alone := Cluster{Agents: map[string]Agent{name: a}, Nodes: c.Nodes}
+	for _, w := range c.Warnings {
+		if w.Node == name {
+			alone.Warnings = append(alone.Warnings, w)
+		}
+	}
+	checks = append(checks, alone.findings()...)
+	switch {
+	case n.Leaving != "":
+		checks = append(checks, Check{Level: Warning, What: "announcements", Reason: n.Leaving,
+			Text: "it announces no address, as it is about to leave the cluster"})
+	case n.Cordoned:
+		checks = append(checks, Check{Level: Note, What: "announcements", Text: "it is cordoned: it takes no new pods"})
+	}
+	if s := a.Said; s != nil {
+		checks = append(checks, c.members(s), links(s))
+		for _, p := range s.BGP.Peers {
+			checks = append(checks, c.session(name, p))
+		}
+	}
+	checks = append(checks, c.unread()...)
+	return judge(subject, "announces and delivers", slices.DeleteFunc(checks, func(c Check) bool { return c.What == "" }))
+}
+
+// members checks that the speaker has met the others.
+func (c Cluster) members(s *SpeakerStatus) Check {
+	check := Check{Level: OK, What: "speakers", Text: "it sees " + plural(len(s.Members.Live), "live speaker")}
+	var unseen []string
+	for node, a := range c.Agents {
+		if a.Speaker.Ready && node != s.Node && !slices.Contains(s.Members.Live, node) {
+			unseen = append(unseen, node)
+		}
+	}
+	slices.Sort(unseen)
+	switch {
+	case len(unseen) > 0 && !s.Members.Joined:
+		check.Level, check.Reason = Wrong, lb.ReasonNotJoined
+		check.Text = fmt.Sprintf("its speaker has not met that of %s: gossip is blocked, or the keys differ", list(unseen, 4))
+	case len(unseen) > 0:
+		check.Level, check.Reason = Wrong, lb.ReasonGossipBlocked
+		check.Text = fmt.Sprintf("its speaker does not hear the ready speakers on %s", list(unseen, 4))
+	case len(s.Members.Missing) > 0:
+		check.Level, check.Text = Note, check.Text+"; missing: "+list(s.Members.Missing, 4)
+	}
+	return check
+}
+
+// links lists the interfaces.
+func links(s *SpeakerStatus) Check {
+	check := Check{Level: OK, What: "interfaces"}
+	var names []string
+	for _, i := range s.Interfaces {
+		names = append(names, i.Name)
+		if i.Problem != "" {
+			check.Level, check.Text = Warning, fmt.Sprintf("interface %s: %s", i.Name, i.Problem)
+			return check
+		}
+	}
+	check.Text = strings.Join(names, ", ")
+	return check
+}

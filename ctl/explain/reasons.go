@@ -1,0 +1,190 @@
+package explain
+
+import "github.com/landfall-lb/landfall/internal/lb"
+
+// Entry says what a reason means, and what cures it; Cure is empty for a good reason.
+type Entry struct {
+	Meaning string `json:"meaning"`
+	Cure    string `json:"cure,omitempty"`
+}
+
+// Reasons explains every reason of the product.
+var Reasons = map[lb.Reason]Entry{
+	// Assignment of addresses.
+	lb.ReasonAssigned: {Meaning: "The Service holds the addresses that it requests."},
+	lb.ReasonNoPool: {"No pool may serve the Service: there is none, or autoAssign, serviceAllocation or the family " +
+		"rule " +
+		"each of them out.", "kubectl get ipaddresspools -o yaml   # compare with the Service; README.md shows a pool"},
+	lb.ReasonPoolExhausted: {"Every pool that may serve the Service is full.",
+		"kubectl edit ipaddresspool POOL   # add addresses, or delete Services that hold some"},
+	lb.ReasonPoolNotFound: {"The Service requests a pool that does not exist.",
+		"kubectl annotate service NAME landfall.dev/address-pool=POOL --overwrite   # kubectl get ipaddresspools"},
+	lb.ReasonPoolNotReady: {"The requested pool assigns nothing new, as its condition Ready is not True.",
+		"landfallctl explain pool POOL"},
+	lb.ReasonAddressInvalid: {"The requested address is not an IP address, or not of a family of the Service.",
+		"kubectl annotate service NAME landfall.dev/loadBalancerIPs=ADDRESS --overwrite"},
+	lb.ReasonAddressOutside: {"No pool contains the requested address.",
+		"kubectl edit ipaddresspool POOL   # add the address, or request one that a pool contains"},
+	lb.ReasonAddressTaken: {"Another Service holds the requested address.",
+		"request another address, or set the annotation landfall.dev/allow-shared-ip=KEY on both Services"},
+	lb.ReasonHeldOutside: {"The Service keeps an address that no pool contains any more.",
+		"kubectl edit ipaddresspool POOL   # add the address; or landfall.dev/when-outside=move on the Service"},
+	lb.ReasonDuplicate: {"A Service that comes first holds the same address, as after a restored backup.",
+		"kubectl annotate service NAME landfall.dev/loadBalancerIPs=ADDRESS --overwrite   # another address for one of " +
+			"the two"},
+	lb.ReasonForeignAddress: {"The status showed an address that no pool contains and that Landfall did not assign.",
+		"find the other load balancer, and set spec.loadBalancerClass on one of the two"},
+	lb.ReasonPoolOverlaps: {"The pool shares addresses with an older pool, so it assigns none.",
+		"kubectl edit ipaddresspool POOL   # take the shared addresses out of one of the two"},
+	lb.ReasonPoolInvalid: {"The specification of the object cannot be used.", "kubectl edit ipaddresspool POOL"},
+	lb.ReasonPoolReady:   {Meaning: "The object is in use as it is."},
+	lb.ReasonNoClusterIP: {"The API server has not given the Service a cluster IP yet.",
+		"kubectl describe service NAME"},
+	lb.ReasonPoolApart:     {Meaning: "The pool shares no address with another."},
+	lb.ReasonPoolAvailable: {Meaning: "The pool has free addresses."},
+	lb.ReasonFamilyUnserved: {"No pool has addresses of a family that the Service requires.",
+		"add a range of that family to a pool, or set spec.ipFamilyPolicy: PreferDualStack"},
+	lb.ReasonRequestInvalid: {"An annotation of the Service cannot be parsed.",
+		"kubectl get service NAME -o jsonpath='{.metadata.annotations}'"},
+	lb.ReasonRequestsDisagree: {"A field and an annotation of the Service, or two annotations, request different things.",
+		"remove one of the two"},
+	lb.ReasonAddressExcluded: {"The controller never assigns the requested address: excludedAddresses, --never-assign, " +
+		"or a " +
+		"Node or gateway uses it.", "request another address"},
+	lb.ReasonAddressReserved: {"The requested address is reserved for another Service or namespace.",
+		"kubectl edit ipaddresspool POOL   # spec.reservations; or request another address"},
+	lb.ReasonAddressKept: {"The requested address is in quarantine: it stays reserved for its last holder for a while.",
+		"wait until the quarantine ends, request another address, or shorten spec.quarantine of the pool"},
+	lb.ReasonSharingRefused: {"The Service cannot share the requested address with its holder: key, ports, policy " +
+		"Local or " +
+		"namespace do not fit.", "make landfall.dev/allow-shared-ip equal on both, with different ports"},
+	lb.ReasonPoolNotAllowed: {"The pool does not serve this Service, by its serviceAllocation.",
+		"kubectl edit ipaddresspool POOL   # spec.serviceAllocation"},
+	lb.ReasonQuotaExceeded: {"The namespace holds as many addresses as the pool's addressesPerNamespace allows.",
+		"delete a Service of the namespace, or kubectl edit ipaddresspool POOL   # spec.addressesPerNamespace"},
+
+	// Announcements.
+	lb.ReasonNoAdvertisement: {"No L2Advertisement or BGPAdvertisement selects the address's pool on the node.",
+		"kubectl apply -f - <<< '{apiVersion: landfall.dev/v1beta1, kind: L2Advertisement, metadata: {name: all}}'"},
+	lb.ReasonNoInterface: {"No interface that the L2Advertisement selects has a subnet that contains the address, so " +
+		"nobody " +
+		"on those links would ask for it.", "take a pool from the subnet of the nodes, name the interfaces in " +
+		"spec.interfaces of the L2Advertisement, or announce over BGP"},
+	lb.ReasonFeedUnknown: {"The node's proxy has not reported yet which rules its kernel holds.",
+		"landfallctl explain node NODE   # does its proxy run?"},
+	lb.ReasonFeedLost: {"The node's proxy has been silent for longer than speaker.hold.",
+		"kubectl -n landfall-system logs -l app.kubernetes.io/component=node -c proxy"},
+	lb.ReasonNotProgrammed: {"The node's kernel does not hold every rule of the address.",
+		"kubectl -n landfall-system logs -l app.kubernetes.io/component=node -c proxy"},
+	lb.ReasonNoBackends: {"No endpoint of the Service is usable anywhere: no pods, or none is ready.",
+		"kubectl get endpointslices -l kubernetes.io/service-name=NAME"},
+	lb.ReasonNoLocalBackends: {"externalTrafficPolicy is Local, and no endpoint on the node is usable.",
+		"run a ready pod on a node that may announce, or set externalTrafficPolicy: Cluster"},
+	lb.ReasonNodeLeaving: {"The node is about to leave the cluster, or drains.",
+		"kubectl uncordon NODE   # if it is to stay"},
+	lb.ReasonNodeExcluded: {"The node has the label node.kubernetes.io/exclude-from-external-load-balancers, as " +
+		"kubeadm and " +
+		"Talos set it on control planes.",
+		"kubectl label node NODE node.kubernetes.io/exclude-from-external-load-balancers-   # or " +
+			"speaker.ignoreExcludeLB=true"},
+	lb.ReasonStopping: {"The speaker hands its addresses over before it stops.", "wait; it ends within seconds"},
+	lb.ReasonNotJoined: {"The speaker has not met the other speakers yet.",
+		"open TCP and UDP port 7947 between the nodes"},
+	lb.ReasonNotOwner:  {Meaning: "The node can deliver the address; another node owns it."},
+	lb.ReasonAnnounced: {Meaning: "The node answers for the address, or announces a route to it."},
+	lb.ReasonNoOwner: {"No live node claims the address; nodes give different reasons.",
+		"landfallctl explain svc NAME   # the first reason among those of the nodes"},
+	lb.ReasonNoAddress: {"The Service holds no address any more.", "landfallctl explain svc NAME"},
+	lb.ReasonHeadless: {"The label service.kubernetes.io/headless takes the Service down.",
+		"kubectl label service NAME service.kubernetes.io/headless-"},
+	lb.ReasonUnheard: {"The node has not reported on the address yet.", "wait some seconds"},
+	lb.ReasonNodeUnknown: {"The API server has no Node object of the name that the speaker runs under.",
+		"kubectl get nodes"},
+	lb.ReasonFamilyUnspoken: {"The speaker does not announce addresses of this family.", "landfallctl explain node NODE"},
+	lb.ReasonAnnounceFailed: {"The owner cannot answer on any of its interfaces.",
+		"landfallctl explain node NODE   # the problem of the interface"},
+	lb.ReasonSchedulerIgnored: {"A proxy cannot choose backends in the way that landfall.dev/scheduler requests.",
+		"docs/proxy.md lists the schedulers of each mode"},
+	lb.ReasonFrontendInUse: {"A Service with an older or stronger right to it uses an address and port of the Service.",
+		"change the port, or remove the external IP of the other Service"},
+	lb.ReasonExternalIPRefused: {"The nodes do not serve an address in spec.externalIPs.",
+		"remove it, or see proxy.externalIPs of the chart"},
+	lb.ReasonSourceRangeInvalid: {"An entry of spec.loadBalancerSourceRanges cannot be read, and admits nobody.",
+		"kubectl edit service NAME   # spec.loadBalancerSourceRanges"},
+	lb.ReasonStrictReversePath: {"The node drops packets that other nodes pass on to it, by its kernel parameter " +
+		"rp_filter.",
+		"set net.ipv4.conf.all.rp_filter and that of the interface to 2 in /etc/sysctl.d"},
+	lb.ReasonProbing: {Meaning: "The owner probes whether another device uses the address; that takes some seconds."},
+	lb.ReasonAddressConflict: {"A device outside the cluster uses the address, so no node announces it.",
+		"find the device by its MAC address and give it another address, or take the address out of the pool"},
+	lb.ReasonMissing: {"The node's speaker disappeared without leaving the others.",
+		"landfallctl explain node NODE"},
+	lb.ReasonYielded: {"The node sees no majority of the speakers, and the majority answers for the address.",
+		"mend the network between the nodes"},
+	lb.ReasonCutOff: {"The node may have been cut off, and takes no address before it has heard another speaker.",
+		"mend the network between the nodes"},
+	lb.ReasonContested: {"A node announces the address, and a device outside the cluster uses it too: clients reach " +
+		"one or " +
+		"the other.", "find the device by its MAC address and give it another address"},
+	lb.ReasonParting: {"The node that answers should withdraw, and no other node can answer.",
+		"landfallctl explain svc NAME   # why the other nodes cannot"},
+
+	// BGP.
+	lb.ReasonPeerInvalid:   {"The specification of the peer cannot be used.", "kubectl edit bgppeer PEER"},
+	lb.ReasonPeerDuplicate: {"An older BGPPeer has the same address or interface on this node.", "delete one of the two"},
+	lb.ReasonEstablished:   {Meaning: "The session is up."},
+	lb.ReasonNotEstablished: {"The BGP session is not up.",
+		"landfallctl explain peer PEER"},
+	lb.ReasonSourceMissing: {"The node does not have the peer's sourceAddress.",
+		"kubectl edit bgppeer PEER   # sourceAddress, or nodeSelectors"},
+	lb.ReasonInterfaceMissing: {"The node does not have the peer's interface, or it is down.",
+		"kubectl edit bgppeer PEER   # interface, or nodeSelectors"},
+	lb.ReasonSecretMissing: {"The Secret with the password does not exist, has no password, or the speakers may not " +
+		"read it.",
+		"kubectl -n landfall-system get secrets   # and speaker.bgpSecrets of the chart must name it"},
+	lb.ReasonSecretElsewhere: {"The Secret with the password is in another namespace than Landfall.",
+		"copy the Secret into Landfall's namespace"},
+	lb.ReasonProfileMissing: {"The BFDProfile does not exist, so nothing monitors the path.", "kubectl get bfdprofiles"},
+	lb.ReasonBFDDown: {"BFD reports that the path to the peer is down.",
+		"check the link, and BFD on the router (UDP ports 3784 and 4784)"},
+	lb.ReasonFamilyNotOffered: {"The session does not carry routes of the address's family.",
+		"activate the family on the router, or set dualStackAddressFamily on the BGPPeer"},
+	lb.ReasonNoNextHop: {"The node has no address of the route's family for the peer to send to.",
+		"give the node an address of that family"},
+	lb.ReasonUnknownPeer:        {"An advertisement names a peer that does not exist.", "kubectl get bgppeers"},
+	lb.ReasonUnknownPool:        {"An advertisement names a pool that does not exist.", "kubectl get ipaddresspools"},
+	lb.ReasonUnknownCommunity:   {"An advertisement uses a name that no Community defines.", "kubectl get communities"},
+	lb.ReasonCommunityAmbiguous: {"Community objects define a name differently.", "kubectl get communities -o yaml"},
+	lb.ReasonAttributeConflict: {"An older advertisement gives the same prefix another attribute.",
+		"make the attributes of both advertisements equal"},
+	lb.ReasonAggregateOutside: {"The aggregate reaches beyond the ranges of the pool.",
+		"make aggregationLength longer, or the pool's ranges whole"},
+	lb.ReasonAggregateLocal: {"The aggregate attracts traffic that policy Local does not let every node deliver.",
+		"do not aggregate pools with Services of policy Local"},
+	lb.ReasonAttributeUnsent: {"No peer of the advertisement is of the kind that receives the attribute.",
+		"localPref goes to internal peers only; use communities or med for external ones"},
+
+	"ProfileInvalid": {"The BFDProfile cannot be used.", "kubectl edit bfdprofile PROFILE"},
+	"EchoUnsupported": {"The BFDProfile asks for echo mode, which Landfall does not have.",
+		"kubectl edit bfdprofile PROFILE"},
+
+	// What a proxy says of its node.
+	"Deliverable": {Meaning: "The node's kernel holds the rules of the address, and delivers to an endpoint."},
+	"Serving":     {Meaning: "A node announces each address of the Service."},
+	"FailedToStartServiceHealthcheck": {"The proxy cannot listen on the Service's healthCheckNodePort.",
+		"find what uses the port on the node: ss -ltnp; or set another spec.healthCheckNodePort"},
+
+	// Nodes.
+	lb.ReasonForwardingOff: {"The node's kernel forwards no packets.",
+		"sysctl -w net.ipv4.ip_forward=1   # on the node, and in /etc/sysctl.d; or proxy.setIPForward=true"},
+	lb.ReasonForwardDropped: {"A chain of another program drops packets that the node forwards, as Docker and ufw do.",
+		"iptables -P FORWARD ACCEPT   # on the node, or accept the pod network there"},
+	lb.ReasonPodNetworkUnmatched: {"No pod of the node is in proxy.clusterCIDR.",
+		"set proxy.clusterCIDR to the network of the pods"},
+	lb.ReasonARPNotStrict: {"kube-proxy has put Services' addresses on kube-ipvs0, and the kernel answers ARP for them " +
+		"on every " +
+		"node.", "kubectl -n kube-system edit configmap kube-proxy   # ipvs.strictARP: true, then restart kube-proxy"},
+	lb.ReasonGossipBlocked: {"The speaker has met no other, although speakers on other nodes are ready: a firewall, or " +
+		"another " +
+		"gossip key.", "open TCP and UDP port 7947 between the nodes; all speakers need one gossip key"},
+}
