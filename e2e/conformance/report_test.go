@@ -134,7 +134,7 @@ func TestMarkdown(t *testing.T) {
 		introduction, "Of Kubernetes v1.35.4.", "### nftables mode\n\nRun from 2026-05-01 to 2026-05-03, with Landfall 0.1.0, 0.2.0.\n",
 		"| Services | 1 | 0 | 0 | 0 |\n", "| LoadBalancers | 0 | 1 | 0 | 0 |\n", "| DNS | 0 | 0 | 1 | 0 |\n",
 		"| Networking | 0 | 0 | 1 | 0 |\n", "| Traffic Distribution | 0 | 0 | 0 | 1 |\n", "| **all** | 1 | 1 | 2 | 1 |\n",
-		"Failed:\n\n- Expected \\<int>: 1\n  - LoadBalancers \\[Feature:LoadBalancer\\] should handle",
+		"Failed:\n\n- `Expected \\<int>: 1`\n  - LoadBalancers \\[Feature:LoadBalancer\\] should handle",
 		"- Only supported for providers \\[gce\\]\n  - DNS should provide DNS for the cluster",
 		"- It needs SCTP sockets", "Not run yet:\n\n- Traffic Distribution should route",
 	} {
