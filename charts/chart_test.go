@@ -158,14 +158,17 @@ func TestDefaults(t *testing.T) {
 	want := []string{
 		"ClusterRole landfall-cleanup", "ClusterRole landfall-controller", "ClusterRole landfall-metrics-auth",
 		"ClusterRole landfall-metrics-reader", "ClusterRole landfall-proxy", "ClusterRole landfall-speaker",
-		"ClusterRole landfall-view", "ClusterRole landfall-view-peers", "ClusterRoleBinding landfall-cleanup",
-		"ClusterRoleBinding landfall-controller", "ClusterRoleBinding landfall-metrics-auth",
-		"ClusterRoleBinding landfall-proxy", "ClusterRoleBinding landfall-speaker", "DaemonSet landfall-node",
-		"Deployment landfall-controller", "Job landfall-cleanup", "PodDisruptionBudget landfall-controller",
+		"ClusterRole landfall-test", "ClusterRole landfall-view", "ClusterRole landfall-view-peers",
+		"ClusterRoleBinding landfall-cleanup", "ClusterRoleBinding landfall-controller",
+		"ClusterRoleBinding landfall-metrics-auth", "ClusterRoleBinding landfall-proxy",
+		"ClusterRoleBinding landfall-speaker", "ClusterRoleBinding landfall-test", "DaemonSet landfall-node",
+		"Deployment landfall-controller", "Job landfall-cleanup", "Pod landfall-test",
+		"PodDisruptionBudget landfall-controller",
 		"Role landfall-cleanup", "Role landfall-controller", "Role landfall-proxy", "Role landfall-speaker",
-		"RoleBinding landfall-cleanup", "RoleBinding landfall-controller", "RoleBinding landfall-proxy",
-		"RoleBinding landfall-speaker", "Secret landfall-gossip", "ServiceAccount landfall-cleanup",
-		"ServiceAccount landfall-controller", "ServiceAccount landfall-node",
+		"Role landfall-test", "RoleBinding landfall-cleanup", "RoleBinding landfall-controller",
+		"RoleBinding landfall-proxy", "RoleBinding landfall-speaker", "RoleBinding landfall-test",
+		"Secret landfall-gossip", "ServiceAccount landfall-cleanup", "ServiceAccount landfall-controller",
+		"ServiceAccount landfall-node", "ServiceAccount landfall-test",
 		"ValidatingAdmissionPolicy landfall-node-gateways", "ValidatingAdmissionPolicy landfall-node-leases",
 		"ValidatingAdmissionPolicy landfall-node-peers",
 		"ValidatingAdmissionPolicy landfall-node-services",
@@ -391,13 +394,87 @@ func TestCleanupHook(t *testing.T) {
 	c := container(t, job.Template.Spec, "cleanup")
 	selector := "app.kubernetes.io/name=lf,app.kubernetes.io/instance=landfall," +
 		"app.kubernetes.io/component in (controller,node,proxy,speaker)"
-	if want := []string{"cleanup", "--log-level=info", "--api-servers=192.0.2.1:6443", "--namespace=landfall-system",
-		"--pod-selector=" + selector, "--load-balancer-class=example.com/x", "--clear-addresses=true"}; !slices.Equal(c.Args, want) || c.Command[0] != "landfall-controller" {
+	if want := []string{"cleanup", "--log-level=info", "--log-format=text", "--api-servers=192.0.2.1:6443",
+		"--namespace=landfall-system",
+		"--pod-selector=" + selector, "--load-balancer-class=example.com/x",
+		"--clear-addresses=true"}; !slices.Equal(c.Args, want) || c.Command[0] != "landfall-controller" {
 		t.Errorf("%v %v, want %v", c.Command, c.Args, want)
 	}
 	if len(c.Env) != 2 || job.ActiveDeadlineSeconds == nil || *job.ActiveDeadlineSeconds >= 300 ||
 		job.Template.Spec.ServiceAccountName != "landfall-cleanup" || !*job.Template.Spec.SecurityContext.RunAsNonRoot {
 		t.Errorf("the Job: %+v", job)
+	}
+}
+
+// TestTestHook runs landfallctl verify in a pod to which the Service that it creates leads. Its account
+// may create Services in its namespace, and read and delete that one.
+func TestTestHook(t *testing.T) {
+	t.Parallel()
+	objects := render(t, `loadBalancerClass="example.com/x"`, `nameOverride="lf"`, `fullnameOverride="landfall"`,
+		"test.port=9090")
+	for _, kind := range []string{"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "Pod"} {
+		meta := as[struct {
+			metav1.TypeMeta
+			metav1.ObjectMeta `json:"metadata"`
+			Spec, Rules       any
+			RoleRef, Subjects any
+		}](t, objects, kind+" landfall-test")
+		if meta.Annotations["helm.sh/hook"] != "test" ||
+			meta.Annotations["helm.sh/hook-delete-policy"] != "before-hook-creation,hook-succeeded" {
+			t.Errorf("%s: annotations %v", kind, meta.Annotations)
+		}
+	}
+	role := as[rbacv1.ClusterRole](t, objects, "ClusterRole landfall-test")
+	if diff := cmp.Diff([]string{"bgpadvertisements:list", "ipaddresspools:list", "l2advertisements:list"},
+		rights(role.Rules)); diff != "" {
+		t.Errorf("rights (-want +got):\n%s", diff)
+	}
+	own := as[rbacv1.Role](t, objects, "Role landfall-test").Rules
+	if diff := cmp.Diff([]string{"daemonsets:list", "deployments:list", "services:create", "services:get,delete"},
+		rights(own)); diff != "" {
+		t.Errorf("rights in the namespace (-want +got):\n%s", diff)
+	}
+	for _, rule := range own {
+		if slices.Contains(rule.Verbs, "delete") && !slices.Equal(rule.ResourceNames, []string{"landfall-test"}) {
+			t.Errorf("it may delete %v %v", rule.Resources, rule.ResourceNames)
+		}
+	}
+	pod := as[corev1.Pod](t, objects, "Pod landfall-test")
+	const labels = "app.kubernetes.io/name=lf,app.kubernetes.io/instance=landfall"
+	c := container(t, pod.Spec, "test")
+	if want := []string{"verify", "--landfall-namespace=landfall-system", "--landfall-selector=" + labels,
+		"--load-balancer-class=example.com/x", "--pod-labels=" + labels + ",app.kubernetes.io/component=test",
+		"--port=9090"}; !slices.Equal(c.Args, want) || c.Command[0] != "landfallctl" {
+		t.Errorf("%v %v, want %v", c.Command, c.Args, want)
+	}
+	for pair := range strings.SplitSeq(labels+",app.kubernetes.io/component=test", ",") {
+		if name, value, _ := strings.Cut(pair, "="); pod.Labels[name] != value {
+			t.Errorf("the pod has no label %s", pair)
+		}
+	}
+	if pod.Spec.RestartPolicy != corev1.RestartPolicyNever || pod.Spec.ServiceAccountName != "landfall-test" ||
+		*pod.Spec.ActiveDeadlineSeconds >= 300 {
+		t.Errorf("the pod: %+v", pod.Spec)
+	}
+}
+
+// TestRestricted has the pods that need nothing of their node as Pod Security's level restricted
+// demands.
+func TestRestricted(t *testing.T) {
+	t.Parallel()
+	objects := render(t)
+	for name, spec := range map[string]corev1.PodSpec{
+		"controller": as[appsv1.Deployment](t, objects, "Deployment landfall-controller").Spec.Template.Spec,
+		"cleanup":    as[batchv1.Job](t, objects, "Job landfall-cleanup").Spec.Template.Spec,
+		"test":       as[corev1.Pod](t, objects, "Pod landfall-test").Spec,
+	} {
+		of, c := spec.SecurityContext, container(t, spec, name).SecurityContext
+		if of == nil || of.RunAsNonRoot == nil || !*of.RunAsNonRoot || of.SeccompProfile == nil ||
+			of.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault || c.AllowPrivilegeEscalation == nil ||
+			*c.AllowPrivilegeEscalation || len(c.Capabilities.Add) > 0 || !slices.Equal(c.Capabilities.Drop,
+			[]corev1.Capability{"ALL"}) || spec.HostNetwork || len(spec.Volumes) > 0 && name == "test" {
+			t.Errorf("%s is not restricted: %+v, %+v", name, of, c)
+		}
 	}
 }
 
@@ -561,7 +638,10 @@ func TestOptionalParts(t *testing.T) {
 		{[]string{"cleanup.enabled=false"}, nil, []string{"Job landfall-cleanup", "ClusterRole landfall-cleanup",
 			"Role landfall-cleanup", "RoleBinding landfall-cleanup", "Role landfall-proxy", "RoleBinding landfall-proxy",
 			"ServiceAccount landfall-cleanup", "ClusterRoleBinding landfall-cleanup"}},
-		{[]string{"rbac.create=false"}, nil, []string{"Job landfall-cleanup", "ServiceAccount landfall-node",
+		{[]string{"test.enabled=false"}, nil, []string{"Pod landfall-test", "ServiceAccount landfall-test",
+			"ClusterRole landfall-test", "ClusterRoleBinding landfall-test", "Role landfall-test",
+			"RoleBinding landfall-test"}},
+		{[]string{"rbac.create=false"}, nil, []string{"Pod landfall-test", "Job landfall-cleanup", "ServiceAccount landfall-node",
 			"ClusterRole landfall-view",
 			"Role landfall-controller"}},
 		{[]string{"nodePolicies.enabled=false"}, nil, []string{"ValidatingAdmissionPolicy landfall-node-services",

@@ -77,7 +77,7 @@ func TestServiceAccounts(t *testing.T) {
 	if as[corev1.ServiceAccount](t, objects, "ServiceAccount hands").Annotations["example.com/a"] != "b" {
 		t.Error("the ServiceAccount lacks its annotation")
 	}
-	known := []string{"boss", "hands", "landfall-cleanup", "landfall-metrics-reader"}
+	known := []string{"boss", "hands", "landfall-cleanup", "landfall-metrics-reader", "landfall-test"}
 	var named []string
 	for id, raw := range objects {
 		var object struct{ Subjects []rbacv1.Subject }

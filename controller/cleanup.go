@@ -31,7 +31,7 @@ type services interface {
 
 // installation is what kube.Installation offers a cleanup.
 type installation interface {
-	Pods(context.Context) ([]kube.Pod, error)
+	Pods(context.Context) ([]kube.InstalledPod, error)
 	Leader(context.Context) (holder, version string, err error)
 	Delete(context.Context) error
 }

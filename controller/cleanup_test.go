@@ -65,7 +65,7 @@ var errAway = errors.New("the API server is away")
 
 // said is what an API server says of an installation.
 type said struct {
-	pods            []kube.Pod
+	pods            []kube.InstalledPod
 	leader, version string
 }
 
@@ -81,7 +81,7 @@ func (i *install) now() (said, error) {
 }
 
 // Pods implements installation.
-func (i *install) Pods(context.Context) ([]kube.Pod, error) {
+func (i *install) Pods(context.Context) ([]kube.InstalledPod, error) {
 	now, err := i.now()
 	return now.pods, err
 }
@@ -199,9 +199,9 @@ func TestCleanupEnds(t *testing.T) {
 // another controller; nothing is taken back while something runs.
 func TestCleanupWaitsForTheEnd(t *testing.T) {
 	const grace = 30 * time.Second
-	runs := kube.Pod{Name: "landfall-node-x", Node: "n1"}
-	ends := kube.Pod{Name: "landfall-node-x", Node: "n1", Ending: true, Grace: grace}
-	pods := func(of ...kube.Pod) said { return said{pods: of} }
+	runs := kube.InstalledPod{Name: "landfall-node-x", Node: "n1"}
+	ends := kube.InstalledPod{Name: "landfall-node-x", Node: "n1", Ending: true, Grace: grace}
+	pods := func(of ...kube.InstalledPod) said { return said{pods: of} }
 	// Its holder renews the Lease every two seconds.
 	var leads []said
 	for i := range 100 {
@@ -250,7 +250,7 @@ func TestCleanupIsInterrupted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(5*time.Second, cancel)
-		left := &install{said: []said{{pods: []kube.Pod{{Name: "p"}}}}, objects: true}
+		left := &install{said: []said{{pods: []kube.InstalledPod{{Name: "p"}}}}, objects: true}
 		cleaner := cleaner{services: newCluster(), installation: left, log: slog.New(slog.DiscardHandler)}
 		if err := cleaner.run(ctx); !errors.Is(err, context.Canceled) || !left.objects {
 			t.Errorf("%v", err)

@@ -33,7 +33,7 @@ type running struct {
 
 // look takes what runs now. It returns what there is to wait for, and which nodes have pods that
 // ought to have ended.
-func (r *running) look(now time.Time, pods []kube.Pod, leader, version string) (waits, away []string) {
+func (r *running) look(now time.Time, pods []kube.InstalledPod, leader, version string) (waits, away []string) {
 	if r.ending == nil {
 		r.ending = map[string]time.Time{}
 	}

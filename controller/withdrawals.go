@@ -12,10 +12,12 @@ import (
 // hang for ever.
 const withdrawWithin = 10 * time.Second
 
-// withdrawals says until when to wait for the speakers, by Service.
+// withdrawals says until when to wait for the speakers, by Service. Each end of a Service has a wait
+// of its own.
 type withdrawals map[lb.Key]*withdrawal
 
 type withdrawal struct {
+	uid     string // of the Service
 	until   time.Time
 	waiting bool
 }
@@ -27,10 +29,11 @@ func announced(s lb.Service) bool {
 	})
 }
 
-// allow reports whether the wait for a Service is over, and begins it with the first call.
-func (w withdrawals) allow(key lb.Key, now time.Time) bool {
-	if w[key] == nil {
-		w[key] = &withdrawal{until: now.Add(withdrawWithin)}
+// allow reports whether the wait for a Service is over, and begins it with the first call since the
+// Service was ours.
+func (w withdrawals) allow(key lb.Key, uid string, now time.Time) bool {
+	if w[key] == nil || w[key].uid != uid {
+		w[key] = &withdrawal{uid: uid, until: now.Add(withdrawWithin)}
 	}
 	w[key].waiting = now.Before(w[key].until)
 	return !w[key].waiting

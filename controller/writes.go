@@ -35,13 +35,16 @@ func (c *controller) changes(p plan.Plan) []change {
 	for key, decision := range p.Services {
 		s := c.book.Service(key)
 		h := c.holding(decision)
+		if h.Finalizer != kube.FinalizerRemoved {
+			delete(c.withdrawals, key) // the next end has a wait of its own
+		}
 		if w, ok := c.writes[key]; ok && w.done || !ok && h.Shows(s) {
 			continue // a Service that was written is decided anew once the write is seen
 		}
-		if h.Finalizer == kube.FinalizerRemoved && announced(s) && !c.withdrawals.allow(key, c.now()) {
+		if h.Finalizer == kube.FinalizerRemoved && announced(s) && !c.withdrawals.allow(key, s.UID, c.now()) {
 			continue
 		}
-		if len(decision.Replaced) > 0 && !c.replaces.allow(key, c.now()) {
+		if len(decision.Replaced)+s.Unread > 0 && !c.replaces.allow(key, c.now()) {
 			continue
 		}
 		changes = append(changes, change{service: s, holding: h, replaced: decision.Replaced, deleted: s.Deleting})
@@ -134,15 +137,15 @@ func (w *write) log(log *slog.Logger, key lb.Key, err error) {
 		"service", key)
 }
 
-// replacedMessage says that addresses in a Service's status were replaced, and which program wrote
+// replacedMessage says that addresses were removed from a Service's status, and which program wrote
 // them if the API server knows.
 func replacedMessage(s lb.Service, addrs []netip.Addr) string {
 	by := "another load balancer"
 	if s.StatusWriter != "" {
 		by = fmt.Sprintf("%.80q, the program that wrote it,", s.StatusWriter)
 	}
-	return fmt.Sprintf("replaced %v in the status: no pool contains it, and Landfall did not assign it; check whether %s "+
-		"serves this Service", addrs, by)
+	return fmt.Sprintf("removed %v from the status: Landfall did not assign it; check whether %s serves this Service",
+		addrs, by)
 }
 
 // report logs a change of decision and sends the Event.
@@ -151,9 +154,16 @@ func (c *controller) report(ch change) {
 	condition := ch.holding.Condition
 	if len(ch.replaced) > 0 {
 		message := replacedMessage(ch.service, ch.replaced)
-		c.log.Warn("replaced an address that another program wrote into the status", "service", ch.service.Key, "addresses",
+		c.log.Warn("removed an address that another program wrote into the status", "service", ch.service.Key, "addresses",
 			ch.replaced, "program", ch.service.StatusWriter)
 		c.events.Warning(about, lb.ReasonForeignAddress, message)
+	}
+	if ch.service.Unread > 0 {
+		message := fmt.Sprintf("the status showed %d addresses more than the %d that a Service can hold; removed them",
+			ch.service.Unread, lb.MaxAddresses)
+		c.log.Warn("removed addresses from a status that shows too many", "service", ch.service.Key, "addresses",
+			ch.service.Unread, "program", ch.service.StatusWriter)
+		c.events.Warning(about, lb.ReasonTooManyAddresses, message)
 	}
 	switch {
 	case ch.deleted:

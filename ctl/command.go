@@ -59,7 +59,8 @@ func newCommand(name string) *cobra.Command {
 	flags.DurationVar(&o.timeout, "request-timeout", 15*time.Second, "how long to wait for answers")
 	flags.StringVar(&o.class, "load-balancer-class", "",
 		"spec.loadBalancerClass of the Services to look at (default: that of Landfall's controller)")
-	root.AddCommand(statusCommand(o), explainCommand(o), doctorCommand(o), migrateCommand(o), importCommand(o), versionCommand(o))
+	root.AddCommand(statusCommand(o), explainCommand(o), doctorCommand(o), verifyCommand(o), migrateCommand(o),
+		importCommand(o), versionCommand(o))
 	complete(root, "context", func(string) []string { names, _ := o.user.Contexts(); return names })
 	return root
 }

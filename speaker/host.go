@@ -1,6 +1,7 @@
 package main
 
 import (
+	"net/netip"
 	"os"
 	"strings"
 	"time"
@@ -24,11 +25,14 @@ type host struct {
 	// ignoreExclude has the node announce although a label says not to.
 	ignoreExclude bool
 	arpIgnore     string // the file
+	// conflicts are the conflicting hosts that were seen lately, by VIP.
+	conflicts func() map[netip.Addr][]plan.ConflictingHost
 }
 
 // newPreflight returns the actor that looks.
 func newPreflight(s *speaker, port uint16, events *kube.Events) *preflight.Preflight {
-	h := host{speaker: s, port: port, ignoreExclude: s.opts.ignoreExclude, arpIgnore: arpIgnore}
+	h := host{speaker: s, port: port, ignoreExclude: s.opts.ignoreExclude, arpIgnore: arpIgnore,
+		conflicts: func() map[netip.Addr][]plan.ConflictingHost { return s.to.l2.Outcome().ConflictingHosts }}
 	return preflight.New(preflight.Options{Log: s.log, Now: time.Now, Look: func() ([]lb.Finding, bool) {
 		return h.look(time.Now())
 	}, Tell: func(f lb.Finding, gone bool) { events.Finding(s.self, f, gone) }})
@@ -44,7 +48,7 @@ func (h *host) look(now time.Time) (found []lb.Finding, known bool) {
 	}
 	facts := plan.Host{
 		Self: s.self, Nodes: s.from.nodes.All(), IgnoreExclude: h.ignoreExclude, Interfaces: interfaces,
-		Unmet: h.unmet(now), Port: h.port,
+		Unmet: h.unmet(now), Port: h.port, Conflicts: h.conflicts(),
 	}
 	if text, err := os.ReadFile(h.arpIgnore); err == nil {
 		facts.AnswersAll = strings.TrimSpace(string(text)) == "0"

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"net/netip"
 	"os"
 	"path/filepath"
 	"testing"
@@ -23,7 +24,9 @@ func TestHostLooks(t *testing.T) {
 		sets := kubetest.NewTable[string, lb.DaemonSet]()
 		sets.SetSynced(false)
 		s.from.daemonSet = sets
-		h := host{speaker: s, port: 7947, arpIgnore: filepath.Join(t.TempDir(), "arp_ignore")}
+		var seen map[netip.Addr][]plan.ConflictingHost
+		h := host{speaker: s, port: 7947, arpIgnore: filepath.Join(t.TempDir(), "arp_ignore"),
+			conflicts: func() map[netip.Addr][]plan.ConflictingHost { return seen }}
 		now := time.Now()
 		if err := os.WriteFile(h.arpIgnore, []byte("0\n"), 0o600); err != nil {
 			t.Fatal(err)
@@ -67,6 +70,8 @@ func TestHostLooks(t *testing.T) {
 		look(lb.ReasonNodeExcluded)
 		h.ignoreExclude = true
 		look()
+		seen = map[netip.Addr][]plan.ConflictingHost{netip.MustParseAddr("192.0.2.9"): {{Interface: "eth0", MAC: "02::9"}}}
+		look(lb.ReasonAddressConflict)
 	})
 }
 

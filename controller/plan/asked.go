@@ -19,7 +19,7 @@ func (b *Book) checkAsked(addr netip.Addr, named string, e *entry) *lb.Refusal {
 	switch {
 	case in == nil:
 		return lb.Refuse(lb.ReasonAddressOutside, "asks for %s, which is in no pool", addr)
-	case slices.Contains(b.holders[addr], e):
+	case slices.Contains(b.at(addr), e):
 		return nil
 	}
 	if refusal := b.mayJoin(e, addr); refusal != nil {
@@ -68,27 +68,29 @@ func (b *Book) checkRules(e *entry, p *pool, addr netip.Addr) *lb.Refusal {
 	for _, r := range p.Reservations {
 		if r.Range.Contains(addr) && !forService(r, e) {
 			return lb.Refuse(lb.ReasonAddressReserved, "asks for %s, which pool %s reserves for %s", addr, p.Name,
-				r.Namespace+"/"+orAll(r.Name))
+				reservationFor(r, e.Key.Namespace))
 		}
 	}
 	// Within a namespace, a successor may take over at once by asking for the address.
 	if r, ok := b.kept.at[addr]; ok && r.Service.Namespace != e.Key.Namespace {
 		until, ends := keptUntil(r, b.pools)
 		if !ends {
-			return lb.Refuse(lb.ReasonAddressKept, "asks for %s, which is kept for Service %s, its last holder", addr, r.Service)
+			return lb.Refuse(lb.ReasonAddressKept, "asks for %s, which is kept for its last holder, %s", addr,
+				r.Service.SeenFrom(e.Key.Namespace))
 		}
-		return lb.Refuse(lb.ReasonAddressKept, "asks for %s, which is kept for Service %s, its last holder, until %s", addr,
-			r.Service, until.UTC().Format("2006-01-02 15:04:05 MST"))
+		return lb.Refuse(lb.ReasonAddressKept, "asks for %s, which is kept for its last holder, %s, until %s", addr,
+			r.Service.SeenFrom(e.Key.Namespace), until.UTC().Format("2006-01-02 15:04:05 MST"))
 	}
-	if family := lb.FamilyOf(addr); p.full(e, family, nil) && !hasNamespace(b.holders[addr], e.Key.Namespace) {
+	if family := lb.FamilyOf(addr); p.full(e, family, nil) && !hasNamespace(b.at(addr), e.Key.Namespace) {
 		return refuseQuota(e, p, family)
 	}
 	return nil
 }
 
-func orAll(name string) string {
-	if name == "" {
-		return "*"
+// reservationFor names the Services of a reservation as Services of a namespace may see them.
+func reservationFor(r lb.Reservation, namespace string) string {
+	if r.Name == "" && r.Namespace == namespace {
+		return "all Services of this namespace"
 	}
-	return name
+	return lb.Key{Namespace: r.Namespace, Name: r.Name}.SeenFrom(namespace)
 }

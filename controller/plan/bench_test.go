@@ -134,3 +134,60 @@ func BenchmarkEdit(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkShared changes one of n Services that share an address, each with 60 ports: its version
+// only, one of its ports, or whether it is there.
+func BenchmarkShared(b *testing.B) {
+	for _, n := range []int{10, 100, 1_000} {
+		many := func(i, from int) lb.Service {
+			w := newWorld(Config{})
+			service(fmt.Sprint(i), shares("k", 0))(w)
+			s := w.services[key(fmt.Sprint(i))]
+			s.Created, s.Ports = at(i), nil
+			for port := range 60 {
+				s.Ports = append(s.Ports, lb.ServicePort{Protocol: lb.TCP, Port: uint16(from + port)})
+			}
+			return s
+		}
+		w := newWorld(Config{})
+		newPool("p", "10.0.0.0/30")(w)
+		book := NewBook(Config{}, n)
+		book.SetPools(w.pools, nil)
+		for i := range n - 1 {
+			s := many(i, 1+60*i)
+			book.Set(s, Pending{}, time.Time{})
+			d := book.Plan(time.Time{}).Services[s.Key]
+			s.Conditions = []lb.Condition{*d.Condition}
+			for _, addr := range d.Addresses {
+				s.Ingress = append(s.Ingress, lb.Ingress{Addr: addr, Mode: lb.IPModeVIP})
+			}
+			book.Set(s, Pending{}, time.Time{})
+			book.Plan(time.Time{})
+		}
+		shown := book.Service(key(fmt.Sprint(n / 2)))
+		other := shown
+		other.Ports = append(other.Ports[:59:59], lb.ServicePort{Protocol: lb.UDP, Port: 1})
+		for name, step := range map[string]func(i int){
+			"unchanged": func(int) { book.Set(shown, Pending{}, time.Time{}) },
+			"a port": func(i int) {
+				book.Set([]lb.Service{other, shown}[i%2], Pending{}, time.Time{})
+			},
+			"joins and leaves": func(i int) {
+				if s := many(n, 1); i%2 == 0 {
+					s.Ports = []lb.ServicePort{{Protocol: lb.UDP, Port: 53}}
+					book.Set(s, Pending{}, time.Time{})
+				} else {
+					book.Delete(s.Key, time.Time{})
+				}
+			},
+		} {
+			b.Run(fmt.Sprintf("services=%d/%s", n, name), func(b *testing.B) {
+				b.ReportAllocs()
+				for i := 0; b.Loop(); i++ {
+					step(i)
+					book.Plan(time.Time{})
+				}
+			})
+		}
+	}
+}

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -19,9 +20,8 @@ type Book struct {
 	namespaces map[string]lb.Namespace
 	pools      *pools
 	entries    map[lb.Key]*entry
-	// holders has, for each address that must not be given to a stranger, all that have it, oldest
-	// first.
-	holders map[netip.Addr][]*entry
+	// holders has, for each address that must not be given to a stranger, all that have it.
+	holders map[netip.Addr]*sharers
 	// shares has the addresses that Services with a sharing key hold, by key.
 	shares map[string]map[netip.Addr]bool
 	// asking has the Services that wait for an address by name.
@@ -48,18 +48,23 @@ type entry struct {
 	taken []netip.Addr
 	// assigned are the addresses that a decision gave it and that its status need not show yet.
 	assigned []netip.Addr
-	// terms are those under which it shares addresses. shown is the reason of the condition that it
-	// shows, confirmed is set if that was decided on the same terms, and after has the Services that
-	// held its addresses first.
-	terms     string
-	shown     lb.Reason
-	confirmed bool
-	after     map[netip.Addr]lb.Key
-	decided   bool         // after is of a decision that the Service does not show yet
-	asks      []netip.Addr // what it waits for by name, as in Book.asking
-	born      int64        // when it was created, in seconds: numbers are compared faster than times
-	dirty     bool         // it is in Book.dirty
-	place     int          // in Book.waiting, counted from 1; 0 when it does not wait
+	// fresh are those of them that this book found for it.
+	fresh []netip.Addr
+	// over is set once it is not ours any more: see left.
+	over bool
+	// terms are those under which it shares addresses. Of the condition that it shows, shown is the
+	// reason and named are the addresses that it confirms; agreed is set if it was decided on the same
+	// terms. after has the Services that held its addresses first.
+	terms   string
+	shown   lb.Reason
+	named   []netip.Addr
+	agreed  bool
+	after   map[netip.Addr]lb.Key
+	decided bool         // after is of a decision that the Service does not show yet
+	asks    []netip.Addr // what it waits for by name, as in Book.asking
+	born    int64        // when it was created, in seconds: numbers are compared faster than times
+	dirty   bool         // it is in Book.dirty
+	place   int          // in Book.waiting, counted from 1; 0 when it does not wait
 	// reason is what it is counted under in the summary; "" when it is not counted.
 	reason lb.Reason
 }
@@ -68,7 +73,7 @@ type entry struct {
 // called before the first plan.
 func NewBook(config Config, services int) *Book {
 	b := &Book{
-		config: config, entries: make(map[lb.Key]*entry, services), holders: make(map[netip.Addr][]*entry, services),
+		config: config, entries: make(map[lb.Key]*entry, services), holders: make(map[netip.Addr]*sharers, services),
 		shares:  map[string]map[netip.Addr]bool{},
 		asking:  map[netip.Addr]map[*entry]bool{},
 		kept:    keptAddresses{at: map[netip.Addr]lb.Released{}, of: map[lb.Key][]netip.Addr{}},
@@ -93,8 +98,8 @@ func (b *Book) SetPools(pools map[string]lb.Pool, nodes map[string]lb.Node) {
 	for addr, holders := range b.holders {
 		b.pools.assigned(addr, 1)
 		b.pools.occupied(addr, true)
-		for i, e := range holders {
-			if !hasNamespace(holders[:i], e.Key.Namespace) {
+		for i, e := range holders.entries {
+			if !hasNamespace(holders.entries[:i], e.Key.Namespace) {
 				b.pools.used(addr, e.Key.Namespace, 1)
 			}
 		}
@@ -104,7 +109,7 @@ func (b *Book) SetPools(pools map[string]lb.Pool, nodes map[string]lb.Node) {
 		}
 	}
 	for addr := range b.kept.at {
-		if len(b.holders[addr]) == 0 {
+		if len(b.at(addr)) == 0 {
 			b.pools.occupied(addr, true)
 		}
 	}
@@ -136,24 +141,11 @@ func (b *Book) Set(s lb.Service, pending Pending, now time.Time) {
 		e = &entry{}
 		b.entries[s.Key] = e
 	}
-	before, key := e.taken, e.Request.Share
-	b.freed = b.freed || key != "" || s.Request.Share != "" // whatever has changed may let others share
-	e.Service, e.born = s, s.Created.Unix()
-	e.held, e.taken, e.assigned = holding(&s, pending)
-	e.recall()
-	for _, addr := range e.taken {
-		if !slices.Contains(before, addr) {
-			b.take(e, addr)
-		}
-	}
-	for _, addr := range before {
-		if !slices.Contains(e.taken, addr) {
-			b.drop(e, addr, key, now)
-		} else if key != s.Request.Share {
-			b.unshare(addr, key)
-			b.share(addr, s.Request.Share)
-		}
-		b.touch(addr) // ports and keys decide whether the others may share it
+	next := b.read(e, s, pending)
+	if moved := !e.stands(&next); moved {
+		b.move(e, &next, now)
+	} else {
+		e.become(&next)
 	}
 	for _, in := range s.Ingress {
 		// Not earlier: until its status says that it has the address, another controller must go on
@@ -161,6 +153,61 @@ func (b *Book) Set(s lb.Service, pending Pending, now time.Time) {
 		b.kept.remove(in.Addr)
 	}
 	b.mark(e)
+}
+
+// read returns e as s and pending tell of it.
+func (b *Book) read(e *entry, s lb.Service, pending Pending) entry {
+	next := entry{Service: s, born: s.Created.Unix(), over: left(&s, b.config.Class), decided: e.decided, after: e.after}
+	next.held, next.taken, next.assigned = holding(&s, pending)
+	for _, addr := range e.fresh {
+		if slices.Contains(next.assigned, addr) {
+			next.fresh = append(next.fresh, addr)
+		}
+	}
+	next.recall()
+	if next.over && Protected(&s) {
+		next.taken = union(next.taken, shownAddresses(&s))
+	}
+	return next
+}
+
+// become takes over what was read.
+func (e *entry) become(next *entry) {
+	next.asks, next.dirty, next.place, next.reason = e.asks, e.dirty, e.place, e.reason
+	*e = *next
+}
+
+// stands reports whether next concerns no other Service otherwise than e did.
+func (e *entry) stands(next *entry) bool {
+	return slices.Equal(e.taken, next.taken) && slices.Equal(e.named, next.named) && slices.Equal(e.fresh, next.fresh) &&
+		e.over == next.over && e.agreed == next.agreed && maps.Equal(e.after, next.after) &&
+		!slices.ContainsFunc(e.taken, func(addr netip.Addr) bool { return e.settled(addr) != next.settled(addr) }) &&
+		e.Request.Share == next.Request.Share && e.Request.Selector == next.Request.Selector &&
+		e.ExternalPolicy == next.ExternalPolicy && slices.Equal(e.Ports, next.Ports)
+}
+
+// move has e become what was read, and has those decided anew that this concerns.
+func (b *Book) move(e, next *entry, now time.Time) {
+	before := e.taken
+	for _, addr := range before {
+		b.leave(e, addr)
+	}
+	b.freed = b.freed || e.Request.Share != "" || next.Request.Share != "" // may let others share
+	e.become(next)
+	for _, addr := range before {
+		if !slices.Contains(e.taken, addr) {
+			b.lose(e, addr, now)
+		}
+	}
+	for _, addr := range e.taken {
+		if !slices.Contains(before, addr) {
+			b.gain(e, addr)
+		}
+		b.enter(e, addr)
+	}
+	for _, addr := range union(before, e.taken) {
+		b.markFirst(addr)
+	}
 }
 
 // holding returns what a Service holds, all that is taken because of it, and what is known to be
@@ -221,7 +268,9 @@ func (b *Book) Delete(key lb.Key, now time.Time) {
 	}
 	delete(b.entries, key)
 	for _, addr := range e.taken {
-		b.drop(e, addr, e.Request.Share, now)
+		b.leave(e, addr)
+		b.lose(e, addr, now)
+		b.markFirst(addr)
 	}
 	b.count(e, "")
 	b.wait(e, nil, false)
@@ -286,40 +335,23 @@ func (b *Book) due() []*entry {
 // decision decides for one Service if it is or was ours.
 func (b *Book) decision(e *entry) (Decision, bool) {
 	switch {
-	case e.Deleting && Protected(&e.Service) && (e.Type != lb.LoadBalancer || Ours(&e.Service, b.config.Class)):
-		b.settled(e)
+	case e.Deleting && Protected(&e.Service) && (e.over || Ours(&e.Service, b.config.Class) || asAssigned(&e.Service)):
+		b.forget(e)
 		return e.farewell(), true
 	case e.Deleting, e.Headless && e.Type == lb.LoadBalancer:
 		// It holds what it has until it is gone, or back, and nobody cares for its condition.
 	case Ours(&e.Service, b.config.Class):
 		return b.decide(e), true
-	case e.Type != lb.LoadBalancer && (len(e.Conditions) > 0 || e.Announcements != ""):
-		// Once ours. A Service of another class is left alone, even one that shows our conditions: they
-		// may be those of another controller like this one, and an API server does not let a class
-		// change.
-		b.settled(e)
-		return Decision{Release: Protected(&e.Service)}, true
+	case e.over && (len(e.Conditions) > 0 || e.Announcements != ""):
+		b.forget(e)
+		return e.end(), true
 	}
-	b.settled(e)
+	b.forget(e)
 	return Decision{}, false
 }
 
-// farewell is the decision for a Service that is being deleted: it changes nothing but the
-// finalizer.
-func (e *entry) farewell() Decision {
-	d := Decision{Release: true}
-	for _, in := range e.Ingress {
-		d.Addresses = append(d.Addresses, in.Addr)
-	}
-	for _, c := range e.Conditions {
-		if c.Type == lb.ConditionAssigned {
-			d.Condition = &c
-		}
-	}
-	return d
-}
-
-func (b *Book) settled(e *entry) {
+// forget has e wait for nothing and be counted nowhere.
+func (b *Book) forget(e *entry) {
 	b.count(e, "")
 	b.wait(e, nil, false)
 }

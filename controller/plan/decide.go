@@ -17,6 +17,7 @@ func (b *Book) decide(e *entry) Decision {
 	if len(w.families) > 0 && slices.ContainsFunc(kept, otherFamily) {
 		kept = slices.DeleteFunc(slices.Clone(kept), otherFamily)
 	}
+	kept = e.withoutWritten(kept)
 	var note string
 	if refusal == nil {
 		var found []netip.Addr
@@ -26,13 +27,13 @@ func (b *Book) decide(e *entry) Decision {
 		if refusal == nil {
 			kept = replaced(kept, w, needs, found)
 		}
+		before := e.taken
+		e.taken, e.assigned, e.fresh = union(e.taken, found), union(e.assigned, found), union(e.fresh, found)
 		for _, addr := range found {
-			if !slices.Contains(e.taken, addr) {
+			if !slices.Contains(before, addr) {
 				b.take(e, addr)
 			}
 		}
-		e.taken = union(e.taken, found)
-		e.assigned = union(e.assigned, found)
 	}
 	foreign := b.replacedForeign(e, e.held, kept)
 	e.held = kept
@@ -231,7 +232,7 @@ func (b *Book) own(e *entry, p *pool, family lb.Family, picked []netip.Addr) (ne
 	if kept := b.kept.of[e.Key]; len(kept) > 0 {
 		for _, addr := range slices.SortedFunc(slices.Values(kept), netip.Addr.Compare) {
 			if lb.FamilyOf(addr) == family && (p.spaces[family].offers(addr) || p.reservedFor(e, addr)) &&
-				len(b.holders[addr]) == 0 && !slices.Contains(picked, addr) {
+				len(b.at(addr)) == 0 && !slices.Contains(picked, addr) {
 				return addr, true
 			}
 		}

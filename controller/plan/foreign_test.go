@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-
-	"github.com/landfall-lb/landfall/internal/lb"
 )
 
 var foreignStories = []story{
@@ -99,27 +97,5 @@ func TestForeignIsTold(t *testing.T) {
 	}
 	if got := strings.Join([]string{d.Condition.Message}, ""); !strings.HasPrefix(got, "10.0.0.") {
 		t.Errorf("written over: %q", got)
-	}
-}
-
-// TestConditionNames has the condition say what is held, whatever stands around it.
-func TestConditionNames(t *testing.T) {
-	for _, test := range []struct {
-		c    lb.Condition
-		addr string
-		want bool
-	}{
-		{lb.Condition{Status: true, Message: "10.0.0.1 from pool p"}, "10.0.0.1", true},
-		{lb.Condition{Status: true, Message: "10.0.0.11 from pool p"}, "10.0.0.1", false},
-		{lb.Condition{Message: "asks for 10.0.0.1, which is in no pool"}, "10.0.0.1", false},
-		{lb.Condition{Message: "asks for 10.0.0.1, which is in no pool; keeps 10.0.0.2"}, "10.0.0.2", true},
-		{lb.Condition{Message: "asks for x; keeps 10.0.0.2; shows 10.0.0.1, which Landfall did not assign"}, "10.0.0.1",
-			false},
-		{lb.Condition{Message: "no pool; shows 10.0.0.1, which Landfall did not assign"}, "10.0.0.1", false},
-		{lb.Condition{Reason: lb.ReasonDuplicate, Message: "fd00::1 is held by Service a/b as well"}, "fd00::1", true},
-	} {
-		if got := names(test.c, testAddr(test.addr)); got != test.want {
-			t.Errorf("%q names %s: %v", test.c.Message, test.addr, got)
-		}
 	}
 }

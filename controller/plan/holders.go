@@ -10,42 +10,40 @@ import (
 
 // take notes that e has addr.
 func (b *Book) take(e *entry, addr netip.Addr) {
-	holders := b.holders[addr]
-	if len(holders) == 0 {
+	b.gain(e, addr)
+	b.enter(e, addr)
+}
+
+// gain counts that e, which does not hold addr yet, is about to.
+func (b *Book) gain(e *entry, addr netip.Addr) {
+	others := b.at(addr)
+	if len(others) == 0 {
 		b.pools.assigned(addr, 1)
 		if _, kept := b.kept.at[addr]; !kept && b.pools.occupied(addr, true) {
 			b.freed = true // not free, but those who wait do so for another reason now
 		}
-	} else {
-		b.touch(addr)
 	}
-	if !hasNamespace(holders, e.Key.Namespace) && b.pools.used(addr, e.Key.Namespace, 1) {
+	if !hasNamespace(others, e.Key.Namespace) && b.pools.used(addr, e.Key.Namespace, 1) {
 		b.freed = true // likewise
 	}
-	i, _ := slices.BinarySearchFunc(holders, e, func(x, y *entry) int { return Older(&x.Service, &y.Service) })
-	b.holders[addr] = slices.Insert(holders, i, e)
-	b.share(addr, e.Request.Share)
 	b.freed = b.freed || e.Request.Share != "" // to be shared by those who wait
 	for waiter := range b.asking[addr] {
 		b.mark(waiter)
 	}
 }
 
-// drop notes that e, whose sharing key was key, has addr no longer.
-func (b *Book) drop(e *entry, addr netip.Addr, key string, now time.Time) {
-	holders := slices.DeleteFunc(b.holders[addr], func(h *entry) bool { return h == e })
-	b.holders[addr] = holders
-	b.unshare(addr, key)
-	if !hasNamespace(holders, e.Key.Namespace) {
+// lose counts that e, which held addr, does so no longer.
+func (b *Book) lose(e *entry, addr netip.Addr, now time.Time) {
+	others := b.at(addr)
+	if !hasNamespace(others, e.Key.Namespace) {
 		b.pools.used(addr, e.Key.Namespace, -1)
-		b.freed = true // the namespace has room again
 	}
-	b.touch(addr)
-	if len(holders) > 0 {
-		b.freed = true // a port of a shared address may be free
+	// What is free now: the address, also for the one that it is kept for, a port of it, or room for the
+	// namespace.
+	b.freed = true
+	if len(others) > 0 {
 		return
 	}
-	delete(b.holders, addr)
 	b.pools.assigned(addr, -1)
 	if _, kept := b.kept.at[addr]; kept {
 		// It was to be given, and was never seen to be.
@@ -54,13 +52,12 @@ func (b *Book) drop(e *entry, addr netip.Addr, key string, now time.Time) {
 	} else {
 		b.pools.occupied(addr, false)
 	}
-	b.freed = true // also by what is kept: it is free for the one that had it
 }
 
 // unkeep makes an address free for everybody.
 func (b *Book) unkeep(addr netip.Addr) {
 	b.kept.remove(addr)
-	if len(b.holders[addr]) == 0 {
+	if len(b.at(addr)) == 0 {
 		b.pools.occupied(addr, false)
 		b.freed = true
 	}
@@ -68,7 +65,7 @@ func (b *Book) unkeep(addr netip.Addr) {
 
 // busy reports whether addr cannot be given to just anybody.
 func (b *Book) busy(addr netip.Addr) bool {
-	if len(b.holders[addr]) > 0 {
+	if len(b.at(addr)) > 0 {
 		return true
 	}
 	_, kept := b.kept.at[addr]
@@ -77,7 +74,7 @@ func (b *Book) busy(addr netip.Addr) bool {
 
 // touch has all that hold addr decided anew.
 func (b *Book) touch(addr netip.Addr) {
-	for _, e := range b.holders[addr] {
+	for _, e := range b.at(addr) {
 		b.mark(e)
 	}
 }
@@ -94,7 +91,7 @@ func (b *Book) share(addr netip.Addr, key string) {
 
 // unshare takes addr from the addresses of key, unless another holder of it has that key.
 func (b *Book) unshare(addr netip.Addr, key string) {
-	if key == "" || slices.ContainsFunc(b.holders[addr], func(e *entry) bool { return e.Request.Share == key }) {
+	if key == "" || slices.ContainsFunc(b.at(addr), func(e *entry) bool { return e.Request.Share == key && !e.over }) {
 		return
 	}
 	delete(b.shares[key], addr)

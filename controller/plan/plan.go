@@ -58,8 +58,8 @@ type Decision struct {
 	// Protect is set while Landfall assigned an address: a deleted Service stays until nobody
 	// announces it. Release is set for one that Landfall protected and that no longer needs it.
 	Protect, Release bool
-	// Replaced are the addresses that the Service loses for those that it gets, as neither a pool
-	// contains them nor Landfall assigned them.
+	// Replaced are the addresses that the Service loses, as Landfall did not assign them: they are in no
+	// pool, and it gets others, or it has those that Landfall assigned.
 	Replaced []netip.Addr
 }
 

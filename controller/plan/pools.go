@@ -356,3 +356,10 @@ func (p *pool) serves(e *entry, namespaces map[string]lb.Namespace) bool {
 	return inNamespace && (len(a.ServiceSelectors) == 0 ||
 		slices.ContainsFunc(a.ServiceSelectors, func(s labels.Selector) bool { return s.Matches(e.Labels) }))
 }
+
+func orAll(name string) string {
+	if name == "" {
+		return "*"
+	}
+	return name
+}

@@ -12,62 +12,44 @@ import (
 // address only while it can deliver every Service on it, so policies may differ; but of two
 // Services with policy Local that select different pods there may be no node that has both.
 func apart(a, b *lb.Service) string {
-	switch {
-	case a.Request.Share == "" || b.Request.Share == "":
-		return "without a sharing key"
-	case a.Request.Share != b.Request.Share:
-		return "with another sharing key"
+	if why := differentKeys(a, b); why != "" {
+		return why
 	}
-	for _, port := range a.Ports {
-		if slices.ContainsFunc(b.Ports, func(p lb.ServicePort) bool {
-			return p.Port == port.Port &&
-				p.Protocol == port.Protocol
-		}) {
-			return fmt.Sprintf("and both have port %d/%s", port.Port, port.Protocol)
-		}
+	if port := commonPort(a, b); port != nil {
+		return fmt.Sprintf("and both have port %d/%s", port.Port, port.Protocol)
 	}
-	if a.ExternalPolicy == lb.Local && b.ExternalPolicy == lb.Local &&
-		(a.Request.Selector == "" || a.Request.Selector != b.Request.Selector) {
+	if differentPods(a, b) {
 		return "and both have externalTrafficPolicy Local, but different selectors, so there may be no node that " +
 			"delivers both"
 	}
 	return ""
 }
 
-// mayJoin tells why e cannot have addr together with those that hold it.
-func (b *Book) mayJoin(e *entry, addr netip.Addr) *lb.Refusal {
-	for _, holder := range b.holders[addr] {
-		why := apart(&e.Service, &holder.Service)
-		if why == "" {
-			why = b.strangers(e, holder, addr)
-		}
-		switch {
-		case holder == e || why == "":
-		case e.Request.Share == "":
-			return lb.Refuse(lb.ReasonAddressTaken, "asks for %s, which Service %s holds", addr, holder.Key)
-		default:
-			return lb.Refuse(lb.ReasonSharingRefused, "asks for %s, which Service %s holds %s", addr, holder.Key, why)
-		}
+func differentKeys(a, b *lb.Service) string {
+	switch {
+	case a.Request.Share == "" || b.Request.Share == "":
+		return "without a sharing key"
+	case a.Request.Share != b.Request.Share:
+		return "with another sharing key"
 	}
-	if first := b.first(addr); first != nil && first != e && narrows(&e.Service, &first.Service) {
-		return lb.Refuse(lb.ReasonSharingRefused, "asks for %s, which Service %s held first, and which is announced from "+
-			"nodes that do not deliver this Service, as it has externalTrafficPolicy Local; set Cluster, or the selector "+
-			"and policy of %s", addr, first.Key, first.Key)
+	return ""
+}
+
+func commonPort(a, b *lb.Service) *lb.ServicePort {
+	for i, port := range a.Ports {
+		if slices.ContainsFunc(b.Ports, func(p lb.ServicePort) bool {
+			return p.Port == port.Port && p.Protocol == port.Protocol
+		}) {
+			return &a.Ports[i]
+		}
 	}
 	return nil
 }
 
-// strangers tells why two Services of different namespaces cannot have addr together, "" when they
-// can. It counts for newcomers only: an address that two share already is taken from neither.
-func (b *Book) strangers(e, holder *entry, addr netip.Addr) string {
-	if e.Key.Namespace == holder.Key.Namespace {
-		return ""
-	}
-	p := b.pools.of(addr)
-	if p == nil || p.ShareAcross {
-		return ""
-	}
-	return fmt.Sprintf("in another namespace, and spec.sharing of pool %s is namespace", p.Name)
+// differentPods reports whether there may be no node that delivers both Services.
+func differentPods(a, b *lb.Service) bool {
+	return a.ExternalPolicy == lb.Local && b.ExternalPolicy == lb.Local &&
+		(a.Request.Selector == "" || a.Request.Selector != b.Request.Selector)
 }
 
 // narrows reports whether nodes that deliver the first holder of an address may fail to deliver a
@@ -79,27 +61,43 @@ func narrows(joiner, first *lb.Service) bool {
 
 // first returns the Service that held addr before the others that hold it, or nil.
 func (b *Book) first(addr netip.Addr) *entry {
-	var first *entry
-	best := 0
-	for _, e := range b.holders[addr] {
-		if rank := b.rank(e, addr); first == nil || rank < best {
-			first, best = e, rank
+	h := b.holders[addr]
+	if h == nil {
+		return nil
+	}
+	if !h.found {
+		h.first, h.found = nil, true
+		best := 0
+		for _, e := range h.entries {
+			if rank := b.rank(e, addr); h.first == nil || rank < best {
+				h.first, best = e, rank
+			}
 		}
 	}
-	return first
+	return h.first
 }
 
 // rank orders the holders of an address, before their age does: those that joined another one come
-// after those that did not, and those that just came, or hold it by mistake, last.
+// after those that did not, and those that just came, that the controller did not confirm, or that
+// hold it by mistake, last.
 func (b *Book) rank(e *entry, addr netip.Addr) int {
-	first, joined := e.after[addr]
 	switch {
-	case e.shown == "" && !e.decided, e.shown == lb.ReasonDuplicate:
+	case e.over:
+		return 3
+	case !e.settled(addr):
 		return 2
-	case joined && slices.ContainsFunc(b.holders[addr], func(h *entry) bool { return h.Key == first }):
-		return 1
+	}
+	if key, joined := e.after[addr]; joined {
+		if first := b.entries[key]; first != nil && slices.Contains(first.taken, addr) {
+			return 1
+		}
 	}
 	return 0
+}
+
+// settled reports whether it was decided that e may hold addr.
+func (e *entry) settled(addr netip.Addr) bool {
+	return e.shown != lb.ReasonDuplicate && (e.decided || slices.Contains(e.named, addr))
 }
 
 // shareable returns the lowest address of p that e can have together with its holders. With full,
@@ -108,7 +106,7 @@ func (b *Book) shareable(e *entry, p *pool, family lb.Family, picked []netip.Add
 	full bool) (best netip.Addr, ok bool) {
 	for addr := range b.shares[e.Request.Share] {
 		if lb.FamilyOf(addr) == family && p.contains(addr) && (!ok || addr.Less(best)) && !slices.Contains(picked, addr) &&
-			!slices.Contains(b.holders[addr], e) && (!full || hasNamespace(b.holders[addr], e.Key.Namespace)) &&
+			!slices.Contains(e.taken, addr) && (!full || hasNamespace(b.at(addr), e.Key.Namespace)) &&
 			b.mayJoin(e, addr) == nil {
 			best, ok = addr, true
 		}
@@ -128,32 +126,41 @@ type duplicated struct {
 // nil.
 func (b *Book) duplicate(e *entry, addrs []netip.Addr) *duplicated {
 	for _, addr := range slices.Backward(addrs) {
-		for _, holder := range b.holders[addr] {
-			if holder == e {
-				continue
-			}
-			if why := apart(&e.Service, &holder.Service); why != "" && precedes(holder, e) {
-				return &duplicated{addr, holder, why}
-			}
+		h := b.holders[addr]
+		if h == nil || len(h.entries) == 1 && h.entries[0] == e {
+			continue
+		}
+		yield, found := oldest(func(other *entry) bool { return precedes(other, e, addr) })
+		h.apart(e, yield)
+		if first := found(); first != nil {
+			return &duplicated{addr, first, apart(&e.Service, &first.Service)}
 		}
 	}
 	return nil
 }
 
 // precedes reports which of two Services that cannot share their address goes on with it: the one
-// that is as it was when it was said to be all right, and so not the one whose change broke it;
-// then the older.
-func precedes(a, b *entry) bool {
-	if a.confirmed != b.confirmed {
-		return a.confirmed
+// that holds it as the controller confirmed it, and so not the one whose change broke it, or into
+// whose status somebody wrote it; then the older.
+func precedes(a, b *entry, addr netip.Addr) bool {
+	if a.over != b.over {
+		return b.over
+	}
+	if confirmed := a.confirms(addr); confirmed != b.confirms(addr) {
+		return confirmed
 	}
 	return Older(&a.Service, &b.Service) < 0
 }
 
-// recall reads from the condition Assigned, which only Landfall can write, what earlier decisions
-// were made on. What was decided since counts until the Service shows it.
+// confirms reports whether e holds addr as the controller confirmed it, on the same terms.
+func (e *entry) confirms(addr netip.Addr) bool {
+	return e.agreed && slices.Contains(e.named, addr) || slices.Contains(e.fresh, addr)
+}
+
+// recall reads from the condition Assigned what earlier decisions were made on. What was decided
+// since counts until the Service shows it.
 func (e *entry) recall() {
-	e.terms, e.shown, e.confirmed = lb.SharingTerms(&e.Service), "", false
+	e.terms, e.shown, e.agreed, e.named = lb.SharingTerms(&e.Service), "", false, nil
 	if e.decided = e.decided && len(e.assigned) > 0; !e.decided {
 		e.after = nil
 	}
@@ -161,12 +168,12 @@ func (e *entry) recall() {
 	if i < 0 {
 		return
 	}
-	e.shown = e.Conditions[i].Reason
+	e.shown, e.named = e.Conditions[i].Reason, lb.Confirmed(e.Conditions[i])
 	terms, after := lb.ParseSharing(e.Conditions[i].Message)
 	if !e.decided {
 		e.after = after
 	}
-	e.confirmed = e.shown != lb.ReasonDuplicate && terms == e.terms
+	e.agreed = terms == e.terms
 }
 
 // sharing says how e shares its addresses, for its condition.
@@ -178,6 +185,11 @@ func (b *Book) sharing(e *entry, addrs []netip.Addr) string {
 	for _, addr := range addrs {
 		if first := b.first(addr); first != nil && first != e {
 			after[addr] = first.Key
+		}
+	}
+	for _, addr := range e.taken {
+		if h := b.holders[addr]; !e.settled(addr) || e.after[addr] != after[addr] {
+			h.found = false // the rank of e may differ
 		}
 	}
 	e.after, e.decided = after, true

@@ -92,6 +92,98 @@ var shareStories = []story{
 	}},
 }
 
+// forgedStories have tenants who may write services/status.
+var forgedStories = []story{
+	{name: "an address written into a status takes nothing", config: Config{MoveDuplicates: true}, steps: []step{
+		{name: "two hold", do: []change{newPool("p", "10.0.0.0/29"), service("tenant"), service("shop")},
+			want: map[string]string{"tenant": "10.0.0.0 Assigned", "shop": "10.0.0.1 Assigned"}},
+		{name: "the older writes the other's address beside its own",
+			do: []change{service("tenant", holds("10.0.0.0", "10.0.0.1"))}, moves: []string{"tenant"},
+			want: map[string]string{"tenant": "10.0.0.0 Assigned"}},
+		{name: "instead of its own", do: []change{service("tenant", holds("10.0.0.1"))}, moves: []string{"tenant"},
+			want: map[string]string{"tenant": "10.0.0.0 Assigned"}},
+		{name: "what it requests names nothing", do: []change{service("tenant", holds("10.0.0.1"),
+			asksPool("; keeps 10.0.0.1"), shares("10.0.0.1 from pool p", 80))}, moves: []string{"tenant"},
+			want: map[string]string{"tenant": "10.0.0.1 Duplicate"}},
+	}},
+	{name: "one without any", steps: []step{
+		{name: "holds", do: []change{newPool("p", "10.0.0.0/29"), service("old", kind(lb.ClusterIP)), service("shop")},
+			want: map[string]string{"old": "-", "shop": "10.0.0.0 Assigned"}},
+		{name: "shows it at once", do: []change{service("old", kind(lb.LoadBalancer), holds("10.0.0.0"))},
+			want: map[string]string{"old": "10.0.0.0 Duplicate"}},
+		{name: "until it is free", do: []change{noService("shop")},
+			want: map[string]string{"shop": "gone", "old": "10.0.0.0 Assigned"}},
+	}},
+}
+
+func TestContract11ForgedStories(t *testing.T) {
+	for _, s := range forgedStories {
+		for _, lagging := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/lagging=%v", s.name, lagging), func(t *testing.T) { tell(t, s, false, lagging) })
+		}
+	}
+}
+
+// TestContract11SoManyShareAnAddress has the next one get another address, or be told.
+func TestContract11SoManyShareAnAddress(t *testing.T) {
+	w := newWorld(Config{})
+	w.repeats = 0
+	newPool("p", "10.0.0.0/30")(w)
+	for i := range maxSharers {
+		service(fmt.Sprint("s", i), shares("k", uint16(i+1)))(w)
+	}
+	w.settle(t, false)
+	service("more", shares("k", 2000))(w)
+	service("asks", shares("k", 2001), asks("10.0.0.0"))(w)
+	w.settle(t, false)
+	shown := w.shownServices()
+	if shown["s999"] != "10.0.0.0 Assigned" || shown["more"] != "10.0.0.1 Assigned" || shown["asks"] != "- TooManySharers" {
+		t.Errorf("s999 %s, more %s, asks %s", shown["s999"], shown["more"], shown["asks"])
+	}
+	want := "asks for 10.0.0.0, which 1000 Services share, the most that can share an address"
+	if got := w.services[key("asks")].Conditions[0].Message; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	noService("s7")(w)
+	w.settle(t, false)
+	if got := w.shownServices()["asks"]; got != "10.0.0.0 Assigned" {
+		t.Errorf("after one went: asks %s", got)
+	}
+}
+
+// TestContract11HoldersAreNamedToTheirNamespace keeps the names of other namespaces' Services out of
+// conditions.
+func TestContract11HoldersAreNamedToTheirNamespace(t *testing.T) {
+	w := newWorld(Config{})
+	quarantined := edit("p", func(p *lb.Pool) {
+		p.Quarantine = -1
+		p.Reservations = []lb.Reservation{{Range: lb.Range{From: testAddr("10.0.0.9"), To: testAddr("10.0.0.9")},
+			Namespace: "secret", Name: "later"}}
+	})
+	for _, do := range []change{newPool("p", "10.0.0.0/28"), quarantined, in("secret", "held", asks("10.0.0.1")),
+		in("secret", "shared", asks("10.0.0.2"), shares("k", 80)), in("secret", "kept", asks("10.0.0.3"))} {
+		do(w)
+	}
+	w.settle(t, false)
+	delete(w.services, lb.Key{Namespace: "secret", Name: "kept"})
+	for _, do := range []change{service("a", asks("10.0.0.1")), service("b", asks("10.0.0.2"), shares("k", 81)),
+		service("c", asks("10.0.0.3")), service("d", asks("10.0.0.9")), service("e", holds("10.0.0.1")),
+		in("secret", "knows", asks("10.0.0.1"))} {
+		do(w)
+	}
+	w.settle(t, false)
+	for k, s := range w.services {
+		message := s.Conditions[0].Message
+		if k.Namespace == "default" && (s.Conditions[0].Status || strings.Contains(message, "secret") ||
+			!strings.Contains(message, "of another namespace")) {
+			t.Errorf("%s: %q", k, message)
+		}
+		if want := "asks for 10.0.0.1, which Service secret/held holds"; k.Name == "knows" && message != want {
+			t.Errorf("%s: %q, want %q", k, message, want)
+		}
+	}
+}
+
 func TestContract11SharingStories(t *testing.T) {
 	for _, s := range shareStories {
 		for _, duplicated := range []bool{false, true} {

@@ -73,9 +73,9 @@ func (b *Book) condition(e *entry, duplicate *duplicated, note string, refusal *
 	case duplicate != nil:
 		held = lb.Refuse(
 			lb.ReasonDuplicate,
-			"%s is held by Service %s as well, which comes first, %s; undo the change, ask for another address, or delete "+
+			"%s"+lb.HeldByAnother+"%s as well, which comes first, %s; undo the change, ask for another address, or delete "+
 				"and create this Service",
-			duplicate.addr, duplicate.first.Key, duplicate.why)
+			duplicate.addr, duplicate.first.Key.SeenFrom(e.Key.Namespace), duplicate.why)
 		if refusal != nil {
 			held.Message += "; " + refusal.Message
 		}

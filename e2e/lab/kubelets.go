@@ -56,6 +56,19 @@ func (l *Lab) Credentials(user string, groups []string, addresses ...netip.Addr)
 		clientcmd.WriteToFile(*config, c.Kubeconfig))
 }
 
+// podSecurity has every namespace restricted that does not say otherwise, but for that of the cluster's
+// own pods.
+const podSecurity = `apiVersion: apiserver.config.k8s.io/v1
+kind: AdmissionConfiguration
+plugins:
+- name: PodSecurity
+  configuration:
+    apiVersion: pod-security.admission.config.k8s.io/v1
+    kind: PodSecurityConfiguration
+    defaults: {enforce: restricted, enforce-version: latest}
+    exemptions: {namespaces: [kube-system]}
+`
+
 // kubeletFlags are the flags of an API server that has kubelets. It makes their certificates.
 func (c *controlPlane) kubeletFlags() ([]string, error) {
 	toKubelets, err := c.lab.Credentials("kube-apiserver-kubelet-client", []string{"system:masters"})
@@ -63,7 +76,12 @@ func (c *controlPlane) kubeletFlags() ([]string, error) {
 		return nil, err
 	}
 	front, err := c.lab.Credentials("front-proxy-client", nil)
+	admission := c.lab.state.path("admission.yaml")
+	if err := writeFiles(map[string][]byte{admission: []byte(podSecurity)}); err != nil {
+		return nil, err
+	}
 	return []string{
+		"--admission-control-config-file=" + admission,
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
 		"--kubelet-client-certificate=" + toKubelets.Cert, "--kubelet-client-key=" + toKubelets.Key,
 		"--kubelet-preferred-address-types=InternalIP",

@@ -68,15 +68,20 @@ func convertService(o *corev1.Service) (lb.Key, lb.Service) {
 			s.Ingress = append(s.Ingress, lb.Ingress{Addr: addr, Mode: lb.IPMode(common(deref(in.IPMode)))})
 		}
 	}
+	if len(s.Ingress) > lb.MaxAddresses {
+		s.Ingress, s.Unread = lb.ReadIngress(s.Ingress, convertConditions(o.Status.Conditions, lb.ConditionAssigned))
+	}
 	return s.Key, s
 }
 
 // convertForwardedService also fills what proxies read.
 func convertForwardedService(o *corev1.Service) (lb.Key, lb.Service) {
 	key, s := convertService(o)
+	var assigned lb.Condition
 	for _, c := range convertConditions(o.Status.Conditions, lb.ConditionAssigned) {
-		s.Intruding = s.Intruding || lb.Intrudes(c, s.Ports)
+		assigned = c
 	}
+	s.Intruding = lb.Intrudes(assigned, s.Ports, s.Ingress)
 	s.InternalPolicy = cmp.Or(lb.TrafficPolicy(common(deref(o.Spec.InternalTrafficPolicy))), lb.Cluster)
 	s.SourceRanges, s.InvalidRange = sourceRanges(o.Spec.LoadBalancerSourceRanges)
 	s.HealthCheckNodePort = uint16(o.Spec.HealthCheckNodePort)
@@ -114,7 +119,7 @@ func convertRequestingService(o *corev1.Service, metallb bool) (lb.Key, lb.Servi
 	addresses, pool, share := of.addresses(o.Spec.LoadBalancerIP), of.annotation(lb.AnnotationPool),
 		of.annotation(lb.AnnotationShare)
 	s.Request = lb.Request{
-		Addresses: splitAddresses(addresses), Pool: pool, Share: share,
+		Addresses: splitAddresses(addresses), Pool: pool, Share: common(share), // compared with those of all sharers
 		PerFamily: o.Annotations[lb.AnnotationPerFamily], Mode: o.Annotations[lb.AnnotationMode],
 		WhenOutside: o.Annotations[lb.AnnotationWhenOutside], Disagreement: of.disagreement,
 	}
@@ -127,7 +132,7 @@ func convertRequestingService(o *corev1.Service, metallb bool) (lb.Key, lb.Servi
 		}
 	}
 	if s.Request.Share != "" {
-		s.Request.Selector = labels.Set(o.Spec.Selector).String()
+		s.Request.Selector = common(labels.Set(o.Spec.Selector).String())
 	}
 	if len(s.Ingress) > 0 {
 		s.StatusWriter = statusWriter(o.ManagedFields)

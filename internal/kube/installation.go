@@ -30,8 +30,8 @@ func (c *Client) Installation(namespace, selector, leader string, leases ...stri
 	return &Installation{core: c.core, namespace: namespace, selector: selector, leader: leader, leases: leases}
 }
 
-// Pod is a pod that has not ended.
-type Pod struct {
+// InstalledPod is a pod of an installation that has not ended.
+type InstalledPod struct {
 	Name, Node string
 	// Ending is set when the pod was deleted. Its containers have ended after Grace, unless the node
 	// cannot be reached.
@@ -40,17 +40,17 @@ type Pod struct {
 }
 
 // Pods lists the pods that have not ended.
-func (i *Installation) Pods(ctx context.Context) ([]Pod, error) {
+func (i *Installation) Pods(ctx context.Context) ([]InstalledPod, error) {
 	list, err := i.core.CoreV1().Pods(i.namespace).List(ctx, metav1.ListOptions{LabelSelector: i.selector})
 	if err != nil {
 		return nil, fmt.Errorf("list pods in namespace %s: %w", i.namespace, err)
 	}
-	var pods []Pod
+	var pods []InstalledPod
 	for _, o := range list.Items {
 		if o.Status.Phase == corev1.PodSucceeded || o.Status.Phase == corev1.PodFailed {
 			continue
 		}
-		p := Pod{Name: o.Name, Node: o.Spec.NodeName, Ending: o.DeletionTimestamp != nil}
+		p := InstalledPod{Name: o.Name, Node: o.Spec.NodeName, Ending: o.DeletionTimestamp != nil}
 		if o.DeletionGracePeriodSeconds != nil {
 			p.Grace = time.Duration(*o.DeletionGracePeriodSeconds) * time.Second
 		}

@@ -44,7 +44,7 @@ func TestInstallation(t *testing.T) {
 	i := &Installation{core: core, namespace: namespace, selector: "app=landfall", leader: "leader",
 		leases: []string{"speaker"}}
 	pods, err := i.Pods(t.Context())
-	if diff := cmp.Diff([]Pod{{Name: "ends", Node: "n-ends", Ending: true, Grace: 30 * time.Second},
+	if diff := cmp.Diff([]InstalledPod{{Name: "ends", Node: "n-ends", Ending: true, Grace: 30 * time.Second},
 		{Name: "runs", Node: "n-runs"}}, pods); diff != "" || err != nil {
 		t.Errorf("%v, pods (-want +got):\n%s", err, diff)
 	}

@@ -76,7 +76,7 @@ func (h Holding) Shows(service lb.Service) bool {
 }
 
 func (h Holding) showsAddresses(service lb.Service) bool {
-	return slices.Equal(h.Addresses, ingressAddresses(service.Ingress)) &&
+	return service.Unread == 0 && slices.Equal(h.Addresses, ingressAddresses(service.Ingress)) &&
 		!slices.ContainsFunc(service.Ingress, func(in lb.Ingress) bool { return h.Mode != "" && in.Mode != h.Mode })
 }
 

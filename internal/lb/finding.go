@@ -29,6 +29,13 @@ type DaemonSet struct {
 	Ready   int // on how many nodes its pod is ready
 }
 
+// Workload is a Deployment or DaemonSet of Landfall.
+type Workload struct {
+	Kind, Name string
+	// Wanted is how many pods there are to be, Ready how many of the newest version are ready.
+	Wanted, Ready int
+}
+
 // Reasons around nodes: what a program finds there that keeps traffic from being delivered.
 const (
 	// the kernel forwards no packets, by its parameter ip_forward or forwarding

@@ -24,6 +24,15 @@ type Key struct {
 // String returns namespace/name.
 func (k Key) String() string { return k.Namespace + "/" + k.Name }
 
+// SeenFrom names the Service in a message for Services of a namespace: only its own namespace learns
+// the name.
+func (k Key) SeenFrom(namespace string) string {
+	if k.Namespace == namespace {
+		return "Service " + k.String()
+	}
+	return "a Service of another namespace"
+}
+
 // Compare orders keys by namespace, then by name.
 func (k Key) Compare(other Key) int {
 	return cmp.Or(strings.Compare(k.Namespace, other.Namespace), strings.Compare(k.Name, other.Name))
@@ -103,9 +112,8 @@ type Service struct {
 	// StatusWriter is the program beside Landfall's controller that last wrote addresses into the
 	// status, by its field manager; "" if there is none. Only the controller's table fills it.
 	StatusWriter string
-	// Intruding is set while a Service that shares an address has other ports than the controller
-	// agreed to, or holds an address by mistake: Services that it collides with come first. Only the
-	// proxies' table fills it.
+	// Intruding is set while the controller has not confirmed what the Service holds: see Intrudes. Only
+	// the proxies' table fills it.
 	Intruding bool
 	// Headless is set by the label LabelHeadless, which takes the Service down. Proxies do not see it.
 	Headless bool
@@ -136,8 +144,10 @@ type Service struct {
 	// OnConflict is the annotation landfall.dev/on-address-conflict, unparsed; only the speakers'
 	// table fills it.
 	OnConflict string
-	// Ingress is status.loadBalancer.ingress: the addresses that the Service holds.
+	// Ingress is status.loadBalancer.ingress: the addresses that the Service holds, as ReadIngress reads
+	// them. Unread counts those that it leaves out.
 	Ingress []Ingress
+	Unread  int
 	// Conditions are those conditions of the status that Landfall owns (type landfall.dev/…).
 	Conditions []Condition
 	// AllocatedFrom has AnnotationAllocatedFrom and AnnotationAllocatedFromOld, as far as they are

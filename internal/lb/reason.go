@@ -21,11 +21,13 @@ const (
 	ReasonDuplicate      Reason = "Duplicate"      // a Service that comes first holds the same address
 	// the status showed an address that no pool contains and that Landfall did not assign
 	ReasonForeignAddress Reason = "ForeignAddress"
-	ReasonPoolOverlaps   Reason = "Overlapping"    // the pool shares addresses with an older pool
-	ReasonPoolInvalid    Reason = "Invalid"        // an address range of the pool cannot be parsed
-	ReasonPoolReady      Reason = "Ready"          // the pool assigns addresses
-	ReasonNoClusterIP    Reason = "NoClusterIP"    // the API server has not given the Service a cluster IP yet
-	ReasonFamilyUnserved Reason = "FamilyUnserved" // no pool has addresses of a family that the Service requires
+	// the status shows more addresses than a Service can hold
+	ReasonTooManyAddresses Reason = "TooManyAddresses"
+	ReasonPoolOverlaps     Reason = "Overlapping"    // the pool shares addresses with an older pool
+	ReasonPoolInvalid      Reason = "Invalid"        // an address range of the pool cannot be parsed
+	ReasonPoolReady        Reason = "Ready"          // the pool assigns addresses
+	ReasonNoClusterIP      Reason = "NoClusterIP"    // the API server has not given the Service a cluster IP yet
+	ReasonFamilyUnserved   Reason = "FamilyUnserved" // no pool has addresses of a family that the Service requires
 
 	ReasonRequestInvalid Reason = "RequestInvalid" // an annotation of the Service cannot be parsed
 	// a field and an annotation of the Service, or two annotations, request different things
@@ -35,6 +37,7 @@ const (
 	ReasonAddressReserved Reason = "AddressReserved" // the requested address is reserved for others
 	ReasonAddressKept     Reason = "AddressKept"     // the requested address is in quarantine for its last holder
 	ReasonSharingRefused  Reason = "SharingRefused"  // the Service cannot share the requested address with its holder
+	ReasonTooManySharers  Reason = "TooManySharers"  // as many Services share the requested address as can share one
 	ReasonPoolNotAllowed  Reason = "PoolNotAllowed"  // the pool does not serve this Service
 	ReasonQuotaExceeded   Reason = "QuotaExceeded"   // the namespace holds as many addresses as the pool's quota allows
 	ReasonPoolApart       Reason = "Apart"           // the pool shares no address with another
@@ -70,6 +73,9 @@ const (
 	ReasonFrontendInUse Reason = "FrontendInUse"
 	// the nodes do not serve an address in spec.externalIPs
 	ReasonExternalIPRefused Reason = "ExternalIPRefused"
+	// ReasonTooLarge: the Service has more ports, addresses, endpoints or source ranges than one
+	// Service may.
+	ReasonTooLarge Reason = "TooLarge"
 	// ReasonSourceRangeInvalid: an entry of spec.loadBalancerSourceRanges cannot be read, and admits
 	// nobody.
 	ReasonSourceRangeInvalid Reason = "SourceRangeInvalid"

@@ -40,19 +40,30 @@ func sharedPorts(all []ServicePort) string {
 	ports := slices.SortedFunc(slices.Values(all), func(a, b ServicePort) int {
 		return cmp.Or(cmp.Compare(a.Port, b.Port), strings.Compare(string(a.Protocol), string(b.Protocol)))
 	})
-	var list []string
-	for _, p := range ports {
-		list = append(list, fmt.Sprintf("%d/%s", p.Port, p.Protocol))
+	const each = len("65535/SCTP, ")
+	list := make([]byte, 0, each*len(ports))
+	for i, p := range ports {
+		if i > 0 {
+			list = append(list, ", "...)
+		}
+		list = append(append(strconv.AppendUint(list, uint64(p.Port), 10), '/'), p.Protocol...)
 	}
-	return shorten(strings.Join(list, ", "))
+	return shorten(string(list))
 }
 
-// Intrudes reports whether the condition Assigned of a Service with these ports says that it holds
-// its address by mistake, or names others: then it changed its ports, and the controller has not
-// said yet whether they collide.
-func Intrudes(assigned Condition, ports []ServicePort) bool {
+// Intrudes reports whether Services that a Service collides with at one of its VIPs come first,
+// although it may be older. The condition Assigned says that it holds an address by mistake, or does
+// not name an address that the status shows: somebody wrote that there. Or the condition names other
+// ports: the Service changed them, and the controller has not said yet whether they collide.
+func Intrudes(assigned Condition, ports []ServicePort, shown []Ingress) bool {
 	if assigned.Reason == ReasonDuplicate {
 		return true
+	}
+	confirmed := Confirmed(assigned)
+	for _, in := range shown {
+		if !slices.Contains(confirmed, in.Addr) {
+			return true
+		}
 	}
 	terms, _ := ParseSharing(assigned.Message)
 	key, err := strconv.QuotedPrefix(terms)

@@ -71,18 +71,26 @@ func TestIntrudes(t *testing.T) {
 	ports := []ServicePort{{Protocol: TCP, Port: 53}, {Protocol: TCP, Port: 22}}
 	s := Service{Ports: ports, Request: Request{Share: `x" on 80/TCP, policy `}, ExternalPolicy: Local}
 	agreed := Condition{Message: "p" + FormatSharing(SharingTerms(&s), map[netip.Addr]Key{netip.IPv4Unspecified(): {}})}
+	vip, other := netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("192.0.2.8")
+	holds := Condition{Status: true, Message: "192.0.2.7 from pool p"}
 	for name, test := range map[string]struct {
 		c     Condition
 		ports []ServicePort
+		shown []Ingress
 		want  bool
 	}{
-		"as agreed":     {agreed, ports, false},
-		"another port":  {agreed, []ServicePort{{Protocol: TCP, Port: 53}, {Protocol: TCP, Port: 23}}, true},
-		"one port more": {agreed, append(slices.Clone(ports), ServicePort{Protocol: TCP, Port: 23}), true},
-		"shares none":   {Condition{Message: "10.0.0.0 from pool p"}, ports, false},
-		"by mistake":    {Condition{Reason: ReasonDuplicate}, ports, true},
+		"as agreed":    {c: agreed, ports: ports},
+		"another port": {agreed, []ServicePort{{Protocol: TCP, Port: 53}, {Protocol: TCP, Port: 23}}, nil, true},
+		"one port more": {agreed, append(slices.Clone(ports), ServicePort{Protocol: TCP, Port: 23}), nil,
+			true},
+		"shares none":              {c: Condition{Message: "10.0.0.0 from pool p"}, ports: ports},
+		"by mistake":               {Condition{Reason: ReasonDuplicate}, ports, nil, true},
+		"confirmed":                {holds, ports, []Ingress{{Addr: vip}}, false},
+		"one more than confirmed":  {holds, ports, []Ingress{{Addr: vip}, {Addr: other}}, true},
+		"no condition":             {Condition{}, ports, []Ingress{{Addr: vip}}, true},
+		"neither condition nor IP": {c: Condition{}, ports: ports},
 	} {
-		if got := Intrudes(test.c, test.ports); got != test.want {
+		if got := Intrudes(test.c, test.ports, test.shown); got != test.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}

@@ -52,8 +52,8 @@ type claim struct {
 }
 
 // Age orders Services: the older one was created earlier. UIDs decide between Services of the same
-// second. Names do not count, because tenants choose them. A Service that changed its ports into a
-// conflict comes after all others.
+// second. Names do not count, because tenants choose them. At a VIP, a Service whose addresses or ports
+// the controller has not confirmed comes after all others.
 type Age struct {
 	Intruding bool  // see lb.Service
 	Created   int64 // Unix time in seconds, the resolution of the API
@@ -81,6 +81,9 @@ func (k Kind) rank() int {
 // Precedes reports whether a frontend of one kind, of a Service of one age, comes before another
 // with the same address and port.
 func Precedes(kind Kind, age Age, otherKind Kind, otherAge Age) bool {
+	if kind != LoadBalancer {
+		age.Intruding, otherAge.Intruding = false, false
+	}
 	return cmp.Or(cmp.Compare(kind.rank(), otherKind.rank()), age.compare(otherAge)) < 0
 }
 
@@ -342,11 +345,5 @@ func (c claim) uses(reader *claimant) string {
 	return "in use by " + c.about(reader)
 }
 
-// about names the owner only to its own namespace: what runs in another one is not for every tenant
-// to know.
-func (c claim) about(reader *claimant) string {
-	if c.key.Namespace == reader.key.Namespace {
-		return "Service " + c.key.String()
-	}
-	return "a Service of another namespace"
-}
+// about names the owner.
+func (c claim) about(reader *claimant) string { return c.key.SeenFrom(reader.key.Namespace) }

@@ -32,7 +32,7 @@ func TestFindings(t *testing.T) {
 	reject := ForwardRule{Verdict: VerdictDrop}
 	// What Docker has in its chains, and ufw.
 	docker := ForwardChain{Family: "ip", Table: "filter", Name: in, Drops: true, Rules: map[string][]ForwardRule{
-		in: {to("DOCKER-USER"), to("DOCKER-FORWARD"), accept(Accept{Established: true}), to("ufw-before-forward")},
+		in:                   {to("DOCKER-USER"), to("DOCKER-FORWARD"), accept(Accept{Established: true}), to("ufw-before-forward")},
 		"DOCKER-FORWARD":     {accept(Accept{Interfaces: []string{"docker0"}}), to("DOCKER")},
 		"DOCKER":             {accept(Accept{Interfaces: []string{"br-1f3c5a7b9d0e"}})},
 		"ufw-before-forward": {accept(Accept{ICMP: true})}}}

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/landfall-lb/landfall/e2e/cache"
 	"github.com/landfall-lb/landfall/e2e/lab"
 )
 
@@ -64,6 +65,60 @@ func TestTheSameInputGivesTheSameDigest(t *testing.T) {
 	}
 	if !bytes.Equal(firstArchive, secondArchive) {
 		t.Error("the archives differ")
+	}
+}
+
+// TestTheWholeImageTwice makes Landfall's image twice, out of Debian's packages and of programs compiled
+// in different folders: archive and bill of materials are the same, byte by byte.
+func TestTheWholeImageTwice(t *testing.T) {
+	repository, err := lab.FindRepository(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	packages, err := cache.Folder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := Debian(t.Context(), runtime.GOARCH, packages); err != nil {
+		t.Skip("this machine has no packages of Debian 12:", err)
+	}
+	build := func() [][]byte {
+		dir := t.TempDir()
+		for _, p := range programs { // a small one in place of each, as compiling them takes minutes
+			if err := Build(t.Context(), repository, "linux", runtime.GOARCH, "./e2e/cluster/pause", "-s -w",
+				filepath.Join(dir, p.Name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		l := Landfall{Repository: repository, Cache: packages, Programs: dir, Version: "1", Revision: "abc",
+			Created: time.Unix(1700000000, 0), Progress: func(string) {}}
+		made, bill, err := l.Image(t.Context(), runtime.GOARCH)
+		if err != nil {
+			t.Fatal(err)
+		}
+		made.Fast = true
+		archive, materials := filepath.Join(dir, "image.tar"), filepath.Join(dir, "image.spdx.json")
+		if _, err := Write(archive, "landfall.test/landfall:1", made); err != nil {
+			t.Fatal(err)
+		}
+		if err := bill.Write(materials); err != nil {
+			t.Fatal(err)
+		}
+		var files [][]byte
+		for _, file := range []string{archive, materials} {
+			content, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			files = append(files, content)
+		}
+		return files
+	}
+	first, second := build(), build()
+	for i, what := range []string{"archives", "bills of materials"} {
+		if !bytes.Equal(first[i], second[i]) {
+			t.Errorf("the %s differ", what)
+		}
 	}
 }
 

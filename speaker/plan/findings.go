@@ -1,7 +1,11 @@
 package plan
 
 import (
+	"fmt"
+	"maps"
+	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -27,11 +31,13 @@ type Host struct {
 	// Unmet is for how long this speaker has met no other although others are ready.
 	Unmet time.Duration
 	Port  uint16 // of gossip
+	// Conflicts are the conflicting hosts that this node has seen lately, by VIP.
+	Conflicts map[netip.Addr][]ConflictingHost
 }
 
 // Findings says what keeps announcements of the node from clients.
 func Findings(h Host) []lb.Finding {
-	return slices.Concat(h.excluded(), h.answers(), h.unmet())
+	return slices.Concat(h.excluded(), h.answers(), h.unmet(), h.conflicts())
 }
 
 // excluded names the label that keeps the node from announcing: on purpose, unless no node is
@@ -78,4 +84,59 @@ func (h Host) unmet() []lb.Finding {
 	return []lb.Finding{lb.Find(lb.ReasonGossipBlocked,
 		"the speaker on %s has met no other, although speakers on other nodes are ready: open TCP and UDP port %d between "+
 			"all nodes, and give all the same gossip key", h.Self, h.Port)}
+}
+
+// Bounds of findings about conflicting hosts: another cluster may use every address.
+const (
+	maxConflicts     = 10 // findings
+	maxConflictsVIPs = 3  // addresses that a finding names
+)
+
+// conflicts has one finding for each conflicting host, with the addresses that it uses.
+func (h Host) conflicts() (found []lb.Finding) {
+	uses := map[string][]netip.Addr{}
+	for vip, hosts := range h.Conflicts {
+		for _, host := range hosts {
+			uses[host.String()] = append(uses[host.String()], vip)
+		}
+	}
+	for _, host := range slices.Sorted(maps.Keys(uses)) {
+		if len(found) == maxConflicts {
+			return append(found, lb.Find(lb.ReasonAddressConflict,
+				"%s sees %d more hosts that use addresses of Services%s", h.Self, len(uses)-maxConflicts,
+				h.sameRange()).About("more"))
+		}
+		vips := uses[host]
+		slices.SortFunc(vips, netip.Addr.Compare)
+		var list []string
+		for _, vip := range vips[:min(len(vips), maxConflictsVIPs)] {
+			list = append(list, vip.String())
+		}
+		addresses := strings.Join(list, ", ")
+		if more := len(vips) - maxConflictsVIPs; more > 0 {
+			addresses += fmt.Sprintf(" and %d more", more)
+		}
+		found = append(found, lb.Find(lb.ReasonAddressConflict,
+			"a host outside of the cluster, %s of %s%s, uses addresses of Services: %s%s", host, h.Self, virtualRouter(host),
+			addresses, h.sameRange()).About(host))
+	}
+	return found
+}
+
+// sameRange names what uses several addresses of Services, as a device that was given one by mistake
+// does not.
+func (h Host) sameRange() string {
+	if len(h.Conflicts) > 1 {
+		return "; another cluster or load balancer seems to have the same range: give each a range of its own"
+	}
+	return "; give it another address, or leave this one out of the pool with excludedAddresses"
+}
+
+// virtualRouter names the owner of a MAC address of RFC 9568 (VRRP), section 7.3.
+func virtualRouter(mac string) string {
+	var version, id int
+	if n, _ := fmt.Sscanf(mac, "00:00:5e:00:%02x:%02x", &version, &id); n == 2 && (version == 1 || version == 2) {
+		return fmt.Sprintf(" (the virtual router %d of VRRP, such as keepalived)", id)
+	}
+	return ""
 }

@@ -1,7 +1,9 @@
 package plan
 
 import (
+	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,6 +18,16 @@ func TestFindings(t *testing.T) {
 	nodes := func(self, other lb.Node) map[string]lb.Node { return map[string]lb.Node{"n": self, "m": other} }
 	ipvs := []lb.Interface{{Name: "eth0"}, {Name: "kube-ipvs0", Addresses: []netip.Prefix{
 		netip.MustParsePrefix("192.0.2.1/32")}}}
+	conflicts := func(vips byte, macs ...string) map[netip.Addr][]ConflictingHost {
+		all := map[netip.Addr][]ConflictingHost{}
+		for i := range vips {
+			for _, mac := range macs {
+				vip := netip.AddrFrom4([4]byte{192, 0, 2, i})
+				all[vip] = append(all[vip], ConflictingHost{Interface: "eth0", MAC: mac})
+			}
+		}
+		return all
+	}
 	for name, c := range map[string]struct {
 		host Host
 		want string // the reason and a part of the message
@@ -35,9 +47,31 @@ func TestFindings(t *testing.T) {
 		"alone": {host: Host{Unmet: time.Hour, Port: 7947},
 			want: "GossipBlocked: are ready: open TCP and UDP port 7947"},
 		"alone for a while":      {host: Host{Unmet: time.Second}},
+		"a conflicting host": {host: Host{Conflicts: conflicts(1, "02:00:00:00:00:09")},
+			want: "AddressConflict: 02:00:00:00:00:09 on eth0 of n, uses addresses of Services: 192.0.2.0; give it another"},
+		"a virtual router": {host: Host{Conflicts: conflicts(1, "00:00:5e:00:01:33")},
+			want: "AddressConflict: 00:00:5e:00:01:33 on eth0 of n (the virtual router 51 of VRRP, such as keepalived)"},
+		"another cluster": {host: Host{Conflicts: conflicts(5, "02:00:00:00:00:09")},
+			want: "AddressConflict: 192.0.2.0, 192.0.2.1, 192.0.2.2 and 2 more; another cluster or load balancer seems"},
 		"all of it at one place": {host: Host{Nodes: nodes(free, free), Interfaces: ipvs}},
 	} {
 		c.host.Self = "n"
 		findingtest.Check(t, name, Findings(c.host), c.want)
+	}
+
+	var macs []string
+	for i := range 13 {
+		macs = append(macs, fmt.Sprintf("02:00:00:00:00:%02x", i))
+	}
+	found := Findings(Host{Self: "n", Conflicts: conflicts(255, macs...)})
+	if len(found) != maxConflicts+1 || !strings.Contains(found[maxConflicts].Message, "3 more hosts") {
+		t.Errorf("13 conflicting hosts: found %v", found)
+	}
+	subjects := map[string]bool{}
+	for _, f := range found {
+		subjects[f.Subject] = true
+	}
+	if len(subjects) != len(found) {
+		t.Errorf("13 conflicting hosts have the subjects %v", subjects)
 	}
 }

@@ -45,6 +45,11 @@ app.kubernetes.io/name={{ default .Chart.Name .Values.nameOverride }},app.kubern
 ,app.kubernetes.io/component in (controller,node,proxy,speaker)
 {{- end -}}
 
+{{- /* As one argument. */ -}}
+{{- define "landfall.selectorText" -}}
+app.kubernetes.io/name={{ default .Chart.Name .Values.nameOverride }},app.kubernetes.io/instance={{ .Release.Name }}
+{{- end -}}
+
 {{- define "landfall.labels" -}}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{ include "landfall.selector" . }}
@@ -378,6 +383,12 @@ BGPPeers name. */}}
 {{- end -}}
 
 {{/* What Helm runs after it has deleted the rest, and deletes then. */}}
+{{- /* A test that fails leaves its pod, with its log, until the next one. */ -}}
+{{- define "landfall.testHook" -}}
+helm.sh/hook: test
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end -}}
+
 {{- define "landfall.cleanupHook" -}}
 helm.sh/hook: post-delete
 helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded

@@ -80,7 +80,9 @@ func useCluster(p *printer, c *cluster.Cluster) {
 	p.line("  ip netns exec %s bash", c.Namespace(lab.ClientName))
 	p.line("  export KUBECONFIG=%s", c.Kubeconfig())
 	p.line("  alias kubectl=%s helm=%s", c.Kubectl(), c.HelmPath())
-	p.line("  helm install --create-namespace %s", strings.Join(c.InstallArgs(), " "))
+	p.line("  kubectl create namespace %s", cluster.Namespace)
+	p.line("  kubectl label namespace %s pod-security.kubernetes.io/enforce=privileged", cluster.Namespace)
+	p.line("  helm install %s", strings.Join(c.InstallArgs(), " "))
 	p.line("")
 	p.table([][]string{
 		{"Images", "the nodes have " + cluster.Image + " and " + cluster.PodImage + "; nothing is pulled"},

@@ -1,0 +1,199 @@
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// maxSharers is the most Services that hold one address together. Each of them costs the others'
+// decisions a little.
+const maxSharers = 1000
+
+// sharers are the Services that hold one address.
+type sharers struct {
+	entries []*entry // oldest first
+	// ports has who uses a port, as soon as there are several Services.
+	ports map[portProtocol][]*entry
+	// first is the Service that held the address before the others, if found says so.
+	first *entry
+	found bool
+	// told is the first one that the conditions of all name.
+	told *entry
+}
+
+type portProtocol struct {
+	port     uint16
+	protocol lb.Protocol
+}
+
+// enter adds e to those that hold addr, and marks the others that this concerns.
+func (b *Book) enter(e *entry, addr netip.Addr) {
+	h := b.holders[addr]
+	if h == nil {
+		h = &sharers{}
+		b.holders[addr] = h
+	}
+	i, _ := slices.BinarySearchFunc(h.entries, e, func(x, y *entry) int { return Older(&x.Service, &y.Service) })
+	h.entries, h.found = slices.Insert(h.entries, i, e), false
+	switch {
+	case len(h.entries) == 1:
+	case h.ports == nil:
+		h.ports = map[portProtocol][]*entry{}
+		for _, other := range h.entries {
+			h.usePorts(other)
+		}
+	default:
+		h.usePorts(e)
+	}
+	if !e.over {
+		b.share(addr, e.Request.Share)
+	}
+	b.markHindered(e, addr, h)
+}
+
+// leave undoes enter. What is known of e must be as it was then.
+func (b *Book) leave(e *entry, addr netip.Addr) {
+	h := b.holders[addr]
+	b.markHindered(e, addr, h)
+	h.entries, h.found = slices.DeleteFunc(h.entries, func(x *entry) bool { return x == e }), false
+	switch len(h.entries) {
+	case 0:
+		delete(b.holders, addr)
+	case 1:
+		h.ports = nil
+	default:
+		h.freePorts(e)
+	}
+	b.unshare(addr, e.Request.Share)
+}
+
+func (h *sharers) usePorts(e *entry) {
+	for _, p := range e.Ports {
+		at := portProtocol{p.Port, p.Protocol}
+		h.ports[at] = append(h.ports[at], e)
+	}
+}
+
+func (h *sharers) freePorts(e *entry) {
+	for _, p := range e.Ports {
+		at := portProtocol{p.Port, p.Protocol}
+		if h.ports[at] = slices.DeleteFunc(h.ports[at], func(x *entry) bool { return x == e }); len(h.ports[at]) == 0 {
+			delete(h.ports, at)
+		}
+	}
+}
+
+// apart calls yield for all others that hold the address and cannot do so together with e, some of
+// them more than once.
+func (h *sharers) apart(e *entry, yield func(*entry)) {
+	for _, other := range h.entries {
+		if other != e && (differentKeys(&e.Service, &other.Service) != "" || differentPods(&e.Service, &other.Service)) {
+			yield(other)
+		}
+	}
+	if len(h.entries) == 1 && h.entries[0] != e && commonPort(&e.Service, &h.entries[0].Service) != nil {
+		yield(h.entries[0])
+	}
+	for _, p := range e.Ports {
+		for _, other := range h.ports[portProtocol{p.Port, p.Protocol}] {
+			if other != e {
+				yield(other)
+			}
+		}
+	}
+}
+
+// oldest returns a function for apart and the oldest of those that it was called for.
+func oldest(only func(*entry) bool) (yield func(*entry), found func() *entry) {
+	var best *entry
+	return func(e *entry) {
+		if (best == nil || Older(&e.Service, &best.Service) < 0) && only(e) {
+			best = e
+		}
+	}, func() *entry { return best }
+}
+
+// markHindered has those decided anew that may not hold addr together with e, as e comes first.
+func (b *Book) markHindered(e *entry, addr netip.Addr, h *sharers) {
+	if len(h.entries) > 1 {
+		h.apart(e, func(other *entry) {
+			if precedes(e, other, addr) {
+				b.mark(other)
+			}
+		})
+	}
+}
+
+// markFirst has all that hold addr decided anew if another one is the first now: their conditions
+// name it.
+func (b *Book) markFirst(addr netip.Addr) {
+	if h := b.holders[addr]; h != nil {
+		if first := b.first(addr); first != h.told {
+			h.told = first
+			b.touch(addr)
+		}
+	}
+}
+
+// at returns those that hold addr, oldest first.
+func (b *Book) at(addr netip.Addr) []*entry {
+	if h := b.holders[addr]; h != nil {
+		return h.entries
+	}
+	return nil
+}
+
+// mayJoin tells why e cannot have addr together with those that hold it.
+func (b *Book) mayJoin(e *entry, addr netip.Addr) *lb.Refusal {
+	h := b.holders[addr]
+	if h == nil {
+		return nil
+	}
+	yield, found := oldest(func(*entry) bool { return true })
+	h.apart(e, yield)
+	pool := b.separating(addr)
+	for _, other := range h.entries {
+		if other.over || pool != nil && other.Key.Namespace != e.Key.Namespace {
+			yield(other)
+		}
+	}
+	if holder := found(); holder != nil {
+		return refuseJoin(e, holder, addr, pool)
+	}
+	if len(h.entries) >= maxSharers && !slices.Contains(h.entries, e) {
+		return lb.Refuse(lb.ReasonTooManySharers, "asks for %s, which %d Services share, the most that can share an address",
+			addr, len(h.entries))
+	}
+	if first := b.first(addr); first != nil && first != e && narrows(&e.Service, &first.Service) {
+		return lb.Refuse(lb.ReasonSharingRefused, "asks for %s, which %s held first, and which is announced from nodes that "+
+			"do not deliver this Service, as it has externalTrafficPolicy Local; set Cluster, or the selector and policy of "+
+			"the other", addr, first.Key.SeenFrom(e.Key.Namespace))
+	}
+	return nil
+}
+
+func refuseJoin(e, holder *entry, addr netip.Addr, pool *pool) *lb.Refusal {
+	who := holder.Key.SeenFrom(e.Key.Namespace)
+	why := apart(&e.Service, &holder.Service)
+	switch {
+	case holder.over:
+		return lb.Refuse(lb.ReasonAddressTaken, "asks for %s, which %s held and nodes may still announce", addr, who)
+	case e.Request.Share == "":
+		return lb.Refuse(lb.ReasonAddressTaken, "asks for %s, which %s holds", addr, who)
+	case why == "":
+		why = fmt.Sprintf("in another namespace, and spec.sharing of pool %s is namespace", pool.Name)
+	}
+	return lb.Refuse(lb.ReasonSharingRefused, "asks for %s, which %s holds %s", addr, who, why)
+}
+
+// separating returns the pool of addr if it lets only Services of one namespace share an address.
+// That counts for newcomers only: an address that two share already is taken from neither.
+func (b *Book) separating(addr netip.Addr) *pool {
+	if p := b.pools.of(addr); p != nil && !p.ShareAcross {
+		return p
+	}
+	return nil
+}
