@@ -220,7 +220,7 @@ func (c *Cluster) cleanNodes(ctx context.Context) error {
 		return errors.New("docs/migrate-kube-proxy.md has no DaemonSet landfall-cleanup")
 	}
 	if err := c.ApplyYAML(ctx, strings.NewReplacer("ghcr.io/landfall-lb/landfall:0.1.0", Image,
-		"registry.k8s.io/pause:3.10", pauseImage).Replace(
+		"registry.k8s.io/pause:3.10", PauseImage).Replace(
 		"apiVersion: apps/v1\nkind: DaemonSet\nmetadata: {name: landfall-cleanup,"+manifest)); err != nil {
 		return err
 	}
