@@ -132,6 +132,12 @@ demo demo-bgp: require-root bin/landfall-lab
 cluster: require-root build bin/landfall-lab ## a cluster of real kubelets, to try Landfall on; KEEP=1, CNI=flannel, ARGS="--story helm"
 	@LANDFALL_PROGRAMS='$(CURDIR)/bin' $(LAB) cluster $(ARGS)
 
+MODE ?= nftables
+.PHONY: conformance
+conformance: require-root build bin/landfall-lab ## upstream's suite on such a cluster: an hour; MODE=iptables, FOCUS=DNS,Services, SPECS=PATTERN
+	@LANDFALL_PROGRAMS='$(CURDIR)/bin' $(LAB) conformance --mode '$(MODE)' --focus '$(FOCUS)' --specs '$(SPECS)' \
+		--nodes '$(or $(NODES),3)' --version '$(VERSION)' -- $(ARGS)
+
 .PHONY: bench
 bench: bench-proxy bench-faults bench-go ## every figure: the better part of an hour, best on a quiet machine
 

@@ -48,7 +48,6 @@ func newCommand(name string) *cobra.Command {
 	if strings.HasPrefix(filepath.Base(name), "kubectl-") {
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl landfall"}
 	}
-	root.SetVersionTemplate("{{.DisplayName}} {{.Version}}\n")
 	flags := root.PersistentFlags()
 	flags.StringVar(&o.user.Kubeconfig, "kubeconfig", "",
 		"kubeconfig `file` (default: the files in $KUBECONFIG, else ~/.kube/config, else the pod's service account)")
@@ -60,8 +59,8 @@ func newCommand(name string) *cobra.Command {
 	flags.DurationVar(&o.timeout, "request-timeout", 15*time.Second, "how long to wait for answers")
 	flags.StringVar(&o.class, "load-balancer-class", "",
 		"spec.loadBalancerClass of the Services to look at (default: that of Landfall's controller)")
-	root.AddCommand(statusCommand(o), explainCommand(o), verifyCommand(o), migrateCommand(o), importCommand(o),
-		versionCommand(o))
+	root.AddCommand(statusCommand(o), explainCommand(o), doctorCommand(o), verifyCommand(o), migrateCommand(o),
+		importCommand(o), versionCommand(o))
 	complete(root, "context", func(string) []string { names, _ := o.user.Contexts(); return names })
 	return root
 }

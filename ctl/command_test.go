@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/landfall-lb/landfall/ctl/explain"
-	"github.com/landfall-lb/landfall/internal/lb"
 )
 
 // run runs landfallctl.
@@ -179,20 +178,5 @@ func BenchmarkExplain(b *testing.B) {
 				}
 			}
 		})
-	}
-}
-
-// TestWaitingFor finds the Services that wait for a pool, by what the controller says.
-func TestWaitingFor(t *testing.T) {
-	service := func(name string, reason lb.Reason, message string) lb.Service {
-		return lb.Service{Key: lb.Key{Namespace: "shop", Name: name}, Type: lb.LoadBalancer,
-			Conditions: []lb.Condition{{Type: lb.ConditionAssigned, Reason: reason, Message: message}}}
-	}
-	got := waitingFor([]lb.Service{
-		service("b", lb.ReasonPoolExhausted, "pool lan is full"), service("a", lb.ReasonPoolExhausted, `pools "wan", "lan" are full`),
-		service("c", lb.ReasonPoolExhausted, "pool lan2 is full"), service("d", lb.ReasonNoPool, "pool lan"),
-	}, "", "lan")
-	if len(got) != 2 || got[0].Name != "a" || got[1].Name != "b" {
-		t.Errorf("got %v", got)
 	}
 }

@@ -254,23 +254,7 @@ func explainPool(ctx context.Context, g *gatherer, name string) (explain.Verdict
 	if err != nil {
 		return explain.Verdict{}, err
 	}
-	return explain.Pool(g.cluster, name, waitingFor(services, g.cluster.Class, name)), nil
-}
-
-// waitingFor returns the Services that a pool has no address for. The message names the pools that
-// are full.
-func waitingFor(services []lb.Service, class, pool string) []lb.Key {
-	var waiting []lb.Key
-	for _, s := range services {
-		c, known := find(s.Conditions, lb.ConditionAssigned)
-		if known && !c.Status && c.Reason == lb.ReasonPoolExhausted && s.Class == class && s.Type == lb.LoadBalancer &&
-			slices.Contains(strings.FieldsFunc(c.Message, func(r rune) bool { return strings.ContainsRune(" ,;:()\"", r) }),
-				pool) {
-			waiting = append(waiting, s.Key)
-		}
-	}
-	slices.SortFunc(waiting, lb.Key.Compare)
-	return waiting
+	return explain.Pool(g.cluster, name, explain.Waiting(services, g.cluster.Class, name)), nil
 }
 
 func explainPeer(ctx context.Context, g *gatherer, name string) (explain.Verdict, error) {

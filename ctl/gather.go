@@ -42,7 +42,7 @@ func program(c kube.Container) string {
 }
 
 // flagOf returns the value of a flag in the arguments of a program; "" if it is not set.
-func flagOf(pods []kube.Pod, name, flag string) string {
+func flagOf(pods []kube.PodState, name, flag string) string {
 	for _, p := range pods {
 		for _, c := range p.Containers {
 			if program(c) != name {
@@ -66,7 +66,7 @@ type gatherer struct {
 	// exec runs a command in a container.
 	exec func(ctx context.Context, pod lb.Key, container string, command ...string) ([]byte, error)
 
-	pods []kube.Pod
+	pods []kube.PodState
 
 	mu      sync.Mutex
 	cluster explain.Cluster
@@ -200,6 +200,7 @@ func (g *gatherer) place() {
 	if !g.opts.classSet {
 		c.Class = flagOf(g.pods, "landfall-controller", "load-balancer-class")
 	}
+	c.IgnoreExclude = flagOf(g.pods, "landfall-speaker", "ignore-exclude-lb") == "true"
 	c.ProxyName = flagOf(g.pods, "landfall-proxy", "service-proxy-name")
 }
 
@@ -273,7 +274,7 @@ func (g *gatherer) answered(node string, err error, note func(a *explain.Agent, 
 }
 
 // status asks one program.
-func (g *gatherer) status(ctx context.Context, pod kube.Pod, c kube.Container, only string, into any) error {
+func (g *gatherer) status(ctx context.Context, pod kube.PodState, c kube.Container, only string, into any) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, askTime, fmt.Errorf("no answer within %s", askTime))
 	defer cancel()
 	command := []string{c.Command[0], "status", "--status-only=" + only}

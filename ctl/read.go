@@ -109,7 +109,7 @@ func byKey[K comparable, V any](all []V, key func(V) K) map[K]V {
 }
 
 // landfallPods returns the pods of Landfall, in any namespace, in the order of their names.
-func landfallPods(ctx context.Context, client *kube.Client) ([]kube.Pod, error) {
+func landfallPods(ctx context.Context, client *kube.Client) ([]kube.PodState, error) {
 	pods, err := client.PodsWith(ctx, "", componentSelector)
 	if errors.As(err, new(*kube.Denied)) {
 		// Who may not read pods everywhere may do so in Landfall's own namespace.
@@ -117,9 +117,9 @@ func landfallPods(ctx context.Context, client *kube.Client) ([]kube.Pod, error) 
 			pods, err = those, nil
 		}
 	}
-	pods = slices.DeleteFunc(pods, func(p kube.Pod) bool {
+	pods = slices.DeleteFunc(pods, func(p kube.PodState) bool {
 		return !slices.ContainsFunc(p.Containers, func(c kube.Container) bool { return program(c) != "" })
 	})
-	slices.SortFunc(pods, func(a, b kube.Pod) int { return a.Compare(b.Key) })
+	slices.SortFunc(pods, func(a, b kube.PodState) int { return a.Compare(b.Key) })
 	return pods, err
 }

@@ -17,7 +17,7 @@ import (
 
 // TestServicesEnd, in one lab, takes a Service down by the label service.kubernetes.io/headless and
 // back, has a foreign address replaced, and deletes Services: one stays until nobody announces it,
-// with the chart's roles. In the end it cleans up as helm uninstall does.
+// with the chart's roles. In the end it cleans up as helm uninstall does, and stops a proxy.
 func TestServicesEnd(t *testing.T) {
 	t.Parallel()
 	l := startProduct(t)
@@ -56,6 +56,7 @@ func TestServicesEnd(t *testing.T) {
 
 	wantForeignReplaced(t, l)
 	wantCleanedUp(t, l)
+	wantRulesRemoved(t, l)
 }
 
 // wantForeignReplaced has another load balancer write its address into the statuses of two

@@ -22,6 +22,9 @@ func (p *proxy) advise(r *record, planned plan.Service) {
 		if said != "" {
 			advice = append(advice, lb.Refusal{Reason: lb.ReasonSchedulerIgnored, Message: said})
 		}
+		if planned.Excess != nil {
+			advice = append(advice, *lb.Refuse(lb.ReasonTooLarge, "%v", *planned.Excess))
+		}
 		if svc.InvalidRange != "" {
 			advice = append(advice, *lb.Refuse(lb.ReasonSourceRangeInvalid,
 				"spec.loadBalancerSourceRanges: %s is no network of IPv4 or IPv6, and admits nobody", svc.InvalidRange))
@@ -49,7 +52,7 @@ func (p *proxy) advise(r *record, planned plan.Service) {
 // with many ports and addresses makes few Events.
 func summarize(denied []plan.Denied) []lb.Refusal {
 	var all []lb.Refusal
-	for _, reason := range []lb.Reason{lb.ReasonFrontendInUse, lb.ReasonExternalIPRefused} {
+	for _, reason := range []lb.Reason{lb.ReasonTooLarge, lb.ReasonFrontendInUse, lb.ReasonExternalIPRefused} {
 		var sentences []string
 		more := 0
 		for _, d := range denied {

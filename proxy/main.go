@@ -199,7 +199,8 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 
 // departure returns what finds out whether this proxy is the last one on its node; without
 // --daemonsets it never is.
-func (f *flags) departure(client *kube.Client, log *slog.Logger, withdraw func(), readers func() int) (*departure, error) {
+func (f *flags) departure(client *kube.Client, log *slog.Logger, withdraw func(),
+	readers func() int) (*departure, error) {
 	own, err := newMark()
 	if err != nil {
 		return nil, err

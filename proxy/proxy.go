@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
-	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -273,7 +272,10 @@ func (p *proxy) planLive(key lb.Key, now time.Time) []lb.Key {
 	if plan.Tightened(r.live, live) && p.settings.drain > 0 {
 		p.lingers.addPolicy(key, now.Add(p.settings.drain))
 	}
-	if !reflect.DeepEqual(r.live, live) { // else they are worth keeping once
+	if live.Excess != nil {
+		live = r.live.Frozen(live)
+	}
+	if !r.live.Equal(live) { // else they are worth keeping once
 		r.live = live
 	}
 	return p.claims.Set(r.live)
@@ -282,7 +284,7 @@ func (p *proxy) planLive(key lb.Key, now time.Time) []lb.Key {
 // replan notes a new plan, and returns whether it differs from the one before.
 func (p *proxy) replan(r *record, planned plan.Service, since time.Time) bool {
 	same := planned.Policy == r.planned.Policy && slices.Equal(planned.VIPs, r.planned.VIPs) &&
-		slices.Equal(planned.Denied, r.planned.Denied)
+		slices.Equal(planned.Denied, r.planned.Denied) && (planned.Excess == nil) == (r.planned.Excess == nil)
 	for i, family := range allFamilies {
 		if plan.SameRules(r.planned, planned, family) {
 			continue

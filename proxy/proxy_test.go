@@ -1060,3 +1060,49 @@ func TestAPlannerThatHangsIsSeen(t *testing.T) {
 		}
 	})
 }
+
+// Contract clauses 10 and 11: a Service that becomes too large is told so, keeps what it had, and
+// changes nothing for others; it is served anew when it fits.
+func TestContract11TooLargeIsToldAndKept(t *testing.T) {
+	b := newBench(t)
+	b.synced()
+	b.put("web", "198.51.100.1", "10.200.1.1")
+	b.put("other", "198.51.100.2", "10.200.2.1")
+	b.run()
+	b.rules.confirm()
+	b.run()
+	small, _ := b.services.Get(key("web"))
+	large := small
+	large.Ports = slices.Clone(small.Ports)
+	for i := range 9000 {
+		large.Ports = append(large.Ports, lb.ServicePort{Name: fmt.Sprint(i), Protocol: lb.UDP, Port: uint16(i + 1)})
+	}
+	before := b.records[key("web")].planned
+	b.services.Set(key("web"), large)
+	b.warnings = nil
+	for range 3 {
+		b.mark(key("web"))
+		b.run()
+		b.rules.confirm()
+		b.run()
+	}
+	r := b.records[key("web")]
+	if !plan.SameRules(before, r.planned, lb.IPv4) || r.pending() || r.state() != stateFailed {
+		t.Errorf("planned %d ports, pending %v, state %s", len(r.planned.Ports), r.pending(), r.state())
+	}
+	if len(b.warnings) != 1 || !strings.HasPrefix(b.warnings[0], "web TooLarge here: ") {
+		t.Errorf("warnings %q", b.warnings)
+	}
+	if d := r.deliveries[0]; d.Refusal == nil || !strings.HasPrefix(d.Refusal.Message, "the Service is too large: ") {
+		t.Errorf("delivery %+v", d)
+	}
+	if d := b.records[key("other")].deliveries[0]; d.Refusal != nil {
+		t.Errorf("the other: %+v", d)
+	}
+	b.services.Set(key("web"), small)
+	b.mark(key("web"))
+	b.run()
+	if r := b.records[key("web")]; r.planned.Excess != nil || !plan.SameRules(before, r.planned, lb.IPv4) {
+		t.Errorf("afterwards: %v", r.planned.Excess)
+	}
+}

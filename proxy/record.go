@@ -38,7 +38,7 @@ func (r *record) pending() bool { return !r.since[0].IsZero() || !r.since[1].IsZ
 // state reports whether the newest rules are in the kernel.
 func (r *record) state() string {
 	switch {
-	case r.failure != nil:
+	case r.failure != nil || r.planned.Excess != nil:
 		return stateFailed
 	case r.pending():
 		return statePending

@@ -194,7 +194,8 @@ func answerOf(d lb.DaemonSet, found bool, err error) answer {
 
 // live runs the actors until one fails or ctx ends. They go on while it then asks whether the rules
 // have to go, which it returns.
-func live(ctx context.Context, leaves func(context.Context) bool, runs []func(context.Context) error) (left bool, err error) {
+func live(ctx context.Context, leaves func(context.Context) bool,
+	runs []func(context.Context) error) (left bool, err error) {
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	group, life := errgroup.WithContext(life)

@@ -20,12 +20,14 @@ type Cluster struct {
 	Class, ProxyName string
 	// NoProxy is set if Landfall runs without its proxy.
 	NoProxy bool
-	Pools   []lb.Pool
-	L2      []lb.L2Advertisement
-	BGP     []lb.BGPAdvertisement
-	Peers   []lb.Peer
-	Nodes   map[string]Node
-	Agents  map[string]Agent
+	// IgnoreExclude is set if nodes with the exclude label announce too.
+	IgnoreExclude bool
+	Pools         []lb.Pool
+	L2            []lb.L2Advertisement
+	BGP           []lb.BGPAdvertisement
+	Peers         []lb.Peer
+	Nodes         map[string]Node
+	Agents        map[string]Agent
 	// Controllers are the pods of the controller by name; Leader is the one that leads, if any.
 	Controllers map[string]Program
 	Leader      string

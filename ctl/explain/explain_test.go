@@ -180,6 +180,13 @@ func TestServiceNamesTheCauseFirst(t *testing.T) {
 				a.Delivers.Services[0].VIPs[0] = ProxyVIP{VIP: vip, Reason: lb.ReasonNotProgrammed, Message: "the kernel refused them"}
 			}
 		}, Wrong, "n1 does not deliver 192.0.2.10: the kernel refused them (NotProgrammed)", "logs"},
+		"one node is out, and the kernel of the other": {func(w *world) {
+			w.announced(false, lb.ReasonNotProgrammed, "not programmed")
+			for _, a := range w.Agents {
+				a.Said.VIPs[0].Nodes = []NodeVIP{{Node: "n1", Reason: lb.ReasonNodeExcluded, Message: "label"},
+					{Node: "n2", Reason: lb.ReasonNotProgrammed, Message: "not programmed"}}
+			}
+		}, Wrong, "n2 does not announce 192.0.2.10: not programmed (NotProgrammed)", "logs"},
 		"forwarding": {func(w *world) { w.find("n1", lb.ReasonForwardingOff, "n1 has ip_forward=0") }, Wrong,
 			"n1 has ip_forward=0 (ForwardingOff)", "sysctl"},
 		"only an Event says so": {func(w *world) {

@@ -36,16 +36,29 @@ func (e explanation) nodes(vips []netip.Addr) []Check {
 				seen[node] = NodeVIP{Node: node}
 			}
 		}
+		candidates := false
+		for _, n := range seen {
+			candidates = candidates || !outByItself(n.Reason)
+		}
 		for _, node := range slices.Sorted(maps.Keys(seen)) {
-			checks = append(checks, e.node(vip, seen[node], announced, len(vips) > 1))
+			n := seen[node]
+			check := e.node(vip, n, len(vips) > 1)
+			if announced && !n.Answering || candidates && outByItself(n.Reason) {
+				soften(&check) // another node can announce
+			}
+			checks = append(checks, check)
 		}
 	}
 	return checks
 }
 
-// node checks what one node does for a VIP. Where another one announces it, what keeps this one
-// from it is worth a note.
-func (e explanation) node(vip netip.Addr, n NodeVIP, announced, several bool) Check {
+// outByItself reports whether a reason keeps a node from announcing anything, whatever the VIP.
+func outByItself(r lb.Reason) bool {
+	return r == lb.ReasonNodeExcluded || r == lb.ReasonNodeLeaving || r == lb.ReasonStopping || r == lb.ReasonMissing
+}
+
+// node checks what one node does for a VIP.
+func (e explanation) node(vip netip.Addr, n NodeVIP, several bool) Check {
 	a := e.Agents[n.Node]
 	check := Check{Level: OK, What: "node " + n.Node, Reason: n.Reason, Text: n.Message}
 	if several {
@@ -72,9 +85,6 @@ func (e explanation) node(vip netip.Addr, n NodeVIP, announced, several bool) Ch
 					Text: fmt.Sprintf("interface %s of %s: %s", i.Name, n.Node, i.Problem)})
 			}
 		}
-	}
-	if announced && !n.Answering {
-		soften(&check)
 	}
 	return check
 }

@@ -109,6 +109,8 @@ var Reasons = map[lb.Reason]Entry{
 		"change the port, or remove the external IP of the other Service"},
 	lb.ReasonExternalIPRefused: {"The nodes do not serve an address in spec.externalIPs.",
 		"remove it, or see proxy.externalIPs of the chart"},
+	lb.ReasonSourceRangeInvalid: {"An entry of spec.loadBalancerSourceRanges cannot be read, and admits nobody.",
+		"kubectl edit service NAME   # spec.loadBalancerSourceRanges"},
 	lb.ReasonStrictReversePath: {"The node drops packets that other nodes pass on to it, by its kernel parameter " +
 		"rp_filter.",
 		"set net.ipv4.conf.all.rp_filter and that of the interface to 2 in /etc/sysctl.d"},

@@ -361,6 +361,11 @@ func (e explanation) sources() Check {
 	if len(e.Service.SourceRanges) == 0 {
 		return Check{}
 	}
+	if invalid := e.Service.InvalidRange; invalid != "" {
+		return Check{Level: Warning, What: "source ranges", Reason: lb.ReasonSourceRangeInvalid,
+			Text: fmt.Sprintf("the entry %s of loadBalancerSourceRanges cannot be read, and admits nobody", invalid),
+			Cure: cureOf(lb.ReasonSourceRangeInvalid, e.names("")...)}
+	}
 	return Check{Level: Note, What: "source ranges",
 		Text: "loadBalancerSourceRanges admits only clients in " + e.ranges() + "; others are dropped"}
 }

@@ -34,8 +34,14 @@ type Options struct {
 	Name string
 	// CNI is Bridge or Flannel; empty for Bridge.
 	CNI string
+	// Nodes is how many nodes have a kubelet, spread over three zones, at most 9; 0 for 3.
+	Nodes int
 	// Image is an archive of Landfall's image with the name [Image]; empty to build it.
 	Image string
+	// Archives are further images that the nodes get.
+	Archives []string
+	// Values are further arguments of "helm --set" for Landfall's chart.
+	Values []string
 	// Progress gets a line for each slow step.
 	Progress func(line string)
 }
@@ -99,6 +105,10 @@ func Start(ctx context.Context, options Options) (_ *Cluster, err error) {
 	if options.CNI != Bridge && options.CNI != Flannel {
 		return nil, fmt.Errorf("CNI %q: want %s or %s", options.CNI, Bridge, Flannel)
 	}
+	options.Nodes = cmp.Or(options.Nodes, 3)
+	if options.Nodes < 1 || options.Nodes > 9 {
+		return nil, fmt.Errorf("%d nodes: want 1 to 9", options.Nodes)
+	}
 	repository, err := lab.FindRepository(".")
 	if err != nil {
 		return nil, err
@@ -111,7 +121,7 @@ func Start(ctx context.Context, options Options) (_ *Cluster, err error) {
 	if err != nil {
 		return nil, err
 	}
-	c.Lab, err = lab.Start(ctx, topology(3), lab.Options{
+	c.Lab, err = lab.Start(ctx, topology(options.Nodes), lab.Options{
 		Name: options.Name, Repository: repository, Kubelets: true, Tool: self, Progress: options.Progress,
 	})
 	if err != nil {
@@ -141,6 +151,7 @@ func (c *Cluster) prepare(ctx context.Context, repository string) (err error) {
 		}
 	}
 	c.images, err = c.buildImages(ctx, repository)
+	c.images = append(c.images, c.options.Archives...)
 	return err
 }
 

@@ -20,9 +20,16 @@ import (
 // cluster" tests it. What can be known without is tested here.
 
 func TestTopology(t *testing.T) {
-	c := topology(3)
+	c := topology(9)
 	if err := c.Validate(); err != nil {
 		t.Fatal(err)
+	}
+	zones := map[int]int{}
+	for _, n := range c.Nodes[1:7] {
+		zones[(&Node{Node: n}).zone()]++
+	}
+	if zones[1] != 2 || zones[2] != 2 || zones[3] != 2 {
+		t.Errorf("six nodes are in the zones %v", zones)
 	}
 	if !c.ServiceNetwork.Contains(dnsAddr) {
 		t.Errorf("the address %s of the cluster's DNS is not in %s", dnsAddr, c.ServiceNetwork)
@@ -105,5 +112,23 @@ func TestWhyAPodIsNotReady(t *testing.T) {
 	pod.Name = "web-1"
 	if got, want := describePod(pod), "web-1 is Pending, web: ErrImageNeverPull no image"; got != want {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestWhatStaysAfterUninstall(t *testing.T) {
+	for trace, want := range map[string]bool{
+		"IPAddressPool lan": true, "CustomResourceDefinition bgppeers.landfall.dev": true,
+		"CustomResourceDefinition bgppeers.example.com": false, "Namespace landfall-system": true,
+		"ConfigMap landfall-system/kube-root-ca.crt": true, "ConfigMap landfall-system/landfall-surroundings": false,
+		"Lease landfall-system/landfall-speaker": false, "ServiceAccount landfall-system/landfall-node": false,
+		"Service web/l2-local: address [map[ip:172.30.0.202]]":               true,
+		"Service web/l2-local: annotation metallb.io/ip-allocated-from-pool": true,
+		"Service web/l2-local: annotation landfall.dev/announcements":        false,
+		"Service web/l2-local: condition landfall.dev/Serving":               false,
+		"node-1: table ip landfall":                                          false,
+	} {
+		if stays(trace) != want {
+			t.Errorf("%q stays: %v", trace, !want)
+		}
 	}
 }

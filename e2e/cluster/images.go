@@ -20,7 +20,9 @@ const (
 	// PodImage is a server that says which pod it is: the lab's.
 	PodImage = "landfall.test/pod:cluster"
 
-	pauseImage   = "landfall.test/pause:cluster"
+	// PauseImage is what holds the namespaces of pods.
+	PauseImage = "landfall.test/pause:cluster"
+
 	coreDNSImage = "landfall.test/coredns:cluster"
 )
 
@@ -63,7 +65,7 @@ func (c *Cluster) buildImages(ctx context.Context, repository string) (_ []strin
 		})
 	}
 	for _, p := range []struct{ pkg, name, file, image string }{
-		{"./e2e/cluster/pause", "pause", "pause.tar", pauseImage},
+		{"./e2e/cluster/pause", "pause", "pause.tar", PauseImage},
 		{"./e2e/cmd/landfall-lab", "landfall-lab", "pod.tar", PodImage},
 	} {
 		to := filepath.Join(programs, p.name)

@@ -136,7 +136,7 @@ func nodeFiles(f nodeFacts) map[string]string {
 	fill := strings.NewReplacer(
 		"@STATE@", f.state, "@DISK@", f.disk, "@LOGS@", f.logs, "@IMAGES@", strings.Join(f.images, " "),
 		"@KUBELET@", f.tools.kubelet, "@KUBECONFIG@", f.kubelet.Kubeconfig, "@ADDRESS@", f.node.Addr.String(),
-		"@NODE@", f.node.Name, "@PAUSE@", pauseImage, "@PLUGINS@", f.tools.plugins, "@CA@", f.ca,
+		"@NODE@", f.node.Name, "@PAUSE@", PauseImage, "@PLUGINS@", f.tools.plugins, "@CA@", f.ca,
 		"@CERT@", f.kubelet.Cert, "@KEY@", f.kubelet.Key, "@DNS@", dnsAddr.String(), "@BRIDGE@", lab.PodBridge,
 		"@PODS@", f.node.PodNetwork.String(), "@GATEWAY@", f.node.Gateway().String(), "@MTU@", mtu,
 		"@FLANNELD@", f.tools.flanneld, "@FLANNELCONFIG@", f.flannel.Kubeconfig)
@@ -204,8 +204,8 @@ func (n *Node) Reboot(ctx context.Context) error {
 // register waits for the kubelet's Node and gives it its pod network and zone.
 func (n *Node) register(ctx context.Context) error {
 	patch := fmt.Sprintf(
-		`{"metadata":{"labels":{"topology.kubernetes.io/zone":"zone-%s"}},"spec":{"podCIDR":"%s","podCIDRs":["%[2]s"]}}`,
-		n.Name[len(n.Name)-1:], n.PodNetwork)
+		`{"metadata":{"labels":{"topology.kubernetes.io/zone":"zone-%d"}},"spec":{"podCIDR":"%s","podCIDRs":["%[2]s"]}}`,
+		n.zone(), n.PodNetwork)
 	return lab.WaitFor(ctx, n.cluster.options.Progress, n.Name+" to register", 3*time.Minute,
 		func(ctx context.Context) error {
 			if !n.machine.Running() {
@@ -214,6 +214,9 @@ func (n *Node) register(ctx context.Context) error {
 			return n.cluster.mergePatch(ctx, n.Name, patch)
 		})
 }
+
+// zone returns the number of the node's zone, 1 to 3: of node-1, node-4 and node-7 the first.
+func (n *Node) zone() int { return (int(n.Name[len(n.Name)-1]-'0')-1)%3 + 1 }
 
 // WaitReady waits until the Node is Ready.
 func (n *Node) WaitReady(ctx context.Context) error {

@@ -21,11 +21,15 @@ const Namespace = lab.Namespace
 // InstallArgs are the arguments of "helm install" and "helm upgrade" that put Landfall on the
 // cluster, as an administrator of such a cluster would give them.
 func (c *Cluster) InstallArgs() []string {
-	return []string{
+	args := []string{
 		"landfall", c.Repository() + "/charts/landfall", "--namespace", Namespace, "--wait", "--timeout", "3m",
 		"--set", "image.repository=" + ImageRepository + ",image.tag=" + ImageTag + ",image.pullPolicy=Never",
 		"--set", "proxy.clusterCIDR=" + c.Lab.Cluster().PodNetwork.String(),
 	}
+	for _, value := range c.options.Values {
+		args = append(args, "--set", value)
+	}
+	return args
 }
 
 // Install installs Landfall and waits until its pods are ready.

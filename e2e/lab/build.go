@@ -32,6 +32,8 @@ type tool struct {
 	Flags                   func(version string) string // linker flags
 	// Static is set for a program that runs in containers with nothing beside it.
 	Static bool
+	// Test is set for the program of a package's tests.
+	Test bool
 	// Published says where the project publishes the program of a version for Linux on an
 	// architecture; nil if it is always built.
 	Published func(version, arch string) published
@@ -42,11 +44,23 @@ type tool struct {
 func kubernetesTool(name string) tool {
 	return tool{
 		Folder: "e2e/kubernetes", Module: "k8s.io/kubernetes", Package: "k8s.io/kubernetes/cmd/" + name,
-		Flags: func(v string) string { return "-s -w -X k8s.io/component-base/version.gitVersion=" + v },
+		Flags: kubernetesFlags,
 		Published: func(version, arch string) published {
 			url := "https://dl.k8s.io/release/" + version + "/bin/linux/" + arch + "/" + name
 			return published{URL: url, Sums: url + ".sha256"}
 		},
+	}
+}
+
+func kubernetesFlags(version string) string {
+	return "-s -w -X k8s.io/component-base/version.gitVersion=" + version
+}
+
+// suiteImage is the program of an image that upstream's end-to-end suite runs.
+func suiteImage(name string) tool {
+	return tool{
+		Folder: "e2e/kubernetes", Module: "k8s.io/kubernetes", Package: "k8s.io/kubernetes/test/images/" + name,
+		Flags: func(string) string { return "-s -w" }, Static: true,
 	}
 }
 
@@ -59,6 +73,17 @@ var tools = map[string]tool{
 	"kube-scheduler":          kubernetesTool("kube-scheduler"),
 	"kubelet":                 kubernetesTool("kubelet"),
 	"kubectl":                 kubernetesTool("kubectl"),
+	// Upstream's end-to-end suite, what runs its specs side by side, and two programs of its pods.
+	"e2e.test": {
+		Folder: "e2e/kubernetes", Module: "k8s.io/kubernetes", Package: "k8s.io/kubernetes/test/e2e", Test: true,
+		Flags: kubernetesFlags,
+	},
+	"ginkgo": {
+		Folder: "e2e/kubernetes", Module: "github.com/onsi/ginkgo/v2", Package: "github.com/onsi/ginkgo/v2/ginkgo",
+		Flags: func(string) string { return "-s -w" },
+	},
+	"agnhost":                suiteImage("agnhost"),
+	"regression-issue-74839": suiteImage("regression-issue-74839"),
 	"coredns": {
 		Folder: "e2e/tools/coredns", Module: "github.com/coredns/coredns", Package: ".", Static: true,
 		Flags: func(string) string { return "-s -w" },
@@ -189,8 +214,12 @@ func (t tool) ensure(ctx context.Context, name, repo string, progress func(strin
 	if t.downloaded(ctx, name, version, partial, progress) {
 		return path, os.Rename(partial, path)
 	}
-	cmd := exec.CommandContext(ctx, "go", "build", "-C", filepath.Join(repo, t.Folder), "-trimpath", "-v", "-ldflags",
-		t.Flags(version), "-o", partial, t.Package)
+	argv := []string{"build", "-C", filepath.Join(repo, t.Folder), "-v"}
+	if t.Test {
+		argv = []string{"test", "-C", filepath.Join(repo, t.Folder), "-c", "-vet=off"}
+	}
+	argv = append(argv, "-trimpath", "-ldflags", t.Flags(version), "-o", partial, t.Package)
+	cmd := exec.CommandContext(ctx, "go", argv...)
 	if t.Static {
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	}

@@ -160,7 +160,8 @@ func (c *Client) OneService(ctx context.Context, key lb.Key) (s lb.Service, foun
 func convertWholeService(o *corev1.Service) lb.Service {
 	_, s := convertRequestingService(o, true)
 	_, forwarded := convertForwardedService(o)
-	s.Intruding, s.InternalPolicy, s.SourceRanges = forwarded.Intruding, forwarded.InternalPolicy, forwarded.SourceRanges
+	s.Intruding, s.InternalPolicy = forwarded.Intruding, forwarded.InternalPolicy
+	s.SourceRanges, s.InvalidRange = forwarded.SourceRanges, forwarded.InvalidRange
 	s.HealthCheckNodePort, s.AffinityTimeout = forwarded.HealthCheckNodePort, forwarded.AffinityTimeout
 	s.Scheduler, s.OnConflict = forwarded.Scheduler, o.Annotations[lb.AnnotationOnConflict]
 	return s
@@ -258,8 +259,8 @@ func (c *Client) AllNodes(ctx context.Context) ([]NodeState, error) {
 		})
 }
 
-// Pod is one pod, with what a diagnosis reads.
-type Pod struct {
+// PodState is one pod, with what a diagnosis reads.
+type PodState struct {
 	lb.Key
 	Node, Phase string
 	Labels      map[string]string
@@ -280,13 +281,13 @@ type Container struct {
 }
 
 // PodsWith reads the pods in a namespace, or in all if it is empty, that a label selector selects.
-func (c *Client) PodsWith(ctx context.Context, namespace, selector string) ([]Pod, error) {
+func (c *Client) PodsWith(ctx context.Context, namespace, selector string) ([]PodState, error) {
 	return listIn(ctx, c, c.coreREST.CoreV1REST(), "", "pods", namespace, metav1.ListOptions{LabelSelector: selector},
 		&corev1.PodList{}, func(l *corev1.PodList) []corev1.Pod { return l.Items }, convertPod)
 }
 
-func convertPod(o *corev1.Pod) Pod {
-	p := Pod{Key: lb.Key{Namespace: o.Namespace, Name: o.Name}, Node: o.Spec.NodeName, Phase: string(o.Status.Phase),
+func convertPod(o *corev1.Pod) PodState {
+	p := PodState{Key: lb.Key{Namespace: o.Namespace, Name: o.Name}, Node: o.Spec.NodeName, Phase: string(o.Status.Phase),
 		Labels: o.Labels}
 	for _, spec := range o.Spec.Containers {
 		one := Container{Name: spec.Name, Image: spec.Image,
@@ -337,6 +338,18 @@ func leaseState(lease *coordinationv1.Lease) LeaseState {
 		state.Renewed = lease.Spec.RenewTime.Time
 	}
 	return state
+}
+
+// NamespaceLabels reads the labels of a Namespace; none if it does not exist.
+func (c *Client) NamespaceLabels(ctx context.Context, name string) (map[string]string, error) {
+	o, err := c.core.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, c.looked(err, "get", "", "namespaces", "")
+	}
+	return o.Labels, nil
 }
 
 // ConfigMapValue reads one key of a ConfigMap; found is false without it.

@@ -73,6 +73,9 @@ const (
 	ReasonFrontendInUse Reason = "FrontendInUse"
 	// the nodes do not serve an address in spec.externalIPs
 	ReasonExternalIPRefused Reason = "ExternalIPRefused"
+	// ReasonTooLarge: the Service has more ports, addresses, endpoints or source ranges than one
+	// Service may.
+	ReasonTooLarge Reason = "TooLarge"
 	// ReasonSourceRangeInvalid: an entry of spec.loadBalancerSourceRanges cannot be read, and admits
 	// nobody.
 	ReasonSourceRangeInvalid Reason = "SourceRangeInvalid"

@@ -97,9 +97,17 @@ func (u Usable) For(policy TrafficPolicy) []Backend {
 	return u.Cluster
 }
 
+// Equal reports whether both are the same.
+func (u Usable) Equal(other Usable) bool {
+	return slices.Equal(u.Cluster, other.Cluster) && slices.Equal(u.Local, other.Local)
+}
+
 // distinct sorts by address and drops duplicates: an endpoint may be in two slices for a while.
 func distinct(all []candidate) []candidate {
-	slices.SortStableFunc(all, func(a, b candidate) int { return a.Addr.Compare(b.Addr) })
+	byAddress := func(a, b candidate) int { return a.Addr.Compare(b.Addr) }
+	if !slices.IsSortedFunc(all, byAddress) {
+		slices.SortStableFunc(all, byAddress)
+	}
 	return slices.CompactFunc(all, func(a, b candidate) bool { return a.Addr == b.Addr })
 }
 

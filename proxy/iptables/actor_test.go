@@ -339,6 +339,8 @@ func TestContract6DriftIsRepaired(t *testing.T) {
 				"*nat\n-D LF-SVC-BEPXDJBUHFCSYIC3 3\nCOMMIT\n",
 				"*nat\n-F PREROUTING\n-F OUTPUT\n-F LF-NODEPORTS\n-F LF-SERVICES\n-X LF-NODEPORTS\nCOMMIT\n",
 				"*filter\n-F\n-I LF-SERVICES 1 -j ACCEPT\nCOMMIT\n",
+				"*filter\n-F LF-VIPS-34\nCOMMIT\n",
+				"*filter\n-F LF-VIPS\n-D FORWARD 5\nCOMMIT\n",
 				"*nat\n-I LF-SERVICES 2 -j ACCEPT\n-A LF-SERVICES -j ACCEPT\nCOMMIT\n",
 				"*nat\n-D LF-SERVICES 1\n-A LF-SERVICES -d 10.96.0.1/32 -p tcp -m comment --comment \"default/kubernetes:https " +
 					"cluster IP\" -m tcp --dport 443 -j LF-SVC-NPX46M4PTMTKRN6Y\nCOMMIT\n",

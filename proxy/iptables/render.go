@@ -76,23 +76,19 @@ func (r renderer) service(s plan.Service) contribution {
 	return c
 }
 
-// once renders what a Service with ports brings once, and not for each of them.
+// once renders what a Service with ports brings besides them: connections to its health check node
+// port pass, and those to its VIPs that no rule has translated are refused.
 func (r renderer) once(c *contribution, s plan.Service, ports bool) {
 	if !ports {
 		return
 	}
-	r.healthPort(c, s)
-	for _, vip := range s.SoleOf(r.family) {
-		c.put(place{filter: true, chain: chainVIPs}, rule{dst: host(vip), target: chainRefuse})
-	}
-}
-
-// healthPort lets connections to the health check node port pass.
-func (r renderer) healthPort(c *contribution, s plan.Service) {
 	if s.HealthPort != 0 {
 		c.put(place{filter: true, chain: chainNodePorts}, rule{
 			protocol: lb.TCP, comment: s.Key.String() + " health check node port", port: s.HealthPort, target: "ACCEPT",
 		})
+	}
+	for _, vip := range s.SoleOf(r.family) {
+		c.put(place{filter: true, chain: chainVIPs}, rule{dst: host(vip), target: chainRefuse})
 	}
 }
 

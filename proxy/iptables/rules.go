@@ -92,7 +92,7 @@ func (f *family) render(s plan.Service) service {
 		limit = maxLegacyRules
 	}
 	if n := f.count(s); n > limit {
-		return service{plan: s, refusal: plan.TooLarge{Elements: n, Limit: limit, Rules: true}}
+		return service{plan: s, refusal: plan.TooLarge{Elements: n, Limit: limit, Of: "rules"}}
 	}
 	return service{plan: s, rules: f.service(s)}
 }

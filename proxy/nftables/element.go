@@ -186,7 +186,7 @@ func (id setID) isNumbered() bool { return id == setRemember || id == setSourceR
 func (id setID) ofGroup() bool { return id <= setAffinity }
 
 // ofAddress reports whether the key of a set is an address alone.
-func (id setID) ofAddress() bool { return id >= setEcho }
+func (id setID) ofAddress() bool { return id == setEcho || id == setClusterIPs || id == setVIPs }
 
 func (id setID) isMixed() bool { return id >= setMixedTCP && id <= setMixedSCTP }
 

@@ -2,6 +2,8 @@ package plan
 
 import (
 	"errors"
+	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -17,5 +19,122 @@ func TestContract10TooLarge(t *testing.T) {
 		!strings.HasPrefix(d.Refusal.Message, "the Service is too large: ") ||
 		!strings.Contains(d.Refusal.Message, "200000") || !strings.Contains(d.Refusal.Message, "131072") {
 		t.Errorf("refusal %+v", d.Refusal)
+	}
+}
+
+// Contract clause 11: what one Service costs has a bound in each direction, what is beyond is said,
+// and the rest is served.
+func TestContract11WhatAServiceCosts(t *testing.T) {
+	addrs := func(first byte, n int) (all []netip.Addr) {
+		for i := range n {
+			all = append(all, netip.AddrFrom4([4]byte{first, byte(i >> 16), byte(i >> 8), byte(i)}))
+		}
+		return all
+	}
+	ports := func(n int) func(*lb.Service) {
+		return func(s *lb.Service) {
+			s.Ports = nil
+			for i := range n {
+				s.Ports = append(s.Ports, lb.ServicePort{Name: fmt.Sprint(i), Protocol: lb.TCP, Port: uint16(i + 1)})
+			}
+		}
+	}
+	externals := func(n int) func(*lb.Service) {
+		return func(s *lb.Service) { s.ExternalIPs = addrs(11, n) }
+	}
+	vips := func(n int) func(*lb.Service) {
+		return func(s *lb.Service) {
+			s.Ingress = nil
+			for _, a := range addrs(12, n) {
+				s.Ingress = append(s.Ingress, lb.Ingress{Addr: a})
+			}
+		}
+	}
+	ranges := func(n int) func(*lb.Service) {
+		return func(s *lb.Service) {
+			for _, a := range addrs(13, n) {
+				s.SourceRanges = append(s.SourceRanges, netip.PrefixFrom(a, 32))
+			}
+		}
+	}
+	endpoints := func(ports, n int) []lb.Slice {
+		s := lb.Slice{Family: lb.IPv4}
+		for i := range ports {
+			s.Ports = append(s.Ports, lb.SlicePort{Name: fmt.Sprint(i), Protocol: lb.TCP, Port: uint16(i + 1)})
+		}
+		for _, a := range addrs(14, n) {
+			s.Endpoints = append(s.Endpoints, lb.Endpoint{Addr: a, Ready: true, Serving: true})
+		}
+		return []lb.Slice{s}
+	}
+	for _, test := range []struct {
+		name      string
+		tweaks    []func(*lb.Service)
+		endpoints []lb.Slice
+		frontends int
+		said      string // of what is left out
+		excess    string
+	}{
+		{"an ordinary Service", nil, nil, 3, "", ""},
+		{"as many ports as there may be", []func(*lb.Service){ports(8192), vips(0)}, nil, 8192, "", ""},
+		{"more ports", []func(*lb.Service){ports(8193), vips(0)}, nil, 0, "", "16386 frontends"},
+		{"ports and external IPs", []func(*lb.Service){ports(1000), vips(1), externals(3000)}, nil, 1000 * 15,
+			"spec.externalIPs: the last 2987 of 3000 are left out", ""},
+		{"many external IPs", []func(*lb.Service){externals(60_000)}, nil, 1 << 14,
+			"spec.externalIPs: the last 43619 of 60000 are left out", ""},
+		{"many VIPs", []func(*lb.Service){vips(20_000)}, nil, 1 + 64 + 1,
+			"status.loadBalancer: the last 19936 of 20000 are left out", ""},
+		{"ports and VIPs", []func(*lb.Service){ports(4000), vips(40)}, nil, 3 * 4000,
+			"status.loadBalancer: the last 38 of 40 are left out", ""},
+		{"as many source ranges as there may be", []func(*lb.Service){ranges(10_000)}, nil, 3, "", ""},
+		{"more source ranges", []func(*lb.Service){ranges(10_001)}, nil, 3,
+			"spec.loadBalancerSourceRanges: the last 1 of 10001 are left out", ""},
+		{"ports and endpoints", []func(*lb.Service){ports(200)}, endpoints(200, 500), 400, "", ""},
+		{"many ports and endpoints", []func(*lb.Service){ports(4)}, endpoints(4, 65_000), 0, "",
+			"260000 pairs of port and endpoint"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			svc := service(test.tweaks...)
+			s := New(svc, test.endpoints, here)
+			frontends, said := 0, ""
+			for _, p := range s.Ports {
+				frontends += len(p.Frontends)
+				for _, f := range p.Frontends {
+					if f.Sources != nil && len(f.Sources.Networks) > 10_001 {
+						t.Errorf("%d networks", len(f.Sources.Networks))
+					}
+				}
+			}
+			for _, d := range s.Denied {
+				if said += d.Message; d.Reason != lb.ReasonTooLarge {
+					t.Errorf("reason %s", d.Reason)
+				}
+			}
+			if frontends != test.frontends || !strings.HasPrefix(said, test.said) || (said == "") != (test.said == "") {
+				t.Errorf("%d frontends, said %q; want %d, %q", frontends, said, test.frontends, test.said)
+			}
+			if (s.Excess == nil) != (test.excess == "") || s.Excess != nil && !strings.Contains(s.Excess.Error(), test.excess) {
+				t.Errorf("excess %v, want %q", s.Excess, test.excess)
+			}
+			for _, d := range Report(s, s, nil) {
+				if refused := d.Refusal != nil; refused != (test.excess != "") {
+					t.Errorf("%s: %+v", d.VIP, d.Refusal)
+				}
+			}
+		})
+	}
+}
+
+// A Service that becomes too large keeps the plan that it had.
+func TestFrozen(t *testing.T) {
+	before := New(service(), slice("1 here"), here)
+	now := New(service(func(s *lb.Service) {
+		for i := range 10_000 {
+			s.Ports = append(s.Ports, lb.ServicePort{Name: fmt.Sprint(i), Protocol: lb.UDP, Port: uint16(i + 1)})
+		}
+	}), slice("1 here"), here)
+	frozen := before.Frozen(now)
+	if !SameRules(before, frozen, lb.IPv4) || frozen.Excess == nil || frozen.Equal(before) || !frozen.Equal(before.Frozen(now)) {
+		t.Errorf("%+v", frozen)
 	}
 }

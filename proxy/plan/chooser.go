@@ -10,9 +10,40 @@ import (
 // number differ in that number alone, so that they are chosen once: what a Service costs does not
 // grow with its ports times its endpoints.
 type chooser struct {
-	endpoints []lb.Slice
-	at        lb.Place
-	first     map[lb.Family]chosen
+	at     lb.Place
+	places map[portID][]place
+	// slices is how many slices with endpoints there are.
+	slices map[lb.Family]int
+	first  map[lb.Family]chosen
+}
+
+// portID is what a slice knows a port by.
+type portID struct {
+	family   lb.Family
+	name     string
+	protocol lb.Protocol
+}
+
+// place is where endpoints of a slice listen for a port.
+type place struct {
+	slice     int // which of those with endpoints
+	number    uint16
+	endpoints []lb.Endpoint
+}
+
+func newChooser(endpoints []lb.Slice, at lb.Place) chooser {
+	c := chooser{at, map[portID][]place{}, map[lb.Family]int{}, map[lb.Family]chosen{}}
+	for _, slice := range endpoints {
+		if len(slice.Endpoints) == 0 {
+			continue
+		}
+		c.slices[slice.Family]++
+		for _, p := range slice.Ports {
+			id := portID{slice.Family, p.Name, p.Protocol}
+			c.places[id] = append(c.places[id], place{c.slices[slice.Family], p.Port, slice.Endpoints})
+		}
+	}
+	return c
 }
 
 type chosen struct {
@@ -21,41 +52,38 @@ type chosen struct {
 }
 
 func (c chooser) port(port lb.ServicePort, family lb.Family) chosen {
-	number, same := c.number(port, family)
+	places := c.places[portID{family, port.Name, port.Protocol}]
+	if len(places) == 0 {
+		return chosen{}
+	}
+	same := c.same(places, family)
 	if first, ok := c.first[family]; ok && same {
-		return first.withPort(number)
+		return first.withPort(places[0].number)
 	}
-	now := chosen{
-		lb.Choose(c.endpoints, port.Name, port.Protocol, family, c.at), serving(c.endpoints, port, family),
-	}
+	now := chosen{c.choose(places, port, family), serving(places)}
 	if same {
 		c.first[family] = now
 	}
 	return now
 }
 
-// number returns the number that all slices of a family have for a port, once each.
-func (c chooser) number(port lb.ServicePort, family lb.Family) (number uint16, same bool) {
-	for _, slice := range c.endpoints {
-		if slice.Family != family {
-			continue
+// same reports whether all slices of a family have one number for a port, once each.
+func (c chooser) same(places []place, family lb.Family) bool {
+	for i, at := range places {
+		if at.number != places[0].number || i > 0 && at.slice == places[i-1].slice {
+			return false
 		}
-		times := 0
-		for _, p := range slice.Ports {
-			if p.Name != port.Name || p.Protocol != port.Protocol {
-				continue
-			}
-			if times++; same && p.Port != number {
-				return 0, false
-			}
-			number = p.Port
-		}
-		if times != 1 {
-			return 0, false
-		}
-		same = true
 	}
-	return number, same
+	return len(places) == c.slices[family]
+}
+
+func (c chooser) choose(places []place, port lb.ServicePort, family lb.Family) lb.Usable {
+	all := make([]lb.Slice, len(places))
+	for i, at := range places {
+		all[i] = lb.Slice{Family: family, Endpoints: at.endpoints,
+			Ports: []lb.SlicePort{{Name: port.Name, Protocol: port.Protocol, Port: at.number}}}
+	}
+	return lb.Choose(all, port.Name, port.Protocol, family, c.at)
 }
 
 func (c chosen) withPort(number uint16) chosen {

@@ -2,9 +2,11 @@ package plan
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -17,11 +19,11 @@ func TestPortsAreChosenAsEachByItself(t *testing.T) {
 	shared := 0
 	for range 2000 {
 		ports := []lb.ServicePort{{Name: "a", Protocol: lb.TCP}, {Name: "b", Protocol: lb.TCP}, {Name: "b", Protocol: lb.UDP}}
-		var slices []lb.Slice
+		var all []lb.Slice
 		for range r.IntN(4) {
 			s := lb.Slice{Family: []lb.Family{lb.IPv4, lb.IPv4, lb.IPv6}[r.IntN(3)]}
 			for i, p := range ports {
-				for times := 1 + (r.IntN(12)-10)/10; times > 0; times-- {
+				for times := 1 + (r.IntN(22)-10)/10; times > 0; times-- {
 					s.Ports = append(s.Ports, lb.SlicePort{Name: p.Name, Protocol: p.Protocol, Port: uint16(8000 + i + r.IntN(20)/19)})
 				}
 			}
@@ -33,19 +35,20 @@ func TestPortsAreChosenAsEachByItself(t *testing.T) {
 				}
 				s.Endpoints = append(s.Endpoints, e)
 			}
-			slices = append(slices, s)
+			all = append(all, s)
 		}
-		c := chooser{slices, at, map[lb.Family]chosen{}}
+		c := newChooser(all, at)
 		for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 			for _, p := range ports {
-				want := chosen{lb.Choose(slices, p.Name, p.Protocol, family, at), serving(slices, p, family)}
-				if _, same := c.number(p, family); same && len(c.first) > 0 {
+				want := chosen{lb.Choose(all, p.Name, p.Protocol, family, at), allServing(all, p, family)}
+				if places := c.places[portID{family, p.Name, p.Protocol}]; len(places) > 0 && c.same(places, family) &&
+					len(c.first) > 0 {
 					shared++
 				}
 				if got := c.port(p, family); fmt.Sprint(got) != fmt.Sprint(want) ||
 					(got.backends.Cluster == nil) != (want.backends.Cluster == nil) || len(got.serving) != len(want.serving) ||
 					!reflect.DeepEqual(got.backends, want.backends) {
-					t.Fatalf("%+v of %+v: %+v, want %+v", p, slices, got, want)
+					t.Fatalf("%+v of %+v: %+v, want %+v", p, all, got, want)
 				}
 			}
 		}
@@ -53,4 +56,19 @@ func TestPortsAreChosenAsEachByItself(t *testing.T) {
 	if shared < 500 {
 		t.Errorf("only %d were chosen together", shared)
 	}
+}
+
+// allServing is what serving returns, by definition.
+func allServing(endpoints []lb.Slice, port lb.ServicePort, family lb.Family) []netip.AddrPort {
+	all := map[netip.AddrPort]bool{}
+	for _, slice := range endpoints {
+		for _, p := range slice.Ports {
+			for _, ep := range slice.Endpoints {
+				if slice.Family == family && p.Name == port.Name && p.Protocol == port.Protocol && (ep.Ready || ep.Serving) {
+					all[netip.AddrPortFrom(ep.Addr, p.Port)] = true
+				}
+			}
+		}
+	}
+	return slices.SortedFunc(maps.Keys(all), netip.AddrPort.Compare)
 }

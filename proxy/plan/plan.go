@@ -97,6 +97,9 @@ type Service struct {
 	Ports []Port
 	// Denied are the frontends that the Service asks for and does not get.
 	Denied []Denied
+	// Excess says why the Service is too large to be planned, in which case it has no ports; nil if it
+	// is not.
+	Excess *TooLarge
 	// Policy is the external traffic policy.
 	Policy lb.TrafficPolicy
 	// VIPs are the addresses that the Service holds and the nodes have to deliver, without lingering
@@ -170,7 +173,10 @@ func SchedulerIgnored(asked string, onlyRandom bool) string {
 
 // New plans a Service and its EndpointSlices for a node.
 func New(svc lb.Service, endpoints []lb.Slice, node Node) Service {
+	denied, excess := bound(&svc, endpoints)
 	s := Service{
+		Denied:   slices.Clip(denied),
+		Excess:   excess,
 		Key:      svc.Key,
 		Age:      Age{Intruding: svc.Intruding, Created: svc.Created.Unix(), UID: svc.UID},
 		Policy:   svc.ExternalPolicy,
@@ -179,7 +185,7 @@ func New(svc lb.Service, endpoints []lb.Slice, node Node) Service {
 	}
 	s.Scheduler, _ = ParseScheduler(svc.Scheduler)
 	s.Scheduler = cmp.Or(s.Scheduler, node.Scheduler)
-	if svc.Type == lb.ExternalName {
+	if svc.Type == lb.ExternalName || excess != nil {
 		return s
 	}
 	if svc.Type == lb.LoadBalancer && svc.ExternalPolicy == lb.Local {
@@ -189,7 +195,7 @@ func New(svc lb.Service, endpoints []lb.Slice, node Node) Service {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		sources[family] = newSources(svc.SourceRanges, s.VIPs, family, node)
 	}
-	choose := chooser{endpoints, lb.Place{Node: node.Name, Zone: node.Zone}, map[lb.Family]chosen{}}
+	choose := newChooser(endpoints, lb.Place{Node: node.Name, Zone: node.Zone})
 	for _, clusterIP := range svc.ClusterIPs {
 		for _, port := range svc.Ports {
 			s.Ports = append(s.Ports, newPort(svc, s.VIPs, clusterIP, port, choose, sources))
@@ -272,21 +278,18 @@ func newSources(ranges []netip.Prefix, vips []netip.Addr, family lb.Family, node
 }
 
 // serving returns the endpoints of a port that serve, whether or not they get new connections.
-func serving(endpoints []lb.Slice, port lb.ServicePort, family lb.Family) []netip.AddrPort {
+func serving(places []place) []netip.AddrPort {
 	var addrs []netip.AddrPort
-	for _, slice := range endpoints {
-		for _, p := range slice.Ports {
-			if slice.Family != family || p.Name != port.Name || p.Protocol != port.Protocol {
-				continue
-			}
-			for _, ep := range slice.Endpoints {
-				if ep.Ready || ep.Serving {
-					addrs = append(addrs, netip.AddrPortFrom(ep.Addr, p.Port))
-				}
+	for _, at := range places {
+		for _, ep := range at.endpoints {
+			if ep.Ready || ep.Serving {
+				addrs = append(addrs, netip.AddrPortFrom(ep.Addr, at.number))
 			}
 		}
 	}
-	slices.SortFunc(addrs, netip.AddrPort.Compare)
+	if !slices.IsSortedFunc(addrs, netip.AddrPort.Compare) {
+		slices.SortFunc(addrs, netip.AddrPort.Compare)
+	}
 	return slices.Compact(addrs)
 }
 
@@ -324,11 +327,4 @@ func (p Port) same(other Port) bool {
 	return p.Family == other.Family && p.Name == other.Name && p.Protocol == other.Protocol
 }
 
-// port returns the port of s that stands for the same port as p.
-func (s Service) port(p Port) (Port, bool) {
-	i := slices.IndexFunc(s.Ports, p.same)
-	if i < 0 {
-		return Port{}, false
-	}
-	return s.Ports[i], true
-}
+func (p Port) id() portID { return portID{p.Family, p.Name, p.Protocol} }

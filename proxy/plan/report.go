@@ -3,7 +3,6 @@ package plan
 import (
 	"errors"
 	"net/netip"
-	"reflect"
 	"slices"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -14,32 +13,81 @@ import (
 // (desired), so an endpoint counts only if it is in both. failure is why the last attempt to apply
 // desired did not succeed; nil while it is merely under way.
 func Report(desired, applied Service, failure error) []lb.Delivery {
+	r := reporter{desired: desired, applied: applied, failure: failure, held: map[portID]int{},
+		same: make([]uint8, len(desired.Ports)), at: map[netip.Addr][]int{}, heldAt: map[netip.Addr]int{}}
+	for i, p := range applied.Ports {
+		r.held[p.id()] = i
+		for _, f := range p.Frontends {
+			if f.Kind == LoadBalancer {
+				r.heldAt[f.Addr]++
+			}
+		}
+	}
+	for i, p := range desired.Ports {
+		for _, f := range p.Frontends {
+			if at := r.at[f.Addr]; f.Kind == LoadBalancer && (len(at) == 0 || at[len(at)-1] != i) {
+				r.at[f.Addr] = append(at, i)
+			}
+		}
+	}
 	var deliveries []lb.Delivery
 	for _, vip := range desired.VIPs {
-		deliveries = append(deliveries, deliver(desired, applied, failure, vip))
+		deliveries = append(deliveries, r.deliver(vip))
 	}
 	return deliveries
 }
 
-func deliver(desired, applied Service, failure error, vip netip.Addr) lb.Delivery {
-	d := lb.Delivery{Service: desired.Key, VIP: vip, Policy: desired.Policy}
-	want, have := portsOf(desired, vip), portsOf(applied, vip)
-	if d.Refusal = desired.deniedAt(vip); d.Refusal == nil {
-		d.Refusal = refusal(want, have, failure, vip)
+// reporter reports on the VIPs of a Service. What VIPs have in common it finds out once.
+type reporter struct {
+	desired, applied Service
+	failure          error
+	// held are the ports of applied; at are those of desired at each VIP, by their places.
+	held map[portID]int
+	at   map[netip.Addr][]int
+	// heldAt counts the frontends of applied at each VIP.
+	heldAt map[netip.Addr]int
+	// same remembers which ports of desired are as in applied, but for their frontends.
+	same []uint8
+	// last are the ports that were counted last.
+	last    []int
+	counted lb.Delivery
+}
+
+const (
+	isSame = 1 + iota
+	isOther
+)
+
+func (r *reporter) deliver(vip netip.Addr) lb.Delivery {
+	d := lb.Delivery{Service: r.desired.Key, VIP: vip, Policy: r.desired.Policy}
+	if d.Refusal = r.desired.deniedAt(vip); d.Refusal == nil {
+		d.Refusal = r.refusal(vip)
 	}
 	if d.Refusal != nil {
 		return d
 	}
+	if want := r.at[vip]; r.last == nil || !slices.Equal(want, r.last) {
+		r.last, r.counted = want, r.count(want)
+	}
+	d.Ready, d.Serving = r.counted.Ready, r.counted.Serving
+	d.LocalReady, d.LocalServing = r.counted.LocalReady, r.counted.LocalServing
+	return d
+}
+
+// count counts the endpoints of some ports.
+func (r *reporter) count(ports []int) (d lb.Delivery) {
 	var cluster, local counter
-	for _, p := range want {
-		held, ok := applied.port(p)
+	for _, i := range ports {
+		p := r.desired.Ports[i]
+		j, ok := r.held[p.id()]
 		if !ok {
 			continue
 		}
+		held := r.applied.Ports[j]
 		// What comes from outside reaches the set of the policy that the kernel follows now.
 		reached := held.Backends.For(held.External)
 		local.add(p.Backends.Local, reached)
-		if desired.Policy == lb.Local {
+		if r.desired.Policy == lb.Local {
 			reached = held.Backends.Cluster // where else there are endpoints, whether or not this node sends there
 		}
 		cluster.add(p.Backends.Cluster, reached)
@@ -60,33 +108,58 @@ func (s Service) deniedAt(vip netip.Addr) *lb.Refusal {
 	return nil
 }
 
-func refusal(want, have []Port, failure error, vip netip.Addr) *lb.Refusal {
+func (r *reporter) refusal(vip netip.Addr) *lb.Refusal {
+	want, have := r.at[vip], r.heldAt[vip]
 	switch {
+	case r.desired.Excess != nil:
+		return lb.Refuse(lb.ReasonNotProgrammed, "the Service is too large: %v", *r.desired.Excess)
 	case len(want) == 0:
 		return lb.Refuse(lb.ReasonNotProgrammed,
 			"the Service has no %s cluster IP, or no ports, so nothing can be programmed for %s", lb.FamilyOf(vip), vip)
-	case errors.As(failure, new(TooLarge)) && !reflect.DeepEqual(want, have):
-		return lb.Refuse(lb.ReasonNotProgrammed, "the Service is too large: %v", failure)
-	case failure != nil && !reflect.DeepEqual(want, have):
-		return lb.Refuse(lb.ReasonNotProgrammed, "the kernel refused the rules for %s: %v", vip, failure)
-	case len(have) == 0:
+	case errors.As(r.failure, new(TooLarge)) && !r.programmed(vip):
+		return lb.Refuse(lb.ReasonNotProgrammed, "the Service is too large: %v", r.failure)
+	case r.failure != nil && !r.programmed(vip):
+		return lb.Refuse(lb.ReasonNotProgrammed, "the kernel refused the rules for %s: %v", vip, r.failure)
+	case have == 0:
 		return lb.Refuse(lb.ReasonNotProgrammed, "the kernel has not confirmed the rules for %s yet", vip)
 	}
 	return nil // what was programmed stays so while a newer plan is under way
 }
 
-// portsOf returns the ports that have a frontend on vip, without their other frontends.
-func portsOf(s Service, vip netip.Addr) []Port {
-	var ports []Port
-	for _, p := range s.Ports {
-		p.Frontends = slices.DeleteFunc(slices.Clone(p.Frontends),
-			func(f Frontend) bool { return f.Kind != LoadBalancer || f.Addr != vip })
-		p.Serving = nil // concerns flows, not rules
-		if len(p.Frontends) > 0 {
-			ports = append(ports, p)
+// programmed reports whether the kernel holds what is wanted for a VIP.
+func (r *reporter) programmed(vip netip.Addr) bool {
+	others := r.heldAt[vip]
+	for _, i := range r.at[vip] {
+		p := r.desired.Ports[i]
+		j, ok := r.held[p.id()]
+		if !ok {
+			return false
+		}
+		held := r.applied.Ports[j]
+		if r.same[i] == 0 {
+			r.same[i] = isOther
+			if p.External == held.External && p.Backends.Equal(held.Backends) {
+				r.same[i] = isSame
+			}
+		}
+		var lists sameSources
+		want, have := frontendsAt(p, vip), frontendsAt(held, vip)
+		if r.same[i] != isSame || !lists.frontends(want, have) {
+			return false
+		}
+		others -= len(have)
+	}
+	return others == 0
+}
+
+func frontendsAt(p Port, vip netip.Addr) []Frontend {
+	var frontends []Frontend
+	for _, f := range p.Frontends {
+		if f.Kind == LoadBalancer && f.Addr == vip {
+			frontends = append(frontends, f)
 		}
 	}
-	return ports
+	return frontends
 }
 
 // Health returns, for each address family in which the Service needs a health server, how many
@@ -96,12 +169,16 @@ func Health(desired, applied Service) map[lb.Family]int {
 	if desired.HealthPort == 0 {
 		return nil
 	}
+	held := make(map[portID]int, len(applied.Ports))
+	for i, p := range applied.Ports {
+		held[p.id()] = i
+	}
 	counts := map[lb.Family]int{}
 	for _, family := range desired.Families() {
 		var local counter
 		for _, p := range desired.Only(family).Ports {
-			if held, ok := applied.port(p); ok && held.External == lb.Local {
-				local.add(p.Backends.Local, held.Backends.Local)
+			if i, ok := held[p.id()]; ok && applied.Ports[i].External == lb.Local {
+				local.add(p.Backends.Local, applied.Ports[i].Backends.Local)
 			}
 		}
 		counts[family], _ = local.counts()
@@ -109,14 +186,23 @@ func Health(desired, applied Service) map[lb.Family]int {
 	return counts
 }
 
-// counter counts endpoints by address.
-type counter struct{ ready, serving map[netip.Addr]bool }
+// counter counts endpoints by address. Lists of the same addresses as the ones before count once.
+type counter struct {
+	ready, serving  map[netip.Addr]bool
+	wanted, reached []lb.Backend
+}
 
 // add counts the wanted backends that are also reached.
 func (c *counter) add(wanted, reached []lb.Backend) {
 	if c.ready == nil {
 		c.ready, c.serving = map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	}
+	port := func(list []lb.Backend) uint16 { return list[0].Addr.Port() }
+	if sameAddresses(c.wanted, wanted) && sameAddresses(c.reached, reached) &&
+		(port(c.wanted) == port(c.reached)) == (port(wanted) == port(reached)) {
+		return
+	}
+	c.wanted, c.reached = wanted, reached
 	held := make(map[netip.AddrPort]bool, len(reached))
 	for _, b := range reached {
 		held[b.Addr] = true
@@ -130,6 +216,21 @@ func (c *counter) add(wanted, reached []lb.Backend) {
 			c.serving[b.Addr.Addr()] = true
 		}
 	}
+}
+
+// sameAddresses reports whether two lists differ in one port number at most.
+func sameAddresses(a, b []lb.Backend) bool {
+	if len(a) == 0 || len(a) != len(b) {
+		return false
+	}
+	for i, x := range a {
+		y := b[i]
+		if x.Addr.Addr() != y.Addr.Addr() || x.Ready != y.Ready || x.Addr.Port() != a[0].Addr.Port() ||
+			y.Addr.Port() != b[0].Addr.Port() {
+			return false
+		}
+	}
+	return true
 }
 
 func (c *counter) counts() (ready, serving int) {

@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"reflect"
 	"slices"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -11,6 +10,6 @@ import (
 func SameRules(a, b Service, family lb.Family) bool {
 	portsA, portsB := a.Only(family).Ports, b.Only(family).Ports
 	return len(portsA) == 0 && len(portsB) == 0 || a.HealthPort == b.HealthPort &&
-		a.AffinityTimeout == b.AffinityTimeout && a.Scheduler == b.Scheduler && reflect.DeepEqual(portsA, portsB) &&
+		a.AffinityTimeout == b.AffinityTimeout && a.Scheduler == b.Scheduler && samePorts(portsA, portsB) &&
 		slices.Equal(a.SoleOf(family), b.SoleOf(family))
 }

@@ -100,3 +100,23 @@ func TestSoleVIPsAreOfOneFamily(t *testing.T) {
 		t.Error("not the same in IPv4, or the same in IPv6")
 	}
 }
+
+// What a change of the Nodes costs where nothing changes for any VIP.
+func BenchmarkConfigure(b *testing.B) {
+	claims := NewClaims()
+	for i := range 10_000 {
+		claims.Set(New(tenant(fmt.Sprint("shop/", i), 1, vip(fmt.Sprintf("192.0.%d.%d", i/250, 1+i%250))), nil, here))
+	}
+	pools, all := lan("192.0.0.0", "192.0.255.255"), map[string]lb.Node{}
+	for i := range 500 {
+		all[fmt.Sprint(i)] = lb.Node{Addresses: []netip.Addr{netip.AddrFrom4([4]byte{172, 31, byte(i / 250), byte(i)})},
+			PodCIDRs: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i / 250), byte(i), 0}), 24)}}
+	}
+	before := NewNodes(all)
+	delete(all, "7")
+	nodes := []*Nodes{NewNodes(all), before}
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		claims.Configure(ExternalIPs{Pools: pools, Nodes: nodes[i%2]}, nil)
+	}
+}

@@ -51,7 +51,7 @@ var alternatives = map[string]string{
 // folder cache, and are looked up again after a day. No program of them runs.
 func Debian(ctx context.Context, arch, cache string) ([]File, []Package, error) {
 	dir := filepath.Join(cache, "debian-"+arch)
-	archives, err := fetch(ctx, arch, dir)
+	archives, err := fetch(ctx, arch, dir, request{names: packages})
 	if err != nil {
 		return nil, nil, fmt.Errorf("debian packages for %s: %w", arch, err)
 	}
@@ -65,7 +65,7 @@ func Debian(ctx context.Context, arch, cache string) ([]File, []Package, error) 
 		found = append(found, p)
 		// Where scanners for vulnerabilities look in an image without dpkg.
 		files = append(files, File{Path: "var/lib/dpkg/status.d/" + p.Name, Mode: 0o644, Content: status})
-		content, err := unpack(ctx, archive)
+		content, err := unpack(ctx, archive, isKept)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -108,11 +108,37 @@ func accounts() []File {
 	}
 }
 
+// Root returns the files of Debian packages and of all that they depend on, for an architecture of
+// Go's name, and keeps the packages in the folder dir. It is for images that nobody else gets:
+// documentation is left out, no program of the packages runs, and the links are missing that their
+// installation makes.
+func Root(ctx context.Context, arch, dir string, names ...string) ([]File, error) {
+	archives, err := fetch(ctx, arch, dir, request{names: names, dependencies: true})
+	if err != nil {
+		return nil, fmt.Errorf("debian packages for %s: %w", arch, err)
+	}
+	var files []File
+	for _, archive := range archives {
+		content, err := unpack(ctx, archive, func(path string) bool { return !strings.HasPrefix(path, "usr/share/") })
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, content...)
+	}
+	return append(files, accounts()...), nil
+}
+
 // fresh is how long fetched packages are taken for the newest ones.
 const fresh = 24 * time.Hour
 
-// fetch downloads the packages into dir, and returns their archives in the order of their names.
-func fetch(ctx context.Context, arch, dir string) ([]string, error) {
+// request is what is asked of apt: packages, and what these depend on.
+type request struct {
+	names        []string
+	dependencies bool
+}
+
+// fetch downloads packages into dir, and returns their archives in the order of their names.
+func fetch(ctx context.Context, arch, dir string, r request) ([]string, error) {
 	stamp := filepath.Join(dir, "stamp")
 	have, err := filepath.Glob(filepath.Join(dir, "archives", "*.deb"))
 	if err != nil {
@@ -120,27 +146,32 @@ func fetch(ctx context.Context, arch, dir string) ([]string, error) {
 	}
 	info, statErr := os.Stat(stamp)
 	wanted, readErr := os.ReadFile(stamp)
-	complete := readErr == nil && string(wanted) == strings.Join(packages, " ") && len(have) == len(packages)
+	complete := readErr == nil && string(wanted) == strings.Join(r.names, " ") &&
+		(len(have) == len(r.names) || r.dependencies && len(have) > len(r.names))
 	if complete && statErr == nil && time.Since(info.ModTime()) < fresh {
 		return have, nil
 	}
-	fetched := fetchNow(ctx, arch, dir)
+	fetched := fetchNow(ctx, arch, dir, r)
 	if fetched != nil {
 		if complete && ctx.Err() == nil { // better old packages than none, as without a network
 			return have, nil
 		}
 		return nil, fetched
 	}
-	if err := os.WriteFile(stamp, []byte(strings.Join(packages, " ")), 0o644); err != nil {
+	if err := os.WriteFile(stamp, []byte(strings.Join(r.names, " ")), 0o644); err != nil {
 		return nil, err
 	}
 	return filepath.Glob(filepath.Join(dir, "archives", "*.deb"))
 }
 
 // fetchNow asks apt for the newest packages, without a change to the machine's own state.
-func fetchNow(ctx context.Context, arch, dir string) error {
+func fetchNow(ctx context.Context, arch, dir string, r request) error {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return err
+	}
 	partial := filepath.Join(dir, "archives.partial")
-	if err := errors.Join(os.RemoveAll(partial), os.MkdirAll(partial, 0o755)); err != nil {
+	if err := errors.Join(os.RemoveAll(partial), os.MkdirAll(filepath.Join(partial, "partial"), 0o755)); err != nil {
 		return err
 	}
 	for _, d := range []string{"state/lists/partial", "cache/archives/partial"} {
@@ -149,10 +180,6 @@ func fetchNow(ctx context.Context, arch, dir string) error {
 		}
 	}
 	if err := os.WriteFile(filepath.Join(dir, "status"), nil, 0o644); err != nil {
-		return err
-	}
-	dir, err := filepath.Abs(dir)
-	if err != nil {
 		return err
 	}
 	options := []string{
@@ -164,7 +191,12 @@ func fetchNow(ctx context.Context, arch, dir string) error {
 	if _, err := output(ctx, "", "apt-get", append(slices.Clone(options), "update")...); err != nil {
 		return err
 	}
-	if _, err := output(ctx, partial, "apt-get", append(append(options, "download"), packages...)...); err != nil {
+	command := []string{"download"}
+	if r.dependencies {
+		command = []string{"-o", "Dir::Cache::archives=" + partial, "--no-install-recommends", "--download-only",
+			"--assume-yes", "install"}
+	}
+	if _, err := output(ctx, partial, "apt-get", slices.Concat(options, command, r.names)...); err != nil {
 		return err
 	}
 	archives := filepath.Join(dir, "archives")
@@ -192,7 +224,7 @@ func describe(ctx context.Context, archive string) (p Package, status []byte, er
 }
 
 // unpack returns the files of a package that are kept.
-func unpack(ctx context.Context, archive string) ([]File, error) {
+func unpack(ctx context.Context, archive string, keep func(path string) bool) ([]File, error) {
 	text, err := output(ctx, "", "dpkg-deb", "--fsys-tarfile", archive)
 	if err != nil {
 		return nil, err
@@ -207,10 +239,13 @@ func unpack(ctx context.Context, archive string) ([]File, error) {
 		}
 		f := File{Path: strings.Trim(path.Clean("/"+h.Name), "/"), Mode: h.FileInfo().Mode(), Link: h.Linkname}
 		f.Mode = f.Mode.Type() | f.Mode.Perm()
-		if f.Mode.IsDir() || !isKept(f.Path) {
+		if f.Mode.IsDir() || !keep(f.Path) {
 			continue
 		}
-		if h.Typeflag == tar.TypeReg {
+		switch h.Typeflag {
+		case tar.TypeLink: // in the same package
+			f.Mode, f.Link = fs.ModeSymlink|0o777, path.Clean("/"+h.Linkname)
+		case tar.TypeReg:
 			if f.Content, err = io.ReadAll(r); err != nil {
 				return nil, fmt.Errorf("%s: %s: %w", archive, f.Path, err)
 			}

@@ -114,13 +114,14 @@ func (b book) drop() []netip.Addr {
 }
 
 // updates returns all that is known of the live nodes, and what is reserved for those that are
-// expected back.
+// expected back. They stay as they are when the book changes.
 func (b book) updates(standings map[string]plan.Standing) []update {
 	var updates []update
+	all := b.index.sheet // which only grows at its ends, or is replaced
 	for node, standing := range standings {
 		p := b.pages[node]
 		if standing.Live && p != nil {
-			updates = append(updates, p.update(node))
+			updates = append(updates, p.update(node, &all))
 		}
 		if life := p.life(standing.Held); life != nil {
 			updates = append(updates, life.reserved(node))

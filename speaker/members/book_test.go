@@ -1,10 +1,15 @@
 package members
 
 import (
+	"bytes"
+	"log/slog"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -179,4 +184,76 @@ func TestContract6OutlivesAnEarlierProcessFromTheFuture(t *testing.T) {
 	if d := cmp.Diff(want, known(others), cmpopts.EquateComparable(netip.Addr{})); d != "" {
 		t.Error(d)
 	}
+}
+
+// What is told of a book stays as it is when the book changes: it is encoded while others go on.
+func TestWhatIsToldStays(t *testing.T) {
+	b, standings := newBook(), map[string]plan.Standing{}
+	updates := manyAlike(4, 3000)
+	b.merge(updates...)
+	for _, u := range updates {
+		standings[u.node] = plan.Standing{Live: true}
+	}
+	say := func(node int, seq uint64, vip netip.Addr, claim plan.Claim) {
+		b.merge(update{node: updates[node].node, born: updates[node].born,
+			entries: []entry{{vip: vip, seq: seq, claim: claim}}})
+	}
+	for name, change := range map[string]func(){
+		"another claim": func() { say(0, 3001, address(7), plan.Claim{Weight: 77}) },
+		"another VIP":   func() { say(1, 3001, address(50_000), plan.Claim{Answering: true}) },
+		"another process": func() {
+			b.merge(update{node: updates[2].node, born: updates[2].born + 1, floor: 1,
+				entries: []entry{{vip: vip1, seq: 1}}})
+		},
+		"all of a node": func() {
+			b.merge(update{node: updates[3].node, born: updates[3].born, floor: 4000,
+				entries: []entry{{vip: address(3), seq: 4000, claim: plan.Claim{Weight: 9}}}}.compacted())
+		},
+		"an index that is tidied": func() { b.index.kept = 0; b.tidy() },
+	} {
+		told := b.updates(standings)
+		slices.SortFunc(told, func(x, y update) int { return strings.Compare(x.node, y.node) })
+		before := encodeCompact(told...)
+		change()
+		if !bytes.Equal(before, encodeCompact(told...)) {
+			t.Errorf("%s: what was told has changed", name)
+		}
+		now := b.updates(standings)
+		slices.SortFunc(now, func(x, y update) int { return strings.Compare(x.node, y.node) })
+		if name != "an index that is tidied" && bytes.Equal(before, encodeCompact(now...)) {
+			t.Errorf("%s: what is told next is the same", name)
+		}
+	}
+}
+
+// A state is encoded beside changes, which the race detector sees.
+func TestAStateIsEncodedBesideChanges(t *testing.T) {
+	m := New(Options{Self: "a", Born: time.Unix(0, 100), Liveness: everybody{}, Log: slog.New(slog.DiscardHandler),
+		Changed: func([]netip.Addr) {}})
+	updates := manyAlike(2, 500)
+	m.learn(encodeCompact(updates...))
+	var states sync.WaitGroup
+	for range 2 {
+		states.Go(func() {
+			for range 20 {
+				if _, err := decode(delegate{m}.LocalState(false)); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for seq := range uint64(200) {
+		vip := address(int(seq) * 7)
+		m.learn(encode(update{node: updates[0].node, born: updates[0].born,
+			entries: []entry{{vip: vip, seq: 501 + seq, claim: plan.Claim{Weight: uint16(seq)}}}}))
+		m.Update(map[netip.Addr]*plan.Claim{vip: {Weight: uint16(seq)}})
+	}
+	states.Wait()
+}
+
+// everybody counts as live.
+type everybody struct{ Liveness }
+
+func (everybody) Standings() (map[string]plan.Standing, uint64) {
+	return map[string]plan.Standing{"k8s-worker-0000": {Live: true}, "k8s-worker-0001": {Live: true}}, 0
 }

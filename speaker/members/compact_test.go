@@ -288,7 +288,7 @@ func TestCompactOnlyAmongThoseWhoUnderstand(t *testing.T) {
 		if got := (delegate{m}).LocalState(true)[0]; got != wireVersion {
 			t.Errorf("%s: one that joins gets version %d, which it may not know", c.what, got)
 		}
-		greetings := m.own.greet(m.compacts(), len(m.live))
+		greetings := m.own.greet(m.compacts(), len(m.live)).encode()
 		if got := greetings[0][0]; len(greetings) != 1 || got != c.want {
 			t.Errorf("%s: %d greetings of version %d, want one of version %d", c.what, len(greetings), got, c.want)
 		}
@@ -323,7 +323,7 @@ func TestGreetings(t *testing.T) {
 	}{{false, 3, 3000}, {true, 3, 3000}, {false, directMembers, 3000}, {true, directMembers, recentChanges}} {
 		j.set(map[netip.Addr]*plan.Claim{vip1: &last})
 		b := newBook()
-		for _, message := range j.greet(c.compact, c.others) {
+		for _, message := range j.greet(c.compact, c.others).encode() {
 			got, err := decode(message)
 			if err != nil || len(message) > messageSize || got[0].floor != 0 {
 				t.Fatalf("%+v: %d bytes, up to %d (%v)", c, len(message), got[0].floor, err)
@@ -336,7 +336,7 @@ func TestGreetings(t *testing.T) {
 	}
 	small := newJournal("n2", 1)
 	small.set(map[netip.Addr]*plan.Claim{vip1: &last, vip2: {}})
-	if got := small.greet(true, directMembers); len(got) != 1 || got[0][0] != compactVersion {
+	if got := small.greet(true, directMembers).encode(); len(got) != 1 || got[0][0] != compactVersion {
 		t.Errorf("two addresses are told as %v", got)
 	}
 }

@@ -99,7 +99,7 @@ func (x *index) tidy(pages []*page) {
 	fresh := newIndex()
 	for _, p := range pages {
 		cells := p.cells
-		p.cells = nil
+		p.cells, p.shared = nil, false
 		for i, number := range cells {
 			if number != 0 {
 				p.put(fresh.position(x.vips[i]), fresh.number(x.claim(number)))

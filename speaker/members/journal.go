@@ -76,14 +76,20 @@ func (j *journal) number() {
 	clear(j.pending)
 }
 
-// full returns the whole page.
+// full returns the whole page. It stays as it is when the journal changes.
 func (j *journal) full() update {
+	u := j.unsorted()
+	sortEntries(u.entries)
+	return u
+}
+
+// unsorted returns the whole page with its entries in any order.
+func (j *journal) unsorted() update {
 	j.number()
-	u := update{node: j.node, born: j.born, floor: j.seq}
+	u := update{node: j.node, born: j.born, floor: j.seq, entries: make([]entry, 0, len(j.entries))}
 	for _, e := range j.entries {
 		u.entries = append(u.entries, e)
 	}
-	sortEntries(u.entries)
 	return u
 }
 

@@ -109,15 +109,23 @@ func (d delegate) NotifyMsg(b []byte) {
 // it is unknown which nodes the cluster has, if some do not understand more: they may be made up.
 func (d delegate) LocalState(join bool) []byte {
 	defer d.m.pulses.Begin()()
-	standings, _ := d.m.opts.Liveness.Standings()
-	d.m.mu.Lock()
-	defer d.m.mu.Unlock()
-	own, others := d.m.own.full(), d.m.book.updates(standings)
-	compact := d.m.compacts()
-	if compact && join || !compact && d.m.peers == nil {
+	own, others, compact, unknown := d.m.snapshot()
+	if compact && join || !compact && unknown {
 		compact = explicitSize(append([]update{own}, others...)) > joinState
 	}
 	return state(own, others, compact, maxState)
+}
+
+// snapshot returns what this node and the others say, whether the others understand compact states,
+// and whether it is unknown which nodes the cluster has. To encode a state of a large cluster takes
+// long, and nothing may wait for it.
+func (m *Members) snapshot() (own update, others []update, compact, unknown bool) {
+	standings, _ := m.opts.Liveness.Standings()
+	m.mu.Lock()
+	own, others, compact, unknown = m.own.unsorted(), m.book.updates(standings), m.compacts(), m.peers == nil
+	m.mu.Unlock()
+	sortEntries(own.entries)
+	return own, others, compact, unknown
 }
 
 func (d delegate) MergeRemoteState(b []byte, _ bool) {

@@ -22,6 +22,8 @@ type page struct {
 	floor uint64
 	index *index
 	cells []uint32 // what the node says now, as far as is known
+	// shared is set while an update has the cells, too: they are copied before the next change.
+	shared bool
 	// said is the last change of each VIP: of all that were spoken of after floor, and of some before,
 	// none of which is older than forgotten.
 	said      map[netip.Addr]uint64
@@ -45,6 +47,9 @@ func (p *page) get(vip netip.Addr) (plan.Claim, bool) {
 // put sets the number of the claim on the VIP at a position, and reports whether it was another
 // one.
 func (p *page) put(at int, number uint32) bool {
+	if p.shared {
+		p.cells, p.shared = slices.Clone(p.cells), false
+	}
 	if at >= len(p.cells) {
 		p.cells = append(p.cells, make([]uint32, at+1-len(p.cells))...)
 	}
@@ -106,7 +111,7 @@ func (p *page) replace(u update, m *merging) {
 		}
 	}
 	if p.floor == 0 && len(p.said) == 0 { // nothing is known yet
-		p.cells, p.forgotten = all.cells, u.floor
+		p.cells, p.shared, p.forgotten = all.cells, false, u.floor
 		for at, number := range p.cells {
 			if number != 0 {
 				m.mark(at)
@@ -194,11 +199,13 @@ func (p *page) held(vip netip.Addr) (plan.Claim, bool) {
 
 func reserves(claim plan.Claim) bool { return claim.Answering && claim.Reason == "" }
 
-// update returns all that the page knows.
-func (p *page) update(node string) update {
+// update returns all that the page knows, with a copy of its index' sheet. It stays as it is when the
+// page changes.
+func (p *page) update(node string, s *sheet) update {
 	u := update{node: node, born: p.born, floor: p.floor}
 	if p.floor > 0 {
-		u.sheet, u.row = &p.index.sheet, row{cells: p.cells}
+		u.sheet, u.row = s, row{cells: p.cells}
+		p.shared = true
 	}
 	for vip, seq := range p.said {
 		if seq > p.floor {

@@ -75,17 +75,19 @@ func (m *Members) sendStep(context.Context) (time.Duration, error) {
 		}
 	}
 	clear(m.greet)
-	var greetings [][]byte
+	var own greeting
 	if len(newcomers) > 0 {
-		greetings = m.own.greet(m.compacts(), len(m.live))
+		own = m.own.greet(m.compacts(), len(m.live))
 	}
 	m.mu.Unlock()
 	if len(newcomers)+len(others) == 0 {
 		m.queue.Reset() // nobody takes from it; who comes is told everything
 		return 0, nil
 	}
-	for _, message := range greetings {
-		sendTo(ml, newcomers, message)
+	if len(newcomers) > 0 {
+		for _, message := range own.encode() {
+			sendTo(ml, newcomers, message)
+		}
 	}
 	if len(changes.entries) == 0 {
 		return 0, nil
@@ -99,19 +101,32 @@ func (m *Members) sendStep(context.Context) (time.Duration, error) {
 	return 0, nil
 }
 
-// greet encodes what a newcomer is told: the whole page, in one packet if that is possible. In
-// parts, none of them may say that it is complete. Even an empty one announces the new process.
+// greeting is what a newcomer is told: the whole page, in one packet if that is possible. In parts,
+// none of them may say that it is complete. Even an empty one announces the new process.
 //
 // In a large cluster that would be nodes times VIPs for each newcomer. It has the page from the one
 // that it has joined, and needs only the changes that this one may not have heard.
-func (j *journal) greet(compact bool, others int) [][]byte {
-	full := j.full()
-	if compact {
+type greeting struct {
+	page    update
+	compact bool    // the newcomer understands it
+	large   bool    // the cluster is
+	recent  []entry // the last changes
+}
+
+func (j *journal) greet(compact bool, others int) greeting {
+	return greeting{page: j.unsorted(), compact: compact, large: others >= directMembers, recent: j.recent}
+}
+
+// encode returns the messages.
+func (g greeting) encode() [][]byte {
+	full := g.page
+	sortEntries(full.entries)
+	if g.compact {
 		if message := encodeCompact(full.compacted()); len(message) <= messageSize {
 			return [][]byte{message}
 		}
-		if others >= directMembers {
-			full.entries = j.recent
+		if g.large {
+			full.entries = g.recent
 		}
 	}
 	full.floor = 0

@@ -60,7 +60,7 @@ func BenchmarkGossip(b *testing.B) {
 				for _, e := range updates[0].explicit().entries {
 					j.pending[e.vip] = &e.claim
 				}
-				for _, m := range j.greet(true, nodes) {
+				for _, m := range j.greet(true, nodes).encode() {
 					greeting += len(m)
 				}
 				var before, after runtime.MemStats
@@ -101,6 +101,11 @@ func BenchmarkState(b *testing.B) {
 		standings[u.node] = plan.Standing{Live: true}
 	}
 	message := encodeCompact(updates...)
+	b.Run("hold", func(b *testing.B) { // for how long nothing else goes on
+		for b.Loop() {
+			book.updates(standings)
+		}
+	})
 	b.Run("encode", func(b *testing.B) {
 		for b.Loop() {
 			encodeCompact(book.updates(standings)...)

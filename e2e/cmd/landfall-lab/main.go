@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/landfall-lb/landfall/e2e/cluster"
+	"github.com/landfall-lb/landfall/e2e/conformance"
 	"github.com/landfall-lb/landfall/e2e/lab"
 	"github.com/landfall-lb/landfall/e2e/lab/podserver"
 )
@@ -29,6 +30,9 @@ const usage = `usage:
   landfall-lab cluster [--keep] [--cni bridge|flannel] [--image FILE] [--story helm]
   landfall-lab cluster --story returns [--count N] [--away TIME] [--only WAY]
                                             start a cluster of real kubelets, and try Landfall on it: docs/cluster.md
+  landfall-lab conformance [--mode nftables|iptables] [--focus GROUPS] [--specs PATTERN]
+               [--nodes N] [ARGUMENTS OF GINKGO]
+                                            run upstream's end-to-end suite on such a cluster: docs/conformance.md
   landfall-lab list                         list the labs on this machine
   landfall-lab prepare                      fetch and build what tests and labs need on this machine
   landfall-lab tool NAME                    print the path of a tool, built if need be: kube-apiserver, kube-proxy,
@@ -62,6 +66,11 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	programs := flags.String("programs", "", "")
 	cni := flags.String("cni", os.Getenv("CNI"), "")
 	image := flags.String("image", "", "")
+	mode := flags.String("mode", "nftables", "")
+	focus := flags.String("focus", "", "")
+	specs := flags.String("specs", "", "")
+	nodes := flags.Int("nodes", 0, "")
+	version := flags.String("version", "", "")
 	story := flags.String("story", "", "")
 	count := flags.Int("count", 6, "")
 	only := flags.String("only", "", "")
@@ -83,6 +92,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	case "cluster":
 		return realCluster(ctx, out, cluster.Options{Name: *name, CNI: *cni, Image: *image},
 			trial{name: *story, count: *count, away: *away, only: *only, keep: *keep})
+	case "conformance":
+		return conform(ctx, out, conformance.Options{Mode: *mode, Focus: *focus, Specs: *specs, Args: flags.Args(),
+			Landfall: *version, Name: *name, CNI: *cni, Nodes: *nodes})
 	case "down":
 		return down(ctx, out, flags.Arg(0))
 	case "list":

@@ -1,0 +1,89 @@
+package explain
+
+import (
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// TestWaiting finds the Services that wait for a pool, by what the controller says.
+func TestWaiting(t *testing.T) {
+	service := func(name string, reason lb.Reason, message string) lb.Service {
+		return lb.Service{Key: lb.Key{Namespace: "shop", Name: name}, Type: lb.LoadBalancer,
+			Conditions: []lb.Condition{{Type: lb.ConditionAssigned, Reason: reason, Message: message}}}
+	}
+	got := Waiting([]lb.Service{
+		service("b", lb.ReasonPoolExhausted, "pool lan is full"), service("a", lb.ReasonPoolExhausted, `pools "wan", "lan" are full`),
+		service("c", lb.ReasonPoolExhausted, "pool lan2 is full"), service("d", lb.ReasonNoPool, "pool lan"),
+	}, "", "lan")
+	if len(got) != 2 || got[0].Name != "a" || got[1].Name != "b" {
+		t.Errorf("got %v", got)
+	}
+}
+
+// TestDoctor has one fault after the other, and what the first line says.
+func TestDoctor(t *testing.T) {
+	for name, test := range map[string]struct {
+		fault func(w *world, d *DoctorFacts)
+		level Level
+		line  string
+	}{
+		"nothing": {func(*world, *DoctorFacts) {}, OK, "nothing is wrong: 2 nodes"},
+		"before":  {func(w *world, _ *DoctorFacts) { *w = world{Cluster: Cluster{Nodes: w.Nodes()}} }, OK, "Landfall is not installed, and"},
+		"old":     {func(_ *world, d *DoctorFacts) { d.Version = "v1.30.2" }, Wrong, "Kubernetes v1.30.2 is too old"},
+		"k3s":     {func(_ *world, d *DoctorFacts) { d.Version = "v1.33.1+k3s1" }, OK, "nothing is wrong"},
+		"Pod Security": {func(_ *world, d *DoctorFacts) { d.PodSecurity = "baseline" }, Wrong,
+			"namespace landfall-system enforces Pod Security baseline"},
+		"strictARP": {func(_ *world, d *DoctorFacts) { d.KubeProxy, d.Mode = true, "ipvs" }, Wrong,
+			"kube-proxy runs in mode ipvs without strictARP"},
+		"strictARP is set": {func(_ *world, d *DoctorFacts) { d.KubeProxy, d.Mode, d.StrictARP = true, "ipvs", true }, OK, "nothing"},
+		"MetalLB":          {func(_ *world, d *DoctorFacts) { d.Others = []string{"MetalLB"} }, Warning, "MetalLB also gives addresses"},
+		"MetalLB and a class": {func(w *world, d *DoctorFacts) { d.Others, w.Class = []string{"MetalLB"}, "x"; d.Services = nil },
+			OK, "nothing"},
+		"exclude label": {func(w *world, _ *DoctorFacts) {
+			for name, n := range w.Nodes() {
+				n.Labels = labels.Set{labelExclude: ""}
+				w.Nodes()[name] = n
+			}
+		}, Wrong, "every node has the label node.kubernetes.io/exclude"},
+		"not ready": {func(w *world, _ *DoctorFacts) {
+			w.Nodes()["n2"] = Node{Node: lb.Node{Name: "n2"}, NotReady: "no kubelet"}
+		}, Warning, "n2 is not ready: no kubelet"},
+		"no controller": {func(w *world, _ *DoctorFacts) { w.Controllers = nil }, Wrong, "the controller does not run"},
+		"no speaker":    {func(w *world, _ *DoctorFacts) { w.Agents = nil }, Wrong, "speaker and proxy run on no node"},
+		"versions": {func(w *world, _ *DoctorFacts) {
+			a := w.Agents["n2"]
+			a.Speaker.Image, a.Proxy.Image = "landfall:2", "landfall:2"
+			w.Agents["n2"] = a
+		}, Warning, "the nodes run different versions"},
+		"gossip":     {func(w *world, _ *DoctorFacts) { w.Agents["n1"].Said.Members.Live = []string{"n1"} }, Wrong, "n1: its speaker does not hear"},
+		"forwarding": {func(w *world, _ *DoctorFacts) { w.find("n2", lb.ReasonForwardingOff, "n2 has ip_forward=0") }, Wrong, "n2 has ip_forward=0"},
+		"full": {func(w *world, _ *DoctorFacts) { w.Pools[0].Status.AvailableIPv4 = "0" }, Warning,
+			"pool lan: it is full, so the next Service gets no address: IPv4 1 assigned, 0 free (PoolExhausted)"},
+		"no pool": {func(w *world, _ *DoctorFacts) { w.Pools = nil }, Wrong, "there is no IPAddressPool"},
+		"waiting": {func(w *world, d *DoctorFacts) {
+			d.Services[0].Conditions = []lb.Condition{{Type: lb.ConditionAssigned, Reason: lb.ReasonPoolExhausted,
+				Message: "all addresses of pool lan are held"}}
+		}, Wrong, "pool lan: it is full, and shop/web waits"},
+		"not announced": {func(_ *world, d *DoctorFacts) {
+			d.Services[0].Conditions[1] = lb.Condition{Type: lb.ConditionAnnounced, Reason: lb.ReasonNoInterface, Message: "no interface"}
+		}, Wrong, "Service shop/web: no interface (NoInterface)"},
+		"peer": {func(w *world, _ *DoctorFacts) { w.overBGP(lb.Peer{PeerASN: 64513, Status: down("connection refused")}) }, Wrong,
+			"BGP session with tor (192.0.2.254) from n1, n2 is down"},
+		"may not list pods": {func(w *world, _ *DoctorFacts) {
+			w.Unread, w.Agents, w.Controllers, w.Leader = []Unread{{"pods", "you may not list pods", "grant"}}, nil, nil, ""
+		}, OK, "nothing is wrong: 2 nodes; not checked: you may not list pods"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := well()
+			d := DoctorFacts{Version: "v1.35.4", Namespace: "landfall-system", Services: []lb.Service{w.Service}}
+			test.fault(&w, &d)
+			if v := Doctor(w.Cluster, d); v.Level != test.level || !strings.HasPrefix(v.Line, "Cluster: "+test.line) {
+				t.Errorf("%s: %q\nwant %s: %q", v.Level, v.Line, test.level, test.line)
+			}
+		})
+	}
+}
