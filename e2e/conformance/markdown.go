@@ -64,16 +64,16 @@ func writeMode(b *strings.Builder, mode string, specs []Spec) {
 func writeByReason(b *strings.Builder, specs []Spec) {
 	byReason := map[string][]string{}
 	for _, s := range specs {
-		why := s.Reason
+		why := escape(s.Reason)
 		if s.Result == Failed {
-			why = strings.TrimSpace("`" + strings.ReplaceAll(why, "`", "'") + "` " + reason(causes, s.Name))
+			why = strings.TrimSpace("`" + strings.ReplaceAll(s.Reason, "`", "'") + "` " + escape(reason(causes, s.Name)))
 		}
 		byReason[why] = append(byReason[why], strings.TrimPrefix(s.Name, prefix))
 	}
 	for _, why := range slices.Sorted(maps.Keys(byReason)) {
 		indent := ""
 		if why != "" {
-			fmt.Fprintf(b, "- %s\n", escape(why))
+			fmt.Fprintf(b, "- %s\n", why)
 			indent = "  "
 		}
 		for _, name := range byReason[why] {
