@@ -301,7 +301,8 @@ func (r *report) summary(took time.Duration) string {
 		}
 	}
 	if len(r.flaky) > 0 {
-		fmt.Fprintf(&b, "\nFlaky: failed, and passed %d times alone. Each is a defect, of the test or of what it tests:\n", repeats)
+		fmt.Fprintf(&b, "\nFlaky: failed, and passed %d times alone. Each is a defect, of the test or of what it tests:\n",
+			repeats)
 		for _, t := range r.flaky {
 			fmt.Fprintf(&b, "  %s\n", t)
 		}
