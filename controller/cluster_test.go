@@ -215,7 +215,7 @@ func (c *cluster) hold(ctx context.Context, given lb.Service, h kube.Holding) er
 
 // show has s show h.
 func show(s *lb.Service, h kube.Holding) {
-	s.Ingress = nil
+	s.Ingress, s.Unread = nil, 0
 	for _, addr := range h.Addresses {
 		s.Ingress = append(s.Ingress, lb.Ingress{Addr: addr, Mode: lb.IPModeVIP})
 	}

@@ -102,3 +102,22 @@ func TestReplacedMessageNamesTheProgram(t *testing.T) {
 		}
 	}
 }
+
+// TestContract11AStatusOfManyAddresses has somebody write more addresses than count into a status.
+func TestContract11AStatusOfManyAddresses(t *testing.T) {
+	c := newCluster()
+	p := newProcess(c)
+	c.addPool("p", "10.0.0.0/24")
+	c.put(service("a"))
+	p.settle(t)
+	s := c.services[key("a")]
+	s.Unread = 1000
+	c.put(s)
+	p.settle(t)
+	if s = c.services[key("a")]; s.Unread != 0 || c.holds("a") != "10.0.0.0 Assigned" {
+		t.Errorf("unread %d, holds %q", s.Unread, c.holds("a"))
+	}
+	if !slices.Contains(p.events, "Warning a TooManyAddresses") {
+		t.Errorf("Events: %q", p.events)
+	}
+}

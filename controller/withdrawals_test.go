@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -89,6 +90,156 @@ func TestContract8DeletedServicesHoldTheirAddress(t *testing.T) {
 	p.settle(t)
 	if got := c.holds("b"); c.exists("a") || got != "10.0.0.0 Assigned" {
 		t.Errorf("a is there: %v, b holds %q", c.exists("a"), got)
+	}
+}
+
+// TestContract3EachEndHasAWaitOfItsOwn has a Service end, come back and end again, also as another
+// one of its name, while no speaker reports.
+func TestContract3EachEndHasAWaitOfItsOwn(t *testing.T) {
+	for name, again := range map[string]func(c *cluster, p *process){
+		"is a load balancer again": func(c *cluster, _ *process) {
+			s := c.services[key("a")]
+			s.Type = lb.LoadBalancer
+			c.put(s)
+		},
+		"is created anew": func(c *cluster, _ *process) {
+			c.remove("a")
+			c.put(service("a"))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster()
+			p := newProcess(c)
+			c.addPool("p", "10.0.0.0/31")
+			c.put(service("a"))
+			for range 2 {
+				p.ticks = time.Second
+				p.settle(t)
+				c.announce("a", true)
+				p.settle(t)
+				p.ticks = time.Millisecond
+				toClusterIP(c)
+				p.deliver()
+				step(t, p)
+				if !c.services[key("a")].Finalizer {
+					t.Fatal("the finalizer goes before the announcements")
+				}
+				p.clock = p.clock.Add(withdrawWithin)
+				p.settle(t)
+				if c.services[key("a")].Finalizer {
+					t.Fatal("the finalizer stays although the time is over")
+				}
+				again(c, p)
+			}
+		})
+	}
+}
+
+// TestContract3AnAnnouncedAddressIsNotFree has a Service become no load balancer, which empties its
+// status at once, and another one wait for the address.
+func TestContract3AnAnnouncedAddressIsNotFree(t *testing.T) {
+	c := newCluster()
+	p := newProcess(c)
+	c.addPool("p", "10.0.0.0/32")
+	c.put(service("a"))
+	p.settle(t)
+	c.announce("a", true)
+	p.settle(t)
+	p.ticks = time.Millisecond
+	toClusterIP(c)
+	c.put(service("b"))
+	p.deliver()
+	step(t, p)
+	// A new leader knows as much.
+	p = newProcess(c)
+	p.takeOver(t)
+	p.ticks = time.Millisecond
+	step(t, p)
+	if got := c.holds("b"); got != "PoolExhausted" {
+		t.Fatalf("b holds %q while the nodes announce the address for a", got)
+	}
+	c.announce("a", false)
+	p.ticks = time.Second
+	p.settle(t)
+	if got := c.holds("b"); got != "10.0.0.0 Assigned" || c.services[key("a")].Finalizer {
+		t.Errorf("b holds %q", got)
+	}
+}
+
+// TestContract3ADeletedServiceGoesAlthoughTheClassIsAnother has the controller serve another class
+// than when it assigned the address.
+func TestContract3ADeletedServiceGoesAlthoughTheClassIsAnother(t *testing.T) {
+	for name, test := range map[string]struct {
+		tweak func(s *lb.Service)
+		stays bool
+	}{
+		"as it was assigned":              {func(*lb.Service) {}, false},
+		"another program's address":       {func(s *lb.Service) { s.Ingress[0].Addr = s.Ingress[0].Addr.Next() }, true},
+		"the status was emptied":          {func(s *lb.Service) { s.Ingress = nil }, false},
+		"the condition confirms it never": {func(s *lb.Service) { s.Conditions = nil }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster()
+			p := newProcess(c)
+			c.addPool("p", "10.0.0.0/31")
+			c.put(service("a"))
+			p.settle(t)
+			c.announce("a", true)
+			s := c.services[key("a")]
+			test.tweak(&s)
+			delete(c.history, key("a"))
+			c.put(s)
+			p = newProcess(c)
+			p.config.Class = "other"
+			p.begin()
+			p.takeOver(t)
+			c.del("a")
+			p.ticks = time.Millisecond
+			p.deliver()
+			step(t, p)
+			if name == "as it was assigned" && !c.exists("a") {
+				t.Fatal("it goes before the announcements")
+			}
+			p.clock = p.clock.Add(withdrawWithin)
+			p.settle(t)
+			if c.exists("a") != test.stays {
+				t.Errorf("exists: %v", c.exists("a"))
+			}
+		})
+	}
+}
+
+// TestContract3AServiceOfAnotherClass has a Service come back with another class, which empties its
+// status, and perhaps get an address from that class's controller.
+func TestContract3AServiceOfAnotherClass(t *testing.T) {
+	for name, test := range map[string]struct {
+		tweak func(s *lb.Service)
+		want  string // what it holds and shows
+		stays bool   // the finalizer does
+	}{
+		"nobody serves it": {func(s *lb.Service) { s.Ingress = nil }, "", false},
+		"a cloud serves it": {func(s *lb.Service) {
+			s.Ingress = []lb.Ingress{{Addr: s.Ingress[0].Addr.Next().Next().Next()}}
+		}, "10.0.0.3", true},
+		"another Landfall goes on with it": {func(*lb.Service) {}, "10.0.0.0 Assigned", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster()
+			p := newProcess(c)
+			c.addPool("p", "10.0.0.0/31")
+			c.put(service("a"))
+			p.settle(t)
+			s := c.services[key("a")]
+			s.Class = "theirs"
+			s.Ingress = slices.Clone(s.Ingress)
+			test.tweak(&s)
+			delete(c.history, key("a"))
+			c.put(s)
+			p.settle(t)
+			if got := c.holds("a"); got != test.want || c.services[key("a")].Finalizer != test.stays {
+				t.Errorf("%q, finalizer %v; want %q, %v", got, c.services[key("a")].Finalizer, test.want, test.stays)
+			}
+		})
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -72,10 +73,8 @@ func (o *options) addOutput(cmd *cobra.Command, formats ...string) {
 	complete(cmd, "output", func(string) []string { return formats })
 	inner := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		for _, format := range append([]string{""}, formats...) {
-			if o.output == format {
-				return inner(cmd, args)
-			}
+		if o.output == "" || slices.Contains(formats, o.output) {
+			return inner(cmd, args)
 		}
 		return fmt.Errorf("--output: %q is none of %s", o.output, strings.Join(formats, ", "))
 	}

@@ -19,8 +19,8 @@ import (
 func doctorCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "doctor", Short: "Examine the cluster: what is in Landfall's way before an install, and what is wrong after it",
-		Long: "Examine the cluster: what is in Landfall's way before an install, and what is wrong after it. The first line is " +
-			"the worst thing. It asks the programs of all nodes.",
+		Long: "Examine the cluster: what is in Landfall's way before an install, and what is wrong after it. The first line " +
+			"is the worst thing. It asks the programs of all nodes.",
 		Example: "  landfallctl doctor\n  landfallctl doctor -o json | jq -r .verdict",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -27,8 +27,8 @@ func verifyCommand(o *options) *cobra.Command {
 		Use: "verify", Short: "Check that an installation works, with a Service that is created and deleted",
 		Long: "Check that an installation works: Landfall's programs are ready, a pool and an advertisement exist, and a " +
 			"Service gets an address that is announced and answers.\n\nWithout --service, verify creates the Service " +
-			verify.TestService + " in Landfall's namespace and deletes it. Only a pod can stand behind it, so elsewhere than in " +
-			"helm test verify does not connect to it.",
+			verify.TestService + " in Landfall's namespace and deletes it. Only a pod can stand behind it, so elsewhere than " +
+			"in helm test verify does not connect to it.",
 		Example: "  helm test landfall -n landfall-system\n  landfallctl verify --service default/web",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -282,8 +282,9 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	s.to.witness = seen
 	actors := map[string]actor.Runner{
 		"gateways": around, "watches": client, "interfaces": watcher, "gossip": talk, "probes of speakers": alive,
-		"ARP and NDP": responder, "events": events, "status of Services": reporter, "plan": s.runner, "partitions": seen, "neighbors": nearby,
-		"pulse": beat, "passwords": passwords, "preflight": flight,
+		"ARP and NDP": responder, "events": events, "status of Services": reporter, "plan": s.runner, "partitions": seen,
+		"neighbors": nearby,
+		"pulse":     beat, "passwords": passwords, "preflight": flight,
 		"BGP and BFD": outlived{sessions, watches}, "status of BGP objects": objects,
 	}
 	if keys != nil {

@@ -431,3 +431,39 @@ func TestOnlyInterfacesThatMayAnswerCount(t *testing.T) {
 		}
 	})
 }
+
+// TestContract11AnAddressInAStatusWithdrawsNothing has somebody write a Service's address into the
+// status of another one, which no node delivers. The address stays announced, unless nothing says
+// whose it is.
+func TestContract11AnAddressInAStatusWithdrawsNothing(t *testing.T) {
+	tenant := lb.Key{Namespace: "aaa", Name: "tenant"}
+	for name, test := range map[string]struct {
+		message string // of the condition of the Service that had the address
+		stays   bool
+	}{
+		"confirmed":   {vip1.String() + " from pool lan", true},
+		"unconfirmed": {"", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inRig(t, func(r *rig) {
+				r.start(w177, w178, w179)
+				r.service(nginx, vip1)
+				s, _ := r.api.services.Get(nginx)
+				s.Conditions = []lb.Condition{{Type: lb.ConditionAssigned, Status: true, Message: test.message}}
+				r.api.services.Set(nginx, s)
+				owner := ranked(vip1)[0]
+				r.wantAnswers("before", vip1, owner)
+				r.service(tenant, vip1)
+				for _, n := range r.nodes {
+					n.deliver(lb.Delivery{Service: tenant, VIP: vip1, Policy: lb.Local, Ready: 1})
+				}
+				synctest.Wait()
+				if test.stays {
+					r.wantAnswers("written into another status", vip1, owner)
+				} else {
+					r.wantAnswers("two hold it alike", vip1)
+				}
+			})
+		})
+	}
+}

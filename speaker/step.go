@@ -211,12 +211,16 @@ func (s *speaker) lookup() func(vip netip.Addr) []plan.Holder {
 		}
 		var holders []plan.Holder
 		keys := s.rooms.holders.Of(vip)
-		holds := func(key lb.Key) bool { return slices.Contains(keys, key) }
-		for _, key := range keys {
+		services := make([]*lb.Service, len(keys))
+		for i, key := range keys {
 			service, _ := s.from.services.Get(key)
+			services[i] = &service
+		}
+		joined := lb.Joined(vip, services)
+		for i, key := range keys {
+			service := services[i]
 			holders = append(holders, plan.Holder{Service: key, Labels: labels.Set(service.Labels),
-				Delivery: s.delivery(service, key, vip), OnConflict: service.OnConflict,
-				Joined: len(keys) > 1 && service.Joined(vip, holds)})
+				Delivery: s.delivery(*service, key, vip), OnConflict: service.OnConflict, Joined: joined[i]})
 		}
 		found[vip] = holders
 		return holders

@@ -335,7 +335,8 @@ func (b *Book) due() []*entry {
 // decision decides for one Service if it is or was ours.
 func (b *Book) decision(e *entry) (Decision, bool) {
 	switch {
-	case e.Deleting && Protected(&e.Service) && (e.over || Ours(&e.Service, b.config.Class) || asAssigned(&e.Service)):
+	case e.Deleting && Protected(&e.Service) &&
+		(e.Type != lb.LoadBalancer || Ours(&e.Service, b.config.Class) || asAssigned(&e.Service)):
 		b.forget(e)
 		return e.farewell(), true
 	case e.Deleting, e.Headless && e.Type == lb.LoadBalancer:

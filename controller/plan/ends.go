@@ -22,11 +22,12 @@ func left(s *lb.Service, class string) bool {
 	})
 }
 
-// asAssigned reports whether the status of s shows addresses, and only those that Landfall assigned:
-// the class of the controller may have changed since.
+// asAssigned reports whether the status of s shows only addresses that Landfall assigned: nobody
+// serves the Service since, or another controller like this one does. The class of the controller may
+// have changed.
 func asAssigned(s *lb.Service) bool {
 	shown := shownAddresses(s)
-	return len(s.Ingress) > 0 && !slices.ContainsFunc(s.Ingress, func(in lb.Ingress) bool {
+	return !slices.ContainsFunc(s.Ingress, func(in lb.Ingress) bool {
 		return !slices.Contains(shown, in.Addr)
 	})
 }

@@ -179,7 +179,8 @@ func (c Cluster) allNodes() []Check {
 	}
 	if len(down) > 0 {
 		checks = append(checks, Check{Level: Warning, What: "nodes",
-			Text: fmt.Sprintf("%s is not ready: %s", list(down, 4), c.Nodes[down[0]].NotReady), Cure: "kubectl describe node " + down[0]})
+			Text: fmt.Sprintf("%s is not ready: %s", list(down, 4), c.Nodes[down[0]].NotReady),
+			Cure: "kubectl describe node " + down[0]})
 	}
 	if len(without) > 0 {
 		checks = append(checks, Check{Level: Note, What: "podCIDR",
@@ -223,7 +224,7 @@ func (c Cluster) others(d DoctorFacts) Check {
 	}
 	return Check{Level: Warning, What: "other load balancers",
 		Text: fmt.Sprintf("%s also gives addresses to Services without spec.loadBalancerClass", list(d.Others, 4)),
-		Cure: "helm upgrade … --set loadBalancerClass=landfall.dev/landfall   # or remove the other one; docs/migrate-metallb.md"}
+		Cure: "helm upgrade … --set loadBalancerClass=landfall.dev/landfall   # or remove the other one"}
 }
 
 func (c Cluster) pools(services []lb.Service) []Check {
@@ -246,10 +247,11 @@ func (c Cluster) pools(services []lb.Service) []Check {
 // full.
 func Waiting(services []lb.Service, class, pool string) []lb.Key {
 	var waiting []lb.Key
+	apart := func(r rune) bool { return strings.ContainsRune(" ,;:()\"", r) }
 	for _, s := range services {
 		c, known := condition(s.Conditions, lb.ConditionAssigned)
 		if known && !c.Status && c.Reason == lb.ReasonPoolExhausted && s.Class == class && s.Type == lb.LoadBalancer &&
-			slices.Contains(strings.FieldsFunc(c.Message, func(r rune) bool { return strings.ContainsRune(" ,;:()\"", r) }), pool) {
+			slices.Contains(strings.FieldsFunc(c.Message, apart), pool) {
 			waiting = append(waiting, s.Key)
 		}
 	}

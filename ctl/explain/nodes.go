@@ -38,7 +38,7 @@ func (e explanation) nodes(vips []netip.Addr) []Check {
 		}
 		candidates := false
 		for _, n := range seen {
-			candidates = candidates || !outByItself(n.Reason)
+			candidates = candidates || n.Reason != "" && !outByItself(n.Reason)
 		}
 		for _, node := range slices.Sorted(maps.Keys(seen)) {
 			n := seen[node]

@@ -63,6 +63,11 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonQuotaExceeded: {"The namespace holds as many addresses as the pool's addressesPerNamespace allows.",
 		"delete a Service of the namespace, or kubectl edit ipaddresspool POOL   # spec.addressesPerNamespace"},
 
+	lb.ReasonTooManySharers: {"As many Services share the requested address as may.",
+		"request another address for the Service"},
+	lb.ReasonTooManyAddresses: {"The status shows more addresses than a Service can hold: something else wrote them.",
+		"kubectl get service NAME -o yaml --show-managed-fields   # who wrote status.loadBalancer"},
+
 	// Announcements.
 	lb.ReasonNoAdvertisement: {"No L2Advertisement or BGPAdvertisement selects the address's pool on the node.",
 		"kubectl apply -f - <<< '{apiVersion: landfall.dev/v1beta1, kind: L2Advertisement, metadata: {name: all}}'"},
@@ -105,6 +110,8 @@ var Reasons = map[lb.Reason]Entry{
 		"landfallctl explain node NODE   # the problem of the interface"},
 	lb.ReasonSchedulerIgnored: {"A proxy cannot choose backends in the way that landfall.dev/scheduler requests.",
 		"docs/proxy.md lists the schedulers of each mode"},
+	lb.ReasonTooLarge: {"The Service asks for more ports, addresses or endpoints than one Service may cost the proxies.",
+		"split the Service; docs/proxy.md lists the bounds"},
 	lb.ReasonFrontendInUse: {"A Service with an older or stronger right to it uses an address and port of the Service.",
 		"change the port, or remove the external IP of the other Service"},
 	lb.ReasonExternalIPRefused: {"The nodes do not serve an address in spec.externalIPs.",

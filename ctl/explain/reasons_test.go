@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -98,18 +99,9 @@ func TestCuresNameWhatIsMeant(t *testing.T) {
 		"ACCEPT", "README", "PROFILE"}
 	for reason, entry := range Reasons {
 		for word := range strings.FieldsFuncSeq(entry.Cure, func(r rune) bool { return (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') }) {
-			if len(word) > 1 && word == strings.ToUpper(word) && !contains(known, word) {
+			if len(word) > 1 && word == strings.ToUpper(word) && !slices.Contains(known, word) {
 				t.Errorf("the cure of %s has %s", reason, word)
 			}
 		}
 	}
-}
-
-func contains(all []string, one string) bool {
-	for _, a := range all {
-		if a == one {
-			return true
-		}
-	}
-	return false
 }

@@ -188,7 +188,7 @@ func (v verifier) remove(ctx context.Context, key lb.Key) error {
 		}
 		_, found, err := v.API.OneService(ctx, key)
 		if err == nil && found {
-			err = fmt.Errorf("Service %s is still being deleted", key)
+			err = fmt.Errorf("the Service %s is still being deleted", key)
 		}
 		return err
 	})
@@ -240,9 +240,9 @@ func ready(key lb.Key, s lb.Service, found, announced bool) error {
 	case !found:
 		return fmt.Errorf("there is no Service %s", key)
 	case len(s.VIPs()) == 0:
-		return fmt.Errorf("Service %s has no address: %s", key, message(s, lb.ConditionAssigned))
+		return fmt.Errorf("the Service %s has no address: %s", key, message(s, lb.ConditionAssigned))
 	case announced && !shows(s, lb.ConditionAnnounced):
-		return fmt.Errorf("Service %s is not announced: %s", key, message(s, lb.ConditionAnnounced))
+		return fmt.Errorf("the Service %s is not announced: %s", key, message(s, lb.ConditionAnnounced))
 	}
 	return nil
 }

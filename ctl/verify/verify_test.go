@@ -149,7 +149,8 @@ func TestRun(t *testing.T) {
 			said: "no connection was tried", creates: true},
 		"a Service": {change: func(c *cluster, o *Options) { c.put(web, 80); o.Service, o.Pods = web, nil },
 			said: "[2001:db8::10]:80 answers"},
-		"no such Service": {change: func(_ *cluster, o *Options) { o.Service = web }, fails: "there is no Service default/web"},
+		"no such Service": {change: func(_ *cluster, o *Options) { o.Service = web },
+			fails: "there is no Service default/web"},
 		"a Service of UDP": {change: func(c *cluster, o *Options) {
 			c.put(web, 80)
 			s := c.services[web]

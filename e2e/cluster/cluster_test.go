@@ -119,6 +119,7 @@ func TestWhatStaysAfterUninstall(t *testing.T) {
 	for trace, want := range map[string]bool{
 		"IPAddressPool lan": true, "CustomResourceDefinition bgppeers.landfall.dev": true,
 		"CustomResourceDefinition bgppeers.example.com": false, "Namespace landfall-system": true,
+		"APIService v1beta1.landfall.dev": true, "APIService v1.apps": false,
 		"ConfigMap landfall-system/kube-root-ca.crt": true, "ConfigMap landfall-system/landfall-surroundings": false,
 		"Lease landfall-system/landfall-speaker": false, "ServiceAccount landfall-system/landfall-node": false,
 		"Service web/l2-local: address [map[ip:172.30.0.202]]":               true,

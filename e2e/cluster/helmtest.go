@@ -33,6 +33,9 @@ func (c *Cluster) Test(ctx context.Context, say func(format string, args ...any)
 		return errors.Join(fmt.Errorf("helm test: %w\n%s\n%s", err, out, log), c.explain(ctx))
 	}
 	_, err := c.Kube().CoreV1().Services(Namespace).Get(ctx, verify.TestService, metav1.GetOptions{})
+	if err == nil {
+		err = errors.New("it is there")
+	}
 	if !apierrors.IsNotFound(err) {
 		return fmt.Errorf("helm test left the Service %s: %w", verify.TestService, err)
 	}
@@ -47,8 +50,11 @@ func (c *Cluster) restricts(ctx context.Context) error {
 		ObjectMeta: metav1.ObjectMeta{Name: "forbidden"},
 		Spec:       corev1.PodSpec{HostNetwork: true, Containers: []corev1.Container{{Name: "pod", Image: PodImage}}},
 	}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-	if !apierrors.IsForbidden(err) {
-		return fmt.Errorf("Pod Security admission does not refuse a pod on the network of its node: %w", err)
+	switch {
+	case apierrors.IsForbidden(err):
+		return nil
+	case err == nil:
+		err = errors.New("it took it")
 	}
-	return nil
+	return fmt.Errorf("the API server should refuse a pod on the network of its node (Pod Security): %w", err)
 }

@@ -206,7 +206,7 @@ func (n *Node) register(ctx context.Context) error {
 	patch := fmt.Sprintf(
 		`{"metadata":{"labels":{"topology.kubernetes.io/zone":"zone-%d"}},"spec":{"podCIDR":"%s","podCIDRs":["%[2]s"]}}`,
 		n.zone(), n.PodNetwork)
-	return lab.WaitFor(ctx, n.cluster.options.Progress, n.Name+" to register", 3*time.Minute,
+	return lab.WaitFor(ctx, n.cluster.options.Progress, n.Name+" to register", 10*time.Minute,
 		func(ctx context.Context) error {
 			if !n.machine.Running() {
 				return errors.New("it has ended")

@@ -85,7 +85,7 @@ func stays(trace string) bool {
 	switch kind {
 	case "IPAddressPool", "L2Advertisement", "BGPAdvertisement", "BFDProfile", "BGPPeer", "Community":
 		return true
-	case "CustomResourceDefinition":
+	case "CustomResourceDefinition", "APIService": // the API server makes the second of the first
 		return strings.HasSuffix(name, ".landfall.dev")
 	case "Service":
 		return strings.Contains(name, ": address ") ||

@@ -17,8 +17,8 @@ var introduction string
 func (r Report) Markdown() string {
 	var b strings.Builder
 	b.WriteString(introduction)
-	fmt.Fprintf(&b, "\n## Results\n\nOf Kubernetes %s. [conformance.json](conformance.json) has the result of each spec, with "+
-		"its date\nand the version of Landfall.\n", r.Kubernetes)
+	fmt.Fprintf(&b, "\n## Results\n\nOf Kubernetes %s. [conformance.json](conformance.json) has the result of each spec, "+
+		"with its date\nand the version of Landfall.\n", r.Kubernetes)
 	for _, mode := range slices.Sorted(maps.Keys(r.Modes)) {
 		writeMode(&b, mode, r.Modes[mode])
 	}
@@ -64,15 +64,19 @@ func writeMode(b *strings.Builder, mode string, specs []Spec) {
 func writeByReason(b *strings.Builder, specs []Spec) {
 	byReason := map[string][]string{}
 	for _, s := range specs {
-		byReason[s.Reason] = append(byReason[s.Reason], strings.TrimPrefix(s.Name, prefix))
+		why := escape(s.Reason)
+		if s.Result == Failed {
+			why = strings.TrimSpace("`" + strings.ReplaceAll(s.Reason, "`", "'") + "` " + escape(reason(causes, s.Name)))
+		}
+		byReason[why] = append(byReason[why], strings.TrimPrefix(s.Name, prefix))
 	}
-	for _, reason := range slices.Sorted(maps.Keys(byReason)) {
+	for _, why := range slices.Sorted(maps.Keys(byReason)) {
 		indent := ""
-		if reason != "" {
-			fmt.Fprintf(b, "- %s\n", escape(reason))
+		if why != "" {
+			fmt.Fprintf(b, "- %s\n", why)
 			indent = "  "
 		}
-		for _, name := range byReason[reason] {
+		for _, name := range byReason[why] {
 			fmt.Fprintf(b, "%s- %s\n", indent, escape(name))
 		}
 	}

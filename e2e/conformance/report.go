@@ -78,13 +78,13 @@ func Parse(text []byte, landfall string, date time.Time) ([]Spec, error) {
 				s.Result, s.Reason = Failed, firstLine(cmp.Or(c.Failure, c.Error))
 			case "skipped":
 				// Without a reason it is one that ginkgo did not select.
-				reason := ""
+				why := ""
 				if c.Skipped != nil {
-					_, reason, _ = strings.Cut(c.Skipped.Message, "skipped - ")
+					_, why, _ = strings.Cut(c.Skipped.Message, "skipped - ")
 				}
 				switch {
-				case reason != "":
-					s.Result, s.Reason = Skipped, firstLine(reason)
+				case why != "":
+					s.Result, s.Reason = Skipped, firstLine(why)
 				case excluded(s.Name) != "":
 					s = Spec{Name: s.Name, Result: Skipped, Reason: excluded(s.Name)}
 				default:

@@ -113,7 +113,8 @@ func (c *controlPlane) startEtcd() (err error) {
 func (c *controlPlane) start(ctx context.Context, progress func(string)) (err error) {
 	file := c.lab.state.path
 	// No controller-manager creates the default ServiceAccounts here.
-	flags := []string{"--authorization-mode=RBAC", "--disable-admission-plugins=ServiceAccount"}
+	flags := []string{"--authorization-mode=RBAC", "--disable-admission-plugins=ServiceAccount",
+		"--kubelet-preferred-address-types=InternalIP"} // see ServeExec
 	if c.lab.options.Kubelets {
 		if flags, err = c.kubeletFlags(); err != nil {
 			return err

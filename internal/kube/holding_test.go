@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -146,5 +147,41 @@ func TestIntrudingServicesAreSeenByProxies(t *testing.T) {
 		if _, s := convertForwardedService(o); s.Intruding != want {
 			t.Errorf("port %d: intruding %v", port, s.Intruding)
 		}
+	}
+}
+
+// TestContract11StatusesAreReadToALimit, by every program, and written anew by the controller.
+func TestContract11StatusesAreReadToALimit(t *testing.T) {
+	o := testService()
+	_, s := convertForwardedService(o)
+	if s.Intruding || s.Unread != 0 {
+		t.Errorf("as the controller wrote it: %+v", s)
+	}
+	shown := o.Status.LoadBalancer.Ingress[0]
+	o.Status.LoadBalancer.Ingress = nil
+	for n := range 255 {
+		o.Status.LoadBalancer.Ingress = append(o.Status.LoadBalancer.Ingress,
+			corev1.LoadBalancerIngress{IP: fmt.Sprintf("10.9.9.%d", n)})
+	}
+	o.Status.LoadBalancer.Ingress = append(o.Status.LoadBalancer.Ingress, shown)
+	_, forwarded := convertForwardedService(o)
+	_, labelled := convertLabelledService(o)
+	_, requesting := convertRequestingService(o, true)
+	if !forwarded.Intruding {
+		t.Error("proxies take it for confirmed")
+	}
+	for _, s := range []lb.Service{forwarded, labelled, requesting} {
+		if len(s.Ingress) != lb.MaxAddresses || s.Unread != 256-lb.MaxAddresses ||
+			s.Ingress[lb.MaxAddresses-1].Addr.String() != "10.0.0.1" {
+			t.Errorf("read %v, and %d not", s.Ingress, s.Unread)
+		}
+	}
+	h := Holding{Condition: &lb.Condition{Type: lb.ConditionAssigned, Status: true, Reason: "Assigned",
+		Message: "10.0.0.1 from pool p"}}
+	for _, in := range requesting.Ingress {
+		h.Addresses = append(h.Addresses, in.Addr)
+	}
+	if h.Shows(requesting) {
+		t.Error("there is nothing to write although the status shows more")
 	}
 }

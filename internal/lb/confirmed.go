@@ -119,10 +119,3 @@ func ReadIngress(shown []Ingress, conditions []Condition) (read []Ingress, dropp
 	}
 	return read, len(shown) - len(read)
 }
-
-// Confirms reports whether a condition Assigned of the Service says that it holds addr by right.
-func (s *Service) Confirms(addr netip.Addr) bool {
-	return slices.ContainsFunc(s.Conditions, func(c Condition) bool {
-		return c.Type == ConditionAssigned && slices.Contains(Confirmed(c), addr)
-	})
-}

@@ -129,19 +129,33 @@ func parseAfter(written string) (netip.Addr, Key, bool) {
 	return addr, Key{Namespace: namespace, Name: name}, err == nil && ok && !strings.ContainsAny(name, `" `)
 }
 
-// Joined reports whether the condition Assigned says that the Service joined an address that
-// another of its holders held first, or holds it by mistake.
-func (s *Service) Joined(addr netip.Addr, holds func(Key) bool) bool {
-	for _, c := range s.Conditions {
-		if c.Type != ConditionAssigned {
-			continue
-		}
-		if c.Reason == ReasonDuplicate {
-			return true
-		}
-		_, after := ParseSharing(c.Message)
-		first, ok := after[addr]
-		return ok && holds(first)
+// Joined reports, for each of the Services that show addr, whether it joined the others: the
+// condition Assigned names another of them that held addr first, or says that the Service holds addr
+// by mistake, or does not name addr, while that of another Service does.
+func Joined(addr netip.Addr, holders []*Service) []bool {
+	joined := make([]bool, len(holders))
+	if len(holders) < 2 {
+		return joined
 	}
-	return false
+	holds := make(map[Key]bool, len(holders))
+	for _, s := range holders {
+		holds[s.Key] = true
+	}
+	confirmed := make([]bool, len(holders))
+	for i, s := range holders {
+		for _, c := range s.Conditions {
+			if c.Type == ConditionAssigned {
+				_, after := ParseSharing(c.Message)
+				first, ok := after[addr]
+				joined[i] = c.Reason == ReasonDuplicate || ok && holds[first]
+				confirmed[i] = slices.Contains(Confirmed(c), addr)
+			}
+		}
+	}
+	if slices.Contains(confirmed, true) {
+		for i := range joined {
+			joined[i] = joined[i] || !confirmed[i]
+		}
+	}
+	return joined
 }

@@ -1,6 +1,7 @@
 package lb
 
 import (
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -36,18 +37,53 @@ func TestSharing(t *testing.T) {
 }
 
 func TestJoined(t *testing.T) {
-	addr, other := netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("192.0.2.8")
-	first := Key{Namespace: "a", Name: "first"}
-	s := Service{Conditions: []Condition{{Type: ConditionAssigned,
-		Message: `p (shared by key "web" on 22/TCP; 192.0.2.7 after a/first)`}}}
-	there := func(k Key) bool { return k == first }
-	gone := func(Key) bool { return false }
-	if !s.Joined(addr, there) || s.Joined(addr, gone) || s.Joined(other, there) {
-		t.Error("it joined 192.0.2.7 while a/first holds that, and nothing else")
+	addr := netip.MustParseAddr("192.0.2.7")
+	with := func(name string, c ...Condition) *Service {
+		for i := range c {
+			c[i].Type = ConditionAssigned
+		}
+		return &Service{Key: Key{Namespace: "a", Name: name}, Conditions: c}
 	}
-	s.Conditions[0] = Condition{Type: ConditionAssigned, Reason: ReasonDuplicate}
-	if !s.Joined(addr, gone) || (&Service{}).Joined(addr, there) {
-		t.Error("a duplicate comes last, a Service without a condition does not")
+	first := with("first", Condition{Status: true, Message: `192.0.2.7 from pool p (shared by key "k" on 22/TCP)`})
+	joins := with("joins", Condition{Status: true,
+		Message: `192.0.2.7 from pool p (shared by key "k" on 80/TCP; 192.0.2.7 after a/first)`})
+	other := with("other", Condition{Status: true, Message: "192.0.2.8 from pool p"})
+	none, none2 := with("none"), with("none2")
+	duplicate := with("duplicate", Condition{Reason: ReasonDuplicate, Message: "192.0.2.7 is held by Service a/first"})
+	for name, test := range map[string]struct {
+		holders []*Service
+		want    []bool
+	}{
+		"alone":                         {[]*Service{joins}, []bool{false}},
+		"after the first":               {[]*Service{first, joins}, []bool{false, true}},
+		"the first is gone":             {[]*Service{joins, none}, []bool{false, true}},
+		"written into a status":         {[]*Service{none, first, other}, []bool{true, false, true}},
+		"nothing is confirmed":          {[]*Service{none, none2}, []bool{false, false}},
+		"by mistake":                    {[]*Service{duplicate, none}, []bool{true, false}},
+		"by mistake, and none is right": {[]*Service{duplicate, duplicate}, []bool{true, true}},
+	} {
+		if got := Joined(addr, test.holders); !slices.Equal(got, test.want) {
+			t.Errorf("%s: %v, want %v", name, got, test.want)
+		}
+	}
+}
+
+// BenchmarkJoined has n Services share an address.
+func BenchmarkJoined(b *testing.B) {
+	addr := netip.MustParseAddr("192.0.2.7")
+	for _, n := range []int{10, 100, 1_000} {
+		var holders []*Service
+		for i := range n {
+			holders = append(holders, &Service{Key: Key{Namespace: "a", Name: fmt.Sprint(i)}, Conditions: []Condition{{
+				Type: ConditionAssigned, Status: true,
+				Message: fmt.Sprintf(`192.0.2.7 from pool p (shared by key "k" on %d/TCP; 192.0.2.7 after a/0)`, i)}}})
+		}
+		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				Joined(addr, holders)
+			}
+		})
 	}
 }
 

@@ -37,7 +37,9 @@ const (
 
 // ofOne reports whether a chain is a single Service's.
 func ofOne(chain string) bool {
-	for _, own := range []string{prefixCluster, prefixLocal, prefixExternal, prefixSourceRange, prefixSources, prefixEndpoint} {
+	for _, own := range []string{
+		prefixCluster, prefixLocal, prefixExternal, prefixSourceRange, prefixSources, prefixEndpoint,
+	} {
 		if strings.HasPrefix(chain, own) {
 			return true
 		}

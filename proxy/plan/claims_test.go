@@ -113,6 +113,11 @@ z: LoadBalancer 192.0.2.1:80/tcp Cluster`},
 				tenant("a/z", 1, vip("192.0.2.1"), func(s *lb.Service) { s.Intruding = true })},
 			`a: LoadBalancer 192.0.2.1:80/tcp Cluster
 z: FrontendInUse: status.loadBalancer: 192.0.2.1:80/tcp is held by Service a/a`},
+		{"the older external IP, of a Service with a VIP that nobody confirmed", ExternalIPs{},
+			[]lb.Service{tenant("a/a", 9, external("198.51.100.1")),
+				tenant("z/z", 1, external("198.51.100.1"), func(s *lb.Service) { s.Intruding = true })},
+			`a: FrontendInUse: spec.externalIPs: 198.51.100.1:80/tcp is in use by a Service of another namespace
+z: ExternalIP 198.51.100.1:80/tcp Cluster`},
 		{"the older node port", ExternalIPs{}, []lb.Service{tenant("a/a", 9, onNodePort(30080)),
 			tenant("z/z", 1, onNodePort(30080))},
 			`a: FrontendInUse: node port 30080/tcp is in use by a Service of another namespace

@@ -66,7 +66,8 @@ func (h Host) dropped() (found []lb.Finding) {
 			found = append(found, f)
 			continue
 		}
-		if drops, accepted := c.Dropping(); drops && !(accepted && h.AcceptForwarded && c.Filter()) {
+		drops, accepted := c.Dropping()
+		if cured := accepted && h.AcceptForwarded && c.Filter(); drops && !cured {
 			found = append(found, lb.Find(lb.ReasonForwardDropped,
 				"on %s the chain %s drops new connections of pods, as Docker and ufw have it: its policy or last rule drops what "+
 					"no rule before it accepts; accept the pod network there, or set its policy to accept%s", h.Node, c,

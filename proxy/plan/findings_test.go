@@ -32,7 +32,8 @@ func TestFindings(t *testing.T) {
 	reject := ForwardRule{Verdict: VerdictDrop}
 	// What Docker has in its chains, and ufw.
 	docker := ForwardChain{Family: "ip", Table: "filter", Name: in, Drops: true, Rules: map[string][]ForwardRule{
-		in:                   {to("DOCKER-USER"), to("DOCKER-FORWARD"), accept(Accept{Established: true}), to("ufw-before-forward")},
+		in: {to("DOCKER-USER"), to("DOCKER-FORWARD"), accept(Accept{Established: true}),
+			to("ufw-before-forward")},
 		"DOCKER-FORWARD":     {accept(Accept{Interfaces: []string{"docker0"}}), to("DOCKER")},
 		"DOCKER":             {accept(Accept{Interfaces: []string{"br-1f3c5a7b9d0e"}})},
 		"ufw-before-forward": {accept(Accept{ICMP: true})}}}
@@ -76,7 +77,8 @@ func TestFindings(t *testing.T) {
 			want: "ForwardDropped: on n the chain ip filter FORWARD drops new connections of pods"},
 		"Docker, what cures it": {host: Host{PodCIDRs: cidr, Chains: []ForwardChain{docker}},
 			want: "ForwardDropped: or set --accept-forwarded (chart: proxy.acceptForwarded=true)"},
-		"Docker, and the pod network": {host: Host{PodCIDRs: cidr, Chains: []ForwardChain{with(docker, in, accept(Accept{}))}}},
+		"Docker, and the pod network": {host: Host{PodCIDRs: cidr,
+			Chains: []ForwardChain{with(docker, in, accept(Accept{}))}}},
 		"Docker, and an interface": {host: Host{PodCIDRs: cidr,
 			Chains: []ForwardChain{with(docker, "DOCKER-USER", accept(Accept{Interfaces: []string{"cali*"}}))}}},
 		"Docker, and kube-proxy": {host: Host{PodCIDRs: cidr,
@@ -99,7 +101,8 @@ func TestFindings(t *testing.T) {
 		"ufw, and an interface": {host: Host{PodCIDRs: cidr, Chains: []ForwardChain{
 			with(ufw, "ufw-before-forward", accept(Accept{Interfaces: []string{"cni0"}}))}}},
 		"ufw, not for all": {host: Host{PodCIDRs: cidr, Chains: []ForwardChain{{Family: "ip", Table: "filter", Name: in,
-			Rules: map[string][]ForwardRule{in: {{Conditional: true, To: "ufw-reject-forward"}}, "ufw-reject-forward": {reject}}}}}},
+			Rules: map[string][]ForwardRule{in: {{Conditional: true, To: "ufw-reject-forward"}},
+				"ufw-reject-forward": {reject}}}}}},
 		"a chain that returns": {host: Host{PodCIDRs: cidr, Chains: []ForwardChain{{Family: "ip", Table: "filter", Name: in,
 			Rules: map[string][]ForwardRule{in: {to("a")}, "a": {{Verdict: VerdictReturn}, reject}}}}}},
 		"a chain that goes on elsewhere": {host: Host{PodCIDRs: cidr, Chains: []ForwardChain{{Family: "ip", Table: "filter",

@@ -107,7 +107,7 @@ func begin(t testing.TB, ns *nstest.NS, opts Options, build func(Options) keeper
 // until waits for the outcome of a session to be as wished.
 func (r *running) until(key Key, what string, ok func(Outcome) bool) Outcome {
 	r.t.Helper()
-	timeout := time.After(time.Minute)
+	timeout := time.After(longest)
 	for {
 		if o, found := r.Outcomes()[key]; found && ok(o) {
 			return o

@@ -46,7 +46,7 @@ func TestFindings(t *testing.T) {
 		"mode ipvs without Service": {host: Host{Interfaces: []lb.Interface{{Name: "kube-ipvs0"}}, AnswersAll: true}},
 		"alone": {host: Host{Unmet: time.Hour, Port: 7947},
 			want: "GossipBlocked: are ready: open TCP and UDP port 7947"},
-		"alone for a while":      {host: Host{Unmet: time.Second}},
+		"alone for a while": {host: Host{Unmet: time.Second}},
 		"a conflicting host": {host: Host{Conflicts: conflicts(1, "02:00:00:00:00:09")},
 			want: "AddressConflict: 02:00:00:00:00:09 on eth0 of n, uses addresses of Services: 192.0.2.0; give it another"},
 		"a virtual router": {host: Host{Conflicts: conflicts(1, "00:00:5e:00:01:33")},

@@ -1,0 +1,342 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/landfall-lb/landfall/e2e/lab"
+	"github.com/landfall-lb/landfall/e2e/lab/labtest"
+)
+
+// explained is what landfallctl says, in its first line, of a cluster with one fault.
+type explained struct {
+	name string
+	// make makes the fault, and mend ends it, where the next fault would suffer from it.
+	make, mend func(t *testing.T, l *lab.Lab)
+	// ask are the arguments of landfallctl, want the beginning of its first line; and has a part of it
+	// that depends on the run.
+	ask  []string
+	want string
+	has  string
+}
+
+// svc asks for a Service.
+func svc(name string) []string { return []string{"explain", "svc", name} }
+
+// firstLine runs landfallctl on the control plane's node. Its exit code is 0 if it finds nothing
+// wrong.
+func firstLine(ctx context.Context, l *lab.Lab, ctl string, args ...string) (line string, well bool) {
+	out, err := l.Exec(ctx, l.Cluster().Master().Name,
+		append([]string{ctl, "--kubeconfig", l.Kubeconfig(), "--request-timeout", "30s"}, args...)...)
+	line, _, _ = strings.Cut(out, "\n")
+	return line, err == nil
+}
+
+// explainAll makes one fault after the other, and wants each in the first line.
+func explainAll(t *testing.T, l *lab.Lab, faults []explained) {
+	t.Helper()
+	ctl := filepath.Join(programFolder(t), "landfallctl")
+	for _, f := range faults {
+		ok := t.Run(f.name, func(t *testing.T) {
+			f.make(t, l)
+			eventually(t, "landfallctl names the cause", func() error {
+				line, well := firstLine(t.Context(), l, ctl, f.ask...)
+				if !strings.HasPrefix(line, f.want) || !strings.Contains(line, f.has) || well {
+					return fmt.Errorf("it says %q (nothing is wrong: %v), want %q", line, well, f.want+"…"+f.has)
+				}
+				return nil
+			})
+			if f.mend != nil {
+				f.mend(t, l)
+			}
+		})
+		if !ok {
+			out, _ := l.Exec(context.WithoutCancel(t.Context()), l.Cluster().Master().Name, append([]string{ctl, "--kubeconfig",
+				l.Kubeconfig(), "-o", "wide"}, f.ask...)...)
+			t.Fatalf("the whole of what it says:\n%s", out)
+		}
+	}
+}
+
+// applied makes a fault of manifests.
+func applied(manifest string) func(*testing.T, *lab.Lab) {
+	return func(t *testing.T, l *lab.Lab) {
+		t.Helper()
+		eventually(t, "the API server takes it", func() error { return l.ApplyYAML(t.Context(), manifest) })
+	}
+}
+
+// created makes a Service.
+func created(name string, change func(*corev1.Service)) func(*testing.T, *lab.Lab) {
+	return func(t *testing.T, l *lab.Lab) {
+		t.Helper()
+		createService(t, l, name, change)
+	}
+}
+
+// backed makes a Service with the endpoints of my-nginx.
+func backed(name string, change func(*corev1.Service)) func(*testing.T, *lab.Lab) {
+	return func(t *testing.T, l *lab.Lab) {
+		t.Helper()
+		createService(t, l, name, change)
+		copySlice(t, l, "my-nginx", name)
+	}
+}
+
+// fromPool asks for a pool.
+func fromPool(pool string) func(*corev1.Service) {
+	return func(s *corev1.Service) { s.Annotations = map[string]string{"landfall.dev/address-pool": pool} }
+}
+
+// on runs a command on each node.
+func on(argv ...string) func(*testing.T, *lab.Lab) {
+	return func(t *testing.T, l *lab.Lab) {
+		t.Helper()
+		for _, n := range l.Cluster().Nodes {
+			mustExec(t, l, n.Name, argv...)
+		}
+	}
+}
+
+// labelled sets labels of the workers by a merge patch.
+func labelled(labels string) func(*testing.T, *lab.Lab) {
+	return func(t *testing.T, l *lab.Lab) {
+		t.Helper()
+		for _, node := range workers(l) {
+			_, err := l.Kube().CoreV1().Nodes().Patch(t.Context(), node, types.MergePatchType,
+				[]byte(`{"metadata":{"labels":`+labels+`}}`), metav1.PatchOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// pools are a pool for each of the faults of pools.
+const explainPools = `
+apiVersion: landfall.dev/v1beta1
+kind: IPAddressPool
+metadata: {name: lan}
+spec: {addresses: [172.26.236.180-172.26.236.189]}
+---
+apiVersion: landfall.dev/v1beta1
+kind: L2Advertisement
+metadata: {name: lan}
+spec: {ipAddressPools: [lan, far, small, quota, kept]}
+---
+apiVersion: landfall.dev/v1beta1
+kind: IPAddressPool
+metadata: {name: far}
+spec: {addresses: [203.0.113.0/28], autoAssign: false}
+---
+apiVersion: landfall.dev/v1beta1
+kind: IPAddressPool
+metadata: {name: silent}
+spec: {addresses: [172.26.236.190/32], autoAssign: false}
+---
+apiVersion: landfall.dev/v1beta1
+kind: IPAddressPool
+metadata: {name: small}
+spec: {addresses: [172.26.236.191/32], autoAssign: false}
+---
+apiVersion: landfall.dev/v1beta1
+kind: IPAddressPool
+metadata: {name: quota}
+spec: {addresses: [172.26.236.192/31], autoAssign: false, addressesPerNamespace: 1}
+---
+apiVersion: landfall.dev/v1beta1
+kind: IPAddressPool
+metadata: {name: kept}
+spec: {addresses: [172.26.236.194/32], autoAssign: false, quarantine: 1h}
+`
+
+// TestExplain makes one fault after the other in a cluster, and wants landfallctl to name its cause
+// in the first line.
+func TestExplain(t *testing.T) {
+	t.Parallel()
+	cluster := lab.SeedCluster()
+	l := labtest.Start(t, cluster, lab.Options{})
+	if err := l.ServeExec(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	applied(explainPools)(t, l)
+	if err := l.AddService(t.Context(), lab.SeedService()); err != nil {
+		t.Fatal(err)
+	}
+	waitAnnounced(t, l, "my-nginx", "172.26.236.180")
+	ctl := filepath.Join(programFolder(t), "landfallctl")
+	for _, ask := range [][]string{svc("my-nginx"), {"explain", "ip", "172.26.236.180"}, {"explain", "node", workers(l)[0]},
+		{"explain", "pool", "lan"}} {
+		eventually(t, strings.Join(ask, " "), func() error {
+			if line, well := firstLine(t.Context(), l, ctl, ask...); !well {
+				return fmt.Errorf("something is wrong: %s", line)
+			}
+			return nil
+		})
+	}
+	const excluded = "node.kubernetes.io/exclude-from-external-load-balancers"
+	local := corev1.ServiceExternalTrafficPolicyLocal
+	explainAll(t, l, []explained{
+		{name: "type", make: created("clusterip", func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeClusterIP }),
+			ask: svc("clusterip"), want: "Service default/clusterip: it is of type ClusterIP"},
+		{name: "another load balancer", make: created("foreign", func(s *corev1.Service) {
+			s.Spec.LoadBalancerClass = new("example.com/other")
+		}), ask: svc("foreign"), want: "Service default/foreign: spec.loadBalancerClass example.com/other gives it to another"},
+		{name: "proxy of another product", make: created("delegated", func(s *corev1.Service) {
+			s.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "cilium"}
+		}), ask: svc("delegated"),
+			want: "Service default/delegated: the label service.kubernetes.io/service-proxy-name=cilium gives it to another"},
+		{name: "wrong subnet", make: backed("far", fromPool("far")), ask: svc("far"), has: "(NoInterface)",
+			want: "Service default/far: "},
+		{name: "no advertisement", make: created("silent", fromPool("silent")), ask: svc("silent"),
+			want: "Service default/silent: no L2Advertisement or BGPAdvertisement selects pool silent"},
+		{name: "pool exhausted", make: func(t *testing.T, l *lab.Lab) {
+			created("first", fromPool("small"))(t, l)
+			wantAddresses(t, l, "first", "172.26.236.191")
+			created("second", fromPool("small"))(t, l)
+		}, ask: svc("second"), want: "Service default/second: all IPv4 addresses of pool small are held (PoolExhausted)"},
+		{name: "pool", make: func(*testing.T, *lab.Lab) {}, ask: []string{"explain", "pool", "small"},
+			want: "IPAddressPool small: it is full, and default/second waits for an address"},
+		{name: "quota", make: func(t *testing.T, l *lab.Lab) {
+			created("mine", fromPool("quota"))(t, l)
+			wantAddresses(t, l, "mine", "172.26.236.192")
+			created("too-much", fromPool("quota"))(t, l)
+		}, ask: svc("too-much"), want: "Service default/too-much: ", has: "(QuotaExceeded)"},
+		{name: "quarantine", make: func(t *testing.T, l *lab.Lab) {
+			created("old", fromPool("kept"))(t, l)
+			wantAddresses(t, l, "old", "172.26.236.194")
+			if err := l.Kube().CoreV1().Services("default").Delete(t.Context(), "old", metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			elsewhere := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "next",
+				Annotations: map[string]string{"landfall.dev/loadBalancerIPs": "172.26.236.194"}},
+				Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Port: 80}}}}
+			eventually(t, "the address is in quarantine", func() error {
+				if line, _ := firstLine(t.Context(), l, ctl, "explain", "ip", "172.26.236.194"); !strings.Contains(line, "quarantine") {
+					return fmt.Errorf("landfallctl says %s", line)
+				}
+				return nil
+			})
+			if _, err := l.Kube().CoreV1().Services("kube-system").Create(t.Context(), elsewhere, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}, ask: svc("kube-system/next"), want: "Service kube-system/next: ", has: "(AddressKept)"},
+		{name: "address of no pool", make: func(*testing.T, *lab.Lab) {}, ask: []string{"explain", "ip", "198.51.100.9"},
+			want: "IP 198.51.100.9: no pool contains it"},
+		{name: "no endpoints", make: created("empty", nil), ask: svc("empty"),
+			want: "Service default/empty: it has no endpoints, so clients are refused"},
+		{name: "local without pods", make: created("local", func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = local }),
+			ask: svc("local"), want: "Service default/local: it has no endpoints"},
+		{name: "all pods unready", make: func(t *testing.T, l *lab.Lab) { readyPods(t, l, false) },
+			mend: func(t *testing.T, l *lab.Lab) {
+				readyPods(t, l, true)
+				waitAnnounced(t, l, "my-nginx", "172.26.236.180")
+			},
+			ask: svc("my-nginx"), want: "Service default/my-nginx: none of its 2 endpoints is ready"},
+		{name: "exclude label", make: labelled(`{"` + excluded + `":""}`), ask: svc("my-nginx"),
+			mend: func(t *testing.T, l *lab.Lab) {
+				labelled(`{"`+excluded+`":null}`)(t, l)
+				waitAnnounced(t, l, "my-nginx", "172.26.236.180")
+			}, want: "Service default/my-nginx: ", has: "(NodeExcluded)"},
+		{name: "duplicate address", make: func(t *testing.T, l *lab.Lab) {
+			mustExec(t, l, lab.ClientName, "ip", "addr", "add", "172.26.236.189/24", "dev", "eth0")
+			backed("twice", func(s *corev1.Service) {
+				s.Annotations = map[string]string{"landfall.dev/loadBalancerIPs": "172.26.236.189"}
+			})(t, l)
+		}, ask: svc("twice"), want: "Service default/twice: no node announces 172.26.236.189: 172.26.236.189 is in use by ",
+			has: "(AddressConflict)"},
+		{name: "ip_forward", make: on("sysctl", "-qw", "net.ipv4.ip_forward=0"), ask: svc("my-nginx"),
+			mend: on("sysctl", "-qw", "net.ipv4.ip_forward=1"), want: "Service default/my-nginx: ", has: "(ForwardingOff)"},
+		{name: "FORWARD DROP", make: on("nft", "add table ip guard; add chain ip guard forward "+
+			"{ type filter hook forward priority 0; policy drop; }"), ask: []string{"explain", "node", workers(l)[0]},
+			mend: on("nft", "delete table ip guard"), want: "Node " + workers(l)[0] + ": ", has: "(ForwardDropped)"},
+		{name: "no speaker", make: func(t *testing.T, l *lab.Lab) { showPods(t, l, false) },
+			mend: func(t *testing.T, l *lab.Lab) { showPods(t, l, true) },
+			ask:  svc("my-nginx"), want: "Service default/my-nginx: no speaker runs"},
+	})
+}
+
+// TestExplainBGP makes faults of BGP sessions one after the other.
+func TestExplainBGP(t *testing.T) {
+	t.Parallel()
+	l := startBGP(t, lab.ToR{Kind: lab.FRR, Count: 1, ASN: 64513, NodeASN: 64512}, false, "")
+	if err := l.ServeExec(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	peer := func(asn uint32, spec string) func(*testing.T, *lab.Lab) {
+		return func(t *testing.T, l *lab.Lab) {
+			t.Helper()
+			c := l.Cluster()
+			c.ToR.ASN = asn
+			applied(bgpPeers(c, spec))(t, l)
+		}
+	}
+	const down = "Service default/my-nginx: BGP session with tor-1 (172.26.236.1) from "
+	explainAll(t, l, []explained{
+		{name: "session refused", make: peer(64513, ", peerPort: 1790"), ask: svc("my-nginx"), want: down,
+			has: "172.26.236.1 refuses the connection: no BGP daemon listens on port 1790"},
+		{name: "wrong ASN", make: peer(64599, ", peerPort: 179"), ask: svc("my-nginx"), want: down,
+			has: "the AS numbers differ: this side has 64512 and expects 64599"},
+		{name: "wrong password", make: peer(64513, ", peerPort: 179, password: wrong, connectTime: 1s"), ask: svc("my-nginx"),
+			want: down, has: "most likely the MD5 passwords differ"},
+		{name: "peer", make: func(*testing.T, *lab.Lab) {}, ask: []string{"explain", "peer", "tor-1"},
+			want: "BGPPeer tor-1: BGP session with tor-1", has: "most likely the MD5 passwords differ"},
+	})
+}
+
+// readyPods sets whether the pods of my-nginx are ready.
+func readyPods(t *testing.T, l *lab.Lab, ready bool) {
+	t.Helper()
+	eventually(t, "the EndpointSlices are written", func() error {
+		slices, err := l.Kube().DiscoveryV1().EndpointSlices("default").List(t.Context(),
+			metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=my-nginx"})
+		if err != nil {
+			return err
+		}
+		for _, s := range slices.Items {
+			for i := range s.Endpoints {
+				s.Endpoints[i].Conditions.Ready, s.Endpoints[i].Conditions.Serving = new(ready), new(ready)
+			}
+			if _, err := l.Kube().DiscoveryV1().EndpointSlices("default").Update(t.Context(), &s, metav1.UpdateOptions{}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// copySlice gives a Service the endpoints of another.
+func copySlice(t *testing.T, l *lab.Lab, from, to string) {
+	t.Helper()
+	slices, err := l.Kube().DiscoveryV1().EndpointSlices("default").List(t.Context(),
+		metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=" + from})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range slices.Items {
+		s.ObjectMeta = metav1.ObjectMeta{Name: to + "-1", Labels: map[string]string{"kubernetes.io/service-name": to}}
+		for i := range s.Ports {
+			s.Ports[i].Name = new("")
+		}
+		if _, err := l.Kube().DiscoveryV1().EndpointSlices("default").Create(t.Context(), &s, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// showPods sets whether the pods of speaker and proxy run, as their status has it.
+func showPods(t *testing.T, l *lab.Lab, running bool) {
+	t.Helper()
+	for _, n := range l.Cluster().Nodes {
+		if err := l.ShowPod(t.Context(), "landfall-node-"+n.Name+"-0", running); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
