@@ -38,7 +38,8 @@ func (s Service) Within(other Service) Service {
 			s.Ports = append(s.Ports, p)
 		}
 	}
-	s.Sole = slices.DeleteFunc(slices.Clone(s.Sole), func(vip netip.Addr) bool { return !slices.Contains(other.Sole, vip) })
+	gone := func(vip netip.Addr) bool { return !slices.Contains(other.Sole, vip) }
+	s.Sole = slices.DeleteFunc(slices.Clone(s.Sole), gone)
 	if s.HealthPort != other.HealthPort {
 		s.HealthPort = 0
 	}
