@@ -239,9 +239,7 @@ func (p *proxy) plan(dirty map[lb.Key]time.Time, now time.Time) map[lb.Key]bool 
 		if p.lingers.policy(key) {
 			planned = planned.AsCluster()
 		}
-		for _, ports := range p.lingers.of(key) {
-			planned = planned.WithLingering(ports)
-		}
+		planned = planned.WithLingering(slices.Concat(p.lingers.of(key)...))
 		if p.replan(r, planned, since) {
 			touched[key] = true
 		} else if !r.pending() {
@@ -261,7 +259,8 @@ func (p *proxy) planLive(key lb.Key, now time.Time) []lb.Key {
 		p.counts.add(r, 1)
 	}
 	live := plan.Service{Key: key}
-	if svc, ok := p.from.services.Get(key); ok {
+	svc, ok := p.from.services.Get(key)
+	if ok {
 		endpoints, _ := p.from.slices.Get(key)
 		live = plan.New(svc, plan.Without(endpoints, p.dead), p.facts.node)
 		r.trigger(endpoints, p.began)
@@ -273,7 +272,7 @@ func (p *proxy) planLive(key lb.Key, now time.Time) []lb.Key {
 		p.lingers.addPolicy(key, now.Add(p.settings.drain))
 	}
 	if live.Excess != nil {
-		live = r.live.Frozen(live)
+		live = r.live.Frozen(live, svc)
 	}
 	if !r.live.Equal(live) { // else they are worth keeping once
 		r.live = live

@@ -152,6 +152,56 @@ func TestContract11TooLarge(t *testing.T) {
 	}
 }
 
+// TestContract11TooLargeYields checks that a Service that is too large does not keep what it gave
+// up: another Service may have got it. What it still asks for stays, whether it was written at once
+// or is written in parts.
+func TestContract11TooLargeYields(t *testing.T) {
+	const vip, other, clusterIP = "172.21.0.1", "172.21.0.2", "10.111.0.1"
+	for name, batch := range map[string]int{"at once": 0, "in parts": 100} {
+		t.Run(name, func(t *testing.T) {
+			kernel := newFakeKernel()
+			a := newActor(map[lb.Family]Kernel{lb.IPv4: kernel}, seedConfig)
+			a.families[0].batch, a.families[0].most = batch, 1000
+			set := func(s plan.Service) error {
+				a.Set(plans(s))
+				return settle(a, false)
+			}
+			small, moved := large(2, 3, 0), large(30, 100, 1)
+			moved.HealthPort++
+			for _, p := range moved.Ports {
+				for i, f := range p.Frontends {
+					if f.Kind == plan.LoadBalancer {
+						p.Frontends[i].Addr = addr(other)
+					}
+				}
+			}
+			if err := set(small); err != nil {
+				t.Fatal(err)
+			}
+			if err := set(moved); !errors.As(err, new(plan.TooLarge)) {
+				t.Fatal(err)
+			}
+			tables := fmt.Sprint(kernel.tables)
+			if strings.Contains(tables, vip) || strings.Contains(tables, other) || strings.Contains(tables, "30999") ||
+				!strings.Contains(tables, clusterIP) {
+				t.Errorf("the kernel has\n%.4000s", tables)
+			}
+			if o := a.Outcomes()[small.Key]; o.Err == nil || len(o.Applied.Ports) != 2 || len(o.Applied.Ports[0].Frontends) != 1 {
+				t.Errorf("applied %+v, error %v", o.Applied.Ports, o.Err)
+			}
+			if input, err := repair(a, lb.IPv4); err != nil || input != "" {
+				t.Errorf("the kernel lacks, %v:\n%.2000s", err, input)
+			}
+			if err := set(small); err != nil || !strings.Contains(fmt.Sprint(kernel.tables), vip) {
+				t.Errorf("small again: %v", err)
+			}
+			if err := set(plan.Service{Key: small.Key}); err != nil || strings.Contains(fmt.Sprint(kernel.tables), clusterIP) {
+				t.Errorf("gone: %v", err)
+			}
+		})
+	}
+}
+
 // TestContract6TooLargeIsServedAsBefore checks that a Service that is too large, and that a
 // predecessor has written as it is wanted, is served after a start as before, until it changes.
 func TestContract6TooLargeIsServedAsBefore(t *testing.T) {

@@ -28,6 +28,11 @@ type contribution struct {
 	entries []entry
 	// lists are the chains of sources, which ports share.
 	lists map[*plan.Sources]string
+	// merged is the last list that was made of several.
+	merged struct {
+		of      []*plan.Sources
+		sources *plan.Sources
+	}
 }
 
 // renderer renders for one address family.
@@ -74,6 +79,20 @@ func (r renderer) service(s plan.Service) contribution {
 	}
 	r.once(&c, s, len(c.entries) > 0)
 	return c
+}
+
+// entries renders what a Service brings to the chains that Services share.
+func (r renderer) entries(s plan.Service) []entry {
+	var c contribution
+	for _, p := range s.Ports {
+		if p.Family == r.family {
+			for _, f := range p.Frontends {
+				r.frontend(&c, s.Key, p, f)
+			}
+		}
+	}
+	r.once(&c, s, len(c.entries) > 0)
+	return c.entries
 }
 
 // once renders what a Service with ports brings besides them: connections to its health check node
@@ -127,7 +146,7 @@ func (r renderer) port(c *contribution, key lb.Key, p plan.Port, affinity time.D
 		usesCluster = usesCluster || f.Action == plan.ToCluster
 		usesLocal = usesLocal || f.Action == plan.ToLocal
 	}
-	if sources := sourcesOf(p); sources != nil {
+	if sources := c.sourcesOf(p); sources != nil {
 		add(prefixSourceRange+end, rule{comment: name + " source ranges", target: c.sources(key, sources)},
 			rule{comment: name + " " + words(plan.LoadBalancer), target: prefixExternal + end})
 	}

@@ -128,6 +128,9 @@ func (f *family) Commit(ctx context.Context, keys []lb.Key) (n int, err error) {
 		}
 	}
 	if i := slices.IndexFunc(keys, f.refused); i == 0 {
+		if err := f.yield(ctx, keys[0]); err != nil {
+			return 1, err
+		}
 		return 1, dialect.Own(f.want[keys[0]].refusal)
 	} else if i > 0 {
 		keys = keys[:i]
@@ -171,6 +174,33 @@ func (f *family) refused(key lb.Key) bool {
 		break
 	}
 	return true
+}
+
+// yield takes the rules that lead to a Service which is too large out of the chains that Services
+// share, where the Service does not ask for the frontend any more: another one may get it, and the
+// first rule in a chain wins.
+func (f *family) yield(ctx context.Context, key lb.Key) error {
+	held, ok := f.held[key]
+	if !ok {
+		return nil
+	}
+	want, asked := f.want[key], map[entry]bool{}
+	for _, s := range []plan.Service{held.plan, f.parted[key].before} {
+		for _, e := range f.entries(s.Within(want.plan)) {
+			asked[e] = true
+		}
+	}
+	gone := func(e entry) bool { return !asked[e] }
+	if !slices.ContainsFunc(held.rules.entries, gone) {
+		return nil
+	}
+	rules := held.rules
+	rules.entries = slices.DeleteFunc(slices.Clone(rules.entries), gone)
+	f.want[key] = service{plan: held.plan.Within(want.plan), rules: rules}
+	err := f.apply(ctx, []lb.Key{key})
+	f.want[key] = want
+	f.Touch(key)
+	return err
 }
 
 // rightFirst moves the Services whose rules the kernel has to the front, and returns how many they

@@ -8,22 +8,30 @@ import (
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// sourcesOf returns who may connect to a port from outside; nil for everybody. A VIP that lingers
-// may have other sources than those that the Service holds: then it is both.
-func sourcesOf(p plan.Port) *plan.Sources {
-	var all *plan.Sources
+// sourcesOf returns who may connect to a port from outside; nil for everybody. VIPs that linger may
+// have other sources than those that the Service holds: then it is all of them, which ports share.
+func (c *contribution) sourcesOf(p plan.Port) *plan.Sources {
+	var all []*plan.Sources
 	for _, f := range p.Frontends {
-		switch {
-		case f.Sources == nil || f.Action == plan.Reject || f.Sources == all:
-		case all == nil:
-			all = f.Sources
-		default:
-			networks := slices.Concat(all.Networks, f.Sources.Networks)
-			slices.SortFunc(networks, netip.Prefix.Compare)
-			all = &plan.Sources{Networks: slices.Compact(networks)}
+		if f.Sources != nil && f.Action != plan.Reject && !slices.Contains(all, f.Sources) {
+			all = append(all, f.Sources)
 		}
 	}
-	return all
+	switch {
+	case len(all) == 0:
+		return nil
+	case len(all) == 1:
+		return all[0]
+	case slices.Equal(all, c.merged.of):
+		return c.merged.sources
+	}
+	var networks []netip.Prefix
+	for _, s := range all {
+		networks = append(networks, s.Networks...)
+	}
+	slices.SortFunc(networks, netip.Prefix.Compare)
+	c.merged.of, c.merged.sources = all, &plan.Sources{Networks: slices.Compact(networks)}
+	return c.merged.sources
 }
 
 // shared returns the chains of sources, which other ports of the Service may bring too.

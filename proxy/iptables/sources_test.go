@@ -3,6 +3,7 @@ package iptables
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -77,5 +78,37 @@ func BenchmarkSourceRanges(b *testing.B) {
 				}
 			})
 		}
+	}
+}
+
+// Contract clause 11: VIPs that linger, with sources that the Service had before, cost no list for
+// each of them.
+func TestContract11ListsOfSourcesAreMergedOnce(t *testing.T) {
+	list := func(network string) *plan.Sources {
+		return &plan.Sources{Networks: []netip.Prefix{netip.MustParsePrefix(network)}}
+	}
+	before, now := list("192.0.2.0/24"), list("10.0.0.0/8")
+	var ports []plan.Port
+	for i := range 3 {
+		p := plan.Port{Family: lb.IPv4, Name: fmt.Sprint(i), Protocol: lb.TCP}
+		for _, sources := range []*plan.Sources{now, before, now, before, nil} {
+			p.Frontends = append(p.Frontends, plan.Frontend{Kind: plan.LoadBalancer, Addr: addr("172.20.0.1"), Port: 80,
+				Action: plan.ToCluster, Sources: sources})
+		}
+		ports = append(ports, p)
+	}
+	var c contribution
+	first := c.sourcesOf(ports[0])
+	if !slices.Equal(first.Networks, append(slices.Clone(now.Networks), before.Networks...)) {
+		t.Errorf("networks %v", first.Networks)
+	}
+	for _, p := range ports {
+		if c.sourcesOf(p) != first {
+			t.Error("a port has a list of its own")
+		}
+	}
+	ports[0].Frontends = ports[0].Frontends[:1]
+	if c.sourcesOf(ports[0]) != now {
+		t.Error("the only list was copied")
 	}
 }

@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
@@ -91,11 +92,63 @@ func bound(svc *lb.Service, endpoints []lb.Slice) (denied []Denied, excess *TooL
 	return denied, nil
 }
 
-// Frozen returns what stays of a plan while the Service is too large: all that it had, and what it
-// holds now.
-func (s Service) Frozen(now Service) Service {
-	s.Key, s.Age, s.VIPs, s.Excess = now.Key, now.Age, now.VIPs, now.Excess
+// Frozen returns what stays of the plan s while svc, whose plan is now, is too large: the frontends
+// that s has and svc still asks for, as another Service may get the others. Of an earlier Service
+// with the same name nothing stays.
+func (s Service) Frozen(now Service, svc lb.Service) Service {
+	if s.UID != now.UID {
+		return now
+	}
+	asked := asked(svc, now.VIPs)
+	before := s.Ports
+	s.Key, s.Age, s.VIPs, s.Excess, s.Ports = now.Key, now.Age, now.VIPs, now.Excess, nil
+	for _, p := range before {
+		gone := func(f Frontend) bool { return !asked.frontend(p.Protocol, f) }
+		if slices.ContainsFunc(p.Frontends, gone) {
+			p.Frontends = slices.DeleteFunc(slices.Clone(p.Frontends), gone)
+		}
+		if len(p.Frontends) > 0 {
+			s.Ports = append(s.Ports, p)
+		}
+	}
+	if s.HealthPort != healthPort(svc) {
+		s.HealthPort = 0
+	}
 	return s
+}
+
+// wishes are the frontends that a Service asks for: its addresses, each at all of its ports, and its
+// node ports.
+type wishes struct {
+	addrs map[Kind]map[netip.Addr]bool
+	ports map[slot]bool // of all addresses
+	nodes map[slot]bool
+}
+
+func asked(svc lb.Service, vips []netip.Addr) wishes {
+	w := wishes{map[Kind]map[netip.Addr]bool{}, map[slot]bool{}, map[slot]bool{}}
+	for kind, addrs := range map[Kind][]netip.Addr{ClusterIP: svc.ClusterIPs, ExternalIP: svc.ExternalIPs,
+		LoadBalancer: vips} {
+		w.addrs[kind] = make(map[netip.Addr]bool, len(addrs))
+		for _, addr := range addrs {
+			w.addrs[kind][addr] = true
+		}
+	}
+	for _, p := range svc.Ports {
+		w.ports[slotOf(p.Protocol, netip.Addr{}, p.Port)] = true
+		if hasNodePorts(svc) {
+			w.nodes[slotOf(p.Protocol, netip.Addr{}, p.NodePort)] = true
+		}
+	}
+	return w
+}
+
+func (w wishes) frontend(protocol lb.Protocol, f Frontend) bool {
+	at := slotOf(protocol, netip.Addr{}, f.Port)
+	if f.Kind == NodePort {
+		return w.nodes[at]
+	}
+	return w.ports[at] && w.addrs[f.Kind][f.Addr]
 }
 
 // Equal reports whether two plans are the same.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -125,16 +126,66 @@ func TestContract11WhatAServiceCosts(t *testing.T) {
 	}
 }
 
-// A Service that becomes too large keeps the plan that it had.
+// A Service that becomes too large keeps what it had of what it still asks for: the rest may be
+// another Service's by now.
 func TestFrozen(t *testing.T) {
-	before := New(service(), slice("1 here"), here)
-	now := New(service(func(s *lb.Service) {
+	large := func(s *lb.Service) {
 		for i := range 10_000 {
 			s.Ports = append(s.Ports, lb.ServicePort{Name: fmt.Sprint(i), Protocol: lb.UDP, Port: uint16(i + 1)})
 		}
-	}), slice("1 here"), here)
-	frozen := before.Frozen(now)
-	if !SameRules(before, frozen, lb.IPv4) || frozen.Excess == nil || frozen.Equal(before) || !frozen.Equal(before.Frozen(now)) {
-		t.Errorf("%+v", frozen)
+	}
+	local := func(s *lb.Service) { s.ExternalPolicy, s.HealthCheckNodePort = lb.Local, 32000 }
+	external := netip.MustParseAddr("192.0.2.99")
+	externals := func(s *lb.Service) { s.ExternalIPs = []netip.Addr{external} }
+	other := netip.MustParseAddr("192.0.2.98")
+	all := []Kind{ClusterIP, ExternalIP, LoadBalancer, NodePort}
+	for _, test := range []struct {
+		name   string
+		change func(*lb.Service)
+		want   []Kind
+		health uint16
+	}{
+		{"nothing else", func(*lb.Service) {}, all, 32000},
+		{"another VIP", func(s *lb.Service) { s.Ingress = []lb.Ingress{{Addr: other}} },
+			[]Kind{ClusterIP, ExternalIP, NodePort}, 32000},
+		{"another cluster IP", func(s *lb.Service) { s.ClusterIPs = []netip.Addr{other} },
+			[]Kind{ExternalIP, LoadBalancer, NodePort}, 32000},
+		{"another external IP", func(s *lb.Service) { s.ExternalIPs = []netip.Addr{other} },
+			[]Kind{ClusterIP, LoadBalancer, NodePort}, 32000},
+		{"another node port", func(s *lb.Service) { s.Ports[0].NodePort++ },
+			[]Kind{ClusterIP, ExternalIP, LoadBalancer}, 32000},
+		{"another port", func(s *lb.Service) { s.Ports[0].Port = 9 }, []Kind{NodePort}, 32000},
+		{"another protocol", func(s *lb.Service) { s.Ports[0].Protocol = lb.SCTP }, nil, 32000},
+		{"another health check node port", func(s *lb.Service) { s.HealthCheckNodePort++ }, all, 0},
+		{"policy Cluster", func(s *lb.Service) { s.ExternalPolicy = lb.Cluster }, all, 0},
+		{"no load balancer", func(s *lb.Service) { s.Type = lb.ClusterIP }, []Kind{ClusterIP, ExternalIP}, 0},
+		{"taken down", func(s *lb.Service) { s.Type, s.ClusterIPs, s.ExternalIPs = lb.ExternalName, nil, nil }, nil, 0},
+		{"another Service with the same name", func(s *lb.Service) { s.UID = "another" }, nil, 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			before := New(service(local, externals), slice("1 here"), here)
+			svc := service(local, externals, large, test.change)
+			endpoints := slice("1 here")
+			now := New(svc, endpoints, here)
+			if svc.Type == lb.ExternalName {
+				now.Excess = &TooLarge{}
+			}
+			frozen := before.Frozen(now, svc)
+			var kinds []Kind
+			for _, p := range frozen.Ports {
+				for _, f := range p.Frontends {
+					kinds = append(kinds, f.Kind)
+				}
+			}
+			if !slices.Equal(kinds, test.want) || frozen.HealthPort != test.health {
+				t.Errorf("frontends %v, health port %d; want %v, %d", kinds, frozen.HealthPort, test.want, test.health)
+			}
+			if frozen.Excess == nil || frozen.Equal(before) || !frozen.Equal(before.Frozen(now, svc)) {
+				t.Errorf("%+v", frozen)
+			}
+			if len(test.want) == len(all) && test.health != 0 && !SameRules(before, frozen, lb.IPv4) {
+				t.Errorf("other rules: %+v", frozen)
+			}
+		})
 	}
 }

@@ -35,24 +35,36 @@ func vipFrontends(p Port, want func(Frontend) bool) []Frontend {
 // Service still has follow its present backends; a port that is gone keeps its last ones. What the
 // Service serves by itself again does not linger.
 func (s Service) WithLingering(ports []Port) Service {
+	if len(ports) == 0 {
+		return s
+	}
 	s.Ports = slices.Clone(s.Ports)
+	served, at := map[slot]bool{}, map[portID]int{}
+	for i, p := range s.Ports {
+		at[p.id()] = i
+		for _, f := range p.Frontends {
+			if !f.Lingering {
+				served[slotOf(p.Protocol, f.Addr, f.Port)] = true
+			}
+		}
+	}
 	for _, p := range ports {
 		p.Frontends = slices.DeleteFunc(slices.Clone(p.Frontends),
-			func(f Frontend) bool { return s.Serves(p.Protocol, f.Addr, f.Port) })
+			func(f Frontend) bool { return served[slotOf(p.Protocol, f.Addr, f.Port)] })
 		if len(p.Frontends) == 0 {
 			continue
 		}
-		i := slices.IndexFunc(s.Ports, p.same)
-		if i < 0 {
+		i, ok := at[p.id()]
+		if !ok {
+			at[p.id()] = len(s.Ports)
 			s.Ports = append(s.Ports, p)
 			continue
 		}
 		live := &s.Ports[i]
-		live.Frontends = slices.Clone(live.Frontends)
-		for _, f := range p.Frontends {
-			f.Action = action(live.Backends, live.External)
-			live.Frontends = append(live.Frontends, f)
+		for i := range p.Frontends {
+			p.Frontends[i].Action = action(live.Backends, live.External)
 		}
+		live.Frontends = append(slices.Clip(live.Frontends), p.Frontends...)
 	}
 	return s
 }

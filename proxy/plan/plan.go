@@ -188,9 +188,7 @@ func New(svc lb.Service, endpoints []lb.Slice, node Node) Service {
 	if svc.Type == lb.ExternalName || excess != nil {
 		return s
 	}
-	if svc.Type == lb.LoadBalancer && svc.ExternalPolicy == lb.Local {
-		s.HealthPort = svc.HealthCheckNodePort
-	}
+	s.HealthPort = healthPort(svc)
 	sources := map[lb.Family]*Sources{}
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		sources[family] = newSources(svc.SourceRanges, s.VIPs, family, node)
@@ -231,10 +229,20 @@ func newPort(
 			})
 		}
 	}
-	if port.NodePort != 0 && (svc.Type == lb.NodePort || svc.Type == lb.LoadBalancer) {
+	if port.NodePort != 0 && hasNodePorts(svc) {
 		p.Frontends = append(p.Frontends, Frontend{Kind: NodePort, Port: port.NodePort, Action: external})
 	}
 	return p
+}
+
+func hasNodePorts(svc lb.Service) bool { return svc.Type == lb.NodePort || svc.Type == lb.LoadBalancer }
+
+// healthPort returns the healthCheckNodePort that a Service uses; 0 if it needs none.
+func healthPort(svc lb.Service) uint16 {
+	if svc.Type == lb.LoadBalancer && svc.ExternalPolicy == lb.Local {
+		return svc.HealthCheckNodePort
+	}
+	return 0
 }
 
 func action(usable lb.Usable, policy lb.TrafficPolicy) Action {
