@@ -524,6 +524,23 @@ func TestContract10FailuresAreSaid(t *testing.T) {
 	b.expectDelivery("web", "192.0.2.1", "1")
 }
 
+// Contract clause 11: neither does a Service that is written in parts for longer than that.
+func TestContract11AnUnfinishedServiceIsNotStale(t *testing.T) {
+	b := newBench(t)
+	b.put("web", "192.0.2.1", "10.200.1.2")
+	b.synced()
+	b.run()
+	b.rules.outcomes[key("web")] = plan.Outcome{Applied: plan.Service{Key: key("web")}, Alone: []lb.Family{lb.IPv4}}
+	b.clock = b.clock.Add(time.Hour)
+	b.run()
+	if got := b.health.state.Unapplied[lb.IPv4]; !got.IsZero() {
+		t.Errorf("unapplied since %s", got)
+	}
+	if st := slices.Collect(b.proxy.services())[0]; st.State != statePending {
+		t.Errorf("status %+v", st)
+	}
+}
+
 // A failure that is no Service's own makes the node unhealthy in the end.
 func TestUnappliedChangesAreTold(t *testing.T) {
 	b := newBench(t)

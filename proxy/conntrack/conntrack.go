@@ -75,6 +75,7 @@ type Actor struct {
 	mu sync.Mutex
 	// applied are the frontends of each Service, by are the Services of each frontend with the
 	// addresses that may answer.
+	// The addresses are sorted, as those of plan.Port.Serving are.
 	applied map[lb.Key]map[destination][]netip.AddrPort
 	by      map[destination]map[lb.Key][]netip.AddrPort
 	// suspect are the frontends to which there may be flows that have to go, since the last pass that
@@ -164,11 +165,10 @@ func (a *Actor) Update(changes map[lb.Key]plan.Service) {
 func (a *Actor) update(changes map[lb.Key]plan.Service) {
 	for key, now := range changes {
 		before, after := a.applied[key], destinations(now)
+		lists := pairs{}
 		for f, allowed := range before {
-			for _, by := range allowed {
-				if !slices.Contains(after[f], by) {
-					a.suspect.doubt(f, by)
-				}
+			for _, by := range lists.missing(allowed, after[f]) {
+				a.suspect.doubt(f, by)
 			}
 			delete(a.by[f], key)
 			if len(a.by[f]) == 0 {
@@ -197,6 +197,47 @@ func (a *Actor) update(changes map[lb.Key]plan.Service) {
 	if len(a.suspect)+len(a.fresh) > 0 {
 		a.runner.Poke()
 	}
+}
+
+// pairs remember which answerers of one list are not in another: the frontends of a port share both.
+type pairs map[pair][]netip.AddrPort
+
+// pair are two lists that are not empty, by their first elements and their lengths.
+type pair struct {
+	before, after *netip.AddrPort
+	n, m          int
+}
+
+func (p pairs) missing(before, after []netip.AddrPort) []netip.AddrPort {
+	if len(before) == 0 || len(after) == 0 {
+		return before
+	}
+	at := pair{&before[0], &after[0], len(before), len(after)}
+	gone, known := p[at]
+	if !known {
+		gone = missing(before, after)
+		p[at] = gone
+	}
+	return gone
+}
+
+// missing returns what of before is not in after. Both are sorted.
+func missing(before, after []netip.AddrPort) (gone []netip.AddrPort) {
+	for _, by := range before {
+		for len(after) > 0 && after[0].Compare(by) < 0 {
+			after = after[1:]
+		}
+		if len(after) == 0 || after[0] != by {
+			gone = append(gone, by)
+		}
+	}
+	return gone
+}
+
+// contains reports whether a sorted list has the answerer.
+func contains(sorted []netip.AddrPort, by netip.AddrPort) bool {
+	_, found := slices.BinarySearchFunc(sorted, by, netip.AddrPort.Compare)
+	return found
 }
 
 // doubt notes that flows to f may have to go that by answers. Of pings it is not known who does.
@@ -281,7 +322,12 @@ func (a *Actor) pass(all bool) error {
 	for f := range suspect {
 		allowed[f] = nil
 		for _, by := range a.by[f] { // another Service may have taken over what one has left
+			if allowed[f] == nil {
+				allowed[f] = by
+				continue
+			}
 			allowed[f] = slices.Concat(allowed[f], by)
+			slices.SortFunc(allowed[f], netip.AddrPort.Compare)
 		}
 	}
 	a.mu.Unlock()
@@ -345,7 +391,7 @@ func gone(f Flow, allowed map[destination][]netip.AddrPort, local map[netip.Addr
 		to.at = netip.AddrPortFrom(netip.Addr{}, f.To.Port())
 		by, ok = allowed[to]
 	}
-	return ok && !slices.Contains(by, f.From)
+	return ok && !contains(by, f.From)
 }
 
 // questions returns what to ask to find all flows that have to go. As long as it is known who
@@ -365,7 +411,7 @@ func questions(
 			}
 		}
 		for by := range answerers {
-			if slices.Contains(allowed[f], by) {
+			if contains(allowed[f], by) {
 				continue
 			}
 			for _, at := range to {

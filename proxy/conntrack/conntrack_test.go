@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -357,6 +358,51 @@ func TestContract11ChangesOfOneServiceDoNotPutOffOthers(t *testing.T) {
 		}
 		end()
 	})
+}
+
+// What is gone of a sorted list is found as if each endpoint were looked for.
+func TestMissing(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	list := func() (addrs []netip.AddrPort) {
+		for i := range 10 {
+			if r.IntN(2) == 0 {
+				addrs = append(addrs, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i / 2)}), uint16(i%2)))
+			}
+		}
+		return addrs
+	}
+	for range 1000 {
+		before, after := list(), list()
+		lists := pairs{}
+		var want []netip.AddrPort
+		for _, by := range before {
+			if !slices.Contains(after, by) {
+				want = append(want, by)
+			}
+			if !contains(before, by) {
+				t.Fatalf("%v is not in %v", by, before)
+			}
+		}
+		for range 2 {
+			if got := lists.missing(before, after); !slices.Equal(got, want) {
+				t.Fatalf("%v and then %v: missing %v, want %v", before, after, got, want)
+			}
+		}
+	}
+}
+
+// A frontend that two Services have has the endpoints of both, in whatever order they are.
+func TestFrontendOfTwoServices(t *testing.T) {
+	table := &fake{}
+	a := newActor(table)
+	set(a, dns("one", "192.0.2.1", "192.168.1.3:5353", "192.168.1.7:5353"),
+		dns("two", "192.0.2.1", "192.168.1.2:5353", "192.168.1.5:5353"))
+	table.flows = []string{"192.0.2.1:53 192.168.1.2:5353", "192.0.2.1:53 192.168.1.3:5353",
+		"192.0.2.1:53 192.168.1.4:5353", "192.0.2.1:53 192.168.1.5:5353", "192.0.2.1:53 192.168.1.7:5353"}
+	want := slices.Delete(slices.Clone(table.flows), 2, 3)
+	if err := a.apply(); err != nil || !slices.Equal(table.flows, want) {
+		t.Errorf("left %q, error %v", table.flows, err)
+	}
 }
 
 // Services without UDP and SCTP cost nothing.

@@ -163,7 +163,7 @@ func (a *Actor) step(ctx context.Context) (time.Duration, error) {
 	}
 	a.report(st, errors.Join(err, r.own), took)
 	switch {
-	case r.unfinished:
+	case r.unfinished && err == nil: // else the runner waits before it tries again
 		a.runner.Poke() // what has come in meanwhile goes first
 	case !r.next.IsZero():
 		if wait := max(time.Until(r.next), time.Millisecond); again == 0 || wait < again {

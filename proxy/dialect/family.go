@@ -19,6 +19,9 @@ const (
 	maxBackoff = 30 * time.Second
 	// maxRetries is how many are tried in one round.
 	maxRetries = 8
+	// maxParting is for how long readiness waits for Services that are written in parts, once all
+	// others are written.
+	maxParting = 30 * time.Second
 )
 
 // family keeps the rules of one address family. One goroutine owns it.
@@ -33,6 +36,8 @@ type family struct {
 	// now is when the round has begun; all is set when those that wait for their next try do not.
 	now time.Time
 	all bool
+	// parting is when at first only Services that are written in parts were left.
+	parting time.Time
 }
 
 func newFamily(name lb.Family, rules func(lb.Family, *Ledger) Rules, unusable error) *family {
@@ -97,7 +102,10 @@ func (f *family) sync(ctx context.Context, verify bool) error {
 	if len(f.dirty) == 0 {
 		f.dirty = map[lb.Key]bool{} // going through a map costs what it once held
 	}
-	if f.tried = f.tried || len(f.unfinished) == 0; !f.tried {
+	if f.parting.IsZero() {
+		f.parting = time.Now()
+	}
+	if f.tried = f.tried || len(f.unfinished) == 0 || time.Since(f.parting) >= maxParting; !f.tried {
 		return nil
 	}
 	if err := f.rules.Prune(ctx); err != nil {
@@ -179,13 +187,26 @@ func (f *family) commit(ctx context.Context, keys []lb.Key) (n int, err error) {
 	n, err = f.rules.Commit(ctx, keys)
 	switch own := (ownError{}); {
 	case errors.Is(err, ErrUnfinished):
-		f.unfinished[keys[0]] = true
+		f.part(keys[0], len(keys) == 1)
 		return n, nil
 	case errors.As(err, &own):
 		f.blame(keys[0], own.error)
 		return n, nil
 	}
 	return n, err
+}
+
+// part notes that a Service is not finished, and whether a part of it has just been written: then the
+// kernel takes rules, whatever was said before.
+func (f *family) part(key lb.Key, written bool) {
+	failed, ok := f.failed[key]
+	passed := written && ok && !failed.alone
+	if passed {
+		delete(f.failed, key)
+	}
+	if passed || !f.unfinished[key] {
+		f.unfinished[key], f.reported[key] = true, true
+	}
 }
 
 // recover is for Services whose transaction has failed: the kernel may not hold what it is believed
@@ -254,7 +275,8 @@ func (f *family) failing() (next time.Time, err error) {
 	return next, errors.Join(errs...)
 }
 
-// outcome returns what is held of a Service, and why not more.
+// outcome returns what is held of a Service, and why not more. One that is not finished is alone in
+// that, unless the kernel takes nothing: others are written between its parts.
 func (f *family) outcome(key lb.Key) (plan.Service, failure) {
 	if f.rules == nil {
 		return plan.Service{}, f.failed[key]
@@ -264,5 +286,6 @@ func (f *family) outcome(key lb.Key) (plan.Service, failure) {
 	if failed.err == nil && conflict != nil {
 		failed = failure{err: conflict, alone: true}
 	}
+	failed.alone = failed.alone || failed.err == nil && f.unfinished[key]
 	return held, failed
 }

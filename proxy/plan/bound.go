@@ -18,8 +18,6 @@ const (
 	maxVIPs = 64
 	// maxSources is how many source ranges a Service has at most.
 	maxSources = 10_000
-	// largeCost is from which cost on a Service is planned after the others.
-	largeCost = 1 << 12
 )
 
 // TooLarge says that a Service needs more than one Service may.
@@ -37,12 +35,6 @@ func (e TooLarge) Error() string {
 	}
 	return fmt.Sprintf("its ports, addresses, endpoints and source ranges need up to %d %s, "+
 		"more than the %d that one Service may have; what was programmed before stays", e.Elements, of, e.Limit)
-}
-
-// Large reports whether a Service costs so much that others are planned before it.
-func Large(svc lb.Service, endpoints []lb.Slice) bool {
-	addresses := len(svc.ClusterIPs) + len(svc.ExternalIPs) + len(svc.Ingress)
-	return len(svc.Ports)*addresses+deliveries(endpoints)+len(svc.SourceRanges) > largeCost
 }
 
 // deliveries returns how many pairs of port and endpoint there are.

@@ -46,6 +46,7 @@ type Outcome struct {
 	Applied Service
 	// Err says why the newest plan is not applied; nil when it is, and while nothing has been tried.
 	Err error
-	// Alone are the families in which the Service fails by itself, while others can be applied.
+	// Alone are the families in which the Service fails by itself, or is written in parts, while others
+	// can be applied.
 	Alone []lb.Family
 }
