@@ -67,10 +67,9 @@ func (b *Book) first(addr netip.Addr) *entry {
 	}
 	if !h.found {
 		h.first, h.found = nil, true
-		best := 0
 		for _, e := range h.entries {
-			if rank := b.rank(e, addr); h.first == nil || rank < best {
-				h.first, best = e, rank
+			if rank := b.rank(e, addr); h.first == nil || rank < h.best {
+				h.first, h.best = e, rank
 			}
 		}
 	}
@@ -187,11 +186,15 @@ func (b *Book) sharing(e *entry, addrs []netip.Addr) string {
 			after[addr] = first.Key
 		}
 	}
+	var differs []netip.Addr
 	for _, addr := range e.taken {
-		if h := b.holders[addr]; !e.settled(addr) || e.after[addr] != after[addr] {
-			h.found = false // the rank of e may differ
+		if !e.settled(addr) || e.after[addr] != after[addr] {
+			differs = append(differs, addr)
 		}
 	}
 	e.after, e.decided = after, true
+	for _, addr := range differs {
+		b.reranked(e, addr)
+	}
 	return lb.FormatSharing(e.terms, after)
 }

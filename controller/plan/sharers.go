@@ -17,8 +17,9 @@ type sharers struct {
 	entries []*entry // oldest first
 	// ports has who uses a port, as soon as there are several Services.
 	ports map[portProtocol][]*entry
-	// first is the Service that held the address before the others, if found says so.
+	// first is the Service that held the address before the others, and best its rank, if found says so.
 	first *entry
+	best  int
 	found bool
 	// told is the first one that the conditions of all name.
 	told *entry
@@ -37,7 +38,8 @@ func (b *Book) enter(e *entry, addr netip.Addr) {
 		b.holders[addr] = h
 	}
 	i, _ := slices.BinarySearchFunc(h.entries, e, func(x, y *entry) int { return Older(&x.Service, &y.Service) })
-	h.entries, h.found = slices.Insert(h.entries, i, e), false
+	h.entries = slices.Insert(h.entries, i, e)
+	b.reranked(e, addr)
 	switch {
 	case len(h.entries) == 1:
 	case h.ports == nil:
@@ -124,6 +126,17 @@ func (b *Book) markHindered(e *entry, addr netip.Addr, h *sharers) {
 				b.mark(other)
 			}
 		})
+	}
+}
+
+// reranked notes that e came to addr, or that its rank there may differ. That may make it the first;
+// what it changes of the others' ranks only puts them behind.
+func (b *Book) reranked(e *entry, addr netip.Addr) {
+	h := b.holders[addr]
+	if !h.found || h.first == nil || h.first == e || h.first.after[addr] == e.Key {
+		h.found = false
+	} else if rank := b.rank(e, addr); rank < h.best || rank == h.best && Older(&e.Service, &h.first.Service) < 0 {
+		h.first, h.best = e, rank
 	}
 }
 
