@@ -172,10 +172,12 @@ func TestDefaults(t *testing.T) {
 		"ValidatingAdmissionPolicy landfall-node-gateways", "ValidatingAdmissionPolicy landfall-node-leases",
 		"ValidatingAdmissionPolicy landfall-node-peers",
 		"ValidatingAdmissionPolicy landfall-node-services",
+		"ValidatingAdmissionPolicy landfall-service-conditions",
 		"ValidatingAdmissionPolicyBinding landfall-node-gateways",
 		"ValidatingAdmissionPolicyBinding landfall-node-leases",
 		"ValidatingAdmissionPolicyBinding landfall-node-peers",
 		"ValidatingAdmissionPolicyBinding landfall-node-services",
+		"ValidatingAdmissionPolicyBinding landfall-service-conditions",
 	}
 	if diff := cmp.Diff(want, others); diff != "" {
 		t.Errorf("objects (-want +got):\n%s", diff)
@@ -646,6 +648,10 @@ func TestOptionalParts(t *testing.T) {
 			"Role landfall-controller"}},
 		{[]string{"nodePolicies.enabled=false"}, nil, []string{"ValidatingAdmissionPolicy landfall-node-services",
 			"ValidatingAdmissionPolicyBinding landfall-node-services"}},
+		{nil, []string{"ValidatingAdmissionPolicy landfall-service-conditions",
+			"ValidatingAdmissionPolicyBinding landfall-service-conditions"}, nil},
+		{[]string{"servicePolicy.enabled=false"}, nil, []string{"ValidatingAdmissionPolicy landfall-service-conditions",
+			"ValidatingAdmissionPolicyBinding landfall-service-conditions"}},
 		{[]string{"podMonitor.enabled=true"}, []string{"PodMonitor landfall-controller", "PodMonitor landfall-node"}, nil},
 		{[]string{"podMonitor.enabled=true"}, []string{"Secret landfall-metrics-reader",
 			"ServiceAccount landfall-metrics-reader", "ClusterRoleBinding landfall-metrics-reader"}, nil},

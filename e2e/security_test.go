@@ -14,6 +14,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -28,7 +29,63 @@ func TestContract11WhoMayAskAndWrite(t *testing.T) {
 	waitAnnounced(t, l, "my-nginx", seedVIP.Addr().String())
 	t.Run("metrics", func(t *testing.T) { metricsAreForReaders(t, l) })
 	t.Run("status", func(t *testing.T) { statusIsForThePod(t, l) })
+	t.Run("conditions of Services", func(t *testing.T) { conditionsAreLandfalls(t, l) })
 	t.Run("writes of a node", func(t *testing.T) { nodesWriteTheirOwn(t, l) })
+}
+
+// conditionsAreLandfalls has a tenant who may write services/status of its namespace try to forge
+// what Landfall says.
+func conditionsAreLandfalls(t *testing.T, l *lab.Lab) {
+	const namespace = "default"
+	token := tokenOf(t, l, "tenant")
+	role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "status-writer"}, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{""}, Resources: []string{"services/status"}, Verbs: []string{"patch", "update"}}}}
+	binding := &rbacv1.RoleBinding{ObjectMeta: role.ObjectMeta,
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name},
+		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Name: "tenant", Namespace: namespace}}}
+	if _, err := l.Kube().RbacV1().Roles(namespace).Create(t.Context(), role, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Kube().RbacV1().RoleBindings(namespace).Create(t.Context(), binding, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	tenant, err := l.KubeWithToken(token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	condition := func(conditionType string) string {
+		return fmt.Sprintf(`{"status":{"conditions":[{"type":%q,"status":"True","reason":"Forged","message":"x",`+
+			`"lastTransitionTime":"2026-01-01T00:00:00Z"}]}}`, conditionType)
+	}
+	for _, test := range []struct{ what, body, refusal string }{
+		{"another's condition", condition("example.com/X"), ""},
+		{"what it holds", condition("landfall.dev/Assigned"), "may update ipaddresspools/status"},
+		{"who announces it", condition("landfall.dev/Announced"), "may patch bgppeers/status"},
+		{"a condition that Landfall does not have yet", condition("landfall.dev/New"), "may patch bgppeers/status"},
+		{"another's condition beside Landfall's", condition("example.com/Y"), ""},
+		{"no condition", `{"status":{"conditions":[{"type":"landfall.dev/Assigned","$patch":"delete"}]}}`, ""},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			eventually(t, "the API server knows the role and the policy", func() error {
+				err := tenant.CoreV1().RESTClient().Patch(types.StrategicMergePatchType).
+					AbsPath("/api/v1/namespaces/default/services/my-nginx/status").Body([]byte(test.body)).Do(t.Context()).Error()
+				switch {
+				case test.refusal == "":
+					return err
+				case err == nil || !strings.Contains(err.Error(), test.refusal):
+					return fmt.Errorf("%v, want a refusal with %q", err, test.refusal)
+				}
+				return nil
+			})
+		})
+	}
+	eventually(t, "the controller writes its condition again", func() error {
+		s, err := l.Kube().CoreV1().Services(namespace).Get(t.Context(), "my-nginx", metav1.GetOptions{})
+		if err == nil && !meta.IsStatusConditionTrue(s.Status.Conditions, "landfall.dev/Assigned") {
+			err = fmt.Errorf("%v", s.Status.Conditions)
+		}
+		return err
+	})
 }
 
 // metricsPorts are the ports of the programs.
@@ -167,7 +224,7 @@ func nodesWriteTheirOwn(t *testing.T, l *lab.Lab) {
 			`{"metadata":{"annotations":{"landfall.dev/announcements":"x"}}}`, ""},
 		{"the controller's condition", service, types.StrategicMergePatchType,
 			`{"status":{"conditions":[{"type":"landfall.dev/Assigned","status":"False","reason":"Test","message":"x"}]}}`,
-			"landfall.dev/Announced and landfall.dev/Serving only"},
+			"denied request"}, // by two policies, of which the API server names one
 		{"another's condition", service, types.StrategicMergePatchType,
 			`{"status":{"conditions":[{"type":"example.com/X","status":"False","reason":"Test","message":"x",` +
 				`"lastTransitionTime":"2026-01-01T00:00:00Z"}]}}`, "landfall.dev/Announced and landfall.dev/Serving only"},

@@ -274,8 +274,13 @@ func (l *Lab) KubeAs(a *Agent) (kubernetes.Interface, error) {
 	if err != nil {
 		return nil, err
 	}
+	return l.KubeWithToken(string(token))
+}
+
+// KubeWithToken returns a client with the rights of a token.
+func (l *Lab) KubeWithToken(token string) (kubernetes.Interface, error) {
 	config := rest.AnonymousClientConfig(l.control.admin)
-	config.BearerToken = string(token)
+	config.BearerToken = token
 	return kubernetes.NewForConfig(config)
 }
 
