@@ -72,8 +72,10 @@ func conditionsAreLandfalls(t *testing.T, l *lab.Lab) {
 				switch {
 				case test.refusal == "":
 					return err
-				case err == nil || !strings.Contains(err.Error(), test.refusal):
-					return fmt.Errorf("%v, want a refusal with %q", err, test.refusal)
+				case err == nil:
+					return fmt.Errorf("it is accepted, want a refusal with %q", test.refusal)
+				case !strings.Contains(err.Error(), test.refusal):
+					return fmt.Errorf("want a refusal with %q: %w", test.refusal, err)
 				}
 				return nil
 			})
