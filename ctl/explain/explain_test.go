@@ -119,7 +119,9 @@ func TestServiceNamesTheCauseFirst(t *testing.T) {
 		// line begins the verdict after "Service shop/web: ", cure is a part of the cure.
 		line, cure string
 	}{
-		"nothing":       {func(*world) {}, OK, "192.0.2.10 is announced from n1 (ARP on eth0); 2 endpoints", ""},
+		"nothing": {func(*world) {}, OK, "192.0.2.10 is announced from n1 (ARP on eth0); 2 endpoints", ""},
+		"another's conflict": {func(w *world) { w.find("n1", lb.ReasonAddressConflict, "192.0.2.99 is in use") }, OK,
+			"192.0.2.10 is announced from n1 (ARP on eth0); 2 endpoints", ""},
 		"absent":        {func(w *world) { w.Found = false }, Wrong, "there is no such Service", "kubectl get services"},
 		"not installed": {func(w *world) { w.Installed = false }, Wrong, "Landfall is not installed", "install"},
 		"type": {func(w *world) { w.Service.Type = lb.ClusterIP }, Wrong, "it is of type ClusterIP",

@@ -80,7 +80,9 @@ func (e explanation) checks() []Check {
 	} else {
 		checks = append(append(append(checks, announced), sessions...), nodes...)
 	}
-	checks = append(checks, e.findings()...)
+	checks = append(checks, slices.DeleteFunc(e.findings(), func(c Check) bool {
+		return c.Reason == lb.ReasonAddressConflict // what concerns the Service's own addresses, its nodes have said
+	})...)
 	checks = append(checks, e.sources(), e.healthPort())
 	checks = append(checks, e.unread()...)
 	return slices.DeleteFunc(checks, func(c Check) bool { return c.What == "" })
