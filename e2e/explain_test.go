@@ -250,6 +250,8 @@ func TestExplain(t *testing.T) {
 			backed("twice", func(s *corev1.Service) {
 				s.Annotations = map[string]string{"landfall.dev/loadBalancerIPs": "172.26.236.189"}
 			})(t, l)
+		}, mend: func(t *testing.T, l *lab.Lab) {
+			mustExec(t, l, lab.ClientName, "ip", "addr", "del", "172.26.236.189/24", "dev", "eth0")
 		}, ask: svc("twice"), want: "Service default/twice: no node announces 172.26.236.189: 172.26.236.189 is in use by ",
 			has: "(AddressConflict)"},
 		{name: "ip_forward", make: on("sysctl", "-qw", "net.ipv4.ip_forward=0"), ask: svc("my-nginx"),

@@ -148,6 +148,8 @@ func (c Cluster) findings() []Check {
 			level = Note
 		case reason == lb.ReasonPodNetworkUnmatched:
 			level = Warning // pods see another source address, and that is all
+		case reason == lb.ReasonAddressConflict:
+			level = Warning // the node works, for all but some addresses
 		}
 		text := one.first.Message
 		if len(one.nodes) > 1 {
