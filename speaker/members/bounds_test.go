@@ -86,6 +86,48 @@ func TestANodeThatKnowsNothingReadsALargeState(t *testing.T) {
 	}
 }
 
+// A large state is merged in portions, so that nothing waits for all of it, and comes to the same.
+func TestALargeStateIsMergedInPortions(t *testing.T) {
+	updates := manyAlike(16, 10_000)
+	updates = append(updates, update{node: "b", born: 1, entries: []entry{{vip: vip1, seq: 1}}})
+	parts, total := portions(updates), 0
+	for i, part := range parts {
+		size := 0
+		for _, u := range part {
+			size += len(u.entries)
+			if u.sheet != nil {
+				size += len(u.sheet.vips)
+			}
+		}
+		if total += len(part); size > portion || len(part) == 0 {
+			t.Errorf("portion %d has %d updates with %d claims, want at most %d", i, len(part), size, portion)
+		}
+	}
+	if least := 16 * 10_000 / portion; len(parts) <= least || total != len(updates) {
+		t.Errorf("%d updates in %d portions, want %d in more than %d", total, len(parts), len(updates), least)
+	}
+	if parts := portions(manyAlike(2, maxVIPs)); len(parts) != 2 {
+		t.Errorf("two updates of the largest size are in %d portions", len(parts))
+	}
+	m := New(Options{Self: "a", Born: time.Unix(0, 100), Liveness: &recaller{}, Log: slog.New(slog.DiscardHandler),
+		Changed: func(vips []netip.Addr) {
+			if len(vips) < 10_000 || !slices.IsSortedFunc(vips, netip.Addr.Compare) ||
+				len(slices.Compact(slices.Clone(vips))) != len(vips) {
+				t.Errorf("%d VIPs changed, unsorted or twice", len(vips))
+			}
+		}})
+	if news, ok := m.learn(encodeCompact(updates...)); !news || !ok {
+		t.Fatalf("news: %v, read: %v", news, ok)
+	}
+	whole := newBook()
+	whole.merge(updates...)
+	for node, p := range whole.pages {
+		if got := m.book.pages[node]; got == nil || !slices.Equal(got.vips(), p.vips()) {
+			t.Errorf("%s: the book differs from one that was merged at once", node)
+		}
+	}
+}
+
 // Of a node that is neither a member nor one of the cluster nothing is kept.
 func TestOnlyMembersAreHeard(t *testing.T) {
 	m := New(Options{Self: "a", Born: time.Unix(0, 100), Liveness: &recaller{}, Log: slog.New(slog.DiscardHandler),
