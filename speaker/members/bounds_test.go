@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -40,7 +41,7 @@ func TestAShortMessageCostsLittle(t *testing.T) {
 		message []byte
 		refused string
 	}{
-		"many VIPs":       {bomb(maxVIPs+1, false, letter), "may be named"},
+		"many VIPs":       {bomb(maxIndexed+1, false, letter), "may be named"},
 		"many patterns":   {bomb(maxVIPs, true, letter), "patterns for"},
 		"many nodes":      {bomb(maxVIPs, false, letter), ""},
 		"one many times":  {bomb(maxVIPs, false, func(int) string { return "b" }), ""},
@@ -125,6 +126,19 @@ func TestALargeStateIsMergedInPortions(t *testing.T) {
 		if got := m.book.pages[node]; got == nil || !slices.Equal(got.vips(), p.vips()) {
 			t.Errorf("%s: the book differs from one that was merged at once", node)
 		}
+	}
+}
+
+// What a speaker writes of a large cluster, others can read, although nodes are left out.
+func TestALargeStateCanBeRead(t *testing.T) {
+	one := manyAlike(1, maxVIPs)[0]
+	others := []update{one}
+	for i := range maxCells/maxVIPs + 10 {
+		others = append(others, update{node: "n" + strconv.Itoa(i), born: 1, floor: 1, sheet: one.sheet, row: row{cells: one.row.cells[:1]}})
+	}
+	message := state(update{node: "a", born: 1}, others, true, maxState)
+	if updates, err := decode(message); err != nil || len(updates) < len(others)/4 || len(updates) >= len(others) {
+		t.Errorf("%d of %d nodes are read: %v", len(updates), len(others), err)
 	}
 }
 
