@@ -219,9 +219,7 @@ func newPreflight(p *proxy, set settings, parameters kernelParameters,
 	tell func(f lb.Finding, gone bool)) *preflight.Preflight {
 	var accepter iptables.Accepter
 	h := host{proxy: p, parameters: parameters, podNetworks: set.pods.Prefixes, acceptForwarded: set.acceptForwarded,
-		log: p.log, chains: forwardChains, accept: func(c plan.ForwardChain, want plan.Acceptance) (bool, error) {
-			return accepter.Set(context.Background(), c, want)
-		}}
+		log: p.log, chains: forwardChains, accept: accepter.Set}
 	return preflight.New(preflight.Options{Log: p.log, Now: time.Now, Look: h.look, Tell: tell})
 }
 

@@ -106,6 +106,8 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonNodeUnknown: {"The API server has no Node object of the name that the speaker runs under.",
 		"kubectl get nodes"},
 	lb.ReasonFamilyUnspoken: {"The speaker does not announce addresses of this family.", "landfallctl explain node NODE"},
+	lb.ReasonTooManyVIPs: {"The Services of the cluster have more addresses than the speakers announce, 65,536: those of " +
+		"the youngest Services are left out.", "delete Services, or have some share an address: landfall.dev/allow-shared-ip"},
 	lb.ReasonAnnounceFailed: {"The owner cannot answer on any of its interfaces.",
 		"landfallctl explain node NODE   # the problem of the interface"},
 	lb.ReasonSchedulerIgnored: {"A proxy cannot choose backends in the way that landfall.dev/scheduler requests.",

@@ -67,6 +67,9 @@ const (
 	ReasonFamilyUnspoken  Reason = "FamilyUnspoken"  // the speaker does not announce addresses of this family
 	ReasonAnnounceFailed  Reason = "AnnounceFailed"  // the owner cannot answer on any of its interfaces
 
+	// the Services of the cluster have more VIPs than speakers tell one another of
+	ReasonTooManyVIPs Reason = "TooManyVIPs"
+
 	// a proxy cannot choose backends in the way that the Service asks for
 	ReasonSchedulerIgnored Reason = "SchedulerIgnored"
 	// a Service with an older or stronger right to it uses a frontend of the Service
