@@ -30,7 +30,7 @@ const usage = `usage:
   landfall-lab cluster [--keep] [--cni bridge|flannel] [--image FILE] [--story helm|guides]
   landfall-lab cluster --story returns [--count N] [--away TIME] [--only WAY]
                                             start a cluster of real kubelets, and try Landfall on it: docs/cluster.md
-  landfall-lab conformance [--mode nftables|iptables] [--focus GROUPS] [--specs PATTERN]
+  landfall-lab conformance [--mode nftables|iptables|kube-proxy] [--focus GROUPS] [--specs PATTERN]
                [--nodes N] [ARGUMENTS OF GINKGO]
                                             run upstream's end-to-end suite on such a cluster: docs/conformance.md
   landfall-lab list                         list the labs on this machine
