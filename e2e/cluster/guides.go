@@ -18,7 +18,7 @@ type step struct{ file, begins string }
 
 const (
 	readme  = "README.md"
-	install = "docs/install.md"
+	install = "docs/guide/install.md"
 )
 
 // guide is what somebody does who follows the README and the page about the installation.

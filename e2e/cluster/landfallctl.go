@@ -13,7 +13,7 @@ import (
 	"github.com/landfall-lb/landfall/e2e/lab"
 )
 
-// reader is the user who has nothing but the ClusterRole of docs/landfallctl.md.
+// reader is the user who has nothing but the ClusterRole of docs/guide/landfallctl.md.
 const reader = "reader"
 
 // question is one call of landfallctl, and the exit code that is right.
@@ -55,7 +55,7 @@ func (c *Cluster) Explains(ctx context.Context, say func(format string, args ...
 	if err != nil {
 		return err
 	}
-	role, err := step{"docs/landfallctl.md", "apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRole"}.find(
+	role, err := step{"docs/guide/landfallctl.md", "apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRole"}.find(
 		string(markdown))
 	if err != nil {
 		return err
