@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -33,6 +34,8 @@ type fakeCluster struct {
 	encoded map[string][]byte
 	// refused are paths that this user may not read.
 	refused map[string]bool
+	// patched is told of patches.
+	patched func(path, body string)
 }
 
 // serve starts the API server and returns a kubeconfig for it.
@@ -50,9 +53,13 @@ func (f fakeCluster) serve(t testing.TB) (kubeconfig string) {
 		case f.encoded[r.URL.Path] != nil:
 			w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
 			_, _ = w.Write(f.encoded[r.URL.Path])
+		case ok && r.Method == http.MethodPatch:
+			patch, _ := io.ReadAll(r.Body)
+			f.patched(r.URL.Path, string(patch))
+			fmt.Fprint(w, body)
 		case ok:
 			fmt.Fprint(w, body)
-		case !strings.HasSuffix(resource, "s"): // an object, not a list
+		case r.Method == http.MethodPatch, !strings.HasSuffix(resource, "s"): // an object, not a list
 			w.WriteHeader(http.StatusNotFound)
 			_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
 				Status: "Failure", Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound, Message: "not found"})

@@ -69,6 +69,8 @@ type gatherer struct {
 	// begun is set once read has read the objects that every explanation needs; pods are Landfall's.
 	begun bool
 	pods  []kube.PodState
+	// stale is set while pods may be others by now.
+	stale bool
 
 	mu      sync.Mutex
 	cluster explain.Cluster
