@@ -162,7 +162,7 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 			events.Warning(kube.NodeReference(rt.NodeName), lb.ReasonStrictReversePath, message)
 		}})
 	flight := newPreflight(p, set, parameters, func(f lb.Finding, gone bool) { events.Finding(rt.NodeName, f, gone) })
-	p.found = flight.Found
+	p.found, p.connections = flight.Found, connections
 	p.to = sinks{
 		rules: rules, flows: cutter, health: checks, feed: offer, rescue: rescuer, latency: metrics.latency,
 		programmed: metrics.programmed,

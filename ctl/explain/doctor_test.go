@@ -50,6 +50,9 @@ func TestDoctor(t *testing.T) {
 				w.Nodes()[name] = n
 			}
 		}, Wrong, "every node has the label node.kubernetes.io/exclude"},
+		"drained": {func(w *world, _ *DoctorFacts) {
+			w.Nodes()["n2"] = Node{Node: lb.Node{Name: "n2", Leaving: lb.ReasonNodeDrained}, Ready: true}
+		}, OK, "nothing is wrong"},
 		"not ready": {func(w *world, _ *DoctorFacts) {
 			w.Nodes()["n2"] = Node{Node: lb.Node{Name: "n2"}, NotReady: "no kubelet"}
 		}, Warning, "n2 is not ready: no kubelet"},

@@ -87,6 +87,8 @@ var Reasons = map[lb.Reason]Entry{
 		"run a ready pod on a node that may announce, or set externalTrafficPolicy: Cluster"},
 	lb.ReasonNodeLeaving: {"The node is about to leave the cluster, or drains.",
 		"kubectl uncordon NODE   # if it is to stay"},
+	lb.ReasonNodeDrained: {"The node has the label landfall.dev/drain: it is drained for maintenance.",
+		"landfallctl undrain NODE   # when it is back"},
 	lb.ReasonNodeExcluded: {"The node has the label node.kubernetes.io/exclude-from-external-load-balancers, as " +
 		"kubeadm and " +
 		"Talos set it on control planes.",

@@ -54,6 +54,7 @@ const (
 	ReasonNoBackends      Reason = "NoBackends"      // no endpoint is usable anywhere
 	ReasonNoLocalBackends Reason = "NoLocalBackends" // policy Local, and no endpoint on this node is usable
 	ReasonNodeLeaving     Reason = "NodeLeaving"     // the node is about to leave the cluster
+	ReasonNodeDrained     Reason = "NodeDrained"     // the node has the label landfall.dev/drain
 	ReasonNodeExcluded    Reason = "NodeExcluded"    // the node has the label exclude-from-external-load-balancers
 	ReasonStopping        Reason = "Stopping"        // the speaker hands its addresses over before it stops
 	ReasonNotJoined       Reason = "NotJoined"       // the speaker has not met the other speakers yet
