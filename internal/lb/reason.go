@@ -83,6 +83,8 @@ const (
 	// ReasonSourceRangeInvalid: an entry of spec.loadBalancerSourceRanges cannot be read, and admits
 	// nobody.
 	ReasonSourceRangeInvalid Reason = "SourceRangeInvalid"
+	// no entry of spec.loadBalancerSourceRanges contains the client's address
+	ReasonSourceRefused Reason = "SourceRefused"
 	// a node drops packets that other nodes move to it, by its kernel parameter rp_filter
 	ReasonStrictReversePath Reason = "StrictReversePath"
 	// the owner probes whether another device uses the VIP, before its first announcement
