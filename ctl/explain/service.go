@@ -29,7 +29,7 @@ func Service(c Cluster, f ServiceFacts) Verdict {
 	}
 	if !c.Installed {
 		return missing(subject, "Landfall is not installed: the API server does not know its kinds",
-			"helm install landfall …; see docs/install.md")
+			"helm install landfall …; see docs/guide/install.md")
 	}
 	e := explanation{Cluster: c, ServiceFacts: f}
 	return judge(subject, e.good(), e.checks())

@@ -204,20 +204,20 @@ func (c *Cluster) uninstallWithout(ctx context.Context, n *Node, before, hosts [
 	if err := c.waitClean(ctx, before); err != nil {
 		return err
 	}
-	say("the DaemonSet of docs/migrate-kube-proxy.md that cleans up left nothing of it")
+	say("the DaemonSet of docs/guide/migrate-kube-proxy.md that cleans up left nothing of it")
 	return nil
 }
 
 // cleanNodes runs landfall-proxy cleanup on each node, as the documentation says.
 func (c *Cluster) cleanNodes(ctx context.Context) error {
-	text, err := os.ReadFile(filepath.Join(c.Repository(), "docs", "migrate-kube-proxy.md"))
+	text, err := os.ReadFile(filepath.Join(c.Repository(), "docs", "guide", "migrate-kube-proxy.md"))
 	if err != nil {
 		return err
 	}
 	_, manifest, found := strings.Cut(string(text), "metadata: {name: landfall-cleanup,")
 	manifest, _, ends := strings.Cut(manifest, "\nEOF\n")
 	if !found || !ends {
-		return errors.New("docs/migrate-kube-proxy.md has no DaemonSet landfall-cleanup")
+		return errors.New("docs/guide/migrate-kube-proxy.md has no DaemonSet landfall-cleanup")
 	}
 	if err := c.ApplyYAML(ctx, strings.NewReplacer("ghcr.io/landfall-lb/landfall:0.1.0", Image,
 		"registry.k8s.io/pause:3.10", PauseImage).Replace(

@@ -8,12 +8,12 @@ import (
 	"strings"
 )
 
-// introduction is the part of docs/conformance.md that no run changes.
+// introduction is the part of docs/design/conformance.md that no run changes.
 //
 //go:embed introduction.md
 var introduction string
 
-// Markdown returns docs/conformance.md.
+// Markdown returns docs/design/conformance.md.
 func (r Report) Markdown() string {
 	var b strings.Builder
 	b.WriteString(introduction)

@@ -41,8 +41,8 @@ type programs struct {
 	images        map[string]string
 }
 
-// Run starts a cluster, runs specs on it, takes it down, and writes docs/conformance.json and
-// docs/conformance.md. It returns the results of this run. That specs failed is no error.
+// Run starts a cluster, runs specs on it, takes it down, and writes conformance.json and
+// conformance.md in docs/design. It returns the results of this run. That specs failed is no error.
 func Run(ctx context.Context, o Options) (_ []Spec, err error) {
 	o.Mode = cmp.Or(o.Mode, "nftables")
 	if !slices.Contains([]string{"nftables", "iptables"}, o.Mode) {
@@ -115,7 +115,7 @@ func (o Options) run(ctx context.Context, c *cluster.Cluster, p programs) ([]Spe
 	if err != nil {
 		return nil, err
 	}
-	return specs, update(filepath.Join(c.Repository(), "docs"), o.Mode, version.GitVersion, specs)
+	return specs, update(filepath.Join(c.Repository(), "docs", "design"), o.Mode, version.GitVersion, specs)
 }
 
 // install puts Landfall on the cluster, and gives the images on the nodes the names that the suite

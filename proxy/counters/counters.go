@@ -4,7 +4,7 @@
 //
 // Each frontend has an element in four sets: attempts, which a connection meets before anybody
 // translates it, and connections, received and sent, which it meets after. What was not translated
-// was refused. docs/metrics.md says what it costs.
+// was refused. docs/guide/metrics.md says what it costs.
 package counters
 
 import (

@@ -1,7 +1,7 @@
 // Package nft writes and reads tables of nftables over netlink: the one such codec of the proxy,
 // for the nftables dialect and for the rescue of connections.
 //
-// docs/nftables.md says what was measured against the library github.com/google/nftables.
+// docs/design/nftables.md says what was measured against the library github.com/google/nftables.
 package nft
 
 import (

@@ -34,7 +34,7 @@ func scattered(updates []update) {
 	}
 }
 
-// BenchmarkGossip gives the figures of docs/l2.md by simulation: the bytes that one node of a large
+// BenchmarkGossip gives the figures of docs/guide/l2.md by simulation: the bytes that one node of a large
 // cluster sends, without what memberlist, encryption and IP add.
 func BenchmarkGossip(b *testing.B) {
 	for _, nodes := range []int{200, 1000} {

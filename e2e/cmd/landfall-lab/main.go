@@ -29,10 +29,10 @@ const usage = `usage:
   landfall-lab down [NAME]                  take it down
   landfall-lab cluster [--keep] [--cni bridge|flannel] [--image FILE] [--story helm]
   landfall-lab cluster --story returns [--count N] [--away TIME] [--only WAY]
-                                            start a cluster of real kubelets, and try Landfall on it: docs/cluster.md
+                                            start a cluster of real kubelets, and try Landfall on it: docs/design/cluster.md
   landfall-lab conformance [--mode nftables|iptables] [--focus GROUPS] [--specs PATTERN]
                [--nodes N] [ARGUMENTS OF GINKGO]
-                                            run upstream's end-to-end suite on such a cluster: docs/conformance.md
+                                            run upstream's end-to-end suite on such a cluster: docs/design/conformance.md
   landfall-lab list                         list the labs on this machine
   landfall-lab prepare                      fetch and build what tests and labs need on this machine
   landfall-lab tool NAME                    print the path of a tool, built if need be: kube-apiserver, kube-proxy,
