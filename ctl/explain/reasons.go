@@ -116,8 +116,8 @@ var Reasons = map[lb.Reason]Entry{
 		"change the port, or remove the external IP of the other Service"},
 	lb.ReasonExternalIPRefused: {"The nodes do not serve an address in spec.externalIPs.",
 		"remove it, or see proxy.externalIPs of the chart"},
-	lb.ReasonSourceRefused: {"No entry of spec.loadBalancerSourceRanges contains the client's address, so its connection " +
-		"is dropped.", "kubectl edit service NAME   # add the client's network to spec.loadBalancerSourceRanges"},
+	lb.ReasonSourceRefused: {"No entry of spec.loadBalancerSourceRanges contains the client's address, so its " +
+		"connection is dropped.", "kubectl edit service NAME   # add the client's network to spec.loadBalancerSourceRanges"},
 	lb.ReasonSourceRangeInvalid: {"An entry of spec.loadBalancerSourceRanges cannot be read, and admits nobody.",
 		"kubectl edit service NAME   # spec.loadBalancerSourceRanges"},
 	lb.ReasonStrictReversePath: {"The node drops packets that other nodes pass on to it, by its kernel parameter " +
