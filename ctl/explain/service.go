@@ -215,6 +215,12 @@ func (e explanation) advertised(vip netip.Addr) Check {
 			e.poolsWith(vip)[0].Name, vip)
 		check.Cure = cureOf(lb.ReasonNoAdvertisement)
 	}
+	for _, a := range l2 {
+		if ready, known := condition(a.Conditions, lb.ConditionReady); known && !ready.Status && check.Level == OK {
+			check.Level, check.Reason = Warning, ready.Reason
+			check.Text = fmt.Sprintf("L2Advertisement %s: %s", a.Name, ready.Message)
+		}
+	}
 	for _, a := range routed {
 		if ready, known := condition(a.Conditions, lb.ConditionReady); known && !ready.Status && check.Level == OK {
 			check.Level, check.Reason = Warning, ready.Reason
