@@ -166,7 +166,7 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 		return false, err
 	}
 	flight := newPreflight(p, set, parameters, func(f lb.Finding, gone bool) { events.Finding(rt.NodeName, f, gone) })
-	p.found = flight.Found
+	p.found, p.connections = flight.Found, connections
 	p.to = sinks{
 		rules: rules, flows: cutter, health: checks, feed: offer, rescue: rescuer, latency: metrics.latency,
 		programmed: metrics.programmed,
@@ -230,9 +230,7 @@ func newPreflight(p *proxy, set settings, parameters kernelParameters,
 	tell func(f lb.Finding, gone bool)) *preflight.Preflight {
 	var accepter iptables.Accepter
 	h := host{proxy: p, parameters: parameters, podNetworks: set.pods.Prefixes, acceptForwarded: set.acceptForwarded,
-		log: p.log, chains: forwardChains, accept: func(c plan.ForwardChain, want plan.Acceptance) (bool, error) {
-			return accepter.Set(context.Background(), c, want)
-		}}
+		log: p.log, chains: forwardChains, accept: accepter.Set}
 	return preflight.New(preflight.Options{Log: p.log, Now: time.Now, Look: h.look, Tell: tell})
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
+	"github.com/landfall-lb/landfall/proxy/conntrack"
 	"github.com/landfall-lb/landfall/proxy/counters"
 	"github.com/landfall-lb/landfall/proxy/health"
 	"github.com/landfall-lb/landfall/proxy/plan"
@@ -93,7 +94,10 @@ type proxy struct {
 	// counted returns what was counted of a Service; nil if nothing counts.
 	counted func(lb.Key) (counters.Counts, bool)
 	// found returns what keeps this node from delivering, beside the rules; nil if nobody looks.
-	found  func() []lb.Finding
+	found func() []lb.Finding
+	// connections calls each for every open TCP connection in the kernel's table.
+	connections func(each func(conntrack.Connection)) error
+
 	began  time.Time
 	runner *loop.Runner
 	// settled is closed once the kernel holds what is wanted for the first time.

@@ -187,6 +187,9 @@ func describe(port plan.Port) portStatus {
 
 // writeStatus writes the status, with all Services or only the one that is asked for.
 func (p *proxy) writeStatus(w io.Writer, only string) error {
+	if only == onlyConnections {
+		return p.writeConnections(w)
+	}
 	services := p.services()
 	if only != "" {
 		var key lb.Key

@@ -290,8 +290,11 @@ func TestNode(t *testing.T) {
 			w.Agents["n1"].Said.Members.Live, w.Agents["n1"].Said.Members.Joined = []string{"n1"}, false
 		}, Wrong, "its speaker has not met that of n2"},
 		"forwarding": {func(w *world) { w.find("n1", lb.ReasonForwardingOff, "n1 has ip_forward=0") }, Wrong, "n1 has ip_forward=0"},
-		"another's":  {func(w *world) { w.find("n2", lb.ReasonForwardingOff, "n2 has ip_forward=0") }, OK, "announces and"},
-		"interface":  {func(w *world) { w.Agents["n1"].Said.Interfaces[0].Problem = "no MAC" }, Warning, "interface eth0: no MAC"},
+		"drained": {func(w *world) {
+			w.Nodes()["n1"] = Node{Node: lb.Node{Name: "n1", Leaving: lb.ReasonNodeDrained}, Ready: true}
+		}, Warning, "it announces no address, as it is drained (NodeDrained)"},
+		"another's": {func(w *world) { w.find("n2", lb.ReasonForwardingOff, "n2 has ip_forward=0") }, OK, "announces and"},
+		"interface": {func(w *world) { w.Agents["n1"].Said.Interfaces[0].Problem = "no MAC" }, Warning, "interface eth0: no MAC"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := well()

@@ -148,6 +148,13 @@ func TestMarkdown(t *testing.T) {
 	if strings.Contains(text, "iptables mode\n\nRun") {
 		t.Error("results of a mode that never ran")
 	}
+	text = r.Merge(KubeProxy, "v1.35.4", []Spec{{Name: endpoints, Result: Passed}, {Name: zones, Result: NotRun},
+		{Name: affinity, Result: Failed, Reason: "Affinity shouldn't hold but did."}}).Markdown()
+	_, text, _ = strings.Cut(text, "### kube-proxy\n")
+	if !strings.Contains(text, "Failed:\n\n- `Affinity") || !strings.Contains(text, "Passed:\n\n- Services should serve") ||
+		strings.Contains(text, "Traffic Distribution") {
+		t.Errorf("the comparison is\n%s", text)
+	}
 }
 
 func TestSelection(t *testing.T) {

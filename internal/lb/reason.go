@@ -54,6 +54,7 @@ const (
 	ReasonNoBackends      Reason = "NoBackends"      // no endpoint is usable anywhere
 	ReasonNoLocalBackends Reason = "NoLocalBackends" // policy Local, and no endpoint on this node is usable
 	ReasonNodeLeaving     Reason = "NodeLeaving"     // the node is about to leave the cluster
+	ReasonNodeDrained     Reason = "NodeDrained"     // the node has the label landfall.dev/drain
 	ReasonNodeExcluded    Reason = "NodeExcluded"    // the node has the label exclude-from-external-load-balancers
 	ReasonStopping        Reason = "Stopping"        // the speaker hands its addresses over before it stops
 	ReasonNotJoined       Reason = "NotJoined"       // the speaker has not met the other speakers yet
@@ -66,6 +67,9 @@ const (
 	ReasonNodeUnknown     Reason = "NodeUnknown"     // the API server has no Node object of this node
 	ReasonFamilyUnspoken  Reason = "FamilyUnspoken"  // the speaker does not announce addresses of this family
 	ReasonAnnounceFailed  Reason = "AnnounceFailed"  // the owner cannot answer on any of its interfaces
+
+	// the Services of the cluster have more VIPs than speakers tell one another of
+	ReasonTooManyVIPs Reason = "TooManyVIPs"
 
 	// a proxy cannot choose backends in the way that the Service asks for
 	ReasonSchedulerIgnored Reason = "SchedulerIgnored"

@@ -106,6 +106,18 @@ func BenchmarkState(b *testing.B) {
 			book.updates(standings)
 		}
 	})
+	b.Run("merge a portion", func(b *testing.B) { // for how long nothing else goes on
+		parts := portions(updates)
+		for b.Loop() {
+			b.StopTimer()
+			book := newBook()
+			b.StartTimer()
+			for _, part := range parts {
+				book.merge(part...)
+			}
+		}
+		b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N*len(parts)), "µs/portion")
+	})
 	b.Run("encode", func(b *testing.B) {
 		for b.Loop() {
 			encodeCompact(book.updates(standings)...)
