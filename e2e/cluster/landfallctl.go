@@ -38,6 +38,8 @@ var questions = []question{
 	{"explain pool lan", 0},
 	{"explain peer tor-1", 0},
 	{"version", 0},
+	{"drain node-3 --no-wait", 0},
+	{"undrain node-3", 0},
 }
 
 // empty is a Service that has no pods, which no node announces.
