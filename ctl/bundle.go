@@ -119,7 +119,7 @@ func (b *bundle) write(ctx context.Context) error {
 	b.within(ctx, "the cluster", func(ctx context.Context) error { return b.read(ctx) })
 	b.objects(ctx)
 	b.within(ctx, "doctor.txt", func(ctx context.Context) error {
-		v, err := examine(ctx, b.gatherer)
+		v, err := examine(ctx, b.gatherer, "")
 		if err == nil {
 			b.add("doctor.txt", []byte(verdictText(v, true)), "")
 		}
