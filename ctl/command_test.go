@@ -53,6 +53,12 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"nonsense"}, 2, `unknown command "nonsense"`},
 		{[]string{"explain", "svc"}, 2, "accepts 1 arg(s)"},
 		{[]string{"import", "lan"}, 2, "one file is needed"},
+		{[]string{"doctor", "--node", "n1", "--kubeconfig", ok}, 1, "Node n1: "},
+		{[]string{"doctor", "--node", "n9", "--kubeconfig", ok}, 1, "Node n9: there is no such Node\n"},
+		{[]string{"doctor", "--kubeconfig", away}, 2, "the API server http://127.0.0.1:9 does not answer: "},
+		{[]string{"drain", "n1", "--kubeconfig", away}, 2, "the API server http://127.0.0.1:9 does not answer: "},
+		{[]string{"watch", "--kubeconfig", away}, 2, "the API server http://127.0.0.1:9 does not answer: "},
+		{[]string{"bundle", "-f", "-", "--kubeconfig", away}, 2, "the API server http://127.0.0.1:9 does not answer: "},
 		{[]string{"status", "--kubeconfig", away}, 2, "the API server http://127.0.0.1:9 does not answer: "},
 		{[]string{"explain", "svc", "web", "--kubeconfig", away}, 2, "the API server http://127.0.0.1:9 does not answer: "},
 		{[]string{"status", "--kubeconfig", ok, "--context", "nowhere"}, 2, `context "nowhere" does not exist`},
@@ -82,6 +88,10 @@ func TestSeveralKubeconfigs(t *testing.T) {
 	if code, _, stderr := run("status", "--context", "fake"); code != 0 {
 		t.Errorf("--context of the second file: exit code %d: %s", code, stderr)
 	}
+	if code, _, stderr := run("drain", "n0", "--force", "--no-wait", "--context", "nowhere"); code != 2 ||
+		!strings.Contains(stderr, `context "nowhere" does not exist`) {
+		t.Errorf("drain in another context: exit code %d: %s", code, stderr)
+	}
 	if code, stdout, _ := run("__complete", "status", "--context", ""); code != 0 || !strings.Contains(stdout, "fake\n") {
 		t.Errorf("completion of --context: %q", stdout)
 	}
@@ -96,6 +106,8 @@ func TestCompletion(t *testing.T) {
 		{[]string{"explain", "svc", ""}, "web\n"},
 		{[]string{"explain", "node", ""}, "n1\n"},
 		{[]string{"explain", "pool", ""}, "lan\n"},
+		{[]string{"doctor", "--node", ""}, "n1\n"},
+		{[]string{"drain", ""}, "n1\n"},
 		{[]string{"explain", "reason", "NoI"}, "NoInterface\n"},
 		{[]string{"explain", ""}, "svc\t"},
 		{[]string{"status", "-o", ""}, "yaml\n"},
@@ -110,9 +122,12 @@ func TestCompletion(t *testing.T) {
 // TestPluginName has help and errors call the program what the user has called it.
 func TestPluginName(t *testing.T) {
 	var out, errs strings.Builder
-	if code := execute([]string{"/usr/local/bin/kubectl-landfall", "status", "--help"}, nil, &out, &errs); code != 0 ||
-		!strings.Contains(out.String(), "kubectl landfall status") {
-		t.Errorf("%d %s", code, out.String())
+	for _, command := range []string{"status", "drain", "watch", "bundle"} {
+		out.Reset()
+		if code := execute([]string{"/usr/local/bin/kubectl-landfall", command, "--help"}, nil, &out, &errs); code != 0 ||
+			!strings.Contains(out.String(), "kubectl landfall "+command) {
+			t.Errorf("%d %s", code, out.String())
+		}
 	}
 }
 
@@ -163,6 +178,7 @@ func BenchmarkExplain(b *testing.B) {
 		all.WriteString("," + other)
 	}
 	f.objects["/api/v1/services"] = all.String() + "]}"
+	f.encoded = map[string][]byte{"/api/v1/services": protobuf(b, f.objects["/api/v1/services"])}
 	for name, explanation := range map[string]func(*gatherer) (explain.Verdict, error){
 		"svc":  func(g *gatherer) (explain.Verdict, error) { return explainService(b.Context(), g, "shop/web") },
 		"ip":   func(g *gatherer) (explain.Verdict, error) { return explainIP(b.Context(), g, "192.0.2.10") },
@@ -176,6 +192,35 @@ func BenchmarkExplain(b *testing.B) {
 				if v, err := explanation(g); err != nil || v.Level != explain.OK {
 					b.Fatalf("%v %v", v, err)
 				}
+			}
+		})
+	}
+}
+
+// TestIPAsksSpeakers finds the Service of an address without a list of all Services, unless the
+// speakers are wrong or do not answer.
+func TestIPAsksSpeakers(t *testing.T) {
+	const list = "/api/v1/services"
+	for name, test := range map[string]struct {
+		nodes  int
+		change func(fakeCluster)
+		want   string
+	}{
+		"speakers know": {2, func(f fakeCluster) { f.refused[list] = true }, "IP 192.0.2.10 is of Service shop/web: "},
+		"no speaker":    {0, func(fakeCluster) {}, "IP 192.0.2.10 is of Service shop/web: "},
+		"speakers know no more": {2, func(f fakeCluster) {
+			f.objects["/api/v1/namespaces/shop/services/old"] = f.objects[servicePath]
+			f.objects[servicePath] = strings.ReplaceAll(f.objects[servicePath], "192.0.2.10", "192.0.2.11")
+			f.objects[list] = `{"items":[` + strings.ReplaceAll(f.objects["/api/v1/namespaces/shop/services/old"], `"web"`,
+				`"old"`) + `]}`
+		}, "IP 192.0.2.10 is of Service shop/old: "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := fakeWell(test.nodes)
+			test.change(f)
+			v, err := explainIP(t.Context(), f.connected(t, &agents{nodes: test.nodes}), "192.0.2.10")
+			if err != nil || !strings.HasPrefix(v.Line, test.want) {
+				t.Errorf("%v: %q does not begin with %q", err, v.Line, test.want)
 			}
 		})
 	}

@@ -64,6 +64,17 @@ func explainCommand(o *options) *cobra.Command {
 	return parent
 }
 
+// namesNow reads names from the cluster; none if it does not answer.
+func (o *options) namesNow(names func(context.Context, options, *kube.Client) []string) []string {
+	ctx, cancel := context.WithTimeout(context.Background(), o.timeout)
+	defer cancel()
+	client, _, err := o.connect(ctx)
+	if err != nil {
+		return nil
+	}
+	return names(ctx, *o, client)
+}
+
 // completeNames completes the first argument with names from the cluster.
 func (o *options) completeNames(names func(context.Context, options, *kube.Client) []string) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
@@ -159,7 +170,10 @@ func (g *gatherer) service(ctx context.Context, f *explain.ServiceFacts) (explai
 		f.Slices, err = g.client.SlicesOf(ctx, f.Key)
 		return g.unread("endpointslices", err)
 	})
-	if err = errors.Join(err, denied); err != nil {
+	if err == nil {
+		err = denied
+	}
+	if err != nil {
 		return explain.Verdict{}, err
 	}
 	if vips := f.Service.VIPs(); len(vips) > 0 {
@@ -218,14 +232,14 @@ func explainIP(ctx context.Context, g *gatherer, name string) (explain.Verdict, 
 		return explain.Verdict{}, fmt.Errorf("%q is not an IP address", name)
 	}
 	addr = addr.Unmap()
-	holders, err := g.client.ServicesAt(ctx, addr)
+	if err := g.read(ctx); err != nil {
+		return explain.Verdict{}, err
+	}
+	holders, err := g.holders(ctx, addr)
 	if err != nil {
 		return explain.Verdict{}, reading("services", err)
 	}
 	if len(holders) == 0 {
-		if err := g.read(ctx); err != nil {
-			return explain.Verdict{}, err
-		}
 		return explain.IP(g.cluster, addr), nil
 	}
 	v, err := g.service(ctx, &explain.ServiceFacts{Key: holders[0]})

@@ -62,6 +62,48 @@ func Doctor(c Cluster, d DoctorFacts) Verdict {
 	return judge("Cluster", good, slices.DeleteFunc(checks, func(c Check) bool { return c.What == "" }))
 }
 
+// DoctorNode examines one node of a cluster, and what concerns all nodes.
+func DoctorNode(c Cluster, d DoctorFacts, name string) Verdict {
+	subject := "Node " + name
+	n, ok := c.Nodes[name]
+	if !ok {
+		return missing(subject, "there is no such Node", "kubectl get nodes")
+	}
+	alone := c
+	// Whether other nodes are excluded too does not matter here.
+	alone.Nodes, alone.Agents, alone.IgnoreExclude = map[string]Node{name: n}, map[string]Agent{}, true
+	a, there := c.Agents[name]
+	if there {
+		alone.Agents[name] = a
+	}
+	alone.Warnings = slices.DeleteFunc(slices.Clone(c.Warnings), func(w NodeWarning) bool { return w.Node != name })
+	checks := []Check{version(d.Version), d.podSecurity()}
+	if c.Installed {
+		checks = append(checks, c.controller())
+		checks = append(checks, c.programs(name)...)
+		checks = append(append(checks, gate(a)...), c.hears(a))
+		if s := a.Said; s != nil {
+			checks = append(checks, links(s))
+			for _, p := range s.BGP.Peers {
+				checks = append(checks, c.session(name, p))
+			}
+		}
+	}
+	checks = append(checks, alone.findings()...)
+	checks = append(checks, alone.allNodes()...)
+	if _, excluded := n.Labels[labelExclude]; excluded && !c.IgnoreExclude {
+		checks = append(checks, Check{Level: Note, What: "exclude label", Reason: lb.ReasonNodeExcluded,
+			Text: "it announces no address, as it has the label " + labelExclude})
+	}
+	checks = append(checks, c.kubeProxy(d), c.others(d))
+	checks = append(checks, c.unread()...)
+	good := "nothing is wrong"
+	if !c.Installed {
+		good = "Landfall is not installed, and nothing is in its way"
+	}
+	return judge(subject, good, slices.DeleteFunc(checks, func(c Check) bool { return c.What == "" }))
+}
+
 func version(of string) Check {
 	check := Check{Level: OK, What: "Kubernetes", Text: of}
 	parts := strings.Split(strings.TrimPrefix(of, "v"), ".")
@@ -154,11 +196,14 @@ func (c Cluster) hears(a Agent) Check {
 // allNodes checks what the Nodes show.
 func (c Cluster) allNodes() []Check {
 	check := Check{Level: OK, What: "nodes", Text: plural(len(c.Nodes), "node")}
-	var excluded, down, without []string
+	var excluded, drained, down, without []string
 	for _, name := range slices.Sorted(maps.Keys(c.Nodes)) {
 		n := c.Nodes[name]
 		if _, has := n.Labels[labelExclude]; has {
 			excluded = append(excluded, name)
+		}
+		if n.Leaving == lb.ReasonNodeDrained {
+			drained = append(drained, name)
 		}
 		if !n.Ready {
 			down = append(down, name)
@@ -176,6 +221,10 @@ func (c Cluster) allNodes() []Check {
 	case len(excluded) > 0 && !c.IgnoreExclude:
 		checks = append(checks, Check{Level: Note, What: "exclude label",
 			Text: list(excluded, 4) + " announce no address, as they have the label " + labelExclude})
+	}
+	if len(drained) > 0 {
+		checks = append(checks, Check{Level: Note, What: "drained", Reason: lb.ReasonNodeDrained,
+			Text: list(drained, 4) + " announce no address until landfallctl undrain NODE"})
 	}
 	if len(down) > 0 {
 		checks = append(checks, Check{Level: Warning, What: "nodes",
@@ -236,9 +285,12 @@ func (c Cluster) pools(services []lb.Service) []Check {
 	for _, p := range c.Pools {
 		v := Pool(Cluster{Pools: []lb.Pool{p}, L2: c.L2, BGP: c.BGP, Controllers: c.Controllers, Leader: c.Leader}, p.Name,
 			Waiting(services, c.Class, p.Name))
-		checks = append(checks, Check{Level: v.Level, What: "pool " + p.Name, Reason: v.Reason,
-			Text: strings.TrimSuffix(strings.Replace(v.Line, "IPAddressPool "+p.Name+": ", "pool "+p.Name+": ", 1),
-				fmt.Sprintf(" (%s)", v.Reason)), Cure: v.Cure})
+		check := Check{Level: v.Level, What: "pool " + p.Name, Reason: v.Reason, Cure: v.Cure,
+			Text: strings.TrimSuffix(strings.TrimPrefix(v.Line, "IPAddressPool "+p.Name+": "), fmt.Sprintf(" (%s)", v.Reason))}
+		if v.Level.Worse(OK) {
+			check.Text = check.What + ": " + check.Text // it may become the verdict
+		}
+		checks = append(checks, check)
 	}
 	return checks
 }

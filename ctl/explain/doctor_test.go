@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 
@@ -49,6 +50,9 @@ func TestDoctor(t *testing.T) {
 				w.Nodes()[name] = n
 			}
 		}, Wrong, "every node has the label node.kubernetes.io/exclude"},
+		"drained": {func(w *world, _ *DoctorFacts) {
+			w.Nodes()["n2"] = Node{Node: lb.Node{Name: "n2", Leaving: lb.ReasonNodeDrained}, Ready: true}
+		}, OK, "nothing is wrong"},
 		"not ready": {func(w *world, _ *DoctorFacts) {
 			w.Nodes()["n2"] = Node{Node: lb.Node{Name: "n2"}, NotReady: "no kubelet"}
 		}, Warning, "n2 is not ready: no kubelet"},
@@ -82,6 +86,57 @@ func TestDoctor(t *testing.T) {
 			d := DoctorFacts{Version: "v1.35.4", Namespace: "landfall-system", Services: []lb.Service{w.Service}}
 			test.fault(&w, &d)
 			if v := Doctor(w.Cluster, d); v.Level != test.level || !strings.HasPrefix(v.Line, "Cluster: "+test.line) {
+				t.Errorf("%s: %q\nwant %s: %q", v.Level, v.Line, test.level, test.line)
+			}
+		})
+	}
+}
+
+// What is well is said without a name twice and in English.
+func TestWhatIsWell(t *testing.T) {
+	w := well()
+	var session PeerStatus
+	if err := json.Unmarshal([]byte(`{"name": "tor", "uptime": "5m", "session": {"state": "Established", "prefixes": 2}}`),
+		&session); err != nil {
+		t.Fatal(err)
+	}
+	if check := w.session("n1", session); check.Text != "Established for 5m, 2 routes announced" {
+		t.Errorf("a session: %q", check.Text)
+	}
+	checks := w.pools([]lb.Service{w.Service})
+	if len(checks) != 1 || checks[0].What != "pool lan" || !strings.HasPrefix(checks[0].Text, "assigns addresses") {
+		t.Errorf("a pool: %+v", checks)
+	}
+}
+
+// TestDoctorNode leaves out what concerns other nodes alone.
+func TestDoctorNode(t *testing.T) {
+	excluded := func(w *world, name string) {
+		n := w.Nodes()[name]
+		n.Labels = labels.Set{labelExclude: ""}
+		w.Nodes()[name] = n
+	}
+	for name, test := range map[string]struct {
+		fault func(w *world, d *DoctorFacts)
+		level Level
+		line  string
+	}{
+		"nothing":        {func(*world, *DoctorFacts) {}, OK, "nothing is wrong"},
+		"before":         {func(w *world, _ *DoctorFacts) { *w = world{Cluster: Cluster{Nodes: w.Nodes()}} }, OK, "Landfall is not installed, and"},
+		"no such node":   {func(w *world, _ *DoctorFacts) { delete(w.Nodes(), "n1") }, Wrong, "there is no such Node"},
+		"old":            {func(_ *world, d *DoctorFacts) { d.Version = "v1.30.2" }, Wrong, "Kubernetes v1.30.2 is too old"},
+		"its finding":    {func(w *world, _ *DoctorFacts) { w.find("n1", lb.ReasonForwardingOff, "n1 has ip_forward=0") }, Wrong, "n1 has ip_forward=0"},
+		"another's":      {func(w *world, _ *DoctorFacts) { w.find("n2", lb.ReasonForwardingOff, "n2 has ip_forward=0") }, OK, "nothing"},
+		"deaf":           {func(w *world, _ *DoctorFacts) { w.Agents["n1"].Said.Members.Live = []string{"n1"} }, Wrong, "n1: its speaker does not hear"},
+		"no programs":    {func(w *world, _ *DoctorFacts) { delete(w.Agents, "n1") }, Wrong, "the speaker on n1 does not run: it has no pod"},
+		"excluded":       {func(w *world, _ *DoctorFacts) { excluded(w, "n1") }, OK, "nothing is wrong"},
+		"other excluded": {func(w *world, _ *DoctorFacts) { excluded(w, "n2") }, OK, "nothing is wrong"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := well()
+			d := DoctorFacts{Version: "v1.35.4", Namespace: "landfall-system", Services: []lb.Service{w.Service}}
+			test.fault(&w, &d)
+			if v := DoctorNode(w.Cluster, d, "n1"); v.Level != test.level || !strings.HasPrefix(v.Line, "Node n1: "+test.line) {
 				t.Errorf("%s: %q\nwant %s: %q", v.Level, v.Line, test.level, test.line)
 			}
 		})

@@ -195,6 +195,9 @@ func convertNode(o *corev1.Node) (string, lb.Node) {
 			n.ExternalAddresses = append(n.ExternalAddresses, parseAddrs([]string{a.Address})...)
 		}
 	}
+	if _, drained := o.Labels[lb.LabelDrain]; drained {
+		n.Leaving = lb.ReasonNodeDrained
+	}
 	if o.DeletionTimestamp != nil {
 		n.Leaving = lb.ReasonNodeLeaving
 	}
@@ -343,6 +346,8 @@ func convertPending(claims []v1beta1.AddressClaim) []lb.PendingReservation {
 func convertL2Advertisement(o *v1beta1.L2Advertisement) (string, lb.L2Advertisement) {
 	ad := lb.L2Advertisement{
 		Name:             o.Name,
+		Generation:       o.Generation,
+		Conditions:       convertConditions(o.Status.Conditions, ""),
 		Pools:            o.Spec.IPAddressPools,
 		PoolSelectors:    convertSelectors(o.Spec.IPAddressPoolSelectors),
 		ServiceSelectors: convertSelectors(o.Spec.ServiceSelectors),

@@ -122,14 +122,9 @@ func (p Program) main(args []string, env environment, stdout, stderr io.Writer) 
 }
 
 func (p Program) run(args []string, env environment, stdout, stderr io.Writer) error {
-	flags := pflag.NewFlagSet(p.Name, pflag.ContinueOnError)
-	flags.SortFlags = false
+	flags, common := p.flags(env)
 	flags.SetOutput(io.Discard)
 	flags.Usage = func() { p.printUsage(stdout, flags) }
-	common := p.addCommon(flags, env)
-	if p.Flags != nil {
-		p.Flags(flags)
-	}
 	if err := parse(flags, args, env); err != nil {
 		return err
 	}
@@ -155,6 +150,22 @@ func (p Program) run(args []string, env environment, stdout, stderr io.Writer) e
 	}
 	rt.server = newServer(rt.Log, rt.Metrics)
 	return p.serve(rt, common, env)
+}
+
+// FlagSet returns the program's flags with their defaults.
+func (p Program) FlagSet() *pflag.FlagSet {
+	flags, _ := p.flags(func(string) (string, bool) { return "", false })
+	return flags
+}
+
+func (p Program) flags(env environment) (*pflag.FlagSet, *commonFlags) {
+	flags := pflag.NewFlagSet(p.Name, pflag.ContinueOnError)
+	flags.SortFlags = false
+	common := p.addCommon(flags, env)
+	if p.Flags != nil {
+		p.Flags(flags)
+	}
+	return flags, common
 }
 
 // serve runs the program and its servers until one fails, the program returns or the process
@@ -244,8 +255,8 @@ func (p Program) addCommon(flags *pflag.FlagSet, env environment) *commonFlags {
 		flags.StringVar(&c.statusSocket, "status-socket", p.StatusSocket,
 			`Unix socket of the status, for root only; the argument status prints it; "" switches it off`)
 		flags.StringVar(&c.statusOnly, "status-only", "",
-			"what of its list the argument status prints: VIPs, with commas, or the namespace/name of a Service; - for nothing "+
-				"(default: all)")
+			"what of its list the argument status prints: VIPs, with commas, or the namespace/name of a Service; - for nothing; "+
+				"connections for counts of those to VIPs (proxy); metrics for the metrics (default: all)")
 	}
 	flags.StringVar(&c.pprofAddress, "pprof-address", "",
 		"loopback address:port that serves Go's profiles below /debug/pprof/ to every process of the node, such as "+
