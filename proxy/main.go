@@ -124,7 +124,7 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 	watcher := watchLinks(rt.Log, ifAddressesChange(p.runner.Poke))
 	services := kube.Services(client, f.serviceSelector(), metrics.counting(metrics.services, p.mark))
 	p.from = sources{
-		services: services, slices: kube.Slices(client, metrics.counting(metrics.endpoints, p.mark)),
+		services: services, slices: kube.Slices(client, metrics.counting(metrics.endpoints, p.markEndpoints)),
 		nodes:      kube.Nodes(client, "", p.markNode),
 		interfaces: watcher.All, networks: kube.ServiceNetworks(client, func(string) { p.runner.Poke() }),
 		pools: kube.PoolRanges(client, func(string) { p.runner.Poke() }),
