@@ -54,6 +54,7 @@ type SpeakerStatus struct {
 type Interface struct {
 	Name      string         `json:"name"`
 	Up        bool           `json:"up"`
+	MTU       int            `json:"mtu"`
 	Addresses []netip.Prefix `json:"addresses"`
 	Problem   string         `json:"problem"`
 }
@@ -125,7 +126,7 @@ type ProxyService struct {
 	LocalReady map[lb.Family]int `json:"localReady"`
 	// Counters are what the node's kernel counted; nil without --service-counters.
 	Counters *Counters `json:"counters"`
-	Ports      []struct {
+	Ports    []struct {
 		Backends []struct {
 			Address netip.AddrPort `json:"address"`
 			Local   bool           `json:"local"`
