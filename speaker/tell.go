@@ -73,8 +73,10 @@ func logChange(log *slog.Logger, self string, before, now plan.Decision) {
 
 // announced is what is to be written to a Service; nil if it is not for this node to say.
 func (s *speaker) announced(facts plan.Facts, key lb.Key) *lb.AnnouncedStatus {
-	vips := s.rooms.holders.VIPs(key)
+	vips, surplus := s.rooms.holders.VIPs(key), s.rooms.holders.Surplus(key)
 	switch {
+	case len(vips) == 0 && len(surplus) > 0:
+		return plan.SurplusStatus(facts, surplus)
 	case len(vips) == 0:
 		service, _ := s.from.services.Get(key)
 		return plan.Farewell(facts, s.opts.class, service)
@@ -97,6 +99,9 @@ func (s *speaker) announced(facts plan.Facts, key lb.Key) *lb.AnnouncedStatus {
 			r = r.Refused(d.Refusal) // the address is announced for another Service
 		}
 	}
+	if len(surplus) > 0 {
+		r = r.Refused(plan.Surplus(surplus))
+	}
 	status := r.Status()
 	return &status
 }
@@ -115,8 +120,8 @@ func (s *speaker) announceSessions(news []routes.News) {
 	}
 }
 
-// jobs are what is to be written into the status of objects for BGP.
-func (s *speaker) jobs(b plan.BGPFacts, writes routes.Writes) map[string]report.Job {
+// jobs are what is to be written into the status of BGPPeers and advertisements.
+func (s *speaker) jobs(f routes.Facts, writes routes.Writes) map[string]report.Job {
 	jobs := map[string]report.Job{}
 	for name, said := range writes.Peers {
 		jobs["BGPPeer "+name] = report.Job{Content: fmt.Sprint(said), Do: func(ctx context.Context) error {
@@ -124,11 +129,20 @@ func (s *speaker) jobs(b plan.BGPFacts, writes routes.Writes) map[string]report.
 		}}
 	}
 	for name, c := range writes.Conditions {
-		ad := b.Advertisements[name]
+		ad := f.BGP.Advertisements[name]
 		jobs["BGPAdvertisement "+name] = report.Job{Content: fmt.Sprint(c), Do: func(ctx context.Context) error {
 			_, err := s.to.writers.advertisement(ctx, ad, c)
 			return err
 		}}
+	}
+	for name, c := range s.rooms.advertised {
+		ad, ok := f.Node.Advertisements[name]
+		if ok && !f.Node.Stopping && !slices.Contains(ad.Conditions, c) {
+			jobs["L2Advertisement "+name] = report.Job{Content: fmt.Sprint(c), Do: func(ctx context.Context) error {
+				_, err := s.to.writers.l2Advertisement(ctx, ad, c)
+				return err
+			}}
+		}
 	}
 	return jobs
 }

@@ -285,9 +285,12 @@ func (c Cluster) pools(services []lb.Service) []Check {
 	for _, p := range c.Pools {
 		v := Pool(Cluster{Pools: []lb.Pool{p}, L2: c.L2, BGP: c.BGP, Controllers: c.Controllers, Leader: c.Leader}, p.Name,
 			Waiting(services, c.Class, p.Name))
-		checks = append(checks, Check{Level: v.Level, What: "pool " + p.Name, Reason: v.Reason,
-			Text: strings.TrimSuffix(strings.Replace(v.Line, "IPAddressPool "+p.Name+": ", "pool "+p.Name+": ", 1),
-				fmt.Sprintf(" (%s)", v.Reason)), Cure: v.Cure})
+		check := Check{Level: v.Level, What: "pool " + p.Name, Reason: v.Reason, Cure: v.Cure,
+			Text: strings.TrimSuffix(strings.TrimPrefix(v.Line, "IPAddressPool "+p.Name+": "), fmt.Sprintf(" (%s)", v.Reason))}
+		if v.Level.Worse(OK) {
+			check.Text = check.What + ": " + check.Text // it may become the verdict
+		}
+		checks = append(checks, check)
 	}
 	return checks
 }

@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 
@@ -88,6 +89,23 @@ func TestDoctor(t *testing.T) {
 				t.Errorf("%s: %q\nwant %s: %q", v.Level, v.Line, test.level, test.line)
 			}
 		})
+	}
+}
+
+// What is well is said without a name twice and in English.
+func TestWhatIsWell(t *testing.T) {
+	w := well()
+	var session PeerStatus
+	if err := json.Unmarshal([]byte(`{"name": "tor", "uptime": "5m", "session": {"state": "Established", "prefixes": 2}}`),
+		&session); err != nil {
+		t.Fatal(err)
+	}
+	if check := w.session("n1", session); check.Text != "Established for 5m, 2 routes announced" {
+		t.Errorf("a session: %q", check.Text)
+	}
+	checks := w.pools([]lb.Service{w.Service})
+	if len(checks) != 1 || checks[0].What != "pool lan" || !strings.HasPrefix(checks[0].Text, "assigns addresses") {
+		t.Errorf("a pool: %+v", checks)
 	}
 }
 

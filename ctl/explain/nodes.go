@@ -148,7 +148,8 @@ func NodeName(c Cluster, name string) Verdict {
 		return missing(subject, "there is no such Node", "kubectl get nodes")
 	}
 	if !c.Installed {
-		return missing(subject, "Landfall is not installed: the API server does not know its kinds", "see docs/install.md")
+		return missing(subject, "Landfall is not installed: the API server does not know its kinds",
+			"see docs/guide/install.md")
 	}
 	a := c.Agents[name]
 	a.Node = name

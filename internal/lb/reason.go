@@ -68,6 +68,9 @@ const (
 	ReasonFamilyUnspoken  Reason = "FamilyUnspoken"  // the speaker does not announce addresses of this family
 	ReasonAnnounceFailed  Reason = "AnnounceFailed"  // the owner cannot answer on any of its interfaces
 
+	// the Services of the cluster have more VIPs than speakers tell one another of
+	ReasonTooManyVIPs Reason = "TooManyVIPs"
+
 	// a proxy cannot choose backends in the way that the Service asks for
 	ReasonSchedulerIgnored Reason = "SchedulerIgnored"
 	// a Service with an older or stronger right to it uses a frontend of the Service
@@ -80,6 +83,8 @@ const (
 	// ReasonSourceRangeInvalid: an entry of spec.loadBalancerSourceRanges cannot be read, and admits
 	// nobody.
 	ReasonSourceRangeInvalid Reason = "SourceRangeInvalid"
+	// no entry of spec.loadBalancerSourceRanges contains the client's address
+	ReasonSourceRefused Reason = "SourceRefused"
 	// a node drops packets that other nodes move to it, by its kernel parameter rp_filter
 	ReasonStrictReversePath Reason = "StrictReversePath"
 	// the owner probes whether another device uses the VIP, before its first announcement
@@ -129,6 +134,8 @@ const (
 	ReasonNoNextHop          Reason = "NoNextHop"
 	ReasonUnknownPeer        Reason = "UnknownPeer"        // an advertisement names a peer that does not exist
 	ReasonUnknownPool        Reason = "UnknownPool"        // an advertisement names a pool that does not exist
+	ReasonSelectsNoPool      Reason = "SelectsNoPool"      // an advertisement selects no pool
+	ReasonSelectsNoNode      Reason = "SelectsNoNode"      // the nodeSelectors of an advertisement match no Node
 	ReasonUnknownCommunity   Reason = "UnknownCommunity"   // an advertisement uses a name that no Community object defines
 	ReasonCommunityAmbiguous Reason = "CommunityAmbiguous" // Community objects define a name differently
 	// an older advertisement gives the same prefix another attribute

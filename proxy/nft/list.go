@@ -123,6 +123,8 @@ func (l Listing) Elements(set string, each func(Element)) error {
 					e.Key = nfnetlink.Get(nested, unix.NFTA_DATA_VALUE)
 				case unix.NFTA_SET_ELEM_DATA:
 					e.Value = nfnetlink.Get(nested, unix.NFTA_DATA_VALUE)
+				case unix.NFTA_SET_ELEM_EXPR:
+					e.Count = readCount(nfnetlink.Get(nested, unix.NFTA_EXPR_DATA))
 				}
 			}
 			each(e)

@@ -121,6 +121,8 @@ func Describe(reason lb.Reason) string {
 		return "the speaker has not met the others yet"
 	case lb.ReasonFamilyUnspoken:
 		return "the node's speaker does not announce addresses of this family"
+	case lb.ReasonTooManyVIPs:
+		return fmt.Sprintf("the Services of the cluster have more than the %d addresses that speakers announce", MaxVIPs)
 	case lb.ReasonUnheard:
 		return "the node has not reported on the address yet"
 	case lb.ReasonNotEstablished:
