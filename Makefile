@@ -92,9 +92,10 @@ lint: bin/landfall-lab ## golangci-lint (go vet included), helm lint, and genera
 	"$$($(LAB) tool helm)" lint --strict charts/landfall
 
 .PHONY: generate
-generate: bin/landfall-lab ## deepcopy functions and CRDs from api/, the chart's README from its values
+generate: bin/landfall-lab ## deepcopy functions and CRDs from api/, the chart's README, docs/reference
 	go test ./charts -run TestReadmeListsAllValues -update
 	"$$($(LAB) tool controller-gen)" object crd:maxDescLen=400 paths=./api/... output:crd:dir=charts/landfall/charts/crds/templates output:object:dir=api/v1beta1
+	go test ./controller ./speaker ./proxy ./ctl ./ctl/explain ./docs -run 'TestReference|TestObjects' -update
 
 # Helm's hooks are left out, as kubectl would run them at once, and so is the gossip key, as it would be in a file.
 MANIFEST_VALUES ?= $(wildcard charts/examples/*.yaml)

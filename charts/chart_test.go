@@ -564,6 +564,7 @@ func TestValuesReachThePrograms(t *testing.T) {
 			[]string{"--nodeport-addresses=10.0.0.0/8,primary", "--masquerade-all=true", "--cluster-cidr=10.0.0.0/8,fd00::/48"},
 			nil},
 		{nil, "proxy", []string{"--rescue=true", "--rescue-ring=true", "--rescue-limit=20000"}, nil},
+		{[]string{"proxy.serviceCounters=external"}, "proxy", []string{"--service-counters=external"}, nil},
 		{[]string{"proxy.rescueLimit=100000"}, "proxy", []string{"--rescue-limit=100000"}, nil},
 		{[]string{"proxy.rescueRing=false"}, "proxy", []string{"--rescue=true", "--rescue-ring=false"}, nil},
 		{nil, "proxy", []string{"--scheduler=random", "--conntrack-tcp-be-liberal=false", "--proc-sys-net=/run/proc-sys-net"},

@@ -16,14 +16,14 @@ func TestExamples(t *testing.T) {
 	if err != nil || len(files) < 9 {
 		t.Fatalf("examples: %v, %v", files, err)
 	}
-	docs, err := os.ReadFile("../docs/install.md")
+	docs, err := os.ReadFile("../docs/guide/install.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
-			if !strings.Contains(string(docs), "(../charts/"+file+")") {
-				t.Errorf("docs/install.md does not link it")
+			if !strings.Contains(string(docs), "(../../charts/"+file+")") {
+				t.Errorf("docs/guide/install.md does not link it")
 			}
 			text, err := run(t, "template", "landfall", "landfall", "--namespace", "landfall-system",
 				"--kube-version", kubeVersion, "--values", file)

@@ -312,7 +312,7 @@ func alerts(t *testing.T, set ...string) []alert {
 // TestAlerts checks the alerts' form, that values change them, and that the docs list them.
 func TestAlerts(t *testing.T) {
 	t.Parallel()
-	doc, err := os.ReadFile("../docs/metrics.md")
+	doc, err := os.ReadFile("../docs/guide/metrics.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -323,7 +323,7 @@ func TestAlerts(t *testing.T) {
 			t.Errorf("%+v", a)
 		}
 		if !strings.Contains(string(doc), "| `"+a.Alert+"` |") {
-			t.Errorf("docs/metrics.md does not list %s", a.Alert)
+			t.Errorf("docs/guide/metrics.md does not list %s", a.Alert)
 		}
 	}
 	changed := alerts(t, `prometheusRule.disabled=["LandfallVersionsDiffer"]`, `prometheusRule.alertLabels={"team":"net"}`,

@@ -20,8 +20,8 @@ const readmeHead = `# The Landfall chart
 Landfall assigns external addresses to Services of type LoadBalancer, announces them over ARP, NDP or BGP, and programs
 the kernel of every node to forward them.
 
-[Install Landfall](../../docs/install.md) has the commands, and [examples](../examples) has values for common clusters.
-This page lists all values. It is made from the comments in values.yaml by ` + "`make generate`" + `.
+[Install Landfall](../../docs/guide/install.md) has the commands, and [examples](../examples) has values for common
+clusters. This page lists all values. It is made from the comments in values.yaml by ` + "`make generate`" + `.
 `
 
 // TestReadmeListsAllValues compares the chart's README with what values.yaml makes of it.

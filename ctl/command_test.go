@@ -171,6 +171,7 @@ func BenchmarkExplain(b *testing.B) {
 		all.WriteString("," + other)
 	}
 	f.objects["/api/v1/services"] = all.String() + "]}"
+	f.encoded = map[string][]byte{"/api/v1/services": protobuf(b, f.objects["/api/v1/services"])}
 	for name, explanation := range map[string]func(*gatherer) (explain.Verdict, error){
 		"svc":  func(g *gatherer) (explain.Verdict, error) { return explainService(b.Context(), g, "shop/web") },
 		"ip":   func(g *gatherer) (explain.Verdict, error) { return explainIP(b.Context(), g, "192.0.2.10") },
@@ -184,6 +185,35 @@ func BenchmarkExplain(b *testing.B) {
 				if v, err := explanation(g); err != nil || v.Level != explain.OK {
 					b.Fatalf("%v %v", v, err)
 				}
+			}
+		})
+	}
+}
+
+// TestIPAsksSpeakers finds the Service of an address without a list of all Services, unless the
+// speakers are wrong or do not answer.
+func TestIPAsksSpeakers(t *testing.T) {
+	const list = "/api/v1/services"
+	for name, test := range map[string]struct {
+		nodes  int
+		change func(fakeCluster)
+		want   string
+	}{
+		"speakers know": {2, func(f fakeCluster) { f.refused[list] = true }, "IP 192.0.2.10 is of Service shop/web: "},
+		"no speaker":    {0, func(fakeCluster) {}, "IP 192.0.2.10 is of Service shop/web: "},
+		"speakers know no more": {2, func(f fakeCluster) {
+			f.objects["/api/v1/namespaces/shop/services/old"] = f.objects[servicePath]
+			f.objects[servicePath] = strings.ReplaceAll(f.objects[servicePath], "192.0.2.10", "192.0.2.11")
+			f.objects[list] = `{"items":[` + strings.ReplaceAll(f.objects["/api/v1/namespaces/shop/services/old"], `"web"`,
+				`"old"`) + `]}`
+		}, "IP 192.0.2.10 is of Service shop/old: "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := fakeWell(test.nodes)
+			test.change(f)
+			v, err := explainIP(t.Context(), f.connected(t, &agents{nodes: test.nodes}), "192.0.2.10")
+			if err != nil || !strings.HasPrefix(v.Line, test.want) {
+				t.Errorf("%v: %q does not begin with %q", err, v.Line, test.want)
 			}
 		})
 	}

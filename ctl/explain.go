@@ -159,7 +159,10 @@ func (g *gatherer) service(ctx context.Context, f *explain.ServiceFacts) (explai
 		f.Slices, err = g.client.SlicesOf(ctx, f.Key)
 		return g.unread("endpointslices", err)
 	})
-	if err = errors.Join(err, denied); err != nil {
+	if err == nil {
+		err = denied
+	}
+	if err != nil {
 		return explain.Verdict{}, err
 	}
 	if vips := f.Service.VIPs(); len(vips) > 0 {
@@ -218,14 +221,14 @@ func explainIP(ctx context.Context, g *gatherer, name string) (explain.Verdict, 
 		return explain.Verdict{}, fmt.Errorf("%q is not an IP address", name)
 	}
 	addr = addr.Unmap()
-	holders, err := g.client.ServicesAt(ctx, addr)
+	if err := g.read(ctx); err != nil {
+		return explain.Verdict{}, err
+	}
+	holders, err := g.holders(ctx, addr)
 	if err != nil {
 		return explain.Verdict{}, reading("services", err)
 	}
 	if len(holders) == 0 {
-		if err := g.read(ctx); err != nil {
-			return explain.Verdict{}, err
-		}
 		return explain.IP(g.cluster, addr), nil
 	}
 	v, err := g.service(ctx, &explain.ServiceFacts{Key: holders[0]})

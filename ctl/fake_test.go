@@ -1,18 +1,25 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	serializer "k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/landfall-lb/landfall/ctl/explain"
 	"github.com/landfall-lb/landfall/internal/kube"
@@ -23,8 +30,12 @@ import (
 type fakeCluster struct {
 	// objects are bodies by path; a path of a list that is not there is an empty list.
 	objects map[string]string
+	// encoded are bodies in the encoding that API servers answer landfallctl in.
+	encoded map[string][]byte
 	// refused are paths that this user may not read.
 	refused map[string]bool
+	// patched is told of patches.
+	patched func(path, body string)
 }
 
 // serve starts the API server and returns a kubeconfig for it.
@@ -39,9 +50,16 @@ func (f fakeCluster) serve(t testing.TB) (kubeconfig string) {
 			_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
 				Status: "Failure", Code: http.StatusForbidden, Reason: metav1.StatusReasonForbidden,
 				Message: resource + ` is forbidden: User "eve" cannot list it`})
+		case f.encoded[r.URL.Path] != nil:
+			w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
+			_, _ = w.Write(f.encoded[r.URL.Path])
+		case ok && r.Method == http.MethodPatch:
+			patch, _ := io.ReadAll(r.Body)
+			f.patched(r.URL.Path, string(patch))
+			fmt.Fprint(w, body)
 		case ok:
 			fmt.Fprint(w, body)
-		case !strings.HasSuffix(resource, "s"): // an object, not a list
+		case r.Method == http.MethodPatch, !strings.HasSuffix(resource, "s"): // an object, not a list
 			w.WriteHeader(http.StatusNotFound)
 			_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
 				Status: "Failure", Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound, Message: "not found"})
@@ -53,6 +71,21 @@ func (f fakeCluster) serve(t testing.TB) (kubeconfig string) {
 	kubeconfig = filepath.Join(t.TempDir(), "config")
 	writeKubeconfig(t, kubeconfig, "fake", server.URL)
 	return kubeconfig
+}
+
+// protobuf encodes a list of Services as API servers do.
+func protobuf(t testing.TB, list string) []byte {
+	t.Helper()
+	var services corev1.ServiceList
+	if err := json.Unmarshal([]byte(list), &services); err != nil {
+		t.Fatal(err)
+	}
+	services.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ServiceList"))
+	var out bytes.Buffer
+	if err := serializer.NewSerializer(scheme.Scheme, scheme.Scheme).Encode(&services, &out); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
 }
 
 func writeKubeconfig(t testing.TB, path, context, server string) {
@@ -117,6 +150,9 @@ func (a *agents) exec(_ context.Context, pod lb.Key, container string, command .
 		return json.Marshal(explain.ProxyStatus{Node: fmt.Sprint("n", node), Mode: "nftables", Services: []explain.ProxyService{
 			{Service: "shop/web", State: "applied"}}})
 	}
+	if slices.Contains(command, "--status-only=192.0.2.99") {
+		return json.Marshal(explain.SpeakerStatus{Node: fmt.Sprint("n", node)})
+	}
 	if !strings.Contains(strings.Join(command, " "), "192.0.2.10") {
 		return nil, fmt.Errorf("command %q", command)
 	}
@@ -125,6 +161,7 @@ func (a *agents) exec(_ context.Context, pod lb.Key, container string, command .
 		return nil, err
 	}
 	said.VIPs[0].Owner = "n0"
+	said.VIPs[0].Services = []string{"shop/web"}
 	for i := range a.nodes {
 		reason := lb.ReasonNotOwner
 		if i == 0 {

@@ -30,8 +30,9 @@ func flowsCommand(o *options) *cobra.Command {
 	var limit int
 	cmd := &cobra.Command{
 		Use: "flows [NAMESPACE/]NAME|ADDRESS", Short: "Show the connections of a Service on all nodes",
-		Long: "Show the connections of a Service, or to an address, that the nodes' conntrack has: clients, backends, states, " +
-			"and those that reach their node by way of another one, as they are older than the last move of the address.",
+		Long: "Show the connections of a Service, or to an address, that the nodes' conntrack has: clients, backends, " +
+			"states, and those that reach their node by way of another one, as they are older than the last move of the " +
+			"address.",
 		Example: "  landfallctl flows web -n shop\n  landfallctl flows 192.0.2.10 -o wide --limit 500",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -252,7 +253,7 @@ func (f flowing) text(wide bool) string {
 		for _, c := range f.Counts[:min(len(f.Counts), countsShown)] {
 			fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%s\n", c.Backend, cmp.Or(c.Pod, "-"), c.State, c.Count, onNodes(c.Nodes))
 		}
-		table.Flush()
+		_ = table.Flush() // strings take everything
 		if more := len(f.Counts) - countsShown; more > 0 {
 			fmt.Fprintf(&out, "and %d more backends and states\n", more)
 		}
@@ -298,7 +299,7 @@ func (f flowing) table(out *strings.Builder, wide bool) {
 		}
 		fmt.Fprintln(table)
 	}
-	table.Flush()
+	_ = table.Flush() // strings take everything
 }
 
 // onNodes lists nodes with their counts, the most first.

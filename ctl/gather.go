@@ -66,7 +66,11 @@ type gatherer struct {
 	// exec runs a command in a container.
 	exec func(ctx context.Context, pod lb.Key, container string, command ...string) ([]byte, error)
 
-	pods []kube.PodState
+	// begun is set once read has read the objects that every explanation needs; pods are Landfall's.
+	begun bool
+	pods  []kube.PodState
+	// stale is set while pods may be others by now.
+	stale bool
 
 	mu      sync.Mutex
 	cluster explain.Cluster
@@ -96,9 +100,28 @@ func (g *gatherer) unread(what string, err error) error {
 	return nil
 }
 
-// read reads the objects that every explanation needs, and with it whatever also does.
+// read reads the objects that every explanation needs, once, and with it whatever also does.
 func (g *gatherer) read(ctx context.Context, also ...func(context.Context) error) error {
 	group, ctx := errgroup.WithContext(ctx)
+	for _, f := range also {
+		group.Go(func() error { return f(ctx) })
+	}
+	if !g.begun {
+		g.readCluster(ctx, group)
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	slices.SortFunc(g.cluster.Unread, func(a, b explain.Unread) int { return strings.Compare(a.What, b.What) })
+	if !g.begun {
+		g.place()
+	}
+	g.begun = true
+	return nil
+}
+
+// readCluster reads the objects that every explanation needs.
+func (g *gatherer) readCluster(ctx context.Context, group *errgroup.Group) {
 	c := &g.cluster
 	group.Go(func() (err error) {
 		c.Pools, c.Installed, err = g.client.AllPools(ctx)
@@ -135,17 +158,11 @@ func (g *gatherer) read(ctx context.Context, also ...func(context.Context) error
 	group.Go(func() error {
 		pods, err := landfallPods(ctx, g.client)
 		g.pods = pods
-		return errors.Join(g.unread("pods", err), g.leader(ctx))
+		if err := g.unread("pods", err); err != nil {
+			return err
+		}
+		return g.leader(ctx)
 	})
-	for _, f := range also {
-		group.Go(func() error { return f(ctx) })
-	}
-	if err := group.Wait(); err != nil {
-		return err
-	}
-	slices.SortFunc(c.Unread, func(a, b explain.Unread) int { return strings.Compare(a.What, b.What) })
-	g.place()
-	return nil
 }
 
 // absent makes an empty list of a kind that the API server does not know: IPAddressPools say that
@@ -289,6 +306,62 @@ func (g *gatherer) status(ctx context.Context, pod kube.PodState, c kube.Contain
 		return fmt.Errorf("its status cannot be read: %w", err)
 	}
 	return nil
+}
+
+// holders returns the Services that hold an address. It asks speakers first, which know the Services
+// of each VIP: a list of all Services is long.
+func (g *gatherer) holders(ctx context.Context, addr netip.Addr) ([]lb.Key, error) {
+	first := g.speakers(askFirst)
+	var group errgroup.Group
+	var mu sync.Mutex
+	var said []explain.SpeakerVIP
+	for _, p := range g.pods {
+		for _, container := range p.Containers {
+			if program(container) != "landfall-speaker" || !container.Running || !slices.Contains(first, p.Node) {
+				continue
+			}
+			group.Go(func() error {
+				one := explain.SpeakerStatus{}
+				err := g.status(ctx, p, container, addr.String(), &one)
+				mu.Lock()
+				defer mu.Unlock()
+				said = append(said, one.VIPs...)
+				return err
+			})
+		}
+	}
+	_ = group.Wait() // the list of all Services tells what speakers do not
+	if held := g.confirmed(ctx, addr, said); len(held) > 0 {
+		return held, nil
+	}
+	return g.client.ServicesAt(ctx, addr)
+}
+
+// confirmed returns the Services of a VIP that a speaker names and whose status has it: a speaker
+// without an API server may know an old one.
+func (g *gatherer) confirmed(ctx context.Context, addr netip.Addr, vips []explain.SpeakerVIP) []lb.Key {
+	var held []lb.Key
+	for _, vip := range vips {
+		if vip.VIP != addr {
+			continue
+		}
+		for _, name := range vip.Services {
+			key := lb.Key{}
+			key.Namespace, key.Name, _ = strings.Cut(name, "/")
+			if slices.Contains(held, key) {
+				continue
+			}
+			// Of many Services that share an address only the first is explained, and so confirmed.
+			if len(held) == 0 {
+				s, found, err := g.client.OneService(ctx, key)
+				if err != nil || !found || !slices.Contains(s.VIPs(), addr) {
+					continue
+				}
+			}
+			held = append(held, key)
+		}
+	}
+	return held
 }
 
 // speakers returns up to n nodes whose speaker runs, those that were not asked yet.

@@ -28,14 +28,14 @@ func traceCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "trace FROM[:PORT] TO[:PORT[/PROTOCOL]]",
 		Short: "Walk a packet through the rules that are in the kernel of each node",
-		Long: "Walk a packet through the rules that are in the kernel of each node, and say where it ends and by which rules. " +
-			"No packet is sent. FROM is an IP address. TO is an address of a Service or a node, or svc/[NAMESPACE/]NAME, " +
-			"which stands for the first address of the Service in FROM's family; without a port it is the Service's first " +
-			"one. PROTOCOL is tcp, udp, sctp or icmp, which is a ping.\n\n" +
+		Long: "Walk a packet through the rules that are in the kernel of each node, and say where it ends and by which " +
+			"rules. No packet is sent. FROM is an IP address. TO is an address of a Service or a node, or " +
+			"svc/[NAMESPACE/]NAME, which stands for the first address of the Service in FROM's family; without a port it is " +
+			"the Service's first one. PROTOCOL is tcp, udp, sctp or icmp, which is a ping.\n\n" +
 			"A packet from a node or from a pod's network is walked on that node. Others are walked on the nodes that " +
 			"announce the address, and on all nodes where none does.",
-		Example: "  landfallctl trace 203.0.113.7 svc/shop/web\n  landfallctl trace 203.0.113.7 192.0.2.10:443/tcp -o wide\n" +
-			"  landfallctl trace 10.0.0.5 10.96.0.10:53/udp --node n1",
+		Example: "  landfallctl trace 203.0.113.7 svc/shop/web\n" +
+			"  landfallctl trace 203.0.113.7 192.0.2.10:443/tcp -o wide\n  landfallctl trace 10.0.0.5 10.96.0.10:53/udp --node n1",
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runTrace(cmd.Context(), *o, f, args[0], args[1], cmd.OutOrStdout())

@@ -127,13 +127,6 @@ func wayText(w lb.TraceWay) string {
 	return text
 }
 
-func count(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
-}
-
 // text renders the answer: the verdict, and for each group of nodes the backends and the rules.
 func (r traced) text(wide bool) string {
 	var out strings.Builder
@@ -187,7 +180,7 @@ func (r traced) ends(out *strings.Builder, way lb.TraceWay, wide bool) {
 	for _, end := range shown {
 		fmt.Fprintf(table, "    %s\t%s\t%s\n", share(end.Share), end.Address, podName(r.Pods, end.Address.Addr()))
 	}
-	table.Flush()
+	_ = table.Flush() // strings take everything
 	if more := len(way.Ends) - len(shown) + way.MoreEnds; more > 0 {
 		fmt.Fprintf(out, "    and %d more\n", more)
 	}
@@ -213,5 +206,5 @@ func steps(out *strings.Builder, all []lb.TraceStep, wide bool) {
 		}
 		fmt.Fprintf(table, "    %s\t%s\t%s\t%s\t%s\n", s.Hook, s.Table, s.Chain, rule, text)
 	}
-	table.Flush()
+	_ = table.Flush() // strings take everything
 }

@@ -13,7 +13,7 @@ import (
 // leastRows is how many rows the catalogue has to have.
 const leastRows = 300
 
-// TestCatalogueIsListed compares docs/bad-input.md with the catalogue.
+// TestCatalogueIsListed compares docs/reference/bad-input.md with the catalogue.
 func TestCatalogueIsListed(t *testing.T) {
 	t.Parallel()
 	var table strings.Builder
@@ -65,12 +65,12 @@ func TestCatalogueIsListed(t *testing.T) {
 	add("lines to the feed", len(feedRows())+2, "the reader is ignored, and the log says why")
 	add("packets to a VIP", len(hostilePacketRows())+2, "SYN-ACK, RST, ICMP, or silence")
 	add("**all**", total, "")
-	page, err := os.ReadFile("../docs/bad-input.md")
+	page, err := os.ReadFile("../docs/reference/bad-input.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(string(page), table.String()) {
-		t.Errorf("docs/bad-input.md does not have this table:\n%s", table.String())
+		t.Errorf("docs/reference/bad-input.md does not have this table:\n%s", table.String())
 	}
 	if total/2 < leastRows { // with the line of all of them
 		t.Errorf("%d rows, want %d", total/2, leastRows)

@@ -216,7 +216,7 @@ func createBare(ctx context.Context, l *lab.Lab, name string) error {
 	return err
 }
 
-// 500 Services at once. The figure is only logged; docs/ipam.md has it.
+// 500 Services at once. The figure is only logged; docs/guide/ipam.md has it.
 func TestControllerServesABurst(t *testing.T) {
 	t.Parallel()
 	l := labtest.Start(t, lab.SeedCluster(), lab.Options{})

@@ -46,7 +46,7 @@ func TestGuides(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files, err := filepath.Glob(filepath.Join(repository, "docs", "*.md"))
+	files, err := filepath.Glob(filepath.Join(repository, "docs", "*", "*.md"))
 	if err != nil {
 		t.Fatal(err)
 	}

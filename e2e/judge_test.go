@@ -97,7 +97,7 @@ func refusing(differences map[string]string) map[string]string {
 }
 
 // documented are the differences from kube-proxy, by mode and the case's name, with what kube-proxy
-// does. They are those of the table in docs/proxy.md.
+// does. They are those of the table in docs/guide/proxy.md.
 var documented = map[string]map[string]string{
 	"iptables": refusing(map[string]string{
 		"16 no endpoints, node to vip":      cases.Silence,

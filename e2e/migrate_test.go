@@ -76,7 +76,7 @@ metadata: {name: l2-abcde, namespace: metallb-system}
 `
 
 // A cluster whose Services have addresses from MetalLB moves to Landfall's objects as
-// docs/migrate-metallb.md says, and no address changes.
+// docs/guide/migrate-metallb.md says, and no address changes.
 func TestMigrationFromMetalLBKeepsAddresses(t *testing.T) {
 	t.Parallel()
 	l := labtest.Start(t, lab.SeedCluster(), lab.Options{Stopped: true})

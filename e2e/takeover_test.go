@@ -32,8 +32,8 @@ const (
 	clusterVIP   = "172.26.236.181:80"
 )
 
-// Landfall's proxy takes a running node over from kube-proxy, as docs/migrate-kube-proxy.md says,
-// and gives it back. Connections that stand go on, and of a stream of new ones none is lost.
+// Landfall's proxy takes a running node over from kube-proxy, as docs/guide/migrate-kube-proxy.md
+// says, and gives it back. Connections that stand go on, and of a stream of new ones none is lost.
 func TestTakeOverFromKubeProxy(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"nftables", "iptables"} {

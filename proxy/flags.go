@@ -13,6 +13,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/ops"
+	"github.com/landfall-lb/landfall/proxy/counters"
 	"github.com/landfall-lb/landfall/proxy/plan"
 	"github.com/landfall-lb/landfall/proxy/rescue"
 )
@@ -28,6 +29,7 @@ type flags struct {
 	cleanup, liberal, answerPing, rescue, rescueRing         bool
 	localhostNodePorts, setIPForward, acceptForwarded        bool
 	rescueLimit                                              int
+	serviceCounters                                          string
 	namespace                                                string
 	daemonSets                                               []string
 }
@@ -95,6 +97,9 @@ func (f *flags) add(set *pflag.FlagSet) {
 		&f.rescueLimit, "rescue-limit", rescue.DefaultLimit,
 		fmt.Sprintf("with --rescue, how many packets of unknown connections the node forwards in a second for each external "+
 			"address, and four times as many for all; it drops what is above; 0 to %d, where 0 is no limit", rescue.MaxLimit))
+	set.StringVar(&f.serviceCounters, "service-counters", string(counters.Off),
+		"count packets, bytes, connections and refusals of each Service: off; external (all frontends but cluster IPs); or "+
+			"all; up to eight time series for each Service and node; needs Linux 5.7 or later, in iptables mode too")
 	set.StringVar(&f.namespace, "namespace", cmp.Or(os.Getenv("POD_NAMESPACE"), "landfall-system"),
 		"namespace of --daemonsets (default: $POD_NAMESPACE, else landfall-system)")
 	set.StringSliceVar(&f.daemonSets, "daemonsets", nil,
@@ -125,6 +130,8 @@ func (f *flags) settings() (settings, error) {
 	s := settings{masqueradeAll: f.masqueradeAll, masqueradeBit: f.masqueradeBit, drain: f.drain, answerPing: f.answerPing}
 	if err := cmp.Or(
 		ops.OneOf("mode", f.mode, modeAuto, modeIptables, modeNftables), ops.NotNegative("drain-time", f.drain),
+		ops.OneOf("service-counters", f.serviceCounters, string(counters.Off), string(counters.External),
+			string(counters.All)),
 	); err != nil {
 		return s, err
 	}

@@ -32,16 +32,16 @@ type host struct {
 	// acceptForwarded has connections of Services accepted where another program drops them.
 	acceptForwarded bool
 	log             *slog.Logger
-	chains          func() ([]plan.ForwardChain, error)
+	chains          func(context.Context) ([]plan.ForwardChain, error)
 	// accept writes to a chain, and reports whether it had to.
-	accept   func(plan.ForwardChain, plan.Acceptance) (changed bool, err error)
+	accept   func(context.Context, plan.ForwardChain, plan.Acceptance) (changed bool, err error)
 	failures loop.Failures
 	last     plan.Host // what was known at the last look; belongs to the actor that looks
 }
 
 // look returns what keeps this node from delivering; it knows nothing before the proxy has all that
 // it needs.
-func (h *host) look() (found []lb.Finding, known bool) {
+func (h *host) look(ctx context.Context) (found []lb.Finding, known bool) {
 	from := h.proxy.from
 	node, ok := from.nodes.Get(h.proxy.self)
 	interfaces, listed := from.interfaces()
@@ -61,17 +61,19 @@ func (h *host) look() (found []lb.Finding, known bool) {
 			facts.NotForwarding[family] = "net." + strings.ReplaceAll(parameter, "/", ".")
 		}
 	}
-	h.forwarding(&facts)
+	h.forwarding(ctx, &facts)
 	h.last = facts
 	return plan.Findings(facts), true
 }
 
 // forwarding looks at the chains of other programs, and has them accept what they should, before
 // anybody is told that they drop it. What a rule does is read from the kernel after it was written.
-func (h *host) forwarding(facts *plan.Host) {
+func (h *host) forwarding(ctx context.Context, facts *plan.Host) {
 	list := func() bool {
-		chains, err := h.chains()
-		h.failures.Log(h.log, "cannot list the chains of other programs", "listed the chains of other programs", err)
+		chains, err := h.chains(ctx)
+		if !errors.Is(ctx.Err(), context.Canceled) { // the program ends
+			h.failures.Log(h.log, "cannot list the chains of other programs", "listed the chains of other programs", err)
+		}
 		if err != nil {
 			facts.Chains, facts.AcceptFailed = h.last.Chains, h.last.AcceptFailed // unknown is not absent
 			return false
@@ -90,7 +92,7 @@ func (h *host) forwarding(facts *plan.Host) {
 		if !c.Filter() {
 			continue
 		}
-		changed, err := h.accept(c, want)
+		changed, err := h.accept(ctx, c, want)
 		written = written || changed
 		if err != nil {
 			facts.AcceptFailed[c.String()] = err.Error()
@@ -139,7 +141,7 @@ func podsOf(node lb.Node, own []netip.Addr, all map[lb.Key][]lb.Slice) []netip.A
 }
 
 // forwardChains lists the chains of all programs that see forwarded packets.
-func forwardChains() ([]plan.ForwardChain, error) {
+func forwardChains(ctx context.Context) ([]plan.ForwardChain, error) {
 	conn, err := nfnetlink.Open()
 	if err != nil {
 		return nil, err
@@ -153,6 +155,6 @@ func forwardChains() ([]plan.ForwardChain, error) {
 	if err != nil {
 		return nil, err
 	}
-	legacy, err := iptables.LegacyForward(context.Background())
+	legacy, err := iptables.LegacyForward(ctx)
 	return append(chains, legacy...), err
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"net/netip"
@@ -32,13 +33,13 @@ func TestHostLooks(t *testing.T) {
 	var wanted []plan.Acceptance
 	h := host{proxy: b.proxy, parameters: kernelParameters{folder, log}, log: log,
 		podNetworks: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
-		chains: func() ([]plan.ForwardChain, error) {
+		chains: func(context.Context) ([]plan.ForwardChain, error) {
 			if failed != nil {
 				return nil, failed
 			}
 			return slices.Clone(chains), nil
 		},
-		accept: func(c plan.ForwardChain, want plan.Acceptance) (bool, error) {
+		accept: func(_ context.Context, c plan.ForwardChain, want plan.Acceptance) (bool, error) {
 			if len(want.Networks) == 0 || c.HasOwn() {
 				return false, nil
 			}
@@ -50,7 +51,7 @@ func TestHostLooks(t *testing.T) {
 		}}
 	look := func(wantKnown bool, want ...lb.Reason) {
 		t.Helper()
-		found, known := h.look()
+		found, known := h.look(t.Context())
 		var reasons []lb.Reason
 		for _, f := range found {
 			reasons = append(reasons, f.Reason)

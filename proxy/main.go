@@ -169,8 +169,12 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 		Confirmed: offer.Rescued, Parameters: f.procSysNet, Warn: func(message string) {
 			events.Warning(kube.NodeReference(rt.NodeName), lb.ReasonStrictReversePath, message)
 		}})
+	counted, err := f.counters(kernel.families, rt.Log)
+	if err != nil {
+		return false, err
+	}
 	flight := newPreflight(p, set, parameters, func(f lb.Finding, gone bool) { events.Finding(rt.NodeName, f, gone) })
-	p.found = flight.Found
+	p.found, p.connections = flight.Found, connections
 	p.to = sinks{
 		rules: rules, flows: cutter, health: checks, feed: offer, rescue: rescuer, latency: metrics.latency,
 		programmed: metrics.programmed,
@@ -187,10 +191,17 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 	rt.Log.Info("starting", "version", ops.BuildVersion(), "node", rt.NodeName, "api", client.Host(), "mode", kernel.mode,
 		"families", p.families)
 	var runs []func(context.Context) error
-	for name, a := range map[string]actor.Runner{
+	actors := map[string]actor.Runner{
 		"watches": client, "interfaces": watcher, "events": events, "rules": rules, "conntrack": cutter,
 		"health ports": checks, "feed": offer, "rescue": rescuer, "plan": p.runner, "preflight": flight,
-	} {
+	}
+	if counted != nil {
+		defer counted.Close()
+		p.to.counters, p.counted = counted, counted.Of
+		rt.Metrics.MustRegister(newCountersCollector(counted.All))
+		actors["counters"] = counted
+	}
+	for name, a := range actors {
 		rt.Live(name, a.Busy)
 		runs = append(runs, a.Run)
 	}
@@ -227,9 +238,7 @@ func newPreflight(p *proxy, set settings, parameters kernelParameters,
 	tell func(f lb.Finding, gone bool)) *preflight.Preflight {
 	var accepter iptables.Accepter
 	h := host{proxy: p, parameters: parameters, podNetworks: set.pods.Prefixes, acceptForwarded: set.acceptForwarded,
-		log: p.log, chains: forwardChains, accept: func(c plan.ForwardChain, want plan.Acceptance) (bool, error) {
-			return accepter.Set(context.Background(), c, want)
-		}}
+		log: p.log, chains: forwardChains, accept: accepter.Set}
 	return preflight.New(preflight.Options{Log: p.log, Now: time.Now, Look: h.look, Tell: tell})
 }
 

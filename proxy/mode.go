@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/counters"
 	"github.com/landfall-lb/landfall/proxy/dialect"
 	"github.com/landfall-lb/landfall/proxy/iptables"
 	"github.com/landfall-lb/landfall/proxy/nftables"
@@ -236,6 +237,9 @@ func cleanup(ctx context.Context, parameters kernelParameters) error {
 	}
 	if err := cleanupNftables(); err != nil {
 		errs = append(errs, fmt.Errorf("nftables: %w", err))
+	}
+	if err := counters.Cleanup(); err != nil {
+		errs = append(errs, fmt.Errorf("counters: %w", err))
 	}
 	if err := cleanupRescue(parameters); err != nil {
 		errs = append(errs, fmt.Errorf("rescue: %w", err))

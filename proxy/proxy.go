@@ -13,6 +13,8 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
+	"github.com/landfall-lb/landfall/proxy/conntrack"
+	"github.com/landfall-lb/landfall/proxy/counters"
 	"github.com/landfall-lb/landfall/proxy/health"
 	"github.com/landfall-lb/landfall/proxy/plan"
 	"github.com/landfall-lb/landfall/proxy/rescue"
@@ -52,8 +54,10 @@ type sinks struct {
 		Configure(plan.Config)
 		Outcomes() (outcomes map[lb.Key]plan.Outcome, all bool)
 	}
-	flows  updates[plan.Service]
-	health interface {
+	flows updates[plan.Service]
+	// counters count what Services get; nil if nothing does.
+	counters updates[plan.Service]
+	health   interface {
 		updates[health.Service]
 		SetNode(health.Node)
 		SetAddresses(map[lb.Family][]netip.Addr)
@@ -87,8 +91,13 @@ type proxy struct {
 	to       sinks
 
 	mode string
+	// counted returns what was counted of a Service; nil if nothing counts.
+	counted func(lb.Key) (counters.Counts, bool)
 	// found returns what keeps this node from delivering, beside the rules; nil if nobody looks.
-	found  func() []lb.Finding
+	found func() []lb.Finding
+	// connections calls each for every open TCP connection in the kernel's table.
+	connections func(each func(conntrack.Connection)) error
+
 	began  time.Time
 	runner *loop.Runner
 	// settled is closed once the kernel holds what is wanted for the first time.
@@ -202,6 +211,9 @@ func (p *proxy) completed() {
 	}
 	p.to.feed.Begin(deliveries)
 	p.to.flows.Begin(applied)
+	if p.to.counters != nil {
+		p.to.counters.Begin(applied)
+	}
 	close(p.settled)
 }
 
@@ -372,6 +384,9 @@ func (p *proxy) collect(now time.Time) (keys map[lb.Key]bool, all bool) {
 	}
 	if len(flows) > 0 {
 		p.to.flows.Update(flows)
+		if p.to.counters != nil {
+			p.to.counters.Update(flows)
+		}
 	}
 	return keys, all
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/ops"
+	"github.com/landfall-lb/landfall/proxy/counters"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -44,6 +45,9 @@ type serviceStatus struct {
 	// HealthPort is the healthCheckNodePort, LocalReady what it counts for each family.
 	HealthPort uint16            `json:"healthPort,omitempty"`
 	LocalReady map[lb.Family]int `json:"localReady,omitempty"`
+	// Counters are what the kernel counted, with --service-counters; only of a Service that was asked
+	// for.
+	Counters *counters.Counts `json:"counters,omitempty"`
 }
 
 type portStatus struct {
@@ -183,13 +187,22 @@ func describe(port plan.Port) portStatus {
 
 // writeStatus writes the status, with all Services or only the one that is asked for.
 func (p *proxy) writeStatus(w io.Writer, only string) error {
+	if only == onlyConnections {
+		return p.writeConnections(w)
+	}
 	services := p.services()
 	if only != "" {
 		var key lb.Key
 		key.Namespace, key.Name, _ = strings.Cut(only, "/")
 		services = func(yield func(serviceStatus) bool) {
 			for _, r := range p.copies([]lb.Key{key}) {
-				yield(r.status())
+				st := r.status()
+				if p.counted != nil {
+					if counted, ok := p.counted(key); ok {
+						st.Counters = &counted
+					}
+				}
+				yield(st)
 			}
 		}
 	}

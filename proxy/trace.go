@@ -40,7 +40,8 @@ const assumedPort = 49152
 
 // traceKernel walks the packet. Without an interface it comes in where the route to its source leads.
 func traceKernel(ctx context.Context, node string, p lb.TracePacket, givenInterface bool) (lb.Trace, error) {
-	t := tracer{family: lb.FamilyOf(p.Destination.Addr()), result: lb.Trace{Node: node}, paths: map[netip.Addr]trace.Route{}}
+	t := tracer{family: lb.FamilyOf(p.Destination.Addr()), result: lb.Trace{Node: node},
+		paths: map[netip.Addr]trace.Route{}}
 	assumed := p.Source.Port() == 0 && p.Protocol != lb.TraceICMP
 	if assumed {
 		p.Source = netip.AddrPortFrom(p.Source.Addr(), assumedPort)
@@ -163,7 +164,7 @@ func (t *tracer) read(ctx context.Context) error {
 		t.note("this node has no rules of Landfall for %s", t.family)
 	}
 	t.others(chains, len(there) > 0)
-	return t.forward()
+	return t.forward(ctx)
 }
 
 // others notes the chains of other programs that the walk leaves out. inNft is set if those of
@@ -205,8 +206,8 @@ func (t *tracer) foreign(passed map[string]int) {
 }
 
 // forward adds the chains of other programs that certainly drop what the node forwards to pods.
-func (t *tracer) forward() error {
-	chains, err := forwardChains()
+func (t *tracer) forward(ctx context.Context) error {
+	chains, err := forwardChains(ctx)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"net/netip"
 	"os"
 	"strings"
@@ -33,7 +34,7 @@ type host struct {
 func newPreflight(s *speaker, port uint16, events *kube.Events) *preflight.Preflight {
 	h := host{speaker: s, port: port, ignoreExclude: s.opts.ignoreExclude, arpIgnore: arpIgnore,
 		conflicts: func() map[netip.Addr][]plan.ConflictingHost { return s.to.l2.Outcome().ConflictingHosts }}
-	return preflight.New(preflight.Options{Log: s.log, Now: time.Now, Look: func() ([]lb.Finding, bool) {
+	return preflight.New(preflight.Options{Log: s.log, Now: time.Now, Look: func(context.Context) ([]lb.Finding, bool) {
 		return h.look(time.Now())
 	}, Tell: func(f lb.Finding, gone bool) { events.Finding(s.self, f, gone) }})
 }

@@ -106,6 +106,12 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			gauge(c.announced, 1, d.VIP.String(), key.String())
 		}
 	}
+	c.s.mu.Lock()
+	beyond := c.s.rooms.holders.Beyond()
+	c.s.mu.Unlock()
+	if beyond > 0 {
+		claims[lb.ReasonTooManyVIPs] = beyond
+	}
 	for reason, n := range claims {
 		gauge(c.claims, float64(n), string(reason))
 	}

@@ -334,7 +334,7 @@ func TestContract10StatusAndMetrics(t *testing.T) {
 
 		got := owner.whole(t)
 		if len(got.VIPs) != 2 || got.VIPs[0].VIP != vip1 || got.VIPs[0].Owner != order[0] ||
-			!slices.Equal(got.VIPs[0].Answering, []string{"eth0"}) {
+			!slices.Equal(got.VIPs[0].Answering, []string{"eth0"}) || got.status.Answering == 0 {
 			t.Fatalf("got %+v", got.VIPs)
 		}
 		reasons := map[string]lb.Reason{}

@@ -21,7 +21,9 @@ type status struct {
 	Gate       gateStatus        `json:"gate"`
 	Members    membersStatus     `json:"members"`
 	Interfaces []interfaceStatus `json:"interfaces"`
-	BGP        bgpStatus         `json:"bgp"`
+	// Answering counts the VIPs for which the node answers ARP or NDP now.
+	Answering int       `json:"answering"`
+	BGP       bgpStatus `json:"bgp"`
 	// Findings are what keeps announcements of this node from clients, beside the speaker.
 	Findings []lb.Finding `json:"findings,omitempty"`
 }
@@ -86,6 +88,7 @@ func (s *speaker) status() status {
 	outcome := s.to.l2.Outcome()
 	st := status{
 		Node: s.self, Gate: s.gateStatus(), Members: s.membersStatus(), Interfaces: []interfaceStatus{}, BGP: s.bgpStatus(),
+		Answering: len(outcome.Answering),
 	}
 	for _, i := range interfaces {
 		st.Interfaces = append(st.Interfaces, interfaceStatus{

@@ -11,6 +11,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/gate"
 	"github.com/landfall-lb/landfall/speaker/handoff"
+	"github.com/landfall-lb/landfall/speaker/holders"
 	"github.com/landfall-lb/landfall/speaker/l2"
 	"github.com/landfall-lb/landfall/speaker/neighbors"
 	"github.com/landfall-lb/landfall/speaker/ownership"
@@ -121,7 +122,7 @@ func (s *speaker) look() bool {
 }
 
 // hold takes in which VIPs the Services have that have changed, and adds those that they have or
-// had to what is dirty. It returns the Services that have none.
+// had to what is dirty. It returns the Services that have none, or some beyond the limit.
 func (s *speaker) hold(dirty dirt) (without []lb.Key) {
 	keys := dirty.services
 	if dirty.all {
@@ -133,11 +134,11 @@ func (s *speaker) hold(dirty dirt) (without []lb.Key) {
 			keys[key] = true
 		}
 	}
-	changes := make(map[lb.Key][]netip.Addr, len(keys))
+	changes := make(map[lb.Key]holders.Service, len(keys))
 	for key := range keys {
-		changes[key] = nil
+		changes[key] = holders.Service{}
 		if service, ok := s.from.services.Get(key); ok && service.Class == s.opts.class {
-			changes[key] = service.VIPs()
+			changes[key] = holders.Service{VIPs: service.VIPs(), Created: service.Created}
 		}
 	}
 	touched, without := s.rooms.holders.Step(changes)

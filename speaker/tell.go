@@ -73,8 +73,10 @@ func logChange(log *slog.Logger, self string, before, now plan.Decision) {
 
 // announced is what is to be written to a Service; nil if it is not for this node to say.
 func (s *speaker) announced(facts plan.Facts, key lb.Key) *lb.AnnouncedStatus {
-	vips := s.rooms.holders.VIPs(key)
+	vips, surplus := s.rooms.holders.VIPs(key), s.rooms.holders.Surplus(key)
 	switch {
+	case len(vips) == 0 && len(surplus) > 0:
+		return plan.SurplusStatus(facts, surplus)
 	case len(vips) == 0:
 		service, _ := s.from.services.Get(key)
 		return plan.Farewell(facts, s.opts.class, service)
@@ -96,6 +98,9 @@ func (s *speaker) announced(facts plan.Facts, key lb.Key) *lb.AnnouncedStatus {
 		if d != nil && d.Deliverable() == lb.ReasonFrontendInUse && decisions[i].Undelivered[key] == nil {
 			r = r.Refused(d.Refusal) // the address is announced for another Service
 		}
+	}
+	if len(surplus) > 0 {
+		r = r.Refused(plan.Surplus(surplus))
 	}
 	status := r.Status()
 	return &status

@@ -222,9 +222,12 @@ type IPAddressPoolStatus struct {
 
 // ReleasedAddress is a freed address in quarantine, with the Service that held it.
 type ReleasedAddress struct {
-	Address   string `json:"address"`
+	// address is the freed address.
+	Address string `json:"address"`
+	// namespace is the namespace of the Service that held the address.
 	Namespace string `json:"namespace"`
-	Name      string `json:"name"`
+	// name is the name of that Service.
+	Name string `json:"name"`
 	// at is when the Service freed the address.
 	At metav1.Time `json:"at"`
 }
@@ -232,11 +235,16 @@ type ReleasedAddress struct {
 // AddressClaim is a reservation in progress: addresses for one Service. It is valid only for the
 // given resourceVersion of the Service.
 type AddressClaim struct {
-	Namespace       string   `json:"namespace"`
-	Name            string   `json:"name"`
-	UID             string   `json:"uid"`
-	ResourceVersion string   `json:"resourceVersion"`
-	Addresses       []string `json:"addresses"`
+	// namespace is the namespace of the Service.
+	Namespace string `json:"namespace"`
+	// name is the name of the Service.
+	Name string `json:"name"`
+	// uid is the uid of the Service.
+	UID string `json:"uid"`
+	// resourceVersion is the version of the Service for which the reservation is valid.
+	ResourceVersion string `json:"resourceVersion"`
+	// addresses are the reserved addresses.
+	Addresses []string `json:"addresses"`
 }
 
 // IPAddressPoolList is a list of IPAddressPools.

@@ -123,6 +123,8 @@ type ProxyService struct {
 	VIPs       []ProxyVIP        `json:"vips"`
 	HealthPort uint16            `json:"healthPort"`
 	LocalReady map[lb.Family]int `json:"localReady"`
+	// Counters are what the node's kernel counted; nil without --service-counters.
+	Counters *Counters `json:"counters"`
 	Ports      []struct {
 		Backends []struct {
 			Address netip.AddrPort `json:"address"`
@@ -130,6 +132,14 @@ type ProxyService struct {
 			Ready   bool           `json:"ready"`
 		} `json:"backends"`
 	} `json:"ports"`
+}
+
+// Counters are what a kernel counted of a Service.
+type Counters struct {
+	Connections   uint64               `json:"connections"`
+	BytesReceived uint64               `json:"bytesReceived"`
+	BytesSent     uint64               `json:"bytesSent"`
+	Refused       map[lb.Reason]uint64 `json:"refused"`
 }
 
 // ProxyVIP says whether a node delivers a VIP.

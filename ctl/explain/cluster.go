@@ -79,6 +79,13 @@ func (c Cluster) hasUnread(what string) bool {
 	return slices.ContainsFunc(c.Unread, func(u Unread) bool { return u.What == what })
 }
 
+// Announces reports whether a node announces addresses, as far as the API server tells.
+func (c Cluster) Announces(node string) bool {
+	n := c.Nodes[node]
+	_, excluded := n.Labels[labelExclude]
+	return c.Agents[node].Speaker.Running && n.Ready && n.Leaving == "" && (!excluded || c.IgnoreExclude)
+}
+
 // controller checks that one leads.
 func (c Cluster) controller() Check {
 	check := Check{Level: OK, What: "controller", Cure: "kubectl -n landfall-system get pods -l " +

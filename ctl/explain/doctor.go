@@ -154,11 +154,14 @@ func (c Cluster) hears(a Agent) Check {
 // allNodes checks what the Nodes show.
 func (c Cluster) allNodes() []Check {
 	check := Check{Level: OK, What: "nodes", Text: plural(len(c.Nodes), "node")}
-	var excluded, down, without []string
+	var excluded, drained, down, without []string
 	for _, name := range slices.Sorted(maps.Keys(c.Nodes)) {
 		n := c.Nodes[name]
 		if _, has := n.Labels[labelExclude]; has {
 			excluded = append(excluded, name)
+		}
+		if n.Leaving == lb.ReasonNodeDrained {
+			drained = append(drained, name)
 		}
 		if !n.Ready {
 			down = append(down, name)
@@ -176,6 +179,10 @@ func (c Cluster) allNodes() []Check {
 	case len(excluded) > 0 && !c.IgnoreExclude:
 		checks = append(checks, Check{Level: Note, What: "exclude label",
 			Text: list(excluded, 4) + " announce no address, as they have the label " + labelExclude})
+	}
+	if len(drained) > 0 {
+		checks = append(checks, Check{Level: Note, What: "drained", Reason: lb.ReasonNodeDrained,
+			Text: list(drained, 4) + " announce no address until landfallctl undrain NODE"})
 	}
 	if len(down) > 0 {
 		checks = append(checks, Check{Level: Warning, What: "nodes",
@@ -236,9 +243,12 @@ func (c Cluster) pools(services []lb.Service) []Check {
 	for _, p := range c.Pools {
 		v := Pool(Cluster{Pools: []lb.Pool{p}, L2: c.L2, BGP: c.BGP, Controllers: c.Controllers, Leader: c.Leader}, p.Name,
 			Waiting(services, c.Class, p.Name))
-		checks = append(checks, Check{Level: v.Level, What: "pool " + p.Name, Reason: v.Reason,
-			Text: strings.TrimSuffix(strings.Replace(v.Line, "IPAddressPool "+p.Name+": ", "pool "+p.Name+": ", 1),
-				fmt.Sprintf(" (%s)", v.Reason)), Cure: v.Cure})
+		check := Check{Level: v.Level, What: "pool " + p.Name, Reason: v.Reason, Cure: v.Cure,
+			Text: strings.TrimSuffix(strings.TrimPrefix(v.Line, "IPAddressPool "+p.Name+": "), fmt.Sprintf(" (%s)", v.Reason))}
+		if v.Level.Worse(OK) {
+			check.Text = check.What + ": " + check.Text // it may become the verdict
+		}
+		checks = append(checks, check)
 	}
 	return checks
 }

@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 
@@ -49,6 +50,9 @@ func TestDoctor(t *testing.T) {
 				w.Nodes()[name] = n
 			}
 		}, Wrong, "every node has the label node.kubernetes.io/exclude"},
+		"drained": {func(w *world, _ *DoctorFacts) {
+			w.Nodes()["n2"] = Node{Node: lb.Node{Name: "n2", Leaving: lb.ReasonNodeDrained}, Ready: true}
+		}, OK, "nothing is wrong"},
 		"not ready": {func(w *world, _ *DoctorFacts) {
 			w.Nodes()["n2"] = Node{Node: lb.Node{Name: "n2"}, NotReady: "no kubelet"}
 		}, Warning, "n2 is not ready: no kubelet"},
@@ -85,5 +89,22 @@ func TestDoctor(t *testing.T) {
 				t.Errorf("%s: %q\nwant %s: %q", v.Level, v.Line, test.level, test.line)
 			}
 		})
+	}
+}
+
+// What is well is said without a name twice and in English.
+func TestWhatIsWell(t *testing.T) {
+	w := well()
+	var session PeerStatus
+	if err := json.Unmarshal([]byte(`{"name": "tor", "uptime": "5m", "session": {"state": "Established", "prefixes": 2}}`),
+		&session); err != nil {
+		t.Fatal(err)
+	}
+	if check := w.session("n1", session); check.Text != "Established for 5m, 2 routes announced" {
+		t.Errorf("a session: %q", check.Text)
+	}
+	checks := w.pools([]lb.Service{w.Service})
+	if len(checks) != 1 || checks[0].What != "pool lan" || !strings.HasPrefix(checks[0].Text, "assigns addresses") {
+		t.Errorf("a pool: %+v", checks)
 	}
 }

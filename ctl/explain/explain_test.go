@@ -290,8 +290,11 @@ func TestNode(t *testing.T) {
 			w.Agents["n1"].Said.Members.Live, w.Agents["n1"].Said.Members.Joined = []string{"n1"}, false
 		}, Wrong, "its speaker has not met that of n2"},
 		"forwarding": {func(w *world) { w.find("n1", lb.ReasonForwardingOff, "n1 has ip_forward=0") }, Wrong, "n1 has ip_forward=0"},
-		"another's":  {func(w *world) { w.find("n2", lb.ReasonForwardingOff, "n2 has ip_forward=0") }, OK, "announces and"},
-		"interface":  {func(w *world) { w.Agents["n1"].Said.Interfaces[0].Problem = "no MAC" }, Warning, "interface eth0: no MAC"},
+		"drained": {func(w *world) {
+			w.Nodes()["n1"] = Node{Node: lb.Node{Name: "n1", Leaving: lb.ReasonNodeDrained}, Ready: true}
+		}, Warning, "it announces no address, as it is drained (NodeDrained)"},
+		"another's": {func(w *world) { w.find("n2", lb.ReasonForwardingOff, "n2 has ip_forward=0") }, OK, "announces and"},
+		"interface": {func(w *world) { w.Agents["n1"].Said.Interfaces[0].Problem = "no MAC" }, Warning, "interface eth0: no MAC"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := well()
@@ -372,5 +375,18 @@ func TestReasonName(t *testing.T) {
 	}
 	if _, ok := ReasonName("Nonsense"); ok {
 		t.Error("explains nonsense")
+	}
+}
+
+// What the nodes' kernels have counted is added up, refusals by reason.
+func TestTraffic(t *testing.T) {
+	w := well()
+	for i, name := range []string{"n1", "n2"} {
+		w.Agents[name].Delivers.Services[0].Counters = &Counters{Connections: 3, BytesReceived: 100, BytesSent: 1000,
+			Refused: map[lb.Reason]uint64{lb.ReasonSourceRefused: uint64(i)}}
+	}
+	const want = "6 connections, 200 bytes received, 2000 sent on n1, n2; 1 refused: SourceRefused"
+	if got := (explanation{w.Cluster, w.ServiceFacts}).traffic(); got.Text != want || got.Level != Note {
+		t.Errorf("%s: %q, want %q", got.Level, got.Text, want)
 	}
 }

@@ -54,7 +54,11 @@ func (e explanation) nodes(vips []netip.Addr) []Check {
 
 // outByItself reports whether a reason keeps a node from announcing anything, whatever the VIP.
 func outByItself(r lb.Reason) bool {
-	return r == lb.ReasonNodeExcluded || r == lb.ReasonNodeLeaving || r == lb.ReasonStopping || r == lb.ReasonMissing
+	switch r {
+	case lb.ReasonNodeExcluded, lb.ReasonNodeLeaving, lb.ReasonNodeDrained, lb.ReasonStopping, lb.ReasonMissing:
+		return true
+	}
+	return false
 }
 
 // node checks what one node does for a VIP.
@@ -144,7 +148,8 @@ func NodeName(c Cluster, name string) Verdict {
 		return missing(subject, "there is no such Node", "kubectl get nodes")
 	}
 	if !c.Installed {
-		return missing(subject, "Landfall is not installed: the API server does not know its kinds", "see docs/install.md")
+		return missing(subject, "Landfall is not installed: the API server does not know its kinds",
+			"see docs/guide/install.md")
 	}
 	a := c.Agents[name]
 	a.Node = name
@@ -163,6 +168,9 @@ func NodeName(c Cluster, name string) Verdict {
 	}
 	checks = append(checks, alone.findings()...)
 	switch {
+	case n.Leaving == lb.ReasonNodeDrained:
+		checks = append(checks, Check{Level: Warning, What: "announcements", Reason: n.Leaving,
+			Text: "it announces no address, as it is drained", Cure: cureOf(n.Leaving, "NODE", name)})
 	case n.Leaving != "":
 		checks = append(checks, Check{Level: Warning, What: "announcements", Reason: n.Leaving,
 			Text: "it announces no address, as it is about to leave the cluster"})

@@ -174,7 +174,7 @@ func (c Cluster) session(node string, s PeerStatus) Check {
 			check.Cure = "landfallctl explain peer " + s.Name
 		}
 	default:
-		check.Text = fmt.Sprintf("Established for %s, %s announced", s.Uptime, plural(s.Session.Prefixes, "prefix"))
+		check.Text = fmt.Sprintf("Established for %s, %s announced", s.Uptime, plural(s.Session.Prefixes, "route"))
 	}
 	return check
 }

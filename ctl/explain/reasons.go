@@ -87,6 +87,8 @@ var Reasons = map[lb.Reason]Entry{
 		"run a ready pod on a node that may announce, or set externalTrafficPolicy: Cluster"},
 	lb.ReasonNodeLeaving: {"The node is about to leave the cluster, or drains.",
 		"kubectl uncordon NODE   # if it is to stay"},
+	lb.ReasonNodeDrained: {"The node has the label landfall.dev/drain: it is drained for maintenance.",
+		"landfallctl undrain NODE   # when it is back"},
 	lb.ReasonNodeExcluded: {"The node has the label node.kubernetes.io/exclude-from-external-load-balancers, as " +
 		"kubeadm and " +
 		"Talos set it on control planes.",
@@ -106,16 +108,20 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonNodeUnknown: {"The API server has no Node object of the name that the speaker runs under.",
 		"kubectl get nodes"},
 	lb.ReasonFamilyUnspoken: {"The speaker does not announce addresses of this family.", "landfallctl explain node NODE"},
+	lb.ReasonTooManyVIPs: {"The Services of the cluster have more addresses than the speakers announce, 65,536: those of " +
+		"the youngest Services are left out.", "delete Services, or have some share an address: landfall.dev/allow-shared-ip"},
 	lb.ReasonAnnounceFailed: {"The owner cannot answer on any of its interfaces.",
 		"landfallctl explain node NODE   # the problem of the interface"},
 	lb.ReasonSchedulerIgnored: {"A proxy cannot choose backends in the way that landfall.dev/scheduler requests.",
-		"docs/proxy.md lists the schedulers of each mode"},
+		"docs/guide/proxy.md lists the schedulers of each mode"},
 	lb.ReasonTooLarge: {"The Service asks for more ports, addresses or endpoints than one Service may cost the proxies.",
-		"split the Service; docs/proxy.md lists the bounds"},
+		"split the Service; docs/guide/proxy.md lists the bounds"},
 	lb.ReasonFrontendInUse: {"A Service with an older or stronger right to it uses an address and port of the Service.",
 		"change the port, or remove the external IP of the other Service"},
 	lb.ReasonExternalIPRefused: {"The nodes do not serve an address in spec.externalIPs.",
 		"remove it, or see proxy.externalIPs of the chart"},
+	lb.ReasonSourceRefused: {"No entry of spec.loadBalancerSourceRanges contains the client's address, so its connection " +
+		"is dropped.", "kubectl edit service NAME   # add the client's network to spec.loadBalancerSourceRanges"},
 	lb.ReasonSourceRangeInvalid: {"An entry of spec.loadBalancerSourceRanges cannot be read, and admits nobody.",
 		"kubectl edit service NAME   # spec.loadBalancerSourceRanges"},
 	lb.ReasonStrictReversePath: {"The node drops packets that other nodes pass on to it, by its kernel parameter " +

@@ -5,6 +5,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/reference"
 )
 
 // TestEveryReasonIsExplained reads the constants of the type lb.Reason from the source.
@@ -34,6 +36,54 @@ func TestEveryReasonIsExplained(t *testing.T) {
 			t.Errorf("reasons.go explains %s, which no program has", reason)
 		}
 	}
+}
+
+// TestReference compares docs/reference/reasons.md with the reasons.
+func TestReference(t *testing.T) {
+	var rows [][]string
+	for _, reason := range slices.Sorted(maps.Keys(Reasons)) {
+		entry := Reasons[reason]
+		rows = append(rows, []string{reference.Code(string(reason)), reference.Prose(entry.Meaning), cure(entry.Cure)})
+	}
+	reference.Page(t, "reasons", reasonsIntroduction+reference.Table([]string{"reason", "meaning", "what to do"}, rows))
+}
+
+const reasonsIntroduction = `# Reasons and Events
+
+` + "```" + `
+landfallctl explain reason NoLocalBackends
+` + "```" + `
+
+A reason is one word that says why something is refused, left out or not announced. The same word is in the conditions
+of Services, pools and advertisements, in the status of BGPPeers, in Events, metrics and logs, and in what landfallctl
+prints.
+
+| Events on | come from | show |
+| --- | --- | --- |
+| Services | controller, speaker, proxy | which address was assigned and announced, or why not; which setting a proxy cannot follow |
+| IPAddressPools | controller | why a pool assigns nothing, and when it does again |
+| BGPPeers | speaker | that a session is up, or why not |
+| Nodes | speaker, proxy | [findings](../guide/install.md#what-the-programs-find): what keeps traffic from the node |
+
+` + "```" + `
+kubectl get events -A --field-selector type=Warning
+` + "```" + `
+
+## All reasons
+
+`
+
+// cure returns what to do in Markdown: a command up to its comment, or prose.
+func cure(text string) string {
+	command, comment, _ := strings.Cut(text, "   # ")
+	if !strings.HasPrefix(command, "kubectl ") && !strings.HasPrefix(command, "landfallctl ") &&
+		!strings.HasPrefix(command, "sysctl ") && !strings.HasPrefix(command, "iptables ") {
+		return reference.Prose(text)
+	}
+	if comment != "" {
+		comment = ": " + reference.Prose(comment)
+	}
+	return reference.Code(command) + comment
 }
 
 // declaredReasons returns the reasons that the product's source declares, and where.

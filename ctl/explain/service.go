@@ -29,7 +29,7 @@ func Service(c Cluster, f ServiceFacts) Verdict {
 	}
 	if !c.Installed {
 		return missing(subject, "Landfall is not installed: the API server does not know its kinds",
-			"helm install landfall …; see docs/install.md")
+			"helm install landfall …; see docs/guide/install.md")
 	}
 	e := explanation{Cluster: c, ServiceFacts: f}
 	return judge(subject, e.good(), e.checks())
@@ -83,7 +83,7 @@ func (e explanation) checks() []Check {
 	checks = append(checks, slices.DeleteFunc(e.findings(), func(c Check) bool {
 		return c.Reason == lb.ReasonAddressConflict // what concerns the Service's own addresses, its nodes have said
 	})...)
-	checks = append(checks, e.sources(), e.healthPort())
+	checks = append(checks, e.sources(), e.healthPort(), e.traffic())
 	checks = append(checks, e.unread()...)
 	return slices.DeleteFunc(checks, func(c Check) bool { return c.What == "" })
 }
@@ -410,6 +410,33 @@ func (e explanation) healthPort() Check {
 		check.Text += ", 503 on " + list(bad, 4)
 	}
 	return check
+}
+
+// traffic says what the nodes that were asked have counted; nothing without --service-counters.
+func (e explanation) traffic() Check {
+	sum, nodes := Counters{Refused: map[lb.Reason]uint64{}}, []string{}
+	for _, node := range slices.Sorted(maps.Keys(e.Agents)) {
+		s, ok := e.Agents[node].service(e.Key)
+		if !ok || s.Counters == nil {
+			continue
+		}
+		nodes = append(nodes, node)
+		sum.Connections += s.Counters.Connections
+		sum.BytesReceived += s.Counters.BytesReceived
+		sum.BytesSent += s.Counters.BytesSent
+		for reason, n := range s.Counters.Refused {
+			sum.Refused[reason] += n
+		}
+	}
+	if len(nodes) == 0 {
+		return Check{}
+	}
+	text := fmt.Sprintf("%d connections, %d bytes received, %d sent on %s", sum.Connections, sum.BytesReceived,
+		sum.BytesSent, list(nodes, 4))
+	for _, reason := range slices.Sorted(maps.Keys(sum.Refused)) {
+		text += fmt.Sprintf("; %d refused: %s", sum.Refused[reason], reason)
+	}
+	return Check{Level: Note, What: "traffic", Text: text}
 }
 
 // good is the line when nothing is wrong.

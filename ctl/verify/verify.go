@@ -140,10 +140,11 @@ func (v verifier) configuration(ctx context.Context) error {
 	}
 	var missing []error
 	if len(pools) == 0 {
-		missing = append(missing, errors.New("there is no IPAddressPool: create one (docs/install.md)"))
+		missing = append(missing, errors.New("there is no IPAddressPool: create one (docs/guide/install.md)"))
 	}
 	if len(l2)+len(bgp) == 0 {
-		missing = append(missing, errors.New("there is no L2Advertisement or BGPAdvertisement: create one (docs/install.md)"))
+		missing = append(missing, errors.New("there is no L2Advertisement or BGPAdvertisement: create one "+
+			"(docs/guide/install.md)"))
 	}
 	if len(missing) > 0 {
 		return errors.Join(missing...)

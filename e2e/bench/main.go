@@ -3,7 +3,7 @@
 //
 //	go run ./e2e/bench -services 1000,5000 -json figures.json
 //
-// What it measures is described in docs/bench.md.
+// What it measures is described in docs/design/bench.md.
 package main
 
 import (

@@ -2,7 +2,7 @@
 // Docker: etcd, kube-apiserver, kube-controller-manager, kube-scheduler, three nodes with a
 // kubelet, containerd and runc each, CoreDNS, and no kube-proxy. The network is the lab's
 // (e2e/lab): a switch, a ToR router that speaks BGP, a client on the nodes' LAN and one behind the
-// router. docs/cluster.md says how to use it.
+// router. docs/design/cluster.md says how to use it.
 //
 // A node is a network namespace of the lab, and a first process with mounts, process IDs and a host
 // name of its own. Its file system is the machine's, with folders of its own where a kubelet

@@ -33,8 +33,10 @@ var absences = []absence{
 		func(ctx context.Context, n *Node) error { return n.Reboot(ctx) }},
 }
 
+// signalAgents sends a signal to Landfall's programs on the node, with the process that keeps the
+// speaker's BFD sessions: else routers notice a frozen speaker by BGP's hold time alone.
 func (n *Node) signalAgents(sig syscall.Signal) error {
-	return errors.Join(n.Signal("landfall-speaker", sig), n.Signal("landfall-proxy", sig))
+	return errors.Join(n.Signal("landfall-speaker", sig), n.Signal("landfall-bfd", sig), n.Signal("landfall-proxy", sig))
 }
 
 // Absences say how often, and for how long, a node goes away.

@@ -106,7 +106,8 @@ func (c *Cluster) WaitDNS(ctx context.Context, node string) error {
 	})
 }
 
-// Smoke installs Landfall with helm and checks that Services answer both clients, and DNS a node.
+// Smoke installs Landfall with helm and checks that Services answer both clients, DNS a node, and
+// landfallctl a user.
 func (c *Cluster) Smoke(ctx context.Context, say func(format string, args ...any)) error {
 	if err := c.CreateWeb(ctx); err != nil {
 		return err
@@ -143,6 +144,9 @@ func (c *Cluster) Smoke(ctx context.Context, say func(format string, args ...any
 		return err
 	}
 	say("the cluster's DNS answers at %s", dnsAddr)
+	if err := c.Explains(ctx, say); err != nil {
+		return errors.Join(err, c.explain(ctx))
+	}
 	return nil
 }
 

@@ -189,12 +189,9 @@ func (c *Cluster) uninstallWithout(ctx context.Context, n *Node, before, hosts [
 			return fmt.Errorf("helm uninstall while %s is away leaves:\n%s", n.Name, strings.Join(left, "\n"))
 		}
 	}
-	for _, w := range Webs {
-		for _, host := range hosts {
-			if _, err := c.Ask(ctx, host, "tcp", w.Target()); err == nil {
-				return fmt.Errorf("%s answers %s after helm uninstall", w.Name, host)
-			}
-		}
+	// Its speaker could not ask about its DaemonSet, so routers keep its routes as after a restart.
+	if err := c.waitSilent(ctx, hosts); err != nil {
+		return err
 	}
 	say("while %s was away, helm uninstall took %.0f s; back again, the node has: %s", n.Name, took.Seconds(),
 		strings.Join(left, "; "))
@@ -204,20 +201,39 @@ func (c *Cluster) uninstallWithout(ctx context.Context, n *Node, before, hosts [
 	if err := c.waitClean(ctx, before); err != nil {
 		return err
 	}
-	say("the DaemonSet of docs/migrate-kube-proxy.md that cleans up left nothing of it")
+	say("the DaemonSet of docs/guide/migrate-kube-proxy.md that cleans up left nothing of it")
 	return nil
+}
+
+// waitSilent waits until no Service answers any more: routers keep the routes of a speaker that has
+// ended with graceful restart for the restart time, 120 s.
+func (c *Cluster) waitSilent(ctx context.Context, hosts []string) error {
+	return lab.WaitFor(ctx, c.options.Progress, "the end of all answers", 3*time.Minute, func(ctx context.Context) error {
+		var g lab.Group
+		for _, w := range Webs {
+			for _, host := range hosts {
+				g.Run(func() error {
+					if _, err := c.Ask(ctx, host, "tcp", w.Target()); err == nil {
+						return fmt.Errorf("%s answers %s", w.Name, host)
+					}
+					return ctx.Err() // a question that was cut short shows nothing
+				})
+			}
+		}
+		return g.Wait()
+	})
 }
 
 // cleanNodes runs landfall-proxy cleanup on each node, as the documentation says.
 func (c *Cluster) cleanNodes(ctx context.Context) error {
-	text, err := os.ReadFile(filepath.Join(c.Repository(), "docs", "migrate-kube-proxy.md"))
+	text, err := os.ReadFile(filepath.Join(c.Repository(), "docs", "guide", "migrate-kube-proxy.md"))
 	if err != nil {
 		return err
 	}
 	_, manifest, found := strings.Cut(string(text), "metadata: {name: landfall-cleanup,")
 	manifest, _, ends := strings.Cut(manifest, "\nEOF\n")
 	if !found || !ends {
-		return errors.New("docs/migrate-kube-proxy.md has no DaemonSet landfall-cleanup")
+		return errors.New("docs/guide/migrate-kube-proxy.md has no DaemonSet landfall-cleanup")
 	}
 	if err := c.ApplyYAML(ctx, strings.NewReplacer("ghcr.io/landfall-lb/landfall:0.1.0", Image,
 		"registry.k8s.io/pause:3.10", PauseImage).Replace(

@@ -8,21 +8,41 @@ import (
 	"strings"
 )
 
-// introduction is the part of docs/conformance.md that no run changes.
+// introduction is the part of docs/design/conformance.md that no run changes.
 //
 //go:embed introduction.md
 var introduction string
 
-// Markdown returns docs/conformance.md.
+// Markdown returns docs/design/conformance.md.
 func (r Report) Markdown() string {
 	var b strings.Builder
 	b.WriteString(introduction)
 	fmt.Fprintf(&b, "\n## Results\n\nOf Kubernetes %s. [conformance.json](conformance.json) has the result of each spec, "+
 		"with its date\nand the version of Landfall.\n", r.Kubernetes)
 	for _, mode := range slices.Sorted(maps.Keys(r.Modes)) {
-		writeMode(&b, mode, r.Modes[mode])
+		if mode != KubeProxy {
+			writeMode(&b, mode, r.Modes[mode])
+		}
+	}
+	if specs := r.Modes[KubeProxy]; len(specs) > 0 {
+		writeComparison(&b, specs)
 	}
 	return b.String()
+}
+
+// writeComparison writes the results of the specs that ran with kube-proxy.
+func writeComparison(b *strings.Builder, specs []Spec) {
+	b.WriteString("\n### kube-proxy\n\nFor comparison: kube-proxy in mode iptables in place of Landfall's proxy, and " +
+		"Landfall's controller and speaker.\n")
+	for _, part := range []struct {
+		result Result
+		title  string
+	}{{Failed, "Failed"}, {Passed, "Passed"}} {
+		if chosen := in(specs, func(s Spec) bool { return s.Result == part.result }); len(chosen) > 0 {
+			fmt.Fprintf(b, "\n%s:\n\n", part.title)
+			writeByReason(b, chosen)
+		}
+	}
 }
 
 // writeMode writes the results of a mode of the proxy.

@@ -148,6 +148,13 @@ func TestMarkdown(t *testing.T) {
 	if strings.Contains(text, "iptables mode\n\nRun") {
 		t.Error("results of a mode that never ran")
 	}
+	text = r.Merge(KubeProxy, "v1.35.4", []Spec{{Name: endpoints, Result: Passed}, {Name: zones, Result: NotRun},
+		{Name: affinity, Result: Failed, Reason: "Affinity shouldn't hold but did."}}).Markdown()
+	_, text, _ = strings.Cut(text, "### kube-proxy\n")
+	if !strings.Contains(text, "Failed:\n\n- `Affinity") || !strings.Contains(text, "Passed:\n\n- Services should serve") ||
+		strings.Contains(text, "Traffic Distribution") {
+		t.Errorf("the comparison is\n%s", text)
+	}
 }
 
 func TestSelection(t *testing.T) {
@@ -241,11 +248,11 @@ func matches(t *testing.T, pattern, name string) bool {
 	return ok
 }
 
-var write = flag.Bool("update", false, "write docs/conformance.md from docs/conformance.json")
+var write = flag.Bool("update", false, "write docs/design/conformance.md from docs/design/conformance.json")
 
 // What is committed was written by this package, from results that it keeps.
 func TestCommittedReport(t *testing.T) {
-	text, err := os.ReadFile("../../docs/conformance.json")
+	text, err := os.ReadFile("../../docs/design/conformance.json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,15 +261,15 @@ func TestCommittedReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	if *write {
-		if err := os.WriteFile("../../docs/conformance.md", []byte(r.Markdown()), 0o644); err != nil {
+		if err := os.WriteFile("../../docs/design/conformance.md", []byte(r.Markdown()), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
-	page, err := os.ReadFile("../../docs/conformance.md")
+	page, err := os.ReadFile("../../docs/design/conformance.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if string(page) != r.Markdown() {
-		t.Error("docs/conformance.md is not what docs/conformance.json gives: go test ./e2e/conformance -update")
+		t.Error("docs/design/conformance.md is not what docs/design/conformance.json gives: go test ./e2e/conformance -update")
 	}
 }

@@ -20,7 +20,8 @@ import (
 
 // Options say what to run.
 type Options struct {
-	// Mode is the proxy's: nftables or iptables; empty for nftables.
+	// Mode is that of Landfall's proxy, nftables or iptables; empty for nftables. With [KubeProxy]
+	// kube-proxy runs in its place, for comparison, and Landfall only assigns and announces addresses.
 	Mode string
 	// Focus are groups with commas between; empty for all. Specs is a pattern of the names in them.
 	Focus, Specs string
@@ -35,18 +36,26 @@ type Options struct {
 	Progress func(line string)
 }
 
+// KubeProxy is the mode with kube-proxy in place of Landfall's proxy.
+const KubeProxy = "kube-proxy"
+
 // programs are those of the suite, and the names of the images that it asks for, with ours.
 type programs struct {
 	suite, ginkgo string
 	images        map[string]string
 }
 
-// Run starts a cluster, runs specs on it, takes it down, and writes docs/conformance.json and
-// docs/conformance.md. It returns the results of this run. That specs failed is no error.
+// Run starts a cluster, runs specs on it, takes it down, and writes conformance.json and
+// conformance.md in docs/design. It returns the results of this run. That specs failed is no error.
 func Run(ctx context.Context, o Options) (_ []Spec, err error) {
 	o.Mode = cmp.Or(o.Mode, "nftables")
-	if !slices.Contains([]string{"nftables", "iptables"}, o.Mode) {
-		return nil, fmt.Errorf("mode %q: want nftables or iptables", o.Mode)
+	values := "proxy.mode=" + o.Mode
+	switch o.Mode {
+	case "nftables", "iptables":
+	case KubeProxy:
+		values = "proxy.enabled=false"
+	default:
+		return nil, fmt.Errorf("mode %q: want nftables, iptables or %s", o.Mode, KubeProxy)
 	}
 	if _, _, err := selection(o.Focus, o.Specs); err != nil {
 		return nil, err
@@ -74,7 +83,7 @@ func Run(ctx context.Context, o Options) (_ []Spec, err error) {
 	}
 	c, err := cluster.Start(ctx, cluster.Options{
 		Name: o.Name, CNI: o.CNI, Nodes: o.Nodes, Archives: archives, Progress: o.Progress,
-		Values: []string{"proxy.mode=" + o.Mode},
+		Values: []string{values},
 	})
 	if err != nil {
 		return nil, err
@@ -85,6 +94,17 @@ func Run(ctx context.Context, o Options) (_ []Spec, err error) {
 
 // run installs Landfall on a cluster, runs the specs and writes down their results.
 func (o Options) run(ctx context.Context, c *cluster.Cluster, p programs) ([]Spec, error) {
+	if o.Mode == KubeProxy {
+		for _, n := range c.Nodes() {
+			proxy, err := c.StartKubeProxy(ctx, n.Name, "iptables")
+			if err != nil {
+				return nil, err
+			}
+			if err := proxy.WaitHealthy(ctx); err != nil {
+				return nil, err
+			}
+		}
+	}
 	if err := install(ctx, c, p.images); err != nil {
 		return nil, err
 	}
@@ -115,7 +135,7 @@ func (o Options) run(ctx context.Context, c *cluster.Cluster, p programs) ([]Spe
 	if err != nil {
 		return nil, err
 	}
-	return specs, update(filepath.Join(c.Repository(), "docs"), o.Mode, version.GitVersion, specs)
+	return specs, update(filepath.Join(c.Repository(), "docs", "design"), o.Mode, version.GitVersion, specs)
 }
 
 // install puts Landfall on the cluster, and gives the images on the nodes the names that the suite

@@ -195,6 +195,9 @@ func convertNode(o *corev1.Node) (string, lb.Node) {
 			n.ExternalAddresses = append(n.ExternalAddresses, parseAddrs([]string{a.Address})...)
 		}
 	}
+	if _, drained := o.Labels[lb.LabelDrain]; drained {
+		n.Leaving = lb.ReasonNodeDrained
+	}
 	if o.DeletionTimestamp != nil {
 		n.Leaving = lb.ReasonNodeLeaving
 	}

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"maps"
 	"net/netip"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -19,9 +20,7 @@ func (c *Client) EndpointPods(ctx context.Context, service lb.Key) (map[netip.Ad
 		func(l *discoveryv1.EndpointSliceList) []discoveryv1.EndpointSlice { return l.Items }, podsOf)
 	pods := map[netip.Addr]string{}
 	for _, some := range slices {
-		for addr, pod := range some {
-			pods[addr] = pod
-		}
+		maps.Copy(pods, some)
 	}
 	return pods, err
 }

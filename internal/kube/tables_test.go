@@ -201,6 +201,10 @@ func TestConvertNode(t *testing.T) {
 	}{
 		{"stays", func(*corev1.Node) {}, ""},
 		{"cordoned only", func(n *corev1.Node) { n.Spec.Unschedulable = true }, ""},
+		{"drained", func(n *corev1.Node) { n.Labels = map[string]string{lb.LabelDrain: ""} }, lb.ReasonNodeDrained},
+		{"drained and deleted", func(n *corev1.Node) {
+			n.Labels, n.DeletionTimestamp = map[string]string{lb.LabelDrain: ""}, &now
+		}, lb.ReasonNodeLeaving},
 		{"autoscaler", func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: taintAutoscaler}} }, lb.ReasonNodeLeaving},
 		{"out of service", func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: taintOutOfService}} },
 			lb.ReasonNodeLeaving},

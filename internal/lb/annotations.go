@@ -30,5 +30,8 @@ const (
 // (KEP-980). The API server's other load balancer controllers use it too.
 const FinalizerCleanup = "service.kubernetes.io/load-balancer-cleanup"
 
+// LabelDrain on a Node has it give away its VIPs, whatever its value, as landfallctl drain does.
+const LabelDrain = "landfall.dev/drain"
+
 // LabelHeadless on a Service has service proxies ignore it, whatever its value.
 const LabelHeadless = "service.kubernetes.io/headless"

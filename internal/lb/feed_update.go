@@ -114,7 +114,7 @@ func (u FeedUpdate) vips() map[netip.Addr]bool {
 }
 
 // MaxRing is how many nodes a ring names at most, and so how many nodes a packet asks. It is part
-// of the protocol between the nodes that docs/rescue.md specifies.
+// of the protocol between the nodes that docs/design/rescue.md specifies.
 const MaxRing = 16
 
 // FlowMemory is how long a node remembers a silent connection. Two programs rely on it: the proxy

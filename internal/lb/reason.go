@@ -54,6 +54,7 @@ const (
 	ReasonNoBackends      Reason = "NoBackends"      // no endpoint is usable anywhere
 	ReasonNoLocalBackends Reason = "NoLocalBackends" // policy Local, and no endpoint on this node is usable
 	ReasonNodeLeaving     Reason = "NodeLeaving"     // the node is about to leave the cluster
+	ReasonNodeDrained     Reason = "NodeDrained"     // the node has the label landfall.dev/drain
 	ReasonNodeExcluded    Reason = "NodeExcluded"    // the node has the label exclude-from-external-load-balancers
 	ReasonStopping        Reason = "Stopping"        // the speaker hands its addresses over before it stops
 	ReasonNotJoined       Reason = "NotJoined"       // the speaker has not met the other speakers yet
@@ -67,6 +68,9 @@ const (
 	ReasonFamilyUnspoken  Reason = "FamilyUnspoken"  // the speaker does not announce addresses of this family
 	ReasonAnnounceFailed  Reason = "AnnounceFailed"  // the owner cannot answer on any of its interfaces
 
+	// the Services of the cluster have more VIPs than speakers tell one another of
+	ReasonTooManyVIPs Reason = "TooManyVIPs"
+
 	// a proxy cannot choose backends in the way that the Service asks for
 	ReasonSchedulerIgnored Reason = "SchedulerIgnored"
 	// a Service with an older or stronger right to it uses a frontend of the Service
@@ -79,6 +83,8 @@ const (
 	// ReasonSourceRangeInvalid: an entry of spec.loadBalancerSourceRanges cannot be read, and admits
 	// nobody.
 	ReasonSourceRangeInvalid Reason = "SourceRangeInvalid"
+	// no entry of spec.loadBalancerSourceRanges contains the client's address
+	ReasonSourceRefused Reason = "SourceRefused"
 	// a node drops packets that other nodes move to it, by its kernel parameter rp_filter
 	ReasonStrictReversePath Reason = "StrictReversePath"
 	// the owner probes whether another device uses the VIP, before its first announcement

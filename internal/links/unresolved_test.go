@@ -105,10 +105,15 @@ func TestRenewFailed(t *testing.T) {
 		return failed.Failed && failed.Addr == to
 	})
 	b.Run(t, "ip", "addr", "add", to.String()+"/24", "dev", "eth0")
-	if err := n.Renew(failed); err != nil {
-		t.Fatal(err)
-	}
-	wait("the neighbor is there", func(all []Unresolved) bool { return len(all) == 0 })
+	wait("the neighbor is there", func(all []Unresolved) bool {
+		// On a busy machine the one question may be given up before the answer is there.
+		if len(all) == 1 && all[0].Failed {
+			if err := n.Renew(all[0]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return len(all) == 0
+	})
 }
 
 // send sends a datagram.

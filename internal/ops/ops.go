@@ -122,14 +122,9 @@ func (p Program) main(args []string, env environment, stdout, stderr io.Writer) 
 }
 
 func (p Program) run(args []string, env environment, stdout, stderr io.Writer) error {
-	flags := pflag.NewFlagSet(p.Name, pflag.ContinueOnError)
-	flags.SortFlags = false
+	flags, common := p.flags(env)
 	flags.SetOutput(io.Discard)
 	flags.Usage = func() { p.printUsage(stdout, flags) }
-	common := p.addCommon(flags, env)
-	if p.Flags != nil {
-		p.Flags(flags)
-	}
 	if err := parse(flags, args, env); err != nil {
 		return err
 	}
@@ -155,6 +150,22 @@ func (p Program) run(args []string, env environment, stdout, stderr io.Writer) e
 	}
 	rt.server = newServer(rt.Log, rt.Metrics)
 	return p.serve(rt, common, env)
+}
+
+// FlagSet returns the program's flags with their defaults.
+func (p Program) FlagSet() *pflag.FlagSet {
+	flags, _ := p.flags(func(string) (string, bool) { return "", false })
+	return flags
+}
+
+func (p Program) flags(env environment) (*pflag.FlagSet, *commonFlags) {
+	flags := pflag.NewFlagSet(p.Name, pflag.ContinueOnError)
+	flags.SortFlags = false
+	common := p.addCommon(flags, env)
+	if p.Flags != nil {
+		p.Flags(flags)
+	}
+	return flags, common
 }
 
 // serve runs the program and its servers until one fails, the program returns or the process

@@ -4,6 +4,7 @@ package preflight
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
 	"sync"
@@ -18,14 +19,19 @@ const (
 	every = 10 * time.Second
 	// Repeat is how often to tell of what stays: Events are gone after an hour.
 	Repeat = 30 * time.Minute
+	// lookTimeout bounds one look, whatever commands it runs.
+	lookTimeout = 20 * time.Second
 )
+
+var errTooLong = errors.New("looking at the node took longer than " + lookTimeout.String())
 
 // Options are what a Preflight works with.
 type Options struct {
 	Log *slog.Logger
 	Now func() time.Time
-	// Look returns what it finds; known is false while it cannot tell, and what was found stays.
-	Look func() (found []lb.Finding, known bool)
+	// Look returns what it finds; known is false while it cannot tell, and what was found stays. Its
+	// context ends after a while, or when the actor does.
+	Look func(context.Context) (found []lb.Finding, known bool)
 	// Tell says that something was found, or still is, or with gone that it is no longer. It must not
 	// block.
 	Tell func(f lb.Finding, gone bool)
@@ -80,8 +86,10 @@ func (p *Preflight) Found() []lb.Finding {
 	return slices.Clone(p.found)
 }
 
-func (p *Preflight) step(context.Context) (again time.Duration, err error) {
-	found, known := p.opts.Look()
+func (p *Preflight) step(ctx context.Context) (again time.Duration, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, lookTimeout, errTooLong)
+	defer cancel()
+	found, known := p.opts.Look(ctx)
 	if !known {
 		return time.Second, nil
 	}

@@ -26,7 +26,7 @@ func TestTellsOnceAndAgain(t *testing.T) {
 			found, known = all, know
 		}
 		p := New(Options{Log: slog.New(slog.DiscardHandler), Now: time.Now,
-			Look: func() ([]lb.Finding, bool) {
+			Look: func(context.Context) ([]lb.Finding, bool) {
 				mu.Lock()
 				defer mu.Unlock()
 				return found, known
@@ -86,6 +86,31 @@ func TestTellsOnceAndAgain(t *testing.T) {
 		set(true, off)
 		time.Sleep(2 * every)
 		want("it comes back", 1, "off")
+		end()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestALookEnds has a look hang that heeds its context: it ends after a while, the next one begins,
+// and the end of the actor ends that one too.
+func TestALookEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := make(chan time.Time, 2)
+		p := New(Options{Log: slog.New(slog.DiscardHandler), Now: time.Now,
+			Look: func(ctx context.Context) ([]lb.Finding, bool) {
+				began <- time.Now()
+				<-ctx.Done()
+				return nil, true
+			}})
+		ctx, end := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- p.Run(ctx) }()
+		first, second := <-began, <-began
+		if took := second.Sub(first); took != lookTimeout+every {
+			t.Errorf("the next look began %v after the first, want %v", took, lookTimeout+every)
+		}
 		end()
 		if err := <-ended; err != nil {
 			t.Error(err)

@@ -3,6 +3,7 @@ package conntrack
 import (
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"net/netip"
 	"strings"
 	"testing"
@@ -26,7 +27,10 @@ func open(t testing.TB, ns *nstest.NS) Netlink {
 }
 
 // make makes a flow in the kernel's table, from a client to f.To, answered by f.From.
-func (n Netlink) make(client netip.AddrPort, f Flow) error {
+func (n Netlink) make(client netip.AddrPort, f Flow) error { return n.makeIn(client, f, 0) }
+
+// makeIn makes a flow in a state of TCP.
+func (n Netlink) makeIn(client netip.AddrPort, f Flow, tcpState uint8) error {
 	inet := uint8(unix.AF_INET)
 	if f.To.Addr().Is6() {
 		inet = unix.AF_INET6
@@ -49,7 +53,7 @@ func (n Netlink) make(client netip.AddrPort, f Flow) error {
 			})
 		})
 	}
-	const timeout, protocolInfo, infoSCTP = 7, 4, 3 // CTA_TIMEOUT, CTA_PROTOINFO, CTA_PROTOINFO_SCTP
+	const timeout, infoSCTP = 7, 3 // CTA_TIMEOUT, CTA_PROTOINFO_SCTP
 	tuple(tupleOriginal, client, f.To)
 	tuple(tupleReply, f.From, client)
 	all.Number(timeout, 600)
@@ -61,6 +65,11 @@ func (n Netlink) make(client netip.AddrPort, f Flow) error {
 				all.Number(2, 1)
 				all.Number(3, 1)
 			})
+		})
+	}
+	if tcpState != 0 {
+		all.Nested(protocolInfo, func() {
+			all.Nested(infoTCP, func() { all.Bytes(infoState, []byte{tcpState}) })
 		})
 	}
 	const newFlow = unix.NFNL_SUBSYS_CTNETLINK << 8
@@ -193,6 +202,9 @@ func FuzzDecode(f *testing.F) {
 		if _, ok := decode(b); ok && len(identity(b)) == 0 {
 			t.Error("a flow without an identity")
 		}
+		if c, ok := decodeConnection(b); ok && !c.Client.IsValid() {
+			t.Error("a connection without a client")
+		}
 	})
 }
 
@@ -215,5 +227,39 @@ func BenchmarkFullTable(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// Connections are TCP flows of clients that are open at least one way.
+func TestKernelConnections(t *testing.T) {
+	n := open(t, nstest.New(t))
+	at := netip.MustParseAddrPort
+	const synSent, established, finWait, closeWait, lastAck, timeWait = 1, 3, 4, 5, 6, 7
+	vip, pod := at("192.0.2.10:80"), at("10.1.0.2:8080")
+	for i, state := range []uint8{synSent, established, finWait, closeWait, lastAck, timeWait} {
+		client := netip.AddrPortFrom(netip.MustParseAddr("172.31.0.2"), uint16(4000+i))
+		if err := n.makeIn(client, Flow{unix.IPPROTO_TCP, vip, pod}, state); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, f := range []Flow{{unix.IPPROTO_UDP, vip, pod}, {unix.IPPROTO_SCTP, vip, pod}} {
+		if err := n.make(at("172.31.0.2:5000"), f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := n.makeIn(at("[fd31::2]:4000"), Flow{unix.IPPROTO_TCP, at("[fd00::10]:80"), at("[fd00::3]:80")},
+		established); err != nil {
+		t.Fatal(err)
+	}
+	got := map[Connection]int{}
+	if err := n.Connections(func(c Connection) { got[c]++ }); err != nil {
+		t.Fatal(err)
+	}
+	want := map[Connection]int{
+		{netip.MustParseAddr("172.31.0.2"), vip}:              3,
+		{netip.MustParseAddr("fd31::2"), at("[fd00::10]:80")}: 1,
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
 	}
 }

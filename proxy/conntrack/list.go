@@ -15,10 +15,10 @@ import (
 
 // Attributes of a flow (linux/netfilter/nfnetlink_conntrack.h).
 const (
-	attrStatus, attrProtoInfo, attrTimeout = 3, 4, 7
-	countersOriginal, countersReply        = 9, 10
-	counterPackets, counterBytes           = 1, 2
-	infoTCP, infoSCTP, infoState           = 1, 3, 1
+	attrStatus, attrTimeout         = 3, 7
+	countersOriginal, countersReply = 9, 10
+	counterPackets, counterBytes    = 1, 2
+	infoSCTP                        = 3
 
 	statusReplied, statusAssured = 1 << 1, 1 << 2
 )
@@ -87,7 +87,8 @@ func toAddress(addr netip.Addr) (all nfnetlink.Attributes) {
 	return all
 }
 
-var protocolsByNumber = map[uint8]lb.Protocol{unix.IPPROTO_TCP: lb.TCP, unix.IPPROTO_UDP: lb.UDP, unix.IPPROTO_SCTP: lb.SCTP}
+var protocolsByNumber = map[uint8]lb.Protocol{unix.IPPROTO_TCP: lb.TCP, unix.IPPROTO_UDP: lb.UDP,
+	unix.IPPROTO_SCTP: lb.SCTP}
 
 // decodeFlow reads a flow from the attributes of a message; ok is false for one of another protocol
 // than Services have.
@@ -115,7 +116,7 @@ func number64(b []byte) uint64 {
 
 func state(b []byte, status uint32) string {
 	for kind, names := range map[uint16][]string{infoTCP: statesTCP, infoSCTP: statesSCTP} {
-		if n := nfnetlink.Get(b, attrProtoInfo, kind, infoState); len(n) == 1 && int(n[0]) < len(names) {
+		if n := nfnetlink.Get(b, protocolInfo, kind, infoState); len(n) == 1 && int(n[0]) < len(names) {
 			return names[n[0]]
 		}
 	}

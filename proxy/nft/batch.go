@@ -74,8 +74,15 @@ func (b *Batch) AddSet(s Set) {
 		if s.UserData != nil {
 			a.Bytes(unix.NFTA_SET_USERDATA, s.UserData)
 		}
+		if s.Counted {
+			counter := nfnetlink.Get(expr.Encode(expr.List{&expr.Counter{}}), unix.NFTA_LIST_ELEM)
+			a.Bytes(unix.NLA_F_NESTED|setExpression, counter)
+		}
 	})
 }
+
+// setExpression is NFTA_SET_EXPR of linux/netfilter/nf_tables.h: what each element of a set has one of.
+const setExpression = 17
 
 // RemoveSet removes a set that no rule uses.
 func (b *Batch) RemoveSet(name string) {
@@ -139,8 +146,12 @@ func (b *Batch) AddRule(chain string, r Rule) {
 // listLimit keeps a list of elements below what the 16 bits of an attribute's length can say.
 const listLimit = 60_000
 
-// Element is what a set holds. Value is nil in a set.
-type Element struct{ Key, Value []byte }
+// Element is what a set holds. Value is nil in a set, and Count is what an element of a counted set
+// has counted when it was read.
+type Element struct {
+	Key, Value []byte
+	Count      Count
+}
 
 // AddElements adds elements to a set, which must not have them. next fills in an element, whose
 // parts it may use again for the one after, and returns false when there are no more.

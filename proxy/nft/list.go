@@ -133,6 +133,8 @@ func elements(attributes []byte) iter.Seq[Element] {
 					e.Key = nfnetlink.Get(nested, unix.NFTA_DATA_VALUE)
 				case unix.NFTA_SET_ELEM_DATA:
 					e.Value = nfnetlink.Get(nested, unix.NFTA_DATA_VALUE)
+				case unix.NFTA_SET_ELEM_EXPR:
+					e.Count = readCount(nfnetlink.Get(nested, unix.NFTA_EXPR_DATA))
 				}
 			}
 			if !yield(e) {

@@ -1,7 +1,7 @@
 // Package nft writes and reads tables of nftables over netlink: the one such codec of the proxy,
 // for the nftables dialect and for the rescue of connections.
 //
-// docs/nftables.md says what was measured against the library github.com/google/nftables.
+// docs/design/nftables.md says what was measured against the library github.com/google/nftables.
 package nft
 
 import (
@@ -40,6 +40,8 @@ type Set struct {
 	Timeout uint64
 	// UserData is what nft keeps with a set to print it.
 	UserData []byte
+	// Counted has each element count the packets that a rule finds in the set (Linux 5.7 or later).
+	Counted bool
 }
 
 // Shape is the part of a set's definition that cannot be changed and is read back.

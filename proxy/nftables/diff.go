@@ -30,6 +30,25 @@ func newHeld(elements map[element]target) held {
 	return h
 }
 
+// has reports whether the kernel holds an element that leads where e does.
+func (h held) has(e entry) bool {
+	if e.isShared() {
+		return h.shared[common{e.addr, e.set}]
+	}
+	entries := h.parts[e.frontend]
+	i, found := slices.BinarySearchFunc(entries, e, inOrder)
+	return found && entries[i].to == e.to
+}
+
+// hasElement reports whether the kernel holds an element, wherever it leads.
+func (h held) hasElement(e element) bool {
+	if e.isShared() {
+		return h.shared[common{e.addr, e.set}]
+	}
+	_, found := slices.BinarySearchFunc(h.parts[e.frontend], entry{element: e}, inOrder)
+	return found
+}
+
 // patch notes a part of a change. Lists that others may hold too stay as they are.
 func (h held) patch(c change) {
 	type edit struct {
@@ -61,14 +80,17 @@ func (h held) patch(c change) {
 		}
 	}
 	for f, x := range edits {
+		slices.SortFunc(x.add, inOrder)
 		entries := make([]entry, 0, len(h.parts[f])+len(x.add))
 		for _, e := range h.parts[f] {
+			for len(x.add) > 0 && inOrder(x.add[0], e) < 0 {
+				entries, x.add = append(entries, x.add[0]), x.add[1:]
+			}
 			if !x.remove[e.element] {
 				entries = append(entries, e)
 			}
 		}
 		entries = append(entries, x.add...)
-		slices.SortFunc(entries, inOrder)
 		if h.parts[f] = entries; len(entries) == 0 {
 			delete(h.parts, f)
 		}

@@ -3,12 +3,14 @@ package nftables
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"testing"
 	"testing/synctest"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/seeds"
 	"github.com/landfall-lb/landfall/proxy/dialect"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
@@ -141,4 +143,81 @@ func walkerOver(t *testing.T, a *testActor, k *fakeKernel) *walker {
 		w.insert(entry{e, to})
 	}
 	return w
+}
+
+// Contract clause 6: whatever changes between the parts of large Services, of others or of their own,
+// the kernel ends as after a fresh start, and refuses nothing on the way.
+func TestContract6ChangesBetweenParts(t *testing.T) {
+	t.Parallel()
+	seeds.Run(t, seeds.Of(20, 400), nil, func(t *testing.T, seed uint64) {
+		r := rand.New(rand.NewPCG(seed, 2))
+		now := map[lb.Key]plan.Service{}
+		kernels := fakeKernels()
+		a := newActor(dialect.Deps{}, kernels)
+		a.Configure(seedConfig)
+		change := func() {
+			s := randomService(r, r.IntN(6))
+			if r.IntN(4) == 0 {
+				s = plan.Service{Key: s.Key}
+				delete(now, s.Key)
+			} else {
+				now[s.Key] = s
+			}
+			a.Set(map[lb.Key]plan.Service{s.Key: s})
+		}
+		left := 300
+		for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+			a.table(family).limit = 1 + r.IntN(12)
+			kernels[family].(*fakeKernel).after = func() {
+				if left--; left > 0 && r.IntN(4) == 0 {
+					change()
+				}
+			}
+		}
+		for range 20 {
+			change()
+			if st, err := a.Apply(t.Context(), false); err != nil || st.Failures > 0 {
+				t.Fatalf("%+v, %v", st, err)
+			}
+		}
+		left = 0
+		settled(t, a)
+		want := fakeActor(fakeKernels())
+		want.Configure(seedConfig)
+		want.Set(now)
+		settled(t, want)
+		same(t, want, a)
+	})
+}
+
+// BenchmarkParts writes Services that need so many times maxOperations, without the kernel.
+func BenchmarkParts(b *testing.B) {
+	for _, endpoints := range []int{500, 2000, 6000} {
+		b.Run(fmt.Sprint(20*endpoints/maxOperations, " parts"), func(b *testing.B) {
+			four := newFakeKernel(lb.IPv4)
+			a := newActor(dialect.Deps{}, map[lb.Family]kernel{lb.IPv4: discarding{four}})
+			a.Configure(seedConfig)
+			s := mixedService(20, endpoints, 0)
+			b.ReportAllocs()
+			for b.Loop() {
+				for _, s := range []plan.Service{s, {Key: s.Key}} {
+					a.Set(map[lb.Key]plan.Service{s.Key: s})
+					if _, err := a.Apply(b.Context(), false); err != nil {
+						b.Fatal(err)
+					}
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*40*endpoints), "ns/element")
+		})
+	}
+}
+
+// discarding is a kernel that takes all elements and keeps none.
+type discarding struct{ *fakeKernel }
+
+func (k discarding) commit(c change) error {
+	if c.rules != nil {
+		return k.fakeKernel.commit(c)
+	}
+	return nil
 }

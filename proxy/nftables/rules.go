@@ -40,8 +40,8 @@ type table struct {
 	rules *ruleset
 	// unpruned is set while the kernel may hold elements of frontends that no Service has.
 	unpruned bool
-	// parted are Services of whose change only a part is written.
-	parted map[lb.Key]bool
+	// parted are Services of whose change only a part is written, with what is to be written next.
+	parted map[lb.Key]*parting
 	// doubtful is set when the last failure may come of the kernel holding something else than known.
 	doubtful bool
 	// foreign is set when what was last found to differ was changed by others.
@@ -54,7 +54,7 @@ func newTable(family lb.Family, k kernel, ledger *dialect.Ledger) *table {
 	return &table{
 		Ledger: ledger, claims: newClaims(family, ledger.Touch), kernel: k, limit: maxOperations,
 		applied: map[lb.Key]*service{},
-		users:   map[common]int{}, parted: map[lb.Key]bool{},
+		users:   map[common]int{}, parted: map[lb.Key]*parting{},
 	}
 }
 
@@ -203,7 +203,7 @@ func (t *table) renumber() error {
 func (t *table) repair(unknown []unknownElement) error {
 	d := t.newDiff()
 	for key, s := range t.applied {
-		if t.parted[key] {
+		if t.parted[key] != nil {
 			continue // it is on its way to something else
 		}
 		for _, p := range s.parts {
@@ -247,6 +247,11 @@ func (t *table) Commit(_ context.Context, keys []lb.Key) (n int, err error) {
 			return len(keys), dialect.General(err)
 		}
 	}
+	if len(keys) == 1 {
+		if part := t.next(keys[0]); !part.empty() {
+			return 1, t.begin(keys[0], part)
+		}
+	}
 	d := t.newDiff()
 	for n < len(keys) && d.operations() < t.limit {
 		if now := t.want[keys[n]]; now != nil && now.refusal != nil {
@@ -275,14 +280,15 @@ func (t *table) Commit(_ context.Context, keys []lb.Key) (n int, err error) {
 	case len(keys) > 1:
 		return n, dialect.ErrUnfinished
 	default:
+		t.parted[keys[0]] = newParting(t.want[keys[0]], d.shares, parts[1:])
 		return n, t.begin(keys[0], parts[0])
 	}
 }
 
-// begin writes the first part of what a Service needs.
+// begin writes a part of what a Service needs.
 func (t *table) begin(key lb.Key, part change) error {
-	t.parted[key] = true
 	if err := t.commit(part); err != nil {
+		t.parted[key].parts = nil // what follows may lead to what is missing
 		return err
 	}
 	t.have.patch(part)
@@ -300,7 +306,7 @@ func (t *table) apply(d *diff, c change) error {
 	for key, s := range d.services {
 		t.count(t.applied[key], -1)
 		t.count(s, 1)
-		if t.Failed(key) || t.parted[key] {
+		if t.Failed(key) || t.parted[key] != nil {
 			t.unpruned = true // what a predecessor left for it was kept, or parts of what it no longer wants
 		}
 		delete(t.parted, key)

@@ -3,7 +3,7 @@
 // node, its connections are still known to its previous owner. A packet is moved as it is, and the
 // other node's connection tracking takes it from there; answers go straight to the client.
 //
-// docs/rescue.md specifies the protocol between the nodes.
+// docs/design/rescue.md specifies the protocol between the nodes.
 package rescue
 
 import (

@@ -32,8 +32,8 @@ const TableName = tableName
 // it has been silent for lb.FlowMemory. What is known after one packet, limits.go says.
 const maxFlows = 524288 // for each target
 
-// The TTLs (hop limits) of the ring's protocol, which docs/rescue.md specifies. All nodes have to
-// agree on them.
+// The TTLs (hop limits) of the ring's protocol, which docs/design/rescue.md specifies. All nodes
+// have to agree on them.
 const (
 	// spent is the TTL at which a packet goes no further. The node that begins a ring sets spent and
 	// as many more as there are nodes to ask, of which each takes one away.

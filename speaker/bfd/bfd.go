@@ -49,7 +49,7 @@ func (o Options) withDefaults() Options {
 //
 // However high the priority of a thread, it waits for the others of its process: for a place to run
 // Go, and whenever the garbage collector stops the world, for the slowest normal thread of a busy
-// node. docs/bfd.md has what that does to sessions of 50 ms × 3. The process ends when this one
+// node. docs/guide/bfd.md has what that does to sessions of 50 ms × 3. The process ends when this one
 // does, whichever way, and takes the sessions down administratively then.
 type Actor struct {
 	pulse loop.Pulse // while the process takes an order

@@ -4,7 +4,7 @@
 // installs no route that it hears and passes none on, it selects nothing. What a peer shall hear is
 // stated whole with Set; each session works out what to send, from what is on the wire already.
 // Messages are encoded and decoded by the packet library of GoBGP, of which no type leaves the
-// package; docs/bgp.md says why not more of GoBGP is used.
+// package; docs/guide/bgp.md says why not more of GoBGP is used.
 package bgp
 
 import (

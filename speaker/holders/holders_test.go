@@ -7,8 +7,10 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 func vip(n int) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, 2, byte(n)}) }
@@ -18,8 +20,9 @@ func key(n int) lb.Key { return lb.Key{Namespace: "default", Name: fmt.Sprint("s
 // wantSame fails the test unless both know the same.
 func wantSame(t *testing.T, what string, a, b State) {
 	t.Helper()
-	if !maps.EqualFunc(a.vips, b.vips, slices.Equal) || !maps.EqualFunc(a.services, b.services, slices.Equal) {
-		t.Fatalf("%s: %v %v, want %v %v", what, a.vips, a.services, b.vips, b.services)
+	if !maps.EqualFunc(a.has, b.has, Service.equal) ||
+		!maps.EqualFunc(a.services, b.services, slices.Equal) || !maps.Equal(a.surplus, b.surplus) {
+		t.Fatalf("%s: %v %v, want %v %v", what, a.has, a.services, b.has, b.services)
 	}
 }
 
@@ -29,10 +32,11 @@ func wantSame(t *testing.T, what string, a, b State) {
 func TestStory(t *testing.T) {
 	for seed := range uint64(50) {
 		r := rand.New(rand.NewPCG(seed, 1))
-		var one, twice State
-		last := map[lb.Key][]netip.Addr{}
+		limit := int(seed % 6) // 0: as many as there are
+		one, twice := State{Limit: limit}, State{Limit: limit}
+		last := map[lb.Key]Service{}
 		for range 40 {
-			changes := map[lb.Key][]netip.Addr{}
+			changes := map[lb.Key]Service{}
 			for range 1 + r.IntN(3) {
 				var vips []netip.Addr
 				for range r.IntN(3) {
@@ -40,19 +44,26 @@ func TestStory(t *testing.T) {
 						vips = append(vips, v)
 					}
 				}
-				changes[key(r.IntN(6))] = vips
+				n := r.IntN(6)
+				changes[key(n)] = Service{vips, time.Unix(int64(n/2), 0)}
 			}
 			want := map[netip.Addr]bool{}
 			var gone []lb.Key
-			for k, vips := range changes {
-				for _, v := range slices.Concat(last[k], vips) {
+			before := maps.Clone(one.surplus)
+			touched, without := one.Step(changes)
+			for k, s := range changes {
+				for _, v := range slices.Concat(last[k].VIPs, s.VIPs) {
 					want[v] = true
 				}
-				if len(vips) == 0 {
+				if len(s.VIPs) == 0 || slices.ContainsFunc(s.VIPs, func(v netip.Addr) bool { return one.surplus[v] }) {
 					gone = append(gone, k)
 				}
 			}
-			touched, without := one.Step(changes)
+			for n := range 5 {
+				if v := vip(n); before[v] != one.surplus[v] {
+					want[v] = true
+				}
+			}
 			slices.SortFunc(gone, lb.Key.Compare)
 			slices.SortFunc(without, lb.Key.Compare)
 			if !maps.Equal(touched, want) || !slices.Equal(gone, without) {
@@ -64,25 +75,89 @@ func TestStory(t *testing.T) {
 		}
 		wantSame(t, fmt.Sprintf("seed %d: said twice", seed), twice, one)
 
-		var squashed, reversed State
+		squashed, reversed := State{Limit: limit}, State{Limit: limit}
 		squashed.Step(last)
 		wantSame(t, fmt.Sprintf("seed %d: in one step", seed), squashed, one)
 		for _, k := range slices.Backward(slices.SortedFunc(maps.Keys(last), lb.Key.Compare)) {
-			reversed.Step(map[lb.Key][]netip.Addr{k: last[k]})
+			reversed.Step(map[lb.Key]Service{k: last[k]})
 		}
 		wantSame(t, fmt.Sprintf("seed %d: reversed", seed), reversed, one)
 		for v, services := range one.services {
-			if !slices.IsSortedFunc(services, lb.Key.Compare) || !one.Held(v) {
+			if !slices.IsSortedFunc(services, lb.Key.Compare) || one.Held(v) == one.surplus[v] {
 				t.Fatalf("seed %d: %v on %s", seed, services, v)
 			}
 		}
 
+		if count := len(one.All()); limit > 0 && count != min(limit, len(one.services)) {
+			t.Fatalf("seed %d: %d of %d VIPs are held, of at most %d", seed, count, len(one.services), limit)
+		}
+
 		for k := range last {
-			last[k] = nil
+			last[k] = Service{}
 		}
 		one.Step(last)
 		if len(one.All())+len(one.Services()) > 0 {
-			t.Fatalf("seed %d: something is left of what is gone: %v %v", seed, one.vips, one.services)
+			t.Fatalf("seed %d: something is left of what is gone: %v %v", seed, one.has, one.services)
 		}
+	}
+}
+
+// TestTheYoungestAreSurplus has more VIPs than the limit: the oldest Services keep theirs, whoever
+// comes, and a Service is told of as soon as that changes for it.
+func TestTheYoungestAreSurplus(t *testing.T) {
+	s := State{Limit: 2}
+	step := func(what string, n int, age int64, vips []netip.Addr, surplus map[int][]netip.Addr, touched ...netip.Addr) {
+		t.Helper()
+		got, without := s.Step(map[lb.Key]Service{key(n): {vips, time.Unix(age, 0)}})
+		if sorted := slices.SortedFunc(maps.Keys(got), netip.Addr.Compare); !slices.Equal(sorted, touched) {
+			t.Errorf("%s: touched %v, want %v", what, sorted, touched)
+		}
+		if want := len(vips) == 0 || len(surplus[n]) > 0; slices.Contains(without, key(n)) != want {
+			t.Errorf("%s: without its VIPs are %v", what, without)
+		}
+		total := 0
+		for n := range 5 {
+			if got := s.Surplus(key(n)); !slices.Equal(got, surplus[n]) {
+				t.Errorf("%s: surplus of s%d is %v, want %v", what, n, got, surplus[n])
+			}
+			total += len(surplus[n])
+		}
+		if s.Beyond() != total {
+			t.Errorf("%s: %d are surplus, want %d", what, s.Beyond(), total)
+		}
+		if len(s.All()) > 2 {
+			t.Errorf("%s: %v are held", what, s.All())
+		}
+	}
+	none := map[int][]netip.Addr{}
+	step("one", 1, 10, []netip.Addr{vip(1)}, none, vip(1))
+	step("two", 2, 20, []netip.Addr{vip(2)}, none, vip(2))
+	step("one too many", 3, 30, []netip.Addr{vip(3)}, map[int][]netip.Addr{3: {vip(3)}}, vip(3))
+	step("the same again", 3, 30, []netip.Addr{vip(3)}, map[int][]netip.Addr{3: {vip(3)}}, vip(3))
+	step("an address that another shares", 4, 40, []netip.Addr{vip(1), vip(4)},
+		map[int][]netip.Addr{3: {vip(3)}, 4: {vip(4)}}, vip(1), vip(4))
+	if s.Held(vip(4)) || s.Of(vip(4)) != nil || !slices.Equal(s.VIPs(key(4)), []netip.Addr{vip(1)}) {
+		t.Errorf("of s4 are held: %v", s.VIPs(key(4)))
+	}
+	step("an older one gets an address", 0, 5, []netip.Addr{vip(0)},
+		map[int][]netip.Addr{2: {vip(2)}, 3: {vip(3)}, 4: {vip(4)}}, vip(0), vip(2))
+	step("it goes", 0, 5, nil, map[int][]netip.Addr{3: {vip(3)}, 4: {vip(4)}}, vip(0), vip(2))
+	step("an older one goes", 2, 20, nil, map[int][]netip.Addr{4: {vip(4)}}, vip(2), vip(3))
+	step("enough go", 1, 10, nil, map[int][]netip.Addr{4: {vip(4)}}, vip(1))
+}
+
+// BenchmarkBeyondTheLimit is what each change of an address costs then.
+func BenchmarkBeyondTheLimit(b *testing.B) {
+	var s State
+	changes := map[lb.Key]Service{}
+	for n := range plan.MaxVIPs + 1000 {
+		changes[key(n)] = Service{[]netip.Addr{netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)})},
+			time.Unix(int64(n%1000), 0)}
+	}
+	s.Step(changes)
+	one := changes[key(7)]
+	for b.Loop() {
+		one.Created = one.Created.Add(time.Second)
+		s.Step(map[lb.Key]Service{key(7): one})
 	}
 }

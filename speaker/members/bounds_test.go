@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -40,7 +41,7 @@ func TestAShortMessageCostsLittle(t *testing.T) {
 		message []byte
 		refused string
 	}{
-		"many VIPs":       {bomb(maxVIPs+1, false, letter), "may be named"},
+		"many VIPs":       {bomb(maxIndexed+1, false, letter), "may be named"},
 		"many patterns":   {bomb(maxVIPs, true, letter), "patterns for"},
 		"many nodes":      {bomb(maxVIPs, false, letter), ""},
 		"one many times":  {bomb(maxVIPs, false, func(int) string { return "b" }), ""},
@@ -83,6 +84,61 @@ func TestANodeThatKnowsNothingReadsALargeState(t *testing.T) {
 		if p := m.book.pages[u.node]; p == nil || len(p.vips()) != 10_000 {
 			t.Errorf("%s: not all VIPs are known", u.node)
 		}
+	}
+}
+
+// A large state is merged in portions, so that nothing waits for all of it, and comes to the same.
+func TestALargeStateIsMergedInPortions(t *testing.T) {
+	updates := manyAlike(16, 10_000)
+	updates = append(updates, update{node: "b", born: 1, entries: []entry{{vip: vip1, seq: 1}}})
+	parts, total := portions(updates), 0
+	for i, part := range parts {
+		size := 0
+		for _, u := range part {
+			size += len(u.entries)
+			if u.sheet != nil {
+				size += len(u.sheet.vips)
+			}
+		}
+		if total += len(part); size > portion || len(part) == 0 {
+			t.Errorf("portion %d has %d updates with %d claims, want at most %d", i, len(part), size, portion)
+		}
+	}
+	if least := 16 * 10_000 / portion; len(parts) <= least || total != len(updates) {
+		t.Errorf("%d updates in %d portions, want %d in more than %d", total, len(parts), len(updates), least)
+	}
+	if parts := portions(manyAlike(2, maxVIPs)); len(parts) != 2 {
+		t.Errorf("two updates of the largest size are in %d portions", len(parts))
+	}
+	m := New(Options{Self: "a", Born: time.Unix(0, 100), Liveness: &recaller{}, Log: slog.New(slog.DiscardHandler),
+		Changed: func(vips []netip.Addr) {
+			if len(vips) < 10_000 || !slices.IsSortedFunc(vips, netip.Addr.Compare) ||
+				len(slices.Compact(slices.Clone(vips))) != len(vips) {
+				t.Errorf("%d VIPs changed, unsorted or twice", len(vips))
+			}
+		}})
+	if news, ok := m.learn(encodeCompact(updates...)); !news || !ok {
+		t.Fatalf("news: %v, read: %v", news, ok)
+	}
+	whole := newBook()
+	whole.merge(updates...)
+	for node, p := range whole.pages {
+		if got := m.book.pages[node]; got == nil || !slices.Equal(got.vips(), p.vips()) {
+			t.Errorf("%s: the book differs from one that was merged at once", node)
+		}
+	}
+}
+
+// What a speaker writes of a large cluster, others can read, although nodes are left out.
+func TestALargeStateCanBeRead(t *testing.T) {
+	one := manyAlike(1, maxVIPs)[0]
+	others := []update{one}
+	for i := range maxCells/maxVIPs + 10 {
+		others = append(others, update{node: "n" + strconv.Itoa(i), born: 1, floor: 1, sheet: one.sheet, row: row{cells: one.row.cells[:1]}})
+	}
+	message := state(update{node: "a", born: 1}, others, true, maxState)
+	if updates, err := decode(message); err != nil || len(updates) < len(others)/4 || len(updates) >= len(others) {
+		t.Errorf("%d of %d nodes are read: %v", len(updates), len(others), err)
 	}
 }
 

@@ -52,8 +52,9 @@ func (u update) compacted() update {
 // length, until all addresses have one; or n+2 for the nth pattern of the message, a varint number
 // for each of its kinds, the varint count of exceptions, and each as the varint distance from the
 // last and a varint number.
-func encodeCompact(updates ...update) []byte {
-	e := newCompactEncoder(updates)
+func encodeCompact(updates ...update) []byte { return newCompactEncoder(updates).encode(updates) }
+
+func (e *compactEncoder) encode(updates []update) []byte {
 	b := e.appendDictionary([]byte{compactVersion})
 	for _, u := range updates {
 		b = appendString(b, u.node)

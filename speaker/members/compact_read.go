@@ -10,12 +10,13 @@ import (
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
-// Limits of what a compact message may describe, as few bytes can describe much: how many VIPs, how
-// many cells in all, and how many of them for each byte of the message if it has more patterns than
-// a speaker makes without need. A node that has just started knows of no VIPs, so that what it
-// knows cannot be a limit.
+// Limits of what a compact message may describe, as few bytes can describe much: how many VIPs of a
+// node, how many cells in all, and how many of them for each byte of the message if it has more
+// patterns than a speaker makes without need. A node that has just started knows of no VIPs, so
+// that what it knows cannot be a limit. All nodes together may name maxIndexed: at the limit they
+// may not agree for a moment which VIPs are within.
 const (
-	maxVIPs      = 1 << 16
+	maxVIPs      = plan.MaxVIPs
 	maxCells     = 1 << 24
 	cellsOfAByte = 64
 )
@@ -35,7 +36,7 @@ func (r *reader) compact() []update {
 	var updates []update
 	var patterns []*pattern
 	for len(r.rest) > 0 && r.err == nil {
-		if (len(updates)+1)*len(s.vips) > maxCells {
+		if !fits(len(updates)+1, len(s.vips)) {
 			r.fail(fmt.Errorf("more than %d nodes with %d addresses", len(updates), len(s.vips)))
 			break
 		}
@@ -55,6 +56,9 @@ func (r *reader) compact() []update {
 	}
 	return updates
 }
+
+// fits reports whether a compact message may describe so many nodes and VIPs.
+func fits(nodes, vips int) bool { return nodes*vips <= maxCells }
 
 func (r *reader) compactEntry(s *sheet) entry {
 	flags := r.flags()
@@ -78,8 +82,8 @@ func (r *reader) number(s *sheet) uint32 {
 func (r *reader) vips() []netip.Addr {
 	var vips []netip.Addr
 	add := func(from netip.Addr, length uint64) {
-		if length == 0 || uint64(len(vips))+length > maxVIPs {
-			r.fail(fmt.Errorf("a run of %d addresses after %d, %d may be named", length, len(vips), maxVIPs))
+		if length == 0 || uint64(len(vips))+length > maxIndexed {
+			r.fail(fmt.Errorf("a run of %d addresses after %d, %d may be named", length, len(vips), maxIndexed))
 			return
 		}
 		for range length {

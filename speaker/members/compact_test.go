@@ -359,7 +359,7 @@ func TestAStateHasALimit(t *testing.T) {
 	}
 }
 
-// TestStatesOfManyNodesAreSmall checks the size that docs/l2.md names, at a fifth of its nodes.
+// TestStatesOfManyNodesAreSmall checks the size that docs/guide/l2.md names, at a fifth of its nodes.
 func TestStatesOfManyNodesAreSmall(t *testing.T) {
 	updates := manyAlike(200, 2000)
 	before, after := len(encode(updates...)), len(encodeCompact(updates...))

@@ -143,32 +143,36 @@ func (m *Members) learn(b []byte) (news, ok bool) {
 		m.opts.Log.Warn("cannot read a gossip message", "error", err)
 		return false, false
 	}
-	var others []update
 	var recalled uint64
 	again := false
 	times, strangers := make(map[string]int, len(updates)), map[string]bool{}
-	m.mu.Lock()
-	for _, u := range updates {
-		if times[u.node]++; times[u.node] > maxLives {
-			continue
-		}
-		if u.node == m.opts.Self {
-			if m.recall(u) {
-				recalled = u.born
-			}
-			again = m.own.outlive(u) || again
-			continue
-		}
-		if !m.knows(u.node) {
-			if m.peers != nil || !strangers[u.node] && len(m.book.pages)+len(strangers) >= maxUnknown {
+	var changed []netip.Addr
+	for _, some := range portions(updates) {
+		var others []update
+		m.mu.Lock()
+		for _, u := range some {
+			if times[u.node]++; times[u.node] > maxLives {
 				continue
 			}
-			strangers[u.node] = true
+			if u.node == m.opts.Self {
+				if m.recall(u) {
+					recalled = u.born
+				}
+				again = m.own.outlive(u) || again
+				continue
+			}
+			if !m.knows(u.node) {
+				if m.peers != nil || !strangers[u.node] && len(m.book.pages)+len(strangers) >= maxUnknown {
+					continue
+				}
+				strangers[u.node] = true
+			}
+			others = append(others, u)
 		}
-		others = append(others, u)
+		changed = append(changed, m.book.merge(others...)...)
+		clear(strangers) // the book has them
+		m.mu.Unlock()
 	}
-	changed := m.book.merge(others...)
-	m.mu.Unlock()
 	if recalled != 0 {
 		m.opts.Liveness.Recalled(recalled)
 	}
@@ -176,9 +180,32 @@ func (m *Members) learn(b []byte) (news, ok bool) {
 		m.send.Poke()
 	}
 	if len(changed) > 0 {
+		slices.SortFunc(changed, netip.Addr.Compare)
+		changed = slices.Compact(changed)
 		m.opts.Changed(changed)
 	}
 	return len(changed) > 0, true
+}
+
+// portion is how much of a message is merged at a time, in claims: all else that gossip does waits
+// meanwhile. The whole state of a large cluster has millions.
+const portion = maxVIPs
+
+// portions cuts updates into parts of no more than portion each, as far as an update is no more.
+func portions(updates []update) (parts [][]update) {
+	from, size := 0, 0
+	for i, u := range updates {
+		n := len(u.entries)
+		if u.sheet != nil {
+			n += len(u.sheet.vips)
+		}
+		if i > from && size+n > portion {
+			parts = append(parts, updates[from:i])
+			from, size = i, 0
+		}
+		size += n
+	}
+	return append(parts, updates[from:])
 }
 
 // maxLives is of how many processes of a node a message may tell: of the one that is live and of

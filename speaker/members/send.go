@@ -35,9 +35,9 @@ func explicitSize(updates []update) (size int) {
 	return size
 }
 
-// state encodes what this node and the others say, as far as it fits: of more, half of the others
-// are left out, and again, until it does. Others come in any order, so that the next state has
-// others.
+// state encodes what this node and the others say, as far as it fits and a reader takes it: of more,
+// half of the others are left out, and again, until it does. Others come in any order, so that the
+// next state has others.
 func state(own update, others []update, compact bool, limit int) []byte {
 	for {
 		all := append([]update{own}, others...)
@@ -45,12 +45,19 @@ func state(own update, others []update, compact bool, limit int) []byte {
 			others = others[:len(others)/2] // that need not be written out first
 			continue
 		}
-		b := encode
+		var message []byte
 		if compact {
 			all[0] = own.compacted()
-			b = encodeCompact
+			e := newCompactEncoder(all)
+			if n := len(others); n > 0 && !fits(len(all), len(e.vips)) {
+				others = others[:n/2]
+				continue
+			}
+			message = e.encode(all)
+		} else {
+			message = encode(all...)
 		}
-		if message := b(all...); len(message) <= limit || len(others) == 0 {
+		if len(message) <= limit || len(others) == 0 {
 			return message
 		}
 		others = others[:len(others)/2]

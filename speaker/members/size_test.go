@@ -34,7 +34,7 @@ func scattered(updates []update) {
 	}
 }
 
-// BenchmarkGossip gives the figures of docs/l2.md by simulation: the bytes that one node of a large
+// BenchmarkGossip gives the figures of docs/guide/l2.md by simulation: the bytes that one node of a large
 // cluster sends, without what memberlist, encryption and IP add.
 func BenchmarkGossip(b *testing.B) {
 	for _, nodes := range []int{200, 1000} {
@@ -105,6 +105,18 @@ func BenchmarkState(b *testing.B) {
 		for b.Loop() {
 			book.updates(standings)
 		}
+	})
+	b.Run("merge a portion", func(b *testing.B) { // for how long nothing else goes on
+		parts := portions(updates)
+		for b.Loop() {
+			b.StopTimer()
+			book := newBook()
+			b.StartTimer()
+			for _, part := range parts {
+				book.merge(part...)
+			}
+		}
+		b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N*len(parts)), "µs/portion")
 	})
 	b.Run("encode", func(b *testing.B) {
 		for b.Loop() {

@@ -21,9 +21,9 @@ type question struct {
 }
 
 // choose returns the Nodes and the next hops of routes whose link-layer address the kernel does not
-// know, those that are awaited first. All are but Nodes that do not live. A next hop that is a Node
-// counts as that Node.
-func choose(d Desired, nextHops []links.Gateway, unresolved []links.Unresolved) []question {
+// know, those that are awaited first. All are but Nodes that do not live, and next hops that are
+// silent. A next hop that is a Node counts as that Node.
+func choose(d Desired, nextHops []links.Gateway, unresolved []links.Unresolved, silent map[key]bool) []question {
 	usable := make(map[int]bool, len(d.Interfaces))
 	for _, i := range d.Interfaces {
 		usable[i.Index] = asks(i)
@@ -33,7 +33,9 @@ func choose(d Desired, nextHops []links.Gateway, unresolved []links.Unresolved) 
 		live, isNode := d.Nodes[u.Addr]
 		isHop := slices.Contains(nextHops, links.Gateway{Addr: u.Addr, Interface: u.Link})
 		if usable[u.Link] && (isNode || isHop) {
-			chosen = append(chosen, question{u, live || !isNode})
+			q := question{Unresolved: u}
+			q.awaited = live || !isNode && !silent[q.key()]
+			chosen = append(chosen, q)
 		}
 	}
 	slices.SortFunc(chosen, question.compare)

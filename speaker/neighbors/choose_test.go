@@ -28,26 +28,31 @@ func TestChoose(t *testing.T) {
 		unresolved []links.Unresolved
 		nextHops   []links.Gateway
 		want       []question
+		silent     map[key]bool
 	}{
-		"nothing is missing": {nil, []links.Gateway{hop(router)}, nil},
+		"nothing is missing": {nil, []links.Gateway{hop(router)}, nil, nil},
 		"live Nodes, of both families": {[]links.Unresolved{live6, live}, nil,
-			[]question{{live, true}, {live6, true}}},
+			[]question{{live, true}, {live6, true}}, nil},
 		"a dead Node is asked for and not awaited": {[]links.Unresolved{dead, live}, nil,
-			[]question{{live, true}, {dead, false}}},
+			[]question{{live, true}, {dead, false}}, nil},
 		"a dead Node that is a next hop": {[]links.Unresolved{dead}, []links.Gateway{hop(dead)},
-			[]question{{dead, false}}},
+			[]question{{dead, false}}, nil},
 		"next hops": {[]links.Unresolved{router6, router}, []links.Gateway{hop(router), hop(router6)},
-			[]question{{router, true}, {router6, true}}},
-		"a neighbor that no route needs":  {[]links.Unresolved{router}, nil, nil},
-		"a next hop of another link":      {[]links.Unresolved{on(away, "fe80::1")}, []links.Gateway{hop(router6)}, nil},
-		"a link without a carrier":        {[]links.Unresolved{on(away, "10.0.0.2")}, nil, nil},
-		"a tunnel, which asks for nobody": {[]links.Unresolved{on(tunnel, "10.0.0.2")}, nil, nil},
-		"the loopback interface":          {[]links.Unresolved{on(lo, "10.0.0.2")}, nil, nil},
-		"an interface that is not known":  {[]links.Unresolved{on(9, "10.0.0.2")}, nil, nil},
+			[]question{{router, true}, {router6, true}}, nil},
+		"a neighbor that no route needs":  {[]links.Unresolved{router}, nil, nil, nil},
+		"a next hop of another link":      {[]links.Unresolved{on(away, "fe80::1")}, []links.Gateway{hop(router6)}, nil, nil},
+		"a link without a carrier":        {[]links.Unresolved{on(away, "10.0.0.2")}, nil, nil, nil},
+		"a tunnel, which asks for nobody": {[]links.Unresolved{on(tunnel, "10.0.0.2")}, nil, nil, nil},
+		"the loopback interface":          {[]links.Unresolved{on(lo, "10.0.0.2")}, nil, nil, nil},
+		"an interface that is not known":  {[]links.Unresolved{on(9, "10.0.0.2")}, nil, nil, nil},
 		"given up, which no packet waits for": {[]links.Unresolved{failed(live), router}, []links.Gateway{hop(router)},
-			[]question{{router, true}, {failed(live), true}}},
+			[]question{{router, true}, {failed(live), true}}, nil},
+		"a next hop that is silent": {[]links.Unresolved{router}, []links.Gateway{hop(router)},
+			[]question{{router, false}}, map[key]bool{{router.Addr, lan}: true}},
+		"a Node is awaited all the same": {[]links.Unresolved{live}, []links.Gateway{hop(live)},
+			[]question{{live, true}}, map[key]bool{{live.Addr, lan}: true}},
 	} {
-		if got := choose(d, c.nextHops, c.unresolved); !slices.Equal(got, c.want) {
+		if got := choose(d, c.nextHops, c.unresolved, c.silent); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 	}
@@ -62,7 +67,7 @@ func TestChooseHasABound(t *testing.T) {
 		d.Nodes[addr] = i >= 990
 		unresolved = append(unresolved, links.Unresolved{Addr: addr, Link: 2, Failed: i%2 == 0})
 	}
-	got := choose(d, nil, unresolved)
+	got := choose(d, nil, unresolved, nil)
 	if len(got) != askMost {
 		t.Fatalf("%d questions, want %d", len(got), askMost)
 	}

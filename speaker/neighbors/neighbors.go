@@ -36,6 +36,9 @@ const (
 	lookEvery = 20 * time.Millisecond
 )
 
+// maxSilent bounds how many next hops are remembered that do not answer.
+const maxSilent = 1024
+
 // Desired says which neighbors count.
 type Desired struct {
 	Interfaces []lb.Interface // all that the node has
@@ -68,11 +71,17 @@ type Neighbors struct {
 	desired Desired
 	known   bool                   // Set was called
 	waiting map[chan struct{}]bool // to be closed when all is found
+	gaveUp  bool                   // a session has waited for as long as it does
+	back    bool                   // an interface has returned
 
 	// Only apply touches what follows.
 	kernel   Kernel // nil while nobody waits
 	nextHops []links.Gateway
 	asked    map[key]time.Time
+	began    map[key]time.Time // when a next hop was first awaited
+	// silent are next hops that are no Nodes, and for which a session has waited in vain: none does
+	// again, until the kernel knows them or an interface returns.
+	silent   map[key]bool
 	failures loop.Failures
 }
 
@@ -92,21 +101,29 @@ func New(opts Options) *Neighbors {
 func (n *Neighbors) Set(d Desired) {
 	n.mu.Lock()
 	back := n.known && returned(n.desired.Interfaces, d.Interfaces)
-	n.desired, n.known = d, true
+	n.desired, n.known, n.back = d, true, n.back || back
 	n.mu.Unlock()
 	if back {
-		n.Resolve()
+		n.resolve(false)
 	}
 }
 
 // Resolve has the kernel ask anew for the neighbors that it does not find, and returns a channel
-// that is closed once it knows them all, or after Patience. It never blocks.
-func (n *Neighbors) Resolve() <-chan struct{} {
+// that is closed once it knows them all, or after Patience. It never blocks. It is called when a
+// session has come up: the links work then.
+func (n *Neighbors) Resolve() <-chan struct{} { return n.resolve(true) }
+
+func (n *Neighbors) resolve(session bool) <-chan struct{} {
 	done := make(chan struct{})
 	n.mu.Lock()
 	n.waiting[done] = true
 	n.mu.Unlock()
-	time.AfterFunc(Patience, func() { n.release(done) }) // also if the kernel hangs
+	time.AfterFunc(Patience, func() { // also if the kernel hangs
+		n.mu.Lock()
+		n.gaveUp = n.gaveUp || session && n.waiting[done]
+		n.mu.Unlock()
+		n.release(done)
+	})
 	n.runner.Poke()
 	return done
 }
@@ -136,7 +153,14 @@ func (n *Neighbors) Run(ctx context.Context) error {
 func (n *Neighbors) apply(now time.Time) time.Duration {
 	n.mu.Lock()
 	desired, waiting := n.desired, slices.Collect(maps.Keys(n.waiting))
+	gaveUp, back := n.gaveUp, n.back
+	n.gaveUp, n.back = false, false
 	n.mu.Unlock()
+	if back {
+		n.silent = nil
+	} else if gaveUp {
+		n.resign(now)
+	}
 	if len(waiting) == 0 {
 		n.rest()
 		return 0
@@ -156,11 +180,15 @@ func (n *Neighbors) look(now time.Time, desired Desired) (missing int, err error
 		if n.kernel, err = n.opts.Open(); err != nil {
 			return 0, err
 		}
-		n.asked = map[key]time.Time{}
+		n.asked, n.began = map[key]time.Time{}, map[key]time.Time{}
 	}
 	unresolved, err := n.kernel.Unresolved()
-	if err != nil || len(unresolved) == 0 {
+	if err != nil {
 		return 0, err
+	}
+	n.heed(unresolved)
+	if len(unresolved) == 0 {
+		return 0, nil
 	}
 	if n.nextHops == nil {
 		if n.nextHops, err = n.kernel.NextHops(); err != nil {
@@ -168,9 +196,13 @@ func (n *Neighbors) look(now time.Time, desired Desired) (missing int, err error
 		}
 	}
 	var failed []error
-	for _, q := range choose(desired, n.nextHops, unresolved) {
+	for _, q := range choose(desired, n.nextHops, unresolved, n.silent) {
 		if q.awaited {
 			missing++
+		}
+		_, isNode := desired.Nodes[q.Addr]
+		if _, known := n.began[q.key()]; q.awaited && !isNode && !known {
+			n.began[q.key()] = now
 		}
 		if last, asked := n.asked[q.key()]; asked && now.Sub(last) < askEvery {
 			continue
@@ -183,12 +215,38 @@ func (n *Neighbors) look(now time.Time, desired Desired) (missing int, err error
 	return missing, errors.Join(failed...)
 }
 
+// heed forgets what the kernel knows, or asks for no longer, of those that did not answer.
+func (n *Neighbors) heed(unresolved []links.Unresolved) {
+	if len(n.began)+len(n.silent) == 0 {
+		return
+	}
+	still := make(map[key]bool, len(unresolved))
+	for _, u := range unresolved {
+		still[question{Unresolved: u}.key()] = true
+	}
+	maps.DeleteFunc(n.began, func(k key, _ time.Time) bool { return !still[k] })
+	maps.DeleteFunc(n.silent, func(k key, _ bool) bool { return !still[k] })
+}
+
+// resign notes the next hops for which a session has waited in vain.
+func (n *Neighbors) resign(now time.Time) {
+	for k, since := range n.began {
+		if now.Sub(since) < Patience/2 || len(n.silent) >= maxSilent {
+			continue
+		}
+		if n.silent == nil {
+			n.silent = map[key]bool{}
+		}
+		n.silent[k] = true
+	}
+}
+
 // rest closes the way to the kernel.
 func (n *Neighbors) rest() {
 	if n.kernel != nil {
 		n.kernel.Close()
 	}
-	n.kernel, n.nextHops, n.asked = nil, nil, nil
+	n.kernel, n.nextHops, n.asked, n.began = nil, nil, nil, nil
 }
 
 // netlinked is the Kernel of the process's network namespace.

@@ -26,6 +26,7 @@ var (
 type fakeKernel struct {
 	mu      sync.Mutex
 	missing []links.Unresolved
+	hops    []links.Gateway
 	answers map[netip.Addr]time.Time // from when on a neighbor answers
 	asked   map[netip.Addr]int
 	open    int
@@ -53,7 +54,7 @@ func (k *fakeKernel) Unresolved() ([]links.Unresolved, error) {
 	return slices.Clone(k.missing), nil
 }
 
-func (k *fakeKernel) NextHops() ([]links.Gateway, error) { return nil, k.call("NextHops") }
+func (k *fakeKernel) NextHops() ([]links.Gateway, error) { return k.hops, k.call("NextHops") }
 
 func (k *fakeKernel) Renew(u links.Unresolved) error {
 	if err := k.call("Renew"); err != nil {
@@ -210,5 +211,77 @@ func TestALinkReturns(t *testing.T) {
 		if got := k.times(node2); got != 1 {
 			t.Errorf("asked %d times when it was back", got)
 		}
+	})
+}
+
+// TestASilentNextHopDelaysOnce has a session wait for a next hop that never answers, and others not,
+// until the kernel has known it or a link has returned.
+func TestASilentNextHopDelaysOnce(t *testing.T) {
+	router := links.Unresolved{Addr: netip.MustParseAddr("10.0.0.254"), Link: 2}
+	silent := func(k *fakeKernel) {
+		k.missing, k.hops = []links.Unresolved{router}, []links.Gateway{{Addr: router.Addr, Interface: router.Link}}
+	}
+	once := func(t *testing.T, k *fakeKernel, n *Neighbors) {
+		t.Helper()
+		silent(k)
+		wait(t, n.Resolve(), Patience)
+		time.Sleep(time.Minute)
+		before := k.times(router)
+		wait(t, n.Resolve(), 0)
+		if got := k.times(router); got != before+1 {
+			t.Errorf("the kernel is asked for it %d times more, want once", got-before)
+		}
+	}
+	inBubble(t, "two sessions", once)
+	inBubble(t, "at the same time", func(t *testing.T, k *fakeKernel, n *Neighbors) {
+		silent(k)
+		first := n.Resolve()
+		time.Sleep(Patience - lookEvery/2)
+		second := n.Resolve()
+		wait(t, first, lookEvery/2)
+		if wait(t, second, lookEvery/2); len(n.waiting) > 0 {
+			t.Error("a session waits")
+		}
+	})
+	inBubble(t, "it answered meanwhile", func(t *testing.T, k *fakeKernel, n *Neighbors) {
+		once(t, k, n)
+		k.missing = nil
+		wait(t, n.Resolve(), 0)
+		silent(k)
+		wait(t, n.Resolve(), Patience)
+	})
+	inBubble(t, "a link returned meanwhile", func(t *testing.T, k *fakeKernel, n *Neighbors) {
+		once(t, k, n)
+		away := eth0
+		away.Up = false
+		n.Set(Desired{Interfaces: []lb.Interface{away}, Nodes: nodes.Nodes})
+		n.Set(nodes)
+		wait(t, n.Resolve(), Patience)
+	})
+	inBubble(t, "a link that does not carry yet", func(t *testing.T, k *fakeKernel, n *Neighbors) {
+		silent(k)
+		away := eth0
+		away.Up = false
+		n.Set(Desired{Interfaces: []lb.Interface{away}, Nodes: nodes.Nodes})
+		n.Set(nodes)
+		time.Sleep(time.Minute)
+		wait(t, n.Resolve(), Patience) // no session has waited yet
+	})
+	inBubble(t, "a Node is waited for each time", func(t *testing.T, k *fakeKernel, n *Neighbors) {
+		k.missing = []links.Unresolved{node2}
+		wait(t, n.Resolve(), Patience)
+		time.Sleep(time.Minute)
+		wait(t, n.Resolve(), Patience)
+	})
+	inBubble(t, "there is a bound", func(t *testing.T, k *fakeKernel, n *Neighbors) {
+		began := time.Now()
+		n.began = map[key]time.Time{}
+		for i := range 2 * maxSilent {
+			n.began[key{netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 2}] = began
+		}
+		if n.resign(began.Add(Patience)); len(n.silent) != maxSilent {
+			t.Errorf("%d are remembered, want %d", len(n.silent), maxSilent)
+		}
+		n.began = nil
 	})
 }

@@ -121,7 +121,8 @@ func standing(gate lb.Reason, node *lb.Refusal, in BGPInput) BGPVIP {
 	v := BGPVIP{Refusal: refusal}
 	if refusal != nil && in.Announced && !in.Converged && gate == "" && forwards(in.Holders) {
 		switch refusal.Reason {
-		case lb.ReasonStopping, lb.ReasonNodeLeaving, lb.ReasonNodeExcluded, lb.ReasonNoLocalBackends:
+		case lb.ReasonStopping, lb.ReasonNodeLeaving, lb.ReasonNodeDrained, lb.ReasonNodeExcluded,
+			lb.ReasonNoLocalBackends:
 			v.Leaving = true
 		}
 	}

@@ -249,7 +249,7 @@ func handsOver(f Facts, in Input, d Decision) bool {
 		return true // and so there is another owner
 	}
 	switch d.Refusal.Reason {
-	case lb.ReasonNodeLeaving, lb.ReasonNoLocalBackends:
+	case lb.ReasonNodeLeaving, lb.ReasonNodeDrained, lb.ReasonNoLocalBackends:
 		return true // also while there is no owner yet: what is about to go still serves, and nobody else does
 	case lb.ReasonStopping, lb.ReasonNodeExcluded, lb.ReasonNoAdvertisement:
 		return d.Owner != ""

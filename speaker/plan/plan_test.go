@@ -125,6 +125,7 @@ func TestContract1And2And10ClaimOrTypedReason(t *testing.T) {
 		{name: "programmed with backends"},
 		{name: "stopping", facts: func(f *Facts) { f.Stopping = true }, want: lb.ReasonStopping},
 		{name: "node unknown", facts: func(f *Facts) { f.Node = nil }, want: lb.ReasonNodeUnknown},
+		{name: "node drained", facts: func(f *Facts) { f.Node.Leaving = lb.ReasonNodeDrained }, want: lb.ReasonNodeDrained},
 		{name: "node leaving", facts: func(f *Facts) { f.Node.Leaving = lb.ReasonNodeLeaving }, want: lb.ReasonNodeLeaving},
 		{name: "node excluded", facts: func(f *Facts) { f.Node.Labels = labels.Set{LabelExclude: ""} },
 			want: lb.ReasonNodeExcluded},
@@ -265,7 +266,7 @@ func TestContract10EveryReasonHasASentence(t *testing.T) {
 	for _, r := range []lb.Reason{
 		lb.ReasonNoAdvertisement, lb.ReasonNoInterface, lb.ReasonFeedUnknown, lb.ReasonFeedLost, lb.ReasonNotProgrammed,
 		lb.ReasonNoBackends,
-		lb.ReasonNoLocalBackends, lb.ReasonNodeLeaving, lb.ReasonNodeExcluded, lb.ReasonNodeUnknown, lb.ReasonStopping,
+		lb.ReasonNoLocalBackends, lb.ReasonNodeLeaving, lb.ReasonNodeDrained, lb.ReasonNodeExcluded, lb.ReasonNodeUnknown, lb.ReasonStopping,
 		lb.ReasonNotJoined,
 		lb.ReasonFamilyUnspoken, lb.ReasonUnheard, lb.ReasonAnnounced, lb.ReasonFrontendInUse,
 	} {
@@ -354,6 +355,9 @@ func TestContract5MakeBeforeBreak(t *testing.T) {
 		{name: "stopping without an heir", self: owner, facts: func(f *Facts) { f.Stopping = true },
 			input: []func(*Input){answering, others(second, Claim{Reason: lb.ReasonNoBackends})}},
 		{name: "node leaving without an heir", self: owner, facts: func(f *Facts) { f.Node.Leaving = lb.ReasonNodeLeaving },
+			input: []func(*Input){answering, others(second, Claim{Reason: lb.ReasonNoLocalBackends})}, answer: true,
+			handover: true},
+		{name: "node drained without an heir", self: owner, facts: func(f *Facts) { f.Node.Leaving = lb.ReasonNodeDrained },
 			input: []func(*Input){answering, others(second, Claim{Reason: lb.ReasonNoLocalBackends})}, answer: true,
 			handover: true},
 		{name: "last local endpoint is terminating, no heir yet", self: owner,

@@ -109,6 +109,8 @@ func Describe(reason lb.Reason) string {
 		return "externalTrafficPolicy is Local and no endpoint on this node is usable"
 	case lb.ReasonNodeLeaving:
 		return "the node is leaving the cluster"
+	case lb.ReasonNodeDrained:
+		return "the node is drained: it carries the label " + lb.LabelDrain
 	case lb.ReasonNodeExcluded:
 		return "the node carries the label " + LabelExclude
 	case lb.ReasonNodeUnknown:
@@ -119,6 +121,8 @@ func Describe(reason lb.Reason) string {
 		return "the speaker has not met the others yet"
 	case lb.ReasonFamilyUnspoken:
 		return "the node's speaker does not announce addresses of this family"
+	case lb.ReasonTooManyVIPs:
+		return fmt.Sprintf("the Services of the cluster have more than the %d addresses that speakers announce", MaxVIPs)
 	case lb.ReasonUnheard:
 		return "the node has not reported on the address yet"
 	case lb.ReasonNotEstablished:
@@ -319,7 +323,11 @@ func onlyObstacle(reasons []lb.Reason) lb.Reason {
 		return reasons[0]
 	}
 	others := slices.DeleteFunc(slices.Clone(reasons), func(r lb.Reason) bool {
-		return r == lb.ReasonNodeExcluded || r == lb.ReasonNodeLeaving || r == lb.ReasonStopping || r == lb.ReasonMissing
+		switch r {
+		case lb.ReasonNodeExcluded, lb.ReasonNodeLeaving, lb.ReasonNodeDrained, lb.ReasonStopping, lb.ReasonMissing:
+			return true
+		}
+		return false
 	})
 	if len(others) == 1 {
 		return others[0]

@@ -14,7 +14,7 @@ import (
 
 // trial is what is done with a cluster of real kubelets.
 type trial struct {
-	name  string // returns, helm; else a short check
+	name  string // returns, helm, guides; else a short check
 	count int
 	away  time.Duration
 	only  string // the one way to go away; empty for all
@@ -50,8 +50,10 @@ func realCluster(ctx context.Context, out io.Writer, options cluster.Options, t 
 		err = c.Returns(ctx, cluster.Absences{Count: t.count, Length: t.away, Only: t.only}, p.line)
 	case t.name == "helm":
 		err = c.Lifecycle(ctx, p.line)
+	case t.name == "guides":
+		err = c.Guides(ctx, p.line)
 	default:
-		err = fmt.Errorf("no story %q: want returns or helm", t.name)
+		err = fmt.Errorf("no story %q: want returns, helm or guides", t.name)
 	}
 	if err == nil {
 		p.section("Everything holds")

@@ -27,12 +27,12 @@ const usage = `usage:
   landfall-lab up [--name NAME] [--bare] [--programs DIR]
                                             start that cluster and leave it up; --bare without Landfall
   landfall-lab down [NAME]                  take it down
-  landfall-lab cluster [--keep] [--cni bridge|flannel] [--image FILE] [--story helm]
+  landfall-lab cluster [--keep] [--cni bridge|flannel] [--image FILE] [--story helm|guides]
   landfall-lab cluster --story returns [--count N] [--away TIME] [--only WAY]
-                                            start a cluster of real kubelets, and try Landfall on it: docs/cluster.md
-  landfall-lab conformance [--mode nftables|iptables] [--focus GROUPS] [--specs PATTERN]
+                                            start a cluster of real kubelets, and try Landfall on it: docs/design/cluster.md
+  landfall-lab conformance [--mode nftables|iptables|kube-proxy] [--focus GROUPS] [--specs PATTERN]
                [--nodes N] [ARGUMENTS OF GINKGO]
-                                            run upstream's end-to-end suite on such a cluster: docs/conformance.md
+                                            run upstream's end-to-end suite on such a cluster: docs/design/conformance.md
   landfall-lab list                         list the labs on this machine
   landfall-lab prepare                      fetch and build what tests and labs need on this machine
   landfall-lab tool NAME                    print the path of a tool, built if need be: kube-apiserver, kube-proxy,

@@ -402,7 +402,7 @@ func (w *Walker) draw(e *expr.Lookup, p way, key []byte, d draw, unknown func(st
 		return unknown("it draws one of %d", d.of)
 	}
 	prefix := key[:len(key)-4]
-	cached := fmt.Sprint(e.SetName, prefix, d)
+	cached := fmt.Sprintf("%s %x %v", e.SetName, prefix, d)
 	hits, known := w.drawn[cached]
 	if !known {
 		keys := make([][]byte, d.of)

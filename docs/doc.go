@@ -1,0 +1,2 @@
+// Package docs tests the documentation.
+package docs

@@ -1,0 +1,32 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/landfall-lb/landfall/internal/ops"
+	"github.com/landfall-lb/landfall/internal/preflight"
+	"github.com/landfall-lb/landfall/internal/reference"
+)
+
+// TestReference compares docs/reference/proxy.md with what the sources make of it.
+func TestReference(t *testing.T) {
+	program := ops.Program{Name: name, MetricsBindAddress: "localhost:7482", StatusSocket: "/run/landfall/proxy.sock",
+		Flags: (&flags{}).add}
+	metrics := reference.Recorder{newCollector(nil, nil), rescued(nil), rescueDropped(nil), rescueTargets(nil),
+		preflight.Collector("landfall_proxy_node_findings", nil)}
+	newMetrics(&metrics)
+	reference.Page(t, "proxy", `# landfall-proxy
+
+`+"```"+`
+kubectl -n landfall-system exec daemonset/landfall-node -c proxy -- landfall-proxy status
+`+"```"+`
+
+The proxy programs its node's kernel to forward connections to Services, in place of kube-proxy or beside it. With the
+argument `+"`status`"+` it prints the state of the proxy that runs in the pod ([status](../guide/metrics.md#status)), with
+`+"`trace`"+` and `+"`flows`"+` what the kernel does with a packet and has in conntrack
+([landfallctl](../guide/landfallctl.md#trace)), with `+"`cleanup`"+` it removes all of Landfall's rules from the node.
+
+`+"```\n"+lookUsage+"\n```"+`
+
+`+reference.Program(t, "proxy", program.FlagSet(), metrics...))
+}
