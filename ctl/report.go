@@ -43,6 +43,11 @@ func newReport(w world) report {
 			r.problem("BGPAdvertisement %s: %s (%s)", name, c.Message, c.Reason)
 		}
 	}
+	for _, name := range slices.Sorted(maps.Keys(w.advertisements)) {
+		if c, ok := find(w.advertisements[name].Conditions, lb.ConditionReady); ok && !c.Status {
+			r.problem("L2Advertisement %s: %s (%s)", name, c.Message, c.Reason)
+		}
+	}
 	for _, warning := range w.warnings {
 		r.problem("%s (%s)", warning.Message, warning.Reason)
 	}

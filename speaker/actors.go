@@ -183,6 +183,8 @@ type writers struct {
 	// peerNode writes what a node says into the status of a peer, or takes it back if it is nil.
 	peerNode      func(ctx context.Context, peer, node string, said *lb.PeerNode) error
 	advertisement func(context.Context, lb.BGPAdvertisement, lb.Condition) (wrote bool, err error)
+	// l2Advertisement is advertisement for an L2Advertisement.
+	l2Advertisement func(context.Context, lb.L2Advertisement, lb.Condition) (wrote bool, err error)
 	// event tells of a change of a session.
 	event func(p lb.Peer, good bool, reason lb.Reason, message string)
 }

@@ -180,7 +180,7 @@ func (f *flags) watch(client *kube.Client, s *speaker) actor.Runner {
 		services:       kube.LabelledServices(client, s.changes.markService),
 		nodes:          kube.Nodes(client, "", func(node string) { s.changes.markNode(node == s.self) }),
 		pools:          kube.Pools(client, func(string) { s.changes.markAll() }, nil),
-		advertisements: kube.L2Advertisements(client, func(string) { s.changes.markAll() }),
+		advertisements: kube.L2Advertisements(client, func(string) { s.changes.markAll() }, s.changes.markStatus),
 	}
 	var peers *kube.Table[string, lb.Peer]
 	passwords := client.Passwords(f.namespace, func() map[string]bool { return secretsOf(peers.All(), f.namespace) },
@@ -330,11 +330,11 @@ func newReporter(client *kube.Client, s *speaker, events *kube.Events) *report.R
 	})
 }
 
-// newWriters returns what writes into the status of the objects for BGP.
+// newWriters returns what writes into the status of BGPPeers and advertisements.
 func newWriters(client *kube.Client, events *kube.Events) writers {
 	status := client.Status(time.Now)
 	return writers{
-		peerNode: status.PeerNode, advertisement: status.BGPAdvertisement,
+		peerNode: status.PeerNode, advertisement: status.BGPAdvertisement, l2Advertisement: status.L2Advertisement,
 		event: func(p lb.Peer, good bool, reason lb.Reason, message string) {
 			if good {
 				events.Normal(kube.PeerReference(p), reason, message)

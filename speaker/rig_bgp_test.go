@@ -256,6 +256,11 @@ func (f *fakeObjects) writers() writers {
 			api.bgpAds.Set(ad.Name, ad)
 			return true, nil
 		},
+		l2Advertisement: func(_ context.Context, ad lb.L2Advertisement, c lb.Condition) (bool, error) {
+			ad.Conditions = []lb.Condition{c}
+			api.advertisements.Set(ad.Name, ad)
+			return true, nil
+		},
 		event: func(p lb.Peer, good bool, reason lb.Reason, message string) {
 			f.mu.Lock()
 			defer f.mu.Unlock()

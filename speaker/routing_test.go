@@ -605,3 +605,45 @@ func TestAPeerThatSelectsTheNodeNoMoreIsLeft(t *testing.T) {
 		r.wantTold("not selected", w178, "tor-1 is left")
 	})
 }
+
+// One node writes whether each L2Advertisement selects pools and nodes, and again when that changes.
+func TestL2AdvertisementsShowTheirState(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177, w178, w179)
+		want := func(status bool, reason lb.Reason) {
+			t.Helper()
+			time.Sleep(3 * time.Second)
+			writers := 0
+			for _, n := range r.nodes {
+				for name := range n.objects.jobs {
+					if name == "L2Advertisement lan" {
+						writers++
+					}
+				}
+				n.objects.write()
+			}
+			synctest.Wait()
+			ad, _ := r.api.advertisements.Get("lan")
+			if writers != 1 || len(ad.Conditions) != 1 || ad.Conditions[0].Status != status || ad.Conditions[0].Reason != reason {
+				t.Errorf("%d nodes write %+v, want one to write %s", writers, ad.Conditions, reason)
+			}
+			for name, n := range r.nodes {
+				if len(n.objects.jobs) > 0 {
+					t.Errorf("%s goes on writing: %v", name, n.objects.jobs)
+				}
+			}
+		}
+		want(true, lb.ReasonAdvertisementReady)
+		r.api.advertisements.Set("lan", lb.L2Advertisement{Name: "lan", Generation: 2, Pools: []string{"dmz"}})
+		want(false, lb.ReasonUnknownPool)
+		r.api.pools.Set("dmz", lb.Pool{Name: "dmz"})
+		want(true, lb.ReasonAdvertisementReady)
+		r.api.advertisements.Set("lan", lb.L2Advertisement{Name: "lan", Generation: 3,
+			NodeSelectors: []labels.Selector{labels.SelectorFromSet(labels.Set{"rack": "1"})}})
+		want(false, lb.ReasonSelectsNoNode)
+		node, _ := r.api.nodes.Get(w178)
+		node.Labels = labels.Set{"rack": "1"}
+		r.api.nodes.Set(w178, node)
+		want(true, lb.ReasonAdvertisementReady)
+	})
+}

@@ -67,6 +67,8 @@ type rooms struct {
 	routes    routes.State
 	ownership ownership.State
 	handoff   handoff.State
+	// advertised are the Ready conditions of L2Advertisements; nil where another node reports them.
+	advertised map[string]lb.Condition
 }
 
 func newSpeaker(self, class string, log *slog.Logger) *speaker {

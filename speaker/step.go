@@ -272,13 +272,24 @@ func (s *speaker) route(now time.Time, facts plan.Facts, dirty dirt, services fu
 		Check: dirty.all || dirty.routes || dirty.status || dirty.nodes || dirty.services != nil,
 		Held:  s.held,
 	})
+	if dirty.all || dirty.nodes {
+		s.checkL2(facts)
+	}
 	if s.rooms.routes.Waiting() == "" {
-		s.to.objects.Set(s.jobs(f.BGP, writes))
+		s.to.objects.Set(s.jobs(f, writes))
 	}
 	if wait > 0 {
 		return plan.Sooner(step.Again, wait)
 	}
 	return step.Again
+}
+
+// checkL2 looks for what is wrong with L2Advertisements, where this node is the one to report it.
+func (s *speaker) checkL2(facts plan.Facts) {
+	s.rooms.advertised = nil
+	if plan.Winner(netip.Addr{}, facts.Live) == s.self {
+		s.rooms.advertised = plan.CheckL2(facts.Advertisements, facts.Pools, s.from.nodes.All())
+	}
 }
 
 // held are the VIPs of all our Services.

@@ -120,8 +120,8 @@ func (s *speaker) announceSessions(news []routes.News) {
 	}
 }
 
-// jobs are what is to be written into the status of objects for BGP.
-func (s *speaker) jobs(b plan.BGPFacts, writes routes.Writes) map[string]report.Job {
+// jobs are what is to be written into the status of BGPPeers and advertisements.
+func (s *speaker) jobs(f routes.Facts, writes routes.Writes) map[string]report.Job {
 	jobs := map[string]report.Job{}
 	for name, said := range writes.Peers {
 		jobs["BGPPeer "+name] = report.Job{Content: fmt.Sprint(said), Do: func(ctx context.Context) error {
@@ -129,11 +129,20 @@ func (s *speaker) jobs(b plan.BGPFacts, writes routes.Writes) map[string]report.
 		}}
 	}
 	for name, c := range writes.Conditions {
-		ad := b.Advertisements[name]
+		ad := f.BGP.Advertisements[name]
 		jobs["BGPAdvertisement "+name] = report.Job{Content: fmt.Sprint(c), Do: func(ctx context.Context) error {
 			_, err := s.to.writers.advertisement(ctx, ad, c)
 			return err
 		}}
+	}
+	for name, c := range s.rooms.advertised {
+		ad, ok := f.Node.Advertisements[name]
+		if ok && !f.Node.Stopping && !slices.Contains(ad.Conditions, c) {
+			jobs["L2Advertisement "+name] = report.Job{Content: fmt.Sprint(c), Do: func(ctx context.Context) error {
+				_, err := s.to.writers.l2Advertisement(ctx, ad, c)
+				return err
+			}}
+		}
 	}
 	return jobs
 }

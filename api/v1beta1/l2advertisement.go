@@ -6,8 +6,11 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // node at a time, the owner, answers for an address.
 //
 // +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
 // +kubebuilder:metadata:annotations="helm.sh/resource-policy=keep"
 // +kubebuilder:resource:scope=Cluster,shortName=l2adv,categories=landfall
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
 // +kubebuilder:printcolumn:name="Pools",type=string,JSONPath=`.spec.ipAddressPools`
 // +kubebuilder:printcolumn:name="Interfaces",type=string,JSONPath=`.spec.interfaces`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
@@ -17,6 +20,8 @@ type L2Advertisement struct {
 
 	// +optional
 	Spec L2AdvertisementSpec `json:"spec,omitzero"`
+	// +optional
+	Status L2AdvertisementStatus `json:"status,omitzero"`
 }
 
 // L2AdvertisementSpec selects the addresses to announce, the nodes that may announce them and their
@@ -66,6 +71,16 @@ type L2AdvertisementSpec struct {
 	// +kubebuilder:validation:items:MaxLength=15
 	// +listType=set
 	Interfaces []string `json:"interfaces,omitempty"`
+}
+
+// L2AdvertisementStatus reports whether the speakers can follow the advertisement as written.
+type L2AdvertisementStatus struct {
+	// conditions has one type, Ready: True if the advertisement selects a pool and a node, else False
+	// with what to change.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
 // PreferredNode adds a weight to the nodes that it selects.

@@ -125,7 +125,7 @@ type ProxyService struct {
 	LocalReady map[lb.Family]int `json:"localReady"`
 	// Counters are what the node's kernel counted; nil without --service-counters.
 	Counters *Counters `json:"counters"`
-	Ports      []struct {
+	Ports    []struct {
 		Backends []struct {
 			Address netip.AddrPort `json:"address"`
 			Local   bool           `json:"local"`

@@ -108,3 +108,37 @@ func TestWhatIsWell(t *testing.T) {
 		t.Errorf("a pool: %+v", checks)
 	}
 }
+
+// TestDoctorNode leaves out what concerns other nodes alone.
+func TestDoctorNode(t *testing.T) {
+	excluded := func(w *world, name string) {
+		n := w.Nodes()[name]
+		n.Labels = labels.Set{labelExclude: ""}
+		w.Nodes()[name] = n
+	}
+	for name, test := range map[string]struct {
+		fault func(w *world, d *DoctorFacts)
+		level Level
+		line  string
+	}{
+		"nothing":        {func(*world, *DoctorFacts) {}, OK, "nothing is wrong"},
+		"before":         {func(w *world, _ *DoctorFacts) { *w = world{Cluster: Cluster{Nodes: w.Nodes()}} }, OK, "Landfall is not installed, and"},
+		"no such node":   {func(w *world, _ *DoctorFacts) { delete(w.Nodes(), "n1") }, Wrong, "there is no such Node"},
+		"old":            {func(_ *world, d *DoctorFacts) { d.Version = "v1.30.2" }, Wrong, "Kubernetes v1.30.2 is too old"},
+		"its finding":    {func(w *world, _ *DoctorFacts) { w.find("n1", lb.ReasonForwardingOff, "n1 has ip_forward=0") }, Wrong, "n1 has ip_forward=0"},
+		"another's":      {func(w *world, _ *DoctorFacts) { w.find("n2", lb.ReasonForwardingOff, "n2 has ip_forward=0") }, OK, "nothing"},
+		"deaf":           {func(w *world, _ *DoctorFacts) { w.Agents["n1"].Said.Members.Live = []string{"n1"} }, Wrong, "n1: its speaker does not hear"},
+		"no programs":    {func(w *world, _ *DoctorFacts) { delete(w.Agents, "n1") }, Wrong, "the speaker on n1 does not run: it has no pod"},
+		"excluded":       {func(w *world, _ *DoctorFacts) { excluded(w, "n1") }, OK, "nothing is wrong"},
+		"other excluded": {func(w *world, _ *DoctorFacts) { excluded(w, "n2") }, OK, "nothing is wrong"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := well()
+			d := DoctorFacts{Version: "v1.35.4", Namespace: "landfall-system", Services: []lb.Service{w.Service}}
+			test.fault(&w, &d)
+			if v := DoctorNode(w.Cluster, d, "n1"); v.Level != test.level || !strings.HasPrefix(v.Line, "Node n1: "+test.line) {
+				t.Errorf("%s: %q\nwant %s: %q", v.Level, v.Line, test.level, test.line)
+			}
+		})
+	}
+}

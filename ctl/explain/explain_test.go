@@ -383,10 +383,10 @@ func TestTraffic(t *testing.T) {
 	w := well()
 	for i, name := range []string{"n1", "n2"} {
 		w.Agents[name].Delivers.Services[0].Counters = &Counters{Connections: 3, BytesReceived: 100, BytesSent: 1000,
-			Refused: map[lb.Reason]uint64{lb.ReasonSourceRefused: uint64(i)}}
+			Refused: map[lb.Reason]uint64{lb.ReasonSourceRefused: uint64(1 - i)}}
 	}
 	const want = "6 connections, 200 bytes received, 2000 sent on n1, n2; 1 refused: SourceRefused"
-	if got := (explanation{w.Cluster, w.ServiceFacts}).traffic(); got.Text != want || got.Level != Note {
+	if got := explanation(w).traffic(); got.Text != want || got.Level != Note {
 		t.Errorf("%s: %q, want %q", got.Level, got.Text, want)
 	}
 }

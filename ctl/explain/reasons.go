@@ -120,8 +120,8 @@ var Reasons = map[lb.Reason]Entry{
 		"change the port, or remove the external IP of the other Service"},
 	lb.ReasonExternalIPRefused: {"The nodes do not serve an address in spec.externalIPs.",
 		"remove it, or see proxy.externalIPs of the chart"},
-	lb.ReasonSourceRefused: {"No entry of spec.loadBalancerSourceRanges contains the client's address, so its connection " +
-		"is dropped.", "kubectl edit service NAME   # add the client's network to spec.loadBalancerSourceRanges"},
+	lb.ReasonSourceRefused: {"No entry of spec.loadBalancerSourceRanges contains the client's address, so its " +
+		"connection is dropped.", "kubectl edit service NAME   # add the client's network to spec.loadBalancerSourceRanges"},
 	lb.ReasonSourceRangeInvalid: {"An entry of spec.loadBalancerSourceRanges cannot be read, and admits nobody.",
 		"kubectl edit service NAME   # spec.loadBalancerSourceRanges"},
 	lb.ReasonStrictReversePath: {"The node drops packets that other nodes pass on to it, by its kernel parameter " +
@@ -164,7 +164,11 @@ var Reasons = map[lb.Reason]Entry{
 		"activate the family on the router, or set dualStackAddressFamily on the BGPPeer"},
 	lb.ReasonNoNextHop: {"The node has no address of the route's family for the peer to send to.",
 		"give the node an address of that family"},
-	lb.ReasonUnknownPeer:        {"An advertisement names a peer that does not exist.", "kubectl get bgppeers"},
+	lb.ReasonUnknownPeer: {"An advertisement names a peer that does not exist.", "kubectl get bgppeers"},
+	lb.ReasonSelectsNoPool: {"An advertisement selects no pool, so it announces nothing.",
+		"kubectl edit l2advertisement NAME   # spec.ipAddressPools and ipAddressPoolSelectors; kubectl get ipaddresspools"},
+	lb.ReasonSelectsNoNode: {"The nodeSelectors of an advertisement match no Node, so no node announces.",
+		"kubectl edit l2advertisement NAME   # spec.nodeSelectors; kubectl get nodes --show-labels"},
 	lb.ReasonUnknownPool:        {"An advertisement names a pool that does not exist.", "kubectl get ipaddresspools"},
 	lb.ReasonUnknownCommunity:   {"An advertisement uses a name that no Community defines.", "kubectl get communities"},
 	lb.ReasonCommunityAmbiguous: {"Community objects define a name differently.", "kubectl get communities -o yaml"},

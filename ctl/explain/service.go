@@ -215,6 +215,12 @@ func (e explanation) advertised(vip netip.Addr) Check {
 			e.poolsWith(vip)[0].Name, vip)
 		check.Cure = cureOf(lb.ReasonNoAdvertisement)
 	}
+	for _, a := range l2 {
+		if ready, known := condition(a.Conditions, lb.ConditionReady); known && !ready.Status && check.Level == OK {
+			check.Level, check.Reason = Warning, ready.Reason
+			check.Text = fmt.Sprintf("L2Advertisement %s: %s", a.Name, ready.Message)
+		}
+	}
 	for _, a := range routed {
 		if ready, known := condition(a.Conditions, lb.ConditionReady); known && !ready.Status && check.Level == OK {
 			check.Level, check.Reason = Warning, ready.Reason
@@ -431,12 +437,12 @@ func (e explanation) traffic() Check {
 	if len(nodes) == 0 {
 		return Check{}
 	}
-	text := fmt.Sprintf("%d connections, %d bytes received, %d sent on %s", sum.Connections, sum.BytesReceived,
-		sum.BytesSent, list(nodes, 4))
+	parts := []string{fmt.Sprintf("%d connections, %d bytes received, %d sent on %s", sum.Connections, sum.BytesReceived,
+		sum.BytesSent, list(nodes, 4))}
 	for _, reason := range slices.Sorted(maps.Keys(sum.Refused)) {
-		text += fmt.Sprintf("; %d refused: %s", sum.Refused[reason], reason)
+		parts = append(parts, fmt.Sprintf("%d refused: %s", sum.Refused[reason], reason))
 	}
-	return Check{Level: Note, What: "traffic", Text: text}
+	return Check{Level: Note, What: "traffic", Text: strings.Join(parts, "; ")}
 }
 
 // good is the line when nothing is wrong.

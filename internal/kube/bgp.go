@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/retry"
 
@@ -257,20 +258,40 @@ func (s *Status) dropPeerNodes(ctx context.Context, peer string, nodes []string)
 // writer comes in between.
 func (s *Status) BGPAdvertisement(ctx context.Context, have lb.BGPAdvertisement,
 	c lb.Condition) (wrote bool, err error) {
-	if hasCondition(have.Conditions, c) {
+	var o v1beta1.BGPAdvertisement
+	return s.condition(ctx, target{"BGPAdvertisement", "bgpadvertisements", have.Name, &o, &o.Status.Conditions},
+		have.Conditions, c)
+}
+
+// L2Advertisement is BGPAdvertisement for an L2Advertisement.
+func (s *Status) L2Advertisement(ctx context.Context, have lb.L2Advertisement,
+	c lb.Condition) (wrote bool, err error) {
+	var o v1beta1.L2Advertisement
+	return s.condition(ctx, target{"L2Advertisement", "l2advertisements", have.Name, &o, &o.Status.Conditions},
+		have.Conditions, c)
+}
+
+// target is an object whose conditions are written, and where it is read into.
+type target struct {
+	kind, resource, name string
+	object               runtime.Object
+	conditions           *[]metav1.Condition
+}
+
+func (s *Status) condition(ctx context.Context, at target, have []lb.Condition, c lb.Condition) (wrote bool, err error) {
+	if hasCondition(have, c) {
 		return false, nil
 	}
-	var o v1beta1.BGPAdvertisement
-	if err := s.landfall.Get().Resource("bgpadvertisements").Name(have.Name).Do(ctx).Into(&o); err != nil {
-		return false, fmt.Errorf("read BGPAdvertisement %s: %w", have.Name, err)
+	if err := s.landfall.Get().Resource(at.resource).Name(at.name).Do(ctx).Into(at.object); err != nil {
+		return false, fmt.Errorf("read %s %s: %w", at.kind, at.name, err)
 	}
-	meta.SetStatusCondition(&o.Status.Conditions, metav1.Condition{
+	meta.SetStatusCondition(at.conditions, metav1.Condition{
 		Type: c.Type, Status: conditionStatus(c.Status), Reason: string(c.Reason), Message: c.Message,
 		ObservedGeneration: c.Generation, LastTransitionTime: metav1.NewTime(s.now()),
 	})
-	put := s.landfall.Put().Resource("bgpadvertisements").Name(have.Name).SubResource("status").Body(&o)
+	put := s.landfall.Put().Resource(at.resource).Name(at.name).SubResource("status").Body(at.object)
 	if err := put.Do(ctx).Error(); err != nil {
-		return false, fmt.Errorf("write status of BGPAdvertisement %s: %w", have.Name, err)
+		return false, fmt.Errorf("write status of %s %s: %w", at.kind, at.name, err)
 	}
 	return true, nil
 }

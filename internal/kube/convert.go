@@ -346,6 +346,8 @@ func convertPending(claims []v1beta1.AddressClaim) []lb.PendingReservation {
 func convertL2Advertisement(o *v1beta1.L2Advertisement) (string, lb.L2Advertisement) {
 	ad := lb.L2Advertisement{
 		Name:             o.Name,
+		Generation:       o.Generation,
+		Conditions:       convertConditions(o.Status.Conditions, ""),
 		Pools:            o.Spec.IPAddressPools,
 		PoolSelectors:    convertSelectors(o.Spec.IPAddressPoolSelectors),
 		ServiceSelectors: convertSelectors(o.Spec.ServiceSelectors),

@@ -129,9 +129,13 @@ func PoolRanges(c *Client, changed func(name string)) *Table[string, []lb.Range]
 	return table
 }
 
-// L2Advertisements watches the L2Advertisements.
-func L2Advertisements(c *Client, changed func(name string)) *Table[string, lb.L2Advertisement] {
-	table := newTable[string, lb.L2Advertisement](nil, changed)
+// L2Advertisements watches the L2Advertisements. status is called in place of changed where only the
+// conditions differ.
+func L2Advertisements(c *Client, changed, status func(name string)) *Table[string, lb.L2Advertisement] {
+	table := newStatusTable(func(a lb.L2Advertisement) lb.L2Advertisement {
+		a.Conditions = nil
+		return a
+	}, changed, status)
 	c.register(resource{client: c.landfall, name: "l2advertisements", example: &v1beta1.L2Advertisement{}},
 		objects[string, lb.L2Advertisement, *v1beta1.L2Advertisement]{table, convertL2Advertisement})
 	return table

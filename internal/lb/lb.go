@@ -357,7 +357,8 @@ type PoolStatus struct {
 
 // L2Advertisement announces addresses of pools over ARP and NDP.
 type L2Advertisement struct {
-	Name string
+	Name       string
+	Generation int64
 	// Pools are pool names; all pools if both Pools and PoolSelectors are empty.
 	Pools         []string
 	PoolSelectors []labels.Selector
@@ -369,6 +370,8 @@ type L2Advertisement struct {
 	Preferred []Preference
 	// Interfaces are exact interface names; every suitable interface if empty.
 	Interfaces []string
+	// Conditions are the conditions as last written.
+	Conditions []Condition
 }
 
 // Preference adds to the weight of the nodes that it selects.
