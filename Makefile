@@ -123,6 +123,12 @@ release: bin/landfall-lab image ## what people download, in dist/: programs, ima
 	@go run ./release --helm "$$($(LAB) tool helm)" --images "$$(echo bin/landfall-image*.{tar,json} | tr ' ' ,)" '$(VERSION)'
 	@cat dist/checksums.txt
 
+.PHONY: site test-site
+site: ## the documentation as a site in bin/site; needs node 20 or later and npm
+	@docs/site/build
+test-site: ## build it, and look at it in chromium: links, search, a narrow screen, dark
+	@docs/site/build --test
+
 .PHONY: demo demo-bgp
 demo: ## the worked example, told step by step; KEEP=1 leaves its lab up
 demo-bgp: ## the same behind two routers that speak BGP

@@ -157,14 +157,15 @@ func TestDefaults(t *testing.T) {
 	}
 	want := []string{
 		"ClusterRole landfall-cleanup", "ClusterRole landfall-controller", "ClusterRole landfall-metrics-auth",
-		"ClusterRole landfall-metrics-reader", "ClusterRole landfall-proxy", "ClusterRole landfall-speaker",
-		"ClusterRole landfall-test", "ClusterRole landfall-view", "ClusterRole landfall-view-peers",
+		"ClusterRole landfall-metrics-reader", "ClusterRole landfall-operator", "ClusterRole landfall-proxy",
+		"ClusterRole landfall-speaker", "ClusterRole landfall-test", "ClusterRole landfall-view", "ClusterRole landfall-view-peers",
 		"ClusterRoleBinding landfall-cleanup", "ClusterRoleBinding landfall-controller",
 		"ClusterRoleBinding landfall-metrics-auth", "ClusterRoleBinding landfall-proxy",
 		"ClusterRoleBinding landfall-speaker", "ClusterRoleBinding landfall-test", "DaemonSet landfall-node",
 		"Deployment landfall-controller", "Job landfall-cleanup", "Pod landfall-test",
 		"PodDisruptionBudget landfall-controller",
-		"Role landfall-cleanup", "Role landfall-controller", "Role landfall-proxy", "Role landfall-speaker",
+		"Role landfall-cleanup", "Role landfall-controller", "Role landfall-operator", "Role landfall-proxy",
+		"Role landfall-speaker",
 		"Role landfall-test", "RoleBinding landfall-cleanup", "RoleBinding landfall-controller",
 		"RoleBinding landfall-proxy", "RoleBinding landfall-speaker", "RoleBinding landfall-test",
 		"Secret landfall-gossip", "ServiceAccount landfall-cleanup", "ServiceAccount landfall-controller",
@@ -315,6 +316,23 @@ func TestRights(t *testing.T) {
 	if diff := cmp.Diff([]string{"bfdprofiles:get,list,watch", "bgpadvertisements:get,list,watch",
 		"communities:get,list,watch", "ipaddresspools:get,list,watch", "l2advertisements:get,list,watch"}, view); diff != "" {
 		t.Errorf("the role view reads BGP passwords with BGPPeers (-want +got):\n%s", diff)
+	}
+	operator := rights(as[rbacv1.ClusterRole](t, objects, "ClusterRole landfall-operator").Rules)
+	if slices.ContainsFunc(operator, func(right string) bool { return strings.Contains(right, "exec") }) {
+		t.Errorf("users of landfallctl may run commands in all pods: %v", operator)
+	}
+	if diff := cmp.Diff([]string{"configmaps:list", "daemonsets:list", "deployments:list", "leases:get,list",
+		"pods/exec:create,get", "pods/log:get"}, rights(as[rbacv1.Role](t, objects, "Role landfall-operator").Rules)); diff != "" {
+		t.Errorf("users of landfallctl in Landfall's namespace (-want +got):\n%s", diff)
+	}
+	bound := render(t, `rbac.operators=[{"kind":"Group","name":"sre"}]`)
+	for _, subjects := range [][]rbacv1.Subject{
+		as[rbacv1.ClusterRoleBinding](t, bound, "ClusterRoleBinding landfall-operator").Subjects,
+		as[rbacv1.RoleBinding](t, bound, "RoleBinding landfall-operator").Subjects,
+	} {
+		if len(subjects) != 1 || subjects[0].Kind != "Group" || subjects[0].Name != "sre" {
+			t.Errorf("rbac.operators: bound to %v", subjects)
+		}
 	}
 	own := as[rbacv1.Role](t, objects, "Role landfall-speaker").Rules
 	if diff := cmp.Diff([]string{"configmaps:create", "configmaps:list,watch,patch", "daemonsets:list,watch",

@@ -53,6 +53,12 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"nonsense"}, 2, `unknown command "nonsense"`},
 		{[]string{"explain", "svc"}, 2, "accepts 1 arg(s)"},
 		{[]string{"import", "lan"}, 2, "one file is needed"},
+		{[]string{"doctor", "--node", "n1", "--kubeconfig", ok}, 1, "Node n1: "},
+		{[]string{"doctor", "--node", "n9", "--kubeconfig", ok}, 1, "Node n9: there is no such Node\n"},
+		{[]string{"doctor", "--kubeconfig", away}, 2, "the API server http://127.0.0.1:9 does not answer: "},
+		{[]string{"drain", "n1", "--kubeconfig", away}, 2, "the API server http://127.0.0.1:9 does not answer: "},
+		{[]string{"watch", "--kubeconfig", away}, 2, "the API server http://127.0.0.1:9 does not answer: "},
+		{[]string{"bundle", "-f", "-", "--kubeconfig", away}, 2, "the API server http://127.0.0.1:9 does not answer: "},
 		{[]string{"status", "--kubeconfig", away}, 2, "the API server http://127.0.0.1:9 does not answer: "},
 		{[]string{"explain", "svc", "web", "--kubeconfig", away}, 2, "the API server http://127.0.0.1:9 does not answer: "},
 		{[]string{"status", "--kubeconfig", ok, "--context", "nowhere"}, 2, `context "nowhere" does not exist`},
@@ -82,6 +88,10 @@ func TestSeveralKubeconfigs(t *testing.T) {
 	if code, _, stderr := run("status", "--context", "fake"); code != 0 {
 		t.Errorf("--context of the second file: exit code %d: %s", code, stderr)
 	}
+	if code, _, stderr := run("drain", "n0", "--force", "--no-wait", "--context", "nowhere"); code != 2 ||
+		!strings.Contains(stderr, `context "nowhere" does not exist`) {
+		t.Errorf("drain in another context: exit code %d: %s", code, stderr)
+	}
 	if code, stdout, _ := run("__complete", "status", "--context", ""); code != 0 || !strings.Contains(stdout, "fake\n") {
 		t.Errorf("completion of --context: %q", stdout)
 	}
@@ -96,6 +106,8 @@ func TestCompletion(t *testing.T) {
 		{[]string{"explain", "svc", ""}, "web\n"},
 		{[]string{"explain", "node", ""}, "n1\n"},
 		{[]string{"explain", "pool", ""}, "lan\n"},
+		{[]string{"doctor", "--node", ""}, "n1\n"},
+		{[]string{"drain", ""}, "n1\n"},
 		{[]string{"explain", "reason", "NoI"}, "NoInterface\n"},
 		{[]string{"explain", ""}, "svc\t"},
 		{[]string{"status", "-o", ""}, "yaml\n"},
@@ -110,9 +122,12 @@ func TestCompletion(t *testing.T) {
 // TestPluginName has help and errors call the program what the user has called it.
 func TestPluginName(t *testing.T) {
 	var out, errs strings.Builder
-	if code := execute([]string{"/usr/local/bin/kubectl-landfall", "status", "--help"}, nil, &out, &errs); code != 0 ||
-		!strings.Contains(out.String(), "kubectl landfall status") {
-		t.Errorf("%d %s", code, out.String())
+	for _, command := range []string{"status", "drain", "watch", "bundle"} {
+		out.Reset()
+		if code := execute([]string{"/usr/local/bin/kubectl-landfall", command, "--help"}, nil, &out, &errs); code != 0 ||
+			!strings.Contains(out.String(), "kubectl landfall "+command) {
+			t.Errorf("%d %s", code, out.String())
+		}
 	}
 }
 

@@ -17,23 +17,26 @@ import (
 )
 
 func doctorCommand(o *options) *cobra.Command {
+	node := ""
 	cmd := &cobra.Command{
 		Use: "doctor", Short: "Examine the cluster: what is in Landfall's way before an install, and what is wrong after it",
 		Long: "Examine the cluster: what is in Landfall's way before an install, and what is wrong after it. The first " +
-			"line is the worst thing. It asks the programs of all nodes.",
-		Example: "  landfallctl doctor\n  landfallctl doctor -o json | jq -r .verdict",
+			"line is the worst thing. It asks the programs of all nodes, or of one.",
+		Example: "  landfallctl doctor\n  landfallctl doctor --node n1\n  landfallctl doctor -o json | jq -r .verdict",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return runDoctor(cmd.Context(), *o, cmd.OutOrStdout())
+			return runDoctor(cmd.Context(), *o, node, cmd.OutOrStdout())
 		},
 	}
+	cmd.Flags().StringVar(&node, "node", "", "examine only the node with this `name`")
+	complete(cmd, "node", func(string) []string { return o.namesNow(nodeNames) })
 	o.addOutput(cmd, "json", "yaml", "wide")
 	return cmd
 }
 
-func runDoctor(ctx context.Context, o options, stdout io.Writer) error {
+func runDoctor(ctx context.Context, o options, node string, stdout io.Writer) error {
 	return runExplain(ctx, o, stdout, func(ctx context.Context, g *gatherer) (explain.Verdict, error) {
-		return examine(ctx, g)
+		return examine(ctx, g, node)
 	})
 }
 
@@ -46,7 +49,8 @@ var rivals = map[string][]string{
 	"OpenELB":          {"app=openelb-controller"},
 }
 
-func examine(ctx context.Context, g *gatherer) (explain.Verdict, error) {
+// examine examines a node, or all if it is empty.
+func examine(ctx context.Context, g *gatherer, node string) (explain.Verdict, error) {
 	d := explain.DoctorFacts{Version: g.server.Version, Namespace: defaultNamespace}
 	also := []func(context.Context) error{
 		func(ctx context.Context) (err error) {
@@ -89,6 +93,10 @@ func examine(ctx context.Context, g *gatherer) (explain.Verdict, error) {
 		return explain.Verdict{}, err
 	}
 	d.PodSecurity = labels["pod-security.kubernetes.io/enforce"]
+	if node != "" {
+		g.ask(ctx, []string{node}, nil, nothing)
+		return explain.DoctorNode(g.cluster, d, node), nil
+	}
 	g.ask(ctx, slices.Collect(maps.Keys(g.cluster.Agents)), nil, nothing)
 	return explain.Doctor(g.cluster, d), nil
 }

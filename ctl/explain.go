@@ -64,6 +64,17 @@ func explainCommand(o *options) *cobra.Command {
 	return parent
 }
 
+// namesNow reads names from the cluster; none if it does not answer.
+func (o *options) namesNow(names func(context.Context, options, *kube.Client) []string) []string {
+	ctx, cancel := context.WithTimeout(context.Background(), o.timeout)
+	defer cancel()
+	client, _, err := o.connect(ctx)
+	if err != nil {
+		return nil
+	}
+	return names(ctx, *o, client)
+}
+
 // completeNames completes the first argument with names from the cluster.
 func (o *options) completeNames(names func(context.Context, options, *kube.Client) []string) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {

@@ -17,8 +17,9 @@ var repository = os.DirFS("..")
 var (
 	codeBlock = regexp.MustCompile("(?ms)^ *```.*?^ *```$")
 	codeSpan  = regexp.MustCompile("`[^`\n]*`")
-	link      = regexp.MustCompile(`\]\(([^)\s]+)\)`)
-	heading   = regexp.MustCompile(`(?m)^#+ +(.*)$`)
+	// link is [text](target), or a line with a target for [text][name].
+	link    = regexp.MustCompile(`(?m)(?:\]\(|^\[[^]\n]+\]: )([^)\s]+)\)?`)
+	heading = regexp.MustCompile(`(?m)^#+ +(.*)$`)
 	// mention is a page named in a comment or a message.
 	mention = regexp.MustCompile(`(?:^|[^\w./-])(docs/[\w./-]+\.(?:md|json))`)
 )

@@ -44,6 +44,7 @@ func Doctor(c Cluster, d DoctorFacts) Verdict {
 		}
 	}
 	checks = append(checks, c.findings()...)
+	checks = append(checks, c.mtus()...)
 	checks = append(checks, c.allNodes()...)
 	checks = append(checks, c.kubeProxy(d), c.others(d))
 	if c.Installed {
@@ -60,6 +61,48 @@ func Doctor(c Cluster, d DoctorFacts) Verdict {
 		good = "Landfall is not installed, and nothing is in its way"
 	}
 	return judge("Cluster", good, slices.DeleteFunc(checks, func(c Check) bool { return c.What == "" }))
+}
+
+// DoctorNode examines one node of a cluster, and what concerns all nodes.
+func DoctorNode(c Cluster, d DoctorFacts, name string) Verdict {
+	subject := "Node " + name
+	n, ok := c.Nodes[name]
+	if !ok {
+		return missing(subject, "there is no such Node", "kubectl get nodes")
+	}
+	alone := c
+	// Whether other nodes are excluded too does not matter here.
+	alone.Nodes, alone.Agents, alone.IgnoreExclude = map[string]Node{name: n}, map[string]Agent{}, true
+	a, there := c.Agents[name]
+	if there {
+		alone.Agents[name] = a
+	}
+	alone.Warnings = slices.DeleteFunc(slices.Clone(c.Warnings), func(w NodeWarning) bool { return w.Node != name })
+	checks := []Check{version(d.Version), d.podSecurity()}
+	if c.Installed {
+		checks = append(checks, c.controller())
+		checks = append(checks, c.programs(name)...)
+		checks = append(append(checks, gate(a)...), c.hears(a))
+		if s := a.Said; s != nil {
+			checks = append(checks, links(s))
+			for _, p := range s.BGP.Peers {
+				checks = append(checks, c.session(name, p))
+			}
+		}
+	}
+	checks = append(checks, alone.findings()...)
+	checks = append(checks, alone.allNodes()...)
+	if _, excluded := n.Labels[labelExclude]; excluded && !c.IgnoreExclude {
+		checks = append(checks, Check{Level: Note, What: "exclude label", Reason: lb.ReasonNodeExcluded,
+			Text: "it announces no address, as it has the label " + labelExclude})
+	}
+	checks = append(checks, c.kubeProxy(d), c.others(d))
+	checks = append(checks, c.unread()...)
+	good := "nothing is wrong"
+	if !c.Installed {
+		good = "Landfall is not installed, and nothing is in its way"
+	}
+	return judge(subject, good, slices.DeleteFunc(checks, func(c Check) bool { return c.What == "" }))
 }
 
 func version(of string) Check {

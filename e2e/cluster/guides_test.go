@@ -15,6 +15,9 @@ func TestGuide(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if _, err := documentedRole(repository); err != nil {
+		t.Error(err)
+	}
 	pages := map[string]string{}
 	for _, file := range []string{readme, install} {
 		content, err := os.ReadFile(filepath.Join(repository, file))

@@ -38,6 +38,8 @@ var questions = []question{
 	{"explain pool lan", 0},
 	{"explain peer tor-1", 0},
 	{"version", 0},
+	{"drain node-3 --no-wait", 0},
+	{"undrain node-3", 0},
 }
 
 // empty is a Service that has no pods, which no node announces.
@@ -47,16 +49,21 @@ metadata: {name: empty, namespace: web, annotations: {landfall.dev/loadBalancerI
 spec: {type: LoadBalancer, selector: {app: none}, ports: [{port: 80}]}
 `
 
+// documentedRole returns the manifest of the ClusterRole that landfallctl's page has.
+func documentedRole(repository string) (string, error) {
+	role := step{"docs/guide/landfallctl.md", "apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRole"}
+	markdown, err := os.ReadFile(filepath.Join(repository, role.file))
+	if err != nil {
+		return "", err
+	}
+	return role.find(string(markdown))
+}
+
 // Explains asks landfallctl, which asks Landfall's programs in the pods of real kubelets: as an
 // administrator, and as a user with the documented ClusterRole. Both get right answers, from all
 // that they ask about. A user without a role is told which rule is missing.
 func (c *Cluster) Explains(ctx context.Context, say func(format string, args ...any)) error {
-	markdown, err := os.ReadFile(filepath.Join(c.Repository(), "docs", "landfallctl.md"))
-	if err != nil {
-		return err
-	}
-	role, err := step{"docs/guide/landfallctl.md", "apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRole"}.find(
-		string(markdown))
+	role, err := documentedRole(c.Repository())
 	if err != nil {
 		return err
 	}

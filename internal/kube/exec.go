@@ -23,6 +23,12 @@ const maxOutput = 64 << 20
 // to its standard output. It needs the verb create on pods/exec, and get for API servers before
 // Kubernetes 1.35.
 func (c *Client) Exec(ctx context.Context, pod lb.Key, container string, command ...string) ([]byte, error) {
+	return c.ExecUpTo(ctx, maxOutput, pod, container, command...)
+}
+
+// ExecUpTo is Exec that keeps at most so many bytes of the output.
+func (c *Client) ExecUpTo(ctx context.Context, most int, pod lb.Key, container string, command ...string) (
+	[]byte, error) {
 	at := c.coreREST.CoreV1REST().Post().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{Container: container, Command: command, Stdout: true, Stderr: true},
 			scheme.ParameterCodec).URL()
@@ -43,7 +49,7 @@ func (c *Client) Exec(ctx context.Context, pod lb.Key, container string, command
 	if err != nil {
 		return nil, err
 	}
-	var stdout, stderr limited
+	stdout, stderr := limited{most: most}, limited{most: most}
 	err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &stdout, Stderr: &stderr})
 	switch said := strings.TrimSpace(stderr.String()); {
 	case err == nil:
@@ -58,12 +64,13 @@ func (c *Client) Exec(ctx context.Context, pod lb.Key, container string, command
 	return nil, fmt.Errorf("pod %s: %w", pod, err)
 }
 
-// limited keeps the first maxOutput bytes.
-type limited struct{ bytes.Buffer }
+// limited keeps the first bytes.
+type limited struct {
+	bytes.Buffer
+	most int
+}
 
 func (l *limited) Write(p []byte) (int, error) {
-	if room := maxOutput - l.Len(); room < len(p) {
-		return l.Buffer.Write(p[:max(room, 0)])
-	}
-	return l.Buffer.Write(p)
+	l.Buffer.Write(p[:max(min(l.most-l.Len(), len(p)), 0)])
+	return len(p), nil // the rest is read and left out
 }

@@ -28,6 +28,9 @@ const (
 // statusArgument is the argument that prints the status of the running program.
 const statusArgument = "status"
 
+// onlyMetrics is the value of --status-only that asks for the metrics in place of the status.
+const onlyMetrics = "metrics"
+
 // WriteStatus writes an object as JSON: the fields of head, and then a list under that name,
 // element by element, so that memory does not grow with the list.
 func WriteStatus[E any](w io.Writer, head any, list string, elements iter.Seq[E]) error {
@@ -87,8 +90,11 @@ func printStatus(ctx context.Context, path, only string, stdout io.Writer) error
 			return (&net.Dialer{}).DialContext(ctx, "unix", path)
 		},
 	}}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://status/v1/status?only="+url.QueryEscape(only),
-		nil)
+	at := "http://status/v1/status?only=" + url.QueryEscape(only)
+	if only == onlyMetrics {
+		at = "http://status/metrics"
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
 	if err != nil {
 		return err
 	}
