@@ -38,6 +38,13 @@ const name = "landfall-proxy"
 const reasonHealthPort lb.Reason = "FailedToStartServiceHealthcheck"
 
 func main() {
+	if known, err := look(os.Args[1:], os.Stdout); known {
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+			os.Exit(1)
+		}
+		return
+	}
 	var f flags
 	metrics, statusSocket := "localhost:7482", "/run/landfall/proxy.sock"
 	if slices.Contains(os.Args, "cleanup") || slices.Contains(os.Args, "--cleanup") {
@@ -50,6 +57,7 @@ func main() {
 		MetricsBindAddress: metrics,
 		StatusSocket:       statusSocket,
 		Flags:              f.add,
+		Usage:              lookUsage,
 		Run:                f.run,
 	}))
 }
