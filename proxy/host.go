@@ -33,9 +33,15 @@ type host struct {
 	acceptForwarded bool
 	log             *slog.Logger
 	chains          func(context.Context) ([]plan.ForwardChain, error)
+	// routes returns which routes the kernel takes to some addresses.
+	routes func([]netip.Addr) (map[netip.Addr]lb.RouteKind, error)
+	// strict says by which rp_filter the kernel drops packets that other nodes move here; "" if it does
+	// not.
+	strict func() string
 	// accept writes to a chain, and reports whether it had to.
 	accept   func(context.Context, plan.ForwardChain, plan.Acceptance) (changed bool, err error)
 	failures loop.Failures
+	routing  loop.Failures
 	last     plan.Host // what was known at the last look; belongs to the actor that looks
 }
 
@@ -61,9 +67,80 @@ func (h *host) look(ctx context.Context) (found []lb.Finding, known bool) {
 			facts.NotForwarding[family] = "net." + strings.ReplaceAll(parameter, "/", ".")
 		}
 	}
+	facts.Routes = h.podRoutes(node, interfaces, from.nodes.All(), from.slices.All())
+	facts.Strict = h.strict()
+	facts.Connections, facts.Most = h.parameters.number(parameterCount), h.parameters.number(parameterMax)
 	h.forwarding(ctx, &facts)
 	h.last = facts
 	return plan.Findings(facts), true
+}
+
+// maxPodRoutes bounds how many routes are looked up at a time.
+const maxPodRoutes = 2000
+
+// podRoutes looks up the routes to one pod on each other node, in each family. Pods that use the
+// network of their node need none.
+func (h *host) podRoutes(node lb.Node, interfaces []lb.Interface, nodes map[string]lb.Node,
+	endpoints map[lb.Key][]lb.Slice) []plan.PodRoute {
+	routes := otherPods(node, interfaces, nodes, endpoints)
+	routes = routes[:min(len(routes), maxPodRoutes)]
+	pods := make([]netip.Addr, len(routes))
+	for i, r := range routes {
+		pods[i] = r.Pod
+	}
+	kinds, err := h.routes(pods)
+	h.routing.Log(h.log, "cannot look up the routes to pods", "looked up the routes to pods", err)
+	if err != nil {
+		return h.last.Routes // unknown is not absent
+	}
+	for i := range routes {
+		routes[i].Kind = kinds[routes[i].Pod]
+	}
+	return routes
+}
+
+// otherPods returns the first pod on each other node, in each family, sorted.
+func otherPods(node lb.Node, interfaces []lb.Interface, nodes map[string]lb.Node,
+	all map[lb.Key][]lb.Slice) []plan.PodRoute {
+	near := func(n lb.Node) bool {
+		return slices.ContainsFunc(interfaces, func(i lb.Interface) bool {
+			return !i.Loopback && slices.ContainsFunc(n.Addresses, func(addr netip.Addr) bool {
+				_, is := i.Subnet(addr)
+				return is
+			})
+		})
+	}
+	hosts := map[netip.Addr]bool{}
+	for _, n := range nodes {
+		for _, addr := range n.Addresses {
+			hosts[addr] = true
+		}
+	}
+	type at struct {
+		node   string
+		family lb.Family
+	}
+	first := map[at]netip.Addr{}
+	for _, of := range all {
+		for _, slice := range of {
+			for _, e := range slice.Endpoints {
+				_, known := nodes[e.Node]
+				place := at{e.Node, lb.FamilyOf(e.Addr)}
+				if had, some := first[place]; known && e.Node != node.Name && !hosts[e.Addr] &&
+					(!some || e.Addr.Less(had)) {
+					first[place] = e.Addr
+				}
+			}
+		}
+	}
+	routes := make([]plan.PodRoute, 0, len(first))
+	for place, pod := range first {
+		routes = append(routes, plan.PodRoute{Node: place.node, Pod: pod, Near: near(nodes[place.node])})
+	}
+	slices.SortFunc(routes, func(a, b plan.PodRoute) int {
+		return cmp.Or(strings.Compare(a.Node, b.Node), a.Pod.Compare(b.Pod))
+	})
+	return routes
 }
 
 // forwarding looks at the chains of other programs, and has them accept what they should, before

@@ -31,6 +31,8 @@ func TestHostLooks(t *testing.T) {
 	var chains []plan.ForwardChain
 	var failed, refused error
 	var wanted []plan.Acceptance
+	var asked []netip.Addr
+	kinds, strict := map[netip.Addr]lb.RouteKind{}, ""
 	h := host{proxy: b.proxy, parameters: kernelParameters{folder, log}, log: log,
 		podNetworks: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
 		chains: func(context.Context) ([]plan.ForwardChain, error) {
@@ -38,6 +40,11 @@ func TestHostLooks(t *testing.T) {
 				return nil, failed
 			}
 			return slices.Clone(chains), nil
+		},
+		strict: func() string { return strict },
+		routes: func(pods []netip.Addr) (map[netip.Addr]lb.RouteKind, error) {
+			asked = pods
+			return kinds, failed
 		},
 		accept: func(_ context.Context, c plan.ForwardChain, want plan.Acceptance) (bool, error) {
 			if len(want.Networks) == 0 || c.HasOwn() {
@@ -100,6 +107,31 @@ func TestHostLooks(t *testing.T) {
 	if len(wanted) != 3 {
 		t.Errorf("what another removed was not accepted again: %v", wanted)
 	}
+	strict = "net.ipv4.conf.eth1.rp_filter is 1"
+	look(true, lb.ReasonStrictReversePath)
+	strict = ""
+	set("netfilter/nf_conntrack_max", "1000")
+	set("netfilter/nf_conntrack_count", "949")
+	look(true)
+	set("netfilter/nf_conntrack_count", "1001")
+	look(true, lb.ReasonConntrackFull)
+	set("netfilter/nf_conntrack_count", "5")
+	far, pod := netip.MustParseAddr("10.244.7.2"), netip.MustParseAddr("10.244.7.3")
+	other := lb.Endpoint{Addr: pod, Node: "other", Ready: true}
+	b.slices.Set(lb.Key{Name: "api"}, []lb.Slice{{Endpoints: []lb.Endpoint{other, {Addr: far, Node: "other"},
+		{Addr: netip.MustParseAddr("172.31.0.9"), Node: "other"}, {Addr: far.Next().Next(), Node: "unknown"}}}})
+	kinds[far] = lb.RouteOwn
+	look(true)
+	if !slices.Equal(asked, []netip.Addr{far}) {
+		t.Errorf("asked for the routes to %v, want one pod of the other node", asked)
+	}
+	kinds[far] = lb.RouteNone
+	look(true, lb.ReasonPodRouteMissing)
+	failed = errors.New("no memory")
+	look(true, lb.ReasonPodRouteMissing) // unknown is not absent
+	failed = nil
+	kinds[far] = lb.RouteUnknown
+	look(true)
 	b.found = func() []lb.Finding { return []lb.Finding{lb.Find(lb.ReasonForwardingOff, "off")} }
 	if found := b.status().Findings; len(found) != 1 || found[0].Message != "off" {
 		t.Errorf("the status has %v", found)

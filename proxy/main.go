@@ -13,6 +13,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/vishvananda/netns"
@@ -37,6 +38,13 @@ const name = "landfall-proxy"
 const reasonHealthPort lb.Reason = "FailedToStartServiceHealthcheck"
 
 func main() {
+	if known, err := look(os.Args[1:], os.Stdout); known {
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+			os.Exit(1)
+		}
+		return
+	}
 	var f flags
 	metrics, statusSocket := "localhost:7482", "/run/landfall/proxy.sock"
 	if slices.Contains(os.Args, "cleanup") || slices.Contains(os.Args, "--cleanup") {
@@ -49,6 +57,7 @@ func main() {
 		MetricsBindAddress: metrics,
 		StatusSocket:       statusSocket,
 		Flags:              f.add,
+		Usage:              lookUsage,
 		Run:                f.run,
 	}))
 }
@@ -124,7 +133,7 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 	watcher := watchLinks(rt.Log, ifAddressesChange(p.runner.Poke))
 	services := kube.Services(client, f.serviceSelector(), metrics.counting(metrics.services, p.mark))
 	p.from = sources{
-		services: services, slices: kube.Slices(client, metrics.counting(metrics.endpoints, p.mark)),
+		services: services, slices: kube.Slices(client, metrics.counting(metrics.endpoints, p.markEndpoints)),
 		nodes:      kube.Nodes(client, "", p.markNode),
 		interfaces: watcher.All, networks: kube.ServiceNetworks(client, func(string) { p.runner.Poke() }),
 		pools: kube.PoolRanges(client, func(string) { p.runner.Poke() }),
@@ -156,16 +165,18 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 		return false, err
 	}
 	defer end.close()
+	var strict atomic.Value // of string
+	strict.Store("")
 	rescuer := rescue.New(rescue.Deps{Log: rt.Log, Kernel: neighbours,
 		Families: f.rescueFamilies(kernel.families, rt.Log), Ring: f.rescueRing, Limit: f.rescueLimit,
-		Confirmed: offer.Rescued, Parameters: f.procSysNet, Warn: func(message string) {
-			events.Warning(kube.NodeReference(rt.NodeName), lb.ReasonStrictReversePath, message)
-		}})
+		Confirmed: offer.Rescued, Parameters: f.procSysNet,
+		Warn: func(message string) { strict.Store(message) }})
 	counted, err := f.counters(kernel.families, rt.Log)
 	if err != nil {
 		return false, err
 	}
-	flight := newPreflight(p, set, parameters, func(f lb.Finding, gone bool) { events.Finding(rt.NodeName, f, gone) })
+	flight := newPreflight(p, set, parameters, func() string { return strict.Load().(string) },
+		func(f lb.Finding, gone bool) { events.Finding(rt.NodeName, f, gone) })
 	p.found, p.connections = flight.Found, connections
 	p.to = sinks{
 		rules: rules, flows: cutter, health: checks, feed: offer, rescue: rescuer, latency: metrics.latency,
@@ -226,11 +237,14 @@ func (f *flags) departure(client *kube.Client, log *slog.Logger, withdraw func()
 }
 
 // newPreflight returns the actor that looks for what keeps this node from delivering.
-func newPreflight(p *proxy, set settings, parameters kernelParameters,
+func newPreflight(p *proxy, set settings, parameters kernelParameters, strict func() string,
 	tell func(f lb.Finding, gone bool)) *preflight.Preflight {
 	var accepter iptables.Accepter
 	h := host{proxy: p, parameters: parameters, podNetworks: set.pods.Prefixes, acceptForwarded: set.acceptForwarded,
-		log: p.log, chains: forwardChains, accept: accepter.Set}
+		log: p.log, chains: forwardChains, accept: accepter.Set,
+		strict: strict, routes: func(pods []netip.Addr) (map[netip.Addr]lb.RouteKind, error) {
+			return links.RoutesTo(netns.None(), pods)
+		}}
 	return preflight.New(preflight.Options{Log: p.log, Now: time.Now, Look: h.look, Tell: tell})
 }
 

@@ -30,6 +30,7 @@ const (
 
 	conntrackFolder  = "netfilter"
 	parameterMax     = conntrackFolder + "/nf_conntrack_max"
+	parameterCount   = conntrackFolder + "/nf_conntrack_count"
 	parameterBuckets = conntrackFolder + "/nf_conntrack_buckets"
 	parameterTimeout = conntrackFolder + "/nf_conntrack_tcp_timeout_established"
 	parameterWait    = conntrackFolder + "/nf_conntrack_tcp_timeout_close_wait"
@@ -54,6 +55,16 @@ func (k kernelParameters) set(name string, value int, wrong func(now int) bool) 
 func (k kernelParameters) on(name string) bool {
 	text, err := os.ReadFile(filepath.Join(k.folder, name))
 	return err == nil && strings.TrimSpace(string(text)) == "1"
+}
+
+// number returns the value of a parameter; 0 if it is not there.
+func (k kernelParameters) number(name string) int {
+	text, err := os.ReadFile(filepath.Join(k.folder, name))
+	if err != nil {
+		return 0
+	}
+	n, _ := strconv.Atoi(strings.TrimSpace(string(text)))
+	return n
 }
 
 func (k kernelParameters) switchOn(name string) bool {

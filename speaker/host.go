@@ -28,12 +28,15 @@ type host struct {
 	arpIgnore     string // the file
 	// conflicts are the conflicting hosts that were seen lately, by VIP.
 	conflicts func() map[netip.Addr][]plan.ConflictingHost
+	// unreachable says why the API server is not reached; nil if it is.
+	unreachable func() error
 }
 
 // newPreflight returns the actor that looks.
-func newPreflight(s *speaker, port uint16, events *kube.Events) *preflight.Preflight {
+func newPreflight(s *speaker, port uint16, client *kube.Client, events *kube.Events) *preflight.Preflight {
 	h := host{speaker: s, port: port, ignoreExclude: s.opts.ignoreExclude, arpIgnore: arpIgnore,
-		conflicts: func() map[netip.Addr][]plan.ConflictingHost { return s.to.l2.Outcome().ConflictingHosts }}
+		conflicts:   func() map[netip.Addr][]plan.ConflictingHost { return s.to.l2.Outcome().ConflictingHosts },
+		unreachable: client.Unreachable}
 	return preflight.New(preflight.Options{Log: s.log, Now: time.Now, Look: func(context.Context) ([]lb.Finding, bool) {
 		return h.look(time.Now())
 	}, Tell: func(f lb.Finding, gone bool) { events.Finding(s.self, f, gone) }})
@@ -50,6 +53,9 @@ func (h *host) look(now time.Time) (found []lb.Finding, known bool) {
 	facts := plan.Host{
 		Self: s.self, Nodes: s.from.nodes.All(), IgnoreExclude: h.ignoreExclude, Interfaces: interfaces,
 		Unmet: h.unmet(now), Port: h.port, Conflicts: h.conflicts(),
+	}
+	if err := h.unreachable(); err != nil {
+		facts.Unreachable = strings.ReplaceAll(err.Error(), "\n", "; ")
 	}
 	if text, err := os.ReadFile(h.arpIgnore); err == nil {
 		facts.AnswersAll = strings.TrimSpace(string(text)) == "0"

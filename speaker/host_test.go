@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -25,8 +26,10 @@ func TestHostLooks(t *testing.T) {
 		sets.SetSynced(false)
 		s.from.daemonSet = sets
 		var seen map[netip.Addr][]plan.ConflictingHost
+		var cut error
 		h := host{speaker: s, port: 7947, arpIgnore: filepath.Join(t.TempDir(), "arp_ignore"),
-			conflicts: func() map[netip.Addr][]plan.ConflictingHost { return seen }}
+			conflicts:   func() map[netip.Addr][]plan.ConflictingHost { return seen },
+			unreachable: func() error { return cut }}
 		now := time.Now()
 		if err := os.WriteFile(h.arpIgnore, []byte("0\n"), 0o600); err != nil {
 			t.Fatal(err)
@@ -72,6 +75,8 @@ func TestHostLooks(t *testing.T) {
 		look()
 		seen = map[netip.Addr][]plan.ConflictingHost{netip.MustParseAddr("192.0.2.9"): {{Interface: "eth0", MAC: "02::9"}}}
 		look(lb.ReasonAddressConflict)
+		cut = errors.New("no route to host")
+		look(lb.ReasonAPIServerUnreachable, lb.ReasonAddressConflict)
 	})
 }
 

@@ -275,7 +275,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		l2: responder, report: reporter, routes: routeSinks{bgp: sessions, bfd: watches}, objects: objects,
 		neighbors: nearby, writers: newWriters(client, events),
 	}
-	flight := newPreflight(s, f.bindPort, events)
+	flight := newPreflight(s, f.bindPort, client, events)
 	s.found = flight.Found
 	seen := witness.New(witness.Options{Lease: client.Witnesses(f.namespace, leaseName), Log: rt.Log,
 		Changed: s.runner.Poke})

@@ -56,6 +56,7 @@ type interfaceStatus struct {
 	Name      string         `json:"name"`
 	MAC       string         `json:"mac,omitempty"`
 	Up        bool           `json:"up"`
+	MTU       int            `json:"mtu,omitempty"`
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
 	Problem   string         `json:"problem,omitempty"`
 }
@@ -92,7 +93,7 @@ func (s *speaker) status() status {
 	}
 	for _, i := range interfaces {
 		st.Interfaces = append(st.Interfaces, interfaceStatus{
-			Name: i.Name, MAC: i.MAC.String(), Up: i.Up, Addresses: i.Addresses, Problem: outcome.Problems[i.Name],
+			Name: i.Name, MAC: i.MAC.String(), Up: i.Up, MTU: i.MTU, Addresses: i.Addresses, Problem: outcome.Problems[i.Name],
 		})
 	}
 	if s.found != nil {

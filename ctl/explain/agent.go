@@ -54,6 +54,7 @@ type SpeakerStatus struct {
 type Interface struct {
 	Name      string         `json:"name"`
 	Up        bool           `json:"up"`
+	MTU       int            `json:"mtu"`
 	Addresses []netip.Prefix `json:"addresses"`
 	Problem   string         `json:"problem"`
 }

@@ -142,7 +142,7 @@ func (c Cluster) findings() []Check {
 		}
 	}
 	for _, w := range c.Warnings {
-		if !c.Agents[w.Node].asked() {
+		if !c.Agents[w.Node].asked() { // it says itself what there is now
 			add(w.Node, w.Refusal, false)
 		}
 	}

@@ -44,6 +44,7 @@ func Doctor(c Cluster, d DoctorFacts) Verdict {
 		}
 	}
 	checks = append(checks, c.findings()...)
+	checks = append(checks, c.mtus()...)
 	checks = append(checks, c.allNodes()...)
 	checks = append(checks, c.kubeProxy(d), c.others(d))
 	if c.Installed {

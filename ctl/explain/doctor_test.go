@@ -2,6 +2,7 @@ package explain
 
 import (
 	"encoding/json"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -65,6 +66,21 @@ func TestDoctor(t *testing.T) {
 		}, Warning, "the nodes run different versions"},
 		"gossip":     {func(w *world, _ *DoctorFacts) { w.Agents["n1"].Said.Members.Live = []string{"n1"} }, Wrong, "n1: its speaker does not hear"},
 		"forwarding": {func(w *world, _ *DoctorFacts) { w.find("n2", lb.ReasonForwardingOff, "n2 has ip_forward=0") }, Wrong, "n2 has ip_forward=0"},
+		"conntrack": {func(w *world, _ *DoctorFacts) { w.find("n2", lb.ReasonConntrackFull, "the table of n2 is full") }, Wrong,
+			"the table of n2 is full (ConntrackFull)"},
+		"pod route": {func(w *world, _ *DoctorFacts) {
+			w.find("n2", lb.ReasonPodRouteMissing, "n2 has no route to the pods on n1")
+		},
+			Wrong, "n2 has no route to the pods on n1 (PodRouteMissing)"},
+		"the API server comes first": {func(w *world, _ *DoctorFacts) {
+			w.find("n1", lb.ReasonForwardingOff, "n1 has ip_forward=0")
+			w.find("n2", lb.ReasonAPIServerUnreachable, "n2 does not reach the API server")
+		}, Wrong, "n2 does not reach the API server (APIServerUnreachable)"},
+		"MTU": {func(w *world, _ *DoctorFacts) { w.sizes(1500, 9000) }, Warning,
+			"interface eth0 of n1 has MTU 1500, and that of n2 in the same subnet 192.0.2.0/24 has 9000: packets of the larger " +
+				"size are lost (MTUMismatch)"},
+		"one MTU":             {func(w *world, _ *DoctorFacts) { w.sizes(9000, 9000) }, OK, "nothing is wrong"},
+		"an MTU that is told": {func(w *world, _ *DoctorFacts) { w.sizes(9000, 0) }, OK, "nothing is wrong"},
 		"full": {func(w *world, _ *DoctorFacts) { w.Pools[0].Status.AvailableIPv4 = "0" }, Warning,
 			"pool lan: it is full, so the next Service gets no address: IPv4 1 assigned, 0 free (PoolExhausted)"},
 		"no pool": {func(w *world, _ *DoctorFacts) { w.Pools = nil }, Wrong, "there is no IPAddressPool"},
@@ -89,6 +105,22 @@ func TestDoctor(t *testing.T) {
 				t.Errorf("%s: %q\nwant %s: %q", v.Level, v.Line, test.level, test.line)
 			}
 		})
+	}
+}
+
+// sizes has n1 and n2 send packets of these sizes in one subnet.
+func (w *world) sizes(n1, n2 int) {
+	for node, mtu := range map[string]int{"n1": n1, "n2": n2} {
+		a := w.Agents[node]
+		said := SpeakerStatus{Node: node}
+		if a.Said != nil {
+			said = *a.Said
+		}
+		addr := netip.MustParsePrefix("192.0.2." + node[1:] + "/24")
+		said.Interfaces = []Interface{{Name: "lo", Up: true, MTU: 65536, Addresses: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8")}},
+			{Name: "eth0", Up: true, MTU: mtu, Addresses: []netip.Prefix{addr}}}
+		a.Said = &said
+		w.Agents[node] = a
 	}
 }
 

@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -185,6 +186,52 @@ func NodeName(c Cluster, name string) Verdict {
 	}
 	checks = append(checks, c.unread()...)
 	return judge(subject, "announces and delivers", slices.DeleteFunc(checks, func(c Check) bool { return c.What == "" }))
+}
+
+// mtus finds interfaces in one subnet that send packets of different sizes, of the nodes that were
+// asked: what the larger one sends is lost.
+func (c Cluster) mtus() []Check {
+	type at struct {
+		subnet netip.Prefix
+		mtu    int
+	}
+	nodes := map[at][]string{}
+	sizes := map[netip.Prefix][]int{}
+	names := map[at]string{}
+	for _, node := range slices.Sorted(maps.Keys(c.Agents)) {
+		said := c.Agents[node].Said
+		if said == nil {
+			continue
+		}
+		for _, i := range said.Interfaces {
+			for _, p := range i.Addresses {
+				place := at{p.Masked(), i.MTU}
+				if !i.Up || i.MTU == 0 || p.IsSingleIP() || p.Addr().IsLinkLocalUnicast() || p.Addr().IsLoopback() ||
+					slices.Contains(nodes[place], node) {
+					continue
+				}
+				if !slices.Contains(sizes[place.subnet], i.MTU) {
+					sizes[place.subnet] = append(sizes[place.subnet], i.MTU)
+				}
+				nodes[place] = append(nodes[place], node)
+				names[place] = i.Name
+			}
+		}
+	}
+	var checks []Check
+	for _, subnet := range slices.SortedFunc(maps.Keys(sizes), func(a, b netip.Prefix) int { return a.Compare(b) }) {
+		if len(sizes[subnet]) < 2 {
+			continue
+		}
+		slices.SortFunc(sizes[subnet], func(a, b int) int { // that of the fewest nodes first
+			return cmp.Or(len(nodes[at{subnet, a}])-len(nodes[at{subnet, b}]), cmp.Compare(a, b))
+		})
+		odd, most := at{subnet, sizes[subnet][0]}, at{subnet, sizes[subnet][len(sizes[subnet])-1]}
+		checks = append(checks, Check{Level: Warning, What: "MTU", Reason: lb.ReasonMTUMismatch, Text: fmt.Sprintf(
+			"interface %s of %s has MTU %d, and that of %s in the same subnet %s has %d: packets of the larger size are lost",
+			names[odd], list(nodes[odd], 3), odd.mtu, list(nodes[most], 3), subnet, most.mtu)})
+	}
+	return checks
 }
 
 // members checks that the speaker has met the others.

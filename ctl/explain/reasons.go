@@ -201,6 +201,16 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonARPNotStrict: {"kube-proxy has put Services' addresses on kube-ipvs0, and the kernel answers ARP for them " +
 		"on every " +
 		"node.", "kubectl -n kube-system edit configmap kube-proxy   # ipvs.strictARP: true, then restart kube-proxy"},
+	lb.ReasonAPIServerUnreachable: {"The node does not reach the API server: it goes on with what it knew, and shows nothing " +
+		"new in conditions.",
+		"kubectl cluster-info   # open the way from NODE to this address"},
+	lb.ReasonPodRouteMissing: {"The node's kernel has no route to the pods on another node, so connections that it sends " +
+		"there are lost.",
+		"kubectl -n kube-system get pods -o wide --field-selector spec.nodeName=NODE   # restart the pod of its network plugin"},
+	lb.ReasonConntrackFull: {"The node's table of connections is full, so its kernel drops new ones.",
+		"sysctl -w net.netfilter.nf_conntrack_max=1048576   # on the node, or proxy.conntrack of the chart"},
+	lb.ReasonMTUMismatch: {"Nodes in one subnet send packets of different sizes: the larger ones are lost.",
+		"ip link set dev eth0 mtu 1500   # on each node of the subnet, what the switch has"},
 	lb.ReasonGossipBlocked: {"The speaker has met no other, although speakers on other nodes are ready: a firewall, or " +
 		"another " +
 		"gossip key.", "open TCP and UDP port 7947 between the nodes; all speakers need one gossip key"},

@@ -83,6 +83,7 @@ func (e explanation) checks() []Check {
 	checks = append(checks, slices.DeleteFunc(e.findings(), func(c Check) bool {
 		return c.Reason == lb.ReasonAddressConflict // what concerns the Service's own addresses, its nodes have said
 	})...)
+	checks = append(checks, e.mtus()...)
 	checks = append(checks, e.sources(), e.healthPort(), e.traffic())
 	checks = append(checks, e.unread()...)
 	return slices.DeleteFunc(checks, func(c Check) bool { return c.What == "" })

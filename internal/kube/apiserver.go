@@ -58,18 +58,20 @@ type dialer struct {
 
 	mu       sync.Mutex
 	last     string // that answered last
+	trouble  error  // why nothing answered the last time
 	failures loop.Failures
 }
 
 // dialThrough has a configuration connect by a dialer.
-func dialThrough(config *rest.Config, log *slog.Logger, servers []string) error {
+func dialThrough(config *rest.Config, log *slog.Logger, servers []string) (*dialer, error) {
 	at, _, err := rest.DefaultServerUrlFor(config)
 	if err != nil {
-		return fmt.Errorf("address %s of the API server: %w", config.Host, err)
+		return nil, fmt.Errorf("address %s of the API server: %w", config.Host, err)
 	}
 	port := cmp.Or(at.Port(), map[string]string{"http": "80"}[at.Scheme], "443")
-	config.Dial = newDialer(log, net.JoinHostPort(at.Hostname(), port), servers).DialContext
-	return nil
+	d := newDialer(log, net.JoinHostPort(at.Hostname(), port), servers)
+	config.Dial = d.DialContext
+	return d, nil
 }
 
 func newDialer(log *slog.Logger, server string, servers []string) *dialer {
@@ -108,7 +110,16 @@ func (d *dialer) DialContext(ctx context.Context, network, address string) (net.
 func (d *dialer) note(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.trouble = err
 	d.failures.Log(d.log, "cannot connect to the API server", "connected to the API server again", err)
+}
+
+// Unreachable returns why the API server cannot be connected to; nil while the last attempt was
+// answered. A connection that has gone silent is given up within a minute.
+func (c *Client) Unreachable() error {
+	c.dialer.mu.Lock()
+	defer c.dialer.mu.Unlock()
+	return c.dialer.trouble
 }
 
 // order returns what to try for an address, the most likely first.

@@ -100,6 +100,7 @@ type Client struct {
 	landfall  rest.Interface
 	config    *rest.Config
 	http      *http.Client
+	dialer    *dialer
 
 	mu      sync.Mutex
 	watches []*watch
@@ -124,7 +125,7 @@ func (c clientset) NetworkingV1REST() rest.Interface { return c.NetworkingV1().R
 // Connect reads the configuration and returns a client; it sends nothing yet.
 func Connect(o Options) (*Client, error) {
 	klog.SetSlogLogger(o.Log)
-	config, err := restConfig(o)
+	config, dialer, err := restConfig(o)
 	if err != nil {
 		return nil, err
 	}
@@ -147,34 +148,35 @@ func Connect(o Options) (*Client, error) {
 		return nil, fmt.Errorf("connect to %s: %w", config.Host, err)
 	}
 	return &Client{log: o.Log, host: config.Host, userAgent: o.UserAgent, core: core, events: events,
-		coreREST: clientset{core}, landfall: landfall, config: config, http: httpClient}, nil
+		coreREST: clientset{core}, landfall: landfall, config: config, http: httpClient, dialer: dialer}, nil
 }
 
-func restConfig(o Options) (*rest.Config, error) {
+func restConfig(o Options) (*rest.Config, *dialer, error) {
 	var config *rest.Config
 	var err error
 	if o.User != nil {
 		if config, err = o.User.loader().ClientConfig(); err != nil {
-			return nil, fmt.Errorf("kubeconfig: %w", err)
+			return nil, nil, fmt.Errorf("kubeconfig: %w", err)
 		}
 	} else if o.Kubeconfig == "" {
 		if config, err = rest.InClusterConfig(); err != nil {
-			return nil, fmt.Errorf("no --kubeconfig given and not in a pod: %w", err)
+			return nil, nil, fmt.Errorf("no --kubeconfig given and not in a pod: %w", err)
 		}
 	} else if config, err = clientcmd.BuildConfigFromFlags("", o.Kubeconfig); err != nil {
-		return nil, fmt.Errorf("--kubeconfig %s: %w", o.Kubeconfig, err)
+		return nil, nil, fmt.Errorf("--kubeconfig %s: %w", o.Kubeconfig, err)
 	}
 	config.UserAgent = o.UserAgent
 	config.QPS, config.Burst = cmp.Or(o.QPS, qps), cmp.Or(o.Burst, burst)
 	if err := checkServers(o.Servers); err != nil {
-		return nil, fmt.Errorf("--api-servers: %w", err)
+		return nil, nil, fmt.Errorf("--api-servers: %w", err)
 	}
-	if err := dialThrough(config, o.Log, o.Servers); err != nil {
-		return nil, err
+	dialer, err := dialThrough(config, o.Log, o.Servers)
+	if err != nil {
+		return nil, nil, err
 	}
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	return config, nil
+	return config, dialer, nil
 }
 
 // landfallClient speaks JSON, as the API server has no other encoding for custom resources that we

@@ -48,4 +48,12 @@ const (
 	ReasonARPNotStrict Reason = "ARPNotStrict"
 	// the speaker has met no other, although the cluster has more
 	ReasonGossipBlocked Reason = "GossipBlocked"
+	// the node does not reach the API server
+	ReasonAPIServerUnreachable Reason = "APIServerUnreachable"
+	// the node's kernel has no route to the pods of another node
+	ReasonPodRouteMissing Reason = "PodRouteMissing"
+	// the node's kernel has no room for more connections
+	ReasonConntrackFull Reason = "ConntrackFull"
+	// nodes of one subnet send packets of different sizes
+	ReasonMTUMismatch Reason = "MTUMismatch"
 )

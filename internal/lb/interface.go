@@ -12,6 +12,7 @@ type Interface struct {
 	Index int
 	Name  string
 	MAC   net.HardwareAddr // nil when the interface has no link-layer address
+	MTU   int              // bytes of the largest packet that it sends
 	// Up is set while the interface is up and has a carrier (IFF_UP and IFF_RUNNING), so that packets
 	// can leave.
 	Up bool
@@ -33,7 +34,7 @@ type Interface struct {
 
 // Equal reports whether two interfaces are equal in every field.
 func (i Interface) Equal(other Interface) bool {
-	return i.Index == other.Index && i.Name == other.Name && bytes.Equal(i.MAC, other.MAC) && i.Up == other.Up &&
+	return i.Index == other.Index && i.Name == other.Name && i.MTU == other.MTU && bytes.Equal(i.MAC, other.MAC) && i.Up == other.Up &&
 		i.Disabled == other.Disabled && i.Guest == other.Guest &&
 		i.Loopback == other.Loopback && i.Enslaved == other.Enslaved && i.NoARP == other.NoARP &&
 		slices.Equal(i.Addresses, other.Addresses)

@@ -26,6 +26,7 @@ func translate(links []netlink.Link, addrs []netlink.Addr) []lb.Interface {
 		i := lb.Interface{
 			Index:     attrs.Index,
 			Name:      attrs.Name,
+			MTU:       attrs.MTU,
 			Up:        attrs.RawFlags&unix.IFF_UP != 0 && attrs.RawFlags&unix.IFF_RUNNING != 0,
 			Disabled:  attrs.RawFlags&unix.IFF_UP == 0,
 			Loopback:  attrs.RawFlags&unix.IFF_LOOPBACK != 0,

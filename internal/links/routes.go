@@ -2,6 +2,7 @@ package links
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -9,6 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/internal/lb"
 )
 
 // Gateway is a next hop of a route in the main table.
@@ -82,4 +85,35 @@ func gateways(routes []netlink.Route) []Gateway {
 		}
 	}
 	return found
+}
+
+// RoutesTo returns which routes the kernel takes to some addresses; RouteUnknown where it drops the
+// packets without a word. netns.None() is the namespace of
+// the calling process.
+func RoutesTo(ns netns.NsHandle, addrs []netip.Addr) (map[netip.Addr]lb.RouteKind, error) {
+	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	defer handle.Close()
+	kinds := make(map[netip.Addr]lb.RouteKind, len(addrs))
+	for _, addr := range addrs {
+		routes, err := handle.RouteGetWithOptions(addr.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
+		kinds[addr] = kindOf(routes, err)
+	}
+	return kinds, nil
+}
+
+func kindOf(routes []netlink.Route, err error) lb.RouteKind {
+	switch {
+	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES):
+		return lb.RouteNone
+	case err != nil || len(routes) == 0:
+		return lb.RouteUnknown
+	case routes[0].Type == unix.RTN_UNREACHABLE, routes[0].Type == unix.RTN_PROHIBIT:
+		return lb.RouteNone
+	case isDefault(routes[0]):
+		return lb.RouteDefault
+	}
+	return lb.RouteOwn
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/vishvananda/netns"
 
+	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
 )
 
@@ -155,6 +156,36 @@ func arrived(datagram <-chan struct{}) bool {
 	default:
 		return false
 	}
+}
+
+// TestRoutesTo asks a kernel how it reaches addresses.
+func TestRoutesTo(t *testing.T) {
+	node, router := nstest.New(t), nstest.New(t)
+	nstest.Veth(t, node, "eth0", "192.0.2.9/24", router, "eth0", "192.0.2.1/24")
+	node.Run(t, "ip", "addr", "add", "2001:db8::9/64", "dev", "eth0", "nodad")
+	for _, route := range [][]string{
+		{"default", "via", "192.0.2.1"}, {"10.1.0.0/24", "via", "192.0.2.7"}, {"unreachable", "10.2.0.0/24"},
+		{"blackhole", "10.3.0.0/24"}, {"prohibit", "10.4.0.0/24"}, {"2001:db8:1::/64", "via", "2001:db8::7"},
+		{"unreachable", "2001:db8:2::/64"}, {"blackhole", "2001:db8:3::/64"},
+	} {
+		node.Run(t, "ip", append([]string{"route", "add"}, route...)...)
+	}
+	want := map[string]lb.RouteKind{"10.1.0.5": lb.RouteOwn, "192.0.2.7": lb.RouteOwn, "10.9.0.1": lb.RouteDefault,
+		"10.2.0.1": lb.RouteNone, "10.3.0.1": lb.RouteUnknown, "10.4.0.1": lb.RouteNone, "2001:db8:1::1": lb.RouteOwn,
+		"2001:db8:9::1": lb.RouteNone, "2001:db8:2::1": lb.RouteNone, "2001:db8:3::1": lb.RouteUnknown}
+	var addrs []netip.Addr
+	for addr := range want {
+		addrs = append(addrs, netip.MustParseAddr(addr))
+	}
+	node.Do(t, func() error {
+		got, err := RoutesTo(netns.None(), addrs)
+		for addr, kind := range got {
+			if kind != want[addr.String()] {
+				t.Errorf("%s: %d, want %d", addr, kind, want[addr.String()])
+			}
+		}
+		return err
+	})
 }
 
 // TestNextHops reads the next hops of all routes of a kernel, each once.

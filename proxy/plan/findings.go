@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -26,11 +27,85 @@ type Host struct {
 	// the Node.
 	Pods     []netip.Addr
 	PodCIDRs []netip.Prefix
+	// Routes are those to pods on other nodes, one of each node and family.
+	Routes []PodRoute
+	// Strict says by which rp_filter the kernel drops packets that other nodes move here; "" if it does
+	// not.
+	Strict string
+	// Connections are in the kernel's table of connections, which has room for Most; 0 if unknown.
+	Connections, Most int
+}
+
+// PodRoute is where the kernel sends packets to a pod on another node.
+type PodRoute struct {
+	Node string
+	Pod  netip.Addr
+	// Near is set if the node is in a subnet of this one, so that nothing between them has to know where
+	// its pods are.
+	Near bool
+	Kind lb.RouteKind
 }
 
 // Findings says what keeps the node from delivering what its rules say.
 func Findings(h Host) []lb.Finding {
-	return slices.Concat(h.forwarding(), h.dropped(), h.unmatched())
+	return slices.Concat(h.full(), h.forwarding(), h.dropped(), h.unrouted(), h.strict(), h.unmatched())
+}
+
+// full finds a table of connections that has no room, or will have none soon.
+func (h Host) full() []lb.Finding {
+	if h.Most == 0 || h.Connections < h.Most/100*95 {
+		return nil
+	}
+	return []lb.Finding{lb.Find(lb.ReasonConntrackFull,
+		"the table of connections of %s is full, so its kernel drops new ones: it has %d of at most %d "+
+			"(net.netfilter.nf_conntrack_max); raise that, or find who opens them: conntrack -L", h.Node, h.Connections,
+		h.Most)}
+}
+
+// strict finds a kernel that drops what other nodes move here.
+func (h Host) strict() []lb.Finding {
+	if h.Strict == "" {
+		return nil
+	}
+	return []lb.Finding{lb.Find(lb.ReasonStrictReversePath, "on %s %s", h.Node, h.Strict)}
+}
+
+// unrouted finds nodes to whose pods the kernel has no route, or one that is certainly wrong: that
+// to everywhere, while there are routes to the pods of other nodes as near.
+func (h Host) unrouted() (found []lb.Finding) {
+	own := map[lb.Family]string{}
+	for _, r := range h.Routes {
+		if family := lb.FamilyOf(r.Pod); r.Near && r.Kind == lb.RouteOwn && own[family] == "" {
+			own[family] = r.Node
+		}
+	}
+	var nodes []string
+	var first PodRoute
+	for _, r := range h.Routes {
+		if r.Kind != lb.RouteNone && (r.Kind != lb.RouteDefault || !r.Near || own[lb.FamilyOf(r.Pod)] == "") {
+			continue
+		}
+		if !slices.Contains(nodes, r.Node) {
+			nodes = append(nodes, r.Node)
+		}
+		if !first.Pod.IsValid() {
+			first = r
+		}
+	}
+	if len(nodes) == 0 {
+		return nil
+	}
+	why := "the kernel finds none"
+	if first.Kind == lb.RouteDefault {
+		why = "it takes the default route, unlike to those on " + own[lb.FamilyOf(first.Pod)]
+	}
+	which := first.Node
+	if more := len(nodes) - 1; more > 0 {
+		which += fmt.Sprintf(" and %d more", more)
+	}
+	return []lb.Finding{lb.Find(lb.ReasonPodRouteMissing,
+		"%s has no route to the pods on %s, such as %s (%s), so connections that it sends there are lost: see what the "+
+			"network plugin (CNI) says on %s", h.Node, which, first.Pod, why, h.Node)}
 }
 
 // forwarding looks at the families that pods of the node have.

@@ -57,7 +57,7 @@ func TestFindings(t *testing.T) {
 	mine := ForwardChain{Family: "inet", Table: "mine", Name: "fw", Drops: true, Rules: map[string][]ForwardRule{}}
 	docker6 := docker
 	docker6.Family = "ip6"
-	cidr := prefixes("10.0.1.0/24")
+	cidr, pod := prefixes("10.0.1.0/24"), netip.MustParseAddr("10.0.2.9")
 	const off4, off6 = "net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"
 	for name, c := range map[string]struct {
 		host Host
@@ -67,6 +67,27 @@ func TestFindings(t *testing.T) {
 		"all is well": {host: Host{Pods: addrs("10.0.1.2", "fd00::2"), PodNetworks: prefixes("10.0.0.0/16", "fd00::/56"),
 			Chains: []ForwardChain{{Family: "inet", Table: "filter", Name: "forward"},
 				with(docker, in, accept(Accept{}))}}},
+		"room for more connections": {host: Host{Connections: 94_000, Most: 100_000}},
+		"no room for more": {host: Host{Connections: 95_000, Most: 100_000},
+			want: "ConntrackFull: n is full, so its kernel drops new ones: it has 95000 of at most 100000"},
+		"it is not known how many": {host: Host{Connections: 5}},
+		"strict": {host: Host{Strict: "net.ipv4.conf.eth1.rp_filter is 1"},
+			want: "StrictReversePath: on n net.ipv4.conf.eth1.rp_filter is 1"},
+		"routes to all pods": {host: Host{Routes: []PodRoute{
+			{Node: "a", Pod: pod, Near: true, Kind: lb.RouteOwn}, {Node: "b", Pod: pod, Kind: lb.RouteDefault},
+			{Node: "c", Pod: pod, Near: true, Kind: lb.RouteUnknown}}}},
+		"no route to the pods of one": {host: Host{Routes: []PodRoute{
+			{Node: "a", Pod: pod, Near: true, Kind: lb.RouteOwn}, {Node: "b", Pod: pod, Kind: lb.RouteNone}}},
+			want: "PodRouteMissing: n has no route to the pods on b, such as 10.0.2.9 (the kernel finds none)"},
+		"the default route to one": {host: Host{Routes: []PodRoute{
+			{Node: "a", Pod: pod, Near: true, Kind: lb.RouteOwn}, {Node: "b", Pod: pod, Near: true, Kind: lb.RouteDefault},
+			{Node: "c", Pod: pod, Near: true, Kind: lb.RouteDefault}}},
+			want: "PodRouteMissing: pods on b and 1 more, such as 10.0.2.9 (it takes the default route, unlike to those on a)"},
+		"the default route to all": {host: Host{Routes: []PodRoute{
+			{Node: "a", Pod: pod, Near: true, Kind: lb.RouteDefault}, {Node: "b", Pod: pod, Near: true, Kind: lb.RouteDefault}}}},
+		"routes of the other family": {host: Host{Routes: []PodRoute{
+			{Node: "a", Pod: netip.MustParseAddr("fd00::9"), Near: true, Kind: lb.RouteOwn},
+			{Node: "b", Pod: pod, Near: true, Kind: lb.RouteDefault}}}},
 		"no forwarding": {host: Host{PodCIDRs: prefixes("10.0.1.0/24"),
 			NotForwarding: map[lb.Family]string{lb.IPv4: off4, lb.IPv6: off6}},
 			want: "ForwardingOff: n has net.ipv4.ip_forward=0"},

@@ -33,7 +33,8 @@ type Deps struct {
 	// Ring switches the rings on. Without them a stray packet goes to one node.
 	Ring bool
 	// Parameters is the folder of the network's kernel parameters, to set rp_filter where it is
-	// needed; "" to leave it alone. Warn is called when that is needed and cannot be done.
+	// needed; "" to leave it alone. Warn is called when that is needed and cannot
+	// be done, and with "" when it is so no longer.
 	Parameters string
 	Warn       func(message string)
 	// Confirmed is called with the number that Confirm took; it must not block.
@@ -77,6 +78,7 @@ type Actor struct {
 	parameters string
 	warn       func(string)
 	filtered   string // the last error about the parameters
+	warned     string // what warn was last called with
 	tightened  bool   // none is set
 
 	runner *loop.Runner

@@ -44,6 +44,7 @@ func (a *Actor) checkFilters(neighbors map[netip.Addr]links.Neighbor) {
 	}
 	if !a.ringed() {
 		a.tighten()
+		a.warning(nil)
 		return
 	}
 	var from []int
@@ -59,8 +60,19 @@ func (a *Actor) checkFilters(neighbors map[netip.Addr]links.Neighbor) {
 		a.log.Info("set a kernel parameter, as other nodes move packets here that a strict filter drops", "parameter",
 			"net.ipv4.conf."+name+".rp_filter", "value", loose)
 	}
-	if a.filters(err, "connections are lost that other nodes move here") {
-		a.warn(err.Error())
+	a.filters(err, "connections are lost that other nodes move here")
+	a.warning(err)
+}
+
+// warning tells of what cannot be done, once.
+func (a *Actor) warning(err error) {
+	text := ""
+	if err != nil {
+		text = strings.ReplaceAll(err.Error(), "\n", "; ")
+	}
+	if text != a.warned {
+		a.warned = text
+		a.warn(text)
 	}
 }
 
@@ -88,18 +100,16 @@ func (a *Actor) tighten() {
 	a.filters(err, "cannot set a kernel parameter back; trying again")
 }
 
-// filters logs an error about the parameters, and reports whether it is another one than before.
-func (a *Actor) filters(err error, message string) (news bool) {
+// filters logs an error about the parameters that is another one than before.
+func (a *Actor) filters(err error, message string) {
 	text := ""
 	if err != nil {
 		text = message + ": " + err.Error()
 	}
-	news = text != "" && text != a.filtered
-	if news {
+	if text != "" && text != a.filtered {
 		a.log.Warn(message, "error", err)
 	}
 	a.filtered = text
-	return news
 }
 
 func filterOf(folder, iface string) string {

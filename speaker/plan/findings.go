@@ -31,13 +31,15 @@ type Host struct {
 	// Unmet is for how long this speaker has met no other although others are ready.
 	Unmet time.Duration
 	Port  uint16 // of gossip
+	// Unreachable says why the node does not reach the API server; "" if it does.
+	Unreachable string
 	// Conflicts are the conflicting hosts that this node has seen lately, by VIP.
 	Conflicts map[netip.Addr][]ConflictingHost
 }
 
 // Findings says what keeps announcements of the node from clients.
 func Findings(h Host) []lb.Finding {
-	return slices.Concat(h.excluded(), h.answers(), h.unmet(), h.conflicts())
+	return slices.Concat(h.unreachable(), h.excluded(), h.answers(), h.unmet(), h.conflicts())
 }
 
 // excluded names the label that keeps the node from announcing: on purpose, unless no node is
@@ -74,6 +76,15 @@ func (h Host) answers() []lb.Finding {
 		"%s answers ARP for all addresses of Services, which kube-proxy in mode "+
 			"ipvs has put on %s, so clients reach any node: set ipvs.strictARP=true in kube-proxy's configuration", h.Self,
 		ipvsInterface)}
+}
+
+// unreachable finds a node that works with what it knew of the cluster when it was cut off.
+func (h Host) unreachable() []lb.Finding {
+	if h.Unreachable == "" {
+		return nil
+	}
+	return []lb.Finding{lb.Find(lb.ReasonAPIServerUnreachable,
+		"%s does not reach the API server, and knows of no change since: %s", h.Self, h.Unreachable)}
 }
 
 // unmet finds a speaker that hears no other although there are some.

@@ -32,7 +32,9 @@ func TestFindings(t *testing.T) {
 		host Host
 		want string // the reason and a part of the message
 	}{
-		"nothing is known":      {},
+		"nothing is known": {},
+		"cut off": {host: Host{Unreachable: "dial tcp 192.0.2.1:6443: connect: no route to host", Nodes: nodes(free, free)},
+			want: "APIServerUnreachable: n does not reach the API server, and knows of no change since: dial tcp 192.0.2.1:6443"},
 		"no label":              {host: Host{Nodes: nodes(free, free)}},
 		"another node is":       {host: Host{Nodes: nodes(free, labelled)}},
 		"this node, on purpose": {host: Host{Nodes: nodes(labelled, free)}, want: "note NodeExcluded: other nodes do"},
