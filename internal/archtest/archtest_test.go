@@ -132,8 +132,7 @@ func receiver(e ast.Expr) string {
 func isPlan(pkg string) bool { return binary(pkg) != "" && strings.HasSuffix(pkg, "/plan") }
 
 func isPure(pkg string) bool {
-	return isPlan(pkg) || rooms[pkg] || pkg == "internal/lb" || pkg == "ctl/explain" ||
-		pkg == "ctl/migrate"
+	return isPlan(pkg) || rooms[pkg] || pkg == "internal/lb" || pkg == "ctl/explain"
 }
 
 // below reports whether pkg is root or lies below it.
