@@ -128,7 +128,8 @@ func (m *migrator) label(ctx context.Context, uri, key, value string) error {
 }
 
 // landfallKinds are those that a migration writes, in the order in which --undo deletes them.
-var landfallKinds = []string{"L2Advertisement", "BGPAdvertisement", "BGPPeer", "BFDProfile", "Community", "IPAddressPool"}
+var landfallKinds = []string{"L2Advertisement", "BGPAdvertisement", "BGPPeer", "BFDProfile", "Community",
+	"IPAddressPool"}
 
 func landfallPath(kind string) string {
 	return "/apis/landfall.dev/v1beta1/" + strings.TrimSuffix(strings.ToLower(kind), "y") +

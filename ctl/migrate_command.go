@@ -52,9 +52,9 @@ func metallbCommand(o *options) *cobra.Command {
 	var f migrateOptions
 	cmd := &cobra.Command{
 		Use: "metallb [-f FILE]...", Short: "Plan the move from MetalLB, carry it out, or go back",
-		Long: "Plan the move from MetalLB: the objects and Helm values of Landfall, what cannot be taken over and why, and the " +
-			"steps. --apply carries them out; each step is checked before the next begins. --undo goes back.\n\nWith -f, print " +
-			"Landfall's equivalent of MetalLB's objects in files.",
+		Long: "Plan the move from MetalLB: the objects and Helm values of Landfall, what cannot be taken over and why, and " +
+			"the steps. --apply carries them out; each step is checked before the next begins. --undo goes back.\n\nWith -f, " +
+			"print Landfall's equivalent of MetalLB's objects in files.",
 		Example: "  landfallctl migrate metallb\n  landfallctl migrate metallb -o values > values.yaml\n" +
 			"  landfallctl migrate metallb --apply --chart charts/landfall --copy-secrets",
 		Args: cobra.NoArgs,

@@ -102,7 +102,8 @@ func (m *installer) adoptDefinitions(ctx context.Context) error {
 		return err
 	}
 	for _, d := range definitions {
-		if text(d, "spec", "group") != "landfall.dev" || text(d, "metadata", "annotations", "meta.helm.sh/release-name") != "" {
+		if text(d, "spec", "group") != "landfall.dev" ||
+			text(d, "metadata", "annotations", "meta.helm.sh/release-name") != "" {
 			continue
 		}
 		m.say("%s was not installed by helm: the release %s takes it over", name(d), m.release)

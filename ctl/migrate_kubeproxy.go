@@ -22,7 +22,8 @@ func kubeProxyCommand(o *options) *cobra.Command {
 		Use: "kube-proxy", Short: "Plan the takeover from kube-proxy, carry it out, or go back",
 		Long: "Plan the takeover from kube-proxy: what happens to each field of its configuration, the Helm values of " +
 			"Landfall, and the steps. --apply takes over one node after another, each checked before the next; kube-proxy's " +
-			"rules, IPVS' virtual servers, ipsets and kube-ipvs0 included, are removed by kube-proxy --cleanup. --undo goes back.",
+			"rules, IPVS' virtual servers, ipsets and kube-ipvs0 included, are removed by kube-proxy --cleanup. --undo goes " +
+			"back.",
 		Example: "  landfallctl migrate kube-proxy\n  landfallctl migrate kube-proxy -o values > values.yaml\n" +
 			"  landfallctl migrate kube-proxy --apply --chart charts/landfall",
 		Args: cobra.NoArgs,
@@ -89,8 +90,8 @@ func readTakeover(ctx context.Context, o options, f migrateOptions, stdout io.Wr
 		return nil, o.late(reading, client, err)
 	}
 	if len(sets) == 0 {
-		return nil, fmt.Errorf("there is no DaemonSet %s/%s: give --kube-proxy-daemonset, or follow the guide where kube-proxy "+
-			"is no DaemonSet", f.kubeProxyNamespace, f.kubeProxyDaemonSet)
+		return nil, fmt.Errorf("there is no DaemonSet %s/%s: give --kube-proxy-daemonset, or follow the guide where "+
+			"kube-proxy is no DaemonSet", f.kubeProxyNamespace, f.kubeProxyDaemonSet)
 	}
 	m.set = migrate.NewWorkload(sets[0])
 	m.nodes = migrate.LinuxNodes(nodes)
@@ -146,7 +147,9 @@ func (m *takeover) takeNode(ctx context.Context, node string) error {
 	if err := m.cleanUp(ctx, node); err != nil {
 		return err
 	}
-	if err := m.until(ctx, "Landfall's pod is ready", func() (string, error) { return m.podMissing(ctx, node) }); err != nil {
+	if err := m.until(ctx, "Landfall's pod is ready", func() (string, error) {
+		return m.podMissing(ctx, node)
+	}); err != nil {
 		return err
 	}
 	m.say("%s is taken over", node)
@@ -226,8 +229,8 @@ func (m *takeover) settle(ctx context.Context) error {
 	if err := m.unlabelNodes(ctx, migrate.FromKubeProxy); err != nil {
 		return err
 	}
-	m.say("kube-proxy is a DaemonSet without pods now; kubectl -n %s delete daemonset %s makes it final, and kubeadm upgrade "+
-		"brings it back unless skipPhases has addon/kube-proxy", m.set.Namespace, m.set.Name)
+	m.say("kube-proxy is a DaemonSet without pods now; kubectl -n %s delete daemonset %s makes it final, and kubeadm "+
+		"upgrade brings it back unless skipPhases has addon/kube-proxy", m.set.Namespace, m.set.Name)
 	return nil
 }
 
@@ -255,7 +258,8 @@ func (m *takeover) giveBack(ctx context.Context) error {
 		return err
 	}
 	m.say("kube-proxy runs on all nodes. Stop Landfall's proxy: helm upgrade %s CHART -n %s --reset-then-reuse-values "+
-		"--set proxy.enabled=false --set speaker.gate=none; then remove its rules: docs/guide/migrate-kube-proxy.md, Give back",
+		"--set proxy.enabled=false --set speaker.gate=none; then remove its rules: "+
+		"docs/guide/migrate-kube-proxy.md, Give back",
 		m.release, m.choice.Namespace)
 	return nil
 }

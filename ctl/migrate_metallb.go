@@ -76,8 +76,8 @@ func (m *metallbMove) copySecret(ctx context.Context, s migrate.SecretCopy) erro
 	if live != nil && text(live, "metadata", "labels", migrate.LabelFrom) == "" {
 		return nil // somebody has put it there
 	}
-	return m.apply(ctx, to, map[string]any{"apiVersion": "v1", "kind": "Secret", "type": from["type"], "data": from["data"],
-		"metadata": map[string]any{"name": s.Name, "namespace": m.choice.Namespace,
+	return m.apply(ctx, to, map[string]any{"apiVersion": "v1", "kind": "Secret", "type": from["type"],
+		"data": from["data"], "metadata": map[string]any{"name": s.Name, "namespace": m.choice.Namespace,
 			"labels": map[string]any{migrate.LabelFrom: migrate.FromMetalLB}}}, false)
 }
 
@@ -89,7 +89,6 @@ func (m *metallbMove) deployments(ctx context.Context) (map[string]map[string]st
 	}
 	all := map[string]map[string]string{}
 	for _, d := range list {
-		labels := map[string]string{}
 		raw, err := json.Marshal(d["spec"])
 		var spec struct {
 			Selector struct {
@@ -99,8 +98,7 @@ func (m *metallbMove) deployments(ctx context.Context) (map[string]map[string]st
 		if err := errors.Join(err, json.Unmarshal(raw, &spec)); err != nil {
 			return nil, err
 		}
-		labels = spec.Selector.MatchLabels
-		all[appsPath+m.choice.Namespace+"/deployments/"+name(d)] = labels
+		all[appsPath+m.choice.Namespace+"/deployments/"+name(d)] = spec.Selector.MatchLabels
 	}
 	return all, nil
 }
@@ -564,7 +562,8 @@ func (m *metallbMove) farewell(ctx context.Context) error {
 	if missing, err := m.changed(ctx, false); missing != "" || err != nil {
 		return errors.Join(err, fmt.Errorf("addresses: %s", missing))
 	}
-	fmt.Fprintf(m.out, "Done: %d Services have the addresses that they had. Check with landfallctl status; then remove MetalLB.\n",
+	fmt.Fprintf(m.out, "Done: %d Services have the addresses that they had. Check with landfallctl status; then remove "+
+		"MetalLB.\n",
 		len(m.plan.Held))
 	return nil
 }

@@ -72,5 +72,6 @@ func CleanupPod(w Workload, node string) Pod {
 	sum := fnv.New32a()
 	_, _ = sum.Write([]byte(node)) // a node's name may be longer than a pod's, and the rest of one
 	return Pod{APIVersion: "v1", Kind: "Pod", Spec: spec, Metadata: PodMetadata{Namespace: w.Namespace,
-		Name: fmt.Sprintf("landfall-kube-proxy-cleanup-%08x", sum.Sum32()), Labels: map[string]string{LabelFrom: FromKubeProxy}}}
+		Name:   fmt.Sprintf("landfall-kube-proxy-cleanup-%08x", sum.Sum32()),
+		Labels: map[string]string{LabelFrom: FromKubeProxy}}}
 }

@@ -29,9 +29,9 @@ type rule struct {
 
 const (
 	noPeriods = "not needed: Landfall writes each change at once and watches the kernel for others' changes"
-	noWindows = "not needed: it is for Windows; Landfall's proxy runs on Linux nodes only, so leave kube-proxy on Windows nodes"
-	noTimeout = "not needed without IPVS: connection tracking has timeouts of its own (net.netfilter.nf_conntrack_*_timeout*)"
-	bySysctl  = "not taken: Landfall sets kube-proxy's default, and keeps a higher limit or a shorter time-out that the node has"
+	noWindows = "not needed: it is for Windows; Landfall's proxy runs on Linux nodes only: leave kube-proxy on others"
+	noTimeout = "not needed without IPVS: connection tracking has its own (net.netfilter.nf_conntrack_*_timeout*)"
+	bySysctl  = "not taken: Landfall sets kube-proxy's default, and keeps a node's higher limit or shorter time-out"
 )
 
 // rules has every field of KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1).
@@ -56,8 +56,8 @@ var rules = []rule{
 	{field: "ipvs.syncPeriod", why: noPeriods},
 	{field: "ipvs.minSyncPeriod", why: noPeriods},
 	{field: "ipvs.scheduler", why: "mapped to proxy.scheduler", mode: "ipvs"},
-	{field: "ipvs.excludeCIDRs", why: "not needed: Landfall writes no virtual servers and touches none. Before the cleanup, " +
-		"note those in these CIDRs: kube-proxy --cleanup flushes all", mode: "ipvs"},
+	{field: "ipvs.excludeCIDRs", why: "not needed: Landfall writes no virtual servers and touches none. Before the " +
+		"cleanup, note those in these CIDRs: kube-proxy --cleanup flushes all", mode: "ipvs"},
 	{field: "ipvs.strictARP", why: "not needed once the cleanup has removed kube-ipvs0, which makes the kernel answer ARP"},
 	{field: "ipvs.tcpTimeout", why: noTimeout},
 	{field: "ipvs.tcpFinTimeout", why: noTimeout},

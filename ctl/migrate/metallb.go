@@ -276,8 +276,8 @@ func (p *Plan) setValues(proxy map[string]any, c Choices) {
 	case c.WithoutProxy:
 		p.Values["proxy"] = map[string]any{"enabled": false}
 		speaker["gate"] = "none"
-		p.note("Landfall's proxy is not installed: speakers announce as soon as endpoints are usable, without knowing what the " +
-			"nodes' kernels deliver, and established connections do not survive a move of their address")
+		p.note("Landfall's proxy is not installed: speakers announce as soon as endpoints are usable, without knowing what " +
+			"the nodes' kernels deliver, and established connections do not survive a move of their address")
 	default:
 		values := maps.Clone(proxy)
 		if values == nil {
@@ -351,8 +351,8 @@ func (p *Plan) pin(objects []Object) {
 		}
 	}
 	if missing := len(p.Held) - len(p.Pins); len(p.L2) > 0 && missing > 0 {
-		p.note("MetalLB does not say which node announces %d of %d Services on Layer 2 (ServiceL2Status): Landfall may choose "+
-			"another node for these, and connections to them that are established break", missing, len(p.Held))
+		p.note("MetalLB does not say which node announces %d of %d Services on Layer 2 (ServiceL2Status): Landfall may "+
+			"choose another node for these, and connections to them that are established break", missing, len(p.Held))
 	}
 }
 
@@ -401,8 +401,8 @@ func (p *Plan) nameInterfaces(objects []Object, c Choices) {
 			continue
 		}
 		if len(names) == 0 {
-			p.block("%s seems to be in no subnet of the nodes, where Landfall answers only on interfaces that the L2Advertisement "+
-				"%s names: give --l2-interfaces", outside[0], o.Metadata.Name)
+			p.block("%s seems to be in no subnet of the nodes, where Landfall answers only on interfaces that the "+
+				"L2Advertisement %s names: give --l2-interfaces", outside[0], o.Metadata.Name)
 			return
 		}
 		var list []any

@@ -130,7 +130,8 @@ func decodeUndo(text string) (map[string]any, error) {
 	return undo, nil
 }
 
-// Remember returns a merge patch, of other parts than the metadata, with the annotation AnnotationUndo, by which Undo gives the object
+// Remember returns a merge patch, of other parts than the metadata, with the annotation
+// AnnotationUndo, by which Undo gives the object
 // back what it was before this patch and those before it; nil if the object is as the patch
 // wants it already.
 func Remember(live, patch map[string]any) (map[string]any, error) {
