@@ -25,6 +25,8 @@ type explained struct {
 	ask  []string
 	want string
 	has  string
+	// well is set where clients are let in or not on purpose.
+	well bool
 }
 
 // svc asks for a Service.
@@ -48,7 +50,7 @@ func explainAll(t *testing.T, l *lab.Lab, faults []explained) {
 			f.make(t, l)
 			eventually(t, "landfallctl names the cause", func() error {
 				line, well := firstLine(t.Context(), l, ctl, f.ask...)
-				if !strings.HasPrefix(line, f.want) || !strings.Contains(line, f.has) || well {
+				if !strings.HasPrefix(line, f.want) || !strings.Contains(line, f.has) || well != f.well {
 					return fmt.Errorf("it says %q (nothing is wrong: %v), want %q", line, well, f.want+"…"+f.has)
 				}
 				return nil
@@ -102,6 +104,14 @@ func on(argv ...string) func(*testing.T, *lab.Lab) {
 		for _, n := range l.Cluster().Nodes {
 			mustExec(t, l, n.Name, argv...)
 		}
+	}
+}
+
+// onOne runs a command on one node.
+func onOne(node string, argv ...string) func(*testing.T, *lab.Lab) {
+	return func(t *testing.T, l *lab.Lab) {
+		t.Helper()
+		mustExec(t, l, node, argv...)
 	}
 }
 
@@ -183,6 +193,16 @@ func TestExplain(t *testing.T) {
 	}
 	const excluded = "node.kubernetes.io/exclude-from-external-load-balancers"
 	local := corev1.ServiceExternalTrafficPolicyLocal
+	one := workers(l)[0]
+	unguard := func(t *testing.T, l *lab.Lab) {
+		onOne(one, "nft", "delete table inet guard")(t, l)
+		eventually(t, one+" is well again", func() error {
+			if line, well := firstLine(t.Context(), l, ctl, "explain", "node", one); !well {
+				return fmt.Errorf("landfallctl says %s", line)
+			}
+			return nil
+		})
+	}
 	explainAll(t, l, []explained{
 		{name: "type", make: created("clusterip", func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeClusterIP }),
 			ask: svc("clusterip"), want: "Service default/clusterip: it is of type ClusterIP"},
@@ -259,6 +279,35 @@ func TestExplain(t *testing.T) {
 		{name: "FORWARD DROP", make: on("nft", "add table ip guard; add chain ip guard forward "+
 			"{ type filter hook forward priority 0; policy drop; }"), ask: []string{"explain", "node", workers(l)[0]},
 			mend: on("nft", "delete table ip guard"), want: "Node " + workers(l)[0] + ": ", has: "(ForwardDropped)"},
+		{name: "kube-ipvs0", make: func(t *testing.T, l *lab.Lab) {
+			onOne(one, "ip", "link", "add", "kube-ipvs0", "type", "bridge")(t, l)
+			onOne(one, "ip", "addr", "add", "172.26.236.180/32", "dev", "kube-ipvs0")(t, l)
+		}, mend: onOne(one, "ip", "link", "delete", "kube-ipvs0"), ask: []string{"explain", "node", one},
+			want: "Node " + one + ": " + one + " answers ARP for all addresses of Services", has: "(ARPNotStrict)"},
+		{name: "gossip port blocked", make: onOne(one, "nft", "add table inet guard; add chain inet guard in "+
+			"{ type filter hook input priority 0; }; add rule inet guard in meta l4proto { tcp, udp } th dport 7947 drop; "+
+			"add rule inet guard in meta l4proto { tcp, udp } th sport 7947 drop"), ask: []string{"explain", "node", one},
+			mend: unguard, want: "Node " + one + ": its speaker does not hear the ready speakers on ", has: "(GossipBlocked)"},
+		{name: "CNI route missing", make: onOne(one, "ip", "route", "del", "192.168.189.0/24"),
+			mend: onOne(one, "ip", "route", "add", "192.168.189.0/24", "via", "172.26.236.178"),
+			ask:  []string{"explain", "node", one},
+			want: "Node " + one + ": " + one + " has no route to the pods on ", has: "(PodRouteMissing)"},
+		{name: "MTU", make: onOne(one, "ip", "link", "set", "eth0", "mtu", "1400"),
+			mend: onOne(one, "ip", "link", "set", "eth0", "mtu", "1500"), ask: append(svc("my-nginx"), "-o", "wide"),
+			want: "Service default/my-nginx: interface eth0 of " + one + " has MTU 1400", has: "(MTUMismatch)"},
+		{name: "source ranges", make: backed("ranges", func(s *corev1.Service) {
+			s.Spec.LoadBalancerSourceRanges = []string{"10.99.0.0/16"}
+		}), ask: svc("ranges"), want: "Service default/ranges: ", well: true,
+			has: "only for clients in 10.99.0.0/16 (loadBalancerSourceRanges)"},
+		{name: "missing RBAC", make: func(*testing.T, *lab.Lab) {}, ask: append(svc("my-nginx"), "--as", "nobody"),
+			want: "landfallctl: ", has: "; this rule allows it: "},
+		{name: "no API server", make: func(t *testing.T, l *lab.Lab) {
+			onOne(one, "nft", "add table inet guard; add chain inet guard out { type filter hook output priority 0; }; "+
+				"add rule inet guard out tcp dport 6443 reject with tcp reset")(t, l)
+			created("event", nil)(t, l) // what the node acknowledges ends its connections
+		},
+			mend: unguard, ask: []string{"explain", "node", one},
+			want: "Node " + one + ": " + one + " does not reach the API server", has: "(APIServerUnreachable)"},
 		{name: "no speaker", make: func(t *testing.T, l *lab.Lab) { showPods(t, l, false) },
 			mend: func(t *testing.T, l *lab.Lab) { showPods(t, l, true) },
 			ask:  svc("my-nginx"), want: "Service default/my-nginx: no speaker runs"},
@@ -286,11 +335,29 @@ func TestExplainBGP(t *testing.T) {
 			has: "172.26.236.1 refuses the connection: no BGP daemon listens on port 1790"},
 		{name: "wrong ASN", make: peer(64599, ", peerPort: 179"), ask: svc("my-nginx"), want: down,
 			has: "the AS numbers differ: this side has 64512 and expects 64599"},
+		{name: "hold time", make: func(t *testing.T, l *lab.Lab) {
+			configure(t, l, "router bgp 64513", " bgp minimum-holdtime 60")
+			peer(64513, ", peerPort: 179, holdTime: 9s, connectTime: 1s")(t, l)
+		}, mend: func(t *testing.T, l *lab.Lab) { configure(t, l, "router bgp 64513", " no bgp minimum-holdtime") },
+			ask: svc("my-nginx"), want: down, has: "the router does not accept the hold time of 9s"},
+		// As a router with GTSM (RFC 5082) does.
+		{name: "TTL", make: onOne("tor-1", "nft", "add table ip gtsm; add chain ip gtsm in { type filter hook input priority 0; "+
+			"}; add rule ip gtsm in tcp dport 179 ip ttl < 255 drop"), mend: onOne("tor-1", "nft", "delete table ip gtsm"), ask: svc("my-nginx"), want: down, has: "another TTL (GTSM)"},
 		{name: "wrong password", make: peer(64513, ", peerPort: 179, password: wrong, connectTime: 1s"), ask: svc("my-nginx"),
 			want: down, has: "most likely the MD5 passwords differ"},
 		{name: "peer", make: func(*testing.T, *lab.Lab) {}, ask: []string{"explain", "peer", "tor-1"},
 			want: "BGPPeer tor-1: BGP session with tor-1", has: "most likely the MD5 passwords differ"},
 	})
+}
+
+// configure changes what all routers have.
+func configure(t *testing.T, l *lab.Lab, lines ...string) {
+	t.Helper()
+	for _, r := range l.Routers() {
+		if err := r.Configure(t.Context(), lines...); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // readyPods sets whether the pods of my-nginx are ready.
