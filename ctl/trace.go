@@ -35,7 +35,8 @@ func traceCommand(o *options) *cobra.Command {
 			"A packet from a node or from a pod's network is walked on that node. Others are walked on the nodes that " +
 			"announce the address, and on all nodes where none does.",
 		Example: "  landfallctl trace 203.0.113.7 svc/shop/web\n" +
-			"  landfallctl trace 203.0.113.7 192.0.2.10:443/tcp -o wide\n  landfallctl trace 10.0.0.5 10.96.0.10:53/udp --node n1",
+			"  landfallctl trace 203.0.113.7 192.0.2.10:443/tcp -o wide\n" +
+			"  landfallctl trace 10.0.0.5 10.96.0.10:53/udp --node n1",
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runTrace(cmd.Context(), *o, f, args[0], args[1], cmd.OutOrStdout())

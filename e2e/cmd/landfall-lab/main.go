@@ -29,7 +29,8 @@ const usage = `usage:
   landfall-lab down [NAME]                  take it down
   landfall-lab cluster [--keep] [--cni bridge|flannel] [--image FILE] [--story helm|guides]
   landfall-lab cluster --story returns [--count N] [--away TIME] [--only WAY]
-                                            start a cluster of real kubelets, and try Landfall on it: docs/design/cluster.md
+                                            start a cluster of real kubelets, and try Landfall:
+                                            docs/design/cluster.md
   landfall-lab conformance [--mode nftables|iptables|kube-proxy] [--focus GROUPS] [--specs PATTERN]
                [--nodes N] [ARGUMENTS OF GINKGO]
                                             run upstream's end-to-end suite on such a cluster: docs/design/conformance.md

@@ -149,7 +149,8 @@ func number64(data []byte, kind uint16) uint64 {
 
 func decodePayload(data []byte) Any {
 	e := &Payload{DestRegister: number(data, unix.NFTA_PAYLOAD_DREG),
-		Base: PayloadBase(number(data, unix.NFTA_PAYLOAD_BASE)), Offset: number(data, unix.NFTA_PAYLOAD_OFFSET), Len: number(data, unix.NFTA_PAYLOAD_LEN)}
+		Base: PayloadBase(number(data, unix.NFTA_PAYLOAD_BASE)), Offset: number(data, unix.NFTA_PAYLOAD_OFFSET),
+		Len: number(data, unix.NFTA_PAYLOAD_LEN)}
 	if has(data, unix.NFTA_PAYLOAD_SREG) {
 		e.Write, e.SourceRegister = true, number(data, unix.NFTA_PAYLOAD_SREG)
 		e.Checksum = number(data, unix.NFTA_PAYLOAD_CSUM_TYPE) == unix.NFT_PAYLOAD_CSUM_INET
