@@ -58,7 +58,7 @@ var rules = []rule{
 	{field: "ipvs.scheduler", why: "mapped to proxy.scheduler", mode: "ipvs"},
 	{field: "ipvs.excludeCIDRs", why: "not needed: Landfall writes no virtual servers and touches none. Before the " +
 		"cleanup, note those in these CIDRs: kube-proxy --cleanup flushes all", mode: "ipvs"},
-	{field: "ipvs.strictARP", why: "not needed once the cleanup has removed kube-ipvs0, which makes the kernel answer ARP"},
+	{field: "ipvs.strictARP", why: "not needed once the cleanup has removed kube-ipvs0, for which the kernel answers ARP"},
 	{field: "ipvs.tcpTimeout", why: noTimeout},
 	{field: "ipvs.tcpFinTimeout", why: noTimeout},
 	{field: "ipvs.udpTimeout", why: noTimeout},

@@ -241,8 +241,8 @@ func (p *Plan) restrict() {
 				o.Spec["nodeSelectors"] = selectAlso(o.Spec["nodeSelectors"], map[string]any{"matchLabels": labels})
 			}
 		}
-		p.note("%s runs only on nodes with %s; Landfall runs on all nodes, so its advertisements and peers select these nodes",
-			w, joinLabels(labels))
+		p.note("%s runs only on nodes with %s; Landfall runs on all nodes, so its advertisements and peers select "+
+			"these nodes", w, joinLabels(labels))
 	}
 }
 
@@ -429,8 +429,8 @@ func (p *Plan) noteGaps(objects []Object) {
 	if !p.NodeByNode {
 		return
 	}
-	p.note("routers spread connections anew each time that a node's routes go or come: established connections that they " +
-		"move to another node break, as they do when a speaker of MetalLB restarts")
+	p.note("routers spread connections anew each time that a node's routes go or come: established connections that " +
+		"they move to another node break, as they do when a speaker of MetalLB restarts")
 	for _, o := range objects {
 		key := lb.Key{Namespace: o.Metadata.Namespace, Name: o.Metadata.Name}
 		if o.Kind == "Service" && o.Spec["externalTrafficPolicy"] == "Local" && len(p.Held[key]) > 0 {
@@ -492,7 +492,8 @@ func (p *Plan) pinning() []Manifest {
 			heavy := map[string]any{"weight": 100, "nodeSelector": map[string]any{"matchLabels": map[string]any{
 				labelHostname: host}}}
 			preferred, _ := spec["preferredNodes"].([]any)
-			spec["preferredNodes"] = append(slices.Clone(preferred[:min(len(preferred), 54)]), slices.Repeat([]any{heavy}, 10)...)
+			spec["preferredNodes"] = append(slices.Clone(preferred[:min(len(preferred), 54)]),
+				slices.Repeat([]any{heavy}, 10)...)
 			o := NewManifest("L2Advertisement", fmt.Sprintf("metallb-owner-%d-%d", i, j), nil, spec)
 			all = append(all, o)
 		}
