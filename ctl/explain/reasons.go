@@ -108,8 +108,8 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonNodeUnknown: {"The API server has no Node object of the name that the speaker runs under.",
 		"kubectl get nodes"},
 	lb.ReasonFamilyUnspoken: {"The speaker does not announce addresses of this family.", "landfallctl explain node NODE"},
-	lb.ReasonTooManyVIPs: {"The Services of the cluster have more addresses than the speakers announce, 65,536: those of " +
-		"the youngest Services are left out.", "delete Services, or have some share an address: landfall.dev/allow-shared-ip"},
+	lb.ReasonTooManyVIPs: {"The Services of the cluster have more addresses than the speakers announce, 65,536: those " +
+		"of the youngest Services are left out.", "delete Services, or have some share an address: landfall.dev/allow-shared-ip"},
 	lb.ReasonAnnounceFailed: {"The owner cannot answer on any of its interfaces.",
 		"landfallctl explain node NODE   # the problem of the interface"},
 	lb.ReasonSchedulerIgnored: {"A proxy cannot choose backends in the way that landfall.dev/scheduler requests.",
@@ -201,12 +201,12 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonARPNotStrict: {"kube-proxy has put Services' addresses on kube-ipvs0, and the kernel answers ARP for them " +
 		"on every " +
 		"node.", "kubectl -n kube-system edit configmap kube-proxy   # ipvs.strictARP: true, then restart kube-proxy"},
-	lb.ReasonAPIServerUnreachable: {"The node does not reach the API server: it goes on with what it knew, and shows nothing " +
-		"new in conditions.",
+	lb.ReasonAPIServerUnreachable: {"The node does not reach the API server: it goes on with what it knew, and shows " +
+		"nothing new in conditions.",
 		"kubectl cluster-info   # open the way from NODE to this address"},
 	lb.ReasonPodRouteMissing: {"The node's kernel has no route to the pods on another node, so connections that it sends " +
 		"there are lost.",
-		"kubectl -n kube-system get pods -o wide --field-selector spec.nodeName=NODE   # restart the pod of its network plugin"},
+		"kubectl -n kube-system get pods -o wide --field-selector spec.nodeName=NODE   # restart the network plugin's"},
 	lb.ReasonConntrackFull: {"The node's table of connections is full, so its kernel drops new ones.",
 		"sysctl -w net.netfilter.nf_conntrack_max=1048576   # on the node, or proxy.conntrack of the chart"},
 	lb.ReasonMTUMismatch: {"Nodes in one subnet send packets of different sizes: the larger ones are lost.",

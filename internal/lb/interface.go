@@ -34,8 +34,8 @@ type Interface struct {
 
 // Equal reports whether two interfaces are equal in every field.
 func (i Interface) Equal(other Interface) bool {
-	return i.Index == other.Index && i.Name == other.Name && i.MTU == other.MTU && bytes.Equal(i.MAC, other.MAC) && i.Up == other.Up &&
-		i.Disabled == other.Disabled && i.Guest == other.Guest &&
+	return i.Index == other.Index && i.Name == other.Name && i.MTU == other.MTU &&
+		bytes.Equal(i.MAC, other.MAC) && i.Up == other.Up && i.Disabled == other.Disabled && i.Guest == other.Guest &&
 		i.Loopback == other.Loopback && i.Enslaved == other.Enslaved && i.NoARP == other.NoARP &&
 		slices.Equal(i.Addresses, other.Addresses)
 }
