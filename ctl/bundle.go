@@ -353,8 +353,8 @@ func (b *bundle) manifest() []byte {
 	for _, line := range b.files {
 		fmt.Fprintln(&out, line)
 	}
-	fmt.Fprintf(&out, "\nLeft out: Secrets, contents of ConfigMaps, passwords, values of environment variables, annotations "+
-		"that are\nneither Landfall's nor Kubernetes', managedFields.\n\nNot read: %s\n", b.unreadText())
+	fmt.Fprintf(&out, "\nLeft out: Secrets, contents of ConfigMaps, passwords, values of environment variables, "+
+		"annotations\nthat are neither Landfall's nor Kubernetes', managedFields.\n\nNot read: %s\n", b.unreadText())
 	slices.Sort(b.missed)
 	for _, line := range b.missed {
 		fmt.Fprintf(&out, "  %s\n", line)

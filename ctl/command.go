@@ -61,7 +61,8 @@ func newCommand(name string) *cobra.Command {
 	flags.StringVar(&o.class, "load-balancer-class", "",
 		"spec.loadBalancerClass of the Services to look at (default: that of Landfall's controller)")
 	root.AddCommand(statusCommand(o), explainCommand(o), doctorCommand(o), verifyCommand(o), migrateCommand(o),
-		importCommand(o), versionCommand(o), drainCommand(o), undrainCommand(o), watchCommand(o), bundleCommand(o))
+		importCommand(o), versionCommand(o), drainCommand(o), undrainCommand(o), watchCommand(o), bundleCommand(o),
+		traceCommand(o), flowsCommand(o))
 	complete(root, "context", func(string) []string { names, _ := o.user.Contexts(); return names })
 	return root
 }
@@ -194,23 +195,6 @@ func runVersion(ctx context.Context, o options, clientOnly bool, stdout io.Write
 		}
 	}
 	return write(stdout, o.output, v, v.text())
-}
-
-func migrateCommand(o *options) *cobra.Command {
-	parent := &cobra.Command{Use: "migrate", Short: "Print Landfall's equivalent of another product's objects"}
-	cmd := &cobra.Command{
-		Use: "metallb [-f FILE]...", Short: "Print Landfall's equivalent of MetalLB's objects",
-		Long: "Print Landfall's equivalent of MetalLB's objects, from the cluster or from files. Comments at the top list " +
-			"what has no equivalent.",
-		Example: "  landfallctl migrate metallb > landfall.yaml\n  kubectl apply --server-side -f landfall.yaml",
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return runMigrate(cmd.Context(), *o, cmd.InOrStdin(), cmd.OutOrStdout())
-		},
-	}
-	o.addFiles(cmd, "with MetalLB's objects, may be repeated (default: the cluster)")
-	parent.AddCommand(cmd)
-	return parent
 }
 
 func importCommand(o *options) *cobra.Command {

@@ -49,6 +49,11 @@ func TestExitCodes(t *testing.T) {
 			`this rule allows it: {apiGroups: [""], resources: ["services"], verbs: ["get"]}`},
 		{[]string{"explain", "reason", "Nonsense"}, 2, `"Nonsense" is none of Landfall's reasons`},
 		{[]string{"status", "-o", "xml", "--kubeconfig", ok}, 2, `--output: "xml" is none of json, yaml, wide`},
+		{[]string{"trace", "nowhere", "svc/web", "--kubeconfig", ok}, 2, `FROM: "nowhere" is neither an IP address`},
+		{[]string{"trace", "203.0.113.7", "svc/other", "--kubeconfig", ok}, 2, "there is no Service shop/other"},
+		{[]string{"trace", "203.0.113.7", "2001:db8::1:80/tcp", "--kubeconfig", ok}, 2, "needs a port"},
+		{[]string{"flows", "other", "--kubeconfig", ok}, 2, "there is no Service shop/other"},
+		{[]string{"flows", "web", "--limit=-1", "--kubeconfig", ok}, 2, "--limit: -1"},
 		{[]string{"status", "--no-such-flag"}, 2, "unknown flag: --no-such-flag"},
 		{[]string{"nonsense"}, 2, `unknown command "nonsense"`},
 		{[]string{"explain", "svc"}, 2, "accepts 1 arg(s)"},
@@ -110,6 +115,9 @@ func TestCompletion(t *testing.T) {
 		{[]string{"drain", ""}, "n1\n"},
 		{[]string{"explain", "reason", "NoI"}, "NoInterface\n"},
 		{[]string{"explain", ""}, "svc\t"},
+		{[]string{"trace", "203.0.113.7", ""}, "svc/web\n"},
+		{[]string{"trace", "203.0.113.7", "svc/web", "--node", ""}, "n1\n"},
+		{[]string{"flows", ""}, "web\n"},
 		{[]string{"status", "-o", ""}, "yaml\n"},
 	} {
 		args := append([]string{"__complete", "--kubeconfig", ok}, test.args...)

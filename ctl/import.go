@@ -6,13 +6,14 @@ import (
 	"io"
 	"strings"
 
+	"github.com/landfall-lb/landfall/ctl/migrate"
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
 // importList returns an IPAddressPool for a plain list. Each line has an address, CIDR or range,
 // and optionally the Service (namespace/name) or the namespace (namespace/) to reserve it for. A
 // comment begins with #.
-func importList(name string, r io.Reader) (manifest, error) {
+func importList(name string, r io.Reader) (migrate.Manifest, error) {
 	var addresses, reservations []any
 	lines := bufio.NewScanner(r)
 	for n := 1; lines.Scan(); n++ {
@@ -27,7 +28,7 @@ func importList(name string, r io.Reader) (manifest, error) {
 			written = fmt.Sprintf("%s/%d", addr, addr.BitLen())
 		}
 		if _, err := lb.ParseRange(written); err != nil {
-			return manifest{}, fmt.Errorf("line %d: %w", n, err)
+			return migrate.Manifest{}, fmt.Errorf("line %d: %w", n, err)
 		}
 		addresses = append(addresses, written)
 		if len(words) == 1 {
@@ -35,7 +36,7 @@ func importList(name string, r io.Reader) (manifest, error) {
 		}
 		namespace, service, ok := strings.Cut(words[1], "/")
 		if !ok || namespace == "" || len(words) > 2 {
-			return manifest{}, fmt.Errorf("line %d: %q is not ADDRESS NAMESPACE/SERVICE", n, strings.TrimSpace(line))
+			return migrate.Manifest{}, fmt.Errorf("line %d: %q is not ADDRESS NAMESPACE/SERVICE", n, strings.TrimSpace(line))
 		}
 		reservation := map[string]any{"addresses": written, "namespace": namespace}
 		if service != "" {
@@ -44,14 +45,14 @@ func importList(name string, r io.Reader) (manifest, error) {
 		reservations = append(reservations, reservation)
 	}
 	if err := lines.Err(); err != nil {
-		return manifest{}, err
+		return migrate.Manifest{}, err
 	}
 	if len(addresses) == 0 {
-		return manifest{}, fmt.Errorf("the list has no addresses")
+		return migrate.Manifest{}, fmt.Errorf("the list has no addresses")
 	}
 	spec := map[string]any{"addresses": addresses}
 	if len(reservations) > 0 {
 		spec["reservations"] = reservations
 	}
-	return newManifest("IPAddressPool", name, nil, spec), nil
+	return migrate.NewManifest("IPAddressPool", name, nil, spec), nil
 }

@@ -3,7 +3,6 @@ package e2e
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -239,7 +238,6 @@ func wantUnharmed(t *testing.T, l *lab.Lab, began map[string]float64) {
 					t.Errorf("%s: %s", a.Name(), line)
 				}
 			}
-			wantDescribed(t, a, program)
 			if program == "controller" {
 				continue // it serves no status
 			}
@@ -251,27 +249,6 @@ func wantUnharmed(t *testing.T, l *lab.Lab, began map[string]float64) {
 		}
 	}
 	t.Logf("the largest speaker or proxy has %.0f MiB", largest/(1<<20))
-}
-
-// wantDescribed checks that the reference lists each of Landfall's metrics that the program has.
-func wantDescribed(t *testing.T, a *lab.Agent, program string) {
-	t.Helper()
-	text, err := os.ReadFile("../docs/reference/" + program + ".md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var page string
-	eventually(t, "the metrics of "+a.Name(), func() (err error) {
-		page, err = a.Get(t.Context(), "/metrics")
-		return err
-	})
-	for line := range strings.Lines(page) {
-		name, _, _ := strings.Cut(strings.TrimPrefix(line, "# HELP "), " ")
-		ours := strings.HasPrefix(line, "# HELP landfall_") && name != "landfall_build_info"
-		if ours && !strings.Contains(string(text), "`"+name+"`") && !strings.Contains(string(text), "`"+name+"{") {
-			t.Errorf("docs/reference/%s.md lacks %s: its TestReference does not know where it is registered", program, name)
-		}
-	}
 }
 
 // counter returns a metric with its labels; 0 while there is none.

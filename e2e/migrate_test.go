@@ -116,7 +116,7 @@ func TestMigrationFromMetalLBKeepsAddresses(t *testing.T) {
 	// 1. Translate.
 	master := l.Cluster().Nodes[0].Name
 	ctl := filepath.Join(programFolder(t), "landfallctl")
-	out, err := l.Exec(ctx, master, ctl, "--kubeconfig", l.Kubeconfig(), "migrate", "metallb")
+	out, err := l.Exec(ctx, master, ctl, "--kubeconfig", l.Kubeconfig(), "migrate", "metallb", "-o", "objects")
 	if err != nil {
 		t.Fatal(err)
 	}

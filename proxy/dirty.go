@@ -1,19 +1,41 @@
 package main
 
 import (
+	"maps"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// mark notes that something of a Service has changed. It never blocks.
-func (p *proxy) mark(key lb.Key) {
+// dirt is what has changed of a Service: since when, and whether it is its endpoints alone.
+type dirt struct {
+	since     time.Time
+	endpoints bool
+}
+
+// mark notes that a Service has changed. It never blocks.
+func (p *proxy) mark(key lb.Key) { p.note(key, false) }
+
+// markEndpoints notes that endpoints of a Service have changed. It never blocks.
+func (p *proxy) markEndpoints(key lb.Key) { p.note(key, true) }
+
+func (p *proxy) note(key lb.Key, endpoints bool) {
 	p.dirtyMu.Lock()
-	if _, ok := p.dirty[key]; !ok {
-		p.dirty[key] = p.now()
-	}
+	p.add(key, dirt{p.now(), endpoints})
 	p.dirtyMu.Unlock()
 	p.runner.Poke()
+}
+
+// add adds to what is dirty. Its caller holds dirtyMu.
+func (p *proxy) add(key lb.Key, d dirt) {
+	if before, ok := p.dirty[key]; ok {
+		if before.since.Before(d.since) {
+			d.since = before.since
+		}
+		d.endpoints = d.endpoints && before.endpoints
+	}
+	p.dirty[key] = d
 }
 
 // markAll notes that every Service has to be planned again.
@@ -24,16 +46,44 @@ func (p *proxy) markThose(keys []lb.Key, at time.Time) {
 	p.dirtyMu.Lock()
 	defer p.dirtyMu.Unlock()
 	for _, key := range keys {
-		if _, ok := p.dirty[key]; !ok {
-			p.dirty[key] = at
-		}
+		p.add(key, dirt{since: at})
 	}
 }
 
+// takeDirty returns the Services that are to be planned now, and since when. Large ones of which only
+// endpoints have changed come one at a time, and let the others go first, once: so a Service waits for
+// the plan of one of them at most, and they for one step of the others each. Where frontends may have
+// changed hands nobody waits, as one Service's loss is another's gain.
 func (p *proxy) takeDirty() map[lb.Key]time.Time {
 	p.dirtyMu.Lock()
 	defer p.dirtyMu.Unlock()
-	dirty := p.dirty
-	p.dirty = map[lb.Key]time.Time{}
-	return dirty
+	taken := make(map[lb.Key]time.Time, len(p.dirty))
+	large := map[lb.Key]dirt{}
+	var next lb.Key // the one of them that has waited longest
+	for key, d := range p.dirty {
+		if !p.begun || !d.endpoints || !p.large(key) {
+			taken[key] = d.since
+			continue
+		}
+		if first, any := large[next]; !any || d.since.Before(first.since) ||
+			d.since.Equal(first.since) && key.Compare(next) < 0 {
+			next = key
+		}
+		large[key] = d
+	}
+	p.dirty = map[lb.Key]dirt{}
+	if p.yielded = len(large) > 0 && len(taken) > 0 && !p.yielded; !p.yielded && len(large) > 0 {
+		taken[next] = large[next].since
+		delete(large, next)
+	}
+	maps.Copy(p.dirty, large)
+	if len(large) > 0 {
+		p.runner.Poke()
+	}
+	return taken
+}
+
+func (p *proxy) large(key lb.Key) bool {
+	endpoints, _ := p.from.slices.Get(key)
+	return plan.IsLarge(endpoints)
 }

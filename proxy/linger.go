@@ -1,10 +1,17 @@
 package main
 
 import (
+	"slices"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// What lingers of one Service at most, beyond what it gave up last.
+const (
+	maxWithdrawals = 64
+	maxLingering   = 1 << 14 // frontends
 )
 
 // lingers are the frontends of VIPs that were taken from Services, kept working for a while as
@@ -37,9 +44,22 @@ func newLingers() lingers {
 
 // add lets frontends of a Service linger until a time that is not before those of earlier calls.
 func (l *lingers) add(key lb.Key, ports []plan.Port, until time.Time) {
-	l.services[key] = append(l.services[key], lingering{ports, until})
+	l.services[key] = newest(append(l.services[key], lingering{ports, until}))
 	l.due = append(l.due, deadline{key, until})
 	l.added = true
+}
+
+// newest returns the last withdrawals, as many as a Service may have lingering: the earlier ones end
+// before their time. The last one counts whatever its size, which plans bound.
+func newest(all []lingering) []lingering {
+	first, frontends := len(all), 0
+	for first > 0 && len(all)-first < maxWithdrawals {
+		if frontends += count(all[first-1].ports); frontends > maxLingering && first < len(all) {
+			break
+		}
+		first--
+	}
+	return slices.Clone(all[first:])
 }
 
 // addPolicy lets the policy Cluster of a Service linger until a time that is not before those of

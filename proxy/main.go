@@ -38,6 +38,13 @@ const name = "landfall-proxy"
 const reasonHealthPort lb.Reason = "FailedToStartServiceHealthcheck"
 
 func main() {
+	if known, err := look(os.Args[1:], os.Stdout); known {
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+			os.Exit(1)
+		}
+		return
+	}
 	var f flags
 	metrics, statusSocket := "localhost:7482", "/run/landfall/proxy.sock"
 	if slices.Contains(os.Args, "cleanup") || slices.Contains(os.Args, "--cleanup") {
@@ -50,6 +57,7 @@ func main() {
 		MetricsBindAddress: metrics,
 		StatusSocket:       statusSocket,
 		Flags:              f.add,
+		Usage:              lookUsage,
 		Run:                f.run,
 	}))
 }
@@ -125,7 +133,7 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 	watcher := watchLinks(rt.Log, ifAddressesChange(p.runner.Poke))
 	services := kube.Services(client, f.serviceSelector(), metrics.counting(metrics.services, p.mark))
 	p.from = sources{
-		services: services, slices: kube.Slices(client, metrics.counting(metrics.endpoints, p.mark)),
+		services: services, slices: kube.Slices(client, metrics.counting(metrics.endpoints, p.markEndpoints)),
 		nodes:      kube.Nodes(client, "", p.markNode),
 		interfaces: watcher.All, networks: kube.ServiceNetworks(client, func(string) { p.runner.Poke() }),
 		pools: kube.PoolRanges(client, func(string) { p.runner.Poke() }),

@@ -105,7 +105,9 @@ type proxy struct {
 
 	// dirty are the Services that have changed, since when; the watches add to it.
 	dirtyMu sync.Mutex
-	dirty   map[lb.Key]time.Time
+	dirty   map[lb.Key]dirt
+	// yielded is set while large Services wait that have let the others go first. Only the step uses it.
+	yielded bool
 
 	// nodesChanged is set by the watch of Nodes.
 	nodesChanged atomic.Bool
@@ -139,7 +141,7 @@ const gap = time.Millisecond
 func newProxy(self string, settings settings, families []lb.Family, log *slog.Logger, now func() time.Time) *proxy {
 	p := &proxy{
 		self: self, settings: settings, families: families, log: log, now: now,
-		settled: make(chan struct{}), began: now(), dirty: map[lb.Key]time.Time{}, records: map[lb.Key]*record{},
+		settled: make(chan struct{}), began: now(), dirty: map[lb.Key]dirt{}, records: map[lb.Key]*record{},
 		waiting: "the first step",
 		counts:  newCounts(), unconfirmed: map[lb.Key]bool{}, lingers: newLingers(),
 		claims: plan.NewClaims(), origins: map[netip.Addr]rescue.Origins{},
@@ -181,6 +183,10 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 	facts.external.Nodes = p.clusterNodes
 	p.learn(facts, now)
 	p.hear(now)
+	early, _ := p.collect(now) // a large plan shall not delay the news of others
+	if len(early) > 0 {
+		p.announce(early)
+	}
 	dirty := p.takeDirty()
 	touched := p.plan(dirty, now)
 	p.announce(touched) // before the rules: what goes is withdrawn first
@@ -196,6 +202,7 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 		p.completed()
 	}
 	forget(p, dirty)
+	forget(p, early)
 	forget(p, confirmed)
 	return p.lingers.next(now), nil
 }

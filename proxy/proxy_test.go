@@ -603,8 +603,8 @@ func TestNodePortAddresses(t *testing.T) {
 		{"primary", map[lb.Family][]netip.Addr{lb.IPv4: at("172.31.0.1")}, false},
 		{"2001:db8::/32", map[lb.Family][]netip.Addr{lb.IPv6: at()}, true},
 	} {
-		f := flags{mode: "auto", detectLocalMode: "ClusterCIDR", externalIPs: "allow", localhostNodePorts: true,
-			nodePortAddresses: strings.Split(tt.flag, ",")}
+		f := flags{mode: "auto", detectLocalMode: "ClusterCIDR", externalIPs: "allow", serviceCounters: "off",
+			localhostNodePorts: true, nodePortAddresses: strings.Split(tt.flag, ",")}
 		if tt.flag == "" {
 			f.nodePortAddresses = nil
 		}
@@ -755,7 +755,8 @@ func TestBadFlags(t *testing.T) {
 		"--external-ips: \"\"":                  func(f *flags) { f.externalIPs = "" },
 		"--healthz-bind-address: \"localhost\"": func(f *flags) { f.healthzBindAddress = "localhost" },
 	} {
-		f := flags{mode: "auto", detectLocalMode: "ClusterCIDR", healthzBindAddress: "0.0.0.0:10256", externalIPs: "allow"}
+		f := flags{mode: "auto", detectLocalMode: "ClusterCIDR", healthzBindAddress: "0.0.0.0:10256", externalIPs: "allow",
+			serviceCounters: "off"}
 		change(&f)
 		if _, err := f.settings(); err == nil || !strings.Contains(err.Error(), flag) {
 			t.Errorf("error %v does not say %q", err, flag)

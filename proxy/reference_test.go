@@ -12,7 +12,7 @@ import (
 func TestReference(t *testing.T) {
 	program := ops.Program{Name: name, MetricsBindAddress: "localhost:7482", StatusSocket: "/run/landfall/proxy.sock",
 		Flags: (&flags{}).add}
-	metrics := reference.Recorder{newCollector(nil, nil), rescued(nil), rescueDropped(nil), rescueTargets(nil),
+	metrics := reference.Recorder{newCollector(nil, nil), rescued(nil), rescueDropped(nil), rescueTargets(nil), newCountersCollector(nil),
 		preflight.Collector("landfall_proxy_node_findings", nil)}
 	newMetrics(&metrics)
 	reference.Page(t, "proxy", `# landfall-proxy
@@ -23,7 +23,10 @@ kubectl -n landfall-system exec daemonset/landfall-node -c proxy -- landfall-pro
 
 The proxy programs its node's kernel to forward connections to Services, in place of kube-proxy or beside it. With the
 argument `+"`status`"+` it prints the state of the proxy that runs in the pod ([status](../guide/metrics.md#status)), with
-`+"`cleanup`"+` it removes all of Landfall's rules from the node.
+`+"`trace`"+` and `+"`flows`"+` what the kernel does with a packet and has in conntrack
+([landfallctl](../guide/landfallctl.md#trace)), with `+"`cleanup`"+` it removes all of Landfall's rules from the node.
+
+`+"```\n"+lookUsage+"\n```"+`
 
 `+reference.Program(t, "proxy", program.FlagSet(), metrics...))
 }

@@ -40,8 +40,8 @@ func (p *proxy) hear(now time.Time) {
 	p.dirtyMu.Lock()
 	defer p.dirtyMu.Unlock()
 	for key, all := range p.from.slices.All() {
-		if _, marked := p.dirty[key]; !marked && on(all, changed) {
-			p.dirty[key] = now
+		if on(all, changed) {
+			p.add(key, dirt{now, true})
 		}
 	}
 }

@@ -613,6 +613,7 @@ func TestL2AdvertisementsShowTheirState(t *testing.T) {
 		want := func(status bool, reason lb.Reason) {
 			t.Helper()
 			time.Sleep(3 * time.Second)
+			synctest.Wait()
 			writers := 0
 			for _, n := range r.nodes {
 				for name := range n.objects.jobs {

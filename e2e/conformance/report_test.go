@@ -231,6 +231,13 @@ func TestUpdate(t *testing.T) {
 	if err != nil || !strings.Contains(string(text), "| **all** | 1 | 0 | 1 | 0 |") {
 		t.Errorf("%s, %v", text, err)
 	}
+	if err := update(docs, KubeProxy, "v1", first); err != nil {
+		t.Fatal(err)
+	}
+	text, err = os.ReadFile(filepath.Join(docs, "conformance.json"))
+	if err != nil || !strings.Contains(string(text), KubeProxy) || strings.Count(string(text), zones) != 1 {
+		t.Errorf("what did not run is in the comparison: %s, %v", text, err)
+	}
 	if err := os.WriteFile(filepath.Join(docs, "conformance.json"), []byte("["), 0o644); err != nil {
 		t.Fatal(err)
 	}

@@ -35,7 +35,7 @@ var exclusions = []exclusion{
 var causes = []exclusion{
 	{`switch session affinity for LoadBalancer service with Local traffic policy`, "It wants the pods of three nodes to " +
 		"answer one client. An address that is announced by ARP is at one node, which with policy Local serves it with its " +
-		"own pods, here one: so it is with every proxy and announcer in layer 2."},
+		"own pods, here one. It fails with kube-proxy too."},
 }
 
 // group returns the group that a spec is in, or "".

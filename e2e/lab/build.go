@@ -133,12 +133,15 @@ func Tool(ctx context.Context, repository, name string, progress func(line strin
 }
 
 // Prepare fetches and builds what tests and the lab need and this machine does not have: Debian
-// packages, kube-apiserver, kube-proxy, helm, controller-gen. Later it has nothing to do.
+// packages, kube-apiserver, kube-proxy, helm, controller-gen, MetalLB. Later it has nothing to do.
 func Prepare(ctx context.Context, repository string, progress func(line string)) error {
 	errs := []error{ensurePrograms(ctx, debianPackages, progress), ensurePrograms(ctx, routerPackages, progress)}
 	for _, name := range []string{"kube-apiserver", "kube-proxy", "helm", "controller-gen"} {
 		_, err := Tool(ctx, repository, name, progress)
 		errs = append(errs, err)
+	}
+	if _, _, err := MetalLB(ctx, progress); err != nil { // its tests are skipped
+		progress(err.Error())
 	}
 	return errors.Join(errs...)
 }

@@ -255,8 +255,8 @@ func (p Program) addCommon(flags *pflag.FlagSet, env environment) *commonFlags {
 		flags.StringVar(&c.statusSocket, "status-socket", p.StatusSocket,
 			`Unix socket of the status, for root only; the argument status prints it; "" switches it off`)
 		flags.StringVar(&c.statusOnly, "status-only", "",
-			"what of its list the argument status prints: VIPs, with commas, or the namespace/name of a Service; - for nothing; "+
-				"connections for counts of those to VIPs (proxy); metrics for the metrics (default: all)")
+			"what of its list the argument status prints: VIPs, with commas, or the namespace/name of a Service; - for "+
+				"nothing; connections for counts of those to VIPs (proxy); metrics for the metrics (default: all)")
 	}
 	flags.StringVar(&c.pprofAddress, "pprof-address", "",
 		"loopback address:port that serves Go's profiles below /debug/pprof/ to every process of the node, such as "+

@@ -38,7 +38,7 @@ type Accepter struct {
 // in use in the network namespace of the calling thread. Nft does not show them.
 func LegacyForward(ctx context.Context) (chains []plan.ForwardChain, err error) {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
-		used, err := legacyInUse(family)
+		used, err := legacyTable(family, "filter")
 		if err != nil || !used {
 			if err != nil {
 				return nil, err
@@ -56,8 +56,9 @@ func LegacyForward(ctx context.Context) (chains []plan.ForwardChain, err error) 
 	return chains, nil
 }
 
-// legacyInUse asks the kernel, as iptables-legacy itself would create the table.
-func legacyInUse(family lb.Family) (bool, error) {
+// legacyTable reports whether iptables-legacy has a table. It asks the kernel, as iptables-legacy
+// itself would create the table.
+func legacyTable(family lb.Family, table string) (bool, error) {
 	file := "/proc/thread-self/net/ip_tables_names"
 	if family == lb.IPv6 {
 		file = "/proc/thread-self/net/ip6_tables_names"
@@ -66,7 +67,7 @@ func legacyInUse(family lb.Family) (bool, error) {
 	if errors.Is(err, fs.ErrNotExist) { // the kernel's module is not loaded
 		return false, nil
 	}
-	return slices.Contains(strings.Fields(string(names)), "filter"), err
+	return slices.Contains(strings.Fields(string(names)), table), err
 }
 
 func nftFamily(family lb.Family) string {

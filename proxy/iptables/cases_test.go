@@ -18,7 +18,7 @@ func TestPacketWalk(t *testing.T) {
 				service, config := c.Plan(w)
 				r := renderer{config, family}
 				walk := walker{
-					t: t, hooks: r.hooks(), marks: r.mark(), rules: r.ruleset([]contribution{r.service(service)}),
+					t: t, hooks: r.hooks(), rules: r.ruleset([]contribution{r.service(service)}),
 					local: c.LocalAddresses(w),
 				}
 				for _, leg := range c.Legs() {

@@ -20,7 +20,7 @@ func TestContract11ContestsThroughTheRules(t *testing.T) {
 			for _, s := range c.Plans {
 				all = append(all, r.service(s))
 			}
-			walk := walker{t: t, hooks: r.hooks(), marks: r.mark(), rules: r.ruleset(all), local: []netip.Addr{c.Own}}
+			walk := walker{t: t, hooks: r.hooks(), rules: r.ruleset(all), local: []netip.Addr{c.Own}}
 			client := netip.MustParseAddr("203.0.113.7")
 			if c.Family == lb.IPv6 {
 				client = netip.MustParseAddr("2001:db8:7::7")

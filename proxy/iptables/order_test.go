@@ -54,7 +54,7 @@ func TestContract9NoSilenceBetweenTheTables(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					walk := walker{t: t, rules: tables{nat: now, filter: next}, marks: "0x4000", local: []netip.Addr{w.Node}}
+					walk := walker{t: t, rules: tables{nat: now, filter: next}, local: []netip.Addr{w.Node}}
 					ends, _ := walk.fate(packet{
 						src: netip.AddrPortFrom(w.Outside, 40000), dst: cases.Case{To: at}.Destination(w), in: "eth0", protocol: lb.TCP,
 					})

@@ -118,20 +118,43 @@ func (c *Conn) Transact(m *Messages) error {
 	if last < 1 {
 		return nil
 	}
-	return c.ask(m, last, nil)
+	return c.first(m, last, nil)
 }
 
 // Request makes a single request, passes on the messages that the kernel answers with (each may be
 // nil), and returns when the kernel has confirmed or refused it.
-func (c *Conn) Request(m *Messages, each func(Message)) error { return c.ask(m, 0, each) }
+func (c *Conn) Request(m *Messages, each func(Message)) error { return c.first(m, 0, each) }
+
+// Ask makes several requests, which do not depend on each other. It passes on the messages that the
+// kernel answers with, and its refusals, with the place of the request that they are for.
+func (c *Conn) Ask(m *Messages, each func(place int, msg Message), refused func(place int, err error)) error {
+	return c.ask(m, m.Len()-1, each, refused)
+}
+
+// first is ask for one error, the first.
+func (c *Conn) first(m *Messages, last int, each func(Message)) error {
+	var failure error
+	err := c.ask(m, last, func(_ int, msg Message) {
+		if each != nil {
+			each(msg)
+		}
+	}, func(place int, err error) {
+		if failure == nil {
+			failure = fmt.Errorf("%s: %w", m.about[place], err)
+		}
+	})
+	if err != nil {
+		return errors.Join(failure, err)
+	}
+	return failure
+}
 
 // ask sends messages, and waits for the acknowledgement of the one at place last.
-func (c *Conn) ask(m *Messages, last int, each func(Message)) error {
+func (c *Conn) ask(m *Messages, last int, each func(int, Message), refused func(int, error)) error {
 	first, err := c.send(m, last)
 	if err != nil {
 		return err
 	}
-	var failure error
 	for {
 		done := false
 		err := c.receive(func(msg Message) error {
@@ -139,22 +162,17 @@ func (c *Conn) ask(m *Messages, last int, each func(Message)) error {
 			switch {
 			case place < 0 || place >= m.Len(): // an answer to something that was given up
 			case msg.Kind != unix.NLMSG_ERROR:
-				if each != nil {
-					each(msg)
-				}
+				each(place, msg)
 			default:
-				if err := msg.failure(); err != nil && failure == nil {
-					failure = fmt.Errorf("%s: %w", m.about[place], err)
+				if err := msg.failure(); err != nil {
+					refused(place, err)
 				}
 				done = done || place == last
 			}
 			return nil
 		})
-		switch {
-		case err != nil:
-			return errors.Join(failure, err)
-		case done:
-			return failure
+		if err != nil || done {
+			return err
 		}
 	}
 }

@@ -2,6 +2,7 @@ package nft
 
 import (
 	"encoding/binary"
+	"iter"
 
 	"golang.org/x/sys/unix"
 
@@ -115,6 +116,15 @@ func readCounters(b []byte) (packets uint64) {
 func (l Listing) Elements(set string, each func(Element)) error {
 	name := func(a *nfnetlink.Attributes) { a.Text(unix.NFTA_SET_ELEM_LIST_SET, set) }
 	return l.dump(unix.NFT_MSG_GETSETELEM, name, func(attributes []byte) {
+		for e := range elements(attributes) {
+			each(e)
+		}
+	})
+}
+
+// elements goes through the elements of a message.
+func elements(attributes []byte) iter.Seq[Element] {
+	return func(yield func(Element) bool) {
 		for _, elem := range nfnetlink.All(nfnetlink.Get(attributes, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
 			var e Element
 			for kind, nested := range nfnetlink.All(elem) {
@@ -127,9 +137,11 @@ func (l Listing) Elements(set string, each func(Element)) error {
 					e.Count = readCount(nfnetlink.Get(nested, unix.NFTA_EXPR_DATA))
 				}
 			}
-			each(e)
+			if !yield(e) {
+				return
+			}
 		}
-	})
+	}
 }
 
 // Changed returns the table that an event is about, and the set if it is about elements; ok is

@@ -46,7 +46,7 @@ const (
 // choices returns what each port of a Service chooses from, in groups with numbers that are not
 // taken yet.
 func (r renderer) choices(key lb.Key, s plan.Service, taken map[uint32]bool) []choice {
-	lists := map[string]*group{}
+	cluster, local := newLists("cluster "), newLists("local ")
 	choices := make([]choice, len(s.Ports))
 	for i, p := range s.Ports {
 		protocol, ok := protocolOf(p.Protocol)
@@ -60,13 +60,14 @@ func (r renderer) choices(key lb.Key, s plan.Service, taken map[uint32]bool) []c
 		}
 		name := p.Name + "/" + string(p.Protocol)
 		if usesCluster {
-			choices[i].cluster = share(lists, "cluster ", name, protocol, p.Backends.Cluster)
+			choices[i].cluster = cluster.share(name, protocol, p.Backends.Cluster)
 		}
 		if usesLocal {
-			choices[i].local = share(lists, "local ", name, protocol, p.Backends.Local)
+			choices[i].local = local.share(name, protocol, p.Backends.Local)
 		}
 	}
-	all := slices.SortedFunc(maps.Values(lists), func(a, b *group) int { return compareNames(a.name, b.name) })
+	all := slices.AppendSeq(slices.Collect(maps.Values(cluster.groups)), maps.Values(local.groups))
+	slices.SortFunc(all, func(a, b *group) int { return compareNames(a.name, b.name) })
 	for _, g := range all {
 		if g.scheduler = s.Scheduler; g.mixed != 0 && s.AffinityTimeout > 0 {
 			g.scheduler = plan.SourceHash // clients can only be remembered with an address
@@ -102,15 +103,37 @@ func uses(p plan.Port) (cluster, local bool) {
 	return cluster, local
 }
 
+// lists are the groups of a Service for one kind of lists of backends.
+type lists struct {
+	kind   string
+	groups map[string]*group // by their backends
+	// last was found last, for backends: most ports have the same as the one before.
+	last     *group
+	backends []lb.Backend
+}
+
+func newLists(kind string) lists { return lists{kind: kind, groups: map[string]*group{}} }
+
 // share returns the group for a list of backends, one that is there already if it has the same.
-func share(lists map[string]*group, kind, name string, mixed protocol, backends []lb.Backend) *group {
+func (l *lists) share(name string, mixed protocol, backends []lb.Backend) *group {
 	if len(backends) == 0 {
 		return nil
 	}
 	backends = backends[:min(len(backends), maxBackends)]
+	g := l.last
+	if mixed != 0 || g == nil || g.mixed != 0 || !slices.EqualFunc(backends, l.backends, sameAddress) {
+		g = l.find(name, mixed, backends)
+		l.last, l.backends = g, backends
+	}
+	g.name = min(g.name, l.kind+name)
+	return g
+}
+
+func sameAddress(a, b lb.Backend) bool { return a.Addr.Addr() == b.Addr.Addr() }
+
+func (l *lists) find(name string, mixed protocol, backends []lb.Backend) *group {
 	targets := make([]target, len(backends))
-	list := make([]byte, 0, len(kind)+len(name)+16*len(backends))
-	list = append(list, kind...)
+	list := make([]byte, 0, len(name)+16*len(backends))
 	if mixed != 0 {
 		list = append(list, name...)
 	}
@@ -122,13 +145,11 @@ func share(lists map[string]*group, kind, name string, mixed protocol, backends 
 			list = append(list, targets[i].addr[:]...)
 		}
 	}
-	name = kind + name
-	g := lists[string(list)]
+	g := l.groups[string(list)]
 	if g == nil {
-		g = &group{name: name, mixed: mixed, backends: targets}
-		lists[string(list)] = g
+		g = &group{name: l.kind + name, mixed: mixed, backends: targets}
+		l.groups[string(list)] = g
 	}
-	g.name = min(g.name, name)
 	return g
 }
 

@@ -202,11 +202,13 @@ func (s *service) frontend(at frontend, f plan.Frontend, c choice, sources uint3
 // onePort returns the port that all backends have, and whether there is one.
 func onePort(u lb.Usable) (uint16, bool) {
 	var port uint16
-	for _, b := range slices.Concat(u.Cluster, u.Local) {
-		if port != 0 && b.Addr.Port() != port {
-			return 0, false
+	for _, list := range [][]lb.Backend{u.Cluster, u.Local} {
+		for _, b := range list {
+			if port != 0 && b.Addr.Port() != port {
+				return 0, false
+			}
+			port = b.Addr.Port()
 		}
-		port = b.Addr.Port()
 	}
 	return port, true
 }

@@ -112,7 +112,8 @@ func (r *ruleset) picks(b builder, memories []memory) {
 		r.add(name, append([]nft.Rule{choose, choose}, last...)...)
 	}
 	pick(chainPick, setGroups,
-		b.rule("policy Local, endpoints only elsewhere", b.in(setSilent), expr.Drop()), b.rule("", expr.Goto(chainRefuse)))
+		b.rule("policy Local, endpoints only elsewhere", b.in(setSilent), expr.Drop()),
+		b.rule("no endpoints, or a port or protocol that the Service does not have", expr.Goto(chainRefuse)))
 	pick(chainPickLocal, setLocalGroups, b.rule("policy Local, endpoints only elsewhere", expr.Drop()))
 	splits := map[uint32]bool{}
 	for _, m := range memories {

@@ -1,10 +1,7 @@
 package nftables
 
 import (
-	"bytes"
-	"encoding/binary"
 	"fmt"
-	"math/bits"
 	"net/netip"
 	"slices"
 	"strings"
@@ -16,51 +13,32 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/seeds"
 	"github.com/landfall-lb/landfall/proxy/nft"
-	"github.com/landfall-lb/landfall/proxy/nft/expr"
+	"github.com/landfall-lb/landfall/proxy/nft/walk"
 	"github.com/landfall-lb/landfall/proxy/plan"
+	"github.com/landfall-lb/landfall/proxy/trace"
 )
 
 // packet is the first one of a connection on its way through the node's rules.
 type packet struct {
-	src, dst    netip.AddrPort
-	in          string // interface; "" for packets of the node itself
-	protocol    protocol
-	mark        uint32
-	originalDst netip.AddrPort // before translation; valid once translated
-	written     netip.Addr     // the destination before rules wrote another; valid once written
-	masquerade  bool
-	registers   [64]byte
-	drawn       [16]draw // registers that hold a drawn number
-	priority    uint32
-	established bool // the connection has been answered, and its handshake is over
-	invalid     bool // conntrack finds it so, and chains of type nat do not see it
+	src, dst netip.AddrPort
+	in       string // interface; "" for packets of the node itself
+	protocol protocol
+	invalid  bool // conntrack finds it so
 }
 
-// draw is a number that can be any of so many, from first on; none if of is 0.
-type draw struct{ of, first uint32 }
-
-// way is one way that a packet may take, with its probability. Ways part where rules draw.
-type way struct {
-	packet
-	verdict string // "" when no rule has decided
-	chance  float64
-}
-
-// walker runs the expressions of rules as the kernel would. It stops the test at anything that it
-// does not know.
+// walker runs the expressions of rules as the kernel would, over elements that tests look into. It
+// stops the test at anything that it does not know.
 type walker struct {
-	t      *testing.T
-	family lb.Family
-	rules  ruleset
-	sets   map[string]map[string]string
-	// numbers are the numbers that are in maps of backends, by the rest of the key.
-	numbers map[string][]uint32
-	local   []netip.Addr // the node's own addresses
+	walk.Walker
+	t     *testing.T
+	rules ruleset
+	sets  map[string]map[string]string
+	local []netip.Addr // the node's own addresses
 }
 
 func newWalker(t *testing.T, rules ruleset, local []netip.Addr, services ...*service) *walker {
-	w := &walker{t: t, family: rules.family, rules: rules, sets: map[string]map[string]string{},
-		numbers: map[string][]uint32{}, local: local}
+	w := &walker{t: t, rules: rules, sets: map[string]map[string]string{}, local: local}
+	w.reset()
 	for _, s := range rules.sets {
 		w.sets[s.name] = map[string]string{}
 	}
@@ -81,79 +59,91 @@ func newWalker(t *testing.T, rules ruleset, local []netip.Addr, services ...*ser
 	return w
 }
 
+// reset forgets what the walker has found in sets.
+func (w *walker) reset() {
+	w.Walker = walk.Walker{Family: w.rules.family, Name: TableName, Table: w, Local: w.isLocal}
+}
+
+func (w *walker) isLocal(addr netip.Addr) bool { return slices.Contains(w.local, addr) }
+
+// Chain implements walk.Table, as do the next three.
+func (w *walker) Chain(name string) (rules []nft.Listed, ok bool) {
+	c, ok := w.rules.chain(name)
+	for _, r := range c.rules {
+		rules = append(rules, nft.Listed{Rule: r})
+	}
+	return rules, ok
+}
+
+func (w *walker) Set(name string) (nft.Shape, bool) {
+	s, ok := w.rules.set(name)
+	return s.definition(w.Family).Shape(), ok
+}
+
+func (w *walker) Get(set string, keys ...[]byte) ([]*nft.Element, error) {
+	found := make([]*nft.Element, len(keys))
+	for i, key := range keys {
+		if value, ok := w.sets[set][string(key)]; ok {
+			found[i] = &nft.Element{Key: key, Value: []byte(value)}
+		}
+	}
+	return found, nil
+}
+
+func (w *walker) Write(set string, e nft.Element, remove bool) {
+	switch _, there := w.sets[set][string(e.Key)]; {
+	case remove:
+		delete(w.sets[set], string(e.Key))
+	case !there: // else only its time begins anew
+		w.sets[set][string(e.Key)] = string(e.Value)
+	}
+}
+
 func (w *walker) insert(e entry) {
 	set, ok := w.sets[e.setName()]
 	if !ok {
 		w.t.Fatalf("there is no set %s", e.setName())
 	}
-	key := string(e.appendKey(nil, w.family))
+	key := string(e.appendKey(nil, w.Family))
 	if _, twice := set[key]; twice {
 		w.t.Fatalf("element %+v is there twice", e)
 	}
-	set[key] = string(e.appendValue(nil, w.family))
-	if e.set <= setMixedSCTP {
-		rest := e.setName() + key[:len(key)-4]
-		w.numbers[rest] = append(w.numbers[rest], e.number)
-	}
+	set[key] = string(e.appendValue(nil, w.Family))
+	w.reset()
 }
 
 // fate walks a new connection through all hooks and returns where it may end and with which
 // probability: at a backend, "reject", "drop" or "none" when nothing matched; and whether it is
 // masqueraded.
 func (w *walker) fate(p packet) (shares map[string]float64, masqueraded bool) {
-	first := "prerouting"
-	if p.in == "" {
-		first = "output"
+	host := trace.Host{Route: func(addr netip.Addr) trace.Route {
+		if w.isLocal(addr) {
+			return trace.RouteLocal
+		}
+		return trace.RouteOn
+	}}
+	for _, c := range w.rules.chains {
+		if c.hook == (nft.Hook{}) {
+			continue
+		}
+		host.Chains = append(host.Chains, trace.Chain{Hook: c.hook.Number, Priority: c.hook.Priority,
+			NAT: c.hook.Kind == "nat", Walk: func(way trace.Way) []trace.Way { return w.Hook(c.hook.Number, c.name, way) }})
 	}
 	shares = map[string]float64{}
-	translated := []way{{packet: p, chance: 1}}
-	if !p.invalid {
-		translated = w.chain(first, translated[0])
-		late := map[string]string{"prerouting": chainUnserved, "output": chainUnservedOutput}[first]
-		for i, each := range translated {
-			if each.verdict == "" { // what is translated is done with NAT
-				translated[i] = w.chain(late, each)[0]
-			}
-		}
-	}
-	for _, before := range translated {
-		second := []string{"forward", "postrouting"}
-		switch isLocal := slices.Contains(w.local, before.dst.Addr()); {
-		case isLocal && p.in != "":
-			second = []string{"input"}
-		case isLocal:
-			second = []string{"postrouting", "input"}
-		case p.in == "":
-			second = []string{"postrouting"}
-		}
-		if p.invalid {
-			second = []string{"forward"}
-		}
-		ways := []way{before}
-		for _, hook := range second {
-			var next []way
-			for _, each := range ways {
-				if slices.Contains([]string{"", "accept", "dnat", "masquerade"}, each.verdict) {
-					each.verdict = ""
-					next = append(next, w.chain(hook, each)...)
-				} else {
-					next = append(next, each)
-				}
-			}
-			ways = next
-		}
-		for _, end := range ways {
-			switch {
-			case end.verdict == "drop", end.verdict == "reject":
-				shares[end.verdict] += end.chance
-			case !end.originalDst.IsValid() && end.dst != p.dst:
-				w.t.Fatalf("what was sent to %s goes on to %s, untranslated", p.dst, end.dst)
-			case !end.originalDst.IsValid():
-				shares["none"] += end.chance
-			default:
-				shares[end.dst.String()] += end.chance
-				masqueraded = masqueraded || end.masquerade
-			}
+	for _, end := range host.Walk(trace.Packet{Source: p.src, Destination: p.dst, Interface: p.in,
+		Protocol: uint8(p.protocol), Invalid: p.invalid}) {
+		switch {
+		case end.Verdict == trace.Unknown:
+			w.t.Fatalf("unknown: %+v", end.Steps())
+		case end.Verdict == trace.Drop, end.Verdict == trace.Reject:
+			shares[string(end.Verdict)] += end.Chance
+		case !end.Translated && end.Destination != p.dst:
+			w.t.Fatalf("what was sent to %s goes on to %s, untranslated", p.dst, end.Destination)
+		case !end.Translated:
+			shares["none"] += end.Chance
+		default:
+			shares[end.Destination.String()] += end.Chance
+			masqueraded = masqueraded || end.Masqueraded
 		}
 	}
 	return shares, masqueraded
@@ -161,354 +151,13 @@ func (w *walker) fate(p packet) (shares map[string]float64, masqueraded bool) {
 
 // establish walks a later packet of a connection that was sent to a backend.
 func (w *walker) establish(p packet, backend netip.AddrPort) {
-	p.originalDst, p.dst, p.established, p.priority = p.dst, backend, true, 7
-	for _, end := range w.chain("remember-postrouting", way{packet: p, chance: 1}) {
-		if end.verdict != "" || end.priority != 0 {
+	for _, end := range w.Hook(unix.NF_INET_POST_ROUTING, "remember-postrouting", trace.Way{Chance: 1, Packet: trace.Packet{
+		Source: p.src, Sent: p.dst, Destination: backend, Interface: p.in, Protocol: uint8(p.protocol),
+		Translated: true, Established: true, Priority: 7}}) {
+		if end.Verdict != trace.Undecided || end.Priority != 0 {
 			w.t.Fatalf("after the handshake: %+v", end)
 		}
 	}
-}
-
-// chain returns the ways out of a chain: decided, or fallen through.
-func (w *walker) chain(name string, p way) []way {
-	c, ok := w.rules.chain(name)
-	if !ok {
-		return []way{p}
-	}
-	ways, out := []way{p}, []way(nil)
-	for _, r := range c.rules {
-		var next []way
-		for _, each := range ways {
-			for _, after := range w.rule(r, each) {
-				switch {
-				case after.verdict == "return":
-					after.verdict = ""
-					out = append(out, after)
-				case after.verdict != "":
-					out = append(out, after)
-				default:
-					next = append(next, after)
-				}
-			}
-		}
-		if ways = next; len(ways) == 0 {
-			break
-		}
-	}
-	return append(out, ways...)
-}
-
-// rule runs one rule. Ways that the rule does not match come out undecided.
-func (w *walker) rule(r nft.Rule, p way) []way {
-	ways, out := []way{p}, []way(nil)
-	for _, e := range r.Exprs {
-		var next []way
-		for _, each := range ways {
-			matched, missed := w.expr(e, each)
-			out = append(out, missed...)
-			for _, m := range matched {
-				if m.verdict != "" {
-					out = append(out, m)
-				} else {
-					next = append(next, m)
-				}
-			}
-		}
-		ways = next
-	}
-	return append(out, ways...)
-}
-
-func at(register uint32) uint32 {
-	if register >= unix.NFT_REG32_00 {
-		return 4 * (register - unix.NFT_REG32_00)
-	}
-	return 16 * (register - unix.NFT_REG_1)
-}
-
-func (p *way) store(register uint32, data []byte) {
-	at := at(register)
-	n := (len(data) + 3) &^ 3
-	clear(p.registers[at : int(at)+n])
-	copy(p.registers[at:], data)
-	for i := range n / 4 {
-		p.drawn[int(at)/4+i] = draw{}
-	}
-}
-
-func (p *way) load(register, length uint32) []byte {
-	at := at(register)
-	return bytes.Clone(p.registers[at : at+length])
-}
-
-// expr runs one expression and returns the ways that go on with the rule, and those that leave it.
-func (w *walker) expr(e expr.Any, p way) (matched, missed []way) {
-	is := func(ok bool) ([]way, []way) {
-		if ok {
-			return []way{p}, nil
-		}
-		return nil, []way{p}
-	}
-	switch e := e.(type) {
-	case *expr.Payload:
-		if e.Write {
-			return []way{w.write(e, p)}, nil
-		}
-		p.store(e.DestRegister, w.payload(e, p))
-	case *expr.Meta:
-		return w.meta(e, p), nil
-	case *expr.Ct:
-		if !e.SourceRegister { // what is set is the label that the client is remembered
-			p.store(e.Register, w.ct(e, p))
-		}
-	case *expr.Fib:
-		kind, addr := uint32(unix.RTN_UNICAST), p.dst.Addr()
-		if e.Source {
-			addr = p.src.Addr()
-		}
-		if slices.Contains(w.local, addr) {
-			kind = unix.RTN_LOCAL
-		}
-		p.store(e.Register, expr.Host32(kind))
-	case *expr.Bitwise:
-		data := p.load(e.SourceRegister, e.Len)
-		for i := range data {
-			data[i] = data[i]&e.Mask[i] ^ e.Xor[i]
-		}
-		p.store(e.DestRegister, data)
-	case *expr.Cmp:
-		equal := bytes.Equal(p.load(e.Register, uint32(len(e.Data))), e.Data)
-		return is(equal == (e.Op == expr.CmpOpEq))
-	case *expr.Numgen:
-		p.store(e.Register, []byte{0})
-		p.drawn[at(e.Register)/4] = draw{e.Modulus, e.Offset}
-	case *expr.Hash:
-		h := jhash(p.load(e.SourceRegister, e.Length), e.Seed)
-		p.store(e.DestRegister, expr.Host32(uint32(uint64(h)*uint64(e.Modulus)>>32)+e.Offset))
-	case *expr.Lookup:
-		return w.lookup(e, p)
-	case *expr.DNAT:
-		length := uint32(nft.AddressBytes(w.family))
-		to, _ := netip.AddrFromSlice(p.load(e.RegAddr, length))
-		p.originalDst, p.dst = p.original(), netip.AddrPortFrom(to, binary.BigEndian.Uint16(p.load(e.RegPort, 2)))
-		p.verdict = "dnat"
-	case *expr.Masq:
-		p.masquerade, p.verdict = true, "masquerade"
-	case *expr.Reject:
-		p.verdict = "reject"
-	case *expr.Dynset:
-		s, _ := w.rules.set(e.SetName)
-		key, value := p.load(e.SrcRegKey, length(w.family, s.key)), p.load(e.SrcRegData, length(w.family, s.value))
-		switch _, there := w.sets[e.SetName][string(key)]; {
-		case e.Operation == dynsetDelete:
-			delete(w.sets[e.SetName], string(key))
-		case !there: // else only its time begins anew
-			w.sets[e.SetName][string(key)] = string(value)
-		}
-	case *expr.Immediate:
-		p.store(e.Register, e.Data)
-	case *expr.Verdict:
-		return w.verdict(e, p), nil
-	default:
-		w.t.Fatalf("unknown %T", e)
-	}
-	return []way{p}, nil
-}
-
-// write changes the packet's destination address.
-func (w *walker) write(e *expr.Payload, p way) way {
-	v4 := e.Offset == 16 && e.Len == 4 && e.Checksum && e.ChecksumOffset == 10
-	if v6 := e.Offset == 24 && e.Len == 16 && !e.Checksum; w.family == lb.IPv6 && !v6 || w.family == lb.IPv4 && !v4 ||
-		e.Base != expr.PayloadBaseNetworkHeader || !e.PseudoHeader {
-		w.t.Fatalf("unknown %+v", e)
-	}
-	if !p.written.IsValid() {
-		p.written = p.dst.Addr()
-	}
-	to, _ := netip.AddrFromSlice(p.load(e.SourceRegister, e.Len))
-	p.dst = netip.AddrPortFrom(to, p.dst.Port())
-	return p
-}
-
-// original returns where the packet was sent to.
-func (p packet) original() netip.AddrPort {
-	switch {
-	case p.originalDst.IsValid():
-		return p.originalDst
-	case p.written.IsValid():
-		return netip.AddrPortFrom(p.written, p.dst.Port())
-	}
-	return p.dst
-}
-
-func (w *walker) payload(e *expr.Payload, p way) []byte {
-	port := func(a netip.AddrPort) []byte { return binary.BigEndian.AppendUint16(nil, a.Port()) }
-	v6 := w.family == lb.IPv6
-	switch {
-	case e.Base == expr.PayloadBaseTransportHeader && e.Offset == 2 && e.Len == 2:
-		return port(p.dst)
-	case e.Base == expr.PayloadBaseTransportHeader && e.Offset == 0 && e.Len == 2:
-		return port(p.src)
-	case e.Base != expr.PayloadBaseNetworkHeader:
-	case !v6 && e.Offset == 12 && e.Len == 4, v6 && e.Offset == 8 && e.Len == 16:
-		return p.src.Addr().AsSlice()
-	case !v6 && e.Offset == 16 && e.Len == 4, v6 && e.Offset == 24 && e.Len == 16:
-		return p.dst.Addr().AsSlice()
-	}
-	w.t.Fatalf("unknown %+v", e)
-	return nil
-}
-
-func (w *walker) meta(e *expr.Meta, p way) []way {
-	switch {
-	case e.Key == expr.MetaKeyMARK && e.SourceRegister:
-		p.mark = binary.NativeEndian.Uint32(p.load(e.Register, 4))
-	case e.Key == expr.MetaKeyMARK:
-		p.store(e.Register, expr.Host32(p.mark))
-	case e.Key == expr.MetaKeyPRIORITY && e.SourceRegister:
-		p.priority = binary.NativeEndian.Uint32(p.load(e.Register, 4))
-	case e.Key == expr.MetaKeyPRIORITY:
-		p.store(e.Register, expr.Host32(p.priority))
-	case e.Key == expr.MetaKeyL4PROTO:
-		p.store(e.Register, []byte{byte(p.protocol)})
-	case e.Key == expr.MetaKeyIIFNAME:
-		p.store(e.Register, append([]byte(p.in), make([]byte, unix.IFNAMSIZ-len(p.in))...))
-	default:
-		w.t.Fatalf("unknown %+v", e)
-	}
-	return []way{p}
-}
-
-func (w *walker) ct(e *expr.Ct, p way) []byte {
-	switch e.Key {
-	case expr.CtKeySTATE:
-		if p.invalid {
-			return expr.Host32(expr.CtStateBitINVALID)
-		}
-		return expr.Host32(expr.CtStateBitNEW)
-	case expr.CtKeySTATUS:
-		status := uint32(0)
-		if p.originalDst.IsValid() {
-			status |= statusTranslated
-		}
-		if p.established {
-			status |= statusSeenReply | statusAssured
-		}
-		return expr.Host32(status)
-	case expr.CtKeyLABELS:
-		return make([]byte, 16)
-	case unix.NFT_CT_SRC_IP, unix.NFT_CT_SRC_IP6:
-		if e.Reply {
-			return p.dst.Addr().AsSlice()
-		}
-		return p.src.Addr().AsSlice()
-	case unix.NFT_CT_DST_IP, unix.NFT_CT_DST_IP6:
-		return p.original().Addr().AsSlice()
-	case unix.NFT_CT_PROTO_DST:
-		return binary.BigEndian.AppendUint16(nil, p.originalDst.Port())
-	}
-	w.t.Fatalf("unknown %+v", e)
-	return nil
-}
-
-func (w *walker) verdict(e *expr.Verdict, p way) []way {
-	switch e.Kind {
-	case expr.VerdictDrop:
-		p.verdict = "drop"
-		return []way{p}
-	case expr.VerdictAccept:
-		p.verdict = "accept"
-		return []way{p}
-	case expr.VerdictReturn:
-		p.verdict = "return"
-		return []way{p}
-	case expr.VerdictJump:
-		return w.chain(e.Chain, p)
-	case expr.VerdictGoto:
-		ways := w.chain(e.Chain, p)
-		for i := range ways {
-			if ways[i].verdict == "" {
-				ways[i].verdict = "return"
-			}
-		}
-		return ways
-	}
-	w.t.Fatalf("unknown %+v", e)
-	return nil
-}
-
-// lookup looks a key up. Where the key holds a drawn number, all numbers are tried.
-func (w *walker) lookup(e *expr.Lookup, p way) (matched, missed []way) {
-	s, ok := w.rules.set(e.SetName)
-	if !ok {
-		w.t.Fatalf("there is no set %s", e.SetName)
-	}
-	size := length(w.family, s.key)
-	key := p.load(e.SourceRegister, size)
-	word := (at(e.SourceRegister) + size) / 4
-	if d := p.drawn[word-1]; d.of > 0 {
-		left := p.chance
-		for _, n := range w.numbers[e.SetName+string(key[:size-4])] {
-			if n < d.first || n >= d.first+d.of {
-				continue
-			}
-			copy(key[size-4:], expr.Host32(n))
-			hit := p
-			hit.store(e.DestRegister, []byte(w.sets[e.SetName][string(key)]))
-			hit.chance = p.chance / float64(d.of)
-			left -= hit.chance
-			matched = append(matched, hit)
-		}
-		if p.chance = left; len(matched) < int(d.of) {
-			missed = append(missed, p)
-		}
-		return matched, missed
-	}
-	value, found := w.sets[e.SetName][string(key)]
-	if e.IsDestRegSet && found {
-		p.store(e.DestRegister, []byte(value))
-	}
-	if found == !e.Invert {
-		return []way{p}, nil
-	}
-	return nil, []way{p}
-}
-
-// jhash is the kernel's (include/linux/jhash.h).
-func jhash(k []byte, seed uint32) uint32 {
-	word := func(i int) uint32 { return binary.NativeEndian.Uint32(k[i:]) }
-	a := uint32(0xdeadbeef) + uint32(len(k)) + seed
-	b, c := a, a
-	for len(k) > 12 {
-		a, b, c = a+word(0), b+word(4), c+word(8)
-		a = (a - c) ^ bits.RotateLeft32(c, 4)
-		c += b
-		b = (b - a) ^ bits.RotateLeft32(a, 6)
-		a += c
-		c = (c - b) ^ bits.RotateLeft32(b, 8)
-		b += a
-		a = (a - c) ^ bits.RotateLeft32(c, 16)
-		c += b
-		b = (b - a) ^ bits.RotateLeft32(a, 19)
-		a += c
-		c = (c - b) ^ bits.RotateLeft32(b, 4)
-		b += a
-		k = k[12:]
-	}
-	rest := make([]byte, 12)
-	if copy(rest, k) == 0 {
-		return c
-	}
-	a, b, c = a+binary.LittleEndian.Uint32(rest), b+binary.LittleEndian.Uint32(rest[4:]),
-		c+binary.LittleEndian.Uint32(rest[8:])
-	c = (c ^ b) - bits.RotateLeft32(b, 14)
-	a = (a ^ c) - bits.RotateLeft32(c, 11)
-	b = (b ^ a) - bits.RotateLeft32(a, 25)
-	c = (c ^ b) - bits.RotateLeft32(b, 16)
-	a = (a ^ c) - bits.RotateLeft32(c, 4)
-	b = (b ^ a) - bits.RotateLeft32(a, 14)
-	c = (c ^ b) - bits.RotateLeft32(b, 24)
-	return c
 }
 
 // walkOf renders a case for the walker.

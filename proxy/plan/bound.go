@@ -37,6 +37,10 @@ func (e TooLarge) Error() string {
 		"more than the %d that one Service may have; what was programmed before stays", e.Elements, of, e.Limit)
 }
 
+// IsLarge reports whether a Service with these endpoints takes long enough to plan that others should
+// not wait for several of them: some 0.1 ms for each 1,000 pairs of port and endpoint.
+func IsLarge(endpoints []lb.Slice) bool { return deliveries(endpoints) > maxDeliveries/32 }
+
 // deliveries returns how many pairs of port and endpoint there are.
 func deliveries(endpoints []lb.Slice) int {
 	n := 0

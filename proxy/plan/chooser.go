@@ -46,6 +46,8 @@ func newChooser(endpoints []lb.Slice, at lb.Place) chooser {
 	return c
 }
 
+// chosen are the endpoints of a port. Those that serve are needed where flows are cut, which is not
+// done to TCP.
 type chosen struct {
 	backends lb.Usable
 	serving  []netip.AddrPort
@@ -58,11 +60,14 @@ func (c chooser) port(port lb.ServicePort, family lb.Family) chosen {
 	}
 	same := c.same(places, family)
 	if first, ok := c.first[family]; ok && same {
-		return first.withPort(places[0].number)
+		return first.withPort(places[0].number, port.Protocol)
 	}
 	now := chosen{c.choose(places, port, family), serving(places)}
 	if same {
 		c.first[family] = now
+	}
+	if port.Protocol == lb.TCP {
+		now.serving = nil
 	}
 	return now
 }
@@ -86,17 +91,25 @@ func (c chooser) choose(places []place, port lb.ServicePort, family lb.Family) l
 	return lb.Choose(all, port.Name, port.Protocol, family, c.at)
 }
 
-func (c chosen) withPort(number uint16) chosen {
+// withPort returns the same endpoints at another port.
+func (c chosen) withPort(number uint16, protocol lb.Protocol) chosen {
 	move := func(from []lb.Backend) []lb.Backend {
-		to := append([]lb.Backend(nil), from...)
-		for i := range to {
-			to[i].Addr = netip.AddrPortFrom(to[i].Addr.Addr(), number)
+		if len(from) == 0 || from[0].Addr.Port() == number {
+			return from
+		}
+		to := make([]lb.Backend, len(from))
+		for i, b := range from {
+			b.Addr = netip.AddrPortFrom(b.Addr.Addr(), number)
+			to[i] = b
 		}
 		return to
 	}
-	to := append([]netip.AddrPort(nil), c.serving...)
-	for i := range to {
-		to[i] = netip.AddrPortFrom(to[i].Addr(), number)
+	moved := chosen{backends: lb.Usable{Cluster: move(c.backends.Cluster), Local: move(c.backends.Local)}}
+	if protocol != lb.TCP && len(c.serving) > 0 {
+		moved.serving = make([]netip.AddrPort, len(c.serving))
+		for i, addr := range c.serving {
+			moved.serving[i] = netip.AddrPortFrom(addr.Addr(), number)
+		}
 	}
-	return chosen{lb.Usable{Cluster: move(c.backends.Cluster), Local: move(c.backends.Local)}, to}
+	return moved
 }

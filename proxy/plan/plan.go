@@ -85,7 +85,7 @@ type Port struct {
 	External lb.TrafficPolicy
 	Backends lb.Usable
 	// Serving are all endpoints that still serve, including terminating ones that get no new
-	// connections: flows to them may go on.
+	// connections: flows to them may go on. A port of TCP has none, as its flows are not cut.
 	Serving   []netip.AddrPort
 	Frontends []Frontend
 }

@@ -166,7 +166,12 @@ func TestNew(t *testing.T) {
 // Endpoints that terminate get no new connections while others are ready, but flows to them may go
 // on as long as they serve.
 func TestServing(t *testing.T) {
-	p := New(service(), slice("1 here, 2 there terminating, 3 here gone, 4 here unready"), here).Ports[0]
+	svc, endpoints := service(), slice("1 here, 2 there terminating, 3 here gone, 4 here unready")
+	if tcp := New(svc, endpoints, here).Ports[0]; tcp.Serving != nil {
+		t.Errorf("TCP: serving %v, and its flows are not cut", tcp.Serving)
+	}
+	svc.Ports[0].Protocol, endpoints[0].Ports[0].Protocol = lb.UDP, lb.UDP
+	p := New(svc, endpoints, here).Ports[0]
 	if want := []netip.AddrPort{netip.MustParseAddrPort("192.168.0.1:8080"),
 		netip.MustParseAddrPort("192.168.0.2:8080")}; !slices.Equal(p.Serving, want) {
 		t.Errorf("serving %v, want %v", p.Serving, want)

@@ -25,6 +25,9 @@ const (
 	prefixFlows = "flows-"
 )
 
+// TableName is the name of the tables, one in the family ip and one in ip6.
+const TableName = tableName
+
 // A connection that was moved goes the same way again, whichever node owns the VIP by then, until
 // it has been silent for lb.FlowMemory. What is known after one packet, limits.go says.
 const maxFlows = 524288 // for each target

@@ -42,8 +42,10 @@ func TestGuideFRR(t *testing.T) {
 	wantPrefixes(t, r, "ipv4", "192.0.2.10/32")
 	routertest.Eventually(t, "BFD is on", limit, func() error {
 		peers, err := r.Ask(t.Context(), "show bfd peers")
-		if err == nil && !(strings.Contains(peers, "peer 10.0.0.1") && strings.Contains(peers, "Transmission interval: 300ms")) {
-			err = fmt.Errorf("%s", peers)
+		for _, want := range []string{"peer 10.0.0.1", "Transmission interval: 300ms"} {
+			if err == nil && !strings.Contains(peers, want) {
+				err = fmt.Errorf("no %q in\n%s", want, peers)
+			}
 		}
 		return err
 	})

@@ -1,6 +1,9 @@
-package main
+// Package migrate plans moves to Landfall from other products: which objects and settings it takes over,
+// which it cannot, and what to do in which order. It only computes.
+package migrate
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -12,42 +15,65 @@ import (
 	"slices"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/util/yaml"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
 
 	"github.com/landfall-lb/landfall/api/v1beta1"
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// object is any Kubernetes object, with the fields that a migration reads.
-type object struct {
+// Object is any Kubernetes object, with the fields that a migration reads.
+type Object struct {
 	APIVersion string         `json:"apiVersion"`
 	Kind       string         `json:"kind"`
-	Metadata   metadata       `json:"metadata"`
+	Metadata   Metadata       `json:"metadata"`
 	Spec       map[string]any `json:"spec,omitempty"`
-	Items      []object       `json:"items,omitempty"`
-	Status     struct {
-		LoadBalancer struct {
-			Ingress []struct {
-				IP string `json:"ip"`
-			} `json:"ingress"`
-		} `json:"loadBalancer"`
-	} `json:"status"`
+	// Data is that of a ConfigMap.
+	Data   map[string]string `json:"data,omitempty"`
+	Items  []Object          `json:"items,omitempty"`
+	Status map[string]any    `json:"status,omitempty"`
 }
 
-type metadata struct {
-	Namespace string            `json:"namespace"`
-	Name      string            `json:"name"`
-	Labels    map[string]string `json:"labels"`
-	// Annotations are those of Services only.
+// Metadata are the parts of an object's metadata that a migration reads.
+type Metadata struct {
+	Namespace   string            `json:"namespace"`
+	Name        string            `json:"name"`
+	Labels      map[string]string `json:"labels"`
 	Annotations map[string]string `json:"annotations"`
 }
 
-// decodeObjects reads YAML or JSON documents. It returns the items of a list in place of the list.
-func decodeObjects(r io.Reader) ([]object, error) {
-	decoder := yaml.NewYAMLOrJSONDecoder(r, 4096)
-	var objects []object
+// vips returns the addresses in the status of a Service; none for other kinds.
+func (o Object) vips() []netip.Addr {
+	if o.Kind != "Service" || o.APIVersion != "v1" {
+		return nil
+	}
+	var addrs []netip.Addr
+	ingress, _ := dig(o.Status, "loadBalancer", "ingress").([]any)
+	for _, in := range ingress {
+		entry, _ := in.(map[string]any)
+		written, _ := entry["ip"].(string)
+		if addr, err := lb.ParseAddr(written); err == nil {
+			addrs = append(addrs, addr)
+		}
+	}
+	return addrs
+}
+
+// dig returns what is below these keys, nil if there is nothing.
+func dig(from any, keys ...string) any {
+	for _, key := range keys {
+		m, _ := from.(map[string]any)
+		from = m[key]
+	}
+	return from
+}
+
+// Decode reads YAML or JSON documents. It returns the items of a list in place of the list.
+func Decode(r io.Reader) ([]Object, error) {
+	decoder := utilyaml.NewYAMLOrJSONDecoder(r, 4096)
+	var objects []Object
 	for {
-		var o object
+		var o Object
 		switch err := decoder.Decode(&o); {
 		case errors.Is(err, io.EOF):
 			return objects, nil
@@ -79,34 +105,39 @@ var kinds = []struct {
 	{"BGPAdvertisement", v1beta1.BGPAdvertisementSpec{}},
 }
 
-// migration is the result of converting MetalLB's objects.
-type migration struct {
-	objects []manifest
-	// notes list what has no equivalent, and what else the reader must know.
-	notes []string
+// Conversion is the result of converting MetalLB's objects.
+type Conversion struct {
+	Objects []Manifest
+	// Notes list what has no equivalent, and what else the reader must know.
+	Notes []string
+	// Losses are those of the notes that change what the cluster announces, and how.
+	Losses []string
 }
 
-type manifest struct {
+// Manifest is an object of Landfall to create.
+type Manifest struct {
 	APIVersion string           `json:"apiVersion"`
 	Kind       string           `json:"kind"`
-	Metadata   manifestMetadata `json:"metadata"`
+	Metadata   ManifestMetadata `json:"metadata"`
 	Spec       map[string]any   `json:"spec"`
 }
 
-type manifestMetadata struct {
+// ManifestMetadata is the metadata of a Manifest.
+type ManifestMetadata struct {
 	Name   string            `json:"name"`
 	Labels map[string]string `json:"labels,omitempty"`
 }
 
-func newManifest(kind, name string, labels map[string]string, spec map[string]any) manifest {
-	return manifest{APIVersion: v1beta1.GroupVersion.String(), Kind: kind, Metadata: manifestMetadata{name, labels},
+// NewManifest returns an object of Landfall's API group.
+func NewManifest(kind, name string, labels map[string]string, spec map[string]any) Manifest {
+	return Manifest{APIVersion: v1beta1.GroupVersion.String(), Kind: kind, Metadata: ManifestMetadata{name, labels},
 		Spec: spec}
 }
 
-// migrate converts MetalLB's objects into Landfall's. It only reads the Services among the objects:
+// Convert converts MetalLB's objects into Landfall's. It only reads the Services among the objects:
 // they keep their addresses.
-func migrate(objects []object) migration {
-	var m migration
+func Convert(objects []Object) Conversion {
+	var m Conversion
 	names := map[string]string{}
 	for _, kind := range kinds {
 		for _, o := range sorted(objects, kind.name) {
@@ -118,11 +149,19 @@ func migrate(objects []object) migration {
 				continue
 			}
 			names[kind.name+o.Metadata.Name] = o.Metadata.Namespace
-			spec := m.known(kind.name+" "+o.Metadata.Name, "spec", reflect.TypeOf(kind.spec), o.Spec)
-			m.objects = append(m.objects, newManifest(kind.name, o.Metadata.Name, o.Metadata.Labels, spec))
+			given, ok := m.adapt(o)
+			if !ok {
+				continue
+			}
+			spec := m.known(kind.name+" "+o.Metadata.Name, "spec", reflect.TypeOf(kind.spec), given)
+			m.Objects = append(m.Objects, NewManifest(kind.name, o.Metadata.Name, o.Metadata.Labels, spec))
 		}
 	}
 	for _, o := range objects {
+		if o.Kind == "ConfigMap" && o.Metadata.Name == "bgpextras" && o.Data["extras"] != "" {
+			m.lose("ConfigMap %s/bgpextras is not taken over: it has raw configuration of FRR, which Landfall does not run: %q",
+				o.Metadata.Namespace, o.Data["extras"])
+		}
 		if foreign(o) {
 			m.note("%s %s has no equivalent", o.Kind, o.Metadata.Name)
 		}
@@ -133,15 +172,62 @@ func migrate(objects []object) migration {
 	return m
 }
 
-func (m *migration) note(format string, args ...any) {
-	m.notes = append(m.notes, fmt.Sprintf(format, args...))
+func (m *Conversion) note(format string, args ...any) {
+	m.Notes = append(m.Notes, fmt.Sprintf(format, args...))
+}
+
+func (m *Conversion) lose(format string, args ...any) {
+	m.note(format, args...)
+	m.Losses = append(m.Losses, m.Notes[len(m.Notes)-1])
+}
+
+// adapt returns the specification of one of MetalLB's objects in Landfall's words; false if Landfall
+// cannot have it.
+func (m *Conversion) adapt(o Object) (spec map[string]any, ok bool) {
+	spec = maps.Clone(o.Spec)
+	switch name := o.Metadata.Name; o.Kind {
+	case "L2Advertisement":
+		terms, _ := spec["preferredNodeSelectors"].([]any)
+		var preferred []any
+		for _, term := range terms {
+			nodes := dig(term, "preference")
+			if nodes == nil {
+				nodes = map[string]any{} // every node
+			}
+			preferred = append(preferred, map[string]any{"weight": dig(term, "weight"), "nodeSelector": nodes})
+		}
+		if delete(spec, "preferredNodeSelectors"); preferred != nil {
+			spec["preferredNodes"] = preferred
+		}
+	case "BGPPeer":
+		if vrf, _ := spec["vrf"].(string); vrf != "" {
+			m.lose("BGPPeer %s is left out: its session is in the VRF %s, and Landfall's speakers have sessions in the main "+
+				"routing table only", name, vrf)
+			return nil, false
+		}
+		delete(spec, "vrf")
+		if secret, named := spec["passwordSecret"].(map[string]any); named {
+			spec["passwordSecret"] = map[string]any{"name": secret["name"]} // in Landfall's own namespace
+			if secret["name"] == nil || secret["name"] == "" {
+				delete(spec, "passwordSecret")
+			}
+		}
+	case "BFDProfile":
+		if echo, _ := spec["echoMode"].(bool); echo {
+			m.lose("BFDProfile %s: spec.echoMode is left out: Landfall has no echo mode, and detects failures by control "+
+				"packets alone, after detectMultiplier x receiveInterval", name)
+		}
+		delete(spec, "echoMode")
+		delete(spec, "echoInterval")
+	}
+	return spec, true
 }
 
 // listSecrets names the Secrets with passwords of BGP sessions, which a speaker does not read by
 // itself.
-func (m *migration) listSecrets() {
+func (m *Conversion) listSecrets() {
 	var names []string
-	for _, o := range m.objects {
+	for _, o := range m.Objects {
 		secret, _ := o.Spec["passwordSecret"].(map[string]any)
 		if name, ok := secret["name"].(string); ok && o.Kind == "BGPPeer" {
 			names = append(names, name)
@@ -153,17 +239,17 @@ func (m *migration) listSecrets() {
 	}
 }
 
-func isMetalLB(o object) bool { return strings.HasPrefix(o.APIVersion, "metallb.io/") }
+func isMetalLB(o Object) bool { return strings.HasPrefix(o.APIVersion, "metallb.io/") }
 
 // sorted returns MetalLB's objects of a kind, by name.
-func sorted(objects []object, kind string) []object {
-	var of []object
+func sorted(objects []Object, kind string) []Object {
+	var of []Object
 	for _, o := range objects {
 		if isMetalLB(o) && o.Kind == kind {
 			of = append(of, o)
 		}
 	}
-	slices.SortStableFunc(of, func(a, b object) int {
+	slices.SortStableFunc(of, func(a, b Object) int {
 		return cmp.Or(strings.Compare(a.Metadata.Name, b.Metadata.Name),
 			strings.Compare(a.Metadata.Namespace, b.Metadata.Namespace))
 	})
@@ -172,7 +258,7 @@ func sorted(objects []object, kind string) []object {
 
 // foreign reports whether o configures MetalLB with a kind that Landfall does not have. MetalLB
 // itself writes the status kinds, so they do not count.
-func foreign(o object) bool {
+func foreign(o Object) bool {
 	for _, kind := range kinds {
 		if o.Kind == kind.name {
 			return false
@@ -182,7 +268,7 @@ func foreign(o object) bool {
 }
 
 // known returns the fields that Landfall's type has too, and notes the others.
-func (m *migration) known(what, path string, t reflect.Type, given map[string]any) map[string]any {
+func (m *Conversion) known(what, path string, t reflect.Type, given map[string]any) map[string]any {
 	kept := map[string]any{}
 	for _, name := range slices.Sorted(maps.Keys(given)) {
 		field, ok := fieldByJSON(t, name)
@@ -214,9 +300,9 @@ func fieldByJSON(t reflect.Type, name string) (reflect.Type, bool) {
 }
 
 // checkServices notes addresses that Services hold and that no pool contains.
-func (m *migration) checkServices(objects []object) {
+func (m *Conversion) checkServices(objects []Object) {
 	var ranges []lb.Range
-	for _, o := range m.objects {
+	for _, o := range m.Objects {
 		written, _ := o.Spec["addresses"].([]any)
 		for _, w := range written {
 			if r, err := lb.ParseRange(fmt.Sprint(w)); err == nil && o.Kind == "IPAddressPool" {
@@ -227,11 +313,7 @@ func (m *migration) checkServices(objects []object) {
 		}
 	}
 	for _, o := range objects {
-		for _, in := range o.Status.LoadBalancer.Ingress {
-			addr, err := lb.ParseAddr(in.IP)
-			if o.Kind != "Service" || o.APIVersion != "v1" || err != nil {
-				continue
-			}
+		for _, addr := range o.vips() {
 			if !slices.ContainsFunc(ranges, func(r lb.Range) bool { return r.Contains(addr) }) {
 				m.note("Service %s/%s holds %s, which no pool contains: it keeps the address, but no node will announce it",
 					o.Metadata.Namespace, o.Metadata.Name, addr)
@@ -242,14 +324,13 @@ func (m *migration) checkServices(objects []object) {
 
 // keepSharing sets spec.sharing of the pools in which Services of different namespaces share an
 // address, which MetalLB lets everybody do who knows the key.
-func (m *migration) keepSharing(objects []object) {
+func (m *Conversion) keepSharing(objects []Object) {
 	holders := map[netip.Addr]map[string]bool{} // the namespaces that share the address
 	for _, o := range objects {
 		key := cmp.Or(o.Metadata.Annotations["metallb.io/allow-shared-ip"],
 			o.Metadata.Annotations["metallb.universe.tf/allow-shared-ip"], o.Metadata.Annotations[lb.AnnotationShare])
-		for _, in := range o.Status.LoadBalancer.Ingress {
-			addr, err := lb.ParseAddr(in.IP)
-			if o.Kind != "Service" || o.APIVersion != "v1" || key == "" || err != nil {
+		for _, addr := range o.vips() {
+			if key == "" {
 				continue
 			}
 			if holders[addr] == nil {
@@ -259,7 +340,7 @@ func (m *migration) keepSharing(objects []object) {
 		}
 	}
 	for _, addr := range slices.SortedFunc(maps.Keys(holders), netip.Addr.Compare) {
-		for _, o := range m.objects {
+		for _, o := range m.Objects {
 			if len(holders[addr]) < 2 || o.Kind != "IPAddressPool" || o.Spec["sharing"] != nil || !contains(o, addr) {
 				continue
 			}
@@ -272,10 +353,28 @@ func (m *migration) keepSharing(objects []object) {
 }
 
 // contains reports whether a pool contains addr.
-func contains(pool manifest, addr netip.Addr) bool {
+func contains(pool Manifest, addr netip.Addr) bool {
 	written, _ := pool.Spec["addresses"].([]any)
 	return slices.ContainsFunc(written, func(w any) bool {
 		r, err := lb.ParseRange(fmt.Sprint(w))
 		return err == nil && r.Contains(addr)
 	})
+}
+
+// Print writes the notes as comments, then the objects, ready for kubectl apply.
+func (m Conversion) Print(w io.Writer) error {
+	var out bytes.Buffer
+	for _, note := range m.Notes {
+		fmt.Fprintf(&out, "# %s\n", note)
+	}
+	for _, o := range m.Objects {
+		text, err := yaml.Marshal(o)
+		if err != nil {
+			return err
+		}
+		out.WriteString("---\n")
+		out.Write(text)
+	}
+	_, err := w.Write(out.Bytes())
+	return err
 }

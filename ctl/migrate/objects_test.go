@@ -1,4 +1,4 @@
-package main
+package migrate
 
 import (
 	"bytes"
@@ -47,12 +47,12 @@ spec: {addresses: [10.1.0.0/24]}
 `
 
 func TestMigrate(t *testing.T) {
-	objects, err := decodeObjects(strings.NewReader(metallbObjects))
+	objects, err := Decode(strings.NewReader(metallbObjects))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	if err := migrate(objects).print(&out); err != nil {
+	if err := Convert(objects).Print(&out); err != nil {
 		t.Fatal(err)
 	}
 	want := `# IPAddressPool lan: spec.serviceAllocation.odd (1) has no equivalent and is left out
@@ -100,11 +100,11 @@ func TestMigrateNamesTheSecretsOfBGP(t *testing.T) {
 			"}, spec: {passwordSecret: {name: " + secret + ", namespace: metallb-system}}}\n"
 	}
 	all += "---\n{apiVersion: metallb.io/v1beta2, kind: BGPPeer, metadata: {name: open}, spec: {}}\n"
-	objects, err := decodeObjects(strings.NewReader(all))
+	objects, err := Decode(strings.NewReader(all))
 	if err != nil {
 		t.Fatal(err)
 	}
-	notes := migrate(objects).notes
+	notes := Convert(objects).Notes
 	if len(notes) != 1 || !strings.Contains(notes[0], "speaker.bgpSecrets={far,tor}") {
 		t.Errorf("%q", notes)
 	}
@@ -134,44 +134,17 @@ items:
   metadata: {name: two, namespace: a, annotations: {metallb.io/allow-shared-ip: q}}
   status: {loadBalancer: {ingress: [{ip: 10.1.0.1}]}}
 `
-	objects, err := decodeObjects(strings.NewReader(shared))
+	objects, err := Decode(strings.NewReader(shared))
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := migrate(objects)
-	if got := []any{m.objects[0].Spec["sharing"], m.objects[1].Spec["sharing"]}; got[0] != "cluster" || got[1] != nil {
+	m := Convert(objects)
+	if got := []any{m.Objects[0].Spec["sharing"], m.Objects[1].Spec["sharing"]}; got[0] != "cluster" || got[1] != nil {
 		t.Errorf("sharing of the pools: %v", got)
 	}
 	want := []string{"IPAddressPool across: Services of the namespaces a, b share 10.0.0.7, so spec.sharing is cluster: " +
 		"everybody who knows a sharing key can join an address of this pool"}
-	if diff := cmp.Diff(want, m.notes); diff != "" {
+	if diff := cmp.Diff(want, m.Notes); diff != "" {
 		t.Errorf("notes (-want +got):\n%s", diff)
-	}
-}
-
-func TestImport(t *testing.T) {
-	pool, err := importList(
-		"old",
-		strings.NewReader("# from the sheet\n192.0.2.7\n192.0.2.10 - 192.0.2.12 web/front\n2001:db8::1, web/ # all of web\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := map[string]any{
-		"addresses": []any{"192.0.2.7/32", "192.0.2.10-192.0.2.12", "2001:db8::1/128"},
-		"reservations": []any{
-			map[string]any{"addresses": "192.0.2.10-192.0.2.12", "namespace": "web", "name": "front"},
-			map[string]any{"addresses": "2001:db8::1/128", "namespace": "web"},
-		},
-	}
-	if diff := cmp.Diff(want, pool.Spec); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-	for list, want := range map[string]string{
-		"192.0.2.1\nnonsense\n": `line 2: "nonsense"`, "192.0.2.1 web\n": "line 1:", "192.0.2.1 a/b c\n": "line 1:",
-		"# none\n": "no address",
-	} {
-		if _, err := importList("x", strings.NewReader(list)); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v, want %q", list, err, want)
-		}
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package migrate
 
 import (
 	"strings"
@@ -12,11 +12,11 @@ func FuzzMigrate(f *testing.F) {
 	f.Add(`{"kind":"List","items":[{"kind":"Service","metadata":{"name":"a"},"status":{"loadBalancer":{}}}]}`)
 	f.Add("kind: CommunityList\nitems: [null, {spec: []}]\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		objects, err := decodeObjects(strings.NewReader(text))
+		objects, err := Decode(strings.NewReader(text))
 		if err != nil {
 			return
 		}
-		for _, o := range migrate(objects).objects {
+		for _, o := range Convert(objects).Objects {
 			if o.Kind == "" || o.Spec == nil {
 				t.Errorf("an object without a kind or a specification: %+v", o)
 			}

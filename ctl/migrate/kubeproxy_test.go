@@ -1,0 +1,169 @@
+package migrate
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/kube-proxy/config/v1alpha1"
+	"sigs.k8s.io/yaml"
+)
+
+// leaves returns the paths of all fields of a type of kube-proxy's.
+func leaves(path string, t reflect.Type) []string {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	// metav1.Duration and what other packages define below the rule for a section are single values.
+	if t.Kind() != reflect.Struct || !strings.HasSuffix(t.PkgPath(), "kube-proxy/config/v1alpha1") {
+		return []string{path}
+	}
+	var all []string
+	for field := range t.Fields() {
+		name, options, _ := strings.Cut(field.Tag.Get("json"), ",")
+		if options == "inline" && name == "" {
+			continue // apiVersion and kind
+		}
+		all = append(all, leaves(strings.TrimPrefix(path+"."+name, "."), field.Type)...)
+	}
+	return all
+}
+
+// Every field of kube-proxy's configuration has a rule, and every rule a field: what a new version
+// adds fails here.
+func TestKubeProxyRulesAreComplete(t *testing.T) {
+	fields := leaves("", reflect.TypeFor[v1alpha1.KubeProxyConfiguration]())
+	if len(fields) < 35 {
+		t.Fatalf("only %d fields: %v", len(fields), fields)
+	}
+	used := map[string]bool{}
+	for _, field := range fields {
+		r := ruleFor(field)
+		if r == nil {
+			t.Errorf("no rule for %s", field)
+			continue
+		}
+		used[r.field] = true
+		if r.why == "" {
+			t.Errorf("%s: no reason", field)
+		}
+	}
+	for _, r := range rules {
+		if !used[r.field] {
+			t.Errorf("the rule for %s is for no field", r.field)
+		}
+	}
+}
+
+func TestReadKubeProxy(t *testing.T) {
+	for _, test := range []struct {
+		name, config string
+		values       string
+		lines        []string // Field: Chart or the beginning of Why
+		notes        []string
+	}{
+		{
+			name: "as kubeadm writes it",
+			config: `
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+bindAddress: 0.0.0.0
+bindAddressHardFail: false
+clientConnection: {acceptContentTypes: "", burst: 0, kubeconfig: /var/lib/kube-proxy/kubeconfig.conf, qps: 0}
+clusterCIDR: 192.168.0.0/16
+configSyncPeriod: 0s
+conntrack: {maxPerCore: null, min: null, tcpBeLiberal: false, tcpEstablishedTimeout: null}
+detectLocal: {bridgeInterface: "", interfaceNamePrefix: ""}
+detectLocalMode: ""
+healthzBindAddress: ""
+iptables: {localhostNodePorts: null, masqueradeAll: false, masqueradeBit: null, syncPeriod: 0s}
+ipvs: {excludeCIDRs: null, scheduler: "", strictARP: false}
+mode: ""
+nodePortAddresses: null
+`,
+			values: "proxy: {clusterCIDR: 192.168.0.0/16, masqueradeAll: false, conntrackTCPBeLiberal: false}",
+			lines: []string{"bindAddress: not needed", "bindAddressHardFail: not needed", "clientConnection: not needed",
+				"clusterCIDR: proxy.clusterCIDR", "conntrack.tcpBeLiberal: proxy.conntrackTCPBeLiberal",
+				"iptables.masqueradeAll: proxy.masqueradeAll", "ipvs.strictARP: not needed"},
+		},
+		{
+			name: "nftables",
+			config: `{mode: nftables, detectLocalMode: BridgeInterface, detectLocal: {bridgeInterface: cni0},
+				iptables: {masqueradeBit: 3}, nftables: {masqueradeBit: 7}, healthzBindAddress: "127.0.0.1:10256"}`,
+			values: `proxy: {mode: nftables, detectLocalMode: BridgeInterface, podBridgeInterface: cni0, masqueradeBit: 7,
+				nodePortAddresses: [primary], healthzBindAddress: "127.0.0.1:10256"}`,
+			lines: []string{"detectLocal.bridgeInterface: proxy.podBridgeInterface", "detectLocalMode: proxy.detectLocalMode",
+				"healthzBindAddress: proxy.healthzBindAddress", "iptables.masqueradeBit: not in use", "mode: mapped",
+				"nftables.masqueradeBit: proxy.masqueradeBit"},
+			notes: []string{"proxy.nodePortAddresses is [primary]"},
+		},
+		{
+			name: "ipvs",
+			config: `{mode: ipvs, clusterCIDR: "10.0.0.0/8", ipvs: {scheduler: sh, excludeCIDRs: [10.9.0.0/16]},
+				iptables: {masqueradeBit: 3, localhostNodePorts: true}, nodePortAddresses: [10.0.0.0/8]}`,
+			values: `proxy: {mode: nftables, clusterCIDR: "10.0.0.0/8", scheduler: source-hash, masqueradeBit: 3,
+				nodePortAddresses: [10.0.0.0/8]}`,
+			lines: []string{"clusterCIDR: proxy.clusterCIDR", "iptables.localhostNodePorts: not in use",
+				"iptables.masqueradeBit: proxy.masqueradeBit", "ipvs.excludeCIDRs: not needed", "ipvs.scheduler: mapped",
+				"mode: mapped", "nodePortAddresses: proxy.nodePortAddresses"},
+			notes: []string{"is source-hash", "kube-ipvs0"},
+		},
+		{
+			name:   "a scheduler of IPVS that only IPVS has",
+			config: `{mode: ipvs, ipvs: {scheduler: lc}}`,
+			values: "{}", lines: []string{"ipvs.scheduler: mapped", "mode: mapped"},
+			notes: []string{"lc has no equivalent", "kube-ipvs0"},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var config, want map[string]any
+			if err := yaml.Unmarshal([]byte(test.config), &config); err != nil {
+				t.Fatal(err)
+			}
+			if err := yaml.Unmarshal([]byte(test.values), &want); err != nil {
+				t.Fatal(err)
+			}
+			k := ReadKubeProxy(config)
+			if diff := cmp.Diff(normal(want), normal(k.Values)); diff != "" {
+				t.Errorf("values (-want +got):\n%s", diff)
+			}
+			var lines []string
+			for _, s := range k.Settings {
+				line := s.Field + ": " + s.Chart
+				if s.Chart == "" {
+					line = s.Field + ": " + s.Why
+				}
+				if i := slices.IndexFunc(test.lines, func(w string) bool { return strings.HasPrefix(line, w) }); i >= 0 {
+					line = test.lines[i]
+				}
+				lines = append(lines, line)
+			}
+			if diff := cmp.Diff(test.lines, lines); diff != "" {
+				t.Errorf("settings (-want +got):\n%s", diff)
+			}
+			if len(k.Notes) != len(test.notes) {
+				t.Errorf("notes %q", k.Notes)
+			}
+			for i, n := range test.notes {
+				if i < len(k.Notes) && !strings.Contains(k.Notes[i], n) {
+					t.Errorf("note %q, want %q", k.Notes[i], n)
+				}
+			}
+			if len(k.Unknown) > 0 {
+				t.Errorf("unknown %v", k.Unknown)
+			}
+		})
+	}
+}
+
+func TestReadKubeProxyNamesWhatItDoesNotKnow(t *testing.T) {
+	k := ReadKubeProxy(map[string]any{"mode": "ebpf", "novel": "x", "iptables": map[string]any{"also": true}})
+	if diff := cmp.Diff([]string{"iptables.also", "novel"}, k.Unknown); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if len(k.Notes) != 1 || !strings.Contains(k.Notes[0], "mode ebpf") {
+		t.Errorf("notes %q", k.Notes)
+	}
+}

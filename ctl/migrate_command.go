@@ -1,0 +1,220 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+
+	"github.com/landfall-lb/landfall/ctl/migrate"
+	"github.com/landfall-lb/landfall/internal/kube"
+)
+
+// migrateOptions are the flags of landfallctl migrate.
+type migrateOptions struct {
+	choices             migrate.Choices
+	apply, undo         bool
+	chart, helm, name   string
+	wait, pause         time.Duration
+	kubeProxyNamespace  string
+	kubeProxyConfigName string
+	kubeProxyDaemonSet  string
+}
+
+func (f *migrateOptions) add(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&f.choices.Namespace, "landfall-namespace", "landfall-system", "`namespace` of Landfall's programs")
+	flags.BoolVar(&f.apply, "apply", false, "carry the plan out, step by step; may be given again after an interruption")
+	flags.BoolVar(&f.undo, "undo", false, "go back, from wherever --apply has come to")
+	flags.StringVar(&f.chart, "chart", "", "`chart` that helm installs with --apply; empty: Landfall is installed already")
+	flags.StringVar(&f.helm, "helm", "helm", "`program` helm")
+	flags.StringVar(&f.name, "release", "landfall", "`name` of helm's release")
+	flags.DurationVar(&f.wait, "wait", 2*time.Minute, "how long to wait for each thing with --apply and --undo")
+	flags.DurationVar(&f.pause, "pause", 5*time.Second, "how long to wait between two nodes")
+	flags.StringVar(&f.kubeProxyNamespace, "kube-proxy-namespace", "kube-system", "`namespace` of kube-proxy")
+	flags.StringVar(&f.kubeProxyConfigName, "kube-proxy-configmap", "kube-proxy", "`name` of kube-proxy's ConfigMap")
+	cmd.MarkFlagsMutuallyExclusive("apply", "undo")
+}
+
+func migrateCommand(o *options) *cobra.Command {
+	parent := &cobra.Command{Use: "migrate", Short: "Move a cluster from another product to Landfall, or back"}
+	parent.AddCommand(metallbCommand(o), kubeProxyCommand(o))
+	return parent
+}
+
+func metallbCommand(o *options) *cobra.Command {
+	var f migrateOptions
+	cmd := &cobra.Command{
+		Use: "metallb [-f FILE]...", Short: "Plan the move from MetalLB, carry it out, or go back",
+		Long: "Plan the move from MetalLB: the objects and Helm values of Landfall, what cannot be taken over and why, and " +
+			"the steps. --apply carries them out; each step is checked before the next begins. --undo goes back.\n\nWith -f, " +
+			"print Landfall's equivalent of MetalLB's objects in files.",
+		Example: "  landfallctl migrate metallb\n  landfallctl migrate metallb -o values > values.yaml\n" +
+			"  landfallctl migrate metallb --apply --chart charts/landfall --copy-secrets",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return runMetalLB(cmd.Context(), *o, f, cmd.InOrStdin(), cmd.OutOrStdout())
+		},
+	}
+	o.addFiles(cmd, "with MetalLB's objects, may be repeated (default: the cluster)")
+	o.addOutput(cmd, "objects", "values")
+	f.add(cmd)
+	flags := cmd.Flags()
+	flags.BoolVar(&f.choices.CopySecrets, "copy-secrets", false,
+		"copy the Secrets with passwords of BGP sessions to Landfall's namespace")
+	flags.BoolVar(&f.choices.AcceptLosses, "accept-losses", false, "go on without what cannot be taken over")
+	flags.BoolVar(&f.choices.WithoutProxy, "without-proxy", false, "install no proxy: another service proxy stays alone")
+	flags.StringVar(&f.choices.ClusterCIDR, "cluster-cidr", "", "pod network, as `CIDR` or one of each family, where "+
+		"kube-proxy's configuration does not say it")
+	flags.StringSliceVar(&f.choices.Interfaces, "l2-interfaces", nil,
+		"`interfaces` that answer for addresses outside the nodes' subnets (default: those that MetalLB answers on)")
+	return cmd
+}
+
+// runMetalLB plans the move from MetalLB, and carries it out if asked to.
+func runMetalLB(ctx context.Context, o options, f migrateOptions, stdin io.Reader, stdout io.Writer) error {
+	if len(o.files) > 0 {
+		objects, err := fromFiles(o.files, stdin)
+		if err != nil {
+			return err
+		}
+		conversion := migrate.Convert(objects)
+		if len(conversion.Objects) == 0 {
+			return errors.New("found no MetalLB objects (API group metallb.io)")
+		}
+		return conversion.Print(stdout)
+	}
+	move, err := readMetalLB(ctx, o, f, stdout)
+	if err != nil {
+		return err
+	}
+	p := move.plan
+	switch {
+	case f.undo:
+		return move.run(ctx, move.undoSteps())
+	case o.output == "objects":
+		return p.Print(stdout)
+	case o.output == "values":
+		return printYAML(stdout, p.Values)
+	case f.apply && len(p.Blockers) == 0:
+		if err := move.run(ctx, move.steps()); err != nil {
+			return err
+		}
+		return move.farewell(ctx)
+	}
+	if err := move.show(stdout); err != nil {
+		return err
+	}
+	if len(p.Blockers) > 0 && f.apply {
+		return fmt.Errorf("nothing was done: %s", strings.Join(p.Blockers, "; "))
+	}
+	return nil
+}
+
+func printYAML(w io.Writer, value any) error {
+	text, err := yaml.Marshal(value)
+	if err == nil {
+		_, err = w.Write(text)
+	}
+	return err
+}
+
+// metallbResources are the paths of what a plan reads.
+var metallbResources = []string{
+	"/apis/metallb.io/v1beta1/ipaddresspools", "/apis/metallb.io/v1beta1/l2advertisements",
+	"/apis/metallb.io/v1beta1/bgpadvertisements", "/apis/metallb.io/v1beta2/bgppeers",
+	"/apis/metallb.io/v1beta1/bfdprofiles", "/apis/metallb.io/v1beta1/communities",
+	"/apis/metallb.io/v1beta1/servicel2statuses",
+	servicesPath, nodesPath, "/apis/apps/v1/deployments", "/apis/apps/v1/daemonsets",
+}
+
+// readMetalLB reads the cluster, and plans.
+func readMetalLB(ctx context.Context, o options, f migrateOptions, stdout io.Writer) (*metallbMove, error) {
+	reading, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	client, _, err := o.connect(reading)
+	if err != nil {
+		return nil, err
+	}
+	var objects []migrate.Object
+	for _, path := range metallbResources {
+		if objects, err = readObjects(reading, client, objects, path); err != nil {
+			return nil, o.late(reading, client, err)
+		}
+	}
+	namespaces := map[string]bool{}
+	for _, object := range objects {
+		if strings.HasPrefix(object.APIVersion, "metallb.io/") {
+			namespaces[object.Metadata.Namespace] = true
+		}
+	}
+	for namespace := range namespaces { // raw configuration of FRR
+		uri := "/api/v1/namespaces/" + namespace + "/configmaps/bgpextras"
+		if objects, err = readObjects(reading, client, objects, uri); err != nil {
+			return nil, o.late(reading, client, err)
+		}
+	}
+	kubeProxy, err := readKubeProxy(reading, client, f)
+	if err != nil {
+		return nil, o.late(reading, client, err)
+	}
+	var proxy map[string]any
+	if kubeProxy != nil {
+		proxy, _ = migrate.ReadKubeProxy(kubeProxy).Values["proxy"].(map[string]any)
+		delete(proxy, "healthzBindAddress") // kube-proxy keeps it
+	}
+	plan := migrate.PlanMetalLB(objects, proxy, f.choices)
+	return &metallbMove{installer: newInstaller(client, f, stdout, plan.Values), plan: plan, pause: f.pause}, nil
+}
+
+// readObjects adds the objects at a path, if the API server has it.
+func readObjects(ctx context.Context, client *kube.Client, objects []migrate.Object, path string) ([]migrate.Object,
+	error) {
+	raw, err := client.Raw(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	more, err := migrate.Decode(bytes.NewReader(raw))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return append(objects, more...), nil
+}
+
+// readKubeProxy returns kube-proxy's configuration; nil if there is none in the cluster.
+func readKubeProxy(ctx context.Context, client *kube.Client, f migrateOptions) (map[string]any, error) {
+	path := "/api/v1/namespaces/" + f.kubeProxyNamespace + "/configmaps/" + f.kubeProxyConfigName
+	found, err := readObjects(ctx, client, nil, path)
+	if err != nil || len(found) == 0 {
+		return nil, err
+	}
+	var config map[string]any
+	if err := yaml.Unmarshal([]byte(found[0].Data["config.conf"]), &config); err != nil {
+		return nil, fmt.Errorf("ConfigMap %s/%s: config.conf: %w", f.kubeProxyNamespace, f.kubeProxyConfigName, err)
+	}
+	return config, nil
+}
+
+// landfallReady says which of Landfall's workloads has not all its pods ready.
+func landfallReady(ctx context.Context, client *kube.Client, namespace string) (string, error) {
+	workloads, err := client.Workloads(ctx, namespace, ourLabels)
+	if err != nil {
+		return "", err
+	}
+	if len(workloads) == 0 {
+		return "there are none in the namespace " + namespace, nil
+	}
+	var missing []string
+	for _, w := range workloads {
+		if w.Ready < w.Wanted {
+			missing = append(missing, fmt.Sprintf("%s %s: %d of %d pods are ready", w.Kind, w.Name, w.Ready, w.Wanted))
+		}
+	}
+	return strings.Join(missing, ", "), nil
+}

@@ -1,0 +1,241 @@
+package e2e
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/landfall-lb/landfall/e2e/lab"
+)
+
+// kubelets stand in for the controllers and kubelets that a lab does not have: they start and stop
+// the programs of MetalLB and Landfall as their Deployments and DaemonSets say, and keep Pods and
+// the workloads' status.
+type kubelets struct {
+	l        *lab.Lab
+	programs string // MetalLB's
+
+	mu      sync.Mutex
+	running map[string]*lab.Program // MetalLB's programs, by the names of their pods
+	pods    map[string]bool         // those that run
+}
+
+const metallbNamespace = "metallb-system"
+
+// startKubelets runs kubelets until the test ends.
+func startKubelets(t *testing.T, l *lab.Lab, programs string) *kubelets {
+	t.Helper()
+	k := &kubelets{l: l, programs: programs, running: map[string]*lab.Program{}, pods: map[string]bool{}}
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	group.Go(func() {
+		for ctx.Err() == nil {
+			if err := k.sync(ctx); err != nil && ctx.Err() == nil {
+				t.Logf("kubelets: %v", err)
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+	})
+	t.Cleanup(func() {
+		cancel()
+		group.Wait()
+		for _, p := range k.running {
+			p.Stop(2 * time.Second)
+		}
+	})
+	return k
+}
+
+// metallbRuns reports whether a program of MetalLB runs whose pod's name begins so.
+func (k *kubelets) metallbRuns(prefix string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for name, p := range k.running {
+		if p.Running() && len(name) >= len(prefix) && name[:len(prefix)] == prefix {
+			return true
+		}
+	}
+	return false
+}
+
+func (k *kubelets) sync(ctx context.Context) error {
+	apps := k.l.Kube().AppsV1()
+	sets, err := apps.DaemonSets("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	deployments, err := apps.Deployments("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	nodes, err := k.l.Kube().CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for _, set := range sets.Items {
+		if err := k.syncSet(ctx, set, nodes.Items); err != nil {
+			return err
+		}
+	}
+	for _, d := range deployments.Items {
+		if err := k.syncDeployment(ctx, d, nodes.Items[0].Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (k *kubelets) syncSet(ctx context.Context, set appsv1.DaemonSet, nodes []corev1.Node) error {
+	var ready int32
+	var group lab.Group
+	for _, n := range nodes {
+		wanted := matches(set.Spec.Template.Spec, n)
+		if wanted {
+			ready++
+		}
+		group.Run(func() error {
+			return k.pod(ctx, set.Namespace, set.Name+"-"+n.Name+"-0", n.Name, set.Spec.Template, wanted)
+		})
+	}
+	if err := group.Wait(); err != nil || set.Status.ObservedGeneration == set.Generation &&
+		set.Status.NumberReady == ready {
+		return err
+	}
+	set.Status = appsv1.DaemonSetStatus{ObservedGeneration: set.Generation, DesiredNumberScheduled: ready,
+		CurrentNumberScheduled: ready, NumberReady: ready, UpdatedNumberScheduled: ready, NumberAvailable: ready}
+	_, err := k.l.Kube().AppsV1().DaemonSets(set.Namespace).UpdateStatus(ctx, &set, metav1.UpdateOptions{})
+	return ignoreConflict(err)
+}
+
+func ignoreConflict(err error) error {
+	if apierrors.IsConflict(err) {
+		return nil // the next look does it
+	}
+	return err
+}
+
+func (k *kubelets) syncDeployment(ctx context.Context, d appsv1.Deployment, node string) error {
+	replicas := int32(1)
+	if d.Spec.Replicas != nil {
+		replicas = min(1, *d.Spec.Replicas)
+	}
+	if err := k.pod(ctx, d.Namespace, d.Name, node, d.Spec.Template, replicas > 0); err != nil ||
+		d.Status.ObservedGeneration == d.Generation && d.Status.ReadyReplicas == replicas {
+		return err
+	}
+	d.Status = appsv1.DeploymentStatus{ObservedGeneration: d.Generation, Replicas: replicas, UpdatedReplicas: replicas,
+		ReadyReplicas: replicas, AvailableReplicas: replicas}
+	_, err := k.l.Kube().AppsV1().Deployments(d.Namespace).UpdateStatus(ctx, &d, metav1.UpdateOptions{})
+	return ignoreConflict(err)
+}
+
+// matches reports whether a pod may run on a node: by the parts of the specification that a
+// migration changes.
+func matches(pod corev1.PodSpec, n corev1.Node) bool {
+	for key, value := range pod.NodeSelector {
+		if n.Labels[key] != value {
+			return false
+		}
+	}
+	if pod.Affinity == nil || pod.Affinity.NodeAffinity == nil {
+		return true
+	}
+	required := pod.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+	return slices.ContainsFunc(required.NodeSelectorTerms, func(term corev1.NodeSelectorTerm) bool {
+		return !slices.ContainsFunc(term.MatchExpressions, func(e corev1.NodeSelectorRequirement) bool {
+			return e.Operator == corev1.NodeSelectorOpNotIn && slices.Contains(e.Values, n.Labels[e.Key])
+		})
+	})
+}
+
+// pod starts or stops the programs of a pod, and keeps its object. The lab has other pods, to which
+// the tokens of Landfall's programs are bound.
+func (k *kubelets) pod(ctx context.Context, namespace, name, node string, template corev1.PodTemplateSpec,
+	wanted bool) error {
+	pods := k.l.Kube().CoreV1().Pods(namespace)
+	k.mu.Lock()
+	runs := k.pods[name]
+	k.pods[name] = wanted
+	k.mu.Unlock()
+	switch {
+	case runs == wanted:
+		return nil
+	case runs:
+		if err := k.stop(namespace, name, node, template); err != nil {
+			return err
+		}
+		return pods.Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
+	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: template.Labels},
+		Spec: corev1.PodSpec{NodeName: node, HostNetwork: true}}
+	for _, c := range template.Spec.Containers {
+		pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{Name: c.Name, Image: c.Image})
+	}
+	existing, err := pods.Create(ctx, pod, metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	addr := ""
+	for _, n := range k.l.Cluster().Nodes {
+		if n.Name == node {
+			addr = n.Addr.String()
+		}
+	}
+	existing.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: addr, PodIPs: []corev1.PodIP{{IP: addr}},
+		HostIP: addr, HostIPs: []corev1.HostIP{{IP: addr}}}
+	if _, err := pods.UpdateStatus(ctx, existing, metav1.UpdateOptions{}); err != nil {
+		return err
+	}
+	return k.start(namespace, name, node, addr, template)
+}
+
+// start starts the programs of a pod: Landfall's as the chart has them, and MetalLB's.
+func (k *kubelets) start(namespace, name, node, addr string, template corev1.PodTemplateSpec) error {
+	if namespace != metallbNamespace {
+		for _, c := range template.Spec.Containers {
+			agent := k.l.Agent(c.Name, node)
+			if err := agent.Start(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	argv := append([]string{k.programs + "/" + template.Spec.Containers[0].Name}, template.Spec.Containers[0].Args...)
+	p, err := k.l.StartProgram(node+"-metallb-"+template.Spec.Containers[0].Name, node, argv,
+		"METALLB_NAMESPACE="+namespace, "METALLB_NODE_NAME="+node, "METALLB_POD_NAME="+name, "METALLB_HOST="+addr,
+		"METALLB_ML_BIND_ADDR="+addr, "METALLB_ML_LABELS=app=metallb,component=speaker",
+		"METALLB_ML_SECRET_NAME=memberlist", "METALLB_DEPLOYMENT=controller", "METALLB_BGP_TYPE=native")
+	if err != nil {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.running[name] = p
+	return nil
+}
+
+func (k *kubelets) stop(namespace, name, node string, template corev1.PodTemplateSpec) error {
+	if namespace != metallbNamespace {
+		for _, c := range template.Spec.Containers {
+			if err := k.l.Agent(c.Name, node).Stop(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	k.mu.Lock()
+	p := k.running[name]
+	k.mu.Unlock()
+	p.Stop(2 * time.Second)
+	return nil
+}

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// crowd gives a Service so many endpoints that it is large, other ones for each version, and notes it.
+func (b *bench) crowd(name string, version byte) {
+	s := lb.Slice{Service: key(name), Family: lb.IPv4, Ports: []lb.SlicePort{{Protocol: lb.TCP, Port: 8080}}}
+	for i := range 5000 {
+		s.Endpoints = append(s.Endpoints, lb.Endpoint{Node: "there", Ready: true, Serving: true,
+			Addr: netip.AddrFrom4([4]byte{10, 100 + version, byte(i >> 8), byte(i)})})
+	}
+	b.slices.Set(key(name), []lb.Slice{s})
+	b.markEndpoints(key(name))
+}
+
+// told runs a step and returns what the writer was told of.
+func (b *bench) told() []string {
+	b.order = nil
+	b.run()
+	var told []string
+	for _, what := range b.order {
+		if strings.HasPrefix(what, "rules ") {
+			told = append(told, what)
+		}
+	}
+	slices.Sort(told)
+	return told
+}
+
+// Contract clause 11: no Service waits for the plans of several large ones, and none of those for
+// ever.
+func TestContract11LargeServicesComeOneAtATime(t *testing.T) {
+	b := newBench(t)
+	b.put("small", "172.20.0.1", "10.200.1.1")
+	for i, name := range []string{"huge-1", "huge-2", "huge-3"} {
+		b.put(name, netip.AddrFrom4([4]byte{172, 20, 0, byte(2 + i)}).String(), "10.200.1.9")
+		b.crowd(name, 0)
+	}
+	b.synced()
+	steps := [][]string{b.told()}
+	b.rules.confirm()
+	steps = append(steps, b.told())
+	for i, name := range []string{"huge-3", "huge-1", "huge-2"} { // who has waited longest comes first
+		b.clock = b.clock.Add(1)
+		b.crowd(name, byte(1+i))
+	}
+	for i := range 7 { // the small one changes all the time
+		b.put("small", "172.20.0.1", netip.AddrFrom4([4]byte{10, 200, 2, byte(1 + i)}).String())
+		steps = append(steps, b.told())
+	}
+	small, both := []string{"rules small"}, func(huge string) []string { return []string{"rules " + huge, "rules small"} }
+	want := [][]string{
+		{"rules huge-1", "rules huge-2", "rules huge-3", "rules small"}, nil,
+		small, both("huge-3"), small, both("huge-1"), small, both("huge-2"), small,
+	}
+	if diff := cmp.Diff(want, steps); diff != "" {
+		t.Errorf("what the writer was told, by step (-want +got):\n%s", diff)
+	}
+}
+
+// Where frontends change hands, all who are concerned are planned at once: nobody is refused what
+// another gives up in the same moment.
+func TestContract1LargeServicesGiveUpAtOnce(t *testing.T) {
+	b := newBench(t)
+	b.put("huge", "172.20.0.1", "10.200.1.9")
+	b.crowd("huge", 0)
+	b.put("small", "172.20.0.2", "10.200.1.1")
+	b.synced()
+	b.run()
+	b.rules.confirm()
+	b.run()
+	b.put("huge", "172.20.0.3")
+	b.crowd("huge", 1)
+	b.put("small", "172.20.0.1", "10.200.1.1")
+	b.run()
+	if len(b.warnings) > 0 {
+		t.Errorf("warned: %q", b.warnings)
+	}
+}

@@ -1,0 +1,259 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/links"
+	"github.com/landfall-lb/landfall/proxy/iptables"
+	"github.com/landfall-lb/landfall/proxy/nfnetlink"
+	"github.com/landfall-lb/landfall/proxy/nft"
+	"github.com/landfall-lb/landfall/proxy/nft/walk"
+	"github.com/landfall-lb/landfall/proxy/nftables"
+	"github.com/landfall-lb/landfall/proxy/plan"
+	"github.com/landfall-lb/landfall/proxy/rescue"
+	"github.com/landfall-lb/landfall/proxy/trace"
+)
+
+// tracer walks a packet through the rules in the kernel of the calling thread's network namespace.
+type tracer struct {
+	family lb.Family
+	conn   *nfnetlink.Conn
+	host   trace.Host
+	result lb.Trace
+
+	walkers []*walk.Walker
+	walker  *iptables.Walker
+	kernel  *iptables.KernelRules
+	paths   map[netip.Addr]trace.Route
+}
+
+// assumedPort is the source port of a packet for which none is given: the first that clients take
+// for themselves (RFC 6335 section 6).
+const assumedPort = 49152
+
+// traceKernel walks the packet. Without an interface it comes in where the route to its source leads.
+func traceKernel(ctx context.Context, node string, p lb.TracePacket, givenInterface bool) (lb.Trace, error) {
+	t := tracer{family: lb.FamilyOf(p.Destination.Addr()), result: lb.Trace{Node: node},
+		paths: map[netip.Addr]trace.Route{}}
+	assumed := p.Source.Port() == 0 && p.Protocol != lb.TraceICMP
+	if assumed {
+		p.Source = netip.AddrPortFrom(p.Source.Addr(), assumedPort)
+	}
+	if !givenInterface {
+		path, found, err := links.PathTo(p.Source.Addr())
+		if err != nil {
+			return lb.Trace{}, err
+		}
+		switch {
+		case !found:
+			t.note("the node has no route to %s: no reply would reach it", p.Source.Addr())
+			p.Interface = "unknown"
+		case !path.Local:
+			p.Interface = path.Interface
+		}
+	}
+	t.result.Packet = p
+	conn, err := nfnetlink.Open()
+	if err != nil {
+		return lb.Trace{}, err
+	}
+	defer conn.Close()
+	t.conn, t.host.Route = conn, t.route
+	if err := t.read(ctx); err != nil {
+		return lb.Trace{}, err
+	}
+	t.result.Ways = trace.Report(t.host.Walk(trace.Packet{Source: p.Source, Destination: p.Destination,
+		Interface: p.Interface, Protocol: protocolNumber(p.Protocol, t.family)}))
+	for _, w := range t.walkers {
+		if assumed && w.SourcePort {
+			t.note("a rule draws by the source port, for which the walk took %d", p.Source.Port())
+			break
+		}
+	}
+	if t.walker != nil {
+		t.result.Notes = append(t.result.Notes, t.kernel.Notes...)
+		t.foreign(t.walker.Foreign)
+	}
+	return t.result, nil
+}
+
+func (t *tracer) note(format string, args ...any) {
+	t.result.Notes = append(t.result.Notes, fmt.Sprintf(format, args...))
+}
+
+// protocolNumber returns the IANA protocol number.
+func protocolNumber(p lb.Protocol, family lb.Family) uint8 {
+	switch {
+	case p == lb.UDP:
+		return unix.IPPROTO_UDP
+	case p == lb.SCTP:
+		return unix.IPPROTO_SCTP
+	case p == lb.TraceICMP && family == lb.IPv6:
+		return unix.IPPROTO_ICMPV6
+	case p == lb.TraceICMP:
+		return unix.IPPROTO_ICMP
+	}
+	return unix.IPPROTO_TCP
+}
+
+// route asks the routing tables. What they do not tell counts as a route.
+func (t *tracer) route(addr netip.Addr) trace.Route {
+	if r, ok := t.paths[addr]; ok {
+		return r
+	}
+	path, found, err := links.PathTo(addr)
+	r := trace.RouteOn
+	switch {
+	case err != nil:
+		t.note("%v", err)
+	case !found:
+		r = trace.RouteNone
+	case path.Local:
+		r = trace.RouteLocal
+	}
+	t.paths[addr] = r
+	return r
+}
+
+func (t *tracer) isLocal(addr netip.Addr) bool { return t.route(addr) == trace.RouteLocal }
+
+// read reads which chains the kernel enters.
+func (t *tracer) read(ctx context.Context) error {
+	for _, name := range []string{nftables.TableName, rescue.TableName} {
+		table, there, err := walk.Read(t.conn, nft.Table{Family: t.family, Name: name})
+		if err != nil {
+			return err
+		} else if !there {
+			continue
+		}
+		w := &walk.Walker{Family: t.family, Name: name, Table: table, Local: t.isLocal}
+		t.walkers = append(t.walkers, w)
+		t.result.Rules = append(t.result.Rules, map[lb.Family]string{lb.IPv4: "ip ", lb.IPv6: "ip6 "}[t.family]+name)
+		for chain, hook := range table.Hooks() {
+			t.host.Chains = append(t.host.Chains, trace.Chain{Hook: hook.Number, Priority: hook.Priority,
+				NAT:  hook.Kind == "nat",
+				Walk: func(p trace.Way) []trace.Way { return w.Hook(hook.Number, chain, p) }})
+		}
+	}
+	var chains []nft.BaseChain
+	var there []string
+	services := iptables.ServicesChain(t.family)
+	err := nfnetlink.Complete(func() (err error) {
+		chains, there, err = nft.BaseChains(t.conn, services)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("list the chains of other programs: %w", err)
+	}
+	if t.kernel, err = iptables.Walkable(ctx, t.family, len(there) > 0); err != nil {
+		return fmt.Errorf("read the rules of iptables mode: %w", err)
+	}
+	if t.kernel != nil {
+		t.result.Rules = append(t.result.Rules, t.kernel.Variant)
+		t.walker = &iptables.Walker{Family: t.family, Rules: t.kernel, Local: t.isLocal, Foreign: map[string]int{}}
+		t.host.Chains = append(t.host.Chains, t.walker.Hooks()...)
+	}
+	if len(t.result.Rules) == 0 {
+		t.note("this node has no rules of Landfall for %s", t.family)
+	}
+	t.others(chains, len(there) > 0)
+	return t.forward(ctx)
+}
+
+// others notes the chains of other programs that the walk leaves out. inNft is set if those of
+// iptables-nft are walked.
+func (t *tracer) others(chains []nft.BaseChain, inNft bool) {
+	passed := map[string]int{}
+	for _, c := range chains {
+		hooks := []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_IN, unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING}
+		if t.result.Packet.Interface == "" {
+			hooks = []uint32{unix.NF_INET_LOCAL_OUT, unix.NF_INET_LOCAL_IN, unix.NF_INET_POST_ROUTING}
+		}
+		family := c.FamilyName()
+		walked := inNft && (c.Table == "nat" || c.Table == "filter") && c.Name == strings.ToUpper(c.Name)
+		if strings.HasPrefix(c.Table, nftables.TableName) || walked || !slices.Contains(hooks, c.Hook.Number) ||
+			c.Rules == 0 || family != "inet" && (family == "ip6") != (t.family == lb.IPv6) || family == "" {
+			continue
+		}
+		passed[c.String()] = c.Rules
+	}
+	t.foreign(passed)
+}
+
+// maxForeign bounds how many chains of others are named.
+const maxForeign = 12
+
+// foreign notes the rules of others that the packet passes.
+func (t *tracer) foreign(passed map[string]int) {
+	var names []string
+	for name, rules := range passed {
+		names = append(names, fmt.Sprintf("%s (%d)", name, rules))
+	}
+	slices.Sort(names)
+	if more := len(names) - maxForeign; more > 0 {
+		names = append(names[:maxForeign], fmt.Sprintf("%d more chains", more))
+	}
+	if len(names) > 0 {
+		t.note("not walked: rules of other programs in %s", strings.Join(names, ", "))
+	}
+}
+
+// forward adds the chains of other programs that certainly drop what the node forwards to pods.
+func (t *tracer) forward(ctx context.Context) error {
+	chains, err := forwardChains(ctx)
+	if err != nil {
+		return err
+	}
+	for _, c := range chains {
+		drops, accepted := c.Dropping()
+		if !drops || accepted || c.Family != "inet" && (c.Family == "ip6") != (t.family == lb.IPv6) {
+			continue
+		}
+		dropping := trace.Chain{Hook: unix.NF_INET_FORWARD, Walk: func(p trace.Way) []trace.Way { return dropForwarded(c, p) }}
+		if own := t.ownForward(); own != nil && c.Filter() {
+			walked := own.Walk
+			own.Walk = func(p trace.Way) (out []trace.Way) {
+				for _, w := range walked(p) {
+					if w.Verdict != trace.Undecided {
+						out = append(out, w)
+					} else {
+						out = append(out, dropForwarded(c, w)...)
+					}
+				}
+				return out
+			}
+			continue
+		}
+		t.host.Chains = append(t.host.Chains, dropping)
+	}
+	return nil
+}
+
+// ownForward returns the chain FORWARD of table filter where iptables mode has rules in it.
+func (t *tracer) ownForward() *trace.Chain {
+	if t.walker == nil {
+		return nil
+	}
+	i := slices.IndexFunc(t.host.Chains, func(c trace.Chain) bool {
+		return c.Hook == unix.NF_INET_FORWARD && c.Priority == 0
+	})
+	return &t.host.Chains[i]
+}
+
+// dropForwarded drops what Services forward, as another program's chain does. What it does with other
+// packets is not known, and not ours.
+func dropForwarded(c plan.ForwardChain, p trace.Way) []trace.Way {
+	if p.Translated {
+		p.Verdict = trace.Drop
+		p.Step(lb.TraceStep{Hook: "forward", Table: c.Family + " " + c.Table, Chain: c.Name,
+			Comment: "the chain " + c.String() + " drops what the node forwards to pods", Text: "drop"})
+	}
+	return []trace.Way{p}
+}
