@@ -216,7 +216,8 @@ func (t *tracer) forward(ctx context.Context) error {
 		if !drops || accepted || c.Family != "inet" && (c.Family == "ip6") != (t.family == lb.IPv6) {
 			continue
 		}
-		dropping := trace.Chain{Hook: unix.NF_INET_FORWARD, Walk: func(p trace.Way) []trace.Way { return dropForwarded(c, p) }}
+		dropping := trace.Chain{Hook: unix.NF_INET_FORWARD,
+			Walk: func(p trace.Way) []trace.Way { return dropForwarded(c, p) }}
 		if own := t.ownForward(); own != nil && c.Filter() {
 			walked := own.Walk
 			own.Walk = func(p trace.Way) (out []trace.Way) {

@@ -278,7 +278,8 @@ type target struct {
 	conditions           *[]metav1.Condition
 }
 
-func (s *Status) condition(ctx context.Context, at target, have []lb.Condition, c lb.Condition) (wrote bool, err error) {
+func (s *Status) condition(ctx context.Context, at target, have []lb.Condition, c lb.Condition) (
+	wrote bool, err error) {
 	if hasCondition(have, c) {
 		return false, nil
 	}

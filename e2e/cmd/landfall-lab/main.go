@@ -33,7 +33,8 @@ const usage = `usage:
                                             docs/design/cluster.md
   landfall-lab conformance [--mode nftables|iptables|kube-proxy] [--focus GROUPS] [--specs PATTERN]
                [--nodes N] [ARGUMENTS OF GINKGO]
-                                            run upstream's end-to-end suite on such a cluster: docs/design/conformance.md
+                                            run upstream's end-to-end suite on such a cluster:
+                                            docs/design/conformance.md
   landfall-lab list                         list the labs on this machine
   landfall-lab prepare                      fetch and build what tests and labs need on this machine
   landfall-lab tool NAME                    print the path of a tool, built if need be: kube-apiserver, kube-proxy,
