@@ -76,8 +76,9 @@ func decode(name string, data []byte) Any {
 		}
 		return &Immediate{Register: number(data, unix.NFTA_IMMEDIATE_DREG), Data: constant(data, unix.NFTA_IMMEDIATE_DATA)}
 	case "bitwise":
-		e := &Bitwise{SourceRegister: number(data, unix.NFTA_BITWISE_SREG), DestRegister: number(data, unix.NFTA_BITWISE_DREG),
-			Len: number(data, unix.NFTA_BITWISE_LEN), Mask: constant(data, unix.NFTA_BITWISE_MASK),
+		e := &Bitwise{SourceRegister: number(data, unix.NFTA_BITWISE_SREG),
+			DestRegister: number(data, unix.NFTA_BITWISE_DREG),
+			Len:          number(data, unix.NFTA_BITWISE_LEN), Mask: constant(data, unix.NFTA_BITWISE_MASK),
 			Xor: constant(data, unix.NFTA_BITWISE_XOR)}
 		if len(e.Mask) != int(e.Len) || len(e.Xor) != int(e.Len) { // a shift
 			return nil
