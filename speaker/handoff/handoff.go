@@ -49,9 +49,9 @@ type State struct {
 	// zero time for one from which it does so now.
 	foreign map[string]time.Time
 	dead    []string
-	cutOff    bool
-	vips      map[netip.Addr]*vip
-	told      bool
+	cutOff  bool
+	vips    map[netip.Addr]*vip
+	told    bool
 }
 
 // vip is what is remembered of one VIP.
