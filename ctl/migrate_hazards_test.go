@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/landfall-lb/landfall/ctl/migrate"
+	"github.com/landfall-lb/landfall/internal/kube"
 )
 
 // wantRefused fails the test unless a run is refused with this reason, and changes nothing.
@@ -203,4 +204,21 @@ func TestMigrationChecksTheInstallation(t *testing.T) {
 	w = newWorld(t, true)
 	w.put(secretPath("landfall-system", "tor"), "{metadata: {name: tor}, data: {password: b3RoZXI=}}")
 	w.wantRefused(t, "has another content than metallb-system/tor", func() error { return w.apply(t) })
+}
+
+// helm installs into the cluster that was looked at, whatever the current context is.
+func TestHelmIsGivenTheSameCluster(t *testing.T) {
+	m := newInstaller(nil, kube.UserConfig{Kubeconfig: "/etc/admin.conf", Context: "prod", As: "eve", AsGroups: []string{"sre"}},
+		migrateOptions{helm: "helm", chart: "charts/landfall", name: "landfall"}, nil, nil)
+	got := strings.Join(m.helmCommand("values.yaml"), " ")
+	for _, want := range []string{"--kubeconfig /etc/admin.conf", "--kube-context prod", "--kube-as-user eve",
+		"--kube-as-group sre"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in %s", want, got)
+		}
+	}
+	m.user = kube.UserConfig{}
+	if got := strings.Join(m.helmCommand("values.yaml"), " "); strings.Contains(got, "--kube") {
+		t.Errorf("without flags: %s", got)
+	}
 }
