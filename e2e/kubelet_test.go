@@ -211,7 +211,7 @@ func (k *kubelets) pod(ctx context.Context, namespace, name, node string, templa
 	if _, err := pods.UpdateStatus(ctx, existing, metav1.UpdateOptions{}); err != nil {
 		return err
 	}
-	if err := k.start(ctx, namespace, name, node, addr, template); err != nil || k.kubeProxy == "" {
+	if err := k.start(ctx, namespace, name, node, addr, template); err != nil {
 		return err
 	}
 	existing, err = pods.Get(ctx, name, metav1.GetOptions{})
