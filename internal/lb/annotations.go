@@ -36,5 +36,10 @@ const FinalizerCleanup = "service.kubernetes.io/load-balancer-cleanup"
 // LabelDrain on a Node has it give away its VIPs, whatever its value, as landfallctl drain does.
 const LabelDrain = "landfall.dev/drain"
 
+// LabelAnnouncedBy on a Node says that another product, its value, announces VIPs from the node over
+// BGP. The node may hold connections to them, so it is in the rings of all VIPs that BGP is for. A
+// migration sets it.
+const LabelAnnouncedBy = "landfall.dev/announced-by"
+
 // LabelHeadless on a Service has service proxies ignore it, whatever its value.
 const LabelHeadless = "service.kubernetes.io/headless"
