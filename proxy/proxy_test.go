@@ -224,7 +224,15 @@ func (b *bench) hear() (news lb.FeedUpdate, ok bool) {
 }
 
 // run does one step and returns when the next is due.
+// run makes a step with whatever the facts are made of as it is now.
 func (b *bench) run() time.Duration {
+	b.t.Helper()
+	b.markFacts()
+	return b.runAlone()
+}
+
+// runAlone makes a step after changes of Services and slices alone.
+func (b *bench) runAlone() time.Duration {
 	b.t.Helper()
 	again, err := b.step(b.t.Context())
 	if err != nil {
@@ -1122,5 +1130,41 @@ func TestContract11TooLargeIsToldAndKept(t *testing.T) {
 	b.run()
 	if r := b.records[key("web")]; r.planned.Excess != nil || !plan.SameRules(before, r.planned, lb.IPv4) {
 		t.Errorf("afterwards: %v", r.planned.Excess)
+	}
+}
+
+// The facts of the node are read when something has changed of which they are made, and not with
+// each Service.
+func TestFactsAreReadWhenTheyChange(t *testing.T) {
+	b := newBench(t)
+	b.synced()
+	reads := 0
+	interfaces := b.from.interfaces
+	b.from.interfaces = func() ([]lb.Interface, bool) {
+		reads++
+		return interfaces()
+	}
+	b.runAlone() // the first step needs no mark
+	for i := range 3 {
+		b.put("web", fmt.Sprintf("198.51.100.%d", i+1), "10.200.1.1")
+		b.runAlone()
+		b.rules.confirm()
+		b.runAlone()
+	}
+	if reads != 1 || len(b.records[key("web")].planned.Ports) == 0 {
+		t.Errorf("%d reads", reads)
+	}
+	b.markNode("here")
+	b.runAlone()
+	if reads != 2 {
+		t.Errorf("%d reads after a Node has changed", reads)
+	}
+	b.nodes.SetSynced(false) // as before the lists have come
+	b.markFacts()
+	b.runAlone()
+	b.nodes.SetSynced(true)
+	b.runAlone()
+	if reads != 4 || b.waiting != "" {
+		t.Errorf("%d reads while a list is missing, waiting for %q", reads, b.waiting)
 	}
 }
