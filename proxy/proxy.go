@@ -312,13 +312,49 @@ func (p *proxy) planLive(key lb.Key, now time.Time) []lb.Key {
 	if plan.Tightened(r.live, live) && p.settings.drain > 0 {
 		p.lingers.addPolicy(key, now.Add(p.settings.drain))
 	}
-	if live.Excess != nil {
-		live = r.live.Frozen(live, svc)
-	}
+	live = p.freeze(r, live, svc)
 	if !r.live.Equal(live) { // else they are worth keeping once
 		r.live = live
 	}
 	return p.claims.Set(r.live)
+}
+
+// freeze returns the plan of a Service cut down to what it had, if it is too large, and else as it is.
+func (p *proxy) freeze(r *record, live plan.Service, svc lb.Service) plan.Service {
+	tooLarge := r.tooLarge
+	r.tooLarge = nil
+	if tooLarge != nil && live.Excess == nil && live.Equal(r.live) {
+		live.Excess = tooLarge
+	}
+	if live.Excess == nil {
+		return live // fit stays, as the kernel's writer may refuse it
+	}
+	if r.fit == nil {
+		before := r.live
+		r.fit = &before
+	}
+	endpoints, _ := p.from.slices.Get(r.live.Key)
+	return r.fit.Frozen(live, svc, plan.Without(endpoints, p.dead), p.facts.node)
+}
+
+// sized takes in whether the kernel's writer finds a Service too large, which then gets what it had. If
+// that is unknown, as after a restart, the kernel keeps what it has.
+func (p *proxy) sized(r *record) (frozen bool) {
+	var tooLarge plan.TooLarge
+	switch {
+	case r.planned.Excess != nil || r.pending() && r.failure == nil:
+	case r.failure == nil:
+		r.fit = nil
+	case errors.As(r.failure, &tooLarge) && len(r.applied.Ports) > 0 && r.applied.UID == r.live.UID:
+		if r.fit == nil {
+			before := r.applied
+			r.fit = &before
+		}
+		r.tooLarge = &tooLarge
+		p.mark(r.live.Key)
+		return true
+	}
+	return false
 }
 
 // replan notes a new plan, and returns whether it differs from the one before.
@@ -406,7 +442,9 @@ func (p *proxy) collect(now time.Time) (keys map[lb.Key]bool, all bool) {
 			}
 		}
 		p.counts.add(r, 1)
-		p.warn(r)
+		if !p.sized(r) {
+			p.warn(r)
+		}
 	}
 	if len(p.unconfirmed) == 0 {
 		p.unconfirmed = map[lb.Key]bool{} // a map that was large once is slow to go through for ever
