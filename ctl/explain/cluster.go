@@ -243,7 +243,7 @@ func gate(a Agent) []Check {
 // waitingCure ends what a program waits for.
 func waitingCure(waiting, program string) string {
 	if strings.Contains(waiting, "is forbidden") {
-		return "helm upgrade landfall …   # the chart's ClusterRole and ClusterRoleBinding …-" + program + " are not as they were"
+		return "helm upgrade landfall …   # the chart's ClusterRole …-" + program + " and its binding are not as they were"
 	}
 	return "kubectl -n landfall-system logs -l app.kubernetes.io/component=node -c " + program
 }
