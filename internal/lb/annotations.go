@@ -33,5 +33,9 @@ const FinalizerCleanup = "service.kubernetes.io/load-balancer-cleanup"
 // LabelDrain on a Node has it give away its VIPs, whatever its value, as landfallctl drain does.
 const LabelDrain = "landfall.dev/drain"
 
+// LabelDashboard on a pod of the controller says that it serves the dashboard, and names the ServiceAccount
+// in its namespace that may see it.
+const LabelDashboard = "landfall.dev/dashboard-account"
+
 // LabelHeadless on a Service has service proxies ignore it, whatever its value.
 const LabelHeadless = "service.kubernetes.io/headless"
