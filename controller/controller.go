@@ -200,6 +200,13 @@ func (c *controller) remember(keys map[lb.Key]bool) {
 	c.changed = keys
 }
 
+// leads reports whether the controller gives out addresses.
+func (c *controller) leads() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.changed != nil
+}
+
 // ignoreEnd returns nil for an error that comes from the end of ctx.
 func ignoreEnd(ctx context.Context, err error) error {
 	if ctx.Err() != nil {

@@ -41,5 +41,9 @@ const LabelDrain = "landfall.dev/drain"
 // migration sets it.
 const LabelAnnouncedBy = "landfall.dev/announced-by"
 
+// LabelDashboard on a pod of the controller says that it serves the dashboard, and names the ServiceAccount
+// in its namespace that may see it.
+const LabelDashboard = "landfall.dev/dashboard-account"
+
 // LabelHeadless on a Service has service proxies ignore it, whatever its value.
 const LabelHeadless = "service.kubernetes.io/headless"

@@ -152,6 +152,9 @@ type Service struct {
 	Unread  int
 	// Conditions are those conditions of the status that Landfall owns (type landfall.dev/…).
 	Conditions []Condition
+	// FalseSince has, by type, since when those conditions are false that are; nil if all are true. Only
+	// the controller's table fills it.
+	FalseSince map[string]time.Time
 	// AllocatedFrom has AnnotationAllocatedFrom and AnnotationAllocatedFromOld, as far as they are
 	// set: the pool of the addresses, as MetalLB or Landfall wrote it. Only the controller's table
 	// fills it.
@@ -301,6 +304,8 @@ type Pool struct {
 	Problem *Refusal
 	// Status is the status as last written, so that the controller writes it only when it changes.
 	Status PoolStatus
+	// Since has, by type, since when conditions have their status.
+	Since map[string]time.Time
 }
 
 // Allocation selects the Services that a pool serves, and orders the pool among others.
