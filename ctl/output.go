@@ -78,6 +78,9 @@ func checksText(out *strings.Builder, checks []explain.Check, indent string, wid
 		if c.Reason != "" && c.Level != explain.OK {
 			text += fmt.Sprintf(" (%s)", c.Reason)
 		}
+		if c.Level == explain.Unknown && c.Cure != "" {
+			text += "; " + c.Cure // each lacks another rule
+		}
 		fmt.Fprintf(out, "%s%-7s  %s: %s\n", indent, c.Level, c.What, oneLine(text))
 		var parts []explain.Check
 		for _, p := range c.Parts {

@@ -162,7 +162,8 @@ func (k *KubeProxy) proxy() map[string]any {
 }
 
 // schedulers are those of IPVS that Landfall has too.
-var schedulers = map[string]string{"rr": "round-robin", "sh": "source-hash", "mh": "maglev"}
+var schedulers = map[string]string{"rr": "round-robin", "wrr": "weighted-round-robin", "sh": "source-hash",
+	"mh": "source-hash", "dh": "destination-hash"}
 
 func (k *KubeProxy) readScheduler(config, proxy map[string]any) {
 	scheduler, _ := dig(config, "ipvs", "scheduler").(string)
