@@ -463,8 +463,8 @@ func (p *Plan) noteGaps(objects []Object, c Choices) {
 		p.note("routers spread connections anew each time that a node's routes go or come: established connections that " +
 			"they move to another node break, as they do when a speaker of MetalLB restarts")
 	} else if len(p.Nodes) > lb.MaxRing+1 {
-		p.note("routers spread connections anew each time that a node's routes go or come. Landfall's proxies pass packets on "+
-			"to the next %d nodes at most: of established connections that only others of the %d nodes know, some break",
+		p.note("routers spread connections anew each time that a node's routes go or come. Landfall's proxies pass packets "+
+			"on to the next %d nodes at most: of established connections that only others of the %d nodes know, some break",
 			lb.MaxRing, len(p.Nodes))
 	}
 	for _, o := range objects {
