@@ -278,14 +278,14 @@ func drainUnderTraffic(t *testing.T, l *lab.Lab, vips map[string][]netip.AddrPor
 	run := startDayTwoTraffic(t, l, vips)
 	time.Sleep(300 * time.Millisecond)
 
-	code, out := landfallctl(t, l, "drain", node, "--timeout", "5s")
+	code, out := landfallctl(t, l, "drain", node, "--timeout", "10s")
 	if code != 1 || !strings.Contains(out, node+" is not drained yet: ") ||
 		!strings.Contains(out, "  Service default/") || !containsAny(out, l.Cluster().LAN.Client.String()+": ",
 		lab.Twin(l.Cluster().LAN.Client).String()+": ") ||
 		!strings.Contains(out, "landfallctl undrain "+node) {
 		t.Errorf("drain with standing connections ends with %d, and does not name them:\n%s", code, out)
 	}
-	code, out = landfallctl(t, l, "drain", node, "--timeout", "3s", "-o", "json")
+	code, out = landfallctl(t, l, "drain", node, "--timeout", "10s", "-o", "json")
 	var left struct {
 		Done                           bool
 		Answering, Routes, Connections int
