@@ -184,7 +184,7 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 	}
 	flight := newPreflight(p, set, parameters, func() string { return strict.Load().(string) },
 		func(f lb.Finding, gone bool) { events.Finding(rt.NodeName, f, gone) })
-	p.found, p.connections = flight.Found, connections
+	p.found, p.refusal, p.connections = flight.Found, client.Refusal, connections
 	p.to = sinks{
 		rules: rules, flows: cutter, health: checks, feed: offer, rescue: rescuer, latency: metrics.latency,
 		programmed: metrics.programmed,

@@ -95,6 +95,8 @@ type proxy struct {
 	counted func(lb.Key) (counters.Counts, bool)
 	// found returns what keeps this node from delivering, beside the rules; nil if nobody looks.
 	found func() []lb.Finding
+	// refusal says what the API server does not let the program read; nil if nobody asks.
+	refusal func() string
 	// connections calls each for every open TCP connection in the kernel's table.
 	connections func(each func(conntrack.Connection)) error
 

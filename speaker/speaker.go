@@ -28,6 +28,8 @@ type speaker struct {
 	changes changes
 	// found returns what keeps announcements of this node from clients; nil if nobody looks.
 	found func() []lb.Finding
+	// refusal says what the API server does not let the program read; nil if nobody asks.
+	refusal func() string
 	// candidates are the interfaces that may answer, as of the last step. Only the step uses them.
 	candidates []lb.Interface
 
