@@ -300,6 +300,8 @@ type Pool struct {
 	// Quarantine is how long a freed address stays reserved for the Service that held it; negative for
 	// ever.
 	Quarantine time.Duration
+	// ProbeAhead is how many of the next free addresses of each family speakers probe ahead; 0 for none.
+	ProbeAhead int
 	// Problem is set when the specification cannot be used although the API server took it.
 	Problem *Refusal
 	// Status is the status as last written, so that the controller writes it only when it changes.
@@ -357,8 +359,10 @@ type PoolStatus struct {
 	Released []Released
 	// Pending are the reservations in progress. Writer is the controller that wrote them last; "" if
 	// none did.
-	Pending    []PendingReservation
-	Writer     string
+	Pending []PendingReservation
+	Writer  string
+	// Next are the addresses that are handed out next, as disjoint ranges in ascending order.
+	Next       []Range
 	Conditions []Condition
 }
 
