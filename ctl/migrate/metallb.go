@@ -403,33 +403,37 @@ func (p *Plan) nameInterfaces(objects []Object, c Choices) {
 			}
 		}
 	}
+	if len(p.L2) == 0 || len(nodes) == 0 {
+		return
+	}
 	used := map[lb.Key][]string{}
 	for _, w := range owners(objects) {
 		used[w.service] = append(used[w.service], w.interfaces...)
 	}
-	var names []string
-	var outside []netip.Addr
-	for key, vips := range p.Held {
-		for _, vip := range vips {
-			if !slices.ContainsFunc(nodes, func(n netip.Prefix) bool { return n.Contains(vip) }) {
-				outside = append(outside, vip)
-				names = append(names, used[key]...)
-			}
-		}
-	}
-	if len(outside) == 0 || len(p.L2) == 0 || len(nodes) == 0 {
-		return
-	}
-	slices.SortFunc(outside, netip.Addr.Compare)
-	if len(c.Interfaces) > 0 {
-		names = c.Interfaces
-	}
-	slices.Sort(names)
-	names = slices.Compact(names)
 	for _, o := range p.Objects {
 		if given, _ := o.Spec["interfaces"].([]any); o.Kind != "L2Advertisement" || len(given) > 0 {
 			continue
 		}
+		var names []string
+		var outside []netip.Addr
+		for key, vips := range p.Held {
+			for _, vip := range vips {
+				in := func(n netip.Prefix) bool { return n.Contains(vip) }
+				if !slices.ContainsFunc(nodes, in) && p.advertises(o, vip) {
+					outside = append(outside, vip)
+					names = append(names, used[key]...)
+				}
+			}
+		}
+		if len(outside) == 0 {
+			continue
+		}
+		slices.SortFunc(outside, netip.Addr.Compare)
+		if len(c.Interfaces) > 0 {
+			names = c.Interfaces
+		}
+		slices.Sort(names)
+		names = slices.Compact(names)
 		if len(names) == 0 {
 			p.block("%s seems to be in no subnet of the nodes, where Landfall answers only on interfaces that the "+
 				"L2Advertisement %s names: give --l2-interfaces", outside[0], o.Metadata.Name)
@@ -443,6 +447,41 @@ func (p *Plan) nameInterfaces(objects []Object, c Choices) {
 		p.note("L2Advertisement %s: spec.interfaces is %s, because %s seems to be in no subnet of the nodes: there Landfall "+
 			"answers only on interfaces that are named", o.Metadata.Name, strings.Join(names, ", "), outside[0])
 	}
+}
+
+// advertises reports whether an advertisement selects the pool that an address is from. An address that
+// is in no pool may be of any.
+func (p *Plan) advertises(advertisement Manifest, addr netip.Addr) bool {
+	names, _ := advertisement.Spec["ipAddressPools"].([]any)
+	selectors, _ := advertisement.Spec["ipAddressPoolSelectors"].([]any)
+	if len(names)+len(selectors) == 0 {
+		return true
+	}
+	pooled := false
+	for _, pool := range p.Pools() {
+		if !poolHas(pool, addr) {
+			continue
+		}
+		pooled = true
+		labels := map[string]any{}
+		for key, value := range pool.Metadata.Labels {
+			labels[key] = value
+		}
+		if slices.Contains(names, any(pool.Metadata.Name)) || len(selectors) > 0 &&
+			Selects(selectors, map[string]any{"metadata": map[string]any{"labels": labels}}) {
+			return true
+		}
+	}
+	return !pooled
+}
+
+// poolHas reports whether a pool has an address.
+func poolHas(pool Manifest, addr netip.Addr) bool {
+	written, _ := pool.Spec["addresses"].([]any)
+	return slices.ContainsFunc(written, func(text any) bool {
+		r, err := lb.ParseRange(fmt.Sprint(text))
+		return err == nil && r.Contains(addr)
+	})
 }
 
 // noteGaps says for what clients may wait.
