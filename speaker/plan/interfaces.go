@@ -43,14 +43,28 @@ func announceOn(f Facts, in Input) (place, *lb.Refusal) {
 		return place{}, lb.Refuse(lb.ReasonNoAdvertisement, "no L2Advertisement selects IPAddressPool %s", pools[0].Name)
 	}
 	found := map[string]bool{}
+	var silent, unforwarded string
 	for _, ad := range matching {
 		for _, i := range f.Interfaces {
-			if suits(ad, i, vip) && (len(ad.Interfaces) > 0 || !matchesAny(f.Exclude, i.Name)) {
+			switch {
+			case !suits(ad, i, vip) || len(ad.Interfaces) == 0 && matchesAny(f.Exclude, i.Name):
+			case !i.Up:
+				silent = i.Name
+			case f.CheckForwarding && !i.Forwards(lb.FamilyOf(vip)):
+				unforwarded = i.Name
+			default:
 				found[i.Name] = true
 			}
 		}
 	}
-	if len(found) == 0 {
+	switch {
+	case len(found) > 0:
+	case unforwarded != "":
+		return place{}, lb.Refuse(lb.ReasonForwardingOff, "the kernel of %s forwards no %s packets that come in at %s",
+			f.Self, lb.FamilyOf(vip), unforwarded)
+	case silent != "":
+		return place{}, lb.Refuse(lb.ReasonNoCarrier, "interface %s of %s is down or has no carrier", silent, f.Self)
+	default:
 		return place{}, lb.Refuse(lb.ReasonNoInterface, "%s", noInterface(f, matching, vip))
 	}
 	return place{interfaces: slices.Sorted(maps.Keys(found)), weight: weightOf(matching, *f.Node)}, nil
@@ -101,10 +115,10 @@ func selectsNode(ad lb.L2Advertisement, node lb.Node) bool {
 	return false
 }
 
-// suits reports whether the advertisement has the interface answer for the VIP. An interface that
+// suits reports whether the advertisement has the interface answer for the VIP while it is up. An interface that
 // is named needs no subnet that contains the VIP: whoever names it knows who asks there.
 func suits(ad lb.L2Advertisement, i lb.Interface, vip netip.Addr) bool {
-	if !i.Up || i.Loopback || i.NoARP || len(i.MAC) == 0 {
+	if i.Loopback || i.NoARP || len(i.MAC) == 0 {
 		return false
 	}
 	if len(ad.Interfaces) > 0 {
