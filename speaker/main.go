@@ -224,7 +224,7 @@ func secretsOf(peers map[string]lb.Peer, namespace string) map[string]bool {
 // spare is how much more garbage than usual there may be before it is collected: with as little
 // memory as a speaker needs, that would be several times a second while Services come. Nothing
 // touches the memory, so the kernel gives none for it.
-const spare = 24 << 20
+const spare = 12 << 20
 
 func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	defer runtime.KeepAlive(make([]byte, spare))
@@ -276,16 +276,16 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	sessions := bgp.New(bgp.Options{Log: rt.Log, Hostname: rt.NodeName, Listen: f.bgpListen, Prepare: nearby.Resolve,
 		Changed: s.runner.Poke})
 	rt.Metrics.MustRegister(sessions)
-	watches := bfd.New(bfd.Options{Log: rt.Log, Changed: s.runner.Poke})
+	watches := bfd.New(bfd.Options{Log: rt.Log, Changed: s.runner.PokeNow})
 	objects := report.NewObjects(rt.Log)
 	s.to = sinks{
 		l2: responder, report: reporter, routes: routeSinks{bgp: sessions, bfd: watches}, objects: objects,
 		neighbors: nearby, writers: newWriters(client, events),
 	}
 	flight := newPreflight(s, f.bindPort, client, events)
-	s.found = flight.Found
+	s.found, s.refusal = flight.Found, client.Refusal
 	seen := witness.New(witness.Options{Lease: client.Witnesses(f.namespace, leaseName), Log: rt.Log,
-		Changed: s.runner.Poke})
+		Changed: s.runner.PokeNow})
 	s.to.witness = seen
 	actors := map[string]actor.Runner{
 		"gateways": around, "watches": client, "interfaces": watcher, "gossip": talk, "probes of speakers": alive,

@@ -86,6 +86,10 @@ func convertForwardedService(o *corev1.Service) (lb.Key, lb.Service) {
 	s.SourceRanges, s.InvalidRange = sourceRanges(o.Spec.LoadBalancerSourceRanges)
 	s.HealthCheckNodePort = uint16(o.Spec.HealthCheckNodePort)
 	s.Scheduler = o.Annotations[lb.AnnotationScheduler]
+	var err error
+	if s.Weights, err = lb.ParseWeights(o.Annotations[lb.AnnotationWeights]); err != nil {
+		s.InvalidWeights = err.Error()
+	}
 	if o.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
 		seconds := int32(corev1.DefaultClientIPServiceAffinitySeconds)
 		if c := o.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {

@@ -128,13 +128,15 @@ type Service struct {
 	ExternalIPs    []netip.Addr
 	Ports          []ServicePort
 	ExternalPolicy TrafficPolicy // Cluster unless the Service says Local
-	// Only the proxies' table fills what follows, up to Scheduler.
+	// Only the proxies' table fills what follows, up to InvalidWeights.
 	InternalPolicy      TrafficPolicy
 	SourceRanges        []netip.Prefix // spec.loadBalancerSourceRanges
 	InvalidRange        string         // the first of them that cannot be read, quoted; "" if all can
 	HealthCheckNodePort uint16         // 0 if there is none
 	AffinityTimeout     time.Duration  // session affinity by client IP; 0 if there is none
 	Scheduler           string         // annotation landfall.dev/scheduler; "" when unset
+	Weights             Weights        // annotation landfall.dev/weights
+	InvalidWeights      string         // why it cannot be read; "" if it can
 
 	// Request is what the Service requests from the address pools.
 	Request Request
