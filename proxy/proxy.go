@@ -68,6 +68,7 @@ type sinks struct {
 		Begin(all map[netip.Addr]*rescue.Origins)
 		Update(changes map[netip.Addr]*rescue.Origins)
 		SetGone(nodes []netip.Addr, cutOff bool)
+		SetNodes(self, others []netip.Addr)
 		Confirm(number uint64)
 	}
 	// warn reports something wrong with a Service.
@@ -178,7 +179,9 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 		return 0, nil // unknown is not absent: whatever a predecessor wrote stays
 	}
 	if p.clusterNodes == nil || p.nodesChanged.Swap(false) {
-		p.clusterNodes = plan.NewNodes(p.from.nodes.All())
+		nodes := p.from.nodes.All()
+		p.clusterNodes = plan.NewNodes(nodes)
+		p.to.rescue.SetNodes(nodes[p.self].Addresses, otherNodes(nodes, p.self))
 	}
 	facts.external.Nodes = p.clusterNodes
 	p.learn(facts, now)

@@ -128,6 +128,9 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonStrictReversePath: {"The node drops packets that other nodes pass on to it, by its kernel parameter " +
 		"rp_filter.",
 		"set net.ipv4.conf.all.rp_filter and that of the interface to 2 in /etc/sysctl.d"},
+	lb.ReasonTunnelUnavailable: {"The node cannot pass on connections to nodes behind routers, so some are reset when " +
+		"routers move them to another rack.",
+		"see the finding for the kernel's reason; the kernel needs the module vxlan"},
 	lb.ReasonProbing: {Meaning: "The owner probes whether another device uses the address; that takes some seconds."},
 	lb.ReasonAddressConflict: {"A device outside the cluster uses the address, so no node announces it.",
 		"find the device by its MAC address and give it another address, or take the address out of the pool"},

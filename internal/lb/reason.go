@@ -87,6 +87,8 @@ const (
 	ReasonSourceRefused Reason = "SourceRefused"
 	// a node drops packets that other nodes move to it, by its kernel parameter rp_filter
 	ReasonStrictReversePath Reason = "StrictReversePath"
+	// a node cannot pass on connections to the nodes of its rings that are behind routers
+	ReasonTunnelUnavailable Reason = "TunnelUnavailable"
 	// the owner probes whether another device uses the VIP, before its first announcement
 	ReasonProbing Reason = "Probing"
 	// a conflicting host uses the VIP, so no node announces it
