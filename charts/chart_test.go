@@ -585,6 +585,8 @@ func TestValuesReachThePrograms(t *testing.T) {
 		{nil, "proxy", []string{"--rescue=true", "--rescue-ring=true", "--rescue-limit=20000"}, nil},
 		{[]string{`proxy.serviceCounters="external"`}, "proxy", []string{"--service-counters=external"}, nil},
 		{[]string{"proxy.rescueLimit=100000"}, "proxy", []string{"--rescue-limit=100000"}, nil},
+		{nil, "proxy", []string{"--rescue-tunnel-port=7948"}, nil},
+		{[]string{"proxy.rescueTunnelPort=0"}, "proxy", []string{"--rescue-tunnel-port=0"}, nil},
 		{[]string{"proxy.rescueRing=false"}, "proxy", []string{"--rescue=true", "--rescue-ring=false"}, nil},
 		{nil, "proxy", []string{"--scheduler=random", "--conntrack-tcp-be-liberal=false", "--proc-sys-net=/run/proc-sys-net"},
 			nil},
