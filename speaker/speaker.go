@@ -27,6 +27,7 @@ type speaker struct {
 	to      sinks
 	runner  *loop.Runner
 	changes changes
+	beats   *beats // nil where no neighbors are watched
 	// found returns what keeps announcements of this node from clients; nil if nobody looks.
 	found func() []lb.Finding
 	// candidates are the interfaces that may answer, as of the last step. Only the step uses them.
