@@ -110,7 +110,7 @@ func runDrain(ctx context.Context, o options, f drainFlags, node string, stdout,
 		ctx, cancel = context.WithTimeoutCause(ctx, f.timeout, errTimeout)
 		defer cancel()
 	}
-	progress := newProgress(stderr)
+	progress := newProgress(unfiltered(stderr))
 	d := drainer{began: time.Now(), now: time.Now, show: progress.show,
 		ask: func(ctx context.Context) drainState { return g.drainState(ctx, node) },
 		wait: func(ctx context.Context) error {

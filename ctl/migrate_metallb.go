@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -32,7 +33,8 @@ func (m *metallbMove) steps() []move {
 		how = "one node after another"
 	}
 	return []move{
-		{"install Landfall, which announces nothing yet", m.install},
+		{"check permissions and nodes", m.check},
+		{"install Landfall, which announces nothing yet", m.installed},
 		{"check that the API server takes all objects; copy Secrets", m.prepare},
 		{"stop Landfall's controller until MetalLB's has ended", m.holdController},
 		{"create the pools", m.createPools},
@@ -73,8 +75,12 @@ func (m *metallbMove) copySecret(ctx context.Context, s migrate.SecretCopy) erro
 	if err != nil {
 		return err
 	}
-	if live != nil && text(live, "metadata", "labels", migrate.LabelFrom) == "" {
-		return nil // somebody has put it there
+	if live != nil && text(live, "metadata", "labels", migrate.LabelFrom) == "" { // somebody has put it there
+		if !reflect.DeepEqual(live["data"], from["data"]) {
+			return fmt.Errorf("the Secret %s/%s exists already, and has another content than %s/%s: delete or rename one",
+				m.choice.Namespace, s.Name, s.Namespace, s.Name)
+		}
+		return nil
 	}
 	return m.apply(ctx, to, map[string]any{"apiVersion": "v1", "kind": "Secret", "type": from["type"],
 		"data": from["data"], "metadata": map[string]any{"name": s.Name, "namespace": m.choice.Namespace,
@@ -158,11 +164,32 @@ func (m *metallbMove) swapSpeakers(ctx context.Context) error {
 		if err := m.speakersEnded(ctx, ""); err != nil {
 			return err
 		}
-		return m.create(ctx, slices.Concat(m.plan.Announcing(), m.plan.Temporary()), false)
+		if err := m.create(ctx, slices.Concat(m.plan.Announcing(), m.plan.Temporary()), false); err != nil {
+			return err
+		}
+		return m.announced(ctx)
 	}
 	if m.plan.NodeByNode {
 		return m.swapNodes(ctx)
 	}
+	if err := m.silence(ctx); err != nil {
+		// Nobody announces now. Before somebody reads this, MetalLB does so again.
+		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.wait)
+		defer cancel()
+		m.say("MetalLB announces again, as not all of its speakers have ended")
+		if undone := m.speakersBack(back); undone != nil {
+			return fmt.Errorf("%w; and no speaker announces: %w", err, undone)
+		}
+		return err
+	}
+	if err := m.create(ctx, m.plan.Interim(), false); err != nil {
+		return err
+	}
+	return m.announced(ctx)
+}
+
+// silence ends MetalLB's speakers, with each address kept where it is announced.
+func (m *metallbMove) silence(ctx context.Context) error {
 	for _, pin := range m.plan.Pins {
 		if err := m.label(ctx, serviceURI(pin.Service), migrate.LabelOwner, pin.Hostname); err != nil {
 			return err
@@ -176,13 +203,7 @@ func (m *metallbMove) swapSpeakers(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := m.speakersEnded(ctx, ""); err != nil {
-		return err
-	}
-	if err := m.create(ctx, m.plan.Interim(), false); err != nil {
-		return err
-	}
-	return m.announced(ctx)
+	return m.speakersEnded(ctx, "")
 }
 
 func serviceURI(key lb.Key) string {
@@ -238,13 +259,24 @@ func (m *metallbMove) mute(ctx context.Context) error {
 }
 
 // swapNodes swaps the speaker of one node after another, so that routers always have a route.
+//
+// Routers move connections between all nodes each time that a route goes or comes. So the proxies get
+// to know first that all nodes may hold connections, also those from which MetalLB announces.
 func (m *metallbMove) swapNodes(ctx context.Context) error {
+	for _, node := range m.plan.Nodes {
+		if err := m.label(ctx, nodesPath+"/"+node, lb.LabelAnnouncedBy, migrate.FromMetalLB); err != nil {
+			return err
+		}
+	}
 	for _, w := range m.plan.Speakers {
 		if err := m.change(ctx, workloadPath(w), migrate.StopWhere(w, migrate.FromMetalLB)); err != nil {
 			return err
 		}
 	}
 	if err := m.create(ctx, m.plan.Interim(), false); err != nil {
+		return err
+	}
+	if err := m.sleep(ctx); err != nil {
 		return err
 	}
 	for _, node := range m.plan.Nodes {
@@ -260,13 +292,21 @@ func (m *metallbMove) swapNodes(ctx context.Context) error {
 			return err
 		}
 		m.say("%s is swapped", node)
-		select {
-		case <-time.After(m.pause):
-		case <-ctx.Done():
-			return context.Cause(ctx)
+		if err := m.sleep(ctx); err != nil {
+			return err
 		}
 	}
 	return m.announced(ctx)
+}
+
+// sleep gives routers and proxies time.
+func (m *metallbMove) sleep(ctx context.Context) error {
+	select {
+	case <-time.After(m.pause):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // sessionsDown says which session of a node is not up.
@@ -419,13 +459,15 @@ func (m *metallbMove) unlabel(ctx context.Context) error {
 			return err
 		}
 	}
-	return m.unlabelNodes(ctx, migrate.FromMetalLB)
+	return errors.Join(m.unlabelNodes(ctx, migrate.LabelNode, migrate.FromMetalLB),
+		m.unlabelNodes(ctx, lb.LabelAnnouncedBy, migrate.FromMetalLB))
 }
 
 // undoSteps go back to MetalLB from wherever a migration is. Landfall stays installed, with nothing
 // to announce.
 func (m *metallbMove) undoSteps() []move {
 	return []move{
+		{"check permissions", func(ctx context.Context) error { return m.permitted(ctx, m.needs()) }},
 		{"stop Landfall's controller", m.stopOurController},
 		{"have Landfall withdraw its addresses", m.withdraw},
 		{"start MetalLB's controller", m.restoreControllers},
@@ -473,6 +515,14 @@ func (m *metallbMove) restoreSpeakers(ctx context.Context) error {
 	if err := m.unlabel(ctx); err != nil {
 		return err
 	}
+	if err := m.speakersBack(ctx); err != nil {
+		return err
+	}
+	return m.workloadsReady(ctx, m.plan.Speakers)
+}
+
+// speakersBack has MetalLB's speakers start and announce.
+func (m *metallbMove) speakersBack(ctx context.Context) error {
 	for _, w := range m.plan.Speakers {
 		if err := m.revert(ctx, workloadPath(w)); err != nil {
 			return err
@@ -486,7 +536,7 @@ func (m *metallbMove) restoreSpeakers(ctx context.Context) error {
 			return err
 		}
 	}
-	return m.workloadsReady(ctx, m.plan.Speakers)
+	return nil
 }
 
 func (m *metallbMove) clean(ctx context.Context) error {

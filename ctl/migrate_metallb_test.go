@@ -164,7 +164,7 @@ func TestMigrationWaitsForTheLastSpeaker(t *testing.T) {
 	m := w.move(t)
 	m.wait = 20 * time.Millisecond
 	m.holdControllerForTest(t)
-	err := m.run(t.Context(), m.steps()[3:5])
+	err := m.run(t.Context(), m.steps()[4:6])
 	if err == nil || !strings.Contains(err.Error(), "speaker-n1") || !strings.Contains(err.Error(), "--undo") {
 		t.Errorf("error %v", err)
 	}

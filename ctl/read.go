@@ -71,8 +71,13 @@ func read(ctx context.Context, client *kube.Client, server kube.Server, o option
 		return reading("bgppeers", err)
 	})
 	var warnings []kube.NodeWarning
+	unseen := ""
 	group.Go(func() (err error) {
 		warnings, err = client.NodeWarnings(ctx, server.Now.Add(-warningsLast))
+		if errors.As(err, new(*kube.Denied)) {
+			unseen = fmt.Sprintf("What programs find on Nodes is not shown: %v", err)
+			return nil
+		}
 		return err
 	})
 	group.Go(func() error {
@@ -84,6 +89,9 @@ func read(ctx context.Context, client *kube.Client, server kube.Server, o option
 	})
 	if err := group.Wait(); err != nil {
 		return world{}, err
+	}
+	if unseen != "" {
+		w.refused = append(w.refused, unseen)
 	}
 	for _, found := range warnings {
 		w.warnings = append(w.warnings, lb.Refusal{Reason: found.Reason,
@@ -108,8 +116,13 @@ func byKey[K comparable, V any](all []V, key func(V) K) map[K]V {
 	return found
 }
 
+// podLister is what kube.Client offers.
+type podLister interface {
+	PodsWith(ctx context.Context, namespace, selector string) ([]kube.PodState, error)
+}
+
 // landfallPods returns the pods of Landfall, in any namespace, in the order of their names.
-func landfallPods(ctx context.Context, client *kube.Client) ([]kube.PodState, error) {
+func landfallPods(ctx context.Context, client podLister) ([]kube.PodState, error) {
 	pods, err := client.PodsWith(ctx, "", componentSelector)
 	if errors.As(err, new(*kube.Denied)) {
 		// Who may not read pods everywhere may do so in Landfall's own namespace.

@@ -232,7 +232,7 @@ func secretsOf(peers map[string]lb.Peer, namespace string) map[string]bool {
 // spare is how much more garbage than usual there may be before it is collected: with as little
 // memory as a speaker needs, that would be several times a second while Services come. Nothing
 // touches the memory, so the kernel gives none for it.
-const spare = 24 << 20
+const spare = 12 << 20
 
 func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	defer runtime.KeepAlive(make([]byte, spare))
@@ -293,10 +293,10 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	})
 	var watches *bfd.Actor
 	watches = bfd.New(bfd.Options{Log: rt.Log, Changed: func() {
-		s.runner.Poke()
 		for _, node := range s.beats.lost(watches.Outcomes()) {
 			alive.PathLost(node) // at once: a step may be under way
 		}
+		s.runner.PokeNow()
 	}})
 	objects := report.NewObjects(rt.Log)
 	s.to = sinks{
@@ -304,9 +304,9 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		neighbors: nearby, writers: newWriters(client, events),
 	}
 	flight := newPreflight(s, f.bindPort, client, events)
-	s.found = flight.Found
+	s.found, s.refusal = flight.Found, client.Refusal
 	seen := witness.New(witness.Options{Lease: client.Witnesses(f.namespace, leaseName), Log: rt.Log,
-		Changed: s.runner.Poke})
+		Changed: s.runner.PokeNow})
 	s.to.witness = seen
 	actors := map[string]actor.Runner{
 		"gateways": around, "watches": client, "interfaces": watcher, "gossip": talk, "probes of speakers": alive,

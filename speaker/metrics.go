@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"net/netip"
+	"slices"
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -59,7 +60,7 @@ type collector struct {
 	s                                               *speaker
 	announced, claims, reasons, conflicts           *prometheus.Desc
 	members, missing, majority, feedUsable, changes *prometheus.Desc
-	ahead, aheadClear, neighbors, neighborsUp       *prometheus.Desc
+	mtu, ahead, aheadClear, neighbors, neighborsUp  *prometheus.Desc
 }
 
 func newCollector(s *speaker) *collector {
@@ -87,13 +88,14 @@ func newCollector(s *speaker) *collector {
 			"address_conflict",
 			"1 for each conflicting host: a device outside the cluster that uses a VIP, as this node sees it.",
 			"vip", "interface", "mac"),
+		mtu: desc("subnet_mtu_bytes", "MTU of the interface by which this node is in a subnet. It must be that of all nodes "+
+			"there.", "subnet", "interface"),
 	}
 }
 
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{c.announced, c.claims, c.reasons, c.members, c.missing, c.majority, c.feedUsable,
-		c.changes, c.conflicts, c.ahead, c.aheadClear,
-		c.neighbors, c.neighborsUp} {
+		c.changes, c.conflicts, c.mtu, c.ahead, c.aheadClear, c.neighbors, c.neighborsUp} {
 		ch <- d
 	}
 }
@@ -147,6 +149,46 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(c.ahead, float64(wanted))
 	gauge(c.aheadClear, float64(clear))
 	ch <- prometheus.MustNewConstMetric(c.changes, prometheus.CounterValue, float64(changes))
+	interfaces, _ := c.s.from.interfaces()
+	for _, one := range mtus(interfaces, c.s.from.nodes.All()) {
+		gauge(c.mtu, float64(one.bytes), one.subnet.String(), one.name)
+	}
+}
+
+// subnetMTU is what an interface sends at most into a subnet.
+type subnetMTU struct {
+	subnet netip.Prefix
+	name   string
+	bytes  int
+}
+
+// maxSubnets bounds the metric of MTUs.
+const maxSubnets = 64
+
+// mtus lists the subnets in which this node and other Nodes are.
+func mtus(interfaces []lb.Interface, nodes map[string]lb.Node) (all []subnetMTU) {
+	for _, i := range interfaces {
+		seen := map[netip.Prefix]bool{}
+		for _, p := range i.Addresses {
+			subnet := p.Masked()
+			if !i.Up || i.MTU == 0 || seen[subnet] || len(all) == maxSubnets || !shared(p, nodes) {
+				continue
+			}
+			seen[subnet] = true
+			all = append(all, subnetMTU{subnet, i.Name, i.MTU})
+		}
+	}
+	return all
+}
+
+// shared reports whether another Node has an address in the subnet of an address.
+func shared(own netip.Prefix, nodes map[string]lb.Node) bool {
+	for _, n := range nodes {
+		if slices.ContainsFunc(n.Addresses, func(a netip.Addr) bool { return a != own.Addr() && own.Contains(a) }) {
+			return true
+		}
+	}
+	return false
 }
 
 func truth(b bool) float64 {

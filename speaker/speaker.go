@@ -30,6 +30,8 @@ type speaker struct {
 	beats   *beats // nil where no neighbors are watched
 	// found returns what keeps announcements of this node from clients; nil if nobody looks.
 	found func() []lb.Finding
+	// refusal says what the API server does not let the program read; nil if nobody asks.
+	refusal func() string
 	// candidates are the interfaces that may answer, as of the last step. Only the step uses them.
 	candidates []lb.Interface
 
@@ -79,7 +81,16 @@ func newSpeaker(self, class string, log *slog.Logger) *speaker {
 		self: self, opts: options{class: class}, log: log, phase: phase{waiting: "the API server"},
 		rooms: rooms{routes: routes.New(), ownership: ownership.New()},
 	}
-	s.runner = loop.New(func(context.Context) (time.Duration, error) { return s.step(time.Now()), nil }, loop.Bulk())
-	s.changes.poke = s.runner.Poke
+	s.runner = loop.New(func(context.Context) (time.Duration, error) { return s.step(time.Now()), nil }, often())
+	s.changes.poke, s.changes.now = s.runner.Poke, s.runner.PokeNow
 	return s
+}
+
+// often returns how often the step runs. Each new Service causes a dozen changes on every node: those of
+// its object, what the proxy reports, the claims of the others and what this node then answers for.
+// While Services keep coming, ten steps a second take them in.
+func often() loop.Options {
+	o := loop.Bulk()
+	o.Every, o.Burst = 100*time.Millisecond, 20
+	return o
 }

@@ -359,7 +359,13 @@ func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]owne
 	}
 	f := handoff.Facts{Self: s.self, Dead: s.rooms.partition.Dead(), CutOff: s.rooms.partition.CutOff()}
 	if nodes {
-		f.Addresses = addresses(s.from.nodes.All())
+		all := s.from.nodes.All()
+		f.Addresses = addresses(all)
+		for name, node := range all {
+			if node.Labels[lb.LabelAnnouncedBy] != "" {
+				f.Foreign = append(f.Foreign, name)
+			}
+		}
 	}
 	events := make(map[netip.Addr]*handoff.View, len(decided))
 	for vip, d := range decided {

@@ -45,6 +45,8 @@ type Choices struct {
 	ClusterCIDR string
 	// Interfaces are those that answer for addresses outside the nodes' subnets.
 	Interfaces []string
+	// KeepersPaused says that what would put the other product's workloads back is paused.
+	KeepersPaused bool
 }
 
 // Plan is how a cluster moves from MetalLB to Landfall.
@@ -78,6 +80,8 @@ type Workload struct {
 	Kind, Namespace, Name string
 	// Pods are the labels of its pods.
 	Pods map[string]string
+	// Keeper is what would put it back as it was; "" for nothing.
+	Keeper string
 	// template is the specification of its pods.
 	template map[string]any
 }
@@ -101,6 +105,9 @@ func PlanMetalLB(objects []Object, proxy map[string]any, c Choices) Plan {
 	}
 	p := Plan{Conversion: Convert(objects), Values: map[string]any{}, Held: map[lb.Key][]netip.Addr{}}
 	p.findWorkloads(objects)
+	if keepers := Paused(slices.Concat(p.Speakers, p.Controllers), c); keepers != "" {
+		p.block("%s", keepers)
+	}
 	p.findSecrets(objects, c)
 	p.restrict()
 	p.setValues(proxy, c)
@@ -154,13 +161,7 @@ func (p *Plan) findWorkloads(objects []Object) {
 	for _, o := range objects {
 		name := cmp.Or(o.Metadata.Labels["app.kubernetes.io/name"], o.Metadata.Labels["app"])
 		component := cmp.Or(o.Metadata.Labels["app.kubernetes.io/component"], o.Metadata.Labels["component"])
-		template, _ := dig(o.Spec, "template", "spec").(map[string]any)
-		w := Workload{Kind: o.Kind, Namespace: o.Metadata.Namespace, Name: o.Metadata.Name, template: template,
-			Pods: map[string]string{}}
-		labels, _ := dig(o.Spec, "selector", "matchLabels").(map[string]any)
-		for key, value := range labels {
-			w.Pods[key] = fmt.Sprint(value)
-		}
+		w := NewWorkload(o)
 		switch {
 		case o.Kind == "Deployment" && name == "metallb" && component == "controller":
 			p.Controllers = append(p.Controllers, w)
@@ -176,12 +177,41 @@ func (p *Plan) findWorkloads(objects []Object) {
 	}
 }
 
-// flag returns the value of a flag of a container, "true" if it has none.
-func (w Workload) flag(name string) (value string, set bool) {
+// Paused says what has to be paused before workloads are changed; "" for nothing.
+func Paused(workloads []Workload, c Choices) string {
+	var kept []string
+	for _, w := range workloads {
+		if w.Keeper != "" {
+			kept = append(kept, fmt.Sprintf("%s by %s", w, w.Keeper))
+		}
+	}
+	if len(kept) == 0 || c.KeepersPaused {
+		return ""
+	}
+	return fmt.Sprintf("something may put back what is changed here, and both products would act: %s is kept; pause it, "+
+		"and give --keepers-paused", strings.Join(kept, ", "))
+}
+
+// Gone says why there is no MetalLB to go back to; "" if there is.
+func (p *Plan) Gone() string {
+	switch {
+	case len(p.Controllers) == 0 || len(p.Speakers) == 0:
+		return "its controller or its speaker is not in the cluster any more"
+	case len(p.Pools()) == 0:
+		return "it has no IPAddressPool any more"
+	case len(p.ofKinds("L2Advertisement", "BGPAdvertisement")) == 0:
+		return "it has no advertisement any more"
+	}
+	return ""
+}
+
+// Flag returns the value of a flag of a container, "true" if it has none.
+func (w Workload) Flag(name string) (value string, set bool) {
 	containers, _ := w.template["containers"].([]any)
 	for _, c := range containers {
+		command, _ := dig(c, "command").([]any)
 		args, _ := dig(c, "args").([]any)
-		for _, a := range args {
+		for _, a := range slices.Concat(command, args) {
 			key, value, has := strings.Cut(strings.TrimLeft(fmt.Sprint(a), "-"), "=")
 			if key == name && has {
 				return value, true
@@ -258,10 +288,10 @@ func joinLabels(labels map[string]any) string {
 func (p *Plan) setValues(proxy map[string]any, c Choices) {
 	speaker := map[string]any{}
 	for _, w := range p.Speakers {
-		if class, set := w.flag("lb-class"); set && class != "" {
+		if class, set := w.Flag("lb-class"); set && class != "" {
 			p.Values["loadBalancerClass"] = class
 		}
-		if ignore, _ := w.flag("ignore-exclude-lb"); ignore == "true" {
+		if ignore, _ := w.Flag("ignore-exclude-lb"); ignore == "true" {
 			speaker["ignoreExcludeLB"] = true
 		}
 	}

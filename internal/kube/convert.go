@@ -86,6 +86,10 @@ func convertForwardedService(o *corev1.Service) (lb.Key, lb.Service) {
 	s.SourceRanges, s.InvalidRange = sourceRanges(o.Spec.LoadBalancerSourceRanges)
 	s.HealthCheckNodePort = uint16(o.Spec.HealthCheckNodePort)
 	s.Scheduler = o.Annotations[lb.AnnotationScheduler]
+	var err error
+	if s.Weights, err = lb.ParseWeights(o.Annotations[lb.AnnotationWeights]); err != nil {
+		s.InvalidWeights = err.Error()
+	}
 	if o.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
 		seconds := int32(corev1.DefaultClientIPServiceAffinitySeconds)
 		if c := o.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
@@ -136,6 +140,14 @@ func convertRequestingService(o *corev1.Service, metallb bool) (lb.Key, lb.Servi
 	}
 	if len(s.Ingress) > 0 {
 		s.StatusWriter = statusWriter(o.ManagedFields)
+	}
+	for _, c := range o.Status.Conditions {
+		if strings.HasPrefix(c.Type, lb.DriverName+"/") && c.Status != metav1.ConditionTrue {
+			if s.FalseSince == nil {
+				s.FalseSince = map[string]time.Time{}
+			}
+			s.FalseSince[c.Type] = c.LastTransitionTime.Time
+		}
 	}
 	return key, s
 }
@@ -273,6 +285,12 @@ func convertPool(o *v1beta1.IPAddressPool) (string, lb.Pool) {
 			Next:       convertNext(o.Status.Next),
 			Conditions: convertConditions(o.Status.Conditions, ""),
 		},
+	}
+	for _, c := range o.Status.Conditions {
+		if p.Since == nil {
+			p.Since = map[string]time.Time{}
+		}
+		p.Since[c.Type] = c.LastTransitionTime.Time
 	}
 	if o.Spec.ProbeAhead != nil {
 		p.ProbeAhead = int(*o.Spec.ProbeAhead)

@@ -128,13 +128,15 @@ type Service struct {
 	ExternalIPs    []netip.Addr
 	Ports          []ServicePort
 	ExternalPolicy TrafficPolicy // Cluster unless the Service says Local
-	// Only the proxies' table fills what follows, up to Scheduler.
+	// Only the proxies' table fills what follows, up to InvalidWeights.
 	InternalPolicy      TrafficPolicy
 	SourceRanges        []netip.Prefix // spec.loadBalancerSourceRanges
 	InvalidRange        string         // the first of them that cannot be read, quoted; "" if all can
 	HealthCheckNodePort uint16         // 0 if there is none
 	AffinityTimeout     time.Duration  // session affinity by client IP; 0 if there is none
 	Scheduler           string         // annotation landfall.dev/scheduler; "" when unset
+	Weights             Weights        // annotation landfall.dev/weights
+	InvalidWeights      string         // why it cannot be read; "" if it can
 
 	// Request is what the Service requests from the address pools.
 	Request Request
@@ -150,6 +152,9 @@ type Service struct {
 	Unread  int
 	// Conditions are those conditions of the status that Landfall owns (type landfall.dev/…).
 	Conditions []Condition
+	// FalseSince has, by type, since when those conditions are false that are; nil if all are true. Only
+	// the controller's table fills it.
+	FalseSince map[string]time.Time
 	// AllocatedFrom has AnnotationAllocatedFrom and AnnotationAllocatedFromOld, as far as they are
 	// set: the pool of the addresses, as MetalLB or Landfall wrote it. Only the controller's table
 	// fills it.
@@ -301,6 +306,8 @@ type Pool struct {
 	Problem *Refusal
 	// Status is the status as last written, so that the controller writes it only when it changes.
 	Status PoolStatus
+	// Since has, by type, since when conditions have their status.
+	Since map[string]time.Time
 }
 
 // Allocation selects the Services that a pool serves, and orders the pool among others.

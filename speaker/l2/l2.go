@@ -37,6 +37,10 @@ const (
 	maxRetry = 5 * time.Second
 )
 
+// Each look goes through all VIPs. While announcements of many are due one after the other, or other
+// devices send all the time, there is one look in each interval. What is desired does not wait for it.
+const interval = 40 * time.Millisecond
+
 // Desired is all that shall be answered.
 type Desired struct {
 	// Interfaces are those that the node has.
@@ -177,7 +181,9 @@ func New(opts Options) *Actor {
 		reclaims: allowance{rate: reclaimRate, most: reclaimsKept},
 		ahead:    allowance{rate: opts.AheadRate, most: probeCount}}
 	a.awake.Store(&wakefulness{})
-	a.runner = loop.New(func(context.Context) (time.Duration, error) { return a.apply(time.Now()), nil }, loop.Bulk())
+	often := loop.Bulk()
+	often.Every, often.Burst = interval, 25
+	a.runner = loop.New(func(context.Context) (time.Duration, error) { return a.apply(time.Now()), nil }, often)
 	return a
 }
 
@@ -187,7 +193,7 @@ func (a *Actor) Set(d Desired) {
 	a.mu.Lock()
 	a.desired, a.wanted = d, wanted
 	a.mu.Unlock()
-	a.runner.Poke()
+	a.runner.PokeNow()
 }
 
 // Outcome returns what is really so. Do not change what is returned.
