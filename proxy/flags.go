@@ -18,6 +18,13 @@ import (
 	"github.com/landfall-lb/landfall/proxy/rescue"
 )
 
+// The values of --path-check.
+const (
+	pathStrict       = "strict"
+	pathDefaultRoute = "default-route"
+	pathOff          = "off"
+)
+
 type flags struct {
 	mode, clusterCIDR, detectLocalMode, podBridge, podPrefix string
 	nodePortAddresses                                        []string
@@ -28,6 +35,7 @@ type flags struct {
 	scheduler, procSysNet, externalIPs                       string
 	cleanup, liberal, answerPing, rescue, rescueRing         bool
 	localhostNodePorts, setIPForward, acceptForwarded        bool
+	pathCheck                                                string
 	rescueLimit                                              int
 	serviceCounters                                          string
 	namespace                                                string
@@ -79,6 +87,10 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.StringVar(&f.externalIPs, "external-ips", "allow",
 		"addresses in spec.externalIPs that the proxy serves: allow, deny, or CIDRs separated by commas; never those of an "+
 			"IPAddressPool or of cluster IPs, and those of Nodes only if a CIDR contains them")
+	set.StringVar(&f.pathCheck, "path-check", pathStrict,
+		"whether an address needs a way from the kernel to an endpoint, beside its rules: strict (a route that is not the "+
+			"default one), default-route (the default route counts too, for networks whose routers know the pods) or off; "+
+			"endpoints without a way are left out while others have one")
 	set.BoolVar(&f.setIPForward, "set-ip-forward", false,
 		"switch on the kernel parameter net.ipv4.ip_forward if it is off; without forwarding no packet reaches a pod")
 	set.BoolVar(&f.acceptForwarded, "accept-forwarded", false,
@@ -130,6 +142,7 @@ func (f *flags) settings() (settings, error) {
 	s := settings{masqueradeAll: f.masqueradeAll, masqueradeBit: f.masqueradeBit, drain: f.drain, answerPing: f.answerPing}
 	if err := cmp.Or(
 		ops.OneOf("mode", f.mode, modeAuto, modeIptables, modeNftables), ops.NotNegative("drain-time", f.drain),
+		ops.OneOf("path-check", f.pathCheck, pathStrict, pathDefaultRoute, pathOff),
 		ops.OneOf("service-counters", f.serviceCounters, string(counters.Off), string(counters.External),
 			string(counters.All)),
 	); err != nil {

@@ -29,6 +29,7 @@ import (
 	"github.com/landfall-lb/landfall/proxy/feed"
 	"github.com/landfall-lb/landfall/proxy/health"
 	"github.com/landfall-lb/landfall/proxy/iptables"
+	"github.com/landfall-lb/landfall/proxy/path"
 	"github.com/landfall-lb/landfall/proxy/plan"
 	"github.com/landfall-lb/landfall/proxy/rescue"
 )
@@ -137,7 +138,14 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 	p.mode = kernel.mode
 	metrics := newMetrics(rt.Metrics)
 	events := client.Events(name, rt.NodeName)
-	watcher := watchLinks(rt.Log, ifAddressesChange(p.markFacts))
+	var walker *path.Actor
+	addressesChanged := ifAddressesChange(p.markFacts)
+	watcher := watchLinks(rt.Log, func(interfaces []lb.Interface) {
+		addressesChanged(interfaces)
+		if walker != nil {
+			walker.Poke()
+		}
+	})
 	services := kube.Services(client, f.serviceSelector(), metrics.counting(metrics.services, p.mark))
 	p.from = sources{
 		services: services, slices: kube.Slices(client, metrics.counting(metrics.endpoints, p.markEndpoints)),
@@ -211,6 +219,16 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 		rt.Metrics.MustRegister(newCountersCollector(counted.All))
 		actors["counters"] = counted
 	}
+	if f.pathCheck != pathOff {
+		fib, err := links.OpenFIB(netns.None())
+		if err != nil {
+			return false, err
+		}
+		defer fib.Close()
+		walker = f.newWalker(p, fib, parameters)
+		p.to.targets, p.from.path = walker, walker.Take
+		actors["path"] = walker
+	}
 	for name, a := range actors {
 		rt.Live(name, a.Busy)
 		runs = append(runs, a.Run)
@@ -253,6 +271,24 @@ func newPreflight(p *proxy, set settings, parameters kernelParameters, strict fu
 			return links.RoutesTo(netns.None(), pods)
 		}}
 	return preflight.New(preflight.Options{Log: p.log, Now: time.Now, Look: h.look, Tell: tell})
+}
+
+// newWalker returns the actor that knows to which endpoints the kernel has a way.
+func (f *flags) newWalker(p *proxy, fib *links.FIB, parameters kernelParameters) *path.Actor {
+	return path.New(path.Deps{
+		Log: p.log, Now: p.now, Node: p.self, DefaultRoute: f.pathCheck == pathDefaultRoute, Changed: p.runner.Poke,
+		Look: fib.Way, Interfaces: p.from.interfaces,
+		Addresses: func() []netip.Addr {
+			node, _ := p.from.nodes.Get(p.self)
+			return node.Addresses
+		},
+		Watch: func(ctx context.Context, changed func([]links.RouteChange)) error {
+			return links.WatchRoutes(ctx, netns.None(), changed)
+		},
+		Conntrack: func() (count, most int) {
+			return parameters.number(parameterCount), parameters.number(parameterMax)
+		},
+	})
 }
 
 // watchLinks watches the node's interfaces.

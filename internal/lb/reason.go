@@ -68,6 +68,13 @@ const (
 	ReasonFamilyUnspoken  Reason = "FamilyUnspoken"  // the speaker does not announce addresses of this family
 	ReasonAnnounceFailed  Reason = "AnnounceFailed"  // the owner cannot answer on any of its interfaces
 
+	// the Node has the condition NetworkUnavailable: its network plugin has not set up the network
+	ReasonNetworkUnavailable Reason = "NetworkUnavailable"
+	// the Node is not ready, and the speakers announce from ready nodes only
+	ReasonNodeNotReady Reason = "NodeNotReady"
+	// an interface that packets have to pass is down or has no carrier
+	ReasonNoCarrier Reason = "NoCarrier"
+
 	// the Services of the cluster have more VIPs than speakers tell one another of
 	ReasonTooManyVIPs Reason = "TooManyVIPs"
 
