@@ -124,7 +124,7 @@ func PlanMetalLB(objects []Object, proxy map[string]any, c Choices) Plan {
 	slices.Sort(p.Nodes)
 	p.pin(objects)
 	p.nameInterfaces(objects, c)
-	p.noteGaps(objects)
+	p.noteGaps(objects, c)
 	if len(p.Objects) == 0 {
 		p.block("there are no objects of MetalLB that Landfall can take over")
 	}
@@ -485,7 +485,7 @@ func poolHas(pool Manifest, addr netip.Addr) bool {
 }
 
 // noteGaps says for what clients may wait.
-func (p *Plan) noteGaps(objects []Object) {
+func (p *Plan) noteGaps(objects []Object, c Choices) {
 	bgp := len(sorted(objects, "BGPAdvertisement")) > 0
 	if len(p.L2) > 0 && bgp {
 		p.note("MetalLB announces over Layer 2 and BGP, so all nodes are swapped at once: routers have no route until " +
@@ -498,8 +498,14 @@ func (p *Plan) noteGaps(objects []Object) {
 	if !p.NodeByNode {
 		return
 	}
-	p.note("routers spread connections anew each time that a node's routes go or come: established connections that " +
-		"they move to another node break, as they do when a speaker of MetalLB restarts")
+	if c.WithoutProxy {
+		p.note("routers spread connections anew each time that a node's routes go or come: established connections that " +
+			"they move to another node break, as they do when a speaker of MetalLB restarts")
+	} else if len(p.Nodes) > lb.MaxRing+1 {
+		p.note("routers spread connections anew each time that a node's routes go or come. Landfall's proxies pass packets "+
+			"on to the next %d nodes at most: of established connections that only others of the %d nodes know, some break",
+			lb.MaxRing, len(p.Nodes))
+	}
 	for _, o := range objects {
 		key := lb.Key{Namespace: o.Metadata.Namespace, Name: o.Metadata.Name}
 		if o.Kind == "Service" && o.Spec["externalTrafficPolicy"] == "Local" && len(p.Held[key]) > 0 {
@@ -593,6 +599,15 @@ func StopWhere(w Workload, product string) map[string]any {
 		"template": map[string]any{"spec": map[string]any{
 			"affinity": keepOff(w.template["affinity"], LabelNode, product)}},
 	}}
+}
+
+// StartElsewhere returns the merge patch with which a DaemonSet that Stop has stopped has pods on nodes
+// without LabelNode.
+func StartElsewhere(w Workload, product string) map[string]any {
+	patch := StopWhere(w, product)
+	pods, _ := dig(patch, "spec", "template", "spec").(map[string]any)
+	pods["nodeSelector"] = map[string]any{LabelNode: nil}
+	return patch
 }
 
 // Scale returns the merge patch for a number of replicas.

@@ -1,6 +1,8 @@
 package migrate
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -245,4 +247,31 @@ func TestPlanWithoutMetalLB(t *testing.T) {
 	p := PlanMetalLB(nil, cidr, Choices{})
 	wantSaid(t, "blockers", p.Blockers, "MetalLB's controller (Deployment) or speaker (DaemonSet) is not found",
 		"there are no objects")
+}
+
+// What a move over BGP does to established connections depends on whether Landfall's proxies are there,
+// and on how many nodes they ask.
+func TestNotesOfAMoveOverBGP(t *testing.T) {
+	objects := []Object{
+		decodeOne(t, "{apiVersion: metallb.io/v1beta1, kind: BGPAdvertisement, metadata: {name: a, namespace: m}}"),
+		decodeOne(t, "{apiVersion: metallb.io/v1beta1, kind: IPAddressPool, metadata: {name: a, namespace: m}, spec: {addresses: "+
+			"[192.0.2.0/24]}}"),
+	}
+	said := func(nodes int, c Choices) string {
+		all := slices.Clone(objects)
+		for i := range nodes {
+			all = append(all, decodeOne(t, fmt.Sprintf("{apiVersion: v1, kind: Node, metadata: {name: n%d}}", i)))
+		}
+		p := PlanMetalLB(all, nil, c)
+		return strings.Join(p.Notes, "\n")
+	}
+	for _, c := range []struct {
+		nodes   int
+		choices Choices
+		breaks  bool
+	}{{nodes: 17}, {nodes: 18, breaks: true}, {nodes: 3, choices: Choices{WithoutProxy: true}, breaks: true}} {
+		if got := said(c.nodes, c.choices); strings.Contains(got, "break") != c.breaks {
+			t.Errorf("%d nodes, %+v: %s", c.nodes, c.choices, got)
+		}
+	}
 }
