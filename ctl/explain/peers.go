@@ -116,7 +116,7 @@ func (e explanation) takenBy(p lb.Peer, vip netip.Addr) (c Check, taken bool) {
 	if slices.ContainsFunc(routed, func(a lb.BGPAdvertisement) bool { return len(a.Communities) > 0 }) {
 		// Such as no-export.
 		return Check{Level: Note, What: "route", Text: fmt.Sprintf(
-			"%s announces %s of Landfall's back to the nodes, but not %s: it has a filter, or the communities keep it from that; %s",
+			"%s announces %s of Landfall's back to the nodes, but not %s: it has a filter, or communities forbid it; %s",
 			p.Name, plural(returned, "other route"), route, show)}, false
 	}
 	return Check{Level: Wrong, What: "route", Reason: lb.ReasonRouteFiltered, Text: fmt.Sprintf(
