@@ -115,6 +115,13 @@ func (f *flags) add(set *pflag.FlagSet) {
 		"announce addresses on nodes with the label "+plan.LabelExclude+
 			" too, which kubeadm and Talos set on control planes; "+
 			"needed where no node is without it")
+	set.BoolVar(&f.options.ignoreNetwork, "ignore-network-unavailable", false,
+		"announce addresses on nodes with the condition NetworkUnavailable too; needed where nothing takes that condition "+
+			"away")
+	set.BoolVar(&f.options.requireReady, "require-ready", false,
+		"announce addresses only from nodes that are Ready, and so not from those whose kubelet has stopped")
+	set.BoolVar(&f.options.checkForwarding, "check-forwarding", true,
+		"with --gate=proxy, announce no address at an interface from which the kernel forwards no packets")
 	set.DurationVar(&f.options.convergence, "bgp-convergence", 3*time.Second,
 		"how long the speaker announces a route with the community GRACEFUL_SHUTDOWN before a planned withdrawal; set "+
 			"it longer than routers take to choose another route")

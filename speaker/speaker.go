@@ -48,9 +48,11 @@ type options struct {
 	cordonDrains bool
 	// ignoreExclude has a node with plan.LabelExclude announce all the same.
 	ignoreExclude bool
-	convergence   time.Duration // that routers get to choose other routes before a planned withdrawal
-	onConflict    plan.OnConflict
-	returnHold    time.Duration // that a node which may have been cut off waits for the others
+	// See plan.Facts.
+	ignoreNetwork, requireReady, checkForwarding bool
+	convergence                                  time.Duration // that routers get to choose other routes before a planned withdrawal
+	onConflict                                   plan.OnConflict
+	returnHold                                   time.Duration // that a node which may have been cut off waits for the others
 }
 
 // phase is where in its life the speaker is.

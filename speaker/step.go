@@ -194,7 +194,9 @@ func (s *speaker) facts() plan.Facts {
 		Estranged:    s.rooms.partition.Estranged(),
 		Trusted:      s.rooms.partition.Trusted(),
 		Exclude:      s.opts.exclude,
-		CordonDrains: s.opts.cordonDrains, IgnoreExclude: s.opts.ignoreExclude, OnConflict: s.opts.onConflict,
+		CordonDrains: s.opts.cordonDrains, IgnoreExclude: s.opts.ignoreExclude,
+		IgnoreNetwork: s.opts.ignoreNetwork, RequireReady: s.opts.requireReady,
+		CheckForwarding: s.opts.checkForwarding && s.from.feed != nil, OnConflict: s.opts.onConflict,
 	}
 	if node, ok := s.from.nodes.Get(s.self); ok {
 		f.Node = &node

@@ -32,7 +32,8 @@ const (
 )
 
 // guide is what somebody does who follows the README and the page about the installation, looks after
-// the cluster as the others say, and ends it.
+// the cluster as the others say, and ends it. Pages that no step is of are for other clusters, or are
+// reference: TestGuides gives their manifests to an API server, and their values to helm.
 var guide = []step{
 	{install, "kubectl create namespace landfall-system"},
 	{install, "kubectl label namespace landfall-system"},
@@ -65,6 +66,7 @@ var guide = []step{
 	{replacement, landfallHome + "exec daemonset/landfall-node -c proxy"},
 	{metrics, "kubectl exec -n landfall-system POD -c speaker"},
 	{metrics, "kubectl exec -n landfall-system POD -c proxy"},
+	{metrics, "kubectl exec -n landfall-system daemonset/landfall-node -c speaker"},
 	{readme, "helm uninstall landfall"},
 	{readme, "kubectl get crd -o name"},
 	{readme, "kubectl delete namespace landfall-system"},
@@ -110,26 +112,6 @@ var notRun = map[step]string{
 	{metrics, "helm upgrade"}:             "it needs the kinds of Prometheus' operator",
 	{fromProxy, "helm upgrade landfall charts/landfall -n landfall-system --reset-then-reuse-values --set"}: "make " +
 		"test-e2e switches modes under load",
-}
-
-// elsewhere are pages for other clusters or subjects, of which no command is run here, and why.
-var elsewhere = map[string]string{
-	"bare-metal.md":             "routers and addresses of a data centre",
-	"behind-a-load-balancer.md": "a load balancer in front of the cluster",
-	"beside-cni.md":             "Cilium and Calico",
-	"kubeadm.md":                "kubeadm",
-	"k3s.md":                    "k3s",
-	"rke2.md":                   "RKE2",
-	"talos.md":                  "Talos",
-	"vmware.md":                 "vSphere",
-	"l2-homelab.md":             "one node, and a home router",
-	"security.md":               "a change of the gossip key takes minutes: TestKeysAreRotatedWithoutAGap does it",
-	"sizing.md":                 "metrics-server",
-	"bfd.md":                    "reference: TestGuides creates its objects",
-	"bgp.md":                    "reference: TestGuides creates its objects",
-	"ipam.md":                   "reference: TestGuides creates its objects",
-	"l2.md":                     "reference: TestGuides creates its objects",
-	"proxy.md":                  "reference: TestGuides creates its objects",
 }
 
 var (
