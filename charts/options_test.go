@@ -17,6 +17,8 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/landfall-lb/landfall/internal/lb"
 )
 
 // TestSeparatePods has speaker and proxy in two DaemonSets, each with its own nodes.
@@ -168,6 +170,49 @@ func TestNetworkPolicy(t *testing.T) {
 	}
 	if in := policy.Ingress; len(in) != 1 || in[0].Ports[0].Port.IntValue() != 7480 || len(in[0].From) != 1 {
 		t.Errorf("ingress: %+v", in)
+	}
+}
+
+// TestDashboard gives a ServiceAccount the page and nothing else, and users a way to it.
+func TestDashboard(t *testing.T) {
+	t.Parallel()
+	for id := range render(t) {
+		if strings.HasSuffix(id, "-dashboard") || strings.HasSuffix(id, "-dashboard-user") {
+			t.Errorf("%s although the dashboard is off", id)
+		}
+	}
+	if _, err := template(t, "controller.dashboard.enabled=true", "metrics.secure=false"); err == nil ||
+		!strings.Contains(err.Error(), "controller.dashboard.enabled needs metrics.secure=true") {
+		t.Errorf("without metrics.secure: %v", err)
+	}
+	objects := render(t, "controller.dashboard.enabled=true", `controller.dashboard.users=[{"kind":"User","name":"ann"}]`,
+		`rbac.operators=[{"kind":"Group","name":"ops"}]`)
+	pod := as[appsv1.Deployment](t, objects, "Deployment landfall-controller").Spec.Template
+	account := as[corev1.ServiceAccount](t, objects, "ServiceAccount landfall-dashboard")
+	if pod.Labels[lb.LabelDashboard] != account.Name || !slices.Contains(pod.Spec.Containers[0].Args, "--dashboard=true") {
+		t.Errorf("the pod has labels %v and arguments %v", pod.Labels, pod.Spec.Containers[0].Args)
+	}
+	rules := as[rbacv1.ClusterRole](t, objects, "ClusterRole landfall-dashboard").Rules
+	if diff := cmp.Diff([]rbacv1.PolicyRule{{NonResourceURLs: []string{"/dashboard"}, Verbs: []string{"get"}}}, rules); diff != "" {
+		t.Errorf("the page's role (-want +got):\n%s", diff)
+	}
+	bound := 0
+	for id, raw := range objects {
+		if strings.Contains(string(raw), `"landfall-dashboard"`) && strings.Contains(id, "Binding") {
+			bound++
+		}
+	}
+	if bound != 1 {
+		t.Errorf("the ServiceAccount is in %d bindings", bound)
+	}
+	user := as[rbacv1.Role](t, objects, "Role landfall-dashboard-user").Rules
+	if last := user[len(user)-1]; len(last.ResourceNames) != 1 || last.ResourceNames[0] != account.Name ||
+		last.Resources[0] != "serviceaccounts/token" {
+		t.Errorf("users may get tokens: %+v", last)
+	}
+	if who := as[rbacv1.RoleBinding](t, objects, "RoleBinding landfall-dashboard-user").Subjects; len(who) != 2 ||
+		who[0].Name != "ann" || who[1].Name != "ops" {
+		t.Errorf("users: %v", who)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/landfall-lb/landfall/controller/dashboard"
 	"github.com/landfall-lb/landfall/controller/plan"
 	"github.com/landfall-lb/landfall/internal/kube"
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -49,6 +50,7 @@ type options struct {
 	never                                     []string
 	leaseDuration, renewDeadline, retryPeriod time.Duration
 	clearAddresses                            bool
+	dashboard                                 bool
 	selector                                  string // of Landfall's pods
 }
 
@@ -105,6 +107,9 @@ func (o *options) add(flags *pflag.FlagSet) {
 			"duration")
 	flags.DurationVar(&o.retryPeriod, "leader-elect-retry-period", 2*time.Second,
 		"time between attempts to acquire or renew the Lease")
+	flags.BoolVar(&o.dashboard, "dashboard", false,
+		"serve a page that shows pools, addresses, sessions and problems at "+dashboard.Path+"/ of the metrics server, for "+
+			"users whom the API server lets get the nonResourceURL "+dashboard.Path+"; needs --metrics-secure")
 	flags.BoolVar(&o.clearAddresses, "clear-addresses", false,
 		"with the argument cleanup, also remove the addresses of Services; by default they stay, so that the next "+
 			"installation of Landfall, or MetalLB, goes on with them")
@@ -186,8 +191,15 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 	}
 	identity := host + "_" + rand.Text()[:8]
 	var c *controller
-	services := kube.RequestingServices(client, o.metallb, func(key lb.Key) { c.serviceChanged(key) })
-	changed := func(name string) { c.factChanged(name) }
+	var board *dashboard.Dashboard // nil: it is off
+	services := kube.RequestingServices(client, o.metallb, func(key lb.Key) {
+		c.serviceChanged(key)
+		board.ServiceChanged(key)
+	})
+	changed := func(name string) {
+		c.factChanged(name)
+		board.FactsChanged()
+	}
 	status := client.Status(time.Now)
 	events := client.Events(name, host)
 	d := deps{
@@ -202,11 +214,21 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 			}
 			return client.TellSurroundings(ctx, o.namespace, entries)
 		},
-		sessions:       kube.BGPPeerNodes(client, func(string) { c.tidier.runner.Poke() }),
 		forgetSessions: status.DropPeerNodes,
 		catchUp:        func(ctx context.Context) error { return status.CatchUp(ctx, services) },
 		status:         status, events: events, metrics: newMetrics(rt.Metrics), log: rt.Log, now: time.Now,
 		identity: identity, parallel: parallel, allocatedFrom: o.metallb,
+	}
+	if tidy := func(string) { c.tidier.runner.Poke() }; o.dashboard {
+		shown := showing{deps: d, class: o.class, leads: func() bool { return c.leads() },
+			peers: kube.BGPPeerSessions(client, func(name string) { tidy(name); board.FactsChanged() }),
+			found: kube.NodeFindings(client, func(string) { board.FactsChanged() })}
+		board, d.sessions = shown.dashboard(), peerNodes{shown.peers}
+		if err := rt.Serve("dashboard", guardedDashboard, board, reviewDashboard(client)); err != nil {
+			return err
+		}
+	} else {
+		d.sessions = kube.BGPPeerNodes(client, tidy)
 	}
 	c = newController(d)
 	client.OnSync(c.poke)

@@ -205,6 +205,7 @@ func nodeChanges(name string, before, now lb.Node) []change {
 
 // findingChanges says what a program has found on a node, or that it is no longer found.
 func findingChanges(_ string, before, now kube.NodeFinding) []change {
+	before.First, before.Last = now.First, now.Last // a repetition is no news
 	if now.Node == "" || now == before {
 		return nil
 	}

@@ -62,7 +62,7 @@ func newCommand(name string) *cobra.Command {
 		"spec.loadBalancerClass of the Services to look at (default: that of Landfall's controller)")
 	root.AddCommand(statusCommand(o), explainCommand(o), doctorCommand(o), verifyCommand(o), migrateCommand(o),
 		importCommand(o), versionCommand(o), drainCommand(o), undrainCommand(o), watchCommand(o), bundleCommand(o),
-		traceCommand(o), flowsCommand(o))
+		traceCommand(o), flowsCommand(o), dashboardCommand(o))
 	complete(root, "context", func(string) []string { names, _ := o.user.Contexts(); return names })
 	return root
 }

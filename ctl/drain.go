@@ -209,6 +209,7 @@ type drainer struct {
 // run waits until nothing is left, or it cannot be known, and returns what is left.
 func (d drainer) run(ctx context.Context) (last drainState, err error) {
 	most, quiet := 0, 0
+	last.Unknown = "its programs have not answered yet"
 	for {
 		state := d.ask(ctx)
 		if ctx.Err() != nil {

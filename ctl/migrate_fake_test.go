@@ -181,7 +181,7 @@ func (w *fakeWorld) act() {
 				delete(w.objects, at)
 			} else if !there && wanted {
 				w.objects[at] = clone(w.t, map[string]any{"metadata": map[string]any{"name": path.Base(at),
-					"labels": spec["selector"].(map[string]any)["matchLabels"]}, "spec": map[string]any{"nodeName": node}})
+					"labels": spec["selector"].(map[string]any)["matchLabels"]}, "spec": map[string]any{"nodeName": node}, "status": yamlMap(w.t, `{conditions: [{type: Ready, status: "True"}]}`)})
 			}
 		}
 		ready := spec["replicas"]

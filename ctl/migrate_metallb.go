@@ -258,83 +258,6 @@ func (m *metallbMove) mute(ctx context.Context) error {
 	return err
 }
 
-// swapNodes swaps the speaker of one node after another, so that routers always have a route.
-//
-// Routers move connections between all nodes each time that a route goes or comes. So the proxies get
-// to know first that all nodes may hold connections, also those from which MetalLB announces.
-func (m *metallbMove) swapNodes(ctx context.Context) error {
-	for _, node := range m.plan.Nodes {
-		if err := m.label(ctx, nodesPath+"/"+node, lb.LabelAnnouncedBy, migrate.FromMetalLB); err != nil {
-			return err
-		}
-	}
-	for _, w := range m.plan.Speakers {
-		if err := m.change(ctx, workloadPath(w), migrate.StopWhere(w, migrate.FromMetalLB)); err != nil {
-			return err
-		}
-	}
-	if err := m.create(ctx, m.plan.Interim(), false); err != nil {
-		return err
-	}
-	if err := m.sleep(ctx); err != nil {
-		return err
-	}
-	for _, node := range m.plan.Nodes {
-		if err := m.label(ctx, nodesPath+"/"+node, migrate.LabelNode, migrate.FromMetalLB); err != nil {
-			return err
-		}
-		if err := m.speakersEnded(ctx, node); err != nil {
-			return err
-		}
-		if err := m.until(ctx, "the BGP sessions of "+node+" are up", func() (string, error) {
-			return m.sessionsDown(ctx, node)
-		}); err != nil {
-			return err
-		}
-		m.say("%s is swapped", node)
-		if err := m.sleep(ctx); err != nil {
-			return err
-		}
-	}
-	return m.announced(ctx)
-}
-
-// sleep gives routers and proxies time.
-func (m *metallbMove) sleep(ctx context.Context) error {
-	select {
-	case <-time.After(m.pause):
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
-// sessionsDown says which session of a node is not up.
-func (m *metallbMove) sessionsDown(ctx context.Context, node string) (string, error) {
-	live, err := m.get(ctx, nodesPath+"/"+node)
-	if err != nil {
-		return "", err
-	}
-	for _, peer := range m.plan.Interim() {
-		if peer.Kind != "BGPPeer" || !migrate.Selects(peer.Spec["nodeSelectors"], live) {
-			continue
-		}
-		o, err := m.get(ctx, landfallPath("BGPPeer")+"/"+peer.Metadata.Name)
-		if err != nil {
-			return "", err
-		}
-		status, _ := o["status"].(map[string]any)
-		sessions, _ := status["nodes"].([]any)
-		up := slices.ContainsFunc(sessions, func(s any) bool {
-			return text(s, "name") == node && text(s, "state") == string(lb.ReasonEstablished)
-		})
-		if !up {
-			return "that with " + peer.Metadata.Name, nil
-		}
-	}
-	return "", nil
-}
-
 // announced waits until Landfall announces all that MetalLB is known to have announced on Layer 2,
 // and has said something of all else.
 func (m *metallbMove) announced(ctx context.Context) error {
@@ -466,8 +389,20 @@ func (m *metallbMove) unlabel(ctx context.Context) error {
 // undoSteps go back to MetalLB from wherever a migration is. Landfall stays installed, with nothing
 // to announce.
 func (m *metallbMove) undoSteps() []move {
+	check := move{"check permissions", func(ctx context.Context) error { return m.permitted(ctx, m.needs()) }}
+	if m.plan.NodeByNode {
+		return []move{
+			check,
+			{"stop Landfall's controller", m.stopOurController},
+			{"start MetalLB's controller", m.startControllers},
+			{"swap the speakers back, one node after another", m.returnNodes},
+			{"remove what announces for Landfall", m.withdraw},
+			{"remove what kept MetalLB's speakers off nodes", m.restoreSpeakers},
+			{"remove the objects, and start Landfall's controller, which has no pools", m.clean},
+		}
+	}
 	return []move{
-		{"check permissions", func(ctx context.Context) error { return m.permitted(ctx, m.needs()) }},
+		check,
 		{"stop Landfall's controller", m.stopOurController},
 		{"have Landfall withdraw its addresses", m.withdraw},
 		{"start MetalLB's controller", m.restoreControllers},
@@ -501,6 +436,10 @@ func (m *metallbMove) restoreControllers(ctx context.Context) error {
 	if err := m.remove(ctx, "IPAddressPool"); err != nil {
 		return err
 	}
+	return m.startControllers(ctx)
+}
+
+func (m *metallbMove) startControllers(ctx context.Context) error {
 	for _, w := range m.plan.Controllers {
 		if err := m.revert(ctx, workloadPath(w)); err != nil {
 			return err

@@ -116,8 +116,13 @@ func byKey[K comparable, V any](all []V, key func(V) K) map[K]V {
 	return found
 }
 
+// podLister is what kube.Client offers.
+type podLister interface {
+	PodsWith(ctx context.Context, namespace, selector string) ([]kube.PodState, error)
+}
+
 // landfallPods returns the pods of Landfall, in any namespace, in the order of their names.
-func landfallPods(ctx context.Context, client *kube.Client) ([]kube.PodState, error) {
+func landfallPods(ctx context.Context, client podLister) ([]kube.PodState, error) {
 	pods, err := client.PodsWith(ctx, "", componentSelector)
 	if errors.As(err, new(*kube.Denied)) {
 		// Who may not read pods everywhere may do so in Landfall's own namespace.

@@ -78,6 +78,8 @@ func TestOtherChanges(t *testing.T) {
 		return lb.Pool{Status: lb.PoolStatus{Conditions: []lb.Condition{{Type: lb.ConditionReady, Status: status, Reason: reason}}}}
 	}
 	found := kube.NodeFinding{Node: "n1", Finding: lb.Find(lb.ReasonForwardingOff, "ip_forward is 0")}
+	again := found
+	again.Last = again.Last.Add(time.Hour)
 	gone := found
 	gone.Gone = true
 	for name, test := range map[string]struct {
@@ -92,7 +94,7 @@ func TestOtherChanges(t *testing.T) {
 		"drained":      {nodeChanges("n1", lb.Node{}, lb.Node{Leaving: lb.ReasonNodeDrained}), "Node n1: drain: none → NodeDrained"},
 		"found":        {findingChanges("e", kube.NodeFinding{}, found), "Node n1: finding: none → ForwardingOff: ip_forward is 0"},
 		"mended":       {findingChanges("e", found, gone), "Node n1: finding: ForwardingOff → none: ip_forward is 0"},
-		"found twice":  {findingChanges("e", found, found), ""},
+		"found twice":  {findingChanges("e", found, again), ""},
 		"another's":    {findingChanges("e", kube.NodeFinding{}, kube.NodeFinding{}), ""},
 	} {
 		if got := strings.Join(lines(test.got), "\n"); got != test.want {

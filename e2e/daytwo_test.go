@@ -278,14 +278,14 @@ func drainUnderTraffic(t *testing.T, l *lab.Lab, vips map[string][]netip.AddrPor
 	run := startDayTwoTraffic(t, l, vips)
 	time.Sleep(300 * time.Millisecond)
 
-	code, out := landfallctl(t, l, "drain", node, "--timeout", "5s")
+	code, out := landfallctl(t, l, "drain", node, "--timeout", "10s")
 	if code != 1 || !strings.Contains(out, node+" is not drained yet: ") ||
 		!strings.Contains(out, "  Service default/") || !containsAny(out, l.Cluster().LAN.Client.String()+": ",
 		lab.Twin(l.Cluster().LAN.Client).String()+": ") ||
 		!strings.Contains(out, "landfallctl undrain "+node) {
 		t.Errorf("drain with standing connections ends with %d, and does not name them:\n%s", code, out)
 	}
-	code, out = landfallctl(t, l, "drain", node, "--timeout", "3s", "-o", "json")
+	code, out = landfallctl(t, l, "drain", node, "--timeout", "10s", "-o", "json")
 	var left struct {
 		Done                           bool
 		Answering, Routes, Connections int
@@ -440,6 +440,19 @@ func TestDayTwoWatch(t *testing.T) {
 	text.wait(t, "Service default/my-nginx: owner 172.26.236.180: "+second+" → "+third)
 	created("fresh", nil)(t, l)
 	text.wait(t, "Service default/fresh: address", "none → 172.26.236.181")
+	created("refused", fromPool("nowhere"))(t, l)
+	text.wait(t, "Service default/refused: assigned: none → PoolNotFound: ")
+	applied(`
+apiVersion: landfall.dev/v1beta1
+kind: BGPPeer
+metadata: {name: away}
+spec: {myASN: 64512, peerASN: 64513, peerAddress: 172.26.236.1}
+`)(t, l)
+	text.wait(t, "BGPPeer away: session from "+third+": none → Idle (NotEstablished): ", "connection refused")
+	on("sysctl", "-qw", "net.ipv4.ip_forward=0")(t, l)
+	text.wait(t, "Node "+third+": finding: none → ForwardingOff: ")
+	on("sysctl", "-qw", "net.ipv4.ip_forward=1")(t, l)
+	text.wait(t, "Node "+third+": finding: ForwardingOff → none: ")
 	asJSON.wait(t, `"what":"owner"`, `"from":"`+second+`","to":"`+third+`"`)
 	asJSON.wait(t, `"name":"fresh"`, `"what":"address"`)
 	lines := bufio.NewScanner(strings.NewReader(asJSON.text()))

@@ -96,6 +96,14 @@ func TestDayTwoTrace(t *testing.T) {
 			updateService(t, l, "ranges", func(s *corev1.Service) {
 				s.Spec.LoadBalancerSourceRanges = []string{c.LAN.Prefix.String(), lab.TwinPrefix(c.LAN.Prefix).String()}
 			})
+			eventually(t, "explain shows the health port", func() error {
+				code, out := landfallctl(t, l, "explain", "svc", "local", "-o", "wide")
+				if code != 0 || !strings.Contains(out, "answers 200 on k8s-worker-178, k8s-worker-179, 503 on k8s-master-176, "+
+					"k8s-worker-177\n") {
+					return fmt.Errorf("it ends with %d: %s", code, out)
+				}
+				return nil
+			})
 			for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 				for _, path := range tracePaths() {
 					path.compare(t, l, family)

@@ -114,6 +114,35 @@ func TestLandfallctlNamesRules(t *testing.T) {
 	}
 }
 
+// TestWatchNamesRules has a user who may do nothing watch: each kind is named with its rule, and once
+// they are granted all is watched.
+func TestWatchNamesRules(t *testing.T) {
+	t.Parallel()
+	l := startProduct(t)
+	is, err := l.Credentials("eve", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := "echo pid $$; exec " + filepath.Join(programFolder(t), "landfallctl") + " --kubeconfig " + is.Kubeconfig + " watch"
+	if err := l.Run("eve", l.Cluster().Master().Name, "sh", "-c", line); err != nil {
+		t.Fatal(err)
+	}
+	watch := follower{l, "eve"}
+	kinds := []string{"services", "ipaddresspools", "bgppeers", "nodes", "events"}
+	for i, kind := range kinds {
+		watch.wait(t, kind+" are not shown: ", "; this rule allows it: ", `resources: ["`+kind+`"], verbs: ["list", "watch"]}`)
+		for line := range strings.Lines(watch.text()) {
+			if strings.HasPrefix(line, kind+" are not shown: ") {
+				grantRule(t, l, "eve", i, namedRule.FindString(line))
+			}
+		}
+	}
+	for _, kind := range kinds {
+		watch.wait(t, kind+" are shown")
+	}
+	watch.wait(t, "watching", "findings on Nodes")
+}
+
 // bundleRules are the rules that the manifest in a bundle names; none of what is no bundle.
 func bundleRules(t *testing.T, command, out string) []string {
 	t.Helper()

@@ -152,7 +152,7 @@ const gap = time.Millisecond
 // After burst steps that came sooner, as with many Services that are created one after the other,
 // there is one step in each interval: each has a cost of its own.
 const (
-	interval = 20 * time.Millisecond
+	interval = 10 * time.Millisecond
 	burst    = 100
 )
 

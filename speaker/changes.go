@@ -24,6 +24,7 @@ type dirt struct {
 	links    bool            // this node's interfaces
 	routes   bool            // all that BGP peers hear
 	status   bool            // what the status of objects for BGP shows
+	ahead    bool            // which addresses Services get next
 	services map[lb.Key]bool // Services whose set of VIPs may differ, too
 	vips     map[netip.Addr]bool
 }
@@ -54,6 +55,9 @@ func (c *changes) markRoutes(string) { c.mark(func(d *dirt) { d.routes = true })
 
 // markStatus takes a change of the status of such an object, which changes no decision.
 func (c *changes) markStatus(string) { c.mark(func(d *dirt) { d.status = true }) }
+
+// markAhead takes a change of the status of a pool, which has the addresses that Services get next.
+func (c *changes) markAhead(string) { c.mark(func(d *dirt) { d.ahead = true }) }
 
 func (c *changes) markService(key lb.Key) {
 	c.mark(func(d *dirt) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -45,11 +46,21 @@ type host struct {
 func newPreflight(s *speaker, port uint16, client *kube.Client, events *kube.Events) *preflight.Preflight {
 	h := host{speaker: s, port: port, ignoreExclude: s.opts.ignoreExclude, parameters: interfaceParameters,
 		answering: func() map[netip.Addr][]string { return s.to.l2.Outcome().Answering }, uplink: links.Uplink,
-		conflicts:   func() map[netip.Addr][]plan.ConflictingHost { return s.to.l2.Outcome().ConflictingHosts },
+		conflicts:   s.conflicts,
 		unreachable: client.Unreachable}
 	return preflight.New(preflight.Options{Log: s.log, Now: time.Now, Look: func(context.Context) ([]lb.Finding, bool) {
 		return h.look(time.Now())
 	}, Tell: func(f lb.Finding, gone bool) { events.Finding(s.self, f, gone) }})
+}
+
+// conflicts returns the conflicting hosts that were seen lately, by VIP. Addresses that no Service has
+// are left out.
+func (s *speaker) conflicts() map[netip.Addr][]plan.ConflictingHost {
+	found := maps.Clone(s.to.l2.Outcome().ConflictingHosts)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(found, func(vip netip.Addr, _ []plan.ConflictingHost) bool { return !s.rooms.holders.Held(vip) })
+	return found
 }
 
 // look returns what keeps announcements of this node from clients; it knows nothing before the

@@ -8,6 +8,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
+	"github.com/landfall-lb/landfall/speaker/ahead"
 	"github.com/landfall-lb/landfall/speaker/handoff"
 	"github.com/landfall-lb/landfall/speaker/holders"
 	"github.com/landfall-lb/landfall/speaker/ownership"
@@ -67,6 +68,7 @@ type phase struct {
 // the others; the step takes from one what the next has to know.
 type rooms struct {
 	holders   holders.State
+	ahead     ahead.State
 	partition partition.State
 	routes    routes.State
 	ownership ownership.State

@@ -22,10 +22,18 @@ type status struct {
 	Members    membersStatus     `json:"members"`
 	Interfaces []interfaceStatus `json:"interfaces"`
 	// Answering counts the VIPs for which the node answers ARP or NDP now.
-	Answering int       `json:"answering"`
-	BGP       bgpStatus `json:"bgp"`
+	Answering int         `json:"answering"`
+	Ahead     aheadStatus `json:"ahead"`
+	BGP       bgpStatus   `json:"bgp"`
 	// Findings are what keeps announcements of this node from clients, beside the speaker.
 	Findings []lb.Finding `json:"findings,omitempty"`
+}
+
+// aheadStatus counts the addresses that Services get next and that this node may announce.
+type aheadStatus struct {
+	Wanted int `json:"wanted"`
+	// Clear are those that a node has probed lately without an answer.
+	Clear int `json:"clear"`
 }
 
 type gateStatus struct {
@@ -103,6 +111,7 @@ func (s *speaker) status() status {
 	}
 	s.mu.Lock()
 	st.Waiting, st.Stopping = s.phase.waiting, s.phase.stopping
+	st.Ahead.Wanted, st.Ahead.Clear = s.rooms.ahead.Counts(s.self)
 	s.mu.Unlock()
 	if s.refusal != nil {
 		st.Waiting = ops.Waiting(st.Waiting, s.refusal())

@@ -75,7 +75,7 @@ func (e explanation) node(vip netip.Addr, n NodeVIP, several bool) Check {
 		check.Reason = ""
 	case "":
 		check.Level, check.Text = Note, "has not said anything of "+vip.String()
-	case lb.ReasonProbing:
+	case lb.ReasonProbing, lb.ReasonProbedAhead:
 		check.Level = Note
 	default:
 		check.Level, check.Cure = Wrong, e.cure(n.Reason, append(e.names(""), "NODE", n.Node)...)

@@ -128,7 +128,9 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonStrictReversePath: {"The node's kernel parameter rp_filter drops packets for addresses of Services: what " +
 		"clients behind a router send, or what other nodes pass on.",
 		"set net.ipv4.conf.all.rp_filter and that of the interface to 2 in /etc/sysctl.d"},
-	lb.ReasonProbing: {Meaning: "The owner probes whether another device uses the address; that takes some seconds."},
+	lb.ReasonProbing: {Meaning: "The owner probes whether another device uses the address; that takes 0.6 s."},
+	lb.ReasonProbedAhead: {Meaning: "The node has found that no device uses the address before a Service got it, and " +
+		"says nothing of the Service yet."},
 	lb.ReasonAddressConflict: {"A device outside the cluster uses the address, so no node announces it.",
 		"find the device by its MAC address and give it another address, or take the address out of the pool"},
 	lb.ReasonMissing: {"The node's speaker disappeared without leaving the others.",

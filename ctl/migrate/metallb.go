@@ -124,7 +124,7 @@ func PlanMetalLB(objects []Object, proxy map[string]any, c Choices) Plan {
 	slices.Sort(p.Nodes)
 	p.pin(objects)
 	p.nameInterfaces(objects, c)
-	p.noteGaps(objects)
+	p.noteGaps(objects, c)
 	if len(p.Objects) == 0 {
 		p.block("there are no objects of MetalLB that Landfall can take over")
 	}
@@ -403,33 +403,37 @@ func (p *Plan) nameInterfaces(objects []Object, c Choices) {
 			}
 		}
 	}
+	if len(p.L2) == 0 || len(nodes) == 0 {
+		return
+	}
 	used := map[lb.Key][]string{}
 	for _, w := range owners(objects) {
 		used[w.service] = append(used[w.service], w.interfaces...)
 	}
-	var names []string
-	var outside []netip.Addr
-	for key, vips := range p.Held {
-		for _, vip := range vips {
-			if !slices.ContainsFunc(nodes, func(n netip.Prefix) bool { return n.Contains(vip) }) {
-				outside = append(outside, vip)
-				names = append(names, used[key]...)
-			}
-		}
-	}
-	if len(outside) == 0 || len(p.L2) == 0 || len(nodes) == 0 {
-		return
-	}
-	slices.SortFunc(outside, netip.Addr.Compare)
-	if len(c.Interfaces) > 0 {
-		names = c.Interfaces
-	}
-	slices.Sort(names)
-	names = slices.Compact(names)
 	for _, o := range p.Objects {
 		if given, _ := o.Spec["interfaces"].([]any); o.Kind != "L2Advertisement" || len(given) > 0 {
 			continue
 		}
+		var names []string
+		var outside []netip.Addr
+		for key, vips := range p.Held {
+			for _, vip := range vips {
+				in := func(n netip.Prefix) bool { return n.Contains(vip) }
+				if !slices.ContainsFunc(nodes, in) && p.advertises(o, vip) {
+					outside = append(outside, vip)
+					names = append(names, used[key]...)
+				}
+			}
+		}
+		if len(outside) == 0 {
+			continue
+		}
+		slices.SortFunc(outside, netip.Addr.Compare)
+		if len(c.Interfaces) > 0 {
+			names = c.Interfaces
+		}
+		slices.Sort(names)
+		names = slices.Compact(names)
 		if len(names) == 0 {
 			p.block("%s seems to be in no subnet of the nodes, where Landfall answers only on interfaces that the "+
 				"L2Advertisement %s names: give --l2-interfaces", outside[0], o.Metadata.Name)
@@ -445,8 +449,43 @@ func (p *Plan) nameInterfaces(objects []Object, c Choices) {
 	}
 }
 
+// advertises reports whether an advertisement selects the pool that an address is from. An address that
+// is in no pool may be of any.
+func (p *Plan) advertises(advertisement Manifest, addr netip.Addr) bool {
+	names, _ := advertisement.Spec["ipAddressPools"].([]any)
+	selectors, _ := advertisement.Spec["ipAddressPoolSelectors"].([]any)
+	if len(names)+len(selectors) == 0 {
+		return true
+	}
+	pooled := false
+	for _, pool := range p.Pools() {
+		if !poolHas(pool, addr) {
+			continue
+		}
+		pooled = true
+		labels := map[string]any{}
+		for key, value := range pool.Metadata.Labels {
+			labels[key] = value
+		}
+		if slices.Contains(names, any(pool.Metadata.Name)) || len(selectors) > 0 &&
+			Selects(selectors, map[string]any{"metadata": map[string]any{"labels": labels}}) {
+			return true
+		}
+	}
+	return !pooled
+}
+
+// poolHas reports whether a pool has an address.
+func poolHas(pool Manifest, addr netip.Addr) bool {
+	written, _ := pool.Spec["addresses"].([]any)
+	return slices.ContainsFunc(written, func(text any) bool {
+		r, err := lb.ParseRange(fmt.Sprint(text))
+		return err == nil && r.Contains(addr)
+	})
+}
+
 // noteGaps says for what clients may wait.
-func (p *Plan) noteGaps(objects []Object) {
+func (p *Plan) noteGaps(objects []Object, c Choices) {
 	bgp := len(sorted(objects, "BGPAdvertisement")) > 0
 	if len(p.L2) > 0 && bgp {
 		p.note("MetalLB announces over Layer 2 and BGP, so all nodes are swapped at once: routers have no route until " +
@@ -459,8 +498,14 @@ func (p *Plan) noteGaps(objects []Object) {
 	if !p.NodeByNode {
 		return
 	}
-	p.note("routers spread connections anew each time that a node's routes go or come: established connections that " +
-		"they move to another node break, as they do when a speaker of MetalLB restarts")
+	if c.WithoutProxy {
+		p.note("routers spread connections anew each time that a node's routes go or come: established connections that " +
+			"they move to another node break, as they do when a speaker of MetalLB restarts")
+	} else if len(p.Nodes) > lb.MaxRing+1 {
+		p.note("routers spread connections anew each time that a node's routes go or come. Landfall's proxies pass packets "+
+			"on to the next %d nodes at most: of established connections that only others of the %d nodes know, some break",
+			lb.MaxRing, len(p.Nodes))
+	}
 	for _, o := range objects {
 		key := lb.Key{Namespace: o.Metadata.Namespace, Name: o.Metadata.Name}
 		if o.Kind == "Service" && o.Spec["externalTrafficPolicy"] == "Local" && len(p.Held[key]) > 0 {
@@ -554,6 +599,15 @@ func StopWhere(w Workload, product string) map[string]any {
 		"template": map[string]any{"spec": map[string]any{
 			"affinity": keepOff(w.template["affinity"], LabelNode, product)}},
 	}}
+}
+
+// StartElsewhere returns the merge patch with which a DaemonSet that Stop has stopped has pods on nodes
+// without LabelNode.
+func StartElsewhere(w Workload, product string) map[string]any {
+	patch := StopWhere(w, product)
+	pods, _ := dig(patch, "spec", "template", "spec").(map[string]any)
+	pods["nodeSelector"] = map[string]any{LabelNode: nil}
+	return patch
 }
 
 // Scale returns the merge patch for a number of replicas.

@@ -28,8 +28,9 @@ const kubeletPort = "10250"
 // shownSuffix ends the names of the pods that ServeExec makes.
 const shownSuffix = "-0"
 
-// ServeExec has the API server show a pod for each set of agents, run commands in them and read
-// their logs, as kubelets do: "kubectl exec" and "kubectl logs" work. It ends with ctx.
+// ServeExec has the API server show a pod for each set of agents, run commands in them, read their
+// logs and connect to their ports, as kubelets do: "kubectl exec", "kubectl logs" and "kubectl
+// port-forward" work. It ends with ctx.
 func (l *Lab) ServeExec(ctx context.Context) error {
 	if err := l.createPods(ctx); err != nil {
 		return err
@@ -135,6 +136,9 @@ func (l *Lab) serveExec(ctx context.Context, n Node) error {
 	})
 	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/{container}", func(w http.ResponseWriter, r *http.Request) {
 		l.containerLog(w, r, n)
+	})
+	mux.HandleFunc("/portForward/{namespace}/{pod}", func(w http.ResponseWriter, r *http.Request) {
+		l.forward(ctx, w, r, n)
 	})
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: requestTimeout}
 	context.AfterFunc(ctx, func() { _ = server.Close() })

@@ -132,7 +132,8 @@ func receiver(e ast.Expr) string {
 func isPlan(pkg string) bool { return binary(pkg) != "" && strings.HasSuffix(pkg, "/plan") }
 
 func isPure(pkg string) bool {
-	return isPlan(pkg) || rooms[pkg] || pkg == "internal/lb" || pkg == "ctl/explain"
+	return isPlan(pkg) || rooms[pkg] || pkg == "internal/lb" || pkg == "ctl/explain" ||
+		pkg == "controller/view"
 }
 
 // below reports whether pkg is root or lies below it.

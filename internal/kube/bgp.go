@@ -60,6 +60,27 @@ func BGPPeerNodes(c *Client, changed func(name string)) *Table[string, []string]
 	return table
 }
 
+// BGPPeerSessions watches what the speakers report of their sessions with BGPPeers, in the order of
+// the nodes' names.
+func BGPPeerSessions(c *Client, changed func(name string)) *Table[string, lb.PeerSessions] {
+	table := newTable[string, lb.PeerSessions](nil, changed)
+	c.register(resource{client: c.landfall, name: "bgppeers", example: &v1beta1.BGPPeer{}},
+		objects[string, lb.PeerSessions, *v1beta1.BGPPeer]{table, convertSessions})
+	return table
+}
+
+func convertSessions(o *v1beta1.BGPPeer) (string, lb.PeerSessions) {
+	p := lb.PeerSessions{Name: o.Name, Interface: o.Spec.Interface, PeerASN: uint32(deref(o.Spec.PeerASN)),
+		BFD: o.Spec.BFDProfile != ""}
+	p.Addr, _ = lb.ParseAddr(o.Spec.PeerAddress) // what the API server let through is not shown
+	for _, n := range o.Status.Nodes {
+		p.Sessions = append(p.Sessions, lb.PeerSession{Node: n.Name, Since: n.Since.Time,
+			PeerNode: lb.PeerNode{State: n.State, Reason: lb.Reason(n.Reason), Message: n.Message}})
+	}
+	slices.SortFunc(p.Sessions, func(a, b lb.PeerSession) int { return strings.Compare(a.Node, b.Node) })
+	return o.Name, p
+}
+
 // BGPAdvertisements watches the BGPAdvertisements. status is called in place of changed where only
 // the conditions differ.
 func BGPAdvertisements(c *Client, changed, status func(name string)) *Table[string, lb.BGPAdvertisement] {

@@ -141,6 +141,14 @@ func convertRequestingService(o *corev1.Service, metallb bool) (lb.Key, lb.Servi
 	if len(s.Ingress) > 0 {
 		s.StatusWriter = statusWriter(o.ManagedFields)
 	}
+	for _, c := range o.Status.Conditions {
+		if strings.HasPrefix(c.Type, lb.DriverName+"/") && c.Status != metav1.ConditionTrue {
+			if s.FalseSince == nil {
+				s.FalseSince = map[string]time.Time{}
+			}
+			s.FalseSince[c.Type] = c.LastTransitionTime.Time
+		}
+	}
 	return key, s
 }
 
@@ -275,14 +283,25 @@ func convertPool(o *v1beta1.IPAddressPool) (string, lb.Pool) {
 		Version: o.ResourceVersion, Labels: o.Labels,
 		AutoAssign: o.Spec.AutoAssign == nil || *o.Spec.AutoAssign, AvoidBuggy: o.Spec.AvoidBuggyIPs,
 		PerNamespace: int(o.Spec.AddressesPerNamespace), ShareAcross: o.Spec.Sharing == "cluster",
+		ProbeAhead: defaultProbeAhead,
 		Status: lb.PoolStatus{
 			AssignedIPv4: o.Status.AssignedIPv4, AssignedIPv6: o.Status.AssignedIPv6,
 			AvailableIPv4: o.Status.AvailableIPv4, AvailableIPv6: o.Status.AvailableIPv6,
 			Released:   convertReleased(o.Status.Released),
 			Pending:    convertPending(o.Status.Claims),
 			Writer:     o.Status.Writer,
+			Next:       convertNext(o.Status.Next),
 			Conditions: convertConditions(o.Status.Conditions, ""),
 		},
+	}
+	for _, c := range o.Status.Conditions {
+		if p.Since == nil {
+			p.Since = map[string]time.Time{}
+		}
+		p.Since[c.Type] = c.LastTransitionTime.Time
+	}
+	if o.Spec.ProbeAhead != nil {
+		p.ProbeAhead = int(*o.Spec.ProbeAhead)
 	}
 	parse := func(field string, written v1beta1.AddressRange) (lb.Range, bool) {
 		r, err := lb.ParseRange(string(written))
@@ -319,9 +338,11 @@ func convertPool(o *v1beta1.IPAddressPool) (string, lb.Pool) {
 	return p.Name, p
 }
 
-// defaultQuarantine is what the API server fills in, and holds for objects that were stored before
-// it did.
-const defaultQuarantine = time.Minute
+// What the API server fills in, and holds for objects that were stored before it did.
+const (
+	defaultQuarantine = time.Minute
+	defaultProbeAhead = 16
+)
 
 func parseQuarantine(written string) (time.Duration, error) {
 	switch written {
@@ -339,6 +360,16 @@ func convertReleased(released []v1beta1.ReleasedAddress) []lb.Released {
 		if addr, err := lb.ParseAddr(r.Address); err == nil {
 			converted = append(converted, lb.Released{Addr: addr, Service: lb.Key{Namespace: r.Namespace, Name: r.Name},
 				At: r.At.UTC()})
+		}
+	}
+	return converted
+}
+
+func convertNext(next []string) []lb.Range {
+	var converted []lb.Range
+	for _, written := range next {
+		if r, err := lb.ParseRange(written); err == nil {
+			converted = append(converted, r)
 		}
 	}
 	return converted

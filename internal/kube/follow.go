@@ -2,6 +2,7 @@ package kube
 
 import (
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,6 +25,8 @@ type NodeFinding struct {
 	lb.Finding
 	// Gone is set if it is no longer found.
 	Gone bool
+	// First and Last are when it was reported first, and last.
+	First, Last time.Time
 }
 
 // NodeFindings watches what Landfall's programs report of Nodes, by the name of the Event. The Node
@@ -40,7 +43,7 @@ func convertFinding(o *corev1.Event) (string, NodeFinding) {
 	if !strings.HasPrefix(o.Source.Component, "landfall-") {
 		return o.Name, NodeFinding{}
 	}
-	f := NodeFinding{Node: o.InvolvedObject.Name}
+	f := NodeFinding{Node: o.InvolvedObject.Name, First: o.FirstTimestamp.Time, Last: o.LastTimestamp.Time}
 	f.Reason, f.Message, f.Note = lb.Reason(o.Reason), o.Message, o.Type != corev1.EventTypeWarning
 	f.Message, f.Gone = strings.CutPrefix(f.Message, cured)
 	return o.Name, f

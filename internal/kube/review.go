@@ -12,6 +12,11 @@ import (
 // ReviewMetrics asks the API server whose a bearer token is, and whether that user may get the
 // nonResourceURL /metrics. user is empty if the token is not valid.
 func (c *Client) ReviewMetrics(ctx context.Context, token string) (user string, allowed bool, err error) {
+	return c.Review(ctx, token, "/metrics")
+}
+
+// Review is ReviewMetrics for another nonResourceURL.
+func (c *Client) Review(ctx context.Context, token, url string) (user string, allowed bool, err error) {
 	review, err := c.core.AuthenticationV1().TokenReviews().Create(ctx,
 		&authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}}, metav1.CreateOptions{})
 	if err != nil {
@@ -28,7 +33,7 @@ func (c *Client) ReviewMetrics(ctx context.Context, token string) (user string, 
 	access, err := c.core.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
 		Spec: authorizationv1.SubjectAccessReviewSpec{
 			User: who.Username, UID: who.UID, Groups: who.Groups, Extra: extra,
-			NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: "/metrics", Verb: "get"},
+			NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: url, Verb: "get"},
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {

@@ -113,7 +113,7 @@ func Pools(c *Client, changed, status func(name string)) *Table[string, lb.Pool]
 
 // poolSpec returns a pool without its status.
 func poolSpec(p lb.Pool) lb.Pool {
-	p.Version, p.Status = "", lb.PoolStatus{}
+	p.Version, p.Status, p.Since = "", lb.PoolStatus{}, nil
 	return p
 }
 

@@ -52,5 +52,9 @@ const LabelAnnouncedBy = "landfall.dev/announced-by"
 // new pods without a preStop hook, by a policy of the chart.
 const LabelPreStopSleep = "landfall.dev/pre-stop-sleep"
 
+// LabelDashboard on a pod of the controller says that it serves the dashboard, and names the ServiceAccount
+// in its namespace that may see it.
+const LabelDashboard = "landfall.dev/dashboard-account"
+
 // LabelHeadless on a Service has service proxies ignore it, whatever its value.
 const LabelHeadless = "service.kubernetes.io/headless"

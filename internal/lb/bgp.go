@@ -61,6 +61,24 @@ type PeerNode struct {
 	Message string
 }
 
+// PeerSessions is what the speakers report of the sessions with one BGPPeer.
+type PeerSessions struct {
+	Name string
+	// Addr is the peer's address; not valid if Interface names the link to it.
+	Addr      netip.Addr
+	Interface string
+	PeerASN   uint32 // 0 if any number of the right kind will do
+	BFD       bool   // a BFDProfile is named
+	Sessions  []PeerSession
+}
+
+// PeerSession is one node's entry in the status of a peer.
+type PeerSession struct {
+	Node string
+	PeerNode
+	Since time.Time // of the state; zero if unknown
+}
+
 // BGPAdvertisement announces addresses of pools to BGP peers.
 type BGPAdvertisement struct {
 	Name       string

@@ -153,6 +153,9 @@ type Service struct {
 	Unread  int
 	// Conditions are those conditions of the status that Landfall owns (type landfall.dev/…).
 	Conditions []Condition
+	// FalseSince has, by type, since when those conditions are false that are; nil if all are true. Only
+	// the controller's table fills it.
+	FalseSince map[string]time.Time
 	// AllocatedFrom has AnnotationAllocatedFrom and AnnotationAllocatedFromOld, as far as they are
 	// set: the pool of the addresses, as MetalLB or Landfall wrote it. Only the controller's table
 	// fills it.
@@ -301,10 +304,14 @@ type Pool struct {
 	// Quarantine is how long a freed address stays reserved for the Service that held it; negative for
 	// ever.
 	Quarantine time.Duration
+	// ProbeAhead is how many of the next free addresses of each family speakers probe ahead; 0 for none.
+	ProbeAhead int
 	// Problem is set when the specification cannot be used although the API server took it.
 	Problem *Refusal
 	// Status is the status as last written, so that the controller writes it only when it changes.
 	Status PoolStatus
+	// Since has, by type, since when conditions have their status.
+	Since map[string]time.Time
 }
 
 // Allocation selects the Services that a pool serves, and orders the pool among others.
@@ -356,8 +363,10 @@ type PoolStatus struct {
 	Released []Released
 	// Pending are the reservations in progress. Writer is the controller that wrote them last; "" if
 	// none did.
-	Pending    []PendingReservation
-	Writer     string
+	Pending []PendingReservation
+	Writer  string
+	// Next are the addresses that are handed out next, as disjoint ranges in ascending order.
+	Next       []Range
 	Conditions []Condition
 }
 

@@ -97,6 +97,8 @@ const (
 	ReasonStrictReversePath Reason = "StrictReversePath"
 	// the owner probes whether another device uses the VIP, before its first announcement
 	ReasonProbing Reason = "Probing"
+	// the node has found that no device uses the address, before a Service got it
+	ReasonProbedAhead Reason = "ProbedAhead"
 	// a conflicting host uses the VIP, so no node announces it
 	ReasonAddressConflict Reason = "AddressConflict"
 	// the node's speaker disappeared without leaving the cluster of speakers

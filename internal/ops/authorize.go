@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Limits of questions to the API server about who may read metrics.
+// Limits of questions to the API server about who may read metrics, or what else is guarded.
 const (
 	// trustFor is how long an answer of the API server counts.
 	trustFor = time.Minute
@@ -35,14 +35,30 @@ const (
 )
 
 // Review asks the API server about a token: whom it belongs to, "" if it is not valid, and whether
-// that user may read metrics.
+// that user may get what it guards.
 type Review func(ctx context.Context, token string) (user string, allowed bool, err error)
 
 // errBusy means that a question was not asked because too many were.
 var errBusy = errors.New("too many requests with unknown tokens")
 
+// Guarded is something on the metrics server that only those may get whom the API server lets.
+type Guarded struct {
+	// Name is what it is called, such as metrics.
+	Name string
+	// URL is its path, and the nonResourceURL that a user needs to get.
+	URL string
+	// Role is the end of the name of the chart's ClusterRole.
+	Role string
+	// Hint is added where a token is missing. It may be empty.
+	Hint string
+}
+
+// guardedMetrics is what every program has.
+var guardedMetrics = Guarded{Name: "metrics", URL: "/metrics", Role: "metrics-reader"}
+
 // gatekeeper lets only those requests through whose token the API server accepts.
 type gatekeeper struct {
+	Guarded
 	now     func() time.Time
 	next    http.Handler
 	reviews chan struct{}
@@ -60,9 +76,9 @@ type verdict struct {
 	at      time.Time
 }
 
-func newGatekeeper(next http.Handler) *gatekeeper {
+func newGatekeeper(what Guarded, next http.Handler) *gatekeeper {
 	return &gatekeeper{
-		now: time.Now, next: next, reviews: make(chan struct{}, maxReviews),
+		Guarded: what, now: time.Now, next: next, reviews: make(chan struct{}, maxReviews),
 		verdicts: map[[sha256.Size]byte]verdict{}, asked: map[netip.Prefix]time.Time{},
 	}
 }
@@ -74,7 +90,8 @@ func (g *gatekeeper) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	token = strings.TrimSpace(token)
 	if !strings.EqualFold(scheme, "Bearer") || token == "" || len(token) > maxToken {
 		w.Header().Set("WWW-Authenticate", "Bearer")
-		http.Error(w, "metrics need the bearer token of a Kubernetes user, such as a ServiceAccount", http.StatusUnauthorized)
+		http.Error(w, strings.TrimSpace("access to "+g.Name+" needs the bearer token of a Kubernetes user, such as a "+
+			"ServiceAccount. "+g.Hint), http.StatusUnauthorized)
 		return
 	}
 	v, err := g.judge(r, token)
@@ -85,8 +102,8 @@ func (g *gatekeeper) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("WWW-Authenticate", `Bearer error="invalid_token"`)
 		http.Error(w, "the API server does not accept the token", http.StatusUnauthorized)
 	case !v.allowed:
-		http.Error(w, fmt.Sprintf("user %q may not get /metrics: bind a ClusterRole with the nonResourceURL /metrics, such "+
-			"as the chart's metrics-reader", v.user), http.StatusForbidden)
+		http.Error(w, fmt.Sprintf("user %q may not get %s: bind a ClusterRole with the nonResourceURL %s, such as the "+
+			"chart's %s", v.user, g.URL, g.URL, g.Role), http.StatusForbidden)
 	default:
 		g.next.ServeHTTP(w, r)
 	}

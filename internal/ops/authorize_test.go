@@ -24,7 +24,7 @@ func newDoor() *door {
 	d := &door{clock: time.Unix(1e9, 0), answers: map[string]verdict{
 		"good": {user: "prometheus", allowed: true}, "other": {user: "eve"},
 	}}
-	d.gatekeeper = newGatekeeper(
+	d.gatekeeper = newGatekeeper(guardedMetrics,
 		http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "metrics") }))
 	d.now = func() time.Time { return d.clock }
 	d.use(func(_ context.Context, token string) (string, bool, error) {

@@ -10,6 +10,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"runtime"
@@ -91,6 +92,18 @@ func (rt *Runtime) ReviewMetrics(review Review) {
 	if rt.server.gatekeeper != nil {
 		rt.server.gatekeeper.use(review)
 	}
+}
+
+// Serve has the metrics server answer GET requests below a path with handler, for those whom review lets. It is wrong
+// usage without --metrics-secure.
+func (rt *Runtime) Serve(flag string, what Guarded, handler http.Handler, review Review) error {
+	if rt.server.gatekeeper == nil {
+		return Usagef("--%s needs --metrics-secure, by which the API server says who may see %s", flag, what.Name)
+	}
+	guard := newGatekeeper(what, handler)
+	guard.use(review)
+	rt.server.tcp.Handle("GET "+what.URL+"/", guard)
+	return nil
 }
 
 // Main runs the program with the arguments of the process and returns its exit code.

@@ -75,7 +75,7 @@ func newServer(log *slog.Logger, registry *prometheus.Registry) *server {
 // secure has the TCP side speak TLS, and ask who reads metrics.
 func (s *server) secure(c *certificate) {
 	s.certificate = c
-	s.gatekeeper = newGatekeeper(s.metrics)
+	s.gatekeeper = newGatekeeper(guardedMetrics, s.metrics)
 }
 
 // run serves on all listeners until ctx ends.

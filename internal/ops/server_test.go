@@ -111,6 +111,42 @@ func TestSecureMetrics(t *testing.T) {
 	}
 }
 
+func TestGuardedPages(t *testing.T) {
+	s := newServer(slog.New(slog.DiscardHandler), bigRegistry(1))
+	rt := &Runtime{server: s}
+	page := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.URL.Path) })
+	what := Guarded{Name: "the page", URL: "/page", Role: "page-reader", Hint: "Ask for it."}
+	review := func(_ context.Context, token string) (string, bool, error) { return "eve", token == "good", nil }
+	if err := rt.Serve("page", what, page, review); err == nil || !errors.As(err, new(usageError)) {
+		t.Errorf("without --metrics-secure: %v", err)
+	}
+	c, err := newCertificate(nil, "", "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.secure(c)
+	if err := rt.Serve("page", what, page, review); err != nil {
+		t.Fatal(err)
+	}
+	address := serving(t, s)
+	for i, test := range []struct {
+		path, token string
+		code        int
+		text        string
+	}{
+		{"/page/x", "", 401, "access to the page needs the bearer token of a Kubernetes user, such as a ServiceAccount. Ask for it."},
+		{"/page/x", "bad", 403, `user "eve" may not get /page: bind a ClusterRole with the nonResourceURL /page, such as the chart's page-reader`},
+		{"/page/x", "good", 200, "/page/x"},
+		{"/page/../metrics", "good", 503, "has not connected to the API server yet"}, // what lets the page lets no metrics
+		{"/pages", "good", 404, ""},
+	} {
+		code, body, err := get(client(fmt.Sprintf("127.0.0.%d", i+2)), "https://"+address+test.path, test.token)
+		if err != nil || code != test.code || !strings.Contains(body, test.text) {
+			t.Errorf("%s with token %q: %d %q, %v; want %d", test.path, test.token, code, body, err, test.code)
+		}
+	}
+}
+
 // TestClientsThatDoNotReadHarmNobody has clients that ask for metrics and never read, while kubelet
 // and Prometheus ask too.
 func TestClientsThatDoNotReadHarmNobody(t *testing.T) {

@@ -42,9 +42,25 @@ func announceOn(f Facts, in Input) (place, *lb.Refusal) {
 	case len(matching) == 0:
 		return place{}, lb.Refuse(lb.ReasonNoAdvertisement, "no L2Advertisement selects IPAddressPool %s", pools[0].Name)
 	}
+	on, silent, unforwarded := announcedOn(f, matching, vip)
+	switch {
+	case len(on) > 0:
+		return place{interfaces: on, weight: weightOf(matching, *f.Node)}, nil
+	case unforwarded != "":
+		return place{}, lb.Refuse(lb.ReasonForwardingOff, "the kernel of %s forwards no %s packets that come in at %s",
+			f.Self, lb.FamilyOf(vip), unforwarded)
+	case silent != "":
+		return place{}, lb.Refuse(lb.ReasonNoCarrier, "interface %s of %s is down or has no carrier", silent, f.Self)
+	}
+	return place{}, lb.Refuse(lb.ReasonNoInterface, "%s", noInterface(f, matching, vip))
+}
+
+// announcedOn returns the interfaces on which some of the advertisements have this node announce the
+// VIP; sorted. Of those that would be among them it names one without a carrier, and one from which the
+// kernel forwards nothing; "" if there is none.
+func announcedOn(f Facts, ads []lb.L2Advertisement, vip netip.Addr) (on []string, silent, unforwarded string) {
 	found := map[string]bool{}
-	var silent, unforwarded string
-	for _, ad := range matching {
+	for _, ad := range ads {
 		for _, i := range f.Interfaces {
 			switch {
 			case !suits(ad, i, vip) || len(ad.Interfaces) == 0 && matchesAny(f.Exclude, i.Name):
@@ -57,17 +73,7 @@ func announceOn(f Facts, in Input) (place, *lb.Refusal) {
 			}
 		}
 	}
-	switch {
-	case len(found) > 0:
-	case unforwarded != "":
-		return place{}, lb.Refuse(lb.ReasonForwardingOff, "the kernel of %s forwards no %s packets that come in at %s",
-			f.Self, lb.FamilyOf(vip), unforwarded)
-	case silent != "":
-		return place{}, lb.Refuse(lb.ReasonNoCarrier, "interface %s of %s is down or has no carrier", silent, f.Self)
-	default:
-		return place{}, lb.Refuse(lb.ReasonNoInterface, "%s", noInterface(f, matching, vip))
-	}
-	return place{interfaces: slices.Sorted(maps.Keys(found)), weight: weightOf(matching, *f.Node)}, nil
+	return slices.Sorted(maps.Keys(found)), silent, unforwarded
 }
 
 func poolsOf(pools map[string]lb.Pool, vip netip.Addr) []lb.Pool {
