@@ -262,3 +262,56 @@ func TestContract1APodRouteGoes(t *testing.T) {
 	time.Sleep(time.Second)
 	wantNoneLost(t, probe.Stop())
 }
+
+// BenchmarkPathLost takes the way to pods from one of three nodes behind a router, again and again, and
+// reports when the router's kernel sent nothing there any more, which asking the router takes some
+// milliseconds of: go test -run '^$' -bench PathLost -benchtime 9x -timeout 30m ./e2e
+func BenchmarkPathLost(b *testing.B) {
+	forward := func(l *lab.Lab, node, to string) error {
+		_, err := l.Exec(b.Context(), node, "sysctl", "-qw", "net.ipv4.ip_forward="+to)
+		return err
+	}
+	for _, fault := range []struct {
+		name       string
+		make, mend func(l *lab.Lab, node string) error
+	}{
+		{"ip_forward",
+			func(l *lab.Lab, node string) error { return forward(l, node, "0") },
+			func(l *lab.Lab, node string) error { return forward(l, node, "1") }},
+		{"cni0 and routes", func(l *lab.Lab, node string) error { return l.StopCNI(b.Context(), node) },
+			func(l *lab.Lab, node string) error { return l.StartCNI(b.Context(), node) }},
+	} {
+		b.Run(fault.name, func(b *testing.B) {
+			l := startBGP(b, lab.ToR{Kind: lab.FRR, Count: 1, ASN: 64501, NodeASN: 64500}, false, "")
+			nodes := workers(l)
+			var withdrawn, asked []time.Duration
+			for i := 0; b.Loop(); i++ {
+				node := nodes[i%len(nodes)]
+				wantRouted(b, l, bgpVIP.Addr(), nodes...)
+				began := time.Now()
+				if err := routed(b, l, host(bgpVIP.Addr()), nodes...); err != nil {
+					b.Fatal(err)
+				}
+				asked = append(asked, time.Since(began))
+				began = time.Now()
+				if err := fault.make(l, node); err != nil {
+					b.Fatal(err)
+				}
+				for routed(b, l, host(bgpVIP.Addr()), without(nodes, []string{node})...) != nil {
+					if time.Since(began) > patience {
+						b.Fatalf("%s is still routed to", node)
+					}
+				}
+				withdrawn = append(withdrawn, time.Since(began))
+				if err := fault.mend(l, node); err != nil {
+					b.Fatal(err)
+				}
+			}
+			slices.Sort(withdrawn)
+			slices.Sort(asked)
+			b.ReportMetric(float64(withdrawn[len(withdrawn)/2].Milliseconds()), "ms-p50")
+			b.ReportMetric(float64(withdrawn[len(withdrawn)-1].Milliseconds()), "ms-max")
+			b.ReportMetric(float64(asked[len(asked)/2].Milliseconds()), "ms-asking")
+		})
+	}
+}

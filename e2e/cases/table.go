@@ -21,6 +21,9 @@ func going(at string, serving bool) Backend {
 }
 
 func etpLocal(_ World, s *lb.Service) { s.ExternalPolicy = lb.Local }
+func passthrough(_ World, s *lb.Service) {
+	s.ExternalPolicy, s.Failover = lb.Local, lb.FailoverPassthrough
+}
 func itpLocal(_ World, s *lb.Service) { s.InternalPolicy = lb.Local }
 func ranged(w World, s *lb.Service)   { s.SourceRanges = []netip.Prefix{Host(w.Outside)} }
 func blind(_ World, c *plan.Config)   { c.Pods = plan.Detector{} }
@@ -120,6 +123,25 @@ func reference() []Case {
 		{Name: "hairpin at VIP with ETP Local", Service: etpLocal, Backends: onlyLocal, From: "local", To: "vip",
 			Want: "local", SNAT: true},
 		{Name: "17 UDP beside TCP", From: "outside", To: "vip", Protocol: lb.UDP, Want: "local remote", SNAT: true},
+		{Name: "KEP-6272, none local, outside", Service: passthrough, Backends: onlyThere, From: "outside", To: "vip",
+			Want: "none"},
+		{Name: "KEP-6272, none local, UDP", Service: passthrough, Backends: onlyThere, From: "outside", To: "vip",
+			Protocol: lb.UDP, Want: "none"},
+		{Name: "KEP-6272, none local, external IP", Service: passthrough, Backends: onlyThere, From: "outside", To: "external",
+			Want: "none"},
+		{Name: "KEP-6272, none local, pod", Service: passthrough, Backends: onlyThere, From: "pod", To: "vip", Want: "remote"},
+		{Name: "KEP-6272, none local, node", Service: passthrough, Backends: onlyThere, From: "node", To: "vip",
+			Want: "remote", SNAT: true},
+		{Name: "KEP-6272, none local, node port", Service: passthrough, Backends: onlyThere, From: "outside", To: "nodeport",
+			Want: "drop"},
+		{Name: "KEP-6272, none at all, outside", Service: passthrough, Backends: nobody, From: "outside", To: "vip",
+			Want: "none"},
+		{Name: "KEP-6272, none at all, pod", Service: passthrough, Backends: nobody, From: "pod", To: "vip", Want: "none"},
+		{Name: "KEP-6272, none at all, cluster IP", Service: passthrough, Backends: nobody, From: "pod", To: "cluster",
+			Want: "reject"},
+		{Name: "KEP-6272, local ones", Service: passthrough, From: "outside", To: "vip", Want: "local"},
+		{Name: "KEP-6272, ETP Cluster", Backends: nobody, From: "outside", To: "vip", Want: "reject",
+			Service: func(_ World, s *lb.Service) { s.Failover = lb.FailoverPassthrough }},
 		{Name: "17 UDP, ETP Local", Service: etpLocal, From: "outside", To: "vip", Protocol: lb.UDP, Want: "local"},
 		{Name: "16 UDP without endpoints", Backends: nobody, From: "outside", To: "vip", Protocol: lb.UDP, Want: "reject"},
 		{Name: "18 UDP to a TCP port", Service: tcpOnly, From: "outside", To: "vip", Protocol: lb.UDP, Want: "reject"},

@@ -65,6 +65,9 @@ func (l *Lab) renderChart(ctx context.Context, helm string) (*chart, error) {
 		"template", releaseName, filepath.Join(l.options.Repository, chartFolder),
 		"--namespace", Namespace, "--include-crds", "--no-hooks", "--kube-version", "v1.35.4",
 	}
+	if l.options.MutatingPolicies {
+		args = append(args, "--api-versions", "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy")
+	}
 	for i, values := range []map[string]any{l.chartValues(), l.options.Values} {
 		text, err := yaml.Marshal(values)
 		if err != nil {

@@ -120,6 +120,10 @@ func (c *controlPlane) start(ctx context.Context, progress func(string)) (err er
 			return err
 		}
 	}
+	if c.lab.options.MutatingPolicies {
+		flags = append(flags, "--feature-gates=MutatingAdmissionPolicy=true",
+			"--runtime-config=admissionregistration.k8s.io/v1beta1=true")
+	}
 	c.server, err = c.lab.startProcess("kube-apiserver", command{Host: c.master.Name, Argv: append([]string{
 		c.binary,
 		"--etcd-servers=http://127.0.0.1:2379",

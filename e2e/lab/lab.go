@@ -39,6 +39,8 @@ type Options struct {
 	Values map[string]any
 	// Args are further arguments by container name, after those of the chart.
 	Args map[string][]string
+	// MutatingPolicies has the API server serve MutatingAdmissionPolicies, which 1.35 does not by default.
+	MutatingPolicies bool
 	// Env are further variables (NAME=VALUE) by container name.
 	Env map[string][]string
 	// Progress gets a line for each slow step, and again every few seconds while it lasts; nil drops

@@ -85,7 +85,7 @@ func convertForwardedService(o *corev1.Service) (lb.Key, lb.Service) {
 	s.InternalPolicy = cmp.Or(lb.TrafficPolicy(common(deref(o.Spec.InternalTrafficPolicy))), lb.Cluster)
 	s.SourceRanges, s.InvalidRange = sourceRanges(o.Spec.LoadBalancerSourceRanges)
 	s.HealthCheckNodePort = uint16(o.Spec.HealthCheckNodePort)
-	s.Scheduler = o.Annotations[lb.AnnotationScheduler]
+	s.Scheduler, s.Failover = o.Annotations[lb.AnnotationScheduler], o.Annotations[lb.AnnotationFailover]
 	var err error
 	if s.Weights, err = lb.ParseWeights(o.Annotations[lb.AnnotationWeights]); err != nil {
 		s.InvalidWeights = err.Error()

@@ -10,6 +10,10 @@ const (
 	// AnnotationWeights gives backends weights, by their nodes, addresses or networks:
 	// "worker-1=3, 192.0.2.0/28=2".
 	AnnotationWeights = "landfall.dev/weights"
+	// AnnotationFailover says what a node without usable endpoints does with connections from outside to a
+	// Service with policy Local. FailoverPassthrough has it route them on, as if it did not know the
+	// address (KEP-6272, spec.externalFailoverPolicy).
+	AnnotationFailover = "landfall.dev/external-failover-policy"
 	// AnnotationShare holds a key: Services with the same key share addresses if their ports do not
 	// collide.
 	AnnotationShare = "landfall.dev/allow-shared-ip"
@@ -29,6 +33,9 @@ const (
 	AnnotationOnConflict = "landfall.dev/on-address-conflict"
 )
 
+// FailoverPassthrough is the one value of AnnotationFailover.
+const FailoverPassthrough = "Passthrough"
+
 // FinalizerCleanup keeps a deleted Service until its addresses are announced no more
 // (KEP-980). The API server's other load balancer controllers use it too.
 const FinalizerCleanup = "service.kubernetes.io/load-balancer-cleanup"
@@ -40,6 +47,10 @@ const LabelDrain = "landfall.dev/drain"
 // BGP. The node may hold connections to them, so it is in the rings of all VIPs that BGP is for. A
 // migration sets it.
 const LabelAnnouncedBy = "landfall.dev/announced-by"
+
+// LabelPreStopSleep on a Namespace, whatever its value, has the API server add a sleep to containers of
+// new pods without a preStop hook, by a policy of the chart.
+const LabelPreStopSleep = "landfall.dev/pre-stop-sleep"
 
 // LabelDashboard on a pod of the controller says that it serves the dashboard, and names the ServiceAccount
 // in its namespace that may see it.

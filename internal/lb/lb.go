@@ -135,6 +135,7 @@ type Service struct {
 	HealthCheckNodePort uint16         // 0 if there is none
 	AffinityTimeout     time.Duration  // session affinity by client IP; 0 if there is none
 	Scheduler           string         // annotation landfall.dev/scheduler; "" when unset
+	Failover            string         // annotation landfall.dev/external-failover-policy; "" when unset
 	Weights             Weights        // annotation landfall.dev/weights
 	InvalidWeights      string         // why it cannot be read; "" if it can
 

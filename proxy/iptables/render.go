@@ -138,7 +138,7 @@ func (r renderer) port(c *contribution, key lb.Key, p plan.Port, affinity time.D
 	for _, f := range p.Frontends {
 		r.frontend(c, key, p, f)
 		switch {
-		case f.Action == plan.Reject:
+		case f.Action == plan.Reject, f.Action == plan.Pass && len(p.Backends.Cluster) == 0:
 			continue
 		case f.Kind != plan.ClusterIP:
 			isExternal, usesCluster = true, true // pods and the node itself reach all endpoints
@@ -221,6 +221,10 @@ func (r renderer) frontend(c *contribution, key lb.Key, p plan.Port, f plan.Fron
 		target = prefixSourceRange + end
 	}
 	switch f.Action {
+	case plan.Pass:
+		if len(p.Backends.Cluster) == 0 {
+			return
+		}
 	case plan.Reject:
 		for _, m := range r.nodePortMatches(f, m) {
 			put(true, refusals, name+" has no endpoints", r.refuse(p.Protocol), m)
@@ -242,7 +246,7 @@ func (r renderer) frontend(c *contribution, key lb.Key, p plan.Port, f plan.Fron
 		chain = chainNodePorts
 	}
 	put(false, chain, fmt.Sprintf("%s %s", name, words(f.Kind)), target, m)
-	if f.Sources != nil {
+	if f.Sources != nil && f.Action != plan.Pass { // what is routed on is not translated either
 		put(true, chainFirewall, name+" traffic not accepted by "+prefixSourceRange+end, "DROP", m)
 	}
 }

@@ -13,7 +13,8 @@ import (
 func (c *contribution) sourcesOf(p plan.Port) *plan.Sources {
 	var all []*plan.Sources
 	for _, f := range p.Frontends {
-		if f.Sources != nil && f.Action != plan.Reject && !slices.Contains(all, f.Sources) {
+		away := f.Action == plan.Reject || f.Action == plan.Pass && len(p.Backends.Cluster) == 0
+		if f.Sources != nil && !away && !slices.Contains(all, f.Sources) {
 			all = append(all, f.Sources)
 		}
 	}

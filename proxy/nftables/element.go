@@ -46,6 +46,8 @@ const (
 	// setSilent are cluster IPs that are not answered, as their policy is Local and only other nodes
 	// have endpoints.
 	setSilent
+	// setPassed are those in setLocal that are routed on where no endpoint of this node is usable.
+	setPassed
 	// setGroups is the map from frontend to its group of backends.
 	setGroups
 	// setLocal are those external frontends whose policy is Local.

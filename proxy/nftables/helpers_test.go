@@ -22,6 +22,10 @@ var (
 )
 
 func etpLocal(_ cases.World, s *lb.Service) { s.ExternalPolicy = lb.Local }
+
+func passed(_ cases.World, s *lb.Service) {
+	s.ExternalPolicy, s.Failover = lb.Local, lb.FailoverPassthrough
+}
 func itpLocal(_ cases.World, s *lb.Service) { s.InternalPolicy = lb.Local }
 
 // ranged has one network of a single address, and a larger one elsewhere.

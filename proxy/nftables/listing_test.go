@@ -35,6 +35,7 @@ func variety() map[lb.Key]plan.Service {
 		},
 		func(c *cases.Case, s *plan.Service) { s.Scheduler = plan.SourceHash },
 		func(c *cases.Case, s *plan.Service) {},
+		func(c *cases.Case, s *plan.Service) { c.Service, c.Backends = passed, onlyThere },
 	} {
 		key := lb.Key{Namespace: "test", Name: fmt.Sprint("service-", i)}
 		s := plan.Service{Key: key}

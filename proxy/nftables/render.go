@@ -167,7 +167,7 @@ func (s *service) group(g *group) part {
 // finds no backend is refused.
 func (s *service) frontend(at frontend, f plan.Frontend, c choice, sources uint32) []entry {
 	w := writer{at: at}
-	if s.refusal != nil {
+	if s.refusal != nil || f.Action == plan.Pass && c.cluster == nil {
 		return nil
 	}
 	if f.Kind != plan.ClusterIP {
@@ -188,6 +188,9 @@ func (s *service) frontend(at frontend, f plan.Frontend, c choice, sources uint3
 		w.chooses(setGroups, c.cluster)
 	default: // external with policy Local: pods and the node itself reach all endpoints
 		w.add(setLocal)
+		if f.Action == plan.Pass {
+			w.add(setPassed)
+		}
 		w.chooses(setGroups, c.cluster)
 		if f.Action == plan.ToLocal {
 			w.chooses(setLocalGroups, c.local)

@@ -114,7 +114,8 @@ func (r *ruleset) picks(b builder, memories []memory) {
 	pick(chainPick, setGroups,
 		b.rule("policy Local, endpoints only elsewhere", b.in(setSilent), expr.Drop()),
 		b.rule("no endpoints, or a port or protocol that the Service does not have", expr.Goto(chainRefuse)))
-	pick(chainPickLocal, setLocalGroups, b.rule("policy Local, endpoints only elsewhere", expr.Drop()))
+	pick(chainPickLocal, setLocalGroups,
+		b.rule("externalFailoverPolicy Passthrough", b.in(setPassed), expr.Accept()), b.rule("policy Local, endpoints only elsewhere", expr.Drop()))
 	splits := map[uint32]bool{}
 	for _, m := range memories {
 		splits[splitOf(m)] = true
@@ -296,6 +297,7 @@ var setNames = [...]string{
 	setBackends: "backends", setMixedTCP: "tcp-backends", setMixedUDP: "udp-backends", setMixedSCTP: "sctp-backends",
 	setMany: "many", setScheduled: "scheduled", setMixed: "mixed-ports", setHairpin: "hairpin", setPorts: "ports",
 	setSources: "sources", setRestricted: "restricted", setLocalGroups: "local-groups", setSilent: "silent",
+	setPassed: "passed",
 	setGroups: "groups", setLocal: "local", setAffinity: "affinity", setExternal: "external", setEcho: "echo",
 	setClusterIPs: "cluster-ips", setVIPs: "vips",
 }

@@ -270,7 +270,7 @@ func (c *Claims) Grant(s Service) Service {
 	if claimant == nil {
 		return s
 	}
-	s.Sole = c.external.soleVIPs(s.VIPs)
+	s.Sole = slices.DeleteFunc(c.external.soleVIPs(s.VIPs), s.passes)
 	shared := true
 	for i, p := range s.Ports {
 		var kept []Frontend
@@ -299,6 +299,13 @@ func (c *Claims) Grant(s Service) Service {
 		s.Ports[i].Frontends = kept
 	}
 	return s
+}
+
+// passes reports whether the node routes on what comes to an address of the Service for some port.
+func (s Service) passes(addr netip.Addr) bool {
+	return slices.ContainsFunc(s.Ports, func(p Port) bool {
+		return slices.ContainsFunc(p.Frontends, func(f Frontend) bool { return f.Addr == addr && f.Action == Pass })
+	})
 }
 
 // grant reports whether a Service gets a frontend, and if it does not and should know, why.

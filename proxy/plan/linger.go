@@ -101,7 +101,7 @@ func Tightened(before, now Service) bool {
 // AsCluster returns the plan with policy Cluster for the ports that the node would drop by policy
 // Local. What Report says of it is the same: the node has no endpoint of its own.
 func (s Service) AsCluster() Service {
-	drops := func(f Frontend) bool { return f.Kind != ClusterIP && f.Action == Drop }
+	drops := func(f Frontend) bool { return f.Kind != ClusterIP && (f.Action == Drop || f.Action == Pass) }
 	s.Ports = slices.Clone(s.Ports)
 	for i := range s.Ports {
 		p := &s.Ports[i]
@@ -110,7 +110,7 @@ func (s Service) AsCluster() Service {
 		}
 		p.External, p.Frontends = lb.Cluster, slices.Clone(p.Frontends)
 		for j, f := range p.Frontends {
-			if drops(f) {
+			if drops(f) && len(p.Backends.Cluster) > 0 {
 				p.Frontends[j].Action = ToCluster
 			}
 		}

@@ -47,6 +47,10 @@ const (
 	// Drop is silent, as the policy is Local and only other nodes have usable endpoints: whoever
 	// balances in front shall try those.
 	Drop Action = "Drop"
+	// Pass routes who comes from outside on, as if the node did not know the address, since it has no
+	// usable endpoint of its own and the Service asks for that: see passes. Pods and the node itself get
+	// Backends.Cluster, as with Drop.
+	Pass Action = "Pass"
 )
 
 // Frontend is an address and port that clients connect to; the protocol is that of its Port.
@@ -175,16 +179,20 @@ func newPort(
 		Serving:  chosen.serving,
 	}
 	internal, external := action(p.Backends, svc.InternalPolicy), action(p.Backends, svc.ExternalPolicy)
+	routed := external // of addresses that routers may know another way to, and so not of node ports
+	if passes(svc) && (external == Drop || external == Reject) {
+		routed = Pass
+	}
 	p.Frontends = append(p.Frontends, Frontend{Kind: ClusterIP, Addr: clusterIP, Port: port.Port, Action: internal})
 	for _, addr := range svc.ExternalIPs {
 		if lb.FamilyOf(addr) == family {
-			p.Frontends = append(p.Frontends, Frontend{Kind: ExternalIP, Addr: addr, Port: port.Port, Action: external})
+			p.Frontends = append(p.Frontends, Frontend{Kind: ExternalIP, Addr: addr, Port: port.Port, Action: routed})
 		}
 	}
 	for _, vip := range vips {
 		if lb.FamilyOf(vip) == family {
 			p.Frontends = append(p.Frontends, Frontend{
-				Kind: LoadBalancer, Addr: vip, Port: port.Port, Action: external, Sources: sources[family],
+				Kind: LoadBalancer, Addr: vip, Port: port.Port, Action: routed, Sources: sources[family],
 			})
 		}
 	}
@@ -202,6 +210,12 @@ func healthPort(svc lb.Service) uint16 {
 		return svc.HealthCheckNodePort
 	}
 	return 0
+}
+
+// passes reports whether a Service asks for KEP-6272: what would be dropped or refused for want of
+// endpoints alone goes the way that routing has for it, to another node, cluster or site.
+func passes(svc lb.Service) bool {
+	return svc.ExternalPolicy == lb.Local && svc.Failover == lb.FailoverPassthrough
 }
 
 func action(usable lb.Usable, policy lb.TrafficPolicy) Action {
