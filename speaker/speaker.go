@@ -14,6 +14,7 @@ import (
 	"github.com/landfall-lb/landfall/speaker/partition"
 	"github.com/landfall-lb/landfall/speaker/plan"
 	"github.com/landfall-lb/landfall/speaker/routes"
+	"github.com/landfall-lb/landfall/speaker/spans"
 )
 
 // speaker is the loop: it collects what has changed, has the rooms decide what follows, and tells
@@ -28,6 +29,8 @@ type speaker struct {
 	changes changes
 	// found returns what keeps announcements of this node from clients; nil if nobody looks.
 	found func() []lb.Finding
+	// trace takes spans; nil if nobody wants to know.
+	trace func(lb.Span)
 	// candidates are the interfaces that may answer, as of the last step. Only the step uses them.
 	candidates []lb.Interface
 
@@ -67,6 +70,7 @@ type rooms struct {
 	routes    routes.State
 	ownership ownership.State
 	handoff   handoff.State
+	spans     spans.State
 	// advertised are the Ready conditions of L2Advertisements; nil where another node reports them.
 	advertised map[string]lb.Condition
 }
