@@ -20,6 +20,10 @@ import (
 const (
 	// Passes are at least this far apart, so that a burst of new Services makes few passes.
 	gap = 20 * time.Millisecond
+	// After so many passes that came sooner there is one in each interval: each pass that assigns addresses
+	// writes the status of a pool, which every node hears of.
+	interval = 100 * time.Millisecond
+	hurried  = 20
 	// Counts of pools are written at most this often; what a condition says is written at once.
 	countEvery = 500 * time.Millisecond
 	// A write that takes longer has failed.
@@ -127,7 +131,7 @@ type poolWrite struct {
 
 func newController(d deps) *controller {
 	c := &controller{deps: d, tidier: newTidier(d)}
-	c.runner = loop.New(c.step, loop.Options{Gap: gap, MaxBackoff: 5 * time.Second})
+	c.runner = loop.New(c.step, loop.Options{Gap: gap, Every: interval, Burst: hurried, MaxBackoff: 5 * time.Second})
 	return c
 }
 

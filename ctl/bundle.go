@@ -48,7 +48,7 @@ func bundleCommand(o *options) *cobra.Command {
 		Example: "  landfallctl bundle\n  landfallctl bundle -f - | ssh admin@host 'cat > bundle.tar.gz'",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return runBundle(cmd.Context(), *o, path, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return runBundle(cmd.Context(), *o, path, unfiltered(cmd.OutOrStdout()), cmd.ErrOrStderr())
 		},
 	}
 	cmd.Flags().StringVarP(&path, "filename", "f", "",

@@ -47,7 +47,7 @@ func (c change) String() string {
 		fmt.Fprintf(&out, " (%s)", c.Reason)
 	}
 	if c.Message != "" {
-		fmt.Fprintf(&out, ": %s", c.Message)
+		fmt.Fprintf(&out, ": %s", oneLine(c.Message))
 	}
 	return out.String()
 }

@@ -2,8 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -170,38 +168,6 @@ func TestServiceWithoutExec(t *testing.T) {
 	}
 	if !slices.ContainsFunc(v.Checks, func(c explain.Check) bool { return c.What == "address" && c.Text == "192.0.2.10" }) {
 		t.Errorf("the checklist lacks the address: %s", stdout)
-	}
-}
-
-// BenchmarkExplain measures an explanation in a cluster of 10,000 Services and 100 nodes, whose
-// programs answer at once.
-func BenchmarkExplain(b *testing.B) {
-	f := fakeWell(100)
-	one := strings.TrimSuffix(strings.TrimPrefix(f.objects["/api/v1/services"], `{"items":[`), `]}`)
-	var all strings.Builder
-	all.WriteString(`{"items":[` + one)
-	for i := range 9_999 {
-		other := strings.ReplaceAll(strings.ReplaceAll(one, "192.0.2.10", netip.AddrFrom4([4]byte{10, 9, byte(i >> 8), byte(i)}).String()),
-			`"web"`, fmt.Sprintf(`"web-%d"`, i))
-		all.WriteString("," + other)
-	}
-	f.objects["/api/v1/services"] = all.String() + "]}"
-	f.encoded = map[string][]byte{"/api/v1/services": protobuf(b, f.objects["/api/v1/services"])}
-	for name, explanation := range map[string]func(*gatherer) (explain.Verdict, error){
-		"svc":  func(g *gatherer) (explain.Verdict, error) { return explainService(b.Context(), g, "shop/web") },
-		"ip":   func(g *gatherer) (explain.Verdict, error) { return explainIP(b.Context(), g, "192.0.2.10") },
-		"free": func(g *gatherer) (explain.Verdict, error) { return explainIP(b.Context(), g, "192.0.2.99") },
-	} {
-		b.Run(name, func(b *testing.B) {
-			ready := f.connected(b, &agents{nodes: 100})
-			for b.Loop() {
-				g := newGatherer(ready.client, ready.server, ready.opts)
-				g.exec = ready.exec
-				if v, err := explanation(g); err != nil || v.Level != explain.OK {
-					b.Fatalf("%v %v", v, err)
-				}
-			}
-		})
 	}
 }
 

@@ -110,7 +110,7 @@ func runDrain(ctx context.Context, o options, f drainFlags, node string, stdout,
 		ctx, cancel = context.WithTimeoutCause(ctx, f.timeout, errTimeout)
 		defer cancel()
 	}
-	progress := newProgress(stderr)
+	progress := newProgress(unfiltered(stderr))
 	d := drainer{began: time.Now(), now: time.Now, show: progress.show,
 		ask: func(ctx context.Context) drainState { return g.drainState(ctx, node) },
 		wait: func(ctx context.Context) error {
@@ -209,6 +209,7 @@ type drainer struct {
 // run waits until nothing is left, or it cannot be known, and returns what is left.
 func (d drainer) run(ctx context.Context) (last drainState, err error) {
 	most, quiet := 0, 0
+	last.Unknown = "its programs have not answered yet"
 	for {
 		state := d.ask(ctx)
 		if ctx.Err() != nil {

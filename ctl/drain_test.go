@@ -73,6 +73,20 @@ func TestDrainInterrupted(t *testing.T) {
 	}
 }
 
+// TestDrainWithoutAnswer says that nothing is known when time is up before the first answer.
+func TestDrainWithoutAnswer(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	d := drainer{now: time.Now, ask: func(context.Context) drainState {
+		cancel(errTimeout)
+		return drainState{}
+	}}
+	last, err := d.run(ctx)
+	if outcome := last.outcome("n1"); last.Unknown == "" || !errors.Is(err, errTimeout) || outcome == nil ||
+		errors.Is(outcome, errWrong) {
+		t.Errorf("%+v %v, exit code of %v", last, err, outcome)
+	}
+}
+
 func TestDrainable(t *testing.T) {
 	node := func(name string, change ...func(*explain.Node)) explain.Node {
 		n := explain.Node{Node: lb.Node{Name: name}, Ready: true}

@@ -194,7 +194,8 @@ func (g *gatherer) askAbout(ctx context.Context, s lb.Service, vips []netip.Addr
 	for _, a := range announcements {
 		nodes = append(nodes, a.Owner)
 		for _, route := range a.Routes {
-			nodes = append(nodes, route.Nodes[:min(1, len(route.Nodes))]...)
+			// A router announces the route of one node back to the others only.
+			nodes = append(nodes, route.Nodes[:min(2, len(route.Nodes))]...)
 		}
 	}
 	nodes = slices.DeleteFunc(nodes, func(node string) bool { return !g.cluster.Agents[node].Speaker.Running })

@@ -95,7 +95,7 @@ func (g *gatherer) unread(what string, err error) error {
 		}
 	}
 	g.cluster.Unread = append(g.cluster.Unread, explain.Unread{What: what,
-		Why:   fmt.Sprintf("%s: you may not %s %s", what, denied.Verb, denied.Resource),
+		Why:   fmt.Sprintf("you may not %s %s", denied.Verb, denied.Resource),
 		Grant: "grant yourself the RBAC rule " + denied.Rule()})
 	return nil
 }
@@ -153,7 +153,7 @@ func (g *gatherer) readCluster(ctx context.Context, group *errgroup.Group) {
 		for _, w := range warnings {
 			c.Warnings = append(c.Warnings, explain.NodeWarning(w))
 		}
-		return err
+		return g.unread("events", err)
 	})
 	group.Go(func() error {
 		pods, err := landfallPods(ctx, g.client)
@@ -219,6 +219,7 @@ func (g *gatherer) place() {
 	}
 	c.IgnoreExclude = flagOf(g.pods, "landfall-speaker", "ignore-exclude-lb") == "true"
 	c.ProxyName = flagOf(g.pods, "landfall-proxy", "service-proxy-name")
+	c.GossipPort = flagOf(g.pods, "landfall-speaker", "bind-port")
 }
 
 // nothing is the value of --status-only for a list without elements.

@@ -32,6 +32,7 @@ func main() {
 func execute(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
+	stdout, stderr = plainWriter{stdout}, plainWriter{stderr}
 	command := newCommand(args[0])
 	command.SetArgs(args[1:])
 	command.SetIn(stdin)

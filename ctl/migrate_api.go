@@ -241,13 +241,18 @@ func (m *migrator) noPods(ctx context.Context, namespace string, labels map[stri
 // workloadsReady waits until workloads have all the pods that they want.
 func (m *migrator) workloadsReady(ctx context.Context, workloads []migrate.Workload) error {
 	return m.until(ctx, "pods are ready", func() (string, error) {
+		nodes, err := m.list(ctx, nodesPath, "")
+		if err != nil {
+			return "", err
+		}
+		down := len(migrate.NotReadyNodes(nodes))
 		var missing []string
 		for _, w := range workloads {
 			o, err := m.get(ctx, workloadPath(w))
 			if err != nil {
 				return "", err
 			}
-			if why := migrate.NotReady(o); why != "" {
+			if why := migrate.NotReady(o, down); why != "" {
 				missing = append(missing, fmt.Sprintf("%s: %s", w, why))
 			}
 		}
@@ -255,14 +260,14 @@ func (m *migrator) workloadsReady(ctx context.Context, workloads []migrate.Workl
 	})
 }
 
-// unlabelNodes removes the labels of a migration from Nodes.
-func (m *migrator) unlabelNodes(ctx context.Context, product string) error {
-	nodes, err := m.list(ctx, nodesPath, migrate.LabelNode+"="+product)
+// unlabelNodes removes a label of a migration from Nodes.
+func (m *migrator) unlabelNodes(ctx context.Context, label, product string) error {
+	nodes, err := m.list(ctx, nodesPath, label+"="+product)
 	if err != nil {
 		return err
 	}
 	for _, o := range nodes {
-		if err := m.label(ctx, nodesPath+"/"+name(o), migrate.LabelNode, ""); err != nil {
+		if err := m.label(ctx, nodesPath+"/"+name(o), label, ""); err != nil {
 			return err
 		}
 	}

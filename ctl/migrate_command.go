@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -37,6 +39,8 @@ func (f *migrateOptions) add(cmd *cobra.Command) {
 	flags.StringVar(&f.name, "release", "landfall", "`name` of helm's release")
 	flags.DurationVar(&f.wait, "wait", 2*time.Minute, "how long to wait for each thing with --apply and --undo")
 	flags.DurationVar(&f.pause, "pause", 5*time.Second, "how long to wait between two nodes")
+	flags.BoolVar(&f.choices.KeepersPaused, "keepers-paused", false,
+		"go on although an operator, Argo CD or the like keeps the other product's workloads: it is paused")
 	flags.StringVar(&f.kubeProxyNamespace, "kube-proxy-namespace", "kube-system", "`namespace` of kube-proxy")
 	flags.StringVar(&f.kubeProxyConfigName, "kube-proxy-configmap", "kube-proxy", "`name` of kube-proxy's ConfigMap")
 	cmd.MarkFlagsMutuallyExclusive("apply", "undo")
@@ -97,12 +101,22 @@ func runMetalLB(ctx context.Context, o options, f migrateOptions, stdin io.Reade
 	p := move.plan
 	switch {
 	case f.undo:
+		if gone := p.Gone(); gone != "" {
+			return fmt.Errorf("nothing was done: there is no MetalLB to go back to, as %s; Landfall's objects stay", gone)
+		}
 		return move.run(ctx, move.undoSteps())
 	case o.output == "objects":
 		return p.Print(stdout)
 	case o.output == "values":
 		return printYAML(stdout, p.Values)
 	case f.apply && len(p.Blockers) == 0:
+		if done, err := move.moved(ctx); done || err != nil {
+			if err == nil {
+				_, err = fmt.Fprintln(stdout, "Nothing to do: the cluster has moved, and Landfall's objects are yours to edit. "+
+					"Once landfallctl status finds nothing wrong, remove MetalLB; until then --undo goes back.")
+			}
+			return err
+		}
 		if err := move.run(ctx, move.steps()); err != nil {
 			return err
 		}
@@ -164,13 +178,19 @@ func readMetalLB(ctx context.Context, o options, f migrateOptions, stdout io.Wri
 	if err != nil {
 		return nil, o.late(reading, client, err)
 	}
+	for _, object := range objects {
+		if object.Kind == "DaemonSet" && object.Metadata.Namespace == f.kubeProxyNamespace &&
+			object.Metadata.Name == "kube-proxy" && kubeProxy == nil { // without a ConfigMap, its flags are all
+			kubeProxy, _ = migrate.KubeProxyFlags(migrate.NewWorkload(object))
+		}
+	}
 	var proxy map[string]any
 	if kubeProxy != nil {
 		proxy, _ = migrate.ReadKubeProxy(kubeProxy).Values["proxy"].(map[string]any)
 		delete(proxy, "healthzBindAddress") // kube-proxy keeps it
 	}
 	plan := migrate.PlanMetalLB(objects, proxy, f.choices)
-	return &metallbMove{installer: newInstaller(client, f, stdout, plan.Values), plan: plan, pause: f.pause}, nil
+	return &metallbMove{installer: newInstaller(client, o.user, f, stdout, plan.Values), plan: plan, pause: f.pause}, nil
 }
 
 // readObjects adds the objects at a path, if the API server has it.
@@ -194,11 +214,18 @@ func readKubeProxy(ctx context.Context, client *kube.Client, f migrateOptions) (
 	if err != nil || len(found) == 0 {
 		return nil, err
 	}
-	var config map[string]any
-	if err := yaml.Unmarshal([]byte(found[0].Data["config.conf"]), &config); err != nil {
-		return nil, fmt.Errorf("ConfigMap %s/%s: config.conf: %w", f.kubeProxyNamespace, f.kubeProxyConfigName, err)
+	for _, key := range slices.Sorted(maps.Keys(found[0].Data)) { // config.conf from kubeadm, others' have other names
+		written := found[0].Data[key]
+		if key != "config.conf" && !strings.Contains(written, "kind: KubeProxyConfiguration") {
+			continue
+		}
+		var config map[string]any
+		if err := yaml.Unmarshal([]byte(written), &config); err != nil {
+			return nil, fmt.Errorf("ConfigMap %s/%s: %s: %w", f.kubeProxyNamespace, f.kubeProxyConfigName, key, err)
+		}
+		return config, nil
 	}
-	return config, nil
+	return nil, nil
 }
 
 // landfallReady says which of Landfall's workloads has not all its pods ready.

@@ -31,6 +31,10 @@ type fakeWorld struct {
 	// cleaned counts the pods that cleaned a node up; with cleanupFails they fail.
 	cleaned      map[string]int
 	cleanupFails bool
+	// denied has what the user may not do, as "verb resource".
+	denied map[string]bool
+	// after is called after each write.
+	after func(what string)
 }
 
 var errFake = errors.New("the API server is gone")
@@ -71,6 +75,9 @@ func (w *fakeWorld) Send(_ context.Context, verb, uri, contentType string, body 
 	if query.Get("dryRun") != "" {
 		return []byte("{}"), nil
 	}
+	if at == reviewsPath {
+		return w.review(body)
+	}
 	if w.writes++; w.writes == w.failAt {
 		return nil, errFake
 	}
@@ -95,9 +102,26 @@ func (w *fakeWorld) Send(_ context.Context, verb, uri, contentType string, body 
 	default:
 		w.objects[at] = given
 	}
+	if w.after != nil {
+		w.after(verb + " " + at)
+	}
 	w.act()
 	w.check(verb + " " + at)
 	return []byte("{}"), nil
+}
+
+// review answers a SelfSubjectAccessReview.
+func (w *fakeWorld) review(body []byte) ([]byte, error) {
+	var asked struct {
+		Spec struct {
+			ResourceAttributes struct{ Verb, Resource string } `json:"resourceAttributes"`
+		} `json:"spec"`
+	}
+	if err := json.Unmarshal(body, &asked); err != nil {
+		return nil, err
+	}
+	a := asked.Spec.ResourceAttributes
+	return json.Marshal(map[string]any{"status": map[string]any{"allowed": !w.denied[a.Verb+" "+a.Resource]}})
 }
 
 func (w *fakeWorld) read(at, selector string) ([]byte, error) {
@@ -140,8 +164,9 @@ func (w *fakeWorld) act() {
 		template := spec["template"].(map[string]any)["spec"].(map[string]any)
 		namespace := strings.Split(p, "/")[5]
 		pods := 0
-		for _, node := range fakeNodes {
-			labels := w.objects[nodesPath+"/"+node]["metadata"].(map[string]any)["labels"].(map[string]any)
+		for _, nodeAt := range w.under(nodesPath) {
+			node := path.Base(nodeAt)
+			labels := w.objects[nodeAt]["metadata"].(map[string]any)["labels"].(map[string]any)
 			selector, _ := template["nodeSelector"].(map[string]any)
 			wanted := text(labels, migrate.LabelNode) == "" || template["affinity"] == nil
 			wanted = wanted && selector[migrate.LabelNode] == nil
@@ -156,7 +181,7 @@ func (w *fakeWorld) act() {
 				delete(w.objects, at)
 			} else if !there && wanted {
 				w.objects[at] = clone(w.t, map[string]any{"metadata": map[string]any{"name": path.Base(at),
-					"labels": spec["selector"].(map[string]any)["matchLabels"]}, "spec": map[string]any{"nodeName": node}})
+					"labels": spec["selector"].(map[string]any)["matchLabels"]}, "spec": map[string]any{"nodeName": node}, "status": yamlMap(w.t, `{conditions: [{type: Ready, status: "True"}]}`)})
 			}
 		}
 		ready := spec["replicas"]
@@ -252,7 +277,7 @@ func newWorld(t *testing.T, bgp bool) *fakeWorld {
 	workload := func(kind, name, labels, more string) string {
 		return "{apiVersion: apps/v1, kind: " + kind + ", metadata: {name: " + name + ", namespace: metallb-system, labels: {" +
 			labels + "}}, spec: {" + more + "selector: {matchLabels: {" + labels +
-			"}}, template: {spec: {containers: [{args: [--lb-class=x]}], nodeSelector: {kubernetes.io/os: linux}}}}}"
+			"}}, template: {spec: {containers: [{args: [--lb-class=x, --load-balancer-class=x]}], nodeSelector: {kubernetes.io/os: linux}}}}}"
 	}
 	w.put(metallb+"daemonsets/speaker", workload("DaemonSet", "speaker", "app: metallb, component: speaker",
 		"updateStrategy: {type: RollingUpdate, rollingUpdate: {maxUnavailable: 1}}, "))
@@ -286,4 +311,14 @@ func newWorld(t *testing.T, bgp bool) *fakeWorld {
 		"{name: tor, namespace: metallb-system}, data: {password: c2VjcmV0}}")
 	w.act()
 	return w
+}
+
+// yamlMap reads YAML.
+func yamlMap(t *testing.T, text string) map[string]any {
+	t.Helper()
+	var m map[string]any
+	if err := yaml.Unmarshal([]byte(text), &m); err != nil {
+		t.Fatal(err)
+	}
+	return clone(t, m)
 }

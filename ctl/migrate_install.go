@@ -23,12 +23,16 @@ type installer struct {
 	values map[string]any
 	// chart is what helm installs; "" if somebody else installs Landfall.
 	chart, helm, release string
+	// user is who helm is, in which cluster: the same as landfallctl.
+	user kube.UserConfig
 	// ready says which of Landfall's programs are not ready; "" if all are.
 	ready func(ctx context.Context) (missing string, err error)
 }
 
-func newInstaller(client *kube.Client, f migrateOptions, out io.Writer, values map[string]any) installer {
+func newInstaller(client *kube.Client, user kube.UserConfig, f migrateOptions, out io.Writer,
+	values map[string]any) installer {
 	return installer{
+		user:     user,
 		migrator: migrator{server: client, out: out, wait: f.wait, poll: 200 * time.Millisecond},
 		choice:   f.choices, values: values, chart: f.chart, helm: f.helm, release: f.name,
 		ready: func(ctx context.Context) (string, error) { return landfallReady(ctx, client, f.choices.Namespace) },
@@ -70,8 +74,19 @@ func workloadPath(w migrate.Workload) string {
 }
 
 func (m *installer) helmCommand(values string) []string {
-	return []string{m.helm, "upgrade", "--install", m.release, m.chart, "--namespace", m.choice.Namespace,
+	argv := []string{m.helm, "upgrade", "--install", m.release, m.chart, "--namespace", m.choice.Namespace,
 		"--create-namespace", "--values", values}
+	for _, flag := range []struct{ name, value string }{
+		{"--kubeconfig", m.user.Kubeconfig}, {"--kube-context", m.user.Context}, {"--kube-as-user", m.user.As},
+	} {
+		if flag.value != "" {
+			argv = append(argv, flag.name, flag.value)
+		}
+	}
+	for _, group := range m.user.AsGroups {
+		argv = append(argv, "--kube-as-group", group)
+	}
+	return argv
 }
 
 // install has helm install Landfall, unless it is there. Definitions that somebody applied by hand

@@ -1,12 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,6 +34,8 @@ func kubeProxyCommand(o *options) *cobra.Command {
 	}
 	o.addOutput(cmd, "values")
 	f.add(cmd)
+	cmd.Flags().StringVar(&f.choices.ClusterCIDR, "cluster-cidr", "", "pod network, as `CIDR` or one of each family, "+
+		"where kube-proxy's configuration does not say it")
 	cmd.Flags().StringVar(&f.kubeProxyDaemonSet, "kube-proxy-daemonset", "kube-proxy", "`name` of kube-proxy's DaemonSet")
 	return cmd
 }
@@ -55,12 +58,24 @@ func runKubeProxy(ctx context.Context, o options, f migrateOptions, stdout io.Wr
 	switch {
 	case o.output == "values":
 		return printYAML(stdout, m.config.Values)
-	case f.apply:
-		return m.run(ctx, m.steps())
 	case f.undo:
 		return m.run(ctx, m.undoSteps())
+	case f.apply && len(m.config.Blockers) == 0:
+		if done, err := m.taken(ctx); done || err != nil {
+			if err == nil {
+				_, err = fmt.Fprintln(stdout, "Nothing to do: all nodes were taken over. --undo goes back.")
+			}
+			return err
+		}
+		return m.run(ctx, m.steps())
 	}
-	return m.show(stdout)
+	if err := m.show(stdout); err != nil {
+		return err
+	}
+	if len(m.config.Blockers) > 0 && f.apply {
+		return fmt.Errorf("nothing was done: %s", strings.Join(m.config.Blockers, "; "))
+	}
+	return nil
 }
 
 func readTakeover(ctx context.Context, o options, f migrateOptions, stdout io.Writer) (*takeover, error) {
@@ -74,12 +89,6 @@ func readTakeover(ctx context.Context, o options, f migrateOptions, stdout io.Wr
 	if err != nil {
 		return nil, o.late(reading, client, err)
 	}
-	if config == nil {
-		return nil, fmt.Errorf("there is no ConfigMap %s/%s: is kube-proxy elsewhere (--kube-proxy-namespace, "+
-			"--kube-proxy-configmap), or does another service proxy run?", f.kubeProxyNamespace, f.kubeProxyConfigName)
-	}
-	m := &takeover{config: migrate.ReadKubeProxy(config), pause: f.pause}
-	m.installer = newInstaller(client, f, stdout, m.config.Values)
 	sets, err := readObjects(reading, client, nil,
 		appsPath+f.kubeProxyNamespace+"/daemonsets/"+f.kubeProxyDaemonSet)
 	if err != nil {
@@ -90,17 +99,27 @@ func readTakeover(ctx context.Context, o options, f migrateOptions, stdout io.Wr
 		return nil, o.late(reading, client, err)
 	}
 	if len(sets) == 0 {
-		return nil, fmt.Errorf("there is no DaemonSet %s/%s: give --kube-proxy-daemonset, or follow the guide where "+
-			"kube-proxy is no DaemonSet", f.kubeProxyNamespace, f.kubeProxyDaemonSet)
+		return nil, fmt.Errorf("there is no DaemonSet %s/%s: %s", f.kubeProxyNamespace, f.kubeProxyDaemonSet,
+			cmp.Or(migrate.Elsewhere(nodes), "give --kube-proxy-namespace and --kube-proxy-daemonset, or does another service "+
+				"proxy run?"))
 	}
-	m.set = migrate.NewWorkload(sets[0])
-	m.nodes = migrate.LinuxNodes(nodes)
+	m := &takeover{set: migrate.NewWorkload(sets[0]), nodes: migrate.LinuxNodes(nodes), pause: f.pause}
+	if config == nil { // without one, flags are all
+		ok := false
+		if config, ok = migrate.KubeProxyFlags(m.set); !ok {
+			return nil, fmt.Errorf("there is no ConfigMap %s/%s with kube-proxy's configuration: give --kube-proxy-configmap",
+				f.kubeProxyNamespace, f.kubeProxyConfigName)
+		}
+	}
+	m.config = migrate.PlanKubeProxy(config, m.set, f.choices)
+	m.installer = newInstaller(client, o.user, f, stdout, m.config.Values)
 	return m, nil
 }
 
 func (m *takeover) steps() []move {
 	return []move{
-		{"install Landfall beside kube-proxy", m.install},
+		{"check permissions and nodes", m.check},
+		{"install Landfall beside kube-proxy", m.installed},
 		{"take over one node after another", m.takeNodes},
 		{"keep kube-proxy off new nodes", m.settle},
 	}
@@ -108,6 +127,7 @@ func (m *takeover) steps() []move {
 
 func (m *takeover) undoSteps() []move {
 	return []move{
+		{"check permissions", func(ctx context.Context) error { return m.permitted(ctx, m.needs()) }},
 		{"start kube-proxy on all nodes, beside Landfall", m.giveBack},
 	}
 }
@@ -115,22 +135,81 @@ func (m *takeover) undoSteps() []move {
 // takeNodes stops kube-proxy on one node after another, and removes its rules there. Landfall's are
 // ahead of them already.
 func (m *takeover) takeNodes(ctx context.Context) error {
-	live, err := m.get(ctx, workloadPath(m.set))
-	if err != nil {
-		return err
-	}
-	if text(live, "spec", "template", "spec", "nodeSelector", migrate.LabelNode) == "never" {
-		return nil // all nodes were taken over by an earlier run
+	stopped, err := m.stopped(ctx)
+	if stopped || err != nil {
+		return err // an earlier run has taken all nodes over
 	}
 	if err := m.change(ctx, workloadPath(m.set), migrate.StopWhere(m.set, migrate.FromKubeProxy)); err != nil {
 		return err
 	}
-	for _, node := range m.nodes {
-		if err := m.takeNode(ctx, node); err != nil {
-			return fmt.Errorf("node %s: %w", node, err)
+	taken := map[string]bool{} // one that an earlier run has labelled may have kube-proxy's rules yet
+	for {
+		nodes, err := m.linuxNodes(ctx)
+		nodes = slices.DeleteFunc(nodes, func(o map[string]any) bool { return taken[name(o)] })
+		if len(nodes) == 0 || err != nil {
+			return err // in a large cluster nodes join meanwhile
+		}
+		for _, o := range nodes {
+			if err := m.takeNode(ctx, name(o)); err != nil {
+				return fmt.Errorf("node %s: %w", name(o), err)
+			}
+			taken[name(o)] = true
 		}
 	}
-	return nil
+}
+
+// stopped reports whether kube-proxy has no pods anywhere.
+func (m *takeover) stopped(ctx context.Context) (bool, error) {
+	live, err := m.get(ctx, workloadPath(m.set))
+	return text(live, "spec", "template", "spec", "nodeSelector", migrate.LabelNode) == "never", err
+}
+
+func (m *takeover) linuxNodes(ctx context.Context) ([]map[string]any, error) {
+	nodes, err := m.list(ctx, nodesPath, "")
+	return slices.DeleteFunc(nodes, func(o map[string]any) bool {
+		return cmp.Or(text(o, "metadata", "labels", "kubernetes.io/os"), "linux") != "linux"
+	}), err
+}
+
+// taken reports whether an earlier run has come to its end.
+func (m *takeover) taken(ctx context.Context) (bool, error) {
+	if stopped, err := m.stopped(ctx); !stopped || err != nil {
+		return false, err
+	}
+	marked, err := m.list(ctx, nodesPath, migrate.LabelNode+"="+migrate.FromKubeProxy)
+	return len(marked) == 0, err
+}
+
+// check is all that has to be so before anything is changed.
+func (m *takeover) check(ctx context.Context) error {
+	if err := m.permitted(ctx, m.needs()); err != nil {
+		return err
+	}
+	return m.nodesReady(ctx, "kube-proxy's rules there cannot be removed")
+}
+
+// installed checks that Landfall's proxy is in what somebody has installed, perhaps without this plan's
+// values: with speakers alone, nobody would serve Services once kube-proxy has stopped.
+func (m *takeover) installed(ctx context.Context) error {
+	if err := m.install(ctx); err != nil {
+		return err
+	}
+	sets, err := m.list(ctx, appsPath+m.choice.Namespace+"/daemonsets", ourLabels)
+	if err != nil {
+		return err
+	}
+	why := ""
+	for _, o := range sets {
+		spec, _ := o["spec"].(map[string]any)
+		template, _ := spec["template"].(map[string]any)
+		found, problem := migrate.Proxy(template["spec"])
+		if found {
+			return nil
+		}
+		why = cmp.Or(why, problem)
+	}
+	return fmt.Errorf("%s: helm upgrade %s CHART -n %s --reset-then-reuse-values -f VALUES, with the values of -o values",
+		why, m.release, m.choice.Namespace)
 }
 
 func (m *takeover) takeNode(ctx context.Context, node string) error {
@@ -161,12 +240,13 @@ func (m *takeover) takeNode(ctx context.Context, node string) error {
 	}
 }
 
-// podMissing says why no pod of Landfall's DaemonSet is ready on a node; "" if one is.
+// podMissing says why no pod with Landfall's proxy is ready on a node; "" if one is.
 func (m *takeover) podMissing(ctx context.Context, node string) (string, error) {
 	pods, err := m.list(ctx, "/api/v1/namespaces/"+m.choice.Namespace+"/pods", ourLabels)
 	for _, p := range pods {
-		owner, _ := json.Marshal(p["metadata"])
-		if text(p, "spec", "nodeName") != node || !strings.Contains(string(owner), `"kind":"DaemonSet"`) {
+		// A pod with the speaker alone (node.separatePods), or one that ends, serves no Services.
+		if proxy, _ := migrate.Proxy(p["spec"]); text(p, "spec", "nodeName") != node || !proxy ||
+			text(p, "metadata", "deletionTimestamp") != "" {
 			continue
 		}
 		if status, _ := condition(p, "Ready"); status == "True" {
@@ -174,7 +254,7 @@ func (m *takeover) podMissing(ctx context.Context, node string) (string, error) 
 		}
 		return "pod " + name(p) + " is not ready", err
 	}
-	return "there is none on the node", err
+	return "there is none with Landfall's proxy on the node", err
 }
 
 // cleanUp runs kube-proxy --cleanup on a node: it removes chains and tables of all its modes, IPVS'
@@ -226,7 +306,18 @@ func (m *takeover) settle(ctx context.Context) error {
 	if err := m.change(ctx, workloadPath(m.set), migrate.Stop()); err != nil {
 		return err
 	}
-	if err := m.unlabelNodes(ctx, migrate.FromKubeProxy); err != nil {
+	nodes, err := m.linuxNodes(ctx)
+	if err != nil {
+		return err
+	}
+	for _, o := range nodes { // those that have joined since the last look
+		if text(o, "metadata", "labels", migrate.LabelNode) == "" {
+			if err := errors.Join(m.noPods(ctx, m.set.Namespace, m.set.Pods, name(o)), m.cleanUp(ctx, name(o))); err != nil {
+				return fmt.Errorf("node %s: %w", name(o), err)
+			}
+		}
+	}
+	if err := m.unlabelNodes(ctx, migrate.LabelNode, migrate.FromKubeProxy); err != nil {
 		return err
 	}
 	m.say("kube-proxy is a DaemonSet without pods now; kubectl -n %s delete daemonset %s makes it final, and kubeadm "+
@@ -251,7 +342,7 @@ func (m *takeover) giveBack(ctx context.Context) error {
 	if err := m.revert(ctx, workloadPath(m.set)); err != nil {
 		return err
 	}
-	if err := m.unlabelNodes(ctx, migrate.FromKubeProxy); err != nil {
+	if err := m.unlabelNodes(ctx, migrate.LabelNode, migrate.FromKubeProxy); err != nil {
 		return err
 	}
 	if err := m.workloadsReady(ctx, []migrate.Workload{m.set}); err != nil {
@@ -268,7 +359,11 @@ func (m *takeover) giveBack(ctx context.Context) error {
 func (m *takeover) show(w io.Writer) error {
 	var out strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&out, format+"\n", args...) }
-	line("From kube-proxy (mode %s) to Landfall, on %d nodes.\n\nIts configuration:\n", m.config.Mode, len(m.nodes))
+	line("From kube-proxy (mode %s) to Landfall, on %d nodes.\n", m.config.Mode, len(m.nodes))
+	for _, b := range m.config.Blockers {
+		line("First: %s\n", b)
+	}
+	line("Its configuration:\n")
 	for _, s := range m.config.Settings {
 		to := s.Why
 		if s.Chart != "" {

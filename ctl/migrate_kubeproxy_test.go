@@ -23,8 +23,8 @@ func newProxyWorld(t *testing.T) *fakeWorld {
 	for _, node := range fakeNodes {
 		w.put(nodesPath+"/"+node, "{apiVersion: v1, kind: Node, metadata: {name: "+node+", labels: {kubernetes.io/os: linux}}}")
 		w.put("/api/v1/namespaces/landfall-system/pods/landfall-"+node, "{metadata: {name: landfall-"+node+
-			", labels: {app.kubernetes.io/name: landfall}, ownerReferences: [{kind: DaemonSet}]}, spec: {nodeName: "+node+
-			"}, status: {conditions: [{type: Ready, status: \"True\"}]}}")
+			", labels: {app.kubernetes.io/name: landfall}}, spec: {nodeName: "+node+
+			", containers: [{command: [landfall-proxy]}, {command: [landfall-speaker]}]}, status: {conditions: [{type: Ready, status: \"True\"}]}}")
 	}
 	w.put(kubeProxySet, `{apiVersion: apps/v1, kind: DaemonSet, metadata: {name: kube-proxy, namespace: kube-system},
 		spec: {selector: {matchLabels: {k8s-app: kube-proxy}}, updateStrategy: {type: RollingUpdate},
@@ -32,7 +32,7 @@ func newProxyWorld(t *testing.T) *fakeWorld {
 		{image: "kube-proxy:v1", volumeMounts: [{name: lib-modules, mountPath: /lib/modules}]}]}}}}`)
 	w.put(appsPath+"landfall-system/daemonsets/landfall-node", `{apiVersion: apps/v1, kind: DaemonSet,
 		metadata: {name: landfall-node, namespace: landfall-system, labels: {app.kubernetes.io/name: landfall}},
-		spec: {selector: {matchLabels: {x: y}}, template: {spec: {}}}}`)
+		spec: {selector: {matchLabels: {x: y}}, template: {spec: {containers: [{command: [landfall-proxy]}]}}}}`)
 	w.act()
 	return w
 }
@@ -131,7 +131,7 @@ func TestTakeoverPlan(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"mode ipvs", "clusterCIDR: 10.0.0.0/8 -> proxy.clusterCIDR", "scheduler: round-robin",
-		"kube-ipvs0", "2. take over one node after another"} {
+		"kube-ipvs0", "3. take over one node after another"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, out.String())
 		}

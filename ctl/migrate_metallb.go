@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -32,7 +33,8 @@ func (m *metallbMove) steps() []move {
 		how = "one node after another"
 	}
 	return []move{
-		{"install Landfall, which announces nothing yet", m.install},
+		{"check permissions and nodes", m.check},
+		{"install Landfall, which announces nothing yet", m.installed},
 		{"check that the API server takes all objects; copy Secrets", m.prepare},
 		{"stop Landfall's controller until MetalLB's has ended", m.holdController},
 		{"create the pools", m.createPools},
@@ -73,8 +75,12 @@ func (m *metallbMove) copySecret(ctx context.Context, s migrate.SecretCopy) erro
 	if err != nil {
 		return err
 	}
-	if live != nil && text(live, "metadata", "labels", migrate.LabelFrom) == "" {
-		return nil // somebody has put it there
+	if live != nil && text(live, "metadata", "labels", migrate.LabelFrom) == "" { // somebody has put it there
+		if !reflect.DeepEqual(live["data"], from["data"]) {
+			return fmt.Errorf("the Secret %s/%s exists already, and has another content than %s/%s: delete or rename one",
+				m.choice.Namespace, s.Name, s.Namespace, s.Name)
+		}
+		return nil
 	}
 	return m.apply(ctx, to, map[string]any{"apiVersion": "v1", "kind": "Secret", "type": from["type"],
 		"data": from["data"], "metadata": map[string]any{"name": s.Name, "namespace": m.choice.Namespace,
@@ -158,11 +164,32 @@ func (m *metallbMove) swapSpeakers(ctx context.Context) error {
 		if err := m.speakersEnded(ctx, ""); err != nil {
 			return err
 		}
-		return m.create(ctx, slices.Concat(m.plan.Announcing(), m.plan.Temporary()), false)
+		if err := m.create(ctx, slices.Concat(m.plan.Announcing(), m.plan.Temporary()), false); err != nil {
+			return err
+		}
+		return m.announced(ctx)
 	}
 	if m.plan.NodeByNode {
 		return m.swapNodes(ctx)
 	}
+	if err := m.silence(ctx); err != nil {
+		// Nobody announces now. Before somebody reads this, MetalLB does so again.
+		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.wait)
+		defer cancel()
+		m.say("MetalLB announces again, as not all of its speakers have ended")
+		if undone := m.speakersBack(back); undone != nil {
+			return fmt.Errorf("%w; and no speaker announces: %w", err, undone)
+		}
+		return err
+	}
+	if err := m.create(ctx, m.plan.Interim(), false); err != nil {
+		return err
+	}
+	return m.announced(ctx)
+}
+
+// silence ends MetalLB's speakers, with each address kept where it is announced.
+func (m *metallbMove) silence(ctx context.Context) error {
 	for _, pin := range m.plan.Pins {
 		if err := m.label(ctx, serviceURI(pin.Service), migrate.LabelOwner, pin.Hostname); err != nil {
 			return err
@@ -176,13 +203,7 @@ func (m *metallbMove) swapSpeakers(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := m.speakersEnded(ctx, ""); err != nil {
-		return err
-	}
-	if err := m.create(ctx, m.plan.Interim(), false); err != nil {
-		return err
-	}
-	return m.announced(ctx)
+	return m.speakersEnded(ctx, "")
 }
 
 func serviceURI(key lb.Key) string {
@@ -235,64 +256,6 @@ func (m *metallbMove) mute(ctx context.Context) error {
 		return nil
 	}
 	return err
-}
-
-// swapNodes swaps the speaker of one node after another, so that routers always have a route.
-func (m *metallbMove) swapNodes(ctx context.Context) error {
-	for _, w := range m.plan.Speakers {
-		if err := m.change(ctx, workloadPath(w), migrate.StopWhere(w, migrate.FromMetalLB)); err != nil {
-			return err
-		}
-	}
-	if err := m.create(ctx, m.plan.Interim(), false); err != nil {
-		return err
-	}
-	for _, node := range m.plan.Nodes {
-		if err := m.label(ctx, nodesPath+"/"+node, migrate.LabelNode, migrate.FromMetalLB); err != nil {
-			return err
-		}
-		if err := m.speakersEnded(ctx, node); err != nil {
-			return err
-		}
-		if err := m.until(ctx, "the BGP sessions of "+node+" are up", func() (string, error) {
-			return m.sessionsDown(ctx, node)
-		}); err != nil {
-			return err
-		}
-		m.say("%s is swapped", node)
-		select {
-		case <-time.After(m.pause):
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-	return m.announced(ctx)
-}
-
-// sessionsDown says which session of a node is not up.
-func (m *metallbMove) sessionsDown(ctx context.Context, node string) (string, error) {
-	live, err := m.get(ctx, nodesPath+"/"+node)
-	if err != nil {
-		return "", err
-	}
-	for _, peer := range m.plan.Interim() {
-		if peer.Kind != "BGPPeer" || !migrate.Selects(peer.Spec["nodeSelectors"], live) {
-			continue
-		}
-		o, err := m.get(ctx, landfallPath("BGPPeer")+"/"+peer.Metadata.Name)
-		if err != nil {
-			return "", err
-		}
-		status, _ := o["status"].(map[string]any)
-		sessions, _ := status["nodes"].([]any)
-		up := slices.ContainsFunc(sessions, func(s any) bool {
-			return text(s, "name") == node && text(s, "state") == string(lb.ReasonEstablished)
-		})
-		if !up {
-			return "that with " + peer.Metadata.Name, nil
-		}
-	}
-	return "", nil
 }
 
 // announced waits until Landfall announces all that MetalLB is known to have announced on Layer 2,
@@ -419,13 +382,27 @@ func (m *metallbMove) unlabel(ctx context.Context) error {
 			return err
 		}
 	}
-	return m.unlabelNodes(ctx, migrate.FromMetalLB)
+	return errors.Join(m.unlabelNodes(ctx, migrate.LabelNode, migrate.FromMetalLB),
+		m.unlabelNodes(ctx, lb.LabelAnnouncedBy, migrate.FromMetalLB))
 }
 
 // undoSteps go back to MetalLB from wherever a migration is. Landfall stays installed, with nothing
 // to announce.
 func (m *metallbMove) undoSteps() []move {
+	check := move{"check permissions", func(ctx context.Context) error { return m.permitted(ctx, m.needs()) }}
+	if m.plan.NodeByNode {
+		return []move{
+			check,
+			{"stop Landfall's controller", m.stopOurController},
+			{"start MetalLB's controller", m.startControllers},
+			{"swap the speakers back, one node after another", m.returnNodes},
+			{"remove what announces for Landfall", m.withdraw},
+			{"remove what kept MetalLB's speakers off nodes", m.restoreSpeakers},
+			{"remove the objects, and start Landfall's controller, which has no pools", m.clean},
+		}
+	}
 	return []move{
+		check,
 		{"stop Landfall's controller", m.stopOurController},
 		{"have Landfall withdraw its addresses", m.withdraw},
 		{"start MetalLB's controller", m.restoreControllers},
@@ -459,6 +436,10 @@ func (m *metallbMove) restoreControllers(ctx context.Context) error {
 	if err := m.remove(ctx, "IPAddressPool"); err != nil {
 		return err
 	}
+	return m.startControllers(ctx)
+}
+
+func (m *metallbMove) startControllers(ctx context.Context) error {
 	for _, w := range m.plan.Controllers {
 		if err := m.revert(ctx, workloadPath(w)); err != nil {
 			return err
@@ -473,6 +454,14 @@ func (m *metallbMove) restoreSpeakers(ctx context.Context) error {
 	if err := m.unlabel(ctx); err != nil {
 		return err
 	}
+	if err := m.speakersBack(ctx); err != nil {
+		return err
+	}
+	return m.workloadsReady(ctx, m.plan.Speakers)
+}
+
+// speakersBack has MetalLB's speakers start and announce.
+func (m *metallbMove) speakersBack(ctx context.Context) error {
 	for _, w := range m.plan.Speakers {
 		if err := m.revert(ctx, workloadPath(w)); err != nil {
 			return err
@@ -486,7 +475,7 @@ func (m *metallbMove) restoreSpeakers(ctx context.Context) error {
 			return err
 		}
 	}
-	return m.workloadsReady(ctx, m.plan.Speakers)
+	return nil
 }
 
 func (m *metallbMove) clean(ctx context.Context) error {

@@ -106,6 +106,24 @@ func TestMigrationSurvivesAFailureOfEachWrite(t *testing.T) {
 			if diff := cmp.Diff(before, w.state(t)); diff != "" {
 				t.Errorf("back at MetalLB (-want +got):\n%s", diff)
 			}
+			for failAt := 1; ; failAt++ { // of going back
+				w := newWorld(t, bgp)
+				if err := w.apply(t); err != nil {
+					t.Fatal(err)
+				}
+				w.writes, w.failAt = 0, failAt
+				err := w.undo(t)
+				if err == nil {
+					break
+				}
+				w.failAt = 0
+				if again := w.undo(t); !errors.Is(err, errFake) || again != nil {
+					t.Fatalf("write %d of going back: %v, and again %v", failAt, err, again)
+				}
+				if diff := cmp.Diff(before, w.state(t)); diff != "" {
+					t.Errorf("write %d of going back (-want +got):\n%s", failAt, diff)
+				}
+			}
 			for failAt := 1; failAt <= writes; failAt++ {
 				for _, back := range []bool{false, true} {
 					w := newWorld(t, bgp)
@@ -164,7 +182,7 @@ func TestMigrationWaitsForTheLastSpeaker(t *testing.T) {
 	m := w.move(t)
 	m.wait = 20 * time.Millisecond
 	m.holdControllerForTest(t)
-	err := m.run(t.Context(), m.steps()[3:5])
+	err := m.run(t.Context(), m.steps()[4:6])
 	if err == nil || !strings.Contains(err.Error(), "speaker-n1") || !strings.Contains(err.Error(), "--undo") {
 		t.Errorf("error %v", err)
 	}

@@ -23,7 +23,10 @@ func write(w io.Writer, format string, value any, text string) error {
 		}
 		text = string(out) + "\n"
 	case "yaml":
-		out, err := yaml.Marshal(value)
+		out, err := json.Marshal(value)
+		if err == nil {
+			out, err = yaml.JSONToYAML([]byte(plain(string(out)))) // which refuses control characters
+		}
 		if err != nil {
 			return err
 		}
@@ -52,7 +55,7 @@ func (v versions) text() string {
 // cures it. Unless wide, it leaves out the parts of checks that are well.
 func verdictText(v explain.Verdict, wide bool) string {
 	var out strings.Builder
-	fmt.Fprintf(&out, "%s\n", v.Line)
+	fmt.Fprintf(&out, "%s\n", oneLine(v.Line))
 	if len(v.Checks) > 0 {
 		fmt.Fprintln(&out)
 	}
@@ -61,10 +64,10 @@ func verdictText(v explain.Verdict, wide bool) string {
 		fmt.Fprintln(&out)
 	}
 	if v.Cause != "" {
-		fmt.Fprintf(&out, "Most likely: %s\n", v.Cause)
+		fmt.Fprintf(&out, "Most likely: %s\n", oneLine(v.Cause))
 	}
 	if v.Cure != "" {
-		fmt.Fprintf(&out, "Cure: %s\n", v.Cure)
+		fmt.Fprintf(&out, "Cure: %s\n", oneLine(v.Cure))
 	}
 	return out.String()
 }
@@ -75,7 +78,10 @@ func checksText(out *strings.Builder, checks []explain.Check, indent string, wid
 		if c.Reason != "" && c.Level != explain.OK {
 			text += fmt.Sprintf(" (%s)", c.Reason)
 		}
-		fmt.Fprintf(out, "%s%-7s  %s: %s\n", indent, c.Level, c.What, text)
+		if c.Level == explain.Unknown && c.Cure != "" {
+			text += "; " + c.Cure // each lacks another rule
+		}
+		fmt.Fprintf(out, "%s%-7s  %s: %s\n", indent, c.Level, c.What, oneLine(text))
 		var parts []explain.Check
 		for _, p := range c.Parts {
 			if wide || p.Level.Worse(explain.OK) {

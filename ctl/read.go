@@ -71,8 +71,13 @@ func read(ctx context.Context, client *kube.Client, server kube.Server, o option
 		return reading("bgppeers", err)
 	})
 	var warnings []kube.NodeWarning
+	unseen := ""
 	group.Go(func() (err error) {
 		warnings, err = client.NodeWarnings(ctx, server.Now.Add(-warningsLast))
+		if errors.As(err, new(*kube.Denied)) {
+			unseen = fmt.Sprintf("What programs find on Nodes is not shown: %v", err)
+			return nil
+		}
 		return err
 	})
 	group.Go(func() error {
@@ -84,6 +89,9 @@ func read(ctx context.Context, client *kube.Client, server kube.Server, o option
 	})
 	if err := group.Wait(); err != nil {
 		return world{}, err
+	}
+	if unseen != "" {
+		w.refused = append(w.refused, unseen)
 	}
 	for _, found := range warnings {
 		w.warnings = append(w.warnings, lb.Refusal{Reason: found.Reason,

@@ -59,9 +59,11 @@ func TestStatusWithoutWhatTheUserMayNotRead(t *testing.T) {
 			t.Errorf("without %s: %v", name, err)
 		}
 	}
-	for _, name := range []string{"nothing", "events"} {
-		if w, err := read(t.Context(), clients[name], kube.Server{}, options{}); err != nil || w.refused != nil {
-			t.Errorf("without %s: %v, %v", name, w.refused, err)
-		}
+	if w, err := read(t.Context(), clients["nothing"], kube.Server{}, options{}); err != nil || w.refused != nil {
+		t.Errorf("%v, %v", w.refused, err)
+	}
+	if w, err := read(t.Context(), clients["events"], kube.Server{}, options{}); err != nil || len(w.refused) != 1 ||
+		!strings.Contains(w.refused[0], `resources: ["events"], verbs: ["list"]`) {
+		t.Errorf("without events: %v, %v", w.refused, err)
 	}
 }

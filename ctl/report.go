@@ -58,7 +58,7 @@ func newReport(w world) report {
 }
 
 func (r *report) problem(format string, args ...any) {
-	r.problems = append(r.problems, fmt.Sprintf(format, args...))
+	r.problems = append(r.problems, oneLine(fmt.Sprintf(format, args...)))
 }
 
 func (r *report) addPool(p lb.Pool, w world) {

@@ -47,7 +47,7 @@ func runWatch(ctx context.Context, o options, namespace string, stdout, stderr i
 		return err
 	}
 	client, err := kube.Connect(kube.Options{User: &o.user, UserAgent: "landfallctl",
-		Log: slog.New(slog.NewTextHandler(stderr, nil))})
+		Log: slog.New(newConnection(stderr))})
 	if err != nil {
 		return err
 	}

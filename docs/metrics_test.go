@@ -5,6 +5,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -50,6 +51,33 @@ func TestMetrics(t *testing.T) {
 	})
 	if found < 60 {
 		t.Errorf("found %d metrics: the test does not see them", found)
+	}
+}
+
+// TestMappedMetrics looks in the reference for the metrics to which tables map those of other products.
+func TestMappedMetrics(t *testing.T) {
+	guide, err := fs.ReadFile(repository, "docs/guide/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pages string
+	for _, name := range []string{"controller", "speaker", "proxy"} {
+		text, err := fs.ReadFile(repository, "docs/reference/"+name+".md")
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages += string(text)
+	}
+	_, tables, _ := strings.Cut(string(guide), "## Names that you know")
+	tables, _, _ = strings.Cut(tables, "\n## ")
+	names := regexp.MustCompile("`(landfall_[a-z0-9_]+)").FindAllStringSubmatch(tables, -1)
+	if len(names) < 25 {
+		t.Errorf("found %d names: the test does not see them", len(names))
+	}
+	for _, name := range names {
+		if !strings.Contains(pages, "`"+name[1]+"`") && !strings.Contains(pages, "`"+name[1]+"{") {
+			t.Errorf("a table maps to %s, which no program has", name[1])
+		}
 	}
 }
 

@@ -2,8 +2,15 @@ package e2e
 
 import (
 	"context"
+	"encoding/base64"
+	"errors"
 	"fmt"
+	"net"
+	"net/netip"
+	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -254,6 +261,10 @@ func TestExplain(t *testing.T) {
 			want: "Service default/empty: it has no endpoints, so clients are refused"},
 		{name: "local without pods", make: created("local", func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = local }),
 			ask: svc("local"), want: "Service default/local: it has no endpoints"},
+		{name: "local without pods where it may be announced", make: func(t *testing.T, l *lab.Lab) {
+			created("elsewhere", func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = local })(t, l)
+			onNode(t, l, "elsewhere", "192.168.176.10", l.Cluster().Master().Name)
+		}, ask: svc("elsewhere"), want: "Service default/elsewhere: ", has: "(NoLocalBackends)"},
 		{name: "all pods unready", make: func(t *testing.T, l *lab.Lab) { readyPods(t, l, false) },
 			mend: func(t *testing.T, l *lab.Lab) {
 				readyPods(t, l, true)
@@ -288,6 +299,32 @@ func TestExplain(t *testing.T) {
 			"{ type filter hook input priority 0; }; add rule inet guard in meta l4proto { tcp, udp } th dport 7947 drop; "+
 			"add rule inet guard in meta l4proto { tcp, udp } th sport 7947 drop"), ask: []string{"explain", "node", one},
 			mend: unguard, want: "Node " + one + ": its speaker does not hear the ready speakers on ", has: "(GossipBlocked)"},
+		{name: "wrong gossip key", make: func(t *testing.T, l *lab.Lab) { anotherKey(t, l, one) },
+			mend: func(t *testing.T, l *lab.Lab) {
+				anotherKey(t, l, one) // the one before
+				waitTogether(t, l)
+			}, ask: []string{"explain", "node", one}, want: "Node " + one + ": its speaker reaches that of ",
+			has: "most likely their gossip keys differ (GossipBlocked)"},
+		{name: "rp_filter strict", make: on("sh", "-ec", "ip link add up0 type veth peer name up1; ip link set up0 up; "+
+			"ip link set up1 up; ip addr add 10.78.0.2/24 dev up0; ip route replace default via 10.78.0.1 dev up0; "+
+			"sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.eth0.rp_filter=1"), ask: svc("my-nginx"),
+			mend: on("sh", "-ec", "ip link del up0; ip route replace default via 172.26.236.1; "+
+				"sysctl -qw net.ipv4.conf.eth0.rp_filter=0"), want: "Service default/my-nginx: k8s-worker-",
+			has: "where its kernel drops what clients behind a router send, as the default route leaves over up0 and rp_filter " +
+				"is strict: set net.ipv4.conf.eth0.rp_filter to 2 (StrictReversePath)"},
+		{name: "conntrack table full", make: func(t *testing.T, l *lab.Lab) { fillConntrack(t, l, one) },
+			mend: onOne(one, "conntrack", "-F"), ask: []string{"explain", "node", one},
+			want: "Node " + one + ": the table of connections of " + one + " is full, so its kernel drops new ones: it has ",
+			has:  "(ConntrackFull)"},
+		{name: "missing RBAC of a speaker", make: func(t *testing.T, l *lab.Lab) {
+			forbid(t, l, true)
+			if err := errors.Join(l.Agent("speaker", one).Kill(), l.Agent("speaker", one).Start()); err != nil {
+				t.Fatal(err)
+			}
+		}, mend: func(t *testing.T, l *lab.Lab) {
+			forbid(t, l, false)
+			waitTogether(t, l)
+		}, ask: []string{"explain", "node", one}, want: "Node " + one + ": ", has: "is forbidden"},
 		{name: "CNI route missing", make: onOne(one, "ip", "route", "del", "192.168.189.0/24"),
 			mend: onOne(one, "ip", "route", "add", "192.168.189.0/24", "via", "172.26.236.178"),
 			ask:  []string{"explain", "node", one},
@@ -331,6 +368,18 @@ func TestExplainBGP(t *testing.T) {
 	}
 	const down = "Service default/my-nginx: BGP session with tor-1 (172.26.236.1) from "
 	explainAll(t, l, []explained{
+		{name: "prefix filtered by the router", make: func(t *testing.T, l *lab.Lab) {
+			configure(t, l, "ip prefix-list vips seq 5 permit 203.0.113.180/32")
+			configure(t, l, "router bgp 64513", " address-family ipv4 unicast", "  neighbor nodes prefix-list vips in")
+			backed("filtered", nil)(t, l)
+			wantAddresses(t, l, "filtered", "203.0.113.181")
+		}, mend: func(t *testing.T, l *lab.Lab) {
+			configure(t, l, "router bgp 64513", " address-family ipv4 unicast", "  no neighbor nodes prefix-list vips in")
+			wantRouted(t, l, netip.MustParseAddr("203.0.113.181"), workers(l)...)
+		}, ask: svc("filtered"), want: "Service default/filtered: tor-1 (172.26.236.1) has not taken the route to " +
+			"203.0.113.181/32: it announces 1 other route of Landfall's back to the nodes, but not this one (RouteFiltered)"},
+		{name: "the filter is gone", make: func(*testing.T, *lab.Lab) {}, ask: svc("filtered"),
+			want: "Service default/filtered: 203.0.113.181 is announced", well: true},
 		{name: "session refused", make: peer(64513, ", peerPort: 1790"), ask: svc("my-nginx"), want: down,
 			has: "172.26.236.1 refuses the connection: no BGP daemon listens on port 1790"},
 		{name: "wrong ASN", make: peer(64599, ", peerPort: 179"), ask: svc("my-nginx"), want: down,
@@ -348,6 +397,87 @@ func TestExplainBGP(t *testing.T) {
 		{name: "peer", make: func(*testing.T, *lab.Lab) {}, ask: []string{"explain", "peer", "tor-1"},
 			want: "BGPPeer tor-1: BGP session with tor-1", has: "most likely the MD5 passwords differ"},
 	})
+}
+
+// onNode gives a Service an endpoint on a node.
+func onNode(t *testing.T, l *lab.Lab, name, addr, node string) {
+	t.Helper()
+	applied(fmt.Sprintf(`
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: %[1]s-1, namespace: default, labels: {kubernetes.io/service-name: %[1]s}}
+addressType: IPv4
+ports: [{name: "", port: 80, protocol: TCP}]
+endpoints: [{addresses: [%[2]s], nodeName: %[3]s, conditions: {ready: true, serving: true}}]
+`, name, addr, node))(t, l)
+}
+
+// anotherKey gives the speaker on a node another key for gossip, or its first one back.
+func anotherKey(t *testing.T, l *lab.Lab, node string) {
+	t.Helper()
+	speaker := l.Agent("speaker", node)
+	file := speaker.Path("/run/secrets/landfall/gossip/key")
+	key, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bare, err := base64.StdEncoding.DecodeString(string(key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Reverse(bare)
+	if err := os.WriteFile(file, []byte(base64.StdEncoding.EncodeToString(bare)), 0o400); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(speaker.Kill(), speaker.Start()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// fillConntrack fills a node's table of connections, up to the 30 s that it remembers a datagram
+// without an answer, with datagrams to itself.
+func fillConntrack(t *testing.T, l *lab.Lab, node string) {
+	t.Helper()
+	room, err := strconv.Atoi(strings.TrimSpace(mustExec(t, l, node, "sysctl", "-n", "net.netfilter.nf_conntrack_max")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = l.In(node, func() error {
+		conn, err := net.ListenUDP("udp4", &net.UDPAddr{})
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		for i := range room / 100 * 97 {
+			to := netip.AddrFrom4([4]byte{127, byte(1 + i>>16), byte(i >> 8), byte(i)})
+			// Ports unreachable come back as errors, of which there are few a second.
+			_, _ = conn.WriteToUDPAddrPort([]byte("x"), netip.AddrPortFrom(to, 9))
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// forbid takes from the speakers what the chart's ClusterRole allows, or gives it back.
+func forbid(t *testing.T, l *lab.Lab, all bool) {
+	t.Helper()
+	bindings := l.Kube().RbacV1().ClusterRoleBindings()
+	name := "landfall-speaker"
+	b, err := bindings.Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range b.Subjects {
+		b.Subjects[i].Name = strings.TrimSuffix(b.Subjects[i].Name, "-of-nobody")
+		if all {
+			b.Subjects[i].Name += "-of-nobody"
+		}
+	}
+	if _, err := bindings.Update(t.Context(), b, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // configure changes what all routers have.

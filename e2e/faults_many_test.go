@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,9 +14,12 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/landfall-lb/landfall/e2e/lab"
 	"github.com/landfall-lb/landfall/e2e/lab/labtest"
+	"github.com/landfall-lb/landfall/internal/lb"
 )
 
 const manyPool = `
@@ -60,20 +65,129 @@ func BenchmarkManyAddresses(b *testing.B) {
 	}
 }
 
-// BenchmarkFiveHundredServices creates 500 Services in a cluster of three workers, and reports the
-// processor seconds that the agents of a node take for it, from their start until one node answers
-// for each: go test -run '^$' -bench FiveHundred -benchtime 1x -timeout 30m ./e2e
+// BenchmarkFiveHundredServices creates 500 Services in a cluster of three workers. It reports the
+// processor seconds that the agents of a node take from the first request until every Service is
+// announced and 3 s more, what they take at rest, and the load of the machine:
+//
+//	go test -run '^$' -bench FiveHundred -benchtime 1x -timeout 30m ./e2e
+//
+// With LANDFALL_PROFILES=folder it also writes profiles of the agents on one node there.
 func BenchmarkFiveHundredServices(b *testing.B) {
-	many := startMany(b, 3, 500)
-	for b.Loop() {
-		for _, program := range []string{"speaker", "proxy"} {
-			sum := 0.0
-			for _, node := range workers(many.l) {
-				sum += metric(b, many.l.Agent(program, node), "process_cpu_seconds_total")
-			}
-			b.ReportMetric(sum/float64(len(workers(many.l))), program+"-s/node")
+	const services = 500
+	profiles := os.Getenv("LANDFALL_PROFILES")
+	options := lab.Options{Progress: func(string) {}}
+	ports := map[string]string{"speaker": "localhost:6061", "proxy": "localhost:6062"}
+	if profiles != "" {
+		options.Args = map[string][]string{}
+		for program, address := range ports {
+			options.Args[program] = []string{"--pprof-address=" + address}
 		}
 	}
+	l := labtest.Start(b, clusterOf(3), options)
+	if err := l.ApplyYAML(b.Context(), manyPool); err != nil {
+		b.Fatal(err)
+	}
+	programs := []string{"speaker", "proxy"}
+	used := func() map[string]float64 {
+		sums := map[string]float64{}
+		for _, program := range programs {
+			for _, node := range workers(l) {
+				sums[program] += metric(b, l.Agent(program, node), "process_cpu_seconds_total") / float64(len(workers(l)))
+			}
+		}
+		return sums
+	}
+	const rest = 10 * time.Second
+	atRest := used()
+	time.Sleep(rest)
+	for b.Loop() {
+		before := used()
+		for _, program := range programs {
+			b.ReportMetric(1000*(before[program]-atRest[program])/rest.Seconds(), program+"-at-rest-ms/s")
+		}
+		var profiling errgroup.Group
+		if profiles != "" {
+			for program, address := range ports {
+				profiling.Go(func() error {
+					_, err := l.Exec(b.Context(), workers(l)[0], "curl", "-sS", "-o", filepath.Join(profiles, program+".pprof"),
+						"http://"+address+"/debug/pprof/profile?seconds=20")
+					return err
+				})
+			}
+		}
+		began := time.Now()
+		if err := addMany(b.Context(), l, services); err != nil {
+			b.Fatal(err)
+		}
+		waitAllAnnounced(b, l, services)
+		b.ReportMetric(time.Since(began).Seconds(), "s-until-announced")
+		time.Sleep(3 * time.Second)
+		after := used()
+		for _, program := range programs {
+			b.ReportMetric(after[program]-before[program], program+"-s/node")
+			b.ReportMetric(metric(b, l.Agent(program, workers(l)[0]), "process_resident_memory_bytes")/(1<<20), program+"-MiB")
+		}
+		b.ReportMetric(load(b), "load")
+		if err := profiling.Wait(); err != nil {
+			b.Error(err)
+		}
+	}
+}
+
+// waitAllAnnounced waits until so many Services say that they are announced. It does not ask the
+// speakers, whose work is measured.
+func waitAllAnnounced(t testing.TB, l *lab.Lab, n int) {
+	t.Helper()
+	err := lab.WaitFor(t.Context(), func(string) {}, "all Services are announced", 10*time.Minute,
+		func(ctx context.Context) error {
+			list, err := l.Kube().CoreV1().Services("").List(ctx, metav1.ListOptions{})
+			if err != nil {
+				return err
+			}
+			announced := 0
+			for _, s := range list.Items {
+				if meta.IsStatusConditionTrue(s.Status.Conditions, lb.ConditionAnnounced) {
+					announced++
+				}
+			}
+			if announced < n {
+				time.Sleep(time.Second)
+				return fmt.Errorf("%d are announced, want %d", announced, n)
+			}
+			return nil
+		})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// load returns the machine's load average of the last minute.
+func load(t testing.TB) float64 {
+	t.Helper()
+	text, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var average float64
+	if _, err := fmt.Sscan(string(text), &average); err != nil {
+		t.Fatal(err)
+	}
+	return average
+}
+
+// addMany creates Services, eight at a time.
+func addMany(ctx context.Context, l *lab.Lab, n int) error {
+	var g errgroup.Group
+	g.SetLimit(8)
+	for i := range n {
+		g.Go(func() error {
+			s := lab.SeedService()
+			s.Name, s.ClusterIP, s.Ports = fmt.Sprintf("many-%d", i), netip.Addr{}, slices.Clone(s.Ports)
+			s.Ports[0].NodePort = 0
+			return l.AddService(ctx, s)
+		})
+	}
+	return g.Wait()
 }
 
 // many is a lab with many addresses.
@@ -89,17 +203,7 @@ func startMany(t testing.TB, nodes, n int) *many {
 	if err := l.ApplyYAML(t.Context(), manyPool); err != nil {
 		t.Fatal(err)
 	}
-	var g errgroup.Group
-	g.SetLimit(8)
-	for i := range n {
-		g.Go(func() error {
-			s := lab.SeedService()
-			s.Name, s.ClusterIP, s.Ports = fmt.Sprintf("many-%d", i), netip.Addr{}, slices.Clone(s.Ports)
-			s.Ports[0].NodePort = 0
-			return l.AddService(t.Context(), s)
-		})
-	}
-	if err := g.Wait(); err != nil {
+	if err := addMany(t.Context(), l, n); err != nil {
 		t.Fatal(err)
 	}
 	m := &many{l: l, vips: n}

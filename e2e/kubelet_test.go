@@ -25,14 +25,20 @@ type kubelets struct {
 	mu      sync.Mutex
 	running map[string]*lab.Program // MetalLB's programs, by the names of their pods
 	pods    map[string]bool         // those that run
+	// kubeProxy is the mode of kube-proxy, proxies are those that run, by node, and cleaned the nodes on
+	// which kube-proxy --cleanup has run.
+	kubeProxy string
+	proxies   map[string]*lab.KubeProxy
+	cleaned   map[string]bool
 }
 
 const metallbNamespace = "metallb-system"
 
 // startKubelets runs kubelets until the test ends.
-func startKubelets(t *testing.T, l *lab.Lab, programs string) *kubelets {
+func startKubelets(t *testing.T, l *lab.Lab, programs, kubeProxy string) *kubelets {
 	t.Helper()
-	k := &kubelets{l: l, programs: programs, running: map[string]*lab.Program{}, pods: map[string]bool{}}
+	k := &kubelets{l: l, programs: programs, running: map[string]*lab.Program{}, pods: map[string]bool{},
+		kubeProxy: kubeProxy, proxies: map[string]*lab.KubeProxy{}, cleaned: map[string]bool{}}
 	ctx, cancel := context.WithCancel(t.Context())
 	var group sync.WaitGroup
 	group.Go(func() {
@@ -51,6 +57,9 @@ func startKubelets(t *testing.T, l *lab.Lab, programs string) *kubelets {
 		group.Wait()
 		for _, p := range k.running {
 			p.Stop(2 * time.Second)
+		}
+		for _, p := range k.proxies {
+			_ = p.Stop()
 		}
 	})
 	return k
@@ -84,6 +93,11 @@ func (k *kubelets) sync(ctx context.Context) error {
 	}
 	for _, set := range sets.Items {
 		if err := k.syncSet(ctx, set, nodes.Items); err != nil {
+			return err
+		}
+	}
+	if k.kubeProxy != "" {
+		if err := k.cleanUp(ctx); err != nil {
 			return err
 		}
 	}
@@ -125,9 +139,9 @@ func ignoreConflict(err error) error {
 }
 
 func (k *kubelets) syncDeployment(ctx context.Context, d appsv1.Deployment, node string) error {
-	replicas := int32(1)
+	replicas := int32(1) // for all of them one process runs
 	if d.Spec.Replicas != nil {
-		replicas = min(1, *d.Spec.Replicas)
+		replicas = *d.Spec.Replicas
 	}
 	if err := k.pod(ctx, d.Namespace, d.Name, node, d.Spec.Template, replicas > 0); err != nil ||
 		d.Status.ObservedGeneration == d.Generation && d.Status.ReadyReplicas == replicas {
@@ -179,7 +193,8 @@ func (k *kubelets) pod(ctx context.Context, namespace, name, node string, templa
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: template.Labels},
 		Spec: corev1.PodSpec{NodeName: node, HostNetwork: true}}
 	for _, c := range template.Spec.Containers {
-		pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{Name: c.Name, Image: c.Image})
+		pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{Name: c.Name, Image: c.Image, Command: c.Command,
+			Args: c.Args})
 	}
 	existing, err := pods.Create(ctx, pod, metav1.CreateOptions{})
 	if err != nil {
@@ -196,16 +211,68 @@ func (k *kubelets) pod(ctx context.Context, namespace, name, node string, templa
 	if _, err := pods.UpdateStatus(ctx, existing, metav1.UpdateOptions{}); err != nil {
 		return err
 	}
-	return k.start(namespace, name, node, addr, template)
+	if err := k.start(ctx, namespace, name, node, addr, template); err != nil {
+		return err
+	}
+	existing, err = pods.Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	existing.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	_, err = pods.UpdateStatus(ctx, existing, metav1.UpdateOptions{})
+	return err
 }
 
-// start starts the programs of a pod: Landfall's as the chart has them, and MetalLB's.
-func (k *kubelets) start(namespace, name, node, addr string, template corev1.PodTemplateSpec) error {
+// cleanUp runs the pods that a migration creates on nodes.
+func (k *kubelets) cleanUp(ctx context.Context) error {
+	pods := k.l.Kube().CoreV1().Pods("kube-system")
+	all, err := pods.List(ctx, metav1.ListOptions{LabelSelector: "landfall.dev/migrated-from=kube-proxy"})
+	if err != nil {
+		return err
+	}
+	for _, p := range all.Items {
+		if p.Status.Phase == corev1.PodSucceeded || !slices.Equal(p.Spec.Containers[0].Command, []string{"kube-proxy",
+			"--cleanup"}) {
+			continue
+		}
+		if err := k.l.CleanupKubeProxy(ctx, p.Spec.NodeName); err != nil {
+			return err
+		}
+		k.mu.Lock()
+		k.cleaned[p.Spec.NodeName] = true
+		k.mu.Unlock()
+		p.Status.Phase = corev1.PodSucceeded
+		if _, err := pods.UpdateStatus(ctx, &p, metav1.UpdateOptions{}); ignoreConflict(err) != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// start starts the programs of a pod: Landfall's as the chart has them, kube-proxy, and MetalLB's. With
+// kube-proxy it waits until they are ready.
+func (k *kubelets) start(ctx context.Context, namespace, name, node, addr string,
+	template corev1.PodTemplateSpec) error {
+	if namespace == "kube-system" {
+		p, err := k.l.StartKubeProxy(ctx, node, k.kubeProxy, "--v=2")
+		if err != nil {
+			return err
+		}
+		k.mu.Lock()
+		k.proxies[node] = p
+		k.mu.Unlock()
+		return p.WaitHealthy(ctx)
+	}
 	if namespace != metallbNamespace {
 		for _, c := range template.Spec.Containers {
 			agent := k.l.Agent(c.Name, node)
 			if err := agent.Start(); err != nil {
 				return err
+			}
+			if k.kubeProxy != "" {
+				if err := agent.WaitReady(ctx); err != nil {
+					return err
+				}
 			}
 		}
 		return nil
@@ -225,6 +292,12 @@ func (k *kubelets) start(namespace, name, node, addr string, template corev1.Pod
 }
 
 func (k *kubelets) stop(namespace, name, node string, template corev1.PodTemplateSpec) error {
+	if namespace == "kube-system" {
+		k.mu.Lock()
+		p := k.proxies[node]
+		k.mu.Unlock()
+		return p.Stop()
+	}
 	if namespace != metallbNamespace {
 		for _, c := range template.Spec.Containers {
 			if err := k.l.Agent(c.Name, node).Stop(); err != nil {

@@ -15,7 +15,7 @@ func (p *proxy) advise(r *record, planned plan.Service) {
 	var advice []lb.Refusal
 	svc, exists := p.from.services.Get(r.live.Key)
 	if exists {
-		said := plan.SchedulerIgnored(svc.Scheduler, p.mode == modeIptables)
+		said := plan.SchedulerIgnored(svc, planned.Scheduler, p.mode == modeIptables)
 		if said == "" && p.mode != modeIptables {
 			said = nftables.SchedulerIgnored(planned)
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"testing"
@@ -29,6 +30,7 @@ func BenchmarkBesideLarge(b *testing.B) {
 
 func besideLarge(b *testing.B, plain, large int) {
 	debug.SetGCPercent(gcPercent)
+	defer runtime.KeepAlive(make([]byte, spare))
 	p, slicesOf := loaded(plain)
 	services := p.from.services.(*kubetest.Table[lb.Key, lb.Service])
 	confirmed := make(chan lb.Key, 1<<16)

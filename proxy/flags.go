@@ -71,7 +71,7 @@ func (f *flags) add(set *pflag.FlagSet) {
 			"packets in flight")
 	set.StringVar(&f.scheduler, "scheduler", string(plan.Random),
 		"how the proxy picks a backend for Services without the annotation "+lb.AnnotationScheduler+
-			": random, round-robin, source-hash or maglev; iptables mode supports only random")
+			": "+plan.Schedulers+"; iptables mode supports only random")
 	set.BoolVar(&f.liberal, "conntrack-tcp-be-liberal", false,
 		"let conntrack treat TCP packets outside the window as valid; needed where routes are asymmetric")
 	set.BoolVar(&f.answerPing, "answer-ping", true,
@@ -137,7 +137,7 @@ func (f *flags) settings() (settings, error) {
 	}
 	scheduler, ok := plan.ParseScheduler(f.scheduler)
 	if !ok {
-		return s, ops.Usagef("--scheduler: %q is none of random, round-robin, source-hash, maglev", f.scheduler)
+		return s, ops.Usagef("--scheduler: %q is none of %s", f.scheduler, plan.Schedulers)
 	}
 	s.scheduler = scheduler
 	var err error

@@ -95,6 +95,8 @@ type proxy struct {
 	counted func(lb.Key) (counters.Counts, bool)
 	// found returns what keeps this node from delivering, beside the rules; nil if nobody looks.
 	found func() []lb.Finding
+	// refusal says what the API server does not let the program read; nil if nobody asks.
+	refusal func() string
 	// connections calls each for every open TCP connection in the kernel's table.
 	connections func(each func(conntrack.Connection)) error
 
@@ -110,8 +112,8 @@ type proxy struct {
 	// yielded is set while large Services wait that have let the others go first. Only the step uses it.
 	yielded bool
 
-	// nodesChanged is set by the watch of Nodes.
-	nodesChanged atomic.Bool
+	// nodesChanged is set by the watch of Nodes, factsChanged by whatever the facts are read from.
+	nodesChanged, factsChanged atomic.Bool
 	// ending is set when the proxy is about to remove its rules.
 	ending atomic.Bool
 
@@ -139,6 +141,13 @@ type proxy struct {
 // folded by those who do it: they take all that has come in the meantime.
 const gap = time.Millisecond
 
+// After burst steps that came sooner, as with many Services that are created one after the other,
+// there is one step in each interval: each has a cost of its own.
+const (
+	interval = 10 * time.Millisecond
+	burst    = 100
+)
+
 func newProxy(self string, settings settings, families []lb.Family, log *slog.Logger, now func() time.Time) *proxy {
 	p := &proxy{
 		self: self, settings: settings, families: families, log: log, now: now,
@@ -147,20 +156,27 @@ func newProxy(self string, settings settings, families []lb.Family, log *slog.Lo
 		counts:  newCounts(), unconfirmed: map[lb.Key]bool{}, lingers: newLingers(),
 		claims: plan.NewClaims(), origins: map[netip.Addr]rescue.Origins{},
 	}
-	p.runner = loop.New(p.step, loop.Options{Gap: gap})
+	p.runner = loop.New(p.step, loop.Options{Gap: gap, Every: interval, Burst: burst})
 	return p
 }
 
 // markNode takes that a Node has changed.
 func (p *proxy) markNode(string) {
 	p.nodesChanged.Store(true)
-	p.runner.Poke()
+	p.markFacts()
+}
+
+// markFacts takes that something has changed of which the facts are made: Nodes, interfaces,
+// ServiceCIDRs, pools, or that one of the lists has come.
+func (p *proxy) markFacts() {
+	p.factsChanged.Store(true)
+	p.runner.PokeNow()
 }
 
 // leave has health ports answer that this node shall not attract traffic any more.
 func (p *proxy) leave() {
 	p.ending.Store(true)
-	p.runner.Poke()
+	p.runner.PokeNow()
 }
 
 // step does all that is due. It costs what has changed, not what there is.
@@ -168,21 +184,9 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.now()
-	facts, waiting := p.settings.facts(p.self, p.from, p.facts)
-	if waiting != p.waiting {
-		p.waiting = waiting
-		if waiting != "" {
-			p.log.Info("waiting before writing rules", "for", waiting)
-		}
-	}
-	if waiting != "" {
+	if (p.factsChanged.Swap(false) || p.waiting != "") && !p.look(now) {
 		return 0, nil // unknown is not absent: whatever a predecessor wrote stays
 	}
-	if p.clusterNodes == nil || p.nodesChanged.Swap(false) {
-		p.clusterNodes = plan.NewNodes(p.from.nodes.All())
-	}
-	facts.external.Nodes = p.clusterNodes
-	p.learn(facts, now)
 	p.hear(now)
 	early, _ := p.collect(now) // a large plan shall not delay the news of others
 	if len(early) > 0 {
@@ -206,6 +210,26 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 	forget(p, early)
 	forget(p, confirmed)
 	return p.lingers.next(now), nil
+}
+
+// look reads the facts, and reports whether they are complete.
+func (p *proxy) look(now time.Time) bool {
+	facts, waiting := p.settings.facts(p.self, p.from, p.facts)
+	if waiting != p.waiting {
+		p.waiting = waiting
+		if waiting != "" {
+			p.log.Info("waiting before writing rules", "for", waiting)
+		}
+	}
+	if waiting != "" {
+		return false
+	}
+	if p.clusterNodes == nil || p.nodesChanged.Swap(false) {
+		p.clusterNodes = plan.NewNodes(p.from.nodes.All())
+	}
+	facts.external.Nodes = p.clusterNodes
+	p.learn(facts, now)
+	return true
 }
 
 // completed is for when the kernel's writer has tried all Services for the first time: from now on
@@ -291,13 +315,49 @@ func (p *proxy) planLive(key lb.Key, now time.Time) []lb.Key {
 	if plan.Tightened(r.live, live) && p.settings.drain > 0 {
 		p.lingers.addPolicy(key, now.Add(p.settings.drain))
 	}
-	if live.Excess != nil {
-		live = r.live.Frozen(live, svc)
-	}
+	live = p.freeze(r, live, svc)
 	if !r.live.Equal(live) { // else they are worth keeping once
 		r.live = live
 	}
 	return p.claims.Set(r.live)
+}
+
+// freeze returns the plan of a Service cut down to what it had, if it is too large, and else as it is.
+func (p *proxy) freeze(r *record, live plan.Service, svc lb.Service) plan.Service {
+	tooLarge := r.tooLarge
+	r.tooLarge = nil
+	if tooLarge != nil && live.Excess == nil && live.Equal(r.live) {
+		live.Excess = tooLarge
+	}
+	if live.Excess == nil {
+		return live // fit stays, as the kernel's writer may refuse it
+	}
+	if r.fit == nil {
+		before := r.live
+		r.fit = &before
+	}
+	endpoints, _ := p.from.slices.Get(r.live.Key)
+	return r.fit.Frozen(live, svc, plan.Without(endpoints, p.dead), p.facts.node)
+}
+
+// sized takes in whether the kernel's writer finds a Service too large, which then gets what it had. If
+// that is unknown, as after a restart, the kernel keeps what it has.
+func (p *proxy) sized(r *record) (frozen bool) {
+	var tooLarge plan.TooLarge
+	switch {
+	case r.planned.Excess != nil || r.pending() && r.failure == nil:
+	case r.failure == nil:
+		r.fit = nil
+	case errors.As(r.failure, &tooLarge) && len(r.applied.Ports) > 0 && r.applied.UID == r.live.UID:
+		if r.fit == nil {
+			before := r.applied
+			r.fit = &before
+		}
+		r.tooLarge = &tooLarge
+		p.mark(r.live.Key)
+		return true
+	}
+	return false
 }
 
 // replan notes a new plan, and returns whether it differs from the one before.
@@ -387,7 +447,9 @@ func (p *proxy) collect(now time.Time) (keys map[lb.Key]bool, all bool) {
 			}
 		}
 		p.counts.add(r, 1)
-		p.warn(r)
+		if !p.sized(r) {
+			p.warn(r)
+		}
 	}
 	if len(p.unconfirmed) == 0 {
 		p.unconfirmed = map[lb.Key]bool{} // a map that was large once is slow to go through for ever

@@ -224,7 +224,15 @@ func (b *bench) hear() (news lb.FeedUpdate, ok bool) {
 }
 
 // run does one step and returns when the next is due.
+// run makes a step with whatever the facts are made of as it is now.
 func (b *bench) run() time.Duration {
+	b.t.Helper()
+	b.markFacts()
+	return b.runAlone()
+}
+
+// runAlone makes a step after changes of Services and slices alone.
+func (b *bench) runAlone() time.Duration {
 	b.t.Helper()
 	again, err := b.step(b.t.Context())
 	if err != nil {
@@ -986,14 +994,14 @@ func TestContract10UnknownSchedulersAreSaid(t *testing.T) {
 		{"random", modeIptables, ""},
 		{
 			"least-connections", modeIptables,
-			`web SchedulerIgnored here: annotation landfall.dev/scheduler: "least-connections" is none of random, round-robin, source-hash, maglev; the node's default is used`},
+			`web SchedulerIgnored here: annotation landfall.dev/scheduler: "least-connections" is none of random, round-robin (rr), weighted-round-robin (wrr), source-hash (sh, mh), destination-hash (dh), maglev; the node's default is used`},
 		{
 			"maglev", modeIptables,
 			`web SchedulerIgnored here: annotation landfall.dev/scheduler: "maglev" needs a proxy in nftables mode; in iptables mode connections are spread at random`},
 		{"maglev", modeNftables, ""},
-		{
-			"rr", modeNftables,
-			`web SchedulerIgnored here: annotation landfall.dev/scheduler: "rr" is none of random, round-robin, source-hash, maglev; the node's default is used`},
+		{"rr", modeNftables, ""},
+		{"wlc", modeNftables, "web SchedulerIgnored here: annotation landfall.dev/scheduler: wlc needs counts of connections, which " +
+			"rules do not have; the node's default is used"},
 	} {
 		b.mode, b.warnings = tt.mode, nil
 		ask(tt.scheduler)
@@ -1122,5 +1130,119 @@ func TestContract11TooLargeIsToldAndKept(t *testing.T) {
 	b.run()
 	if r := b.records[key("web")]; r.planned.Excess != nil || !plan.SameRules(before, r.planned, lb.IPv4) {
 		t.Errorf("afterwards: %v", r.planned.Excess)
+	}
+}
+
+// The facts of the node are read when something has changed of which they are made, and not with
+// each Service.
+func TestFactsAreReadWhenTheyChange(t *testing.T) {
+	b := newBench(t)
+	b.synced()
+	reads := 0
+	interfaces := b.from.interfaces
+	b.from.interfaces = func() ([]lb.Interface, bool) {
+		reads++
+		return interfaces()
+	}
+	b.runAlone() // the first step needs no mark
+	for i := range 3 {
+		b.put("web", fmt.Sprintf("198.51.100.%d", i+1), "10.200.1.1")
+		b.runAlone()
+		b.rules.confirm()
+		b.runAlone()
+	}
+	if reads != 1 || len(b.records[key("web")].planned.Ports) == 0 {
+		t.Errorf("%d reads", reads)
+	}
+	b.markNode("here")
+	b.runAlone()
+	if reads != 2 {
+		t.Errorf("%d reads after a Node has changed", reads)
+	}
+	b.nodes.SetSynced(false) // as before the lists have come
+	b.markFacts()
+	b.runAlone()
+	b.nodes.SetSynced(true)
+	b.runAlone()
+	if reads != 4 || b.waiting != "" {
+		t.Errorf("%d reads while a list is missing, waiting for %q", reads, b.waiting)
+	}
+}
+
+// Contract clause 11: a Service that is too large for the kernel's writer follows its source ranges
+// and its slices all the same; one that was ready before is used again. Once it fits, it is served as
+// asked.
+func TestContract11TooLargeForTheKernelFollows(t *testing.T) {
+	b := newBench(t)
+	b.synced()
+	b.put("web", "198.51.100.1", "10.200.1.1", "10.200.1.2")
+	b.run()
+	b.rules.confirm()
+	b.run()
+	refuse := func() {
+		applied := b.records[key("web")].applied
+		if b.rules.wanted[key("web")].Excess != nil {
+			t.Fatal("nothing new was tried")
+		}
+		b.rules.outcomes[key("web")] = plan.Outcome{Applied: applied, Alone: []lb.Family{lb.IPv4},
+			Err: plan.TooLarge{Elements: 200_000, Limit: 131_072}}
+		b.run() // takes in the refusal
+		b.run() // plans what it had
+		b.rules.confirm()
+		b.run()
+	}
+	check := func(what string, sources string, backends ...string) {
+		t.Helper()
+		r := b.records[key("web")]
+		var got []string
+		for _, backend := range r.applied.Ports[0].Backends.Cluster {
+			got = append(got, backend.Addr.Addr().String())
+		}
+		f := r.applied.Ports[0].Frontends[1]
+		if !slices.Equal(got, backends) || f.Sources == nil || fmt.Sprint(f.Sources.Networks) != sources {
+			t.Errorf("%s: backends %v, sources %v", what, got, f.Sources)
+		}
+		if d := r.deliveries[0]; d.Refusal == nil || !strings.HasPrefix(d.Refusal.Message, "the Service is too large: ") {
+			t.Errorf("%s: delivery %+v", what, d)
+		}
+	}
+	ranges := func(text string) {
+		svc, _ := b.services.Get(key("web"))
+		svc.SourceRanges = []netip.Prefix{netip.MustParsePrefix(text)}
+		b.services.Set(key("web"), svc)
+		b.mark(key("web"))
+	}
+	ranges("203.0.113.0/24")
+	b.run()
+	refuse()
+	check("at first", "[203.0.113.0/24]", "10.200.1.1", "10.200.1.2")
+	ranges("203.0.113.8/29")
+	b.run()
+	refuse()
+	check("narrowed", "[203.0.113.8/29]", "10.200.1.1", "10.200.1.2")
+
+	all, _ := b.slices.Get(key("web"))
+	some := slices.Clone(all)
+	some[0].Endpoints = append(slices.Clone(all[0].Endpoints[1:]),
+		lb.Endpoint{Addr: netip.MustParseAddr("10.200.1.3"), Node: "here", Ready: true, Serving: true})
+	b.slices.Set(key("web"), some)
+	b.mark(key("web"))
+	b.run()
+	refuse()
+	check("one endpoint has gone, one has come", "[203.0.113.8/29]", "10.200.1.2")
+	b.slices.Set(key("web"), all)
+	b.mark(key("web"))
+	b.run()
+	refuse()
+	check("it is back", "[203.0.113.8/29]", "10.200.1.1", "10.200.1.2")
+
+	b.slices.Set(key("web"), some)
+	b.mark(key("web"))
+	b.run()
+	b.rules.confirm()
+	b.run()
+	r := b.records[key("web")]
+	if d := r.deliveries[0]; d.Refusal != nil || d.Ready != 2 || r.fit != nil {
+		t.Errorf("it fits: %+v", d)
 	}
 }

@@ -16,8 +16,12 @@ type record struct {
 	live    plan.Service // what the API server asks for
 	planned plan.Service // with what lingers
 	applied plan.Service
-	failure error
-	alone   []lb.Family // where the failure is this Service's own
+	// fit is the plan of when the Service was not too large; nil unless it is. tooLarge is set while the
+	// kernel's writer has refused live for its size, and nothing else was planned yet.
+	fit      *plan.Service
+	tooLarge *plan.TooLarge
+	failure  error
+	alone    []lb.Family // where the failure is this Service's own
 	// since is when the oldest change came that the kernel has not confirmed, by family; zero when
 	// there is none.
 	since [2]time.Time

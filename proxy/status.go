@@ -89,12 +89,16 @@ type vipStatus struct {
 
 func (p *proxy) status() status {
 	st := status{Node: p.self, Mode: p.mode}
+	refusal := ""
+	if p.refusal != nil {
+		refusal = p.refusal()
+	}
 	if p.found != nil {
 		st.Findings = p.found()
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	st.Waiting, st.Ready, st.Leaving = p.waiting, p.complete, p.facts.leaving
+	st.Waiting, st.Ready, st.Leaving = ops.Waiting(p.waiting, refusal), p.complete, p.facts.leaving
 	return st
 }
 

@@ -9,13 +9,18 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"sigs.k8s.io/yaml"
 
 	"github.com/landfall-lb/landfall/release/image"
 )
 
-const home = "https://github.com/landfall-lb/landfall"
+const (
+	home = "https://github.com/landfall-lb/landfall"
+	// chartName is where the workflow pushes the chart.
+	chartName = "ghcr.io/landfall-lb/charts/landfall"
+)
 
 // chart packages the chart. It carries the release's version as its own and as that of the image.
 // Helm stamps its archive with the time of day, so its files go into another one.
@@ -44,7 +49,45 @@ func (r release) chart(ctx context.Context) error {
 	if err := r.restamp(out, packed); err != nil {
 		return err
 	}
-	return out.Close()
+	if err := out.Close(); err != nil {
+		return err
+	}
+	return r.chartLayout(out.Name())
+}
+
+// Media types of a chart in a registry (https://helm.sh/docs/topics/registries).
+const (
+	typeChartConfig = "application/vnd.cncf.helm.config.v1+json"
+	typeChart       = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"
+)
+
+// chartLayout writes the packaged chart once more, as an OCI image layout: what "helm push" makes of it,
+// for those who fill a registry without helm.
+func (r release) chartLayout(packed string) error {
+	content, err := os.ReadFile(packed)
+	if err != nil {
+		return err
+	}
+	text, err := os.ReadFile(filepath.Join(r.Repository, "charts/landfall/Chart.yaml"))
+	if err != nil {
+		return err
+	}
+	var chart map[string]any
+	if err := yaml.Unmarshal(text, &chart); err != nil {
+		return fmt.Errorf("charts/landfall/Chart.yaml: %w", err)
+	}
+	chart["version"], chart["appVersion"] = r.Version, r.Version
+	description, _ := chart["description"].(string)
+	_, err = image.WriteArtifact(filepath.Join(r.Out, "landfall-chart-"+r.Version+".tar"), chartName+":"+r.Version,
+		image.Artifact{
+			ConfigType: typeChartConfig, Config: chart, Type: typeChart, Content: content,
+			Annotations: map[string]string{
+				"org.opencontainers.image.title": "landfall", "org.opencontainers.image.version": r.Version,
+				"org.opencontainers.image.description": description, "org.opencontainers.image.source": home,
+				"org.opencontainers.image.created": r.Time.UTC().Format(time.RFC3339),
+			},
+		})
+	return err
 }
 
 // The manifest of a kubectl plugin (https://krew.sigs.k8s.io/docs/developer-guide/plugin-manifest).

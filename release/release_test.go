@@ -71,8 +71,24 @@ func unpack(t *testing.T, path string) map[string][]byte {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return readTar(t, unzipped)
+}
+
+// unpackTar returns the files of a tar.
+func unpackTar(t *testing.T, path string) map[string][]byte {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	return readTar(t, f)
+}
+
+func readTar(t *testing.T, from io.Reader) map[string][]byte {
+	t.Helper()
 	files := map[string][]byte{}
-	for in := tar.NewReader(unzipped); ; {
+	for in := tar.NewReader(from); ; {
 		header, err := in.Next()
 		if errors.Is(err, io.EOF) {
 			return files
@@ -111,7 +127,8 @@ func TestRelease(t *testing.T) {
 
 	t.Run("files", func(t *testing.T) {
 		want := []string{
-			"krew-landfall.yaml", "landfall-" + version + ".tgz", "landfall-image.tar", "notes.md",
+			"krew-landfall.yaml", "landfall-" + version + ".tgz", "landfall-chart-" + version + ".tar", "landfall-image.tar",
+			"notes.md",
 			"landfall_" + version + system + ".tar.gz", "landfall_" + version + system + ".spdx.json",
 			"landfallctl_" + version + system + ".tar.gz", "landfallctl_" + version + system + ".spdx.json",
 		}
@@ -162,6 +179,48 @@ func TestRelease(t *testing.T) {
 			filepath.Join(dist, "landfall-"+version+".tgz"), "--set", "proxy.clusterCIDR=10.244.0.0/16").CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "/landfall:"+version) {
 			t.Errorf("helm template: %v: no image of version %s", err, version)
+		}
+	})
+
+	t.Run("chart as a layout", func(t *testing.T) {
+		files := unpackTar(t, filepath.Join(dist, "landfall-chart-"+version+".tar"))
+		blob := func(digest string) []byte {
+			t.Helper()
+			content, ok := files["blobs/sha256/"+strings.TrimPrefix(digest, "sha256:")]
+			if !ok {
+				t.Fatalf("there is no blob %s in %v", digest, slices.Sorted(maps.Keys(files)))
+			}
+			return content
+		}
+		type descriptor struct{ MediaType, Digest string }
+		var top struct{ Manifests []descriptor }
+		var manifest struct {
+			Config descriptor
+			Layers []descriptor
+		}
+		var config struct{ Name, Version, AppVersion string }
+		for _, read := range []struct {
+			into any
+			text func() []byte
+		}{
+			{&top, func() []byte { return files["index.json"] }},
+			{&manifest, func() []byte { return blob(top.Manifests[0].Digest) }},
+			{&config, func() []byte { return blob(manifest.Config.Digest) }},
+		} {
+			if err := json.Unmarshal(read.text(), read.into); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if len(manifest.Layers) != 1 || manifest.Layers[0].MediaType != typeChart ||
+			manifest.Config.MediaType != typeChartConfig {
+			t.Fatalf("manifest is %+v", manifest)
+		}
+		packed, err := os.ReadFile(filepath.Join(dist, "landfall-"+version+".tgz"))
+		if err != nil || !bytes.Equal(packed, blob(manifest.Layers[0].Digest)) {
+			t.Errorf("the layer is not the packaged chart (%v)", err)
+		}
+		if config.Name != "landfall" || config.Version != version || config.AppVersion != version {
+			t.Errorf("configuration is %+v", config)
 		}
 	})
 

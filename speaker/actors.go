@@ -170,6 +170,7 @@ type routeSinks struct {
 		Statuses() map[string]bgp.Status
 		Brief() map[string]bgp.Status
 		Announced(netip.Prefix) []string
+		Confirming(netip.Prefix) []string
 	}
 	bfd interface {
 		Set(map[bfd.Key]bfd.Profile)

@@ -2,19 +2,25 @@ package main
 
 import (
 	"context"
+	"maps"
 	"net/netip"
 	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/kube"
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/links"
 	"github.com/landfall-lb/landfall/internal/preflight"
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
-// arpIgnore says for which of its addresses the kernel answers ARP on an interface.
-const arpIgnore = "/proc/sys/net/ipv4/conf/all/arp_ignore"
+// interfaceParameters is where the kernel has its parameters of interfaces, for IPv4. Of that of an
+// interface and that of all, the greater one holds.
+const interfaceParameters = "/proc/sys/net/ipv4/conf"
 
 // host looks at what decides on this node, beside the speaker, whether announcements make sense.
 type host struct {
@@ -25,7 +31,11 @@ type host struct {
 	alone time.Time
 	// ignoreExclude has the node announce although a label says not to.
 	ignoreExclude bool
-	arpIgnore     string // the file
+	parameters    string // the folder with those of interfaces
+	// answering are the interfaces that answer for each VIP; uplink returns the way out, "" if that is
+	// not certain.
+	answering func() map[netip.Addr][]string
+	uplink    func() string
 	// conflicts are the conflicting hosts that were seen lately, by VIP.
 	conflicts func() map[netip.Addr][]plan.ConflictingHost
 	// unreachable says why the API server is not reached; nil if it is.
@@ -34,12 +44,23 @@ type host struct {
 
 // newPreflight returns the actor that looks.
 func newPreflight(s *speaker, port uint16, client *kube.Client, events *kube.Events) *preflight.Preflight {
-	h := host{speaker: s, port: port, ignoreExclude: s.opts.ignoreExclude, arpIgnore: arpIgnore,
-		conflicts:   func() map[netip.Addr][]plan.ConflictingHost { return s.to.l2.Outcome().ConflictingHosts },
+	h := host{speaker: s, port: port, ignoreExclude: s.opts.ignoreExclude, parameters: interfaceParameters,
+		answering: func() map[netip.Addr][]string { return s.to.l2.Outcome().Answering }, uplink: links.Uplink,
+		conflicts:   s.conflicts,
 		unreachable: client.Unreachable}
 	return preflight.New(preflight.Options{Log: s.log, Now: time.Now, Look: func(context.Context) ([]lb.Finding, bool) {
 		return h.look(time.Now())
 	}, Tell: func(f lb.Finding, gone bool) { events.Finding(s.self, f, gone) }})
+}
+
+// conflicts returns the conflicting hosts that were seen lately, by VIP. Addresses that no Service has
+// are left out.
+func (s *speaker) conflicts() map[netip.Addr][]plan.ConflictingHost {
+	found := maps.Clone(s.to.l2.Outcome().ConflictingHosts)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(found, func(vip netip.Addr, _ []plan.ConflictingHost) bool { return !s.rooms.holders.Held(vip) })
+	return found
 }
 
 // look returns what keeps announcements of this node from clients; it knows nothing before the
@@ -57,10 +78,41 @@ func (h *host) look(now time.Time) (found []lb.Finding, known bool) {
 	if err := h.unreachable(); err != nil {
 		facts.Unreachable = strings.ReplaceAll(err.Error(), "\n", "; ")
 	}
-	if text, err := os.ReadFile(h.arpIgnore); err == nil {
+	if text, err := os.ReadFile(filepath.Join(h.parameters, "all", "arp_ignore")); err == nil {
 		facts.AnswersAll = strings.TrimSpace(string(text)) == "0"
 	}
+	if facts.Answering = h.interfaces(); len(facts.Answering) > 0 {
+		facts.Uplink, facts.Strict = h.uplink(), map[string]bool{}
+		for _, name := range facts.Answering {
+			facts.Strict[name] = max(h.filter("all"), h.filter(name)) == strictFilter
+		}
+	}
 	return plan.Findings(facts), true
+}
+
+// strictFilter is the value of rp_filter by which answers have to leave where the packet came in.
+const strictFilter = 1
+
+// filter reads the parameter rp_filter of an interface; what cannot be read drops nothing.
+func (h *host) filter(name string) int {
+	text, err := os.ReadFile(filepath.Join(h.parameters, name, "rp_filter"))
+	if err != nil {
+		return 0
+	}
+	value, _ := strconv.Atoi(strings.TrimSpace(string(text)))
+	return value
+}
+
+// interfaces returns those that answer for IPv4 addresses, sorted.
+func (h *host) interfaces() []string {
+	var names []string
+	for vip, on := range h.answering() {
+		if vip.Is4() {
+			names = append(names, on...)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // unmet returns for how long the speaker has met no other although others are ready: two or more

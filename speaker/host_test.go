@@ -27,13 +27,20 @@ func TestHostLooks(t *testing.T) {
 		s.from.daemonSet = sets
 		var seen map[netip.Addr][]plan.ConflictingHost
 		var cut error
-		h := host{speaker: s, port: 7947, arpIgnore: filepath.Join(t.TempDir(), "arp_ignore"),
+		answering := map[netip.Addr][]string{}
+		h := host{speaker: s, port: 7947, parameters: t.TempDir(),
 			conflicts:   func() map[netip.Addr][]plan.ConflictingHost { return seen },
-			unreachable: func() error { return cut }}
+			unreachable: func() error { return cut },
+			answering:   func() map[netip.Addr][]string { return answering }, uplink: func() string { return "eth0" }}
 		now := time.Now()
-		if err := os.WriteFile(h.arpIgnore, []byte("0\n"), 0o600); err != nil {
-			t.Fatal(err)
+		set := func(name, parameter, value string) {
+			folder := filepath.Join(h.parameters, name)
+			if err := errors.Join(os.MkdirAll(folder, 0o700),
+				os.WriteFile(filepath.Join(folder, parameter), []byte(value+"\n"), 0o600)); err != nil {
+				t.Fatal(err)
+			}
 		}
+		set("all", "arp_ignore", "0")
 		look := func(want ...lb.Reason) {
 			t.Helper()
 			now = now.Add(time.Minute)
@@ -77,6 +84,14 @@ func TestHostLooks(t *testing.T) {
 		look(lb.ReasonAddressConflict)
 		cut = errors.New("no route to host")
 		look(lb.ReasonAPIServerUnreachable, lb.ReasonAddressConflict)
+
+		seen, cut = nil, nil
+		set("eth1", "rp_filter", "1")
+		answering[netip.MustParseAddr("192.0.2.9")] = []string{"eth0", "eth1"}
+		answering[netip.MustParseAddr("2001:db8::9")] = []string{"eth2"}
+		look(lb.ReasonStrictReversePath)
+		set("all", "rp_filter", "2") // the greater one holds
+		look()
 	})
 }
 

@@ -71,6 +71,7 @@ type flags struct {
 	gossipProfile                                string
 	probeInterval, probeTimeout                  time.Duration
 	hold, restartHold, announceEvery             time.Duration
+	probeAheadRate                               float64
 	options                                      options
 }
 
@@ -105,6 +106,9 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.DurationVar(&f.announceEvery, "announce-every", 0,
 		"how often the owner repeats its gratuitous ARP and NDP for an address, at least 1s; set it where switches forget "+
 			"MAC addresses sooner than routers refresh them; 0 never repeats")
+	set.Float64Var(&f.probeAheadRate, "probe-ahead-rate", 5,
+		"how many ARP probes and neighbor solicitations a second the node sends at most for the addresses that Services get "+
+			"next (spec.probeAhead of IPAddressPools), so that a new Service answers at once, 0 to 100; 0 probes none ahead")
 	set.BoolVar(&f.options.cordonDrains, "drain-on-cordon", false, "move addresses away from a node that is cordoned")
 	set.BoolVar(&f.options.ignoreExclude, "ignore-exclude-lb", false,
 		"announce addresses on nodes with the label "+plan.LabelExclude+
@@ -149,6 +153,9 @@ func (f *flags) check() (bind netip.Addr, keys [][]byte, err error) {
 	if f.announceEvery != 0 && f.announceEvery < time.Second {
 		return bind, nil, ops.Usagef("--announce-every: %s is neither 0 nor at least 1s", f.announceEvery)
 	}
+	if !(f.probeAheadRate >= 0 && f.probeAheadRate <= 100) {
+		return bind, nil, ops.Usagef("--probe-ahead-rate: %v is not between 0 and 100", f.probeAheadRate)
+	}
 	if f.bgpListen != "" {
 		if err := bgp.CheckListen(f.bgpListen); err != nil {
 			return bind, nil, ops.Usagef("--bgp-listen: %w", err)
@@ -179,7 +186,7 @@ func (f *flags) watch(client *kube.Client, s *speaker) actor.Runner {
 	s.from = sources{
 		services:       kube.LabelledServices(client, s.changes.markService),
 		nodes:          kube.Nodes(client, "", func(node string) { s.changes.markNode(node == s.self) }),
-		pools:          kube.Pools(client, func(string) { s.changes.markAll() }, nil),
+		pools:          kube.Pools(client, func(string) { s.changes.markAll() }, s.changes.markAhead),
 		advertisements: kube.L2Advertisements(client, func(string) { s.changes.markAll() }, s.changes.markStatus),
 	}
 	var peers *kube.Table[string, lb.Peer]
@@ -217,7 +224,7 @@ func secretsOf(peers map[string]lb.Peer, namespace string) map[string]bool {
 // spare is how much more garbage than usual there may be before it is collected: with as little
 // memory as a speaker needs, that would be several times a second while Services come. Nothing
 // touches the memory, so the kernel gives none for it.
-const spare = 24 << 20
+const spare = 12 << 20
 
 func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	defer runtime.KeepAlive(make([]byte, spare))
@@ -263,7 +270,8 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		Changed: s.changes.markVIPs,
 	})
 	s.from.members, s.from.liveness = talk, alive
-	responder := l2.New(l2.Options{Log: rt.Log, Repeat: f.announceEvery, Stats: newPackets(rt.Metrics),
+	responder := l2.New(l2.Options{Self: rt.NodeName, Log: rt.Log, AheadRate: f.probeAheadRate,
+		Repeat: f.announceEvery, Stats: newPackets(rt.Metrics),
 		Changed: s.runner.Poke, Wakes: func() uint64 { wakes, _ := beat.Wakes(); return wakes }})
 	events := client.Events(name, rt.NodeName)
 	reporter := newReporter(client, s, events)
@@ -272,16 +280,16 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	sessions := bgp.New(bgp.Options{Log: rt.Log, Hostname: rt.NodeName, Listen: f.bgpListen, Prepare: nearby.Resolve,
 		Changed: s.runner.Poke})
 	rt.Metrics.MustRegister(sessions)
-	watches := bfd.New(bfd.Options{Log: rt.Log, Changed: s.runner.Poke})
+	watches := bfd.New(bfd.Options{Log: rt.Log, Changed: s.runner.PokeNow})
 	objects := report.NewObjects(rt.Log)
 	s.to = sinks{
 		l2: responder, report: reporter, routes: routeSinks{bgp: sessions, bfd: watches}, objects: objects,
 		neighbors: nearby, writers: newWriters(client, events),
 	}
 	flight := newPreflight(s, f.bindPort, client, events)
-	s.found = flight.Found
+	s.found, s.refusal = flight.Found, client.Refusal
 	seen := witness.New(witness.Options{Lease: client.Witnesses(f.namespace, leaseName), Log: rt.Log,
-		Changed: s.runner.Poke})
+		Changed: s.runner.PokeNow})
 	s.to.witness = seen
 	actors := map[string]actor.Runner{
 		"gateways": around, "watches": client, "interfaces": watcher, "gossip": talk, "probes of speakers": alive,

@@ -3,6 +3,8 @@ package main
 import (
 	"cmp"
 	"net/netip"
+	"slices"
+	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -12,7 +14,7 @@ import (
 
 // packets counts what the L2 actor sees and sends.
 type packets struct {
-	requests, replies, gratuitous, dropped *prometheus.CounterVec
+	requests, replies, gratuitous, dropped, probes *prometheus.CounterVec
 }
 
 func newPackets(registry prometheus.Registerer) *packets {
@@ -25,7 +27,10 @@ func newPackets(registry prometheus.Registerer) *packets {
 		requests:   counter("arp_requests_total", "ARP requests for VIPs that this node answers for.", "interface", "vip"),
 		replies:    counter("arp_replies_total", "ARP replies sent.", "interface", "vip"),
 		gratuitous: counter("gratuitous_total", "Unasked announcements sent.", "interface", "vip"),
-		dropped:    counter("arp_dropped_total", "ARP packets left without an answer.", "interface", "reason"),
+		probes: counter("arp_probes_total",
+			"Questions sent whether a device uses an address: for a new VIP, or ahead, before a Service has the address.",
+			"interface", "ahead"),
+		dropped: counter("arp_dropped_total", "ARP packets left without an answer.", "interface", "reason"),
 	}
 }
 
@@ -45,12 +50,18 @@ func (p *packets) Dropped(iface string, why l2.Drop) {
 	p.dropped.WithLabelValues(iface, string(why)).Inc()
 }
 
+func (p *packets) Probe(iface string, ahead bool) {
+	p.probes.WithLabelValues(iface, strconv.FormatBool(ahead)).Inc()
+}
+
 // collector shows the speaker's state as metrics at the time of asking, so that nothing is left
 // over from what was.
 type collector struct {
 	s                                               *speaker
 	announced, claims, reasons, conflicts           *prometheus.Desc
 	members, missing, majority, feedUsable, changes *prometheus.Desc
+	mtu                                             *prometheus.Desc
+	ahead, aheadClear                               *prometheus.Desc
 }
 
 func newCollector(s *speaker) *collector {
@@ -69,16 +80,21 @@ func newCollector(s *speaker) *collector {
 		members:    desc("members", "Live nodes that run a speaker, this one included."),
 		feedUsable: desc("gate_usable", "1 while the speaker can trust what its readiness source reports."),
 		changes:    desc("owner_changes_total", "Changes of a VIP's owner, as this node saw them."),
+		ahead:      desc("addresses_ahead", "Addresses that Services get next and that this node may announce."),
+		aheadClear: desc("addresses_ahead_clear",
+			"Of these, those that a node has probed lately without an answer, so that a Service answers at once."),
 		conflicts: desc(
 			"address_conflict",
 			"1 for each conflicting host: a device outside the cluster that uses a VIP, as this node sees it.",
 			"vip", "interface", "mac"),
+		mtu: desc("subnet_mtu_bytes", "MTU of the interface by which this node is in a subnet. It must be that of all nodes "+
+			"there.", "subnet", "interface"),
 	}
 }
 
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{c.announced, c.claims, c.reasons, c.members, c.missing, c.majority, c.feedUsable,
-		c.changes, c.conflicts} {
+		c.changes, c.conflicts, c.mtu, c.ahead, c.aheadClear} {
 		ch <- d
 	}
 }
@@ -122,8 +138,51 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(c.feedUsable, truth(c.s.from.feed == nil || c.s.from.feed.Reason() == ""))
 	c.s.mu.Lock()
 	changes := c.s.rooms.ownership.OwnerChanges()
+	wanted, clear := c.s.rooms.ahead.Counts(c.s.self)
 	c.s.mu.Unlock()
+	gauge(c.ahead, float64(wanted))
+	gauge(c.aheadClear, float64(clear))
 	ch <- prometheus.MustNewConstMetric(c.changes, prometheus.CounterValue, float64(changes))
+	interfaces, _ := c.s.from.interfaces()
+	for _, one := range mtus(interfaces, c.s.from.nodes.All()) {
+		gauge(c.mtu, float64(one.bytes), one.subnet.String(), one.name)
+	}
+}
+
+// subnetMTU is what an interface sends at most into a subnet.
+type subnetMTU struct {
+	subnet netip.Prefix
+	name   string
+	bytes  int
+}
+
+// maxSubnets bounds the metric of MTUs.
+const maxSubnets = 64
+
+// mtus lists the subnets in which this node and other Nodes are.
+func mtus(interfaces []lb.Interface, nodes map[string]lb.Node) (all []subnetMTU) {
+	for _, i := range interfaces {
+		seen := map[netip.Prefix]bool{}
+		for _, p := range i.Addresses {
+			subnet := p.Masked()
+			if !i.Up || i.MTU == 0 || seen[subnet] || len(all) == maxSubnets || !shared(p, nodes) {
+				continue
+			}
+			seen[subnet] = true
+			all = append(all, subnetMTU{subnet, i.Name, i.MTU})
+		}
+	}
+	return all
+}
+
+// shared reports whether another Node has an address in the subnet of an address.
+func shared(own netip.Prefix, nodes map[string]lb.Node) bool {
+	for _, n := range nodes {
+		if slices.ContainsFunc(n.Addresses, func(a netip.Addr) bool { return a != own.Addr() && own.Contains(a) }) {
+			return true
+		}
+	}
+	return false
 }
 
 func truth(b bool) float64 {

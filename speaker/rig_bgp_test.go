@@ -154,6 +154,9 @@ func (f *fakeRouters) Announced(p netip.Prefix) []string {
 	return peers
 }
 
+// Confirming returns none: the routers announce nothing.
+func (*fakeRouters) Confirming(netip.Prefix) []string { return nil }
+
 // fakeBFD has the sessions that it is told to have in the state that the test wants.
 type fakeBFD struct {
 	node *fakeNode

@@ -8,6 +8,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
+	"github.com/landfall-lb/landfall/speaker/ahead"
 	"github.com/landfall-lb/landfall/speaker/handoff"
 	"github.com/landfall-lb/landfall/speaker/holders"
 	"github.com/landfall-lb/landfall/speaker/ownership"
@@ -31,6 +32,8 @@ type speaker struct {
 	found func() []lb.Finding
 	// trace takes spans; nil if nobody wants to know.
 	trace func(lb.Span)
+	// refusal says what the API server does not let the program read; nil if nobody asks.
+	refusal func() string
 	// candidates are the interfaces that may answer, as of the last step. Only the step uses them.
 	candidates []lb.Interface
 
@@ -66,6 +69,7 @@ type phase struct {
 // the others; the step takes from one what the next has to know.
 type rooms struct {
 	holders   holders.State
+	ahead     ahead.State
 	partition partition.State
 	routes    routes.State
 	ownership ownership.State
@@ -80,7 +84,16 @@ func newSpeaker(self, class string, log *slog.Logger) *speaker {
 		self: self, opts: options{class: class}, log: log, phase: phase{waiting: "the API server"},
 		rooms: rooms{routes: routes.New(), ownership: ownership.New()},
 	}
-	s.runner = loop.New(func(context.Context) (time.Duration, error) { return s.step(time.Now()), nil }, loop.Bulk())
-	s.changes.poke = s.runner.Poke
+	s.runner = loop.New(func(context.Context) (time.Duration, error) { return s.step(time.Now()), nil }, often())
+	s.changes.poke, s.changes.now = s.runner.Poke, s.runner.PokeNow
 	return s
+}
+
+// often returns how often the step runs. Each new Service causes a dozen changes on every node: those of
+// its object, what the proxy reports, the claims of the others and what this node then answers for.
+// While Services keep coming, ten steps a second take them in.
+func often() loop.Options {
+	o := loop.Bulk()
+	o.Every, o.Burst = 100*time.Millisecond, 20
+	return o
 }

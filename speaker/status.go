@@ -22,10 +22,18 @@ type status struct {
 	Members    membersStatus     `json:"members"`
 	Interfaces []interfaceStatus `json:"interfaces"`
 	// Answering counts the VIPs for which the node answers ARP or NDP now.
-	Answering int       `json:"answering"`
-	BGP       bgpStatus `json:"bgp"`
+	Answering int         `json:"answering"`
+	Ahead     aheadStatus `json:"ahead"`
+	BGP       bgpStatus   `json:"bgp"`
 	// Findings are what keeps announcements of this node from clients, beside the speaker.
 	Findings []lb.Finding `json:"findings,omitempty"`
+}
+
+// aheadStatus counts the addresses that Services get next and that this node may announce.
+type aheadStatus struct {
+	Wanted int `json:"wanted"`
+	// Clear are those that a node has probed lately without an answer.
+	Clear int `json:"clear"`
 }
 
 type gateStatus struct {
@@ -48,6 +56,8 @@ type membersStatus struct {
 	Strange []string `json:"withoutSpeaker,omitempty"`
 	// Majority is set while the live ones are most of those that are live or missing.
 	Majority bool `json:"majority"`
+	// Trouble says which others cannot be joined, and why.
+	Trouble string `json:"trouble,omitempty"`
 	// Elsewhere is what a majority that this node does not see says of itself over the API server.
 	Elsewhere *lb.Witness `json:"elsewhere,omitempty"`
 }
@@ -101,7 +111,12 @@ func (s *speaker) status() status {
 	}
 	s.mu.Lock()
 	st.Waiting, st.Stopping = s.phase.waiting, s.phase.stopping
+	st.Ahead.Wanted, st.Ahead.Clear = s.rooms.ahead.Counts(s.self)
 	s.mu.Unlock()
+	if s.refusal != nil {
+		st.Waiting = ops.Waiting(st.Waiting, s.refusal())
+		st.BGP.Waiting = ops.Waiting(st.BGP.Waiting, s.refusal())
+	}
 	return st
 }
 
@@ -150,7 +165,7 @@ func (s *speaker) describe(vips []netip.Addr) []vipStatus {
 func (s *speaker) membersStatus() membersStatus {
 	seen := s.from.liveness.Speakers()
 	st := membersStatus{Joined: s.from.members.Joined(), Live: seen.Live, Missing: seen.Missing, Dead: seen.Dead,
-		Majority: seen.Majority}
+		Majority: seen.Majority, Trouble: strings.TrimPrefix(s.from.members.Trouble(), ": ")}
 	for node := range s.from.nodes.All() {
 		if !slices.Contains(seen.Live, node) && !slices.Contains(seen.Missing, node) {
 			st.Strange = append(st.Strange, node)

@@ -76,10 +76,12 @@ type bfdHealth struct {
 type routeStatus struct {
 	Prefixes []netip.Prefix `json:"prefixes,omitempty"`
 	// Peers hear of the VIP.
-	Peers     []string           `json:"peers,omitempty"`
-	Leaving   bool               `json:"leaving,omitempty"`
-	Refusal   *lb.Refusal        `json:"refusal,omitempty"`
-	Obstacles []plan.BGPObstacle `json:"obstacles,omitempty"`
+	Peers []string `json:"peers,omitempty"`
+	// Confirming are the peers that announce the prefix back, and so have taken it from another node.
+	Confirming []string           `json:"confirming,omitempty"`
+	Leaving    bool               `json:"leaving,omitempty"`
+	Refusal    *lb.Refusal        `json:"refusal,omitempty"`
+	Obstacles  []plan.BGPObstacle `json:"obstacles,omitempty"`
 }
 
 func (s *speaker) bgpStatus() bgpStatus {
@@ -134,8 +136,13 @@ func (s *speaker) routeStatus(vip netip.Addr) *routeStatus {
 		return nil
 	}
 	routed := s.rooms.routes.Routed(vip)
-	return &routeStatus{Prefixes: v.Prefixes, Peers: routed.Peers, Leaving: v.Leaving, Refusal: routed.Refusal,
-		Obstacles: v.Obstacles}
+	var confirming []string
+	for _, p := range v.Prefixes {
+		confirming = append(confirming, s.to.routes.bgp.Confirming(p)...)
+	}
+	slices.Sort(confirming)
+	return &routeStatus{Prefixes: v.Prefixes, Peers: routed.Peers, Confirming: slices.Compact(confirming),
+		Leaving: v.Leaving, Refusal: routed.Refusal, Obstacles: v.Obstacles}
 }
 
 // pathCollector shows the BFD sessions as metrics.

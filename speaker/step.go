@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/ahead"
 	"github.com/landfall-lb/landfall/speaker/gate"
 	"github.com/landfall-lb/landfall/speaker/handoff"
 	"github.com/landfall-lb/landfall/speaker/holders"
@@ -56,10 +57,12 @@ func (s *speaker) step(now time.Time) (again time.Duration) {
 	}
 	services := s.lookup()
 	then(s.route(now, facts, dirty, services))
+	scouts, wait := s.scout(now, facts, dirty, divided)
+	then(wait)
 	decided, changed, wait := s.own(now, facts, dirty.vips, services)
 	then(wait)
 	s.handOff(now, dirty.nodes, decided) // before it is acted upon: the proxy has to know where a VIP comes from
-	s.act(facts, decided, dirty.all || divided || changed, first)
+	s.act(facts, decided, dirty.all || divided || changed || scouts, first)
 	s.tell(facts, without, decided)
 	s.traceDecided(now, decided, first)
 	return again
@@ -306,6 +309,22 @@ func (s *speaker) held() []plan.BGPHeld {
 	return held
 }
 
+// scout decides which addresses to probe before Services get them, and adds those to what is dirty of
+// which something else is known. It reports whether the actor for ARP and NDP has something else to
+// do.
+func (s *speaker) scout(now time.Time, facts plan.Facts, dirty dirt, divided bool) (changed bool, again time.Duration) {
+	f := ahead.Facts{
+		Node: facts, Held: s.rooms.holders.Held, Room: plan.MaxVIPs - s.rooms.holders.Count(),
+		Claims: s.from.members.Claims, Scouted: s.to.l2.Outcome().Scouted,
+	}
+	look := dirty.all || dirty.links || dirty.ahead || divided
+	touched, changed, again := s.rooms.ahead.Step(now, f, look, dirty.vips)
+	for addr := range touched {
+		dirty.vips[addr] = true
+	}
+	return changed, again
+}
+
 // own decides who owns the VIPs that are dirty, and reports whether the actor for ARP and NDP has
 // something else to do.
 func (s *speaker) own(now time.Time, facts plan.Facts, dirty map[netip.Addr]bool,
@@ -323,6 +342,7 @@ func (s *speaker) own(now time.Time, facts plan.Facts, dirty map[netip.Addr]bool
 			return plan.Input{
 				VIP: vip, Holders: services(vip), Claims: s.from.members.Claims(vip), Restarted: s.from.members.Restarted(vip),
 				Routed: s.rooms.routes.Routed(vip), Elsewhere: s.rooms.partition.Elsewhere(vip),
+				Clear: s.rooms.ahead.Clear(s.self, vip),
 			}, true
 		},
 	})
@@ -336,7 +356,13 @@ func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]owne
 	}
 	f := handoff.Facts{Self: s.self, Dead: s.rooms.partition.Dead(), CutOff: s.rooms.partition.CutOff()}
 	if nodes {
-		f.Addresses = addresses(s.from.nodes.All())
+		all := s.from.nodes.All()
+		f.Addresses = addresses(all)
+		for name, node := range all {
+			if node.Labels[lb.LabelAnnouncedBy] != "" {
+				f.Foreign = append(f.Foreign, name)
+			}
+		}
 	}
 	events := make(map[netip.Addr]*handoff.View, len(decided))
 	for vip, d := range decided {
@@ -364,7 +390,8 @@ func (s *speaker) act(facts plan.Facts, decided map[netip.Addr]ownership.Decided
 	if work {
 		answers, probes := s.rooms.ownership.Desired()
 		desired := l2.Desired{Interfaces: facts.Interfaces, Answers: make(map[netip.Addr]l2.Answer, len(answers)),
-			Probes: maps.Clone(probes), Ours: s.from.members.MACs(), Mute: s.rooms.partition.Mute(), Wakes: s.phase.wakes}
+			Probes: maps.Clone(probes), Ahead: s.rooms.ahead.Desired(), Ours: s.from.members.MACs(),
+			Mute: s.rooms.partition.Mute(), Wakes: s.phase.wakes}
 		for vip, answer := range answers {
 			desired.Answers[vip] = l2.Answer(answer)
 		}
@@ -372,7 +399,9 @@ func (s *speaker) act(facts plan.Facts, decided map[netip.Addr]ownership.Decided
 	}
 	claims := make(map[netip.Addr]*plan.Claim, len(decided))
 	for vip := range decided {
-		claims[vip] = s.rooms.ownership.Claim(vip)
+		if claims[vip] = s.rooms.ownership.Claim(vip); claims[vip] == nil {
+			claims[vip] = s.rooms.ahead.Claim(vip)
+		}
 	}
 	if first {
 		s.from.members.Begin(claims)

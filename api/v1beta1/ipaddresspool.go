@@ -110,6 +110,17 @@ type IPAddressPoolSpec struct {
 	// +kubebuilder:validation:MaxLength=16
 	// +kubebuilder:validation:XValidation:rule="self.matches('^(forever|([0-9]+(h|m|s))+)$')",message="must be a time such as 60s or 24h, or forever"
 	Quarantine string `json:"quarantine,omitempty"`
+
+	// probeAhead is how many of the next free addresses of each family the speakers probe before a
+	// Service gets them, where an L2Advertisement selects the pool. A Service that gets such an
+	// address answers at once; any other new address is probed first, which takes 0.6 s. 0 probes
+	// none ahead.
+	//
+	// +optional
+	// +kubebuilder:default=16
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=512
+	ProbeAhead *int32 `json:"probeAhead,omitempty"`
 }
 
 // ServiceAllocation selects Services: those that are in one of the namespaces and also match one of
@@ -209,6 +220,11 @@ type IPAddressPoolStatus struct {
 	// +optional
 	// +listType=atomic
 	Claims []AddressClaim `json:"claims,omitempty"`
+	// next lists the addresses that Services get next, as ranges in ascending order: as many of each
+	// family as spec.probeAhead says. Speakers probe them ahead.
+	// +optional
+	// +listType=atomic
+	Next []string `json:"next,omitempty"`
 	// writer is the controller that last wrote claims.
 	// +optional
 	Writer string `json:"writer,omitempty"`

@@ -301,7 +301,7 @@ func (b *Book) Plan(now time.Time) Plan {
 		}
 	}
 	for _, pool := range b.pools.ordered {
-		p.Pools[pool.Name] = pool.plan(b.kept.list(pool.Name, b.pools))
+		p.Pools[pool.Name] = pool.plan(b.kept.list(pool.Name, b.pools), b.busy)
 	}
 	return p
 }

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"net/netip"
 	"strconv"
 	"strings"
 
@@ -17,8 +18,13 @@ const (
 )
 
 // plan returns what the pool shall show.
-func (p *pool) plan(released []lb.Released) PoolPlan {
+func (p *pool) plan(released []lb.Released, busy func(netip.Addr) bool) PoolPlan {
 	plan := PoolPlan{Families: make(map[lb.Family]Usage, len(p.spaces)), Status: lb.PoolStatus{Released: released}}
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		if s := p.spaces[family]; s != nil && p.refusal == nil {
+			plan.Status.Next = append(plan.Status.Next, s.following(p.ProbeAhead, busy)...)
+		}
+	}
 	for family, s := range p.spaces {
 		plan.Families[family] = s.usage
 	}

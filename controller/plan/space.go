@@ -2,6 +2,7 @@ package plan
 
 import (
 	"container/heap"
+	"iter"
 	"math/big"
 	"net/netip"
 	"slices"
@@ -169,6 +170,80 @@ func (s *space) free(busy func(netip.Addr) bool) (netip.Addr, bool) {
 		}
 	}
 	return netip.Addr{}, false
+}
+
+// following returns the n addresses that free returns next if each is taken in turn, as disjoint
+// ranges in ascending order. It looks at no more than what it returns, what has become busy on the
+// heap, and the busy addresses right behind next.
+func (s *space) following(n int, busy func(netip.Addr) bool) (ranges []lb.Range) {
+	add := func(addr netip.Addr) {
+		if last := len(ranges) - 1; last >= 0 && ranges[last].To.Next() == addr {
+			ranges[last].To = addr
+		} else {
+			ranges = append(ranges, lb.Range{From: addr, To: addr})
+		}
+		n--
+	}
+	var last netip.Addr
+	for addr := range s.released.ascending() {
+		if n <= 0 {
+			return ranges
+		}
+		if addr != last && !busy(addr) { // an address may have become free twice
+			add(addr)
+		}
+		last = addr
+	}
+	from := s.next
+	for at := s.at; at < len(s.open); at++ {
+		for ; s.open[at].Contains(from) && n > 0; from = from.Next() {
+			if !busy(from) && (!s.avoidBuggy || !buggy(from)) {
+				add(from)
+			}
+		}
+		if n <= 0 {
+			break
+		}
+		if at+1 < len(s.open) {
+			from = s.open[at+1].From
+		}
+	}
+	return ranges
+}
+
+// ascending goes through the heap in order, and leaves it as it is.
+func (h addrHeap) ascending() iter.Seq[netip.Addr] {
+	return func(yield func(netip.Addr) bool) {
+		f := frontier{of: h}
+		if len(h) > 0 {
+			f.places = append(f.places, 0)
+		}
+		for len(f.places) > 0 {
+			i := heap.Pop(&f).(int)
+			if !yield(h[i]) {
+				return
+			}
+			for child := 2*i + 1; child <= 2*i+2 && child < len(h); child++ {
+				heap.Push(&f, child)
+			}
+		}
+	}
+}
+
+// frontier are the places of a heap whose parents were visited, that of the lowest address first.
+type frontier struct {
+	of     addrHeap
+	places []int
+}
+
+func (f *frontier) Len() int           { return len(f.places) }
+func (f *frontier) Less(i, j int) bool { return f.of.Less(f.places[i], f.places[j]) }
+func (f *frontier) Swap(i, j int)      { f.places[i], f.places[j] = f.places[j], f.places[i] }
+func (f *frontier) Push(place any)     { f.places = append(f.places, place.(int)) }
+func (f *frontier) Pop() any {
+	last := f.places[len(f.places)-1]
+	f.places = f.places[:len(f.places)-1]
+	return last
 }
 
 // addrHeap has the lowest address first.

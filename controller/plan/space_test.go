@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math/big"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -121,10 +122,18 @@ func checkPool(t *testing.T, p *pool, has, taken map[byte]bool, six bool) {
 	for x := range taken {
 		held[fuzzAddress(x, six)] = true
 	}
+	left := 0
+	for x := range has {
+		if !taken[x] {
+			left++
+		}
+	}
 	for x := range 256 {
 		if !has[byte(x)] || taken[byte(x)] {
 			continue
 		}
+		checkFollowing(t, s, p.Name, held, min(left, 3))
+		left--
 		got, ok := s.free(func(addr netip.Addr) bool { return held[addr] })
 		if want := fuzzAddress(byte(x), six); !ok || got != want {
 			t.Fatalf("pool %s: free address %v (%v), want %v", p.Name, got, ok, want)
@@ -133,6 +142,27 @@ func checkPool(t *testing.T, p *pool, has, taken map[byte]bool, six bool) {
 	}
 	if got, ok := s.free(func(addr netip.Addr) bool { return held[addr] }); ok {
 		t.Errorf("pool %s: free address %v, want none", p.Name, got)
+	}
+}
+
+// checkFollowing compares what a space hands out next with the lowest n addresses that are not held.
+func checkFollowing(t *testing.T, s *space, pool string, held map[netip.Addr]bool, n int) {
+	t.Helper()
+	var got, want []netip.Addr
+	for _, r := range s.following(3, func(addr netip.Addr) bool { return held[addr] }) {
+		for addr := r.From; r.Contains(addr); addr = addr.Next() {
+			got = append(got, addr)
+		}
+	}
+	for _, r := range s.open {
+		for addr := r.From; r.Contains(addr) && len(want) < n; addr = addr.Next() {
+			if !held[addr] {
+				want = append(want, addr)
+			}
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Fatalf("pool %s: next are %v, want %v", pool, got, want)
 	}
 }
 

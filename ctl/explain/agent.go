@@ -75,7 +75,9 @@ type PeerStatus struct {
 		Reason    lb.Reason `json:"reason"`
 		LastError string    `json:"lastError"`
 		Prefixes  int       `json:"prefixes"`
-		Flaps     int       `json:"flaps"`
+		// Returned is how many prefixes of this AS the peer announces itself.
+		Returned int `json:"returned"`
+		Flaps    int `json:"flaps"`
 	} `json:"session"`
 	Uptime string `json:"uptime"`
 }
@@ -91,7 +93,9 @@ type SpeakerVIP struct {
 	Routes    *struct {
 		Prefixes []netip.Prefix `json:"prefixes"`
 		Peers    []string       `json:"peers"`
-		Refusal  *lb.Refusal    `json:"refusal"`
+		// Confirming are the peers that announce the prefixes back to the node.
+		Confirming []string    `json:"confirming"`
+		Refusal    *lb.Refusal `json:"refusal"`
 	} `json:"routes"`
 }
 

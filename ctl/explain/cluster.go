@@ -22,12 +22,14 @@ type Cluster struct {
 	NoProxy bool
 	// IgnoreExclude is set if nodes with the exclude label announce too.
 	IgnoreExclude bool
-	Pools         []lb.Pool
-	L2            []lb.L2Advertisement
-	BGP           []lb.BGPAdvertisement
-	Peers         []lb.Peer
-	Nodes         map[string]Node
-	Agents        map[string]Agent
+	// GossipPort is the one of --bind-port of the speakers; "" for the default.
+	GossipPort string
+	Pools      []lb.Pool
+	L2         []lb.L2Advertisement
+	BGP        []lb.BGPAdvertisement
+	Peers      []lb.Peer
+	Nodes      map[string]Node
+	Agents     map[string]Agent
 	// Controllers are the pods of the controller by name; Leader is the one that leads, if any.
 	Controllers map[string]Program
 	Leader      string
@@ -65,6 +67,17 @@ func fill(cure string, pairs ...string) string { return strings.NewReplacer(pair
 
 // cureOf returns the cure of a reason.
 func cureOf(reason lb.Reason, pairs ...string) string { return fill(Reasons[reason].Cure, pairs...) }
+
+// cure returns the cure of a reason, with the port that speakers gossip on.
+func (c Cluster) cure(reason lb.Reason, pairs ...string) string {
+	if c.GossipPort != "" {
+		pairs = append(pairs, defaultGossipPort, c.GossipPort)
+	}
+	return cureOf(reason, pairs...)
+}
+
+// defaultGossipPort stands in the cures of reasons.
+const defaultGossipPort = "7947"
 
 // unread returns a check for each thing that could not be read.
 func (c Cluster) unread() []Check {
@@ -163,7 +176,7 @@ func (c Cluster) findings() []Check {
 			text += "; so on " + list(one.nodes, 4)
 		}
 		checks = append(checks, Check{Level: level, What: "node " + list(one.nodes, 1), Reason: reason, Text: text,
-			Cure: cureOf(reason, "NODE", one.nodes[0])})
+			Cure: c.cure(reason, "NODE", one.nodes[0])})
 	}
 	return checks
 }
@@ -195,7 +208,7 @@ func (c Cluster) programs(node string) []Check {
 			check.Cure = "kubectl -n landfall-system logs --prefix -l app.kubernetes.io/name=landfall -c " + p.name
 		}
 		if check.Level == OK && p.Unanswered != "" {
-			check.Level, check.Text = Note, "did not answer: "+p.Unanswered
+			check.Level, check.Text = Unknown, fmt.Sprintf("the %s on %s did not answer: %s", p.name, node, p.Unanswered)
 		}
 		checks = append(checks, check)
 	}
@@ -208,13 +221,13 @@ func gate(a Agent) []Check {
 	if d := a.Delivers; d != nil && d.Waiting != "" {
 		checks = append(checks, Check{Level: Wrong, What: "proxy", Text: fmt.Sprintf(
 			"the proxy on %s writes no rules yet: it waits for %s", a.Node, d.Waiting),
-			Cure: "kubectl -n landfall-system logs -l app.kubernetes.io/component=node -c proxy"})
+			Cure: waitingCure(d.Waiting, "proxy")})
 	}
 	if s := a.Said; s != nil {
 		if waiting := cmp.Or(s.Waiting, s.BGP.Waiting); waiting != "" {
 			checks = append(checks, Check{Level: Wrong, What: "speaker", Text: fmt.Sprintf(
 				"the speaker on %s announces nothing yet: it waits for %s", a.Node, waiting),
-				Cure: "kubectl -n landfall-system logs -l app.kubernetes.io/component=node -c speaker"})
+				Cure: waitingCure(waiting, "speaker")})
 		}
 		gate := Check{Level: OK, What: "gate", Text: s.Gate.Kind}
 		if s.Gate.Reason != "" {
@@ -225,6 +238,14 @@ func gate(a Agent) []Check {
 		checks = append(checks, gate)
 	}
 	return checks
+}
+
+// waitingCure ends what a program waits for.
+func waitingCure(waiting, program string) string {
+	if strings.Contains(waiting, "is forbidden") {
+		return "helm upgrade landfall …   # the chart's ClusterRole …-" + program + " and its binding are not as they were"
+	}
+	return "kubectl -n landfall-system logs -l app.kubernetes.io/component=node -c " + program
 }
 
 // poolsWith returns the pools that contain an address.

@@ -30,13 +30,13 @@ const leastMinor = 31
 // Doctor examines a cluster: before an install whether something is in Landfall's way, and after it
 // whether something is wrong.
 func Doctor(c Cluster, d DoctorFacts) Verdict {
-	checks := append([]Check{version(d.Version)}, d.podSecurity())
+	checks := append([]Check{version(d.Version)}, c.podSecurity(d))
 	if c.Installed {
 		checks = append(checks, c.controller())
 		checks = append(checks, c.allPrograms()...)
 		for _, node := range slices.Sorted(maps.Keys(c.Agents)) {
 			a := c.Agents[node]
-			for _, check := range append(gate(a), c.hears(a)) {
+			for _, check := range append([]Check{c.hears(a)}, gate(a)...) {
 				if check.Level.Worse(OK) {
 					checks = append(checks, check)
 				}
@@ -60,14 +60,25 @@ func Doctor(c Cluster, d DoctorFacts) Verdict {
 	if !c.Installed {
 		good = "Landfall is not installed, and nothing is in its way"
 	}
-	return judge("Cluster", good, slices.DeleteFunc(checks, func(c Check) bool { return c.What == "" }))
+	return examined(judge("Cluster", good, slices.DeleteFunc(checks, func(c Check) bool { return c.What == "" })))
+}
+
+// examined is the verdict of an examination: what could not be looked at is not certainly well.
+func examined(v Verdict) Verdict {
+	if v.Level == OK && worst(v.Checks) == Unknown {
+		v.Level = Unknown
+	}
+	return v
 }
 
 // DoctorNode examines one node of a cluster, and what concerns all nodes.
 func DoctorNode(c Cluster, d DoctorFacts, name string) Verdict {
 	subject := "Node " + name
 	n, ok := c.Nodes[name]
-	if !ok {
+	switch {
+	case !ok && c.hasUnread("nodes"):
+		return c.unreadable(subject, "nodes")
+	case !ok:
 		return missing(subject, "there is no such Node", "kubectl get nodes")
 	}
 	alone := c
@@ -78,11 +89,11 @@ func DoctorNode(c Cluster, d DoctorFacts, name string) Verdict {
 		alone.Agents[name] = a
 	}
 	alone.Warnings = slices.DeleteFunc(slices.Clone(c.Warnings), func(w NodeWarning) bool { return w.Node != name })
-	checks := []Check{version(d.Version), d.podSecurity()}
+	checks := []Check{version(d.Version), c.podSecurity(d)}
 	if c.Installed {
 		checks = append(checks, c.controller())
 		checks = append(checks, c.programs(name)...)
-		checks = append(append(checks, gate(a)...), c.hears(a))
+		checks = append(append(checks, c.hears(a)), gate(a)...)
 		if s := a.Said; s != nil {
 			checks = append(checks, links(s))
 			for _, p := range s.BGP.Peers {
@@ -102,7 +113,7 @@ func DoctorNode(c Cluster, d DoctorFacts, name string) Verdict {
 	if !c.Installed {
 		good = "Landfall is not installed, and nothing is in its way"
 	}
-	return judge(subject, good, slices.DeleteFunc(checks, func(c Check) bool { return c.What == "" }))
+	return examined(judge(subject, good, slices.DeleteFunc(checks, func(c Check) bool { return c.What == "" })))
 }
 
 func version(of string) Check {
@@ -122,7 +133,10 @@ func version(of string) Check {
 }
 
 // podSecurity checks that the API server lets Landfall's pods use the network of their nodes.
-func (d DoctorFacts) podSecurity() Check {
+func (c Cluster) podSecurity(d DoctorFacts) Check {
+	if c.hasUnread("namespaces") {
+		return Check{}
+	}
 	check := Check{Level: OK, What: "Pod Security", Text: "namespace " + d.Namespace + " enforces no level"}
 	switch d.PodSecurity {
 	case "":
@@ -196,6 +210,9 @@ func (c Cluster) hears(a Agent) Check {
 
 // allNodes checks what the Nodes show.
 func (c Cluster) allNodes() []Check {
+	if c.hasUnread("nodes") {
+		return nil
+	}
 	check := Check{Level: OK, What: "nodes", Text: plural(len(c.Nodes), "node")}
 	var excluded, drained, down, without []string
 	for _, name := range slices.Sorted(maps.Keys(c.Nodes)) {
@@ -245,6 +262,8 @@ const labelExclude = "node.kubernetes.io/exclude-from-external-load-balancers"
 func (c Cluster) kubeProxy(d DoctorFacts) Check {
 	check := Check{Level: OK, What: "kube-proxy", Text: "does not run"}
 	switch {
+	case !d.KubeProxy && c.hasUnread("pods"):
+		return Check{}
 	case !d.KubeProxy && c.Installed && c.NoProxy:
 		check.Level, check.Text = Note, "neither kube-proxy nor Landfall's proxy runs: does another service proxy deliver?"
 	case !d.KubeProxy:
@@ -266,6 +285,8 @@ func (c Cluster) kubeProxy(d DoctorFacts) Check {
 
 func (c Cluster) others(d DoctorFacts) Check {
 	switch {
+	case len(d.Others) == 0 && c.hasUnread("pods"):
+		return Check{}
 	case len(d.Others) == 0:
 		return Check{Level: OK, What: "other load balancers", Text: "none"}
 	case c.Class != "":
@@ -284,10 +305,12 @@ func (c Cluster) pools(services []lb.Service) []Check {
 	}
 	var checks []Check
 	for _, p := range c.Pools {
-		v := Pool(Cluster{Pools: []lb.Pool{p}, L2: c.L2, BGP: c.BGP, Controllers: c.Controllers, Leader: c.Leader}, p.Name,
+		v := Pool(Cluster{Pools: []lb.Pool{p}, L2: c.L2, BGP: c.BGP, Controllers: c.Controllers, Leader: c.Leader,
+			Unread: c.Unread}, p.Name,
 			Waiting(services, c.Class, p.Name))
+		line, _, _ := strings.Cut(strings.TrimPrefix(v.Line, "IPAddressPool "+p.Name+": "), notChecked)
 		check := Check{Level: v.Level, What: "pool " + p.Name, Reason: v.Reason, Cure: v.Cure,
-			Text: strings.TrimSuffix(strings.TrimPrefix(v.Line, "IPAddressPool "+p.Name+": "), fmt.Sprintf(" (%s)", v.Reason))}
+			Text: strings.TrimSuffix(line, fmt.Sprintf(" (%s)", v.Reason))}
 		if v.Level.Worse(OK) {
 			check.Text = check.What + ": " + check.Text // it may become the verdict
 		}
@@ -344,6 +367,9 @@ func (c Cluster) services(services []lb.Service) []Check {
 			byReason[worst.Reason] = one
 		}
 		one.keys = append(one.keys, s.Key.String())
+	}
+	if c.hasUnread("services") {
+		return nil
 	}
 	checks := []Check{{Level: OK, What: "Services", Text: plural(total, "Service") + " of type LoadBalancer"}}
 	for _, reason := range slices.Sorted(maps.Keys(byReason)) {

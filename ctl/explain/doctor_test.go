@@ -79,6 +79,13 @@ func TestDoctor(t *testing.T) {
 		"MTU": {func(w *world, _ *DoctorFacts) { w.sizes(1500, 9000) }, Warning,
 			"interface eth0 of n1 has MTU 1500, and that of n2 in the same subnet 192.0.2.0/24 has 9000: packets of the larger " +
 				"size are lost (MTUMismatch)"},
+		"MTU of bridges that have one subnet on all nodes": {func(w *world, _ *DoctorFacts) {
+			for name, n := range w.Nodes() {
+				n.Addresses = []netip.Addr{netip.MustParseAddr("198.51.100.1")}
+				w.Nodes()[name] = n
+			}
+			w.sizes(1500, 9000)
+		}, OK, "nothing is wrong"},
 		"one MTU":             {func(w *world, _ *DoctorFacts) { w.sizes(9000, 9000) }, OK, "nothing is wrong"},
 		"an MTU that is told": {func(w *world, _ *DoctorFacts) { w.sizes(9000, 0) }, OK, "nothing is wrong"},
 		"full": {func(w *world, _ *DoctorFacts) { w.Pools[0].Status.AvailableIPv4 = "0" }, Warning,
@@ -95,7 +102,7 @@ func TestDoctor(t *testing.T) {
 			"BGP session with tor (192.0.2.254) from n1, n2 is down"},
 		"may not list pods": {func(w *world, _ *DoctorFacts) {
 			w.Unread, w.Agents, w.Controllers, w.Leader = []Unread{{"pods", "you may not list pods", "grant"}}, nil, nil, ""
-		}, OK, "nothing is wrong: 2 nodes; not checked: you may not list pods"},
+		}, Unknown, "nothing is wrong: 2 nodes; not checked: you may not list pods"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := well()

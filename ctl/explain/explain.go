@@ -59,6 +59,9 @@ type Verdict struct {
 	Checks []Check `json:"checks"`
 }
 
+// notChecked comes ahead of what could not be looked at.
+const notChecked = "; not checked: "
+
 // judge makes a verdict of a checklist in the order of causes: the first of the worst checks is the
 // most likely cause. good is the line if nothing is wrong.
 func judge(subject, good string, checks []Check) Verdict {
@@ -74,7 +77,7 @@ func judge(subject, good string, checks []Check) Verdict {
 		return v
 	case worst.Level == Unknown:
 		// The rest is well: say what could not be looked at beside it.
-		v.Line += "; not checked: " + worst.Text
+		v.Line += notChecked + worst.Text
 		v.Cure = worst.Cure
 		return v
 	}
@@ -115,6 +118,18 @@ func worst(checks []Check) Level {
 func missing(subject, text, cure string) Verdict {
 	c := Check{Level: Wrong, What: "object", Text: text, Cure: cure}
 	return judge(subject, "", []Check{c})
+}
+
+// unreadable returns the verdict about an object of a kind that could not be read.
+func (c Cluster) unreadable(subject, kind string) Verdict {
+	v := judge(subject, "it cannot be read", c.unread())
+	v.Level = Unknown
+	for _, u := range c.Unread {
+		if u.What == kind {
+			v.Line, v.Cure = fmt.Sprintf("%s: it cannot be read: %s", subject, u.Why), u.Grant
+		}
+	}
+	return v
 }
 
 // list names at most that many, and counts the others.

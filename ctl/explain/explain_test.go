@@ -1,6 +1,8 @@
 package explain
 
 import (
+	"encoding/json"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -102,6 +104,20 @@ func (w *world) overBGP(p lb.Peer) {
 	w.BGP = []lb.BGPAdvertisement{{Name: "all"}}
 	p.Name, p.Addr, p.Port, p.LocalASN = "tor", netip.MustParseAddr("192.0.2.254"), 179, 64512
 	w.Peers = []lb.Peer{p}
+}
+
+// returned has both nodes announce the VIP to a router that announces so many other VIPs back.
+func (w *world) returned(others int) {
+	up := lb.PeerNode{State: "Established"}
+	w.overBGP(lb.Peer{PeerASN: 64513, Status: map[string]lb.PeerNode{"n1": up, "n2": up}})
+	for _, a := range w.Agents {
+		said := fmt.Sprintf(`{"bgp": {"peers": [{"name": "tor", "session": {"state": "Established", "returned": %d}}]},
+			"vips": [{"vip": "192.0.2.10", "routes": {"prefixes": ["192.0.2.10/32"], "peers": ["tor"]},
+			"nodes": [{"node": "n1", "reason": "Announced", "answering": true}]}]}`, others)
+		if err := json.Unmarshal([]byte(said), a.Said); err != nil {
+			panic(err)
+		}
+	}
 }
 
 func down(message string) map[string]lb.PeerNode {
@@ -232,6 +248,27 @@ func TestServiceNamesTheCauseFirst(t *testing.T) {
 			w.announced(false, lb.ReasonNotEstablished, noSession)
 		}, Wrong, "BGP session with tor (192.0.2.254) from n1, n2 is down: the router does not accept the hold time",
 			"holdTime"},
+		"filtered by the router": {func(w *world) { w.returned(3) }, Wrong,
+			"tor (192.0.2.254) has not taken the route to 192.0.2.10/32: it announces 3 other routes of Landfall's back to the " +
+				"nodes, but not this one (RouteFiltered)", "show bgp ipv4 unicast 192.0.2.10/32"},
+		"taken by the router": {func(w *world) {
+			w.returned(4)
+			w.Agents["n2"].Said.VIPs[0].Routes.Confirming = []string{"tor"}
+		}, OK, "192.0.2.10 is announced", ""},
+		"a router that announces nothing back": {func(w *world) { w.returned(0) }, OK, "192.0.2.10 is announced", ""},
+		"one node": {func(w *world) {
+			w.returned(3)
+			w.Agents["n2"].Said.VIPs[0].Routes.Peers = nil
+		}, OK, "192.0.2.10 is announced", ""},
+		"filtered by one of two routers": {func(w *world) {
+			w.returned(3)
+			w.Peers = append(w.Peers, w.Peers[0])
+			w.Peers[1].Name = "tor-2"
+			for _, a := range w.Agents {
+				a.Said.VIPs[0].Routes.Peers = []string{"tor", "tor-2"}
+			}
+			w.Agents["n1"].Said.VIPs[0].Routes.Confirming = []string{"tor-2"}
+		}, Warning, "tor (192.0.2.254) has not taken the route", "filter"},
 		"no peer": {func(w *world) {
 			w.overBGP(lb.Peer{})
 			w.Peers = nil
@@ -272,6 +309,21 @@ func TestPeerBeyondTheSubnet(t *testing.T) {
 	}
 }
 
+// TestGossipPort names the port that the speakers have.
+func TestGossipPort(t *testing.T) {
+	for port, want := range map[string]string{"": "port 7947 between", "17947": "port 17947 between"} {
+		w := well()
+		w.GossipPort, w.Agents["n1"].Said.Members.Live = port, []string{"n1"}
+		w.find("n2", lb.ReasonGossipBlocked, "the speaker on n2 has met no other")
+		for subject, v := range map[string]Verdict{"node n1": NodeName(w.Cluster, "n1"), "node n2": NodeName(w.Cluster, "n2"),
+			"doctor": Doctor(w.Cluster, DoctorFacts{Version: "v1.35.4"})} {
+			if v.Reason != lb.ReasonGossipBlocked || !strings.Contains(v.Cure, want) {
+				t.Errorf("%s, --bind-port %q: %s, cure %q", subject, port, v.Line, v.Cure)
+			}
+		}
+	}
+}
+
 // TestNode explains a node, and TestPool a pool, with one fault after the other.
 func TestNode(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -284,11 +336,25 @@ func TestNode(t *testing.T) {
 		"not ready": {func(w *world) { w.Nodes()["n1"] = Node{NotReady: "kubelet stopped"} }, Wrong, "it is not ready: kubelet"},
 		"no pod":    {func(w *world) { w.Agents["n1"] = Agent{} }, Wrong, "the speaker on n1 does not run: it has no pod"},
 		"waits":     {func(w *world) { w.Agents["n1"].Said.Waiting = "pools" }, Wrong, "the speaker on n1 announces nothing yet"},
+		"may not read": {func(w *world) {
+			w.Agents["n1"].Said.Waiting = `the list of Nodes: nodes is forbidden: User "a" cannot list resource "nodes"`
+		}, Wrong, "the speaker on n1 announces nothing yet: it waits for the list of Nodes: nodes is forbidden: User"},
 		"deaf": {func(w *world) { w.Agents["n1"].Said.Members.Live = []string{"n1"} }, Wrong,
 			"its speaker does not hear the ready speakers on n2 (GossipBlocked)"},
 		"not joined": {func(w *world) {
 			w.Agents["n1"].Said.Members.Live, w.Agents["n1"].Said.Members.Joined = []string{"n1"}, false
 		}, Wrong, "its speaker has not met that of n2"},
+		"another key": {func(w *world) {
+			said := w.Agents["n1"].Said
+			said.Members.Live, said.Members.Joined = []string{"n1"}, false
+			said.Members.Trouble = ": n2: connected, but no exchange of states: a different --gossip-key-file, a newer version, " +
+				"or a speaker that hangs"
+		}, Wrong, "its speaker reaches that of n2, but they do not understand each other: most likely their gossip keys differ"},
+		"silent": {func(w *world) {
+			a := w.Agents["n1"]
+			a.Said, a.Speaker.Unanswered = nil, "no answer within 5s"
+			w.Agents["n1"] = a
+		}, Unknown, "announces and delivers; not checked: the speaker on n1 did not answer: no answer within 5s"},
 		"forwarding": {func(w *world) { w.find("n1", lb.ReasonForwardingOff, "n1 has ip_forward=0") }, Wrong, "n1 has ip_forward=0"},
 		"drained": {func(w *world) {
 			w.Nodes()["n1"] = Node{Node: lb.Node{Name: "n1", Leaving: lb.ReasonNodeDrained}, Ready: true}
@@ -388,5 +454,44 @@ func TestTraffic(t *testing.T) {
 	const want = "6 connections, 200 bytes received, 2000 sent on n1, n2; 1 refused: SourceRefused"
 	if got := explanation(w).traffic(); got.Text != want || got.Level != Note {
 		t.Errorf("%s: %q, want %q", got.Level, got.Text, want)
+	}
+}
+
+// TestUnreadIsNotAbsent takes nothing that could not be read for something that is not there.
+func TestUnreadIsNotAbsent(t *testing.T) {
+	for _, kind := range []string{"bgpadvertisements", "bgppeers", "configmaps", "endpointslices", "events", "ipaddresspools",
+		"l2advertisements", "leases", "namespaces", "nodes", "nodes' programs", "pods", "services"} {
+		w := well()
+		d := DoctorFacts{Version: "v1.35.4", Namespace: "landfall-system", Services: []lb.Service{w.Service}}
+		switch kind {
+		case "endpointslices":
+			w.Slices = nil
+		case "ipaddresspools":
+			w.Pools = nil
+		case "l2advertisements":
+			w.L2 = nil
+		case "leases":
+			w.Leader = ""
+		case "nodes":
+			w.Cluster.Nodes = nil
+		case "pods":
+			w.Agents, w.Controllers, w.Leader = nil, nil, ""
+		case "services":
+			d.Services = nil
+		}
+		w.Unread = []Unread{{kind, "you may not list " + kind, "grant it"}}
+		for subject, v := range map[string]Verdict{"svc": Service(w.Cluster, w.ServiceFacts), "node": NodeName(w.Cluster, "n1"),
+			"pool": Pool(w.Cluster, "lan", nil), "ip": IP(w.Cluster, netip.MustParseAddr("192.0.2.11")),
+			"peer": Peer(w.Cluster, "tor"), "doctor": Doctor(w.Cluster, d), "doctor --node": DoctorNode(w.Cluster, d, "n1")} {
+			if subject == "peer" && kind != "bgppeers" {
+				continue // there is none
+			}
+			if v.Level.Worse(Unknown) || !strings.Contains(v.Line, "you may not list "+kind) || v.Cure != "grant it" {
+				t.Errorf("%s without %s: %s: %s; %s", subject, kind, v.Level, v.Line, v.Cure)
+			}
+			if strings.HasPrefix(subject, "doctor") && v.Level != Unknown {
+				t.Errorf("%s without %s: %s", subject, kind, v.Level)
+			}
+		}
 	}
 }

@@ -74,10 +74,10 @@ func (e explanation) node(vip netip.Addr, n NodeVIP, several bool) Check {
 		check.Reason = ""
 	case "":
 		check.Level, check.Text = Note, "has not said anything of "+vip.String()
-	case lb.ReasonProbing:
+	case lb.ReasonProbing, lb.ReasonProbedAhead:
 		check.Level = Note
 	default:
-		check.Level, check.Cure = Wrong, cureOf(n.Reason, append(e.names(""), "NODE", n.Node)...)
+		check.Level, check.Cure = Wrong, e.cure(n.Reason, append(e.names(""), "NODE", n.Node)...)
 		check.Text = fmt.Sprintf("%s does not announce %s: %s", n.Node, vip, n.Message)
 	}
 	check.Parts = append(check.Parts, e.programs(n.Node)...)
@@ -145,7 +145,10 @@ func (e explanation) rules(a Agent, vip netip.Addr) []Check {
 func NodeName(c Cluster, name string) Verdict {
 	subject := "Node " + name
 	n, ok := c.Nodes[name]
-	if !ok {
+	switch {
+	case !ok && c.hasUnread("nodes"):
+		return c.unreadable(subject, "nodes")
+	case !ok:
 		return missing(subject, "there is no such Node", "kubectl get nodes")
 	}
 	if !c.Installed {
@@ -160,8 +163,11 @@ func NodeName(c Cluster, name string) Verdict {
 			Cure: "kubectl describe node " + name}
 	}
 	checks = append(checks, c.programs(name)...)
+	if a.Said != nil {
+		checks = append(checks, c.members(a.Said)) // ahead of what waits for the others
+	}
 	checks = append(checks, gate(a)...)
-	alone := Cluster{Agents: map[string]Agent{name: a}, Nodes: c.Nodes}
+	alone := Cluster{Agents: map[string]Agent{name: a}, Nodes: c.Nodes, GossipPort: c.GossipPort}
 	for _, w := range c.Warnings {
 		if w.Node == name {
 			alone.Warnings = append(alone.Warnings, w)
@@ -179,17 +185,19 @@ func NodeName(c Cluster, name string) Verdict {
 		checks = append(checks, Check{Level: Note, What: "announcements", Text: "it is cordoned: it takes no new pods"})
 	}
 	if s := a.Said; s != nil {
-		checks = append(checks, c.members(s), links(s))
+		checks = append(checks, links(s))
 		for _, p := range s.BGP.Peers {
 			checks = append(checks, c.session(name, p))
 		}
 	}
 	checks = append(checks, c.unread()...)
-	return judge(subject, "announces and delivers", slices.DeleteFunc(checks, func(c Check) bool { return c.What == "" }))
+	return examined(judge(subject, "announces and delivers",
+		slices.DeleteFunc(checks, func(c Check) bool { return c.What == "" })))
 }
 
-// mtus finds interfaces in one subnet that send packets of different sizes, of the nodes that were
-// asked: what the larger one sends is lost.
+// mtus finds interfaces in one subnet of Nodes that send packets of different sizes, of the nodes that
+// were asked: what the larger one sends is lost. Bridges of pods and of Docker may have one subnet on
+// all nodes, and are in none of Nodes.
 func (c Cluster) mtus() []Check {
 	type at struct {
 		subnet netip.Prefix
@@ -206,8 +214,7 @@ func (c Cluster) mtus() []Check {
 		for _, i := range said.Interfaces {
 			for _, p := range i.Addresses {
 				place := at{p.Masked(), i.MTU}
-				if !i.Up || i.MTU == 0 || p.IsSingleIP() || p.Addr().IsLinkLocalUnicast() || p.Addr().IsLoopback() ||
-					slices.Contains(nodes[place], node) {
+				if !i.Up || i.MTU == 0 || !c.among(p) || slices.Contains(nodes[place], node) {
 					continue
 				}
 				if !slices.Contains(sizes[place.subnet], i.MTU) {
@@ -234,6 +241,19 @@ func (c Cluster) mtus() []Check {
 	return checks
 }
 
+// among reports whether a subnet has addresses of Nodes.
+func (c Cluster) among(subnet netip.Prefix) bool {
+	for _, n := range c.Nodes {
+		if slices.ContainsFunc(n.Addresses, subnet.Contains) {
+			return true
+		}
+	}
+	return false
+}
+
+// otherKey is in what a speaker says of others that it connects to and does not understand.
+const otherKey = "no exchange of states"
+
 // members checks that the speaker has met the others.
 func (c Cluster) members(s *SpeakerStatus) Check {
 	check := Check{Level: OK, What: "speakers", Text: "it sees " + plural(len(s.Members.Live), "live speaker")}
@@ -245,12 +265,19 @@ func (c Cluster) members(s *SpeakerStatus) Check {
 	}
 	slices.Sort(unseen)
 	switch {
+	case len(unseen) > 0 && strings.Contains(s.Members.Trouble, otherKey):
+		check.Level, check.Reason = Wrong, lb.ReasonGossipBlocked
+		check.Text = fmt.Sprintf("its speaker reaches that of %s, but they do not understand each other: most likely their "+
+			"gossip keys differ", list(unseen, 4))
+		check.Cure = "kubectl -n landfall-system rollout restart daemonset   # all speakers then read the same key"
 	case len(unseen) > 0 && !s.Members.Joined:
 		check.Level, check.Reason = Wrong, lb.ReasonNotJoined
 		check.Text = fmt.Sprintf("its speaker has not met that of %s: gossip is blocked, or the keys differ", list(unseen, 4))
+		check.Cure = c.cure(check.Reason)
 	case len(unseen) > 0:
 		check.Level, check.Reason = Wrong, lb.ReasonGossipBlocked
 		check.Text = fmt.Sprintf("its speaker does not hear the ready speakers on %s", list(unseen, 4))
+		check.Cure = c.cure(check.Reason)
 	case len(s.Members.Missing) > 0:
 		check.Level, check.Text = Note, check.Text+"; missing: "+list(s.Members.Missing, 4)
 	}

@@ -53,6 +53,70 @@ func (e explanation) sessions(vips []netip.Addr) []Check {
 	return checks
 }
 
+// taken checks whether routers have taken the routes to the VIPs. BGP does not say so, but a router
+// with sessions to several nodes announces the route of one of them to the others, unless that is
+// against its policy. One that announces other VIPs and not this one has a filter.
+func (e explanation) taken(vips []netip.Addr) []Check {
+	var all []Check
+	for _, vip := range vips {
+		var checks []Check
+		l2, _ := e.advertisements(vip)
+		reached := len(l2) > 0
+		for _, p := range e.Peers {
+			if check, taken := e.takenBy(p, vip); check.What != "" {
+				checks, reached = append(checks, check), reached || taken
+			}
+		}
+		for i := range checks { // another router knows the way
+			if reached && checks[i].Level == Wrong {
+				checks[i].Level = Warning
+			}
+		}
+		all = append(all, checks...)
+	}
+	return all
+}
+
+// takenBy checks one router and VIP, and reports whether it has certainly taken the route.
+func (e explanation) takenBy(p lb.Peer, vip netip.Addr) (c Check, taken bool) {
+	announcing, returned := 0, 0
+	var prefixes []string
+	for _, node := range slices.Sorted(maps.Keys(e.Agents)) {
+		v, heard := e.Agents[node].vip(vip)
+		if !heard || v.Routes == nil || !slices.Contains(v.Routes.Peers, p.Name) {
+			continue
+		}
+		if slices.Contains(v.Routes.Confirming, p.Name) {
+			return Check{Level: OK, What: "route",
+				Text: fmt.Sprintf("%s announces %s back, so it has taken it", p.Name, vip)}, true
+		}
+		announcing++
+		prefixes = nil
+		for _, prefix := range v.Routes.Prefixes {
+			prefixes = append(prefixes, prefix.String())
+		}
+		for _, s := range e.Agents[node].Said.BGP.Peers {
+			if s.Name == p.Name && s.Session != nil {
+				returned = max(returned, s.Session.Returned)
+			}
+		}
+	}
+	route := strings.Join(prefixes, ", ")
+	show := fmt.Sprintf("on the router, in FRR's words: show bgp %s unicast %s",
+		strings.ToLower(string(lb.FamilyOf(vip))), route)
+	switch {
+	case announcing == 0:
+		return Check{}, false
+	case announcing == 1 || returned == 0:
+		// Of a single node a router has nothing to announce back.
+		return Check{Level: OK, What: "route",
+			Text: fmt.Sprintf("%s does not tell whether it has taken %s; %s", p.Name, route, show)}, false
+	}
+	return Check{Level: Wrong, What: "route", Reason: lb.ReasonRouteFiltered, Text: fmt.Sprintf(
+		"%s (%s) has not taken the route to %s: it announces %s of Landfall's back to the nodes, but not this one", p.Name,
+		p.Addr, route, plural(returned, "other route")), Cure: show + "; then add it to the filter for the nodes"}, false
+}
+
 // peer checks the sessions of all nodes with a peer, and counts those that are up.
 func (c Cluster) peer(p lb.Peer) (Check, int) {
 	up := 0
@@ -185,9 +249,7 @@ func Peer(c Cluster, name string) Verdict {
 	i := slices.IndexFunc(c.Peers, func(p lb.Peer) bool { return p.Name == name })
 	switch {
 	case i < 0 && c.hasUnread("bgppeers"):
-		v := judge(subject, "not read", c.unread())
-		v.Level = Unknown
-		return v
+		return c.unreadable(subject, "bgppeers")
 	case i < 0:
 		return missing(subject, "there is no such BGPPeer", "kubectl get bgppeers")
 	}

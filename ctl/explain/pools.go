@@ -14,14 +14,17 @@ import (
 func Pool(c Cluster, name string, waiting []lb.Key) Verdict {
 	subject := "IPAddressPool " + name
 	i := slices.IndexFunc(c.Pools, func(p lb.Pool) bool { return p.Name == name })
-	if i < 0 {
+	switch {
+	case i < 0 && c.hasUnread("ipaddresspools"):
+		return c.unreadable(subject, "ipaddresspools")
+	case i < 0:
 		return missing(subject, "there is no such IPAddressPool", "kubectl get ipaddresspools")
 	}
 	p := c.Pools[i]
 	checks := []Check{poolReady(p), poolRoom(p, waiting)}
 	if by := c.selecting(p); len(by) > 0 {
 		checks = append(checks, Check{Level: OK, What: "advertisements", Text: strings.Join(by, ", ")})
-	} else {
+	} else if !c.unreadAdvertisements() {
 		checks = append(checks, Check{Level: Wrong, What: "advertisements", Reason: lb.ReasonNoAdvertisement,
 			Text: "no L2Advertisement or BGPAdvertisement selects it, so its addresses are not announced"})
 	}
@@ -94,6 +97,11 @@ func poolRoom(p lb.Pool, waiting []lb.Key) Check {
 	return check
 }
 
+// unreadAdvertisements reports whether there may be advertisements that could not be read.
+func (c Cluster) unreadAdvertisements() bool {
+	return c.hasUnread("l2advertisements") || c.hasUnread("bgpadvertisements")
+}
+
 // selecting names the advertisements of a pool.
 func (c Cluster) selecting(p lb.Pool) []string {
 	var by []string
@@ -120,7 +128,10 @@ func IP(c Cluster, addr netip.Addr) Verdict {
 		}
 	}
 	pools := c.poolsWith(addr)
-	if len(pools) == 0 {
+	switch {
+	case len(pools) == 0 && c.hasUnread("ipaddresspools"):
+		return c.unreadable(subject, "ipaddresspools")
+	case len(pools) == 0:
 		return judge(subject, "", []Check{{Level: Wrong, What: "pool", Reason: lb.ReasonAddressOutside,
 			Text: "no pool contains it, and no Service holds it", Cure: "kubectl get ipaddresspools"}})
 	}

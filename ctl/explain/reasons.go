@@ -125,10 +125,12 @@ var Reasons = map[lb.Reason]Entry{
 		"connection is dropped.", "kubectl edit service NAME   # add the client's network to spec.loadBalancerSourceRanges"},
 	lb.ReasonSourceRangeInvalid: {"An entry of spec.loadBalancerSourceRanges cannot be read, and admits nobody.",
 		"kubectl edit service NAME   # spec.loadBalancerSourceRanges"},
-	lb.ReasonStrictReversePath: {"The node drops packets that other nodes pass on to it, by its kernel parameter " +
-		"rp_filter.",
+	lb.ReasonStrictReversePath: {"The node's kernel parameter rp_filter drops packets for addresses of Services: what " +
+		"clients behind a router send, or what other nodes pass on.",
 		"set net.ipv4.conf.all.rp_filter and that of the interface to 2 in /etc/sysctl.d"},
-	lb.ReasonProbing: {Meaning: "The owner probes whether another device uses the address; that takes some seconds."},
+	lb.ReasonProbing: {Meaning: "The owner probes whether another device uses the address; that takes 0.6 s."},
+	lb.ReasonProbedAhead: {Meaning: "The node has found that no device uses the address before a Service got it, and " +
+		"says nothing of the Service yet."},
 	lb.ReasonAddressConflict: {"A device outside the cluster uses the address, so no node announces it.",
 		"find the device by its MAC address and give it another address, or take the address out of the pool"},
 	lb.ReasonMissing: {"The node's speaker disappeared without leaving the others.",
@@ -149,6 +151,8 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonEstablished:   {Meaning: "The session is up."},
 	lb.ReasonNotEstablished: {"The BGP session is not up.",
 		"landfallctl explain peer PEER"},
+	lb.ReasonRouteFiltered: {"The session is up, but the router has not taken the route: a filter on it, such as a " +
+		"prefix list, rejects it.", "add the pool to the filter for the nodes on the router"},
 	lb.ReasonSourceMissing: {"The node does not have the peer's sourceAddress.",
 		"kubectl edit bgppeer PEER   # sourceAddress, or nodeSelectors"},
 	lb.ReasonInterfaceMissing: {"The node does not have the peer's interface, or it is down.",

@@ -70,7 +70,7 @@ func (e explanation) checks() []Check {
 		checks = append(checks, e.pool(vip), e.advertised(vip))
 	}
 	checks = append(checks, e.backends())
-	sessions := e.sessions(vips)
+	sessions := append(e.sessions(vips), e.taken(vips)...)
 	announced := e.announced(vips)
 	nodes := e.nodes(vips)
 	if announced.Level == Wrong && e.fromElsewhere(announced.Reason) {
@@ -184,6 +184,10 @@ func (e explanation) poolIn(message string) string {
 func (e explanation) pool(vip netip.Addr) Check {
 	pools := e.poolsWith(vip)
 	check := Check{Level: OK, What: "pool"}
+	if len(pools) == 0 && e.hasUnread("ipaddresspools") {
+		check.Level, check.Text = Note, "could not be read"
+		return check
+	}
 	if len(pools) == 0 {
 		check.Level, check.Reason = Warning, lb.ReasonHeldOutside
 		check.Text = fmt.Sprintf("no pool contains %s any more; the Service keeps it, and no node announces it", vip)
@@ -209,6 +213,10 @@ func (e explanation) advertised(vip netip.Addr) Check {
 		names = append(names, "BGPAdvertisement "+a.Name)
 	}
 	check := Check{Level: OK, What: "advertisement", Text: strings.Join(names, ", ")}
+	if len(names) == 0 && e.unreadAdvertisements() {
+		check.Level, check.Text = Note, "could not be read"
+		return check
+	}
 	if len(names) == 0 && len(e.poolsWith(vip)) > 0 {
 		check.Level, check.Reason = Wrong, lb.ReasonNoAdvertisement
 		check.Text = fmt.Sprintf("no L2Advertisement or BGPAdvertisement selects pool %s and this Service, so no node "+
@@ -326,7 +334,7 @@ func (e explanation) announced(vips []netip.Addr) Check {
 		check.Cure = "kubectl -n landfall-system logs -l app.kubernetes.io/component=node -c speaker"
 	case !cond.Status:
 		check.Level, check.Reason = Wrong, cond.Reason
-		check.Cure = cureOf(cond.Reason, append(e.names(""), "NODE", e.anyNode())...)
+		check.Cure = e.cure(cond.Reason, append(e.names(""), "NODE", e.anyNode())...)
 		if cond.Reason == lb.ReasonProbing {
 			check.Level = Warning
 		}

@@ -13,7 +13,7 @@ func NewWorkload(o Object) Workload {
 	o.Spec = original(o)
 	template, _ := dig(o.Spec, "template", "spec").(map[string]any)
 	w := Workload{Kind: o.Kind, Namespace: o.Metadata.Namespace, Name: o.Metadata.Name, Pods: map[string]string{},
-		template: template}
+		Keeper: Keeper(o), template: template}
 	labels, _ := dig(o.Spec, "selector", "matchLabels").(map[string]any)
 	for key, value := range labels {
 		w.Pods[key] = fmt.Sprint(value)

@@ -96,6 +96,25 @@ type KubeProxy struct {
 	// Unknown are fields that no version known here has.
 	Unknown []string
 	Notes   []string
+	// Blockers must be solved before anything is done.
+	Blockers []string
+}
+
+// PlanKubeProxy plans a takeover from a kube-proxy with this configuration in the pods of set.
+func PlanKubeProxy(config map[string]any, set Workload, c Choices) KubeProxy {
+	k := ReadKubeProxy(config)
+	if c.ClusterCIDR != "" {
+		k.proxy()["clusterCIDR"] = c.ClusterCIDR
+	}
+	mode, _ := k.proxy()["detectLocalMode"].(string)
+	if cidr, _ := k.proxy()["clusterCIDR"].(string); cidr == "" && (mode == "" || mode == "ClusterCIDR") {
+		k.Blockers = append(k.Blockers, "kube-proxy's configuration does not say the pod network, without which Landfall's "+
+			"proxy does not start: give --cluster-cidr")
+	}
+	if keeper := Paused([]Workload{set}, c); keeper != "" {
+		k.Blockers = append(k.Blockers, keeper)
+	}
+	return k
 }
 
 // ReadKubeProxy maps kube-proxy's configuration.
@@ -143,7 +162,8 @@ func (k *KubeProxy) proxy() map[string]any {
 }
 
 // schedulers are those of IPVS that Landfall has too.
-var schedulers = map[string]string{"rr": "round-robin", "sh": "source-hash", "mh": "maglev"}
+var schedulers = map[string]string{"rr": "round-robin", "wrr": "weighted-round-robin", "sh": "source-hash",
+	"mh": "source-hash", "dh": "destination-hash"}
 
 func (k *KubeProxy) readScheduler(config, proxy map[string]any) {
 	scheduler, _ := dig(config, "ipvs", "scheduler").(string)

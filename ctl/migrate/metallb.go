@@ -45,6 +45,8 @@ type Choices struct {
 	ClusterCIDR string
 	// Interfaces are those that answer for addresses outside the nodes' subnets.
 	Interfaces []string
+	// KeepersPaused says that what would put the other product's workloads back is paused.
+	KeepersPaused bool
 }
 
 // Plan is how a cluster moves from MetalLB to Landfall.
@@ -78,6 +80,8 @@ type Workload struct {
 	Kind, Namespace, Name string
 	// Pods are the labels of its pods.
 	Pods map[string]string
+	// Keeper is what would put it back as it was; "" for nothing.
+	Keeper string
 	// template is the specification of its pods.
 	template map[string]any
 }
@@ -101,6 +105,9 @@ func PlanMetalLB(objects []Object, proxy map[string]any, c Choices) Plan {
 	}
 	p := Plan{Conversion: Convert(objects), Values: map[string]any{}, Held: map[lb.Key][]netip.Addr{}}
 	p.findWorkloads(objects)
+	if keepers := Paused(slices.Concat(p.Speakers, p.Controllers), c); keepers != "" {
+		p.block("%s", keepers)
+	}
 	p.findSecrets(objects, c)
 	p.restrict()
 	p.setValues(proxy, c)
@@ -117,7 +124,7 @@ func PlanMetalLB(objects []Object, proxy map[string]any, c Choices) Plan {
 	slices.Sort(p.Nodes)
 	p.pin(objects)
 	p.nameInterfaces(objects, c)
-	p.noteGaps(objects)
+	p.noteGaps(objects, c)
 	if len(p.Objects) == 0 {
 		p.block("there are no objects of MetalLB that Landfall can take over")
 	}
@@ -154,13 +161,7 @@ func (p *Plan) findWorkloads(objects []Object) {
 	for _, o := range objects {
 		name := cmp.Or(o.Metadata.Labels["app.kubernetes.io/name"], o.Metadata.Labels["app"])
 		component := cmp.Or(o.Metadata.Labels["app.kubernetes.io/component"], o.Metadata.Labels["component"])
-		template, _ := dig(o.Spec, "template", "spec").(map[string]any)
-		w := Workload{Kind: o.Kind, Namespace: o.Metadata.Namespace, Name: o.Metadata.Name, template: template,
-			Pods: map[string]string{}}
-		labels, _ := dig(o.Spec, "selector", "matchLabels").(map[string]any)
-		for key, value := range labels {
-			w.Pods[key] = fmt.Sprint(value)
-		}
+		w := NewWorkload(o)
 		switch {
 		case o.Kind == "Deployment" && name == "metallb" && component == "controller":
 			p.Controllers = append(p.Controllers, w)
@@ -176,12 +177,41 @@ func (p *Plan) findWorkloads(objects []Object) {
 	}
 }
 
-// flag returns the value of a flag of a container, "true" if it has none.
-func (w Workload) flag(name string) (value string, set bool) {
+// Paused says what has to be paused before workloads are changed; "" for nothing.
+func Paused(workloads []Workload, c Choices) string {
+	var kept []string
+	for _, w := range workloads {
+		if w.Keeper != "" {
+			kept = append(kept, fmt.Sprintf("%s by %s", w, w.Keeper))
+		}
+	}
+	if len(kept) == 0 || c.KeepersPaused {
+		return ""
+	}
+	return fmt.Sprintf("something may put back what is changed here, and both products would act: %s is kept; pause it, "+
+		"and give --keepers-paused", strings.Join(kept, ", "))
+}
+
+// Gone says why there is no MetalLB to go back to; "" if there is.
+func (p *Plan) Gone() string {
+	switch {
+	case len(p.Controllers) == 0 || len(p.Speakers) == 0:
+		return "its controller or its speaker is not in the cluster any more"
+	case len(p.Pools()) == 0:
+		return "it has no IPAddressPool any more"
+	case len(p.ofKinds("L2Advertisement", "BGPAdvertisement")) == 0:
+		return "it has no advertisement any more"
+	}
+	return ""
+}
+
+// Flag returns the value of a flag of a container, "true" if it has none.
+func (w Workload) Flag(name string) (value string, set bool) {
 	containers, _ := w.template["containers"].([]any)
 	for _, c := range containers {
+		command, _ := dig(c, "command").([]any)
 		args, _ := dig(c, "args").([]any)
-		for _, a := range args {
+		for _, a := range slices.Concat(command, args) {
 			key, value, has := strings.Cut(strings.TrimLeft(fmt.Sprint(a), "-"), "=")
 			if key == name && has {
 				return value, true
@@ -258,10 +288,10 @@ func joinLabels(labels map[string]any) string {
 func (p *Plan) setValues(proxy map[string]any, c Choices) {
 	speaker := map[string]any{}
 	for _, w := range p.Speakers {
-		if class, set := w.flag("lb-class"); set && class != "" {
+		if class, set := w.Flag("lb-class"); set && class != "" {
 			p.Values["loadBalancerClass"] = class
 		}
-		if ignore, _ := w.flag("ignore-exclude-lb"); ignore == "true" {
+		if ignore, _ := w.Flag("ignore-exclude-lb"); ignore == "true" {
 			speaker["ignoreExcludeLB"] = true
 		}
 	}
@@ -373,33 +403,37 @@ func (p *Plan) nameInterfaces(objects []Object, c Choices) {
 			}
 		}
 	}
+	if len(p.L2) == 0 || len(nodes) == 0 {
+		return
+	}
 	used := map[lb.Key][]string{}
 	for _, w := range owners(objects) {
 		used[w.service] = append(used[w.service], w.interfaces...)
 	}
-	var names []string
-	var outside []netip.Addr
-	for key, vips := range p.Held {
-		for _, vip := range vips {
-			if !slices.ContainsFunc(nodes, func(n netip.Prefix) bool { return n.Contains(vip) }) {
-				outside = append(outside, vip)
-				names = append(names, used[key]...)
-			}
-		}
-	}
-	if len(outside) == 0 || len(p.L2) == 0 || len(nodes) == 0 {
-		return
-	}
-	slices.SortFunc(outside, netip.Addr.Compare)
-	if len(c.Interfaces) > 0 {
-		names = c.Interfaces
-	}
-	slices.Sort(names)
-	names = slices.Compact(names)
 	for _, o := range p.Objects {
 		if given, _ := o.Spec["interfaces"].([]any); o.Kind != "L2Advertisement" || len(given) > 0 {
 			continue
 		}
+		var names []string
+		var outside []netip.Addr
+		for key, vips := range p.Held {
+			for _, vip := range vips {
+				in := func(n netip.Prefix) bool { return n.Contains(vip) }
+				if !slices.ContainsFunc(nodes, in) && p.advertises(o, vip) {
+					outside = append(outside, vip)
+					names = append(names, used[key]...)
+				}
+			}
+		}
+		if len(outside) == 0 {
+			continue
+		}
+		slices.SortFunc(outside, netip.Addr.Compare)
+		if len(c.Interfaces) > 0 {
+			names = c.Interfaces
+		}
+		slices.Sort(names)
+		names = slices.Compact(names)
 		if len(names) == 0 {
 			p.block("%s seems to be in no subnet of the nodes, where Landfall answers only on interfaces that the "+
 				"L2Advertisement %s names: give --l2-interfaces", outside[0], o.Metadata.Name)
@@ -415,8 +449,43 @@ func (p *Plan) nameInterfaces(objects []Object, c Choices) {
 	}
 }
 
+// advertises reports whether an advertisement selects the pool that an address is from. An address that
+// is in no pool may be of any.
+func (p *Plan) advertises(advertisement Manifest, addr netip.Addr) bool {
+	names, _ := advertisement.Spec["ipAddressPools"].([]any)
+	selectors, _ := advertisement.Spec["ipAddressPoolSelectors"].([]any)
+	if len(names)+len(selectors) == 0 {
+		return true
+	}
+	pooled := false
+	for _, pool := range p.Pools() {
+		if !poolHas(pool, addr) {
+			continue
+		}
+		pooled = true
+		labels := map[string]any{}
+		for key, value := range pool.Metadata.Labels {
+			labels[key] = value
+		}
+		if slices.Contains(names, any(pool.Metadata.Name)) || len(selectors) > 0 &&
+			Selects(selectors, map[string]any{"metadata": map[string]any{"labels": labels}}) {
+			return true
+		}
+	}
+	return !pooled
+}
+
+// poolHas reports whether a pool has an address.
+func poolHas(pool Manifest, addr netip.Addr) bool {
+	written, _ := pool.Spec["addresses"].([]any)
+	return slices.ContainsFunc(written, func(text any) bool {
+		r, err := lb.ParseRange(fmt.Sprint(text))
+		return err == nil && r.Contains(addr)
+	})
+}
+
 // noteGaps says for what clients may wait.
-func (p *Plan) noteGaps(objects []Object) {
+func (p *Plan) noteGaps(objects []Object, c Choices) {
 	bgp := len(sorted(objects, "BGPAdvertisement")) > 0
 	if len(p.L2) > 0 && bgp {
 		p.note("MetalLB announces over Layer 2 and BGP, so all nodes are swapped at once: routers have no route until " +
@@ -429,8 +498,14 @@ func (p *Plan) noteGaps(objects []Object) {
 	if !p.NodeByNode {
 		return
 	}
-	p.note("routers spread connections anew each time that a node's routes go or come: established connections that " +
-		"they move to another node break, as they do when a speaker of MetalLB restarts")
+	if c.WithoutProxy {
+		p.note("routers spread connections anew each time that a node's routes go or come: established connections that " +
+			"they move to another node break, as they do when a speaker of MetalLB restarts")
+	} else if len(p.Nodes) > lb.MaxRing+1 {
+		p.note("routers spread connections anew each time that a node's routes go or come. Landfall's proxies pass packets "+
+			"on to the next %d nodes at most: of established connections that only others of the %d nodes know, some break",
+			lb.MaxRing, len(p.Nodes))
+	}
 	for _, o := range objects {
 		key := lb.Key{Namespace: o.Metadata.Namespace, Name: o.Metadata.Name}
 		if o.Kind == "Service" && o.Spec["externalTrafficPolicy"] == "Local" && len(p.Held[key]) > 0 {
@@ -524,6 +599,15 @@ func StopWhere(w Workload, product string) map[string]any {
 		"template": map[string]any{"spec": map[string]any{
 			"affinity": keepOff(w.template["affinity"], LabelNode, product)}},
 	}}
+}
+
+// StartElsewhere returns the merge patch with which a DaemonSet that Stop has stopped has pods on nodes
+// without LabelNode.
+func StartElsewhere(w Workload, product string) map[string]any {
+	patch := StopWhere(w, product)
+	pods, _ := dig(patch, "spec", "template", "spec").(map[string]any)
+	pods["nodeSelector"] = map[string]any{LabelNode: nil}
+	return patch
 }
 
 // Scale returns the merge patch for a number of replicas.

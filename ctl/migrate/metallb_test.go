@@ -1,6 +1,8 @@
 package migrate
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -210,8 +212,66 @@ func TestPlanNamesInterfaces(t *testing.T) {
 	}
 }
 
+// An address that is announced over BGP alone asks for no interfaces.
+func TestPlanNamesNoInterfacesForBGP(t *testing.T) {
+	const both = `---
+{apiVersion: metallb.io/v1beta1, kind: IPAddressPool, metadata: {name: lan, namespace: m, labels: {on: lan}}, spec: {addresses: [10.0.0.200-10.0.0.210]}}
+---
+{apiVersion: metallb.io/v1beta1, kind: IPAddressPool, metadata: {name: routed, namespace: m}, spec: {addresses: [203.0.113.0/24]}}
+---
+{apiVersion: metallb.io/v1beta1, kind: BGPAdvertisement, metadata: {name: b, namespace: m}, spec: {ipAddressPools: [routed]}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: web, namespace: shop}, spec: {type: LoadBalancer, loadBalancerClass: lb.example/metallb}, status: {loadBalancer: {ingress: [{ip: 203.0.113.9}]}}}
+---
+{apiVersion: metallb.io/v1beta1, kind: L2Advertisement, metadata: {name: a, namespace: m}, spec: `
+	for name, test := range map[string]struct {
+		spec string
+		want string // the blocker
+	}{
+		"by name":       {"{ipAddressPools: [lan]}}", ""},
+		"by label":      {"{ipAddressPoolSelectors: [{matchLabels: {on: lan}}]}}", ""},
+		"of all pools":  {"{}}", "give --l2-interfaces"},
+		"of the other":  {"{ipAddressPools: [lan, routed]}}", "give --l2-interfaces"},
+		"of every pool": {"{ipAddressPoolSelectors: [{}]}}", "give --l2-interfaces"},
+	} {
+		p := plan(t, both+test.spec, cidr, Choices{})
+		if test.want == "" {
+			wantSaid(t, name, p.Blockers)
+		} else {
+			wantSaid(t, name, p.Blockers, test.want)
+		}
+	}
+}
+
 func TestPlanWithoutMetalLB(t *testing.T) {
 	p := PlanMetalLB(nil, cidr, Choices{})
 	wantSaid(t, "blockers", p.Blockers, "MetalLB's controller (Deployment) or speaker (DaemonSet) is not found",
 		"there are no objects")
+}
+
+// What a move over BGP does to established connections depends on whether Landfall's proxies are there,
+// and on how many nodes they ask.
+func TestNotesOfAMoveOverBGP(t *testing.T) {
+	objects := []Object{
+		decodeOne(t, "{apiVersion: metallb.io/v1beta1, kind: BGPAdvertisement, metadata: {name: a, namespace: m}}"),
+		decodeOne(t, "{apiVersion: metallb.io/v1beta1, kind: IPAddressPool, metadata: {name: a, namespace: m}, spec: {addresses: "+
+			"[192.0.2.0/24]}}"),
+	}
+	said := func(nodes int, c Choices) string {
+		all := slices.Clone(objects)
+		for i := range nodes {
+			all = append(all, decodeOne(t, fmt.Sprintf("{apiVersion: v1, kind: Node, metadata: {name: n%d}}", i)))
+		}
+		p := PlanMetalLB(all, nil, c)
+		return strings.Join(p.Notes, "\n")
+	}
+	for _, c := range []struct {
+		nodes   int
+		choices Choices
+		breaks  bool
+	}{{nodes: 17}, {nodes: 18, breaks: true}, {nodes: 3, choices: Choices{WithoutProxy: true}, breaks: true}} {
+		if got := said(c.nodes, c.choices); strings.Contains(got, "break") != c.breaks {
+			t.Errorf("%d nodes, %+v: %s", c.nodes, c.choices, got)
+		}
+	}
 }

@@ -12,6 +12,7 @@ import (
 	"maps"
 	"net/netip"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -36,10 +37,18 @@ type Object struct {
 
 // Metadata are the parts of an object's metadata that a migration reads.
 type Metadata struct {
-	Namespace   string            `json:"namespace"`
-	Name        string            `json:"name"`
-	Labels      map[string]string `json:"labels"`
-	Annotations map[string]string `json:"annotations"`
+	Namespace       string            `json:"namespace"`
+	Name            string            `json:"name"`
+	Labels          map[string]string `json:"labels"`
+	Annotations     map[string]string `json:"annotations"`
+	OwnerReferences []OwnerReference  `json:"ownerReferences"`
+}
+
+// OwnerReference is an object that another one belongs to.
+type OwnerReference struct {
+	Kind       string `json:"kind"`
+	Name       string `json:"name"`
+	Controller bool   `json:"controller"`
 }
 
 // vips returns the addresses in the status of a Service; none for other kinds.
@@ -160,7 +169,7 @@ func Convert(objects []Object) Conversion {
 	for _, o := range objects {
 		if o.Kind == "ConfigMap" && o.Metadata.Name == "bgpextras" && o.Data["extras"] != "" {
 			m.lose("ConfigMap %s/bgpextras is not taken over: it has raw configuration of FRR, which Landfall does not run: %q",
-				o.Metadata.Namespace, o.Data["extras"])
+				o.Metadata.Namespace, frrSecrets.ReplaceAllString(o.Data["extras"], "$1 (left out)"))
 		}
 		if foreign(o) {
 			m.note("%s %s has no equivalent", o.Kind, o.Metadata.Name)
@@ -171,6 +180,9 @@ func Convert(objects []Object) Conversion {
 	m.keepSharing(objects)
 	return m
 }
+
+// frrSecrets are the words of FRR's configuration behind which secrets are. Plans are shown to others.
+var frrSecrets = regexp.MustCompile(`(?i)\b(password(?:\s+\d)?|key-string|key|md5)\s+\S+`)
 
 func (m *Conversion) note(format string, args ...any) {
 	m.Notes = append(m.Notes, fmt.Sprintf(format, args...))

@@ -27,8 +27,9 @@ func Selects(selectors any, object map[string]any) bool {
 	})
 }
 
-// NotReady says what a Deployment or DaemonSet lacks; "" if all pods are ready.
-func NotReady(o map[string]any) string {
+// NotReady says what a Deployment or DaemonSet lacks; "" if all pods are ready. Of a DaemonSet so many
+// pods may be missing as nodes are down.
+func NotReady(o map[string]any, down int) string {
 	number := func(keys ...string) int64 {
 		switch n := dig(o, keys...).(type) {
 		case float64:
@@ -41,7 +42,7 @@ func NotReady(o map[string]any) string {
 	if number("status", "observedGeneration") < number("metadata", "generation") {
 		return "its pods are not planned yet"
 	}
-	want, ready := number("status", "desiredNumberScheduled"), number("status", "numberReady")
+	want, ready := number("status", "desiredNumberScheduled")-int64(down), number("status", "numberReady")
 	if o["kind"] == "Deployment" {
 		want, ready = number("spec", "replicas"), number("status", "readyReplicas")
 	}

@@ -275,8 +275,10 @@ func schedulers() []Case {
 			Want: "remote"},
 		{Name: "source-hash, no endpoints", Scheduler: plan.SourceHash, Backends: nobody, From: "pod", To: "cluster",
 			Want: "reject"},
+		{Name: "destination-hash, only one endpoint", Scheduler: plan.DestinationHash, Backends: onlyThere, From: "outside",
+			To: "vip", Want: "remote", SNAT: true},
 	}
-	for _, s := range []plan.Scheduler{plan.RoundRobin, plan.Maglev} {
+	for _, s := range []plan.Scheduler{plan.RoundRobin, plan.WeightedRoundRobin, plan.Maglev} {
 		name := string(s)
 		all = append(all,
 			Case{Name: name + ", pod to ClusterIP", Scheduler: s, From: "pod", To: "cluster", Want: "local remote"},

@@ -32,7 +32,7 @@ import (
 type Options struct {
 	// Name is that of the lab; empty for the next free one.
 	Name string
-	// CNI is Bridge or Flannel; empty for Bridge.
+	// CNI is Bridge, Routed or Flannel; empty for Bridge.
 	CNI string
 	// Nodes is how many nodes have a kubelet, spread over three zones, at most 9; 0 for 3.
 	Nodes int
@@ -50,6 +50,9 @@ type Options struct {
 const (
 	// Bridge is nothing but the CNI plugin bridge, and static routes to the pods of other nodes.
 	Bridge = "bridge"
+	// Routed is the CNI plugin ptp: no bridge, but a link and a route for each pod, as Calico has them, and
+	// the same static routes.
+	Routed = "ptp"
 	// Flannel is flanneld, over VXLAN.
 	Flannel = "flannel"
 )
@@ -102,8 +105,8 @@ type tools struct{ controllerManager, scheduler, kubelet, kubectl, helm, coredns
 // on the machine is installed or built, which takes long once. On an error nothing is left behind.
 func Start(ctx context.Context, options Options) (_ *Cluster, err error) {
 	options.CNI = cmp.Or(options.CNI, Bridge)
-	if options.CNI != Bridge && options.CNI != Flannel {
-		return nil, fmt.Errorf("CNI %q: want %s or %s", options.CNI, Bridge, Flannel)
+	if known := []string{Bridge, Routed, Flannel}; !slices.Contains(known, options.CNI) {
+		return nil, fmt.Errorf("CNI %q: want one of %v", options.CNI, known)
 	}
 	options.Nodes = cmp.Or(options.Nodes, 3)
 	if options.Nodes < 1 || options.Nodes > 9 {

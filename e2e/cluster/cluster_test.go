@@ -46,7 +46,7 @@ func TestTopology(t *testing.T) {
 // Each file of a node is what its reader expects, with nothing left to fill in.
 func TestFilesOfANode(t *testing.T) {
 	fills := regexp.MustCompile(`@[A-Z]+@`)
-	for _, carrier := range []string{Bridge, Flannel} {
+	for _, carrier := range []string{Bridge, Routed, Flannel} {
 		n := lab.Node{Name: "node-1", Addr: topology(1).Nodes[1].Addr, PodNetwork: topology(1).Nodes[1].PodNetwork}
 		files := nodeFiles(nodeFacts{
 			node: n, state: "/state", disk: "/state/nodes/node-1", logs: "/state/logs", carrier: carrier,
@@ -70,6 +70,9 @@ func TestFilesOfANode(t *testing.T) {
 		}
 		if got := strings.Contains(files["start.sh"], "/flanneld"); got != (carrier == Flannel) {
 			t.Errorf("%s: flanneld runs: %v", carrier, got)
+		}
+		if got := strings.Contains(files["cni/10-cluster.conflist"], lab.PodBridge); got != (carrier != Routed) {
+			t.Errorf("%s: pods are on the bridge: %v", carrier, got)
 		}
 	}
 }

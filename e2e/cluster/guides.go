@@ -17,41 +17,108 @@ import (
 type step struct{ file, begins string }
 
 const (
-	readme  = "README.md"
-	install = "docs/guide/install.md"
+	readme       = "README.md"
+	guides       = "docs/guide/"
+	install      = guides + "install.md"
+	upgrade      = guides + "upgrade-uninstall.md"
+	trouble      = guides + "troubleshooting.md"
+	ctl          = guides + "landfallctl.md"
+	replacement  = guides + "kube-proxy-replacement.md"
+	metrics      = guides + "metrics.md"
+	hour         = guides + "first-hour.md"
+	fromProxy    = guides + "migrate-kube-proxy.md"
+	fromMetalLB  = guides + "migrate-metallb.md"
+	landfallHome = "kubectl -n landfall-system "
 )
 
-// guide is what somebody does who follows the README and the page about the installation.
+// guide is what somebody does who follows the README and the page about the installation, looks after
+// the cluster as the others say, and ends it. Pages that no step is of are for other clusters, or are
+// reference: TestGuides gives their manifests to an API server, and their values to helm.
 var guide = []step{
 	{install, "kubectl create namespace landfall-system"},
 	{install, "kubectl label namespace landfall-system"},
 	{readme, "helm install landfall charts/landfall"},
 	{readme, "apiVersion: landfall.dev/v1beta1\nkind: IPAddressPool"},
 	{readme, "kubectl wait --for=condition=landfall.dev/Serving service/my-nginx"},
-	{readme, "kubectl -n landfall-system exec daemonset/landfall-node -c speaker -- landfallctl status"},
+	{readme, landfallHome + "exec daemonset/landfall-node -c speaker -- landfallctl status"},
 	{readme, "landfallctl explain svc my-nginx"},
 	{readme, "apiVersion: landfall.dev/v1beta1\nkind: BGPPeer"},
 	{install, "helm test landfall"},
+	{hour, "bin/landfallctl doctor"},
+	{hour, "bin/landfallctl status"},
 	{install, "helm upgrade landfall"},
 	{install, "kubectl get events -A"},
+	{upgrade, landfallHome + "rollout status"},
+	{upgrade, "helm history"},
+	{upgrade, "helm rollback"},
+	{trouble, "landfallctl explain svc"},
+	{trouble, "landfallctl doctor"},
+	{trouble, "kubectl describe service"},
+	{trouble, "kubectl get events -A"},
+	{trouble, "landfallctl explain peer"},
+	{trouble, "landfallctl status -o yaml"},
+	{trouble, landfallHome + "logs"},
+	{ctl, "landfallctl trace"},
+	{ctl, "landfallctl flows"},
+	{ctl, "landfallctl bundle"},
+	{ctl, "landfallctl drain n1 && kubectl drain n1"},
+	{ctl, "kubectl uncordon n1 && landfallctl undrain n1"},
+	{replacement, landfallHome + "exec daemonset/landfall-node -c proxy"},
+	{metrics, "kubectl exec -n landfall-system POD -c speaker"},
+	{metrics, "kubectl exec -n landfall-system POD -c proxy"},
+	{metrics, "kubectl exec -n landfall-system daemonset/landfall-node -c speaker"},
 	{readme, "helm uninstall landfall"},
 	{readme, "kubectl get crd -o name"},
 	{readme, "kubectl delete namespace landfall-system"},
 }
 
-// notRun are the commands that the guide leaves out, each with a reason.
+// Why a command is not run.
+const (
+	sameElsewhere = "the story runs the same command of another page"
+	otherValues   = "the values are those of another cluster: TestGuides renders them"
+	noHelm        = "it is for installations without helm"
+	byOthers      = "CI runs it"
+	printed       = "it is what a command prints"
+)
+
+// notRun are the commands that the stories leave out, each with a reason.
 var notRun = map[step]string{
+	{readme, "make image BUILDER=docker"}:                     "there is no registry",
+	{readme, "make "}:                                         byOthers,
 	{install, "helm install landfall charts/landfall"}:        "the README's has the values of this cluster",
-	{install, "helm uninstall landfall"}:                      "the README's is the same",
+	{install, "helm uninstall landfall"}:                      sameElsewhere,
 	{install, "kubectl patch service NAME"}:                   "it is for clusters without the Job",
-	{install, "kubectl create secret generic"}:                "it is for installations without helm",
-	{install, "kubectl apply --server-side -f bin/manifests"}: "it is for installations without helm",
+	{install, "kubectl create secret generic"}:                noHelm,
+	{install, "kubectl apply --server-side -f bin/manifests"}: noHelm,
+
+	{hour, "make "}:                       byOthers,
+	{hour, "helm install"}:                otherValues,
+	{hour, "apiVersion:"}:                 sameElsewhere,
+	{hour, "helm test"}:                   sameElsewhere,
+	{hour, "kubectl create deployment"}:   "there is no image nginx",
+	{hour, "kubectl expose deployment"}:   "there is no image nginx",
+	{hour, "kubectl wait"}:                sameElsewhere,
+	{upgrade, "helm upgrade"}:             sameElsewhere,
+	{upgrade, "helm uninstall"}:           sameElsewhere,
+	{upgrade, "landfallctl drain NODE"}:   sameElsewhere,
+	{upgrade, "kubectl drain NODE"}:       sameElsewhere,
+	{ctl, "landfallctl explain svc web"}:  sameElsewhere,
+	{ctl, "landfallctl doctor"}:           sameElsewhere,
+	{ctl, "landfallctl watch"}:            "it does not end: the short check runs it",
+	{ctl, "landfallctl undrain n1 gives"}: printed,
+	{ctl, "kubectl landfall __complete"}:  "it is a line of a script",
+	{ctl, "apiVersion: rbac"}:             "the short check creates it",
+	{replacement, "helm install"}:         otherValues,
+	{metrics, "helm upgrade"}:             "it needs the kinds of Prometheus' operator",
+	{fromProxy, "helm upgrade landfall charts/landfall -n landfall-system --reset-then-reuse-values --set"}: "make " +
+		"test-e2e switches modes under load",
 }
 
 var (
 	codeBlock = regexp.MustCompile("(?ms)^```([a-z]*)\n(.*?)^```$")
-	// commandLine is one command, which may go on behind a backslash at the end of a line.
-	commandLine = regexp.MustCompile(`(?m)^(?:kubectl|helm|landfallctl) (?:[^\n\\]|\\\n|\\.)*`)
+	// commandStart begins a command in a block, hereDocument a text in one.
+	commandStart = regexp.MustCompile(`^(kubectl|helm|make|(bin/)?landfallctl) `)
+	hereDocument = regexp.MustCompile(`<<'?(\w+)'?$`)
 )
 
 // commands returns the commands and manifests of a page, in their order.
@@ -61,7 +128,36 @@ func commands(markdown string) (all []string) {
 		case "yaml":
 			all = append(all, block[2])
 		case "":
-			all = append(all, commandLine.FindAllString(block[2], -1)...)
+			all = append(all, shellCommands(block[2])...)
+		}
+	}
+	return all
+}
+
+// shellCommands returns the commands in a block. One goes on over a line that ends in a backslash, &&
+// or |, within single quotes, and in a here document.
+func shellCommands(block string) (all []string) {
+	var command strings.Builder
+	until := ""
+	for line := range strings.Lines(block) {
+		if command.Len() == 0 && !commandStart.MatchString(line) {
+			continue
+		}
+		command.WriteString(line)
+		line = strings.TrimRight(line, "\n")
+		if until != "" && line != until {
+			continue
+		}
+		if m := hereDocument.FindStringSubmatch(line); m != nil {
+			until = m[1]
+			continue
+		}
+		ends := until != "" || !strings.HasSuffix(line, `\`) && !strings.HasSuffix(line, "&&") &&
+			!strings.HasSuffix(line, "|") && strings.Count(command.String(), "'")%2 == 0
+		if ends {
+			all = append(all, strings.TrimRight(command.String(), "\n"))
+			command.Reset()
+			until = ""
 		}
 	}
 	return all
@@ -77,6 +173,15 @@ func (s step) find(markdown string) (string, error) {
 	return "", fmt.Errorf("%s has no command that begins with %q", s.file, s.begins)
 }
 
+// read returns the command as its page has it.
+func (s step) read(repository string) (string, error) {
+	markdown, err := os.ReadFile(filepath.Join(repository, s.file))
+	if err != nil {
+		return "", err
+	}
+	return s.find(string(markdown))
+}
+
 // Guides does what the guides say, with the commands that they have, on a cluster that enforces Pod
 // Security. Only names and addresses of the cluster are put in place of the examples'.
 func (c *Cluster) Guides(ctx context.Context, say func(format string, args ...any)) (err error) {
@@ -86,28 +191,49 @@ func (c *Cluster) Guides(ctx context.Context, say func(format string, args ...an
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(shell.tools)) }()
 	for _, s := range guide {
-		markdown, err := os.ReadFile(filepath.Join(c.Repository(), s.file))
-		if err != nil {
+		if err := c.step(ctx, shell, s, say); err != nil {
 			return err
 		}
-		command, err := s.find(string(markdown))
-		if err != nil {
-			return err
-		}
-		if err := c.follow(ctx, shell, c.here().Replace(command)); err != nil {
-			return errors.Join(fmt.Errorf("%s: %w", s.file, err), c.explain(ctx))
-		}
-		first, _, _ := strings.Cut(strings.ReplaceAll(command, "\\\n ", ""), "\n")
-		say("%s: %s", s.file, first)
 	}
 	return nil
 }
 
+// step does one step, and says so.
+func (c *Cluster) step(ctx context.Context, in guideShell, s step, say func(format string, args ...any)) error {
+	command, err := s.read(c.Repository())
+	if err != nil {
+		return err
+	}
+	first, _, _ := strings.Cut(strings.ReplaceAll(command, "\\\n ", ""), "\n")
+	c.options.Progress(first)
+	do := func() error { return c.follow(ctx, in, c.here(command)) }
+	if s.file == fromProxy && strings.HasPrefix(command, "kubectl label node NODE") {
+		do = func() error { return c.nodeByNode(ctx, in, command) }
+	}
+	if err := do(); err != nil {
+		return errors.Join(fmt.Errorf("%s: %w", s.file, err), c.explain(ctx))
+	}
+	say("%s: %s", s.file, first)
+	return nil
+}
+
+// placeholder is a word of the guides for which a reader has another one.
+var placeholder = regexp.MustCompile(`\b(NODE|NAME|NAMESPACE|POD|n1)\b`)
+
 // here replaces what the guides have as examples.
-func (c *Cluster) here() *strings.Replacer {
-	return strings.NewReplacer("registry.example.com/landfall", ImageRepository, "image.tag=v1",
+func (c *Cluster) here(command string) string {
+	command = strings.NewReplacer("registry.example.com/landfall", ImageRepository, "image.tag=v1",
 		"image.tag="+ImageTag+" --set image.pullPolicy=Never", "192.168.0.0/16", c.Lab.Cluster().PodNetwork.String(),
-		"172.26.236.180-172.26.236.199", "172.30.0.200-172.30.0.229", "172.26.236.1,", "172.30.0.1,")
+		"172.26.236.180-172.26.236.199", "172.30.0.200-172.30.0.229", "172.26.236.1,", "172.30.0.1,",
+		"web -n shop", "my-nginx -n default", "svc/shop/web", "svc/default/my-nginx",
+		"203.0.113.7", c.Lab.Cluster().LAN.Client.String(), "explain peer NAME", "explain peer tor-1").Replace(command)
+	if strings.HasPrefix(command, "apiVersion:") {
+		return command
+	}
+	return placeholder.ReplaceAllStringFunc(command, func(word string) string {
+		return map[string]string{"NODE": "node-3", "n1": "node-3", "NAME": "my-nginx", "NAMESPACE": "default",
+			"POD": "$(kubectl get pods -n landfall-system -l app.kubernetes.io/component=node -o name | head -n 1)"}[word]
+	})
 }
 
 // guideShell is where commands are typed.
@@ -120,7 +246,7 @@ func (c *Cluster) shell() (guideShell, error) {
 		return guideShell{}, err
 	}
 	for name, path := range map[string]string{"kubectl": c.Kubectl(), "helm": c.HelmPath(),
-		"landfallctl": filepath.Join(os.Getenv(programsVariable), "landfallctl")} {
+		"landfallctl": landfallctlPath()} {
 		if _, err := os.Stat(path); err != nil {
 			return guideShell{}, fmt.Errorf("run make cluster, which builds landfallctl: %w", err)
 		}
@@ -132,42 +258,48 @@ func (c *Cluster) shell() (guideShell, error) {
 		c.Repository())}, nil
 }
 
+// typed runs a command as the reader of a guide types it.
+func (c *Cluster) typed(ctx context.Context, in guideShell, command string) (string, error) {
+	return c.Exec(ctx, lab.ClientName, "bash", "-euo", "pipefail", "-c", in.prelude+command)
+}
+
 // follow does one step, and what a reader does around it.
 func (c *Cluster) follow(ctx context.Context, in guideShell, command string) error {
-	run := func(ctx context.Context, command string) (string, error) {
-		return c.Exec(ctx, lab.ClientName, "bash", "-euo", "pipefail", "-c", in.prelude+command)
-	}
 	switch {
 	case strings.HasPrefix(command, "apiVersion:"):
-		_, err := run(ctx, "kubectl apply -f - <<'EOF'\n"+command+"EOF\n")
-		return err
+		command = "kubectl apply -f - <<'EOF'\n" + command + "EOF\n"
 	case strings.HasPrefix(command, "kubectl wait"): // for a Service that the reader has
-		nginx := strings.NewReplacer("IMAGE", PodImage, "REPLICAS", "3", "namespace: web", "namespace: default").Replace(
-			web[strings.Index(web, "---\n")+4:] + "---\napiVersion: v1\nkind: Service\n" +
-				"metadata: {name: my-nginx, namespace: default}\nspec:\n  type: LoadBalancer\n  selector: {app: web}\n" +
-				"  ports: [{port: 80, targetPort: 8080}]\n")
-		if err := c.ApplyYAML(ctx, nginx); err != nil {
+		if err := c.createNginx(ctx); err != nil {
 			return err
 		}
-		if err := c.waitRolledOut(ctx); err != nil {
-			return err
-		}
-		_, err := run(ctx, command)
-		return err
-	case strings.Contains(command, "landfallctl"): // what it says takes a moment to become true
+	case strings.HasPrefix(command, "landfallctl bundle"): // it writes into the current folder
+		command = "cd " + in.tools + "\n" + command
+	case strings.Contains(command, "landfallctl") && !strings.Contains(command, "drain") &&
+		!strings.Contains(command, "migrate"): // what it says takes a moment to become true
 		return lab.WaitFor(ctx, c.options.Progress, command, time.Minute, func(ctx context.Context) error {
-			out, err := run(ctx, command)
+			out, err := c.typed(ctx, in, command)
 			if err == nil && strings.HasSuffix(command, "status") && !strings.Contains(out, "Nothing is wrong.") {
 				err = errors.New(out)
 			}
 			return err
 		})
-	case strings.HasPrefix(command, "helm upgrade"):
-		if _, err := run(ctx, command); err != nil {
-			return err
-		}
-		return c.waitRolledOut(ctx)
 	}
-	_, err := run(ctx, command)
-	return err
+	if _, err := c.typed(ctx, in, command); err != nil {
+		return err
+	}
+	for _, changes := range []string{"helm install", "helm upgrade", "helm rollback"} {
+		if strings.HasPrefix(command, changes) {
+			return c.waitRolledOut(ctx)
+		}
+	}
+	return nil
+}
+
+// createNginx creates the Service that the README has, and its pods.
+func (c *Cluster) createNginx(ctx context.Context) error {
+	return c.ApplyYAML(ctx, strings.NewReplacer("IMAGE", PodImage, "REPLICAS", "3", "namespace: web",
+		"namespace: default").Replace(
+		web[strings.Index(web, "---\n")+4:]+"---\napiVersion: v1\nkind: Service\n"+
+			"metadata: {name: my-nginx, namespace: default}\nspec:\n  type: LoadBalancer\n  selector: {app: web}\n"+
+			"  ports: [{port: 80, targetPort: 8080}]\n"))
 }

@@ -37,9 +37,11 @@ var questions = []question{
 	{"explain node node-3 -o json", 0},
 	{"explain pool lan", 0},
 	{"explain peer tor-1", 0},
+	{"trace 172.31.0.100 svc/web/bgp-local:80", 0},
+	{"trace 172.30.0.100 172.30.0.201:81/udp -o json", 0},
+	{"flows l2-cluster -n web", 0},
+	{"flows 203.0.113.1 -o wide", 0},
 	{"version", 0},
-	{"drain node-3 --no-wait", 0},
-	{"undrain node-3", 0},
 }
 
 // empty is a Service that has no pods, which no node announces.
@@ -125,10 +127,11 @@ func (c *Cluster) answers(ctx context.Context, kubeconfig string, q question) er
 	})
 }
 
+func landfallctlPath() string { return filepath.Join(os.Getenv(programsVariable), "landfallctl") }
+
 // landfallctl runs landfallctl on the client of the nodes' LAN, and returns its exit code and output.
 func (c *Cluster) landfallctl(ctx context.Context, kubeconfig, line string) (code int, out string, err error) {
-	argv := append([]string{filepath.Join(os.Getenv(programsVariable), "landfallctl"), "--kubeconfig", kubeconfig},
-		strings.Fields(line)...)
+	argv := append([]string{landfallctlPath(), "--kubeconfig", kubeconfig}, strings.Fields(line)...)
 	out, err = c.Exec(ctx, lab.ClientName, argv...)
 	if ended, ok := errors.AsType[*exec.ExitError](err); ok && ended.Exited() {
 		return ended.ExitCode(), out, nil

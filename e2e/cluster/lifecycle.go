@@ -48,7 +48,7 @@ func (c *Cluster) Lifecycle(ctx context.Context, say func(format string, args ..
 			c.InstallArgs()...)},
 		{"rollback", []string{"rollback", "landfall", "1", "--namespace", Namespace, "--wait", "--timeout", "3m"}},
 	} {
-		of, err := c.underLoad(ctx, hosts, func() error {
+		of, err := c.underLoad(ctx, hosts, Webs, func() error {
 			if _, err := c.Helm(ctx, step.args...); err != nil {
 				return err
 			}
@@ -71,8 +71,8 @@ func (c *Cluster) Lifecycle(ctx context.Context, say func(format string, args ..
 }
 
 // underLoad changes something while connections are open and new ones come.
-func (c *Cluster) underLoad(ctx context.Context, hosts []string, change func() error) (Outcome, error) {
-	all, err := c.startLoads(ctx, hosts, Webs...)
+func (c *Cluster) underLoad(ctx context.Context, hosts []string, webs []Web, change func() error) (Outcome, error) {
+	all, err := c.startLoads(ctx, hosts, webs...)
 	if err != nil {
 		return Outcome{}, err
 	}

@@ -108,20 +108,26 @@ containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
 serializeImagePulls: false
 `
 
-// cniConfig uses the bridge that the lab has made, so that its address is known.
+// cniConfig has @PLUGIN@ for the plugin that links pods to the node: a bridge, which is that of the lab so
+// that its address is known, or nothing but links.
 const cniConfig = `{"cniVersion": "1.0.0", "name": "cluster", "plugins": [
- {"type": "bridge", "bridge": "@BRIDGE@", "isGateway": true, "hairpinMode": true, "ipMasq": false, "mtu": @MTU@,
+ {@PLUGIN@, "ipMasq": false, "mtu": @MTU@,
   "ipam": {"type": "host-local", "ranges": [[{"subnet": "@PODS@", "gateway": "@GATEWAY@"}]],
    "routes": [{"dst": "0.0.0.0/0"}], "dataDir": "/run/cni-ipam"}},
  {"type": "portmap", "capabilities": {"portMappings": true}}]}
 `
+
+const (
+	bridgePlugin = `"type": "bridge", "bridge": "` + lab.PodBridge + `", "isGateway": true, "hairpinMode": true`
+	ptpPlugin    = `"type": "ptp"`
+)
 
 // nodeFacts is what a node's files depend on.
 type nodeFacts struct {
 	node              lab.Node
 	state, disk, logs string // folders
 	ca                string
-	carrier           string // Bridge or Flannel
+	carrier           string // Bridge, Routed or Flannel
 	kubelet, flannel  lab.Credentials
 	images            []string
 	tools             tools
@@ -129,15 +135,18 @@ type nodeFacts struct {
 
 // nodeFiles returns the files on a node's disk, by their paths in it.
 func nodeFiles(f nodeFacts) map[string]string {
-	mtu, carrier := "1500", ""
-	if f.carrier == Flannel {
+	mtu, carrier, plugin := "1500", "", bridgePlugin
+	switch f.carrier {
+	case Flannel:
 		mtu, carrier = "1450", flannel // VXLAN takes 50 bytes
+	case Routed:
+		plugin = ptpPlugin
 	}
 	fill := strings.NewReplacer(
 		"@STATE@", f.state, "@DISK@", f.disk, "@LOGS@", f.logs, "@IMAGES@", strings.Join(f.images, " "),
 		"@KUBELET@", f.tools.kubelet, "@KUBECONFIG@", f.kubelet.Kubeconfig, "@ADDRESS@", f.node.Addr.String(),
 		"@NODE@", f.node.Name, "@PAUSE@", PauseImage, "@PLUGINS@", f.tools.plugins, "@CA@", f.ca,
-		"@CERT@", f.kubelet.Cert, "@KEY@", f.kubelet.Key, "@DNS@", dnsAddr.String(), "@BRIDGE@", lab.PodBridge,
+		"@CERT@", f.kubelet.Cert, "@KEY@", f.kubelet.Key, "@DNS@", dnsAddr.String(), "@PLUGIN@", plugin,
 		"@PODS@", f.node.PodNetwork.String(), "@GATEWAY@", f.node.Gateway().String(), "@MTU@", mtu,
 		"@FLANNELD@", f.tools.flanneld, "@FLANNELCONFIG@", f.flannel.Kubeconfig)
 	return map[string]string{

@@ -129,7 +129,8 @@ func (c *Cluster) prepareReturns(ctx context.Context) error {
 func moreOnLAN() []Web {
 	var more []Web
 	for i := range byte(6) {
-		more = append(more, Web{fmt.Sprintf("l2-more-%d", i), "Cluster", netip.AddrFrom4([4]byte{172, 30, 0, 210 + i})})
+		more = append(more, Web{Name: fmt.Sprintf("l2-more-%d", i), Policy: "Cluster",
+			Addr: netip.AddrFrom4([4]byte{172, 30, 0, 210 + i})})
 	}
 	return more
 }

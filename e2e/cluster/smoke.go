@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,22 +47,23 @@ type Web struct {
 	Name   string
 	Policy string // of external traffic
 	Addr   netip.Addr
+	Port   uint16 // 0 for 80
 }
 
 // Webs are the Services that [Cluster.CreateWeb] creates: of both policies, announced by ARP, and
 // by BGP to the router.
 var Webs = []Web{
-	{"l2-cluster", "Cluster", netip.MustParseAddr("172.30.0.201")},
-	{"l2-local", "Local", netip.MustParseAddr("172.30.0.202")},
-	{"bgp-cluster", "Cluster", netip.MustParseAddr("203.0.113.1")},
-	{"bgp-local", "Local", netip.MustParseAddr("203.0.113.2")},
+	{Name: "l2-cluster", Policy: "Cluster", Addr: netip.MustParseAddr("172.30.0.201")},
+	{Name: "l2-local", Policy: "Local", Addr: netip.MustParseAddr("172.30.0.202")},
+	{Name: "bgp-cluster", Policy: "Cluster", Addr: netip.MustParseAddr("203.0.113.1")},
+	{Name: "bgp-local", Policy: "Local", Addr: netip.MustParseAddr("203.0.113.2")},
 }
 
 // Routed reports whether the Service is announced by BGP.
 func (w Web) Routed() bool { return strings.HasPrefix(w.Name, "bgp") }
 
 // Target is the Service's TCP port.
-func (w Web) Target() netip.AddrPort { return netip.AddrPortFrom(w.Addr, 80) }
+func (w Web) Target() netip.AddrPort { return netip.AddrPortFrom(w.Addr, cmp.Or(w.Port, 80)) }
 
 // CreateWeb creates a pod on each node, and Services of them.
 func (c *Cluster) CreateWeb(ctx context.Context) error { return c.createWeb(ctx, len(c.nodes), Webs) }
@@ -107,7 +109,7 @@ func (c *Cluster) WaitDNS(ctx context.Context, node string) error {
 }
 
 // Smoke installs Landfall with helm and checks that Services answer both clients, DNS a node, and
-// landfallctl a user.
+// landfallctl its users.
 func (c *Cluster) Smoke(ctx context.Context, say func(format string, args ...any)) error {
 	if err := c.CreateWeb(ctx); err != nil {
 		return err
@@ -144,6 +146,9 @@ func (c *Cluster) Smoke(ctx context.Context, say func(format string, args ...any
 		return err
 	}
 	say("the cluster's DNS answers at %s", dnsAddr)
+	if err := c.Operates(ctx, say); err != nil {
+		return err
+	}
 	if err := c.Explains(ctx, say); err != nil {
 		return errors.Join(err, c.explain(ctx))
 	}

@@ -135,7 +135,10 @@ func Tool(ctx context.Context, repository, name string, progress func(line strin
 // Prepare fetches and builds what tests and the lab need and this machine does not have: Debian
 // packages, kube-apiserver, kube-proxy, helm, controller-gen, MetalLB. Later it has nothing to do.
 func Prepare(ctx context.Context, repository string, progress func(line string)) error {
-	errs := []error{ensurePrograms(ctx, debianPackages, progress), ensurePrograms(ctx, routerPackages, progress)}
+	var errs []error
+	for _, packages := range []map[string]string{debianPackages, routerPackages, balancerPackages} {
+		errs = append(errs, ensurePrograms(ctx, packages, progress))
+	}
 	for _, name := range []string{"kube-apiserver", "kube-proxy", "helm", "controller-gen"} {
 		_, err := Tool(ctx, repository, name, progress)
 		errs = append(errs, err)

@@ -7,9 +7,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"math"
 	"net"
 	"net/http"
 	"path"
+	"strconv"
 	"strings"
 	"time"
 
@@ -25,8 +28,9 @@ const kubeletPort = "10250"
 // shownSuffix ends the names of the pods that ServeExec makes.
 const shownSuffix = "-0"
 
-// ServeExec has the API server show a pod for each set of agents, and run commands in them and connect
-// to their ports, as kubelets do: "kubectl exec" and "kubectl port-forward" work. It ends with ctx.
+// ServeExec has the API server show a pod for each set of agents, run commands in them, read their
+// logs and connect to their ports, as kubelets do: "kubectl exec", "kubectl logs" and "kubectl
+// port-forward" work. It ends with ctx.
 func (l *Lab) ServeExec(ctx context.Context) error {
 	if err := l.createPods(ctx); err != nil {
 		return err
@@ -130,6 +134,9 @@ func (l *Lab) serveExec(ctx context.Context, n Node) error {
 	mux.HandleFunc("/exec/{namespace}/{pod}/{container}", func(w http.ResponseWriter, r *http.Request) {
 		l.exec(ctx, w, r, n)
 	})
+	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/{container}", func(w http.ResponseWriter, r *http.Request) {
+		l.containerLog(w, r, n)
+	})
 	mux.HandleFunc("/portForward/{namespace}/{pod}", func(w http.ResponseWriter, r *http.Request) {
 		l.forward(ctx, w, r, n)
 	})
@@ -139,6 +146,21 @@ func (l *Lab) serveExec(ctx context.Context, n Node) error {
 		_ = server.Serve(tls.NewListener(listener, &tls.Config{Certificates: []tls.Certificate{pair}}))
 	}()
 	return nil
+}
+
+// containerLog sends the last lines that an agent has written. The process before has no log of its
+// own here.
+func (l *Lab) containerLog(w http.ResponseWriter, r *http.Request, n Node) {
+	a := l.Agent(r.PathValue("container"), n.Name)
+	if a == nil || r.URL.Query().Get("previous") == "true" {
+		http.Error(w, "previous terminated container not found", http.StatusBadRequest)
+		return
+	}
+	lines, err := strconv.Atoi(r.URL.Query().Get("tailLines"))
+	if err != nil {
+		lines = math.MaxInt
+	}
+	_, _ = io.WriteString(w, tail(l.logPath(a.Name()), lines)+"\n") // the client has gone
 }
 
 // exec runs a command in an agent's container, and sends what it writes over SPDY, in version 4 of

@@ -85,6 +85,8 @@ func (c *controlPlane) kubeletFlags() ([]string, error) {
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
 		"--kubelet-client-certificate=" + toKubelets.Cert, "--kubelet-client-key=" + toKubelets.Key,
 		"--kubelet-preferred-address-types=InternalIP",
+		// To webhooks in pods: no service proxy runs on the control plane.
+		"--enable-aggregator-routing",
 		"--requestheader-client-ca-file=" + c.lab.state.path("ca.crt"),
 		"--requestheader-allowed-names=front-proxy-client", "--requestheader-username-headers=X-Remote-User",
 		"--requestheader-group-headers=X-Remote-Group", "--requestheader-extra-headers-prefix=X-Remote-Extra-",

@@ -17,6 +17,9 @@ const metallbVersion = "v0.14.9"
 
 const metallbModule = "go.universe.tf/metallb"
 
+// MetalLBManifest is the file beside MetalLB's programs that installs it, without FRR.
+const MetalLBManifest = "metallb-native.yaml"
+
 // MetalLB returns the folder with MetalLB's programs, controller and speaker, and the folder of its
 // custom resource definitions. They are built from its module, in a module of its own outside the
 // source tree, if the cache folder does not have them.
@@ -27,7 +30,7 @@ func MetalLB(ctx context.Context, progress func(line string)) (programs, definit
 	}
 	programs = filepath.Join(kept, "metallb-"+metallbVersion)
 	definitions = filepath.Join(programs, "crds")
-	complete := filepath.Join(programs, "complete")
+	complete := filepath.Join(programs, MetalLBManifest) // the last file that is written
 	if _, err := os.Stat(complete); err == nil {
 		return programs, definitions, nil
 	}
@@ -45,7 +48,7 @@ func MetalLB(ctx context.Context, progress func(line string)) (programs, definit
 	if err := buildMetalLB(ctx, programs, definitions, progress); err != nil {
 		return "", "", fmt.Errorf("build MetalLB %s: %w", metallbVersion, err)
 	}
-	return programs, definitions, os.WriteFile(complete, nil, 0o600)
+	return programs, definitions, nil
 }
 
 func buildMetalLB(ctx context.Context, programs, definitions string, progress func(string)) error {
@@ -81,12 +84,17 @@ func buildMetalLB(ctx context.Context, programs, definitions string, progress fu
 	if err != nil || len(files) == 0 {
 		return fmt.Errorf("no definitions in %s: %w", listed.Dir, err)
 	}
-	for _, file := range files {
+	manifest := filepath.Join(listed.Dir, "config/manifests", MetalLBManifest)
+	for _, file := range append(files, manifest) {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(definitions, filepath.Base(file)), text, 0o600); err != nil {
+		to := definitions
+		if file == manifest {
+			to = programs
+		}
+		if err := os.WriteFile(filepath.Join(to, filepath.Base(file)), text, 0o600); err != nil {
 			return err
 		}
 	}

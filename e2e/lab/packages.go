@@ -29,6 +29,9 @@ var routerPackages = map[string]string{
 	"birdc": "bird2",
 }
 
+// balancerPackages says the same of the load balancers in front of a cluster.
+var balancerPackages = map[string]string{"haproxy": "haproxy"}
+
 // nodePackages says the same of what the nodes of e2e/cluster run.
 var nodePackages = map[string]string{
 	"containerd": "containerd",

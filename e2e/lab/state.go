@@ -176,6 +176,10 @@ func removeState(ctx context.Context, name string) error {
 			return err
 		}
 		time.Sleep(100 * time.Millisecond)
+		// Another program may have taken the rest for a leftover, removed it, and made a lab of that name.
+		if now, err := os.ReadFile(filepath.Join(dir, "mark")); err == nil && !bytes.Equal(now, mark) {
+			return nil
+		}
 	}
 }
 

@@ -234,6 +234,19 @@ func (c *Client) Refused() map[string]error {
 	return refused
 }
 
+// Refusal says in one line what the API server does not let this user read; "" if there is nothing.
+func (c *Client) Refusal() string {
+	refused := c.Refused()
+	kinds := slices.Sorted(maps.Keys(refused))
+	switch len(kinds) {
+	case 0:
+		return ""
+	case 1:
+		return refused[kinds[0]].Error()
+	}
+	return fmt.Sprintf("%v; and %d more kinds", refused[kinds[0]], len(kinds)-1)
+}
+
 // Busy returns for how long a watch has been handing on what it has heard.
 func (c *Client) Busy() time.Duration {
 	c.mu.Lock()

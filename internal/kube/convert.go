@@ -86,6 +86,10 @@ func convertForwardedService(o *corev1.Service) (lb.Key, lb.Service) {
 	s.SourceRanges, s.InvalidRange = sourceRanges(o.Spec.LoadBalancerSourceRanges)
 	s.HealthCheckNodePort = uint16(o.Spec.HealthCheckNodePort)
 	s.Scheduler = o.Annotations[lb.AnnotationScheduler]
+	var err error
+	if s.Weights, err = lb.ParseWeights(o.Annotations[lb.AnnotationWeights]); err != nil {
+		s.InvalidWeights = err.Error()
+	}
 	if o.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
 		seconds := int32(corev1.DefaultClientIPServiceAffinitySeconds)
 		if c := o.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
@@ -271,12 +275,14 @@ func convertPool(o *v1beta1.IPAddressPool) (string, lb.Pool) {
 		Version: o.ResourceVersion, Labels: o.Labels,
 		AutoAssign: o.Spec.AutoAssign == nil || *o.Spec.AutoAssign, AvoidBuggy: o.Spec.AvoidBuggyIPs,
 		PerNamespace: int(o.Spec.AddressesPerNamespace), ShareAcross: o.Spec.Sharing == "cluster",
+		ProbeAhead: defaultProbeAhead,
 		Status: lb.PoolStatus{
 			AssignedIPv4: o.Status.AssignedIPv4, AssignedIPv6: o.Status.AssignedIPv6,
 			AvailableIPv4: o.Status.AvailableIPv4, AvailableIPv6: o.Status.AvailableIPv6,
 			Released:   convertReleased(o.Status.Released),
 			Pending:    convertPending(o.Status.Claims),
 			Writer:     o.Status.Writer,
+			Next:       convertNext(o.Status.Next),
 			Conditions: convertConditions(o.Status.Conditions, ""),
 		},
 	}
@@ -285,6 +291,9 @@ func convertPool(o *v1beta1.IPAddressPool) (string, lb.Pool) {
 			p.Since = map[string]time.Time{}
 		}
 		p.Since[c.Type] = c.LastTransitionTime.Time
+	}
+	if o.Spec.ProbeAhead != nil {
+		p.ProbeAhead = int(*o.Spec.ProbeAhead)
 	}
 	parse := func(field string, written v1beta1.AddressRange) (lb.Range, bool) {
 		r, err := lb.ParseRange(string(written))
@@ -321,9 +330,11 @@ func convertPool(o *v1beta1.IPAddressPool) (string, lb.Pool) {
 	return p.Name, p
 }
 
-// defaultQuarantine is what the API server fills in, and holds for objects that were stored before
-// it did.
-const defaultQuarantine = time.Minute
+// What the API server fills in, and holds for objects that were stored before it did.
+const (
+	defaultQuarantine = time.Minute
+	defaultProbeAhead = 16
+)
 
 func parseQuarantine(written string) (time.Duration, error) {
 	switch written {
@@ -341,6 +352,16 @@ func convertReleased(released []v1beta1.ReleasedAddress) []lb.Released {
 		if addr, err := lb.ParseAddr(r.Address); err == nil {
 			converted = append(converted, lb.Released{Addr: addr, Service: lb.Key{Namespace: r.Namespace, Name: r.Name},
 				At: r.At.UTC()})
+		}
+	}
+	return converted
+}
+
+func convertNext(next []string) []lb.Range {
+	var converted []lb.Range
+	for _, written := range next {
+		if r, err := lb.ParseRange(written); err == nil {
+			converted = append(converted, r)
 		}
 	}
 	return converted

@@ -7,6 +7,7 @@ import (
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
@@ -28,7 +29,8 @@ func (c *Client) EndpointPods(ctx context.Context, service lb.Key) (map[netip.Ad
 func podsOf(o *discoveryv1.EndpointSlice) map[netip.Addr]string {
 	pods := map[netip.Addr]string{}
 	for _, e := range o.Endpoints {
-		if e.TargetRef == nil || e.TargetRef.Kind != "Pod" {
+		// The API server takes any text for the name, and whoever writes the slice is believed.
+		if e.TargetRef == nil || e.TargetRef.Kind != "Pod" || len(validation.IsDNS1123Subdomain(e.TargetRef.Name)) > 0 {
 			continue
 		}
 		for _, address := range e.Addresses {

@@ -163,6 +163,7 @@ func convertWholeService(o *corev1.Service) lb.Service {
 	s.Intruding, s.InternalPolicy = forwarded.Intruding, forwarded.InternalPolicy
 	s.SourceRanges, s.InvalidRange = forwarded.SourceRanges, forwarded.InvalidRange
 	s.HealthCheckNodePort, s.AffinityTimeout = forwarded.HealthCheckNodePort, forwarded.AffinityTimeout
+	s.Weights, s.InvalidWeights = forwarded.Weights, forwarded.InvalidWeights
 	s.Scheduler, s.OnConflict = forwarded.Scheduler, o.Annotations[lb.AnnotationOnConflict]
 	return s
 }

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -37,14 +36,11 @@ type NodeWarning struct {
 }
 
 // NodeWarnings returns what Landfall's programs have warned of on Nodes since a time and have not
-// taken back, in the order of the Nodes. It returns nothing to a user who may not list Events.
+// taken back, in the order of the Nodes.
 func (c *Client) NodeWarnings(ctx context.Context, since time.Time) ([]NodeWarning, error) {
 	list, err := c.core.CoreV1().Events(metav1.NamespaceDefault).List(ctx,
 		metav1.ListOptions{FieldSelector: "involvedObject.kind=Node", ResourceVersion: "0"})
-	switch {
-	case apierrors.IsForbidden(err):
-		return nil, nil
-	case err != nil:
+	if err != nil {
 		return nil, c.looked(err, "list", "", "events", metav1.NamespaceDefault)
 	}
 	return nodeWarnings(list.Items, since), nil

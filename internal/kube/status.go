@@ -143,7 +143,10 @@ func (s *Status) Pool(ctx context.Context, pool lb.Pool, status lb.PoolStatus) (
 	}
 	o.Status.AssignedIPv4, o.Status.AvailableIPv4 = status.AssignedIPv4, status.AvailableIPv4
 	o.Status.AssignedIPv6, o.Status.AvailableIPv6 = status.AssignedIPv6, status.AvailableIPv6
-	o.Status.Released, o.Status.Claims, o.Status.Writer = nil, nil, status.Writer
+	o.Status.Released, o.Status.Claims, o.Status.Next, o.Status.Writer = nil, nil, nil, status.Writer
+	for _, r := range status.Next {
+		o.Status.Next = append(o.Status.Next, r.From.String()+"-"+r.To.String())
+	}
 	for _, r := range status.Released {
 		o.Status.Released = append(o.Status.Released, v1beta1.ReleasedAddress{
 			Address: r.Addr.String(), Namespace: r.Service.Namespace, Name: r.Service.Name, At: metav1.NewTime(r.At),

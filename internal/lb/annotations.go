@@ -4,9 +4,12 @@ package lb
 const (
 	AnnotationAddresses = "landfall.dev/loadBalancerIPs"
 	AnnotationPool      = "landfall.dev/address-pool"
-	// AnnotationScheduler sets how proxies choose a backend for a new connection: random, round-robin,
-	// source-hash or maglev.
+	// AnnotationScheduler sets how proxies choose a backend for a new connection, by the name that
+	// Landfall or IPVS has for it.
 	AnnotationScheduler = "landfall.dev/scheduler"
+	// AnnotationWeights gives backends weights, by their nodes, addresses or networks:
+	// "worker-1=3, 192.0.2.0/28=2".
+	AnnotationWeights = "landfall.dev/weights"
 	// AnnotationShare holds a key: Services with the same key share addresses if their ports do not
 	// collide.
 	AnnotationShare = "landfall.dev/allow-shared-ip"
@@ -32,6 +35,11 @@ const FinalizerCleanup = "service.kubernetes.io/load-balancer-cleanup"
 
 // LabelDrain on a Node has it give away its VIPs, whatever its value, as landfallctl drain does.
 const LabelDrain = "landfall.dev/drain"
+
+// LabelAnnouncedBy on a Node says that another product, its value, announces VIPs from the node over
+// BGP. The node may hold connections to them, so it is in the rings of all VIPs that BGP is for. A
+// migration sets it.
+const LabelAnnouncedBy = "landfall.dev/announced-by"
 
 // LabelDashboard on a pod of the controller says that it serves the dashboard, and names the ServiceAccount
 // in its namespace that may see it.

@@ -64,7 +64,10 @@ func (u *FeedUpdate) Apply(next FeedUpdate) {
 		u.Ended = append(u.Ended, next.Ended...)
 	}
 	if u.Previous == nil {
-		u.Previous, u.Ring = map[netip.Addr][]netip.Addr{}, map[netip.Addr][]netip.Addr{}
+		u.Previous = map[netip.Addr][]netip.Addr{}
+	}
+	if u.Ring == nil { // as in each update without a ring that was read from JSON
+		u.Ring = map[netip.Addr][]netip.Addr{}
 	}
 	for vip, nodes := range next.Previous {
 		u.Previous[vip] = nodes

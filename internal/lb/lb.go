@@ -128,13 +128,15 @@ type Service struct {
 	ExternalIPs    []netip.Addr
 	Ports          []ServicePort
 	ExternalPolicy TrafficPolicy // Cluster unless the Service says Local
-	// Only the proxies' table fills what follows, up to Scheduler.
+	// Only the proxies' table fills what follows, up to InvalidWeights.
 	InternalPolicy      TrafficPolicy
 	SourceRanges        []netip.Prefix // spec.loadBalancerSourceRanges
 	InvalidRange        string         // the first of them that cannot be read, quoted; "" if all can
 	HealthCheckNodePort uint16         // 0 if there is none
 	AffinityTimeout     time.Duration  // session affinity by client IP; 0 if there is none
 	Scheduler           string         // annotation landfall.dev/scheduler; "" when unset
+	Weights             Weights        // annotation landfall.dev/weights
+	InvalidWeights      string         // why it cannot be read; "" if it can
 
 	// Request is what the Service requests from the address pools.
 	Request Request
@@ -298,6 +300,8 @@ type Pool struct {
 	// Quarantine is how long a freed address stays reserved for the Service that held it; negative for
 	// ever.
 	Quarantine time.Duration
+	// ProbeAhead is how many of the next free addresses of each family speakers probe ahead; 0 for none.
+	ProbeAhead int
 	// Problem is set when the specification cannot be used although the API server took it.
 	Problem *Refusal
 	// Status is the status as last written, so that the controller writes it only when it changes.
@@ -355,8 +359,10 @@ type PoolStatus struct {
 	Released []Released
 	// Pending are the reservations in progress. Writer is the controller that wrote them last; "" if
 	// none did.
-	Pending    []PendingReservation
-	Writer     string
+	Pending []PendingReservation
+	Writer  string
+	// Next are the addresses that are handed out next, as disjoint ranges in ascending order.
+	Next       []Range
 	Conditions []Condition
 }
 

@@ -85,10 +85,13 @@ const (
 	ReasonSourceRangeInvalid Reason = "SourceRangeInvalid"
 	// no entry of spec.loadBalancerSourceRanges contains the client's address
 	ReasonSourceRefused Reason = "SourceRefused"
-	// a node drops packets that other nodes move to it, by its kernel parameter rp_filter
+	// a node drops packets for addresses of Services by its kernel parameter rp_filter: what other nodes
+	// move to it, or what clients behind a router send
 	ReasonStrictReversePath Reason = "StrictReversePath"
 	// the owner probes whether another device uses the VIP, before its first announcement
 	ReasonProbing Reason = "Probing"
+	// the node has found that no device uses the address, before a Service got it
+	ReasonProbedAhead Reason = "ProbedAhead"
 	// a conflicting host uses the VIP, so no node announces it
 	ReasonAddressConflict Reason = "AddressConflict"
 	// the node's speaker disappeared without leaving the cluster of speakers
@@ -123,6 +126,7 @@ const (
 	ReasonPeerDuplicate    Reason = "PeerDuplicate"
 	ReasonEstablished      Reason = "Established"      // the session is up
 	ReasonNotEstablished   Reason = "NotEstablished"   // the session is not up
+	ReasonRouteFiltered    Reason = "RouteFiltered"    // the router has not taken a route; landfallctl says so
 	ReasonSourceMissing    Reason = "SourceMissing"    // the node does not have the peer's sourceAddress
 	ReasonInterfaceMissing Reason = "InterfaceMissing" // the node does not have the peer's interface, or it is down
 	ReasonSecretMissing    Reason = "SecretMissing"    // the Secret with the password does not exist, or has no password

@@ -13,6 +13,8 @@ type Backend struct {
 	Local bool
 	// Ready is false for a terminating endpoint that still serves.
 	Ready bool
+	// Weight is its share of new connections beside those of others, 1 to 100; 0 counts as 1.
+	Weight uint8
 }
 
 // Usable lists the endpoints of one Service port that a node may use. The proxy forwards, the

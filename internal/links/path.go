@@ -41,3 +41,22 @@ func PathTo(addr netip.Addr) (p Path, found bool, err error) {
 	}
 	return p, true, nil
 }
+
+// usualRules is how many policy routing rules a node has that nobody has changed: for the tables
+// local, main and default.
+const usualRules = 3
+
+// Uplink returns the interface over which packets of IPv4 leave to the rest of the world, in the
+// network namespace of the calling thread; "" if there is no default route, or if policy routing
+// decides by more than where they go.
+func Uplink() string {
+	rules, err := netlink.RuleList(unix.AF_INET)
+	if err != nil || len(rules) > usualRules {
+		return ""
+	}
+	p, found, err := PathTo(netip.AddrFrom4([4]byte{192, 0, 2, 1})) // of no network (RFC 5737)
+	if err != nil || !found || p.Local {
+		return ""
+	}
+	return p.Interface
+}

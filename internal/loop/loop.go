@@ -3,6 +3,7 @@
 //
 // The first poke fires at once; pokes that come while a step runs or within the minimum gap are
 // folded into one. A step that fails is repeated with exponential backoff, sooner when poked.
+// PokeNow is for what must not wait for a gap.
 package loop
 
 import (
@@ -19,8 +20,13 @@ type Options struct {
 	Gap time.Duration // least time between the starts of two runs that pokes cause; default none
 	// Rest is how many times as long as a run took the runner waits before the next, up to MaxRest: so
 	// runs that cost much fold more pokes. The first run after a calm begins at once.
-	Rest       int
-	MaxRest    time.Duration
+	Rest    int
+	MaxRest time.Duration
+	// Every is the least time between runs on average, and Burst how many may come sooner, at least one:
+	// a change and what follows from it are done at once, and changes that do not end are folded. 0 for
+	// no limit.
+	Every      time.Duration
+	Burst      int
 	MinBackoff time.Duration // wait after the first failure; default 100 ms
 	MaxBackoff time.Duration // longest wait after failures; default 10 s
 }
@@ -30,6 +36,7 @@ type Runner struct {
 	step Step
 	opts Options
 	poke chan struct{}
+	now  chan struct{}
 
 	pulse Pulse
 }
@@ -42,13 +49,26 @@ func New(step Step, opts Options) *Runner {
 	if opts.MaxBackoff == 0 {
 		opts.MaxBackoff = 10 * time.Second
 	}
-	return &Runner{step: step, opts: opts, poke: make(chan struct{}, 1)}
+	return &Runner{step: step, opts: opts, poke: make(chan struct{}, 1), now: make(chan struct{}, 1)}
 }
 
 // Poke asks for a run. It never blocks.
-func (r *Runner) Poke() {
+func (r *Runner) Poke() { poke(r.poke) }
+
+// PokeNow asks for a run that waits for the present one only. It never blocks.
+func (r *Runner) PokeNow() { poke(r.now) }
+
+func poke(c chan struct{}) {
 	select {
-	case r.poke <- struct{}{}:
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// taken takes the poke that the next run will have heeded, if there is one.
+func taken(c chan struct{}) {
+	select {
+	case <-c:
 	default:
 	}
 }
@@ -64,14 +84,18 @@ func (r *Runner) Run(ctx context.Context) error {
 	defer timer.Stop()
 	followed := context.WithValue(ctx, pulseKey{}, &r.pulse)
 	backoff := Backoff{Min: r.opts.MinBackoff, Max: r.opts.MaxBackoff}
+	allowance := allowance{every: r.opts.Every, burst: r.opts.Burst}
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-r.now:
 		case <-r.poke:
 		case <-timer.C:
 		}
 		timer.Stop()
+		taken(r.poke)
+		taken(r.now)
 		started := time.Now()
 		end := r.pulse.Begin()
 		again, err := r.step(followed)
@@ -84,8 +108,8 @@ func (r *Runner) Run(ctx context.Context) error {
 		if again > 0 {
 			timer.Reset(again)
 		}
-		if rest := r.opts.rest(time.Since(started)); rest > 0 && !sleep(ctx, rest) {
-			return nil
+		if rest := max(r.opts.rest(time.Since(started)), allowance.wait(time.Now())); rest > 0 {
+			r.pause(ctx, rest)
 		}
 	}
 }
@@ -99,6 +123,18 @@ func (o Options) rest(took time.Duration) time.Duration {
 	return max(o.Gap-took, min(time.Duration(o.Rest)*took, o.MaxRest))
 }
 
+// pause waits, until there is something that must not.
+func (r *Runner) pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	case <-r.now:
+		r.PokeNow()
+	}
+}
+
 func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -108,4 +144,23 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	case <-timer.C:
 		return true
 	}
+}
+
+// allowance is how many runs may come soon.
+type allowance struct {
+	every time.Duration
+	burst int
+	used  time.Time // until when the runs so far use it up, one each time
+}
+
+// wait takes one run, which has just ended, and returns how long to wait before the next.
+func (a *allowance) wait(now time.Time) time.Duration {
+	if a.every == 0 {
+		return 0
+	}
+	if a.used.Before(now) {
+		a.used = now
+	}
+	a.used = a.used.Add(a.every)
+	return a.used.Sub(now) - time.Duration(a.burst-1)*a.every
 }

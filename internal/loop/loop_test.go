@@ -116,3 +116,52 @@ func TestRunsThatCostMuchFoldMore(t *testing.T) {
 		check(t, *runs, 0, 11*time.Millisecond, 1031*time.Millisecond, 10*time.Second)
 	})
 }
+
+// What follows from one thing is done at once. While pokes never end, runs come at their interval,
+// and after a calm at once again; PokeNow waits for nothing.
+func TestRunsThatNeverEndAreFolded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ms = time.Millisecond
+		runner, runs := start(t, Options{Gap: ms, Every: 100 * ms, Burst: 3},
+			func(context.Context) (time.Duration, error) { return 0, nil })
+		for range 350 {
+			runner.Poke()
+			time.Sleep(ms)
+		}
+		synctest.Wait()
+		check(t, *runs, 0, 1*ms, 2*ms, 100*ms, 200*ms, 300*ms)
+		runner.PokeNow()
+		synctest.Wait()
+		check(t, (*runs)[6:], 350*ms)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		*runs = nil
+		for range 5 {
+			runner.Poke()
+			time.Sleep(ms)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		calm := time.Hour + 350*ms
+		check(t, *runs, calm, calm+1*ms, calm+2*ms, calm+100*ms)
+	})
+}
+
+// PokeNow ends the rest after a run that cost much, and is kept until Run is called.
+func TestPokeNowEndsARest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		runner, runs := start(t, Options{Rest: 20, MaxRest: time.Minute},
+			func(context.Context) (time.Duration, error) {
+				time.Sleep(time.Second)
+				return 0, nil
+			})
+		runner.PokeNow()
+		time.Sleep(500 * time.Millisecond)
+		runner.Poke()
+		time.Sleep(5 * time.Second)
+		runner.PokeNow()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		check(t, *runs, 0, 5500*time.Millisecond)
+	})
+}

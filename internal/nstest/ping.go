@@ -12,31 +12,37 @@ import (
 
 // Ping sends an echo request (RFC 792, RFC 4443 section 4.1) to an address every 200 ms, and
 // reports whether one is answered in time.
-func (ns *NS) Ping(t testing.TB, to netip.Addr, patience time.Duration) bool {
+func (ns *NS) Ping(t testing.TB, to netip.Addr, patience time.Duration) (answered bool) {
 	t.Helper()
+	ns.Do(t, func() (err error) {
+		answered, err = Ping(to, patience)
+		return err
+	})
+	return answered
+}
+
+// Ping reports whether an address answers within some time, in the network namespace of the calling
+// thread.
+func Ping(to netip.Addr, patience time.Duration) (answered bool, err error) {
 	network, request, reply := "ip4:icmp", byte(8), byte(0)
 	if to.Is6() {
 		network, request, reply = "ip6:ipv6-icmp", 128, 129
 	}
-	answered := false
-	ns.Do(t, func() error {
-		conn, err := net.Dial(network, to.String())
-		if err != nil {
-			return err
+	conn, err := net.Dial(network, to.String())
+	if err != nil {
+		return false, err
+	}
+	defer conn.Close()
+	for end := time.Now().Add(patience); time.Now().Before(end) && !answered; {
+		_, _ = conn.Write(echoRequest(request)) // a request that cannot be sent gets no answer
+		if err := conn.SetReadDeadline(time.Now().Add(min(patience, 200*time.Millisecond))); err != nil {
+			return false, err
 		}
-		defer conn.Close()
-		for end := time.Now().Add(patience); time.Now().Before(end) && !answered; {
-			_, _ = conn.Write(echoRequest(request)) // a request that cannot be sent gets no answer
-			if err := conn.SetReadDeadline(time.Now().Add(min(patience, 200*time.Millisecond))); err != nil {
-				return err
-			}
-			if answered, err = readReply(conn.(*net.IPConn), reply); err != nil {
-				return err
-			}
+		if answered, err = readReply(conn.(*net.IPConn), reply); err != nil {
+			return false, err
 		}
-		return nil
-	})
-	return answered
+	}
+	return answered, nil
 }
 
 const echoIdentifier = 0x4c46

@@ -173,3 +173,13 @@ func TestServesUntilTheSignalAndEndsCleanly(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 }
+
+func TestWaiting(t *testing.T) {
+	for _, test := range []struct{ what, refusal, want string }{
+		{"", "x is forbidden", ""}, {"the Nodes", "", "the Nodes"}, {"the Nodes", "x is forbidden", "the Nodes: x is forbidden"},
+	} {
+		if got := Waiting(test.what, test.refusal); got != test.want {
+			t.Errorf("%q and %q: %q, want %q", test.what, test.refusal, got, test.want)
+		}
+	}
+}

@@ -114,3 +114,12 @@ func printStatus(ctx context.Context, path, only string, stdout io.Writer) error
 	}
 	return nil
 }
+
+// Waiting adds to what a program waits for what the API server does not let it read, if anything:
+// that is most likely why it waits.
+func Waiting(what, refusal string) string {
+	if what == "" || refusal == "" {
+		return what
+	}
+	return what + ": " + refusal
+}

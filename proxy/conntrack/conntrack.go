@@ -33,7 +33,7 @@ const (
 	// backends that are gone are urgent: their client hits a dead address. At a frontend that is new,
 	// there are only flows of clients that were there before it, and each Service brings one.
 	urgentRest, maxUrgentRest = 4, 2 * time.Second
-	freshRest, maxFreshRest   = 100, 5 * time.Second
+	freshRest, maxFreshRest   = 1000, 5 * time.Second
 )
 
 // Flow is one flow: where the client sent, and who answers. Those of ICMP have no ports.

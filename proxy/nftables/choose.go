@@ -67,12 +67,14 @@ func slotClass(n int) uint32 {
 // method returns the digit by which numbers of a scheduler are told apart.
 func method(s plan.Scheduler) uint32 {
 	switch s {
-	case plan.RoundRobin:
+	case plan.RoundRobin, plan.WeightedRoundRobin:
 		return 1
 	case plan.SourceHash:
 		return 2
 	case plan.Maglev:
 		return 3
+	case plan.DestinationHash:
+		return 4
 	}
 	return 0
 }
@@ -83,12 +85,13 @@ func numbers(s plan.Scheduler, class uint32) uint32 {
 }
 
 // slots fills a table of the given prime size with indexes of backends. How, depends on nothing but
-// the backends.
-func slots(s plan.Scheduler, backends []target, size uint32) []uint16 {
+// the backends and their weights.
+func slots(s plan.Scheduler, backends []target, weights []uint8, size uint32) []uint16 {
 	table := make([]uint16, size)
-	if s == plan.RoundRobin {
+	turns := newTurns(len(backends), weights)
+	if method(s) == method(plan.RoundRobin) {
 		for i := range table {
-			table[i] = uint16(i % len(backends))
+			table[i] = uint16(turns.next())
 		}
 		return table
 	}
@@ -96,7 +99,7 @@ func slots(s plan.Scheduler, backends []target, size uint32) []uint16 {
 	for i := range table {
 		table[i] = free
 	}
-	// Each backend in turn takes the next free slot of a permutation of its own, which starts at
+	// A backend whose turn it is takes the next free slot of a permutation of its own, which starts at
 	// offset and goes on by skip.
 	type walk struct{ next, skip uint32 }
 	walks := make([]walk, len(backends))
@@ -104,17 +107,14 @@ func slots(s plan.Scheduler, backends []target, size uint32) []uint16 {
 		h := b.hash()
 		walks[i] = walk{next: uint32(h % uint64(size)), skip: uint32(h>>32%uint64(size-1)) + 1}
 	}
-	for filled := uint32(0); ; {
-		for i := range walks {
-			for table[walks[i].next] != free {
-				walks[i].next = (walks[i].next + walks[i].skip) % size
-			}
-			table[walks[i].next] = uint16(i)
-			if filled++; filled == size {
-				return table
-			}
+	for range table {
+		w := &walks[turns.next()]
+		for table[w.next] != free {
+			w.next = (w.next + w.skip) % size
 		}
+		table[w.next] = uint16(turns.last)
 	}
+	return table
 }
 
 // hash is the same on every node and in every release: it decides where connections go.

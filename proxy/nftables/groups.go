@@ -23,6 +23,7 @@ type group struct {
 	// no port.
 	mixed     protocol
 	backends  []target
+	weights   []uint8 // nil if all are the same
 	scheduler plan.Scheduler
 	// class is the size of the table of a scheduler with slots.
 	class uint32
@@ -121,7 +122,7 @@ func (l *lists) share(name string, mixed protocol, backends []lb.Backend) *group
 	}
 	backends = backends[:min(len(backends), maxBackends)]
 	g := l.last
-	if mixed != 0 || g == nil || g.mixed != 0 || !slices.EqualFunc(backends, l.backends, sameAddress) {
+	if mixed != 0 || g == nil || g.mixed != 0 || !slices.EqualFunc(backends, l.backends, sameTarget) {
 		g = l.find(name, mixed, backends)
 		l.last, l.backends = g, backends
 	}
@@ -129,13 +130,17 @@ func (l *lists) share(name string, mixed protocol, backends []lb.Backend) *group
 	return g
 }
 
-func sameAddress(a, b lb.Backend) bool { return a.Addr.Addr() == b.Addr.Addr() }
+func sameTarget(a, b lb.Backend) bool { return a.Addr.Addr() == b.Addr.Addr() && a.Weight == b.Weight }
 
 func (l *lists) find(name string, mixed protocol, backends []lb.Backend) *group {
 	targets := make([]target, len(backends))
-	list := make([]byte, 0, len(name)+16*len(backends))
+	weights := weightsOf(backends)
+	list := make([]byte, 0, len(name)+16*len(backends)+len(weights))
 	if mixed != 0 {
 		list = append(list, name...)
+	}
+	if weights != nil {
+		list = append(append(list, 'w'), weights...) // what follows has another length
 	}
 	for i, b := range backends {
 		targets[i].addr = addressOf(b.Addr.Addr())
@@ -147,10 +152,23 @@ func (l *lists) find(name string, mixed protocol, backends []lb.Backend) *group 
 	}
 	g := l.groups[string(list)]
 	if g == nil {
-		g = &group{name: l.kind + name, mixed: mixed, backends: targets}
+		g = &group{name: l.kind + name, mixed: mixed, backends: targets, weights: weights}
 		l.groups[string(list)] = g
 	}
 	return g
+}
+
+// weightsOf returns the weights of backends, nil if all are the same.
+func weightsOf(backends []lb.Backend) []uint8 {
+	same := func(b lb.Backend) bool { return b.Weight == backends[0].Weight }
+	if !slices.ContainsFunc(backends, func(b lb.Backend) bool { return !same(b) }) {
+		return nil
+	}
+	weights := make([]uint8, len(backends))
+	for i, b := range backends {
+		weights[i] = max(b.Weight, 1)
+	}
+	return weights
 }
 
 // number returns the number of a group, which is the same after each start: a hash, or the next
@@ -181,13 +199,25 @@ func limitSlots(groups []*group) {
 				g.scheduler = plan.Random
 				continue
 			}
-			g.class = min(slotClass(len(g.backends)), slotClasses[largest])
+			g.class = min(slotClass(g.shares()), slotClasses[largest])
 			total += int(g.class)
 		}
 		if total <= maxSlots || largest < 0 {
 			return
 		}
 	}
+}
+
+// shares returns how many shares a table has at least, each backend's in proportion to its weight.
+func (g *group) shares() int {
+	if g.weights == nil {
+		return len(g.backends)
+	}
+	total := 0
+	for _, weight := range g.weights {
+		total += int(weight)
+	}
+	return total
 }
 
 // SchedulerIgnored says why this mode does not choose a Service's backends by its scheduler, "" if
@@ -252,7 +282,7 @@ func (g *group) part(m memory) part {
 	} else {
 		w.add(setScheduled)
 		backends := g.backends[:min(len(g.backends), int(g.class))]
-		for i, place := range slots(g.scheduler, backends, g.class) {
+		for i, place := range slots(g.scheduler, backends, g.weights, g.class) {
 			w.number(to, numbers(g.scheduler, g.class)+uint32(i), backends[place])
 		}
 	}

@@ -205,12 +205,14 @@ func (c chooser) draws() []nft.Rule {
 // counters.
 func (c chooser) slots() []nft.Rule {
 	var rules []nft.Rule
-	for _, s := range []plan.Scheduler{plan.SourceHash, plan.Maglev, plan.RoundRobin} {
+	for _, s := range []plan.Scheduler{plan.SourceHash, plan.DestinationHash, plan.Maglev, plan.RoundRobin} {
 		for _, class := range slotClasses {
 			first := numbers(s, class)
 			switch s {
 			case plan.SourceHash:
 				rules = append(rules, c.choose(c.hashed(c.source(), class, first)))
+			case plan.DestinationHash:
+				rules = append(rules, c.choose(c.hashed([]field{fieldDestination}, class, first)))
 			case plan.Maglev:
 				rules = append(rules, c.choose(c.hashed(append(c.source(), fieldSourcePort), class, first)))
 			case plan.RoundRobin:

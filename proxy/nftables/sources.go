@@ -26,16 +26,42 @@ func (r renderer) sourceLists(key lb.Key, s plan.Service, taken map[uint32]bool)
 			if f.Sources == nil || listOf(lists, f.Sources) != 0 {
 				continue
 			}
-			same := func(l sourceList) bool { return slices.Equal(l.networks, f.Sources.Networks) }
+			networks := split(f.Sources.Networks)
+			same := func(l sourceList) bool { return slices.Equal(l.networks, networks) }
 			if i := slices.IndexFunc(lists, same); i >= 0 {
 				lists[i].of = append(lists[i].of, f.Sources)
 				continue
 			}
 			lists = append(lists, sourceList{r.number(key, fmt.Sprint("sources ", len(lists)), taken),
-				[]*plan.Sources{f.Sources}, f.Sources.Networks})
+				[]*plan.Sources{f.Sources}, networks})
 		}
 	}
 	return lists
+}
+
+// lengthStep divides each prefix length that the rules look up. So there are 8 lookups of IPv4 at most
+// and 32 of IPv6, whatever lengths the Services of all tenants have, for at most 8 times as many networks.
+const lengthStep = 4
+
+// split returns networks that contain the same addresses, each of a length that lengthStep divides: in
+// order, each once.
+func split(networks []netip.Prefix) []netip.Prefix {
+	if !slices.ContainsFunc(networks, func(n netip.Prefix) bool { return n.Bits()%lengthStep != 0 }) {
+		return networks
+	}
+	var parts []netip.Prefix
+	for _, network := range networks {
+		length := (network.Bits() + lengthStep - 1) / lengthStep * lengthStep
+		bytes := network.Addr().AsSlice()
+		last, shift := &bytes[(length-1)/8], (8-length%8)%8
+		for range 1 << (length - network.Bits()) {
+			addr, _ := netip.AddrFromSlice(bytes)
+			parts = append(parts, netip.PrefixFrom(addr, length))
+			*last += 1 << shift
+		}
+	}
+	slices.SortFunc(parts, netip.Prefix.Compare)
+	return slices.Compact(parts)
 }
 
 // listOf returns the group of a list; 0 if there is none.

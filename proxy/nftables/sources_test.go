@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"testing"
@@ -106,16 +107,56 @@ func TestRangesComeAndGo(t *testing.T) {
 	}{
 		{nil, "[]"},
 		{[]string{"10.0.0.0/8", "10.1.0.0/16"}, "[8 16]"},
-		{[]string{"10.1.0.0/16", "128.0.0.0/1", "192.0.2.7/32"}, "[1 16 32]"},
+		{[]string{"10.1.0.0/16", "128.0.0.0/1", "192.0.2.7/32"}, "[4 16 32]"},
 		{[]string{"10.2.0.0/16"}, "[16]"},
 		{[]string{"10.2.0.0/16", "0.0.0.0/0"}, "[]"},
-		{[]string{"10.2.0.0/17"}, "[17]"},
+		{[]string{"10.2.0.0/17"}, "[20]"},
+		{[]string{"10.2.0.0/17", "10.2.128.0/18", "10.2.0.0/20", "192.0.2.4/31"}, "[20 32]"},
 		{nil, "[]"},
 	} {
 		a.settle(t, service(step.ranges...))
 		if got := fmt.Sprint(sets()); got != step.want {
 			t.Errorf("%v: sets %v, want %v", step.ranges, got, step.want)
 		}
+	}
+}
+
+// What a tenant writes into source ranges costs each new connection to a restricted frontend of anybody
+// few lookups, and contains the same addresses.
+func TestContract11LookupsOfSourceRanges(t *testing.T) {
+	lengths := map[int]int{4: 8, 16: 32} // by bytes of an address: how many there are at most
+	random := rand.New(rand.NewPCG(1, 2))
+	for size, most := range lengths {
+		found := map[int]bool{}
+		for length := 1; length <= 8*size; length++ {
+			bytes := make([]byte, size)
+			for i := range bytes {
+				bytes[i] = byte(random.Uint32())
+			}
+			addr, _ := netip.AddrFromSlice(bytes)
+			network := netip.PrefixFrom(addr, length).Masked()
+			parts := split([]netip.Prefix{network})
+			if len(parts) > 8 || !slices.IsSortedFunc(parts, netip.Prefix.Compare) {
+				t.Errorf("%s becomes %v", network, parts)
+			}
+			for i, part := range parts {
+				found[part.Bits()] = true
+				if part != part.Masked() || !network.Contains(part.Addr()) || i > 0 && parts[i-1].Overlaps(part) {
+					t.Errorf("%s becomes %v", network, parts)
+				}
+			}
+			if len(parts) != 1<<(parts[0].Bits()-length) {
+				t.Errorf("%s becomes %d networks of length %d", network, len(parts), parts[0].Bits())
+			}
+		}
+		if len(found) > most {
+			t.Errorf("%d lengths, want %d at most", len(found), most)
+		}
+	}
+	both := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24"), netip.MustParsePrefix("10.0.0.0/25"),
+		netip.MustParsePrefix("10.0.0.0/28")}
+	if parts := split(both); len(parts) != 9 {
+		t.Errorf("%v", parts)
 	}
 }
 

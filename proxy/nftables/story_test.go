@@ -80,7 +80,8 @@ func randomService(r *rand.Rand, i int) plan.Service {
 		out.AffinityTimeout = time.Duration(1+r.IntN(3)) * time.Hour
 	}
 	if pick(25) {
-		out.Scheduler = []plan.Scheduler{plan.RoundRobin, plan.SourceHash, plan.Maglev}[r.IntN(3)]
+		out.Scheduler = []plan.Scheduler{plan.RoundRobin, plan.SourceHash, plan.Maglev, plan.DestinationHash,
+			plan.WeightedRoundRobin}[r.IntN(5)]
 	}
 	return out
 }

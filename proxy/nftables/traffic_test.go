@@ -187,7 +187,7 @@ func (a *testActor) table(family lb.Family) *table {
 // and so will the next release.
 func TestHashesAreTheKernels(t *testing.T) {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
-		for _, scheduler := range []plan.Scheduler{plan.SourceHash, plan.Maglev} {
+		for _, scheduler := range []plan.Scheduler{plan.SourceHash, plan.DestinationHash, plan.Maglev} {
 			t.Run(fmt.Sprint(family, "/", scheduler), func(t *testing.T) {
 				w := cases.WorldOf(family)
 				s := cases.NewSite(t, w)
@@ -211,7 +211,7 @@ func TestHashesAreTheKernels(t *testing.T) {
 					}
 					seen[got] = true
 				}
-				if want := map[plan.Scheduler]int{plan.SourceHash: 1, plan.Maglev: 3}[scheduler]; len(seen) != want {
+				if want := map[plan.Scheduler]int{plan.SourceHash: 1, plan.DestinationHash: 1, plan.Maglev: 3}[scheduler]; len(seen) != want {
 					t.Errorf("40 connections of one client reached %d endpoints, want %d", len(seen), want)
 				}
 			})
@@ -301,7 +301,8 @@ func TestContract6NoConnectionIsRefusedWhileEndpointsChange(t *testing.T) {
 		})
 	}
 	sets := [][]string{{"local"}, {"local", "local2"}, {"local", "local2", "remote"}, {"local", "remote"}}
-	schedulers := []plan.Scheduler{plan.Random, plan.Maglev, plan.Random, plan.RoundRobin, plan.SourceHash}
+	schedulers := []plan.Scheduler{plan.Random, plan.Maglev, plan.Random, plan.RoundRobin, plan.SourceHash,
+		plan.DestinationHash}
 	for i := 0; i < seeds.Of(240, 2000) && !t.Failed(); i++ {
 		apply(schedulers[i/4%len(schedulers)], sets[i%len(sets)]...)
 		changes.Add(1)

@@ -34,7 +34,8 @@ func (e TooLarge) Error() string {
 		of = "elements of the kernel's sets"
 	}
 	return fmt.Sprintf("its ports, addresses, endpoints and source ranges need up to %d %s, "+
-		"more than the %d that one Service may have; what was programmed before stays", e.Elements, of, e.Limit)
+		"more than the %d that one Service may have; until it fits, it has no other addresses, ports and endpoints than "+
+		"before", e.Elements, of, e.Limit)
 }
 
 // IsLarge reports whether a Service with these endpoints takes long enough to plan that others should
@@ -88,63 +89,84 @@ func bound(svc *lb.Service, endpoints []lb.Slice) (denied []Denied, excess *TooL
 	return denied, nil
 }
 
-// Frozen returns what stays of the plan s while svc, whose plan is now, is too large: the frontends
-// that s has and svc still asks for, as another Service may get the others. Of an earlier Service
-// with the same name nothing stays.
-func (s Service) Frozen(now Service, svc lb.Service) Service {
+// Frozen returns the plan of svc, which is too large as now, cut down to what s has, the plan of when
+// it was not: its ports, its frontends, as another Service may have got what it no longer asks for,
+// and the addresses of its endpoints. Of these it follows all that svc and its slices say: source
+// ranges, policies, and which endpoints are ready. Of an earlier Service with the same name nothing
+// stays, and no backend if even the endpoints of before are too many by now.
+func (s Service) Frozen(now Service, svc lb.Service, endpoints []lb.Slice, node Node) Service {
 	if s.UID != now.UID {
+		now.Ports = nil
 		return now
 	}
-	asked := asked(svc, now.VIPs)
-	before := s.Ports
-	s.Key, s.Age, s.VIPs, s.Excess, s.Ports = now.Key, now.Age, now.VIPs, now.Excess, nil
-	for _, p := range before {
-		gone := func(f Frontend) bool { return !asked.frontend(p.Protocol, f) }
-		if slices.ContainsFunc(p.Frontends, gone) {
-			p.Frontends = slices.DeleteFunc(slices.Clone(p.Frontends), gone)
-		}
-		if len(p.Frontends) > 0 {
-			s.Ports = append(s.Ports, p)
-		}
+	had, families := s.had(), s.Families()
+	svc.Ports = slices.DeleteFunc(slices.Clone(svc.Ports), func(p lb.ServicePort) bool {
+		return !slices.ContainsFunc(families, func(f lb.Family) bool { return had.ports[portID{f, p.Name, p.Protocol}] })
+	})
+	svc.ClusterIPs = slices.DeleteFunc(slices.Clone(svc.ClusterIPs), func(ip netip.Addr) bool {
+		return !slices.Contains(families, lb.FamilyOf(ip))
+	})
+	frozen := New(svc, had.listed(endpoints), node)
+	if frozen.Excess != nil {
+		frozen = New(svc, nil, node)
 	}
-	if s.HealthPort != healthPort(svc) {
-		s.HealthPort = 0
+	for i, p := range frozen.Ports {
+		frozen.Ports[i].Frontends = slices.DeleteFunc(p.Frontends, func(f Frontend) bool {
+			return !had.frontends[p.slot(f)]
+		})
 	}
-	return s
+	frozen.Ports = slices.DeleteFunc(frozen.Ports, func(p Port) bool { return len(p.Frontends) == 0 })
+	frozen.VIPs, frozen.Excess = now.VIPs, now.Excess
+	if frozen.HealthPort != s.HealthPort {
+		frozen.HealthPort = 0
+	}
+	return frozen
 }
 
-// wishes are the frontends that a Service asks for: its addresses, each at all of its ports, and its
-// node ports.
-type wishes struct {
-	addrs map[Kind]map[netip.Addr]bool
-	ports map[slot]bool // of all addresses
-	nodes map[slot]bool
+// holdings are what a plan has.
+type holdings struct {
+	ports     map[portID]bool
+	frontends map[frontendSlot]bool
+	addresses map[netip.Addr]bool // of endpoints
 }
 
-func asked(svc lb.Service, vips []netip.Addr) wishes {
-	w := wishes{map[Kind]map[netip.Addr]bool{}, map[slot]bool{}, map[slot]bool{}}
-	for kind, addrs := range map[Kind][]netip.Addr{ClusterIP: svc.ClusterIPs, ExternalIP: svc.ExternalIPs,
-		LoadBalancer: vips} {
-		w.addrs[kind] = make(map[netip.Addr]bool, len(addrs))
-		for _, addr := range addrs {
-			w.addrs[kind][addr] = true
-		}
-	}
-	for _, p := range svc.Ports {
-		w.ports[slotOf(p.Protocol, netip.Addr{}, p.Port)] = true
-		if hasNodePorts(svc) {
-			w.nodes[slotOf(p.Protocol, netip.Addr{}, p.NodePort)] = true
-		}
-	}
-	return w
+type frontendSlot struct {
+	Kind
+	slot
 }
 
-func (w wishes) frontend(protocol lb.Protocol, f Frontend) bool {
-	at := slotOf(protocol, netip.Addr{}, f.Port)
-	if f.Kind == NodePort {
-		return w.nodes[at]
+func (p Port) slot(f Frontend) frontendSlot {
+	return frontendSlot{f.Kind, slotOf(p.Protocol, f.Addr, f.Port)}
+}
+
+func (s Service) had() holdings {
+	h := holdings{map[portID]bool{}, map[frontendSlot]bool{}, map[netip.Addr]bool{}}
+	for _, p := range s.Ports {
+		h.ports[p.id()] = true
+		for _, f := range p.Frontends {
+			h.frontends[p.slot(f)] = true
+		}
+		for _, list := range [][]lb.Backend{p.Backends.Cluster, p.Backends.Local} {
+			for _, b := range list {
+				h.addresses[b.Addr.Addr()] = true
+			}
+		}
 	}
-	return w.ports[at] && w.addrs[f.Kind][f.Addr]
+	return h
+}
+
+// listed returns the slices without other endpoints, and without those that have none.
+func (h holdings) listed(endpoints []lb.Slice) []lb.Slice {
+	var listed []lb.Slice
+	for _, slice := range endpoints {
+		slice.Endpoints = slices.DeleteFunc(slices.Clone(slice.Endpoints), func(e lb.Endpoint) bool {
+			return !h.addresses[e.Addr]
+		})
+		if len(slice.Endpoints) > 0 {
+			listed = append(listed, slice)
+		}
+	}
+	return listed
 }
 
 // Equal reports whether two plans are the same.

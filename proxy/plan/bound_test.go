@@ -170,7 +170,7 @@ func TestFrozen(t *testing.T) {
 			if svc.Type == lb.ExternalName {
 				now.Excess = &TooLarge{}
 			}
-			frozen := before.Frozen(now, svc)
+			frozen := before.Frozen(now, svc, endpoints, here)
 			var kinds []Kind
 			for _, p := range frozen.Ports {
 				for _, f := range p.Frontends {
@@ -180,12 +180,92 @@ func TestFrozen(t *testing.T) {
 			if !slices.Equal(kinds, test.want) || frozen.HealthPort != test.health {
 				t.Errorf("frontends %v, health port %d; want %v, %d", kinds, frozen.HealthPort, test.want, test.health)
 			}
-			if frozen.Excess == nil || frozen.Equal(before) || !frozen.Equal(before.Frozen(now, svc)) {
+			if frozen.Excess == nil || frozen.Equal(before) || !frozen.Equal(before.Frozen(now, svc, endpoints, here)) {
 				t.Errorf("%+v", frozen)
 			}
 			if len(test.want) == len(all) && test.health != 0 && !SameRules(before, frozen, lb.IPv4) {
 				t.Errorf("other rules: %+v", frozen)
 			}
 		})
+	}
+}
+
+// Contract clause 11: a Service that is too large delivers to nothing that its slices do not list as
+// usable, and lets nobody in whom its source ranges do not; and it gets no endpoint that it had not.
+func TestContract11FrozenFollowsWhatItSays(t *testing.T) {
+	large := func(s *lb.Service) {
+		for i := range 10_000 {
+			s.Ports = append(s.Ports, lb.ServicePort{Name: fmt.Sprint(i), Protocol: lb.UDP, Port: uint16(i + 1)})
+		}
+	}
+	ranges := func(text ...string) func(*lb.Service) {
+		return func(s *lb.Service) {
+			s.SourceRanges = nil
+			for _, r := range text {
+				s.SourceRanges = append(s.SourceRanges, netip.MustParsePrefix(r))
+			}
+		}
+	}
+	had := "1 here, 2 there, 3 there unready"
+	for _, test := range []struct {
+		name, endpoints string
+		change          func(*lb.Service)
+		want            string // the last bytes of the backends' addresses
+		sources         string
+	}{
+		{"nothing else", had, large, "1 2", "203.0.113.0/24"},
+		{"narrower ranges", had, ranges("203.0.113.128/25"), "1 2", "203.0.113.128/25"},
+		{"other ranges", had, ranges("198.51.100.0/24", "198.18.0.0/15"), "1 2", "198.18.0.0/15 198.51.100.0/24"},
+		{"an endpoint goes", "2 there, 3 there unready", large, "2", "203.0.113.0/24"},
+		{"one is no longer ready", "1 here unready, 2 there", large, "2", "203.0.113.0/24"},
+		{"one becomes terminating", "1 here terminating, 2 there", large, "2", "203.0.113.0/24"},
+		{"all are terminating", "1 here terminating, 2 there terminating", large, "1 2", "203.0.113.0/24"},
+		{"all go", "4 here", large, "", "203.0.113.0/24"},
+		{"others come", had + ", 4 here, 5 there", large, "1 2", "203.0.113.0/24"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			before := New(service(ranges("203.0.113.0/24")), slice(had), here)
+			svc, endpoints := service(ranges("203.0.113.0/24"), large, test.change), slice(test.endpoints)
+			frozen := before.Frozen(New(svc, endpoints, here), svc, endpoints, here)
+			if len(frozen.Ports) != 1 || frozen.Excess == nil {
+				t.Fatalf("%+v", frozen)
+			}
+			var backends, sources []string
+			for _, b := range frozen.Ports[0].Backends.Cluster {
+				backends = append(backends, fmt.Sprint(b.Addr.Addr().As4()[3]))
+			}
+			for _, f := range frozen.Ports[0].Frontends {
+				if f.Kind == LoadBalancer {
+					for _, network := range f.Sources.Networks {
+						sources = append(sources, network.String())
+					}
+				}
+				if refuses := f.Action == Reject; refuses != (test.want == "") {
+					t.Errorf("%s: %s", f.Kind, f.Action)
+				}
+			}
+			if got := strings.Join(backends, " "); got != test.want {
+				t.Errorf("backends %q, want %q", got, test.want)
+			}
+			if got := strings.Join(sources, " "); got != test.sources {
+				t.Errorf("sources %q, want %q", got, test.sources)
+			}
+		})
+	}
+}
+
+// What is kept of a Service is bounded too, whatever its slices list by now.
+func TestFrozenIsBounded(t *testing.T) {
+	before := New(service(), slice("1 here"), here)
+	svc := service(func(s *lb.Service) {
+		for i := range 10_000 {
+			s.Ports = append(s.Ports, lb.ServicePort{Name: fmt.Sprint(i), Protocol: lb.UDP, Port: uint16(i + 1)})
+		}
+	})
+	endpoints := slice("1 here")
+	endpoints[0].Endpoints = slices.Repeat(endpoints[0].Endpoints, maxDeliveries+1)
+	frozen := before.Frozen(New(svc, endpoints, here), svc, endpoints, here)
+	if len(frozen.Ports) != 1 || len(frozen.Ports[0].Backends.Cluster) != 0 || frozen.Ports[0].Frontends[0].Action != Reject {
+		t.Errorf("%+v", frozen.Ports)
 	}
 }

@@ -10,8 +10,9 @@ import (
 // number differ in that number alone, so that they are chosen once: what a Service costs does not
 // grow with its ports times its endpoints.
 type chooser struct {
-	at     lb.Place
-	places map[portID][]place
+	at      lb.Place
+	weights lb.Weights
+	places  map[portID][]place
 	// slices is how many slices with endpoints there are.
 	slices map[lb.Family]int
 	first  map[lb.Family]chosen
@@ -32,7 +33,7 @@ type place struct {
 }
 
 func newChooser(endpoints []lb.Slice, at lb.Place) chooser {
-	c := chooser{at, map[portID][]place{}, map[lb.Family]int{}, map[lb.Family]chosen{}}
+	c := chooser{at, nil, map[portID][]place{}, map[lb.Family]int{}, map[lb.Family]chosen{}}
 	for _, slice := range endpoints {
 		if len(slice.Endpoints) == 0 {
 			continue
@@ -88,7 +89,9 @@ func (c chooser) choose(places []place, port lb.ServicePort, family lb.Family) l
 		all[i] = lb.Slice{Family: family, Endpoints: at.endpoints,
 			Ports: []lb.SlicePort{{Name: port.Name, Protocol: port.Protocol, Port: at.number}}}
 	}
-	return lb.Choose(all, port.Name, port.Protocol, family, c.at)
+	usable := lb.Choose(all, port.Name, port.Protocol, family, c.at)
+	c.weights.Weigh(all, usable)
+	return usable
 }
 
 // withPort returns the same endpoints at another port.

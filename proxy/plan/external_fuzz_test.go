@@ -3,6 +3,8 @@ package plan
 import (
 	"net/netip"
 	"testing"
+
+	"github.com/landfall-lb/landfall/internal/lb"
 )
 
 // FuzzParseExternalIPs checks that what is read of the flag is what it says, or an error.
@@ -27,17 +29,17 @@ func FuzzParseExternalIPs(f *testing.F) {
 	})
 }
 
-// FuzzParseScheduler checks that only the four names are taken, and that others make short words.
+// FuzzParseScheduler checks that others than the known names are refused, in short words.
 func FuzzParseScheduler(f *testing.F) {
 	f.Add("maglev")
 	f.Add("")
 	f.Add("Maglev\x00")
 	f.Fuzz(func(t *testing.T, name string) {
 		scheduler, ok := ParseScheduler(name)
-		if ok != (SchedulerIgnored(name, false) == "") || !ok && scheduler != "" {
+		if ok != (SchedulerIgnored(lb.Service{Scheduler: name}, Random, false) == "") || !ok && scheduler != "" {
 			t.Errorf("%q: %q, %v", name, scheduler, ok)
 		}
-		if said := SchedulerIgnored(name, true); len(said) > 1024 {
+		if said := SchedulerIgnored(lb.Service{Scheduler: name}, Random, true); len(said) > 1024 {
 			t.Errorf("%d bytes for an Event", len(said))
 		}
 	})

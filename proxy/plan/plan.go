@@ -4,7 +4,6 @@ package plan
 
 import (
 	"cmp"
-	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -128,49 +127,6 @@ type Denied struct {
 	lb.Refusal
 }
 
-// Scheduler is a way of choosing a backend for a new connection. Those but Random need nftables.
-type Scheduler string
-
-// The schedulers.
-const (
-	// Random gives each backend the same chance.
-	Random Scheduler = "random"
-	// RoundRobin goes through the backends in turn.
-	RoundRobin Scheduler = "round-robin"
-	// SourceHash sends the same client address to the same backend, on every node. A change of one
-	// backend moves few clients.
-	SourceHash Scheduler = "source-hash"
-	// Maglev sends a connection, told by its client address and port, to the same backend on every
-	// node. A change of one backend moves few connections ("Maglev: A Fast and Reliable Software
-	// Network Load Balancer", NSDI 2016, section 3.4).
-	Maglev Scheduler = "maglev"
-)
-
-// ParseScheduler reads the name of a scheduler; "" stays as it is.
-func ParseScheduler(name string) (Scheduler, bool) {
-	switch s := Scheduler(name); s {
-	case "", Random, RoundRobin, SourceHash, Maglev:
-		return s, true
-	}
-	return "", false
-}
-
-// SchedulerIgnored says why a proxy in one of its modes does not choose backends as a Service asks
-// for, "" if it does.
-func SchedulerIgnored(asked string, onlyRandom bool) string {
-	switch scheduler, ok := ParseScheduler(asked); {
-	case !ok:
-		return fmt.Sprintf("annotation %s: %.80q is none of %s, %s, %s, %s; the node's default is used",
-			lb.AnnotationScheduler,
-			asked, Random, RoundRobin, SourceHash, Maglev)
-	case onlyRandom && scheduler != "" && scheduler != Random:
-		return fmt.Sprintf(
-			"annotation %s: %.80q needs a proxy in nftables mode; in iptables mode connections are spread at random",
-			lb.AnnotationScheduler, asked)
-	}
-	return ""
-}
-
 // New plans a Service and its EndpointSlices for a node.
 func New(svc lb.Service, endpoints []lb.Slice, node Node) Service {
 	denied, excess := bound(&svc, endpoints)
@@ -194,6 +150,9 @@ func New(svc lb.Service, endpoints []lb.Slice, node Node) Service {
 		sources[family] = newSources(svc.SourceRanges, s.VIPs, family, node)
 	}
 	choose := newChooser(endpoints, lb.Place{Node: node.Name, Zone: node.Zone})
+	if s.Scheduler.Weighted() {
+		choose.weights = svc.Weights
+	}
 	for _, clusterIP := range svc.ClusterIPs {
 		for _, port := range svc.Ports {
 			s.Ports = append(s.Ports, newPort(svc, s.VIPs, clusterIP, port, choose, sources))

@@ -16,6 +16,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Package is a Debian package that is in an image.
@@ -139,6 +141,11 @@ type request struct {
 
 // fetch downloads packages into dir, and returns their archives in the order of their names.
 func fetch(ctx context.Context, arch, dir string, r request) ([]string, error) {
+	unlock, err := alone(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
 	stamp := filepath.Join(dir, "stamp")
 	have, err := filepath.Glob(filepath.Join(dir, "archives", "*.deb"))
 	if err != nil {
@@ -162,6 +169,32 @@ func fetch(ctx context.Context, arch, dir string, r request) ([]string, error) {
 		return nil, err
 	}
 	return filepath.Glob(filepath.Join(dir, "archives", "*.deb"))
+}
+
+// alone waits until no other process fetches into dir: apt fails where two do. The next one comes when
+// unlock is called.
+func alone(ctx context.Context, dir string) (unlock func(), err error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { f.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close())
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, errors.Join(fmt.Errorf("another process fetches packages into %s: %w", dir, ctx.Err()), f.Close())
+		}
+	}
 }
 
 // fetchNow asks apt for the newest packages, without a change to the machine's own state.

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -319,5 +320,32 @@ func decode(t *testing.T, text []byte, to any) {
 	t.Helper()
 	if err := json.Unmarshal(text, to); err != nil {
 		t.Fatalf("%s: %v", text, err)
+	}
+}
+
+// Two builds at a time wait for one another, as apt refuses to work twice in one folder.
+func TestOneFetchAtATime(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "debian")
+	unlock, err := alone(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := alone(over, dir); !errors.Is(err, context.Canceled) {
+		t.Errorf("while another one fetches: %v", err)
+	}
+	var second error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		var free func()
+		if free, second = alone(t.Context(), dir); second == nil {
+			free()
+		}
+	}()
+	unlock()
+	if <-done; second != nil {
+		t.Errorf("after the first: %v", second)
 	}
 }

@@ -143,6 +143,12 @@ func Write(to, name string, images ...Image) ([]Written, error) {
 		}
 		docker = nil // it has no place for an architecture
 	}
+	return written, contents.saveLayout(to, name, top, docker)
+}
+
+// saveLayout writes an archive in the OCI image layout whose only entry is top, under a name; and
+// what older versions of docker read, if it is not empty.
+func (b blobs) saveLayout(to, name string, top descriptor, docker []dockerEntry) error {
 	_, tag, _ := strings.Cut(name[strings.LastIndexByte(name, '/')+1:], ":")
 	top.Annotations = map[string]string{"io.containerd.image.name": name, "org.opencontainers.image.ref.name": tag}
 	files := map[string]any{
@@ -155,11 +161,11 @@ func Write(to, name string, images ...Image) ([]Written, error) {
 	for path, value := range files {
 		text, err := json.Marshal(value)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		contents[path] = text
+		b[path] = text
 	}
-	return written, contents.save(to)
+	return b.save(to)
 }
 
 // addImage adds what one image consists of.

@@ -193,6 +193,20 @@ func (a *Actor) statuses(learned bool) map[string]Status {
 	return statuses
 }
 
+// Confirming returns the peers that announce the prefix with the own AS in its path, in no order:
+// they have taken it from another node.
+func (a *Actor) Confirming(prefix netip.Prefix) []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var peers []string
+	for name, s := range a.sessions {
+		if s.confirms(prefix) {
+			peers = append(peers, name)
+		}
+	}
+	return peers
+}
+
 // Announced returns the peers to which the prefix is announced now, in no order.
 func (a *Actor) Announced(prefix netip.Prefix) []string {
 	a.mu.Lock()

@@ -157,7 +157,7 @@ func check(t *testing.T, data []byte, d plan.BGPSession, n Negotiated) {
 				t.Errorf("%x: %v", data, refusal)
 			}
 		case bgp.BGP_MSG_UPDATE:
-			changes, err := parseUpdate(m.body, n, true, true)
+			changes, err := parseUpdate(m.body, n, true)
 			if err != nil && (!errors.As(err, &f) || f.code != bgp.BGP_ERROR_UPDATE_MESSAGE_ERROR) {
 				t.Errorf("%x: %v", data, err)
 			}

@@ -13,10 +13,12 @@ import (
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
-// maxLearned bounds how many of the peer's routes are kept, and maxShown how many are shown.
+// maxLearned bounds how many of the peer's routes are kept, and maxShown how many are shown;
+// maxReturned bounds those of the own AS, of which only the prefix is kept.
 const (
-	maxLearned = 10000
-	maxShown   = 100
+	maxLearned  = 10_000
+	maxShown    = 100
+	maxReturned = 65_536
 )
 
 // receive reads messages until one of them, or the lack of them, ends the session.
@@ -77,17 +79,22 @@ func familyOf(afi uint16) lb.Family {
 func (c *connection) heardUpdate(body []byte) error {
 	defer c.s.opts.pulses.Begin()()
 	c.s.count(func(n *Counters) { n.UpdatesIn++ })
-	changes, err := parseUpdate(body, c.n, !c.d.Internal(c.n.PeerASN), c.s.want().AcceptRoutes)
+	external := !c.d.Internal(c.n.PeerASN)
+	changes, err := parseUpdate(body, c.n, external)
 	if err != nil {
 		return err
 	}
-	c.s.learn(changes)
+	if c.s.want().AcceptRoutes {
+		c.s.learn(changes)
+	}
+	if external {
+		c.s.returns(changes, c.d.LocalASN)
+	}
 	return nil
 }
 
-// parseUpdate returns what an UPDATE changes, if that is to be kept, or the fault that ends the
-// session.
-func parseUpdate(body []byte, n Negotiated, external, keep bool) (changes map[netip.Prefix]ReceivedRoute, fatal error) {
+// parseUpdate returns what an UPDATE changes, or the fault that ends the session.
+func parseUpdate(body []byte, n Negotiated, external bool) (changes map[netip.Prefix]ReceivedRoute, fatal error) {
 	defer func() {
 		if r := recover(); r != nil {
 			fatal = fault(bgp.BGP_ERROR_UPDATE_MESSAGE_ERROR, bgp.BGP_ERROR_SUB_MALFORMED_ATTRIBUTE_LIST, nil,
@@ -109,9 +116,6 @@ func parseUpdate(body []byte, n Negotiated, external, keep bool) (changes map[ne
 	var m *bgp.MessageError
 	if err != nil && (!errors.As(err, &m) || m.ErrorHandling == bgp.ERROR_HANDLING_SESSION_RESET && m.TypeCode != 0) {
 		return nil, faultOf(err) // type code 0: of a family that was not negotiated
-	}
-	if !keep {
-		return nil, nil
 	}
 	return learned(u, err == nil), nil
 }

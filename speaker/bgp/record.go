@@ -6,6 +6,8 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -104,7 +106,7 @@ func (s *session) down(reason lb.Reason, err error) {
 		s.status.LastError, s.status.LastErrorAt = err.Error(), now
 	}
 	s.status.Negotiated, s.status.Held = nil, nil
-	s.heard, s.learned = nil, nil
+	s.heard, s.learned, s.returned = nil, nil, nil
 	s.flushedVersion = -1
 	s.mu.Unlock()
 	s.opts.Changed()
@@ -166,6 +168,32 @@ func (s *session) learn(changes map[netip.Prefix]ReceivedRoute) {
 	}
 }
 
+// returns records which routes of the own AS the peer announces.
+func (s *session) returns(changes map[netip.Prefix]ReceivedRoute, asn uint32) {
+	own := strconv.FormatUint(uint64(asn), 10)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for p, r := range changes {
+		switch _, known := s.returned[p]; {
+		case !r.NextHop.IsValid() || !slices.Contains(strings.Fields(r.ASPath), own):
+			delete(s.returned, p)
+		case !known && len(s.returned) < maxReturned:
+			if s.returned == nil {
+				s.returned = map[netip.Prefix]struct{}{}
+			}
+			s.returned[p] = struct{}{}
+		}
+	}
+}
+
+// confirms reports whether the peer announces the prefix with this AS in its path.
+func (s *session) confirms(p netip.Prefix) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, ok := s.returned[p]
+	return ok
+}
+
 func (s *session) unlearn() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -180,7 +208,7 @@ func (s *session) snapshot(learned bool) Status {
 	status := s.status
 	status.Synced = status.State == Established && s.flushedVersion == s.version
 	status.Prefixes = len(s.heard)
-	status.Received = len(s.learned)
+	status.Received, status.Returned = len(s.learned), len(s.returned)
 	if !learned {
 		return status
 	}

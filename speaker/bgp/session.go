@@ -56,6 +56,8 @@ type session struct {
 	status  Status
 	heard   map[netip.Prefix]announced // what the peer has heard over the current connection
 	learned map[netip.Prefix]ReceivedRoute
+	// returned are prefixes that the peer announces with this AS in their path.
+	returned map[netip.Prefix]struct{}
 	// failures are those since the session was last established or changed, told what the peer has
 	// said since. Only run uses what failures points to; others replace it.
 	failures *loop.Failures

@@ -712,6 +712,53 @@ func TestReceivedRoutesAreShownOnlyWhenAccepted(t *testing.T) {
 	})
 }
 
+// A peer that announces what was announced from this AS has taken it from another node: it is noted,
+// whether or not routes are accepted.
+func TestReturnedRoutes(t *testing.T) {
+	vip, other := netip.MustParsePrefix("203.0.113.9/32"), netip.MustParsePrefix("203.0.113.10/32")
+	announce := func(prefix netip.Prefix, path ...uint32) []byte {
+		body, err := bgp.NewBGPUpdateMessage(nil, []bgp.PathAttributeInterface{
+			bgp.NewPathAttributeOrigin(bgp.BGP_ORIGIN_ATTR_TYPE_IGP),
+			bgp.NewPathAttributeAsPath([]bgp.AsPathParamInterface{bgp.NewAs4PathParam(bgp.BGP_ASPATH_ATTR_TYPE_SEQ, path)}),
+			bgp.NewPathAttributeNextHop("10.0.0.2"),
+		}, []*bgp.IPAddrPrefix{bgp.NewIPAddrPrefix(uint8(prefix.Bits()), prefix.Addr().String())}).Serialize()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return body
+	}
+	inBubble(t, "by the AS path", func(t *testing.T, p *fakePeer, a *Actor) {
+		set(a, external(func(d *plan.BGPSession) { d.Routes = routes(vip.String()) }))
+		p.establish(routerOpen())
+		want := func(what string, returned int, vips ...netip.Prefix) {
+			t.Helper()
+			synctest.Wait()
+			if s := status(a); s.Returned != returned || s.Received != 0 {
+				t.Errorf("%s: %d returned, %d received", what, s.Returned, s.Received)
+			}
+			for _, prefix := range []netip.Prefix{vip, other} {
+				if got := len(a.Confirming(prefix)) > 0; got != slices.Contains(vips, prefix) {
+					t.Errorf("%s: %s is confirmed: %v", what, prefix, got)
+				}
+			}
+		}
+		want("nothing", 0)
+		p.write(announce(other, 64501, 645, 4500))
+		want("of another AS", 0)
+		p.write(announce(vip, 64501, 64500))
+		want("of this AS", 1, vip)
+		p.write(announce(other, 64501, 64500))
+		p.write(announce(vip, 64501, 64502))
+		want("one is of another AS now", 1, other)
+		p.write(withdraw([]netip.Prefix{other}, nil)[0])
+		want("withdrawn", 0)
+		p.write(announce(vip, 64501, 64500))
+		want("again", 1, vip)
+		p.conn.Close()
+		want("the session is lost", 0)
+	})
+}
+
 // A peer may send anything, at any time: the actor neither falls over nor waits for ever, what it
 // says in return is a whole message, and afterwards it serves a router that behaves.
 func TestHostilePeer(t *testing.T) {

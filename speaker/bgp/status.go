@@ -42,7 +42,10 @@ type Status struct {
 	// Received is how many prefixes the peer announces, if it may; Routes are the first of them.
 	Received int             `json:"received"`
 	Routes   []ReceivedRoute `json:"routes,omitempty"`
-	Counters Counters        `json:"counters"`
+	// Returned is how many prefixes that were announced from this AS the peer announces itself: it has
+	// taken the routes of another node, and most likely those of this one.
+	Returned int      `json:"returned"`
+	Counters Counters `json:"counters"`
 }
 
 // PeerNode returns the status in the form that a BGPPeer shows. It does not change while an attempt

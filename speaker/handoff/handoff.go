@@ -19,6 +19,9 @@ type Facts struct {
 	Self string
 	// Addresses are those of all nodes, this one included; nil when they are as in the step before.
 	Addresses map[string][]netip.Addr
+	// Foreign are the nodes from which another product announces VIPs over BGP. It counts if Addresses
+	// are given.
+	Foreign []string
 	// Dead are the nodes that have stopped answering, and whose kernels do not answer either.
 	Dead []string
 	// CutOff is set while this node may be cut off from the others, or was until a moment ago.
@@ -42,10 +45,13 @@ type View struct {
 type State struct {
 	self      string
 	addresses map[string][]netip.Addr
-	dead      []string
-	cutOff    bool
-	vips      map[netip.Addr]*vip
-	told      bool
+	// foreign has until when each node counts from which another product announces, or announced; the
+	// zero time for one from which it does so now.
+	foreign map[string]time.Time
+	dead    []string
+	cutOff  bool
+	vips    map[netip.Addr]*vip
+	told    bool
 }
 
 // vip is what is remembered of one VIP.
@@ -59,7 +65,7 @@ type vip struct {
 // holds any more. It returns what the proxy is to be told, and reports whether there is anything:
 // all at first and when nodes differ, and else what has changed.
 func (s *State) Step(now time.Time, f Facts, events map[netip.Addr]*View) (update lb.FeedUpdate, changed bool) {
-	all := s.meet(f) || !s.told
+	all := s.meet(now, f) || !s.told
 	if all {
 		for addr, v := range s.vips {
 			s.arrange(addr, v)
@@ -99,13 +105,36 @@ func (s *State) Step(now time.Time, f Facts, events map[netip.Addr]*View) (updat
 }
 
 // meet takes in which nodes there are, and reports whether that differs.
-func (s *State) meet(f Facts) (changed bool) {
+func (s *State) meet(now time.Time, f Facts) (changed bool) {
 	changed = f.Self != s.self || !slices.Equal(s.dead, f.Dead) || s.cutOff != f.CutOff
 	s.self, s.dead, s.cutOff = f.Self, f.Dead, f.CutOff
 	if f.Addresses != nil && !maps.EqualFunc(s.addresses, f.Addresses, slices.Equal) {
 		s.addresses, changed = f.Addresses, true
 	}
-	return changed
+	if f.Addresses != nil && s.meetForeign(now, f.Foreign) {
+		changed = true
+	}
+	before := len(s.foreign)
+	maps.DeleteFunc(s.foreign, func(_ string, until time.Time) bool { return !until.IsZero() && now.After(until) })
+	return changed || len(s.foreign) != before
+}
+
+// meetForeign takes in from which nodes another product announces, and reports whether there are more.
+// One from which it does so no more counts for as long as proxies remember a silent connection.
+func (s *State) meetForeign(now time.Time, nodes []string) (more bool) {
+	if s.foreign == nil {
+		s.foreign = map[string]time.Time{}
+	}
+	for node, until := range s.foreign {
+		if until.IsZero() && !slices.Contains(nodes, node) {
+			s.foreign[node] = now.Add(lb.FlowMemory)
+		}
+	}
+	for _, node := range nodes {
+		_, had := s.foreign[node]
+		s.foreign[node], more = time.Time{}, more || !had
+	}
+	return more
 }
 
 // answered notes which other node answered for the VIP last, and reports whether that is another

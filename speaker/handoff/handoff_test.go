@@ -306,3 +306,38 @@ func TestOrderAndRepetition(t *testing.T) {
 		}
 	}
 }
+
+// A node from which another product announces is in the ring of each VIP that BGP is for, and stays
+// there for as long as it may hold silent connections.
+func TestTheRingHasNodesOfAnotherProduct(t *testing.T) {
+	var s State
+	all, now := nodes(), epoch
+	events := map[netip.Addr]*View{vip1: view("a c routable"), vip2: view("a:arp c owner=a")}
+	var u lb.FeedUpdate
+	for _, c := range []struct {
+		what    string
+		after   time.Duration
+		foreign []string
+		want    string
+	}{
+		{what: "all are MetalLB's", foreign: []string{"a", "b", "c"}, want: "; ring c a"},
+		{what: "a is swapped", foreign: []string{"b", "c"}, want: "; ring c a"},
+		{what: "it may hold connections", after: lb.FlowMemory, foreign: []string{"b", "c"}, want: "; ring c a"},
+		{what: "an hour later", after: time.Second, foreign: []string{"b", "c"}, want: "; ring c"},
+		{what: "all are swapped", want: "; ring c"},
+		{what: "and an hour later", after: lb.FlowMemory + time.Second, want: "; ring"},
+	} {
+		now = now.Add(c.after)
+		next, changed := s.Step(now, Facts{Self: "b", Addresses: all, Foreign: c.foreign}, events)
+		if changed {
+			u.Apply(next)
+		}
+		if got := said(u, vip1, all); got != c.want {
+			t.Errorf("%s: told %q, want %q", c.what, got, c.want)
+		}
+		if got := said(u, vip2, all); got != "a" {
+			t.Errorf("%s: of a VIP that is not routed: told %q", c.what, got)
+		}
+		events = nil
+	}
+}

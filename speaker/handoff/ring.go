@@ -69,7 +69,10 @@ func (s *State) arrange(addr netip.Addr, v *vip) (changed bool) {
 	}
 	family := lb.FamilyOf(addr)
 	var next []netip.Addr
-	for node := range v.ring.last {
+	nodes := maps.Clone(v.ring.last)
+	maps.Copy(nodes, s.foreign)
+	delete(nodes, s.self)
+	for node := range nodes {
 		if a, ok := s.address(node, family); ok {
 			next = append(next, a)
 		}

@@ -176,6 +176,9 @@ func (s *State) Beyond() int { return len(s.surplus) }
 // Held reports whether a Service holds the VIP, and it is not surplus.
 func (s *State) Held(vip netip.Addr) bool { return len(s.Of(vip)) > 0 }
 
+// Count returns how many VIPs Services hold, without those beyond the limit.
+func (s *State) Count() int { return len(s.services) - len(s.surplus) }
+
 // All returns every VIP that is held.
 func (s *State) All() []netip.Addr {
 	all := make([]netip.Addr, 0, len(s.services))

@@ -41,9 +41,10 @@ type work struct {
 	rounds map[netip.Addr]int  // of the VIPs to be answered for
 	owned  map[netip.Addr]bool // of these, those that this node answers for for good
 	probes map[netip.Addr]bool // VIPs to be probed
+	ahead  []errand            // addresses to be probed that no Service has yet, in order
 }
 
-func (w work) empty() bool { return len(w.rounds)+len(w.probes) == 0 }
+func (w work) empty() bool { return len(w.rounds)+len(w.probes)+len(w.ahead) == 0 }
 
 func (w work) heeds(vip netip.Addr) bool {
 	_, answered := w.rounds[vip]
@@ -72,6 +73,11 @@ func byPlace(d Desired) map[place]work {
 			at(name, vip).probes[vip] = true
 		}
 	}
+	errands(d.Ahead, func(name string, addr netip.Addr, e errand) {
+		w := at(name, addr)
+		w.ahead = append(w.ahead, e)
+		wanted[place{name, lb.FamilyOf(addr)}] = w
+	})
 	return wanted
 }
 
@@ -117,6 +123,7 @@ func (p *port) probe(w work, seen seenOn, now time.Time) (next time.Time, err er
 				if err := p.responder.probe(vip); err != nil {
 					return next, err
 				}
+				p.stat.Probe(p.i.Name, false)
 			}
 			v.step++
 		}
@@ -126,11 +133,12 @@ func (p *port) probe(w work, seen seenOn, now time.Time) (next time.Time, err er
 }
 
 // defend announces the VIPs that a conflicting host has used since they were last defended, seldom
-// enough that two who both defend do not flood the segment (RFC 5227 section 2.4, case c).
-func (p *port) defend(seen seenOn, now time.Time) error {
+// enough that two who both defend do not flood the segment (RFC 5227 section 2.4, case c). A VIP that
+// is still probed is not defended: whoever uses it was there first.
+func (p *port) defend(w work, seen seenOn, now time.Time) error {
 	for vip, holders := range seen {
 		v := p.vips[vip]
-		if v == nil || now.Before(v.defended.Add(defendInterval)) ||
+		if v == nil || w.probes[vip] || now.Before(v.defended.Add(defendInterval)) ||
 			!slices.ContainsFunc(slices.Collect(maps.Values(holders)), v.defended.Before) {
 			continue
 		}
@@ -171,6 +179,7 @@ func (a *Actor) seenOn(p *port) func(netip.Addr, net.HardwareAddr) {
 		news := !ours && a.seen.note(at, vip, mac.String(), now)
 		if ours && !a.desired.own(mac) {
 			a.note(at, vip, node)
+			a.overhear(at, vip, node)
 		}
 		a.mu.Unlock()
 		if news {

@@ -37,6 +37,10 @@ const (
 	maxRetry = 5 * time.Second
 )
 
+// Each look goes through all VIPs. While announcements of many are due one after the other, or other
+// devices send all the time, there is one look in each interval. What is desired does not wait for it.
+const interval = 40 * time.Millisecond
+
 // Desired is all that shall be answered.
 type Desired struct {
 	// Interfaces are those that the node has.
@@ -45,6 +49,8 @@ type Desired struct {
 	// Probes names the interfaces on which it is to be found out whether a VIP that is not answered
 	// for has another holder.
 	Probes map[netip.Addr][]string
+	// Ahead are the addresses that Services get next, and how it is found out that nobody uses them.
+	Ahead map[netip.Addr]plan.Scout
 	// Ours says whose the MAC addresses are of all nodes that run a speaker. A device with another one
 	// is a conflicting host.
 	Ours map[string]string
@@ -71,11 +77,13 @@ type Stats interface {
 	Reply(iface string, vip netip.Addr)      // and was answered
 	Gratuitous(iface string, vip netip.Addr) // an unasked announcement went out
 	Dropped(iface string, why Drop)          // a packet was left without an answer
+	Probe(iface string, ahead bool)          // a question went out whether a device uses an address
 }
 
 // Options of an Actor.
 type Options struct {
-	Log *slog.Logger
+	Self string // this node's name
+	Log  *slog.Logger
 	// Listen opens a socket for ARP on an interface; nil opens a packet socket.
 	Listen func(lb.Interface) (net.PacketConn, error)
 	// ListenNDP is the same for NDP.
@@ -83,7 +91,10 @@ type Options struct {
 	// Repeat is how often a VIP is announced again while it stays, for switches that forget where a
 	// quiet address is; 0 for never.
 	Repeat time.Duration
-	Stats  Stats
+	// AheadRate is how many questions a second go out at most for addresses that no Service has yet; 0
+	// for none.
+	AheadRate float64
+	Stats     Stats
 	// Wakes returns how often the process has woken up after it was frozen; nil for never.
 	Wakes func() uint64
 	// Changed is called after Outcome differs, from the actor's goroutine.
@@ -106,12 +117,17 @@ type Outcome struct {
 	// Rivals are the other nodes of ours that were the last to announce VIPs which this one answers
 	// for, a moment ago.
 	Rivals map[netip.Addr]string
+	// Scouted names for each address of Desired.Ahead, by interface, the node of ours that has lately
+	// asked for it on that LAN; an address that a device uses is left out. What another node than this
+	// one has found out it has to say itself.
+	Scouted map[netip.Addr]map[string]string
 }
 
 func (o Outcome) equal(other Outcome) bool {
 	return maps.EqualFunc(o.Answering, other.Answering, slices.Equal) && maps.Equal(o.Problems, other.Problems) &&
 		maps.Equal(o.Probed, other.Probed) && maps.Equal(o.Rivals, other.Rivals) &&
-		maps.EqualFunc(o.ConflictingHosts, other.ConflictingHosts, slices.Equal)
+		maps.EqualFunc(o.ConflictingHosts, other.ConflictingHosts, slices.Equal) &&
+		maps.EqualFunc(o.Scouted, other.Scouted, maps.Equal)
 }
 
 // Actor keeps responders and announcements as desired.
@@ -128,11 +144,13 @@ type Actor struct {
 	broken  map[responder]error // those whose serve has ended
 	seen    sightings
 	rivals  rivals
+	heard   rivals // the nodes of ours that were heard to ask for addresses that no Service has
 
 	awake atomic.Pointer[wakefulness] // what was last applied
 	// Only apply touches what follows.
 	ports    map[place]*port
 	reclaims allowance
+	ahead    allowance
 }
 
 // place is where VIPs of one family are answered for.
@@ -159,9 +177,13 @@ func New(opts Options) *Actor {
 		opts.Wakes = func() uint64 { return 0 }
 	}
 	a := &Actor{opts: opts, ports: map[place]*port{}, broken: map[responder]error{}, seen: sightings{},
-		rivals: rivals{}, serve: func(f func()) { go f() }}
+		rivals: rivals{}, serve: func(f func()) { go f() },
+		reclaims: allowance{rate: reclaimRate, most: reclaimsKept},
+		ahead:    allowance{rate: opts.AheadRate, most: probeCount}}
 	a.awake.Store(&wakefulness{})
-	a.runner = loop.New(func(context.Context) (time.Duration, error) { return a.apply(time.Now()), nil }, loop.Bulk())
+	often := loop.Bulk()
+	often.Every, often.Burst = interval, 25
+	a.runner = loop.New(func(context.Context) (time.Duration, error) { return a.apply(time.Now()), nil }, often)
 	return a
 }
 
@@ -171,7 +193,7 @@ func (a *Actor) Set(d Desired) {
 	a.mu.Lock()
 	a.desired, a.wanted = d, wanted
 	a.mu.Unlock()
-	a.runner.Poke()
+	a.runner.PokeNow()
 }
 
 // Outcome returns what is really so. Do not change what is returned.
@@ -206,9 +228,14 @@ func (a *Actor) apply(now time.Time) time.Duration {
 	a.broken = map[responder]error{}
 	a.seen.forget(now, desired.Ours)
 	seen := a.seen.copy()
-	rivals := a.rivals
-	a.rivals = nil // and the next one has the actor woken anew
+	rivals, heard := a.rivals, a.heard
+	a.rivals, a.heard = nil, nil // and the next one has the actor woken anew
 	a.mu.Unlock()
+	if a.awake.Load().wakes != desired.Wakes {
+		for _, p := range a.ports {
+			clear(p.ahead) // nobody has listened for a while
+		}
+	}
 	for at, p := range a.ports {
 		if err, ok := broken[p.responder]; ok && p.responder != nil {
 			a.opts.Log.Warn("cannot answer on an interface", "interface", at.iface, "error", err)
@@ -238,10 +265,11 @@ func (a *Actor) apply(now time.Time) time.Duration {
 		}
 		if a.ports[at] == nil {
 			a.ports[at] = &port{i: i, family: at.family, vips: map[netip.Addr]*announcement{}, awake: a.isAwake,
-				probes: map[netip.Addr]*probing{}, backoff: loop.Backoff{Min: minRetry, Max: maxRetry}}
+				probes: map[netip.Addr]*probing{}, ahead: map[netip.Addr]*scouting{}, stat: a.opts.Stats,
+				backoff: loop.Backoff{Min: minRetry, Max: maxRetry}}
 		}
 		a.ports[at].claimed(rivals[at], wanted[at], now)
-		next = earlier(next, a.applyPort(a.ports[at], wanted[at], seen[at], now))
+		next = earlier(next, a.applyPort(a.ports[at], wanted[at], noticed{seen[at], heard[at]}, now))
 	}
 	a.publish(now)
 	if next.IsZero() {
@@ -250,9 +278,16 @@ func (a *Actor) apply(now time.Time) time.Duration {
 	return max(next.Sub(now), time.Millisecond)
 }
 
+// noticed is what was noticed on one interface: devices that use addresses, and which nodes of ours
+// ask for addresses that no Service has.
+type noticed struct {
+	seen  seenOn
+	heard map[netip.Addr]string
+}
+
 // applyPort brings one interface up to date and returns when it is to be looked at again; the zero
 // time means never.
-func (a *Actor) applyPort(p *port, w work, seen seenOn, now time.Time) time.Time {
+func (a *Actor) applyPort(p *port, w work, noticed noticed, now time.Time) time.Time {
 	if now.Before(p.retryAt) {
 		if p.responder != nil {
 			p.withdraw(w)
@@ -283,11 +318,16 @@ func (a *Actor) applyPort(p *port, w work, seen seenOn, now time.Time) time.Time
 	next, err := p.announce(w, now, a.opts.Repeat)
 	next = earlier(next, p.rivalDue(now))
 	if err == nil {
-		err = p.defend(seen, now)
+		err = p.defend(w, noticed.seen, now)
 	}
 	if err == nil {
 		var due time.Time
-		due, err = p.probe(w, seen, now)
+		due, err = p.probe(w, noticed.seen, now)
+		next = earlier(next, due)
+	}
+	if err == nil && a.opts.AheadRate > 0 {
+		var due time.Time
+		due, err = p.scout(w, noticed, &a.ahead, now)
 		next = earlier(next, due)
 	}
 	if err != nil {
@@ -326,6 +366,7 @@ func (a *Actor) publish(now time.Time) {
 	}
 	a.mu.Lock()
 	outcome.Probed, outcome.ConflictingHosts = a.probed(a.desired.Probes), a.seen.conflicts()
+	outcome.Scouted = a.scouted(now)
 	same := a.outcome.equal(outcome)
 	a.outcome = outcome
 	a.mu.Unlock()

@@ -116,6 +116,7 @@ func (noStats) Request(string, netip.Addr)    {}
 func (noStats) Reply(string, netip.Addr)      {}
 func (noStats) Gratuitous(string, netip.Addr) {}
 func (noStats) Dropped(string, Drop)          {}
+func (noStats) Probe(string, bool)            {}
 
 func iface(name string, index int, mac byte) lb.Interface {
 	return lb.Interface{Name: name, Index: index, MAC: net.HardwareAddr{2, 0, 0, 0, 0, mac}, Up: true}

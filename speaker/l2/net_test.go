@@ -52,6 +52,7 @@ type counts struct{ requests, replies, gratuitous, notOurs atomic.Int64 }
 func (c *counts) Request(string, netip.Addr)    { c.requests.Add(1) }
 func (c *counts) Reply(string, netip.Addr)      { c.replies.Add(1) }
 func (c *counts) Gratuitous(string, netip.Addr) { c.gratuitous.Add(1) }
+func (c *counts) Probe(string, bool)            {}
 func (c *counts) Dropped(_ string, why Drop) {
 	if why == dropNotOurs {
 		c.notOurs.Add(1)
@@ -72,7 +73,7 @@ func (l *lan) node(t *testing.T, addr string) *node {
 	l.plug(t, n.ns, addr)
 	n.i = n.iface(t)
 	l.ours[n.i.MAC.String()] = n.i.MAC.String()
-	n.actor = New(Options{Log: slog.New(slog.DiscardHandler), Stats: &n.stats,
+	n.actor = New(Options{Self: n.i.MAC.String(), AheadRate: 50, Log: slog.New(slog.DiscardHandler), Stats: &n.stats,
 		Listen: func(i lb.Interface) (conn net.PacketConn, err error) {
 			n.ns.Do(t, func() error {
 				conn, err = listenARP(i)

@@ -16,6 +16,8 @@ type port struct {
 	responder responder                    // nil while it cannot be opened
 	vips      map[netip.Addr]*announcement // those that are answered for
 	probes    map[netip.Addr]*probing
+	ahead     map[netip.Addr]*scouting
+	stat      Stats
 	awake     func() bool
 	problem   error
 	retryAt   time.Time
@@ -48,7 +50,10 @@ func (p *port) withdraw(w work) {
 		_, ok := w.rounds[vip]
 		return !ok
 	})
-	heeded := make(map[netip.Addr]bool, len(w.rounds)+len(w.probes))
+	heeded := make(map[netip.Addr]bool, len(w.rounds)+len(w.probes)+len(w.ahead))
+	for _, e := range w.ahead {
+		heeded[e.addr] = false
+	}
 	for vip := range w.probes {
 		heeded[vip] = false
 	}
@@ -93,7 +98,7 @@ func (p *port) announce(w work, now time.Time, repeat time.Duration) (next time.
 // fail closes the port after an error, until it is tried again.
 func (p *port) fail(now time.Time, err error) {
 	p.shut()
-	p.vips, p.probes = map[netip.Addr]*announcement{}, map[netip.Addr]*probing{}
+	p.vips, p.probes, p.ahead = map[netip.Addr]*announcement{}, map[netip.Addr]*probing{}, map[netip.Addr]*scouting{}
 	p.delay(now, err)
 }
 

@@ -150,18 +150,18 @@ func (p *port) rivalDue(now time.Time) (next time.Time) {
 	return next
 }
 
-// allowance bounds how often something is done: reclaimRate times a second, and reclaimsKept at
-// once.
+// allowance bounds how often something is done: rate times a second, and most times at once.
 type allowance struct {
-	left float64
-	at   time.Time
+	rate, most float64
+	left       float64
+	at         time.Time
 }
 
 func (a *allowance) take(now time.Time) bool {
 	if a.at.IsZero() {
-		a.left = reclaimsKept
+		a.left = a.most
 	} else {
-		a.left = min(reclaimsKept, a.left+now.Sub(a.at).Seconds()*reclaimRate)
+		a.left = min(a.most, a.left+now.Sub(a.at).Seconds()*a.rate)
 	}
 	a.at = now
 	if a.left < 1 {
@@ -169,6 +169,12 @@ func (a *allowance) take(now time.Time) bool {
 	}
 	a.left--
 	return true
+}
+
+// wait returns when something is allowed again that was refused; a millisecond at least, as what is
+// left may be so near to 1 that it makes no time.
+func (a *allowance) wait() time.Duration {
+	return max(time.Millisecond, time.Duration((1-a.left)/a.rate*float64(time.Second)))
 }
 
 // wakefulness says what a node that may have been frozen knew when it decided what it answers for.

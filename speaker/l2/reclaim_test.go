@@ -196,7 +196,7 @@ func TestAnotherInterfaceIsNoRival(t *testing.T) {
 
 // All VIPs together are reclaimed a bounded number of times.
 func TestReclaimingIsBounded(t *testing.T) {
-	var a allowance
+	a := allowance{rate: reclaimRate, most: reclaimsKept}
 	now := time.Unix(1e9, 0)
 	taken := 0
 	for range 100 {

@@ -5,12 +5,12 @@ import (
 	"errors"
 	"io"
 	"net"
-	"sync"
-	"time"
-
-	"github.com/hashicorp/memberlist"
 )
 
+// With encryption, two kinds of messages are kept from memberlist, each of which would end the
+// program: those of encryption version 0 whose padding is wrong, and streams that are empty once
+// decrypted. Whoever sends one has the key.
+//
 // Of the bytes on the wire, as memberlist writes them: before an encrypted message may come a label
 // header, its type, the length of the label and the label. A stream then has the type of encrypted
 // messages and their length; in a packet both are missing. The message begins with the version of
@@ -23,69 +23,6 @@ const (
 )
 
 var errNoText = errors.New("an encrypted stream without a text, or of a version that no speaker writes")
-
-// guarded is a transport that keeps two kinds of encrypted messages from memberlist, each of which
-// would end the program: those of encryption version 0 whose padding is wrong, and streams that are
-// empty once decrypted. Whoever sends one has the key.
-type guarded struct {
-	memberlist.NodeAwareTransport
-	streams chan net.Conn
-	packets chan *memberlist.Packet
-	done    chan struct{}
-	once    sync.Once
-}
-
-func guard(t memberlist.NodeAwareTransport) *guarded {
-	g := &guarded{NodeAwareTransport: t, streams: make(chan net.Conn), packets: make(chan *memberlist.Packet),
-		done: make(chan struct{})}
-	go pass(g.done, t.StreamCh(), g.streams, func(c net.Conn) (net.Conn, bool) { return &stream{Conn: c}, true })
-	go pass(g.done, t.PacketCh(), g.packets, func(p *memberlist.Packet) (*memberlist.Packet, bool) {
-		return p, versionOf(p.Buf) == encryptionVersion
-	})
-	return g
-}
-
-// pass hands on what comes until done is closed.
-func pass[T any](done <-chan struct{}, from <-chan T, to chan<- T, check func(T) (T, bool)) {
-	for {
-		select {
-		case <-done:
-			return
-		case it := <-from:
-			it, ok := check(it)
-			if !ok {
-				continue
-			}
-			select {
-			case <-done:
-				return
-			case to <- it:
-			}
-		}
-	}
-}
-
-func (g *guarded) StreamCh() <-chan net.Conn           { return g.streams }
-func (g *guarded) PacketCh() <-chan *memberlist.Packet { return g.packets }
-
-// Shutdown goes on to hand on what comes until the transport has ended, which waits for that.
-func (g *guarded) Shutdown() error {
-	err := g.NodeAwareTransport.Shutdown()
-	g.once.Do(func() { close(g.done) })
-	return err
-}
-
-func (g *guarded) DialTimeout(addr string, timeout time.Duration) (net.Conn, error) {
-	return g.DialAddressTimeout(memberlist.Address{Addr: addr}, timeout)
-}
-
-func (g *guarded) DialAddressTimeout(addr memberlist.Address, timeout time.Duration) (net.Conn, error) {
-	conn, err := g.NodeAwareTransport.DialAddressTimeout(addr, timeout)
-	if err != nil {
-		return nil, err
-	}
-	return &stream{Conn: conn}, nil
-}
 
 // versionOf returns the version of the encryption of a packet; 0 if it is too short to have one.
 func versionOf(packet []byte) byte {

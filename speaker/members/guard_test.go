@@ -31,7 +31,12 @@ func sealed(t *testing.T, key []byte, version byte, text, data []byte) []byte {
 func TestNoMessageEndsASpeaker(t *testing.T) {
 	key := bytes.Repeat([]byte{7}, 32)
 	r := newRig(t, "a", "b")
-	r.cluster(func(s *setup) { s.Keys = [][]byte{key} })
+	r.cluster(func(s *setup) {
+		if err := s.transport.Shutdown(); err != nil {
+			t.Error(err)
+		}
+		s.Keys, s.transport = [][]byte{key}, nil
+	})
 	a := netip.AddrPortFrom(r.peers["a"][0], uint16(testPort())).String()
 	label := append([]byte{typeLabel, byte(len("landfall"))}, "landfall"...)
 

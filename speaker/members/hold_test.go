@@ -15,7 +15,7 @@ import (
 // kill ends a member without a word, while its node stays: the port is closed.
 func (m *rigged) kill(t *testing.T) {
 	m.cable.hangs.Store(true)
-	if err := m.cable.NetTransport.Shutdown(); err != nil {
+	if err := m.cable.network.Shutdown(); err != nil {
 		t.Fatal(err)
 	}
 }

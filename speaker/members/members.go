@@ -286,15 +286,11 @@ func (m *Members) open(bind netip.Addr) (*memberlist.Memberlist, error) {
 	c := m.config(bind)
 	transport := m.opts.transport
 	if transport == nil {
-		opened, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{BindAddrs: []string{c.BindAddr},
-			BindPort: c.BindPort, Logger: c.Logger})
+		opened, err := openNetwork(netip.AddrPortFrom(bind, uint16(m.opts.Port)), m.keys != nil, m.opts.Log)
 		if err != nil {
 			return nil, err
 		}
 		transport = opened
-	}
-	if m.keys != nil {
-		transport = guard(transport)
 	}
 	c.Transport = transport
 	ml, err := memberlist.Create(c)

@@ -28,7 +28,7 @@ import (
 
 // cable is the real network with a plug that a test can pull.
 type cable struct {
-	*memberlist.NetTransport
+	*network
 	pulled  atomic.Bool // nothing passes
 	hangs   atomic.Bool // nothing passes either, and the kernel is alive
 	packets chan *memberlist.Packet
@@ -38,14 +38,11 @@ type cable struct {
 var errPulled = errors.New("the cable is pulled")
 
 func newCable(t *testing.T, addr netip.AddrPort) *cable {
-	transport, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{
-		BindAddrs: []string{addr.Addr().String()}, BindPort: int(addr.Port()),
-		Logger: log.New(&logBridge{log: slog.New(slog.DiscardHandler)}, "", 0),
-	})
+	transport, err := openNetwork(addr, false, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &cable{NetTransport: transport, packets: make(chan *memberlist.Packet), streams: make(chan net.Conn)}
+	c := &cable{network: transport, packets: make(chan *memberlist.Packet), streams: make(chan net.Conn)}
 	done := make(chan struct{})
 	t.Cleanup(func() { close(done) })
 	go func() {
@@ -91,7 +88,7 @@ func (c *cable) WriteToAddress(b []byte, a memberlist.Address) (time.Time, error
 	if c.silent() {
 		return time.Now(), nil // lost on the way, as packets are
 	}
-	return c.NetTransport.WriteToAddress(b, a)
+	return c.network.WriteToAddress(b, a)
 }
 
 func (c *cable) DialTimeout(addr string, timeout time.Duration) (net.Conn, error) {
@@ -102,7 +99,7 @@ func (c *cable) DialAddressTimeout(a memberlist.Address, timeout time.Duration) 
 	if c.silent() {
 		return nil, errPulled
 	}
-	return c.NetTransport.DialAddressTimeout(a, timeout)
+	return c.network.DialAddressTimeout(a, timeout)
 }
 
 // rig is some members on loopback addresses of this process.

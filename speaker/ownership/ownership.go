@@ -61,6 +61,7 @@ type State struct {
 	rounds    map[netip.Addr]int
 	fresh     map[netip.Addr]time.Time // VIPs that were first seen a moment ago, until when they count as fresh
 	served    map[netip.Addr]bool      // VIPs that a node of ours has answered for
+	proving   map[netip.Addr]bool      // VIPs that this node answers for and still probes
 	unserved  map[netip.Addr]bool      // VIPs that no node answers for now
 	since     map[netip.Addr]time.Time // when this node began to answer for VIPs
 	missing   []string                 // nodes, as of the last step
@@ -74,6 +75,7 @@ func New() State {
 	return State{
 		decisions: map[netip.Addr]plan.Decision{}, answers: map[netip.Addr]Answer{}, probes: map[netip.Addr][]string{},
 		rounds: map[netip.Addr]int{}, fresh: map[netip.Addr]time.Time{}, served: map[netip.Addr]bool{},
+		proving:  map[netip.Addr]bool{},
 		unserved: map[netip.Addr]bool{}, since: map[netip.Addr]time.Time{},
 	}
 }
@@ -168,6 +170,7 @@ func (s *State) forget(vip netip.Addr) {
 	delete(s.rounds, vip)
 	delete(s.fresh, vip)
 	delete(s.served, vip)
+	delete(s.proving, vip)
 	delete(s.unserved, vip)
 	delete(s.since, vip)
 }
@@ -182,13 +185,15 @@ func (s *State) decide(now time.Time, facts plan.Facts, in plan.Input) Decided {
 	in.Answering, in.Probed, in.ConflictingHosts = s.seen.Answering[vip], s.seen.Probed[vip], s.seen.ConflictingHosts[vip]
 	if len(in.Answering) > 0 || anyAnswers(in.Claims) {
 		delete(s.fresh, vip) // from now on, whoever can shall step in at once
+	}
+	if len(in.Answering) > 0 && !s.proving[vip] || anyAnswers(in.Claims) || in.Restarted {
 		s.served[vip] = true
 	}
-	if in.Restarted {
-		s.served[vip] = true
+	if plan.Ceded(in) {
+		delete(s.served, vip)
 	}
 	_, in.Fresh = s.fresh[vip]
-	in.Served, in.Since = s.served[vip], s.since[vip]
+	in.Served, in.Since, in.Proving = s.served[vip], s.since[vip], s.proving[vip]
 	next := plan.Decide(facts, in)
 	if before.Overlap != next.Overlap && !s.apart {
 		s.rounds[vip]++ // clients may have listened to the other one last
@@ -202,7 +207,11 @@ func (s *State) decide(now time.Time, facts plan.Facts, in plan.Input) Decided {
 	if known && before.Owner != next.Owner {
 		s.changes++
 	}
-	if len(next.Answer) > 0 {
+	delete(s.proving, vip)
+	switch {
+	case next.Proving:
+		s.proving[vip] = true
+	case len(next.Answer) > 0:
 		s.served[vip] = true // and so it is not probed again, even if it takes a while to answer
 	}
 	s.decisions[vip] = next
@@ -233,7 +242,8 @@ func (s *State) assign(vip netip.Addr) bool {
 		// A node that hears no majority does not know who else answers by right: one that it waits for
 		// may have taken over. It would take that one's clients in the middle of their connections.
 		s.answers[vip] = Answer{On: d.Answer, Round: s.rounds[vip], Owned: !d.Handover && !s.apart}
-	} else if len(d.Probe) > 0 {
+	}
+	if len(d.Probe) > 0 && (len(d.Answer) == 0 || d.Proving) {
 		s.probes[vip] = d.Probe
 	}
 	now := s.answers[vip]

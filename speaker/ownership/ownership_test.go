@@ -50,6 +50,8 @@ func input(vip netip.Addr, claims string) plan.Input {
 			in.Claims[node] = plan.Claim{Answering: true}
 		case "conflict":
 			in.Claims[node] = plan.Claim{Reason: lb.ReasonAddressConflict}
+		case "ahead":
+			in.Claims[node] = plan.Claim{Reason: lb.ReasonProbedAhead}
 		case "leaves":
 			in.Claims[node] = plan.Claim{Reason: lb.ReasonNodeLeaving}
 		default:
@@ -118,6 +120,27 @@ func TestStory(t *testing.T) {
 				same: true},
 			{what: "the first is back", after: time.Minute, claims: "1 3", seen: "answers", want: "2 answers", same: true},
 		}},
+		"what was probed ahead is announced and probed side by side": {"1", []scene{
+			{what: "new", claims: "2:ahead 3", want: "1 answers probes", again: FreshFor},
+			{what: "it answers", claims: "2:ahead 3", seen: "answers", want: "1 answers probes", same: true},
+			{what: "the others claim", claims: "2 3", seen: "answers", want: "1 answers probes", same: true},
+			{what: "nobody has it", claims: "2 3", seen: "answers probed", want: "1 answers"},
+			{what: "who comes now is too late", claims: "2 3", seen: "answers conflicting", want: "1 answers", same: true},
+		}},
+		"somebody has taken it since it was probed ahead": {"1", []scene{
+			{what: "new", claims: "2:ahead 3", want: "1 answers probes", again: FreshFor},
+			{what: "it answers", claims: "2 3", seen: "answers", want: "1 answers probes", same: true},
+			{what: "so does he", claims: "2 3", seen: "answers conflicting", want: "2 probes"},
+			{what: "withdrawn", claims: "2 3", seen: "conflicting probed", want: "2 probes", same: true},
+			{what: "the others ask as well", claims: "2:conflict 3:conflict", seen: "conflicting probed", want: "probes",
+				same: true},
+			{what: "he has left", claims: "2:conflict 3:conflict", seen: "probed", want: "1 answers"},
+		}},
+		"the next one asks when the first has withdrawn": {"2", []scene{
+			{what: "the first answers", claims: "1:answers 3", want: "1", same: true},
+			{what: "and has found somebody", claims: "1:conflict 3", want: "2 probes"},
+			{what: "so has this one", claims: "1:conflict 3", seen: "conflicting probed", want: "3 probes", same: true},
+		}},
 		"a speaker that was restarted goes on": {"2", []scene{
 			{what: "new to it", claims: "3 restarted", want: "2 answers", again: FreshFor},
 			{what: "nobody waits any more", after: FreshFor, claims: "1 3", seen: "answers", want: "2 answers", same: true},
@@ -142,7 +165,11 @@ func play(t *testing.T, name, self string, story []scene) {
 			for word := range strings.FieldsSeq(c.claims) {
 				words = append(words, node.Replace(word[:1])+word[1:])
 			}
-			return input(vip, strings.Join(words, " ")), c.claims != "gone"
+			in := input(vip, strings.Join(words, " "))
+			if strings.Contains(c.claims, ":ahead") {
+				in.Clear = eth0
+			}
+			return in, c.claims != "gone"
 		}}
 		if i > 0 && c.claims == story[i-1].claims && c.stopping == story[i-1].stopping {
 			e.VIPs = nil // it is the actor that has news, or time has passed
@@ -197,7 +224,7 @@ func state(s State, number *strings.Replacer) string {
 // what the actor and the others are told fits the decisions, and a VIP of which nothing has changed
 // is not decided.
 func TestRandom(t *testing.T) {
-	words := []string{"", "b", "b:answers", "c", "c:answers", "b:leaves", "c:conflict"}
+	words := []string{"", "b", "b:ahead", "b:answers", "c", "c:answers", "b:leaves", "c:conflict"}
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 3))
 		s, split := New(), New()
@@ -221,7 +248,11 @@ func TestRandom(t *testing.T) {
 			for range r.IntN(3) {
 				vip := netip.AddrFrom4([4]byte{192, 0, 2, byte(r.IntN(5))})
 				e.VIPs[vip], held[vip] = true, r.IntN(4) > 0
-				known[vip] = input(vip, words[r.IntN(len(words))]+" "+words[r.IntN(len(words))])
+				in := input(vip, words[r.IntN(len(words))]+" "+words[r.IntN(len(words))])
+				if r.IntN(3) == 0 {
+					in.Clear = eth0
+				}
+				known[vip] = in
 				if !held[vip] {
 					delete(held, vip)
 				}
@@ -269,7 +300,7 @@ func check(t *testing.T, what string, s State, held map[netip.Addr]bool) {
 	for name, vips := range map[string][]netip.Addr{
 		"round": slices.Collect(maps.Keys(s.rounds)), "fresh": slices.Collect(maps.Keys(s.fresh)),
 		"served": slices.Collect(maps.Keys(s.served)), "answer": slices.Collect(maps.Keys(s.answers)),
-		"probe": slices.Collect(maps.Keys(s.probes)),
+		"probe": slices.Collect(maps.Keys(s.probes)), "proof": slices.Collect(maps.Keys(s.proving)),
 	} {
 		for _, vip := range vips {
 			if !held[vip] {

@@ -9,7 +9,9 @@ import (
 )
 
 // A VIP that no node of ours has answered for is looked for before it is announced: its owner asks,
-// and so does each other node that could be the owner once one has found somebody. What one of ours
+// and so does each other node that could be the owner once one has found somebody. One that was
+// probed ahead is announced at once and asked for side by side: an owner that finds somebody now
+// withdraws it (RFC 5227 section 2.4, case a). What one of ours
 // has answered for is taken over without a question, as that would lengthen a failure, and is
 // defended against whoever comes later.
 
@@ -59,12 +61,41 @@ func probes(f Facts, in Input, d Decision) bool {
 	case d.Owner == f.Self:
 		return !in.Probed
 	}
-	for _, claim := range in.Claims {
+	return reportsConflict(in.Claims)
+}
+
+// clear reports whether the VIP was probed ahead where this node announces it, and nobody is known to
+// use it.
+func (in Input) clear(interfaces []string) bool {
+	if len(in.ConflictingHosts) > 0 || reportsConflict(in.Claims) {
+		return false
+	}
+	return !slices.ContainsFunc(interfaces, func(name string) bool { return !slices.Contains(in.Clear, name) })
+}
+
+// reportsConflict reports whether another node knows of a conflicting host and so does not announce
+// the VIP.
+func reportsConflict(claims map[string]Claim) bool {
+	for _, claim := range claims {
 		if claim.Reason == lb.ReasonAddressConflict {
 			return true
 		}
 	}
 	return false
+}
+
+// Ceded reports whether one of ours that began to answer for a VIP has found a conflicting host and
+// answers no more, and nobody else of ours does: whoever is next has to ask.
+func Ceded(in Input) bool {
+	if len(in.Answering) > 0 || in.Restarted || !reportsConflict(in.Claims) {
+		return false
+	}
+	for _, claim := range in.Claims {
+		if claim.Answering {
+			return false
+		}
+	}
+	return true
 }
 
 // reporters are the nodes one of which reports on a VIP that has no owner: those who know of a

@@ -25,6 +25,20 @@ func TestAddressConflicts(t *testing.T) {
 		{name: "a new address is probed first", probes: true, summary: lb.ReasonProbing},
 		{name: "and announced then", input: func(in *Input) { in.Probed = true }, answers: true,
 			summary: lb.ReasonAnnounceFailed},
+		{name: "what was probed ahead is announced and probed side by side",
+			input: func(in *Input) { in.Clear = []string{"eth0"} }, answers: true, probes: true, summary: lb.ReasonProbing},
+		{name: "and goes on to be", input: func(in *Input) { in.Proving, in.Answering = true, []string{"eth0"} },
+			answers: true, probes: true, summary: lb.ReasonAnnounced, true: true},
+		{name: "until it was probed", input: func(in *Input) { in.Probed, in.Proving, in.Answering = true, true, []string{"eth0"} },
+			answers: true, summary: lb.ReasonAnnounced, true: true},
+		{name: "somebody is found meanwhile: it is withdrawn", input: func(in *Input) {
+			in.Proving, in.Answering, in.ConflictingHosts = true, []string{"eth0"}, conflicting
+		}, probes: true, reason: lb.ReasonAddressConflict, summary: lb.ReasonParting, true: true},
+		{name: "probed ahead on another interface only", input: func(in *Input) { in.Clear = []string{"eth9"} },
+			probes: true, summary: lb.ReasonProbing},
+		{name: "another node has found somebody since it was probed ahead", input: func(in *Input) {
+			in.Clear, in.Claims = []string{"eth0"}, map[string]Claim{w179: {Reason: lb.ReasonAddressConflict}}
+		}, probes: true, summary: lb.ReasonProbing},
 		{name: "what one of ours has answered for is taken over at once", input: func(in *Input) { in.Served = true },
 			answers: true, summary: lb.ReasonAnnounceFailed},
 		{name: "somebody else has it", input: func(in *Input) { in.ConflictingHosts = conflicting }, probes: true,

@@ -35,11 +35,17 @@ type Host struct {
 	Unreachable string
 	// Conflicts are the conflicting hosts that this node has seen lately, by VIP.
 	Conflicts map[netip.Addr][]ConflictingHost
+	// Answering are the interfaces on which the node answers for IPv4 addresses of Services, Strict those
+	// of them whose rp_filter has answers leave where the packet came in (RFC 3704).
+	Answering []string
+	Strict    map[string]bool
+	// Uplink is where packets to the rest of the world leave; "" if that is not certain.
+	Uplink string
 }
 
 // Findings says what keeps announcements of the node from clients.
 func Findings(h Host) []lb.Finding {
-	return slices.Concat(h.unreachable(), h.excluded(), h.answers(), h.unmet(), h.conflicts())
+	return slices.Concat(h.unreachable(), h.excluded(), h.answers(), h.unmet(), h.strict(), h.conflicts())
 }
 
 // excluded names the label that keeps the node from announcing: on purpose, unless no node is
@@ -76,6 +82,20 @@ func (h Host) answers() []lb.Finding {
 		"%s answers ARP for all addresses of Services, which kube-proxy in mode "+
 			"ipvs has put on %s, so clients reach any node: set ipvs.strictARP=true in kube-proxy's configuration", h.Self,
 		ipvsInterface)}
+}
+
+// strict finds interfaces whose kernel drops what clients behind a router send to addresses of
+// Services.
+func (h Host) strict() (found []lb.Finding) {
+	for _, name := range h.Answering {
+		if h.Strict[name] && h.Uplink != "" && h.Uplink != name {
+			found = append(found, lb.Find(lb.ReasonStrictReversePath,
+				"%[1]s answers for addresses of Services on %[2]s, where its kernel drops what clients behind a router send, as "+
+					"the default route leaves over %[3]s and rp_filter is strict: set net.ipv4.conf.%[2]s.rp_filter to 2", h.Self,
+				name, h.Uplink).About(name))
+		}
+	}
+	return found
 }
 
 // unreachable finds a node that works with what it knew of the cluster when it was cut off.

@@ -55,6 +55,12 @@ func TestFindings(t *testing.T) {
 			want: "AddressConflict: 00:00:5e:00:01:33 on eth0 of n (the virtual router 51 of VRRP, such as keepalived)"},
 		"another cluster": {host: Host{Conflicts: conflicts(5, "02:00:00:00:00:09")},
 			want: "AddressConflict: 192.0.2.0, 192.0.2.1, 192.0.2.2 and 2 more; another cluster or load balancer seems"},
+		"another way out": {host: Host{Answering: []string{"eth1"}, Strict: map[string]bool{"eth1": true}, Uplink: "eth0"},
+			want: "StrictReversePath: n answers for addresses of Services on eth1, where its kernel drops"},
+		"another way out, loose": {host: Host{Answering: []string{"eth1"}, Uplink: "eth0"}},
+		"the same way out":       {host: Host{Answering: []string{"eth0"}, Strict: map[string]bool{"eth0": true}, Uplink: "eth0"}},
+		"no way out":             {host: Host{Answering: []string{"eth0"}, Strict: map[string]bool{"eth0": true}}},
+		"nothing is answered":    {host: Host{Strict: map[string]bool{"eth1": true}, Uplink: "eth0"}},
 		"all of it at one place": {host: Host{Nodes: nodes(free, free), Interfaces: ipvs}},
 	} {
 		c.host.Self = "n"

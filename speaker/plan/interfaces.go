@@ -42,18 +42,25 @@ func announceOn(f Facts, in Input) (place, *lb.Refusal) {
 	case len(matching) == 0:
 		return place{}, lb.Refuse(lb.ReasonNoAdvertisement, "no L2Advertisement selects IPAddressPool %s", pools[0].Name)
 	}
+	on := announcedOn(f, matching, vip)
+	if len(on) == 0 {
+		return place{}, lb.Refuse(lb.ReasonNoInterface, "%s", noInterface(f, matching, vip))
+	}
+	return place{interfaces: on, weight: weightOf(matching, *f.Node)}, nil
+}
+
+// announcedOn returns the interfaces on which some of the advertisements have this node announce the
+// VIP; sorted.
+func announcedOn(f Facts, ads []lb.L2Advertisement, vip netip.Addr) []string {
 	found := map[string]bool{}
-	for _, ad := range matching {
+	for _, ad := range ads {
 		for _, i := range f.Interfaces {
 			if suits(ad, i, vip) && (len(ad.Interfaces) > 0 || !matchesAny(f.Exclude, i.Name)) {
 				found[i.Name] = true
 			}
 		}
 	}
-	if len(found) == 0 {
-		return place{}, lb.Refuse(lb.ReasonNoInterface, "%s", noInterface(f, matching, vip))
-	}
-	return place{interfaces: slices.Sorted(maps.Keys(found)), weight: weightOf(matching, *f.Node)}, nil
+	return slices.Sorted(maps.Keys(found))
 }
 
 func poolsOf(pools map[string]lb.Pool, vip netip.Addr) []lb.Pool {

@@ -79,6 +79,11 @@ type Input struct {
 	Served bool
 	// Probed is set once this node has probed on its interfaces for a conflicting host.
 	Probed bool
+	// Clear are the interfaces on whose LANs the VIP was probed before a Service had it, and nobody was
+	// found to use it; sorted.
+	Clear []string
+	// Proving is set while this node announces the VIP because of that, and probes it once more.
+	Proving bool
 	// ConflictingHosts are the conflicting hosts that were seen lately.
 	ConflictingHosts []ConflictingHost
 }
@@ -113,6 +118,9 @@ type Decision struct {
 	Probe []string
 	// ConflictingHosts are the conflicting hosts that were seen lately.
 	ConflictingHosts []ConflictingHost
+	// Proving is set while this node answers and probes side by side: it answers no more as soon as it
+	// finds a conflicting host.
+	Proving bool
 	// Handover is set while this node answers only until the owner does.
 	Handover bool
 	// Weight is how much this node is preferred for the VIP.
@@ -184,10 +192,10 @@ func Decide(f Facts, in Input) Decision {
 		d.Probe = place.interfaces
 	}
 	switch {
-	case d.Owner == f.Self && !in.Served && !in.Probed:
+	case d.Owner == f.Self && !in.Served && !in.Probed && !in.Proving && !in.clear(place.interfaces):
 		// Nobody of ours has ever answered, so there is time to ask.
 	case d.Owner == f.Self:
-		d.Answer = place.interfaces
+		d.Answer, d.Proving = place.interfaces, !in.Served && !in.Probed
 		for _, claim := range in.Claims {
 			d.Overlap = d.Overlap || claim.Answering
 		}
@@ -226,7 +234,7 @@ func expected(f Facts, in Input) []Candidate {
 	for _, node := range f.Live {
 		claim, told := in.Claims[node]
 		soon := !told || claim.Reason == lb.ReasonNotJoined || claim.Reason == lb.ReasonFeedUnknown ||
-			claim.Reason == lb.ReasonNotProgrammed
+			claim.Reason == lb.ReasonNotProgrammed || claim.Reason == lb.ReasonProbedAhead
 		if node != f.Self && soon {
 			nodes = append(nodes, Candidate{Node: node, Weight: claim.Weight})
 		}

@@ -135,6 +135,8 @@ func Describe(reason lb.Reason) string {
 		return "the node may have been cut off, and takes no address before it has heard another speaker"
 	case lb.ReasonProbing:
 		return "the node probes whether another device uses the address before it announces it for the first time"
+	case lb.ReasonProbedAhead:
+		return "the node has probed the address ahead, and has not reported on the Service yet"
 	case lb.ReasonAddressConflict:
 		return "a device that is not one of the speakers' nodes uses the address"
 	case lb.ReasonAnnounced:

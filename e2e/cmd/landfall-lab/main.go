@@ -27,7 +27,8 @@ const usage = `usage:
   landfall-lab up [--name NAME] [--bare] [--programs DIR]
                                             start that cluster and leave it up; --bare without Landfall
   landfall-lab down [NAME]                  take it down
-  landfall-lab cluster [--keep] [--cni bridge|flannel] [--image FILE] [--story helm|guides]
+  landfall-lab cluster [--keep] [--cni bridge|ptp|flannel] [--image FILE]
+               [--story helm|guides|migrations]
   landfall-lab cluster --story returns [--count N] [--away TIME] [--only WAY]
                                             start a cluster of real kubelets, and try Landfall:
                                             docs/design/cluster.md

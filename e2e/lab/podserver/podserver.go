@@ -2,8 +2,8 @@
 // thinks is asking.
 //
 // On a TCP port it answers HTTP requests and, on a connection that does not begin with one, each
-// line with a line; on a UDP port each datagram with a datagram. The answer is an [Answer] in JSON,
-// always.
+// line with a line, with or without a header of the PROXY protocol before them; on a UDP port each
+// datagram with a datagram. The answer is an [Answer] in JSON, always.
 package podserver
 
 import (
@@ -41,6 +41,9 @@ type Answer struct {
 	Node string `json:"node"`
 	// Client is the source address of the request as it arrived at the pod.
 	Client netip.AddrPort `json:"client"`
+	// Told is the client's address as a header of the PROXY protocol (version 1) gave it, if there was
+	// one.
+	Told netip.AddrPort `json:"told,omitzero"`
 	// Text is the line or datagram that is answered; for HTTP the path.
 	Text string `json:"text,omitempty"`
 }
@@ -89,23 +92,41 @@ func (c Config) serveTCP(l net.Listener) error {
 func (c Config) serveConn(conn net.Conn) {
 	defer conn.Close()
 	client := conn.RemoteAddr().(*net.TCPAddr).AddrPort()
+	var told netip.AddrPort
 	in := bufio.NewReader(conn)
 	for {
 		line, err := in.ReadString('\n')
 		if err != nil {
 			return
 		}
+		if header, ok := strings.CutPrefix(line, "PROXY "); ok && !told.IsValid() {
+			if told = toldBy(header); !told.IsValid() {
+				return
+			}
+			continue
+		}
 		if strings.Contains(line, " HTTP/1.") {
-			c.serveHTTP(conn, bufio.NewReader(io.MultiReader(strings.NewReader(line), in)), client)
+			c.serveHTTP(conn, bufio.NewReader(io.MultiReader(strings.NewReader(line), in)), client, told)
 			return
 		}
-		if _, err := conn.Write(c.answer(client, strings.TrimSpace(line))); err != nil {
+		if _, err := conn.Write(c.answer(client, told, strings.TrimSpace(line))); err != nil {
 			return
 		}
 	}
 }
 
-func (c Config) serveHTTP(conn net.Conn, in *bufio.Reader, client netip.AddrPort) {
+// toldBy reads what follows the first word of a PROXY protocol's header: "TCP4 client server
+// clientPort serverPort".
+func toldBy(header string) netip.AddrPort {
+	fields := strings.Fields(header)
+	if len(fields) != 5 {
+		return netip.AddrPort{}
+	}
+	told, _ := netip.ParseAddrPort(net.JoinHostPort(fields[1], fields[3]))
+	return told
+}
+
+func (c Config) serveHTTP(conn net.Conn, in *bufio.Reader, client, told netip.AddrPort) {
 	for {
 		req, err := http.ReadRequest(in)
 		if err != nil {
@@ -114,7 +135,7 @@ func (c Config) serveHTTP(conn net.Conn, in *bufio.Reader, client netip.AddrPort
 		if _, err := io.Copy(io.Discard, req.Body); err != nil {
 			return
 		}
-		body := c.answer(client, req.URL.Path)
+		body := c.answer(client, told, req.URL.Path)
 		resp := http.Response{
 			StatusCode: http.StatusOK, ProtoMajor: 1, ProtoMinor: 1, Request: req, Close: req.Close,
 			Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(body)),
@@ -137,14 +158,14 @@ func (c Config) serveUDP(conn *net.UDPConn) error {
 			return err
 		}
 		// A client that is gone is no reason to stop.
-		_, _ = conn.WriteToUDPAddrPort(c.answer(client, strings.TrimSpace(string(buf[:n]))), client)
+		_, _ = conn.WriteToUDPAddrPort(c.answer(client, netip.AddrPort{}, strings.TrimSpace(string(buf[:n]))), client)
 	}
 }
 
 // answer returns an Answer as a line.
-func (c Config) answer(client netip.AddrPort, text string) []byte {
+func (c Config) answer(client, told netip.AddrPort, text string) []byte {
 	client = netip.AddrPortFrom(client.Addr().Unmap(), client.Port())
-	line, err := json.Marshal(Answer{Pod: c.Pod, Node: c.Node, Client: client, Text: text})
+	line, err := json.Marshal(Answer{Pod: c.Pod, Node: c.Node, Client: client, Told: told, Text: text})
 	if err != nil {
 		return fmt.Appendf(nil, "%v\n", err)
 	}

@@ -1,0 +1,54 @@
+package lb
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"testing"
+)
+
+// Each update can follow each other one, as they come from the socket: JSON leaves out maps that are
+// empty, so those of an update may be nil.
+func TestUpdatesOfAFeedAddUp(t *testing.T) {
+	const vip, other = "192.0.2.1", "192.0.2.2"
+	state := func(previous, ring bool) (said string) {
+		said = "{"
+		if previous || ring {
+			said += `"former":{"` + vip + `":["10.0.0.1"]}`
+		}
+		if ring {
+			said += `,"ring":{"` + vip + `":["10.0.0.2"]}`
+		}
+		return said + "}"
+	}
+	read := func(line string) (u FeedUpdate) {
+		t.Helper()
+		if err := json.Unmarshal([]byte(line), &u); err != nil {
+			t.Fatal(err)
+		}
+		return u
+	}
+	for _, first := range []string{state(false, false), state(true, false), state(true, true)} {
+		for change, want := range map[string]string{
+			`{"changes":true,"former":{"` + vip + `":[]},"ring":{"` + vip + `":["10.0.0.3"]}}`: `{"former":{"` + vip +
+				`":[]},"ring":{"` + vip + `":["10.0.0.3"]}}`,
+			`{"changes":true,"former":{"` + vip + `":["10.0.0.1"]}}`:                 state(true, false),
+			`{"changes":true,"ended":["` + vip + `"]}`:                               state(false, false),
+			`{"changes":true,"former":{"` + other + `":[]},"ended":["` + vip + `"]}`: `{"former":{"` + other + `":[]}}`,
+			state(true, true): state(true, true),
+		} {
+			var u FeedUpdate
+			u.Apply(read(first))
+			u.Apply(read(change))
+			if got, want := fmt.Sprint(u.Previous, u.Ring), fmt.Sprint(read(want).Previous, read(want).Ring); got != want {
+				t.Errorf("%s and then %s: %s, want %s", first, change, got, want)
+			}
+			since := u.Since(read(first))
+			again := read(first)
+			again.Apply(since)
+			if !reflect.DeepEqual(again.vips(), u.vips()) {
+				t.Errorf("%s, and what is new since %s: %v, want %v", first, change, again.vips(), u.vips())
+			}
+		}
+	}
+}

@@ -1,0 +1,83 @@
+package lb
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+)
+
+const (
+	// maxWeights is how many entries an annotation has.
+	maxWeights = 256
+	// maxWeight is more than IPVS' users need, and what the largest tables can tell apart.
+	maxWeight = 100
+)
+
+// Weights are the shares of new connections that a Service gives to backends. The first that
+// concerns a backend counts; without one its share is 1.
+type Weights []Weight
+
+// Weight is the share of the backends of a node or a network.
+type Weight struct {
+	Node    string       // "" if it is a network's
+	Network netip.Prefix // of the backends' addresses
+	Share   uint8        // 1 to 100
+}
+
+// ParseWeights reads the annotation [AnnotationWeights]: nodes, addresses or networks, each with a
+// weight, as in "worker-1=3, 192.0.2.0/28=2". An error names the entry that is wrong.
+func ParseWeights(text string) (Weights, error) {
+	entries := strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == ' ' || r == '\n' })
+	if len(entries) > maxWeights {
+		return nil, fmt.Errorf("%d entries: at most %d", len(entries), maxWeights)
+	}
+	var all Weights
+	for _, entry := range entries {
+		name, value, _ := strings.Cut(entry, "=")
+		share, err := strconv.ParseUint(value, 10, 8)
+		if err != nil || share < 1 || share > maxWeight || name == "" {
+			return nil, fmt.Errorf("%.80q: want the name of a node, an address or a network, = and a weight from 1 to %d, "+
+				"as in worker-1=3", entry, maxWeight)
+		}
+		one := Weight{Share: uint8(share)}
+		if addr, err := ParseAddr(name); err == nil {
+			one.Network = netip.PrefixFrom(addr, addr.BitLen())
+		} else if !strings.Contains(name, "/") {
+			one.Node = name
+		} else if one.Network, err = netip.ParsePrefix(name); err != nil {
+			return nil, fmt.Errorf("%.80q: %q is no network", entry, name)
+		}
+		all = append(all, one)
+	}
+	return all, nil
+}
+
+// Of returns the share of a backend on a node, which may be "" for unknown.
+func (w Weights) Of(addr netip.Addr, node string) uint8 {
+	for _, one := range w {
+		if one.Node != "" && one.Node == node || one.Network.Contains(addr) {
+			return one.Share
+		}
+	}
+	return 1
+}
+
+// Weigh writes the weights into what [Choose] returned for some slices.
+func (w Weights) Weigh(all []Slice, usable Usable) {
+	if len(w) == 0 {
+		return
+	}
+	nodes := map[netip.Addr]string{}
+	for _, slice := range all {
+		for _, e := range slice.Endpoints {
+			nodes[e.Addr] = e.Node
+		}
+	}
+	for _, list := range [][]Backend{usable.Cluster, usable.Local} {
+		for i := range list {
+			addr := list[i].Addr.Addr()
+			list[i].Weight = w.Of(addr, nodes[addr])
+		}
+	}
+}

@@ -1,0 +1,67 @@
+package lb
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+)
+
+func TestParseWeights(t *testing.T) {
+	for _, tt := range []struct{ text, wrong string }{
+		{"", ""},
+		{"worker-1=3", ""},
+		{" worker-1=3,\n192.0.2.0/28=2 2001:db8::1=100 ", ""},
+		{"worker-1", `"worker-1": want the name of a node`},
+		{"worker-1=0", `"worker-1=0": want`},
+		{"worker-1=101", `"worker-1=101": want`},
+		{"worker-1=300", `"worker-1=300": want`},
+		{"worker-1=-1", `"worker-1=-1": want`},
+		{"=3", `"=3": want`},
+		{"192.0.2.0/33=2", `"192.0.2.0/33" is no network`},
+		{"a=b=3", `"a=b=3": want`},
+		{strings.Repeat("a=1,", maxWeights+1), "257 entries: at most 256"},
+	} {
+		_, err := ParseWeights(tt.text)
+		if tt.wrong == "" && err != nil || tt.wrong != "" && (err == nil || !strings.Contains(err.Error(), tt.wrong)) {
+			t.Errorf("%.40q: %v, want %q", tt.text, err, tt.wrong)
+		}
+	}
+}
+
+// FuzzParseWeights checks that every share is in its range, and that what is wrong is said shortly.
+func FuzzParseWeights(f *testing.F) {
+	f.Add("worker-1=3, 192.0.2.0/28=2")
+	f.Fuzz(func(t *testing.T, text string) {
+		all, err := ParseWeights(text)
+		if err != nil && (all != nil || len(err.Error()) > 600) {
+			t.Errorf("%v, %d bytes", all, len(err.Error()))
+		}
+		for _, one := range all {
+			if one.Share < 1 || one.Share > maxWeight || (one.Node == "") != one.Network.IsValid() {
+				t.Errorf("%+v", one)
+			}
+		}
+	})
+}
+
+func TestWeigh(t *testing.T) {
+	weights, err := ParseWeights("192.0.2.2=7 big=3 192.0.2.0/24=2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	slice := Slice{Family: IPv4, Ports: []SlicePort{{Protocol: TCP, Port: 80}}}
+	for addr, node := range map[string]string{"192.0.2.1": "big", "192.0.2.2": "big", "192.0.2.3": "", "10.0.0.1": "small"} {
+		slice.Endpoints = append(slice.Endpoints, Endpoint{Addr: netip.MustParseAddr(addr), Node: node, Ready: true})
+	}
+	usable := Choose([]Slice{slice}, "", TCP, IPv4, Place{Node: "big"})
+	weights.Weigh([]Slice{slice}, usable)
+	want := map[string]uint8{"192.0.2.1": 3, "192.0.2.2": 7, "192.0.2.3": 2, "10.0.0.1": 1}
+	for _, b := range append(usable.Cluster, usable.Local...) {
+		if addr := b.Addr.Addr().String(); b.Weight != want[addr] {
+			t.Errorf("%s has %d, want %d", addr, b.Weight, want[addr])
+		}
+	}
+	if len(usable.Local) != 2 {
+		t.Errorf("%d here", len(usable.Local))
+	}
+}

@@ -1,0 +1,94 @@
+package plan
+
+import (
+	"fmt"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// Scheduler is a way of choosing a backend for a new connection. Those but Random need nftables.
+type Scheduler string
+
+// The schedulers. Those that IPVS has too go by its names as well, see [ParseScheduler].
+const (
+	// Random gives each backend the same chance.
+	Random Scheduler = "random"
+	// RoundRobin goes through the backends in turn.
+	RoundRobin Scheduler = "round-robin"
+	// WeightedRoundRobin goes through the backends in turn, by their weights.
+	WeightedRoundRobin Scheduler = "weighted-round-robin"
+	// SourceHash sends the same client address to the same backend, on every node. A change of one
+	// backend moves few clients.
+	SourceHash Scheduler = "source-hash"
+	// DestinationHash sends what is for the same address of the Service to the same backend, on every
+	// node.
+	DestinationHash Scheduler = "destination-hash"
+	// Maglev sends a connection, told by its client address and port, to the same backend on every
+	// node. A change of one backend moves few connections ("Maglev: A Fast and Reliable Software
+	// Network Load Balancer", NSDI 2016, section 3.4).
+	Maglev Scheduler = "maglev"
+)
+
+// Schedulers lists them for messages, with IPVS' names.
+const Schedulers = "random, round-robin (rr), weighted-round-robin (wrr), source-hash (sh, mh), " +
+	"destination-hash (dh), maglev"
+
+// ParseScheduler reads the name of a scheduler, Landfall's or IPVS'; "" stays as it is. mh of IPVS
+// hashes the client's address alone unless it is told to add the port, and has Maglev's tables, as
+// [SourceHash] here.
+func ParseScheduler(name string) (Scheduler, bool) {
+	switch name {
+	case "rr":
+		return RoundRobin, true
+	case "wrr":
+		return WeightedRoundRobin, true
+	case "sh", "mh":
+		return SourceHash, true
+	case "dh":
+		return DestinationHash, true
+	}
+	switch s := Scheduler(name); s {
+	case "", Random, RoundRobin, WeightedRoundRobin, SourceHash, DestinationHash, Maglev:
+		return s, true
+	}
+	return "", false
+}
+
+// Weighted reports whether the scheduler heeds weights: those that IPVS gives them too, and Maglev.
+func (s Scheduler) Weighted() bool {
+	return s == WeightedRoundRobin || s == SourceHash || s == DestinationHash || s == Maglev
+}
+
+// SchedulerIgnored says why a proxy in one of its modes does not choose backends as a Service asks
+// for, "" if it does. Scheduler is the one that it would use.
+func SchedulerIgnored(svc lb.Service, scheduler Scheduler, onlyRandom bool) string {
+	asked, ok := ParseScheduler(svc.Scheduler)
+	switch {
+	case !ok && counting[svc.Scheduler]:
+		return fmt.Sprintf(
+			"annotation %s: %s needs counts of connections, which rules do not have; the node's default is used",
+			lb.AnnotationScheduler, svc.Scheduler)
+	case !ok:
+		return fmt.Sprintf("annotation %s: %.80q is none of %s; the node's default is used",
+			lb.AnnotationScheduler, svc.Scheduler, Schedulers)
+	case onlyRandom && asked != "" && asked != Random:
+		return fmt.Sprintf(
+			"annotation %s: %.80q needs a proxy in nftables mode; in iptables mode connections are spread at random",
+			lb.AnnotationScheduler, svc.Scheduler)
+	}
+	switch {
+	case svc.InvalidWeights != "":
+		return fmt.Sprintf("annotation %s: %s; all backends have the same weight", lb.AnnotationWeights, svc.InvalidWeights)
+	case len(svc.Weights) > 0 && onlyRandom:
+		return fmt.Sprintf("annotation %s: only proxies in nftables mode have weights", lb.AnnotationWeights)
+	case len(svc.Weights) > 0 && !scheduler.Weighted():
+		return fmt.Sprintf("annotation %s: the scheduler %s has no weights; ask for one that does with annotation %s: wrr",
+			lb.AnnotationWeights, scheduler, lb.AnnotationScheduler)
+	}
+	return ""
+}
+
+// counting are the schedulers of IPVS that choose by the number of connections.
+var counting = map[string]bool{
+	"lc": true, "wlc": true, "sed": true, "nq": true, "lblc": true, "lblcr": true, "fo": true, "ovf": true,
+}

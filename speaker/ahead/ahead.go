@@ -1,0 +1,207 @@
+// Package ahead decides which addresses this node probes before a Service gets them, what it tells
+// the others of that, and for which addresses it is known that no host uses them.
+package ahead
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
+)
+
+// linger is how long a node goes on listening for an address that no pool hands out next any more:
+// the controller takes it out of the pool's status before it gives it to a Service, and a Service may
+// wait a while for its pods.
+const linger = 10 * time.Second
+
+// Facts are what a step knows.
+type Facts struct {
+	Node plan.Facts
+	// Held reports whether a Service has the address.
+	Held func(netip.Addr) bool
+	// Room is how many addresses may be told to the others beyond those of Services.
+	Room int
+	// Claims are what the other nodes say of an address.
+	Claims func(netip.Addr) map[string]plan.Claim
+	// Scouted names for each address, by interface, the node that has asked on that LAN lately, while
+	// nobody is known to use it there.
+	Scouted map[netip.Addr]map[string]string
+}
+
+// State is what is remembered from one step to the next. The zero value is ready.
+type State struct {
+	scouts  map[netip.Addr]plan.Scout
+	leaving map[netip.Addr]time.Time // addresses that are not handed out next any more, until when they stay
+	scouted map[netip.Addr]map[string]string
+	// said are the nodes that say of an address that nobody has answered them.
+	said map[netip.Addr]map[string]bool
+	own  map[netip.Addr]bool // what this node says itself
+}
+
+// Step takes in what has changed: with look set, which addresses pools hand out next, or what this
+// node can do; and addresses of which other nodes say something else. It returns the addresses of
+// which this node says or knows something else now, and whether the actor has something else to do.
+// again is when to call it next; 0 for not at all.
+func (s *State) Step(now time.Time, f Facts, look bool, heard map[netip.Addr]bool) (
+	touched map[netip.Addr]bool, changed bool, again time.Duration) {
+	touched = map[netip.Addr]bool{}
+	for _, until := range s.leaving {
+		look = look || !now.Before(until)
+	}
+	for addr := range heard {
+		scout, known := s.scouts[addr]
+		look = look || known && scout.Rank >= 0 && f.Held(addr)
+	}
+	if look {
+		changed = s.look(now, f)
+	}
+	for addr := range s.scouts {
+		if look || heard[addr] {
+			s.listen(f, addr)
+			touched[addr] = touched[addr] || heard[addr]
+		}
+	}
+	for addr := range union(s.scouted, f.Scouted) {
+		if !maps.Equal(s.scouted[addr], f.Scouted[addr]) {
+			touched[addr] = true
+		}
+	}
+	s.scouted = f.Scouted
+	for addr := range union(s.own, s.scouted) {
+		if free := s.foundFree(f.Node.Self, addr); free != s.own[addr] {
+			touched[addr] = true
+			s.note(addr, free)
+		}
+	}
+	for _, until := range s.leaving {
+		again = plan.Sooner(again, until.Sub(now))
+	}
+	return touched, changed, again
+}
+
+// look finds out which addresses to probe or to listen for, and reports whether that differs.
+func (s *State) look(now time.Time, f Facts) (changed bool) {
+	next := plan.Ahead(f.Node, f.Held, min(f.Room, plan.MaxAhead))
+	for addr := range s.scouts {
+		if _, stays := next[addr]; stays {
+			delete(s.leaving, addr)
+			continue
+		}
+		if s.leaving == nil {
+			s.leaving = map[netip.Addr]time.Time{}
+		}
+		if _, known := s.leaving[addr]; !known {
+			s.leaving[addr] = now.Add(linger)
+		}
+		if scout, ok := plan.ScoutOf(f.Node, addr); ok && now.Before(s.leaving[addr]) {
+			next[addr] = scout
+		} else {
+			delete(s.leaving, addr)
+			delete(s.said, addr)
+		}
+	}
+	changed = !maps.EqualFunc(s.scouts, next, plan.Scout.Equal)
+	s.scouts = next
+	return changed
+}
+
+// listen takes in what the others say of an address. One that has found somebody says nothing of it
+// any more, or that it is in conflict. What one has said goes on to count when it speaks of a Service
+// that has the address, of which this node may not know yet.
+func (s *State) listen(f Facts, addr netip.Addr) {
+	claims := f.Claims(addr)
+	for node, claim := range claims {
+		if claim.Reason == lb.ReasonProbedAhead && !claim.Stale {
+			if s.said == nil {
+				s.said = map[netip.Addr]map[string]bool{}
+			}
+			if s.said[addr] == nil {
+				s.said[addr] = map[string]bool{}
+			}
+			s.said[addr][node] = true
+		}
+	}
+	maps.DeleteFunc(s.said[addr], func(node string, _ bool) bool {
+		claim, says := claims[node]
+		return !slices.Contains(f.Node.Live, node) || !says || claim.Reason == lb.ReasonAddressConflict
+	})
+}
+
+// foundFree reports whether this node has asked for an address itself, and nobody is known to use it.
+func (s *State) foundFree(self string, addr netip.Addr) bool {
+	if _, scouts := s.scouts[addr]; !scouts {
+		return false
+	}
+	for _, node := range s.scouted[addr] {
+		if node == self {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *State) note(addr netip.Addr, free bool) {
+	if !free {
+		delete(s.own, addr)
+		return
+	}
+	if s.own == nil {
+		s.own = map[netip.Addr]bool{}
+	}
+	s.own[addr] = true
+}
+
+// Clear returns the interfaces on whose LANs nobody uses the address, as far as is known; sorted.
+func (s *State) Clear(self string, addr netip.Addr) (clear []string) {
+	for iface, node := range s.scouted[addr] {
+		if node == self || s.said[addr][node] {
+			clear = append(clear, iface)
+		}
+	}
+	slices.Sort(clear)
+	return clear
+}
+
+// Claim returns what this node says to the others of an address that no Service has; nil for nothing.
+func (s *State) Claim(addr netip.Addr) *plan.Claim {
+	if !s.own[addr] {
+		return nil
+	}
+	return &plan.Claim{Reason: lb.ReasonProbedAhead}
+}
+
+// Desired returns the addresses to probe or to listen for. Do not change it.
+func (s *State) Desired() map[netip.Addr]plan.Scout { return s.scouts }
+
+// Own returns the addresses that this node says nobody uses. Do not change it.
+func (s *State) Own() map[netip.Addr]bool { return s.own }
+
+// Counts returns how many addresses pools hand out next that this node may announce, and how many of
+// them it could announce at once.
+func (s *State) Counts(self string) (wanted, clear int) {
+	for addr, scout := range s.scouts {
+		if scout.Rank < 0 {
+			continue
+		}
+		wanted++
+		if len(s.Clear(self, addr)) == len(scout.On) {
+			clear++
+		}
+	}
+	return wanted, clear
+}
+
+// union returns the keys of two maps.
+func union[A, B any](a map[netip.Addr]A, b map[netip.Addr]B) map[netip.Addr]bool {
+	all := make(map[netip.Addr]bool, len(a)+len(b))
+	for addr := range a {
+		all[addr] = true
+	}
+	for addr := range b {
+		all[addr] = true
+	}
+	return all
+}

@@ -1,0 +1,211 @@
+package l2
+
+import (
+	"maps"
+	"net"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/mdlayher/arp"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
+)
+
+// aheadOf is what an actor is told of the next address that a Service gets.
+func aheadOf(rank int, addrs ...netip.Addr) Desired {
+	d := Desired{Interfaces: []lb.Interface{iface("eth0", 2, 0x78)}, Ahead: map[netip.Addr]plan.Scout{},
+		Ours: map[string]string{theirs.String(): "other", own.String(): "self"}}
+	for _, addr := range addrs {
+		d.Ahead[addr] = plan.Scout{On: []string{"eth0"}, Rank: rank}
+	}
+	return d
+}
+
+// wantScouted compares what is known of one address: the node that has asked, "" if nothing is.
+func wantScouted(t *testing.T, what string, a *Actor, addr netip.Addr, node string) {
+	t.Helper()
+	synctest.Wait()
+	var want map[string]string
+	if node != "" {
+		want = map[string]string{"eth0": node}
+	}
+	if d := cmp.Diff(want, a.Outcome().Scouted[addr], cmpopts.EquateEmpty()); d != "" {
+		t.Errorf("%s: %s", what, d)
+	}
+}
+
+func wantProbes(t *testing.T, what string, s *segment, want int) {
+	t.Helper()
+	synctest.Wait()
+	if n := s.socket("eth0").probes(); n != want {
+		t.Errorf("%s: %d questions, want %d", what, n, want)
+	}
+}
+
+// An address that nobody uses is asked for in a row, and again after a while; nothing is announced.
+// Somebody who answers, however late, ends what is known, and so does a freeze.
+func TestProbingAhead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSegment()
+		wakes := uint64(0)
+		a := started(t, s, Options{Self: "self", AheadRate: 50, Wakes: func() uint64 { return wakes }})
+		d := aheadOf(0, vip)
+		a.Set(d)
+		time.Sleep(2 * probeEvery)
+		wantScouted(t, "before the end of the row", a, vip, "")
+		time.Sleep(probeEvery)
+		wantScouted(t, "after the row", a, vip, "self")
+		wantProbes(t, "one row", s, probeCount)
+		time.Sleep(aheadEvery)
+		wantScouted(t, "after the second row", a, vip, "self")
+		wantProbes(t, "the second row", s, probeCount)
+
+		// It answers late, after the end of the row.
+		s.open["eth0"].in <- ask(func(q *question) { q.op, q.sender, q.to, q.mac = arp.OperationReply, vip, own, stranger })
+		wantScouted(t, "somebody uses it", a, vip, "")
+		time.Sleep(sightingLasts + time.Second)
+		wantScouted(t, "he may still be there", a, vip, "")
+		wantProbes(t, "he is not asked all the time", s, 0)
+		time.Sleep(aheadEvery + aheadStagger)
+		wantScouted(t, "he is not", a, vip, "self")
+
+		// He says that he is about to use it.
+		s.open["eth0"].in <- ask(func(q *question) { q.sender, q.mac = netip.IPv4Unspecified(), stranger })
+		wantScouted(t, "about to be used", a, vip, "")
+		time.Sleep(2 * aheadEvery)
+		wantScouted(t, "left again", a, vip, "self")
+
+		wakes = 1
+		d = aheadOf(0, vip)
+		d.Wakes = 1
+		a.Set(d)
+		wantScouted(t, "it was frozen", a, vip, "")
+		time.Sleep(probeEvery * probeCount)
+		wantScouted(t, "asked again", a, vip, "self")
+		s.socket("eth0").probes()
+
+		// The address goes to a Service: what is known stays, for a while.
+		d = aheadOf(-1, vip)
+		d.Wakes = 1
+		a.Set(d)
+		time.Sleep(aheadFresh - probeEvery)
+		wantScouted(t, "fresh", a, vip, "self")
+		wantProbes(t, "it only listens", s, 0)
+		time.Sleep(2 * probeEvery)
+		wantScouted(t, "stale", a, vip, "")
+		wantAnnounced(t, s, nil)
+	})
+}
+
+var stranger = net.HardwareAddr{2, 0, 0, 0, 9, 9}
+
+// Of the nodes on a LAN one asks; the next one does if it falls silent.
+func TestOneNodeOfALANProbesAhead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSegment()
+		a := started(t, s, Options{Self: "self", AheadRate: 50})
+		a.Set(aheadOf(1, vip))
+		time.Sleep(aheadStagger / 2)
+		question := ask(func(q *question) { q.sender = netip.IPv4Unspecified() })
+		for range 4 { // those of the other one
+			s.socket("eth0").in <- question
+			time.Sleep(gatherFor)
+			wantScouted(t, "the other has asked", a, vip, "other")
+			time.Sleep(aheadEvery)
+			wantProbes(t, "the other asks", s, 0)
+		}
+		time.Sleep(time.Second)
+		wantProbes(t, "the other has fallen silent", s, probeCount)
+		wantScouted(t, "it asks itself", a, vip, "self")
+	})
+}
+
+// However many addresses there are, and however bad the rate: no more questions than are allowed.
+func TestTheRateOfProbesAheadIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var all []netip.Addr
+		for i := range 200 {
+			all = append(all, netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}))
+		}
+		for _, rate := range []float64{0, 0.5, 5} {
+			s := newSegment()
+			a := started(t, s, Options{Self: "self", AheadRate: rate})
+			a.Set(aheadOf(0, all...))
+			sent := 0
+			for range 120 {
+				time.Sleep(time.Second)
+				synctest.Wait()
+				n := s.socket("eth0").probes()
+				if sent += n; n > probeCount+5 {
+					t.Errorf("rate %v: %d questions in a second", rate, n)
+				}
+			}
+			if want := int(120 * rate); sent < want-5 || sent > want+probeCount {
+				t.Errorf("rate %v: %d questions in two minutes, want about %d", rate, sent, want)
+			}
+		}
+	})
+}
+
+// A VIP that is announced and probed side by side is not defended: its holder was there first.
+func TestWhatIsStillProbedIsNotDefended(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSegment()
+		a := run(t, s)
+		d := desire([]lb.Interface{iface("eth0", 2, 0x78)}, map[netip.Addr]Answer{vip: {On: []string{"eth0"}, Owned: true}})
+		d.Probes = map[netip.Addr][]string{vip: {"eth0"}}
+		a.Set(d)
+		synctest.Wait()
+		key := "eth0 " + vip.String() + " " + own.String()
+		wantAnnounced(t, s, map[string]int{key: 2})
+		wantOutcome(t, a, map[netip.Addr][]string{vip: {"eth0"}})
+		s.open["eth0"].in <- ask(func(q *question) { q.op, q.sender, q.to = arp.OperationReply, vip, own })
+		synctest.Wait()
+		wantConflicts(t, "its answer", a, conflicts(theirs.String()))
+		wantAnnounced(t, s, nil)
+		d.Answers = nil // as the plan decides
+		a.Set(d)
+		time.Sleep(time.Minute)
+		wantAnnounced(t, s, nil)
+		if s.open["eth0"].probes() < probeCount {
+			t.Error("it was not probed")
+		}
+	})
+}
+
+// Real kernels: two nodes, of which one asks for each address; who uses two of the addresses, in IPv4
+// and IPv6, answers that one, which knows then that they are not free.
+func TestProbingAheadOnALAN(t *testing.T) {
+	l := newLAN(t)
+	used, used6 := netip.MustParseAddr("172.26.236.190"), netip.MustParseAddr("2001:db8::190")
+	l.client.Run(t, "ip", "addr", "add", used.String()+"/24", "dev", "eth0")
+	l.client.Run(t, "ip", "-6", "addr", "add", used6.String()+"/64", "dev", "eth0", "nodad")
+	nodes := []*node{l.node(t, "172.26.236.178/24"), l.node(t, "172.26.236.179/24")}
+	asker := map[netip.Addr]int{vip: 0, vip6: 1, used: 0, used6: 1}
+	for i, n := range nodes {
+		d := Desired{Interfaces: []lb.Interface{n.i}, Ours: maps.Clone(l.ours), Ahead: map[netip.Addr]plan.Scout{}}
+		for addr, first := range asker {
+			d.Ahead[addr] = plan.Scout{On: []string{"eth0"}, Rank: 8 * (i ^ first)}
+		}
+		n.actor.Set(d)
+	}
+	for _, n := range nodes {
+		eventually(t, "each node knows who has asked", func() bool {
+			o := n.actor.Outcome().Scouted
+			return o[vip]["eth0"] == nodes[0].i.MAC.String() && o[vip6]["eth0"] == nodes[1].i.MAC.String()
+		})
+	}
+	for addr, first := range map[netip.Addr]int{used: 0, used6: 1} {
+		eventually(t, "who has asked knows the answer", func() bool {
+			return len(nodes[first].actor.Outcome().ConflictingHosts[addr]) == 1
+		})
+		if o := nodes[first].actor.Outcome(); len(o.Scouted[addr]) > 0 {
+			t.Errorf("%s counts as free: %v", addr, o.Scouted)
+		}
+	}
+}
