@@ -69,8 +69,10 @@ func loaded(n int) (*proxy, *kubetest.Table[lb.Key, []lb.Slice]) {
 	networks := kubetest.NewTable[string, []netip.Prefix]()
 	log := slog.New(slog.DiscardHandler)
 	p := newProxy("here", settings{drain: 5 * time.Second, masqueradeBit: 14}, []lb.Family{lb.IPv4}, log, time.Now)
-	p.from = sources{services, slices, nodes, func() ([]lb.Interface, bool) { return nil, true },
-		func() (lb.FeedUpdate, bool) { return lb.FeedUpdate{}, false }, networks, kubetest.NewTable[string, []lb.Range]()}
+	p.from = sources{services: services, slices: slices, nodes: nodes,
+		interfaces: func() ([]lb.Interface, bool) { return nil, true },
+		update:     func() (lb.FeedUpdate, bool) { return lb.FeedUpdate{}, false }, networks: networks,
+		pools: kubetest.NewTable[string, []lb.Range]()}
 	p.to = sinks{
 		rules: &confirming{outcomes: map[lb.Key]plan.Outcome{}}, flows: &fakeFlows{applied: map[lb.Key]plan.Service{}},
 		health: health.New(health.Deps{Log: log, Now: time.Now}),

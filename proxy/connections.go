@@ -100,7 +100,8 @@ func (p *proxy) vipFrontends() map[netip.AddrPort]lb.Key {
 	p.mu.Unlock()
 	frontends := map[netip.AddrPort]lb.Key{}
 	for piece := range slices.Chunk(keys, statusPiece) {
-		for _, r := range p.copies(piece) {
+		records, _ := p.copies(piece)
+		for _, r := range records {
 			for _, port := range r.planned.Ports {
 				for _, f := range port.Frontends {
 					if port.Protocol == lb.TCP && f.Kind == plan.LoadBalancer {

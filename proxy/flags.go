@@ -16,6 +16,14 @@ import (
 	"github.com/landfall-lb/landfall/proxy/counters"
 	"github.com/landfall-lb/landfall/proxy/plan"
 	"github.com/landfall-lb/landfall/proxy/rescue"
+	"github.com/landfall-lb/landfall/proxy/tunnel"
+)
+
+// The values of --path-check.
+const (
+	pathStrict       = "strict"
+	pathDefaultRoute = "default-route"
+	pathOff          = "off"
 )
 
 type flags struct {
@@ -28,7 +36,8 @@ type flags struct {
 	scheduler, procSysNet, externalIPs                       string
 	cleanup, liberal, answerPing, rescue, rescueRing         bool
 	localhostNodePorts, setIPForward, acceptForwarded        bool
-	rescueLimit                                              int
+	pathCheck                                                string
+	rescueLimit, rescueTunnelPort                            int
 	serviceCounters                                          string
 	namespace                                                string
 	daemonSets                                               []string
@@ -79,6 +88,10 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.StringVar(&f.externalIPs, "external-ips", "allow",
 		"addresses in spec.externalIPs that the proxy serves: allow, deny, or CIDRs separated by commas; never those of an "+
 			"IPAddressPool or of cluster IPs, and those of Nodes only if a CIDR contains them")
+	set.StringVar(&f.pathCheck, "path-check", pathStrict,
+		"whether an address needs a way from the kernel to an endpoint, beside its rules: strict (a route that is not the "+
+			"default one), default-route (the default route counts too, for networks whose routers know the pods) or off; "+
+			"endpoints without a way are left out while others have one")
 	set.BoolVar(&f.setIPForward, "set-ip-forward", false,
 		"switch on the kernel parameter net.ipv4.ip_forward if it is off; without forwarding no packet reaches a pod")
 	set.BoolVar(&f.acceptForwarded, "accept-forwarded", false,
@@ -97,6 +110,10 @@ func (f *flags) add(set *pflag.FlagSet) {
 		&f.rescueLimit, "rescue-limit", rescue.DefaultLimit,
 		fmt.Sprintf("with --rescue, how many packets of unknown connections the node forwards in a second for each external "+
 			"address, and four times as many for all; it drops what is above; 0 to %d, where 0 is no limit", rescue.MaxLimit))
+	set.IntVar(
+		&f.rescueTunnelPort, "rescue-tunnel-port", tunnel.DefaultPort,
+		"with --rescue-ring, UDP port over which nodes forward such packets to nodes behind routers (VXLAN); all nodes need "+
+			"the same; 0 leaves out nodes behind routers")
 	set.StringVar(&f.serviceCounters, "service-counters", string(counters.Off),
 		"count packets, bytes, connections and refusals of each Service: off; external (all frontends but cluster IPs); or "+
 			"all; up to eight time series for each Service and node; needs Linux 5.7 or later, in iptables mode too")
@@ -130,6 +147,7 @@ func (f *flags) settings() (settings, error) {
 	s := settings{masqueradeAll: f.masqueradeAll, masqueradeBit: f.masqueradeBit, drain: f.drain, answerPing: f.answerPing}
 	if err := cmp.Or(
 		ops.OneOf("mode", f.mode, modeAuto, modeIptables, modeNftables), ops.NotNegative("drain-time", f.drain),
+		ops.OneOf("path-check", f.pathCheck, pathStrict, pathDefaultRoute, pathOff),
 		ops.OneOf("service-counters", f.serviceCounters, string(counters.Off), string(counters.External),
 			string(counters.All)),
 	); err != nil {
@@ -149,6 +167,9 @@ func (f *flags) settings() (settings, error) {
 	}
 	if f.rescueLimit < 0 || f.rescueLimit > rescue.MaxLimit {
 		return s, ops.Usagef("--rescue-limit: %d is not between 0 and %d", f.rescueLimit, rescue.MaxLimit)
+	}
+	if f.rescueTunnelPort < 0 || f.rescueTunnelPort > 65535 {
+		return s, ops.Usagef("--rescue-tunnel-port: %d is not between 0 and 65535", f.rescueTunnelPort)
 	}
 	if address := f.healthzAddress(); address != "" {
 		if _, err := netip.ParseAddrPort(address); err != nil && !strings.HasPrefix(address, ":") {

@@ -14,7 +14,6 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/vishvananda/netns"
@@ -29,6 +28,7 @@ import (
 	"github.com/landfall-lb/landfall/proxy/feed"
 	"github.com/landfall-lb/landfall/proxy/health"
 	"github.com/landfall-lb/landfall/proxy/iptables"
+	"github.com/landfall-lb/landfall/proxy/path"
 	"github.com/landfall-lb/landfall/proxy/plan"
 	"github.com/landfall-lb/landfall/proxy/rescue"
 )
@@ -127,7 +127,7 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 		return false, err
 	}
 	defer flows.Close()
-	neighbours, err := rescue.Open()
+	neighbours, err := rescue.Open(uint16(f.rescueTunnelPort))
 	if err != nil {
 		return false, err
 	}
@@ -140,7 +140,14 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 	}
 	metrics := newMetrics(rt.Metrics)
 	events := client.Events(name, rt.NodeName)
-	watcher := watchLinks(rt.Log, ifAddressesChange(p.markFacts))
+	var walker *path.Actor
+	addressesChanged := ifAddressesChange(p.markFacts)
+	watcher := watchLinks(rt.Log, func(interfaces []lb.Interface) {
+		addressesChanged(interfaces)
+		if walker != nil {
+			walker.Poke()
+		}
+	})
 	services := kube.Services(client, f.serviceSelector(), metrics.counting(metrics.services, p.mark))
 	p.from = sources{
 		services: services, slices: kube.Slices(client, metrics.counting(metrics.endpoints, p.markEndpoints)),
@@ -175,17 +182,16 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 		return false, err
 	}
 	defer end.close()
-	var strict atomic.Value // of string
-	strict.Store("")
+	var strict, noTunnel note
 	rescuer := rescue.New(rescue.Deps{Log: rt.Log, Kernel: neighbours,
 		Families: f.rescueFamilies(kernel.families, rt.Log), Ring: f.rescueRing, Limit: f.rescueLimit,
 		Confirmed: offer.Rescued, Parameters: f.procSysNet,
-		Warn: func(message string) { strict.Store(message) }})
+		Warn: strict.set, NoTunnel: noTunnel.set})
 	counted, err := f.counters(kernel.families, rt.Log)
 	if err != nil {
 		return false, err
 	}
-	flight := newPreflight(p, set, parameters, func() string { return strict.Load().(string) },
+	flight := newPreflight(p, set, parameters, strict.get, noTunnel.get,
 		func(f lb.Finding, gone bool) { events.Finding(rt.NodeName, f, gone) })
 	p.found, p.refusal, p.connections = flight.Found, client.Refusal, connections
 	p.to = sinks{
@@ -196,7 +202,7 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 		},
 	}
 	rt.Metrics.MustRegister(newCollector(p, offer.Readers), rescued(rescuer), rescueDropped(rescuer),
-		rescueTargets(rescuer), preflight.Collector("landfall_proxy_node_findings", flight.Found))
+		rescueRefused(rescuer), rescueTargets(rescuer), preflight.Collector("landfall_proxy_node_findings", flight.Found))
 	rt.Status(p.writeStatus)
 	rt.ReviewMetrics(client.ReviewMetrics)
 	rt.Ready("proxy", p.ready)
@@ -213,6 +219,16 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 		p.to.counters, p.counted = counted, counted.Of
 		rt.Metrics.MustRegister(newCountersCollector(counted.All))
 		actors["counters"] = counted
+	}
+	if f.pathCheck != pathOff {
+		fib, err := links.OpenFIB(netns.None())
+		if err != nil {
+			return false, err
+		}
+		defer fib.Close()
+		walker = f.newWalker(p, fib, parameters)
+		p.to.targets, p.from.path = walker, walker.Take
+		actors["path"] = walker
 	}
 	for name, a := range actors {
 		rt.Live(name, a.Busy)
@@ -247,15 +263,33 @@ func (f *flags) departure(client *kube.Client, log *slog.Logger, withdraw func()
 }
 
 // newPreflight returns the actor that looks for what keeps this node from delivering.
-func newPreflight(p *proxy, set settings, parameters kernelParameters, strict func() string,
+func newPreflight(p *proxy, set settings, parameters kernelParameters, strict, noTunnel func() string,
 	tell func(f lb.Finding, gone bool)) *preflight.Preflight {
 	var accepter iptables.Accepter
 	h := host{proxy: p, parameters: parameters, podNetworks: set.pods.Prefixes, acceptForwarded: set.acceptForwarded,
 		log: p.log, chains: forwardChains, accept: accepter.Set,
-		strict: strict, routes: func(pods []netip.Addr) (map[netip.Addr]lb.RouteKind, error) {
+		strict: strict, noTunnel: noTunnel, routes: func(pods []netip.Addr) (map[netip.Addr]lb.RouteKind, error) {
 			return links.RoutesTo(netns.None(), pods)
 		}}
 	return preflight.New(preflight.Options{Log: p.log, Now: time.Now, Look: h.look, Tell: tell})
+}
+
+// newWalker returns the actor that knows to which endpoints the kernel has a way.
+func (f *flags) newWalker(p *proxy, fib *links.FIB, parameters kernelParameters) *path.Actor {
+	return path.New(path.Deps{
+		Log: p.log, Now: p.now, Node: p.self, DefaultRoute: f.pathCheck == pathDefaultRoute, Changed: p.runner.Poke,
+		Look: fib.Way, Interfaces: p.from.interfaces,
+		Addresses: func() []netip.Addr {
+			node, _ := p.from.nodes.Get(p.self)
+			return node.Addresses
+		},
+		Watch: func(ctx context.Context, changed func([]links.RouteChange)) error {
+			return links.WatchRoutes(ctx, netns.None(), changed)
+		},
+		Conntrack: func() (count, most int) {
+			return parameters.number(parameterCount), parameters.number(parameterMax)
+		},
+	})
 }
 
 // watchLinks watches the node's interfaces.

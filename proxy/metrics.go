@@ -151,7 +151,7 @@ type collector struct {
 	p                                        *proxy
 	readers                                  func() int
 	services, vips, pending, speakers, ready *prometheus.Desc
-	changes, noLocal, advised                *prometheus.Desc
+	changes, noLocal, advised, unreached     *prometheus.Desc
 }
 
 func newCollector(p *proxy, readers func() int) *collector {
@@ -162,6 +162,8 @@ func newCollector(p *proxy, readers func() int) *collector {
 		p: p, readers: readers,
 		services: desc("services", "Services by state: applied, pending or failed.", "state"),
 		vips:     desc("vips", "VIPs by the reason why this node cannot deliver them, or Deliverable.", "reason"),
+		unreached: desc("endpoints_without_path",
+			"Endpoints of Services with external addresses that this node's kernel does not reach, by reason.", "reason"),
 		pending: desc("oldest_unapplied_change_age_seconds",
 			"Age of the oldest change that the kernel has not confirmed; 0 when there is none.", "family"),
 		speakers: desc("feed_readers", "Speakers connected to the feed."),
@@ -177,7 +179,8 @@ func newCollector(p *proxy, readers func() int) *collector {
 }
 
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.services, c.vips, c.pending, c.speakers, c.ready, c.changes, c.noLocal,
+	for _, d := range []*prometheus.Desc{c.services, c.vips, c.pending, c.speakers, c.ready, c.changes, c.unreached,
+		c.noLocal,
 		c.advised} {
 		ch <- d
 	}
@@ -188,12 +191,20 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	c.p.mu.Lock()
+	lost := c.p.path.Lost // never changed
 	oldest, complete, now := c.p.unapplied(), c.p.complete, c.p.now()
 	states, vips := maps.Clone(c.p.counts.states), maps.Clone(c.p.counts.vips)
 	internal, external, advised := c.p.counts.noLocal[policyInternal], c.p.counts.noLocal[policyExternal],
 		c.p.counts.advised[true]
 	changes := len(c.p.unconfirmed)
 	c.p.mu.Unlock()
+	unreached := map[lb.Reason]int{}
+	for _, why := range lost {
+		unreached[why.Reason]++
+	}
+	for reason, n := range unreached {
+		gauge(c.unreached, float64(n), string(reason))
+	}
 	gauge(c.changes, float64(changes))
 	gauge(c.noLocal, float64(internal), policyInternal)
 	gauge(c.noLocal, float64(external), policyExternal)

@@ -16,6 +16,7 @@ import (
 	"github.com/landfall-lb/landfall/proxy/conntrack"
 	"github.com/landfall-lb/landfall/proxy/counters"
 	"github.com/landfall-lb/landfall/proxy/health"
+	"github.com/landfall-lb/landfall/proxy/path"
 	"github.com/landfall-lb/landfall/proxy/plan"
 	"github.com/landfall-lb/landfall/proxy/rescue"
 )
@@ -39,6 +40,9 @@ type sources struct {
 	update   func() (lb.FeedUpdate, bool)
 	networks table[string, []netip.Prefix] // of cluster IPs
 	pools    table[string, []lb.Range]     // the addresses of IPAddressPools
+	// path returns what of the way to endpoints has changed, and whether it is known; nil if nothing
+	// looks.
+	path func() (news path.News, known bool)
 }
 
 // updates are how an actor of Services is told: see actor.Updater.
@@ -63,11 +67,14 @@ type sinks struct {
 		SetAddresses(map[lb.Family][]netip.Addr)
 	}
 	feed updates[[]lb.Delivery]
+	// targets are the endpoints whose way is looked at; nil if none is.
+	targets updates[[]plan.Target]
 	// rescue hands over packets of connections that this node does not know.
 	rescue interface {
 		Begin(all map[netip.Addr]*rescue.Origins)
 		Update(changes map[netip.Addr]*rescue.Origins)
 		SetGone(nodes []netip.Addr, cutOff bool)
+		SetNodes(self, others []netip.Addr)
 		Confirm(number uint64)
 	}
 	// warn reports something wrong with a Service.
@@ -129,11 +136,14 @@ type proxy struct {
 	unconfirmed map[lb.Key]bool
 	// clusterNodes are the Nodes as they last were.
 	clusterNodes *plan.Nodes
-	claims       *plan.Claims
-	lingers      lingers
-	heard        bool                          // a speaker
-	dead         map[string]bool               // nodes, as the speaker says
-	origins      map[netip.Addr]rescue.Origins // where connections to VIPs may be known, as speakers have said
+	// path is what is known of the way to endpoints; walked is set once it is known, or if nothing looks.
+	path    plan.Path
+	walked  bool
+	claims  *plan.Claims
+	lingers lingers
+	heard   bool                          // a speaker
+	dead    map[string]bool               // nodes, as the speaker says
+	origins map[netip.Addr]rescue.Origins // where connections to VIPs may be known, as speakers have said
 }
 
 // gap folds bursts of changes into one step. It is short, as a new Service and its slice come a few
@@ -188,13 +198,15 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 		return 0, nil // unknown is not absent: whatever a predecessor wrote stays
 	}
 	p.hear(now)
+	walked := p.walk(now)
 	early, _ := p.collect(now) // a large plan shall not delay the news of others
 	if len(early) > 0 {
 		p.announce(early)
 	}
 	dirty := p.takeDirty()
 	touched := p.plan(dirty, now)
-	p.announce(touched) // before the rules: what goes is withdrawn first
+	target(p, dirty)
+	p.announce(p.with(touched, walked)) // before the rules: what goes is withdrawn first
 	p.apply(touched)
 	confirmed, all := p.collect(now)
 	p.announce(confirmed)
@@ -203,7 +215,7 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 		leaving = lb.ReasonNodeLeaving
 	}
 	p.to.health.SetNode(health.Node{Known: p.facts.known, Leaving: leaving, Unapplied: p.unapplied()})
-	if !p.complete && all {
+	if !p.complete && all && p.walked {
 		p.completed()
 	}
 	forget(p, dirty)
@@ -225,7 +237,11 @@ func (p *proxy) look(now time.Time) bool {
 		return false
 	}
 	if p.clusterNodes == nil || p.nodesChanged.Swap(false) {
-		p.clusterNodes = plan.NewNodes(p.from.nodes.All())
+		nodes, before := p.from.nodes.All(), p.clusterNodes
+		if p.clusterNodes = plan.NewNodes(nodes); before != nil && !p.clusterNodes.Equal(before) {
+			target(p, p.records)
+		}
+		p.to.rescue.SetNodes(nodes[p.self].Addresses, otherNodes(nodes, p.self))
 	}
 	facts.external.Nodes = p.clusterNodes
 	p.learn(facts, now)
@@ -307,6 +323,9 @@ func (p *proxy) planLive(key lb.Key, now time.Time) []lb.Key {
 	if ok {
 		endpoints, _ := p.from.slices.Get(key)
 		live = plan.New(svc, plan.Without(endpoints, p.dead), p.facts.node)
+		if len(live.VIPs) > 0 {
+			live = live.Reaching(p.path.Lost)
+		}
 		r.trigger(endpoints, p.began)
 	}
 	if gone := plan.Withdrawn(r.planned, live); len(gone) > 0 && p.settings.drain > 0 {
@@ -389,11 +408,11 @@ func (p *proxy) announce(keys map[lb.Key]bool) {
 		r := p.records[key]
 		p.counts.add(r, -1)
 		before := r.deliveries
-		r.deliveries = plan.Report(r.planned, r.applied, r.failure)
+		r.deliveries = plan.Report(r.planned, r.applied, r.failure, p.path)
 		p.spans.told(p.now(), p.complete, r.planned.Age.UID, before, r.deliveries)
 		p.counts.add(r, 1)
 		deliveries[key] = r.deliveries
-		checks[key] = health.Service{Port: r.planned.HealthPort, Local: plan.Health(r.planned, r.applied)}
+		checks[key] = health.Service{Port: r.planned.HealthPort, Local: plan.Health(r.planned, r.applied, p.path)}
 	}
 	p.to.feed.Update(deliveries)
 	if p.begun {

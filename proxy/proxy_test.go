@@ -146,6 +146,8 @@ func (f *fakeRescue) Update(changes map[netip.Addr]*rescue.Origins) {
 
 func (f *fakeRescue) SetGone([]netip.Addr, bool) {}
 
+func (f *fakeRescue) SetNodes(_, _ []netip.Addr) {}
+
 func (f *fakeRescue) Confirm(number uint64) { f.confirm = number }
 
 // bench is a proxy among fakes, with a clock of its own.
@@ -194,8 +196,9 @@ func newBench(t *testing.T, change ...func(*settings)) *bench {
 	}
 	b.proxy = newProxy("here", set, []lb.Family{lb.IPv4, lb.IPv6}, slog.New(slog.DiscardHandler),
 		func() time.Time { return b.clock })
-	b.from = sources{b.services, b.slices, b.nodes, func() ([]lb.Interface, bool) { return b.own, true },
-		b.hear, b.networks, b.pools}
+	b.from = sources{services: b.services, slices: b.slices, nodes: b.nodes,
+		interfaces: func() ([]lb.Interface, bool) { return b.own, true }, update: b.hear, networks: b.networks,
+		pools: b.pools}
 	b.to = sinks{
 		rules: b.rules, flows: b.flows, health: b.health, feed: b.feed, rescue: &b.rescue,
 		warn: func(s lb.Service, reason lb.Reason, message string) {
@@ -612,7 +615,7 @@ func TestNodePortAddresses(t *testing.T) {
 		{"2001:db8::/32", map[lb.Family][]netip.Addr{lb.IPv6: at()}, true},
 	} {
 		f := flags{mode: "auto", detectLocalMode: "ClusterCIDR", externalIPs: "allow", serviceCounters: "off",
-			localhostNodePorts: true, nodePortAddresses: strings.Split(tt.flag, ",")}
+			pathCheck: pathStrict, localhostNodePorts: true, nodePortAddresses: strings.Split(tt.flag, ",")}
 		if tt.flag == "" {
 			f.nodePortAddresses = nil
 		}
@@ -751,6 +754,8 @@ func TestBadFlags(t *testing.T) {
 		"--scheduler: \"best\"":                 func(f *flags) { f.scheduler = "best" },
 		"--mode: \"ipvs\"":                      func(f *flags) { f.mode = "ipvs" },
 		"--rescue-limit: -1":                    func(f *flags) { f.rescueLimit = -1 },
+		"--path-check: \"on\"":                  func(f *flags) { f.pathCheck = "on" },
+		"--rescue-tunnel-port: 65536":           func(f *flags) { f.rescueTunnelPort = 65536 },
 		"--masquerade-bit":                      func(f *flags) { f.masqueradeBit = 32 },
 		"--drain-time":                          func(f *flags) { f.drain = -1 },
 		"--cluster-cidr: \"10.0.0.0/33\"":       func(f *flags) { f.clusterCIDR = "10.0.0.0/8,10.0.0.0/33" },
@@ -764,7 +769,7 @@ func TestBadFlags(t *testing.T) {
 		"--healthz-bind-address: \"localhost\"": func(f *flags) { f.healthzBindAddress = "localhost" },
 	} {
 		f := flags{mode: "auto", detectLocalMode: "ClusterCIDR", healthzBindAddress: "0.0.0.0:10256", externalIPs: "allow",
-			serviceCounters: "off"}
+			serviceCounters: "off", pathCheck: pathStrict}
 		change(&f)
 		if _, err := f.settings(); err == nil || !strings.Contains(err.Error(), flag) {
 			t.Errorf("error %v does not say %q", err, flag)

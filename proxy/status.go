@@ -114,8 +114,9 @@ func (p *proxy) services() iter.Seq[serviceStatus] {
 		p.mu.Unlock()
 		slices.SortFunc(keys, lb.Key.Compare)
 		for piece := range slices.Chunk(keys, statusPiece) {
-			for _, r := range p.copies(piece) {
-				if !yield(r.status()) {
+			records, path := p.copies(piece)
+			for _, r := range records {
+				if !yield(r.status(path)) {
 					return
 				}
 			}
@@ -123,9 +124,9 @@ func (p *proxy) services() iter.Seq[serviceStatus] {
 	}
 }
 
-// copies returns the records of those Services that are still there: the step goes on while they
-// are described.
-func (p *proxy) copies(keys []lb.Key) []record {
+// copies returns the records of those Services that are still there, and the path behind them: the
+// step goes on while they are described.
+func (p *proxy) copies(keys []lb.Key) ([]record, plan.Path) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	records := make([]record, 0, len(keys))
@@ -134,14 +135,14 @@ func (p *proxy) copies(keys []lb.Key) []record {
 			records = append(records, *r)
 		}
 	}
-	return records
+	return records, p.path
 }
 
-func (r *record) status() serviceStatus {
+func (r *record) status(path plan.Path) serviceStatus {
 	st := serviceStatus{
 		Service: r.planned.Key.String(), State: r.state(), Advice: adviceText(r.advice), Ports: []portStatus{},
 		HealthPort: r.planned.HealthPort,
-		LocalReady: plan.Health(r.planned, r.applied),
+		LocalReady: plan.Health(r.planned, r.applied, path),
 	}
 	if r.failure != nil {
 		st.Error = r.failure.Error()
@@ -149,9 +150,9 @@ func (r *record) status() serviceStatus {
 	for _, port := range r.planned.Ports {
 		st.Ports = append(st.Ports, describe(port))
 	}
-	for _, d := range plan.Report(r.planned, r.applied, r.failure) {
+	for _, d := range plan.Report(r.planned, r.applied, r.failure, path) {
 		v := vipStatus{
-			VIP: d.VIP, Programmed: d.Refusal == nil, Reason: d.Deliverable(),
+			VIP: d.VIP, Programmed: d.Refusal == nil || lb.OfPath(d.Refusal.Reason), Reason: d.Deliverable(),
 			LocalReady: d.LocalReady, LocalServing: d.LocalServing, Ready: d.Ready, Serving: d.Serving,
 		}
 		if d.Refusal != nil {
@@ -199,8 +200,9 @@ func (p *proxy) writeStatus(w io.Writer, only string) error {
 		var key lb.Key
 		key.Namespace, key.Name, _ = strings.Cut(only, "/")
 		services = func(yield func(serviceStatus) bool) {
-			for _, r := range p.copies([]lb.Key{key}) {
-				st := r.status()
+			records, path := p.copies([]lb.Key{key})
+			for _, r := range records {
+				st := r.status(path)
 				if p.counted != nil {
 					if counted, ok := p.counted(key); ok {
 						st.Counters = &counted

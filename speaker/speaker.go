@@ -28,6 +28,7 @@ type speaker struct {
 	to      sinks
 	runner  *loop.Runner
 	changes changes
+	beats   *beats // nil where no neighbors are watched
 	// found returns what keeps announcements of this node from clients; nil if nobody looks.
 	found func() []lb.Finding
 	// trace takes spans; nil if nobody wants to know.
@@ -50,9 +51,11 @@ type options struct {
 	cordonDrains bool
 	// ignoreExclude has a node with plan.LabelExclude announce all the same.
 	ignoreExclude bool
-	convergence   time.Duration // that routers get to choose other routes before a planned withdrawal
-	onConflict    plan.OnConflict
-	returnHold    time.Duration // that a node which may have been cut off waits for the others
+	// See plan.Facts.
+	ignoreNetwork, requireReady, checkForwarding bool
+	convergence                                  time.Duration // that routers get to choose other routes before a planned withdrawal
+	onConflict                                   plan.OnConflict
+	returnHold                                   time.Duration // that a node which may have been cut off waits for the others
 }
 
 // phase is where in its life the speaker is.

@@ -195,7 +195,9 @@ func (s *speaker) facts() plan.Facts {
 		Estranged:    s.rooms.partition.Estranged(),
 		Trusted:      s.rooms.partition.Trusted(),
 		Exclude:      s.opts.exclude,
-		CordonDrains: s.opts.cordonDrains, IgnoreExclude: s.opts.ignoreExclude, OnConflict: s.opts.onConflict,
+		CordonDrains: s.opts.cordonDrains, IgnoreExclude: s.opts.ignoreExclude,
+		IgnoreNetwork: s.opts.ignoreNetwork, RequireReady: s.opts.requireReady,
+		CheckForwarding: s.opts.checkForwarding && s.from.feed != nil, OnConflict: s.opts.onConflict,
 	}
 	if node, ok := s.from.nodes.Get(s.self); ok {
 		f.Node = &node
@@ -268,8 +270,12 @@ func (s *speaker) route(now time.Time, facts plan.Facts, dirty dirt, services fu
 	if step.SessionsChanged {
 		s.to.routes.bgp.Set(step.Sessions)
 	}
-	if step.PathsChanged {
-		s.to.routes.watch(step.Paths)
+	paths, changed := step.Paths, step.PathsChanged
+	if s.beats != nil {
+		paths, changed = s.beats.sessions(paths, changed)
+	}
+	if changed {
+		s.to.routes.watch(paths)
 	}
 	s.announceSessions(step.News)
 	writes, wait := s.rooms.routes.Status(now, f, routes.StatusEvents{

@@ -56,7 +56,8 @@ func (e explanation) nodes(vips []netip.Addr) []Check {
 // outByItself reports whether a reason keeps a node from announcing anything, whatever the VIP.
 func outByItself(r lb.Reason) bool {
 	switch r {
-	case lb.ReasonNodeExcluded, lb.ReasonNodeLeaving, lb.ReasonNodeDrained, lb.ReasonStopping, lb.ReasonMissing:
+	case lb.ReasonNodeExcluded, lb.ReasonNodeLeaving, lb.ReasonNodeDrained, lb.ReasonStopping, lb.ReasonMissing,
+		lb.ReasonNetworkUnavailable, lb.ReasonNodeNotReady:
 		return true
 	}
 	return false
@@ -120,6 +121,11 @@ func (e explanation) rules(a Agent, vip netip.Addr) []Check {
 			continue
 		}
 		rules := Check{Level: OK, What: "kernel rules", Text: "held, " + a.Delivers.Mode}
+		if v.Programmed && lb.OfPath(v.Reason) {
+			checks = append(checks, Check{Level: Wrong, What: "path", Reason: v.Reason,
+				Text: fmt.Sprintf("%s does not deliver %s: %s", a.Node, vip, v.Message),
+				Cure: cureOf(v.Reason, "NODE", a.Node)})
+		}
 		if !v.Programmed {
 			rules.Level, rules.Reason = Wrong, v.Reason
 			rules.Text = fmt.Sprintf("%s does not deliver %s: %s", a.Node, vip, v.Message)

@@ -128,6 +128,9 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonStrictReversePath: {"The node's kernel parameter rp_filter drops packets for addresses of Services: what " +
 		"clients behind a router send, or what other nodes pass on.",
 		"set net.ipv4.conf.all.rp_filter and that of the interface to 2 in /etc/sysctl.d"},
+	lb.ReasonTunnelUnavailable: {"The node cannot pass on connections to nodes behind routers, so some are reset when " +
+		"routers move them to another rack.",
+		"see the finding for the kernel's reason; the kernel needs the module vxlan"},
 	lb.ReasonProbing: {Meaning: "The owner probes whether another device uses the address; that takes 0.6 s."},
 	lb.ReasonProbedAhead: {Meaning: "The node has found that no device uses the address before a Service got it, and " +
 		"says nothing of the Service yet."},
@@ -197,6 +200,13 @@ var Reasons = map[lb.Reason]Entry{
 		"find what uses the port on the node: ss -ltnp; or set another spec.healthCheckNodePort"},
 
 	// Nodes.
+	lb.ReasonNetworkUnavailable: {"The Node has the condition NetworkUnavailable: its network plugin (CNI) has not set " +
+		"up the network, or says so.",
+		"kubectl describe node NODE   # and see what the network plugin says there"},
+	lb.ReasonNodeNotReady: {"The Node is not ready, and speaker.requireReady has speakers announce from ready nodes only.",
+		"kubectl describe node NODE"},
+	lb.ReasonNoCarrier: {"An interface that packets have to pass is down or has no carrier.",
+		"ip -br link   # on NODE: set it up, or plug in its cable"},
 	lb.ReasonForwardingOff: {"The node's kernel forwards no packets.",
 		"sysctl -w net.ipv4.ip_forward=1   # on the node, and in /etc/sysctl.d; or proxy.setIPForward=true"},
 	lb.ReasonForwardDropped: {"A chain of another program drops packets that the node forwards, as Docker and ufw do.",
@@ -209,8 +219,8 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonAPIServerUnreachable: {"The node does not reach the API server: it goes on with what it knew, and shows " +
 		"nothing new in conditions.",
 		"kubectl cluster-info   # open the way from NODE to this address"},
-	lb.ReasonPodRouteMissing: {"The node's kernel has no route to the pods on another node, so connections that it " +
-		"sends there are lost.",
+	lb.ReasonPodRouteMissing: {"The node's kernel has no route to pods, or only the default route, so connections that " +
+		"it sends there are lost. Where routers outside know the pods, set proxy.pathCheck=default-route.",
 		"kubectl -n kube-system get pods -o wide --field-selector spec.nodeName=NODE   # restart its network plugin's"},
 	lb.ReasonConntrackFull: {"The node's table of connections is full, so its kernel drops new ones.",
 		"sysctl -w net.netfilter.nf_conntrack_max=1048576   # on the node, or proxy.conntrack of the chart"},

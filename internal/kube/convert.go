@@ -219,6 +219,14 @@ func convertNode(o *corev1.Node) (string, lb.Node) {
 		}
 	}
 	n.Cordoned = o.Spec.Unschedulable
+	for _, c := range o.Status.Conditions {
+		switch c.Type {
+		case corev1.NodeNetworkUnavailable:
+			n.NetworkUnavailable = c.Status == corev1.ConditionTrue
+		case corev1.NodeReady:
+			n.NotReady = c.Status != corev1.ConditionTrue
+		}
+	}
 	return n.Name, n
 }
 

@@ -220,6 +220,29 @@ func TestConvertNode(t *testing.T) {
 	}
 }
 
+// TestConvertConditions reads the conditions of a Node; without one, nothing speaks against it.
+func TestConvertConditions(t *testing.T) {
+	for _, test := range []struct {
+		condition             corev1.NodeConditionType
+		status                corev1.ConditionStatus
+		unavailable, notReady bool
+	}{
+		{"", "", false, false},
+		{corev1.NodeNetworkUnavailable, corev1.ConditionTrue, true, false},
+		{corev1.NodeNetworkUnavailable, corev1.ConditionFalse, false, false},
+		{corev1.NodeNetworkUnavailable, corev1.ConditionUnknown, false, false},
+		{corev1.NodeReady, corev1.ConditionTrue, false, false},
+		{corev1.NodeReady, corev1.ConditionFalse, false, true},
+		{corev1.NodeReady, corev1.ConditionUnknown, false, true},
+	} {
+		o := &corev1.Node{Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{
+			{Type: test.condition, Status: test.status}}}}
+		if _, n := convertNode(o); n.NetworkUnavailable != test.unavailable || n.NotReady != test.notReady {
+			t.Errorf("%s %s: %+v", test.condition, test.status, n)
+		}
+	}
+}
+
 func TestConvertPoolKeepsGoodRangesAndNamesTheBadOne(t *testing.T) {
 	_, p := convertPool(
 		&v1beta1.IPAddressPool{

@@ -50,7 +50,7 @@ const (
 	ReasonGossipBlocked Reason = "GossipBlocked"
 	// the node does not reach the API server
 	ReasonAPIServerUnreachable Reason = "APIServerUnreachable"
-	// the node's kernel has no route to the pods of another node
+	// the node's kernel has no route to pods of its own, or of another node
 	ReasonPodRouteMissing Reason = "PodRouteMissing"
 	// the node's kernel has no room for more connections
 	ReasonConntrackFull Reason = "ConntrackFull"

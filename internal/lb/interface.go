@@ -26,6 +26,9 @@ type Interface struct {
 	// in another network namespace, or a program holds it (tap). Nodes that run in namespaces have
 	// such interfaces too.
 	Guest bool
+	// Unforwarded4 and Unforwarded6 are set where the kernel forwards no IPv4 or IPv6 packets that come
+	// in, by its parameters ip_forward and forwarding; not while that is unknown.
+	Unforwarded4, Unforwarded6 bool
 	// NoARP is set for an interface that neither asks nor answers ARP and NDP (IFF_NOARP).
 	NoARP bool
 	// Addresses are the interface's addresses with the length of their subnet, sorted.
@@ -36,8 +39,18 @@ type Interface struct {
 func (i Interface) Equal(other Interface) bool {
 	return i.Index == other.Index && i.Name == other.Name && i.MTU == other.MTU && bytes.Equal(i.MAC, other.MAC) &&
 		i.Up == other.Up && i.Disabled == other.Disabled && i.Guest == other.Guest &&
+		i.Unforwarded4 == other.Unforwarded4 && i.Unforwarded6 == other.Unforwarded6 &&
 		i.Loopback == other.Loopback && i.Enslaved == other.Enslaved && i.NoARP == other.NoARP &&
 		slices.Equal(i.Addresses, other.Addresses)
+}
+
+// Forwards reports whether the kernel forwards packets of a family that come in at the interface, as
+// far as is known.
+func (i Interface) Forwards(family Family) bool {
+	if family == IPv4 {
+		return !i.Unforwarded4
+	}
+	return !i.Unforwarded6
 }
 
 // Subnet returns the interface's subnet that contains addr, and reports whether there is one.

@@ -269,6 +269,9 @@ type Node struct {
 	Leaving Reason
 	// Cordoned is spec.unschedulable: the node takes no new pods.
 	Cordoned bool
+	// NetworkUnavailable is set while the Node has the condition NetworkUnavailable, NotReady while its
+	// condition Ready says otherwise. Without such a condition neither is set.
+	NetworkUnavailable, NotReady bool
 	// Unassignable are the addresses that the node's speaker reports as unusable for Services; only
 	// the controller sets it.
 	Unassignable []Unassignable

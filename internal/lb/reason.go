@@ -68,6 +68,13 @@ const (
 	ReasonFamilyUnspoken  Reason = "FamilyUnspoken"  // the speaker does not announce addresses of this family
 	ReasonAnnounceFailed  Reason = "AnnounceFailed"  // the owner cannot answer on any of its interfaces
 
+	// the Node has the condition NetworkUnavailable: its network plugin has not set up the network
+	ReasonNetworkUnavailable Reason = "NetworkUnavailable"
+	// the Node is not ready, and the speakers announce from ready nodes only
+	ReasonNodeNotReady Reason = "NodeNotReady"
+	// an interface that packets have to pass is down or has no carrier
+	ReasonNoCarrier Reason = "NoCarrier"
+
 	// the Services of the cluster have more VIPs than speakers tell one another of
 	ReasonTooManyVIPs Reason = "TooManyVIPs"
 
@@ -88,6 +95,8 @@ const (
 	// a node drops packets for addresses of Services by its kernel parameter rp_filter: what other nodes
 	// move to it, or what clients behind a router send
 	ReasonStrictReversePath Reason = "StrictReversePath"
+	// a node cannot pass on connections to the nodes of its rings that are behind routers
+	ReasonTunnelUnavailable Reason = "TunnelUnavailable"
 	// the owner probes whether another device uses the VIP, before its first announcement
 	ReasonProbing Reason = "Probing"
 	// the node has found that no device uses the address, before a Service got it

@@ -137,7 +137,8 @@ type Delivery struct {
 	Service Key           `json:"service"`
 	VIP     netip.Addr    `json:"vip"`
 	Policy  TrafficPolicy `json:"policy"`
-	// Refusal says why a frontend of the VIP is not programmed; nil if all are.
+	// Refusal says why a frontend of the VIP is not programmed, or why the kernel reaches no usable
+	// endpoint behind it; nil if all are, and it does.
 	Refusal *Refusal `json:"refusal,omitempty"`
 	// LocalReady and LocalServing count endpoints of this node that the rules in the kernel deliver
 	// to: ready ones, and terminating ones that still serve.
@@ -152,8 +153,8 @@ type Delivery struct {
 // Local a terminating endpoint counts only if no node has a ready one.
 func (d Delivery) Deliverable() Reason {
 	switch {
-	case d.Refusal != nil && d.Refusal.Reason == ReasonFrontendInUse:
-		return ReasonFrontendInUse
+	case d.Refusal != nil && (d.Refusal.Reason == ReasonFrontendInUse || OfPath(d.Refusal.Reason)):
+		return d.Refusal.Reason
 	case d.Refusal != nil:
 		return ReasonNotProgrammed
 	case d.Ready+d.Serving == 0:
@@ -164,6 +165,15 @@ func (d Delivery) Deliverable() Reason {
 		return ""
 	}
 	return ReasonNoLocalBackends
+}
+
+// OfPath reports whether a reason says that rules lead nowhere: what is behind them is missing.
+func OfPath(reason Reason) bool {
+	switch reason {
+	case ReasonPodRouteMissing, ReasonForwardingOff, ReasonNoCarrier, ReasonConntrackFull:
+		return true
+	}
+	return false
 }
 
 // Compare orders deliveries by VIP, then by Service.

@@ -110,7 +110,8 @@ func (w *Watcher) subscribe(ctx context.Context) error {
 
 func (w *Watcher) receive(ctx context.Context) error {
 	socket, err := nl.SubscribeAt(w.opts.Namespace, netns.None(), unix.NETLINK_ROUTE,
-		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
+		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_NETCONF,
+		unix.RTNLGRP_IPV6_NETCONF)
 	if err != nil {
 		return fmt.Errorf("subscribe to interface changes: %w", err)
 	}
@@ -134,8 +135,8 @@ func (w *Watcher) receive(ctx context.Context) error {
 	}
 }
 
-// list returns all interfaces and addresses of the kernel. It repeats a dump that was interrupted
-// and never uses its result.
+// list returns all interfaces of the kernel, their addresses, and whether it forwards. It repeats a
+// dump that was interrupted and never uses its result.
 func list(ns netns.NsHandle) ([]lb.Interface, error) {
 	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -150,7 +151,17 @@ func list(ns netns.NsHandle) ([]lb.Interface, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
-	return translate(links, addrs), nil
+	interfaces := translate(links, addrs)
+	ipv4, err := listForwarding(ns, unix.AF_INET)
+	if err != nil {
+		return nil, err
+	}
+	ipv6, err := listForwarding(ns, unix.AF_INET6)
+	if err != nil {
+		return nil, err
+	}
+	markForwarding(interfaces, ipv4, ipv6)
+	return interfaces, nil
 }
 
 // complete repeats a dump until no change interrupts it.

@@ -15,7 +15,7 @@ import (
 func TestContract10TooLarge(t *testing.T) {
 	desired := New(service(), slice("1 here"), here)
 	failure := errors.Join(TooLarge{Elements: 200_000, Limit: 131_072})
-	d := Report(desired, Service{Key: web}, failure)[0]
+	d := Report(desired, Service{Key: web}, failure, Path{})[0]
 	if d.Refusal == nil || d.Refusal.Reason != lb.ReasonNotProgrammed ||
 		!strings.HasPrefix(d.Refusal.Message, "the Service is too large: ") ||
 		!strings.Contains(d.Refusal.Message, "200000") || !strings.Contains(d.Refusal.Message, "131072") {
@@ -117,7 +117,7 @@ func TestContract11WhatAServiceCosts(t *testing.T) {
 			if (s.Excess == nil) != (test.excess == "") || s.Excess != nil && !strings.Contains(s.Excess.Error(), test.excess) {
 				t.Errorf("excess %v, want %q", s.Excess, test.excess)
 			}
-			for _, d := range Report(s, s, nil) {
+			for _, d := range Report(s, s, nil, Path{}) {
 				if refused := d.Refusal != nil; refused != (test.excess != "") {
 					t.Errorf("%s: %+v", d.VIP, d.Refusal)
 				}

@@ -50,7 +50,7 @@ func (e ExternalIPs) Equal(other ExternalIPs) bool {
 		samePools = samePools && ok && slices.Equal(ranges, theirs)
 	}
 	return samePools && e.Deny == other.Deny && slices.Equal(e.Allowed, other.Allowed) &&
-		slices.Equal(e.Networks, other.Networks) && e.Nodes.equal(other.Nodes)
+		slices.Equal(e.Networks, other.Networks) && e.Nodes.Equal(other.Nodes)
 }
 
 // Refuse returns why no Service is served at an external IP; nil if Services are.

@@ -36,7 +36,8 @@ func NewNodes(all map[string]lb.Node) *Nodes {
 	return n
 }
 
-func (n *Nodes) equal(other *Nodes) bool {
+// Equal reports whether both know the same.
+func (n *Nodes) Equal(other *Nodes) bool {
 	return n == other ||
 		n != nil && other != nil && maps.Equal(n.addresses, other.addresses) && maps.Equal(n.pods, other.pods)
 }

@@ -232,12 +232,12 @@ func TestContract3PolicyLocalLingersAsCluster(t *testing.T) {
 			netip.AddrPort{})); d != "" {
 			t.Errorf("%s: ports (-policy Cluster +kept):\n%s", family, d)
 		}
-		for _, d := range Report(kept, kept, nil) {
+		for _, d := range Report(kept, kept, nil, Path{}) {
 			if reason := d.Deliverable(); reason != lb.ReasonNoLocalBackends {
 				t.Errorf("%s is deliverable: %q", d.VIP, reason)
 			}
 		}
-		if h := Health(kept, kept); h[family] != 0 || len(h) != 2 {
+		if h := Health(kept, kept, Path{}); h[family] != 0 || len(h) != 2 {
 			t.Errorf("health %v", h)
 		}
 		if !Tightened(before, now) || Tightened(now, before) || Tightened(now, now) || Tightened(Service{}, now) {
@@ -312,7 +312,7 @@ func TestReport(t *testing.T) {
 			lb.ReasonNotProgrammed, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got := Report(tt.desired, tt.applied, tt.failure)
+			got := Report(tt.desired, tt.applied, tt.failure, Path{})
 			if len(got) != 1 {
 				t.Fatalf("%d deliveries", len(got))
 			}
@@ -329,7 +329,7 @@ func TestReport(t *testing.T) {
 			if r := d.Deliverable(); r != tt.deliverable {
 				t.Errorf("deliverable %q, want %q", r, tt.deliverable)
 			}
-			if h := Health(tt.desired, tt.applied)[lb.IPv4]; h != tt.health {
+			if h := Health(tt.desired, tt.applied, Path{})[lb.IPv4]; h != tt.health {
 				t.Errorf("health count %d, want %d", h, tt.health)
 			}
 		})
@@ -344,10 +344,10 @@ func TestContract11ReportsOfAContest(t *testing.T) {
 	claims.Set(x)
 	claims.Set(web)
 	web, x = claims.Grant(web), claims.Grant(x)
-	if d := Report(web, web, nil)[0]; d.Deliverable() != "" {
+	if d := Report(web, web, nil, Path{})[0]; d.Deliverable() != "" {
 		t.Errorf("the winner: %+v", d)
 	}
-	d := Report(x, x, nil)[0]
+	d := Report(x, x, nil, Path{})[0]
 	if d.Deliverable() != lb.ReasonFrontendInUse || !strings.Contains(d.Refusal.Message, "192.0.2.1:80/tcp") ||
 		strings.Contains(d.Refusal.Message, "shop") {
 		t.Errorf("the loser: %+v, %v", d, d.Refusal)
@@ -362,13 +362,13 @@ func TestContract4HealthCountsPods(t *testing.T) {
 	})
 	both := []lb.SlicePort{{Name: "http", Protocol: lb.TCP, Port: 8080}, {Name: "https", Protocol: lb.TCP, Port: 8443}}
 	p := New(svc, append(slice("1 here, 2 here unready", both...), slice("3 here")...), here)
-	if got := Health(p, p); got[lb.IPv4] != 2 || len(got) != 1 {
+	if got := Health(p, p, Path{}); got[lb.IPv4] != 2 || len(got) != 1 {
 		t.Errorf("counts %v, want 2 for IPv4", got)
 	}
-	if d := Report(p, p, nil)[0]; d.LocalReady != 2 || d.Ready != 2 {
+	if d := Report(p, p, nil, Path{})[0]; d.LocalReady != 2 || d.Ready != 2 {
 		t.Errorf("delivery %+v", d)
 	}
-	if got := Health(New(service(), slice("1 here"), here), p); got != nil {
+	if got := Health(New(service(), slice("1 here"), here), p, Path{}); got != nil {
 		t.Errorf("policy Cluster has counts: %v", got)
 	}
 }
@@ -376,14 +376,14 @@ func TestContract4HealthCountsPods(t *testing.T) {
 // One family's failure does not touch the other's VIPs.
 func TestFamiliesAreReportedApart(t *testing.T) {
 	desired := New(service(dual, local), slice("1 here"), here)
-	got := Report(desired, desired.Only(lb.IPv4), errors.New("no IPv6"))
+	got := Report(desired, desired.Only(lb.IPv4), errors.New("no IPv6"), Path{})
 	want := []bool{false, true}
 	for i, d := range got {
 		if (d.Refusal != nil) != want[i] {
 			t.Errorf("%s: refusal %v", d.VIP, d.Refusal)
 		}
 	}
-	if h := Health(desired, desired.Only(lb.IPv4)); h[lb.IPv4] != 1 || h[lb.IPv6] != 0 || len(h) != 2 {
+	if h := Health(desired, desired.Only(lb.IPv4), Path{}); h[lb.IPv4] != 1 || h[lb.IPv6] != 0 || len(h) != 2 {
 		t.Errorf("health %v", h)
 	}
 }

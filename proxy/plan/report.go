@@ -11,9 +11,10 @@ import (
 // Report says what the node delivers of a Service: for each VIP, and for its health port. It never
 // says more than the kernel is confirmed to hold (applied), nor more than is still wanted
 // (desired), so an endpoint counts only if it is in both. failure is why the last attempt to apply
-// desired did not succeed; nil while it is merely under way.
-func Report(desired, applied Service, failure error) []lb.Delivery {
-	r := reporter{desired: desired, applied: applied, failure: failure, held: map[portID]int{},
+// desired did not succeed; nil while it is merely under way. A VIP of which the kernel reaches no
+// usable endpoint is refused.
+func Report(desired, applied Service, failure error, path Path) []lb.Delivery {
+	r := reporter{desired: desired, applied: applied, failure: failure, path: path, held: map[portID]int{},
 		same: make([]uint8, len(desired.Ports)), at: map[netip.Addr][]int{}, heldAt: map[netip.Addr]int{}}
 	for i, p := range applied.Ports {
 		r.held[p.id()] = i
@@ -41,6 +42,7 @@ func Report(desired, applied Service, failure error) []lb.Delivery {
 type reporter struct {
 	desired, applied Service
 	failure          error
+	path             Path
 	// held are the ports of applied; at are those of desired at each VIP, by their places.
 	held map[portID]int
 	at   map[netip.Addr][]int
@@ -51,6 +53,8 @@ type reporter struct {
 	// last are the ports that were counted last.
 	last    []int
 	counted lb.Delivery
+	// pathless is why none of them is reached, as far as the policy allows them.
+	pathless *lb.Refusal
 }
 
 const (
@@ -67,15 +71,20 @@ func (r *reporter) deliver(vip netip.Addr) lb.Delivery {
 		return d
 	}
 	if want := r.at[vip]; r.last == nil || !slices.Equal(want, r.last) {
-		r.last, r.counted = want, r.count(want)
+		r.last = want
+		r.counted, r.pathless = r.count(want)
+	}
+	if d.Refusal = r.pathless; d.Refusal != nil {
+		return d
 	}
 	d.Ready, d.Serving = r.counted.Ready, r.counted.Serving
 	d.LocalReady, d.LocalServing = r.counted.LocalReady, r.counted.LocalServing
 	return d
 }
 
-// count counts the endpoints of some ports.
-func (r *reporter) count(ports []int) (d lb.Delivery) {
+// count counts the endpoints of some ports, and says why the kernel reaches none of those that the
+// policy allows, if that is so.
+func (r *reporter) count(ports []int) (d lb.Delivery, pathless *lb.Refusal) {
 	var cluster, local counter
 	for _, i := range ports {
 		p := r.desired.Ports[i]
@@ -94,7 +103,10 @@ func (r *reporter) count(ports []int) (d lb.Delivery) {
 	}
 	d.Ready, d.Serving = cluster.counts()
 	d.LocalReady, d.LocalServing = local.counts()
-	return d
+	if r.desired.Policy == lb.Local {
+		return d, r.path.refuse(local)
+	}
+	return d, r.path.refuse(cluster)
 }
 
 // deniedAt returns why the Service does not get a port of its VIP; nil if it gets all of them. The
@@ -165,7 +177,7 @@ func frontendsAt(p Port, vip netip.Addr) []Frontend {
 // Health returns, for each address family in which the Service needs a health server, how many
 // ready endpoints of this node the rules in the kernel deliver to. Endpoints count by address: two
 // ports of one pod are one.
-func Health(desired, applied Service) map[lb.Family]int {
+func Health(desired, applied Service, path Path) map[lb.Family]int {
 	if desired.HealthPort == 0 {
 		return nil
 	}
@@ -181,7 +193,9 @@ func Health(desired, applied Service) map[lb.Family]int {
 				local.add(p.Backends.Local, applied.Ports[i].Backends.Local)
 			}
 		}
-		counts[family], _ = local.counts()
+		if counts[family], _ = local.counts(); path.refuse(local) != nil {
+			counts[family] = 0
+		}
 	}
 	return counts
 }

@@ -122,7 +122,7 @@ func standing(gate lb.Reason, node *lb.Refusal, in BGPInput) BGPVIP {
 	if refusal != nil && in.Announced && !in.Converged && gate == "" && forwards(in.Holders) {
 		switch refusal.Reason {
 		case lb.ReasonStopping, lb.ReasonNodeLeaving, lb.ReasonNodeDrained, lb.ReasonNodeExcluded,
-			lb.ReasonNoLocalBackends:
+			lb.ReasonNoLocalBackends, lb.ReasonNetworkUnavailable, lb.ReasonNodeNotReady:
 			v.Leaving = true
 		}
 	}
@@ -142,6 +142,10 @@ func refuseNode(f Facts) *lb.Refusal {
 		return lb.Refuse(lb.ReasonNodeExcluded, "%s carries the label %s", f.Self, LabelExclude)
 	case f.CordonDrains && f.Node.Cordoned:
 		return lb.Refuse(lb.ReasonNodeLeaving, "%s is cordoned", f.Self)
+	case f.networkUnavailable():
+		return lb.Refuse(lb.ReasonNetworkUnavailable, "%s: %s", f.Self, Describe(lb.ReasonNetworkUnavailable))
+	case f.RequireReady && f.Node.NotReady:
+		return lb.Refuse(lb.ReasonNodeNotReady, "%s: %s", f.Self, Describe(lb.ReasonNodeNotReady))
 	}
 	return nil
 }

@@ -278,6 +278,10 @@ func TestContract5PlannedEndsOverBGPAreGraceful(t *testing.T) {
 	}{
 		{"the speaker stops for good", func(w *bgpWorld) { w.facts.Stopping = true }, true, lb.ReasonStopping},
 		{"the node leaves", func(w *bgpWorld) { w.facts.Node.Leaving = lb.ReasonNodeLeaving }, true, lb.ReasonNodeLeaving},
+		{"the network is unavailable", func(w *bgpWorld) { w.facts.Node.NetworkUnavailable = true }, true,
+			lb.ReasonNetworkUnavailable},
+		{"the node is not ready", func(w *bgpWorld) { w.facts.Node.NotReady, w.facts.RequireReady = true, true }, true,
+			lb.ReasonNodeNotReady},
 		{"the node is drained", func(w *bgpWorld) { w.facts.Node.Leaving = lb.ReasonNodeDrained }, true, lb.ReasonNodeDrained},
 		{"the node is excluded", func(w *bgpWorld) { w.facts.Node.Labels[LabelExclude] = "" }, true, lb.ReasonNodeExcluded},
 		{"the last local backend terminates and still serves", terminating, true, lb.ReasonNoLocalBackends},

@@ -95,12 +95,12 @@ func (h Holder) refuse() *lb.Refusal {
 		return lb.Refuse(lb.ReasonNotProgrammed, "the proxy has not confirmed yet that this node's rules deliver %s",
 			h.Service)
 	}
-	switch reason := h.Delivery.Deliverable(); reason {
-	case "":
+	switch reason := h.Delivery.Deliverable(); {
+	case reason == "":
 		return nil
-	case lb.ReasonNotProgrammed, lb.ReasonFrontendInUse:
+	case h.Delivery.Refusal != nil:
 		return lb.Refuse(reason, "%s: %s", h.Service, h.Delivery.Refusal.Message)
-	case lb.ReasonNoLocalBackends:
+	case reason == lb.ReasonNoLocalBackends:
 		return lb.Refuse(reason, "%s has externalTrafficPolicy Local and no usable endpoint on this node", h.Service)
 	default:
 		return lb.Refuse(reason, "%s: %s", h.Service, Describe(reason))

@@ -42,25 +42,41 @@ func announceOn(f Facts, in Input) (place, *lb.Refusal) {
 	case len(matching) == 0:
 		return place{}, lb.Refuse(lb.ReasonNoAdvertisement, "no L2Advertisement selects IPAddressPool %s", pools[0].Name)
 	}
-	on := announcedOn(f, matching, vip)
-	if len(on) == 0 {
-		return place{}, lb.Refuse(lb.ReasonNoInterface, "%s", noInterface(f, matching, vip))
+	on, refusal := announcedOn(f, matching, vip)
+	if refusal != nil {
+		return place{}, refusal
 	}
 	return place{interfaces: on, weight: weightOf(matching, *f.Node)}, nil
 }
 
-// announcedOn returns the interfaces on which some of the advertisements have this node announce the
-// VIP; sorted.
-func announcedOn(f Facts, ads []lb.L2Advertisement, vip netip.Addr) []string {
+// announcedOn returns the interfaces, sorted, on which some of the advertisements have this node
+// announce the VIP, or why there are none.
+func announcedOn(f Facts, ads []lb.L2Advertisement, vip netip.Addr) ([]string, *lb.Refusal) {
 	found := map[string]bool{}
+	var silent, unforwarded string
 	for _, ad := range ads {
 		for _, i := range f.Interfaces {
-			if suits(ad, i, vip) && (len(ad.Interfaces) > 0 || !matchesAny(f.Exclude, i.Name)) {
+			switch {
+			case !suits(ad, i, vip) || len(ad.Interfaces) == 0 && matchesAny(f.Exclude, i.Name):
+			case !i.Up:
+				silent = i.Name
+			case f.CheckForwarding && !i.Forwards(lb.FamilyOf(vip)):
+				unforwarded = i.Name
+			default:
 				found[i.Name] = true
 			}
 		}
 	}
-	return slices.Sorted(maps.Keys(found))
+	switch {
+	case len(found) > 0:
+		return slices.Sorted(maps.Keys(found)), nil
+	case unforwarded != "":
+		return nil, lb.Refuse(lb.ReasonForwardingOff, "the kernel of %s forwards no %s packets that come in at %s",
+			f.Self, lb.FamilyOf(vip), unforwarded)
+	case silent != "":
+		return nil, lb.Refuse(lb.ReasonNoCarrier, "interface %s of %s is down or has no carrier", silent, f.Self)
+	}
+	return nil, lb.Refuse(lb.ReasonNoInterface, "%s", noInterface(f, ads, vip))
 }
 
 func poolsOf(pools map[string]lb.Pool, vip netip.Addr) []lb.Pool {
@@ -108,10 +124,10 @@ func selectsNode(ad lb.L2Advertisement, node lb.Node) bool {
 	return false
 }
 
-// suits reports whether the advertisement has the interface answer for the VIP. An interface that
+// suits reports whether the advertisement has the interface answer for the VIP while it is up. An interface that
 // is named needs no subnet that contains the VIP: whoever names it knows who asks there.
 func suits(ad lb.L2Advertisement, i lb.Interface, vip netip.Addr) bool {
-	if !i.Up || i.Loopback || i.NoARP || len(i.MAC) == 0 {
+	if i.Loopback || i.NoARP || len(i.MAC) == 0 {
 		return false
 	}
 	if len(ad.Interfaces) > 0 {

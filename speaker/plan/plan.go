@@ -37,6 +37,11 @@ type Facts struct {
 	CordonDrains bool
 	// IgnoreExclude has a node with LabelExclude announce all the same.
 	IgnoreExclude bool
+	// IgnoreNetwork has a node with the condition NetworkUnavailable announce all the same, RequireReady
+	// has one that is not ready announce nothing.
+	IgnoreNetwork, RequireReady bool
+	// CheckForwarding keeps VIPs from interfaces that the kernel does not forward from.
+	CheckForwarding bool
 	// OnConflict says what to do with a VIP that a conflicting host uses, unless its Service does.
 	OnConflict OnConflict
 	// Live are the names of all live nodes, this one included, in any order.
@@ -259,7 +264,8 @@ func handsOver(f Facts, in Input, d Decision) bool {
 	switch d.Refusal.Reason {
 	case lb.ReasonNodeLeaving, lb.ReasonNodeDrained, lb.ReasonNoLocalBackends:
 		return true // also while there is no owner yet: what is about to go still serves, and nobody else does
-	case lb.ReasonStopping, lb.ReasonNodeExcluded, lb.ReasonNoAdvertisement:
+	case lb.ReasonStopping, lb.ReasonNodeExcluded, lb.ReasonNoAdvertisement, lb.ReasonNetworkUnavailable,
+		lb.ReasonNodeNotReady:
 		return d.Owner != ""
 	}
 	return false
@@ -286,6 +292,10 @@ func refuse(f Facts, in Input) (place, *lb.Refusal) {
 		return place{}, lb.Refuse(lb.ReasonNodeExcluded, "%s carries the label %s", f.Self, LabelExclude)
 	case f.CordonDrains && f.Node.Cordoned:
 		return place{}, lb.Refuse(lb.ReasonNodeLeaving, "%s is cordoned", f.Self)
+	case f.networkUnavailable():
+		return place{}, lb.Refuse(lb.ReasonNetworkUnavailable, "%s: %s", f.Self, Describe(lb.ReasonNetworkUnavailable))
+	case f.RequireReady && f.Node.NotReady:
+		return place{}, lb.Refuse(lb.ReasonNodeNotReady, "%s: %s", f.Self, Describe(lb.ReasonNodeNotReady))
 	case !f.Joined:
 		return place{}, lb.Refuse(lb.ReasonNotJoined, "the speaker on %s has not met the others yet", f.Self)
 	}
@@ -304,3 +314,7 @@ func (f Facts) excluded() bool {
 	_, ok := f.Node.Labels[LabelExclude]
 	return ok && !f.IgnoreExclude
 }
+
+// networkUnavailable reports whether the node's network plugin has not set up its network, as far as
+// that counts.
+func (f Facts) networkUnavailable() bool { return f.Node.NetworkUnavailable && !f.IgnoreNetwork }

@@ -80,6 +80,10 @@ func unprogrammed(d *lb.Delivery) {
 	d.Refusal = lb.Refuse(lb.ReasonNotProgrammed, "iptables-restore: exit status 4")
 }
 
+func pathless(d *lb.Delivery) {
+	d.Refusal = lb.Refuse(lb.ReasonPodRouteMissing, "the kernel of n1 has no route to the endpoint 10.1.0.2")
+}
+
 func contested(d *lb.Delivery) {
 	d.Refusal = lb.Refuse(lb.ReasonFrontendInUse, "192.0.2.1:80/tcp is held by a Service of another namespace")
 }
@@ -168,7 +172,36 @@ func TestContract1And2And10ClaimOrTypedReason(t *testing.T) {
 		{
 			name:  "interface down",
 			facts: func(f *Facts) { f.Interfaces = []lb.Interface{eth0(func(i *lb.Interface) { i.Up = false })} },
-			want:  lb.ReasonNoInterface},
+			want:  lb.ReasonNoCarrier},
+		{
+			name: "interface down, and another one of the subnet",
+			facts: func(f *Facts) {
+				f.Interfaces = []lb.Interface{eth0(func(i *lb.Interface) { i.Up, i.Name = false, "eth1" }), eth0()}
+			}},
+		{
+			name: "interface does not forward",
+			facts: func(f *Facts) {
+				f.CheckForwarding = true
+				f.Interfaces = []lb.Interface{eth0(func(i *lb.Interface) { i.Unforwarded4 = true })}
+			},
+			want: lb.ReasonForwardingOff},
+		{
+			name: "interface forwards the family of the VIP",
+			facts: func(f *Facts) {
+				f.CheckForwarding = true
+				f.Interfaces = []lb.Interface{eth0(func(i *lb.Interface) { i.Unforwarded6 = true })}
+			}},
+		{
+			name:  "forwarding does not count with another data plane",
+			facts: func(f *Facts) { f.Interfaces = []lb.Interface{eth0(func(i *lb.Interface) { i.Unforwarded4 = true })} }},
+		{name: "network unavailable", facts: func(f *Facts) { f.Node.NetworkUnavailable = true },
+			want: lb.ReasonNetworkUnavailable},
+		{name: "network unavailable, which does not count",
+			facts: func(f *Facts) { f.Node.NetworkUnavailable, f.IgnoreNetwork = true, true }},
+		{name: "node not ready", facts: func(f *Facts) { f.Node.NotReady = true }},
+		{name: "node not ready, which counts", facts: func(f *Facts) { f.Node.NotReady, f.RequireReady = true, true },
+			want: lb.ReasonNodeNotReady},
+		{name: "no path", input: held(delivery(nginx, pathless)), want: lb.ReasonPodRouteMissing},
 		{name: "interface of another subnet", facts: func(f *Facts) {
 			f.Interfaces = []lb.Interface{
 				eth0(func(i *lb.Interface) { i.Addresses = []netip.Prefix{netip.MustParsePrefix("10.0.0.1/8")} })}

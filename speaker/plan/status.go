@@ -113,6 +113,18 @@ func Describe(reason lb.Reason) string {
 		return "the node is drained: it carries the label " + lb.LabelDrain
 	case lb.ReasonNodeExcluded:
 		return "the node carries the label " + LabelExclude
+	case lb.ReasonNetworkUnavailable:
+		return "the Node has the condition NetworkUnavailable: its network plugin (CNI) has not set up the network"
+	case lb.ReasonNodeNotReady:
+		return "the Node is not ready, and speakers announce from ready nodes only (--require-ready)"
+	case lb.ReasonNoCarrier:
+		return "an interface that packets have to pass is down or has no carrier"
+	case lb.ReasonForwardingOff:
+		return "the node's kernel forwards no packets to endpoints"
+	case lb.ReasonPodRouteMissing:
+		return "the node's kernel has no route to an endpoint"
+	case lb.ReasonConntrackFull:
+		return "the node's table of connections is full"
 	case lb.ReasonNodeUnknown:
 		return "the API server has no Node object of this node"
 	case lb.ReasonStopping:
@@ -326,7 +338,8 @@ func onlyObstacle(reasons []lb.Reason) lb.Reason {
 	}
 	others := slices.DeleteFunc(slices.Clone(reasons), func(r lb.Reason) bool {
 		switch r {
-		case lb.ReasonNodeExcluded, lb.ReasonNodeLeaving, lb.ReasonNodeDrained, lb.ReasonStopping, lb.ReasonMissing:
+		case lb.ReasonNodeExcluded, lb.ReasonNodeLeaving, lb.ReasonNodeDrained, lb.ReasonStopping, lb.ReasonMissing,
+			lb.ReasonNetworkUnavailable, lb.ReasonNodeNotReady:
 			return true
 		}
 		return false

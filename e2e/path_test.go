@@ -1,0 +1,264 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/e2e/lab"
+	"github.com/landfall-lb/landfall/e2e/lab/labtest"
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// bootNode is a node with a pod of the Service, which the advertisement below prefers.
+const bootNode = "k8s-worker-178"
+
+const preferBootNode = `
+apiVersion: landfall.dev/v1beta1
+kind: IPAddressPool
+metadata: {name: lan}
+spec: {addresses: [172.26.236.180-172.26.236.189]}
+---
+apiVersion: landfall.dev/v1beta1
+kind: L2Advertisement
+metadata: {name: lan}
+spec: {preferredNodes: [{weight: 50, nodeSelector: {matchLabels: {kubernetes.io/hostname: ` + bootNode + `}}}]}
+`
+
+// boots is where a node boots: over ARP or BGP.
+type boots struct {
+	*lab.Lab
+	vip  netip.AddrPort
+	from string // a client
+	// served waits until the node announces the VIP, unserved until it does not.
+	served, unserved func(*testing.T)
+}
+
+func bootsOverL2(t *testing.T) boots {
+	l := labtest.Start(t, lab.SeedCluster(), lab.Options{})
+	if err := l.ApplyYAML(t.Context(), preferBootNode); err != nil {
+		t.Fatal(err)
+	}
+	seedService(t, l)
+	return boots{l, seedVIP, lab.ClientName,
+		func(t *testing.T) { wantAnswererAmong(t, l, seedVIP.Addr(), bootNode) },
+		func(t *testing.T) { wantAnswererAmong(t, l, seedVIP.Addr(), otherThan(l, bootNode)...) }}
+}
+
+func bootsOverBGP(t *testing.T) boots {
+	l := startBGP(t, lab.ToR{Kind: lab.FRR, Count: 1, ASN: 64501, NodeASN: 64500}, false, "")
+	has := func(t *testing.T, want bool) {
+		eventually(t, fmt.Sprintf("%s is routed to %s: %v", bgpVIP, bootNode, want), func() error {
+			nodes, err := l.Routers()[0].Nodes(t.Context(), host(bgpVIP.Addr()))
+			if err == nil && (slices.Contains(nodes, bootNode) != want || len(nodes) == 0) {
+				err = fmt.Errorf("it is routed to %v", nodes)
+			}
+			return err
+		})
+	}
+	return boots{l, bgpVIP, lab.FarClientName, func(t *testing.T) { has(t, true) }, func(t *testing.T) { has(t, false) }}
+}
+
+// TestContract1ANodeBoots has proxy and speaker of a node up before its network plugin (CNI): while
+// there is no bridge for pods and no route to any, it announces nothing, and no client is met by
+// silence; when they are there, it announces again.
+func TestContract1ANodeBoots(t *testing.T) {
+	t.Parallel()
+	for _, over := range []struct {
+		name  string
+		start func(*testing.T) boots
+	}{{"L2", bootsOverL2}, {"BGP", bootsOverBGP}} {
+		t.Run(over.name, func(t *testing.T) {
+			t.Parallel()
+			b := over.start(t)
+			t.Run("Cluster", func(t *testing.T) { b.boot(t) })
+			setLocal(t, b.Lab)
+			t.Run("Local", func(t *testing.T) { b.boot(t) })
+		})
+	}
+}
+
+func (b boots) boot(t *testing.T) {
+	b.served(t)
+	// Other nodes would send connections to a pod that has no network.
+	pod := ""
+	for _, p := range b.Pods("my-nginx") {
+		if p.Node == bootNode {
+			pod = p.Name
+		}
+	}
+	b.conditions(t, pod, lab.NotReady)
+	programs := []string{"proxy", "speaker"}
+	for _, program := range []string{"speaker", "proxy"} {
+		if err := b.Agent(program, bootNode).Stop(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.unserved(t)
+	mustExec(t, b.Lab, bootNode, "nft", "flush", "ruleset")
+	if err := b.StopCNI(t.Context(), bootNode); err != nil {
+		t.Fatal(err)
+	}
+	elsewhere := ""
+	for _, p := range b.Pods("my-nginx") {
+		if p.Node != bootNode {
+			elsewhere = p.Name
+		}
+	}
+	wantAnswers(t, b.Lab, b.from, "tcp", b.vip, elsewhere)
+	probe := b.StartProbe(t.Context(), b.from, "tcp", b.vip, newEvery)
+	for _, program := range programs {
+		if err := b.Agent(program, bootNode).Start(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, program := range programs {
+		if err := b.Agent(program, bootNode).WaitReady(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(3 * time.Second)
+	b.unserved(t)
+	wantNoneLost(t, probe.Stop())
+
+	probe = b.StartProbe(t.Context(), b.from, "tcp", b.vip, newEvery)
+	if err := b.StartCNI(t.Context(), bootNode); err != nil {
+		t.Fatal(err)
+	}
+	b.conditions(t, pod, lab.Ready)
+	b.served(t)
+	time.Sleep(time.Second)
+	wantNoneLost(t, probe.Stop())
+}
+
+func (b boots) conditions(t *testing.T, pod string, c lab.Conditions) {
+	t.Helper()
+	if err := b.SetConditions(t.Context(), pod, c); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// pathFault is something that takes the way to pods from bootNode, and gives it back.
+type pathFault struct {
+	name       string
+	reason     lb.Reason
+	make, mend func(testing.TB, *lab.Lab)
+	// local is set for one that needs the policy Local, or no pod of the Service on the node.
+	local bool
+}
+
+func run(argv ...string) func(testing.TB, *lab.Lab) {
+	return func(t testing.TB, l *lab.Lab) {
+		t.Helper()
+		if _, err := l.Exec(t.Context(), bootNode, argv...); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func pathFaults() []pathFault {
+	forwarding := func(name string) pathFault {
+		parameter := "net.ipv4." + name
+		return pathFault{parameter, lb.ReasonForwardingOff, run("sysctl", "-qw", parameter+"=0"),
+			run("sysctl", "-qw", parameter+"=1"), false}
+	}
+	cni := func(f func(*lab.Lab, context.Context, string) error) func(testing.TB, *lab.Lab) {
+		return func(t testing.TB, l *lab.Lab) {
+			if err := f(l, t.Context(), bootNode); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return []pathFault{
+		{"routes and cni0", lb.ReasonPodRouteMissing, cni((*lab.Lab).StopCNI), cni((*lab.Lab).StartCNI), false},
+		{"cni0 down", lb.ReasonPodRouteMissing, run("ip", "link", "set", lab.PodBridge, "down"),
+			run("ip", "link", "set", lab.PodBridge, "up"), true},
+		forwarding("ip_forward"), forwarding("conf.eth0.forwarding"),
+	}
+}
+
+// pathReason returns why a node's proxy does not deliver the VIP.
+func pathReason(t testing.TB, l *lab.Lab, node string, vip netip.Addr) (lb.Reason, error) {
+	text, err := l.Agent("proxy", node).Get(t.Context(), "/v1/status")
+	if err != nil {
+		return "", err
+	}
+	var status struct {
+		Services []struct {
+			VIPs []struct {
+				VIP    netip.Addr `json:"vip"`
+				Reason lb.Reason  `json:"reason"`
+			} `json:"vips"`
+		} `json:"services"`
+	}
+	if err := json.Unmarshal([]byte(text), &status); err != nil {
+		return "", fmt.Errorf("status of %s: %w", node, err)
+	}
+	for _, s := range status.Services {
+		for _, v := range s.VIPs {
+			if v.VIP == vip {
+				return v.Reason, nil
+			}
+		}
+	}
+	return "", errors.New("the proxy does not know the VIP")
+}
+
+// TestContract1ThePathGoes takes the way to pods from the node that answers, in each way: another node
+// takes over, and the one comes back when the way does.
+func TestContract1ThePathGoes(t *testing.T) {
+	t.Parallel()
+	b := bootsOverL2(t)
+	for _, f := range pathFaults() {
+		t.Run(f.name, func(t *testing.T) {
+			if f.local {
+				setLocal(t, b.Lab)
+			}
+			b.served(t)
+			f.make(t, b.Lab)
+			b.unserved(t)
+			eventually(t, "the proxy says why", func() error {
+				got, err := pathReason(t, b.Lab, bootNode, b.vip.Addr())
+				if err == nil && got != f.reason {
+					err = fmt.Errorf("it says %q, want %s", got, f.reason)
+				}
+				return err
+			})
+			f.mend(t, b.Lab)
+			b.served(t)
+		})
+	}
+}
+
+// TestContract1APodRouteGoes takes the route to one of two pods from the node that answers: the node
+// goes on with the other pod, and no connection goes where there is no way.
+func TestContract1APodRouteGoes(t *testing.T) {
+	t.Parallel()
+	b := bootsOverL2(t)
+	b.served(t)
+	wantAnswers(t, b.Lab, b.from, "tcp", b.vip, "my-nginx-1", "my-nginx-2")
+	var own string
+	var there netip.Prefix
+	for _, p := range b.Pods("my-nginx") {
+		if p.Node == bootNode {
+			own = p.Name
+			continue
+		}
+		for _, n := range b.Cluster().Nodes {
+			if n.Name == p.Node {
+				there = n.PodNetwork
+			}
+		}
+	}
+	mustExec(t, b.Lab, bootNode, "ip", "route", "del", there.String())
+	wantAnswers(t, b.Lab, b.from, "tcp", b.vip, own)
+	b.served(t)
+	probe := b.StartProbe(t.Context(), b.from, "tcp", b.vip, newEvery)
+	time.Sleep(time.Second)
+	wantNoneLost(t, probe.Stop())
+}

@@ -1,0 +1,270 @@
+package path
+
+import (
+	"errors"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/links"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// concerned adds to what is due the addresses that the kernel's messages concern, and those whose
+// time has come.
+func (a *Actor) concerned(now time.Time, due map[netip.Addr]bool) {
+	a.mu.Lock()
+	changes := a.changes
+	a.changes = nil
+	a.mu.Unlock()
+	if now.Sub(a.synced) >= resync {
+		changes = []links.RouteChange{{All: true}}
+	}
+	if !now.Before(a.settled) {
+		for addr := range a.settling {
+			due[addr] = true
+		}
+		clear(a.settling)
+	}
+	for addr := range a.held {
+		due[addr] = true
+	}
+	changed := map[int]bool{}
+	for _, c := range changes {
+		switch {
+		case c.All:
+			a.synced = now
+			for addr := range a.entries {
+				due[addr] = true
+			}
+		case c.Link != 0:
+			changed[c.Link] = true
+		default:
+			a.within(c.Prefix, due)
+		}
+	}
+	if len(changed) == 0 {
+		return
+	}
+	for addr, e := range a.entries {
+		// A route of several hops has no link of its own.
+		if changed[e.way.Link] || e.known && e.way.Link == 0 && e.way.Kind != lb.RouteNone {
+			due[addr] = true
+			a.settling[addr] = true
+		}
+	}
+	a.settled = now.Add(settle)
+}
+
+// within adds the addresses to which a route of a prefix may lead. One to everywhere concerns only
+// those that have no other.
+func (a *Actor) within(prefix netip.Prefix, due map[netip.Addr]bool) {
+	if prefix.Bits() == 0 {
+		for addr, e := range a.entries {
+			if e.way.Kind != lb.RouteOwn && addr.Is4() == prefix.Addr().Is4() {
+				due[addr] = true
+			}
+		}
+		return
+	}
+	if a.sorted == nil {
+		a.sorted = make([]netip.Addr, 0, len(a.entries))
+		for addr := range a.entries {
+			a.sorted = append(a.sorted, addr)
+		}
+		slices.SortFunc(a.sorted, netip.Addr.Compare)
+	}
+	at, _ := slices.BinarySearchFunc(a.sorted, prefix.Addr(), netip.Addr.Compare)
+	for ; at < len(a.sorted) && prefix.Contains(a.sorted[at]); at++ {
+		due[a.sorted[at]] = true
+	}
+}
+
+// look asks the kernel. What it does not answer stays as it was, and is asked again.
+func (a *Actor) look(due map[netip.Addr]bool) error {
+	var errs []error
+	for addr := range due {
+		e := a.entries[addr]
+		if e == nil {
+			continue
+		}
+		way, err := a.deps.Look(addr)
+		if err != nil {
+			a.retry[addr] = true
+			if len(errs) < 3 {
+				errs = append(errs, err)
+			}
+			continue
+		}
+		delete(a.retry, addr)
+		e.way, e.known = way, true
+	}
+	return errors.Join(errs...)
+}
+
+// view is what of the interfaces decides.
+type view struct {
+	interfaces []lb.Interface
+	own        []netip.Addr
+	byIndex    map[int]lb.Interface
+	// unforwarded has the families that are not forwarded at an interface with an address of the Node.
+	unforwarded map[lb.Family]bool
+}
+
+// see takes in the interfaces, and reports whether they differ from before.
+func (a *Actor) see() bool {
+	interfaces, listed := a.deps.Interfaces()
+	own := a.deps.Addresses()
+	if !listed || slices.Equal(own, a.view.own) && slices.EqualFunc(interfaces, a.view.interfaces, lb.Interface.Equal) {
+		return false
+	}
+	a.view = view{interfaces, slices.Clone(own), make(map[int]lb.Interface, len(interfaces)), map[lb.Family]bool{}}
+	for _, i := range interfaces {
+		a.view.byIndex[i.Index] = i
+		for _, p := range i.Addresses {
+			if family := lb.FamilyOf(p.Addr()); !i.Forwards(family) && slices.Contains(own, p.Addr()) {
+				a.view.unforwarded[family] = true
+			}
+		}
+	}
+	return true
+}
+
+// judge decides of endpoints whether they are reached, and tells what has changed.
+func (a *Actor) judge(now time.Time, due map[netip.Addr]bool, off *lb.Refusal) {
+	if a.see() {
+		for addr := range a.entries {
+			due[addr] = true
+		}
+	}
+	lost, services := map[netip.Addr]*lb.Refusal{}, map[lb.Key]bool{}
+	for addr := range due {
+		e := a.entries[addr]
+		if e == nil || !e.known {
+			continue
+		}
+		refusal := a.refuse(e)
+		delete(a.held, addr)
+		if wait := e.flap.step(now, refusal != nil); wait > 0 && e.told != nil {
+			refusal = e.told
+			a.held[addr] = true
+		}
+		if (refusal == nil) == (e.told == nil) && (refusal == nil || *refusal == *e.told) {
+			continue
+		}
+		e.told = refusal
+		lost[addr] = refusal
+		for _, key := range e.users {
+			services[key] = true
+		}
+	}
+	a.tell(lost, services, off)
+}
+
+func (a *Actor) refuse(e *entry) *lb.Refusal {
+	family := lb.FamilyOf(e.target.Addr)
+	out, is := a.view.byIndex[e.way.Link]
+	return plan.Way{Kind: e.way.Kind, Local: e.way.Local, Interface: out.Name, Down: e.way.Down,
+		Unforwarded: a.view.unforwarded[family] || is && !out.Forwards(family),
+	}.Refuse(e.target, a.deps.Node, a.deps.DefaultRoute)
+}
+
+func (a *Actor) tell(lost map[netip.Addr]*lb.Refusal, services map[lb.Key]bool, off *lb.Refusal) {
+	a.off = off
+	a.mu.Lock()
+	changed := !a.known || len(lost) > 0 || (off == nil) != (a.news.Off == nil)
+	a.known, a.news.Off = true, off
+	if a.news.Lost == nil {
+		a.news.Lost, a.news.Services = lost, services
+	} else {
+		maps.Copy(a.news.Lost, lost)
+		maps.Copy(a.news.Services, services)
+	}
+	a.mu.Unlock()
+	if changed {
+		a.deps.Changed()
+	}
+}
+
+// full returns why the kernel's table of connections has no room; nil if it has.
+func (a *Actor) full(now time.Time) *lb.Refusal {
+	if now.Sub(a.looked) >= every {
+		a.looked = now
+		count, most := a.deps.Conntrack()
+		a.table.step(now, count, most)
+	}
+	if !a.table.full {
+		return nil
+	}
+	return lb.Refuse(lb.ReasonConntrackFull, "the table of connections of %s is full, so its kernel drops new ones",
+		a.deps.Node)
+}
+
+// next returns when to step again.
+func (a *Actor) next(now time.Time) time.Duration {
+	wait := every
+	if len(a.settling) > 0 {
+		wait = min(wait, a.settled.Sub(now))
+	}
+	for addr := range a.held {
+		wait = min(wait, a.entries[addr].flap.until.Sub(now))
+	}
+	return max(wait, time.Millisecond)
+}
+
+// What becomes of an endpoint that was lost and is reached again.
+const (
+	// hold is how long it is left out at first, twice as long each time that it was lost again within
+	// memory, and most at most.
+	hold   = time.Second
+	most   = 30 * time.Second
+	memory = 2 * time.Minute
+)
+
+// flap remembers how often something was lost. What is not there at first was never lost.
+type flap struct {
+	begun, away bool
+	losses      int
+	lost, until time.Time
+}
+
+// step takes in whether it is away now, and returns how long it is left out although it is not.
+func (f *flap) step(now time.Time, away bool) (wait time.Duration) {
+	switch {
+	case away && !f.away && f.begun:
+		if now.Sub(f.lost) > memory {
+			f.losses = 0
+		}
+		f.losses, f.lost = f.losses+1, now
+	case !away && f.away && f.losses > 0:
+		f.until = now.Add(min(hold<<min(f.losses-1, 10), most))
+	}
+	f.begun, f.away = true, away
+	if away {
+		return 0
+	}
+	return max(0, f.until.Sub(now))
+}
+
+// A table of connections counts as full when it has no room for two looks, and no more when a tenth
+// of it is free.
+type table struct {
+	full  bool
+	since time.Time // no room
+	flap  flap
+}
+
+func (t *table) step(now time.Time, count, most int) {
+	switch {
+	case most == 0:
+		return // unknown is not absent
+	case count < most/100*99:
+		t.since = time.Time{}
+	case t.since.IsZero():
+		t.since = now
+	}
+	bound := !t.since.IsZero() && now.Sub(t.since) >= every || t.full && count > most/10*9
+	t.full = t.flap.step(now, bound) > 0 || bound
+}

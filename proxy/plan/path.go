@@ -1,0 +1,157 @@
+package plan
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// Path is what is known of the way behind the rules. What is not in it is reached, or unknown.
+type Path struct {
+	// Off says why the kernel delivers nothing at all; nil if it does.
+	Off *lb.Refusal
+	// Lost says for endpoints why the kernel does not reach them.
+	Lost map[netip.Addr]*lb.Refusal
+}
+
+// After returns the path after changes, nil for endpoints that are reached again. It leaves p as it
+// was, for those who still read it.
+func (p Path) After(changes map[netip.Addr]*lb.Refusal) Path {
+	if len(changes) == 0 {
+		return p
+	}
+	lost := make(map[netip.Addr]*lb.Refusal, len(p.Lost)+len(changes))
+	maps.Copy(lost, p.Lost)
+	maps.Copy(lost, changes)
+	maps.DeleteFunc(lost, func(_ netip.Addr, why *lb.Refusal) bool { return why == nil })
+	p.Lost = lost
+	return p
+}
+
+// refuse returns why none of the counted endpoints is reached; nil if one is, or if there are none.
+func (p Path) refuse(counted counter) *lb.Refusal {
+	n := len(counted.ready) + len(counted.serving)
+	if n == 0 {
+		return nil
+	}
+	if p.Off != nil {
+		return p.Off
+	}
+	if len(p.Lost) == 0 {
+		return nil
+	}
+	var first netip.Addr
+	for _, addrs := range []map[netip.Addr]bool{counted.ready, counted.serving} {
+		for addr := range addrs {
+			if p.Lost[addr] == nil {
+				return nil
+			}
+			if !first.IsValid() || addr.Less(first) {
+				first = addr
+			}
+		}
+	}
+	return p.Lost[first]
+}
+
+// Reaching returns the plan without the endpoints that the kernel does not reach. A set of which it
+// reaches none stays whole: what is sent there is refused by the kernel or the network, and Report
+// says that the node does not deliver.
+func (s Service) Reaching(lost map[netip.Addr]*lb.Refusal) Service {
+	if len(lost) == 0 {
+		return s
+	}
+	away := func(b lb.Backend) bool { return lost[b.Addr.Addr()] != nil }
+	cloned := false
+	for i, p := range s.Ports {
+		cluster, local := reached(p.Backends.Cluster, away), reached(p.Backends.Local, away)
+		if len(cluster) == len(p.Backends.Cluster) && len(local) == len(p.Backends.Local) {
+			continue
+		}
+		if !cloned {
+			s.Ports, cloned = slices.Clone(s.Ports), true
+		}
+		s.Ports[i].Backends = lb.Usable{Cluster: cluster, Local: local}
+	}
+	return s
+}
+
+// reached returns the backends that are not away; all of them if none is left.
+func reached(all []lb.Backend, away func(lb.Backend) bool) []lb.Backend {
+	if !slices.ContainsFunc(all, away) {
+		return all
+	}
+	left := slices.DeleteFunc(slices.Clone(all), away)
+	if len(left) == 0 {
+		return all
+	}
+	return left
+}
+
+// Target is an endpoint to whose address the kernel needs a way.
+type Target struct {
+	Addr netip.Addr
+	// Pod is set for a pod with an address of its own, to which a default route is no way: routers
+	// outside of the cluster know nodes and foreign addresses, and not pods.
+	Pod bool
+}
+
+// Targets returns up to a number of endpoints of a Service's slices, those on the node called self
+// before others, each address once.
+func (n *Nodes) Targets(endpoints []lb.Slice, self string, most int) []Target {
+	var targets []Target
+	seen := map[netip.Addr]bool{}
+	for _, local := range []bool{true, false} {
+		for _, slice := range endpoints {
+			for _, ep := range slice.Endpoints {
+				if (ep.Node == self) != local || seen[ep.Addr] || len(targets) == most {
+					continue
+				}
+				seen[ep.Addr] = true
+				_, host := n.addresses[ep.Addr]
+				targets = append(targets, Target{Addr: ep.Addr, Pod: ep.Node != "" && !host})
+			}
+		}
+	}
+	return targets
+}
+
+// Way is the route that the kernel takes to a Target, and what becomes of packets on it.
+type Way struct {
+	Kind lb.RouteKind
+	// Local is set for the node's own addresses, for which it forwards nothing.
+	Local bool
+	// Interface is the one that packets leave by, and answers come in at; "" if unknown.
+	Interface string
+	// Down is set if no interface of the route has a carrier, Unforwarded if the kernel does not forward
+	// what comes in there, or at an interface with an address of the Node.
+	Down, Unforwarded bool
+}
+
+// Refuse returns why a Way does not lead to a Target on a node; nil if it does, or may. With
+// defaultRoute set, the network between the nodes knows where pods are.
+func (w Way) Refuse(t Target, node string, defaultRoute bool) *lb.Refusal {
+	by := w.Interface
+	if by != "" {
+		by = " by " + by
+	}
+	switch {
+	case w.Local:
+		return nil
+	case w.Kind == lb.RouteNone:
+		return lb.Refuse(lb.ReasonPodRouteMissing, "the kernel of %s has no route to the endpoint %s", node, t.Addr)
+	case w.Kind == lb.RouteDefault && t.Pod && !defaultRoute:
+		return lb.Refuse(lb.ReasonPodRouteMissing,
+			"the kernel of %s has no route to the pod %s but the default route%s; if the network outside knows the pods, "+
+				"set --path-check=default-route", node, t.Addr, by)
+	case w.Down:
+		return lb.Refuse(lb.ReasonNoCarrier, "the route of %s to the endpoint %s leads out%s, which has no carrier", node,
+			t.Addr, by)
+	case w.Unforwarded:
+		return lb.Refuse(lb.ReasonForwardingOff,
+			"the kernel of %s forwards no %s packets between clients and the endpoint %s", node, lb.FamilyOf(t.Addr), t.Addr)
+	}
+	return nil
+}

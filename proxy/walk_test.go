@@ -1,0 +1,156 @@
+package main
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/path"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// fakePath has what it was told, and tells what the test says.
+type fakePath struct {
+	targets map[lb.Key][]plan.Target
+	news    path.News
+	known   bool
+}
+
+func (f *fakePath) Begin(all map[lb.Key][]plan.Target) {
+	f.targets = map[lb.Key][]plan.Target{}
+	f.Update(all)
+}
+
+func (f *fakePath) Update(changes map[lb.Key][]plan.Target) {
+	for key, targets := range changes {
+		f.targets[key] = targets
+		if targets == nil {
+			delete(f.targets, key)
+		}
+	}
+}
+
+func (f *fakePath) take() (path.News, bool) {
+	news := f.news
+	f.news = path.News{Off: news.Off}
+	return news, f.known
+}
+
+// lose says that endpoints of Services are not reached, or are again.
+func (f *fakePath) lose(why *lb.Refusal, service string, addrs ...string) {
+	f.news.Lost = map[netip.Addr]*lb.Refusal{}
+	f.news.Services = map[lb.Key]bool{key(service): true}
+	for _, a := range addrs {
+		f.news.Lost[netip.MustParseAddr(a)] = why
+	}
+}
+
+var noRoute = lb.Refuse(lb.ReasonPodRouteMissing, "no route")
+
+func newPathBench(t *testing.T) (*bench, *fakePath) {
+	b, f := newBench(t), &fakePath{}
+	b.from.path, b.to.targets = f.take, f
+	return b, f
+}
+
+func TestContract1NothingIsSaidBeforeThePathIsKnown(t *testing.T) {
+	b, f := newPathBench(t)
+	b.put("web", "192.0.2.1", "10.200.1.2")
+	b.synced()
+	b.run()
+	b.rules.confirm()
+	b.run()
+	if len(f.targets[key("web")]) != 1 || b.feed.complete {
+		t.Errorf("targets %v, feed complete %v", f.targets, b.feed.complete)
+	}
+	f.known = true
+	f.lose(noRoute, "web", "10.200.1.2")
+	b.run()
+	if !b.feed.complete {
+		t.Error("the feed is not complete")
+	}
+	b.expectDelivery("web", "192.0.2.1", "refused")
+}
+
+func TestContract1ALostPathIsWithdrawnFirst(t *testing.T) {
+	b, f := newPathBench(t)
+	f.known = true
+	b.put("web", "192.0.2.1", "10.200.1.2", "10.200.1.3")
+	b.put("other", "192.0.2.2", "10.200.1.2")
+	b.synced()
+	settle := func() {
+		b.run()
+		b.rules.confirm()
+		b.run()
+	}
+	settle()
+	b.expectDelivery("web", "192.0.2.1", "2")
+	b.order = nil
+	f.lose(noRoute, "web", "10.200.1.2")
+	b.run()
+	if want := []string{"feed web", "rules web"}; !slices.Equal(b.order, want) {
+		t.Errorf("order %v, want %v", b.order, want)
+	}
+	settle()
+	b.expectDelivery("web", "192.0.2.1", "1")
+	if got := b.rules.wanted[key("web")].Ports[0].Backends.Local; len(got) != 1 {
+		t.Errorf("the rules deliver to %v", got)
+	}
+	b.order = nil
+	f.lose(noRoute, "web", "10.200.1.3")
+	b.run()
+	b.expectDelivery("web", "192.0.2.1", "refused")
+	if got := b.health.state.Services[key("web")].Local[lb.IPv4]; got != 0 {
+		t.Errorf("the health port counts %d", got)
+	}
+	if got := b.rules.wanted[key("web")].Ports[0].Backends.Local; len(got) != 2 {
+		t.Errorf("without a way to any, the rules deliver to %v", got)
+	}
+	settle()
+	f.lose(nil, "web", "10.200.1.2", "10.200.1.3")
+	settle()
+	b.expectDelivery("web", "192.0.2.1", "2")
+	if len(b.path.Lost) != 0 {
+		t.Errorf("lost: %v", b.path.Lost)
+	}
+
+	b.order = nil
+	f.news.Off = lb.Refuse(lb.ReasonConntrackFull, "full")
+	b.run()
+	b.expectDelivery("web", "192.0.2.1", "refused")
+	b.expectDelivery("other", "192.0.2.2", "refused")
+	if slices.Contains(b.order, "rules web") {
+		t.Errorf("rules were written: %v", b.order)
+	}
+	f.news.Off = nil
+	b.run()
+	b.expectDelivery("web", "192.0.2.1", "2")
+	b.delete("web")
+	b.run()
+	b.clock = b.clock.Add(time.Minute)
+	b.run()
+	if got := slices.Collect(maps.Keys(f.targets)); !slices.Equal(got, []lb.Key{key("other")}) {
+		t.Errorf("targets of %v", got)
+	}
+}
+
+// An address is a pod's unless a Node has it: a Node that comes later changes that.
+func TestTargetsFollowNodes(t *testing.T) {
+	b, f := newPathBench(t)
+	f.known = true
+	b.put("web", "192.0.2.1", "203.0.113.7")
+	b.synced()
+	b.run()
+	if got := f.targets[key("web")]; len(got) != 1 || !got[0].Pod {
+		t.Errorf("targets %v", got)
+	}
+	b.nodes.Set("there", lb.Node{Name: "there", Addresses: []netip.Addr{netip.MustParseAddr("203.0.113.7")}})
+	b.markNode("there")
+	b.run()
+	if got := f.targets[key("web")]; len(got) != 1 || got[0].Pod {
+		t.Errorf("targets %v", got)
+	}
+}
