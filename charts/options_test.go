@@ -216,6 +216,29 @@ func TestDashboard(t *testing.T) {
 	}
 }
 
+// TestTracing tells all programs the collector, and lets the controller reach it.
+func TestTracing(t *testing.T) {
+	t.Parallel()
+	for endpoint, port := range map[string]int{"http://collector.monitoring:4318": 4318, "https://collector/otlp": 443,
+		"http://[2001:db8::1]": 80} {
+		objects := render(t, "networkPolicy.enabled=true", `tracing.endpoint="`+endpoint+`"`)
+		node := as[appsv1.DaemonSet](t, objects, "DaemonSet landfall-node").Spec.Template.Spec
+		controller := as[appsv1.Deployment](t, objects, "Deployment landfall-controller").Spec.Template.Spec
+		for _, c := range slices.Concat(node.Containers, controller.Containers) {
+			if !slices.Contains(c.Args, "--otlp-endpoint="+endpoint) {
+				t.Errorf("%s has the arguments %v", c.Name, c.Args)
+			}
+		}
+		egress := as[networkingv1.NetworkPolicy](t, objects, "NetworkPolicy landfall-controller").Spec.Egress
+		if got := egress[len(egress)-1].Ports[0].Port.IntValue(); got != port {
+			t.Errorf("%s: the policy lets port %d out", endpoint, got)
+		}
+	}
+	if _, err := template(t, `tracing.endpoint="collector:4317"`); err == nil {
+		t.Error("an endpoint without a scheme")
+	}
+}
+
 // TestExtraObjects are rendered as templates, from YAML or from text.
 func TestExtraObjects(t *testing.T) {
 	t.Parallel()

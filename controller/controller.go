@@ -69,8 +69,10 @@ type deps struct {
 	status  statusWriter
 	events  reporter
 	metrics *metrics
-	log     *slog.Logger
-	now     func() time.Time
+	// trace takes spans; nil if nobody wants them.
+	trace func(lb.Span)
+	log   *slog.Logger
+	now   func() time.Time
 	// parallel is how many writes are under way at a time.
 	parallel int
 	// identity differs from that of all other controllers.
@@ -110,6 +112,7 @@ type controller struct {
 	// withdrawals are the Services that are to lose their finalizer once nobody announces them.
 	withdrawals withdrawals
 	counted     time.Time // when counts of pools were last written
+	deciding    time.Time // when the present step began
 }
 
 // write is a write of ours to a Service's status.
@@ -221,6 +224,7 @@ func (c *controller) step(ctx context.Context) (again time.Duration, err error) 
 		return 0, nil // called again when they are
 	}
 	started := c.now()
+	c.deciding = started
 	pools := c.pools.All()
 	c.tell(pools, started)
 	p := c.book.Plan(started)

@@ -219,6 +219,9 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 		status:         status, events: events, metrics: newMetrics(rt.Metrics), log: rt.Log, now: time.Now,
 		identity: identity, parallel: parallel, allocatedFrom: o.metallb,
 	}
+	if rt.Traces.On() {
+		d.trace = rt.Traces.Add
+	}
 	if tidy := func(string) { c.tidier.runner.Poke() }; o.dashboard {
 		shown := showing{deps: d, class: o.class, leads: func() bool { return c.leads() },
 			peers: kube.BGPPeerSessions(client, func(name string) { tidy(name); board.FactsChanged() }),

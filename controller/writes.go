@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -23,6 +24,8 @@ type change struct {
 	reservations map[string]lb.PendingReservation // by pool, for what it adds
 	// replaced are addresses that others wrote into the status and that this change takes out of it.
 	replaced []netip.Addr
+	// pool is that of the first address; "" if none contains it.
+	pool string
 	// deleted is set for a Service that is being deleted and loses its finalizer.
 	deleted bool
 }
@@ -47,7 +50,8 @@ func (c *controller) changes(p plan.Plan) []change {
 		if len(decision.Replaced)+s.Unread > 0 && !c.replaces.allow(key, c.now()) {
 			continue
 		}
-		changes = append(changes, change{service: s, holding: h, replaced: decision.Replaced, deleted: s.Deleting})
+		changes = append(changes, change{service: s, holding: h, replaced: decision.Replaced, pool: decision.Pool,
+			deleted: s.Deleting})
 	}
 	slices.SortFunc(changes, func(a, b change) int { return plan.Older(&a.service, &b.service) })
 	return changes
@@ -118,6 +122,7 @@ func (c *controller) wrote(ctx context.Context, ch change, err error) error {
 		w.done = true
 		w.log(c.log, key, nil)
 		c.report(ch)
+		c.traceAssigned(ch)
 		return nil
 	case kube.IsNotFound(err):
 		w.done = true // nothing to do but wait until the watch shows it
@@ -129,6 +134,20 @@ func (c *controller) wrote(ctx context.Context, ch change, err error) error {
 		w.log(c.log, key, err)
 	}
 	return err
+}
+
+// traceAssigned tells of the addresses that a Service has got by a write.
+func (c *controller) traceAssigned(ch change) {
+	if c.trace == nil || ch.deleted {
+		return
+	}
+	for _, addr := range ch.holding.Addresses {
+		if !slices.ContainsFunc(ch.service.Ingress, func(in lb.Ingress) bool { return in.Addr == addr }) {
+			c.trace(lb.Span{Service: ch.service.Key, UID: ch.service.UID, VIP: addr, Name: lb.SpanAssigned, Start: c.deciding,
+				End: c.now(), Attributes: []lb.SpanAttribute{{Key: "landfall.pool", Value: ch.pool},
+					{Key: "landfall.service.created", Value: ch.service.Created.UTC().Format(time.RFC3339)}}})
+		}
+	}
 }
 
 // log logs how the write of a Service's status went, a row of failures once.

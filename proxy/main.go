@@ -135,6 +135,9 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 
 	p := newProxy(rt.NodeName, set, kernel.families, rt.Log, time.Now)
 	p.mode = kernel.mode
+	if rt.Traces.On() {
+		p.spans.add = rt.Traces.Add
+	}
 	metrics := newMetrics(rt.Metrics)
 	events := client.Events(name, rt.NodeName)
 	var walker *path.Actor

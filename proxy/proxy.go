@@ -107,6 +107,7 @@ type proxy struct {
 	// connections calls each for every open TCP connection in the kernel's table.
 	connections func(each func(conntrack.Connection)) error
 
+	spans  confirmations
 	began  time.Time
 	runner *loop.Runner
 	// settled is closed once the kernel holds what is wanted for the first time.
@@ -406,7 +407,9 @@ func (p *proxy) announce(keys map[lb.Key]bool) {
 	for key := range keys {
 		r := p.records[key]
 		p.counts.add(r, -1)
+		before := r.deliveries
 		r.deliveries = plan.Report(r.planned, r.applied, r.failure, p.path)
+		p.spans.told(p.now(), p.complete, r.planned.Age.UID, before, r.deliveries)
 		p.counts.add(r, 1)
 		deliveries[key] = r.deliveries
 		checks[key] = health.Service{Port: r.planned.HealthPort, Local: plan.Health(r.planned, r.applied, p.path)}

@@ -261,6 +261,9 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	}
 	s := newSpeaker(rt.NodeName, f.options.class, rt.Log)
 	s.opts = f.options
+	if rt.Traces.On() {
+		s.trace = rt.Traces.Add
+	}
 	passwords := f.watch(client, s)
 
 	around := newSurroundings(client, rt, f.namespace)
@@ -354,7 +357,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 // newReporter returns the actor that writes to Services whether their addresses are announced.
 func newReporter(client *kube.Client, s *speaker, events *kube.Events) *report.Reporter {
 	return report.New(report.Options{
-		Log: s.log, Service: s.from.services.Get, Write: client.Status(time.Now).Announced,
+		Log: s.log, Service: s.from.services.Get, Write: writeAnnounced(client.Status(time.Now).Announced).traced(s.trace, time.Now),
 		Event: func(s lb.Service, good bool, reason lb.Reason, message string) {
 			if good {
 				events.Normal(kube.ServiceReference(s), reason, message)

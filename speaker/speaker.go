@@ -15,6 +15,7 @@ import (
 	"github.com/landfall-lb/landfall/speaker/partition"
 	"github.com/landfall-lb/landfall/speaker/plan"
 	"github.com/landfall-lb/landfall/speaker/routes"
+	"github.com/landfall-lb/landfall/speaker/spans"
 )
 
 // speaker is the loop: it collects what has changed, has the rooms decide what follows, and tells
@@ -30,6 +31,8 @@ type speaker struct {
 	beats   *beats // nil where no neighbors are watched
 	// found returns what keeps announcements of this node from clients; nil if nobody looks.
 	found func() []lb.Finding
+	// trace takes spans; nil if nobody wants to know.
+	trace func(lb.Span)
 	// refusal says what the API server does not let the program read; nil if nobody asks.
 	refusal func() string
 	// candidates are the interfaces that may answer, as of the last step. Only the step uses them.
@@ -74,6 +77,7 @@ type rooms struct {
 	routes    routes.State
 	ownership ownership.State
 	handoff   handoff.State
+	spans     spans.State
 	// advertised are the Ready conditions of L2Advertisements; nil where another node reports them.
 	advertised map[string]lb.Condition
 }

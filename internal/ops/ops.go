@@ -23,6 +23,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/landfall-lb/landfall/internal/otlp"
 )
 
 // Version is the version that the linker sets; if it is empty, BuildVersion reports the module's.
@@ -57,6 +59,8 @@ type Runtime struct {
 	Kubeconfig string   // path; empty means in-cluster
 	APIServers []string // host:port, to try when the configured address does not answer
 	NodeName   string
+	// Traces takes spans; nil without --otlp-endpoint, which drops them.
+	Traces *otlp.Exporter
 	// Args are the arguments other than flags.
 	Args   []string
 	Stdout io.Writer
@@ -161,6 +165,13 @@ func (p Program) run(args []string, env environment, stdout, stderr io.Writer) e
 	if p.StatusSocket != "" && slices.Equal(rt.Args, []string{statusArgument}) {
 		return printStatus(context.Background(), common.statusSocket, common.statusOnly, stdout)
 	}
+	if common.otlpEndpoint != "" {
+		if rt.Traces, err = otlp.New(otlp.Options{Endpoint: common.otlpEndpoint, Program: p.Name, Version: BuildVersion(),
+			Node: rt.NodeName, Log: rt.Log}); err != nil {
+			return Usagef("--otlp-endpoint: %w", err)
+		}
+		rt.Metrics.MustRegister(rt.Traces)
+	}
 	rt.server = newServer(rt.Log, rt.Metrics)
 	return p.serve(rt, common, env)
 }
@@ -201,6 +212,9 @@ func (p Program) serve(rt *Runtime, common *commonFlags, env environment) error 
 	if common.statusSocket != "" {
 		group.Go(func() error { rt.server.runLocal(serverCtx, common.statusSocket); return nil })
 	}
+	if rt.Traces.On() {
+		group.Go(func() error { return rt.Traces.Run(serverCtx) })
+	}
 	if profiles != nil {
 		group.Go(func() error { return rt.server.runPprof(serverCtx, profiles) })
 	}
@@ -238,6 +252,7 @@ func (c *commonFlags) listen(rt *Runtime, env environment) ([]net.Listener, erro
 type commonFlags struct {
 	kubeconfig, nodeName, logLevel, logFormat, metricsBindAddress string
 	statusSocket, statusOnly, certFile, keyFile, pprofAddress     string
+	otlpEndpoint                                                  string
 	apiServers                                                    []string
 	version, metricsSecure                                        bool
 }
@@ -274,6 +289,9 @@ func (p Program) addCommon(flags *pflag.FlagSet, env environment) *commonFlags {
 	flags.StringVar(&c.pprofAddress, "pprof-address", "",
 		"loopback address:port that serves Go's profiles below /debug/pprof/ to every process of the node, such as "+
 			"localhost:6060 (default: none)")
+	flags.StringVar(&c.otlpEndpoint, "otlp-endpoint", "",
+		"URL of an OpenTelemetry collector (OTLP over HTTP), such as http://collector:4318, to send traces of Services to "+
+			"(default: none)")
 	flags.BoolVar(&c.version, "version", false, "print the version and exit")
 	return &c
 }

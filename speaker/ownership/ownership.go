@@ -263,6 +263,9 @@ func (s *State) Decision(vip netip.Addr) (d plan.Decision, ok bool) {
 	return d, ok
 }
 
+// Answering returns the interfaces on which the actor answers for a VIP.
+func (s *State) Answering(vip netip.Addr) []string { return s.seen.Answering[vip] }
+
 // VIPs returns all VIPs that were decided, in no order.
 func (s *State) VIPs() []netip.Addr { return slices.Collect(maps.Keys(s.decisions)) }
 

@@ -183,6 +183,12 @@ loops run. Readiness: the first work is done. */}}
 {{- end }}
 {{- end -}}
 
+{{- define "landfall.tracingArgs" -}}
+{{- with .Values.tracing.endpoint }}
+- --otlp-endpoint={{ . }}
+{{- end }}
+{{- end -}}
+
 {{- define "landfall.metricsMount" -}}
 {{- if and .Values.metrics.secure .Values.metrics.certSecret }}
 - {name: metrics-certificate, mountPath: /run/secrets/landfall/metrics, readOnly: true}

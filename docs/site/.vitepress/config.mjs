@@ -18,7 +18,7 @@ const parts = [
     'l2-homelab', 'vmware', 'bare-metal', 'kubeadm', 'k3s', 'rke2', 'talos', 'kube-proxy-replacement', 'beside-cni',
     'behind-a-load-balancer',
     'ipam', 'l2', 'bgp', 'bfd', 'proxy', 'rollouts',
-    'landfallctl', 'dashboard', 'troubleshooting', 'metrics', 'security', 'upgrade-uninstall',
+    'landfallctl', 'dashboard', 'troubleshooting', 'metrics', 'traces', 'security', 'upgrade-uninstall',
     'migrate-metallb', 'migrate-kube-proxy',
   ]],
   ['Reference', 'docs/reference', [
