@@ -70,7 +70,7 @@ const gcPercent = 25
 // spare is memory that counts for the collector, and nothing touches, so that the kernel gives none
 // for it. Without it a proxy that holds little collects garbage after each 2 MiB, many times a second
 // while Services come.
-const spare = 24 << 20
+const spare = 16 << 20
 
 func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	if os.Getenv("GOGC") == "" {

@@ -16,6 +16,7 @@ const (
 	// chainPort guards the UDP port, chainInside what comes out of the tunnel; chainRefused counts.
 	chainPort    = "port"
 	chainInside  = "inside"
+	chainMoved   = "moved"
 	chainRefused = "refused"
 	// Connection tracking is kept from noting a connection for each moved one, here and there.
 	chainReceived = "received"
@@ -80,11 +81,12 @@ func (h header) chains(port uint16, least, most byte) []chain {
 		{chainRefused, nft.Hook{}, []nft.Rule{rule("", expr.List{&expr.Counter{}}, expr.Drop())}},
 		{chainPort, filter(unix.NF_INET_LOCAL_IN),
 			[]nft.Rule{rule("not from a node", toPort, from, expr.NotIn(setNodes), refuse)}},
-		{chainInside, filter(unix.NF_INET_PRE_ROUTING), []nft.Rule{
-			rule("not TCP", inside, expr.IsProtocol(expr.CmpOpNeq, unix.IPPROTO_TCP), refuse),
-			rule("a new connection", inside, isSYN, refuse),
-			rule("not moved", inside, otherTTL, refuse),
+		{chainMoved, nft.Hook{}, []nft.Rule{
+			rule("not TCP", expr.IsProtocol(expr.CmpOpNeq, unix.IPPROTO_TCP), refuse),
+			rule("a new connection", isSYN, refuse),
+			rule("not moved", otherTTL, refuse),
 		}},
+		{chainInside, filter(unix.NF_INET_PRE_ROUTING), []nft.Rule{rule("", inside, expr.Goto(chainMoved))}},
 		{chainReceived, filter(unix.NF_INET_PRE_ROUTING),
 			[]nft.Rule{rule("", toPort, from, expr.In(setNodes), here, expr.List{&expr.Notrack{}})}},
 		{chainSent, filter(unix.NF_INET_LOCAL_OUT),
