@@ -12,7 +12,8 @@ import (
 func TestReference(t *testing.T) {
 	program := ops.Program{Name: name, MetricsBindAddress: "localhost:7482", StatusSocket: "/run/landfall/proxy.sock",
 		Flags: (&flags{}).add}
-	metrics := reference.Recorder{newCollector(nil, nil), rescued(nil), rescueDropped(nil), rescueTargets(nil), newCountersCollector(nil),
+	metrics := reference.Recorder{newCollector(nil, nil), rescued(nil), rescueDropped(nil), rescueRefused(nil),
+		rescueTargets(nil), newCountersCollector(nil),
 		preflight.Collector("landfall_proxy_node_findings", nil)}
 	newMetrics(&metrics)
 	reference.Page(t, "proxy", `# landfall-proxy
