@@ -23,7 +23,7 @@ const (
 	// After so many passes that came sooner there is one in each interval: each pass that assigns addresses
 	// writes the status of a pool, which every node hears of.
 	interval = 100 * time.Millisecond
-	hurried  = 20
+	passes   = 20
 	// Counts of pools are written at most this often; what a condition says is written at once.
 	countEvery = 500 * time.Millisecond
 	// A write that takes longer has failed.
@@ -128,7 +128,7 @@ type poolWrite struct {
 
 func newController(d deps) *controller {
 	c := &controller{deps: d, tidier: newTidier(d)}
-	c.runner = loop.New(c.step, loop.Options{Gap: gap, Every: interval, Burst: hurried, MaxBackoff: 5 * time.Second})
+	c.runner = loop.New(c.step, loop.Options{Gap: gap, Every: interval, Burst: passes, MaxBackoff: 5 * time.Second})
 	return c
 }
 

@@ -32,6 +32,7 @@ func main() {
 func execute(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends the program, whatever it still tidies up
 	stdout, stderr = plainWriter{stdout}, plainWriter{stderr}
 	command := newCommand(args[0])
 	command.SetArgs(args[1:])

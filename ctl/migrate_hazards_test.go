@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -220,5 +221,35 @@ func TestHelmIsGivenTheSameCluster(t *testing.T) {
 	m.user = kube.UserConfig{}
 	if got := strings.Join(m.helmCommand("values.yaml"), " "); strings.Contains(got, "--kube") {
 		t.Errorf("without flags: %s", got)
+	}
+}
+
+// Each address is announced from the node that MetalLB announced it from before another node may: on a
+// busy machine seconds pass between two objects, in which that one would answer, and break connections.
+func TestAddressesStayOnTheirNodeFromTheFirstMoment(t *testing.T) {
+	w := newWorld(t, false)
+	w.put("/apis/metallb.io/v1beta1/namespaces/metallb-system/servicel2statuses/l2", `{apiVersion: metallb.io/v1beta1,
+		kind: ServiceL2Status, metadata: {name: l2, namespace: metallb-system}, status: {node: n2, serviceName: a,
+		serviceNamespace: shop}}`)
+	var order []string
+	w.after = func(what string) {
+		if name, isAd := strings.CutPrefix(what, "PATCH "+landfallPath("L2Advertisement")+"/"); isAd {
+			order = append(order, name)
+			if name == "lan" {
+				w.after = nil
+			}
+		}
+	}
+	if err := w.apply(t); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"metallb-owner-0-0", "lan"}; !slices.Equal(order, want) {
+		t.Errorf("created in the order %v, want %v", order, want)
+	}
+	pin := w.move(t).plan.Temporary()[0].Spec
+	for node, want := range map[string]bool{"n1": false, "n2": true} {
+		if got := migrate.Selects(pin["nodeSelectors"], w.objects[nodesPath+"/"+node]); got != want {
+			t.Errorf("%s announces for n2: %v", node, got)
+		}
 	}
 }

@@ -164,10 +164,7 @@ func (m *metallbMove) swapSpeakers(ctx context.Context) error {
 		if err := m.speakersEnded(ctx, ""); err != nil {
 			return err
 		}
-		if err := m.create(ctx, slices.Concat(m.plan.Announcing(), m.plan.Temporary()), false); err != nil {
-			return err
-		}
-		return m.announced(ctx)
+		return m.announce(ctx, m.plan.Announcing())
 	}
 	if m.plan.NodeByNode {
 		return m.swapNodes(ctx)
@@ -176,13 +173,35 @@ func (m *metallbMove) swapSpeakers(ctx context.Context) error {
 		// Nobody announces now. Before somebody reads this, MetalLB does so again.
 		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.wait)
 		defer cancel()
-		m.say("MetalLB announces again, as not all of its speakers have ended")
+		m.say("MetalLB's speakers are started again")
 		if undone := m.speakersBack(back); undone != nil {
 			return fmt.Errorf("%w; and no speaker announces: %w", err, undone)
 		}
 		return err
 	}
-	if err := m.create(ctx, m.plan.Interim(), false); err != nil {
+	return m.announce(ctx, m.plan.Interim())
+}
+
+// pinTime is for how long other nodes wait with addresses that MetalLB announced from a node.
+const pinTime = 10 * time.Second
+
+// announce has Landfall announce: first each address that MetalLB announced from a node from there, so
+// that no other node answers for it meanwhile, then all.
+func (m *metallbMove) announce(ctx context.Context, all []migrate.Manifest) error {
+	if pins := m.plan.Temporary(); len(pins) > 0 {
+		if err := m.create(ctx, pins, false); err != nil {
+			return err
+		}
+		patient := m.migrator
+		patient.wait = min(m.wait, pinTime)
+		// A node that does not deliver an address is no reason to leave it without one.
+		if err := patient.until(ctx, "the nodes that MetalLB used announce", func() (string, error) {
+			return m.unannounced(ctx, true)
+		}); err != nil && ctx.Err() != nil {
+			return err
+		}
+	}
+	if err := m.create(ctx, all, false); err != nil {
 		return err
 	}
 	return m.announced(ctx)
@@ -261,24 +280,28 @@ func (m *metallbMove) mute(ctx context.Context) error {
 // announced waits until Landfall announces all that MetalLB is known to have announced on Layer 2,
 // and has said something of all else.
 func (m *metallbMove) announced(ctx context.Context) error {
+	return m.until(ctx, "Landfall announces the addresses", func() (string, error) { return m.unannounced(ctx, false) })
+}
+
+// unannounced says which Services Landfall does not announce of those that MetalLB is known to have
+// announced on Layer 2, and, unless onlyPinned is set, of which others it has said nothing.
+func (m *metallbMove) unannounced(ctx context.Context, onlyPinned bool) (string, error) {
 	pinned := map[lb.Key]bool{}
 	for _, pin := range m.plan.Pins {
 		pinned[pin.Service] = true
 	}
-	return m.until(ctx, "Landfall announces the addresses", func() (string, error) {
-		services, err := m.list(ctx, servicesPath, "")
-		var missing []string
-		for _, o := range services {
-			key := lb.Key{Namespace: text(o, "metadata", "namespace"), Name: name(o)}
-			if len(m.plan.Held[key]) == 0 {
-				continue
-			}
-			if status, why := condition(o, "landfall.dev/Announced"); status == "" || status != "True" && pinned[key] {
-				missing = append(missing, fmt.Sprintf("Service %s %s", key, why))
-			}
+	services, err := m.list(ctx, servicesPath, "")
+	var missing []string
+	for _, o := range services {
+		key := lb.Key{Namespace: text(o, "metadata", "namespace"), Name: name(o)}
+		if len(m.plan.Held[key]) == 0 || onlyPinned && !pinned[key] {
+			continue
 		}
-		return strings.Join(missing, ", "), err
-	})
+		if status, why := condition(o, "landfall.dev/Announced"); status == "" || status != "True" && pinned[key] {
+			missing = append(missing, fmt.Sprintf("Service %s %s", key, why))
+		}
+	}
+	return strings.Join(missing, ", "), err
 }
 
 // condition returns the status and the message of a condition.

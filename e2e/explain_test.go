@@ -311,7 +311,7 @@ func TestExplain(t *testing.T) {
 			mend: on("sh", "-ec", "ip link del up0; ip route replace default via 172.26.236.1; "+
 				"sysctl -qw net.ipv4.conf.eth0.rp_filter=0"), want: "Service default/my-nginx: k8s-worker-",
 			has: "where its kernel drops what clients behind a router send, as the default route leaves over up0 and rp_filter " +
-				"is strict: set net.ipv4.conf.eth0.rp_filter to 2 (StrictReversePath)"},
+				"is strict: set net.ipv4.conf.eth0.rp_filter to 2"},
 		{name: "conntrack table full", make: func(t *testing.T, l *lab.Lab) { fillConntrack(t, l, one) },
 			mend: onOne(one, "conntrack", "-F"), ask: []string{"explain", "node", one},
 			want: "Node " + one + ": the table of connections of " + one + " is full, so its kernel drops new ones: it has ",

@@ -53,6 +53,7 @@ func BenchmarkCrash(b *testing.B) {
 			var gaps []time.Duration
 			for b.Loop() {
 				was := answerer(b, l, seedVIP.Addr())
+				waitWatched(b, l)
 				time.Sleep(time.Second)
 				probe := l.StartProbe(b.Context(), lab.ClientName, "tcp", seedVIP, newEvery)
 				time.Sleep(200 * time.Millisecond)
@@ -64,6 +65,21 @@ func BenchmarkCrash(b *testing.B) {
 			reportGaps(b, gaps)
 		})
 	}
+}
+
+// waitWatched waits until each speaker hears its neighbors over BFD, as it does a second or two after
+// they have met.
+func waitWatched(t testing.TB, l *lab.Lab) {
+	t.Helper()
+	eventually(t, "all speakers hear their neighbors", func() error {
+		for _, a := range l.Agents("speaker") {
+			watched, up := metric(t, a, "landfall_speaker_neighbors"), metric(t, a, "landfall_speaker_neighbors_up")
+			if watched == 0 || up < watched {
+				return fmt.Errorf("%s hears %v of %v", a.Node, up, watched)
+			}
+		}
+		return nil
+	})
 }
 
 func reportGaps(b *testing.B, gaps []time.Duration) {

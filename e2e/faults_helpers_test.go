@@ -240,7 +240,7 @@ func workers(l *lab.Lab) []string {
 	return nodes
 }
 
-func patchNode(t *testing.T, l *lab.Lab, node, patch string) {
+func patchNode(t testing.TB, l *lab.Lab, node, patch string) {
 	t.Helper()
 	eventually(t, "patch "+node, func() error {
 		_, err := l.Kube().CoreV1().Nodes().Patch(t.Context(), node, types.StrategicMergePatchType, []byte(patch),
@@ -286,7 +286,7 @@ func podOn(l *lab.Lab, node, name string, last byte) lab.Pod {
 }
 
 // restart ends an agent and starts it again after a pause.
-func restart(t *testing.T, a *lab.Agent, end func(*lab.Agent) error, pause time.Duration) {
+func restart(t testing.TB, a *lab.Agent, end func(*lab.Agent) error, pause time.Duration) {
 	t.Helper()
 	if err := end(a); err != nil {
 		t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 	"github.com/landfall-lb/landfall/proxy/counters"
 	"github.com/landfall-lb/landfall/proxy/plan"
 	"github.com/landfall-lb/landfall/proxy/rescue"
+	"github.com/landfall-lb/landfall/proxy/tunnel"
 )
 
 // The values of --path-check.
@@ -36,7 +37,7 @@ type flags struct {
 	cleanup, liberal, answerPing, rescue, rescueRing         bool
 	localhostNodePorts, setIPForward, acceptForwarded        bool
 	pathCheck                                                string
-	rescueLimit                                              int
+	rescueLimit, rescueTunnelPort                            int
 	serviceCounters                                          string
 	namespace                                                string
 	daemonSets                                               []string
@@ -109,6 +110,10 @@ func (f *flags) add(set *pflag.FlagSet) {
 		&f.rescueLimit, "rescue-limit", rescue.DefaultLimit,
 		fmt.Sprintf("with --rescue, how many packets of unknown connections the node forwards in a second for each external "+
 			"address, and four times as many for all; it drops what is above; 0 to %d, where 0 is no limit", rescue.MaxLimit))
+	set.IntVar(
+		&f.rescueTunnelPort, "rescue-tunnel-port", tunnel.DefaultPort,
+		"with --rescue-ring, UDP port over which nodes forward such packets to nodes behind routers (VXLAN); all nodes need "+
+			"the same; 0 leaves out nodes behind routers")
 	set.StringVar(&f.serviceCounters, "service-counters", string(counters.Off),
 		"count packets, bytes, connections and refusals of each Service: off; external (all frontends but cluster IPs); or "+
 			"all; up to eight time series for each Service and node; needs Linux 5.7 or later, in iptables mode too")
@@ -162,6 +167,9 @@ func (f *flags) settings() (settings, error) {
 	}
 	if f.rescueLimit < 0 || f.rescueLimit > rescue.MaxLimit {
 		return s, ops.Usagef("--rescue-limit: %d is not between 0 and %d", f.rescueLimit, rescue.MaxLimit)
+	}
+	if f.rescueTunnelPort < 0 || f.rescueTunnelPort > 65535 {
+		return s, ops.Usagef("--rescue-tunnel-port: %d is not between 0 and 65535", f.rescueTunnelPort)
 	}
 	if address := f.healthzAddress(); address != "" {
 		if _, err := netip.ParseAddrPort(address); err != nil && !strings.HasPrefix(address, ":") {

@@ -38,6 +38,8 @@ type host struct {
 	// strict says by which rp_filter the kernel drops packets that other nodes move here; "" if it does
 	// not.
 	strict func() string
+	// noTunnel says why connections are not passed on to nodes behind routers.
+	noTunnel func() string
 	// accept writes to a chain, and reports whether it had to.
 	accept   func(context.Context, plan.ForwardChain, plan.Acceptance) (changed bool, err error)
 	failures loop.Failures
@@ -68,7 +70,7 @@ func (h *host) look(ctx context.Context) (found []lb.Finding, known bool) {
 		}
 	}
 	facts.Routes = h.podRoutes(node, interfaces, from.nodes.All(), from.slices.All())
-	facts.Strict = h.strict()
+	facts.Strict, facts.NoTunnel = h.strict(), h.noTunnel()
 	facts.Connections, facts.Most = h.parameters.number(parameterCount), h.parameters.number(parameterMax)
 	h.forwarding(ctx, &facts)
 	h.last = facts

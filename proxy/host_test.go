@@ -32,7 +32,7 @@ func TestHostLooks(t *testing.T) {
 	var failed, refused error
 	var wanted []plan.Acceptance
 	var asked []netip.Addr
-	kinds, strict := map[netip.Addr]lb.RouteKind{}, ""
+	kinds, strict, noTunnel := map[netip.Addr]lb.RouteKind{}, "", ""
 	h := host{proxy: b.proxy, parameters: kernelParameters{folder, log}, log: log,
 		podNetworks: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
 		chains: func(context.Context) ([]plan.ForwardChain, error) {
@@ -41,7 +41,8 @@ func TestHostLooks(t *testing.T) {
 			}
 			return slices.Clone(chains), nil
 		},
-		strict: func() string { return strict },
+		strict:   func() string { return strict },
+		noTunnel: func() string { return noTunnel },
 		routes: func(pods []netip.Addr) (map[netip.Addr]lb.RouteKind, error) {
 			asked = pods
 			return kinds, failed
@@ -109,7 +110,9 @@ func TestHostLooks(t *testing.T) {
 	}
 	strict = "net.ipv4.conf.eth1.rp_filter is 1"
 	look(true, lb.ReasonStrictReversePath)
-	strict = ""
+	strict, noTunnel = "", "operation not supported"
+	look(true, lb.ReasonTunnelUnavailable)
+	noTunnel = ""
 	set("netfilter/nf_conntrack_max", "1000")
 	set("netfilter/nf_conntrack_count", "949")
 	look(true)

@@ -14,7 +14,6 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/vishvananda/netns"
@@ -71,7 +70,7 @@ const gcPercent = 25
 // spare is memory that counts for the collector, and nothing touches, so that the kernel gives none
 // for it. Without it a proxy that holds little collects garbage after each 2 MiB, many times a second
 // while Services come.
-const spare = 24 << 20
+const spare = 16 << 20
 
 func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	if os.Getenv("GOGC") == "" {
@@ -128,7 +127,7 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 		return false, err
 	}
 	defer flows.Close()
-	neighbours, err := rescue.Open()
+	neighbours, err := rescue.Open(uint16(f.rescueTunnelPort))
 	if err != nil {
 		return false, err
 	}
@@ -180,17 +179,16 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 		return false, err
 	}
 	defer end.close()
-	var strict atomic.Value // of string
-	strict.Store("")
+	var strict, noTunnel note
 	rescuer := rescue.New(rescue.Deps{Log: rt.Log, Kernel: neighbours,
 		Families: f.rescueFamilies(kernel.families, rt.Log), Ring: f.rescueRing, Limit: f.rescueLimit,
 		Confirmed: offer.Rescued, Parameters: f.procSysNet,
-		Warn: func(message string) { strict.Store(message) }})
+		Warn: strict.set, NoTunnel: noTunnel.set})
 	counted, err := f.counters(kernel.families, rt.Log)
 	if err != nil {
 		return false, err
 	}
-	flight := newPreflight(p, set, parameters, func() string { return strict.Load().(string) },
+	flight := newPreflight(p, set, parameters, strict.get, noTunnel.get,
 		func(f lb.Finding, gone bool) { events.Finding(rt.NodeName, f, gone) })
 	p.found, p.refusal, p.connections = flight.Found, client.Refusal, connections
 	p.to = sinks{
@@ -201,7 +199,7 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 		},
 	}
 	rt.Metrics.MustRegister(newCollector(p, offer.Readers), rescued(rescuer), rescueDropped(rescuer),
-		rescueTargets(rescuer), preflight.Collector("landfall_proxy_node_findings", flight.Found))
+		rescueRefused(rescuer), rescueTargets(rescuer), preflight.Collector("landfall_proxy_node_findings", flight.Found))
 	rt.Status(p.writeStatus)
 	rt.ReviewMetrics(client.ReviewMetrics)
 	rt.Ready("proxy", p.ready)
@@ -262,12 +260,12 @@ func (f *flags) departure(client *kube.Client, log *slog.Logger, withdraw func()
 }
 
 // newPreflight returns the actor that looks for what keeps this node from delivering.
-func newPreflight(p *proxy, set settings, parameters kernelParameters, strict func() string,
+func newPreflight(p *proxy, set settings, parameters kernelParameters, strict, noTunnel func() string,
 	tell func(f lb.Finding, gone bool)) *preflight.Preflight {
 	var accepter iptables.Accepter
 	h := host{proxy: p, parameters: parameters, podNetworks: set.pods.Prefixes, acceptForwarded: set.acceptForwarded,
 		log: p.log, chains: forwardChains, accept: accepter.Set,
-		strict: strict, routes: func(pods []netip.Addr) (map[netip.Addr]lb.RouteKind, error) {
+		strict: strict, noTunnel: noTunnel, routes: func(pods []netip.Addr) (map[netip.Addr]lb.RouteKind, error) {
 			return links.RoutesTo(netns.None(), pods)
 		}}
 	return preflight.New(preflight.Options{Log: p.log, Now: time.Now, Look: h.look, Tell: tell})

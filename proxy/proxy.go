@@ -74,6 +74,7 @@ type sinks struct {
 		Begin(all map[netip.Addr]*rescue.Origins)
 		Update(changes map[netip.Addr]*rescue.Origins)
 		SetGone(nodes []netip.Addr, cutOff bool)
+		SetNodes(self, others []netip.Addr)
 		Confirm(number uint64)
 	}
 	// warn reports something wrong with a Service.
@@ -235,10 +236,11 @@ func (p *proxy) look(now time.Time) bool {
 		return false
 	}
 	if p.clusterNodes == nil || p.nodesChanged.Swap(false) {
-		before := p.clusterNodes
-		if p.clusterNodes = plan.NewNodes(p.from.nodes.All()); before != nil && !p.clusterNodes.Equal(before) {
+		nodes, before := p.from.nodes.All(), p.clusterNodes
+		if p.clusterNodes = plan.NewNodes(nodes); before != nil && !p.clusterNodes.Equal(before) {
 			target(p, p.records)
 		}
+		p.to.rescue.SetNodes(nodes[p.self].Addresses, otherNodes(nodes, p.self))
 	}
 	facts.external.Nodes = p.clusterNodes
 	p.learn(facts, now)

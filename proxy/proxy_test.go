@@ -146,6 +146,8 @@ func (f *fakeRescue) Update(changes map[netip.Addr]*rescue.Origins) {
 
 func (f *fakeRescue) SetGone([]netip.Addr, bool) {}
 
+func (f *fakeRescue) SetNodes(_, _ []netip.Addr) {}
+
 func (f *fakeRescue) Confirm(number uint64) { f.confirm = number }
 
 // bench is a proxy among fakes, with a clock of its own.
@@ -753,6 +755,7 @@ func TestBadFlags(t *testing.T) {
 		"--mode: \"ipvs\"":                      func(f *flags) { f.mode = "ipvs" },
 		"--rescue-limit: -1":                    func(f *flags) { f.rescueLimit = -1 },
 		"--path-check: \"on\"":                  func(f *flags) { f.pathCheck = "on" },
+		"--rescue-tunnel-port: 65536":           func(f *flags) { f.rescueTunnelPort = 65536 },
 		"--masquerade-bit":                      func(f *flags) { f.masqueradeBit = 32 },
 		"--drain-time":                          func(f *flags) { f.drain = -1 },
 		"--cluster-cidr: \"10.0.0.0/33\"":       func(f *flags) { f.clusterCIDR = "10.0.0.0/8,10.0.0.0/33" },

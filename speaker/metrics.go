@@ -60,8 +60,7 @@ type collector struct {
 	s                                               *speaker
 	announced, claims, reasons, conflicts           *prometheus.Desc
 	members, missing, majority, feedUsable, changes *prometheus.Desc
-	mtu                                             *prometheus.Desc
-	ahead, aheadClear                               *prometheus.Desc
+	mtu, ahead, aheadClear, neighbors, neighborsUp  *prometheus.Desc
 }
 
 func newCollector(s *speaker) *collector {
@@ -83,6 +82,8 @@ func newCollector(s *speaker) *collector {
 		ahead:      desc("addresses_ahead", "Addresses that Services get next and that this node may announce."),
 		aheadClear: desc("addresses_ahead_clear",
 			"Of these, those that a node has probed lately without an answer, so that a Service answers at once."),
+		neighbors:   desc("neighbors", "Speakers that this one watches with BFD."),
+		neighborsUp: desc("neighbors_up", "Of these, those to which the path is up."),
 		conflicts: desc(
 			"address_conflict",
 			"1 for each conflicting host: a device outside the cluster that uses a VIP, as this node sees it.",
@@ -94,7 +95,7 @@ func newCollector(s *speaker) *collector {
 
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{c.announced, c.claims, c.reasons, c.members, c.missing, c.majority, c.feedUsable,
-		c.changes, c.conflicts, c.mtu, c.ahead, c.aheadClear} {
+		c.changes, c.conflicts, c.mtu, c.ahead, c.aheadClear, c.neighbors, c.neighborsUp} {
 		ch <- d
 	}
 }
@@ -140,6 +141,11 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	changes := c.s.rooms.ownership.OwnerChanges()
 	wanted, clear := c.s.rooms.ahead.Counts(c.s.self)
 	c.s.mu.Unlock()
+	if c.s.beats != nil {
+		watched, up := c.s.beats.counts(c.s.to.routes.bfd.Outcomes())
+		gauge(c.neighbors, float64(watched))
+		gauge(c.neighborsUp, float64(up))
+	}
 	gauge(c.ahead, float64(wanted))
 	gauge(c.aheadClear, float64(clear))
 	ch <- prometheus.MustNewConstMetric(c.changes, prometheus.CounterValue, float64(changes))

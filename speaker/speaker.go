@@ -27,6 +27,7 @@ type speaker struct {
 	to      sinks
 	runner  *loop.Runner
 	changes changes
+	beats   *beats // nil where no neighbors are watched
 	// found returns what keeps announcements of this node from clients; nil if nobody looks.
 	found func() []lb.Finding
 	// refusal says what the API server does not let the program read; nil if nobody asks.

@@ -269,8 +269,12 @@ func (s *speaker) route(now time.Time, facts plan.Facts, dirty dirt, services fu
 	if step.SessionsChanged {
 		s.to.routes.bgp.Set(step.Sessions)
 	}
-	if step.PathsChanged {
-		s.to.routes.watch(step.Paths)
+	paths, changed := step.Paths, step.PathsChanged
+	if s.beats != nil {
+		paths, changed = s.beats.sessions(paths, changed)
+	}
+	if changed {
+		s.to.routes.watch(paths)
 	}
 	s.announceSessions(step.News)
 	writes, wait := s.rooms.routes.Status(now, f, routes.StatusEvents{

@@ -251,6 +251,10 @@ func TestServiceNamesTheCauseFirst(t *testing.T) {
 		"filtered by the router": {func(w *world) { w.returned(3) }, Wrong,
 			"tor (192.0.2.254) has not taken the route to 192.0.2.10/32: it announces 3 other routes of Landfall's back to the " +
 				"nodes, but not this one (RouteFiltered)", "show bgp ipv4 unicast 192.0.2.10/32"},
+		"not announced back, as its communities may have it": {func(w *world) {
+			w.returned(3)
+			w.BGP[0].Communities = []string{"no-export"}
+		}, OK, "192.0.2.10 is announced", ""},
 		"taken by the router": {func(w *world) {
 			w.returned(4)
 			w.Agents["n2"].Said.VIPs[0].Routes.Confirming = []string{"tor"}

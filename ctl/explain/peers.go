@@ -112,6 +112,13 @@ func (e explanation) takenBy(p lb.Peer, vip netip.Addr) (c Check, taken bool) {
 		return Check{Level: OK, What: "route",
 			Text: fmt.Sprintf("%s does not tell whether it has taken %s; %s", p.Name, route, show)}, false
 	}
+	_, routed := e.advertisements(vip)
+	if slices.ContainsFunc(routed, func(a lb.BGPAdvertisement) bool { return len(a.Communities) > 0 }) {
+		// Such as no-export.
+		return Check{Level: Note, What: "route", Text: fmt.Sprintf(
+			"%s announces %s of Landfall's back to the nodes, but not %s: it has a filter, or communities forbid it; %s",
+			p.Name, plural(returned, "other route"), route, show)}, false
+	}
 	return Check{Level: Wrong, What: "route", Reason: lb.ReasonRouteFiltered, Text: fmt.Sprintf(
 		"%s (%s) has not taken the route to %s: it announces %s of Landfall's back to the nodes, but not this one", p.Name,
 		p.Addr, route, plural(returned, "other route")), Cure: show + "; then add it to the filter for the nodes"}, false

@@ -128,6 +128,9 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonStrictReversePath: {"The node's kernel parameter rp_filter drops packets for addresses of Services: what " +
 		"clients behind a router send, or what other nodes pass on.",
 		"set net.ipv4.conf.all.rp_filter and that of the interface to 2 in /etc/sysctl.d"},
+	lb.ReasonTunnelUnavailable: {"The node cannot pass on connections to nodes behind routers, so some are reset when " +
+		"routers move them to another rack.",
+		"see the finding for the kernel's reason; the kernel needs the module vxlan"},
 	lb.ReasonProbing: {Meaning: "The owner probes whether another device uses the address; that takes 0.6 s."},
 	lb.ReasonProbedAhead: {Meaning: "The node has found that no device uses the address before a Service got it, and " +
 		"says nothing of the Service yet."},

@@ -552,7 +552,9 @@ func (p *Plan) Interim() []Manifest {
 	return append(all, p.pinning()...)
 }
 
-// pinning returns advertisements with a weight that no other has.
+// pinning returns advertisements for one node each, with a weight that no other has. Those are created
+// first: with another node's claim alone, a speaker that hears of an advertisement before that of the
+// node would announce the address until the node claims it too.
 func (p *Plan) pinning() []Manifest {
 	hosts := map[string]bool{}
 	for _, pin := range p.Pins {
@@ -566,6 +568,8 @@ func (p *Plan) pinning() []Manifest {
 				map[string]any{"matchLabels": map[string]any{LabelOwner: host}})
 			heavy := map[string]any{"weight": 100, "nodeSelector": map[string]any{"matchLabels": map[string]any{
 				labelHostname: host}}}
+			spec["nodeSelectors"] = selectAlso(spec["nodeSelectors"],
+				map[string]any{"matchLabels": map[string]any{labelHostname: host}})
 			preferred, _ := spec["preferredNodes"].([]any)
 			spec["preferredNodes"] = append(slices.Clone(preferred[:min(len(preferred), 54)]),
 				slices.Repeat([]any{heavy}, 10)...)

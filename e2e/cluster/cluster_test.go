@@ -136,3 +136,12 @@ func TestWhatStaysAfterUninstall(t *testing.T) {
 		}
 	}
 }
+
+func TestMebibytes(t *testing.T) {
+	const status = "Name:\tlandfall-proxy\nVmRSS:\t   59392 kB\nRssAnon:\t    20480 kB\n"
+	for key, want := range map[string]string{"VmRSS": "58 MiB", "RssAnon": "20 MiB", "VmSwap": "unknown memory"} {
+		if got := mebibytes(status, key); got != want {
+			t.Errorf("%s: %s, want %s", key, got, want)
+		}
+	}
+}

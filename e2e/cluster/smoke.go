@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -146,6 +147,9 @@ func (c *Cluster) Smoke(ctx context.Context, say func(format string, args ...any
 		return err
 	}
 	say("the cluster's DNS answers at %s", dnsAddr)
+	if err := c.saysMemory(say); err != nil {
+		return err
+	}
 	if err := c.Operates(ctx, say); err != nil {
 		return err
 	}
@@ -153,6 +157,38 @@ func (c *Cluster) Smoke(ctx context.Context, say func(format string, args ...any
 		return errors.Join(err, c.explain(ctx))
 	}
 	return nil
+}
+
+// saysMemory says how much memory Landfall's programs on a node use: resident, and of it what is not
+// of files, as the pages of the programs themselves, which all their processes share.
+func (c *Cluster) saysMemory(say func(format string, args ...any)) error {
+	node := c.nodes[0]
+	for _, name := range []string{"landfall-speaker", "landfall-proxy"} {
+		pids, err := node.Processes(name)
+		if err != nil {
+			return err
+		}
+		for _, pid := range pids {
+			text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+			if err != nil {
+				return err
+			}
+			say("%s on %s has %s resident, %s of it anonymous", name, node.Name, mebibytes(string(text), "VmRSS"),
+				mebibytes(string(text), "RssAnon"))
+		}
+	}
+	return nil
+}
+
+// mebibytes returns a value of /proc/PID/status.
+func mebibytes(status, key string) string {
+	_, rest, _ := strings.Cut(status, key+":")
+	line, _, _ := strings.Cut(rest, "\n")
+	kibibytes, err := strconv.Atoi(strings.TrimSuffix(strings.TrimSpace(line), " kB"))
+	if err != nil {
+		return "unknown memory"
+	}
+	return fmt.Sprintf("%.0f MiB", float64(kibibytes)/1024)
 }
 
 // explain says what Landfall's pods say, as an error.

@@ -22,6 +22,9 @@ type Cluster struct {
 	// and cluster IPs of IPv6 come from [ServiceNetwork6]. Networks must then have lengths that are
 	// multiples of 8.
 	DualStack bool
+	// Racks is how many racks the nodes are in, each behind ToR routers of its own and all behind a
+	// spine ([SpineName]); 0 for one network without a spine. See [RackCluster].
+	Racks int
 	// ToR are the routers that speak BGP with the nodes; the zero value is a plain router.
 	ToR ToR
 	// Nodes are the nodes; the first control-plane node runs etcd and the API server.
@@ -48,6 +51,8 @@ type Node struct {
 	PodNetwork   netip.Prefix
 	ControlPlane bool
 	Labels       map[string]string
+	// Rack is the node's, from 1 on, in a cluster of racks.
+	Rack int
 }
 
 // Pod is one pod: a network namespace behind its node's bridge, with a small server in it that says
@@ -184,9 +189,7 @@ func (c Cluster) Validate() error {
 			}
 		}
 	}
-	if err := c.ToR.validate(); err != nil {
-		errs = append(errs, err)
-	}
+	errs = append(errs, c.ToR.validate(), c.validateRacks())
 	for i, addr := range c.gateways(c.LAN) {
 		name := RouterName
 		if i > 0 {
@@ -200,7 +203,8 @@ func (c Cluster) Validate() error {
 
 	nodes := map[string]Node{}
 	for _, n := range c.Nodes {
-		claim(n.Name, n.Addr, c.LAN.Prefix)
+		network, _ := c.nodeNetwork(n)
+		claim(n.Name, n.Addr, network.Prefix)
 		if !c.PodNetwork.Contains(n.PodNetwork.Addr()) || n.PodNetwork.Bits() < c.PodNetwork.Bits() {
 			bad("%s: pod network %s is not in %s", n.Name, n.PodNetwork, c.PodNetwork)
 		}

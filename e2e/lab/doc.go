@@ -14,7 +14,8 @@
 // All of it is in network namespaces named after the lab and the host (lf1-k8s-worker-177), so that
 // labs run side by side and touch nothing of the machine. A switch joins the nodes, the near client
 // and the router; behind the router is the far client. With [Cluster.ToR] there are one or two
-// routers that speak BGP with the nodes ([Lab.Routers]). On each node a bridge (cni0) joins its
+// routers that speak BGP with the nodes ([Lab.Routers]); with [Cluster.Racks] the nodes are in several
+// networks, each with routers of its own behind a spine. On each node a bridge (cni0) joins its
 // pods; routes between the nodes carry the pod network. There is no controller-manager: the lab
 // itself creates Nodes, and writes the EndpointSlice of each Service that it has created
 // ([Lab.AddService]) whenever a pod comes, goes or changes its conditions ([Lab.AddPod],

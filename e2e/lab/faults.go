@@ -18,7 +18,8 @@ func (l *Lab) Unplug(ctx context.Context, node string) error {
 
 // Heal undoes [Lab.Cut] and [Lab.Unplug].
 func (l *Lab) Heal(ctx context.Context, node string) error {
-	return l.port(ctx, node, "link set %[1]s master lan", "link set %[1]s up")
+	_, bridge := l.cluster.nodeNetwork(l.nodes[node])
+	return l.port(ctx, node, "link set %[1]s master "+bridge, "link set %[1]s up")
 }
 
 // port runs iproute2 commands on the switch's port of a node.

@@ -60,6 +60,7 @@ type Lab struct {
 	agents   []*Agent
 	routers  []*Router
 	kept     bool
+	spine    *Router
 
 	nodes map[string]Node
 

@@ -44,6 +44,9 @@ type cable struct {
 // planLAN returns the hosts that are no nodes: the switch with a bridge for each segment, the
 // routers and the two clients.
 func planLAN(c Cluster) []hostPlan {
+	if c.Racks > 0 {
+		return planRacks(c)
+	}
 	plans := []hostPlan{{
 		Name:    switchName,
 		Bridges: []string{"lan", "far"},
@@ -81,10 +84,11 @@ func (c Cluster) planClient(name string, segment Network, bridge string) hostPla
 // planNode returns what makes a node: the LAN interface, the bridge for pods, and routes to the
 // other nodes' pods.
 func planNode(c Cluster, n Node) hostPlan {
-	config := slices.Concat(c.addrAdd(n.Addr, c.LAN.Prefix, "eth0"), c.addrAdd(n.Gateway(), n.PodNetwork, PodBridge),
-		c.defaultRoutes(c.gateways(c.LAN)))
+	network, bridge := c.nodeNetwork(n)
+	config := slices.Concat(c.addrAdd(n.Addr, network.Prefix, "eth0"), c.addrAdd(n.Gateway(), n.PodNetwork, PodBridge),
+		c.defaultRoutes(c.gateways(network)))
 	for _, other := range c.Nodes {
-		if other.Name == n.Name {
+		if other.Name == n.Name || other.Rack != n.Rack { // routers know the pods of other racks
 			continue
 		}
 		via := c.addresses(other.Addr)
@@ -95,7 +99,7 @@ func planNode(c Cluster, n Node) hostPlan {
 	return hostPlan{
 		Name:    n.Name,
 		Bridges: []string{PodBridge},
-		Cables:  []cable{{Iface: "eth0", To: switchName, Bridge: "lan"}},
+		Cables:  []cable{{Iface: "eth0", To: switchName, Bridge: bridge}},
 		Config:  config,
 		Sysctls: sysctls(map[string]string{
 			"ipv4/ip_forward":                  "1",

@@ -29,9 +29,10 @@ type ToR struct {
 	// Kind is [FRR] or [BIRD]; empty for the plain router.
 	Kind string
 	// Count is 1, or 2 for a pair: hosts tor-1 and tor-2, both of which clients and nodes spread their
-	// connections over.
+	// connections over. In a cluster of racks each has so many.
 	Count int
-	// ASN is the routers' AS number, NodeASN the nodes'. The same number makes it iBGP.
+	// ASN is the routers' AS number, NodeASN the nodes'. The same number makes it iBGP. Racks have
+	// numbers of their own, from ASN on.
 	ASN, NodeASN uint32
 	// BFD is the interval of BFD's packets, three of which must be missing until a node counts as
 	// lost; 0 for no BFD.
@@ -40,6 +41,9 @@ type ToR struct {
 	HoldTime time.Duration
 	// Password is the key of TCP's MD5 signatures; empty for none.
 	Password string
+	// Unnumbered has the links between racks and spine do without addresses (RFC 5549); only with
+	// [Cluster.Racks].
+	Unnumbered bool
 }
 
 func (t ToR) holdTime() time.Duration { return cmp.Or(t.HoldTime, 90*time.Second) }
@@ -54,6 +58,9 @@ func torName(i int) string { return fmt.Sprintf("tor-%d", i+1) }
 // that follow one another.
 func (c Cluster) gateways(segment Network) []netip.Addr {
 	all := []netip.Addr{segment.Router}
+	if c.Racks > 0 && (segment == c.LAN || segment == c.Far) {
+		return all // the spine
+	}
 	for len(all) < c.ToR.Count {
 		all = append(all, all[len(all)-1].Next())
 	}
@@ -89,9 +96,9 @@ func (c Cluster) frrConfig(i int) router.Options {
 	line("debug bgp neighbor-events")
 	line("debug bgp graceful-restart")
 	line("debug bgp bfd")
-	line("router bgp %d", t.ASN)
+	line("router bgp %d", c.torASN(i))
 	line(" bgp log-neighbor-changes")
-	line(" bgp router-id %s", c.gateways(c.LAN)[i])
+	line(" bgp router-id %s", c.torAddress(i))
 	line(" no bgp ebgp-requires-policy")
 	line(" no bgp default ipv4-unicast")
 	line(" neighbor nodes peer-group")
@@ -106,22 +113,19 @@ func (c Cluster) frrConfig(i int) router.Options {
 	if t.BFD != 0 {
 		line(" neighbor nodes bfd profile nodes")
 	}
-	for _, n := range c.Nodes {
+	for _, n := range c.torNodes(i) {
 		for _, addr := range c.addresses(n.Addr) {
 			line(" neighbor %s peer-group nodes", addr)
 			line(" neighbor %s description %s", addr, n.Name)
 		}
 	}
-	for _, family := range []string{"ipv4", "ipv6"} {
-		if family == "ipv6" && !c.DualStack {
-			continue
-		}
-		line(" address-family %s unicast", family)
-		line("  neighbor nodes activate")
-		line("  maximum-paths 16")
-		line("  maximum-paths ibgp 16")
-		line(" exit-address-family")
+	neighbors := []string{"nodes"}
+	if c.Racks > 0 {
+		spine, _, _ := link(i)
+		line(" bgp bestpath as-path multipath-relax")
+		neighbors = append(neighbors, c.fabric(line, toSpine, c.addresses(spine), c.spineASN())...)
 	}
+	c.families(line, neighbors)
 	o := router.Options{Config: b.String(), Zebra: "hostname " + torName(i)}
 	if t.BFD != 0 {
 		ms := t.BFD.Milliseconds()
@@ -197,10 +201,13 @@ func (l *Lab) Routers() []*Router { return l.routers }
 
 // startRouters starts the routers' programs in hosts that are there.
 func (l *Lab) startRouters(ctx context.Context) error {
-	for i, addr := range l.cluster.gateways(l.cluster.LAN) {
-		if i >= l.cluster.ToR.Count {
-			return nil
+	if l.cluster.Racks > 0 {
+		if err := l.startSpine(ctx); err != nil {
+			return err
 		}
+	}
+	for i := range l.cluster.routers() {
+		addr := l.cluster.torAddress(i)
 		start, o := router.StartFRR, l.cluster.frrConfig(i)
 		if l.cluster.ToR.Kind == BIRD {
 			start, o = router.StartBIRD, l.cluster.birdConfig(i)

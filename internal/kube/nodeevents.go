@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -66,5 +67,13 @@ func nodeWarnings(events []corev1.Event, since time.Time) []NodeWarning {
 				lb.Refusal{Reason: lb.Reason(e.Reason), Message: e.Message}})
 		}
 	}
+	// Whoever may create Events in this namespace may make up any number.
+	if more := len(warnings) - maxWarnings; more > 0 {
+		warnings = warnings[:maxWarnings]
+		warnings[maxWarnings-1].Message += fmt.Sprintf(" (and %d more warnings)", more)
+	}
 	return warnings
 }
+
+// maxWarnings is how many warnings are returned at most.
+const maxWarnings = 1000

@@ -2,6 +2,8 @@ package kube
 
 import (
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -37,5 +39,20 @@ func TestNodeWarnings(t *testing.T) {
 			t.Errorf("got %v, want %v", got, want)
 		}
 		slices.Reverse(events)
+	}
+}
+
+// A flood of made-up Events does not flood a terminal.
+func TestNodeWarningsHaveABound(t *testing.T) {
+	now := time.Unix(1_000_000, 0)
+	var events []corev1.Event
+	for i := range maxWarnings + 7 {
+		events = append(events, corev1.Event{InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: "n"}, Reason: "R",
+			Source: corev1.EventSource{Component: "landfall-x"}, Type: "Warning", Message: strconv.Itoa(i),
+			LastTimestamp: metav1.NewTime(now)})
+	}
+	got := nodeWarnings(events, now.Add(-time.Minute))
+	if last := got[len(got)-1].Message; len(got) != maxWarnings || !strings.HasSuffix(last, " (and 7 more warnings)") {
+		t.Errorf("%d warnings, the last: %s", len(got), last)
 	}
 }

@@ -95,6 +95,8 @@ const (
 	// a node drops packets for addresses of Services by its kernel parameter rp_filter: what other nodes
 	// move to it, or what clients behind a router send
 	ReasonStrictReversePath Reason = "StrictReversePath"
+	// a node cannot pass on connections to the nodes of its rings that are behind routers
+	ReasonTunnelUnavailable Reason = "TunnelUnavailable"
 	// the owner probes whether another device uses the VIP, before its first announcement
 	ReasonProbing Reason = "Probing"
 	// the node has found that no device uses the address, before a Service got it

@@ -23,6 +23,9 @@ func translate(links []netlink.Link, addrs []netlink.Addr) []lb.Interface {
 	interfaces := make([]lb.Interface, 0, len(links))
 	for _, l := range links {
 		attrs := l.Attrs()
+		if lb.IsTunnel(attrs.Name) {
+			continue // nothing is announced there, and clients reach no address there
+		}
 		i := lb.Interface{
 			Index:     attrs.Index,
 			Name:      attrs.Name,

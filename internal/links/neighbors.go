@@ -22,6 +22,10 @@ type Neighbor struct {
 	Link int
 	// Found is set if the neighbor has answered, Failed if it answers no more.
 	Found, Failed bool
+	// Routed is set, with only Link and MTU beside it, for an address behind a router. MTU is that of
+	// the interface.
+	Routed bool
+	MTU    int
 }
 
 // Neighbors is the way to the kernel's table of neighbors (ARP, RFC 826; NDP, RFC 4861). It is not
@@ -52,9 +56,9 @@ const (
 )
 
 // Look returns what the kernel knows of addresses of a family, and has it ask for those of which it
-// knows nothing fresh. It leaves out the addresses that it knows nothing of, and those behind a
-// router. Behind a link that has no carrier, or has just got one again, nobody counts as failed:
-// the link was away, not the neighbor.
+// knows nothing fresh. It leaves out the addresses that it knows nothing of. Behind a link that has
+// no carrier, or has just got one again, nobody counts as failed: the link was away, not the
+// neighbor.
 func (n *Neighbors) Look(family lb.Family, addrs []netip.Addr) (map[netip.Addr]Neighbor, error) {
 	number := unix.AF_INET
 	if family == lb.IPv6 {
@@ -68,10 +72,16 @@ func (n *Neighbors) Look(family lb.Family, addrs []netip.Addr) (map[netip.Addr]N
 	carriers := map[int]bool{}
 	for _, addr := range addrs {
 		routes, err := n.handle.RouteGet(addr.AsSlice())
-		if err != nil || len(routes) != 1 || routes[0].Gw != nil || routes[0].Type != unix.RTN_UNICAST {
+		if err != nil || len(routes) != 1 || routes[0].Type != unix.RTN_UNICAST {
 			continue
 		}
 		link := routes[0].LinkIndex
+		if routes[0].Gw != nil || routes[0].Via != nil {
+			if l, err := n.handle.LinkByIndex(link); err == nil {
+				all[addr] = Neighbor{Link: link, Routed: true, MTU: l.Attrs().MTU}
+			}
+			continue
+		}
 		if _, looked := carriers[link]; !looked {
 			carriers[link] = n.carrier(link)
 		}

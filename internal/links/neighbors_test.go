@@ -10,13 +10,14 @@ import (
 )
 
 // TestNeighborsAreAskedFor checks that a look has the kernel find a neighbor, and find out that an
-// address answers no more; and that it says nothing about addresses behind a router.
+// address answers no more; and that it knows addresses behind a router.
 func TestNeighborsAreAskedFor(t *testing.T) {
 	a, b := nstest.New(t), nstest.New(t)
 	nstest.Veth(t, a, "eth0", "198.51.100.1/24", b, "eth0", "198.51.100.2/24")
 	a.Run(t, "ip", "addr", "add", "2001:db8::1/64", "dev", "eth0", "nodad")
 	b.Run(t, "ip", "addr", "add", "2001:db8::2/64", "dev", "eth0", "nodad")
 	a.Run(t, "ip", "route", "add", "default", "via", "198.51.100.2")
+	a.Run(t, "ip", "route", "add", "203.0.113.128/25", "via", "inet6", "2001:db8::2", "dev", "eth0")
 	var n *Neighbors
 	a.Do(t, func() (err error) {
 		n, err = OpenNeighbors()
@@ -43,8 +44,10 @@ func TestNeighborsAreAskedFor(t *testing.T) {
 		wait(family, addr, func(n Neighbor) bool { return n.Found && n.MAC != [6]byte{} && !n.Failed })
 	}
 	wait(lb.IPv4, "198.51.100.3", func(n Neighbor) bool { return n.Failed && !n.Found })
-	if got := look(lb.IPv4, "203.0.113.1"); got != (Neighbor{}) {
-		t.Errorf("of an address behind a router is known %+v", got)
+	for _, behind := range []string{"203.0.113.1", "203.0.113.129"} {
+		if got := look(lb.IPv4, behind); !got.Routed || got.Found || got.Link == 0 || got.MTU != 1500 {
+			t.Errorf("of %s, which is behind a router, is known %+v", behind, got)
+		}
 	}
 }
 

@@ -1,16 +1,19 @@
 package iptables
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/dialect"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -239,4 +242,49 @@ func TestContract6TooLargeIsServedAsBefore(t *testing.T) {
 	if o := a.Outcomes()[s.Key]; len(o.Applied.Ports) != len(s.Ports) {
 		t.Errorf("after a change %d ports are applied", len(o.Applied.Ports))
 	}
+}
+
+// Contract clause 11: a Service with a part that the kernel refuses waits ever longer between its
+// tries, whether or not others are written meanwhile, and they are.
+func TestContract11ARefusedPartBacksOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kernel := newFakeKernel()
+		var tries []time.Duration
+		began := time.Now()
+		watched := &spy{Kernel: kernel, refuse: func(input string) error {
+			if !strings.Contains(input, "--dport 1050 ") {
+				return nil
+			}
+			tries = append(tries, time.Since(began))
+			return errors.New("this rule is refused")
+		}}
+		a := actorWith(dialect.Deps{}, map[lb.Family]Kernel{lb.IPv4: watched})
+		a.families[0].batch = 500
+		a.Configure(seedConfig)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- a.Run(ctx) }()
+		s := large(60, 60, 0)
+		a.Set(plans(s))
+		written := 0
+		for version := range 120 {
+			before := kernel.restores
+			a.Update(many(5, version))
+			time.Sleep(time.Second)
+			synctest.Wait()
+			if kernel.restores > before {
+				written++
+			}
+		}
+		if n := len(tries); n < 5 || n > 12 {
+			t.Errorf("%d tries in two minutes: %v", n, tries)
+		}
+		if written < 120 {
+			t.Errorf("others were written %d times of 120", written)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -32,6 +32,9 @@ type Host struct {
 	// Strict says by which rp_filter the kernel drops packets that other nodes move here; "" if it does
 	// not.
 	Strict string
+	// NoTunnel says why connections are not passed on to nodes behind routers; "" if they are, or need
+	// not be.
+	NoTunnel string
 	// Connections are in the kernel's table of connections, which has room for Most; 0 if unknown.
 	Connections, Most int
 }
@@ -48,7 +51,8 @@ type PodRoute struct {
 
 // Findings says what keeps the node from delivering what its rules say.
 func Findings(h Host) []lb.Finding {
-	return slices.Concat(h.full(), h.forwarding(), h.dropped(), h.unrouted(), h.strict(), h.unmatched())
+	return slices.Concat(h.full(), h.forwarding(), h.dropped(), h.unrouted(), h.strict(), h.untunneled(),
+		h.unmatched())
 }
 
 // full finds a table of connections that has no room, or will have none soon.
@@ -68,6 +72,15 @@ func (h Host) strict() []lb.Finding {
 		return nil
 	}
 	return []lb.Finding{lb.Find(lb.ReasonStrictReversePath, "on %s %s", h.Node, h.Strict)}
+}
+
+// untunneled finds that no tunnel leads to the nodes behind routers.
+func (h Host) untunneled() []lb.Finding {
+	if h.NoTunnel == "" {
+		return nil
+	}
+	return []lb.Finding{lb.Find(lb.ReasonTunnelUnavailable,
+		"%s cannot pass on connections to nodes behind routers: %s", h.Node, h.NoTunnel)}
 }
 
 // unrouted finds nodes to whose pods the kernel has no route, or one that is certainly wrong: that

@@ -73,6 +73,9 @@ func TestFindings(t *testing.T) {
 		"it is not known how many": {host: Host{Connections: 5}},
 		"strict": {host: Host{Strict: "net.ipv4.conf.eth1.rp_filter is 1"},
 			want: "StrictReversePath: on n net.ipv4.conf.eth1.rp_filter is 1"},
+		"no tunnel": {host: Host{NoTunnel: "tunnel landfall4: operation not supported"},
+			want: "TunnelUnavailable: n cannot pass on connections to nodes behind routers: tunnel landfall4: operation not " +
+				"supported"},
 		"routes to all pods": {host: Host{Routes: []PodRoute{
 			{Node: "a", Pod: pod, Near: true, Kind: lb.RouteOwn}, {Node: "b", Pod: pod, Kind: lb.RouteDefault},
 			{Node: "c", Pod: pod, Near: true, Kind: lb.RouteUnknown}}}},

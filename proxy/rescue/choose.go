@@ -47,6 +47,10 @@ type table struct {
 	hops int
 	// limit is Deps.Limit.
 	limit int
+	// carried has, for each target behind a router, the interface of the tunnel to it. segment is the
+	// greatest TCP segment that fits into the tunnel; 0 for no bound.
+	carried map[netip.Addr]int
+	segment int
 
 	// previous counts the VIPs of which a node is a previous owner, and spread the VIPs whose packets
 	// may pass through so many nodes.
@@ -84,24 +88,43 @@ func (j judge) gone(node netip.Addr) bool {
 // known could move the packet back.
 func (j judge) reachable(node netip.Addr) bool { return j.neighbors[node].Found && !j.gone(node) }
 
+// near reports whether packets can be moved to a previous owner now. It is on this node's network:
+// both have answered ARP or NDP for the same address.
+func (j judge) near(node netip.Addr) bool { return j.reachable(node) && !j.neighbors[node].Routed }
+
 // choose decides on the rules of one family. sent are the nodes to which packets were moved before.
 func choose(family lb.Family, all map[netip.Addr]Origins, j judge, sent []netip.Addr) *table {
-	t := &table{targets: map[netip.Addr][]netip.Addr{}, previous: map[netip.Addr]int{}}
+	t := &table{targets: map[netip.Addr][]netip.Addr{}, previous: map[netip.Addr]int{}, carried: map[netip.Addr]int{}}
 	for _, vip := range slices.SortedFunc(maps.Keys(all), netip.Addr.Compare) {
 		if lb.FamilyOf(vip) == family {
 			t.add(vip, all[vip], j)
 		}
 	}
 	for _, node := range sent {
+		n := j.neighbors[node]
+		if n.Routed && !n.Found {
+			continue // a router would send the packets back
+		}
 		if _, known := t.targets[node]; !known && !j.gone(node) && len(t.targets) < maxTargets {
 			t.targets[node] = nil
-			if n := j.neighbors[node]; n.Found {
+			if n.Found {
 				t.peers = append(t.peers, n.MAC)
 			}
 		}
 	}
 	for node := range t.previous {
 		t.peers = append(t.peers, j.neighbors[node].MAC)
+	}
+	for node, n := range j.neighbors {
+		if !n.Routed || !n.Found {
+			continue
+		}
+		if family == lb.IPv6 {
+			t.segment = n.MTU - ipv6Header - tcpHeader
+		}
+		if _, target := t.targets[node]; target {
+			t.carried[node] = n.Link
+		}
 	}
 	slices.SortFunc(t.peers, mac.compare)
 	t.peers = slices.Compact(t.peers)
@@ -112,7 +135,7 @@ func choose(family lb.Family, all map[netip.Addr]Origins, j judge, sent []netip.
 func (t *table) add(vip netip.Addr, o Origins, j judge) {
 	found := false
 	for _, node := range o.moved() {
-		if j.reachable(node) {
+		if j.near(node) {
 			t.previous[node]++
 			found = found || t.aim(vip, node)
 		}
@@ -141,7 +164,7 @@ func (t *table) remove(vip netip.Addr, o Origins, j judge) {
 		t.targets[node] = drop(vips, vip)
 	}
 	for _, node := range o.moved() {
-		if j.reachable(node) {
+		if j.near(node) {
 			if t.previous[node]--; t.previous[node] == 0 {
 				delete(t.previous, node)
 			}
@@ -202,7 +225,8 @@ func (t *table) nodes() []netip.Addr {
 
 func (t *table) equal(other *table) bool {
 	return maps.EqualFunc(t.targets, other.targets, slices.Equal) && slices.Equal(t.peers, other.peers) &&
-		slices.Equal(t.ring, other.ring) && t.hops == other.hops && t.limit == other.limit
+		slices.Equal(t.ring, other.ring) && t.hops == other.hops && t.limit == other.limit &&
+		maps.Equal(t.carried, other.carried) && t.segment == other.segment
 }
 
 // shape is what the rules and the set of peers depend on. Two tables of the same shape differ only

@@ -11,16 +11,19 @@ import (
 	"github.com/landfall-lb/landfall/internal/links"
 	"github.com/landfall-lb/landfall/proxy/nfnetlink"
 	"github.com/landfall-lb/landfall/proxy/nft"
+	"github.com/landfall-lb/landfall/proxy/tunnel"
 )
 
 // Kernel is this node's. It is not safe for concurrent use.
 type Kernel struct {
-	conn *nfnetlink.Conn
-	near *links.Neighbors
+	conn    *nfnetlink.Conn
+	near    *links.Neighbors
+	tunnels *tunnel.Kernel
 }
 
-// Open opens the way to the kernel, in the network namespace of the calling thread.
-func Open() (Kernel, error) {
+// Open opens the way to the kernel, in the network namespace of the calling thread. port is the UDP
+// port of the tunnels to nodes behind routers; 0 for none.
+func Open(port uint16) (Kernel, error) {
 	conn, err := nfnetlink.Open()
 	if err != nil {
 		return Kernel{}, err
@@ -30,13 +33,23 @@ func Open() (Kernel, error) {
 		conn.Close()
 		return Kernel{}, err
 	}
-	return Kernel{conn, near}, nil
+	k := Kernel{conn: conn, near: near}
+	if port != 0 {
+		if k.tunnels, err = tunnel.Open(port, floor, spent+maxHops); err != nil {
+			k.Close()
+			return Kernel{}, err
+		}
+	}
+	return k, nil
 }
 
 // Close closes it.
 func (k Kernel) Close() {
 	k.conn.Close()
 	k.near.Close()
+	if k.tunnels != nil {
+		k.tunnels.Close()
+	}
 }
 
 // held is what the kernel has of one family.
@@ -45,10 +58,11 @@ type held struct {
 	// sent are the nodes of which connections may be remembered, with the packets that were moved to
 	// each.
 	sent map[netip.Addr]uint64
-	// others are those of them whose rules are not as we make them, as after another release.
-	others map[netip.Addr]bool
-	// rules are those of the chain of stray packets, see nft.Rule.UserData.
-	rules []string
+	// moving are the rules of the two chains of each.
+	moving map[netip.Addr][]string
+	// rules are those of the chain of stray packets, see nft.Rule.UserData; segments those of the chain
+	// that bounds segments.
+	rules, segments []string
 	// limits are those of the chains of limits, one after the other. dropped is how many packets were
 	// above one, and flooded for which VIPs, in the last minute.
 	limits  []string
@@ -74,7 +88,7 @@ func (k Kernel) load(family lb.Family, all bool) (have held, err error) {
 }
 
 func (h header) load(l nft.Listing, all bool) (held, error) {
-	have := held{sent: map[netip.Addr]uint64{}, others: map[netip.Addr]bool{}}
+	have := held{sent: map[netip.Addr]uint64{}, moving: map[netip.Addr][]string{}}
 	exists, err := l.Exists()
 	if have.exists = exists; err != nil || !exists {
 		return have, err
@@ -87,7 +101,7 @@ func (h header) load(l nft.Listing, all bool) (held, error) {
 	if err != nil {
 		return have, err
 	}
-	have.rules = chains[chainStrays].Rules
+	have.rules, have.segments = chains[chainStrays].Rules, chains[chainSegments].Rules
 	for _, name := range limitChains {
 		have.limits = append(have.limits, chains[name].Rules...)
 	}
@@ -111,9 +125,7 @@ func (h header) load(l nft.Listing, all bool) (held, error) {
 			continue // what it remembers cannot be kept
 		}
 		have.sent[node] = to.Packets + first.Packets
-		if !slices.Equal(to.Rules, userData(h.toRules(node))) || !slices.Equal(first.Rules, userData(h.newRules(node))) {
-			have.others[node] = true
-		}
+		have.moving[node] = slices.Concat(to.Rules, first.Rules)
 	}
 	if !all {
 		return have, nil
@@ -206,7 +218,7 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 	written := have.sent
 	if len(have.foreign) > 0 {
 		w.RemoveRules("") // which may use them
-		have.rules, have.limits, written = nil, nil, nil
+		have.rules, have.limits, have.segments, written = nil, nil, nil, nil
 	}
 	for _, name := range have.foreign {
 		w.RemoveSet(name)
@@ -223,11 +235,11 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 	for _, node := range want.nodes() {
 		all = append(all, sets{h.vips(node), keysOf(have.table.targets[node], netip.Addr.AsSlice),
 			keysOf(want.targets[node], netip.Addr.AsSlice)})
-		if _, there := written[node]; !there || have.others[node] {
+		if _, there := written[node]; !there || !slices.Equal(have.moving[node], h.moving(want, node)) {
 			w.AddSet(h.flows(node))
 			w.AddSet(h.fresh(node))
-			replace(w.Batch, name(prefixTo, node), nft.Hook{}, h.toRules(node))
-			replace(w.Batch, name(prefixNew, node), nft.Hook{}, h.newRules(node))
+			replace(w.Batch, name(prefixTo, node), nft.Hook{}, h.toRules(node, want.carried[node]))
+			replace(w.Batch, name(prefixNew, node), nft.Hook{}, h.newRules(node, want.carried[node]))
 		}
 	}
 	for _, s := range all {
@@ -236,6 +248,9 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 	}
 	if rules := h.strayRules(want); !slices.Equal(have.rules, userData(rules)) {
 		replace(w.Batch, chainStrays, strayHook, rules)
+	}
+	if rules := h.segmentRules(want); !slices.Equal(have.segments, userData(rules)) {
+		replace(w.Batch, chainSegments, segmentHook, rules)
 	}
 	for _, s := range all {
 		w.fill(s.set, nil, missing(s.add, s.has))
@@ -350,6 +365,11 @@ func replace(b *nft.Batch, chain string, hook nft.Hook, rules []nft.Rule) {
 	}
 }
 
+// moving returns what load reads of the chains of a target.
+func (h header) moving(t *table, node netip.Addr) []string {
+	return userData(slices.Concat(h.toRules(node, t.carried[node]), h.newRules(node, t.carried[node])))
+}
+
 // Cleanup removes what is ours.
 func Cleanup() error {
 	conn, err := nfnetlink.Open()
@@ -357,11 +377,10 @@ func Cleanup() error {
 		return err
 	}
 	defer conn.Close()
-	return nft.Remove(conn, tableName)
+	return errors.Join(nft.Remove(conn, tableName), tunnel.Cleanup())
 }
 
-// neighbors returns what is known of nodes, and has the kernel find out whether they are there. It
-// leaves out those behind a router, as no packet can be moved to them as it is.
+// neighbors returns what is known of nodes, and has the kernel find out whether they are there.
 func (k Kernel) neighbors(family lb.Family, nodes []netip.Addr) (map[netip.Addr]links.Neighbor, error) {
 	return k.near.Look(family, nodes)
 }

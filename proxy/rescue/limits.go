@@ -82,7 +82,7 @@ func (h header) limitSets() []nft.Set {
 
 // newRules return the rules that move a packet of a connection that is not remembered, or only for
 // a short while.
-func (h header) newRules(node netip.Addr) []nft.Rule {
+func (h header) newRules(node netip.Addr, link int) []nft.Rule {
 	fresh := name(prefixFresh, node)
 	var all rules
 	all.add("second packet", h.flow(), expr.In(fresh), h.share(setShares, flowTimeout),
@@ -92,7 +92,7 @@ func (h header) newRules(node netip.Addr) []nft.Rule {
 	all.add("first packet", h.flow(), expr.NotIn(fresh), expr.Jump(chainUnconfirmed))
 	all.add("", h.flow(), expr.NotIn(fresh), h.share(setFreshShares, freshTimeout),
 		h.dynset(fresh, unix.NFT_DYNSET_OP_ADD))
-	all.move(node)
+	all.move(node, link)
 	return all
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/links"
 	"github.com/landfall-lb/landfall/internal/loop"
+	"github.com/landfall-lb/landfall/proxy/tunnel"
 )
 
 // Deps are what an Actor needs.
@@ -37,6 +38,9 @@ type Deps struct {
 	// be done, and with "" when it is so no longer.
 	Parameters string
 	Warn       func(message string)
+	// NoTunnel is called with the reason why nodes behind routers are left out, and with "" when they
+	// are so no longer; it may be nil.
+	NoTunnel func(message string)
 	// Confirmed is called with the number that Confirm took; it must not block.
 	Confirmed func(number uint64)
 	// Limit is how many stray packets for one VIP are moved in a second while their connections are
@@ -63,6 +67,9 @@ type kernel interface {
 	write(family lb.Family, want *table, have held) error
 	edit(family lb.Family, edits []edit) error
 	neighbors(lb.Family, []netip.Addr) (map[netip.Addr]links.Neighbor, error)
+	// carry makes the tunnel of a family, and uncarry removes it.
+	carry(lb.Family, tunnel.Desired) (tunnel.State, error)
+	uncarry(lb.Family) error
 	loosen(folder string, from []int) (changed []string, err error)
 	tighten(folder string) (reset []string, err error)
 }
@@ -75,6 +82,8 @@ type Actor struct {
 	ring     bool
 	limit    int
 
+	noTunnel func(string)
+
 	parameters string
 	warn       func(string)
 	filtered   string // the last error about the parameters
@@ -86,9 +95,10 @@ type Actor struct {
 
 	confirmed func(uint64)
 
-	mu   sync.Mutex
-	lost losses
-	asks uint64 // the number that Confirm was called with last
+	mu      sync.Mutex
+	lost    losses
+	cluster cluster
+	asks    uint64 // the number that Confirm was called with last
 
 	// The rest belongs to the goroutine that runs step.
 	begun   bool
@@ -106,8 +116,11 @@ type Actor struct {
 	failed  loop.Failures
 	sure    uint64 // the number that confirmed was called with last
 
+	tunnels map[lb.Family]carrier
+
 	packets atomic.Uint64
 	dropped atomic.Uint64
+	refused atomic.Uint64
 	targets atomic.Int64
 }
 
@@ -116,11 +129,12 @@ func New(deps Deps) *Actor { return newActor(deps, deps.Kernel) }
 
 func newActor(deps Deps, k kernel) *Actor {
 	a := &Actor{log: deps.Log, kernel: k, families: deps.Families, ring: deps.Ring, limit: deps.Limit,
-		parameters: deps.Parameters, warn: deps.Warn, confirmed: deps.Confirmed,
+		parameters: deps.Parameters, warn: deps.Warn, noTunnel: deps.NoTunnel, confirmed: deps.Confirmed,
 		all: map[netip.Addr]Origins{}, nodes: map[netip.Addr]int{}, changed: map[netip.Addr]Origins{},
 		written: map[lb.Family]*table{}, sent: map[lb.Family][]netip.Addr{},
 		known: map[netip.Addr]links.Neighbor{}, asked: map[netip.Addr]int{}, counted: map[netip.Addr]uint64{},
-		floods: map[lb.Family]flood{}, tightened: deps.Parameters == "" || !slices.Contains(deps.Families, lb.IPv4)}
+		floods: map[lb.Family]flood{}, tunnels: map[lb.Family]carrier{},
+		tightened: deps.Parameters == "" || !slices.Contains(deps.Families, lb.IPv4)}
 	a.runner = loop.New(a.step, loop.Options{Gap: gap})
 	return a
 }
@@ -282,7 +296,7 @@ type edit struct {
 // adjust is apply without a look at the kernel: it suffices where only Origins have changed since
 // the last look. It reports whether that was so. Its cost follows what has changed.
 func (a *Actor) adjust() bool {
-	if !a.take() || !a.gone.equal(a.losses()) {
+	if !a.take() || !a.gone.equal(a.losses()) || !a.sameCluster() {
 		return false
 	}
 	edits := map[lb.Family][]edit{}
@@ -378,7 +392,7 @@ func (a *Actor) sync(family lb.Family) error {
 	before, unchanged := a.sent[family]
 	unchanged = unchanged && known && slices.Equal(before, sent)
 	for node, n := range neighbors {
-		if a.known[node] != n && (n.Found || n.Failed) {
+		if a.known[node] != n && (n.Found || n.Failed || n.Routed) {
 			a.known[node], unchanged = n, false
 		}
 	}
@@ -414,6 +428,7 @@ func (a *Actor) holds(family lb.Family, have held, want *table) bool {
 		return before.equal(want)
 	}
 	have.table.hops, have.table.limit = want.hops, want.limit // the rules show them
+	have.table.carried, have.table.segment = want.carried, want.segment
 	return have.table.equal(want)
 }
 
@@ -431,6 +446,7 @@ func (a *Actor) look(family lb.Family, sent []netip.Addr) (map[netip.Addr]links.
 	if err != nil {
 		return nil, err
 	}
+	a.carry(family, found)
 	for _, node := range nodes {
 		last, before := a.known[node]
 		switch n := found[node]; {
@@ -438,7 +454,7 @@ func (a *Actor) look(family lb.Family, sent []netip.Addr) (map[netip.Addr]links.
 			last.Failed = true
 			found[node] = last // where it was
 			delete(a.asked, node)
-		case n.Found:
+		case n.Found, n.Routed:
 			delete(a.asked, node)
 		case before:
 			found[node] = last // the kernel forgets a neighbor that it has not needed for long
@@ -471,6 +487,9 @@ func same(family lb.Family, have held, want *table) bool {
 	}
 	h := headerOf(family)
 	return slices.Equal(have.rules, userData(h.strayRules(want))) && slices.Equal(have.limits, h.limitsOf(want.limit)) &&
-		len(have.others) == 0 &&
-		maps.EqualFunc(have.sent, want.targets, func(uint64, []netip.Addr) bool { return true })
+		slices.Equal(have.segments, userData(h.segmentRules(want))) &&
+		maps.EqualFunc(have.sent, want.targets, func(uint64, []netip.Addr) bool { return true }) &&
+		!slices.ContainsFunc(want.nodes(), func(node netip.Addr) bool {
+			return !slices.Equal(have.moving[node], h.moving(want, node))
+		})
 }

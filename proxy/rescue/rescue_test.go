@@ -15,6 +15,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/links"
+	"github.com/landfall-lb/landfall/proxy/tunnel"
 )
 
 // Desired is all that the speaker says.
@@ -139,6 +140,11 @@ type fakeKernel struct {
 	loosened  []int
 	tightened int
 	strict    error
+	// carried is what the tunnel was last asked to be, nil if there is none.
+	carried     *tunnel.Desired
+	tunnel      int
+	refused     uint64
+	cannotCarry error
 }
 
 func (k *fakeKernel) load(_ lb.Family, all bool) (held, error) {
@@ -159,14 +165,27 @@ func (k *fakeKernel) write(_ lb.Family, want *table, _ held) error {
 	}
 	k.table = table{targets: map[netip.Addr][]netip.Addr{}, peers: slices.Clone(want.peers),
 		ring: slices.Clone(want.ring), hops: want.hops}
-	k.have = held{exists: len(want.targets) > 0, sent: map[netip.Addr]uint64{}}
+	k.have = held{exists: len(want.targets) > 0, sent: map[netip.Addr]uint64{}, moving: map[netip.Addr][]string{}}
 	for _, node := range want.nodes() {
 		k.table.targets[node] = slices.Clone(want.targets[node])
-		k.have.sent[node] = 0
+		k.have.sent[node], k.have.moving[node] = 0, headerOf(lb.IPv4).moving(want, node)
 	}
 	if k.have.exists {
 		k.have.rules, k.have.limits = userData(headerOf(lb.IPv4).strayRules(want)), headerOf(lb.IPv4).limitsOf(want.limit)
 	}
+	return nil
+}
+
+func (k *fakeKernel) carry(_ lb.Family, d tunnel.Desired) (tunnel.State, error) {
+	k.carried = &d
+	if k.cannotCarry != nil {
+		return tunnel.State{}, k.cannotCarry
+	}
+	return tunnel.State{Link: k.tunnel, MTU: d.MTU, Refused: k.refused}, nil
+}
+
+func (k *fakeKernel) uncarry(lb.Family) error {
+	k.carried = nil
 	return nil
 }
 
@@ -205,7 +224,9 @@ func (k *fakeKernel) tighten(string) ([]string, error) {
 
 func (k *fakeKernel) neighbors(_ lb.Family, nodes []netip.Addr) (map[netip.Addr]links.Neighbor, error) {
 	k.lastAsked = nodes
-	return maps.Clone(k.neighbor), nil
+	found := maps.Clone(k.neighbor)
+	maps.DeleteFunc(found, func(node netip.Addr, _ links.Neighbor) bool { return !slices.Contains(nodes, node) })
+	return found, nil
 }
 
 var fakeDeps = Deps{Log: slog.New(slog.DiscardHandler), Families: []lb.Family{lb.IPv4}, Ring: true}

@@ -145,7 +145,7 @@ func writeFilter(folder, iface string, value int, before func() error) error {
 func (k Kernel) loosen(folder string, from []int) (changed []string, err error) {
 	out := k.near.Uplink()
 	all, err := readFilter(folder, "all")
-	if errors.Is(err, os.ErrNotExist) || err == nil && (out == 0 || all == loose) {
+	if errors.Is(err, os.ErrNotExist) || err == nil && all == loose {
 		return nil, nil
 	}
 	if err != nil {
@@ -158,8 +158,9 @@ func (k Kernel) loosen(folder string, from []int) (changed []string, err error) 
 			errs = append(errs, err)
 			continue
 		}
+		needless := link == out || out == 0 && !lb.IsTunnel(name) // no route to clients leaves over a tunnel
 		was, err := readFilter(folder, name)
-		if err != nil || link == out || max(all, was) != strict {
+		if err != nil || needless || max(all, was) != strict {
 			errs = append(errs, err)
 			continue
 		}

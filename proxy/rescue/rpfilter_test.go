@@ -35,7 +35,7 @@ func strictNode(t *testing.T) (node *nstest.NS, k Kernel, lan int) {
 	node.Run(t, "sysctl", "-qw", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.up0.rp_filter=0",
 		"net.ipv4.conf.lan.rp_filter=1")
 	node.Do(t, func() (err error) {
-		if k, err = Open(); err != nil {
+		if k, err = Open(0); err != nil {
 			return err
 		}
 		i, err := net.InterfaceByName("lan")

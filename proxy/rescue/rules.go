@@ -1,6 +1,7 @@
 package rescue
 
 import (
+	"encoding/binary"
 	"encoding/hex"
 	"net/netip"
 	"strings"
@@ -20,9 +21,11 @@ const (
 	chainStrays = "strays"
 	setPeers    = "peers"
 	setRing     = "ring"
-	prefixTo    = "to-"
-	prefixVIPs  = "vips-"
-	prefixFlows = "flows-"
+	// chainSegments keeps clients from sending larger segments than fit into the tunnel.
+	chainSegments = "segments"
+	prefixTo      = "to-"
+	prefixVIPs    = "vips-"
+	prefixFlows   = "flows-"
 )
 
 // TableName is the name of the tables, one in the family ip and one in ip6.
@@ -194,6 +197,8 @@ func (h header) strayRules(t *table) []nft.Rule {
 	}, expr.In(setPeers))
 	ring := len(t.ring) > 0
 	if ring {
+		all.add("out of the tunnel, for another address", h.inTunnel(), expr.List{network(expr.Reg, h.dest, h.size)},
+			expr.NotIn(setRing), expr.Drop())
 		h.enterRing(&all, t, inDoubt, notMarked)
 	}
 	for _, node := range nodes { // the previous owner is the only one to ask
@@ -231,6 +236,13 @@ func (h header) strayRules(t *table) []nft.Rule {
 	return all
 }
 
+// inTunnel matches packets that come out of the tunnel.
+func (h header) inTunnel() expr.List {
+	name := make([]byte, unix.IFNAMSIZ)
+	copy(name, lb.TunnelName(h.family))
+	return expr.List{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: expr.Reg}, expr.Compare(expr.CmpOpEq, name...)}
+}
+
 // enterRing adds the rules that put a stray packet on a ring, or mark it as in doubt there.
 func (h header) enterRing(all *rules, t *table, inDoubt, notMarked expr.List) {
 	all.add("ring begins", h.isFor(setRing), h.span(expr.CmpOpNeq, spent, spent+maxHops), notMarked,
@@ -247,12 +259,12 @@ func (r *rules) add(comment string, parts ...expr.List) {
 }
 
 // toRules return the rules that move a packet of a connection to remember.
-func (h header) toRules(node netip.Addr) []nft.Rule {
+func (h header) toRules(node netip.Addr, link int) []nft.Rule {
 	var all rules
 	all.add("to renew", h.flow(), expr.NotIn(setRenewed), h.share(setShares, flowTimeout),
 		h.dynset(name(prefixFlows, node), unix.NFT_DYNSET_OP_UPDATE), h.dynset(setRenewed, unix.NFT_DYNSET_OP_ADD))
 	all.add("", expr.Jump(chainConfirmed))
-	all.move(node)
+	all.move(node, link)
 	return all
 }
 
@@ -262,10 +274,36 @@ func (h header) dynset(memory string, operation uint32) expr.List {
 	return append(h.flow(), &expr.Dynset{SrcRegKey: expr.Reg, SetName: memory, Operation: operation})
 }
 
-// move moves a packet as it is: a copy goes out to the node, and this one ends here, so that
-// conntrack forgets it.
-func (r *rules) move(node netip.Addr) {
-	r.add("", expr.List{&expr.Counter{}, &expr.Immediate{Register: expr.Reg, Data: node.AsSlice()},
-		&expr.Dup{RegAddr: expr.Reg}})
+// move moves a packet as it is: a copy goes out to the node, over the tunnel if link is not 0, and
+// this one ends here, so that conntrack forgets it.
+func (r *rules) move(node netip.Addr, link int) {
+	to := expr.List{&expr.Counter{}, &expr.Immediate{Register: expr.Reg, Data: node.AsSlice()}}
+	if link == 0 {
+		to = append(to, &expr.Dup{RegAddr: expr.Reg})
+	} else {
+		to = append(to, &expr.Immediate{Register: unix.NFT_REG_2, Data: expr.Host32(uint32(link))},
+			&expr.Dup{RegAddr: expr.Reg, RegDev: unix.NFT_REG_2})
+	}
+	r.add("", to)
 	r.add("", expr.Drop())
+}
+
+// Headers without options, in bytes.
+const ipv6Header, tcpHeader = 40, 20
+
+// segmentHook is entered behind translation (100): the source of an answer is the VIP again.
+var segmentHook = nft.Hook{Kind: "filter", Number: unix.NF_INET_POST_ROUTING, Priority: 110}
+
+// segmentRules return the rules that tell clients how much fits into the tunnel, for connections
+// that may be moved later.
+func (h header) segmentRules(t *table) []nft.Rule {
+	if t.segment == 0 {
+		return nil
+	}
+	var all rules
+	all.add("fits into the tunnel", isTCP(expr.CmpOpEq), flags(expr.CmpOpNeq, syn),
+		expr.List{network(expr.Reg, h.source, h.size)}, expr.In(setRing),
+		expr.List{&expr.Immediate{Register: expr.Reg, Data: binary.BigEndian.AppendUint16(nil, uint16(t.segment))},
+			&expr.Segment{Register: expr.Reg}})
+	return all
 }

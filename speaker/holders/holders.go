@@ -29,6 +29,10 @@ type State struct {
 	services map[netip.Addr][]lb.Key // sorted
 	// surplus are the VIPs beyond the limit: those of the youngest Services.
 	surplus map[netip.Addr]bool
+	// order are all VIPs, those of the oldest Services first, and places their elements; nil unless
+	// there are more than the limit.
+	order  []ranked
+	places map[netip.Addr]ranked
 	// Limit is how many VIPs are held at most; 0 stands for plan.MaxVIPs.
 	Limit int
 }
@@ -70,20 +74,31 @@ func (s *State) Step(changes map[lb.Key]Service) (touched map[netip.Addr]bool, w
 	return touched, without
 }
 
+// maxMoves is for how many VIPs that change the order is kept up: each costs some memory that moves.
+// For more of them it is made anew.
+const maxMoves = 64
+
 // choose finds out which VIPs are surplus: all nodes come to the same. It adds those that have
-// become so, or are so no longer, to touched.
+// become so, or are so no longer, to touched, which are the only ones whose Services have changed.
 func (s *State) choose(touched map[netip.Addr]bool) {
-	surplus := map[netip.Addr]bool{}
-	if limit := cmp.Or(s.Limit, plan.MaxVIPs); len(s.services) > limit {
-		all := make([]ranked, 0, len(s.services))
-		for vip, keys := range s.services {
-			all = append(all, s.rank(vip, keys))
-		}
-		slices.SortFunc(all, ranked.compare)
-		for _, r := range all[limit:] {
+	limit := cmp.Or(s.Limit, plan.MaxVIPs)
+	switch {
+	case len(s.services) <= limit:
+		s.order, s.places = nil, nil
+		s.surplusIs(map[netip.Addr]bool{}, touched)
+	case s.order == nil || len(touched) > maxMoves:
+		s.sort()
+		surplus := make(map[netip.Addr]bool, len(s.order)-limit)
+		for _, r := range s.order[limit:] {
 			surplus[r.vip] = true
 		}
+		s.surplusIs(surplus, touched)
+	default:
+		s.move(limit, touched)
 	}
+}
+
+func (s *State) surplusIs(surplus, touched map[netip.Addr]bool) {
 	for vip := range surplus {
 		if !s.surplus[vip] {
 			touched[vip] = true
@@ -95,6 +110,49 @@ func (s *State) choose(touched map[netip.Addr]bool) {
 		}
 	}
 	s.surplus = surplus
+}
+
+// sort puts all VIPs in order.
+func (s *State) sort() {
+	s.order, s.places = make([]ranked, 0, len(s.services)), make(map[netip.Addr]ranked, len(s.services))
+	for vip, keys := range s.services {
+		r := s.rank(vip, keys)
+		s.order, s.places[vip] = append(s.order, r), r
+	}
+	slices.SortFunc(s.order, ranked.compare)
+}
+
+// move puts the VIPs that were touched in their places. With as many, others pass the limit.
+func (s *State) move(limit int, touched map[netip.Addr]bool) {
+	changed := len(touched)
+	for vip := range touched {
+		if was, ok := s.places[vip]; ok {
+			i, _ := slices.BinarySearchFunc(s.order, was, ranked.compare)
+			s.order = slices.Delete(s.order, i, i+1)
+			delete(s.places, vip)
+		}
+		delete(s.surplus, vip)
+		if keys := s.services[vip]; len(keys) > 0 {
+			now := s.rank(vip, keys)
+			i, _ := slices.BinarySearchFunc(s.order, now, ranked.compare)
+			s.order, s.places[vip] = slices.Insert(s.order, i, now), now
+		}
+	}
+	for vip := range touched {
+		if now, ok := s.places[vip]; ok && now.compare(s.order[limit]) >= 0 {
+			s.surplus[vip] = true
+		}
+	}
+	for i := max(0, limit-changed); i < min(len(s.order), limit+changed); i++ {
+		if vip, beyond := s.order[i].vip, i >= limit; s.surplus[vip] != beyond {
+			touched[vip] = true
+			if beyond {
+				s.surplus[vip] = true
+			} else {
+				delete(s.surplus, vip)
+			}
+		}
+	}
 }
 
 // ranked is a VIP with the oldest Service that has it.

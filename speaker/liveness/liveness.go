@@ -30,6 +30,13 @@ type Options struct {
 	// Changed is called after Speakers or Standings differ. It must not block, and may be called from
 	// any goroutine.
 	Changed func()
+	// Ring is how many successors, and as many predecessors, on a ring of all nodes this one watches; 0
+	// for none.
+	Ring int
+	// Report tells all others that this node has lost its path to a process. Back is called when a node
+	// answers again that gossip had not lost. They must not block; nil for nobody.
+	Report func(node string, born uint64)
+	Back   func(node string)
 	// Probe reports whether the kernel of a node answers; nil stands for Answers.
 	Probe func(ctx context.Context, addr netip.AddrPort) bool
 }
@@ -54,6 +61,7 @@ func New(opts Options) *Actor {
 		opts.Probe = Answers
 	}
 	a := &Actor{opts: opts, state: newState(opts.Self, opts.Hold)}
+	a.state.ring = opts.Ring
 	a.runner = loop.New(func(ctx context.Context) (time.Duration, error) { return a.apply(ctx), nil }, loop.Options{})
 	return a
 }
@@ -85,6 +93,60 @@ func (a *Actor) Left(p plan.Process) {
 // Recalled takes in that other nodes reserve what an earlier process of this node has announced.
 func (a *Actor) Recalled(born uint64) {
 	a.change(func(s *State, now time.Time) { s.Recalled(born, now) })
+	a.opts.Changed()
+}
+
+// Alarmed takes in that a node, which may be this one, has lost its path to a process. It reports
+// whether that is news.
+func (a *Actor) Alarmed(node string, born uint64, by string) bool {
+	a.mu.Lock()
+	now := time.Now()
+	news := a.state.Alarmed(node, born, by, now)
+	var verdict Verdict
+	if news {
+		verdict = a.state.judge(a.state.nodes[node], now)
+	}
+	a.mu.Unlock()
+	a.announce(verdict, node)
+	if news {
+		a.runner.Poke()
+	}
+	return news
+}
+
+// PathLost takes in that BFD has lost the path to a neighbor on the ring.
+func (a *Actor) PathLost(node string) {
+	a.mu.Lock()
+	born := a.state.born(node)
+	a.mu.Unlock()
+	if born == 0 {
+		return
+	}
+	if a.opts.Report != nil {
+		a.opts.Report(node, born)
+	}
+	a.Alarmed(node, born, a.opts.Self)
+}
+
+// Ring returns where the neighbors of this node on the ring are, by their addresses.
+func (a *Actor) Ring() map[netip.Addr]string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.state.Ring(time.Now())
+}
+
+// announce makes a verdict known.
+func (a *Actor) announce(verdict Verdict, node string) {
+	if verdict == Unchanged {
+		return
+	}
+	a.mu.Lock()
+	a.standings = nil
+	a.mu.Unlock()
+	a.opts.Log.Info(string(verdict), "member", node)
+	if verdict == NodeBack && a.opts.Back != nil {
+		a.opts.Back(node)
+	}
 	a.opts.Changed()
 }
 
@@ -162,12 +224,6 @@ func (a *Actor) apply(ctx context.Context) time.Duration {
 func (a *Actor) settle(p Probe, answered bool) {
 	a.mu.Lock()
 	verdict := a.state.Probed(p, answered, time.Now())
-	if verdict != Unchanged {
-		a.standings = nil
-	}
 	a.mu.Unlock()
-	if verdict != Unchanged {
-		a.opts.Log.Info(string(verdict), "member", p.Node, "address", p.Addr)
-		a.opts.Changed()
-	}
+	a.announce(verdict, p.Node)
 }

@@ -24,8 +24,10 @@ type Probe struct {
 	Node string
 	Addr netip.AddrPort
 
-	doubt uint64 // of a suspect
-	held  uint64 // of a node that is waited for
+	doubt     uint64    // of a suspect
+	held      uint64    // of a node that is waited for
+	alarm     time.Time // of a node on a lost path
+	condemned uint64    // of a node that gossip still knows
 }
 
 // State judges what has become of the speakers of other nodes, from what gossip reports and from
@@ -33,6 +35,7 @@ type Probe struct {
 type State struct {
 	self     string
 	hold     time.Duration
+	ring     int // successors on the ring whose paths this node watches
 	nodes    map[string]*peer
 	previous reserved // for this node, by the others
 }
@@ -49,10 +52,13 @@ const (
 // peer is what is known of another node.
 type peer struct {
 	plan.Process
-	phase      phase
-	doubt      uint64 // counts the times at which gossip lost it
-	met        bool   // it has been live, and has not left
-	dead       bool
+	phase phase
+	doubt uint64 // counts the times at which gossip lost it
+	met   bool   // it has been live, and has not left
+	dead  bool
+	alarm alarm
+	// condemned is set while the node counts as dead because of an alarm, and gossip has not lost it.
+	condemned  bool
 	hold       reserved
 	stale      plan.Point
 	staleUntil time.Time
@@ -89,6 +95,7 @@ func (l *State) Joined(p plan.Process, now time.Time) {
 	n := l.peer(p.Node)
 	lost := n.phase == absent && n.met
 	n.Process, n.phase, n.met, n.dead = p, live, true, false
+	n.alarm, n.condemned = alarm{}, false
 	if p.Heard == (plan.Point{}) {
 		return
 	}
@@ -108,7 +115,12 @@ func (l *State) Joined(p plan.Process, now time.Time) {
 // probed.
 func (l *State) Lost(p plan.Process) {
 	n := l.peer(p.Node)
+	if n.condemned && n.Born == p.Born {
+		n.condemned = false // gossip has come to the same
+		return
+	}
 	n.Process, n.phase, n.met, n.dead = p, suspect, true, false
+	n.alarm, n.condemned = alarm{}, false
 	n.doubt++
 }
 
@@ -116,7 +128,7 @@ func (l *State) Lost(p plan.Process) {
 func (l *State) Left(p plan.Process) {
 	n := l.peer(p.Node)
 	n.forget()
-	n.met, n.dead = false, false
+	n.met, n.dead, n.condemned = false, false, false
 	n.release(p.Heard.Born)
 }
 
@@ -142,6 +154,10 @@ func (l *State) Probes(now time.Time) []Probe {
 		switch {
 		case n.phase == suspect:
 			probes = append(probes, Probe{Node: name, Addr: n.Addr, doubt: n.doubt})
+		case n.phase == live && n.alarm.open(now):
+			probes = append(probes, Probe{Node: name, Addr: n.Addr, alarm: n.alarm.since})
+		case n.condemned:
+			probes = append(probes, Probe{Node: name, Addr: n.Addr, condemned: n.Born})
 		case n.phase == absent && n.hold.active(now) && n.hold.probe.IsValid():
 			probes = append(probes, Probe{Node: name, Addr: n.hold.probe, held: n.hold.born})
 		}
@@ -157,6 +173,7 @@ const (
 	Unchanged  Verdict = ""
 	SpeakerOff Verdict = "speaker is lost, its node answers"
 	NodeDead   Verdict = "node is dead"
+	NodeBack   Verdict = "node answers again"
 )
 
 // Probed takes in whether the kernel of a node has answered.
@@ -165,6 +182,10 @@ func (l *State) Probed(p Probe, answered bool, now time.Time) Verdict {
 	switch {
 	case n == nil:
 		return Unchanged
+	case !p.alarm.IsZero():
+		return l.alarmProbed(n, p, answered, now)
+	case p.condemned != 0:
+		return n.revived(p, answered, now)
 	case p.held != 0:
 		if answered || n.phase != absent || n.hold.born != p.held {
 			return Unchanged

@@ -34,7 +34,7 @@ func process(name string) plan.Process {
 
 // do takes one step: "a1 joins", "a1 speaks" (it announces addresses), "a1 starts" (it speaks, and
 // announces none yet), "a1 lost", "a1 leaves", "a answers", "a silent",
-// "3s", "recalled 1", "cluster a b".
+// "3s", "recalled 1", "cluster a b"; "a1 path" (this node's path to it is lost), "a1 from b" (b's is).
 func (s *story) do(step string) Verdict {
 	words := strings.Fields(step)
 	if d, err := time.ParseDuration(words[0]); err == nil {
@@ -75,6 +75,14 @@ func (s *story) do(step string) Verdict {
 		s.Lost(event())
 	case verb == "leaves":
 		s.Left(event())
+	case verb == "path", verb == "from":
+		by := "m"
+		if verb == "from" {
+			by = words[2]
+		}
+		if s.Alarmed(node, event().Born, by, s.now) {
+			return s.judge(s.nodes[node], s.now)
+		}
 	case verb == "answers", verb == "silent":
 		for _, p := range s.Probes(s.now) {
 			if p.Node == node {
@@ -173,6 +181,28 @@ func TestStories(t *testing.T) {
 		{"heard again", all + "a1 lost, a answers, b1 lost, b answers, a1 joins", "live a b m, a stale 1.1, b held 1"},
 		{"who is missed and not dead counts, too", all + "a1 lost, a answers, 6s, b1 lost, b silent", "live m, missing a b, alone"},
 
+		// Paths that are lost before gossip notices.
+		{"a path alone shows nothing", all + "a1 path, a silent, 1s", "live a b m"},
+		{"nor does another node's", all + "a1 from b, 1s", "live a b m"},
+		{"two nodes, and a silent kernel", all + "a1 path, a1 from b, a silent", "live b m, missing a, dead a"},
+		{"in another order", all + "a1 path, a silent, a1 from b", "live b m, missing a, dead a"},
+		{"of a node that this one does not watch", all + "a1 from b, a silent", "live b m, missing a, dead a"},
+		{"a kernel that answers", all + "a1 path, a1 from b, a answers, 1s", "live a b m"},
+		{"and is silent later", all + "a1 from b, a answers, 1s, a1 from b, a silent", "live b m, missing a, dead a"},
+		{"too far apart", all + "a1 path, a silent, 500ms, a1 from b", "live a b m"},
+		{"who is lost itself is no witness", all + "b1 lost, a1 path, a1 from b, a silent", "live a b m"},
+		{"nobody bears witness to itself", all + "a1 path, a1 from a, a silent", "live a b m"},
+		{"a process that is gone", all + "a2 joins, a1 path, a1 from b, a silent", "live a b m, a held 1"},
+		{"gossip comes to the same", all + "a1 path, a1 from b, a silent, a1 lost, a answers", "live b m, missing a, dead a"},
+		{"nothing is held for it", all + "a1 path, a1 from b, a silent, a1 lost, a2 joins", "live a b m"},
+		{"its kernel answers again, and gossip has not lost it", all + "a1 path, a1 from b, a silent, 200ms, a answers",
+			"live a b m, a stale 1.18446744073709551615"},
+		{"and is silent again", all + "a1 path, a1 from b, a silent, a answers, 2s, a1 path, a1 from b, a silent",
+			"live b m, missing a, dead a"},
+		{"a path is lost when gossip has noticed", all + "a1 lost, a1 path, a1 from b, a answers", "live a b m, a held 1"},
+		{"gossip hears it again", all + "a1 path, a1 from b, a silent, a1 joins", "live a b m, a stale 1.1"},
+		{"two of three by two paths", all + "a1 path, b1 path, a silent, b silent", "live a b m"},
+
 		// This node's own earlier process.
 		{"recalled", "recalled 1", "live m, previous 1"},
 		{"the newest is", "recalled 2, recalled 1", "live m, previous 2"},
@@ -246,7 +276,7 @@ func TestRandomStories(t *testing.T) {
 			one := fmt.Sprint(node, 1+random.IntN(3))
 			step := []string{one + " joins", one + " speaks", one + " starts", one + " lost", one + " leaves", node + " answers",
 				node + " silent",
-				"700ms", "2s", "cluster a b c", "cluster a b"}[random.IntN(11)]
+				"700ms", "2s", "cluster a b c", "cluster a b", one + " path", one + " from b"}[random.IntN(13)]
 			told = append(told, step)
 			s.do(step)
 			before, next := s.String(), s.Next(s.now)

@@ -79,7 +79,7 @@ func (d delegate) NodeMeta(limit int) []byte {
 	defer d.m.pulses.Begin()()
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
-	return meta{born: uint64(d.m.opts.Born.UnixNano()), macs: d.m.ownMACs, wire: compactVersion}.encode(limit)
+	return meta{born: uint64(d.m.opts.Born.UnixNano()), macs: d.m.ownMACs, wire: alarmVersion}.encode(limit)
 }
 
 func (d delegate) GetBroadcasts(overhead, limit int) [][]byte {
@@ -98,6 +98,10 @@ func (m *Members) beats() {
 // tells only a few; a whole state goes to each newcomer.
 func (d delegate) NotifyMsg(b []byte) {
 	defer d.m.pulses.Begin()()
+	if len(b) > 0 && b[0] == alarmVersion {
+		d.m.alarmed(b)
+		return
+	}
 	if news, _ := d.m.learn(b); news && b[0] == wireVersion {
 		d.m.queue.QueueBroadcast(broadcast(slices.Clone(b)))
 	}

@@ -61,6 +61,8 @@ type Liveness interface {
 	Joined(plan.Process)
 	Lost(plan.Process) // it has stopped answering
 	Left(plan.Process) // it has ended as planned
+	// Alarmed takes in that a node has lost its path to a process, and reports whether that is news.
+	Alarmed(node string, born uint64, by string) bool
 	// Recalled takes in that other nodes reserve for this one what an earlier process of it, started
 	// at born, has announced.
 	Recalled(born uint64)

@@ -169,9 +169,13 @@ func (r *rig) start(name string, tweak ...func(*setup)) *rigged {
 		t(&s)
 	}
 	r.cables.Store(addr.Addr(), c)
-	alive := liveness.New(s.liveness)
-	s.Liveness = alive
-	m := &rigged{Members: New(s.Options), alive: alive, cable: c}
+	m := &rigged{cable: c}
+	s.liveness.Report = func(node string, born uint64) { m.Alarm(node, born) }
+	s.liveness.Back = func(node string) { m.Greet(node) }
+	m.alive = liveness.New(s.liveness)
+	s.Liveness = m.alive
+	m.Members = New(s.Options)
+	alive := m.alive
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {

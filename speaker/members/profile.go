@@ -13,14 +13,16 @@ type Profile struct {
 	ProbeInterval, ProbeTimeout time.Duration
 	// GossipInterval is the time between two rounds in which news is passed on.
 	GossipInterval time.Duration
+	// BeatInterval is the time between two BFD packets to a neighbor on the ring.
+	BeatInterval time.Duration
 }
 
 // The profiles: for nodes on one network, and for nodes with up to 200 ms between them.
 var (
 	LAN = Profile{ProbeInterval: 100 * time.Millisecond, ProbeTimeout: 50 * time.Millisecond,
-		GossipInterval: 50 * time.Millisecond}
+		GossipInterval: 50 * time.Millisecond, BeatInterval: 50 * time.Millisecond}
 	WAN = Profile{ProbeInterval: 500 * time.Millisecond, ProbeTimeout: 300 * time.Millisecond,
-		GossipInterval: 200 * time.Millisecond}
+		GossipInterval: 200 * time.Millisecond, BeatInterval: 200 * time.Millisecond}
 )
 
 // ParseProfile reads the name of a profile, and replaces its times of probes by those that are not
@@ -49,6 +51,7 @@ func ParseProfile(name string, interval, timeout time.Duration) (Profile, error)
 	return p, nil
 }
 
-// Unnoticed is how long a node may be away before another can find it dead: the interval of probes
-// and three of them in which it may refute. A process looks at the clock too rarely for less.
+// Unnoticed is how long a node may be away before gossip can find it dead: the interval of probes and
+// three of them in which it may refute. A process looks at the clock too rarely for less. Those who
+// find it dead sooner, by BFD, tell it when it answers again.
 func (p Profile) Unnoticed() time.Duration { return max(4*p.ProbeInterval, 400*time.Millisecond) }

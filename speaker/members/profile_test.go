@@ -15,8 +15,8 @@ func TestParseProfile(t *testing.T) {
 	}{
 		{"lan", 0, 0, LAN, ""},
 		{"wan", 0, 0, WAN, ""},
-		{"lan", 200 * ms, 0, Profile{200 * ms, 50 * ms, 50 * ms}, ""},
-		{"wan", 2 * time.Second, time.Second, Profile{2 * time.Second, time.Second, 200 * ms}, ""},
+		{"lan", 200 * ms, 0, Profile{200 * ms, 50 * ms, 50 * ms, 50 * ms}, ""},
+		{"wan", 2 * time.Second, time.Second, Profile{2 * time.Second, time.Second, 200 * ms, 200 * ms}, ""},
 		{"man", 0, 0, Profile{}, `--gossip-profile: "man" is neither lan nor wan`},
 		{"lan", 0, 100 * ms, Profile{}, "--probe-interval: 100ms is not longer than the timeout of a probe, 100ms"},
 		{"lan", -1, 0, Profile{}, "--probe-interval: -1ns is not longer than the timeout of a probe, 50ms"},

@@ -49,7 +49,7 @@ func Ahead(f Facts, held func(netip.Addr) bool, most int) map[netip.Addr]Scout {
 			if len(scouts) >= most || len(ads) == 0 {
 				break
 			}
-			if on, _, _ := announcedOn(f, ads, addr); len(on) > 0 && !held(addr) {
+			if on, _ := announcedOn(f, ads, addr); len(on) > 0 && !held(addr) {
 				scouts[addr] = Scout{On: on, Rank: rankOf(addr, f.Self, f.Live)}
 			}
 		}
@@ -70,9 +70,8 @@ func ScoutOf(f Facts, addr netip.Addr) (s Scout, ok bool) {
 			ads = append(ads, ad)
 		}
 	}
-	on, _, _ := announcedOn(f, ads, addr)
-	s = Scout{On: on, Rank: -1}
-	return s, len(s.On) > 0
+	on, _ := announcedOn(f, ads, addr)
+	return Scout{On: on, Rank: -1}, len(on) > 0
 }
 
 // scouts reports whether this node may announce addresses, as far as that is not about one of them,

@@ -42,24 +42,18 @@ func announceOn(f Facts, in Input) (place, *lb.Refusal) {
 	case len(matching) == 0:
 		return place{}, lb.Refuse(lb.ReasonNoAdvertisement, "no L2Advertisement selects IPAddressPool %s", pools[0].Name)
 	}
-	on, silent, unforwarded := announcedOn(f, matching, vip)
-	switch {
-	case len(on) > 0:
-		return place{interfaces: on, weight: weightOf(matching, *f.Node)}, nil
-	case unforwarded != "":
-		return place{}, lb.Refuse(lb.ReasonForwardingOff, "the kernel of %s forwards no %s packets that come in at %s",
-			f.Self, lb.FamilyOf(vip), unforwarded)
-	case silent != "":
-		return place{}, lb.Refuse(lb.ReasonNoCarrier, "interface %s of %s is down or has no carrier", silent, f.Self)
+	on, refusal := announcedOn(f, matching, vip)
+	if refusal != nil {
+		return place{}, refusal
 	}
-	return place{}, lb.Refuse(lb.ReasonNoInterface, "%s", noInterface(f, matching, vip))
+	return place{interfaces: on, weight: weightOf(matching, *f.Node)}, nil
 }
 
-// announcedOn returns the interfaces on which some of the advertisements have this node announce the
-// VIP; sorted. Of those that would be among them it names one without a carrier, and one from which the
-// kernel forwards nothing; "" if there is none.
-func announcedOn(f Facts, ads []lb.L2Advertisement, vip netip.Addr) (on []string, silent, unforwarded string) {
+// announcedOn returns the interfaces, sorted, on which some of the advertisements have this node
+// announce the VIP, or why there are none.
+func announcedOn(f Facts, ads []lb.L2Advertisement, vip netip.Addr) ([]string, *lb.Refusal) {
 	found := map[string]bool{}
+	var silent, unforwarded string
 	for _, ad := range ads {
 		for _, i := range f.Interfaces {
 			switch {
@@ -73,7 +67,16 @@ func announcedOn(f Facts, ads []lb.L2Advertisement, vip netip.Addr) (on []string
 			}
 		}
 	}
-	return slices.Sorted(maps.Keys(found)), silent, unforwarded
+	switch {
+	case len(found) > 0:
+		return slices.Sorted(maps.Keys(found)), nil
+	case unforwarded != "":
+		return nil, lb.Refuse(lb.ReasonForwardingOff, "the kernel of %s forwards no %s packets that come in at %s",
+			f.Self, lb.FamilyOf(vip), unforwarded)
+	case silent != "":
+		return nil, lb.Refuse(lb.ReasonNoCarrier, "interface %s of %s is down or has no carrier", silent, f.Self)
+	}
+	return nil, lb.Refuse(lb.ReasonNoInterface, "%s", noInterface(f, ads, vip))
 }
 
 func poolsOf(pools map[string]lb.Pool, vip netip.Addr) []lb.Pool {

@@ -136,7 +136,14 @@ func decodeAction(name string, data []byte) Any {
 	case "masq":
 		return &Masq{}
 	case "dup":
-		return &Dup{RegAddr: number(data, unix.NFTA_DUP_SREG_ADDR)}
+		return &Dup{RegAddr: number(data, unix.NFTA_DUP_SREG_ADDR), RegDev: number(data, unix.NFTA_DUP_SREG_DEV)}
+	case "notrack":
+		return &Notrack{}
+	case "exthdr":
+		if !has(data, unix.NFTA_EXTHDR_SREG) {
+			return nil
+		}
+		return &Segment{Register: number(data, unix.NFTA_EXTHDR_SREG)}
 	}
 	return nil
 }

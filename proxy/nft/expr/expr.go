@@ -426,10 +426,33 @@ func (*Masq) encode(a *nfnetlink.Attributes) string {
 	return "masq"
 }
 
-// Dup sends a copy of a packet to the node whose address is in a register.
-type Dup struct{ RegAddr uint32 }
+// Dup sends a copy of a packet to the node whose address is in a register, over the interface whose
+// index is in another one; 0 for the one that routes lead to.
+type Dup struct{ RegAddr, RegDev uint32 }
 
 func (e *Dup) encode(a *nfnetlink.Attributes) string {
 	a.Number(unix.NFTA_DUP_SREG_ADDR, e.RegAddr)
+	if e.RegDev != 0 {
+		a.Number(unix.NFTA_DUP_SREG_DEV, e.RegDev)
+	}
 	return "dup"
+}
+
+// Notrack keeps connection tracking from looking at a packet.
+type Notrack struct{}
+
+func (*Notrack) encode(*nfnetlink.Attributes) string { return "notrack" }
+
+// Segment writes the greatest segment that a TCP packet with SYN asks for (RFC 9293 section 3.7.1),
+// from a register and in the network's byte order. The kernel makes it smaller only.
+type Segment struct{ Register uint32 }
+
+func (e *Segment) encode(a *nfnetlink.Attributes) string {
+	const kind, at, size = 2, 2, 2 // the option, and where it has the size
+	a.Bytes(unix.NFTA_EXTHDR_TYPE, []byte{kind})
+	a.Number(unix.NFTA_EXTHDR_OFFSET, at)
+	a.Number(unix.NFTA_EXTHDR_LEN, size)
+	a.Number(unix.NFTA_EXTHDR_OP, unix.NFT_EXTHDR_OP_TCPOPT)
+	a.Number(unix.NFTA_EXTHDR_SREG, e.Register)
+	return "exthdr"
 }

@@ -1,0 +1,163 @@
+package rescue
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/links"
+	"github.com/landfall-lb/landfall/proxy/tunnel"
+)
+
+// cluster is where the nodes are.
+type cluster struct {
+	known        bool
+	self, others []netip.Addr
+}
+
+// carrier is the tunnel of one family, to the nodes behind routers.
+type carrier struct {
+	// removed is set once it is certain that there is none.
+	removed bool
+	refused uint64 // packets that it has counted
+	failed  string // why there is none; "" if there is one, or none is needed
+	used    cluster
+}
+
+// SetNodes takes the addresses of this node and of the others, from which packets are taken. It
+// never blocks.
+func (a *Actor) SetNodes(self, others []netip.Addr) {
+	others = slices.Clone(others)
+	slices.SortFunc(others, netip.Addr.Compare)
+	now := cluster{true, slices.Clone(self), others}
+	a.mu.Lock()
+	same := a.cluster.equal(now)
+	a.cluster = now
+	a.mu.Unlock()
+	if !same {
+		a.runner.Poke()
+	}
+}
+
+func (c cluster) equal(other cluster) bool {
+	return c.known == other.known && slices.Equal(c.self, other.self) && slices.Equal(c.others, other.others)
+}
+
+func (a *Actor) nodesNow() cluster {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.cluster
+}
+
+// sameCluster reports whether the tunnels that are there were made with the nodes of now.
+func (a *Actor) sameCluster() bool {
+	now := a.nodesNow()
+	for _, c := range a.tunnels {
+		if !c.removed && !c.used.equal(now) {
+			return false
+		}
+	}
+	return true
+}
+
+// Refused returns how many packets were dropped that came to the tunnels from elsewhere than a node,
+// or that no node moves.
+func (a *Actor) Refused() uint64 { return a.refused.Load() }
+
+// carry makes the tunnel to those nodes of a family that are behind routers, if rings have such, and
+// puts into found how they are reached. The reason why that cannot be done is logged once.
+func (a *Actor) carry(family lb.Family, found map[netip.Addr]links.Neighbor) {
+	c := a.tunnels[family]
+	d := tunnel.Desired{}
+	for node, n := range found {
+		if n.Routed {
+			d.Peers = append(d.Peers, node)
+			if d.MTU == 0 || n.MTU < d.MTU {
+				d.MTU = n.MTU
+			}
+		}
+	}
+	slices.SortFunc(d.Peers, netip.Addr.Compare)
+	state, err := tunnel.State{}, error(nil)
+	switch {
+	case len(d.Peers) > 0 && a.spreads(family):
+		c.used, c.removed = a.nodesNow(), false
+		if c.used.known {
+			d.Self, _ = of(family, c.used.self)
+			d.Nodes = slices.DeleteFunc(slices.Clone(c.used.others), func(n netip.Addr) bool { return lb.FamilyOf(n) != family })
+		}
+		state, err = a.kernel.carry(family, d)
+		if state.Refused < c.refused {
+			c.refused = 0 // the rules were written anew
+		}
+		a.refused.Add(state.Refused - c.refused)
+		c.refused = state.Refused
+	case !c.removed:
+		err = a.kernel.uncarry(family)
+		c.removed, c.refused = err == nil, 0
+	}
+	for _, node := range d.Peers {
+		if found[node] = (links.Neighbor{Routed: true}); err == nil && state.Link != 0 {
+			found[node] = links.Neighbor{MAC: tunnel.MAC(node), Link: state.Link, Found: true, Routed: true, MTU: state.MTU}
+		}
+	}
+	c = a.tell(family, c, err)
+	a.tunnels[family] = c
+}
+
+// tell says of a failure that is another one than before, and when it is over.
+func (a *Actor) tell(family lb.Family, c carrier, err error) carrier {
+	text := ""
+	if err != nil && !errors.Is(err, errNoTunnel) {
+		text = err.Error()
+	}
+	if text == c.failed {
+		return c
+	}
+	if c.failed = text; text != "" {
+		a.log.Warn("cannot pass on connections to nodes behind routers", "family", family, "error", err)
+	} else {
+		a.log.Info("can pass on connections to nodes behind routers again", "family", family)
+	}
+	if a.noTunnel != nil {
+		a.noTunnel(text)
+	}
+	return c
+}
+
+// errNoTunnel is for a node that shall have none.
+var errNoTunnel = errors.New("tunnels are switched off")
+
+// of returns the first address of a family.
+func of(family lb.Family, addrs []netip.Addr) (netip.Addr, bool) {
+	i := slices.IndexFunc(addrs, func(a netip.Addr) bool { return lb.FamilyOf(a) == family })
+	if i < 0 {
+		return netip.Addr{}, false
+	}
+	return addrs[i], true
+}
+
+// spreads reports whether routers spread an address of a family over nodes.
+func (a *Actor) spreads(family lb.Family) bool {
+	for vip, o := range a.all {
+		if lb.FamilyOf(vip) == family && len(o.Ring) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func (k Kernel) carry(family lb.Family, d tunnel.Desired) (tunnel.State, error) {
+	if k.tunnels == nil {
+		return tunnel.State{}, errNoTunnel
+	}
+	return k.tunnels.Set(family, d)
+}
+
+func (k Kernel) uncarry(family lb.Family) error {
+	if k.tunnels == nil {
+		return nil
+	}
+	return k.tunnels.Remove(family)
+}

@@ -1,0 +1,79 @@
+// Package tunnel carries packets as they are to nodes behind routers, over a VXLAN (RFC 7348) of
+// Landfall's own: one interface for each family, without flooding and without learning. Rules let
+// in only what other nodes send, and only packets that nodes move (docs/design/rescue.md).
+package tunnel
+
+import (
+	"hash/fnv"
+	"net/netip"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// DefaultPort is the UDP port to which nodes send the packets. All nodes need the same.
+const DefaultPort = 7948
+
+// What all nodes have to agree on besides the port: the network's number (VNI).
+const network = 7948
+
+// Names and numbers in the kernel.
+const (
+	// TableName is the name of the rules' tables, one in the family ip and one in ip6.
+	TableName = "landfall-tunnel"
+	// routes is the number of the routing table that says for the interface alone that each node is on
+	// its link, and the priority of the rule that leads there.
+	routes = 7948
+)
+
+// overhead is what a packet grows by: IP, UDP and VXLAN headers, and the inner Ethernet's.
+func overhead(family lb.Family) int {
+	if family == lb.IPv6 {
+		return 70
+	}
+	return 50
+}
+
+// Desired is how a family's tunnel shall be.
+type Desired struct {
+	// Self is the address of this node from which it sends. Without it, as while the cluster is not
+	// known, the tunnel of a predecessor stays as it is, but for Peers.
+	Self netip.Addr
+	// Nodes are the addresses of the other nodes, from which packets are taken.
+	Nodes []netip.Addr
+	// Peers are the nodes that packets are sent to. Packets are taken from them too.
+	Peers []netip.Addr
+	// MTU is that of the networks between the nodes.
+	MTU int
+}
+
+// State is how a family's tunnel is.
+type State struct {
+	// Link is the index of the interface.
+	Link int
+	// MTU is the size of the packets that it takes. In IPv4 that is the MTU of the networks between the
+	// nodes, whose kernels send larger ones in fragments. In IPv6 nobody does: the client is told.
+	MTU int
+	// Refused counts the packets that were dropped: from elsewhere than a node, or of a kind that nodes
+	// do not move.
+	Refused uint64
+}
+
+// mtu returns the size of the packets that fit; 0 if that is not known.
+func mtu(family lb.Family, between int) int {
+	if between == 0 {
+		return 0
+	}
+	if family == lb.IPv6 {
+		return max(between-overhead(family), 1280) // no IPv6 network has less (RFC 8200 section 5)
+	}
+	return between
+}
+
+// MAC returns the link-layer address of a node in the tunnel. It follows from the node's address, so
+// that nobody has to be asked.
+func MAC(node netip.Addr) [6]byte {
+	const local = 0x0e // administered locally, of one interface (IEEE 802)
+	h := fnv.New64a()
+	h.Write(node.AsSlice())
+	return [6]byte(append([]byte{local}, h.Sum(nil)[:5]...))
+}
