@@ -115,7 +115,8 @@ func (r *ruleset) picks(b builder, memories []memory) {
 		b.rule("policy Local, endpoints only elsewhere", b.in(setSilent), expr.Drop()),
 		b.rule("no endpoints, or a port or protocol that the Service does not have", expr.Goto(chainRefuse)))
 	pick(chainPickLocal, setLocalGroups,
-		b.rule("externalFailoverPolicy Passthrough", b.in(setPassed), expr.Accept()), b.rule("policy Local, endpoints only elsewhere", expr.Drop()))
+		b.rule("externalFailoverPolicy Passthrough", b.in(setPassed), expr.Accept()),
+		b.rule("policy Local, endpoints only elsewhere", expr.Drop()))
 	splits := map[uint32]bool{}
 	for _, m := range memories {
 		splits[splitOf(m)] = true
