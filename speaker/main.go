@@ -357,7 +357,8 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 // newReporter returns the actor that writes to Services whether their addresses are announced.
 func newReporter(client *kube.Client, s *speaker, events *kube.Events) *report.Reporter {
 	return report.New(report.Options{
-		Log: s.log, Service: s.from.services.Get, Write: writeAnnounced(client.Status(time.Now).Announced).traced(s.trace, time.Now),
+		Log: s.log, Service: s.from.services.Get,
+		Write: writeAnnounced(client.Status(time.Now).Announced).traced(s.trace, time.Now),
 		Event: func(s lb.Service, good bool, reason lb.Reason, message string) {
 			if good {
 				events.Normal(kube.ServiceReference(s), reason, message)

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"net/netip"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -45,14 +46,14 @@ func (s Span) Trace() (id [16]byte) {
 // happens on nodes may happen more than once.
 func (s Span) ID(node string) (id [8]byte) {
 	trace := s.Trace()
-	text := string(trace[:]) + string(s.Name)
+	parts := []string{string(trace[:]) + string(s.Name)}
 	if s.Name != SpanAssigned {
-		text += "\x00" + node + "\x00" + strconv.FormatInt(s.Start.UnixNano(), 10)
+		parts = append(parts, node, strconv.FormatInt(s.Start.UnixNano(), 10))
 		for _, a := range s.Attributes {
-			text += "\x00" + a.Key + "\x00" + a.Value
+			parts = append(parts, a.Key, a.Value)
 		}
 	}
-	sum := sha256.Sum256([]byte(text))
+	sum := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
 	copy(id[:], sum[:])
 	return id
 }
