@@ -53,9 +53,10 @@ type options struct {
 	ignoreExclude bool
 	// See plan.Facts.
 	ignoreNetwork, requireReady, checkForwarding bool
-	convergence                                  time.Duration // that routers get to choose other routes before a planned withdrawal
-	onConflict                                   plan.OnConflict
-	returnHold                                   time.Duration // that a node which may have been cut off waits for the others
+
+	convergence time.Duration // that routers get to choose other routes before a planned withdrawal
+	onConflict  plan.OnConflict
+	returnHold  time.Duration // that a node which may have been cut off waits for the others
 }
 
 // phase is where in its life the speaker is.
