@@ -60,8 +60,11 @@ func (s *State) Step(now time.Time, f Facts, look bool, heard map[netip.Addr]boo
 	}
 	for addr := range s.scouts {
 		if look || heard[addr] {
+			free := s.Clear(f.Node.Self, addr)
 			s.listen(f, addr)
-			touched[addr] = touched[addr] || heard[addr]
+			if heard[addr] || !slices.Equal(free, s.Clear(f.Node.Self, addr)) {
+				touched[addr] = true
+			}
 		}
 	}
 	for addr := range union(s.scouted, f.Scouted) {
