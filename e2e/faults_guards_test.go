@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"cmp"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,20 +14,22 @@ import (
 // none, and with it taken out, where there must be some: or else the test of the fault would show
 // nothing.
 type guard struct {
-	name    string
-	without []string // arguments of a program that take the guard out; none if the fault itself goes past it
-	of      string   // that program; the speaker if empty
+	name string
+	// without are arguments of programs that take the guard out; none if the fault itself goes past it.
+	without map[string][]string
 	// damage commits the fault on a lab without Services and counts what it does. guarded reports
 	// whether the guard is in place.
 	damage func(t *testing.T, l *lab.Lab, guarded bool) int
 }
 
 var guards = []guard{
-	{"gate", []string{"--gate=none"}, "", damageUnprogrammed},
-	{"hold", []string{"--restart-hold=0s"}, "", damageKilled},
-	{"handover", nil, "", damageStopped},
-	{"rescue", []string{"--rescue=false"}, "proxy", damageMoved},
-	{"return", []string{"--return-hold=0s"}, "", damageReturned},
+	{"gate", map[string][]string{"speaker": {"--gate=none"}}, damageUnprogrammed},
+	{"hold", map[string][]string{"speaker": {"--restart-hold=0s"}}, damageKilled},
+	{"handover", nil, damageStopped},
+	{"rescue", map[string][]string{"proxy": {"--rescue=false"}}, damageMoved},
+	// Without a carrier a node has no path to pods elsewhere, and with it BFD soon tells it of the others.
+	{"return", map[string][]string{"speaker": {"--return-hold=0s", "--bfd-neighbors=0"},
+		"proxy": {"--path-check=off"}}, damageReturned},
 }
 
 func TestFaultsShowWithoutTheGuards(t *testing.T) {
@@ -44,7 +45,7 @@ func TestFaultsShowWithoutTheGuards(t *testing.T) {
 			})
 			t.Run("taken out", func(t *testing.T) {
 				t.Parallel()
-				l := labWith(t, lab.Options{Args: map[string][]string{cmp.Or(g.of, "speaker"): g.without}})
+				l := labWith(t, lab.Options{Args: g.without})
 				if damage := g.damage(t, l, false); damage == 0 {
 					t.Error("no damage: the fault shows nothing")
 				}
