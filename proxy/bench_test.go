@@ -76,8 +76,8 @@ func loaded(n int) (*proxy, *kubetest.Table[lb.Key, []lb.Slice]) {
 	p.to = sinks{
 		rules: &confirming{outcomes: map[lb.Key]plan.Outcome{}}, flows: &fakeFlows{applied: map[lb.Key]plan.Service{}},
 		health: health.New(health.Deps{Log: log, Now: time.Now}),
-		feed:   feed.New(log, "", func() {}, func() time.Duration { return 0 }),
-		warn:   func(lb.Service, lb.Reason, string) {}, latency: func(time.Duration) {}, programmed: func(time.Duration) {},
+		feed:   feed.New(log, "", func() {}, func() time.Duration { return 0 }), rescue: &fakeRescue{},
+		warn: func(lb.Service, lb.Reason, string) {}, latency: func(time.Duration) {}, programmed: func(time.Duration) {},
 	}
 	for i := range n {
 		key, low := benchKey(i), [2]byte{byte(i >> 8), byte(i)}
