@@ -28,9 +28,21 @@ type migrator struct {
 	out    io.Writer
 	// wait is how long it waits for each thing, poll the time between two looks.
 	wait, poll time.Duration
+	// pause is what routers and proxies have between two nodes.
+	pause time.Duration
 }
 
 const fieldManager = "landfallctl-migrate"
+
+// sleep gives routers and proxies time.
+func (m *migrator) sleep(ctx context.Context) error {
+	select {
+	case <-time.After(m.pause):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
 
 func (m *migrator) say(format string, args ...any) { fmt.Fprintf(m.out, "  "+format+"\n", args...) }
 

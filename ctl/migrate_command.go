@@ -190,7 +190,7 @@ func readMetalLB(ctx context.Context, o options, f migrateOptions, stdout io.Wri
 		delete(proxy, "healthzBindAddress") // kube-proxy keeps it
 	}
 	plan := migrate.PlanMetalLB(objects, proxy, f.choices)
-	return &metallbMove{installer: newInstaller(client, o.user, f, stdout, plan.Values), plan: plan, pause: f.pause}, nil
+	return &metallbMove{installer: newInstaller(client, o.user, f, stdout, plan.Values), plan: plan}, nil
 }
 
 // readObjects adds the objects at a path, if the API server has it.

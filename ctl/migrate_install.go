@@ -33,7 +33,7 @@ func newInstaller(client *kube.Client, user kube.UserConfig, f migrateOptions, o
 	values map[string]any) installer {
 	return installer{
 		user:     user,
-		migrator: migrator{server: client, out: out, wait: f.wait, poll: 200 * time.Millisecond},
+		migrator: migrator{server: client, out: out, wait: f.wait, pause: f.pause, poll: 200 * time.Millisecond},
 		choice:   f.choices, values: values, chart: f.chart, helm: f.helm, release: f.name,
 		ready: func(ctx context.Context) (string, error) { return landfallReady(ctx, client, f.choices.Namespace) },
 	}

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
@@ -47,7 +46,6 @@ type takeover struct {
 	// set is kube-proxy's DaemonSet, image that of its pods.
 	set   migrate.Workload
 	nodes []string
-	pause time.Duration
 }
 
 func runKubeProxy(ctx context.Context, o options, f migrateOptions, stdout io.Writer) error {
@@ -103,7 +101,7 @@ func readTakeover(ctx context.Context, o options, f migrateOptions, stdout io.Wr
 			cmp.Or(migrate.Elsewhere(nodes), "give --kube-proxy-namespace and --kube-proxy-daemonset, or does another service "+
 				"proxy run?"))
 	}
-	m := &takeover{set: migrate.NewWorkload(sets[0]), nodes: migrate.LinuxNodes(nodes), pause: f.pause}
+	m := &takeover{set: migrate.NewWorkload(sets[0]), nodes: migrate.LinuxNodes(nodes)}
 	if config == nil { // without one, flags are all
 		ok := false
 		if config, ok = migrate.KubeProxyFlags(m.set); !ok {
@@ -232,12 +230,7 @@ func (m *takeover) takeNode(ctx context.Context, node string) error {
 		return err
 	}
 	m.say("%s is taken over", node)
-	select {
-	case <-time.After(m.pause):
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	return m.sleep(ctx)
 }
 
 // podMissing says why no pod with Landfall's proxy is ready on a node; "" if one is.

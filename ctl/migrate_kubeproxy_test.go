@@ -47,10 +47,10 @@ func (w *fakeWorld) takeover(t *testing.T) *takeover {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &takeover{set: migrate.NewWorkload(decoded[0]), nodes: fakeNodes, pause: time.Millisecond,
+	return &takeover{set: migrate.NewWorkload(decoded[0]), nodes: fakeNodes,
 		config: migrate.ReadKubeProxy(map[string]any{"clusterCIDR": "10.0.0.0/8", "mode": "ipvs"}),
 		installer: installer{choice: migrate.Choices{Namespace: "landfall-system"}, release: "landfall",
-			migrator: migrator{server: w, out: io.Discard, wait: 10 * time.Second, poll: time.Millisecond},
+			migrator: migrator{server: w, out: io.Discard, wait: 10 * time.Second, pause: time.Millisecond, poll: time.Millisecond},
 			ready:    func(context.Context) (string, error) { return "", nil }}}
 }
 

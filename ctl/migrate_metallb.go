@@ -23,8 +23,6 @@ import (
 type metallbMove struct {
 	installer
 	plan migrate.Plan
-	// pause is how long routers have between two nodes.
-	pause time.Duration
 }
 
 func (m *metallbMove) steps() []move {

@@ -34,9 +34,9 @@ func (w *fakeWorld) move(t *testing.T) *metallbMove {
 	choices := migrate.Choices{Namespace: "landfall-system", CopySecrets: true, ClusterCIDR: "192.168.0.0/16"}
 	return &metallbMove{
 		installer: installer{choice: choices, release: "landfall",
-			migrator: migrator{server: w, out: io.Discard, wait: 10 * time.Second, poll: time.Millisecond},
+			migrator: migrator{server: w, out: io.Discard, wait: 10 * time.Second, pause: time.Millisecond, poll: time.Millisecond},
 			ready:    func(context.Context) (string, error) { return "", nil }},
-		plan: migrate.PlanMetalLB(objects, nil, choices), pause: time.Millisecond,
+		plan: migrate.PlanMetalLB(objects, nil, choices),
 	}
 }
 

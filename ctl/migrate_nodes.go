@@ -51,16 +51,6 @@ func (m *metallbMove) swapNodes(ctx context.Context) error {
 	return m.announced(ctx)
 }
 
-// sleep gives routers and proxies time.
-func (m *metallbMove) sleep(ctx context.Context) error {
-	select {
-	case <-time.After(m.pause):
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
 // sessionsDown says which session of a node is not up.
 func (m *metallbMove) sessionsDown(ctx context.Context, node string) (string, error) {
 	live, err := m.get(ctx, nodesPath+"/"+node)

@@ -163,32 +163,45 @@ func (l *Lab) containerLog(w http.ResponseWriter, r *http.Request, n Node) {
 	_, _ = io.WriteString(w, tail(l.logPath(a.Name()), lines)+"\n") // the client has gone
 }
 
-// exec runs a command in an agent's container, and sends what it writes over SPDY, in version 4 of
-// the protocol.
-func (l *Lab) exec(ctx context.Context, w http.ResponseWriter, r *http.Request, n Node) {
-	if _, err := httpstream.Handshake(r, w, []string{"v4.channel.k8s.io"}); err != nil {
-		return
+// upgrade has a client speak SPDY and waits for so many streams, by their types. Without them all there
+// is no connection.
+func upgrade(ctx context.Context, w http.ResponseWriter, r *http.Request, protocol string, n int) (
+	httpstream.Connection, map[string]httpstream.Stream) {
+	if _, err := httpstream.Handshake(r, w, []string{protocol}); err != nil {
+		return nil, nil
 	}
-	streams := make(chan httpstream.Stream, 3)
+	streams := make(chan httpstream.Stream, n)
 	conn := spdy.NewResponseUpgrader().UpgradeResponse(w, r, func(s httpstream.Stream, _ <-chan struct{}) error {
 		streams <- s
 		return nil
 	})
 	if conn == nil {
-		return
+		return nil, nil
 	}
-	defer conn.Close()
 	byType := map[string]httpstream.Stream{}
-	for len(byType) < 3 {
+	for len(byType) < n {
 		select {
 		case s := <-streams:
 			byType[s.Headers().Get(corev1.StreamType)] = s
 		case <-time.After(requestTimeout):
-			return
+			conn.Close()
+			return nil, nil
 		case <-ctx.Done():
-			return
+			conn.Close()
+			return nil, nil
 		}
 	}
+	return conn, byType
+}
+
+// exec runs a command in an agent's container, and sends what it writes over SPDY, in version 4 of
+// the protocol.
+func (l *Lab) exec(ctx context.Context, w http.ResponseWriter, r *http.Request, n Node) {
+	conn, byType := upgrade(ctx, w, r, "v4.channel.k8s.io", 3)
+	if conn == nil {
+		return
+	}
+	defer conn.Close()
 	out, err := l.runIn(r.Context(), r.PathValue("container"), n, r.URL.Query()["command"])
 	status := metav1.Status{Status: metav1.StatusSuccess}
 	to := byType[corev1.StreamTypeStdout]

@@ -153,6 +153,17 @@ type Element struct {
 	Count      Count
 }
 
+// Keys passes on keys as elements without values.
+func Keys(all ...string) func(*Element) bool {
+	return func(next *Element) bool {
+		if len(all) == 0 {
+			return false
+		}
+		next.Key, all = append(next.Key[:0], all[0]...), all[1:]
+		return true
+	}
+}
+
 // AddElements adds elements to a set, which must not have them. next fills in an element, whose
 // parts it may use again for the one after, and returns false when there are no more.
 func (b *Batch) AddElements(set string, next func(*Element) bool) {

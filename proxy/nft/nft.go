@@ -106,6 +106,15 @@ type Rule struct {
 // back.
 func (r Rule) UserData() string { return string(r.userData(expr.Encode(r.Exprs))) }
 
+// UserData is what the kernel keeps with each of some rules.
+func UserData(rules []Rule) []string {
+	all := make([]string, len(rules))
+	for i, r := range rules {
+		all[i] = r.UserData()
+	}
+	return all
+}
+
 func (r Rule) userData(body []byte) []byte {
 	const commentType, hashType = 0, 0x4c
 	h := fnv.New64a()

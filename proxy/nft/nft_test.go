@@ -28,17 +28,6 @@ func open(t *testing.T, ns *nstest.NS) *nfnetlink.Conn {
 	return c
 }
 
-// keys passes on elements of a set by their keys.
-func keys(all ...string) func(*Element) bool {
-	return func(e *Element) bool {
-		if len(all) == 0 {
-			return false
-		}
-		e.Key, all = append(e.Key[:0], all[0]...), all[1:]
-		return true
-	}
-}
-
 // TestTableReadsBack checks that a table that was written is what is read, and what nft prints, and
 // that parts of it can be removed.
 func TestTableReadsBack(t *testing.T) {
@@ -69,7 +58,7 @@ func TestTableReadsBack(t *testing.T) {
 		for _, r := range rules {
 			b.AddRule("hooked", r)
 		}
-		b.AddElements("ports", keys(all...))
+		b.AddElements("ports", Keys(all...))
 		if err := b.Commit(c); err != nil {
 			t.Fatal(err)
 		}
@@ -96,7 +85,7 @@ func TestTableReadsBack(t *testing.T) {
 			}
 		}
 		b = NewBatch(table)
-		b.RemoveElements("ports", keys(all[1:]...))
+		b.RemoveElements("ports", Keys(all[1:]...))
 		b.RemoveRules("hooked")
 		b.RemoveChain("other")
 		if err := b.Commit(c); err != nil {
@@ -170,8 +159,8 @@ func TestRefusalNamesTheObject(t *testing.T) {
 	c := open(t, nstest.New(t))
 	table := Table{lb.IPv4, "test"}
 	for about, change := range map[string]func(*Batch){
-		"add to nowhere":              func(b *Batch) { b.AddElements("nowhere", keys("x")) },
-		"remove from nowhere":         func(b *Batch) { b.RemoveElements("nowhere", keys("x")) },
+		"add to nowhere":              func(b *Batch) { b.AddElements("nowhere", Keys("x")) },
+		"remove from nowhere":         func(b *Batch) { b.RemoveElements("nowhere", Keys("x")) },
 		"remove set nowhere":          func(b *Batch) { b.RemoveSet("nowhere") },
 		"remove chain nowhere":        func(b *Batch) { b.RemoveChain("nowhere") },
 		"add a rule to chain nowhere": func(b *Batch) { b.AddRule("nowhere", Rule{Exprs: expr.Drop()}) },

@@ -154,14 +154,6 @@ func (h header) foreign(sets map[string]nft.Shape, have held) (names []string) {
 	return names
 }
 
-func userData(rules []nft.Rule) []string {
-	all := make([]string, len(rules))
-	for i, r := range rules {
-		all[i] = r.UserData()
-	}
-	return all
-}
-
 // read reads what the sets hold, sorted. A set that is missing is empty, and will be written.
 func (h header) read(l nft.Listing, sets map[string]nft.Shape, have held) (table, error) {
 	var errs []error
@@ -246,10 +238,10 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 		w.AddSet(s.set)
 		w.fill(s.set, missing(s.has, s.add), nil)
 	}
-	if rules := h.strayRules(want); !slices.Equal(have.rules, userData(rules)) {
+	if rules := h.strayRules(want); !slices.Equal(have.rules, nft.UserData(rules)) {
 		replace(w.Batch, chainStrays, strayHook, rules)
 	}
-	if rules := h.segmentRules(want); !slices.Equal(have.segments, userData(rules)) {
+	if rules := h.segmentRules(want); !slices.Equal(have.segments, nft.UserData(rules)) {
 		replace(w.Batch, chainSegments, segmentHook, rules)
 	}
 	for _, s := range all {
@@ -286,7 +278,7 @@ func (h header) writeLimits(b *nft.Batch, limit int, have held) {
 // limitsOf returns what load reads of the chains of limits.
 func (h header) limitsOf(limit int) (all []string) {
 	for _, chain := range limitChains {
-		all = append(all, userData(h.limitRules(limit)[chain])...)
+		all = append(all, nft.UserData(h.limitRules(limit)[chain])...)
 	}
 	return all
 }
@@ -344,18 +336,6 @@ func missing(some, all []string) (left []string) {
 	return left
 }
 
-// each passes on keys as elements.
-func each(keys []string) func(*nft.Element) bool {
-	return func(next *nft.Element) bool {
-		if len(keys) == 0 {
-			return false
-		}
-		next.Key = append(next.Key[:0], keys[0]...)
-		keys = keys[1:]
-		return true
-	}
-}
-
 // replace makes a chain have these rules.
 func replace(b *nft.Batch, chain string, hook nft.Hook, rules []nft.Rule) {
 	b.AddChain(chain, hook)
@@ -367,7 +347,7 @@ func replace(b *nft.Batch, chain string, hook nft.Hook, rules []nft.Rule) {
 
 // moving returns what load reads of the chains of a target.
 func (h header) moving(t *table, node netip.Addr) []string {
-	return userData(slices.Concat(h.toRules(node, t.carried[node]), h.newRules(node, t.carried[node])))
+	return nft.UserData(slices.Concat(h.toRules(node, t.carried[node]), h.newRules(node, t.carried[node])))
 }
 
 // Cleanup removes what is ours.

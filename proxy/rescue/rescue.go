@@ -22,6 +22,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/links"
 	"github.com/landfall-lb/landfall/internal/loop"
+	"github.com/landfall-lb/landfall/proxy/nft"
 	"github.com/landfall-lb/landfall/proxy/tunnel"
 )
 
@@ -486,8 +487,9 @@ func same(family lb.Family, have held, want *table) bool {
 		return !have.exists
 	}
 	h := headerOf(family)
-	return slices.Equal(have.rules, userData(h.strayRules(want))) && slices.Equal(have.limits, h.limitsOf(want.limit)) &&
-		slices.Equal(have.segments, userData(h.segmentRules(want))) &&
+	return slices.Equal(have.rules, nft.UserData(h.strayRules(want))) &&
+		slices.Equal(have.limits, h.limitsOf(want.limit)) &&
+		slices.Equal(have.segments, nft.UserData(h.segmentRules(want))) &&
 		maps.EqualFunc(have.sent, want.targets, func(uint64, []netip.Addr) bool { return true }) &&
 		!slices.ContainsFunc(want.nodes(), func(node netip.Addr) bool {
 			return !slices.Equal(have.moving[node], h.moving(want, node))

@@ -15,6 +15,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/links"
+	"github.com/landfall-lb/landfall/proxy/nft"
 	"github.com/landfall-lb/landfall/proxy/tunnel"
 )
 
@@ -171,7 +172,7 @@ func (k *fakeKernel) write(_ lb.Family, want *table, _ held) error {
 		k.have.sent[node], k.have.moving[node] = 0, headerOf(lb.IPv4).moving(want, node)
 	}
 	if k.have.exists {
-		k.have.rules, k.have.limits = userData(headerOf(lb.IPv4).strayRules(want)), headerOf(lb.IPv4).limitsOf(want.limit)
+		k.have.rules, k.have.limits = nft.UserData(headerOf(lb.IPv4).strayRules(want)), headerOf(lb.IPv4).limitsOf(want.limit)
 	}
 	return nil
 }

@@ -190,7 +190,7 @@ func (k Kernel) noteFilter(name string, was int) error {
 	b := nft.NewBatch(settingsTable)
 	b.AddTable()
 	b.AddSet(changedSet(was))
-	b.AddElements(changedSet(was).Name, each([]string{interfaceKey(name)}))
+	b.AddElements(changedSet(was).Name, nft.Keys(interfaceKey(name)))
 	return b.Commit(k.conn)
 }
 
@@ -206,7 +206,7 @@ func forgetFilters(conn *nfnetlink.Conn, names []string) error {
 	removed := 0
 	for _, name := range names {
 		if was, known := noted[name]; known {
-			b.RemoveElements(changedSet(was).Name, each([]string{interfaceKey(name)}))
+			b.RemoveElements(changedSet(was).Name, nft.Keys(interfaceKey(name)))
 			removed++
 		}
 	}

@@ -46,11 +46,11 @@ func (w *writer) commit() error {
 // fill adds and removes the keys of a set.
 func (w *writer) fill(set nft.Set, add, remove []string) {
 	for keys := range slices.Chunk(add, chunk) {
-		w.AddElements(set.Name, each(keys))
+		w.AddElements(set.Name, nft.Keys(keys...))
 		w.spill()
 	}
 	for keys := range slices.Chunk(remove, chunk) {
-		w.RemoveElements(set.Name, each(keys))
+		w.RemoveElements(set.Name, nft.Keys(keys...))
 		w.spill()
 	}
 }

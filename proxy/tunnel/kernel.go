@@ -111,7 +111,7 @@ func (k *Kernel) setRules(h header, d Desired, adopt bool) (refused uint64, err 
 	b.AddTable()
 	right := sets[setNodes] == h.nodes().Shape()
 	for _, c := range h.chains(k.port, k.least, k.most) {
-		right = right && chains[c.name].Hook == c.hook && slices.Equal(chains[c.name].Rules, userData(c.rules))
+		right = right && chains[c.name].Hook == c.hook && slices.Equal(chains[c.name].Rules, nft.UserData(c.rules))
 	}
 	if !right {
 		b.RemoveTable()
@@ -138,28 +138,9 @@ func (k *Kernel) setRules(h header, d Desired, adopt bool) (refused uint64, err 
 	if right && len(want)+len(extra) == 0 {
 		return chains[chainRefused].Packets, nil
 	}
-	b.AddElements(setNodes, each(slices.Sorted(maps.Keys(want))))
-	b.RemoveElements(setNodes, each(extra))
+	b.AddElements(setNodes, nft.Keys(slices.Sorted(maps.Keys(want))...))
+	b.RemoveElements(setNodes, nft.Keys(extra...))
 	return chains[chainRefused].Packets, b.Commit(k.conn)
-}
-
-func userData(rules []nft.Rule) (all []string) {
-	for _, r := range rules {
-		all = append(all, r.UserData())
-	}
-	return all
-}
-
-// each passes on keys as elements.
-func each(keys []string) func(*nft.Element) bool {
-	return func(next *nft.Element) bool {
-		if len(keys) == 0 {
-			return false
-		}
-		next.Key = append(next.Key[:0], keys[0]...)
-		keys = keys[1:]
-		return true
-	}
 }
 
 // Remove removes a family's tunnel, if it is there, and nothing else.
