@@ -146,6 +146,9 @@ func Prepare(ctx context.Context, repository string, progress func(line string))
 	if _, _, err := MetalLB(ctx, progress); err != nil { // its tests are skipped
 		progress(err.Error())
 	}
+	if err := ensurePrograms(ctx, browserPackages, progress); err != nil { // its test is skipped
+		progress(err.Error())
+	}
 	return errors.Join(errs...)
 }
 

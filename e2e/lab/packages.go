@@ -32,6 +32,9 @@ var routerPackages = map[string]string{
 // balancerPackages says the same of the load balancers in front of a cluster.
 var balancerPackages = map[string]string{"haproxy": "haproxy"}
 
+// browserPackages says the same of the browser that looks at the dashboard.
+var browserPackages = map[string]string{"chromium": "chromium"}
+
 // nodePackages says the same of what the nodes of e2e/cluster run.
 var nodePackages = map[string]string{
 	"containerd": "containerd",
