@@ -102,7 +102,7 @@ func announcementChanges(before, now lb.Service) []change {
 	for _, vip := range slices.SortedFunc(maps.Keys(all), netip.Addr.Compare) {
 		a, b := had[vip], has[vip]
 		c := change{About: vip.String(), Reason: b.Reason}
-		if cond, ok := conditionOf(now.Conditions, lb.ConditionAnnounced); ok && !cond.Status {
+		if cond, ok := lb.FindCondition(now.Conditions, lb.ConditionAnnounced); ok && !cond.Status {
 			c.Message = cond.Message
 		}
 		began := len(changes)
@@ -149,20 +149,12 @@ func routesOf(a lb.Announcement) string {
 
 // conditionChange compares the status and the reason of a condition.
 func conditionChange(before, now []lb.Condition, kind, what string) (change, bool) {
-	a, _ := conditionOf(before, kind)
-	b, ok := conditionOf(now, kind)
+	a, _ := lb.FindCondition(before, kind)
+	b, ok := lb.FindCondition(now, kind)
 	if !ok || a.Status == b.Status && a.Reason == b.Reason {
 		return change{}, false
 	}
 	return change{What: what, From: string(a.Reason), To: string(b.Reason), Message: b.Message}, true
-}
-
-func conditionOf(all []lb.Condition, kind string) (lb.Condition, bool) {
-	i := slices.IndexFunc(all, func(c lb.Condition) bool { return c.Type == kind })
-	if i < 0 {
-		return lb.Condition{}, false
-	}
-	return all[i], true
 }
 
 // poolChanges says whether a pool can be used, and whether it has free addresses.

@@ -39,12 +39,12 @@ func newReport(w world) report {
 		r.addPeer(w.peers[name])
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.routed)) {
-		if c, ok := find(w.routed[name].Conditions, lb.ConditionReady); ok && !c.Status {
+		if c, ok := lb.FindCondition(w.routed[name].Conditions, lb.ConditionReady); ok && !c.Status {
 			r.problem("BGPAdvertisement %s: %s (%s)", name, c.Message, c.Reason)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.advertisements)) {
-		if c, ok := find(w.advertisements[name].Conditions, lb.ConditionReady); ok && !c.Status {
+		if c, ok := lb.FindCondition(w.advertisements[name].Conditions, lb.ConditionReady); ok && !c.Status {
 			r.problem("L2Advertisement %s: %s (%s)", name, c.Message, c.Reason)
 		}
 	}
@@ -66,7 +66,7 @@ func (r *report) addPool(p lb.Pool, w world) {
 	for i, one := range p.Ranges {
 		ranges[i] = one.String()
 	}
-	ready, ok := find(p.Status.Conditions, lb.ConditionReady)
+	ready, ok := lb.FindCondition(p.Status.Conditions, lb.ConditionReady)
 	state := "yes"
 	switch {
 	case !ok:
@@ -113,7 +113,7 @@ func counts(p lb.Pool, v4, v6 string) string {
 }
 
 func (r *report) addService(s lb.Service, w world) {
-	assigned, known := find(s.Conditions, lb.ConditionAssigned)
+	assigned, known := lb.FindCondition(s.Conditions, lb.ConditionAssigned)
 	switch {
 	case !known:
 		r.problem("service %s: the controller has not processed it yet; is the controller running?", s.Key)
@@ -125,7 +125,7 @@ func (r *report) addService(s lb.Service, w world) {
 		r.addVIP("-", string(assigned.Reason), "pending", s.Key.String(), string(s.ExternalPolicy), "-")
 		return
 	}
-	announced, known := find(s.Conditions, lb.ConditionAnnounced)
+	announced, known := lb.FindCondition(s.Conditions, lb.ConditionAnnounced)
 	announcements, err := lb.DecodeAnnouncements(s.Announcements)
 	switch {
 	case err != nil:
@@ -225,14 +225,6 @@ func (r *report) addPeer(p lb.Peer) {
 		asn = fmt.Sprint(p.PeerASN)
 	}
 	r.peers = append(r.peers, []string{p.Name, at, asn, fmt.Sprintf("%d of %d", up, len(nodes))})
-}
-
-func find(conditions []lb.Condition, kind string) (lb.Condition, bool) {
-	i := slices.IndexFunc(conditions, func(c lb.Condition) bool { return c.Type == kind })
-	if i < 0 {
-		return lb.Condition{}, false
-	}
-	return conditions[i], true
 }
 
 // compareAddresses orders addresses by number, and texts that are not addresses after them.

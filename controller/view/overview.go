@@ -218,7 +218,7 @@ func peerProblems(p lb.PeerSessions) []Problem {
 
 func newPool(p lb.Pool) Pool {
 	pool := Pool{Name: p.Name, Families: []Usage{}, Reason: lb.ReasonUnheard}
-	if c, ok := find(p.Status.Conditions, lb.ConditionReady); ok {
+	if c, ok := lb.FindCondition(p.Status.Conditions, lb.ConditionReady); ok {
 		pool.Ready, pool.Reason = c.Status, c.Reason
 	}
 	for _, of := range []struct {

@@ -119,7 +119,9 @@ func (s *State) SetService(key lb.Key, service lb.Service, ok bool) {
 
 // SetServices says how all Services are now.
 func (s *State) SetServices(all map[lb.Key]lb.Service) {
+	facts := s.facts
 	*s = *New(s.class)
+	s.facts = facts
 	for key, service := range all {
 		if service.Type == lb.LoadBalancer && service.Class == s.class {
 			r := newRow(service)
@@ -216,8 +218,8 @@ func problemOf(s lb.Service, broken error) *Problem {
 		return nil
 	}
 	p := &Problem{Kind: "Service", Namespace: s.Key.Namespace, Name: s.Key.Name}
-	assigned, known := find(s.Conditions, lb.ConditionAssigned)
-	announced, told := find(s.Conditions, lb.ConditionAnnounced)
+	assigned, known := lb.FindCondition(s.Conditions, lb.ConditionAssigned)
+	announced, told := lb.FindCondition(s.Conditions, lb.ConditionAnnounced)
 	switch {
 	case !known:
 		p.Reason, p.Message, p.Since = lb.ReasonUnheard, "the controller has not processed it yet", s.Created
@@ -237,14 +239,6 @@ func problemOf(s lb.Service, broken error) *Problem {
 		return nil
 	}
 	return p
-}
-
-func find(conditions []lb.Condition, kind string) (lb.Condition, bool) {
-	i := slices.IndexFunc(conditions, func(c lb.Condition) bool { return c.Type == kind })
-	if i < 0 {
-		return lb.Condition{}, false
-	}
-	return conditions[i], true
 }
 
 // Query selects rows.

@@ -258,12 +258,3 @@ func (c Cluster) poolsWith(addr netip.Addr) []lb.Pool {
 	}
 	return found
 }
-
-// condition returns a condition by its type.
-func condition(of []lb.Condition, kind string) (lb.Condition, bool) {
-	i := slices.IndexFunc(of, func(c lb.Condition) bool { return c.Type == kind })
-	if i < 0 {
-		return lb.Condition{}, false
-	}
-	return of[i], true
-}

@@ -325,7 +325,7 @@ func Waiting(services []lb.Service, class, pool string) []lb.Key {
 	var waiting []lb.Key
 	apart := func(r rune) bool { return strings.ContainsRune(" ,;:()\"", r) }
 	for _, s := range services {
-		c, known := condition(s.Conditions, lb.ConditionAssigned)
+		c, known := lb.FindCondition(s.Conditions, lb.ConditionAssigned)
 		if known && !c.Status && c.Reason == lb.ReasonPoolExhausted && s.Class == class && s.Type == lb.LoadBalancer &&
 			slices.Contains(strings.FieldsFunc(c.Message, apart), pool) {
 			waiting = append(waiting, s.Key)
@@ -349,9 +349,9 @@ func (c Cluster) services(services []lb.Service) []Check {
 			continue
 		}
 		total++
-		worst, known := condition(s.Conditions, lb.ConditionAssigned)
+		worst, known := lb.FindCondition(s.Conditions, lb.ConditionAssigned)
 		if known && worst.Status {
-			if announced, ok := condition(s.Conditions, lb.ConditionAnnounced); ok {
+			if announced, ok := lb.FindCondition(s.Conditions, lb.ConditionAnnounced); ok {
 				worst = announced
 			}
 		}

@@ -41,7 +41,7 @@ func Pool(c Cluster, name string, waiting []lb.Key) Verdict {
 			Text: plural(n, "freed address") + " reserved for the last holder"})
 	}
 	if checks[0].Level == Wrong {
-		if _, known := condition(p.Status.Conditions, lb.ConditionReady); !known {
+		if _, known := lb.FindCondition(p.Status.Conditions, lb.ConditionReady); !known {
 			checks = append([]Check{c.controller()}, checks...)
 		}
 	}
@@ -49,7 +49,7 @@ func Pool(c Cluster, name string, waiting []lb.Key) Verdict {
 }
 
 func poolReady(p lb.Pool) Check {
-	ready, known := condition(p.Status.Conditions, lb.ConditionReady)
+	ready, known := lb.FindCondition(p.Status.Conditions, lb.ConditionReady)
 	edit := "kubectl edit ipaddresspool " + p.Name
 	switch {
 	case p.Problem != nil:

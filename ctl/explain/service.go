@@ -61,7 +61,7 @@ func (e explanation) checks() []Check {
 	checks = append(checks, assigned)
 	vips := e.Service.VIPs()
 	if len(vips) == 0 {
-		if _, known := condition(e.Service.Conditions, lb.ConditionAssigned); !known {
+		if _, known := lb.FindCondition(e.Service.Conditions, lb.ConditionAssigned); !known {
 			checks = append([]Check{e.controller()}, checks...)
 		}
 		return append(checks, e.unread()...)
@@ -141,7 +141,7 @@ func ofClass(class string) string {
 
 // assigned checks that the Service holds an address.
 func (e explanation) assigned() Check {
-	cond, known := condition(e.Service.Conditions, lb.ConditionAssigned)
+	cond, known := lb.FindCondition(e.Service.Conditions, lb.ConditionAssigned)
 	var held []string
 	for _, in := range e.Service.Ingress {
 		held = append(held, in.Addr.String())
@@ -196,7 +196,7 @@ func (e explanation) pool(vip netip.Addr) Check {
 	}
 	p := pools[0]
 	check.Text = fmt.Sprintf("%s contains %s", p.Name, vip)
-	if ready, known := condition(p.Status.Conditions, lb.ConditionReady); known && !ready.Status {
+	if ready, known := lb.FindCondition(p.Status.Conditions, lb.ConditionReady); known && !ready.Status {
 		check.Level, check.Reason, check.Text = Note, ready.Reason, fmt.Sprintf("%s: %s", p.Name, ready.Message)
 	}
 	return check
@@ -225,13 +225,13 @@ func (e explanation) advertised(vip netip.Addr) Check {
 		check.Cure = cureOf(lb.ReasonNoAdvertisement)
 	}
 	for _, a := range l2 {
-		if ready, known := condition(a.Conditions, lb.ConditionReady); known && !ready.Status && check.Level == OK {
+		if ready, known := lb.FindCondition(a.Conditions, lb.ConditionReady); known && !ready.Status && check.Level == OK {
 			check.Level, check.Reason = Warning, ready.Reason
 			check.Text = fmt.Sprintf("L2Advertisement %s: %s", a.Name, ready.Message)
 		}
 	}
 	for _, a := range routed {
-		if ready, known := condition(a.Conditions, lb.ConditionReady); known && !ready.Status && check.Level == OK {
+		if ready, known := lb.FindCondition(a.Conditions, lb.ConditionReady); known && !ready.Status && check.Level == OK {
 			check.Level, check.Reason = Warning, ready.Reason
 			check.Text = fmt.Sprintf("BGPAdvertisement %s: %s", a.Name, ready.Message)
 		}
@@ -315,7 +315,7 @@ func (e explanation) backends() Check {
 // announced checks whether a node announces each VIP: by what a speaker says now, else by what one
 // has written to the Service.
 func (e explanation) announced(vips []netip.Addr) Check {
-	cond, known := condition(e.Service.Conditions, lb.ConditionAnnounced)
+	cond, known := lb.FindCondition(e.Service.Conditions, lb.ConditionAnnounced)
 	check := Check{Level: OK, What: "announced", Text: cond.Message}
 	down, total := 0, 0
 	for _, node := range slices.Sorted(maps.Keys(e.Agents)) {
@@ -456,7 +456,7 @@ func (e explanation) traffic() Check {
 
 // good is the line when nothing is wrong.
 func (e explanation) good() string {
-	cond, _ := condition(e.Service.Conditions, lb.ConditionAnnounced)
+	cond, _ := lb.FindCondition(e.Service.Conditions, lb.ConditionAnnounced)
 	ready, serving, _, _ := e.endpoints()
 	line := fmt.Sprintf("%s; %s", strings.TrimSuffix(cond.Message, "."), plural(ready+serving, "endpoint"))
 	if len(e.Service.SourceRanges) > 0 {

@@ -249,19 +249,13 @@ func ready(key lb.Key, s lb.Service, found, announced bool) error {
 }
 
 func shows(s lb.Service, kind string) bool {
-	for _, c := range s.Conditions {
-		if c.Type == kind {
-			return c.Status
-		}
-	}
-	return false
+	c, _ := lb.FindCondition(s.Conditions, kind)
+	return c.Status
 }
 
 func message(s lb.Service, kind string) string {
-	for _, c := range s.Conditions {
-		if c.Type == kind {
-			return fmt.Sprintf("%s: %s", c.Reason, c.Message)
-		}
+	if c, ok := lb.FindCondition(s.Conditions, kind); ok {
+		return fmt.Sprintf("%s: %s", c.Reason, c.Message)
 	}
 	return "no condition " + kind + " yet"
 }

@@ -416,6 +416,15 @@ type Condition struct {
 	Generation int64
 }
 
+// FindCondition returns the condition of a type; ok is false if there is none.
+func FindCondition(all []Condition, kind string) (c Condition, ok bool) {
+	i := slices.IndexFunc(all, func(c Condition) bool { return c.Type == kind })
+	if i < 0 {
+		return c, false
+	}
+	return all[i], true
+}
+
 // The condition types on Services and pools.
 const (
 	// ConditionAssigned on a Service: it holds the addresses that it requests.
