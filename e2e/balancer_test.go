@@ -159,6 +159,16 @@ func wantTold(t *testing.T, l *lab.Lab, at netip.AddrPort) {
 // is lost.
 func plannedBehind(t *testing.T, l *lab.Lab, b *lab.Balancer, backend string, port uint16) {
 	const node = "k8s-worker-177"
+	wantUp := func(up bool) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("%s is a target: %t", node, up), func() error {
+			targets, err := b.Targets(t.Context(), backend)
+			if err == nil && targets[node].Up != up {
+				err = fmt.Errorf("%+v", targets)
+			}
+			return err
+		})
+	}
 	before, err := b.Targets(t.Context(), backend)
 	if err != nil || !before[node].Up {
 		t.Fatalf("%s is no target: %v, %v", node, before, err)
@@ -166,22 +176,10 @@ func plannedBehind(t *testing.T, l *lab.Lab, b *lab.Balancer, backend string, po
 	run := startTraffic(t, l, balancerAt(l, port))
 	const label = `{"metadata":{"labels":{"landfall.dev/drain":%s}}}` // as landfallctl drain sets it
 	patchNode(t, l, node, fmt.Sprintf(label, `""`))
-	eventually(t, node+" is no target", func() error {
-		targets, err := b.Targets(t.Context(), backend)
-		if err == nil && targets[node].Up {
-			err = fmt.Errorf("%+v", targets)
-		}
-		return err
-	})
+	wantUp(false)
 	time.Sleep(time.Second)
 	patchNode(t, l, node, fmt.Sprintf(label, "null"))
-	eventually(t, node+" is a target again", func() error {
-		targets, err := b.Targets(t.Context(), backend)
-		if err == nil && !targets[node].Up {
-			err = fmt.Errorf("%+v", targets)
-		}
-		return err
-	})
+	wantUp(true)
 	restart(t, l.Agent("proxy", node), (*lab.Agent).Stop, 500*time.Millisecond)
 	time.Sleep(2 * time.Second)
 	run.wantLossless(t)

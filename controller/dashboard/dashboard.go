@@ -231,8 +231,10 @@ func (d *Dashboard) look(now time.Time) error {
 	dirty, facts, all := d.take(now)
 	d.looked = now
 	leads, synced := d.sources.Leads(), d.sources.Synced()
-	if all {
+	if d.state == nil {
 		d.state = view.New(d.sources.Class)
+	}
+	if all {
 		d.state.SetServices(d.sources.Services.All())
 	}
 	for key := range dirty {

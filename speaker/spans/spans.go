@@ -3,6 +3,7 @@
 package spans
 
 import (
+	"cmp"
 	"net/netip"
 	"strings"
 	"time"
@@ -99,22 +100,14 @@ func (l *life) step(now time.Time, self, protocol string, v View) (ended []lb.Sp
 	}
 	if v.Owner == self && last.Owner != self {
 		l.owned = now
-		start := l.claimed
-		if start.IsZero() {
-			start = l.since
-		}
-		span := lb.Span{Name: lb.SpanOwned, Start: start}
+		span := lb.Span{Name: lb.SpanOwned, Start: cmp.Or(l.claimed, l.since)}
 		if last.Owner != "" {
 			span.Attributes = []lb.SpanAttribute{{Key: "landfall.owner.previous", Value: last.Owner}}
 		}
 		ended = append(ended, span)
 	}
 	if len(v.Answering) > 0 && len(last.Answering) == 0 {
-		start := l.owned
-		if start.IsZero() {
-			start = l.since
-		}
-		ended = append(ended, lb.Span{Name: lb.SpanAnnounced, Start: start, Attributes: []lb.SpanAttribute{
+		ended = append(ended, lb.Span{Name: lb.SpanAnnounced, Start: cmp.Or(l.owned, l.since), Attributes: []lb.SpanAttribute{
 			{Key: "network.protocol.name", Value: protocol},
 			{Key: "network.interface.name", Value: strings.Join(v.Answering, ",")}}})
 	}
