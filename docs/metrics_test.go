@@ -14,17 +14,24 @@ import (
 	"github.com/landfall-lb/landfall/internal/reference"
 )
 
-// TestMetrics looks in the reference for the help of each metric that the sources describe, so that
-// a TestReference that does not know a collector is noticed.
-func TestMetrics(t *testing.T) {
-	var pages string
+// programPages returns the reference of the programs.
+func programPages(t *testing.T) string {
+	t.Helper()
+	var pages strings.Builder
 	for _, name := range []string{"controller", "speaker", "proxy"} {
 		text, err := fs.ReadFile(repository, "docs/reference/"+name+".md")
 		if err != nil {
 			t.Fatal(err)
 		}
-		pages += string(text)
+		pages.Write(text)
 	}
+	return pages.String()
+}
+
+// TestMetrics looks in the reference for the help of each metric that the sources describe, so that
+// a TestReference that does not know a collector is noticed.
+func TestMetrics(t *testing.T) {
+	pages := programPages(t)
 	found := 0
 	walk(t, func(file, source string) {
 		root, _, _ := strings.Cut(file, "/")
@@ -60,14 +67,7 @@ func TestMappedMetrics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var pages string
-	for _, name := range []string{"controller", "speaker", "proxy"} {
-		text, err := fs.ReadFile(repository, "docs/reference/"+name+".md")
-		if err != nil {
-			t.Fatal(err)
-		}
-		pages += string(text)
-	}
+	pages := programPages(t)
 	_, tables, _ := strings.Cut(string(guide), "## Names that you know")
 	tables, _, _ = strings.Cut(tables, "\n## ")
 	names := regexp.MustCompile("`(landfall_[a-z0-9_]+)").FindAllStringSubmatch(tables, -1)

@@ -60,10 +60,7 @@ const (
 // no carrier, or has just got one again, nobody counts as failed: the link was away, not the
 // neighbor.
 func (n *Neighbors) Look(family lb.Family, addrs []netip.Addr) (map[netip.Addr]Neighbor, error) {
-	number := unix.AF_INET
-	if family == lb.IPv6 {
-		number = unix.AF_INET6
-	}
+	number := familyNumber(family)
 	list, err := complete(func() ([]netlink.Neigh, error) { return n.handle.NeighList(0, number) })
 	if err != nil {
 		return nil, fmt.Errorf("list neighbors: %w", err)

@@ -159,6 +159,7 @@ func (t Tunnels) setLink(want Tunnel, link *netlink.Vxlan) (*netlink.Vxlan, erro
 	return link, nil
 }
 
+// familyNumber returns what the kernel calls an address family.
 func familyNumber(family lb.Family) int {
 	if family == lb.IPv6 {
 		return unix.AF_INET6

@@ -7,6 +7,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/internal/lb"
 )
 
 // Unresolved is a neighbor that the kernel has asked for without an answer so far.
@@ -39,10 +41,7 @@ func (n *Neighbors) Unresolved() (all []Unresolved, err error) {
 // before. Packets that wait for the answer go on waiting: an entry that is deleted, or that fails,
 // drops them, and their senders learn that the host is unreachable.
 func (n *Neighbors) Renew(u Unresolved) error {
-	family := unix.AF_INET
-	if u.Addr.Is6() {
-		family = unix.AF_INET6
-	}
+	family := familyNumber(lb.FamilyOf(u.Addr))
 	err := n.handle.NeighSet(&netlink.Neigh{
 		LinkIndex: u.Link, Family: family, IP: u.Addr.AsSlice(), State: netlink.NUD_NONE,
 		HardwareAddr: make(net.HardwareAddr, len(Neighbor{}.MAC)),
