@@ -69,7 +69,7 @@ type deps struct {
 	status  statusWriter
 	events  reporter
 	metrics *metrics
-	// trace takes spans; nil if nobody wants them.
+	// trace takes spans; nil without --otlp-endpoint.
 	trace func(lb.Span)
 	log   *slog.Logger
 	now   func() time.Time

@@ -116,7 +116,7 @@ func TestMigrationRefusesWhileANodeIsDown(t *testing.T) {
 	p.wantRefused(t, "n2", func() error { return m.run(t.Context(), m.steps()) })
 }
 
-// If a speaker of MetalLB's does not end, MetalLB announces again: nobody has to read an error first.
+// If a speaker of MetalLB does not end, MetalLB announces again at once, before the operator has read the error.
 func TestAFailedSwapGivesMetalLBItsAddressesBack(t *testing.T) {
 	w := newWorld(t, false)
 	before := w.state(t)

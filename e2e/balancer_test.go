@@ -78,7 +78,7 @@ func TestBehindBalancer(t *testing.T) {
 		updateService(t, l, "my-nginx", func(s *corev1.Service) {
 			s.Spec.LoadBalancerSourceRanges = []string{l.Cluster().Far.Client.String() + "/32"}
 		})
-		eventually(t, "nobody passes the load balancer by", func() error {
+		eventually(t, "clients cannot go round the load balancer", func() error {
 			if answer, err := l.Ask(t.Context(), lab.ClientName, "tcp", seedVIP); err == nil {
 				return fmt.Errorf("%+v", answer)
 			}

@@ -8,7 +8,7 @@ import (
 
 // confirmations notes since when VIPs wait for the kernel, and tells of those that it has confirmed.
 type confirmations struct {
-	add   func(lb.Span) // nil if nobody wants to know
+	add   func(lb.Span) // nil without --otlp-endpoint
 	since map[lb.DeliveryKey]time.Time
 }
 

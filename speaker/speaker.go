@@ -31,7 +31,7 @@ type speaker struct {
 	beats   *beats // nil where no neighbors are watched
 	// found returns what keeps announcements of this node from clients; nil if nobody looks.
 	found func() []lb.Finding
-	// trace takes spans; nil if nobody wants to know.
+	// trace takes spans; nil without --otlp-endpoint.
 	trace func(lb.Span)
 	// refusal says what the API server does not let the program read; nil if nobody asks.
 	refusal func() string

@@ -77,7 +77,7 @@ func TestKubeProxyFlags(t *testing.T) {
 		t.Errorf("%+v", k)
 	}
 	if _, ok := KubeProxyFlags(set("kube-proxy, --config=/var/lib/kube-proxy/config.conf")); ok {
-		t.Error("a file's name is taken for its content")
+		t.Error("the name of a file was read as its content")
 	}
 	// Every flag leads to a field that is known.
 	for flag, field := range fieldOfFlag {
