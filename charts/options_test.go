@@ -234,6 +234,20 @@ func TestTracing(t *testing.T) {
 			t.Errorf("%s: the policy lets port %d out", endpoint, got)
 		}
 	}
+	objects := render(t, `tracing.endpoint="https://collector"`, `tracing.secret="collector"`)
+	for _, pod := range []corev1.PodSpec{as[appsv1.DaemonSet](t, objects, "DaemonSet landfall-node").Spec.Template.Spec,
+		as[appsv1.Deployment](t, objects, "Deployment landfall-controller").Spec.Template.Spec} {
+		secret := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "tracing" })
+		if secret < 0 || pod.Volumes[secret].Secret.SecretName != "collector" || !*pod.Volumes[secret].Secret.Optional {
+			t.Errorf("the volumes are %+v", pod.Volumes)
+		}
+		for _, c := range pod.Containers {
+			mount := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "tracing" })
+			if mount < 0 || !slices.Contains(c.Args, "--otlp-secret-dir="+c.VolumeMounts[mount].MountPath) {
+				t.Errorf("%s has the arguments %v, and mounts %v", c.Name, c.Args, c.VolumeMounts)
+			}
+		}
+	}
 	if _, err := template(t, `tracing.endpoint="collector:4317"`); err == nil {
 		t.Error("an endpoint without a scheme")
 	}

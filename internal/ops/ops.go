@@ -166,8 +166,8 @@ func (p Program) run(args []string, env environment, stdout, stderr io.Writer) e
 		return printStatus(context.Background(), common.statusSocket, common.statusOnly, stdout)
 	}
 	if common.otlpEndpoint != "" {
-		if rt.Traces, err = otlp.New(otlp.Options{Endpoint: common.otlpEndpoint, Program: p.Name, Version: BuildVersion(),
-			Node: rt.NodeName, Log: rt.Log}); err != nil {
+		if rt.Traces, err = otlp.New(otlp.Options{Endpoint: common.otlpEndpoint, SecretDir: common.otlpSecretDir,
+			Program: p.Name, Version: BuildVersion(), Node: rt.NodeName, Log: rt.Log}); err != nil {
 			return Usagef("--otlp-endpoint: %w", err)
 		}
 		rt.Metrics.MustRegister(rt.Traces)
@@ -252,7 +252,7 @@ func (c *commonFlags) listen(rt *Runtime, env environment) ([]net.Listener, erro
 type commonFlags struct {
 	kubeconfig, nodeName, logLevel, logFormat, metricsBindAddress string
 	statusSocket, statusOnly, certFile, keyFile, pprofAddress     string
-	otlpEndpoint                                                  string
+	otlpEndpoint, otlpSecretDir                                   string
 	apiServers                                                    []string
 	version, metricsSecure                                        bool
 }
@@ -292,6 +292,9 @@ func (p Program) addCommon(flags *pflag.FlagSet, env environment) *commonFlags {
 	flags.StringVar(&c.otlpEndpoint, "otlp-endpoint", "",
 		"URL of an OpenTelemetry collector (OTLP over HTTP), such as http://collector:4318, to send traces of Services to "+
 			"(default: none)")
+	flags.StringVar(&c.otlpSecretDir, "otlp-secret-dir", "",
+		"directory with what that collector asks for, as files of a Secret: ca.crt, the authorities of its certificate, and "+
+			"headers, a line such as \"Authorization: Bearer TOKEN\" each (default: none)")
 	flags.BoolVar(&c.version, "version", false, "print the version and exit")
 	return &c
 }

@@ -45,6 +45,10 @@ type Options struct {
 	// Endpoint is the collector's URL, such as http://collector:4318; without a path, that of the
 	// protocol is added.
 	Endpoint string
+	// SecretDir is a directory, such as a mounted Secret, that may have ca.crt, the authorities that the
+	// collector's certificate may be from, in PEM, and headers, which each request gets: a line "Name: value"
+	// each. They are read for each request. Empty: none.
+	SecretDir string
 	// Program, Version and Node say who sends.
 	Program, Version, Node string
 	Log                    *slog.Logger
@@ -59,6 +63,9 @@ type Exporter struct {
 	client   *http.Client
 	spans    chan lb.Span
 	failures loop.Failures
+
+	secretDir   string
+	authorities []byte // that client trusts, as secretDir has them
 
 	sent, dropped atomic.Uint64
 }
@@ -77,11 +84,11 @@ func New(o Options) (*Exporter, error) {
 		at.Path = tracesPath
 	}
 	return &Exporter{
-		url: at.String(), node: o.Node, log: o.Log, spans: make(chan lb.Span, queue),
+		url: at.String(), secretDir: o.SecretDir, node: o.Node, log: o.Log, spans: make(chan lb.Span, queue),
 		resource: []lb.SpanAttribute{{Key: "service.name", Value: o.Program}, {Key: "service.version", Value: o.Version},
 			{Key: "k8s.node.name", Value: o.Node}},
 		client: &http.Client{Timeout: timeout,
-			Transport:     &http.Transport{MaxConnsPerHost: 1, IdleConnTimeout: time.Minute, Proxy: http.ProxyFromEnvironment},
+			Transport:     newTransport(nil),
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
 	}, nil
 }
@@ -148,11 +155,11 @@ func (e *Exporter) leave(ctx context.Context) {
 		if err == nil {
 			err = e.post(ctx, body)
 		}
-		if err != nil {
-			e.dropped.Add(uint64(len(spans) + len(e.spans)))
+		e.count(len(spans), err)
+		if err != nil && !errors.As(err, new(rejection)) {
+			e.dropped.Add(uint64(len(e.spans)))
 			return
 		}
-		e.sent.Add(uint64(len(spans)))
 	}
 }
 
@@ -173,16 +180,24 @@ func (e *Exporter) send(ctx context.Context, spans []lb.Span) {
 			defer cancel()
 			ctx = ended
 		}
-		if err = e.post(ctx, body); err == nil || errors.As(err, new(refusal)) {
+		if err = e.post(ctx, body); err == nil || errors.As(err, new(refusal)) || errors.As(err, new(rejection)) {
 			break
 		}
 	}
 	e.failures.Log(e.log, "cannot send traces; dropping them", "sending traces again", err, "endpoint", e.url)
-	if err != nil {
-		e.dropped.Add(uint64(len(spans)))
-		return
+	e.count(len(spans), err)
+}
+
+// count counts the spans of a request: as dropped, if err is not nil, but for those that a rejection left.
+func (e *Exporter) count(spans int, err error) {
+	dropped := 0
+	if part := (rejection{}); errors.As(err, &part) {
+		dropped = min(part.spans, spans)
+	} else if err != nil {
+		dropped = spans
 	}
-	e.sent.Add(uint64(len(spans)))
+	e.dropped.Add(uint64(dropped))
+	e.sent.Add(uint64(spans - dropped))
 }
 
 // refusal is an answer that another attempt would get too.
@@ -193,6 +208,12 @@ func (e *Exporter) post(ctx context.Context, body []byte) error {
 	if err != nil {
 		return refusal{err}
 	}
+	if err := e.trust(); err != nil {
+		return err
+	}
+	if request.Header, err = readHeaders(e.secretDir); err != nil {
+		return err
+	}
 	request.Header.Set("Content-Type", "application/x-protobuf")
 	response, err := e.client.Do(request)
 	if err != nil {
@@ -202,6 +223,9 @@ func (e *Exporter) post(ctx context.Context, body []byte) error {
 	text, _ := io.ReadAll(io.LimitReader(response.Body, maxAnswer)) // what could be read says enough
 	switch response.StatusCode {
 	case http.StatusOK, http.StatusAccepted, http.StatusNoContent:
+		if rejected := decodeRejection(text); rejected.spans > 0 {
+			return rejected
+		}
 		return nil
 	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
 		return fmt.Errorf("the answer is %s", response.Status)

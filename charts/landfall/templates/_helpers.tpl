@@ -186,21 +186,33 @@ loops run. Readiness: the first work is done. */}}
 {{- define "landfall.tracingArgs" -}}
 {{- with .Values.tracing.endpoint }}
 - --otlp-endpoint={{ . }}
+{{- if $.Values.tracing.secret }}
+- --otlp-secret-dir=/run/secrets/landfall/tracing
+{{- end }}
 {{- end }}
 {{- end -}}
 
-{{- define "landfall.metricsMount" -}}
+{{/* What all programs mount. */}}
+{{- define "landfall.mounts" -}}
 {{- if and .Values.metrics.secure .Values.metrics.certSecret }}
 - {name: metrics-certificate, mountPath: /run/secrets/landfall/metrics, readOnly: true}
 {{- end }}
+{{- if and .Values.tracing.endpoint .Values.tracing.secret }}
+- {name: tracing, mountPath: /run/secrets/landfall/tracing, readOnly: true}
+{{- end }}
 {{- end -}}
 
-{{- define "landfall.metricsVolume" -}}
+{{- define "landfall.volumes" -}}
 {{- if and .Values.metrics.secure .Values.metrics.certSecret }}
 - name: metrics-certificate
   secret:
     secretName: {{ .Values.metrics.certSecret }}
     items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}]
+{{- end }}
+{{- if and .Values.tracing.endpoint .Values.tracing.secret }}
+# No pod waits for what only traces need.
+- name: tracing
+  secret: {secretName: {{ .Values.tracing.secret }}, optional: true}
 {{- end }}
 {{- end -}}
 
