@@ -23,7 +23,7 @@ import (
 )
 
 // kinds are the clients of the built-in kinds that Landfall's programs use. client-go's clientset has
-// those of all kinds: it makes each program 10 MB larger and costs it 8 MiB of memory.
+// those of all kinds: 9 MB of a program's file, of which 5 MiB are resident, and 1 MiB of other memory.
 type kinds interface {
 	Services(namespace string) kind[*corev1.Service, *corev1.ServiceList]
 	Nodes() kind[*corev1.Node, *corev1.NodeList]
