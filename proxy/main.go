@@ -103,7 +103,7 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 		return false, err
 	}
 	client, err := kube.Connect(kube.Options{Kubeconfig: rt.Kubeconfig, Servers: rt.APIServers, UserAgent: name,
-		Log: rt.Log})
+		Log: rt.Log, Fold: kube.Fold{Every: 50 * time.Millisecond, Burst: 250}})
 	if err != nil {
 		return false, err
 	}

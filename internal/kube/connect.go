@@ -44,6 +44,8 @@ type Options struct {
 	// QPS and Burst limit requests per second; 100 and 200 if zero.
 	QPS   float32
 	Burst int
+	// Fold has events that keep coming read together; the zero value does not.
+	Fold Fold
 	// User, if set, is read in place of Kubeconfig, in the way that kubectl reads it.
 	User *UserConfig
 }
@@ -154,7 +156,7 @@ func restConfig(o Options) (*rest.Config, *dialer, error) {
 	if err := checkServers(o.Servers); err != nil {
 		return nil, nil, fmt.Errorf("--api-servers: %w", err)
 	}
-	dialer, err := dialThrough(config, o.Log, o.Servers)
+	dialer, err := dialThrough(config, o.Log, o.Servers, o.Fold)
 	if err != nil {
 		return nil, nil, err
 	}
