@@ -145,4 +145,3 @@ func sleep(ctx context.Context, d time.Duration) bool {
 		return true
 	}
 }
-
