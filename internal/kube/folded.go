@@ -22,6 +22,8 @@ type Fold struct {
 const (
 	bulkBytes  = 256 << 10
 	bulkWindow = 100 * time.Millisecond
+	// freshFor is how long a new connection is read at once: lists of all kinds come over it.
+	freshFor = 5 * time.Second
 )
 
 // folding folds what is read from connections to the API server.
@@ -39,7 +41,7 @@ func (f *folding) conn(conn net.Conn) net.Conn {
 		return conn
 	}
 	return &foldedConn{Conn: conn, folding: f, reads: loop.Allowance{Every: f.fold.Every, Burst: f.fold.Burst},
-		closed: make(chan struct{})}
+		closed: make(chan struct{}), free: time.Now().Add(freshFor)}
 }
 
 // transport returns one that sends as next does, and notes which requests wait for an answer.

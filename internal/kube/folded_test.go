@@ -25,6 +25,13 @@ func (p *pieces) Read(b []byte) (int, error) {
 
 func (p *pieces) Close() error { return nil }
 
+// settled returns a connection that is no longer fresh.
+func settled(f *folding, p *pieces) net.Conn {
+	conn := f.conn(p)
+	time.Sleep(freshFor)
+	return conn
+}
+
 // reads returns after which time each of n reads returned.
 func reads(t *testing.T, conn net.Conn, n, size int) (at []time.Duration) {
 	t.Helper()
@@ -41,7 +48,7 @@ func reads(t *testing.T, conn net.Conn, n, size int) (at []time.Duration) {
 // Pieces that keep coming are read at once for a while, then together; after a calm at once again.
 func TestEventsThatKeepComingAreReadTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		conn := newFolding(Fold{Every: 20 * time.Millisecond, Burst: 10}).conn(&pieces{bytes: 100})
+		conn := settled(newFolding(Fold{Every: 20 * time.Millisecond, Burst: 10}), &pieces{bytes: 100})
 		for i, at := range reads(t, conn, 20, 4096) {
 			if want := time.Duration(max(0, i-9)) * 20 * time.Millisecond; at != want {
 				t.Errorf("read %d came after %s, want %s", i, at, want)
@@ -54,14 +61,24 @@ func TestEventsThatKeepComingAreReadTogether(t *testing.T) {
 	})
 }
 
+// Lists come over a new connection.
+func TestANewConnectionIsReadAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := newFolding(Fold{Every: time.Hour, Burst: 1}).conn(&pieces{bytes: 100})
+		if at := reads(t, conn, 1000, 4096); at[999] != 0 {
+			t.Errorf("its reads took %s", at[999])
+		}
+	})
+}
+
 // What is left by one read is read at once, and so is what comes in bulk.
 func TestBulkIsReadAsItComes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fold := newFolding(Fold{Every: 20 * time.Millisecond, Burst: 1})
-		if at := reads(t, fold.conn(&pieces{}), 1000, 512); at[999] != 0 {
+		if at := reads(t, settled(fold, &pieces{}), 1000, 512); at[999] != 0 {
 			t.Errorf("reads of a full buffer took %s", at[999])
 		}
-		at := reads(t, fold.conn(&pieces{bytes: 64 << 10}), 1000, 1<<20)
+		at := reads(t, settled(fold, &pieces{bytes: 64 << 10}), 1000, 1<<20)
 		if at[999] > bulkWindow {
 			t.Errorf("a list took %s", at[999])
 		}
@@ -70,7 +87,7 @@ func TestBulkIsReadAsItComes(t *testing.T) {
 
 func TestAClosedConnectionIsReadAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		conn := newFolding(Fold{Every: time.Hour, Burst: 1}).conn(&pieces{bytes: 1})
+		conn := settled(newFolding(Fold{Every: time.Hour, Burst: 1}), &pieces{bytes: 1})
 		reads(t, conn, 1, 10)
 		time.AfterFunc(time.Second, func() { _ = conn.Close() })
 		if at := reads(t, conn, 1, 10); at[0] != time.Second {
@@ -99,7 +116,7 @@ func TestAnswersDoNotWait(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			f := newFolding(Fold{Every: time.Minute, Burst: 1})
-			conn := f.conn(&pieces{bytes: 1})
+			conn := settled(f, &pieces{bytes: 1})
 			reads(t, conn, 1, 10)
 			time.AfterFunc(time.Second, func() {
 				request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://192.0.2.1/api"+c.query, nil)
