@@ -322,7 +322,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		"gateways": around, "watches": client, "interfaces": watcher, "gossip": talk, "probes of speakers": alive,
 		"ARP and NDP": responder, "events": events, "status of Services": reporter, "plan": s.runner, "partitions": seen,
 		"neighbors": nearby,
-		"pulse":     beat, "passwords": passwords, "preflight": flight,
+		"pulse":     beat, "passwords": passwords, "preflight": flight, "memory": newCalm(),
 		"BGP and BFD": outlived{sessions, watches}, "status of BGP objects": objects,
 	}
 	if keys != nil {
