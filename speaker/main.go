@@ -255,7 +255,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		rt.Log.Info("the speaker runs at normal priority; without CPU time it looks dead to the other speakers", "error", err)
 	}
 	client, err := kube.Connect(kube.Options{Kubeconfig: rt.Kubeconfig, Servers: rt.APIServers, UserAgent: name,
-		Log: rt.Log, Fold: kube.Fold{Every: 100 * time.Millisecond, Burst: 20}})
+		Log: rt.Log, Fold: kube.Fold{Every: often().Every, Burst: often().Burst}})
 	if err != nil {
 		return err
 	}

@@ -153,11 +153,12 @@ func (a podAddr) String() string  { return a.pod.String() }
 func (c *Client) AccountToken(ctx context.Context, account lb.Key, valid time.Duration) (
 	token string, ends time.Time, err error) {
 	seconds := int64(valid.Seconds())
+	var answer authenticationv1.TokenRequest
 	request := authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}
 	err = c.rest.core.Post().Namespace(account.Namespace).Resource("serviceaccounts").Name(account.Name).
-		SubResource("token").Body(&request).Do(ctx).Into(&request)
+		SubResource("token").Body(&request).Do(ctx).Into(&answer)
 	if err != nil {
 		return "", time.Time{}, c.looked(err, "create", "", "serviceaccounts/token", account.Namespace)
 	}
-	return request.Status.Token, request.Status.ExpirationTimestamp.Time, nil
+	return answer.Status.Token, answer.Status.ExpirationTimestamp.Time, nil
 }
