@@ -15,6 +15,7 @@ import (
 	"github.com/landfall-lb/landfall/controller/dashboard"
 	"github.com/landfall-lb/landfall/controller/plan"
 	"github.com/landfall-lb/landfall/internal/kube"
+	"github.com/landfall-lb/landfall/internal/kube/election"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/ops"
 )
@@ -249,7 +250,7 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 		if !o.leaderElect {
 			return c.lead(ctx)
 		}
-		return client.Lead(ctx, kube.Election{
+		return election.Lead(ctx, client, rt.Log, election.Options{
 			Namespace: o.namespace, Name: leaseName, Identity: identity,
 			LeaseDuration: o.leaseDuration, RenewDeadline: o.renewDeadline, RetryPeriod: o.retryPeriod,
 		}, c.lead)

@@ -6,7 +6,6 @@ import (
 	"math"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -62,75 +61,6 @@ func BenchmarkManyAddresses(b *testing.B) {
 	b.ReportMetric(1000*quiet.cpu, "speaker-ms/s/node")
 	for b.Loop() {
 		b.ReportMetric(float64(many.crashOne(b).Milliseconds()), "ms-all-moved")
-	}
-}
-
-// BenchmarkFiveHundredServices creates 500 Services in a cluster of three workers. It reports the
-// processor seconds that the agents of a node take from the first request until every Service is
-// announced and 3 s more, what they take at rest, and the load of the machine:
-//
-//	go test -run '^$' -bench FiveHundred -benchtime 1x -timeout 30m ./e2e
-//
-// With LANDFALL_PROFILES=folder it also writes profiles of the agents on one node there.
-func BenchmarkFiveHundredServices(b *testing.B) {
-	const services = 500
-	profiles := os.Getenv("LANDFALL_PROFILES")
-	options := lab.Options{Progress: func(string) {}}
-	ports := map[string]string{"speaker": "localhost:6061", "proxy": "localhost:6062"}
-	if profiles != "" {
-		options.Args = map[string][]string{}
-		for program, address := range ports {
-			options.Args[program] = []string{"--pprof-address=" + address}
-		}
-	}
-	l := labtest.Start(b, clusterOf(3), options)
-	if err := l.ApplyYAML(b.Context(), manyPool); err != nil {
-		b.Fatal(err)
-	}
-	programs := []string{"speaker", "proxy"}
-	used := func() map[string]float64 {
-		sums := map[string]float64{}
-		for _, program := range programs {
-			for _, node := range workers(l) {
-				sums[program] += metric(b, l.Agent(program, node), "process_cpu_seconds_total") / float64(len(workers(l)))
-			}
-		}
-		return sums
-	}
-	const rest = 10 * time.Second
-	atRest := used()
-	time.Sleep(rest)
-	for b.Loop() {
-		before := used()
-		for _, program := range programs {
-			b.ReportMetric(1000*(before[program]-atRest[program])/rest.Seconds(), program+"-at-rest-ms/s")
-		}
-		var profiling errgroup.Group
-		if profiles != "" {
-			for program, address := range ports {
-				profiling.Go(func() error {
-					_, err := l.Exec(b.Context(), workers(l)[0], "curl", "-sS", "-o", filepath.Join(profiles, program+".pprof"),
-						"http://"+address+"/debug/pprof/profile?seconds=20")
-					return err
-				})
-			}
-		}
-		began := time.Now()
-		if err := addMany(b.Context(), l, services); err != nil {
-			b.Fatal(err)
-		}
-		waitAllAnnounced(b, l, services)
-		b.ReportMetric(time.Since(began).Seconds(), "s-until-announced")
-		time.Sleep(3 * time.Second)
-		after := used()
-		for _, program := range programs {
-			b.ReportMetric(after[program]-before[program], program+"-s/node")
-			b.ReportMetric(metric(b, l.Agent(program, workers(l)[0]), "process_resident_memory_bytes")/(1<<20), program+"-MiB")
-		}
-		b.ReportMetric(load(b), "load")
-		if err := profiling.Wait(); err != nil {
-			b.Error(err)
-		}
 	}
 }
 

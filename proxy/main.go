@@ -72,6 +72,9 @@ const gcPercent = 25
 // while Services come.
 const spare = 16 << 20
 
+// fold is how events are read that keep coming. Some hundred changes at once wait for nothing.
+var fold = kube.Fold{Every: 50 * time.Millisecond, Burst: 250}
+
 func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
@@ -103,7 +106,7 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 		return false, err
 	}
 	client, err := kube.Connect(kube.Options{Kubeconfig: rt.Kubeconfig, Servers: rt.APIServers, UserAgent: name,
-		Log: rt.Log})
+		Log: rt.Log, Fold: fold})
 	if err != nil {
 		return false, err
 	}

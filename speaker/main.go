@@ -255,7 +255,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		rt.Log.Info("the speaker runs at normal priority; without CPU time it looks dead to the other speakers", "error", err)
 	}
 	client, err := kube.Connect(kube.Options{Kubeconfig: rt.Kubeconfig, Servers: rt.APIServers, UserAgent: name,
-		Log: rt.Log})
+		Log: rt.Log, Fold: kube.Fold{Every: often().Every, Burst: often().Burst}})
 	if err != nil {
 		return err
 	}
@@ -322,7 +322,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		"gateways": around, "watches": client, "interfaces": watcher, "gossip": talk, "probes of speakers": alive,
 		"ARP and NDP": responder, "events": events, "status of Services": reporter, "plan": s.runner, "partitions": seen,
 		"neighbors": nearby,
-		"pulse":     beat, "passwords": passwords, "preflight": flight,
+		"pulse":     beat, "passwords": passwords, "preflight": flight, "memory": newCalm(),
 		"BGP and BFD": outlived{sessions, watches}, "status of BGP objects": objects,
 	}
 	if keys != nil {

@@ -15,7 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
@@ -45,6 +44,8 @@ type Options struct {
 	// QPS and Burst limit requests per second; 100 and 200 if zero.
 	QPS   float32
 	Burst int
+	// Fold has events that keep coming read together; the zero value does not.
+	Fold Fold
 	// User, if set, is read in place of Kubeconfig, in the way that kubectl reads it.
 	User *UserConfig
 }
@@ -94,9 +95,9 @@ type Client struct {
 	log       *slog.Logger
 	host      string
 	userAgent string
-	core      kubernetes.Interface
-	events    kubernetes.Interface // the same with limits for Events
-	coreREST  restGetter
+	core      kinds
+	events    kinds // the same with limits for Events
+	rest      *restKinds
 	landfall  rest.Interface
 	config    *rest.Config
 	http      *http.Client
@@ -106,21 +107,6 @@ type Client struct {
 	watches []*watch
 	onSync  []func()
 }
-
-// restGetter gives the REST client of each built-in API group.
-type restGetter interface {
-	CoreV1REST() rest.Interface
-	DiscoveryV1REST() rest.Interface
-	AppsV1REST() rest.Interface
-	NetworkingV1REST() rest.Interface
-}
-
-type clientset struct{ *kubernetes.Clientset }
-
-func (c clientset) CoreV1REST() rest.Interface       { return c.CoreV1().RESTClient() }
-func (c clientset) DiscoveryV1REST() rest.Interface  { return c.DiscoveryV1().RESTClient() }
-func (c clientset) AppsV1REST() rest.Interface       { return c.AppsV1().RESTClient() }
-func (c clientset) NetworkingV1REST() rest.Interface { return c.NetworkingV1().RESTClient() }
 
 // Connect reads the configuration and returns a client; it sends nothing yet.
 func Connect(o Options) (*Client, error) {
@@ -133,13 +119,13 @@ func Connect(o Options) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", config.Host, err)
 	}
-	core, err := kubernetes.NewForConfigAndClient(config, httpClient)
+	core, err := newKinds(config, httpClient)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", config.Host, err)
 	}
 	forEvents := rest.CopyConfig(config)
 	forEvents.QPS, forEvents.Burst = eventQPS, eventBurst
-	events, err := kubernetes.NewForConfigAndClient(forEvents, httpClient)
+	events, err := newKinds(forEvents, httpClient)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", config.Host, err)
 	}
@@ -148,7 +134,7 @@ func Connect(o Options) (*Client, error) {
 		return nil, fmt.Errorf("connect to %s: %w", config.Host, err)
 	}
 	return &Client{log: o.Log, host: config.Host, userAgent: o.UserAgent, core: core, events: events,
-		coreREST: clientset{core}, landfall: landfall, config: config, http: httpClient, dialer: dialer}, nil
+		rest: core, landfall: landfall, config: config, http: httpClient, dialer: dialer}, nil
 }
 
 func restConfig(o Options) (*rest.Config, *dialer, error) {
@@ -170,7 +156,7 @@ func restConfig(o Options) (*rest.Config, *dialer, error) {
 	if err := checkServers(o.Servers); err != nil {
 		return nil, nil, fmt.Errorf("--api-servers: %w", err)
 	}
-	dialer, err := dialThrough(config, o.Log, o.Servers)
+	dialer, err := dialThrough(config, o.Log, o.Servers, o.Fold)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -193,6 +179,10 @@ func landfallClient(config *rest.Config, httpClient *http.Client) (rest.Interfac
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	return rest.RESTClientForConfigAndClient(config, httpClient)
 }
+
+// Config returns how the client reaches the API server, for clients of client-go that share its
+// connection.
+func (c *Client) Config() (*rest.Config, *http.Client) { return rest.CopyConfig(c.config), c.http }
 
 // Host returns the address of the API server.
 func (c *Client) Host() string { return c.host }

@@ -24,7 +24,7 @@ func convertDaemonSet(o *appsv1.DaemonSet) lb.DaemonSet {
 // It sends one request: see IsRefused for its errors.
 func (c *Client) AskDaemonSet(ctx context.Context, namespace, name string) (d lb.DaemonSet, there bool, err error) {
 	var o appsv1.DaemonSet
-	get := c.coreREST.AppsV1REST().Get().Namespace(namespace).Resource("daemonsets").Name(name)
+	get := c.rest.apps.Get().Namespace(namespace).Resource("daemonsets").Name(name)
 	err = get.MaxRetries(0).Do(ctx).Into(&o)
 	switch {
 	case apierrors.IsNotFound(err):

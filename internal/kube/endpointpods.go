@@ -16,7 +16,7 @@ import (
 // are no pods have no entry.
 func (c *Client) EndpointPods(ctx context.Context, service lb.Key) (map[netip.Addr]string, error) {
 	options := metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service.Name}
-	slices, err := listIn(ctx, c, c.coreREST.DiscoveryV1REST(), "discovery.k8s.io", "endpointslices", service.Namespace,
+	slices, err := listIn(ctx, c, c.rest.discovery, "discovery.k8s.io", "endpointslices", service.Namespace,
 		options, &discoveryv1.EndpointSliceList{},
 		func(l *discoveryv1.EndpointSliceList) []discoveryv1.EndpointSlice { return l.Items }, podsOf)
 	pods := map[netip.Addr]string{}

@@ -12,7 +12,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
 
@@ -63,7 +62,7 @@ func PeerReference(p lb.Peer) Reference {
 // Events sends Events. Repetitions become a count on the first one, and an object that would get
 // too many gets them at a low rate (record.EventCorrelator).
 type Events struct {
-	core       kubernetes.Interface
+	core       kinds
 	log        *slog.Logger
 	source     corev1.EventSource
 	queue      chan *corev1.Event
@@ -81,7 +80,7 @@ func (c *Client) Events(component, instance string) *Events {
 	return newEvents(c.events, c.log, component, instance)
 }
 
-func newEvents(core kubernetes.Interface, log *slog.Logger, component, instance string) *Events {
+func newEvents(core kinds, log *slog.Logger, component, instance string) *Events {
 	return &Events{
 		core:       core,
 		log:        log,
@@ -179,7 +178,7 @@ func (e *Events) send(ctx context.Context, event *corev1.Event) {
 func (e *Events) write(ctx context.Context, r *record.EventCorrelateResult) (*corev1.Event, error) {
 	ctx, cancel := context.WithTimeout(ctx, eventTimeout)
 	defer cancel()
-	events := e.core.CoreV1().Events(r.Event.Namespace)
+	events := e.core.Events(r.Event.Namespace)
 	if r.Event.Count > 1 {
 		sent, err := events.Patch(ctx, r.Event.Name, types.StrategicMergePatchType, r.Patch, metav1.PatchOptions{})
 		if !apierrors.IsNotFound(err) {

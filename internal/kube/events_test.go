@@ -26,7 +26,7 @@ var webReference = ServiceReference(lb.Service{Key: lb.Key{Namespace: "shop", Na
 func runEvents(t *testing.T, core *fake.Clientset, f func(*Events)) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		events := newEvents(core, slog.New(slog.DiscardHandler), "landfall-controller", "pod-1")
+		events := newEvents(fakeKinds{core}, slog.New(slog.DiscardHandler), "landfall-controller", "pod-1")
 		ended := make(chan error)
 		go func() { ended <- events.Run(ctx) }()
 		f(events)
@@ -160,7 +160,7 @@ func TestAnAPIServerThatHangsIsNoHangOfEvents(t *testing.T) {
 			time.Sleep(eventTimeout) // as an API server that does not answer
 			return true, nil, context.DeadlineExceeded
 		})
-		e := newEvents(core, slog.New(slog.DiscardHandler), "landfall-proxy", "n1")
+		e := newEvents(fakeKinds{core}, slog.New(slog.DiscardHandler), "landfall-proxy", "n1")
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- e.Run(ctx) }()

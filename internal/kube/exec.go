@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/httpstream"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
 
@@ -29,9 +28,9 @@ func (c *Client) Exec(ctx context.Context, pod lb.Key, container string, command
 // ExecUpTo is Exec that keeps at most so many bytes of the output.
 func (c *Client) ExecUpTo(ctx context.Context, most int, pod lb.Key, container string, command ...string) (
 	[]byte, error) {
-	at := c.coreREST.CoreV1REST().Post().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("exec").
+	at := c.rest.core.Post().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{Container: container, Command: command, Stdout: true, Stderr: true},
-			scheme.ParameterCodec).URL()
+			parameters).URL()
 	config := rest.CopyConfig(c.config)
 	config.Dial = nil // the executors have connections of their own
 	// API servers translate WebSocket since Kubernetes 1.31; a proxy between may take SPDY only.

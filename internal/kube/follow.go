@@ -14,7 +14,7 @@ import (
 // written to them.
 func ServicesIn(c *Client, namespace string, changed func(lb.Key)) *Table[lb.Key, lb.Service] {
 	table := newTable(sameService, changed)
-	c.register(resource{client: c.coreREST.CoreV1REST(), name: "services", namespace: namespace,
+	c.register(resource{client: c.rest.core, name: "services", namespace: namespace,
 		example: &corev1.Service{}}, objects[lb.Key, lb.Service, *corev1.Service]{table, convertLabelledService})
 	return table
 }
@@ -33,7 +33,7 @@ type NodeFinding struct {
 // is empty in Events of others.
 func NodeFindings(c *Client, changed func(event string)) *Table[string, NodeFinding] {
 	table := newTable[string, NodeFinding](nil, changed)
-	c.register(resource{client: c.coreREST.CoreV1REST(), name: "events", namespace: metav1.NamespaceDefault,
+	c.register(resource{client: c.rest.core, name: "events", namespace: metav1.NamespaceDefault,
 		example: &corev1.Event{}, fieldSelector: "involvedObject.kind=Node"},
 		objects[string, NodeFinding, *corev1.Event]{table, convertFinding})
 	return table

@@ -15,7 +15,6 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/httpstream"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
@@ -57,7 +56,7 @@ func (c *Client) DialPod(ctx context.Context, pod lb.Key, port int) (net.Conn, e
 
 // forwarder returns what connects to a pod's kubelet through the API server.
 func (c *Client) forwarder(pod lb.Key) (httpstream.Dialer, error) {
-	at := c.coreREST.CoreV1REST().Post().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).
+	at := c.rest.core.Post().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).
 		SubResource("portforward").URL()
 	config := rest.CopyConfig(c.config)
 	config.Dial = nil // the dialers have connections of their own
@@ -154,11 +153,12 @@ func (a podAddr) String() string  { return a.pod.String() }
 func (c *Client) AccountToken(ctx context.Context, account lb.Key, valid time.Duration) (
 	token string, ends time.Time, err error) {
 	seconds := int64(valid.Seconds())
-	request, err := c.core.CoreV1().ServiceAccounts(account.Namespace).CreateToken(ctx, account.Name,
-		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}},
-		metav1.CreateOptions{})
+	var answer authenticationv1.TokenRequest
+	request := authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}
+	err = c.rest.core.Post().Namespace(account.Namespace).Resource("serviceaccounts").Name(account.Name).
+		SubResource("token").Body(&request).Do(ctx).Into(&answer)
 	if err != nil {
 		return "", time.Time{}, c.looked(err, "create", "", "serviceaccounts/token", account.Namespace)
 	}
-	return request.Status.Token, request.Status.ExpirationTimestamp.Time, nil
+	return answer.Status.Token, answer.Status.ExpirationTimestamp.Time, nil
 }

@@ -79,7 +79,7 @@ func Older(a, b string) bool {
 // of its caches, and that of the whole.
 func (s *Status) listServices(ctx context.Context) (versions map[lb.Key]string, latest string, err error) {
 	for {
-		list, err := s.core.CoreV1().Services(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+		list, err := s.core.Services(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 		if err == nil {
 			versions := make(map[lb.Key]string, len(list.Items))
 			for i := range list.Items {

@@ -39,7 +39,7 @@ func TestContract8CatchUpAfterRestore(t *testing.T) {
 		latest := "12"
 		core := fake.NewClientset(versioned("a", "10"), versioned("b", "11"))
 		atVersion(core, &latest)
-		status := &Status{core: core, now: time.Now}
+		status := &Status{core: fakeKinds{core}, now: time.Now}
 		table := newTable(sameService, func(lb.Key) {})
 		k, a := convertService(versioned("a", "90"))
 		l, b := convertService(versioned("b", "11"))
@@ -71,7 +71,7 @@ func TestContract8CatchUp(t *testing.T) {
 			failures--
 			return failures >= 0, nil, errors.New("dial: connection refused")
 		})
-		status := &Status{core: core, now: time.Now}
+		status := &Status{core: fakeKinds{core}, now: time.Now}
 		table := newTable(sameService, func(lb.Key) {})
 		done := make(chan error, 1)
 		go func() { done <- status.CatchUp(t.Context(), table) }()
@@ -109,7 +109,7 @@ func TestContract8CatchUp(t *testing.T) {
 func TestCatchUpEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core := fake.NewClientset(versioned("a", "10"))
-		status := &Status{core: core, now: time.Now}
+		status := &Status{core: fakeKinds{core}, now: time.Now}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if err := status.CatchUp(ctx, newTable(sameService, func(lb.Key) {})); !errors.Is(err, context.DeadlineExceeded) {

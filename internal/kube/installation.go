@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
@@ -18,7 +17,7 @@ import (
 // Installation reads what runs of Landfall in a namespace, and deletes what its programs have
 // created there.
 type Installation struct {
-	core                kubernetes.Interface
+	core                kinds
 	namespace, selector string
 	leader              string
 	leases              []string
@@ -41,7 +40,7 @@ type InstalledPod struct {
 
 // Pods lists the pods that have not ended.
 func (i *Installation) Pods(ctx context.Context) ([]InstalledPod, error) {
-	list, err := i.core.CoreV1().Pods(i.namespace).List(ctx, metav1.ListOptions{LabelSelector: i.selector})
+	list, err := i.core.Pods(i.namespace).List(ctx, metav1.ListOptions{LabelSelector: i.selector})
 	if err != nil {
 		return nil, fmt.Errorf("list pods in namespace %s: %w", i.namespace, err)
 	}
@@ -62,7 +61,7 @@ func (i *Installation) Pods(ctx context.Context) ([]InstalledPod, error) {
 // Leader returns who holds the Lease of the leader election, "" if nobody does, and the version of
 // the Lease, which each renewal changes.
 func (i *Installation) Leader(ctx context.Context) (holder, version string, err error) {
-	lease, err := i.core.CoordinationV1().Leases(i.namespace).Get(ctx, i.leader, metav1.GetOptions{})
+	lease, err := i.core.Leases(i.namespace).Get(ctx, i.leader, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return "", "", nil
@@ -78,12 +77,12 @@ func (i *Installation) Leader(ctx context.Context) (holder, version string, err 
 func (i *Installation) Delete(ctx context.Context) error {
 	var errs []error
 	for _, name := range append(slices.Clone(i.leases), i.leader) {
-		err := i.core.CoordinationV1().Leases(i.namespace).Delete(ctx, name, metav1.DeleteOptions{})
+		err := i.core.Leases(i.namespace).Delete(ctx, name, metav1.DeleteOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			errs = append(errs, fmt.Errorf("delete Lease %s/%s: %w", i.namespace, name, err))
 		}
 	}
-	err := i.core.CoreV1().ConfigMaps(i.namespace).Delete(ctx, lb.SurroundingsConfigMap, metav1.DeleteOptions{})
+	err := i.core.ConfigMaps(i.namespace).Delete(ctx, lb.SurroundingsConfigMap, metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		errs = append(errs, fmt.Errorf("delete ConfigMap %s/%s: %w", i.namespace, lb.SurroundingsConfigMap, err))
 	}

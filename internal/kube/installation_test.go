@@ -41,7 +41,7 @@ func TestInstallation(t *testing.T) {
 		&coordinationv1.Lease{ObjectMeta: meta("speaker")}, &coordinationv1.Lease{ObjectMeta: meta("theirs")},
 		&corev1.ConfigMap{ObjectMeta: meta(lb.SurroundingsConfigMap)}, &corev1.ConfigMap{ObjectMeta: meta("theirs")},
 	)
-	i := &Installation{core: core, namespace: namespace, selector: "app=landfall", leader: "leader",
+	i := &Installation{core: fakeKinds{core}, namespace: namespace, selector: "app=landfall", leader: "leader",
 		leases: []string{"speaker"}}
 	pods, err := i.Pods(t.Context())
 	if diff := cmp.Diff([]InstalledPod{{Name: "ends", Node: "n-ends", Ending: true, Grace: 30 * time.Second},
@@ -72,7 +72,7 @@ func TestInstallationFails(t *testing.T) {
 	broken := errors.New("broken")
 	core := fake.NewClientset()
 	core.PrependReactor("*", "*", func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, broken })
-	i := &Installation{core: core, namespace: "n", leader: "leader", leases: []string{"speaker"}}
+	i := &Installation{core: fakeKinds{core}, namespace: "n", leader: "leader", leases: []string{"speaker"}}
 	if _, err := i.Pods(t.Context()); !errors.Is(err, broken) {
 		t.Errorf("pods: %v", err)
 	}

@@ -17,7 +17,7 @@ func (c *Client) LabelNode(ctx context.Context, node, label string, value *strin
 	if err != nil {
 		return err
 	}
-	_, err = c.core.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, patch,
+	_, err = c.core.Nodes().Patch(ctx, node, types.MergePatchType, patch,
 		metav1.PatchOptions{FieldManager: c.userAgent})
 	if apierrors.IsNotFound(err) {
 		return fmt.Errorf("there is no Node %s", node)

@@ -146,7 +146,7 @@ func (c *Client) Server(ctx context.Context) (Server, error) {
 // OneService reads a Service with all fields; found is false if there is none.
 func (c *Client) OneService(ctx context.Context, key lb.Key) (s lb.Service, found bool, err error) {
 	var o corev1.Service
-	err = c.coreREST.CoreV1REST().Get().Namespace(key.Namespace).Resource("services").Name(key.Name).Do(ctx).Into(&o)
+	err = c.rest.core.Get().Namespace(key.Namespace).Resource("services").Name(key.Name).Do(ctx).Into(&o)
 	if apierrors.IsNotFound(err) {
 		return lb.Service{}, false, nil
 	}
@@ -171,7 +171,7 @@ func convertWholeService(o *corev1.Service) lb.Service {
 
 // AllServices reads all Services, as speakers read them.
 func (c *Client) AllServices(ctx context.Context) ([]lb.Service, error) {
-	return list(ctx, c, c.coreREST.CoreV1REST(), "", "services", metav1.ListOptions{}, &corev1.ServiceList{},
+	return list(ctx, c, c.rest.core, "", "services", metav1.ListOptions{}, &corev1.ServiceList{},
 		func(l *corev1.ServiceList) []corev1.Service { return l.Items },
 		func(o *corev1.Service) lb.Service { _, s := convertLabelledService(o); return s })
 }
@@ -195,7 +195,7 @@ func (c *Client) ServicesAt(ctx context.Context, addr netip.Addr) ([]lb.Key, err
 // SlicesOf reads the EndpointSlices of a Service.
 func (c *Client) SlicesOf(ctx context.Context, service lb.Key) ([]lb.Slice, error) {
 	options := metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service.Name}
-	return listIn(ctx, c, c.coreREST.DiscoveryV1REST(), "discovery.k8s.io", "endpointslices", service.Namespace, options,
+	return listIn(ctx, c, c.rest.discovery, "discovery.k8s.io", "endpointslices", service.Namespace, options,
 		&discoveryv1.EndpointSliceList{},
 		func(l *discoveryv1.EndpointSliceList) []discoveryv1.EndpointSlice { return l.Items }, convertSlice)
 }
@@ -247,7 +247,7 @@ type NodeState struct {
 
 // AllNodes reads the Nodes.
 func (c *Client) AllNodes(ctx context.Context) ([]NodeState, error) {
-	return list(ctx, c, c.coreREST.CoreV1REST(), "", "nodes", metav1.ListOptions{}, &corev1.NodeList{},
+	return list(ctx, c, c.rest.core, "", "nodes", metav1.ListOptions{}, &corev1.NodeList{},
 		func(l *corev1.NodeList) []corev1.Node { return l.Items }, func(o *corev1.Node) NodeState {
 			_, n := convertNode(o)
 			state := NodeState{Node: n, NotReady: "its kubelet has not reported yet", Kubelet: o.Status.NodeInfo.KubeletVersion}
@@ -284,7 +284,7 @@ type Container struct {
 
 // PodsWith reads the pods in a namespace, or in all if it is empty, that a label selector selects.
 func (c *Client) PodsWith(ctx context.Context, namespace, selector string) ([]PodState, error) {
-	return listIn(ctx, c, c.coreREST.CoreV1REST(), "", "pods", namespace, metav1.ListOptions{LabelSelector: selector},
+	return listIn(ctx, c, c.rest.core, "", "pods", namespace, metav1.ListOptions{LabelSelector: selector},
 		&corev1.PodList{}, func(l *corev1.PodList) []corev1.Pod { return l.Items }, convertPod)
 }
 
@@ -323,7 +323,7 @@ type LeaseState struct {
 
 // OneLease reads a Lease; found is false if there is none.
 func (c *Client) OneLease(ctx context.Context, key lb.Key) (state LeaseState, found bool, err error) {
-	lease, err := c.core.CoordinationV1().Leases(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
+	lease, err := c.core.Leases(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return LeaseState{}, false, nil
 	}
@@ -344,7 +344,7 @@ func leaseState(lease *coordinationv1.Lease) LeaseState {
 
 // NamespaceLabels reads the labels of a Namespace; none if it does not exist.
 func (c *Client) NamespaceLabels(ctx context.Context, name string) (map[string]string, error) {
-	o, err := c.core.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
+	o, err := c.core.Namespaces().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}
@@ -356,7 +356,7 @@ func (c *Client) NamespaceLabels(ctx context.Context, name string) (map[string]s
 
 // ConfigMapValue reads one key of a ConfigMap; found is false without it.
 func (c *Client) ConfigMapValue(ctx context.Context, key lb.Key, name string) (value string, found bool, err error) {
-	o, err := c.core.CoreV1().ConfigMaps(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
+	o, err := c.core.ConfigMaps(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return "", false, nil
 	}

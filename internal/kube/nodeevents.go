@@ -39,7 +39,7 @@ type NodeWarning struct {
 // NodeWarnings returns what Landfall's programs have warned of on Nodes since a time and have not
 // taken back, in the order of the Nodes.
 func (c *Client) NodeWarnings(ctx context.Context, since time.Time) ([]NodeWarning, error) {
-	list, err := c.core.CoreV1().Events(metav1.NamespaceDefault).List(ctx,
+	list, err := c.core.Events(metav1.NamespaceDefault).List(ctx,
 		metav1.ListOptions{FieldSelector: "involvedObject.kind=Node", ResourceVersion: "0"})
 	if err != nil {
 		return nil, c.looked(err, "list", "", "events", metav1.NamespaceDefault)

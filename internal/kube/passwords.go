@@ -134,7 +134,7 @@ func (p *Passwords) follow(name string) *followed {
 	selector := fields.AndSelectors(fields.OneTermEqualSelector("metadata.name", name),
 		fields.OneTermEqualSelector("type", string(corev1.SecretTypeBasicAuth)))
 	return &followed{table: table, watch: p.client.watch(resource{
-		client: p.client.coreREST.CoreV1REST(), name: "secrets", namespace: p.namespace, example: &corev1.Secret{},
+		client: p.client.rest.core, name: "secrets", namespace: p.namespace, example: &corev1.Secret{},
 		fieldSelector: selector.String(), optional: true,
 	}, objects[string, string, *corev1.Secret]{table, func(o *corev1.Secret) (string, string) {
 		return o.Name, string(o.Data[corev1.BasicAuthPasswordKey])

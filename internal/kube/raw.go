@@ -8,7 +8,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -30,7 +29,7 @@ func (c *Client) RawPage(ctx context.Context, path string, objects int, from str
 }
 
 func (c *Client) get(path string) *rest.Request {
-	return c.coreREST.CoreV1REST().Get().AbsPath(path).SetHeader("Accept", "application/json")
+	return c.rest.core.Get().AbsPath(path).SetHeader("Accept", "application/json")
 }
 
 func (c *Client) raw(ctx context.Context, path string, request *rest.Request) ([]byte, error) {
@@ -48,9 +47,9 @@ func (c *Client) raw(ctx context.Context, path string, request *rest.Request) ([
 // it: at most so many bytes of the end, and whether there were more.
 func (c *Client) PodLog(ctx context.Context, pod lb.Key, container string, previous bool, lines int64, most int) (
 	log []byte, more bool, err error) {
-	stream, err := c.coreREST.CoreV1REST().Get().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).
+	stream, err := c.rest.core.Get().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).
 		SubResource("log").VersionedParams(&corev1.PodLogOptions{Container: container, Previous: previous,
-		TailLines: &lines, Timestamps: true}, scheme.ParameterCodec).Stream(ctx)
+		TailLines: &lines, Timestamps: true}, parameters).Stream(ctx)
 	if err != nil {
 		return nil, false, c.looked(err, "get", "", "pods/log", pod.Namespace)
 	}

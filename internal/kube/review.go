@@ -17,7 +17,7 @@ func (c *Client) ReviewMetrics(ctx context.Context, token string) (user string, 
 
 // Review is ReviewMetrics for another nonResourceURL.
 func (c *Client) Review(ctx context.Context, token, url string) (user string, allowed bool, err error) {
-	review, err := c.core.AuthenticationV1().TokenReviews().Create(ctx,
+	review, err := c.core.TokenReviews().Create(ctx,
 		&authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}}, metav1.CreateOptions{})
 	if err != nil {
 		return "", false, fmt.Errorf("create a TokenReview: %w", err)
@@ -30,7 +30,7 @@ func (c *Client) Review(ctx context.Context, token, url string) (user string, al
 	for key, values := range who.Extra {
 		extra[key] = authorizationv1.ExtraValue(values)
 	}
-	access, err := c.core.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
+	access, err := c.core.SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
 		Spec: authorizationv1.SubjectAccessReviewSpec{
 			User: who.Username, UID: who.UID, Groups: who.Groups, Extra: extra,
 			NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: url, Verb: "get"},

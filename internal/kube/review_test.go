@@ -34,7 +34,7 @@ func TestReviewsOfMetrics(t *testing.T) {
 		review.Status.Denied = review.Spec.User == "denied"
 		return true, review, nil
 	})
-	c := &Client{core: core}
+	c := &Client{core: fakeKinds{core}}
 	for token, want := range map[string]struct {
 		user    string
 		allowed bool

@@ -19,7 +19,7 @@ const (
 // Send sends a request with a JSON body, if any, to a URI of the API server, which may have a query,
 // and returns the answer. The answer to a GET or DELETE of what does not exist is nil.
 func (c *Client) Send(ctx context.Context, verb, uri, contentType string, body []byte) ([]byte, error) {
-	request := c.coreREST.CoreV1REST().Verb(verb).RequestURI(uri).SetHeader("Accept", "application/json")
+	request := c.rest.core.Verb(verb).RequestURI(uri).SetHeader("Accept", "application/json")
 	if body != nil {
 		request = request.SetHeader("Content-Type", contentType).Body(body)
 	}

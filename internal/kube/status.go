@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/landfall-lb/landfall/api/v1beta1"
@@ -23,7 +22,7 @@ import (
 // Status writes the parts of Services' and pools' statuses that Landfall owns, and nothing else of
 // them. It keeps nothing between calls and may be used by several goroutines.
 type Status struct {
-	core     kubernetes.Interface
+	core     kinds
 	landfall rest.Interface
 	now      func() time.Time
 }
@@ -282,7 +281,7 @@ func (s *Status) patchService(ctx context.Context, service lb.Service, patch sta
 	if err != nil {
 		return fmt.Errorf("encode status of Service %s: %w", service.Key, err)
 	}
-	_, err = s.core.CoreV1().Services(service.Key.Namespace).Patch(ctx, service.Key.Name, types.StrategicMergePatchType,
+	_, err = s.core.Services(service.Key.Namespace).Patch(ctx, service.Key.Name, types.StrategicMergePatchType,
 		body,
 		metav1.PatchOptions{}, "status")
 	if err != nil {

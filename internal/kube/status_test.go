@@ -50,7 +50,7 @@ func testService() *corev1.Service {
 // holds and how many patches came.
 func newStatus(t *testing.T, o *corev1.Service) (*Status, func() (*corev1.Service, int)) {
 	core := fake.NewClientset(o)
-	return &Status{core: core, now: func() time.Time { return now }}, func() (*corev1.Service, int) {
+	return &Status{core: fakeKinds{core}, now: func() time.Time { return now }}, func() (*corev1.Service, int) {
 		t.Helper()
 		got, err := core.CoreV1().Services(o.Namespace).Get(t.Context(), o.Name, metav1.GetOptions{})
 		if err != nil {
@@ -222,7 +222,7 @@ func TestContract8HoldNamesTheVersion(t *testing.T) {
 		}
 		return true, nil, apierrors.NewConflict(corev1.Resource("services"), "web", nil)
 	})
-	status := &Status{core: core, now: time.Now}
+	status := &Status{core: fakeKinds{core}, now: time.Now}
 	err := status.Hold(t.Context(), service, Holding{})
 	if !IsConflict(err) || IsNotFound(err) {
 		t.Errorf("error %v is not told as a conflict", err)

@@ -19,7 +19,7 @@ import (
 func Surroundings(c *Client, namespace string, changed func(name string)) *Table[string, map[string]string] {
 	table := newTable[string, map[string]string](nil, changed)
 	c.register(resource{
-		client: c.coreREST.CoreV1REST(), name: "configmaps", namespace: namespace, example: &corev1.ConfigMap{},
+		client: c.rest.core, name: "configmaps", namespace: namespace, example: &corev1.ConfigMap{},
 		// what RBAC can allow by name
 		fieldSelector: fields.OneTermEqualSelector("metadata.name", lb.SurroundingsConfigMap).String(),
 	}, objects[string, map[string]string, *corev1.ConfigMap]{table, func(o *corev1.ConfigMap) (string, map[string]string) {
@@ -35,7 +35,7 @@ func (c *Client) TellSurroundings(ctx context.Context, namespace string, entries
 	if err != nil {
 		return fmt.Errorf("encode ConfigMap %s/%s: %w", namespace, lb.SurroundingsConfigMap, err)
 	}
-	maps := c.core.CoreV1().ConfigMaps(namespace)
+	maps := c.core.ConfigMaps(namespace)
 	_, err = maps.Patch(ctx, lb.SurroundingsConfigMap, types.MergePatchType, body, metav1.PatchOptions{})
 	if !apierrors.IsNotFound(err) {
 		return wrap(err, "write", namespace)

@@ -13,7 +13,7 @@ import (
 // TestTellSurroundings creates the ConfigMap, adds to it, changes and removes entries.
 func TestTellSurroundings(t *testing.T) {
 	core := fake.NewClientset()
-	c := &Client{core: core}
+	c := &Client{core: fakeKinds{core}}
 	a, b := "192.0.2.1 the gateway\n", "192.0.2.2 the gateway\n"
 	for _, entries := range []map[string]*string{{"gone": nil}, {"a": &a, "gone": nil}, {"b": &a}, {"b": &b, "c": &a},
 		{"c": nil}} {

@@ -26,7 +26,7 @@ func Services(c *Client, labelSelector string, changed func(lb.Key)) *Table[lb.K
 	if labelSelector != "" {
 		labelSelector += ","
 	}
-	c.register(resource{client: c.coreREST.CoreV1REST(), name: "services", example: &corev1.Service{},
+	c.register(resource{client: c.rest.core, name: "services", example: &corev1.Service{},
 		labelSelector: labelSelector + notHeadless},
 		objects[lb.Key, lb.Service, *corev1.Service]{table, convertForwardedService})
 	return table
@@ -36,7 +36,7 @@ func Services(c *Client, labelSelector string, changed func(lb.Key)) *Table[lb.K
 // has written to them.
 func LabelledServices(c *Client, changed func(lb.Key)) *Table[lb.Key, lb.Service] {
 	table := newTable(sameService, changed)
-	c.register(resource{client: c.coreREST.CoreV1REST(), name: "services", example: &corev1.Service{}},
+	c.register(resource{client: c.rest.core, name: "services", example: &corev1.Service{}},
 		objects[lb.Key, lb.Service, *corev1.Service]{table, convertLabelledService})
 	return table
 }
@@ -46,7 +46,7 @@ func LabelledServices(c *Client, changed func(lb.Key)) *Table[lb.Key, lb.Service
 // Landfall's own are not set.
 func RequestingServices(c *Client, metallb bool, changed func(lb.Key)) *Table[lb.Key, lb.Service] {
 	table := newTable(sameService, changed)
-	c.register(resource{client: c.coreREST.CoreV1REST(), name: "services", example: &corev1.Service{}},
+	c.register(resource{client: c.rest.core, name: "services", example: &corev1.Service{}},
 		objects[lb.Key, lb.Service, *corev1.Service]{table,
 			func(o *corev1.Service) (lb.Key, lb.Service) { return convertRequestingService(o, metallb) }})
 	return table
@@ -55,7 +55,7 @@ func RequestingServices(c *Client, metallb bool, changed func(lb.Key)) *Table[lb
 // Namespaces watches the Namespaces.
 func Namespaces(c *Client, changed func(name string)) *Table[string, lb.Namespace] {
 	table := newTable[string, lb.Namespace](nil, changed)
-	c.register(resource{client: c.coreREST.CoreV1REST(), name: "namespaces", example: &corev1.Namespace{}},
+	c.register(resource{client: c.rest.core, name: "namespaces", example: &corev1.Namespace{}},
 		objects[string, lb.Namespace, *corev1.Namespace]{table, convertNamespace})
 	return table
 }
@@ -63,7 +63,7 @@ func Namespaces(c *Client, changed func(name string)) *Table[string, lb.Namespac
 // Nodes watches the Node called name, or all Nodes if it is empty.
 func Nodes(c *Client, name string, changed func(name string)) *Table[string, lb.Node] {
 	table := newTable[string, lb.Node](nil, changed)
-	r := resource{client: c.coreREST.CoreV1REST(), name: "nodes", example: &corev1.Node{}}
+	r := resource{client: c.rest.core, name: "nodes", example: &corev1.Node{}}
 	if name != "" {
 		r.fieldSelector = fields.OneTermEqualSelector("metadata.name", name).String()
 	}
@@ -79,7 +79,7 @@ func DaemonSet(c *Client, namespace, name string, changed func(name string)) *Ta
 		return d
 	}, changed, func(string) {})
 	c.register(resource{
-		client: c.coreREST.AppsV1REST(), name: "daemonsets", namespace: namespace, example: &appsv1.DaemonSet{},
+		client: c.rest.apps, name: "daemonsets", namespace: namespace, example: &appsv1.DaemonSet{},
 		fieldSelector: fields.OneTermEqualSelector("metadata.name", name).String(),
 	},
 		objects[string, lb.DaemonSet, *appsv1.DaemonSet]{table, func(o *appsv1.DaemonSet) (string, lb.DaemonSet) {
@@ -93,7 +93,7 @@ func DaemonSet(c *Client, namespace, name string, changed func(name string)) *Ta
 // them, the table is empty.
 func ServiceNetworks(c *Client, changed func(name string)) *Table[string, []netip.Prefix] {
 	table := newTable[string, []netip.Prefix](nil, changed)
-	c.register(resource{client: c.coreREST.NetworkingV1REST(), name: "servicecidrs", example: &networkingv1.ServiceCIDR{},
+	c.register(resource{client: c.rest.networking, name: "servicecidrs", example: &networkingv1.ServiceCIDR{},
 		optional: true},
 		objects[string, []netip.Prefix, *networkingv1.ServiceCIDR]{table,
 			func(o *networkingv1.ServiceCIDR) (string, []netip.Prefix) {
@@ -146,7 +146,7 @@ func L2Advertisements(c *Client, changed, status func(name string)) *Table[strin
 func Slices(c *Client, changed func(service lb.Key)) *Table[lb.Key, []lb.Slice] {
 	table := newTable[lb.Key, []lb.Slice](nil, changed)
 	c.register(resource{
-		client: c.coreREST.DiscoveryV1REST(), name: "endpointslices", example: &discoveryv1.EndpointSlice{},
+		client: c.rest.discovery, name: "endpointslices", example: &discoveryv1.EndpointSlice{},
 		labelSelector: notHeadless + "," + discoveryv1.LabelServiceName,
 	}, &sliceStore{table: table, owner: map[lb.Key]lb.Key{}})
 	return table

@@ -16,7 +16,7 @@ const listPage = 500
 func (s *Status) EachService(ctx context.Context, yield func(lb.Service)) error {
 	options := metav1.ListOptions{Limit: listPage}
 	for {
-		list, err := s.core.CoreV1().Services(metav1.NamespaceAll).List(ctx, options)
+		list, err := s.core.Services(metav1.NamespaceAll).List(ctx, options)
 		if err != nil {
 			return fmt.Errorf("list Services: %w", err)
 		}

@@ -18,7 +18,7 @@ import (
 func (c *Client) Workloads(ctx context.Context, namespace, selector string) ([]lb.Workload, error) {
 	options := metav1.ListOptions{LabelSelector: selector}
 	var all []lb.Workload
-	deployments, err := c.core.AppsV1().Deployments(namespace).List(ctx, options)
+	deployments, err := c.core.Deployments(namespace).List(ctx, options)
 	if err != nil {
 		return nil, fmt.Errorf("list Deployments: %w", err)
 	}
@@ -32,7 +32,7 @@ func (c *Client) Workloads(ctx context.Context, namespace, selector string) ([]l
 		}
 		all = append(all, w)
 	}
-	sets, err := c.core.AppsV1().DaemonSets(namespace).List(ctx, options)
+	sets, err := c.core.DaemonSets(namespace).List(ctx, options)
 	if err != nil {
 		return nil, fmt.Errorf("list DaemonSets: %w", err)
 	}
@@ -60,7 +60,7 @@ func (c *Client) CreateService(ctx context.Context, key lb.Key, class string, po
 	if class != "" {
 		o.Spec.LoadBalancerClass = &class
 	}
-	if _, err := c.core.CoreV1().Services(key.Namespace).Create(ctx, o, metav1.CreateOptions{}); err != nil {
+	if _, err := c.core.Services(key.Namespace).Create(ctx, o, metav1.CreateOptions{}); err != nil {
 		return fmt.Errorf("create Service %s: %w", key, err)
 	}
 	return nil
@@ -68,7 +68,7 @@ func (c *Client) CreateService(ctx context.Context, key lb.Key, class string, po
 
 // DeleteService deletes a Service, and is content if there is none.
 func (c *Client) DeleteService(ctx context.Context, key lb.Key) error {
-	err := c.core.CoreV1().Services(key.Namespace).Delete(ctx, key.Name, metav1.DeleteOptions{})
+	err := c.core.Services(key.Namespace).Delete(ctx, key.Name, metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete Service %s: %w", key, err)
 	}

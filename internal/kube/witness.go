@@ -11,7 +11,6 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
@@ -29,7 +28,7 @@ const (
 // Witnesses reads and writes the one Lease by which speakers tell those that they do not see that
 // they are at work.
 type Witnesses struct {
-	core            kubernetes.Interface
+	core            kinds
 	namespace, name string
 }
 
@@ -41,7 +40,7 @@ func (c *Client) Witnesses(namespace, name string) *Witnesses {
 // Read returns what the Lease says, and its version, which each write changes; "" while there is no
 // Lease.
 func (w *Witnesses) Read(ctx context.Context) (said lb.Witness, version string, err error) {
-	lease, err := w.core.CoordinationV1().Leases(w.namespace).Get(ctx, w.name, metav1.GetOptions{})
+	lease, err := w.core.Leases(w.namespace).Get(ctx, w.name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return said, "", nil
 	}
@@ -58,9 +57,9 @@ func (w *Witnesses) Write(ctx context.Context, says lb.Witness, version string) 
 	lease.Namespace, lease.Name, lease.ResourceVersion = w.namespace, w.name, version
 	var err error
 	if version == "" {
-		lease, err = w.core.CoordinationV1().Leases(w.namespace).Create(ctx, lease, metav1.CreateOptions{})
+		lease, err = w.core.Leases(w.namespace).Create(ctx, lease, metav1.CreateOptions{})
 	} else {
-		lease, err = w.core.CoordinationV1().Leases(w.namespace).Update(ctx, lease, metav1.UpdateOptions{})
+		lease, err = w.core.Leases(w.namespace).Update(ctx, lease, metav1.UpdateOptions{})
 	}
 	if err != nil {
 		return "", fmt.Errorf("write Lease %s/%s: %w", w.namespace, w.name, err)

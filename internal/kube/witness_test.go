@@ -19,7 +19,7 @@ var equateWitness = cmp.Options{cmpopts.EquateComparable(netip.Addr{}), cmpopts.
 	cmp.Comparer(func(a, b time.Time) bool { return a.Equal(b) })}
 
 func TestWitnesses(t *testing.T) {
-	w := &Witnesses{core: fake.NewClientset(), namespace: "landfall-system", name: "landfall-speaker"}
+	w := &Witnesses{core: fakeKinds{fake.NewClientset()}, namespace: "landfall-system", name: "landfall-speaker"}
 	if said, version, err := w.Read(t.Context()); err != nil || version != "" || len(said.Live) > 0 {
 		t.Fatalf("without a Lease: %+v %q %v", said, version, err)
 	}

@@ -84,7 +84,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	defer timer.Stop()
 	followed := context.WithValue(ctx, pulseKey{}, &r.pulse)
 	backoff := Backoff{Min: r.opts.MinBackoff, Max: r.opts.MaxBackoff}
-	allowance := allowance{every: r.opts.Every, burst: r.opts.Burst}
+	allowance := Allowance{Every: r.opts.Every, Burst: r.opts.Burst}
 	for {
 		select {
 		case <-ctx.Done():
@@ -108,7 +108,7 @@ func (r *Runner) Run(ctx context.Context) error {
 		if again > 0 {
 			timer.Reset(again)
 		}
-		if rest := max(r.opts.rest(time.Since(started)), allowance.wait(time.Now())); rest > 0 {
+		if rest := max(r.opts.rest(time.Since(started)), allowance.Wait(time.Now())); rest > 0 {
 			r.pause(ctx, rest)
 		}
 	}
@@ -144,23 +144,4 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	case <-timer.C:
 		return true
 	}
-}
-
-// allowance is how many runs may come soon.
-type allowance struct {
-	every time.Duration
-	burst int
-	used  time.Time // until when the runs so far use it up, one each time
-}
-
-// wait takes one run, which has just ended, and returns how long to wait before the next.
-func (a *allowance) wait(now time.Time) time.Duration {
-	if a.every == 0 {
-		return 0
-	}
-	if a.used.Before(now) {
-		a.used = now
-	}
-	a.used = a.used.Add(a.every)
-	return a.used.Sub(now) - time.Duration(a.burst-1)*a.every
 }

@@ -59,13 +59,6 @@ func stagger(rank int) time.Duration { return time.Duration(min(rank, aheadRanks
 // scout sends what is due of the questions, as far as is allowed, and returns when there is more to
 // do; the zero time means never.
 func (p *port) scout(w work, noticed noticed, allowed *allowance, now time.Time) (next time.Time, err error) {
-	if len(p.ahead) > 0 {
-		wanted := make(map[netip.Addr]bool, len(w.ahead))
-		for _, e := range w.ahead {
-			wanted[e.addr] = true
-		}
-		maps.DeleteFunc(p.ahead, func(addr netip.Addr, _ *scouting) bool { return !wanted[addr] })
-	}
 	for _, e := range w.ahead {
 		v := p.ahead[e.addr]
 		if v == nil {
@@ -92,6 +85,13 @@ func (p *port) scout(w work, noticed noticed, allowed *allowance, now time.Time)
 				next = earlier(next, end)
 			}
 		}
+	}
+	if len(p.ahead) > len(w.ahead) {
+		wanted := make(map[netip.Addr]bool, len(w.ahead))
+		for _, e := range w.ahead {
+			wanted[e.addr] = true
+		}
+		maps.DeleteFunc(p.ahead, func(addr netip.Addr, _ *scouting) bool { return !wanted[addr] })
 	}
 	return next, nil
 }
@@ -134,7 +134,8 @@ func (v *scouting) scouted(self string, now time.Time) string {
 
 // scouted returns what is known of the addresses that are probed ahead: see Outcome. It needs mu.
 func (a *Actor) scouted(now time.Time) map[netip.Addr]map[string]string {
-	found := map[netip.Addr]map[string]string{}
+	before := a.outcome.Scouted
+	found := make(map[netip.Addr]map[string]string, len(before))
 	used := map[netip.Addr]bool{}
 	for _, vips := range a.seen {
 		for vip := range vips {
@@ -142,12 +143,17 @@ func (a *Actor) scouted(now time.Time) map[netip.Addr]map[string]string {
 		}
 	}
 	for at, p := range a.ports {
+		only := a.only(at)
 		for addr, v := range p.ahead {
 			node := v.scouted(a.opts.Self, now)
 			if node == "" || used[addr] || p.problem != nil {
 				continue
 			}
-			if found[addr] == nil {
+			switch was := before[addr]; {
+			case only && len(was) == 1 && was[at.iface] == node:
+				found[addr] = was // nobody changes it
+				continue
+			case found[addr] == nil:
 				found[addr] = map[string]string{}
 			}
 			found[addr][at.iface] = node

@@ -39,7 +39,7 @@ const (
 
 // Each look goes through all VIPs. While announcements of many are due one after the other, or other
 // devices send all the time, there is one look in each interval. What is desired does not wait for it.
-const interval = 40 * time.Millisecond
+const interval = 80 * time.Millisecond
 
 // Desired is all that shall be answered.
 type Desired struct {
@@ -140,6 +140,7 @@ type Actor struct {
 	mu      sync.Mutex
 	desired Desired
 	wanted  map[place]work // what is desired, by place
+	sets    uint64         // how often something was desired
 	outcome Outcome
 	broken  map[responder]error // those whose serve has ended
 	seen    sightings
@@ -192,6 +193,7 @@ func (a *Actor) Set(d Desired) {
 	wanted := byPlace(d)
 	a.mu.Lock()
 	a.desired, a.wanted = d, wanted
+	a.sets++
 	a.mu.Unlock()
 	a.runner.PokeNow()
 }
@@ -224,7 +226,7 @@ func (a *Actor) Run(ctx context.Context) error {
 // due of the bursts, and returns when there is more to do; 0 means not before something changes.
 func (a *Actor) apply(now time.Time) time.Duration {
 	a.mu.Lock()
-	desired, wanted, broken := a.desired, a.wanted, a.broken
+	desired, wanted, broken, sets := a.desired, a.wanted, a.broken, a.sets
 	a.broken = map[responder]error{}
 	a.seen.forget(now, desired.Ours)
 	seen := a.seen.copy()
@@ -252,8 +254,9 @@ func (a *Actor) apply(now time.Time) time.Duration {
 		}
 	}
 	for at, p := range a.ports {
-		if p.responder != nil {
+		if p.responder != nil && p.heeds != sets {
 			p.withdraw(wanted[at])
+			p.heeds = sets
 		}
 	}
 	a.awake.Store(&wakefulness{mute: desired.Mute, wakes: desired.Wakes}) // what is not ours any more is withdrawn
@@ -289,9 +292,6 @@ type noticed struct {
 // time means never.
 func (a *Actor) applyPort(p *port, w work, noticed noticed, now time.Time) time.Time {
 	if now.Before(p.retryAt) {
-		if p.responder != nil {
-			p.withdraw(w)
-		}
 		return p.retryAt
 	}
 	if p.responder == nil {
@@ -309,8 +309,8 @@ func (a *Actor) applyPort(p *port, w work, noticed noticed, now time.Time) time.
 			a.mu.Unlock()
 			a.runner.Poke()
 		})
+		p.withdraw(w)
 	}
-	p.withdraw(w)
 	if !a.isAwake() {
 		return time.Time{} // what is desired is about to change
 	}
@@ -350,15 +350,20 @@ func (a *Actor) open(p *port) (responder, error) {
 
 // publish makes the outcome known, if it differs.
 func (a *Actor) publish(now time.Time) {
-	outcome := Outcome{Answering: map[netip.Addr][]string{}, Problems: map[string]string{},
+	before := a.Outcome().Answering
+	outcome := Outcome{Answering: make(map[netip.Addr][]string, len(before)), Problems: map[string]string{},
 		Rivals: map[netip.Addr]string{}}
 	for _, at := range slices.SortedFunc(maps.Keys(a.ports), place.compare) {
-		name, p := at.iface, a.ports[at]
+		name, p, only := at.iface, a.ports[at], a.only(at)
 		if p.problem != nil {
 			outcome.Problems[name] = p.problem.Error()
 		}
 		for vip, v := range p.vips {
-			outcome.Answering[vip] = append(outcome.Answering[vip], name)
+			if was := before[vip]; only && len(was) == 1 && was[0] == name {
+				outcome.Answering[vip] = was // nobody changes it
+			} else {
+				outcome.Answering[vip] = append(outcome.Answering[vip], name)
+			}
 			if rival := v.rival.current(now); rival != "" {
 				outcome.Rivals[vip] = rival
 			}
@@ -373,6 +378,17 @@ func (a *Actor) publish(now time.Time) {
 	if !same && a.opts.Changed != nil {
 		a.opts.Changed()
 	}
+}
+
+// only reports whether a port is the only one of its family, so that what was said of an address there
+// can be said again as it is.
+func (a *Actor) only(at place) bool {
+	for other := range a.ports {
+		if other != at && other.family == at.family {
+			return false
+		}
+	}
+	return true
 }
 
 func find(interfaces []lb.Interface, name string) (lb.Interface, bool) {

@@ -17,6 +17,7 @@ type port struct {
 	vips      map[netip.Addr]*announcement // those that are answered for
 	probes    map[netip.Addr]*probing
 	ahead     map[netip.Addr]*scouting
+	heeds     uint64 // how often something had been desired when the responder was last told
 	stat      Stats
 	awake     func() bool
 	problem   error

@@ -58,6 +58,7 @@ func (m *Members) spread(message []byte, direct int) {
 	sendTo(ml, to, message)
 	if all && !whole {
 		m.queue.QueueBroadcast(broadcast(message))
+		m.rounds.urgent()
 	}
 }
 

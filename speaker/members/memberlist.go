@@ -85,6 +85,10 @@ func (d delegate) NodeMeta(limit int) []byte {
 func (d delegate) GetBroadcasts(overhead, limit int) [][]byte {
 	defer d.m.pulses.Begin()()
 	d.m.beats()
+	waiting := d.m.queue.NumQueued()
+	if waiting == 0 || !d.m.rounds.passes(time.Now(), d.m.size(), waiting) {
+		return nil
+	}
 	return d.m.queue.GetBroadcasts(overhead, limit)
 }
 

@@ -76,12 +76,13 @@ type Liveness interface {
 
 // Members is the actor.
 type Members struct {
-	opts  Options
-	send  *loop.Runner
-	join  *loop.Runner // calls those that are not members
-	seek  *loop.Runner // and live ones
-	renew *loop.Runner
-	queue memberlist.TransmitLimitedQueue
+	opts   Options
+	send   *loop.Runner
+	join   *loop.Runner // calls those that are not members
+	seek   *loop.Runner // and live ones
+	renew  *loop.Runner
+	queue  memberlist.TransmitLimitedQueue
+	rounds rounds
 	// pulses are of memberlist's goroutines while they are here, and beat is when one of them last
 	// asked what there is to be said.
 	pulses loop.Pulses
@@ -136,6 +137,7 @@ func New(opts Options) *Members {
 		macs: map[string][]string{}, former: map[string]bool{}, called: map[string]bool{}, strange: map[string]bool{},
 	}
 	m.queue.NumNodes = m.size
+	m.rounds.interval = opts.Profile.GossipInterval
 	m.queue.RetransmitMult = retransmitMult
 	m.send = loop.New(m.sendStep, loop.Options{Gap: gather})
 	m.join = loop.New(m.joinStep, loop.Options{})

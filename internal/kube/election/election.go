@@ -1,4 +1,7 @@
-package kube
+// Package election has one of several processes lead at a time. It is a package of its own because
+// client-go's election links the clients of all kinds of Kubernetes objects, which only the
+// controller has to bear.
+package election
 
 import (
 	"context"
@@ -9,16 +12,17 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
+	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/klog/v2"
 
+	"github.com/landfall-lb/landfall/internal/kube"
 	"github.com/landfall-lb/landfall/internal/loop"
 )
 
-// Election says which Lease decides who leads.
-type Election struct {
+// Options say which Lease decides who leads.
+type Options struct {
 	Namespace, Name string
 	// Identity must differ between all candidates, also between two lives of one pod.
 	Identity string
@@ -31,17 +35,22 @@ type Election struct {
 // Lead calls lead whenever this candidate is the leader, until ctx ends or lead returns an error.
 // The context of lead ends when leadership is lost or ctx ends. The Lease is released only after
 // lead has returned, so that two never lead at a time.
-func (c *Client) Lead(ctx context.Context, e Election, lead func(context.Context) error) error {
-	return runElection(ctx, c.core, c.log, e, lead)
+func Lead(ctx context.Context, client *kube.Client, log *slog.Logger, e Options,
+	lead func(context.Context) error) error {
+	leases, err := coordinationv1.NewForConfigAndClient(client.Config())
+	if err != nil {
+		return fmt.Errorf("leader election: %w", err)
+	}
+	return run(ctx, leases, log, e, lead)
 }
 
-func runElection(
-	ctx context.Context, core kubernetes.Interface, log *slog.Logger, e Election, lead func(context.Context) error) error {
+func run(ctx context.Context, leases coordinationv1.LeasesGetter, log *slog.Logger, e Options,
+	lead func(context.Context) error) error {
 	log = log.With("lease", e.Namespace+"/"+e.Name, "identity", e.Identity)
 	for ctx.Err() == nil {
 		log.Info("waiting to become the leader")
 		t := term{ctx: ctx, log: log, lead: lead, ended: make(chan struct{})}
-		if err := t.run(core, e); err != nil {
+		if err := t.run(leases, e); err != nil {
 			return err
 		}
 	}
@@ -64,12 +73,12 @@ type term struct {
 // run takes part in the election until the leadership ends. The elector has a context of its own,
 // because it would otherwise release the Lease while lead is still at work; and no logger, as it
 // would repeat every failure every RetryPeriod.
-func (t *term) run(core kubernetes.Interface, e Election) error {
+func (t *term) run(leases coordinationv1.LeasesGetter, e Options) error {
 	electorCtx, stop := context.WithCancel(klog.NewContext(context.WithoutCancel(t.ctx), klog.Logger{}))
 	defer stop()
 	lock := &resourcelock.LeaseLock{
 		LeaseMeta:  metav1.ObjectMeta{Namespace: e.Namespace, Name: e.Name},
-		Client:     core.CoordinationV1(),
+		Client:     leases,
 		LockConfig: resourcelock.ResourceLockConfig{Identity: e.Identity},
 	}
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
@@ -135,6 +144,9 @@ func (t *term) end() error {
 	<-t.ended
 	return t.err
 }
+
+// repeatAfter is the least time between two reports of one failure.
+const repeatAfter = 30 * time.Second
 
 // reportingLock says why the Lease cannot be read or written, at most once in a while. The elector
 // calls it from one goroutine.

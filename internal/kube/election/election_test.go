@@ -1,4 +1,4 @@
-package kube
+package election
 
 import (
 	"context"
@@ -41,10 +41,10 @@ func newOffice() *office {
 func (o *office) run(ctx context.Context, identity string, slow time.Duration) *candidate {
 	ctx, stop := context.WithCancel(ctx)
 	c := &candidate{ended: make(chan error, 1), stop: stop}
-	e := Election{Namespace: "ns", Name: "lease", Identity: identity, LeaseDuration: 15 * time.Second,
+	e := Options{Namespace: "ns", Name: "lease", Identity: identity, LeaseDuration: 15 * time.Second,
 		RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second}
 	go func() {
-		c.ended <- runElection(ctx, o.core, o.log, e, func(ctx context.Context) error {
+		c.ended <- run(ctx, o.core.CoordinationV1(), o.log, e, func(ctx context.Context) error {
 			o.most.Store(max(o.most.Load(), o.leaders.Add(1)))
 			c.leading.Store(true)
 			<-ctx.Done()
@@ -127,9 +127,9 @@ func TestAFailureOfTheWorkEndsTheElection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOffice()
 		broken := errors.New("broken")
-		e := Election{Namespace: "ns", Name: "lease", Identity: "a", LeaseDuration: 15 * time.Second,
+		e := Options{Namespace: "ns", Name: "lease", Identity: "a", LeaseDuration: 15 * time.Second,
 			RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second}
-		err := runElection(t.Context(), o.core, o.log, e, func(context.Context) error { return broken })
+		err := run(t.Context(), o.core.CoordinationV1(), o.log, e, func(context.Context) error { return broken })
 		if !errors.Is(err, broken) {
 			t.Errorf("returned %v", err)
 		}
@@ -159,7 +159,7 @@ func TestEndWhileWaiting(t *testing.T) {
 
 func TestElectionSettingsAreChecked(t *testing.T) {
 	o := newOffice()
-	err := runElection(t.Context(), o.core, o.log, Election{Namespace: "ns", Name: "lease", Identity: "a"}, nil)
+	err := run(t.Context(), o.core.CoordinationV1(), o.log, Options{Namespace: "ns", Name: "lease", Identity: "a"}, nil)
 	if err == nil {
 		t.Error("no error for a Lease that lasts 0 s")
 	}

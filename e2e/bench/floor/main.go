@@ -1,0 +1,81 @@
+// Floor watches what a speaker or a proxy watches, with client-go's informers, and does nothing with
+// it: what it costs, watching costs. It serves the seconds of a processor that it has taken:
+//
+//	floor KUBECONFIG speaker|proxy ADDRESS
+package main
+
+import (
+	"fmt"
+	"log"
+	"net/http"
+	"os"
+	"syscall"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/dynamic/dynamicinformer"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// own are the kinds of Landfall that each program watches.
+var own = map[string][]string{
+	"speaker": {"ipaddresspools", "l2advertisements", "bgpadvertisements", "bgppeers", "bfdprofiles", "communities"},
+	"proxy":   {"ipaddresspools"},
+}
+
+func main() {
+	if len(os.Args) != 4 || own[os.Args[2]] == nil {
+		log.Fatal("usage: floor KUBECONFIG speaker|proxy ADDRESS")
+	}
+	if err := run(os.Args[1], os.Args[2], os.Args[3]); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(kubeconfig, program, address string) error {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return err
+	}
+	config.ContentType = runtime.ContentTypeProtobuf
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	builtIn := informers.NewSharedInformerFactory(client, 0)
+	builtIn.Core().V1().Services().Informer()
+	builtIn.Core().V1().Nodes().Informer()
+	if program == "proxy" {
+		builtIn.Discovery().V1().EndpointSlices().Informer()
+		builtIn.Networking().V1().ServiceCIDRs().Informer()
+	}
+	config.ContentType = runtime.ContentTypeJSON
+	custom, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	landfall := dynamicinformer.NewDynamicSharedInformerFactory(custom, 0)
+	for _, resource := range own[program] {
+		landfall.ForResource(schema.GroupVersionResource{Group: "landfall.dev", Version: "v1beta1", Resource: resource}).
+			Informer()
+	}
+	forever := make(chan struct{})
+	builtIn.Start(forever)
+	landfall.Start(forever)
+	builtIn.WaitForCacheSync(forever)
+	landfall.WaitForCacheSync(forever)
+	http.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		var used syscall.Rusage
+		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		seconds := time.Duration(used.Utime.Nano() + used.Stime.Nano()).Seconds()
+		fmt.Fprintf(w, "process_cpu_seconds_total %g\n", seconds)
+	})
+	return http.ListenAndServe(address, nil)
+}

@@ -1,0 +1,179 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/landfall-lb/landfall/e2e/lab"
+	"github.com/landfall-lb/landfall/e2e/lab/labtest"
+)
+
+// BenchmarkFiveHundredServices creates 500 Services in a cluster of three workers. It reports the
+// processor seconds that the agents of a node take from the first request until every Service is
+// announced and 3 s more, what they take at rest, what programs take that only watch the same
+// objects, and the load of the machine:
+//
+//	go test -run '^$' -bench FiveHundred -benchtime 1x -timeout 30m ./e2e
+//
+// With LANDFALL_PROFILES=folder it also writes profiles of the agents on one node there. With
+// LANDFALL_OTHER=folder the second worker runs the programs from there, to compare both in one run.
+func BenchmarkFiveHundredServices(b *testing.B) {
+	const services = 500
+	l := labtest.Start(b, clusterOf(3), profiled(lab.Options{Progress: func(string) {}}))
+	if err := l.ApplyYAML(b.Context(), manyPool); err != nil {
+		b.Fatal(err)
+	}
+	others := runOthers(b, l)
+	floor := startFloor(b, l, workers(l)[2])
+	const rest = 10 * time.Second
+	atRest := usedBy(b, l, others, floor)
+	time.Sleep(rest)
+	for b.Loop() {
+		before := usedBy(b, l, others, floor)
+		for name, used := range before {
+			b.ReportMetric(1000*(used-atRest[name])/rest.Seconds(), name+"-at-rest-ms/s")
+		}
+		var profiling errgroup.Group
+		writeProfiles(b, l, &profiling)
+		began := time.Now()
+		if err := addMany(b.Context(), l, services); err != nil {
+			b.Fatal(err)
+		}
+		waitAllAnnounced(b, l, services)
+		b.ReportMetric(time.Since(began).Seconds(), "s-until-announced")
+		time.Sleep(3 * time.Second)
+		for name, used := range usedBy(b, l, others, floor) {
+			b.ReportMetric(used-before[name], name+"-s/node")
+		}
+		for _, program := range []string{"speaker", "proxy"} {
+			b.ReportMetric(metric(b, l.Agent(program, workers(l)[0]), "process_resident_memory_bytes")/(1<<20), program+"-MiB")
+		}
+		b.ReportMetric(load(b), "load")
+		if err := profiling.Wait(); err != nil {
+			b.Error(err)
+		}
+	}
+}
+
+// usedBy returns the seconds of a processor that each program has taken so far, on average of the
+// nodes; those of the other programs apart.
+func usedBy(b *testing.B, l *lab.Lab, others, floor map[string]string) map[string]float64 {
+	b.Helper()
+	sums, nodes := map[string]float64{}, map[string]float64{}
+	for _, program := range []string{"speaker", "proxy"} {
+		for _, node := range workers(l) {
+			name := others[node] + program
+			sums[name] += metric(b, l.Agent(program, node), "process_cpu_seconds_total")
+			nodes[name]++
+		}
+	}
+	for name := range sums {
+		sums[name] /= nodes[name]
+	}
+	for program, url := range floor {
+		_, text, err := l.Get(b.Context(), workers(l)[2], url)
+		if err != nil {
+			b.Fatal(err)
+		}
+		var used float64
+		if _, err := fmt.Sscanf(text, "process_cpu_seconds_total %g", &used); err != nil {
+			b.Fatalf("%q: %v", text, err)
+		}
+		sums["floor-"+program] = used
+	}
+	return sums
+}
+
+// runOthers has the second worker run other programs, if there are some, and returns by what name
+// their figures differ.
+func runOthers(b *testing.B, l *lab.Lab) map[string]string {
+	b.Helper()
+	folder := os.Getenv("LANDFALL_OTHER")
+	if folder == "" {
+		return nil
+	}
+	node := workers(l)[1]
+	for _, program := range []string{"proxy", "speaker"} {
+		a := l.Agent(program, node)
+		a.SetProgram(filepath.Join(folder, "landfall-"+program))
+		if err := a.Restart(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+	}
+	return map[string]string{node: "other-"}
+}
+
+// startFloor runs the programs on a node that only watch, and returns where each says what it has
+// taken.
+func startFloor(b *testing.B, l *lab.Lab, node string) map[string]string {
+	b.Helper()
+	program := filepath.Join(b.TempDir(), "floor")
+	build := exec.CommandContext(b.Context(), "go", "build", "-trimpath", "-o", program, "./bench/floor")
+	if out, err := build.CombinedOutput(); err != nil {
+		b.Fatalf("%v: %s", err, out)
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(b.Context()))
+	var running errgroup.Group
+	b.Cleanup(func() {
+		cancel()
+		_ = running.Wait() // they were killed
+	})
+	urls := map[string]string{}
+	for name, address := range map[string]string{"speaker": "127.0.0.1:6063", "proxy": "127.0.0.1:6064"} {
+		running.Go(func() error {
+			out, err := l.Exec(ctx, node, program, l.Kubeconfig(), name, address)
+			if ctx.Err() == nil {
+				b.Errorf("the floor has ended: %v: %s", err, out)
+			}
+			return nil
+		})
+		urls[name] = "http://" + address + "/"
+		if err := lab.WaitFor(ctx, func(string) {}, "a program that only watches", time.Minute, func(ctx context.Context) error {
+			_, text, err := l.Get(ctx, node, urls[name])
+			if err == nil && !strings.HasPrefix(text, "process_cpu") {
+				err = fmt.Errorf("it says %q", text)
+			}
+			return err
+		}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	return urls
+}
+
+// profileAt is where the agents serve profiles.
+var profileAt = map[string]string{"speaker": "localhost:6061", "proxy": "localhost:6062"}
+
+// profiled has the agents serve profiles, if some are to be written.
+func profiled(o lab.Options) lab.Options {
+	if os.Getenv("LANDFALL_PROFILES") != "" {
+		o.Args = map[string][]string{}
+		for program, address := range profileAt {
+			o.Args[program] = []string{"--pprof-address=" + address}
+		}
+	}
+	return o
+}
+
+// writeProfiles begins to write profiles of the agents on one node.
+func writeProfiles(b *testing.B, l *lab.Lab, profiling *errgroup.Group) {
+	folder := os.Getenv("LANDFALL_PROFILES")
+	if folder == "" {
+		return
+	}
+	for program, address := range profileAt {
+		profiling.Go(func() error {
+			_, err := l.Exec(b.Context(), workers(l)[0], "curl", "-sS", "-o", filepath.Join(folder, program+".pprof"),
+				"http://"+address+"/debug/pprof/profile?seconds=20")
+			return err
+		})
+	}
+}
