@@ -193,7 +193,11 @@ func (f *Feed) take(m lb.FeedMessage) {
 	f.endHold()
 	wasUsable := f.reason == ""
 	f.reason = ""
-	deliveries, changed := merge(f.deliveries, m)
+	known := f.deliveries
+	if !wasUsable {
+		known = nil // it is too old to stand for anything
+	}
+	deliveries, changed := merge(known, m)
 	f.deliveries = deliveries
 	answered := f.told.answered()
 	f.told.rescued = m.Rescued
@@ -209,7 +213,8 @@ func (f *Feed) take(m lb.FeedMessage) {
 	}
 }
 
-// merge returns the deliveries after a message, and the VIPs of which something else is said.
+// merge returns the deliveries after a message, and the VIPs of which something else is said. Of what the
+// proxy does not know yet the old delivery stays.
 func merge(old map[lb.DeliveryKey]lb.Delivery, m lb.FeedMessage) (map[lb.DeliveryKey]lb.Delivery, []netip.Addr) {
 	deliveries := old
 	changed := map[netip.Addr]bool{}
@@ -217,7 +222,11 @@ func merge(old map[lb.DeliveryKey]lb.Delivery, m lb.FeedMessage) (map[lb.Deliver
 		deliveries = make(map[lb.DeliveryKey]lb.Delivery, len(m.Deliveries))
 	}
 	for _, d := range m.Deliveries {
-		if before, ok := old[d.Key()]; !ok || !before.Equal(d) {
+		before, ok := old[d.Key()]
+		if ok && d.Unknown {
+			d = before
+		}
+		if !ok || !before.Equal(d) {
 			changed[d.VIP] = true
 		}
 		deliveries[d.Key()] = d
