@@ -55,7 +55,7 @@ func (r renderer) choices(key lb.Key, s plan.Service, taken map[uint32]bool) []c
 			continue
 		}
 		usesCluster, usesLocal := uses(p)
-		port, same := onePort(p.Backends)
+		port, same := onePort(p)
 		if same {
 			choices[i].port, protocol = port, 0
 		}
@@ -122,13 +122,17 @@ func (l *lists) share(name string, mixed protocol, backends []lb.Backend) *group
 	}
 	backends = backends[:min(len(backends), maxBackends)]
 	g := l.last
-	if mixed != 0 || g == nil || g.mixed != 0 || !slices.EqualFunc(backends, l.backends, sameTarget) {
+	if mixed != 0 || g == nil || g.mixed != 0 ||
+		!isOne(backends, l.backends) && !slices.EqualFunc(backends, l.backends, sameTarget) {
 		g = l.find(name, mixed, backends)
 		l.last, l.backends = g, backends
 	}
 	g.name = min(g.name, l.kind+name)
 	return g
 }
+
+// isOne reports whether two lists are one: ports share theirs.
+func isOne(a, b []lb.Backend) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
 
 func sameTarget(a, b lb.Backend) bool { return a.Addr.Addr() == b.Addr.Addr() && a.Weight == b.Weight }
 

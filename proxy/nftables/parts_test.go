@@ -20,6 +20,7 @@ import (
 func mixedService(ports, endpoints, version int) plan.Service {
 	s := largeService(ports, endpoints, version)
 	for i := range s.Ports {
+		s.Ports[i] = numbered(s.Ports[i])
 		backends := &s.Ports[i].Backends
 		backends.Cluster = slices.Clone(backends.Cluster)
 		b := &backends.Cluster[len(backends.Cluster)-1]
