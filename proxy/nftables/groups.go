@@ -298,3 +298,41 @@ func (g *group) part(m memory) part {
 	}
 	return part{frontend: w.at, entries: w.entries}
 }
+
+// keepPlaces returns the elements of a group with the backends that are drawn at random in the places
+// that they have in the kernel, as far as there are such: then a change of one backend is one of few
+// elements, and not of all whose address comes after it. Slots have places of their own.
+func keepPlaces(want, have []entry) []entry {
+	n := 0
+	for n < len(want) && want[n].set <= setMixedSCTP {
+		n++
+	}
+	if n == 0 || want[0].number >= methodNumbers {
+		return want
+	}
+	left := make(map[target]bool, n)
+	for _, e := range want[:n] {
+		left[e.to] = true
+	}
+	placed := make([]bool, n)
+	kept := slices.Clone(want)
+	for _, e := range have {
+		place := e.number - want[0].number // beyond n for those of other classes
+		if e.set == want[0].set && place < uint32(n) && left[e.to] {
+			kept[place].to, placed[place] = e.to, true
+			delete(left, e.to)
+		}
+	}
+	next := 0
+	for _, e := range want[:n] {
+		if !left[e.to] {
+			continue
+		}
+		for placed[next] {
+			next++
+		}
+		kept[next].to = e.to
+		next++
+	}
+	return kept
+}

@@ -87,8 +87,13 @@ func TestContract11OthersWaitForOneLargeService(t *testing.T) {
 			for i := range 8 {
 				s := largeService(2, 500, 0)
 				s.Key.Name = fmt.Sprint("a-large-one-", i) // all of them come before the other
+				backends := slices.Clone(s.Ports[0].Backends.Cluster)
+				for j, b := range backends {
+					at := netip.AddrFrom4([4]byte{172, byte(16 + version), byte(j >> 8), byte(j)})
+					backends[j].Addr = netip.AddrPortFrom(at, b.Addr.Port())
+				}
 				for j := range s.Ports {
-					s.Ports[j].Backends.Cluster = s.Ports[j].Backends.Cluster[version:] // all others get other numbers
+					s.Ports[j].Backends.Cluster = backends
 					s.Ports[j].Frontends[0].Addr = netip.AddrFrom4([4]byte{10, 111, 1, byte(i)})
 				}
 				all[s.Key] = s
