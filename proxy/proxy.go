@@ -267,8 +267,9 @@ func (p *proxy) onlyPartsLeft() bool {
 // it writes in parts: the speaker hears of all, and of those that what it heard before stays valid.
 func (p *proxy) completed() {
 	p.complete = true
-	p.log.Info("wrote the rules of Services for the first time", "services", len(p.records),
-		"unfinished", len(p.unconfirmed))
+	if n := len(p.unconfirmed); n > 0 {
+		p.log.Info("wrote the rules of all Services but some that are large or refused", "those", n)
+	}
 	deliveries := make(map[lb.Key][]lb.Delivery, len(p.records))
 	for key, r := range p.records {
 		deliveries[key] = r.deliveries
@@ -281,6 +282,7 @@ func (p *proxy) completed() {
 // kernel.
 func (p *proxy) wrote() {
 	p.written = true
+	p.log.Info("wrote the rules of all Services for the first time", "services", len(p.records))
 	applied, unknown := make(map[lb.Key]plan.Service, len(p.records)), map[lb.Key]bool{}
 	for key, r := range p.records {
 		applied[key] = r.applied
