@@ -21,14 +21,17 @@ import (
 
 // BenchmarkBesideLarge measures, from the watch to the kernel's confirmation, how long a change of one
 // of 5,000 plain Services takes beside large ones that change all the time: 200 ports with 500
-// endpoints each and session affinity. It needs a kernel, and nftables.
+// endpoints each and session affinity, of which one is replaced each time, or all. It needs a kernel, and
+// nftables.
 func BenchmarkBesideLarge(b *testing.B) {
-	for _, large := range []int{0, 1, 8} {
-		b.Run(fmt.Sprint(large, " large"), func(b *testing.B) { besideLarge(b, 5000, large) })
+	for _, test := range []struct{ large, replaced int }{{0, 0}, {1, 1}, {8, 1}, {1, 500}, {8, 500}} {
+		b.Run(fmt.Sprintf("%d large, %d replaced", test.large, test.replaced), func(b *testing.B) {
+			besideLarge(b, 5000, test.large, test.replaced)
+		})
 	}
 }
 
-func besideLarge(b *testing.B, plain, large int) {
+func besideLarge(b *testing.B, plain, large, replaced int) {
 	debug.SetGCPercent(gcPercent)
 	defer runtime.KeepAlive(make([]byte, spare))
 	p, slicesOf := loaded(plain)
@@ -38,7 +41,7 @@ func besideLarge(b *testing.B, plain, large int) {
 	endpoints := func(i, version int) {
 		s := shape{ports: 200, endpoints: 500}
 		key := lb.Key{Namespace: "bench", Name: fmt.Sprint("large-", i)}
-		svc, all := s.service(key, version)
+		svc, all := s.service(key, version*replaced)
 		for j := range svc.Ports {
 			svc.Ports[j].Protocol, all[0].Ports[j].Protocol = lb.TCP, lb.TCP
 		}

@@ -110,7 +110,7 @@ type proxy struct {
 	spans  confirmations
 	began  time.Time
 	runner *loop.Runner
-	// settled is closed once the kernel holds what is wanted for the first time.
+	// settled is closed once the kernel's writer has tried all Services for the first time.
 	settled chan struct{}
 
 	// dirty are the Services that have changed, since when; the watches add to it.
@@ -130,7 +130,8 @@ type proxy struct {
 	waiting  string // what is needed before anything can be planned; "" once it is there
 	facts    facts
 	begun    bool // the kernel's writer has been told of all Services
-	complete bool // the kernel's writer has tried them all
+	complete bool // the kernel's writer has tried all but those that it writes in parts
+	written  bool // the kernel's writer has tried them all
 	counts   counts
 	// unconfirmed are the Services with changes that the kernel has not confirmed.
 	unconfirmed map[lb.Key]bool
@@ -215,8 +216,11 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 		leaving = lb.ReasonNodeLeaving
 	}
 	p.to.health.SetNode(health.Node{Known: p.facts.known, Leaving: leaving, Unapplied: p.unapplied()})
-	if !p.complete && all && p.walked {
+	if !p.complete && (all || p.onlyPartsLeft()) && p.walked {
 		p.completed()
+	}
+	if p.complete && all && !p.written {
+		p.wrote()
 	}
 	forget(p, dirty)
 	forget(p, early)
@@ -248,16 +252,45 @@ func (p *proxy) look(now time.Time) bool {
 	return true
 }
 
-// completed is for when the kernel's writer has tried all Services for the first time: from now on
-// those without an outcome are not in the kernel.
+// onlyPartsLeft reports whether the kernel's writer has tried all Services but some that it writes in parts
+// or that it cannot write: no other Service waits for those.
+func (p *proxy) onlyPartsLeft() bool {
+	for key := range p.unconfirmed {
+		if len(p.records[key].alone) == 0 {
+			return false
+		}
+	}
+	return len(p.unconfirmed) > 0 // else the writer says so itself
+}
+
+// completed is for when the kernel's writer has tried all Services for the first time, but for those that
+// it writes in parts: the speaker hears of all, and of those that what it heard before stays valid.
 func (p *proxy) completed() {
 	p.complete = true
-	p.log.Info("wrote the rules of all Services for the first time", "services", len(p.records))
-	deliveries, applied := map[lb.Key][]lb.Delivery{}, map[lb.Key]plan.Service{}
+	if n := len(p.unconfirmed); n > 0 {
+		p.log.Info("wrote the rules of all Services but some that are large or refused", "those", n)
+	}
+	deliveries := make(map[lb.Key][]lb.Delivery, len(p.records))
 	for key, r := range p.records {
-		deliveries[key], applied[key] = r.deliveries, r.applied
+		deliveries[key] = r.deliveries
 	}
 	p.to.feed.Begin(deliveries)
+}
+
+// wrote is for when the kernel's writer has tried all Services for the first time, or has written one in
+// parts for so long that its end is not waited for: from now on those without an outcome are not in the
+// kernel.
+func (p *proxy) wrote() {
+	p.written = true
+	p.log.Info("wrote the rules of all Services for the first time", "services", len(p.records))
+	applied, unknown := make(map[lb.Key]plan.Service, len(p.records)), map[lb.Key]bool{}
+	for key, r := range p.records {
+		applied[key] = r.applied
+		if slices.ContainsFunc(r.deliveries, func(d lb.Delivery) bool { return d.Unknown }) {
+			unknown[key] = true
+		}
+	}
+	p.announce(unknown)
 	p.to.flows.Begin(applied)
 	if p.to.counters != nil {
 		p.to.counters.Begin(applied)
@@ -409,6 +442,9 @@ func (p *proxy) announce(keys map[lb.Key]bool) {
 		p.counts.add(r, -1)
 		before := r.deliveries
 		r.deliveries = plan.Report(r.planned, r.applied, r.failure, p.path)
+		if !p.written && r.starting() {
+			r.deliveries = unknown(r.deliveries)
+		}
 		p.spans.told(p.now(), p.complete, r.planned.Age.UID, before, r.deliveries)
 		p.counts.add(r, 1)
 		deliveries[key] = r.deliveries

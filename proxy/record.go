@@ -39,6 +39,20 @@ type record struct {
 
 func (r *record) pending() bool { return !r.since[0].IsZero() || !r.since[1].IsZero() }
 
+// starting reports whether the kernel's writer has not said anything of the Service yet, or that it writes
+// the first rules in parts.
+func (r *record) starting() bool {
+	return r.pending() && r.failure == nil && len(r.applied.Ports) == 0 && r.planned.Excess == nil
+}
+
+// unknown returns what is told of VIPs as long as it is not known what the kernel has of them.
+func unknown(deliveries []lb.Delivery) []lb.Delivery {
+	for i, d := range deliveries {
+		deliveries[i].Unknown = d.Refusal != nil && d.Refusal.Reason == lb.ReasonNotProgrammed
+	}
+	return deliveries
+}
+
 // state reports whether the newest rules are in the kernel.
 func (r *record) state() string {
 	switch {

@@ -185,7 +185,7 @@ func describe(port plan.Port) portStatus {
 		}
 	}
 	for _, b := range all {
-		st.Backends = append(st.Backends, backendStatus{Address: b.Addr, Local: b.Local, Ready: b.Ready})
+		st.Backends = append(st.Backends, backendStatus{Address: port.At(b), Local: b.Local, Ready: b.Ready})
 	}
 	return st
 }

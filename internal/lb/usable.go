@@ -140,6 +140,9 @@ type Delivery struct {
 	// Refusal says why a frontend of the VIP is not programmed, or why the kernel reaches no usable
 	// endpoint behind it; nil if all are, and it does.
 	Refusal *Refusal `json:"refusal,omitempty"`
+	// Unknown is set, beside Refusal, while a proxy that has just started has not found out yet whether the
+	// kernel delivers. What the previous proxy reported of the VIP stays valid.
+	Unknown bool `json:"unknown,omitempty"`
 	// LocalReady and LocalServing count endpoints of this node that the rules in the kernel deliver
 	// to: ready ones, and terminating ones that still serve.
 	LocalReady   int `json:"localReady"`

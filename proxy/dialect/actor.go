@@ -84,7 +84,7 @@ func New(deps Deps) *Actor {
 	a := &Actor{deps: deps, outcomes: map[lb.Key]plan.Outcome{}}
 	a.runner = loop.New(a.step, loop.Options{})
 	for _, name := range []lb.Family{lb.IPv4, lb.IPv6} {
-		a.families = append(a.families, newFamily(name, deps.Rules, deps.Unusable[name]))
+		a.families = append(a.families, newFamily(name, deps.Rules, deps.Unusable[name], a.collect))
 	}
 	return a
 }

@@ -29,9 +29,9 @@ type Rules interface {
 	// after it. It may put the keys into another order. An error says that what is wanted for none of
 	// the n is confirmed.
 	//
-	// A Service that is too large for one transaction is written in parts, one for each call that
-	// names it alone; n is 1 then and the error ErrUnfinished. When others are named after it,
-	// nothing is written for it. Each part leaves rules that deliver.
+	// A Service that is too large for one transaction, or for others to wait for it, is written in
+	// parts, one for each call that names it alone; n is 1 then and the error ErrUnfinished. When
+	// others are named after it, nothing is written for it. Each part leaves rules that deliver.
 	Commit(ctx context.Context, keys []lb.Key) (n int, err error)
 	// Recover finds out, after a transaction has failed, what the kernel holds, and whether it takes
 	// rules at all.

@@ -36,12 +36,14 @@ type family struct {
 	// now is when the round has begun; all is set when those that wait for their next try do not.
 	now time.Time
 	all bool
+	// publish tells the outcomes so far.
+	publish func()
 	// parting is when at first only Services that are written in parts were left.
 	parting time.Time
 }
 
-func newFamily(name lb.Family, rules func(lb.Family, *Ledger) Rules, unusable error) *family {
-	f := &family{Ledger: newLedger(), name: name}
+func newFamily(name lb.Family, rules func(lb.Family, *Ledger) Rules, unusable error, publish func()) *family {
+	f := &family{Ledger: newLedger(), name: name, publish: publish}
 	f.rules = rules(name, f.Ledger)
 	if f.rules == nil {
 		if f.unusable = unusable; unusable == nil {
@@ -136,6 +138,7 @@ func (f *family) write(ctx context.Context) error {
 		fresh = fresh[n:]
 	}
 	if key, ok := f.nextTurn(); ok && parts {
+		f.publish() // the others' outcomes do not wait for it
 		f.turn = key
 		alone = append(alone, key)
 	}

@@ -49,8 +49,8 @@ func (r renderer) count(s plan.Service) int {
 type parting struct {
 	// before is the plan that was last held as a whole.
 	before plan.Service
-	// ports are what is held of each port.
-	ports map[string]contribution
+	// ports are what is held of each port, wanted what is wanted of each; nil if that has to be rendered.
+	ports, wanted map[string]contribution
 }
 
 // byPort returns what a Service brings by port, and what it brings besides under "".
@@ -113,7 +113,7 @@ func (f *family) large(key lb.Key) bool {
 		return false
 	}
 	want := f.want[key].rules
-	return cost(f.held[key].rules, want, nil) > maxRules && (!f.whole || !f.intact(want))
+	return cost(f.held[key].rules, want, nil) > maxRules && !f.intact(want)
 }
 
 // applyPart writes some ports of a Service. What it wants stays to be written.
@@ -124,7 +124,10 @@ func (f *family) applyPart(ctx context.Context, key lb.Key) error {
 		p = parting{before: held.plan, ports: f.byPort(held.plan)}
 	}
 	want := f.want[key]
-	ports, now, n := maps.Clone(p.ports), f.byPort(want.plan), 0
+	if p.wanted == nil {
+		p.wanted = f.byPort(want.plan)
+	}
+	ports, now, n := maps.Clone(p.ports), p.wanted, 0
 	lists := chains{} // of sources, which ports share
 	for _, c := range ports {
 		maps.Copy(lists, c.shared())
@@ -155,7 +158,7 @@ func (f *family) applyPart(ctx context.Context, key lb.Key) error {
 	if err != nil {
 		return err
 	}
-	f.parted[key] = parting{before: p.before, ports: ports}
+	f.parted[key] = parting{before: p.before, ports: ports, wanted: now}
 	f.Touch(key)
 	return dialect.ErrUnfinished
 }

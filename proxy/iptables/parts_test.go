@@ -288,3 +288,53 @@ func TestContract11ARefusedPartBacksOff(t *testing.T) {
 		}
 	})
 }
+
+// Contract clause 11: at a start the others' rules are written before those of a large Service are even
+// rendered, though its name comes first.
+func TestContract11AStartWritesOthersFirst(t *testing.T) {
+	watched := &spy{Kernel: newFakeKernel()}
+	a := newActor(map[lb.Family]Kernel{lb.IPv4: watched}, seedConfig)
+	f := a.families[0]
+	f.batch = 500
+	s := large(60, 60, 0)
+	all := many(5, 2)
+	all[s.Key] = s
+	watched.refuse = func(input string) error {
+		if len(watched.writes) == 0 && (len(f.want[s.Key].rules.chains) > 0 || strings.Contains(input, s.Key.String()) ||
+			!strings.Contains(input, "bench/svc-00004")) {
+			t.Errorf("%d chains of the large Service are rendered, and written is:\n%.1000s",
+				len(f.want[s.Key].rules.chains), input)
+		}
+		return nil
+	}
+	a.Set(all)
+	if err := settle(a, false); err != nil {
+		t.Fatal(err)
+	}
+	if o := a.Outcomes()[s.Key]; o.Err != nil || len(o.Applied.Ports) != len(s.Ports) {
+		t.Errorf("in the end %d ports are applied, error %v", len(o.Applied.Ports), o.Err)
+	}
+}
+
+// Contract clause 11: beside a Service that is too large the rules that concern no Service are written in
+// the first round, also if there is no other Service.
+func TestContract11TooLargeAlone(t *testing.T) {
+	for _, batch := range []int{0, 500} {
+		kernel, fresh := newFakeKernel(), newFakeKernel()
+		a := newActor(map[lb.Family]Kernel{lb.IPv4: kernel}, seedConfig)
+		a.families[0].batch, a.families[0].most = batch, 40
+		s := large(3, 5, 1)
+		a.Set(plans(s))
+		if err := settle(a, false); !errors.As(err, new(plan.TooLarge)) {
+			t.Error(err)
+		}
+		without := newActor(map[lb.Family]Kernel{lb.IPv4: fresh}, seedConfig)
+		without.Set(nil)
+		if err := settle(without, false); err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(fmt.Sprint(fresh.tables), fmt.Sprint(kernel.tables)); d != "" || len(fresh.tables) == 0 {
+			t.Errorf("batch %d (-without it +with it):\n%s", batch, d)
+		}
+	}
+}

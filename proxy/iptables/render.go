@@ -155,11 +155,11 @@ func (r renderer) port(c *contribution, key lb.Key, p plan.Port, affinity time.D
 	}
 	used := map[netip.AddrPort]bool{}
 	if usesCluster {
-		use(used, p.Backends.Cluster)
+		use(used, p, p.Backends.Cluster)
 		add(prefixCluster+end, r.pick(key, p, name, p.Backends.Cluster, plan.ToCluster, affinity)...)
 	}
 	if usesLocal {
-		use(used, p.Backends.Local)
+		use(used, p, p.Backends.Local)
 		add(prefixLocal+end, r.pick(key, p, name, p.Backends.Local, plan.ToLocal, affinity)...)
 	}
 	for endpoint := range used {
@@ -173,9 +173,9 @@ func (r renderer) port(c *contribution, key lb.Key, p plan.Port, affinity time.D
 	}
 }
 
-func use(used map[netip.AddrPort]bool, backends []lb.Backend) {
+func use(used map[netip.AddrPort]bool, p plan.Port, backends []lb.Backend) {
 	for _, b := range backends {
-		used[b.Addr] = true
+		used[p.At(b)] = true
 	}
 }
 
@@ -346,7 +346,7 @@ func (r renderer) pick(
 		}
 	}
 	to := func(b lb.Backend) rule {
-		return rule{comment: fmt.Sprintf("%s -> %s", name, b.Addr), target: endpointChain(key, p, b.Addr)}
+		return rule{comment: fmt.Sprintf("%s -> %s", name, p.At(b)), target: endpointChain(key, p, p.At(b))}
 	}
 	if affinity > 0 {
 		for _, b := range backends {

@@ -133,34 +133,31 @@ func (f *family) all(keys []lb.Key) tables {
 	}
 	for key := range f.Dirty() {
 		if _, held := f.held[key]; !held && !named[key] {
-			services = append(services, f.refusals(f.want[key].rules))
+			services = append(services, f.filters(f.want[key]))
 		}
 	}
 	return f.ruleset(services)
 }
 
-// refusals returns the rules of a Service in the table filter about its cluster IPs and its VIPs, as
-// far as a predecessor has left them in the kernel. A jump to where it has left none is not kept:
-// the chain goes.
-func (f *family) refusals(c contribution) contribution {
+// filters returns the rules of a Service in the table filter, as far as a predecessor has left them in the
+// kernel. A jump to a chain of addresses where it has left none is not kept: the chain goes.
+func (f *family) filters(s service) contribution {
+	c := s.rules
+	if s.unrendered || s.refusal != nil {
+		c.entries = f.entries(s.plan)
+	}
 	var left []entry
 	there := map[string]bool{}
 	for _, e := range c.entries {
-		if e.filter && refuses(e.chain) && slices.Contains(f.have.filter[e.chain], e.rule) {
+		if e.filter && slices.Contains(f.have.filter[e.chain], e.rule) {
 			left = append(left, e)
 			there[e.chain] = true
 		}
 	}
 	return contribution{entries: slices.DeleteFunc(left, func(e entry) bool {
 		to := target(e.rule)
-		return refuses(to) && !there[to]
+		return strings.HasPrefix(to, e.chain+"-") && !there[to]
 	})}
-}
-
-// refuses reports whether a chain refuses what comes for an address of a Service and is not served
-// there.
-func refuses(chain string) bool {
-	return strings.HasPrefix(chain, chainClusterIPs) || strings.HasPrefix(chain, chainVIPs)
 }
 
 // ruleset returns all of our chains for the given Services.

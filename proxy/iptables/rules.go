@@ -17,6 +17,8 @@ type service struct {
 	rules contribution
 	// refusal says why the Service is not written; nil if it is. It has no rules then.
 	refusal error
+	// unrendered is set if the rules are so many that they are rendered when it is their turn to be written.
+	unrendered bool
 }
 
 // family keeps the rules of one address family. One goroutine owns it.
@@ -68,13 +70,17 @@ func (f *family) Configure(config plan.Config) {
 	f.config, f.configured, f.whole = config, true, true
 	f.fixed = f.base()
 	for key, s := range f.want {
-		f.want[key] = f.render(s.plan)
+		f.Want(key, s.plan)
 		f.Touch(key)
 	}
 }
 
 // Want implements dialect.Rules.
 func (f *family) Want(key lb.Key, s plan.Service) {
+	if p, ok := f.parted[key]; ok {
+		p.wanted = nil
+		f.parted[key] = p
+	}
 	if len(s.Ports) == 0 {
 		delete(f.want, key)
 		return
@@ -82,7 +88,7 @@ func (f *family) Want(key lb.Key, s plan.Service) {
 	f.want[key] = f.render(s)
 }
 
-// render renders a Service, unless it is too large.
+// render renders a Service, unless it is too large, or so large that the others would wait for it.
 func (f *family) render(s plan.Service) service {
 	limit := maxServiceRules
 	switch {
@@ -91,10 +97,34 @@ func (f *family) render(s plan.Service) service {
 	case f.batch == 0:
 		limit = maxLegacyRules
 	}
-	if n := f.count(s); n > limit {
+	n := f.count(s)
+	switch {
+	case n > limit:
 		return service{plan: s, refusal: plan.TooLarge{Elements: n, Limit: limit, Of: "rules"}}
+	case f.batch > 0 && n > maxRules:
+		return service{plan: s, unrendered: true}
 	}
 	return service{plan: s, rules: f.service(s)}
+}
+
+// rendered makes sure that the rules of a Service are rendered.
+func (f *family) rendered(key lb.Key) {
+	s := f.want[key]
+	if !s.unrendered {
+		return
+	}
+	s.rules, s.unrendered = f.service(s.plan), false
+	f.want[key] = s
+	f.keepOnce(s.rules)
+}
+
+// keepOnce drops the rules of the kernel that are as wanted: they are worth keeping once.
+func (f *family) keepOnce(wanted contribution) {
+	for chain, rules := range wanted.chains {
+		if slices.Equal(f.have.nat[chain], rules) {
+			f.have.nat[chain] = rules
+		}
+	}
 }
 
 // Held implements dialect.Rules. Rules of different Services never stand in each other's way.
@@ -127,29 +157,44 @@ func (f *family) Commit(ctx context.Context, keys []lb.Key) (n int, err error) {
 			return len(keys), dialect.General(err)
 		}
 	}
-	if i := slices.IndexFunc(keys, f.refused); i == 0 {
-		if err := f.yield(ctx, keys[0]); err != nil {
-			return 1, err
-		}
-		return 1, dialect.Own(f.want[keys[0]].refusal)
+	if i := slices.IndexFunc(keys, f.alone); i == 0 && len(keys) > 1 {
+		return 1, dialect.ErrUnfinished
+	} else if i == 0 {
+		return 1, f.commitAlone(ctx, keys[0])
 	} else if i > 0 {
 		keys = keys[:i]
 	}
 	n = len(keys)
-	if i := slices.IndexFunc(keys, f.large); i == 0 && n == 1 {
-		return 1, f.applyPart(ctx, keys[0])
-	} else if i == 0 {
-		return 1, dialect.ErrUnfinished
-	} else if i > 0 {
-		n = i
-	}
-	keys = keys[:n]
 	if f.batch > 0 && n > f.batch {
 		if n = f.batch; f.whole {
 			n = f.rightFirst(keys)
 		}
 	}
 	return n, f.apply(ctx, keys[:n])
+}
+
+// alone reports whether a Service has to be looked at when no others wait: it is too large, or large.
+func (f *family) alone(key lb.Key) bool {
+	s := f.want[key]
+	return s.refusal != nil || s.unrendered || f.large(key)
+}
+
+// commitAlone writes a Service that is large, or a part of it, or what has to go of one that is too large.
+func (f *family) commitAlone(ctx context.Context, key lb.Key) error {
+	if f.refused(key) {
+		err := f.yield(ctx, key)
+		if err == nil && f.whole {
+			err = f.apply(ctx, nil) // what concerns no Service does not wait for it
+		}
+		if err != nil {
+			return err
+		}
+		return dialect.Own(f.want[key].refusal)
+	}
+	if f.rendered(key); f.large(key) {
+		return f.applyPart(ctx, key)
+	}
+	return f.apply(ctx, []lb.Key{key})
 }
 
 // refused reports whether a Service is too large. One that a predecessor has written as it is
@@ -246,13 +291,6 @@ func (f *family) read(ctx context.Context, verify bool) error {
 	if err != nil {
 		return err
 	}
-	for _, service := range f.want { // what is as wanted is worth keeping once
-		for chain, rules := range service.rules.chains {
-			if slices.Equal(have.nat[chain], rules) {
-				have.nat[chain] = rules
-			}
-		}
-	}
 	f.Stats.Verified = true
 	if verify && f.have != nil {
 		hooks := f.hooks()
@@ -260,6 +298,9 @@ func (f *family) read(ctx context.Context, verify bool) error {
 			differences(f.have.filter, have.filter, hooks.filter)
 	}
 	f.have, f.whole = &have, true
+	for _, service := range f.want {
+		f.keepOnce(service.rules)
+	}
 	return nil
 }
 

@@ -40,7 +40,7 @@ func TestContract11AFloodOfClientsKeepsToItsShare(t *testing.T) {
 		p.src, p.dst = netip.AddrPortFrom(client, 40000), netip.AddrPortFrom(service, p.dst.Port())
 		return p
 	}
-	end := func(s plan.Service) netip.AddrPort { return s.Ports[0].Backends.Cluster[0].Addr }
+	end := func(s plan.Service) netip.AddrPort { return numbered(s.Ports[0]).Backends.Cluster[0].Addr }
 	client := netip.MustParseAddr("2001:db8:8::1")
 	if shares, _ := walk.fate(at(to, client)); len(shares) != 2 {
 		t.Fatalf("a new client ends at %v, want one of two", shares)
@@ -184,7 +184,7 @@ func TestContract11ListsShareOneMemory(t *testing.T) {
 			t.Errorf("%d lists have %d places together, want at most %d", lists, total, stickyShare)
 		}
 		walk := newWalker(t, newRuleset(lb.IPv4, plan.Config{}, neededBy(out)), nil, out)
-		p, end := visit(1), s.Ports[lists-1].Backends.Cluster[0].Addr
+		p, end := visit(1), numbered(s.Ports[lists-1]).Backends.Cluster[0].Addr
 		p.dst = netip.AddrPortFrom(p.dst.Addr(), uint16(1000+lists-1))
 		walk.establish(p, end)
 		for key := range walk.sets[stickyMap] {

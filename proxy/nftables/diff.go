@@ -180,9 +180,10 @@ func (d *diff) service(key lb.Key, old, now *service, c *claims) {
 		d.share(old.shared, -1)
 	}
 	if now != nil {
-		for _, p := range now.parts {
+		for i, p := range now.parts {
 			if c.owns(key, p.frontend) {
-				d.part(p.frontend, p.entries)
+				now.parts[i].entries = keepPlaces(p.entries, d.from.parts[p.frontend])
+				d.part(p.frontend, now.parts[i].entries)
 			}
 		}
 		d.share(now.shared, 1)

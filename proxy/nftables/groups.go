@@ -55,7 +55,7 @@ func (r renderer) choices(key lb.Key, s plan.Service, taken map[uint32]bool) []c
 			continue
 		}
 		usesCluster, usesLocal := uses(p)
-		port, same := onePort(p.Backends)
+		port, same := onePort(p)
 		if same {
 			choices[i].port, protocol = port, 0
 		}
@@ -122,13 +122,17 @@ func (l *lists) share(name string, mixed protocol, backends []lb.Backend) *group
 	}
 	backends = backends[:min(len(backends), maxBackends)]
 	g := l.last
-	if mixed != 0 || g == nil || g.mixed != 0 || !slices.EqualFunc(backends, l.backends, sameTarget) {
+	if mixed != 0 || g == nil || g.mixed != 0 ||
+		!isOne(backends, l.backends) && !slices.EqualFunc(backends, l.backends, sameTarget) {
 		g = l.find(name, mixed, backends)
 		l.last, l.backends = g, backends
 	}
 	g.name = min(g.name, l.kind+name)
 	return g
 }
+
+// isOne reports whether two lists are one: ports share theirs.
+func isOne(a, b []lb.Backend) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
 
 func sameTarget(a, b lb.Backend) bool { return a.Addr.Addr() == b.Addr.Addr() && a.Weight == b.Weight }
 
@@ -293,4 +297,42 @@ func (g *group) part(m memory) part {
 		}
 	}
 	return part{frontend: w.at, entries: w.entries}
+}
+
+// keepPlaces returns the elements of a group with the backends that are drawn at random in the places
+// that they have in the kernel, as far as there are such: then a change of one backend is one of few
+// elements, and not of all whose address comes after it. Slots have places of their own.
+func keepPlaces(want, have []entry) []entry {
+	n := 0
+	for n < len(want) && want[n].set <= setMixedSCTP {
+		n++
+	}
+	if n == 0 || want[0].number >= methodNumbers {
+		return want
+	}
+	left := make(map[target]bool, n)
+	for _, e := range want[:n] {
+		left[e.to] = true
+	}
+	placed := make([]bool, n)
+	kept := slices.Clone(want)
+	for _, e := range have {
+		place := e.number - want[0].number // beyond n for those of other classes
+		if e.set == want[0].set && place < uint32(n) && left[e.to] {
+			kept[place].to, placed[place] = e.to, true
+			delete(left, e.to)
+		}
+	}
+	next := 0
+	for _, e := range want[:n] {
+		if !left[e.to] {
+			continue
+		}
+		for placed[next] {
+			next++
+		}
+		kept[next].to = e.to
+		next++
+	}
+	return kept
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -221,6 +222,67 @@ func TestContract11AChangeBesideALargeService(t *testing.T) {
 		if most := 4; st.Transactions != 1 || four.largest > most {
 			t.Errorf("change %d: %d transactions, the largest of %d elements, want one of %d", i, st.Transactions,
 				four.largest, most)
+		}
+	}
+}
+
+// Contract clause 11: an endpoint that comes or goes changes its own elements, wherever its address stands
+// among the others, and a restart finds them right.
+func TestContract11OneEndpointIsFewElements(t *testing.T) {
+	kernels := fakeKernels()
+	four := kernels[lb.IPv4].(*fakeKernel)
+	start := func() *testActor {
+		a := fakeActor(kernels)
+		a.Configure(seedConfig)
+		return a
+	}
+	a := start()
+	s := largeService(3, 400, 0)
+	s.AffinityTimeout = time.Hour
+	all := s.Ports[0].Backends.Cluster
+	set := func(backends []lb.Backend) int {
+		t.Helper()
+		changed := 0
+		four.refuse = func(c change) error {
+			changed += len(c.add) + len(c.remove)
+			return nil
+		}
+		now := s
+		now.Ports = slices.Clone(s.Ports)
+		for i := range now.Ports {
+			now.Ports[i].Backends.Cluster = backends
+		}
+		a.Set(map[lb.Key]plan.Service{s.Key: now})
+		settled(t, a)
+		drawn := map[address]bool{}
+		for e, to := range four.state.elements {
+			if e.set == setBackends {
+				drawn[to.addr] = true
+			}
+		}
+		if len(drawn) != len(backends) {
+			t.Errorf("%d backends are drawn, want %d", len(drawn), len(backends))
+		}
+		return changed
+	}
+	set(all)
+	for _, step := range []struct {
+		name     string
+		backends []lb.Backend
+		most     int
+	}{
+		{"the first goes", all[1:], 5},
+		{"a restart", all[1:], 0},
+		{"it comes back", all, 3},
+		{"two in the middle go", slices.Concat(all[:100], all[102:]), 10},
+		{"one comes and one goes", slices.Concat(all[1:100], all[101:]), 6},
+		{"another restart", slices.Concat(all[1:100], all[101:]), 0},
+	} {
+		if step.most == 0 {
+			a = start()
+		}
+		if n := set(step.backends); n > step.most {
+			t.Errorf("%s: %d elements change, want at most %d", step.name, n, step.most)
 		}
 	}
 }

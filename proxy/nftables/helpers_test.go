@@ -3,6 +3,7 @@ package nftables
 import (
 	"log/slog"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/landfall-lb/landfall/e2e/cases"
@@ -102,4 +103,16 @@ var seedConfig = plan.Config{
 	Pods: plan.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16"),
 		netip.MustParsePrefix("fd00:10::/56")}}, MasqueradeBit: 14, DropInvalid: true, AnswerPing: true,
 	ServiceNetworks: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd00:10:96::/112")},
+}
+
+// numbered returns a port with lists of its own, in which each backend says where it listens.
+func numbered(p plan.Port) plan.Port {
+	for _, list := range []*[]lb.Backend{&p.Backends.Cluster, &p.Backends.Local} {
+		*list = slices.Clone(*list)
+		for i, b := range *list {
+			(*list)[i].Addr = p.At(b)
+		}
+	}
+	p.Number = 0
+	return p
 }

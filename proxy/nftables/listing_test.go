@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -67,9 +66,9 @@ func variety() map[lb.Key]plan.Service {
 		}
 		if i == 10 { // ports that differ
 			for j := range s.Ports {
-				b := slices.Clone(s.Ports[j].Backends.Cluster)
+				s.Ports[j] = numbered(s.Ports[j])
+				b := s.Ports[j].Backends.Cluster
 				b[0].Addr = netip.AddrPortFrom(b[0].Addr.Addr(), 9999)
-				s.Ports[j].Backends.Cluster = b
 			}
 		}
 		all[key] = s

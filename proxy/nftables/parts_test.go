@@ -20,6 +20,7 @@ import (
 func mixedService(ports, endpoints, version int) plan.Service {
 	s := largeService(ports, endpoints, version)
 	for i := range s.Ports {
+		s.Ports[i] = numbered(s.Ports[i])
 		backends := &s.Ports[i].Backends
 		backends.Cluster = slices.Clone(backends.Cluster)
 		b := &backends.Cluster[len(backends.Cluster)-1]
@@ -66,6 +67,65 @@ func TestContract11OthersGoFirst(t *testing.T) {
 		}
 		if o := a.Outcomes()[s.Key]; o.Err != nil || len(o.Applied.Ports) != 20 {
 			t.Errorf("the large Service: error %v, %d ports", o.Err, len(o.Applied.Ports))
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Contract clause 11: of several large Services that change at once, another one waits for one, though each
+// fits into a transaction; and what became of it is told before the next.
+func TestContract11OthersWaitForOneLargeService(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		four := newFakeKernel(lb.IPv4)
+		a := newActor(dialect.Deps{}, map[lb.Family]kernel{lb.IPv4: four})
+		a.Configure(seedConfig)
+		large := func(version int) map[lb.Key]plan.Service {
+			all := map[lb.Key]plan.Service{}
+			for i := range 8 {
+				s := largeService(2, 500, 0)
+				s.Key.Name = fmt.Sprint("a-large-one-", i) // all of them come before the other
+				backends := slices.Clone(s.Ports[0].Backends.Cluster)
+				for j, b := range backends {
+					at := netip.AddrFrom4([4]byte{172, byte(16 + version), byte(j >> 8), byte(j)})
+					backends[j].Addr = netip.AddrPortFrom(at, b.Addr.Port())
+				}
+				for j := range s.Ports {
+					s.Ports[j].Backends.Cluster = backends
+					s.Ports[j].Frontends[0].Addr = netip.AddrFrom4([4]byte{10, 111, 1, byte(i)})
+				}
+				all[s.Key] = s
+			}
+			return all
+		}
+		a.Set(clusterServices(10))
+		a.Set(large(0))
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- a.Run(ctx) }()
+		synctest.Wait()
+		a.Outcomes()
+		other := clusterService(7, 2, 1)
+		sent, written, told := 0, -1, -1
+		four.refuse = func(c change) error {
+			if slices.ContainsFunc(c.add, func(e entry) bool { return e.to.addr[0] == 10 }) { // the other's endpoint
+				written = sent
+				return nil
+			}
+			if _, ok := a.Outcomes()[other.Key]; ok && told < 0 {
+				told = sent
+			}
+			if sent++; sent == 2 {
+				a.Set(map[lb.Key]plan.Service{other.Key: other})
+			}
+			return nil
+		}
+		a.Set(large(1))
+		synctest.Wait()
+		if written < 0 || written > 3 || told > written || sent != 8 {
+			t.Errorf("written after %d of %d large ones, and told after %d; want after 2", written, sent, told)
 		}
 		cancel()
 		if err := <-done; err != nil {

@@ -70,6 +70,8 @@ func (r renderer) service(key lb.Key, s plan.Service) *service {
 			shared[e], out.shared = true, append(out.shared, e)
 		}
 	}
+	var last [2][]lb.Backend // of ports with this policy: most share theirs
+	var policy lb.TrafficPolicy
 	for i, p := range s.Ports {
 		protocol, ok := protocolOf(p.Protocol)
 		if !ok {
@@ -98,7 +100,11 @@ func (r renderer) service(key lb.Key, s plan.Service) *service {
 				share(common{addressOf(f.Addr), setClusterIPs})
 			}
 		}
-		for _, list := range [][]lb.Backend{p.Backends.Cluster, p.Backends.Local} {
+		for j, list := range [][]lb.Backend{p.Backends.Cluster, p.Backends.Local} {
+			if isOne(list, last[j]) && p.External == policy {
+				continue
+			}
+			last[j] = list
 			for _, b := range list {
 				// Endpoints of other nodes come back to themselves from here only when their address is kept.
 				if b.Local || p.External == lb.Local {
@@ -106,6 +112,7 @@ func (r renderer) service(key lb.Key, s plan.Service) *service {
 				}
 			}
 		}
+		policy = p.External
 	}
 	for _, vip := range s.SoleOf(r.family) {
 		share(common{addressOf(vip), setVIPs})
@@ -203,9 +210,12 @@ func (s *service) frontend(at frontend, f plan.Frontend, c choice, sources uint3
 }
 
 // onePort returns the port that all backends have, and whether there is one.
-func onePort(u lb.Usable) (uint16, bool) {
-	var port uint16
-	for _, list := range [][]lb.Backend{u.Cluster, u.Local} {
+func onePort(p plan.Port) (uint16, bool) {
+	port := p.Number
+	if port != 0 {
+		return port, true
+	}
+	for _, list := range [][]lb.Backend{p.Backends.Cluster, p.Backends.Local} {
 		for _, b := range list {
 			if port != 0 && b.Addr.Port() != port {
 				return 0, false

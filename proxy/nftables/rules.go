@@ -18,6 +18,10 @@ import (
 // them in a few milliseconds, and they fit into the smallest send buffer.
 const maxOperations = 1500
 
+// fewOperations is how many elements of one Service others may wait for in one transaction, about a
+// millisecond: a change of more goes after those of others, and on its own.
+const fewOperations = 300
+
 // table keeps the table of one family. One goroutine owns it.
 type table struct {
 	claims
@@ -269,6 +273,9 @@ func (t *table) Commit(_ context.Context, keys []lb.Key) (n int, err error) {
 		for _, key := range keys[:n] {
 			d.service(key, t.applied[key], t.want[key], &t.claims)
 		}
+	}
+	if n == 1 && len(keys) > 1 && d.operations() > fewOperations && t.Tried() {
+		return n, dialect.ErrUnfinished
 	}
 	c := d.change()
 	if n != 1 {

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	gocmp "cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -178,11 +179,39 @@ func same(t *testing.T, want, got *testActor) {
 		if reflect.DeepEqual(a, b) {
 			continue
 		}
+		a.elements, b.elements = anyPlace(a.elements), anyPlace(b.elements)
 		if d := cmp.Diff(a, b, cmp.AllowUnexported(state{}, element{}, frontend{}, target{}),
 			cmpopts.EquateEmpty()); d != "" {
 			t.Errorf("%s is not as after a fresh start (-fresh +is):\n%.4000s", table.family, d)
 		}
 	}
+}
+
+// anyPlace returns elements with the backends of each group that are drawn at random in one order: which of
+// them has which place depends on what was there before.
+func anyPlace(elements map[element]target) map[element]target {
+	type list struct {
+		frontend
+		set   setID
+		class uint32
+	}
+	places, targets, ordered := map[list][]uint32{}, map[list][]target{}, maps.Clone(elements)
+	for e, to := range elements {
+		if e.set <= setMixedSCTP && e.number < methodNumbers {
+			of := list{e.frontend, e.set, e.number / classFactor}
+			places[of], targets[of] = append(places[of], e.number), append(targets[of], to)
+		}
+	}
+	for of, numbers := range places {
+		slices.Sort(numbers)
+		slices.SortFunc(targets[of], func(a, b target) int {
+			return gocmp.Or(compareAddresses(a.addr, b.addr), gocmp.Compare(a.port, b.port))
+		})
+		for i, number := range numbers {
+			ordered[element{frontend: of.frontend, set: of.set, number: number}] = targets[of][i]
+		}
+	}
+	return ordered
 }
 
 func fakeActor(kernels map[lb.Family]kernel) *testActor {
@@ -286,17 +315,21 @@ func confirm(t *testing.T, a *testActor, outcomes map[lb.Key]plan.Outcome, confi
 		if err != nil {
 			continue
 		}
+		held := anyPlace(st.elements)
 		for key, o := range outcomes {
 			s := o.Applied.Only(table.family)
-			if held := table.applied[key]; held != nil {
-				s.Scheduler, s.AffinityTimeout = held.input.Scheduler, held.input.AffinityTimeout
+			if applied := table.applied[key]; applied != nil {
+				s.Scheduler, s.AffinityTimeout = applied.input.Scheduler, applied.input.AffinityTimeout
 			}
-			rendered := newRenderer(table.family, config).service(key, s)
-			for _, p := range rendered.parts {
+			rendered := map[element]target{}
+			for _, p := range newRenderer(table.family, config).service(key, s).parts {
 				for _, e := range p.entries {
-					if to, ok := st.elements[e.element]; !ok || to != e.to {
-						t.Fatalf("%s is said to be applied, but the kernel has %v, %v for %+v", key, to, ok, e)
-					}
+					rendered[e.element] = e.to
+				}
+			}
+			for e, want := range anyPlace(rendered) {
+				if to, ok := held[e]; !ok || to != want {
+					t.Fatalf("%s is said to be applied, but the kernel has %v, %v for %+v", key, to, ok, e)
 				}
 			}
 		}

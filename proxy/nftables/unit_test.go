@@ -273,6 +273,7 @@ func TestAffinityNeedsOnePort(t *testing.T) {
 			w := cases.WorldOf(family)
 			service, config := three(w, plan.Random, time.Hour, "local", "local2")
 			for i := range service.Ports {
+				service.Ports[i] = numbered(service.Ports[i])
 				cluster := service.Ports[i].Backends.Cluster
 				cluster[1].Addr = netip.AddrPortFrom(cluster[1].Addr.Addr(), second)
 				cluster[0].Addr = netip.AddrPortFrom(cluster[0].Addr.Addr(), 8080)

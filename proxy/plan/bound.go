@@ -141,12 +141,17 @@ func (p Port) slot(f Frontend) frontendSlot {
 
 func (s Service) had() holdings {
 	h := holdings{map[portID]bool{}, map[frontendSlot]bool{}, map[netip.Addr]bool{}}
+	var last [2][]lb.Backend // most ports share theirs
 	for _, p := range s.Ports {
 		h.ports[p.id()] = true
 		for _, f := range p.Frontends {
 			h.frontends[p.slot(f)] = true
 		}
-		for _, list := range [][]lb.Backend{p.Backends.Cluster, p.Backends.Local} {
+		for i, list := range [][]lb.Backend{p.Backends.Cluster, p.Backends.Local} {
+			if sameList(list, last[i]) {
+				continue
+			}
+			last[i] = list
 			for _, b := range list {
 				h.addresses[b.Addr.Addr()] = true
 			}
@@ -178,12 +183,15 @@ func (s Service) Equal(other Service) bool {
 		(s.Excess == nil) == (other.Excess == nil) && (s.Excess == nil || *s.Excess == *other.Excess)
 }
 
+// sameList reports whether two lists are one, so that there is nothing to compare.
+func sameList[T any](a, b []T) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
+
 // equal reports whether two lists are the same. One that is kept is not gone through.
 func equal[T comparable](a, b []T) bool {
 	if len(a) != len(b) {
 		return false
 	}
-	if len(a) == 0 || &a[0] == &b[0] {
+	if sameList(a, b) {
 		return true
 	}
 	for i := range a {
@@ -200,12 +208,31 @@ func samePorts(a, b []Port) bool {
 		return false
 	}
 	var lists sameSources
+	var backends sameBackends
 	for i, p := range a {
-		if !p.same(b[i]) || p.External != b[i].External || !p.Backends.Equal(b[i].Backends) ||
+		if !p.same(b[i]) || p.External != b[i].External || !backends.of(p, b[i]) ||
 			!equal(p.Serving, b[i].Serving) || !lists.frontends(p.Frontends, b[i].Frontends) {
 			return false
 		}
 	}
+	return true
+}
+
+// sameBackends compares the backends of ports. It remembers the last lists that it found equal, as ports
+// share them.
+type sameBackends struct{ a, b lb.Usable }
+
+func (l *sameBackends) of(a, b Port) bool {
+	x, y := a.Backends, b.Backends
+	if a.Number != b.Number || len(x.Cluster) != len(y.Cluster) || len(x.Local) != len(y.Local) {
+		return false
+	}
+	known := sameList(x.Cluster, l.a.Cluster) && sameList(y.Cluster, l.b.Cluster) &&
+		sameList(x.Local, l.a.Local) && sameList(y.Local, l.b.Local)
+	if !known && (!equal(x.Cluster, y.Cluster) || !equal(x.Local, y.Local)) {
+		return false
+	}
+	l.a, l.b = x, y
 	return true
 }
 

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
@@ -47,10 +48,11 @@ func newChooser(endpoints []lb.Slice, at lb.Place) chooser {
 	return c
 }
 
-// chosen are the endpoints of a port. Those that serve are needed where flows are cut, which is not
-// done to TCP.
+// chosen are the endpoints of a port: see Port. Those that serve are needed where flows are cut, which is
+// not done to TCP.
 type chosen struct {
 	backends lb.Usable
+	number   uint16
 	serving  []netip.AddrPort
 }
 
@@ -60,15 +62,22 @@ func (c chooser) port(port lb.ServicePort, family lb.Family) chosen {
 		return chosen{}
 	}
 	same := c.same(places, family)
-	if first, ok := c.first[family]; ok && same {
-		return first.withPort(places[0].number, port.Protocol)
-	}
-	now := chosen{c.choose(places, port, family), serving(places)}
-	if same {
+	now, known := c.first[family]
+	switch {
+	case !same:
+		now = chosen{backends: c.choose(places, port, family), serving: serving(places)}
+	case !known:
+		now = chosen{backends: c.choose(anywhere(places), port, family), serving: serving(places)}
 		c.first[family] = now
 	}
-	if port.Protocol == lb.TCP {
+	if same {
+		now.number = places[0].number
+	}
+	switch {
+	case port.Protocol == lb.TCP:
 		now.serving = nil
+	case same:
+		now.serving = withPort(now.serving, now.number)
 	}
 	return now
 }
@@ -94,25 +103,23 @@ func (c chooser) choose(places []place, port lb.ServicePort, family lb.Family) l
 	return usable
 }
 
-// withPort returns the same endpoints at another port.
-func (c chosen) withPort(number uint16, protocol lb.Protocol) chosen {
-	move := func(from []lb.Backend) []lb.Backend {
-		if len(from) == 0 || from[0].Addr.Port() == number {
-			return from
-		}
-		to := make([]lb.Backend, len(from))
-		for i, b := range from {
-			b.Addr = netip.AddrPortFrom(b.Addr.Addr(), number)
-			to[i] = b
-		}
-		return to
+// anywhere returns the places without their numbers.
+func anywhere(places []place) []place {
+	places = slices.Clone(places)
+	for i := range places {
+		places[i].number = 0
 	}
-	moved := chosen{backends: lb.Usable{Cluster: move(c.backends.Cluster), Local: move(c.backends.Local)}}
-	if protocol != lb.TCP && len(c.serving) > 0 {
-		moved.serving = make([]netip.AddrPort, len(c.serving))
-		for i, addr := range c.serving {
-			moved.serving[i] = netip.AddrPortFrom(addr.Addr(), number)
-		}
+	return places
+}
+
+// withPort returns the same addresses with another port.
+func withPort(from []netip.AddrPort, number uint16) []netip.AddrPort {
+	if len(from) == 0 || from[0].Port() == number {
+		return from
 	}
-	return moved
+	to := make([]netip.AddrPort, len(from))
+	for i, addr := range from {
+		to[i] = netip.AddrPortFrom(addr.Addr(), number)
+	}
+	return to
 }

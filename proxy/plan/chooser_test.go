@@ -40,7 +40,7 @@ func TestPortsAreChosenAsEachByItself(t *testing.T) {
 		c := newChooser(all, at)
 		for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 			for _, p := range ports {
-				want := chosen{lb.Choose(all, p.Name, p.Protocol, family, at), allServing(all, p, family)}
+				want := chosen{backends: lb.Choose(all, p.Name, p.Protocol, family, at), serving: allServing(all, p, family)}
 				if p.Protocol == lb.TCP {
 					want.serving = nil
 				}
@@ -48,7 +48,12 @@ func TestPortsAreChosenAsEachByItself(t *testing.T) {
 					len(c.first) > 0 {
 					shared++
 				}
-				if got := c.port(p, family); fmt.Sprint(got) != fmt.Sprint(want) ||
+				got := c.port(p, family)
+				if got.number != 0 {
+					got.backends = lb.Usable{Cluster: listening(got, got.backends.Cluster), Local: listening(got, got.backends.Local)}
+					got.number = 0
+				}
+				if fmt.Sprint(got) != fmt.Sprint(want) ||
 					(got.backends.Cluster == nil) != (want.backends.Cluster == nil) || len(got.serving) != len(want.serving) ||
 					!reflect.DeepEqual(got.backends, want.backends) {
 					t.Fatalf("%+v of %+v: %+v, want %+v", p, all, got, want)
@@ -58,6 +63,54 @@ func TestPortsAreChosenAsEachByItself(t *testing.T) {
 	}
 	if shared < 500 {
 		t.Errorf("only %d were chosen together", shared)
+	}
+}
+
+// listening returns backends with the number of their port.
+func listening(c chosen, list []lb.Backend) []lb.Backend {
+	list = slices.Clone(list)
+	for i, b := range list {
+		list[i].Addr = Port{Number: c.number}.At(b)
+	}
+	return list
+}
+
+// Ports with the same endpoints share their lists, whatever their numbers.
+func TestPortsShareTheirEndpoints(t *testing.T) {
+	svc := service(func(s *lb.Service) {
+		s.Ports = append(s.Ports, lb.ServicePort{Name: "other", Protocol: lb.TCP, Port: 81})
+	})
+	endpoints := slice("1 here, 2 there")
+	other := endpoints[0].Ports[0]
+	other.Name, other.Port = "other", other.Port+1
+	endpoints[0].Ports = append(endpoints[0].Ports, other)
+	s := New(svc, endpoints, here)
+	a, b := s.Ports[0], s.Ports[1]
+	if !sameList(a.Backends.Cluster, b.Backends.Cluster) || !sameList(a.Backends.Local, b.Backends.Local) ||
+		len(a.Backends.Cluster) != 2 || b.At(b.Backends.Cluster[0]).Port() != other.Port ||
+		a.At(a.Backends.Cluster[0]).Port() != other.Port-1 {
+		t.Errorf("%+v\n%+v", a, b)
+	}
+	if s.Equal(New(svc, slice("1 here, 2 there"), here)) {
+		t.Error("a plan without the endpoints of one port is the same")
+	}
+	moved := New(svc, endpoints, here)
+	moved.Ports[1].Number++
+	if s.Equal(moved) || SameRules(s, moved, lb.IPv4) {
+		t.Error("a plan with another number is the same")
+	}
+	for _, d := range Report(moved, s, nil, Path{}) {
+		if d.Ready != 2 { // by the port that stays
+			t.Errorf("%+v", d)
+		}
+	}
+	for i := range moved.Ports {
+		moved.Ports[i].Number += 2
+	}
+	for _, d := range Report(moved, s, nil, Path{}) {
+		if d.Ready != 0 {
+			t.Errorf("at other numbers: %+v", d)
+		}
 	}
 }
 

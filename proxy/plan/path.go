@@ -65,8 +65,14 @@ func (s Service) Reaching(lost map[netip.Addr]*lb.Refusal) Service {
 	}
 	away := func(b lb.Backend) bool { return lost[b.Addr.Addr()] != nil }
 	cloned := false
+	var of, left [2][]lb.Backend // the last lists, and what is left of them: most ports share theirs
 	for i, p := range s.Ports {
-		cluster, local := reached(p.Backends.Cluster, away), reached(p.Backends.Local, away)
+		for j, list := range [][]lb.Backend{p.Backends.Cluster, p.Backends.Local} {
+			if !sameList(list, of[j]) {
+				of[j], left[j] = list, reached(list, away)
+			}
+		}
+		cluster, local := left[0], left[1]
 		if len(cluster) == len(p.Backends.Cluster) && len(local) == len(p.Backends.Local) {
 			continue
 		}

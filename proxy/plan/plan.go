@@ -87,6 +87,10 @@ type Port struct {
 	// External is the policy of all frontends but the ClusterIP.
 	External lb.TrafficPolicy
 	Backends lb.Usable
+	// Number is the port at which all Backends listen; these have port 0 then, and ports with the same
+	// endpoints share their lists, so that what a Service costs does not grow with its ports times its
+	// endpoints. It is 0 where the Backends say it themselves: see At.
+	Number uint16
 	// Serving are all endpoints that still serve, including terminating ones that get no new
 	// connections: flows to them may go on. A port of TCP has none, as its flows are not cut.
 	Serving   []netip.AddrPort
@@ -176,6 +180,7 @@ func newPort(
 		Protocol: port.Protocol,
 		External: svc.ExternalPolicy,
 		Backends: chosen.backends,
+		Number:   chosen.number,
 		Serving:  chosen.serving,
 	}
 	internal, external := action(p.Backends, svc.InternalPolicy), action(p.Backends, svc.ExternalPolicy)
@@ -306,6 +311,14 @@ func (s Service) Families() []lb.Family {
 // same reports whether two ports stand for the same port of the Service.
 func (p Port) same(other Port) bool {
 	return p.Family == other.Family && p.Name == other.Name && p.Protocol == other.Protocol
+}
+
+// At returns where a backend of the port listens.
+func (p Port) At(b lb.Backend) netip.AddrPort {
+	if p.Number != 0 {
+		return netip.AddrPortFrom(b.Addr.Addr(), p.Number)
+	}
+	return b.Addr
 }
 
 func (p Port) id() portID { return portID{p.Family, p.Name, p.Protocol} }

@@ -49,7 +49,8 @@ type reporter struct {
 	// heldAt counts the frontends of applied at each VIP.
 	heldAt map[netip.Addr]int
 	// same remembers which ports of desired are as in applied, but for their frontends.
-	same []uint8
+	same     []uint8
+	backends sameBackends
 	// last are the ports that were counted last.
 	last    []int
 	counted lb.Delivery
@@ -94,12 +95,12 @@ func (r *reporter) count(ports []int) (d lb.Delivery, pathless *lb.Refusal) {
 		}
 		held := r.applied.Ports[j]
 		// What comes from outside reaches the set of the policy that the kernel follows now.
-		reached := held.Backends.For(held.External)
-		local.add(p.Backends.Local, reached)
+		reached := listed{held, held.Backends.For(held.External)}
+		local.add(listed{p, p.Backends.Local}, reached)
 		if r.desired.Policy == lb.Local {
-			reached = held.Backends.Cluster // where else there are endpoints, whether or not this node sends there
+			reached.list = held.Backends.Cluster // where else there are endpoints, whether or not this node sends there
 		}
-		cluster.add(p.Backends.Cluster, reached)
+		cluster.add(listed{p, p.Backends.Cluster}, reached)
 	}
 	d.Ready, d.Serving = cluster.counts()
 	d.LocalReady, d.LocalServing = local.counts()
@@ -150,7 +151,7 @@ func (r *reporter) programmed(vip netip.Addr) bool {
 		held := r.applied.Ports[j]
 		if r.same[i] == 0 {
 			r.same[i] = isOther
-			if p.External == held.External && p.Backends.Equal(held.Backends) {
+			if p.External == held.External && r.backends.of(p, held) {
 				r.same[i] = isSame
 			}
 		}
@@ -190,7 +191,7 @@ func Health(desired, applied Service, path Path) map[lb.Family]int {
 		var local counter
 		for _, p := range desired.Only(family).Ports {
 			if i, ok := held[p.id()]; ok && applied.Ports[i].External == lb.Local {
-				local.add(p.Backends.Local, applied.Ports[i].Backends.Local)
+				local.add(listed{p, p.Backends.Local}, listed{applied.Ports[i], applied.Ports[i].Backends.Local})
 			}
 		}
 		if counts[family], _ = local.counts(); path.refuse(local) != nil {
@@ -203,27 +204,34 @@ func Health(desired, applied Service, path Path) map[lb.Family]int {
 // counter counts endpoints by address. Lists of the same addresses as the ones before count once.
 type counter struct {
 	ready, serving  map[netip.Addr]bool
-	wanted, reached []lb.Backend
+	wanted, reached listed
 }
 
+// listed are backends of a port.
+type listed struct {
+	Port
+	list []lb.Backend
+}
+
+func (l listed) first() uint16 { return l.At(l.list[0]).Port() }
+
 // add counts the wanted backends that are also reached.
-func (c *counter) add(wanted, reached []lb.Backend) {
+func (c *counter) add(wanted, reached listed) {
 	if c.ready == nil {
 		c.ready, c.serving = map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	}
-	port := func(list []lb.Backend) uint16 { return list[0].Addr.Port() }
-	if sameAddresses(c.wanted, wanted) && sameAddresses(c.reached, reached) &&
-		(port(c.wanted) == port(c.reached)) == (port(wanted) == port(reached)) {
+	if sameAddresses(c.wanted.list, wanted.list) && sameAddresses(c.reached.list, reached.list) &&
+		(c.wanted.first() == c.reached.first()) == (wanted.first() == reached.first()) {
 		return
 	}
 	c.wanted, c.reached = wanted, reached
-	held := make(map[netip.AddrPort]bool, len(reached))
-	for _, b := range reached {
-		held[b.Addr] = true
+	held := make(map[netip.AddrPort]bool, len(reached.list))
+	for _, b := range reached.list {
+		held[reached.At(b)] = true
 	}
-	for _, b := range wanted {
+	for _, b := range wanted.list {
 		switch {
-		case !held[b.Addr]:
+		case !held[wanted.At(b)]:
 		case b.Ready:
 			c.ready[b.Addr.Addr()] = true
 		default:
@@ -236,6 +244,9 @@ func (c *counter) add(wanted, reached []lb.Backend) {
 func sameAddresses(a, b []lb.Backend) bool {
 	if len(a) == 0 || len(a) != len(b) {
 		return false
+	}
+	if sameList(a, b) {
+		return true
 	}
 	for i, x := range a {
 		y := b[i]

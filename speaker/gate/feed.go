@@ -196,7 +196,11 @@ func (f *Feed) take(m lb.FeedMessage) {
 	f.endHold()
 	wasUsable := f.reason == ""
 	f.reason = ""
-	deliveries, changed, ended := merge(f.deliveries, m)
+	known := f.deliveries
+	if !wasUsable {
+		known = nil // it is too old to stand for anything
+	}
+	deliveries, changed, ended := merge(known, m)
 	f.deliveries = deliveries
 	answered := f.told.answered()
 	f.told.rescued = m.Rescued
@@ -216,7 +220,7 @@ func (f *Feed) take(m lb.FeedMessage) {
 }
 
 // merge returns the deliveries after a message, the VIPs of which something else is said, and whether one
-// of them was delivered and is not now.
+// of them was delivered and is not now. Of what the proxy does not know yet the old delivery stays.
 func merge(old map[lb.DeliveryKey]lb.Delivery, m lb.FeedMessage) (
 	deliveries map[lb.DeliveryKey]lb.Delivery, vips []netip.Addr, ended bool) {
 	deliveries = old
@@ -225,7 +229,11 @@ func merge(old map[lb.DeliveryKey]lb.Delivery, m lb.FeedMessage) (
 		deliveries = make(map[lb.DeliveryKey]lb.Delivery, len(m.Deliveries))
 	}
 	for _, d := range m.Deliveries {
-		if before, ok := old[d.Key()]; !ok || !before.Equal(d) {
+		before, ok := old[d.Key()]
+		if ok && d.Unknown {
+			d = before
+		}
+		if !ok || !before.Equal(d) {
 			changed[d.VIP] = true
 			ended = ended || ok && before.Deliverable() == "" && d.Deliverable() != ""
 		}

@@ -188,6 +188,45 @@ func TestContract6ProxyRestartWithinTheHoldChangesNothing(t *testing.T) {
 	})
 }
 
+// Contract clause 6: of what a restarted proxy does not know yet the last report stays, as long as it counts.
+func TestContract6WhatIsUnknownStays(t *testing.T) {
+	feedTest(t, func(t *testing.T, p *proxy, f *Feed, changes func() [][]netip.Addr) {
+		unknown := func(vip netip.Addr) lb.Delivery {
+			d := delivery(vip, 0)
+			d.Unknown, d.Refusal = true, lb.Refuse(lb.ReasonNotProgrammed, "not confirmed yet")
+			return d
+		}
+		check := func(when string, vip netip.Addr, want lb.Delivery, told ...[]netip.Addr) {
+			t.Helper()
+			if got := changes(); !slices.EqualFunc(got, told, slices.Equal[[]netip.Addr]) {
+				t.Errorf("%s: told of %v, want %v", when, got, told)
+			}
+			if d := f.Delivery(lb.DeliveryKey{Service: nginx, VIP: vip}); d == nil || !d.Equal(want) {
+				t.Errorf("%s: %+v, want %+v", when, d, want)
+			}
+		}
+		conn := p.accept()
+		p.say(conn, lb.FeedMessage{Complete: true, Deliveries: []lb.Delivery{delivery(vip1, 1)}})
+		changes()
+		conn.Close()
+		time.Sleep(time.Second)
+		conn = p.accept()
+		p.say(conn, lb.FeedMessage{Complete: true, Deliveries: []lb.Delivery{unknown(vip1), unknown(vip2)}})
+		check("after a restart", vip1, delivery(vip1, 1), []netip.Addr{vip2})
+		check("of a new VIP", vip2, unknown(vip2))
+		p.say(conn, lb.FeedMessage{Deliveries: []lb.Delivery{unknown(vip1)}})
+		check("while it stays unknown", vip1, delivery(vip1, 1))
+		p.say(conn, lb.FeedMessage{Deliveries: []lb.Delivery{delivery(vip1, 2)}})
+		check("once it is known", vip1, delivery(vip1, 2), []netip.Addr{vip1})
+		conn.Close()
+		time.Sleep(time.Minute)
+		changes()
+		conn = p.accept()
+		p.say(conn, lb.FeedMessage{Complete: true, Deliveries: []lb.Delivery{unknown(vip1)}})
+		check("after the hold", vip1, unknown(vip1), nil)
+	})
+}
+
 func TestContract1FeedLostForLongerThanTheHold(t *testing.T) {
 	feedTest(t, func(t *testing.T, p *proxy, f *Feed, changes func() [][]netip.Addr) {
 		conn := p.accept()

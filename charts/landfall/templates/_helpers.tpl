@@ -400,6 +400,20 @@ BGPPeers name. */}}
 {{- .Values.speaker.gossip.existingSecret | default (printf "%s-gossip" (include "landfall.fullname" .)) -}}
 {{- end -}}
 
+{{/*
+The gossip key as the Secret has it. Where there is none yet, as at the first install, it is a new one, and the same in
+all templates, so that the first upgrade finds the same checksum. Empty if another Secret cannot be read.
+*/}}
+{{- define "landfall.gossipKey" -}}
+{{- $gossip := .Values.speaker.gossip -}}
+{{- $key := lookup "v1" "Secret" .Release.Namespace (include "landfall.gossipSecret" .) | dig "data" "key" "" -}}
+{{- if and (not $key) (not $gossip.existingSecret) -}}
+{{- if not (hasKey $gossip "created") -}}{{- $_ := set $gossip "created" (randBytes 32 | b64enc) -}}{{- end -}}
+{{- $key = $gossip.created -}}
+{{- end -}}
+{{- $key -}}
+{{- end -}}
+
 {{/* What Helm runs after it has deleted the rest, and deletes then. */}}
 {{- /* A test that fails leaves its pod, with its log, until the next one. */ -}}
 {{- define "landfall.testHook" -}}
