@@ -19,11 +19,12 @@ import (
 const (
 	// requestTimeout is how long a single request may take before it counts as failed.
 	requestTimeout = 2 * time.Second
-	// A long-lived connection carries a line so often, and counts as broken without an answer for so
-	// long.
-	lineEvery   = 100 * time.Millisecond
-	lineTimeout = 5 * time.Second
+	// lineEvery is how often a long-lived connection carries a line.
+	lineEvery = 100 * time.Millisecond
 )
+
+// LineTimeout is how long a long-lived connection may be without an answer before it counts as broken.
+const LineTimeout = 5 * time.Second
 
 // Dial opens a connection from a host. address is an IP address and a port.
 func (l *Lab) Dial(ctx context.Context, host, network, address string) (net.Conn, error) {
@@ -40,7 +41,7 @@ func Talk(ctx context.Context, conn net.Conn) error {
 	tick := time.NewTicker(lineEvery)
 	defer tick.Stop()
 	for {
-		if err := conn.SetDeadline(time.Now().Add(lineTimeout)); err != nil {
+		if err := conn.SetDeadline(time.Now().Add(LineTimeout)); err != nil {
 			return err
 		}
 		if _, err := conn.Write([]byte("\n")); err != nil {
@@ -166,9 +167,23 @@ type Report struct {
 	// them began.
 	Failures    map[string]int
 	FirstFailed time.Time
+	// Lost are the requests without an answer, in the order in which they ended.
+	Lost []Loss
 	// Pods counts answers by pod, Sources by the client's address as the pod saw it.
 	Pods    map[string]int
 	Sources map[netip.Addr]int
+}
+
+// Loss is a request without an answer, or a connection that broke.
+type Loss struct {
+	Began, Ended time.Time
+	TimedOut     bool // as against refused or reset
+}
+
+// TimedOut reports whether an error says that something took too long.
+func TimedOut(err error) bool {
+	timeout, ok := errors.AsType[net.Error](err)
+	return ok && timeout.Timeout()
 }
 
 // Failed is how many requests got no answer.
@@ -274,6 +289,7 @@ func summarise(all []outcome) Report {
 	for _, o := range all {
 		if o.err != nil {
 			r.Failures[reasonOf(o.err)]++
+			r.Lost = append(r.Lost, Loss{Began: o.began, Ended: o.ended, TimedOut: TimedOut(o.err)})
 			if r.FirstFailed.IsZero() || o.began.Before(r.FirstFailed) {
 				r.FirstFailed = o.began
 			}
@@ -295,7 +311,7 @@ func summarise(all []outcome) Report {
 
 // reasonOf returns the innermost error, without the ports that differ from one request to the next.
 func reasonOf(err error) string {
-	if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
+	if TimedOut(err) {
 		return "timeout"
 	}
 	for inner := errors.Unwrap(err); inner != nil; inner = errors.Unwrap(err) {
