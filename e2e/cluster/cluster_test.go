@@ -78,7 +78,8 @@ func TestFilesOfANode(t *testing.T) {
 }
 
 func TestManifests(t *testing.T) {
-	for name, text := range map[string]string{"coreDNS": coreDNS, "Pool": Pool, "web": web, "service": service} {
+	for name, text := range map[string]string{"coreDNS": coreDNS, "Pool": Pool, "web": web, "service": service,
+		"serviceLB": serviceLB, "otherPool": otherPool} {
 		reader := yamlutil.NewYAMLOrJSONDecoder(strings.NewReader(text), 4096)
 		for {
 			var object unstructured.Unstructured
@@ -143,5 +144,9 @@ func TestMebibytes(t *testing.T) {
 		if got := mebibytes(status, key); got != want {
 			t.Errorf("%s: %s, want %s", key, got, want)
 		}
+	}
+	const rollup = "00400000-7fff ---p 00000000 00:00 0    [rollup]\nRss: 2048 kB\nPss:  1024 kB\nSwapPss: 0 kB\n"
+	if got := mebibytes(rollup, "Pss"); got != "1 MiB" {
+		t.Errorf("Pss: %s", got)
 	}
 }
