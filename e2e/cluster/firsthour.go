@@ -63,12 +63,14 @@ func (c *Cluster) traps() []trap {
 		{name: "every node has the label of kubeadm's control planes", reason: lb.ReasonNodeExcluded, set: label(`""`),
 			clear: label("null"), notes: "Every node of the cluster has the label", cure: "speaker.ignoreExcludeLB=true"},
 		{name: "ip_forward is 0", reason: lb.ReasonForwardingOff,
-			set: on(c.nodes[:1], "sysctl -qw net.ipv4.ip_forward=0"), clear: on(c.nodes[:1], "sysctl -qw net.ipv4.ip_forward=1")},
+			set:   on(c.nodes[:1], "sysctl -qw net.ipv4.ip_forward=0"),
+			clear: on(c.nodes[:1], "sysctl -qw net.ipv4.ip_forward=1")},
 		{name: "the chain FORWARD drops", reason: lb.ReasonForwardDropped, set: on(c.nodes[:1], "iptables -P FORWARD DROP"),
 			clear: on(c.nodes[:1], "iptables -P FORWARD ACCEPT"), cure: "proxy.acceptForwarded=true"},
 		// A bridge, as many kernels have no interfaces of the type dummy.
 		{name: "kube-ipvs0 has addresses of Services", reason: lb.ReasonARPNotStrict,
-			set:   on(c.nodes[:1], "ip link add kube-ipvs0 type bridge; ip addr add "+Webs[0].Addr.String()+"/32 dev kube-ipvs0"),
+			set: on(c.nodes[:1], "ip link add kube-ipvs0 type bridge\nip addr add "+Webs[0].Addr.String()+
+				"/32 dev kube-ipvs0"),
 			clear: on(c.nodes[:1], "ip link delete kube-ipvs0")},
 		{name: "clusterCIDR has no pod", reason: lb.ReasonPodNetworkUnmatched, set: upgrade("proxy.clusterCIDR=10.99.0.0/16"),
 			clear: upgrade()},
