@@ -58,7 +58,10 @@ func (c *Cluster) startControl(ctx context.Context, hosts []string) control {
 func (k control) judge(o Outcome) Outcome {
 	length := time.Since(k.began)
 	for _, host := range slices.Sorted(maps.Keys(k.probes)) {
-		o.judge(host, length, outages(k.probes[host].Stop().Lost))
+		report := k.probes[host].Stop()
+		if o.judge(host, length, outages(report.Lost)); o.Broken+o.Failed > 0 {
+			o.Why = append(o.Why, fmt.Sprintf("for comparison, %s to a server without a Service: %s", host, report))
+		}
 	}
 	return o
 }
