@@ -66,7 +66,7 @@ func realCluster(ctx context.Context, out io.Writer, options cluster.Options, t 
 	case t.name == migrations:
 		err = c.Migrations(ctx, p.line)
 	case t.name == firstHour:
-		err = c.FirstHour(ctx, p.line)
+		err = c.FirstHour(ctx, t.only, p.line)
 	default:
 		err = fmt.Errorf("no story %q: want returns, helm, guides, migrations or firsthour", t.name)
 	}
