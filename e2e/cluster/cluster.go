@@ -160,7 +160,7 @@ func (c *Cluster) prepare(ctx context.Context, repository string) (err error) {
 
 // start starts what the lab has not: the controllers, the nodes and CoreDNS.
 func (c *Cluster) start(ctx context.Context) error {
-	if err := c.startControllers(); err != nil {
+	if err := errors.Join(c.startControllers(), c.startControlServer()); err != nil {
 		return err
 	}
 	var g lab.Group

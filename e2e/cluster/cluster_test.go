@@ -144,4 +144,8 @@ func TestMebibytes(t *testing.T) {
 			t.Errorf("%s: %s, want %s", key, got, want)
 		}
 	}
+	const rollup = "00400000-7fff ---p 00000000 00:00 0    [rollup]\nRss: 2048 kB\nPss:  1024 kB\nSwapPss: 0 kB\n"
+	if got := mebibytes(rollup, "Pss"); got != "1 MiB" {
+		t.Errorf("Pss: %s", got)
+	}
 }

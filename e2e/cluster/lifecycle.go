@@ -64,23 +64,25 @@ func (c *Cluster) Lifecycle(ctx context.Context, say func(format string, args ..
 		say("  %s", why)
 	}
 	err = c.uninstalls(ctx, before, hosts, say)
-	if all.Broken+all.Failed > 0 {
-		err = errors.Join(fmt.Errorf("under helm upgrade and rollback: %s", all), err)
+	if lost := all.Err(); lost != nil {
+		err = errors.Join(fmt.Errorf("under helm upgrade and rollback: %w", lost), err)
 	}
 	return err
 }
 
 // underLoad changes something while connections are open and new ones come.
 func (c *Cluster) underLoad(ctx context.Context, hosts []string, webs []Web, change func() error) (Outcome, error) {
+	watch := c.startControl(ctx, hosts)
 	all, err := c.startLoads(ctx, hosts, webs...)
 	if err != nil {
-		return Outcome{}, err
+		return watch.judge(Outcome{}), err
 	}
 	err = pause(ctx, time.Second)
 	if err == nil {
 		err = change()
 	}
-	return all.stop(), errors.Join(err, pause(ctx, 2*time.Second))
+	err = errors.Join(err, pause(ctx, 2*time.Second))
+	return watch.judge(all.stop()), err
 }
 
 // waitRolledOut waits until all nodes run what the DaemonSet says.

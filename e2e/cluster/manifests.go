@@ -58,6 +58,7 @@ spec:
         image: IMAGE
         imagePullPolicy: Never
         args: [-conf, /etc/coredns/Corefile]
+        resources: {requests: {cpu: 100m}}
         ports:
         - {containerPort: 53, protocol: UDP, name: dns}
         - {containerPort: 53, protocol: TCP, name: dns-tcp}
@@ -144,6 +145,7 @@ spec:
         - {containerPort: 8080}
         - {containerPort: 8081, protocol: UDP}
         readinessProbe: {tcpSocket: {port: 8080}, periodSeconds: 1}
+        resources: {requests: {cpu: 100m}}
         securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
       topologySpreadConstraints:
       - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: DoNotSchedule,

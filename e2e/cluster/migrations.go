@@ -133,6 +133,7 @@ type steady struct {
 	hosts   []string
 	webs    []Web
 	say     func(format string, args ...any)
+	all     Outcome
 	failed  []error
 }
 
@@ -140,8 +141,9 @@ type steady struct {
 func (s *steady) during(ctx context.Context, what string, change func() error) error {
 	of, err := s.cluster.underLoad(ctx, s.hosts, s.webs, change)
 	s.say("%s: %s", what, of)
+	s.all.Add(of)
 	if of.Broken+of.Failed > 0 {
-		s.failed = append(s.failed, fmt.Errorf("%s: %s", what, strings.Join(of.Why, "\n")))
+		s.failed = append(s.failed, fmt.Errorf("%s: %w", what, of.Err()))
 	}
 	if err != nil {
 		return errors.Join(fmt.Errorf("%s: %w", what, err), s.lost())
@@ -149,8 +151,13 @@ func (s *steady) during(ctx context.Context, what string, change func() error) e
 	return nil
 }
 
-// lost returns what was.
-func (s *steady) lost() error { return errors.Join(s.failed...) }
+// lost returns what was, or that too much could not be judged.
+func (s *steady) lost() error {
+	if len(s.failed) == 0 {
+		return s.all.Err()
+	}
+	return errors.Join(s.failed...)
+}
 
 // nodeByNode does a step of the pages on one node after another, each once kube-proxy has come or gone
 // there.

@@ -125,8 +125,8 @@ func (c *Cluster) drains(ctx context.Context, kubeconfig string, say func(format
 		return nil
 	}
 	of, err := c.underLoad(ctx, []string{lab.ClientName, lab.FarClientName}, Webs, moved)
-	if err == nil && of.Broken+of.Failed > 0 {
-		err = errors.New(strings.Join(of.Why, "\n"))
+	if err == nil {
+		err = of.Err()
 	}
 	say("landfallctl drain %s, which had %s: %s", node, service.Name, of)
 	if err != nil {

@@ -159,30 +159,37 @@ func (c *Cluster) Smoke(ctx context.Context, say func(format string, args ...any
 	return nil
 }
 
-// saysMemory says how much memory Landfall's programs on a node use: resident, and of it what is not
-// of files, as the pages of the programs themselves, which all their processes share.
+// saysMemory says how much memory each of Landfall's programs on the nodes uses: resident (RSS), what of
+// it is anonymous and what is of files, as the pages of the program itself, and its share of that where
+// processes have pages in common (PSS).
 func (c *Cluster) saysMemory(say func(format string, args ...any)) error {
-	node := c.nodes[0]
-	for _, name := range []string{"landfall-speaker", "landfall-proxy"} {
-		pids, err := node.Processes(name)
-		if err != nil {
-			return err
-		}
-		for _, pid := range pids {
-			text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	for _, node := range c.nodes {
+		for _, name := range []string{"landfall-speaker", "landfall-bfd", "landfall-proxy", "landfall-controller"} {
+			pids, err := node.Processes(name)
 			if err != nil {
 				return err
 			}
-			say("%s on %s has %s resident, %s of it anonymous", name, node.Name, mebibytes(string(text), "VmRSS"),
-				mebibytes(string(text), "RssAnon"))
+			for _, pid := range pids {
+				status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+				if err != nil {
+					return err
+				}
+				shared, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+				if err != nil {
+					return err
+				}
+				say("%s on %s has %s resident (%s anonymous, %s of files), %s with shared pages in part", name, node.Name,
+					mebibytes(string(status), "VmRSS"), mebibytes(string(status), "RssAnon"),
+					mebibytes(string(status), "RssFile"), mebibytes(string(shared), "Pss"))
+			}
 		}
 	}
 	return nil
 }
 
-// mebibytes returns a value of /proc/PID/status.
-func mebibytes(status, key string) string {
-	_, rest, _ := strings.Cut(status, key+":")
+// mebibytes returns a value of /proc/PID/status or smaps_rollup.
+func mebibytes(text, key string) string {
+	_, rest, _ := strings.Cut(text, "\n"+key+":")
 	line, _, _ := strings.Cut(rest, "\n")
 	kibibytes, err := strconv.Atoi(strings.TrimSuffix(strings.TrimSpace(line), " kB"))
 	if err != nil {

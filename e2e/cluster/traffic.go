@@ -29,13 +29,27 @@ type load struct {
 
 	mu     sync.Mutex
 	broken []string
+	lost   []loss
 }
 
 // Outcome is what became of connections.
 type Outcome struct {
 	Long, Broken int // long-lived ones
 	New, Failed  int // new ones
-	Why          []string
+	// NotJudged are connections of both kinds that timed out while the control client's did too, for
+	// Unjudged of the Watched time, over all clients: see [control].
+	NotJudged         int
+	Unjudged, Watched time.Duration
+	Why               []string
+
+	lost []loss // Broken and Failed, one by one
+}
+
+// loss is a connection from a host that was lost.
+type loss struct {
+	lab.Loss
+	host string
+	long bool // a long-lived one
 }
 
 // Add adds another outcome.
@@ -44,13 +58,34 @@ func (o *Outcome) Add(other Outcome) {
 	o.Broken += other.Broken
 	o.New += other.New
 	o.Failed += other.Failed
+	o.NotJudged += other.NotJudged
+	o.Unjudged += other.Unjudged
+	o.Watched += other.Watched
 	o.Why = append(o.Why, other.Why...)
+	o.lost = append(o.lost, other.lost...)
 }
 
 // String says it in a line.
 func (o Outcome) String() string {
-	return fmt.Sprintf("%d of %d long-lived connections broken, %d of %d new ones failed", o.Broken, o.Long, o.Failed,
+	text := fmt.Sprintf("%d of %d long-lived connections broken, %d of %d new ones failed", o.Broken, o.Long, o.Failed,
 		o.New)
+	if o.Unjudged > 0 {
+		text += fmt.Sprintf("; %.1f of %.0f s are not judged, with %d connections that timed out",
+			o.Unjudged.Seconds(), o.Watched.Seconds(), o.NotJudged)
+	}
+	return text
+}
+
+// Err returns an error if connections were lost, or if too much could not be judged.
+func (o Outcome) Err() error {
+	switch {
+	case o.Broken+o.Failed > 0:
+		return errors.New(strings.Join(append([]string{o.String()}, o.Why...), "\n"))
+	case o.Unjudged.Seconds() > maxUnjudged*o.Watched.Seconds():
+		return fmt.Errorf("this machine was too busy to tell (at most %.0f %% of the time may be without a judgement): %s",
+			100*maxUnjudged, o)
+	}
+	return nil
 }
 
 // startLoad opens connections. It fails if one cannot be opened.
@@ -67,9 +102,12 @@ func (c *Cluster) startLoad(ctx context.Context, host string, to Web) (*load, er
 		l.group.Go(func() {
 			defer conn.Close()
 			if err := lab.Talk(ctx, conn); err != nil {
+				now := time.Now()
 				l.mu.Lock()
 				defer l.mu.Unlock()
-				l.broken = append(l.broken, fmt.Sprintf("%s %s to %s: %v", time.Now().Format("15:04:05.000"), host, to.Name, err))
+				l.broken = append(l.broken, fmt.Sprintf("%s %s to %s: %v", now.Format("15:04:05.000"), host, to.Name, err))
+				l.lost = append(l.lost, loss{host: host, long: true, Loss: lab.Loss{
+					Began: now.Add(-lab.LineTimeout), Ended: now, TimedOut: lab.TimedOut(err)}})
 			}
 		})
 	}
@@ -82,7 +120,11 @@ func (l *load) stop() Outcome {
 	report := l.probe.Stop()
 	l.cancel()
 	l.group.Wait()
-	o := Outcome{Long: longLived, Broken: len(l.broken), New: report.Sent, Failed: report.Failed(), Why: l.broken}
+	o := Outcome{Long: longLived, Broken: len(l.broken), New: report.Sent, Failed: report.Failed(), Why: l.broken,
+		lost: l.lost}
+	for _, one := range report.Lost {
+		o.lost = append(o.lost, loss{host: l.host, Loss: one})
+	}
 	if o.Failed > 0 {
 		o.Why = append(o.Why, fmt.Sprintf("%s to %s: %s", l.host, l.to.Name, report))
 	}

@@ -24,11 +24,12 @@ const (
 	// take up to patience, as on a busy machine, unless packets of it were lost.
 	requestTimeout = 2 * time.Second
 	patience       = 10 * time.Second
-	// A long-lived connection carries a line so often, and counts as broken without an answer for so
-	// long.
-	lineEvery   = 100 * time.Millisecond
-	lineTimeout = patience
+	// lineEvery is how often a long-lived connection carries a line.
+	lineEvery = 100 * time.Millisecond
 )
+
+// LineTimeout is how long a long-lived connection may be without an answer before it counts as broken.
+const LineTimeout = patience
 
 // Dial opens a connection from a host. address is an IP address and a port.
 func (l *Lab) Dial(ctx context.Context, host, network, address string) (net.Conn, error) {
@@ -45,7 +46,7 @@ func Talk(ctx context.Context, conn net.Conn) error {
 	tick := time.NewTicker(lineEvery)
 	defer tick.Stop()
 	for {
-		if err := conn.SetDeadline(time.Now().Add(lineTimeout)); err != nil {
+		if err := conn.SetDeadline(time.Now().Add(LineTimeout)); err != nil {
 			return err
 		}
 		if _, err := conn.Write([]byte("\n")); err != nil {
@@ -199,9 +200,23 @@ type Report struct {
 	// them began.
 	Failures    map[string]int
 	FirstFailed time.Time
+	// Lost are the requests without an answer, in the order in which they ended.
+	Lost []Loss
 	// Pods counts answers by pod, Sources by the client's address as the pod saw it.
 	Pods    map[string]int
 	Sources map[netip.Addr]int
+}
+
+// Loss is a request without an answer, or a connection that broke.
+type Loss struct {
+	Began, Ended time.Time
+	TimedOut     bool // as against refused or reset
+}
+
+// TimedOut reports whether an error says that something took too long.
+func TimedOut(err error) bool {
+	timeout, ok := errors.AsType[net.Error](err)
+	return ok && timeout.Timeout()
 }
 
 // Failed is how many requests got no answer.
@@ -317,6 +332,7 @@ func summarise(all []outcome) Report {
 	for _, o := range all {
 		if err := o.failure(); err != nil {
 			r.Failures[reasonOf(err)]++
+			r.Lost = append(r.Lost, Loss{Began: o.began, Ended: o.ended, TimedOut: TimedOut(err)})
 			if r.FirstFailed.IsZero() || o.began.Before(r.FirstFailed) {
 				r.FirstFailed = o.began
 			}
@@ -338,7 +354,7 @@ func summarise(all []outcome) Report {
 
 // reasonOf returns the innermost error, without the ports that differ from one request to the next.
 func reasonOf(err error) string {
-	if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
+	if TimedOut(err) {
 		return "timeout"
 	}
 	for inner := errors.Unwrap(err); inner != nil; inner = errors.Unwrap(err) {
