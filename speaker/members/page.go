@@ -184,7 +184,7 @@ func (p *page) life(born uint64) *page {
 // announces reports whether the process announces an address.
 func (p *page) announces() bool {
 	return slices.ContainsFunc(p.cells, func(number uint32) bool {
-		return number != 0 && reserves(p.index.claim(number))
+		return number != 0 && p.index.claim(number).Announces()
 	})
 }
 
@@ -194,10 +194,8 @@ func (p *page) held(vip netip.Addr) (plan.Claim, bool) {
 		return plan.Claim{}, false
 	}
 	claim, ok := p.get(vip)
-	return claim, ok && reserves(claim)
+	return claim, ok && claim.Announces()
 }
-
-func reserves(claim plan.Claim) bool { return claim.Answering && claim.Reason == "" }
 
 // update returns all that the page knows, with a copy of its index' sheet. It stays as it is when the
 // page changes.
