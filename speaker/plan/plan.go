@@ -255,6 +255,9 @@ func handsOver(f Facts, in Input, d Decision) bool {
 	if len(in.Answering) == 0 || f.Gate != "" || !forwards(in.Holders) {
 		return false
 	}
+	if in.Elsewhere {
+		return false // an owner that this node does not hear answers
+	}
 	if owner := in.Claims[d.Owner]; d.Owner != "" && owner.Answering && !owner.Stale {
 		return false
 	}
