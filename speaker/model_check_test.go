@@ -56,6 +56,7 @@ func (w *world) check() {
 	for _, n := range w.Nodes {
 		w.answersChanged(n)
 	}
+	w.onlyDelivered()
 	w.oneOwner()
 	w.answered()
 	w.cutOffYields()
@@ -193,7 +194,6 @@ func (w *world) answersChanged(n *modelNode) {
 	}
 	if is {
 		w.tell("%s answers", n.Name)
-		w.onlyDelivered(n)
 		w.hearsFirst(n)
 		w.restartsInvisible(n)
 	} else {
@@ -202,10 +202,13 @@ func (w *world) answersChanged(n *modelNode) {
 	}
 }
 
-// onlyDelivered holds clause 1: announce only what is delivered.
-func (w *world) onlyDelivered(n *modelNode) {
-	if !n.Programmed {
-		w.violate("OnlyDelivered", "%s begins to answer, and its kernel does not deliver", n.Name)
+// onlyDelivered holds clause 1: announce only what is delivered. The speakers have had the time to hear of
+// all that has happened.
+func (w *world) onlyDelivered() {
+	for _, n := range w.Nodes {
+		if n.answers() && !n.Programmed {
+			w.violate("OnlyDelivered", "%s answers, and its kernel does not deliver", n.Name)
+		}
 	}
 }
 

@@ -131,6 +131,8 @@ func TestModelMended(t *testing.T) {
 		"a Lease from before the node was cut off says nothing new": {trace{2, []modelStep{
 			{90, "node-c freezes"}, {3, "node-b loses its carrier"}, {1, "node-a drains"},
 			{0, "node-b has a carrier again"}}}, 8, false},
+		"a node that drains ends that without a carrier": {trace{0, []modelStep{
+			{0, "node-a loses its carrier"}, {0, "node-a drains"}, {2, "node-a has a carrier again"}}}, 8, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := usualHooks()

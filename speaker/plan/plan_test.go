@@ -396,6 +396,12 @@ func TestContract5MakeBeforeBreak(t *testing.T) {
 		{name: "node drained without an heir, and the majority that it does not see answers", self: owner,
 			facts: func(f *Facts) { f.Node.Leaving = lb.ReasonNodeDrained },
 			input: []func(*Input){answering, func(in *Input) { in.Elsewhere = true }}},
+		{name: "node drained, and its interface loses the carrier", self: owner, facts: func(f *Facts) {
+			f.Node.Leaving, f.Interfaces = lb.ReasonNodeDrained, slices.Clone(f.Interfaces)
+			for i := range f.Interfaces {
+				f.Interfaces[i].Up = false
+			}
+		}, input: []func(*Input){answering, others(second, Claim{})}},
 		{name: "last local endpoint is terminating, no heir yet", self: owner,
 			input: []func(*Input){answering, held(delivery(nginx, local(0, 1, 1, 0)))}, answer: true, handover: true},
 		{name: "last local endpoint is terminating, and the majority that it does not see answers", self: owner,
