@@ -48,7 +48,6 @@ type modelNode struct {
 	Wants         witness.Desired
 	Asked         time.Time // the API server
 	Woke          time.Time
-	FrozenAt      time.Time
 	StopsAt       time.Time // by when a stop that is planned ends
 	Known         bool      // what the API server has
 	Wire          wiring
