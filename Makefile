@@ -34,7 +34,7 @@ BUILD = go build -v -o $(1) $(2) 2>&1 | { n=0; while IFS= read -r line; do \
 TEST = LANDFALL_PROGRAMS='$(CURDIR)/bin' LANDFALL_HELM="$$($(LAB) tool helm)" \
 	LANDFALL_CONTROLLER_GEN="$$($(LAB) tool controller-gen)" bin/landfall-test
 UNIT = unit $(RACE_ENV) -race -vet=off -timeout 30m
-E2E = e2e -vet=off -count=1 -p 2 -parallel 2 -timeout 60m ./e2e/...
+E2E = e2e -vet=off -count=1 -p 2 -parallel 2 -timeout 75m ./e2e/...
 
 .PHONY: help
 help: ## show this list
@@ -57,7 +57,7 @@ prepare: build bin/landfall-lab bin/landfall-test ## build the programs, and fet
 
 .PHONY: test
 test: require-root prepare ## run every test; as root, as it makes network namespaces
-	@$(TEST) --verbose e2e --summary bin/tests.txt --again 3 $(UNIT) $(PACKAGES) -- $(E2E)
+	@$(TEST) --verbose e2e --summary bin/tests.txt --again 8 $(UNIT) $(PACKAGES) -- $(E2E)
 
 .PHONY: test-unit
 test-unit: prepare ## tests of packages, without a cluster; those that need root skip without it

@@ -14,8 +14,9 @@ import (
 	"github.com/landfall-lb/landfall/e2e/lab/labtest"
 )
 
-// TestNewServiceAnswersAtOnce has the speakers probe the next addresses of a pool ahead, and a machine take one of them meanwhile without a word: the Service that gets it
-// says with whom it collides, and no node goes on to answer for it. The others answer.
+// TestNewServiceAnswersAtOnce has the speakers probe the next addresses of a pool ahead, and a machine take one of them
+// meanwhile without a word: the Service that gets it says with whom it collides, and no node goes on to answer for it.
+// The others answer.
 func TestNewServiceAnswersAtOnce(t *testing.T) {
 	t.Parallel()
 	l := labWith(t, lab.Options{})

@@ -285,7 +285,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	talk = members.New(members.Options{
 		Self: rt.NodeName, Bind: bindAddress(bind, rt.NodeName, s.from.nodes), Port: int(f.bindPort), Keys: keys,
 		Born: time.Now(), Profile: profile, Alone: f.options.returnHold, Liveness: alive, Log: rt.Log,
-		Changed: s.changes.markVIPs,
+		Changed: s.changes.markVIPs, Ended: s.runner.PokeNow,
 	})
 	s.from.members, s.from.liveness = talk, alive
 	responder := l2.New(l2.Options{Self: rt.NodeName, Log: rt.Log, AheadRate: f.probeAheadRate,
@@ -330,7 +330,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	}
 	if f.gate == "proxy" {
 		fed := gate.NewFeed(gate.Options{Dial: gate.DialUnix(f.feedSocket), Hold: f.hold, Log: rt.Log,
-			Changed: s.changes.markVIPs})
+			Changed: s.changes.markVIPs, Ended: s.runner.PokeNow})
 		s.from.feed = fed
 		actors["feed"] = fed
 	} else {

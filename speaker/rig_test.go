@@ -332,9 +332,13 @@ func sortedNames(names ...string) []string {
 
 func (n *fakeNode) deliver(d lb.Delivery) {
 	n.mu.Lock()
+	before, ok := n.deliveries[d.Key()]
 	n.deliveries[d.Key()] = d
 	n.mu.Unlock()
 	n.changes.markVIPs([]netip.Addr{d.VIP})
+	if ok && before.Deliverable() == "" && d.Deliverable() != "" {
+		n.runner.PokeNow()
+	}
 }
 
 func (n *fakeNode) setGate(reason lb.Reason) {
@@ -402,8 +406,10 @@ func (g fakeGossip) Update(changes map[netip.Addr]*plan.Claim) {
 	g.mu.Lock()
 	g.decided += len(changes)
 	var changed []netip.Addr
+	ended := false
 	for vip, claim := range changes {
 		old, ok := g.fakeNode.claims[vip]
+		ended = ended || claim != nil && old.Answering && old.Reason == "" && (!claim.Answering || claim.Reason != "")
 		switch {
 		case claim == nil && ok:
 			delete(g.fakeNode.claims, vip)
@@ -420,6 +426,9 @@ func (g fakeGossip) Update(changes map[netip.Addr]*plan.Claim) {
 	for name, n := range g.rig.nodes {
 		if name != g.self {
 			n.changes.markVIPs(changed)
+			if ended {
+				n.runner.PokeNow()
+			}
 		}
 	}
 }

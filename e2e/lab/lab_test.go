@@ -255,6 +255,9 @@ func TestSummarise(t *testing.T) {
 	failed := func(began, ended int) outcome {
 		return outcome{began: at(began), ended: at(ended), err: timeout{errors.New("late")}}
 	}
+	resent := func(began, ended int) outcome {
+		return outcome{began: at(began), ended: at(ended), answer: answer, resent: 1}
+	}
 	for _, tc := range []struct {
 		name                   string
 		outcomes               []outcome
@@ -264,8 +267,10 @@ func TestSummarise(t *testing.T) {
 		{"nothing", nil, 0, 0, 0, 0},
 		{"steady", []outcome{ok(0, 1), ok(10, 11), ok(20, 21)}, 3, 0, 0, 10 * time.Millisecond},
 		{"a hole", []outcome{ok(0, 1), failed(10, 400), ok(500, 501), ok(510, 511)}, 3, 0, 1, 500 * time.Millisecond},
-		{"a first packet lost", []outcome{ok(0, 1), ok(300, 301), ok(10, 1010), ok(20, 1020)}, 4, 2, 0,
+		{"a first packet lost", []outcome{ok(0, 1), ok(300, 301), resent(10, 1010), resent(20, 1020)}, 4, 2, 0,
 			709 * time.Millisecond},
+		{"packets lost for seconds", []outcome{ok(0, 1), ok(300, 301), resent(10, 3010)}, 2, 0, 1, 299 * time.Millisecond},
+		{"a busy machine", []outcome{ok(0, 1), ok(300, 301), ok(10, 3010)}, 3, 1, 0, 2709 * time.Millisecond},
 		{"never again", []outcome{ok(0, 1), failed(10, 500), failed(300, 800)}, 1, 0, 2, 299 * time.Millisecond},
 		{"never", []outcome{failed(0, 500), failed(100, 600)}, 0, 0, 2, 100 * time.Millisecond},
 	} {

@@ -11,18 +11,23 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/e2e/lab/podserver"
 )
 
 const (
-	// requestTimeout is how long a single request may take before it counts as failed.
+	// requestTimeout is how long a single request may take before it counts as failed. A probe's may
+	// take up to patience, as on a busy machine, unless packets of it were lost.
 	requestTimeout = 2 * time.Second
+	patience       = 10 * time.Second
 	// A long-lived connection carries a line so often, and counts as broken without an answer for so
 	// long.
 	lineEvery   = 100 * time.Millisecond
-	lineTimeout = 5 * time.Second
+	lineTimeout = patience
 )
 
 // Dial opens a connection from a host. address is an IP address and a port.
@@ -72,26 +77,54 @@ func (l *Lab) HTTPClient(host string) *http.Client {
 // Ask sends one request to a pod's server from a host, over a new connection, and returns what the
 // pod answers. network is "tcp" or "udp".
 func (l *Lab) Ask(ctx context.Context, host, network string, target netip.AddrPort) (podserver.Answer, error) {
-	var answer podserver.Answer
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	conn, err := l.Dial(ctx, host, network, target.String())
+	answer, _, err := l.ask(ctx, host, network, target, requestTimeout)
+	return answer, err
+}
+
+// ask also says how many packets of a TCP connection were sent again.
+func (l *Lab) ask(ctx context.Context, host, network string, target netip.AddrPort, timeout time.Duration) (
+	answer podserver.Answer, resent int, err error) {
+	deadline := time.Now().Add(timeout)
+	conn, err := dialIn(ctx, l.state.namespace(host), &net.Dialer{Deadline: deadline}, network, target.String())
 	if err != nil {
-		return answer, err
+		return answer, 0, err
 	}
 	defer conn.Close()
-	deadline, _ := ctx.Deadline()
 	if err := conn.SetDeadline(deadline); err != nil {
-		return answer, err
+		return answer, 0, err
 	}
 	if _, err := conn.Write([]byte("hello\n")); err != nil {
-		return answer, err
+		return answer, 0, err
 	}
 	line, err := bufio.NewReader(conn).ReadBytes('\n')
 	if err != nil {
-		return answer, err
+		return answer, 0, err
 	}
-	return answer, json.Unmarshal(line, &answer)
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		if resent, err = retransmissions(tcp); err != nil {
+			return answer, 0, err
+		}
+	}
+	return answer, resent, json.Unmarshal(line, &answer)
+}
+
+// retransmissions is how many segments of a connection the kernel has sent again, SYNs included.
+func retransmissions(conn *net.TCPConn) (int, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var info *unix.TCPInfo
+	var infoErr error
+	if err := raw.Control(func(fd uintptr) {
+		info, infoErr = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+	}); err != nil {
+		return 0, err
+	}
+	if infoErr != nil {
+		return 0, fmt.Errorf("TCP_INFO: %w", infoErr)
+	}
+	return int(info.Total_retrans), nil
 }
 
 // Spread is how a number of requests came out.
@@ -193,7 +226,17 @@ const (
 type outcome struct {
 	began, ended time.Time
 	answer       podserver.Answer
+	resent       int
 	err          error
+}
+
+// failure is why a request failed, or nil. An answer that is very late because packets were lost is a failure; one that
+// is late alone shows a busy machine.
+func (o outcome) failure() error {
+	if o.err == nil && o.resent > 0 && o.ended.Sub(o.began) > requestTimeout {
+		return os.ErrDeadlineExceeded
+	}
+	return o.err
 }
 
 // StartProbe sends a request from host to target every interval, whether or not the ones before
@@ -211,7 +254,7 @@ func (l *Lab) StartProbe(
 			g.Run(func() error {
 				o := outcome{began: time.Now()}
 				// Not ctx: what is under way when the probe stops runs to its own end.
-				o.answer, o.err = l.Ask(context.WithoutCancel(ctx), host, network, target)
+				o.answer, o.resent, o.err = l.ask(context.WithoutCancel(ctx), host, network, target, patience)
 				o.ended = time.Now()
 				outcomes <- o
 				return nil
@@ -260,7 +303,7 @@ func summarise(all []outcome) Report {
 	heard := first
 	var firstHit, lastHit time.Time
 	for _, o := range all {
-		if o.err == nil && o.ended.Sub(o.began) < hitAnswer {
+		if o.failure() == nil && o.ended.Sub(o.began) < hitAnswer {
 			continue
 		}
 		if firstHit.IsZero() || o.began.Before(firstHit) {
@@ -272,8 +315,8 @@ func summarise(all []outcome) Report {
 	}
 	r.Hit = lastHit.Sub(firstHit)
 	for _, o := range all {
-		if o.err != nil {
-			r.Failures[reasonOf(o.err)]++
+		if err := o.failure(); err != nil {
+			r.Failures[reasonOf(err)]++
 			if r.FirstFailed.IsZero() || o.began.Before(r.FirstFailed) {
 				r.FirstFailed = o.began
 			}

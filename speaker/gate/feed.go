@@ -38,6 +38,9 @@ type Options struct {
 	// Changed is called with the VIPs of which the proxy says something else now; nil means all, and
 	// an empty list that Rescued has become true. It must not block.
 	Changed func(vips []netip.Addr)
+	// Ended, if not nil, is called after Changed when the proxy has ended to deliver a VIP that it still
+	// names: clients wait for that. It must not block.
+	Ended func()
 }
 
 // DialUnix returns a Dial function for a unix socket.
@@ -193,7 +196,7 @@ func (f *Feed) take(m lb.FeedMessage) {
 	f.endHold()
 	wasUsable := f.reason == ""
 	f.reason = ""
-	deliveries, changed := merge(f.deliveries, m)
+	deliveries, changed, ended := merge(f.deliveries, m)
 	f.deliveries = deliveries
 	answered := f.told.answered()
 	f.told.rescued = m.Rescued
@@ -207,11 +210,16 @@ func (f *Feed) take(m lb.FeedMessage) {
 	case answered:
 		f.opts.Changed([]netip.Addr{})
 	}
+	if ended && f.opts.Ended != nil {
+		f.opts.Ended()
+	}
 }
 
-// merge returns the deliveries after a message, and the VIPs of which something else is said.
-func merge(old map[lb.DeliveryKey]lb.Delivery, m lb.FeedMessage) (map[lb.DeliveryKey]lb.Delivery, []netip.Addr) {
-	deliveries := old
+// merge returns the deliveries after a message, the VIPs of which something else is said, and whether one
+// of them was delivered and is not now.
+func merge(old map[lb.DeliveryKey]lb.Delivery, m lb.FeedMessage) (
+	deliveries map[lb.DeliveryKey]lb.Delivery, vips []netip.Addr, ended bool) {
+	deliveries = old
 	changed := map[netip.Addr]bool{}
 	if m.Complete || old == nil {
 		deliveries = make(map[lb.DeliveryKey]lb.Delivery, len(m.Deliveries))
@@ -219,6 +227,7 @@ func merge(old map[lb.DeliveryKey]lb.Delivery, m lb.FeedMessage) (map[lb.Deliver
 	for _, d := range m.Deliveries {
 		if before, ok := old[d.Key()]; !ok || !before.Equal(d) {
 			changed[d.VIP] = true
+			ended = ended || ok && before.Deliverable() == "" && d.Deliverable() != ""
 		}
 		deliveries[d.Key()] = d
 	}
@@ -235,7 +244,7 @@ func merge(old map[lb.DeliveryKey]lb.Delivery, m lb.FeedMessage) (map[lb.Deliver
 			}
 		}
 	}
-	return deliveries, slices.SortedFunc(maps.Keys(changed), netip.Addr.Compare)
+	return deliveries, slices.SortedFunc(maps.Keys(changed), netip.Addr.Compare), ended
 }
 
 // lost starts the hold after a connection has ended.

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -37,6 +38,7 @@ func delivery(vip netip.Addr, ready int) lb.Delivery {
 type proxy struct {
 	t    *testing.T
 	conn chan net.Conn // nil: refuses
+	ends atomic.Int32  // how often the Feed said that a VIP is delivered no more
 }
 
 func (p *proxy) dial(ctx context.Context) (net.Conn, error) {
@@ -78,7 +80,7 @@ func feedTest(t *testing.T, story func(t *testing.T, p *proxy, f *Feed, changes 
 				mu.Lock()
 				defer mu.Unlock()
 				changed = append(changed, vips)
-			}})
+			}, Ended: func() { p.ends.Add(1) }})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- f.Run(ctx) }()
@@ -130,18 +132,23 @@ func TestChangesAreTold(t *testing.T) {
 		refused := delivery(vip2, 1)
 		refused.Refusal = lb.Refuse(lb.ReasonNotProgrammed, "exit status 4")
 		for i, c := range []struct {
-			m    lb.FeedMessage
-			want [][]netip.Addr
+			m     lb.FeedMessage
+			want  [][]netip.Addr
+			ended bool
 		}{
-			{lb.FeedMessage{Deliveries: []lb.Delivery{delivery(vip1, 2)}}, [][]netip.Addr{{vip1}}},
-			{lb.FeedMessage{Deliveries: []lb.Delivery{delivery(vip1, 2)}}, nil},
-			{lb.FeedMessage{Deliveries: []lb.Delivery{refused}}, [][]netip.Addr{{vip2}}},
-			{lb.FeedMessage{Deliveries: []lb.Delivery{refused}}, nil},
-			{lb.FeedMessage{Removed: []lb.DeliveryKey{refused.Key()}}, [][]netip.Addr{{vip2}}},
-			{lb.FeedMessage{Removed: []lb.DeliveryKey{refused.Key()}}, nil},
-			{lb.FeedMessage{Complete: true, Deliveries: []lb.Delivery{delivery(vip2, 1)}}, [][]netip.Addr{{vip1, vip2}}},
+			{lb.FeedMessage{Deliveries: []lb.Delivery{delivery(vip1, 2)}}, [][]netip.Addr{{vip1}}, false},
+			{lb.FeedMessage{Deliveries: []lb.Delivery{delivery(vip1, 2)}}, nil, false},
+			{lb.FeedMessage{Deliveries: []lb.Delivery{refused}}, [][]netip.Addr{{vip2}}, true},
+			{lb.FeedMessage{Deliveries: []lb.Delivery{refused}}, nil, false},
+			{lb.FeedMessage{Removed: []lb.DeliveryKey{refused.Key()}}, [][]netip.Addr{{vip2}}, false},
+			{lb.FeedMessage{Removed: []lb.DeliveryKey{refused.Key()}}, nil, false},
+			{lb.FeedMessage{Complete: true, Deliveries: []lb.Delivery{delivery(vip2, 1)}}, [][]netip.Addr{{vip1, vip2}}, false},
 		} {
+			ends := p.ends.Load()
 			p.say(conn, c.m)
+			if ended := p.ends.Load() > ends; ended != c.ended {
+				t.Errorf("message %d: ended %v", i, ended)
+			}
 			if d := cmp.Diff(c.want, changes(), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); d != "" {
 				t.Errorf("message %d: %s", i, d)
 			}
@@ -249,7 +256,7 @@ func FuzzRead(f *testing.F) {
 				t.Fatal("began with an incomplete message")
 			}
 			first = false
-			known, _ = merge(known, m)
+			known, _, _ = merge(known, m)
 		}); err == nil {
 			t.Fatal("a feed that ends is no error")
 		}

@@ -12,7 +12,9 @@ import (
 // watches the paths to its neighbors on a ring with BFD, and a neighbor that loses one raises an alarm:
 // it tells all others. Each node that hears of it asks the kernel of the silent node itself. It takes
 // that node for dead if the kernel does not answer, and if another node than itself has lost its path:
-// of two nodes that do not hear one another, either may be cut off. A false alarm changes nothing.
+// of two nodes that do not hear one another, either may be cut off. A false alarm changes nothing. A
+// neighbor that takes the node for dead, and ends its watch with that, raises an alarm too: the first to
+// lose its path needs the word of another.
 
 const (
 	// alarmLasts is how long the losses of several neighbors may be apart to count as one. What is
@@ -104,6 +106,17 @@ func (l *State) Ring(now time.Time) map[netip.Addr]string {
 		}
 	}
 	return neighbors
+}
+
+// watched returns which process of a neighbor on the ring takes part in gossip; 0 if the node is none, or if
+// none does.
+func (l *State) watched(node string, now time.Time) uint64 {
+	for _, neighbor := range l.Ring(now) {
+		if neighbor == node {
+			return l.born(node)
+		}
+	}
+	return 0
 }
 
 // born returns which process of a node takes part in gossip; 0 for none.

@@ -103,11 +103,14 @@ func (a *Actor) Alarmed(node string, born uint64, by string) bool {
 	now := time.Now()
 	news := a.state.Alarmed(node, born, by, now)
 	var verdict Verdict
+	var watched uint64
 	if news {
+		watched = a.state.watched(node, now)
 		verdict = a.state.judge(a.state.nodes[node], now)
 	}
 	a.mu.Unlock()
 	a.announce(verdict, node)
+	a.attest(verdict, node, watched)
 	if news {
 		a.runner.Poke()
 	}
@@ -148,6 +151,13 @@ func (a *Actor) announce(verdict Verdict, node string) {
 		a.opts.Back(node)
 	}
 	a.opts.Changed()
+}
+
+// attest has the others know that this node takes a neighbor on the ring for dead.
+func (a *Actor) attest(verdict Verdict, node string, born uint64) {
+	if verdict == NodeDead && born != 0 && a.opts.Report != nil {
+		a.opts.Report(node, born)
+	}
 }
 
 // change updates the state and has the actor look at it.
@@ -223,7 +233,13 @@ func (a *Actor) apply(ctx context.Context) time.Duration {
 // settle takes in the answer to a probe.
 func (a *Actor) settle(p Probe, answered bool) {
 	a.mu.Lock()
-	verdict := a.state.Probed(p, answered, time.Now())
+	now := time.Now()
+	var watched uint64
+	if !p.alarm.IsZero() {
+		watched = a.state.watched(p.Node, now)
+	}
+	verdict := a.state.Probed(p, answered, now)
 	a.mu.Unlock()
 	a.announce(verdict, p.Node)
+	a.attest(verdict, p.Node, watched)
 }

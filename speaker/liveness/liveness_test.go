@@ -105,3 +105,33 @@ func TestAProbeThatIsCutShortShowsNothing(t *testing.T) {
 		}
 	})
 }
+
+// The first to lose its path to a node needs another one's word, and has it from a neighbor on the ring that
+// was told, asked the kernel, and whose own watch ends before it would have lost the path as well.
+func TestANeighborAttests(t *testing.T) {
+	for _, tc := range []struct {
+		ring int
+		want []string
+	}{{1, []string{"z"}}, {0, nil}} {
+		synctest.Test(t, func(t *testing.T) {
+			var reported []string
+			a := New(Options{Self: "m", Hold: hold, Log: slog.New(slog.DiscardHandler), Changed: func() {}, Ring: tc.ring,
+				Probe:  func(context.Context, netip.AddrPort) bool { return false },
+				Report: func(node string, _ uint64) { reported = append(reported, node) }})
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error)
+			go func() { ended <- a.Run(ctx) }()
+			a.Joined(process("n1")) // of three nodes, all are neighbors
+			a.Joined(process("z1"))
+			a.Alarmed("z", process("z1").Born, "n")
+			synctest.Wait()
+			if seen := a.Speakers(); !slices.Equal(seen.Dead, []string{"z"}) || !slices.Equal(reported, tc.want) {
+				t.Errorf("ring of %d: %v dead, reported %v; want %v", tc.ring, seen.Dead, reported, tc.want)
+			}
+			cancel()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

@@ -16,6 +16,7 @@ func TestAlarms(t *testing.T) {
 	r.cluster(func(s *setup) {
 		s.Profile = Profile{ProbeInterval: time.Hour, ProbeTimeout: 50 * time.Millisecond,
 			GossipInterval: 50 * time.Millisecond}
+		s.liveness.Ring = 2
 	})
 	a, b, c, d := r.members["a"], r.members["b"], r.members["c"], r.members["d"]
 

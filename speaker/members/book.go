@@ -16,13 +16,13 @@ type book struct {
 
 func newBook() book { return book{index: newIndex(), pages: map[string]*page{}} }
 
-// merge takes in updates and returns the VIPs of which something else is known now.
-func (b book) merge(updates ...update) []netip.Addr {
+// merge takes in updates and returns the VIPs of which something else is known now, and whether a node
+// that announced one of them says that it cannot any more.
+func (b book) merge(updates ...update) (vips []netip.Addr, ended bool) {
 	m := merging{index: b.index}
 	for _, u := range updates {
 		b.mergeOne(u, &m)
 	}
-	var vips []netip.Addr
 	for at, is := range m.changed {
 		if is {
 			vips = append(vips, b.index.vips[at])
@@ -30,7 +30,7 @@ func (b book) merge(updates ...update) []netip.Addr {
 	}
 	vips = append(vips, b.tidy()...)
 	slices.SortFunc(vips, netip.Addr.Compare)
-	return slices.Compact(vips)
+	return slices.Compact(vips), m.ended
 }
 
 func (b book) mergeOne(u update, m *merging) {

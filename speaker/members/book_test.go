@@ -141,23 +141,28 @@ func TestBooksConvergeByExchange(t *testing.T) {
 func TestMergeTellsWhatChanged(t *testing.T) {
 	b := newBook()
 	for i, c := range []struct {
-		u    update
-		want []netip.Addr
+		u     update
+		want  []netip.Addr
+		ended bool
 	}{
-		{update{node: "n1", born: 1, entries: []entry{{vip: vip1, seq: 1}, {vip: vip2, seq: 2}}}, []netip.Addr{vip1, vip2}},
-		{update{node: "n1", born: 1, entries: []entry{{vip: vip1, seq: 1}}}, nil},
+		{update{node: "n1", born: 1, entries: []entry{{vip: vip1, seq: 1}, {vip: vip2, seq: 2}}}, []netip.Addr{vip1, vip2}, false},
+		{update{node: "n1", born: 1, entries: []entry{{vip: vip1, seq: 1}}}, nil, false},
 		{update{node: "n1", born: 1, entries: []entry{{vip: vip1, seq: 3, claim: plan.Claim{Answering: true}}}},
-			[]netip.Addr{vip1}},
-		{update{node: "n1", born: 1, entries: []entry{{vip: vip1, seq: 2}}}, nil},
-		{update{node: "n1", born: 1, entries: []entry{{vip: vip1, seq: 4, claim: plan.Claim{Answering: true}}}}, nil},
+			[]netip.Addr{vip1}, false},
+		{update{node: "n1", born: 1, entries: []entry{{vip: vip1, seq: 2}}}, nil, false},
+		{update{node: "n1", born: 1, entries: []entry{{vip: vip1, seq: 4, claim: plan.Claim{Answering: true}}}}, nil, false},
 		{update{node: "n1", born: 1, floor: 5, entries: []entry{{vip: vip1, seq: 4, claim: plan.Claim{Answering: true}}}},
-			[]netip.Addr{vip2}},
-		{update{node: "n1", born: 1, entries: []entry{{vip: vip2, seq: 2}}}, nil},
-		{update{node: "n1", born: 2}, []netip.Addr{vip1}},
-		{update{node: "n1", born: 1, entries: []entry{{vip: vip2, seq: 9}}}, nil},
+			[]netip.Addr{vip2}, false},
+		{update{node: "n1", born: 1, entries: []entry{{vip: vip2, seq: 2}}}, nil, false},
+		{update{node: "n1", born: 1, entries: []entry{{vip: vip1, seq: 6, claim: plan.Claim{Answering: true,
+			Reason: lb.ReasonNotProgrammed}}}}, []netip.Addr{vip1}, true},
+		{update{node: "n1", born: 1, entries: []entry{{vip: vip1, seq: 7, claim: plan.Claim{Reason: lb.ReasonNotProgrammed}}}},
+			[]netip.Addr{vip1}, false},
+		{update{node: "n1", born: 2}, []netip.Addr{vip1}, false},
+		{update{node: "n1", born: 1, entries: []entry{{vip: vip2, seq: 9}}}, nil, false},
 	} {
-		if got := b.merge(c.u); !slices.Equal(got, c.want) {
-			t.Errorf("update %d: changed %v, want %v", i, got, c.want)
+		if got, ended := b.merge(c.u); !slices.Equal(got, c.want) || ended != c.ended {
+			t.Errorf("update %d: changed %v, ended %v; want %v, %v", i, got, ended, c.want, c.ended)
 		}
 	}
 }

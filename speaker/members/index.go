@@ -29,6 +29,7 @@ type index struct {
 type merging struct {
 	index   *index
 	changed []bool // VIPs of the index of which something else is known now
+	ended   bool   // one of them was announced by a node that says now that it cannot
 	known   map[*sheet]*translation
 }
 

@@ -148,7 +148,7 @@ func (m *Members) learn(b []byte) (news, ok bool) {
 		return false, false
 	}
 	var recalled uint64
-	again := false
+	again, ended := false, false
 	times, strangers := make(map[string]int, len(updates)), map[string]bool{}
 	var changed []netip.Addr
 	for _, some := range portions(updates) {
@@ -173,7 +173,8 @@ func (m *Members) learn(b []byte) (news, ok bool) {
 			}
 			others = append(others, u)
 		}
-		changed = append(changed, m.book.merge(others...)...)
+		vips, over := m.book.merge(others...)
+		changed, ended = append(changed, vips...), ended || over
 		clear(strangers) // the book has them
 		m.mu.Unlock()
 	}
@@ -187,6 +188,9 @@ func (m *Members) learn(b []byte) (news, ok bool) {
 		slices.SortFunc(changed, netip.Addr.Compare)
 		changed = slices.Compact(changed)
 		m.opts.Changed(changed)
+	}
+	if ended && m.opts.Ended != nil {
+		m.opts.Ended()
 	}
 	return len(changed) > 0, true
 }

@@ -50,6 +50,9 @@ type Options struct {
 	// Joined changed, and an empty list that Met did while it was sought. It must not block, and may
 	// be called from any goroutine.
 	Changed func(vips []netip.Addr)
+	// Ended, if not nil, is called after Changed when another node that could announce a VIP, and did,
+	// says that it cannot: clients wait for the next. It must not block.
+	Ended func()
 	// transport and pace replace the network and usualPace in tests.
 	transport memberlist.NodeAwareTransport
 	pace      pace

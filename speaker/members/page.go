@@ -89,6 +89,8 @@ func (p *page) merge(u update, m *merging) {
 		number := uint32(0)
 		if !e.gone {
 			number = p.index.number(e.claim)
+			_, announced := p.held(e.vip)
+			m.ended = m.ended || announced && !reserves(e.claim)
 		}
 		if at := p.index.position(e.vip); p.put(at, number) {
 			m.mark(at)

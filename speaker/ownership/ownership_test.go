@@ -50,6 +50,8 @@ func input(vip netip.Addr, claims string) plan.Input {
 			in.Claims[node] = plan.Claim{Answering: true}
 		case "conflict":
 			in.Claims[node] = plan.Claim{Reason: lb.ReasonAddressConflict}
+		case "withdraws":
+			in.Claims[node] = plan.Claim{Reason: lb.ReasonAddressConflict, Answering: true}
 		case "ahead":
 			in.Claims[node] = plan.Claim{Reason: lb.ReasonProbedAhead}
 		case "leaves":
@@ -140,6 +142,12 @@ func TestStory(t *testing.T) {
 			{what: "the first answers", claims: "1:answers 3", want: "1", same: true},
 			{what: "and has found somebody", claims: "1:conflict 3", want: "2 probes"},
 			{what: "so has this one", claims: "1:conflict 3", seen: "conflicting probed", want: "3 probes", same: true},
+		}},
+		"the next one asks while the first withdraws": {"2", []scene{
+			{what: "the first answers", claims: "1:answers 3:ahead", want: "1", same: true},
+			{what: "has found somebody, and answers still", claims: "1:withdraws 3:ahead", want: "2 probes"},
+			{what: "answers no more", claims: "1:conflict 3:ahead", want: "2 probes", same: true},
+			{what: "he is there", claims: "1:conflict 3:ahead", seen: "conflicting probed", want: "probes", same: true},
 		}},
 		"a speaker that was restarted goes on": {"2", []scene{
 			{what: "new to it", claims: "3 restarted", want: "2 answers", again: FreshFor},

@@ -84,14 +84,14 @@ func reportsConflict(claims map[string]Claim) bool {
 	return false
 }
 
-// Ceded reports whether one of ours that began to answer for a VIP has found a conflicting host and
-// answers no more, and nobody else of ours does: whoever is next has to ask.
+// Ceded reports whether one of ours that began to answer for a VIP has found a conflicting host, and
+// nobody else of ours answers: whoever is next has to ask.
 func Ceded(in Input) bool {
 	if len(in.Answering) > 0 || in.Restarted || !reportsConflict(in.Claims) {
 		return false
 	}
 	for _, claim := range in.Claims {
-		if claim.Answering {
+		if claim.Answering && claim.Reason != lb.ReasonAddressConflict { // who has found one withdraws
 			return false
 		}
 	}
