@@ -90,7 +90,7 @@ func (p *page) merge(u update, m *merging) {
 		if !e.gone {
 			number = p.index.number(e.claim)
 			_, announced := p.held(e.vip)
-			m.ended = m.ended || announced && !reserves(e.claim)
+			m.ended = m.ended || announced && !e.claim.Announces()
 		}
 		if at := p.index.position(e.vip); p.put(at, number) {
 			m.mark(at)
