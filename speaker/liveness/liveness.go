@@ -60,7 +60,7 @@ func New(opts Options) *Actor {
 	if opts.Probe == nil {
 		opts.Probe = Answers
 	}
-	a := &Actor{opts: opts, state: newState(opts.Self, opts.Hold)}
+	a := &Actor{opts: opts, state: NewState(opts.Self, opts.Hold)}
 	a.state.ring = opts.Ring
 	a.runner = loop.New(func(ctx context.Context) (time.Duration, error) { return a.apply(ctx), nil }, loop.Options{})
 	return a

@@ -74,9 +74,9 @@ type reserved struct {
 
 func (r reserved) active(now time.Time) bool { return now.Before(r.until) }
 
-// newState returns a State that has met no other node. hold is how long it reserves what a
+// NewState returns a State that has met no other node. hold is how long it reserves what a
 // crashed speaker announced.
-func newState(self string, hold time.Duration) *State {
+func NewState(self string, hold time.Duration) *State {
 	return &State{self: self, hold: hold, nodes: map[string]*peer{}}
 }
 

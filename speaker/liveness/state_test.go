@@ -24,7 +24,7 @@ type story struct {
 }
 
 func newStory() *story {
-	return &story{State: newState("m", hold), now: time.Unix(1e9, 0), heard: map[string]plan.Process{}}
+	return &story{State: NewState("m", hold), now: time.Unix(1e9, 0), heard: map[string]plan.Process{}}
 }
 
 func process(name string) plan.Process {
@@ -249,7 +249,7 @@ func TestAnOldAnswerSettlesNothing(t *testing.T) {
 // With no hold nothing is reserved, and dead nodes are found all the same.
 func TestWithoutAHold(t *testing.T) {
 	s := newStory()
-	s.State = newState("m", 0)
+	s.State = NewState("m", 0)
 	for _, step := range []string{"a1 joins", "a1 speaks", "b1 joins", "b1 speaks", "a1 lost", "a answers"} {
 		s.do(step)
 	}

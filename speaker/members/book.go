@@ -138,14 +138,15 @@ func (b book) claims(vip netip.Addr, standings map[string]plan.Standing) map[str
 		if p == nil {
 			continue
 		}
-		claim, said := p.get(vip)
-		said = said && standing.Live && p.born >= standing.Born
-		if said {
-			claim.Stale = p.born == standing.Stale.Born && p.seq(vip) <= standing.Stale.Seq
-			claims[node] = claim
+		var said, reserved *plan.Claim
+		if claim, ok := p.get(vip); ok {
+			said = &claim
 		}
-		if h, held := p.life(standing.Held).held(vip); held && (!said || plan.Resuming(claim)) {
-			claims[node] = plan.Claim{Answering: true, Weight: h.Weight, Parted: h.Parted, Held: true}
+		if claim, ok := p.life(standing.Held).held(vip); ok {
+			reserved = &claim
+		}
+		if claim, ok := standing.Counts(said, plan.Point{Born: p.born, Seq: p.seq(vip)}, reserved); ok {
+			claims[node] = claim
 		}
 	}
 	return claims

@@ -90,7 +90,7 @@ func (p *page) merge(u update, m *merging) {
 		if !e.gone {
 			number = p.index.number(e.claim)
 			_, announced := p.held(e.vip)
-			m.ended = m.ended || announced && !reserves(e.claim)
+			m.ended = m.ended || announced && !e.claim.Announces()
 		}
 		if at := p.index.position(e.vip); p.put(at, number) {
 			m.mark(at)
@@ -186,7 +186,7 @@ func (p *page) life(born uint64) *page {
 // announces reports whether the process announces an address.
 func (p *page) announces() bool {
 	return slices.ContainsFunc(p.cells, func(number uint32) bool {
-		return number != 0 && reserves(p.index.claim(number))
+		return number != 0 && p.index.claim(number).Announces()
 	})
 }
 
@@ -196,10 +196,8 @@ func (p *page) held(vip netip.Addr) (plan.Claim, bool) {
 		return plan.Claim{}, false
 	}
 	claim, ok := p.get(vip)
-	return claim, ok && reserves(claim)
+	return claim, ok && claim.Announces()
 }
-
-func reserves(claim plan.Claim) bool { return claim.Answering && claim.Reason == "" }
 
 // update returns all that the page knows, with a copy of its index' sheet. It stays as it is when the
 // page changes.

@@ -20,7 +20,8 @@ type moment struct {
 	met    bool   // another speaker has just been heard
 	asked  bool   // the API server has just answered
 	slowly bool   // it has, but not promptly
-	heard  bool   // a majority elsewhere is heard of
+	heard  bool   // a majority is heard of over the API server
+	old    bool   // what is heard is from before that majority lost this node
 	answer bool   // the kernels of those that are missing answer
 	state  string // "estranged", "mute" (which is estranged too), or ""
 }
@@ -53,6 +54,10 @@ func TestEstranged(t *testing.T) {
 			{what: "and again", after: 2 * time.Second, live: "c", asked: true, state: "estranged"},
 			{what: "and again", after: 2 * time.Second, live: "c", asked: true, state: "estranged"},
 			{what: "it has waited", after: 2 * time.Second, live: "c", asked: true}}},
+		"the Lease is from before it was cut off": {"c", []moment{minute,
+			{what: "cut off", after: time.Minute, live: "c", state: "estranged"},
+			{what: "reads it", after: 20 * time.Second, live: "c", asked: true, heard: true, old: true, state: "estranged"},
+			{what: "it is renewed", after: time.Second, live: "c", asked: true, heard: true}}},
 		"the API server is back before the others": {"c", []moment{minute,
 			{what: "cut off", after: time.Minute, live: "c", state: "estranged"},
 			{what: "connected", after: 20 * time.Second, live: "c", asked: true, state: "estranged"},
@@ -143,6 +148,9 @@ func tell(t *testing.T, name, self string, story []moment) {
 		}
 		f.Speakers, f.Others = plan.SpeakersOf(self, live, live, known, silent), m.live != "only"
 		f.Carrier, f.Unplugged, f.Heard = []string{"eth0"}, m.down, m.heard
+		if f.Said.Live = without(known, live); m.old {
+			f.Said.Live = known
+		}
 		if m.down {
 			f.Carrier = nil
 		}

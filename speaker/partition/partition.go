@@ -66,6 +66,9 @@ type State struct {
 func (s *State) Step(now time.Time, f Facts) (news, changed bool, again time.Duration) {
 	s.self, s.seen = f.Self, f.Speakers
 	s.bury(now)
+	// Those who count this node among them speak of the time before they lost it, if they have: they do
+	// not say who serves what it does not.
+	f.Heard = f.Heard && !slices.Contains(f.Said.Live, f.Self)
 	said, heard := f.Said, f.Heard
 	lost := !s.apart && (!s.seen.Majority || s.seen.Half && !s.half) // of two halves, either may be cut off
 	found := s.seen.Most() && s.few

@@ -27,3 +27,7 @@ type Claim struct {
 	// said nothing else yet. It is never sent.
 	Stale bool `json:"-"`
 }
+
+// Announces reports whether the node announces the VIP as one that it can deliver: others reserve
+// the VIP for the node's next speaker if this one ends.
+func (c Claim) Announces() bool { return c.Answering && c.Reason == "" }

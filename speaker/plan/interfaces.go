@@ -192,3 +192,15 @@ func noInterface(f Facts, matching []lb.L2Advertisement, vip netip.Addr) string 
 			"interfaces in an L2Advertisement",
 		f.Self, vip, strings.Join(subnets, "; "))
 }
+
+// withCarrier returns those of the interfaces that have a carrier. A node that answers only until the
+// owner does ends that without one: when the carrier is back, it does not know who answers.
+func (f Facts) withCarrier(names []string) (up []string) {
+	for _, i := range f.Interfaces {
+		if i.Up && slices.Contains(names, i.Name) {
+			up = append(up, i.Name)
+		}
+	}
+	slices.Sort(up)
+	return up
+}

@@ -34,6 +34,20 @@ type Standing struct {
 	Held uint64
 }
 
+// Counts returns what counts of what a node has said of a VIP, and whether anything does: said is its
+// newest claim, made at a point, and reserved what the process Held has announced; nil for nothing.
+func (s Standing) Counts(said *Claim, at Point, reserved *Claim) (claim Claim, ok bool) {
+	ok = said != nil && s.Live && at.Born >= s.Born
+	if ok {
+		claim = *said
+		claim.Stale = at.Born == s.Stale.Born && at.Seq <= s.Stale.Seq
+	}
+	if reserved != nil && (!ok || Resuming(claim)) {
+		return Claim{Answering: true, Weight: reserved.Weight, Parted: reserved.Parted, Held: true}, true
+	}
+	return claim, ok
+}
+
 // Resuming reports whether a claim is one that a speaker makes on its way to answering again.
 func Resuming(c Claim) bool {
 	switch c.Reason {

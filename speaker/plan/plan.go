@@ -205,7 +205,7 @@ func Decide(f Facts, in Input) Decision {
 			d.Overlap = d.Overlap || claim.Answering
 		}
 	case handsOver(f, in, d):
-		d.Answer, d.Handover = in.Answering, true
+		d.Answer, d.Handover = f.withCarrier(in.Answering), true
 	}
 	d.Nodes = nodeStatuses(f, in, d)
 	return d
@@ -252,8 +252,11 @@ func expected(f Facts, in Input) []Candidate {
 // has just been found again said before may not be so any more. It does so only while what still
 // arrives here is delivered.
 func handsOver(f Facts, in Input, d Decision) bool {
-	if len(in.Answering) == 0 || f.Gate != "" || !forwards(in.Holders) {
+	if len(f.withCarrier(in.Answering)) == 0 || f.Gate != "" || !forwards(in.Holders) {
 		return false
+	}
+	if in.Elsewhere {
+		return false // an owner that this node does not hear answers
 	}
 	if owner := in.Claims[d.Owner]; d.Owner != "" && owner.Answering && !owner.Stale {
 		return false

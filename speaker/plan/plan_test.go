@@ -393,8 +393,20 @@ func TestContract5MakeBeforeBreak(t *testing.T) {
 		{name: "node drained without an heir", self: owner, facts: func(f *Facts) { f.Node.Leaving = lb.ReasonNodeDrained },
 			input: []func(*Input){answering, others(second, Claim{Reason: lb.ReasonNoLocalBackends})}, answer: true,
 			handover: true},
+		{name: "node drained without an heir, and the majority that it does not see answers", self: owner,
+			facts: func(f *Facts) { f.Node.Leaving = lb.ReasonNodeDrained },
+			input: []func(*Input){answering, func(in *Input) { in.Elsewhere = true }}},
+		{name: "node drained, and its interface loses the carrier", self: owner, facts: func(f *Facts) {
+			f.Node.Leaving, f.Interfaces = lb.ReasonNodeDrained, slices.Clone(f.Interfaces)
+			for i := range f.Interfaces {
+				f.Interfaces[i].Up = false
+			}
+		}, input: []func(*Input){answering, others(second, Claim{})}},
 		{name: "last local endpoint is terminating, no heir yet", self: owner,
 			input: []func(*Input){answering, held(delivery(nginx, local(0, 1, 1, 0)))}, answer: true, handover: true},
+		{name: "last local endpoint is terminating, and the majority that it does not see answers", self: owner,
+			input: []func(*Input){answering, func(in *Input) { in.Elsewhere = true },
+				held(delivery(nginx, local(0, 1, 1, 0)))}},
 		{name: "label set without an heir", self: owner,
 			facts: func(f *Facts) { f.Node.Labels = labels.Set{LabelExclude: "true"} }, input: []func(*Input){answering}},
 		{name: "node leaving", self: owner, facts: func(f *Facts) { f.Node.Leaving = lb.ReasonNodeLeaving },

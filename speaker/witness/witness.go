@@ -68,11 +68,7 @@ type Actor struct {
 	took    time.Duration // how long that one took
 
 	// Only apply touches these.
-	known    bool // version is what was read or written last
-	version  string
-	said     lb.Witness
-	renewed  time.Time // when the Lease was last seen to be written, by this node's clock
-	told     time.Time // when this node last wrote
+	state    State
 	failures loop.Failures
 }
 
@@ -126,67 +122,54 @@ func (a *Actor) apply(ctx context.Context, now time.Time) time.Duration {
 	var next time.Duration
 	switch {
 	case d.Heed:
-		err := a.read(ctx, now)
+		err := a.read(ctx, now, d)
 		a.report(err)
 		a.note(now, err)
 		next = heedEvery
 	case d.Tell:
 		next = a.tell(ctx, now, d)
 	default:
-		a.known, a.renewed = false, time.Time{} // what was read long ago shows nothing
+		a.state.Rest()
 	}
-	a.publish(d.Heed && !a.renewed.IsZero() && now.Before(a.renewed.Add(lasts)))
+	a.publish(a.state.Outcome(now, d))
 	return next
 }
 
-// read notes what the Lease says, and whether it was written since it was last looked at. Only that
-// shows that a majority is at work now: clocks differ, and the Lease stays when those who wrote it
-// have gone.
-func (a *Actor) read(ctx context.Context, now time.Time) error {
+// read notes what the Lease says.
+func (a *Actor) read(ctx context.Context, now time.Time, d Desired) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	said, version, err := a.opts.Lease.Read(ctx)
 	if err != nil {
 		return err
 	}
-	if a.known && version != a.version {
-		a.renewed = now
-	}
-	a.known, a.version, a.said = true, version, said
+	a.state.Saw(now, d, said, version)
 	return nil
 }
 
 // tell renews the Lease when it is this node's turn, and returns when to look again.
 func (a *Actor) tell(ctx context.Context, now time.Time, d Desired) time.Duration {
-	if due := a.told.Add(tellEvery); a.known && now.Before(due) && a.said.Same(d.Says) {
-		return due.Sub(now)
+	if wait := a.state.Due(now, d); wait > 0 {
+		return wait
 	}
-	if soon := a.told.Add(tellSoon); now.Before(soon) {
-		return soon.Sub(now)
-	}
-	was := a.known
-	err := a.read(ctx, now)
+	err := a.read(ctx, now, d)
 	a.note(now, err)
 	if err != nil {
 		a.report(err)
 		return tellEvery
 	}
-	if !was {
-		a.renewed = now // those before this one get their time
-	}
-	if wait := a.renewed.Add(time.Duration(d.Rank) * stepIn).Sub(now); d.Rank > 0 && wait > 0 &&
-		a.said.Node != d.Says.Node {
+	if wait := a.state.Turn(now, d); wait > 0 {
 		return min(wait, tellEvery)
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	says := d.Says
 	says.At = now
-	version, err := a.opts.Lease.Write(ctx, says, a.version)
+	version, err := a.opts.Lease.Write(ctx, says, a.state.Version())
 	a.report(err)
-	a.told = now
+	a.state.Tried(now)
 	if err == nil {
-		a.version, a.said, a.renewed = version, says, now
+		a.state.Wrote(now, says, version)
 	}
 	return tellEvery
 }
@@ -211,10 +194,10 @@ func (a *Actor) report(err error) {
 }
 
 // publish makes known what was read.
-func (a *Actor) publish(fresh bool) {
+func (a *Actor) publish(said lb.Witness, fresh bool) {
 	a.mu.Lock()
-	same := a.fresh == fresh && (!fresh || a.outcome.Same(a.said))
-	a.fresh, a.outcome = fresh, a.said
+	same := a.fresh == fresh && (!fresh || a.outcome.Same(said))
+	a.fresh, a.outcome = fresh, said
 	a.mu.Unlock()
 	if !same && a.opts.Changed != nil {
 		a.opts.Changed()
