@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -88,6 +89,9 @@ func wantServiceEvent(t *testing.T, l *lab.Lab, reason lb.Reason, parts ...strin
 func TestProbeLeavesOutAPodThatANodeDoesNotReach(t *testing.T) {
 	t.Parallel()
 	b := bootsOverL2(t)
+	if err := b.ServeExec(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	b.served(t)
 	var own, away lab.Pod
 	for _, p := range b.Pods("my-nginx") {
@@ -118,10 +122,14 @@ func TestProbeLeavesOutAPodThatANodeDoesNotReach(t *testing.T) {
 		}
 	}
 	wantServiceEvent(t, b.Lab, lb.ReasonProbeFailed, bootNode, lost.String(), "no answer within")
-	if _, out := landfallctl(t, b.Lab, "explain", "svc", "my-nginx"); !strings.Contains(out,
-		bootNode+" sends no new connections to "+lost.String()) {
-		t.Errorf("landfallctl says:\n%s", out)
-	}
+	ctl := filepath.Join(programFolder(t), "landfallctl")
+	eventually(t, "landfallctl names the pod", func() error {
+		line, _ := firstLine(t.Context(), b.Lab, ctl, svc("my-nginx")...)
+		if !strings.HasPrefix(line, "Service default/my-nginx: "+bootNode+" sends no new connections to "+lost.String()) {
+			return fmt.Errorf("it says %q", line)
+		}
+		return nil
+	})
 	b.served(t)
 	wantNoneLost(t, probe.Stop())
 
