@@ -226,8 +226,8 @@ var Reasons = map[lb.Reason]Entry{
 		"(landfall.dev/probe). These nodes send it no new connections. The network between NODE and the pod is broken, or " +
 		"something there drops packets.",
 		"landfallctl explain svc NAME -o wide   # then restart the network plugin's pod on NODE"},
-	lb.ReasonProbeIgnored: {"Fewer than half of the Service's endpoints answer the probes of a node, which therefore uses " +
-		"all of them. The probe is wrong, or the node is cut off from most pods.",
+	lb.ReasonProbeIgnored: {"Fewer than half of the Service's endpoints answer the probes of a node, which therefore " +
+		"uses all of them. The probe is wrong, or the node is cut off from most pods.",
 		"kubectl annotate service NAME landfall.dev/probe=tcp --overwrite   # or a path that pods answer with 200 to 399"},
 	lb.ReasonProbePassed: {Meaning: "All endpoints answer the node's probes again, or are not probed any more."},
 	lb.ReasonProbeInvalid: {"The annotation landfall.dev/probe cannot be read, or the Service has nothing to probe. The " +

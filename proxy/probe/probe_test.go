@@ -3,6 +3,7 @@ package probe
 import (
 	"context"
 	"errors"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -117,9 +118,7 @@ func tcp(targets ...string) plan.Probing {
 func (r *rig) after(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
-	for key, left := range r.Take() {
-		r.left[key] = left
-	}
+	maps.Copy(r.left, r.Take())
 }
 
 func (r *rig) expect(what string, want ...string) {
