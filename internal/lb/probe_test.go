@@ -35,6 +35,29 @@ func TestParseProbe(t *testing.T) {
 	}
 }
 
+func TestRefuseProbe(t *testing.T) {
+	tcp, udp := []ServicePort{{Protocol: UDP}, {Protocol: TCP}}, []ServicePort{{Protocol: UDP}, {Protocol: SCTP}}
+	for _, tt := range []struct {
+		name string
+		s    Service
+		want string
+	}{
+		{"no annotation", Service{Type: ClusterIP, Ports: udp}, ""},
+		{"well", Service{Type: LoadBalancer, Ports: tcp, Probe: Probe{Kind: ProbeTCP}}, ""},
+		{"unread", Service{Type: LoadBalancer, Ports: tcp, InvalidProbe: `"x": want tcp`}, `landfall.dev/probe: "x": want tcp`},
+		{"another type", Service{Type: ClusterIP, Ports: tcp, Probe: Probe{Kind: ProbeTCP}},
+			`"tcp" is for Services of type LoadBalancer, and this one is of type ClusterIP`},
+		{"no TCP", Service{Type: LoadBalancer, Ports: udp, Probe: Probe{Kind: ProbeHTTP, Path: "/a"}},
+			`"http:/a" needs a port of protocol TCP`},
+	} {
+		why := tt.s.RefuseProbe()
+		if (why == nil) != (tt.want == "") || why != nil && (why.Reason != ReasonProbeInvalid ||
+			!strings.Contains(why.Message, tt.want)) {
+			t.Errorf("%s: %v, want %q", tt.name, why, tt.want)
+		}
+	}
+}
+
 // FuzzParseProbe checks that what is taken has one form, and cannot add a line to a request.
 func FuzzParseProbe(f *testing.F) {
 	for _, text := range []string{"", "tcp", "http:/healthz", "http://x", "http:/\r\n"} {

@@ -236,6 +236,21 @@ func TestFollowsEndpoints(t *testing.T) {
 	})
 }
 
+// An answer that comes when its Service is not asked any more is nobody's.
+func TestAnswersComeTooLate(t *testing.T) {
+	run(t, func(r *rig) {
+		r.breaks(true, one)
+		r.Begin(map[lb.Key]plan.Probing{key: tcp(one, two)})
+		r.after(interval / 2)
+		r.Update(map[lb.Key]plan.Probing{key: {}})
+		r.after(interval)
+		if r.counted[TimedOut] != 1 || r.questions(one) != 1 {
+			t.Errorf("counted %v of %d questions", r.counted, r.questions(one))
+		}
+		r.expect("nothing is asked")
+	})
+}
+
 // Services do not disturb one another: one pod may be well by the probe of one and not by that of another.
 func TestServicesAreApart(t *testing.T) {
 	other := lb.Key{Namespace: "default", Name: "other"}
