@@ -31,9 +31,6 @@ const (
 	Unclear  Result = "too-late" // this node was too slow to tell, or has no socket left
 )
 
-// Results are all of them.
-var Results = []Result{Passed, Refused, TimedOut, Status, Failed, Unclear}
-
 const (
 	// lateness is how much later than its time a question may end before it says more of this node's
 	// processors than of the backend.

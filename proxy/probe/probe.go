@@ -53,6 +53,9 @@ type Actor struct {
 	// What follows belongs to the step.
 	services map[lb.Key]*service
 	total    int // entries
+	// underway counts the questions of each Service without an answer, with those to endpoints that are
+	// gone: a Service whose probe changes all the time has no more of them than endpoints.
+	underway map[lb.Key]int
 }
 
 // service is a Service whose endpoints are asked.
@@ -81,7 +84,7 @@ var _ actor.Updater[lb.Key, plan.Probing] = (*Actor)(nil)
 
 // New returns an Actor. Run starts it.
 func New(deps Deps) *Actor {
-	a := &Actor{deps: deps, services: map[lb.Key]*service{}}
+	a := &Actor{deps: deps, services: map[lb.Key]*service{}, underway: map[lb.Key]int{}}
 	a.runner = loop.New(a.step, loop.Options{Gap: gap})
 	return a
 }
@@ -171,6 +174,9 @@ func (a *Actor) hear(now time.Time, changed map[lb.Key]bool) {
 	a.mu.Unlock()
 	for _, n := range answers {
 		e := n.entry
+		if a.underway[e.key]--; a.underway[e.key] == 0 {
+			delete(a.underway, e.key)
+		}
 		if e.asked = false; e.gone {
 			continue
 		}
@@ -224,6 +230,10 @@ func (a *Actor) ask(ctx context.Context, now time.Time) (again time.Duration) {
 				}
 				continue
 			}
+			if a.underway[e.key] >= len(s.entries) {
+				break // the next answer makes room
+			}
+			a.underway[e.key]++
 			e.asked = true
 			q := question{to: e.to, probe: s.Probe, within: within, agent: a.deps.Agent, dial: a.deps.Dial, now: a.deps.Now}
 			a.asks.Go(func() {

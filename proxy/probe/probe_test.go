@@ -304,6 +304,38 @@ func TestBounds(t *testing.T) {
 	})
 }
 
+// A Service whose probe changes all the time has no more questions under way than endpoints, and no other
+// Service waits for it.
+func TestBoundsOfChanges(t *testing.T) {
+	other := lb.Key{Name: "other"}
+	run(t, func(r *rig) {
+		r.Actor.deps.Dial = func(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+			if to.String() != one {
+				time.Sleep(time.Minute)
+			}
+			return r.dial(ctx, to)
+		}
+		r.Begin(map[lb.Key]plan.Probing{other: tcp(one)})
+		for i := range 50 {
+			p := tcp(two, six)
+			p.Probe = lb.Probe{Kind: lb.ProbeHTTP, Path: "/" + strings.Repeat("x", i)}
+			r.Update(map[lb.Key]plan.Probing{key: p})
+			r.after(time.Second)
+			if n := r.underway[key]; n != 2 {
+				t.Fatalf("%d questions are under way", n)
+			}
+		}
+		if n := r.questions(one); n < 490 {
+			t.Errorf("the other Service was asked %d times in 50 s", n)
+		}
+		r.Update(map[lb.Key]plan.Probing{key: {}, other: {}})
+		r.after(2 * time.Minute)
+		if len(r.underway) > 0 {
+			t.Errorf("questions are under way: %v", r.underway)
+		}
+	})
+}
+
 // What this node cannot tell decides nothing, for however long.
 func TestUnknownIsNotAbsent(t *testing.T) {
 	run(t, func(r *rig) {
