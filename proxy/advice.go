@@ -26,6 +26,9 @@ func (p *proxy) advise(r *record, planned plan.Service) {
 			advice = append(advice, *lb.Refuse(lb.ReasonRequestInvalid, "annotation %s: %.80q is not %s, and does nothing",
 				lb.AnnotationFailover, f, lb.FailoverPassthrough))
 		}
+		if why := r.probes.refused; why != nil {
+			advice = append(advice, *why)
+		}
 		if planned.Excess != nil {
 			advice = append(advice, *lb.Refuse(lb.ReasonTooLarge, "%v", *planned.Excess))
 		}

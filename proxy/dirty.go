@@ -18,7 +18,12 @@ type dirt struct {
 func (p *proxy) mark(key lb.Key) { p.note(key, false) }
 
 // markEndpoints notes that endpoints of a Service have changed. It never blocks.
-func (p *proxy) markEndpoints(key lb.Key) { p.note(key, true) }
+func (p *proxy) markEndpoints(key lb.Key) {
+	if key == apiServers {
+		p.factsChanged.Store(true) // no probe may ask them
+	}
+	p.note(key, true)
+}
 
 func (p *proxy) note(key lb.Key, endpoints bool) {
 	p.dirtyMu.Lock()

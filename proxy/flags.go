@@ -15,6 +15,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/ops"
 	"github.com/landfall-lb/landfall/proxy/counters"
 	"github.com/landfall-lb/landfall/proxy/plan"
+	"github.com/landfall-lb/landfall/proxy/probe"
 	"github.com/landfall-lb/landfall/proxy/rescue"
 	"github.com/landfall-lb/landfall/proxy/tunnel"
 )
@@ -25,6 +26,9 @@ const (
 	pathDefaultRoute = "default-route"
 	pathOff          = "off"
 )
+
+// The least and the longest --probe-interval.
+const minProbeInterval, maxProbeInterval = 50 * time.Millisecond, 10 * time.Second
 
 type flags struct {
 	mode, clusterCIDR, detectLocalMode, podBridge, podPrefix string
@@ -39,6 +43,7 @@ type flags struct {
 	pathCheck                                                string
 	rescueLimit, rescueTunnelPort                            int
 	serviceCounters                                          string
+	probeInterval                                            time.Duration
 	namespace                                                string
 	daemonSets                                               []string
 }
@@ -92,6 +97,10 @@ func (f *flags) add(set *pflag.FlagSet) {
 		"whether an address needs a way from the kernel to an endpoint, beside its rules: strict (a route that is not the "+
 			"default one), default-route (the default route counts too, for networks whose routers know the pods) or off; "+
 			"endpoints without a way are left out while others have one")
+	set.DurationVar(&f.probeInterval, "probe-interval", probe.DefaultInterval,
+		"time between two probes of a backend of a Service with the annotation "+lb.AnnotationProbe+", from "+
+			minProbeInterval.String()+" to "+maxProbeInterval.String()+"; longer where there are many endpoints or nodes; 0 "+
+			"switches probes off")
 	set.BoolVar(&f.setIPForward, "set-ip-forward", false,
 		"switch on the kernel parameter net.ipv4.ip_forward if it is off; without forwarding no packet reaches a pod")
 	set.BoolVar(&f.acceptForwarded, "accept-forwarded", false,
@@ -170,6 +179,9 @@ func (f *flags) settings() (settings, error) {
 	}
 	if f.rescueTunnelPort < 0 || f.rescueTunnelPort > 65535 {
 		return s, ops.Usagef("--rescue-tunnel-port: %d is not between 0 and 65535", f.rescueTunnelPort)
+	}
+	if i := f.probeInterval; i != 0 && (i < minProbeInterval || i > maxProbeInterval) {
+		return s, ops.Usagef("--probe-interval: %v is neither 0 nor between %v and %v", i, minProbeInterval, maxProbeInterval)
 	}
 	if address := f.healthzAddress(); address != "" {
 		if _, err := netip.ParseAddrPort(address); err != nil && !strings.HasPrefix(address, ":") {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -30,6 +31,7 @@ import (
 	"github.com/landfall-lb/landfall/proxy/iptables"
 	"github.com/landfall-lb/landfall/proxy/path"
 	"github.com/landfall-lb/landfall/proxy/plan"
+	"github.com/landfall-lb/landfall/proxy/probe"
 	"github.com/landfall-lb/landfall/proxy/rescue"
 )
 
@@ -203,6 +205,13 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 		warn: func(s lb.Service, reason lb.Reason, message string) {
 			events.Warning(kube.ServiceReference(s), reason, message)
 		},
+		probed: func(s lb.Service, reason lb.Reason, message string) {
+			if reason == lb.ReasonProbePassed {
+				events.Normal(kube.ServiceReference(s), reason, message)
+			} else {
+				events.Warning(kube.ServiceReference(s), reason, message)
+			}
+		},
 	}
 	rt.Metrics.MustRegister(newCollector(p, offer.Readers), rescued(rescuer), rescueDropped(rescuer),
 		rescueRefused(rescuer), rescueTargets(rescuer), preflight.Collector("landfall_proxy_node_findings", flight.Found))
@@ -232,6 +241,11 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 		walker = f.newWalker(p, fib, parameters)
 		p.to.targets, p.from.path = walker, walker.Take
 		actors["path"] = walker
+	}
+	if f.probeInterval > 0 {
+		prober := f.newProber(p, metrics)
+		p.to.probes, p.from.probes = prober, prober.Take
+		actors["probes"] = prober
 	}
 	for name, a := range actors {
 		rt.Live(name, a.Busy)
@@ -293,6 +307,17 @@ func (f *flags) newWalker(p *proxy, fib *links.FIB, parameters kernelParameters)
 			return parameters.number(parameterCount), parameters.number(parameterMax)
 		},
 	})
+}
+
+// newProber returns the actor that asks backends whether they answer.
+func (f *flags) newProber(p *proxy, metrics *metrics) *probe.Actor {
+	var dialer net.Dialer
+	dialer.SetMultipathTCP(false)
+	return probe.New(probe.Deps{Now: p.now, Interval: f.probeInterval, Phase: rand.N[time.Duration],
+		Agent: name + "/" + ops.BuildVersion(), Counted: metrics.asked, Changed: p.runner.PokeNow,
+		Dial: func(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+			return dialer.DialContext(ctx, "tcp", to.String())
+		}})
 }
 
 // watchLinks watches the node's interfaces.

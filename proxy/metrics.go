@@ -10,6 +10,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/dialect"
+	"github.com/landfall-lb/landfall/proxy/probe"
 )
 
 // metrics count what the actors do. The names are kube-proxy's, with landfall_proxy_ in place of
@@ -24,7 +25,7 @@ type metrics struct {
 	services, endpoints                     prometheus.Counter
 	verified, synced, queued                prometheus.Gauge
 	rules                                   *prometheus.GaugeVec
-	healthz, livez                          *prometheus.CounterVec
+	healthz, livez, probes                  *prometheus.CounterVec
 }
 
 func newMetrics(registry prometheus.Registerer) *metrics {
@@ -85,8 +86,11 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 			Help: "Landfall's rules in iptables."},
 			[]string{"table"}),
 		healthz: answers("healthz"), livez: answers("livez"),
+		probes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "probes_total",
+			Help: "Probes of backends by result: passed, refused, timeout, status, failed, or too-late where the node itself " +
+				"was too slow to tell."}, []string{"result"}),
 	}
-	registry.MustRegister(m.rules)
+	registry.MustRegister(m.rules, m.probes)
 	return m
 }
 
@@ -140,6 +144,8 @@ func (m *metrics) answered(path string, code int) {
 	vec.WithLabelValues(strconv.Itoa(code)).Inc()
 }
 
+func (m *metrics) asked(result probe.Result) { m.probes.WithLabelValues(string(result)).Inc() }
+
 func (m *metrics) programmed(d time.Duration) { m.network.Observe(d.Seconds()) }
 
 func (m *metrics) latency(d time.Duration) { m.programming.Observe(d.Seconds()) }
@@ -152,6 +158,7 @@ type collector struct {
 	readers                                  func() int
 	services, vips, pending, speakers, ready *prometheus.Desc
 	changes, noLocal, advised, unreached     *prometheus.Desc
+	leftOut, ignored                         *prometheus.Desc
 }
 
 func newCollector(p *proxy, readers func() int) *collector {
@@ -164,6 +171,10 @@ func newCollector(p *proxy, readers func() int) *collector {
 		vips:     desc("vips", "VIPs by the reason why this node cannot deliver them, or Deliverable.", "reason"),
 		unreached: desc("endpoints_without_path",
 			"Endpoints of Services with external addresses that this node's kernel does not reach, by reason.", "reason"),
+		leftOut: desc("probe_endpoints_left_out",
+			"Endpoints to which this node sends no new connections, as they do not answer its probes."),
+		ignored: desc("probe_services_ignored",
+			"Services of which this node uses endpoints that do not answer its probes, as fewer than half would be left."),
 		pending: desc("oldest_unapplied_change_age_seconds",
 			"Age of the oldest change that the kernel has not confirmed; 0 when there is none.", "family"),
 		speakers: desc("feed_readers", "Speakers connected to the feed."),
@@ -181,7 +192,7 @@ func newCollector(p *proxy, readers func() int) *collector {
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{c.services, c.vips, c.pending, c.speakers, c.ready, c.changes, c.unreached,
 		c.noLocal,
-		c.advised} {
+		c.advised, c.leftOut, c.ignored} {
 		ch <- d
 	}
 }
@@ -197,6 +208,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	internal, external, advised := c.p.counts.noLocal[policyInternal], c.p.counts.noLocal[policyExternal],
 		c.p.counts.advised[true]
 	changes := len(c.p.unconfirmed)
+	leftOut, ignored := c.p.countProbes()
 	c.p.mu.Unlock()
 	unreached := map[lb.Reason]int{}
 	for _, why := range lost {
@@ -209,6 +221,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(c.noLocal, float64(internal), policyInternal)
 	gauge(c.noLocal, float64(external), policyExternal)
 	gauge(c.advised, float64(advised))
+	gauge(c.leftOut, float64(leftOut))
+	gauge(c.ignored, float64(ignored))
 	for _, state := range []string{stateApplied, statePending, stateFailed} {
 		gauge(c.services, float64(states[state]), state)
 	}

@@ -43,6 +43,9 @@ type sources struct {
 	// path returns what of the way to endpoints has changed, and whether it is known; nil if nothing
 	// looks.
 	path func() (news path.News, known bool)
+	// probes returns of which Services it has changed which endpoints do not answer this node's probes,
+	// with all of these; nil if nothing probes.
+	probes func() map[lb.Key]plan.LeftOut
 }
 
 // updates are how an actor of Services is told: see actor.Updater.
@@ -69,6 +72,8 @@ type sinks struct {
 	feed updates[[]lb.Delivery]
 	// targets are the endpoints whose way is looked at; nil if none is.
 	targets updates[[]plan.Target]
+	// probes asks endpoints whether they answer; nil if nothing does.
+	probes updates[plan.Probing]
 	// rescue hands over packets of connections that this node does not know.
 	rescue interface {
 		Begin(all map[netip.Addr]*rescue.Origins)
@@ -79,6 +84,8 @@ type sinks struct {
 	}
 	// warn reports something wrong with a Service.
 	warn func(s lb.Service, reason lb.Reason, message string)
+	// probed reports what probes have found of a Service.
+	probed func(s lb.Service, reason lb.Reason, message string)
 	// latency is told how long it took from a change to its confirmation by the kernel.
 	latency func(time.Duration)
 	// programmed is told the same from the change's own time, if that is known.
@@ -138,8 +145,16 @@ type proxy struct {
 	// clusterNodes are the Nodes as they last were.
 	clusterNodes *plan.Nodes
 	// path is what is known of the way to endpoints; walked is set once it is known, or if nothing looks.
-	path    plan.Path
-	walked  bool
+	path   plan.Path
+	walked bool
+	// leftOut are the endpoints that do not answer probes, by Service. probed are the Services that ask for
+	// a probe, telling those of which there may be something to tell.
+	leftOut         map[lb.Key]plan.LeftOut
+	probed, telling map[lb.Key]bool
+	// scope says which addresses may be asked, askers how many nodes ask.
+	scope   plan.ProbeScope
+	askers  int
+	budget  plan.ProbeBudget
 	claims  *plan.Claims
 	lingers lingers
 	heard   bool                          // a speaker
@@ -165,6 +180,7 @@ func newProxy(self string, settings settings, families []lb.Family, log *slog.Lo
 		settled: make(chan struct{}), began: now(), dirty: map[lb.Key]dirt{}, records: map[lb.Key]*record{},
 		waiting: "the first step",
 		counts:  newCounts(), unconfirmed: map[lb.Key]bool{}, lingers: newLingers(),
+		leftOut: map[lb.Key]plan.LeftOut{}, probed: map[lb.Key]bool{}, telling: map[lb.Key]bool{},
 		claims: plan.NewClaims(), origins: map[netip.Addr]rescue.Origins{},
 	}
 	p.runner = loop.New(p.step, loop.Options{Gap: gap, Every: interval, Burst: burst})
@@ -200,6 +216,7 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 	}
 	p.hear(now)
 	walked := p.walk(now)
+	p.heed(now)
 	early, _ := p.collect(now) // a large plan shall not delay the news of others
 	if len(early) > 0 {
 		p.announce(early)
@@ -207,6 +224,7 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 	dirty := p.takeDirty()
 	touched := p.plan(dirty, now)
 	target(p, dirty)
+	p.probe(dirty, now)
 	p.announce(p.with(touched, walked)) // before the rules: what goes is withdrawn first
 	p.apply(touched)
 	confirmed, all := p.collect(now)
@@ -225,7 +243,15 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 	forget(p, dirty)
 	forget(p, early)
 	forget(p, confirmed)
-	return p.lingers.next(now), nil
+	return sooner(p.lingers.next(now), p.tellProbes(now)), nil
+}
+
+// sooner returns the shorter of two waits, of which 0 is none.
+func sooner(a, b time.Duration) time.Duration {
+	if a == 0 || b == 0 {
+		return max(a, b)
+	}
+	return min(a, b)
 }
 
 // look reads the facts, and reports whether they are complete.
@@ -249,6 +275,7 @@ func (p *proxy) look(now time.Time) bool {
 	}
 	facts.external.Nodes = p.clusterNodes
 	p.learn(facts, now)
+	p.rescope(now)
 	return true
 }
 
@@ -361,6 +388,7 @@ func (p *proxy) planLive(key lb.Key, now time.Time) []lb.Key {
 		}
 		r.trigger(endpoints, p.began)
 	}
+	live = p.answering(r, svc, live)
 	if gone := plan.Withdrawn(r.planned, live); len(gone) > 0 && p.settings.drain > 0 {
 		p.lingers.add(key, gone, now.Add(p.settings.drain))
 	}

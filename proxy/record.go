@@ -33,6 +33,7 @@ type record struct {
 	counted counted
 	// advice says what of the Service's wishes is not followed.
 	advice []lb.Refusal
+	probes probes
 	// deliveries are what was last told of the VIPs.
 	deliveries []lb.Delivery
 }

@@ -40,6 +40,7 @@ type serviceStatus struct {
 	Error   string `json:"error,omitempty"`
 	// Advice says what of the Service's wishes is not followed.
 	Advice string       `json:"advice,omitempty"`
+	Probe  *probeStatus `json:"probe,omitempty"`
 	Ports  []portStatus `json:"ports"`
 	VIPs   []vipStatus  `json:"vips,omitempty"`
 	// HealthPort is the healthCheckNodePort, LocalReady what it counts for each family.
@@ -141,6 +142,7 @@ func (p *proxy) copies(keys []lb.Key) ([]record, plan.Path) {
 func (r *record) status(path plan.Path) serviceStatus {
 	st := serviceStatus{
 		Service: r.planned.Key.String(), State: r.state(), Advice: adviceText(r.advice), Ports: []portStatus{},
+		Probe:      r.probeStatus(),
 		HealthPort: r.planned.HealthPort,
 		LocalReady: plan.Health(r.planned, r.applied, path),
 	}

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -64,6 +66,36 @@ func TestVIPsBeyondTheLimitAreRefused(t *testing.T) {
 		r.wantAnswers("gone", vip1)
 		if len(r.wire.who(vip2)) != 1 {
 			t.Errorf("with room again %v answer", r.wire.who(vip2))
+		}
+	})
+}
+
+// TestWrongProbesAreTold in the condition of a Service that is announced all the same.
+func TestWrongProbesAreTold(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177, w178, w179)
+		r.service(nginx, vip1)
+		s, _ := r.api.services.Get(nginx)
+		s.InvalidProbe = `"icmp": want tcp`
+		r.api.services.Set(nginx, s)
+		synctest.Wait()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		r.wantAnswers("with a wrong probe", vip1, ranked(vip1)[0])
+		told := 0
+		for _, n := range r.nodes {
+			status, ok := n.reports[nginx]
+			if !ok {
+				continue
+			}
+			told++
+			if c := status.Condition; !c.Status || !strings.HasSuffix(c.Message,
+				`; annotation landfall.dev/probe: "icmp": want tcp; nodes do not probe its endpoints`) {
+				t.Errorf("%s reports %+v", n.self, c)
+			}
+		}
+		if told == 0 {
+			t.Error("no node reports")
 		}
 	})
 }

@@ -102,6 +102,9 @@ func (s *speaker) announced(facts plan.Facts, key lb.Key) *lb.AnnouncedStatus {
 	if len(surplus) > 0 {
 		r = r.Refused(plan.Surplus(surplus))
 	}
+	if why := service.RefuseProbe(); why != nil {
+		r = r.Noting(why)
+	}
 	status := r.Status()
 	return &status
 }

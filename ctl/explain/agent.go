@@ -128,6 +128,7 @@ type ProxyService struct {
 	VIPs       []ProxyVIP        `json:"vips"`
 	HealthPort uint16            `json:"healthPort"`
 	LocalReady map[lb.Family]int `json:"localReady"`
+	Probe      *ProxyProbe       `json:"probe"` // nil if the node probes no endpoints of the Service
 	// Counters are what the node's kernel counted; nil without --service-counters.
 	Counters *Counters `json:"counters"`
 	Ports    []struct {
@@ -137,6 +138,18 @@ type ProxyService struct {
 			Ready   bool           `json:"ready"`
 		} `json:"backends"`
 	} `json:"ports"`
+}
+
+// ProxyProbe is what a node's probes have found of a Service.
+type ProxyProbe struct {
+	Probe string `json:"probe"`
+	Asked int    `json:"asked"`
+	// Failing are the endpoints that do not answer.
+	Failing []struct {
+		Address netip.AddrPort `json:"address"`
+		Error   string         `json:"error"`
+		Used    bool           `json:"used"` // all the same, as fewer than half would be left
+	} `json:"failing"`
 }
 
 // Counters are what a kernel counted of a Service.

@@ -98,6 +98,13 @@ func (w *world) find(node string, reason lb.Reason, message string) {
 	w.Agents[node].Delivers.Findings = append(w.Agents[node].Delivers.Findings, lb.Find(reason, "%s", message))
 }
 
+// probe has a node say what its probes have found.
+func (w *world) probe(node, said string) {
+	if err := json.Unmarshal([]byte(said), &w.Agents[node].Delivers.Services[0].Probe); err != nil {
+		panic(err)
+	}
+}
+
 // overBGP has the Service announced to one peer from both nodes.
 func (w *world) overBGP(p lb.Peer) {
 	w.L2 = nil
@@ -213,6 +220,17 @@ func TestServiceNamesTheCauseFirst(t *testing.T) {
 		"an Event of a node that says otherwise now": {func(w *world) {
 			w.Warnings = []NodeWarning{{"n1", *lb.Refuse(lb.ReasonForwardDropped, "n1 drops")}}
 		}, OK, "192.0.2.10 is announced from n1", ""},
+		"probe failed": {func(w *world) {
+			w.probe("n1", `{"probe": "tcp", "asked": 3, "failing": [{"address": "10.0.2.2:80", "error": "connect: no answer"}]}`)
+		}, Warning, `n1 sends no new connections to 10.0.2.2:80, which does not answer its probe "tcp": connect: no answer ` +
+			`(ProbeFailed)`, "plugin's pod on n1"},
+		"probe ignored": {func(w *world) {
+			w.probe("n1", `{"probe": "http:/a", "asked": 1, "failing": [{"address": "10.0.2.2:80", "error": "status 404", `+
+				`"used": true}]}`)
+		}, Warning, `10.0.2.2:80 does not answer the probe "http:/a" of n1, which uses it, as fewer than half of the ` +
+			`endpoints would be left: status 404 (ProbeIgnored)`, "landfall.dev/probe"},
+		"probe passed": {func(w *world) { w.probe("n1", `{"probe": "tcp", "asked": 2}`) }, OK,
+			"192.0.2.10 is announced from n1", ""},
 		"contested": {func(w *world) { w.announced(true, lb.ReasonContested, "in use by 02:00:00:00:00:01, too") }, Warning,
 			"in use by 02:00:00:00:00:01, too (Contested)", "MAC"},
 		"one node is out": {func(w *world) {

@@ -141,8 +141,40 @@ func (e explanation) rules(a Agent, vip netip.Addr) []Check {
 		}
 		checks = append(checks, to)
 	}
+	checks = append(checks, s.Probe.checks(a.Node)...)
 	if s.Advice != "" {
 		checks = append(checks, Check{Level: Note, What: "advice", Text: s.Advice})
+	}
+	return checks
+}
+
+// maxFailing is how many endpoints are named that do not answer the probes of one node.
+const maxFailing = 5
+
+// checks says which endpoints do not answer a node's probes.
+func (p *ProxyProbe) checks(node string) (checks []Check) {
+	if p == nil {
+		return nil
+	}
+	for i, f := range p.Failing {
+		if i == maxFailing {
+			return append(checks, Check{Level: Warning, What: "probe", Reason: lb.ReasonProbeFailed,
+				Text: fmt.Sprintf("%d more endpoints do not answer the probes of %s", len(p.Failing)-maxFailing, node)})
+		}
+		check := Check{Level: Warning, What: "probe", Reason: lb.ReasonProbeFailed,
+			Text: fmt.Sprintf("%s sends no new connections to %s, which does not answer its probe %.80q: %s", node, f.Address,
+				p.Probe, f.Error)}
+		if f.Used {
+			check.Reason = lb.ReasonProbeIgnored
+			check.Text = fmt.Sprintf("%s does not answer the probe %.80q of %s, which uses it, as fewer than half of the "+
+				"endpoints would be left: %s", f.Address, p.Probe, node, f.Error)
+		}
+		check.Cure = cureOf(check.Reason, "NODE", node)
+		checks = append(checks, check)
+	}
+	if len(checks) == 0 {
+		checks = append(checks, Check{Level: OK, What: "probe", Text: fmt.Sprintf("%d endpoints answer %.80q", p.Asked,
+			p.Probe)})
 	}
 	return checks
 }

@@ -222,6 +222,20 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonPodRouteMissing: {"The node's kernel has no route to pods, or only the default route, so connections that " +
 		"it sends there are lost. Where routers outside know the pods, set proxy.pathCheck=default-route.",
 		"kubectl -n kube-system get pods -o wide --field-selector spec.nodeName=NODE   # restart its network plugin's"},
+	lb.ReasonProbeFailed: {"The endpoint is ready, but does not answer the probes of one or more nodes " +
+		"(landfall.dev/probe). These nodes send it no new connections. The network between NODE and the pod is broken, or " +
+		"something there drops packets.",
+		"landfallctl explain svc NAME -o wide   # then restart the network plugin's pod on NODE"},
+	lb.ReasonProbeIgnored: {"Fewer than half of the Service's endpoints answer the probes of a node, which therefore " +
+		"uses all of them. The probe is wrong, or the node is cut off from most pods.",
+		"kubectl annotate service NAME landfall.dev/probe=tcp --overwrite   # or a path that pods answer with 200 to 399"},
+	lb.ReasonProbePassed: {Meaning: "All endpoints answer the node's probes again, or are not probed any more."},
+	lb.ReasonProbeInvalid: {"The annotation landfall.dev/probe cannot be read, or the Service has nothing to probe. The " +
+		"Service is served without probes.",
+		"kubectl annotate service NAME landfall.dev/probe=http:/healthz --overwrite   # or tcp"},
+	lb.ReasonProbeRefused: {"Nodes do not probe the endpoints of the Service: there are too many, none is a pod with an " +
+		"address of its own, or probes are switched off. The Service is served without probes.",
+		"landfallctl explain svc NAME -o wide   # names which; docs/guide/proxy.md has the bounds"},
 	lb.ReasonConntrackFull: {"The node's table of connections is full, so its kernel drops new ones.",
 		"sysctl -w net.netfilter.nf_conntrack_max=1048576   # on the node, or proxy.conntrack of the chart"},
 	lb.ReasonMTUMismatch: {"Nodes in one subnet send packets of different sizes: the larger ones are lost.",

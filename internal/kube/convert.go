@@ -90,6 +90,7 @@ func convertForwardedService(o *corev1.Service) (lb.Key, lb.Service) {
 	if s.Weights, err = lb.ParseWeights(o.Annotations[lb.AnnotationWeights]); err != nil {
 		s.InvalidWeights = err.Error()
 	}
+	fillProbe(&s, o)
 	if o.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
 		seconds := int32(corev1.DefaultClientIPServiceAffinitySeconds)
 		if c := o.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
@@ -104,8 +105,17 @@ func convertForwardedService(o *corev1.Service) (lb.Key, lb.Service) {
 func convertLabelledService(o *corev1.Service) (lb.Key, lb.Service) {
 	key, s := convertService(o)
 	s.OnConflict = o.Annotations[lb.AnnotationOnConflict]
+	fillProbe(&s, o)
 	fillShown(&s, o)
 	return key, s
+}
+
+// fillProbe fills what proxies and speakers read: how to ask the backends.
+func fillProbe(s *lb.Service, o *corev1.Service) {
+	var err error
+	if s.Probe, err = lb.ParseProbe(o.Annotations[lb.AnnotationProbe]); err != nil {
+		s.InvalidProbe = err.Error()
+	}
 }
 
 // convertRequestingService also fills what only the assignment of addresses needs. With metallb,

@@ -150,6 +150,21 @@ func TestIntrudingServicesAreSeenByProxies(t *testing.T) {
 	}
 }
 
+// TestProbesAreRead by proxies and speakers; what cannot be read keeps nothing from being served.
+func TestProbesAreRead(t *testing.T) {
+	for text, want := range map[string]string{"": "", "tcp": "tcp", "http:/healthz": "http:/healthz", "icmp": ""} {
+		o := testService()
+		o.Annotations = map[string]string{lb.AnnotationProbe: text}
+		_, forwarded := convertForwardedService(o)
+		_, labelled := convertLabelledService(o)
+		for _, s := range []lb.Service{forwarded, labelled, convertWholeService(o)} {
+			if s.Probe.String() != want || (s.InvalidProbe == "") != (text == want) || len(s.Ingress) == 0 {
+				t.Errorf("%q: read %q, invalid %q", text, s.Probe, s.InvalidProbe)
+			}
+		}
+	}
+}
+
 // TestContract11StatusesAreReadToALimit, by every program, and written anew by the controller.
 func TestContract11StatusesAreReadToALimit(t *testing.T) {
 	o := testService()

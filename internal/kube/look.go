@@ -164,7 +164,7 @@ func convertWholeService(o *corev1.Service) lb.Service {
 	s.SourceRanges, s.InvalidRange = forwarded.SourceRanges, forwarded.InvalidRange
 	s.HealthCheckNodePort, s.AffinityTimeout = forwarded.HealthCheckNodePort, forwarded.AffinityTimeout
 	s.Weights, s.InvalidWeights = forwarded.Weights, forwarded.InvalidWeights
-	s.Failover = forwarded.Failover
+	s.Failover, s.Probe, s.InvalidProbe = forwarded.Failover, forwarded.Probe, forwarded.InvalidProbe
 	s.Scheduler, s.OnConflict = forwarded.Scheduler, o.Annotations[lb.AnnotationOnConflict]
 	return s
 }

@@ -14,6 +14,8 @@ const (
 	// Service with policy Local. FailoverPassthrough has it route them on, as if it did not know the
 	// address (KEP-6272, spec.externalFailoverPolicy).
 	AnnotationFailover = "landfall.dev/external-failover-policy"
+	// AnnotationProbe has nodes ask the backends of the Service: see [ParseProbe].
+	AnnotationProbe = "landfall.dev/probe"
 	// AnnotationShare holds a key: Services with the same key share addresses if their ports do not
 	// collide.
 	AnnotationShare = "landfall.dev/allow-shared-ip"

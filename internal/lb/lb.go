@@ -139,6 +139,11 @@ type Service struct {
 	Weights             Weights        // annotation landfall.dev/weights
 	InvalidWeights      string         // why it cannot be read; "" if it can
 
+	// Probe is the annotation landfall.dev/probe, InvalidProbe why it cannot be read; "" if it can. Only the
+	// tables of proxies and speakers fill them.
+	Probe        Probe
+	InvalidProbe string
+
 	// Request is what the Service requests from the address pools.
 	Request Request
 	// Labels are the object's own. Only the tables of controller and speakers fill them, Conditions

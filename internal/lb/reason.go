@@ -80,6 +80,16 @@ const (
 
 	// a proxy cannot choose backends in the way that the Service asks for
 	ReasonSchedulerIgnored Reason = "SchedulerIgnored"
+	// the annotation that asks for a probe cannot be read, or the Service has nothing to probe
+	ReasonProbeInvalid Reason = "ProbeInvalid"
+	// nodes do not probe the backends of the Service: there are too many, or none that may be asked
+	ReasonProbeRefused Reason = "ProbeRefused"
+	// a node sends no new connections to a backend that does not answer its probes
+	ReasonProbeFailed Reason = "ProbeFailed"
+	// fewer than half of the backends answer a node's probes, so the node uses all of them
+	ReasonProbeIgnored Reason = "ProbeIgnored"
+	// the backends answer a node's probes again
+	ReasonProbePassed Reason = "ProbePassed"
 	// a Service with an older or stronger right to it uses a frontend of the Service
 	ReasonFrontendInUse Reason = "FrontendInUse"
 	// the nodes do not serve an address in spec.externalIPs

@@ -181,6 +181,12 @@ func (r Report) Refused(why *lb.Refusal) Report {
 	return r
 }
 
+// Noting returns the report with a setting of the Service that the nodes do not follow, and why.
+func (r Report) Noting(why *lb.Refusal) Report {
+	r.Message += "; " + why.Message
+	return r
+}
+
 // Summarize reports on a Service from the decisions about its VIPs, in the order of its status. The
 // first VIP's reporter speaks for all of them; ok is false on any other node.
 func Summarize(self string, decisions []Decision) (report Report, ok bool) {

@@ -26,6 +26,9 @@ import (
 // argument.
 const Command = "pod"
 
+// Missing is the one path that is answered with status 404.
+const Missing = "/nonexistent"
+
 // Config says who the pod is and where it listens.
 type Config struct {
 	Pod   string       `json:"pod"`
@@ -135,9 +138,12 @@ func (c Config) serveHTTP(conn net.Conn, in *bufio.Reader, client, told netip.Ad
 		if _, err := io.Copy(io.Discard, req.Body); err != nil {
 			return
 		}
-		body := c.answer(client, told, req.URL.Path)
+		body, status := c.answer(client, told, req.URL.Path), http.StatusOK
+		if req.URL.Path == Missing {
+			status = http.StatusNotFound
+		}
 		resp := http.Response{
-			StatusCode: http.StatusOK, ProtoMajor: 1, ProtoMinor: 1, Request: req, Close: req.Close,
+			StatusCode: status, ProtoMajor: 1, ProtoMinor: 1, Request: req, Close: req.Close,
 			Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(body)),
 			ContentLength: int64(len(body)),
 		}

@@ -1,0 +1,301 @@
+package plan
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// What probes may cost.
+const (
+	// MaxProbed is how many endpoints of one Service a node asks, MaxProbedOfNode those of all Services.
+	// Each has one question under way at most.
+	MaxProbed, MaxProbedOfNode = 64, 512
+	// Endpoints of one Service are asked so far apart on average, those of all Services so far, and each
+	// endpoint by so many nodes.
+	apartInService, apartOnNode, apartAmongNodes = 5 * time.Millisecond, time.Millisecond, 10 * time.Millisecond
+	// maxProbeInterval is the longest time between two questions to one endpoint.
+	maxProbeInterval = 10 * time.Second
+	// maxConnectTime is how long a backend has to take a connection at most, AnswerTime how long it has
+	// to answer a request: as long as a kubelet gives it.
+	maxConnectTime, AnswerTime = time.Second, time.Second
+	// leftOutInterval is the least time between two questions to an endpoint that is left out, until it
+	// answers one: conntrack keeps each failed connection for two minutes.
+	leftOutInterval = time.Second
+)
+
+// Probing is what a node asks for one Service; it asks nothing without targets.
+type Probing struct {
+	Probe lb.Probe
+	// Targets are the endpoints, sorted, each address once.
+	Targets []netip.AddrPort
+	// Nodes is how many nodes ask them.
+	Nodes int
+}
+
+// Equal reports whether both ask the same.
+func (p Probing) Equal(other Probing) bool {
+	return p.Probe == other.Probe && p.Nodes == other.Nodes && slices.Equal(p.Targets, other.Targets)
+}
+
+// Interval returns the time between two questions to an endpoint: the one that is wanted, or longer if
+// the Service, the node or the cluster would ask too much. ofNode is how many endpoints the node asks.
+func (p Probing) Interval(wanted time.Duration, ofNode int) time.Duration {
+	return min(max(wanted, apartInService*time.Duration(len(p.Targets)), apartOnNode*time.Duration(ofNode),
+		apartAmongNodes*time.Duration(p.Nodes)), maxProbeInterval)
+}
+
+// ConnectTime returns how long a connection may take. Two questions in a row fail within less than
+// three intervals, whenever the fault comes.
+func ConnectTime(interval time.Duration) time.Duration { return min(interval/5*4, maxConnectTime) }
+
+// ProbeScope says which addresses a node asks: those of pods, as far as can be told. Who may write
+// EndpointSlices can name any address there, and shall not have nodes connect to it in their own name.
+type ProbeScope struct {
+	// Own are the node's own addresses.
+	Own []netip.Addr
+	// APIServers are those of the API servers.
+	APIServers []netip.Addr
+	// Others has what belongs to Nodes, pools and cluster IPs.
+	Others ExternalIPs
+}
+
+// Equal reports whether both allow the same.
+func (s ProbeScope) Equal(other ProbeScope) bool {
+	return slices.Equal(s.Own, other.Own) && slices.Equal(s.APIServers, other.APIServers) && s.Others.Equal(other.Others)
+}
+
+// Allows reports whether a node asks an endpoint.
+func (s ProbeScope) Allows(ep lb.Endpoint) bool {
+	addr := ep.Addr.Unmap()
+	if !ep.Ready || ep.Node == "" || !addr.IsGlobalUnicast() || slices.Contains(s.Own, addr) ||
+		slices.Contains(s.APIServers, addr) || s.Others.pool(addr) != "" {
+		return false
+	}
+	return !s.Others.Nodes.has(addr) &&
+		!slices.ContainsFunc(s.Others.Networks, func(n netip.Prefix) bool { return n.Contains(addr) })
+}
+
+// has reports whether a Node has an address.
+func (n *Nodes) has(addr netip.Addr) bool {
+	if n == nil {
+		return false
+	}
+	_, has := n.addresses[addr]
+	return has
+}
+
+// NewProbing returns what a node asks for a Service: its ready endpoints, at the target of its first TCP
+// port. It asks nothing, and says why, if it cannot do as the Service asks.
+func NewProbing(svc lb.Service, endpoints []lb.Slice, scope ProbeScope, nodes int) (Probing, *lb.Refusal) {
+	if why := svc.RefuseProbe(); why != nil || svc.Probe == (lb.Probe{}) || len(svc.VIPs()) == 0 {
+		return Probing{}, why
+	}
+	none := func(format string, args ...any) (Probing, *lb.Refusal) {
+		return Probing{}, lb.Refuse(lb.ReasonProbeRefused, "annotation %s: %.80q: %s; nodes do not probe its endpoints",
+			lb.AnnotationProbe, svc.Probe.String(), fmt.Sprintf(format, args...))
+	}
+	first := slices.IndexFunc(svc.Ports, func(p lb.ServicePort) bool { return p.Protocol == lb.TCP })
+	targets, ready := scope.targets(svc.Ports[first], endpoints)
+	switch {
+	case len(targets) > MaxProbed:
+		return none("the Service has %d ready endpoints, and nodes probe at most %d of one Service", len(targets), MaxProbed)
+	case len(targets) == 0 && ready > 0:
+		return none("none of the %d ready endpoints is a pod with an address of its own, and nodes probe no others", ready)
+	}
+	return Probing{svc.Probe, targets, nodes}, nil
+}
+
+// targets returns the endpoints of a port that are asked, sorted, and how many are ready.
+func (s ProbeScope) targets(port lb.ServicePort, endpoints []lb.Slice) (targets []netip.AddrPort, ready int) {
+	for _, slice := range endpoints {
+		at := slices.IndexFunc(slice.Ports, func(p lb.SlicePort) bool {
+			return p.Name == port.Name && p.Protocol == port.Protocol
+		})
+		if at < 0 {
+			continue
+		}
+		for _, ep := range slice.Endpoints {
+			if ep.Ready {
+				ready++
+			}
+			if s.Allows(ep) {
+				targets = append(targets, netip.AddrPortFrom(ep.Addr, slice.Ports[at].Port))
+			}
+		}
+	}
+	slices.SortFunc(targets, netip.AddrPort.Compare)
+	return slices.CompactFunc(targets, func(a, b netip.AddrPort) bool { return a.Addr() == b.Addr() }), ready
+}
+
+// LeftOut says of endpoints that do not answer a node's probes why.
+type LeftOut map[netip.Addr]string
+
+// Answering returns the plan without the endpoints that do not answer the node's probes. A set of which
+// fewer than half would be left stays whole, as Envoy has it (panic threshold), and is named: so a probe
+// that is wrong takes no endpoint, and a node with a fault of its own leaves out none.
+func (s Service) Answering(left LeftOut) (answering Service, ignored []lb.TrafficPolicy) {
+	if len(left) == 0 {
+		return s, nil
+	}
+	note := func(policy lb.TrafficPolicy) {
+		if !slices.Contains(ignored, policy) {
+			ignored = append(ignored, policy)
+		}
+	}
+	cloned := false
+	for i, p := range s.Ports {
+		cluster, panicsCluster := left.without(p.Backends.Cluster)
+		local, panicsLocal := left.without(p.Backends.Local)
+		if panicsCluster {
+			note(lb.Cluster)
+		}
+		if panicsLocal && s.Policy == lb.Local {
+			note(lb.Local)
+		}
+		if len(cluster) == len(p.Backends.Cluster) && len(local) == len(p.Backends.Local) {
+			continue
+		}
+		if !cloned {
+			s.Ports, cloned = slices.Clone(s.Ports), true
+		}
+		s.Ports[i].Backends = lb.Usable{Cluster: cluster, Local: local}
+	}
+	return s, ignored
+}
+
+// without returns the backends that are not left out; all of them, and panics, if that would be fewer
+// than half.
+func (left LeftOut) without(all []lb.Backend) (kept []lb.Backend, panics bool) {
+	out := func(b lb.Backend) bool { _, is := left[b.Addr.Addr()]; return is && b.Ready }
+	if !slices.ContainsFunc(all, out) {
+		return all, false
+	}
+	kept = slices.DeleteFunc(slices.Clone(all), out)
+	if 2*len(kept) < len(all) {
+		return all, true
+	}
+	return kept, false
+}
+
+// Uses reports whether the plan delivers to an endpoint.
+func (s Service) Uses(addr netip.Addr) bool {
+	has := func(b lb.Backend) bool { return b.Addr.Addr() == addr }
+	return slices.ContainsFunc(s.Ports, func(p Port) bool {
+		return slices.ContainsFunc(p.Backends.Cluster, has) || slices.ContainsFunc(p.Backends.Local, has)
+	})
+}
+
+// When an endpoint is left out, and when it is used again.
+const (
+	// fall questions in a row that fail have an endpoint left out, rise ones that are answered bring it
+	// back, but not before a while has passed since the first answer: probeHold at first, and twice as
+	// long with each time that it was left out within probeMemory, up to maxProbeHold.
+	fall, rise              = 2, 3
+	probeHold, maxProbeHold = time.Second, 30 * time.Second
+	probeMemory             = 2 * time.Minute
+)
+
+// Answer is what became of one question.
+type Answer struct {
+	// Failed says why the endpoint did not answer; "" if it did.
+	Failed string
+	// Unknown is set if the node itself was too slow to tell. Such an answer decides nothing.
+	Unknown bool
+}
+
+// Record is what a node remembers of an endpoint's answers. The zero value is that of one that has not
+// been asked: it is used, as unknown is not absent.
+type Record struct {
+	// Out says why the endpoint is left out; "" if it is used.
+	Out          string
+	failed, held int // failures in a row while it is used, and how often it was left out of late
+	answered     int // answers in a row while it is left out
+	left, until  time.Time
+}
+
+// After returns the record after one more answer.
+func (r Record) After(now time.Time, a Answer) Record {
+	switch {
+	case a.Unknown:
+	case r.Out == "" && a.Failed == "":
+		r.failed = 0
+	case r.Out == "":
+		if r.failed++; r.failed < fall {
+			break
+		}
+		if now.Sub(r.left) > probeMemory {
+			r.held = 0
+		}
+		r.Out, r.failed, r.answered, r.left, r.held = a.Failed, 0, 0, now, r.held+1
+	case a.Failed != "":
+		r.answered = 0
+	default:
+		if r.answered++; r.answered == 1 {
+			r.until = now.Add(min(probeHold<<min(r.held-1, 10), maxProbeHold))
+		}
+		if r.answered >= rise && !now.Before(r.until) {
+			r.Out = ""
+		}
+	}
+	return r
+}
+
+// Wait returns how long after a question the next one comes.
+func (r Record) Wait(interval time.Duration) time.Duration {
+	if r.Out != "" && r.answered == 0 {
+		return max(interval, leftOutInterval)
+	}
+	return interval
+}
+
+// ProbeBudget shares out which Services' endpoints a node asks: whoever has a share keeps it, and what is
+// left goes to those that ask for it first. Its zero value is ready for use.
+type ProbeBudget struct {
+	asked, refused map[lb.Key]int // endpoints
+	total          int
+	freed          bool
+}
+
+// Ask takes that a Service wants so many endpoints asked in place of those before, and reports whether it
+// gets that. If not it has none.
+func (b *ProbeBudget) Ask(key lb.Key, n int) bool {
+	before := b.asked[key]
+	fits := b.total-before+n <= MaxProbedOfNode
+	if b.asked == nil {
+		b.asked, b.refused = map[lb.Key]int{}, map[lb.Key]int{}
+	}
+	delete(b.asked, key)
+	delete(b.refused, key)
+	b.total -= before
+	switch {
+	case fits && n > 0:
+		b.asked[key], b.total = n, b.total+n
+	case !fits:
+		b.refused[key] = n
+	}
+	b.freed = b.freed || b.asked[key] < before
+	return fits
+}
+
+// Freed returns the Services that Ask refused and for which there is room by now, by their names. It
+// returns none unless endpoints were given up since its last call.
+func (b *ProbeBudget) Freed() []lb.Key {
+	if !b.freed {
+		return nil
+	}
+	b.freed = false
+	room := MaxProbedOfNode - b.total
+	var fitting []lb.Key
+	for _, key := range slices.SortedFunc(maps.Keys(b.refused), lb.Key.Compare) {
+		if n := b.refused[key]; n <= room {
+			room -= n
+			fitting = append(fitting, key)
+		}
+	}
+	return fitting
+}
