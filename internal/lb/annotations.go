@@ -14,6 +14,12 @@ const (
 	// Service with policy Local. FailoverPassthrough has it route them on, as if it did not know the
 	// address (KEP-6272, spec.externalFailoverPolicy).
 	AnnotationFailover = "landfall.dev/external-failover-policy"
+	// AnnotationRelay asks for the relay: "true" has the nodes' relay end TCP connections to the Service,
+	// and try another backend when the first does not answer.
+	AnnotationRelay = "landfall.dev/relay"
+	// AnnotationRelayProxyProtocol has the relay tell backends the client's address, by version v1 or v2
+	// of the PROXY protocol.
+	AnnotationRelayProxyProtocol = "landfall.dev/relay-proxy-protocol"
 	// AnnotationShare holds a key: Services with the same key share addresses if their ports do not
 	// collide.
 	AnnotationShare = "landfall.dev/allow-shared-ip"

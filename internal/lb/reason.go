@@ -80,6 +80,8 @@ const (
 
 	// a proxy cannot choose backends in the way that the Service asks for
 	ReasonSchedulerIgnored Reason = "SchedulerIgnored"
+	// a proxy does not relay connections to a Service that asks for it; its rules serve them
+	ReasonRelayRefused Reason = "RelayRefused"
 	// a Service with an older or stronger right to it uses a frontend of the Service
 	ReasonFrontendInUse Reason = "FrontendInUse"
 	// the nodes do not serve an address in spec.externalIPs
