@@ -18,7 +18,7 @@ import (
 func programPages(t *testing.T) string {
 	t.Helper()
 	var pages strings.Builder
-	for _, name := range []string{"controller", "speaker", "proxy"} {
+	for _, name := range []string{"controller", "speaker", "proxy", "relay"} {
 		text, err := fs.ReadFile(repository, "docs/reference/"+name+".md")
 		if err != nil {
 			t.Fatal(err)

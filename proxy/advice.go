@@ -22,6 +22,12 @@ func (p *proxy) advise(r *record, planned plan.Service) {
 		if said != "" {
 			advice = append(advice, lb.Refusal{Reason: lb.ReasonSchedulerIgnored, Message: said})
 		}
+		if said := plan.RelayDraws(svc, planned); said != "" {
+			advice = append(advice, lb.Refusal{Reason: lb.ReasonSchedulerIgnored, Message: said})
+		}
+		if said := plan.RelayIgnored(svc, p.settings.relay, p.mode == modeIptables); said != "" {
+			advice = append(advice, lb.Refusal{Reason: lb.ReasonRelayRefused, Message: said})
+		}
 		if f := svc.Failover; f != "" && f != lb.FailoverPassthrough {
 			advice = append(advice, *lb.Refuse(lb.ReasonRequestInvalid, "annotation %s: %.80q is not %s, and does nothing",
 				lb.AnnotationFailover, f, lb.FailoverPassthrough))

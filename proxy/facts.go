@@ -37,6 +37,8 @@ type settings struct {
 	// allAddresses lists the node's addresses where node ports are not limited, for rules that cannot
 	// ask the kernel.
 	allAddresses bool
+	// relay has the rules send connections to a relay, if the mode can.
+	relay bool
 }
 
 // facts are what is known of this node.
@@ -91,11 +93,13 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 	f = facts{
 		self: self, object: node, node: plan.Node{
 			Name: self, Zone: node.Labels[labelZone], Addresses: node.Addresses, Scheduler: s.scheduler,
+			Relay: s.relay,
 		},
 		known: ok, leaving: node.Leaving,
 		config: plan.Config{
 			Pods: s.pods, MasqueradeAll: s.masqueradeAll, MasqueradeBit: s.masqueradeBit, DropInvalid: s.dropInvalid,
 			LoopbackNodePorts: s.loopbackNodePorts, SetRouteLocalnet: s.setRouteLocalnet, AnswerPing: s.answerPing,
+			Relay:             s.relay,
 			ServiceNetworks:   serviceNetworks(from.networks.All()),
 			NodePortAddresses: s.nodePortAddresses(node, own),
 		},

@@ -16,6 +16,7 @@ import (
 	"github.com/landfall-lb/landfall/proxy/counters"
 	"github.com/landfall-lb/landfall/proxy/plan"
 	"github.com/landfall-lb/landfall/proxy/probe"
+	"github.com/landfall-lb/landfall/proxy/relayfeed/wire"
 	"github.com/landfall-lb/landfall/proxy/rescue"
 	"github.com/landfall-lb/landfall/proxy/tunnel"
 )
@@ -44,6 +45,8 @@ type flags struct {
 	rescueLimit, rescueTunnelPort                            int
 	serviceCounters                                          string
 	probeInterval                                            time.Duration
+	relay                                                    bool
+	relaySocket                                              string
 	namespace                                                string
 	daemonSets                                               []string
 }
@@ -126,6 +129,10 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.StringVar(&f.serviceCounters, "service-counters", string(counters.Off),
 		"count packets, bytes, connections and refusals of each Service: off; external (all frontends but cluster IPs); or "+
 			"all; up to eight time series for each Service and node; needs Linux 5.7 or later, in iptables mode too")
+	set.BoolVar(&f.relay, "relay", false,
+		"in nftables mode, send TCP connections to Services with the annotation "+lb.AnnotationRelay+
+			" to this node's relay, while that is there")
+	set.StringVar(&f.relaySocket, "relay-socket", wire.Socket, "with --relay, Unix socket for the relay")
 	set.StringVar(&f.namespace, "namespace", cmp.Or(os.Getenv("POD_NAMESPACE"), "landfall-system"),
 		"namespace of --daemonsets (default: $POD_NAMESPACE, else landfall-system)")
 	set.StringSliceVar(&f.daemonSets, "daemonsets", nil,
@@ -153,7 +160,8 @@ func (f *flags) healthzAddress() string {
 
 // settings reads what the flags say.
 func (f *flags) settings() (settings, error) {
-	s := settings{masqueradeAll: f.masqueradeAll, masqueradeBit: f.masqueradeBit, drain: f.drain, answerPing: f.answerPing}
+	s := settings{masqueradeAll: f.masqueradeAll, masqueradeBit: f.masqueradeBit, drain: f.drain, answerPing: f.answerPing,
+		relay: f.relay}
 	if err := cmp.Or(
 		ops.OneOf("mode", f.mode, modeAuto, modeIptables, modeNftables), ops.NotNegative("drain-time", f.drain),
 		ops.OneOf("path-check", f.pathCheck, pathStrict, pathDefaultRoute, pathOff),

@@ -29,9 +29,11 @@ import (
 	"github.com/landfall-lb/landfall/proxy/feed"
 	"github.com/landfall-lb/landfall/proxy/health"
 	"github.com/landfall-lb/landfall/proxy/iptables"
+	"github.com/landfall-lb/landfall/proxy/nftables"
 	"github.com/landfall-lb/landfall/proxy/path"
 	"github.com/landfall-lb/landfall/proxy/plan"
 	"github.com/landfall-lb/landfall/proxy/probe"
+	"github.com/landfall-lb/landfall/proxy/relayfeed"
 	"github.com/landfall-lb/landfall/proxy/rescue"
 )
 
@@ -41,6 +43,10 @@ const name = "landfall-proxy"
 const reasonHealthPort lb.Reason = "FailedToStartServiceHealthcheck"
 
 func main() {
+	if args, ok := isRelay(os.Args); ok {
+		os.Args = args
+		os.Exit(ops.Main(relayProgram(&relayFlags{})))
+	}
 	if known, err := look(os.Args[1:], os.Stdout); known {
 		if err != nil {
 			fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
@@ -232,6 +238,16 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 		rt.Metrics.MustRegister(newCountersCollector(counted.All))
 		actors["counters"] = counted
 	}
+	if set.relay {
+		lease, err := nftables.OpenLease()
+		if err != nil {
+			return false, err
+		}
+		defer lease.Close()
+		relays := relayfeed.New(relayfeed.Deps{Log: rt.Log, Path: f.relaySocket, Renew: lease.Renew, End: lease.End,
+			Busy: func() time.Duration { return max(p.runner.Busy(), rules.Busy()) }})
+		p.to.relay, actors["relay"] = relays, relays
+	}
 	if f.pathCheck != pathOff {
 		fib, err := links.OpenFIB(netns.None())
 		if err != nil {
@@ -340,6 +356,7 @@ func (s *settings) prepareKernel(ctx context.Context, parameters kernelParameter
 		s.loopbackNodePorts = false
 	}
 	s.allAddresses = k.mode == modeNftables
+	s.relay = s.relay && k.mode == modeNftables
 	s.dropInvalid = !parameters.on(parameterLiberal)
 	if names := parameters.redirecting(); len(names) > 0 {
 		parameters.log.Warn(

@@ -18,6 +18,7 @@ import (
 	"github.com/landfall-lb/landfall/proxy/health"
 	"github.com/landfall-lb/landfall/proxy/path"
 	"github.com/landfall-lb/landfall/proxy/plan"
+	"github.com/landfall-lb/landfall/proxy/relayfeed"
 	"github.com/landfall-lb/landfall/proxy/rescue"
 )
 
@@ -81,6 +82,12 @@ type sinks struct {
 		SetGone(nodes []netip.Addr, cutOff bool)
 		SetNodes(self, others []netip.Addr)
 		Confirm(number uint64)
+	}
+	// relay tells the relay what is relayed; nil without one.
+	relay interface {
+		updates[*plan.Relayed]
+		SetAddresses(map[lb.Family]netip.Addr)
+		State() relayfeed.State
 	}
 	// warn reports something wrong with a Service.
 	warn func(s lb.Service, reason lb.Reason, message string)
@@ -322,6 +329,9 @@ func (p *proxy) wrote() {
 	if p.to.counters != nil {
 		p.to.counters.Begin(applied)
 	}
+	if p.to.relay != nil {
+		p.to.relay.Begin(relayed(p, p.records))
+	}
 	close(p.settled)
 }
 
@@ -332,6 +342,9 @@ func (p *proxy) learn(f facts, now time.Time) {
 	if first || !f.sameRules(before) {
 		p.to.rules.Configure(f.config)
 		p.to.health.SetAddresses(f.healthAddresses)
+	}
+	if p.to.relay != nil {
+		p.to.relay.SetAddresses(f.relayAddresses(p.families))
 	}
 	if first || !f.samePlans(before) {
 		p.markAll(now)
@@ -479,6 +492,9 @@ func (p *proxy) announce(keys map[lb.Key]bool) {
 		checks[key] = health.Service{Port: r.planned.HealthPort, Local: plan.Health(r.planned, r.applied, p.path)}
 	}
 	p.to.feed.Update(deliveries)
+	if p.to.relay != nil {
+		p.to.relay.Update(relayed(p, keys))
+	}
 	if p.begun {
 		p.to.health.Update(checks)
 	} else {

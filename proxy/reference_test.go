@@ -8,6 +8,22 @@ import (
 	"github.com/landfall-lb/landfall/internal/reference"
 )
 
+// TestReferenceRelay compares docs/reference/relay.md with what the sources make of it.
+func TestReferenceRelay(t *testing.T) {
+	program := relayProgram(&relayFlags{})
+	reference.Page(t, "relay", `# landfall-proxy relay
+
+`+"```"+`
+kubectl -n landfall-system exec daemonset/landfall-node -c relay -- landfall-proxy relay status
+`+"```"+`
+
+The relay ends TCP connections to Services that ask for it, and tries another backend when one does not answer
+([the relay](../guide/relay.md)). It is a process of its own, in a container beside the proxy. With the argument
+`+"`status`"+` it prints the state of the relay that runs in the pod.
+
+`+reference.Program(t, "relay", program.FlagSet(), newRelayCollector(nil, nil, nil)))
+}
+
 // TestReference compares docs/reference/proxy.md with what the sources make of it.
 func TestReference(t *testing.T) {
 	program := ops.Program{Name: name, MetricsBindAddress: "localhost:7482", StatusSocket: "/run/landfall/proxy.sock",

@@ -25,6 +25,8 @@ type status struct {
 	Leaving lb.Reason `json:"leaving,omitempty"`
 	// Findings are what keeps this node from delivering, beside the rules.
 	Findings []lb.Finding `json:"findings,omitempty"`
+	// Relay is what is so of the node's relay; absent without --relay.
+	Relay *relayState `json:"relay,omitempty"`
 }
 
 // The states of a Service.
@@ -41,8 +43,10 @@ type serviceStatus struct {
 	// Advice says what of the Service's wishes is not followed.
 	Advice string       `json:"advice,omitempty"`
 	Probe  *probeStatus `json:"probe,omitempty"`
-	Ports  []portStatus `json:"ports"`
-	VIPs   []vipStatus  `json:"vips,omitempty"`
+	// Relayed is set if TCP connections to the Service are relayed while a relay is there.
+	Relayed bool         `json:"relayed,omitempty"`
+	Ports   []portStatus `json:"ports"`
+	VIPs    []vipStatus  `json:"vips,omitempty"`
 	// HealthPort is the healthCheckNodePort, LocalReady what it counts for each family.
 	HealthPort uint16            `json:"healthPort,omitempty"`
 	LocalReady map[lb.Family]int `json:"localReady,omitempty"`
@@ -97,6 +101,9 @@ func (p *proxy) status() status {
 	if p.found != nil {
 		st.Findings = p.found()
 	}
+	if p.to.relay != nil {
+		st.Relay = describeRelay(p.to.relay.State())
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	st.Waiting, st.Ready, st.Leaving = ops.Waiting(p.waiting, refusal), p.complete, p.facts.leaving
@@ -143,7 +150,7 @@ func (r *record) status(path plan.Path) serviceStatus {
 	st := serviceStatus{
 		Service: r.planned.Key.String(), State: r.state(), Advice: adviceText(r.advice), Ports: []portStatus{},
 		Probe:      r.probeStatus(),
-		HealthPort: r.planned.HealthPort,
+		HealthPort: r.planned.HealthPort, Relayed: plan.RelayTable(r.planned, r.applied) != nil,
 		LocalReady: plan.Health(r.planned, r.applied, path),
 	}
 	if r.failure != nil {

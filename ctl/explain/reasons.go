@@ -113,6 +113,9 @@ var Reasons = map[lb.Reason]Entry{
 		"delete Services, or have some share an address: landfall.dev/allow-shared-ip"},
 	lb.ReasonAnnounceFailed: {"The owner cannot answer on any of its interfaces.",
 		"landfallctl explain node NODE   # the problem of the interface"},
+	lb.ReasonRelayRefused: {"A proxy does not relay connections to a Service with landfall.dev/relay: its rules serve " +
+		"them.",
+		"docs/guide/relay.md says what the relay needs; the Event says what is missing"},
 	lb.ReasonSchedulerIgnored: {"A proxy cannot choose backends in the way that landfall.dev/scheduler requests.",
 		"docs/guide/proxy.md lists the schedulers of each mode"},
 	lb.ReasonTooLarge: {"The Service asks for more ports, addresses or endpoints than one Service may cost the proxies.",

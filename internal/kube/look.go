@@ -165,6 +165,7 @@ func convertWholeService(o *corev1.Service) lb.Service {
 	s.HealthCheckNodePort, s.AffinityTimeout = forwarded.HealthCheckNodePort, forwarded.AffinityTimeout
 	s.Weights, s.InvalidWeights = forwarded.Weights, forwarded.InvalidWeights
 	s.Failover, s.Probe, s.InvalidProbe = forwarded.Failover, forwarded.Probe, forwarded.InvalidProbe
+	s.Relay, s.RelayProxyProtocol = forwarded.Relay, forwarded.RelayProxyProtocol
 	s.Scheduler, s.OnConflict = forwarded.Scheduler, o.Annotations[lb.AnnotationOnConflict]
 	return s
 }

@@ -16,6 +16,12 @@ const (
 	AnnotationFailover = "landfall.dev/external-failover-policy"
 	// AnnotationProbe has nodes ask the backends of the Service: see [ParseProbe].
 	AnnotationProbe = "landfall.dev/probe"
+	// AnnotationRelay asks for the relay: "true" has the nodes' relay end TCP connections to the Service,
+	// and try another backend when the first does not answer.
+	AnnotationRelay = "landfall.dev/relay"
+	// AnnotationRelayProxyProtocol has the relay tell backends the client's address, by version v1 or v2
+	// of the PROXY protocol.
+	AnnotationRelayProxyProtocol = "landfall.dev/relay-proxy-protocol"
 	// AnnotationShare holds a key: Services with the same key share addresses if their ports do not
 	// collide.
 	AnnotationShare = "landfall.dev/allow-shared-ip"

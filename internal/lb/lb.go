@@ -128,7 +128,7 @@ type Service struct {
 	ExternalIPs    []netip.Addr
 	Ports          []ServicePort
 	ExternalPolicy TrafficPolicy // Cluster unless the Service says Local
-	// Only the proxies' table fills what follows, up to InvalidWeights.
+	// Only the proxies' table fills what follows, up to RelayProxyProtocol.
 	InternalPolicy      TrafficPolicy
 	SourceRanges        []netip.Prefix // spec.loadBalancerSourceRanges
 	InvalidRange        string         // the first of them that cannot be read, quoted; "" if all can
@@ -138,6 +138,8 @@ type Service struct {
 	Failover            string         // annotation landfall.dev/external-failover-policy; "" when unset
 	Weights             Weights        // annotation landfall.dev/weights
 	InvalidWeights      string         // why it cannot be read; "" if it can
+	Relay               string         // annotation landfall.dev/relay; "" when unset
+	RelayProxyProtocol  string         // annotation landfall.dev/relay-proxy-protocol; "" when unset
 
 	// Probe is the annotation landfall.dev/probe, InvalidProbe why it cannot be read; "" if it can. Only the
 	// tables of proxies and speakers fill them.

@@ -90,6 +90,8 @@ const (
 	ReasonProbeIgnored Reason = "ProbeIgnored"
 	// the backends answer a node's probes again
 	ReasonProbePassed Reason = "ProbePassed"
+	// a proxy does not relay connections to a Service that asks for it; its rules serve them
+	ReasonRelayRefused Reason = "RelayRefused"
 	// a Service with an older or stronger right to it uses a frontend of the Service
 	ReasonFrontendInUse Reason = "FrontendInUse"
 	// the nodes do not serve an address in spec.externalIPs

@@ -1,6 +1,8 @@
 package nft
 
 import (
+	"time"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/proxy/nfnetlink"
@@ -150,7 +152,10 @@ const listLimit = 60_000
 // has counted when it was read.
 type Element struct {
 	Key, Value []byte
-	Count      Count
+	// Timeout is how long the element stays from when it is added, in whole milliseconds; 0 for ever. It
+	// is for sets with unix.NFT_SET_TIMEOUT, and is not read back.
+	Timeout time.Duration
+	Count   Count
 }
 
 // Keys passes on keys as elements without values.
@@ -196,6 +201,9 @@ func (e Element) append(a *nfnetlink.Attributes) {
 	value(a, unix.NFTA_SET_ELEM_KEY, e.Key)
 	if e.Value != nil {
 		value(a, unix.NFTA_SET_ELEM_DATA, e.Value)
+	}
+	if e.Timeout > 0 {
+		a.Number64(unix.NFTA_SET_ELEM_TIMEOUT, uint64(e.Timeout.Milliseconds()))
 	}
 	a.Close(elem)
 }

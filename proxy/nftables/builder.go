@@ -258,10 +258,10 @@ func (b builder) unserved(networks []netip.Prefix) []nft.Rule {
 	return rules
 }
 
-// fromNode matches packets whose source is one of the node's addresses.
-func (b builder) fromNode() expr.List {
+// fromNode matches packets whose source is one of the node's addresses, or, with CmpOpNeq, is not.
+func (b builder) fromNode(op expr.CmpOp) expr.List {
 	return expr.List{&expr.Fib{Register: expr.Reg, Source: true},
-		expr.Compare(expr.CmpOpEq, expr.Host32(unix.RTN_LOCAL)...)}
+		expr.Compare(op, expr.Host32(unix.RTN_LOCAL)...)}
 }
 
 func (b builder) isProtocol(p protocol) expr.List { return expr.IsProtocol(expr.CmpOpEq, byte(p)) }

@@ -66,12 +66,12 @@ func (c *claims) set(key lb.Key, s plan.Service) {
 }
 
 // render renders the Services again that bring other elements with another renderer: those with
-// node ports.
+// node ports, and those that are relayed.
 func (c *claims) render(r renderer) {
 	r.taken = c.taken
 	c.renderer = r
 	for key, s := range c.want {
-		if s.hasNodePort() {
+		if s.input.Relay || s.hasNodePort() {
 			c.set(key, s.input)
 		}
 	}

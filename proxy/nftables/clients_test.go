@@ -149,7 +149,7 @@ func TestAnotherSizeHasAnotherMap(t *testing.T) {
 	a.settle(t, map[lb.Key]plan.Service{s.Key: s})
 	k := a.table(lb.IPv4).kernel.(netlinkKernel)
 	b := nft.NewBatch(k.table())
-	for _, old := range newSets(nil) {
+	for _, old := range newSets(nil, false) {
 		if old.name == stickyMap {
 			old.name, old.size = "clients-1048576", 1<<20
 			b.AddSet(old.definition(lb.IPv4))

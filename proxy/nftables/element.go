@@ -52,6 +52,8 @@ const (
 	setGroups
 	// setLocal are those external frontends whose policy is Local.
 	setLocal
+	// setRelayed are the frontends whose connections the node's relay ends, while it is there.
+	setRelayed
 	// setExternal are frontends at addresses that may have other uses: VIPs, external IPs and node
 	// ports.
 	setExternal

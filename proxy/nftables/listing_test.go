@@ -71,6 +71,7 @@ func variety() map[lb.Key]plan.Service {
 				b[0].Addr = netip.AddrPortFrom(b[0].Addr.Addr(), 9999)
 			}
 		}
+		s.Relay = i == 0
 		all[key] = s
 	}
 	return all
@@ -110,6 +111,8 @@ func TestListingReadsBack(t *testing.T) {
 		"meta l4proto tcp meta priority . ip daddr @affinity dnat to ip daddr:ct original ip daddr . meta l4proto . tcp " +
 			"dport map @ports",
 		"ip daddr set ct original ip daddr",
+		"ip daddr . meta l4proto . tcp dport @relayed fib saddr type != local dnat ip to meta l4proto map @relay",
+		"ip6 daddr . meta l4proto . tcp dport @relayed fib saddr type != local dnat ip6 to meta l4proto map @relay",
 		"delete @" + stickyMap + " { meta priority . jhash ip saddr mod 262144 seed 0x4c46 offset 262144 : ip daddr }",
 	} {
 		if !strings.Contains(listing, want) {

@@ -37,13 +37,16 @@ type renderer struct {
 	family lb.Family
 	// nodeAddresses are where node ports are served.
 	nodeAddresses []netip.Addr
+	// relay is set if the rules have the set of relayed frontends.
+	relay bool
 	// taken reports whether a group has this number; may be nil.
 	taken func(id uint32) bool
 }
 
 // newRenderer takes from the configuration what elements depend on.
 func newRenderer(family lb.Family, config plan.Config) renderer {
-	r := renderer{family: family, nodeAddresses: slices.Clone(config.NodePortAddresses[family])}
+	r := renderer{family: family, relay: config.Relay,
+		nodeAddresses: slices.Clone(config.NodePortAddresses[family])}
 	if loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1}); family == lb.IPv4 && config.LoopbackNodePorts {
 		r.nodeAddresses = append(r.nodeAddresses, loopback)
 	}
@@ -91,7 +94,7 @@ func (r renderer) service(key lb.Key, s plan.Service) *service {
 			for _, addr := range addrs {
 				at := frontend{addr: addressOf(addr), port: f.Port, protocol: protocol}
 				out.put(places, part{frontend: at, kind: f.Kind, lingering: f.Lingering,
-					entries: out.frontend(at, f, choices[i], listOf(lists, f.Sources))})
+					entries: out.frontend(at, f, choices[i], listOf(lists, f.Sources), r.relay && s.IsRelayed(p, f))})
 			}
 			if f.AnswersPing() {
 				share(common{addressOf(f.Addr), setEcho})
@@ -138,7 +141,7 @@ func (s *service) put(places map[frontend]int, p part) {
 
 // refusal says why a Service is too large; nil if it is not.
 func (r renderer) refusal(s plan.Service, choices []choice, lists []sourceList) error {
-	const flags = 9 // elements of a frontend at most
+	const flags = 10 // elements of a frontend at most
 	groups, elements := map[*group]bool{nil: true}, 0
 	for i, p := range s.Ports {
 		for _, g := range []*group{choices[i].cluster, choices[i].local} {
@@ -172,13 +175,16 @@ func (s *service) group(g *group) part {
 
 // frontend renders one frontend. One without endpoints brings nothing that leads anywhere: what
 // finds no backend is refused.
-func (s *service) frontend(at frontend, f plan.Frontend, c choice, sources uint32) []entry {
+func (s *service) frontend(at frontend, f plan.Frontend, c choice, sources uint32, relayed bool) []entry {
 	w := writer{at: at}
 	if s.refusal != nil || f.Action == plan.Pass && c.cluster == nil {
 		return nil
 	}
 	if f.Kind != plan.ClusterIP {
 		w.add(setExternal)
+	}
+	if relayed {
+		w.add(setRelayed)
 	}
 	if sources != 0 {
 		w.add(setRestricted)

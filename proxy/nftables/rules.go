@@ -69,7 +69,7 @@ func (t *table) Configure(config plan.Config) {
 	if !t.configured || !reflect.DeepEqual(t.config, rules) {
 		t.config, t.configured, t.rules = rules, true, nil
 	}
-	if r := newRenderer(t.family, config); !slices.Equal(r.nodeAddresses, t.nodeAddresses) {
+	if r := newRenderer(t.family, config); r.relay != t.relay || !slices.Equal(r.nodeAddresses, t.nodeAddresses) {
 		t.render(r)
 	}
 }

@@ -73,7 +73,7 @@ const (
 // newRuleset renders the rules for one family.
 func newRuleset(family lb.Family, config plan.Config, needs needs) ruleset {
 	b := builder{family: family}
-	r := ruleset{family: family, sets: newSets(needs), needs: needs}
+	r := ruleset{family: family, sets: newSets(needs, config.Relay), needs: needs}
 	memories := needs.of(setRemember)
 	services := []nft.Rule{
 		b.rule("", b.in(setClusterIPs), expr.Goto(chainCluster)),
@@ -84,10 +84,9 @@ func newRuleset(family lb.Family, config plan.Config, needs needs) ruleset {
 	}
 	r.add(chainServices, services...)
 	r.add(chainCluster, b.cluster(config)...)
-	r.add(chainExternal,
-		b.rule("source ranges", b.in(setRestricted), expr.Jump(chainSources)),
-		b.rule("", b.in(setLocal), expr.Goto(chainLocal)),
-		b.rule("", expr.Goto(chainMarked)))
+	external := []nft.Rule{b.rule("source ranges", b.in(setRestricted), expr.Jump(chainSources)),
+		b.rule("", b.in(setLocal), expr.Goto(chainLocal))}
+	r.add(chainExternal, append(append(external, b.relay(config)...), b.rule("", expr.Goto(chainMarked)))...)
 	r.add(chainSources, b.sourceRanges(needs.of(setSourceRanges))...)
 	r.add(chainLocal, b.external(config)...)
 	r.add(chainMarked, b.rule("", setMark(config.MasqueradeBit)), b.rule("", expr.Goto(chainPick)))
@@ -164,14 +163,14 @@ func (r *ruleset) tries(b builder, prefix string, repeat setID) []nft.Rule {
 
 // cluster renders what happens to connections to a cluster IP.
 func (b builder) cluster(config plan.Config) []nft.Rule {
-	pick := b.rule("", expr.Goto(chainPick))
+	pick, rules := b.rule("", expr.Goto(chainPick)), b.relay(config)
 	if config.MasqueradeAll {
-		return []nft.Rule{b.rule("", expr.Goto(chainMarked))}
+		return append(rules, b.rule("", expr.Goto(chainMarked)))
 	}
 	if match := b.fromPod(config.Pods, true); match != nil {
-		return []nft.Rule{b.rule("not from a pod", match, expr.Goto(chainMarked)), pick}
+		rules = append(rules, b.rule("not from a pod", match, expr.Goto(chainMarked)))
 	}
-	return []nft.Rule{pick}
+	return append(rules, pick)
 }
 
 // external renders what happens to connections to external frontends with policy Local: pods and
@@ -181,9 +180,8 @@ func (b builder) external(config plan.Config) []nft.Rule {
 	if match := b.fromPod(config.Pods, false); match != nil {
 		rules = append(rules, b.rule("from a pod", match, expr.Goto(chainPick)))
 	}
-	return append(rules,
-		b.rule("from the node itself", b.fromNode(), expr.Goto(chainMarked)),
-		b.rule("", expr.Goto(chainPickLocal)))
+	rules = append(rules, b.rule("from the node itself", b.fromNode(expr.CmpOpEq), expr.Goto(chainMarked)))
+	return append(append(rules, b.relay(config)...), b.rule("", expr.Goto(chainPickLocal)))
 }
 
 // chooser renders the choice among backends for a protocol, in groups where their ports differ or
@@ -300,8 +298,9 @@ var setNames = [...]string{
 	setSources: "sources", setRestricted: "restricted", setLocalGroups: "local-groups", setSilent: "silent",
 	setPassed: "passed",
 	setGroups: "groups", setLocal: "local", setAffinity: "affinity", setExternal: "external", setEcho: "echo",
-	setClusterIPs: "cluster-ips", setVIPs: "vips",
+	setClusterIPs: "cluster-ips", setVIPs: "vips", setRelayed: "relayed",
 }
 
-// isState reports whether a set holds what packets write, which is not for us to compare.
-func isState(name string) bool { return name == stickyMap }
+// isState reports whether a set holds what packets or the proxy's lease of the relay write, which is not
+// for the table to compare.
+func isState(name string) bool { return name == stickyMap || name == relayMap }

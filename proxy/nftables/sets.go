@@ -23,7 +23,7 @@ type set struct {
 	typeOf protocol
 }
 
-func newSets(needs needs) []set {
+func newSets(needs needs, relay bool) []set {
 	frontend := []field{fieldDestination, fieldProtocol, fieldPort}
 	var sets []set
 	for id, name := range setNames {
@@ -31,6 +31,8 @@ func newSets(needs needs) []set {
 		switch id := setID(id); {
 		case id.isNumbered():
 			continue // see below
+		case id == setRelayed && !relay:
+			continue
 		case id == setBackends:
 			s.key, s.value, s.typeOf = []field{fieldGroup, fieldNumber}, []field{fieldDestination}, tcp
 		case id.isMixed():
@@ -60,6 +62,10 @@ func newSets(needs needs) []set {
 			s.key = []field{fieldGroup, fieldSource}
 		}
 		sets = append(sets, s)
+	}
+	if relay {
+		sets = append(sets, set{name: relayMap, flags: unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT,
+			key: []field{fieldProtocol}, value: []field{fieldDestination, fieldPort}})
 	}
 	return append(sets, set{
 		name: stickyMap, flags: unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, size: stickyLimit,

@@ -67,7 +67,7 @@ func disturbing(m nfnetlink.Message) bool {
 // nothing: what the transaction adds it also removes.
 func Probe(n *Netlink, family lb.Family) error {
 	b := nft.NewBatch(nft.Table{Family: family, Name: TableName + "-probe"})
-	rules := newRuleset(family, plan.Config{DropInvalid: true, AnswerPing: true},
+	rules := newRuleset(family, plan.Config{DropInvalid: true, AnswerPing: true, Relay: true},
 		needs{{setRemember, 1}, {setSourceRanges, 8}})
 	change{rules: &rules}.install(b)
 	b.RemoveTable()

@@ -38,6 +38,9 @@ type Config struct {
 	// AnswerPing has the node answer echo requests to the addresses that it delivers, see
 	// Frontend.AnswersPing.
 	AnswerPing bool
+	// Relay has the rules send connections to relayed frontends to the node's relay. Only nftables mode
+	// does.
+	Relay bool
 }
 
 // Outcome is what is so for one Service.

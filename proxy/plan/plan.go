@@ -18,6 +18,8 @@ type Node struct {
 	Addresses []netip.Addr
 	// Scheduler is for Services that do not ask for one.
 	Scheduler Scheduler
+	// Relay is set if the node's rules can send connections to a relay.
+	Relay bool
 }
 
 // Kind says which field of a Service a frontend comes from.
@@ -124,6 +126,10 @@ type Service struct {
 	AffinityTimeout time.Duration
 	// Scheduler is what the Service asks for; "" for the node's default.
 	Scheduler Scheduler
+	// Relay has TCP connections end at the node's relay, while that is there; ProxyProtocol is the
+	// version of the PROXY protocol that it speaks to backends, 1 or 2, and 0 for none.
+	Relay         bool
+	ProxyProtocol int
 }
 
 // Denied is a frontend that a Service asks for and does not get, and why.
@@ -151,6 +157,9 @@ func New(svc lb.Service, endpoints []lb.Slice, node Node) Service {
 	s.Scheduler = cmp.Or(s.Scheduler, node.Scheduler)
 	if svc.Type == lb.ExternalName || excess != nil {
 		return s
+	}
+	if node.Relay && RelayIgnored(svc, node.Relay, false) == "" {
+		s.Relay, s.ProxyProtocol = svc.Relay == relayed, proxyProtocols[svc.RelayProxyProtocol]
 	}
 	s.HealthPort = healthPort(svc)
 	sources := map[lb.Family]*Sources{}

@@ -235,6 +235,9 @@ controller: [{name: metrics, port: {{ .Values.controller.metricsPort }}}]
 {{ $set.component }}:
   {{- range $program := $set.programs }}
   - {name: {{ $program }}-metrics, port: {{ (index $.Values $program).metricsPort }}}
+  {{- if and (eq $program "proxy") $.Values.relay.enabled }}
+  - {name: relay-metrics, port: {{ $.Values.relay.metricsPort }}}
+  {{- end }}
   {{- end }}
 {{- end }}
 {{- end -}}

@@ -17,15 +17,15 @@ const parts = [
     'first-hour', 'install', 'sizing',
     'l2-homelab', 'vmware', 'bare-metal', 'kubeadm', 'k3s', 'rke2', 'talos', 'kube-proxy-replacement', 'beside-cni',
     'behind-a-load-balancer',
-    'ipam', 'l2', 'bgp', 'bfd', 'proxy', 'rollouts',
+    'ipam', 'l2', 'bgp', 'bfd', 'proxy', 'relay', 'rollouts',
     'landfallctl', 'dashboard', 'troubleshooting', 'metrics', 'traces', 'security', 'upgrade-uninstall',
     'migrate-metallb', 'migrate-kube-proxy',
   ]],
   ['Reference', 'docs/reference', [
     'README', 'ipaddresspool', 'l2advertisement', 'bgpadvertisement', 'bgppeer', 'bfdprofile', 'community', 'annotations',
-    'reasons', 'controller', 'speaker', 'proxy', 'landfallctl',
+    'reasons', 'controller', 'speaker', 'proxy', 'relay', 'landfallctl',
   ]],
-  ['Design', 'docs/design', ['design', 'packet-paths', 'path', 'nftables', 'rescue', 'model', 'bench', 'lab', 'cluster', 'conformance']],
+  ['Design', 'docs/design', ['design', 'packet-paths', 'path', 'nftables', 'rescue', 'relay', 'model', 'bench', 'lab', 'cluster', 'conformance']],
 ]
 
 function title(file) {

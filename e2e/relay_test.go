@@ -1,0 +1,115 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/landfall-lb/landfall/e2e/lab"
+	"github.com/landfall-lb/landfall/e2e/lab/labtest"
+)
+
+// TestRelay relays connections to a Service. No connection fails while relays restart, and new ones go
+// straight to endpoints after one was killed. With one of three pods silent, which nobody knows, no
+// connection through the relay fails, and some do with rules alone.
+func TestRelay(t *testing.T) {
+	t.Parallel()
+	l := labtest.Start(t, lab.SeedCluster(), lab.Options{Values: map[string]any{
+		"relay": map[string]any{"enabled": true}, "proxy": map[string]any{"mode": "nftables"}}})
+	if err := l.ApplyYAML(t.Context(), preferBootNode); err != nil {
+		t.Fatal(err)
+	}
+	silent := podOn(l, "k8s-worker-177", "silent", 70)
+	if err := l.AddPod(t.Context(), silent); err != nil {
+		t.Fatal(err)
+	}
+	seedService(t, l)
+	wantAnswererAmong(t, l, seedVIP.Addr(), bootNode)
+	setRelay(t, l, "true")
+
+	probe := l.StartProbe(t.Context(), lab.ClientName, "tcp", seedVIP, newEvery)
+	for range 3 {
+		if err := l.Agent("relay", bootNode).Restart(t.Context()); err != nil {
+			t.Error(err)
+		}
+		waitRelayed(t, l, bootNode, true)
+	}
+	if report := probe.Stop(); report.Failed() > 0 || report.Answered == 0 {
+		t.Errorf("while the relay restarted: %s", report)
+	}
+	if err := l.Agent("relay", bootNode).Kill(); err != nil {
+		t.Fatal(err)
+	}
+	waitRelayed(t, l, bootNode, false)
+	if s := l.Spread(t.Context(), lab.ClientName, "tcp", seedVIP, 20); len(s.Failures) > 0 {
+		t.Errorf("after the relay was killed: %v", s.Failures)
+	}
+	if err := l.Agent("relay", bootNode).Start(); err != nil {
+		t.Fatal(err)
+	}
+	waitRelayed(t, l, bootNode, true)
+
+	if out, err := l.Exec(t.Context(), silent.Name, "nft", "add table inet silent; add chain inet silent input "+
+		"{ type filter hook input priority 0; }; add rule inet silent input meta l4proto tcp drop"); err != nil {
+		t.Fatal(err, out)
+	}
+	const n = 30
+	nodePort := netip.AddrPortFrom(netip.MustParseAddr("172.26.236.178"), 31428)
+	for _, target := range []netip.AddrPort{seedVIP, nodePort} {
+		s := l.Spread(t.Context(), lab.ClientName, "tcp", target, n)
+		t.Logf("through the relay to %s: %d of %d failed", target, len(s.Failures), n)
+		if len(s.Failures) > 0 || s.Pods[silent.Name] > 0 || len(s.Pods) != 2 {
+			t.Errorf("through the relay to %s: %v, answers %v", target, s.Failures, s.Pods)
+		}
+	}
+	setRelay(t, l, "false")
+	s := l.Spread(t.Context(), lab.ClientName, "tcp", seedVIP, n)
+	t.Logf("with rules alone: %d of %d failed", len(s.Failures), n)
+	if len(s.Failures) == 0 {
+		t.Errorf("the pod is not silent: answers %v", s.Pods)
+	}
+}
+
+// setRelay annotates the Service, and waits until each node follows.
+func setRelay(t *testing.T, l *lab.Lab, value string) {
+	t.Helper()
+	patch := fmt.Sprintf(`{"metadata":{"annotations":{"landfall.dev/relay":%q}}}`, value)
+	if _, err := l.Kube().CoreV1().Services("default").Patch(t.Context(), "my-nginx", types.MergePatchType, []byte(patch),
+		metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range l.Agents("proxy") {
+		waitRelayed(t, l, a.Node, value == "true")
+	}
+}
+
+// waitRelayed waits until the kernel of a node leads connections to the Service to the relay, or until
+// it does not.
+func waitRelayed(t *testing.T, l *lab.Lab, node string, want bool) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%s leads to the relay: %v", node, want), func() error {
+		text, err := l.Agent("proxy", node).Get(t.Context(), "/v1/status?only=default/my-nginx")
+		if err != nil {
+			return err
+		}
+		var status struct {
+			Relay    struct{ Leads map[string]string }
+			Services []struct {
+				State   string
+				Relayed bool
+			}
+		}
+		if err := json.Unmarshal([]byte(text), &status); err != nil {
+			return err
+		}
+		if len(status.Services) != 1 || status.Services[0].State != "applied" ||
+			want != (status.Services[0].Relayed && len(status.Relay.Leads) > 0) {
+			return fmt.Errorf("it shows %+v", status)
+		}
+		return nil
+	})
+}

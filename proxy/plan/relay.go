@@ -1,0 +1,151 @@
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// relayed is the value of lb.AnnotationRelay that asks for the relay.
+const relayed = "true"
+
+// proxyProtocols are the values of lb.AnnotationRelayProxyProtocol.
+var proxyProtocols = map[string]int{"": 0, "v1": 1, "v2": 2}
+
+// Relayed is what the node's relay has to know of a Service. It is also what the proxy sends the relay,
+// as JSON.
+type Relayed struct {
+	Ports []RelayedPort `json:"ports"`
+	// Affinity is how long a client address gets the same backend after its last connection; 0 for no
+	// session affinity.
+	Affinity time.Duration `json:"affinity,omitempty"`
+	// ByClient has the client's address choose the backend, as the scheduler source-hash does.
+	ByClient bool `json:"byClient,omitempty"`
+	// ProxyProtocol is the version of the PROXY protocol for backends, 1 or 2; 0 for none.
+	ProxyProtocol int `json:"proxyProtocol,omitempty"`
+}
+
+// RelayedPort is one TCP port of a relayed Service in one address family.
+type RelayedPort struct {
+	Name      string            `json:"name,omitempty"`
+	Frontends []RelayedFrontend `json:"frontends"`
+	// Cluster and Local are the backends of the frontends with that policy.
+	Cluster []RelayedBackend `json:"cluster,omitempty"`
+	Local   []RelayedBackend `json:"local,omitempty"`
+}
+
+// RelayedFrontend is what clients connect to. A node port has the unspecified address of its family.
+type RelayedFrontend struct {
+	Addr  netip.AddrPort `json:"addr"`
+	Local bool           `json:"local,omitempty"`
+}
+
+// RelayedBackend is an endpoint. Its weight is 1 to 100; 0 counts as 1.
+type RelayedBackend struct {
+	Addr   netip.AddrPort `json:"addr"`
+	Weight uint8          `json:"weight,omitempty"`
+}
+
+// IsRelayed reports whether the rules send connections to a frontend of the port to the relay: TCP
+// connections to Services that ask for it, where an endpoint may be used.
+func (s Service) IsRelayed(p Port, f Frontend) bool {
+	return s.Relay && p.Protocol == lb.TCP && (f.Action == ToCluster || f.Action == ToLocal)
+}
+
+// RelayTable returns what the relay has to know of a Service: what is wanted, and, of frontends that
+// are not wanted any more, what the kernel is confirmed to hold, as it may still lead to the relay. It
+// returns nil if nothing is relayed.
+func RelayTable(desired, applied Service) *Relayed {
+	had := map[netip.AddrPort]bool{}
+	ports := append(desired.relayedPorts(had), applied.relayedPorts(had)...)
+	if len(ports) == 0 {
+		return nil
+	}
+	from := desired
+	if !desired.Relay {
+		from = applied
+	}
+	return &Relayed{Ports: ports, Affinity: from.AffinityTimeout, ByClient: from.Scheduler == SourceHash,
+		ProxyProtocol: from.ProxyProtocol}
+}
+
+// relayedPorts returns the ports with relayed frontends that had does not have, and adds these to it.
+func (s Service) relayedPorts(had map[netip.AddrPort]bool) (ports []RelayedPort) {
+	for _, p := range s.Ports {
+		var frontends []RelayedFrontend
+		for _, f := range p.Frontends {
+			addr := f.Addr
+			if f.Kind == NodePort {
+				addr = map[lb.Family]netip.Addr{lb.IPv4: netip.IPv4Unspecified(), lb.IPv6: netip.IPv6Unspecified()}[p.Family]
+			}
+			at := netip.AddrPortFrom(addr, f.Port)
+			if s.IsRelayed(p, f) && !had[at] {
+				had[at] = true
+				frontends = append(frontends, RelayedFrontend{at, f.Action == ToLocal})
+			}
+		}
+		if len(frontends) == 0 {
+			continue
+		}
+		port := RelayedPort{Name: p.Name, Frontends: frontends}
+		if slices.ContainsFunc(frontends, func(f RelayedFrontend) bool { return !f.Local }) {
+			port.Cluster = relayedBackends(p.Backends.Cluster)
+		}
+		if slices.ContainsFunc(frontends, func(f RelayedFrontend) bool { return f.Local }) {
+			port.Local = relayedBackends(p.Backends.Local)
+		}
+		ports = append(ports, port)
+	}
+	return ports
+}
+
+func relayedBackends(from []lb.Backend) []RelayedBackend {
+	to := make([]RelayedBackend, len(from))
+	for i, b := range from {
+		to[i] = RelayedBackend{b.Addr, b.Weight}
+	}
+	return to
+}
+
+// RelayIgnored says why a proxy does not relay connections to a Service as the Service asks for, "" if
+// it does. hasRelay is set if the node's rules can send connections to a relay, iptables if they are in
+// a mode that cannot.
+func RelayIgnored(svc lb.Service, hasRelay, iptables bool) string {
+	_, known := proxyProtocols[svc.RelayProxyProtocol]
+	switch {
+	case svc.Relay != "" && svc.Relay != relayed && svc.Relay != "false":
+		return fmt.Sprintf("annotation %s: %.80q is neither true nor false; connections are not relayed",
+			lb.AnnotationRelay, svc.Relay)
+	case svc.Relay != relayed && svc.RelayProxyProtocol != "":
+		return fmt.Sprintf("annotation %s: it needs annotation %s: \"true\"; backends get no PROXY protocol",
+			lb.AnnotationRelayProxyProtocol, lb.AnnotationRelay)
+	case svc.Relay != relayed:
+		return ""
+	case iptables:
+		return fmt.Sprintf("annotation %s: only proxies in nftables mode have a relay; connections go straight to endpoints",
+			lb.AnnotationRelay)
+	case !hasRelay:
+		return fmt.Sprintf("annotation %s: this node has no relay (value relay.enabled of the chart); connections go "+
+			"straight to endpoints", lb.AnnotationRelay)
+	case !known:
+		return fmt.Sprintf("annotation %s: %.80q is neither v1 nor v2; connections are not relayed",
+			lb.AnnotationRelayProxyProtocol, svc.RelayProxyProtocol)
+	case !slices.ContainsFunc(svc.Ports, func(p lb.ServicePort) bool { return p.Protocol == lb.TCP }):
+		return fmt.Sprintf("annotation %s: only TCP is relayed, and the Service has no port of TCP", lb.AnnotationRelay)
+	}
+	return ""
+}
+
+// RelayDraws says why the relay does not choose backends as a Service asks for, "" if it does or has no
+// say. It draws at random, by weights, or by the client's address.
+func RelayDraws(svc lb.Service, planned Service) string {
+	asked, _ := ParseScheduler(svc.Scheduler)
+	if !planned.Relay || asked != RoundRobin && asked != DestinationHash && asked != Maglev {
+		return ""
+	}
+	return fmt.Sprintf("annotation %s: the relay does not do %.80q and chooses at random", lb.AnnotationScheduler,
+		svc.Scheduler)
+}

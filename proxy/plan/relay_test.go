@@ -1,0 +1,166 @@
+package plan
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// relayable is a Service with a port of each protocol, node ports and two endpoints, one on the node.
+func relayable() (lb.Service, []lb.Slice) {
+	key := lb.Key{Namespace: "default", Name: "web"}
+	svc := lb.Service{Key: key, Type: lb.LoadBalancer, Relay: "true", ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
+		ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+		Ingress:    []lb.Ingress{{Addr: netip.MustParseAddr("192.0.2.1")}},
+		Ports: []lb.ServicePort{{Name: "http", Protocol: lb.TCP, Port: 80, NodePort: 30080},
+			{Name: "dns", Protocol: lb.UDP, Port: 53, NodePort: 30053}}}
+	slice := lb.Slice{Key: key, Service: key, Family: lb.IPv4,
+		Ports: []lb.SlicePort{{Name: "http", Protocol: lb.TCP, Port: 8080}, {Name: "dns", Protocol: lb.UDP, Port: 53}},
+		Endpoints: []lb.Endpoint{
+			{Addr: netip.MustParseAddr("10.1.0.1"), Node: "here", Ready: true, Serving: true},
+			{Addr: netip.MustParseAddr("10.1.0.2"), Node: "there", Ready: true, Serving: true}}}
+	return svc, []lb.Slice{slice}
+}
+
+func TestRelayTable(t *testing.T) {
+	at := netip.MustParseAddrPort
+	here, there := RelayedBackend{Addr: at("10.1.0.1:8080")}, RelayedBackend{Addr: at("10.1.0.2:8080")}
+	all := []RelayedFrontend{{Addr: at("10.96.0.1:80")}, {Addr: at("192.0.2.1:80")}, {Addr: at("0.0.0.0:30080")}}
+	node := Node{Name: "here", Relay: true}
+	for _, test := range []struct {
+		name string
+		tune func(*lb.Service, *[]lb.Slice, *Node)
+		want *Relayed
+	}{
+		{"all frontends of TCP", func(*lb.Service, *[]lb.Slice, *Node) {},
+			&Relayed{Ports: []RelayedPort{{Name: "http", Frontends: all, Cluster: []RelayedBackend{here, there}}}}},
+		{"not asked for", func(s *lb.Service, _ *[]lb.Slice, _ *Node) { s.Relay = "" }, nil},
+		{"refused by value", func(s *lb.Service, _ *[]lb.Slice, _ *Node) { s.Relay = "yes" }, nil},
+		{"a node without a relay", func(_ *lb.Service, _ *[]lb.Slice, n *Node) { n.Relay = false }, nil},
+		{"an unknown PROXY protocol", func(s *lb.Service, _ *[]lb.Slice, _ *Node) { s.RelayProxyProtocol = "v3" }, nil},
+		{"no endpoints: the rules refuse", func(_ *lb.Service, all *[]lb.Slice, _ *Node) { *all = nil }, nil},
+		{"policy Local", func(s *lb.Service, _ *[]lb.Slice, _ *Node) { s.ExternalPolicy = lb.Local },
+			&Relayed{Ports: []RelayedPort{{Name: "http", Frontends: []RelayedFrontend{{Addr: all[0].Addr},
+				{Addr: all[1].Addr, Local: true}, {Addr: all[2].Addr, Local: true}},
+				Cluster: []RelayedBackend{here, there}, Local: []RelayedBackend{here}}}}},
+		{"policy Local, endpoints only elsewhere", func(s *lb.Service, all *[]lb.Slice, _ *Node) {
+			s.ExternalPolicy = lb.Local
+			(*all)[0].Endpoints = (*all)[0].Endpoints[1:]
+		}, &Relayed{Ports: []RelayedPort{{Name: "http", Frontends: all[:1], Cluster: []RelayedBackend{there}}}}},
+		{"internal policy Local", func(s *lb.Service, _ *[]lb.Slice, _ *Node) { s.InternalPolicy = lb.Local },
+			&Relayed{Ports: []RelayedPort{{Name: "http", Frontends: []RelayedFrontend{{Addr: all[0].Addr, Local: true},
+				all[1], all[2]}, Cluster: []RelayedBackend{here, there}, Local: []RelayedBackend{here}}}}},
+		{"affinity, weights and the PROXY protocol", func(s *lb.Service, _ *[]lb.Slice, _ *Node) {
+			s.AffinityTimeout, s.Scheduler, s.RelayProxyProtocol = time.Hour, "sh", "v2"
+			s.Weights = lb.Weights{{Node: "there", Share: 7}}
+		}, &Relayed{Affinity: time.Hour, ByClient: true, ProxyProtocol: 2, Ports: []RelayedPort{{Name: "http",
+			Frontends: all, Cluster: []RelayedBackend{{here.Addr, 1}, {there.Addr, 7}}}}}},
+	} {
+		svc, endpoints := relayable()
+		n := node
+		test.tune(&svc, &endpoints, &n)
+		got := RelayTable(New(svc, endpoints, n), Service{})
+		if d := cmp.Diff(test.want, got, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); d != "" {
+			t.Errorf("%s (-want +got):\n%s", test.name, d)
+		}
+	}
+}
+
+// A frontend that goes is known to the relay until the kernel has confirmed that it is gone; one that
+// comes is from the first.
+func TestRelayTableOutlivesTheRules(t *testing.T) {
+	svc, endpoints := relayable()
+	node := Node{Name: "here", Relay: true}
+	before := New(svc, endpoints, node)
+	svc.Ingress = nil
+	now := New(svc, endpoints, node)
+	has := func(r *Relayed, addr string) bool {
+		if r == nil {
+			return false
+		}
+		for _, p := range r.Ports {
+			for _, f := range p.Frontends {
+				if f.Addr.String() == addr && len(p.Cluster) > 0 {
+					return true
+				}
+			}
+		}
+		return false
+	}
+	for _, step := range []struct {
+		name             string
+		desired, applied Service
+		vip, clusterIP   bool
+	}{
+		{"it comes", before, Service{}, true, true},
+		{"a VIP goes", now, before, true, true},
+		{"it has gone", now, now, false, true},
+		{"the Service goes", Service{}, now, false, true},
+		{"that has gone", Service{}, Service{}, false, false},
+	} {
+		r := RelayTable(step.desired, step.applied)
+		if has(r, "192.0.2.1:80") != step.vip || has(r, "10.96.0.1:80") != step.clusterIP {
+			t.Errorf("%s: %+v", step.name, r)
+		}
+	}
+}
+
+// Rules differ where the relay does, so that an annotation that changes is written.
+func TestRelayIsPartOfTheRules(t *testing.T) {
+	svc, endpoints := relayable()
+	node := Node{Name: "here", Relay: true}
+	with := New(svc, endpoints, node)
+	svc.Relay = ""
+	if without := New(svc, endpoints, node); with.Equal(without) || SameRules(with, without, lb.IPv4) {
+		t.Error("a relayed Service is the same as one that is not")
+	}
+}
+
+func TestRelayDraws(t *testing.T) {
+	svc, endpoints := relayable()
+	for scheduler, said := range map[string]bool{"": false, "random": false, "wrr": false, "sh": false, "lc": false,
+		"rr": true, "dh": true, "maglev": true} {
+		svc.Scheduler = scheduler
+		if got := RelayDraws(svc, New(svc, endpoints, Node{Relay: true})); (got != "") != said {
+			t.Errorf("%q: %q", scheduler, got)
+		}
+		if got := RelayDraws(svc, New(svc, endpoints, Node{})); got != "" {
+			t.Errorf("%q without a relay: %q", scheduler, got)
+		}
+	}
+}
+
+func TestRelayIgnored(t *testing.T) {
+	for _, test := range []struct {
+		relay, proxyProtocol string
+		hasRelay, iptables   bool
+		tune                 func(*lb.Service)
+		want                 string // a part of what is said; "" for nothing
+	}{
+		{relay: "true", hasRelay: true},
+		{relay: "true", proxyProtocol: "v1", hasRelay: true},
+		{relay: "false"},
+		{},
+		{relay: "true", want: "no relay"},
+		{relay: "true", iptables: true, want: "nftables mode"},
+		{relay: "yes", hasRelay: true, want: `"yes" is neither true nor false`},
+		{relay: "true", proxyProtocol: "v3", hasRelay: true, want: `"v3" is neither v1 nor v2`},
+		{proxyProtocol: "v1", hasRelay: true, want: `needs annotation landfall.dev/relay: "true"`},
+		{relay: "true", hasRelay: true, tune: func(s *lb.Service) { s.Ports = s.Ports[1:] }, want: "only TCP"},
+	} {
+		svc, _ := relayable()
+		svc.Relay, svc.RelayProxyProtocol = test.relay, test.proxyProtocol
+		if test.tune != nil {
+			test.tune(&svc)
+		}
+		got := RelayIgnored(svc, test.hasRelay, test.iptables)
+		if (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
+			t.Errorf("%+v: %q", test, got)
+		}
+	}
+}

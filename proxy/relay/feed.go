@@ -1,0 +1,133 @@
+package relay
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/loop"
+	"github.com/landfall-lb/landfall/proxy/relayfeed/wire"
+)
+
+// maxMessage is how many bytes a line of the proxy has at most: more than any node's Services need.
+const maxMessage = 256 << 20
+
+// follow hears the proxy and says that the relay is there, until ctx ends. What the proxy has said stays
+// while it is away.
+func (r *Relay) follow(ctx context.Context) error {
+	var failures loop.Failures
+	return loop.Retry(ctx, loop.Backoff{Min: reconnectEvery, Max: time.Second}, func(ctx context.Context) bool {
+		began := r.deps.Now()
+		err := r.talk(ctx)
+		if ctx.Err() == nil {
+			failures.Log(r.deps.Log, "not connected to the proxy: connections go straight to endpoints; trying again", "", err)
+		}
+		return r.deps.Now().Sub(began) > time.Second
+	})
+}
+
+const reconnectEvery = 100 * time.Millisecond
+
+// talk talks to the proxy over one connection.
+func (r *Relay) talk(ctx context.Context) error {
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "unix", r.options.Socket)
+	if err != nil {
+		return err
+	}
+	var hearing sync.WaitGroup
+	defer hearing.Wait()
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	heard := make(chan error, 1)
+	hearing.Go(func() { heard <- r.hear(conn) })
+	beat := time.NewTicker(wire.Beat)
+	defer beat.Stop()
+	encoder, leaving := json.NewEncoder(conn), r.leaving
+	for {
+		hello := wire.Hello{Ports: r.ports, Leaving: isClosed(r.leaving), Connections: int(r.open.Load())}
+		if err := conn.SetWriteDeadline(time.Now().Add(wire.Silence)); err != nil {
+			return err
+		}
+		if err := encoder.Encode(hello); err != nil {
+			return err
+		}
+		select {
+		case err := <-heard:
+			return err
+		case <-beat.C:
+		case <-leaving:
+			leaving = nil // said once at once, and with each beat
+		}
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// hear takes in what the proxy says until it goes or is silent for too long.
+func (r *Relay) hear(conn net.Conn) error {
+	defer r.known.Store(false)
+	lines := bufio.NewScanner(conn)
+	lines.Buffer(nil, maxMessage)
+	for {
+		if err := conn.SetReadDeadline(time.Now().Add(wire.Silence)); err != nil {
+			return err
+		}
+		if !lines.Scan() {
+			break
+		}
+		m, err := decodeMessage(lines.Bytes())
+		if err != nil {
+			return err
+		}
+		r.table.take(m)
+		if m.Complete {
+			r.known.Store(true)
+		}
+		if m.Left {
+			r.leftOnce.Do(func() { close(r.left) })
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("hear the proxy: %w", err)
+	}
+	return errors.New("the proxy closed the connection")
+}
+
+// decodeMessage reads a line of the proxy.
+func decodeMessage(line []byte) (m wire.Message, err error) {
+	if err := json.Unmarshal(line, &m); err != nil {
+		return m, fmt.Errorf("read a message of the proxy: %w", err)
+	}
+	for _, s := range m.Services {
+		if s.Relayed == nil {
+			continue
+		}
+		for _, p := range s.Relayed.Ports {
+			for _, f := range p.Frontends {
+				if !f.Addr.IsValid() {
+					return m, fmt.Errorf("read a message of the proxy: service %s has a frontend without an address", s.Key)
+				}
+			}
+			for _, b := range append(p.Cluster[:len(p.Cluster):len(p.Cluster)], p.Local...) {
+				if !b.Addr.IsValid() {
+					return m, fmt.Errorf("read a message of the proxy: service %s has a backend without an address", s.Key)
+				}
+			}
+		}
+	}
+	return m, nil
+}

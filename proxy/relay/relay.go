@@ -1,0 +1,271 @@
+// Package relay is the relay: it ends clients' connections to Services on the node, and connects each to
+// a backend. When one does not answer it tries another, before the client notices.
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pires/go-proxyproto"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
+	"github.com/landfall-lb/landfall/proxy/relayfeed/wire"
+)
+
+// Options are what flags say.
+type Options struct {
+	Socket string // of the proxy's feed
+	Port   uint16 // 0 for any free one
+	// Tries is how many backends a connection tries at most, TryAfter after which time without an answer
+	// the next is tried as well, ConnectTimeout how long all have together.
+	Tries                    int
+	TryAfter, ConnectTimeout time.Duration
+	// Idle is how long a connection may be silent, Drain how long open connections have when the relay
+	// ends.
+	Idle, Drain time.Duration
+	// Limit is how many connections there are at once, ServiceLimit how many of one Service.
+	Limit, ServiceLimit int
+	// AccessLog logs each connection at its end.
+	AccessLog bool
+}
+
+// Deps are what the relay needs.
+type Deps struct {
+	Log *slog.Logger
+	Now func() time.Time
+	// Dial connects to a backend.
+	Dial func(ctx context.Context, backend netip.AddrPort) (*net.TCPConn, error)
+	// Original returns what a client connected to.
+	Original func(*net.TCPConn) (netip.AddrPort, error)
+}
+
+// NewDeps returns what the relay needs on a node.
+func NewDeps(log *slog.Logger) Deps {
+	dialer := net.Dialer{KeepAliveConfig: keepAlive}
+	return Deps{Log: log, Now: time.Now, Original: originalDestination,
+		Dial: func(ctx context.Context, backend netip.AddrPort) (*net.TCPConn, error) {
+			conn, err := dialer.DialContext(ctx, "tcp", backend.String())
+			if err != nil {
+				return nil, err
+			}
+			return conn.(*net.TCPConn), nil
+		}}
+}
+
+const (
+	// findWithin is how long a connection waits for the proxy's word on its frontend: the rules may lead
+	// here a moment before that comes.
+	findWithin = 2 * time.Second
+	// acceptAfter is how long the relay accepts connections after the rules have stopped leading to it:
+	// what they have sent here may still be under way.
+	acceptAfter = 300 * time.Millisecond
+	// headerWithin bounds how long a backend has to take the header of the PROXY protocol.
+	headerWithin = 10 * time.Second
+)
+
+// Relay is the relay.
+type Relay struct {
+	options   Options
+	deps      Deps
+	table     *table
+	listeners map[lb.Family]*net.TCPListener
+	ports     map[lb.Family]uint16
+
+	open, refused atomic.Int64
+	known         atomic.Bool   // the proxy is connected and has said all
+	leaving, left chan struct{} // closed when the relay is about to end, and once the rules do not lead here
+	leftOnce      sync.Once
+}
+
+// New returns a relay that is listening already.
+func New(ctx context.Context, options Options, deps Deps) (*Relay, error) {
+	listeners, err := listen(ctx, options.Port)
+	if err != nil {
+		return nil, err
+	}
+	r := &Relay{options: options, deps: deps, table: newTable(deps.Now), listeners: listeners,
+		ports: map[lb.Family]uint16{}, leaving: make(chan struct{}), left: make(chan struct{})}
+	for family, l := range listeners {
+		r.ports[family] = l.Addr().(*net.TCPAddr).AddrPort().Port()
+	}
+	return r, nil
+}
+
+// Ready returns why the relay does not know what to relay; nil if it does.
+func (r *Relay) Ready() error {
+	if !r.known.Load() {
+		return errors.New("the proxy has not said what to relay")
+	}
+	return nil
+}
+
+// Run relays until ctx ends, and then until the connections have ended or Drain is over. Before it stops
+// accepting, it waits until the rules do not lead to it any more.
+func (r *Relay) Run(ctx context.Context) error {
+	r.deps.Log.Info("relaying", "ports", r.ports)
+	whole, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	serving, abort := context.WithCancelCause(whole)
+	defer abort(nil)
+	var feed, accepting, connections sync.WaitGroup
+	feed.Go(func() { _ = r.follow(whole) })
+	for _, l := range r.listeners {
+		accepting.Go(func() { r.accept(serving, l, &connections) })
+	}
+	<-ctx.Done()
+	close(r.leaving)
+	select {
+	case <-r.left:
+	case <-time.After(wire.Lease + time.Second): // the proxy is gone, and with it the lease by now
+	}
+	for _, l := range r.listeners {
+		_ = l.SetDeadline(time.Now().Add(acceptAfter))
+	}
+	accepting.Wait()
+	for _, l := range r.listeners {
+		l.Close()
+	}
+	drained := make(chan struct{})
+	go func() { connections.Wait(); close(drained) }()
+	select {
+	case <-drained:
+	case <-time.After(r.options.Drain):
+		r.deps.Log.Warn("resetting the connections that are still open", "connections", r.open.Load())
+		abort(errors.New("the relay ends"))
+		<-drained
+	}
+	stop()
+	feed.Wait()
+	return nil
+}
+
+// accept accepts connections until the listener's deadline, which it has once the relay ends.
+func (r *Relay) accept(ctx context.Context, l *net.TCPListener, connections *sync.WaitGroup) {
+	failures := loop.Failures{Repeat: time.Minute}
+	for {
+		conn, err := l.AcceptTCP()
+		if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, net.ErrClosed) {
+			return
+		}
+		failures.Log(r.deps.Log, "cannot accept a connection", "accepting connections again", err)
+		if err != nil { // as without free file descriptors
+			time.Sleep(10 * time.Millisecond)
+			continue
+		}
+		if r.open.Add(1) > int64(r.options.Limit) {
+			r.open.Add(-1)
+			r.refused.Add(1)
+			abort(conn)
+			continue
+		}
+		connections.Go(func() {
+			defer r.open.Add(-1)
+			r.serve(ctx, conn)
+		})
+	}
+}
+
+// serve serves one client.
+func (r *Relay) serve(ctx context.Context, client *net.TCPConn) {
+	defer client.Close()
+	began := r.deps.Now()
+	from := unmap(client.RemoteAddr().(*net.TCPAddr).AddrPort())
+	to, err := r.deps.Original(client)
+	if err != nil || to == unmap(client.LocalAddr().(*net.TCPAddr).AddrPort()) {
+		r.refused.Add(1) // who connects to the relay itself
+		abort(client)
+		return
+	}
+	w, ok := r.find(ctx, to)
+	if !ok || !r.table.open(w.service, r.options.ServiceLimit) {
+		r.refused.Add(1)
+		abort(client)
+		return
+	}
+	backend, tried, err := r.connect(ctx, w, from)
+	var end ended
+	switch {
+	case err != nil:
+		end.err = err
+		abort(client)
+	default:
+		end = r.pass(ctx, w, client, backend, from, to)
+	}
+	r.table.close(w.service, end)
+	r.log(w, from, to, tried, end, r.deps.Now().Sub(began))
+}
+
+// find returns where a frontend leads. It waits a moment for one of which the proxy has not spoken yet.
+func (r *Relay) find(ctx context.Context, frontend netip.AddrPort) (w way, ok bool) {
+	late := time.NewTimer(findWithin)
+	defer late.Stop()
+	for {
+		w, ok, changed := r.table.find(frontend)
+		if ok {
+			return w, true
+		}
+		select {
+		case <-ctx.Done():
+			return w, false
+		case <-late.C:
+			return w, false
+		case <-changed:
+		}
+	}
+}
+
+// connect connects to a backend.
+func (r *Relay) connect(ctx context.Context, w way, from netip.AddrPort) (*net.TCPConn, []netip.AddrPort, error) {
+	choose := r.table.chooser(w, from.Addr(), rand.Uint64)
+	d := dialer{dial: r.deps.Dial, tries: r.options.Tries, tryAfter: r.options.TryAfter,
+		timeout: r.options.ConnectTimeout}
+	conn, tried, err := d.connect(ctx, choose.next, func(b netip.AddrPort) { r.table.suspect(w.service, b) })
+	r.table.connected(w.service, len(tried), err == nil)
+	if err != nil {
+		return nil, tried, fmt.Errorf("no backend answered: %w", err)
+	}
+	backend := unmap(conn.RemoteAddr().(*net.TCPAddr).AddrPort())
+	r.table.trust(w.service, backend)
+	r.table.remember(w, from.Addr(), backend)
+	return conn, tried, nil
+}
+
+// pass tells the backend who the client is, if the Service asks for that, and passes on all bytes.
+func (r *Relay) pass(ctx context.Context, w way, client, backend *net.TCPConn, from, to netip.AddrPort) ended {
+	defer backend.Close()
+	if w.proxyProtocol > 0 {
+		header := proxyproto.HeaderProxyFromAddrs(byte(w.proxyProtocol), net.TCPAddrFromAddrPort(from),
+			net.TCPAddrFromAddrPort(to))
+		_ = backend.SetWriteDeadline(time.Now().Add(headerWithin))
+		if _, err := header.WriteTo(backend); err != nil {
+			abort(client)
+			return ended{err: fmt.Errorf("write the header of the PROXY protocol: %w", err)}
+		}
+		_ = backend.SetWriteDeadline(time.Time{})
+	}
+	return pipe(ctx, client, backend, r.options.Idle)
+}
+
+func (r *Relay) log(w way, from, to netip.AddrPort, tried []netip.AddrPort, end ended, took time.Duration) {
+	if !r.options.AccessLog {
+		return
+	}
+	args := []any{"service", w.service.key, "client", from, "frontend", to, "tried", tried, "sent", end.sent,
+		"received", end.received, "seconds", took.Seconds()}
+	if end.err != nil {
+		args = append(args, "error", end.err)
+	}
+	r.deps.Log.Info("connection", args...)
+}
+
+func unmap(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }

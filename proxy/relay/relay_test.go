@@ -1,0 +1,632 @@
+package relay
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/plan"
+	"github.com/landfall-lb/landfall/proxy/relayfeed/wire"
+)
+
+var (
+	web      = lb.Key{Namespace: "default", Name: "web"}
+	frontend = netip.MustParseAddrPort("198.51.100.1:80")
+)
+
+// rig is a relay with a proxy and backends that tests play, all on the loopback interface.
+type rig struct {
+	*Relay
+	t        *testing.T
+	dead     sync.Map // backends that do not answer
+	denied   sync.Map // those that refuse
+	said     chan wire.Hello
+	tell     chan wire.Message
+	stop     func()
+	original atomic.Pointer[netip.AddrPort]
+}
+
+// newRig returns a running relay. tune changes its options; nil for as they are.
+func newRig(t *testing.T, tune func(*Options)) *rig {
+	t.Helper()
+	g := &rig{t: t, said: make(chan wire.Hello, 1000), tell: make(chan wire.Message)}
+	g.original.Store(&frontend)
+	options := Options{Socket: filepath.Join(t.TempDir(), "relay.sock"), Tries: 3, TryAfter: 10 * time.Millisecond,
+		ConnectTimeout: 30 * time.Second, Idle: time.Hour, Drain: time.Minute, Limit: 1000, ServiceLimit: 1000}
+	if tune != nil {
+		tune(&options)
+	}
+	deps := NewDeps(slog.New(slog.DiscardHandler))
+	dial := deps.Dial
+	deps.Dial = func(ctx context.Context, backend netip.AddrPort) (*net.TCPConn, error) {
+		if _, silent := g.dead.Load(backend); silent {
+			<-ctx.Done()
+			return nil, context.Cause(ctx)
+		}
+		if _, denied := g.denied.Load(backend); denied {
+			return nil, unix.ECONNREFUSED
+		}
+		return dial(ctx, backend)
+	}
+	deps.Original = func(*net.TCPConn) (netip.AddrPort, error) { return *g.original.Load(), nil }
+	listener, err := net.Listen("unix", options.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go g.proxy(listener)
+	relay, err := New(t.Context(), options, deps)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.Relay = relay
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- relay.Run(ctx) }()
+	var once sync.Once
+	g.stop = func() {
+		once.Do(func() {
+			cancel()
+			if err := <-done; err != nil {
+				t.Errorf("Run: %v", err)
+			}
+			listener.Close()
+		})
+	}
+	t.Cleanup(g.stop)
+	return g
+}
+
+// proxy plays the proxy: it passes on what tests tell, and answers who leaves.
+func (g *rig) proxy(listener net.Listener) {
+	for {
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		left := make(chan bool, 1)
+		go func() {
+			lines := bufio.NewScanner(conn)
+			for lines.Scan() {
+				var h wire.Hello
+				if json.Unmarshal(lines.Bytes(), &h) != nil {
+					continue
+				}
+				if h.Leaving {
+					select {
+					case left <- true:
+					default:
+					}
+				}
+				g.said <- h
+			}
+		}()
+		go func() {
+			defer conn.Close()
+			encoder, beat := json.NewEncoder(conn), time.NewTicker(wire.Beat)
+			defer beat.Stop()
+			for {
+				var m wire.Message
+				select {
+				case m = <-g.tell:
+				case <-left:
+					m.Left = true
+				case <-beat.C:
+				}
+				if encoder.Encode(m) != nil {
+					return
+				}
+			}
+		}()
+	}
+}
+
+// relayed has the relay know a Service with these backends.
+func (g *rig) relayed(tune func(*plan.Relayed), backends ...netip.AddrPort) {
+	g.t.Helper()
+	r := &plan.Relayed{Ports: []plan.RelayedPort{{Frontends: []plan.RelayedFrontend{{Addr: frontend}}}}}
+	for _, b := range backends {
+		r.Ports[0].Cluster = append(r.Ports[0].Cluster, plan.RelayedBackend{Addr: b})
+	}
+	if tune != nil {
+		tune(r)
+	}
+	_, _, changed := g.table.find(frontend)
+	g.tell <- wire.Message{Complete: true, Services: []wire.Service{{Key: web, Relayed: r}}}
+	select {
+	case <-changed:
+	case <-time.After(time.Minute):
+		g.t.Fatal("the relay does not hear of the Service")
+	}
+}
+
+// until waits for a condition.
+func (g *rig) until(what string, is func() bool) {
+	g.t.Helper()
+	for deadline := time.Now().Add(time.Minute); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			g.t.Fatalf("it never came that %s: %+v", what, g.Counts())
+		}
+	}
+}
+
+// dialRelay connects as a client. A connection may be reset before it returns.
+func (g *rig) dialRelay() (*net.TCPConn, error) {
+	conn, err := net.DialTCP("tcp4", nil, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(g.ports[lb.IPv4])})
+	if err != nil {
+		return nil, err
+	}
+	g.t.Cleanup(func() { conn.Close() })
+	return conn, conn.SetDeadline(time.Now().Add(time.Minute))
+}
+
+// connect connects as a client that is not reset at once.
+func (g *rig) connect() *net.TCPConn {
+	g.t.Helper()
+	conn, err := g.dialRelay()
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return conn
+}
+
+// end connects as a client that says nothing, and returns how its connection ends.
+func (g *rig) end() error {
+	conn, err := g.dialRelay()
+	if err == nil {
+		_, err = io.ReadAll(conn)
+	}
+	return err
+}
+
+// ask sends a line on a connection of its own, and returns the answer.
+func (g *rig) ask(line string) (string, error) {
+	g.t.Helper()
+	conn, err := g.dialRelay()
+	if err != nil {
+		return "", err
+	}
+	if _, err := io.WriteString(conn, line); err != nil {
+		return "", err
+	}
+	if err := conn.CloseWrite(); err != nil {
+		return "", err
+	}
+	answer, err := io.ReadAll(conn)
+	conn.Close()
+	return string(answer), err
+}
+
+// backend runs a server of one connection after the other.
+func backend(t *testing.T, serve func(*net.TCPConn)) netip.AddrPort {
+	t.Helper()
+	l, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.AcceptTCP()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				serve(conn)
+			}()
+		}
+	}()
+	return l.Addr().(*net.TCPAddr).AddrPort()
+}
+
+// echo answers, once the client has ended what it sends, with a name and what the client has sent.
+func echo(t *testing.T, name string) netip.AddrPort {
+	return backend(t, func(conn *net.TCPConn) {
+		all, err := io.ReadAll(conn)
+		if err == nil {
+			_, _ = fmt.Fprintf(conn, "%s: %s", name, all)
+		}
+	})
+}
+
+// refusing returns an address where nobody listens.
+func refusing(t *testing.T) netip.AddrPort {
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).AddrPort()
+}
+
+// With one of three backends silent and one refusing, each of many clients is served.
+func TestNoClientNotices(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, nil)
+	silent := netip.MustParseAddrPort("127.0.0.1:1")
+	g.dead.Store(silent, true)
+	g.relayed(nil, echo(t, "a"), silent, refusing(t))
+	var clients sync.WaitGroup
+	for i := range 100 {
+		clients.Go(func() {
+			line := fmt.Sprint("hello ", i)
+			if got, err := g.ask(line); err != nil || got != "a: "+line {
+				t.Errorf("%q, %v", got, err)
+			}
+		})
+	}
+	clients.Wait()
+	g.until("all have ended", func() bool { return g.Counts()[0].Open == 0 })
+	if c := g.Counts()[0]; c.Connections != 100 || c.Failures != 0 || c.Retried == 0 || c.Tries <= 100 || c.Sent == 0 ||
+		c.Received <= c.Sent || c.Service != web {
+		t.Errorf("%+v", c)
+	}
+}
+
+// A backend that is only late is not given up: with no other, the client waits for it.
+func TestLateBackend(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, nil)
+	slow := echo(t, "slow")
+	gate, dial := make(chan struct{}), g.deps.Dial
+	g.deps.Dial = func(ctx context.Context, b netip.AddrPort) (*net.TCPConn, error) {
+		<-gate
+		return dial(ctx, b)
+	}
+	g.relayed(nil, slow)
+	answered := make(chan string)
+	go func() {
+		got, err := g.ask("x")
+		answered <- fmt.Sprint(got, err)
+	}()
+	g.until("the client waits", func() bool { return g.Counts()[0].Open == 1 })
+	close(gate)
+	if got := <-answered; got != "slow: x<nil>" {
+		t.Error(got)
+	}
+}
+
+// A client whose backends all refuse is reset, and not left without an answer.
+func TestContract9NoBackendAnswers(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, nil)
+	g.relayed(nil, refusing(t), refusing(t))
+	if got, err := g.ask("x"); !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.ENOTCONN) {
+		t.Errorf("%q, %v", got, err)
+	}
+	g.until("it is counted", func() bool { return g.Counts()[0].Failures == 1 && g.Counts()[0].Open == 0 })
+}
+
+// The number of tries is bounded.
+func TestTriesAreBounded(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, func(o *Options) { o.Tries = 2 })
+	g.relayed(nil, refusing(t), refusing(t), refusing(t), refusing(t))
+	_, _ = g.ask("x")
+	g.until("it is counted", func() bool { return g.Counts()[0].Failures == 1 })
+	if c := g.Counts()[0]; c.Tries != 2 {
+		t.Errorf("%+v", c)
+	}
+}
+
+// A reset by either end reaches the other.
+func TestResets(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, nil)
+	g.relayed(nil, backend(t, func(conn *net.TCPConn) { _ = conn.SetLinger(0) }))
+	if err := g.end(); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("the backend reset, and the client got %v", err)
+	}
+	got := make(chan error, 1)
+	g.relayed(nil, backend(t, func(conn *net.TCPConn) {
+		_, err := io.ReadAll(conn)
+		got <- err
+	}))
+	conn := g.connect()
+	if _, err := io.WriteString(conn, "x"); err != nil {
+		t.Fatal(err)
+	}
+	g.until("it is there", func() bool { return g.Counts()[0].Connections == 2 })
+	abort(conn)
+	if err := <-got; !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("the client reset, and the backend got %v", err)
+	}
+}
+
+// An end that has ended what it sends still receives, in either direction.
+func TestHalfClose(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, nil)
+	g.relayed(nil, backend(t, func(conn *net.TCPConn) {
+		_, _ = io.WriteString(conn, "first")
+		_ = conn.CloseWrite()
+		all, _ := io.ReadAll(conn)
+		if string(all) != "second" {
+			t.Errorf("the backend got %q", all)
+		}
+	}))
+	conn := g.connect()
+	if all, err := io.ReadAll(conn); string(all) != "first" || err != nil {
+		t.Errorf("the client got %q, %v", all, err)
+	}
+	if _, err := io.WriteString(conn, "second"); err != nil {
+		t.Error(err)
+	}
+	conn.Close()
+	g.until("it has ended", func() bool { return g.Counts()[0].Open == 0 })
+}
+
+// Large amounts pass unchanged, while the reader is slower than the writer.
+func TestMuch(t *testing.T) {
+	t.Parallel()
+	const size = 32 << 20
+	g := newRig(t, nil)
+	g.relayed(nil, backend(t, func(conn *net.TCPConn) { _, _ = io.Copy(conn, conn) }))
+	conn := g.connect()
+	go func() {
+		_, _ = io.Copy(conn, io.LimitReader(pattern{}, size))
+		_ = conn.CloseWrite()
+	}()
+	n, err := io.Copy(check{t}, conn)
+	if n != size || err != nil {
+		t.Errorf("%d bytes came back, %v", n, err)
+	}
+	g.until("it has ended", func() bool { return g.Counts()[0].Open == 0 })
+	if c := g.Counts()[0]; c.Sent != size || c.Received != size {
+		t.Errorf("%+v", c)
+	}
+}
+
+// pattern is an endless source, check what takes only that.
+type pattern struct{}
+
+func (pattern) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = 'x'
+	}
+	return len(p), nil
+}
+
+type check struct{ t *testing.T }
+
+func (c check) Write(p []byte) (int, error) {
+	if strings.Trim(string(p), "x") != "" {
+		c.t.Error("something else came back")
+	}
+	return len(p), nil
+}
+
+// A connection on which nothing is sent is reset, and one on which something is stays.
+func TestIdle(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, func(o *Options) { o.Idle = time.Second })
+	g.relayed(nil, backend(t, func(conn *net.TCPConn) { _, _ = io.Copy(conn, conn) }))
+	busy, silent := g.connect(), g.connect()
+	end := make(chan error)
+	go func() {
+		_, err := io.ReadAll(silent)
+		end <- err
+	}()
+	answer := make([]byte, 1)
+	for done := false; !done; {
+		if _, err := busy.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(busy, answer); err != nil {
+			t.Fatalf("the busy connection ended: %v", err)
+		}
+		select {
+		case err := <-end:
+			done = true
+			if !errors.Is(err, unix.ECONNRESET) {
+				t.Errorf("the silent connection ended with %v", err)
+			}
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// What is beyond the limits of the Service and of the node is reset; what is within goes on.
+func TestLimits(t *testing.T) {
+	t.Parallel()
+	for name, tune := range map[string]func(*Options){
+		"of a Service": func(o *Options) { o.ServiceLimit = 2 },
+		"of the node":  func(o *Options) { o.Limit = 2 },
+	} {
+		g := newRig(t, tune)
+		g.relayed(nil, backend(t, func(conn *net.TCPConn) { _, _ = io.Copy(conn, conn) }))
+		within := []*net.TCPConn{g.connect(), g.connect()}
+		g.until("two are there", func() bool { return g.Counts()[0].Open == 2 })
+		if err := g.end(); !errors.Is(err, unix.ECONNRESET) {
+			t.Errorf("%s: the third got %v", name, err)
+		}
+		if g.Refused() != 1 {
+			t.Errorf("%s: %d are counted", name, g.Refused())
+		}
+		for _, conn := range within {
+			if _, err := conn.Write([]byte("x")); err != nil {
+				t.Error(err)
+			}
+			if _, err := io.ReadFull(conn, make([]byte, 1)); err != nil {
+				t.Errorf("%s: within it: %v", name, err)
+			}
+			conn.Close()
+		}
+		g.until("they have ended", func() bool { return g.Counts()[0].Open == 0 })
+		if got, err := g.ask(""); err != nil || got != "" {
+			t.Errorf("%s: with room again: %q, %v", name, got, err)
+		}
+	}
+}
+
+// A client gets the same backend as long as its time lasts and that answers, and else another.
+func TestAffinity(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, func(o *Options) { o.TryAfter, o.ConnectTimeout = time.Hour, time.Hour })
+	backends, names := []netip.AddrPort{}, map[string]netip.AddrPort{}
+	for _, name := range []string{"a", "b", "c", "d", "e"} {
+		b := echo(t, name)
+		backends, names[name+": "] = append(backends, b), b
+	}
+	sticky := func(r *plan.Relayed) { r.Affinity = time.Hour }
+	g.relayed(sticky, backends[:1]...)
+	if first, err := g.ask(""); err != nil || first != "a: " {
+		t.Fatal(first, err)
+	}
+	g.relayed(sticky, backends...)
+	for range 20 {
+		if got, err := g.ask(""); err != nil || got != "a: " {
+			t.Fatalf("it got %q, %v", got, err)
+		}
+	}
+	g.denied.Store(backends[0], true)
+	second, err := g.ask("")
+	if err != nil || second == "a: " || names[second] == (netip.AddrPort{}) {
+		t.Fatal(second, err)
+	}
+	g.denied.Clear()
+	for range 20 {
+		if got, err := g.ask(""); err != nil || got != second {
+			t.Fatalf("it got %q after %q, %v", got, second, err)
+		}
+	}
+}
+
+// Backends hear the client's address by either version of the PROXY protocol.
+func TestProxyProtocol(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, nil)
+	g.relayed(func(r *plan.Relayed) { r.ProxyProtocol = 1 }, echo(t, "a"))
+	conn := g.connect()
+	from := conn.LocalAddr().(*net.TCPAddr)
+	_, _ = io.WriteString(conn, "x")
+	_ = conn.CloseWrite()
+	want := fmt.Sprintf("a: PROXY TCP4 127.0.0.1 198.51.100.1 %d 80\r\nx", from.Port)
+	if got, err := io.ReadAll(conn); string(got) != want || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+	g.relayed(func(r *plan.Relayed) { r.ProxyProtocol = 2 }, echo(t, "a"))
+	got, err := g.ask("x")
+	if want := "a: \r\n\r\n\x00\r\nQUIT\n\x21\x11\x00\x0c\x7f\x00\x00\x01\xc6\x33\x64\x01"; !strings.HasPrefix(got, want) ||
+		!strings.HasSuffix(got, "\x00\x50x") || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// What comes before the proxy's word on its frontend waits for it. What is for the relay itself, or for
+// nobody, is reset.
+func TestUnknownFrontends(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, nil)
+	early := g.connect()
+	_, _ = io.WriteString(early, "x")
+	_ = early.CloseWrite()
+	g.relayed(nil, echo(t, "a"))
+	if got, err := io.ReadAll(early); string(got) != "a: x" || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+	other := netip.MustParseAddrPort("198.51.100.2:80")
+	g.original.Store(&other)
+	if err := g.end(); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("what nobody relays got %v", err)
+	}
+	own := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), g.ports[lb.IPv4])
+	g.original.Store(&own)
+	if err := g.end(); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("what is for the relay itself got %v", err)
+	}
+}
+
+// A relay that ends accepts connections until the proxy has said that none come any more, and ends those
+// that are open in their own time, or when the time for that is over.
+func TestDrain(t *testing.T) {
+	t.Parallel()
+	for _, drain := range []time.Duration{time.Minute, time.Millisecond} {
+		g := newRig(t, func(o *Options) { o.Drain = drain })
+		g.relayed(nil, backend(t, func(conn *net.TCPConn) { _, _ = io.Copy(conn, conn) }))
+		conn := g.connect()
+		g.until("it is there", func() bool { return g.Counts()[0].Open == 1 })
+		stopped := make(chan struct{})
+		go func() { g.stop(); close(stopped) }()
+		for h := range g.said {
+			if h.Leaving {
+				break
+			}
+		}
+		<-g.left
+		if drain == time.Millisecond {
+			if _, err := io.ReadAll(conn); !errors.Is(err, unix.ECONNRESET) {
+				t.Errorf("after the drain time: %v", err)
+			}
+			<-stopped
+			continue
+		}
+		if _, err := conn.Write([]byte("x")); err != nil {
+			t.Error(err)
+		}
+		if _, err := io.ReadFull(conn, make([]byte, 1)); err != nil {
+			t.Errorf("while draining: %v", err)
+		}
+		conn.Close()
+		<-stopped
+	}
+}
+
+// A Service that goes is forgotten when its last connection has ended; one that comes again keeps its
+// counts.
+func TestServicesComeAndGo(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, nil)
+	g.relayed(nil, backend(t, func(conn *net.TCPConn) { _, _ = io.Copy(conn, conn) }))
+	conn := g.connect()
+	g.until("it is there", func() bool { return len(g.Counts()) == 1 && g.Counts()[0].Open == 1 })
+	g.tell <- wire.Message{Services: []wire.Service{{Key: web}}}
+	g.until("its frontend is gone", func() bool { _, ok, _ := g.table.find(frontend); return !ok })
+	if _, err := conn.Write([]byte("x")); err != nil {
+		t.Error(err)
+	}
+	if _, err := io.ReadFull(conn, make([]byte, 1)); err != nil {
+		t.Errorf("an open connection of a Service that went: %v", err)
+	}
+	conn.Close()
+	g.until("it is forgotten", func() bool { return len(g.Counts()) == 0 })
+}
+
+func FuzzDecodeMessage(f *testing.F) {
+	f.Add([]byte(`{"complete":true,"services":[{"key":{"namespace":"a","name":"b"},"relayed":{"ports":[{"frontends":` +
+		`[{"addr":"192.0.2.1:80"}],"cluster":[{"addr":"10.0.0.1:80","weight":3}]}]}}]}`))
+	f.Add([]byte(`{"left":true}`))
+	f.Fuzz(func(t *testing.T, line []byte) {
+		m, err := decodeMessage(line)
+		if err != nil {
+			return
+		}
+		table := newTable(time.Now)
+		table.take(m)
+		for at := range table.at {
+			if !at.IsValid() {
+				t.Errorf("frontend %v", at)
+			}
+			w, ok, _ := table.find(at)
+			if !ok {
+				t.Errorf("%s is not found", at)
+			}
+			_, _ = table.chooser(w, at.Addr(), func() uint64 { return 1 }).next(nil)
+		}
+	})
+}

@@ -1,0 +1,268 @@
+package relay
+
+import (
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/plan"
+	"github.com/landfall-lb/landfall/proxy/relayfeed/wire"
+)
+
+const (
+	// maxRemembered is how many clients a Service's session affinity remembers. Others get the backend
+	// that their address chooses.
+	maxRemembered = 10_000
+	// suspectFor is how long a backend that did not answer is tried last.
+	suspectFor = 5 * time.Second
+)
+
+// table is what the proxy has said, and what is known of the Services that it named. It is safe for
+// concurrent use.
+type table struct {
+	now func() time.Time
+
+	mu       sync.Mutex
+	services map[lb.Key]*service
+	at       map[netip.AddrPort]way
+	changed  chan struct{} // closed when the next message is taken in
+}
+
+// service is a relayed Service.
+type service struct {
+	key lb.Key
+	plan.Relayed
+	removed bool
+	counts  Counts
+	// remembered are the backends of clients, by port and client, with session affinity.
+	remembered map[remembering]remembered
+	swept      time.Time
+	suspects   map[netip.AddrPort]time.Time
+}
+
+type remembering struct {
+	port   string
+	client netip.Addr
+}
+
+type remembered struct {
+	backend netip.AddrPort
+	last    time.Time
+}
+
+// way is where a frontend leads.
+type way struct {
+	service  *service
+	port     string
+	local    bool
+	backends []plan.RelayedBackend
+	// affinity and the next two are the Service's.
+	affinity      time.Duration
+	byClient      bool
+	proxyProtocol int
+}
+
+func newTable(now func() time.Time) *table {
+	return &table{now: now, services: map[lb.Key]*service{}, at: map[netip.AddrPort]way{}, changed: make(chan struct{})}
+}
+
+// take takes a message of the proxy in.
+func (t *table) take(m wire.Message) {
+	if !m.Complete && len(m.Services) == 0 {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if m.Complete {
+		named := map[lb.Key]bool{}
+		for _, s := range m.Services {
+			named[s.Key] = true
+		}
+		for key := range t.services {
+			if !named[key] {
+				t.set(key, nil)
+			}
+		}
+	}
+	for _, s := range m.Services {
+		t.set(s.Key, s.Relayed)
+	}
+	close(t.changed)
+	t.changed = make(chan struct{})
+}
+
+// set replaces what is relayed of a Service. What was counted and learned of it stays.
+func (t *table) set(key lb.Key, relayed *plan.Relayed) {
+	s := t.services[key]
+	if s != nil {
+		for _, p := range s.Ports {
+			for _, f := range p.Frontends {
+				if t.at[f.Addr].service == s { // else it is another Service's by now
+					delete(t.at, f.Addr)
+				}
+			}
+		}
+	}
+	if relayed == nil {
+		if s != nil {
+			s.Relayed, s.removed = plan.Relayed{}, true
+			t.forget(s)
+		}
+		return
+	}
+	if s == nil {
+		s = &service{key: key, remembered: map[remembering]remembered{}, suspects: map[netip.AddrPort]time.Time{}}
+		t.services[key] = s
+	}
+	s.Relayed, s.removed = *relayed, false
+	backends := map[netip.AddrPort]bool{}
+	for _, p := range s.Ports {
+		for _, f := range p.Frontends {
+			w := way{service: s, port: p.Name, local: f.Local, backends: p.Cluster, affinity: s.Affinity,
+				byClient: s.ByClient, proxyProtocol: s.ProxyProtocol}
+			if f.Local {
+				w.backends = p.Local
+			}
+			t.at[f.Addr] = w
+			for _, b := range w.backends {
+				backends[b.Addr] = true
+			}
+		}
+	}
+	for b := range s.suspects {
+		if !backends[b] {
+			delete(s.suspects, b)
+		}
+	}
+}
+
+// forget drops a removed Service once it has no connections.
+func (t *table) forget(s *service) {
+	if s.removed && s.counts.Open == 0 && t.services[s.key] == s {
+		delete(t.services, s.key)
+	}
+}
+
+// find returns where a frontend leads, and what is closed when that may change.
+func (t *table) find(frontend netip.AddrPort) (w way, ok bool, changed <-chan struct{}) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if w, ok = t.at[frontend]; !ok {
+		everywhere := netip.IPv4Unspecified()
+		if frontend.Addr().Is6() {
+			everywhere = netip.IPv6Unspecified()
+		}
+		w, ok = t.at[netip.AddrPortFrom(everywhere, frontend.Port())] // a node port
+	}
+	return w, ok, t.changed
+}
+
+// open counts a connection, and reports whether the Service may have it.
+func (t *table) open(s *service, limit int) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s.counts.Open >= limit {
+		s.counts.Refused++
+		return false
+	}
+	s.counts.Open++
+	s.counts.Connections++
+	return true
+}
+
+// close counts what became of a connection.
+func (t *table) close(s *service, end ended) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s.counts.Open--
+	s.counts.Sent += end.sent
+	s.counts.Received += end.received
+	t.forget(s)
+}
+
+// connected counts the tries of a connection.
+func (t *table) connected(s *service, tries int, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s.counts.Tries += uint64(tries)
+	switch {
+	case !ok:
+		s.counts.Failures++
+	case tries > 1:
+		s.counts.Retried++
+	}
+}
+
+// suspect notes that a backend did not answer, trust that it did.
+func (t *table) suspect(s *service, backend netip.AddrPort) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s.suspects[backend] = t.now().Add(suspectFor)
+}
+
+func (t *table) trust(s *service, backend netip.AddrPort) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(s.suspects, backend)
+}
+
+// chooser returns what chooses for a client's connection.
+func (t *table) chooser(w way, client netip.Addr, random func() uint64) chooser {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := t.now()
+	suspects := map[netip.AddrPort]bool{}
+	for b, until := range w.service.suspects {
+		if now.Before(until) {
+			suspects[b] = true
+		} else {
+			delete(w.service.suspects, b)
+		}
+	}
+	c := chooser{backends: w.backends, isSuspect: func(b netip.AddrPort) bool { return suspects[b] },
+		draw: func(netip.AddrPort) float64 { return unit(random()) }}
+	if w.byClient || w.affinity > 0 {
+		c.draw = byClient(client)
+	}
+	if m, ok := w.service.remembered[w.remembering(client)]; ok && now.Sub(m.last) < w.affinity {
+		c.first = m.backend
+	}
+	return c
+}
+
+func (w way) remembering(client netip.Addr) remembering {
+	port := w.port
+	if w.local { // others have other backends
+		port += "/local"
+	}
+	return remembering{port, client}
+}
+
+// remember notes which backend a client got. Of a Service with too many clients it first forgets those
+// whose time is over.
+func (t *table) remember(w way, client netip.Addr, backend netip.AddrPort) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := w.service
+	if w.affinity == 0 {
+		clear(s.remembered)
+		return
+	}
+	now, who := t.now(), w.remembering(client)
+	if _, ok := s.remembered[who]; !ok && len(s.remembered) >= maxRemembered {
+		if now.Sub(s.swept) < time.Second { // it takes a while
+			return
+		}
+		s.swept = now
+		for other, m := range s.remembered {
+			if now.Sub(m.last) >= w.affinity {
+				delete(s.remembered, other)
+			}
+		}
+		if len(s.remembered) >= maxRemembered {
+			return
+		}
+	}
+	s.remembered[who] = remembered{backend, now}
+}

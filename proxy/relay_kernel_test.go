@@ -1,0 +1,263 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/nstest"
+	"github.com/landfall-lb/landfall/proxy/dialect"
+	"github.com/landfall-lb/landfall/proxy/nftables"
+	"github.com/landfall-lb/landfall/proxy/plan"
+	"github.com/landfall-lb/landfall/proxy/relay"
+	"github.com/landfall-lb/landfall/proxy/relayfeed"
+)
+
+// relaySite is a node with three backends, each in a namespace of its own, and a client.
+type relaySite struct {
+	node, client *nstest.NS
+	backends     []*nstest.NS
+	vips         map[lb.Family]netip.Addr
+}
+
+func newRelaySite(t *testing.T) relaySite {
+	s := relaySite{node: nstest.New(t), client: nstest.New(t), vips: map[lb.Family]netip.Addr{
+		lb.IPv4: netip.MustParseAddr("198.51.100.1"), lb.IPv6: netip.MustParseAddr("2001:db8::1")}}
+	s.node.Run(t, "sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
+	join := func(ns *nstest.NS, i int) {
+		near, far := fmt.Sprint("to", i), "eth0"
+		nstest.Veth(t, s.node, near, fmt.Sprintf("10.0.%d.1/24", i), ns, far, fmt.Sprintf("10.0.%d.2/24", i))
+		s.node.Run(t, "ip", "addr", "add", fmt.Sprintf("fd00:%d::1/64", i), "dev", near, "nodad")
+		ns.Run(t, "ip", "addr", "add", fmt.Sprintf("fd00:%d::2/64", i), "dev", far, "nodad")
+		ns.Run(t, "ip", "route", "add", "default", "via", fmt.Sprintf("10.0.%d.1", i))
+		ns.Run(t, "ip", "-6", "route", "add", "default", "via", fmt.Sprintf("fd00:%d::1", i))
+	}
+	join(s.client, 0)
+	for i := 1; i <= 3; i++ {
+		ns := nstest.New(t)
+		join(ns, i)
+		ns.Do(t, func() error {
+			l, err := net.Listen("tcp", ":8080")
+			if err == nil {
+				t.Cleanup(func() { l.Close() })
+				go greet(l, fmt.Sprint(i))
+			}
+			return err
+		})
+		s.backends = append(s.backends, ns)
+	}
+	return s
+}
+
+// greet writes a name on each connection.
+func greet(l net.Listener, name string) {
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer conn.Close()
+			_, _ = io.WriteString(conn, name)
+		}()
+	}
+}
+
+// objects are a Service with the three backends.
+func (s relaySite) objects() (lb.Service, []lb.Slice) {
+	svc := lb.Service{Key: lb.Key{Namespace: "default", Name: "web"}, Type: lb.LoadBalancer, Relay: "true",
+		ClusterIPs:     []netip.Addr{netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00:96::1")},
+		ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
+		Ports:   []lb.ServicePort{{Protocol: lb.TCP, Port: 80, NodePort: 30080}},
+		Ingress: []lb.Ingress{{Addr: s.vips[lb.IPv4]}, {Addr: s.vips[lb.IPv6]}}}
+	var all []lb.Slice
+	for family, form := range map[lb.Family]string{lb.IPv4: "10.0.%d.2", lb.IPv6: "fd00:%d::2"} {
+		slice := lb.Slice{Key: svc.Key, Service: svc.Key, Family: family,
+			Ports: []lb.SlicePort{{Protocol: lb.TCP, Port: 8080}}}
+		for i := 1; i <= 3; i++ {
+			slice.Endpoints = append(slice.Endpoints, lb.Endpoint{Addr: netip.MustParseAddr(fmt.Sprintf(form, i)), Ready: true,
+				Serving: true})
+		}
+		all = append(all, slice)
+	}
+	return svc, all
+}
+
+// write puts the Service into the node's kernel.
+func (s relaySite) write(t *testing.T, planned plan.Service) {
+	t.Helper()
+	var way *nftables.Netlink
+	s.node.Do(t, func() (err error) {
+		way, err = nftables.Dial()
+		return err
+	})
+	changed := make(chan struct{}, 1)
+	a := dialect.New(dialect.Deps{Log: slog.New(slog.DiscardHandler), Rules: nftables.Rules(way, nil),
+		Changed: func() { changed <- struct{}{} }})
+	a.Configure(plan.Config{MasqueradeBit: 14, Relay: true, NodePortAddresses: map[lb.Family][]netip.Addr{
+		lb.IPv4: {netip.MustParseAddr("10.0.0.1")}, lb.IPv6: {netip.MustParseAddr("fd00::1")}}})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- a.Run(ctx) }()
+	a.Begin(map[lb.Key]plan.Service{planned.Key: planned})
+	for ready := false; !ready; {
+		<-changed
+		outcomes, all := a.Outcomes()
+		for _, o := range outcomes {
+			if o.Err != nil {
+				t.Error(o.Err)
+			}
+		}
+		ready = all
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	way.Close()
+}
+
+// relay runs a relay on the node, and the proxy's side of it, and returns the relay once the rules lead
+// there, and what stops it.
+func (s relaySite) relay(t *testing.T, table *plan.Relayed, feed *relayfeed.Actor, socket string) (*relay.Relay, func()) {
+	t.Helper()
+	deps := relay.NewDeps(slog.New(slog.DiscardHandler))
+	dial := deps.Dial
+	deps.Dial = func(ctx context.Context, backend netip.AddrPort) (conn *net.TCPConn, err error) {
+		s.node.Do(t, func() error {
+			conn, err = dial(ctx, backend)
+			return nil
+		})
+		return conn, err
+	}
+	var r *relay.Relay
+	s.node.Do(t, func() (err error) {
+		r, err = relay.New(t.Context(), relay.Options{Socket: socket, Tries: 3, TryAfter: 250 * time.Millisecond,
+			ConnectTimeout: time.Minute, Idle: time.Hour, Drain: time.Minute, Limit: 1000, ServiceLimit: 1000}, deps)
+		return err
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- r.Run(ctx) }()
+	for len(feed.State().Leads) < 2 {
+		time.Sleep(time.Millisecond)
+	}
+	if st := feed.State(); !st.Connected || st.Services != 1 {
+		t.Errorf("%+v", st)
+	}
+	return r, func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// connect makes connections of the client, and returns how many were answered by each backend, and how
+// many failed within a time.
+func (s relaySite) connect(t *testing.T, to netip.AddrPort, n int, within time.Duration) (answers map[string]int,
+	failed int) {
+	t.Helper()
+	answers = map[string]int{}
+	var mu sync.Mutex
+	var clients sync.WaitGroup
+	for range n {
+		clients.Go(func() {
+			var got []byte
+			var err error
+			s.client.Do(t, func() error {
+				dialer := net.Dialer{Timeout: within}
+				conn, dialErr := dialer.Dial("tcp", to.String())
+				if err = dialErr; err == nil {
+					defer conn.Close()
+					_ = conn.SetDeadline(time.Now().Add(within))
+					got, err = io.ReadAll(conn)
+				}
+				return nil
+			})
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil || len(got) == 0 {
+				failed++
+			} else {
+				answers[string(got)]++
+			}
+		})
+	}
+	clients.Wait()
+	return answers, failed
+}
+
+// With one of three backends silent, and nobody aware of it, the rules alone lose about a third of the
+// connections, and the relay none: at VIPs, cluster IPs and node ports of both families. When the relay
+// ends, the rules serve as without it.
+func TestContract9OneOfThreeBackendsIsSilent(t *testing.T) {
+	t.Parallel()
+	s := newRelaySite(t)
+	svc, endpoints := s.objects()
+	planned := plan.New(svc, endpoints, plan.Node{Name: "node", Relay: true})
+	s.write(t, planned)
+	table := plan.RelayTable(planned, plan.Service{})
+	var lease *nftables.Lease
+	s.node.Do(t, func() (err error) {
+		lease, err = nftables.OpenLease()
+		return err
+	})
+	socket := filepath.Join(t.TempDir(), "relay.sock")
+	feed := relayfeed.New(relayfeed.Deps{Log: slog.New(slog.DiscardHandler), Path: socket,
+		Busy: func() time.Duration { return 0 }, Renew: lease.Renew, End: lease.End})
+	feed.SetAddresses(map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("10.0.0.1"),
+		lb.IPv6: netip.MustParseAddr("fd00::1")})
+	feed.Begin(map[lb.Key]*plan.Relayed{planned.Key: table})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- feed.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		lease.Close()
+	})
+	r, stop := s.relay(t, table, feed, socket)
+	s.backends[2].Run(t, "nft", "add table inet silent; add chain inet silent input "+
+		"{ type filter hook input priority 0; }; add rule inet silent input meta l4proto tcp drop")
+	const each, patient = 30, time.Minute
+	total := 0
+	for family, vip := range s.vips {
+		node := map[lb.Family]string{lb.IPv4: "10.0.0.1", lb.IPv6: "fd00::1"}[family]
+		cluster := svc.ClusterIPs[map[lb.Family]int{lb.IPv4: 0, lb.IPv6: 1}[family]]
+		for _, to := range []netip.AddrPort{netip.AddrPortFrom(vip, 80), netip.AddrPortFrom(cluster, 80),
+			netip.AddrPortFrom(netip.MustParseAddr(node), 30080)} {
+			answers, failed := s.connect(t, to, each, patient)
+			total += each
+			if failed != 0 || answers["1"] == 0 || answers["2"] == 0 || answers["3"] != 0 {
+				t.Errorf("through the relay to %s: %d of %d failed, answers %v", to, failed, each, answers)
+			}
+		}
+	}
+	counted := r.Counts()[0]
+	if counted.Connections != uint64(total) || counted.Retried == 0 || counted.Failures != 0 {
+		t.Errorf("%d connections, and the relay counts %+v", total, counted)
+	}
+	stop()
+	if st := feed.State(); st.Connected || len(st.Leads) > 0 {
+		t.Errorf("after the relay ended: %+v", st)
+	}
+	for family, vip := range s.vips {
+		answers, failed := s.connect(t, netip.AddrPortFrom(vip, 80), each, 2*time.Second)
+		if failed == 0 || failed == each || answers["1"] == 0 || answers["2"] == 0 {
+			t.Errorf("with rules alone (%s): %d of %d failed, answers %v", family, failed, each, answers)
+		}
+		t.Logf("%s: %d of %d failed with rules alone, none of %d with the relay", family, failed, each, total)
+	}
+}

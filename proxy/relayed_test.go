@@ -1,0 +1,154 @@
+package main
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/plan"
+	"github.com/landfall-lb/landfall/proxy/relayfeed"
+)
+
+// fakeRelay has what the relay's feed was told.
+type fakeRelay struct {
+	all       map[lb.Key]*plan.Relayed
+	begun     bool
+	addresses map[lb.Family]netip.Addr
+}
+
+func (f *fakeRelay) Begin(all map[lb.Key]*plan.Relayed) {
+	f.Update(all)
+	f.begun = true
+}
+
+func (f *fakeRelay) Update(changes map[lb.Key]*plan.Relayed) {
+	for key, relayed := range changes {
+		if f.all[key] = relayed; relayed == nil {
+			delete(f.all, key)
+		}
+	}
+}
+
+func (f *fakeRelay) SetAddresses(addresses map[lb.Family]netip.Addr) { f.addresses = addresses }
+func (f *fakeRelay) State() relayfeed.State                          { return relayfeed.State{Services: len(f.all)} }
+
+// newRelayBench returns a proxy with a relay, and a Service that asks for it.
+func newRelayBench(t *testing.T) (*bench, *fakeRelay) {
+	b := newBench(t, func(s *settings) { s.relay, s.drain = true, 0 })
+	f := &fakeRelay{all: map[lb.Key]*plan.Relayed{}}
+	b.to.relay = f
+	b.synced()
+	b.put("web", "198.51.100.1", "10.0.0.1")
+	b.relayed("web", "true")
+	return b, f
+}
+
+// relayed sets the annotation of a Service.
+func (b *bench) relayed(name, value string) {
+	svc, _ := b.services.Get(key(name))
+	svc.Relay = value
+	b.services.Set(key(name), svc)
+	b.mark(key(name))
+}
+
+// The relay knows a Service before the rules lead there, and until the kernel has confirmed that they do
+// not.
+func TestRelayIsToldBeforeTheRules(t *testing.T) {
+	b, f := newRelayBench(t)
+	b.run()
+	if f.all[key("web")] == nil || f.begun {
+		t.Fatalf("before the rules are written it knows %v, all of it: %v", f.all, f.begun)
+	}
+	if !b.rules.wanted[key("web")].Relay {
+		t.Error("the rules do not lead to it")
+	}
+	want := map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("172.31.0.1")}
+	if d := cmp.Diff(want, f.addresses, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); d != "" {
+		t.Errorf("addresses (-want +got):\n%s", d)
+	}
+	b.rules.confirm()
+	b.run()
+	if !f.begun || f.all[key("web")] == nil {
+		t.Errorf("once all is written: %v, it knows %v", f.begun, f.all)
+	}
+	b.relayed("web", "false")
+	b.run()
+	if b.rules.wanted[key("web")].Relay || f.all[key("web")] == nil {
+		t.Errorf("while the rules are changed: they lead to it: %v, it knows %v", b.rules.wanted[key("web")].Relay, f.all)
+	}
+	b.rules.confirm()
+	b.run()
+	if len(f.all) > 0 {
+		t.Errorf("at the end it knows %v", f.all)
+	}
+	b.relayed("web", "true")
+	b.run()
+	b.rules.confirm()
+	b.run()
+	b.delete("web")
+	b.run()
+	if f.all[key("web")] == nil {
+		t.Error("it forgets a deleted Service before its rules are gone")
+	}
+	b.rules.confirm()
+	b.run()
+	if len(f.all) > 0 {
+		t.Errorf("of a deleted Service it knows %v", f.all)
+	}
+}
+
+// Who asks for a relay that this proxy does not have is told so, and served by the rules.
+func TestContract10RelayIsRefusedWithAReason(t *testing.T) {
+	for mode, want := range map[string]string{modeIptables: "nftables mode", modeNftables: "this node has no relay"} {
+		b := newBench(t)
+		b.mode = mode
+		b.synced()
+		b.put("web", "198.51.100.1", "10.0.0.1")
+		b.relayed("web", "true")
+		b.run()
+		if len(b.warnings) != 1 || !strings.HasPrefix(b.warnings[0], "web RelayRefused ") ||
+			!strings.Contains(b.warnings[0], want) {
+			t.Errorf("%s: told %q", mode, b.warnings)
+		}
+		if planned := b.rules.wanted[key("web")]; planned.Relay || len(planned.Ports) != 1 {
+			t.Errorf("%s: %+v", mode, planned)
+		}
+	}
+}
+
+// The status says what is relayed, and that connections go straight to endpoints while no relay is there.
+func TestRelayStatus(t *testing.T) {
+	b, _ := newRelayBench(t)
+	b.run()
+	b.rules.confirm()
+	b.run()
+	var text strings.Builder
+	if err := b.writeStatus(&text, ""); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`"relayed": true`, `"connected": false`, "connections to 1 Services go straight to endpoints"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("the status lacks %s:\n%s", want, &text)
+		}
+	}
+}
+
+func TestIsRelay(t *testing.T) {
+	for _, test := range []struct {
+		args []string
+		rest string
+		is   bool
+	}{
+		{[]string{"landfall-proxy", "relay", "status"}, "landfall-proxy status", true},
+		{[]string{"landfall-proxy", "status"}, "landfall-proxy status", false},
+		{[]string{"landfall-proxy", "--relay"}, "landfall-proxy --relay", false},
+		{[]string{"landfall-proxy"}, "landfall-proxy", false},
+	} {
+		if rest, is := isRelay(test.args); strings.Join(rest, " ") != test.rest || is != test.is {
+			t.Errorf("%v: %v, %v", test.args, rest, is)
+		}
+	}
+}

@@ -1,0 +1,298 @@
+package relayfeed
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/plan"
+	"github.com/landfall-lb/landfall/proxy/relayfeed/wire"
+)
+
+var (
+	web, mail = lb.Key{Namespace: "default", Name: "web"}, lb.Key{Namespace: "default", Name: "mail"}
+	own       = map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("192.0.2.1")}
+)
+
+// rig is an actor over a kernel that tests play.
+type rig struct {
+	*Actor
+	t    *testing.T
+	path string
+	busy atomic.Int64
+
+	mu     sync.Mutex
+	leased map[lb.Family]netip.AddrPort
+	renews int
+	fail   error
+}
+
+func newRig(t *testing.T) *rig {
+	g := &rig{t: t, path: filepath.Join(t.TempDir(), "relay.sock"), leased: map[lb.Family]netip.AddrPort{}}
+	g.Actor = New(Deps{Log: slog.New(slog.DiscardHandler), Path: g.path,
+		Busy: func() time.Duration { return time.Duration(g.busy.Load()) },
+		Renew: func(family lb.Family, to netip.AddrPort, _ time.Duration) error {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			if g.fail == nil {
+				g.leased[family] = to
+				g.renews++
+			}
+			return g.fail
+		},
+		End: func(family lb.Family) error {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			if g.fail == nil {
+				delete(g.leased, family)
+			}
+			return g.fail
+		}})
+	g.SetAddresses(own)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- g.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	return g
+}
+
+func (g *rig) until(what string, is func() bool) {
+	g.t.Helper()
+	for deadline := time.Now().Add(time.Minute); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			g.t.Fatalf("it never came that %s: %+v", what, g.State())
+		}
+	}
+}
+
+// leads waits until the kernel leads to a port; 0 for none.
+func (g *rig) leads(port uint16) {
+	g.t.Helper()
+	want := map[lb.Family]netip.AddrPort{}
+	if port != 0 {
+		want[lb.IPv4] = netip.AddrPortFrom(own[lb.IPv4], port)
+	}
+	g.until(fmt.Sprint("the kernel leads to ", want), func() bool {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return maps.Equal(g.leased, want)
+	})
+}
+
+// fakeRelay is a relay that tests play.
+type fakeRelay struct {
+	t     *testing.T
+	conn  net.Conn
+	lines *bufio.Scanner
+	hello atomic.Pointer[wire.Hello]
+}
+
+// join connects a relay, which says the same again and again until it is told to say something else.
+func (g *rig) join(h wire.Hello) *fakeRelay {
+	g.t.Helper()
+	var conn net.Conn
+	g.until("the socket is there", func() (ok bool) {
+		var err error
+		conn, err = net.Dial("unix", g.path)
+		return err == nil
+	})
+	r := &fakeRelay{t: g.t, conn: conn, lines: bufio.NewScanner(conn)}
+	r.hello.Store(&h)
+	g.t.Cleanup(func() { conn.Close() })
+	go func() {
+		for json.NewEncoder(conn).Encode(r.hello.Load()) == nil {
+			time.Sleep(wire.Beat / 10)
+		}
+	}()
+	return r
+}
+
+// leave has the relay say that it leaves.
+func (r *fakeRelay) leave() { r.hello.Store(&wire.Hello{Ports: r.hello.Load().Ports, Leaving: true}) }
+
+// next returns the next message that says what a test waits for.
+func (r *fakeRelay) next(is func(wire.Message) bool) wire.Message {
+	r.t.Helper()
+	_ = r.conn.SetReadDeadline(time.Now().Add(time.Minute))
+	for r.lines.Scan() {
+		var m wire.Message
+		if err := json.Unmarshal(r.lines.Bytes(), &m); err != nil {
+			r.t.Fatal(err)
+		}
+		if is(m) {
+			return m
+		}
+	}
+	r.t.Fatalf("the feed ended: %v", r.lines.Err())
+	return wire.Message{}
+}
+
+func hello(port uint16) wire.Hello {
+	return wire.Hello{Ports: map[lb.Family]uint16{lb.IPv4: port, lb.IPv6: port}}
+}
+
+func relayed(addr string) *plan.Relayed {
+	return &plan.Relayed{Ports: []plan.RelayedPort{{Frontends: []plan.RelayedFrontend{{Addr: netip.MustParseAddrPort(addr)}}}}}
+}
+
+// A relay hears everything at first and then changes, and the rules lead there only once it has heard
+// everything. When it goes they lead nowhere.
+func TestContract9OnlyToARelayThatIsThere(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	g.Update(map[lb.Key]*plan.Relayed{web: relayed("192.0.2.9:80")})
+	r := g.join(hello(7))
+	r.next(func(m wire.Message) bool { return !m.Complete && len(m.Services) == 0 })
+	g.leads(0)
+	if st := g.State(); st.Connected {
+		t.Errorf("before everything is known: %+v", st)
+	}
+	g.Begin(map[lb.Key]*plan.Relayed{mail: relayed("192.0.2.8:25")})
+	m := r.next(func(m wire.Message) bool { return m.Complete })
+	if len(m.Services) != 2 || m.Services[0].Key != mail || m.Services[1].Key != web {
+		t.Errorf("at first it hears %+v", m)
+	}
+	g.leads(7)
+	if st := g.State(); !st.Connected || st.Services != 2 || len(st.Leads) != 1 {
+		t.Errorf("%+v", st)
+	}
+	g.Update(map[lb.Key]*plan.Relayed{web: nil, {Name: "never"}: nil})
+	m = r.next(func(m wire.Message) bool { return len(m.Services) > 0 })
+	if len(m.Services) != 1 || m.Services[0].Key != web || m.Services[0].Relayed != nil {
+		t.Errorf("then %+v", m)
+	}
+	r.conn.Close()
+	g.leads(0)
+}
+
+// A relay that leaves hears when the rules do not lead there any more. Its successor takes over at once.
+func TestLeaving(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	g.Begin(nil)
+	first := g.join(hello(7))
+	g.leads(7)
+	second := g.join(hello(8))
+	g.leads(8)
+	second.leave()
+	second.next(func(m wire.Message) bool { return m.Left })
+	g.leads(7)
+	g.mu.Lock()
+	g.fail = errors.New("as the test wants")
+	g.mu.Unlock()
+	first.leave()
+	for range 5 {
+		first.next(func(m wire.Message) bool {
+			if m.Left {
+				t.Error("it is told that it has left while the kernel leads there")
+			}
+			return true
+		})
+	}
+	g.mu.Lock()
+	g.fail = nil
+	g.mu.Unlock()
+	first.next(func(m wire.Message) bool { return m.Left })
+	g.leads(0)
+}
+
+// A relay that leaves under a proxy that has just started is not told so before the lease of the proxy's
+// predecessor is taken back.
+func TestLeavingAfterAnotherProxy(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	g.mu.Lock()
+	g.leased[lb.IPv4] = netip.MustParseAddrPort("192.0.2.1:7")
+	g.mu.Unlock()
+	leaving := hello(7)
+	leaving.Leaving = true
+	g.join(leaving).next(func(m wire.Message) bool { return m.Left })
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.leased) > 0 {
+		t.Errorf("%v is leased", g.leased)
+	}
+}
+
+// The lease is renewed all the time, and not while the proxy hangs, whose word on endpoints is old.
+func TestRenewal(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	g.Begin(nil)
+	g.join(hello(7))
+	g.leads(7)
+	g.until("it is renewed", func() bool {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return g.renews > 2
+	})
+	g.busy.Store(int64(time.Hour))
+	g.leads(0)
+	g.busy.Store(0)
+	g.leads(7)
+	g.SetAddresses(nil)
+	g.leads(0)
+}
+
+// One that is silent, says what makes no sense, or is one too many, is cut off.
+func TestCutOff(t *testing.T) {
+	t.Parallel()
+	for name, line := range map[string]string{"silence": "", "nonsense": "hello\n", "a port of no family": `{"ports":{"x":1}}` + "\n",
+		"port 0": `{"ports":{"IPv4":0}}` + "\n", "too much": fmt.Sprintf("%*d\n", 2*wire.MaxHello, 1)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := newRig(t)
+			g.Begin(nil)
+			var conn net.Conn
+			g.until("the socket is there", func() (ok bool) {
+				var err error
+				conn, err = net.Dial("unix", g.path)
+				return err == nil
+			})
+			defer conn.Close()
+			_, _ = conn.Write([]byte(line))
+			_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
+			for lines := bufio.NewScanner(conn); lines.Scan(); {
+			}
+			if st := g.State(); st.Connected || len(st.Leads) > 0 {
+				t.Errorf("%+v", st)
+			}
+		})
+	}
+	g := newRig(t)
+	g.Begin(nil)
+	var all []*fakeRelay
+	for range maxRelays {
+		all = append(all, g.join(hello(7)))
+	}
+	for _, r := range all {
+		r.next(func(m wire.Message) bool { return m.Complete })
+	}
+	one, err := net.Dial("unix", g.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer one.Close()
+	_ = one.SetReadDeadline(time.Now().Add(time.Minute))
+	if n, err := one.Read(make([]byte, 1)); n != 0 || errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("one too many reads %d bytes, %v", n, err)
+	}
+	g.leads(7)
+}

@@ -1,0 +1,72 @@
+// Package wire has what the proxy and its relay say to each other over the relay's socket.
+package wire
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// Socket is the default path of the socket.
+const Socket = "/run/landfall/relay.sock"
+
+// Beat is how often each end sends a message, even if that has no content. An end that is silent for
+// Silence hangs.
+const (
+	Beat    = 500 * time.Millisecond
+	Silence = 4 * Beat
+)
+
+// Lease is for how long the rules lead to the relay, unless the proxy renews that.
+const Lease = 3 * time.Second
+
+// Message is one line (JSON, ended by a newline) that the proxy writes to its relay. The first is
+// complete; the proxy sends it when it knows the cluster.
+type Message struct {
+	// Complete is set if Services are all that are relayed; otherwise they are changes.
+	Complete bool `json:"complete,omitempty"`
+	// Services are what is relayed, nil for one that is not relayed any more.
+	Services []Service `json:"services,omitempty"`
+	// Left is set once the rules do not lead to the relay any more, after it has said that it leaves.
+	Left bool `json:"left,omitempty"`
+}
+
+// Service is what is relayed of one Service.
+type Service struct {
+	Key     lb.Key        `json:"key"`
+	Relayed *plan.Relayed `json:"relayed,omitempty"`
+}
+
+// Hello is one line (JSON, ended by a newline) that a relay writes to its proxy.
+type Hello struct {
+	// Ports are those at which the relay accepts connections, by family, at all addresses.
+	Ports map[lb.Family]uint16 `json:"ports,omitempty"`
+	// Leaving is set if the rules shall not lead to the relay any more.
+	Leaving bool `json:"leaving,omitempty"`
+	// Connections is how many are open.
+	Connections int `json:"connections,omitempty"`
+}
+
+// MaxHello is how many bytes a line of the relay has at most.
+const MaxHello = 4 << 10
+
+// DecodeHello reads a line of the relay.
+func DecodeHello(line []byte) (h Hello, err error) {
+	decoder := json.NewDecoder(bytes.NewReader(line))
+	if err := decoder.Decode(&h); err != nil {
+		return h, fmt.Errorf("decode: %w", err)
+	}
+	for family, port := range h.Ports {
+		if family != lb.IPv4 && family != lb.IPv6 || port == 0 {
+			return h, fmt.Errorf("%q is no family, or %d is no port", family, port)
+		}
+	}
+	if h.Connections < 0 {
+		return h, fmt.Errorf("%d connections", h.Connections)
+	}
+	return h, nil
+}
