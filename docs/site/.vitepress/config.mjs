@@ -25,7 +25,7 @@ const parts = [
     'README', 'ipaddresspool', 'l2advertisement', 'bgpadvertisement', 'bgppeer', 'bfdprofile', 'community', 'annotations',
     'reasons', 'controller', 'speaker', 'proxy', 'landfallctl',
   ]],
-  ['Design', 'docs/design', ['design', 'packet-paths', 'path', 'nftables', 'rescue', 'bench', 'lab', 'cluster', 'conformance']],
+  ['Design', 'docs/design', ['design', 'packet-paths', 'path', 'nftables', 'rescue', 'bench', 'lab', 'cluster', 'kernels', 'conformance']],
 ]
 
 function title(file) {
