@@ -31,7 +31,7 @@ Runs the suites below in a virtual machine with Debian's kernel; qemu-system-x86
   --programs DIR  where Landfall's programs are; bin by default
   --kube-proxy FILE
                   kube-proxy, which the suite ipvs starts
-  --suite NAME    the suite of Debian whose kernel and tools it is, such as bullseye or trixie; by default what apt is
+  --suite NAME    the suite of Debian whose kernel and tools it is, such as bullseye; by default what apt is
                   configured for
   --output DIR    where the outputs go; bin/vm by default
   --accelerator NAME
