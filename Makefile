@@ -43,12 +43,12 @@ help: ## show this list
 .PHONY: build
 build: $(PROGRAMS:%=bin/%) ## build the four programs into bin/
 
-.PHONY: $(PROGRAMS:%=bin/%) bin/landfall-lab bin/landfall-test
+.PHONY: $(PROGRAMS:%=bin/%) bin/landfall-lab bin/landfall-test bin/landfall-vm
 bin/landfall-controller bin/landfall-speaker bin/landfall-proxy: bin/landfall-%:
 	@$(call BUILD,$@,-ldflags '$(LDFLAGS)' ./$*)
 bin/landfallctl:
 	@$(call BUILD,$@,-ldflags '$(LDFLAGS)' ./ctl)
-bin/landfall-lab bin/landfall-test: bin/%:
+bin/landfall-lab bin/landfall-test bin/landfall-vm: bin/%:
 	@$(call BUILD,$@,./e2e/cmd/$*)
 
 .PHONY: prepare
@@ -70,6 +70,10 @@ test-net: require-root prepare ## only the packages with tests against real kern
 .PHONY: test-e2e
 test-e2e: require-root prepare ## end-to-end cases in the lab: a real API server, namespaces as nodes, real clients
 	@$(TEST) --verbose e2e $(E2E)
+
+.PHONY: test-vm
+test-vm: bin/landfall-lab bin/landfall-vm bin/landfall-proxy ## on Debian's kernel, in qemu: packets, SCTP, IPVS, bonds: 20 minutes without KVM; ARGS="--only l2"
+	@bin/landfall-vm --kube-proxy "$$($(LAB) tool kube-proxy)" $(ARGS)
 
 .PHONY: test-long
 test-long: prepare ## tests of packages with all their random stories, then make fuzz: two hours or more

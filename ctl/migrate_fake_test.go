@@ -28,9 +28,9 @@ type fakeWorld struct {
 	failAt, writes int
 	// stubborn pods do not end.
 	stubborn bool
-	// cleaned counts the pods that cleaned a node up; with cleanupFails they fail.
-	cleaned      map[string]int
-	cleanupFails bool
+	// cleaned counts the pods that cleaned a node up; the first cleanupFailures of each node fail.
+	cleaned         map[string]int
+	cleanupFailures int
 	// denied has what the user may not do, as "verb resource".
 	denied map[string]bool
 	// after is called after each write.
@@ -224,7 +224,7 @@ func (w *fakeWorld) cleanUp(pod map[string]any) {
 	}
 	w.cleaned[node]++
 	phase := "Succeeded"
-	if w.cleanupFails {
+	if w.cleaned[node] <= w.cleanupFailures {
 		phase = "Failed"
 	}
 	pod["status"] = map[string]any{"phase": phase}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"path"
 	"slices"
 	"strings"
 
@@ -250,34 +251,47 @@ func (m *takeover) podMissing(ctx context.Context, node string) (string, error) 
 	return "there is none with Landfall's proxy on the node", err
 }
 
+// cleanupTries is how often kube-proxy --cleanup may fail on a node. After the IPVS mode its first run
+// does (1.35): it removes the chains of the iptables mode first, and rules of the IPVS mode still jump to
+// one of them. The same run removes these rules, so that the second succeeds.
+const cleanupTries = 2
+
 // cleanUp runs kube-proxy --cleanup on a node: it removes chains and tables of all its modes, IPVS'
 // virtual servers, ipsets and kube-ipvs0.
 func (m *takeover) cleanUp(ctx context.Context, node string) error {
 	pod := migrate.CleanupPod(m.set, node)
 	uri := "/api/v1/namespaces/" + m.set.Namespace + "/pods/" + pod.Metadata.Name
-	if err := m.deletePod(ctx, uri); err != nil { // one of an earlier run
-		return err
+	for try := 1; ; try++ {
+		if err := m.deletePod(ctx, uri); err != nil { // one of an earlier run
+			return err
+		}
+		if err := m.apply(ctx, uri, pod, false); err != nil {
+			return err
+		}
+		succeeded, err := m.podEnds(ctx, "kube-proxy --cleanup", uri)
+		switch {
+		case err != nil:
+			return err
+		case succeeded:
+			return m.deletePod(ctx, uri)
+		case try == cleanupTries: // the pod stays, to be looked at
+			return fmt.Errorf("kube-proxy --cleanup failed: kubectl -n %s logs %s", m.set.Namespace, pod.Metadata.Name)
+		}
 	}
-	if err := m.apply(ctx, uri, pod, false); err != nil {
-		return err
-	}
-	var failed error
-	err := m.until(ctx, "kube-proxy --cleanup", func() (string, error) {
+}
+
+// podEnds waits until a pod has ended, and reports whether it succeeded.
+func (m *takeover) podEnds(ctx context.Context, what, uri string) (succeeded bool, err error) {
+	err = m.until(ctx, what, func() (string, error) {
 		live, err := m.get(ctx, uri)
 		phase := text(live, "status", "phase")
-		switch {
-		case phase == "Failed":
-			failed = fmt.Errorf("kube-proxy --cleanup failed: kubectl -n %s logs %s", m.set.Namespace, pod.Metadata.Name)
-			return "", nil
-		case phase != "Succeeded":
-			return "pod " + pod.Metadata.Name + " is " + phase, err
+		succeeded = phase == "Succeeded"
+		if succeeded || phase == "Failed" {
+			return "", err
 		}
-		return "", err
+		return "pod " + path.Base(uri) + " is " + phase, err
 	})
-	if err := errors.Join(err, failed); err != nil {
-		return err // the pod stays, to be looked at
-	}
-	return m.deletePod(ctx, uri)
+	return succeeded, err
 }
 
 // deletePod deletes a pod, if it is there, and waits until it has ended.

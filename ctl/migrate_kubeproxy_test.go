@@ -111,10 +111,26 @@ func TestTakeoverKeepsKubeProxyWhereLandfallIsNotReady(t *testing.T) {
 	}
 }
 
-// A cleanup that fails stops the takeover, and its pod stays to be looked at.
+// After the IPVS mode the first run of kube-proxy --cleanup fails, and the second succeeds.
+func TestTakeoverRunsTheCleanupTwice(t *testing.T) {
+	w := newProxyWorld(t)
+	w.cleanupFailures = 1
+	m := w.takeover(t)
+	if err := m.run(t.Context(), m.steps()); err != nil {
+		t.Fatal(err)
+	}
+	if w.cleaned["n1"] != 2 || w.cleaned["n2"] != 2 || w.cleaned["n3"] != 2 {
+		t.Errorf("cleanups by node: %v", w.cleaned)
+	}
+	if pods := w.under("/api/v1/namespaces/kube-system/pods"); len(pods) > 0 {
+		t.Errorf("pods are left: %v", pods)
+	}
+}
+
+// A cleanup that fails twice stops the takeover, and its pod stays to be looked at.
 func TestTakeoverStopsWhenTheCleanupFails(t *testing.T) {
 	w := newProxyWorld(t)
-	w.cleanupFails = true
+	w.cleanupFailures = cleanupTries
 	m := w.takeover(t)
 	if err := m.run(t.Context(), m.steps()); err == nil || !strings.Contains(err.Error(), "kubectl -n kube-system logs") {
 		t.Errorf("error %v", err)

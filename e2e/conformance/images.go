@@ -88,7 +88,8 @@ func makeImages(ctx context.Context, tool func(name string) (string, error), pro
 		return nil, err
 	}
 	progress("image " + agnhostImage)
-	packages, err := image.Root(ctx, runtime.GOARCH, filepath.Join(kept, "agnhost-"+runtime.GOARCH), debianPackages...)
+	packages, err := image.Root(ctx, runtime.GOARCH, filepath.Join(kept, "agnhost-"+runtime.GOARCH), "",
+		debianPackages...)
 	if err != nil {
 		return nil, err
 	}

@@ -31,6 +31,10 @@ type Interface struct {
 	Unforwarded4, Unforwarded6 bool
 	// NoARP is set for an interface that neither asks nor answers ARP and NDP (IFF_NOARP).
 	NoARP bool
+	// Port is the index of the port that a bond in active-backup mode sends by; 0 for none. A VLAN or a
+	// bridge on the bond has the same. When it changes, switches still send the node's addresses to the
+	// previous port.
+	Port int
 	// Addresses are the interface's addresses with the length of their subnet, sorted.
 	Addresses []netip.Prefix
 }
@@ -41,7 +45,7 @@ func (i Interface) Equal(other Interface) bool {
 		i.Up == other.Up && i.Disabled == other.Disabled && i.Guest == other.Guest &&
 		i.Unforwarded4 == other.Unforwarded4 && i.Unforwarded6 == other.Unforwarded6 &&
 		i.Loopback == other.Loopback && i.Enslaved == other.Enslaved && i.NoARP == other.NoARP &&
-		slices.Equal(i.Addresses, other.Addresses)
+		i.Port == other.Port && slices.Equal(i.Addresses, other.Addresses)
 }
 
 // Forwards reports whether the kernel forwards packets of a family that come in at the interface, as

@@ -36,6 +36,7 @@ func translate(links []netlink.Link, addrs []netlink.Addr) []lb.Interface {
 			Enslaved:  attrs.MasterIndex != 0,
 			Guest:     l.Type() == "tuntap" || l.Type() == "veth" && attrs.NetNsID >= 0,
 			NoARP:     attrs.RawFlags&unix.IFF_NOARP != 0,
+			Port:      activePort(links, l, maxLayers),
 			Addresses: byIndex[attrs.Index],
 		}
 		if len(attrs.HardwareAddr) > 0 {
@@ -46,6 +47,33 @@ func translate(links []netlink.Link, addrs []netlink.Addr) []lb.Interface {
 	}
 	slices.SortFunc(interfaces, func(a, b lb.Interface) int { return strings.Compare(a.Name, b.Name) })
 	return interfaces
+}
+
+// maxLayers bounds how deep interfaces lie on one another: Linux allows 8.
+const maxLayers = 8
+
+// activePort returns the index of the port that the bond sends by which a link is or lies on; 0 for
+// none.
+func activePort(links []netlink.Link, l netlink.Link, layers int) int {
+	below := func(netlink.Link) bool { return false }
+	switch l.Type() {
+	case "bond":
+		if bond, ok := l.(*netlink.Bond); ok {
+			return max(bond.ActiveSlave, 0)
+		}
+	case "vlan", "macvlan":
+		below = func(other netlink.Link) bool { return other.Attrs().Index == l.Attrs().ParentIndex }
+	case "bridge":
+		below = func(other netlink.Link) bool { return other.Attrs().MasterIndex == l.Attrs().Index }
+	}
+	for _, other := range links {
+		if layers > 0 && below(other) {
+			if port := activePort(links, other, layers-1); port > 0 {
+				return port
+			}
+		}
+	}
+	return 0
 }
 
 func toPrefix(a netlink.Addr) (netip.Prefix, bool) {

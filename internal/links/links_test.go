@@ -3,6 +3,7 @@ package links
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -61,6 +62,38 @@ func TestTranslate(t *testing.T) {
 	}
 	if d := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
 		cmpopts.EquateEmpty()); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestActivePort(t *testing.T) {
+	on := func(kind string, index, parent, master int) netlink.Link {
+		return &netlink.GenericLink{LinkType: kind, LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprint(kind, index), Index: index,
+			ParentIndex: parent, MasterIndex: master}}
+	}
+	bond := func(index, active, master int) netlink.Link {
+		b := netlink.NewLinkBond(netlink.LinkAttrs{Name: fmt.Sprint("bond", index), Index: index, MasterIndex: master})
+		b.ActiveSlave = active
+		return b
+	}
+	const none = -1 // as netlink says it
+	all := []netlink.Link{
+		device(1, "eth0", 0), device(2, "eth1", 0),
+		bond(10, 2, 0), on("vlan", 11, 10, 0), on("macvlan", 12, 11, 0), // a bond, and what lies on it
+		bond(20, 1, 21), device(22, "tap0", 0, func(a *netlink.LinkAttrs) { a.MasterIndex = 21 }), on("bridge", 21, 0, 0),
+		on("vlan", 23, 21, 0),
+		bond(30, none, 0), on("vlan", 31, 30, 0), // of another mode
+		on("vlan", 40, 1, 0), on("bridge", 41, 0, 0),
+		on("veth", 50, 10, 0), // ParentIndex is of another network namespace
+		on("vlan", 60, 61, 0), on("vlan", 61, 60, 0),
+	}
+	got := map[int]int{}
+	for _, i := range translate(all, nil) {
+		if i.Port != 0 {
+			got[i.Index] = i.Port
+		}
+	}
+	if d := cmp.Diff(map[int]int{10: 2, 11: 2, 12: 2, 20: 1, 21: 1, 23: 1}, got); d != "" {
 		t.Error(d)
 	}
 }

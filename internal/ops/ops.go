@@ -68,8 +68,8 @@ type Runtime struct {
 	server *server
 }
 
-// Ready adds a check to /readyz: the program is ready when no check returns an error. The check
-// must not block.
+// Ready adds a check to /readyz: the program is ready when there is a check and none returns an error.
+// The check must not block.
 func (rt *Runtime) Ready(name string, check func() error) { rt.server.ready.add(name, check) }
 
 // liveFor is how long a loop may be at one thing without progress before /healthz fails. The

@@ -151,6 +151,9 @@ func TestServesUntilTheSignalAndEndsCleanly(t *testing.T) {
 	}
 	notReady := errors.New("still waiting")
 	p := Program{Name: "prog", Run: func(ctx context.Context, rt *Runtime) error {
+		if code, body := get("/readyz"); code != 503 || body != "starting\n" {
+			t.Errorf("/readyz before there is a check: %d %q", code, body)
+		}
 		rt.Ready("rules", func() error { return notReady })
 		if code, body := get("/readyz"); code != 503 || body != "rules: still waiting\n" {
 			t.Errorf("/readyz: %d %q", code, body)

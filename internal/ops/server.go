@@ -56,7 +56,8 @@ type server struct {
 }
 
 func newServer(log *slog.Logger, registry *prometheus.Registry) *server {
-	s := &server{log: log, tcp: http.NewServeMux(), local: http.NewServeMux(), metrics: newScraper(registry)}
+	s := &server{log: log, tcp: http.NewServeMux(), local: http.NewServeMux(), metrics: newScraper(registry),
+		ready: checks{none: "starting"}}
 	for _, mux := range []*http.ServeMux{s.tcp, s.local} {
 		mux.Handle("GET /healthz", &s.live)
 		mux.Handle("GET /readyz", &s.ready)
@@ -109,6 +110,8 @@ func (s *server) serve(ctx context.Context, listener net.Listener, handler http.
 
 // checks answers 200 if all of its checks pass, else 503 with one line for each that fails.
 type checks struct {
+	// none is why it answers 503 while there is no check yet; "" if it does not.
+	none  string
 	mu    sync.Mutex
 	named []namedCheck
 }
@@ -129,6 +132,9 @@ func (c *checks) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	named := c.named[:len(c.named):len(c.named)]
 	c.mu.Unlock()
 	var wrong strings.Builder
+	if len(named) == 0 {
+		wrong.WriteString(c.none)
+	}
 	for _, n := range named {
 		if err := n.check(); err != nil {
 			fmt.Fprintf(&wrong, "%s: %v\n", n.name, err)

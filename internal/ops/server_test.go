@@ -98,7 +98,7 @@ func TestSecureMetrics(t *testing.T) {
 		path, token string
 		want        int
 	}{
-		{"/healthz", "", 200}, {"/readyz", "", 200}, {"/metrics", "", 401}, {"/metrics", "good", 200},
+		{"/healthz", "", 200}, {"/readyz", "", 503}, {"/metrics", "", 401}, {"/metrics", "good", 200},
 		{"/metrics", "bad", 403}, {"/v1/status", "good", 404},
 	} {
 		code, body, err := get(client(fmt.Sprintf("127.0.0.%d", i+2)), "https://"+address+test.path, test.token)

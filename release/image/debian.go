@@ -111,11 +111,12 @@ func accounts() []File {
 }
 
 // Root returns the files of Debian packages and of all that they depend on, for an architecture of
-// Go's name, and keeps the packages in the folder dir. It is for images that nobody else gets:
-// documentation is left out, no program of the packages runs, and the links are missing that their
-// installation makes.
-func Root(ctx context.Context, arch, dir string, names ...string) ([]File, error) {
-	archives, err := fetch(ctx, arch, dir, request{names: names, dependencies: true})
+// Go's name, and keeps the packages in the folder dir. They come from a suite of Debian, such as
+// bullseye; where suite is "", from what this machine's apt is configured for. It is for images that
+// nobody else gets: documentation is left out, no program of the packages runs, and the links are
+// missing that their installation makes.
+func Root(ctx context.Context, arch, dir, suite string, names ...string) ([]File, error) {
+	archives, err := fetch(ctx, arch, dir, request{names: names, dependencies: true, suite: suite})
 	if err != nil {
 		return nil, fmt.Errorf("debian packages for %s: %w", arch, err)
 	}
@@ -137,6 +138,7 @@ const fresh = 24 * time.Hour
 type request struct {
 	names        []string
 	dependencies bool
+	suite        string // of Debian; "" for what apt is configured for
 }
 
 // fetch downloads packages into dir, and returns their archives in the order of their names.
@@ -220,6 +222,14 @@ func fetchNow(ctx context.Context, arch, dir string, r request) error {
 		"-o", "Dir::State::status=" + filepath.Join(dir, "status"), "-o", "APT::Architecture=" + arch,
 		"-o", "APT::Architectures=" + arch, "-o", "Acquire::Languages=none", "-o", "APT::Sandbox::User=root",
 		"-o", "APT::Get::List-Cleanup=false",
+	}
+	if r.suite != "" {
+		sources := filepath.Join(dir, "sources.list")
+		line := "deb http://deb.debian.org/debian " + r.suite + " main\n"
+		if err := os.WriteFile(sources, []byte(line), 0o644); err != nil {
+			return err
+		}
+		options = append(options, "-o", "Dir::Etc::sourcelist="+sources, "-o", "Dir::Etc::sourceparts=-")
 	}
 	if _, err := output(ctx, "", "apt-get", append(slices.Clone(options), "update")...); err != nil {
 		return err

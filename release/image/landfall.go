@@ -165,7 +165,7 @@ func parseEpoch(text string) (time.Time, error) {
 
 // Extract writes files below a folder, for those who build the image with a Dockerfile.
 func Extract(files []File, to string) error {
-	all, err := withFolders(files)
+	all, err := WithFolders(files)
 	if err != nil {
 		return err
 	}

@@ -46,7 +46,7 @@ func newLayer(files []File, fast bool) (layer, error) {
 		return layer{}, err
 	}
 	archive := tar.NewWriter(multiWriter{compressed, sum})
-	all, err := withFolders(files)
+	all, err := WithFolders(files)
 	if err != nil {
 		return layer{}, err
 	}
@@ -72,9 +72,9 @@ func (m multiWriter) Write(p []byte) (int, error) {
 	return m.first.Write(p)
 }
 
-// withFolders sorts files and adds the folders that are missing. Two files at one path are an
+// WithFolders sorts files and adds the folders that are missing. Two files at one path are an
 // error.
-func withFolders(files []File) ([]File, error) {
+func WithFolders(files []File) ([]File, error) {
 	byPath := map[string]File{}
 	for _, f := range files {
 		if other, ok := byPath[f.Path]; ok && (!f.Mode.IsDir() || !other.Mode.IsDir()) {

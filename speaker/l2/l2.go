@@ -251,6 +251,9 @@ func (a *Actor) apply(now time.Time) time.Duration {
 		if !ok || wanted[at].empty() || i.Index != p.i.Index || i.MAC.String() != p.i.MAC.String() {
 			p.shut()
 			delete(a.ports, at)
+		} else if i.Port != p.i.Port {
+			p.i.Port = i.Port
+			p.repeat(now)
 		}
 	}
 	for at, p := range a.ports {

@@ -276,6 +276,20 @@ func TestInterfacesAreFollowed(t *testing.T) {
 			t.Errorf("%s: socket is on index %d", c.name, got)
 		}
 	}
+	// A bond that sends by another port is announced on anew, at its open socket.
+	bond := iface("eth0", 9, 7)
+	socket := s.open["eth0"]
+	for _, port := range []int{3, 4} {
+		bond.Port = port
+		a.Set(desire([]lb.Interface{bond}, answers))
+		a.apply(now)
+		wantAnnounced(t, s, map[string]int{"eth0 172.26.236.180 02:00:00:00:00:07": 2})
+		a.apply(now)
+		wantAnnounced(t, s, nil)
+	}
+	if s.open["eth0"] != socket {
+		t.Error("the socket was closed")
+	}
 	a.Set(desire(nil, answers))
 	a.apply(now)
 	wantOutcome(t, a, nil)

@@ -64,6 +64,13 @@ func (p *port) withdraw(w work) {
 	p.responder.answer(heeded)
 }
 
+// repeat begins the bursts of all VIPs anew.
+func (p *port) repeat(now time.Time) {
+	for _, v := range p.vips {
+		v.since, v.sent = now, 0
+	}
+}
+
 // announce sends what is due of the bursts and returns when the next part is; the zero time means
 // never.
 func (p *port) announce(w work, now time.Time, repeat time.Duration) (next time.Time, err error) {

@@ -1,0 +1,219 @@
+// Landfall-vm runs tests on the kernel of Debian in a virtual machine: those that need what this
+// machine's kernel does not have. See docs/design/kernels.md.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/landfall-lb/landfall/e2e/cache"
+	"github.com/landfall-lb/landfall/e2e/vm"
+	"github.com/landfall-lb/landfall/release/image"
+)
+
+const usage = `usage:
+  landfall-vm [--only NAMES] [--run PATTERN] [--programs DIR] [--kube-proxy FILE] [--suite NAME]
+              [--output DIR] [--accelerator NAME] [--cpus N]
+
+Runs the suites below in a virtual machine with Debian's kernel; qemu-system-x86_64 must be there.
+  --only NAMES    only these suites, separated by commas
+  --run PATTERN   only tests that match the pattern of "go test", instead of the suites' own
+  --programs DIR  where Landfall's programs are; bin by default
+  --kube-proxy FILE
+                  kube-proxy, which the suite ipvs starts
+  --suite NAME    the suite of Debian whose kernel and tools it is, such as bullseye; by default what apt is
+                  configured for
+  --output DIR    where the outputs go; bin/vm by default
+  --accelerator NAME
+                  qemu's; kvm by default where the processor can, else tcg,thread=multi, which is 10 to 30 times slower
+  --cpus N        how many processors the machine has; 2 by default
+suites:
+`
+
+// suite is a package whose tests run in the machine.
+type suite struct {
+	name, folder, pattern string
+	// tags are build tags of the package's tests.
+	tags    string
+	timeout time.Duration
+	// starts are programs that the tests start.
+	starts []string
+}
+
+// suites are what runs when nothing else is said.
+var suites = []suite{
+	{name: "iptables", folder: "proxy/iptables", pattern: "^TestPackets$", timeout: 30 * time.Minute},
+	{name: "nftables", folder: "proxy/nftables", pattern: "^TestPackets$", timeout: 30 * time.Minute},
+	{name: "auto", folder: "proxy", pattern: "^TestVM", tags: "vm", timeout: 5 * time.Minute},
+	{name: "l2", folder: "speaker/l2", pattern: "^TestVM", tags: "vm", timeout: 10 * time.Minute},
+	{name: "ipvs", folder: "e2e/vm", pattern: "^TestIPVS", tags: "vm", timeout: 20 * time.Minute,
+		starts: []string{"kube-proxy", "landfall-proxy"}},
+}
+
+func main() {
+	if os.Getpid() == 1 {
+		vm.Guest()
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := run(ctx, os.Args[1:], os.Stdout)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		fmt.Print(usage)
+		for _, s := range suites {
+			fmt.Printf("  %-10s %s of ./%s\n", s.name, s.pattern, s.folder)
+		}
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "landfall-vm:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string, out io.Writer) error {
+	flags := flag.NewFlagSet("landfall-vm", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	only := flags.String("only", "", "")
+	pattern := flags.String("run", "", "")
+	programs := flags.String("programs", "bin", "")
+	kubeProxy := flags.String("kube-proxy", "", "")
+	output := flags.String("output", "bin/vm", "")
+	suite := flags.String("suite", "", "")
+	accelerator := flags.String("accelerator", vm.Accelerator(), "")
+	cpus := flags.Int("cpus", 2, "")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	chosen, err := choose(*only, *pattern)
+	if err != nil {
+		return err
+	}
+	if _, err := exec.LookPath("qemu-system-x86_64"); err != nil {
+		return fmt.Errorf("%w: install the package qemu-system-x86", err)
+	}
+	kept, err := cache.Folder()
+	if err != nil {
+		return err
+	}
+	m := vm.Machine{Folder: *output, CPUs: *cpus, Memory: 3072, Accelerator: *accelerator}
+	if m.Init, err = os.Executable(); err != nil {
+		return err
+	}
+	if m.Files, err = vm.System(ctx, filepath.Join(kept, "vm-"+*suite), *suite); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(*output, 0o755); err != nil {
+		return err
+	}
+	for _, s := range chosen {
+		fmt.Fprintf(out, "building the tests of %s\n", s.folder)
+		file, err := s.build(ctx, *output)
+		if err != nil {
+			return err
+		}
+		m.Programs, m.Plan = append(m.Programs, file), append(m.Plan, s.program())
+		for _, name := range s.starts {
+			path := filepath.Join(*programs, name)
+			if name == "kube-proxy" {
+				path = *kubeProxy
+			}
+			content, err := os.ReadFile(path)
+			if err != nil {
+				return fmt.Errorf("the tests of %s start %s: %w", s.folder, name, err)
+			}
+			m.Programs = append(m.Programs, image.File{Path: "landfall/" + name, Mode: 0o755, Content: content})
+		}
+	}
+	logs := map[string]io.Writer{}
+	for _, s := range chosen {
+		log, err := os.Create(filepath.Join(*output, s.name+".log"))
+		if err != nil {
+			return err
+		}
+		defer log.Close()
+		logs[s.name] = log
+	}
+	m.Heard = func(program, line string) {
+		fmt.Fprintln(logs[program], line)
+		if strings.HasPrefix(line, "--- ") || strings.HasPrefix(line, "=== RUN") {
+			fmt.Fprintf(out, "%s: %s\n", program, line)
+		}
+	}
+	results, err := m.Run(ctx)
+	return errors.Join(err, tell(out, *output, results))
+}
+
+// choose returns the suites of these names, or all.
+func choose(names, pattern string) ([]suite, error) {
+	var chosen []suite
+	for _, s := range suites {
+		if pattern != "" {
+			s.pattern = pattern
+		}
+		if names == "" {
+			chosen = append(chosen, s)
+		}
+		for name := range strings.SplitSeq(names, ",") {
+			if name == s.name {
+				chosen = append(chosen, s)
+			}
+		}
+	}
+	if names != "" && len(chosen) != strings.Count(names, ",")+1 {
+		return nil, fmt.Errorf("--only=%s: want some of the suites that --help lists", names)
+	}
+	return chosen, nil
+}
+
+// at is the suite's file in the machine, without the slash.
+func (s suite) at() string { return "landfall/" + s.name + ".test" }
+
+// build compiles the suite's tests.
+func (s suite) build(ctx context.Context, folder string) (image.File, error) {
+	to, err := filepath.Abs(filepath.Join(folder, s.name+".test"))
+	if err != nil {
+		return image.File{}, err
+	}
+	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-trimpath", "-vet=off", "-ldflags=-s -w", "-tags="+s.tags,
+		"-o", to, "./"+s.folder)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if text, err := cmd.CombinedOutput(); err != nil {
+		return image.File{}, fmt.Errorf("build the tests of %s: %w\n%s", s.folder, err, text)
+	}
+	content, err := os.ReadFile(to)
+	return image.File{Path: s.at(), Mode: 0o755, Content: content}, err
+}
+
+// program is how the suite is started.
+func (s suite) program() vm.Program {
+	// Test functions that run at the same time take each other's time where the processor is emulated.
+	return vm.Program{Name: s.name, Dir: "/landfall", Timeout: s.timeout + time.Minute, Argv: []string{
+		"/" + s.at(), "-test.v", "-test.run=" + s.pattern, "-test.timeout=" + s.timeout.String(), "-test.parallel=2"}}
+}
+
+// tell prints how the suites ended.
+func tell(out io.Writer, folder string, results vm.Results) error {
+	var errs []error
+	fmt.Fprintf(out, "\nLinux %s\n", results.Kernel)
+	for _, r := range results.Programs {
+		passed, failed := strings.Count(r.Output, "--- PASS"), strings.Count(r.Output, "--- FAIL")
+		fmt.Fprintf(out, "%-10s %4d passed, %d failed, %d skipped, in %s\n", r.Program, passed, failed,
+			strings.Count(r.Output, "--- SKIP"), r.Elapsed.Round(time.Second))
+		switch {
+		case r.Err != nil:
+			errs = append(errs, fmt.Errorf("%s: %w: see %s", r.Program, r.Err, filepath.Join(folder, r.Program+".log")))
+		case passed == 0:
+			errs = append(errs, fmt.Errorf("%s: no test ran", r.Program))
+		}
+	}
+	return errors.Join(errs...)
+}
