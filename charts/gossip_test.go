@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -21,7 +22,7 @@ const annotationGossipKey = "checksum/gossip-key"
 // another: one that the chart has made, and one's own. An upgrade that keeps the key rolls out nothing.
 func TestGossipKeyChecksum(t *testing.T) {
 	t.Parallel()
-	keys := map[string]string{} // by the name of the Secret
+	keys := new(sync.Map) // by the name of the Secret
 	kubeconfig := clusterWithSecrets(t, keys)
 	upgrade := func(set ...string) rendered {
 		args := []string{"template", "landfall", "landfall", "--namespace", "landfall-system", "--set-json", clusterCIDR,
@@ -44,14 +45,14 @@ func TestGossipKeyChecksum(t *testing.T) {
 	if sum(first, "landfall-node") == "" || made == "" {
 		t.Errorf("at first the checksum is %q, the key %q", sum(first, "landfall-node"), made)
 	}
-	keys["landfall-gossip"] = made
+	keys.Store("landfall-gossip", made)
 	second := upgrade()
 	if kept := string(as[corev1.Secret](t, second, "Secret landfall-gossip").Data["key"]); kept != made ||
 		sum(second, "landfall-node") != sum(first, "landfall-node") {
 		t.Errorf("an upgrade has key %q and checksum %q, after %q and %q", kept, sum(second, "landfall-node"), made,
 			sum(first, "landfall-node"))
 	}
-	keys["landfall-gossip"] = "another\n" + made
+	keys.Store("landfall-gossip", "another\n" + made)
 	if again := sum(upgrade(), "landfall-node"); again == "" || again == sum(first, "landfall-node") {
 		t.Errorf("with another key the checksum is %q, as before", again)
 	}
@@ -60,9 +61,9 @@ func TestGossipKeyChecksum(t *testing.T) {
 	if unread := sum(upgrade(own), "landfall-node"); unread != "" {
 		t.Errorf("without the Secret the checksum is %q", unread)
 	}
-	keys["mine"] = "a"
+	keys.Store("mine", "a")
 	before := sum(upgrade(own), "landfall-node")
-	keys["mine"] = "b"
+	keys.Store("mine", "b")
 	if after := sum(upgrade(own), "landfall-node"); before == "" || after == "" || after == before {
 		t.Errorf("one's own key: checksums %q and %q", before, after)
 	}
@@ -90,13 +91,13 @@ var looked = map[string]map[string]string{
 
 // clusterWithSecrets serves what helm asks an API server for that has only these gossip keys, and returns
 // a kubeconfig for it.
-func clusterWithSecrets(t *testing.T, keys map[string]string) (kubeconfig string) {
+func clusterWithSecrets(t *testing.T, keys *sync.Map) (kubeconfig string) {
 	type object = map[string]any
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		answer, status := object(nil), http.StatusOK
 		path := strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/apis/"), "/api/")
 		name, inSecrets := strings.CutPrefix(path, "v1/namespaces/landfall-system/secrets/")
-		key, exists := keys[name]
+		key, exists := keys.Load(name)
 		switch kinds := looked[path]; {
 		case kinds != nil:
 			var resources []object
@@ -106,7 +107,7 @@ func clusterWithSecrets(t *testing.T, keys map[string]string) (kubeconfig string
 			}
 			answer = object{"kind": "APIResourceList", "groupVersion": path, "resources": resources}
 		case inSecrets && exists:
-			answer = object{"kind": "Secret", "apiVersion": "v1", "data": object{"key": []byte(key)}}
+			answer = object{"kind": "Secret", "apiVersion": "v1", "data": object{"key": []byte(key.(string))}}
 		case slices.Contains([]string{"daemonsets", "nodes", "bgppeers"}, filepath.Base(path)):
 			answer = object{"kind": "List", "apiVersion": "v1", "items": []any{}}
 		default:
