@@ -52,7 +52,7 @@ func TestGossipKeyChecksum(t *testing.T) {
 		t.Errorf("an upgrade has key %q and checksum %q, after %q and %q", kept, sum(second, "landfall-node"), made,
 			sum(first, "landfall-node"))
 	}
-	keys.Store("landfall-gossip", "another\n" + made)
+	keys.Store("landfall-gossip", "another\n"+made)
 	if again := sum(upgrade(), "landfall-node"); again == "" || again == sum(first, "landfall-node") {
 		t.Errorf("with another key the checksum is %q, as before", again)
 	}
