@@ -92,6 +92,7 @@ func (f *relayFlags) run(ctx context.Context, rt *ops.Runtime) error {
 	if err := f.check(); err != nil {
 		return err
 	}
+	rt.Ready("relay", func() error { return nil }) // the rules do without it, so no pod waits for it
 	f.options.Limit = fitting(f.options.Limit, rt.Log)
 	// Only who reads metrics with --metrics-secure has the relay ask the API server.
 	if client, err := kube.Connect(kube.Options{Kubeconfig: rt.Kubeconfig, Servers: rt.APIServers,

@@ -92,20 +92,20 @@ func (s Service) relayedPorts(had map[netip.AddrPort]bool) (ports []RelayedPort)
 		}
 		port := RelayedPort{Name: p.Name, Frontends: frontends}
 		if slices.ContainsFunc(frontends, func(f RelayedFrontend) bool { return !f.Local }) {
-			port.Cluster = relayedBackends(p.Backends.Cluster)
+			port.Cluster = p.relayed(p.Backends.Cluster)
 		}
 		if slices.ContainsFunc(frontends, func(f RelayedFrontend) bool { return f.Local }) {
-			port.Local = relayedBackends(p.Backends.Local)
+			port.Local = p.relayed(p.Backends.Local)
 		}
 		ports = append(ports, port)
 	}
 	return ports
 }
 
-func relayedBackends(from []lb.Backend) []RelayedBackend {
+func (p Port) relayed(from []lb.Backend) []RelayedBackend {
 	to := make([]RelayedBackend, len(from))
 	for i, b := range from {
-		to[i] = RelayedBackend{b.Addr, b.Weight}
+		to[i] = RelayedBackend{p.At(b), b.Weight}
 	}
 	return to
 }
