@@ -67,8 +67,9 @@ type gatherer struct {
 	exec func(ctx context.Context, pod lb.Key, container string, command ...string) ([]byte, error)
 
 	// begun is set once read has read the objects that every explanation needs; pods are Landfall's.
-	begun bool
-	pods  []kube.PodState
+	begun    bool
+	pods     []kube.PodState
+	warnings []kube.NodeWarning
 	// stale is set while pods may be others by now.
 	stale bool
 
@@ -150,9 +151,7 @@ func (g *gatherer) readCluster(ctx context.Context, group *errgroup.Group) {
 	})
 	group.Go(func() error {
 		warnings, err := g.client.NodeWarnings(ctx, g.server.Now.Add(-warningsLast))
-		for _, w := range warnings {
-			c.Warnings = append(c.Warnings, explain.NodeWarning(w))
-		}
+		g.warnings = warnings
 		return g.unread("events", err)
 	})
 	group.Go(func() error {
@@ -192,6 +191,9 @@ func (g *gatherer) place() {
 	c := &g.cluster
 	c.Agents, c.Controllers = map[string]explain.Agent{}, map[string]explain.Program{}
 	c.NoProxy = len(g.pods) > 0
+	for _, w := range stillFound(g.warnings, g.pods, g.server.Now) {
+		c.Warnings = append(c.Warnings, explain.NodeWarning{Node: w.Node, Refusal: w.Refusal})
+	}
 	for _, p := range g.pods {
 		for _, container := range p.Containers {
 			is := explain.Program{There: true, Running: container.Running, Ready: container.Ready, Why: container.Waiting,

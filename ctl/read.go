@@ -32,6 +32,25 @@ type world struct {
 // preflight.Repeat.
 const warningsLast = preflight.Repeat + 5*time.Minute
 
+// lookedAfter is how long after its start a program has told at the latest of what it finds on its node.
+const lookedAfter = 30 * time.Second
+
+// stillFound leaves out what was said by a program that has ended, if the one that followed it has had the
+// time to find it again.
+func stillFound(warnings []kube.NodeWarning, pods []kube.PodState, now time.Time) []kube.NodeWarning {
+	type runs struct{ node, program string }
+	started := map[runs]time.Time{}
+	for _, p := range pods {
+		for _, c := range p.Containers {
+			started[runs{p.Node, program(c)}] = c.Started
+		}
+	}
+	return slices.DeleteFunc(warnings, func(w kube.NodeWarning) bool {
+		start := started[runs{w.Node, w.By}]
+		return w.At.Before(start) && start.Add(lookedAfter).Before(now)
+	})
+}
+
 // read lists the objects that the report needs.
 func read(ctx context.Context, client *kube.Client, server kube.Server, o options) (world, error) {
 	w := world{class: o.class}
@@ -80,9 +99,10 @@ func read(ctx context.Context, client *kube.Client, server kube.Server, o option
 		}
 		return err
 	})
+	var pods []kube.PodState
 	group.Go(func() error {
+		pods, _ = landfallPods(ctx, client) // who may not read them names the class
 		if !o.classSet {
-			pods, _ := landfallPods(ctx, client) // who may not read them names the class
 			w.class = flagOf(pods, "landfall-controller", "load-balancer-class")
 		}
 		return nil
@@ -93,7 +113,7 @@ func read(ctx context.Context, client *kube.Client, server kube.Server, o option
 	if unseen != "" {
 		w.refused = append(w.refused, unseen)
 	}
-	for _, found := range warnings {
+	for _, found := range stillFound(warnings, pods, server.Now) {
 		w.warnings = append(w.warnings, lb.Refusal{Reason: found.Reason,
 			Message: "Node " + found.Node + ": " + found.Message})
 	}

@@ -4,6 +4,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/landfall-lb/landfall/internal/kube"
 )
@@ -65,5 +66,34 @@ func TestStatusWithoutWhatTheUserMayNotRead(t *testing.T) {
 	if w, err := read(t.Context(), clients["events"], kube.Server{}, options{}); err != nil || len(w.refused) != 1 ||
 		!strings.Contains(w.refused[0], `resources: ["events"], verbs: ["list"]`) {
 		t.Errorf("without events: %v, %v", w.refused, err)
+	}
+}
+
+// What a program said is over once the next one has had the time to find it again.
+func TestStillFound(t *testing.T) {
+	now := time.Unix(1_000_000, 0)
+	ago := func(seconds int) time.Time { return now.Add(-time.Duration(seconds) * time.Second) }
+	pods := []kube.PodState{{Node: "a", Containers: []kube.Container{
+		{Command: []string{"/landfall-speaker"}, Started: ago(60)},
+		{Command: []string{"/landfall-proxy"}, Started: ago(10)},
+	}}, {Node: "b", Containers: []kube.Container{{Command: []string{"/landfall-speaker"}}}}}
+	for name, tc := range map[string]struct {
+		node, by string
+		at       int
+		found    bool
+	}{
+		"the process before said so":                   {"a", "landfall-speaker", 90, false},
+		"this one says so":                             {"a", "landfall-speaker", 50, true},
+		"in the second in which it began":              {"a", "landfall-speaker", 60, true},
+		"the next one has not had the time":            {"a", "landfall-proxy", 90, true},
+		"it is not known when the process began":       {"b", "landfall-speaker", 90, true},
+		"another node's":                               {"b", "landfall-proxy", 90, true},
+		"what the user may not see is not taken back":  {"c", "landfall-speaker", 90, true},
+		"another program of Landfall on the same node": {"a", "landfall-controller", 90, true},
+	} {
+		w := kube.NodeWarning{Node: tc.node, By: tc.by, At: ago(tc.at)}
+		if got := len(stillFound([]kube.NodeWarning{w}, pods, now)) == 1; got != tc.found {
+			t.Errorf("%s: found %v, want %v", name, got, tc.found)
+		}
 	}
 }

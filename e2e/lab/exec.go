@@ -102,7 +102,7 @@ func (l *Lab) ShowPod(ctx context.Context, name string, running bool) error {
 	for _, c := range pod.Spec.Containers {
 		status := corev1.ContainerStatus{Name: c.Name, Image: c.Image, Ready: running}
 		if running {
-			status.State.Running = &corev1.ContainerStateRunning{StartedAt: metav1.Now()}
+			status.State.Running = &corev1.ContainerStateRunning{} // pods do not know when their programs began
 		} else {
 			status.State.Waiting = &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}
 		}

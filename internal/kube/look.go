@@ -281,6 +281,7 @@ type Container struct {
 	Running  bool
 	Waiting  string
 	Restarts int
+	Started  time.Time // of the process that is there; the zero time without one
 }
 
 // PodsWith reads the pods in a namespace, or in all if it is empty, that a label selector selects.
@@ -302,7 +303,7 @@ func convertPod(o *corev1.Pod) PodState {
 			one.Ready, one.Running, one.Restarts = status.Ready, status.State.Running != nil, int(status.RestartCount)
 			switch state := status.State; {
 			case state.Running != nil:
-				one.Waiting = ""
+				one.Waiting, one.Started = "", state.Running.StartedAt.Time
 			case state.Waiting != nil:
 				one.Waiting = strings.TrimSuffix(state.Waiting.Reason+": "+state.Waiting.Message, ": ")
 			case state.Terminated != nil:

@@ -33,6 +33,9 @@ func (e *Events) Finding(node string, f lb.Finding, gone bool) {
 // NodeWarning is what a program has found on a Node.
 type NodeWarning struct {
 	Node string
+	// By is the program, such as landfall-speaker, and At when it last said so.
+	By string
+	At time.Time
 	lb.Refusal
 }
 
@@ -63,7 +66,7 @@ func nodeWarnings(events []corev1.Event, since time.Time) []NodeWarning {
 	var warnings []NodeWarning
 	for _, about := range slices.Sorted(maps.Keys(latest)) {
 		if e := latest[about]; e.Type == corev1.EventTypeWarning {
-			warnings = append(warnings, NodeWarning{e.InvolvedObject.Name,
+			warnings = append(warnings, NodeWarning{e.InvolvedObject.Name, e.Source.Component, e.LastTimestamp.Time,
 				lb.Refusal{Reason: lb.Reason(e.Reason), Message: e.Message}})
 		}
 	}

@@ -33,7 +33,9 @@ func TestNodeWarnings(t *testing.T) {
 		event("g", "kubelet", "Warning", "another's", 0),
 	}
 	off := lb.Refusal{Reason: "ForwardingOff", Message: "off"}
-	want := []NodeWarning{{"a", off}, {"b", off}, {"d", lb.Refusal{Reason: "ForwardingOff", Message: "back"}}}
+	ago := now.Add(-time.Minute)
+	want := []NodeWarning{{"a", "landfall-proxy", ago, off}, {"b", "landfall-proxy", ago, off},
+		{"d", "landfall-proxy", now, lb.Refusal{Reason: "ForwardingOff", Message: "back"}}}
 	for range 2 {
 		if got := nodeWarnings(events, now.Add(-40*time.Minute)); !slices.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)
