@@ -11,7 +11,8 @@ type Allowance struct {
 }
 
 // Wait takes that it has just been done, and returns how long to wait before the next time; not
-// above 0 for not at all.
+// above 0 for not at all, and never above Every: what was done without waiting, as it was urgent, is no
+// debt that others would have to wait for.
 func (a *Allowance) Wait(now time.Time) time.Duration {
 	if a.Every == 0 {
 		return 0
@@ -20,5 +21,8 @@ func (a *Allowance) Wait(now time.Time) time.Duration {
 		a.used = now
 	}
 	a.used = a.used.Add(a.Every)
+	if most := now.Add(time.Duration(a.Burst) * a.Every); a.used.After(most) {
+		a.used = most
+	}
 	return a.used.Sub(now) - time.Duration(a.Burst-1)*a.Every
 }

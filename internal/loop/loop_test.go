@@ -165,3 +165,23 @@ func TestPokeNowEndsARest(t *testing.T) {
 		check(t, *runs, 0, 5500*time.Millisecond)
 	})
 }
+
+// What is urgent does not wait, and leaves no debt for what comes after it.
+func TestUrgentRunsLeaveNoDebt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const every = 100 * time.Millisecond
+		runner, runs := start(t, Options{Every: every, Burst: 20},
+			func(context.Context) (time.Duration, error) { return 0, nil })
+		for range 500 {
+			runner.PokeNow()
+			time.Sleep(every / 5)
+		}
+		n := len(*runs)
+		runner.Poke()
+		time.Sleep(every)
+		synctest.Wait()
+		if n != 500 || len(*runs) != n+1 {
+			t.Errorf("%d runs for 500 urgent pokes, and %d within %s of the next", n, len(*runs)-n, every)
+		}
+	})
+}
