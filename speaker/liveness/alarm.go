@@ -13,8 +13,9 @@ import (
 // it tells all others. Each node that hears of it asks the kernel of the silent node itself. It takes
 // that node for dead if the kernel does not answer, and if another node than itself has lost its path:
 // of two nodes that do not hear one another, either may be cut off. A false alarm changes nothing. A
-// neighbor that takes the node for dead, and ends its watch with that, raises an alarm too: the first to
-// lose its path needs the word of another.
+// neighbor that takes the node for dead, and ends its watch with that, raises an alarm too once the kernel
+// is silent a second time: the first to lose its path needs the word of another, who does not merely
+// repeat it.
 
 const (
 	// alarmLasts is how long the losses of several neighbors may be apart to count as one. What is

@@ -51,6 +51,9 @@ type Actor struct {
 	// What follows from state, until it changes or the time is over; nil when it is out of date.
 	standings map[string]plan.Standing
 	until     time.Time
+	// buried are the neighbors on the ring, and their processes, that an alarm has shown to be dead, until
+	// their kernels have been asked again.
+	buried map[string]uint64
 }
 
 var _ actor.Setter[map[string][]netip.Addr] = (*Actor)(nil)
@@ -60,7 +63,7 @@ func New(opts Options) *Actor {
 	if opts.Probe == nil {
 		opts.Probe = Answers
 	}
-	a := &Actor{opts: opts, state: NewState(opts.Self, opts.Hold)}
+	a := &Actor{opts: opts, state: NewState(opts.Self, opts.Hold), buried: map[string]uint64{}}
 	a.state.ring = opts.Ring
 	a.runner = loop.New(func(ctx context.Context) (time.Duration, error) { return a.apply(ctx), nil }, loop.Options{})
 	return a
@@ -110,7 +113,7 @@ func (a *Actor) Alarmed(node string, born uint64, by string) bool {
 	}
 	a.mu.Unlock()
 	a.announce(verdict, node)
-	a.attest(verdict, node, watched)
+	a.bury(verdict, node, watched)
 	if news {
 		a.runner.Poke()
 	}
@@ -153,9 +156,23 @@ func (a *Actor) announce(verdict Verdict, node string) {
 	a.opts.Changed()
 }
 
-// attest has the others know that this node takes a neighbor on the ring for dead.
-func (a *Actor) attest(verdict Verdict, node string, born uint64) {
-	if verdict == NodeDead && born != 0 && a.opts.Report != nil {
+// bury notes that this node takes a neighbor on the ring for dead.
+func (a *Actor) bury(verdict Verdict, node string, born uint64) {
+	if verdict != NodeDead || born == 0 {
+		return
+	}
+	a.mu.Lock()
+	a.buried[node] = born
+	a.mu.Unlock()
+}
+
+// attest has the others know of a neighbor that this node has buried whether its kernel is silent still.
+func (a *Actor) attest(node string, born uint64, answered bool) {
+	a.mu.Lock()
+	buried := a.buried[node] == born
+	delete(a.buried, node)
+	a.mu.Unlock()
+	if buried && !answered && a.opts.Report != nil {
 		a.opts.Report(node, born)
 	}
 }
@@ -241,5 +258,8 @@ func (a *Actor) settle(p Probe, answered bool) {
 	verdict := a.state.Probed(p, answered, now)
 	a.mu.Unlock()
 	a.announce(verdict, p.Node)
-	a.attest(verdict, p.Node, watched)
+	a.bury(verdict, p.Node, watched)
+	if p.condemned != 0 {
+		a.attest(p.Node, p.condemned, answered)
+	}
 }

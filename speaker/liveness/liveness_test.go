@@ -125,6 +125,11 @@ func TestANeighborAttests(t *testing.T) {
 			a.Joined(process("z1"))
 			a.Alarmed("z", process("z1").Born, "n")
 			synctest.Wait()
+			if len(reported) > 0 {
+				t.Errorf("reported %v when the kernel had been silent once", reported)
+			}
+			time.Sleep(probeEvery + time.Second)
+			synctest.Wait()
 			if seen := a.Speakers(); !slices.Equal(seen.Dead, []string{"z"}) || !slices.Equal(reported, tc.want) {
 				t.Errorf("ring of %d: %v dead, reported %v; want %v", tc.ring, seen.Dead, reported, tc.want)
 			}
