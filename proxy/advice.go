@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -25,7 +26,7 @@ func (p *proxy) advise(r *record, planned plan.Service) {
 		if said := plan.RelayDraws(svc, planned); said != "" {
 			advice = append(advice, lb.Refusal{Reason: lb.ReasonSchedulerIgnored, Message: said})
 		}
-		if said := plan.RelayIgnored(svc, p.settings.relay, p.mode == modeIptables); said != "" {
+		if said := cmp.Or(plan.RelayIgnored(svc, p.settings.relay, p.mode == modeIptables), r.relayRefused); said != "" {
 			advice = append(advice, lb.Refusal{Reason: lb.ReasonRelayRefused, Message: said})
 		}
 		if f := svc.Failover; f != "" && f != lb.FailoverPassthrough {

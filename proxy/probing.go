@@ -51,8 +51,8 @@ func (p *proxy) heed(now time.Time) {
 	p.markThose(slices.Collect(maps.Keys(news)), now)
 }
 
-// rescope takes in which addresses may be asked, and marks the Services that ask for a probe as dirty if
-// that has changed.
+// rescope takes in which addresses may be asked and relayed to, and marks the Services that ask for a probe
+// or the relay as dirty if that has changed.
 func (p *proxy) rescope(now time.Time) {
 	scope := plan.ProbeScope{Own: p.facts.own, Others: p.facts.external}
 	endpoints, _ := p.from.slices.Get(apiServers)
@@ -67,6 +67,11 @@ func (p *proxy) rescope(now time.Time) {
 	}
 	p.scope, p.askers = scope, nodes
 	p.markThose(slices.Collect(maps.Keys(p.probed)), now)
+	for key, r := range p.records {
+		if r.live.Relay || r.relayRefused != "" {
+			p.markThose([]lb.Key{key}, now)
+		}
+	}
 }
 
 // answering plans the probes of a Service, and returns its plan without the endpoints that do not answer.

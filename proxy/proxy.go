@@ -290,7 +290,7 @@ func (p *proxy) look(now time.Time) bool {
 // or that it cannot write: no other Service waits for those.
 func (p *proxy) onlyPartsLeft() bool {
 	for key := range p.unconfirmed {
-		if len(p.records[key].alone) == 0 {
+		if r := p.records[key]; r.untried && len(r.alone) == 0 {
 			return false
 		}
 	}
@@ -409,6 +409,12 @@ func (p *proxy) planLive(key lb.Key, now time.Time) []lb.Key {
 		p.lingers.addPolicy(key, now.Add(p.settings.drain))
 	}
 	live = p.freeze(r, live, svc)
+	if r.relayRefused = ""; live.Relay {
+		endpoints, _ := p.from.slices.Get(key)
+		if r.relayRefused = plan.RefuseRelay(endpoints, p.scope); r.relayRefused != "" {
+			live.Relay, live.ProxyProtocol = false, 0
+		}
+	}
 	if !r.live.Equal(live) { // else they are worth keeping once
 		r.live = live
 	}
@@ -484,7 +490,7 @@ func (p *proxy) announce(keys map[lb.Key]bool) {
 		before := r.deliveries
 		r.deliveries = plan.Report(r.planned, r.applied, r.failure, p.path)
 		if !p.written && r.starting() {
-			r.deliveries = unknown(r.deliveries)
+			r.deliveries = unknown(r.deliveries, plan.Report(r.planned, r.planned, nil, p.path))
 		}
 		p.spans.told(p.now(), p.complete, r.planned.Age.UID, before, r.deliveries)
 		p.counts.add(r, 1)
@@ -511,6 +517,9 @@ func (p *proxy) apply(keys map[lb.Key]bool) {
 	switch {
 	case !p.begun:
 		p.begun = true
+		for key := range keys {
+			p.records[key].untried = true
+		}
 		p.to.rules.Begin(changes)
 	case len(changes) > 0:
 		p.to.rules.Update(changes)
@@ -531,6 +540,7 @@ func (p *proxy) collect(now time.Time) (keys map[lb.Key]bool, all bool) {
 		keys[key] = true
 		p.counts.add(r, -1)
 		r.applied, r.failure, r.alone = o.Applied, o.Err, o.Alone
+		r.untried = false
 		flows[key] = o.Applied
 		for i, family := range allFamilies {
 			if !r.since[i].IsZero() && plan.SameRules(r.planned, r.applied, family) {

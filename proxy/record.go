@@ -22,6 +22,8 @@ type record struct {
 	tooLarge *plan.TooLarge
 	failure  error
 	alone    []lb.Family // where the failure is this Service's own
+	// untried is set for what there was at the start and the kernel's writer has not tried yet.
+	untried bool
 	// since is when the oldest change came that the kernel has not confirmed, by family; zero when
 	// there is none.
 	since [2]time.Time
@@ -33,7 +35,9 @@ type record struct {
 	counted counted
 	// advice says what of the Service's wishes is not followed.
 	advice []lb.Refusal
-	probes probes
+	// relayRefused says why its endpoints are not relayed to; "" if they are, or need not be.
+	relayRefused string
+	probes       probes
 	// deliveries are what was last told of the VIPs.
 	deliveries []lb.Delivery
 }
@@ -46,10 +50,18 @@ func (r *record) starting() bool {
 	return r.pending() && r.failure == nil && len(r.applied.Ports) == 0 && r.planned.Excess == nil
 }
 
-// unknown returns what is told of VIPs as long as it is not known what the kernel has of them.
-func unknown(deliveries []lb.Delivery) []lb.Delivery {
+// unknown returns what is told of VIPs as long as it is not known what the kernel has of them. A VIP that
+// would not be delivered with the rules either, such as one without a local endpoint, is known well enough:
+// planned says so.
+func unknown(deliveries, planned []lb.Delivery) []lb.Delivery {
 	for i, d := range deliveries {
-		deliveries[i].Unknown = d.Refusal != nil && d.Refusal.Reason == lb.ReasonNotProgrammed
+		switch {
+		case d.Refusal == nil || d.Refusal.Reason != lb.ReasonNotProgrammed:
+		case planned[i].Deliverable() != "":
+			deliveries[i] = planned[i]
+		default:
+			deliveries[i].Unknown = true
+		}
 	}
 	return deliveries
 }

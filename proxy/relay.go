@@ -55,7 +55,8 @@ func (f *relayFlags) add(set *pflag.FlagSet) {
 		"how long open connections may go on when the relay ends; then they are reset")
 	set.IntVar(&o.Limit, "connections", 10_000,
 		"how many connections the node relays at once, as far as the file descriptors suffice, six for each; it resets more")
-	set.IntVar(&o.ServiceLimit, "service-connections", 5000, "how many of them one Service may have")
+	set.IntVar(&o.ServiceLimit, "service-connections", 5000,
+		"how many of them one Service may have, at most half of them all")
 	set.BoolVar(&o.AccessLog, "access-log", false,
 		"log each connection at its end: client, Service, backends that were tried, bytes, and why it was reset")
 }
@@ -94,6 +95,7 @@ func (f *relayFlags) run(ctx context.Context, rt *ops.Runtime) error {
 	}
 	rt.Ready("relay", func() error { return nil }) // the rules do without it, so no pod waits for it
 	f.options.Limit = fitting(f.options.Limit, rt.Log)
+	f.options.ServiceLimit = min(f.options.ServiceLimit, max(f.options.Limit/2, 1))
 	// Only who reads metrics with --metrics-secure has the relay ask the API server.
 	if client, err := kube.Connect(kube.Options{Kubeconfig: rt.Kubeconfig, Servers: rt.APIServers,
 		UserAgent: relayName, Log: rt.Log}); err == nil {

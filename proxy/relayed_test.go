@@ -119,6 +119,27 @@ func TestContract10RelayIsRefusedWithAReason(t *testing.T) {
 	}
 }
 
+// A Service with an endpoint that is no pod's is not relayed, and is again without it: relays of two nodes
+// would call each other.
+func TestContract10RelayConnectsToPodsOnly(t *testing.T) {
+	b, f := newRelayBench(t)
+	b.put("web", "198.51.100.1", "10.0.0.1", "172.31.0.1") // the node's own
+	b.relayed("web", "true")
+	b.run()
+	if len(b.warnings) != 1 || !strings.Contains(b.warnings[0], "the endpoint 172.31.0.1 is a node's") {
+		t.Errorf("told %q", b.warnings)
+	}
+	if planned := b.rules.wanted[key("web")]; planned.Relay || len(planned.Ports) != 1 || len(f.all) > 0 {
+		t.Errorf("%+v, the relay knows %v", planned, f.all)
+	}
+	b.put("web", "198.51.100.1", "10.0.0.1")
+	b.relayed("web", "true")
+	b.run()
+	if !b.rules.wanted[key("web")].Relay || f.all[key("web")] == nil {
+		t.Errorf("without that endpoint it is not relayed")
+	}
+}
+
 // The status says what is relayed, and that connections go straight to endpoints while no relay is there.
 func TestRelayStatus(t *testing.T) {
 	b, _ := newRelayBench(t)

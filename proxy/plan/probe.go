@@ -71,13 +71,25 @@ func (s ProbeScope) Equal(other ProbeScope) bool {
 
 // Allows reports whether a node asks an endpoint.
 func (s ProbeScope) Allows(ep lb.Endpoint) bool {
-	addr := ep.Addr.Unmap()
-	if !ep.Ready || ep.Node == "" || !addr.IsGlobalUnicast() || slices.Contains(s.Own, addr) ||
-		slices.Contains(s.APIServers, addr) || s.Others.pool(addr) != "" {
-		return false
+	return ep.Ready && ep.Node != "" && s.foreign(ep.Addr) == ""
+}
+
+// foreign says whose an address is that can be no pod's, "" if it can be one.
+func (s ProbeScope) foreign(addr netip.Addr) string {
+	addr = addr.Unmap()
+	switch {
+	case !addr.IsGlobalUnicast():
+		return "no unicast address of a network"
+	case slices.Contains(s.Own, addr) || s.Others.Nodes.has(addr):
+		return "a node's"
+	case slices.Contains(s.APIServers, addr):
+		return "an API server's"
+	case s.Others.pool(addr) != "":
+		return "in a pool"
+	case slices.ContainsFunc(s.Others.Networks, func(n netip.Prefix) bool { return n.Contains(addr) }):
+		return "a cluster IP"
 	}
-	return !s.Others.Nodes.has(addr) &&
-		!slices.ContainsFunc(s.Others.Networks, func(n netip.Prefix) bool { return n.Contains(addr) })
+	return ""
 }
 
 // has reports whether a Node has an address.
@@ -148,13 +160,20 @@ func (s Service) Answering(left LeftOut) (answering Service, ignored []lb.Traffi
 		}
 	}
 	cloned := false
+	var of, kept [2][]lb.Backend // the last lists, and what is left of them: most ports share theirs
+	var panics [2]bool
 	for i, p := range s.Ports {
-		cluster, panicsCluster := left.without(p.Backends.Cluster)
-		local, panicsLocal := left.without(p.Backends.Local)
-		if panicsCluster {
+		for j, list := range [][]lb.Backend{p.Backends.Cluster, p.Backends.Local} {
+			if !sameList(list, of[j]) {
+				of[j] = list
+				kept[j], panics[j] = left.without(list)
+			}
+		}
+		cluster, local := kept[0], kept[1]
+		if panics[0] {
 			note(lb.Cluster)
 		}
-		if panicsLocal && s.Policy == lb.Local {
+		if panics[1] && s.Policy == lb.Local {
 			note(lb.Local)
 		}
 		if len(cluster) == len(p.Backends.Cluster) && len(local) == len(p.Backends.Local) {

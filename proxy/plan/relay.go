@@ -139,6 +139,29 @@ func RelayIgnored(svc lb.Service, hasRelay, iptables bool) string {
 	return ""
 }
 
+// maxRelayed is how many pairs of port and endpoint a relayed Service has at most: the relay is told all of
+// them at each change.
+const maxRelayed = 4096
+
+// RefuseRelay says why a node does not relay connections to a Service with these endpoints, "" if it does.
+// The relay connects as the node itself. So it connects to pods only: at another node, a VIP or a cluster
+// IP its connections could come to a relay again, and again, and the node's own daemons may trust them.
+func RefuseRelay(endpoints []lb.Slice, scope ProbeScope) string {
+	if n := deliveries(endpoints); n > maxRelayed {
+		return fmt.Sprintf("annotation %s: the Service has %d pairs of port and endpoint, and at most %d are relayed; "+
+			"connections go straight to endpoints", lb.AnnotationRelay, n, maxRelayed)
+	}
+	for _, slice := range endpoints {
+		for _, ep := range slice.Endpoints {
+			if whose := scope.foreign(ep.Addr); whose != "" {
+				return fmt.Sprintf("annotation %s: the endpoint %s is %s, and the relay connects only to pods with an address "+
+					"of their own; connections go straight to endpoints", lb.AnnotationRelay, ep.Addr, whose)
+			}
+		}
+	}
+	return ""
+}
+
 // RelayDraws says why the relay does not choose backends as a Service asks for, "" if it does or has no
 // say. It draws at random, by weights, or by the client's address.
 func RelayDraws(svc lb.Service, planned Service) string {

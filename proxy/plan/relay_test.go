@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -118,6 +119,38 @@ func TestRelayIsPartOfTheRules(t *testing.T) {
 	svc.Relay = ""
 	if without := New(svc, endpoints, node); with.Equal(without) || SameRules(with, without, lb.IPv4) {
 		t.Error("a relayed Service is the same as one that is not")
+	}
+}
+
+func TestRefuseRelay(t *testing.T) {
+	slice := func(addrs ...string) []lb.Slice {
+		s := lb.Slice{Ports: []lb.SlicePort{{Protocol: lb.TCP, Port: 80}}}
+		for _, a := range addrs {
+			s.Endpoints = append(s.Endpoints, lb.Endpoint{Addr: addr(a), Ready: true})
+		}
+		return []lb.Slice{s}
+	}
+	var many []string
+	for i := range maxRelayed + 1 {
+		many = append(many, fmt.Sprintf("10.1.%d.%d", i/250, i%250+1))
+	}
+	for name, tc := range map[string]struct {
+		addrs []string
+		want  string
+	}{
+		"pods":          {[]string{"10.1.0.1", "2001:db8:1::1"}, ""},
+		"none":          {nil, ""},
+		"this node":     {[]string{"10.1.0.1", "10.99.0.1"}, "the endpoint 10.99.0.1 is a node's"},
+		"another node":  {[]string{"192.0.2.9"}, "is a node's"},
+		"an API server": {[]string{"203.0.113.6"}, "is an API server's"},
+		"a cluster IP":  {[]string{"10.96.0.10"}, "is a cluster IP"},
+		"a VIP":         {[]string{"198.51.100.7"}, "is in a pool"},
+		"loopback":      {[]string{"127.0.0.1"}, "is no unicast address"},
+		"too many":      {many, "the Service has 4097 pairs of port and endpoint, and at most 4096 are relayed"},
+	} {
+		if got := RefuseRelay(slice(tc.addrs...), scope); (got == "") != (tc.want == "") || !strings.Contains(got, tc.want) {
+			t.Errorf("%s: %q, want %q", name, got, tc.want)
+		}
 	}
 }
 

@@ -66,6 +66,9 @@ const (
 	// findWithin is how long a connection waits for the proxy's word on its frontend: the rules may lead
 	// here a moment before that comes.
 	findWithin = 2 * time.Second
+	// maxWaiting is how many connections wait so at once: whoever sends connections here that no frontend is
+	// behind shall not take the places of others.
+	maxWaiting = 100
 	// acceptAfter is how long the relay accepts connections after the rules have stopped leading to it:
 	// what they have sent here may still be under way.
 	acceptAfter = 300 * time.Millisecond
@@ -82,6 +85,7 @@ type Relay struct {
 	ports     map[lb.Family]uint16
 
 	open, refused atomic.Int64
+	waiting       atomic.Int64  // for the proxy's word on their frontend
 	known         atomic.Bool   // the proxy is connected and has said all
 	leaving, left chan struct{} // closed when the relay is about to end, and once the rules do not lead here
 	leftOnce      sync.Once
@@ -207,6 +211,13 @@ func (r *Relay) serve(ctx context.Context, client *net.TCPConn) {
 
 // find returns where a frontend leads. It waits a moment for one of which the proxy has not spoken yet.
 func (r *Relay) find(ctx context.Context, frontend netip.AddrPort) (w way, ok bool) {
+	if w, ok, _ = r.table.find(frontend); ok {
+		return w, true
+	}
+	defer r.waiting.Add(-1)
+	if r.waiting.Add(1) > maxWaiting {
+		return w, false
+	}
 	late := time.NewTimer(findWithin)
 	defer late.Stop()
 	for {

@@ -230,7 +230,7 @@ func merge(old map[lb.DeliveryKey]lb.Delivery, m lb.FeedMessage) (
 	}
 	for _, d := range m.Deliveries {
 		before, ok := old[d.Key()]
-		if ok && d.Unknown {
+		if ok && d.Unknown && before.Policy == d.Policy {
 			d = before
 		}
 		if !ok || !before.Equal(d) {
