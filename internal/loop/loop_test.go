@@ -176,6 +176,7 @@ func TestUrgentRunsLeaveNoDebt(t *testing.T) {
 			runner.PokeNow()
 			time.Sleep(every / 5)
 		}
+		synctest.Wait()
 		n := len(*runs)
 		runner.Poke()
 		time.Sleep(every)

@@ -116,7 +116,7 @@ func TestANeighborAttests(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var reports atomic.Int32
 			a := New(Options{Self: "m", Hold: hold, Log: slog.New(slog.DiscardHandler), Changed: func() {}, Ring: tc.ring,
-				Probe:  func(context.Context, netip.AddrPort) bool { return false },
+				Probe: func(context.Context, netip.AddrPort) bool { return false },
 				Report: func(node string, _ uint64) {
 					if node == "z" {
 						reports.Add(1)
