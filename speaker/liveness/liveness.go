@@ -51,9 +51,15 @@ type Actor struct {
 	// What follows from state, until it changes or the time is over; nil when it is out of date.
 	standings map[string]plan.Standing
 	until     time.Time
-	// buried are the neighbors on the ring, and their processes, that an alarm has shown to be dead, until
-	// their kernels have been asked again.
-	buried map[string]uint64
+	// buried are the neighbors on the ring that an alarm has shown to be dead, until their kernels have been
+	// asked again, a while later.
+	buried map[string]burial
+}
+
+// burial is of which process, and when.
+type burial struct {
+	born uint64
+	at   time.Time
 }
 
 var _ actor.Setter[map[string][]netip.Addr] = (*Actor)(nil)
@@ -63,7 +69,7 @@ func New(opts Options) *Actor {
 	if opts.Probe == nil {
 		opts.Probe = Answers
 	}
-	a := &Actor{opts: opts, state: NewState(opts.Self, opts.Hold), buried: map[string]uint64{}}
+	a := &Actor{opts: opts, state: NewState(opts.Self, opts.Hold), buried: map[string]burial{}}
 	a.state.ring = opts.Ring
 	a.runner = loop.New(func(ctx context.Context) (time.Duration, error) { return a.apply(ctx), nil }, loop.Options{})
 	return a
@@ -162,17 +168,20 @@ func (a *Actor) bury(verdict Verdict, node string, born uint64) {
 		return
 	}
 	a.mu.Lock()
-	a.buried[node] = born
+	a.buried[node] = burial{born, time.Now()}
 	a.mu.Unlock()
 }
 
 // attest has the others know of a neighbor that this node has buried whether its kernel is silent still.
 func (a *Actor) attest(node string, born uint64, answered bool) {
 	a.mu.Lock()
-	buried := a.buried[node] == born
-	delete(a.buried, node)
+	b := a.buried[node]
+	late := b.born == born && !time.Now().Before(b.at.Add(probeEvery))
+	if late || answered {
+		delete(a.buried, node)
+	}
 	a.mu.Unlock()
-	if buried && !answered && a.opts.Report != nil {
+	if late && !answered && a.opts.Report != nil {
 		a.opts.Report(node, born)
 	}
 }
