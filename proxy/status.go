@@ -150,7 +150,7 @@ func (r *record) status(path plan.Path) serviceStatus {
 	st := serviceStatus{
 		Service: r.planned.Key.String(), State: r.state(), Advice: adviceText(r.advice), Ports: []portStatus{},
 		Probe:      r.probeStatus(),
-		HealthPort: r.planned.HealthPort, Relayed: plan.RelayTable(r.planned, r.applied) != nil,
+		HealthPort: r.planned.HealthPort, Relayed: plan.AnyRelayed(r.planned, r.applied),
 		LocalReady: plan.Health(r.planned, r.applied, path),
 	}
 	if r.failure != nil {

@@ -64,15 +64,21 @@ func (s Service) Reaching(lost map[netip.Addr]*lb.Refusal) Service {
 		return s
 	}
 	away := func(b lb.Backend) bool { return lost[b.Addr.Addr()] != nil }
+	return s.thinned(func(list []lb.Backend, _ lb.TrafficPolicy) []lb.Backend { return reached(list, away) })
+}
+
+// thinned returns the plan with what keep leaves of the backends for each policy. Most ports share their
+// lists, of which keep is asked once.
+func (s Service) thinned(keep func(list []lb.Backend, policy lb.TrafficPolicy) []lb.Backend) Service {
 	cloned := false
-	var of, left [2][]lb.Backend // the last lists, and what is left of them: most ports share theirs
+	var of, kept [2][]lb.Backend // the last lists, and what is left of them
 	for i, p := range s.Ports {
 		for j, list := range [][]lb.Backend{p.Backends.Cluster, p.Backends.Local} {
 			if !sameList(list, of[j]) {
-				of[j], left[j] = list, reached(list, away)
+				of[j], kept[j] = list, keep(list, []lb.TrafficPolicy{lb.Cluster, lb.Local}[j])
 			}
 		}
-		cluster, local := left[0], left[1]
+		cluster, local := kept[0], kept[1]
 		if len(cluster) == len(p.Backends.Cluster) && len(local) == len(p.Backends.Local) {
 			continue
 		}

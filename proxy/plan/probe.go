@@ -154,37 +154,14 @@ func (s Service) Answering(left LeftOut) (answering Service, ignored []lb.Traffi
 	if len(left) == 0 {
 		return s, nil
 	}
-	note := func(policy lb.TrafficPolicy) {
-		if !slices.Contains(ignored, policy) {
+	answering = s.thinned(func(list []lb.Backend, policy lb.TrafficPolicy) []lb.Backend {
+		kept, panics := left.without(list)
+		if panics && (policy == lb.Cluster || s.Policy == lb.Local) && !slices.Contains(ignored, policy) {
 			ignored = append(ignored, policy)
 		}
-	}
-	cloned := false
-	var of, kept [2][]lb.Backend // the last lists, and what is left of them: most ports share theirs
-	var panics [2]bool
-	for i, p := range s.Ports {
-		for j, list := range [][]lb.Backend{p.Backends.Cluster, p.Backends.Local} {
-			if !sameList(list, of[j]) {
-				of[j] = list
-				kept[j], panics[j] = left.without(list)
-			}
-		}
-		cluster, local := kept[0], kept[1]
-		if panics[0] {
-			note(lb.Cluster)
-		}
-		if panics[1] && s.Policy == lb.Local {
-			note(lb.Local)
-		}
-		if len(cluster) == len(p.Backends.Cluster) && len(local) == len(p.Backends.Local) {
-			continue
-		}
-		if !cloned {
-			s.Ports, cloned = slices.Clone(s.Ports), true
-		}
-		s.Ports[i].Backends = lb.Usable{Cluster: cluster, Local: local}
-	}
-	return s, ignored
+		return kept
+	})
+	return answering, ignored
 }
 
 // without returns the backends that are not left out; all of them, and panics, if that would be fewer

@@ -55,6 +55,15 @@ func (s Service) IsRelayed(p Port, f Frontend) bool {
 	return s.Relay && p.Protocol == lb.TCP && (f.Action == ToCluster || f.Action == ToLocal)
 }
 
+// AnyRelayed reports whether RelayTable returns something.
+func AnyRelayed(desired, applied Service) bool {
+	return slices.ContainsFunc([]Service{desired, applied}, func(s Service) bool {
+		return slices.ContainsFunc(s.Ports, func(p Port) bool {
+			return slices.ContainsFunc(p.Frontends, func(f Frontend) bool { return s.IsRelayed(p, f) })
+		})
+	})
+}
+
 // RelayTable returns what the relay has to know of a Service: what is wanted, and, of frontends that
 // are not wanted any more, what the kernel is confirmed to hold, as it may still lead to the relay. It
 // returns nil if nothing is relayed.

@@ -108,6 +108,9 @@ func TestRelayTableOutlivesTheRules(t *testing.T) {
 		if has(r, "192.0.2.1:80") != step.vip || has(r, "10.96.0.1:80") != step.clusterIP {
 			t.Errorf("%s: %+v", step.name, r)
 		}
+		if any := AnyRelayed(step.desired, step.applied); any != (r != nil) {
+			t.Errorf("%s: any relayed: %v", step.name, any)
+		}
 	}
 }
 
