@@ -92,7 +92,7 @@ fuzz: ## fuzz every decoder, FUZZTIME (1m) each
 
 .PHONY: lint
 lint: bin/landfall-lab ## golangci-lint (go vet included), helm lint, and generated files that are not stale
-	GOLANGCI_LINT_CACHE="$(CACHE)/golangci-lint" "$$($(LAB) tool golangci-lint)" run ./...
+	GOLANGCI_LINT_CACHE="$(CURDIR)/bin/golangci-lint" "$$($(LAB) tool golangci-lint)" run ./...
 	"$$($(LAB) tool helm)" lint --strict charts/landfall
 
 .PHONY: generate
