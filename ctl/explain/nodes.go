@@ -212,6 +212,7 @@ func NodeName(c Cluster, name string) Verdict {
 		}
 	}
 	checks = append(checks, alone.findings()...)
+	checks = append(checks, withheld(a)...)
 	switch {
 	case n.Leaving == lb.ReasonNodeDrained:
 		checks = append(checks, Check{Level: Warning, What: "announcements", Reason: n.Leaving,
@@ -231,6 +232,36 @@ func NodeName(c Cluster, name string) Verdict {
 	checks = append(checks, c.unread()...)
 	return examined(judge(subject, "announces and delivers",
 		slices.DeleteFunc(checks, func(c Check) bool { return c.What == "" })))
+}
+
+// withheld names the addresses that a node does not announce for a cause in the node itself, once for
+// each cause: the Node's conditions, an interface without carrier, or the way to endpoints.
+func withheld(a Agent) []Check {
+	if a.Said == nil {
+		return nil
+	}
+	var checks []Check
+	more := map[lb.Reason]int{}
+	for _, v := range a.Said.VIPs {
+		for _, n := range v.Nodes {
+			ofNode := n.Reason == lb.ReasonNetworkUnavailable || n.Reason == lb.ReasonNodeNotReady || lb.OfPath(n.Reason)
+			if n.Node != a.Node || !ofNode {
+				continue
+			}
+			if _, named := more[n.Reason]; !named {
+				checks = append(checks, Check{Level: Wrong, What: "announcements", Reason: n.Reason,
+					Text: fmt.Sprintf("it does not announce %s: %s", v.VIP, n.Message), Cure: cureOf(n.Reason, "NODE", a.Node)})
+				more[n.Reason]--
+			}
+			more[n.Reason]++
+		}
+	}
+	for i := range checks {
+		if n := more[checks[i].Reason]; n > 0 {
+			checks[i].Text += fmt.Sprintf("; nor %d more for this reason", n)
+		}
+	}
+	return checks
 }
 
 // mtus finds interfaces in one subnet of Nodes that send packets of different sizes, of the nodes that
