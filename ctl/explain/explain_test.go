@@ -212,6 +212,13 @@ func TestServiceNamesTheCauseFirst(t *testing.T) {
 					{Node: "n2", Reason: lb.ReasonNotProgrammed, Message: "not programmed"}}
 			}
 		}, Wrong, "n2 does not announce 192.0.2.10: not programmed (NotProgrammed)", "logs"},
+		"one node is out on purpose, and the other has no network": {func(w *world) {
+			w.announced(false, lb.ReasonNoOwner, "NodeExcluded on n1, NetworkUnavailable on n2")
+			for _, a := range w.Agents {
+				a.Said.VIPs[0].Nodes = []NodeVIP{{Node: "n1", Reason: lb.ReasonNodeExcluded, Message: "label"},
+					{Node: "n2", Reason: lb.ReasonNetworkUnavailable, Message: "no CNI"}}
+			}
+		}, Wrong, "n2 does not announce 192.0.2.10: no CNI (NetworkUnavailable)", "describe node n2"},
 		"forwarding": {func(w *world) { w.find("n1", lb.ReasonForwardingOff, "n1 has ip_forward=0") }, Wrong,
 			"n1 has ip_forward=0 (ForwardingOff)", "sysctl"},
 		"only an Event says so": {func(w *world) {

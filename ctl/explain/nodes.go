@@ -37,15 +37,17 @@ func (e explanation) nodes(vips []netip.Addr) []Check {
 				seen[node] = NodeVIP{Node: node}
 			}
 		}
-		candidates := false
+		telling := outOnPurpose
 		for _, n := range seen {
-			candidates = candidates || n.Reason != "" && !outByItself(n.Reason)
+			if n.Reason != "" {
+				telling = min(telling, outByItself(n.Reason))
+			}
 		}
 		for _, node := range slices.Sorted(maps.Keys(seen)) {
 			n := seen[node]
 			check := e.node(vip, n, len(vips) > 1)
-			if announced && !n.Answering || candidates && outByItself(n.Reason) {
-				soften(&check) // another node can announce
+			if announced && !n.Answering || outByItself(n.Reason) > telling {
+				soften(&check) // another node can announce, or could but for what is wrong there
 			}
 			checks = append(checks, check)
 		}
@@ -53,14 +55,23 @@ func (e explanation) nodes(vips []netip.Addr) []Check {
 	return checks
 }
 
-// outByItself reports whether a reason keeps a node from announcing anything, whatever the VIP.
-func outByItself(r lb.Reason) bool {
+// A node is out when it announces nothing, whatever the VIP: by a fault, or because it is meant to be.
+// The less on purpose, the more it tells.
+const (
+	notOut = iota
+	outByFault
+	outOnPurpose
+)
+
+// outByItself returns whether a reason keeps a node out.
+func outByItself(r lb.Reason) int {
 	switch r {
-	case lb.ReasonNodeExcluded, lb.ReasonNodeLeaving, lb.ReasonNodeDrained, lb.ReasonStopping, lb.ReasonMissing,
-		lb.ReasonNetworkUnavailable, lb.ReasonNodeNotReady:
-		return true
+	case lb.ReasonNetworkUnavailable, lb.ReasonNodeNotReady:
+		return outByFault
+	case lb.ReasonNodeExcluded, lb.ReasonNodeLeaving, lb.ReasonNodeDrained, lb.ReasonStopping, lb.ReasonMissing:
+		return outOnPurpose
 	}
-	return false
+	return notOut
 }
 
 // node checks what one node does for a VIP.
