@@ -26,13 +26,26 @@ const (
 
 func explainCommand(o *options) *cobra.Command {
 	parent := &cobra.Command{
-		Use: "explain", Short: "Say why something is not reachable, and what cures it",
+		Use: "explain", DisableFlagsInUseLine: true, Short: "Say why something is not reachable, and what cures it",
 		Long: "Say why something is not reachable, and what cures it. The first line is the verdict; a checklist of the " +
 			"whole " +
 			"path follows, then the most likely cause and its cure.",
-		Example: "  landfallctl explain svc web -n shop\n  landfallctl explain ip 192.0.2.10\n" +
+		Example: "  landfallctl explain svc web -n shop\n  landfallctl explain svc/shop/web\n  landfallctl explain ip 192.0.2.10\n" +
 			"  landfallctl explain reason NoInterface",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return cmd.Help()
+			}
+			kind, name, _ := strings.Cut(args[0], "/")
+			of, _, err := cmd.Find([]string{kind})
+			if err != nil || of == cmd || len(args) > 1 || name == "" {
+				return fmt.Errorf("%q is not KIND NAME or KIND/NAME, where KIND is svc, ip, node, pool, peer or reason",
+					strings.Join(args, " "))
+			}
+			return of.RunE(cmd, []string{name})
+		},
 	}
+	o.addOutput(parent, "json", "yaml", "wide")
 	for _, kind := range []struct {
 		use, short string
 		aliases    []string
@@ -44,10 +57,10 @@ func explainCommand(o *options) *cobra.Command {
 		{"ip ADDRESS", "Explain an address: of which Service, Node or pool it is, and whether clients reach it", nil,
 			explainIP, nil},
 		{"node NAME", "Explain a node: its programs, and what keeps it from announcing and delivering",
-			[]string{"nodes"}, explainNode, nodeNames},
-		{"pool NAME", "Explain an IPAddressPool: whether it assigns addresses", []string{"ipaddresspool", "pools"},
+			nodeKinds, explainNode, nodeNames},
+		{"pool NAME", "Explain an IPAddressPool: whether it assigns addresses", []string{"pools", "ipaddresspool", "ipaddresspools"},
 			explainPool, poolNames},
-		{"peer NAME", "Explain a BGPPeer: why its sessions are down", []string{"bgppeer", "peers"}, explainPeer, peerNames},
+		{"peer NAME", "Explain a BGPPeer: why its sessions are down", []string{"peers", "bgppeer", "bgppeers"}, explainPeer, peerNames},
 	} {
 		cmd := &cobra.Command{Use: kind.use, Short: kind.short, Aliases: kind.aliases, Args: cobra.ExactArgs(1),
 			RunE: func(cmd *cobra.Command, args []string) error {

@@ -212,6 +212,13 @@ func TestServiceNamesTheCauseFirst(t *testing.T) {
 					{Node: "n2", Reason: lb.ReasonNotProgrammed, Message: "not programmed"}}
 			}
 		}, Wrong, "n2 does not announce 192.0.2.10: not programmed (NotProgrammed)", "logs"},
+		"one node is out on purpose, and the other has no network": {func(w *world) {
+			w.announced(false, lb.ReasonNoOwner, "NodeExcluded on n1, NetworkUnavailable on n2")
+			for _, a := range w.Agents {
+				a.Said.VIPs[0].Nodes = []NodeVIP{{Node: "n1", Reason: lb.ReasonNodeExcluded, Message: "label"},
+					{Node: "n2", Reason: lb.ReasonNetworkUnavailable, Message: "no CNI"}}
+			}
+		}, Wrong, "n2 does not announce 192.0.2.10: no CNI (NetworkUnavailable)", "describe node n2"},
 		"forwarding": {func(w *world) { w.find("n1", lb.ReasonForwardingOff, "n1 has ip_forward=0") }, Wrong,
 			"n1 has ip_forward=0 (ForwardingOff)", "sysctl"},
 		"only an Event says so": {func(w *world) {
@@ -382,6 +389,17 @@ func TestNode(t *testing.T) {
 			w.Nodes()["n1"] = Node{Node: lb.Node{Name: "n1", Leaving: lb.ReasonNodeDrained}, Ready: true}
 		}, Warning, "it announces no address, as it is drained (NodeDrained)"},
 		"another's": {func(w *world) { w.find("n2", lb.ReasonForwardingOff, "n2 has ip_forward=0") }, OK, "announces and"},
+		"no carrier": {func(w *world) {
+			w.announced(false, lb.ReasonNoCarrier, "interface eth1 of n1 is down or has no carrier")
+		}, Wrong, "it does not announce 192.0.2.10: interface eth1 of n1 is down or has no carrier (NoCarrier)"},
+		"no network": {func(w *world) {
+			w.announced(false, lb.ReasonNetworkUnavailable, "n1: the Node has the condition")
+			said := w.Agents["n1"].Said
+			said.VIPs = append(said.VIPs, said.VIPs[0], said.VIPs[0])
+		}, Wrong, "it does not announce 192.0.2.10: n1: the Node has the condition; nor 2 more for this reason (NetworkUnavailable)"},
+		"a reason of the Service": {func(w *world) {
+			w.announced(false, lb.ReasonNoLocalBackends, "no endpoint on this node")
+		}, OK, "announces and"},
 		"interface": {func(w *world) { w.Agents["n1"].Said.Interfaces[0].Problem = "no MAC" }, Warning, "interface eth0: no MAC"},
 	} {
 		t.Run(name, func(t *testing.T) {

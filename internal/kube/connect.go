@@ -55,6 +55,8 @@ type Options struct {
 // service account of the pod.
 type UserConfig struct {
 	Kubeconfig, Context string
+	// Cluster and User are names of entries of the kubeconfig; empty: those of the context.
+	Cluster, User string
 	// Namespace is that of names without one; empty: the context's, else "default".
 	Namespace string
 	// As and AsGroups are a user and groups to impersonate; empty: nobody.
@@ -68,6 +70,7 @@ func (u UserConfig) loader() clientcmd.ClientConfig {
 	rules.ExplicitPath = u.Kubeconfig
 	overrides := &clientcmd.ConfigOverrides{CurrentContext: u.Context}
 	overrides.Context.Namespace = u.Namespace
+	overrides.Context.Cluster, overrides.Context.AuthInfo = u.Cluster, u.User
 	overrides.AuthInfo.Impersonate, overrides.AuthInfo.ImpersonateGroups = u.As, u.AsGroups
 	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides)
 }
