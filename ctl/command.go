@@ -110,6 +110,31 @@ func nameOf(written string, kinds ...string) string {
 	return written
 }
 
+// arguments wants as many arguments as the command's usage names.
+func arguments(n int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == n {
+			return nil
+		}
+		return fmt.Errorf("%d arguments, not %d: usage: %s", len(args), n, cmd.UseLine())
+	}
+}
+
+// group makes a command of those below it: alone it prints its help, and it knows no other names.
+func group(cmd *cobra.Command) *cobra.Command {
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return cmd.Help()
+		}
+		var names []string
+		for _, c := range cmd.Commands() {
+			names = append(names, c.Name())
+		}
+		return fmt.Errorf("%q is none of %s", args[0], strings.Join(names, ", "))
+	}
+	return cmd
+}
+
 // addOutput gives a command the flag --output.
 func (o *options) addOutput(cmd *cobra.Command, formats ...string) {
 	cmd.Flags().StringVarP(&o.output, "output", "o", "", "output `format`: "+strings.Join(formats, ", ")+
@@ -186,8 +211,11 @@ func runStatus(ctx context.Context, o options, stdout io.Writer) error {
 	if err := r.write(stdout, o.output); err != nil {
 		return err
 	}
-	if len(r.problems) > 0 {
+	switch {
+	case len(r.problems) > 0:
 		return errWrong
+	case len(r.refused) > 0:
+		return errUnable
 	}
 	return nil
 }
@@ -246,7 +274,7 @@ func importCommand(o *options) *cobra.Command {
 		Long: "Print an IPAddressPool NAME for a list. Each line has an address, CIDR or range, and optionally " +
 			"NAMESPACE/SERVICE to reserve it for.",
 		Example: "  printf '192.0.2.10 shop/web\\n192.0.2.32/28\\n' | landfallctl import lan -f -",
-		Args:    cobra.ExactArgs(1),
+		Args:    arguments(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runImport(args[0], *o, cmd.InOrStdin(), cmd.OutOrStdout())
 		},

@@ -64,7 +64,12 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"flows", "web", "--limit=-1", "--kubeconfig", ok}, 2, "--limit: -1"},
 		{[]string{"status", "--no-such-flag"}, 2, "unknown flag: --no-such-flag"},
 		{[]string{"nonsense"}, 2, `unknown command "nonsense"`},
-		{[]string{"explain", "svc"}, 2, "accepts 1 arg(s)"},
+		{[]string{"explain", "svc"}, 2, "0 arguments, not 1: usage: landfallctl explain svc [NAMESPACE/]NAME"},
+		{[]string{"explain", "svc", "a/b/c", "--kubeconfig", ok}, 2, `"a/b/c" is not [NAMESPACE/]NAME of a Service: `},
+		{[]string{"flows", "shop/", "--kubeconfig", ok}, 2, `"shop/" is not [NAMESPACE/]NAME of a Service: `},
+		{[]string{"migrate", "metalb"}, 2, `"metalb" is none of kube-proxy, metallb`},
+		{[]string{"migrate", "metallb", "-f", "x", "--apply"}, 2, "[filename apply]"},
+		{[]string{"migrate", "metallb", "-f", "x", "-o", "values"}, 2, "-o values needs the cluster"},
 		{[]string{"verify", "-o", "json", "--wait", "1ms", "--kubeconfig", ok}, 1, `"wrong": "after 1ms: `},
 		{[]string{"import", "lan"}, 2, "one file is needed"},
 		{[]string{"doctor", "--node", "n1", "--kubeconfig", ok}, 1, "Node n1: "},
@@ -88,6 +93,22 @@ func TestExitCodes(t *testing.T) {
 		if code != test.code || !strings.Contains(said, test.want) {
 			t.Errorf("%q: exit code %d, want %d; %q is not in %q %q", test.args, code, test.code, test.want, stdout, stderr)
 		}
+	}
+}
+
+// TestStatusSaysWhatItDidNotSee: who may not read pods does not know the class, and so not all Services.
+func TestStatusSaysWhatItDidNotSee(t *testing.T) {
+	noPods := fakeWell(1)
+	noPods.refused["/api/v1/pods"], noPods.refused["/api/v1/namespaces/landfall-system/pods"] = true, true
+	kubeconfig := noPods.serve(t)
+	code, stdout, stderr := run("status", "--kubeconfig", kubeconfig)
+	if code != 2 || stderr != "" || !strings.Contains(stdout, "Services with a class are not shown") ||
+		!strings.Contains(stdout, "Nothing is wrong in what could be read.") {
+		t.Errorf("exit code %d: %s%s", code, stdout, stderr)
+	}
+	code, stdout, stderr = run("status", "--load-balancer-class", "", "--kubeconfig", kubeconfig)
+	if code != 0 || !strings.Contains(stdout, "Nothing is wrong.") {
+		t.Errorf("with a class: exit code %d: %s%s", code, stdout, stderr)
 	}
 }
 

@@ -44,7 +44,7 @@ func drainCommand(o *options) *cobra.Command {
 			"its addresses, and new connections with them; open ones continue over the node until they end. The node " +
 			"keeps the label " + lb.LabelDrain + " until landfallctl undrain. Pods stay: kubectl drain moves them.",
 		Example: "  landfallctl drain n1 && kubectl drain n1 --ignore-daemonsets\n  landfallctl drain n1 --timeout 1h",
-		Args:    cobra.ExactArgs(1),
+		Args:    arguments(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runDrain(cmd.Context(), *o, f, nameOf(args[0], nodeKinds...), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
@@ -61,7 +61,7 @@ func undrainCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "undrain NODE", Short: "Let a node announce addresses again after a drain",
 		Example: "  landfallctl undrain n1",
-		Args:    cobra.ExactArgs(1),
+		Args:    arguments(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runUndrain(cmd.Context(), *o, nameOf(args[0], nodeKinds...), cmd.OutOrStdout())
 		},

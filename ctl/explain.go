@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/landfall-lb/landfall/ctl/explain"
 	"github.com/landfall-lb/landfall/internal/kube"
@@ -62,7 +63,7 @@ func explainCommand(o *options) *cobra.Command {
 			explainPool, poolNames},
 		{"peer NAME", "Explain a BGPPeer: why its sessions are down", []string{"peers", "bgppeer", "bgppeers"}, explainPeer, peerNames},
 	} {
-		cmd := &cobra.Command{Use: kind.use, Short: kind.short, Aliases: kind.aliases, Args: cobra.ExactArgs(1),
+		cmd := &cobra.Command{Use: kind.use, Short: kind.short, Aliases: kind.aliases, Args: arguments(1),
 			RunE: func(cmd *cobra.Command, args []string) error {
 				return runExplain(cmd.Context(), *o, cmd.OutOrStdout(), func(ctx context.Context, g *gatherer) (explain.Verdict,
 					error) {
@@ -115,7 +116,7 @@ func reasonCommand(o *options) *cobra.Command {
 	}
 	cmd := &cobra.Command{
 		Use: "reason NAME", Short: "Explain a reason, as conditions, Events, metrics and logs show it",
-		Args: cobra.ExactArgs(1),
+		Args: arguments(1),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return names(), cobra.ShellCompDirectiveNoFileComp
 		},
@@ -152,8 +153,17 @@ func runExplain(ctx context.Context, o options, stdout io.Writer,
 }
 
 // serviceKey reads the name of a Service, with its namespace or without.
-func (o options) serviceKey(name string) (lb.Key, error) {
-	if namespace, name, both := strings.Cut(name, "/"); both {
+func (o options) serviceKey(written string) (lb.Key, error) {
+	namespace, name, both := strings.Cut(written, "/")
+	if !both {
+		name = written
+	}
+	for _, part := range strings.SplitN(written, "/", 2) {
+		if wrong := validation.IsDNS1123Label(part); len(wrong) > 0 {
+			return lb.Key{}, fmt.Errorf("%q is not [NAMESPACE/]NAME of a Service: %s", written, wrong[0])
+		}
+	}
+	if both {
 		return lb.Key{Namespace: namespace, Name: name}, nil
 	}
 	namespace, err := o.user.DefaultNamespace()

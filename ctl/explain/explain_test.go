@@ -173,7 +173,7 @@ func TestServiceNamesTheCauseFirst(t *testing.T) {
 			"192.0.2.9 is kept for shop/old (AddressKept)", "quarantine"},
 		"no advertisement": {func(w *world) { w.L2 = nil; w.announced(false, lb.ReasonNoAdvertisement, "no one") }, Wrong,
 			"no L2Advertisement or BGPAdvertisement selects pool lan and this Service, so no node announces 192.0.2.10 " +
-				"(NoAdvertisement)", "kubectl apply"},
+				"(NoAdvertisement)", "BGPAdvertisement"},
 		"wrong subnet": {func(w *world) { w.announced(false, lb.ReasonNoInterface, "no node announces 192.0.2.10: no interface") },
 			Wrong, "no node announces 192.0.2.10: no interface (NoInterface)", "subnet"},
 		"no endpoints": {func(w *world) { w.Slices = nil; w.announced(false, lb.ReasonNoBackends, "no") }, Wrong,
@@ -223,7 +223,7 @@ func TestServiceNamesTheCauseFirst(t *testing.T) {
 			"n1 has ip_forward=0 (ForwardingOff)", "sysctl"},
 		"only an Event says so": {func(w *world) {
 			w.Warnings = []NodeWarning{{"n3", *lb.Refuse(lb.ReasonForwardDropped, "n3 drops")}}
-		}, Wrong, "n3 drops (ForwardDropped)", "FORWARD"},
+		}, Wrong, "n3 drops (ForwardDropped)", "proxy.acceptForwarded"},
 		"an Event of a node that says otherwise now": {func(w *world) {
 			w.Warnings = []NodeWarning{{"n1", *lb.Refuse(lb.ReasonForwardDropped, "n1 drops")}}
 		}, OK, "192.0.2.10 is announced from n1", ""},

@@ -3,6 +3,7 @@ package kube
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -144,7 +145,10 @@ func restConfig(o Options) (*rest.Config, *dialer, error) {
 	var config *rest.Config
 	var err error
 	if o.User != nil {
-		if config, err = o.User.loader().ClientConfig(); err != nil {
+		if config, err = o.User.loader().ClientConfig(); clientcmd.IsEmptyConfig(err) {
+			return nil, nil, errors.New("no kubeconfig: give --kubeconfig or set KUBECONFIG; ~/.kube/config has none, " +
+				"and this is no pod")
+		} else if err != nil {
 			return nil, nil, fmt.Errorf("kubeconfig: %w", err)
 		}
 	} else if o.Kubeconfig == "" {
