@@ -30,6 +30,7 @@ const usage = `usage:
   landfall-lab cluster [--keep] [--cni bridge|ptp|flannel] [--image FILE]
                [--story helm|guides|migrations]
   landfall-lab cluster --story returns [--count N] [--away TIME] [--only WAY]
+  landfall-lab cluster --story firsthour [--only REASONS]
                                             start a cluster of real kubelets, and try Landfall:
                                             docs/design/cluster.md
   landfall-lab conformance [--mode nftables|iptables|kube-proxy] [--focus GROUPS] [--specs PATTERN]
