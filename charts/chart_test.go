@@ -592,7 +592,7 @@ func TestValuesReachThePrograms(t *testing.T) {
 		{[]string{"relay.enabled=true"}, "proxy", []string{"--relay=true", "--relay-socket=/run/landfall/relay.sock"}, nil},
 		{[]string{"relay.enabled=true", `relay.tryAfter="1s"`, "relay.accessLog=true"}, "relay", []string{"--port=7484",
 			"--relay-socket=/run/landfall/relay.sock", "--metrics-bind-address=node:7483", "--try-after=1s", "--tries=3",
-			"--access-log=true", "--connections=10000"}, nil},
+			"--access-log=true", "--connections=10000", "--client-connections=1000"}, nil},
 		{[]string{"proxy.rescueRing=false"}, "proxy", []string{"--rescue=true", "--rescue-ring=false"}, nil},
 		{nil, "proxy", []string{"--scheduler=random", "--conntrack-tcp-be-liberal=false", "--proc-sys-net=/run/proc-sys-net"},
 			nil},

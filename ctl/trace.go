@@ -318,7 +318,7 @@ func (r traced) outcome() error {
 	for _, node := range r.Nodes {
 		for _, way := range node.Ways {
 			switch way.Verdict {
-			case lb.TraceDelivered, lb.TraceAnswered:
+			case lb.TraceDelivered, lb.TraceRelayed, lb.TraceAnswered:
 			case lb.TraceUnknown:
 				unknown = fmt.Errorf("%s: a rule cannot be evaluated: %s", node.Node, way.Why)
 			default:

@@ -86,7 +86,8 @@ type sinks struct {
 	// relay tells the relay what is relayed; nil without one.
 	relay interface {
 		updates[*plan.Relayed]
-		SetAddresses(map[lb.Family]netip.Addr)
+		SetAddresses(relay map[lb.Family]netip.Addr, nodePorts []netip.Addr)
+		SetBlocked(families map[lb.Family]bool)
 		State() relayfeed.State
 	}
 	// warn reports something wrong with a Service.
@@ -344,7 +345,7 @@ func (p *proxy) learn(f facts, now time.Time) {
 		p.to.health.SetAddresses(f.healthAddresses)
 	}
 	if p.to.relay != nil {
-		p.to.relay.SetAddresses(f.relayAddresses(p.families))
+		p.to.relay.SetAddresses(f.relayAddresses(p.families), f.nodePorts())
 	}
 	if first || !f.samePlans(before) {
 		p.markAll(now)

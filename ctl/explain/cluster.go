@@ -168,6 +168,8 @@ func (c Cluster) findings() []Check {
 			level = Note
 		case reason == lb.ReasonPodNetworkUnmatched:
 			level = Warning // pods see another source address, and that is all
+		case ofRelay(reason):
+			level = Warning // the rules serve
 		case reason == lb.ReasonAddressConflict:
 			level = Warning // the node works, for all but some addresses
 		}

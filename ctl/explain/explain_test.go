@@ -94,6 +94,17 @@ func (w *world) unassigned(reason lb.Reason, message string) {
 	w.Service.Conditions = []lb.Condition{{Type: lb.ConditionAssigned, Reason: reason, Message: message}}
 }
 
+// relay has the Service ask for the relay, which serves it on both nodes, but for what a test changes.
+func (w *world) relay(tune func(n1 *ProxyStatus)) {
+	w.Service.Relay = "true"
+	for _, node := range []string{"n1", "n2"} {
+		w.Agents[node].Delivers.Services[0].Relayed = true
+		w.Agents[node].Delivers.Relay = &ProxyRelay{Connected: true, Connections: 3,
+			Leads: map[lb.Family]netip.AddrPort{lb.IPv4: netip.MustParseAddrPort("192.0.2.1:7484")}}
+	}
+	tune(w.Agents["n1"].Delivers)
+}
+
 func (w *world) find(node string, reason lb.Reason, message string) {
 	w.Agents[node].Delivers.Findings = append(w.Agents[node].Delivers.Findings, lb.Find(reason, "%s", message))
 }
@@ -144,6 +155,31 @@ func TestServiceNamesTheCauseFirst(t *testing.T) {
 	}{
 		"nothing": {func(*world) {}, OK, "192.0.2.10 is announced from n1 (ARP on eth0); 2 endpoints", ""},
 		"another's conflict": {func(w *world) { w.find("n1", lb.ReasonAddressConflict, "192.0.2.99 is in use") }, OK,
+			"192.0.2.10 is announced from n1 (ARP on eth0); 2 endpoints", ""},
+		"relayed": {func(w *world) { w.relay(func(*ProxyStatus) {}) }, OK,
+			"192.0.2.10 is announced from n1 (ARP on eth0); 2 endpoints", ""},
+		"not relayed": {func(w *world) {
+			w.relay(func(n1 *ProxyStatus) {
+				n1.Relay, n1.Services[0].Relayed, n1.Services[0].Advice = nil, false, "this node has no relay"
+			})
+		}, Warning, "connections go straight to endpoints on n1: this node has no relay (RelayRefused)", "docs/guide/relay.md"},
+		"relay away": {func(w *world) {
+			w.relay(func(n1 *ProxyStatus) { n1.Relay = &ProxyRelay{Message: "no relay is connected"} })
+		}, Warning, "connections go straight to endpoints on n1: no relay is connected (RelayAway)", "-c relay"},
+		"relay crashed": {func(w *world) {
+			w.relay(func(n1 *ProxyStatus) { n1.Relay = &ProxyRelay{Message: "no relay is connected"} })
+			n1 := w.Agents["n1"]
+			n1.Relay = Program{There: true, Why: "CrashLoopBackOff"}
+			w.Agents["n1"] = n1
+		}, Warning, "connections go straight to endpoints on n1: the container relay does not run: CrashLoopBackOff", "-c relay"},
+		"relay full": {func(w *world) {
+			w.relay(func(n1 *ProxyStatus) { n1.Relay.Leads, n1.Relay.Full, n1.Relay.Message = nil, true, "it is full" })
+		}, Warning, "connections go straight to endpoints on n1: it is full (RelayFull)", "relay.connections"},
+		"relay behind a firewall": {func(w *world) {
+			w.relay(func(n1 *ProxyStatus) { n1.Relay.Leads = nil })
+			w.find("n1", lb.ReasonRelayDropped, "on n1 the chain ip filter INPUT drops new connections to TCP port 7484")
+		}, Warning, "on n1 the chain ip filter INPUT drops", "7484"},
+		"another's relay": {func(w *world) { w.find("n1", lb.ReasonRelayAway, "the relay of n1 is not there") }, OK,
 			"192.0.2.10 is announced from n1 (ARP on eth0); 2 endpoints", ""},
 		"absent":        {func(w *world) { w.Found = false }, Wrong, "there is no such Service", "kubectl get services"},
 		"not installed": {func(w *world) { w.Installed = false }, Wrong, "Landfall is not installed", "install"},

@@ -116,6 +116,13 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonRelayRefused: {"A proxy does not relay connections to a Service with landfall.dev/relay: its rules serve " +
 		"them.",
 		"docs/guide/relay.md says what the relay needs; the Event says what is missing"},
+	lb.ReasonRelayAway: {"A node's relay is not there, or not ready: connections to Services with landfall.dev/relay go " +
+		"straight to endpoints.", "kubectl -n landfall-system logs -l app.kubernetes.io/component=node -c relay"},
+	lb.ReasonRelayFull: {"A node's relay has as many connections as it may: new ones go straight to endpoints until it " +
+		"has room again.", "raise relay.connections, or spread the clients over more nodes"},
+	lb.ReasonRelayDropped: {"A chain of another program drops what the rules lead to a node's relay, so connections to " +
+		"Services with landfall.dev/relay go straight to endpoints there.",
+		"have the firewall of the node accept TCP port 7484 (relay.port)"},
 	lb.ReasonSchedulerIgnored: {"A proxy cannot choose backends in the way that landfall.dev/scheduler requests.",
 		"docs/guide/proxy.md lists the schedulers of each mode"},
 	lb.ReasonTooLarge: {"The Service asks for more ports, addresses or endpoints than one Service may cost the proxies.",
