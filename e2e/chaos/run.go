@@ -33,6 +33,8 @@ type Options struct {
 	Args map[string][]string
 	// Lab are the lab's name, programs and tool, if not the usual ones.
 	Lab lab.Options
+	// KeepGoing tells the whole story, whatever is violated.
+	KeepGoing bool
 	// Progress gets a line for each thing that happens; nil drops them.
 	Progress func(line string)
 }
@@ -40,7 +42,7 @@ type Options struct {
 // Result is what a run showed.
 type Result struct {
 	Violations []contract.Violation
-	// Journal is what happened in the last minute, and what speakers decided in it.
+	// Journal is what happened in the minute before the first violation was seen, and what the agents logged in it.
 	Journal string
 	// Rounds, Events, Samples and Flows count what was run; Settled is how long the cluster took to settle, by
 	// round.
@@ -66,8 +68,8 @@ type runner struct {
 	idle    bool // the pods of the idle Service are not ready
 }
 
-// Run starts a lab, tells the story, and stops after the first round that violates a clause. An error says that the
-// run itself failed.
+// Run starts a lab, tells the story, and stops after the first round that violates a clause, unless it is to keep
+// going. An error says that the run itself failed.
 func Run(ctx context.Context, o Options) (result Result, err error) {
 	j := &journal{progress: o.Progress}
 	o.Lab.Args = o.Args
@@ -96,9 +98,16 @@ func Run(ctx context.Context, o Options) (result Result, err error) {
 		result.Samples += len(evidence.Samples)
 		result.Flows += len(evidence.Flows)
 		result.Settled = append(result.Settled, took)
-		if result.Violations = contract.Judge(evidence); len(result.Violations) > 0 {
+		bad := contract.Judge(evidence)
+		for _, v := range bad {
+			j.add("VIOLATED clause %d, %s: %s", v.Clause, v.Name, v.Text)
+		}
+		if len(bad) > 0 && len(result.Violations) == 0 {
 			result.Journal = j.last(time.Minute) + r.decisions(time.Now().Add(-time.Minute))
-			return result, nil
+		}
+		result.Violations = append(result.Violations, bad...)
+		if len(bad) > 0 && !o.KeepGoing {
+			break
 		}
 	}
 	return result, nil
@@ -306,7 +315,7 @@ func takeovers(log string, since time.Time) []takeover {
 // logTime is how a line of a program's log begins.
 func logTime(t time.Time) string { return "time=" + t.UTC().Format("2006-01-02T15:04:05.000Z") }
 
-// decisions returns what speakers logged of owners and of one another since then.
+// decisions returns what the agents have logged since then.
 func (r *runner) decisions(since time.Time) string {
 	var lines []string
 	for _, program := range []string{"speaker", "proxy", "controller"} {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/landfall-lb/landfall/e2e/chaos/story"
@@ -282,12 +281,8 @@ func isChurn(k story.Kind) bool {
 }
 
 func localKeepsTheClient(e Evidence) (bad []Violation) {
-	local := map[string]bool{}
-	for _, s := range e.Settled.Services {
-		local[s.Name] = s.Local
-	}
 	for _, s := range e.Samples {
-		if local[s.Service] && s.Err == "" && s.Source != s.Client {
+		if s.Local && s.Err == "" && s.Source != s.Client {
 			bad = append(bad, Violation{At: s.Began, Text: fmt.Sprintf("%s of %s: %s saw %s, the client is %s", s.Target,
 				s.Service, s.Pod, s.Source, s.Client)})
 		}
@@ -337,21 +332,12 @@ func oneHolder(e Evidence) (bad []Violation) {
 
 func theRightServiceAnswers(e Evidence) (bad []Violation) {
 	for _, s := range e.Samples {
-		if s.Err == "" && !strings.EqualFold(s.App, appOf(e.Settled, s.Service)) {
+		if s.Err == "" && s.App != s.Wanted {
 			bad = append(bad, Violation{At: s.Began, Text: fmt.Sprintf("%s of %s: %s of %s answered", s.Target, s.Service,
 				s.Pod, s.App)})
 		}
 	}
 	return bad
-}
-
-func appOf(s Snapshot, service string) string {
-	for _, svc := range s.Services {
-		if svc.Name == service {
-			return svc.App
-		}
-	}
-	return service
 }
 
 // returningNodesTakeNothing judges storms in which one node alone was away: what it did not own before it leaves to

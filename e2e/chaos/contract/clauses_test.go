@@ -103,9 +103,9 @@ func calm() Evidence {
 	}
 	for i := range 55 {
 		e.Samples = append(e.Samples,
-			Sample{Service: "local", Target: netip.AddrPortFrom(routed, 80), Client: client, Source: client, App: "local", Pod: "local-0",
+			Sample{Service: "local", Target: netip.AddrPortFrom(routed, 80), Client: client, Source: client, App: "local", Wanted: "local", Local: true, Pod: "local-0",
 				Began: at(i), Ended: at(i)},
-			Sample{Service: "web", Target: netip.AddrPortFrom(lan, 80), Client: client, App: "web", Pod: "web-0", Began: at(i), Ended: at(i)})
+			Sample{Service: "web", Target: netip.AddrPortFrom(lan, 80), Client: client, App: "web", Wanted: "web", Pod: "web-0", Began: at(i), Ended: at(i)})
 	}
 	e.Flows = []Flow{{Service: "web", Pod: "web-0", Began: at(0), Asked: at(50), Broke: at(51), Err: "reset"},
 		{Service: "web", Pod: "web-1", Began: at(0), Asked: at(54)}}

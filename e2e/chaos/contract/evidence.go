@@ -40,9 +40,11 @@ type Span struct {
 
 // Sample is one request over a new connection.
 type Sample struct {
-	Service string
-	Network string // tcp or udp
-	Target  netip.AddrPort
+	// Service was asked, of App, with policy Local or not; it may be gone by now.
+	Service, Wanted string
+	Local           bool
+	Network         string // tcp or udp
+	Target          netip.AddrPort
 	// Client is the address of the host that asked.
 	Client       netip.Addr
 	Began, Ended time.Time

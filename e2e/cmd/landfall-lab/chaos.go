@@ -22,6 +22,7 @@ type trouble struct {
 	minutes int
 	only    string // numbers of events, with commas between them; empty for all
 	without string // a guard to take out
+	onward  bool   // tell the whole story, whatever is violated
 	shrink  int    // how often parts are run again to find the fewest events that violate
 }
 
@@ -39,7 +40,7 @@ func makeTrouble(ctx context.Context, out io.Writer, t trouble, options lab.Opti
 		}
 		s = s.Only(ids)
 	}
-	o := chaos.Options{Story: s, Lab: options, Progress: func(line string) { fmt.Fprintln(out, line) }}
+	o := chaos.Options{Story: s, KeepGoing: t.onward, Lab: options, Progress: func(line string) { fmt.Fprintln(out, line) }}
 	if t.without != "" {
 		args, known := chaos.Guards[t.without]
 		if !known {
@@ -60,6 +61,7 @@ func makeTrouble(ctx context.Context, out io.Writer, t trouble, options lab.Opti
 		again += " --without " + t.without
 	}
 	if t.shrink > 0 {
+		o.KeepGoing = false
 		s = s.Until(result.Violations[0].Round)
 		ids := plot.Shrink(s.IDs(), t.shrink, func(part []int) bool {
 			o.Story = s.Only(part)

@@ -37,6 +37,7 @@ const usage = `usage:
                                             run upstream's end-to-end suite on such a cluster:
                                             docs/design/conformance.md
   landfall-lab chaos [--seed N] [--minutes M] [--shrink TRIES] [--only EVENTS] [--without GUARD]
+               [--keep-going]
                                             break a lab at random, and judge it by the contract: docs/chaos.md
   landfall-lab list                         list the labs on this machine
   landfall-lab prepare                      fetch and build what tests and labs need on this machine
@@ -85,6 +86,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.IntVar(&t.minutes, "minutes", 3, "")
 	flags.IntVar(&t.shrink, "shrink", 0, "")
 	flags.StringVar(&t.without, "without", "", "")
+	flags.BoolVar(&t.onward, "keep-going", false, "")
 	keep := flags.Bool("keep", os.Getenv("KEEP") == "1", "")
 	if err := flags.Parse(args[1:]); err != nil {
 		return err
