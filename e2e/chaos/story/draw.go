@@ -77,8 +77,16 @@ func (g *generator) program(kind Kind) Event {
 	if kind == Stop {
 		programs = slices.Concat(programs, g.cast.Graceful)
 	}
-	return Event{Kind: kind, Node: pick(g.rand, g.cast.Nodes), Program: pick(g.rand, programs),
-		For: g.between(3e8, 1e9)}
+	return onItsNode(Event{Kind: kind, Node: pick(g.rand, g.cast.Nodes), Program: pick(g.rand, programs),
+		For: g.between(3e8, 1e9)})
+}
+
+// onItsNode takes the node off an event of the controller, which runs where it runs.
+func onItsNode(e Event) Event {
+	if e.Program == "controller" {
+		e.Node = ""
+	}
+	return e
 }
 
 // hung draws proxies that hang while a Service comes.
@@ -160,7 +168,7 @@ func (g *generator) fault() Event {
 	default:
 		e.Node = pick(g.rand, g.cast.Nodes)
 	}
-	return e
+	return onItsNode(e)
 }
 
 // touches names what a fault is done to; two faults of one thing would heal one another.
@@ -172,6 +180,9 @@ func touches(e Event) string {
 		return "router"
 	case Spoof:
 		return "LAN"
+	}
+	if e.Node == "" {
+		return e.Program
 	}
 	return e.Node
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-var cast = Cast{Nodes: []string{"n1", "n2", "n3", "n4"}, Programs: []string{"speaker", "proxy"},
+var cast = Cast{Nodes: []string{"n1", "n2", "n3", "n4"}, Programs: []string{"speaker", "proxy", "controller"}, Graceful: []string{"relay"},
 	Services: []string{"a", "b"}, Idle: "idle", Router: true}
 
 func TestTheSameSeedGivesTheSameStory(t *testing.T) {
