@@ -90,12 +90,12 @@ func (r *runner) doNode(ctx context.Context, e story.Event) error {
 	}
 	heal := onNode(r.lab.Heal)
 	filter := func(rules ...string) error {
-		text := "add table inet chaos; add chain inet chaos in { type filter hook prerouting priority -400; }; " +
-			"add chain inet chaos out { type filter hook output priority -400; }"
+		text := []string{"add table inet chaos", "add chain inet chaos in { type filter hook prerouting priority -400; }",
+			"add chain inet chaos out { type filter hook output priority -400; }"}
 		for _, rule := range rules {
-			text += "; add rule inet chaos " + rule
+			text = append(text, "add rule inet chaos "+rule)
 		}
-		return r.during(e, exec("nft", text), exec("nft", "delete table inet chaos"))
+		return r.during(e, exec("nft", strings.Join(text, "; ")), exec("nft", "delete table inet chaos"))
 	}
 	gossip := func(chains ...string) (rules []string) {
 		for _, chain := range chains {
@@ -148,7 +148,8 @@ func (r *runner) deaf(node string) []string {
 			v4, v6 = append(v4, n.Addr.String()), append(v6, lab.Twin(n.Addr).String())
 		}
 	}
-	return []string{"in ip saddr { " + strings.Join(v4, ", ") + " } drop", "in ip6 saddr { " + strings.Join(v6, ", ") + " } drop"}
+	return []string{"in ip saddr { " + strings.Join(v4, ", ") + " } drop",
+		"in ip6 saddr { " + strings.Join(v6, ", ") + " } drop"}
 }
 
 // during begins something, waits, and ends it; it is ended even if its beginning failed.

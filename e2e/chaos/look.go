@@ -165,7 +165,8 @@ func (r *runner) listServices(ctx context.Context) ([]contract.Service, error) {
 
 // toService reads what the API server shows of one Service.
 func toService(object corev1.Service) contract.Service {
-	s := contract.Service{Name: object.Name, App: object.Spec.Selector["run"], Share: object.Annotations[lb.AnnotationShare],
+	s := contract.Service{Name: object.Name, App: object.Spec.Selector["run"],
+		Share:      object.Annotations[lb.AnnotationShare],
 		Local:      object.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
 		BGP:        object.Annotations[lb.AnnotationPool] == "routed",
 		HealthPort: uint16(object.Spec.HealthCheckNodePort),

@@ -296,7 +296,8 @@ type takeover struct {
 func takeovers(log string, since time.Time) []takeover {
 	var all []takeover
 	for line := range strings.Lines(log) {
-		if !strings.Contains(line, `msg="owner changes"`) || line < logTime(since) || strings.Contains(line, "interfaces=[]") {
+		if !strings.Contains(line, `msg="owner changes"`) || line < logTime(since) ||
+			strings.Contains(line, "interfaces=[]") {
 			continue
 		}
 		var t takeover

@@ -35,8 +35,8 @@ func targetsOf(c lab.Cluster, s lab.Service, addrs []netip.Addr) []target {
 	var all []target
 	for i, a := range addrs {
 		for j, p := range s.Ports {
-			t := target{service: s.Name, app: s.App, local: s.ExternalTrafficPolicy == "Local", network: "tcp", to: netip.AddrPortFrom(a, p.Port), from: lab.ClientName,
-				client: c.LAN.Client}
+			t := target{service: s.Name, app: s.App, local: s.ExternalTrafficPolicy == "Local", network: "tcp",
+				to: netip.AddrPortFrom(a, p.Port), from: lab.ClientName, client: c.LAN.Client}
 			if p.Protocol == "UDP" {
 				t.network = "udp"
 			}
@@ -88,7 +88,8 @@ func (t *traffic) sample(ctx context.Context, g target, every time.Duration) {
 
 // one asks once.
 func (t *traffic) one(g target) {
-	s := contract.Sample{Service: g.service, Wanted: g.app, Local: g.local, Network: g.network, Target: g.to, Client: g.client, Began: time.Now()}
+	s := contract.Sample{Service: g.service, Wanted: g.app, Local: g.local, Network: g.network, Target: g.to,
+		Client: g.client, Began: time.Now()}
 	// Not the round's context: what is under way when the round ends runs to its own end.
 	answer, err := t.l.Attempt(context.WithoutCancel(t.ctx), g.from, g.network, g.to)
 	s.Ended = time.Now()

@@ -4,6 +4,7 @@ package chaos
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"strings"
 
@@ -121,9 +122,7 @@ func services() []lab.Service {
 		if local {
 			s.ExternalTrafficPolicy = "Local"
 		}
-		for k, v := range more {
-			s.Annotations[k] = v
-		}
+		maps.Copy(s.Annotations, more)
 		return s
 	}
 	tcp := lab.Port{Name: "tcp", Port: tcpPort}
