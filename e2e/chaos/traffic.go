@@ -13,6 +13,7 @@ import (
 	"github.com/landfall-lb/landfall/e2e/chaos/contract"
 	"github.com/landfall-lb/landfall/e2e/lab"
 	"github.com/landfall-lb/landfall/e2e/lab/podserver"
+	"github.com/landfall-lb/landfall/internal/lb"
 )
 
 const (
@@ -24,7 +25,7 @@ const (
 // target is an address and port that clients ask.
 type target struct {
 	service, app, network, from string
-	local                       bool
+	local, relayed              bool
 	to                          netip.AddrPort
 	client                      netip.Addr
 }
@@ -36,11 +37,12 @@ func targetsOf(c lab.Cluster, s lab.Service, addrs []netip.Addr) []target {
 	for i, a := range addrs {
 		for j, p := range s.Ports {
 			t := target{service: s.Name, app: s.App, local: s.ExternalTrafficPolicy == "Local", network: "tcp",
-				to: netip.AddrPortFrom(a, p.Port), from: lab.ClientName, client: c.LAN.Client}
+				relayed: s.Annotations[lb.AnnotationRelay] == "true",
+				to:      netip.AddrPortFrom(a, p.Port), from: lab.ClientName, client: c.LAN.Client}
 			if p.Protocol == "UDP" {
 				t.network = "udp"
 			}
-			if (i+j)%2 == 1 || s.Annotations["landfall.dev/address-pool"] == "routed" {
+			if (i+j)%2 == 1 || s.Annotations[lb.AnnotationPool] == "routed" {
 				t.from, t.client = lab.FarClientName, c.Far.Client
 			}
 			if a.Is6() {
@@ -110,7 +112,7 @@ func appOfPod(pod string) string { return pod[:max(0, strings.LastIndexByte(pod,
 // flow opens a connection that is to last for the round.
 func (t *traffic) flow(g target) {
 	t.group.Go(func() {
-		f := contract.Flow{Service: g.service, Target: g.to, Began: time.Now()}
+		f := contract.Flow{Service: g.service, Relayed: g.relayed, Target: g.to, Began: time.Now()}
 		conn, err := t.l.Dial(t.ctx, g.from, g.network, g.to.String())
 		if err != nil {
 			return // what new connections meet is judged by the samples

@@ -240,7 +240,7 @@ func noLossWhile(kinds ...story.Kind) func(Evidence) []Violation {
 			}
 		}
 		for _, f := range e.Flows {
-			if f.Broke.IsZero() || slices.ContainsFunc(e.Spans, func(s Span) bool { return slices.Contains(s.Gone, f.Pod) }) {
+			if f.Broke.IsZero() || slices.ContainsFunc(e.Spans, func(s Span) bool { return s.ends(f) }) {
 				continue
 			}
 			// It breaks when it has had no answer for a while: what did it was before that, in the time between two lines.
@@ -251,6 +251,11 @@ func noLossWhile(kinds ...story.Kind) func(Evidence) []Violation {
 		}
 		return bad
 	}
+}
+
+// ends reports whether an event ends a connection by what it is: the pod is gone, or the relay that may carry it.
+func (s Span) ends(f Flow) bool {
+	return slices.Contains(s.Gone, f.Pod) || f.Relayed && s.Program == "relay"
 }
 
 // lineTime is more than the time between two lines of a flow.

@@ -153,6 +153,15 @@ func TestSeenClauses(t *testing.T) {
 			t.Errorf("%s: %v, want one of %q", tc.name, bad, tc.want)
 		}
 	}
+	relayed := calm()
+	relayed.Flows[1] = Flow{Service: "web", Pod: "web-1", Relayed: true, Began: began, Asked: began, Broke: began.Add(time.Second)}
+	if bad := Judge(relayed); len(bad) != 1 {
+		t.Errorf("a relayed connection broke: %v", bad)
+	}
+	relayed.Spans = append(relayed.Spans, Span{Event: story.Event{Kind: story.Stop, Program: "relay"}, Began: began.Add(time.Hour)})
+	if bad := Judge(relayed); len(bad) > 0 {
+		t.Errorf("a relayed connection ended with a relay: %v", bad)
+	}
 	shared := calm()
 	shared.Holders[0].Share, shared.Holders[1].Share, shared.Holders[1].Address = "a", "a", lan
 	if bad := Judge(shared); len(bad) > 0 {

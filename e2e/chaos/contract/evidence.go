@@ -60,6 +60,8 @@ type Flow struct {
 	Service string
 	Target  netip.AddrPort
 	Pod     string
+	// Relayed connections end with the relay that carries them, after its drain time.
+	Relayed bool
 	Began   time.Time
 	// Asked is when the last line was sent, without an answer if it broke.
 	Asked time.Time
