@@ -246,7 +246,8 @@ func noLossWhile(kinds ...story.Kind) func(Evidence) []Violation {
 			// It breaks when it has had no answer for a while: what did it was before that, in the time between two lines.
 			if span := cause(e.Spans, f.Asked.Add(lineTime)); slices.Contains(kinds, span.Kind) {
 				bad = append(bad, Violation{At: f.Broke, Text: fmt.Sprintf(
-					"a connection to %s of %s, with %s, broke at %s, after %s: %s", f.Target, f.Service, f.Pod, clock(f.Broke), span.Event, f.Err)})
+					"a connection to %s of %s, with %s, broke at %s, after %s: %s", f.Target, f.Service, f.Pod,
+					clock(f.Broke), span.Event, f.Err)})
 			}
 		}
 		return bad
