@@ -1,6 +1,7 @@
 package chaos
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"reflect"
@@ -48,8 +49,24 @@ func TestTakeovers(t *testing.T) {
 		`time=2026-01-02T03:04:06.000Z level=INFO msg="owner changes" vip=10.0.0.3 from=n1 to=n2 interfaces=[]`,
 		`time=2026-01-02T03:04:07.000Z level=INFO msg="something else" vip=10.0.0.4 to=n1 interfaces=[eth0]`, "",
 	}, "\n")
-	want := []takeover{{netip.MustParseAddr("10.0.0.2"), "n1"}}
-	if got := takeovers(log, time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)); !slices.Equal(got, want) {
+	got := takeovers(log, time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
+	if len(got) != 1 || got[0].vip != netip.MustParseAddr("10.0.0.2") || got[0].to != "n1" {
+		t.Errorf("got %+v", got)
+	}
+}
+
+// TestAnnouncedAfter: a node that was cut off took two addresses and gave one up while it was away, and took a third
+// when it was back, which it then gave up.
+func TestAnnouncedAfter(t *testing.T) {
+	line := func(second int, vip, to, interfaces string) string {
+		return fmt.Sprintf("time=2026-01-02T03:04:%02d.000Z level=INFO msg=\"owner changes\" vip=%s from=x to=%s interfaces=%s handover=false\n",
+			second, vip, to, interfaces)
+	}
+	log := line(1, "10.0.0.1", "n1", "[eth0]") + line(1, "10.0.0.2", "n1", "[eth0]") + line(2, "10.0.0.1", `""`, "[]") +
+		line(6, "10.0.0.3", "n1", "[eth0]") + line(7, "10.0.0.3", "n2", "[eth0]")
+	healed := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	want := []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.3")}
+	if got := announcedAfter(takeovers(log, healed.Add(-10*time.Second)), "n1", healed); !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -196,6 +197,9 @@ func (r *runner) round(ctx context.Context, round story.Round) (e contract.Evide
 	e.Samples, e.Flows = r.traffic.stop()
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	for i := range r.spans {
+		r.returned(&r.spans[i])
+	}
 	e.Spans, e.Holders = r.spans, r.holders
 	slices.SortFunc(e.Spans, func(a, b contract.Span) int { return a.Began.Compare(b.Began) })
 	return e, took, err
@@ -272,40 +276,61 @@ func (r *runner) event(ctx context.Context, e story.Event, calm bool) error {
 	return nil
 }
 
-// finish reads from the speakers' logs what the node of an event took and lost.
+// finish reads from the speakers' logs what the node of an event lost.
 func (r *runner) finish(span *contract.Span) {
 	for _, a := range r.lab.Agents("speaker") {
 		for _, d := range takeovers(a.Log(), span.Began) {
-			switch {
-			case d.to == span.Node && a.Node == span.Node:
-				span.Took = append(span.Took, d.vip)
-			case d.to == a.Node && slices.Contains(span.OwnedBefore, d.vip):
+			if d.to == a.Node && a.Node != span.Node && slices.Contains(span.OwnedBefore, d.vip) {
 				span.Lost = append(span.Lost, d.vip)
 			}
 		}
 	}
 }
 
-// takeover is a line of a speaker's log.
-type takeover struct {
-	vip netip.Addr
-	to  string
+// returned notes what the node of a fault announced once the fault had healed: what it held then, and what it took
+// later. What it takes and gives up while nobody hears it harms nobody.
+func (r *runner) returned(span *contract.Span) {
+	if a := r.lab.Agent("speaker", span.Node); a != nil {
+		span.Took = announcedAfter(takeovers(a.Log(), span.Began), span.Node, span.Ended)
+	}
 }
 
-// takeovers returns the owners that a speaker's log shows since then: itself, with an interface to answer on.
+// announcedAfter returns what a node held at a time, and what it took after it.
+func announcedAfter(changes []takeover, node string, at time.Time) []netip.Addr {
+	held := map[netip.Addr]bool{}
+	for _, c := range changes {
+		if c.to == node {
+			held[c.vip] = true
+		} else if c.line < logTime(at) {
+			delete(held, c.vip)
+		}
+	}
+	return slices.SortedFunc(maps.Keys(held), netip.Addr.Compare)
+}
+
+// takeover is a line of a speaker's log: a change of the owner. to is empty if the speaker's node stops answering and
+// knows no other.
+type takeover struct {
+	vip      netip.Addr
+	to, line string
+}
+
+// takeovers returns the changes that a speaker's log shows since then, in their order, save those to a node that has no
+// interface to answer on.
 func takeovers(log string, since time.Time) []takeover {
 	var all []takeover
 	for line := range strings.Lines(log) {
+		silent := strings.Contains(line, "interfaces=[]")
 		if !strings.Contains(line, `msg="owner changes"`) || line < logTime(since) ||
-			strings.Contains(line, "interfaces=[]") {
+			silent && !strings.Contains(line, ` to="" `) {
 			continue
 		}
-		var t takeover
+		t := takeover{line: line}
 		for field := range strings.FieldsSeq(line) {
 			if text, ok := strings.CutPrefix(field, "vip="); ok {
 				t.vip, _ = netip.ParseAddr(text)
 			} else if text, ok := strings.CutPrefix(field, "to="); ok {
-				t.to = text
+				t.to = strings.Trim(text, `"`)
 			}
 		}
 		all = append(all, t)

@@ -28,7 +28,7 @@ type Evidence struct {
 type Span struct {
 	story.Event
 	Began, Ended time.Time
-	// Took are the addresses that the event's node took over since it began, as its speaker says.
+	// Took are the addresses that the event's node announced once the event had ended, as its speaker says.
 	Took []netip.Addr
 	// OwnedBefore are those that it owned before, Lost those of them that it did not own when it was back.
 	OwnedBefore, Lost []netip.Addr
