@@ -40,7 +40,8 @@ func makeTrouble(ctx context.Context, out io.Writer, t trouble, options lab.Opti
 		}
 		s = s.Only(ids)
 	}
-	o := chaos.Options{Story: s, KeepGoing: t.onward, Lab: options, Progress: func(line string) { fmt.Fprintln(out, line) }}
+	o := chaos.Options{Story: s, KeepGoing: t.onward, Lab: options,
+		Progress: func(line string) { fmt.Fprintln(out, line) }}
 	if t.without != "" {
 		args, known := chaos.Guards[t.without]
 		if !known {
