@@ -82,6 +82,15 @@ func (l *Lab) Ask(ctx context.Context, host, network string, target netip.AddrPo
 	return answer, err
 }
 
+// Attempt sends one request as a probe does. It fails if there is no answer, or a very late one because packets were
+// lost; an answer that is late alone shows a busy machine.
+func (l *Lab) Attempt(ctx context.Context, host, network string, target netip.AddrPort) (podserver.Answer, error) {
+	o := outcome{began: time.Now()}
+	o.answer, o.resent, o.err = l.ask(ctx, host, network, target, patience)
+	o.ended = time.Now()
+	return o.answer, o.failure()
+}
+
 // ask also says how many packets of a TCP connection were sent again.
 func (l *Lab) ask(ctx context.Context, host, network string, target netip.AddrPort, timeout time.Duration) (
 	answer podserver.Answer, resent int, err error) {
