@@ -54,21 +54,7 @@ func newNetwork(t testing.TB) *network {
 		n.node.Run(t, "ip", "addr", "add", v6+"1/64", "dev", name, "nodad")
 		pod.Run(t, "ip", "addr", "add", v6+"2/64", "dev", "eth0", "nodad")
 		pod.Run(t, "nft", "add table inet test; add chain inet test in { type filter hook input priority 0 ; }")
-		var listener net.Listener
-		pod.Do(t, func() (err error) {
-			listener, err = net.Listen("tcp", fmt.Sprint("[::]:", podPort))
-			return err
-		})
-		t.Cleanup(func() { listener.Close() })
-		go func() {
-			for {
-				conn, err := listener.Accept()
-				if err != nil {
-					return
-				}
-				conn.Close()
-			}
-		}()
+		pod.Serve(t, fmt.Sprint("[::]:", podPort), func(net.Conn) {})
 		n.pods = append(n.pods, pod)
 	}
 	var dialer net.Dialer
