@@ -42,8 +42,8 @@ func (p Probing) Equal(other Probing) bool {
 }
 
 // Interval returns the time between two questions to an endpoint: the one that is wanted, or longer if
-// the Service, the node or the cluster would ask too much. ofNode is how many endpoints the node asks,
-// and share that each of the questions to the endpoint's address is one in so many.
+// the Service, the node or the cluster would ask too much. ofNode is how many endpoints the node asks. One
+// in share questions that the endpoint's address gets may be this one: 1 if nothing else is asked there.
 func (p Probing) Interval(wanted time.Duration, ofNode, share int) time.Duration {
 	return min(max(wanted, apartInService*time.Duration(len(p.Targets)), apartOnNode*time.Duration(ofNode),
 		apartAmongNodes*time.Duration(p.Nodes)*time.Duration(share)), maxProbeInterval)

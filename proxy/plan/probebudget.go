@@ -57,6 +57,15 @@ func (b *ProbeBudget) give(key lb.Key, n int) {
 // and their largest Services first; nothing if that is not enough.
 func (b *ProbeBudget) makeRoom(space string, n int) {
 	least := b.spaces[space] + n // what others keep
+	more := 0
+	for other, has := range b.spaces {
+		if other != space && has > least {
+			more += has - least
+		}
+	}
+	if room := MaxProbedOfNode - b.total; room+more < n {
+		return
+	}
 	giving := slices.SortedFunc(maps.Keys(b.asked), func(x, y lb.Key) int {
 		return cmp.Or(cmp.Compare(b.spaces[y.Namespace], b.spaces[x.Namespace]), cmp.Compare(b.asked[y], b.asked[x]),
 			x.Compare(y))
