@@ -3,6 +3,7 @@ package probe
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -137,15 +138,20 @@ func TestFollowsTheKernel(t *testing.T) {
 			pod("flush chain inet test in"), both, "connect: connection refused"},
 	} {
 		n.until(t, "before "+fault.name, none)
-		fault.make()
-		n.until(t, fault.name, fault.lost)
-		for addr, why := range n.left {
-			if why != fault.says {
-				t.Errorf("%s: of %s it is said %q, want %q", fault.name, addr, why, fault.says)
+		for again := 20; ; again-- { // on a busy machine an answer may be late just before the fault
+			fault.make()
+			n.until(t, fault.name, fault.lost)
+			said := slices.Sorted(maps.Values(n.left))
+			fault.mend()
+			n.until(t, "after "+fault.name, none)
+			if said = slices.Compact(said); slices.Equal(said, []string{fault.says}) {
+				break
+			}
+			if again == 0 {
+				t.Errorf("%s: it is said %q, want %q", fault.name, said, fault.says)
+				break
 			}
 		}
-		fault.mend()
-		n.until(t, "after "+fault.name, none)
 	}
 }
 
