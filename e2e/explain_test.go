@@ -344,7 +344,8 @@ func TestExplain(t *testing.T) {
 			}, want: "Node " + one + ": it does not announce 172.26.236.180 and ", has: "(NetworkUnavailable)"},
 		// The other end of the cable is switched off.
 		{name: "no carrier", make: func(t *testing.T, l *lab.Lab) {
-			on("sh", "-ec", "ip link add up0 type veth peer name up1; ip link set up0 up; ip addr add 10.79.0.2/24 dev up0")(t, l)
+			on("sh", "-ec", "ip link add up0 type veth peer name up1; ip link set up0 up; "+
+				"ip addr add 10.79.0.2/24 dev up0")(t, l)
 			backed("unplugged", fromPool("cable"))(t, l)
 		}, ask: svc("unplugged"), want: "Service default/unplugged: ", has: "interface up0 of k8s-"},
 		{name: "no carrier on a node", make: func(*testing.T, *lab.Lab) {}, ask: []string{"explain", "node", one},
@@ -563,8 +564,8 @@ func withoutNetwork(t *testing.T, l *lab.Lab, without bool) {
 	if without {
 		status = corev1.ConditionTrue
 	}
-	patch := fmt.Sprintf(`{"status":{"conditions":[{"type":%q,"status":%q,"reason":"Test"}]}}`, corev1.NodeNetworkUnavailable,
-		status)
+	patch := fmt.Sprintf(`{"status":{"conditions":[{"type":%q,"status":%q,"reason":"Test"}]}}`,
+		corev1.NodeNetworkUnavailable, status)
 	for _, n := range l.Cluster().Nodes {
 		_, err := l.Kube().CoreV1().Nodes().Patch(t.Context(), n.Name, types.StrategicMergePatchType, []byte(patch),
 			metav1.PatchOptions{}, "status")

@@ -18,7 +18,8 @@ func TestNodeWarnings(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	event := func(node, component, kind, message string, ago time.Duration) corev1.Event {
 		return corev1.Event{InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: node},
-			Source: corev1.EventSource{Component: component, Host: node}, ReportingController: component, Type: kind, Reason: "ForwardingOff", Message: message,
+			Source: corev1.EventSource{Component: component, Host: node}, ReportingController: component,
+			Type: kind, Reason: "ForwardingOff", Message: message,
 			LastTimestamp: metav1.NewTime(now.Add(-ago))}
 	}
 	events := []corev1.Event{
