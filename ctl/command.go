@@ -55,7 +55,8 @@ func newCommand(name string) *cobra.Command {
 	flags.StringVar(&o.user.Kubeconfig, "kubeconfig", "",
 		"kubeconfig `file` (default: the files in $KUBECONFIG, else ~/.kube/config, else the pod's service account)")
 	flags.StringVar(&o.user.Context, "context", "", "`name` of the context in the kubeconfig (default: the current one)")
-	flags.StringVar(&o.user.Cluster, "cluster", "", "`name` of the cluster in the kubeconfig (default: that of the context)")
+	flags.StringVar(&o.user.Cluster, "cluster", "",
+		"`name` of the cluster in the kubeconfig (default: that of the context)")
 	flags.StringVar(&o.user.User, "user", "", "`name` of the user in the kubeconfig (default: that of the context)")
 	flags.StringVarP(&o.user.Namespace, "namespace", "n", "",
 		"`namespace` of Services that are named without one (default: that of the context)")

@@ -211,7 +211,8 @@ func TestDrainLabels(t *testing.T) {
 	}
 	for _, test := range []struct{ args, want string }{
 		{"undrain n0 -o yaml", "drain: false\nnode: n0\n"}, {"drain n0 --no-wait -o yaml", "drain: true\nnode: n0\n"}} {
-		if code, stdout, _ := run(append(strings.Fields(test.args), "--kubeconfig", config)...); code != 0 || stdout != test.want {
+		code, stdout, _ := run(append(strings.Fields(test.args), "--kubeconfig", config)...)
+		if code != 0 || stdout != test.want {
 			t.Errorf("%s: exit code %d: %q", test.args, code, stdout)
 		}
 	}

@@ -31,8 +31,8 @@ func explainCommand(o *options) *cobra.Command {
 		Long: "Say why something is not reachable, and what cures it. The first line is the verdict; a checklist of the " +
 			"whole " +
 			"path follows, then the most likely cause and its cure.",
-		Example: "  landfallctl explain svc web -n shop\n  landfallctl explain svc/shop/web\n  landfallctl explain ip 192.0.2.10\n" +
-			"  landfallctl explain reason NoInterface",
+		Example: "  landfallctl explain svc web -n shop\n  landfallctl explain svc/shop/web\n" +
+			"  landfallctl explain ip 192.0.2.10\n  landfallctl explain reason NoInterface",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return cmd.Help()
@@ -59,9 +59,10 @@ func explainCommand(o *options) *cobra.Command {
 			explainIP, nil},
 		{"node NAME", "Explain a node: its programs, and what keeps it from announcing and delivering",
 			nodeKinds, explainNode, nodeNames},
-		{"pool NAME", "Explain an IPAddressPool: whether it assigns addresses", []string{"pools", "ipaddresspool", "ipaddresspools"},
-			explainPool, poolNames},
-		{"peer NAME", "Explain a BGPPeer: why its sessions are down", []string{"peers", "bgppeer", "bgppeers"}, explainPeer, peerNames},
+		{"pool NAME", "Explain an IPAddressPool: whether it assigns addresses",
+			[]string{"pools", "ipaddresspool", "ipaddresspools"}, explainPool, poolNames},
+		{"peer NAME", "Explain a BGPPeer: why its sessions are down",
+			[]string{"peers", "bgppeer", "bgppeers"}, explainPeer, peerNames},
 	} {
 		cmd := &cobra.Command{Use: kind.use, Short: kind.short, Aliases: kind.aliases, Args: arguments(1),
 			RunE: func(cmd *cobra.Command, args []string) error {

@@ -341,10 +341,11 @@ func TestExplain(t *testing.T) {
 			mend: func(t *testing.T, l *lab.Lab) {
 				withoutNetwork(t, l, false)
 				waitAnnounced(t, l, "my-nginx", "172.26.236.180")
-			}, want: "Node " + one + ": it does not announce 172.26.236.180: ", has: "(NetworkUnavailable)"},
+			}, want: "Node " + one + ": it does not announce 172.26.236.180 and ", has: "(NetworkUnavailable)"},
 		// The other end of the cable is switched off.
 		{name: "no carrier", make: func(t *testing.T, l *lab.Lab) {
-			on("sh", "-ec", "ip link add up0 type veth peer name up1; ip link set up0 up; ip addr add 10.79.0.2/24 dev up0")(t, l)
+			on("sh", "-ec", "ip link add up0 type veth peer name up1; ip link set up0 up; "+
+				"ip addr add 10.79.0.2/24 dev up0")(t, l)
 			backed("unplugged", fromPool("cable"))(t, l)
 		}, ask: svc("unplugged"), want: "Service default/unplugged: ", has: "interface up0 of k8s-"},
 		{name: "no carrier on a node", make: func(*testing.T, *lab.Lab) {}, ask: []string{"explain", "node", one},
@@ -354,7 +355,7 @@ func TestExplain(t *testing.T) {
 			"ip link set up0 up; ip route replace 192.168.189.0/24 dev up0; ip route replace 192.168.100.0/24 dev up0"),
 			mend: onOne(one, "sh", "-ec", "ip route replace 192.168.189.0/24 via 172.26.236.178; "+
 				"ip route replace 192.168.100.0/24 via 172.26.236.179; ip link del up0"), ask: []string{"explain", "node", one},
-			want: "Node " + one + ": it does not announce 172.26.236.180: ", has: "(NoCarrier)"},
+			want: "Node " + one + ": it does not announce 172.26.236.180 and ", has: "(NoCarrier)"},
 		{name: "MTU", make: onOne(one, "ip", "link", "set", "eth0", "mtu", "1400"),
 			mend: onOne(one, "ip", "link", "set", "eth0", "mtu", "1500"), ask: append(svc("my-nginx"), "-o", "wide"),
 			want: "Service default/my-nginx: interface eth0 of " + one + " has MTU 1400", has: "(MTUMismatch)"},
@@ -563,8 +564,8 @@ func withoutNetwork(t *testing.T, l *lab.Lab, without bool) {
 	if without {
 		status = corev1.ConditionTrue
 	}
-	patch := fmt.Sprintf(`{"status":{"conditions":[{"type":%q,"status":%q,"reason":"Test"}]}}`, corev1.NodeNetworkUnavailable,
-		status)
+	patch := fmt.Sprintf(`{"status":{"conditions":[{"type":%q,"status":%q,"reason":"Test"}]}}`,
+		corev1.NodeNetworkUnavailable, status)
 	for _, n := range l.Cluster().Nodes {
 		_, err := l.Kube().CoreV1().Nodes().Patch(t.Context(), n.Name, types.StrategicMergePatchType, []byte(patch),
 			metav1.PatchOptions{}, "status")

@@ -47,7 +47,17 @@ type SpeakerStatus struct {
 	Interfaces []Interface  `json:"interfaces"`
 	BGP        BGPStatus    `json:"bgp"`
 	Findings   []lb.Finding `json:"findings"`
-	VIPs       []SpeakerVIP `json:"vips"`
+	// Withheld are VIPs that the node does not announce for a cause in the node itself, one for each
+	// reason.
+	Withheld []Withheld   `json:"withheld"`
+	VIPs     []SpeakerVIP `json:"vips"`
+}
+
+// Withheld says why a node does not announce a VIP, and for how many that holds.
+type Withheld struct {
+	VIP   netip.Addr `json:"vip"`
+	Count int        `json:"count"`
+	lb.Refusal
 }
 
 // Interface is an interface of a node.

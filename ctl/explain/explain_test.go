@@ -109,6 +109,10 @@ func (w *world) find(node string, reason lb.Reason, message string) {
 	w.Agents[node].Delivers.Findings = append(w.Agents[node].Delivers.Findings, lb.Find(reason, "%s", message))
 }
 
+func (w *world) withhold(reason lb.Reason, message string, vips int) {
+	w.Agents["n1"].Said.Withheld = []Withheld{{VIP: vip, Count: vips, Refusal: *lb.Refuse(reason, "%s", message)}}
+}
+
 // probe has a node say what its probes have found.
 func (w *world) probe(node, said string) {
 	if err := json.Unmarshal([]byte(said), &w.Agents[node].Delivers.Services[0].Probe); err != nil {
@@ -426,13 +430,11 @@ func TestNode(t *testing.T) {
 		}, Warning, "it announces no address, as it is drained (NodeDrained)"},
 		"another's": {func(w *world) { w.find("n2", lb.ReasonForwardingOff, "n2 has ip_forward=0") }, OK, "announces and"},
 		"no carrier": {func(w *world) {
-			w.announced(false, lb.ReasonNoCarrier, "interface eth1 of n1 is down or has no carrier")
+			w.withhold(lb.ReasonNoCarrier, "interface eth1 of n1 is down or has no carrier", 1)
 		}, Wrong, "it does not announce 192.0.2.10: interface eth1 of n1 is down or has no carrier (NoCarrier)"},
 		"no network": {func(w *world) {
-			w.announced(false, lb.ReasonNetworkUnavailable, "n1: the Node has the condition")
-			said := w.Agents["n1"].Said
-			said.VIPs = append(said.VIPs, said.VIPs[0], said.VIPs[0])
-		}, Wrong, "it does not announce 192.0.2.10: n1: the Node has the condition; nor 2 more for this reason (NetworkUnavailable)"},
+			w.withhold(lb.ReasonNetworkUnavailable, "n1: the Node has the condition", 3)
+		}, Wrong, "it does not announce 192.0.2.10 and 2 more: n1: the Node has the condition (NetworkUnavailable)"},
 		"a reason of the Service": {func(w *world) {
 			w.announced(false, lb.ReasonNoLocalBackends, "no endpoint on this node")
 		}, OK, "announces and"},

@@ -245,32 +245,19 @@ func NodeName(c Cluster, name string) Verdict {
 		slices.DeleteFunc(checks, func(c Check) bool { return c.What == "" })))
 }
 
-// withheld names the addresses that a node does not announce for a cause in the node itself, once for
-// each cause: the Node's conditions, an interface without carrier, or the way to endpoints.
-func withheld(a Agent) []Check {
+// withheld names the addresses that a node does not announce for a cause in the node itself: the Node's
+// conditions, an interface without carrier, or the way to endpoints.
+func withheld(a Agent) (checks []Check) {
 	if a.Said == nil {
 		return nil
 	}
-	var checks []Check
-	more := map[lb.Reason]int{}
-	for _, v := range a.Said.VIPs {
-		for _, n := range v.Nodes {
-			ofNode := n.Reason == lb.ReasonNetworkUnavailable || n.Reason == lb.ReasonNodeNotReady || lb.OfPath(n.Reason)
-			if n.Node != a.Node || !ofNode {
-				continue
-			}
-			if _, named := more[n.Reason]; !named {
-				checks = append(checks, Check{Level: Wrong, What: "announcements", Reason: n.Reason,
-					Text: fmt.Sprintf("it does not announce %s: %s", v.VIP, n.Message), Cure: cureOf(n.Reason, "NODE", a.Node)})
-				more[n.Reason]--
-			}
-			more[n.Reason]++
+	for _, w := range a.Said.Withheld {
+		what := w.VIP.String()
+		if w.Count > 1 {
+			what += fmt.Sprintf(" and %d more", w.Count-1)
 		}
-	}
-	for i := range checks {
-		if n := more[checks[i].Reason]; n > 0 {
-			checks[i].Text += fmt.Sprintf("; nor %d more for this reason", n)
-		}
+		checks = append(checks, Check{Level: Wrong, What: "announcements", Reason: w.Reason,
+			Text: fmt.Sprintf("it does not announce %s: %s", what, w.Message), Cure: cureOf(w.Reason, "NODE", a.Node)})
 	}
 	return checks
 }

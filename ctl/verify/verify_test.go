@@ -163,7 +163,8 @@ func TestRun(t *testing.T) {
 				api := &cluster{ready: func() int { return 3 }, programs: []string{"node"}, pools: 1, l2: 1, assigns: true,
 					announces: true, services: map[lb.Key]lb.Service{}}
 				var out strings.Builder
-				o := Options{API: api, Say: func(text string) { fmt.Fprintln(&out, "ok: "+text) }, Namespace: own.Namespace, Selector: "x=y", Class: "lb", Pods: pods, Port: 8080,
+				o := Options{API: api, Say: func(text string) { fmt.Fprintln(&out, "ok: "+text) },
+					Namespace: own.Namespace, Selector: "x=y", Class: "lb", Pods: pods, Port: 8080,
 					Timeout: time.Minute, Listen: func(string, string) (net.Listener, error) { return closed{}, nil },
 					Dial: func(context.Context, string, string) (net.Conn, error) { return answer(greeting), nil }}
 				if c.change != nil {
@@ -211,7 +212,8 @@ func TestServe(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out strings.Builder
-	v := verifier{Options{Say: func(text string) { fmt.Fprintln(&out, "ok: "+text) }, Timeout: time.Minute, Pods: map[string]string{"a": "b"},
+	v := verifier{Options{Say: func(text string) { fmt.Fprintln(&out, "ok: "+text) },
+		Timeout: time.Minute, Pods: map[string]string{"a": "b"},
 		Dial:   new(net.Dialer).DialContext,
 		Listen: func(string, string) (net.Listener, error) { return listener, nil }}}
 	stop, err := v.serve()

@@ -79,8 +79,6 @@ export default {
   metaChunk: true,
   markdown: {
     anchor: { slugify },
-    // The highlighter has no grammar for these.
-    languageAlias: { frr: 'txt', bird: 'txt', haproxy: 'txt' },
     config(md) {
       md.core.ruler.push('landfall-links', (state) => {
         const from = state.env.relativePath.replace(/(^|\/)index\.md$/, '$1README.md')
