@@ -116,6 +116,9 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonRelayRefused: {"A proxy does not relay connections to a Service with landfall.dev/relay: its rules serve " +
 		"them.",
 		"docs/guide/relay.md says what the relay needs; the Event says what is missing"},
+	lb.ReasonDirectRefused: {"A proxy masquerades connections to a Service with landfall.dev/forwarding, or some of " +
+		"them: pods do not see the client's address.",
+		"docs/guide/proxy.md says what direct forwarding needs; the Event says what is missing"},
 	lb.ReasonSchedulerIgnored: {"A proxy cannot choose backends in the way that landfall.dev/scheduler requests.",
 		"docs/guide/proxy.md lists the schedulers of each mode"},
 	lb.ReasonTooLarge: {"The Service asks for more ports, addresses or endpoints than one Service may cost the proxies.",

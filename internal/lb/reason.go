@@ -92,6 +92,9 @@ const (
 	ReasonProbePassed Reason = "ProbePassed"
 	// a proxy does not relay connections to a Service that asks for it; its rules serve them
 	ReasonRelayRefused Reason = "RelayRefused"
+	// a proxy does not hand over connections to a Service that asks for it, or not to all nodes; it
+	// masquerades them
+	ReasonDirectRefused Reason = "DirectRefused"
 	// a Service with an older or stronger right to it uses a frontend of the Service
 	ReasonFrontendInUse Reason = "FrontendInUse"
 	// the nodes do not serve an address in spec.externalIPs
