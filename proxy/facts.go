@@ -37,6 +37,8 @@ type settings struct {
 	// allAddresses lists the node's addresses where node ports are not limited, for rules that cannot
 	// ask the kernel.
 	allAddresses bool
+	// direct are the families in which the rules can hand packets over to other nodes.
+	direct map[lb.Family]bool
 	// relay has the rules send connections to a relay, if the mode can.
 	relay bool
 }
@@ -115,6 +117,10 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 	}
 	if s.nodeCIDR {
 		f.config.Pods.Prefixes = node.PodCIDRs
+	}
+	f.node.Direct = map[lb.Family]bool{}
+	for family := range s.direct {
+		f.node.Direct[family] = f.config.Pods.Tells(family)
 	}
 	return f, ""
 }
