@@ -29,18 +29,21 @@ func newDirect() direct {
 // meet takes in to which nodes packets can be handed, and marks the Services that ask for it as dirty if
 // that has changed.
 func (p *proxy) meet(nodes map[string]lb.Node, now time.Time) {
-	interfaces, _ := p.from.interfaces()
-	var networks []netip.Prefix
+	neighbors := plan.Neighbors(p.self, nodes, p.facts.networks)
+	if !maps.EqualFunc(neighbors, p.direct.neighbors, slices.Equal) {
+		p.direct.neighbors = neighbors
+		p.markThose(slices.Collect(maps.Keys(p.direct.asking)), now)
+	}
+}
+
+// networksOf returns the networks that interfaces are in.
+func networksOf(interfaces []lb.Interface) (networks []netip.Prefix) {
 	for _, i := range interfaces {
 		if !i.Disabled && !i.Loopback && !holdsOthers(i) {
 			networks = append(networks, i.Addresses...)
 		}
 	}
-	neighbors := plan.Neighbors(p.self, nodes, networks)
-	if !maps.EqualFunc(neighbors, p.direct.neighbors, slices.Equal) {
-		p.direct.neighbors = neighbors
-		p.markThose(slices.Collect(maps.Keys(p.direct.asking)), now)
-	}
+	return networks
 }
 
 // nodeFor returns what planning a Service has to know about this node.

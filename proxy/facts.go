@@ -52,6 +52,8 @@ type facts struct {
 	// external says which external IPs are served, own are the node's own addresses.
 	external plan.ExternalIPs
 	own      []netip.Addr
+	// networks are those that the node's interfaces are in.
+	networks []netip.Prefix
 	// healthAddresses limit where the health ports of Services are served.
 	healthAddresses map[lb.Family][]netip.Addr
 	known           bool // the Node object has been seen
@@ -106,7 +108,7 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 			NodePortAddresses: s.nodePortAddresses(node, own),
 		},
 	}
-	f.external, f.own = s.externalIPs, own
+	f.external, f.own, f.networks = s.externalIPs, own, networksOf(interfaces)
 	f.external.Pools, f.external.Networks = from.pools.All(), f.config.ServiceNetworks
 	f.healthAddresses = f.config.NodePortAddresses
 	switch {
