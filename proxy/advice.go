@@ -29,6 +29,12 @@ func (p *proxy) advise(r *record, planned plan.Service) {
 		if said := cmp.Or(plan.RelayIgnored(svc, p.settings.relay, p.mode == modeIptables), r.relayRefused); said != "" {
 			advice = append(advice, lb.Refusal{Reason: lb.ReasonRelayRefused, Message: said})
 		}
+		if said := plan.DirectDraws(svc, planned); said != "" {
+			advice = append(advice, lb.Refusal{Reason: lb.ReasonSchedulerIgnored, Message: said})
+		}
+		if r.directRefused != "" {
+			advice = append(advice, lb.Refusal{Reason: lb.ReasonDirectRefused, Message: r.directRefused})
+		}
 		if f := svc.Failover; f != "" && f != lb.FailoverPassthrough {
 			advice = append(advice, *lb.Refuse(lb.ReasonRequestInvalid, "annotation %s: %.80q is not %s, and does nothing",
 				lb.AnnotationFailover, f, lb.FailoverPassthrough))

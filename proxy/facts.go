@@ -37,6 +37,8 @@ type settings struct {
 	// allAddresses lists the node's addresses where node ports are not limited, for rules that cannot
 	// ask the kernel.
 	allAddresses bool
+	// direct are the families in which the rules can hand packets over to other nodes.
+	direct map[lb.Family]bool
 	// relay has the rules send connections to a relay, if the mode can.
 	relay bool
 }
@@ -50,6 +52,8 @@ type facts struct {
 	// external says which external IPs are served, own are the node's own addresses.
 	external plan.ExternalIPs
 	own      []netip.Addr
+	// networks are those that the node's interfaces are in.
+	networks []netip.Prefix
 	// healthAddresses limit where the health ports of Services are served.
 	healthAddresses map[lb.Family][]netip.Addr
 	known           bool // the Node object has been seen
@@ -104,7 +108,7 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 			NodePortAddresses: s.nodePortAddresses(node, own),
 		},
 	}
-	f.external, f.own = s.externalIPs, own
+	f.external, f.own, f.networks = s.externalIPs, own, networksOf(interfaces)
 	f.external.Pools, f.external.Networks = from.pools.All(), f.config.ServiceNetworks
 	f.healthAddresses = f.config.NodePortAddresses
 	switch {
@@ -115,6 +119,10 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 	}
 	if s.nodeCIDR {
 		f.config.Pods.Prefixes = node.PodCIDRs
+	}
+	f.node.Direct = map[lb.Family]bool{}
+	for family := range s.direct {
+		f.node.Direct[family] = f.config.Pods.Tells(family)
 	}
 	return f, ""
 }

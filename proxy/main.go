@@ -129,6 +129,9 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 		parameters.switchOn(forwardingParameters[lb.IPv4])
 	}
 	set.prepareKernel(ctx, parameters, kernel)
+	if f.rescue && f.rescueRing {
+		set.prepareDirect(kernel, rt.Log)
+	}
 	if kernel.mode == modeIptables && set.scheduler != plan.Random {
 		rt.Log.Warn("iptables mode spreads connections at random; other schedulers need --mode=nftables", "scheduler",
 			set.scheduler)
@@ -362,6 +365,21 @@ func (s *settings) prepareKernel(ctx context.Context, parameters kernelParameter
 		parameters.log.Warn(
 			"clients on the subnet of a Service's address get ICMP redirects and may miss the first refusals of UDP; set "+
 				"net.ipv4.conf.*.send_redirects=0 for all and for these interfaces", "interfaces", strings.Join(names, " "))
+	}
+}
+
+// prepareDirect finds out in which families the kernel can hand packets over to other nodes.
+func (s *settings) prepareDirect(k kernel, log *slog.Logger) {
+	s.direct = map[lb.Family]bool{}
+	for _, family := range k.families {
+		if k.mode != modeNftables {
+			continue
+		}
+		if err := nftables.ProbeDirect(k.netlink, family); err != nil {
+			log.Warn("this node does not forward directly", "family", family, "error", err)
+			continue
+		}
+		s.direct[family] = true
 	}
 }
 

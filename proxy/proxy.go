@@ -165,8 +165,9 @@ type proxy struct {
 	budget  plan.ProbeBudget
 	claims  *plan.Claims
 	lingers lingers
-	heard   bool                          // a speaker
-	dead    map[string]bool               // nodes, as the speaker says
+	heard   bool            // a speaker
+	dead    map[string]bool // nodes, as the speaker says
+	direct  direct
 	origins map[netip.Addr]rescue.Origins // where connections to VIPs may be known, as speakers have said
 }
 
@@ -187,7 +188,7 @@ func newProxy(self string, settings settings, families []lb.Family, log *slog.Lo
 		self: self, settings: settings, families: families, log: log, now: now,
 		settled: make(chan struct{}), began: now(), dirty: map[lb.Key]dirt{}, records: map[lb.Key]*record{},
 		waiting: "the first step",
-		counts:  newCounts(), unconfirmed: map[lb.Key]bool{}, lingers: newLingers(),
+		counts:  newCounts(), unconfirmed: map[lb.Key]bool{}, lingers: newLingers(), direct: newDirect(),
 		leftOut: map[lb.Key]plan.LeftOut{}, probed: map[lb.Key]bool{}, telling: map[lb.Key]bool{},
 		claims: plan.NewClaims(), origins: map[netip.Addr]rescue.Origins{},
 	}
@@ -278,12 +279,14 @@ func (p *proxy) look(now time.Time) bool {
 		nodes, before := p.from.nodes.All(), p.clusterNodes
 		if p.clusterNodes = plan.NewNodes(nodes); before != nil && !p.clusterNodes.Equal(before) {
 			target(p, p.records)
+			p.markThose(slices.Collect(maps.Keys(p.direct.asking)), now)
 		}
 		p.to.rescue.SetNodes(nodes[p.self].Addresses, otherNodes(nodes, p.self))
 	}
 	facts.external.Nodes = p.clusterNodes
 	p.learn(facts, now)
 	p.rescope(now)
+	p.meet(p.from.nodes.All(), now)
 	return true
 }
 
@@ -396,7 +399,7 @@ func (p *proxy) planLive(key lb.Key, now time.Time) []lb.Key {
 	svc, ok := p.from.services.Get(key)
 	endpoints, _ := p.from.slices.Get(key)
 	if ok {
-		whole = plan.New(svc, plan.Without(endpoints, p.dead), p.facts.node)
+		whole = plan.New(svc, plan.Without(endpoints, p.dead), p.nodeFor(svc))
 		r.trigger(endpoints, p.began)
 	}
 	whole, endpoints = p.freeze(r, whole, svc, endpoints)
@@ -422,6 +425,10 @@ func (p *proxy) planLive(key lb.Key, now time.Time) []lb.Key {
 	if !r.live.Equal(live) { // else they are worth keeping once
 		r.live = live
 	}
+	if svc.Forwarding != "" || p.direct.asking[key] {
+		endpoints, _ := p.from.slices.Get(key)
+		p.forward(r, svc, endpoints)
+	}
 	return p.claims.Set(r.live)
 }
 
@@ -442,7 +449,7 @@ func (p *proxy) freeze(r *record, now plan.Service, svc lb.Service, endpoints []
 	if r.fit == nil {
 		r.fit = &before
 	}
-	return r.fit.Frozen(now, svc, plan.Without(endpoints, p.dead), p.facts.node), r.fit.Listed(endpoints)
+	return r.fit.Frozen(now, svc, plan.Without(endpoints, p.dead), p.nodeFor(svc)), r.fit.Listed(endpoints)
 }
 
 // sized takes in whether the kernel's writer finds a Service too large, which then gets what it had. If

@@ -40,7 +40,9 @@ type record struct {
 	advice []lb.Refusal
 	// relayRefused says why its endpoints are not relayed to; "" if they are, or need not be.
 	relayRefused string
-	probes       probes
+	// directRefused says which connections are masqueraded although the Service asks for direct forwarding.
+	directRefused string
+	probes        probes
 	// deliveries are what was last told of the VIPs.
 	deliveries []lb.Delivery
 }

@@ -44,9 +44,12 @@ type serviceStatus struct {
 	Advice string       `json:"advice,omitempty"`
 	Probe  *probeStatus `json:"probe,omitempty"`
 	// Relayed is set if TCP connections to the Service are relayed while a relay is there.
-	Relayed bool         `json:"relayed,omitempty"`
-	Ports   []portStatus `json:"ports"`
-	VIPs    []vipStatus  `json:"vips,omitempty"`
+	Relayed bool `json:"relayed,omitempty"`
+	// Direct is set if connections from outside to VIPs are handed to the nodes of their endpoints as they
+	// are. Advice says of which nodes this does not hold.
+	Direct bool         `json:"direct,omitempty"`
+	Ports  []portStatus `json:"ports"`
+	VIPs   []vipStatus  `json:"vips,omitempty"`
 	// HealthPort is the healthCheckNodePort, LocalReady what it counts for each family.
 	HealthPort uint16            `json:"healthPort,omitempty"`
 	LocalReady map[lb.Family]int `json:"localReady,omitempty"`
@@ -151,6 +154,7 @@ func (r *record) status(path plan.Path) serviceStatus {
 		Service: r.planned.Key.String(), State: r.state(), Advice: adviceText(r.advice), Ports: []portStatus{},
 		Probe:      r.probeStatus(),
 		HealthPort: r.planned.HealthPort, Relayed: plan.AnyRelayed(r.planned, r.applied),
+		Direct:     r.applied.Direct,
 		LocalReady: plan.Health(r.planned, r.applied, path),
 	}
 	if r.failure != nil {

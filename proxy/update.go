@@ -63,7 +63,8 @@ func (p *proxy) follow(n lb.FeedUpdate) {
 		if spread && len(ring) == 0 {
 			now.Ring = before.Ring
 		}
-		p.origins[vip], changes[vip] = now, &now
+		p.origins[vip] = now
+		changes[vip] = p.originsOf(vip)
 	}
 	p.to.rescue.SetGone(n.Gone, n.CutOff)
 	if !p.heard {

@@ -123,6 +123,9 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonRelayDropped: {"A chain of another program drops what the rules lead to a node's relay, so connections to " +
 		"Services with landfall.dev/relay go straight to endpoints there.",
 		"have the firewall of the node accept TCP port 7484 (relay.port)"},
+	lb.ReasonDirectRefused: {"A proxy masquerades connections to a Service with landfall.dev/forwarding, or some of " +
+		"them: pods do not see the client's address.",
+		"docs/guide/proxy.md says what direct forwarding needs; the Event says what is missing"},
 	lb.ReasonSchedulerIgnored: {"A proxy cannot choose backends in the way that landfall.dev/scheduler requests.",
 		"docs/guide/proxy.md lists the schedulers of each mode"},
 	lb.ReasonTooLarge: {"The Service asks for more ports, addresses or endpoints than one Service may cost the proxies.",

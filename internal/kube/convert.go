@@ -87,6 +87,7 @@ func convertForwardedService(o *corev1.Service) (lb.Key, lb.Service) {
 	s.HealthCheckNodePort = uint16(o.Spec.HealthCheckNodePort)
 	s.Scheduler, s.Failover = o.Annotations[lb.AnnotationScheduler], o.Annotations[lb.AnnotationFailover]
 	s.Relay, s.RelayProxyProtocol = o.Annotations[lb.AnnotationRelay], o.Annotations[lb.AnnotationRelayProxyProtocol]
+	s.Forwarding = o.Annotations[lb.AnnotationForwarding]
 	var err error
 	if s.Weights, err = lb.ParseWeights(o.Annotations[lb.AnnotationWeights]); err != nil {
 		s.InvalidWeights = err.Error()

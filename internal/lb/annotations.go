@@ -22,6 +22,10 @@ const (
 	// AnnotationRelayProxyProtocol has the relay tell backends the client's address, by version v1 or v2
 	// of the PROXY protocol.
 	AnnotationRelayProxyProtocol = "landfall.dev/relay-proxy-protocol"
+	// AnnotationForwarding says how connections from outside to a Service with policy Cluster reach
+	// endpoints on other nodes. ForwardingDirect has nodes hand packets over as they are: pods see the
+	// client's address, and answer the client directly.
+	AnnotationForwarding = "landfall.dev/forwarding"
 	// AnnotationShare holds a key: Services with the same key share addresses if their ports do not
 	// collide.
 	AnnotationShare = "landfall.dev/allow-shared-ip"
@@ -43,6 +47,9 @@ const (
 
 // FailoverPassthrough is the one value of AnnotationFailover.
 const FailoverPassthrough = "Passthrough"
+
+// ForwardingDirect is the one value of AnnotationForwarding.
+const ForwardingDirect = "direct"
 
 // FinalizerCleanup keeps a deleted Service until its addresses are announced no more
 // (KEP-980). The API server's other load balancer controllers use it too.

@@ -120,6 +120,16 @@ func (u FeedUpdate) vips() map[netip.Addr]bool {
 // of the protocol between the nodes that docs/design/rescue.md specifies.
 const MaxRing = 16
 
+// The TTLs (hop limits) of packets that a node has handed to another one, or moved there: from
+// LeastMovedTTL to HandedTTL. Those below HandedTTL are of the ring's protocol
+// (docs/design/rescue.md); with HandedTTL a packet arrives that a node has handed over for direct
+// forwarding (docs/design/direct.md). A node hands over none of them, so that no packet goes round in
+// circles.
+const (
+	LeastMovedTTL = 152
+	HandedTTL     = 218
+)
+
 // FlowMemory is how long a node remembers a silent connection. Two programs rely on it: the proxy
 // keeps a flow that it has seen for as long, and the speaker keeps a node in the ring of a VIP for
 // as long after the node announced the VIP, because the node may hold such a connection.

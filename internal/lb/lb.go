@@ -128,7 +128,7 @@ type Service struct {
 	ExternalIPs    []netip.Addr
 	Ports          []ServicePort
 	ExternalPolicy TrafficPolicy // Cluster unless the Service says Local
-	// Only the proxies' table fills what follows, up to RelayProxyProtocol.
+	// Only the proxies' table fills what follows, up to Forwarding.
 	InternalPolicy      TrafficPolicy
 	SourceRanges        []netip.Prefix // spec.loadBalancerSourceRanges
 	InvalidRange        string         // the first of them that cannot be read, quoted; "" if all can
@@ -140,6 +140,7 @@ type Service struct {
 	InvalidWeights      string         // why it cannot be read; "" if it can
 	Relay               string         // annotation landfall.dev/relay; "" when unset
 	RelayProxyProtocol  string         // annotation landfall.dev/relay-proxy-protocol; "" when unset
+	Forwarding          string         // annotation landfall.dev/forwarding; "" when unset
 
 	// Probe is the annotation landfall.dev/probe, InvalidProbe why it cannot be read; "" if it can. Only the
 	// tables of proxies and speakers fill them.

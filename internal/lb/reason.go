@@ -99,6 +99,9 @@ const (
 	// a chain of another program drops what the rules lead to a node's relay, so they lead straight to
 	// endpoints
 	ReasonRelayDropped Reason = "RelayDropped"
+	// a proxy does not hand over connections to a Service that asks for it, or not to all nodes; it
+	// masquerades them
+	ReasonDirectRefused Reason = "DirectRefused"
 	// a Service with an older or stronger right to it uses a frontend of the Service
 	ReasonFrontendInUse Reason = "FrontendInUse"
 	// the nodes do not serve an address in spec.externalIPs

@@ -26,6 +26,11 @@ const (
 	setScheduled
 	// setMixed are the groups in the maps of mixed ports.
 	setMixed
+	// setHanded is the map from group and number to the node to which packets for the backend are handed.
+	setHanded
+	// setNear are the backends of this node of groups that are forwarded directly, by group and address:
+	// connections to others are masqueraded.
+	setNear
 	// setRemember are the groups with session affinity, in one set for each memory.
 	setRemember
 	// setSourceRanges are the networks of the groups in setSources, in one set for each prefix length.
@@ -50,6 +55,8 @@ const (
 	setPassed
 	// setGroups is the map from frontend to its group of backends.
 	setGroups
+	// setDirect is the map from frontends that are forwarded directly to their groups.
+	setDirect
 	// setLocal are those external frontends whose policy is Local.
 	setLocal
 	// setRelayed are the frontends whose connections the node's relay ends, while it is there.
@@ -131,7 +138,7 @@ type element struct {
 	// number says which backend, in maps of backends; which of the sets of one kind, where there are
 	// several: the memory, in setRemember, and the prefix length, in setSourceRanges.
 	number uint32
-	// source is the network's address in setSourceRanges, the backend's in setAffinity.
+	// source is the network's address in setSourceRanges, the backend's in setAffinity and setNear.
 	source address
 }
 
@@ -181,8 +188,19 @@ func (e element) compare(other element) int {
 // isMap reports whether elements of a set have a value, ofGroup whether their key begins with a
 // group.
 func (id setID) isMap() bool {
-	return id <= setMixedSCTP || id == setPorts || id == setGroups || id == setLocalGroups || id == setSources
+	return id.isNumber() || id == setPorts || id.leadsToGroup()
 }
+
+// isNumber reports whether the keys of a map are a group and a number in it, leadsToGroup whether the
+// values of a map are groups.
+func (id setID) isNumber() bool { return id <= setMixedSCTP || id == setHanded }
+
+func (id setID) leadsToGroup() bool {
+	return id == setGroups || id == setLocalGroups || id == setSources || id == setDirect
+}
+
+// isBackend reports whether the keys of a set are a group and the address of one of its backends.
+func (id setID) isBackend() bool { return id == setAffinity || id == setNear }
 
 // isNumbered reports whether there are several sets of this kind, told apart by a number.
 func (id setID) isNumbered() bool { return id == setRemember || id == setSourceRanges }

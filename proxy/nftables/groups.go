@@ -27,6 +27,8 @@ type group struct {
 	scheduler plan.Scheduler
 	// class is the size of the table of a scheduler with slots.
 	class uint32
+	// direct is set if frontends that are forwarded directly choose from it.
+	direct bool
 }
 
 // choice is what the frontends of one port choose from; nil for what no frontend uses.
@@ -62,6 +64,11 @@ func (r renderer) choices(key lb.Key, s plan.Service, taken map[uint32]bool) []c
 		name := p.Name + "/" + string(p.Protocol)
 		if usesCluster {
 			choices[i].cluster = cluster.share(name, protocol, p.Backends.Cluster)
+			if g := choices[i].cluster; g != nil && slices.ContainsFunc(p.Frontends, func(f plan.Frontend) bool {
+				return s.IsDirect(p, f)
+			}) {
+				g.direct = true
+			}
 		}
 		if usesLocal {
 			choices[i].local = local.share(name, protocol, p.Backends.Local)
@@ -203,8 +210,15 @@ func limitSlots(groups []*group) {
 				g.scheduler = plan.Random
 				continue
 			}
-			g.class = min(slotClass(g.shares()), slotClasses[largest])
+			g.class = slotClass(g.shares())
+			if g.direct { // where the size of a table changes, most connections move
+				g.class = max(g.class, slotClasses[1])
+			}
+			g.class = min(g.class, slotClasses[largest])
 			total += int(g.class)
+			if g.direct { // to nodes as well as to backends
+				total += int(g.class)
+			}
 		}
 		if total <= maxSlots || largest < 0 {
 			return
@@ -262,6 +276,9 @@ func (g *group) size(affinity bool) int {
 	n := max(int(g.class), len(g.backends)) + 2
 	if affinity && g.mixed == 0 {
 		n += len(g.backends) + 1
+	}
+	if g.direct {
+		n += int(g.class) + len(g.backends) + 1
 	}
 	return n
 }

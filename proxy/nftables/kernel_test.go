@@ -182,7 +182,7 @@ func TestOtherRulesKeepElements(t *testing.T) {
 		t.Error("elements were written anew")
 	}
 	if out := ns.Run(t, "nft", "list", "ruleset"); !strings.Contains(out, `iifname != "cni0" goto masqueraded`) ||
-		!strings.Contains(out, "0x00008000") || strings.Contains(out, "ct state invalid") {
+		!strings.Contains(out, "0x00008000") || strings.Contains(out, "ct state invalid drop") {
 		t.Error("the rules are not those of the new configuration")
 	}
 }

@@ -14,9 +14,9 @@ func (e element) appendKey(b []byte, family lb.Family) []byte {
 	if e.set.ofGroup() {
 		b = binary.NativeEndian.AppendUint32(b, e.group)
 		switch {
-		case e.set <= setMixedSCTP:
+		case e.set.isNumber():
 			b = binary.NativeEndian.AppendUint32(b, e.number)
-		case e.set == setAffinity, e.set == setSourceRanges:
+		case e.set.isBackend(), e.set == setSourceRanges:
 			b = append(b, e.source[:n]...)
 		}
 		return b
@@ -40,7 +40,7 @@ func appendPort(b []byte, port uint16) []byte {
 // map.
 func (e entry) appendValue(buf []byte, family lb.Family) []byte {
 	switch {
-	case e.set == setBackends:
+	case e.set == setBackends, e.set == setHanded:
 		return append(buf, e.to.addr[:nft.AddressBytes(family)]...)
 	case e.set.isMixed():
 		return appendPort(append(buf, e.to.addr[:nft.AddressBytes(family)]...), e.to.port)
@@ -74,11 +74,11 @@ func setOf(name string) (e element, ok bool) {
 func (id setID) sizes(family lb.Family) (key, value int) {
 	n := nft.AddressBytes(family)
 	switch {
-	case id == setBackends:
+	case id == setBackends, id == setHanded:
 		return 8, n
 	case id.isMixed():
 		return 8, n + 4
-	case id == setAffinity, id == setSourceRanges:
+	case id.isBackend(), id == setSourceRanges:
 		return 4 + n, 0
 	case id.ofGroup():
 		return 4, 0
@@ -105,9 +105,9 @@ func decode(of element, family lb.Family, from nft.Element) (entry, error) {
 	if of.set.ofGroup() {
 		e.group = binary.NativeEndian.Uint32(key)
 		switch {
-		case of.set == setAffinity, of.set == setSourceRanges:
+		case of.set.isBackend(), of.set == setSourceRanges:
 			copy(e.source[:], key[4:])
-		case of.set <= setMixedSCTP:
+		case of.set.isNumber():
 			e.number = binary.NativeEndian.Uint32(key[4:])
 			copy(e.to.addr[:], value[:n])
 		}
@@ -128,10 +128,10 @@ func decode(of element, family lb.Family, from nft.Element) (entry, error) {
 		return e, nil
 	}
 	e.protocol, e.port = protocol(rest[0]), binary.BigEndian.Uint16(rest[4:])
-	switch of.set {
-	case setPorts:
+	switch {
+	case of.set == setPorts:
 		e.to.port = binary.BigEndian.Uint16(value)
-	case setGroups, setLocalGroups, setSources:
+	case of.set.leadsToGroup():
 		e.to.group = binary.NativeEndian.Uint32(value)
 	}
 	return e, nil

@@ -35,6 +35,7 @@ func variety() map[lb.Key]plan.Service {
 		func(c *cases.Case, s *plan.Service) { s.Scheduler = plan.SourceHash },
 		func(c *cases.Case, s *plan.Service) {},
 		func(c *cases.Case, s *plan.Service) { c.Service, c.Backends = passed, onlyThere },
+		func(c *cases.Case, s *plan.Service) { s.Scheduler, s.Direct = plan.Maglev, true },
 	} {
 		key := lb.Key{Namespace: "test", Name: fmt.Sprint("service-", i)}
 		s := plan.Service{Key: key}
@@ -72,9 +73,25 @@ func variety() map[lb.Key]plan.Service {
 			}
 		}
 		s.Relay = i == 0
+		if s.Direct {
+			s.Handed = handedTo(s)
+		}
 		all[key] = s
 	}
 	return all
+}
+
+// handedTo has packets for each endpoint elsewhere handed to a node at the next address.
+func handedTo(s plan.Service) map[netip.Addr]netip.Addr {
+	handed := map[netip.Addr]netip.Addr{}
+	for _, p := range s.Ports {
+		for _, b := range p.Backends.Cluster {
+			if addr := b.Addr.Addr(); !b.Local {
+				handed[addr] = addr.Next()
+			}
+		}
+	}
+	return handed
 }
 
 func bothAddresses(c plan.Config) plan.Config {
@@ -113,6 +130,10 @@ func TestListingReadsBack(t *testing.T) {
 		"ip daddr set ct original ip daddr",
 		"ip daddr . meta l4proto . tcp dport @relayed fib saddr type != local dnat ip to meta l4proto map @relay",
 		"ip6 daddr . meta l4proto . tcp dport @relayed fib saddr type != local dnat ip6 to meta l4proto map @relay",
+		"meta l4proto tcp ip ttl set 219 dup to meta priority . jhash ip saddr . tcp sport mod 1021 seed 0x4c46 offset " +
+			"3010210000 map @handed drop",
+		"meta l4proto udp ip6 hoplimit set 219 dup to meta priority . jhash ip6 saddr . udp sport mod 1021",
+		"tcp flags syn tcp option maxseg size set 1360", "tcp flags syn tcp option maxseg size set 1220",
 		"delete @" + stickyMap + " { meta priority . jhash ip saddr mod 262144 seed 0x4c46 offset 262144 : ip daddr }",
 	} {
 		if !strings.Contains(listing, want) {

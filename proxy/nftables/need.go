@@ -10,7 +10,7 @@ import (
 )
 
 // A need is a numbered set, which exists as long as Services need it: the rules ask each of those
-// that exist.
+// that exist. That of setDirect, which is always there, is for the rules that hand packets over.
 type need struct {
 	set    setID
 	number uint32
@@ -31,6 +31,9 @@ func (all needs) of(set setID) []uint32 {
 	}
 	return numbers
 }
+
+// direct reports whether some Service is forwarded directly.
+func (all needs) direct() bool { return len(all.of(setDirect)) > 0 }
 
 // needed returns the numbered sets that some Service needs.
 func (c *claims) needed() needs {

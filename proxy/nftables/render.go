@@ -63,6 +63,9 @@ func (r renderer) service(key lb.Key, s plan.Service) *service {
 	out := &service{key: key, input: s, memory: memoryOf(s.AffinityTimeout, remembering(choices))}
 	if out.refusal = r.refusal(s, choices, lists); out.refusal == nil {
 		out.needs = needsOf(out.memory, lists)
+		if slices.ContainsFunc(choices, func(c choice) bool { return c.cluster != nil && c.cluster.direct }) {
+			out.needs = append(out.needs, need{set: setDirect})
+		}
 	}
 	for _, l := range lists {
 		out.parts = append(out.parts, out.sources(l))
@@ -91,10 +94,11 @@ func (r renderer) service(key lb.Key, s plan.Service) *service {
 			if f.Kind == plan.NodePort {
 				addrs = r.nodeAddresses
 			}
+			is := traits{relayed: r.relay && s.IsRelayed(p, f), direct: s.IsDirect(p, f)}
 			for _, addr := range addrs {
 				at := frontend{addr: addressOf(addr), port: f.Port, protocol: protocol}
 				out.put(places, part{frontend: at, kind: f.Kind, lingering: f.Lingering,
-					entries: out.frontend(at, f, choices[i], listOf(lists, f.Sources), r.relay && s.IsRelayed(p, f))})
+					entries: out.frontend(at, f, choices[i], listOf(lists, f.Sources), is)})
 			}
 			if f.AnswersPing() {
 				share(common{addressOf(f.Addr), setEcho})
@@ -170,12 +174,19 @@ func (s *service) group(g *group) part {
 	if s.refusal != nil {
 		return part{frontend: frontend{group: g.id}}
 	}
-	return g.part(s.memory)
+	p := g.part(s.memory)
+	if g.direct {
+		p.entries = append(p.entries, s.handed(g)...)
+	}
+	return p
 }
+
+// traits are what of a Service concerns only some of its frontends.
+type traits struct{ relayed, direct bool }
 
 // frontend renders one frontend. One without endpoints brings nothing that leads anywhere: what
 // finds no backend is refused.
-func (s *service) frontend(at frontend, f plan.Frontend, c choice, sources uint32, relayed bool) []entry {
+func (s *service) frontend(at frontend, f plan.Frontend, c choice, sources uint32, is traits) []entry {
 	w := writer{at: at}
 	if s.refusal != nil || f.Action == plan.Pass && c.cluster == nil {
 		return nil
@@ -183,7 +194,7 @@ func (s *service) frontend(at frontend, f plan.Frontend, c choice, sources uint3
 	if f.Kind != plan.ClusterIP {
 		w.add(setExternal)
 	}
-	if relayed {
+	if is.relayed {
 		w.add(setRelayed)
 	}
 	if sources != 0 {
@@ -199,6 +210,9 @@ func (s *service) frontend(at frontend, f plan.Frontend, c choice, sources uint3
 		w.chooses(setGroups, c.local)
 	case f.Action == plan.ToCluster:
 		w.chooses(setGroups, c.cluster)
+		if is.direct {
+			w.chooses(setDirect, c.cluster)
+		}
 	default: // external with policy Local: pods and the node itself reach all endpoints
 		w.add(setLocal)
 		if f.Action == plan.Pass {

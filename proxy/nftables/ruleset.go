@@ -44,6 +44,9 @@ type chain struct {
 
 // Chains.
 const (
+	chainDirect    = "direct"
+	chainHand      = "hand-over"
+	chainStay      = "stay"
 	chainServices  = "services"
 	chainCluster   = "cluster-ip"
 	chainExternal  = "external"
@@ -86,6 +89,10 @@ func newRuleset(family lb.Family, config plan.Config, needs needs) ruleset {
 	r.add(chainCluster, b.cluster(config)...)
 	external := []nft.Rule{b.rule("source ranges", b.in(setRestricted), expr.Jump(chainSources)),
 		b.rule("", b.in(setLocal), expr.Goto(chainLocal))}
+	if needs.direct() {
+		external = append(external, b.rule("direct", b.grouped(setDirect), expr.Goto(chainDirect)))
+		r.add(chainDirect, b.direct(config)...)
+	}
 	r.add(chainExternal, append(append(external, b.relay(config)...), b.rule("", expr.Goto(chainMarked)))...)
 	r.add(chainSources, b.sourceRanges(needs.of(setSourceRanges))...)
 	r.add(chainLocal, b.external(config)...)
@@ -240,10 +247,14 @@ func (r *ruleset) hooks(b builder, config plan.Config, memories []memory) {
 	toServices := b.rule("", expr.Goto(chainServices))
 	r.hook("prerouting", "nat", unix.NF_INET_PRE_ROUTING, priorityDestination, toServices)
 	r.hook("output", "nat", unix.NF_INET_LOCAL_OUT, priorityDestination, toServices)
-	r.hook("postrouting", "nat", unix.NF_INET_POST_ROUTING, prioritySource,
-		b.rule("", isTranslated(), noPriority()),
+	post := []nft.Rule{b.rule("", isTranslated(), noPriority()),
 		b.rule("", hasMark(config.MasqueradeBit), clearMark(config.MasqueradeBit), masquerade()),
-		b.rule("hairpin", isTranslated(), b.in(setHairpin), masquerade()))
+		b.rule("hairpin", isTranslated(), b.in(setHairpin), masquerade())}
+	if r.needs.direct() {
+		r.handover(b, config)
+		post = append(post, b.far()...)
+	}
+	r.hook("postrouting", "nat", unix.NF_INET_POST_ROUTING, prioritySource, post...)
 	r.add(chainUnservedVIP, b.rule("ping", b.isEchoRequest(), expr.Accept()), b.rule("", expr.Goto(chainRefuse)))
 	unserved := b.unserved(config.ServiceNetworks)
 	r.hook(chainUnserved, "nat", unix.NF_INET_PRE_ROUTING, priorityUnserved, unserved...)
@@ -299,6 +310,7 @@ var setNames = [...]string{
 	setPassed: "passed",
 	setGroups: "groups", setLocal: "local", setAffinity: "affinity", setExternal: "external", setEcho: "echo",
 	setClusterIPs: "cluster-ips", setVIPs: "vips", setRelayed: "relayed",
+	setHanded: "handed", setNear: "near", setDirect: "direct",
 }
 
 // isState reports whether a set holds what packets or the proxy's lease of the relay write, which is not

@@ -33,12 +33,12 @@ func newSets(needs needs, relay bool) []set {
 			continue // see below
 		case id == setRelayed && !relay:
 			continue
-		case id == setBackends:
+		case id == setBackends, id == setHanded:
 			s.key, s.value, s.typeOf = []field{fieldGroup, fieldNumber}, []field{fieldDestination}, tcp
 		case id.isMixed():
 			s.key, s.value = []field{fieldGroup, fieldNumber}, []field{fieldDestination, fieldPort}
 			s.typeOf = protocols[id-setMixedTCP]
-		case id == setAffinity:
+		case id.isBackend():
 			s.key = []field{fieldGroup, fieldDestination}
 		case id.ofGroup():
 			s.key = []field{fieldGroup}
@@ -57,6 +57,9 @@ func newSets(needs needs, relay bool) []set {
 		sets = append(sets, s)
 	}
 	for _, n := range needs {
+		if !n.set.isNumbered() {
+			continue
+		}
 		s := set{name: n.setName(), key: []field{fieldGroup}}
 		if n.set == setSourceRanges {
 			s.key = []field{fieldGroup, fieldSource}

@@ -113,11 +113,11 @@ func TestElementsSurviveEncoding(t *testing.T) {
 				e.frontend = frontend{group: 0x12345678}
 			case e.isShared():
 				e.frontend = frontend{addr: at}
-			case e.set == setGroups, e.set == setLocalGroups, e.set == setSources:
+			case e.set.leadsToGroup():
 				e.to.group = 0x87654321
 			}
 			switch e.set {
-			case setBackends:
+			case setBackends, setHanded:
 				e.number, e.to = 30002, target{addr: at}
 			case setMixedTCP, setMixedUDP, setMixedSCTP:
 				e.number, e.to = 30002, target{addr: at, port: 8080}
@@ -125,7 +125,7 @@ func TestElementsSurviveEncoding(t *testing.T) {
 				e.number = 10800
 			case setSourceRanges:
 				e.source, e.number = source, 8
-			case setAffinity:
+			case setAffinity, setNear:
 				e.source = at
 			case setPorts:
 				e.to.port = 8080
@@ -150,7 +150,7 @@ func testEncoding(t *testing.T, family lb.Family, e entry) {
 
 func FuzzDecode(f *testing.F) {
 	for _, name := range []string{"cluster-ips", "source-ranges-24", "sources", "hairpin", "backends", "tcp-backends", "ports",
-		"remember-60", "affinity", "groups", "many", stickyMap} {
+		"remember-60", "affinity", "handed", "near", "direct", "groups", "many", stickyMap} {
 		f.Add(name, false, make([]byte, 16), make([]byte, 8))
 		f.Add(name, true, make([]byte, 40), make([]byte, 20))
 	}

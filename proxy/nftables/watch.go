@@ -66,9 +66,18 @@ func disturbing(m nfnetlink.Message) bool {
 // Probe returns nil if the kernel takes our rules, and otherwise why it does not. It changes
 // nothing: what the transaction adds it also removes.
 func Probe(n *Netlink, family lb.Family) error {
+	return probe(n, family, needs{{setRemember, 1}, {setSourceRanges, 8}})
+}
+
+// ProbeDirect does the same for the rules that forward Services directly, which need expressions of the
+// kernel that others do not.
+func ProbeDirect(n *Netlink, family lb.Family) error {
+	return probe(n, family, needs{{set: setDirect}})
+}
+
+func probe(n *Netlink, family lb.Family, needs needs) error {
 	b := nft.NewBatch(nft.Table{Family: family, Name: TableName + "-probe"})
-	rules := newRuleset(family, plan.Config{DropInvalid: true, AnswerPing: true, Relay: true},
-		needs{{setRemember, 1}, {setSourceRanges, 8}})
+	rules := newRuleset(family, plan.Config{DropInvalid: true, AnswerPing: true, Relay: true}, needs)
 	change{rules: &rules}.install(b)
 	b.RemoveTable()
 	if err := b.Commit(n.commands); err != nil {

@@ -180,7 +180,7 @@ func (s Service) had() holdings {
 func (s Service) Equal(other Service) bool {
 	return s.Key == other.Key && s.Age == other.Age && s.Policy == other.Policy && s.HealthPort == other.HealthPort &&
 		s.Affinity == other.Affinity && s.AffinityTimeout == other.AffinityTimeout && s.Scheduler == other.Scheduler &&
-		s.Relay == other.Relay && s.ProxyProtocol == other.ProxyProtocol &&
+		s.Relay == other.Relay && s.ProxyProtocol == other.ProxyProtocol && s.sameDirect(other) &&
 		equal(s.VIPs, other.VIPs) && equal(s.Sole, other.Sole) &&
 		equal(s.Denied, other.Denied) && samePorts(s.Ports, other.Ports) &&
 		(s.Excess == nil) == (other.Excess == nil) && (s.Excess == nil || *s.Excess == *other.Excess)

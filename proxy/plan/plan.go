@@ -20,6 +20,11 @@ type Node struct {
 	Scheduler Scheduler
 	// Relay is set if the node's rules can send connections to a relay.
 	Relay bool
+	// Neighbors are the addresses of the other nodes to which the node can hand packets as they are, by
+	// the nodes' names. They are there only for Services that ask for direct forwarding.
+	Neighbors map[string][]netip.Addr
+	// Direct says in which families the node's rules can hand packets over.
+	Direct map[lb.Family]bool
 }
 
 // Kind says which field of a Service a frontend comes from.
@@ -130,6 +135,11 @@ type Service struct {
 	// version of the PROXY protocol that it speaks to backends, 1 or 2, and 0 for none.
 	Relay         bool
 	ProxyProtocol int
+	// Direct has connections from outside to VIPs that are for an endpoint of another node handed to
+	// that node as they are, as far as Handed has the endpoint; it is then the address of its node.
+	// Others are masqueraded.
+	Direct bool
+	Handed map[netip.Addr]netip.Addr
 }
 
 // Denied is a frontend that a Service asks for and does not get, and why.
@@ -161,6 +171,7 @@ func New(svc lb.Service, endpoints []lb.Slice, node Node) Service {
 	if node.Relay && RelayIgnored(svc, node.Relay, false) == "" {
 		s.Relay, s.ProxyProtocol = svc.Relay == relayed, proxyProtocols[svc.RelayProxyProtocol]
 	}
+	s.forwardDirectly(svc, endpoints, node)
 	s.HealthPort = healthPort(svc)
 	sources := map[lb.Family]*Sources{}
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {

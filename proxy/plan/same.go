@@ -12,7 +12,7 @@ func SameRules(a, b Service, family lb.Family) bool {
 	portsA, portsB := a.Only(family).Ports, b.Only(family).Ports
 	return len(portsA) == 0 && len(portsB) == 0 || a.HealthPort == b.HealthPort &&
 		a.AffinityTimeout == b.AffinityTimeout && a.Scheduler == b.Scheduler && a.Relay == b.Relay &&
-		a.ProxyProtocol == b.ProxyProtocol && samePorts(portsA, portsB) &&
+		a.ProxyProtocol == b.ProxyProtocol && a.sameDirect(b) && samePorts(portsA, portsB) &&
 		slices.Equal(a.SoleOf(family), b.SoleOf(family))
 }
 

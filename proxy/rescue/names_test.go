@@ -47,3 +47,10 @@ func FuzzNames(f *testing.F) {
 		}
 	})
 }
+
+// The marks of the ring and that of direct forwarding are apart, as other packages know them.
+func TestMarksAreApart(t *testing.T) {
+	if floor != lb.LeastMovedTTL || spent+maxHops >= lb.HandedTTL {
+		t.Errorf("marks from %d to %d, and lb has %d and %d", floor, spent+maxHops, lb.LeastMovedTTL, lb.HandedTTL)
+	}
+}

@@ -25,7 +25,7 @@ const parts = [
     'README', 'ipaddresspool', 'l2advertisement', 'bgpadvertisement', 'bgppeer', 'bfdprofile', 'community', 'annotations',
     'reasons', 'controller', 'speaker', 'proxy', 'relay', 'landfallctl',
   ]],
-  ['Design', 'docs/design', ['design', 'packet-paths', 'path', 'nftables', 'rescue', 'relay', 'model', 'bench', 'lab', 'cluster', 'kernels', 'conformance']],
+  ['Design', 'docs/design', ['design', 'packet-paths', 'path', 'nftables', 'rescue', 'relay', 'direct', 'model', 'bench', 'lab', 'cluster', 'kernels', 'conformance']],
 ]
 
 function title(file) {

@@ -76,9 +76,14 @@ func (w *Walker) payload(e *expr.Payload, p way) ([]byte, bool) {
 	return header[e.Offset:end], true
 }
 
-// write changes the packet's destination address, and reports whether it could.
+// write changes the packet's destination address, or its TTL, of which a walk does not keep track, and
+// reports whether it could.
 func (w *Walker) write(e *expr.Payload, p *way) bool {
 	_, destination := w.addresses()
+	ttl := map[lb.Family]uint32{lb.IPv4: 8, lb.IPv6: 7}[w.Family]
+	if e.Base == expr.PayloadBaseNetworkHeader && e.Offset == ttl && e.Len <= 2 {
+		return true
+	}
 	size := nft.AddressBytes(w.Family)
 	if e.Base != expr.PayloadBaseNetworkHeader || int(e.Offset) != destination || int(e.Len) != size || !e.PseudoHeader ||
 		e.Checksum != (w.Family == lb.IPv4) {

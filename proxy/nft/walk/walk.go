@@ -260,7 +260,7 @@ func (w *Walker) expr(e expr.Any, p way, step func(p *way, does string)) (matche
 			element.Value = p.load(e.SrcRegData, int(shape.ValueLength))
 		}
 		w.Table.Write(e.SetName, element, e.Operation == dynsetDelete)
-	case *expr.Counter:
+	case *expr.Counter, *expr.Segment:
 	case *expr.Limit: // as long as there are few packets
 		return is(!e.Over)
 	case *expr.Unknown:
@@ -309,7 +309,8 @@ func (w *Walker) action(e expr.Any, p way, step func(p *way, does string)) []way
 			does = "reject with a TCP reset"
 		}
 	case *expr.Dup:
-		does = "send a copy to another node"
+		to, _ := netip.AddrFromSlice(p.load(e.RegAddr, nft.AddressBytes(w.Family)))
+		does = fmt.Sprintf("send a copy to the node %s", to)
 	case *expr.Verdict:
 		return w.verdict(e, p, step)
 	default:

@@ -1,0 +1,307 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/nstest"
+	"github.com/landfall-lb/landfall/proxy/dialect"
+	"github.com/landfall-lb/landfall/proxy/nftables"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// directSite is a LAN with a client and three nodes, each with a pod in a network of its own.
+type directSite struct {
+	client *nstest.NS
+	nodes  []*nstest.NS
+	vips   map[lb.Family]netip.Addr
+}
+
+const directClient = 100 // the last part of the client's addresses
+
+func newDirectSite(t *testing.T) directSite {
+	s := directSite{vips: map[lb.Family]netip.Addr{
+		lb.IPv4: netip.MustParseAddr("198.51.100.1"), lb.IPv6: netip.MustParseAddr("2001:db8::1")}}
+	sw := nstest.New(t)
+	sw.Run(t, "ip", "link", "add", "lan", "type", "bridge", "forward_delay", "0", "mcast_snooping", "0")
+	sw.Run(t, "ip", "link", "set", "lan", "up")
+	plug := func(number int) *nstest.NS {
+		host, port := nstest.New(t), fmt.Sprint("port", number)
+		nstest.Veth(t, host, "eth0", fmt.Sprintf("10.0.0.%d/24", number), sw, port, "")
+		host.Run(t, "ip", "addr", "add", fmt.Sprintf("fd00::%d/64", number), "dev", "eth0", "nodad")
+		sw.Run(t, "ip", "link", "set", port, "master", "lan")
+		return host
+	}
+	s.client = plug(directClient)
+	for i := 1; i <= 3; i++ {
+		node := plug(i)
+		node.Run(t, "sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1",
+			"net.ipv4.conf.all.send_redirects=0", "net.ipv4.conf.eth0.send_redirects=0")
+		pod := nstest.New(t)
+		nstest.Veth(t, node, "pod", fmt.Sprintf("10.1.%d.1/24", i), pod, "eth0", fmt.Sprintf("10.1.%d.2/24", i))
+		node.Run(t, "ip", "addr", "add", fmt.Sprintf("fd01:%d::1/64", i), "dev", "pod", "nodad")
+		pod.Run(t, "ip", "addr", "add", fmt.Sprintf("fd01:%d::2/64", i), "dev", "eth0", "nodad")
+		pod.Run(t, "ip", "route", "add", "default", "via", fmt.Sprintf("10.1.%d.1", i))
+		pod.Run(t, "ip", "-6", "route", "add", "default", "via", fmt.Sprintf("fd01:%d::1", i))
+		serveWho(t, pod, fmt.Sprint(i))
+		s.nodes = append(s.nodes, node)
+	}
+	for i, node := range s.nodes {
+		for j := 1; j <= 3; j++ {
+			if j != i+1 {
+				node.Run(t, "ip", "route", "add", fmt.Sprintf("10.1.%d.0/24", j), "via", fmt.Sprintf("10.0.0.%d", j))
+				node.Run(t, "ip", "-6", "route", "add", fmt.Sprintf("fd01:%d::/64", j), "via", fmt.Sprintf("fd00::%d", j))
+			}
+		}
+	}
+	return s
+}
+
+// serveWho answers each line and datagram with a name and the address that it came from.
+func serveWho(t *testing.T, ns *nstest.NS, name string) {
+	ns.Do(t, func() error {
+		l, err := net.Listen("tcp", ":8080")
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { l.Close() })
+		conn, err := net.ListenPacket("udp", ":8080")
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { conn.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				go func() {
+					defer c.Close()
+					for lines := bufio.NewScanner(c); lines.Scan(); {
+						fmt.Fprintf(c, "%s %s %d\n", name, c.RemoteAddr(), segment(c))
+					}
+				}()
+			}
+		}()
+		go func() {
+			for buf := make([]byte, 100); ; {
+				_, from, err := conn.ReadFrom(buf)
+				if err != nil {
+					return
+				}
+				_, _ = conn.WriteTo(fmt.Appendf(nil, "%s %s\n", name, from), from)
+			}
+		}()
+		return nil
+	})
+}
+
+// segment returns the greatest segment that a connection sends.
+func segment(c net.Conn) (size uint32) {
+	raw, err := c.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		return 0
+	}
+	_ = raw.Control(func(fd uintptr) {
+		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
+			size = info.Snd_mss
+		}
+	})
+	return size
+}
+
+// through has the client send what is for VIPs to a node, as its answer to ARP or a router's route would.
+func (s directSite) through(t *testing.T, node int) {
+	t.Helper()
+	s.client.Run(t, "ip", "route", "replace", s.vips[lb.IPv4].String(), "via", fmt.Sprint("10.0.0.", node))
+	s.client.Run(t, "ip", "-6", "route", "replace", s.vips[lb.IPv6].String(), "via", fmt.Sprint("fd00::", node))
+}
+
+// siteNode is the name of a node by its number.
+func siteNode(i int) string { return fmt.Sprint("node-", i) }
+
+// planFor plans the Service for a node. Packets are handed to all nodes but those that are far.
+func (s directSite) planFor(i int, far ...int) plan.Service {
+	svc := lb.Service{Key: lb.Key{Namespace: "default", Name: "web"}, Type: lb.LoadBalancer, Forwarding: "direct",
+		ClusterIPs:     []netip.Addr{netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00:96::1")},
+		ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
+		Ports:   []lb.ServicePort{{Name: "t", Protocol: lb.TCP, Port: 80}, {Name: "u", Protocol: lb.UDP, Port: 80}},
+		Ingress: []lb.Ingress{{Addr: s.vips[lb.IPv4]}, {Addr: s.vips[lb.IPv6]}}}
+	node := plan.Node{Name: siteNode(i), Direct: map[lb.Family]bool{lb.IPv4: true, lb.IPv6: true}}
+	nodes := map[string]lb.Node{}
+	var endpoints []lb.Slice
+	for family, form := range map[lb.Family]string{lb.IPv4: "10.1.%d.2", lb.IPv6: "fd01:%d::2"} {
+		slice := lb.Slice{Key: svc.Key, Service: svc.Key, Family: family, Ports: []lb.SlicePort{
+			{Name: "t", Protocol: lb.TCP, Port: 8080}, {Name: "u", Protocol: lb.UDP, Port: 8080}}}
+		for j := 1; j <= 3; j++ {
+			slice.Endpoints = append(slice.Endpoints, lb.Endpoint{Addr: netip.MustParseAddr(fmt.Sprintf(form, j)),
+				Node: siteNode(j), Ready: true, Serving: true})
+			nodes[siteNode(j)] = lb.Node{Addresses: []netip.Addr{netip.MustParseAddr(fmt.Sprint("10.0.0.", j)),
+				netip.MustParseAddr(fmt.Sprint("fd00::", j))}}
+		}
+		endpoints = append(endpoints, slice)
+	}
+	for _, j := range far {
+		delete(nodes, siteNode(j))
+	}
+	node.Neighbors = plan.Neighbors(node.Name, nodes, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24"),
+		netip.MustParsePrefix("fd00::/64")})
+	return plan.New(svc, endpoints, node)
+}
+
+// program writes the Service into a node's kernel.
+func (s directSite) program(t *testing.T, i int, planned plan.Service) {
+	t.Helper()
+	var way *nftables.Netlink
+	s.nodes[i-1].Do(t, func() (err error) {
+		way, err = nftables.Dial()
+		return err
+	})
+	defer way.Close()
+	a := dialect.New(dialect.Deps{Log: slog.New(slog.DiscardHandler), Rules: nftables.Rules(way, nil), Changed: func() {}})
+	a.Configure(plan.Config{MasqueradeBit: 14, DropInvalid: true, Pods: plan.Detector{Prefixes: []netip.Prefix{
+		netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd01::/16")}}})
+	a.Begin(map[lb.Key]plan.Service{planned.Key: planned})
+	if _, err := a.Apply(t.Context(), false); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// flow is a connection of the client.
+type flow struct {
+	conn net.Conn
+	in   *bufio.Reader
+}
+
+func (s directSite) open(t *testing.T, network string, vip netip.Addr) flow {
+	t.Helper()
+	var f flow
+	s.client.Do(t, func() error {
+		conn, err := (&net.Dialer{Timeout: time.Minute}).Dial(network, netip.AddrPortFrom(vip, 80).String())
+		if err == nil {
+			t.Cleanup(func() { conn.Close() })
+			f = flow{conn, bufio.NewReader(conn)}
+		}
+		return err
+	})
+	return f
+}
+
+// ask returns which pod answers, and as whom it sees the client. A datagram may be lost, as one that waits
+// for a neighbor's address beside others: it is sent again.
+func (f flow) ask(t *testing.T) (pod, seen string) {
+	t.Helper()
+	for try := 0; ; try++ {
+		_ = f.conn.SetDeadline(time.Now().Add(5 * time.Second))
+		if _, err := io.WriteString(f.conn, "who\n"); err != nil {
+			t.Fatal(err)
+		}
+		line, err := f.in.ReadString('\n')
+		if err == nil {
+			fields := strings.Fields(line)
+			if len(fields) > 2 { // TCP
+				size, err := strconv.Atoi(fields[2])
+				most := 1360
+				if strings.HasPrefix(fields[1], "[") {
+					most = 1220
+				}
+				if err != nil || size == 0 || size > most {
+					t.Errorf("pod %s sends %s segments of %d, want at most %d", fields[0], fields[1], size, most)
+				}
+			}
+			return fields[0], fields[1]
+		}
+		if try == 10 || f.conn.LocalAddr().Network() != "udp" {
+			t.Fatalf("%s: %v", f.conn.LocalAddr(), err)
+		}
+	}
+}
+
+// Three nodes forward a Service directly, in both families, TCP and UDP: all pods are reached through one
+// node, each sees the client's own address and port, and no answer passes a node other than the pod's.
+// When the client turns to another node, all connections go on: the nodes choose the same backends.
+func TestDirectForwarding(t *testing.T) {
+	t.Parallel()
+	s := newDirectSite(t)
+	for i := 1; i <= 3; i++ {
+		s.program(t, i, s.planFor(i))
+	}
+	s.through(t, 1)
+	s.nodes[0].Run(t, "nft", "add table inet seen; "+
+		"add chain inet seen forward { type filter hook prerouting priority -400; }; "+
+		"add rule inet seen forward iifname eth0 ip saddr 198.51.100.1 counter; "+
+		"add rule inet seen forward iifname eth0 ip6 saddr 2001:db8::1 counter; "+
+		"add rule inet seen forward iifname eth0 tcp sport 8080 counter; "+
+		"add rule inet seen forward iifname eth0 udp sport 8080 counter")
+	flows := map[flow]string{}
+	for family, vip := range s.vips {
+		for _, network := range []string{"tcp", "udp"} {
+			reached := map[string]int{}
+			for range 40 {
+				f := s.open(t, network, vip)
+				pod, seen := f.ask(t)
+				flows[f] = pod
+				reached[pod]++
+				if seen != f.conn.LocalAddr().String() {
+					t.Fatalf("%s %s: pod %s sees the client as %s, want %s", family, network, pod, seen, f.conn.LocalAddr())
+				}
+			}
+			if len(reached) != 3 {
+				t.Errorf("%s %s: 40 connections reach %v", family, network, reached)
+			}
+		}
+	}
+	listing := s.nodes[0].Run(t, "nft", "list", "table", "inet", "seen")
+	if n := strings.Count(listing, "counter packets 0 "); n != 4 {
+		t.Errorf("answers come back through the node to which the client sends: %s", listing)
+	}
+	for _, node := range []int{2, 3, 1} {
+		s.through(t, node)
+		for f, pod := range flows {
+			if now, seen := f.ask(t); now != pod || seen != f.conn.LocalAddr().String() {
+				t.Errorf("through node %d, %s is answered by pod %s as %s, before by %s", node, f.conn.LocalAddr(), now, seen, pod)
+			}
+		}
+	}
+}
+
+// Connections to endpoints of a node to which no packets are handed are masqueraded, and so are those that
+// a node without rules sends back. None fails, and all pods are reached.
+func TestDirectFallsBackToMasquerading(t *testing.T) {
+	t.Parallel()
+	s := newDirectSite(t)
+	s.program(t, 1, s.planFor(1, 3)) // node 3 is far
+	s.program(t, 3, s.planFor(3))    // node 2 has no rules
+	s.nodes[1].Run(t, "ip", "route", "add", s.vips[lb.IPv4].String(), "via", "10.0.0.1")
+	s.nodes[1].Run(t, "ip", "-6", "route", "add", s.vips[lb.IPv6].String(), "via", "fd00::1")
+	s.through(t, 1)
+	for family, vip := range s.vips {
+		for _, network := range []string{"tcp", "udp"} {
+			reached := map[string]int{}
+			for range 40 {
+				f := s.open(t, network, vip)
+				pod, seen := f.ask(t)
+				reached[pod]++
+				at := netip.MustParseAddrPort(seen).Addr()
+				if own := at == netip.MustParseAddrPort(f.conn.LocalAddr().String()).Addr(); own != (pod == "1") {
+					t.Fatalf("%s %s: pod %s sees the client %s as %s", family, network, pod, f.conn.LocalAddr(), seen)
+				}
+			}
+			if len(reached) != 3 {
+				t.Errorf("%s %s: 40 connections reach %v", family, network, reached)
+			}
+		}
+	}
+}

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// newDirectBench returns a proxy that can hand packets over, and a Service with policy Cluster that asks
+// for it, with an endpoint here and one on each of three other nodes, of which the last is behind a router.
+func newDirectBench(t *testing.T) *bench {
+	b := newBench(t, func(s *settings) {
+		s.direct, s.drain = map[lb.Family]bool{lb.IPv4: true}, 0
+		s.pods = plan.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")}}
+	})
+	b.put("web", "198.51.100.1", "10.0.0.1")
+	all, _ := b.slices.Get(key("web"))
+	for i, address := range []string{"172.31.0.2", "172.31.0.3", "172.32.0.4"} {
+		node := fmt.Sprint("node-", i+2)
+		b.nodes.Set(node, lb.Node{Name: node, Addresses: []netip.Addr{netip.MustParseAddr(address)}})
+		all[0].Endpoints = append(all[0].Endpoints, lb.Endpoint{Addr: netip.MustParseAddr(fmt.Sprint("10.0.0.", i+2)),
+			Node: node, Ready: true, Serving: true})
+	}
+	b.slices.Set(key("web"), all)
+	b.direct("web", "direct")
+	b.synced()
+	return b
+}
+
+// direct sets the annotation of a Service, and policy Cluster.
+func (b *bench) direct(name, value string) {
+	svc, _ := b.services.Get(key(name))
+	svc.Forwarding, svc.ExternalPolicy = value, lb.Cluster
+	b.services.Set(key(name), svc)
+	b.mark(key(name))
+}
+
+func (b *bench) wantRing(what, want string) {
+	b.t.Helper()
+	var got []string
+	for _, addr := range b.rescue.wanted[netip.MustParseAddr("198.51.100.1")].Ring {
+		got = append(got, addr.String())
+	}
+	if text := strings.Join(got, " "); text != want {
+		b.t.Errorf("%s: the ring is %q, want %q", what, text, want)
+	}
+}
+
+// The nodes with endpoints may hold connections to a VIP that is forwarded directly, beside those that the
+// speaker names: they are its ring, as long as it is.
+func TestDirectNodesAreInTheRing(t *testing.T) {
+	b := newDirectBench(t)
+	vip := netip.MustParseAddr("198.51.100.1")
+	b.update = lb.FeedUpdate{Previous: map[netip.Addr][]netip.Addr{vip: {netip.MustParseAddr("172.31.0.9")}}, Number: 1}
+	b.run()
+	b.wantRing("at first", "172.31.0.2 172.31.0.3 172.31.0.9 172.32.0.4")
+	if s := b.rules.wanted[key("web")]; !s.Direct || len(s.Handed) != 2 {
+		t.Errorf("direct %v, handed %v", s.Direct, s.Handed)
+	}
+	all, _ := b.slices.Get(key("web"))
+	all[0].Endpoints = append([]lb.Endpoint(nil), all[0].Endpoints...)
+	all[0].Endpoints[1].Ready = false // its connections may go on
+	all[0].Endpoints = append(all[0].Endpoints[:2], all[0].Endpoints[3])
+	b.slices.Set(key("web"), all)
+	b.mark(key("web"))
+	b.runAlone()
+	b.wantRing("without an endpoint on node 3", "172.31.0.2 172.31.0.9 172.32.0.4")
+	b.update = lb.FeedUpdate{Previous: map[netip.Addr][]netip.Addr{vip: {}}, Number: 2,
+		Ring: map[netip.Addr][]netip.Addr{vip: {netip.MustParseAddr("172.31.0.0"), netip.MustParseAddr("172.31.0.8")}}}
+	b.run()
+	b.wantRing("with routers", "172.31.0.2 172.31.0.8 172.31.0.9 172.32.0.4 172.31.0.0")
+	b.direct("web", "")
+	b.runAlone()
+	b.wantRing("not forwarded directly any more", "172.31.0.0 172.31.0.8")
+	b.direct("web", "direct")
+	b.runAlone()
+	b.wantRing("again", "172.31.0.2 172.31.0.8 172.31.0.9 172.32.0.4 172.31.0.0")
+	b.rules.confirm()
+	b.delete("web")
+	b.run()
+	if len(b.proxy.direct.holders)+len(b.proxy.direct.asking) > 0 {
+		t.Errorf("a deleted Service leaves %+v", b.proxy.direct)
+	}
+}
+
+// A Service hears which of its connections are masqueraded all the same, and why; a node whose address
+// becomes known is handed packets from then on.
+func TestContract10DirectIsRefusedWithAReason(t *testing.T) {
+	b := newDirectBench(t)
+	b.run()
+	if len(b.warnings) != 1 || !strings.HasPrefix(b.warnings[0], "web DirectRefused ") ||
+		!strings.Contains(b.warnings[0], "has an address of node-4; connections to endpoints there are masqueraded") {
+		t.Errorf("told %q", b.warnings)
+	}
+	b.nodes.Set("node-4", lb.Node{Name: "node-4", Addresses: []netip.Addr{netip.MustParseAddr("10.9.0.4")}})
+	b.markNode("node-4")
+	b.run()
+	if s := b.rules.wanted[key("web")]; len(s.Handed) != 3 || len(b.records[key("web")].advice) > 0 {
+		t.Errorf("handed %v, advice %v", s.Handed, b.records[key("web")].advice)
+	}
+	b.wantRing("the speaker has not named the VIP", "")
+	b.settings.direct = nil
+	b.run()
+	if s := b.rules.wanted[key("web")]; s.Direct || len(s.Ports) != 1 || len(b.warnings) != 2 ||
+		!strings.Contains(b.warnings[1], "needs nftables mode") {
+		t.Errorf("direct %v, told %q", s.Direct, b.warnings)
+	}
+}

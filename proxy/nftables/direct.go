@@ -1,0 +1,157 @@
+package nftables
+
+import (
+	"encoding/binary"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/nft"
+	"github.com/landfall-lb/landfall/proxy/nft/expr"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// priorityHand is behind conntrack (-200), which knows the connections that this node serves, and ahead
+// of the rescue (-150): the table says where a packet belongs, the rescue who else may know it.
+const priorityHand = -160
+
+// handed renders what has packets for backends of other nodes handed there, in the places in which the
+// group has these backends.
+func (s *service) handed(g *group) []entry {
+	w := writer{at: frontend{group: g.id}}
+	near := map[address]bool{}
+	for _, p := range s.input.Ports {
+		for _, b := range p.Backends.Cluster {
+			if b.Local {
+				near[addressOf(b.Addr.Addr())] = true
+			}
+		}
+	}
+	seen := map[address]bool{}
+	for _, b := range g.backends {
+		if near[b.addr] && !seen[b.addr] {
+			seen[b.addr] = true
+			w.entries = append(w.entries, entry{element: element{set: setNear, frontend: w.at, source: b.addr}})
+		}
+	}
+	family := s.input.Ports[0].Family
+	hand := func(number uint32, b target) {
+		if node, ok := s.input.Handed[b.addr.ip(family)]; ok && !near[b.addr] {
+			w.number(setHanded, number, target{addr: addressOf(node)})
+		}
+	}
+	switch {
+	case g.class != 0:
+		backends := g.backends[:min(len(g.backends), int(g.class))]
+		for i, place := range slots(g.scheduler, backends, g.weights, g.class) {
+			hand(numbers(g.scheduler, g.class)+uint32(i), backends[place])
+		}
+	case len(g.backends) == 1:
+		hand(numbers(plan.Random, 1), g.backends[0])
+	}
+	return w.entries
+}
+
+// direct renders what happens to connections to frontends that are forwarded directly, if they are not
+// handed to another node. Those of pods and of the node itself are masqueraded, as their answers have to
+// come back here; of the others only those to backends elsewhere, see far.
+func (b builder) direct(config plan.Config) []nft.Rule {
+	var rules []nft.Rule
+	if match := b.fromPod(config.Pods, false); match != nil {
+		rules = append(rules, b.rule("from a pod", match, expr.Goto(chainMarked)))
+	}
+	return append(rules, b.rule("from the node itself", b.fromNode(expr.CmpOpEq), expr.Goto(chainMarked)),
+		b.rule("", expr.Goto(chainPick)))
+}
+
+// far renders the masquerading of connections to frontends that are forwarded directly, and that got a
+// backend elsewhere here: to its node no packet is handed.
+func (b builder) far() []nft.Rule {
+	var rules []nft.Rule
+	for _, p := range []protocol{tcp, udp} {
+		rules = append(rules, b.rule("direct, to another node", isTranslated(), b.originalGroup(setDirect, p),
+			b.key(fieldGroup, fieldDestination), expr.NotIn(setNames[setNear]), noPriority(), masquerade()))
+	}
+	return append(rules, b.rule("", isTranslated(), noPriority()))
+}
+
+// handover adds the chains that hand packets to the nodes of their backends. What this node knows stays
+// here: connections from before the Service was forwarded directly, or that were masqueraded. A packet
+// that another node has handed or moved here stays here too, so that none goes round in circles.
+func (r *ruleset) handover(b builder, config plan.Config) {
+	const states = expr.CtStateBitINVALID | expr.CtStateBitNEW
+	const flags, fin, syn, rst = 13, 1, 2, 4 // of a TCP header (RFC 9293 section 3.1)
+	hasFlags := func(op expr.CmpOp, bits byte) expr.List {
+		return expr.List{expr.Load(expr.Reg, expr.PayloadBaseTransportHeader, flags, 1), expr.Keep(bits),
+			expr.Compare(op, 0)}
+	}
+	toGroup := []nft.Rule{
+		b.rule("known connections", expr.HasNoBits(expr.State(), states), expr.Accept()),
+		b.rule("from another node", expr.List{b.loadTTL(), &expr.Range{Op: expr.CmpOpEq, Register: expr.Reg,
+			FromData: []byte{lb.LeastMovedTTL}, ToData: []byte{lb.HandedTTL}}}, expr.Accept()),
+		b.rule("", expr.List{b.loadTTL(), expr.Compare(expr.CmpOpLt, 2)}, expr.Accept()),
+	}
+	if match := b.fromPod(config.Pods, false); match != nil {
+		toGroup = append(toGroup, b.rule("from a pod", match, expr.Accept()))
+	}
+	r.hook("hand", "filter", unix.NF_INET_PRE_ROUTING, priorityHand,
+		append(toGroup, b.rule("", b.grouped(setDirect), expr.Goto(chainHand)))...)
+	// The end of a connection that conntrack does not know is invalid to it.
+	rules := []nft.Rule{
+		b.rule("out of window", b.isProtocol(tcp), expr.HasBits(expr.State(), expr.CtStateBitINVALID),
+			hasFlags(expr.CmpOpEq, fin|rst), expr.Goto(chainStay)),
+		b.rule("fits most paths", b.isProtocol(tcp), hasFlags(expr.CmpOpNeq, syn), expr.List{
+			&expr.Immediate{Register: expr.Reg, Data: binary.BigEndian.AppendUint16(nil, b.segment())},
+			&expr.Segment{Register: expr.Reg}}),
+	}
+	hand := func(p protocol, number expr.List) {
+		rules = append(rules, b.rule("", b.isProtocol(p), b.key(fieldGroup), number,
+			expr.List{b.lookup(setNames[setHanded], 0)}, b.setTTL(lb.HandedTTL+1), expr.List{&expr.Dup{RegAddr: expr.Reg}},
+			expr.Drop()))
+	}
+	for _, p := range []protocol{tcp, udp} {
+		hand(p, b.random(1, numbers(plan.Random, 1)))
+		for _, class := range slotClasses {
+			hand(p, b.hashed(append(b.source(), fieldSourcePort), class, numbers(plan.Maglev, class)))
+			hand(p, b.hashed(b.source(), class, numbers(plan.SourceHash, class)))
+		}
+	}
+	r.add(chainHand, append(rules, b.rule("", expr.Goto(chainStay)))...)
+	r.add(chainStay, b.rule("", noPriority()))
+}
+
+// segment is the greatest TCP segment of answers. The ICMP error of a router on their way, for which one
+// is too large, reaches the node that announces the VIP and not the one that has sent it. So the client asks
+// for what fits: in IPv6 into every path (RFC 8200 section 5), in IPv4 into paths with an MTU of 1,400.
+func (b builder) segment() uint16 {
+	if b.family == lb.IPv6 {
+		return 1280 - 40 - 20
+	}
+	return 1400 - 20 - 20
+}
+
+func (b builder) ttlOffset() uint32 {
+	if b.family == lb.IPv6 {
+		return 7
+	}
+	return 8
+}
+
+func (b builder) loadTTL() expr.Any {
+	return expr.Load(expr.Reg, expr.PayloadBaseNetworkHeader, b.ttlOffset(), 1)
+}
+
+// setTTL is what nft makes of "ip ttl set" and "ip6 hoplimit set". It leaves the first registers alone.
+func (b builder) setTTL(ttl byte) expr.List {
+	register := expr.Register(hashWord)
+	write := &expr.Payload{Write: true, SourceRegister: register, Base: expr.PayloadBaseNetworkHeader,
+		Offset: b.ttlOffset(), Len: 1}
+	if b.family == lb.IPv6 {
+		return expr.List{&expr.Immediate{Register: register, Data: []byte{ttl}}, write}
+	}
+	// With the byte behind it, as the checksum is one of 16 bits.
+	write.Len, write.Checksum, write.ChecksumOffset = 2, true, 10
+	return expr.List{expr.Load(register, expr.PayloadBaseNetworkHeader, b.ttlOffset(), 2),
+		&expr.Bitwise{SourceRegister: register, DestRegister: register, Len: 2, Mask: []byte{0, 255}, Xor: []byte{ttl, 0}},
+		write}
+}

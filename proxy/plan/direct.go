@@ -1,0 +1,165 @@
+package plan
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// Tells reports whether the detector tells the connections of pods from others in a family.
+func (d Detector) Tells(family lb.Family) bool {
+	return d.Interface != "" || slices.ContainsFunc(d.Prefixes, func(p netip.Prefix) bool {
+		return lb.FamilyOf(p.Addr()) == family
+	})
+}
+
+// forwardDirectly plans direct forwarding, if the Service asks for it and the node can. All nodes have to
+// choose the same backend for a connection, so the choice follows from the client's address.
+func (s *Service) forwardDirectly(svc lb.Service, endpoints []lb.Slice, node Node) {
+	if svc.Forwarding == "" || DirectRefused(svc, endpoints, node) != "" {
+		return
+	}
+	s.Direct, s.Handed = true, map[netip.Addr]netip.Addr{}
+	if s.Scheduler != SourceHash {
+		s.Scheduler = Maglev
+	}
+	for _, slice := range endpoints {
+		for _, ep := range slice.Endpoints {
+			if ep.Node == "" || ep.Node == node.Name {
+				continue
+			}
+			if to, ok := addressIn(node.Neighbors[ep.Node], slice.Family); ok {
+				s.Handed[ep.Addr] = to
+			}
+		}
+	}
+}
+
+func addressIn(all []netip.Addr, family lb.Family) (netip.Addr, bool) {
+	i := slices.IndexFunc(all, func(a netip.Addr) bool { return lb.FamilyOf(a) == family })
+	if i < 0 {
+		return netip.Addr{}, false
+	}
+	return all[i], true
+}
+
+// IsDirect reports whether connections from outside to a frontend of the Service reach endpoints with
+// the client's address.
+func (s Service) IsDirect(p Port, f Frontend) bool {
+	return s.Direct && f.Kind == LoadBalancer && f.Action == ToCluster && p.External == lb.Cluster &&
+		handable(p.Protocol)
+}
+
+func handable(p lb.Protocol) bool { return p == lb.TCP || p == lb.UDP }
+
+func (s Service) sameDirect(other Service) bool {
+	return s.Direct == other.Direct && maps.Equal(s.Handed, other.Handed)
+}
+
+// DirectRefused says why a node masquerades the connections to a Service that asks for direct
+// forwarding, "" if it does not, or if the Service does not ask.
+func DirectRefused(svc lb.Service, endpoints []lb.Slice, node Node) string {
+	refuse := func(format string, args ...any) string {
+		return fmt.Sprintf("annotation %s: %s; connections are masqueraded", lb.AnnotationForwarding,
+			fmt.Sprintf(format, args...))
+	}
+	switch {
+	case svc.Forwarding == "":
+		return ""
+	case svc.Forwarding != lb.ForwardingDirect:
+		return refuse("%.80q is not %s", svc.Forwarding, lb.ForwardingDirect)
+	case svc.Type != lb.LoadBalancer:
+		return refuse("only the addresses of Services of type LoadBalancer are forwarded directly")
+	case svc.ExternalPolicy == lb.Local:
+		return fmt.Sprintf("annotation %s: it does nothing with externalTrafficPolicy Local, which keeps client addresses",
+			lb.AnnotationForwarding)
+	case svc.AffinityTimeout > 0:
+		return refuse("sessionAffinity ClientIP is remembered by one node alone; annotation %s: %s keeps a client at its "+
+			"backend on all nodes", lb.AnnotationScheduler, SourceHash)
+	case svc.Relay == relayed:
+		return refuse("annotation %s has connections end at the relay", lb.AnnotationRelay)
+	case !slices.ContainsFunc(svc.Ports, func(p lb.ServicePort) bool { return handable(p.Protocol) }):
+		return refuse("only TCP and UDP are forwarded directly, and the Service has no such port")
+	case hinted(endpoints):
+		return refuse("spec.trafficDistribution gives nodes different endpoints, and all have to choose among the same")
+	case slices.ContainsFunc(svc.ClusterIPs, func(ip netip.Addr) bool { return !node.Direct[lb.FamilyOf(ip)] }):
+		return refuse("this proxy cannot; it needs nftables mode, a way to tell pods' connections in the " +
+			"Service's families (such as --cluster-cidr), and --rescue with --rescue-ring")
+	}
+	return ""
+}
+
+// hinted reports whether hints give some nodes other endpoints than others.
+func hinted(endpoints []lb.Slice) bool {
+	return slices.ContainsFunc(endpoints, func(s lb.Slice) bool {
+		return slices.ContainsFunc(s.Endpoints, func(ep lb.Endpoint) bool {
+			return ep.Ready && len(ep.ForZones)+len(ep.ForNodes) > 0
+		})
+	})
+}
+
+// maxNamed is how many nodes a message names.
+const maxNamed = 5
+
+// NotHanded says to which nodes with endpoints packets are not handed over although the Service is
+// forwarded directly, "" if to all.
+func NotHanded(s Service, endpoints []lb.Slice, self string) string {
+	if !s.Direct {
+		return ""
+	}
+	nodes := map[string]bool{}
+	for _, slice := range endpoints {
+		for _, ep := range slice.Endpoints {
+			if _, handed := s.Handed[ep.Addr]; !handed && ep.Ready && ep.Node != self {
+				nodes[ep.Node] = true
+			}
+		}
+	}
+	if len(nodes) == 0 {
+		return ""
+	}
+	names := slices.Sorted(maps.Keys(nodes))
+	for i, name := range names {
+		if name == "" {
+			names[i] = "endpoints without a node"
+		}
+	}
+	more := ""
+	if n := len(names) - maxNamed; n > 0 {
+		names, more = names[:maxNamed], fmt.Sprintf(" and %d more", n)
+	}
+	return fmt.Sprintf("annotation %s: no network of this node has an address of %s%s; connections to endpoints there "+
+		"are masqueraded", lb.AnnotationForwarding, strings.Join(names, ", "), more)
+}
+
+// DirectDraws says why connections are not spread as a Service asks for, as it is forwarded directly; ""
+// if they are.
+func DirectDraws(svc lb.Service, planned Service) string {
+	asked, _ := ParseScheduler(svc.Scheduler)
+	if !planned.Direct || asked == "" || asked == SourceHash || asked == Maglev {
+		return ""
+	}
+	return fmt.Sprintf("annotation %s: direct forwarding needs %s or %s; nodes use %s", lb.AnnotationScheduler, Maglev,
+		SourceHash, planned.Scheduler)
+}
+
+// Neighbors returns the addresses of the other nodes that are in a network of an interface of this one,
+// which thus reaches them without a router.
+func Neighbors(self string, nodes map[string]lb.Node, networks []netip.Prefix) map[string][]netip.Addr {
+	neighbors := map[string][]netip.Addr{}
+	for name, n := range nodes {
+		if name == self {
+			continue
+		}
+		for _, addr := range n.Addresses {
+			if slices.ContainsFunc(networks, func(p netip.Prefix) bool { return !p.IsSingleIP() && p.Contains(addr) }) {
+				neighbors[name] = append(neighbors[name], addr)
+			}
+		}
+	}
+	return neighbors
+}

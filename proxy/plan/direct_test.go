@@ -1,0 +1,116 @@
+package plan
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// directWorld is a Service that is forwarded directly, its endpoints on three nodes, and the first node,
+// which reaches the second one without a router.
+func directWorld() (lb.Service, []lb.Slice, Node) {
+	svc := lb.Service{Key: lb.Key{Namespace: "default", Name: "web"}, Type: lb.LoadBalancer, Forwarding: "direct",
+		ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}, ExternalPolicy: lb.Cluster,
+		Ports:   []lb.ServicePort{{Name: "t", Protocol: lb.TCP, Port: 80, NodePort: 30080}},
+		Ingress: []lb.Ingress{{Addr: netip.MustParseAddr("192.0.2.1")}}}
+	slice := lb.Slice{Family: lb.IPv4, Ports: []lb.SlicePort{{Name: "t", Protocol: lb.TCP, Port: 8080}}}
+	for i, node := range []string{"a", "b", "c"} {
+		slice.Endpoints = append(slice.Endpoints, lb.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 1, byte(i), 1}), Node: node,
+			Ready: true, Serving: true})
+	}
+	node := Node{Name: "a", Direct: map[lb.Family]bool{lb.IPv4: true}, Neighbors: map[string][]netip.Addr{
+		"b": {netip.MustParseAddr("fd00::2"), netip.MustParseAddr("10.0.0.2")}}}
+	return svc, []lb.Slice{slice}, node
+}
+
+func TestDirectPlan(t *testing.T) {
+	svc, endpoints, node := directWorld()
+	s := New(svc, endpoints, node)
+	want := map[netip.Addr]netip.Addr{netip.MustParseAddr("10.1.1.1"): netip.MustParseAddr("10.0.0.2")}
+	if d := cmp.Diff(want, s.Handed, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); d != "" || !s.Direct {
+		t.Errorf("direct %v, handed (-want +got):\n%s", s.Direct, d)
+	}
+	for _, f := range s.Ports[0].Frontends {
+		if s.IsDirect(s.Ports[0], f) != (f.Kind == LoadBalancer) {
+			t.Errorf("%s: direct %v", f.Kind, s.IsDirect(s.Ports[0], f))
+		}
+	}
+	if s.Scheduler != Maglev {
+		t.Errorf("scheduler %s", s.Scheduler)
+	}
+	other := s
+	other.Handed = nil
+	if s.Equal(other) || SameRules(s, other, lb.IPv4) {
+		t.Error("a plan with which nothing is handed over counts as the same")
+	}
+	svc.Scheduler = "source-hash"
+	if s := New(svc, endpoints, node); s.Scheduler != SourceHash || DirectDraws(svc, s) != "" {
+		t.Errorf("scheduler %s: %s", s.Scheduler, DirectDraws(svc, s))
+	}
+	svc.Scheduler = "rr"
+	s = New(svc, endpoints, node)
+	if said := DirectDraws(svc, s); s.Scheduler != Maglev || !strings.Contains(said, "nodes use maglev") {
+		t.Errorf("scheduler %s: %s", s.Scheduler, DirectDraws(svc, s))
+	}
+	if got := NotHanded(s, endpoints, "a"); !strings.Contains(got, "has an address of c; connections") {
+		t.Errorf("not handed: %q", got)
+	}
+	node.Neighbors["c"] = []netip.Addr{netip.MustParseAddr("10.0.0.3")}
+	if got := NotHanded(New(svc, endpoints, node), endpoints, "a"); got != "" {
+		t.Errorf("not handed: %q", got)
+	}
+}
+
+func TestDirectRefused(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*lb.Service, []lb.Slice, *Node)
+		want   string
+	}{
+		"as it is":      {func(*lb.Service, []lb.Slice, *Node) {}, ""},
+		"not asked for": {func(s *lb.Service, _ []lb.Slice, _ *Node) { s.Forwarding = "" }, ""},
+		"unknown value": {func(s *lb.Service, _ []lb.Slice, _ *Node) { s.Forwarding = "dsr" }, `"dsr" is not direct`},
+		"no VIPs": {func(s *lb.Service, _ []lb.Slice, _ *Node) { s.Type = lb.NodePort },
+			"only the addresses of Services of type LoadBalancer"},
+		"policy Local": {func(s *lb.Service, _ []lb.Slice, _ *Node) { s.ExternalPolicy = lb.Local },
+			"it does nothing with externalTrafficPolicy Local"},
+		"affinity": {func(s *lb.Service, _ []lb.Slice, _ *Node) { s.AffinityTimeout = time.Hour },
+			"landfall.dev/scheduler: source-hash keeps a client at its backend"},
+		"relay": {func(s *lb.Service, _ []lb.Slice, _ *Node) { s.Relay = "true" }, "connections end at the relay"},
+		"SCTP":  {func(s *lb.Service, _ []lb.Slice, _ *Node) { s.Ports[0].Protocol = lb.SCTP }, "only TCP and UDP"},
+		"hints": {func(_ *lb.Service, all []lb.Slice, _ *Node) { all[0].Endpoints[1].ForZones = []string{"z"} },
+			"spec.trafficDistribution"},
+		"a proxy that cannot": {func(_ *lb.Service, _ []lb.Slice, n *Node) { n.Direct = nil }, "needs nftables mode"},
+		"not in the second family": {func(s *lb.Service, _ []lb.Slice, _ *Node) {
+			s.ClusterIPs = append(s.ClusterIPs, netip.MustParseAddr("fd00::1"))
+		}, "needs nftables mode"},
+	} {
+		svc, endpoints, node := directWorld()
+		test.change(&svc, endpoints, &node)
+		got := DirectRefused(svc, endpoints, node)
+		if (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+		if s := New(svc, endpoints, node); s.Direct != (got == "" && svc.Forwarding != "") {
+			t.Errorf("%s: direct %v", name, s.Direct)
+		}
+	}
+}
+
+func TestNeighbors(t *testing.T) {
+	nodes := map[string]lb.Node{
+		"self": {Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}},
+		"near": {Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")}},
+		"far":  {Addresses: []netip.Addr{netip.MustParseAddr("10.0.1.2")}},
+		"host": {Addresses: []netip.Addr{netip.MustParseAddr("10.9.9.9")}},
+	}
+	got := Neighbors("self", nodes, []netip.Prefix{netip.MustParsePrefix("10.0.0.1/24"),
+		netip.MustParsePrefix("10.9.9.9/32")})
+	if len(got) != 1 || len(got["near"]) != 1 || got["near"][0] != netip.MustParseAddr("10.0.0.2") {
+		t.Errorf("got %v", got)
+	}
+}
