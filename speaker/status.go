@@ -153,7 +153,7 @@ func (s *speaker) describe(vips []netip.Addr) []vipStatus {
 			continue
 		}
 		v := vipStatus{VIP: d.VIP, Owner: d.Owner, Answering: outcome.Answering[d.VIP], Handover: d.Handover,
-			Probing: len(d.Probe) > 0, ConflictingHosts: d.ConflictingHosts, Nodes: d.Nodes, Routes: s.routeStatus(d.VIP)}
+			Probing: len(d.Probe) > 0, ConflictingHosts: d.ConflictingHosts, Nodes: d.Nodes(), Routes: s.routeStatus(d.VIP)}
 		for _, key := range d.Services {
 			v.Services = append(v.Services, key.String())
 		}

@@ -281,6 +281,11 @@ func (c *simCluster) end() {
 	time.Sleep(5 * time.Second) // memberlist does not wait for its own calls
 }
 
+func (c *simCluster) wait() time.Duration {
+	time.Sleep(5 * time.Second)
+	return 5 * time.Second
+}
+
 // all returns after which time something is so on all nodes whose machines are on, or most if it is not.
 func (c *simCluster) all(most time.Duration, is func(n *simNode) bool) time.Duration {
 	began, at := time.Now(), 0
