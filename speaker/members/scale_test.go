@@ -43,7 +43,7 @@ func (c *simCluster) measure(t *testing.T, what string, do func() time.Duration)
 // TestScale has a cluster start, serve new VIPs, lose a speaker and a node, and fall apart, and counts what
 // its gossip sends: with LANDFALL_SCALE_NODES=300 and LANDFALL_SCALE_VIPS=50 as many as that.
 func TestScale(t *testing.T) {
-	size, vips := 30, 11
+	size, vips := 24, 11
 	if n, err := strconv.Atoi(os.Getenv("LANDFALL_SCALE_NODES")); err == nil {
 		size = n
 	}
